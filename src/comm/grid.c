@@ -15,6 +15,24 @@ static Grid whole(Grid g)
 
 int grid_size(Grid g) { return g.tp * whole(g).cp * g.dp * whole(g).pp; }
 
+/* The neighbours from rank `first` on that are on one host, of at most `most`. */
+static int on_one_host(int first, int most, int64_t (*host_of)(const void *user, int rank), const void *user)
+{
+    int count = 1;
+    while (count < most && host_of(user, first + count) == host_of(user, first)) count++;
+    return count;
+}
+
+/* (a group is a run of ranks; a host that comes twice in it counts as two, which is more than is needed) */
+int grid_ep_hosts(Grid g, int64_t (*host_of)(const void *user, int rank), const void *user)
+{
+    const int etp = whole(g).etp, group = g.ep * etp, each = on_one_host(0, group, host_of, user);
+    if (group % each || (each < group && each % etp)) return 0;
+    for (int first = 0; first < grid_size(g); first += each)
+        if (on_one_host(first, each, host_of, user) < each) return 0;
+    return group / each;
+}
+
 const char *grid_order_text(Grid g)
 {
     if (g.order == ORDER_PP_DP) return whole(g).cp > 1 ? "tp, cp, pp, dp" : "tp, pp, dp";

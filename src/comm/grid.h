@@ -53,6 +53,9 @@ typedef struct {
 } CommOpener;
 
 int grid_size(Grid g);
+/* The hosts that each group of ep x etp ranks is spread over, of which each has equally many neighbours of it, parts of an
+ * expert together: a value for ep_hosts. 0: that is not so. host_of: different for ranks of different hosts. */
+int grid_ep_hosts(Grid g, int64_t (*host_of)(const void *user, int rank), const void *user);
 const char *grid_order_text(Grid g); /* "tp, dp, pp": how ranks are numbered; cp is left out where it is 1 */
 GridShape grid_shape(Grid g);
 GridCoords grid_coords(Grid g, int rank);

@@ -35,6 +35,7 @@ typedef struct {
     RankGpu gpu;     /* is set with cuda */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* see RanksOptions */
+    Grid grid;
     World world;
     bool world_open;
     Comm save;          /* has all ranks, for the thread that writes checkpoints; open with `saver` */
@@ -56,6 +57,7 @@ typedef struct {
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* tensor-parallel ranks sum 16-bit values by messages (layer/sums.c) */
     bool saver;           /* checkpoints are written by a thread */
+    bool by_hosts;        /* grid.ep_hosts is to be what the ranks' hosts are */
 } RanksOptions;
 
 /*
