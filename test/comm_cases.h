@@ -443,6 +443,8 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
     case GROUP_STAGE_LOW:
     case GROUP_STAGE_HIGH: return g.bidirectional && tp && (pp || mirrored);
     case GROUP_TP_EP: return g.ep && pp && same_edp;
+    case GROUP_EP_HOST: return g.ep_hosts > 1 && pp && in_a / (ep / g.ep_hosts) == in_b / (ep / g.ep_hosts);
+    case GROUP_EP_RAIL: return g.ep_hosts > 1 && pp && same_edp && in_a % (ep / g.ep_hosts) == in_b % (ep / g.ep_hosts);
     case GROUP_EXPERT_DP: return g.ep && pp && same_ep;
     case GROUP_EXPERT_LOW:
     case GROUP_EXPERT_HIGH: return g.ep && g.bidirectional && same_ep && (pp || mirrored);
@@ -500,6 +502,9 @@ static const Grid case_grids[] = {
     { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .bidirectional = true },
     { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .bidirectional = true, .order = ORDER_PP_DP },
     { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .ep = 4 },
+    { .tp = 1, .dp = 4, .ep = 4, .ep_hosts = 2 },
+    { .tp = 2, .dp = 4, .sp = true, .ep = 4, .etp = 2, .ep_hosts = 2 },
+    { .tp = 2, .dp = 2, .pp = 2, .sp = true, .ep = 2, .ep_hosts = 2, .order = ORDER_PP_DP },
     { .tp = 2, .cp = 4, .dp = 1, .cp_heads = 2 },
 };
 enum { CASE_GRIDS = sizeof case_grids / sizeof *case_grids };

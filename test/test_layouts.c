@@ -90,7 +90,8 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
                                         [CONTEXT_HIERARCHICAL] = "both" };
     printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d overlap%d micro%d threads%d %-6s %016llx%s%s %s\n", l.dp, l.tp,
            l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
-           dispatcher_text(l.dispatcher), l.hosts == 4 ? "4" : l.hosts ? "2" : "", l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
+           dispatcher_text(l.dispatcher), l.hosts == 4 ? "4" : l.hosts ? "2" : "", l.zero, l.overlap, l.micro,
+           l.threads, isa_name(isa_of(l)),
            (unsigned long long)hash, l.cut ? " in order" : "", l.mixed ? " mixed" : "", verdict);
     fflush(stdout);
 }
@@ -645,6 +646,78 @@ static void check_redone_on_hosts(TrainSpec spec, Err (*before)(Trainer *t, void
         const TinyRun r = run_on_hosts(spec, hosts[i], before);
         CHECK_MSG(r.hash == whole.hash, "layout %zu", i);
         CHECK_MSG(r.retried_in_pieces > 0 || !all_retried, "layout %zu: %d steps", i, r.retried_in_pieces);
+    }
+}
+
+/* Tokens of two kinds, of which the first in a pair of samples has one and the second the other. */
+static Err tokens_by_place(void *user, int64_t first, int64_t count, int32_t *out)
+{
+    TRY(tiny_tokens(user, first, count, out));
+    for (int64_t i = 0; i < count * (TINY_SEQ + 1); i++)
+        out[i] = out[i] % (TINY_VOCAB / 2) + (first + i / (TINY_SEQ + 1)) % 2 * (TINY_VOCAB / 2);
+    return ERR_OK;
+}
+
+/* The first kind goes to the experts of the first half, the second to the others, evenly within a half. */
+static Err kinds_apart(Trainer *t, void *user)
+{
+    const ParamStore *s = &t->stores[0];
+    (void)user;
+    for (int i = 0; i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        const Tensor w = param_view(p, s->value);
+        const float at = strstr(p->name, "router.weight") ? 1 : strstr(p->name, "embed") ? 3 : 0;
+        for (int64_t row = 0; row < w.dim[0] && at > 0; row++)
+            ((float *)w.data)[row * w.ld] = row < p->spec.shape[0] / 2 ? at : -at;
+    }
+    return ERR_OK;
+}
+
+static Err step_by_place(Trainer *t, void *user)
+{
+    StepReport report;
+    TRY(kinds_apart(t, NULL));
+    TRY(trainer_step(t, (TokenSource){ NULL, tokens_by_place }, &report));
+    if (!t->world->rank) *(int *)user = report.retried_in_pieces;
+    return ERR_OK;
+}
+
+/* All ranks' experts get as many rows, but a rank passes on twice as many as another way would bring it: that alone is
+ * found. */
+TEST(hosts_room)
+{
+    for (int node = 0; node < 2; node++) {
+        int retried = 0;
+        const DispatcherKind way = node ? DISPATCH_NODE : DISPATCH_ALLTOALL;
+        const Layout l = { 4, 1, 0, 1, 1, .ep = 4, .dispatcher = way, .hosts = node ? 2 : 0 };
+        TrainSpec s = tiny_mixture(TINY_QWEN3, 1);
+        s.model.dropout = s.model.attention_dropout = 0;
+        s.model.moe.capacity = (Capacity){ .slack = 1.7, .redo = true };
+        s.global_batch = 4;
+        TinyRun r = run_of(s, l, 0);
+        r.after = step_by_place, r.user = &retried;
+        tiny_train(&r);
+        CHECK_MSG(!r.err, "%s", r.message);
+        CHECK_MSG(retried == node, "%d steps in pieces", retried);
+    }
+}
+
+/* or rows are dropped, on the way, too: the same in every run. */
+TEST(hosts_slack_drops)
+{
+    uint64_t first = 0;
+    for (int threads = 1; threads <= 2; threads++) {
+        TinyRun r = { .spec = tiny_mixture(TINY_MIXTRAL, 2), .steps = STEPS, .after = some_dropped,
+                      .grid = { .tp = 2, .sp = true, .dp = 2, .ep = 4, .ep_hosts = 2 } };
+        r.spec.exact = false;
+        r.spec.device.threads = threads;
+        r.spec.model.moe.dispatcher = DISPATCH_NODE;
+        r.spec.model.moe.capacity = (Capacity){ .slack = 1, .drop = true };
+        tiny_train(&r);
+        CHECK_MSG(r.err == ERR_OK, "%s", r.message);
+        CHECK_MSG(r.loss[STEPS - 1] < r.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", r.loss[0], r.loss[STEPS - 1]);
+        if (threads == 1) first = r.hash;
+        CHECK(r.hash == first);
     }
 }
 

@@ -27,6 +27,7 @@ typedef struct {
     ContextComm context;
     ContextCut cut;
     int slices; /* 0 = 1 */
+    int hosts; /* of experts, with DISPATCH_NODE; 0 = 1 */
 } Layout;
 
 enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -62,6 +63,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
                             .order = l->order,
                             .ep = l->ep,
                             .etp = l->etp,
+                            .ep_hosts = l->hosts,
                             .cp = l->cp,
                             .cp_heads = l->context == CONTEXT_HIERARCHICAL ? 2 : 0 } };
     r.spec.model.context = layer_pattern_all((int32_t)l->context);
@@ -281,6 +283,10 @@ TEST(mixtures)
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4, .context = CONTEXT_RING },
         { "zb-h1", .pp = 2, .cp = 2, .tp = 2, .sp = 1, .ep = 4, .order = ORDER_PP_DP },
         { "chimera", .pp = 2, .cp = 2, .zero = 1, .ep = 2, .overlap = 1 },
+        { "zb-v", .pp = 2, .dp = 4, .zero = 1, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+        { "chimera", .pp = 2, .dp = 4, .zero = 1, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2,
+          .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .ep = 2, .etp = 2, .dispatcher = DISPATCH_NODE, .hosts = 2 },
     };
     const Layout alone = { .pp = 1 };
     for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {
@@ -307,6 +313,9 @@ TEST(mixtures_in_pairs)
         { "dualpipe+split", .pp = 4, .dp = 2, .ep = 2, .pairs = 1, .micro = 1 },
         { "dualpipev", .pp = 2, .cp = 2, .ep = 2, .pairs = 1, .context = CONTEXT_RING },
         { "dualpipe", .pp = 2, .dp = 2, .ep = 1, .etp = 2, .dispatcher = DISPATCH_ALLGATHER, .pairs = 1 },
+        { "dualpipev", .pp = 2, .dp = 4, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2, .pairs = 1, .micro = 1,
+          .recompute = RECOMPUTE_SELECTIVE },
+        { "dualpipe", .pp = 2, .dp = 4, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2, .pairs = 1, .micro = 1 },
     };
     const Layout alone = { .pp = 1 };
     for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {
@@ -390,6 +399,7 @@ TEST(experts_in_pieces)
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .recompute = RECOMPUTE_FULL },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4 },
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1 },
+        { "dualpipev", .pp = 2, .dp = 4, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2, .pairs = 1, .micro = 1 },
         { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .pairs = 1, .recompute = RECOMPUTE_FULL },
     };
     const Layout alone = { .pp = 1 };
