@@ -23,13 +23,16 @@ static int on_one_host(int first, int most, int64_t (*host_of)(const void *user,
     return count;
 }
 
-/* (a group is a run of ranks; a host that comes twice in it counts as two, which is more than is needed) */
+/* (a group is a run of ranks) */
 int grid_ep_hosts(Grid g, int64_t (*host_of)(const void *user, int rank), const void *user)
 {
     const int etp = whole(g).etp, group = g.ep * etp, each = on_one_host(0, group, host_of, user);
     if (group % each || (each < group && each % etp)) return 0;
-    for (int first = 0; first < grid_size(g); first += each)
+    for (int first = 0; first < grid_size(g); first += each) {
         if (on_one_host(first, each, host_of, user) < each) return 0;
+        for (int other = first - first % group; other < first; other += each)
+            if (host_of(user, other) == host_of(user, first)) return 0;
+    }
     return group / each;
 }
 
