@@ -8,8 +8,8 @@
 
 #include <stdbool.h>
 
-/* ROW(NAME, "in configurations", numbers, functions); numbers: it numbers the choices of other ranks' tokens, too, which
- * must then be below 2^31 */
+/* ROW(NAME, "in configurations", numbers, functions); numbers: it numbers the choices of other ranks' tokens, too,
+ * which must then be below 2^31 */
 #define DISPATCHERS(ROW)                                        \
     ROW(ALLTOALL, "alltoall", false, moe_dispatcher_alltoall)   \
     ROW(ALLGATHER, "allgather", true, moe_dispatcher_allgather) \

@@ -145,8 +145,8 @@ static void put_limits(const PlanTable *t)
     putchar('\n');
 }
 
-/* What crosses the network and what stays on a host, of a step of the rank that sends the most. Of results, which go from
- * rank to rank, so many as there are ranks elsewhere. */
+/* What crosses the network and what stays on a host, of a step of the rank that sends the most. Results go from rank to
+ * rank: to those elsewhere by their number. */
 static void put_hosts(const PlanTable *t)
 {
     const MoeCut cut = expert_load_cut(&t->spec, t->grid, t->kinds[0].plan.unit);

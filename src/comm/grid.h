@@ -53,8 +53,10 @@ typedef struct {
 } CommOpener;
 
 int grid_size(Grid g);
-/* The hosts that each group of ep x etp ranks is spread over, of which each has equally many neighbours of it, parts of an
- * expert together: a value for ep_hosts. 0: that is not so. host_of: different for ranks of different hosts. */
+/*
+ * The hosts that each group of ep x etp ranks is spread over, of which each has equally many neighbours of it and whole
+ * experts: a value for ep_hosts. 0: that is not so. host_of: the same for ranks of one host, different for others.
+ */
 int grid_ep_hosts(Grid g, int64_t (*host_of)(const void *user, int rank), const void *user);
 const char *grid_order_text(Grid g); /* "tp, dp, pp": how ranks are numbered; cp is left out where it is 1 */
 GridShape grid_shape(Grid g);
