@@ -51,7 +51,7 @@ Err nccl_read_rows(Group *g, CommRequest *r)
     int64_t *const host[2] = { g->offsets, g->offsets + local + 1 };
     Stream reading = { r->stream->dev, g->reading };
     ASSERT(local + remote + 2 <= g->offset_count);
-    if (x->learned) TRY(stream_wait(&reading, x->learned));
+    if (x->known) TRY(stream_wait(&reading, x->known));
     TRY(copy_offsets(g, x->local_offset, local, x->stride, host[0]));
     TRY(copy_offsets(g, x->remote_offset, remote, x->stride, host[1]));
     TRY(wait_for_offsets(g));

@@ -2,7 +2,7 @@
  * Rows of tokens to rows of experts and back, and the gate of a shared expert. The order: permute_index.cu.
  *
  *   permute_rows      y[p] = x[choice[p] / topk]
- *   take_rows         the same of all ranks' tokens, for the rows of some experts, times their weights
+ *   take_rows         the same of all ranks' tokens, or of some of them, for the rows of some experts, times their weights
  *   unpermute_rows    y[n] = sum over k of weight[n][k] x[row[n][k]] (+ y[n]), k ascending, in fp32; no row: row -1
  *   unpermute_bwd     dx[row[n][k]] = weight[n][k] dy[n], dweight[n][k] = sum dy[n] x[row[n][k]]
  *   sum_parts         y[p] = the tree over parts i of x[i P + p], in fp32
@@ -63,8 +63,18 @@ template <class T> struct Take {
     Rows<T> y;
     Rows<const T> x;
     Rows<const float> weight; /* data: or NULL */
+    Rows<const int32_t> row; /* data: or NULL */
     const int32_t *choice;
     int topk;
+    int64_t places; /* rows of x */
+    /* Where x has token n; within x, whatever came from a rank that was lost. */
+    __device__ __forceinline__ int64_t place(int n) const
+    {
+        if (!row.data) return n;
+        int64_t at = 0;
+        for (int k = 0; k < topk; k++) at = max(at, int64_t{ row.at(n)[k] });
+        return min(at, places - 1);
+    }
 };
 
 template <class T, bool WIDE>
@@ -75,7 +85,7 @@ __global__ void __launch_bounds__(PACK_THREADS) take_rows_kernel(Take<T> a, Pack
         const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
         if (!p.used) continue;
         const int choice = a.choice[p.row], n = choice / a.topk;
-        Pack<T> x = load_pack<T, WIDE>(a.x.at(n) + p.column, p.left);
+        Pack<T> x = load_pack<T, WIDE>(a.x.at(a.place(n)) + p.column, p.left);
         if (a.weight.data) {
             const float weight = a.weight.at(n)[choice - n * a.topk];
             for (int i = 0; i < Pack<T>::COUNT; i++) x.v[i] = from_float<T>(weight * to_float(x.v[i]));
@@ -88,7 +98,8 @@ template <class T> static void launch_take(Stream *s, const take_rows_args *a)
 {
     const PackGrid g = pack_grid(row_count(a->y, a->y), 1, a->y.dim[1], Pack<T>::COUNT);
     const Take<T> args = { rows_of<T>(a->y), rows_of<const T>(a->x), rows_of<const float>(a->weight),
-                           data_of<const int32_t>(a->choice), static_cast<int>(a->topk) };
+                           rows_of<const int32_t>(a->row), data_of<const int32_t>(a->choice), static_cast<int>(a->topk),
+                           a->x.dim[0] };
     if (rows_aligned(a->y) && rows_aligned(a->x))
         LAUNCH((take_rows_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), args, g);
     else LAUNCH((take_rows_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), args, g);

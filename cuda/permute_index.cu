@@ -4,6 +4,7 @@
  *   permute_index     row[n][k], choice[p], offset: choices ordered by (expert, number), runs of tokens apart
  *   dispatch_offsets  the same offsets for the rows that S ranks send
  *   dispatch_choices  where these rows are, if all ranks' tokens are at hand
+ *   choice_groups     which of several groups of experts choices are in
  *   room_limits       how many of its rows for each expert a rank may send, where ranks have room for so many
  *
  * Mapping   permute_index is a counting sort whose order no timing can change. A block takes a contiguous part of
@@ -59,6 +60,7 @@ struct Order {
     int32_t *choice;
     int64_t *offset;
     int32_t *count; /* [experts, runs, parts]; then the sums of those before */
+    int64_t P;      /* rows of choice: no more are written, whatever came from a rank that was lost */
     RowCount tokens;
     int64_t run, runs, parts, piece; /* piece: choices of a block */
     int K, experts;
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(ORDER_THREADS) permute_place_kernel(Order o)
         if (number >= end) continue;
         const int i32 = static_cast<int>(number), n = i32 / o.K;
         o.row.at(n)[i32 - n * o.K] = expert >= 0 ? to : -1;
-        if (expert >= 0) o.choice[to] = i32;
+        if (expert >= 0 && to < o.P) o.choice[to] = i32;
     }
 }
 
@@ -156,7 +158,7 @@ static Err order_plan(Order *o, const Stream *s, const permute_index_args *a)
     o->index = rows_of<const int32_t>(a->index), o->row = rows_of<int32_t>(a->row);
     o->choice = data_of<int32_t>(a->choice), o->offset = data_of<int64_t>(a->offset);
     o->count = reinterpret_cast<int32_t *>(s->dev->workspace);
-    o->tokens = row_count(a->index, a->index);
+    o->P = a->choice.dim[0], o->tokens = row_count(a->index, a->index);
     o->K = static_cast<int>(K), o->experts = static_cast<int>(a->experts);
     o->run = a->run, o->runs = X / a->experts;
     const int64_t fill = ceil_div(ORDER_BLOCKS, o->runs > 0 ? o->runs : 1);
@@ -244,6 +246,47 @@ extern "C" Err cuda_dispatch_offsets(Stream *s, const dispatch_offsets_args *a)
     const Sent t = { rows_of<const int64_t>(a->all), data_of<int64_t>(a->offset), X, ranks, X / (a->own * ranks),
                      a->first, a->most };
     LAUNCH(dispatch_scan_kernel, 1, SCAN_THREADS, 0, cuda_stream(s), t);
+    return ERR_OK;
+}
+
+/* ---- groups of experts ---- */
+
+struct Groups {
+    Rows<int32_t> group;
+    Rows<const int32_t> index, row; /* row.data: or NULL */
+    int64_t R, N, first, own, count;
+    int K;
+    __device__ __forceinline__ int of(int64_t n, int k) const
+    {
+        const int expert = index.at(n)[k];
+        if (expert < 0 || expert < first || (row.data && row.at(n)[k] < 0)) return -1;
+        const int64_t g = (expert - first) / own;
+        return g < count ? static_cast<int>(g) : -1;
+    }
+};
+
+constexpr int GROUP_THREADS = 256;
+
+/* A thread a choice, which looks at those before it. */
+__global__ void __launch_bounds__(GROUP_THREADS) choice_groups_kernel(Groups a)
+{
+    const int64_t i = blockIdx.x * static_cast<int64_t>(GROUP_THREADS) + threadIdx.x, n = i / a.K;
+    const int k = static_cast<int>(i - n * a.K);
+    if (n >= a.R) return;
+    int found = n < a.N ? a.of(n, k) : -1;
+    for (int j = 0; j < k && found >= 0; j++)
+        if (a.of(n, j) == found) found = -1;
+    a.group.at(n)[k] = found;
+}
+
+extern "C" Err cuda_choice_groups(Stream *s, const choice_groups_args *a)
+{
+    const Groups g = { rows_of<int32_t>(a->group), rows_of<const int32_t>(a->index), rows_of<const int32_t>(a->row),
+                       a->group.dim[0], a->index.dim[0], a->first, a->own, a->count, static_cast<int>(a->index.dim[1]) };
+    if (g.R < g.N)
+        return err_set(ERR_SHAPE, "choice_groups: %lld tokens, room for %lld", static_cast<long long>(g.N),
+                       static_cast<long long>(g.R));
+    LAUNCH(choice_groups_kernel, grid_blocks(ceil_div(g.R * g.K, GROUP_THREADS)), GROUP_THREADS, 0, cuda_stream(s), g);
     return ERR_OK;
 }
 

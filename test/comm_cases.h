@@ -228,28 +228,28 @@ static inline Err case_rows(CaseRun *run, const CaseRowsShape *shape)
     const CaseRows want = case_rows_make(run, false, shape, true), sent = case_rows_make(run, true, shape, true);
     const int64_t n = shape->n, row_bytes = shape->width * (int64_t)sizeof(float), count = local.runs * (n + 1);
     const int64_t array = count * row_bytes, there = remote.runs * (n + 1) * row_bytes, bytes = shape->copies * array;
-    Event learned;
+    Event known;
     int64_t next = 0;
     CommRows rows = { .chunks = CASE_CHUNKS, .stride = CASE_RUNS, .copies = shape->copies };
     rows.remote_rows = remote.runs * (n + 1);
-    rows.learned = &learned;
+    rows.known = &known;
     rows.local = case_place(run, &next, local.data, bytes);
     rows.remote = case_place(run, &next, remote.data, there);
     rows.local_offset = case_place(run, &next, local.offset, (local.runs + 1) * 8);
     rows.remote_offset = case_place(run, &next, remote.offset, (remote.runs + 1) * 8);
-    event_init(&learned);
-    OK(device_mark(run->stream, &learned));
+    event_init(&known);
+    OK(device_mark(run->stream, &known));
     Err err = comm_all_to_all_rows(run->comm, run->stream, &rows, count, row_bytes, NULL);
     case_fetch(run, remote.data, rows.remote, there);
     if (!err) CASE_SAME(remote.data, there / 4, want.data[i], "all-to-all");
     memset(local.data, 0, (size_t)bytes);
     if (run->memory) OK(device_write(run->stream, rows.local, local.data, bytes));
     rows.back = true;
-    rows.learned = NULL;
+    rows.known = NULL;
     if (!err) err = comm_all_to_all_rows(run->comm, run->stream, &rows, count, row_bytes, NULL);
     case_fetch(run, local.data, rows.local, bytes);
     if (!err) CASE_SAME(local.data, bytes / 4, sent.data[i % (array / 4)], "all-to-all and back");
-    event_release(&learned);
+    event_release(&known);
     case_digest(run, local.data, bytes);
     case_rows_free(local), case_rows_free(remote), case_rows_free(want), case_rows_free(sent);
     return err;
@@ -444,6 +444,8 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
     case GROUP_STAGE_LOW:
     case GROUP_STAGE_HIGH: return g.bidirectional && tp && (pp || mirrored);
     case GROUP_TP_EP: return g.ep && pp && same_edp;
+    case GROUP_EP_HOST: return g.ep_hosts > 1 && pp && in_a / (ep / g.ep_hosts) == in_b / (ep / g.ep_hosts);
+    case GROUP_EP_RAIL: return g.ep_hosts > 1 && pp && same_edp && in_a % (ep / g.ep_hosts) == in_b % (ep / g.ep_hosts);
     case GROUP_EXPERT_DP: return g.ep && pp && same_ep;
     case GROUP_EXPERT_LOW:
     case GROUP_EXPERT_HIGH: return g.ep && g.bidirectional && same_ep && (pp || mirrored);
@@ -501,6 +503,9 @@ static const Grid case_grids[] = {
     { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .bidirectional = true },
     { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .bidirectional = true, .order = ORDER_PP_DP },
     { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .ep = 4 },
+    { .tp = 1, .dp = 4, .ep = 4, .ep_hosts = 2 },
+    { .tp = 2, .dp = 4, .sp = true, .ep = 4, .etp = 2, .ep_hosts = 2 },
+    { .tp = 2, .dp = 2, .pp = 2, .sp = true, .ep = 2, .ep_hosts = 2, .order = ORDER_PP_DP },
     { .tp = 2, .cp = 4, .dp = 1, .cp_heads = 2 },
 };
 enum { CASE_GRIDS = sizeof case_grids / sizeof *case_grids };

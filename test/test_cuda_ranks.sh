@@ -182,6 +182,9 @@ tp 2 2 parallel.tp=2
 pp 2 2 parallel.pp=2 parallel.schedule=zb-h1
 etp 2 2 parallel.etp=2
 ep-tp 4 4 parallel.ep=2 parallel.tp=2 parallel.etp=2 moe.dispatcher=allgather
+node 2 2 parallel.ep=2 moe.dispatcher=node debug.ranks_per_host=1
+node-etp 4 4 parallel.ep=2 parallel.etp=2 moe.dispatcher=node debug.ranks_per_host=2 train.micro_batch=1
+node-staged 4 1 parallel.ep=2 parallel.etp=2 moe.dispatcher=node debug.ranks_per_host=2 train.micro_batch=1
 ep-pp 4 4 parallel.ep=2 parallel.pp=2 parallel.schedule=zb-h1 train.recompute=selective
 EOM
 done

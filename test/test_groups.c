@@ -3,7 +3,7 @@
  * must hold whatever the shape is: groups of a kind part the ranks, and two ranks share a group exactly when they
  * differ in its axes alone (a definition that works on coordinates counted one by one).
  */
-#include "comm/groups.h"
+#include "comm/grid.h"
 
 #include "test.h"
 
@@ -210,3 +210,24 @@ TEST(worlds_that_do_not_fit)
 }
 
 TEST_MAIN
+
+static int64_t letter(const void *hosts, int rank) { return ((const char *)hosts)[rank]; }
+
+/* Hosts that the groups of ep x etp ranks are spread over, from a letter a rank; 0: not evenly. */
+TEST(hosts_of_experts)
+{
+    static const struct {
+        int ep, etp, want;
+        const char *hosts;
+    } cases[] = {
+        { 4, 1, 1, "aaaaaaaa" }, { 4, 1, 2, "aabbccdd" }, { 8, 1, 2, "aaaabbbb" }, { 8, 1, 8, "abcdefgh" },
+        { 4, 2, 2, "aaaabbbb" }, { 4, 2, 4, "aabbccdd" }, { 2, 4, 0, "aabbccdd" }, { 1, 8, 0, "aaaabbbb" },
+        { 4, 1, 0, "aaabbbbb" }, { 4, 1, 0, "aaaabbcc" }, { 4, 1, 0, "aabbcccc" }, { 2, 1, 1, "aabbbbbb" },
+        { 8, 1, 0, "aaabbbcc" }, { 4, 1, 0, "abbacddc" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const Grid g = { .tp = 1, .dp = 8, .ep = cases[i].ep, .etp = cases[i].etp };
+        const int got = grid_ep_hosts(g, letter, cases[i].hosts);
+        CHECK_MSG(got == cases[i].want, "ep %d etp %d on %s: %d", g.ep, g.etp, cases[i].hosts, got);
+    }
+}

@@ -176,6 +176,7 @@ debug.threads              | 1            | same 1 thread
 debug.poison               | true         | same debug.poison
 debug.comm_check           | true         | refused 2 debug.comm_check
 debug.comm_delay_ms        | 5            | refused 2 debug.comm_delay_ms
+debug.ranks_per_host       | 2            | refused 2 only moe.dispatcher=node goes by hosts | moe.experts=4 model.bias=false
 debug.extra_shift          | 30           | line done again
 EOT
 }

@@ -18,12 +18,13 @@ typedef struct {
     Isa isa;
     int zero, overlap;
     int ep, etp; /* of a mixture; 0 = 1 */
-    int gathers;
+    DispatcherKind dispatcher;
     int cp; /* 0 = 1 */
     ContextComm context;
     int cp_heads; /* with CONTEXT_HIERARCHICAL */
     ContextCut cut;
     bool mixed; /* every second block as `context` says, the others gather */
+    int hosts; /* that ep is spread over, with DISPATCH_NODE; 0 = 1 */
 } Layout;
 
 enum { STEPS = 10, SAMPLE_STEPS = 3, SHORT_STEPS = 3, BUCKET_BYTES = 64 << 10 /* some ten buckets */ };
@@ -55,7 +56,7 @@ static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode)
 static TinyRun run_of(TrainSpec spec, Layout l, int steps)
 {
     const Grid grid = { .tp = l.tp, .cp = l.cp, .dp = l.dp, .sp = l.sp && l.tp > 1, .ep = l.ep, .etp = l.etp,
-                        .cp_heads = l.cp_heads };
+                        .cp_heads = l.cp_heads, .ep_hosts = l.hosts };
     TinyRun r = { .spec = spec, .grid = grid, .steps = steps };
     r.spec.micro_batch = l.micro;
     r.spec.cut = l.cut;
@@ -66,7 +67,7 @@ static TinyRun run_of(TrainSpec spec, Layout l, int steps)
     r.spec.update.zero = l.zero;
     r.spec.update.overlap_grad = r.spec.update.overlap_param = l.overlap;
     r.spec.update.bucket_bytes = BUCKET_BYTES;
-    r.spec.model.moe.gathers = l.gathers;
+    r.spec.model.moe.dispatcher = l.dispatcher;
     return r;
 }
 
@@ -87,9 +88,10 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
     static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
                                         [CONTEXT_HIERARCHICAL] = "both" };
-    printf("    dp%d tp%d%s cp%d%s ep%d etp%d%s zero%d overlap%d micro%d threads%d %-6s %016llx%s%s %s\n", l.dp, l.tp,
+    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d overlap%d micro%d threads%d %-6s %016llx%s%s %s\n", l.dp, l.tp,
            l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
-           l.gathers ? " gather" : "", l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
+           dispatcher_text(l.dispatcher), l.hosts == 4 ? "4" : l.hosts ? "2" : "", l.zero, l.overlap, l.micro,
+           l.threads, isa_name(isa_of(l)),
            (unsigned long long)hash, l.cut ? " in order" : "", l.mixed ? " mixed" : "", verdict);
     fflush(stdout);
 }
@@ -125,7 +127,8 @@ static int mixture_layouts(Layout *out, int64_t unit)
             for (int etp = 1; etp <= ranks; etp *= 2) {
                 all[i].ep = ranks / etp;
                 all[i].etp = etp;
-                all[i].gathers = n % 2;
+                all[i].dispatcher = (DispatcherKind)(n % 3);
+                all[i].hosts = n % 3 == DISPATCH_NODE && ranks > etp ? (ranks / etp) % 4 || n % 2 ? 2 : 4 : 0;
                 all[i].zero = all[i].dp > 1 && n % 3 != 0;
                 out[n++] = all[i];
             }
@@ -339,7 +342,7 @@ static TrainSpec of_global(TinyMixture kind, int64_t unit)
 TEST(global_balance_layouts)
 {
     static const Layout list[] = {
-        { 1, 1, 0, 8, 1 }, { 1, 1, 0, 2, 2 }, { 1, 2, 1, 4, 1, .ep = 2 }, { 1, 4, 1, 2, 1, .ep = 2, .etp = 2, .gathers = 1 },
+        { 1, 1, 0, 8, 1 }, { 1, 1, 0, 2, 2 }, { 1, 2, 1, 4, 1, .ep = 2 }, { 1, 4, 1, 2, 1, .ep = 2, .etp = 2, .dispatcher = DISPATCH_ALLGATHER },
         { 1, 1, 0, 4, 1, .ep = 2, .cp = 2 }, { 1, 2, 1, 2, 1, .ep = 4, .cp = 2, .context = CONTEXT_RING },
     };
     for (int unit = 1; unit <= 2; unit++) {
@@ -413,6 +416,57 @@ TEST(global_balance_of_equal_samples)
     CHECK_MSG(worst <= 1e-6, "%g", worst);
     for (int k = 0; k < 6; k++) free(r[k / 3].state[k % 3]);
 }
+
+/* Rows that go from host to host: hosts of 1, 2 and 4 ranks of a group, which may have parts of experts; sequences that
+ * are cut; more choices than hosts, and fewer. */
+static const Layout hosts[] = {
+    { 2, 1, 0, 4, 1, .ep = 2, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+    { 4, 1, 0, 2, 2, .zero = 1, .overlap = 1, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+    { 2, 2, 1, 2, 1, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 4 },
+    { 4, 1, 0, 2, 1, .ep = 2, .etp = 2, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+    { 4, 2, 1, 2, 1, .zero = 1, .ep = 8, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+    { 8, 1, 0, 1, 1, .zero = 1, .ep = 8, .dispatcher = DISPATCH_NODE, .hosts = 4 },
+    { 2, 4, 1, 1, 1, .ep = 4, .etp = 2, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+    { 8, 1, 0, 1, 1, .ep = 4, .etp = 2, .dispatcher = DISPATCH_NODE, .hosts = 4 },
+    { 4, 1, 0, 1, 1, .ep = 2, .dispatcher = DISPATCH_NODE, .hosts = 2 }, /* (two groups) */
+    { 1, 2, 1, 4, 1, .ep = 4, .cp = 2, .context = CONTEXT_RING, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+};
+
+static TinyRun run_on_hosts(TrainSpec spec, Layout l, Err (*before)(Trainer *t, void *user))
+{
+    TinyRun r = run_of(spec, l, mode_is("brief") ? 2 : SHORT_STEPS);
+    r.before = before;
+    tiny_train(&r);
+    CHECK_MSG(r.err == ERR_OK, "%s", r.message);
+    return r;
+}
+
+static void check_on_hosts(TrainSpec spec, int every, Err (*before)(Trainer *t, void *user))
+{
+    TinyRun whole = run_of(spec, reference, mode_is("brief") ? 2 : SHORT_STEPS);
+    whole.before = before;
+    tiny_train(&whole);
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
+        if (i % (size_t)every || (in_few() && i % 4 != 1) || hosts[i].micro % spec.model.moe.balance.unit) continue;
+        const TinyRun r = run_on_hosts(spec, hosts[i], before);
+        if (r.hash != whole.hash) print_layout(hosts[i], r.hash, "DIFFERENT");
+        CHECK(r.hash == whole.hash);
+    }
+}
+
+TEST(hosts_mixtral) { check_on_hosts(tiny_mixture(TINY_MIXTRAL, 2), 1, NULL); }
+TEST(hosts_qwen3) { check_on_hosts(tiny_mixture(TINY_QWEN3, 2), 1, NULL); }
+TEST(hosts_deepseek) { check_on_hosts(tiny_mixture(TINY_DEEPSEEK, 2), 1, NULL); }
+TEST(hosts_biases) { check_on_hosts(tiny_gptoss(1), 3, NULL); }
+TEST(hosts_recompute)
+{
+    TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 1);
+    for (Recompute r = RECOMPUTE_SELECTIVE; r <= RECOMPUTE_FULL; r++) {
+        s.model.recompute = r;
+        check_on_hosts(s, 3, NULL);
+    }
+}
+TEST(hosts_capacity) { check_on_hosts(of_capacity(TINY_MIXTRAL, 0.5, false, 1), 2, NULL); }
 
 /* Logits of 20 experts have gaps between their rows. */
 TEST(sinkhorn_of_rows_with_gaps)
@@ -579,6 +633,97 @@ static Err equal_scores(Trainer *t, void *user)
 
 /* and if all tokens choose the same experts, those of one rank: of equal scores the lower ones win. */
 TEST(slack_worst_case_redone) { check_redone(tiny_mixture(TINY_MIXTRAL, 2), equal_scores); }
+
+/* On hosts the rows that a rank passes on have room for an even share, too: an overflow there alone is seen and redone. */
+static void check_redone_on_hosts(TrainSpec spec, Err (*before)(Trainer *t, void *user), bool all_retried)
+{
+    TinyRun whole = run_of(spec, reference, SHORT_STEPS);
+    whole.before = before;
+    tiny_train(&whole);
+    spec.model.moe.capacity.slack = 1;
+    spec.model.moe.capacity.redo = true;
+    for (size_t i = 1; i < sizeof hosts / sizeof *hosts; i += 2) {
+        const TinyRun r = run_on_hosts(spec, hosts[i], before);
+        CHECK_MSG(r.hash == whole.hash, "layout %zu", i);
+        CHECK_MSG(r.retried_in_pieces > 0 || !all_retried, "layout %zu: %d steps", i, r.retried_in_pieces);
+    }
+}
+
+/* Tokens of two kinds, of which the first in a pair of samples has one and the second the other. */
+static Err tokens_by_place(void *user, int64_t first, int64_t count, int32_t *out)
+{
+    TRY(tiny_tokens(user, first, count, out));
+    for (int64_t i = 0; i < count * (TINY_SEQ + 1); i++)
+        out[i] = out[i] % (TINY_VOCAB / 2) + (first + i / (TINY_SEQ + 1)) % 2 * (TINY_VOCAB / 2);
+    return ERR_OK;
+}
+
+/* The first kind goes to the experts of the first half, the second to the others, evenly within a half. */
+static Err kinds_apart(Trainer *t, void *user)
+{
+    const ParamStore *s = &t->stores[0];
+    (void)user;
+    for (int i = 0; i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        const Tensor w = param_view(p, s->value);
+        const float at = strstr(p->name, "router.weight") ? 1 : strstr(p->name, "embed") ? 3 : 0;
+        for (int64_t row = 0; row < w.dim[0] && at > 0; row++)
+            ((float *)w.data)[row * w.ld] = row < p->spec.shape[0] / 2 ? at : -at;
+    }
+    return ERR_OK;
+}
+
+static Err step_by_place(Trainer *t, void *user)
+{
+    StepReport report;
+    TRY(kinds_apart(t, NULL));
+    TRY(trainer_step(t, (TokenSource){ NULL, tokens_by_place }, &report));
+    if (!t->world->rank) *(int *)user = report.retried_in_pieces;
+    return ERR_OK;
+}
+
+/* All ranks' experts get as many rows, but a rank passes on twice as many as another way would bring it: that alone is
+ * found. */
+TEST(hosts_room)
+{
+    for (int node = 0; node < 2; node++) {
+        int retried = 0;
+        const DispatcherKind way = node ? DISPATCH_NODE : DISPATCH_ALLTOALL;
+        const Layout l = { 4, 1, 0, 1, 1, .ep = 4, .dispatcher = way, .hosts = node ? 2 : 0 };
+        TrainSpec s = tiny_mixture(TINY_QWEN3, 1);
+        s.model.dropout = s.model.attention_dropout = 0;
+        s.model.moe.capacity = (Capacity){ .slack = 1.7, .redo = true };
+        s.global_batch = 4;
+        TinyRun r = run_of(s, l, 0);
+        r.after = step_by_place, r.user = &retried;
+        tiny_train(&r);
+        CHECK_MSG(!r.err, "%s", r.message);
+        CHECK_MSG(retried == node, "%d steps in pieces", retried);
+    }
+}
+
+/* or rows are dropped, on the way, too: the same in every run. */
+TEST(hosts_slack_drops)
+{
+    uint64_t first = 0;
+    for (int threads = 1; threads <= 2; threads++) {
+        TinyRun r = { .spec = tiny_mixture(TINY_MIXTRAL, 2), .steps = STEPS, .after = some_dropped,
+                      .grid = { .tp = 2, .sp = true, .dp = 2, .ep = 4, .ep_hosts = 2 } };
+        r.spec.exact = false;
+        r.spec.device.threads = threads;
+        r.spec.model.moe.dispatcher = DISPATCH_NODE;
+        r.spec.model.moe.capacity = (Capacity){ .slack = 1, .drop = true };
+        tiny_train(&r);
+        CHECK_MSG(r.err == ERR_OK, "%s", r.message);
+        CHECK_MSG(r.loss[STEPS - 1] < r.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", r.loss[0], r.loss[STEPS - 1]);
+        if (threads == 1) first = r.hash;
+        CHECK(r.hash == first);
+    }
+}
+
+TEST(hosts_slack_redone) { check_redone_on_hosts(tiny_mixture(TINY_QWEN3, 2), NULL, false); }
+TEST(hosts_slack_worst_case_redone) { check_redone_on_hosts(tiny_mixture(TINY_MIXTRAL, 2), equal_scores, true); }
+TEST(hosts_worst_case) { check_on_hosts(tiny_mixture(TINY_MIXTRAL, 2), 2, equal_scores); }
 
 /* Pieces take more memory than the step that they repeat at most by what is made again; the smallest must fit. */
 TEST(slack_pieces_are_planned)

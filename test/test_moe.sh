@@ -47,6 +47,15 @@ ranks inside parallel.ep=2 parallel.etp=2 parallel.zero=1 train.micro_batch=2 tr
 cp -r inside within
 run within
 check "four ranks with halves of four experts each, gone on with by one: $(tail -1 inside.err)" same_run within whole 6
+ranks node parallel.ep=4 parallel.zero=1 train.micro_batch=2 moe.dispatcher=node debug.ranks_per_host=2 debug.comm_check=true
+check "four ranks on two hosts, rows from host to host: $(tail -1 node.err)" same_run node whole 6
+ranks one_host parallel.ep=4 parallel.zero=1 train.micro_batch=2 moe.dispatcher=node
+check "and on the one that there is: $(tail -1 one_host.err)" same_run one_host whole 6
+check "plan says what crosses the network: $("$mt" plan --config "$ini" "${small[@]}" --world 4 parallel.ep=4 train.micro_batch=2 \
+    moe.dispatcher=node debug.ranks_per_host=2 2>&1 | grep '^hosts')" grep -qE '^hosts   2 for each 4 ranks .* goes to 1\.57 of them .*at most to 2; ' \
+    <("$mt" plan --config "$ini" "${small[@]}" --world 4 parallel.ep=4 train.micro_batch=2 moe.dispatcher=node debug.ranks_per_host=2 2>&1)
+expect 2 "hosts have unequal parts of a group of ep x etp = 4 x 1 ranks" "$mt" plan --config "$ini" "${small[@]}" --world 4 \
+    parallel.ep=4 train.micro_batch=2 moe.dispatcher=node debug.ranks_per_host=3
 ranks inside parallel.tp=2 parallel.etp=4 train.micro_batch=2
 check "and by four with quarters of all" same_run inside whole 6
 ranks stages parallel.ep=2 parallel.pp=2 train.micro_batch=2 parallel.zero=1 debug.comm_check=true

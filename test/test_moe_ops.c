@@ -502,6 +502,61 @@ static void check_order(const Order *o, int64_t N, int64_t K, int64_t E)
     CHECK(offset[E * RUNS] == p && p == N * K);
 }
 
+/* Which groups of experts tokens go to: each once, by its first choice that has a row; and rows of tokens that lie in the
+ * order of those that go to one group. */
+TEST(choices_in_groups)
+{
+    enum { N = 37, K = 5, E = 12, R = 40, D = 20 };
+    static const int64_t groups[][3] = { { 0, 1, E }, { 0, 3, 4 }, { 4, 4, 1 }, { 3, 2, 3 } }; /* first, own, count */
+    for (int which = 0; which < 4; which++) {
+        const int64_t first = groups[which][0], own = groups[which][1], count = groups[which][2];
+        Env e;
+        env_open(&e, isa_best(), 2, 0);
+        Tensor index = make_choice(&e, N, K, E), row = env_in(&e, I32, 0, 1, N, K), group = env_out(&e, I32, 5, 6, R, K);
+        for (int n = 0; n < N; n++)
+            for (int k = 0; k < K; k++) {
+                if ((n + k) % 7 == 0) env_i(index, n)[k] = -1;
+                env_i(row, n)[k] = (n * k) % 5 == 4 ? -1 : n;
+            }
+        RUN(&e, choice_groups, .group = group, .index = index, .row = row, .first = first, .own = own, .count = count);
+        int goes = 0;
+        for (int n = 0; n < R; n++) {
+            uint32_t seen = 0;
+            for (int k = 0; k < K; k++) {
+                const int64_t expert = n < N ? env_i(index, n)[k] : -1;
+                const bool there = expert >= first && expert < first + own * count && env_i(row, n)[k] >= 0;
+                const int64_t want = there ? (expert - first) / own : -1;
+                const bool again = there && seen >> want & 1;
+                if (there) seen |= 1u << want;
+                CHECK_MSG(env_i(group, n)[k] == (again ? -1 : want), "groups %d: choice %d of token %d", which, k, n);
+                goes += there && !again;
+            }
+        }
+        CHECK(goes > 0 && goes < N * K);
+        env_close(&e);
+    }
+}
+
+/* Rows of tokens of which x has some, in their order. */
+TEST(rows_of_some_tokens)
+{
+    enum { N = 9, K = 3, D = 20 };
+    static const int32_t choices[] = { 4 * K + 1, 1 * K, 7 * K + 2, 4 * K + 2 };
+    static const int64_t places[] = { 1, 0, 2, 1 };
+    Env e;
+    env_open(&e, isa_best(), 2, 0);
+    Tensor x = env_in(&e, F32, -1, 1, 3, D), weight = env_in(&e, F32, 0, 1, N, K), y = env_out(&e, F32, 8, 9, 4, D);
+    Tensor row = env_in(&e, I32, 0, 1, N, K), choice = env_in(&e, I32, 0, 1, 4);
+    for (int i = 0; i < N * K; i++) env_i(row, i / K)[i % K] = -1;
+    env_i(row, 1)[2] = 0, env_i(row, 4)[0] = 1, env_i(row, 7)[1] = 2;
+    memcpy(choice.data, choices, sizeof choices);
+    RUN(&e, take_rows, .y = y, .x = x, .choice = choice, .weight = weight, .row = row, .topk = K);
+    for (int q = 0; q < 4; q++)
+        for (int d = 0; d < D; d++)
+            CHECK(env_f(y, q)[d] == env_f(weight, choices[q] / K)[choices[q] % K] * env_f(x, places[q])[d]);
+    env_close(&e);
+}
+
 /* The rows of the second rank's experts out of two ranks' tokens, gathered: an expert's from one rank, then the other. */
 TEST(gathered_rows)
 {

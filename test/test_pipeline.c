@@ -21,11 +21,13 @@ typedef struct {
     int micro;
     GridOrder order;
     int ep, etp;        /* of a mixture; 0 = 1 */
-    int gathers, pairs; /* pairs: their halves run in turn */
+    DispatcherKind dispatcher;
+    int pairs; /* pairs: their halves run in turn */
     int cp;             /* 0 = 1 */
     ContextComm context;
     ContextCut cut;
     int slices; /* 0 = 1 */
+    int hosts; /* of experts, with DISPATCH_NODE; 0 = 1 */
 } Layout;
 
 enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -61,11 +63,12 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
                             .order = l->order,
                             .ep = l->ep,
                             .etp = l->etp,
+                            .ep_hosts = l->hosts,
                             .cp = l->cp,
                             .cp_heads = l->context == CONTEXT_HIERARCHICAL ? 2 : 0 } };
     r.spec.model.context = layer_pattern_all((int32_t)l->context);
     r.spec.cut = l->cut;
-    r.spec.model.moe.gathers = l->gathers;
+    r.spec.model.moe.dispatcher = l->dispatcher;
     r.spec.overlap_moe = l->pairs;
     r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group, l->slices };
     r.spec.micro_batch = l->micro ? l->micro : 2;
@@ -269,17 +272,21 @@ TEST(mixtures)
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
         { "dualpipe", .pp = 4, .zero = 1 },
         { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 4 },
-        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .etp = 2, .gathers = 1,
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .etp = 2, .dispatcher = DISPATCH_ALLGATHER,
           .recompute = RECOMPUTE_SELECTIVE },
         { "zb-v", .pp = 2, .tp = 2, .sp = 1, .etp = 2, .ep = 1 },
         { "chimera", .pp = 2, .dp = 4, .zero = 1, .ep = 1, .etp = 2 },
-        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .gathers = 1 },
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .dispatcher = DISPATCH_ALLGATHER },
         { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2,
           .order = ORDER_PP_DP },
         { "chimera", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .overlap = 1 },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4, .context = CONTEXT_RING },
         { "zb-h1", .pp = 2, .cp = 2, .tp = 2, .sp = 1, .ep = 4, .order = ORDER_PP_DP },
         { "chimera", .pp = 2, .cp = 2, .zero = 1, .ep = 2, .overlap = 1 },
+        { "zb-v", .pp = 2, .dp = 4, .zero = 1, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+        { "chimera", .pp = 2, .dp = 4, .zero = 1, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2,
+          .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .ep = 2, .etp = 2, .dispatcher = DISPATCH_NODE, .hosts = 2 },
     };
     const Layout alone = { .pp = 1 };
     for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {
@@ -301,11 +308,14 @@ TEST(mixtures_in_pairs)
         { "dualpipev", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .pairs = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "dualpipe", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .ep = 2, .etp = 2, .pairs = 1, .micro = 1 },
         { "dualpipev+split", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .recompute = RECOMPUTE_FULL },
-        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .gathers = 1, .pairs = 1,
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .pairs = 1,
           .recompute = RECOMPUTE_SELECTIVE },
         { "dualpipe+split", .pp = 4, .dp = 2, .ep = 2, .pairs = 1, .micro = 1 },
         { "dualpipev", .pp = 2, .cp = 2, .ep = 2, .pairs = 1, .context = CONTEXT_RING },
-        { "dualpipe", .pp = 2, .dp = 2, .ep = 1, .etp = 2, .gathers = 1, .pairs = 1 },
+        { "dualpipe", .pp = 2, .dp = 2, .ep = 1, .etp = 2, .dispatcher = DISPATCH_ALLGATHER, .pairs = 1 },
+        { "dualpipev", .pp = 2, .dp = 4, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2, .pairs = 1, .micro = 1,
+          .recompute = RECOMPUTE_SELECTIVE },
+        { "dualpipe", .pp = 2, .dp = 4, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2, .pairs = 1, .micro = 1 },
     };
     const Layout alone = { .pp = 1 };
     for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {
@@ -386,10 +396,11 @@ TEST(experts_in_pieces)
         { "zb-h1", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .micro = 4, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
         { "zb-h1", .pp = 2, .dp = 2, .ep = 2, .recompute = RECOMPUTE_FULL },
-        { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .gathers = 1, .recompute = RECOMPUTE_FULL },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .recompute = RECOMPUTE_FULL },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4 },
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1 },
-        { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .gathers = 1, .pairs = 1, .recompute = RECOMPUTE_FULL },
+        { "dualpipev", .pp = 2, .dp = 4, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2, .pairs = 1, .micro = 1 },
+        { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .pairs = 1, .recompute = RECOMPUTE_FULL },
     };
     const Layout alone = { .pp = 1 };
     TrainSpec s = mixture(TINY_MIXTRAL, 4);

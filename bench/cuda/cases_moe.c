@@ -167,6 +167,19 @@ BENCH(dispatch_choices, { "1 rank" })
     return ERR_OK;
 }
 
+BENCH(choice_groups, { "of 8" })
+{
+    enum { GROUPS = 8 };
+    const int64_t N = tokens_of(m), K = m->d->topk;
+    permute_index_args choices = { 0 };
+    MAKE(group, 1, ZERO, I32, N, K);
+    TRY(make_permute_index(m, &choices));
+    a->index = choices.index;
+    a->own = (m->d->experts + GROUPS - 1) / GROUPS;
+    a->count = GROUPS;
+    return ERR_OK;
+}
+
 BENCH(take_rows, { "weighted" })
 {
     RowOrder order;

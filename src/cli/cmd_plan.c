@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/int64.h"
 #include "base/units.h"
 #include "cli/config_arg.h"
 #include "cli/plan.h"
@@ -144,6 +145,29 @@ static void put_limits(const PlanTable *t)
     putchar('\n');
 }
 
+/* What crosses the network and what stays on a host, of a step of the rank that sends the most. Results go from rank to
+ * rank: to those elsewhere by their number. */
+static void put_hosts(const PlanTable *t)
+{
+    const MoeCut cut = expert_load_cut(&t->spec, t->grid, t->kinds[0].plan.unit);
+    const MoeLimits limits = moe_limits(&cut);
+    const int ranks = cut.ep * cut.etp, here = ranks / cut.hosts;
+    int64_t network = 0, inside = 0;
+    char a[UNITS_BYTES], b[UNITS_BYTES];
+    for (int i = 0; i < t->count; i++) {
+        const MemoryPlan *p = &t->kinds[i].plan;
+        const int64_t results = p->comm[GROUP_TP_EP][COMM_ALL_TO_ALL_ROWS].bytes / (ranks - 1);
+        network =
+            max64(network, p->comm[GROUP_EP_RAIL][COMM_ALL_TO_ALL_ROWS].bytes + results * (ranks - here));
+        inside = max64(inside, p->comm[GROUP_EP_HOST][COMM_ALL_TO_ALL_ROWS].bytes + results * (here - 1));
+    }
+    printf("hosts   %d for each %d ranks with experts: a token's row goes to %.2f of them (even routing), at "
+           "most to "
+           "%lld; of a step's rows and results %s cross the network, %s stay on a host\n",
+           cut.hosts, ranks, moe_even_hosts(&cut), (long long)(limits.crossing / cut.rows),
+           units_bytes(a, network), units_bytes(b, inside));
+}
+
 /* A token meets all parameters but those of the experts that it is not sent to. */
 static void put_params(const ModelSpec *m, int64_t params)
 {
@@ -204,6 +228,7 @@ static void put_model(const PlanTable *t)
         (long long)t->cfg->derived.microbatches);
     if (t->grid.pp > 1) put_pipeline(t);
     if (t->grid.ep > 1) put_limits(t);
+    if (t->grid.ep_hosts > 1) put_hosts(t);
     if (t->spec.ramp.count > 1)
         printf("ramp    train.global_batch = %s; what follows is of a step of the largest batch\n",
                t->cfg->train.global_batch);

@@ -130,7 +130,8 @@ void comm_observe(Comm *c, CommObserver observer) { c->observer = observer; }
 /* Bytes this rank has to send at the least, per kind: gather forwards n-1 blocks, all-reduce moves twice that. */
 static int64_t payload(const Comm *c, const CommRequest *r)
 {
-    int64_t bytes = r->count * r->elem_bytes, others = c->size - 1;
+    const int64_t count = r->kind == COMM_ALL_TO_ALL_ROWS && r->rows.even ? r->rows.even : r->count;
+    const int64_t bytes = count * r->elem_bytes, others = c->size - 1;
     if (r->kind == COMM_EXCHANGE) return bytes;
     if (r->kind == COMM_ALL_TO_ALL_ROWS) return bytes * r->rows.copies * others / c->size;
     if (r->kind == COMM_ALL_GATHER || r->kind == COMM_REDUCE_SCATTER_TREE_F32 ||

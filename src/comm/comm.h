@@ -69,7 +69,9 @@ typedef struct {
     int64_t remote_rows; /* how many rows fit into remote */
     /* Marked where both lists of offsets were there. NULL: an earlier call has moved rows by the same lists. Over NCCL
      * the host waits for this, and not for what was enqueued behind it. */
-    Event *learned;
+    Event *known;
+    /* so many rows a member sends if all chunks get as many, for counting bytes; 0: all of local */
+    int64_t even;
 } CommRows;
 
 typedef struct {

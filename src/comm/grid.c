@@ -15,6 +15,27 @@ static Grid whole(Grid g)
 
 int grid_size(Grid g) { return g.tp * whole(g).cp * g.dp * whole(g).pp; }
 
+/* The neighbours from rank `first` on that are on one host, of at most `most`. */
+static int on_one_host(int first, int most, int64_t (*host_of)(const void *user, int rank), const void *user)
+{
+    int count = 1;
+    while (count < most && host_of(user, first + count) == host_of(user, first)) count++;
+    return count;
+}
+
+/* (a group is a run of ranks) */
+int grid_ep_hosts(Grid g, int64_t (*host_of)(const void *user, int rank), const void *user)
+{
+    const int etp = whole(g).etp, group = g.ep * etp, each = on_one_host(0, group, host_of, user);
+    if (group % each || (each < group && each % etp)) return 0;
+    for (int first = 0; first < grid_size(g); first += each) {
+        if (on_one_host(first, each, host_of, user) < each) return 0;
+        for (int other = first - first % group; other < first; other += each)
+            if (host_of(user, other) == host_of(user, first)) return 0;
+    }
+    return group / each;
+}
+
 const char *grid_order_text(Grid g)
 {
     if (g.order == ORDER_PP_DP) return whole(g).cp > 1 ? "tp, cp, pp, dp" : "tp, pp, dp";
@@ -33,6 +54,7 @@ GridShape grid_shape(Grid g)
                         .order = g.order,
                         .kv = g.kv,
                         .cp_heads = g.cp_heads,
+                        .ep_hosts = g.ep ? g.ep_hosts : 0,
                         .sp = g.sp,
                         .two_replicas = g.bidirectional,
                         .experts = g.ep > 0,

@@ -21,6 +21,7 @@ typedef struct {
     int embd[2];        /* pp ranks that read the embedding's table besides the first; as groups.h */
     int ep;             /* ranks that hold the experts together; 0: the model has none */
     int etp;            /* ranks that share each expert; 0 = 1 */
+    int ep_hosts; /* hosts that rows cross between by groups of their own, ep-host and ep-rail; divides ep; 0 = 1 */
 } Grid;
 
 typedef struct {
@@ -52,6 +53,11 @@ typedef struct {
 } CommOpener;
 
 int grid_size(Grid g);
+/*
+ * The hosts that each group of ep x etp ranks is spread over, of which each has equally many neighbours of it and whole
+ * experts: a value for ep_hosts. 0: that is not so. host_of: the same for ranks of one host, different for others.
+ */
+int grid_ep_hosts(Grid g, int64_t (*host_of)(const void *user, int rank), const void *user);
 const char *grid_order_text(Grid g); /* "tp, dp, pp": how ranks are numbered; cp is left out where it is 1 */
 GridShape grid_shape(Grid g);
 GridCoords grid_coords(Grid g, int rank);

@@ -2,9 +2,9 @@
 #include "comm/groups.h"
 
 /* TP is an axis of two digits: places inside a kv group, then kv groups. So is CP: ranks that exchange heads, then
- * rings of these. */
+ * rings of these. And EP: places on a host, then hosts. */
 enum { KV = 1, KV_GROUPS = 2, TP = KV | KV_GROUPS, CP_HEADS = 4, CP_RING = 8, CP = CP_HEADS | CP_RING };
-enum { EP = 16, DP = 32, PP = 64, AXES = 6 };
+enum { EP_PLACE = 16, EP_HOSTS = 32, EP = EP_PLACE | EP_HOSTS, DP = 64, PP = 128, AXES = 6 };
 
 /* One grid: its axes from the fastest, each a digit of the rank. */
 typedef struct {
@@ -12,7 +12,7 @@ typedef struct {
 } Digits;
 
 typedef enum { ALL, FIRST, ENDS, MIRROR } Members;
-enum { ALWAYS = 0, WITH_SP = 1, WITH_TWO_REPLICAS = 2, WITH_EXPERTS = 4, WITH_HEADS = 8 };
+enum { ALWAYS = 0, WITH_SP = 1, WITH_TWO_REPLICAS = 2, WITH_EXPERTS = 4, WITH_HEADS = 8, WITH_EP_HOSTS = 16 };
 enum { DENSE, EXPERT };
 
 static const struct {
@@ -37,6 +37,7 @@ int grid_edp(GridShape s) { return s.world / (s.etp * s.ep * s.pp); }
 bool grid_fits(GridShape s)
 {
     if (s.two_replicas && s.pp % 2) return false;
+    if (s.ep_hosts && s.ep % s.ep_hosts) return false;
     if (s.world < 1 || (s.kv && s.tp % s.kv) || (s.cp_heads && s.cp % s.cp_heads) ||
         s.world % (s.tp * s.cp * s.pp) || s.world % (s.etp * s.ep * s.pp))
         return false;
@@ -45,10 +46,12 @@ bool grid_fits(GridShape s)
 
 static Digits digits_of(GridShape s, bool expert)
 {
-    const int kv = s.kv ? s.kv : 1, heads = s.cp_heads ? s.cp_heads : 1;
-    Digits d = { .axis = { KV, KV_GROUPS, expert ? EP : CP_HEADS, CP_RING, DP, PP },
-                 .size = { kv, s.tp / kv, heads, s.cp / heads, grid_dp(s), s.pp } };
-    if (expert) d.size[0] = 1, d.size[1] = s.etp, d.size[2] = s.ep, d.size[3] = 1, d.size[4] = grid_edp(s);
+    const int kv = s.kv ? s.kv : 1, heads = s.cp_heads ? s.cp_heads : 1, hosts = s.ep_hosts ? s.ep_hosts : 1;
+    const Digits dense = { .axis = { KV, KV_GROUPS, CP_HEADS, CP_RING, DP, PP },
+                           .size = { kv, s.tp / kv, heads, s.cp / heads, grid_dp(s), s.pp } };
+    const Digits experts = { .axis = { KV, KV_GROUPS, EP_PLACE, EP_HOSTS, DP, PP },
+                             .size = { 1, s.etp, s.ep / hosts, hosts, grid_edp(s), s.pp } };
+    Digits d = expert ? experts : dense;
     if (s.order == ORDER_DP_PP) return d;
     int size = d.size[4];
     d.axis[4] = PP, d.size[4] = d.size[5];
@@ -96,7 +99,8 @@ static int collect(const Digits *d, int axes, bool inside, int rank)
 static int axes_of(GridShape s, GroupKind kind)
 {
     const int has = (s.sp ? WITH_SP : 0) | (s.two_replicas ? WITH_TWO_REPLICAS : 0) |
-                    (s.experts ? WITH_EXPERTS : 0) | (s.cp_heads > 1 ? WITH_HEADS : 0);
+                    (s.experts ? WITH_EXPERTS : 0) | (s.cp_heads > 1 ? WITH_HEADS : 0) |
+                    (s.ep_hosts > 1 ? WITH_EP_HOSTS : 0);
     return kinds[kind].used & ~has ? 0 : kinds[kind].axes;
 }
 

@@ -30,6 +30,9 @@
  *   tp-pp     a whole model: norm of the gradient
  *   world     all ranks; host: the same, for numbers in host memory, whatever the device
  *   ep        ranks that hold the experts of a layer together and send each other rows
+ *   ep-host, ep-rail
+ *             those of ep x etp (tp-ep) on one host, and those with one place on all their hosts: rows on their way
+ *             through the network
  *   expert-dp gradients of experts: ranks with the same ones; expert-low, expert-high: as stage-low and stage-high;
  *             tp-ep-pp: a whole model's experts
  */
@@ -46,6 +49,7 @@ typedef struct {
     GridOrder order;
     int kv;       /* divides tp; 0 = 1 */
     int cp_heads; /* divides cp; 0 = 1 */
+    int ep_hosts; /* hosts that ep is spread over, etp inside them; divides ep; 0 = 1 */
     bool sp;
     bool two_replicas; /* each stage has two, on mirrored pp ranks; pp is even */
     bool experts;      /* false: the groups of experts are not used */

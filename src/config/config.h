@@ -17,6 +17,7 @@
 #include "base/activation.h"
 #include "base/arena.h"
 #include "base/batch_ramp.h"
+#include "base/dispatcher.h"
 #include "base/layer_set.h"
 
 /* Where a value came from. AUTO: filled in, from the recipe or from other keys. */

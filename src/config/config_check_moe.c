@@ -111,9 +111,10 @@ void config_check_moe(ConfigReader *r)
     RULE(!__builtin_mul_overflow(c->train.micro_batch * c->model.seq, c->moe.topk, &slots) &&
              slots <= INT32_MAX,
          "micro_batch * seq * topk must be below 2^31", CFG_train_micro_batch, CFG_model_seq, CFG_moe_topk);
-    RULE(c->moe.dispatcher != MOE_DISPATCHER_ALLGATHER ||
+    RULE(!dispatcher_numbers((DispatcherKind)c->moe.dispatcher) ||
              slots <= INT32_MAX / (c->parallel.ep * c->parallel.etp),
-         "where all ranks' tokens are gathered, ep * etp * micro_batch * seq * topk must be below 2^31",
+         "where choices of all ranks' tokens are numbered, ep * etp * micro_batch * seq * topk must be below "
+         "2^31",
          CFG_moe_dispatcher, CFG_parallel_ep, CFG_parallel_etp, CFG_train_micro_batch, CFG_model_seq,
          CFG_moe_topk);
     check_upcycle(r);

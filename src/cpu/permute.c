@@ -72,13 +72,46 @@ Err CPU(dispatch_choices)(Stream *s, const dispatch_choices_args *a)
     return ERR_OK;
 }
 
+/* -1: none of a's groups. */
+static int32_t group_of(const choice_groups_args *a, int64_t n, int64_t k)
+{
+    const int64_t expert = row_i32(a->index, n)[k], group = (expert - a->first) / a->own;
+    const bool dropped = expert < 0 || (a->row.data && row_i32(a->row, n)[k] < 0);
+    return dropped || expert < a->first || group >= a->count ? -1 : (int32_t)group;
+}
+
+Err CPU(choice_groups)(Stream *s, const choice_groups_args *a)
+{
+    const int64_t N = a->index.dim[0], K = a->index.dim[1];
+    (void)s;
+    ASSERT(a->group.dim[0] >= N);
+    for (int64_t n = 0; n < a->group.dim[0]; n++)
+        for (int64_t k = 0; k < K; k++) {
+            int32_t *group = row_i32(a->group, n), found = n < N ? group_of(a, n, k) : -1;
+            for (int64_t j = 0; j < k && found >= 0; j++)
+                if (group[j] == found) found = -1;
+            group[k] = found;
+        }
+    return ERR_OK;
+}
+
+/* Where x has token n. */
+static int64_t place_of(const take_rows_args *a, int64_t n)
+{
+    int32_t place = -1;
+    if (!a->row.data) return n;
+    for (int64_t k = 0; k < a->row.dim[1]; k++)
+        if (row_i32(a->row, n)[k] > place) place = row_i32(a->row, n)[k];
+    return place;
+}
+
 static void take_part(const void *args, int64_t first, int64_t end)
 {
     const take_rows_args *a = args;
     const int64_t D = a->y.dim[1], K = a->topk;
     for (int64_t q = first; q < end; q++) {
         const int64_t choice = ((const int32_t *)a->choice.data)[q], n = choice / K;
-        const float *x = row_f32(a->x, n);
+        const float *x = row_f32(a->x, place_of(a, n));
         float *y = row_f32(a->y, q);
         if (!a->weight.data) {
             memcpy(y, x, (size_t)D * sizeof *y);

@@ -337,9 +337,9 @@ Err executor_init(Executor *e, SetupArena *setup)
     for (int b = 0; b < e->buffer_count; b++) e->moving[b] = -1;
     for (int i = 0; i <= e->buffer_count; i++) event_init(&e->transfers[i].done);
     event_init(&e->moved);
-    event_init(&e->learned);
+    event_init(&e->known);
     e->ctx.moves.done = &e->moved;
-    e->ctx.moves.learned = &e->learned;
+    e->ctx.moves.known = &e->known;
     return ERR_OK;
 }
 
@@ -348,7 +348,7 @@ void executor_release(Executor *e)
     for (int i = 0; e->graphs && i < ACT_KINDS * e->stages->slot_count * 2; i++)
         device_graph_free(e->ctx.s->dev, e->graphs[i].graph);
     for (int i = 0; e->transfers && i <= e->buffer_count; i++) event_release(&e->transfers[i].done);
-    if (e->ctx.moves.done) event_release(&e->moved), event_release(&e->learned);
+    if (e->ctx.moves.done) event_release(&e->moved), event_release(&e->known);
     pair_close(&e->pair);
 }
 

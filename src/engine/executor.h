@@ -94,8 +94,8 @@ struct Executor {
     ExecutorStage *stages;
     int stage_count;
     Ctx ctx;
-    Event moved, learned; /* what ctx.moves points to */
-    Pair pair;            /* pair_open, if pairs are to run in turn */
+    Event moved, known; /* what ctx.moves points to */
+    Pair pair;          /* pair_open, if pairs are to run in turn */
     Comm *pp;
     Tensor sums; /* [3] i64, ops.def loss_sum */
     ExecutorHooks hooks;

@@ -197,6 +197,9 @@ MoeCut expert_load_cut(const TrainSpec *s, Grid g, int64_t samples)
                      .cp = g.cp ? g.cp : 1,
                      .ep = g.ep ? g.ep : 1,
                      .etp = g.etp ? g.etp : 1,
+                     .hosts = g.ep_hosts ? g.ep_hosts : 1,
+                     .groups = e->router.groups,
+                     .group_topk = e->router.group_topk,
                      .capacity = e->capacity };
 }
 
@@ -220,7 +223,8 @@ bool expert_load_redo(const Trainer *t)
     if (!t->spec.model.moe.experts || !t->spec.model.moe.capacity.redo) return false;
     const MoeCut cut =
         expert_load_cut(&t->spec, t->world->grid, t->spec.micro_batch / t->parts.step.unit_div);
-    return moe_limits(&cut).piece < cut.rows;
+    const MoeLimits limits = moe_limits(&cut);
+    return limits.piece < cut.rows || limits.passed < limits.most_passed;
 }
 
 void expert_load_use_pieces(Trainer *t, bool pieces)

@@ -12,13 +12,13 @@ Err pair_open(Pair *p, Arena *scratch)
     *p = (Pair){ .scratch = scratch };
     TRY(coroutine_open(STACK_BYTES, &p->forward));
     event_init(&p->moved);
-    event_init(&p->learned);
+    event_init(&p->known);
     return ERR_OK;
 }
 
 void pair_close(Pair *p)
 {
-    if (p->forward) event_release(&p->moved), event_release(&p->learned);
+    if (p->forward) event_release(&p->moved), event_release(&p->known);
     coroutine_close(p->forward);
     p->forward = NULL;
 }
@@ -36,7 +36,7 @@ Ctx *pair_forward_context(Pair *p, const Ctx *c)
     p->ctx = *c;
     p->ctx.scratch = p->scratch;
     p->ctx.moves.done = &p->moved;
-    p->ctx.moves.learned = &p->learned;
+    p->ctx.moves.known = &p->known;
     p->ctx.moves.other_half = p->running ? stop_forward : NULL;
     p->ctx.moves.pair = p;
     return &p->ctx;

@@ -27,10 +27,10 @@
 typedef Err PairHalf(void *user, const Action *a);
 
 typedef struct {
-    Coroutine *forward;   /* NULL: pairs are not run in turn, and there is nothing else here */
-    Arena *scratch;       /* of forwards in training; others use the executor's */
-    Event moved, learned; /* of their rows (RowMoves) */
-    Ctx ctx;              /* theirs */
+    Coroutine *forward; /* NULL: pairs are not run in turn, and there is nothing else here */
+    Arena *scratch;     /* of forwards in training; others use the executor's */
+    Event moved, known; /* of their rows (RowMoves) */
+    Ctx ctx;            /* theirs */
     /* while a pair runs */
     bool running;
     const Action *action; /* its forward, behind which stands its backward */

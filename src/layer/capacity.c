@@ -43,6 +43,63 @@ static int64_t group_units(const MoeCut *c, int64_t rows)
     return (c->cp % contexts ? samples : 1) * units_touched(c->rows * c->sp, rows);
 }
 
+/* ---- from host to host ---- */
+
+/* The most hosts that a token goes to. */
+static int64_t most_hosts(const MoeCut *c)
+{
+    const int on_host = c->experts / c->hosts, most = c->hosts < c->topk ? c->hosts : c->topk;
+    if (c->groups < 2) return most;
+    const int in_group = c->experts / c->groups;
+    if (on_host % in_group == 0) return min64(most, c->group_topk);
+    return in_group % on_host ? most : min64(most, c->group_topk * (in_group / on_host));
+}
+
+/* The share of the ways to choose k of n things that take none of `few`. */
+static double share_without(int n, int few, int k)
+{
+    double share = 1;
+    for (int i = 0; i < k; i++) share *= n - few - i > 0 ? (double)(n - few - i) / (n - i) : 0;
+    return share;
+}
+
+/* Choose k of n: how often are exactly j among `few` of them? */
+static double share_with(int n, int few, int k, int j)
+{
+    double ways = 1; /* of which j of the k places are the few's */
+    for (int i = 0; i < j; i++) ways *= (double)(k - i) / (i + 1);
+    for (int i = 0; i < k; i++) ways *= (double)(i < j ? few - i : n - few - (i - j)) / (n - i);
+    return ways > 0 ? ways : 0;
+}
+
+/* If all choices are as likely: the share of tokens that have none of a host's experts. */
+static double share_elsewhere(const MoeCut *c)
+{
+    const int on_host = c->experts / c->hosts;
+    if (c->groups < 2) return share_without(c->experts, on_host, c->topk);
+    const int in_group = c->experts / c->groups, among = c->group_topk * in_group;
+    const int here = on_host > in_group ? on_host / in_group : 1; /* groups with experts of the host */
+    double share = 0;
+    for (int j = 0; j <= here && j <= c->group_topk; j++)
+        share += share_with(c->groups, here, c->group_topk, j) *
+                 share_without(among, j * (on_host < in_group ? on_host : in_group), c->topk);
+    return share;
+}
+
+double moe_even_hosts(const MoeCut *c) { return c->hosts * (1 - share_elsewhere(c)); }
+
+static void limit_crossing(const MoeCut *c, MoeLimits *r)
+{
+    const int64_t choices = min64(c->rows * min64(c->experts / c->hosts, c->topk), r->sent);
+    const double share = __builtin_ceil(c->capacity.slack * (double)(c->rows * c->topk));
+    r->crossing = min64(c->rows * most_hosts(c), r->sent);
+    r->even_crossing = min64(r->crossing, (int64_t)((double)c->rows * moe_even_hosts(c) + 0.5));
+    r->most_passed = c->hosts * choices;
+    r->passed = c->capacity.slack > 0 && share < (double)r->most_passed ? (int64_t)share : r->most_passed;
+    if (sharing_ranks(c) == c->hosts) r->passed = r->most_passed = r->owned; /* nobody to pass them on to */
+    r->arriving = min64(c->hosts * c->rows, r->passed);
+}
+
 MoeLimits moe_limits(const MoeCut *c)
 {
     const int64_t rows = c->balance_unit * c->seq, capacity = capacity_of(c, rows * c->cp),
@@ -56,6 +113,7 @@ MoeLimits moe_limits(const MoeCut *c)
     r.worst = min64(most * sharing_ranks(c), own * group_units(c, rows) * capacity);
     const double share = __builtin_ceil(c->capacity.slack * (double)(c->rows * c->topk * c->etp));
     r.owned = c->capacity.slack > 0 && share < (double)r.worst ? (int64_t)share : r.worst;
+    if (c->hosts > 1) limit_crossing(c, &r);
     if (r.owned == r.worst) return r;
     r.piece = r.owned / (min64(own, c->topk) * sharing_ranks(c));
     r.piece -= r.piece % c->leaf;
@@ -75,6 +133,9 @@ static MoeCut cut_of(const Moe *m, const Ctx *c)
                      .cp = c->world->cp.size,
                      .ep = c->world->tp_ep.size / c->world->grid.etp,
                      .etp = c->world->grid.etp,
+                     .hosts = c->world->ep_rail.size,
+                     .groups = m->spec->router.groups,
+                     .group_topk = m->spec->router.group_topk,
                      .capacity = c->block.kv ? (Capacity){ 0 } : m->spec->capacity };
 }
 
@@ -184,25 +245,29 @@ static Err drop_filling(const Moe *m, Ctx *c, Tensor index, Tensor *kept)
     return take_at_most(m, c, &a, N - filling, 1, filling, 0);
 }
 
-/* index [N, K], without the choices that the ranks of their experts have no room for. */
-static Err drop_beyond_limit(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
+/* Ranks that others of a group send rows to: each those for so many experts, of which it has room for so many rows. */
+typedef struct {
+    Comm *group;
+    int64_t experts, rows;
+} Room;
+
+/* index [N, K], without the choices that there is no room for. */
+static Err drop_beyond_limit(const Moe *m, Ctx *c, Room room, Tensor index, Tensor weight, Tensor *kept)
 {
     const int64_t N = index.dim[0], K = m->spec->topk, E = m->spec->experts;
-    const MoeLimits limits = moe_limits_of(m, c);
-    Comm *group = &c->world->tp_ep;
     Tensor choice, offset, all, limit;
     const Tensor weights = m->spec->capacity.by_position ? (Tensor){ 0 } : weight;
     const Tensor full = m->spec->capacity.drop ? (Tensor){ 0 } : c->params->stats->over_limit;
     TRY(tensor_new(c->scratch, kept, I32, N, K));
-    TRY(tensor_new(c->scratch, &choice, I32, limits.sent));
+    TRY(tensor_new(c->scratch, &choice, I32, moe_limits_of(m, c).sent));
     TRY(tensor_new(c->scratch, &offset, I64, E + 1));
-    TRY(tensor_new(c->scratch, &all, I64, group->size, E + 1));
+    TRY(tensor_new(c->scratch, &all, I64, room.group->size, E + 1));
     TRY(tensor_new(c->scratch, &limit, I64, E));
     TRY(op(c->s, permute_index, .row = *kept, .choice = choice, .offset = offset, .index = index,
            .experts = E, .run = N));
-    TRY(comm_all_gather(group, c->s, all, offset, NULL));
-    TRY(op(c->s, room_limits, .limit = limit, .full = full, .all = all, .own = moe_own_experts(m, c),
-           .room = limits.owned, .rank = group->rank));
+    TRY(comm_all_gather(room.group, c->s, all, offset, NULL));
+    TRY(op(c->s, room_limits, .limit = limit, .full = full, .all = all, .own = room.experts,
+           .room = room.rows, .rank = room.group->rank));
     return op(c->s, choice_drop, .kept = *kept, .weight = weights, .choice = choice, .offset = offset,
               .limit = limit, .experts = E);
 }
@@ -213,6 +278,10 @@ Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *
     *kept = index;
     if (limits.capacity < moe_balance_rows(m, c)) TRY(drop_beyond_capacity(m, c, index, weight, kept));
     else if (!c->mode.training && !c->block.kv) TRY(drop_filling(m, c, index, kept));
-    if (limits.owned == limits.worst || c->mode.retry_in_pieces) return ERR_OK;
-    return drop_beyond_limit(m, c, *kept, weight, kept);
+    if (c->mode.retry_in_pieces) return ERR_OK;
+    const Room at_experts = { &c->world->tp_ep, moe_own_experts(m, c), limits.owned };
+    const Room on_the_way = { &c->world->ep_rail, m->spec->experts / c->world->ep_rail.size, limits.passed };
+    if (limits.owned < limits.worst) TRY(drop_beyond_limit(m, c, at_experts, *kept, weight, kept));
+    if (limits.passed == limits.most_passed) return ERR_OK;
+    return drop_beyond_limit(m, c, on_the_way, *kept, weight, kept);
 }

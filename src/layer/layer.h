@@ -154,8 +154,8 @@ typedef struct {
 
 /* Rows on their way to their experts or back. */
 typedef struct {
-    Event *done;    /* of the call under way */
-    Event *learned; /* marked where it is known how many rows go from whom to whom */
+    Event *done;  /* of the call under way */
+    Event *known; /* marked where it is known how many rows go from whom to whom */
     /* In a pair (engine/pair.h): called before rows, or their numbers, are waited for, so that the other half goes on
      * meanwhile. Else NULL. */
     Err (*other_half)(void *pair);
@@ -418,6 +418,8 @@ typedef struct {
     int64_t seq;          /* tokens of a sample on a rank of cp */
     int64_t leaf;         /* tokens in a leaf of the weights' gradients, which no piece cuts */
     int sp, cp, ep, etp;
+    int hosts; /* which the ranks of ep are spread over; 1: rows cross no network, or in the way of any other */
+    int group_topk, groups; /* of the router */
     Capacity capacity;
 } MoeCut;
 
@@ -428,9 +430,17 @@ typedef struct {
     int64_t owned;    /* the rows that this rank's experts have memory for */
     /* So many tokens of each rank fit wherever their rows go. 0: not even those of a leaf do. */
     int64_t piece;
+    /* Where rows go from host to host (moe_node.c), else 0: */
+    int64_t crossing;      /* rows of this rank's tokens, a row for each host, at most, */
+    int64_t even_crossing; /* and if all experts get as many */
+    int64_t arriving;      /* the rows of tokens that come to this rank from its rail at most */
+    int64_t passed;        /* the rows for experts of its host that it has memory to pass on, */
+    int64_t most_passed;   /* and the most that can come */
 } MoeLimits;
 
 MoeLimits moe_limits(const MoeCut *cut);
+/* Hosts that a token goes to on the average, if all choices that the router may make are as likely. */
+double moe_even_hosts(const MoeCut *cut);
 
 /* ---- head and loss: vocabulary-parallel logits and cross entropy ---- */
 

@@ -77,8 +77,7 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
     save->owned = save->offset;
     if (!d->remote || c->mode.retry_in_pieces) return ERR_OK;
     TRY(save_new(c, REGION_W, &t->owned, &save->owned, I64, c->world->grid.etp * X + 1));
-    return d->takes ? save_new(c, REGION_I, &t->taken_Q, &save->taken, I32, moe_limits_of(m, c).owned)
-                    : ERR_OK;
+    return d->learned ? save_new(c, REGION_I, &t->learned, &save->learned, I32, d->learned(m, c)) : ERR_OK;
 }
 
 static void expect_rows(const Moe *m, const Ctx *c, MoeRows *t)
@@ -232,6 +231,7 @@ static Err rows_again(const Moe *m, Ctx *c, Tensor x_ND, const MoeRows *t)
 
 static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
 {
+    const bool learned = moe_dispatcher(m, c)->learned && !c->mode.retry_in_pieces;
     *t = (MoeRows){ .logits_NE = moe_first_cols(save_get(c, save->logits), m->spec->experts),
                     .index_NK = save_get(c, save->index),
                     .weight_NK = save_get(c, save->weight),
@@ -239,9 +239,7 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
                     .choice_P = save_get(c, save->choice),
                     .offset = save_get(c, save->offset),
                     .owned = save_get(c, save->owned),
-                    .taken_Q = moe_dispatcher(m, c)->takes && !c->mode.retry_in_pieces
-                                   ? save_get(c, save->taken)
-                                   : (Tensor){ 0 },
+                    .learned = learned ? save_get(c, save->learned) : (Tensor){ 0 },
                     .hidden_QH = save_get(c, save->hidden),
                     .out_PD = save_get(c, save->out) };
     if (model_recomputes(m->model)) {
@@ -304,7 +302,7 @@ static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy_ND, Te
     MovedRows rows = { 0 };
     TRY(dy_alloc(c, &rows.remote, t->hidden_QH.dim[0], m->model->hidden));
     ArenaMark mark = arena_mark(c->scratch);
-    if (!d->takes || m->fc2_bias >= 0) TRY(moe_local_rows(m, c, t, &rows));
+    if (!d->weighs || m->fc2_bias >= 0) TRY(moe_local_rows(m, c, t, &rows));
     TRY(op(c->s, unpermute_bwd, .dx = rows.local, .dweight = dweight_NK, .dy = dy_ND, .x = t->out_PD,
            .row = t->row_NK, .weight = t->weight_NK));
     TRY(bias_backward(c, m->fc2_bias, m->spec->experts, rows.local, t->offset));

@@ -30,8 +30,8 @@ typedef struct {
 
 typedef struct {
     Saved logits, index, weight, row, choice, offset;
-    Saved owned; /* offsets of this rank's experts; with one rank along ep they are `offset` */
-    Saved taken; /* if all ranks' tokens are gathered: the choices whose rows this rank's experts take */
+    Saved owned;             /* offsets of this rank's experts; with one rank along ep they are `offset` */
+    Saved learned;           /* what else the dispatcher learned of other ranks */
     Saved x, hidden, active; /* rows of this rank's experts: input, before and behind the activation */
     Saved out;               /* the experts' outputs for this rank's rows */
     Saved shared_out, gate;
@@ -63,9 +63,9 @@ int64_t moe_balance_rows(const Moe *m, const Ctx *c);
  */
 typedef struct {
     Tensor logits_NE, index_NK, weight_NK, row_NK, choice_P, offset;
-    Tensor owned, taken_Q, x_QD, hidden_QH, active_QF, out_PD;
+    Tensor owned, learned, x_QD, hidden_QH, active_QF, out_PD;
     Tensor shared_out_ND, gate_N1;
-    Event *learned; /* marked where `owned` was filled, in this call; else NULL */
+    Event *known; /* marked where `owned` was filled, in this call; else NULL */
 } MoeRows;
 
 /* ---- the way to the experts and back (moe_dispatch.c) ---- */
@@ -80,8 +80,10 @@ typedef struct {
 typedef struct {
     /* An expert's rows come from several ranks. Where they begin is t->owned, not t->offset. */
     bool remote;
-    bool takes; /* They are taken out of all ranks' tokens, by t->taken_Q. */
-    /* Fills t->owned and t->taken_Q. */
+    bool weighs; /* send_gradient takes dy and weights, and not d.local. */
+    /* How many numbers t->learned [I32] has; NULL: none. */
+    int64_t (*learned)(const Moe *m, const Ctx *c);
+    /* Fills t->owned and t->learned. */
     Err (*learn)(const Moe *m, Ctx *c, const MoeRows *t);
     /* Tokens x [N, D] to the experts' rows [Q, D]. */
     Err (*send)(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor rows);
@@ -93,7 +95,19 @@ typedef struct {
     Err (*send_gradient)(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, MovedRows d);
 } Dispatcher;
 
+#define DISPATCHER_FUNCTIONS(name, text, numbers, functions) extern const Dispatcher functions;
+DISPATCHERS(DISPATCHER_FUNCTIONS)
+#undef DISPATCHER_FUNCTIONS
+
+/* That of the specification, or, where one rank has all experts, none of these. */
 const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c);
+/* Waits for a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
+Err moe_rows_end(Ctx *c);
+/* What all-to-all shares with others. */
+Err moe_learn_offsets(const Moe *m, Ctx *c, const MoeRows *t);
+Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
+Err moe_bring_end(Ctx *c, const MovedRows *r);
+
 /* The other of two rows: the same memory, or, for other ranks' rows, new in scratch. */
 Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
 Err moe_local_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);

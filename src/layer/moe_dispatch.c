@@ -1,11 +1,12 @@
 /*
  * How rows get to the ranks that hold their experts, and back. The ranks of a tp-ep group share the experts; what they
- * do is one of three dispatchers:
+ * do is one of the dispatchers of base/dispatcher.h, or, in a group of one, the local one:
  *
  *   local        one rank has all experts: the permuted rows are the experts' rows, P is Q
  *   all-to-all   each rank permutes its rows and sends each to the rank of its expert
  *   all-gather   each rank gets all ranks' tokens and takes its experts' rows out of them; results go back as by
  *                all-to-all
+ *   node         a row goes once to each host that needs it (moe_node.c); results go back as by all-to-all
  *
  * Which rows come, and how many, only the offsets say, which lie on the device: tensors have the sizes of the most that
  * can come. A transport that needs lengths on the host reads them as soon as they are known (comm/comm.h, CommRows).
@@ -32,7 +33,7 @@ Tensor moe_in_use(Tensor rows, Tensor offset)
 /* ---- messages ---- */
 
 /* Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there.
- * Begun here; done after move_rows_end. */
+ * Begun here; done after moe_rows_end. */
 static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
     const int64_t sent = t->choice_P.dim[0]; /* of a piece, perhaps */
@@ -45,13 +46,12 @@ static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local,
                             .copies = copies(c),
                             .back = back,
                             .remote_rows = remote.dim[0],
-                            .learned = t->learned };
+                            .known = t->known };
     return comm_all_to_all_rows(&c->world->tp_ep, c->s, &rows, sent, local.dim[1] * dtype_size(local.dtype),
                                 c->moves.done);
 }
 
-/* Waits for a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
-static Err move_rows_end(Ctx *c)
+Err moe_rows_end(Ctx *c)
 {
     if (c->moves.other_half) TRY(c->moves.other_half(c->moves.pair));
     trace_begin("wait for rows");
@@ -63,7 +63,7 @@ static Err move_rows_end(Ctx *c)
 static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote)
 {
     TRY(move_rows_begin(m, c, t, local, remote, false));
-    return move_rows_end(c);
+    return moe_rows_end(c);
 }
 
 /* The offsets of all ranks [ranks, offsets], in scratch, and what they say of this rank's experts. */
@@ -112,7 +112,7 @@ static Err are_back_end(Ctx *c, const MovedRows *r)
 
 /* ---- all-to-all ---- */
 
-static Err learn_offsets(const Moe *m, Ctx *c, const MoeRows *t)
+Err moe_learn_offsets(const Moe *m, Ctx *c, const MoeRows *t)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor all;
@@ -139,7 +139,7 @@ static Err send_gradient(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Move
 }
 
 /* Where ranks have parts of an expert, parts of its results come back. */
-static Err bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
+Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     const Tensor y = r->local;
     r->parts = y;
@@ -147,9 +147,9 @@ static Err bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
     return move_rows_begin(m, c, t, r->parts, r->remote, true);
 }
 
-static Err bring_end(Ctx *c, const MovedRows *r)
+Err moe_bring_end(Ctx *c, const MovedRows *r)
 {
-    TRY(move_rows_end(c));
+    TRY(moe_rows_end(c));
     if (copies(c) == 1) return ERR_OK;
     return op(c->s, sum_parts, .y = r->local, .x = r->parts,
               .parts = copies(c)); /* the tree over tp_blocks, on */
@@ -165,7 +165,7 @@ static Err learn_choices(const Moe *m, Ctx *c, const MoeRows *t)
     TRY(gather_offsets(m, c, t, &all));
     TRY(tensor_new(c->scratch, &choice, I32, group->size, t->choice_P.dim[0]));
     TRY(comm_all_gather(group, c->s, choice, t->choice_P, NULL));
-    TRY(op(c->s, dispatch_choices, .choice = t->taken_Q, .all_choice = choice, .all = all, .offset = t->owned,
+    TRY(op(c->s, dispatch_choices, .choice = t->learned, .all_choice = choice, .all = all, .offset = t->owned,
            .first = first_expert(m, c), .own = moe_own_experts(m, c), .numbers = tensor_count(t->index_NK)));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -183,8 +183,8 @@ static Err take_weighed(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
         TRY(comm_all_gather(group, c->s, weights, weight, NULL));
     }
     TRY(comm_all_gather(group, c->s, all, x, c->moves.done));
-    TRY(move_rows_end(c));
-    TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->taken_Q,
+    TRY(moe_rows_end(c));
+    TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->learned,
            .weight = weights, .topk = m->spec->topk));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -200,20 +200,42 @@ static Err take_gradient(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Move
     return take_weighed(m, c, t, dy, t->weight_NK, d.remote);
 }
 
+static int64_t taken_rows(const Moe *m, const Ctx *c) { return moe_limits_of(m, c).owned; }
+
 /* ---- the dispatchers ---- */
 
-enum { LOCAL, ALL_TO_ALL, ALL_GATHER };
+static const Dispatcher local = { .learn = nothing_to_learn,
+                                  .send = permute,
+                                  .bring_begin = are_back,
+                                  .bring_end = are_back_end,
+                                  .send_gradient = gradient_is_there };
 
-static const Dispatcher dispatchers[] = {
-    [LOCAL] = { false, false, nothing_to_learn, permute, are_back, are_back_end, gradient_is_there },
-    [ALL_TO_ALL] = { true, false, learn_offsets, send_rows, bring_begin, bring_end, send_gradient },
-    [ALL_GATHER] = { true, true, learn_choices, take_rows, bring_begin, bring_end, take_gradient },
-};
+const Dispatcher moe_dispatcher_alltoall = { .remote = true,
+                                             .learn = moe_learn_offsets,
+                                             .send = send_rows,
+                                             .bring_begin = moe_bring_begin,
+                                             .bring_end = moe_bring_end,
+                                             .send_gradient = send_gradient };
+
+/* t->learned: the choices whose rows this rank's experts take. */
+const Dispatcher moe_dispatcher_allgather = { .remote = true,
+                                              .weighs = true,
+                                              .learned = taken_rows,
+                                              .learn = learn_choices,
+                                              .send = take_rows,
+                                              .bring_begin = moe_bring_begin,
+                                              .bring_end = moe_bring_end,
+                                              .send_gradient = take_gradient };
 
 const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c)
 {
-    if (c->world->tp_ep.size == 1) return &dispatchers[LOCAL];
-    return &dispatchers[m->spec->gathers ? ALL_GATHER : ALL_TO_ALL];
+#define DISPATCHER_OF(name, text, numbers, functions) [DISPATCH_##name] = &functions,
+    static const Dispatcher *const all[] = { DISPATCHERS(DISPATCHER_OF) };
+#undef DISPATCHER_OF
+    if (c->world->tp_ep.size == 1) return &local;
+    /* (in a group on one host rows cross no network; pieces are as large as fits the ranks that experts are on) */
+    const bool plain = c->world->ep_rail.size == 1 || c->mode.retry_in_pieces;
+    return all[m->spec->dispatcher == DISPATCH_NODE && plain ? DISPATCH_ALLTOALL : m->spec->dispatcher];
 }
 
 Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)

@@ -6,6 +6,7 @@
 #define MEGATRAIN_LAYER_SPEC_H
 
 #include "base/activation.h"
+#include "base/dispatcher.h"
 #include "base/layer_set.h"
 #include "device/step.h"
 
@@ -52,7 +53,8 @@ typedef struct {
     int experts, topk;
     int parts; /* of a dense layer that they begin as; 0: they begin at random */
     int64_t ffn, shared_ffn;
-    bool shared_gate, gathers;
+    bool shared_gate;
+    DispatcherKind dispatcher;
     Router router;
     Balance balance;
     Capacity capacity;

@@ -68,7 +68,8 @@ static RanksOptions options_of(const Config *c, Grid grid)
                        .dp_ctas = dp_ctas(c),
                        .sums_by_message = c->run.precision != RUN_PRECISION_FP32,
                        .row_pieces = c->moe.experts * c->parallel.etp,
-                       .saver = c->checkpoint.async };
+                       .saver = c->checkpoint.async,
+                       .by_hosts = c->moe.dispatcher == MOE_DISPATCHER_NODE && !c->debug.ranks_per_host };
 }
 
 /* Did the launcher give all ranks the words that this one has? What it gave may begin with those of a wrapper. */

@@ -43,8 +43,37 @@ static Err host_id(char id[HOST_ID_BYTES])
     return ERR_OK;
 }
 
+static int64_t host_of(const void *places, int rank)
+{
+    const Place *all = places;
+    int first = 0;
+    while (strcmp(all[first].host, all[rank].host) != 0) first++;
+    return first;
+}
+
+/* Experts' rows are to cross the network host by host: over the hosts that there are. */
+static Err spread_experts(Ranks *r, const Place *places)
+{
+    char runs[256] = "";
+    int used = 0;
+    if (!r->grid.ep) return ERR_OK;
+    r->grid.ep_hosts = grid_ep_hosts(r->grid, host_of, places);
+    if (r->grid.ep_hosts) return ERR_OK;
+    for (int first = 0, end; first < r->boot.size && used < (int)sizeof runs - 80; first = end) {
+        for (end = first; end < r->boot.size && host_of(places, end) == host_of(places, first);) end++;
+        used += snprintf(runs + used, sizeof runs - (size_t)used, "%s%d-%d on '%.40s'", first ? ", " : "",
+                         first, end - 1, places[first].host);
+    }
+    err_set(ERR_CONFIG,
+            "moe.dispatcher=node: hosts have unequal parts of a group of ep x etp = %d x %d ranks, or a part "
+            "of an "
+            "expert without the others: ranks %s%s",
+            r->grid.ep, r->grid.etp, runs, used < (int)sizeof runs - 80 ? "" : ", ...");
+    return err_hint("start as many ranks on each host, neighbours together; or moe.dispatcher=alltoall");
+}
+
 /* Every rank counts the same hosts, from what all of them posted. */
-static Err count_hosts(Ranks *r, double timeout_s)
+static Err count_hosts(Ranks *r, const RanksOptions *o)
 {
     const int size = r->boot.size;
     char key[32];
@@ -59,7 +88,7 @@ static Err count_hosts(Ranks *r, double timeout_s)
     for (int p = 0; p < size && !err; p++) {
         size_t n;
         snprintf(key, sizeof key, "host/%d", p);
-        err = store_get(r->store, key, &places[p], sizeof places[p], &n, timeout_s);
+        err = store_get(r->store, key, &places[p], sizeof places[p], &n, o->timeout_s);
     }
     r->local_rank = r->local_size = r->cpu_sharers = r->hosts = 0;
     for (int p = 0; p < size && !err; p++) {
@@ -70,6 +99,7 @@ static Err count_hosts(Ranks *r, double timeout_s)
         for (int q = 0; q < p && !known; q++) known = !strcmp(places[q].host, places[p].host);
         r->hosts += !known;
     }
+    if (!err && o->by_hosts) err = spread_experts(r, places);
     free(places);
     return err;
 }
@@ -207,7 +237,9 @@ static NcclUse use_of(const Ranks *r, GroupKind kind)
     case GROUP_CP:
     case GROUP_CP_HEADS:
     case GROUP_CP_RING: return (NcclUse){ .messages = NCCL_ALL_PAIRS };
-    case GROUP_TP_EP: return (NcclUse){ .messages = NCCL_ALL_PAIRS, .pieces = r->row_pieces };
+    case GROUP_TP_EP:
+    case GROUP_EP_HOST:
+    case GROUP_EP_RAIL: return (NcclUse){ .messages = NCCL_ALL_PAIRS, .pieces = r->row_pieces };
     default: return (NcclUse){ 0 };
     }
 }
@@ -275,10 +307,10 @@ static Err open_many(Ranks *r, const RanksOptions *o)
     log_set_rank(r->boot.rank, r->boot.size);
     TRY(leave_to_one(r, meet(r, o)));
     TRY(store_agree(r->store, o->facts, o->timeout_s));
-    TRY(count_hosts(r, o->timeout_s));
+    TRY(count_hosts(r, o));
     TRY(connect_ranks(r, o));
     if (o->cuda) TRY(connect_gpus(r, o));
-    TRY(world_open(&r->world, o->grid, r->boot.rank, (CommOpener){ r, open_group }));
+    TRY(world_open(&r->world, r->grid, r->boot.rank, (CommOpener){ r, open_group }));
     r->world_open = true;
     for (int kind = 0; kind < WORLD_COMMS; kind++) watch_group(r, kind);
     if (o->saver) TRY(open_saver(r));
@@ -293,6 +325,7 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
                   .local_size = 1,
                   .cpu_sharers = 1,
                   .hosts = 1,
+                  .grid = o->grid,
                   .gpu = { .sharers = 1 },
                   .cuda = o->cuda,
                   .sums_by_message = o->sums_by_message,

@@ -36,6 +36,7 @@ typedef struct {
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* see RanksOptions */
     int64_t row_pieces;
+    Grid grid;
     World world;
     bool world_open;
     Comm save;          /* has all ranks, for the thread that writes checkpoints; open with `saver` */
@@ -58,6 +59,7 @@ typedef struct {
     bool sums_by_message; /* tensor-parallel ranks sum 16-bit values by messages (layer/sums.c) */
     int64_t row_pieces;   /* of rows that ranks send each other's experts (NcclUse) */
     bool saver;           /* checkpoints are written by a thread */
+    bool by_hosts;        /* grid.ep_hosts is to be what the ranks' hosts are */
 } RanksOptions;
 
 /*

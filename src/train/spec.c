@@ -17,7 +17,7 @@ static MixtureSpec mixture_spec(const Config *cfg)
         .ffn = cfg->moe.ffn,
         .shared_ffn = cfg->moe.shared_ffn,
         .shared_gate = cfg->moe.shared_gate,
-        .gathers = cfg->moe.dispatcher == MOE_DISPATCHER_ALLGATHER,
+        .dispatcher = (DispatcherKind)cfg->moe.dispatcher, /* (one table) */
         .router = { .score = scores[cfg->moe.router],
                     .normalize = cfg->moe.normalize,
                     .scale = (float)cfg->moe.scale,
@@ -282,6 +282,32 @@ static Err check_data(const Config *cfg)
     return *o.spec ? dataset_check_text(&o) : ERR_OK;
 }
 
+/* What a host is taken to have where nothing says it. */
+enum { RANKS_OF_A_HOST = 8 };
+
+static int64_t host_by_number(const void *ranks_of_a_host, int rank)
+{
+    return rank / *(const int64_t *)ranks_of_a_host;
+}
+
+/* Hosts of the key, or those that a plan is for; a run without the key finds its own (ranks.c). */
+static Err spread_experts(const Config *cfg, Grid *grid)
+{
+    const int64_t said = cfg->debug.ranks_per_host, each = said ? said : RANKS_OF_A_HOST;
+    if (cfg->moe.dispatcher != MOE_DISPATCHER_NODE || !grid->ep) return ERR_OK;
+    grid->ep_hosts = grid_ep_hosts(*grid, host_by_number, &each);
+    if (grid->ep_hosts) return ERR_OK;
+    grid->ep_hosts = 1;
+    if (!said) return ERR_OK;
+    err_set(ERR_CONFIG,
+            "moe.dispatcher=node: with debug.ranks_per_host=%lld hosts have unequal parts of a group of ep x "
+            "etp = "
+            "%d x %d ranks, or a part of an expert without the others",
+            (long long)said, grid->ep, grid->etp);
+    err_take("moe.dispatcher=alltoall debug.ranks_per_host=0");
+    return err_take("debug.ranks_per_host=0");
+}
+
 /* Any vocabulary will do for the rules: a model has a multiple of tp_blocks, whatever its size. */
 static Err read_grid(const Config *cfg, Grid *out)
 {
@@ -299,6 +325,7 @@ static Err read_grid(const Config *cfg, Grid *out)
                    .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0,
                    .etp = (int)cfg->parallel.etp };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
+    TRY(spread_experts(cfg, out));
     TRY(check_pairs(cfg));
     TRY(check_data(cfg));
     TrainSpec s;
@@ -332,7 +359,7 @@ static bool grid_reads(ConfigId id)
     static const ConfigId others[] = {
         CFG_run_device,         CFG_run_precision,     CFG_run_reproducible,   CFG_train_micro_batch,
         CFG_train_global_batch, CFG_optim_clip,        CFG_data_train,         CFG_data_split,
-        CFG_data_mask_eod,      CFG_data_reset_at_eod, CFG_checkpoint_upcycle,
+        CFG_data_mask_eod,      CFG_data_reset_at_eod, CFG_checkpoint_upcycle, CFG_debug_ranks_per_host,
     };
     for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
         if (strcmp(config_key(id)->section, sections[i]) == 0) return true;

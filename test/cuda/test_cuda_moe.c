@@ -544,6 +544,41 @@ TEST(dispatch)
     dispatch_case(2, 40, 50, 1, 6, 1000);
 }
 
+/* R: tokens of the result, N of which have choices, that may name an expert twice */
+static void groups_case(int64_t N, int64_t K, int64_t R, int64_t first, int64_t own, int64_t count, bool rows)
+{
+    CudaCase *c = case_open();
+    const double E = (double)(first + own * count);
+    Pair index = pair_uniform(c, I32, -3, E + 9, CASE_DIMS(N, K)), none = { 0 };
+    Pair row = rows ? pair_uniform(c, I32, -3, 9, CASE_DIMS(N, K)) : none, group = pair_output(c, I32, R, K);
+    BOTH(c, choice_groups, .group = AT(group), .index = AT(index), .row = AT(row), .first = first, .own = own,
+         .count = count);
+    pair_check(c, group, 0, "%d of %d tokens, K %d, %d groups of %d experts from %d on", (int)N, (int)R, (int)K,
+               (int)count, (int)own, (int)first);
+    case_close(c);
+}
+
+TEST(groups)
+{
+    for (int rows = 0; rows < 2; rows++) {
+        groups_case(1, 1, 1, 0, 1, 1, rows);
+        groups_case(37, 5, 40, 0, 3, 4, rows);
+        groups_case(300, 8, 300, 32, 32, 1, rows);
+        groups_case(300, 8, 320, 5, 1, 32, rows);
+        groups_case(90, 9, 91, 3, 2, 7, rows);
+    }
+}
+
+TEST(groups_refused)
+{
+    CudaCase *c = case_open();
+    Pair index = pair_zero(c, I32, 3, 2), group = pair_zero(c, I32, 2, 2);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), choice_groups, .group = AT(group), .index = AT(index), .own = 1, .count = 1), ERR_SHAPE,
+          "choice_groups: 3 tokens, room for 2");
+    case_close(c);
+}
+
 /* ---- rows ---- */
 
 typedef struct {
@@ -592,6 +627,13 @@ static void rows_case(DType T, RowShape p)
     BOTH(c, take_rows, .y = AT(placed), .x = AT(x.view), .choice = AT(o.choice), .weight = AT(weight), .topk = K);
     pair_check(c, part.all, case_tolerance(T), "sum_parts, %s", name);
     pair_check(c, taken.all, case_tolerance(T), "take_rows, %s", name);
+    int32_t *at = malloc((size_t)(N * K) * 4);
+    for (int64_t i = 0; i < N * K; i++) at[i] = i % K == i / K % K ? (int32_t)(N - 1 - i / K) : -1;
+    Pair row = pair_values(c, I32, at, N, K);
+    free(at);
+    BOTH(c, take_rows, .y = AT(placed), .x = AT(x.view), .choice = AT(o.choice), .weight = AT(weight), .row = AT(row),
+         .topk = K);
+    pair_check(c, taken.all, case_tolerance(T), "take_rows of placed tokens, %s", name);
     case_close(c);
 }
 

@@ -25,7 +25,7 @@ KINDS = {  # the values of each axis
     "shared": ("no", "yes", "gated"),
     "every": ("all blocks", "some blocks"),
     "capacity": ("none", "probs", "position"),
-    "dispatcher": ("alltoall", "allgather"),
+    "dispatcher": ("alltoall", "allgather", "node"),
     "overflow": ("stop", "redo", "drop"),
     "tp": ("1", "2", "3", "4", "6", "8"), "sp": YES,
     "cp": ("1", "2", "3", "4", "6", "8"),

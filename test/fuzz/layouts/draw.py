@@ -261,7 +261,10 @@ class Draw:
             self.put_experts_layout(put)
 
     def put_experts_layout(self, put):
-        put("moe.dispatcher", self.one("alltoall", "alltoall", "allgather"), "alltoall")
+        dispatcher = self.one("alltoall", "alltoall", "allgather", "node")
+        put("moe.dispatcher", dispatcher, "alltoall")
+        if dispatcher == "node":
+            put("debug.ranks_per_host", self.etp * self.one(*divisors(self.ep)), 0)
         put("moe.pad", "moe.capacity" in self.model and self.chance(0.3), False)
         if not self.chance(0.2) or self.schedule in ASYNC:
             return
