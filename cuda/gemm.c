@@ -87,7 +87,7 @@ static Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t statu
 static void name_machine(CudaGemm *g)
 {
     char count[48];
-    if (g->target) snprintf(count, sizeof count, "%d of %d", (int)g->target, g->multiprocessors);
+    if (g->target) snprintf(count, sizeof count, "%d or %d", (int)g->target, g->multiprocessors);
     else snprintf(count, sizeof count, "%d", g->multiprocessors);
     snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %s multiprocessors", cublasLtGetVersion(), g->gpu,
              count);
@@ -199,17 +199,18 @@ static cublasStatus_t set_pointers(Plan *p, const Product *x)
     return desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x->aux, sizeof x->aux);
 }
 
-static Err describe_product(const CudaGemm *g, Plan *p, const Product *x)
+static Err describe_product(Plan *p, const Product *x)
 {
     static const char what[] = "describing the product";
     const GemmKey *k = &x->key;
+    const int32_t target = (int32_t)k->target;
     const int32_t ta = x->ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb = x->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint32_t epilogue = (uint32_t)k->epilogue;
     LT(k, what, cublasLtMatmulDescInit(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    if (g->target) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &g->target, sizeof g->target));
+    if (target) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target, sizeof target));
     LT(k, what, set_pointers(p, x));
     if (x->aux) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k->ldaux, sizeof k->ldaux));
     LT(k, what, layout_set(&p->a, k->type, x->ta, k->m, k->k, k->lda));
@@ -369,62 +370,99 @@ static bool tells_order(const GemmKey *k, Fingerprint result)
     return k->m * k->n - result.zeros - result.not_finite >= (k->out == F32 ? TELLING_F32 : TELLING_16);
 }
 
-/* Whether they would, had not so many overflowed (as with a loss scale that is still too large). */
+/* Whether they do not, but would, had not so many overflowed (as with a loss scale that is still too large). */
 static bool overflow_hides_order(const GemmKey *k, Fingerprint result)
 {
+    if (tells_order(k, result)) return false;
     result.not_finite = 0;
     return tells_order(k, result);
 }
 
+/* The bits that a product's algorithms must give. */
+typedef struct {
+    bool known; /* else those of the first that runs */
+    Fingerprint result;
+} WantedBits;
+
 /*
  * The fastest of those that run, after a run each that warms up; a later candidate must win by 2%, else noise would
- * choose. Where bits are to stay, of those with the bits of the first, which is alone where they tell nothing: for good,
- * or *for_now, if other data will tell.
+ * choose. Where bits are to stay, of those with the wanted ones; if these tell nothing, the first. *best is -1 if there
+ * is none.
  */
-static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Candidates *c, int *best, bool *for_now)
+static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Candidates *c, WantedBits *want, int *best)
 {
     const bool same_bits = g->tuning == TUNE_SAME_BITS;
-    Fingerprint first = { 0 }, bits = { 0 };
+    Fingerprint bits = { 0 };
     float best_ms = 0, ms;
     *best = -1;
     for (int i = 0; i < c->count; i++) {
         if (multiply(g, s, p, x, &c->algo[i])) continue;
         if (same_bits) TRY(result_bits(s, x, &bits));
-        if (*best < 0) first = bits;
-        if (bits.bits != first.bits) continue;
-        if (same_bits && !tells_order(&x->key, first)) {
-            *for_now = overflow_hides_order(&x->key, first);
-            return *best = i, ERR_OK;
-        }
+        if (!want->known) *want = (WantedBits){ true, bits };
+        if (bits.bits != want->result.bits) continue;
+        if (same_bits && !tells_order(&x->key, bits)) return *best = i, ERR_OK;
         TRY(time_runs(g, s, p, x, &c->algo[i], &ms));
         if (*best < 0 || ms < 0.98f * best_ms) *best = i, best_ms = ms;
     }
-    return *best < 0 ? gemm_error(&p->key, "no candidate runs", CUBLAS_STATUS_NOT_SUPPORTED) : ERR_OK;
-}
-
-static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
-{
-    Candidates c;
-    int best = 0;
-    bool for_now = false;
-    TRY(find_candidates(g, p, &c));
-    if (c.count != 1) TRY(fastest(g, s, p, x, &c, &best, &for_now));
-    p->algo = c.algo[best];
-    if (for_now) return ERR_OK;
-    p->final = true;
-    g->counts.timed++;
-    g->choices[g->choice_count++] = (Choice){ p->key, p->algo };
     return ERR_OK;
 }
 
+static void keep_choice(CudaGemm *g, const GemmKey *key, const cublasLtMatmulAlgo_t *algo)
+{
+    g->counts.timed++;
+    g->choices[g->choice_count++] = (Choice){ *key, *algo };
+}
+
+/* The same product for fewer multiprocessors; if no algorithm has the wanted bits for sure, it has none of its own. */
+static Err time_beside(CudaGemm *g, Stream *s, const Product *x, WantedBits *want, bool *found)
+{
+    Product few = *x;
+    Plan p = { 0 };
+    Candidates c;
+    int best;
+    few.key.target = g->target;
+    p.key = few.key;
+    *found = false;
+    if (g->tuning == TUNE_SAME_BITS && !tells_order(&x->key, want->result)) return ERR_OK;
+    TRY(describe_product(&p, &few));
+    TRY(find_candidates(g, &p, &c));
+    TRY(fastest(g, s, &p, &few, &c, want, &best));
+    if (best >= 0) keep_choice(g, &p.key, &c.algo[best]);
+    *found = best >= 0;
+    return ERR_OK;
+}
+
+/* For good; for now, if results overflowed and only other data will tell their bits apart. */
+static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
+{
+    Candidates c;
+    WantedBits want = { 0 };
+    int best = 0;
+    TRY(find_candidates(g, p, &c));
+    if (c.count != 1 || g->target) TRY(fastest(g, s, p, x, &c, &want, &best));
+    if (best < 0) return gemm_error(&p->key, "no candidate runs", CUBLAS_STATUS_NOT_SUPPORTED);
+    p->algo = c.algo[best];
+    if (overflow_hides_order(&x->key, want.result)) return ERR_OK;
+    p->final = true;
+    keep_choice(g, &p->key, &p->algo);
+    return g->target ? time_beside(g, s, x, &want, &p->beside) : ERR_OK;
+}
+
 /* ---- a call ---- */
+
+static bool has_choice_beside(const CudaGemm *g, const GemmKey *key)
+{
+    GemmKey few = *key;
+    few.target = g->target;
+    return g->target && !key->target && gemm_choice(g, &few);
+}
 
 static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
 {
     Candidates c;
     const Choice *choice = gemm_choice(g, &x->key);
     *p = (Plan){ .key = x->key };
-    TRY(describe_product(g, p, x));
+    TRY(describe_product(p, x));
     if (choice) {
         cublasLtMatmulHeuristicResult_t result = { 0 };
         result.algo = p->algo = choice->algo;
@@ -439,31 +477,47 @@ static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
         p->algo = c.algo[0];
     }
     p->final = choice || p->missing;
+    p->beside = has_choice_beside(g, &x->key);
     p->used = true;
     g->plan_count++;
     g->counts.plans++;
     return ERR_OK;
 }
 
+static Err plan_of(CudaGemm *g, const Product *x, Plan **out)
+{
+    if (g->plan_count >= PLANS_MOST) gemm_forget_plans(g);
+    *out = plan_slot(g, &x->key);
+    return (*out)->used ? ERR_OK : plan_make(g, *out, x);
+}
+
+/* The plan of the same product for fewer multiprocessors, which has a choice. */
+static Err plan_beside(CudaGemm *g, const Product *x, Plan **out)
+{
+    Product few = *x;
+    few.key.target = g->target;
+    return plan_of(g, &few, out);
+}
+
 /* *done false: nothing was done, for want of an algorithm with this epilogue (only with GELU). */
 static Err run_if_any(Stream *s, const Product *x, bool *done)
 {
     CudaGemm *g = gemm_of(s);
+    Plan *p;
     *done = true;
     if (x->key.m == 0 || x->key.n == 0) return ERR_OK;
     g->counts.calls++;
-    if (g->plan_count >= PLANS_MOST) gemm_forget_plans(g);
-    Plan *p = plan_slot(g, &x->key);
-    if (!p->used) TRY(plan_make(g, p, x));
+    TRY(plan_of(g, x, &p));
     if (p->missing) {
         *done = false;
         return ERR_OK;
     }
-    if (g->tuning && !p->final && g->choice_count < CHOICES_MOST) {
+    if (g->tuning && !p->final && g->choice_count < CHOICES_MOST - 1) {
         bool yes;
         TRY(can_time(s, x, &yes));
         if (yes) TRY(time_candidates(g, s, p, x));
     }
+    if (p->beside && s->dev->beside) TRY(plan_beside(g, x, &p));
     LT(&p->key, "the product", multiply(g, s, p, x, &p->algo));
     return ERR_OK;
 }

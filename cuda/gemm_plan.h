@@ -19,6 +19,7 @@ typedef struct {
     int64_t epilogue, m, n, k, lda, ldb, ldd, ldaux;
     /* bytes; 0 for what the epilogue does not use */
     int64_t align_a, align_b, align_d, align_bias, align_aux;
+    int64_t target; /* multiprocessors that the product should take; 0: all */
 } GemmKey;
 
 enum { KEY_NUMBERS = sizeof(GemmKey) / sizeof(int64_t), KEY_NAMES = 3 }; /* the first three print as names */
@@ -28,6 +29,7 @@ typedef struct {
     bool used;
     bool final;   /* the algorithm stays; else it may still be timed */
     bool missing; /* no algorithm: the epilogue must be done apart */
+    bool beside;  /* there is a choice for the same product beside collectives */
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -46,7 +48,7 @@ struct CudaGemm {
     bool fuse_gelu;
     char gpu[256];
     int multiprocessors;
-    int32_t target;     /* multiprocessors that products should take; 0: all */
+    int64_t target;     /* multiprocessors that products beside collectives should take; 0: all */
     char made_for[512]; /* library, GPU and multiprocessors that the choices hold for */
     int plan_count, choice_count;
     CudaGemmCounts counts;

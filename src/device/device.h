@@ -123,6 +123,7 @@ struct Device {
      * so that what was read is worthless? NULL: nobody's. */
     Err (*failure)(void *user);
     void *failure_user;
+    int beside; /* collectives that were begun and not yet waited for, beside which ops are issued (optim/ddp.h) */
 };
 
 /*
@@ -219,7 +220,8 @@ void device_autotune(Device *dev, DeviceTuning how);
 int64_t device_choices_save(const Device *dev, char *text);
 Err device_choices_load(Device *dev, const char *text, bool beside);
 
-/* Ops, as far as they can, leave so many of a GPU's multiprocessors to what runs meanwhile; choices are forgotten. */
+/* Ops that are issued beside collectives (Device.beside) leave so many of a GPU's multiprocessors to those, as far as
+ * they can without other bits; choices are forgotten. */
 void device_leave_free(Device *dev, int multiprocessors);
 
 /*
