@@ -21,17 +21,12 @@
 
 #include "base/log.h"
 #include "device/ops.h"
-#include "fingerprint.h"
 #include "gemm_plan.h"
 
 enum {
     WORKSPACE_BYTES = DEVICE_WORKSPACE_BYTES, /* part of what the heuristic chooses by */
     ALIGN_MOST = 128,           /* bytes; no algorithm asks for more */
-    PLANS_MOST = 384,           /* then the table is emptied: shapes are then not repeating anyway */
-    CANDIDATES = 8,
-    TIMED_RUNS = 6,
-    TELLING_F32 = 1 << 10, /* finite results other than zero that show in which order they were added; */
-    TELLING_16 = 1 << 20   /* when they are rounded to 16 bits one in some 2^15 shows it */
+    PLANS_MOST = 384            /* then the table is emptied: shapes are then not repeating anyway */
 };
 
 /* Split sums that are added in a fixed order and in fp32. (Of sums in place no order is promised.) */
@@ -41,20 +36,9 @@ static uint32_t reductions_of(const GemmKey *k)
     return k->out == F32 ? any | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : any;
 }
 
-/* One call: the key says how, this says where. */
-typedef struct {
-    GemmKey key;
-    bool ta, tb;
-    const void *a, *b, *bias;
-    void *d, *aux; /* aux: what GELU is, or was, taken of */
-    float beta;
-} Product;
-
 static CudaGemm *gemm_of(Stream *s) { return ((CudaDevice *)s->dev->cuda)->gemm; }
 
 /* ---- messages ---- */
-
-static bool has_gelu(const GemmKey *k) { return k->ldaux > 0; }
 
 /* "linear_fwd (N 64, O 3072, I 768, bf16)" */
 static void describe(const GemmKey *key, char *out, size_t size)
@@ -64,22 +48,16 @@ static void describe(const GemmKey *key, char *out, size_t size)
     else if (key->op == OP_linear_dx) N = n, O = k, I = m;
     else N = k, O = n, I = m;
     snprintf(out, size, "%s (N %lld, O %lld, I %lld, %s%s)", op_info((OpId)key->op)->name, N, O, I,
-             dtype_name((DType)key->type), has_gelu(key) ? ", with gelu" : "");
+             dtype_name((DType)key->type), gemm_has_gelu(key) ? ", with gelu" : "");
 }
 
-static Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status)
+Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status)
 {
     char op[128];
     describe(key, op, sizeof op);
     return err_set(ERR_DEVICE, "%s: %s: %s (%s)", op, what, cublasLtGetStatusString(status),
                    cublasLtGetStatusName(status));
 }
-
-#define LT(key, what, call)                                         \
-    do {                                                            \
-        cublasStatus_t lt_status = (call);                          \
-        if (lt_status) return gemm_error((key), (what), lt_status); \
-    } while (0)
 
 /* ---- opening ---- */
 
@@ -199,7 +177,7 @@ static cublasStatus_t set_pointers(Plan *p, const Product *x)
     return desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x->aux, sizeof x->aux);
 }
 
-static Err describe_product(Plan *p, const Product *x)
+Err gemm_describe(Plan *p, const Product *x)
 {
     static const char what[] = "describing the product";
     const GemmKey *k = &x->key;
@@ -259,12 +237,6 @@ static bool has_room(const cublasLtMatmulHeuristicResult_t *r)
     return !r->state && r->workspaceSize <= WORKSPACE_BYTES;
 }
 
-typedef struct {
-    cublasLtMatmulAlgo_t algo[CANDIDATES]; /* best guess first */
-    int count, unknown;    /* unknown: how many were passed over because the library does not say how they add */
-    cublasStatus_t status; /* why there is none */
-} Candidates;
-
 static void say_unknown(CudaGemm *g, const GemmKey *key, const cublasLtMatmulAlgo_t *algo)
 {
     char op[128];
@@ -295,7 +267,7 @@ static Err ask_library(CudaGemm *g, Plan *p, uint32_t reductions, bool trusting,
 }
 
 /* Where the library says of none that is left how it adds: those that do not split the sum, which is known safe. */
-static Err find_candidates(CudaGemm *g, Plan *p, Candidates *out)
+Err gemm_candidates(CudaGemm *g, Plan *p, Candidates *out)
 {
     char op[128];
     out->count = out->unknown = 0;
@@ -317,7 +289,7 @@ static Err no_algorithm(const GemmKey *k, cublasStatus_t status)
     return err;
 }
 
-static cublasStatus_t multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x,
+cublasStatus_t gemm_multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x,
                                const cublasLtMatmulAlgo_t *algo)
 {
     const float alpha = 1;
@@ -325,127 +297,6 @@ static cublasStatus_t multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x
     if (status) return status;
     return cublasLtMatmul(g->lt, &p->desc, &alpha, x->a, &p->a, x->b, &p->b, &x->beta, x->d, &p->d, x->d,
                           &p->d, algo, s->dev->workspace, WORKSPACE_BYTES, s->handle);
-}
-
-/* ---- timing ---- */
-
-/* A product that reads what it writes must run once, and a stream being captured runs nothing. */
-static Err can_time(Stream *s, const Product *x, bool *yes)
-{
-    enum cudaStreamCaptureStatus capturing;
-    *yes = false;
-    if (x->beta != 0) return ERR_OK;
-    TRY(cuda_check(cudaStreamIsCapturing(s->handle, &capturing), "asking whether the stream is captured"));
-    *yes = capturing == cudaStreamCaptureStatusNone;
-    return ERR_OK;
-}
-
-/* Of all that the product wrote. */
-static Err result_bits(Stream *s, const Product *x, Fingerprint *out)
-{
-    const GemmKey *k = &x->key;
-    Tensor d = tensor_of(x->d, (DType)k->out, k->n, k->m), aux = tensor_of(x->aux, (DType)k->type, k->n, k->m);
-    Fingerprint also = { 0 };
-    d.ld = k->ldd;
-    aux.ld = k->ldaux;
-    TRY(cuda_fingerprint(s, d, out));
-    if (k->op == OP_linear_fwd && has_gelu(k)) TRY(cuda_fingerprint(s, aux, &also));
-    out->bits += 3 * also.bits; /* an odd factor: the two do not change places unseen */
-    return ERR_OK;
-}
-
-/* Milliseconds of `TIMED_RUNS` runs. */
-static Err time_runs(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo, float *ms)
-{
-    TRY(cuda_check(cudaEventRecord(g->start, s->handle), "timing a product"));
-    for (int i = 0; i < TIMED_RUNS; i++) LT(&p->key, "timing", multiply(g, s, p, x, algo));
-    TRY(cuda_check(cudaEventRecord(g->stop, s->handle), "timing a product"));
-    TRY(cuda_check(cudaEventSynchronize(g->stop), "timing a product"));
-    return cuda_check(cudaEventElapsedTime(ms, g->start, g->stop), "timing a product");
-}
-
-/* Whether the bits of results tell two orders of sums apart: enough of them are numbers other than zero. */
-static bool tells_order(const GemmKey *k, Fingerprint result)
-{
-    return k->m * k->n - result.zeros - result.not_finite >= (k->out == F32 ? TELLING_F32 : TELLING_16);
-}
-
-/* Whether they do not, but would, had not so many overflowed (as with a loss scale that is still too large). */
-static bool overflow_hides_order(const GemmKey *k, Fingerprint result)
-{
-    if (tells_order(k, result)) return false;
-    result.not_finite = 0;
-    return tells_order(k, result);
-}
-
-/* The bits that a product's algorithms must give. */
-typedef struct {
-    bool known; /* else those of the first that runs */
-    Fingerprint result;
-} WantedBits;
-
-/*
- * The fastest of those that run, after a run each that warms up; a later candidate must win by 2%, else noise would
- * choose. Where bits are to stay, of those with the wanted ones; if these tell nothing, the first. *best is -1 if there
- * is none.
- */
-static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Candidates *c, WantedBits *want, int *best)
-{
-    const bool same_bits = g->tuning == TUNE_SAME_BITS;
-    Fingerprint bits = { 0 };
-    float best_ms = 0, ms;
-    *best = -1;
-    for (int i = 0; i < c->count; i++) {
-        if (multiply(g, s, p, x, &c->algo[i])) continue;
-        if (same_bits) TRY(result_bits(s, x, &bits));
-        if (!want->known) *want = (WantedBits){ true, bits };
-        if (bits.bits != want->result.bits) continue;
-        if (same_bits && !tells_order(&x->key, bits)) return *best = i, ERR_OK;
-        TRY(time_runs(g, s, p, x, &c->algo[i], &ms));
-        if (*best < 0 || ms < 0.98f * best_ms) *best = i, best_ms = ms;
-    }
-    return ERR_OK;
-}
-
-static void keep_choice(CudaGemm *g, const GemmKey *key, const cublasLtMatmulAlgo_t *algo)
-{
-    g->counts.timed++;
-    g->choices[g->choice_count++] = (Choice){ *key, *algo };
-}
-
-/* The same product for fewer multiprocessors; if no algorithm has the wanted bits for sure, it has none of its own. */
-static Err time_beside(CudaGemm *g, Stream *s, const Product *x, WantedBits *want, bool *found)
-{
-    Product few = *x;
-    Plan p = { 0 };
-    Candidates c;
-    int best;
-    few.key.target = g->target;
-    p.key = few.key;
-    *found = false;
-    if (g->tuning == TUNE_SAME_BITS && !tells_order(&x->key, want->result)) return ERR_OK;
-    TRY(describe_product(&p, &few));
-    TRY(find_candidates(g, &p, &c));
-    TRY(fastest(g, s, &p, &few, &c, want, &best));
-    if (best >= 0) keep_choice(g, &p.key, &c.algo[best]);
-    *found = best >= 0;
-    return ERR_OK;
-}
-
-/* For good; for now, if results overflowed and only other data will tell their bits apart. */
-static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
-{
-    Candidates c;
-    WantedBits want = { 0 };
-    int best = 0;
-    TRY(find_candidates(g, p, &c));
-    if (c.count != 1 || g->target) TRY(fastest(g, s, p, x, &c, &want, &best));
-    if (best < 0) return gemm_error(&p->key, "no candidate runs", CUBLAS_STATUS_NOT_SUPPORTED);
-    p->algo = c.algo[best];
-    if (overflow_hides_order(&x->key, want.result)) return ERR_OK;
-    p->final = true;
-    keep_choice(g, &p->key, &p->algo);
-    return g->target ? time_beside(g, s, x, &want, &p->beside) : ERR_OK;
 }
 
 /* ---- a call ---- */
@@ -462,7 +313,7 @@ static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
     Candidates c;
     const Choice *choice = gemm_choice(g, &x->key);
     *p = (Plan){ .key = x->key };
-    TRY(describe_product(p, x));
+    TRY(gemm_describe(p, x));
     if (choice) {
         cublasLtMatmulHeuristicResult_t result = { 0 };
         result.algo = p->algo = choice->algo;
@@ -471,8 +322,8 @@ static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
         if (!has_room(&result) || order_of(&p->key, &result.algo) == ORDER_FREE)
             return gemm_error(&p->key, "the chosen algorithm", CUBLAS_STATUS_NOT_SUPPORTED);
     } else {
-        TRY(find_candidates(g, p, &c));
-        if (c.count == 0 && !has_gelu(&p->key)) return no_algorithm(&p->key, c.status);
+        TRY(gemm_candidates(g, p, &c));
+        if (c.count == 0 && !gemm_has_gelu(&p->key)) return no_algorithm(&p->key, c.status);
         p->missing = c.count == 0;
         p->algo = c.algo[0];
     }
@@ -514,11 +365,11 @@ static Err run_if_any(Stream *s, const Product *x, bool *done)
     }
     if (g->tuning && !p->final && g->choice_count < CHOICES_MOST - 1) {
         bool yes;
-        TRY(can_time(s, x, &yes));
-        if (yes) TRY(time_candidates(g, s, p, x));
+        TRY(gemm_can_time(s, x, &yes));
+        if (yes) TRY(gemm_time(g, s, p, x));
     }
     if (p->beside && s->dev->beside) TRY(plan_beside(g, x, &p));
-    LT(&p->key, "the product", multiply(g, s, p, x, &p->algo));
+    LT(&p->key, "the product", gemm_multiply(g, s, p, x, &p->algo));
     return ERR_OK;
 }
 

@@ -1,5 +1,6 @@
 /*
- * Inside gemm.c and gemm_choices.c: what a product's algorithm depends on, the table of plans, the timed choices.
+ * Inside gemm.c, gemm_timing.c and gemm_choices.c: what a product's algorithm depends on, the table of plans, the timed
+ * choices.
  */
 #ifndef MEGATRAIN_CUDA_GEMM_PLAN_H
 #define MEGATRAIN_CUDA_GEMM_PLAN_H
@@ -10,7 +11,8 @@
 
 enum {
     PLAN_SLOTS = 512, /* a power of 2 */
-    CHOICES_MOST = 384
+    CHOICES_MOST = 384,
+    CANDIDATES = 8
 };
 
 /* All that the choice of an algorithm depends on. Only int64_t, so that it compares and prints as an array. */
@@ -55,6 +57,45 @@ struct CudaGemm {
     Plan plans[PLAN_SLOTS]; /* open addressing */
     Choice choices[CHOICES_MOST];
 };
+
+/* One call: the key says how, this says where. */
+typedef struct {
+    GemmKey key;
+    bool ta, tb;
+    const void *a, *b, *bias;
+    void *d, *aux; /* aux: what GELU is, or was, taken of */
+    float beta;
+} Product;
+
+typedef struct {
+    cublasLtMatmulAlgo_t algo[CANDIDATES]; /* best guess first */
+    int count, unknown;    /* unknown: how many were passed over because the library does not say how they add */
+    cublasStatus_t status; /* why there is none */
+} Candidates;
+
+#define LT(key, what, call)                                         \
+    do {                                                            \
+        cublasStatus_t lt_status = (call);                          \
+        if (lt_status) return gemm_error((key), (what), lt_status); \
+    } while (0)
+
+static inline bool gemm_has_gelu(const GemmKey *k) { return k->ldaux > 0; }
+
+/* ERR_DEVICE with the product's name and sizes, and the library's text. */
+Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status);
+
+/* Fills in descriptor and layouts. */
+Err gemm_describe(Plan *p, const Product *x);
+/* What the library offers for p that adds in a fixed order; none: see `status`. */
+Err gemm_candidates(CudaGemm *g, Plan *p, Candidates *out);
+cublasStatus_t gemm_multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo);
+
+/* Whether it may be run several times now: a product that reads what it writes must run once, and a stream that is being
+ * captured runs nothing. */
+Err gemm_can_time(Stream *s, const Product *x, bool *yes);
+/* Chooses p's algorithm, and that of the same product beside collectives, by timing (gemm.h): for good, or for now if
+ * results overflowed and only other data will tell their bits apart. There is room for two choices. */
+Err gemm_time(CudaGemm *g, Stream *s, Plan *p, const Product *x);
 
 const Choice *gemm_choice(const CudaGemm *g, const GemmKey *key); /* NULL: none */
 
