@@ -486,11 +486,7 @@ Err nccl_world_open(const NcclOptions *o, NcclWorld **out)
     if (!nccl_available(&why))
         return err_set(ERR_CONFIG, "NCCL is not to be had: %s", why),
                err_hint("install libnccl2, or name its folder in LD_LIBRARY_PATH");
-    if (getenv("NCCL_COMM_ID"))
-        return err_set(ERR_CONFIG, "NCCL_COMM_ID is set: ranks would meet there, and not at the run's own store"),
-               err_hint("unset NCCL_COMM_ID");
-    /* kernels of several groups start in the order of issue on every rank: none waits for another's multiprocessors */
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    TRY(nccl_set_variables(o->any_order));
     NcclWorld *w = calloc(1, sizeof *w);
     if (!w) return err_set(ERR_MEMORY, "no memory for the ranks' communicators");
     w->o = *o;

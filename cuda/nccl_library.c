@@ -4,6 +4,7 @@
  */
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "nccl_world.h"
@@ -61,4 +62,46 @@ const char *nccl_version(void)
 {
     const char *why;
     return nccl_available(&why) ? look_up.version : "";
+}
+
+/* ---- variables ---- */
+
+/* NCCL_ALGO: "ring,tree", "^nvls" (all but these), or such lists for some calls, "allreduce:tree;allgather:nvls". */
+static bool names_nvls(const char *algo)
+{
+    char list[256];
+    for (const char *at = algo; *at; at += strcspn(at, ";"), at += *at == ';') {
+        snprintf(list, sizeof list, "%.*s", (int)strcspn(at, ";"), at);
+        const char *colon = strchr(list, ':'), *names = colon ? colon + 1 : list;
+        if (*names != '^' && strcasestr(names, "nvls")) return true;
+    }
+    return false;
+}
+
+const char *nccl_asks_for_nvls(void)
+{
+    const char *enable = getenv("NCCL_NVLS_ENABLE"), *algo = getenv("NCCL_ALGO");
+    if (enable && strcmp(enable, "0") != 0) return "NCCL_NVLS_ENABLE";
+    return algo && names_nvls(algo) ? "NCCL_ALGO" : NULL;
+}
+
+/*
+ * NVLS by NCCL_NVLS_ENABLE, not by NCCL_ALGO: all versions take it alike and are then without any of its kinds, and it
+ * leaves NCCL_ALGO, whose lists have changed from version to version, to the user. A variable of the environment goes
+ * before what NCCL's own file of settings says.
+ */
+Err nccl_set_variables(bool any_order)
+{
+    const char *asks = nccl_asks_for_nvls();
+    if (getenv("NCCL_COMM_ID"))
+        return err_set(ERR_CONFIG, "NCCL_COMM_ID is set: ranks would meet there, and not at the run's own store"),
+               err_hint("unset NCCL_COMM_ID");
+    if (asks && !any_order)
+        return err_set(ERR_CONFIG, "%s=%s asks NCCL for NVLS, sums in switches whose order differs from call to call",
+                       asks, getenv(asks)),
+               err_hint("unset %s; or run.reproducible=off, if repeats need not give the same bits", asks);
+    if (!any_order) setenv("NCCL_NVLS_ENABLE", "0", 1);
+    /* kernels of several groups start in the order of issue on every rank: none waits for another's multiprocessors */
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    return ERR_OK;
 }

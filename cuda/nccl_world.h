@@ -33,6 +33,9 @@ typedef struct {
 
 extern NcclLibrary nccl; /* to be called once nccl_available() has said yes */
 
+/* Sets the variables that NCCL reads with its first call, or refuses those that are set: ERR_CONFIG. */
+Err nccl_set_variables(bool any_order);
+
 /* ---- the world ---- */
 
 /* A call that the device has not finished. */

@@ -75,6 +75,23 @@ fi
 [ "$count" -ge 4 ] || skip "layouts of 4 and 8 ranks over NCCL: $count GPUs"
 [ -n "${EMU:-}" ] || [ "$count" -ge 8 ] || [ "$count" -lt 4 ] || skip "layouts of 8 ranks over NCCL: $count GPUs"
 
+# gradients of four ranks, whose sum depends on its order: repeated, it is the same, for NCCL is kept from adding in
+# switches; with reproducible=off it may, and the emulated one then never adds in one order twice
+if [ "$count" -ge 4 ]; then
+    four=(run.precision=fp32 parallel.zero=1)
+    for d in four four-again; do run $d 4 4 "${four[@]}"; done
+    check "four replicas repeated" same_run four-again four $steps
+    check "and says why: $(grep 'between GPUs' four.err)" grep -q 'between GPUs: NCCL [0-9.]*, without NVLS' four.err
+    for d in any any-again; do run $d 4 4 "${four[@]}" run.reproducible=off; done
+    check "four replicas, in any order: losses within 1e-5" near any four $steps 1e-5
+    check "and says so: $(grep 'between GPUs' any.err)" grep -q 'between GPUs: NCCL [0-9.]*, with NVLS' any.err
+    [ -z "${EMU:-}" ] || check "in any order: other bits in each run" [ "$(losses any)" != "$(losses any-again)" ]
+fi
+EMU_DEVICES=2 NCCL_ALGO=NVLS expect 2 "NCCL_ALGO=NVLS asks NCCL for NVLS" "$launch" -n 2 -- "$mt" --config ranks.ini \
+    run.dir=asks run.device=cuda
+NCCL_NVLS_ENABLE=1 expect 0 "! NCCL_NVLS_ENABLE asks NCCL for NVLS" "$mt" doctor
+check "doctor says what is kept out: $(grep '^nccl' out.txt)" grep -q '^nccl .*without NVLS' out.txt
+
 # pipelines of 2 ranks, over NCCL and staged: near one rank's losses as other layouts are
 deep=(model.layers=4 run.precision=bf16)
 run deep 1 1 "${deep[@]}"

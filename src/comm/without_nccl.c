@@ -9,6 +9,8 @@ bool nccl_available(const char **why)
 
 const char *nccl_version(void) { return ""; }
 
+const char *nccl_asks_for_nvls(void) { return NULL; }
+
 static Err not_built(void)
 {
     return err_set(ERR_CONFIG, "this build has no NCCL"),

@@ -67,6 +67,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                        .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
                        .dp_ctas = dp_ctas(c),
                        .sums_by_message = c->run.precision != RUN_PRECISION_FP32,
+                       .any_order = c->run.reproducible == RUN_REPRODUCIBLE_OFF,
                        .saver = c->checkpoint.async };
 }
 

@@ -55,6 +55,7 @@ typedef struct {
     bool cuda;         /* tensors lie in the memory of GPUs */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* tensor-parallel ranks sum 16-bit values by messages (layer/sums.c) */
+    bool any_order;       /* a repeat need not have the same bits: NcclOptions */
     bool saver;           /* checkpoints are written by a thread */
 } RanksOptions;
 

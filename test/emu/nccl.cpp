@@ -5,7 +5,8 @@
  *
  * A collective runs in pieces that fit. A rank publishes its piece when all have read its last one, and computes its
  * result when all have published; floats are added around a ring that begins at another rank with every piece, so that
- * the sums are not those of the tree.
+ * the sums are not those of the tree. As NVLS may, it begins anywhere, in each call of each run, unless
+ * NCCL_NVLS_ENABLE=0.
  *
  * Messages between two ranks go piece by piece through a place of their own. A send ends when the other rank has read all
  * of it, so that nothing is buffered: a send blocks its stream until the receive is there. Within a group messages make
@@ -230,6 +231,23 @@ bool Call::post()
     return posted = true;
 }
 
+/* Looked at with the first sum, as the library does. */
+bool nvls()
+{
+    static const char *const enable = getenv("NCCL_NVLS_ENABLE");
+    return !enable || strcmp(enable, "0") != 0;
+}
+
+/* The same on all ranks of a communicator, whose path was drawn by lot. */
+uint64_t mixed(const char *path, uint64_t piece)
+{
+    for (uint64_t h = piece;; path++) {
+        if (!*path) return h >> 32;
+        h = (h ^ static_cast<uint64_t>(*path)) * 0x9E3779B97F4A7C15u;
+        h ^= h >> 29;
+    }
+}
+
 template <typename T> void add_up(const char *const *pieces, int ranks, int first, ncclRedOp_t op, char *out, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -244,7 +262,7 @@ template <typename T> void add_up(const char *const *pieces, int ranks, int firs
 
 void Call::reduce(const char *const *parts, char *out, size_t n)
 {
-    const int first = static_cast<int>(piece % static_cast<uint64_t>(comm->size));
+    const int first = static_cast<int>((nvls() ? mixed(comm->path, piece) : piece) % static_cast<uint64_t>(comm->size));
     if (type == ncclFloat32) add_up<float>(parts, comm->size, first, op, out, n);
     else if (type == ncclInt64) add_up<int64_t>(parts, comm->size, first, op, out, n);
     else add_up<uint64_t>(parts, comm->size, first, op, out, n);
