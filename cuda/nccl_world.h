@@ -9,11 +9,11 @@
 #ifndef MEGATRAIN_CUDA_NCCL_WORLD_H
 #define MEGATRAIN_CUDA_NCCL_WORLD_H
 
-#include <nccl.h>
 #include <stdatomic.h>
 
 #include "comm/gpu.h"
 #include "device_cuda.h"
+#include "nccl_api.h"
 
 enum { GROUPS_MAX = 16, FLIGHTS = 256, NAP_US = 200, WHY_BYTES = 256 };
 
@@ -33,8 +33,11 @@ typedef struct {
 
 extern NcclLibrary nccl; /* to be called once nccl_available() has said yes */
 
-/* Sets the variables that NCCL reads with its first call, or refuses those that are set: ERR_CONFIG. */
-Err nccl_set_variables(bool any_order);
+/* Sets the variables that NCCL reads with its first call, or refuses those that are set: ERR_CONFIG. Rank 0 warns
+ * of what the library cannot do. */
+Err nccl_set_variables(const NcclOptions *o);
+/* Non-blocking, else as NCCL likes. `name` must stay; libraries before 2.27 have no names. */
+ncclConfig_t nccl_config(const char *name);
 
 /* ---- the world ---- */
 

@@ -607,6 +607,7 @@ static const Rule rules[] = {
       "only device=cuda has NCCL", 1 },
     { "parallel.nccl.dp.max_ctas=5", "parallel.nccl.dp.max_ctas=5 run.device=cuda",
       "only device=cuda has NCCL", 1 },
+    { "parallel.staged=true", "parallel.staged=true run.device=cuda", "only device=cuda has another way", 1 },
     { "run.graphs=true run.device=cuda", "run.graphs=false run.device=cuda", "one rank alone", 2 },
     { "data.split=98,-2", "data.split=98,2.5", "two or three shares", 1 },
     { "data.split=0,0", "data.split=0,1", "two or three shares", 1 },

@@ -92,6 +92,23 @@ EMU_DEVICES=2 NCCL_ALGO=NVLS expect 2 "NCCL_ALGO=NVLS asks NCCL for NVLS" "$laun
 NCCL_NVLS_ENABLE=1 expect 0 "! NCCL_NVLS_ENABLE asks NCCL for NVLS" "$mt" doctor
 check "doctor says what is kept out: $(grep '^nccl' out.txt)" grep -q '^nccl .*without NVLS' out.txt
 
+# GPUs of their own without NCCL are an error, unless data are to go through the host; an older NCCL serves, and what it
+# cannot do is said
+if [ -n "${EMU:-}" ]; then
+    without=(env EMU_DEVICES=2 EMU_NCCL_VERSION=22005 "$launch" -n 2 -- "$mt" --config ranks.ini run.device=cuda)
+    expect 2 "has a GPU of its own, but no NCCL: libnccl.so.2 is NCCL 2.20.5" "${without[@]}" run.dir=without
+    check "and what to do: $(grep hint err.txt)" grep -q 'hint: .*NCCL_HOME.*parallel.staged=true' err.txt
+    EMU_NCCL_VERSION=22005 run wanted 2 2 run.precision=fp32 $(words 2 1 true) parallel.staged=true
+    EMU_NCCL_VERSION=22105 run older 2 2 run.precision=fp32 $(words 2 1 true)
+    check "an older NCCL: the same bits" same_run older fp32-2-2-1 $steps
+    check "and says what it cannot do" grep -q 'warning: NCCL 2.21.5 does not start kernels of several groups' older.err
+else
+    run wanted 2 2 run.precision=fp32 $(words 2 1 true) parallel.staged=true
+fi
+check "staged as asked: $(grep 'between GPUs' wanted.err)" \
+    grep -q 'warning: between GPUs: staged through the host: parallel.staged=true' wanted.err
+check "as between ranks that share a GPU" same_run wanted staged-fp32-2-2 $steps
+
 # pipelines of 2 ranks, over NCCL and staged: near one rank's losses as other layouts are
 deep=(model.layers=4 run.precision=bf16)
 run deep 1 1 "${deep[@]}"

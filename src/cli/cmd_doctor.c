@@ -151,12 +151,12 @@ static void check_devices(void)
            "LD_LIBRARY_PATH (%s)",
            missing);
     if (nccl_available(&missing))
-        printf("nccl         %s; without NVLS, whose sums do not repeat, unless run.reproducible=off\n",
-               nccl_version());
-    else printf("no nccl      %s; only runs on several GPUs want it (libnccl-dev, make)\n", missing);
+        printf("nccl         %s (%s); without NVLS, whose sums do not repeat, unless run.reproducible=off\n",
+               nccl_version(), nccl_path());
+    else printf("no nccl      %s; only runs on several GPUs want it\n", missing);
     advise(gpus > 1 && !nccl_available(&missing),
-           "there are %d GPUs, but without NCCL ranks exchange their data through the host: install "
-           "libnccl2 (or libnccl-dev, and run make again)",
+           "there are %d GPUs, but without NCCL ranks on them refuse to run: install libnccl2 or pip's "
+           "nvidia-nccl, or name its folder in NCCL_HOME; or parallel.staged=true, through the host",
            gpus);
     const char *asks = nccl_asks_for_nvls();
     advise(asks,

@@ -64,6 +64,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                        .delay_ms = (int)c->debug.comm_delay_ms,
                        .check_calls = c->debug.comm_check,
                        .cuda = c->run.device == RUN_DEVICE_CUDA,
+                       .staged = c->parallel.staged,
                        .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
                        .dp_ctas = dp_ctas(c),
                        .sums_by_message = c->run.precision != RUN_PRECISION_FP32,

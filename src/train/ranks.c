@@ -176,7 +176,8 @@ static Err connect_ranks(Ranks *r, const RanksOptions *o)
 /* GPUs know each other through the same store. */
 static Err connect_gpus(Ranks *r, const RanksOptions *o)
 {
-    TRY(rank_gpu_choose(r->store, r->boot.rank, r->boot.size, r->local_rank, o->timeout_s, &r->gpu));
+    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, o->staged, o->timeout_s };
+    TRY(rank_gpu_choose(r->store, &c, &r->gpu));
     if (r->boot.rank == 0 && r->gpu.nccl)
         log_info("between GPUs: %s%s", r->gpu.text,
                  o->any_order ? ", with NVLS: repeats may differ" : ", without NVLS, so that repeats agree");

@@ -53,6 +53,7 @@ typedef struct {
     int delay_ms;      /* every communication is held back that long */
     bool check_calls;  /* every collective call is compared with the peers' */
     bool cuda;         /* tensors lie in the memory of GPUs */
+    bool staged;       /* and reach other ranks through the host, whatever there is */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* tensor-parallel ranks sum 16-bit values by messages (layer/sums.c) */
     bool any_order;       /* a repeat need not have the same bits: NcclOptions */

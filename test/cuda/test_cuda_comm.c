@@ -83,7 +83,7 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
         OK(comm_open_staged(gpu, r->gloo, &r->part, "part", part, n));
     } else {
         OK(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", all_ranks, size,
-                          (NcclUse){ .messages = NCCL_ALL_PAIRS }));
+                          (NcclUse){ .ctas = { .min = 1 }, .messages = NCCL_ALL_PAIRS }));
         OK(comm_open_nccl(r->nccl, r->gloo, &r->part, "part", part, n,
                           (NcclUse){ .ctas = { 1, 4 }, .messages = NCCL_ALL_PAIRS }));
     }

@@ -1,6 +1,5 @@
 /*
- * NCCL on the emulator: the calls of cuda/nccl.c and no others, over NVIDIA's own header, between processes of one
- * host. Each communicator is a file in shared memory: for every rank a piece of data, how far it is, and a lock that
+ * NCCL on the emulator: the calls of cuda/nccl.c and no others (cuda/nccl_api.h), between processes of one host. Each communicator is a file in shared memory: for every rank a piece of data, how far it is, and a lock that
  * the kernel drops when the process dies.
  *
  * A collective runs in pieces that fit. A rank publishes its piece when all have read its last one, and computes its
@@ -29,8 +28,7 @@
  */
 #include "runtime.h"
 
-#define __CUDA_RUNTIME_H__ /* the runtime is the emulator's */
-#include <nccl.h>
+#include "nccl_api.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -155,6 +153,13 @@ bool is_dead(const ncclComm *c, int rank)
 {
     struct flock l = seat_lock(rank, F_WRLCK);
     return !fcntl(c->file, F_OFD_GETLK, &l) && l.l_type == F_UNLCK;
+}
+
+/* EMU_NCCL_VERSION=22105: an older one. */
+int version()
+{
+    static const char *const given = getenv("EMU_NCCL_VERSION");
+    return given ? atoi(given) : NCCL_NUMBER(2, 28, 9);
 }
 
 bool mode_is(const char *mode)
@@ -437,7 +442,8 @@ void say(const ncclConfig_t *config)
     const char *debug = getenv("NCCL_DEBUG");
     if (!debug || strcmp(debug, "INFO")) return;
     const auto text = [](int ctas) { return ctas == NCCL_CONFIG_UNDEF_INT ? std::string("any") : std::to_string(ctas); };
-    fprintf(stderr, "emu: communicator %s, CTAs from %s to %s\n", config->commName, text(config->minCTAs).c_str(),
+    const char *name = version() >= NCCL_NAMES ? config->commName : "without a name";
+    fprintf(stderr, "emu: communicator %s, CTAs from %s to %s\n", name, text(config->minCTAs).c_str(),
             text(config->maxCTAs).c_str());
 }
 
@@ -479,18 +485,21 @@ void finish_split(ncclComm *c)
     *out = child;
 }
 
-bool config_is_known(const ncclConfig_t *config)
+/* Of the version's own size or one that it can read; what it does not know is not looked at. */
+bool config_is_known(const ncclConfig_t *c)
 {
-    return config && config->size == sizeof *config && config->blocking == 0 && config->commName;
+    const size_t size = version() >= NCCL_NAMES ? sizeof *c : offsetof(ncclConfig_t, commName);
+    return c && c->magic == NCCL_MAGIC && c->size == size && c->version <= static_cast<unsigned>(version()) &&
+           c->blocking == 0 && c->minCTAs <= c->maxCTAs;
 }
 
 } // namespace
 
 /* ---- the interface ---- */
 
-ncclResult_t ncclGetVersion(int *version)
+ncclResult_t ncclGetVersion(int *out)
 {
-    *version = NCCL_VERSION_CODE;
+    *out = version();
     return ncclSuccess;
 }
 
