@@ -69,7 +69,7 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
     void *memory;
     const int gpu = how.staged ? 0 : rank;
     *r = (Rank){ 0 };
-    device_cuda_load_eagerly();
+    device_cuda_for_several();
     OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", timeout_s, { shared_page, shared_set, shared_get } },
                        &r->gloo));
     NcclOptions o = options_of(rank, size, gpu, timeout_s);
@@ -813,6 +813,8 @@ static void opened(int rank, int size, void *arg)
     if (arg) putenv(arg);
     OK(nccl_world_open(&o, &world));
     CHECK(!strcmp(getenv("NCCL_NVLS_ENABLE"), "0") && !nccl_asks_for_nvls());
+    device_cuda_for_several();
+    CHECK(!strcmp(getenv("CUDA_MODULE_LOADING"), "EAGER") && !strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"));
     if (arg) CHECK(!strcmp(getenv("NCCL_ALGO"), strchr(arg, '=') + 1));
     nccl_world_close(world);
 }
