@@ -148,11 +148,11 @@ Err device_open(Device *dev, DeviceChoice choice);
 void device_close(Device *dev);
 
 /*
- * For a process that is one of several, before anything else of this file. CUDA then loads kernels and libraries when it
- * begins, not with their first use: loading may wait for all that runs on the GPU, such as a collective that waits for a
- * rank which in turn waits for this one. And streams, one a group and those of libraries, have as many queues of the
- * hardware as there are: two in one queue wait for each other's work. (CUDA_MODULE_LOADING, CUDA_DEVICE_MAX_CONNECTIONS,
- * unless the environment has them, for the driver's own use.)
+ * For a process that is one of several, before anything else of this file. CUDA then loads kernels and libraries
+ * when it begins, not with their first use: loading may wait for all that runs on the GPU, such as a collective that
+ * waits for a rank which in turn waits for this one. And streams, one a group and those of libraries, have as many
+ * queues of the hardware as there are: two in one queue wait for each other's work. (CUDA_MODULE_LOADING and
+ * CUDA_DEVICE_MAX_CONNECTIONS, unless the environment has them, for the driver's own use.)
  */
 void device_cuda_for_several(void);
 

@@ -8,11 +8,13 @@
 /* What a rank posts. */
 typedef struct {
     char uuid[40], nccl[24]; /* nccl: version, "" without the library */
+    char why[160];           /* it is without */
 } Fact;
 
 static Err own_fact(int local_rank, RankGpu *g, Fact *own)
 {
     char why[256];
+    const char *missing;
     DeviceInfo gpu;
     const int count = device_cuda_count(why, sizeof why);
     if (!count)
@@ -21,7 +23,8 @@ static Err own_fact(int local_rank, RankGpu *g, Fact *own)
     g->index = local_rank % count;
     TRY(device_cuda_info(g->index, &gpu));
     snprintf(own->uuid, sizeof own->uuid, "%s", gpu.uuid);
-    snprintf(own->nccl, sizeof own->nccl, "%s", nccl_version());
+    if (nccl_available(&missing)) snprintf(own->nccl, sizeof own->nccl, "%s", nccl_version());
+    else snprintf(own->why, sizeof own->why, "%.150s", missing);
     return ERR_OK;
 }
 
@@ -55,16 +58,12 @@ static void find_sharers(const Fact *all, const GpuChoice *c, RankGpu *g)
 /* One version of NCCL on all. */
 static Err check_nccl(const Fact *all, const GpuChoice *c)
 {
-    const char *why = "";
     for (int p = 0; p < c->size; p++) {
-        if (!*all[p].nccl) {
-            if (p == c->rank) nccl_available(&why);
-            return err_set(ERR_CONFIG, "rank %d has a GPU of its own, but no NCCL%s%.160s", p,
-                           *why ? ": " : "", why),
+        if (!*all[p].nccl)
+            return err_set(ERR_CONFIG, "rank %d has a GPU of its own, but no NCCL: %s", p, all[p].why),
                    err_hint(
                        "install NCCL (libnccl2, or pip's nvidia-nccl), or name its folder in NCCL_HOME; or "
                        "parallel.staged=true, through the host and many times slower");
-        }
         if (strcmp(all[p].nccl, all[0].nccl))
             return err_set(ERR_CONFIG, "rank 0 has NCCL %s and rank %d has %s", all[0].nccl, p, all[p].nccl),
                    err_hint("install one version on all hosts");
