@@ -83,7 +83,7 @@ $(BUILD)/.cuda-$(CUDA):
 	@touch $@
 
 # Tests and benchmarks of the CUDA backend on a device (scripts/gpu-check.sh): the emulator's, in one program.
-GPU_NAMES := $(patsubst test/cuda/%.c,%,$(sort $(wildcard test/cuda/test_*.c))) rooflines steps
+GPU_NAMES := $(patsubst test/cuda/%.c,%,$(sort $(wildcard test/cuda/test_*.c))) links rooflines steps
 GPU_OBJ   := $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/cuda/programs.c,$(sort $(wildcard test/cuda/*.c bench/cuda/*.c))))
 GPU_LINKS := $(GPU_NAMES:%=$(BUILD)/gpu/%)
 
@@ -117,7 +117,7 @@ EMU_SRC   := $(sort $(filter-out test/emu/test_%,$(wildcard test/emu/*.cpp)))
 EMU_HOST  := $(EMU)/src/device/device.o $(patsubst %.c,$(EMU)/%.o,$(filter-out cuda/cublaslt.c,$(wildcard cuda/*.c))) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
 EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
 EMU_TESTS := $(patsubst test/cuda/%.c,$(EMU)/%,$(sort $(wildcard test/cuda/test_*.c)))
-EMU_BENCHES := $(EMU)/rooflines $(EMU)/steps
+EMU_BENCHES := $(EMU)/links $(EMU)/rooflines $(EMU)/steps
 # (fmaf() is then one instruction, of the same result)
 EMU_FMA   := $(if $(shell grep -m1 -ow fma /proc/cpuinfo),-mfma)
 EMU_SELF  := $(patsubst test/emu/%.cpp,$(EMU)/%,$(sort $(wildcard test/emu/test_*.cpp)))
