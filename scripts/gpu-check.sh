@@ -5,7 +5,7 @@
 #
 #   scripts/gpu-check.sh [--quick] [--peer] [--name NAME] [--out FILE] [--only PARTS] [--tiny]
 #
-#   --quick   about 4 minutes of device time: memcheck alone, as far as a minute reaches; one model
+#   --quick   about 4 minutes of device time, 6 with several GPUs: memcheck alone, as far as a minute reaches; one model
 #   --peer    alternates whole steps with bench/torch_gpu.py (a python3 whose PyTorch sees the GPU, or PYTHON=path)
 #   --name    of the machine, for the JSON's name; else the GPU's
 #   --out     the JSON; else bench/results/gpu-NAME-DATE.json
