@@ -1,6 +1,6 @@
 /*
- * What NCCL moves between the GPUs of this machine, all of them up to 8, a process each: bytes that a rank sends a second
- * in the calls that training makes, beside the rate that predictions take (link.h).
+ * What NCCL moves between the GPUs of this machine, all of them up to 8, a process each: bytes that a rank sends a
+ * second in the calls that training makes, beside the rate that predictions take (link.h).
  *
  *   links [--tiny] [--json FILE]
  *
@@ -99,7 +99,8 @@ static Err open_rank(Rank *r, int rank, int size)
     device_cuda_for_several();
     for (int i = 0; i < size; i++) members[i] = i;
     const GlooStore store = { shared_page, shared_set, shared_get };
-    TRY(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of benchmarks", TIMEOUT_S, store }, &r->gloo));
+    const GlooOptions host = { rank, size, "127.0.0.1", "a secret of benchmarks", TIMEOUT_S, store };
+    TRY(gloo_world_open(host, &r->gloo));
     const NcclOptions o = { .rank = rank, .size = size, .gpu = rank, .timeout_s = TIMEOUT_S, .store = store };
     TRY(nccl_world_open(&o, &r->nccl));
     TRY(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", members, size, (NcclUse){ .messages = NCCL_ALL_PAIRS }));
