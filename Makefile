@@ -65,28 +65,25 @@ NVCC      := $(CUDA_HOME)/bin/nvcc
 CUDA      ?= $(if $(wildcard $(NVCC)),1,0)
 NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 -gencode=arch=compute_80,code=[sm_80,compute_80] \
              -gencode=arch=compute_90a,code=sm_90a
-# NCCL=1, 0: communicators of GPUs over NCCL, or all through the host; by default where its header is found.
-# It and cuBLASLt are looked up at run time.
-NCCL_H    := $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h)
-NCCL      ?= $(if $(NCCL_H),$(CUDA),0)
-CUDA_C    := $(sort $(filter-out $(if $(filter 0,$(NCCL)),cuda/nccl%.c),$(wildcard cuda/*.c)))
+# NCCL and cuBLASLt are looked up at run time.
+CUDA_C    := $(sort $(wildcard cuda/*.c))
 CUDA_CU   := $(sort $(wildcard cuda/*.cu))
 CUDA_INC  := -Icuda -isystem $(CUDA_HOME)/include
 ifeq ($(CUDA),1)
-OBJ       := $(filter-out $(BUILD)/src/comm/without_cuda.o $(if $(filter 1,$(NCCL)),%/without_nccl.o),$(OBJ)) \
+OBJ       := $(filter-out $(BUILD)/src/comm/without_cuda.o,$(OBJ)) \
              $(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o)
 # (an rpath of the old kind: libraries in the bundle's lib/ find those that they need there, too)
 LIBS      += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib:$(CUDA_HOME)/lib64' -lcudart_static -lrt
 $(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
 endif
-$(BUILD)/src/device/device.o: $(BUILD)/.cuda-$(CUDA)$(NCCL) # the one file that knows; built anew when CUDA= changes
-$(BUILD)/.cuda-$(CUDA)$(NCCL):
+$(BUILD)/src/device/device.o: $(BUILD)/.cuda-$(CUDA) # the one file that knows; built anew when CUDA= changes
+$(BUILD)/.cuda-$(CUDA):
 	@mkdir -p $(@D)
 	@rm -f $(BUILD)/.cuda-* $(BUILD)/libmegatrain.a
 	@touch $@
 
 # Tests and benchmarks of the CUDA backend on a device (scripts/gpu-check.sh): the emulator's, in one program.
-GPU_NAMES := $(patsubst test/cuda/%.c,%,$(sort $(wildcard test/cuda/test_*.c))) rooflines steps
+GPU_NAMES := $(patsubst test/cuda/%.c,%,$(sort $(wildcard test/cuda/test_*.c))) links rooflines steps
 GPU_OBJ   := $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/cuda/programs.c,$(sort $(wildcard test/cuda/*.c bench/cuda/*.c))))
 GPU_LINKS := $(GPU_NAMES:%=$(BUILD)/gpu/%)
 
@@ -116,11 +113,11 @@ EMU_CXX   ?= g++
 EMU_LDFLAGS ?= $(LDFLAGS)
 EMU_FLAGS ?=
 EMU_RUNTIME_FLAGS ?= $(EMU_FLAGS)
-EMU_SRC   := $(sort $(filter-out test/emu/test_% $(if $(NCCL_H),,test/emu/nccl.cpp),$(wildcard test/emu/*.cpp)))
-EMU_HOST  := $(EMU)/src/device/device.o $(patsubst %.c,$(EMU)/%.o,$(filter-out cuda/cublaslt.c $(if $(NCCL_H),,cuda/nccl%.c),$(wildcard cuda/*.c))) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
+EMU_SRC   := $(sort $(filter-out test/emu/test_%,$(wildcard test/emu/*.cpp)))
+EMU_HOST  := $(EMU)/src/device/device.o $(patsubst %.c,$(EMU)/%.o,$(filter-out cuda/cublaslt.c,$(wildcard cuda/*.c))) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
 EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
 EMU_TESTS := $(patsubst test/cuda/%.c,$(EMU)/%,$(sort $(wildcard test/cuda/test_*.c)))
-EMU_BENCHES := $(EMU)/rooflines $(EMU)/steps
+EMU_BENCHES := $(EMU)/links $(EMU)/rooflines $(EMU)/steps
 # (fmaf() is then one instruction, of the same result)
 EMU_FMA   := $(if $(shell grep -m1 -ow fma /proc/cpuinfo),-mfma)
 EMU_SELF  := $(patsubst test/emu/%.cpp,$(EMU)/%,$(sort $(wildcard test/emu/test_*.cpp)))

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "engine/trainer_open.h"
+#include "link.h"
 
 /* ---- rates ---- */
 
@@ -33,9 +34,6 @@ enum { GPUS = sizeof gpus / sizeof *gpus };
 
 static const double PEAK = 989e12; /* both, dense bf16: what MFU refers to */
 static const double GAP_US = 1.5;  /* between kernels of a graph */
-/* Bytes a second that a GPU sends over NVLink 4: datasheet, times what NCCL reaches of it. */
-static const double LINK = 450e9 * 0.8;
-
 /* FLOP a second of a bf16 product, by the shortest of its three sides: cuBLASLt reaches 80 % of the peak with large
  * sides, and less with short ones. */
 static double product_rate(int64_t side)

@@ -21,17 +21,12 @@
 
 #include "base/log.h"
 #include "device/ops.h"
-#include "fingerprint.h"
 #include "gemm_plan.h"
 
 enum {
     WORKSPACE_BYTES = DEVICE_WORKSPACE_BYTES, /* part of what the heuristic chooses by */
     ALIGN_MOST = 128,           /* bytes; no algorithm asks for more */
-    PLANS_MOST = 384,           /* then the table is emptied: shapes are then not repeating anyway */
-    CANDIDATES = 8,
-    TIMED_RUNS = 6,
-    TELLING_F32 = 1 << 10, /* finite results other than zero that show in which order they were added; */
-    TELLING_16 = 1 << 20   /* when they are rounded to 16 bits one in some 2^15 shows it */
+    PLANS_MOST = 384            /* then the table is emptied: shapes are then not repeating anyway */
 };
 
 /* Split sums that are added in a fixed order and in fp32. (Of sums in place no order is promised.) */
@@ -41,20 +36,9 @@ static uint32_t reductions_of(const GemmKey *k)
     return k->out == F32 ? any | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : any;
 }
 
-/* One call: the key says how, this says where. */
-typedef struct {
-    GemmKey key;
-    bool ta, tb;
-    const void *a, *b, *bias;
-    void *d, *aux; /* aux: what GELU is, or was, taken of */
-    float beta;
-} Product;
-
 static CudaGemm *gemm_of(Stream *s) { return ((CudaDevice *)s->dev->cuda)->gemm; }
 
 /* ---- messages ---- */
-
-static bool has_gelu(const GemmKey *k) { return k->ldaux > 0; }
 
 /* "linear_fwd (N 64, O 3072, I 768, bf16)" */
 static void describe(const GemmKey *key, char *out, size_t size)
@@ -64,10 +48,10 @@ static void describe(const GemmKey *key, char *out, size_t size)
     else if (key->op == OP_linear_dx) N = n, O = k, I = m;
     else N = k, O = n, I = m;
     snprintf(out, size, "%s (N %lld, O %lld, I %lld, %s%s)", op_info((OpId)key->op)->name, N, O, I,
-             dtype_name((DType)key->type), has_gelu(key) ? ", with gelu" : "");
+             dtype_name((DType)key->type), gemm_has_gelu(key) ? ", with gelu" : "");
 }
 
-static Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status)
+Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status)
 {
     char op[128];
     describe(key, op, sizeof op);
@@ -75,19 +59,13 @@ static Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t statu
                    cublasLtGetStatusName(status));
 }
 
-#define LT(key, what, call)                                         \
-    do {                                                            \
-        cublasStatus_t lt_status = (call);                          \
-        if (lt_status) return gemm_error((key), (what), lt_status); \
-    } while (0)
-
 /* ---- opening ---- */
 
 /* What choices hold for. */
 static void name_machine(CudaGemm *g)
 {
     char count[48];
-    if (g->target) snprintf(count, sizeof count, "%d of %d", (int)g->target, g->multiprocessors);
+    if (g->target) snprintf(count, sizeof count, "%d or %d", (int)g->target, g->multiprocessors);
     else snprintf(count, sizeof count, "%d", g->multiprocessors);
     snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %s multiprocessors", cublasLtGetVersion(), g->gpu,
              count);
@@ -199,17 +177,18 @@ static cublasStatus_t set_pointers(Plan *p, const Product *x)
     return desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x->aux, sizeof x->aux);
 }
 
-static Err describe_product(const CudaGemm *g, Plan *p, const Product *x)
+Err gemm_describe(Plan *p, const Product *x)
 {
     static const char what[] = "describing the product";
     const GemmKey *k = &x->key;
+    const int32_t target = (int32_t)k->target;
     const int32_t ta = x->ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb = x->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint32_t epilogue = (uint32_t)k->epilogue;
     LT(k, what, cublasLtMatmulDescInit(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    if (g->target) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &g->target, sizeof g->target));
+    if (target) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target, sizeof target));
     LT(k, what, set_pointers(p, x));
     if (x->aux) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k->ldaux, sizeof k->ldaux));
     LT(k, what, layout_set(&p->a, k->type, x->ta, k->m, k->k, k->lda));
@@ -258,12 +237,6 @@ static bool has_room(const cublasLtMatmulHeuristicResult_t *r)
     return !r->state && r->workspaceSize <= WORKSPACE_BYTES;
 }
 
-typedef struct {
-    cublasLtMatmulAlgo_t algo[CANDIDATES]; /* best guess first */
-    int count, unknown;    /* unknown: how many were passed over because the library does not say how they add */
-    cublasStatus_t status; /* why there is none */
-} Candidates;
-
 static void say_unknown(CudaGemm *g, const GemmKey *key, const cublasLtMatmulAlgo_t *algo)
 {
     char op[128];
@@ -294,7 +267,7 @@ static Err ask_library(CudaGemm *g, Plan *p, uint32_t reductions, bool trusting,
 }
 
 /* Where the library says of none that is left how it adds: those that do not split the sum, which is known safe. */
-static Err find_candidates(CudaGemm *g, Plan *p, Candidates *out)
+Err gemm_candidates(CudaGemm *g, Plan *p, Candidates *out)
 {
     char op[128];
     out->count = out->unknown = 0;
@@ -316,7 +289,7 @@ static Err no_algorithm(const GemmKey *k, cublasStatus_t status)
     return err;
 }
 
-static cublasStatus_t multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x,
+cublasStatus_t gemm_multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x,
                                const cublasLtMatmulAlgo_t *algo)
 {
     const float alpha = 1;
@@ -326,105 +299,21 @@ static cublasStatus_t multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x
                           &p->d, algo, s->dev->workspace, WORKSPACE_BYTES, s->handle);
 }
 
-/* ---- timing ---- */
-
-/* A product that reads what it writes must run once, and a stream being captured runs nothing. */
-static Err can_time(Stream *s, const Product *x, bool *yes)
-{
-    enum cudaStreamCaptureStatus capturing;
-    *yes = false;
-    if (x->beta != 0) return ERR_OK;
-    TRY(cuda_check(cudaStreamIsCapturing(s->handle, &capturing), "asking whether the stream is captured"));
-    *yes = capturing == cudaStreamCaptureStatusNone;
-    return ERR_OK;
-}
-
-/* Of all that the product wrote. */
-static Err result_bits(Stream *s, const Product *x, Fingerprint *out)
-{
-    const GemmKey *k = &x->key;
-    Tensor d = tensor_of(x->d, (DType)k->out, k->n, k->m), aux = tensor_of(x->aux, (DType)k->type, k->n, k->m);
-    Fingerprint also = { 0 };
-    d.ld = k->ldd;
-    aux.ld = k->ldaux;
-    TRY(cuda_fingerprint(s, d, out));
-    if (k->op == OP_linear_fwd && has_gelu(k)) TRY(cuda_fingerprint(s, aux, &also));
-    out->bits += 3 * also.bits; /* an odd factor: the two do not change places unseen */
-    return ERR_OK;
-}
-
-/* Milliseconds of `TIMED_RUNS` runs. */
-static Err time_runs(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo, float *ms)
-{
-    TRY(cuda_check(cudaEventRecord(g->start, s->handle), "timing a product"));
-    for (int i = 0; i < TIMED_RUNS; i++) LT(&p->key, "timing", multiply(g, s, p, x, algo));
-    TRY(cuda_check(cudaEventRecord(g->stop, s->handle), "timing a product"));
-    TRY(cuda_check(cudaEventSynchronize(g->stop), "timing a product"));
-    return cuda_check(cudaEventElapsedTime(ms, g->start, g->stop), "timing a product");
-}
-
-/* Whether the bits of results tell two orders of sums apart: enough of them are numbers other than zero. */
-static bool tells_order(const GemmKey *k, Fingerprint result)
-{
-    return k->m * k->n - result.zeros - result.not_finite >= (k->out == F32 ? TELLING_F32 : TELLING_16);
-}
-
-/* Whether they would, had not so many overflowed (as with a loss scale that is still too large). */
-static bool overflow_hides_order(const GemmKey *k, Fingerprint result)
-{
-    result.not_finite = 0;
-    return tells_order(k, result);
-}
-
-/*
- * The fastest of those that run, after a run each that warms up; a later candidate must win by 2%, else noise would
- * choose. Where bits are to stay, of those with the bits of the first, which is alone where they tell nothing: for good,
- * or *for_now, if other data will tell.
- */
-static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Candidates *c, int *best, bool *for_now)
-{
-    const bool same_bits = g->tuning == TUNE_SAME_BITS;
-    Fingerprint first = { 0 }, bits = { 0 };
-    float best_ms = 0, ms;
-    *best = -1;
-    for (int i = 0; i < c->count; i++) {
-        if (multiply(g, s, p, x, &c->algo[i])) continue;
-        if (same_bits) TRY(result_bits(s, x, &bits));
-        if (*best < 0) first = bits;
-        if (bits.bits != first.bits) continue;
-        if (same_bits && !tells_order(&x->key, first)) {
-            *for_now = overflow_hides_order(&x->key, first);
-            return *best = i, ERR_OK;
-        }
-        TRY(time_runs(g, s, p, x, &c->algo[i], &ms));
-        if (*best < 0 || ms < 0.98f * best_ms) *best = i, best_ms = ms;
-    }
-    return *best < 0 ? gemm_error(&p->key, "no candidate runs", CUBLAS_STATUS_NOT_SUPPORTED) : ERR_OK;
-}
-
-static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
-{
-    Candidates c;
-    int best = 0;
-    bool for_now = false;
-    TRY(find_candidates(g, p, &c));
-    if (c.count != 1) TRY(fastest(g, s, p, x, &c, &best, &for_now));
-    p->algo = c.algo[best];
-    if (for_now) return ERR_OK;
-    p->final = true;
-    g->counts.timed++;
-    g->choices[g->choice_count++] = (Choice){ p->key, p->algo };
-    return ERR_OK;
-}
-
 /* ---- a call ---- */
+
+static bool has_choice_beside(const CudaGemm *g, const GemmKey *key)
+{
+    GemmKey few = *key;
+    few.target = g->target;
+    return g->target && !key->target && gemm_choice(g, &few);
+}
 
 static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
 {
     Candidates c;
     const Choice *choice = gemm_choice(g, &x->key);
     *p = (Plan){ .key = x->key };
-    TRY(describe_product(g, p, x));
+    TRY(gemm_describe(p, x));
     if (choice) {
         cublasLtMatmulHeuristicResult_t result = { 0 };
         result.algo = p->algo = choice->algo;
@@ -433,38 +322,54 @@ static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
         if (!has_room(&result) || order_of(&p->key, &result.algo) == ORDER_FREE)
             return gemm_error(&p->key, "the chosen algorithm", CUBLAS_STATUS_NOT_SUPPORTED);
     } else {
-        TRY(find_candidates(g, p, &c));
-        if (c.count == 0 && !has_gelu(&p->key)) return no_algorithm(&p->key, c.status);
+        TRY(gemm_candidates(g, p, &c));
+        if (c.count == 0 && !gemm_has_gelu(&p->key)) return no_algorithm(&p->key, c.status);
         p->missing = c.count == 0;
         p->algo = c.algo[0];
     }
     p->final = choice || p->missing;
+    p->beside = has_choice_beside(g, &x->key);
     p->used = true;
     g->plan_count++;
     g->counts.plans++;
     return ERR_OK;
 }
 
+static Err plan_of(CudaGemm *g, const Product *x, Plan **out)
+{
+    if (g->plan_count >= PLANS_MOST) gemm_forget_plans(g);
+    *out = plan_slot(g, &x->key);
+    return (*out)->used ? ERR_OK : plan_make(g, *out, x);
+}
+
+/* The plan of the same product for fewer multiprocessors, which has a choice. */
+static Err plan_beside(CudaGemm *g, const Product *x, Plan **out)
+{
+    Product few = *x;
+    few.key.target = g->target;
+    return plan_of(g, &few, out);
+}
+
 /* *done false: nothing was done, for want of an algorithm with this epilogue (only with GELU). */
 static Err run_if_any(Stream *s, const Product *x, bool *done)
 {
     CudaGemm *g = gemm_of(s);
+    Plan *p;
     *done = true;
     if (x->key.m == 0 || x->key.n == 0) return ERR_OK;
     g->counts.calls++;
-    if (g->plan_count >= PLANS_MOST) gemm_forget_plans(g);
-    Plan *p = plan_slot(g, &x->key);
-    if (!p->used) TRY(plan_make(g, p, x));
+    TRY(plan_of(g, x, &p));
     if (p->missing) {
         *done = false;
         return ERR_OK;
     }
-    if (g->tuning && !p->final && g->choice_count < CHOICES_MOST) {
+    if (g->tuning && !p->final && g->choice_count < CHOICES_MOST - 1) {
         bool yes;
-        TRY(can_time(s, x, &yes));
-        if (yes) TRY(time_candidates(g, s, p, x));
+        TRY(gemm_can_time(s, x, &yes));
+        if (yes) TRY(gemm_time(g, s, p, x));
     }
-    LT(&p->key, "the product", multiply(g, s, p, x, &p->algo));
+    if (p->beside && s->dev->beside) TRY(plan_beside(g, x, &p));
+    LT(&p->key, "the product", gemm_multiply(g, s, p, x, &p->algo));
     return ERR_OK;
 }
 

@@ -41,9 +41,12 @@ void cuda_gemm_close(CudaGemm *g); /* NULL is fine */
 void cuda_gemm_autotune(CudaGemm *g, DeviceTuning how);
 
 /*
- * So many multiprocessors are left to what runs meanwhile (a communicator's kernels), up to half of them; 0: none. The
- * library's choice then counts waves of the others only (CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET). Choices made or loaded
- * before are forgotten.
+ * So many multiprocessors are left to a communicator's kernels, up to half of them, by products that are issued beside
+ * such (Device.beside); 0: none. The library's choice for these counts waves of the others only
+ * (CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET). It is timed together with the one for all multiprocessors, on the same
+ * tensors, and taken only with the bits of that one, unless any bits will do: so what runs beside a product changes its
+ * time alone. Without timing, or where the data tell nothing, products take all. Choices made or loaded before are
+ * forgotten.
  */
 void cuda_gemm_leave_free(CudaGemm *g, int multiprocessors);
 

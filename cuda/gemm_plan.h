@@ -1,5 +1,6 @@
 /*
- * Inside gemm.c and gemm_choices.c: what a product's algorithm depends on, the table of plans, the timed choices.
+ * Inside gemm.c, gemm_timing.c and gemm_choices.c: what a product's algorithm depends on, the table of plans, the timed
+ * choices.
  */
 #ifndef MEGATRAIN_CUDA_GEMM_PLAN_H
 #define MEGATRAIN_CUDA_GEMM_PLAN_H
@@ -10,7 +11,8 @@
 
 enum {
     PLAN_SLOTS = 512, /* a power of 2 */
-    CHOICES_MOST = 384
+    CHOICES_MOST = 384,
+    CANDIDATES = 8
 };
 
 /* All that the choice of an algorithm depends on. Only int64_t, so that it compares and prints as an array. */
@@ -19,6 +21,7 @@ typedef struct {
     int64_t epilogue, m, n, k, lda, ldb, ldd, ldaux;
     /* bytes; 0 for what the epilogue does not use */
     int64_t align_a, align_b, align_d, align_bias, align_aux;
+    int64_t target; /* multiprocessors that the product should take; 0: all */
 } GemmKey;
 
 enum { KEY_NUMBERS = sizeof(GemmKey) / sizeof(int64_t), KEY_NAMES = 3 }; /* the first three print as names */
@@ -28,6 +31,7 @@ typedef struct {
     bool used;
     bool final;   /* the algorithm stays; else it may still be timed */
     bool missing; /* no algorithm: the epilogue must be done apart */
+    bool beside;  /* there is a choice for the same product beside collectives */
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -46,13 +50,52 @@ struct CudaGemm {
     bool fuse_gelu;
     char gpu[256];
     int multiprocessors;
-    int32_t target;     /* multiprocessors that products should take; 0: all */
+    int64_t target;     /* multiprocessors that products beside collectives should take; 0: all */
     char made_for[512]; /* library, GPU and multiprocessors that the choices hold for */
     int plan_count, choice_count;
     CudaGemmCounts counts;
     Plan plans[PLAN_SLOTS]; /* open addressing */
     Choice choices[CHOICES_MOST];
 };
+
+/* One call: the key says how, this says where. */
+typedef struct {
+    GemmKey key;
+    bool ta, tb;
+    const void *a, *b, *bias;
+    void *d, *aux; /* aux: what GELU is, or was, taken of */
+    float beta;
+} Product;
+
+typedef struct {
+    cublasLtMatmulAlgo_t algo[CANDIDATES]; /* best guess first */
+    int count, unknown;    /* unknown: how many were passed over because the library does not say how they add */
+    cublasStatus_t status; /* why there is none */
+} Candidates;
+
+#define LT(key, what, call)                                         \
+    do {                                                            \
+        cublasStatus_t lt_status = (call);                          \
+        if (lt_status) return gemm_error((key), (what), lt_status); \
+    } while (0)
+
+static inline bool gemm_has_gelu(const GemmKey *k) { return k->ldaux > 0; }
+
+/* ERR_DEVICE with the product's name and sizes, and the library's text. */
+Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status);
+
+/* Fills in descriptor and layouts. */
+Err gemm_describe(Plan *p, const Product *x);
+/* What the library offers for p that adds in a fixed order; none: see `status`. */
+Err gemm_candidates(CudaGemm *g, Plan *p, Candidates *out);
+cublasStatus_t gemm_multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo);
+
+/* Whether it may be run several times now: a product that reads what it writes must run once, and a stream that is being
+ * captured runs nothing. */
+Err gemm_can_time(Stream *s, const Product *x, bool *yes);
+/* Chooses p's algorithm, and that of the same product beside collectives, by timing (gemm.h): for good, or for now if
+ * results overflowed and only other data will tell their bits apart. There is room for two choices. */
+Err gemm_time(CudaGemm *g, Stream *s, Plan *p, const Product *x);
 
 const Choice *gemm_choice(const CudaGemm *g, const GemmKey *key); /* NULL: none */
 

@@ -364,13 +364,13 @@ static Err connect_group(Group *g, NcclMessages messages)
     return connected(w, g->name, g->comm, rc); /* what is under way may still write to it */
 }
 
+enum { CTAS_MOST = 64 /* NCCL takes more than it can use for that */ };
+
 static Err split(Group *g, const int *members, int rank, NcclCtas ctas)
 {
     NcclWorld *w = g->world;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.commName = g->name;
-    if (ctas.min) config.minCTAs = ctas.min;
+    ncclConfig_t config = nccl_config(g->name);
+    if (ctas.min) config.minCTAs = ctas.min, config.maxCTAs = CTAS_MOST; /* NCCL refuses a least number alone */
     if (ctas.max) config.maxCTAs = ctas.max;
     const double until = clock_s() + w->o.timeout_s;
     ncclResult_t rc = nccl.CommSplit(w->base, members[0], rank, (ncclComm_t *)&g->comm, &config);
@@ -443,9 +443,7 @@ static Err exchange_id(const NcclOptions *o, ncclUniqueId *id)
 static Err connect_all(NcclWorld *w)
 {
     ncclUniqueId id;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.commName = "all";
+    ncclConfig_t config = nccl_config("all");
     TRY(cuda_check(cudaSetDevice(w->o.gpu), "choosing the GPU"));
     TRY(exchange_id(&w->o, &id));
     const double until = clock_s() + w->o.timeout_s;
@@ -459,12 +457,8 @@ Err nccl_world_open(const NcclOptions *o, NcclWorld **out)
     *out = NULL;
     if (!nccl_available(&why))
         return err_set(ERR_CONFIG, "NCCL is not to be had: %s", why),
-               err_hint("install libnccl2, or name its folder in LD_LIBRARY_PATH");
-    if (getenv("NCCL_COMM_ID"))
-        return err_set(ERR_CONFIG, "NCCL_COMM_ID is set: ranks would meet there, and not at the run's own store"),
-               err_hint("unset NCCL_COMM_ID");
-    /* kernels of several groups start in the order of issue on every rank: none waits for another's multiprocessors */
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+               err_hint("install NCCL 2.21 or newer, or name its folder in NCCL_HOME (that with lib/libnccl.so.2)");
+    TRY(nccl_set_variables(o));
     NcclWorld *w = calloc(1, sizeof *w);
     if (!w) return err_set(ERR_MEMORY, "no memory for the ranks' communicators");
     w->o = *o;

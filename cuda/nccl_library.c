@@ -3,19 +3,26 @@
  * nccl_world.h. (The emulator's is linked: test/emu/nccl.cpp.)
  */
 #include <dlfcn.h>
+#include <glob.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "nccl_world.h"
 
-enum { OLDEST = NCCL_VERSION(2, 27, 0) }; /* names of communicators */
+#define SONAME "libnccl.so.2"
 
 NcclLibrary nccl;
 
 static struct {
     bool tried, loaded;
-    char why[WHY_BYTES], version[24];
+    int number;
+    char why[WHY_BYTES], version[24], path[PATH_MAX];
 } look_up;
+
+/* ---- one library ---- */
 
 #ifdef MEGATRAIN_NCCL_LINKED
 static void *find(void *library, const char *name)
@@ -25,33 +32,89 @@ static void *find(void *library, const char *name)
     NCCL_FUNCTIONS(FOUND)
     return NULL;
 }
-static void *open_library(void) { return &nccl; }
+static void *open_library(const char *path) { return (void)path, &nccl; }
+static void close_library(void *library) { (void)library; }
 #else
 static void *find(void *library, const char *name) { return dlsym(library, name); }
-static void *open_library(void) { return dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL); }
+static void *open_library(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
+static void close_library(void *library) { dlclose(library); }
 #endif
 
-static bool load(void)
+static bool is_fit(void *library, const char *path)
 {
+    Dl_info place;
     int v = 0;
-    void *library = open_library();
-    if (!library) return snprintf(look_up.why, sizeof look_up.why, "%.200s", dlerror()), false;
     const char *missing = NULL;
 #define LOOK_UP(f)                                                     \
     nccl.f = (__typeof__(&nccl##f))find(library, "nccl" #f);           \
     if (!nccl.f) missing = "nccl" #f;
     NCCL_FUNCTIONS(LOOK_UP)
-    if (missing) return snprintf(look_up.why, sizeof look_up.why, "libnccl.so.2 has no %s", missing), false;
-    if (nccl.GetVersion(&v)) return snprintf(look_up.why, sizeof look_up.why, "libnccl.so.2 has no version"), false;
+    if (missing) return snprintf(look_up.why, sizeof look_up.why, "%.180s has no %s", path, missing), false;
+    if (nccl.GetVersion(&v)) return snprintf(look_up.why, sizeof look_up.why, "%.180s has no version", path), false;
     snprintf(look_up.version, sizeof look_up.version, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
-    if (v >= OLDEST) return true;
-    snprintf(look_up.why, sizeof look_up.why, "libnccl.so.2 is %s; 2.27 or newer is needed", look_up.version);
+    if (v < NCCL_OLDEST)
+        return snprintf(look_up.why, sizeof look_up.why, "%.150s is NCCL %s; 2.21 or newer is needed", path,
+                        look_up.version),
+               false;
+    look_up.number = v;
+    if (!dladdr((void *)nccl.GetVersion, &place)) place.dli_fname = path;
+    snprintf(look_up.path, sizeof look_up.path, "%s", place.dli_fname);
+    return true;
+}
+
+/* Why not is in look_up.why. One that is not fit is closed: else its name would stand for all that come after. */
+static bool load(const char *path)
+{
+    void *library = open_library(path);
+    if (!library) return snprintf(look_up.why, sizeof look_up.why, "%.200s", dlerror()), false;
+    if (is_fit(library, path)) return true;
+    close_library(library);
     return false;
+}
+
+/* ---- where it may be ---- */
+
+/* The first that is fit for use of those that a pattern of the shell names, the last by name first. */
+static bool load_any(const char *folder, const char *below)
+{
+    char pattern[PATH_MAX];
+    glob_t found;
+    bool loaded = false;
+    snprintf(pattern, sizeof pattern, "%s%s/" SONAME, folder, below);
+    if (glob(pattern, GLOB_BRACE, NULL, &found)) return false;
+    for (size_t i = found.gl_pathc; i-- > 0 && !loaded;) loaded = load(found.gl_pathv[i]);
+    globfree(&found);
+    return loaded;
+}
+
+/* NCCL from pip lies among the packages of a Python, whose program has its folder in PATH. */
+static bool load_from_python(void)
+{
+    char folder[PATH_MAX];
+    const char *path = getenv("PATH");
+    for (const char *at = path ? path : ""; *at; at += strcspn(at, ":"), at += *at == ':') {
+        snprintf(folder, sizeof folder, "%.*s", (int)strcspn(at, ":"), at);
+        if (load_any(folder, "/../lib/python3*/{site,dist}-packages/nvidia/nccl/lib")) return true;
+    }
+    return false;
+}
+
+static bool load_from(const char *variable, const char *below)
+{
+    const char *folder = getenv(variable);
+    return folder && *folder && load_any(folder, below);
+}
+
+static bool search(void)
+{
+    return load_from("NCCL_HOME", "/lib") || load(SONAME) || load_from("CONDA_PREFIX", "/lib") ||
+           load_from_python() || load_from("NVHPC_ROOT", "/comm_libs/nccl/lib") ||
+           load_any("/opt/nvidia/hpc_sdk", "/Linux_*/*/comm_libs/nccl/lib");
 }
 
 bool nccl_available(const char **why)
 {
-    if (!look_up.tried) look_up.loaded = load();
+    if (!look_up.tried) look_up.loaded = search();
     look_up.tried = true;
     *why = look_up.why;
     return look_up.loaded;
@@ -61,4 +124,76 @@ const char *nccl_version(void)
 {
     const char *why;
     return nccl_available(&why) ? look_up.version : "";
+}
+
+const char *nccl_path(void)
+{
+    const char *why;
+    return nccl_available(&why) ? look_up.path : "";
+}
+
+/* ---- settings ---- */
+
+ncclConfig_t nccl_config(const char *name)
+{
+    const bool names = look_up.number >= NCCL_NAMES;
+    const int any = NCCL_CONFIG_UNDEF_INT;
+    return (ncclConfig_t){ .size = names ? sizeof(ncclConfig_t) : offsetof(ncclConfig_t, commName),
+                           .magic = NCCL_MAGIC,
+                           .version = names ? NCCL_NAMES : NCCL_OLDEST,
+                           .blocking = 0,
+                           .cgaClusterSize = any,
+                           .minCTAs = any,
+                           .maxCTAs = any,
+                           .splitShare = any,
+                           .trafficClass = any,
+                           .commName = name,
+                           .collnetEnable = any,
+                           .CTAPolicy = any,
+                           .shrinkShare = any,
+                           .nvlsCTAs = any };
+}
+
+/* NCCL_ALGO: "ring,tree", "^nvls" (all but these), or such lists for some calls, "allreduce:tree;allgather:nvls". */
+static bool names_nvls(const char *algo)
+{
+    char list[256];
+    for (const char *at = algo; *at; at += strcspn(at, ";"), at += *at == ';') {
+        snprintf(list, sizeof list, "%.*s", (int)strcspn(at, ";"), at);
+        const char *colon = strchr(list, ':'), *names = colon ? colon + 1 : list;
+        if (*names != '^' && strcasestr(names, "nvls")) return true;
+    }
+    return false;
+}
+
+const char *nccl_asks_for_nvls(void)
+{
+    const char *enable = getenv("NCCL_NVLS_ENABLE"), *algo = getenv("NCCL_ALGO");
+    if (enable && strcmp(enable, "0") != 0) return "NCCL_NVLS_ENABLE";
+    return algo && names_nvls(algo) ? "NCCL_ALGO" : NULL;
+}
+
+/*
+ * NVLS by NCCL_NVLS_ENABLE, not by NCCL_ALGO: all versions take it alike and are then without any of its kinds, and it
+ * leaves NCCL_ALGO, whose lists have changed from version to version, to the user. A variable of the environment goes
+ * before what NCCL's own file of settings says.
+ */
+Err nccl_set_variables(const NcclOptions *o)
+{
+    const char *asks = nccl_asks_for_nvls();
+    if (getenv("NCCL_COMM_ID"))
+        return err_set(ERR_CONFIG, "NCCL_COMM_ID is set: ranks would meet there, and not at the run's own store"),
+               err_hint("unset NCCL_COMM_ID");
+    if (asks && !o->any_order)
+        return err_set(ERR_CONFIG, "%s=%s asks NCCL for NVLS, sums in switches whose order differs from call to call",
+                       asks, getenv(asks)),
+               err_hint("unset %s; or run.reproducible=off, if repeats need not give the same bits", asks);
+    if (!o->any_order) setenv("NCCL_NVLS_ENABLE", "0", 1);
+    /* kernels of several groups start in the order of issue on every rank: none waits for another's multiprocessors */
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    if (o->rank == 0 && look_up.number < NCCL_ORDERS)
+        log_warn("NCCL %s does not start kernels of several groups in one order on all ranks, as 2.26 does: if they ever "
+                 "wait for each other, the run ends after parallel.timeout_s",
+                 look_up.version);
+    return ERR_OK;
 }

@@ -9,11 +9,11 @@
 #ifndef MEGATRAIN_CUDA_NCCL_WORLD_H
 #define MEGATRAIN_CUDA_NCCL_WORLD_H
 
-#include <nccl.h>
 #include <stdatomic.h>
 
 #include "comm/gpu.h"
 #include "device_cuda.h"
+#include "nccl_api.h"
 
 enum { GROUPS_MAX = 16, FLIGHTS = 256, NAP_US = 200, WHY_BYTES = 256 };
 
@@ -38,6 +38,12 @@ enum { NCCL_SPINS = 4000 };
 
 /* Of a call inside a group: it is GroupEnd that begins. */
 static inline ncclResult_t nccl_queued(ncclResult_t rc) { return rc == ncclInProgress ? ncclSuccess : rc; }
+
+/* Sets the variables that NCCL reads with its first call, or refuses those that are set: ERR_CONFIG. Rank 0 warns
+ * of what the library cannot do. */
+Err nccl_set_variables(const NcclOptions *o);
+/* Non-blocking, else as NCCL likes. `name` must stay; libraries before 2.27 have no names. */
+ncclConfig_t nccl_config(const char *name);
 
 /* ---- the world ---- */
 

@@ -16,8 +16,8 @@ for link in "$build"/gpu/*; do
     [ ! -L "$link" ] || ln -s programs "$out/gpu/$(basename "$link")"
 done
 
-cp scripts/gpu-check.sh "$out/scripts/"
-cp test/gpu_steps.sh test/cuda_runs.sh test/test_cuda_{run,resume}.sh test/lib.sh "$out/test/"
+cp scripts/gpu-check.sh scripts/launch.sh "$out/scripts/"
+cp test/gpu_steps.sh test/gpu_ranks.sh test/cuda_runs.sh test/test_cuda_{run,resume}.sh test/lib.sh "$out/test/"
 cp bench/torch_gpu.py "$out/bench/"
 cp -r config/*.ini config/devices "$out/config/"
 cp docs/gpu.md "$out/docs/"

@@ -30,7 +30,7 @@ only 'gloo/' src/comm/gloo
 only 'sodium' 'src/boot/\(greet\|secret\)'
 # the CUDA backend sees base and device, and its communicators comm
 grep -nE '^#include "comm/' -r cuda | grep -vE '^cuda/(nccl_world\.h|staged\.c):' && complain "only communicators see comm"
-grep -nE '^#include <nccl' -r cuda src | grep -v '^cuda/nccl_world.h:' && complain "<nccl.h> belongs in cuda/nccl_world.h alone"
+grep -nE '^#include <nccl' -r cuda src && complain "what is used of NCCL is declared in cuda/nccl_api.h"
 grep -nE '^#include "(param|layer|model|pipeline|optim|data|ckpt|engine|train|cli|cpu)/' -r cuda && complain "cuda may not include these"
 # what would break "same bits" (docs/determinism.md)
 forbid() { grep -nE "$1" -r "${@:3}" --include='*.[ch]' --include='*.cc' | grep -vE '^\S+:\s*(\*|//|/\*)' && complain "$2"; true; }

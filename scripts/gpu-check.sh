@@ -5,21 +5,21 @@
 #
 #   scripts/gpu-check.sh [--quick] [--peer] [--name NAME] [--out FILE] [--only PARTS] [--tiny]
 #
-#   --quick   about 4 minutes of device time: memcheck alone, as far as a minute reaches; one model
+#   --quick   about 4 minutes of device time, 6 with several GPUs: memcheck alone, as far as a minute reaches; one model
 #   --peer    alternates whole steps with bench/torch_gpu.py (a python3 whose PyTorch sees the GPU, or PYTHON=path)
 #   --name    of the machine, for the JSON's name; else the GPU's
 #   --out     the JSON; else bench/results/gpu-NAME-DATE.json
-#   --only    a comma-separated choice of: tests sanitizer cpu_gpu rooflines steps peer
+#   --only    a comma-separated choice of: tests sanitizer cpu_gpu ranks rooflines steps peer
 #   --tiny    tiny sizes, for the emulator (PROGRAMS=build/emu MEGATRAIN=build/emu/megatrain)
 #
-# PROGRAMS: folder of test_cuda_*, rooflines and steps. SANITIZER: path of compute-sanitizer.
+# PROGRAMS: folder of test_cuda_*, links, rooflines and steps. SANITIZER: path of compute-sanitizer.
 # Exit status: 0 all correct; 1 something is not; 2 no GPU, or usage; 3 nothing is wrong, but something about
 # correctness did not finish in its time.
 set -u
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 2
 started=$SECONDS
-quick=false peer=false tiny=false name='' out='' only=tests,sanitizer,cpu_gpu,rooflines,steps,peer
+quick=false peer=false tiny=false name='' out='' only=tests,sanitizer,cpu_gpu,ranks,rooflines,steps,peer
 usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' scripts/gpu-check.sh | sed '$d' >&2; exit 2; }
 while [ $# -gt 0 ]; do
     case $1 in
@@ -206,6 +206,27 @@ run_cpu_gpu() {
     cpu_gpu_json=$(object status= "$status" runs "[$cpu_gpu_json]")
 }
 
+# ---- several GPUs: repeats, and what goes between them
+ranks_json='' links_json=''
+run_ranks() {
+    local most=4
+    ! $quick && ! $tiny || most=2
+    say "several GPUs, a rank each: every layout twice"
+    GPU_RANKS=$most limited 180 "$tmp/ranks.log" bash test/gpu_ranks.sh
+    cat "$tmp/ranks.log"
+    ! grep -q '^ *skipped' "$tmp/ranks.log" || status=skipped
+    judge "$status"
+    row "several GPUs" "$status" "$(tail -1 "$tmp/ranks.log")"
+    ranks_json=$(object status= "$status" layouts "$(grep -c ' GPUs, last loss' "$tmp/ranks.log")")
+    [ "$status" != skipped ] || return 0
+    say "what NCCL moves between them"
+    limited 120 "$tmp/links.log" "$PROGRAMS/links" $(! $tiny || echo --tiny) --json "$tmp/links.json"
+    cat "$tmp/links.log"
+    judge "$status"
+    row links "$status" "$(grep 'GB/s' "$tmp/links.log" | head -1)"
+    [ "$status" != ok ] || links_json=$(cat "$tmp/links.json")
+}
+
 # ---- rooflines
 rooflines_json='' tuned_json=''
 run_rooflines() {
@@ -271,7 +292,7 @@ run_peer() {
 
 # ---- all of it
 seconds=()
-for part in tests sanitizer cpu_gpu rooflines steps peer; do
+for part in tests sanitizer cpu_gpu ranks rooflines steps peer; do
     [[ ,$only, == *",$part,"* ]] || continue
     [ $part != peer ] || $peer || continue
     began=$SECONDS
@@ -289,6 +310,7 @@ object date= "$(date -u +%Y-%m-%dT%H:%M:%SZ)" name= "$name" version= "$("$MEGATR
     clocks_and_power= "$(smi --query-gpu=clocks.max.sm,clocks.max.memory,power.limit)" \
     cpu= "$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -1)" other_processes "$others" \
     tests "[$tests_json]" sanitizer_refused "$why_not" sanitizer "[$sanitizer_json]" cpu_gpu "$cpu_gpu_json" \
+    ranks "$ranks_json" links "$links_json" \
     rooflines "$rooflines_json" rooflines_autotuned "$tuned_json" steps "[$steps_json]" peer "[$peer_json]" >"$out" ||
     stop "cannot write $out"
 echo >>"$out"

@@ -83,6 +83,16 @@ if [ ! -x "$emu/steps" ]; then
     skip "benchmarks on the emulator: $emu/steps is not built"
     finish
 fi
+EMU_DEVICES=2 check_script --tiny --only ranks
+check "several GPUs: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt
+is layouts "j['ranks']" "{'status': 'ok', 'layouts': 4}"
+is links "j['links']['gpus'], j['links']['predicted_gb_s'], [c['call'] for c in j['links']['calls']]" \
+    "(2, 360, ['reduce-tree', 'reduce-scatter-tree', 'all-gather', 'exchange'])"
+is sent "[c['bytes'] for c in j['links']['calls']]" "[262144, 131072, 131072, 131072]"
+is rates "all(c['gb_s'] > 0 and abs(c['share'] * 360 - c['gb_s']) < 1e-6 for c in j['links']['calls'])" True
+EMU_DEVICES=1 check_script --tiny --only ranks
+check "one GPU: says so, $(grep 'skipped' out.txt | head -1)" grep -q 'ranks on GPUs: 1 GPU, two or more are needed' out.txt
+is "one GPU" "j['ranks']['status'], j['links'], j['correct']" "('skipped', None, True)"
 check_script --tiny --only rooflines,steps,cpu_gpu
 check "on the emulator: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt
 is emulated "j['gpu'], len(j['steps']), j['cpu_gpu']['status'], len(j['cpu_gpu']['runs'])" \

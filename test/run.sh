@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, grid, faults, files, launchers, slow,
-# soak, asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads, work that runs late and
-# at once), emu-asan, emu-tsan, emu-bugs. TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks,
+# soak, asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads, work that runs late, at
+# once and in one queue), emu-asan, emu-tsan, emu-bugs. TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks,
 # grid, faults, slow and emu-bugs try their lists in full, not the part that covers each kind. Programs and scripts close
 # with "N passed, N failed[, N skipped]"; one that does not, or that exits otherwise than that line says, counts as one
 # failure.
@@ -20,7 +20,7 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
     test/test_overrides.sh test/test_ramp.sh test/test_stages.sh test/test_eval.sh test/test_tensors.sh
     test/test_keep.sh test/test_watch.sh test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh test/test_stragglers.sh
     test/test_cuda_ranks.sh test/test_faults.sh test/test_network.sh test/test_launchers.sh test/test_deps.sh
-    test/test_threads.sh test/test_recipes.sh)
+    test/test_threads.sh test/test_recipes.sh test/test_nccl.sh)
 # a command may begin with variables that it is given: NAME=VALUE|PROGRAM
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
@@ -54,7 +54,9 @@ files)
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
 emu) # (the longest first)
     commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" test/test_cuda_resume.sh)
-    for c in run ranks resume; do commands+=("EMU_CLOSED=0 EMU_STREAMS=now|test/test_cuda_$c.sh"); done
+    for c in run resume; do commands+=("EMU_CLOSED=0 EMU_STREAMS=now|test/test_cuda_$c.sh"); done
+    # (that no sharing of queues by streams can lock up ranks: then one queue for all does not)
+    commands+=("EMU_CLOSED=0 EMU_STREAMS=queue|test/test_cuda_ranks.sh" "EMU_CLOSED=0 EMU_STREAMS=queue|$EMU/test_cuda_comm")
     commands+=(test/gpu_check.sh "${emu_commands[@]}")
     export EMU ;;
 emu-asan)

@@ -37,12 +37,18 @@ static int message(CallLog *log, GroupKind group, bool send, int peer, int64_t b
 }
 
 /* What the play says: "" if all comes to an end. */
-static const char *verdict(GridShape shape, CallLog *logs)
+static const char *verdict_of(GridShape shape, CallLog *logs, CallQueues queues)
 {
     static char text[512];
-    const Err err = call_order_check(shape, logs);
+    const Err err = call_order_check(shape, logs, queues);
     snprintf(text, sizeof text, "%s", err ? err_message() : "");
     CHECK(!err || err == ERR_INTERNAL);
+    return text;
+}
+
+static const char *verdict(GridShape shape, CallLog *logs)
+{
+    const char *text = verdict_of(shape, logs, GROUPS_BESIDE);
     call_logs_free(logs, shape.world);
     return text;
 }
@@ -68,7 +74,7 @@ TEST(two_groups_in_another_order)
     CHECK_SAYS(two_ranks, logs, "rank 0, entry 1: waits for sum-i64 of 8 x 4 bytes (call 0) in world");
 }
 
-/* Groups run beside each other: nobody waits before both are enqueued. */
+/* Groups run beside each other: nobody waits before both are enqueued. In one queue the first holds up the second. */
 TEST(another_order_that_nobody_waits_in)
 {
     CallLog logs[RANKS] = { { 0 } };
@@ -77,6 +83,8 @@ TEST(another_order_that_nobody_waits_in)
         call_and_wait(&logs[r], r ? GROUP_WORLD : GROUP_HOST);
         wait_for(&logs[r], first);
     }
+    const char *shared = verdict_of(two_ranks, logs, ONE_QUEUE);
+    CHECK_MSG(strstr(shared, "rank 0, entry 1: has enqueued sum-i64 of 8 x 4 bytes (call 0) in world"), "'%s'", shared);
     CHECK_SAYS(two_ranks, logs, "");
 }
 

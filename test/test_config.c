@@ -113,6 +113,9 @@ TEST(recipes_and_what_follows)
                   "%s", beside[i].words);
         config_release(&c);
     }
+    OK(read_as(&c, NULL, "run.device=cuda parallel.zero=1 parallel.pp=2 parallel.schedule=gems", 4));
+    CHECK(c.derived.dp == 2 && !c.parallel.overlap_grad && c.parallel.overlap_param);
+    config_release(&c);
     OK(read_as(&c, NULL, "parallel.tp=3 train.micro_batch=3 train.global_batch=12",
                6)); /* says so on stderr */
     CHECK(c.run.reproducible == RUN_REPRODUCIBLE_RUN && c.parallel.tp_blocks == 8);
@@ -611,6 +614,9 @@ static const Rule rules[] = {
       "only device=cuda has NCCL", 1 },
     { "parallel.nccl.dp.max_ctas=5", "parallel.nccl.dp.max_ctas=5 run.device=cuda",
       "only device=cuda has NCCL", 1 },
+    { "run.device=cuda parallel.pp=2 parallel.schedule=gems parallel.overlap_grad=true",
+      "run.device=cuda parallel.pp=2 parallel.schedule=gems", "must not queue behind them", 2 },
+    { "parallel.staged=true", "parallel.staged=true run.device=cuda", "only device=cuda has another way", 1 },
     { "run.graphs=true run.device=cuda", "run.graphs=false run.device=cuda", "one rank alone", 2 },
     { "data.split=98,-2", "data.split=98,2.5", "two or three shares", 1 },
     { "data.split=0,0", "data.split=0,1", "two or three shares", 1 },

@@ -75,6 +75,40 @@ fi
 [ "$count" -ge 4 ] || skip "layouts of 4 and 8 ranks over NCCL: $count GPUs"
 [ -n "${EMU:-}" ] || [ "$count" -ge 8 ] || [ "$count" -lt 4 ] || skip "layouts of 8 ranks over NCCL: $count GPUs"
 
+# gradients of four ranks, whose sum depends on its order: repeated, it is the same, for NCCL is kept from adding in
+# switches; with reproducible=off it may, and the emulated one then never adds in one order twice
+if [ "$count" -ge 4 ]; then
+    four=(run.precision=fp32 parallel.zero=1)
+    for d in four four-again; do run $d 4 4 "${four[@]}"; done
+    check "four replicas repeated" same_run four-again four $steps
+    check "and says why: $(grep 'between GPUs' four.err)" grep -q 'between GPUs: NCCL [0-9.]*, without NVLS' four.err
+    for d in any any-again; do run $d 4 4 "${four[@]}" run.reproducible=off; done
+    check "four replicas, in any order: losses within 1e-5" near any four $steps 1e-5
+    check "and says so: $(grep 'between GPUs' any.err)" grep -q 'between GPUs: NCCL [0-9.]*, with NVLS' any.err
+    [ -z "${EMU:-}" ] || check "in any order: other bits in each run" [ "$(losses any)" != "$(losses any-again)" ]
+fi
+EMU_DEVICES=2 NCCL_ALGO=NVLS expect 2 "NCCL_ALGO=NVLS asks NCCL for NVLS" "$launch" -n 2 -- "$mt" --config ranks.ini \
+    run.dir=asks run.device=cuda
+NCCL_NVLS_ENABLE=1 expect 0 "! NCCL_NVLS_ENABLE asks NCCL for NVLS" "$mt" doctor
+check "doctor says what is kept out: $(grep '^nccl' out.txt)" grep -q '^nccl .*without NVLS' out.txt
+
+# GPUs of their own without NCCL are an error, unless data are to go through the host; an older NCCL serves, and what it
+# cannot do is said
+if [ -n "${EMU:-}" ]; then
+    without=(env EMU_DEVICES=2 EMU_NCCL_VERSION=22005 "$launch" -n 2 -- "$mt" --config ranks.ini run.device=cuda)
+    expect 2 "has a GPU of its own, but no NCCL: libnccl.so.2 is NCCL 2.20.5" "${without[@]}" run.dir=without
+    check "and what to do: $(grep hint err.txt)" grep -q 'hint: .*NCCL_HOME.*parallel.staged=true' err.txt
+    EMU_NCCL_VERSION=22005 run wanted 2 2 run.precision=fp32 $(words 2 1 true) parallel.staged=true
+    EMU_NCCL_VERSION=22105 run older 2 2 run.precision=fp32 $(words 1 1 true)
+    check "an older NCCL: the same bits" same_run older fp32-2-1-1 $steps
+    check "and says what it cannot do" grep -q 'warning: NCCL 2.21.5 does not start kernels of several groups' older.err
+else
+    run wanted 2 2 run.precision=fp32 $(words 2 1 true) parallel.staged=true
+fi
+check "staged as asked: $(grep 'between GPUs' wanted.err)" \
+    grep -q 'warning: between GPUs: staged through the host: parallel.staged=true' wanted.err
+check "as between ranks that share a GPU" same_run wanted staged-fp32-2-2 $steps
+
 # pipelines of 2 ranks, over NCCL and staged: near one rank's losses as other layouts are
 deep=(model.layers=4 run.precision=bf16)
 run deep 1 1 "${deep[@]}"
@@ -191,13 +225,27 @@ done
 run moe-again 2 2 "${moe[@]}" parallel.ep=2 parallel.zero=1
 check "experts on two ranks repeated" same_run moe-again moe-bf16-ep $steps
 
-# limits of a group reach NCCL, each its own; what sums gradients meanwhile leaves products the rest
+# limits of a group reach NCCL, each its own; what sums gradients leaves products the rest while it does so: at most in
+# the last backward of a step and the first forward of the next one, 17 + 34 of a step's 204 products, and not before
+# the first step has shown when gradients are complete
+wide=(run.precision=fp32 model.layers=4 model.hidden=128 train.micro_batch=1 data.valid=)
+few() { awk '$2 " " $3 == "cublasLtMatmul on" { n = $1 } END { print n + 0 }' "$1.kernels"; }
+counted() { # DIR KEYS...: without timing, but with what was chosen in the run `timed-wide`
+    mkdir -p "$1"
+    cp timed-wide/gemm-algorithms.txt "$1"
+    NCCL_DEBUG=INFO EMU_REPORT=$PWD/$1.kernels run "$1" 2 2 "${wide[@]}" parallel.zero=1 "${@:2}"
+}
 if [ -n "${EMU:-}" ]; then
-    NCCL_DEBUG=INFO EMU_REPORT=$PWD/beside.kernels run beside 2 2 run.precision=fp32 parallel.zero=1 train.stop_at=1
+    run timed-wide 2 2 "${wide[@]}" parallel.zero=1 train.stop_at=1
+    counted first train.stop_at=1
+    counted beside
     check "beside products without being told" grep -q 'reduced during backward, gathered during forward' beside.err
     check "dp beside products: 16 at most" grep -q 'communicator dp0, CTAs from any to 16' beside.err
-    check "products beside dp: for half of the 4 multiprocessors" grep -q 'cublasLtMatmul on 2 multi' beside.kernels
-    check "and none for all" [ "$(grep -c 'cublasLtMatmul$' beside.kernels)" -eq 0 ]
+    check "no product of the first step is beside dp: $(few first)" [ "$(few first)" -eq 0 ]
+    check "products beside dp in two steps, for half of the 4 multiprocessors: $(few beside)" \
+        [ "$(few beside)" -gt 0 -a "$(few beside)" -le 102 ]
+    run alone 2 2 "${wide[@]}" parallel.zero=1 parallel.overlap_grad=false parallel.overlap_param=false
+    check "beside dp and alone: the same bits" same_run beside alone $steps
     NCCL_DEBUG=INFO run limits 4 4 parallel.tp=2 parallel.nccl.tp.min_ctas=2 parallel.nccl.tp.max_ctas=8 \
         parallel.nccl.dp.max_ctas=4
     check "names and limits of groups" [ "$(grep -oE 'communicator (tp|sp|dp|world)[0-9]+, .*' limits.err | sort | uniq -c |

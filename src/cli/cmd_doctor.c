@@ -150,12 +150,19 @@ static void check_devices(void)
            "runs on a GPU need cuBLASLt: install libcublas of CUDA's version, or name its folder in "
            "LD_LIBRARY_PATH (%s)",
            missing);
-    if (nccl_available(&missing)) printf("nccl         %s\n", nccl_version());
-    else printf("no nccl      %s; only runs on several GPUs want it (libnccl-dev, make)\n", missing);
+    if (nccl_available(&missing))
+        printf("nccl         %s (%s); without NVLS, whose sums do not repeat, unless run.reproducible=off\n",
+               nccl_version(), nccl_path());
+    else printf("no nccl      %s; only runs on several GPUs want it\n", missing);
     advise(gpus > 1 && !nccl_available(&missing),
-           "there are %d GPUs, but without NCCL ranks exchange their data through the host: install "
-           "libnccl2 (or libnccl-dev, and run make again)",
+           "there are %d GPUs, but without NCCL ranks on them refuse to run: install libnccl2 or pip's "
+           "nvidia-nccl, or name its folder in NCCL_HOME; or parallel.staged=true, through the host",
            gpus);
+    const char *asks = nccl_asks_for_nvls();
+    advise(asks,
+           "%s asks NCCL for NVLS, whose sums do not repeat: runs on several GPUs refuse it without "
+           "run.reproducible=off; unset it",
+           asks);
     advise(
         driver[0] && !device_has_cuda(),
         "there is an NVIDIA GPU, but this build has no CUDA backend: install the CUDA toolkit (13) and run "

@@ -39,7 +39,7 @@ static Err read_config(Config *c, Boot *boot, Words rest, int64_t alone)
     log_set_rank(boot->rank, boot->size);
     fault_init(boot->rank);
     if (boot->rank) log_set_level(LOG_WARN);
-    if (boot->size > 1) device_cuda_load_eagerly();
+    if (boot->size > 1) device_cuda_for_several();
     return join_said_once(boot, read_source(c, boot, rest, alone));
 }
 

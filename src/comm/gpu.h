@@ -2,13 +2,14 @@
  * Ranks with GPUs as processes: communicators whose tensors lie in device memory (docs/comm.md).
  *
  *   nccl     each rank has a GPU of its own: NCCL moves and sums the data
- *   staged   ranks share GPUs, or the build has no NCCL: through pinned host memory and Gloo
+ *   staged   ranks share GPUs, or so it is wanted: through pinned host memory and Gloo
  *
  * Work is ordered after what the caller's stream holds, runs on a stream of the communicator's own, and the events
  * carry a point of that stream: later work on the caller's waits there, not on the host.
  *
  * NCCL's float sums are plain: the order of addition is NCCL's, the same for every run with the same ranks,
- * topology and NCCL_* variables, but not that of the tree. Integer sums are exact. Staged sums are the tree.
+ * topology and NCCL_* variables, but not that of the tree. Not so with NVLS, where the switches between GPUs add: it is
+ * kept out (NcclOptions). Integer sums are exact. Staged sums are the tree.
  *
  * Comparing calls (comm_check_calls) over NCCL makes the host wait for the peers to issue theirs, before the device has
  * anything: between an exchange of one rank and those of its peers that hold the other ends no host may wait for data
@@ -30,13 +31,18 @@ typedef struct {
     int gpu;          /* its index; no two ranks may have the same GPU */
     double timeout_s; /* limits connecting, and each call from when its inputs are there */
     int delay_ms;     /* every completion is held back that long */
+    bool any_order;   /* a repeat need not have the same float sums: NVLS is NCCL's to use */
     GlooStore store;  /* as in gloo.h, with the key "nccl" */
 } NcclOptions;
 
-/* Is the library here? If not, `why`: "this build has no NCCL", or what is wrong with the library. */
+/* Is the library here, in NCCL_HOME, where the loader looks, in conda, among Python's packages or in the HPC SDK?
+ * If not, `why`: "this build has no CUDA backend", or what is wrong with the library. */
 bool nccl_available(const char **why);
-/* "2.28.9": the version of the library that was loaded; "" without one. */
+/* "2.28.9": the version of the library that was loaded, and its file; "" without one. */
 const char *nccl_version(void);
+const char *nccl_path(void);
+/* The variable of the environment that asks NCCL for NVLS; NULL: none does. */
+const char *nccl_asks_for_nvls(void);
 
 /*
  * How much of a GPU's memory the connections of one group may take, by NCCL's default sizes (2.28). A connection takes
@@ -66,8 +72,9 @@ typedef struct {
 } NcclUse;
 
 /*
- * Collective. ERR_CONFIG: NCCL_COMM_ID is set (the store brings ranks together), or NCCL is not
- * to be had. ERR_RENDEZVOUS: not connected within timeout_s. The store's own errors as they are.
+ * Collective. Sets variables of the environment that NCCL reads. ERR_CONFIG: NCCL_COMM_ID is set (the store brings
+ * the ranks together), one asks for NVLS (unless o->any_order), or NCCL is not to be had. ERR_RENDEZVOUS: not
+ * connected within timeout_s. The store's own errors as they are.
  */
 Err nccl_world_open(const NcclOptions *o, NcclWorld **out);
 /* All groups must be closed before. May be NULL. */

@@ -235,7 +235,8 @@ static void resolve_run(ConfigReader *r)
     FILL(-1, run, graphs, !cpu && c->derived.world_size == 1, CFG_run_device);
     FILL(-1, run, autotune, !cpu, CFG_run_device);
     const bool copies = c->derived.dp * c->parallel.cp > 1; /* of dense weights: their gradients are summed */
-    FILL(-1, parallel, overlap_grad, !cpu && copies, CFG_run_device);
+    const bool gems = !strcmp(c->parallel.schedule, "gems"); /* refused beside it (config.def) */
+    FILL(-1, parallel, overlap_grad, !cpu && copies && !gems, CFG_run_device);
     FILL(-1, parallel, overlap_param, !cpu && copies && c->parallel.zero, CFG_run_device);
 }
 

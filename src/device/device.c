@@ -171,7 +171,11 @@ static const DeviceBackend null_backend = { .open = null_open,
 
 /* ---- cuda, where it was built ---- */
 
-void device_cuda_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+void device_cuda_for_several(void)
+{
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
 
 #ifndef MEGATRAIN_CUDA
 static Err no_cuda_open(Device *dev, int index, Isa isa)

@@ -124,6 +124,7 @@ struct Device {
      * so that what was read is worthless? NULL: nobody's. */
     Err (*failure)(void *user);
     void *failure_user;
+    int beside; /* collectives that were begun and not yet waited for, beside which ops are issued (optim/ddp.h) */
 };
 
 /*
@@ -148,12 +149,13 @@ Err device_open(Device *dev, DeviceChoice choice);
 void device_close(Device *dev);
 
 /*
- * For a process that is one of several, before anything else of this file: CUDA then loads kernels and libraries when
- * it begins, not with their first use. Loading may wait for all that runs on the GPU, such as a collective that waits
- * for a rank which in turn waits for this one. (CUDA_MODULE_LOADING, unless the environment has it, for the driver's
- * own use.)
+ * For a process that is one of several, before anything else of this file. CUDA then loads kernels and libraries
+ * when it begins, not with their first use: loading may wait for all that runs on the GPU, such as a collective that
+ * waits for a rank which in turn waits for this one. And streams, one a group and those of libraries, have as many
+ * queues of the hardware as there are: two in one queue wait for each other's work. (CUDA_MODULE_LOADING and
+ * CUDA_DEVICE_MAX_CONNECTIONS, unless the environment has them, for the driver's own use.)
  */
-void device_cuda_load_eagerly(void);
+void device_cuda_for_several(void);
 
 /*
  * GPUs of this host that kind cuda could open: their number, 0 with the reason in `why` (a sentence without
@@ -220,7 +222,8 @@ void device_autotune(Device *dev, DeviceTuning how);
 int64_t device_choices_save(const Device *dev, char *text);
 Err device_choices_load(Device *dev, const char *text, bool beside);
 
-/* Ops, as far as they can, leave so many of a GPU's multiprocessors to what runs meanwhile; choices are forgotten. */
+/* Ops that are issued beside collectives (Device.beside) leave so many of a GPU's multiprocessors to those, as far as
+ * they can without other bits; choices are forgotten. */
 void device_leave_free(Device *dev, int multiprocessors);
 
 /*

@@ -24,6 +24,7 @@ static Err start_bucket(Ddp *d, int b)
     Tensor whole = tensor_row_slice(d->params->grad, k->first, k->count);
     Tensor own = tensor_row_slice(whole, k->zero_shard * length, length);
     d->started[b] = true;
+    d->stream->dev->beside++;
     if (k->zero_shards == 1) return sum_over(d, c, whole, &d->reduced[b]);
     if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(c, d->stream, own, whole, &d->reduced[b]);
     return comm_reduce_scatter_i64(c, d->stream, own.data, whole.data, length, &d->reduced[b]);
@@ -91,8 +92,11 @@ Err ddp_reduce(Ddp *d)
     const ParamRegistry *r = registry(d);
     for (int b = 0; b < r->bucket_count; b++)
         if (!d->started[b] && group(d, &r->buckets[b])->size > 1) TRY(start_bucket(d, b));
-    for (int b = 0; b < r->bucket_count; b++)
-        if (d->started[b]) TRY(stream_wait(d->stream, &d->reduced[b]));
+    for (int b = 0; b < r->bucket_count; b++) {
+        if (!d->started[b]) continue;
+        d->stream->dev->beside--;
+        TRY(stream_wait(d->stream, &d->reduced[b]));
+    }
     return ERR_OK;
 }
 
@@ -102,6 +106,7 @@ static Err wait_bucket(Ddp *d, int b)
 {
     if (!d->gathering[b]) return ERR_OK;
     d->gathering[b] = false;
+    d->stream->dev->beside--;
     return stream_wait(d->stream, &d->gathered[b]);
 }
 
@@ -126,6 +131,7 @@ Err ddp_gather(Ddp *d)
             tensor_row_slice(whole, k->zero_shard * (k->count / k->zero_shards), k->count / k->zero_shards);
         TRY(comm_all_gather(group(d, k), d->stream, whole, own, &d->gathered[b]));
         d->gathering[b] = true;
+        d->stream->dev->beside++;
     }
     return d->overlap_param ? ERR_OK : ddp_settle(d);
 }

@@ -16,6 +16,9 @@
  * Gathers go out in forward's order, and if `overlap_param` nobody waits for them but ddp_wait_value(), which
  * param_value() calls: the first layers run while the last weights are on their way.
  *
+ * Device.beside counts what was started and not yet waited for, in the order in which the host issues work: products
+ * that are issued meanwhile leave the collectives room.
+ *
  * Timing changes no bit: sums are integers, or trees over ranks.
  */
 #ifndef MEGATRAIN_OPTIM_DDP_H

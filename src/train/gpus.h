@@ -2,8 +2,8 @@
  * Which GPU each rank has, and what carries data between them: decided by all ranks from the same facts, which they
  * post in the store.
  *
- *   nccl     every rank has a GPU of its own and NCCL is here
- *   staged   ranks share a GPU, or a rank has no NCCL: through the host and Gloo (a warning says so)
+ *   nccl     every rank has a GPU of its own: they need NCCL
+ *   staged   ranks share a GPU, or so it is wanted: through the host and Gloo (a warning says so)
  */
 #ifndef MEGATRAIN_TRAIN_GPUS_H
 #define MEGATRAIN_TRAIN_GPUS_H
@@ -18,10 +18,17 @@ typedef struct {
     char text[160]; /* "NCCL 2.28.9", "staged through the host: ranks 0 and 1 share a GPU" */
 } RankGpu;
 
+typedef struct {
+    int rank, size,
+        local_rank; /* local_rank: this rank among those of its host, which take the GPUs there in turn */
+    bool staged;    /* wanted, of all ranks */
+    double timeout_s;
+} GpuChoice;
+
 /*
- * Collective. local_rank: this rank among those of this host, which take its GPUs in turn. ERR_CONFIG: there is no GPU,
- * or ranks have different versions of NCCL.
+ * Collective. ERR_CONFIG: there is no GPU, or ranks have GPUs of their own and one is without NCCL, or they have
+ * different versions of it.
  */
-Err rank_gpu_choose(Store *s, int rank, int size, int local_rank, double timeout_s, RankGpu *out);
+Err rank_gpu_choose(Store *s, const GpuChoice *c, RankGpu *out);
 
 #endif

@@ -64,9 +64,11 @@ static RanksOptions options_of(const Config *c, Grid grid)
                        .delay_ms = (int)c->debug.comm_delay_ms,
                        .check_calls = c->debug.comm_check,
                        .cuda = c->run.device == RUN_DEVICE_CUDA,
+                       .staged = c->parallel.staged,
                        .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
                        .dp_ctas = dp_ctas(c),
                        .sums_by_message = c->run.precision != RUN_PRECISION_FP32,
+                       .any_order = c->run.reproducible == RUN_REPRODUCIBLE_OFF,
                        .row_pieces = c->moe.experts * c->parallel.etp,
                        .saver = c->checkpoint.async,
                        .by_hosts = c->moe.dispatcher == MOE_DISPATCHER_NODE && !c->debug.ranks_per_host };

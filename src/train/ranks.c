@@ -206,8 +206,11 @@ static Err connect_ranks(Ranks *r, const RanksOptions *o)
 /* GPUs know each other through the same store. */
 static Err connect_gpus(Ranks *r, const RanksOptions *o)
 {
-    TRY(rank_gpu_choose(r->store, r->boot.rank, r->boot.size, r->local_rank, o->timeout_s, &r->gpu));
-    if (r->boot.rank == 0 && r->gpu.nccl) log_info("between GPUs: %s", r->gpu.text);
+    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, o->staged, o->timeout_s };
+    TRY(rank_gpu_choose(r->store, &c, &r->gpu));
+    if (r->boot.rank == 0 && r->gpu.nccl)
+        log_info("between GPUs: %s%s", r->gpu.text,
+                 o->any_order ? ", with NVLS: repeats may differ" : ", without NVLS, so that repeats agree");
     if (r->boot.rank == 0 && !r->gpu.nccl) log_warn("between GPUs: %s", r->gpu.text);
     if (!r->gpu.nccl) return ERR_OK;
     NcclOptions n = { .rank = r->boot.rank,
@@ -215,6 +218,7 @@ static Err connect_gpus(Ranks *r, const RanksOptions *o)
                       .gpu = r->gpu.index,
                       .timeout_s = o->timeout_s,
                       .delay_ms = o->delay_ms,
+                      .any_order = o->any_order,
                       .store = { r->store, gloo_set, gloo_get } };
     NcclWorld *world;
     TRY(nccl_world_open(&n, &world));

@@ -55,9 +55,11 @@ typedef struct {
     int delay_ms;      /* every communication is held back that long */
     bool check_calls;  /* every collective call is compared with the peers' */
     bool cuda;         /* tensors lie in the memory of GPUs */
+    bool staged;       /* and reach other ranks through the host, whatever there is */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* tensor-parallel ranks sum 16-bit values by messages (layer/sums.c) */
     int64_t row_pieces;   /* of rows that ranks send each other's experts (NcclUse) */
+    bool any_order;       /* a repeat need not have the same bits: NcclOptions */
     bool saver;           /* checkpoints are written by a thread */
     bool by_hosts;        /* grid.ep_hosts is to be what the ranks' hosts are */
 } RanksOptions;

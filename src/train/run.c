@@ -169,7 +169,7 @@ static void say_device(const Config *c)
     else log_info("no GPU: computing on the CPU");
 }
 
-/* Collectives that run beside products have their multiprocessors; a rank without replicas has none such. */
+/* Collectives of replicas that run beside products get multiprocessors of their own, while they run (Device.beside). */
 static void leave_free(Run *r)
 {
     const bool beside = r->spec.update.overlap_grad || r->spec.update.overlap_param;

@@ -19,7 +19,7 @@ typedef struct {
 } Rank;
 
 typedef struct {
-    bool staged, check;
+    bool staged, check, any_order;
     int delay_ms;
 } How;
 
@@ -69,11 +69,12 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
     void *memory;
     const int gpu = how.staged ? 0 : rank;
     *r = (Rank){ 0 };
-    device_cuda_load_eagerly();
+    device_cuda_for_several();
     OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", timeout_s, { shared_page, shared_set, shared_get } },
                        &r->gloo));
     NcclOptions o = options_of(rank, size, gpu, timeout_s);
     o.delay_ms = how.delay_ms;
+    o.any_order = how.any_order;
     if (!how.staged) OK(nccl_world_open(&o, &r->nccl));
     int part[SHARED_RANKS], n = 0;
     for (int p = rank % 2; p < size; p += 2) part[n++] = p;
@@ -82,7 +83,7 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
         OK(comm_open_staged(gpu, r->gloo, &r->part, "part", part, n));
     } else {
         OK(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", all_ranks, size,
-                          (NcclUse){ .messages = NCCL_ALL_PAIRS, .pieces = size * CASE_CHUNKS }));
+                          (NcclUse){ .ctas = { .min = 1 }, .messages = NCCL_ALL_PAIRS, .pieces = size * CASE_CHUNKS }));
         OK(comm_open_nccl(r->nccl, r->gloo, &r->part, "part", part, n,
                           (NcclUse){ .ctas = { 1, 4 }, .messages = NCCL_ALL_PAIRS, .pieces = n * CASE_CHUNKS }));
     }
@@ -280,6 +281,20 @@ TEST(nccl_4)
 {
     NEED_GPUS(4);
     every_kind_on(4, (How){ 0 });
+}
+
+/* The emulated NCCL adds in another order in each run, as NVLS may: so that the repeat in nccl_4 means something. */
+TEST(nccl_any_order)
+{
+    uint64_t digest[2];
+    NEED_GPUS(4);
+    if (!emulated) SKIP("on a GPU repeats may agree");
+    for (int i = 0; i < 2; i++) {
+        fork_ranks(every_kind, 4, &(How){ .any_order = true }, -1, LIMIT_S);
+        digest[i] = shared_page->digest[0];
+        CHECK(shared_page->digest[3] == digest[i]);
+    }
+    CHECK(digest[0] != digest[1]);
 }
 
 TEST(nccl_delayed)
@@ -767,6 +782,10 @@ static void not_opened(int rank, int size, void *arg)
     } else if (!strcmp(what, "id")) {
         setenv("NCCL_COMM_ID", "127.0.0.1:5000", 1);
         FAILS(nccl_world_open(&o, &world), ERR_CONFIG, "NCCL_COMM_ID");
+    } else if (strchr(what, '=')) {
+        putenv(arg);
+        FAILS(nccl_world_open(&o, &world), ERR_CONFIG, "for NVLS");
+        CHECK(!strncmp(nccl_asks_for_nvls(), what, strcspn(what, "=")));
     } else if (rank) {
         CHECK(true); /* does not come */
     } else {
@@ -780,6 +799,30 @@ TEST(not_opened)
     fork_ranks(not_opened, 2, "shared", -1, 60);
     fork_ranks(not_opened, 2, "id", -1, 60);
     fork_ranks(not_opened, 2, "missing", -1, 60);
+    static char asks[][64] = { "NCCL_NVLS_ENABLE=1", "NCCL_NVLS_ENABLE=2", "NCCL_ALGO=Ring,NVLS",
+                               "NCCL_ALGO=allreduce:tree;reducescatter:nvlstree" };
+    for (int i = 0; i < 4; i++) fork_ranks(not_opened, 1, asks[i], -1, 60);
+}
+
+/* What the user set and does not ask for NVLS stays. */
+static void opened(int rank, int size, void *arg)
+{
+    NcclWorld *world;
+    NcclOptions o = options_of(rank, size, rank, TIMEOUT_S);
+    if (arg) putenv(arg);
+    OK(nccl_world_open(&o, &world));
+    CHECK(!strcmp(getenv("NCCL_NVLS_ENABLE"), "0") && !nccl_asks_for_nvls());
+    device_cuda_for_several();
+    CHECK(!strcmp(getenv("CUDA_MODULE_LOADING"), "EAGER") && !strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"));
+    if (arg) CHECK(!strcmp(getenv("NCCL_ALGO"), strchr(arg, '=') + 1));
+    nccl_world_close(world);
+}
+
+TEST(opened_without_nvls)
+{
+    static char set[][64] = { "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_ALGO=Ring", "NCCL_ALGO=allreduce:^nvls;broadcast:ring" };
+    NEED_GPUS(1);
+    for (int i = -1; i < 3; i++) fork_ranks(opened, 1, i < 0 ? NULL : set[i], -1, 60);
 }
 
 TEST_MAIN

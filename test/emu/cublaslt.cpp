@@ -440,7 +440,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     }
 }
 
-/* In place (when allowed), whole, whole with another tile, and k in three with a pass that adds the parts. */
+/* In place (when allowed), whole, whole with another tile, and k in three with a pass that adds the parts; for fewer
+ * multiprocessors the other way round. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -466,12 +467,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (o.desc->has_bias() && reinterpret_cast<uintptr_t>(o.desc->bias) % 16)
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a bias that does not start on 16 bytes");
-    for (int32_t id = 0; id < 4 && *found < wanted; id++) {
+    for (int32_t i = 0; i < 4 && *found < wanted; i++) {
+        const int32_t id = o.desc->target ? 3 - i : i;
         Algo algo = {
             ALGO, problem_of(*o.desc, *o.a, *o.b, *o.d), id, offers[id].split, offers[id].reduction, 0, {}, {}
         };
         algo.workspace = offers[id].split > 1 ? 1 << 16 : 256;
-        for (int i = 0; i < 4; i++) algo.align[i] = static_cast<uint16_t>(p->align[i]);
+        for (int k = 0; k < 4; k++) algo.align[k] = static_cast<uint16_t>(p->align[k]);
         if ((algo.reduction & ~static_cast<int32_t>(p->reductions)) ||
             static_cast<uint64_t>(algo.workspace) > p->workspace)
             continue;

@@ -1,11 +1,11 @@
 /*
- * NCCL on the emulator: the calls of cuda/nccl.c and no others, over NVIDIA's own header, between processes of one
- * host. Each communicator is a file in shared memory: for every rank a piece of data, how far it is, and a lock that
+ * NCCL on the emulator: the calls of cuda/nccl.c and no others (cuda/nccl_api.h), between processes of one host. Each communicator is a file in shared memory: for every rank a piece of data, how far it is, and a lock that
  * the kernel drops when the process dies.
  *
  * A collective runs in pieces that fit. A rank publishes its piece when all have read its last one, and computes its
  * result when all have published; floats are added around a ring that begins at another rank with every piece, so that
- * the sums are not those of the tree.
+ * the sums are not those of the tree. As NVLS may, it begins anywhere, in each call of each run, unless
+ * NCCL_NVLS_ENABLE=0.
  *
  * Messages between two ranks go piece by piece through a place of their own. A send ends when the other rank has read all
  * of it, so that nothing is buffered: a send blocks its stream until the receive is there. Within a group messages make
@@ -28,8 +28,7 @@
  */
 #include "runtime.h"
 
-#define __CUDA_RUNTIME_H__ /* the runtime is the emulator's */
-#include <nccl.h>
+#include "nccl_api.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -156,6 +155,13 @@ bool is_dead(const ncclComm *c, int rank)
     return !fcntl(c->file, F_OFD_GETLK, &l) && l.l_type == F_UNLCK;
 }
 
+/* EMU_NCCL_VERSION=22105: an older one. */
+int version()
+{
+    static const char *const given = getenv("EMU_NCCL_VERSION");
+    return given ? atoi(given) : NCCL_NUMBER(2, 28, 9);
+}
+
 bool mode_is(const char *mode)
 {
     static const char *given = getenv("EMU_NCCL");
@@ -230,6 +236,23 @@ bool Call::post()
     return posted = true;
 }
 
+/* Looked at with the first sum, as the library does. */
+bool nvls()
+{
+    static const char *const enable = getenv("NCCL_NVLS_ENABLE");
+    return !enable || strcmp(enable, "0") != 0;
+}
+
+/* The same on all ranks of a communicator, whose path was drawn by lot. */
+uint64_t mixed(const char *path, uint64_t piece)
+{
+    for (uint64_t h = piece;; path++) {
+        if (!*path) return h >> 32;
+        h = (h ^ static_cast<uint64_t>(*path)) * 0x9E3779B97F4A7C15u;
+        h ^= h >> 29;
+    }
+}
+
 template <typename T> void add_up(const char *const *pieces, int ranks, int first, ncclRedOp_t op, char *out, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -244,7 +267,7 @@ template <typename T> void add_up(const char *const *pieces, int ranks, int firs
 
 void Call::reduce(const char *const *parts, char *out, size_t n)
 {
-    const int first = static_cast<int>(piece % static_cast<uint64_t>(comm->size));
+    const int first = static_cast<int>((nvls() ? mixed(comm->path, piece) : piece) % static_cast<uint64_t>(comm->size));
     if (type == ncclFloat32) add_up<float>(parts, comm->size, first, op, out, n);
     else if (type == ncclInt64) add_up<int64_t>(parts, comm->size, first, op, out, n);
     else add_up<uint64_t>(parts, comm->size, first, op, out, n);
@@ -419,7 +442,8 @@ void say(const ncclConfig_t *config)
     const char *debug = getenv("NCCL_DEBUG");
     if (!debug || strcmp(debug, "INFO")) return;
     const auto text = [](int ctas) { return ctas == NCCL_CONFIG_UNDEF_INT ? std::string("any") : std::to_string(ctas); };
-    fprintf(stderr, "emu: communicator %s, CTAs from %s to %s\n", config->commName, text(config->minCTAs).c_str(),
+    const char *name = version() >= NCCL_NAMES ? config->commName : "without a name";
+    fprintf(stderr, "emu: communicator %s, CTAs from %s to %s\n", name, text(config->minCTAs).c_str(),
             text(config->maxCTAs).c_str());
 }
 
@@ -461,18 +485,21 @@ void finish_split(ncclComm *c)
     *out = child;
 }
 
-bool config_is_known(const ncclConfig_t *config)
+/* Of the version's own size or one that it can read; what it does not know is not looked at. */
+bool config_is_known(const ncclConfig_t *c)
 {
-    return config && config->size == sizeof *config && config->blocking == 0 && config->commName;
+    const size_t size = version() >= NCCL_NAMES ? sizeof *c : offsetof(ncclConfig_t, commName);
+    return c && c->magic == NCCL_MAGIC && c->size == size && c->version <= static_cast<unsigned>(version()) &&
+           c->blocking == 0 && c->minCTAs <= c->maxCTAs;
 }
 
 } // namespace
 
 /* ---- the interface ---- */
 
-ncclResult_t ncclGetVersion(int *version)
+ncclResult_t ncclGetVersion(int *out)
 {
-    *version = NCCL_VERSION_CODE;
+    *out = version();
     return ncclSuccess;
 }
 

@@ -1,7 +1,8 @@
 /*
  * Streams, events and graphs. Work is queued and runs as late as CUDA allows: when something waits for it. So a
  * missing synchronisation shows as old data, every time. EMU_STREAMS=now runs work at once (to debug a kernel
- * under the call that launched it). A captured stream's work becomes the nodes of a graph, in order of submission.
+ * under the call that launched it), EMU_STREAMS=queue as late, but in the order of submission to all streams, as if they
+ * shared one queue of the hardware: what waits there for another process holds up everything behind it. A captured stream's work becomes the nodes of a graph, in order of submission.
  *
  * EMU_REPORT=FILE: at the end of the process the kernels that ran, "COUNT NAME" a line, sorted by name.
  */
@@ -33,13 +34,15 @@ std::recursive_mutex &runtime_mutex()
     return mutex;
 }
 
-bool now_mode()
+static bool mode_is(const char *mode)
 {
     static const char *text = getenv("EMU_STREAMS");
-    if (text && strcmp(text, "now") != 0 && strcmp(text, "late") != 0)
-        fail("EMU_STREAMS=%s: now or late is wanted", text);
-    return text && strcmp(text, "now") == 0;
+    if (text && strcmp(text, "now") != 0 && strcmp(text, "late") != 0 && strcmp(text, "queue") != 0)
+        fail("EMU_STREAMS=%s: now, late or queue is wanted", text);
+    return text && strcmp(text, mode) == 0;
 }
+
+bool now_mode() { return mode_is("now"); }
 
 static double passed_ms = 0;
 
@@ -120,7 +123,16 @@ static bool first_may_run(CUstream_st *s)
     return first.poll();
 }
 
-bool step(CUstream_st *s)
+/* Whose first item was submitted before all others'. */
+static CUstream_st *oldest()
+{
+    CUstream_st *first = nullptr;
+    for (CUstream_st *s : streams)
+        if (!s->queue.empty() && (!first || s->queue.front().number < first->queue.front().number)) first = s;
+    return first;
+}
+
+static bool step_alone(CUstream_st *s)
 {
     if (s->queue.empty() || !first_may_run(s)) return false;
     const Item item = std::move(s->queue.front());
@@ -136,6 +148,14 @@ bool step(CUstream_st *s)
         item.mark->done = true;
     }
     return true;
+}
+
+/* One item of the stream; with EMU_STREAMS=queue all that is before it goes first. */
+bool step(CUstream_st *s)
+{
+    for (CUstream_st *o; mode_is("queue") && !s->queue.empty() && (o = oldest()) && o != s && s != &legacy;)
+        if (!step_alone(o)) return false;
+    return step_alone(s);
 }
 
 /* Steps of the mark's stream up to it, unless something there waits for another process. */
@@ -226,7 +246,9 @@ static void pass_time()
 static void push(CUstream_st *s, Item item)
 {
     if (s == &legacy) drain_blocking();
+    static uint64_t submitted;
     const bool late = !s->queue.empty();
+    item.number = submitted++;
     s->queue.push_back(std::move(item));
     if (s == &legacy || s->queue.size() > QUEUE_LIMIT) drain(s);
     else if (now_mode()) run_at_once(s, late ? 0 : PATIENCE);
@@ -258,7 +280,7 @@ cudaError_t submit(cudaStream_t stream, const std::string &name, std::function<v
         s->unjoined = s != s->capture->origin;
         return cudaSuccess;
     }
-    push(s, { name, std::move(work), nullptr, nullptr, nullptr });
+    push(s, { name, std::move(work), nullptr, nullptr, nullptr, 0 });
     return cudaSuccess;
 }
 
@@ -271,7 +293,7 @@ cudaError_t submit_until(cudaStream_t stream, const std::string &name, std::func
     static const bool passing = (std::thread(pass_time).detach(), true);
     (void)passing;
     s->polls++;
-    push(s, { name, nullptr, std::move(poll), nullptr, nullptr });
+    push(s, { name, nullptr, std::move(poll), nullptr, nullptr, 0 });
     return cudaSuccess;
 }
 

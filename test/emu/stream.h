@@ -25,6 +25,7 @@ struct Item {
     std::function<void()> run;
     std::function<bool()> poll; /* called until it says that all is done */
     std::shared_ptr<Mark> wait, mark;
+    uint64_t number = 0; /* in the order of submission to all streams */
 };
 
 struct Node {

@@ -3,6 +3,7 @@
  * program is a child: this program again, as `test_emu_checks --child KIND NUMBER`, which prints "survived" if
  * nothing stops it.
  */
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -164,6 +165,13 @@ TEST(loading_beside_a_collective)
     CHECK_MSG(eager.has("survived"), "%s", eager.text.c_str());
 }
 
+TEST(streams_that_share_a_queue)
+{
+    const Outcome late = child("", "queue", 0), queue = child("EMU_STREAMS=queue", "queue", 0);
+    CHECK_MSG(late.has("beside\nsurvived"), "%d %s", late.status, late.text.c_str());
+    CHECK_MSG(queue.has("behind\nsurvived"), "%d %s", queue.status, queue.text.c_str());
+}
+
 /* What a kernel may ask for, and what it may take with its arrays, is the imitated GPU's. */
 TEST(architectures)
 {
@@ -285,6 +293,27 @@ static int lazy_child(bool late, cudaStream_t stream)
     return 0;
 }
 
+/* Does work of one stream wait for what was submitted to another before it? */
+static int queue_child(cudaStream_t stream)
+{
+    cudaStream_t other;
+    std::atomic<bool> open{ false };
+    float *y = static_cast<float *>(memory(256));
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    run_scale(y, 1, 0, 64, stream);
+    cudaStreamSynchronize(stream);
+    emu::submit_until(other, "collective", [&open] { return open.load(); });
+    run_scale(y, 1, 0, 64, stream);
+    bool done = false;
+    for (int i = 0; i < 20 && !done; i++) done = cudaStreamQuery(stream) == cudaSuccess;
+    puts(done ? "beside" : "behind");
+    open = true;
+    cudaStreamSynchronize(stream);
+    cudaStreamSynchronize(other);
+    puts("survived");
+    return 0;
+}
+
 static int run_child(const std::string &kind, int number)
 {
     cudaStream_t stream;
@@ -294,6 +323,7 @@ static int run_child(const std::string &kind, int number)
     if (kind == "report") return report_child(stream);
     if (kind == "lazy") return lazy_child(number, stream);
     if (kind == "gpu") return gpu_child(number, stream);
+    if (kind == "queue") return queue_child(stream);
     int *p = static_cast<int *>(memory(number == WRONG_GLOBAL_MARGIN && kind == "wrong" ? 100 : 256));
     if (kind == "wrong") run_wrong(static_cast<enum Wrong>(number), p, stream);
     else if (number == 0) p[3] = 1;
