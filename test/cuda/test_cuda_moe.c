@@ -548,9 +548,15 @@ TEST(dispatch)
 static void groups_case(int64_t N, int64_t K, int64_t R, int64_t first, int64_t own, int64_t count, bool rows)
 {
     CudaCase *c = case_open();
-    const double E = (double)(first + own * count);
-    Pair index = pair_uniform(c, I32, -3, E + 9, CASE_DIMS(N, K)), none = { 0 };
-    Pair row = rows ? pair_uniform(c, I32, -3, 9, CASE_DIMS(N, K)) : none, group = pair_output(c, I32, R, K);
+    int32_t *experts = malloc((size_t)(N * K) * 4), *at = malloc((size_t)(N * K) * 4);
+    for (int64_t i = 0; i < N * K; i++) {
+        experts[i] = (int32_t)(test_rand(&c->random) % (uint64_t)(first + own * count + 9)) - 3;
+        at[i] = (int32_t)(test_rand(&c->random) % 9) - 2;
+    }
+    Pair index = pair_values(c, I32, experts, N, K), none = { 0 };
+    Pair row = rows ? pair_values(c, I32, at, N, K) : none, group = pair_output(c, I32, R, K);
+    free(experts);
+    free(at);
     BOTH(c, choice_groups, .group = AT(group), .index = AT(index), .row = AT(row), .first = first, .own = own,
          .count = count);
     pair_check(c, group, 0, "%d of %d tokens, K %d, %d groups of %d experts from %d on", (int)N, (int)R, (int)K,
