@@ -1,9 +1,9 @@
 /*
  * What device memory serves of a grouped product (cuda/grouped.cu) whose blocks run in some order: a model of L2.
  *
- * A wave of blocks runs at once, in step along the depth; then comes the next wave. L2 keeps what was used last, in pieces
- * of a tile by as much depth; results take room in it as well. A chip's L2 is two halves that keep some things twice, and
- * its blocks do not stay in step: the counts are for comparing orders, and a floor.
+ * A wave of blocks runs at once, in step along the depth; then comes the next wave. L2 keeps what was used last, in
+ * pieces of a tile by as much depth; results take room in it as well. A chip's L2 is two halves that keep some things
+ * twice, and its blocks do not stay in step: the counts are for comparing orders, and a floor.
  */
 #ifndef MEGATRAIN_BENCH_L2_MODEL_H
 #define MEGATRAIN_BENCH_L2_MODEL_H

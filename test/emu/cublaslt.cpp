@@ -255,8 +255,7 @@ const char *shapes_wrong(const Desc &x, const Layout &a, const Layout &b, const 
     if (a.type != b.type) return "A and B have different dtypes";
     if (d.type != a.type && d.type != CUDA_R_32F) return "D is neither of A's dtype nor fp32";
     if (!known(x.epilogue)) return "an epilogue that is not emulated";
-    if (x.epilogue != CUBLASLT_EPILOGUE_DEFAULT && d.type != a.type)
-        return "an epilogue with outputs of another dtype";
+    if ((x.has_gelu() || x.has_slope()) && d.type != a.type) return "GELU with outputs of another dtype";
     if (x.has_aux() && (d.type == CUDA_R_32F || x.aux_ld % 8 || x.aux_ld < static_cast<int64_t>(d.rows)))
         return "GELU on fp32, or with rows of its second matrix that are short or no multiple of 8";
     return nullptr;
