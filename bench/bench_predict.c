@@ -3,6 +3,7 @@
  * that it calls is counted, its bytes and FLOP by device/ops.def, and timed by the rates below.
  *
  *   bench_predict [124m] [1.3b] [7b] [7b-tp8] [--block]     no model: all of them; --block: of one block alone
+ *   bench_predict --config FILE --world N [KEY=VALUE ...]   of a configuration: its slowest pipeline rank
  *
  * bytes: tensors that an op reads once, those that it writes once, those that it changes in place twice. An op takes
  * the longer of bytes / memory rate and FLOP / matrix rate, and each kernel launch GAP_US besides. Products and
@@ -10,13 +11,19 @@
  * GPU belongs beside the line of its op, and one that is longer by much wants a reason. What the host does between
  * steps is not in them. Of a model on several ranks it is the step of one of them, and beside it what that one sends,
  * as the null communicators count it: at most so much longer is the step, for some of it travels while products run.
+ *
+ * Routing is taken to be even: experts have room for an even share (moe.slack = 1), all-to-alls send one. The bytes of
+ * a grouped product are those of its order of tiles by l2_model.h. Rates named ASSUMED come from no measurement of
+ * ours.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/trainer_open.h"
+#include "l2_model.h"
 #include "link.h"
+#include "train/spec.h"
 
 /* ---- rates ---- */
 
@@ -34,6 +41,13 @@ enum { GPUS = sizeof gpus / sizeof *gpus };
 
 static const double PEAK = 989e12; /* both, dense bf16: what MFU refers to */
 static const double GAP_US = 1.5;  /* between kernels of a graph */
+static const double NETWORK = 50e9 * 0.8; /* ASSUMED: a port of 400 Gb/s for each GPU, and the same share of it */
+enum { HOST_GPUS = 8 };
+
+/* ASSUMED: half of what cuBLASLt reaches with wgmma, for mma.sync with three stages. */
+static const double GROUPED_RATE = 400e12;
+static const double FP32_RATE = 67e12 * 0.8; /* on CUDA cores, as the share of bf16's peak */
+
 /* FLOP a second of a bf16 product, by the shortest of its three sides: cuBLASLt reaches 80 % of the peak with large
  * sides, and less with short ones. */
 static double product_rate(int64_t side)
@@ -57,6 +71,7 @@ static int launches_of(OpId id, int64_t columns)
     case OP_norm_bwd: return columns <= NORM_IN_BLOCK ? 2 : 3;
     case OP_bias_grad:
     case OP_attention_bwd: return 2;
+    case OP_permute_index: return 3;
     case OP_embedding_grad: return SORT_KERNELS;
     default: return 1;
     }
@@ -91,17 +106,42 @@ static Tensor arg(OpId id, const void *args, const char *name)
 }
 
 static bool is_product(OpId id) { return id == OP_linear_fwd || id == OP_linear_dx || id == OP_linear_dw; }
+static bool is_grouped(OpId id) { return id == OP_grouped_fwd || id == OP_grouped_dx || id == OP_grouped_dw; }
 
+/* [O, I]; of experts their first. */
 static Tensor weight_of(OpId id, const void *args)
 {
-    if (!is_product(id)) return (Tensor){ 0 };
-    return arg(id, args, id == OP_linear_dw ? "dw" : "w");
+    if (!is_product(id) && !is_grouped(id)) return (Tensor){ 0 };
+    Tensor w = arg(id, args, id == OP_linear_dw || id == OP_grouped_dw ? "dw" : "w");
+    if (is_grouped(id)) w.dim[0] = w.dim[1], w.dim[1] = w.dim[2];
+    return w;
+}
+
+/* What device memory serves of a grouped product with even routing, apart from a dw that is added to. */
+static double grouped_bytes(OpId id, const void *args)
+{
+    static struct {
+        GroupedShape shape;
+        double bytes;
+    } known[16]; /* the model takes a while */
+    const Tensor w = weight_of(id, args), x = arg(id, args, id == OP_grouped_fwd ? "x" : "dy");
+    const int experts = (int)arg(id, args, id == OP_grouped_dw ? "dw" : "w").dim[0];
+    const int64_t O = w.dim[0], I = w.dim[1], rows = x.dim[0];
+    GroupedShape s = { .experts = experts, .dw = id == OP_grouped_dw };
+    if (s.dw) s.rows = O, s.columns = I, s.depth = rows / experts;
+    else s.rows = rows, s.columns = id == OP_grouped_fwd ? O : I, s.depth = id == OP_grouped_fwd ? I : O;
+    int i = 0;
+    while (known[i].bytes > 0 && memcmp(&known[i].shape, &s, sizeof s) != 0) i++;
+    ASSERT(i < 16);
+    if (known[i].bytes == 0) known[i].shape = s, known[i].bytes = (double)grouped_traffic(s, grouped_place, L2_BYTES);
+    return known[i].bytes;
 }
 
 static double bytes_of(OpId id, const void *args)
 {
     const OpInfo *info = op_info(id);
     double bytes = 0;
+    if (is_grouped(id)) return grouped_bytes(id, args);
     for (int i = 0; i < info->field_count; i++) {
         const OpField *f = &info->fields[i];
         const Tensor t = *(const Tensor *)((const char *)args + f->offset);
@@ -118,8 +158,10 @@ static double matrix_seconds(OpId id, const void *args, double flop)
         const Tensor w = weight_of(id, args);
         const int64_t rows = arg(id, args, id == OP_linear_fwd ? "x" : "dy").dim[0];
         const int64_t side = w.dim[0] < w.dim[1] ? w.dim[0] : w.dim[1];
+        if (arg(id, args, id == OP_linear_fwd ? "x" : "dy").dtype == F32) return flop / FP32_RATE;
         return flop / product_rate(rows < side ? rows : side);
     }
+    if (is_grouped(id)) return flop / GROUPED_RATE;
     if (id != OP_attention_fwd && id != OP_attention_bwd) return 0;
     const Tensor q = arg(id, args, "q");
     return flop / attention_rate(id == OP_attention_fwd, q.dim[3], q.dim[1]);
@@ -226,19 +268,47 @@ static Err one_step(Trainer *t, Count *out)
     return trainer_step(t, (TokenSource){ 0 }, &report);
 }
 
-/* The calls of one step; plan: of the same trainer. */
-static Err count_step(const TrainSpec *spec, int tp, Count *out, MemoryPlan *plan)
+/* What opening sent is not the step's. */
+static void forget_sent(World *world)
 {
-    const Grid grid = { .tp = tp ? tp : 1, .dp = 1, .sp = tp > 1 };
+    for (int i = 0; i < WORLD_COMMS; i++) {
+        Comm *c = &world->comm[i];
+        c->sent_bytes = 0;
+        memset(c->calls, 0, sizeof c->calls);
+        memset(c->bytes, 0, sizeof c->bytes);
+    }
+}
+
+/* What the step sent by its own communicators. */
+static void count_sent(const World *world, MemoryPlan *plan)
+{
+    plan->comm_bytes = 0;
+    for (int i = 0; i < WORLD_COMMS; i++) {
+        const Comm *c = &world->comm[i];
+        plan->comm_bytes += c->sent_bytes;
+        for (int k = 0; k < COMM_KIND_COUNT; k++) plan->comm[i][k] = (CommWork){ c->calls[k], c->bytes[k] };
+    }
+}
+
+/* The calls of one step of a rank; plan: of the same trainer. */
+static Err count_rank(const TrainSpec *spec, Grid grid, int rank, Count *out, MemoryPlan *plan)
+{
     World world;
     Trainer t;
-    TRY(trainer_plan(spec, grid, 0, plan));
-    TRY(world_open_null(&world, grid, 0));
+    TRY(trainer_plan(spec, grid, rank, plan));
+    TRY(world_open_null(&world, grid, rank));
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, plan);
+    forget_sent(&world);
     if (!err) err = one_step(&t, out);
+    if (!err) count_sent(&world, plan);
     trainer_close(&t);
     world_close(&world);
     return err;
+}
+
+static Err count_step(const TrainSpec *spec, int tp, Count *out, MemoryPlan *plan)
+{
+    return count_rank(spec, (Grid){ .tp = tp ? tp : 1, .dp = 1, .sp = tp > 1 }, 0, out, plan);
 }
 
 /* ---- tables ---- */
@@ -335,18 +405,34 @@ static Err predict_block(const Model *m)
     return ERR_OK;
 }
 
-/* What the rank sends in a step. */
-static void print_sent(const MemoryPlan *plan)
+/* Bytes a second of a rank's group: over the network as soon as a member is on another host. */
+static double rate_of(Grid grid, int rank, GroupKind kind)
 {
+    const GridShape shape = grid_shape(grid);
+    const int group = group_of(shape, kind, rank), size = group_size(shape, kind);
+    int *members = calloc((size_t)size, sizeof *members);
+    ASSERT(members);
+    if (group >= 0) group_members(shape, kind, group, members);
+    const bool apart = members[0] / HOST_GPUS != members[size - 1] / HOST_GPUS;
+    free(members);
+    return apart ? NETWORK : LINK;
+}
+
+/* What the rank sends in a step. */
+static void print_sent(const MemoryPlan *plan, Grid grid, int rank)
+{
+    double all = 0;
     printf("\n| group, call | calls | GB sent | ms |\n| --- | ---: | ---: | ---: |\n");
     for (int i = 0; i < WORLD_COMMS; i++)
         for (int k = 0; k < COMM_KIND_COUNT; k++) {
             const CommWork *w = &plan->comm[i][k];
             if (!w->calls || !w->bytes) continue;
+            const double ms = 1e3 * (double)w->bytes / rate_of(grid, rank, (GroupKind)i);
             printf("| %s %s | %lld | %.3f | %.3f |\n", group_name((GroupKind)i), comm_kind_name((CommKind)k),
-                   (long long)w->calls, 1e-9 * (double)w->bytes, 1e3 * (double)w->bytes / LINK);
+                   (long long)w->calls, 1e-9 * (double)w->bytes, ms);
+            all += ms;
         }
-    printf("| all | | %.3f | %.3f |\n", 1e-9 * (double)plan->comm_bytes, 1e3 * (double)plan->comm_bytes / LINK);
+    printf("| all | | %.3f | %.3f |\n", 1e-9 * (double)plan->comm_bytes, all);
 }
 
 /* flop: of a token, on each of the GPUs. */
@@ -369,7 +455,7 @@ static Err predict_step(const Model *m)
     print_head("op");
     print_count(&count, false, total);
     const double flop = (double)model_flop_per_token(&spec.model, plan.params) / (m->tp ? m->tp : 1);
-    if (m->tp) print_sent(&plan);
+    if (m->tp) print_sent(&plan, (Grid){ .tp = m->tp, .dp = 1, .sp = true }, 0);
     print_rates("\n", total, tokens, flop);
     if (!m->tp) return ERR_OK;
     for (int g = 0; g < GPUS; g++) total[g] += (double)plan.comm_bytes / LINK;
@@ -377,19 +463,132 @@ static Err predict_step(const Model *m)
     return ERR_OK;
 }
 
+/* ---- a configuration ---- */
+
+enum { OVERRIDES_MOST = 16 };
+
+typedef struct {
+    const char *path;
+    int64_t world;
+    const char *overrides[OVERRIDES_MOST];
+    int count;
+} Asked;
+
+/* --config FILE --world N [KEY=VALUE ...]; false: something else. */
+static bool asked_of(int argc, char **argv, Asked *out)
+{
+    *out = (Asked){ .overrides = { "moe.slack=1" }, .count = 1 };
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--config") && i + 1 < argc) out->path = argv[++i];
+        else if (!strcmp(argv[i], "--world") && i + 1 < argc) out->world = atoll(argv[++i]);
+        else if (strchr(argv[i], '=') && out->count < OVERRIDES_MOST) out->overrides[out->count++] = argv[i];
+        else return false;
+    }
+    return out->path && out->world > 0;
+}
+
+static double seconds_of(const Count *c, const Gpu *g)
+{
+    double sum = 0;
+    for (int i = 0; i < c->count; i++) sum += seconds(&c->line[i], g);
+    return sum;
+}
+
+/* What nothing can be computed beside, as the program is: rows on their way to experts and back. */
+static double all_to_all_seconds(const MemoryPlan *p, Grid grid, int rank)
+{
+    return (double)p->comm[GROUP_TP_EP][COMM_ALL_TO_ALL_ROWS].bytes / rate_of(grid, rank, GROUP_TP_EP);
+}
+
+/* By 6 N + 12 L C T, as published figures count. */
+static void print_tflops(const TrainSpec *spec, Grid grid, const MemoryPlan *p, const double total[GPUS])
+{
+    const double units = (double)spec->global_batch / (double)(spec->micro_batch * grid.dp);
+    const double tokens = (double)(spec->global_batch * spec->model.seq), ranks = grid_size(grid);
+    const int stages = grid.pp > 1 ? grid.pp : 1;
+    const double flop = (double)model_flop_per_token(&spec->model, p->params);
+    printf("\nWith the all-to-all in the open, all else that is sent hidden, and %d of %g units' time idle:\n",
+           stages - 1, units + stages - 1);
+    for (int g = 0; g < GPUS; g++) {
+        const double step = total[g] * (units + stages - 1) / units, rate = tokens / step / ranks;
+        printf("%s%s: %.0f ms, %.0f tokens/s a GPU, %.0f TFLOP/s a GPU%s", g ? "; " : "", gpus[g].name, 1e3 * step,
+               rate, 1e-12 * flop * rate, g + 1 < GPUS ? "" : ".\n");
+    }
+}
+
+/* The rank of the first replica that takes the longest. */
+static Err slowest_rank(const TrainSpec *spec, Grid grid, int *slowest)
+{
+    static Count count;
+    MemoryPlan plan;
+    double most = 0;
+    for (int rank = 0; rank < grid_size(grid); rank++) {
+        const GridCoords at = grid_coords(grid, rank);
+        if (at.tp || at.cp || at.dp) continue;
+        TRY(count_rank(spec, grid, rank, &count, &plan));
+        const double s = seconds_of(&count, &gpus[0]) + all_to_all_seconds(&plan, grid, rank);
+        if (s > most) most = s, *slowest = rank;
+    }
+    return ERR_OK;
+}
+
+static Err predict_spec(const Asked *a, const TrainSpec *spec, Grid grid)
+{
+    static Count count;
+    MemoryPlan plan;
+    double total[GPUS];
+    int rank = 0;
+    TRY(slowest_rank(spec, grid, &rank));
+    TRY(count_rank(spec, grid, rank, &count, &plan));
+    printf("\nA step of %s on %d ranks, rank %d, %.0f million parameters:\n\n", a->path, grid_size(grid), rank,
+           1e-6 * (double)plan.params);
+    print_head("op");
+    print_count(&count, false, total);
+    print_sent(&plan, grid, rank);
+    for (int g = 0; g < GPUS; g++) total[g] += all_to_all_seconds(&plan, grid, rank);
+    print_tflops(spec, grid, &plan, total);
+    return ERR_OK;
+}
+
+static Err predict_config(const Asked *a)
+{
+    Config cfg;
+    TrainSpec spec;
+    Grid grid;
+    Err err = config_read(&cfg, (ConfigSource){ .path = a->path,
+                                                .overrides = a->overrides,
+                                                .override_count = a->count,
+                                                .world_size = a->world });
+    if (!err) err = grid_spec(&cfg, &grid);
+    if (!err) err = train_spec(&cfg, cfg.model.vocab, &spec);
+    if (!err) err = predict_spec(a, &spec, grid);
+    config_release(&cfg);
+    return err;
+}
+
+static int finish(Err err)
+{
+    if (err) err_print(err, true);
+    return err_exit_code(err);
+}
+
 int main(int argc, char **argv)
 {
+    Asked asked;
+    if (asked_of(argc, argv, &asked)) return finish(predict_config(&asked));
     bool block = false, any = false, wanted[MODELS] = { false };
     for (int i = 1; i < argc; i++) {
         int m = 0;
         while (m < MODELS && strcmp(argv[i], models[m].name) != 0) m++;
         if (m < MODELS) wanted[m] = any = true;
         else if (!strcmp(argv[i], "--block")) block = true;
-        else return fprintf(stderr, "usage: bench_predict [124m] [1.3b] [7b] [7b-tp8] [--block]\n"), 2;
+        else
+            return fprintf(stderr, "usage: bench_predict [124m] [1.3b] [7b] [7b-tp8] [--block]\n"
+                                   "       bench_predict --config FILE --world N [KEY=VALUE ...]\n"),
+                   2;
     }
     Err err = ERR_OK;
     for (int m = 0; m < MODELS && !err; m++)
         if (!any || wanted[m]) err = block ? predict_block(&models[m]) : predict_step(&models[m]);
-    if (err) err_print(err, true);
-    return err_exit_code(err);
+    return finish(err);
 }

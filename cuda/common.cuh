@@ -115,7 +115,7 @@ template <class T> __device__ __forceinline__ void need_aligned(const T *, int) 
 #define UNROLL_BY(n)
 static inline int in_place(int x) { return x; }
 static inline void prefetch_l2(const void *) {}
-static inline float exp2_approx(float x) { return exp2f(x); }
+static inline float exp2_approx(float x) { return emu::exp2_approx(x); }
 #endif
 
 #endif

@@ -30,10 +30,10 @@
 template <class T> __device__ __forceinline__ float exp_of(float x) { return __expf(x); }
 template <> __device__ __forceinline__ float exp_of<float>(float x) { return expf(x); }
 
-/* 1 / (1 + exp(-u)); 0 where exp overflows */
+/* 1 / (1 + exp(-u)); 0 where exp overflows. In eighths: __fdividef has 0 for divisors beyond 2^126. */
 template <class T> __device__ __forceinline__ float sigmoid(float u)
 {
-    return __fdividef(1.0f, 1.0f + exp_of<T>(-u));
+    return __fdividef(0.125f, fmaf(0.125f, exp_of<T>(-u), 0.125f));
 }
 
 /*

@@ -395,6 +395,14 @@ static Err check_rows(OpId op, Tensor a, Tensor b)
     return err_set(ERR_SHAPE, "%s on cuda takes no row counts in device memory", op_info(op)->name);
 }
 
+/* The library adds a bias of D's dtype, and GELU is taken of what is stored. */
+static Err check_wide(const linear_fwd_args *a)
+{
+    const DType y = a->y.dtype;
+    if ((!a->bias.data || a->bias.dtype == y) && (!a->gelu.data || a->gelu.dtype == y)) return ERR_OK;
+    return err_set(ERR_SHAPE, "linear_fwd on cuda: y is %s, and its bias or gelu is not", dtype_name(y));
+}
+
 static Product product(OpId op, Tensor a, bool ta, Tensor b, bool tb, Tensor d)
 {
     Product x = { .ta = ta, .tb = tb, .a = a.data, .b = b.data, .d = d.data };
@@ -445,6 +453,7 @@ Err cuda_linear_fwd(Stream *s, const linear_fwd_args *a)
 {
     bool done = false;
     TRY(check_rows(OP_linear_fwd, a->y, a->x));
+    TRY(check_wide(a));
     Product x = product(OP_linear_fwd, a->w, true, a->x, false, a->y);
     if (a->bias.data) {
         x.bias = a->bias.data;

@@ -8,18 +8,20 @@
  * Mapping   fwd, dx: the grid has a block for each tile of rows that there can be, P / TILE + experts, by tiles of
  *           columns. A block looks its tile up in the offsets, 32 experts at a time; those behind the last have
  *           nothing to do. dw: a block for each tile of dw[e], which walks over the expert's rows in ascending order,
- *           so that sums repeat bit for bit. Blocks that are neighbours in x share a tile of weights (dw: of x).
+ *           so that sums repeat bit for bit. Blocks are numbered in bands of 16 tiles of rows (grouped_order.h).
  *           16 bits: tiles of 128 x 128, 8 warps with 64 x 32 each, mma.sync m16n8k16; three stages of 32 of the
  *           depth arrive by cp.async. fp32: tiles of 64 x 64, 16 sums a thread, plain FMA (no TF32).
  * FLOP      2 P O I each. P 131,072 rows (65,536 tokens, 2 choices), O 4096, I 1024: 1.1 TFLOP, 1.4 ms at 790 TFLOP/s;
  *           mma.sync reaches some 60% of that on Hopper, whose other half is wgmma's.
  * Traffic   bf16: a tile reads 2 x 128 x depth numbers, so that L2 serves P O I / 32 bytes, 17 GB for the above. Device
- *           memory has 2 P (O + I) bytes and the weights, 1.4 GB, 0.3 ms. Bound by the tensor cores once an expert
+ *           memory serves 2 P (O + I) bytes and the weights, where a band of 16 tiles fits into L2, 1.4 GB, 0.3 ms; up to
+ *           four times that with depths of 14,336 (test_grouped_order counts). Bound by the tensor cores once an expert
  *           has some 300 rows; with fewer by the weights.
  * Needs     16-byte aligned rows for cp.async, else element by element; dw is F32.
  */
 #include <type_traits>
 
+#include "grouped_order.h"
 #include "kernel.cuh"
 
 enum GroupedKind { GROUPED_FWD, GROUPED_DX, GROUPED_DW };
@@ -34,7 +36,8 @@ template <class T, class Out> struct Grouped {
     int64_t runs; /* of an expert, in offset */
     int experts;
     int O, I;
-    bool add; /* dw: to what is there */
+    uint32_t rows, columns; /* tiles of them */
+    bool add;               /* dw: to what is there */
     __device__ __forceinline__ int64_t start(int e) const { return offset[e * runs]; }
 };
 
@@ -86,17 +89,18 @@ template <class G> __device__ __forceinline__ RowTile find_rows(const G &g, int6
 template <int KIND, int TILE, class T, class Out>
 __device__ __forceinline__ bool find_task(const Grouped<T, Out> &g, Task<T, Out> *t)
 {
-    const int64_t column = blockIdx.y * static_cast<int64_t>(TILE);
+    const GroupedPlace place = grouped_place(blockIdx.x, g.rows, g.columns);
+    const int64_t column = place.column * static_cast<int64_t>(TILE);
     if (KIND == GROUPED_DW) {
-        const int e = blockIdx.z;
-        const int64_t first = g.start(e), rows = g.start(e + 1) - first, row = blockIdx.x * static_cast<int64_t>(TILE);
+        const int e = blockIdx.y;
+        const int64_t first = g.start(e), rows = g.start(e + 1) - first, row = place.row * static_cast<int64_t>(TILE);
         t->a = { g.a + first * g.lda + row, g.lda, rows, g.O - row };
         t->b = { g.b + first * g.ldb + column, g.ldb, rows, g.I - column };
         t->out = { g.out + (e * static_cast<int64_t>(g.O) + row) * g.ldo + column, g.ldo, g.O - row, g.I - column };
         t->depth = rows;
         return rows > 0 || !g.add;
     }
-    const RowTile r = find_rows(g, blockIdx.x, TILE);
+    const RowTile r = find_rows(g, place.row, TILE);
     if (r.expert < 0) return false;
     const bool fwd = KIND == GROUPED_FWD;
     const int64_t depth = fwd ? g.I : g.O, across = fwd ? g.O : g.I, row = r.expert * static_cast<int64_t>(g.O);
@@ -390,34 +394,32 @@ struct GroupedArgs {
     bool add;
 };
 
-template <class T, class Out> static Grouped<T, Out> grouped_of(const GroupedArgs &a)
+/* For tiles of `tile` by `tile`. */
+template <class T, class Out, int KIND> static Grouped<T, Out> grouped_of(const GroupedArgs &a, int64_t tile)
 {
     Grouped<T, Out> g = { data_of<const T>(a.a), data_of<const T>(a.b), data_of<Out>(a.out), a.a.ld, a.b.ld, a.out.ld };
+    const int64_t E = a.weights.dim[0], O = a.weights.dim[1], I = a.weights.dim[2];
     g.offset = data_of<const int64_t>(a.offset);
-    g.runs = (a.offset.dim[0] - 1) / a.weights.dim[0];
-    g.experts = static_cast<int>(a.weights.dim[0]);
-    g.O = static_cast<int>(a.weights.dim[1]), g.I = static_cast<int>(a.weights.dim[2]);
+    g.runs = (a.offset.dim[0] - 1) / E;
+    g.experts = static_cast<int>(E);
+    g.O = static_cast<int>(O), g.I = static_cast<int>(I);
+    g.rows = grid_blocks(KIND == GROUPED_DW ? ceil_div(O, tile) : a.out.dim[0] / tile + E);
+    g.columns = grid_blocks(ceil_div(KIND == GROUPED_FWD ? O : I, tile));
     g.add = a.add;
     return g;
 }
 
-template <int KIND> static dim3 grouped_grid(const GroupedArgs &a, int64_t tile)
-{
-    const int64_t E = a.weights.dim[0], O = a.weights.dim[1], I = a.weights.dim[2];
-    if (KIND == GROUPED_DW)
-        return dim3(grid_blocks(ceil_div(O, tile)), grid_blocks(ceil_div(I, tile)), grid_blocks(E));
-    return dim3(grid_blocks(a.out.dim[0] / tile + E), grid_blocks(ceil_div(KIND == GROUPED_FWD ? O : I, tile)));
-}
-
 template <class T, int KIND, bool WIDE> static void launch_grouped(Stream *s, const GroupedArgs &a)
 {
+    const unsigned experts = KIND == GROUPED_DW ? grid_blocks(a.weights.dim[0]) : 1;
     if constexpr (sizeof(T) == 4) {
-        LAUNCH((grouped_fma_kernel<KIND, WIDE>), grouped_grid<KIND>(a, FMA_TILE), FMA_THREADS, 0, cuda_stream(s),
-               (grouped_of<float, float>(a)));
+        const Grouped<float, float> g = grouped_of<float, float, KIND>(a, FMA_TILE);
+        LAUNCH((grouped_fma_kernel<KIND, WIDE>), dim3(g.rows * g.columns, experts), FMA_THREADS, 0, cuda_stream(s), g);
     } else {
         typedef typename std::conditional<KIND == GROUPED_DW, float, T>::type Out;
-        LAUNCH((grouped_mma_kernel<T, Out, KIND, WIDE>), grouped_grid<KIND>(a, MMA_TILE), MMA_THREADS, MMA_SHARED,
-               cuda_stream(s), (grouped_of<T, Out>(a)));
+        const Grouped<T, Out> g = grouped_of<T, Out, KIND>(a, MMA_TILE);
+        LAUNCH((grouped_mma_kernel<T, Out, KIND, WIDE>), dim3(g.rows * g.columns, experts), MMA_THREADS, MMA_SHARED,
+               cuda_stream(s), g);
     }
 }
 

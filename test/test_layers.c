@@ -7,6 +7,7 @@
  * Also: how weights begin, and that evaluation drops nothing.
  */
 #include "test.h"
+#include "engine/trainer_open.h"
 #include "tiny.h"
 
 enum { B = 2, T = 24, N = B * T, HIDDEN = 32, VOCAB = 39, PADDED = 48, SHIFT = 30, DIRECTIONS = 4 };
@@ -690,6 +691,45 @@ TEST(evaluation_drops_nothing)
     double without = tiny_eval(0);
     CHECK(without > 0);
     CHECK(tiny_eval(0.3f) == without);
+}
+
+/* ---- products of routers on a GPU ---- */
+
+static int products_in_fp32, fp32_results;
+
+static Err note_linear_fwd(Stream *s, const linear_fwd_args *a)
+{
+    (void)s;
+    products_in_fp32 += a->x.dtype == F32;
+    fp32_results += a->y.dtype == F32;
+    return ERR_OK;
+}
+
+/* In 16-bit runs all products are of 16-bit numbers, on tensor cores, and those of the routers and of a shared expert's
+ * gate have fp32 results: two in each of two mixtures, behind the dense block. */
+TEST(routers_multiply_in_16_bits)
+{
+    TrainSpec spec = tiny_mixture(TINY_DEEPSEEK, 3);
+    const Grid grid = { .tp = 1, .dp = 1, .ep = 1 };
+    MemoryPlan plan;
+    World world;
+    Trainer t;
+    StepReport report;
+    OpTable ops = null_ops;
+    ops.linear_fwd = note_linear_fwd;
+    spec.device.kind = DEVICE_CUDA;
+    spec.compute = BF16;
+    OK(trainer_plan(&spec, grid, 0, &plan));
+    OK(world_open_null(&world, grid, 0));
+    OK(trainer_open_on(&t, DEVICE_NULL, &spec, &world, &plan));
+    t.device.ops = &ops;
+    products_in_fp32 = fp32_results = 0;
+    OK(trainer_step(&t, (TokenSource){ 0 }, &report));
+    const int64_t units = spec.global_batch / spec.micro_batch;
+    CHECK_MSG(products_in_fp32 == 0, "%d products in fp32", products_in_fp32);
+    CHECK_MSG(fp32_results == 4 * units, "%d fp32 results of %lld micro-batches", fp32_results, (long long)units);
+    trainer_close(&t);
+    world_close(&world);
 }
 
 TEST_MAIN

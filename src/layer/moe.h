@@ -140,7 +140,8 @@ Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
 int64_t moe_padded_cols(int64_t cols);
 Tensor moe_first_cols(Tensor padded, int64_t cols);
 
-/* y [N, rows of the weight] in fp32, of a product in fp32. bias: -1 = none. */
+/* y [N, rows of the weight] in fp32: a product of what the compute dtype has of x and the weight, whose sums are not
+ * rounded. bias: -1 = none. */
 Err moe_fp32_linear(Ctx *c, int weight, int bias, Tensor x, Tensor y);
 /* Where the fp32 gradient of moe_fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it.
  * Padded. */

@@ -15,11 +15,9 @@ Tensor moe_first_cols(Tensor padded, int64_t cols) { return tensor_col_slice(pad
 Err moe_fp32_linear(Ctx *c, int weight, int bias, Tensor x, Tensor y)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor x32, w32, b32 = { 0 };
-    TRY(as_fp32(c, x, &x32));
-    TRY(as_fp32(c, param_value(c, weight), &w32));
-    if (bias >= 0) TRY(as_fp32(c, param_value(c, bias), &b32));
-    TRY(op(c->s, linear_fwd, .y = y, .x = x32, .w = w32, .bias = b32, .leaf = x.dim[1]));
+    Tensor wide = { 0 };
+    if (bias >= 0) TRY(as_fp32(c, param_value(c, bias), &wide));
+    TRY(op(c->s, linear_fwd, .y = y, .x = x, .w = param_value(c, weight), .bias = wide, .leaf = x.dim[1]));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -51,6 +51,74 @@ static void linear_case(DType T, int64_t N, int64_t O, int64_t I, bool with_bias
     case_close(c);
 }
 
+/* ---- results in fp32 of 16-bit numbers: a router's logits ---- */
+
+typedef struct {
+    double rms;
+    int beyond; /* how many are off by more than a chain of fp32 sums may be: I times 2^-24 of the sum of |x w| */
+} WideError;
+
+/* Of y beside x w^T + bias in float64. */
+static WideError error_of(const float *y, Pair x, Pair w, Pair bias)
+{
+    const Tensor tx = x.t[CASE_CPU], tw = w.t[CASE_CPU];
+    const float *px = tx.data, *pw = tw.data, *pb = bias.t[CASE_CPU].data;
+    const int64_t N = tx.dim[0], O = tw.dim[0], I = tx.dim[1];
+    double square = 0;
+    WideError r = { 0 };
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t o = 0; o < O; o++) {
+            double sum = (double)pb[o], sizes = fabs(sum);
+            for (int64_t i = 0; i < I; i++) {
+                const double product = (double)px[n * I + i] * (double)pw[o * I + i];
+                sum += product, sizes += fabs(product);
+            }
+            const double error = fabs(y[n * O + o] - sum);
+            square += error * error;
+            r.beyond += !(error <= (double)I * 0x1p-24 * sizes);
+        }
+    r.rms = sqrt(square / (double)(N * O));
+    return r;
+}
+
+/* Within what fp32 sums, as the CPU's, may lose, and not many times what those do lose: tensor cores cut sums off, so
+ * that errors add up which there half cancel (EMU_ROUND=chip: 6 times as much at 7,168 products). Were results or w
+ * rounded to 16 bits once more, it would be a thousand times as much. */
+static void wide_case(DType T, int64_t N, int64_t O, int64_t I)
+{
+    CudaCase *c = case_open();
+    Pair x = pair_random(c, T, 1, N, I), w = pair_random(c, T, 1, O, I), bias = pair_random(c, F32, 1, O);
+    Pair y = pair_output(c, F32, N, O);
+    BOTH(c, linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .bias = AT(bias), .leaf = I);
+    OK(device_read(&c->dev[CASE_GPU].stream, c->first, y.t[CASE_GPU].data, tensor_bytes(y.t[CASE_GPU])));
+    const WideError gpu = error_of((const float *)c->first, x, w, bias), cpu = error_of(y.t[CASE_CPU].data, x, w, bias);
+    CHECK_MSG(gpu.rms <= 8 * cpu.rms && gpu.beyond == 0, "%s N %d O %d I %d: error %g, in fp32 %g; %d beyond",
+              dtype_name(T), (int)N, (int)O, (int)I, gpu.rms, cpu.rms, gpu.beyond);
+    case_close(c);
+}
+
+TEST(wide_results)
+{
+    for (int t = 1; t < TYPES; t++) {
+        wide_case(types[t], 33, 8, 768);
+        wide_case(types[t], 40, 16, 2048);
+        wide_case(types[t], 20, 8, 7168);
+    }
+}
+
+TEST(wide_results_refused)
+{
+    CudaCase *c = case_open();
+    Pair x = pair_random(c, BF16, 1, 8, 16), w = pair_random(c, BF16, 1, 8, 16), y = pair_output(c, F32, 8, 8);
+    Pair bias = pair_random(c, BF16, 1, 8), gelu = pair_output(c, BF16, 8, 8);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .bias = AT(bias), .leaf = 16), ERR_SHAPE,
+          "linear_fwd on cuda: y is f32, and its bias or gelu is not");
+    FAILS(op(case_stream(c), linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .gelu = AT(gelu), .leaf = 16), ERR_SHAPE,
+          "linear_fwd on cuda: y is f32, and its bias or gelu is not");
+    case_close(c);
+}
+
 TEST(sizes)
 {
     static const int64_t size[][3] = { { 1, 1, 1 },   { 1, 8, 16 },  { 7, 5, 3 },    { 63, 64, 65 }, { 64, 64, 64 },

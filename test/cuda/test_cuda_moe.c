@@ -700,7 +700,8 @@ static void product_case(DType T, Product p)
 }
 
 /* Tiles of 64 and 128, and a depth of 16 and 32 at a time: below, equal, beyond; more experts than a warp has lanes;
- * experts without rows, with all rows, with rows of several tiles. */
+ * experts without rows, with all rows, with rows of several tiles; several bands of tiles (grouped_order.h), the last
+ * one lower, beside several columns. */
 TEST(products)
 {
     static const Product shapes[] = {
@@ -712,6 +713,8 @@ TEST(products)
         { { .N = 129, .K = 1, .E = 3, .run = 129, .fall = SAME }, 64, 128, 8, 8, 0, 1 },
         { { .N = 64, .K = 2, .E = 4, .run = 64, .used = 3 }, 129, 65, 3, 1, 0, 0 },
         { { .N = 200, .K = 2, .E = 3, .run = 50 }, 96, 32, 0, 0, 0, 0 },
+        { { .N = 33, .K = 3, .E = 70, .run = 16, .fall = SOME }, 136, 24, 0, 0, 0, 1 },
+        { { .N = 6, .K = 1, .E = 1, .run = 6 }, 2184, 136, 0, 0, 0, 1 },
     };
     for (int t = 0; t < TYPES; t++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) product_case(types[t], shapes[i]);

@@ -173,10 +173,25 @@ std::vector<float> unpack(const void *at, const Layout &l, bool turned, int64_t 
     return out;
 }
 
-/* sum[i] = op(A)(i, k) x[k], k ascending from `first` to before `end`. a: op(A) as unpacked. */
-void chain(float *sum, const float *a, const float *x, int64_t M, int64_t first, int64_t end)
+/* The same 16 products at a time, as tensor cores add them. */
+void chain_as_chip(float *sum, const float *a, const float *x, int64_t M, int64_t first, int64_t end)
+{
+    enum { AT_ONCE = 16 };
+    for (int64_t i = 0; i < M; i++)
+        for (int64_t k = first; k < end; k += AT_ONCE) {
+            double terms[AT_ONCE + 1] = { sum[i] };
+            int count = 1;
+            for (int64_t j = k; j < end && j < k + AT_ONCE; j++)
+                terms[count++] = static_cast<double>(a[j * M + i]) * static_cast<double>(x[j]);
+            sum[i] = emu::chip_sum(terms, count);
+        }
+}
+
+/* sum[i] = op(A)(i, k) x[k], k ascending from `first` to before `end`. a: op(A) as unpacked; halves: of 16 bits each. */
+void chain(float *sum, const float *a, const float *x, bool halves, int64_t M, int64_t first, int64_t end)
 {
     for (int64_t i = 0; i < M; i++) sum[i] = 0;
+    if (halves && emu::chip_rounding) return chain_as_chip(sum, a, x, M, first, end);
     for (int64_t k = first; k < end; k++)
         for (int64_t i = 0; i < M; i++) sum[i] += a[k * M + i] * x[k];
 }
@@ -204,7 +219,7 @@ void compute(const Product &p)
     for (int64_t j = 0; j < N; j++) {
         for (int s = 0; s < p.split; s++) {
             const int piece = (s + first) % p.split;
-            chain(s ? part : sum, a.data(), b.data() + j * K, M, K * piece / p.split,
+            chain(s ? part : sum, a.data(), b.data() + j * K, p.a.type != CUDA_R_32F, M, K * piece / p.split,
                   K * (piece + 1) / p.split);
             for (int64_t i = 0; s && i < M; i++) sum[i] += part[i];
         }
@@ -240,8 +255,7 @@ const char *shapes_wrong(const Desc &x, const Layout &a, const Layout &b, const 
     if (a.type != b.type) return "A and B have different dtypes";
     if (d.type != a.type && d.type != CUDA_R_32F) return "D is neither of A's dtype nor fp32";
     if (!known(x.epilogue)) return "an epilogue that is not emulated";
-    if (x.epilogue != CUBLASLT_EPILOGUE_DEFAULT && d.type != a.type)
-        return "an epilogue with outputs of another dtype";
+    if ((x.has_gelu() || x.has_slope()) && d.type != a.type) return "GELU with outputs of another dtype";
     if (x.has_aux() && (d.type == CUDA_R_32F || x.aux_ld % 8 || x.aux_ld < static_cast<int64_t>(d.rows)))
         return "GELU on fp32, or with rows of its second matrix that are short or no multiple of 8";
     return nullptr;

@@ -113,6 +113,12 @@ enum Half { BFLOAT16, FLOAT16 };
 void warp_ldmatrix(uint32_t out[4], const uint64_t row[2], bool transposed, Site at);
 void warp_mma(float d[4], const uint32_t a[4], const uint32_t b[2], Half type, Site at);
 
+/* ---- rounding (round.cpp) ---- */
+
+extern const bool chip_rounding; /* EMU_ROUND=chip */
+/* A result of a fast function: x itself, or, as a chip rounds, off by up to 2^-22 of it; whole powers of 2 stay. */
+float rough(float x);
+
 /* ---- launches ---- */
 
 /* A number of blocks or threads in each dimension. A 64-bit count that does not fit is a failure, not a wrap. */

@@ -1,6 +1,7 @@
 /*
- * CUDA's arithmetic intrinsics, loads with cache hints and min/max, for emu.h. The fast functions (__expf, ...)
- * are the exact ones here: results differ from a device's by its rounding, so tests compare with tolerances.
+ * CUDA's arithmetic intrinsics, loads with cache hints and min/max, for emu.h. The functions (expf, __expf, ...) are the
+ * host's here, with the edges that CUDA documents; with EMU_ROUND=chip they are off by as much as it allows (rough()).
+ * So tests compare with tolerances.
  */
 #ifndef MEGATRAIN_EMU_MATH_H
 #define MEGATRAIN_EMU_MATH_H
@@ -25,22 +26,52 @@ EMU_STORE(__stwt)
 
 /* ---- float ---- */
 
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline float __expf(float x) { return expf(x); }
-inline float __exp10f(float x) { return powf(10.0f, x); }
+/* expf and its like in kernels are the device's, whose last bits are not the host's. */
+namespace emu
+{
+inline float device_expf(float x) { return rough(expf(x)); }
+inline float device_exp2f(float x) { return rough(exp2f(x)); }
+inline float device_logf(float x) { return rough(logf(x)); }
+inline float device_log1pf(float x) { return rough(log1pf(x)); }
+/* Of ex2.approx.ftz: no subnormal comes out. */
+inline float exp2_approx(float x) { return x < -126.0f ? 0.0f : rough(exp2f(x)); }
+} // namespace emu
+#define expf(x) ::emu::device_expf(x)
+#define exp2f(x) ::emu::device_exp2f(x)
+#define logf(x) ::emu::device_logf(x)
+#define log1pf(x) ::emu::device_log1pf(x)
+
+inline float rsqrtf(float x) { return emu::rough(1.0f / sqrtf(x)); }
+/* A chip rounds the exponent's factor first: the error grows with x. */
+inline float __expf(float x) { return emu::chip_rounding ? exp2f(x * 1.44269504f) : expf(x); }
+inline float __exp10f(float x) { return emu::rough(powf(10.0f, x)); }
 inline float __logf(float x) { return logf(x); }
-inline float __log2f(float x) { return log2f(x); }
-inline float __powf(float x, float y) { return powf(x, y); }
-inline float __sinf(float x) { return sinf(x); }
-inline float __cosf(float x) { return cosf(x); }
-inline void __sincosf(float x, float *s, float *c) { *s = sinf(x), *c = cosf(x); }
-inline float __fdividef(float a, float b) { return a / b; }
+inline float __log2f(float x) { return emu::rough(log2f(x)); }
+inline float __powf(float x, float y) { return emu::rough(powf(x, y)); }
+inline float __sinf(float x) { return emu::rough(sinf(x)); }
+inline float __cosf(float x) { return emu::rough(cosf(x)); }
+inline void __sincosf(float x, float *s, float *c) { *s = __sinf(x), *c = __cosf(x); }
+/* Of the divisor's reciprocal, which is 0 from 2^126 on: 0, or NaN of an infinite dividend. */
+inline float __fdividef(float a, float b)
+{
+    return emu::rough(a * (fabsf(b) > 0x1p126f ? copysignf(0.0f, b) : 1.0f / b));
+}
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
+/* Never part of a fused multiply-add. */
+inline float __fmul_rn(float a, float b)
+{
+    float product = a * b;
+    asm("" : "+x"(product));
+    return product;
+}
+inline float __fadd_rn(float a, float b)
+{
+    asm("" : "+x"(a), "+x"(b));
+    return a + b;
+}
+inline float __fsub_rn(float a, float b) { return __fadd_rn(a, -b); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }

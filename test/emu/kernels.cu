@@ -132,6 +132,26 @@ void run_mma(float *d, const uint16_t *a, const uint16_t *b, int type, cudaStrea
         LAUNCH(mma_kernel<__half>, 1, 32, 0, stream, d, reinterpret_cast<const __half *>(a), reinterpret_cast<const __half *>(b));
 }
 
+__device__ float function_of(Function f, float x)
+{
+    switch (f) {
+    case FUNCTION_EXP: return expf(x);
+    case FUNCTION_FAST_EXP: return __expf(x);
+    case FUNCTION_EXP2: return exp2_approx(x);
+    case FUNCTION_LOG: return logf(x);
+    case FUNCTION_RECIPROCAL: return __fdividef(1.0f, x);
+    case FUNCTION_SQUARE_LESS: return x * x - 1.0f;
+    default: return __fmul_rn(x, x) - 1.0f;
+    }
+}
+
+__global__ void function_kernel(Function f, float *y, const float *x) { y[threadIdx.x] = function_of(f, x[threadIdx.x]); }
+
+void run_function(Function f, float *y, const float *x, int n, cudaStream_t stream)
+{
+    LAUNCH(function_kernel, 1, n, 0, stream, f, y, x);
+}
+
 /* 4 tiles of 16 rows of 8 floats, two buffers */
 __global__ void pipeline_kernel(float *to, const float *from, int valid)
 {

@@ -27,6 +27,18 @@ void run_pipeline(float *to, const float *from, int valid, cudaStream_t stream);
 void run_waits(int *out, const float *from, cudaStream_t stream);
 /* Shared arrays of every kind: right sizes, aligned, poisoned at each block's start. out[block]: 1 if so. */
 void run_shared(int *out, int blocks, size_t dynamic_bytes, cudaStream_t stream);
+/* y[i] = FUNCTION(x[i]), by the device's arithmetic */
+enum Function {
+    FUNCTION_EXP,
+    FUNCTION_FAST_EXP,
+    FUNCTION_EXP2,
+    FUNCTION_LOG,
+    FUNCTION_RECIPROCAL,      /* __fdividef(1, x) */
+    FUNCTION_SQUARE_LESS,     /* x x - 1, which nvcc makes one operation */
+    FUNCTION_SQUARE_RN_LESS,  /* __fmul_rn(x, x) - 1: two */
+    FUNCTION_COUNT
+};
+void run_function(enum Function f, float *y, const float *x, int n, cudaStream_t stream);
 /* y[i] = a y[i] + b */
 void run_scale(float *y, float a, float b, int n, cudaStream_t stream);
 void allow_shared(int bytes);

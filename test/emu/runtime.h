@@ -3,7 +3,7 @@
  *
  *   fiber.cpp    stack switch, order of threads, running a launch      warp.cpp   what threads do together
  *   memory.cpp   device and pinned memory, who may touch it            stream.cpp streams, events, graphs
- *   cudart.cpp   the CUDA runtime's C functions
+ *   cudart.cpp   the CUDA runtime's C functions                    round.cpp  results as a chip rounds them
  *
  * Library stubs (cublaslt.cpp, nccl.cpp) need submit() and device_holds().
  *
@@ -172,6 +172,11 @@ void leave_block(Fiber *f);              /* the thread has returned */
 /* Fresh memory for a block, of which arrays and the dynamic area may take `most`: 0xff, NaN in every float type. */
 void shared_begin(size_t dynamic_bytes, size_t most);
 void shared_end();                       /* nothing was written beside an array */
+
+/* ---- rounding (round.cpp) ---- */
+
+/* A sum as tensor cores form it: each number cut off at 2^-24 of the largest, the sum toward zero. */
+float chip_sum(const double *x, int count);
 
 /* ---- memory (memory.cpp) ---- */
 

@@ -182,6 +182,78 @@ TEST(matrix_product)
     }
 }
 
+/* ---- rounding; EMU_ROUND=chip: as README.md says ---- */
+
+static bool as_chip()
+{
+    const char *text = getenv("EMU_ROUND");
+    return text && !strcmp(text, "chip");
+}
+
+static std::vector<float> values_of(Function f, const std::vector<float> &x)
+{
+    float *dx = on_device(x), *dy = on_device(std::vector<float>(x.size()));
+    run_function(f, dy, dx, static_cast<int>(x.size()), stream);
+    const std::vector<float> y = from_device(dy, x.size());
+    cudaFree(dx), cudaFree(dy);
+    return y;
+}
+
+/* 1 and 15 times three quarters of its last place: added one by one each rounds up to a whole one; a chip keeps half
+ * of one of each, and of their sum what fits. */
+TEST(sums_of_products)
+{
+    const auto bits = [](float x) {
+        uint16_t half;
+        const __nv_bfloat16 h = __float2bfloat16(x);
+        return memcpy(&half, &h, 2), half;
+    };
+    std::vector<uint16_t> a(256), b(128);
+    for (int k = 0; k < 16; k++) a[k] = bits(k ? 1.5f * 0x1p-12f : 1), b[k * 8] = bits(k ? 0x1p-12f : 1);
+    float *d = on_device(std::vector<float>(128));
+    uint16_t *da = on_device(a), *db = on_device(b);
+    run_mma(d, da, db, 0, stream);
+    CHECK(from_device(d, 128)[0] == 1 + (as_chip() ? 7 : 15) * 0x1p-23f);
+    cudaFree(d), cudaFree(da), cudaFree(db);
+}
+
+TEST(functions)
+{
+    static double (*const exact[])(double) = { exp, exp, exp2, log, [](double x) { return 1 / x; } };
+    for (int f = 0; f <= FUNCTION_RECIPROCAL; f++) {
+        std::vector<float> x(500);
+        uint64_t seed = 5;
+        int off = 0;
+        for (float &v : x) v = static_cast<float>(test_uniform(&seed, 0.1, 1));
+        const std::vector<float> y = values_of(static_cast<Function>(f), x);
+        for (size_t i = 0; i < x.size(); i++) {
+            const double want = exact[f](x[i]), error = fabs(y[i] - want) / fabs(want);
+            CHECK_MSG(error < 0x1p-21, "function %d of %g: %g, want %g", f, x[i], y[i], want);
+            off += error > 0x1p-23;
+        }
+        CHECK_MSG(as_chip() ? off > 100 : off == 0, "function %d: %d results are off by more than a rounding", f, off);
+    }
+}
+
+/* What CUDA documents: a divisor beyond 2^126 gives 0, ex2.approx.ftz no subnormal; whole powers are exact. */
+TEST(edges_of_functions)
+{
+    check_equal("reciprocal", values_of(FUNCTION_RECIPROCAL, { 0x1p126f, 0x1.8p126f, -0x1p127f, INFINITY, 4, -0.5f }),
+                { 0x1p-126f, 0, -0.0f, 0, 0.25f, -2 });
+    check_equal("exp2", values_of(FUNCTION_EXP2, { -126, -126.5f, -149, 0, -3, 127, 128, -INFINITY }),
+                { 0x1p-126f, 0, 0, 1, 0.125f, 0x1p127f, INFINITY, 0 });
+    check_equal("exp", values_of(FUNCTION_FAST_EXP, { 0, -INFINITY, 100 }), { 1, 0, INFINITY });
+}
+
+TEST(contraction)
+{
+    const float x = 1 + 0x1p-12f, square = 1 + 0x1p-11f; /* rounded; exact it is 2^-24 more */
+    check_equal("rounded twice", values_of(FUNCTION_SQUARE_RN_LESS, { x }), { square - 1 });
+#ifdef __FMA__
+    check_equal("rounded once", values_of(FUNCTION_SQUARE_LESS, { x }), { square - 1 + 0x1p-24f });
+#endif
+}
+
 TEST(copies_in_flight)
 {
     std::vector<float> from(64 * 8);

@@ -403,6 +403,16 @@ template <Half TYPE> static float from_bits(uint32_t bits)
                           bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f)); /* subnormals come out right too */
 }
 
+static void multiply_as_chip(float d[16][8], const float a[16][16], const float b[16][8])
+{
+    for (int row = 0; row < 16; row++)
+        for (int column = 0; column < 8; column++) {
+            double x[17] = { d[row][column] };
+            for (int k = 0; k < 16; k++) x[k + 1] = static_cast<double>(a[row][k]) * b[k][column];
+            d[row][column] = chip_sum(x, 17);
+        }
+}
+
 /* d (16 x 8) += a (16 x 16) b (16 x 8). Layout of the fragments: cuda/common.cuh. */
 template <Half TYPE> static void combine_mma(Meeting &m, uint32_t)
 {
@@ -417,9 +427,11 @@ template <Half TYPE> static void combine_mma(Meeting &m, uint32_t)
         }
         for (int i = 0; i < 4; i++) d[g + i / 2 * 8][t + i % 2] = f.d[i];
     }
-    for (int row = 0; row < 16; row++)
-        for (int k = 0; k < 16; k++)
-            for (int column = 0; column < 8; column++) d[row][column] += a[row][k] * b[k][column];
+    if (chip_rounding) multiply_as_chip(d, a, b);
+    else
+        for (int row = 0; row < 16; row++)
+            for (int k = 0; k < 16; k++)
+                for (int column = 0; column < 8; column++) d[row][column] += a[row][k] * b[k][column];
     for (int lane = 0; lane < WARP_LANES; lane++) {
         const Fragments &f = *static_cast<Fragments *>(m.lane[lane]);
         for (int i = 0; i < 4; i++) f.d[i] = d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
