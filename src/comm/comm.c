@@ -105,6 +105,7 @@ void comm_init(Comm *c, const CommTable *table, const char *name, int rank, int 
     *c = (Comm){ .table = table, .name = name, .rank = rank, .size = size, .impl = impl };
     event_init(&c->own);
     event_init(&c->pending);
+    for (int i = 0; i < COMM_BESIDE_MOST; i++) event_init(&c->beside[i]);
 }
 
 void comm_open_self(Comm *c, const char *name) { comm_init(c, &self_table, name, 0, 1, NULL); }
@@ -120,6 +121,7 @@ void comm_close(Comm *c)
     c->table->close(c);
     event_release(&c->own);
     event_release(&c->pending);
+    for (int i = 0; i < COMM_BESIDE_MOST; i++) event_release(&c->beside[i]);
     memset(c, 0, sizeof *c);
 }
 

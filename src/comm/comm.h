@@ -46,7 +46,10 @@ typedef struct {
     MessageLabel what; /* both ends give the same label */
 } CommMessage;
 
-enum { COMM_MESSAGES_MAX = 16 }; /* an exchange has no more */
+enum {
+    COMM_MESSAGES_MAX = 16, /* an exchange has no more */
+    COMM_BESIDE_MOST = 8    /* calls that go on while their caller works */
+};
 
 /*
  * Rows that members send to each other's *chunks*. All members have equally many chunks. A member has two arrays of
@@ -113,8 +116,9 @@ struct Comm {
     bool pads_rows;
     /* What this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
-    Event own;     /* completes calls that have no event */
-    Event pending; /* completes the one call that goes on while its caller works */
+    Event own;                      /* completes calls that have no event */
+    Event pending;                  /* completes the one call that goes on while its caller works, */
+    Event beside[COMM_BESIDE_MOST]; /* and these the calls where there are several */
 };
 
 void comm_open_self(Comm *c, const char *name);

@@ -53,6 +53,7 @@ typedef struct {
     DType compute;      /* F32, BF16, F16: activations, and weights as the layers see them */
     bool exact;         /* reproducible = layout; F32 only */
     UpdateSpec update;
+    int overlap_tp; /* bands of rows that travel beside tensor-parallel products (layer/bands.c); 0 or 1: none do */
     bool overlap_moe; /* rows travel to experts while the other half of a pair of actions computes (pair.h) */
     uint64_t seed;
     DeviceChoice device; /* its kind, index, threads of a rank and instruction set */

@@ -54,6 +54,12 @@ static NcclCtas dp_ctas(const Config *c)
     return (NcclCtas){ said.min, said.min > CTAS_BESIDE_PRODUCTS ? said.min : CTAS_BESIDE_PRODUCTS };
 }
 
+/* Tensor-parallel ranks sum by messages what has 16 bits, and what leaves in bands. */
+static bool sums_by_message(const Config *c)
+{
+    return c->run.precision != RUN_PRECISION_FP32 || c->parallel.overlap_tp > 1;
+}
+
 static RanksOptions options_of(const Config *c, Grid grid)
 {
     return (
@@ -66,7 +72,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                        .cuda = c->run.device == RUN_DEVICE_CUDA,
                        .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
                        .dp_ctas = dp_ctas(c),
-                       .sums_by_message = c->run.precision != RUN_PRECISION_FP32,
+                       .sums_by_message = sums_by_message(c),
                        .saver = c->checkpoint.async };
 }
 

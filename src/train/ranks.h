@@ -54,7 +54,7 @@ typedef struct {
     bool check_calls;  /* every collective call is compared with the peers' */
     bool cuda;         /* tensors lie in the memory of GPUs */
     NcclCtas tp_ctas, dp_ctas;
-    bool sums_by_message; /* tensor-parallel ranks sum 16-bit values by messages (layer/sums.c) */
+    bool sums_by_message; /* tensor-parallel ranks send messages (layer/sums.c, bands.c) */
     bool saver;           /* checkpoints are written by a thread */
 } RanksOptions;
 
