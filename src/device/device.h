@@ -123,6 +123,7 @@ struct Device {
      * so that what was read is worthless? NULL: nobody's. */
     Err (*failure)(void *user);
     void *failure_user;
+    int beside; /* collectives that were begun and not yet waited for, beside which ops are issued (optim/ddp.h) */
 };
 
 /*

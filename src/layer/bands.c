@@ -86,6 +86,7 @@ Err rows_in_begin(Ctx *c, Tensor x, RowBands *b)
     TRY(tensor_new(c->scratch, &b->rows, x.dtype, x.dim[0] * sp->size, x.dim[1]));
     TRY(device_copy(c->s, equal_part(b->rows, sp->size, sp->rank).data, x.data, tensor_bytes(x)));
     const PartMoves gather = { .group = sp, .bands = b->count, .rows = b->rows, .kind = MESSAGE_ROWS };
+    c->s->dev->beside++;
     for (int turn = 0; turn < b->count; turn++) TRY(exchange_band(c, &gather, turn, &sp->beside[turn]));
     return ERR_OK;
 }
@@ -95,6 +96,7 @@ Err rows_in_band(Ctx *c, const RowBands *b, int turn, RowRun *run)
     Comm *sp = &c->world->sp;
     *run = band_rows(sp, b->count, turn, b->rows.dim[0]);
     if (b->count == 1) return gather_rows_end(c);
+    if (turn == b->count - 1) c->s->dev->beside--;
     return meets(sp, b->count, turn) ? stream_wait(c->s, &sp->beside[turn]) : ERR_OK;
 }
 
@@ -133,6 +135,7 @@ Err rows_out_send(Ctx *c, RowBands *b, int turn)
     const PartMoves scatter = {
         .group = g, .bands = b->count, .rows = b->rows, .parts = b->sum.parts, .kind = MESSAGE_SUM
     };
+    if (!turn) c->s->dev->beside++;
     b->sum.done = &g->beside[turn]; /* the last of all is done when the others are */
     return exchange_band(c, &scatter, ahead, b->sum.done);
 }
