@@ -391,7 +391,8 @@ static Err print_bands(const Model *m, double tokens, double flop)
             time_line = NULL;
             TRY(err);
             if (!g) printf("\n| %d | %d |", spec.overlap_tp, line.calls);
-            printf(" %.1f | %.1f | %.1f %% |", 1e3 * line.waited, 1e3 * line.now, 100 * flop * tokens / line.now / PEAK);
+            printf(" %.1f | %.1f | %.1f %% |", 1e3 * line.waited, 1e3 * line.now,
+                   100 * flop * tokens / line.now / PEAK);
         }
     }
     printf("\n");

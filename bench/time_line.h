@@ -1,6 +1,6 @@
 /*
- * When what is counted happens: ops one behind the other, and the calls of each communicator beside them, one behind the
- * other as well. A call begins when what was issued before it is done; a wait holds the ops up until its call is.
+ * When what is counted happens: ops one behind the other, and the calls of each communicator beside them, one behind
+ * the other as well. A call begins when what was issued before it is done; a wait holds the ops up until its call is.
  * Matrix work beside a call has fewer multiprocessors (join.c), memory work all of its rate.
  *
  *   ops    product 0 | product 1       | wait | ...

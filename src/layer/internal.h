@@ -20,14 +20,14 @@ Err add_rows(Ctx *c, Tensor sum, Tensor x);
 
 /* ---- parts of rows between ranks (bands.c) ---- */
 
-/* The ranks of tensor-parallel regions between which rows are shared: c->world->sp, or tp where they are not sharded. */
+/* The ranks that sum rows of tensor-parallel regions: c->world->sp, or tp where rows are not sharded. */
 Comm *rows_group(const Ctx *c);
 
 /* Part i of rows that are cut into as many parts as there are ranks; some parts may have a row more. */
 Tensor equal_part(Tensor rows, int ranks, int i);
 
-/* What the ranks of a group send each other. scatter, with `parts`: a rank's part of everybody's rows, into the place of
- * the rank that sends it; gather: everybody's part of its rows. */
+/* What the ranks of a group send each other. scatter, with `parts`: a rank's part of everybody's rows, into the place
+ * of the rank that sends it; gather: everybody's part of its rows. */
 typedef struct {
     Comm *group;
     int bands; /* into which the ranks are cut: a divisor of their number */
