@@ -102,6 +102,15 @@ typedef struct {
     void (*close)(Comm *c);
 } CommTable;
 
+/* A call of the dry run that may not have been waited for; ops: how many the device had been given before it. */
+typedef struct {
+    Comm *comm;
+    const Device *device;
+    int64_t number, ops, bytes;
+} CommOpen;
+
+enum { COMM_OPEN_MOST = 64 }; /* so many calls at most go on beside ops */
+
 struct Comm {
     const CommTable *table;
     const char *name; /* "tp", "dp", ... */
@@ -116,6 +125,9 @@ struct Comm {
     bool pads_rows;
     /* What this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
+    /* null: bytes of calls beside which ops were issued before they were waited for; and what tells them (null.c) */
+    int64_t beside_bytes, submitted, seen_bytes;
+    CommOpen open[COMM_OPEN_MOST];
     Event own;                      /* completes calls that have no event */
     Event pending;                  /* completes the one call that goes on while its caller works, */
     Event beside[COMM_BESIDE_MOST]; /* and these the calls where there are several */

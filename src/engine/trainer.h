@@ -94,6 +94,7 @@ typedef struct {
     int64_t flop, op_bytes; /* of one step on this rank */
     int64_t flop_of_op;     /* the mean, over all that was walked to plan */
     int64_t comm_bytes;     /* sent by this rank in one step */
+    int64_t comm_beside;    /* of it in calls that ops run beside */
     CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
     int64_t unit;                   /* samples that pass through the stages at once */
     int64_t params;                 /* global, unpadded */
