@@ -10,7 +10,8 @@
  * attention are matrix work, all others memory work. The figures are a yardstick for docs/gpu.md: a time measured on a
  * GPU belongs beside the line of its op, and one that is longer by much wants a reason. What the host does between
  * steps is not in them. Of a model on several ranks it is the step of one of them, and beside it what that one sends,
- * as the null communicators count it: at most so much longer is the step, for some of it travels while products run.
+ * as the null communicators count it, and how much longer the step is for it: by how the ops wait for it
+ * (time_line.h). A configuration's step counts all-to-alls in the open, and all else that is sent as hidden.
  *
  * Routing is taken to be even: experts have room for an even share (moe.slack = 1), all-to-alls send one. The bytes of
  * a grouped product are those of its order of tiles by l2_model.h. Rates named ASSUMED come from no measurement of
@@ -24,6 +25,7 @@
 #include "l2_model.h"
 #include "link.h"
 #include "train/spec.h"
+#include "time_line.h"
 
 /* ---- rates ---- */
 
@@ -47,6 +49,9 @@ enum { HOST_GPUS = 8 };
 /* ASSUMED: half of what cuBLASLt reaches with wgmma, for mma.sync with three stages. */
 static const double GROUPED_RATE = 400e12;
 static const double FP32_RATE = 67e12 * 0.8; /* on CUDA cores, as the share of bf16's peak */
+
+/* Beside a call (train/join.c) products have so many multiprocessors less; a call takes a while to begin. */
+static const double MATRIX_BESIDE = 132.0 / (132 - 16), CALL_S = 10e-6;
 
 /* FLOP a second of a bf16 product, by the shortest of its three sides: cuBLASLt reaches 80 % of the peak with large
  * sides, and less with short ones. */
@@ -96,6 +101,7 @@ typedef struct {
 } Count;
 
 static Count *counting;
+static const Gpu *timed; /* whose times are on the line */
 
 static Tensor arg(OpId id, const void *args, const char *name)
 {
@@ -178,17 +184,39 @@ static Line *line_of(OpId id, Tensor weight)
     return &counting->line[counting->count++];
 }
 
+static double seconds(const Line *l, const Gpu *g)
+{
+    const double memory = l->bytes / g->memory;
+    return (l->matrix_s > memory ? l->matrix_s : memory) + (double)l->launches * GAP_US * 1e-6;
+}
+
+static void add_line(Line *sum, const Line *l, double by)
+{
+    sum->calls += (int64_t)by * l->calls;
+    sum->launches += (int64_t)by * l->launches;
+    sum->bytes += by * l->bytes;
+    sum->flop += by * l->flop;
+    sum->matrix_s += by * l->matrix_s;
+}
+
+/* The call on the line, by itself. */
+static void pass_time(Line call)
+{
+    if (time_line) time_line_op(seconds(&call, timed), call.matrix_s > 0);
+}
+
 static Err count_call(Stream *s, OpId id, const void *args)
 {
     const double flop = (double)(s->dev->counters.flop - counting->flop);
     const Tensor x = arg(id, args, "x");
-    Line *l = line_of(id, weight_of(id, args));
+    const Line call = { .calls = 1,
+                        .launches = launches_of(id, x.ndim ? x.dim[x.ndim - 1] : 0),
+                        .bytes = bytes_of(id, args),
+                        .flop = flop,
+                        .matrix_s = matrix_seconds(id, args, flop) };
     counting->flop = s->dev->counters.flop;
-    l->calls++;
-    l->launches += launches_of(id, x.ndim ? x.dim[x.ndim - 1] : 0);
-    l->bytes += bytes_of(id, args);
-    l->flop += flop;
-    l->matrix_s += matrix_seconds(id, args, flop);
+    add_line(line_of(id, weight_of(id, args)), &call, 1);
+    pass_time(call);
     return ERR_OK;
 }
 
@@ -297,6 +325,7 @@ static Err count_rank(const TrainSpec *spec, Grid grid, int rank, Count *out, Me
     Trainer t;
     TRY(trainer_plan(spec, grid, rank, plan));
     TRY(world_open_null(&world, grid, rank));
+    time_line_of(&world);
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, plan);
     forget_sent(&world);
     if (!err) err = one_step(&t, out);
@@ -312,12 +341,6 @@ static Err count_step(const TrainSpec *spec, int tp, Count *out, MemoryPlan *pla
 }
 
 /* ---- tables ---- */
-
-static double seconds(const Line *l, const Gpu *g)
-{
-    const double memory = l->bytes / g->memory;
-    return (l->matrix_s > memory ? l->matrix_s : memory) + (double)l->launches * GAP_US * 1e-6;
-}
 
 static void print_head(const char *first)
 {
@@ -347,15 +370,6 @@ static int by_time(const void *a, const void *b)
 {
     const double x = seconds(a, &gpus[GPUS - 1]), y = seconds(b, &gpus[GPUS - 1]);
     return (x < y) - (x > y);
-}
-
-static void add_line(Line *sum, const Line *l, double by)
-{
-    sum->calls += (int64_t)by * l->calls;
-    sum->launches += (int64_t)by * l->launches;
-    sum->bytes += by * l->bytes;
-    sum->flop += by * l->flop;
-    sum->matrix_s += by * l->matrix_s;
 }
 
 /* All lines and their sum; memory_only: those of memory work. Leaves the sum's times in `total`. */
@@ -443,6 +457,33 @@ static void print_rates(const char *what, const double total[GPUS], double token
                tokens / total[g], 100 * flop * tokens / total[g] / PEAK, g + 1 < GPUS ? "" : ".\n");
 }
 
+/* The same step with rows in 1, 2, ... bands: how long ops wait for what is sent, and the step takes. */
+static Err print_bands(const Model *m, double tokens, double flop)
+{
+    TrainSpec spec = spec_of(m, m->layers);
+    static Count count;
+    static TimeLine line;
+    MemoryPlan plan;
+    printf("\n| bands | calls |");
+    for (int g = 0; g < GPUS; g++) printf(" %s: waited, ms | step, ms | MFU |", gpus[g].name);
+    printf("\n| ---: | ---: |");
+    for (int g = 0; g < GPUS; g++) printf(" ---: | ---: | ---: |");
+    for (spec.overlap_tp = 1; spec.overlap_tp <= m->tp; spec.overlap_tp *= 2) {
+        for (int g = 0; g < GPUS; g++) {
+            line = (TimeLine){ .link = LINK, .call_s = CALL_S, .matrix_beside = MATRIX_BESIDE };
+            timed = &gpus[g], time_line = &line;
+            const Err err = count_step(&spec, m->tp, &count, &plan);
+            time_line = NULL;
+            TRY(err);
+            if (!g) printf("\n| %d | %d |", spec.overlap_tp, line.calls);
+            printf(" %.1f | %.1f | %.1f %% |", 1e3 * line.waited, 1e3 * line.now,
+                   100 * flop * tokens / line.now / PEAK);
+        }
+    }
+    printf("\n");
+    return ERR_OK;
+}
+
 static Err predict_step(const Model *m)
 {
     const TrainSpec spec = spec_of(m, m->layers);
@@ -460,7 +501,7 @@ static Err predict_step(const Model *m)
     if (!m->tp) return ERR_OK;
     for (int g = 0; g < GPUS; g++) total[g] += (double)plan.comm_bytes / LINK;
     print_rates("With nothing sent beside products, ", total, tokens, flop);
-    return ERR_OK;
+    return print_bands(m, tokens, flop);
 }
 
 /* ---- a configuration ---- */

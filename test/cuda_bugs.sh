@@ -73,8 +73,8 @@ needs() {
     [ -n "$chosen" ] && read_record && printf "%s $unit $program $filter\n" $lanes
 }
 
-objects_of() {
-    case $unit in *.cu) echo "$(folder)/$unit.o" ;; *) echo "$(folder)/${unit%.c}.o" ;; esac
+objects_of() { # (the library, too, where it has the object: what stays behind would be in all later programs)
+    case $unit in src/*) echo "$build/${unit%.c}.o" "$build/libmegatrain.a" ;; *.cu) echo "$(folder)/$unit.o" ;; *) echo "$(folder)/${unit%.c}.o" ;; esac
 }
 
 # ---- the copy ----
@@ -121,7 +121,8 @@ check_green() {
 
 # The record's bug in $lane, applied. Prints what came of it; true if it was caught.
 try_lane() {
-    rm -f "$(objects_of)" "$(folder)/$program"
+    # shellcheck disable=SC2046
+    rm -f $(objects_of) "$(folder)/$program"
     if ! lane_make "$(folder)/$program"; then
         echo "DOES NOT COMPILE: $(grep -m1 error "$work/make.log")"
         return 1

@@ -172,7 +172,7 @@ static TrainSpec model_of(int kind, int layers)
     return s;
 }
 
-/* Number `turn` of all: schedule, ranks, precision, ZeRO, overlap, plane and model. */
+/* Number `turn` of all: schedule, ranks, precision, ZeRO, overlap, bands, plane and model. */
 static void layout_of(const char *schedule, int pp, int turn, TrainSpec *s, Grid *g)
 {
     const Plane *p = &planes[turn % PLANES];
@@ -182,6 +182,7 @@ static void layout_of(const char *schedule, int pp, int turn, TrainSpec *s, Grid
     s->update.zero = turn % 4 > 0;
     s->update.overlap_grad = turn / 2 % 2, s->update.overlap_param = turn / 4 % 2;
     s->overlap_moe = turn % 2;
+    s->overlap_tp = p->tp > 1 && turn / 3 % 2 ? p->tp : 1;
     s->model.recompute = (Recompute)(turn / 3 % 3);
     s->model.tied = turn / 5 % 2;
     s->model.context = layer_pattern_all((int32_t)p->context);

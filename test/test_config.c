@@ -116,6 +116,25 @@ TEST(recipes_and_what_follows)
     OK(read_as(&c, NULL, "run.device=cuda parallel.zero=1 parallel.pp=2 parallel.schedule=gems", 4));
     CHECK(c.derived.dp == 2 && !c.parallel.overlap_grad && c.parallel.overlap_param);
     config_release(&c);
+    static const struct {
+        const char *words; /* with 12 ranks and sequences of 128 tokens */
+        int bands;
+    } rows[] = { { "parallel.tp=4", 1 },
+                 { "parallel.tp=4 parallel.overlap_tp=2", 2 },
+                 { "run.device=cuda", 1 },
+                 { "run.device=cuda parallel.tp=4", 1 },
+                 { "run.device=cuda parallel.tp=4 train.micro_batch=32", 4 },
+                 { "run.device=cuda parallel.tp=4 train.micro_batch=16", 2 },
+                 { "run.device=cuda parallel.tp=4 train.micro_batch=16 parallel.cp=3 model.seq=384", 2 },
+                 { "run.device=cuda parallel.tp=6 train.micro_batch=24 train.global_batch=48", 3 },
+                 { "run.device=cuda parallel.tp=4 train.micro_batch=32 parallel.overlap_tp=1", 1 } };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char words[256];
+        snprintf(words, sizeof words, "train.global_batch=384 model.seq=128 %s", rows[i].words);
+        OK(read_as(&c, NULL, words, 12));
+        CHECK_MSG(c.parallel.overlap_tp == rows[i].bands, "%s: %lld", rows[i].words, (long long)c.parallel.overlap_tp);
+        config_release(&c);
+    }
     OK(read_as(&c, NULL, "parallel.tp=3 train.micro_batch=3 train.global_batch=12",
                6)); /* says so on stderr */
     CHECK(c.run.reproducible == RUN_REPRODUCIBLE_RUN && c.parallel.tp_blocks == 8);
@@ -536,6 +555,8 @@ static const Rule rules[] = {
     { MOE "moe.ffn=100 parallel.tp_blocks=8", MOE "moe.ffn=104 parallel.tp_blocks=8",
       "tp_blocks must divide the width of an expert", 1 },
     { "parallel.etp=2", "parallel.etp=1", "a dense model has no experts to cut", 2 },
+    { "parallel.tp=4 parallel.overlap_tp=3", "parallel.tp=4 parallel.overlap_tp=2", "overlap_tp must divide tp", 4 },
+    { "parallel.overlap_tp=2", "parallel.overlap_tp=1", "as many ranks", 2 },
     { "parallel.overlap_moe=true", "parallel.overlap_moe=false", "a dense model has no rows that travel", 2 },
     { MOE "parallel.overlap_moe=true", MOE "parallel.overlap_moe=true parallel.ep=2",
       "rows do not travel where each rank has all", 2 },

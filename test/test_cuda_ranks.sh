@@ -158,6 +158,24 @@ run kv-one 1 1 "${llama[@]}"
 run kv 2 2 "${llama[@]}" parallel.tp=2
 check "a shared kv head: losses within 1e-5 of one rank's" near kv kv-one $steps 1e-5
 
+# rows in bands beside products, over NCCL and staged, with and without sharded rows: the bits of rows that pass whole where
+# products sum a row alike however many there are, as on the emulator; near them on GPUs
+if [ "$count" -ge 4 ]; then
+    while read -r name devices bands keys; do
+        # shellcheck disable=SC2086
+        run "whole-$name" 4 "$devices" run.precision=bf16 parallel.tp=4 parallel.overlap_tp=1 $keys
+        # shellcheck disable=SC2086
+        run "bands-$name" 4 "$devices" run.precision=bf16 parallel.tp=4 parallel.overlap_tp="$bands" $keys
+        check "bands-$name: in bands, and says so" grep -q "in $bands bands" "bands-$name.err"
+        [ -z "${EMU:-}" ] || check "bands-$name: the bits of whole rows" same_run "bands-$name" "whole-$name" $steps
+        check "bands-$name: losses within 1e-2 of whole rows'" near "bands-$name" "whole-$name" $steps 1e-2
+    done <<<$'nccl 4 2 train.recompute=selective\nstaged 1 4 model.arch=llama\nunsharded 4 4 parallel.sp=false'
+    run bands-again 4 4 run.precision=bf16 parallel.tp=4 parallel.overlap_tp=2 train.recompute=selective
+    check "bands repeated" same_run bands-again bands-nccl $steps
+    run bands-fp32 4 4 run.precision=fp32 parallel.tp=4 parallel.overlap_tp=2
+    check "bands in fp32: losses within 1e-5 of one rank's" near bands-fp32 one-fp32 $steps 1e-5
+fi
+
 # sequences over two ranks: keys part by part, gathered, for heads; documents and windows
 long=(model.arch=llama model.kv_heads=2 model.window=9,0 data.reset_at_eod=true train.global_batch=4 train.eval_batches=1)
 while read -r precision tolerance way devices; do

@@ -23,6 +23,7 @@ typedef struct {
     ContextComm context;
     int cp_heads; /* with CONTEXT_HIERARCHICAL */
     ContextCut cut;
+    int bands; /* 0 = 1 */
     bool mixed; /* every second block as `context` says, the others gather */
     int hosts; /* that ep is spread over, with DISPATCH_NODE; 0 = 1 */
 } Layout;
@@ -38,6 +39,7 @@ static const Layout few[] = {
     { 2, 1, 0, 4, 1, ISA_AUTO, 0, 1 }, { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1 }, { 1, 2, 0, 4, 1, ISA_AUTO },
     { 1, 2, 1, 4, 1, ISA_AUTO }, { 1, 4, 0, 8, 1, ISA_AUTO }, { 2, 2, 1, 2, 1, ISA_AVX2, 1, 0 },
     { 1, 8, 1, 4, 1, ISA_AUTO },
+    { 1, 4, 1, 4, 1, ISA_AUTO, .bands = 2 }, { 1, 4, 0, 4, 1, ISA_AUTO, .bands = 4 }, { 1, 8, 1, 4, 1, ISA_AUTO, .bands = 4 },
 };
 
 static const Layout few_mixtures[] = {
@@ -68,6 +70,7 @@ static TinyRun run_of(TrainSpec spec, Layout l, int steps)
     r.spec.update.overlap_grad = r.spec.update.overlap_param = l.overlap;
     r.spec.update.bucket_bytes = BUCKET_BYTES;
     r.spec.model.moe.dispatcher = l.dispatcher;
+    r.spec.overlap_tp = l.bands;
     return r;
 }
 
@@ -88,15 +91,15 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
     static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
                                         [CONTEXT_HIERARCHICAL] = "both" };
-    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d overlap%d micro%d threads%d %-6s %016llx%s%s %s\n", l.dp, l.tp,
+    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d overlap%d micro%d threads%d %-6s %016llx%s%s bands%d %s\n", l.dp, l.tp,
            l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
            dispatcher_text(l.dispatcher), l.hosts == 4 ? "4" : l.hosts ? "2" : "", l.zero, l.overlap, l.micro,
            l.threads, isa_name(isa_of(l)),
-           (unsigned long long)hash, l.cut ? " in order" : "", l.mixed ? " mixed" : "", verdict);
+           (unsigned long long)hash, l.cut ? " in order" : "", l.mixed ? " mixed" : "", l.bands > 1 ? l.bands : 1, verdict);
     fflush(stdout);
 }
 
-/* dp x tp x sp x micro-batch with 1, 2, 4, 8 ranks; threads, instruction sets, ZeRO and overlap cycle through. */
+/* dp x tp x sp x micro-batch with 1, 2, 4, 8 ranks; threads, instruction sets, ZeRO, overlap and bands cycle through. */
 static int layouts(Layout *out)
 {
     int n = 0, turn = 0;
@@ -105,8 +108,8 @@ static int layouts(Layout *out)
         for (int tp = 1; tp * dp <= 8; tp *= 2)
             for (int sp = 0; sp <= (tp > 1); sp++)
                 for (int micro = 1; micro * dp <= 8; micro *= 2, turn++)
-                    out[n++] = (Layout){ dp,  tp, sp, micro, 1 + turn % 3, isas[turn % 4], dp > 1 && turn % 2,
-                                         dp > 1 && turn % 5 < 3 };
+                    out[n++] = (Layout){ dp, tp, sp, micro, 1 + turn % 3, isas[turn % 4], dp > 1 && turn % 2,
+                                         dp > 1 && turn % 5 < 3, .bands = tp > 1 ? (int[]){ 2, 1, tp }[turn % 3] : 1 };
     out[n++] = (Layout){ 1, 1, 0, 8, 1, ISA_C };
     out[n++] = (Layout){ 1, 2, 1, 4, 1, ISA_C };
     return n;
@@ -814,6 +817,7 @@ static TinyRun run_16_bit(TrainSpec spec, DType compute, Layout l)
     r.spec.update.zero = l.zero;
     r.spec.update.overlap_grad = r.spec.update.overlap_param = l.overlap;
     r.spec.update.bucket_bytes = BUCKET_BYTES;
+    r.spec.overlap_tp = l.bands;
     tiny_train(&r);
     CHECK_MSG(r.err == ERR_OK, "%s", r.message);
     return r;
@@ -822,7 +826,7 @@ static TinyRun run_16_bit(TrainSpec spec, DType compute, Layout l)
 /*
  * 16-bit runs promise less: the products of tensor-parallel ranks are rounded before they are summed, and gradients
  * are float sums. Losses stay near; and the same bits come from layouts with the same dp, tp and micro-batch, whatever
- * threads, ZeRO and overlap are.
+ * threads, ZeRO, overlap and bands are.
  */
 static void run_narrow(TrainSpec spec, DType compute)
 {
@@ -830,7 +834,9 @@ static void run_narrow(TrainSpec spec, DType compute)
                                    { 2, 1, 0, 4, 1 }, { 2, 2, 1, 4, 1, ISA_AUTO, 1, 1 } };
     static const Layout same[][2] = { { { 1, 2, 1, 8, 1 }, { 1, 2, 1, 8, 2 } },
                                       { { 2, 2, 1, 4, 1 }, { 2, 2, 1, 4, 1, ISA_AUTO, 0, 1 } },
-                                      { { 2, 2, 0, 4, 1 }, { 2, 2, 0, 4, 2, ISA_AUTO, 1, 1 } } };
+                                      { { 2, 2, 0, 4, 1 }, { 2, 2, 0, 4, 2, ISA_AUTO, 1, 1 } },
+                                      { { 1, 4, 1, 8, 1 }, { 1, 4, 1, 8, 1, ISA_AUTO, .bands = 2 } },
+                                      { { 1, 4, 0, 8, 1 }, { 1, 4, 0, 8, 1, ISA_AUTO, .bands = 4 } } };
     const TinyRun one = run_16_bit(spec, compute, (Layout){ 1, 1, 0, 8, 1 });
     CHECK_MSG(one.loss[STEPS - 1] < one.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", one.loss[0],
               one.loss[STEPS - 1]);

@@ -387,6 +387,31 @@ TEST(pairs_take_the_scratch_of_a_forward_more)
     }
 }
 
+/* What is sent beside ops, of rows whole and in bands of a rank each: in backward gathers and sums of column-parallel
+ * products; then also those of the others, and of the logits in forward. */
+TEST(bands_travel_beside_products)
+{
+    enum { TP = 4, LAYERS = 2 };
+    const Grid grid = { .tp = TP, .dp = 1, .sp = true };
+    TrainSpec s = tiny_gpt2();
+    MemoryPlan whole, bands;
+    s.model.layers = LAYERS;
+    const int64_t rows = s.micro_batch * s.model.seq / TP, units = s.global_batch / s.micro_batch;
+    const int64_t call = (TP - 1) * rows * s.model.hidden * (int64_t)sizeof(float) * units;
+    OK(trainer_plan(&s, grid, 0, &whole));
+    s.overlap_tp = TP;
+    OK(trainer_plan(&s, grid, 0, &bands));
+    CHECK_MSG(whole.comm_beside == (4 * LAYERS + 2) * call, "%lld, a call %lld", (long long)whole.comm_beside, (long long)call);
+    CHECK_MSG(bands.comm_beside == (10 * LAYERS + 3) * call, "%lld, a call %lld", (long long)bands.comm_beside, (long long)call);
+    CHECK(bands.comm_bytes == whole.comm_bytes && bands.save == whole.save && bands.state == whole.state);
+    s.compute = BF16, s.exact = false;
+    OK(trainer_plan(&s, grid, 0, &bands));
+    s.overlap_tp = 1;
+    OK(trainer_plan(&s, grid, 0, &whole));
+    CHECK(2 * bands.comm_beside == (10 * LAYERS + 3) * call && bands.comm_bytes == whole.comm_bytes);
+    CHECK(memory_plan_total(&bands) == memory_plan_total(&whole));
+}
+
 /* A plan costs no host memory in proportion to what is planned. Beyond what a list can hold it says so, as the run. */
 TEST(planning_is_cheap)
 {

@@ -28,6 +28,7 @@ typedef struct {
     ContextCut cut;
     int slices; /* 0 = 1 */
     int hosts; /* of experts, with DISPATCH_NODE; 0 = 1 */
+    int bands;  /* 0 = 1 */
 } Layout;
 
 enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -70,6 +71,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     r.spec.cut = l->cut;
     r.spec.model.moe.dispatcher = l->dispatcher;
     r.spec.overlap_moe = l->pairs;
+    r.spec.overlap_tp = l->bands;
     r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group, l->slices };
     r.spec.micro_batch = l->micro ? l->micro : 2;
     r.spec.update.zero = l->zero;
@@ -102,9 +104,9 @@ static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *li
         CHECK_MSG(
             h == want,
             "%s layout '%s' pp %d x %d, tp %d sp %d cp %d dp %d zero %d overlap %d recompute %d micro %d "
-            "slices %d",
+            "slices %d bands %d",
             l->schedule ? l->schedule : "1f1b", l->layout ? l->layout : "", l->pp, l->chunks, l->tp, l->sp,
-            l->cp, l->dp, l->zero, l->overlap, l->recompute, l->micro, l->slices);
+            l->cp, l->dp, l->zero, l->overlap, l->recompute, l->micro, l->slices, l->bands);
     }
 }
 
@@ -217,10 +219,10 @@ TEST(mixed_layouts)
         { "gpipe", .pp = 2, .micro = 4 },
         { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .overlap = 1 },
         { "interleaved+split", .pp = 2, .chunks = 4, .micro = 1, .recompute = RECOMPUTE_SELECTIVE },
-        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1 },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .bands = 2 },
         { "zb-h1", .pp = 4, .recompute = RECOMPUTE_FULL },
         { "zb-v", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
-        { "zb-v", .pp = 2, .tp = 2, .micro = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-v", .pp = 2, .tp = 2, .micro = 1, .recompute = RECOMPUTE_SELECTIVE, .bands = 2 },
         { "v-half", .pp = 4, .micro = 1 },
         { "dualpipev", .pp = 2, .tp = 2, .sp = 1 },
         { "hanayo", .pp = 2, .dp = 2, .overlap = 1 },

@@ -168,6 +168,8 @@ TEST(seam06_every_completion_delayed)
     s.model.layers = 1;
     uint64_t want = train_hash(s, (Grid){ .tp = 1, .dp = 1 }, 0);
     CHECK(train_hash(s, (Grid){ .tp = 2, .dp = 2, .sp = true }, 20) == want);
+    s.overlap_tp = 2;
+    CHECK(train_hash(s, (Grid){ .tp = 4, .dp = 1, .sp = true }, 20) == want);
 }
 
 static Batch *batch_of(Rig *r)

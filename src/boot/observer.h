@@ -17,6 +17,7 @@ typedef enum {
     MESSAGE_KEYS,
     MESSAGE_KEY_SUMS, /* their gradients, summed on the way */
     MESSAGE_SUM,      /* a part of a tensor that is summed over ranks */
+    MESSAGE_ROWS,     /* a rank's rows, for a product of all of them */
     MESSAGE_KIND_COUNT
 } MessageKind;
 

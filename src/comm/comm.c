@@ -1,4 +1,4 @@
-/* The calls common to all tables, and the self and null tables; thread ranks are in threads.c. */
+/* The calls common to all tables, and the self table. */
 #include "comm/comm.h"
 
 #include <stdio.h>
@@ -88,31 +88,19 @@ static Err submit_self(Comm *c, const CommRequest *r)
     return ERR_OK;
 }
 
-static Err submit_null(Comm *c, const CommRequest *r)
-{
-    (void)c;
-    event_complete(r->done, ERR_OK, "");
-    return ERR_OK;
-}
-
 static void close_nothing(Comm *c) { (void)c; }
 
 static const CommTable self_table = { "self", submit_self, close_nothing };
-static const CommTable null_table = { "null", submit_null, close_nothing };
 
 void comm_init(Comm *c, const CommTable *table, const char *name, int rank, int size, void *impl)
 {
     *c = (Comm){ .table = table, .name = name, .rank = rank, .size = size, .impl = impl };
     event_init(&c->own);
     event_init(&c->pending);
+    for (int i = 0; i < COMM_BESIDE_MOST; i++) event_init(&c->beside[i]);
 }
 
 void comm_open_self(Comm *c, const char *name) { comm_init(c, &self_table, name, 0, 1, NULL); }
-
-void comm_open_null(Comm *c, const char *name, int rank, int size)
-{
-    comm_init(c, &null_table, name, rank, size, NULL);
-}
 
 void comm_close(Comm *c)
 {
@@ -120,6 +108,7 @@ void comm_close(Comm *c)
     c->table->close(c);
     event_release(&c->own);
     event_release(&c->pending);
+    for (int i = 0; i < COMM_BESIDE_MOST; i++) event_release(&c->beside[i]);
     memset(c, 0, sizeof *c);
 }
 

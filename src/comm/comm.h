@@ -46,7 +46,10 @@ typedef struct {
     MessageLabel what; /* both ends give the same label */
 } CommMessage;
 
-enum { COMM_MESSAGES_MAX = 16 }; /* an exchange has no more */
+enum {
+    COMM_MESSAGES_MAX = 16, /* an exchange has no more */
+    COMM_BESIDE_MOST = 8    /* calls that go on while their caller works */
+};
 
 /*
  * Rows that members send to each other's *chunks*. All members have equally many chunks. A member has two arrays of
@@ -101,6 +104,15 @@ typedef struct {
     void (*close)(Comm *c);
 } CommTable;
 
+/* A call of the dry run that may not have been waited for; ops: how many the device had been given before it. */
+typedef struct {
+    Comm *comm;
+    const Device *device;
+    int64_t number, ops, bytes;
+} CommOpen;
+
+enum { COMM_OPEN_MOST = 64 }; /* so many calls at most go on beside ops */
+
 struct Comm {
     const CommTable *table;
     const char *name; /* "tp", "dp", ... */
@@ -115,8 +127,12 @@ struct Comm {
     /* What this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
     int64_t rows_most; /* what bytes of all-to-all would be at most: of all rows, each to another rank */
-    Event own;         /* completes calls that have no event */
-    Event pending;     /* completes the one call that goes on while its caller works */
+    /* null: bytes of calls beside which ops were issued before they were waited for; and what tells them (null.c) */
+    int64_t beside_bytes, submitted, seen_bytes;
+    CommOpen open[COMM_OPEN_MOST];
+    Event own;                      /* completes calls that have no event */
+    Event pending;                  /* completes the one call that goes on while its caller works, */
+    Event beside[COMM_BESIDE_MOST]; /* and these the calls where there are several */
 };
 
 void comm_open_self(Comm *c, const char *name);

@@ -223,6 +223,16 @@ static void resolve_room(ConfigReader *r)
     filled(r, CFG_moe_overflow, CFG_run_device);
 }
 
+/* Bands of rows that pay: each fills a GPU's multiprocessors with the tiles of a product. */
+static int64_t bands_beside_products(const Config *c)
+{
+    enum { BANDS_MOST = 4, ROWS_LEAST = 1024 };
+    const int64_t rows = c->train.micro_batch * c->model.seq / c->parallel.cp;
+    int64_t bands = BANDS_MOST;
+    while (bands > 1 && (c->parallel.tp % bands || rows / bands < ROWS_LEAST)) bands--;
+    return bands;
+}
+
 static void resolve_run(ConfigReader *r)
 {
     Config *c = r->config;
@@ -238,6 +248,7 @@ static void resolve_run(ConfigReader *r)
     const bool gems = !strcmp(c->parallel.schedule, "gems"); /* refused beside it (config.def) */
     FILL(-1, parallel, overlap_grad, !cpu && copies && !gems, CFG_run_device);
     FILL(-1, parallel, overlap_param, !cpu && copies && c->parallel.zero, CFG_run_device);
+    FILL(0, parallel, overlap_tp, cpu ? 1 : bands_beside_products(c), CFG_run_device);
 }
 
 static void resolve_length(ConfigReader *r)

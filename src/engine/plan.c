@@ -120,6 +120,7 @@ static Err work_so_far(const Trainer *t, MemoryPlan *out)
     for (int i = 0; i < WORLD_COMMS; i++) {
         const Comm *comm = &t->world->comm[i];
         w.comm_bytes += comm->sent_bytes;
+        w.comm_beside += comm->beside_bytes;
         for (int k = 0; k < COMM_KIND_COUNT; k++)
             w.comm[i][k] = (CommWork){ comm->calls[k], comm->bytes[k], 0 };
         w.comm[i][COMM_ALL_TO_ALL_ROWS].most = comm->rows_most;
@@ -138,7 +139,8 @@ static bool add_times(int64_t *sum, int64_t by, int64_t times)
 static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
 {
     bool fits = add_times(&w->flop, by->flop, times) && add_times(&w->op_bytes, by->op_bytes, times) &&
-                add_times(&w->comm_bytes, by->comm_bytes, times);
+                add_times(&w->comm_bytes, by->comm_bytes, times) &&
+                add_times(&w->comm_beside, by->comm_beside, times);
     for (int i = 0; i < WORLD_COMMS * COMM_KIND_COUNT && fits; i++) {
         CommWork *to = &w->comm[i / COMM_KIND_COUNT][i % COMM_KIND_COUNT];
         const CommWork *from = &by->comm[i / COMM_KIND_COUNT][i % COMM_KIND_COUNT];

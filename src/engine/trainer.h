@@ -53,6 +53,7 @@ typedef struct {
     DType compute;      /* F32, BF16, F16: activations, and weights as the layers see them */
     bool exact;         /* reproducible = layout; F32 only */
     UpdateSpec update;
+    int overlap_tp; /* bands of rows that travel beside tensor-parallel products (layer/bands.c); 0 or 1: none do */
     bool overlap_moe; /* rows travel to experts while the other half of a pair of actions computes (pair.h) */
     uint64_t seed;
     DeviceChoice device; /* its kind, index, threads of a rank and instruction set */
@@ -94,6 +95,7 @@ typedef struct {
     int64_t flop, op_bytes; /* of one step on this rank */
     int64_t flop_of_op;     /* the mean, over all that was walked to plan */
     int64_t comm_bytes;     /* sent by this rank in one step */
+    int64_t comm_beside;    /* of it in calls that ops run beside */
     CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
     int64_t unit;                   /* samples that pass through the stages at once */
     int64_t params;                 /* global, unpadded */

@@ -213,6 +213,7 @@ static Err open_executor(Trainer *t)
                     .step = t->step_values,
                     .canon = canon_of(&t->spec),
                     .cut = t->spec.cut,
+                    .bands = t->spec.overlap_tp,
                     .slices.count = t->parts.step.slices,
                     .dtype = t->spec.compute };
     TRY(tensor_new(&t->memory.state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));

@@ -195,13 +195,16 @@ Err gather_rows_begin(Ctx *c, Tensor x, Tensor *full)
     *full = x;
     if (sp->size == 1) return ERR_OK;
     TRY(tensor_new(c->scratch, full, x.dtype, x.dim[0] * sp->size, x.dim[1]));
+    c->s->dev->beside++;
     return comm_all_gather(sp, c->s, *full, x, &sp->pending);
 }
 
 Err gather_rows_end(Ctx *c)
 {
     Comm *sp = &c->world->sp;
-    return sp->size == 1 ? ERR_OK : stream_wait(c->s, &sp->pending);
+    if (sp->size == 1) return ERR_OK;
+    c->s->dev->beside--;
+    return stream_wait(c->s, &sp->pending);
 }
 
 Err gather_rows(Ctx *c, Tensor x, Tensor *full)

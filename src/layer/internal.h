@@ -18,6 +18,55 @@ Err grad_added(Ctx *c, int id);
 /* sum += x, of rows as outside tensor-parallel regions. */
 Err add_rows(Ctx *c, Tensor sum, Tensor x);
 
+/* ---- parts of rows between ranks (bands.c) ---- */
+
+/* The ranks that sum rows of tensor-parallel regions: c->world->sp, or tp where rows are not sharded. */
+Comm *rows_group(const Ctx *c);
+
+/* Part i of rows that are cut into as many parts as there are ranks; some parts may have a row more. */
+Tensor equal_part(Tensor rows, int ranks, int i);
+
+/* What the ranks of a group send each other. scatter, with `parts`: a rank's part of everybody's rows, into the place
+ * of the rank that sends it; gather: everybody's part of its rows. */
+typedef struct {
+    Comm *group;
+    int bands; /* into which the ranks are cut: a divisor of their number */
+    Tensor rows, parts;
+    MessageKind kind;
+} PartMoves;
+
+/* The messages of one turn, 0 to bands - 1: scatter: to the band that is so many ahead, from the one as many behind;
+ * gather: the other way round. Where a band has one rank turn 0 has none, and `done` is not used. */
+Err exchange_band(Ctx *c, const PartMoves *p, int turn, Event *done);
+
+/* Some rows, one behind the other. */
+typedef struct {
+    int64_t first, count;
+} RowRun;
+
+/* Rows that come into a tensor-parallel region or go out of it, band by band, while products run. */
+typedef struct {
+    int count;   /* bands; 1: rows pass whole */
+    Tensor rows; /* of all bands, in scratch unless rows are not sharded */
+    PendingSum sum;
+} RowBands;
+
+/*
+ * b->rows = the rows of all ranks, as gather_rows(). Those of turn 0, 1, ... b->count - 1 are there, for later work of
+ * the stream, after rows_in_band() for that turn; all turns must be waited for.
+ */
+Err rows_in_begin(Ctx *c, Tensor x, RowBands *b);
+Err rows_in_band(Ctx *c, const RowBands *b, int turn, RowRun *run);
+
+/*
+ * y = this rank's rows of the sum of b->rows over tp, as reduce_rows(), in `bands` bands. For each turn the caller
+ * computes those of rows_out_band() and then sends them; reduce_rows_end() of b->sum ends it. Till then what lies in
+ * scratch must stay there.
+ */
+Err rows_out_begin(Ctx *c, Tensor y, int bands, RowBands *b);
+RowRun rows_out_band(const Ctx *c, const RowBands *b, int turn);
+Err rows_out_send(Ctx *c, RowBands *b, int turn);
+
 /* Products of a leaf, at most, where a sum can be cut into so short ones (linear.c). */
 enum { LEAF_MOST = 2048 };
 

@@ -181,6 +181,7 @@ typedef struct {
     RopeTables rope;
     Canon canon;
     ContextCut cut; /* which positions each rank of world->cp has */
+    int bands;      /* in which rows enter and leave tensor-parallel regions (bands.c); 0 or 1: all at once */
     DType dtype;    /* of activations, and of the weights that layers read */
     Mode mode;
     BlockAt block;
@@ -230,7 +231,7 @@ Err wgrad_drain(Ctx *c);
 /* full [N, D] = the rows of all ranks, of which x has this rank's R. In a group of one rank full is x itself;
  * otherwise it lies in scratch. */
 Err gather_rows(Ctx *c, Tensor x, Tensor *full);
-/* The same in two calls; work between them overlaps it. Only one gather or sum may be under way. */
+/* The same in two calls; work between them overlaps it. Only one gather may be under way, and one sum. */
 Err gather_rows_begin(Ctx *c, Tensor x, Tensor *full);
 Err gather_rows_end(Ctx *c);
 /* y [R, D] = this rank's rows of the sum of partial [N, D] over tp, added as a tree. partial comes from
@@ -239,6 +240,7 @@ Err reduce_rows(Ctx *c, Tensor partial, Tensor y);
 /* The same in two calls. What lies in scratch at begin must stay there until end. */
 typedef struct {
     Tensor y, parts; /* parts: what the ranks have sent, if this rank adds it up itself (sums.c) */
+    Event *done;     /* of all that is sent */
 } PendingSum;
 Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out);
 Err reduce_rows_end(Ctx *c, PendingSum r);

@@ -71,50 +71,87 @@ Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
     return linear_forward_gelu(l, c, x, y, none);
 }
 
+static Tensor run_of(Tensor t, RowRun r) { return t.data ? tensor_row_slice(t, r.first, r.count) : t; }
+
+static Err column_forward(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active)
+{
+    const Tensor w = param_value(c, l->weight), bias = param_value(c, l->bias);
+    RowBands in;
+    RowRun r;
+    TRY(rows_in_begin(c, x, &in));
+    for (int turn = 0; turn < in.count; turn++) {
+        TRY(rows_in_band(c, &in, turn, &r));
+        TRY(op(c->s, linear_fwd, .y = run_of(y, r), .gelu = run_of(active, r), .x = run_of(in.rows, r),
+               .w = w, .bias = bias, .leaf = whole_leaf(l->in)));
+    }
+    return ERR_OK;
+}
+
+static Err row_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
+{
+    const Tensor w = param_value(c, l->weight);
+    RowBands out;
+    TRY(rows_out_begin(c, y, c->bands, &out));
+    for (int turn = 0; turn < out.count; turn++) {
+        const RowRun r = rows_out_band(c, &out, turn);
+        TRY(op(c->s, linear_fwd, .y = run_of(out.rows, r), .x = run_of(x, r), .w = w,
+               .leaf = tree_leaf(c, l->in, x.dim[1])));
+        TRY(rows_out_send(c, &out, turn));
+    }
+    return reduce_rows_end(c, out.sum);
+}
+
+static Err whole_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
+{
+    return op(c->s, linear_fwd, .y = y, .x = x, .w = param_value(c, l->weight),
+              .bias = param_value(c, l->bias), .leaf = whole_leaf(l->in));
+}
+
 Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active)
 {
     ASSERT(l->kind == LINEAR_COLUMN || !active.data);
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor w = param_value(c, l->weight), full, partial;
-    if (l->kind != LINEAR_ROW) {
-        full = x;
-        if (l->kind == LINEAR_COLUMN) TRY(gather_rows(c, x, &full));
-        TRY(op(c->s, linear_fwd, .y = y, .gelu = active, .x = full, .w = w, .bias = param_value(c, l->bias),
-               .leaf = whole_leaf(l->in)));
-    } else {
-        TRY(partial_alloc(c, y, &partial));
-        TRY(op(c->s, linear_fwd, .y = partial, .x = x, .w = w, .leaf = tree_leaf(c, l->in, x.dim[1])));
-        TRY(reduce_rows(c, partial, y));
-    }
+    if (l->kind == LINEAR_COLUMN) TRY(column_forward(l, c, x, y, active));
+    else if (l->kind == LINEAR_ROW) TRY(row_forward(l, c, x, y));
+    else TRY(whole_forward(l, c, x, y));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
-/* x is gathered while dx is computed, dx summed over the ranks while the weight's gradient is. */
+/* x is gathered while dx is computed, dx summed over the ranks while the weight's gradient is. Where that comes later
+ * dx goes out in bands. */
 static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
     const bool at_once = !c->mode.split_backward;
+    const Tensor w = param_value(c, l->weight);
     Wgrad wgrad = { l->weight, dy, x, .gather_x = !at_once && c->world->sp.size > 1 };
-    Tensor partial;
-    PendingSum sum;
+    RowBands out;
     if (at_once) TRY(gather_rows_begin(c, x, &wgrad.x));
-    TRY(partial_alloc(c, dx, &partial));
-    TRY(op(c->s, linear_dx, .dx = partial, .dy = dy, .w = param_value(c, l->weight),
-           .leaf = tree_leaf(c, l->out, dy.dim[1])));
+    TRY(rows_out_begin(c, dx, at_once ? 1 : c->bands, &out));
+    for (int turn = 0; turn < out.count; turn++) {
+        const RowRun r = rows_out_band(c, &out, turn);
+        TRY(op(c->s, linear_dx, .dx = run_of(out.rows, r), .dy = run_of(dy, r), .w = w,
+               .leaf = tree_leaf(c, l->out, dy.dim[1])));
+        TRY(rows_out_send(c, &out, turn));
+    }
     if (at_once) TRY(gather_rows_end(c));
-    TRY(reduce_rows_begin(c, partial, dx, &sum));
     TRY(grad_add_columns(c, l->bias, dy, 0));
     TRY(wgrad_push(c, wgrad));
-    return reduce_rows_end(c, sum);
+    return reduce_rows_end(c, out.sum);
 }
 
 static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gelu_x, Tensor dx)
 {
-    Tensor full;
-    TRY(gather_rows(c, dy, &full));
-    TRY(op(c->s, linear_dx, .dx = dx, .dy = full, .w = param_value(c, l->weight), .gelu_x = gelu_x,
-           .leaf = whole_leaf(l->out)));
-    if (!c->mode.split_backward) return wgrad_push(c, (Wgrad){ l->weight, full, x });
+    const Tensor w = param_value(c, l->weight);
+    RowBands in;
+    RowRun r;
+    TRY(rows_in_begin(c, dy, &in));
+    for (int turn = 0; turn < in.count; turn++) {
+        TRY(rows_in_band(c, &in, turn, &r));
+        TRY(op(c->s, linear_dx, .dx = run_of(dx, r), .dy = run_of(in.rows, r), .w = w,
+               .gelu_x = run_of(gelu_x, r), .leaf = whole_leaf(l->out)));
+    }
+    if (!c->mode.split_backward) return wgrad_push(c, (Wgrad){ l->weight, in.rows, x });
     /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
     return wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_dy = c->world->sp.size > 1 });
 }

@@ -88,17 +88,30 @@ static Err shared_loss(const Head *h, Ctx *c, Tensor logits, Tensor loss, HeadSa
               .target_logit = target, .target = save->target);
 }
 
+/* logits [N, own part of the vocabulary] of x, this rank's rows. */
+static Err sharded_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
+{
+    RowBands in;
+    RowRun r;
+    TRY(rows_in_begin(c, x, &in));
+    for (int turn = 0; turn < in.count; turn++) {
+        TRY(rows_in_band(c, &in, turn, &r));
+        TRY(head_logits(h, c, tensor_row_slice(in.rows, r.first, r.count),
+                        tensor_row_slice(logits, r.first, r.count)));
+    }
+    return ERR_OK;
+}
+
 Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *save)
 {
     int64_t N = c->batch->B * c->batch->T, R = c->world->tp.size;
-    Tensor logits, full, loss;
+    Tensor logits, loss;
     TRY(save_new(c, REGION_W, &logits, &save->logits, c->dtype, N, h->spec->padded_vocab / R));
     save->target = to->target;
     save->weight = to->weight;
     save->at_once = R == 1 && c->mode.training;
     ArenaMark mark = arena_mark(c->scratch);
-    TRY(gather_rows(c, x, &full));
-    TRY(head_logits(h, c, full, logits));
+    TRY(sharded_logits(h, c, x, logits));
     TRY(tensor_new(c->scratch, &loss, F32, N));
     if (save->at_once)
         TRY(op(c->s, xent_row, .loss = loss, .logits = logits, .target = to->target, .step = c->step,

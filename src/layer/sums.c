@@ -10,53 +10,12 @@
  */
 #include "layer/internal.h"
 
-/* ---- parts and their messages ---- */
-
-/* x as rows: what is cut into a part for each rank. */
+/* x as rows: what is cut into a part for each rank (bands.c). */
 static Tensor rows_of(Tensor x)
 {
     const int64_t columns = x.dim[x.ndim - 1];
     return tensor_reshape(x, tensor_count(x) / columns, columns);
 }
-
-/* Rows are cut into as many parts as there are ranks; some parts may have a row more. */
-static Tensor equal_part(Tensor rows, int ranks, int i)
-{
-    const int64_t first = rows.dim[0] * i / ranks, end = rows.dim[0] * (i + 1) / ranks;
-    return tensor_row_slice(rows, first, end - first);
-}
-
-/* To the rank `distance` ahead and from the one as far behind: scatter: its part of rows, for its place among
- * `parts`; else this rank's part of rows, for the same part of its. */
-static void put_messages(const Comm *g, Tensor rows, Tensor parts, int distance, CommMessage m[2])
-{
-    const bool scatter = parts.data;
-    const int to = (g->rank + distance) % g->size, from = (g->rank + g->size - distance) % g->size;
-    const Tensor out = equal_part(rows, g->size, scatter ? to : g->rank);
-    const Tensor in = equal_part(scatter ? parts : rows, g->size, from);
-    const MessageLabel what = { .kind = MESSAGE_SUM };
-    m[0] =
-        (CommMessage){ .send = true, .peer = to, .data = out.data, .bytes = tensor_bytes(out), .what = what };
-    m[1] = (CommMessage){ .peer = from, .data = in.data, .bytes = tensor_bytes(in), .what = what };
-}
-
-/* Between all ranks, in as many exchanges as that takes; `done` is the last one's. */
-static Err exchange_parts(Ctx *c, Comm *g, Tensor rows, Tensor parts, Event *done)
-{
-    CommMessage m[COMM_MESSAGES_MAX];
-    int count = 0;
-    for (int distance = 1; distance < g->size; distance++) {
-        const bool last = distance == g->size - 1;
-        put_messages(g, rows, parts, distance, &m[count]);
-        count += 2;
-        if (!last && count + 2 <= COMM_MESSAGES_MAX) continue;
-        TRY(comm_exchange(g, c->s, m, count, last ? done : NULL));
-        count = 0;
-    }
-    return ERR_OK;
-}
-
-/* ---- sums ---- */
 
 static bool by_parts(const Comm *g, Tensor x) { return g->size > 1 && x.dtype != F32; }
 
@@ -66,7 +25,8 @@ static Err scatter_begin(Ctx *c, Comm *g, Tensor x, Tensor *parts, Event *done)
     const Tensor rows = rows_of(x), own = equal_part(rows, g->size, g->rank);
     TRY(tensor_new(c->scratch, parts, x.dtype, g->size * own.dim[0], own.dim[1]));
     TRY(device_copy(c->s, equal_part(*parts, g->size, g->rank).data, own.data, tensor_bytes(own)));
-    return exchange_parts(c, g, rows, *parts, done);
+    const PartMoves scatter = { .group = g, .bands = 1, .rows = rows, .parts = *parts, .kind = MESSAGE_SUM };
+    return exchange_band(c, &scatter, 0, done);
 }
 
 /* The sum of the parts, rounded to y. */
@@ -79,24 +39,28 @@ static Err sum_parts_to(Ctx *c, const Comm *g, Tensor parts, Tensor y)
 /* This rank's part of x becomes the sum, and then the others' from them. */
 static Err all_reduce_end(Ctx *c, Comm *g, Tensor parts, Tensor x)
 {
-    const Tensor rows = rows_of(x), none = { 0 };
-    TRY(sum_parts_to(c, g, parts, equal_part(rows, g->size, g->rank)));
-    return exchange_parts(c, g, rows, none, NULL);
+    const PartMoves gather = { .group = g, .bands = 1, .rows = rows_of(x), .kind = MESSAGE_SUM };
+    TRY(sum_parts_to(c, g, parts, equal_part(gather.rows, g->size, g->rank)));
+    return exchange_band(c, &gather, 0, NULL);
 }
+
+Comm *rows_group(const Ctx *c) { return c->world->sp.size > 1 ? &c->world->sp : &c->world->tp; }
 
 Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out)
 {
-    Comm *g = c->world->sp.size > 1 ? &c->world->sp : &c->world->tp;
-    *out = (PendingSum){ .y = y };
-    if (by_parts(g, partial)) return scatter_begin(c, g, partial, &out->parts, &g->pending);
-    if (c->world->sp.size == 1) return comm_reduce_tree_f32(g, c->s, partial, &g->pending);
-    return comm_reduce_scatter_tree_f32(g, c->s, y, partial, &g->pending);
+    Comm *g = rows_group(c);
+    *out = (PendingSum){ .y = y, .done = g->beside };
+    c->s->dev->beside++;
+    if (by_parts(g, partial)) return scatter_begin(c, g, partial, &out->parts, out->done);
+    if (c->world->sp.size == 1) return comm_reduce_tree_f32(g, c->s, partial, out->done);
+    return comm_reduce_scatter_tree_f32(g, c->s, y, partial, out->done);
 }
 
 Err reduce_rows_end(Ctx *c, PendingSum r)
 {
-    Comm *g = c->world->sp.size > 1 ? &c->world->sp : &c->world->tp;
-    TRY(stream_wait(c->s, &g->pending));
+    Comm *g = rows_group(c);
+    c->s->dev->beside--;
+    TRY(stream_wait(c->s, r.done));
     if (!r.parts.data) return ERR_OK;
     return c->world->sp.size > 1 ? sum_parts_to(c, g, r.parts, r.y) : all_reduce_end(c, g, r.parts, r.y);
 }

@@ -43,15 +43,26 @@ static Err facts_of(const Config *cfg, const char *config_text, char **facts)
     return fclose(f) ? err_set(ERR_MEMORY, "no memory for what ranks compare") : ERR_OK;
 }
 
-/* Beside products NCCL gets what nccl.dp.max_ctas says, or so many multiprocessors: products count on it (run.c). */
+/* Beside products NCCL gets what max_ctas says, or so many multiprocessors: products count on it (run.c). */
 enum { CTAS_BESIDE_PRODUCTS = 16 };
+
+static NcclCtas ctas_of(NcclCtas said, bool beside)
+{
+    if (said.max || !beside) return said;
+    return (NcclCtas){ said.min, said.min > CTAS_BESIDE_PRODUCTS ? said.min : CTAS_BESIDE_PRODUCTS };
+}
 
 static NcclCtas dp_ctas(const Config *c)
 {
     const bool beside = c->parallel.overlap_grad || c->parallel.overlap_param;
-    const NcclCtas said = { (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas };
-    if (said.max || !beside) return said;
-    return (NcclCtas){ said.min, said.min > CTAS_BESIDE_PRODUCTS ? said.min : CTAS_BESIDE_PRODUCTS };
+    return ctas_of((NcclCtas){ (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas },
+                   beside);
+}
+
+/* Tensor-parallel ranks sum by messages what has 16 bits, and what leaves in bands. */
+static bool sums_by_message(const Config *c)
+{
+    return c->run.precision != RUN_PRECISION_FP32 || c->parallel.overlap_tp > 1;
 }
 
 static RanksOptions options_of(const Config *c, Grid grid)
@@ -67,7 +78,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                        .staged = c->parallel.staged,
                        .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
                        .dp_ctas = dp_ctas(c),
-                       .sums_by_message = c->run.precision != RUN_PRECISION_FP32,
+                       .sums_by_message = sums_by_message(c),
                        .any_order = c->run.reproducible == RUN_REPRODUCIBLE_OFF,
                        .row_pieces = c->moe.experts * c->parallel.etp,
                        .saver = c->checkpoint.async,
@@ -110,6 +121,7 @@ Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder
     TRY(dump_config(cfg, text));
     if (boot->size > 1) TRY(facts_of(cfg, *text, &facts));
     RanksOptions o = options_of(cfg, grid);
+    o.tp_ctas = ctas_of(o.tp_ctas, cfg->parallel.overlap_tp > 1);
     o.stop = stop;
     o.folder = folder;
     o.facts = facts;

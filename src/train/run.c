@@ -172,9 +172,11 @@ static void say_device(const Config *c)
 /* Collectives of replicas that run beside products get multiprocessors of their own, while they run (Device.beside). */
 static void leave_free(Run *r)
 {
-    const bool beside = r->spec.update.overlap_grad || r->spec.update.overlap_param;
-    if (beside && r->ranks && r->ranks->nccl && world_copies(r->world)->size > 1)
-        device_leave_free(&r->trainer.device, r->ranks->dp_ctas.max);
+    const bool replicas = r->spec.update.overlap_grad || r->spec.update.overlap_param;
+    if (!r->ranks || !r->ranks->nccl) return;
+    const int dp = replicas && world_copies(r->world)->size > 1 ? r->ranks->dp_ctas.max : 0;
+    const int tp = r->spec.overlap_tp > 1 && r->world->tp.size > 1 ? r->ranks->tp_ctas.max : 0;
+    if (dp || tp) device_leave_free(&r->trainer.device, dp > tp ? dp : tp);
 }
 
 /* Memory that was to be had by the plan, but is not: for limits of the process, or what others took meanwhile. */

@@ -248,6 +248,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .update.bucket_bytes = cfg->parallel.bucket_mb << 20,
                         .update.overlap_grad = cfg->parallel.overlap_grad,
                         .update.overlap_param = cfg->parallel.overlap_param,
+                        .overlap_tp = (int)cfg->parallel.overlap_tp,
                         .overlap_moe = cfg->parallel.overlap_moe,
                         .seed = (uint64_t)cfg->run.seed,
                         .device.threads = (int)cfg->debug.threads,

@@ -30,11 +30,13 @@ static void say_ranks(const Loop *l)
     const Config *c = l->cfg;
     const Schedule *s = &l->run.trainer.parts.step;
     if (r->boot.size == 1) return;
-    char cp[24] = "";
+    char cp[24] = "", bands[32] = "";
     if (g.cp > 1) snprintf(cp, sizeof cp, "cp %d x ", g.cp);
-    log_info("%d ranks on %d host%s (%s): tp %d%s x %sdp %d%s x pp %d; port %d, ready after %.2f s",
+    if (c->parallel.overlap_tp > 1)
+        snprintf(bands, sizeof bands, " in %d bands", (int)c->parallel.overlap_tp);
+    log_info("%d ranks on %d host%s (%s): tp %d%s%s x %sdp %d%s x pp %d; port %d, ready after %.2f s",
              r->boot.size, r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "",
-             cp, g.dp, reg->place.zero_shards[PARAM_DENSE] > 1 ? " with ZeRO-1" : "", g.pp,
+             bands, cp, g.dp, reg->place.zero_shards[PARAM_DENSE] > 1 ? " with ZeRO-1" : "", g.pp,
              store_port(r->store), r->ready_s);
     if (g.pp > 1)
         log_info(

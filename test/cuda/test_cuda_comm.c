@@ -6,9 +6,11 @@
 #include <math.h>
 #include <sys/syscall.h>
 
+#include "base/half.h"
 #include "comm/gpu.h"
 #include "comm_cases.h"
 #include "fork_ranks.h"
+#include "layer/internal.h"
 
 typedef struct {
     Device device;
@@ -486,6 +488,128 @@ TEST(grid_worlds)
     fork_ranks(grid_worlds, 4, &(Grid){ .tp = 1, .dp = 1, .pp = 4 }, -1, LIMIT_S);
     fork_ranks(grid_worlds, 4, &(Grid){ .tp = 1, .dp = 2, .pp = 2, .order = ORDER_PP_DP, .bidirectional = true }, -1,
                LIMIT_S);
+}
+
+/* ---- rows beside products ---- */
+
+enum { BAND_ROWS = 8 /* of a rank */, BAND_INPUTS = 16, BAND_OUTPUTS = 24, SCRATCH_BYTES = 64 << 10 };
+
+/* So small that all sums are exact in 16 bits, whatever their order. */
+static int row_value(int64_t n, int64_t i, int rank) { return (int)((n * 3 + i * 5 + n * i + rank * 7) % 3) - 1; }
+static int weight_value(int64_t o, int64_t i, int rank) { return (int)((o * 11 + i * 13 + rank * 2) % 5) - 2; }
+
+static Err put_values(Stream *s, Tensor t, int64_t first, int rank, int value(int64_t, int64_t, int))
+{
+    uint16_t host[SHARED_RANKS * BAND_ROWS * BAND_INPUTS];
+    for (int64_t n = 0; n < t.dim[0]; n++)
+        for (int64_t i = 0; i < BAND_INPUTS; i++)
+            host[n * BAND_INPUTS + i] = bf16_from_float((float)value(first + n, i, rank));
+    return device_write(s, t.data, host, tensor_bytes(t));
+}
+
+/* y = the rows x of all ranks times w, which is the same everywhere. */
+static Err rows_come(Ctx *c, Tensor x, Tensor w, Tensor y)
+{
+    RowBands in;
+    RowRun r;
+    TRY(rows_in_begin(c, x, &in));
+    for (int turn = 0; turn < in.count; turn++) {
+        TRY(rows_in_band(c, &in, turn, &r));
+        TRY(op(c->s, linear_fwd, .y = tensor_row_slice(y, r.first, r.count),
+               .x = tensor_row_slice(in.rows, r.first, r.count), .w = w, .leaf = BAND_INPUTS));
+    }
+    return ERR_OK;
+}
+
+/* y = this rank's rows of the sum over ranks of x times w, or all of them if rows are not sharded. */
+static Err rows_go(Ctx *c, Tensor x, Tensor w, Tensor y)
+{
+    RowBands out;
+    TRY(rows_out_begin(c, y, c->bands, &out));
+    for (int turn = 0; turn < out.count; turn++) {
+        const RowRun r = rows_out_band(c, &out, turn);
+        TRY(op(c->s, linear_fwd, .y = tensor_row_slice(out.rows, r.first, r.count),
+               .x = tensor_row_slice(x, r.first, r.count), .w = w, .leaf = BAND_INPUTS));
+        TRY(rows_out_send(c, &out, turn));
+    }
+    return reduce_rows_end(c, out.sum);
+}
+
+/* come: the rows of all ranks, times rank 0's weight; else rows from `first` on, each rank's times its own, summed. */
+static void check_rows(Ctx *c, Tensor y, bool come, int64_t first, int ranks)
+{
+    uint16_t host[SHARED_RANKS * BAND_ROWS * BAND_OUTPUTS];
+    int bad = 0;
+    OK(device_read(c->s, host, y.data, tensor_bytes(y)));
+    for (int64_t n = 0; n < y.dim[0]; n++)
+        for (int64_t o = 0; o < BAND_OUTPUTS; o++) {
+            int sum = 0;
+            for (int r = 0; r < (come ? 1 : ranks); r++)
+                for (int64_t i = 0; i < BAND_INPUTS; i++)
+                    sum += row_value(first + n, i, r) * weight_value(o, i, r);
+            bad += !(bf16_to_float(host[n * BAND_OUTPUTS + o]) == (float)sum);
+        }
+    CHECK_MSG(!bad, "%d bands, rows %s: %d of %lld wrong", c->bands, come ? "come" : "go", bad,
+              (long long)tensor_count(y));
+}
+
+/* Once with `bands`; what lies in scratch and in y before is no number. */
+static void in_bands(Ctx *c, char *memory, int rank, int ranks, int bands)
+{
+    const bool sharded = c->world->sp.size > 1;
+    const int64_t all = ranks * BAND_ROWS, own = sharded ? BAND_ROWS : all;
+    const Tensor x = tensor_of(memory, BF16, all, BAND_INPUTS);
+    const Tensor w = tensor_of(memory + (1 << 20), BF16, BAND_OUTPUTS, BAND_INPUTS);
+    const Tensor y = tensor_of(memory + (2 << 20), BF16, all, BAND_OUTPUTS);
+    static uint8_t nothing[SCRATCH_BYTES];
+    c->bands = bands;
+    for (int come = 0; come < 1 + sharded; come++) {
+        memset(nothing, 0xff, sizeof nothing);
+        OK(device_write(c->s, c->scratch->base, nothing, SCRATCH_BYTES));
+        OK(device_write(c->s, y.data, nothing, tensor_bytes(y)));
+        OK(put_values(c->s, x, come ? rank * BAND_ROWS : 0, come ? 0 : rank, row_value));
+        OK(put_values(c->s, w, 0, come ? 0 : rank, weight_value));
+        const Tensor out = come ? y : tensor_row_slice(y, 0, own);
+        OK(come ? rows_come(c, tensor_row_slice(x, 0, BAND_ROWS), w, y) : rows_go(c, x, w, out));
+        CHECK(c->s->dev->beside == 0);
+        check_rows(c, out, come, come || !sharded ? 0 : rank * BAND_ROWS, ranks);
+        arena_release(c->scratch, 0);
+    }
+}
+
+static void beside_products(int rank, int size, void *arg)
+{
+    const How how = *(const How *)arg;
+    Rank r;
+    Arena scratch;
+    World world = { 0 };
+    open_rank(&r, rank, size, how, TIMEOUT_S);
+    arena_init(&scratch, "scratch", r.memory + (4 << 20), SCRATCH_BYTES);
+    Ctx c = { .s = &r.device.stream, .world = &world, .scratch = &scratch, .dtype = BF16 };
+    for (int sharded = 0; sharded < 2; sharded++) {
+        Comm *group = sharded ? &world.sp : &world.tp, *other = sharded ? &world.tp : &world.sp;
+        comm_open_self(other, "alone");
+        if (how.staged) OK(comm_open_staged(0, r.gloo, group, "rows", all_ranks, size));
+        else
+            OK(comm_open_nccl(r.nccl, r.gloo, group, "rows", all_ranks, size,
+                              (NcclUse){ .messages = NCCL_ALL_PAIRS }));
+        for (int bands = 1; bands <= size; bands *= 2) in_bands(&c, r.memory, rank, size, bands);
+        comm_close(&world.sp);
+        comm_close(&world.tp);
+    }
+    close_rank(&r);
+}
+
+TEST(rows_in_bands)
+{
+    NEED_GPUS(2);
+    fork_ranks(beside_products, gpus() < 4 ? 2 : 4, &(How){ 0 }, -1, LIMIT_S);
+}
+
+TEST(staged_rows_in_bands)
+{
+    NEED_GPUS(1);
+    fork_ranks(beside_products, 4, &(How){ .staged = true }, -1, LIMIT_S);
 }
 
 /* ---- failures ---- */

@@ -40,7 +40,7 @@ KINDS = {  # the values of each axis
     "split": YES, "slices": ("1", "2", "4", "8"),
     "stages": ("even", "given", "E or L alone", "m apart"),
     "recompute": ("none", "selective", "full"),
-    "overlap_grad": YES, "overlap_param": YES, "overlap_moe": YES,
+    "overlap_grad": YES, "overlap_param": YES, "overlap_moe": YES, "overlap_tp": ("1", "2", "more"),
     "order": ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"),
     "batch": ("one size", "ramp"), "micro_batch": ("1", "2", "3", "more"),
     "data": ("plain", "blend", "stages", "split", "sets"), "data.order": ("keyed", "megatron"),
@@ -104,6 +104,8 @@ def layout_axes(c):
     axes = {axis: c.get("parallel." + axis, "1") for axis in ("tp", "cp", "pp", "slices")}
     if c.number("parallel.tp") > 1:
         axes["sp"] = c.get("parallel.sp", "true").replace("true", "yes").replace("false", "no")
+        bands = c.number("parallel.overlap_tp")
+        axes["overlap_tp"] = str(bands) if bands < 3 else "more"
     if c.number("parallel.cp") > 1:
         axes["cp_comm"] = ways[0] if len(set(ways)) == 1 else "several"
         axes["cp_cut"] = c.get("parallel.cp_cut", "zigzag")

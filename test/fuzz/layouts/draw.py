@@ -35,7 +35,8 @@ OTHERWISE = {  # values that a key is given at random, to be refused or not
     "parallel.etp": (2, 3, 8), "parallel.slices": (2, 3, 5, 8, 64), "parallel.cp_heads": (2, 3, 4),
     "parallel.cp_comm": ("ring", "a2a", "hierarchical", "ring,a2a"), "parallel.sp": FLAG, "parallel.vpp": (2, 3),
     "parallel.group": (1, 3), "parallel.seq_blocks": (1, 2, 3, 16), "parallel.tp_blocks": (1, 3, 16),
-    "parallel.attn_block": (3, 64), "parallel.overlap_moe": ("true",), "parallel.order": ("tp-cp-ep-pp-dp",),
+    "parallel.attn_block": (3, 64), "parallel.overlap_moe": ("true",), "parallel.overlap_tp": (2, 3),
+    "parallel.order": ("tp-cp-ep-pp-dp",),
     "parallel.schedule": SCHEDULES, "parallel.layout": ("Et|tL", "E|ttL", "Ettt|L"), "train.micro_batch": (1, 2, 3, 4),
     "train.global_batch": (1, 6, 12), "model.layers": (1, 2, 5), "model.seq": (15, 24, 48), "model.heads": (3, 5),
     "model.kv_heads": (2, 5), "model.ffn": (7, 12), "model.mtp_layers": (1,), "model.position": ("learned", "none"),
@@ -247,6 +248,7 @@ class Draw:
         put("parallel.overlap_grad", copies and self.chance(0.4), False)
         put("parallel.overlap_param", copies and "parallel.zero" in self.layout and self.chance(0.5), False)
         put("parallel.overlap_moe", self.overlap_moe, False)
+        put("parallel.overlap_tp", self.one(*divisors(self.tp)) if self.chance(0.4) else 1, 1)
         if self.pp == 1 or self.ep * self.etp in (1 if not self.experts_on else 0, self.tp * self.cp):
             put("parallel.order", self.one("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"), "tp-cp-ep-dp-pp")
         put("train.recompute", self.one("none", "none", "selective", "full"), "none")

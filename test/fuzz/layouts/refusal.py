@@ -13,8 +13,8 @@ ASSIGNMENT = re.compile(rf"\b({KEY}) ?= ?'?([\w.+-]+)'?")
 SECTIONS = {"cp_comm": "parallel", "cp_heads": "parallel", "seq_blocks": "parallel", "attn_block": "parallel",
             "reproducible": "run", "slices": "parallel", "sp": "parallel", "capacity": "moe", "balance": "moe",
             "aux_coeff": "moe", "unit": "moe", "router": "moe", "normalize": "moe", "ep": "parallel", "etp": "parallel",
-            "overlap_moe": "parallel", "order": "parallel", "groups": "moe", "cp": "parallel", "tp": "parallel",
-            "pp": "parallel", "position": "model", "qk_norm": "model", "kv_heads": "model", "head_dim": "model",
+            "overlap_moe": "parallel", "overlap_tp": "parallel", "order": "parallel", "groups": "moe", "cp": "parallel",
+            "tp": "parallel", "pp": "parallel", "position": "model", "qk_norm": "model", "kv_heads": "model", "head_dim": "model",
             "shared_ffn": "moe", "group_topk": "moe", "overflow": "moe", "slack": "moe"}
 
 
