@@ -59,30 +59,44 @@ FIRST_MAIN := -Wl,--allow-multiple-definition
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(sort $(wildcard bench/bench_*.c)))
 HEADERS := $(sort $(wildcard src/*/*.h))
 
-# The CUDA backend: C by the host's compiler, kernels by nvcc for A100, Hopper, and PTX for what comes later.
+# The CUDA backend: C by the host's compiler, kernels by nvcc, which is asked where its headers and libraries are.
+# CUDA_ARCHS: GPUs that there is object code for, as 80 90a, by default all of ours that this nvcc knows; for one alone it
+# compiles in half the time. Others from 8.0 on run from PTX, which their driver compiles when the program first starts.
+# Another toolkit or another choice builds anew.
 CUDA_HOME ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) /usr/local/cuda))
 NVCC      := $(CUDA_HOME)/bin/nvcc
 CUDA      ?= $(if $(wildcard $(NVCC)),1,0)
-NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 -gencode=arch=compute_80,code=[sm_80,compute_80] \
-             -gencode=arch=compute_90a,code=sm_90a
+TOOLKIT    = $(if $(CUDA_HOME),$(shell scripts/cuda-toolkit.sh $(1) $(CUDA_HOME) $(2)))
+CUDA_HEADERS := $(call TOOLKIT,headers)
+CUDA_ARCHS ?=
+TOOLKIT_STAMP := $(BUILD)/.toolkit$(subst $(empty) ,+,$(subst /,-,$(strip $(CUDA_HOME) $(CUDA_ARCHS))))
+NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 $(if $(filter 1,$(CUDA)),$(call TOOLKIT,flags,$(CUDA_ARCHS)))
 # NCCL=1, 0: communicators of GPUs over NCCL, or all through the host; by default where its header is found.
 # It and cuBLASLt are looked up at run time.
-NCCL_H    := $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h)
+NCCL_H    := $(wildcard $(CUDA_HEADERS:%=%/nccl.h) /usr/include/nccl.h /usr/local/include/nccl.h)
 NCCL      ?= $(if $(NCCL_H),$(CUDA),0)
 CUDA_C    := $(sort $(filter-out $(if $(filter 0,$(NCCL)),cuda/nccl%.c),$(wildcard cuda/*.c)))
 CUDA_CU   := $(sort $(wildcard cuda/*.cu))
-CUDA_INC  := -Icuda -isystem $(CUDA_HOME)/include
+CUDA_INC  := -Icuda $(CUDA_HEADERS:%=-isystem %)
 ifeq ($(CUDA),1)
 OBJ       := $(filter-out $(BUILD)/src/comm/without_cuda.o $(if $(filter 1,$(NCCL)),%/without_nccl.o),$(OBJ)) \
              $(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o)
 # (an rpath of the old kind: libraries in the bundle's lib/ find those that they need there, too)
-LIBS      += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib:$(CUDA_HOME)/lib64' -lcudart_static -lrt
+CUDA_LIBRARIES := $(call TOOLKIT,libraries)
+LIBS      += $(CUDA_LIBRARIES:%=-L%) -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib$(CUDA_LIBRARIES:%=:%)' -lcudart_static -lrt
 $(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
 endif
 $(BUILD)/src/device/device.o: $(BUILD)/.cuda-$(CUDA)$(NCCL) # the one file that knows; built anew when CUDA= changes
 $(BUILD)/.cuda-$(CUDA)$(NCCL):
 	@mkdir -p $(@D)
 	@rm -f $(BUILD)/.cuda-* $(BUILD)/libmegatrain.a
+	@touch $@
+
+$(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o): $(TOOLKIT_STAMP)
+$(TOOLKIT_STAMP):
+	@scripts/cuda-toolkit.sh check $(CUDA_HOME)
+	@mkdir -p $(@D)
+	@rm -f $(BUILD)/.toolkit*
 	@touch $@
 
 # Tests and benchmarks of the CUDA backend on a device (scripts/gpu-check.sh): the emulator's, in one program.
