@@ -16,6 +16,7 @@
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
 #   make pictures   docs/architecture.svg, from the source
 #   make install    the program, its manual and completion, launchers and configurations; PREFIX=/usr/local
+#   make cuda-12    compiles the CUDA backend by CUDA 12.4, the oldest that it is for (headers from PyPI, clang)
 #   make toys       the examples of docs/adding.md, added to a copy of the source and tried
 #   make figures    how easy the source is to change: edits for a key or an operation, circles, lengths
 #   make help       this text
@@ -156,7 +157,7 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(B
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint toys pictures fmt figures hdr-check install clean
+.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint cuda-12 toys pictures fmt figures hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
@@ -391,6 +392,10 @@ lint: deps-dev hdr-check
 	@scripts/check-style.sh
 	@/usr/bin/python3 scripts/architecture.py --check
 	@scripts/toys.py --places
+
+cuda-12:
+	@scripts/install-deps.sh cuda-12
+	@BUILD=$(BUILD) scripts/cuda-12.sh
 
 toys: deps
 	@BUILD=$(BUILD) scripts/toys.py
