@@ -24,6 +24,7 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
 # a command may begin with variables that it is given: NAME=VALUE|PROGRAM
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
+    case $c in *_far) emu_commands+=("EMU_CLOSED=0|$c"); continue ;; esac # (no order of threads is too short for an index)
     emu_open+=("EMU_CLOSED=0|$c")
     # (processes; the threads of its one kernel share nothing)
     case $c in *_comm) emu_commands+=("$c" "EMU_CLOSED=0 EMU_STREAMS=now|$c"); continue ;; esac
