@@ -16,6 +16,7 @@
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
 #   make pictures   docs/architecture.svg, from the source
 #   make install    the program, its manual and completion, launchers and configurations; PREFIX=/usr/local
+#   make cuda-12    compiles the CUDA backend by CUDA 12.4, the oldest that it is for (headers from PyPI, clang)
 #   make toys       the examples of docs/adding.md, added to a copy of the source and tried
 #   make figures    how easy the source is to change: edits for a key or an operation, circles, lengths
 #   make help       this text
@@ -59,27 +60,41 @@ FIRST_MAIN := -Wl,--allow-multiple-definition
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(sort $(wildcard bench/bench_*.c)))
 HEADERS := $(sort $(wildcard src/*/*.h))
 
-# The CUDA backend: C by the host's compiler, kernels by nvcc for A100, Hopper, and PTX for what comes later.
+# The CUDA backend: C by the host's compiler, kernels by nvcc, which is asked where its headers and libraries are.
+# CUDA_ARCHS: GPUs that there is object code for, as 80 90a, by default all of ours that this nvcc knows; for one alone it
+# compiles in half the time. Others from 8.0 on run from PTX, which their driver compiles when the program first starts.
+# Another toolkit or another choice builds anew.
 CUDA_HOME ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) /usr/local/cuda))
 NVCC      := $(CUDA_HOME)/bin/nvcc
 CUDA      ?= $(if $(wildcard $(NVCC)),1,0)
-NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 -gencode=arch=compute_80,code=[sm_80,compute_80] \
-             -gencode=arch=compute_90a,code=sm_90a
+TOOLKIT    = $(if $(CUDA_HOME),$(shell scripts/cuda-toolkit.sh $(1) $(CUDA_HOME) $(2)))
+CUDA_HEADERS := $(call TOOLKIT,headers)
+CUDA_ARCHS ?=
+TOOLKIT_STAMP := $(BUILD)/.toolkit$(subst $(empty) ,+,$(subst /,-,$(strip $(CUDA_HOME) $(CUDA_ARCHS))))
+NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 $(if $(filter 1,$(CUDA)),$(call TOOLKIT,flags,$(CUDA_ARCHS)))
 # NCCL and cuBLASLt are looked up at run time.
 CUDA_C    := $(sort $(wildcard cuda/*.c))
 CUDA_CU   := $(sort $(wildcard cuda/*.cu))
-CUDA_INC  := -Icuda -isystem $(CUDA_HOME)/include
+CUDA_INC  := -Icuda $(CUDA_HEADERS:%=-isystem %)
 ifeq ($(CUDA),1)
 OBJ       := $(filter-out $(BUILD)/src/comm/without_cuda.o,$(OBJ)) \
              $(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o)
 # (an rpath of the old kind: libraries in the bundle's lib/ find those that they need there, too)
-LIBS      += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib:$(CUDA_HOME)/lib64' -lcudart_static -lrt
+CUDA_LIBRARIES := $(call TOOLKIT,libraries)
+LIBS      += $(CUDA_LIBRARIES:%=-L%) -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib$(CUDA_LIBRARIES:%=:%)' -lcudart_static -lrt
 $(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
 endif
 $(BUILD)/src/device/device.o: $(BUILD)/.cuda-$(CUDA) # the one file that knows; built anew when CUDA= changes
 $(BUILD)/.cuda-$(CUDA):
 	@mkdir -p $(@D)
 	@rm -f $(BUILD)/.cuda-* $(BUILD)/libmegatrain.a
+	@touch $@
+
+$(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o): $(TOOLKIT_STAMP)
+$(TOOLKIT_STAMP):
+	@scripts/cuda-toolkit.sh check $(CUDA_HOME)
+	@mkdir -p $(@D)
+	@rm -f $(BUILD)/.toolkit*
 	@touch $@
 
 # Tests and benchmarks of the CUDA backend on a device (scripts/gpu-check.sh): the emulator's, in one program.
@@ -141,7 +156,7 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(B
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint toys pictures fmt figures hdr-check install clean
+.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint cuda-12 toys pictures fmt figures hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
@@ -376,6 +391,10 @@ lint: deps-dev hdr-check
 	@scripts/check-style.sh
 	@/usr/bin/python3 scripts/architecture.py --check
 	@scripts/toys.py --places
+
+cuda-12:
+	@scripts/install-deps.sh cuda-12
+	@BUILD=$(BUILD) scripts/cuda-12.sh
 
 toys: deps
 	@BUILD=$(BUILD) scripts/toys.py

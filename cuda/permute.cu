@@ -269,15 +269,13 @@ __global__ void __launch_bounds__(PACK_THREADS) sum_parts_kernel(Rows<T> y, Rows
         for (int part = 0; part < parts; part++) {
             const Pack<T> v = load_pack<T, WIDE>(x.at(part * g.rows.capacity + p.row) + p.column, p.left);
             for (int i = 0; i < COUNT; i++) total[i] = to_float(v.v[i]);
-            bool carry = true;
 #pragma unroll
             for (int l = 0; l < PARTS_LEVELS; l++) {
-                const bool waits = part >> l & 1;
-                for (int i = 0; i < COUNT; i++) {
-                    if (carry && waits) total[i] = sum[l][i] + total[i];
-                    else if (carry) sum[l][i] = total[i];
+                if (!(part >> l & 1)) { /* nothing waits there */
+                    for (int i = 0; i < COUNT; i++) sum[l][i] = total[i];
+                    break;
                 }
-                carry = carry && waits;
+                for (int i = 0; i < COUNT; i++) total[i] = sum[l][i] + total[i];
             }
         }
         bool any = false;

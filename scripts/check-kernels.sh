@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What ptxas and the PTX say about the kernels, without a GPU (docs/gpu.md):
 #   - launches, shared memory and PTX stand in cuda/common.cuh alone
-#   - no kernel spills registers, on sm_80 and sm_90a
+#   - no kernel spills registers, on any architecture that there is object code for (Makefile: CUDA_ARCHS)
 #   - every kernel says by __launch_bounds__ how many threads its blocks have (the emulator holds launches to it), and a
 #     multiprocessor's 65,536 registers are enough for a block of so many
 #   - kernels that are bound by memory move 16 bytes at a time; attention runs on mma.sync m16n8k16

@@ -3,8 +3,8 @@
 # that installs it; as root it runs that command itself, with apt or dnf. It asks for nobody else's rights: whoever
 # wants that says `sudo make deps`.
 #
-#   scripts/install-deps.sh [dev|launchers]   dev adds what lint, sanitizers and benchmarks use, launchers what starts
-#                                             ranks (mpirun, Slurm, torchrun)
+#   scripts/install-deps.sh [dev|launchers|cuda-12]   dev adds what lint, sanitizers and benchmarks use, launchers what
+#                                             starts ranks (mpirun, Slurm, torchrun), cuda-12 what compiles by CUDA 12.4
 #
 # What counts is whether a header, program or library is found, not who put it there. CC and EXTRA_CFLAGS are make's.
 set -euo pipefail
@@ -48,6 +48,10 @@ command:slurmd       slurm-wlm           slurm-slurmd        -
 command:munged       munge               munge               -
 module:torch         python3-torch       python3-torch       pytorch
 EOT
+    cuda-12) cat <<'EOT' ;;
+clang:16             clang-19            clang               clang
+module:pip           python3-pip         python3-pip         pip
+EOT
     esac
 }
 
@@ -61,6 +65,8 @@ there() {
             ${CC:-gcc} ${EXTRA_CFLAGS:-} -E -P -x c - 2>/dev/null)
         [[ $found == *found* ]] ;;
     sanitizers:) set +f; compgen -G "$(clang -print-resource-dir 2>/dev/null)/lib/*/libclang_rt.asan*" >/dev/null ;;
+    clang:*) # one of this version or newer
+        clang-19 --version >/dev/null 2>&1 || [ "$(clang -dumpversion 2>/dev/null | cut -d. -f1)" -ge "$name" ] 2>/dev/null ;;
     library:*) python3 -c "import ctypes; ctypes.CDLL('$name')" 2>/dev/null ;;
     module:*) # of Debian's Python, which tests and benchmarks call (docs/ranks.md)
         /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$name'))" 2>/dev/null ;;

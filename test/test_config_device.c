@@ -21,6 +21,8 @@ TEST(a_gpu_by_the_name_that_its_driver_gives)
         { "NVIDIA GB200", "gb200", 2500 },
         { "NVIDIA L40S", "l40s", 362 },
         { "NVIDIA GeForce RTX 4090", "4090", 165.2 },
+        { "NVIDIA GeForce RTX 5090", "5090", 209.5 },
+        { "NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000", 500 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         DeviceFile f = { 0 };

@@ -103,8 +103,9 @@ static double peak_of(const char *device)
     static const struct {
         const char *part;
         double tflop_s;
-    } peaks[] = { { "H100 PCIe", 756 }, { "H100 NVL", 835 }, { "H100", 989 }, { "H200", 989 }, { "H800", 989 },
-                  { "GH200", 989 },     { "H20", 148 },      { "A100", 312 }, { "A800", 312 } };
+    } peaks[] = { { "H100 PCIe", 756 }, { "H100 NVL", 835 },  { "H100", 989 },  { "H200", 989 },     { "H800", 989 },
+                  { "GH200", 989 },     { "H20", 148 },       { "A100", 312 },  { "A800", 312 },     { "GB200", 2500 },
+                  { "B200", 2250 },     { "RTX 4090", 165.2 }, { "RTX 5090", 209.5 }, { "RTX PRO 6000", 500 } };
     for (size_t i = 0; i < sizeof peaks / sizeof *peaks; i++)
         if (strstr(device, peaks[i].part)) return peaks[i].tflop_s * 1e12;
     return 0;
