@@ -50,7 +50,7 @@ Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out)
 {
     Comm *g = rows_group(c);
     *out = (PendingSum){ .y = y, .done = g->beside };
-    c->s->dev->beside++;
+    c->s->dev->beside += g->size > 1;
     if (by_parts(g, partial)) return scatter_begin(c, g, partial, &out->parts, out->done);
     if (c->world->sp.size == 1) return comm_reduce_tree_f32(g, c->s, partial, out->done);
     return comm_reduce_scatter_tree_f32(g, c->s, y, partial, out->done);
@@ -59,7 +59,7 @@ Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out)
 Err reduce_rows_end(Ctx *c, PendingSum r)
 {
     Comm *g = rows_group(c);
-    c->s->dev->beside--;
+    c->s->dev->beside -= g->size > 1;
     TRY(stream_wait(c->s, r.done));
     if (!r.parts.data) return ERR_OK;
     return c->world->sp.size > 1 ? sum_parts_to(c, g, r.parts, r.y) : all_reduce_end(c, g, r.parts, r.y);
