@@ -35,6 +35,12 @@ done <<<"$cases"
 halves=$(($(grep -o '|' pairs.list | wc -l) * 2))
 check "pairs: $halves halves: $(grep -o 'rows beside.*' pairs.match)" grep -q "rows beside the other half: $((halves * 2 * 2 * 2)) a step" pairs.match
 check "data: one after the other" grep -q 'rows beside the other half: 0 a step' data.match
+# each of 32 tokens goes to 2 of the experts, half of the rows of 32 numbers to the other rank; all in a call
+check "pairs: bytes of rows" python3 - pairs/timeline.json <<'EOP'
+import json, sys
+sent = [e["args"]["KiB sent"] for e in json.load(open(sys.argv[1])) if e["name"] == "wait for rows"]
+sys.exit(not (sent and set(sent) == {32 * 2 * 32 * 4 // 2 // 1024}))
+EOP
 
 # ranks that read clocks of their own, hours apart
 cat >apart.sh <<'EOS'

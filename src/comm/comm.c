@@ -154,6 +154,7 @@ static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
     c->calls[r.kind]++;
     c->bytes[r.kind] += sent;
     c->sent_bytes += sent;
+    c->last_bytes = sent;
     event_reset(r.done);
     TRY(c->table->submit(c, &r));
     return done ? ERR_OK : stream_wait(s, &c->own);

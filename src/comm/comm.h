@@ -126,7 +126,8 @@ struct Comm {
     bool reads_lengths; /* an all-to-all of rows lets the host wait for its offsets: so does nccl */
     /* What this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
-    int64_t rows_most; /* what bytes of all-to-all would be at most: of all rows, each to another rank */
+    int64_t last_bytes; /* of the latest call */
+    int64_t rows_most;  /* what bytes of all-to-all would be at most: of all rows, each to another rank */
     /* null: bytes of calls beside which ops were issued before they were waited for; and what tells them (null.c) */
     int64_t beside_bytes, submitted, seen_bytes;
     CommOpen open[COMM_OPEN_MOST];

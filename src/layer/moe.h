@@ -102,7 +102,7 @@ DISPATCHERS(DISPATCHER_FUNCTIONS)
 /* That of the specification, or, where one rank has all experts, none of these. */
 const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c);
 /* Waits for a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
-Err moe_rows_end(Ctx *c);
+Err moe_rows_end(Ctx *c, const Comm *group);
 /* What all-to-all shares with others. */
 Err moe_learn_offsets(const Moe *m, Ctx *c, const MoeRows *t);
 Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);

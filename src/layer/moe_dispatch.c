@@ -51,10 +51,12 @@ static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local,
                                 c->moves.done);
 }
 
-Err moe_rows_end(Ctx *c)
+Err moe_rows_end(Ctx *c, const Comm *group)
 {
+    static const char *const names[] = { "KiB sent", NULL };
+    const TraceArgs args = { .names = names, .value = { (int32_t)(group->last_bytes >> 10) } };
     if (c->moves.other_half) TRY(c->moves.other_half(c->moves.pair));
-    trace_begin("wait for rows");
+    trace_begin_with("wait for rows", &args);
     Err err = stream_wait(c->s, c->moves.done);
     trace_end();
     return err;
@@ -63,7 +65,7 @@ Err moe_rows_end(Ctx *c)
 static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote)
 {
     TRY(move_rows_begin(m, c, t, local, remote, false));
-    return moe_rows_end(c);
+    return moe_rows_end(c, &c->world->tp_ep);
 }
 
 /* The offsets of all ranks [ranks, offsets], in scratch, and what they say of this rank's experts. */
@@ -149,7 +151,7 @@ Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 
 Err moe_bring_end(Ctx *c, const MovedRows *r)
 {
-    TRY(moe_rows_end(c));
+    TRY(moe_rows_end(c, &c->world->tp_ep));
     if (copies(c) == 1) return ERR_OK;
     return op(c->s, sum_parts, .y = r->local, .x = r->parts,
               .parts = copies(c)); /* the tree over tp_blocks, on */
@@ -183,7 +185,7 @@ static Err take_weighed(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
         TRY(comm_all_gather(group, c->s, weights, weight, NULL));
     }
     TRY(comm_all_gather(group, c->s, all, x, c->moves.done));
-    TRY(moe_rows_end(c));
+    TRY(moe_rows_end(c, &c->world->tp_ep));
     TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->learned,
            .weight = weights, .topk = m->spec->topk));
     arena_release(c->scratch, mark);

@@ -128,7 +128,7 @@ static Err move_stage(const Moe *m, Ctx *c, const MoeRows *t, const Stage *g)
                             .known = c->moves.known };
     TRY(comm_all_to_all_rows(g->group, c->s, &rows, g->from.dim[0],
                              g->from.dim[1] * dtype_size(g->from.dtype), c->moves.done));
-    return moe_rows_end(c);
+    return moe_rows_end(c, g->group);
 }
 
 /* got [H N, D] of x [N, D], ordered by source host. */
