@@ -316,14 +316,14 @@ static ncclResult_t first_call(Group *g, int i, char *memory)
 }
 
 /* Between this member and others. */
-static ncclResult_t first_messages(Group *g, NcclMessages who, char *memory)
+static ncclResult_t first_messages(Group *g, GroupMessages who, char *memory)
 {
     const int rank = g->host.rank, next = (rank + 1) % g->size, last = (rank + g->size - 1) % g->size;
     const size_t n = 16;
     ncclResult_t rc = nccl.GroupStart();
     if (rc) return rc;
     for (int m = 0; m < g->size && !rc; m++) {
-        if (m == rank || (who == NCCL_NEIGHBOURS && m != next && m != last)) continue;
+        if (m == rank || (who == MESSAGES_NEIGHBOURS && m != next && m != last)) continue;
         rc = nccl_queued(nccl.Send(memory, n, ncclUint8, m, g->comm, g->stream));
         if (!rc) rc = nccl_queued(nccl.Recv(memory + FIRST_BYTES + n * (size_t)m, n, ncclUint8, m, g->comm, g->stream));
     }
@@ -349,7 +349,7 @@ static ncclResult_t first_done(Group *g, double until)
     }
 }
 
-static Err connect_group(Group *g, NcclMessages messages)
+static Err connect_group(Group *g, GroupMessages messages)
 {
     NcclWorld *w = g->world;
     const double until = clock_s() + w->o.timeout_s;

@@ -493,7 +493,11 @@ EOP
 layout=(--world 4 parallel.tp=2 --device a100)
 plan "${layout[@]}" >plan.txt
 plan "${layout[@]}" --json >plan.json
-check "communicators count: $(grep fits plan.txt)" grep -q ", and up to 1.92 GiB for CUDA's libraries and 4 communicators)$" plan.txt
+check "communicators count: $(grep fits plan.txt)" grep -q ", and up to 2.36 GiB for CUDA's libraries and 4 communicators, with 1 pair of ranks on a host)$" plan.txt
+# experts of 64 ranks on 8 hosts: 7 others of the host by tp-ep, the same 7 by ep-host; in fp32 tp sends no messages
+check "pairs of ranks count" grep -q ", with 14 pairs of ranks on a host)$" \
+    <("$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100)
+check "no pairs without messages" grep -q "libraries and 4 communicators)$" <(plan "${layout[@]}" run.precision=fp32)
 check "JSON has what the table has: $(/usr/bin/python3 same.py plan.txt plan.json 2>&1 | tail -1)" /usr/bin/python3 same.py plan.txt plan.json
 
 # ---- FLOP of a token: the formula that mfu uses, with causal attention, is what the ops count

@@ -103,7 +103,7 @@ static Err open_rank(Rank *r, int rank, int size)
     TRY(gloo_world_open(host, &r->gloo));
     const NcclOptions o = { .rank = rank, .size = size, .gpu = rank, .timeout_s = TIMEOUT_S, .store = store };
     TRY(nccl_world_open(&o, &r->nccl));
-    TRY(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", members, size, (NcclUse){ .messages = NCCL_ALL_PAIRS }));
+    TRY(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", members, size, (NcclUse){ .messages = MESSAGES_ALL_PAIRS }));
     TRY(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CUDA, .index = rank }));
     TRY(device_alloc(&r->device, 2 * r->bytes, &memory));
     r->memory = memory;

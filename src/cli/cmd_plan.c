@@ -371,10 +371,14 @@ static void put_stages(const PlanTable *t)
 
 static void put_fit(const PlanTable *t)
 {
-    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[48] = "", sold[32] = "there";
-    const int count = world_groups(t->grid);
+    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[80] = "", sold[32] = "there";
+    const int count = world_groups(t->grid), pairs = plan_pairs(t);
     if (!t->target) return;
-    if (count) snprintf(groups, sizeof groups, " and %d communicator%s", count, count == 1 ? "" : "s");
+    int n =
+        count ? snprintf(groups, sizeof groups, " and %d communicator%s", count, count == 1 ? "" : "s") : 0;
+    if (pairs)
+        snprintf(groups + n, sizeof groups - (size_t)n, ", with %d pair%s of ranks on a host", pairs,
+                 pairs == 1 ? "" : "s");
     if (t->target->sold_gb > 0) snprintf(sold, sizeof sold, "%g GB", t->target->sold_gb);
     printf("\n  fits %s: %s (%s of %s, and up to %s for CUDA's libraries%s)\n", sold,
            plan_fits(t) ? "yes" : "no", units_bytes(a, plan_largest_total(t)),

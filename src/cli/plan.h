@@ -47,6 +47,7 @@ int64_t plan_largest_total(const PlanTable *t);
 bool plan_fits(const PlanTable *t);
 /* What CUDA, its libraries and NCCL's communicators take at most. */
 int64_t plan_library_bytes(const PlanTable *t);
+int plan_pairs(const PlanTable *t); /* of ranks on a host (world_pairs) */
 
 int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
 

@@ -23,6 +23,7 @@
 #define MEGATRAIN_COMM_GPU_H
 
 #include "comm/gloo.h"
+#include "comm/groups.h"
 
 typedef struct NcclWorld NcclWorld;
 
@@ -51,23 +52,22 @@ const char *nccl_asks_for_nvls(void);
  * run connects its groups before it looks at what is left.
  */
 enum { NCCL_GROUP_BYTES = 300 << 20 };
+/*
+ * What a pair of ranks on one host takes besides that send each other messages, on each of them: up to 32 channels of 12
+ * MiB. Seen with 8 H100: 3.28 GB for 7 others (NVIDIA/nccl#1685, 2025). NCCL_MAX_P2P_NCHANNELS makes it less. Between
+ * hosts buffers are shared by all pairs of a group.
+ */
+enum { NCCL_PAIR_BYTES = 448 << 20 };
 
 /* How many thread blocks, and so multiprocessors, a group's collectives take; 0: NCCL decides. */
 typedef struct {
     int min, max;
 } NcclCtas;
 
-/* Which members will send each other messages, or rows. In collectives all take part. */
-typedef enum {
-    NCCL_NO_MESSAGES,
-    NCCL_NEIGHBOURS /* r and r + 1, the last and the first */,
-    NCCL_ALL_PAIRS
-} NcclMessages;
-
 /* What a group is for. */
 typedef struct {
     NcclCtas ctas;
-    NcclMessages messages;
+    GroupMessages messages;
     int64_t pieces; /* that an all-to-all of rows has: members times chunks; 0: the group moves no rows */
 } NcclUse;
 

@@ -99,6 +99,18 @@ int world_groups(Grid g)
     return count;
 }
 
+int world_pairs(Grid g, bool sums_by_message, int host_ranks)
+{
+    const GridShape s = grid_shape(g);
+    int count = 0;
+    for (int kind = 0; kind < WORLD_COMMS; kind++) {
+        if (!is_opened(s, kind) || group_messages(s, kind, sums_by_message) != MESSAGES_ALL_PAIRS) continue;
+        for (int rank = 1; rank < host_ranks && rank < s.world; rank++)
+            count += group_of(s, kind, rank) == group_of(s, kind, 0);
+    }
+    return count;
+}
+
 Comm *world_copies(World *w) { return w->grid.cp > 1 ? &w->dp_cp : &w->dp; }
 
 Err world_open_self(World *w)

@@ -64,6 +64,9 @@ GridCoords grid_coords(Grid g, int rank);
 
 /* How many communicators of several ranks a World has on one device at most: all but the host's. */
 int world_groups(Grid g);
+/* How many of its communicators connect rank 0 with another rank of its host, each such pair counted, by messages
+ * (group_messages); hosts have so many ranks each. */
+int world_pairs(Grid g, bool sums_by_message, int host_ranks);
 
 Err world_open(World *w, Grid g, int rank, CommOpener opener); /* collective */
 Err world_open_self(World *w);

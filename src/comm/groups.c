@@ -166,6 +166,23 @@ void group_members(GridShape s, GroupKind kind, int index, int *members)
         members[i] = base + spread(&d, axes, true, member_index(s, kind, index / others, i));
 }
 
+GroupMessages group_messages(GridShape s, GroupKind kind, bool sums_by_message)
+{
+    switch (kind) {
+    case GROUP_TP: return sums_by_message && !s.sp ? MESSAGES_ALL_PAIRS : MESSAGES_NONE; /* else in sp */
+    case GROUP_SP:
+    case GROUP_KV: return sums_by_message ? MESSAGES_ALL_PAIRS : MESSAGES_NONE;
+    case GROUP_CP:
+    case GROUP_CP_HEADS:
+    case GROUP_CP_RING:
+    case GROUP_TP_EP:
+    case GROUP_EP_HOST:
+    case GROUP_EP_RAIL: return MESSAGES_ALL_PAIRS;
+    case GROUP_PP: return MESSAGES_NEIGHBOURS;
+    default: return MESSAGES_NONE;
+    }
+}
+
 int group_of(GridShape s, GroupKind kind, int rank)
 {
     const Digits d = digits_of(s, kinds[kind].expert);

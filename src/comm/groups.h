@@ -74,6 +74,16 @@ enum {
 
 const char *group_name(GroupKind kind); /* "tp", "dp-cp", ... */
 
+/* Which members of a group send each other messages, or rows of experts. In collectives all take part. */
+typedef enum {
+    MESSAGES_NONE,
+    MESSAGES_NEIGHBOURS /* r and r + 1, the last and the first */,
+    MESSAGES_ALL_PAIRS
+} GroupMessages;
+
+/* sums_by_message: tensor-parallel ranks add up rows that they send each other (layer/sums.c). */
+GroupMessages group_messages(GridShape s, GroupKind kind, bool sums_by_message);
+
 /* Does the shape divide the world, for dense layers and for experts? Without pp last, pipelines need edp = dp. */
 bool grid_fits(GridShape s);
 

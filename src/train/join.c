@@ -59,12 +59,6 @@ static NcclCtas dp_ctas(const Config *c)
                    beside);
 }
 
-/* Tensor-parallel ranks sum by messages what has 16 bits, and what leaves in bands. */
-static bool sums_by_message(const Config *c)
-{
-    return c->run.precision != RUN_PRECISION_FP32 || c->parallel.overlap_tp > 1;
-}
-
 static RanksOptions options_of(const Config *c, Grid grid)
 {
     return (
@@ -78,7 +72,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                        .staged = c->parallel.staged,
                        .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
                        .dp_ctas = dp_ctas(c),
-                       .sums_by_message = sums_by_message(c),
+                       .sums_by_message = spec_sums_by_message(c),
                        .any_order = c->run.reproducible == RUN_REPRODUCIBLE_OFF,
                        .row_pieces = c->moe.experts * c->parallel.etp,
                        .saver = c->checkpoint.async,

@@ -228,24 +228,21 @@ static Err connect_gpus(Ranks *r, const RanksOptions *o)
 
 static NcclUse use_of(const Ranks *r, GroupKind kind)
 {
-    const bool sums_here = r->sums_by_message && (kind != GROUP_TP || !r->world.grid.sp); /* else in sp */
+    NcclUse use = { .messages = group_messages(grid_shape(r->grid), kind, r->sums_by_message) };
     switch (kind) {
     case GROUP_TP:
     case GROUP_SP:
-    case GROUP_KV: return (NcclUse){ r->tp_ctas, sums_here ? NCCL_ALL_PAIRS : NCCL_NO_MESSAGES };
+    case GROUP_KV: use.ctas = r->tp_ctas; break;
     case GROUP_DP:
     case GROUP_DP_CP:
     case GROUP_STAGE_LOW:
-    case GROUP_STAGE_HIGH: return (NcclUse){ .ctas = r->dp_ctas };
-    case GROUP_PP: return (NcclUse){ .messages = NCCL_NEIGHBOURS };
-    case GROUP_CP:
-    case GROUP_CP_HEADS:
-    case GROUP_CP_RING: return (NcclUse){ .messages = NCCL_ALL_PAIRS };
+    case GROUP_STAGE_HIGH: use.ctas = r->dp_ctas; break;
     case GROUP_TP_EP:
     case GROUP_EP_HOST:
-    case GROUP_EP_RAIL: return (NcclUse){ .messages = NCCL_ALL_PAIRS, .pieces = r->row_pieces };
-    default: return (NcclUse){ 0 };
+    case GROUP_EP_RAIL: use.pieces = r->row_pieces; break;
+    default: break;
     }
+    return use;
 }
 
 /* The host's group carries what lies in host memory, whatever the device. */

@@ -286,6 +286,16 @@ static Err check_data(const Config *cfg)
 /* What a host is taken to have where nothing says it. */
 enum { RANKS_OF_A_HOST = 8 };
 
+int spec_host_ranks(const Config *cfg)
+{
+    return cfg->debug.ranks_per_host ? (int)cfg->debug.ranks_per_host : RANKS_OF_A_HOST;
+}
+
+bool spec_sums_by_message(const Config *cfg)
+{
+    return cfg->run.precision != RUN_PRECISION_FP32 || cfg->parallel.overlap_tp > 1;
+}
+
 static int64_t host_by_number(const void *ranks_of_a_host, int rank)
 {
     return rank / *(const int64_t *)ranks_of_a_host;
@@ -294,7 +304,7 @@ static int64_t host_by_number(const void *ranks_of_a_host, int rank)
 /* Hosts of the key, or those that a plan is for; a run without the key finds its own (ranks.c). */
 static Err spread_experts(const Config *cfg, Grid *grid)
 {
-    const int64_t said = cfg->debug.ranks_per_host, each = said ? said : RANKS_OF_A_HOST;
+    const int64_t said = cfg->debug.ranks_per_host, each = spec_host_ranks(cfg);
     if (cfg->moe.dispatcher != MOE_DISPATCHER_NODE || !grid->ep) return ERR_OK;
     grid->ep_hosts = grid_ep_hosts(*grid, host_by_number, &each);
     if (grid->ep_hosts) return ERR_OK;

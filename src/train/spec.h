@@ -29,6 +29,11 @@ LrSchedule lr_spec(const Config *cfg);
  */
 Err grid_spec(const Config *cfg, Grid *out);
 
+/* Ranks of a host as far as nobody has met: debug.ranks_per_host, else those of a usual host with GPUs. */
+int spec_host_ranks(const Config *cfg);
+/* Tensor-parallel ranks sum by messages what has 16 bits, and what leaves in bands. */
+bool spec_sums_by_message(const Config *cfg);
+
 /* The same of a configuration with mistakes, as the judge of a ConfigSource: ERR_OK where it goes by a doubtful key. */
 Err grid_judge(const Config *cfg, const bool doubtful[CFG_COUNT]);
 

@@ -85,9 +85,9 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
         OK(comm_open_staged(gpu, r->gloo, &r->part, "part", part, n));
     } else {
         OK(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", all_ranks, size,
-                          (NcclUse){ .ctas = { .min = 1 }, .messages = NCCL_ALL_PAIRS, .pieces = size * CASE_CHUNKS }));
+                          (NcclUse){ .ctas = { .min = 1 }, .messages = MESSAGES_ALL_PAIRS, .pieces = size * CASE_CHUNKS }));
         OK(comm_open_nccl(r->nccl, r->gloo, &r->part, "part", part, n,
-                          (NcclUse){ .ctas = { 1, 4 }, .messages = NCCL_ALL_PAIRS, .pieces = n * CASE_CHUNKS }));
+                          (NcclUse){ .ctas = { 1, 4 }, .messages = MESSAGES_ALL_PAIRS, .pieces = n * CASE_CHUNKS }));
     }
     comm_check_calls(&r->all, how.check);
     OK(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CUDA, .index = gpu }));
@@ -459,7 +459,7 @@ static Err open_grid_group(void *rank, Comm *c, GroupKind kind, const int *membe
 {
     Rank *r = rank;
     return comm_open_nccl(r->nccl, r->gloo, c, group_name(kind), members, size,
-                          (NcclUse){ .messages = NCCL_ALL_PAIRS });
+                          (NcclUse){ .messages = MESSAGES_ALL_PAIRS });
 }
 
 /* The groups of a pipeline: of a rank in the middle none is that of the ends. */
@@ -592,7 +592,7 @@ static void beside_products(int rank, int size, void *arg)
         if (how.staged) OK(comm_open_staged(0, r.gloo, group, "rows", all_ranks, size));
         else
             OK(comm_open_nccl(r.nccl, r.gloo, group, "rows", all_ranks, size,
-                              (NcclUse){ .messages = NCCL_ALL_PAIRS }));
+                              (NcclUse){ .messages = MESSAGES_ALL_PAIRS }));
         for (int bands = 1; bands <= size; bands *= 2) in_bands(&c, r.memory, rank, size, bands);
         comm_close(&world.sp);
         comm_close(&world.tp);
