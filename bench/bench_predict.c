@@ -325,9 +325,9 @@ static Err count_rank(const TrainSpec *spec, Grid grid, int rank, Count *out, Me
     Trainer t;
     TRY(trainer_plan(spec, grid, rank, plan));
     TRY(world_open_null(&world, grid, rank));
-    time_line_of(&world);
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, plan);
     forget_sent(&world);
+    time_line_of(&world);
     if (!err) err = one_step(&t, out);
     if (!err) count_sent(&world, plan);
     trainer_close(&t);

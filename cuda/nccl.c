@@ -415,9 +415,9 @@ Err comm_open_nccl(NcclWorld *w, GlooWorld *gloo, Comm *c, const char *name, con
     int slot = 0;
     pthread_mutex_lock(&w->lock);
     while (slot < GROUPS_MAX && w->groups[slot]) slot++;
-    if (!err && slot < GROUPS_MAX) w->groups[slot] = g;
+    ASSERT(slot < GROUPS_MAX);
+    if (!err) w->groups[slot] = g;
     pthread_mutex_unlock(&w->lock);
-    if (!err && slot == GROUPS_MAX) err = err_set(ERR_CONFIG, "more than %d groups", (int)GROUPS_MAX);
     if (err) comm_close(c);
     return err;
 }

@@ -66,6 +66,7 @@ static bool is_fit(void *library, const char *path)
 static bool load(const char *path)
 {
     void *library = open_library(path);
+    if (!library && *look_up.why) return false; /* what is wrong with one that is there says more */
     if (!library) return snprintf(look_up.why, sizeof look_up.why, "%.200s", dlerror()), false;
     if (is_fit(library, path)) return true;
     close_library(library);
@@ -105,9 +106,15 @@ static bool load_from(const char *variable, const char *below)
     return folder && *folder && load_any(folder, below);
 }
 
+/* Who names a folder wants no other library. */
 static bool search(void)
 {
-    return load_from("NCCL_HOME", "/lib") || load(SONAME) || load_from("CONDA_PREFIX", "/lib") ||
+    const char *home = getenv("NCCL_HOME");
+    if (home && *home) {
+        snprintf(look_up.why, sizeof look_up.why, "NCCL_HOME: no " SONAME " in %.180s/lib", home);
+        return load_any(home, "/lib");
+    }
+    return load(SONAME) || load_from("CONDA_PREFIX", "/lib") ||
            load_from_python() || load_from("NVHPC_ROOT", "/comm_libs/nccl/lib") ||
            load_any("/opt/nvidia/hpc_sdk", "/Linux_*/*/comm_libs/nccl/lib");
 }

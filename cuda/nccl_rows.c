@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/trace.h"
 #include "nccl_world.h"
 
 /* Where pieces begin, and where the last one ends. Between these the device has the offsets of a piece's parts. */
@@ -20,6 +21,13 @@ static Err copy_offsets(Group *g, const int64_t *offset, int64_t pieces, int64_t
     return cuda_check(cudaMemcpy2DAsync(host, sizeof *host, offset, pitch, sizeof *host, (size_t)pieces + 1,
                                         cudaMemcpyDeviceToHost, g->reading),
                       "reading where rows begin");
+}
+
+/* The stream for reading waits. (stream_wait would time it as a stall of the compute stream.) */
+static Err wait_on_stream(Group *g, Device *dev, Event *known)
+{
+    Stream reading = { dev, g->reading };
+    return known->marked ? known->marks->stream_wait(&reading, known->mark) : ERR_OK;
 }
 
 /* A device that works for lost ranks comes to an end, too: their groups are aborted. */
@@ -49,12 +57,14 @@ Err nccl_read_rows(Group *g, CommRequest *r)
     CommRows *x = &r->rows;
     const int64_t local = g->size / x->copies * x->chunks, remote = g->size * x->chunks;
     int64_t *const host[2] = { g->offsets, g->offsets + local + 1 };
-    Stream reading = { r->stream->dev, g->reading };
     ASSERT(local + remote + 2 <= g->offset_count);
-    if (x->known) TRY(stream_wait(&reading, x->known));
+    if (x->known) TRY(wait_on_stream(g, r->stream->dev, x->known));
     TRY(copy_offsets(g, x->local_offset, local, x->stride, host[0]));
     TRY(copy_offsets(g, x->remote_offset, remote, x->stride, host[1]));
-    TRY(wait_for_offsets(g));
+    trace_begin("wait for numbers of rows");
+    const Err err = wait_for_offsets(g);
+    trace_end();
+    TRY(err);
     x->local_offset = host[0];
     x->remote_offset = host[1];
     x->stride = 1;

@@ -15,7 +15,7 @@
 #include "device_cuda.h"
 #include "nccl_api.h"
 
-enum { GROUPS_MAX = 16, FLIGHTS = 256, NAP_US = 200, WHY_BYTES = 256 };
+enum { GROUPS_MAX = WORLD_COMMS, FLIGHTS = 256, NAP_US = 200, WHY_BYTES = 256 };
 
 /* ---- the library (nccl_library.c) ---- */
 

@@ -162,6 +162,14 @@ check "and in how many" grep -qF "the most that can come 256; beyond it in 2 pie
     <("$mt" plan --config "$ini" "${small[@]}" train.micro_batch=2 parallel.ep=2 moe.slack=1 moe.overflow=redo --world 2 2>&1)
 expect 2 "raise parallel.seq_blocks, train.micro_batch or moe.slack" "$mt" plan --config "$ini" "${small[@]}" --world 2 \
     parallel.ep=2 train.micro_batch=1 parallel.seq_blocks=1 moe.slack=1 moe.overflow=redo
+# what GPUs have room for where nothing is said is never what a start is refused for
+plan_on_gpus() { # SCHEDULE: what is said of slack
+    "$mt" plan --config "$ini" "${small[@]}" run.device=cuda --world 16 parallel.pp=2 parallel.ep=8 moe.experts=8 \
+        train.micro_batch=2 train.global_batch=64 run.reproducible=run optim.clip=0 model.tied=false parallel.schedule="$1" 2>&1 | grep -c "slack"
+}
+for schedule in $("$mt" simulate --schedule none --stages 2 --microbatches 4 2>&1 | sed -n 's/^hint: schedules: \(.*\);.*/\1/p') 2bw+split; do
+    check "$schedule on GPUs: no word of slack" [ "$(plan_on_gpus "$schedule")" -eq 0 ]
+done
 ranks loose parallel.ep=2 train.micro_batch=2 moe.slack=1 moe.overflow=drop run.reproducible=run
 check "or drops rows, and counts them: $(tail -1 loose.err)" \
     [ "$(dropped loose | grep -cE '\[[1-9][0-9]*,[1-9][0-9]*$')" -eq 6 ]

@@ -69,11 +69,11 @@ stand_in loader 22807
 found "NCCL_HOME" "2.21.5 .*/home/lib$l" NCCL_HOME="$PWD/home"
 found "the loader" "2.28.7 .*/loader$l" "$loader"
 found "NCCL_HOME goes before the loader" "2.21.5 .*/home/lib$l" NCCL_HOME="$PWD/home" "$loader"
-found "NCCL_HOME without one" "2.28.7 .*/loader$l" NCCL_HOME="$PWD/none" "$loader"
+found "NCCL_HOME without one" "NCCL_HOME: no libnccl.so.2 in .*/none/lib" NCCL_HOME="$PWD/none" "$loader"
 stand_in old/lib 22005
 stand_in short/lib 22809 "AllGather AllReduce"
-found "one that is too old is passed over" "2.28.7 .*/loader$l" NCCL_HOME="$PWD/old" "$loader"
-found "one with too few functions is passed over" "2.28.7 .*/loader$l" NCCL_HOME="$PWD/short" "$loader"
+found "NCCL_HOME with one that is too old" ".*/old/lib$l is NCCL 2.20.5; 2.21 or newer is needed" NCCL_HOME="$PWD/old" "$loader"
+found "NCCL_HOME with one of too few functions" ".*/short/lib$l has no nccl[A-Z].*" NCCL_HOME="$PWD/short" "$loader"
 # (the loader may find one of this machine's: an old one hides it)
 loader=LD_LIBRARY_PATH=$PWD/old/lib
 packages=venv/lib/python3.12/site-packages/nvidia/nccl/lib

@@ -483,7 +483,7 @@ text, j = open(sys.argv[1]).read(), json.load(open(sys.argv[2]))
 numbers = lambda name: [int(n.replace(",", "")) for n in re.findall(r" ([\d,]+) +[\d.]+ [KMGT]?i?B", re.search(rf"^ +{name} .*", text, re.M)[0] + " ")]
 rows = {"weights": r"weights \(fp32\)", "gradients": "gradients", "moments": "moments", "saves": "saves between", "scratch": "scratch of",
         "total": "total", "op_bytes": "bytes read", "comm_bytes": "bytes sent",
-        "comm_beside_ops": " of it beside ops"}
+        "comm_beside_ops": " of it beside ops of a unit"}
 bad = [k for k, name in rows.items() if numbers(name) != [r[k] for r in j["ranks"]] or not j["ranks"]]
 bad += [] if j["largest_total"] == max(r["total"] for r in j["ranks"]) and j["world"] == 4 and j["tp"] == 2 and j["dp"] == 2 else ["head"]
 bad += [] if f'{j["parameters"]:,} parameters' in text and j["fits"] is True and j["device"] == "a100" else ["device"]

@@ -143,7 +143,9 @@ static void check_devices(void)
                gpu.runtime % 100 / 10);
     if (!gpus)
         printf("no gpu       %s%s\n", why,
-               device_has_cuda() ? "" : "; to have one, install the CUDA toolkit (13) and run make again");
+               device_has_cuda()
+                   ? ""
+                   : "; to have one, install the CUDA toolkit (12.4 or newer) and run make again");
     const char *missing = "";
     const bool no_blas = gpus && !device_cuda_blas(&missing);
     advise(no_blas,
@@ -163,10 +165,9 @@ static void check_devices(void)
            "%s asks NCCL for NVLS, whose sums do not repeat: runs on several GPUs refuse it without "
            "run.reproducible=off; unset it",
            asks);
-    advise(
-        driver[0] && !device_has_cuda(),
-        "there is an NVIDIA GPU, but this build has no CUDA backend: install the CUDA toolkit (13) and run "
-        "make again");
+    advise(driver[0] && !device_has_cuda(), "there is an NVIDIA GPU, but this build has no CUDA backend: "
+                                            "install the CUDA toolkit (12.4 or newer) and run "
+                                            "make again");
     advise(driver[0] && device_has_cuda() && !gpus,
            "there is an NVIDIA driver, but no GPU to use: %s (nvidia-smi should list them)", why);
 }

@@ -77,7 +77,7 @@ const PlanFigure plan_memory[] = {
 const PlanFigure plan_work[] = {
     { "op_bytes", "bytes read and written by ops", "op bytes", FIELD(op_bytes) },
     { "comm_bytes", "bytes sent to other ranks", "sent", FIELD(comm_bytes) },
-    { "comm_beside_ops", "  of it beside ops", "beside ops", FIELD(comm_beside) },
+    { "comm_beside_ops", "  of it beside ops of a unit", "beside ops", FIELD(comm_beside) },
     { "flop", "FLOP of the ops", "FLOP", flop, .is_count = true },
     { NULL },
 };

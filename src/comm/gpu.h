@@ -54,8 +54,8 @@ const char *nccl_asks_for_nvls(void);
 enum { NCCL_GROUP_BYTES = 300 << 20 };
 /*
  * What a pair of ranks on one host takes besides that send each other messages, on each of them: up to 32 channels of
- * 12 MiB. Seen with 8 H100: 3.28 GB for 7 others (NVIDIA/nccl#1685, 2025). NCCL_MAX_P2P_NCHANNELS makes it less. Between
- * hosts buffers are shared by all pairs of a group.
+ * 12 MiB. 8 H100 were seen to take 3.28 GB each for the 7 others (NVIDIA/nccl#1685, 2025). NCCL_MAX_P2P_NCHANNELS
+ * makes it less. Between hosts buffers are shared by all pairs of a group.
  */
 enum { NCCL_PAIR_BYTES = 448 << 20 };
 

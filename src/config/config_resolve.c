@@ -199,23 +199,40 @@ static void resolve_batch(ConfigReader *r)
     r->bad[CFG_train_global_batch] = true;
 }
 
+/* With '+split' behind it, too. */
+static bool schedule_is(const Config *c, const char *name)
+{
+    const size_t n = strcspn(c->parallel.schedule, "+");
+    return strlen(name) == n && !strncmp(c->parallel.schedule, name, n);
+}
+
 /* The least slack with which a step can be done again in pieces (moe.overflow): a sequence block of each rank has room
  * wherever its rows go. */
 static double least_slack(const Config *c)
 {
-    const int64_t cuts = c->parallel.cp * c->parallel.slices * (c->parallel.sp ? c->parallel.tp : 1);
+    const int64_t parts = schedule_is(c, "chimera-bhalf") ? 2 : 1; /* of a micro-batch, one by one */
+    const int64_t cuts = c->parallel.cp * c->parallel.slices * (c->parallel.sp ? c->parallel.tp : 1) * parts;
     const int64_t own = c->moe.experts / c->parallel.ep, most = own < c->moe.topk ? own : c->moe.topk;
     const double blocks =
         (double)(c->train.micro_batch * c->parallel.seq_blocks) / (double)cuts; /* of a rank */
     return (double)(most * c->parallel.ep) / (blocks * (double)c->moe.topk);
 }
 
+/* What these have updated cannot be done again. (Other schedules update once a step.) */
+static bool updates_in_step(const Config *c)
+{
+    static const char *const names[] = { "pipedream", "pipedream-vertical", "2bw" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (schedule_is(c, names[i])) return true;
+    return false;
+}
+
 /* Memory of a GPU is for the rows that usually come, and a step with more takes longer. */
 static void resolve_room(ConfigReader *r)
 {
     Config *c = r->config;
-    const bool bounded =
-        c->moe.experts && c->run.device == RUN_DEVICE_CUDA && c->parallel.ep * c->parallel.etp > 1;
+    const bool bounded = c->moe.experts && c->run.device == RUN_DEVICE_CUDA &&
+                         c->parallel.ep * c->parallel.etp > 1 && !updates_in_step(c);
     const double least = bounded ? least_slack(c) : 0;
     FILL(-1, moe, slack, bounded ? (least > 2 ? least : 2) : 0, CFG_run_device);
     if (!bounded || c->moe.slack < least || c->origin[CFG_moe_overflow].kind != ORIGIN_DEFAULT) return;

@@ -150,6 +150,14 @@ static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
     return fits;
 }
 
+/* As if no step had been before: what goes on beside ops then is that of the units alone. */
+static Err forget_steps(Trainer *t)
+{
+    TRY(trainer_settle(t));
+    for (int r = 0; r < t->params.replicas; r++) ddp_forget(&t->ddp[r]);
+    return ERR_OK;
+}
+
 /* Work of a step of the walked units; w NULL: of all. */
 static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
 {
@@ -159,7 +167,8 @@ static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
     part.action = calloc((size_t)whole.count, sizeof *part.action);
     if (!part.action) return err_set(ERR_MEMORY, "no memory for a list of %d actions", whole.count);
     filter(w, &whole, &part);
-    Err err = work_so_far(t, &before);
+    Err err = forget_steps(t);
+    if (!err) err = work_so_far(t, &before);
     *list = part;
     if (!err) err = trainer_step(t, (TokenSource){ 0 }, &report);
     *list = whole;

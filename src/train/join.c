@@ -59,24 +59,29 @@ static NcclCtas dp_ctas(const Config *c)
                    beside);
 }
 
+static NcclCtas tp_ctas(const Config *c)
+{
+    return ctas_of((NcclCtas){ (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
+                   c->parallel.overlap_tp > 1);
+}
+
 static RanksOptions options_of(const Config *c, Grid grid)
 {
-    return (
-        RanksOptions){ .grid = grid,
-                       .timeout_s = c->parallel.timeout_s,
-                       .freeze_s = c->parallel.freeze_s,
-                       .stall_s = c->parallel.stall_s,
-                       .delay_ms = (int)c->debug.comm_delay_ms,
-                       .check_calls = c->debug.comm_check,
-                       .cuda = c->run.device == RUN_DEVICE_CUDA,
-                       .staged = c->parallel.staged,
-                       .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
-                       .dp_ctas = dp_ctas(c),
-                       .sums_by_message = spec_sums_by_message(c),
-                       .any_order = c->run.reproducible == RUN_REPRODUCIBLE_OFF,
-                       .row_pieces = c->moe.experts * c->parallel.etp,
-                       .saver = c->checkpoint.async,
-                       .by_hosts = c->moe.dispatcher == MOE_DISPATCHER_NODE && !c->debug.ranks_per_host };
+    return (RanksOptions){ .grid = grid,
+                           .timeout_s = c->parallel.timeout_s,
+                           .freeze_s = c->parallel.freeze_s,
+                           .stall_s = c->parallel.stall_s,
+                           .delay_ms = (int)c->debug.comm_delay_ms,
+                           .check_calls = c->debug.comm_check,
+                           .cuda = c->run.device == RUN_DEVICE_CUDA,
+                           .staged = c->parallel.staged,
+                           .tp_ctas = tp_ctas(c),
+                           .dp_ctas = dp_ctas(c),
+                           .sums_by_message = spec_sums_by_message(c),
+                           .any_order = c->run.reproducible == RUN_REPRODUCIBLE_OFF,
+                           .row_pieces = c->moe.experts * c->parallel.etp,
+                           .saver = c->checkpoint.async,
+                           .by_hosts = c->moe.dispatcher == MOE_DISPATCHER_NODE && !c->debug.ranks_per_host };
 }
 
 /* Did the launcher give all ranks the words that this one has? What it gave may begin with those of a wrapper. */
@@ -115,7 +120,6 @@ Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder
     TRY(dump_config(cfg, text));
     if (boot->size > 1) TRY(facts_of(cfg, *text, &facts));
     RanksOptions o = options_of(cfg, grid);
-    o.tp_ctas = ctas_of(o.tp_ctas, cfg->parallel.overlap_tp > 1);
     o.stop = stop;
     o.folder = folder;
     o.facts = facts;
