@@ -162,8 +162,7 @@ static void put_hosts(const PlanTable *t)
         inside = max64(inside, p->comm[GROUP_EP_HOST][COMM_ALL_TO_ALL_ROWS].bytes + results * (here - 1));
     }
     printf("hosts   %d for each %d ranks with experts: a token's row goes to %.2f of them (even routing), at "
-           "most to "
-           "%lld; of a step's rows and results %s cross the network, %s stay on a host\n",
+           "most to %lld; of a step's rows and results %s cross the network, %s stay on a host\n",
            cut.hosts, ranks, moe_even_hosts(&cut), (long long)(limits.crossing / cut.rows),
            units_bytes(a, network), units_bytes(b, inside));
 }

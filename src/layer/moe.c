@@ -213,8 +213,8 @@ static Err moe_forward(const void *own, Ctx *c, Tensor x_ND, Tensor y_ND, void *
     TRY(rows_alloc(m, c, save, &t));
     TRY(route(m, c, x_ND, &t));
     if (!c->mode.retry_in_pieces) TRY(moe_learn_piece(m, c, &t));
-    TRY(shared_forward(m, c, x_ND, save,
-                       &t)); /* the device has it to do while the host waits for numbers of rows */
+    /* What the device has to do while the host waits for numbers of rows. */
+    TRY(shared_forward(m, c, x_ND, save, &t));
     TRY(pieces_forward(m, c, x_ND, y_ND, &t));
     return shared_add(m, c, y_ND, &t);
 }

@@ -52,7 +52,8 @@ static int64_t host_of(const void *places, int rank)
 }
 
 /* Experts' rows are to cross the network host by host: over the hosts that there are. */
-static Err spread_experts(Ranks *r, const Place *places)
+/* By the hosts on which the ranks are. */
+static Err spread_over_hosts(Ranks *r, const Place *places)
 {
     char runs[256] = "";
     int used = 0;
@@ -66,8 +67,7 @@ static Err spread_experts(Ranks *r, const Place *places)
     }
     err_set(ERR_CONFIG,
             "moe.dispatcher=node: hosts have unequal parts of a group of ep x etp = %d x %d ranks, or a part "
-            "of an "
-            "expert without the others: ranks %s%s",
+            "of an expert without the others: ranks %s%s",
             r->grid.ep, r->grid.etp, runs, used < (int)sizeof runs - 80 ? "" : ", ...");
     return err_hint("start as many ranks on each host, neighbours together; or moe.dispatcher=alltoall");
 }
@@ -99,7 +99,7 @@ static Err count_hosts(Ranks *r, const RanksOptions *o)
         for (int q = 0; q < p && !known; q++) known = !strcmp(places[q].host, places[p].host);
         r->hosts += !known;
     }
-    if (!err && o->by_hosts) err = spread_experts(r, places);
+    if (!err && o->by_hosts) err = spread_over_hosts(r, places);
     free(places);
     return err;
 }

@@ -312,8 +312,7 @@ static Err spread_experts(const Config *cfg, Grid *grid)
     if (!said) return ERR_OK;
     err_set(ERR_CONFIG,
             "moe.dispatcher=node: with debug.ranks_per_host=%lld hosts have unequal parts of a group of ep x "
-            "etp = "
-            "%d x %d ranks, or a part of an expert without the others",
+            "etp = %d x %d ranks, or a part of an expert without the others",
             (long long)said, grid->ep, grid->etp);
     err_take("moe.dispatcher=alltoall debug.ranks_per_host=0");
     return err_take("debug.ranks_per_host=0");
