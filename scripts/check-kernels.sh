@@ -50,6 +50,7 @@ mla_move_kernel<[^,]*,false,                - rows that are not aligned
 embedding_(count|place|keys)_kernel         - 24 bytes a token and pass, beside rows of D elements
 permute_(count|scan|place)_kernel           - 20 bytes a choice, beside rows of D elements
 choice_drop_kernel                          - numbers and weights of choices, beside rows of D elements
+choice_groups_kernel                        - 8 bytes a choice, beside rows of D elements
 room_limits_kernel                          - a number an expert and rank
 dispatch_scan_kernel                        - a number a run of rows
 dispatch_choices_kernel                     - 4 bytes a row, beside rows of D elements
