@@ -635,6 +635,8 @@ static const Rule rules[] = {
       "only device=cuda has NCCL", 1 },
     { "parallel.nccl.dp.max_ctas=5", "parallel.nccl.dp.max_ctas=5 run.device=cuda",
       "only device=cuda has NCCL", 1 },
+    { "run.device=cuda parallel.pp=2 parallel.schedule=gems+split parallel.overlap_grad=true",
+      "run.device=cuda parallel.pp=2 parallel.schedule=gems+split", "must not queue behind them", 2 },
     { "run.device=cuda parallel.pp=2 parallel.schedule=gems parallel.overlap_grad=true",
       "run.device=cuda parallel.pp=2 parallel.schedule=gems", "must not queue behind them", 2 },
     { "parallel.staged=true", "parallel.staged=true run.device=cuda", "only device=cuda has another way", 1 },

@@ -199,8 +199,7 @@ static void resolve_batch(ConfigReader *r)
     r->bad[CFG_train_global_batch] = true;
 }
 
-/* With '+split' behind it, too. */
-static bool schedule_is(const Config *c, const char *name)
+bool config_schedule_is(const Config *c, const char *name)
 {
     const size_t n = strcspn(c->parallel.schedule, "+");
     return strlen(name) == n && !strncmp(c->parallel.schedule, name, n);
@@ -210,7 +209,7 @@ static bool schedule_is(const Config *c, const char *name)
  * wherever its rows go. */
 static double least_slack(const Config *c)
 {
-    const int64_t parts = schedule_is(c, "chimera-bhalf") ? 2 : 1; /* of a micro-batch, one by one */
+    const int64_t parts = config_schedule_is(c, "chimera-bhalf") ? 2 : 1; /* of a micro-batch, one by one */
     const int64_t cuts = c->parallel.cp * c->parallel.slices * (c->parallel.sp ? c->parallel.tp : 1) * parts;
     const int64_t own = c->moe.experts / c->parallel.ep, most = own < c->moe.topk ? own : c->moe.topk;
     const double blocks =
@@ -223,7 +222,7 @@ static bool updates_in_step(const Config *c)
 {
     static const char *const names[] = { "pipedream", "pipedream-vertical", "2bw" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (schedule_is(c, names[i])) return true;
+        if (config_schedule_is(c, names[i])) return true;
     return false;
 }
 
@@ -262,7 +261,7 @@ static void resolve_run(ConfigReader *r)
     FILL(-1, run, graphs, !cpu && c->derived.world_size == 1, CFG_run_device);
     FILL(-1, run, autotune, !cpu, CFG_run_device);
     const bool copies = c->derived.dp * c->parallel.cp > 1; /* of dense weights: their gradients are summed */
-    const bool gems = !strcmp(c->parallel.schedule, "gems"); /* refused beside it (config.def) */
+    const bool gems = config_schedule_is(c, "gems");        /* refused beside it (config.def) */
     FILL(-1, parallel, overlap_grad, !cpu && copies && !gems, CFG_run_device);
     FILL(-1, parallel, overlap_param, !cpu && copies && c->parallel.zero, CFG_run_device);
     FILL(0, parallel, overlap_tp, cpu ? 1 : bands_beside_products(c), CFG_run_device);
