@@ -21,7 +21,6 @@ typedef struct {
     double until[WORLD_COMMS];   /* how far each communicator has */
     double end[TIME_LINE_CALLS]; /* of each call */
     int calls;
-    int64_t sent[WORLD_COMMS];
 } TimeLine;
 
 static TimeLine *time_line;
@@ -62,10 +61,9 @@ static inline Err time_line_submit(Comm *c, const CommRequest *r)
     event_complete(r->done, ERR_OK, "");
     if (!time_line || c->size == 1) return ERR_OK;
     const int group = (int)(c - (Comm *)c->impl);
-    const double bytes = (double)(c->sent_bytes - time_line->sent[group]);
     double *until = &time_line->until[group];
-    time_line->sent[group] = c->sent_bytes;
-    *until = (*until > time_line->now ? *until : time_line->now) + bytes / time_line->link + time_line->call_s;
+    const double takes = (double)c->last_bytes / time_line->link + time_line->call_s;
+    *until = (*until > time_line->now ? *until : time_line->now) + takes;
     ASSERT(time_line->calls < TIME_LINE_CALLS);
     time_line->end[time_line->calls++] = *until;
     r->done->marks = &marks;

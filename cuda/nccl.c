@@ -14,6 +14,14 @@
 
 /* ---- calls ---- */
 
+ncclResult_t nccl_message(Group *g, bool send, int peer, void *data, int64_t bytes)
+{
+    const size_t n = (size_t)bytes;
+    if (!n) return ncclSuccess;
+    return nccl_queued(send ? nccl.Send(data, n, ncclUint8, peer, g->comm, g->stream)
+                            : nccl.Recv(data, n, ncclUint8, peer, g->comm, g->stream));
+}
+
 /* One group, in which all messages make progress together. Empty ones move nothing, on both ends. */
 static ncclResult_t enqueue_messages(Group *g, const CommRequest *r)
 {
@@ -21,10 +29,7 @@ static ncclResult_t enqueue_messages(Group *g, const CommRequest *r)
     if (rc) return rc;
     for (int i = 0; i < r->message_count && !rc; i++) {
         const CommMessage *m = &r->messages[i];
-        const size_t n = (size_t)m->bytes;
-        if (!n) continue;
-        rc = nccl_queued(m->send ? nccl.Send(m->data, n, ncclUint8, m->peer, g->comm, g->stream)
-                            : nccl.Recv(m->data, n, ncclUint8, m->peer, g->comm, g->stream));
+        rc = nccl_message(g, m->send, m->peer, m->data, m->bytes);
     }
     const ncclResult_t ended = nccl.GroupEnd();
     return rc ? rc : ended;

@@ -84,12 +84,9 @@ static ncclResult_t copy_own(Group *g, const CommRequest *r)
     return ncclSuccess;
 }
 
-static ncclResult_t message(Group *g, bool send, int member, CommPiece piece)
+static ncclResult_t send_or_receive(Group *g, bool send, int member, CommPiece piece)
 {
-    if (!piece.bytes) return ncclSuccess;
-    const size_t n = (size_t)piece.bytes;
-    return nccl_queued(send ? nccl.Send(piece.data, n, ncclUint8, member, g->comm, g->stream)
-                            : nccl.Recv(piece.data, n, ncclUint8, member, g->comm, g->stream));
+    return nccl_message(g, send, member, piece.data, piece.bytes);
 }
 
 /* (A sender's chunks are in the receiver's order: messages between two members match one by one.) */
@@ -100,8 +97,8 @@ ncclResult_t nccl_enqueue_rows(Group *g, const CommRequest *r)
     if (rc) return rc;
     for (int m = 0; m < g->size && !rc; m++)
         for (int64_t chunk = 0; m != g->host.rank && chunk < r->rows.chunks && !rc; chunk++) {
-            rc = message(g, true, m, comm_piece_out(r, g->size, m, chunk));
-            if (!rc) rc = message(g, false, m, comm_piece_in(r, g->size, m, chunk));
+            rc = send_or_receive(g, true, m, comm_piece_out(r, g->size, m, chunk));
+            if (!rc) rc = send_or_receive(g, false, m, comm_piece_in(r, g->size, m, chunk));
         }
     const ncclResult_t ended = nccl.GroupEnd();
     return rc ? rc : ended;

@@ -74,12 +74,12 @@ static TinyRun run_of(TrainSpec spec, Layout l, int steps)
     return r;
 }
 
+static int steps_of(int steps) { return mode_is("brief") ? 2 : steps; }
 static bool in_few(void) { return mode_is("short") || mode_is("brief"); }
 
 static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, double *last)
 {
-    if (mode_is("brief")) steps = 2;
-    TinyRun r = run_of(spec, l, steps);
+    TinyRun r = run_of(spec, l, steps_of(steps));
     tiny_train(&r);
     CHECK_MSG(r.err == ERR_OK, "%s", r.message);
     *first = r.loss[0];
@@ -437,7 +437,7 @@ static const Layout hosts[] = {
 
 static TinyRun run_on_hosts(TrainSpec spec, Layout l, Err (*before)(Trainer *t, void *user))
 {
-    TinyRun r = run_of(spec, l, mode_is("brief") ? 2 : SHORT_STEPS);
+    TinyRun r = run_of(spec, l, steps_of(SHORT_STEPS));
     r.before = before;
     tiny_train(&r);
     CHECK_MSG(r.err == ERR_OK, "%s", r.message);
@@ -446,7 +446,7 @@ static TinyRun run_on_hosts(TrainSpec spec, Layout l, Err (*before)(Trainer *t, 
 
 static void check_on_hosts(TrainSpec spec, int every, Err (*before)(Trainer *t, void *user))
 {
-    TinyRun whole = run_of(spec, reference, mode_is("brief") ? 2 : SHORT_STEPS);
+    TinyRun whole = run_of(spec, reference, steps_of(SHORT_STEPS));
     whole.before = before;
     tiny_train(&whole);
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
@@ -641,7 +641,7 @@ TEST(slack_worst_case_redone) { check_redone(tiny_mixture(TINY_MIXTRAL, 2), equa
 /* On hosts the rows that a rank passes on have room for an even share, too: an overflow there alone is seen and redone. */
 static void check_redone_on_hosts(TrainSpec spec, Err (*before)(Trainer *t, void *user), bool all_retried)
 {
-    TinyRun whole = run_of(spec, reference, mode_is("brief") ? 2 : SHORT_STEPS);
+    TinyRun whole = run_of(spec, reference, steps_of(SHORT_STEPS));
     whole.before = before;
     tiny_train(&whole);
     spec.model.moe.capacity.slack = 1;

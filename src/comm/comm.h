@@ -129,7 +129,7 @@ struct Comm {
     int64_t last_bytes; /* of the latest call */
     int64_t rows_most;  /* what bytes of all-to-all would be at most: of all rows, each to another rank */
     /* null: bytes of calls beside which ops were issued before they were waited for; and what tells them (null.c) */
-    int64_t beside_bytes, submitted, seen_bytes;
+    int64_t beside_bytes, submitted;
     CommOpen open[COMM_OPEN_MOST];
     Event own;                      /* completes calls that have no event */
     Event pending;                  /* completes the one call that goes on while its caller works, */

@@ -91,12 +91,13 @@ static Err order_rows(Ctx *c, Tensor index, Groups g, int64_t rows, Order *o)
 
 /* All three, so that a transport that needs their offsets on the host waits for them once. */
 typedef struct {
+    MoeLimits limits;
     Order by_host, arrived, by_expert;
 } Way;
 
 static Err learn_way(const Moe *m, Ctx *c, const MoeRows *t, Way *w)
 {
-    const MoeLimits limits = moe_limits_of(m, c);
+    const MoeLimits limits = w->limits = moe_limits_of(m, c);
     const int64_t experts = host_experts(m, c), first = c->world->ep_rail.rank * experts;
     const Tensor all = learned_choices(m, c, t), own = own_slot(c, all, rail_tokens(c));
     TRY(order_rows(c, own, (Groups){ .own = experts, .count = hosts(c) }, limits.crossing, &w->by_host));
@@ -134,12 +135,11 @@ static Err move_stage(const Moe *m, Ctx *c, const MoeRows *t, const Stage *g)
 /* got [H N, D] of x [N, D], ordered by source host. */
 static Err cross_network(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, const Way *w, Tensor got)
 {
-    const MoeLimits limits = moe_limits_of(m, c);
     const Order *o = &w->by_host;
     ArenaMark mark = arena_mark(c->scratch);
     Tensor sent;
-    TRY(tensor_new(c->scratch, &sent, x.dtype, limits.crossing, x.dim[1]));
-    sent.expected = limits.even_crossing;
+    TRY(tensor_new(c->scratch, &sent, x.dtype, w->limits.crossing, x.dim[1]));
+    sent.expected = w->limits.even_crossing;
     TRY(op(c->s, permute_rows, .y = sent, .x = x, .choice = moe_in_use(o->choice, o->offset),
            .topk = m->spec->topk));
     TRY(move_stage(m, c, t,
@@ -158,14 +158,13 @@ static Err cross_network(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, const
 static Err pass_on(const Moe *m, Ctx *c, const MoeRows *t, const Way *w, Tensor got, Tensor weight,
                    Tensor rows)
 {
-    const MoeLimits limits = moe_limits_of(m, c);
     const Order *o = &w->by_expert;
     Comm *group = &c->world->ep_host;
     const bool alone = group->size == 1; /* then the order is that of its experts' rows */
     Tensor passed = rows;
     if (!alone) {
-        TRY(tensor_new(c->scratch, &passed, rows.dtype, limits.passed, rows.dim[1]));
-        passed.expected = limits.sent;
+        TRY(tensor_new(c->scratch, &passed, rows.dtype, w->limits.passed, rows.dim[1]));
+        passed.expected = w->limits.sent;
     }
     TRY(op(c->s, take_rows, .y = moe_in_use(passed, o->offset), .x = got, .choice = o->choice,
            .weight = weight, .row = w->arrived.row, .topk = m->spec->topk));
@@ -182,13 +181,12 @@ static Err pass_on(const Moe *m, Ctx *c, const MoeRows *t, const Way *w, Tensor 
 
 static Err send_through(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor weight, Tensor rows)
 {
-    const MoeLimits limits = moe_limits_of(m, c);
     ArenaMark mark = arena_mark(c->scratch);
     Way way;
     Tensor got;
     TRY(learn_way(m, c, t, &way));
-    TRY(tensor_new(c->scratch, &got, x.dtype, limits.arriving, x.dim[1]));
-    got.expected = min64(limits.even_crossing, limits.arriving);
+    TRY(tensor_new(c->scratch, &got, x.dtype, way.limits.arriving, x.dim[1]));
+    got.expected = min64(way.limits.even_crossing, way.limits.arriving);
     TRY(cross_network(m, c, t, x, &way, got));
     TRY(pass_on(m, c, t, &way, got, weight, rows));
     arena_release(c->scratch, mark);

@@ -51,8 +51,7 @@ static int64_t host_of(const void *places, int rank)
     return first;
 }
 
-/* Experts' rows are to cross the network host by host: over the hosts that there are. */
-/* By the hosts on which the ranks are. */
+/* Experts' rows are to cross the network host by host: by the hosts on which the ranks are. */
 static Err spread_over_hosts(Ranks *r, const Place *places)
 {
     char runs[256] = "";
