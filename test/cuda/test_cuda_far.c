@@ -8,7 +8,7 @@
  * Rows     Both tensors have the same few rows, which lie far apart in the far one: its second half begins beyond 2^32.
  *          All of it is compared. For ops that sum over rows or look them up: blocks at the ends would not have it all.
  *
- * Left out: linear_* (cuBLASLt computes them; operands' sizes are 64-bit arguments); tensors that have a few numbers for
+ * Left out: linear_* (cuBLASLt computes them, with 64-bit sizes of operands); tensors that have a few numbers for
  * each row, and so no 2^31 elements beside rows that memory holds (routers, their balance and capacities, the order of
  * permuted rows, sinks, xent_loss, loss_sum); tensors that have one for each parameter tensor (step_finish);
  * qkv_split, qkv_merge, join_columns, residual_*, gate_bwd, jitter and clamped_swiglu_* (all of them PackGrid and
