@@ -12,7 +12,7 @@
  * Nothing here asserts a speed.
  */
 #include "base/clock.h"
-#include "cases.h"
+#include "measure/cases.h"
 #include "device_cuda.h"
 #include "gemm.h"
 #include "gpu.h"
@@ -157,9 +157,10 @@ static Err measure_rates(Bench *b)
     int64_t n = b->scale->gemm;
     Dims square = { .name = "square", .B = 1, .T = n, .D = n, .V = n, .H = 1, .C = n };
     Maker m;
-    TRY(maker_open(&m, &b->dev, &b->arena, &square, BF16, b->scale->pattern_items));
+    TRY(maker_open(&m, &b->dev, &b->arena, &square, BF16, F32, b->scale->pattern_items));
     TRY(measure_gemm(b, &m));
     TRY(measure_copy(b, &m));
+    maker_close(&m);
     arena_release(&b->arena, 0);
     json_put_number(&b->json, "copy_gb_s", b->copy_rate * 1e-9);
     json_put_number(&b->json, "gemm_tflop_s", b->gemm_rate * 1e-12);
@@ -254,8 +255,9 @@ static Err run_model(Bench *b, const Dims *d)
 {
     Maker m;
     printf("\n%s, bf16 %37s the least time   rate            share\n", d->name, "median");
-    TRY(maker_open(&m, &b->dev, &b->arena, d, BF16, b->scale->pattern_items));
+    TRY(maker_open(&m, &b->dev, &b->arena, d, BF16, F32, b->scale->pattern_items));
     for (int id = 0; id < OP_COUNT; id++) TRY(run_op(b, &m, (OpId)id));
+    maker_close(&m);
     arena_release(&b->arena, 0);
     return ERR_OK;
 }
