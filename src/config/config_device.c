@@ -18,13 +18,27 @@ enum { NAMES_MAX = 64, NAMES_BYTES = 1024 };
 
 /* ---- one file ---- */
 
+typedef struct {
+    const char *key;
+    size_t offset;
+    double otherwise;
+} Number;
+
+static const Number numbers[] = {
+#define NUMBER(name, value, meaning) { #name, offsetof(DeviceFile, name), value },
+    DEVICE_NUMBERS(NUMBER)
+#undef NUMBER
+};
+enum { NUMBERS = sizeof numbers / sizeof *numbers };
+
+static double *number_at(DeviceFile *f, int i) { return (double *)(void *)((char *)f + numbers[i].offset); }
+
 /* The number that a key is, where it is one; NULL: no such key. */
 static double *number_of(DeviceFile *f, const char *key)
 {
-    return strcmp(key, "sold_gb") == 0       ? &f->sold_gb
-           : strcmp(key, "bf16_tflops") == 0 ? &f->bf16_tflops
-           : strcmp(key, "fp32_tflops") == 0 ? &f->fp32_tflops
-                                             : NULL;
+    for (int i = 0; i < NUMBERS; i++)
+        if (!strcmp(key, numbers[i].key)) return number_at(f, i);
+    return NULL;
 }
 
 static bool read_number(const char *text, double *out)
@@ -39,6 +53,7 @@ static int take(void *user, const char *section, const char *key, const char *va
 {
     DeviceFile *f = user;
     double mib, *number = number_of(f, key);
+    if (device_points_section(section)) return !device_points_read(&f->points, section, key, value);
     if (strcmp(section, "device") != 0) return 0;
     if (number) return read_number(value, number);
     if (strcmp(key, "match") == 0) return text_cut(f->match, sizeof f->match, value), 1;
@@ -60,16 +75,17 @@ static Err read_path(const char *path, DeviceFile *out)
     char *text;
     int64_t size;
     *out = (DeviceFile){ 0 };
+    for (int i = 0; i < NUMBERS; i++) *number_at(out, i) = numbers[i].otherwise;
     name_of(path, out->name);
     TRY(file_read_all(path, 1 << 16, &text, &size));
     const int line = ini_parse_string(text, take, out);
     free(text);
     if (line)
         return err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line),
-               err_hint(
-                   "[device], then memory_mib, sold_gb, bf16_tflops, fp32_tflops: numbers above 0; match");
+               err_hint("[device], then memory_mib and other numbers above 0, such as bf16_tflops = 989, or match; "
+                        "config/devices/h100.ini is an example");
     if (!out->memory_mib) return err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
-    return ERR_OK;
+    return device_points_order(&out->points);
 }
 
 /* ---- the folder ---- */
@@ -150,6 +166,8 @@ Err device_file_read(const char *name, DeviceFile *out)
     return err;
 }
 
+void device_file_close(DeviceFile *f) { device_points_free(&f->points); }
+
 bool device_file_match(const char *gpu, DeviceFile *out)
 {
     Names *n = malloc(sizeof *n);
@@ -157,7 +175,9 @@ bool device_file_match(const char *gpu, DeviceFile *out)
     if (n && list_names(n)) n->count = 0;
     for (int i = 0; n && i < n->count; i++) {
         DeviceFile f;
-        if (read_named(n, i, &f) || strlen(f.match) <= longest || !strstr(gpu, f.match)) continue;
+        const bool fits = !read_named(n, i, &f) && strlen(f.match) > longest && strstr(gpu, f.match);
+        device_file_close(&f);
+        if (!fits) continue;
         longest = strlen(f.match);
         *out = f;
     }
