@@ -8,6 +8,7 @@ declare -A may=(
     [layer]="base device comm param" [model]="base device comm param layer"
     [pipeline]="base" [optim]="base device comm param" [data]="base"
     [ckpt]="base device comm param" [engine]="base device comm param layer model pipeline optim data ckpt"
+    [cost]="base device comm config"
     [train]="base config boot record device comm param layer model pipeline optim data ckpt engine"
     [cli]="base config boot record device comm param layer model pipeline optim data ckpt engine train"
 )

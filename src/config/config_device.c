@@ -14,9 +14,11 @@
 #include "base/file.h"
 #include "base/words.h"
 
-enum { NAMES_MAX = 64, NAMES_BYTES = 1024 };
+enum { NAMES_MAX = 64, NAMES_BYTES = 1024, FILE_BYTES = 1 << 22 };
 
 /* ---- one file ---- */
+
+void device_file_close(DeviceFile *f) { device_points_free(&f->points); }
 
 typedef struct {
     const char *key;
@@ -70,14 +72,14 @@ static void name_of(const char *path, char out[DEVICE_NAME_BYTES])
     if (text_ends(out, ".ini")) out[strlen(out) - 4] = 0;
 }
 
-static Err read_path(const char *path, DeviceFile *out)
+static Err read_lines(const char *path, DeviceFile *out)
 {
     char *text;
     int64_t size;
     *out = (DeviceFile){ 0 };
     for (int i = 0; i < NUMBERS; i++) *number_at(out, i) = numbers[i].otherwise;
     name_of(path, out->name);
-    TRY(file_read_all(path, 1 << 16, &text, &size));
+    TRY(file_read_all(path, FILE_BYTES, &text, &size));
     const int line = ini_parse_string(text, take, out);
     free(text);
     if (line)
@@ -86,6 +88,13 @@ static Err read_path(const char *path, DeviceFile *out)
                         "config/devices/h100.ini is an example");
     if (!out->memory_mib) return err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
     return device_points_order(&out->points);
+}
+
+static Err read_path(const char *path, DeviceFile *out)
+{
+    const Err err = read_lines(path, out);
+    if (err) device_file_close(out);
+    return err;
 }
 
 /* ---- the folder ---- */
@@ -140,6 +149,8 @@ static Err read_named(const Names *n, int i, DeviceFile *out)
 static Err refuse(const Names *n, const char *name)
 {
     char all[NAMES_BYTES] = "";
+    if (strncasecmp(name, "mi", 2) == 0 && name[2] >= '0' && name[2] <= '9')
+        return err_set(ERR_CONFIG, "--device '%s' is AMD's: megatrain computes on NVIDIA's GPUs and on CPUs", name);
     for (int i = 0, used = 0; i < n->count && used < NAMES_BYTES - DEVICE_NAME_BYTES - 4; i++)
         used += snprintf(all + used, sizeof all - (size_t)used, "%s%s", i ? ", " : "", n->items[i]);
     err_set(ERR_CONFIG, "--device '%s' is none that is known", name);
@@ -165,8 +176,6 @@ Err device_file_read(const char *name, DeviceFile *out)
     free(n);
     return err;
 }
-
-void device_file_close(DeviceFile *f) { device_points_free(&f->points); }
 
 bool device_file_match(const char *gpu, DeviceFile *out)
 {

@@ -33,8 +33,8 @@ enum { DEVICE_NAME_BYTES = 64 };
     NUMBER(fp32_tflops, 0, "without TF32")                                                                             \
     NUMBER(fp8_tflops, 0, "products, dense")                                                                           \
     NUMBER(memory_gb_s, 0, "of device memory, read and written together")                                              \
-    NUMBER(multiprocessors, 0, "0 with memory_gb_s: the processors of a host")                                         \
-    NUMBER(l2_mb, 0, "cache that all multiprocessors share")                                                           \
+    NUMBER(multiprocessors, 0, "of a GPU; 0: the device is the processors of a host")                                  \
+    NUMBER(processors, 0, "of a host")                                                                                 \
     NUMBER(attention_fwd_tflops, 0, "the best published kernel, heads 128 wide, long sequences, causal half")          \
     NUMBER(attention_bwd_tflops, 0, "the same, backward")                                                              \
     NUMBER(host_devices, 0, "devices that links connect with each other")                                              \
@@ -45,7 +45,7 @@ enum { DEVICE_NAME_BYTES = 64 };
     NUMBER(matrix, 0.71, "share of bf16_tflops that large products reach")                                             \
     NUMBER(depth, 200, "elements of a sum that begin and end of a tile cost")                                          \
     NUMBER(memory, 0.81, "share of memory_gb_s that memory work reaches")                                              \
-    NUMBER(attention, 0.45, "share of attention's rates that megatrain's kernels reach")                               \
+    NUMBER(attention, 0.5, "share of attention's rates that megatrain's kernels reach")                               \
     NUMBER(experts, 0.57, "rate of products of all experts at once, over that of others")                              \
     NUMBER(link, 0.89, "share of link_gb_s and network_gb_s that messages reach")                                      \
     NUMBER(overlap, 0.29, "of the shorter of an op and a call that go on at once, what it costs in the end")           \

@@ -40,7 +40,6 @@ OpCost cost_op(const CostModel *m, OpId id, const void *args, double flop);
 /* Where the members of a group are: on how many hosts, and how many of them on the host that has most. */
 typedef struct {
     int size, hosts, here;
-    int lanes; /* ranks of a host that have groups of this kind at once: those share its links to others */
 } CommPlace;
 
 CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank);
