@@ -14,17 +14,23 @@
 #include "base/file.h"
 #include "base/words.h"
 
-enum { NAMES_MAX = 64, NAMES_BYTES = 1024 };
+enum { NAMES_MAX = 64, NAMES_BYTES = 1024, FILE_MOST = 4 << 20 };
 
 /* ---- one file ---- */
 
 /* The number that a key is, where it is one; NULL: no such key. */
 static double *number_of(DeviceFile *f, const char *key)
 {
-    return strcmp(key, "sold_gb") == 0       ? &f->sold_gb
-           : strcmp(key, "bf16_tflops") == 0 ? &f->bf16_tflops
-           : strcmp(key, "fp32_tflops") == 0 ? &f->fp32_tflops
-                                             : NULL;
+    const struct {
+        const char *key;
+        double *number;
+    } numbers[] = { { "sold_gb", &f->sold_gb },         { "bf16_tflops", &f->bf16_tflops },
+                    { "fp32_tflops", &f->fp32_tflops }, { "processors", &f->processors },
+                    { "memory_gb_s", &f->memory_gb_s }, { "link_gb_s", &f->link_gb_s },
+                    { "link_us", &f->link_us } };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (!strcmp(key, numbers[i].key)) return numbers[i].number;
+    return NULL;
 }
 
 static bool read_number(const char *text, double *out)
@@ -39,6 +45,7 @@ static int take(void *user, const char *section, const char *key, const char *va
 {
     DeviceFile *f = user;
     double mib, *number = number_of(f, key);
+    if (device_points_section(section)) return device_points_read(&f->points, section, key, value) == ERR_OK;
     if (strcmp(section, "device") != 0) return 0;
     if (number) return read_number(value, number);
     if (strcmp(key, "match") == 0) return text_cut(f->match, sizeof f->match, value), 1;
@@ -55,22 +62,29 @@ static void name_of(const char *path, char out[DEVICE_NAME_BYTES])
     if (text_ends(out, ".ini")) out[strlen(out) - 4] = 0;
 }
 
+static Err refuse_line(const char *path, int line)
+{
+    err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line);
+    return err_hint("[device], then memory_mib, sold_gb, bf16_tflops, fp32_tflops, ...: numbers above 0; match; [op.NAME], "
+                    "[comm.NAME] as doctor --calibrate writes them");
+}
+
 static Err read_path(const char *path, DeviceFile *out)
 {
     char *text;
     int64_t size;
     *out = (DeviceFile){ 0 };
     name_of(path, out->name);
-    TRY(file_read_all(path, 1 << 16, &text, &size));
+    TRY(file_read_all(path, FILE_MOST, &text, &size));
     const int line = ini_parse_string(text, take, out);
     free(text);
-    if (line)
-        return err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line),
-               err_hint(
-                   "[device], then memory_mib, sold_gb, bf16_tflops, fp32_tflops: numbers above 0; match");
-    if (!out->memory_mib) return err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
-    return ERR_OK;
+    Err err = line ? refuse_line(path, line) : device_points_order(&out->points);
+    if (!err && !out->memory_mib) err = err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
+    if (err) device_file_release(out);
+    return err;
 }
+
+void device_file_release(DeviceFile *f) { device_points_free(&f->points); }
 
 /* ---- the folder ---- */
 
@@ -157,9 +171,11 @@ bool device_file_match(const char *gpu, DeviceFile *out)
     if (n && list_names(n)) n->count = 0;
     for (int i = 0; n && i < n->count; i++) {
         DeviceFile f;
-        if (read_named(n, i, &f) || strlen(f.match) <= longest || !strstr(gpu, f.match)) continue;
+        if (read_named(n, i, &f)) continue;
+        device_file_release(&f);
+        if (strlen(f.match) <= longest || !strstr(gpu, f.match)) continue;
         longest = strlen(f.match);
-        *out = f;
+        *out = f; /* (what was measured stays behind) */
     }
     free(n);
     return longest > 0;

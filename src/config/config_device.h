@@ -9,6 +9,11 @@
  *   fp32_tflops = 67         without TF32
  *   match = H100             part of the name that the driver gives the GPU
  *
+ *   processors = 16          of a machine whose CPUs are the device; its ranks share them
+ *   memory_gb_s = 3350       bytes that memory reads and writes a second
+ *   link_gb_s, link_us       of a message to a rank of the same host: its rate, and what the smallest takes
+ *
+ * and sections of what was measured (config/device_points.h), which `megatrain doctor --calibrate` writes.
  * Only memory_mib is required. The folder is looked for under the current one, beside the program, and where
  * `make install` puts it.
  */
@@ -18,7 +23,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/err.h"
+#include "config/device_points.h"
 
 enum { DEVICE_NAME_BYTES = 64 };
 
@@ -28,10 +33,13 @@ typedef struct {
     int64_t memory_mib;
     double sold_gb; /* 0: not said, nor the rates */
     double bf16_tflops, fp32_tflops;
+    double processors, memory_gb_s, link_gb_s, link_us;
+    DevicePoints points; /* freed by device_file_release */
 } DeviceFile;
 
 /* By a name (h100, H100) or by a path, which holds a '/' or ends in .ini. ERR_CONFIG: there is none, or it is wrong. */
 Err device_file_read(const char *name, DeviceFile *out);
+void device_file_release(DeviceFile *f);
 /* The one with the longest `match` in the name of a GPU; false: none. A file that cannot be read is passed over. */
 bool device_file_match(const char *gpu, DeviceFile *out);
 
