@@ -27,7 +27,7 @@ static double *number_of(DeviceFile *f, const char *key)
     } numbers[] = { { "sold_gb", &f->sold_gb },         { "bf16_tflops", &f->bf16_tflops },
                     { "fp32_tflops", &f->fp32_tflops }, { "processors", &f->processors },
                     { "memory_gb_s", &f->memory_gb_s }, { "link_gb_s", &f->link_gb_s },
-                    { "link_us", &f->link_us } };
+                    { "link_us", &f->link_us },         { "multiprocessors", &f->multiprocessors } };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (!strcmp(key, numbers[i].key)) return numbers[i].number;
     return NULL;

@@ -10,6 +10,7 @@
  *   match = H100             part of the name that the driver gives the GPU
  *
  *   processors = 16          of a machine whose CPUs are the device; its ranks share them
+ *   multiprocessors = 132    of a GPU
  *   memory_gb_s = 3350       bytes that memory reads and writes a second
  *   link_gb_s, link_us       of a message to a rank of the same host: its rate, and what the smallest takes
  *
@@ -33,7 +34,7 @@ typedef struct {
     int64_t memory_mib;
     double sold_gb; /* 0: not said, nor the rates */
     double bf16_tflops, fp32_tflops;
-    double processors, memory_gb_s, link_gb_s, link_us;
+    double processors, multiprocessors, memory_gb_s, link_gb_s, link_us;
     DevicePoints points; /* freed by device_file_release */
 } DeviceFile;
 

@@ -17,11 +17,12 @@
 #include "comm/comm.h"
 #include "device/ops.h"
 
-/* What an op has to do: its time is work over a rate, which depends on the shape. */
+/* What an op has to do: so many times what a point of this shape stands for, which is one expert's product, or causal
+ * attention of one head of one sample. */
 typedef struct {
     int dims;
     double shape[POINT_SHAPE_MOST];
-    double work;
+    double times;
 } OpWork;
 
 OpWork op_work(OpId id, const void *args);

@@ -415,13 +415,6 @@ static Measured mean_of(const Measured *first, int64_t stride, int ranks)
     return m;
 }
 
-/* A point says what the op takes for work of its shape alone: one of the experts, or a head of one sample. */
-static double times_of(const Job *j)
-{
-    if (j->id == OP_grouped_fwd || j->id == OP_grouped_dx || j->id == OP_grouped_dw) return (double)j->d.experts;
-    return j->id == OP_attention_fwd || j->id == OP_attention_bwd ? (double)(j->d.B * j->d.H) : 1;
-}
-
 static Err take_round(const OpTimes *t, Calibration *out)
 {
     const Round *round = &t->round[t->now];
@@ -436,11 +429,12 @@ static Err take_round(const OpTimes *t, Calibration *out)
         snprintf(p.name, sizeof p.name, "%s", op_info(j->id)->name);
         snprintf(p.dtype, sizeof p.dtype, "%s", dtype_name(round->dtype));
         memcpy(p.shape, m.work.shape, sizeof p.shape);
-        p.us = m.us / times_of(j);
+        p.us = m.us / m.work.times;
         TRY(device_points_add(&out->points, &p));
         out->noisy += m.tail > NOISY_TAIL;
         double *best = round->dtype == F32 ? &out->fp32_tflops : &out->bf16_tflops;
-        if (j->id == OP_linear_fwd && 2e-6 * m.work.work / m.us > *best) *best = 2e-6 * m.work.work / m.us;
+        const double tflops = 2e-6 * p.shape[0] * p.shape[1] * p.shape[2] / p.us;
+        if (j->id == OP_linear_fwd && tflops > *best) *best = tflops;
     }
     return ERR_OK;
 }
