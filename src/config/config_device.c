@@ -18,7 +18,7 @@ enum { NAMES_MAX = 64, NAMES_BYTES = 1024, FILE_BYTES = 1 << 22 };
 
 /* ---- one file ---- */
 
-void device_file_close(DeviceFile *f) { device_points_free(&f->points); }
+void device_file_release(DeviceFile *f) { device_points_free(&f->points); }
 
 typedef struct {
     const char *key;
@@ -72,6 +72,13 @@ static void name_of(const char *path, char out[DEVICE_NAME_BYTES])
     if (text_ends(out, ".ini")) out[strlen(out) - 4] = 0;
 }
 
+static Err refuse_line(const char *path, int line)
+{
+    err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line);
+    return err_hint("[device], then memory_mib and other numbers above 0, such as bf16_tflops = 989, or match; or "
+                    "[op.NAME], [comm.NAME] as doctor --calibrate writes them");
+}
+
 static Err read_lines(const char *path, DeviceFile *out)
 {
     char *text;
@@ -82,10 +89,7 @@ static Err read_lines(const char *path, DeviceFile *out)
     TRY(file_read_all(path, FILE_BYTES, &text, &size));
     const int line = ini_parse_string(text, take, out);
     free(text);
-    if (line)
-        return err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line),
-               err_hint("[device], then memory_mib and other numbers above 0, such as bf16_tflops = 989, or match; "
-                        "config/devices/h100.ini is an example");
+    if (line) return refuse_line(path, line);
     if (!out->memory_mib) return err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
     return device_points_order(&out->points);
 }
@@ -93,7 +97,7 @@ static Err read_lines(const char *path, DeviceFile *out)
 static Err read_path(const char *path, DeviceFile *out)
 {
     const Err err = read_lines(path, out);
-    if (err) device_file_close(out);
+    if (err) device_file_release(out);
     return err;
 }
 
@@ -185,7 +189,7 @@ bool device_file_match(const char *gpu, DeviceFile *out)
     for (int i = 0; n && i < n->count; i++) {
         DeviceFile f;
         const bool fits = !read_named(n, i, &f) && strlen(f.match) > longest && strstr(gpu, f.match);
-        device_file_close(&f);
+        device_file_release(&f);
         if (!fits) continue;
         longest = strlen(f.match);
         *out = f;

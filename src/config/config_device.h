@@ -64,7 +64,7 @@ typedef struct {
 
 /* By a name (h100, H100) or by a path, which holds a '/' or ends in .ini. ERR_CONFIG: there is none, or it is wrong. */
 Err device_file_read(const char *name, DeviceFile *out);
-void device_file_close(DeviceFile *f); /* frees its points; after an error, too */
+void device_file_release(DeviceFile *f); /* frees its points; after an error, too */
 /* The one with the longest `match` in the name of a GPU, without points; false: none. A file that cannot be read is passed over. */
 bool device_file_match(const char *gpu, DeviceFile *out);
 

@@ -43,7 +43,7 @@ static int by_place(const void *a, const void *b)
 
 Err device_points_order(DevicePoints *all)
 {
-    qsort(all->items, (size_t)all->count, sizeof *all->items, by_place);
+    if (all->count) qsort(all->items, (size_t)all->count, sizeof *all->items, by_place);
     all->names = 0;
     for (int i = 0; i < all->count; i++) {
         if (i && !strcmp(all->items[i].name, all->items[i - 1].name)) continue;

@@ -10,8 +10,7 @@
 
 static OpWork product(int64_t rows, int64_t outputs, int64_t inputs, double times)
 {
-    const double n = (double)rows, o = (double)outputs, i = (double)inputs;
-    return (OpWork){ 3, { n, o, i }, n * o * i * times };
+    return (OpWork){ 3, { (double)rows, (double)outputs, (double)inputs }, times };
 }
 
 static int64_t rows_of(Tensor t) { return t.expected ? t.expected : t.dim[0]; }
@@ -38,15 +37,15 @@ static double pairs(Spans q, Spans k, int64_t window)
 }
 
 /* Of all causal pairs of so many queries, at the end of so many keys. */
-static double causal(double queries, double keys)
+double causal_pairs(double queries, double keys)
 {
     return queries <= keys ? queries * (keys - (queries - 1) / 2) : keys * (keys + 1) / 2;
 }
 
 static OpWork attention(Tensor q, Tensor k, Tensor v, double seen)
 {
-    const double width = (double)(q.dim[3] + v.dim[3]) / 2, heads = (double)(q.dim[0] * q.dim[2]);
-    return (OpWork){ 3, { (double)q.dim[1], (double)k.dim[1], width }, seen * width * heads };
+    const double queries = (double)q.dim[1], keys = (double)k.dim[1], heads = (double)(q.dim[0] * q.dim[2]);
+    return (OpWork){ 3, { queries, keys, (double)(q.dim[3] + v.dim[3]) / 2 }, heads * seen / causal_pairs(queries, keys) };
 }
 
 /* Tables of which a call reads some rows, or which stay in a cache. */
@@ -70,7 +69,7 @@ static OpWork memory(OpId id, const void *args)
         const Tensor t = *(const Tensor *)((const char *)args + f->offset);
         if (t.data && !is_table(f->name)) bytes += bytes_of(t) * (f->read + f->written);
     }
-    return (OpWork){ 1, { fmax(bytes, 1) }, fmax(bytes, 1) };
+    return (OpWork){ 1, { fmax(bytes, 1) }, 1 };
 }
 
 OpWork op_work(OpId id, const void *args)
@@ -112,12 +111,11 @@ OpWork op_work(OpId id, const void *args)
     }
 }
 
-/* What a point's op had to do, once. */
-static double point_work(OpId id, const DevicePoint *p)
+/* What the time of a shape is in proportion to. */
+static double volume(OpId id, const double *shape)
 {
-    if (p->dims == 1) return p->shape[0];
-    if (id == OP_attention_fwd || id == OP_attention_bwd) return causal(p->shape[0], p->shape[1]) * p->shape[2];
-    return p->shape[0] * p->shape[1] * p->shape[2];
+    const bool attends = id == OP_attention_fwd || id == OP_attention_bwd;
+    return (attends ? causal_pairs(shape[0], shape[1]) : shape[0] * shape[1]) * shape[2];
 }
 
 const char *op_dtype(OpId id, const void *args)
@@ -191,9 +189,9 @@ static double by_shape(const Chosen *c, OpId id, const OpWork *w)
         for (int k = 0; k < w->dims; k++) square += pow(apart(p->shape[k], w->shape[k]), 2);
         const double weight = 1 / (square * square);
         weights += weight;
-        sum += weight * log(point_work(id, p) / p->us);
+        sum += weight * log(volume(id, p->shape) / p->us);
     }
-    return w->work / exp(sum / weights);
+    return volume(id, w->shape) / exp(sum / weights);
 }
 
 static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks, int threads,
@@ -206,7 +204,7 @@ static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpW
     choose(&c, points, count, dtype, ranks, threads);
     if (!c.count) choose(&c, points, count, dtype_name(F32), ranks, threads);
     if (!c.count) return false;
-    *seconds = 1e-6 * (w->dims == 1 ? by_size(&c, w->shape[0]) : by_shape(&c, id, w));
+    *seconds = 1e-6 * w->times * (w->dims == 1 ? by_size(&c, w->shape[0]) : by_shape(&c, id, w));
     return true;
 }
 
@@ -234,7 +232,7 @@ bool measured_op(const DevicePoints *all, OpId id, const void *args, int ranks, 
     double bytes, more;
     if (!alone(all, id, dtype, &w, ranks, threads, seconds)) return false;
     if (beside(id, args, &other, &bytes) &&
-        alone(all, other, dtype, &(OpWork){ 1, { bytes }, bytes }, ranks, threads, &more))
+        alone(all, other, dtype, &(OpWork){ 1, { bytes }, 1 }, ranks, threads, &more))
         *seconds += more;
     return true;
 }

@@ -17,14 +17,18 @@
 #include "comm/comm.h"
 #include "device/ops.h"
 
-/* What an op has to do: its time is work over a rate, which depends on the shape. */
+/* What an op has to do: so many times what a point of this shape stands for, which is one expert's product, or causal
+ * attention of one head of one sample. */
 typedef struct {
     int dims;
     double shape[POINT_SHAPE_MOST];
-    double work;
+    double times;
 } OpWork;
 
 OpWork op_work(OpId id, const void *args);
+
+/* Pairs of a query and a key that it sees, of so many queries at the end of so many keys. */
+double causal_pairs(double queries, double keys);
 
 /* The dtype by which an op's points are named: that of its tensors of the compute dtype, fp32 where it has none. */
 const char *op_dtype(OpId id, const void *args);
