@@ -24,8 +24,9 @@ static Err lacking(const DeviceFile *d, const Needed *needed, int count)
     for (int i = 0; i < count; i++)
         if (!(needed[i].value > 0))
             return err_set(ERR_CONFIG, "device %s: times need %s", d->name, needed[i].key),
-                   err_hint("give it in the device's file, as config/devices/h100.ini does; of this machine's "
-                            "processors: megatrain doctor --calibrate FILE");
+                   err_hint(
+                       "give it in the device's file, as config/devices/h100.ini does; of this machine's "
+                       "processors: megatrain doctor --calibrate FILE");
     return ERR_OK;
 }
 
@@ -75,8 +76,11 @@ CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank)
 
 /* ---- calls ---- */
 
-static double link_rate(const CostModel *m) { return 1e9 * m->device->link_gb_s * m->device->link; }
-static double network_rate(const CostModel *m) { return 1e9 * m->device->network_gb_s * m->device->link; }
+static double link_rate(const CostModel *m) { return 1e9 * m->device->link_gb_s * m->device->link_share; }
+static double network_rate(const CostModel *m)
+{
+    return 1e9 * m->device->network_gb_s * m->device->link_share;
+}
 
 /* Until the last member has something: a hop of a ring through hosts takes about 4 us (NCCL's own tables). */
 static double begin_seconds(const CostModel *m, CommPlace p)
@@ -120,5 +124,5 @@ double cost_message(const CostModel *m, bool same_host, int64_t bytes)
 double cost_pace_beside(const CostModel *m, OpCost op)
 {
     (void)op;
-    return 1 - m->device->overlap;
+    return 1 - m->device->overlap_cost;
 }

@@ -15,14 +15,21 @@
 
 typedef struct {
     const DeviceFile *device;
-    bool cpu;                /* the device is a host's processors */
-    int ranks, threads;      /* cpu: ranks that compute there at once, threads of each */
+    bool cpu;           /* the device is a host's processors */
+    int ranks, threads; /* cpu: ranks that compute there at once, threads of each */
 } CostModel;
 
 /* ERR_CONFIG: the file does not say what times need, with what is missing. The file must outlive the model. */
 Err cost_open(CostModel *m, const DeviceFile *device, int ranks);
 
-typedef enum { FAMILY_PRODUCTS, FAMILY_EXPERTS, FAMILY_ATTENTION, FAMILY_MEMORY, FAMILY_OPTIMIZER, FAMILIES } OpFamily;
+typedef enum {
+    FAMILY_PRODUCTS,
+    FAMILY_EXPERTS,
+    FAMILY_ATTENTION,
+    FAMILY_MEMORY,
+    FAMILY_OPTIMIZER,
+    FAMILIES
+} OpFamily;
 
 const char *family_name(OpFamily f); /* "products", ... */
 OpFamily family_of(OpId id);

@@ -14,8 +14,9 @@
 const char *family_name(OpFamily f)
 {
     static const char *const names[FAMILIES] = {
-        [FAMILY_PRODUCTS] = "products", [FAMILY_EXPERTS] = "experts' products", [FAMILY_ATTENTION] = "attention",
-        [FAMILY_MEMORY] = "memory work", [FAMILY_OPTIMIZER] = "optimizer",
+        [FAMILY_PRODUCTS] = "products",   [FAMILY_EXPERTS] = "experts' products",
+        [FAMILY_ATTENTION] = "attention", [FAMILY_MEMORY] = "memory work",
+        [FAMILY_OPTIMIZER] = "optimizer",
     };
     return names[f];
 }
@@ -112,7 +113,7 @@ static double waves(double tiles, double multiprocessors)
 static double tiled(Product p, double rows, double columns, const CostModel *m)
 {
     const double tiles = p.count * ceil(p.rows / rows) * ceil(p.columns / columns);
-    const double each = 2 * rows * columns * (p.depth + m->device->depth);
+    const double each = 2 * rows * columns * (p.depth + m->device->tile_depth);
     return waves(tiles, m->device->multiprocessors) * m->device->multiprocessors * each;
 }
 
@@ -141,7 +142,7 @@ static bool is_wide(OpId id, const void *args)
 /* On CUDA cores, of products in fp32: the same share of their peak as of others. */
 static double peak_of(const CostModel *m, bool wide)
 {
-    return 1e12 * m->device->matrix * (wide ? m->device->fp32_tflops : m->device->bf16_tflops);
+    return 1e12 * m->device->matrix_share * (wide ? m->device->fp32_tflops : m->device->bf16_tflops);
 }
 
 /* cuda/grouped.cu: tiles of 128 x 128; blocks walk bands of 16 row tiles, across all columns. */
@@ -159,7 +160,9 @@ static double grouped_traffic_of(OpId id, const void *args, Product p)
 /* Arithmetic of the pairs that see each other: two products forward, five backward. */
 static double attention_seconds(const CostModel *m, OpId id, const void *args)
 {
-    enum { SHORT = 300 }; /* keys at which half of the time goes into begin, end and the diagonal's masked half */
+    enum {
+        SHORT = 300
+    }; /* keys at which half of the time goes into begin, end and the diagonal's masked half */
     const OpWork w = op_work(id, args);
     const bool forward = id == OP_attention_fwd;
     const Tensor q = forward ? ((const attention_fwd_args *)args)->q : ((const attention_bwd_args *)args)->q;
@@ -167,7 +170,7 @@ static double attention_seconds(const CostModel *m, OpId id, const void *args)
     const double keys = pairs / (double)(q.dim[0] * q.dim[1] * q.dim[2]);
     const double width = q.dim[3] <= 64 ? .72 : q.dim[3] > 128 ? .85 : 1;
     const double best = 1e12 * (forward ? m->device->attention_fwd_tflops : m->device->attention_bwd_tflops);
-    const double rate = is_wide(id, args) ? peak_of(m, true) / 2 : best * m->device->attention * width;
+    const double rate = is_wide(id, args) ? peak_of(m, true) / 2 : best * m->device->attention_share * width;
     return (forward ? 4 : 10) * pairs * w.shape[2] / (rate * keys / (keys + SHORT));
 }
 
@@ -181,7 +184,7 @@ static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
     if (family != FAMILY_PRODUCTS && family != FAMILY_EXPERTS) return 0;
     const Product p = product_of(id, args);
     if (family == FAMILY_PRODUCTS) return library_work(p, m) / peak_of(m, wide);
-    return tiled(p, GROUPED_TILE, GROUPED_TILE, m) / (peak_of(m, wide) * m->device->experts);
+    return tiled(p, GROUPED_TILE, GROUPED_TILE, m) / (peak_of(m, wide) * m->device->experts_share);
 }
 
 /* What was measured counts more than shares of a data sheet; it includes the gap. */
@@ -191,7 +194,7 @@ static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
     const double arithmetic = arithmetic_seconds(m, id, args);
     const double bytes = family == FAMILY_EXPERTS ? grouped_traffic_of(id, args, product_of(id, args))
                                                   : tensor_traffic(id, args);
-    const double memory = bytes / (1e9 * m->device->memory_gb_s * m->device->memory);
+    const double memory = bytes / (1e9 * m->device->memory_gb_s * m->device->memory_share);
     const int launches = launches_of(id, columns_of(id, args));
     double seconds = fmax(arithmetic, memory) + 1e-6 * launches * m->device->gap_us;
     measured_op(&m->device->points, id, args, 1, 1, &seconds);
@@ -207,7 +210,8 @@ static OpCost cpu_cost(const CostModel *m, OpId id, const void *args, double flo
     const OpFamily family = family_of(id);
     OpCost out = { .launches = 1, .matrix = family != FAMILY_MEMORY && family != FAMILY_OPTIMIZER };
     if (measured_op(&m->device->points, id, args, m->ranks, m->threads, &out.seconds)) return out;
-    const double share = 1e9 * m->device->memory_gb_s / m->ranks, peak = 1e12 * m->device->fp32_tflops / m->ranks;
+    const double share = 1e9 * m->device->memory_gb_s / m->ranks,
+                 peak = 1e12 * m->device->fp32_tflops / m->ranks;
     out.seconds = fmax(tensor_traffic(id, args) / share, out.matrix ? flop / peak : 0);
     return out;
 }
