@@ -9,9 +9,9 @@ declare -A may=(
     [cost]="base config device comm" [measure]="base config device comm cost"
     [pipeline]="base" [optim]="base device comm param" [data]="base"
     [ckpt]="base device comm param" [engine]="base device comm param layer model pipeline optim data ckpt"
-    [cost]="base device comm config"
     [train]="base config boot record device comm param layer model pipeline optim data ckpt engine"
-    [cli]="base config boot record device comm cost measure param layer model pipeline optim data ckpt engine train"
+    [plan]="base config boot record device comm cost param layer model pipeline optim data ckpt engine train"
+    [cli]="base config boot record device comm cost measure plan param layer model pipeline optim data ckpt engine train"
 )
 bad=0
 complain() { echo "check-layers: $1"; bad=1; }

@@ -65,15 +65,25 @@ static int64_t columns_of(OpId id, const void *args)
     return first && first->ndim ? first->dim[first->ndim - 1] : 0;
 }
 
+/* A tensor of the call whose rows are not all in use; all with as many rows have as many in use. NULL: there is none. */
+static const Tensor *partly_used(const OpInfo *info, const void *args)
+{
+    for (int i = 0; i < info->field_count; i++)
+        if (tensor_at(&info->fields[i], args)->expected) return tensor_at(&info->fields[i], args);
+    return NULL;
+}
+
 /* Each tensor once, what changes in place twice; of rows those in use. */
 static double tensor_traffic(OpId id, const void *args)
 {
     const OpInfo *info = op_info(id);
+    const Tensor *part = partly_used(info, args);
     double bytes = 0;
     for (int i = 0; i < info->field_count; i++) {
         const OpField *f = &info->fields[i];
         const Tensor *t = tensor_at(f, args);
-        const double used = t->expected && t->dim[0] ? (double)t->expected / (double)t->dim[0] : 1;
+        const bool is_part = part && t->dim[0] == part->dim[0];
+        const double used = is_part ? (double)part->expected / (double)part->dim[0] : 1;
         if (t->data) bytes += used * (double)tensor_bytes(*t) * (f->read + f->written);
     }
     if (id == OP_linear_dw && ((const linear_dw_args *)args)->fresh)
