@@ -256,6 +256,10 @@ TEST(shares_are_all_of_a_step)
         CHECK_MSG(p.bubble_s > 0 && p.rest_s > 0 && p.rest_s < p.step_s, "%s: %g s of %g wait, %g behind units",
                   all[i].name, p.bubble_s, p.step_s, p.rest_s);
         NEAR(p.tokens_s, 8 * TINY_SEQ / p.step_s, 1e-9);
+        double ops = 0, families = 0;
+        for (int op = 0; op < OP_COUNT; op++) ops += p.shares.op[op];
+        for (int f = 0; f < FAMILIES; f++) families += p.shares.family[f];
+        NEAR(ops, families, 1e-9);
     }
 }
 
@@ -291,6 +295,25 @@ TEST(what_has_no_part_in_it_changes_nothing)
     other.spec.model.init_std = .5f;
     const Prediction a = predicted(&c), b = predicted(&other), again = predicted(&c);
     CHECK(!memcmp(&a, &b, sizeof a) && !memcmp(&a, &again, sizeof a));
+}
+
+/* A picture has each of the computes, and says what the step takes. */
+TEST(a_picture_has_a_bar_for_each_compute)
+{
+    const Case c = stages(8, 4, 8);
+    CostModel m;
+    char *text = NULL, want[64];
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    OK(cost_open(&m, &c.device, 1));
+    OK(predict_svg(&m, &c.spec, c.grid, f));
+    CHECK(!fclose(f));
+    int bars = 0;
+    for (const char *at = text; (at = strstr(at, " of unit ")); at++) bars++;
+    CHECK_MSG(bars == 4 * 8 * 2, "%d bars", bars);
+    snprintf(want, sizeof want, "%.4g ms: units ", 1e3 * predicted(&c).step_s);
+    CHECK_MSG(strstr(text, want), "no '%s'", want);
+    free(text);
 }
 
 /* A clock changes nothing of what is planned. */
