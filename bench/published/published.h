@@ -1,0 +1,274 @@
+/*
+ * Published runs as runs of ours: rows of rows.txt and simumax.txt, each with a model of models/ and the facts of its
+ * recipe (recipes.txt); what it would take by our model of time, and what memory by a dry run. Whoever includes this
+ * gives `published_folder` a value if it does not run at the root of the repository.
+ */
+#ifndef MEGATRAIN_BENCH_PUBLISHED_H
+#define MEGATRAIN_BENCH_PUBLISHED_H
+
+#include <math.h>
+#include <stdio.h>
+
+#include "others.h"
+#include "tables.h"
+#include "train/spec.h"
+
+enum { OVERRIDES_MOST = 32, WORD_BYTES = 160, FACTS_MOST = 32, PATH_BYTES = 512 };
+
+static const char *published_folder = "bench/published";
+
+/* ---- a row ---- */
+
+/* What a recipe says: the words of its line behind those of the recipes that it comes from. */
+typedef struct {
+    const char *fact[FACTS_MOST];
+    int count;
+} Recipe;
+
+static inline Err recipe_read(const Table *recipes, const char *name, Recipe *out)
+{
+    const TableRow *r = table_named(recipes, name);
+    if (!r) return err_set(ERR_DATA, "there is no recipe '%s'", name);
+    for (int i = 1; i < r->count; i++) {
+        if (!strncmp(r->word[i], "from=", 5)) TRY(recipe_read(recipes, r->word[i] + 5, out));
+        else if (out->count == FACTS_MOST) return err_set(ERR_DATA, "recipe '%s' has too many facts", name);
+        else out->fact[out->count++] = r->word[i];
+    }
+    return ERR_OK;
+}
+
+/* The last value given; NULL: none is. */
+static inline const char *fact(const Recipe *r, const char *name)
+{
+    const size_t n = strlen(name);
+    for (int i = r->count - 1; i >= 0; i--)
+        if (!strncmp(r->fact[i], name, n) && r->fact[i][n] == '=') return r->fact[i] + n + 1;
+    return NULL;
+}
+
+static inline double fact_number(const Recipe *r, const char *name, double otherwise)
+{
+    const char *value = fact(r, name);
+    return value ? strtod(value, NULL) : otherwise;
+}
+
+static inline bool fact_is(const Recipe *r, const char *name, const char *value)
+{
+    const char *given = fact(r, name);
+    return given && !strcmp(given, value);
+}
+
+static inline bool overlaps(const Recipe *r, const char *what)
+{
+    const char *value = fact(r, "overlap");
+    return value && strstr(value, what);
+}
+
+typedef struct {
+    char word[OVERRIDES_MOST][WORD_BYTES];
+    int count;
+} Overrides;
+
+static inline void override_with(Overrides *o, const char *key, const char *value)
+{
+    ASSERT(o->count < OVERRIDES_MOST);
+    const int n = snprintf(o->word[o->count++], WORD_BYTES, "%s=%s", key, value);
+    ASSERT(n < WORD_BYTES);
+}
+
+static inline void override_unless(Overrides *o, const Table *t, const TableRow *r, const char *key, const char *column)
+{
+    const char *value = table_word(t, r, column);
+    if (strcmp(value, "1") != 0) override_with(o, key, value);
+}
+
+/* A run of ours in the row's layout. */
+static inline Overrides overrides_of(const Table *t, const TableRow *r, const Recipe *recipe)
+{
+    Overrides o = { 0 };
+    override_with(&o, "run.device", "cuda");
+    override_with(&o, "run.precision", "bf16");
+    override_with(&o, "parallel.zero", "1");
+    override_with(&o, "model.seq", table_word(t, r, "seq"));
+    override_with(&o, "train.micro_batch", table_word(t, r, "mbs"));
+    override_with(&o, "train.global_batch", table_word(t, r, "batch"));
+    override_unless(&o, t, r, "parallel.tp", "tp");
+    override_unless(&o, t, r, "parallel.pp", "pp");
+    override_unless(&o, t, r, "parallel.vpp", "vpp");
+    override_unless(&o, t, r, "parallel.cp", "cp");
+    override_unless(&o, t, r, "parallel.ep", "ep");
+    if (strcmp(table_word(t, r, "tp"), "1") != 0)
+        override_with(&o, "parallel.overlap_tp", "1");
+    for (int i = 0; i < recipe->count; i++) {
+        char key[WORD_BYTES];
+        const size_t n = strcspn(recipe->fact[i], "=");
+        snprintf(key, sizeof key, "%.*s", (int)n, recipe->fact[i]);
+        if (strchr(key, '.')) override_with(&o, key, recipe->fact[i] + n + 1);
+    }
+    return o;
+}
+
+typedef struct {
+    const TableRow *row;
+    Recipe recipe;
+    Config config; /* the specification points into it */
+    TrainSpec spec;
+    Grid grid;
+    double units, counted; /* micro-batches of a step, and of the tallies */
+    Tally *tally;          /* of each pipeline rank; the caller frees it */
+} Run;
+
+static inline Err run_of(const Table *t, const TableRow *r, const Table *recipes, Run *out)
+{
+    char path[PATH_BYTES];
+    *out = (Run){ .row = r };
+    TRY(recipe_read(recipes, table_word(t, r, "recipe"), &out->recipe));
+    const Overrides o = overrides_of(t, r, &out->recipe);
+    const char *words[OVERRIDES_MOST];
+    for (int i = 0; i < o.count; i++) words[i] = o.word[i];
+    snprintf(path, sizeof path, "%s/models/%s.ini", published_folder, table_word(t, r, "model"));
+    Err err = config_read(&out->config, (ConfigSource){ .path = path,
+                                                .overrides = words,
+                                                .override_count = o.count,
+                                                .world_size = (int64_t)table_number(t, r, "world") });
+    if (!err) err = grid_spec(&out->config, &out->grid);
+    if (!err) err = train_spec(&out->config, out->config.model.vocab, &out->spec);
+    return err ? err_prefix(err, "%s of %s", table_word(t, r, "recipe"), table_word(t, r, "model")) : ERR_OK;
+}
+
+/* ---- time ---- */
+
+/* Data sheets; rates of attention as kernels' authors publish them. H100 of 96 GB: HBM2e, and 500 W of 700. */
+static const Machine machines[] = {
+    { "h100", 989e12, 1979e12, 3.35e12, 450e9, 50e9, 132, 640e12, 540e12, 1 },
+    { "h100-96", 989e12, 1979e12, 2.4e12, 450e9, 50e9, 132, 640e12, 540e12, .845 },
+    { "h200", 989e12, 1979e12, 4.8e12, 450e9, 50e9, 132, 640e12, 540e12, 1 },
+    { "b200", 2250e12, 4500e12, 7.7e12, 900e9, 50e9, 148, 1500e12, 1100e12, 1 },
+};
+
+/* The step of a run in seconds, and of it by what it is spent on. */
+typedef struct {
+    double seconds, bubble, once, reduce;
+    Shares shares;
+} StepTime;
+
+static inline const Machine *machine_named(const char *name)
+{
+    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++)
+        if (!strcmp(machines[i].name, name)) return &machines[i];
+    return NULL;
+}
+
+static inline Habits habits_of(const Table *t, const Run *run)
+{
+    const Recipe *r = &run->recipe;
+    const ModelSpec *m = &run->spec.model;
+    return (Habits){ .fp8 = strcmp(table_word(t, run->row, "products"), "bf16") != 0,
+                     .cast_bytes = fact_number(r, "casts", 0),
+                     .plain_outputs = m->padded_vocab / run->grid.tp,
+                     .attention = fact_is(r, "attention", "unfused") ? 1 : fact_number(r, "attention", 1),
+                     .unfused = fact_is(r, "attention", "unfused"),
+                     .expert_by_expert = fact_is(r, "experts", "each"),
+                     .rows_once = fact_is(r, "rows", "once"),
+                     .graphs = fact_is(r, "graphs", "part"),
+                     .hides_tp = overlaps(r, "tp"),
+                     .hides_dp = overlaps(r, "dp"),
+                     .hides_ep = overlaps(r, "ep"),
+                     .gradient_bytes = fact_number(r, "gradients", 4),
+                     .sharded = fact_is(r, "sharded", "true"),
+                     .passes = fact_number(r, "passes", 1),
+                     .mixture = m->moe.experts > 0,
+                     .full_recompute = m->recompute == RECOMPUTE_FULL,
+                     .experts = m->moe.experts,
+                     .topk = m->moe.topk,
+                     .hosts_most = (int)fact_number(r, "hosts", 0),
+                     .tokens = (double)(run->spec.micro_batch * m->seq / run->grid.tp / run->grid.cp),
+                     .row_bytes = 2 * (double)m->hidden };
+}
+
+/* Tallies of the first rank of each pipeline rank, over few micro-batches. */
+static inline Err run_count(Run *run)
+{
+    const int64_t dp = run->grid.dp, all = run->spec.global_batch / (run->spec.micro_batch * dp);
+    int64_t units = run->grid.pp > 1 ? run->grid.pp : 2;
+    if (units > all) units = all;
+    run->units = (double)all, run->counted = (double)units;
+    run->spec.global_batch = units * run->spec.micro_batch * dp;
+    run->tally = calloc((size_t)run->grid.pp, sizeof *run->tally);
+    if (!run->tally) return err_set(ERR_MEMORY, "no memory to count in");
+    for (int pp = 0; pp < run->grid.pp; pp++)
+        TRY(tally_rank(&run->spec, run->grid, pp * (grid_size(run->grid) / run->grid.pp), &run->tally[pp]));
+    return ERR_OK;
+}
+
+static inline double unit_time(const RankTime *t, double again, double overlap)
+{
+    return shares_sum(&t->unit) + again * t->forward + overlap * t->across;
+}
+
+/* The slowest rank's work, micro-batch by micro-batch, behind a pipeline that fills with everyone's. */
+static inline StepTime run_time(const Table *t, const Run *run, const Rates *r)
+{
+    const Machine *m = machine_named(table_word(t, run->row, "device"));
+    const Habits h = habits_of(t, run);
+    const double again = fact_number(&run->recipe, "again", 0), chunks = table_number(t, run->row, "vpp");
+    RankTime slowest = { 0 };
+    double all = 0;
+    for (int pp = 0; pp < run->grid.pp; pp++) {
+        const RankTime one = rank_time(m, r, &h, &run->tally[pp], run->grid, run->counted);
+        all += unit_time(&one, again, r->overlap);
+        if (unit_time(&one, again, r->overlap) > unit_time(&slowest, again, r->overlap)) slowest = one;
+    }
+    const double unit = unit_time(&slowest, again, r->overlap);
+    StepTime out = { .bubble = (run->grid.pp - 1) / chunks * all / run->grid.pp,
+                     .once = slowest.once,
+                     .reduce = exposed(unit, slowest.reduce, r->overlap, h.hides_dp),
+                     .shares = slowest.unit };
+    out.shares.product += again * slowest.forward;
+    out.seconds = run->units * unit + out.bubble + out.once + out.reduce;
+    return out;
+}
+
+/* ---- memory ---- */
+
+/* A weight of each shape of a rank's blocks in 16 bits: what Transformer Engine keeps as a gradient that nobody
+ * reads, since the sums in fp32 are what counts. */
+static inline double dummy_gradients(const ParamRegistry *r)
+{
+    int64_t seen[64][2], bytes = 0;
+    int count = 0;
+    for (int i = 0; i < r->count; i++) {
+        const Param *p = &r->items[i];
+        int k = 0;
+        if (p->spec.ndim != 2 || p->spec.group != PARAM_DENSE || strncmp(p->name, "layers.", 7) != 0) continue;
+        while (k < count && (seen[k][0] != p->local[0] || seen[k][1] != p->local[1])) k++;
+        if (k < count || count == 64) continue;
+        seen[count][0] = p->local[0], seen[count][1] = p->local[1], count++;
+        bytes += 2 * p->local[0] * p->local[1];
+    }
+    return (double)bytes;
+}
+
+/* Of the rank that needs the most: what is planned, and of that rank the gradients above. */
+static inline Err memory_of(const Run *run, double *planned, double *dummies)
+{
+    *planned = 0;
+    for (int pp = 0; pp < run->grid.pp; pp++) {
+        const int rank = pp * (grid_size(run->grid) / run->grid.pp);
+        MemoryPlan plan;
+        World world;
+        Trainer t;
+        TRY(trainer_plan(&run->spec, run->grid, rank, &plan));
+        if ((double)memory_plan_total(&plan) <= *planned) continue;
+        *planned = (double)memory_plan_total(&plan);
+        TRY(world_open_null(&world, run->grid, rank));
+        Err err = trainer_open_on(&t, DEVICE_NULL, &run->spec, &world, &plan);
+        if (!err) *dummies = dummy_gradients(t.stores[0].reg);
+        trainer_close(&t);
+        world_close(&world);
+        TRY(err);
+    }
+    return ERR_OK;
+}
+
+#endif
