@@ -22,7 +22,7 @@ typedef struct {
 
 /* The pull: a constant that is e^(+-FIT_WIDTH) from its begin costs as much as one row of all that is off by FIT_WIDTH
  * costs; no row weighs more than one that is off by FIT_SMALL. */
-static const double FIT_WIDTH = 0.2, FIT_SMALL = 0.03;
+static const double FIT_WIDTH = .2, FIT_SMALL = .03;
 
 static inline double fit_ratio(const Fit *f, int row, const double *step)
 {

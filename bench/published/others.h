@@ -35,6 +35,9 @@ typedef struct {
 
 enum { HOST_DEVICES = 8 };
 
+/* What a call takes besides its bytes, within a host and between hosts: NCCL's small all-gathers. */
+static const double CALL_S = 15e-6, FAR_CALL_S = 30e-6;
+
 typedef struct {
     bool fp8;
     double cast_bytes;      /* an element that a product in 8 bits reads */
@@ -174,7 +177,7 @@ static inline double trip_time(const Machine *m, const Rates *r, const Habits *h
     if (h->hosts_most) far = fmin(far, h->hosts_most * (hosts - 1) / hosts);
     const double bytes = h->tokens * h->row_bytes;
     return fmax(bytes * far / (m->network * r->link), bytes * near / (m->link * r->link)) +
-           2 * (hosts > 1 ? 30e-6 : 15e-6);
+           2 * (hosts > 1 ? FAR_CALL_S : CALL_S);
 }
 
 static inline void add_messages(const Machine *m, const Rates *r, const Habits *h, const Tally *tally, Grid grid,
@@ -193,7 +196,8 @@ static inline void add_messages(const Machine *m, const Rates *r, const Habits *
     static const GroupKind tensor[] = { GROUP_TP, GROUP_SP };
     for (int i = 0; i < 2; i++) {
         const CommWork gather = tally->sent[tensor[i]][COMM_ALL_GATHER], sum = tally->sent[tensor[i]][COMM_EXCHANGE];
-        t->unit.tp += (double)(gather.bytes + sum.bytes) / units / (m->link * r->link);
+        t->unit.tp += (double)(gather.bytes + sum.bytes) / units / (m->link * r->link) +
+                      (double)(gather.calls + sum.calls) / units * CALL_S;
     }
     static const GroupKind context[] = { GROUP_CP, GROUP_CP_HEADS, GROUP_CP_RING };
     for (int i = 0; i < 3; i++)

@@ -189,15 +189,16 @@ static inline Habits habits_of(const Table *t, const Run *run)
 /* Tallies of the first rank of each pipeline rank, over few micro-batches. */
 static inline Err run_count(Run *run)
 {
-    const int64_t dp = run->grid.dp, all = run->spec.global_batch / (run->spec.micro_batch * dp);
+    TrainSpec spec = run->spec;
+    const int64_t dp = run->grid.dp, all = spec.global_batch / (spec.micro_batch * dp);
     int64_t units = run->grid.pp > 1 ? run->grid.pp : 2;
     if (units > all) units = all;
     run->units = (double)all, run->counted = (double)units;
-    run->spec.global_batch = units * run->spec.micro_batch * dp;
+    spec.global_batch = units * spec.micro_batch * dp;
     run->tally = calloc((size_t)run->grid.pp, sizeof *run->tally);
     if (!run->tally) return err_set(ERR_MEMORY, "no memory to count in");
     for (int pp = 0; pp < run->grid.pp; pp++)
-        TRY(tally_rank(&run->spec, run->grid, pp * (grid_size(run->grid) / run->grid.pp), &run->tally[pp]));
+        TRY(tally_rank(&spec, run->grid, pp * (grid_size(run->grid) / run->grid.pp), &run->tally[pp]));
     return ERR_OK;
 }
 
@@ -220,7 +221,7 @@ static inline StepTime run_time(const Table *t, const Run *run, const Rates *r)
         if (unit_time(&one, again, r->overlap) > unit_time(&slowest, again, r->overlap)) slowest = one;
     }
     const double unit = unit_time(&slowest, again, r->overlap);
-    StepTime out = { .bubble = (run->grid.pp - 1) / chunks * all / run->grid.pp,
+    StepTime out = { .bubble = (all - unit) / chunks,
                      .once = slowest.once,
                      .reduce = exposed(unit, slowest.reduce, r->overlap, h.hides_dp),
                      .shares = slowest.unit };
@@ -269,6 +270,113 @@ static inline Err memory_of(const Run *run, double *planned, double *dummies)
         TRY(err);
     }
     return ERR_OK;
+}
+
+/* ---- constants ---- */
+
+/* Fitted by bench_published --fit, rounded; docs/planner.md says where each began and what a tenth of it moves. */
+static const Rates published_rates = { .bf16 = .71, .fp8 = .595, .depth = 200, .memory = .92,
+                                       .attention = .81, .link = .89, .overlap = .29, .host_us = 10 };
+
+/* The machine of simumax.txt is slower: of its devices' peak large products reach this, the one rate fitted to it. */
+static const double SIMUMAX_BF16 = .446;
+
+/* Public figures, from which the fit begins. */
+static const Rates public_rates = { .bf16 = .75, .fp8 = .62, .depth = 200, .memory = .85,
+                                    .attention = .80, .link = .80, .overlap = .30, .host_us = 10 };
+
+/* How far each may go. */
+static const struct {
+    const char *name;
+    double low, high;
+} constants[RATES] = {
+    { "bf16", .40, .85 },      { "fp8", .35, .80 },  { "depth", 50, 800 },   { "memory", .70, .92 },
+    { "attention", .50, 1.1 }, { "link", .60, .95 }, { "overlap", .05, .6 }, { "host_us", 2, 40 },
+};
+
+static inline double *constant(Rates *r, int k) { return (double *)r + k; }
+
+/* ---- all rows of a file ---- */
+
+static inline double percent(double value, double of) { return 100 * (value / of - 1); }
+
+typedef struct {
+    Table table, recipes;
+    Run run[TABLE_ROWS];
+} Published;
+
+static inline Err published_read(const char *path, Published *p)
+{
+    char recipes[PATH_BYTES];
+    snprintf(recipes, sizeof recipes, "%s/recipes.txt", published_folder);
+    TRY(table_read(recipes, false, &p->recipes));
+    TRY(table_read(path, true, &p->table));
+    for (int i = 0; i < p->table.rows; i++) {
+        TRY(run_of(&p->table, &p->table.row[i], &p->recipes, &p->run[i]));
+        TRY(run_count(&p->run[i]));
+    }
+    return ERR_OK;
+}
+
+static inline void published_close(Published *p)
+{
+    for (int i = 0; i < p->table.rows; i++) free(p->run[i].tally), config_release(&p->run[i].config);
+    free(p->table.text);
+    free(p->recipes.text);
+}
+
+static inline const char *word(const Published *p, int row, const char *name)
+{
+    return table_word(&p->table, &p->table.row[row], name);
+}
+
+static inline double number(const Published *p, int row, const char *name)
+{
+    return table_number(&p->table, &p->table.row[row], name);
+}
+
+static inline bool is_out(const Published *p, int row)
+{
+    const char *why = word(p, row, "out");
+    return why && strcmp(why, "-") != 0;
+}
+
+static inline bool is_mixture(const Published *p, int row) { return p->run[row].spec.model.moe.experts > 0; }
+
+static inline double measured_seconds(const Published *p, int row)
+{
+    const char *ms = word(p, row, "step_ms");
+    if (ms) return 1e-3 * strtod(ms, NULL);
+    return number(p, row, "batch") * number(p, row, "seq") / number(p, row, "world") / number(p, row, "tok/s");
+}
+
+/* Of what the row measured: speed, or time. */
+static inline double error_of(const Published *p, int row, double seconds)
+{
+    const double measured = measured_seconds(p, row);
+    return word(p, row, "step_ms") ? percent(seconds, measured) : percent(measured, seconds);
+}
+
+/* Predicted over measured time. */
+static inline double ratio(const Published *p, int row, const Rates *r)
+{
+    return run_time(&p->table, &p->run[row], r).seconds / measured_seconds(p, row);
+}
+
+/* ---- errors ---- */
+
+typedef struct {
+    int count, near;
+    double sum, absolute, worst; /* percent */
+} Errors;
+
+static inline void add_error(Errors *e, double error)
+{
+    e->count++;
+    e->near += fabs(error) < 10;
+    e->sum += error;
+    e->absolute += fabs(error);
+    if (fabs(error) > fabs(e->worst)) e->worst = error;
 }
 
 #endif

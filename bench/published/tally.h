@@ -28,6 +28,7 @@ typedef struct {
     WideCount flop; /* the device's counter at the last call */
     CommWork sent[WORLD_COMMS][COMM_KIND_COUNT];
     int size[WORLD_COMMS];
+    int64_t params; /* of the model */
 } Tally;
 
 static Tally *tallying;
@@ -136,6 +137,7 @@ static inline Err tally_rank(const TrainSpec *spec, Grid grid, int rank, Tally *
     TRY(world_open_null(&world, grid, rank));
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, &plan);
     if (!err) err = tally_step(&t, out);
+    out->params = plan.params;
     trainer_close(&t);
     world_close(&world);
     return err;
