@@ -4,8 +4,8 @@
  *
  *   bench_published [--moves] [--fit] [--rows FILE]
  *
- * --moves: and by how much a tenth more of each constant moves predictions; --fit: and constants fitted to the rows, and
- * to all but those of one model; --rows: rows of FILE alone, which are as those of rows.txt.
+ * --moves: and by how much a tenth more of each constant moves predictions; --fit: and constants fitted to the rows,
+ * and to all but those of one model; --rows: rows of FILE alone, which are as those of rows.txt.
  */
 #include "published/fit.h"
 #include "published/published.h"
@@ -31,10 +31,10 @@ static void print_rows(const Published *p, const Rates *r)
 {
     printf("\nErrors are of tokens a second; shares of the predicted step: products, attention, memory work, messages "
            "of tp and cp, of ep, of dp, host, bubble, optimizer. (Rows in brackets do not count.)\n\n"
-           "| model | devices | in | tp/pp/vpp/cp/ep | batch | recipe | measured | predicted | error %% | prod | attn | "
-           "mem | tp | ep | dp | host | bub | opt |\n"
-           "| --- | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | "
-           "---: | ---: |\n");
+           "| model | devices | in | tp/pp/vpp/cp/ep | batch | recipe | measured | predicted | error %% | prod | "
+           "attn | mem | tp | ep | dp | host | bub | opt |\n"
+           "| --- | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | "
+           "---: | ---: | ---: |\n");
     for (int i = 0; i < p->table.rows; i++) {
         const StepTime t = run_time(&p->table, &p->run[i], r);
         const double all = 100 / t.seconds, unit = all * p->run[i].units;
@@ -150,7 +150,8 @@ static void print_moves(const Published *p, const Rates *r)
         Errors dense = { 0 }, mixtures = { 0 };
         *constant(&more, k) *= 1.1;
         for (int i = 0; i < p->table.rows; i++)
-            if (!is_out(p, i)) add_error(is_mixture(p, i) ? &mixtures : &dense, percent(ratio(p, i, r), ratio(p, i, &more)));
+            if (!is_out(p, i))
+                add_error(is_mixture(p, i) ? &mixtures : &dense, percent(ratio(p, i, r), ratio(p, i, &more)));
         printf("| %s | %.4g | %+.2f | %+.2f |\n", constants[k].name, *constant(&now, k), dense.sum / dense.count,
                mixtures.sum / mixtures.count);
     }
@@ -175,7 +176,7 @@ static Err print_memory(const Published *p)
     Errors planned = { 0 }, kept = { 0 }, theirs = { 0 };
     printf("\nMemory of the rank that needs the most, GiB. kept: and a gradient in 16 bits of each shape of weight, "
            "which Transformer Engine keeps and we do not.\n\n"
-           "| model | tp | pp | cp | ep | seq | measured | planned | error %% | kept | error %% | SimuMax's error %% |\n"
+           "| model | tp | pp | cp | ep | seq | measured | planned | error %% | kept | error %% | SimuMax's %% |\n"
            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
     for (int i = 0; i < p->table.rows; i++) {
         const double measured = number(p, i, "gib");

@@ -261,7 +261,8 @@ static inline RankTime rank_time(const Machine *m, const Rates *r, const Habits 
         t.unit.ep = exposed(t.unit.product + t.unit.attention + t.unit.memory, trips, r->overlap, h->hides_ep);
     }
     if (h->mixture) {
-        const double again = h->full_recompute ? 1.4 : 1; /* a dropless mixture waits for the device: added, not hidden */
+        /* (added, not hidden: a mixture that drops nothing waits for the device to tell it how many rows there are) */
+        const double again = h->full_recompute ? 1.4 : 1;
         t.unit.host = mixtures * again * mixture_launches(h, h->experts / grid.ep) * r->host_us * 1e-6;
     }
     return t;
