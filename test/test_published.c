@@ -138,7 +138,7 @@ TEST(a_fact_left_out_is_missed)
 /* One tile of 128 x 256 on each multiprocessor: twice its elements times the sum's length, over the rate of one. */
 TEST(a_product_of_one_wave_by_hand)
 {
-    const Machine m = { .bf16 = 100e12, .fp8 = 200e12, .memory = 1e15, .multiprocessors = 100, .power = 1 };
+    const Machine m = { .bf16 = 100e12, .fp8 = 200e12, .memory = 1e15, .multiprocessors = 100, .host_devices = 8, .power = 1 };
     Rates r = { .bf16 = .5, .fp8 = .5, .depth = 0, .memory = 1 };
     const Product p = { .rows = 128 * 100, .columns = 256, .depth = 1000, .count = 1 };
     const double one = 2. * 128 * 256 * 1000 / (.5 * 100e12 / 100);

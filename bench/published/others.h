@@ -28,12 +28,10 @@ typedef struct {
 typedef struct {
     const char *name;
     double bf16, fp8, memory, link, network; /* one way, of each device */
-    int multiprocessors;
+    int multiprocessors, host_devices;       /* host_devices: that are linked with each other */
     double attention_fwd, attention_bwd; /* heads 128 wide, long sequences: the best published kernel's */
     double power;                        /* of arithmetic rates, under a lower power limit */
 } Machine;
-
-enum { HOST_DEVICES = 8 };
 
 /* What a call takes besides its bytes, within a host and between hosts: NCCL's small all-gathers. */
 static const double CALL_S = 15e-6, FAR_CALL_S = 30e-6;
@@ -164,16 +162,16 @@ static inline void add_attention(const Machine *m, const Rates *r, const Habits 
 static inline double ring_rate(const Machine *m, const Rates *r, int members, int inner)
 {
     const double link = m->link * r->link, network = m->network * r->link;
-    if (members * inner <= HOST_DEVICES) return link;
-    return fmin(link, network * fmax(1, (double)HOST_DEVICES / inner));
+    if (members * inner <= m->host_devices) return link;
+    return fmin(link, network * fmax(1, (double)m->host_devices / inner));
 }
 
 /* Rows of one trip between `members` ranks that share experts. */
 static inline double trip_time(const Machine *m, const Rates *r, const Habits *h, int members)
 {
-    const double hosts = fmax(1, (double)members / HOST_DEVICES), k = h->topk, n = members;
+    const double hosts = fmax(1, (double)members / m->host_devices), k = h->topk, n = members;
     double far = h->rows_once ? (hosts - 1) * (1 - pow(1 - 1 / hosts, k)) : k * (hosts - 1) / hosts;
-    double near = (h->rows_once ? n * (1 - pow(1 - 1 / n, k)) : k) * fmin(HOST_DEVICES - 1, n - 1) / HOST_DEVICES;
+    double near = (h->rows_once ? n * (1 - pow(1 - 1 / n, k)) : k) * fmin(m->host_devices - 1, n - 1) / fmin(m->host_devices, n);
     if (h->hosts_most) far = fmin(far, h->hosts_most * (hosts - 1) / hosts);
     const double bytes = h->tokens * h->row_bytes;
     return fmax(bytes * far / (m->network * r->link), bytes * near / (m->link * r->link)) +
@@ -187,7 +185,8 @@ static inline void add_messages(const Machine *m, const Rates *r, const Habits *
     static const GroupKind reduced[] = { GROUP_DP, GROUP_DP_CP, GROUP_EXPERT_DP };
     for (int i = 0; i < 3; i++) {
         const CommWork *sent = tally->sent[reduced[i]];
-        const int inner = reduced[i] == GROUP_EXPERT_DP ? (grid.ep < HOST_DEVICES ? grid.ep : HOST_DEVICES) : grid.tp;
+        const int experts = grid.ep < m->host_devices ? grid.ep : m->host_devices;
+        const int inner = reduced[i] == GROUP_EXPERT_DP ? experts : grid.tp;
         const double rate = ring_rate(m, r, tally->size[reduced[i]], inner);
         t->reduce += gradient * (double)sent[COMM_REDUCE_SCATTER_TREE_F32].bytes / rate;
         t->reduce += gathers * (double)sent[COMM_ALL_GATHER].bytes / rate;

@@ -138,12 +138,18 @@ static inline Err run_of(const Table *t, const TableRow *r, const Table *recipes
 
 /* ---- time ---- */
 
-/* Data sheets; rates of attention as kernels' authors publish them. H100 of 96 GB: HBM2e, and 500 W of 700. */
+/*
+ * Data sheets; rates of attention as kernels' authors publish them (FlashAttention 3, cuDNN). H100 of 96 GB: HBM2e, and
+ * 500 W of 700, by whose root arithmetic is slower. GB200 and GB300 link 72 devices; no row here is of them.
+ */
 static const Machine machines[] = {
-    { "h100", 989e12, 1979e12, 3.35e12, 450e9, 50e9, 132, 640e12, 540e12, 1 },
-    { "h100-96", 989e12, 1979e12, 2.4e12, 450e9, 50e9, 132, 640e12, 540e12, .845 },
-    { "h200", 989e12, 1979e12, 4.8e12, 450e9, 50e9, 132, 640e12, 540e12, 1 },
-    { "b200", 2250e12, 4500e12, 7.7e12, 900e9, 50e9, 148, 1500e12, 1100e12, 1 },
+    { "h100", 989e12, 1979e12, 3.35e12, 450e9, 50e9, 132, 8, 640e12, 540e12, 1 },
+    { "h100-96", 989e12, 1979e12, 2.4e12, 450e9, 50e9, 132, 8, 640e12, 540e12, .845 },
+    { "h200", 989e12, 1979e12, 4.8e12, 450e9, 50e9, 132, 8, 640e12, 540e12, 1 },
+    { "b200", 2250e12, 4500e12, 7.7e12, 900e9, 50e9, 148, 8, 1500e12, 1100e12, 1 },
+    { "b300", 2250e12, 4500e12, 7.7e12, 900e9, 100e9, 148, 8, 1500e12, 1100e12, 1 },
+    { "gb200", 2500e12, 5000e12, 8e12, 900e9, 50e9, 148, 72, 1650e12, 1200e12, 1 },
+    { "gb300", 2500e12, 5000e12, 8e12, 900e9, 100e9, 148, 72, 1650e12, 1200e12, 1 },
 };
 
 /* The step of a run in seconds, and of it by what it is spent on. */
@@ -305,12 +311,31 @@ typedef struct {
     Run run[TABLE_ROWS];
 } Published;
 
+static inline Err check_columns(const Published *p)
+{
+    static const char *const needed[] = { "model", "world", "device", "products", "tp",  "pp",    "vpp",
+                                          "cp",    "ep",    "mbs",    "batch",    "seq", "recipe" };
+    const TableRow *first = &p->table.row[0];
+    for (size_t k = 0; k < sizeof needed / sizeof *needed; k++)
+        if (!p->table.rows || !table_word(&p->table, first, needed[k]))
+            return err_set(ERR_DATA, "there is no column '%s'", needed[k]);
+    if (!table_word(&p->table, first, "tok/s") && !table_word(&p->table, first, "step_ms"))
+        return err_set(ERR_DATA, "there is no column 'tok/s', nor 'step_ms'");
+    for (int i = 0; i < p->table.rows; i++) {
+        const char *device = table_word(&p->table, &p->table.row[i], "device");
+        if (!machine_named(device)) return err_set(ERR_DATA, "nothing is known of a device '%s'", device);
+    }
+    return ERR_OK;
+}
+
 static inline Err published_read(const char *path, Published *p)
 {
     char recipes[PATH_BYTES];
     snprintf(recipes, sizeof recipes, "%s/recipes.txt", published_folder);
     TRY(table_read(recipes, false, &p->recipes));
     TRY(table_read(path, true, &p->table));
+    const Err err = check_columns(p);
+    if (err) return err_prefix(err, "%s", path);
     for (int i = 0; i < p->table.rows; i++) {
         TRY(run_of(&p->table, &p->table.row[i], &p->recipes, &p->run[i]));
         TRY(run_count(&p->run[i]));
