@@ -43,13 +43,16 @@ typedef struct {
     double attention;       /* over the device's rate */
     bool unfused;           /* scores pass memory */
     bool expert_by_expert;  /* a launch for each expert, else one for all */
+    double grouped;         /* rate of products of all experts at once, over that of others */
+    double host;            /* of the host's time a launch, over theirs that call from Python */
     bool rows_once;         /* a row travels once to each rank and host */
     bool graphs;            /* of what stands around the experts */
     bool hides_tp, hides_dp, hides_ep;
     double gradient_bytes;
     bool sharded;
     double passes;
-    bool mixture, full_recompute;
+    bool mixture;
+    Recompute recompute;
     int experts, topk, hosts_most; /* hosts_most: that a token goes to, by its router's groups; 0: any */
     double tokens, row_bytes;      /* of a rank's micro-batch, outside tensor-parallel regions */
 } Habits;
@@ -127,7 +130,8 @@ static inline void add_product(const Machine *m, const Rates *r, const Habits *h
     else if (!forward) p.columns = inputs, p.depth = outputs;
     p.fp8 = h->fp8 && !head && !router && !l->fp32;
     p.adds = dw;
-    const double s = calls * product_time(m, r, p, h->expert_by_expert);
+    const double slower = l->side[3] && !h->expert_by_expert ? 1 / h->grouped : 1;
+    const double s = calls * slower * product_time(m, r, p, h->expert_by_expert);
     const double cast =
         p.fp8 && !dw ? calls * (double)l->side[0] * (forward ? inputs : outputs) * h->cast_bytes / m->memory : 0;
     t->unit.product += s;
@@ -256,13 +260,14 @@ static inline RankTime rank_time(const Machine *m, const Rates *r, const Habits 
     t.unit.tp = h->hides_tp ? exposed(t.unit.product, t.unit.tp, r->overlap, true) : t.unit.tp * 8 / 9;
     t.unit.cp = exposed(t.unit.attention, t.unit.cp, r->overlap, true);
     if (h->mixture && grid.ep > 1) {
-        const double trips = mixtures * (h->full_recompute ? 6 : 4) * trip_time(m, r, h, grid.ep);
+        static const int trips_of[] = { [RECOMPUTE_NONE] = 4, [RECOMPUTE_SELECTIVE] = 5, [RECOMPUTE_FULL] = 6 };
+        const double trips = mixtures * trips_of[h->recompute] * trip_time(m, r, h, grid.ep);
         t.unit.ep = exposed(t.unit.product + t.unit.attention + t.unit.memory, trips, r->overlap, h->hides_ep);
     }
     if (h->mixture) {
         /* (added, not hidden: a mixture that drops nothing waits for the device to tell it how many rows there are) */
-        const double again = h->full_recompute ? 1.4 : 1;
-        t.unit.host = mixtures * again * mixture_launches(h, h->experts / grid.ep) * r->host_us * 1e-6;
+        const double again = h->recompute == RECOMPUTE_FULL ? 1.4 : 1;
+        t.unit.host = mixtures * again * mixture_launches(h, h->experts / grid.ep) * h->host * r->host_us * 1e-6;
     }
     return t;
 }
