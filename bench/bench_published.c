@@ -212,12 +212,12 @@ static Err print_all(const Published *p, const Published *simumax, bool moves, b
     if (fit) {
         bool but_bf16[RATES];
         for (int k = 0; k < RATES; k++) but_bf16[k] = k > 0;
-        r = fitted(p, public_rates, none_fixed, NULL);
-        print_constants("\nPublic figures", public_rates);
-        print_summary(p, &public_rates);
+        r = fitted(p, begin_rates, none_fixed, NULL);
+        print_constants("\nWhere the fit begins", begin_rates);
+        print_summary(p, &begin_rates);
         print_constants("\nFitted", r);
         print_summary(p, &r);
-        print_left_out(p, public_rates);
+        print_left_out(p, begin_rates);
         if (simumax) print_constants("\nWith bf16 alone fitted to SimuMax's machine",
                                      fitted(simumax, published_rates, but_bf16, NULL));
     }

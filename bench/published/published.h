@@ -289,8 +289,8 @@ static const Rates published_rates = { .bf16 = .71, .fp8 = .595, .depth = 200, .
 /* The machine of simumax.txt is slower: of its devices' peak large products reach this, the one rate fitted to it. */
 static const double SIMUMAX_BF16 = .446;
 
-/* Public figures, from which the fit begins. */
-static const Rates public_rates = { .bf16 = .75, .fp8 = .62, .depth = 200, .memory = .85,
+/* Public figures, and judgement between them: where the fit begins. */
+static const Rates begin_rates = { .bf16 = .75, .fp8 = .62, .depth = 200, .memory = .85,
                                     .attention = .80, .link = .80, .overlap = .30, .host_us = 10 };
 
 /* How far each may go. */
