@@ -70,9 +70,9 @@ TEST(published_steps_within_the_errors_that_are_documented)
     CHECK(dense.count == 27 && mixtures.count == 18);
     CHECK_MSG(dense.absolute / dense.count < 5.3 && fabs(dense.worst) < 13.5, "%.2f %.1f",
               dense.absolute / dense.count, dense.worst);
-    CHECK_MSG(mixtures.absolute / mixtures.count < 9 && fabs(mixtures.worst) < 21, "%.2f %.1f",
+    CHECK_MSG(mixtures.absolute / mixtures.count < 8.1 && fabs(mixtures.worst) < 18.5, "%.2f %.1f",
               mixtures.absolute / mixtures.count, mixtures.worst);
-    CHECK(fabs(dense.sum / dense.count) < 1 && fabs(mixtures.sum / mixtures.count) < 1);
+    CHECK(fabs(dense.sum / dense.count) < 1 && fabs(mixtures.sum / mixtures.count) < 2);
 }
 
 

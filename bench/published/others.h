@@ -226,13 +226,13 @@ static inline bool is_forward(OpId id)
     return n > 4 && !strcmp(name + n - 4, "_fwd");
 }
 
-/* Launches around the experts of a mixture, forward and backward, and those of each expert where it has its own: casts
- * come with the products in 8 bits, and passes for the largest before them. */
+/* Launches around the experts of a mixture, forward and backward, and those of each expert where it has its own. In 8
+ * bits each of its tensors wants three more: its largest or the order of its scales, the cast, the transposed cast. */
 static inline double mixture_launches(const Habits *h, int experts)
 {
-    enum { AROUND = 115, RECORDED = 35, GROUPED = 20, EXPERT = 6, CAST = 4 };
-    const double casts = !h->fp8 ? 0 : h->cast_bytes > 4 ? 3 : 2;
-    return AROUND - (h->graphs ? RECORDED : 0) + (h->expert_by_expert ? experts * (EXPERT + CAST * casts) : GROUPED);
+    enum { AROUND = 115, RECORDED = 35, GROUPED = 20, EXPERT = 6, TENSORS = 4, CASTS = 3 };
+    const int each = EXPERT + (h->fp8 ? TENSORS * CASTS : 0);
+    return AROUND - (h->graphs ? RECORDED : 0) + (h->expert_by_expert ? experts * each : GROUPED);
 }
 
 /* `units`: micro-batches of the tally. */
