@@ -33,6 +33,40 @@ static double mean_absolute(const Published *p, const Rates *r, Kind kind)
     return e.absolute / e.count;
 }
 
+/* The models as their authors count them, in billions; DeepSeek-V3 with its module for a further token. */
+TEST(models_have_the_parameters_that_are_published)
+{
+    static const struct {
+        const char *model;
+        double billions;
+    } cases[] = {
+        { "llama2-7b", 6.738 },       { "llama2-13b", 13.016 },    { "llama2-70b", 68.977 },
+        { "llama3-1b", 1.236 },       { "llama3-3b", 3.213 },      { "llama3-8b", 8.030 },
+        { "llama3-70b", 70.554 },     { "llama3-405b", 405.853 },  { "qwen3-0.6b", .596 },
+        { "qwen3-1.7b", 1.721 },      { "qwen3-4b", 4.022 },       { "qwen3-8b", 8.191 },
+        { "qwen3-14b", 14.768 },      { "qwen3-32b", 32.762 },     { "qwen3-30b", 30.532 },
+        { "qwen3-235b", 235.094 },    { "mixtral-8x7b", 46.703 },  { "mixtral-8x22b", 140.630 },
+        { "gpt-oss-20b", 20.915 },    { "gpt-oss-120b", 116.829 }, { "deepseek-v2-lite", 15.706 },
+        { "deepseek-v2", 235.741 },   { "deepseek-v3", 682.636 },  { "kimi-k2", 1026.408 },
+        { "nemotron-340b", 341.029 },
+    };
+    static const char *const one_rank[] = { "run.device=cuda", "run.precision=bf16" };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char path[PATH_BYTES];
+        Config c;
+        TrainSpec spec;
+        Grid grid;
+        MemoryPlan plan;
+        snprintf(path, sizeof path, "bench/published/models/%s.ini", cases[i].model);
+        OK(config_read(&c, (ConfigSource){ .path = path, .overrides = one_rank, .override_count = 2, .world_size = 1 }));
+        OK(grid_spec(&c, &grid));
+        OK(train_spec(&c, c.model.vocab, &spec));
+        OK(trainer_plan(&spec, grid, 0, &plan));
+        CHECK(fabs(1e-9 * (double)plan.params - cases[i].billions) < .0006);
+        config_release(&c);
+    }
+}
+
 /* Published TFLOP/s over tokens/s. NeMo 24.07 counts attention to all keys, the others to those that are seen. */
 TEST(flop_a_token_are_those_that_others_count)
 {
