@@ -17,8 +17,8 @@ static const double GIB = 1073741824.0;
 static void print_errors(const char *what, const Errors *e)
 {
     if (!e->count) return;
-    printf("| %s | %d | %.1f | %+.1f | %d %% | %+.1f |\n", what, e->count, e->absolute / e->count, e->sum / e->count,
-           100 * e->near / e->count, e->worst);
+    printf("| %s | %d | %.1f | %+.1f | %d %% | %+.1f |\n", what, e->count, e->absolute / e->count,
+           e->sum / e->count, 100 * e->near / e->count, e->worst);
 }
 
 static void print_errors_head(void)
@@ -29,23 +29,27 @@ static void print_errors_head(void)
 
 static void print_rows(const Published *p, const Rates *r)
 {
-    printf("\nErrors are of tokens a second; shares of the predicted step: products, attention, memory work, messages "
+    printf("\nErrors are of tokens a second; shares of the predicted step: products, attention, memory work, "
+           "messages "
            "of tp and cp, of ep, of dp, host, bubble, optimizer. (Rows in brackets do not count.)\n\n"
-           "| model | devices | in | tp/pp/vpp/cp/ep | batch | recipe | measured | predicted | error %% | prod | "
+           "| model | devices | in | tp/pp/vpp/cp/ep | batch | recipe | measured | predicted | error %% | "
+           "prod | "
            "attn | mem | tp | ep | dp | host | bub | opt |\n"
-           "| --- | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | "
+           "| --- | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | "
+           "---: | "
            "---: | ---: | ---: |\n");
     for (int i = 0; i < p->table.rows; i++) {
         const StepTime t = run_time(&p->table, &p->run[i], r);
         const double all = 100 / t.seconds, unit = all * p->run[i].units;
         const double rate = number(p, i, "batch") * number(p, i, "seq") / number(p, i, "world");
         const char *open = is_out(p, i) ? "(" : "", *close = is_out(p, i) ? ")" : "";
-        printf("| %s | %s %s | %s | %s/%s/%s/%s/%s | %s | %s | %.0f | %.0f | %s%+.1f%s | %.0f | %.0f | %.0f | %.0f | "
+        printf("| %s | %s %s | %s | %s/%s/%s/%s/%s | %s | %s | %.0f | %.0f | %s%+.1f%s | %.0f | %.0f | %.0f "
+               "| %.0f | "
                "%.0f | %.0f | %.0f | %.0f | %.0f |\n",
                word(p, i, "model"), word(p, i, "world"), word(p, i, "device"), word(p, i, "products"),
                word(p, i, "tp"), word(p, i, "pp"), word(p, i, "vpp"), word(p, i, "cp"), word(p, i, "ep"),
-               word(p, i, "batch"), word(p, i, "recipe"), rate / measured_seconds(p, i), rate / t.seconds, open,
-               error_of(p, i, t.seconds), close, unit * t.shares.product, unit * t.shares.attention,
+               word(p, i, "batch"), word(p, i, "recipe"), rate / measured_seconds(p, i), rate / t.seconds,
+               open, error_of(p, i, t.seconds), close, unit * t.shares.product, unit * t.shares.attention,
                unit * t.shares.memory, unit * (t.shares.tp + t.shares.cp), unit * t.shares.ep, all * t.reduce,
                unit * t.shares.host, all * t.bubble, all * t.once);
     }
@@ -74,7 +78,8 @@ static void print_summary(const Published *p, const Rates *r)
 
 enum { FIT_TIMES = 6 };
 
-static void fit_measure(const Published *p, const Rates *r, const Rates *begin, const bool fixed[RATES], Fit *f)
+static void fit_measure(const Published *p, const Rates *r, const Rates *begin, const bool fixed[RATES],
+                        Fit *f)
 {
     enum { TENTH = 10 };
     f->rows = p->table.rows, f->constants = RATES;
@@ -152,8 +157,8 @@ static void print_moves(const Published *p, const Rates *r)
         for (int i = 0; i < p->table.rows; i++)
             if (!is_out(p, i))
                 add_error(is_mixture(p, i) ? &mixtures : &dense, percent(ratio(p, i, r), ratio(p, i, &more)));
-        printf("| %s | %.4g | %+.2f | %+.2f |\n", constants[k].name, *constant(&now, k), dense.sum / dense.count,
-               mixtures.sum / mixtures.count);
+        printf("| %s | %.4g | %+.2f | %+.2f |\n", constants[k].name, *constant(&now, k),
+               dense.sum / dense.count, mixtures.sum / mixtures.count);
     }
 }
 
@@ -174,21 +179,24 @@ static bool is_new(const Published *p, int row)
 static Err print_memory(const Published *p)
 {
     Errors planned = { 0 }, kept = { 0 }, theirs = { 0 };
-    printf("\nMemory of the rank that needs the most, GiB. kept: and a gradient in 16 bits of each shape of weight, "
+    printf("\nMemory of the rank that needs the most, GiB. kept: and a gradient in 16 bits of each shape of "
+           "weight, "
            "which Transformer Engine keeps and we do not.\n\n"
-           "| model | tp | pp | cp | ep | seq | measured | planned | error %% | kept | error %% | SimuMax's %% |\n"
+           "| model | tp | pp | cp | ep | seq | measured | planned | error %% | kept | error %% | SimuMax's "
+           "%% |\n"
            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
     for (int i = 0; i < p->table.rows; i++) {
         const double measured = number(p, i, "gib");
         double bytes, dummies;
         if (!is_new(p, i)) continue;
         TRY(memory_of(&p->run[i], &bytes, &dummies));
-        const double error = percent(bytes / GIB, measured), with = percent((bytes + dummies) / GIB, measured);
+        const double error = percent(bytes / GIB, measured),
+                     with = percent((bytes + dummies) / GIB, measured);
         const double said = percent(number(p, i, "simumax_gib"), measured);
         add_error(&planned, error), add_error(&kept, with), add_error(&theirs, said);
-        printf("| %s | %s | %s | %s | %s | %s | %.2f | %.2f | %+.1f | %.2f | %+.1f | %+.1f |\n", word(p, i, "model"),
-               word(p, i, "tp"), word(p, i, "pp"), word(p, i, "cp"), word(p, i, "ep"), word(p, i, "seq"), measured,
-               bytes / GIB, error, (bytes + dummies) / GIB, with, said);
+        printf("| %s | %s | %s | %s | %s | %s | %.2f | %.2f | %+.1f | %.2f | %+.1f | %+.1f |\n",
+               word(p, i, "model"), word(p, i, "tp"), word(p, i, "pp"), word(p, i, "cp"), word(p, i, "ep"),
+               word(p, i, "seq"), measured, bytes / GIB, error, (bytes + dummies) / GIB, with, said);
     }
     print_errors_head();
     print_errors("planned", &planned);
@@ -218,8 +226,9 @@ static Err print_all(const Published *p, const Published *simumax, bool moves, b
         print_constants("\nFitted", r);
         print_summary(p, &r);
         print_left_out(p, begin_rates);
-        if (simumax) print_constants("\nWith bf16 alone fitted to SimuMax's machine",
-                                     fitted(simumax, published_rates, but_bf16, NULL));
+        if (simumax)
+            print_constants("\nWith bf16 alone fitted to SimuMax's machine",
+                            fitted(simumax, published_rates, but_bf16, NULL));
     }
     if (!simumax) return ERR_OK;
     print_constants("\nSimuMax's machine, with one rate of its own", slower);

@@ -58,7 +58,8 @@ TEST(models_have_the_parameters_that_are_published)
         Grid grid;
         MemoryPlan plan;
         snprintf(path, sizeof path, "bench/published/models/%s.ini", cases[i].model);
-        OK(config_read(&c, (ConfigSource){ .path = path, .overrides = one_rank, .override_count = 2, .world_size = 1 }));
+        OK(config_read(&c, (ConfigSource){
+                               .path = path, .overrides = one_rank, .override_count = 2, .world_size = 1 }));
         OK(grid_spec(&c, &grid));
         OK(train_spec(&c, c.model.vocab, &spec));
         OK(trainer_plan(&spec, grid, 0, &plan));
@@ -75,10 +76,10 @@ TEST(flop_a_token_are_those_that_others_count)
         double gflop;
         bool all_keys;
     } cases[] = {
-        { "gpt3-175b", 1077, true },      { "gpt3-20b", 128.2, true },      { "llama2-70b", 444.6, true },
-        { "nemotron-340b", 2106, true },  { "llama3-8b", 51.48, false },    { "llama3-70b", 449.2, false },
-        { "llama3-405b", 2524, false },   { "qwen3-30b", 23.01, false },    { "qwen3-235b", 148, false },
-        { "deepseek-v3", 260, false },    { "kimi-k2", 204.5, false },
+        { "gpt3-175b", 1077, true },     { "gpt3-20b", 128.2, true },   { "llama2-70b", 444.6, true },
+        { "nemotron-340b", 2106, true }, { "llama3-8b", 51.48, false }, { "llama3-70b", 449.2, false },
+        { "llama3-405b", 2524, false },  { "qwen3-30b", 23.01, false }, { "qwen3-235b", 148, false },
+        { "deepseek-v3", 260, false },   { "kimi-k2", 204.5, false },
     };
     read_all();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -90,8 +91,8 @@ TEST(flop_a_token_are_those_that_others_count)
         if (!r) continue;
         const ModelSpec *m = &run->spec.model;
         const int64_t attention = model_attention_flop_per_token(m);
-        const double flop = (double)(model_flop_per_token(m, run->tally[0].params) -
-                                     (cases[i].all_keys ? 0 : attention / 2));
+        const double flop =
+            (double)(model_flop_per_token(m, run->tally[0].params) - (cases[i].all_keys ? 0 : attention / 2));
         CHECK_CLOSE(1e-9 * flop / cases[i].gflop, 1, .006, "%s", cases[i].model);
     }
 }
@@ -108,7 +109,6 @@ TEST(published_steps_within_the_errors_that_are_documented)
               mixtures.absolute / mixtures.count, mixtures.worst);
     CHECK(fabs(dense.sum / dense.count) < 1 && fabs(mixtures.sum / mixtures.count) < 2);
 }
-
 
 TEST(figures_that_were_not_fitted_are_near)
 {
@@ -164,15 +164,17 @@ TEST(a_fact_left_out_is_missed)
             run->recipe = all;
             count++;
         }
-        CHECK_MSG(count > 5 && without > 1.5 * with, "%s: %d rows, %.1f and %.1f", facts[k], count, with / count,
-                  without / count);
+        CHECK_MSG(count > 5 && without > 1.5 * with, "%s: %d rows, %.1f and %.1f", facts[k], count,
+                  with / count, without / count);
     }
 }
 
 /* One tile of 128 x 256 on each multiprocessor: twice its elements times the sum's length, over the rate of one. */
 TEST(a_product_of_one_wave_by_hand)
 {
-    const Machine m = { .bf16 = 100e12, .fp8 = 200e12, .memory = 1e15, .multiprocessors = 100, .host_devices = 8, .power = 1 };
+    const Machine m = {
+        .bf16 = 100e12, .fp8 = 200e12, .memory = 1e15, .multiprocessors = 100, .host_devices = 8, .power = 1
+    };
     Rates r = { .bf16 = .5, .fp8 = .5, .depth = 0, .memory = 1 };
     const Product p = { .rows = 128 * 100, .columns = 256, .depth = 1000, .count = 1 };
     const double one = 2. * 128 * 256 * 1000 / (.5 * 100e12 / 100);

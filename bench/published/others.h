@@ -29,8 +29,8 @@ typedef struct {
     const char *name;
     double bf16, fp8, memory, link, network; /* one way, of each device */
     int multiprocessors, host_devices;       /* host_devices: that are linked with each other */
-    double attention_fwd, attention_bwd; /* heads 128 wide, long sequences: the best published kernel's */
-    double power;                        /* of arithmetic rates, under a lower power limit */
+    double attention_fwd, attention_bwd;     /* heads 128 wide, long sequences: the best published kernel's */
+    double power;                            /* of arithmetic rates, under a lower power limit */
 } Machine;
 
 /* What a call takes besides its bytes, within a host and between hosts: NCCL's small all-gathers. */
@@ -38,15 +38,15 @@ static const double CALL_S = 15e-6, FAR_CALL_S = 30e-6;
 
 typedef struct {
     bool fp8;
-    double cast_bytes;      /* an element that a product in 8 bits reads */
-    int64_t plain_outputs;  /* products with so many outputs stay in bf16: the head's */
-    double attention;       /* over the device's rate */
-    bool unfused;           /* scores pass memory */
-    bool expert_by_expert;  /* a launch for each expert, else one for all */
-    double grouped;         /* rate of products of all experts at once, over that of others */
-    double host;            /* of the host's time a launch, over theirs that call from Python */
-    bool rows_once;         /* a row travels once to each rank and host */
-    bool graphs;            /* of what stands around the experts */
+    double cast_bytes;     /* an element that a product in 8 bits reads */
+    int64_t plain_outputs; /* products with so many outputs stay in bf16: the head's */
+    double attention;      /* over the device's rate */
+    bool unfused;          /* scores pass memory */
+    bool expert_by_expert; /* a launch for each expert, else one for all */
+    double grouped;        /* rate of products of all experts at once, over that of others */
+    double host;           /* of the host's time a launch, over theirs that call from Python */
+    bool rows_once;        /* a row travels once to each rank and host */
+    bool graphs;           /* of what stands around the experts */
     bool hides_tp, hides_dp, hides_ep;
     double gradient_bytes;
     bool sharded;
@@ -117,14 +117,15 @@ static inline double product_time(const Machine *m, const Rates *r, Product p, b
     return fmax(best, p.count * traffic / (m->memory * r->memory));
 }
 
-static inline void add_product(const Machine *m, const Rates *r, const Habits *h, const TallyLine *l, double calls,
-                               RankTime *t)
+static inline void add_product(const Machine *m, const Rates *r, const Habits *h, const TallyLine *l,
+                               double calls, RankTime *t)
 {
     const bool forward = l->id == OP_linear_fwd || l->id == OP_grouped_fwd;
     const bool dw = l->id == OP_linear_dw || l->id == OP_grouped_dw;
     const double experts = l->side[3] ? (double)l->side[3] : 1, rows = (double)l->side[0] / experts;
     const double outputs = (double)l->side[1], inputs = (double)l->side[2];
-    const bool head = l->side[1] == h->plain_outputs, router = h->mixture && !l->side[3] && l->side[1] == h->experts;
+    const bool head = l->side[1] == h->plain_outputs,
+               router = h->mixture && !l->side[3] && l->side[1] == h->experts;
     Product p = { .rows = rows, .columns = outputs, .depth = inputs, .count = experts };
     if (dw) p.rows = outputs, p.columns = inputs, p.depth = rows;
     else if (!forward) p.columns = inputs, p.depth = outputs;
@@ -133,7 +134,8 @@ static inline void add_product(const Machine *m, const Rates *r, const Habits *h
     const double slower = l->side[3] && !h->expert_by_expert ? 1 / h->grouped : 1;
     const double s = calls * slower * product_time(m, r, p, h->expert_by_expert);
     const double cast =
-        p.fp8 && !dw ? calls * (double)l->side[0] * (forward ? inputs : outputs) * h->cast_bytes / m->memory : 0;
+        p.fp8 && !dw ? calls * (double)l->side[0] * (forward ? inputs : outputs) * h->cast_bytes / m->memory
+                     : 0;
     t->unit.product += s;
     t->unit.memory += cast / r->memory;
     if (forward && !head) t->forward += s + cast / r->memory;
@@ -142,12 +144,13 @@ static inline void add_product(const Machine *m, const Rates *r, const Habits *h
 /* ---- attention ---- */
 
 /* flop: of a causal mask over all keys. */
-static inline void add_attention(const Machine *m, const Rates *r, const Habits *h, const TallyLine *l, double flop,
-                                 RankTime *t)
+static inline void add_attention(const Machine *m, const Rates *r, const Habits *h, const TallyLine *l,
+                                 double flop, RankTime *t)
 {
     enum { SHORT = 300 };
     const bool forward = l->id == OP_attention_fwd;
-    const double all = (double)l->side[1] / 2, keys = l->side[3] && l->side[3] < all ? (double)l->side[3] : all;
+    const double all = (double)l->side[1] / 2,
+                 keys = l->side[3] && l->side[3] < all ? (double)l->side[3] : all;
     const double width = l->side[2] <= 64 ? .72 : l->side[2] == 192 ? .85 : 1;
     const double rate = r->attention * m->power * width * keys / (keys + SHORT) * h->attention *
                         (forward ? m->attention_fwd : m->attention_bwd);
@@ -175,15 +178,16 @@ static inline double trip_time(const Machine *m, const Rates *r, const Habits *h
 {
     const double hosts = fmax(1, (double)members / m->host_devices), k = h->topk, n = members;
     double far = h->rows_once ? (hosts - 1) * (1 - pow(1 - 1 / hosts, k)) : k * (hosts - 1) / hosts;
-    double near = (h->rows_once ? n * (1 - pow(1 - 1 / n, k)) : k) * fmin(m->host_devices - 1, n - 1) / fmin(m->host_devices, n);
+    double near = (h->rows_once ? n * (1 - pow(1 - 1 / n, k)) : k) * fmin(m->host_devices - 1, n - 1) /
+                  fmin(m->host_devices, n);
     if (h->hosts_most) far = fmin(far, h->hosts_most * (hosts - 1) / hosts);
     const double bytes = h->tokens * h->row_bytes;
     return fmax(bytes * far / (m->network * r->link), bytes * near / (m->link * r->link)) +
            2 * (hosts > 1 ? FAR_CALL_S : CALL_S);
 }
 
-static inline void add_messages(const Machine *m, const Rates *r, const Habits *h, const Tally *tally, Grid grid,
-                                double units, RankTime *t)
+static inline void add_messages(const Machine *m, const Rates *r, const Habits *h, const Tally *tally,
+                                Grid grid, double units, RankTime *t)
 {
     const double gradient = h->gradient_bytes / 4, gathers = h->sharded ? 2 : 1;
     static const GroupKind reduced[] = { GROUP_DP, GROUP_DP_CP, GROUP_EXPERT_DP };
@@ -195,10 +199,12 @@ static inline void add_messages(const Machine *m, const Rates *r, const Habits *
         t->reduce += gradient * (double)sent[COMM_REDUCE_SCATTER_TREE_F32].bytes / rate;
         t->reduce += gathers * (double)sent[COMM_ALL_GATHER].bytes / rate;
     }
-    t->reduce += (double)tally->sent[GROUP_EMBD][COMM_REDUCE_TREE_F32].bytes * gradient / (m->network * r->link);
+    t->reduce +=
+        (double)tally->sent[GROUP_EMBD][COMM_REDUCE_TREE_F32].bytes * gradient / (m->network * r->link);
     static const GroupKind tensor[] = { GROUP_TP, GROUP_SP };
     for (int i = 0; i < 2; i++) {
-        const CommWork gather = tally->sent[tensor[i]][COMM_ALL_GATHER], sum = tally->sent[tensor[i]][COMM_EXCHANGE];
+        const CommWork gather = tally->sent[tensor[i]][COMM_ALL_GATHER],
+                       sum = tally->sent[tensor[i]][COMM_EXCHANGE];
         t->unit.tp += (double)(gather.bytes + sum.bytes) / units / (m->link * r->link) +
                       (double)(gather.calls + sum.calls) / units * CALL_S;
     }
@@ -236,8 +242,8 @@ static inline double mixture_launches(const Habits *h, int experts)
 }
 
 /* `units`: micro-batches of the tally. */
-static inline RankTime rank_time(const Machine *m, const Rates *r, const Habits *h, const Tally *tally, Grid grid,
-                                 double units)
+static inline RankTime rank_time(const Machine *m, const Rates *r, const Habits *h, const Tally *tally,
+                                 Grid grid, double units)
 {
     RankTime t = { 0 };
     double mixtures = 0; /* of a micro-batch */
@@ -249,7 +255,8 @@ static inline RankTime rank_time(const Machine *m, const Rates *r, const Habits 
         else if (l->id == OP_adamw || l->id == OP_grad_stats || l->id == OP_step_finish)
             t.once += l->bytes / (m->memory * r->memory);
         else {
-            const double s = l->bytes / units * (is_elementwise(l->id) ? h->passes : 1) / (m->memory * r->memory);
+            const double s =
+                l->bytes / units * (is_elementwise(l->id) ? h->passes : 1) / (m->memory * r->memory);
             t.unit.memory += s;
             if (is_forward(l->id)) t.forward += s;
         }
@@ -260,14 +267,18 @@ static inline RankTime rank_time(const Machine *m, const Rates *r, const Habits 
     t.unit.tp = h->hides_tp ? exposed(t.unit.product, t.unit.tp, r->overlap, true) : t.unit.tp * 8 / 9;
     t.unit.cp = exposed(t.unit.attention, t.unit.cp, r->overlap, true);
     if (h->mixture && grid.ep > 1) {
-        static const int trips_of[] = { [RECOMPUTE_NONE] = 4, [RECOMPUTE_SELECTIVE] = 5, [RECOMPUTE_FULL] = 6 };
+        static const int trips_of[] = {
+            [RECOMPUTE_NONE] = 4, [RECOMPUTE_SELECTIVE] = 5, [RECOMPUTE_FULL] = 6
+        };
         const double trips = mixtures * trips_of[h->recompute] * trip_time(m, r, h, grid.ep);
-        t.unit.ep = exposed(t.unit.product + t.unit.attention + t.unit.memory, trips, r->overlap, h->hides_ep);
+        t.unit.ep =
+            exposed(t.unit.product + t.unit.attention + t.unit.memory, trips, r->overlap, h->hides_ep);
     }
     if (h->mixture) {
         /* (added, not hidden: a mixture that drops nothing waits for the device to tell it how many rows there are) */
         const double again = h->recompute == RECOMPUTE_FULL ? 1.4 : 1;
-        t.unit.host = mixtures * again * mixture_launches(h, h->experts / grid.ep) * h->host * r->host_us * 1e-6;
+        t.unit.host =
+            mixtures * again * mixture_launches(h, h->experts / grid.ep) * h->host * r->host_us * 1e-6;
     }
     return t;
 }

@@ -76,7 +76,8 @@ static inline void override_with(Overrides *o, const char *key, const char *valu
     ASSERT(n < WORD_BYTES);
 }
 
-static inline void override_unless(Overrides *o, const Table *t, const TableRow *r, const char *key, const char *column)
+static inline void override_unless(Overrides *o, const Table *t, const TableRow *r, const char *key,
+                                   const char *column)
 {
     const char *value = table_word(t, r, column);
     if (strcmp(value, "1") != 0) override_with(o, key, value);
@@ -97,8 +98,7 @@ static inline Overrides overrides_of(const Table *t, const TableRow *r, const Re
     override_unless(&o, t, r, "parallel.vpp", "vpp");
     override_unless(&o, t, r, "parallel.cp", "cp");
     override_unless(&o, t, r, "parallel.ep", "ep");
-    if (strcmp(table_word(t, r, "tp"), "1") != 0)
-        override_with(&o, "parallel.overlap_tp", "1");
+    if (strcmp(table_word(t, r, "tp"), "1") != 0) override_with(&o, "parallel.overlap_tp", "1");
     for (int i = 0; i < recipe->count; i++) {
         char key[WORD_BYTES];
         const size_t n = strcspn(recipe->fact[i], "=");
@@ -128,9 +128,9 @@ static inline Err run_of(const Table *t, const TableRow *r, const Table *recipes
     for (int i = 0; i < o.count; i++) words[i] = o.word[i];
     snprintf(path, sizeof path, "%s/models/%s.ini", published_folder, table_word(t, r, "model"));
     Err err = config_read(&out->config, (ConfigSource){ .path = path,
-                                                .overrides = words,
-                                                .override_count = o.count,
-                                                .world_size = (int64_t)table_number(t, r, "world") });
+                                                        .overrides = words,
+                                                        .override_count = o.count,
+                                                        .world_size = (int64_t)table_number(t, r, "world") });
     if (!err) err = grid_spec(&out->config, &out->grid);
     if (!err) err = train_spec(&out->config, out->config.model.vocab, &out->spec);
     return err ? err_prefix(err, "%s of %s", table_word(t, r, "recipe"), table_word(t, r, "model")) : ERR_OK;
@@ -249,7 +249,8 @@ static inline double dummy_gradients(const ParamRegistry *r)
     for (int i = 0; i < r->count; i++) {
         const Param *p = &r->items[i];
         int k = 0;
-        if (p->spec.ndim != 2 || p->spec.group != PARAM_DENSE || strncmp(p->name, "layers.", 7) != 0) continue;
+        if (p->spec.ndim != 2 || p->spec.group != PARAM_DENSE || strncmp(p->name, "layers.", 7) != 0)
+            continue;
         while (k < count && (seen[k][0] != p->local[0] || seen[k][1] != p->local[1])) k++;
         if (k < count || count == 64) continue;
         seen[count][0] = p->local[0], seen[count][1] = p->local[1], count++;
@@ -283,15 +284,27 @@ static inline Err memory_of(const Run *run, double *planned, double *dummies)
 /* ---- constants ---- */
 
 /* Fitted by bench_published --fit, rounded; docs/planner.md says where each began and what a tenth of it moves. */
-static const Rates published_rates = { .bf16 = .71, .fp8 = .595, .depth = 200, .memory = .92,
-                                       .attention = .81, .link = .89, .overlap = .29, .host_us = 10 };
+static const Rates published_rates = { .bf16 = .71,
+                                       .fp8 = .595,
+                                       .depth = 200,
+                                       .memory = .92,
+                                       .attention = .81,
+                                       .link = .89,
+                                       .overlap = .29,
+                                       .host_us = 10 };
 
 /* The machine of simumax.txt is slower: of its devices' peak large products reach this, the one rate fitted to it. */
 static const double SIMUMAX_BF16 = .446;
 
 /* Public figures, and judgement between them: where the fit begins. */
-static const Rates begin_rates = { .bf16 = .75, .fp8 = .62, .depth = 200, .memory = .85,
-                                    .attention = .80, .link = .80, .overlap = .30, .host_us = 10 };
+static const Rates begin_rates = { .bf16 = .75,
+                                   .fp8 = .62,
+                                   .depth = 200,
+                                   .memory = .85,
+                                   .attention = .80,
+                                   .link = .80,
+                                   .overlap = .30,
+                                   .host_us = 10 };
 
 /* How far each may go. */
 static const struct {
@@ -374,7 +387,8 @@ static inline double measured_seconds(const Published *p, int row)
 {
     const char *ms = word(p, row, "step_ms");
     if (ms) return 1e-3 * strtod(ms, NULL);
-    return number(p, row, "batch") * number(p, row, "seq") / number(p, row, "world") / number(p, row, "tok/s");
+    return number(p, row, "batch") * number(p, row, "seq") / number(p, row, "world") /
+           number(p, row, "tok/s");
 }
 
 /* Of what the row measured: speed, or time. */

@@ -37,14 +37,21 @@ static inline Tensor tally_arg(OpId id, const void *args, const char *name)
 {
     const OpInfo *info = op_info(id);
     for (int i = 0; i < info->field_count; i++)
-        if (!strcmp(info->fields[i].name, name)) return *(const Tensor *)((const char *)args + info->fields[i].offset);
+        if (!strcmp(info->fields[i].name, name))
+            return *(const Tensor *)((const char *)args + info->fields[i].offset);
     return (Tensor){ 0 };
 }
 
 static inline int64_t tally_rows(Tensor t) { return t.expected ? t.expected : tensor_rows(t); }
 
-static inline bool is_product(OpId id) { return id == OP_linear_fwd || id == OP_linear_dx || id == OP_linear_dw; }
-static inline bool is_grouped(OpId id) { return id == OP_grouped_fwd || id == OP_grouped_dx || id == OP_grouped_dw; }
+static inline bool is_product(OpId id)
+{
+    return id == OP_linear_fwd || id == OP_linear_dx || id == OP_linear_dw;
+}
+static inline bool is_grouped(OpId id)
+{
+    return id == OP_grouped_fwd || id == OP_grouped_dx || id == OP_grouped_dw;
+}
 static inline bool is_attention(OpId id) { return id == OP_attention_fwd || id == OP_attention_bwd; }
 
 static inline TallyLine tally_call(OpId id, const void *args, double flop)
@@ -122,7 +129,8 @@ static inline Err tally_step(Trainer *t, Tally *out)
         const Comm *c = &t->world->comm[i];
         out->size[i] = c->size;
         for (int k = 0; k < COMM_KIND_COUNT; k++)
-            out->sent[i][k] = (CommWork){ c->calls[k] - before[i][k].calls, c->bytes[k] - before[i][k].bytes, 0 };
+            out->sent[i][k] =
+                (CommWork){ c->calls[k] - before[i][k].calls, c->bytes[k] - before[i][k].bytes, 0 };
     }
     return ERR_OK;
 }
