@@ -6,6 +6,7 @@
 #include "test.h"
 
 #include "../bench/published/published.h"
+#include "pipeline/simulate.h"
 
 static Published rows, simumax;
 
@@ -166,6 +167,46 @@ TEST(a_fact_left_out_is_missed)
         }
         CHECK_MSG(count > 5 && without > 1.5 * with, "%s: %d rows, %.1f and %.1f", facts[k], count,
                   with / count, without / count);
+    }
+}
+
+/* Stages as of a model with a head: the last takes `last` times the others. */
+static double simulated(int ranks, int chunks, int microbatches, double last)
+{
+    enum { STAGES_MOST = 64 };
+    StageCost cost[STAGES_MOST];
+    const ScheduleSpec spec = { .name = chunks > 1 ? "interleaved" : "1f1b",
+                                .ranks = ranks,
+                                .chunks = chunks,
+                                .microbatches = microbatches };
+    Schedule s;
+    Simulation sim;
+    for (int i = 0; i < ranks * chunks; i++) cost[i] = (StageCost){ 1, 1, 1 };
+    cost[ranks * chunks - 1] = (StageCost){ last, last, last };
+    OK(schedule_make(&spec, &s));
+    OK(simulate(&s, &(SimulateCosts){ .stage = cost }, &sim));
+    const double makespan = sim.makespan;
+    simulation_free(&sim, &s);
+    schedule_free(&s);
+    return makespan;
+}
+
+TEST(a_pipeline_in_closed_form_beside_the_simulator)
+{
+    static const struct {
+        int ranks, chunks, microbatches;
+        double last, within;
+    } cases[] = {
+        { 2, 1, 8, 1, 1e-9 },  { 4, 1, 16, 1, 1e-9 },  { 8, 1, 64, 1.3, 1e-9 }, { 8, 1, 32, 2, 1e-9 },
+        { 4, 5, 32, 1, 1e-9 }, { 8, 4, 64, 1.5, .01 }, { 8, 5, 128, 1.5, .01 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int ranks = cases[i].ranks, chunks = cases[i].chunks;
+        const double slowest = 3 * (chunks - 1 + cases[i].last), all = 3 * chunks * (ranks - 1) + slowest;
+        const double closed = cases[i].microbatches * slowest + pipeline_bubble(all, slowest, chunks);
+        const double exact = simulated(ranks, chunks, cases[i].microbatches, cases[i].last);
+        CHECK_CLOSE(closed / exact, 1, cases[i].within, "%d ranks, %d chunks, last %g: %g, not %g", ranks,
+                    chunks, cases[i].last, closed, exact);
     }
 }
 

@@ -215,7 +215,14 @@ static inline double unit_time(const RankTime *t, double again, double overlap)
     return shares_sum(&t->unit) + again * t->forward + overlap * t->across;
 }
 
-/* The slowest rank's work, micro-batch by micro-batch, behind a pipeline that fills with everyone's. */
+/* What a step takes besides the slowest rank's work: the pipeline fills and empties with all others' of a micro-batch, a
+ * chunk at a time. all: of a micro-batch, on all ranks together. (test_published: beside the simulator) */
+static inline double pipeline_bubble(double all, double slowest, double chunks)
+{
+    return (all - slowest) / chunks;
+}
+
+/* The slowest rank's work, micro-batch by micro-batch, and what fills and ends it. */
 static inline StepTime run_time(const Table *t, const Run *run, const Rates *r)
 {
     const Machine *m = machine_named(table_word(t, run->row, "device"));
@@ -229,7 +236,7 @@ static inline StepTime run_time(const Table *t, const Run *run, const Rates *r)
         if (unit_time(&one, again, r->overlap) > unit_time(&slowest, again, r->overlap)) slowest = one;
     }
     const double unit = unit_time(&slowest, again, r->overlap);
-    StepTime out = { .bubble = (all - unit) / chunks,
+    StepTime out = { .bubble = pipeline_bubble(all, unit, chunks),
                      .once = slowest.once,
                      .reduce = exposed(unit, slowest.reduce, r->overlap, h.hides_dp),
                      .shares = slowest.unit };
