@@ -12,10 +12,22 @@
 /* 4 multiprocessors; memory work is what most of a tiny model takes. Times of calls are their bytes alone. */
 static DeviceFile device(void)
 {
-    return (DeviceFile){ .name = "made up", .memory_mib = 1, .bf16_tflops = 1, .fp32_tflops = 1, .memory_gb_s = 100,
-                         .multiprocessors = 4, .attention_fwd_tflops = 1, .attention_bwd_tflops = 1,
-                         .host_devices = 64, .link_gb_s = 1e6, .network_gb_s = 1e6, .matrix_share = 1,
-                         .memory_share = 1, .attention_share = 1, .experts_share = 1, .link_share = 1 };
+    return (DeviceFile){ .name = "made up",
+                         .memory_mib = 1,
+                         .bf16_tflops = 1,
+                         .fp32_tflops = 1,
+                         .memory_gb_s = 100,
+                         .multiprocessors = 4,
+                         .attention_fwd_tflops = 1,
+                         .attention_bwd_tflops = 1,
+                         .host_devices = 64,
+                         .link_gb_s = 1e6,
+                         .network_gb_s = 1e6,
+                         .matrix_share = 1,
+                         .memory_share = 1,
+                         .attention_share = 1,
+                         .experts_share = 1,
+                         .link_share = 1 };
 }
 
 typedef struct {
@@ -48,7 +60,7 @@ static Prediction predicted(const Case *c)
 }
 
 #define NEAR(got, want, by) \
-    CHECK_MSG(fabs((got) / (want) - 1) < (by), "%s is %.9g, not %.9g", #got, (double)(got), (double)(want))
+    CHECK_MSG(fabs((got) / (want)-1) < (by), "%s is %.9g, not %.9g", #got, (double)(got), (double)(want))
 
 /* What a step consists of, added up. */
 static double sum_of(const Prediction *p)
@@ -120,7 +132,8 @@ TEST(unequal_stages_take_what_their_events_take)
 {
     for (int pp = 2; pp <= 4; pp++)
         for (int units = pp; units <= 9; units += 3) {
-            Case c = stages(5, pp, units); /* (the first ranks have a block more, the last one has the head) */
+            Case c =
+                stages(5, pp, units); /* (the first ranks have a block more, the last one has the head) */
             check_pipeline(&c);
             c.device.link_gb_s = .01; /* a hop counts */
             check_pipeline(&c);
@@ -253,8 +266,8 @@ TEST(shares_are_all_of_a_step)
         const Case c = scheduled(all[i].name, all[i].chunks);
         const Prediction p = predicted(&c);
         NEAR(sum_of(&p), p.step_s, 1e-9);
-        CHECK_MSG(p.bubble_s > 0 && p.rest_s > 0 && p.rest_s < p.step_s, "%s: %g s of %g wait, %g behind units",
-                  all[i].name, p.bubble_s, p.step_s, p.rest_s);
+        CHECK_MSG(p.bubble_s > 0 && p.rest_s > 0 && p.rest_s < p.step_s,
+                  "%s: %g s of %g wait, %g behind units", all[i].name, p.bubble_s, p.step_s, p.rest_s);
         NEAR(p.tokens_s, 8 * TINY_SEQ / p.step_s, 1e-9);
         double ops = 0, families = 0;
         for (int op = 0; op < OP_COUNT; op++) ops += p.shares.op[op];
@@ -265,7 +278,8 @@ TEST(shares_are_all_of_a_step)
 
 TEST(a_schedule_with_smaller_bubbles_takes_less)
 {
-    const Case plain = scheduled("1f1b", 1), interleaved = scheduled("interleaved", 2), split = scheduled("zb-h1", 1);
+    const Case plain = scheduled("1f1b", 1), interleaved = scheduled("interleaved", 2),
+               split = scheduled("zb-h1", 1);
     CHECK(predicted(&interleaved).step_s < predicted(&plain).step_s);
     CHECK(predicted(&split).bubble_s < predicted(&plain).bubble_s);
 }
@@ -332,7 +346,8 @@ TEST(bytes_are_those_of_a_plan_without_times)
         OK(trainer_plan(&c.spec, c.grid, rank, &plain));
         CHECK(timed.clock[0] > 0 && plain.clock[0] == 0);
         memset(timed.clock, 0, sizeof timed.clock);
-        timed.flop_of_op = plain.flop_of_op; /* (a mean over what was walked, which with a clock is a step more) */
+        timed.flop_of_op =
+            plain.flop_of_op; /* (a mean over what was walked, which with a clock is a step more) */
         CHECK(!memcmp(&timed, &plain, sizeof timed));
     }
 }

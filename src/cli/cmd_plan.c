@@ -31,9 +31,11 @@ static const Option options[] = {
     { "device", OPTION_TEXT, &device, .value = "NAME|FILE",
       .help = "does a rank fit there? cpu, h100, ... of config/devices; none: this machine's" },
     { "json", OPTION_FLAG, &as_json, .help = "figures as JSON" },
-    { "advise", OPTION_FLAG, &advise, .help = "of --device: three changes of the layout that would help most" },
+    { "advise", OPTION_FLAG, &advise,
+      .help = "of --device: three changes of the layout that would help most" },
     { "ops", OPTION_FLAG, &with_ops, .help = "of --device: the time of each op" },
-    { "svg", OPTION_TEXT, &svg_path, .value = "FILE", .help = "of --device: a picture of the predicted step" },
+    { "svg", OPTION_TEXT, &svg_path, .value = "FILE",
+      .help = "of --device: a picture of the predicted step" },
 };
 
 /* ---- counting ---- */

@@ -22,9 +22,18 @@ typedef struct {
     int count;
 } Step;
 
-#define TWICE(name) { CFG_##name, NULL, true }
-#define HALF(name) { CFG_##name, NULL, false }
-#define BE(name, word) { CFG_##name, word, false }
+#define TWICE(name)            \
+    {                          \
+        CFG_##name, NULL, true \
+    }
+#define HALF(name)              \
+    {                           \
+        CFG_##name, NULL, false \
+    }
+#define BE(name, word)          \
+    {                           \
+        CFG_##name, word, false \
+    }
 static const Step steps[] = {
     { { TWICE(parallel_tp) }, 1 },
     { { HALF(parallel_tp) }, 1 },

@@ -100,9 +100,10 @@ Err plan_time(PlanTable *t)
 {
     CostModel m;
     if (!t->target) {
-        snprintf(t->no_time, sizeof t->no_time,
-                 "--device h100 says it of a GPU; of processors, the file that megatrain doctor --calibrate FILE "
-                 "writes");
+        snprintf(
+            t->no_time, sizeof t->no_time,
+            "--device h100 says it of a GPU; of processors, the file that megatrain doctor --calibrate FILE "
+            "writes");
         return ERR_OK;
     }
     if (cost_open(&m, t->target, grid_size(t->grid))) {
@@ -132,7 +133,8 @@ Err plan_svg(const PlanTable *t, const char *path)
 {
     CostModel m;
     if (!t->has_time)
-        return err_set(ERR_CONFIG, "--svg draws a predicted step, and none is predicted"), err_hint("%s", t->no_time);
+        return err_set(ERR_CONFIG, "--svg draws a predicted step, and none is predicted"),
+               err_hint("%s", t->no_time);
     TRY(cost_open(&m, t->target, grid_size(t->grid)));
     return write_svg(&m, t, path);
 }
@@ -146,7 +148,8 @@ static void put_advice(const PlanTable *t)
     for (int i = 0; i < t->advice_count; i++) {
         const Advice *a = &t->advice[i];
         printf("  %s saves %.1f %%: %.1f %% of the step is %s, then %.1f %%\n", a->words,
-               100 * (1 - a->step_s / step), 100 * a->share_s / step, a->share, 100 * a->share_after_s / a->step_s);
+               100 * (1 - a->step_s / step), 100 * a->share_s / step, a->share,
+               100 * a->share_after_s / a->step_s);
     }
 }
 

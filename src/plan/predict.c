@@ -91,7 +91,9 @@ static void conclude(const CostModel *m, const TrainSpec *spec, Grid grid, const
 {
     const double peak = 1e12 * (spec->compute == F32 ? m->device->fp32_tflops : m->device->bf16_tflops);
     const double tokens = (double)(spec->global_batch * spec->model.seq), ranks = grid_size(grid);
-    *out = (Prediction){ .step_s = makespan + p->rest, .pp_rank = p->slowest, .rest_s = p->rest, .bytes = p->bytes };
+    *out = (Prediction){
+        .step_s = makespan + p->rest, .pp_rank = p->slowest, .rest_s = p->rest, .bytes = p->bytes
+    };
     memcpy(&out->shares, p->rank[p->slowest].clock, sizeof out->shares);
     if (grid.pp == 1) out->step_s = out->shares.now;
     out->bubble_s = out->step_s - out->shares.now;
@@ -102,8 +104,8 @@ static void conclude(const CostModel *m, const TrainSpec *spec, Grid grid, const
 }
 
 /* The step's title and figures above its units, in milliseconds. */
-static Err draw(const CostModel *m, const TrainSpec *spec, const Schedule *s, Pipeline *p, const Prediction *step,
-                double hop, FILE *out)
+static Err draw(const CostModel *m, const TrainSpec *spec, const Schedule *s, Pipeline *p,
+                const Prediction *step, double hop, FILE *out)
 {
     char title[128], figures[160];
     Simulation ms;
@@ -116,7 +118,9 @@ static Err draw(const CostModel *m, const TrainSpec *spec, const Schedule *s, Pi
              "%.4g ms: units %.4g, of them %.1f %% idle; sums, norm and update behind them %.4g",
              1e3 * step->step_s, ms.makespan, err ? 0 : 100 * simulation_idle(s, &ms), 1e3 * step->rest_s);
     if (!err)
-        chart_svg_runs(s, &(ChartRuns){ .title = title, .figures = figures, .unit = "ms", .run = { &ms }, .runs = 1 },
+        chart_svg_runs(s,
+                       &(ChartRuns){
+                           .title = title, .figures = figures, .unit = "ms", .run = { &ms }, .runs = 1 },
                        out);
     simulation_free(&ms, s);
     return err;

@@ -23,7 +23,7 @@ typedef struct {
     TimeShares shares;  /* its step without waiting for other stages */
     double bubble_s;    /* and that: step_s = shares.now + bubble_s */
     double rest_s;      /* of the step behind its units */
-    int64_t bytes;      /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
+    int64_t bytes; /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
 } Prediction;
 
 /* As trainer_plan, with times. Several threads may call it at once. */
