@@ -521,6 +521,22 @@ sizes() { # PLAN.json RUN: of each rank, 0 where it has none
     [ $rank -gt 0 ] && [ "$(ls "$2"/checkpoints/step-00000001/shard-* | wc -l)" -le $rank ]
 }
 export OMP_NUM_THREADS=1
+# what a step takes: all of it named, a picture, what would help; none where no device is named
+"$mt" plan --config plan.ini --world 4 --device "$root/config/devices/h100.ini" --json --ops --advise --svg step.svg \
+    parallel.pp=2 model.layers=4 >plan.json
+check "the shares of a predicted step are all of it" python3 - <<'EOP'
+import json
+p = json.load(open("plan.json"))["predicted"]
+assert abs(sum(p["ms"].values()) / p["step_ms"] - 1) < 1e-6 and p["tokens_per_s_gpu"] * 4 / p["tokens_per_s"] == 1
+assert 0 < p["mfu"] < 1 and p["bound"] in p["ms"] and p["ms"][p["bound"]] == max(p["ms"].values())
+assert sum(o["ms"] for o in p["ops"].values()) < p["step_ms"]
+assert all(a["step_ms"] < p["step_ms"] and abs(1 - a["step_ms"] / p["step_ms"] - a["saves"]) < 1e-9 for a in p["advice"])
+assert [a["step_ms"] for a in p["advice"]] == sorted(a["step_ms"] for a in p["advice"]) and len(p["advice"]) <= 3
+EOP
+check "the picture is whole" grep -q '^</svg>' step.svg
+"$mt" plan --config plan.ini --world 4 --json >plan.json
+check "no device, no time" grep -q '"predicted":null' plan.json
+expect 2 "none is predicted" "$mt" plan --config plan.ini --world 4 --svg step.svg
 for layout in "1" "4 parallel.zero=1" "4 parallel.tp=2" "2 parallel.pp=2 model.layers=4"; do
     ranks=${layout%% *} words=(${layout#"$ranks"} train.stop_at=1)
     "$mt" plan --config plan.ini --world $ranks --json "${words[@]}" >plan.json 2>/dev/null

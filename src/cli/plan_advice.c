@@ -98,8 +98,10 @@ static Err predict_words(const PlanTable *t, const CostModel *m, char words[2][W
     if (!err) err = grid_spec(&c, &grid);
     if (!err) err = trainer_check(&spec, grid);
     if (!err) err = predict(m, &spec, grid, out);
-    if (!err && out->bytes + plan_library_bytes(t) > t->target->memory_mib << 20)
-        err = err_set(ERR_MEMORY, "it does not fit");
+    const int64_t needed = t->target->processors > 0
+                               ? out->bytes * grid_size(t->grid) /* (they share a host's) */
+                               : out->bytes + plan_library_bytes(t);
+    if (!err && needed > t->target->memory_mib << 20) err = err_set(ERR_MEMORY, "it does not fit");
     config_release(&c);
     free(all);
     return err;

@@ -65,7 +65,7 @@ static int64_t columns_of(OpId id, const void *args)
     return first && first->ndim ? first->dim[first->ndim - 1] : 0;
 }
 
-/* A tensor of the call whose rows are not all in use; all with as many rows have as many in use. NULL: there is none. */
+/* A tensor of the call whose rows are not all in use; all with as many rows have as many in use. NULL: none. */
 static const Tensor *partly_used(const OpInfo *info, const void *args)
 {
     for (int i = 0; i < info->field_count; i++)

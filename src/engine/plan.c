@@ -18,7 +18,7 @@ static const int64_t UNLIMITED_SAVES = (int64_t)1 << 61;
 
 enum { UNIT_ACTIONS = ACT_W + 1 }; /* F, B, I, W */
 
-/* Seconds of a unit by stage of the rank and kind of action: the shortest, which is that beside no sums of gradients. */
+/* Seconds of a unit by stage of the rank and kind of action: the shortest, beside which no gradients are summed. */
 typedef struct {
     double least[PARTS_STAGES][UNIT_ACTIONS];  /* 0: there is none */
     int64_t first[PARTS_STAGES][UNIT_ACTIONS]; /* units of the first step that was walked */

@@ -95,7 +95,8 @@ static void conclude(const CostModel *m, const TrainSpec *spec, Grid grid, const
         .step_s = makespan + p->rest, .pp_rank = p->slowest, .rest_s = p->rest, .bytes = p->bytes
     };
     memcpy(&out->shares, p->rank[p->slowest].clock, sizeof out->shares);
-    if (grid.pp == 1) out->step_s = out->shares.now;
+    /* (units vary a little, by how far the host is ahead: no step is shorter than what a rank of it takes) */
+    out->step_s = grid.pp == 1 ? out->shares.now : fmax(out->step_s, out->shares.now);
     out->bubble_s = out->step_s - out->shares.now;
     out->tokens_s = tokens / out->step_s;
     out->flop_s = (double)model_flop_per_token(&spec->model, p->params) * out->tokens_s / ranks;
