@@ -34,13 +34,15 @@ static double part_state(const StateBytes *b, const PartCost *c)
 
 static void add_part(PartCost *sum, const PartCost *p)
 {
-    sum->cost.f += p->cost.f;
-    sum->cost.i += p->cost.i;
-    sum->cost.w += p->cost.w;
+    for (int b = 0; b < BACKWARDS; b++) {
+        sum->cost[b].f += p->cost[b].f;
+        sum->cost[b].i += p->cost[b].i;
+        sum->cost[b].w += p->cost[b].w;
+        for (int r = 0; r < REGION_COUNT; r++) sum->kept[b][r] += p->kept[b][r];
+    }
     sum->tail += p->tail;
     sum->dense += p->dense;
     sum->experts += p->experts;
-    for (int r = 0; r < REGION_COUNT; r++) sum->kept[r] += p->kept[r];
     if (p->scratch > sum->scratch) sum->scratch = p->scratch;
 }
 
@@ -70,6 +72,13 @@ static const int *held_by(const Shape *s, int rank, int replica, int chunk)
     return s->held + 2 * ((rank * s->s.replicas + replica) * s->s.chunks + chunk);
 }
 
+/* Which backward counts for a stage: with one that is split, all of its units have room for such. */
+static int backward_of(const Shape *s, int rank, int replica, int chunk)
+{
+    return s->split && s->split[(rank * s->s.replicas + replica) * s->s.chunks + chunk] ? BACKWARD_SPLIT
+                                                                                        : BACKWARD_WHOLE;
+}
+
 static double rank_bytes(const Pipeline *p, int rank)
 {
     const Schedule *s = &p->shape->s;
@@ -78,9 +87,9 @@ static double rank_bytes(const Pipeline *p, int rank)
     for (int r = 0; r < s->replicas; r++)
         for (int c = 0; c < s->chunks; c++) {
             const PartCost stage = stage_cost(p, schedule_stage_at(s, rank, r, c));
-            const int *held = held_by(p->shape, rank, r, c);
+            const int *held = held_by(p->shape, rank, r, c), b = backward_of(p->shape, rank, r, c);
             add_part(&all, &stage);
-            for (int k = 0; k < REGION_COUNT; k++) kept += (double)held[k] * (double)stage.kept[k];
+            for (int k = 0; k < REGION_COUNT; k++) kept += (double)held[k] * (double)stage.kept[b][k];
         }
     return part_state(&p->state, &all) + kept + (double)all.scratch;
 }
@@ -110,7 +119,15 @@ int64_t pipeline_mean_bytes(const Pipeline *p, int64_t libraries)
 
 /* ---- seconds ---- */
 
-static double seconds_of(const PartCost *c) { return c->cost.f + c->cost.i + c->cost.w; }
+static double seconds_of(const PartCost *c)
+{
+    double least = 0;
+    for (int b = 0; b < BACKWARDS; b++) {
+        const double s = c->cost[b].f + c->cost[b].i + c->cost[b].w;
+        if (!b || s < least) least = s;
+    }
+    return least;
+}
 
 double pipeline_bound(const Pipeline *p)
 {
@@ -149,7 +166,9 @@ Err pipeline_seconds(const Pipeline *p, double *seconds)
     StageCost costs[STAGES_MOST];
     PartCost *stages;
     TRY(stage_costs(p, &stages));
-    for (int i = 0; i < p->shape->s.stages; i++) costs[i] = stages[i].cost;
+    const Schedule *s = &p->shape->s;
+    for (int i = 0; i < s->stages; i++)
+        costs[i] = stages[i].cost[backward_of(p->shape, schedule_rank_of(s, 0, i), 0, schedule_chunk_of(s, i))];
     Err err = shape_replay(p->shape, costs, p->inner->costs.hop, seconds);
     *seconds += tail_of(p, stages);
     free(stages);
@@ -237,8 +256,9 @@ static Err try_cut(const CutSearch *c, const Blocks *b)
 
 static ChainItem chain_item(const Pipeline *p, const PartCost *c)
 {
-    ChainItem it = { .cost = c->cost, .state = (int64_t)part_state(&p->state, c) };
-    for (int r = 0; r < REGION_COUNT; r++) it.kept += c->kept[r];
+    const int b = p->shape->split[0] ? BACKWARD_SPLIT : BACKWARD_WHOLE;
+    ChainItem it = { .cost = c->cost[b], .state = (int64_t)part_state(&p->state, c) };
+    for (int r = 0; r < REGION_COUNT; r++) it.kept += c->kept[b][r];
     return it;
 }
 
@@ -283,7 +303,7 @@ static Err cuts_of_chain(const CutSearch *c)
     for (int i = 0; i < s->stages; i++) in_flight[i] = held_by(p->shape, i, 0, 0)[REGION_W];
     chain.count = chain_items(p, items);
     chain.in_flight = in_flight;
-    chain.split = strncmp(s->name, "1f1b", 4) != 0 || s->split;
+    chain.split = p->shape->split[0];
     chain.limit = c->memory - c->libraries - DEVICE_WORKSPACE_BYTES;
     if (!(cuts = calloc(PARTITION_BEST, sizeof *cuts))) return err_set(ERR_MEMORY, "no memory for cuts");
     Err err = partition(&chain, PARTITION_BEST, cuts, &cuts_found);

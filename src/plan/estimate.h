@@ -22,8 +22,10 @@ typedef struct {
     Layout layout; /* LAYOUT_INNER keys count */
     TrainSpec spec;
     Grid grid; /* of one of its pipelines */
-    LayerCosts costs;
     bool legal;
+    int64_t weights; /* bytes that the mean rank of any pipeline takes at least, without what units keep */
+    bool measured;   /* `costs` are known: there is a pipeline that may fit */
+    LayerCosts costs;
 } Inner;
 
 typedef struct {

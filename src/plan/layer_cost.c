@@ -83,19 +83,24 @@ int grid_rank_at(Grid g, int pp_rank, int tp_rank, int cp_rank)
     return pp_rank * first + cp_rank * g.tp + tp_rank;
 }
 
-static Err measure(const CostSource *source, const TrainSpec *s, Grid g, int stage, PartCost *out, LayerCosts *all)
+static Err measure(const CostSource *source, const TrainSpec *spec, Grid g, int stage, PartCost *out, LayerCosts *all)
 {
-    MemoryPlan plan;
-    RankTimes times = { .tail = 0 };
-    TRY(source->dry_run(source->user, s, g, grid_rank_at(g, stage, 0, 0), &plan, &times));
-    const int64_t own = plan.flat_count - plan.padding;
-    *out = (PartCost){ .cost = times.stage[0],
-                       .tail = times.tail,
-                       .dense = own - plan.experts,
-                       .experts = plan.experts,
-                       .scratch = plan.scratch };
-    memcpy(out->kept, plan.stages[0].save, sizeof out->kept);
-    if (times.hop > all->hop) all->hop = times.hop;
+    static const char *const schedules[BACKWARDS] = { "1f1b", "zb-h1" };
+    TrainSpec s = *spec;
+    *out = (PartCost){ .tail = 0 };
+    for (int b = 0; b < BACKWARDS; b++) {
+        MemoryPlan plan;
+        RankTimes times = { .tail = 0 };
+        s.pipeline.schedule = schedules[b];
+        TRY(source->dry_run(source->user, &s, g, grid_rank_at(g, stage, 0, 0), &plan, &times));
+        out->cost[b] = times.stage[0];
+        memcpy(out->kept[b], plan.stages[0].save, sizeof out->kept[b]);
+        out->tail = times.tail;
+        out->experts = plan.experts;
+        out->dense = plan.flat_count - plan.padding - plan.experts;
+        if (!b || plan.scratch < out->scratch) out->scratch = plan.scratch;
+        if (times.hop > all->hop) all->hop = times.hop;
+    }
     return ERR_OK;
 }
 
@@ -107,12 +112,13 @@ Err layer_costs(const CostSource *source, const TrainSpec *spec, Grid grid, cons
     Grid g = grid;
     s.model = thin_model(&spec->model, kinds);
     write_layout(&s.model, layout);
-    s.pipeline = (PipelineSpec){ .schedule = "1f1b", .layout = layout };
+    s.pipeline = (PipelineSpec){ .layout = layout };
     s.overlap_moe = false;
     s.global_batch = 2 * s.micro_batch * g.dp;
     s.ramp = batch_ramp_flat(s.global_batch);
     const int modules = s.model.mtp.count > 0, head = 1 + kinds->count + modules;
     g.pp = head + 1;
+    g.order = ORDER_DP_PP; /* (which holds all shapes) */
     g.bidirectional = false;
     TRY(trainer_grid(&s, &g));
     const bool all = which == PARTS_ALL;

@@ -31,12 +31,15 @@ typedef struct {
 /* false: there are more than BLOCK_KINDS. */
 bool block_kinds(const ModelSpec *m, BlockKinds *out);
 
+/* How a backward runs: at once, or with its wgrad apart, which keeps more of a unit for longer. */
+enum { BACKWARD_WHOLE, BACKWARD_SPLIT, BACKWARDS };
+
 /* One part: the embedding, a block, the modules that predict further tokens, or the head. */
 typedef struct {
-    StageCost cost;
+    StageCost cost[BACKWARDS];
+    int64_t kept[BACKWARDS][REGION_COUNT]; /* bytes of a unit */
     double tail;
     int64_t dense, experts; /* elements of parameters, without padding */
-    int64_t kept[REGION_COUNT]; /* bytes of a unit */
     int64_t scratch;
 } PartCost;
 

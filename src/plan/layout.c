@@ -42,7 +42,7 @@ static int64_t value_of(const Config *c, LayoutKey key)
 static void fill(LayoutSpace *s, LayoutLimits l)
 {
     const Config *c = s->base;
-    const int64_t world = c->derived.world_size, batch = c->derived.global_batch;
+    const int64_t world = s->world, batch = c->derived.global_batch;
     const bool experts = c->moe.experts > 0;
     add_divisors(s, LAYOUT_TP, world, l.tp_most);
     add(s, LAYOUT_SP, -1);
@@ -64,9 +64,61 @@ static void fill(LayoutSpace *s, LayoutLimits l)
     for (int i = 0; i < (experts ? 2 : 1); i++) add(s, LAYOUT_OVERLAP_MOE, i);
 }
 
-void layout_space(const Config *base, LayoutLimits limits, LayoutSpace *out)
+/* One rank, whatever the file says. */
+static const char *const alone[] = { "parallel.tp=1",         "parallel.sp=auto",        "parallel.cp=1",
+                                     "parallel.cp_comm=allgather", "parallel.cp_heads=0", "parallel.ep=1",
+                                     "parallel.etp=1",        "parallel.pp=1",           "parallel.vpp=1",
+                                     "parallel.schedule=1f1b", "parallel.group=0",       "parallel.slices=1",
+                                     "parallel.layout=",      "parallel.overlap_moe=false", "parallel.overlap_tp=0",
+                                     "train.micro_batch=1",   "parallel.order=tp-cp-ep-dp-pp" };
+enum { ALONE = sizeof alone / sizeof *alone };
+
+/* The command line's words behind those. */
+static Err read_alone(ConfigSource source, Config *out)
 {
-    *out = (LayoutSpace){ .base = base };
+    const char **words = calloc(ALONE + (size_t)source.override_count, sizeof *words);
+    if (!words) return err_set(ERR_MEMORY, "no memory for %d words", source.override_count);
+    for (int i = 0; i < ALONE; i++) words[i] = alone[i];
+    for (int i = 0; i < source.override_count; i++) words[ALONE + i] = source.overrides[i];
+    source.overrides = words;
+    source.override_count += ALONE;
+    const Err err = config_read(out, source);
+    free(words);
+    return err;
+}
+
+Err layout_base(ConfigSource source, Config *out)
+{
+    bool given[CFG_COUNT];
+    source.world_size = CONFIG_ANY_WORLD;
+    source.judge = NULL;
+    const Err err = config_read(out, source);
+    for (int i = 0; i < CFG_COUNT; i++) given[i] = out->origin[i].kind == ORIGIN_COMMAND_LINE;
+    if (err && err != ERR_CONFIG) return err;
+    config_release(out);
+    if (read_alone(source, out)) {
+        /* what the command line gives may need what the file does: a schedule its stages, an overlap its experts */
+        ErrKept why;
+        err_keep(&why);
+        config_release(out);
+        const Err again = config_read(out, source);
+        return again ? err_again(&why, again) : ERR_OK;
+    }
+    for (int i = 0; i < CFG_COUNT; i++)
+        if (!given[i] && out->origin[i].kind == ORIGIN_COMMAND_LINE) out->origin[i].kind = ORIGIN_FILE;
+    return ERR_OK;
+}
+
+bool layout_config(const LayoutSpace *s, const Layout *l, Config *out)
+{
+    char words[LAYOUT_WORDS];
+    layout_words(s, l, words);
+    return config_for(s->base, s->world, words, out);
+}
+
+void layout_space(const Config *base, int64_t world, LayoutLimits limits, LayoutSpace *out)
+{
+    *out = (LayoutSpace){ .base = base, .world = world };
     fill(out, limits);
     out->fixed_stages = base->origin[CFG_parallel_layout].kind == ORIGIN_COMMAND_LINE;
     for (LayoutKey k = 0; k < LAYOUT_KEYS; k++) {
@@ -130,7 +182,7 @@ void layout_words(const LayoutSpace *s, const Layout *l, char out[LAYOUT_WORDS])
 int64_t layout_dp(const LayoutSpace *s, const Layout *l)
 {
     const int *v = l->value;
-    const int64_t world = s->base->derived.world_size, dense = (int64_t)v[LAYOUT_TP] * v[LAYOUT_CP] * v[LAYOUT_PP];
+    const int64_t world = s->world, dense = (int64_t)v[LAYOUT_TP] * v[LAYOUT_CP] * v[LAYOUT_PP];
     const int64_t expert = (int64_t)v[LAYOUT_EP] * v[LAYOUT_ETP] * v[LAYOUT_PP];
     return world % dense || (s->base->moe.experts && world % expert) ? 0 : world / dense;
 }

@@ -44,6 +44,7 @@ typedef struct {
 /* What is looked at: without a file's layout keys, but with the command line's. */
 typedef struct {
     const Config *base;      /* legal, with the fixed values; all others of it are replaced */
+    int64_t world;           /* ranks */
     bool fixed[LAYOUT_KEYS]; /* the base's value alone; its word is word[key] */
     bool fixed_stages;       /* parallel.layout is given */
     int count[LAYOUT_KEYS], value[LAYOUT_KEYS][LAYOUT_VALUES];
@@ -57,8 +58,16 @@ typedef struct {
     int64_t batch_most;  /* samples of a micro-batch */
 } LayoutLimits;
 
-/* For base's number of ranks. */
-void layout_space(const Config *base, LayoutLimits limits, LayoutSpace *out);
+/*
+ * Reads what a space stands on: `source`, whose overrides are the command line's, for any number of ranks. Layout keys of
+ * the file need not be legal together with those of the command line, which say what is fixed. As config_read.
+ */
+Err layout_base(ConfigSource source, Config *out);
+
+void layout_space(const Config *base, int64_t world, LayoutLimits limits, LayoutSpace *out);
+
+/* The base with a layout's values; false where a rule refuses it. Release *out in both cases. */
+bool layout_config(const LayoutSpace *s, const Layout *l, Config *out);
 
 /* "parallel.tp=8 parallel.sp=auto ...", without what is fixed. */
 enum { LAYOUT_WORDS = 640 };

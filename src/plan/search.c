@@ -41,6 +41,8 @@ typedef struct {
     Candidate *items;
     int64_t count, capacity;
     ShapeTable shapes;
+    Candidate smallest[TOGETHER]; /* that need least at least */
+    int smallest_count;
     SearchResult *results; /* [FINALS + variants] */
     int result_count;
     int64_t libraries;
@@ -151,15 +153,13 @@ static Err visit_inner(Search *s, Layout *l)
 static bool read_inner(const Search *s, Inner *in)
 {
     const LayoutSpace *space = s->space;
-    char words[LAYOUT_WORDS];
     in->legal = false;
     for (int at = next_pp(space, &in->layout, 0); at < LAYOUT_VALUES && !in->legal;
          at = next_pp(space, &in->layout, at + 1)) {
         Config c;
         Layout l = in->layout;
         l.value[LAYOUT_VPP] = 1;
-        layout_words(space, &l, words);
-        in->legal = config_with(space->base, words, &c) && !grid_read(&c, &in->grid) &&
+        in->legal = layout_config(space, &l, &c) && !grid_read(&c, &in->grid) &&
                     !train_spec(&c, s->q->vocab, &in->spec);
         config_release(&c);
     }
@@ -180,11 +180,12 @@ static int run_of(const Search *s, int first)
     return end;
 }
 
-/* Does no pipeline hold the weights? Experts are cut in ep x etp parts at most: what `whole`, measured with the experts
- * in one part, says of others. */
-static bool too_large_for_any(const Search *s, const Inner *in, const LayerCosts *whole)
+/* What the pipeline that shares the weights best takes for them. Experts are cut in ep x etp parts at most: what `whole`,
+ * measured with the experts in one part, says of others. */
+static int64_t weights_of(const Search *s, const Inner *in, const LayerCosts *whole)
 {
     Inner guess = *in;
+    int64_t least = INT64_MAX;
     const int parts = in->layout.value[LAYOUT_EP] * in->layout.value[LAYOUT_ETP];
     guess.costs = *whole;
     for (int k = 0; k < s->kinds.count; k++) guess.costs.block[k].experts /= parts;
@@ -197,9 +198,10 @@ static bool too_large_for_any(const Search *s, const Inner *in, const LayerCosts
         g.dp = (int)layout_dp(s->space, &guess.layout);
         g.bidirectional = false;
         const Pipeline p = { .inner = &guess, .kinds = &s->kinds, .shape = &shape, .state = state_bytes(&in->spec, g) };
-        if (pipeline_mean_bytes(&p, s->libraries) <= s->q->memory) return false;
+        const int64_t bytes = pipeline_mean_bytes(&p, s->libraries);
+        if (bytes < least) least = bytes;
     }
-    return true;
+    return least;
 }
 
 /* All experts' elements on one rank of a pipeline, to divide. */
@@ -212,26 +214,30 @@ static Err whole_experts(const Search *s, const Inner *in, LayerCosts *out)
     return layer_costs(&s->q->source, &spec, g, &s->kinds, PARTS_ALL, out);
 }
 
-static Err measure_run(const Search *s, int first, int end)
+static Err measure_one(const Search *s, Inner *in, const LayerCosts *whole)
+{
+    in->costs = *whole;
+    in->measured = true;
+    if (in->grid.ep * in->grid.etp <= 1) return ERR_OK;
+    const Err err = layer_costs(&s->q->source, &in->spec, in->grid, &s->kinds, PARTS_WITH_EXPERTS, &in->costs);
+    in->measured = !err;
+    return err == ERR_MEMORY ? err : ERR_OK;
+}
+
+/* Neighbours with the same dense keys; those whose weights are more than `memory` are left out. */
+static Err measure_run(const Search *s, int first, int end, int64_t memory)
 {
     LayerCosts whole;
     bool known = false;
     for (int i = first; i < end; i++) {
         Inner *in = &s->inners[i];
         if (!read_inner(s, in)) continue;
-        if (!known) {
-            const Err err = whole_experts(s, in, &whole);
-            if (err == ERR_MEMORY) return err;
-            if (err) in->legal = false;
-            if (err) continue;
-            known = true;
-        }
-        if ((in->legal = !too_large_for_any(s, in, &whole)) == false) continue;
-        in->costs = whole;
-        if (in->grid.ep * in->grid.etp <= 1) continue;
-        const Err err = layer_costs(&s->q->source, &in->spec, in->grid, &s->kinds, PARTS_WITH_EXPERTS, &in->costs);
+        const Err err = known ? ERR_OK : whole_experts(s, in, &whole);
         if (err == ERR_MEMORY) return err;
-        in->legal = !err;
+        if ((in->legal = !err) == false) continue;
+        known = true;
+        in->weights = weights_of(s, in, &whole);
+        if (in->weights <= memory) TRY(measure_one(s, in, &whole));
     }
     return ERR_OK;
 }
@@ -245,7 +251,7 @@ static Err measure_inners(Search *s)
     first[runs] = s->inner_count;
 #pragma omp parallel for schedule(dynamic)
     for (int r = 0; r < runs; r++)
-        if (measure_run(s, first[r], first[r + 1])) {
+        if (measure_run(s, first[r], first[r + 1], s->q->memory)) {
 #pragma omp atomic write
             failed = true;
         }
@@ -284,6 +290,15 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
 
 enum { STAGES_MOST = 1024 };
 
+static void keep_smallest(Search *s, const Candidate *c)
+{
+    int at = s->smallest_count;
+    if (at == TOGETHER && c->bytes >= s->smallest[--at].bytes) return;
+    if (s->smallest_count < TOGETHER) s->smallest_count++;
+    for (; at && c->bytes < s->smallest[at - 1].bytes; at--) s->smallest[at] = s->smallest[at - 1];
+    s->smallest[at] = *c;
+}
+
 static Err visit_candidate(Search *s, const Layout *l, int inner)
 {
     StageShare shares[STAGES_MOST];
@@ -295,7 +310,8 @@ static Err visit_candidate(Search *s, const Layout *l, int inner)
     s->out->legal++;
     c.bytes = pipeline_mean_bytes(&p, s->libraries);
     c.bound = pipeline_bound(&p);
-    return add_candidate(s, &c);
+    keep_smallest(s, &c);
+    return c.bytes > s->q->memory ? ERR_OK : add_candidate(s, &c);
 }
 
 /* All pipelines with an inner layout. Orders of ranks, ZeRO and overlaps are told apart among finalists. */
@@ -335,15 +351,15 @@ static Err replay_one(Search *s, Candidate *c, int left[2], bool *keep)
     StageShare shares[STAGES_MOST];
     Pipeline p;
     *keep = false;
-    if (c->bytes > s->q->memory) return ERR_OK;
     const Err err = pipeline_of(s, &c->layout, c->inner, true, shares, &p);
     if (err) return err == ERR_MEMORY ? err : ERR_OK;
     c->bytes = pipeline_bytes(&p, s->libraries);
     c->too_large = c->bytes > s->q->memory;
     s->out->small_enough += !c->too_large;
     if (left[c->too_large]-- <= 0) return ERR_OK;
-    *keep = true;
-    return pipeline_seconds(&p, &c->seconds);
+    TRY(pipeline_seconds(&p, &c->seconds));
+    *keep = c->seconds > 0; /* (and a number) */
+    return ERR_OK;
 }
 
 /* Those of the least bounds are replayed, the others go. */
@@ -477,14 +493,10 @@ static Err evaluate_spec(const SearchQuestion *q, const Config *c, const TrainSp
 
 static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, bool brief, SearchResult *out)
 {
-    char words[LAYOUT_WORDS];
     Config c;
     TrainSpec spec;
     *out = (SearchResult){ .layout = *l };
-    layout_words(space, l, words);
-    Err err = config_with(space->base, words, &c)
-                  ? ERR_OK
-                  : err_set(ERR_CONFIG, "a rule of the configuration refuses %s", words);
+    Err err = layout_config(space, l, &c) ? ERR_OK : err_set(ERR_CONFIG, "a rule of the configuration refuses it");
     if (!err) err = brief ? grid_read(&c, &out->grid) : grid_try(&c, &out->grid);
     if (!err) err = train_spec(&c, q->vocab, &spec);
     if (!err) err = trainer_grid(&spec, &out->grid);
@@ -514,14 +526,14 @@ static Err run_dry(Search *s, const Layout *layouts, int count)
     Err err[TOGETHER];
     ASSERT(count <= TOGETHER);
 #pragma omp parallel for schedule(dynamic)
-    for (int i = 0; i < count; i++) { err[i] = evaluate(s->q, s->space, &layouts[i], true, &r[i]); if(err[i])fprintf(stderr,"DBG %s\n",err_message()); }
+    for (int i = 0; i < count; i++) err[i] = evaluate(s->q, s->space, &layouts[i], true, &r[i]);
     for (int i = 0; i < count; i++) {
         if (err[i] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
-        if (err[i]) fprintf(stderr,"DBG %d\n",err[i]);
         if (err[i]) continue;
         s->out->dry_runs++;
-        if (r[i].bytes < s->out->least_bytes) s->out->least_bytes = r[i].bytes;
-        if (r[i].bytes <= s->q->memory) s->results[s->result_count++] = r[i];
+        if (r[i].bytes < s->out->least_bytes) s->out->least_bytes = r[i].bytes, s->out->least = r[i].layout;
+        const bool timed = r[i].step_s > 0 && r[i].step_s < DBL_MAX;
+        if (timed && r[i].bytes <= s->q->memory) s->results[s->result_count++] = r[i];
     }
     return ERR_OK;
 }
@@ -548,6 +560,12 @@ static Err run_finalists(Search *s)
     return ERR_OK;
 }
 
+static bool may_pair(const LayoutSpace *s, const Layout *l)
+{
+    bool pairs;
+    return !schedule_pairs(layout_schedule(s, l), &pairs) && pairs;
+}
+
 static Err vary(Search *s, const Layout *of)
 {
     static const LayoutKey keys[] = { LAYOUT_ZERO, LAYOUT_ORDER, LAYOUT_OVERLAP_MOE };
@@ -563,6 +581,7 @@ static Err vary(Search *s, const Layout *of)
         }
         const bool copies = layout_dp(s->space, of) * of->value[LAYOUT_CP] > 1;
         other &= copies || v.value[LAYOUT_ZERO] == of->value[LAYOUT_ZERO];
+        other &= v.value[LAYOUT_OVERLAP_MOE] == of->value[LAYOUT_OVERLAP_MOE] || may_pair(s->space, of);
         other &= v.value[LAYOUT_PP] > 1 || v.value[LAYOUT_ORDER] == of->value[LAYOUT_ORDER];
         if (other) l[n++] = v;
     }
@@ -580,24 +599,63 @@ static Err vary_best(Search *s)
     return ERR_OK;
 }
 
+/* Of layouts that differ in what finalists are varied by alone, the best counts. */
+static bool is_varied(const SearchAnswer *a, const Layout *l)
+{
+    for (int i = 0; i < a->count; i++) {
+        Layout of = a->best[i].layout;
+        of.value[LAYOUT_ZERO] = l->value[LAYOUT_ZERO];
+        of.value[LAYOUT_ORDER] = l->value[LAYOUT_ORDER];
+        of.value[LAYOUT_OVERLAP_MOE] = l->value[LAYOUT_OVERLAP_MOE];
+        if (!layout_compare(&of, l)) return true;
+    }
+    return false;
+}
+
 /* The best once more, whole: all rules, all that is in a step, each rank that may differ. */
 static Err confirm(Search *s)
 {
     SearchAnswer *a = s->out;
     const int want = s->q->best < SEARCH_BEST ? s->q->best : SEARCH_BEST;
-    for (int i = 0; i < s->result_count && a->count < want;) {
-        SearchResult r[SEARCH_BEST];
-        Err err[SEARCH_BEST];
-        const int n = s->result_count - i < want - a->count ? s->result_count - i : want - a->count;
-#pragma omp parallel for schedule(dynamic)
-        for (int k = 0; k < n; k++) err[k] = search_evaluate(s->q, s->space, &s->results[i + k].layout, &r[k]);
-        for (int k = 0; k < n; k++, i++) {
-            if (err[k] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
-            if (!err[k] && r[k].bytes <= s->q->memory) a->best[a->count++] = r[k];
-        }
+    for (int i = 0; i < s->result_count && a->count < want; i++) {
+        SearchResult r;
+        if (is_varied(a, &s->results[i].layout)) continue;
+        const Err err = search_evaluate(s->q, s->space, &s->results[i].layout, &r);
+        if (err == ERR_MEMORY) return err;
+        if (!err && r.bytes <= s->q->memory) a->best[a->count++] = r;
     }
     qsort(a->best, (size_t)a->count, sizeof *a->best, by_step);
     return ERR_OK;
+}
+
+static int by_weights(const void *a, const void *b)
+{
+    const Inner *x = a, *y = b;
+    if (x->legal != y->legal) return y->legal - x->legal;
+    if (x->weights != y->weights) return x->weights < y->weights ? -1 : 1;
+    return layout_compare(&x->layout, &y->layout);
+}
+
+/* No weights fit: those inner layouts whose weights take least are measured, after all. */
+static Err measure_smallest(Search *s)
+{
+    qsort(s->inners, (size_t)s->inner_count, sizeof *s->inners, by_weights);
+    for (int i = 0; i < s->inner_count && i < TOGETHER && s->inners[i].legal; i++) {
+        TRY(measure_run(s, i, i + 1, INT64_MAX));
+        if (s->inners[i].measured) TRY(visit_outer(s, i));
+    }
+    return ERR_OK;
+}
+
+/* Nothing fits: what needs least, exactly. */
+static Err find_least(Search *s)
+{
+    Layout l[TOGETHER];
+    if (s->result_count) return ERR_OK;
+    if (!s->smallest_count) TRY(measure_smallest(s));
+    const int n = s->smallest_count;
+    for (int i = 0; i < n; i++) l[i] = s->smallest[i].layout;
+    return run_dry(s, l, n);
 }
 
 static void find_front(const Search *s)
@@ -612,9 +670,6 @@ static void find_front(const Search *s)
     }
 }
 
-#include "base/clock.h"
-static double p3;
-#define LAP(n) fprintf(stderr,"LAP %s %.2f\n",n,clock_s()-p3)
 static Err run(Search *s)
 {
     Layout l = { .stages = "" };
@@ -622,21 +677,22 @@ static Err run(Search *s)
         return err_set(ERR_CONFIG, "a search knows models of at most %d kinds of blocks", BLOCK_KINDS);
     s->inner_count = 0;
     TRY(each(s, &l, 0, LAYOUT_INNER, visit_inner));
-p3=clock_s();TRY(measure_inners(s));LAP("measure");
+    TRY(measure_inners(s));
     for (int i = 0; i < s->inner_count; i++)
-        if (s->inners[i].legal) TRY(visit_outer(s, i));
-    LAP("visit");TRY(replay(s));LAP("replay");
+        if (s->inners[i].measured) TRY(visit_outer(s, i));
+    TRY(replay(s));
     TRY(cut_best(s));
-LAP("cut");TRY(run_finalists(s));LAP("final");
+    TRY(run_finalists(s));
     TRY(vary_best(s));
-LAP("vary");find_front(s);
+    TRY(find_least(s));
+    find_front(s);
     return confirm(s);
 }
 
 Err search(const SearchQuestion *q, SearchAnswer *out)
 {
     memset(out, 0, sizeof *out);
-    layout_space(q->base, q->limits, &out->space);
+    layout_space(q->base, q->world, q->limits, &out->space);
     out->least_bytes = INT64_MAX;
     Search s = { .q = q, .out = out, .space = &out->space, .libraries = q->libraries ? DEVICE_LIBRARY_BYTES : 0 };
     Layout first = { .stages = "" };
@@ -649,4 +705,19 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
     free(s.inners);
     free(s.items);
     return err;
+}
+
+int64_t search_memory_bound(const SearchQuestion *q, const LayoutSpace *space, const Layout *l)
+{
+    SearchAnswer unused;
+    Search s = { .q = q, .out = &unused, .space = space, .libraries = q->libraries ? DEVICE_LIBRARY_BYTES : 0 };
+    StageShare shares[STAGES_MOST];
+    Pipeline p;
+    int64_t bytes = 0;
+    if (!add_inner(&s, l) && read_inner(&s, s.inners) && block_kinds(&s.inners->spec.model, &s.kinds) &&
+        !measure_run(&s, 0, 1, INT64_MAX) && s.inners->measured && !pipeline_of(&s, l, 0, true, shares, &p))
+        bytes = pipeline_bytes(&p, s.libraries);
+    shape_table_free(&s.shapes);
+    free(s.inners);
+    return bytes;
 }

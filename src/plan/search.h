@@ -18,7 +18,8 @@
 enum { SEARCH_BEST = 32 };
 
 typedef struct {
-    const Config *base; /* legal, for the world; layout.h says which of its values count */
+    const Config *base; /* layout_base's */
+    int64_t world;      /* ranks */
     LayoutLimits limits;
     int64_t vocab;
     int64_t memory; /* bytes of a device; what libraries take is part of it */

@@ -29,19 +29,24 @@ static Err find_held(Shape *p)
     const int width = 2 * s->replicas * s->chunks;
     int *now = calloc((size_t)width, sizeof *now);
     p->held = calloc((size_t)s->ranks * (size_t)width, sizeof *p->held);
-    for (int r = 0; r < s->ranks && now && p->held; r++) {
+    p->split = calloc((size_t)s->ranks * (size_t)width / 2, sizeof *p->split);
+    const bool made = now && p->held && p->split;
+    for (int r = 0; r < s->ranks && made; r++) {
         int most = 0;
         memset(now, 0, (size_t)width * sizeof *now);
         for (int i = 0; i < s->rank[r].count; i++) {
             int sum = 0;
-            add_held(s, &s->rank[r].action[i], now);
+            const Action *a = &s->rank[r].action[i];
+            if (!action_is_compute(a->kind)) continue;
+            add_held(s, a, now);
+            if (a->kind == ACT_I)
+                p->split[r * width / 2 + a->replica * s->chunks + schedule_chunk_of(s, a->stage)] = true;
             for (int k = 1; k < width; k += 2) sum += now[k];
             if (sum <= most) continue;
             most = sum;
             memcpy(p->held + r * width, now, (size_t)width * sizeof *now);
         }
     }
-    const bool made = now && p->held;
     free(now);
     return made ? ERR_OK : err_set(ERR_MEMORY, "no memory for a schedule of %d ranks", s->ranks);
 }
@@ -111,6 +116,7 @@ void shape_table_free(ShapeTable *t)
         simulator_close(t->shapes[i]->simulator);
         schedule_free(&t->shapes[i]->s);
         free(t->shapes[i]->held);
+        free(t->shapes[i]->split);
         free(t->shapes[i]);
     }
     free(t->shapes);

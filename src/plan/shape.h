@@ -16,6 +16,7 @@ typedef struct {
     /* [ranks][replicas * chunks][2] units in each of a rank's stages, up to the end of I and of W, at the moment when the
      * rank has most of them up to W */
     int *held;
+    bool *split; /* [ranks][replicas * chunks] some backward of the stage is split */
 } Shape;
 
 typedef struct {
