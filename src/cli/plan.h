@@ -5,6 +5,7 @@
 #ifndef MEGATRAIN_CLI_PLAN_H
 #define MEGATRAIN_CLI_PLAN_H
 
+#include "cli/command.h"
 #include "config/config_device.h"
 #include "train/spec.h"
 
@@ -53,5 +54,23 @@ int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
 
 /* Prints to stdout. ERR_MEMORY. */
 Err plan_print_json(const PlanTable *t);
+
+/* The vocabulary; with model.vocab given a plan needs no tokenizer. */
+Err plan_vocab(const Config *cfg, int64_t *out);
+
+/* plan --search: what was asked for. */
+typedef struct {
+    const char *config_path, *device;
+    Words overrides;
+    int64_t world;
+    bool max_world;     /* fewer ranks, too */
+    const char *memory; /* NULL: the device's */
+    int64_t best;
+    double price; /* of a device's hour; 0: not said */
+    bool as_json;
+} PlanSearch;
+
+/* Prints to stdout. ERR_CONFIG: no layout is legal, or a word is wrong. ERR_PLAN: none fits. */
+Err plan_search(const PlanSearch *p);
 
 #endif

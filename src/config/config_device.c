@@ -21,10 +21,14 @@ enum { NAMES_MAX = 64, NAMES_BYTES = 1024 };
 /* The number that a key is, where it is one; NULL: no such key. */
 static double *number_of(DeviceFile *f, const char *key)
 {
-    return strcmp(key, "sold_gb") == 0       ? &f->sold_gb
-           : strcmp(key, "bf16_tflops") == 0 ? &f->bf16_tflops
-           : strcmp(key, "fp32_tflops") == 0 ? &f->fp32_tflops
-                                             : NULL;
+    return strcmp(key, "sold_gb") == 0        ? &f->sold_gb
+           : strcmp(key, "bf16_tflops") == 0  ? &f->bf16_tflops
+           : strcmp(key, "fp32_tflops") == 0  ? &f->fp32_tflops
+           : strcmp(key, "memory_gb_s") == 0  ? &f->memory_gb_s
+           : strcmp(key, "link_gb_s") == 0    ? &f->link_gb_s
+           : strcmp(key, "network_gb_s") == 0 ? &f->network_gb_s
+           : strcmp(key, "host_devices") == 0 ? &f->host_devices
+                                              : NULL;
 }
 
 static bool read_number(const char *text, double *out)
@@ -67,7 +71,8 @@ static Err read_path(const char *path, DeviceFile *out)
     if (line)
         return err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line),
                err_hint(
-                   "[device], then memory_mib, sold_gb, bf16_tflops, fp32_tflops: numbers above 0; match");
+                   "[device], then memory_mib, sold_gb, bf16_tflops, fp32_tflops, memory_gb_s, link_gb_s, network_gb_s, "
+                   "host_devices: numbers above 0; match");
     if (!out->memory_mib) return err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
     return ERR_OK;
 }

@@ -7,6 +7,10 @@
  *   sold_gb = 80             what it is sold as
  *   bf16_tflops = 989        dense
  *   fp32_tflops = 67         without TF32
+ *   memory_gb_s = 3350       bytes that memory reads and writes a second
+ *   link_gb_s = 450          that it sends to devices of the same host, one way
+ *   network_gb_s = 50        to others
+ *   host_devices = 8         devices of a host
  *   match = H100             part of the name that the driver gives the GPU
  *
  * Only memory_mib is required. The folder is looked for under the current one, beside the program, and where
@@ -28,6 +32,7 @@ typedef struct {
     int64_t memory_mib;
     double sold_gb; /* 0: not said, nor the rates */
     double bf16_tflops, fp32_tflops;
+    double memory_gb_s, link_gb_s, network_gb_s, host_devices;
 } DeviceFile;
 
 /* By a name (h100, H100) or by a path, which holds a '/' or ends in .ini. ERR_CONFIG: there is none, or it is wrong. */

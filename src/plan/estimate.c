@@ -40,7 +40,8 @@ static void add_part(PartCost *sum, const PartCost *p)
         sum->cost[b].w += p->cost[b].w;
         for (int r = 0; r < REGION_COUNT; r++) sum->kept[b][r] += p->kept[b][r];
     }
-    sum->tail += p->tail;
+    sum->update += p->update;
+    sum->reduce += p->reduce;
     sum->dense += p->dense;
     sum->experts += p->experts;
     if (p->scratch > sum->scratch) sum->scratch = p->scratch;
@@ -50,7 +51,7 @@ static PartCost stage_cost(const Pipeline *p, int stage)
 {
     const StageShare s = p->shares[stage];
     const LayerCosts *c = &p->inner->costs;
-    PartCost sum = { .tail = 0 };
+    PartCost sum = { .update = 0 };
     if (s.embedding) add_part(&sum, &c->embedding);
     for (int l = 0; l < s.layer_count; l++) add_part(&sum, &c->block[p->kinds->kind[s.first_layer + l]]);
     if (s.mtp) add_part(&sum, &c->modules);
@@ -82,7 +83,7 @@ static int backward_of(const Shape *s, int rank, int replica, int chunk)
 static double rank_bytes(const Pipeline *p, int rank)
 {
     const Schedule *s = &p->shape->s;
-    PartCost all = { .tail = 0 };
+    PartCost all = { .update = 0 };
     double kept = 0;
     for (int r = 0; r < s->replicas; r++)
         for (int c = 0; c < s->chunks; c++) {
@@ -107,7 +108,7 @@ int64_t pipeline_bytes(const Pipeline *p, int64_t libraries)
 int64_t pipeline_mean_bytes(const Pipeline *p, int64_t libraries)
 {
     const LayerCosts *c = &p->inner->costs;
-    PartCost all = { .tail = 0 };
+    PartCost all = { .update = 0 };
     const int replicas = p->shape->s.replicas;
     add_part(&all, &c->embedding);
     add_part(&all, &c->modules);
@@ -129,6 +130,14 @@ static double seconds_of(const PartCost *c)
     return least;
 }
 
+/* A ring or a tree of n ranks sends (n - 1) / n of what there is. */
+static double tail_of(const Pipeline *p, const PartCost *stage)
+{
+    const int was = p->inner->costs.copies, now = p->copies;
+    if (was <= 1) return stage->update + stage->reduce;
+    return stage->update + stage->reduce * (1 - 1.0 / now) / (1 - 1.0 / was);
+}
+
 double pipeline_bound(const Pipeline *p)
 {
     const Schedule *s = &p->shape->s;
@@ -139,7 +148,7 @@ double pipeline_bound(const Pipeline *p)
             for (int c = 0; c < s->chunks; c++) {
                 const PartCost stage = stage_cost(p, schedule_stage_at(s, rank, r, c));
                 work += seconds_of(&stage) / s->replicas;
-                end += stage.tail;
+                end += tail_of(p, &stage);
             }
         if (work > most) most = work;
         if (end > tail) tail = end;
@@ -148,14 +157,14 @@ double pipeline_bound(const Pipeline *p)
 }
 
 /* The longest of the ranks' ends of the step. */
-static double tail_of(const Pipeline *p, const PartCost *stages)
+static double longest_tail(const Pipeline *p, const PartCost *stages)
 {
     const Schedule *s = &p->shape->s;
     double most = 0;
     for (int rank = 0; rank < s->ranks; rank++) {
         double end = 0;
         for (int r = 0; r < s->replicas; r++)
-            for (int c = 0; c < s->chunks; c++) end += stages[schedule_stage_at(s, rank, r, c)].tail;
+            for (int c = 0; c < s->chunks; c++) end += tail_of(p, &stages[schedule_stage_at(s, rank, r, c)]);
         if (end > most) most = end;
     }
     return most;
@@ -168,9 +177,10 @@ Err pipeline_seconds(const Pipeline *p, double *seconds)
     TRY(stage_costs(p, &stages));
     const Schedule *s = &p->shape->s;
     for (int i = 0; i < s->stages; i++)
-        costs[i] = stages[i].cost[backward_of(p->shape, schedule_rank_of(s, 0, i), 0, schedule_chunk_of(s, i))];
+        costs[i] =
+            stages[i].cost[backward_of(p->shape, schedule_rank_of(s, 0, i), 0, schedule_chunk_of(s, i))];
     Err err = shape_replay(p->shape, costs, p->inner->costs.hop, seconds);
-    *seconds += tail_of(p, stages);
+    *seconds += longest_tail(p, stages);
     free(stages);
     return err;
 }
@@ -298,7 +308,9 @@ static Err cuts_of_chain(const CutSearch *c)
     ChainItem items[PARTITION_ITEMS];
     int in_flight[PARTITION_STAGES], cuts_found;
     ChainCut *cuts;
-    Chain chain = { .items = items, .stages = s->stages, .units = p->shape->microbatches, .hop = p->inner->costs.hop };
+    Chain chain = {
+        .items = items, .stages = s->stages, .units = p->shape->microbatches, .hop = p->inner->costs.hop
+    };
     if (s->stages > PARTITION_STAGES) return ERR_OK;
     for (int i = 0; i < s->stages; i++) in_flight[i] = held_by(p->shape, i, 0, 0)[REGION_W];
     chain.count = chain_items(p, items);
@@ -338,7 +350,8 @@ static Err cuts_of_ends(const CutSearch *c)
     Blocks b;
     for (int first = 0; first <= LESS_MOST; first++)
         for (int last = 0; last <= LESS_MOST; last++)
-            if (trimmed(m->layers, c->p->shape->s.stages, first, last, m->mtp.count > 0, &b)) TRY(try_cut(c, &b));
+            if (trimmed(m->layers, c->p->shape->s.stages, first, last, m->mtp.count > 0, &b))
+                TRY(try_cut(c, &b));
     return ERR_OK;
 }
 

@@ -34,6 +34,7 @@ typedef struct {
     const Shape *shape;
     const StageShare *shares; /* [stages] */
     StateBytes state;
+    int copies; /* ranks with the same dense weights */
 } Pipeline;
 
 /*

@@ -83,11 +83,12 @@ int grid_rank_at(Grid g, int pp_rank, int tp_rank, int cp_rank)
     return pp_rank * first + cp_rank * g.tp + tp_rank;
 }
 
-static Err measure(const CostSource *source, const TrainSpec *spec, Grid g, int stage, PartCost *out, LayerCosts *all)
+static Err measure(const CostSource *source, const TrainSpec *spec, Grid g, int stage, PartCost *out,
+                   LayerCosts *all)
 {
     static const char *const schedules[BACKWARDS] = { "1f1b", "zb-h1" };
     TrainSpec s = *spec;
-    *out = (PartCost){ .tail = 0 };
+    *out = (PartCost){ .update = 0 };
     for (int b = 0; b < BACKWARDS; b++) {
         MemoryPlan plan;
         RankTimes times = { .tail = 0 };
@@ -95,7 +96,8 @@ static Err measure(const CostSource *source, const TrainSpec *spec, Grid g, int 
         TRY(source->dry_run(source->user, &s, g, grid_rank_at(g, stage, 0, 0), &plan, &times));
         out->cost[b] = times.stage[0];
         memcpy(out->kept[b], plan.stages[0].save, sizeof out->kept[b]);
-        out->tail = times.tail;
+        out->update = times.tail - times.reduce;
+        out->reduce = times.reduce;
         out->experts = plan.experts;
         out->dense = plan.flat_count - plan.padding - plan.experts;
         if (!b || plan.scratch < out->scratch) out->scratch = plan.scratch;
@@ -124,11 +126,11 @@ Err layer_costs(const CostSource *source, const TrainSpec *spec, Grid grid, cons
     const bool all = which == PARTS_ALL;
     if (all) TRY(measure(source, &s, g, 0, &out->embedding, out));
     for (int i = 0; i < kinds->count; i++)
-        if (all || layer_set_has(&s.model.moe.layers, i)) TRY(measure(source, &s, g, 1 + i, &out->block[i], out));
+        if (all || layer_set_has(&s.model.moe.layers, i))
+            TRY(measure(source, &s, g, 1 + i, &out->block[i], out));
     if (modules && (all || layer_set_has(&s.model.moe.layers, kinds->count - 1)))
         TRY(measure(source, &s, g, head - 1, &out->modules, out));
     if (all) TRY(measure(source, &s, g, head, &out->head, out));
-    const int64_t rows = s.micro_batch * s.model.seq / ((g.cp ? g.cp : 1) * (g.sp ? g.tp : 1));
-    out->boundary = rows * s.model.hidden * dtype_size(s.compute);
+    out->copies = g.dp * (g.cp ? g.cp : 1);
     return ERR_OK;
 }

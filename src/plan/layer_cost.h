@@ -8,16 +8,18 @@
 
 #include "engine/trainer.h"
 
-/* A rank's step in seconds: of each of its stages one unit; what ends the step; a message to the next stage. */
+/* A rank's step in seconds: of each of its stages one unit; what ends the step, and of it what ranks with the same
+ * weights exchange; a message to the next stage. */
 typedef struct {
     StageCost stage[PARTS_STAGES];
-    double tail, hop;
+    double tail, reduce, hop;
 } RankTimes;
 
 /* Where seconds come from: as trainer_plan, with times. It is called by several threads at once. */
 typedef struct {
     void *user;
-    Err (*dry_run)(void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan, RankTimes *times);
+    Err (*dry_run)(void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
+                   RankTimes *times);
 } CostSource;
 
 enum { BLOCK_KINDS = 12 };
@@ -38,7 +40,7 @@ enum { BACKWARD_WHOLE, BACKWARD_SPLIT, BACKWARDS };
 typedef struct {
     StageCost cost[BACKWARDS];
     int64_t kept[BACKWARDS][REGION_COUNT]; /* bytes of a unit */
-    double tail;
+    double update, reduce;  /* at the end of a step; the second by how many ranks have the same weights */
     int64_t dense, experts; /* elements of parameters, without padding */
     int64_t scratch;
 } PartCost;
@@ -46,7 +48,7 @@ typedef struct {
 typedef struct {
     PartCost embedding, block[BLOCK_KINDS], modules, head;
     double hop;
-    int64_t boundary; /* bytes of a boundary tensor */
+    int copies; /* ranks with the same dense weights, when `reduce` was measured */
 } LayerCosts;
 
 /* Which parts are to be measured anew; the others stay as they are in *out. */

@@ -8,7 +8,8 @@
 
 /* The schedules that a step may take without being another algorithm, or slower by construction than one of these. A
  * fixed one is the base's. */
-static const char *const schedules[] = { "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe", "dualpipev" };
+static const char *const schedules[] = { "1f1b", "interleaved", "zb-h1",    "zb-h2",
+                                         "zb-v", "v-half",      "dualpipe", "dualpipev" };
 static const char *const exchanges[] = { "allgather", "ring", "a2a", "hierarchical" };
 enum { SCHEDULES = sizeof schedules / sizeof *schedules, EXCHANGES = sizeof exchanges / sizeof *exchanges };
 
@@ -61,16 +62,27 @@ static void fill(LayoutSpace *s, LayoutLimits l)
     add(s, LAYOUT_ZERO, 1);
     add(s, LAYOUT_ZERO, 0);
     for (int i = 0; i < 2; i++) add(s, LAYOUT_ORDER, i);
-    for (int i = 0; i < (experts ? 2 : 1); i++) add(s, LAYOUT_OVERLAP_MOE, i);
+    add(s, LAYOUT_OVERLAP_MOE, 0); /* (its clock would have to be in two places) */
 }
 
 /* One rank, whatever the file says. */
-static const char *const alone[] = { "parallel.tp=1",         "parallel.sp=auto",        "parallel.cp=1",
-                                     "parallel.cp_comm=allgather", "parallel.cp_heads=0", "parallel.ep=1",
-                                     "parallel.etp=1",        "parallel.pp=1",           "parallel.vpp=1",
-                                     "parallel.schedule=1f1b", "parallel.group=0",       "parallel.slices=1",
-                                     "parallel.layout=",      "parallel.overlap_moe=false", "parallel.overlap_tp=0",
-                                     "train.micro_batch=1",   "parallel.order=tp-cp-ep-dp-pp" };
+static const char *const alone[] = { "parallel.tp=1",
+                                     "parallel.sp=auto",
+                                     "parallel.cp=1",
+                                     "parallel.cp_comm=allgather",
+                                     "parallel.cp_heads=0",
+                                     "parallel.ep=1",
+                                     "parallel.etp=1",
+                                     "parallel.pp=1",
+                                     "parallel.vpp=1",
+                                     "parallel.schedule=1f1b",
+                                     "parallel.group=0",
+                                     "parallel.slices=1",
+                                     "parallel.layout=",
+                                     "parallel.overlap_moe=false",
+                                     "parallel.overlap_tp=0",
+                                     "train.micro_batch=1",
+                                     "parallel.order=tp-cp-ep-dp-pp" };
 enum { ALONE = sizeof alone / sizeof *alone };
 
 /* The command line's words behind those. */
@@ -173,8 +185,8 @@ void layout_words(const LayoutSpace *s, const Layout *l, char out[LAYOUT_WORDS])
     *out = 0;
     for (LayoutKey k = 0; k < LAYOUT_KEYS; k++)
         if (!s->fixed[k] && (s->base->moe.experts || !is_of_experts(k)))
-            n += snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%s%s=%s", n ? " " : "", layout_key_name(k, name),
-                          layout_text(s, l, k, value));
+            n += snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%s%s=%s", n ? " " : "",
+                          layout_key_name(k, name), layout_text(s, l, k, value));
     if (!s->fixed_stages)
         snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%sparallel.layout=%s", n ? " " : "", l->stages);
 }
@@ -190,7 +202,8 @@ int64_t layout_dp(const LayoutSpace *s, const Layout *l)
 int64_t layout_microbatches(const LayoutSpace *s, const Layout *l)
 {
     const int64_t share = layout_dp(s, l) * l->value[LAYOUT_MICRO_BATCH];
-    return share && batch_ramp_divides(&s->base->derived.batch, share) ? s->base->derived.global_batch / share : 0;
+    return share && batch_ramp_divides(&s->base->derived.batch, share) ? s->base->derived.global_batch / share
+                                                                       : 0;
 }
 
 int layout_compare(const Layout *a, const Layout *b)

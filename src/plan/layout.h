@@ -9,21 +9,21 @@
 #include "config/config.h"
 
 /* The keys: KEY(NAME, section, key). Those up to LAYOUT_INNER decide what a rank does in a block. */
-#define LAYOUT_KEY_LIST(KEY)                   \
-    KEY(TP, parallel, tp)                      \
-    KEY(SP, parallel, sp)                      \
-    KEY(CP, parallel, cp)                      \
-    KEY(CP_COMM, parallel, cp_comm)            \
-    KEY(MICRO_BATCH, train, micro_batch)       \
-    KEY(RECOMPUTE, train, recompute)           \
-    KEY(EP, parallel, ep)                      \
-    KEY(ETP, parallel, etp)                    \
-    KEY(DISPATCHER, moe, dispatcher)           \
-    KEY(PP, parallel, pp)                      \
-    KEY(VPP, parallel, vpp)                    \
-    KEY(SCHEDULE, parallel, schedule)          \
-    KEY(ZERO, parallel, zero)                  \
-    KEY(ORDER, parallel, order)                \
+#define LAYOUT_KEY_LIST(KEY)             \
+    KEY(TP, parallel, tp)                \
+    KEY(SP, parallel, sp)                \
+    KEY(CP, parallel, cp)                \
+    KEY(CP_COMM, parallel, cp_comm)      \
+    KEY(MICRO_BATCH, train, micro_batch) \
+    KEY(RECOMPUTE, train, recompute)     \
+    KEY(EP, parallel, ep)                \
+    KEY(ETP, parallel, etp)              \
+    KEY(DISPATCHER, moe, dispatcher)     \
+    KEY(PP, parallel, pp)                \
+    KEY(VPP, parallel, vpp)              \
+    KEY(SCHEDULE, parallel, schedule)    \
+    KEY(ZERO, parallel, zero)            \
+    KEY(ORDER, parallel, order)          \
     KEY(OVERLAP_MOE, parallel, overlap_moe)
 
 typedef enum {
@@ -53,9 +53,9 @@ typedef struct {
 
 /* Limits of the space, where a key is not given. */
 typedef struct {
-    int tp_most;         /* tensor-parallel ranks: those of a host */
-    int64_t cp_tokens;   /* positions of a sequence that a rank of cp has at least */
-    int64_t batch_most;  /* samples of a micro-batch */
+    int tp_most;        /* tensor-parallel ranks: those of a host */
+    int64_t cp_tokens;  /* positions of a sequence that a rank of cp has at least */
+    int64_t batch_most; /* samples of a micro-batch */
 } LayoutLimits;
 
 /*

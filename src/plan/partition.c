@@ -104,7 +104,8 @@ static void extend(const Table *t, int s, int from, int to)
     for (int e = 0; e < before->count; e++) {
         const Partial *b = &before->best[e];
         keep(cell_at(t, s, to), t->most,
-             (Partial){ b->bound > bound ? b->bound : bound, b->squares + own * own, (int16_t)from, (int16_t)e });
+             (Partial){ b->bound > bound ? b->bound : bound, b->squares + own * own, (int16_t)from,
+                        (int16_t)e });
     }
 }
 
@@ -152,7 +153,8 @@ Err partition(const Chain *c, int most, ChainCut *cuts, int *count)
     const bool made = t.prefix && t.cells;
     free(t.prefix);
     free(t.cells);
-    return made ? ERR_OK : err_set(ERR_MEMORY, "no memory to cut %d items into %d stages", c->count, c->stages);
+    return made ? ERR_OK
+                : err_set(ERR_MEMORY, "no memory to cut %d items into %d stages", c->count, c->stages);
 }
 
 double partition_bound(const Chain *c, const int16_t *end)

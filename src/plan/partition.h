@@ -32,7 +32,7 @@ typedef struct {
 enum { PARTITION_BEST = 64, PARTITION_STAGES = 256, PARTITION_ITEMS = 1100 };
 
 typedef struct {
-    double bound; /* seconds; no replay of the cut is faster */
+    double bound;                  /* seconds; no replay of the cut is faster */
     int16_t end[PARTITION_STAGES]; /* stage s has the items from end[s - 1], or 0, up to before end[s] */
 } ChainCut;
 

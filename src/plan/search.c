@@ -2,6 +2,7 @@
 #include "plan/search.h"
 
 #include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,18 +10,26 @@
 #include "plan/estimate.h"
 
 enum {
-    REPLAYS = 600, /* of the schedules of layouts of the least bounds, */
-    HOPES = 100,    /* and of such that another cut may make fit */
-    CUT_UP = 24,    /* how many of these are cut unevenly as well, */
-    CUTS = 3,       /* and how many cuts of each go on */
-    FINALISTS = 24, /* run dry at least, */
-    FINALS = 96,    /* and at most, */
-    TOGETHER = 8,   /* so many at once */
-    VARIED = 6      /* how many of the best are tried with other orders, without ZeRO, ... */
+    REPLAYS = 600,   /* of the schedules of layouts of the least bounds, */
+    HOPES = 100,     /* and of such that another cut may make fit */
+    CUT_UP = 24,     /* how many of these are cut unevenly as well, */
+    CUTS = 3,        /* and how many cuts of each go on */
+    FINALISTS = 24,  /* run dry at least, */
+    FINALS = 1024,   /* and at most; */
+    EFFORT = 160000, /* less where dry runs take long, which are counted so: */
+    EFFORT_OF_RUN = 64,
+    EFFORTS_MOST = 8, /* so many times that, where what is run dry does not fit */
+    CONFIRMED = 8,  /* of the best, run whole, */
+    TOGETHER = 8,     /* so many at once */
+    VARIED = 6        /* how many of the best are tried with other orders, without ZeRO, ... */
 };
 
+/* What of memory the next layout of a front takes at most. */
+static const double FRONT_STEP = 0.97;
+enum { FRONT = 8 };
+
 /* Finalists go on while estimates stay below the best exact time so much enlarged: by what a sum of parts is off. */
-static const double SLACK = 1.1;
+static const double SLACK = 1.05;
 
 /* A layout that passed the rules of shape. */
 typedef struct {
@@ -79,7 +88,10 @@ static Err add_candidate(Search *s, const Candidate *c)
 
 /* ---- which values are told apart ---- */
 
-static bool is_first(const LayoutSpace *s, const Layout *l, LayoutKey key) { return l->value[key] == s->value[key][0]; }
+static bool is_first(const LayoutSpace *s, const Layout *l, LayoutKey key)
+{
+    return l->value[key] == s->value[key][0];
+}
 
 /* A key that does nothing beside the others has one value, the space's first. */
 static bool inner_matters(const LayoutSpace *s, const Layout *l)
@@ -94,14 +106,15 @@ static bool inner_matters(const LayoutSpace *s, const Layout *l)
 static const struct {
     const char *name;
     int chunks; /* 0: any number above 1 */
-} chunks_of[] = { { "1f1b", 1 }, { "zb-h1", 1 }, { "zb-h2", 1 }, { "dualpipe", 1 }, { "zb-v", 2 },
-                  { "v-half", 2 }, { "dualpipev", 2 }, { "interleaved", 0 } };
+} chunks_of[] = { { "1f1b", 1 }, { "zb-h1", 1 },  { "zb-h2", 1 },     { "dualpipe", 1 },
+                  { "zb-v", 2 }, { "v-half", 2 }, { "dualpipev", 2 }, { "interleaved", 0 } };
 
 /* Whether so many chunks are worth to be asked of the schedule's own rule: it refuses the others. */
 static bool may_have_chunks(const char *schedule, int chunks)
 {
     for (size_t i = 0; i < sizeof chunks_of / sizeof *chunks_of; i++)
-        if (!strcmp(schedule, chunks_of[i].name)) return chunks_of[i].chunks ? chunks == chunks_of[i].chunks : chunks > 1;
+        if (!strcmp(schedule, chunks_of[i].name))
+            return chunks_of[i].chunks ? chunks == chunks_of[i].chunks : chunks > 1;
     return true;
 }
 
@@ -197,7 +210,9 @@ static int64_t weights_of(const Search *s, const Inner *in, const LayerCosts *wh
         g.pp = shape.ranks;
         g.dp = (int)layout_dp(s->space, &guess.layout);
         g.bidirectional = false;
-        const Pipeline p = { .inner = &guess, .kinds = &s->kinds, .shape = &shape, .state = state_bytes(&in->spec, g) };
+        const Pipeline p = {
+            .inner = &guess, .kinds = &s->kinds, .shape = &shape, .state = state_bytes(&in->spec, g)
+        };
         const int64_t bytes = pipeline_mean_bytes(&p, s->libraries);
         if (bytes < least) least = bytes;
     }
@@ -219,7 +234,8 @@ static Err measure_one(const Search *s, Inner *in, const LayerCosts *whole)
     in->costs = *whole;
     in->measured = true;
     if (in->grid.ep * in->grid.etp <= 1) return ERR_OK;
-    const Err err = layer_costs(&s->q->source, &in->spec, in->grid, &s->kinds, PARTS_WITH_EXPERTS, &in->costs);
+    const Err err =
+        layer_costs(&s->q->source, &in->spec, in->grid, &s->kinds, PARTS_WITH_EXPERTS, &in->costs);
     in->measured = !err;
     return err == ERR_MEMORY ? err : ERR_OK;
 }
@@ -263,8 +279,8 @@ static Err measure_inners(Search *s)
 
 static Err shape_of(Search *s, const Layout *l, Shape **out)
 {
-    return shape_get(&s->shapes, layout_schedule(s->space, l), l->value[LAYOUT_PP],
-                     l->value[LAYOUT_VPP], (int)layout_microbatches(s->space, l), out);
+    return shape_get(&s->shapes, layout_schedule(s->space, l), l->value[LAYOUT_PP], l->value[LAYOUT_VPP],
+                     (int)layout_microbatches(s->space, l), out);
 }
 
 /* The pipeline of a layout whose inner part is known, with its lists or without; shares: [stages of the shape].
@@ -284,7 +300,12 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
     g.pp = shape->ranks;
     g.dp = (int)layout_dp(s->space, l);
     g.bidirectional = shape->s.replicas > 1;
-    *out = (Pipeline){ .inner = in, .kinds = &s->kinds, .shape = shape, .shares = shares, .state = state_bytes(&spec, g) };
+    *out = (Pipeline){ .inner = in,
+                       .kinds = &s->kinds,
+                       .shape = shape,
+                       .shares = shares,
+                       .state = state_bytes(&spec, g),
+                       .copies = g.dp * (g.cp ? g.cp : 1) };
     return ERR_OK;
 }
 
@@ -418,32 +439,42 @@ static Err cut_best(Search *s)
 /* ---- exactly ---- */
 
 /* One pipeline rank: all of its tp and cp ranks that can differ, the first and the last; or, to compare, the first. */
-static Err run_rank(const SearchQuestion *q, const TrainSpec *spec, Grid g, int pp, bool first, RankTimes *times,
-                    int64_t *bytes)
+static Err run_rank(const SearchQuestion *q, const TrainSpec *spec, Grid g, int pp, bool first,
+                    RankTimes *times, int64_t *bytes, int64_t *params)
 {
     const int cp = first || !g.cp ? 1 : g.cp, tp = first ? 1 : g.tp;
     MemoryPlan plan;
     *bytes = 0;
-    for (int t = 0; t < tp; t += tp > 1 ? tp - 1 : 1)
-        for (int c = 0; c < cp; c += cp > 1 ? cp - 1 : 1) {
+    for (int t = 0; t<tp; t += tp> 1 ? tp - 1 : 1)
+        for (int c = 0; c<cp; c += cp> 1 ? cp - 1 : 1) {
             RankTimes own = { .tail = 0 };
             TRY(q->source.dry_run(q->source.user, spec, g, grid_rank_at(g, pp, t, c), &plan, &own));
             if (!t && !c) *times = own;
             const int64_t total = memory_plan_total(&plan);
             if (total > *bytes) *bytes = total;
+            *params = plan.params;
         }
     return ERR_OK;
 }
 
-/* times: as much work as the lists have. */
+static bool is_cost(StageCost c)
+{
+    const double all = c.f + c.i + c.w;
+    return c.f >= 0 && c.i >= 0 && c.w >= 0 && all < DBL_MAX;
+}
+
+/* times: as much work as the lists have. Of costs that are no numbers a step is none. */
 static Err simulate_step(const Schedule *s, const RankTimes *ranks, double times, SearchResult *out)
 {
     StageCost costs[STAGES_MOST];
     Simulation sim;
     double hop = 0;
+    bool numbers = true;
     for (int r = 0; r < s->ranks; r++) {
-        for (int k = 0; k < s->replicas * s->chunks; k++)
+        for (int k = 0; k < s->replicas * s->chunks; k++) {
             costs[schedule_stage_at(s, r, k / s->chunks, k % s->chunks)] = ranks[r].stage[k];
+            numbers &= is_cost(ranks[r].stage[k]);
+        }
         if (ranks[r].tail > out->tail_s) out->tail_s = ranks[r].tail;
         if (ranks[r].hop > hop) hop = ranks[r].hop;
     }
@@ -452,17 +483,19 @@ static Err simulate_step(const Schedule *s, const RankTimes *ranks, double times
     if (!err) {
         out->busy_s = sim.ideal * times;
         out->bubble_s = sim.bubble;
-        out->step_s = out->busy_s + out->bubble_s + out->tail_s;
+        out->step_s = numbers ? out->busy_s + out->bubble_s + out->tail_s : NAN;
     }
     simulation_free(&sim, s);
     return err;
 }
 
 /* A step of so many of its micro-batches: of all, or of as many as show what the others do. */
-static Err evaluate_spec(const SearchQuestion *q, const Config *c, const TrainSpec *asked, bool brief, SearchResult *out)
+static Err evaluate_spec(const SearchQuestion *q, const Config *c, const TrainSpec *asked, bool brief,
+                         SearchResult *out)
 {
     const Grid g = out->grid;
-    const int pp = g.pp ? g.pp : 1, all = (int)c->derived.microbatches, made = brief ? shape_microbatches(pp, all) : all;
+    const int pp = g.pp ? g.pp : 1, all = (int)c->derived.microbatches,
+              made = brief ? shape_microbatches(pp, all) : all;
     TrainSpec of_made = *asked, *spec = &of_made;
     spec->global_batch = asked->global_batch / all * made;
     spec->ramp = batch_ramp_flat(spec->global_batch);
@@ -478,7 +511,7 @@ static Err evaluate_spec(const SearchQuestion *q, const Config *c, const TrainSp
     Err err = ERR_OK;
     for (int r = 0; r < pp && !err; r++) {
         int64_t bytes;
-        err = run_rank(q, spec, g, r, brief, &ranks[r], &bytes);
+        err = run_rank(q, spec, g, r, brief, &ranks[r], &bytes, &out->params);
         if (!err && bytes > out->bytes) out->bytes = bytes, out->worst_pp = r;
     }
     if (!err) err = schedule_make(&shape, &s);
@@ -491,12 +524,14 @@ static Err evaluate_spec(const SearchQuestion *q, const Config *c, const TrainSp
     return err;
 }
 
-static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, bool brief, SearchResult *out)
+static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, bool brief,
+                    SearchResult *out)
 {
     Config c;
     TrainSpec spec;
     *out = (SearchResult){ .layout = *l };
-    Err err = layout_config(space, l, &c) ? ERR_OK : err_set(ERR_CONFIG, "a rule of the configuration refuses it");
+    Err err =
+        layout_config(space, l, &c) ? ERR_OK : err_set(ERR_CONFIG, "a rule of the configuration refuses it");
     if (!err) err = brief ? grid_read(&c, &out->grid) : grid_try(&c, &out->grid);
     if (!err) err = train_spec(&c, q->vocab, &spec);
     if (!err) err = trainer_grid(&spec, &out->grid);
@@ -546,15 +581,29 @@ static double best_so_far(const Search *s)
     return best;
 }
 
+/* Dry runs of all its ranks take about as long as so many actions of lists. */
+static double effort_of(const Search *s, const Layout *l)
+{
+    const double ranks = l->value[LAYOUT_PP], chunks = l->value[LAYOUT_VPP];
+    const int units = shape_microbatches((int)ranks, (int)layout_microbatches(s->space, l));
+    return ranks * (EFFORT_OF_RUN + ranks * chunks * units);
+}
+
 static Err run_finalists(Search *s)
 {
     qsort(s->items, (size_t)s->count, sizeof *s->items, by_seconds);
-    for (int64_t i = 0; i < s->count && i < FINALS;) {
+    double effort = 0;
+    for (int64_t i = 0; i < s->count && i + TOGETHER < FINALS;) {
         Layout l[TOGETHER];
         int n = 0;
         if (s->items[i].too_large) break;
-        if (s->result_count >= FINALISTS && s->items[i].seconds > SLACK * best_so_far(s)) break;
-        for (; n < TOGETHER && i < s->count && !s->items[i].too_large; i++) l[n++] = s->items[i].layout;
+        const bool enough = effort > EFFORT || s->items[i].seconds > SLACK * best_so_far(s);
+        if (s->result_count >= FINALISTS && enough) break;
+        for (; n < TOGETHER && i < s->count && !s->items[i].too_large; i++) {
+            l[n++] = s->items[i].layout;
+            effort += effort_of(s, &s->items[i].layout);
+        }
+        if (effort > EFFORTS_MOST * EFFORT) break;
         TRY(run_dry(s, l, n));
     }
     return ERR_OK;
@@ -616,15 +665,20 @@ static bool is_varied(const SearchAnswer *a, const Layout *l)
 static Err confirm(Search *s)
 {
     SearchAnswer *a = s->out;
-    const int want = s->q->best < SEARCH_BEST ? s->q->best : SEARCH_BEST;
-    for (int i = 0; i < s->result_count && a->count < want; i++) {
+    const int want = s->q->best < SEARCH_BEST ? s->q->best : SEARCH_BEST, most = want > CONFIRMED ? want : CONFIRMED;
+    int tried = 0;
+    for (int i = 0; i < s->result_count && a->count < SEARCH_BEST; i++) {
+        const bool enough = tried >= most || s->results[i].step_s > SLACK * s->results[0].step_s;
         SearchResult r;
+        if (a->count >= want && enough) break;
         if (is_varied(a, &s->results[i].layout)) continue;
+        tried++;
         const Err err = search_evaluate(s->q, s->space, &s->results[i].layout, &r);
         if (err == ERR_MEMORY) return err;
         if (!err && r.bytes <= s->q->memory) a->best[a->count++] = r;
     }
     qsort(a->best, (size_t)a->count, sizeof *a->best, by_step);
+    if (a->count > want) a->count = want;
     return ERR_OK;
 }
 
@@ -664,7 +718,7 @@ static void find_front(const Search *s)
     int64_t least = INT64_MAX;
     for (int i = 0; i < s->result_count; i++) {
         const SearchResult *r = &s->results[i];
-        if (r->bytes >= least || a->front_count == SEARCH_BEST) continue;
+        if ((double)r->bytes > FRONT_STEP * (double)least || a->front_count == FRONT) continue;
         least = r->bytes;
         a->front[a->front_count++] = *r;
     }
@@ -694,7 +748,9 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
     memset(out, 0, sizeof *out);
     layout_space(q->base, q->world, q->limits, &out->space);
     out->least_bytes = INT64_MAX;
-    Search s = { .q = q, .out = out, .space = &out->space, .libraries = q->libraries ? DEVICE_LIBRARY_BYTES : 0 };
+    Search s = {
+        .q = q, .out = out, .space = &out->space, .libraries = q->libraries ? DEVICE_LIBRARY_BYTES : 0
+    };
     Layout first = { .stages = "" };
     s.results = calloc(FINALS + VARIED * TOGETHER, sizeof *s.results);
     Err err = s.results ? add_inner(&s, &first) : err_set(ERR_MEMORY, "no memory for a search");
@@ -710,7 +766,9 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
 int64_t search_memory_bound(const SearchQuestion *q, const LayoutSpace *space, const Layout *l)
 {
     SearchAnswer unused;
-    Search s = { .q = q, .out = &unused, .space = space, .libraries = q->libraries ? DEVICE_LIBRARY_BYTES : 0 };
+    Search s = {
+        .q = q, .out = &unused, .space = space, .libraries = q->libraries ? DEVICE_LIBRARY_BYTES : 0
+    };
     StageShare shares[STAGES_MOST];
     Pipeline p;
     int64_t bytes = 0;

@@ -46,7 +46,8 @@ typedef struct {
     int count;
     SearchResult front[SEARCH_BEST]; /* of all that were run dry: none is faster with as little memory */
     int front_count;
-    int64_t looked_at, legal, small_enough; /* layouts: in the space; taken by rules of shape; not ruled out by memory */
+    int64_t looked_at, legal,
+        small_enough;    /* layouts: in the space; taken by rules of shape; not ruled out by memory */
     int64_t least_bytes; /* the least that a layout was found to need, by the bound where nothing fits */
     int dry_runs;
     Layout least; /* which layout that is */

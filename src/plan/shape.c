@@ -81,7 +81,8 @@ Err shape_lists(Shape *p)
 
 static bool is_it(const Shape *p, const char *schedule, int ranks, int chunks, int microbatches)
 {
-    return p->ranks == ranks && p->chunks == chunks && p->microbatches == microbatches && !strcmp(p->name, schedule);
+    return p->ranks == ranks && p->chunks == chunks && p->microbatches == microbatches &&
+           !strcmp(p->name, schedule);
 }
 
 static Err grow(ShapeTable *t)
