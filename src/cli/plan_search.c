@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/processors.h"
 #include "base/units.h"
 #include "cli/plan.h"
 #include "device/device.h"
@@ -192,7 +193,7 @@ static void reason(const Query *q, const SearchAnswer *a, const Layout *l, char 
     if (!layout_microbatches(&a->space, l)) {
         snprintf(out, REASON_BYTES, "does not divide %lld ranks and a batch of %lld", (long long)q->q.world,
                  (long long)q->base.derived.global_batch);
-    } else if (search_evaluate(&q->q, &a->space, l, &r)) {
+    } else if (search_estimate(&q->q, &a->space, l, &r)) {
         snprintf(out, REASON_BYTES, "refused: %.140s", err_message());
     } else if (r.bytes > q->q.memory) {
         snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
@@ -348,7 +349,7 @@ static Err nothing_fits(const Query *q, const SearchAnswer *a)
                err_hint("another --world, train.global_batch, or fewer fixed keys");
     put_short(&a->space, &a->least, layout, sizeof layout);
     const int64_t world = world_that_fits(q);
-    err_set(ERR_PLAN, "no layout on %lld ranks fits %s: the least that one takes is %s (%s)",
+    err_set(ERR_PLAN, "no layout on %lld ranks was found that fits %s: the least that one takes is %s (%s)",
             (long long)q->q.world, units_bytes(have, q->q.memory), units_bytes(want, a->least_bytes), layout);
     return world ? err_hint("more memory, or %lld ranks, on which one fits", (long long)world)
                  : err_hint("more memory; none of up to %lld ranks is enough", (long long)q->q.world * 32);

@@ -124,6 +124,7 @@ Err layer_costs(const CostSource *source, const TrainSpec *spec, Grid grid, cons
     g.bidirectional = false;
     TRY(trainer_grid(&s, &g));
     const bool all = which == PARTS_ALL;
+    if (all) *out = (LayerCosts){ .hop = 0 };
     if (all) TRY(measure(source, &s, g, 0, &out->embedding, out));
     for (int i = 0; i < kinds->count; i++)
         if (all || layer_set_has(&s.model.moe.layers, i))

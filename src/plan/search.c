@@ -19,7 +19,7 @@ enum {
     EFFORT = 160000, /* less where dry runs take long, which are counted so: */
     EFFORT_OF_RUN = 64,
     EFFORTS_MOST = 8, /* so many times that, where what is run dry does not fit */
-    CONFIRMED = 8,  /* of the best, run whole, */
+    SMALLEST = 64,  /* run dry where none of those fits, */
     TOGETHER = 8,     /* so many at once */
     VARIED = 6        /* how many of the best are tried with other orders, without ZeRO, ... */
 };
@@ -55,6 +55,7 @@ typedef struct {
     SearchResult *results; /* [FINALS + variants] */
     int result_count;
     int64_t libraries;
+    int threads;
 } Search;
 
 /* ---- lists that grow ---- */
@@ -265,7 +266,7 @@ static Err measure_inners(Search *s)
     if (!first) return err_set(ERR_MEMORY, "no memory for %d layouts", s->inner_count);
     for (int i = 0; i < s->inner_count; i = run_of(s, i)) first[runs++] = i;
     first[runs] = s->inner_count;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) num_threads(s->threads)
     for (int r = 0; r < runs; r++)
         if (measure_run(s, first[r], first[r + 1], s->q->memory)) {
 #pragma omp atomic write
@@ -447,9 +448,9 @@ static Err run_rank(const SearchQuestion *q, const TrainSpec *spec, Grid g, int 
     *bytes = 0;
     for (int t = 0; t<tp; t += tp> 1 ? tp - 1 : 1)
         for (int c = 0; c<cp; c += cp> 1 ? cp - 1 : 1) {
-            RankTimes own = { .tail = 0 };
-            TRY(q->source.dry_run(q->source.user, spec, g, grid_rank_at(g, pp, t, c), &plan, &own));
-            if (!t && !c) *times = own;
+            const int rank = grid_rank_at(g, pp, t, c);
+            if (t || c) TRY(trainer_plan(spec, g, rank, &plan));
+            else TRY(q->source.dry_run(q->source.user, spec, g, rank, &plan, times));
             const int64_t total = memory_plan_total(&plan);
             if (total > *bytes) *bytes = total;
             *params = plan.params;
@@ -545,6 +546,11 @@ Err search_evaluate(const SearchQuestion *q, const LayoutSpace *space, const Lay
     return evaluate(q, space, l, false, out);
 }
 
+Err search_estimate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, SearchResult *out)
+{
+    return evaluate(q, space, l, true, out);
+}
+
 static int compare_results(const SearchResult *x, const SearchResult *y)
 {
     if (x->step_s < y->step_s || x->step_s > y->step_s) return x->step_s < y->step_s ? -1 : 1;
@@ -560,7 +566,7 @@ static Err run_dry(Search *s, const Layout *layouts, int count)
     SearchResult r[TOGETHER];
     Err err[TOGETHER];
     ASSERT(count <= TOGETHER);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) num_threads(s->threads)
     for (int i = 0; i < count; i++) err[i] = evaluate(s->q, s->space, &layouts[i], true, &r[i]);
     for (int i = 0; i < count; i++) {
         if (err[i] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
@@ -649,10 +655,10 @@ static Err vary_best(Search *s)
 }
 
 /* Of layouts that differ in what finalists are varied by alone, the best counts. */
-static bool is_varied(const SearchAnswer *a, const Layout *l)
+static bool is_varied(const SearchAnswer *a, const Layout *more, int count, const Layout *l)
 {
-    for (int i = 0; i < a->count; i++) {
-        Layout of = a->best[i].layout;
+    for (int i = 0; i < a->count + count; i++) {
+        Layout of = i < a->count ? a->best[i].layout : more[i - a->count];
         of.value[LAYOUT_ZERO] = l->value[LAYOUT_ZERO];
         of.value[LAYOUT_ORDER] = l->value[LAYOUT_ORDER];
         of.value[LAYOUT_OVERLAP_MOE] = l->value[LAYOUT_OVERLAP_MOE];
@@ -665,17 +671,20 @@ static bool is_varied(const SearchAnswer *a, const Layout *l)
 static Err confirm(Search *s)
 {
     SearchAnswer *a = s->out;
-    const int want = s->q->best < SEARCH_BEST ? s->q->best : SEARCH_BEST, most = want > CONFIRMED ? want : CONFIRMED;
-    int tried = 0;
-    for (int i = 0; i < s->result_count && a->count < SEARCH_BEST; i++) {
-        const bool enough = tried >= most || s->results[i].step_s > SLACK * s->results[0].step_s;
-        SearchResult r;
-        if (a->count >= want && enough) break;
-        if (is_varied(a, &s->results[i].layout)) continue;
-        tried++;
-        const Err err = search_evaluate(s->q, s->space, &s->results[i].layout, &r);
-        if (err == ERR_MEMORY) return err;
-        if (!err && r.bytes <= s->q->memory) a->best[a->count++] = r;
+    const int want = s->q->best < SEARCH_BEST ? s->q->best : SEARCH_BEST;
+    for (int i = 0; i < s->result_count && a->count < want;) {
+        Layout l[TOGETHER];
+        SearchResult r[TOGETHER];
+        Err err[TOGETHER];
+        int n = 0;
+        for (; n < TOGETHER && i < s->result_count; i++)
+            if (!is_varied(a, l, n, &s->results[i].layout)) l[n++] = s->results[i].layout;
+#pragma omp parallel for schedule(dynamic) num_threads(s->threads)
+        for (int k = 0; k < n; k++) err[k] = search_evaluate(s->q, s->space, &l[k], &r[k]);
+        for (int k = 0; k < n; k++) {
+            if (err[k] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
+            if (!err[k] && r[k].bytes <= s->q->memory && a->count < SEARCH_BEST) a->best[a->count++] = r[k];
+        }
     }
     qsort(a->best, (size_t)a->count, sizeof *a->best, by_step);
     if (a->count > want) a->count = want;
@@ -697,6 +706,26 @@ static Err measure_smallest(Search *s)
     for (int i = 0; i < s->inner_count && i < TOGETHER && s->inners[i].legal; i++) {
         TRY(measure_run(s, i, i + 1, INT64_MAX));
         if (s->inners[i].measured) TRY(visit_outer(s, i));
+    }
+    return ERR_OK;
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    const Candidate *x = a, *y = b;
+    if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
+    return layout_compare(&x->layout, &y->layout);
+}
+
+/* None of the fast ones fits: those that need least of all that were replayed. */
+static Err run_smallest(Search *s)
+{
+    qsort(s->items, (size_t)s->count, sizeof *s->items, by_bytes);
+    for (int64_t i = 0; i < s->count && i < SMALLEST && !s->result_count;) {
+        Layout l[TOGETHER];
+        int n = 0;
+        for (; n < TOGETHER && i < s->count; i++) l[n++] = s->items[i].layout;
+        TRY(run_dry(s, l, n));
     }
     return ERR_OK;
 }
@@ -737,6 +766,7 @@ static Err run(Search *s)
     TRY(replay(s));
     TRY(cut_best(s));
     TRY(run_finalists(s));
+    if (!s->result_count) TRY(run_smallest(s));
     TRY(vary_best(s));
     TRY(find_least(s));
     find_front(s);
@@ -752,7 +782,8 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
         .q = q, .out = out, .space = &out->space, .libraries = q->libraries ? DEVICE_LIBRARY_BYTES : 0
     };
     Layout first = { .stages = "" };
-    s.results = calloc(FINALS + VARIED * TOGETHER, sizeof *s.results);
+    s.threads = q->threads > 0 ? q->threads : 1;
+    s.results = calloc(FINALS + SMALLEST + (VARIED + 1) * TOGETHER, sizeof *s.results);
     Err err = s.results ? add_inner(&s, &first) : err_set(ERR_MEMORY, "no memory for a search");
     if (!err) err = train_spec(q->base, q->vocab, &s.inners[0].spec);
     if (!err) err = run(&s);

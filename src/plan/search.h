@@ -25,7 +25,8 @@ typedef struct {
     int64_t memory; /* bytes of a device; what libraries take is part of it */
     bool libraries; /* there are such: a GPU's */
     CostSource source;
-    int best; /* answers wanted, at most SEARCH_BEST */
+    int best;    /* answers wanted, at most SEARCH_BEST */
+    int threads; /* at once; 0: 1 */
 } SearchQuestion;
 
 /* A layout, exactly. Seconds are those of the source. */
@@ -62,6 +63,10 @@ Err search(const SearchQuestion *q, SearchAnswer *out);
 
 /* One layout, by itself: ERR_CONFIG where a rule refuses it. Fits or not. */
 Err search_evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, SearchResult *out);
+
+/* Nearly the same, faster: as few micro-batches as show what more do, one rank of each pipeline rank, and what the start
+ * of a run refuses beyond rules of the configuration may pass. */
+Err search_estimate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, SearchResult *out);
 
 /* A lower bound of the bytes that any rank's worst takes. For tests: 0 if the layout's parts cannot be measured. */
 int64_t search_memory_bound(const SearchQuestion *q, const LayoutSpace *space, const Layout *l);
