@@ -14,7 +14,7 @@
 #include "plan/planner.h"
 #include "plan/search.h"
 
-enum { WORLDS = 8, LESS_TOKENS = 4096, JSON_BYTES = 1 << 16 };
+enum { WORLDS = 8, TP_MOST = 8, LESS_TOKENS = 4096, JSON_BYTES = 1 << 16 };
 
 /* What was asked, and what is known of all answers. */
 typedef struct {
@@ -57,15 +57,17 @@ static Err ask(Query *q, const PlanSearch *p)
                                     .gpus = device_cuda_count(why, sizeof why) },
                     &q->base));
     const Config *c = &q->base;
-    TRY(planner_open(&q->planner, p->device));
+    TRY(planner_open(&q->planner, p->device, (int)p->world));
+    const int host = (int)q->planner.device.host_devices;
     q->q = (SearchQuestion){
         .base = c,
         .world = p->world,
-        .limits = { .tp_most = q->planner.rates.host_devices < 8 ? q->planner.rates.host_devices : 8, .cp_tokens = LESS_TOKENS, .batch_most = 8 },
-        .memory = q->planner.memory,
-        .libraries = true,
+        .limits = { .tp_most = host > 0 && host < TP_MOST ? host : TP_MOST, .cp_tokens = LESS_TOKENS, .batch_most = 8 },
+        .memory = q->planner.device.memory_mib << 20,
+        .libraries = !q->planner.model.cpu,
         .source = q->planner.source,
-        .best = (int)p->best
+        .best = (int)p->best,
+        .threads = processors_share(1, 1)
     };
     TRY(plan_vocab(c, &q->q.vocab));
     if (p->memory) TRY(read_memory(p->memory, &q->q.memory));
@@ -91,7 +93,7 @@ static double rank_tokens(const Query *q, const SearchResult *r, int64_t world)
 
 static double mfu(const Query *q, const SearchResult *r, int64_t world)
 {
-    return rank_tokens(q, r, world) * q->flop_per_token / q->planner.peak_flop;
+    return rank_tokens(q, r, world) * q->flop_per_token / (1e12 * q->planner.device.bf16_tflops);
 }
 
 static const char *bound_of(const SearchResult *r)
@@ -253,7 +255,7 @@ static void put_answer(const Query *q, const SearchAnswer *a)
     char words[LAYOUT_WORDS], head[16], memory[UNITS_BYTES];
     printf(
         "%lld x %s of %s: predicted, not measured. %lld layouts looked at, %lld legal in shape, %d run dry\n",
-        (long long)q->q.world, q->planner.name, units_bytes(memory, q->q.memory), (long long)a->looked_at,
+        (long long)q->q.world, q->planner.device.name, units_bytes(memory, q->q.memory), (long long)a->looked_at,
         (long long)a->legal, a->dry_runs);
     put_fixed(&a->space);
     putchar('\n');
@@ -295,7 +297,7 @@ static void json_result(JsonOut *j, const Query *q, const LayoutSpace *s, const 
 static void json_answer(JsonOut *j, const Query *q, const SearchAnswer *a)
 {
     json_put_int(j, "world", q->q.world);
-    json_put_text(j, "device", q->planner.name);
+    json_put_text(j, "device", q->planner.device.name);
     json_put_int(j, "memory", q->q.memory);
     json_put_int(j, "looked_at", a->looked_at);
     json_put_int(j, "legal", a->legal);
@@ -414,6 +416,7 @@ Err plan_search(const PlanSearch *p)
     if (!a) return err_set(ERR_MEMORY, "no memory for an answer");
     Err err = ask(&q, p);
     if (!err) err = answer(&q, a);
+    planner_close(&q.planner);
     config_release(&q.base);
     free(a);
     return err;
