@@ -59,16 +59,16 @@ static Err ask(Query *q, const PlanSearch *p)
     const Config *c = &q->base;
     TRY(planner_open(&q->planner, p->device, (int)p->world));
     const int host = (int)q->planner.device.host_devices;
-    q->q = (SearchQuestion){
-        .base = c,
-        .world = p->world,
-        .limits = { .tp_most = host > 0 && host < TP_MOST ? host : TP_MOST, .cp_tokens = LESS_TOKENS, .batch_most = 8 },
-        .memory = q->planner.device.memory_mib << 20,
-        .libraries = !q->planner.model.cpu,
-        .source = q->planner.source,
-        .best = (int)p->best,
-        .threads = processors_share(1, 1)
-    };
+    q->q = (SearchQuestion){ .base = c,
+                             .world = p->world,
+                             .limits = { .tp_most = host > 0 && host < TP_MOST ? host : TP_MOST,
+                                         .cp_tokens = LESS_TOKENS,
+                                         .batch_most = 8 },
+                             .memory = q->planner.device.memory_mib << 20,
+                             .libraries = !q->planner.model.cpu,
+                             .source = q->planner.source,
+                             .best = (int)p->best,
+                             .threads = processors_share(1, 1) };
     TRY(plan_vocab(c, &q->q.vocab));
     if (p->memory) TRY(read_memory(p->memory, &q->q.memory));
     q->step_tokens = (double)c->derived.global_batch * (double)c->model.seq;
@@ -255,8 +255,8 @@ static void put_answer(const Query *q, const SearchAnswer *a)
     char words[LAYOUT_WORDS], head[16], memory[UNITS_BYTES];
     printf(
         "%lld x %s of %s: predicted, not measured. %lld layouts looked at, %lld legal in shape, %d run dry\n",
-        (long long)q->q.world, q->planner.device.name, units_bytes(memory, q->q.memory), (long long)a->looked_at,
-        (long long)a->legal, a->dry_runs);
+        (long long)q->q.world, q->planner.device.name, units_bytes(memory, q->q.memory),
+        (long long)a->looked_at, (long long)a->legal, a->dry_runs);
     put_fixed(&a->space);
     putchar('\n');
     put_heading("");

@@ -95,17 +95,17 @@ static double rank_bytes(const Pipeline *p, int rank)
     return part_state(&p->state, &all) + kept + (double)all.scratch;
 }
 
-int64_t pipeline_bytes(const Pipeline *p, int64_t libraries)
+int64_t pipeline_bytes(const Pipeline *p)
 {
     double most = 0;
     for (int rank = 0; rank < p->shape->ranks; rank++) {
         const double bytes = rank_bytes(p, rank);
         if (bytes > most) most = bytes;
     }
-    return (int64_t)most + DEVICE_WORKSPACE_BYTES + libraries;
+    return (int64_t)most + DEVICE_WORKSPACE_BYTES + p->libraries;
 }
 
-int64_t pipeline_mean_bytes(const Pipeline *p, int64_t libraries)
+int64_t pipeline_mean_bytes(const Pipeline *p)
 {
     const LayerCosts *c = &p->inner->costs;
     PartCost all = { .update = 0 };
@@ -115,7 +115,7 @@ int64_t pipeline_mean_bytes(const Pipeline *p, int64_t libraries)
     add_part(&all, &c->head);
     for (int l = 0; l < p->inner->spec.model.layers; l++) add_part(&all, &c->block[p->kinds->kind[l]]);
     return (int64_t)(part_state(&p->state, &all) * replicas / p->shape->ranks) + all.scratch +
-           DEVICE_WORKSPACE_BYTES + libraries;
+           DEVICE_WORKSPACE_BYTES + p->libraries;
 }
 
 /* ---- seconds ---- */
@@ -231,7 +231,7 @@ static bool write_cut(const Blocks *b, int modules, char out[LAYOUT_TEXT])
 
 typedef struct {
     const Pipeline *p;
-    int64_t memory, libraries;
+    int64_t memory;
     int most;
     CutText *out;
     int *count;
@@ -258,7 +258,7 @@ static Err try_cut(const CutSearch *c, const Blocks *b)
     if (!write_cut(b, m->mtp.count, t.text)) return ERR_OK;
     if (stage_shares(m, t.text, b->stages, shares)) return ERR_OK;
     p.shares = shares;
-    if (pipeline_bytes(&p, c->libraries) > c->memory) return ERR_OK;
+    if (pipeline_bytes(&p) > c->memory) return ERR_OK;
     TRY(pipeline_seconds(&p, &t.seconds));
     keep_cut(c, &t);
     return ERR_OK;
@@ -299,7 +299,7 @@ static Blocks blocks_of(const ChainCut *cut, int stages, int layers, int modules
     return b;
 }
 
-/* Stages of one rank each. What a stage holds of scratch is not the program's to see: the bound is asked of each cut. */
+/* Stages of one rank each. The dynamic program does not see scratch: the bound is asked of each cut. */
 static Err cuts_of_chain(const CutSearch *c)
 {
     const Pipeline *p = c->p;
@@ -316,7 +316,7 @@ static Err cuts_of_chain(const CutSearch *c)
     chain.count = chain_items(p, items);
     chain.in_flight = in_flight;
     chain.split = p->shape->split[0];
-    chain.limit = c->memory - c->libraries - DEVICE_WORKSPACE_BYTES;
+    chain.limit = c->memory - p->libraries - DEVICE_WORKSPACE_BYTES;
     if (!(cuts = calloc(PARTITION_BEST, sizeof *cuts))) return err_set(ERR_MEMORY, "no memory for cuts");
     Err err = partition(&chain, PARTITION_BEST, cuts, &cuts_found);
     for (int i = 0; i < cuts_found && !err; i++) {
@@ -327,8 +327,8 @@ static Err cuts_of_chain(const CutSearch *c)
     return err;
 }
 
-/* The first stage has `first` blocks less than an even share, the last `last`; the others share what is left, the middle
- * ones most. */
+/* The first stage has `first` blocks less than an even share, the last `last`; the others share what is left, those in
+ * the middle most. */
 static bool trimmed(int layers, int stages, int first, int last, bool modules, Blocks *b)
 {
     const int even = layers / stages, rest = layers % stages, inner = stages - 2;
@@ -355,9 +355,9 @@ static Err cuts_of_ends(const CutSearch *c)
     return ERR_OK;
 }
 
-Err pipeline_cuts(const Pipeline *p, int64_t memory, int64_t libraries, int most, CutText *out, int *count)
+Err pipeline_cuts(const Pipeline *p, int64_t memory, int most, CutText *out, int *count)
 {
-    const CutSearch c = { p, memory, libraries, most, out, count };
+    const CutSearch c = { p, memory, most, out, count };
     const Schedule *s = &p->shape->s;
     *count = 0;
     if (s->stages == 1) return ERR_OK;

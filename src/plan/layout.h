@@ -59,8 +59,8 @@ typedef struct {
 } LayoutLimits;
 
 /*
- * Reads what a space stands on: `source`, whose overrides are the command line's, for any number of ranks. Layout keys of
- * the file need not be legal together with those of the command line, which say what is fixed. As config_read.
+ * Reads what a space stands on: `source`, whose overrides are the command line's, for any number of ranks. Layout keys
+ * of the file need not be legal together with those of the command line, which say what is fixed. As config_read.
  */
 Err layout_base(ConfigSource source, Config *out);
 

@@ -6,7 +6,7 @@
 /* What the rank waits for those with the same weights, in a whole step. */
 static double waits_for_copies(const MemoryPlan *plan)
 {
-    static const GroupKind copies[] = { GROUP_DP,        GROUP_DP_CP,      GROUP_STAGE_LOW, GROUP_STAGE_HIGH,
+    static const GroupKind copies[] = { GROUP_DP,        GROUP_DP_CP,      GROUP_STAGE_LOW,  GROUP_STAGE_HIGH,
                                         GROUP_EXPERT_DP, GROUP_EXPERT_LOW, GROUP_EXPERT_HIGH };
     TimeShares shares;
     double sum = 0;

@@ -18,10 +18,10 @@ enum {
     FINALS = 1024,   /* and at most; */
     EFFORT = 160000, /* less where dry runs take long, which are counted so: */
     EFFORT_OF_RUN = 64,
-    EFFORTS_MOST = 8, /* so many times that, where what is run dry does not fit */
-    SMALLEST = 64,  /* run dry where none of those fits, */
-    TOGETHER = 8,     /* so many at once */
-    VARIED = 6        /* how many of the best are tried with other orders, without ZeRO, ... */
+    EFFORTS_MOST = 40, /* so many times that, where what is run dry does not fit */
+    SMALLEST = 64,     /* run dry where none of those fits, */
+    TOGETHER = 8,      /* so many at once */
+    VARIED = 6         /* how many of the best are tried with other orders, without ZeRO, ... */
 };
 
 /* What of memory the next layout of a front takes at most. */
@@ -54,7 +54,6 @@ typedef struct {
     int smallest_count;
     SearchResult *results; /* [FINALS + variants] */
     int result_count;
-    int64_t libraries;
     int threads;
 } Search;
 
@@ -175,6 +174,8 @@ static bool read_inner(const Search *s, Inner *in)
         l.value[LAYOUT_VPP] = 1;
         in->legal = layout_config(space, &l, &c) && !grid_read(&c, &in->grid) &&
                     !train_spec(&c, s->q->vocab, &in->spec);
+        in->sums_by_message = spec_sums_by_message(&c);
+        in->host_ranks = spec_host_ranks(&c);
         config_release(&c);
     }
     in->spec.pipeline = (PipelineSpec){ .schedule = "1f1b" }; /* (its texts went with the configuration) */
@@ -194,8 +195,13 @@ static int run_of(const Search *s, int first)
     return end;
 }
 
-/* What the pipeline that shares the weights best takes for them. Experts are cut in ep x etp parts at most: what `whole`,
- * measured with the experts in one part, says of others. */
+static int64_t libraries_of(const Search *s, const Inner *in, Grid g)
+{
+    return s->q->libraries ? grid_library_bytes(g, in->sums_by_message, in->host_ranks) : 0;
+}
+
+/* What the pipeline that shares the weights best takes for them. Experts are cut in ep x etp parts at most: what
+ * `whole`, measured with the experts in one part, says of others. */
 static int64_t weights_of(const Search *s, const Inner *in, const LayerCosts *whole)
 {
     Inner guess = *in;
@@ -214,7 +220,7 @@ static int64_t weights_of(const Search *s, const Inner *in, const LayerCosts *wh
         const Pipeline p = {
             .inner = &guess, .kinds = &s->kinds, .shape = &shape, .state = state_bytes(&in->spec, g)
         };
-        const int64_t bytes = pipeline_mean_bytes(&p, s->libraries);
+        const int64_t bytes = pipeline_mean_bytes(&p);
         if (bytes < least) least = bytes;
     }
     return least;
@@ -306,7 +312,8 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
                        .shape = shape,
                        .shares = shares,
                        .state = state_bytes(&spec, g),
-                       .copies = g.dp * (g.cp ? g.cp : 1) };
+                       .copies = g.dp * (g.cp ? g.cp : 1),
+                       .libraries = libraries_of(s, in, g) };
     return ERR_OK;
 }
 
@@ -330,7 +337,7 @@ static Err visit_candidate(Search *s, const Layout *l, int inner)
     if (err == ERR_MEMORY) return err;
     if (err) return ERR_OK;
     s->out->legal++;
-    c.bytes = pipeline_mean_bytes(&p, s->libraries);
+    c.bytes = pipeline_mean_bytes(&p);
     c.bound = pipeline_bound(&p);
     keep_smallest(s, &c);
     return c.bytes > s->q->memory ? ERR_OK : add_candidate(s, &c);
@@ -375,7 +382,7 @@ static Err replay_one(Search *s, Candidate *c, int left[2], bool *keep)
     *keep = false;
     const Err err = pipeline_of(s, &c->layout, c->inner, true, shares, &p);
     if (err) return err == ERR_MEMORY ? err : ERR_OK;
-    c->bytes = pipeline_bytes(&p, s->libraries);
+    c->bytes = pipeline_bytes(&p);
     c->too_large = c->bytes > s->q->memory;
     s->out->small_enough += !c->too_large;
     if (left[c->too_large]-- <= 0) return ERR_OK;
@@ -406,7 +413,7 @@ static Err cut_up(Search *s, const Candidate *c)
     CutText cuts[CUTS];
     int count;
     TRY(pipeline_of(s, &c->layout, c->inner, true, shares, &p));
-    TRY(pipeline_cuts(&p, s->q->memory, s->libraries, CUTS, cuts, &count));
+    TRY(pipeline_cuts(&p, s->q->memory, CUTS, cuts, &count));
     for (int i = 0; i < count; i++) {
         Candidate cut = *c;
         cut.too_large = false;
@@ -778,9 +785,7 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
     memset(out, 0, sizeof *out);
     layout_space(q->base, q->world, q->limits, &out->space);
     out->least_bytes = INT64_MAX;
-    Search s = {
-        .q = q, .out = out, .space = &out->space, .libraries = q->libraries ? DEVICE_LIBRARY_BYTES : 0
-    };
+    Search s = { .q = q, .out = out, .space = &out->space };
     Layout first = { .stages = "" };
     s.threads = q->threads > 0 ? q->threads : 1;
     s.results = calloc(FINALS + SMALLEST + (VARIED + 1) * TOGETHER, sizeof *s.results);
@@ -797,15 +802,13 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
 int64_t search_memory_bound(const SearchQuestion *q, const LayoutSpace *space, const Layout *l)
 {
     SearchAnswer unused;
-    Search s = {
-        .q = q, .out = &unused, .space = space, .libraries = q->libraries ? DEVICE_LIBRARY_BYTES : 0
-    };
+    Search s = { .q = q, .out = &unused, .space = space };
     StageShare shares[STAGES_MOST];
     Pipeline p;
     int64_t bytes = 0;
     if (!add_inner(&s, l) && read_inner(&s, s.inners) && block_kinds(&s.inners->spec.model, &s.kinds) &&
         !measure_run(&s, 0, 1, INT64_MAX) && s.inners->measured && !pipeline_of(&s, l, 0, true, shares, &p))
-        bytes = pipeline_bytes(&p, s.libraries);
+        bytes = pipeline_bytes(&p);
     shape_table_free(&s.shapes);
     free(s.inners);
     return bytes;

@@ -13,8 +13,8 @@ typedef struct {
     Schedule s; /* its figures alone, until shape_lists */
     int made;   /* micro-batches of the lists: a long step's middle repeats itself; 0: there are none yet */
     Simulator *simulator;
-    /* [ranks][replicas * chunks][2] units in each of a rank's stages, up to the end of I and of W, at the moment when the
-     * rank has most of them up to W */
+    /* [ranks][replicas * chunks][2] units in each of a rank's stages, up to the end of I and of W, at the moment when
+     * the rank has most of them up to W */
     int *held;
     bool *split; /* [ranks][replicas * chunks] some backward of the stage is split */
 } Shape;

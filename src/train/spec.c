@@ -350,11 +350,16 @@ Err grid_try(const Config *cfg, Grid *out)
     return trainer_grid(&s, out);
 }
 
-int64_t spec_library_bytes(const Config *cfg, Grid grid)
+int64_t grid_library_bytes(Grid grid, bool sums_by_message, int host_ranks)
 {
-    const int pairs = world_pairs(grid, spec_sums_by_message(cfg), spec_host_ranks(cfg));
+    const int pairs = world_pairs(grid, sums_by_message, host_ranks);
     return DEVICE_LIBRARY_BYTES + (int64_t)world_groups(grid) * NCCL_GROUP_BYTES +
            (int64_t)pairs * NCCL_PAIR_BYTES;
+}
+
+int64_t spec_library_bytes(const Config *cfg, Grid grid)
+{
+    return grid_library_bytes(grid, spec_sums_by_message(cfg), spec_host_ranks(cfg));
 }
 
 bool spec_allows(const Config *cfg, const char *values)

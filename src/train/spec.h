@@ -41,6 +41,7 @@ Err grid_read(const Config *cfg, Grid *out);
 
 /* What CUDA, its libraries and NCCL's communicators take at most of a GPU beside a rank's plan. */
 int64_t spec_library_bytes(const Config *cfg, Grid grid);
+int64_t grid_library_bytes(Grid grid, bool sums_by_message, int host_ranks);
 
 /* The same of a configuration with mistakes, as the judge of a ConfigSource: ERR_OK where it goes by a doubtful key. */
 Err grid_judge(const Config *cfg, const bool doubtful[CFG_COUNT]);
