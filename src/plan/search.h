@@ -64,8 +64,8 @@ Err search(const SearchQuestion *q, SearchAnswer *out);
 /* One layout, by itself: ERR_CONFIG where a rule refuses it. Fits or not. */
 Err search_evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, SearchResult *out);
 
-/* Nearly the same, faster: as few micro-batches as show what more do, one rank of each pipeline rank, and what the start
- * of a run refuses beyond rules of the configuration may pass. */
+/* Nearly the same, faster: as few micro-batches as show what more do, one rank of each pipeline rank; and what the
+ * start of a run refuses beyond rules of the configuration may pass. */
 Err search_estimate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, SearchResult *out);
 
 /* A lower bound of the bytes that any rank's worst takes. For tests: 0 if the layout's parts cannot be measured. */
