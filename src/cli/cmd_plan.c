@@ -35,13 +35,13 @@ static const Option options[] = {
     { "search", OPTION_FLAG, &is_search,
       .help = "the fastest layouts of that many ranks of --device; keys given here stay" },
     { "max-world", OPTION_INT, &max_world, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
-      .help = "searches for so many ranks, and half as many, and so on" },
+      .help = "searches for so many ranks, half as many, ..." },
     { "memory", OPTION_TEXT, &memory, .value = "80GB",
       .help = "with --search: of a device; none: --device's" },
     { "best", OPTION_INT, &best, .low = 1, .high = SEARCH_ANSWERS, .value = "N",
       .help = "with --search: answers" },
     { "price", OPTION_REAL, &price, .low = 0, .high = 1e6, .value = "$",
-      .help = "with --search: of a device and hour, for what the run costs" },
+      .help = "with --search: of a device and hour" },
 };
 
 /* ---- counting ---- */
