@@ -546,4 +546,37 @@ for layout in "1" "4 parallel.zero=1" "4 parallel.tp=2" "2 parallel.pp=2 model.l
     bytes=$(cat sized/checkpoints/step-00000001/shard-* | wc -c)
     check "$layout: $bytes in all" grep -q "\"checkpoint_bytes\":$bytes," plan.json
 done
+# --search: what it says of its best layout is what plan says of it, to the byte
+search() { "$mt" plan --search --config plan.ini "$@" >search.json 2>search.err; }
+chosen() {
+    python3 - <<'EOP'
+import json
+print(json.load(open("search.json"))["best"][0]["layout"])
+EOP
+}
+same_bytes() {
+    python3 - <<'EOP'
+import json, sys
+s, p = json.load(open("search.json"))["best"][0], json.load(open("chosen.json"))
+sys.exit(not (s["bytes"] == p["largest_total"] + p["library_bytes"] and s["step_ms"] > 0 and p["fits"]))
+EOP
+}
+for asked in "4" "4 parallel.tp=2" "2 train.recompute=full parallel.pp=2" "8 model.layers=4"; do
+    words=(${asked#* }) ranks=${asked%% *}
+    [ "$asked" = "$ranks" ] && words=()
+    search --world $ranks --device h100 --json "${words[@]}"
+    check "search $asked: $(tail -1 search.err)" test -s search.json
+    "$mt" plan --config plan.ini --world $ranks --device h100 --json "${words[@]}" $(chosen) >chosen.json 2>search.err
+    check "search $asked: bytes of the best" same_bytes
+done
+refused() { # exit status, text, words
+    search "${@:3}"
+    [ $? -eq $1 ] && grep -q "$2" search.err && [ "$(grep -c 'error' search.err)" -eq 1 ]
+}
+check "memory for nothing" refused 4 "the least that one takes is" --world 4 --device h100 --memory 1MB
+check "no layout divides" refused 2 "no layout of this model divides 7 ranks" --world 7 --device h100
+check "an unknown device" refused 2 "none that is known" --world 4 --device nosuch
+check "no device" refused 2 "none is named" --world 4
+check "no ranks" refused 2 "on how many ranks" --device h100
+check "no amount" refused 2 "no amount of memory" --world 4 --device h100 --memory 8x
 finish

@@ -21,6 +21,7 @@
     X(CONFIG, "configuration", 2) /* usage, keys, values, requested feature missing */      \
     X(DATA, "data", 3)            /* token files, tokenizers, input text */                 \
     X(CKPT, "checkpoint", 4)      /* no valid checkpoint, or one that does not fit */       \
+    X(PLAN, "no plan fits", 4)    /* of what was searched, for what was asked */            \
     X(STORAGE, "storage", 5)      /* run folder locked, read-only, disk full */             \
     X(NUMERICS, "numerics", 6)    /* NaN or overflow that redoing the step does not cure */ \
     X(PEER, "peer lost", 7)                                                                 \

@@ -16,12 +16,13 @@
 #include "data/tokenizer.h"
 #include "engine/expert_load.h"
 
-enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, FIGURES_MOST = 16, SENDERS_NAMED = 6 };
+enum { SEARCH_ANSWERS = 32, MAX_KINDS = 4096, KINDS_ABREAST = 4, FIGURES_MOST = 16, SENDERS_NAMED = 6 };
 
 static const char *config_path, *device;
-static int64_t world_size;
-static bool as_json, advise, with_ops;
-static const char *svg_path;
+static int64_t world_size, max_world, best = 5;
+static bool as_json, advise, with_ops, is_search;
+static const char *svg_path, *memory;
+static double price;
 static DeviceFile target; /* the device to plan for; without a name: this machine's, or a CPU */
 
 static const Option options[] = {
@@ -36,6 +37,16 @@ static const Option options[] = {
     { "ops", OPTION_FLAG, &with_ops, .help = "of --device: the time of each op" },
     { "svg", OPTION_TEXT, &svg_path, .value = "FILE",
       .help = "of --device: a picture of the predicted step" },
+    { "search", OPTION_FLAG, &is_search,
+      .help = "the fastest layouts of that many ranks of --device; keys given here stay" },
+    { "max-world", OPTION_INT, &max_world, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
+      .help = "searches for so many ranks, half as many, ..." },
+    { "memory", OPTION_TEXT, &memory, .value = "80GB",
+      .help = "with --search: of a device; none: --device's" },
+    { "best", OPTION_INT, &best, .low = 1, .high = SEARCH_ANSWERS, .value = "N",
+      .help = "with --search: answers" },
+    { "price", OPTION_REAL, &price, .low = 0, .high = 1e6, .value = "$",
+      .help = "with --search: of a device and hour" },
 };
 
 /* ---- counting ---- */
@@ -550,8 +561,7 @@ static void put_work(const PlanTable *t)
 
 /* ---- the command ---- */
 
-/* With model.vocab given, a plan needs no tokenizer. */
-static Err find_vocab(const Config *cfg, int64_t *out)
+Err plan_vocab(const Config *cfg, int64_t *out)
 {
     Tokenizer *t;
     *out = cfg->model.vocab;
@@ -585,7 +595,7 @@ static void put_checkpoint(const PlanTable *t)
 static Err print_plan(PlanTable *t)
 {
     int64_t vocab;
-    TRY(find_vocab(t->cfg, &vocab));
+    TRY(plan_vocab(t->cfg, &vocab));
     TRY(train_spec(t->cfg, vocab, &t->spec));
     TRY(grid_spec(t->cfg, &t->grid));
     TRY(count_kinds(t));
@@ -623,10 +633,36 @@ static Err plan_config(const Config *cfg, Words words)
     return err;
 }
 
+static Err search_words(Words words)
+{
+    int64_t ranks;
+    TRY(config_world(max_world ? max_world : world_size, &ranks));
+    if (ranks == CONFIG_ANY_WORLD)
+        return err_set(ERR_CONFIG, "plan --search: on how many ranks?"),
+               err_hint("give --world N or --max-world N");
+    return plan_search(&(PlanSearch){ .config_path = config_path,
+                                      .device = device,
+                                      .overrides = words,
+                                      .world = ranks,
+                                      .max_world = max_world > 0,
+                                      .memory = memory,
+                                      .best = best,
+                                      .price = price,
+                                      .as_json = as_json });
+}
+
+static Err only_search(void)
+{
+    const char *word = max_world ? "max-world" : memory ? "memory" : price > 0 ? "price" : NULL;
+    if (is_search || !word) return ERR_OK;
+    return err_set(ERR_CONFIG, "--%s is about a search", word), err_hint("add --search");
+}
+
 /* --device speaks last. */
 static Err plan(Words rest)
 {
     Config c = { 0 };
+    TRY(only_search());
     const char **words = calloc((size_t)rest.count + 1, sizeof *words);
     if (!words) return err_set(ERR_MEMORY, "no memory for %d words", rest.count);
     for (int i = 0; i < rest.count; i++) words[i] = rest.items[i];
@@ -634,6 +670,11 @@ static Err plan(Words rest)
     const bool cpu = device && strcmp(device, "cpu") == 0;
     Err err = device && !cpu ? device_file_read(device, &target) : ERR_OK;
     if (device) words[rest.count++] = cpu ? "run.device=cpu" : "run.device=cuda";
+    if (!err && is_search) {
+        err = search_words((Words){ words, rest.count });
+        free(words);
+        return err;
+    }
     if (!err) err = config_world(world_size, &ranks);
     if (!err) err = config_arg(&c, config_path, (Words){ words, rest.count }, ranks);
     if (!err) err = plan_config(&c, (Words){ words, rest.count });

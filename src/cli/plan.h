@@ -84,4 +84,22 @@ void plan_json_time(JsonOut *j, const PlanTable *t);
 /* Prints to stdout. ERR_MEMORY. */
 Err plan_print_json(const PlanTable *t);
 
+/* The vocabulary; with model.vocab given a plan needs no tokenizer. */
+Err plan_vocab(const Config *cfg, int64_t *out);
+
+/* plan --search: what was asked for. */
+typedef struct {
+    const char *config_path, *device;
+    Words overrides;
+    int64_t world;
+    bool max_world;     /* fewer ranks, too */
+    const char *memory; /* NULL: the device's */
+    int64_t best;
+    double price; /* of a device's hour; 0: not said */
+    bool as_json;
+} PlanSearch;
+
+/* Prints to stdout. ERR_CONFIG: no layout is legal, or a word is wrong. ERR_PLAN: none fits. */
+Err plan_search(const PlanSearch *p);
+
 #endif

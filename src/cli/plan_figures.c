@@ -5,7 +5,6 @@
 
 #include "base/json.h"
 #include "cli/plan.h"
-#include "comm/gpu.h"
 #include "train/spec.h"
 
 /* In f32 the weights that layers read are the optimizer's own, whole; else those are cut like the moments. */
@@ -117,11 +116,7 @@ int plan_pairs(const PlanTable *t)
     return world_pairs(t->grid, spec_sums_by_message(t->cfg), spec_host_ranks(t->cfg));
 }
 
-int64_t plan_library_bytes(const PlanTable *t)
-{
-    return DEVICE_LIBRARY_BYTES + (int64_t)world_groups(t->grid) * NCCL_GROUP_BYTES +
-           (int64_t)plan_pairs(t) * NCCL_PAIR_BYTES;
-}
+int64_t plan_library_bytes(const PlanTable *t) { return spec_library_bytes(t->cfg, t->grid); }
 
 /* ---- JSON ---- */
 

@@ -115,6 +115,9 @@ void config_release(Config *c);
  */
 bool config_with(const Config *c, const char *values, Config *out);
 
+/* The same for so many ranks; false where any rule is broken. */
+bool config_for(const Config *c, int64_t ranks, const char *values, Config *out);
+
 /* model.activation, once it is no longer auto. */
 Activation config_activation(const Config *c);
 

@@ -46,7 +46,7 @@ static void read_again(ConfigReader *r, const Config *c, const char *values, int
     leave_open(r->config);
     read_values(r, values);
     if (r->mistakes) return;
-    if (ranks) r->config->derived.world_size = ranks;
+    if (ranks) r->config->derived.world_size = ranks, r->config->derived.any_world = false;
     config_resolve(r);
     config_check_unbuilt(r);
     config_check_rules(r);
@@ -60,6 +60,13 @@ bool config_with(const Config *c, const char *values, Config *out)
     config_release(&same);
     read_again(&now, c, values, 0);
     return !was.memory && !now.memory && config_breaks_no_more(&now, &was);
+}
+
+bool config_for(const Config *c, int64_t ranks, const char *values, Config *out)
+{
+    ConfigReader now = { .config = out };
+    read_again(&now, c, values, ranks);
+    return !now.memory && !now.mistakes;
 }
 
 /* ---- the whole ---- */

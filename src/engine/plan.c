@@ -352,6 +352,14 @@ static Err count_saves(Trainer *t, MemoryPlan *p)
     return ERR_OK;
 }
 
+static int64_t elements_of(const ParamRegistry *reg, ParamGroup group)
+{
+    int64_t count = 0;
+    for (int i = 0; i < reg->count; i++)
+        if (reg->items[i].spec.group == group) count += reg->items[i].count;
+    return count;
+}
+
 static void count_params(const Trainer *t, MemoryPlan *p)
 {
     p->params = param_trained(&t->parts.whole);
@@ -360,6 +368,7 @@ static void count_params(const Trainer *t, MemoryPlan *p)
         p->flat_count += reg->flat_count;
         p->zero_count += reg->zero_count;
         p->padding += param_padding(reg);
+        p->experts += elements_of(reg, PARAM_EXPERT);
         p->buckets += reg->bucket_count;
         if (t->stores[r].grad.data) p->grad_bytes += tensor_bytes(t->stores[r].grad);
     }

@@ -110,6 +110,7 @@ typedef struct {
     int64_t unit;                   /* samples that pass through the stages at once */
     int64_t params;                 /* global, unpadded */
     int64_t flat_count, zero_count; /* elements of value and gradient, of each moment (param/param.h) */
+    int64_t experts;                /* of flat_count, those of experts */
     int64_t padding;                /* of flat_count, nobody's */
     int64_t grad_bytes;
     int buckets;

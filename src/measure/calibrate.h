@@ -24,8 +24,8 @@ typedef struct {
     int64_t memory_mib;
     double fp32_tflops, bf16_tflops; /* of the fastest product */
     double memory_gb_s;              /* of copies, bytes read and written; of all ranks that copy at once */
-    double link_gb_s, link_us;       /* of a message between two processes: its rate, and what the smallest takes */
-    int noisy;                       /* figures of which one call in a hundred took more than twice the median */
+    double link_gb_s, link_us; /* of a message between two processes: its rate, and what the smallest takes */
+    int noisy;                 /* figures of which one call in a hundred took more than twice the median */
 } Calibration;
 
 /* To be called before the program has threads. The points are freed by device_points_free. ERR_MEMORY, and what

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mathx.h"
+#include "comm/gpu.h"
 
 static MixtureSpec mixture_spec(const Config *cfg)
 {
@@ -318,8 +319,7 @@ static Err spread_experts(const Config *cfg, Grid *grid)
     return err_take("debug.ranks_per_host=0");
 }
 
-/* Any vocabulary will do for the rules: a model has a multiple of tp_blocks, whatever its size. */
-static Err read_grid(const Config *cfg, Grid *out)
+Err grid_read(const Config *cfg, Grid *out)
 {
     const int tp = (int)cfg->parallel.tp, kv_heads = (int)cfg->model.kv_heads;
     *out = (Grid){ .tp = tp,
@@ -336,19 +336,37 @@ static Err read_grid(const Config *cfg, Grid *out)
                    .etp = (int)cfg->parallel.etp };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     TRY(spread_experts(cfg, out));
-    TRY(check_pairs(cfg));
-    TRY(check_data(cfg));
+    return check_pairs(cfg);
+}
+
+/* Any vocabulary will do for the rules: a model has a multiple of tp_blocks, whatever its size. */
+Err grid_try(const Config *cfg, Grid *out)
+{
     TrainSpec s;
+    TRY(grid_read(cfg, out));
+    TRY(check_data(cfg));
     TRY(train_spec(cfg, 1, &s));
     TRY(trainer_check(&s, *out));
     return trainer_grid(&s, out);
+}
+
+int64_t grid_library_bytes(Grid grid, bool sums_by_message, int host_ranks)
+{
+    const int pairs = world_pairs(grid, sums_by_message, host_ranks);
+    return DEVICE_LIBRARY_BYTES + (int64_t)world_groups(grid) * NCCL_GROUP_BYTES +
+           (int64_t)pairs * NCCL_PAIR_BYTES;
+}
+
+int64_t spec_library_bytes(const Config *cfg, Grid grid)
+{
+    return grid_library_bytes(grid, spec_sums_by_message(cfg), spec_host_ranks(cfg));
 }
 
 bool spec_allows(const Config *cfg, const char *values)
 {
     Config other;
     Grid grid;
-    const bool allowed = config_with(cfg, values, &other) && !read_grid(&other, &grid);
+    const bool allowed = config_with(cfg, values, &other) && !grid_try(&other, &grid);
     config_release(&other);
     return allowed;
 }
@@ -357,7 +375,7 @@ static bool passes(const void *cfg, const char *way) { return spec_allows(cfg, w
 
 Err grid_spec(const Config *cfg, Grid *out)
 {
-    const Err err = read_grid(cfg, out);
+    const Err err = grid_try(cfg, out);
     if (err == ERR_CONFIG) err_ways_keep(passes, cfg);
     return err;
 }

@@ -34,6 +34,15 @@ int spec_host_ranks(const Config *cfg);
 /* Tensor-parallel ranks sum by messages what has 16 bits, and what leaves in bands. */
 bool spec_sums_by_message(const Config *cfg);
 
+/* For who asks of many layouts: as grid_spec, but no way out is looked for; and the grid alone, by the rules that cost
+ * nothing to ask. */
+Err grid_try(const Config *cfg, Grid *out);
+Err grid_read(const Config *cfg, Grid *out);
+
+/* What CUDA, its libraries and NCCL's communicators take at most of a GPU beside a rank's plan. */
+int64_t spec_library_bytes(const Config *cfg, Grid grid);
+int64_t grid_library_bytes(Grid grid, bool sums_by_message, int host_ranks);
+
 /* The same of a configuration with mistakes, as the judge of a ConfigSource: ERR_OK where it goes by a doubtful key. */
 Err grid_judge(const Config *cfg, const bool doubtful[CFG_COUNT]);
 

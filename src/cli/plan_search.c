@@ -1,0 +1,423 @@
+/*
+ * plan --search (plan.h): the fastest layouts of a model on so many ranks, why others are not, what is possible with
+ * less memory, and what more ranks give. plan/search.h does the search; this asks and prints.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/processors.h"
+#include "base/units.h"
+#include "cli/plan.h"
+#include "device/device.h"
+#include "plan/planner.h"
+#include "plan/search.h"
+
+enum { WORLDS = 8, TP_MOST = 8, LESS_TOKENS = 4096, JSON_BYTES = 1 << 16 };
+
+/* What was asked, and what is known of all answers. */
+typedef struct {
+    const PlanSearch *asked;
+    Config base;
+    SearchQuestion q;
+    double step_tokens, tokens; /* of a step, of the whole run */
+    double flop_per_token, peak;
+    Planner planner;
+} Query;
+
+/* ---- asking ---- */
+
+/* "80GB", "74.5GiB", "81559MiB"; bytes. */
+static Err read_memory(const char *text, int64_t *bytes)
+{
+    static const struct {
+        const char *unit;
+        double bytes;
+    } units[] = { { "GB", 1e9 }, { "GiB", (double)(1 << 30) }, { "MB", 1e6 }, { "MiB", (double)(1 << 20) } };
+    char *end;
+    const double number = strtod(text, &end);
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        const double all = number * units[i].bytes;
+        if (end == text || strcmp(end, units[i].unit) != 0 || !(all >= 1 && all < 1e15)) continue;
+        *bytes = (int64_t)all;
+        return ERR_OK;
+    }
+    return err_set(ERR_CONFIG, "--memory '%s' is no amount of memory", text),
+           err_hint("a number and GB, GiB, MB or MiB: 80GB");
+}
+
+static Err ask(Query *q, const PlanSearch *p)
+{
+    char why[256];
+    *q = (Query){ .asked = p };
+    TRY(layout_base((ConfigSource){ .path = p->config_path,
+                                    .overrides = p->overrides.items,
+                                    .override_count = p->overrides.count,
+                                    .gpus = device_cuda_count(why, sizeof why) },
+                    &q->base));
+    const Config *c = &q->base;
+    TRY(planner_open(&q->planner, p->device, (int)p->world));
+    const int host = (int)q->planner.device.host_devices;
+    q->q = (SearchQuestion){ .base = c,
+                             .world = p->world,
+                             .limits = { .tp_most = host > 0 && host < TP_MOST ? host : TP_MOST,
+                                         .cp_tokens = LESS_TOKENS,
+                                         .batch_most = 8 },
+                             .memory = q->planner.device.memory_mib << 20,
+                             .libraries = !q->planner.model.cpu,
+                             .source = q->planner.source,
+                             .best = (int)p->best,
+                             .threads = processors_share(1, 1) };
+    TRY(plan_vocab(c, &q->q.vocab));
+    if (p->memory) TRY(read_memory(p->memory, &q->q.memory));
+    q->step_tokens = (double)c->derived.global_batch * (double)c->model.seq;
+    q->tokens = c->train.tokens > 0 ? (double)c->train.tokens : q->step_tokens * (double)c->derived.steps;
+    return ERR_OK;
+}
+
+static Err know_model(Query *q, const SearchResult *r)
+{
+    TrainSpec spec;
+    TRY(train_spec(&q->base, q->q.vocab, &spec));
+    q->flop_per_token = (double)model_flop_per_token(&spec.model, r->params);
+    return ERR_OK;
+}
+
+/* ---- figures ---- */
+
+static double rank_tokens(const Query *q, const SearchResult *r, int64_t world)
+{
+    return q->step_tokens / r->step_s / (double)world;
+}
+
+static double mfu(const Query *q, const SearchResult *r, int64_t world)
+{
+    return rank_tokens(q, r, world) * q->flop_per_token / (1e12 * q->planner.device.bf16_tflops);
+}
+
+static const char *bound_of(const SearchResult *r)
+{
+    if (r->bubble_s > r->busy_s) return "waits for other stages";
+    return r->tail_s > r->busy_s ? "sums and update at the end" : "work of the busiest rank";
+}
+
+/* "tp 8, pp 4, vpp 5, interleaved, micro-batch 1, selective": what is not usual. */
+static void put_short(const LayoutSpace *s, const Layout *l, char *out, size_t size)
+{
+    static const struct {
+        LayoutKey key;
+        const char *name;
+    } numbers[] = { { LAYOUT_TP, "tp" },   { LAYOUT_CP, "cp" }, { LAYOUT_EP, "ep" },
+                    { LAYOUT_ETP, "etp" }, { LAYOUT_PP, "pp" }, { LAYOUT_VPP, "vpp" } };
+    char text[CONFIG_VALUE_BYTES];
+    int n = snprintf(out, size, "dp %lld", (long long)layout_dp(s, l));
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (l->value[numbers[i].key] > 1)
+            n += snprintf(out + n, size - (size_t)n, ", %s %d", numbers[i].name, l->value[numbers[i].key]);
+    if (l->value[LAYOUT_PP] > 1) n += snprintf(out + n, size - (size_t)n, ", %s", layout_schedule(s, l));
+    if (l->value[LAYOUT_CP] > 1)
+        n += snprintf(out + n, size - (size_t)n, ", %s", layout_text(s, l, LAYOUT_CP_COMM, text));
+    if (l->value[LAYOUT_EP] * l->value[LAYOUT_ETP] > 1)
+        n += snprintf(out + n, size - (size_t)n, ", %s", layout_text(s, l, LAYOUT_DISPATCHER, text));
+    n += snprintf(out + n, size - (size_t)n, ", micro-batch %d", l->value[LAYOUT_MICRO_BATCH]);
+    n += snprintf(out + n, size - (size_t)n, ", recompute %s", layout_text(s, l, LAYOUT_RECOMPUTE, text));
+    if (!l->value[LAYOUT_ZERO]) n += snprintf(out + n, size - (size_t)n, ", zero 0");
+    if (l->value[LAYOUT_ORDER]) n += snprintf(out + n, size - (size_t)n, ", dp last");
+    if (l->value[LAYOUT_OVERLAP_MOE] > 0) n += snprintf(out + n, size - (size_t)n, ", overlap_moe");
+    if (*l->stages) snprintf(out + n, size - (size_t)n, ", %s", l->stages);
+}
+
+static void put_row(const Query *q, const LayoutSpace *s, const SearchResult *r, int64_t world,
+                    const char *head)
+{
+    char layout[400], bytes[UNITS_BYTES];
+    put_short(s, &r->layout, layout, sizeof layout);
+    printf("%8s %10.3f %13.0f %6.1f%% %7.1f%% %6.1f%% %12s  %s\n", head, r->step_s, rank_tokens(q, r, world),
+           100 * mfu(q, r, world), 100 * r->bubble_s / r->step_s, 100 * r->tail_s / r->step_s,
+           units_bytes(bytes, r->bytes), layout);
+}
+
+static void put_heading(const char *first)
+{
+    printf("%8s %10s %13s %7s %8s %7s %12s  %s\n", first, "step, s", "tokens/s/GPU", "MFU", "bubble",
+           "update", "worst rank", "layout");
+}
+
+/* ---- why others are not better ---- */
+
+typedef struct {
+    const char *name;
+    LayoutKey key;
+    int value;
+} Alternative;
+
+static const Alternative alternatives[] = {
+    { "no tensor parallelism", LAYOUT_TP, 1 },
+    { "tensor parallelism over 8", LAYOUT_TP, 8 },
+    { "no pipeline", LAYOUT_PP, 1 },
+    { "a pipeline of 8", LAYOUT_PP, 8 },
+    { "no expert parallelism", LAYOUT_EP, 1 },
+    { "experts over 8", LAYOUT_EP, 8 },
+    { "1F1B, even stages", LAYOUT_SCHEDULE, 0 },
+    { "micro-batches of 1", LAYOUT_MICRO_BATCH, 1 },
+    { "micro-batches of 2", LAYOUT_MICRO_BATCH, 2 },
+    { "no recomputation", LAYOUT_RECOMPUTE, TRAIN_RECOMPUTE_NONE },
+    { "selective recomputation", LAYOUT_RECOMPUTE, TRAIN_RECOMPUTE_SELECTIVE },
+    { "full recomputation", LAYOUT_RECOMPUTE, TRAIN_RECOMPUTE_FULL },
+    { "optimizer states whole", LAYOUT_ZERO, 0 },
+};
+enum { ALTERNATIVES = sizeof alternatives / sizeof *alternatives, REASON_BYTES = 160 };
+
+/* The best with that one value, and what follows from it. False: it is the best's own, or means nothing here. */
+static bool alternative_of(const LayoutSpace *s, const Layout *best, const Alternative *a, Layout *out)
+{
+    const bool experts = s->base->moe.experts > 0;
+    *out = *best;
+    out->value[a->key] = a->value;
+    if (s->fixed[a->key] || best->value[a->key] == a->value || (a->key == LAYOUT_EP && !experts))
+        return false;
+    if (a->key == LAYOUT_SCHEDULE && best->value[LAYOUT_PP] == 1) return false;
+    if ((a->key == LAYOUT_PP || a->key == LAYOUT_SCHEDULE) && !s->fixed[LAYOUT_SCHEDULE]) {
+        out->value[LAYOUT_SCHEDULE] = 0;
+        if (!s->fixed[LAYOUT_VPP]) out->value[LAYOUT_VPP] = 1;
+        *out->stages = 0;
+    }
+    if (out->value[LAYOUT_TP] == 1 && !s->fixed[LAYOUT_SP]) out->value[LAYOUT_SP] = -1;
+    return true;
+}
+
+static void reason(const Query *q, const SearchAnswer *a, const Layout *l, char out[REASON_BYTES])
+{
+    const SearchResult *best = &a->best[0];
+    char over[UNITS_BYTES];
+    SearchResult r;
+    if (!layout_microbatches(&a->space, l)) {
+        snprintf(out, REASON_BYTES, "does not divide %lld ranks and a batch of %lld", (long long)q->q.world,
+                 (long long)q->base.derived.global_batch);
+    } else if (search_estimate(&q->q, &a->space, l, &r)) {
+        snprintf(out, REASON_BYTES, "refused: %.140s", err_message());
+    } else if (r.bytes > q->q.memory) {
+        snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
+                 units_bytes(over, r.bytes - q->q.memory), r.worst_pp);
+    } else {
+        const double busy = r.busy_s - best->busy_s, bubble = r.bubble_s - best->bubble_s,
+                     tail = r.tail_s - best->tail_s;
+        const char *most = busy >= bubble && busy >= tail ? "work" : bubble >= tail ? "bubble" : "update";
+        const double by = busy >= bubble && busy >= tail ? busy : bubble >= tail ? bubble : tail;
+        snprintf(out, REASON_BYTES, "%.1f%% slower: %s %+.3f s", 100 * (r.step_s / best->step_s - 1), most,
+                 by);
+    }
+}
+
+static void put_alternatives(const Query *q, const SearchAnswer *a)
+{
+    char why[REASON_BYTES];
+    Layout l;
+    printf("\nwith the best layout, but\n");
+    for (int i = 0; i < ALTERNATIVES; i++) {
+        if (!alternative_of(&a->space, &a->best[0].layout, &alternatives[i], &l)) continue;
+        reason(q, a, &l, why);
+        printf("  %-28s %s\n", alternatives[i].name, why);
+    }
+}
+
+/* ---- printing ---- */
+
+static void put_fixed(const LayoutSpace *s)
+{
+    char name[CONFIG_VALUE_BYTES], value[CONFIG_VALUE_BYTES];
+    Layout l = { .stages = "" };
+    int count = 0;
+    for (LayoutKey k = 0; k < LAYOUT_KEYS; k++) l.value[k] = s->value[k][0];
+    printf("fixed by the command line:");
+    for (LayoutKey k = 0; k < LAYOUT_KEYS; k++)
+        if (s->fixed[k]) count++, printf(" %s=%s", layout_key_name(k, name), layout_text(s, &l, k, value));
+    if (s->fixed_stages) count++, printf(" parallel.layout=%s", s->base->parallel.layout);
+    printf("%s; layout keys of the file are free\n", count ? "" : " nothing");
+}
+
+static void put_cost(const Query *q, const SearchResult *r, int64_t world)
+{
+    char tokens[UNITS_BYTES], time[UNITS_BYTES];
+    const double seconds = q->tokens / q->step_tokens * r->step_s;
+    if (!(q->tokens > 0)) return;
+    printf("\n%s tokens: %s on %lld", units_count(tokens, q->tokens), units_seconds(time, seconds),
+           (long long)world);
+    if (q->asked->price > 0)
+        printf(", %.1f k$ at %g $/h", seconds / 3600 * (double)world * q->asked->price / 1000,
+               q->asked->price);
+    printf(" (without checkpoints, evaluation and failures)\n");
+}
+
+static void put_answer(const Query *q, const SearchAnswer *a)
+{
+    char words[LAYOUT_WORDS], head[16], memory[UNITS_BYTES];
+    printf(
+        "%lld x %s of %s: predicted, not measured. %lld layouts looked at, %lld legal in shape, %d run dry\n",
+        (long long)q->q.world, q->planner.device.name, units_bytes(memory, q->q.memory),
+        (long long)a->looked_at, (long long)a->legal, a->dry_runs);
+    put_fixed(&a->space);
+    putchar('\n');
+    put_heading("");
+    for (int i = 0; i < a->count; i++) {
+        snprintf(head, sizeof head, "%d", i + 1);
+        put_row(q, &a->space, &a->best[i], q->q.world, head);
+    }
+    printf("\nbound by: %s\n", bound_of(&a->best[0]));
+    layout_words(&a->space, &a->best[0].layout, words);
+    printf("\nthe best, to paste behind --config:\n  %s\n", words);
+    printf("\nwith less memory\n");
+    put_heading("");
+    for (int i = 0; i < a->front_count; i++) put_row(q, &a->space, &a->front[i], q->q.world, "");
+    put_alternatives(q, a);
+    put_cost(q, &a->best[0], q->q.world);
+}
+
+static void json_result(JsonOut *j, const Query *q, const LayoutSpace *s, const SearchResult *r,
+                        int64_t world)
+{
+    char words[LAYOUT_WORDS];
+    json_open(j, NULL, '{');
+    layout_words(s, &r->layout, words);
+    json_put_text(j, "layout", words);
+    json_put_int(j, "world", world);
+    json_put_number(j, "step_ms", 1e3 * r->step_s);
+    json_put_number(j, "busy_ms", 1e3 * r->busy_s);
+    json_put_number(j, "bubble_ms", 1e3 * r->bubble_s);
+    json_put_number(j, "update_ms", 1e3 * r->tail_s);
+    json_put_number(j, "tokens_per_s_gpu", rank_tokens(q, r, world));
+    json_put_number(j, "mfu", mfu(q, r, world));
+    json_put_int(j, "bytes", r->bytes);
+    json_put_int(j, "worst_pp_rank", r->worst_pp);
+    json_put_text(j, "bound", bound_of(r));
+    json_close(j, '}');
+}
+
+static void json_answer(JsonOut *j, const Query *q, const SearchAnswer *a)
+{
+    json_put_int(j, "world", q->q.world);
+    json_put_text(j, "device", q->planner.device.name);
+    json_put_int(j, "memory", q->q.memory);
+    json_put_int(j, "looked_at", a->looked_at);
+    json_put_int(j, "legal", a->legal);
+    json_put_int(j, "dry_runs", a->dry_runs);
+    json_put_number(j, "tokens", q->tokens);
+    json_open(j, "best", '[');
+    for (int i = 0; i < a->count; i++) json_result(j, q, &a->space, &a->best[i], q->q.world);
+    json_close(j, ']');
+    json_open(j, "front", '[');
+    for (int i = 0; i < a->front_count; i++) json_result(j, q, &a->space, &a->front[i], q->q.world);
+    json_close(j, ']');
+    json_open(j, "alternatives", '[');
+    for (int i = 0; i < ALTERNATIVES; i++) {
+        char why[REASON_BYTES];
+        Layout l;
+        if (!alternative_of(&a->space, &a->best[0].layout, &alternatives[i], &l)) continue;
+        reason(q, a, &l, why);
+        json_open(j, NULL, '{');
+        json_put_text(j, "name", alternatives[i].name);
+        json_put_text(j, "reason", why);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+}
+
+/* ---- the whole ---- */
+
+/* On how many ranks would it fit? Twice as many, again and again. 0: on none of these. */
+static int64_t world_that_fits(const Query *q)
+{
+    SearchAnswer *a = malloc(sizeof *a);
+    SearchQuestion more = q->q;
+    int64_t world = 0;
+    more.best = 1;
+    for (int i = 0; i < 5 && a && !world && more.world <= CONFIG_RANKS_MAX / 2; i++) {
+        more.world *= 2;
+        if (!search(&more, a) && a->count) world = more.world;
+    }
+    free(a);
+    return world;
+}
+
+static Err nothing_fits(const Query *q, const SearchAnswer *a)
+{
+    char layout[400], have[UNITS_BYTES], want[UNITS_BYTES];
+    if (!a->space.base || a->least_bytes == INT64_MAX)
+        return err_set(ERR_CONFIG,
+                       "no layout of this model divides %lld ranks, a batch of %lld samples and what the "
+                       "command line fixes",
+                       (long long)q->q.world, (long long)q->base.derived.global_batch),
+               err_hint("another --world, train.global_batch, or fewer fixed keys");
+    put_short(&a->space, &a->least, layout, sizeof layout);
+    const int64_t world = world_that_fits(q);
+    err_set(ERR_PLAN, "no layout on %lld ranks was found that fits %s: the least that one takes is %s (%s)",
+            (long long)q->q.world, units_bytes(have, q->q.memory), units_bytes(want, a->least_bytes), layout);
+    return world ? err_hint("more memory, or %lld ranks, on which one fits", (long long)world)
+                 : err_hint("more memory; none of up to %lld ranks is enough", (long long)q->q.world * 32);
+}
+
+/* The world, half of it, ... */
+static Err put_worlds(Query *q, JsonOut *j)
+{
+    SearchAnswer *a = malloc(sizeof *a);
+    if (!a) return err_set(ERR_MEMORY, "no memory for an answer");
+    Err err = ERR_OK;
+    if (!j) printf("\nfewer and fewer ranks\n"), put_heading("ranks");
+    for (int i = 0; i < WORLDS && q->q.world && !err; i++) {
+        char head[24];
+        err = search(&q->q, a);
+        if (err || !a->count) break;
+        snprintf(head, sizeof head, "%lld", (long long)q->q.world);
+        if (j) json_result(j, q, &a->space, &a->best[0], q->q.world);
+        else put_row(q, &a->space, &a->best[0], q->q.world, head);
+        if (q->q.world % 2) break;
+        q->q.world /= 2;
+    }
+    free(a);
+    return err == ERR_CONFIG ? ERR_OK : err;
+}
+
+static Err print_json(Query *q, const SearchAnswer *a)
+{
+    JsonOut j;
+    char *text = malloc(JSON_BYTES);
+    if (!text) return err_set(ERR_MEMORY, "no memory for the plan's text");
+    json_out_init(&j, text, JSON_BYTES);
+    json_open(&j, NULL, '{');
+    json_answer(&j, q, a);
+    Err err = ERR_OK;
+    if (q->asked->max_world) {
+        json_open(&j, "worlds", '[');
+        err = put_worlds(q, &j);
+        json_close(&j, ']');
+    }
+    json_close(&j, '}');
+    ASSERT(json_out_ok(&j));
+    if (!err) puts(text);
+    free(text);
+    return err;
+}
+
+static Err answer(Query *q, SearchAnswer *a)
+{
+    TRY(search(&q->q, a));
+    if (!a->count) return nothing_fits(q, a);
+    TRY(know_model(q, &a->best[0]));
+    if (q->asked->as_json) return print_json(q, a);
+    put_answer(q, a);
+    return q->asked->max_world ? put_worlds(q, NULL) : ERR_OK;
+}
+
+Err plan_search(const PlanSearch *p)
+{
+    Query q;
+    SearchAnswer *a = malloc(sizeof *a);
+    if (!a) return err_set(ERR_MEMORY, "no memory for an answer");
+    Err err = ask(&q, p);
+    if (!err) err = answer(&q, a);
+    planner_close(&q.planner);
+    config_release(&q.base);
+    free(a);
+    return err;
+}

@@ -1,0 +1,88 @@
+/*
+ * What the planner chooses: values of the keys that say how a model is cut over ranks. A space is which values of each
+ * key are looked at; what the command line gives is fixed. Whether a layout is legal, the configuration's own rules
+ * say.
+ */
+#ifndef MEGATRAIN_PLAN_LAYOUT_H
+#define MEGATRAIN_PLAN_LAYOUT_H
+
+#include "config/config.h"
+
+/* The keys: KEY(NAME, section, key). Those up to LAYOUT_INNER decide what a rank does in a block. */
+#define LAYOUT_KEY_LIST(KEY)             \
+    KEY(TP, parallel, tp)                \
+    KEY(SP, parallel, sp)                \
+    KEY(CP, parallel, cp)                \
+    KEY(CP_COMM, parallel, cp_comm)      \
+    KEY(MICRO_BATCH, train, micro_batch) \
+    KEY(RECOMPUTE, train, recompute)     \
+    KEY(EP, parallel, ep)                \
+    KEY(ETP, parallel, etp)              \
+    KEY(DISPATCHER, moe, dispatcher)     \
+    KEY(PP, parallel, pp)                \
+    KEY(VPP, parallel, vpp)              \
+    KEY(SCHEDULE, parallel, schedule)    \
+    KEY(ZERO, parallel, zero)            \
+    KEY(ORDER, parallel, order)          \
+    KEY(OVERLAP_MOE, parallel, overlap_moe)
+
+typedef enum {
+#define KEY(name, section, key) LAYOUT_##name,
+    LAYOUT_KEY_LIST(KEY)
+#undef KEY
+        LAYOUT_KEYS
+} LayoutKey;
+
+enum { LAYOUT_DENSE = LAYOUT_EP, LAYOUT_INNER = LAYOUT_PP, LAYOUT_VALUES = 48, LAYOUT_TEXT = 128 };
+
+/* Numbers of words where the key has words: of LayoutSpace.word, or of the key's choices. */
+typedef struct {
+    int value[LAYOUT_KEYS];
+    char stages[LAYOUT_TEXT]; /* parallel.layout; "": even shares */
+} Layout;
+
+/* What is looked at: without a file's layout keys, but with the command line's. */
+typedef struct {
+    const Config *base;      /* legal, with the fixed values; all others of it are replaced */
+    int64_t world;           /* ranks */
+    bool fixed[LAYOUT_KEYS]; /* the base's value alone; its word is word[key] */
+    bool fixed_stages;       /* parallel.layout is given */
+    int count[LAYOUT_KEYS], value[LAYOUT_KEYS][LAYOUT_VALUES];
+    const char *word[LAYOUT_KEYS];
+} LayoutSpace;
+
+/* Limits of the space, where a key is not given. */
+typedef struct {
+    int tp_most;        /* tensor-parallel ranks: those of a host */
+    int64_t cp_tokens;  /* positions of a sequence that a rank of cp has at least */
+    int64_t batch_most; /* samples of a micro-batch */
+} LayoutLimits;
+
+/*
+ * Reads what a space stands on: `source`, whose overrides are the command line's, for any number of ranks. Layout keys
+ * of the file need not be legal together with those of the command line, which say what is fixed. As config_read.
+ */
+Err layout_base(ConfigSource source, Config *out);
+
+void layout_space(const Config *base, int64_t world, LayoutLimits limits, LayoutSpace *out);
+
+/* The base with a layout's values; false where a rule refuses it. Release *out in both cases. */
+bool layout_config(const LayoutSpace *s, const Layout *l, Config *out);
+
+/* "parallel.tp=8 parallel.sp=auto ...", without what is fixed. */
+enum { LAYOUT_WORDS = 640 };
+void layout_words(const LayoutSpace *s, const Layout *l, char out[LAYOUT_WORDS]);
+
+/* The value as in a configuration; the name of the schedule, and of the key ("parallel.tp"). */
+const char *layout_text(const LayoutSpace *s, const Layout *l, LayoutKey key, char buf[CONFIG_VALUE_BYTES]);
+const char *layout_schedule(const LayoutSpace *s, const Layout *l);
+const char *layout_key_name(LayoutKey key, char buf[CONFIG_VALUE_BYTES]);
+
+/* Data-parallel ranks, and micro-batches of a step on each; 0 where that does not divide. */
+int64_t layout_dp(const LayoutSpace *s, const Layout *l);
+int64_t layout_microbatches(const LayoutSpace *s, const Layout *l);
+
+/* A total order, for equal answers everywhere. */
+int layout_compare(const Layout *a, const Layout *b);
+
+#endif

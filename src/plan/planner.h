@@ -1,0 +1,23 @@
+/* What a search asks of a device: its name and memory, and how long things take there (predict.h). */
+#ifndef MEGATRAIN_PLAN_PLANNER_H
+#define MEGATRAIN_PLAN_PLANNER_H
+
+#include "config/config_device.h"
+#include "plan/layer_cost.h"
+#include "plan/predict.h"
+
+typedef struct {
+    DeviceFile device;
+    CostModel model;   /* of `device` */
+    CostSource source; /* of `model`: a planner must stay where it is */
+} Planner;
+
+/* By a device's name or file, for so many ranks. ERR_CONFIG: there is none, or it does not say how fast it is.
+ * planner_close also after an error. */
+Err planner_open(Planner *p, const char *device, int ranks);
+void planner_close(Planner *p);
+
+/* As CostSource.dry_run; user: a CostModel. */
+Err planner_run(void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan, RankTimes *times);
+
+#endif
