@@ -299,7 +299,6 @@ $(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(THREAD
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(EMU_LDFLAGS) $(HOST_LIBS)
 
-$(EMU)/rooflines: $(EMU)/bench/cuda/cases.o $(EMU)/bench/cuda/cases_attention.o $(EMU)/bench/cuda/cases_moe.o $(EMU)/bench/cuda/maker.o
 $(EMU_BENCHES): $(EMU)/%: $(EMU)/bench/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(LIBS)

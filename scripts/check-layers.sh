@@ -6,10 +6,12 @@ declare -A may=(
     [base]="" [config]="base" [boot]="base" [record]="base config"
     [device]="base" [cpu]="base device" [comm]="base boot device" [param]="base device comm"
     [layer]="base device comm param" [model]="base device comm param layer"
+    [cost]="base config device comm" [measure]="base config device comm cost"
     [pipeline]="base" [optim]="base device comm param" [data]="base"
     [ckpt]="base device comm param" [engine]="base device comm param layer model pipeline optim data ckpt"
     [train]="base config boot record device comm param layer model pipeline optim data ckpt engine"
-    [cli]="base config boot record device comm param layer model pipeline optim data ckpt engine train"
+    [plan]="base config boot record device comm cost param layer model pipeline optim data ckpt engine train"
+    [cli]="base config boot record device comm cost measure plan param layer model pipeline optim data ckpt engine train"
 )
 bad=0
 complain() { echo "check-layers: $1"; bad=1; }

@@ -12,7 +12,8 @@
  * Nothing here asserts a speed.
  */
 #include "base/clock.h"
-#include "cases.h"
+#include "cost/measured.h"
+#include "measure/cases.h"
 #include "device_cuda.h"
 #include "gemm.h"
 #include "gpu.h"
@@ -157,9 +158,10 @@ static Err measure_rates(Bench *b)
     int64_t n = b->scale->gemm;
     Dims square = { .name = "square", .B = 1, .T = n, .D = n, .V = n, .H = 1, .C = n };
     Maker m;
-    TRY(maker_open(&m, &b->dev, &b->arena, &square, BF16, b->scale->pattern_items));
+    TRY(maker_open(&m, &b->dev, &b->arena, &square, BF16, F32, b->scale->pattern_items));
     TRY(measure_gemm(b, &m));
     TRY(measure_copy(b, &m));
+    maker_close(&m);
     arena_release(&b->arena, 0);
     json_put_number(&b->json, "copy_gb_s", b->copy_rate * 1e-9);
     json_put_number(&b->json, "gemm_tflop_s", b->gemm_rate * 1e-12);
@@ -170,7 +172,18 @@ static Err measure_rates(Bench *b)
 
 /* ---- a case ---- */
 
-static void report(Bench *b, const Maker *m, OpId id, Timing t, int64_t flop)
+/* What it was, as a point of a device's file (scripts/device-file.py). */
+static void put_point(JsonOut *j, OpId id, const AnyArgs *args)
+{
+    const OpWork w = op_work(id, args);
+    json_put_text(j, "dtype", op_dtype(id, args));
+    json_put_number(j, "times", w.times);
+    json_open(j, "shape", '[');
+    for (int i = 0; i < w.dims; i++) json_put_number(j, NULL, w.shape[i]);
+    json_close(j, ']');
+}
+
+static void report(Bench *b, const Maker *m, OpId id, const AnyArgs *args, Timing t, int64_t flop)
 {
     JsonOut *j = &b->json;
     double memory_ms = (double)m->bytes / b->copy_rate * 1e3, matrix_ms = (double)flop / b->gemm_rate * 1e3;
@@ -195,6 +208,7 @@ static void report(Bench *b, const Maker *m, OpId id, Timing t, int64_t flop)
     json_put_number(j, "gb_s", gb_s);
     json_put_number(j, "tflop_s", tflop_s);
     json_put_number(j, "share", share);
+    put_point(j, id, args);
     json_close(j, '}');
     if (*bound == 'm' && bound[1] == 'a') snprintf(rate, sizeof rate, "%7.1f TFLOP/s", tflop_s);
     else snprintf(rate, sizeof rate, "%7.0f GB/s   ", gb_s);
@@ -234,7 +248,7 @@ static Err run_case(Bench *b, Maker *m, OpId id, const Case *c)
     TRY(run_any(&b->dev.stream, id, &sets[0]));
     flop = b->dev.counters.flop - flop;
     TRY(time_op(b, id, sets, count, &t));
-    report(b, m, id, t, counts_flop(id) ? flop : 0);
+    report(b, m, id, &sets[0], t, counts_flop(id) ? flop : 0);
     arena_release(&b->arena, before);
     return ERR_OK;
 }
@@ -254,8 +268,9 @@ static Err run_model(Bench *b, const Dims *d)
 {
     Maker m;
     printf("\n%s, bf16 %37s the least time   rate            share\n", d->name, "median");
-    TRY(maker_open(&m, &b->dev, &b->arena, d, BF16, b->scale->pattern_items));
+    TRY(maker_open(&m, &b->dev, &b->arena, d, BF16, F32, b->scale->pattern_items));
     for (int id = 0; id < OP_COUNT; id++) TRY(run_op(b, &m, (OpId)id));
+    maker_close(&m);
     arena_release(&b->arena, 0);
     return ERR_OK;
 }

@@ -17,10 +17,21 @@
 #include "cli/command.h"
 #include "comm/gpu.h"
 #include "device/device.h"
+#include "measure/calibrate.h"
 
 enum { GIB = 1 << 30, LINE_BYTES = 512 };
 
 static int problems;
+
+static const char *device_path;
+static double seconds = 90;
+
+static const Option options[] = {
+    { "calibrate", OPTION_TEXT, &device_path, .value = "FILE",
+      .help = "measures this machine's CPUs into a device's file, for plan --device FILE" },
+    { "seconds", OPTION_REAL, &seconds, .low = 0.1, .high = 86400, .value = "S",
+      .help = "to measure for, about; below 10: few and small shapes" },
+};
 
 __attribute__((format(printf, 2, 3))) static void advise(bool needed, const char *fmt, ...)
 {
@@ -216,10 +227,33 @@ static void check_tools(void)
                tools[i].program, tools[i].why, tools[i].package);
 }
 
+/* Below so many seconds a calibration only shows that it works. */
+static const double BRIEF_S = 10;
+
+static Err calibrate_into(const char *path)
+{
+    Calibration c;
+    TRY_AS(ERR_STORAGE, file_check_output(path));
+    Err err = calibrate((CalibrateOptions){ seconds, seconds < BRIEF_S }, &c);
+    if (!err) err = calibration_write(&c, path);
+    if (!err) {
+        printf("measured     %d processors: products %.3g TFLOP/s in fp32, %.3g in bf16; copies %.3g GB/s; a message "
+               "between processes %.3g us, %.3g GB/s\n",
+               c.processors, c.fp32_tflops, c.bf16_tflops, c.memory_gb_s, c.link_us, c.link_gb_s);
+        printf("written      %s: %d figures; megatrain plan --config FILE --device %s%s predicts by them\n", path,
+               c.points.count, strchr(path, '/') ? "" : "./", path);
+        advise(c.noisy, "%d of the figures vary: of their calls one in a hundred took over twice the median; repeat it "
+                        "when nothing else runs here", c.noisy);
+    }
+    device_points_free(&c.points);
+    return err;
+}
+
 static Err doctor(Words rest)
 {
     (void)rest;
     problems = 0;
+    if (device_path) return calibrate_into(device_path);
     version_print(stdout);
     check_processor();
     check_memory();
@@ -235,5 +269,6 @@ static Err doctor(Words rest)
 const Command command_doctor = {
     .name = "doctor",
     .summary = "what this machine offers, what is missing, how to get it",
+    OPTIONS(options),
     .run = doctor,
 };

@@ -1,7 +1,7 @@
 /* The cases of attention. See make_case.h. */
 #include <math.h>
 
-#include "make_case.h"
+#include "measure/make_case.h"
 
 enum { GROUPED = 1, DOCUMENTS, CAPPED }; /* Case.option */
 

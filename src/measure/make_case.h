@@ -11,10 +11,10 @@
  * The cases come first. The function (Maker *m, gelu_fwd_args *a) makes the arguments of m->c, one of them; it reads
  * like the op's line in ops.def: ONCE and TWICE say how often a tensor moves.
  */
-#ifndef MEGATRAIN_BENCH_CUDA_MAKE_CASE_H
-#define MEGATRAIN_BENCH_CUDA_MAKE_CASE_H
+#ifndef MEGATRAIN_MEASURE_MAKE_CASE_H
+#define MEGATRAIN_MEASURE_MAKE_CASE_H
 
-#include "cases.h"
+#include "measure/cases.h"
 
 #define BENCH(name, ...)                                                                          \
     static Err make_##name(Maker *m, name##_args *a);                                             \

@@ -1,5 +1,7 @@
 /* Tensors with contents, for cases.c: copied from patterns that are made once. See cases.h. */
-#include "cases.h"
+#include "measure/cases.h"
+
+#include <stdlib.h>
 
 #include "base/half.h"
 #include "base/rng.h"
@@ -30,7 +32,7 @@ static void put_item(const Maker *m, Fill fill, DType t, char *at, int64_t i)
     double u = uniform01(i), value = fill == FILL_POSITIVE ? u : 2 * u - 1;
     if (fill == FILL_DOCUMENTS) ((int32_t *)at)[i] = document_at(m, i);
     else if (t == I32) ((int32_t *)at)[i] = index_at(m, fill, i);
-    else if (t == I64) ((int64_t *)at)[i] = i / m->d->T;
+    else if (t == I64) ((int64_t *)at)[i] = fill == FILL_SAMPLES ? i / m->d->T : (int64_t)(value * 0x1p40);
     else if (t == F32) ((float *)at)[i] = (float)value;
     else ((uint16_t *)at)[i] = t == BF16 ? bf16_from_float((float)value) : f16_from_float((float)value);
 }
@@ -42,20 +44,35 @@ static Err make_pattern(Maker *m, Fill fill, DType t, void *host)
     return device_write(&m->dev->stream, m->pattern[fill][t], host, m->pattern_items * dtype_size(t));
 }
 
-Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, int64_t pattern_items)
+static Err make_patterns(Maker *m, void *host)
 {
     static const struct {
         Fill fill;
         DType t;
     } wanted[] = { { FILL_UNIFORM, F32 },   { FILL_UNIFORM, BF16 },   { FILL_UNIFORM, F16 }, { FILL_POSITIVE, F32 },
                    { FILL_POSITIONS, I32 }, { FILL_DOCUMENTS, I32 },  { FILL_SAMPLES, I64 }, { FILL_EXPERTS, I32 },
-                   { FILL_TOKENS, I32 } };
-    static int64_t host[PATTERN_ITEMS]; /* the tokens, made last, stay */
-    ASSERT(pattern_items <= PATTERN_ITEMS && pattern_items % d->T == 0);
-    *m = (Maker){ .dev = dev, .arena = arena, .d = d, .dtype = dtype, .pattern_items = pattern_items };
+                   { FILL_TOKENS, I32 } }; /* the tokens, made last, stay */
+    if (m->acc == I64) TRY(make_pattern(m, FILL_UNIFORM, I64, host));
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) TRY(make_pattern(m, wanted[i].fill, wanted[i].t, host));
-    m->tokens = (const int32_t *)(void *)host;
-    return device_sync(&dev->stream);
+    return device_sync(&m->dev->stream);
+}
+
+Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, DType acc, int64_t pattern_items)
+{
+    ASSERT(pattern_items % d->T == 0);
+    void *host = malloc((size_t)pattern_items * sizeof(int64_t));
+    *m = (Maker){ .dev = dev, .arena = arena, .d = d, .dtype = dtype, .acc = acc, .pattern_items = pattern_items };
+    if (!host) return err_set(ERR_MEMORY, "no memory for what tensors are filled with");
+    m->tokens = host;
+    const Err err = make_patterns(m, host);
+    if (err) maker_close(m);
+    return err;
+}
+
+void maker_close(Maker *m)
+{
+    free(m->tokens);
+    m->tokens = NULL;
 }
 
 Err maker_tensor(Maker *m, Tensor *out, int times, Fill fill, DType t, int ndim, const int64_t *dim)

@@ -1,9 +1,10 @@
 /*
- * Every op of device/ops.def at the shapes of training, for rooflines.c: which arguments, and the fewest bytes
- * that the call must move (each input read once, each output written once, what is changed in place both).
+ * Every op of device/ops.def at the shapes of training, to be timed (measure/calibrate.h, bench/cuda/rooflines.c): which
+ * arguments, and the fewest bytes that the call must move (each input read once, each output written once, what is
+ * changed in place both).
  */
-#ifndef MEGATRAIN_BENCH_CUDA_CASES_H
-#define MEGATRAIN_BENCH_CUDA_CASES_H
+#ifndef MEGATRAIN_MEASURE_CASES_H
+#define MEGATRAIN_MEASURE_CASES_H
 
 #include "device/ops.h"
 
@@ -43,10 +44,10 @@ typedef struct {
     Device *dev;
     Arena *arena;
     const Dims *d;
-    DType dtype; /* compute */
+    DType dtype, acc; /* compute; gradients' accumulators, F32 or I64 */
     const Case *c;
     void *pattern[FILL_COUNT][DTYPE_COUNT]; /* device memory, where there is one; see maker_open */
-    const int32_t *tokens;                  /* host copy of the token pattern */
+    int32_t *tokens;                        /* host copy of the token pattern */
     int64_t pattern_items, bytes;           /* bytes: of the arguments made last */
 } Maker;
 
@@ -65,8 +66,9 @@ typedef struct {
 
 extern const OpCases *const bench_ops[OP_COUNT];
 
-/* Fills the patterns, in the maker's arena. pattern_items <= PATTERN_ITEMS, a multiple of T. */
-Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, int64_t pattern_items);
+/* Fills the patterns, in the maker's arena. pattern_items: a multiple of T, PATTERN_ITEMS say. ERR_MEMORY. */
+Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, DType acc, int64_t pattern_items);
+void maker_close(Maker *m); /* the arena is the caller's to release */
 
 /* A dense tensor in the arena with such contents; the op moves it `times` times. */
 Err maker_tensor(Maker *m, Tensor *out, int times, Fill fill, DType t, int ndim, const int64_t *dim);

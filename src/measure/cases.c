@@ -1,5 +1,5 @@
 /* The cases of products, norms, elementwise ops, loss and optimizer. See cases.h, make_case.h. */
-#include "make_case.h"
+#include "measure/make_case.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -88,7 +88,7 @@ BENCH(linear_dw, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1, accum
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
-    MAKE(dw, m->c->option ? 2 : 1, UNIFORM, F32, O, I);
+    MAKE(dw, m->c->option ? 2 : 1, UNIFORM, m->acc, O, I);
     ONCE(dy, N, O);
     ONCE(x, N, I);
     SHIFT_OF_GRADIENT;
@@ -101,7 +101,7 @@ BENCH(bias_grad, { "qkv", QKV }, { "fc1", FC1 })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
-    MAKE(dbias, 2, UNIFORM, F32, O);
+    MAKE(dbias, 2, UNIFORM, m->acc, O);
     ONCE(dy, N, O);
     SHIFT_OF_GRADIENT;
     a->leaf = m->d->T;
@@ -123,11 +123,11 @@ BENCH(embedding_fwd, { "tokens" })
 BENCH(embedding_grad, { "tokens" })
 {
     int64_t N = tokens_of(m);
-    MAKE(dtable, 0, UNIFORM, F32, m->d->V, m->d->D);
+    MAKE(dtable, 0, UNIFORM, m->acc, m->d->V, m->d->D);
     ONCE(dy, N, m->d->D);
     MAKE(index, 1, TOKENS, I32, N);
     SHIFT_OF_GRADIENT;
-    m->bytes += 2 * distinct_tokens(m) * m->d->D * 4;
+    m->bytes += 2 * distinct_tokens(m) * m->d->D * dtype_size(m->acc);
     return ERR_OK;
 }
 
@@ -150,8 +150,8 @@ BENCH(norm_bwd, { "LayerNorm" }, { "RMSNorm", .option = 1 })
 {
     int64_t N = tokens_of(m), D = m->d->D;
     TWICE(dx, N, D);
-    MAKE(dw, 2, UNIFORM, F32, D);
-    if (!m->c->option) MAKE(db, 2, UNIFORM, F32, D);
+    MAKE(dw, 2, UNIFORM, m->acc, D);
+    if (!m->c->option) MAKE(db, 2, UNIFORM, m->acc, D);
     ONCE(dy, N, D);
     ONCE(x, N, D);
     ONCE(w, D);
@@ -274,14 +274,14 @@ BENCH(fill_zero, { "" })
 
 BENCH(fill_zero_acc, { "all gradients" })
 {
-    MAKE(x, 1, UNIFORM, F32, m->d->P);
+    MAKE(x, 1, UNIFORM, m->acc, m->d->P);
     return ERR_OK;
 }
 
 BENCH(add_acc, { "all gradients" })
 {
-    MAKE(y, 1, UNIFORM, F32, m->d->P);
-    MAKE(x, 1, UNIFORM, F32, m->d->P);
+    MAKE(y, 1, UNIFORM, m->acc, m->d->P);
+    MAKE(x, 1, UNIFORM, m->acc, m->d->P);
     return ERR_OK;
 }
 
@@ -388,7 +388,7 @@ BENCH(grad_stats, { "all gradients" })
 {
     MAKE(max, 0, ZERO, I64, TENSORS);
     MAKE(sumsq, 0, ZERO, I64, TENSORS, 4);
-    MAKE(g, 1, UNIFORM, F32, m->d->P);
+    MAKE(g, 1, UNIFORM, m->acc, m->d->P);
     MAKE(shift, 0, ZERO, I32, TENSORS);
     return make_parts(m, &a->parts, &a->chunks);
 }
@@ -401,7 +401,7 @@ BENCH(step_finish, { "" })
     MAKE(next_shift, 1, ZERO, I32, TENSORS);
     MAKE(loss_sums, 0, ZERO, I64, 3);
     MAKE(overflow, 0, ZERO, I32, 1);
-    a->acc = F32;
+    a->acc = m->acc;
     return make_step(m, &a->step);
 }
 
@@ -411,7 +411,7 @@ BENCH(adamw, { "all weights" })
     MAKE(w, 2, UNIFORM, F32, m->d->P);
     MAKE(m, 2, UNIFORM, F32, m->d->P);
     MAKE(v, 2, POSITIVE, F32, m->d->P);
-    MAKE(g, 1, UNIFORM, F32, m->d->P);
+    MAKE(g, 1, UNIFORM, m->acc, m->d->P);
     ONCE(copy, m->d->P);
     MAKE(shift, 0, ZERO, I32, TENSORS);
     TRY(make_parts(m, &a->parts, &a->chunks));

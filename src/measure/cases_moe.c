@@ -1,5 +1,5 @@
 /* The cases of mixtures of experts. See make_case.h. */
-#include "make_case.h"
+#include "measure/make_case.h"
 
 BENCH(jitter, { "" })
 {
@@ -85,7 +85,7 @@ BENCH(router_balance, { "sigmoid, z" })
 
 BENCH(expert_count, { "" })
 {
-    MAKE(load, 2, ZERO, F32, m->d->experts);
+    MAKE(load, 2, ZERO, m->acc, m->d->experts);
     MAKE(offset, 1, ZERO, I64, m->d->experts * m->d->B + 1);
     return ERR_OK;
 }
@@ -94,7 +94,7 @@ BENCH(expert_bias, { "" })
 {
     StepValues *step;
     MAKE(bias, 2, UNIFORM, F32, m->d->experts);
-    MAKE(load, 1, ZERO, F32, m->d->experts);
+    MAKE(load, 1, ZERO, m->acc, m->d->experts);
     TRY(make_step(m, &step));
     a->step = step;
     a->rate = 1e-3f;
@@ -298,7 +298,7 @@ BENCH(grouped_dw, { "fc1", FC1 }, { "fc2", FC2 })
     int64_t P = tokens_of(m) * m->d->topk, O, I;
     expert_dims(m, &O, &I);
     TRY(make_order(m, &order));
-    MAKE(dw, 1, UNIFORM, F32, m->d->experts, O, I);
+    MAKE(dw, 1, UNIFORM, m->acc, m->d->experts, O, I);
     ONCE(dy, P, O);
     ONCE(x, P, I);
     SHIFT_OF_GRADIENT;
@@ -325,7 +325,7 @@ BENCH(grouped_bias_grad, { "fc1", FC1 })
     int64_t P = tokens_of(m) * m->d->topk, O, I;
     expert_dims(m, &O, &I);
     TRY(make_order(m, &order));
-    MAKE(dbias, 2, UNIFORM, F32, m->d->experts, O);
+    MAKE(dbias, 2, UNIFORM, m->acc, m->d->experts, O);
     ONCE(dy, P, O);
     SHIFT_OF_GRADIENT;
     a->offset = order.offset;

@@ -1,0 +1,254 @@
+/* See measured.h. */
+#include "cost/measured.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/int64.h"
+
+/* ---- what an op has to do ---- */
+
+static OpWork product(int64_t rows, int64_t outputs, int64_t inputs, double times)
+{
+    return (OpWork){ 3, { (double)rows, (double)outputs, (double)inputs }, times };
+}
+
+static int64_t rows_of(Tensor t) { return t.expected ? t.expected : t.dim[0]; }
+
+/* Of `experts` products that share the rows of both tensors, of which one says how many are in use. */
+static OpWork grouped(Tensor a, Tensor b, int64_t experts, int64_t outputs, int64_t inputs)
+{
+    const int64_t rows = a.expected ? a.expected : rows_of(b), each = max64(1, rows / experts);
+    return product(each, outputs, inputs, (double)rows / (double)each);
+}
+
+/* Keys that the queries see, all together; documents are taken to be whole samples. */
+static double pairs(Spans q, Spans k, int64_t window)
+{
+    double sum = 0;
+    for (int64_t t = 0; t < q.count[0] + q.count[1]; t++) {
+        const int64_t at = spans_position(q, t), from = window > 0 ? max64(0, at - window + 1) : 0;
+        for (int i = 0; i < 2; i++) {
+            const int64_t low = max64(from, k.first[i]), high = min64(at + 1, k.first[i] + k.count[i]);
+            sum += high > low ? (double)(high - low) : 0;
+        }
+    }
+    return sum;
+}
+
+/* Of all causal pairs of so many queries, at the end of so many keys. */
+double causal_pairs(double queries, double keys)
+{
+    return queries <= keys ? queries * (keys - (queries - 1) / 2) : keys * (keys + 1) / 2;
+}
+
+static OpWork attention(Tensor q, Tensor k, Tensor v, double seen)
+{
+    const double queries = (double)q.dim[1], keys = (double)k.dim[1], heads = (double)(q.dim[0] * q.dim[2]);
+    return (OpWork){ 3,
+                     { queries, keys, (double)(q.dim[3] + v.dim[3]) / 2 },
+                     heads * seen / causal_pairs(queries, keys) };
+}
+
+/* Tables of which a call reads some rows, or which stay in a cache. */
+static bool is_table(const char *field)
+{
+    return !strcmp(field, "table") || !strcmp(field, "dtable") || !strcmp(field, "cos") ||
+           !strcmp(field, "sin");
+}
+
+static double bytes_of(Tensor t)
+{
+    const double all = (double)tensor_bytes(t);
+    return t.expected && t.dim[0] ? all * (double)t.expected / (double)t.dim[0] : all;
+}
+
+static OpWork memory(OpId id, const void *args)
+{
+    const OpInfo *info = op_info(id);
+    double bytes = 0;
+    for (int i = 0; i < info->field_count; i++) {
+        const OpField *f = &info->fields[i];
+        const Tensor t = *(const Tensor *)((const char *)args + f->offset);
+        if (t.data && !is_table(f->name)) bytes += bytes_of(t) * (f->read + f->written);
+    }
+    return (OpWork){ 1, { fmax(bytes, 1) }, 1 };
+}
+
+OpWork op_work(OpId id, const void *args)
+{
+    switch (id) {
+    case OP_linear_fwd: {
+        const linear_fwd_args *a = args;
+        return product(rows_of(a->x), a->w.dim[0], a->w.dim[1], 1);
+    }
+    case OP_linear_dx: {
+        const linear_dx_args *a = args;
+        return product(rows_of(a->dy), a->w.dim[0], a->w.dim[1], 1);
+    }
+    case OP_linear_dw: {
+        const linear_dw_args *a = args;
+        return product(rows_of(a->dy), a->dw.dim[0], a->dw.dim[1], 1);
+    }
+    case OP_grouped_fwd: {
+        const grouped_fwd_args *a = args;
+        return grouped(a->x, a->y, a->w.dim[0], a->w.dim[1], a->w.dim[2]);
+    }
+    case OP_grouped_dx: {
+        const grouped_dx_args *a = args;
+        return grouped(a->dy, a->dx, a->w.dim[0], a->w.dim[1], a->w.dim[2]);
+    }
+    case OP_grouped_dw: {
+        const grouped_dw_args *a = args;
+        return grouped(a->dy, a->x, a->dw.dim[0], a->dw.dim[1], a->dw.dim[2]);
+    }
+    case OP_attention_fwd: {
+        const attention_fwd_args *a = args;
+        return attention(a->q, a->k, a->v, pairs(a->q_span, a->k_span, a->window));
+    }
+    case OP_attention_bwd: {
+        const attention_bwd_args *a = args;
+        return attention(a->q, a->k, a->v, pairs(a->q_span, a->k_span, a->window));
+    }
+    default: return memory(id, args);
+    }
+}
+
+/* What the time of a shape is in proportion to. */
+static double volume(OpId id, const double *shape)
+{
+    const bool attends = id == OP_attention_fwd || id == OP_attention_bwd;
+    return (attends ? causal_pairs(shape[0], shape[1]) : shape[0] * shape[1]) * shape[2];
+}
+
+const char *op_dtype(OpId id, const void *args)
+{
+    const OpInfo *info = op_info(id);
+    for (int i = 0; i < info->field_count; i++) {
+        const OpField *f = &info->fields[i];
+        const Tensor t = *(const Tensor *)((const char *)args + f->offset);
+        if (t.data && (!strchr(f->dims, ':') || strstr(f->dims, ":wide") || strstr(f->dims, ":any")) &&
+            t.dtype != F32)
+            return dtype_name(t.dtype);
+    }
+    return dtype_name(F32);
+}
+
+/* ---- between points ---- */
+
+enum { POINTS_MOST = 1024 };
+
+typedef struct {
+    const DevicePoint *at[POINTS_MOST]; /* of one dtype, or group, and the same ranks and threads */
+    int count;
+} Chosen;
+
+static double apart(double a, double b) { return fabs(log2(a / b)); }
+
+/* Those measured with what is nearest to so many ranks and threads: threads first. */
+static double unlike(const DevicePoint *p, int ranks, int threads)
+{
+    return 16 * apart(p->threads, threads) + apart(p->ranks, ranks);
+}
+
+static void choose(Chosen *c, const DevicePoint *all, int count, const char *dtype, int ranks, int threads)
+{
+    double least = INFINITY;
+    c->count = 0;
+    for (int i = 0; i < count; i++)
+        if (!strcmp(all[i].dtype, dtype)) least = fmin(least, unlike(&all[i], ranks, threads));
+    for (int i = 0; i < count && c->count < POINTS_MOST; i++)
+        if (!strcmp(all[i].dtype, dtype) && unlike(&all[i], ranks, threads) == least)
+            c->at[c->count++] = &all[i];
+}
+
+/* Microseconds at `x` on the line through two points of one dim, both logarithmic; what is smaller than the smallest
+ * takes as long, what is larger goes on at the largest's rate. */
+static double on_line(const DevicePoint *a, const DevicePoint *b, double x)
+{
+    if (!a) return b->us;
+    if (!b) return a->us * x / a->shape[0];
+    if (a == b) return a->us;
+    const double part = log(x / a->shape[0]) / log(b->shape[0] / a->shape[0]);
+    return a->us * pow(b->us / a->us, part);
+}
+
+static double by_size(const Chosen *c, double x)
+{
+    const DevicePoint *below = NULL, *above = NULL;
+    for (int i = 0; i < c->count; i++) {
+        const DevicePoint *p = c->at[i];
+        if (p->shape[0] <= x && (!below || p->shape[0] > below->shape[0])) below = p;
+        if (p->shape[0] >= x && (!above || p->shape[0] < above->shape[0])) above = p;
+    }
+    return on_line(below, above, x);
+}
+
+/* Microseconds by the mean logarithm of the rates around, of which the nearest weigh most. */
+static double by_shape(const Chosen *c, OpId id, const OpWork *w)
+{
+    double weights = 0, sum = 0;
+    for (int i = 0; i < c->count; i++) {
+        const DevicePoint *p = c->at[i];
+        double square = 1e-6;
+        for (int k = 0; k < w->dims; k++) square += pow(apart(p->shape[k], w->shape[k]), 2);
+        const double weight = 1 / (square * square);
+        weights += weight;
+        sum += weight * log(volume(id, p->shape) / p->us);
+    }
+    return volume(id, w->shape) / exp(sum / weights);
+}
+
+static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,
+                  int threads, double *seconds)
+{
+    int count = 0;
+    Chosen c;
+    const DevicePoint *points = device_points_of(all, op_info(id)->name, &count);
+    if (!points) return false;
+    choose(&c, points, count, dtype, ranks, threads);
+    if (!c.count) choose(&c, points, count, dtype_name(F32), ranks, threads);
+    if (!c.count) return false;
+    *seconds = 1e-6 * w->times * (w->dims == 1 ? by_size(&c, w->shape[0]) : by_shape(&c, id, w));
+    return true;
+}
+
+/* ---- epilogues ---- */
+
+/* What an op does besides, as an op of its own with so many bytes; false: nothing. */
+static bool beside(OpId id, const void *args, OpId *other, double *bytes)
+{
+    const linear_fwd_args *fwd = args;
+    const linear_dx_args *dx = args;
+    const norm_bwd_args *norm = args;
+    switch (id) {
+    case OP_linear_fwd: *other = OP_gelu_fwd, *bytes = 2 * bytes_of(fwd->y); return fwd->gelu.data != NULL;
+    case OP_linear_dx: *other = OP_gelu_bwd, *bytes = 3 * bytes_of(dx->dx); return dx->gelu_x.data != NULL;
+    case OP_norm_bwd: *other = OP_bias_grad, *bytes = bytes_of(norm->dx); return norm->dsum.data != NULL;
+    default: return false;
+    }
+}
+
+bool measured_op(const DevicePoints *all, OpId id, const void *args, int ranks, int threads, double *seconds)
+{
+    const OpWork w = op_work(id, args);
+    const char *dtype = op_dtype(id, args);
+    OpId other;
+    double bytes, more;
+    if (!alone(all, id, dtype, &w, ranks, threads, seconds)) return false;
+    if (beside(id, args, &other, &bytes) &&
+        alone(all, other, dtype, &(OpWork){ 1, { bytes }, 1 }, ranks, threads, &more))
+        *seconds += more;
+    return true;
+}
+
+bool measured_comm(const DevicePoints *all, CommKind kind, int members, int64_t bytes, double *seconds)
+{
+    int count = 0;
+    Chosen c;
+    const DevicePoint *points = device_points_of(all, comm_kind_name(kind), &count);
+    if (!points) return false;
+    choose(&c, points, count, "", members, 1);
+    *seconds = 1e-6 * by_size(&c, (double)max64(1, bytes));
+    return true;
+}

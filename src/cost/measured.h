@@ -1,0 +1,43 @@
+/*
+ * How long an op or a collective takes where a device's file says what was measured (config/device_points.h): between
+ * the points nearest to its shape. The shape of a point:
+ *
+ *   products             rows, outputs, inputs: the letters N, O, I of ops.def
+ *   grouped products     rows of an expert on the average, outputs, inputs
+ *   attention            queries, keys, width of a head
+ *   others               bytes of the tensors that go through memory: those that are changed in place twice
+ *   collectives          bytes that a member sends
+ *
+ * An epilogue, such as a product's GELU, costs what the op does that makes it alone.
+ */
+#ifndef MEGATRAIN_COST_MEASURED_H
+#define MEGATRAIN_COST_MEASURED_H
+
+#include "config/device_points.h"
+#include "comm/comm.h"
+#include "device/ops.h"
+
+/* What an op has to do: so many times what a point of this shape stands for, which is one expert's product, or causal
+ * attention of one head of one sample. */
+typedef struct {
+    int dims;
+    double shape[POINT_SHAPE_MOST];
+    double times;
+} OpWork;
+
+OpWork op_work(OpId id, const void *args);
+
+/* Pairs of a query and a key that it sees, of so many queries at the end of so many keys. */
+double causal_pairs(double queries, double keys);
+
+/* The dtype by which an op's points are named: that of its tensors of the compute dtype, fp32 where it has none. */
+const char *op_dtype(OpId id, const void *args);
+
+/* The op among `ranks` ranks of this machine that compute at once, with so many threads. false: nothing of it was
+ * measured. */
+bool measured_op(const DevicePoints *all, OpId id, const void *args, int ranks, int threads, double *seconds);
+
+/* A collective of so many members, each of which sends so many bytes. false: nothing of its kind was measured. */
+bool measured_comm(const DevicePoints *all, CommKind kind, int members, int64_t bytes, double *seconds);
+
+#endif
