@@ -220,8 +220,8 @@ static inline double unit_time(const RankTime *t, double again, double overlap)
     return shares_sum(&t->unit) + again * t->forward + overlap * t->across;
 }
 
-/* What a step takes besides the slowest rank's work: the pipeline fills and empties with all others' of a micro-batch, a
- * chunk at a time. all: of a micro-batch, on all ranks together. (test_published: beside the simulator) */
+/* What a step takes besides the slowest rank's work: the pipeline fills and empties with all others' of a
+ * micro-batch, a chunk at a time. all: of a micro-batch, on all ranks together. (test_published: beside the simulator) */
 static inline double pipeline_bubble(double all, double slowest, double chunks)
 {
     return (all - slowest) / chunks;
@@ -251,8 +251,8 @@ static inline StepTime run_time(const Table *t, const Run *run, const Rates *r)
 }
 
 /*
- * The same by what `megatrain plan` says of our own program (plan/predict.h): its clock, its overlap, its simulator, with
- * these rates. It does not know of products in 8 bits, nor of what else recipes say of other programs' mixtures.
+ * The same by what `megatrain plan` says of our own program (plan/predict.h): its clock, its overlap, its simulator,
+ * with these rates. It does not know of products in 8 bits, nor of what else recipes say of other programs' mixtures.
  */
 static inline bool plan_can_tell(const Table *t, const Run *run)
 {
