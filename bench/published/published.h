@@ -221,7 +221,7 @@ static inline double unit_time(const RankTime *t, double again, double overlap)
 }
 
 /* What a step takes besides the slowest rank's work: the pipeline fills and empties with all others' of a
- * micro-batch, a chunk at a time. all: of a micro-batch, on all ranks together. (test_published: beside the simulator) */
+ * micro-batch, a chunk at a time. all: of a micro-batch, on all ranks together. (Tested beside the simulator.) */
 static inline double pipeline_bubble(double all, double slowest, double chunks)
 {
     return (all - slowest) / chunks;
