@@ -20,7 +20,8 @@ enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, FIGURES_MOST = 16, SENDERS_NAMED = 6
 
 static const char *config_path, *device;
 static int64_t world_size;
-static bool as_json;
+static bool as_json, advise, with_ops;
+static const char *svg_path;
 static DeviceFile target; /* the device to plan for; without a name: this machine's, or a CPU */
 
 static const Option options[] = {
@@ -30,6 +31,11 @@ static const Option options[] = {
     { "device", OPTION_TEXT, &device, .value = "NAME|FILE",
       .help = "does a rank fit there? cpu, h100, ... of config/devices; none: this machine's" },
     { "json", OPTION_FLAG, &as_json, .help = "figures as JSON" },
+    { "advise", OPTION_FLAG, &advise,
+      .help = "of --device: three changes of the layout that would help most" },
+    { "ops", OPTION_FLAG, &with_ops, .help = "of --device: the time of each op" },
+    { "svg", OPTION_TEXT, &svg_path, .value = "FILE",
+      .help = "of --device: a picture of the predicted step" },
 };
 
 /* ---- counting ---- */
@@ -587,6 +593,8 @@ static Err print_plan(PlanTable *t)
     if (!t->shards) return err_set(ERR_MEMORY, "no memory for %d ranks", grid_size(t->grid));
     TRY(trainer_shard_bytes(&t->spec, t->grid, t->shards));
     TRY(plan_time(t));
+    if (svg_path) TRY(plan_svg(t, svg_path));
+    if (advise) TRY(plan_advise(t));
     if (as_json) return plan_print_json(t);
     put_model(t);
     put_groups(t);
@@ -599,9 +607,13 @@ static Err print_plan(PlanTable *t)
     return ERR_OK;
 }
 
-static Err plan_config(const Config *cfg)
+static Err plan_config(const Config *cfg, Words words)
 {
     PlanTable t = { .cfg = cfg,
+                    .path = config_path,
+                    .words = words,
+                    .ops = with_ops,
+                    .advised = advise,
                     .target = *target.name ? &target : NULL,
                     .kinds = calloc(MAX_KINDS, sizeof *t.kinds) };
     if (!t.kinds) return err_set(ERR_MEMORY, "no memory for %d plans", MAX_KINDS);
@@ -624,7 +636,7 @@ static Err plan(Words rest)
     if (device) words[rest.count++] = cpu ? "run.device=cpu" : "run.device=cuda";
     if (!err) err = config_world(world_size, &ranks);
     if (!err) err = config_arg(&c, config_path, (Words){ words, rest.count }, ranks);
-    if (!err) err = plan_config(&c);
+    if (!err) err = plan_config(&c, (Words){ words, rest.count });
     config_release(&c);
     free(words);
     return err;

@@ -6,6 +6,7 @@
 #define MEGATRAIN_CLI_PLAN_H
 
 #include "base/json.h"
+#include "cli/command.h"
 #include "config/config_device.h"
 #include "plan/predict.h"
 #include "train/spec.h"
@@ -17,8 +18,19 @@ typedef struct {
     int first_cp_rank, cp_ranks;
 } PlanKind;
 
+/* A layout that is faster, and what is most shorter there: that share of the step, and what it is then. */
+enum { ADVICE_MOST = 3 };
+typedef struct {
+    char words[100]; /* "parallel.tp=4" */
+    double step_s;
+    char share[48];
+    double share_s, share_after_s;
+} Advice;
+
 typedef struct {
     const Config *cfg;
+    const char *path; /* the configuration's, and the words beside it */
+    Words words;
     const DeviceFile *target; /* the GPU to plan for; NULL: this machine, or a CPU */
     TrainSpec spec;
     Grid grid;
@@ -28,6 +40,9 @@ typedef struct {
     bool has_time;
     Prediction predicted; /* of a step, where there is one */
     char no_time[160];    /* else why there is none */
+    bool ops, advised;    /* print its ops, and what would help most: */
+    Advice advice[ADVICE_MOST];
+    int advice_count, neighbours; /* neighbours: layouts that were looked at */
 } PlanTable;
 
 /* A figure of a kind of ranks, in bytes or FLOP, by its names in the JSON, in a line, and above a narrow column. */
@@ -59,6 +74,11 @@ int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
 /* Predicts the time of a step on the target, where its file says what that needs. Errors: those of predict. */
 Err plan_time(PlanTable *t);
 void plan_put_time(const PlanTable *t);
+/* Looks for what would help most. Errors: those of cost_open. */
+Err plan_advise(PlanTable *t);
+void plan_gain(const Prediction *before, const Prediction *after, Advice *out); /* the shares of *out */
+/* Draws the predicted step into a file. ERR_CONFIG: there is none. ERR_STORAGE. */
+Err plan_svg(const PlanTable *t, const char *path);
 void plan_json_time(JsonOut *j, const PlanTable *t);
 
 /* Prints to stdout. ERR_MEMORY. */

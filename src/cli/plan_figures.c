@@ -195,7 +195,7 @@ static void put_json(JsonOut *j, const PlanTable *t)
 
 Err plan_print_json(const PlanTable *t)
 {
-    enum { HEAD_BYTES = 4096, RANK_BYTES = 1024, SHARD_BYTES = 24 };
+    enum { HEAD_BYTES = 16384, RANK_BYTES = 1024, SHARD_BYTES = 24 };
     const int64_t room =
         HEAD_BYTES + (int64_t)t->count * RANK_BYTES + (int64_t)grid_size(t->grid) * SHARD_BYTES;
     char *text = malloc((size_t)room);

@@ -1,7 +1,9 @@
 /* See plan.h: how long a step takes, and what it is spent on. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "cli/plan.h"
 
@@ -19,11 +21,10 @@ static int by_seconds(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Those above 0, the largest first; their number. */
-static int shares_of(const Prediction *p, Share out[SHARES_MOST])
+/* In the same order for every prediction. */
+static void all_shares(const Prediction *p, Share all[SHARES_MOST])
 {
-    Share all[SHARES_MOST];
-    int n = 0, kept = 0;
+    int n = 0;
     for (int i = 0; i < FAMILIES; i++, n++) {
         snprintf(all[n].name, sizeof all[n].name, "%s", family_name((OpFamily)i));
         all[n].seconds = p->shares.family[i];
@@ -34,16 +35,77 @@ static int shares_of(const Prediction *p, Share out[SHARES_MOST])
     }
     all[n++] = (Share){ "waits for other stages", p->bubble_s };
     all[n++] = (Share){ "waits for the host", p->shares.idle };
-    for (int i = 0; i < n; i++)
+}
+
+/* Those above 0, the largest first; their number. */
+static int shares_of(const Prediction *p, Share out[SHARES_MOST])
+{
+    Share all[SHARES_MOST];
+    int kept = 0;
+    all_shares(p, all);
+    for (int i = 0; i < SHARES_MOST; i++)
         if (all[i].seconds > 0) out[kept++] = all[i];
     qsort(out, (size_t)kept, sizeof *out, by_seconds);
     return kept;
 }
 
+void plan_gain(const Prediction *before, const Prediction *after, Advice *out)
+{
+    Share was[SHARES_MOST], is[SHARES_MOST];
+    int most = 0;
+    all_shares(before, was);
+    all_shares(after, is);
+    for (int i = 1; i < SHARES_MOST; i++)
+        if (was[i].seconds - is[i].seconds > was[most].seconds - is[most].seconds) most = i;
+    snprintf(out->share, sizeof out->share, "%s", was[most].name);
+    out->share_s = was[most].seconds;
+    out->share_after_s = is[most].seconds;
+}
+
+/* ---- ops ---- */
+
+static const TimeShares *sorted_by;
+
+static int by_op_time(const void *a, const void *b)
+{
+    const double x = sorted_by->op[*(const int *)a], y = sorted_by->op[*(const int *)b];
+    return (x < y) - (x > y);
+}
+
+/* Ids of ops that take time, those that take most first. Their number. */
+static int ops_by_time(const TimeShares *t, int out[OP_COUNT])
+{
+    int n = 0;
+    for (int i = 0; i < OP_COUNT; i++)
+        if (t->calls[i] > 0) out[n++] = i;
+    sorted_by = t;
+    qsort(out, (size_t)n, sizeof *out, by_op_time);
+    return n;
+}
+
+static void put_ops(const PlanTable *t)
+{
+    const TimeShares *sum = &t->predicted.shares;
+    int op[OP_COUNT];
+    const int n = ops_by_time(sum, op);
+    printf("\n%-34s %12s %15s %11s\n", "ops of a step, predicted", "calls", "ms", "us a call");
+    for (int i = 0; i < n; i++)
+        printf("  %-32s %12.0f %15.2f %11.1f\n", op_info((OpId)op[i])->name, sum->calls[op[i]],
+               1e3 * sum->op[op[i]], 1e6 * sum->op[op[i]] / sum->calls[op[i]]);
+}
+
+/* ---- the step ---- */
+
 Err plan_time(PlanTable *t)
 {
     CostModel m;
-    if (!t->target) return ERR_OK;
+    if (!t->target) {
+        snprintf(
+            t->no_time, sizeof t->no_time,
+            "--device h100 says it of a GPU; of processors, the file that megatrain doctor --calibrate FILE "
+            "writes");
+        return ERR_OK;
+    }
     if (cost_open(&m, t->target, grid_size(t->grid))) {
         snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
         return ERR_OK;
@@ -53,11 +115,48 @@ Err plan_time(PlanTable *t)
     return ERR_OK;
 }
 
+static Err write_svg(const CostModel *m, const PlanTable *t, const char *path)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (!f) return err_set(ERR_MEMORY, "no memory for the picture");
+    Err err = predict_svg(m, &t->spec, t->grid, f);
+    const bool whole = !ferror(f);
+    if ((fclose(f) || !whole) && !err) err = err_set(ERR_MEMORY, "no memory for the picture");
+    if (!err) err = err_as(file_replace(path, text, (int64_t)size), ERR_STORAGE);
+    free(text);
+    return err;
+}
+
+Err plan_svg(const PlanTable *t, const char *path)
+{
+    CostModel m;
+    if (!t->has_time)
+        return err_set(ERR_CONFIG, "--svg draws a predicted step, and none is predicted"),
+               err_hint("%s", t->no_time);
+    TRY(cost_open(&m, t->target, grid_size(t->grid)));
+    return write_svg(&m, t, path);
+}
+
+static void put_advice(const PlanTable *t)
+{
+    const double step = t->predicted.step_s;
+    if (!t->advised) return;
+    printf("\nwhat would help most, of %d layouts that differ in one thing and fit\n", t->neighbours);
+    if (!t->advice_count) printf("  none of them is faster\n");
+    for (int i = 0; i < t->advice_count; i++) {
+        const Advice *a = &t->advice[i];
+        printf("  %s saves %.1f %%: %.1f %% of the step is %s, then %.1f %%\n", a->words,
+               100 * (1 - a->step_s / step), 100 * a->share_s / step, a->share,
+               100 * a->share_after_s / a->step_s);
+    }
+}
+
 void plan_put_time(const PlanTable *t)
 {
     const Prediction *p = &t->predicted;
     Share share[SHARES_MOST];
-    if (!t->target) return;
     if (!t->has_time) {
         printf("\ntime    not predicted: %s\n", t->no_time);
         return;
@@ -72,6 +171,37 @@ void plan_put_time(const PlanTable *t)
     for (int i = 0; i < n; i++)
         printf("  %-34s %12.2f ms %9.1f %%\n", share[i].name, 1e3 * share[i].seconds,
                100 * share[i].seconds / p->step_s);
+    printf("  not in it: evaluations, checkpoints, waiting for data, steps that are done again\n");
+    put_advice(t);
+    if (t->ops) put_ops(t);
+}
+
+static void json_ops(JsonOut *j, const TimeShares *sum)
+{
+    int op[OP_COUNT];
+    const int n = ops_by_time(sum, op);
+    json_open(j, "ops", '{');
+    for (int i = 0; i < n; i++) {
+        json_open(j, op_info((OpId)op[i])->name, '{');
+        json_put_number(j, "calls", sum->calls[op[i]]);
+        json_put_number(j, "ms", 1e3 * sum->op[op[i]]);
+        json_close(j, '}');
+    }
+    json_close(j, '}');
+}
+
+static void json_advice(JsonOut *j, const PlanTable *t)
+{
+    json_open(j, "advice", '[');
+    for (int i = 0; i < t->advice_count; i++) {
+        json_open(j, NULL, '{');
+        json_put_text(j, "keys", t->advice[i].words);
+        json_put_number(j, "step_ms", 1e3 * t->advice[i].step_s);
+        json_put_number(j, "saves", 1 - t->advice[i].step_s / t->predicted.step_s);
+        json_put_text(j, "share", t->advice[i].share);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
 }
 
 void plan_json_time(JsonOut *j, const PlanTable *t)
@@ -79,7 +209,10 @@ void plan_json_time(JsonOut *j, const PlanTable *t)
     const Prediction *p = &t->predicted;
     Share share[SHARES_MOST];
     char bound[48];
-    if (!t->has_time) return;
+    if (!t->has_time) {
+        json_put_number(j, "predicted", NAN);
+        return;
+    }
     json_open(j, "predicted", '{');
     json_put_number(j, "step_ms", 1e3 * p->step_s);
     json_put_number(j, "tokens_per_s", p->tokens_s);
@@ -93,5 +226,7 @@ void plan_json_time(JsonOut *j, const PlanTable *t)
     const int n = shares_of(p, share);
     for (int i = 0; i < n; i++) json_put_number(j, share[i].name, 1e3 * share[i].seconds);
     json_close(j, '}');
+    if (t->ops) json_ops(j, &p->shares);
+    if (t->advised) json_advice(j, t);
     json_close(j, '}');
 }

@@ -24,6 +24,8 @@ static void hear_op(TimeLine *t, Stream *s, OpId id, const void *args)
     const double begin = fmax(sum->now, t->host), takes = stretched(t, op, begin);
     sum->idle += begin - sum->now;
     sum->family[family_of(id)] += takes;
+    sum->op[id] += takes;
+    sum->calls[id]++;
     sum->launches += op.launches;
     sum->now = begin + takes;
 }

@@ -22,6 +22,8 @@ typedef struct {
     double waited[WORLD_COMMS]; /* the device stood still for calls of that group */
     double idle;                /* and for the host */
     double launches;            /* kernels */
+    double op[OP_COUNT];        /* of `family`, op by op */
+    double calls[OP_COUNT];
 } TimeShares;
 
 typedef struct {

@@ -73,6 +73,7 @@ typedef struct {
     int *number; /* [units] of a unit among those of its replica */
     int group;   /* units */
     int replica, other;
+    bool settled; /* the step is not the first: the last unit's sums of gradients begin as soon as they can */
     const DryClock *clock; /* NULL: nobody asks for times */
     UnitTimes *times;
 } Walk;
@@ -217,9 +218,10 @@ static Err dry_part(Trainer *t, const Walk *w, const ActionList *part, MemoryPla
     StepReport report;
     MemoryPlan before;
     TRY(forget_steps(t));
-    TRY(work_so_far(t, w->clock, &before));
     *list = *part;
-    Err err = trainer_step(t, (TokenSource){ 0 }, &report);
+    Err err = w->settled ? trainer_step(t, (TokenSource){ 0 }, &report) : ERR_OK;
+    if (!err) err = work_so_far(t, w->clock, &before);
+    if (!err) err = trainer_step(t, (TokenSource){ 0 }, &report);
     *list = whole;
     TRY(err);
     TRY(work_so_far(t, w->clock, work));
@@ -247,13 +249,27 @@ static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
     return err;
 }
 
+/* What a clock says of the first groups as the last ones of a step: their sums of gradients go on beside them. */
+static Err time_settled(Trainer *t, const Walk *w, double clock[CLOCK_COUNTS])
+{
+    Walk last = *w;
+    MemoryPlan work;
+    last.settled = true;
+    TRY(dry_step(t, &last, &work));
+    memcpy(clock, work.clock, sizeof work.clock);
+    return ERR_OK;
+}
+
 /* A step: the first groups, and for each further group what one of its form adds. */
 static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
 {
     MemoryPlan more;
+    double settled[CLOCK_COUNTS];
     w->other = 0;
+    if (w->clock) TRY(time_settled(t, w, settled));
     TRY(dry_step(t, w, out));
     const MemoryPlan first = *out;
+    if (w->clock) memcpy(out->clock, settled, sizeof settled);
     for (int i = 0; i < f->count; i++) {
         w->replica = f->forms[i].replica;
         w->other = f->forms[i].group;

@@ -71,7 +71,7 @@ typedef struct {
 
 /* Who times a dry run (cost/time_line.h). attach: from now on ops and calls are to be heard. read: what they came to so
  * far; counts[0] are the seconds that `now` says, the others are the clock's own, and add up like it. */
-enum { CLOCK_COUNTS = 40 };
+enum { CLOCK_COUNTS = 40 + 2 * OP_COUNT };
 typedef struct {
     void *user;
     void (*attach)(void *user, Device *dev, World *world);

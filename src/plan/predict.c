@@ -3,11 +3,10 @@
 
 #include <math.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "pipeline/simulate.h"
+#include "pipeline/chart.h"
 
 /* ---- one rank ---- */
 
@@ -60,6 +59,7 @@ typedef struct {
     MemoryPlan *rank; /* [pipeline ranks] */
     double rest;      /* the longest */
     int slowest;      /* pipeline rank */
+    int64_t bytes;    /* of the one that takes most */
     int64_t params;
 } Pipeline;
 
@@ -80,6 +80,8 @@ static Err time_ranks(const CostModel *m, const TrainSpec *spec, Grid grid, Pipe
         if (plan->clock[0] > p->rank[p->slowest].clock[0]) p->slowest = r;
         p->rest = fmax(p->rest, t.rest);
         p->params = plan->params;
+        const int64_t bytes = memory_plan_total(plan);
+        p->bytes = bytes > p->bytes ? bytes : p->bytes;
     }
     return ERR_OK;
 }
@@ -89,7 +91,9 @@ static void conclude(const CostModel *m, const TrainSpec *spec, Grid grid, const
 {
     const double peak = 1e12 * (spec->compute == F32 ? m->device->fp32_tflops : m->device->bf16_tflops);
     const double tokens = (double)(spec->global_batch * spec->model.seq), ranks = grid_size(grid);
-    *out = (Prediction){ .step_s = makespan + p->rest, .pp_rank = p->slowest, .rest_s = p->rest };
+    *out = (Prediction){
+        .step_s = makespan + p->rest, .pp_rank = p->slowest, .rest_s = p->rest, .bytes = p->bytes
+    };
     memcpy(&out->shares, p->rank[p->slowest].clock, sizeof out->shares);
     if (grid.pp == 1) out->step_s = out->shares.now;
     out->bubble_s = out->step_s - out->shares.now;
@@ -99,19 +103,44 @@ static void conclude(const CostModel *m, const TrainSpec *spec, Grid grid, const
     out->mfu = peak > 0 ? out->flop_s * (m->cpu ? m->ranks : 1) / peak : 0;
 }
 
+/* The step's title and figures above its units, in milliseconds. */
+static Err draw(const CostModel *m, const TrainSpec *spec, const Schedule *s, Pipeline *p,
+                const Prediction *step, double hop, FILE *out)
+{
+    char title[128], figures[160];
+    Simulation ms;
+    for (int i = 0; i < s->stages; i++)
+        p->stage[i] = (StageCost){ 1e3 * p->stage[i].f, 1e3 * p->stage[i].i, 1e3 * p->stage[i].w };
+    const Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .latency = 1e3 * hop }, &ms);
+    snprintf(title, sizeof title, "a step of %lld samples on %s, predicted", (long long)spec->global_batch,
+             m->device->name);
+    snprintf(figures, sizeof figures,
+             "%.4g ms: units %.4g, of them %.1f %% idle; sums, norm and update behind them %.4g",
+             1e3 * step->step_s, ms.makespan, err ? 0 : 100 * simulation_idle(s, &ms), 1e3 * step->rest_s);
+    if (!err)
+        chart_svg_runs(s,
+                       &(ChartRuns){
+                           .title = title, .figures = figures, .unit = "ms", .run = { &ms }, .runs = 1 },
+                       out);
+    simulation_free(&ms, s);
+    return err;
+}
+
+/* svg: a picture of it, too; or NULL. */
 static Err predict_with(const CostModel *m, const TrainSpec *spec, Grid grid, const Schedule *s, Pipeline *p,
-                        Prediction *out)
+                        Prediction *out, FILE *svg)
 {
     Simulation simulation;
     TRY(time_ranks(m, spec, grid, p));
     const double hop = grid.pp > 1 ? predict_hop(m, spec, grid) : 0;
-    const Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .latency = hop }, &simulation);
+    Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .latency = hop }, &simulation);
     if (!err) conclude(m, spec, grid, p, simulation.makespan, out);
     simulation_free(&simulation, s);
+    if (!err && svg) err = draw(m, spec, s, p, out, hop, svg);
     return err;
 }
 
-Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out)
+static Err predict_step(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out, FILE *svg)
 {
     Schedule s;
     if (!grid.pp) grid.pp = 1;
@@ -120,13 +149,24 @@ Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *ou
     if (!err) {
         p.stage = calloc((size_t)s.stages, sizeof *p.stage);
         p.rank = calloc((size_t)grid.pp, sizeof *p.rank);
-        err = p.stage && p.rank ? predict_with(m, spec, grid, &s, &p, out)
+        err = p.stage && p.rank ? predict_with(m, spec, grid, &s, &p, out, svg)
                                 : err_set(ERR_MEMORY, "no memory to predict %d stages", s.stages);
     }
     free(p.stage);
     free(p.rank);
     schedule_free(&s);
     return err;
+}
+
+Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out)
+{
+    return predict_step(m, spec, grid, out, NULL);
+}
+
+Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, FILE *out)
+{
+    Prediction p;
+    return predict_step(m, spec, grid, &p, out);
 }
 
 /* ---- what it is bound by ---- */

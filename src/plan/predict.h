@@ -11,6 +11,8 @@
 #ifndef MEGATRAIN_PLAN_PREDICT_H
 #define MEGATRAIN_PLAN_PREDICT_H
 
+#include <stdio.h>
+
 #include "cost/time_line.h"
 #include "engine/trainer.h"
 
@@ -21,6 +23,7 @@ typedef struct {
     TimeShares shares;  /* its step without waiting for other stages */
     double bubble_s;    /* and that: step_s = shares.now + bubble_s */
     double rest_s;      /* of the step behind its units */
+    int64_t bytes; /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
 } Prediction;
 
 /* As trainer_plan, with times. Several threads may call it at once. */
@@ -32,6 +35,9 @@ double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid);
 
 /* Errors: those of trainer_plan. */
 Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out);
+
+/* Draws the step, with a row for each pipeline rank (pipeline/chart.h). Errors: those of predict. */
+Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, FILE *out);
 
 /* What the step is bound by: the largest share, "products", "waits for sp", "waits for other stages", ...; *seconds
  * of it, if not NULL. */
