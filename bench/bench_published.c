@@ -3,9 +3,11 @@
  * ones (published/simumax.txt). docs/planner.md explains the tables.
  *
  *   bench_published [--moves] [--fit] [--rows FILE]
+ *   bench_published --layouts FILE
  *
  * --moves: and by how much a tenth more of each constant moves predictions; --fit: and constants fitted to the rows,
- * and to all but those of one model; --rows: rows of FILE alone, which are as those of rows.txt.
+ * and to all but those of one model; --rows: rows of FILE alone, which are as those of rows.txt;
+ * --layouts: what megatrain itself would take in the layouts of such a file.
  */
 #include "published/fit.h"
 #include "published/published.h"
@@ -162,6 +164,62 @@ static void print_moves(const Published *p, const Rates *r)
     }
 }
 
+/* ---- by the planner ---- */
+
+/* Rows that `megatrain plan` can tell, too: dense ones in 16 bits. */
+static Err print_planned(const Published *p, const Rates *r, Errors *all)
+{
+    for (int i = 0; i < p->table.rows; i++) {
+        double seconds;
+        if (is_out(p, i) || !plan_can_tell(&p->table, &p->run[i])) continue;
+        TRY(plan_time_of(&p->table, &p->run[i], r, &seconds));
+        const double error = error_of(p, i, seconds);
+        add_error(all, error);
+        printf("| %s | %s %s | %s/%s/%s/%s | %s | %s | %s | %+.1f | %+.1f |\n", word(p, i, "model"),
+               word(p, i, "world"), word(p, i, "device"), word(p, i, "tp"), word(p, i, "pp"),
+               word(p, i, "vpp"), word(p, i, "cp"), word(p, i, "batch"), word(p, i, "seq"),
+               word(p, i, "recipe"), error, error_of(p, i, run_time(&p->table, &p->run[i], r).seconds));
+    }
+    return ERR_OK;
+}
+
+static Err print_by_planner(const Published *p, const Rates *r, const Published *simumax, const Rates *slower)
+{
+    Errors all = { 0 };
+    printf("\nDense rows in 16 bits by the planner's own model, and as above:\n\n"
+           "| model | devices | tp/pp/vpp/cp | batch | seq | recipe | plan's error %% | as above %% |\n"
+           "| --- | --- | --- | ---: | ---: | --- | ---: | ---: |\n");
+    TRY(print_planned(p, r, &all));
+    if (simumax) TRY(print_planned(simumax, slower, &all));
+    print_errors_head();
+    print_errors("by the planner", &all);
+    return ERR_OK;
+}
+
+/* megatrain itself in published layouts. */
+static Err print_layouts(const Published *p)
+{
+    printf("\n| model | devices | tp/pp/vpp/cp/ep | recipe | published tokens/s | megatrain's, predicted | "
+           "MFU %% | "
+           "bound by | of the step %% |\n| --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: |\n");
+    for (int i = 0; i < p->table.rows; i++) {
+        const Run *run = &p->run[i];
+        CostModel m;
+        Prediction t;
+        char bound[48];
+        double of;
+        TRY(cost_open(&m, &run->device, grid_size(run->grid)));
+        TRY(predict(&m, &run->spec, run->grid, &t));
+        prediction_bound(&t, &of, bound);
+        printf("| %s | %s %s | %s/%s/%s/%s/%s | %s | %s | %.0f | %.1f | %s | %.0f |\n", word(p, i, "model"),
+               word(p, i, "world"), word(p, i, "device"), word(p, i, "tp"), word(p, i, "pp"),
+               word(p, i, "vpp"), word(p, i, "cp"), word(p, i, "ep"), word(p, i, "recipe"),
+               word(p, i, "tok/s"), t.tokens_s / grid_size(run->grid), 100 * t.mfu, bound,
+               100 * of / t.step_s);
+    }
+    return ERR_OK;
+}
+
 /* ---- memory ---- */
 
 /* A row repeats the one before it with another batch, which memory does not depend on. */
@@ -234,12 +292,14 @@ static Err print_all(const Published *p, const Published *simumax, bool moves, b
     print_constants("\nSimuMax's machine, with one rate of its own", slower);
     print_rows(simumax, &slower);
     print_summary(simumax, &slower);
+    TRY(print_by_planner(p, &published_rates, simumax, &slower));
     return print_memory(simumax);
 }
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: bench_published [--moves] [--fit] [--rows FILE]\n");
+    fprintf(stderr, "usage: bench_published [--moves] [--fit] [--rows FILE]\n"
+                    "       bench_published --layouts FILE\n");
     return 2;
 }
 
@@ -248,18 +308,20 @@ int main(int argc, char **argv)
     static Published rows, simumax;
     char path[PATH_BYTES], beside[PATH_BYTES];
     const char *other = NULL;
-    bool moves = false, fit = false;
+    bool moves = false, fit = false, layouts = false;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--moves")) moves = true;
         else if (!strcmp(argv[i], "--fit")) fit = true;
         else if (!strcmp(argv[i], "--rows") && i + 1 < argc) other = argv[++i];
+        else if (!strcmp(argv[i], "--layouts") && i + 1 < argc) other = argv[++i], layouts = true;
         else return usage();
     }
     snprintf(path, sizeof path, "%s/rows.txt", published_folder);
     snprintf(beside, sizeof beside, "%s/simumax.txt", published_folder);
     Err err = published_read(other ? other : path, &rows);
     if (!err && !other) err = published_read(beside, &simumax);
-    if (!err) err = print_all(&rows, other ? NULL : &simumax, moves, fit);
+    if (!err && layouts) err = print_layouts(&rows);
+    else if (!err) err = print_all(&rows, other ? NULL : &simumax, moves, fit);
     if (err) err_print(err, true);
     published_close(&rows);
     published_close(&simumax);

@@ -24,13 +24,11 @@ typedef struct {
     double host_us;   /* of the host, a launch that a mixture waits for */
 } Rates;
 
-/* Facts of a device: bytes and FLOP a second. */
+/* Facts of a device (config/config_device.h): bytes and FLOP a second. */
 typedef struct {
-    const char *name;
     double bf16, fp8, memory, link, network; /* one way, of each device */
     int multiprocessors, host_devices;       /* host_devices: that are linked with each other */
     double attention_fwd, attention_bwd;     /* heads 128 wide, long sequences: the best published kernel's */
-    double power;                            /* of arithmetic rates, under a lower power limit */
 } Machine;
 
 /* What a call takes besides its bytes, within a host and between hosts: NCCL's small all-gathers. */
@@ -43,8 +41,6 @@ typedef struct {
     double attention;      /* over the device's rate */
     bool unfused;          /* scores pass memory */
     bool expert_by_expert; /* a launch for each expert, else one for all */
-    double grouped;        /* rate of products of all experts at once, over that of others */
-    double host;           /* of the host's time a launch, over theirs that call from Python */
     bool rows_once;        /* a row travels once to each rank and host */
     bool graphs;           /* of what stands around the experts */
     bool hides_tp, hides_dp, hides_ep;
@@ -105,7 +101,7 @@ static inline double product_time(const Machine *m, const Rates *r, Product p, b
     static const struct {
         double rows, columns, rate;
     } tiles[] = { { 128, 256, 1 }, { 256, 128, 1 }, { 128, 128, .87 }, { 64, 256, .7 } };
-    const double peak = (p.fp8 ? m->fp8 * r->fp8 : m->bf16 * r->bf16) * m->power / m->multiprocessors;
+    const double peak = (p.fp8 ? m->fp8 * r->fp8 : m->bf16 * r->bf16) / m->multiprocessors;
     const double depth = p.depth + r->depth * (p.fp8 ? 2 : 1), bytes = p.fp8 ? 1 : 2;
     double best = INFINITY;
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
@@ -131,8 +127,7 @@ static inline void add_product(const Machine *m, const Rates *r, const Habits *h
     else if (!forward) p.columns = inputs, p.depth = outputs;
     p.fp8 = h->fp8 && !head && !router && !l->fp32;
     p.adds = dw;
-    const double slower = l->side[3] && !h->expert_by_expert ? 1 / h->grouped : 1;
-    const double s = calls * slower * product_time(m, r, p, h->expert_by_expert);
+    const double s = calls * product_time(m, r, p, h->expert_by_expert);
     const double cast =
         p.fp8 && !dw ? calls * (double)l->side[0] * (forward ? inputs : outputs) * h->cast_bytes / m->memory
                      : 0;
@@ -152,7 +147,7 @@ static inline void add_attention(const Machine *m, const Rates *r, const Habits 
     const double all = (double)l->side[1] / 2,
                  keys = l->side[3] && l->side[3] < all ? (double)l->side[3] : all;
     const double width = l->side[2] <= 64 ? .72 : l->side[2] == 192 ? .85 : 1;
-    const double rate = r->attention * m->power * width * keys / (keys + SHORT) * h->attention *
+    const double rate = r->attention * width * keys / (keys + SHORT) * h->attention *
                         (forward ? m->attention_fwd : m->attention_bwd);
     double s = flop * keys / all / rate;
     if (h->unfused) { /* two products at half the rate, and scores to and fro in 16 and 32 bits */
@@ -277,8 +272,7 @@ static inline RankTime rank_time(const Machine *m, const Rates *r, const Habits 
     if (h->mixture) {
         /* (added, not hidden: a mixture that drops nothing waits for the device to tell it how many rows there are) */
         const double again = h->recompute == RECOMPUTE_FULL ? 1.4 : 1;
-        t.unit.host =
-            mixtures * again * mixture_launches(h, h->experts / grid.ep) * h->host * r->host_us * 1e-6;
+        t.unit.host = mixtures * again * mixture_launches(h, h->experts / grid.ep) * r->host_us * 1e-6;
     }
     return t;
 }

@@ -8,8 +8,10 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "others.h"
+#include "plan/predict.h"
 #include "tables.h"
 #include "train/spec.h"
 
@@ -98,7 +100,8 @@ static inline Overrides overrides_of(const Table *t, const TableRow *r, const Re
     override_unless(&o, t, r, "parallel.vpp", "vpp");
     override_unless(&o, t, r, "parallel.cp", "cp");
     override_unless(&o, t, r, "parallel.ep", "ep");
-    if (strcmp(table_word(t, r, "tp"), "1") != 0) override_with(&o, "parallel.overlap_tp", "1");
+    if (strcmp(table_word(t, r, "tp"), "1") != 0 && !fact(recipe, "parallel.overlap_tp"))
+        override_with(&o, "parallel.overlap_tp", "1");
     for (int i = 0; i < recipe->count; i++) {
         char key[WORD_BYTES];
         const size_t n = strcspn(recipe->fact[i], "=");
@@ -114,14 +117,39 @@ typedef struct {
     Config config; /* the specification points into it */
     TrainSpec spec;
     Grid grid;
+    DeviceFile device;
     double units, counted; /* micro-batches of a step, and of the tallies */
     Tally *tally;          /* of each pipeline rank; the caller frees it */
 } Run;
+
+static inline Machine machine_of(const DeviceFile *d)
+{
+    return (Machine){ .bf16 = 1e12 * d->bf16_tflops,
+                      .fp8 = 1e12 * d->fp8_tflops,
+                      .memory = 1e9 * d->memory_gb_s,
+                      .link = 1e9 * d->link_gb_s,
+                      .network = 1e9 * d->network_gb_s,
+                      .multiprocessors = (int)d->multiprocessors,
+                      .host_devices = (int)d->host_devices,
+                      .attention_fwd = 1e12 * d->attention_fwd_tflops,
+                      .attention_bwd = 1e12 * d->attention_bwd_tflops };
+}
+
+/* A file of config/devices, or of this folder; with all that times need. */
+static inline Err device_of(const char *name, DeviceFile *out)
+{
+    char path[PATH_BYTES];
+    CostModel model;
+    snprintf(path, sizeof path, "%s/%s.ini", published_folder, name);
+    TRY(device_file_read(access(path, R_OK) ? name : path, out));
+    return cost_open(&model, out, 1);
+}
 
 static inline Err run_of(const Table *t, const TableRow *r, const Table *recipes, Run *out)
 {
     char path[PATH_BYTES];
     *out = (Run){ .row = r };
+    TRY(device_of(table_word(t, r, "device"), &out->device));
     TRY(recipe_read(recipes, table_word(t, r, "recipe"), &out->recipe));
     const Overrides o = overrides_of(t, r, &out->recipe);
     const char *words[OVERRIDES_MOST];
@@ -138,32 +166,11 @@ static inline Err run_of(const Table *t, const TableRow *r, const Table *recipes
 
 /* ---- time ---- */
 
-/*
- * Data sheets; rates of attention as kernels' authors publish them (FlashAttention 3, cuDNN). H100 of 96 GB: HBM2e, and
- * 500 W of 700, by whose root arithmetic is slower. GB200 and GB300 link 72 devices; no row here is of them.
- */
-static const Machine machines[] = {
-    { "h100", 989e12, 1979e12, 3.35e12, 450e9, 50e9, 132, 8, 640e12, 540e12, 1 },
-    { "h100-96", 989e12, 1979e12, 2.4e12, 450e9, 50e9, 132, 8, 640e12, 540e12, .845 },
-    { "h200", 989e12, 1979e12, 4.8e12, 450e9, 50e9, 132, 8, 640e12, 540e12, 1 },
-    { "b200", 2250e12, 4500e12, 7.7e12, 900e9, 50e9, 148, 8, 1500e12, 1100e12, 1 },
-    { "b300", 2250e12, 4500e12, 7.7e12, 900e9, 100e9, 148, 8, 1500e12, 1100e12, 1 },
-    { "gb200", 2500e12, 5000e12, 8e12, 900e9, 50e9, 148, 72, 1650e12, 1200e12, 1 },
-    { "gb300", 2500e12, 5000e12, 8e12, 900e9, 100e9, 148, 72, 1650e12, 1200e12, 1 },
-};
-
 /* The step of a run in seconds, and of it by what it is spent on. */
 typedef struct {
     double seconds, bubble, once, reduce;
     Shares shares;
 } StepTime;
-
-static inline const Machine *machine_named(const char *name)
-{
-    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++)
-        if (!strcmp(machines[i].name, name)) return &machines[i];
-    return NULL;
-}
 
 static inline Habits habits_of(const Table *t, const Run *run)
 {
@@ -175,8 +182,6 @@ static inline Habits habits_of(const Table *t, const Run *run)
                      .attention = fact_is(r, "attention", "unfused") ? 1 : fact_number(r, "attention", 1),
                      .unfused = fact_is(r, "attention", "unfused"),
                      .expert_by_expert = fact_is(r, "experts", "each"),
-                     .grouped = fact_number(r, "grouped", 1),
-                     .host = fact_number(r, "host", 1),
                      .rows_once = fact_is(r, "rows", "once"),
                      .graphs = fact_is(r, "graphs", "part"),
                      .hides_tp = overlaps(r, "tp"),
@@ -215,8 +220,8 @@ static inline double unit_time(const RankTime *t, double again, double overlap)
     return shares_sum(&t->unit) + again * t->forward + overlap * t->across;
 }
 
-/* What a step takes besides the slowest rank's work: the pipeline fills and empties with all others' of a micro-batch, a
- * chunk at a time. all: of a micro-batch, on all ranks together. (test_published: beside the simulator) */
+/* What a step takes besides the slowest rank's work: the pipeline fills and empties with all others' of a
+ * micro-batch, a chunk at a time. all: of a micro-batch, on all ranks together. (Tested beside the simulator.) */
 static inline double pipeline_bubble(double all, double slowest, double chunks)
 {
     return (all - slowest) / chunks;
@@ -225,7 +230,7 @@ static inline double pipeline_bubble(double all, double slowest, double chunks)
 /* The slowest rank's work, micro-batch by micro-batch, and what fills and ends it. */
 static inline StepTime run_time(const Table *t, const Run *run, const Rates *r)
 {
-    const Machine *m = machine_named(table_word(t, run->row, "device"));
+    const Machine machine = machine_of(&run->device), *m = &machine;
     const Habits h = habits_of(t, run);
     const double again = fact_number(&run->recipe, "again", 0), chunks = table_number(t, run->row, "vpp");
     RankTime slowest = { 0 };
@@ -243,6 +248,35 @@ static inline StepTime run_time(const Table *t, const Run *run, const Rates *r)
     out.shares.product += again * slowest.forward;
     out.seconds = run->units * unit + out.bubble + out.once + out.reduce;
     return out;
+}
+
+/*
+ * The same by what `megatrain plan` says of our own program (plan/predict.h): its clock, its overlap, its simulator,
+ * with these rates. It does not know of products in 8 bits, nor of what else recipes say of other programs' mixtures.
+ */
+static inline bool plan_can_tell(const Table *t, const Run *run)
+{
+    return !strcmp(table_word(t, run->row, "products"), "bf16") && !run->spec.model.moe.experts;
+}
+
+static inline Err plan_time_of(const Table *t, const Run *run, const Rates *r, double *seconds)
+{
+    enum { BANDS = 4 };
+    const Habits h = habits_of(t, run);
+    const double again = fact_number(&run->recipe, "again", 0);
+    TrainSpec spec = run->spec;
+    DeviceFile d = run->device;
+    CostModel m;
+    Prediction p, full = { 0 };
+    d.matrix_share = r->bf16, d.tile_depth = r->depth, d.memory_share = r->memory, d.link_share = r->link;
+    d.attention_share = r->attention * h.attention, d.overlap_cost = r->overlap;
+    if (h.hides_tp && run->grid.tp > 1) spec.overlap_tp = run->grid.tp < BANDS ? run->grid.tp : BANDS;
+    TRY(cost_open(&m, &d, grid_size(run->grid)));
+    TRY(predict(&m, &spec, run->grid, &p));
+    spec.model.recompute = RECOMPUTE_FULL;
+    if (again > 0) TRY(predict(&m, &spec, run->grid, &full));
+    *seconds = p.step_s + again * (full.step_s - p.step_s);
+    return ERR_OK;
 }
 
 /* ---- memory ---- */
@@ -343,10 +377,6 @@ static inline Err check_columns(const Published *p)
             return err_set(ERR_DATA, "there is no column '%s'", needed[k]);
     if (!table_word(&p->table, first, "tok/s") && !table_word(&p->table, first, "step_ms"))
         return err_set(ERR_DATA, "there is no column 'tok/s', nor 'step_ms'");
-    for (int i = 0; i < p->table.rows; i++) {
-        const char *device = table_word(&p->table, &p->table.row[i], "device");
-        if (!machine_named(device)) return err_set(ERR_DATA, "nothing is known of a device '%s'", device);
-    }
     return ERR_OK;
 }
 
@@ -367,7 +397,11 @@ static inline Err published_read(const char *path, Published *p)
 
 static inline void published_close(Published *p)
 {
-    for (int i = 0; i < p->table.rows; i++) free(p->run[i].tally), config_release(&p->run[i].config);
+    for (int i = 0; i < p->table.rows; i++) {
+        free(p->run[i].tally);
+        config_release(&p->run[i].config);
+        device_file_release(&p->run[i].device);
+    }
     free(p->table.text);
     free(p->recipes.text);
 }
