@@ -6,7 +6,8 @@
  *                 rank with all processors and with one thread, and by as many ranks at once as there are processors
  *   collectives   every kind between 2 and 4 processes of this machine, small to large
  *
- * Each figure is the median of repeats, the mean over ranks.
+ * Each figure is the lower quartile of repeats, the shortest of some sweeps over everything that lie apart, the mean over
+ * ranks: what other programs of this machine do comes and goes.
  */
 #ifndef MEGATRAIN_MEASURE_CALIBRATE_H
 #define MEGATRAIN_MEASURE_CALIBRATE_H
