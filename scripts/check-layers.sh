@@ -10,7 +10,8 @@ declare -A may=(
     [pipeline]="base" [optim]="base device comm param" [data]="base"
     [ckpt]="base device comm param" [engine]="base device comm param layer model pipeline optim data ckpt"
     [train]="base config boot record device comm param layer model pipeline optim data ckpt engine"
-    [cli]="base config boot record device comm cost measure param layer model pipeline optim data ckpt engine train"
+    [plan]="base config boot record device comm cost param layer model pipeline optim data ckpt engine train"
+    [cli]="base config boot record device comm cost measure plan param layer model pipeline optim data ckpt engine train"
 )
 bad=0
 complain() { echo "check-layers: $1"; bad=1; }

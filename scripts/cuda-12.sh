@@ -61,14 +61,24 @@ EOT
 kernel() { # FILE flags...
     "$clang" -x cuda --cuda-path="$kit" "${headers[@]}" -include left_out.h --cuda-device-only -std=c++17 -Icuda -Isrc \
         -Wno-unknown-cuda-version -Wno-array-bounds -Wno-pass-failed -Werror "${@:2}" "$1" ||
-        complain "$1 does not compile by CUDA 12.4"
+        { complain "$1 does not compile by CUDA 12.4"; exit 1; }
 }
-for f in cuda/*.cu; do kernel "$f" --cuda-gpu-arch=sm_80 -fsyntax-only; done
-for f in cuda/{attention_fwd,grouped,norm}.cu; do kernel "$f" --cuda-gpu-arch=sm_90a -O1 -c -o "$kit/code.o"; done
-for f in cuda/*.cu; do
-    "$clang" -x cuda --cuda-path="$kit" "${headers[@]}" --cuda-device-only --cuda-gpu-arch=sm_80 -std=c++17 -Icuda -Isrc \
-        -Wno-unknown-cuda-version -M "$f"
-done >"$kit/cu.d"
+# as many at once as there are processors, the longest first
+most=$(nproc) running=0
+one_ends() { wait -n || bad=1; running=$((running - 1)); }
+beside() {
+    [ $running -lt "$most" ] || one_ends
+    "$@" &
+    running=$((running + 1))
+}
+for f in cuda/{attention_fwd,grouped,norm}.cu; do
+    beside kernel "$f" --cuda-gpu-arch=sm_90a -O1 -c -o "$kit/$(basename "$f").o"
+done
+rm -f "$kit"/*.cu.d
+for f in cuda/*.cu; do beside kernel "$f" --cuda-gpu-arch=sm_80 -fsyntax-only -MD -MF "$kit/$(basename "$f").d"; done
+while [ $running -gt 0 ]; do one_ends; done
+cat "$kit"/*.cu.d >"$kit/cu.d"
+[ -s "$kit/cu.d" ] || complain "the compiler does not say which headers it read"
 elsewhere=$(from_elsewhere "$kit/c.d" "$kit/cu.d" | sort -u | head -3)
 [ -z "$elsewhere" ] || complain "headers of another toolkit were read: $elsewhere"
 

@@ -97,7 +97,8 @@ make_folder() {
 copy_emu() {
     cp -a "$root"/Makefile "$root"/main.c "$root"/src "$root"/test "$root"/scripts "$root"/cuda "$work" || exit 1
     mkdir -p "$work/$build/emu"
-    cp -a "$root/$build"/{src,cuda,libmegatrain.a,emu} "$work/$build" 2>/dev/null
+    # (with the stamps of make, which would else compile all kernels again, by nvcc)
+    cp -a "$root/$build"/{src,cuda,libmegatrain.a,emu,.cuda-*,.toolkit*} "$work/$build" 2>/dev/null
     cd "$work" || exit 1
     each_record "$list" needs | sort -u >"$work/needs"
     for lane in $(cut -d ' ' -f 1 "$work/needs" | sort -u); do

@@ -586,6 +586,7 @@ static Err print_plan(PlanTable *t)
     t->shards = calloc((size_t)grid_size(t->grid), sizeof *t->shards);
     if (!t->shards) return err_set(ERR_MEMORY, "no memory for %d ranks", grid_size(t->grid));
     TRY(trainer_shard_bytes(&t->spec, t->grid, t->shards));
+    TRY(plan_time(t));
     if (as_json) return plan_print_json(t);
     put_model(t);
     put_groups(t);
@@ -594,6 +595,7 @@ static Err print_plan(PlanTable *t)
     put_stages(t);
     put_work(t);
     for (int kind = 0; kind < t->count; kind++) put_comm(t, kind);
+    plan_put_time(t);
     return ERR_OK;
 }
 

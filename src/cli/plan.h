@@ -5,7 +5,9 @@
 #ifndef MEGATRAIN_CLI_PLAN_H
 #define MEGATRAIN_CLI_PLAN_H
 
+#include "base/json.h"
 #include "config/config_device.h"
+#include "plan/predict.h"
 #include "train/spec.h"
 
 /* A kind of ranks, which need the same. */
@@ -23,6 +25,9 @@ typedef struct {
     PlanKind *kinds;
     int count;
     int64_t *shards; /* how many bytes of a checkpoint each rank writes; 0: none */
+    bool has_time;
+    Prediction predicted; /* of a step, where there is one */
+    char no_time[160];    /* else why there is none */
 } PlanTable;
 
 /* A figure of a kind of ranks, in bytes or FLOP, by its names in the JSON, in a line, and above a narrow column. */
@@ -50,6 +55,11 @@ int64_t plan_library_bytes(const PlanTable *t);
 int plan_pairs(const PlanTable *t); /* of ranks on a host (world_pairs) */
 
 int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
+
+/* Predicts the time of a step on the target, where its file says what that needs. Errors: those of predict. */
+Err plan_time(PlanTable *t);
+void plan_put_time(const PlanTable *t);
+void plan_json_time(JsonOut *j, const PlanTable *t);
 
 /* Prints to stdout. ERR_MEMORY. */
 Err plan_print_json(const PlanTable *t);

@@ -14,22 +14,32 @@
 #include "base/file.h"
 #include "base/words.h"
 
-enum { NAMES_MAX = 64, NAMES_BYTES = 1024, FILE_MOST = 4 << 20 };
+enum { NAMES_MAX = 64, NAMES_BYTES = 1024, FILE_BYTES = 1 << 22 };
 
 /* ---- one file ---- */
+
+void device_file_release(DeviceFile *f) { device_points_free(&f->points); }
+
+typedef struct {
+    const char *key;
+    size_t offset;
+    double otherwise;
+} Number;
+
+static const Number numbers[] = {
+#define NUMBER(name, value, meaning) { #name, offsetof(DeviceFile, name), value },
+    DEVICE_NUMBERS(NUMBER)
+#undef NUMBER
+};
+enum { NUMBERS = sizeof numbers / sizeof *numbers };
+
+static double *number_at(DeviceFile *f, int i) { return (double *)(void *)((char *)f + numbers[i].offset); }
 
 /* The number that a key is, where it is one; NULL: no such key. */
 static double *number_of(DeviceFile *f, const char *key)
 {
-    const struct {
-        const char *key;
-        double *number;
-    } numbers[] = { { "sold_gb", &f->sold_gb },         { "bf16_tflops", &f->bf16_tflops },
-                    { "fp32_tflops", &f->fp32_tflops }, { "processors", &f->processors },
-                    { "memory_gb_s", &f->memory_gb_s }, { "link_gb_s", &f->link_gb_s },
-                    { "link_us", &f->link_us },         { "multiprocessors", &f->multiprocessors } };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (!strcmp(key, numbers[i].key)) return numbers[i].number;
+    for (int i = 0; i < NUMBERS; i++)
+        if (!strcmp(key, numbers[i].key)) return number_at(f, i);
     return NULL;
 }
 
@@ -45,7 +55,7 @@ static int take(void *user, const char *section, const char *key, const char *va
 {
     DeviceFile *f = user;
     double mib, *number = number_of(f, key);
-    if (device_points_section(section)) return device_points_read(&f->points, section, key, value) == ERR_OK;
+    if (device_points_section(section)) return !device_points_read(&f->points, section, key, value);
     if (strcmp(section, "device") != 0) return 0;
     if (number) return read_number(value, number);
     if (strcmp(key, "match") == 0) return text_cut(f->match, sizeof f->match, value), 1;
@@ -65,26 +75,32 @@ static void name_of(const char *path, char out[DEVICE_NAME_BYTES])
 static Err refuse_line(const char *path, int line)
 {
     err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line);
-    return err_hint("[device], then memory_mib, sold_gb, bf16_tflops, fp32_tflops, ...: numbers above 0; match; [op.NAME], "
-                    "[comm.NAME] as doctor --calibrate writes them");
+    return err_hint(
+        "[device], then memory_mib and other numbers above 0, such as bf16_tflops = 989, or match; or "
+        "[op.NAME], [comm.NAME] as doctor --calibrate writes them");
 }
 
-static Err read_path(const char *path, DeviceFile *out)
+static Err read_lines(const char *path, DeviceFile *out)
 {
     char *text;
     int64_t size;
     *out = (DeviceFile){ 0 };
+    for (int i = 0; i < NUMBERS; i++) *number_at(out, i) = numbers[i].otherwise;
     name_of(path, out->name);
-    TRY(file_read_all(path, FILE_MOST, &text, &size));
+    TRY(file_read_all(path, FILE_BYTES, &text, &size));
     const int line = ini_parse_string(text, take, out);
     free(text);
-    Err err = line ? refuse_line(path, line) : device_points_order(&out->points);
-    if (!err && !out->memory_mib) err = err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
+    if (line) return refuse_line(path, line);
+    if (!out->memory_mib) return err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
+    return device_points_order(&out->points);
+}
+
+static Err read_path(const char *path, DeviceFile *out)
+{
+    const Err err = read_lines(path, out);
     if (err) device_file_release(out);
     return err;
 }
-
-void device_file_release(DeviceFile *f) { device_points_free(&f->points); }
 
 /* ---- the folder ---- */
 
@@ -138,6 +154,9 @@ static Err read_named(const Names *n, int i, DeviceFile *out)
 static Err refuse(const Names *n, const char *name)
 {
     char all[NAMES_BYTES] = "";
+    if (strncasecmp(name, "mi", 2) == 0 && name[2] >= '0' && name[2] <= '9')
+        return err_set(ERR_CONFIG, "--device '%s' is AMD's: megatrain computes on NVIDIA's GPUs and on CPUs",
+                       name);
     for (int i = 0, used = 0; i < n->count && used < NAMES_BYTES - DEVICE_NAME_BYTES - 4; i++)
         used += snprintf(all + used, sizeof all - (size_t)used, "%s%s", i ? ", " : "", n->items[i]);
     err_set(ERR_CONFIG, "--device '%s' is none that is known", name);
@@ -171,11 +190,11 @@ bool device_file_match(const char *gpu, DeviceFile *out)
     if (n && list_names(n)) n->count = 0;
     for (int i = 0; n && i < n->count; i++) {
         DeviceFile f;
-        if (read_named(n, i, &f)) continue;
+        const bool fits = !read_named(n, i, &f) && strlen(f.match) > longest && strstr(gpu, f.match);
         device_file_release(&f);
-        if (strlen(f.match) <= longest || !strstr(gpu, f.match)) continue;
+        if (!fits) continue;
         longest = strlen(f.match);
-        *out = f; /* (what was measured stays behind) */
+        *out = f;
     }
     free(n);
     return longest > 0;

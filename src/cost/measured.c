@@ -15,11 +15,11 @@ static OpWork product(int64_t rows, int64_t outputs, int64_t inputs, double time
 
 static int64_t rows_of(Tensor t) { return t.expected ? t.expected : t.dim[0]; }
 
-/* Of `experts` products that share so many rows. */
-static OpWork grouped(Tensor rows, int64_t experts, int64_t outputs, int64_t inputs)
+/* Of `experts` products that share the rows of both tensors, of which one says how many are in use. */
+static OpWork grouped(Tensor a, Tensor b, int64_t experts, int64_t outputs, int64_t inputs)
 {
-    const int64_t each = max64(1, rows_of(rows) / experts);
-    return product(each, outputs, inputs, (double)rows_of(rows) / (double)each);
+    const int64_t rows = a.expected ? a.expected : rows_of(b), each = max64(1, rows / experts);
+    return product(each, outputs, inputs, (double)rows / (double)each);
 }
 
 /* Keys that the queries see, all together; documents are taken to be whole samples. */
@@ -37,7 +37,7 @@ static double pairs(Spans q, Spans k, int64_t window)
 }
 
 /* Of all causal pairs of so many queries, at the end of so many keys. */
-static double causal(double queries, double keys)
+double causal_pairs(double queries, double keys)
 {
     return queries <= keys ? queries * (keys - (queries - 1) / 2) : keys * (keys + 1) / 2;
 }
@@ -45,13 +45,16 @@ static double causal(double queries, double keys)
 static OpWork attention(Tensor q, Tensor k, Tensor v, double seen)
 {
     const double queries = (double)q.dim[1], keys = (double)k.dim[1], heads = (double)(q.dim[0] * q.dim[2]);
-    return (OpWork){ 3, { queries, keys, (double)(q.dim[3] + v.dim[3]) / 2 }, heads * seen / causal(queries, keys) };
+    return (OpWork){ 3,
+                     { queries, keys, (double)(q.dim[3] + v.dim[3]) / 2 },
+                     heads * seen / causal_pairs(queries, keys) };
 }
 
 /* Tables of which a call reads some rows, or which stay in a cache. */
 static bool is_table(const char *field)
 {
-    return !strcmp(field, "table") || !strcmp(field, "dtable") || !strcmp(field, "cos") || !strcmp(field, "sin");
+    return !strcmp(field, "table") || !strcmp(field, "dtable") || !strcmp(field, "cos") ||
+           !strcmp(field, "sin");
 }
 
 static double bytes_of(Tensor t)
@@ -89,15 +92,15 @@ OpWork op_work(OpId id, const void *args)
     }
     case OP_grouped_fwd: {
         const grouped_fwd_args *a = args;
-        return grouped(a->x, a->w.dim[0], a->w.dim[1], a->w.dim[2]);
+        return grouped(a->x, a->y, a->w.dim[0], a->w.dim[1], a->w.dim[2]);
     }
     case OP_grouped_dx: {
         const grouped_dx_args *a = args;
-        return grouped(a->dy, a->w.dim[0], a->w.dim[1], a->w.dim[2]);
+        return grouped(a->dy, a->dx, a->w.dim[0], a->w.dim[1], a->w.dim[2]);
     }
     case OP_grouped_dw: {
         const grouped_dw_args *a = args;
-        return grouped(a->dy, a->dw.dim[0], a->dw.dim[1], a->dw.dim[2]);
+        return grouped(a->dy, a->x, a->dw.dim[0], a->dw.dim[1], a->dw.dim[2]);
     }
     case OP_attention_fwd: {
         const attention_fwd_args *a = args;
@@ -115,7 +118,7 @@ OpWork op_work(OpId id, const void *args)
 static double volume(OpId id, const double *shape)
 {
     const bool attends = id == OP_attention_fwd || id == OP_attention_bwd;
-    return (attends ? causal(shape[0], shape[1]) : shape[0] * shape[1]) * shape[2];
+    return (attends ? causal_pairs(shape[0], shape[1]) : shape[0] * shape[1]) * shape[2];
 }
 
 const char *op_dtype(OpId id, const void *args)
@@ -124,7 +127,8 @@ const char *op_dtype(OpId id, const void *args)
     for (int i = 0; i < info->field_count; i++) {
         const OpField *f = &info->fields[i];
         const Tensor t = *(const Tensor *)((const char *)args + f->offset);
-        if (t.data && (!strchr(f->dims, ':') || strstr(f->dims, ":wide") || strstr(f->dims, ":any")) && t.dtype != F32)
+        if (t.data && (!strchr(f->dims, ':') || strstr(f->dims, ":wide") || strstr(f->dims, ":any")) &&
+            t.dtype != F32)
             return dtype_name(t.dtype);
     }
     return dtype_name(F32);
@@ -154,7 +158,8 @@ static void choose(Chosen *c, const DevicePoint *all, int count, const char *dty
     for (int i = 0; i < count; i++)
         if (!strcmp(all[i].dtype, dtype)) least = fmin(least, unlike(&all[i], ranks, threads));
     for (int i = 0; i < count && c->count < POINTS_MOST; i++)
-        if (!strcmp(all[i].dtype, dtype) && unlike(&all[i], ranks, threads) == least) c->at[c->count++] = &all[i];
+        if (!strcmp(all[i].dtype, dtype) && unlike(&all[i], ranks, threads) == least)
+            c->at[c->count++] = &all[i];
 }
 
 /* Microseconds at `x` on the line through two points of one dim, both logarithmic; what is smaller than the smallest
@@ -252,8 +257,8 @@ static double by_shape(const Chosen *c, OpId id, const OpWork *w)
     return volume(id, w->shape) / exp(m.sum / m.weights);
 }
 
-static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks, int threads,
-                  double *seconds)
+static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,
+                  int threads, double *seconds)
 {
     int count = 0;
     Chosen c;

@@ -27,6 +27,9 @@ typedef struct {
 
 OpWork op_work(OpId id, const void *args);
 
+/* Pairs of a query and a key that it sees, of so many queries at the end of so many keys. */
+double causal_pairs(double queries, double keys);
+
 /* The dtype by which an op's points are named: that of its tensors of the compute dtype, fp32 where it has none. */
 const char *op_dtype(OpId id, const void *args);
 

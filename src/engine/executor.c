@@ -433,16 +433,18 @@ static void may_fail(const Executor *e, const Action *a)
     if (!e->ctx.s->dev->is_null) fault_point(action_span(a->kind));
 }
 
+static double now(const Executor *e) { return e->clock ? e->clock(e->clock_user) : clock_s(); }
+
 static Err run_pair(Executor *e, const Action *a, Span *time)
 {
     may_fail(e, &a[1]);
     for (int i = 0; i < 2; i++) TRY(wait_messages(e, &a[i]));
-    if (time) time->start = clock_s();
+    if (time) time->start = now(e);
     for (int i = 0; i < 2; i++) TRY(prepare(e, &a[i], 0));
     TRY(pair_run(&e->pair, &e->ctx, a, enqueue_half, e));
     TRY(read_failed(e));
     for (int i = 0; i < 2; i++) finish(e, &a[i], 0);
-    if (time) time->end = clock_s();
+    if (time) time->end = now(e);
     if (time) time[1] = time[0];
     return ERR_OK;
 }
@@ -453,11 +455,11 @@ static Err run_action(Executor *e, const Action *a, Span *time, int *count)
     *count = in_turn(e, a) ? 2 : 1;
     if (*count == 2) return run_pair(e, a, time);
     if (action_is_compute(a->kind)) TRY(wait_messages(e, a));
-    if (time) time->start = clock_s();
+    if (time) time->start = now(e);
     trace_action(a);
     TRY(action_is_message(a->kind) ? exchange(e, a, count) : run_units(e, a));
     trace_end();
-    if (time) time->end = clock_s();
+    if (time) time->end = now(e);
     return ERR_OK;
 }
 

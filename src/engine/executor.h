@@ -119,6 +119,8 @@ struct Executor {
      * time. Both actions of a pair that ran in turn have the time from the pair's begin to its end. NULL: nobody asks.
      */
     Span *times;
+    double (*clock)(const void *user); /* instead of clock_s, in a dry run; or NULL */
+    const void *clock_user;
 };
 
 /* Allocates the tables for e->buffer_count buffers. ERR_MEMORY. */

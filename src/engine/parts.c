@@ -192,6 +192,18 @@ static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks, SetupArena
     return schedule_forward(&s, &p->forward);
 }
 
+Err parts_schedule(const PartsSpec *spec, int ranks, Schedule *out)
+{
+    SetupArena setup;
+    Parts p = { 0 };
+    setup_init(&setup);
+    const Err err = make_schedules(&p, spec, ranks, &setup);
+    *out = p.step;
+    schedule_free(&p.forward);
+    setup_release(&setup);
+    return err;
+}
+
 /* ---- registration ---- */
 
 static Err register_stages(Parts *p, const PartsSpec *spec, int pp_rank, int replica, Stage *stages,

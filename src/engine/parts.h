@@ -54,6 +54,9 @@ Err parts_table_ranks(const PartsSpec *spec, int ranks, int out[2]);
 Err parts_open(Parts *p, const PartsSpec *spec, const World *world, SetupArena *setup);
 void parts_release(Parts *p);
 
+/* The schedule of a step alone. ERR_CONFIG as parts_open. Owns: schedule_free, also after an error. */
+Err parts_schedule(const PartsSpec *spec, int ranks, Schedule *out);
+
 /* The communicator over which the gradients of a replica's parameters are summed. */
 Comm *parts_group(const Parts *p, World *world, int replica, ParamGroup group);
 

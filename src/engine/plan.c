@@ -14,6 +14,53 @@
 static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run: 32 TiB */
 static const int64_t UNLIMITED_SAVES = (int64_t)1 << 61;
 
+/* ---- times ---- */
+
+enum { UNIT_ACTIONS = ACT_W + 1 }; /* F, B, I, W */
+
+/* Seconds of a unit by stage of the rank and kind of action: the shortest, which is that beside no sums of gradients. */
+typedef struct {
+    double least[PARTS_STAGES][UNIT_ACTIONS];  /* 0: there is none */
+    int64_t first[PARTS_STAGES][UNIT_ACTIONS]; /* units of the first step that was walked */
+    double first_s;                            /* seconds of that step */
+    bool begun;
+} UnitTimes;
+
+static int stage_index(const Executor *e, const Action *a)
+{
+    int i = 0;
+    while (e->stages[i].stage != a->stage || e->stages[i].replica != a->replica) i++;
+    return i;
+}
+
+/* The times of a list that has run. */
+static void note_times(UnitTimes *u, const Executor *e, const ActionList *l, double seconds)
+{
+    for (int i = 0; i < l->count; i++) {
+        const Action *a = &l->action[i];
+        if (!action_is_compute(a->kind)) continue;
+        const int stage = stage_index(e, a);
+        const double each = (e->times[i].end - e->times[i].start) / a->count;
+        double *least = &u->least[stage][a->kind];
+        if (*least == 0 || each < *least) *least = each;
+        if (!u->begun) u->first[stage][a->kind] += a->count;
+    }
+    if (!u->begun) u->first_s = seconds;
+    u->begun = true;
+}
+
+/* A backward of both halves counts as input alone where a stage has no other. */
+static StepTimes step_times(const UnitTimes *u)
+{
+    StepTimes out = { .rest = u->first_s };
+    for (int s = 0; s < PARTS_STAGES; s++) {
+        const double *t = u->least[s];
+        out.unit[s] = (StageCost){ t[ACT_F], t[ACT_I] > 0 ? t[ACT_I] : t[ACT_B], t[ACT_W] };
+        for (int k = 0; k < UNIT_ACTIONS; k++) out.rest -= (double)u->first[s][k] * t[k];
+    }
+    return out;
+}
+
 /* ---- parts of a list ---- */
 
 /*
@@ -22,9 +69,13 @@ static const int64_t UNLIMITED_SAVES = (int64_t)1 << 61;
  * also group `other`.
  */
 typedef struct {
+    bool all;    /* every unit */
     int *number; /* [units] of a unit among those of its replica */
     int group;   /* units */
     int replica, other;
+    bool settled; /* the step is not the first: the last unit's sums of gradients begin as soon as they can */
+    const DryClock *clock; /* NULL: nobody asks for times */
+    UnitTimes *times;
 } Walk;
 
 static int group_of_action(const Walk *w, const Action *a) { return w->number[a->microbatch] / w->group; }
@@ -43,7 +94,7 @@ static void filter(const Walk *w, const ActionList *all, ActionList *out)
     *out = (ActionList){ .action = out->action, .buffers = all->buffers };
     for (int i = 0; i < all->count; i++) {
         const Action *a = &all->action[i];
-        if (!w || walked(w, a)) out->action[out->count++] = *a;
+        if (w->all || walked(w, a)) out->action[out->count++] = *a;
         else if (out->count && action_is_message(a->kind) && !(a->flags & ACTION_MORE))
             out->action[out->count - 1].flags &= (uint8_t)~ACTION_MORE;
     }
@@ -112,7 +163,7 @@ static Err too_much_work(void)
     return err_hint("lower train.global_batch, train.micro_batch or model.seq");
 }
 
-static Err work_so_far(const Trainer *t, MemoryPlan *out)
+static Err work_so_far(const Trainer *t, const DryClock *clock, MemoryPlan *out)
 {
     const DeviceCounters *c = &t->device.counters;
     if (c->flop > INT64_MAX || c->bytes > INT64_MAX) return too_much_work();
@@ -125,6 +176,7 @@ static Err work_so_far(const Trainer *t, MemoryPlan *out)
             w.comm[i][k] = (CommWork){ comm->calls[k], comm->bytes[k], 0 };
         w.comm[i][COMM_ALL_TO_ALL_ROWS].most = comm->rows_most;
     }
+    if (clock) clock->read(clock->user, w.clock);
     *out = w;
     return ERR_OK;
 }
@@ -147,6 +199,7 @@ static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
         fits = add_times(&to->calls, from->calls, times) && add_times(&to->bytes, from->bytes, times) &&
                add_times(&to->most, from->most, times);
     }
+    for (int i = 0; i < CLOCK_COUNTS; i++) w->clock[i] += (double)times * by->clock[i];
     return fits;
 }
 
@@ -158,24 +211,52 @@ static Err forget_steps(Trainer *t)
     return ERR_OK;
 }
 
-/* Work of a step of the walked units; w NULL: of all. */
-static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
+/* Work and times of a step of the actions of `part`. */
+static Err dry_part(Trainer *t, const Walk *w, const ActionList *part, MemoryPlan *work)
 {
-    ActionList *list = &t->parts.step.rank[t->world->pp_rank], whole = *list, part = { 0 };
+    ActionList *list = &t->parts.step.rank[t->world->pp_rank], whole = *list;
     StepReport report;
     MemoryPlan before;
-    part.action = calloc((size_t)whole.count, sizeof *part.action);
-    if (!part.action) return err_set(ERR_MEMORY, "no memory for a list of %d actions", whole.count);
-    filter(w, &whole, &part);
-    Err err = forget_steps(t);
-    if (!err) err = work_so_far(t, &before);
-    *list = part;
+    TRY(forget_steps(t));
+    *list = *part;
+    Err err = w->settled ? trainer_step(t, (TokenSource){ 0 }, &report) : ERR_OK;
+    if (!err) err = work_so_far(t, w->clock, &before);
     if (!err) err = trainer_step(t, (TokenSource){ 0 }, &report);
     *list = whole;
-    free(part.action);
     TRY(err);
-    TRY(work_so_far(t, work));
+    TRY(work_so_far(t, w->clock, work));
     add_work(work, &before, -1);
+    if (w->clock) note_times(w->times, &t->executor, part, work->clock[0]);
+    return ERR_OK;
+}
+
+/* Work of a step of the walked units. */
+static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
+{
+    const ActionList *whole = &t->parts.step.rank[t->world->pp_rank];
+    const size_t count = (size_t)whole->count;
+    ActionList part = { .action = calloc(count, sizeof *part.action) };
+    Span *times = w->clock ? calloc(count, sizeof *times) : NULL;
+    Err err = part.action && (times || !w->clock)
+                  ? ERR_OK
+                  : err_set(ERR_MEMORY, "no memory for a list of %d actions", whole->count);
+    t->executor.times = times;
+    if (!err) filter(w, whole, &part);
+    if (!err) err = dry_part(t, w, &part, work);
+    t->executor.times = NULL;
+    free(part.action);
+    free(times);
+    return err;
+}
+
+/* What a clock says of the first groups as the last ones of a step: their sums of gradients go on beside them. */
+static Err time_settled(Trainer *t, const Walk *w, double clock[CLOCK_COUNTS])
+{
+    Walk last = *w;
+    MemoryPlan work;
+    last.settled = true;
+    TRY(dry_step(t, &last, &work));
+    memcpy(clock, work.clock, sizeof work.clock);
     return ERR_OK;
 }
 
@@ -183,9 +264,12 @@ static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
 static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
 {
     MemoryPlan more;
+    double settled[CLOCK_COUNTS];
     w->other = 0;
+    if (w->clock) TRY(time_settled(t, w, settled));
     TRY(dry_step(t, w, out));
     const MemoryPlan first = *out;
+    if (w->clock) memcpy(out->clock, settled, sizeof settled);
     for (int i = 0; i < f->count; i++) {
         w->replica = f->forms[i].replica;
         w->other = f->forms[i].group;
@@ -200,18 +284,22 @@ static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
 static Err dry_pieces(Trainer *t, Walk *w, const Forms *f)
 {
     MemoryPlan work;
+    Walk untimed = *w;
+    untimed.clock = NULL;
     expert_load_use_pieces(t, true);
-    TRY(count_forms(t, w, f, &work));
+    TRY(count_forms(t, &untimed, f, &work));
     expert_load_use_pieces(t, false);
     return ERR_OK;
 }
 
-static Err count_step(Trainer *t, MemoryPlan *out)
+static Err count_step(Trainer *t, const DryClock *clock, UnitTimes *times, MemoryPlan *out)
 {
     const Schedule *s = &t->parts.step;
-    if (trainer_is_async(t)) return dry_step(t, NULL, out);
+    Walk w = { .all = true, .clock = clock, .times = times };
+    if (trainer_is_async(t)) return dry_step(t, &w, out);
     const int most = largest_action(&s->rank[t->world->pp_rank]);
-    Walk w = { .group = most > s->slices ? most : s->slices };
+    w.all = false;
+    w.group = most > s->slices ? most : s->slices;
     Forms f = { .count = 0 };
     w.number = calloc((size_t)s->units, sizeof *w.number);
     uint64_t *split = calloc((size_t)(s->units * s->replicas), sizeof *split);
@@ -285,10 +373,15 @@ static Err dry_generation(Trainer *t)
     return seq > 1 ? trainer_logits(t, NULL, seq - 1, 1, NULL) : ERR_OK;
 }
 
-static Err dry_run(Trainer *t, MemoryPlan *out)
+static Err dry_run(Trainer *t, const DryClock *clock, UnitTimes *times, MemoryPlan *out)
 {
     if (t->kv) TRY(dry_generation(t));
-    if (!t->spec.purpose.forward_only) TRY(count_step(t, out));
+    if (clock) {
+        clock->attach(clock->user, &t->device, t->world);
+        t->executor.clock = clock->now;
+        t->executor.clock_user = clock->user;
+    }
+    if (!t->spec.purpose.forward_only) TRY(count_step(t, clock, times, out));
     TRY(dry_eval(t));
     if (expert_load_redo(t)) {
         t->executor.ctx.mode.retry_in_pieces = true;
@@ -332,7 +425,8 @@ static Err open_unlimited(Trainer *t, const TrainSpec *asked, TrainSpec *spec, W
     return trainer_open_on(t, DEVICE_NULL, spec, world, &unlimited);
 }
 
-Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
+static Err plan_rank(const TrainSpec *asked, Grid grid, int rank, const DryClock *clock, UnitTimes *times,
+                     MemoryPlan *out)
 {
     World world;
     Trainer t;
@@ -341,7 +435,7 @@ Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
     TRY(trainer_check_shape(asked, grid)); /* (two directions over an odd number of ranks are no grid) */
     TRY(world_open_null(&world, grid, rank));
     Err err = open_unlimited(&t, asked, spec, &world);
-    if (!err) err = dry_run(&t, out);
+    if (!err) err = dry_run(&t, clock, times, out);
     if (!err && spec->purpose.snapshot) err = ckpt_snapshot_bytes(&t.params, &world, &out->snapshot);
     if (spec->device.kind == DEVICE_CUDA) out->pinned = rows_on_their_way(&t);
     if (spec->purpose.ahead)
@@ -351,6 +445,20 @@ Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
     trainer_close(&t);
     world_close(&world);
     return err;
+}
+
+Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
+{
+    return plan_rank(spec, grid, rank, NULL, NULL, out);
+}
+
+Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clock, MemoryPlan *out,
+                 StepTimes *times)
+{
+    UnitTimes units = { 0 };
+    TRY(plan_rank(spec, grid, rank, clock, &units, out));
+    *times = step_times(&units);
+    return ERR_OK;
 }
 
 Err trainer_shard_bytes(const TrainSpec *asked, Grid grid, int64_t *bytes)

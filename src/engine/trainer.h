@@ -69,6 +69,16 @@ typedef struct {
     int64_t most; /* of the bytes, where they depend on routing; else 0 */
 } CommWork;
 
+/* Who times a dry run (cost/time_line.h). attach: from now on ops and calls are to be heard. read: what they came to so
+ * far; counts[0] are the seconds that `now` says, the others are the clock's own, and add up like it. */
+enum { CLOCK_COUNTS = 40 };
+typedef struct {
+    void *user;
+    void (*attach)(void *user, Device *dev, World *world);
+    double (*now)(const void *user);
+    void (*read)(const void *user, double counts[CLOCK_COUNTS]);
+} DryClock;
+
 /* What one stage costs its rank. */
 typedef struct {
     int stage, replica, layers;
@@ -103,6 +113,7 @@ typedef struct {
     int64_t padding;                /* of flat_count, nobody's */
     int64_t grad_bytes;
     int buckets;
+    double clock[CLOCK_COUNTS]; /* of one step, by the clock of trainer_time */
 } MemoryPlan;
 
 int64_t memory_plan_host(const MemoryPlan *p);  /* what lies in the host's memory whatever the device is */
@@ -209,6 +220,21 @@ Err trainer_grid(const TrainSpec *spec, Grid *grid);
 /* Dry run for rank `rank` of the grid. ERR_CONFIG when schedule, layout and grid do not fit, or the work of a step
  * cannot be counted. */
 Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out);
+
+/*
+ * The same beside a clock. unit: seconds of a unit in each of the rank's stages (MemoryPlan.stages), where nothing goes on
+ * beside it but its own calls. rest: what a step takes besides its units: sums of gradients as far as units do not hide
+ * them, the norm, the update. out->clock: of the whole step, without waiting for other pipeline ranks.
+ */
+typedef struct {
+    StageCost unit[PARTS_STAGES];
+    double rest;
+} StepTimes;
+Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clock, MemoryPlan *out,
+                 StepTimes *times);
+
+/* The schedule of a step. ERR_CONFIG as trainer_check. Owns: schedule_free, also after an error. */
+Err trainer_schedule(const TrainSpec *spec, Grid grid, Schedule *out);
 
 /* ckpt_shard_bytes of a run of that spec: [grid_size(grid)]. */
 Err trainer_shard_bytes(const TrainSpec *spec, Grid grid, int64_t *bytes);

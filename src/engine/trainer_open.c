@@ -348,6 +348,15 @@ Err trainer_grid(const TrainSpec *s, Grid *grid)
     return parts_table_ranks(&spec, grid->pp, grid->embd);
 }
 
+Err trainer_schedule(const TrainSpec *s, Grid grid, Schedule *out)
+{
+    PartsSpec spec;
+    *out = (Schedule){ 0 };
+    if (!grid.pp) grid.pp = 1;
+    TRY(parts_spec(s, grid, &spec));
+    return parts_schedule(&spec, grid.pp, out);
+}
+
 Err trainer_check_shape(const TrainSpec *s, Grid grid)
 {
     PartsSpec spec;

@@ -1,0 +1,128 @@
+/*
+ * Calls between ranks: what each takes besides its bytes, and its bytes over the slowest link that they pass. See
+ * cost.h. Members of a group on one host share it with `here` network ports, one a device.
+ *
+ *   gathers, scatters, sums   a ring through all members: each link carries what a rank sends
+ *   rows, exchanges           of what a rank sends, members elsewhere get their part through its port
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cost/cost.h"
+#include "cost/measured.h"
+
+/* ---- the model ---- */
+
+typedef struct {
+    const char *key;
+    double value;
+} Needed;
+
+static Err lacking(const DeviceFile *d, const Needed *needed, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (!(needed[i].value > 0))
+            return err_set(ERR_CONFIG, "device %s: times need %s", d->name, needed[i].key),
+                   err_hint(
+                       "give it in the device's file, as config/devices/h100.ini does; of this machine's "
+                       "processors: megatrain doctor --calibrate FILE");
+    return ERR_OK;
+}
+
+Err cost_open(CostModel *m, const DeviceFile *d, int ranks)
+{
+    *m = (CostModel){ .device = d, .cpu = !(d->multiprocessors > 0), .ranks = 1, .threads = 1 };
+    if (!m->cpu) {
+        const Needed gpu[] = {
+            { "memory_gb_s", d->memory_gb_s },   { "bf16_tflops", d->bf16_tflops },
+            { "fp32_tflops", d->fp32_tflops },   { "attention_fwd_tflops", d->attention_fwd_tflops },
+            { "host_devices", d->host_devices }, { "attention_bwd_tflops", d->attention_bwd_tflops },
+            { "link_gb_s", d->link_gb_s },       { "network_gb_s", d->network_gb_s },
+        };
+        return lacking(d, gpu, sizeof gpu / sizeof *gpu);
+    }
+    const Needed cpu[] = { { "memory_gb_s", d->memory_gb_s },
+                           { "fp32_tflops", d->fp32_tflops },
+                           { "processors", d->processors },
+                           { "link_gb_s", d->link_gb_s } };
+    const int processors = (int)d->processors;
+    m->ranks = ranks < 1 ? 1 : ranks;
+    m->threads = processors / m->ranks > 1 ? processors / m->ranks : 1;
+    return lacking(d, cpu, sizeof cpu / sizeof *cpu);
+}
+
+/* ---- places ---- */
+
+CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank)
+{
+    CommPlace p = { .size = group_size(s, kind), .hosts = 1, .here = 1 };
+    const int group = group_of(s, kind, rank), devices = m->cpu ? s.world : (int)m->device->host_devices;
+    p.here = p.size;
+    if (p.size < 2 || group < 0 || s.world <= devices) return p;
+    int *members = malloc((size_t)p.size * sizeof *members), here = 0;
+    ASSERT(members);
+    group_members(s, kind, group, members);
+    p.hosts = p.here = 0;
+    for (int i = 0; i < p.size; i++) {
+        const bool next = i == 0 || members[i] / devices != members[i - 1] / devices;
+        p.hosts += next;
+        here = next ? 1 : here + 1;
+        if (here > p.here) p.here = here;
+    }
+    free(members);
+    return p;
+}
+
+/* ---- calls ---- */
+
+static double link_rate(const CostModel *m) { return 1e9 * m->device->link_gb_s * m->device->link_share; }
+static double network_rate(const CostModel *m)
+{
+    return 1e9 * m->device->network_gb_s * m->device->link_share;
+}
+
+/* Until the last member has something: a hop of a ring through hosts takes about 4 us (NCCL's own tables). */
+static double begin_seconds(const CostModel *m, CommPlace p)
+{
+    static const double HOP_US = 4;
+    return 1e-6 * (p.hosts > 1 ? m->device->network_us + HOP_US * (p.hosts - 1) : m->device->link_us);
+}
+
+static double ring_seconds(const CostModel *m, CommPlace p, double bytes)
+{
+    const double rate = p.hosts > 1 ? fmin(link_rate(m), p.here * network_rate(m)) : link_rate(m);
+    return begin_seconds(m, p) + bytes / rate;
+}
+
+static double spread_seconds(const CostModel *m, CommPlace p, double bytes)
+{
+    static const double PEER_US = 1; /* to begin a message to one member more */
+    const double far = p.size > 1 ? (double)(p.size - p.here) / (p.size - 1) : 0;
+    const double begin = (p.hosts > 1 ? m->device->network_us : m->device->link_us) + PEER_US * (p.size - 1);
+    return 1e-6 * begin + fmax(far * bytes / network_rate(m), (1 - far) * bytes / link_rate(m));
+}
+
+double cost_call(const CostModel *m, CommKind kind, CommPlace p, int64_t bytes)
+{
+    double measured;
+    if (p.size < 2) return 0;
+    if (m->cpu && measured_comm(&m->device->points, kind, p.size, bytes, &measured)) return measured;
+    switch (kind) {
+    case COMM_ALL_TO_ALL_ROWS:
+    case COMM_EXCHANGE: return spread_seconds(m, p, (double)bytes);
+    default: return ring_seconds(m, p, (double)bytes);
+    }
+}
+
+double cost_message(const CostModel *m, bool same_host, int64_t bytes)
+{
+    const CommPlace two = { .size = 2, .hosts = same_host ? 1 : 2, .here = same_host ? 2 : 1 };
+    return cost_call(m, COMM_EXCHANGE, two, bytes);
+}
+
+double cost_pace_beside(const CostModel *m, OpCost op)
+{
+    (void)op;
+    return 1 - m->device->overlap_cost;
+}

@@ -1,0 +1,63 @@
+/*
+ * How long an op or a call of a communicator takes on a device that may be absent: a device's file
+ * (config/config_device.h) and, on the processors of a host, which ranks share it. time_line.h puts such times behind
+ * and beside each other; docs/planner.md says where the figures are from.
+ *
+ *   GPUs    facts of the data sheet times shares that kernels reach (op_cost.c, comm_cost.c)
+ *   CPUs    what was measured (measured.h)
+ */
+#ifndef MEGATRAIN_COST_COST_H
+#define MEGATRAIN_COST_COST_H
+
+#include "comm/grid.h"
+#include "config/config_device.h"
+#include "device/ops.h"
+
+typedef struct {
+    const DeviceFile *device;
+    bool cpu;           /* the device is a host's processors */
+    int ranks, threads; /* cpu: ranks that compute there at once, threads of each */
+} CostModel;
+
+/* ERR_CONFIG: the file does not say what times need, with what is missing. The file must outlive the model. */
+Err cost_open(CostModel *m, const DeviceFile *device, int ranks);
+
+typedef enum {
+    FAMILY_PRODUCTS,
+    FAMILY_EXPERTS,
+    FAMILY_ATTENTION,
+    FAMILY_MEMORY,
+    FAMILY_OPTIMIZER,
+    FAMILIES
+} OpFamily;
+
+const char *family_name(OpFamily f); /* "products", ... */
+OpFamily family_of(OpId id);
+
+/* One call of an op: seconds on the device with nothing beside it, gaps between its kernels included; of the host, to
+ * issue it (0 where ops run at once). flop: what the device counted. */
+typedef struct {
+    double seconds, host;
+    int launches;
+    bool matrix; /* it is bound by arithmetic, so that a call beside it takes some of its multiprocessors */
+} OpCost;
+
+OpCost cost_op(const CostModel *m, OpId id, const void *args, double flop);
+
+/* Where the members of a group are: on how many hosts, and how many of them on the host that has most. */
+typedef struct {
+    int size, hosts, here;
+} CommPlace;
+
+CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank);
+
+/* One call that sends so many bytes from each member, beside nothing. */
+double cost_call(const CostModel *m, CommKind kind, CommPlace place, int64_t bytes);
+/* One message between two ranks. */
+double cost_message(const CostModel *m, bool same_host, int64_t bytes);
+
+/* What of `op` seconds of an op is done in the time of a call that is under way: 1 where they do not disturb each
+ * other, less where they do. */
+double cost_pace_beside(const CostModel *m, OpCost op);
+
+#endif

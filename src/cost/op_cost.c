@@ -1,0 +1,232 @@
+/*
+ * Ops on a GPU: the longer of their arithmetic and their bytes, and a gap before each kernel. See cost.h.
+ *
+ *   products     tiles on multiprocessors: the last wave may be partly empty, and each tile costs begin and end
+ *   experts      the same over all experts' rows at once; a weight passes memory once for each band of row tiles
+ *   attention    of the pairs that see each other, by the width of a head and how many keys a query sees
+ *   others       bytes of their tensors
+ */
+#include <math.h>
+
+#include "cost/cost.h"
+#include "cost/measured.h"
+
+const char *family_name(OpFamily f)
+{
+    static const char *const names[FAMILIES] = {
+        [FAMILY_PRODUCTS] = "products",   [FAMILY_EXPERTS] = "experts' products",
+        [FAMILY_ATTENTION] = "attention", [FAMILY_MEMORY] = "memory work",
+        [FAMILY_OPTIMIZER] = "optimizer",
+    };
+    return names[f];
+}
+
+OpFamily family_of(OpId id)
+{
+    switch (id) {
+    case OP_linear_fwd:
+    case OP_linear_dx:
+    case OP_linear_dw: return FAMILY_PRODUCTS;
+    case OP_grouped_fwd:
+    case OP_grouped_dx:
+    case OP_grouped_dw: return FAMILY_EXPERTS;
+    case OP_attention_fwd:
+    case OP_attention_bwd: return FAMILY_ATTENTION;
+    case OP_adamw:
+    case OP_grad_stats:
+    case OP_step_finish: return FAMILY_OPTIMIZER;
+    default: return FAMILY_MEMORY;
+    }
+}
+
+/* Kernels of a call; columns: of its rows. */
+static int launches_of(OpId id, int64_t columns)
+{
+    enum { NORM_IN_BLOCK = 2048, SORT_KERNELS = 9 };
+    switch (id) {
+    case OP_norm_bwd: return columns <= NORM_IN_BLOCK ? 2 : 3;
+    case OP_bias_grad:
+    case OP_attention_bwd: return 2;
+    case OP_permute_index: return 3;
+    case OP_embedding_grad: return SORT_KERNELS;
+    default: return 1;
+    }
+}
+
+static const Tensor *tensor_at(const OpField *f, const void *args)
+{
+    return (const Tensor *)(const void *)((const char *)args + f->offset);
+}
+
+static int64_t columns_of(OpId id, const void *args)
+{
+    const OpInfo *info = op_info(id);
+    const Tensor *first = info->field_count ? tensor_at(&info->fields[0], args) : NULL;
+    return first && first->ndim ? first->dim[first->ndim - 1] : 0;
+}
+
+/* A tensor of the call whose rows are not all in use; all with as many rows have as many in use. NULL: there is none. */
+static const Tensor *partly_used(const OpInfo *info, const void *args)
+{
+    for (int i = 0; i < info->field_count; i++)
+        if (tensor_at(&info->fields[i], args)->expected) return tensor_at(&info->fields[i], args);
+    return NULL;
+}
+
+/* Each tensor once, what changes in place twice; of rows those in use. */
+static double tensor_traffic(OpId id, const void *args)
+{
+    const OpInfo *info = op_info(id);
+    const Tensor *part = partly_used(info, args);
+    double bytes = 0;
+    for (int i = 0; i < info->field_count; i++) {
+        const OpField *f = &info->fields[i];
+        const Tensor *t = tensor_at(f, args);
+        const bool is_part = part && t->dim[0] == part->dim[0];
+        const double used = is_part ? (double)part->expected / (double)part->dim[0] : 1;
+        if (t->data) bytes += used * (double)tensor_bytes(*t) * (f->read + f->written);
+    }
+    if (id == OP_linear_dw && ((const linear_dw_args *)args)->fresh)
+        bytes -= (double)tensor_bytes(((const linear_dw_args *)args)->dw);
+    return bytes;
+}
+
+/* ---- products ---- */
+
+/* Results of `rows` x `columns`, sums of `depth`; `count` such. */
+typedef struct {
+    double rows, columns, depth, count;
+} Product;
+
+static Product product_of(OpId id, const void *args)
+{
+    const OpWork w = op_work(id, args);
+    const double rows = w.shape[0], outputs = w.shape[1], inputs = w.shape[2];
+    const double count = w.times;
+    switch (id) {
+    case OP_linear_dw:
+    case OP_grouped_dw: return (Product){ outputs, inputs, rows, count };
+    case OP_linear_dx:
+    case OP_grouped_dx: return (Product){ rows, inputs, outputs, count };
+    default: return (Product){ rows, outputs, inputs, count };
+    }
+}
+
+/* How often all multiprocessors take a tile; long runs even out. */
+static double waves(double tiles, double multiprocessors)
+{
+    enum { EVEN = 8 };
+    const double all = tiles / multiprocessors;
+    return all < EVEN ? ceil(all) : all + .5;
+}
+
+static double tiled(Product p, double rows, double columns, const CostModel *m)
+{
+    const double tiles = p.count * ceil(p.rows / rows) * ceil(p.columns / columns);
+    const double each = 2 * rows * columns * (p.depth + m->device->tile_depth);
+    return waves(tiles, m->device->multiprocessors) * m->device->multiprocessors * each;
+}
+
+/* FLOP that multiprocessors are busy for: the best of the tiles that cuBLASLt has, smaller ones being slower. */
+static double library_work(Product p, const CostModel *m)
+{
+    static const struct {
+        double rows, columns, rate;
+    } tiles[] = { { 128, 256, 1 }, { 256, 128, 1 }, { 128, 128, .87 }, { 64, 256, .7 }, { 64, 64, .5 } };
+    double best = INFINITY;
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
+        best = fmin(best, tiled(p, tiles[i].rows, tiles[i].columns, m) / tiles[i].rate);
+    return best;
+}
+
+static bool is_wide(OpId id, const void *args)
+{
+    const OpInfo *info = op_info(id);
+    for (int i = 0; i < info->field_count; i++) {
+        const DType d = tensor_at(&info->fields[i], args)->dtype;
+        if (d == BF16 || d == F16) return false;
+    }
+    return true;
+}
+
+/* On CUDA cores, of products in fp32: the same share of their peak as of others. */
+static double peak_of(const CostModel *m, bool wide)
+{
+    return 1e12 * m->device->matrix_share * (wide ? m->device->fp32_tflops : m->device->bf16_tflops);
+}
+
+/* cuda/grouped.cu: tiles of 128 x 128; blocks walk bands of 16 row tiles, across all columns. */
+enum { GROUPED_TILE = 128, GROUPED_BAND = 16 * GROUPED_TILE };
+
+static double grouped_traffic_of(OpId id, const void *args, Product p)
+{
+    if (id == OP_grouped_dw) return tensor_traffic(id, args);
+    const double again = ceil(p.rows / GROUPED_BAND) - 1, weights = p.count * p.columns * p.depth;
+    return tensor_traffic(id, args) + again * weights * (is_wide(id, args) ? 4 : 2);
+}
+
+/* ---- attention ---- */
+
+/* Arithmetic of the pairs that see each other: two products forward, five backward. */
+static double attention_seconds(const CostModel *m, OpId id, const void *args)
+{
+    enum {
+        SHORT = 300
+    }; /* keys at which half of the time goes into begin, end and the diagonal's masked half */
+    const OpWork w = op_work(id, args);
+    const bool forward = id == OP_attention_fwd;
+    const Tensor q = forward ? ((const attention_fwd_args *)args)->q : ((const attention_bwd_args *)args)->q;
+    const double pairs = w.times * causal_pairs(w.shape[0], w.shape[1]);
+    const double keys = pairs / (double)(q.dim[0] * q.dim[1] * q.dim[2]);
+    const double width = q.dim[3] <= 64 ? .72 : q.dim[3] > 128 ? .85 : 1;
+    const double best = 1e12 * (forward ? m->device->attention_fwd_tflops : m->device->attention_bwd_tflops);
+    const double rate = is_wide(id, args) ? peak_of(m, true) / 2 : best * m->device->attention_share * width;
+    return (forward ? 4 : 10) * pairs * w.shape[2] / (rate * keys / (keys + SHORT));
+}
+
+/* ---- any op ---- */
+
+static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
+{
+    const bool wide = is_wide(id, args);
+    const OpFamily family = family_of(id);
+    if (family == FAMILY_ATTENTION) return attention_seconds(m, id, args);
+    if (family != FAMILY_PRODUCTS && family != FAMILY_EXPERTS) return 0;
+    const Product p = product_of(id, args);
+    if (family == FAMILY_PRODUCTS) return library_work(p, m) / peak_of(m, wide);
+    return tiled(p, GROUPED_TILE, GROUPED_TILE, m) / (peak_of(m, wide) * m->device->experts_share);
+}
+
+/* What was measured counts more than shares of a data sheet; it includes the gap. */
+static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
+{
+    const OpFamily family = family_of(id);
+    const double arithmetic = arithmetic_seconds(m, id, args);
+    const double bytes = family == FAMILY_EXPERTS ? grouped_traffic_of(id, args, product_of(id, args))
+                                                  : tensor_traffic(id, args);
+    const double memory = bytes / (1e9 * m->device->memory_gb_s * m->device->memory_share);
+    const int launches = launches_of(id, columns_of(id, args));
+    double seconds = fmax(arithmetic, memory) + 1e-6 * launches * m->device->gap_us;
+    measured_op(&m->device->points, id, args, 1, 1, &seconds);
+    return (OpCost){ .seconds = seconds,
+                     .host = 1e-6 * launches * m->device->host_us,
+                     .launches = launches,
+                     .matrix = arithmetic > memory };
+}
+
+/* What was not measured is arithmetic at the peak rate, or bytes at that of copies, which the ranks share. */
+static OpCost cpu_cost(const CostModel *m, OpId id, const void *args, double flop)
+{
+    const OpFamily family = family_of(id);
+    OpCost out = { .launches = 1, .matrix = family != FAMILY_MEMORY && family != FAMILY_OPTIMIZER };
+    if (measured_op(&m->device->points, id, args, m->ranks, m->threads, &out.seconds)) return out;
+    const double share = 1e9 * m->device->memory_gb_s / m->ranks,
+                 peak = 1e12 * m->device->fp32_tflops / m->ranks;
+    out.seconds = fmax(tensor_traffic(id, args) / share, out.matrix ? flop / peak : 0);
+    return out;
+}
+
+OpCost cost_op(const CostModel *m, OpId id, const void *args, double flop)
+{
+    return m->cpu ? cpu_cost(m, id, args, flop) : gpu_cost(m, id, args);
+}

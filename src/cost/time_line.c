@@ -1,0 +1,125 @@
+/* See time_line.h. */
+#include "cost/time_line.h"
+
+#include <math.h>
+#include <stddef.h>
+
+/* ---- ops ---- */
+
+/* A call that is under way lets ops come on at the pace of cost_pace_beside. */
+static double stretched(const TimeLine *t, OpCost op, double begin)
+{
+    double busy = 0;
+    for (int i = 0; i < WORLD_COMMS; i++) busy = fmax(busy, t->until[i] - begin);
+    const double done = busy * cost_pace_beside(t->model, op);
+    return op.seconds <= done ? op.seconds / cost_pace_beside(t->model, op) : op.seconds - done + busy;
+}
+
+static void hear_op(TimeLine *t, Stream *s, OpId id, const void *args)
+{
+    const OpCost op = cost_op(t->model, id, args, (double)(s->dev->counters.flop - t->flop));
+    TimeShares *sum = &t->shares;
+    t->flop = s->dev->counters.flop;
+    t->host += op.host;
+    const double begin = fmax(sum->now, t->host), takes = stretched(t, op, begin);
+    sum->idle += begin - sum->now;
+    sum->family[family_of(id)] += takes;
+    sum->launches += op.launches;
+    sum->now = begin + takes;
+}
+
+#define OP(name, flop, args)                                        \
+    static Err timed_##name(Stream *s, const name##_args *a)        \
+    {                                                               \
+        TimeLine *t = (TimeLine *)(void *)(uintptr_t)(s->dev->ops); \
+        hear_op(t, s, OP_##name, a);                                \
+        return t->ops_below->name(s, a);                            \
+    }
+#define T(name, dims)
+#define S(type, name)
+#include "device/ops.def"
+#undef OP
+
+static const OpTable timed_ops = {
+#define OP(name, flop, args) .name = timed_##name,
+#include "device/ops.def"
+#undef OP
+};
+#undef T
+#undef S
+
+/* ---- calls ---- */
+
+static TimeLine *line_of(const Comm *c)
+{
+    return (TimeLine *)(void *)((uintptr_t)c->table - offsetof(TimeLine, comms));
+}
+
+static int group_index(const TimeLine *t, const Comm *c) { return (int)(c - t->world->comm); }
+
+static double *end_of(TimeLine *t, const CommOpen *o)
+{
+    return &t->end[group_index(t, o->comm)][o - o->comm->open];
+}
+
+static Err device_waits(Stream *s, void *mark)
+{
+    const CommOpen *o = mark;
+    TimeLine *t = line_of(o->comm);
+    const double wait = *end_of(t, o) - t->shares.now;
+    if (wait > 0) {
+        t->shares.waited[group_index(t, o->comm)] += wait;
+        t->shares.now += wait;
+    }
+    return t->marks_below->stream_wait(s, mark);
+}
+
+static Err host_waits(void *mark, double timeout_s)
+{
+    const CommOpen *o = mark;
+    TimeLine *t = line_of(o->comm);
+    if (t->model->cpu) return device_waits(NULL, mark); /* they are the same processors */
+    t->host = fmax(t->host, *end_of(t, o));
+    return t->marks_below->wait(mark, timeout_s);
+}
+
+static void free_mark(void *mark) { (void)mark; }
+
+static Err submit(Comm *c, const CommRequest *r)
+{
+    static const EventMarks marks = { device_waits, host_waits, free_mark };
+    TimeLine *t = line_of(c);
+    const int group = group_index(t, c);
+    TRY(t->comms_below->submit(c, r));
+    if (c->size == 1) return ERR_OK;
+    /* (the host waits until the rows' offsets are there, the last of what it has enqueued) */
+    if (r->rows.known && !t->model->cpu) t->host = fmax(t->host, t->shares.now);
+    if (group != GROUP_PP)
+        t->until[group] = fmax(t->until[group], t->shares.now) +
+                          cost_call(t->model, r->kind, t->place[group], c->last_bytes);
+    t->marks_below = r->done->marks;
+    *end_of(t, r->done->mark) = group == GROUP_PP ? 0 : t->until[group];
+    r->done->marks = &marks;
+    return ERR_OK;
+}
+
+static void close_nothing(Comm *c) { (void)c; }
+
+/* ---- the line ---- */
+
+void time_line_attach(TimeLine *t, const CostModel *model, Device *dev, World *world)
+{
+    *t = (TimeLine){ .ops = timed_ops,
+                     .comms = { "time line", submit, close_nothing },
+                     .model = model,
+                     .ops_below = dev->ops,
+                     .comms_below = world->comm[0].table,
+                     .world = world,
+                     .flop = dev->counters.flop };
+    dev->ops = &t->ops;
+    for (int i = 0; i < WORLD_COMMS; i++) {
+        ASSERT(world->comm[i].table == t->comms_below);
+        t->place[i] = cost_place(model, grid_shape(world->grid), (GroupKind)i, world->rank);
+        world->comm[i].table = &t->comms;
+    }
+}

@@ -1,0 +1,46 @@
+/*
+ * When what a dry run does would happen: ops one behind the other on the device, each communicator's calls one behind
+ * the other beside them. A call begins when what was issued before it is done; a wait holds the device up until its call
+ * is. The host issues ops ahead of the device; where it has to read how many rows there are, it no longer is.
+ *
+ *   host     issues 0, 1, exchange, 2 ... ahead of
+ *   device   product 0 | product 1       | wait | ...
+ *   tp                 exchange of 0 ......... |
+ *
+ * What pipeline ranks send each other takes no time here: the simulation of the schedule knows when both ends are there
+ * (plan/predict.h).
+ */
+#ifndef MEGATRAIN_COST_TIME_LINE_H
+#define MEGATRAIN_COST_TIME_LINE_H
+
+#include "cost/cost.h"
+
+/* Seconds so far. They add up: now = all of family, waited and idle. */
+typedef struct {
+    double now;
+    double family[FAMILIES];    /* ops, those beside calls for as long as these make them */
+    double waited[WORLD_COMMS]; /* the device stood still for calls of that group */
+    double idle;                /* and for the host */
+    double launches;            /* kernels */
+} TimeShares;
+
+typedef struct {
+    OpTable ops; /* the first member: by it an op of the device finds the line */
+    CommTable comms;
+    const CostModel *model;
+    const OpTable *ops_below;
+    const CommTable *comms_below;
+    const EventMarks *marks_below;
+    World *world;
+    WideCount flop; /* the device's counter at the last op */
+    double host;    /* how far the host has come */
+    TimeShares shares;
+    CommPlace place[WORLD_COMMS];
+    double until[WORLD_COMMS];               /* how far each communicator has come */
+    double end[WORLD_COMMS][COMM_OPEN_MOST]; /* of its calls */
+} TimeLine;
+
+/* From now on ops of the null device and calls of the null world are on the line, which must outlive both. */
+void time_line_attach(TimeLine *t, const CostModel *model, Device *dev, World *world);
+
+#endif

@@ -1,0 +1,147 @@
+/* See predict.h. */
+#include "plan/predict.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pipeline/simulate.h"
+
+/* ---- one rank ---- */
+
+typedef struct {
+    TimeLine line;
+    const CostModel *model;
+} Clock;
+
+/* TimeShares are doubles alone: the counts of the clock, the seconds first. */
+_Static_assert(sizeof(TimeShares) <= CLOCK_COUNTS * sizeof(double) && offsetof(TimeShares, now) == 0,
+               "a clock has room for the shares");
+
+static void attach(void *user, Device *dev, World *world)
+{
+    Clock *c = user;
+    time_line_attach(&c->line, c->model, dev, world);
+}
+
+static double now(const void *user) { return ((const Clock *)user)->line.shares.now; }
+
+static void read_shares(const void *user, double counts[CLOCK_COUNTS])
+{
+    memcpy(counts, &((const Clock *)user)->line.shares, sizeof(TimeShares));
+}
+
+Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
+                 StepTimes *times)
+{
+    Clock *c = calloc(1, sizeof *c);
+    if (!c) return err_set(ERR_MEMORY, "no memory for a time line");
+    c->model = m;
+    const DryClock clock = { .user = c, .attach = attach, .now = now, .read = read_shares };
+    const Err err = trainer_time(spec, grid, rank, &clock, plan, times);
+    free(c);
+    return err;
+}
+
+/* ---- the pipeline ---- */
+
+double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid)
+{
+    const int slices = spec->pipeline.slices > 1 ? spec->pipeline.slices : 1, cp = grid.cp > 1 ? grid.cp : 1;
+    const int64_t rows = spec->micro_batch * spec->model.seq / slices / cp / (grid.sp ? grid.tp : 1);
+    const CommPlace place = cost_place(m, grid_shape(grid), GROUP_PP, 0);
+    return cost_message(m, place.hosts == 1, rows * spec->model.hidden * dtype_size(spec->compute));
+}
+
+typedef struct {
+    StageCost *stage; /* [stages] */
+    MemoryPlan *rank; /* [pipeline ranks] */
+    double rest;      /* the longest */
+    int slowest;      /* pipeline rank */
+    int64_t params;
+} Pipeline;
+
+static int rank_of_stage(Grid grid, int pp_rank)
+{
+    int rank = 0;
+    while (grid_coords(grid, rank).pp != pp_rank) rank++;
+    return rank;
+}
+
+static Err time_ranks(const CostModel *m, const TrainSpec *spec, Grid grid, Pipeline *p)
+{
+    for (int r = 0; r < grid.pp; r++) {
+        StepTimes t;
+        MemoryPlan *plan = &p->rank[r];
+        TRY(predict_rank(m, spec, grid, rank_of_stage(grid, r), plan, &t));
+        for (int s = 0; s < plan->stage_count; s++) p->stage[plan->stages[s].stage] = t.unit[s];
+        if (plan->clock[0] > p->rank[p->slowest].clock[0]) p->slowest = r;
+        p->rest = fmax(p->rest, t.rest);
+        p->params = plan->params;
+    }
+    return ERR_OK;
+}
+
+static void conclude(const CostModel *m, const TrainSpec *spec, Grid grid, const Pipeline *p, double makespan,
+                     Prediction *out)
+{
+    const double peak = 1e12 * (spec->compute == F32 ? m->device->fp32_tflops : m->device->bf16_tflops);
+    const double tokens = (double)(spec->global_batch * spec->model.seq), ranks = grid_size(grid);
+    *out = (Prediction){ .step_s = makespan + p->rest, .pp_rank = p->slowest, .rest_s = p->rest };
+    memcpy(&out->shares, p->rank[p->slowest].clock, sizeof out->shares);
+    if (grid.pp == 1) out->step_s = out->shares.now;
+    out->bubble_s = out->step_s - out->shares.now;
+    out->tokens_s = tokens / out->step_s;
+    out->flop_s = (double)model_flop_per_token(&spec->model, p->params) * out->tokens_s / ranks;
+    /* (a host's processors have one peak for all of its ranks) */
+    out->mfu = peak > 0 ? out->flop_s * (m->cpu ? m->ranks : 1) / peak : 0;
+}
+
+static Err predict_with(const CostModel *m, const TrainSpec *spec, Grid grid, const Schedule *s, Pipeline *p,
+                        Prediction *out)
+{
+    Simulation simulation;
+    TRY(time_ranks(m, spec, grid, p));
+    const double hop = grid.pp > 1 ? predict_hop(m, spec, grid) : 0;
+    const Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .latency = hop }, &simulation);
+    if (!err) conclude(m, spec, grid, p, simulation.makespan, out);
+    simulation_free(&simulation, s);
+    return err;
+}
+
+Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out)
+{
+    Schedule s;
+    if (!grid.pp) grid.pp = 1;
+    Err err = trainer_schedule(spec, grid, &s);
+    Pipeline p = { 0 };
+    if (!err) {
+        p.stage = calloc((size_t)s.stages, sizeof *p.stage);
+        p.rank = calloc((size_t)grid.pp, sizeof *p.rank);
+        err = p.stage && p.rank ? predict_with(m, spec, grid, &s, &p, out)
+                                : err_set(ERR_MEMORY, "no memory to predict %d stages", s.stages);
+    }
+    free(p.stage);
+    free(p.rank);
+    schedule_free(&s);
+    return err;
+}
+
+/* ---- what it is bound by ---- */
+
+const char *prediction_bound(const Prediction *p, double *seconds, char buf[48])
+{
+    double most = p->bubble_s;
+    snprintf(buf, 48, "waits for other stages");
+    for (int i = 0; i < FAMILIES; i++)
+        if (p->shares.family[i] > most)
+            most = p->shares.family[i], snprintf(buf, 48, "%s", family_name((OpFamily)i));
+    for (int i = 0; i < WORLD_COMMS; i++)
+        if (p->shares.waited[i] > most)
+            most = p->shares.waited[i], snprintf(buf, 48, "waits for %s", group_name((GroupKind)i));
+    if (p->shares.idle > most) most = p->shares.idle, snprintf(buf, 48, "waits for the host");
+    if (seconds) *seconds = most;
+    return buf;
+}

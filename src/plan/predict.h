@@ -1,0 +1,40 @@
+/*
+ * How long a step takes on a device that may be absent: dry runs of the pipeline's ranks on a time line
+ * (cost/time_line.h), then the schedule with what each stage takes (pipeline/simulate.h). docs/planner.md says how far
+ * that is from measured steps.
+ *
+ *   step    the schedule's units + what the slowest rank does besides: sums of gradients that units do not hide, the
+ *           norm, the update
+ *
+ * Not in it: evaluations, checkpoints, waiting for data, and steps that are done again.
+ */
+#ifndef MEGATRAIN_PLAN_PREDICT_H
+#define MEGATRAIN_PLAN_PREDICT_H
+
+#include "cost/time_line.h"
+#include "engine/trainer.h"
+
+typedef struct {
+    double step_s, tokens_s;
+    double flop_s, mfu; /* of a device, by 6 N + 12 L C T; its share of the peak, 0: that is not known */
+    int pp_rank;        /* the one that is busy longest, of which are: */
+    TimeShares shares;  /* its step without waiting for other stages */
+    double bubble_s;    /* and that: step_s = shares.now + bubble_s */
+    double rest_s;      /* of the step behind its units */
+} Prediction;
+
+/* As trainer_plan, with times. Several threads may call it at once. */
+Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
+                 StepTimes *times);
+
+/* A message between pipeline ranks, in seconds. */
+double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid);
+
+/* Errors: those of trainer_plan. */
+Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out);
+
+/* What the step is bound by: the largest share, "products", "waits for sp", "waits for other stages", ...; *seconds
+ * of it, if not NULL. */
+const char *prediction_bound(const Prediction *p, double *seconds, char buf[48]);
+
+#endif

@@ -1,0 +1,194 @@
+/*
+ * What ops and calls take by a device's file (cost/cost.h): against times worked by hand for a device of round
+ * figures, and what must hold for any.
+ */
+#include <math.h>
+
+#include "cost/cost.h"
+#include "scratch.h"
+#include "test.h"
+
+/* 4 multiprocessors, 1 TFLOP/s, 1 GB/s of memory; hosts of 4 devices, 100 GB/s between these, 10 to others. */
+static DeviceFile round_device(void)
+{
+    return (DeviceFile){ .name = "round", .memory_mib = 1, .bf16_tflops = 1, .fp32_tflops = .5, .memory_gb_s = 1000,
+                         .multiprocessors = 4, .attention_fwd_tflops = .5, .attention_bwd_tflops = .25,
+                         .host_devices = 4, .link_gb_s = 100, .network_gb_s = 10, .link_us = 5, .network_us = 20,
+                         .matrix_share = 1, .memory_share = 1, .attention_share = 1, .experts_share = .5, .link_share = 1, .overlap_cost = .25 };
+}
+
+static char somewhere[1]; /* (no op runs: an address is all that is needed) */
+
+static Tensor bf16(int ndim, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    const int64_t dim[] = { a, b, c, d };
+    return tensor_view(somewhere, BF16, ndim, dim);
+}
+
+static linear_fwd_args linear(int64_t N, int64_t O, int64_t I)
+{
+    return (linear_fwd_args){ .y = bf16(2, N, O, 0, 0), .x = bf16(2, N, I, 0, 0), .w = bf16(2, O, I, 0, 0) };
+}
+
+static double linear_seconds(const DeviceFile *d, int64_t N, int64_t O, int64_t I)
+{
+    CostModel m;
+    const linear_fwd_args a = linear(N, O, I);
+    OK(cost_open(&m, d, 1));
+    return cost_op(&m, OP_linear_fwd, &a, 0).seconds;
+}
+
+#define SAME(got, want) CHECK_MSG(fabs((got) / (want) - 1) < 1e-9, "%s is %.9g, not %.9g", #got, got, want)
+
+TEST(every_device_that_ships_has_its_figures)
+{
+    static const char *const names[] = { "a100", "a100-40", "h100", "h100-nvl", "h100-pcie", "h200", "b200", "gb200",
+                                         "l40s", "3090",    "4090", "5090",     "rtx-pro-6000" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        DeviceFile d;
+        CostModel m;
+        OK(device_file_read(names[i], &d));
+        OK(cost_open(&m, &d, 1));
+        CHECK(!m.cpu && d.attention_fwd_tflops < d.bf16_tflops && d.attention_bwd_tflops < d.attention_fwd_tflops);
+        CHECK(d.link_gb_s > d.network_gb_s && d.matrix_share < 1 && d.overlap_cost < 1);
+        device_file_release(&d);
+    }
+}
+
+TEST(what_lacks_is_named)
+{
+    CostModel m;
+    DeviceFile d;
+    OK(device_file_read(write_text("bare.ini", "[device]\nmemory_mib = 5\nmultiprocessors = 4\n"), &d));
+    FAILS(cost_open(&m, &d, 1), ERR_CONFIG, "bare: times need memory_gb_s");
+    OK(device_file_read(write_text("bare.ini", "[device]\nmemory_mib = 5\nmemory_gb_s = 4\nfp32_tflops = 1\n"), &d));
+    FAILS(cost_open(&m, &d, 1), ERR_CONFIG, "bare: times need processors");
+    FAILS(device_file_read("mi300x", &d), ERR_CONFIG, "AMD's");
+}
+
+TEST(products_take_whole_waves_of_tiles)
+{
+    const DeviceFile d = round_device();
+    const double tile = 2 * 128 * 256 * 4096 / (1e12 / 4);
+    SAME(linear_seconds(&d, 512, 256, 4096), tile);      /* 4 tiles, one each */
+    SAME(linear_seconds(&d, 640, 256, 4096), 3 * (tile / 2) / .87); /* 10 tiles of 128 x 128 in 3 waves, each slower */
+    SAME(linear_seconds(&d, 128 * 4 * 16, 256, 4096), 16.5 * tile);
+    DeviceFile deep = d;
+    deep.tile_depth = 4096; /* as much again to begin and to end */
+    SAME(linear_seconds(&deep, 512, 256, 4096), 2 * tile);
+}
+
+TEST(bytes_bound_what_has_little_arithmetic)
+{
+    const DeviceFile d = round_device();
+    const double bytes = 2 * (64. * 65536 + 64 * 64 + 65536 * 64);
+    SAME(linear_seconds(&d, 64, 65536, 64) > 2 * 64. * 65536 * 64 / 1e12 ? 1. : 0., 1.);
+    CostModel m;
+    const gelu_fwd_args a = { .y = bf16(2, 1000, 500, 0, 0), .x = bf16(2, 1000, 500, 0, 0) };
+    OK(cost_open(&m, &d, 1));
+    SAME(cost_op(&m, OP_gelu_fwd, &a, 0).seconds, 2 * 2 * 500000 / 1e12);
+    CHECK(!cost_op(&m, OP_gelu_fwd, &a, 0).matrix && bytes > 0);
+    DeviceFile gaps = d;
+    gaps.gap_us = 2, gaps.host_us = 3;
+    OK(cost_open(&m, &gaps, 1));
+    SAME(cost_op(&m, OP_gelu_fwd, &a, 0).seconds, 2 * 2 * 500000 / 1e12 + 2e-6);
+    SAME(cost_op(&m, OP_gelu_fwd, &a, 0).host, 3e-6);
+}
+
+TEST(experts_share_their_waves)
+{
+    const DeviceFile d = round_device();
+    CostModel m;
+    OK(cost_open(&m, &d, 1));
+    const grouped_fwd_args a = { .y = bf16(2, 8 * 128, 128, 0, 0), .x = bf16(2, 8 * 128, 1024, 0, 0),
+                                 .w = bf16(3, 8, 128, 1024, 0) };
+    SAME(cost_op(&m, OP_grouped_fwd, &a, 0).seconds, 2 * 2. * 128 * 128 * 1024 / (1e12 / 4 / 2)); /* 8 tiles, 2 waves */
+}
+
+static double attention_seconds(int64_t T, int64_t window)
+{
+    const DeviceFile d = round_device();
+    CostModel m;
+    const attention_fwd_args a = { .o = bf16(4, 1, T, 2, 128), .q = bf16(4, 1, T, 2, 128), .k = bf16(4, 1, T, 2, 128),
+                                   .v = bf16(4, 1, T, 2, 128), .q_span = { .count = { T, 0 } },
+                                   .k_span = { .count = { T, 0 } }, .window = window };
+    OK(cost_open(&m, &d, 1));
+    return cost_op(&m, OP_attention_fwd, &a, 0).seconds;
+}
+
+TEST(attention_counts_pairs_that_see_each_other)
+{
+    const double T = 4096, pairs = T * (T + 1) / 2, keys = pairs / T;
+    SAME(attention_seconds(4096, 0), 2 * 4 * 128 * pairs / (.5e12 * keys / (keys + 300)));
+    double seen = 0; /* a query at t sees min(t + 1, 256) */
+    for (int t = 0; t < 4096; t++) seen += t + 1 < 256 ? t + 1 : 256;
+    SAME(attention_seconds(4096, 256), 2 * 4 * 128 * seen / (.5e12 * (seen / T) / (seen / T + 300)));
+}
+
+/* ---- calls ---- */
+
+static CommPlace place_of(GridShape s, GroupKind kind, int rank)
+{
+    const DeviceFile d = round_device();
+    CostModel m;
+    OK(cost_open(&m, &d, 1));
+    return cost_place(&m, s, kind, rank);
+}
+
+static void check_place(CommPlace p, int size, int hosts, int here)
+{
+    CHECK_MSG(p.size == size && p.hosts == hosts && p.here == here, "%d members, %d hosts, %d on one", p.size, p.hosts,
+              p.here);
+}
+
+TEST(groups_are_where_their_ranks_are)
+{
+    GridShape s = { .world = 16, .tp = 2, .cp = 1, .pp = 2, .ep = 1, .etp = 1 };
+    check_place(place_of(s, GROUP_TP, 5), 2, 1, 2);
+    check_place(place_of(s, GROUP_DP, 0), 4, 2, 2);  /* 0 2 | 4 6 */
+    check_place(place_of(s, GROUP_PP, 3), 2, 2, 1);  /* 3 | 11 */
+    s.order = ORDER_PP_DP;                           /* a replica is a run of 4 */
+    check_place(place_of(s, GROUP_PP, 3), 2, 1, 2);  /* 1 3 */
+    check_place(place_of(s, GROUP_DP, 0), 4, 4, 1);  /* 0 4 8 12 */
+    const GridShape ragged = { .world = 12, .tp = 6, .cp = 1, .pp = 1, .ep = 1, .etp = 1 };
+    check_place(place_of(ragged, GROUP_TP, 0), 6, 2, 4); /* 0 1 2 3 | 4 5 */
+    check_place(place_of(ragged, GROUP_TP, 7), 6, 2, 4); /* 6 7 | 8 9 10 11 */
+}
+
+TEST(calls_take_their_bytes_over_the_slowest_link)
+{
+    const DeviceFile d = round_device();
+    CostModel m;
+    OK(cost_open(&m, &d, 1));
+    const CommPlace host = { 4, 1, 4 }, hosts = { 8, 2, 4 }, rail = { 2, 2, 1 }, self = { 1, 1, 1 };
+    SAME(cost_call(&m, COMM_ALL_GATHER, host, 1000000), 5e-6 + 1e-5);
+    SAME(cost_call(&m, COMM_ALL_GATHER, hosts, 1000000), 24e-6 + 1e6 / 40e9); /* four ports; a hop */
+    SAME(cost_call(&m, COMM_REDUCE_SCATTER_TREE_F32, rail, 1000000), 24e-6 + 1e6 / 10e9);
+    SAME(cost_call(&m, COMM_ALL_TO_ALL_ROWS, host, 1000000), 8e-6 + 1e-5);
+    SAME(cost_call(&m, COMM_ALL_TO_ALL_ROWS, hosts, 7000000), 27e-6 + 4e6 / 10e9); /* 4 of 7 members elsewhere */
+    SAME(cost_message(&m, true, 1000000), 6e-6 + 1e-5);
+    SAME(cost_message(&m, false, 1000000), 21e-6 + 1e-4);
+    CHECK(cost_call(&m, COMM_ALL_GATHER, self, 1000000) == 0);
+    for (CommKind k = 0; k < COMM_KIND_COUNT; k++)
+        for (int64_t bytes = 1; bytes < INT64_C(1) << 40; bytes *= 4)
+            CHECK(cost_call(&m, k, hosts, bytes) < cost_call(&m, k, hosts, 4 * bytes) &&
+                  cost_call(&m, k, hosts, bytes) > 0);
+}
+
+TEST(more_work_never_takes_less)
+{
+    static const char *const names[] = { "a100", "h100", "b200", "4090" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        DeviceFile d;
+        OK(device_file_read(names[i], &d));
+        for (int64_t n = 64; n < 65536; n *= 2) {
+            CHECK(linear_seconds(&d, n, 4096, 4096) <= linear_seconds(&d, 2 * n, 4096, 4096));
+            CHECK(linear_seconds(&d, 4096, n, 4096) <= linear_seconds(&d, 4096, 2 * n, 4096));
+            CHECK(linear_seconds(&d, 4096, 4096, n) < linear_seconds(&d, 4096, 4096, 2 * n));
+            CHECK(linear_seconds(&d, n, 4096, 4096) >= 2. * (double)n * 4096 * 4096 / (1e12 * d.bf16_tflops));
+        }
+        device_file_release(&d);
+    }
+}
+
+TEST_MAIN

@@ -1,0 +1,317 @@
+/*
+ * How long a step takes by plan/predict.h, on devices that are made up for it: against pipelines that are walked here, bytes
+ * over a link, and what must hold of any prediction.
+ */
+#include <math.h>
+#include <stddef.h>
+
+#include "plan/predict.h"
+#include "test.h"
+#include "tiny.h"
+
+/* 4 multiprocessors; memory work is what most of a tiny model takes. Times of calls are their bytes alone. */
+static DeviceFile device(void)
+{
+    return (DeviceFile){ .name = "made up", .memory_mib = 1, .bf16_tflops = 1, .fp32_tflops = 1, .memory_gb_s = 100,
+                         .multiprocessors = 4, .attention_fwd_tflops = 1, .attention_bwd_tflops = 1,
+                         .host_devices = 64, .link_gb_s = 1e6, .network_gb_s = 1e6, .matrix_share = 1,
+                         .memory_share = 1, .attention_share = 1, .experts_share = 1, .link_share = 1 };
+}
+
+typedef struct {
+    TrainSpec spec;
+    Grid grid;
+    DeviceFile device;
+} Case;
+
+/* Blocks over `pp` ranks, 1F1B if there are several. */
+static Case stages(int layers, int pp, int units)
+{
+    Case c = { .spec = tiny_llama(), .grid = { .tp = 1, .dp = 1, .pp = pp }, .device = device() };
+    c.spec.exact = false;
+    c.spec.model.layers = layers;
+    c.spec.model.kv_heads = c.spec.model.heads;
+    c.spec.micro_batch = 1;
+    c.spec.global_batch = units;
+    c.spec.pipeline.schedule = "1f1b";
+    c.spec.pipeline.chunks = 1;
+    return c;
+}
+
+static Prediction predicted(const Case *c)
+{
+    CostModel m;
+    Prediction p = { 0 };
+    OK(cost_open(&m, &c->device, 1));
+    OK(predict(&m, &c->spec, c->grid, &p));
+    return p;
+}
+
+#define NEAR(got, want, by) \
+    CHECK_MSG(fabs((got) / (want) - 1) < (by), "%s is %.9g, not %.9g", #got, (double)(got), (double)(want))
+
+/* What a step consists of, added up. */
+static double sum_of(const Prediction *p)
+{
+    double sum = p->bubble_s + p->shares.idle;
+    for (int i = 0; i < FAMILIES; i++) sum += p->shares.family[i];
+    for (int i = 0; i < WORLD_COMMS; i++) sum += p->shares.waited[i];
+    return sum;
+}
+
+static double waited(const Prediction *p)
+{
+    double sum = 0;
+    for (int i = 0; i < WORLD_COMMS; i++) sum += p->shares.waited[i];
+    return sum;
+}
+
+/* ---- pipelines ---- */
+
+enum { UNITS_MOST = 32, RANKS_MOST = 8 };
+
+/*
+ * 1F1B walked event by event, from what it is: rank r does p - 1 - r forwards, then forward and backward in turn, then what
+ * backwards remain. Rounds over all ranks until nothing changes: each start is the latest of what it waits for.
+ */
+static double walk_1f1b(const StageCost *stage, int p, int m, double hop)
+{
+    double f[RANKS_MOST][UNITS_MOST] = { { 0 } }, b[RANKS_MOST][UNITS_MOST] = { { 0 } }, end = 0;
+    for (int round = 0; round < 2 * (p + m) * p; round++)
+        for (int r = 0; r < p; r++) {
+            const int warm = p - 1 - r < m ? p - 1 - r : m;
+            double now = 0;
+            for (int i = 0, done = 0, back = 0; i < 2 * m; i++) {
+                const bool forward = done < m && (i < warm || (i - warm) % 2 == 0);
+                if (forward) {
+                    const double ready = r ? f[r - 1][done] + hop : 0;
+                    now = f[r][done++] = fmax(now, ready) + stage[r].f;
+                } else {
+                    const double ready = r < p - 1 ? b[r + 1][back] + hop : 0;
+                    now = b[r][back++] = fmax(now, ready) + stage[r].i + stage[r].w;
+                }
+            }
+            end = fmax(end, now);
+        }
+    return end;
+}
+
+static void check_pipeline(const Case *c)
+{
+    CostModel m;
+    StageCost stage[RANKS_MOST];
+    double rest = 0, hop;
+    OK(cost_open(&m, &c->device, 1));
+    for (int r = 0; r < c->grid.pp; r++) {
+        MemoryPlan plan;
+        StepTimes t;
+        OK(predict_rank(&m, &c->spec, c->grid, r, &plan, &t));
+        stage[r] = t.unit[0];
+        rest = fmax(rest, t.rest);
+    }
+    hop = predict_hop(&m, &c->spec, c->grid);
+    const int units = (int)c->spec.global_batch;
+    const Prediction p = predicted(c);
+    NEAR(p.step_s, walk_1f1b(stage, c->grid.pp, units, hop) + rest, 1e-9);
+    CHECK(p.bubble_s > 0 && p.rest_s == rest);
+}
+
+TEST(unequal_stages_take_what_their_events_take)
+{
+    for (int pp = 2; pp <= 4; pp++)
+        for (int units = pp; units <= 9; units += 3) {
+            Case c = stages(5, pp, units); /* (the first ranks have a block more, the last one has the head) */
+            check_pipeline(&c);
+            c.device.link_gb_s = .01; /* a hop counts */
+            check_pipeline(&c);
+        }
+}
+
+/* (m + p - 1)(f + b) where all stages are alike: a block so large that tables, head and loss are nothing beside it. */
+TEST(equal_stages_take_their_closed_form)
+{
+    for (int pp = 2; pp <= 4; pp++) {
+        CostModel m;
+        MemoryPlan plan;
+        StepTimes t;
+        Case c = stages(pp, pp, 8);
+        c.spec.model.ffn = 1 << 18;
+        OK(cost_open(&m, &c.device, 1));
+        OK(predict_rank(&m, &c.spec, c.grid, 0, &plan, &t));
+        const StageCost each = t.unit[0];
+        const Prediction p = predicted(&c);
+        NEAR(p.step_s - p.rest_s, (8 + pp - 1) * (each.f + each.i + each.w), 2e-2);
+        NEAR(p.bubble_s, (pp - 1) * (each.f + each.i + each.w), 1e-1);
+    }
+}
+
+/* ---- what is sent ---- */
+
+static Case tensor_parallel(void)
+{
+    Case c = stages(4, 1, 4);
+    c.spec.pipeline.schedule = NULL;
+    c.grid = (Grid){ .tp = 4, .dp = 1, .sp = true };
+    return c;
+}
+
+static double bytes_sent(const Case *c)
+{
+    CostModel m;
+    MemoryPlan plan;
+    StepTimes t;
+    OK(cost_open(&m, &c->device, 1));
+    OK(predict_rank(&m, &c->spec, c->grid, 0, &plan, &t));
+    return (double)plan.comm_bytes;
+}
+
+TEST(beside_nothing_a_step_is_its_bytes_over_the_link)
+{
+    Case c = tensor_parallel();
+    c.device.bf16_tflops = c.device.fp32_tflops = c.device.memory_gb_s = 1e9;
+    c.device.attention_fwd_tflops = c.device.attention_bwd_tflops = 1e9;
+    c.device.link_gb_s = 1e-3;
+    const Prediction p = predicted(&c);
+    NEAR(p.step_s, bytes_sent(&c) / 1e6, 1e-3); /* (of what is sent beside each other there is little) */
+    NEAR(waited(&p), p.step_s, 1e-3);
+}
+
+TEST(what_is_sent_fast_is_not_waited_for)
+{
+    Case c = tensor_parallel();
+    c.device.link_gb_s = 1e12;
+    const Prediction p = predicted(&c);
+    CHECK(waited(&p) >= 0 && waited(&p) < 1e-2 * p.step_s && p.bubble_s == 0);
+}
+
+/* Sums of gradients go on beside the backward: much of what is sent is not waited for, and with more arithmetic less is. */
+TEST(sums_of_gradients_hide_behind_arithmetic)
+{
+    Case c = stages(8, 1, 2);
+    c.spec.pipeline.schedule = NULL;
+    c.spec.update.overlap_grad = true;
+    c.spec.update.bucket_bytes = 1 << 16;
+    c.spec.global_batch = 4;
+    c.grid = (Grid){ .tp = 1, .dp = 2 };
+    c.device.link_gb_s = 5;
+    Case apart = c;
+    apart.spec.update.overlap_grad = false;
+    const Prediction beside = predicted(&c), behind = predicted(&apart);
+    CHECK_MSG(waited(&beside) < .8 * waited(&behind), "%g s of waiting, and %g behind", waited(&beside),
+              waited(&behind));
+    CHECK(beside.step_s < behind.step_s);
+    c.spec.micro_batch = 2, c.spec.global_batch = 8;
+    const Prediction more = predicted(&c);
+    CHECK(waited(&more) <= waited(&beside));
+}
+
+/* A host that issues slowly is what a step takes: so much for each kernel. */
+TEST(a_slow_host_is_what_a_step_takes)
+{
+    Case c = stages(2, 1, 2);
+    c.spec.pipeline.schedule = NULL;
+    c.device.host_us = 1e6;
+    const Prediction p = predicted(&c);
+    NEAR(p.step_s, p.shares.launches, 1e-3);
+    NEAR(p.shares.idle, p.step_s, 1e-3);
+    c.device.host_us = 0;
+    CHECK(predicted(&c).shares.idle == 0);
+}
+
+/* Rows on their way to experts: the host reads how many, and no longer runs ahead. */
+TEST(a_mixture_waits_for_the_host)
+{
+    Case c = stages(2, 1, 4);
+    c.spec.model = tiny_mixture(TINY_MIXTRAL, 2).model;
+    c.spec.pipeline.schedule = NULL;
+    c.grid = (Grid){ .tp = 1, .dp = 2, .ep = 2 };
+    c.device.host_us = 1;
+    const double ahead = predicted(&c).shares.idle;
+    c.device.host_us = 2;
+    const Prediction p = predicted(&c);
+    CHECK(ahead > 0 && p.shares.idle > ahead);
+    NEAR(sum_of(&p), p.step_s, 1e-9);
+}
+
+/* ---- any prediction ---- */
+
+static Case scheduled(const char *name, int chunks)
+{
+    Case c = stages(8, 4, 8);
+    c.spec.pipeline.schedule = name;
+    c.spec.pipeline.chunks = chunks;
+    return c;
+}
+
+TEST(shares_are_all_of_a_step)
+{
+    static const struct {
+        const char *name;
+        int chunks;
+    } all[] = { { "gpipe", 1 }, { "1f1b", 1 }, { "interleaved", 2 }, { "zb-h1", 1 }, { "zb-v", 2 } };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const Case c = scheduled(all[i].name, all[i].chunks);
+        const Prediction p = predicted(&c);
+        NEAR(sum_of(&p), p.step_s, 1e-9);
+        CHECK_MSG(p.bubble_s > 0 && p.rest_s > 0 && p.rest_s < p.step_s, "%s: %g s of %g wait, %g behind units",
+                  all[i].name, p.bubble_s, p.step_s, p.rest_s);
+        NEAR(p.tokens_s, 8 * TINY_SEQ / p.step_s, 1e-9);
+    }
+}
+
+TEST(a_schedule_with_smaller_bubbles_takes_less)
+{
+    const Case plain = scheduled("1f1b", 1), interleaved = scheduled("interleaved", 2), split = scheduled("zb-h1", 1);
+    CHECK(predicted(&interleaved).step_s < predicted(&plain).step_s);
+    CHECK(predicted(&split).bubble_s < predicted(&plain).bubble_s);
+}
+
+TEST(more_work_takes_longer)
+{
+    const Case plain = stages(2, 1, 4);
+    const double base = predicted(&plain).step_s;
+    Case c = stages(3, 1, 4);
+    CHECK(predicted(&c).step_s > base);
+    c = stages(2, 1, 8);
+    CHECK(predicted(&c).step_s > base);
+    c = stages(2, 1, 4), c.spec.model.ffn *= 2;
+    CHECK(predicted(&c).step_s > base);
+    c = stages(2, 1, 4), c.spec.model.padded_vocab = c.spec.model.vocab = 1024;
+    CHECK(predicted(&c).step_s > base);
+    c = stages(2, 1, 4), c.device.memory_gb_s *= 2;
+    CHECK(predicted(&c).step_s < base);
+}
+
+TEST(what_has_no_part_in_it_changes_nothing)
+{
+    const Case c = scheduled("1f1b", 1);
+    Case other = c;
+    other.spec.seed = other.spec.model.seed = 7;
+    other.spec.update.lr.lr *= 3;
+    other.spec.model.init_std = .5f;
+    const Prediction a = predicted(&c), b = predicted(&other), again = predicted(&c);
+    CHECK(!memcmp(&a, &b, sizeof a) && !memcmp(&a, &again, sizeof a));
+}
+
+/* A clock changes nothing of what is planned. */
+TEST(bytes_are_those_of_a_plan_without_times)
+{
+    Case c = scheduled("interleaved", 2);
+    c.grid.dp = 2;
+    c.spec.global_batch *= 2;
+    c.spec.update.overlap_grad = c.spec.update.overlap_param = c.spec.update.zero = true;
+    CostModel m;
+    OK(cost_open(&m, &c.device, 1));
+    for (int rank = 0; rank < 8; rank++) {
+        MemoryPlan timed, plain;
+        StepTimes t;
+        OK(predict_rank(&m, &c.spec, c.grid, rank, &timed, &t));
+        OK(trainer_plan(&c.spec, c.grid, rank, &plain));
+        CHECK(timed.clock[0] > 0 && plain.clock[0] == 0);
+        memset(timed.clock, 0, sizeof timed.clock);
+        timed.flop_of_op = plain.flop_of_op; /* (a mean over what was walked, which with a clock is a step more) */
+        CHECK(!memcmp(&timed, &plain, sizeof timed));
+    }
+}
+
+TEST_MAIN
