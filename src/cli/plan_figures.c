@@ -107,9 +107,11 @@ int64_t plan_checkpoint(const PlanTable *t)
 }
 
 /* With what CUDA and its libraries take beside the plan. */
+/* (the ranks of a machine whose processors are the device share its memory) */
 bool plan_fits(const PlanTable *t)
 {
-    return plan_largest_total(t) + plan_library_bytes(t) <= t->target->memory_mib << 20;
+    const int64_t sharers = t->target->processors > 0 ? grid_size(t->grid) : 1;
+    return sharers * plan_largest_total(t) + plan_library_bytes(t) <= t->target->memory_mib << 20;
 }
 
 int plan_pairs(const PlanTable *t)
@@ -119,6 +121,7 @@ int plan_pairs(const PlanTable *t)
 
 int64_t plan_library_bytes(const PlanTable *t)
 {
+    if (t->spec.device.kind == DEVICE_CPU) return 0;
     return DEVICE_LIBRARY_BYTES + (int64_t)world_groups(t->grid) * NCCL_GROUP_BYTES +
            (int64_t)plan_pairs(t) * NCCL_PAIR_BYTES;
 }
