@@ -4,11 +4,11 @@ ranks run in turns, and the step that each takes stands beside the one that is p
 
 usage: bench/predict_here.py [--device FILE] [--rounds N] [--steps N] [--only TEXT] [--json FILE] [--list]
 
---device: of `megatrain doctor --calibrate FILE`, made first if there is none. A layout's step is the lower quartile of its
-steps, of all rounds together; rounds lie apart, so that no layout has the machine's worst minutes to itself. Printed:
-mean absolute error, rank correlation in each model, and regret: how much slower the layout predicted to be the best of a
-model's is than the best measured. Both also among layouts of equally many ranks. A wanted figure that is missed is a
-finding, not a failure: the exit status is 0 when everything ran.
+--device: of `megatrain doctor --calibrate FILE`, made first if there is none. A layout's step is the lower quartile of
+its steps, of all rounds together; rounds lie apart, so that no layout has the machine's worst minutes to itself.
+Printed: mean absolute error, rank correlation in each model, and regret: how much slower the layout predicted to be the
+best of a model's is than the best measured. A wanted figure that is missed is a finding, not a failure: the exit status
+is 0 when everything ran.
 
 MEGATRAIN names the program. Figures count when nothing else runs here: the spread of steps is printed, too."""
 import argparse
@@ -24,7 +24,8 @@ MEGATRAIN = os.path.abspath(os.environ.get("MEGATRAIN", os.path.join(ROOT, "mega
 
 MODELS = {
     "dense": "model.arch=gpt2 model.layers=8 model.hidden=128 model.heads=8 model.seq=128",
-    "grouped": "model.arch=llama model.layers=8 model.hidden=192 model.heads=8 model.kv_heads=4 model.ffn=512 model.seq=256",
+    "grouped": "model.arch=llama model.layers=8 model.hidden=192 model.heads=8 model.kv_heads=4 model.ffn=512 "
+    "model.seq=256",
     "mixture": "model.arch=llama model.layers=4 model.hidden=128 model.heads=8 model.kv_heads=4 model.ffn=256 "
     "model.seq=128 moe.experts=8 moe.topk=2 moe.ffn=128",
 }
@@ -156,13 +157,14 @@ def report(layouts):
         return {}
     errors = [l.predicted / l.measured() - 1 for l in known]
     out = {"mae": statistics.mean(map(abs, errors)), "bias": statistics.mean(errors), "worst": max(errors, key=abs)}
-    print(f"\nmean absolute error {100 * out['mae']:.1f} % (bias {100 * out['bias']:+.1f}, worst {100 * out['worst']:+.1f})")
+    mae, bias, worst = (100 * out[k] for k in ("mae", "bias", "worst"))
+    print(f"\nmean absolute error {mae:.1f} % (bias {bias:+.1f}, worst {worst:+.1f})")
     for model in MODELS:
         pairs = [(l.predicted, l.measured()) for l in known if l.model == model]
         if pairs:
-            out[model] = {"rank_correlation": correlation(pairs), "regret": regret(pairs)}
-            print(f"{model:9s} rank correlation {out[model]['rank_correlation']:.3f}, regret {100 * out[model]['regret']:.1f} %"
-                  f" of {len(pairs)} layouts")
+            order, lost = correlation(pairs), regret(pairs)
+            out[model] = {"rank_correlation": order, "regret": lost}
+            print(f"{model:9s} rank correlation {order:.3f}, regret {100 * lost:.1f} % of {len(pairs)} layouts")
     return out
 
 

@@ -237,13 +237,17 @@ static Err calibrate_into(const char *path)
     Err err = calibrate((CalibrateOptions){ seconds, seconds < BRIEF_S }, &c);
     if (!err) err = calibration_write(&c, path);
     if (!err) {
-        printf("measured     %d processors: products %.3g TFLOP/s in fp32, %.3g in bf16; copies %.3g GB/s; a message "
+        printf("measured     %d processors: products %.3g TFLOP/s in fp32, %.3g in bf16; copies %.3g GB/s; a "
+               "message "
                "between processes %.3g us, %.3g GB/s\n",
                c.processors, c.fp32_tflops, c.bf16_tflops, c.memory_gb_s, c.link_us, c.link_gb_s);
-        printf("written      %s: %d figures; megatrain plan --config FILE --device %s%s predicts by them\n", path,
-               c.points.count, strchr(path, '/') ? "" : "./", path);
-        advise(c.noisy, "%d of the figures vary: of their calls one in a hundred took over twice the median; repeat it "
-                        "when nothing else runs here", c.noisy);
+        printf("written      %s: %d figures; megatrain plan --config FILE --device %s%s predicts by them\n",
+               path, c.points.count, strchr(path, '/') ? "" : "./", path);
+        advise(
+            c.noisy,
+            "%d of the figures vary: of their calls one in a hundred took over twice the median; repeat it "
+            "when nothing else runs here",
+            c.noisy);
     }
     device_points_free(&c.points);
     return err;

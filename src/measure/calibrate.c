@@ -1,4 +1,5 @@
-/* See calibrate.h. Processes take the jobs of a list in the same order and write what they measured into shared memory. */
+/* See calibrate.h. Processes take the jobs of a list in the same order and write what they measured into shared
+ * memory. */
 #include "measure/calibrate.h"
 
 #include <stdio.h>
@@ -14,7 +15,8 @@
 #include "measure/local_ranks.h"
 
 enum { JOBS_MOST = 1024, SETS_MOST = 64, REPEATS_MOST = 400, REPEATS_LEAST = 3, ROUNDS_MOST = 8 };
-static const int64_t ARENA_BYTES = 256 << 20, SETS_BYTES = 8 << 20, PRODUCT_BYTES = 4 << 20, PATTERN_LEAST = 1 << 14, STAGING_BYTES = 64 << 20;
+static const int64_t ARENA_BYTES = 256 << 20, SETS_BYTES = 8 << 20, PRODUCT_BYTES = 4 << 20,
+                     PATTERN_LEAST = 1 << 14, STAGING_BYTES = 64 << 20;
 
 /* ---- what is measured of ops ---- */
 
@@ -31,7 +33,8 @@ typedef struct {
 } Round;
 
 typedef struct {
-    double us, tail; /* tail: what one call in a hundred takes at least, over the median; us 0: not yet, or no room */
+    double us,
+        tail; /* tail: what one call in a hundred takes at least, over the median; us 0: not yet, or no room */
     OpWork work;
 } Measured;
 
@@ -62,7 +65,9 @@ static void add_products(OpTimes *t, int count, double flop_most)
         const int64_t N = row_counts[i / count / count], O = widths[i / count % count], I = widths[i % count];
         if (2.0 * (double)N * (double)O * (double)I > flop_most) continue;
         const int64_t leaf = N < LEAF ? N : LEAF; /* of a weight's gradient */
-        const Dims d = { "", .B = N / leaf, .T = leaf, .D = O, .F = 64, .V = 64, .H = 1, .K = 1, .C = I, 1, 1 };
+        const Dims d = {
+            "", .B = N / leaf, .T = leaf, .D = O, .F = 64, .V = 64, .H = 1, .K = 1, .C = I, 1, 1
+        };
         for (int k = 0; k < 3; k++) add_job(t, ids[k], d, (Case){ "grid", PROJ });
     }
 }
@@ -74,8 +79,8 @@ static void add_grouped(OpTimes *t, int count, double flop_most)
     for (int i = 0; i < (count + 1) * count * count; i++) {
         const int64_t R = row_counts[i / count / count], O = widths[i / count % count], I = widths[i % count];
         if (2.0 * EXPERTS * (double)R * (double)O * (double)I > flop_most) continue;
-        const Dims d = { "",      .B = 1, .T = R * EXPERTS, .D = I, .F = O, .V = 64, .H = 1, .K = 1, .C = 16,
-                         EXPERTS, 1 };
+        const Dims d = { "",     .B = 1, .T = R * EXPERTS, .D = I,  .F = O, .V = 64,
+                         .H = 1, .K = 1, .C = 16,          EXPERTS, 1 };
         for (int k = 0; k < 3; k++) add_job(t, ids[k], d, (Case){ "grid", FC1 });
     }
 }
@@ -85,8 +90,8 @@ static void add_attention(OpTimes *t, const int64_t *lengths, int count)
     static const int64_t heads[] = { 16, 32, 64, 128 }; /* how wide they are */
     for (int i = 0; i < count; i++)
         for (int k = 0; k < 4; k++) {
-            const Dims d = { "",       .B = 1, .T = lengths[i], .D = 64, .F = 64, .V = 64, .H = 4, .K = 4,
-                             heads[k], 1,      1 };
+            const Dims d = { "",     .B = 1, .T = lengths[i], .D = 64, .F = 64, .V = 64,
+                             .H = 4, .K = 4, heads[k],        1,       1 };
             add_job(t, OP_attention_fwd, d, (Case){ "grid" });
             add_job(t, OP_attention_bwd, d, (Case){ "grid" });
         }
@@ -124,7 +129,8 @@ static void make_jobs(OpTimes *t, bool brief)
 static void add_round(OpTimes *t, int ranks, int threads, DType dtype)
 {
     for (int i = 0; i < t->round_count; i++)
-        if (t->round[i].ranks == ranks && t->round[i].threads == threads && t->round[i].dtype == dtype) return;
+        if (t->round[i].ranks == ranks && t->round[i].threads == threads && t->round[i].dtype == dtype)
+            return;
     ASSERT(t->round_count < ROUNDS_MOST);
     t->round[t->round_count++] = (Round){ ranks, threads, dtype };
 }
@@ -180,7 +186,8 @@ static Err open_maker(Bench *b, const Dims *d)
 {
     const Round *r = &b->times->round[b->times->now];
     const int64_t items = (PATTERN_LEAST + d->T - 1) / d->T * d->T;
-    if (b->maker.tokens && !memcmp(&b->dims, d, sizeof *d)) return arena_release(&b->arena, b->patterns), ERR_OK;
+    if (b->maker.tokens && !memcmp(&b->dims, d, sizeof *d))
+        return arena_release(&b->arena, b->patterns), ERR_OK;
     maker_close(&b->maker);
     arena_release(&b->arena, 0);
     b->dims = *d;
@@ -332,7 +339,8 @@ static Err call(CommBench *c, CommKind kind)
     switch (kind) {
     case COMM_ALL_GATHER: return comm_all_gather(&c->comm, c->stream, whole, slice, NULL);
     case COMM_REDUCE_TREE_F32: return comm_reduce_tree_f32(&c->comm, c->stream, whole, NULL);
-    case COMM_REDUCE_SCATTER_TREE_F32: return comm_reduce_scatter_tree_f32(&c->comm, c->stream, slice, whole, NULL);
+    case COMM_REDUCE_SCATTER_TREE_F32:
+        return comm_reduce_scatter_tree_f32(&c->comm, c->stream, slice, whole, NULL);
     case COMM_REDUCE_SCATTER_I64:
         return comm_reduce_scatter_i64(&c->comm, c->stream, (int64_t *)c->b, (int64_t *)c->a, part, NULL);
     case COMM_SUM_I64: return comm_sum_i64(&c->comm, c->stream, (int64_t *)c->a, n, NULL);
@@ -530,12 +538,13 @@ enum { HEAD_BYTES = 2048 };
 
 static int64_t put_head(const Calibration *c, char *out)
 {
-    return snprintf(out, HEAD_BYTES,
-                    "; The CPUs of this machine, measured by megatrain doctor --calibrate. See docs/planner.md.\n"
-                    "[device]\nmemory_mib = %lld\nprocessors = %d\nfp32_tflops = %.4g\nbf16_tflops = %.4g\n"
-                    "memory_gb_s = %.4g\nlink_gb_s = %.4g\nlink_us = %.4g\n",
-                    (long long)c->memory_mib, c->processors, c->fp32_tflops, c->bf16_tflops, c->memory_gb_s,
-                    c->link_gb_s, c->link_us);
+    return snprintf(
+        out, HEAD_BYTES,
+        "; The CPUs of this machine, measured by megatrain doctor --calibrate. See docs/planner.md.\n"
+        "[device]\nmemory_mib = %lld\nprocessors = %d\nfp32_tflops = %.4g\nbf16_tflops = %.4g\n"
+        "memory_gb_s = %.4g\nlink_gb_s = %.4g\nlink_us = %.4g\n",
+        (long long)c->memory_mib, c->processors, c->fp32_tflops, c->bf16_tflops, c->memory_gb_s, c->link_gb_s,
+        c->link_us);
 }
 
 Err calibration_write(const Calibration *c, const char *path)

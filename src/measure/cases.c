@@ -10,7 +10,8 @@ Err run_any(Stream *s, OpId id, const AnyArgs *a)
 {
     switch (id) {
 #define OP(name, flop, args) \
-    case OP_##name: return op_##name(s, &a->name);
+    case OP_##name:          \
+        return op_##name(s, &a->name);
 #include "device/ops.def"
 #undef OP
     case OP_COUNT: break;
@@ -35,8 +36,16 @@ static int64_t distinct_tokens(const Maker *m)
 
 Err make_step(Maker *m, StepValues **out)
 {
-    StepValues v = { .step = 100, .nominal = tokens_of(m), .lr = 1e-4f, .correct1 = 0.9f, .correct2 = 0.9f, .clip = 1,
-                     .loss_scale = 1 / (float)tokens_of(m), .unscale = 1, .grad_scale = 1, .counted = tokens_of(m) };
+    StepValues v = { .step = 100,
+                     .nominal = tokens_of(m),
+                     .lr = 1e-4f,
+                     .correct1 = 0.9f,
+                     .correct2 = 0.9f,
+                     .clip = 1,
+                     .loss_scale = 1 / (float)tokens_of(m),
+                     .unscale = 1,
+                     .grad_scale = 1,
+                     .counted = tokens_of(m) };
     void *p;
     TRY(arena_alloc(m->arena, sizeof v, &p));
     *out = p;
@@ -49,15 +58,18 @@ static void linear_dims(const Maker *m, int64_t *N, int64_t *O, int64_t *I)
 {
     const Dims *d = m->d;
     const int64_t heads = d->H * d->C;
-    const int64_t sizes[][2] = { [QKV] = { 3 * heads, d->D }, [PROJ] = { d->D, heads }, [FC1] = { d->F, d->D },
-                                 [FC2] = { d->D, d->F }, [HEAD] = { d->V, d->D } };
+    const int64_t sizes[][2] = { [QKV] = { 3 * heads, d->D },
+                                 [PROJ] = { d->D, heads },
+                                 [FC1] = { d->F, d->D },
+                                 [FC2] = { d->D, d->F },
+                                 [HEAD] = { d->V, d->D } };
     *N = tokens_of(m);
     *O = sizes[m->c->shape][0];
     *I = sizes[m->c->shape][1];
 }
 
-BENCH(linear_fwd, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1 and GELU", FC1, 1 }, { "fc2", FC2 },
-      { "head", HEAD })
+BENCH(linear_fwd, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1 and GELU", FC1, 1 },
+      { "fc2", FC2 }, { "head", HEAD })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
@@ -83,8 +95,8 @@ BENCH(linear_dx, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 
     return ERR_OK;
 }
 
-BENCH(linear_dw, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1, accumulated", FC1, 1 }, { "fc2", FC2 },
-      { "head", HEAD })
+BENCH(linear_dw, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1, accumulated", FC1, 1 },
+      { "fc2", FC2 }, { "head", HEAD })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
@@ -168,7 +180,8 @@ BENCH(norm_bwd, { "LayerNorm" }, { "RMSNorm", .option = 1 })
 
 static Dropout tenth(const Maker *m)
 {
-    return m->c->option ? (Dropout){ rng_key(1, "bench"), dropout_threshold(0.1f), 1 / 0.9f } : (Dropout){ 0, 0, 1 };
+    return m->c->option ? (Dropout){ rng_key(1, "bench"), dropout_threshold(0.1f), 1 / 0.9f }
+                        : (Dropout){ 0, 0, 1 };
 }
 
 BENCH(residual_fwd, { "" }, { "dropout", .option = 1 })
@@ -375,7 +388,11 @@ static Err make_parts(Maker *m, Tensor *out, int64_t *chunks)
     ASSERT(matrix > 0);
     for (int i = 0; i < TENSORS; i++) {
         const int64_t count = i < matrices ? matrix : vector;
-        part[i] = (FlatPart){ .flat = at, .shard = at, .count = count, .chunk = *chunks, .number = i,
+        part[i] = (FlatPart){ .flat = at,
+                              .shard = at,
+                              .count = count,
+                              .chunk = *chunks,
+                              .number = i,
                               .flags = FLAT_COUNTS | FLAT_DECAYS };
         at += count;
         *chunks += flat_chunks(count);

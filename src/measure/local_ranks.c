@@ -89,9 +89,10 @@ static Err store_get(void *user, const char *key, void *bytes, int64_t cap, int6
 
 Err local_ranks_connect(LocalRank *r, GlooWorld **out)
 {
-    return gloo_world_open((GlooOptions){ r->rank, r->size, "127.0.0.1", r->all->secret, PATIENCE_S,
-                                          { r->all, store_set, store_get } },
-                           out);
+    return gloo_world_open(
+        (GlooOptions){
+            r->rank, r->size, "127.0.0.1", r->all->secret, PATIENCE_S, { r->all, store_set, store_get } },
+        out);
 }
 
 /* ---- outside ---- */
@@ -146,7 +147,8 @@ Err local_ranks_run(int size, Err (*body)(LocalRank *r, void *user), void *user)
     ASSERT(size <= LOCAL_RANKS_MOST);
     TRY(local_shared(sizeof *all, (void **)&all));
     unsigned char random[16];
-    if (getentropy(random, sizeof random) != 0) return err_set(ERR_INTERNAL, "the system has no random numbers");
+    if (getentropy(random, sizeof random) != 0)
+        return err_set(ERR_INTERNAL, "the system has no random numbers");
     for (size_t i = 0; i < sizeof random; i++) snprintf(all->secret + 2 * i, 3, "%02x", random[i]);
     fflush(NULL);
     for (; begun < size && (begun == 0 || pid[begun - 1] > 0); begun++)

@@ -16,24 +16,25 @@
 
 #include "measure/cases.h"
 
-#define BENCH(name, ...)                                                                          \
-    static Err make_##name(Maker *m, name##_args *a);                                             \
-    static Err make_any_##name(Maker *m, AnyArgs *any) { return make_##name(m, &any->name); }     \
-    static const Case cases_##name[] = { __VA_ARGS__ };                                           \
+#define BENCH(name, ...)                                                                                \
+    static Err make_##name(Maker *m, name##_args *a);                                                   \
+    static Err make_any_##name(Maker *m, AnyArgs *any) { return make_##name(m, &any->name); }           \
+    static const Case cases_##name[] = { __VA_ARGS__ };                                                 \
     const OpCases bench_##name = { make_any_##name, cases_##name, sizeof cases_##name / sizeof(Case) }; \
     static Err make_##name(Maker *m, name##_args *a)
 
-#define MAKE(out, times, fill, t, ...)                                                                   \
-    TRY(maker_tensor(m, &a->out, (times), FILL_##fill, (t),                                               \
-                    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ }))
+#define MAKE(out, times, fill, t, ...)                                            \
+    TRY(maker_tensor(m, &a->out, (times), FILL_##fill, (t),                       \
+                     (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
+                     (const int64_t[]){ __VA_ARGS__ }))
 /* in the compute dtype: read or written, read and written, neither (so small, or so seldom, that it does not count) */
 #define ONCE(out, ...) MAKE(out, 1, UNIFORM, m->dtype, __VA_ARGS__)
 #define TWICE(out, ...) MAKE(out, 2, UNIFORM, m->dtype, __VA_ARGS__)
 #define UNCOUNTED(out, ...) MAKE(out, 0, UNIFORM, m->dtype, __VA_ARGS__)
 
 /* What every gradient op takes besides. */
-#define SHIFT_OF_GRADIENT            \
-    MAKE(shift, 0, ZERO, I32, 1);    \
+#define SHIFT_OF_GRADIENT         \
+    MAKE(shift, 0, ZERO, I32, 1); \
     MAKE(overflow, 0, ZERO, I32, 1)
 
 static inline int64_t tokens_of(const Maker *m) { return m->d->B * m->d->T; }
