@@ -138,10 +138,22 @@ TEST(products_by_their_shape)
     CHECK_CLOSE(measured(&all, OP_linear_fwd, &a, 1, 1), 10, 1e-6, "at a point");
     a = product(128, 64, 64, false);
     CHECK_CLOSE(measured(&all, OP_linear_fwd, &a, 1, 1), 20 / sqrt(2), 1e-6, "as far from both: the mean of the rates");
-    a = product(256, 32, 64, true); /* 64 KiB of its result and GELU's; half as many outputs at the nearest's rate */
-    const double w[2] = { 1 / 25.0, 1 }, r[2] = { 10.0 / 64, 20.0 / 256 };
-    const double rate = exp((w[0] * log(r[0]) + w[1] * log(r[1])) / (w[0] + w[1]));
-    CHECK_CLOSE(measured(&all, OP_linear_fwd, &a, 1, 1), 128 * rate + 7, 1e-4, "weights fall with the fourth power");
+    a = product(256, 32, 64, true);
+    CHECK_CLOSE(measured(&all, OP_linear_fwd, &a, 1, 1), 10 + 7, 1e-6, "half as many outputs at their rate, and GELU");
+    add(&all, "op.linear_fwd", "f32 1x1 1024x64x16 5");
+    OK(device_points_order(&all));
+    a = product(512, 64, 64, false); /* of the corners around one is known */
+    CHECK_CLOSE(measured(&all, OP_linear_fwd, &a, 1, 1), 40, 1e-6, "the corner's rate");
+    a = product(300, 64, 20, false); /* most of the corners' weight is of such as are not known */
+    const double at[3][3] = { { 64, 64, 10 }, { 256, 64, 20 }, { 1024, 16, 5 } }; /* rows, inputs, us */
+    double weights = 0, sum = 0;
+    for (int i = 0; i < 3; i++) {
+        const double rows = log2(at[i][0] / 300), inputs = log2(at[i][1] / 20);
+        const double weight = 1 / pow(rows * rows + inputs * inputs, 3);
+        weights += weight;
+        sum += weight * log(at[i][2] / (at[i][0] * at[i][1]));
+    }
+    CHECK_CLOSE(measured(&all, OP_linear_fwd, &a, 1, 1), 300 * 20 * exp(sum / weights), 1e-4, "by distance");
     device_points_free(&all);
 }
 

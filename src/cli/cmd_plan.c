@@ -390,6 +390,11 @@ static void put_fit(const PlanTable *t)
     char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[80] = "", sold[32] = "there";
     const int count = world_groups(t->grid), pairs = plan_pairs(t);
     if (!t->target) return;
+    if (t->target->processors > 0) {
+        printf("\n  fits there: %s (%s of each rank, %s for all)\n", plan_fits(t) ? "yes" : "no",
+               units_bytes(a, plan_largest_total(t)), units_bytes(b, t->target->memory_mib << 20));
+        return;
+    }
     int n =
         count ? snprintf(groups, sizeof groups, " and %d communicator%s", count, count == 1 ? "" : "s") : 0;
     if (pairs)
@@ -667,8 +672,9 @@ static Err plan(Words rest)
     if (!words) return err_set(ERR_MEMORY, "no memory for %d words", rest.count);
     for (int i = 0; i < rest.count; i++) words[i] = rest.items[i];
     int64_t ranks = 0;
-    const bool cpu = device && strcmp(device, "cpu") == 0;
+    bool cpu = device && strcmp(device, "cpu") == 0;
     Err err = device && !cpu ? device_file_read(device, &target) : ERR_OK;
+    cpu = cpu || target.processors > 0;
     if (device) words[rest.count++] = cpu ? "run.device=cpu" : "run.device=cuda";
     if (!err && is_search) {
         err = search_words((Words){ words, rest.count });

@@ -106,9 +106,11 @@ int64_t plan_checkpoint(const PlanTable *t)
 }
 
 /* With what CUDA and its libraries take beside the plan. */
+/* (the ranks of a machine whose processors are the device share its memory) */
 bool plan_fits(const PlanTable *t)
 {
-    return plan_largest_total(t) + plan_library_bytes(t) <= t->target->memory_mib << 20;
+    const int64_t sharers = t->target->processors > 0 ? grid_size(t->grid) : 1;
+    return sharers * plan_largest_total(t) + plan_library_bytes(t) <= t->target->memory_mib << 20;
 }
 
 int plan_pairs(const PlanTable *t)
@@ -116,7 +118,10 @@ int plan_pairs(const PlanTable *t)
     return world_pairs(t->grid, spec_sums_by_message(t->cfg), spec_host_ranks(t->cfg));
 }
 
-int64_t plan_library_bytes(const PlanTable *t) { return spec_library_bytes(t->cfg, t->grid); }
+int64_t plan_library_bytes(const PlanTable *t)
+{
+    return t->spec.device.kind == DEVICE_CPU ? 0 : spec_library_bytes(t->cfg, t->grid);
+}
 
 /* ---- JSON ---- */
 

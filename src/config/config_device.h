@@ -9,7 +9,8 @@
  *
  *   [op.NAME], [comm.NAME]   what was measured (config/device_points.h)
  *
- * Only memory_mib is required; `plan` says no time where a number lacks that times need (cost/cost.h). The folder is looked for under the current one, beside the program, and where
+ * Only memory_mib is required; `plan` says no time where a number lacks that times need (cost/cost.h). The folder is
+ * looked for under the current one, beside the program, and where
  * `make install` puts it.
  */
 #ifndef MEGATRAIN_CONFIG_CONFIG_DEVICE_H
@@ -67,7 +68,8 @@ typedef struct {
 /* By a name (h100, H100) or by a path, which holds a '/' or ends in .ini. ERR_CONFIG: there is none, or it is wrong. */
 Err device_file_read(const char *name, DeviceFile *out);
 void device_file_release(DeviceFile *f); /* frees its points; after an error, too */
-/* The one with the longest `match` in the name of a GPU, without points; false: none. A file that cannot be read is passed over. */
+/* The one with the longest `match` in the name of a GPU, without points; false: none. A file that cannot be read is
+ * passed over. */
 bool device_file_match(const char *gpu, DeviceFile *out);
 
 #endif

@@ -184,19 +184,77 @@ static double by_size(const Chosen *c, double x)
     return on_line(below, above, x);
 }
 
-/* Microseconds by the mean logarithm of the rates around, of which the nearest weigh most. */
+/* Logarithms of rates and their weights, added up. */
+typedef struct {
+    double weights, sum;
+} Mean;
+
+static void mean_add(Mean *m, OpId id, const DevicePoint *p, double weight)
+{
+    m->weights += weight;
+    m->sum += weight * log(volume(id, p->shape) / p->us);
+}
+
+static const DevicePoint *point_at(const Chosen *c, const double *shape)
+{
+    for (int i = 0; i < c->count; i++)
+        if (!memcmp(c->at[i]->shape, shape, POINT_SHAPE_MOST * sizeof *shape)) return c->at[i];
+    return NULL;
+}
+
+/* The sizes of dim k that were measured next to x: at most it, and at least it. Beyond the outermost both are that. */
+static void bracket(const Chosen *c, int k, double x, double side[2])
+{
+    side[0] = 0, side[1] = INFINITY;
+    for (int i = 0; i < c->count; i++) {
+        const double at = c->at[i]->shape[k];
+        if (at <= x) side[0] = fmax(side[0], at);
+        if (at >= x) side[1] = fmin(side[1], at);
+    }
+    if (side[0] == 0) side[0] = side[1];
+    if (isinf(side[1])) side[1] = side[0];
+}
+
+/* Where a grid was measured: the corners of the cell around. */
+static Mean by_corners(const Chosen *c, OpId id, const OpWork *w)
+{
+    double side[POINT_SHAPE_MOST][2], part[POINT_SHAPE_MOST];
+    Mean m = { 0 };
+    for (int k = 0; k < POINT_SHAPE_MOST; k++) {
+        bracket(c, k, w->shape[k], side[k]);
+        part[k] = side[k][0] == side[k][1] ? 0 : log(w->shape[k] / side[k][0]) / log(side[k][1] / side[k][0]);
+    }
+    for (int corner = 0; corner < 1 << POINT_SHAPE_MOST; corner++) {
+        double shape[POINT_SHAPE_MOST], weight = 1;
+        for (int k = 0; k < POINT_SHAPE_MOST; k++) {
+            const int high = corner >> k & 1;
+            shape[k] = side[k][high];
+            weight *= high ? part[k] : 1 - part[k];
+        }
+        const DevicePoint *p = weight > 0 ? point_at(c, shape) : NULL;
+        if (p) mean_add(&m, id, p, weight);
+    }
+    return m;
+}
+
+/* Elsewhere all points, of which the nearest weigh most. */
+static Mean by_distance(const Chosen *c, OpId id, const OpWork *w)
+{
+    Mean m = { 0 };
+    for (int i = 0; i < c->count; i++) {
+        double square = 1e-6;
+        for (int k = 0; k < POINT_SHAPE_MOST; k++) square += pow(apart(c->at[i]->shape[k], w->shape[k]), 2);
+        mean_add(&m, id, c->at[i], pow(square, -3));
+    }
+    return m;
+}
+
+/* Microseconds by the mean logarithm of rates measured at shapes around; half of a cell's corners must be known. */
 static double by_shape(const Chosen *c, OpId id, const OpWork *w)
 {
-    double weights = 0, sum = 0;
-    for (int i = 0; i < c->count; i++) {
-        const DevicePoint *p = c->at[i];
-        double square = 1e-6;
-        for (int k = 0; k < w->dims; k++) square += pow(apart(p->shape[k], w->shape[k]), 2);
-        const double weight = 1 / (square * square);
-        weights += weight;
-        sum += weight * log(volume(id, p->shape) / p->us);
-    }
-    return volume(id, w->shape) / exp(sum / weights);
+    Mean m = by_corners(c, id, w);
+    if (m.weights < 0.5) m = by_distance(c, id, w);
+    return volume(id, w->shape) / exp(m.sum / m.weights);
 }
 
 static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,

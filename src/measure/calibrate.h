@@ -2,11 +2,13 @@
  * What this machine's CPUs take for ops and collectives, measured in a minute or two into a device's file
  * (config/config_device.h), by which `megatrain plan --device FILE` predicts steps of runs here (docs/planner.md).
  *
- *   ops           every op of ops.def at some sizes (measure/cases.h), products and attention on a grid of shapes; by one
- *                 rank with all processors and with one thread, and by as many ranks at once as there are processors
+ *   ops           every op of ops.def at some sizes (measure/cases.h), products and attention on a grid of shapes; by
+ *                 one rank with all processors and with one thread, and by as many ranks at once as there are
+ *                 processors
  *   collectives   every kind between 2 and 4 processes of this machine, small to large
  *
- * Each figure is the median of repeats, the mean over ranks.
+ * Each figure is the lower quartile of repeats, the shortest of some sweeps over everything that lie apart, the mean
+ * over ranks: what other programs of this machine do comes and goes.
  */
 #ifndef MEGATRAIN_MEASURE_CALIBRATE_H
 #define MEGATRAIN_MEASURE_CALIBRATE_H

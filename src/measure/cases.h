@@ -1,7 +1,7 @@
 /*
- * Every op of device/ops.def at the shapes of training, to be timed (measure/calibrate.h, bench/cuda/rooflines.c): which
- * arguments, and the fewest bytes that the call must move (each input read once, each output written once, what is
- * changed in place both).
+ * Every op of device/ops.def at the shapes of training, to be timed (measure/calibrate.h, bench/cuda/rooflines.c):
+ * which arguments, and the fewest bytes that the call must move (each input read once, each output written once, what
+ * is changed in place both).
  */
 #ifndef MEGATRAIN_MEASURE_CASES_H
 #define MEGATRAIN_MEASURE_CASES_H

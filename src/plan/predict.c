@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "pipeline/chart.h"
+#include "pipeline/simulate.h"
+#include "train/threads.h"
 
 /* ---- one rank ---- */
 
@@ -86,6 +88,35 @@ static Err time_ranks(const CostModel *m, const TrainSpec *spec, Grid grid, Pipe
     return ERR_OK;
 }
 
+static double ops_seconds(const double clock[CLOCK_COUNTS])
+{
+    TimeShares shares;
+    double sum = 0;
+    memcpy(&shares, clock, sizeof shares);
+    for (int i = 0; i < FAMILIES; i++) sum += shares.family[i];
+    return sum;
+}
+
+static double waited_seconds(const TimeShares *s)
+{
+    double sum = 0;
+    for (int i = 0; i < WORLD_COMMS; i++) sum += s->waited[i];
+    return sum;
+}
+
+/* More ranks than a host has processors take turns: what one would wait for another, it computes in, but all that they
+ * compute is a processor's work. (What calls take between so many ranks was measured so.) */
+static double shared_seconds(const CostModel *m, Grid grid, const Pipeline *p)
+{
+    const double processors = m->device->processors, ranks = grid_size(grid);
+    double ops = 0;
+    TimeShares slowest;
+    if (!m->cpu || ranks <= processors) return 0;
+    for (int r = 0; r < grid.pp; r++) ops += ops_seconds(p->rank[r].clock) * ranks / grid.pp;
+    memcpy(&slowest, p->rank[p->slowest].clock, sizeof slowest);
+    return ops / processors + waited_seconds(&slowest);
+}
+
 static void conclude(const CostModel *m, const TrainSpec *spec, Grid grid, const Pipeline *p, double makespan,
                      Prediction *out)
 {
@@ -97,6 +128,7 @@ static void conclude(const CostModel *m, const TrainSpec *spec, Grid grid, const
     memcpy(&out->shares, p->rank[p->slowest].clock, sizeof out->shares);
     /* (units vary a little, by how far the host is ahead: no step is shorter than what a rank of it takes) */
     out->step_s = grid.pp == 1 ? out->shares.now : fmax(out->step_s, out->shares.now);
+    out->step_s = fmax(out->step_s, shared_seconds(m, grid, p));
     out->bubble_s = out->step_s - out->shares.now;
     out->tokens_s = tokens / out->step_s;
     out->flop_s = (double)model_flop_per_token(&spec->model, p->params) * out->tokens_s / ranks;
@@ -141,10 +173,25 @@ static Err predict_with(const CostModel *m, const TrainSpec *spec, Grid grid, co
     return err;
 }
 
+/* A rank of a small model does not take all threads of its share (train/threads.h). */
+static Err use_threads(const CostModel *m, const TrainSpec *spec, Grid grid, CostModel *out)
+{
+    MemoryPlan plan;
+    *out = *m;
+    if (!m->cpu || m->threads == 1) return ERR_OK;
+    TRY(trainer_plan(spec, grid, 0, &plan));
+    if (spec->device.threads) out->threads = spec->device.threads;
+    else if (threads_useful(&plan) < m->threads) out->threads = threads_useful(&plan);
+    return ERR_OK;
+}
+
 static Err predict_step(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out, FILE *svg)
 {
     Schedule s;
+    CostModel shared;
     if (!grid.pp) grid.pp = 1;
+    TRY(use_threads(m, spec, grid, &shared));
+    m = &shared;
     Err err = trainer_schedule(spec, grid, &s);
     Pipeline p = { 0 };
     if (!err) {
