@@ -4,6 +4,7 @@
  * attention: test_linear.c, test_attention.c. All these are linked with this program, so that an op without a test does
  * not link (tested_op.h).
  */
+#include "base/half.h"
 #include "ops_env.h"
 
 #define CLOSE(got, want, scale, ...) \
@@ -539,6 +540,35 @@ TEST(rope_in_groups)
 {
     CASES(case_rope_groups, { 1, 1, 1, 0, 1 }, { 3, 2, 15, 0, 1 }, { 4, 4, 16, 0, 2 }, { 5, 6, 17, 3, 3 },
           { 35, 16, 8, 0, 8 }, { 2, 8, 33, 1, 8 }, { 6, 6, 4, 0, 2 });
+}
+
+/* Widened to fp32 and back: 6 heads in groups of 3 turn as the same heads without gaps do; what lies between stays. */
+TEST(rope_in_groups_of_16_bits)
+{
+    enum { N = 2, H = 6, C = 4, GROUP = 3, LD = 20, ALL = N * H / GROUP * LD };
+    static uint16_t apart[ALL], before[ALL], even[N * H * C], turned[N * H * C];
+    static float table[4 * C / 2];
+    static int32_t position[N] = { 3, 1 };
+    uint64_t state = 5;
+    Device dev;
+    OK(device_open(&dev, (DeviceChoice){ .threads = 1, .staging_bytes = 1 << 16 }));
+    for (int i = 0; i < ALL; i++) {
+        before[i] = apart[i] = bf16_from_float((float)test_uniform(&state, -2, 2));
+        const int at = i / LD * GROUP * C + i % LD;
+        if (i % LD < GROUP * C) even[at] = turned[at] = apart[i];
+    }
+    for (int i = 0; i < 4 * C / 2; i++) table[i] = (float)test_uniform(&state, -1, 1);
+    Tensor x = tensor_of(apart, BF16, N, H, C), y = tensor_of(turned, BF16, N, H, C);
+    const Tensor at = tensor_of(position, I32, N), angles = tensor_of(table, F32, 4, C / 2);
+    x.ld = LD, x.group = GROUP;
+    OK(tested_op(&dev.stream, rope, .x = x, .position = at, .cos = angles, .sin = angles));
+    OK(tested_op(&dev.stream, rope, .x = y, .position = at, .cos = angles, .sin = angles));
+    CHECK(memcmp(even, turned, sizeof even) != 0);
+    for (int i = 0; i < ALL; i++) {
+        const uint16_t want = i % LD < GROUP * C ? turned[i / LD * GROUP * C + i % LD] : before[i];
+        CHECK_MSG(apart[i] == want, "element %d", i);
+    }
+    device_close(&dev);
 }
 
 /* An argument without a * of a tensor in groups, and groups that do not divide the rows. */

@@ -10,10 +10,10 @@
  * Kept for backward: q, k, v after rotation, o, log-sum-exp; with q/k norms also q and k before them, with a gate it
  * and what it leaves of o.
  *
- * Where kv heads are whole, heads are views of the columns of qkv, the queries of a kv head a group (tensor.h): all that
- * follows reads and rotates them there, and their gradients are written where those of qkv belong. Otherwise they are
- * copied apart and back: with parts of kv heads, where k and v go to other ranks or into a cache, and grouped queries
- * with norms or a gate.
+ * Where kv heads are whole, heads are views of the columns of qkv, the queries of a kv head a group (tensor.h): all
+ * that follows reads and rotates them there, and their gradients are written where those of qkv belong. Otherwise they
+ * are copied apart and back: with parts of kv heads, where k and v go to other ranks or into a cache, and grouped
+ * queries with norms or a gate.
  *
  * More ranks than kv heads: the ranks of world->kv, neighbours in tp, share one. Each computes some columns of its
  * k and v, and has some of the query heads that read them; no weight is there twice:
