@@ -70,6 +70,30 @@ template <class T> static inline Heads<T> heads_of(Tensor t)
     return h;
 }
 
+/* The same of query heads, of which those that read one key head may lie side by side, as a group (Tensor.group). */
+template <class T> struct QueryHeads {
+    T *data;
+    int64_t sample, row, head;
+    int64_t between; /* from where the next head of a group would lie to the first of the next group; 0: they are even */
+    /* The division takes registers that a loop may not have: loops have where their heads begin in shared memory. */
+    __device__ __forceinline__ int64_t offset(const AttnProblem &p, int b, int t, int h) const
+    {
+        return b * sample + t * row + h * head + h / p.group * between;
+    }
+    __device__ __forceinline__ T *at(const AttnProblem &p, int b, int t, int h) const
+    {
+        return data + offset(p, b, t, h);
+    }
+};
+
+template <class T> static inline QueryHeads<T> query_heads_of(Tensor t)
+{
+    const int64_t group = t.group > 1 ? t.group : 1, row = t.dim[2] / group * t.ld;
+    QueryHeads<T> h = { data_of<T>(t), t.dim[1] * row, row, t.ld, 0 };
+    if (group > 1) h.head = t.dim[3], h.between = t.ld - group * t.dim[3];
+    return h;
+}
+
 /* A [B T H] tensor. */
 struct RowValues {
     float *data;
@@ -89,13 +113,13 @@ static inline RowValues values_of(Tensor t)
 /* Results of the queries in fp32, beside matrices of 16 bits or for keys that come in several calls: each call adds to
  * what those before it have left. */
 struct WideRows {
-    Heads<float> rows; /* data NULL: results are of the matrices' type */
+    QueryHeads<float> rows; /* data NULL: results are of the matrices' type */
     bool resumed;
 };
 
 static inline WideRows wide_rows(Tensor t, DType matrices, bool several, bool resumed)
 {
-    WideRows w = { heads_of<float>(t), resumed };
+    WideRows w = { query_heads_of<float>(t), resumed };
     if (!several && t.dtype == matrices) w.rows.data = NULL;
     return w;
 }
@@ -320,12 +344,13 @@ template <class T> struct QueryBlock {
     RowTile rows;
     int most_low, tiles; /* largest row_low; tiles of keys to visit */
     TileWalk walk;
-    const T *k, *v; /* of the sample and the key head */
+    const T *q, *k, *v; /* the rows; all keys and values of the sample and the key head */
 };
 
 /* blockIdx: tile of queries, the last first (it sees most keys); query head; sample. */
 template <class E>
 __device__ __forceinline__ void begin_queries(const AttnProblem &p, QueryBlock<typename E::T> *block,
+                                              const QueryHeads<const typename E::T> &q,
                                               const Heads<const typename E::T> &k, const Heads<const typename E::T> &v)
 {
     if (threadIdx.x < WARP) {
@@ -335,6 +360,7 @@ __device__ __forceinline__ void begin_queries(const AttnProblem &p, QueryBlock<t
         tile_lows(p, blockIdx.z, x.rows, &least, &x.most_low);
         x.walk = walk_of(p.k, least, x.rows.position + x.rows.count - 1, E::COLS);
         x.tiles = walk_count(x.walk);
+        x.q = q.at(p, blockIdx.z, x.rows.row, blockIdx.y);
         x.k = k.at(blockIdx.z, 0, blockIdx.y / p.group);
         x.v = v.at(blockIdx.z, 0, blockIdx.y / p.group);
         if (threadIdx.x == 0) *block = x;

@@ -56,6 +56,7 @@ struct KeyBlock {
     TileWalk walk;  /* tiles of queries that may see the keys */
     int all[2];     /* tiles of queries there are in each span */
     int tiles;      /* of the walk, over all heads of the group */
+    int64_t q;      /* where the first of these heads begins, in elements of the queries */
 };
 
 template <class E> struct DkvTile {
@@ -96,7 +97,8 @@ __device__ __forceinline__ void trim_walk(TileWalk *walk, const int all[2], cons
 }
 
 template <class E>
-__device__ __forceinline__ void begin_keys(const AttnProblem &p, KeyBlock *block, const Lows *table)
+__device__ __forceinline__ void begin_keys(const AttnProblem &p, KeyBlock *block, const Lows *table,
+                                           const QueryHeads<const typename E::T> &q, int kh)
 {
     if (threadIdx.x < WARP) {
         KeyBlock x;
@@ -107,6 +109,7 @@ __device__ __forceinline__ void begin_keys(const AttnProblem &p, KeyBlock *block
         x.all[0] = all.tiles[0], x.all[1] = all.tiles[1];
         if (table) trim_walk(&x.walk, x.all, table, last);
         x.tiles = walk_count(x.walk) * p.group;
+        x.q = q.offset(p, blockIdx.z, 0, kh * p.group);
         if (threadIdx.x == 0) *block = x;
     }
     __syncthreads();
@@ -215,7 +218,7 @@ __device__ __forceinline__ void store_keys(const typename E::Sums &sum, float sc
 template <class E, bool SPLIT, bool CAPPED>
 __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     attention_dkv_kernel(AttnProblem p, const Lows *table, Heads<typename E::T> dk, Heads<typename E::T> dv,
-                         Heads<const typename E::T> go, Heads<const typename E::T> q, Heads<const typename E::T> k,
+                         Heads<const typename E::T> go, QueryHeads<const typename E::T> q, Heads<const typename E::T> k,
                          Heads<const typename E::T> v, RowValues lse, RowValues delta)
 {
     typedef typename E::T T;
@@ -226,7 +229,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     float *stage = reinterpret_cast<float *>(qgo + 4 * DkvTile<E>::Q);
     const int kh = blockIdx.y / (SPLIT ? 2 : 1);
     const bool want_dk = !SPLIT || blockIdx.y % 2 == 1;
-    begin_keys<E>(p, block, table);
+    begin_keys<E>(p, block, table, q, kh);
 
     typename E::Sums sum[SPLIT ? 1 : 2]; /* dv, dk; or the one that is wanted */
     E::clear(sum[0]);
@@ -243,7 +246,8 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
             const QueryTile next = query_tile<E>(p, block, table, i + 1);
             const int h = kh * p.group + next.head;
             T *to = qgo + (i + 1) % 2 * (2 * DkvTile<E>::Q);
-            copy_rows<E, E::COLS>(to, q.at(blockIdx.z, next.rows.row, h), q.row, next.rows.count, p.C);
+            const T *queries = q.data + block->q + next.head * q.head + next.rows.row * q.row;
+            copy_rows<E, E::COLS>(to, queries, q.row, next.rows.count, p.C);
             copy_rows<E, E::COLS>(to + DkvTile<E>::Q, go.at(blockIdx.z, next.rows.row, h), go.row,
                                   next.rows.count, p.V);
             cp_async_commit();
@@ -307,7 +311,7 @@ static Err launch_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
     TRY(allow_shared(attention_dkv_kernel<E, SPLIT, CAPPED>, DkvTile<E>::BYTES));
     const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(heads), static_cast<unsigned>(a.k.dim[0]));
     LAUNCH((attention_dkv_kernel<E, SPLIT, CAPPED>), grid, E::THREADS, DkvTile<E>::BYTES, cuda_stream(s), p, table,
-           heads_of<T>(a.dk), heads_of<T>(a.dv), heads_of<const T>(a.go), heads_of<const T>(a.q),
+           heads_of<T>(a.dk), heads_of<T>(a.dv), heads_of<const T>(a.go), query_heads_of<const T>(a.q),
            heads_of<const T>(a.k), heads_of<const T>(a.v), values_of(a.lse), values_of(a.delta));
     return ERR_OK;
 }

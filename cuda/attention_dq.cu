@@ -99,8 +99,8 @@ __device__ __forceinline__ void gradient_step(const AttnProblem &p, typename E::
 
 template <class E>
 __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
-    attention_dq_kernel(AttnProblem p, Heads<typename E::T> dq, WideRows wide, RowValues delta,
-                        Heads<const typename E::T> go, Heads<const typename E::T> q, Heads<const typename E::T> k,
+    attention_dq_kernel(AttnProblem p, QueryHeads<typename E::T> dq, WideRows wide, RowValues delta,
+                        Heads<const typename E::T> go, QueryHeads<const typename E::T> q, Heads<const typename E::T> k,
                         Heads<const typename E::T> v, Heads<const typename E::T> o, RowValues lse)
 {
     typedef typename E::T T;
@@ -109,12 +109,12 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     SHARED(RowStatistics, statistics, [E::ROWS]);
     T *go_tile = q_tile + DqTile<E>::Q, *kv = go_tile + DqTile<E>::Q; /* kv: K, V, and both again */
     float *stage = reinterpret_cast<float *>(kv + 4 * DqTile<E>::K);
-    begin_queries<E>(p, block, k, v);
+    begin_queries<E>(p, block, q, k, v);
     if (block->tiles == 0 && wide.resumed) return; /* dq and delta stay as they are */
 
     typename E::Sums sum;
     E::clear(sum);
-    copy_rows<E, E::ROWS>(q_tile, q.at(blockIdx.z, block->rows.row, blockIdx.y), q.row, block->rows.count, p.C);
+    copy_rows<E, E::ROWS>(q_tile, block->q, q.row, block->rows.count, p.C);
     copy_rows<E, E::ROWS>(go_tile, go.at(blockIdx.z, block->rows.row, blockIdx.y), go.row, block->rows.count, p.V);
     cp_async_commit();
     for (int i = -1; i < block->tiles; i++) { /* -1: the queries themselves */
@@ -154,10 +154,10 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     }
     const RowTile &rows = block->rows;
     if (wide.rows.data)
-        E::add_wide(sum, factor, keep, wide.resumed, wide.rows.at(blockIdx.z, rows.row, blockIdx.y), wide.rows.row,
+        E::add_wide(sum, factor, keep, wide.resumed, wide.rows.at(p, blockIdx.z, rows.row, blockIdx.y), wide.rows.row,
                     rows.count, p.C);
     else
-        E::store(sum, factor, q_tile, dq.at(blockIdx.z, rows.row, blockIdx.y), dq.row, rows.count, p.C);
+        E::store(sum, factor, q_tile, dq.at(p, blockIdx.z, rows.row, blockIdx.y), dq.row, rows.count, p.C);
 }
 
 /* ---- launching ---- */
@@ -169,9 +169,9 @@ template <class E> static Err launch_dq(Stream *s, const AttnProblem &p, const A
     if (tiles == 0 || a.q.dim[0] == 0 || a.q.dim[2] == 0) return ERR_OK;
     TRY(allow_shared(attention_dq_kernel<E>, DqTile<E>::BYTES));
     const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(a.q.dim[2]), static_cast<unsigned>(a.q.dim[0]));
-    LAUNCH((attention_dq_kernel<E>), grid, E::THREADS, DqTile<E>::BYTES, cuda_stream(s), p, heads_of<T>(a.dq),
+    LAUNCH((attention_dq_kernel<E>), grid, E::THREADS, DqTile<E>::BYTES, cuda_stream(s), p, query_heads_of<T>(a.dq),
            wide_rows(a.dq, a.q.dtype, a.resumed, a.resumed), values_of(a.delta), heads_of<const T>(a.go),
-           heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v), heads_of<const T>(a.o),
+           query_heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v), heads_of<const T>(a.o),
            values_of(a.lse));
     return ERR_OK;
 }

@@ -139,9 +139,9 @@ __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Su
         factor[i] *= rescale, keep[i] *= rescale;
         if (leader) *lse.at(p, b, row, h) = empty ? -INFINITY : most + logf(sum);
     }
-    const Heads<float> &wide = running.o.rows;
+    const QueryHeads<float> &wide = running.o.rows;
     if (wide.data)
-        E::add_wide(o, factor, keep, running.o.resumed, wide.at(b, q.row, h), wide.row, q.count, p.V);
+        E::add_wide(o, factor, keep, running.o.resumed, wide.at(p, b, q.row, h), wide.row, q.count, p.V);
     else
         E::store(o, factor, tile, out.at(b, q.row, h), out.row, q.count, p.V);
 }
@@ -149,14 +149,14 @@ __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Su
 template <class E>
 __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     attention_fwd_kernel(AttnProblem p, Heads<typename E::T> out, RowValues lse, RunningRows running,
-                         Heads<const typename E::T> q, Heads<const typename E::T> k, Heads<const typename E::T> v)
+                         QueryHeads<const typename E::T> q, Heads<const typename E::T> k, Heads<const typename E::T> v)
 {
     typedef typename E::T T;
     DYNAMIC_SHARED(T, q_tile);
     SHARED(QueryBlock<T>, block, [1]);
     T *k_tile = q_tile + FwdTile<E>::Q, *v_tile = k_tile + FwdTile<E>::K;
     float *stage = reinterpret_cast<float *>(v_tile + FwdTile<E>::K);
-    begin_queries<E>(p, block, k, v);
+    begin_queries<E>(p, block, q, k, v);
     if (block->tiles == 0 && running.o.resumed && running.unfinished) return; /* all stays as it is */
 
     FwdRows<E> rows;
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     }
     if (block->tiles > 0) {
         const RowTile keys = walk_tile(block->walk, p.k, 0, E::COLS);
-        copy_rows<E, E::ROWS>(q_tile, q.at(blockIdx.z, block->rows.row, blockIdx.y), q.row, block->rows.count, p.C);
+        copy_rows<E, E::ROWS>(q_tile, block->q, q.row, block->rows.count, p.C);
         copy_rows<E, E::COLS>(k_tile, block->k + keys.row * k.row, k.row, keys.count, p.C);
         cp_async_commit();
     }
@@ -215,7 +215,7 @@ template <class E> static Err launch_fwd(Stream *s, const AttnProblem &p, const 
     const RunningRows running = { wide_rows(a.o, a.q.dtype, a.resumed || a.unfinished, a.resumed), values_of(a.max),
                                   values_of(a.sum), a.unfinished };
     LAUNCH((attention_fwd_kernel<E>), grid, E::THREADS, FwdTile<E>::BYTES, cuda_stream(s), p, heads_of<T>(a.o),
-           values_of(a.lse), running, heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v));
+           values_of(a.lse), running, query_heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v));
     return ERR_OK;
 }
 

@@ -56,7 +56,23 @@ struct RopeTable {
     const int32_t *position;
     float sign; /* -1 turns back */
     int heads;
+    int group; /* of heads that lie side by side; all where heads lie evenly */
 };
+
+/* Where heads lie; steps in elements. */
+template <class T> struct RopeHeads {
+    T *data;
+    int64_t row, head;
+    int64_t between; /* behind the heads of a group, beside the step */
+};
+
+template <class T> static RopeHeads<T> rope_heads_of(Tensor t)
+{
+    const int64_t group = t.group > 1 ? t.group : 1;
+    RopeHeads<T> h = { data_of<T>(t), t.dim[1] / group * t.ld, t.ld, 0 };
+    if (group > 1) h.head = t.dim[2], h.between = t.ld - group * t.dim[2];
+    return h;
+}
 
 /* The angles of a pack of T; the table is fp32, so that they are 1 or 2 packs of it. */
 template <class T, bool WIDE>
@@ -79,22 +95,23 @@ __device__ __forceinline__ void rope_turn(Pack<T> *x, Pack<T> *y, const float *c
 }
 
 template <class T, bool WIDE>
-__global__ void __launch_bounds__(HEAD_THREADS) rope_kernel(Rows<T> x, RopeTable table, HeadGrid g)
+__global__ void __launch_bounds__(HEAD_THREADS) rope_kernel(RopeHeads<T> x, RopeTable table, HeadGrid g)
 {
     constexpr int COUNT = Pack<T>::COUNT;
     const int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.z) + threadIdx.z;
     const int item = blockIdx.y * blockDim.y + threadIdx.y, column = threadIdx.x * COUNT;
     if (row >= rows_in_use(g.rows) || item >= g.items) return;
     const int64_t left = g.width - column, position = table.position[row];
-    T *first = x.at(row * table.heads) + column; /* a row's heads are rows of x */
+    T *at[ROPE_HEADS];
     Pack<T> low[ROPE_HEADS], high[ROPE_HEADS];
     float c[COUNT], s[COUNT];
 #pragma unroll
     for (int k = 0; k < ROPE_HEADS; k++) {
-        const int64_t head = item + k * g.items;
+        const int head = item + k * static_cast<int>(g.items);
         if (head >= table.heads) continue;
-        low[k] = load_pack<T, WIDE>(first + head * x.ld, left);
-        high[k] = load_pack<T, WIDE>(first + head * x.ld + g.width, left);
+        at[k] = x.data + row * x.row + head * x.head + head / table.group * x.between + column;
+        low[k] = load_pack<T, WIDE>(at[k], left);
+        high[k] = load_pack<T, WIDE>(at[k] + g.width, left);
     }
     rope_angles<T, WIDE>(c, table.cosine.at(position) + column, left);
     rope_angles<T, WIDE>(s, table.sine.at(position) + column, left);
@@ -104,8 +121,8 @@ __global__ void __launch_bounds__(HEAD_THREADS) rope_kernel(Rows<T> x, RopeTable
         const int64_t head = item + k * g.items;
         if (head >= table.heads) continue;
         rope_turn<T>(&low[k], &high[k], c, s);
-        store_pack<T, WIDE>(first + head * x.ld, low[k], left);
-        store_pack<T, WIDE>(first + head * x.ld + g.width, high[k], left);
+        store_pack<T, WIDE>(at[k], low[k], left);
+        store_pack<T, WIDE>(at[k] + g.width, high[k], left);
     }
 }
 
@@ -120,8 +137,9 @@ template <class T> static Err launch_rope(Stream *s, const rope_args *a)
                   Pack<T>::COUNT, 1));
     const RopeTable table = { rows_of<const float>(a->cos), rows_of<const float>(a->sin),
                               data_of<const int32_t>(a->position), a->inverse ? -1.0f : 1.0f,
-                              static_cast<int>(a->x.dim[1]) };
-    const Rows<T> x = rows_of<T>(a->x);
+                              static_cast<int>(a->x.dim[1]),
+                              static_cast<int>(a->x.group > 1 ? a->x.group : a->x.dim[1]) };
+    const RopeHeads<T> x = rope_heads_of<T>(a->x);
     if (rows_aligned(a->x) && rows_aligned(a->cos) && rows_aligned(a->sin) && R % Pack<T>::COUNT == 0)
         LAUNCH((rope_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), x, table, g);
     else LAUNCH((rope_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), x, table, g);

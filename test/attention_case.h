@@ -44,6 +44,7 @@ typedef struct {
     int threads;
     int64_t pad, workspace_bytes;
     bool forward_only;
+    bool grouped; /* the queries of a key head, and dq, lie side by side */
 } Cut;
 
 /* ---- memory of one case, released by the next ---- */
@@ -130,9 +131,18 @@ static Tensor guarded(int64_t B, int64_t rows, int64_t heads, int64_t C, int64_t
     return t;
 }
 
+/* Of heads that lie in groups side by side, with `pad` guards behind each group. */
+static Tensor guarded_groups(int64_t B, int64_t rows, int64_t heads, int64_t C, int64_t pad, int64_t group)
+{
+    Tensor t = guarded(B, rows, heads / group, group * C, pad);
+    t.dim[2] = heads, t.dim[3] = C, t.group = group;
+    return t;
+}
+
 static bool guards_whole(Tensor t)
 {
-    int64_t inner = t.dim[t.ndim - 1], outer = tensor_rows(t);
+    const int64_t group = t.group > 1 ? t.group : 1;
+    int64_t inner = t.dim[t.ndim - 1] * group, outer = tensor_rows(t) / group;
     const float *p = t.data;
     const float g = guard();
     for (int64_t i = 0; i < outer * t.ld + 32; i++)
@@ -144,12 +154,13 @@ static bool guards_whole(Tensor t)
 static void move(bool gather, const Cut *c, Spans spans, Tensor t, float *whole, const Problem *p,
                  int64_t heads, int64_t h0)
 {
-    int64_t C = t.ndim == 4 ? t.dim[3] : 1;
+    int64_t C = t.ndim == 4 ? t.dim[3] : 1, group = t.group > 1 ? t.group : 1;
     for (int64_t b = 0; b < t.dim[0]; b++)
         for (int64_t row = 0; row < t.dim[1]; row++)
             for (int64_t h = 0; h < t.dim[2]; h++) {
                 int64_t at = b * t.dim[1] + row;
-                float *in = (float *)t.data + (t.ndim == 4 ? (at * t.dim[2] + h) * t.ld : at * t.ld + h);
+                float *in = (float *)t.data + at * t.ld;
+                in += t.ndim == 4 ? (at * (t.dim[2] / group - 1) + h / group) * t.ld + h % group * C : h;
                 float *out = whole + (((c->b0 + b) * p->T + spans_position(spans, row)) * heads + h0 + h) * C;
                 memcpy(gather ? in : out, gather ? out : in, (size_t)C * sizeof(float));
             }
@@ -180,10 +191,11 @@ static inline Err play(const Problem *p, const Cut *c, Result *r)
     int64_t group = p->H / p->K, H = c->K * group / (c->sharing ? c->sharing : 1),
             h0 = c->k0 * group + c->share * H, T = c->q.count[0] + c->q.count[1],
             S = c->k.count[0] + c->k.count[1];
-    Tensor q = guarded(c->B, T, H, p->C, c->pad), k = guarded(c->B, S, c->K, p->C, c->pad),
+    const int64_t side = c->grouped ? H / c->K : 1;
+    Tensor q = guarded_groups(c->B, T, H, p->C, c->pad, side), k = guarded(c->B, S, c->K, p->C, c->pad),
            lse = guarded(c->B, T, H, 0, c->pad), delta = guarded(c->B, T, H, 0, c->pad),
            go = guarded(c->B, T, H, p->V, c->pad), o = guarded(c->B, T, H, p->V, c->pad),
-           dq = guarded(c->B, T, H, p->C, c->pad), v = guarded(c->B, S, c->K, p->V, c->pad),
+           dq = guarded_groups(c->B, T, H, p->C, c->pad, side), v = guarded(c->B, S, c->K, p->V, c->pad),
            dk = guarded(c->B, S, c->K, p->C, c->pad), dv = guarded(c->B, S, c->K, p->V, c->pad);
     move(true, c, c->q, q, p->q, p, p->H, h0), move(true, c, c->q, go, p->go, p, p->H, h0);
     move(true, c, c->k, k, p->k, p, p->K, c->k0), move(true, c, c->k, v, p->v, p, p->K, c->k0);

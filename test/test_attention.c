@@ -104,7 +104,7 @@ TEST(attention_matches_float64)
             Problem p = shapes[i];
             problem_fill(&p);
             Cut cut = cut_whole(&p);
-            cut.isa = (Isa)isa, cut.threads = 2, cut.pad = i % 3;
+            cut.isa = (Isa)isa, cut.threads = 2, cut.pad = i % 3, cut.grouped = i % 2;
             Result r = result_new(&p);
             OK(play(&p, &cut, &r));
             char what[160];

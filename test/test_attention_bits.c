@@ -200,7 +200,7 @@ static void check_cuts(const Problem *p, const Result *whole)
     for (int isa = ISA_AVX512; isa < ISA_COUNT; isa++)
         for (int threads = 1; threads <= 3 && isa_supported((Isa)isa); threads++) {
             Cut cut = cut_whole(p);
-            cut.isa = (Isa)isa, cut.threads = threads, cut.pad = threads;
+            cut.isa = (Isa)isa, cut.threads = threads, cut.pad = threads, cut.grouped = threads != 2;
             Result r = result_new(p);
             OK(play(p, &cut, &r));
             snprintf(what, sizeof what, "%s, %d threads", isa_name((Isa)isa), threads);
@@ -209,13 +209,13 @@ static void check_cuts(const Problem *p, const Result *whole)
     Result heads = result_new(p), samples = result_new(p), tight = result_new(p);
     for (int64_t i = 0; i < p->K; i++) {
         Cut cut = cut_whole(p);
-        cut.k0 = i, cut.K = 1;
+        cut.k0 = i, cut.K = 1, cut.grouped = true;
         OK(play(p, &cut, &heads));
     }
     check_same(p, whole, &heads, "cut by heads");
     for (int64_t i = 0; i < p->B; i++) {
         Cut cut = cut_whole(p);
-        cut.b0 = i, cut.B = 1;
+        cut.b0 = i, cut.B = 1, cut.grouped = true, cut.pad = 2 * p->C;
         OK(play(p, &cut, &samples));
     }
     check_same(p, whole, &samples, "cut by samples");

@@ -371,7 +371,7 @@ static void check_attention(ModelSpec s)
     r.spec = s;
     r.spec.layers = 1;
     r.spec.hidden = HIDDEN;
-    r.spec.heads = r.spec.tp_blocks = 4;
+    if (!s.heads) r.spec.heads = r.spec.tp_blocks = 4;
     r.spec.head_dim = 8;
     r.spec.norm_eps = 1e-3f;
     check_kind(&r, model_mixer(&r.spec, 0), "attention", s.bias);
@@ -379,6 +379,18 @@ static void check_attention(ModelSpec s)
 
 TEST(attention) { check_attention((ModelSpec){ .kv_heads = 4, .bias = true }); }
 TEST(attention_grouped) { check_attention((ModelSpec){ .kv_heads = 2 }); }
+TEST(attention_groups) /* of 1, 2, 3 and 8 queries a key, which lie side by side in the projection */
+{
+    static const int kv_heads[] = { 3, 4, 2, 1 }, groups[] = { 1, 2, 3, 8 };
+    for (int i = 0; i < 4; i++)
+        for (int more = 0; more < 2; more++)
+            check_attention((ModelSpec){ .heads = kv_heads[i] * groups[i],
+                                         .kv_heads = kv_heads[i],
+                                         .tp_blocks = kv_heads[i],
+                                         .rope.layers = layer_pattern_all(1),
+                                         .qk_norm = more,
+                                         .attention_gate = more });
+}
 TEST(attention_rope) { check_attention((ModelSpec){ .kv_heads = 4, .rope.layers = layer_pattern_all(1) }); }
 TEST(attention_rope_in_part)
 {

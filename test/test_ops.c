@@ -4,6 +4,7 @@
  * attention: test_linear.c, test_attention.c. All these are linked with this program, so that an op without a test does
  * not link (tested_op.h).
  */
+#include "base/half.h"
 #include "ops_env.h"
 
 #define CLOSE(got, want, scale, ...) \
@@ -510,6 +511,87 @@ static void case_rope(Env *e, const Shape *p)
         }
         CHECK(!memcmp(env_f(x, row) + 2 * R, before + 2 * R, (size_t)p->b * sizeof(float)));
     }
+}
+
+/* The same with heads in groups of `flags` side by side, as the queries of a projection's chunks: two heads behind. */
+static void case_rope_groups(Env *e, const Shape *p)
+{
+    const int64_t N = p->N, g = p->flags, chunks = p->D / g, R = p->a, C = 2 * R + p->b, chunk = (g + 2) * C;
+    Tensor all = env_out(e, F32, -2, 2, N * chunks, chunk), position = env_in(e, I32, 0, 50, N), x = all;
+    Tensor cosine = env_in(e, F32, -1, 1, 50, R), sine = env_in(e, F32, -1, 1, 50, R);
+    x.ndim = 3, x.dim[0] = N, x.dim[1] = p->D, x.dim[2] = C, x.group = g;
+    RUN(e, rope, .x = env_used(e, x), .position = position, .cos = cosine, .sin = sine);
+    for (int64_t i = 0; e->check && i < env_n(e, N) * chunks * chunk; i++) {
+        const int64_t row = i / chunk, column = i % chunk % C, low = column % R;
+        const float *before = env_before(e, env_f(all, row)), *head = before + i % chunk / C * C;
+        const int32_t at = ((int32_t *)position.data)[row / chunks];
+        if (i % chunk >= g * C || column >= 2 * R) {
+            CHECK(env_f(all, row)[i % chunk] == before[i % chunk]);
+            continue;
+        }
+        double c = (double)env_f(cosine, at)[low], s = (double)env_f(sine, at)[low], u = (double)head[low],
+               v = (double)head[low + R];
+        CLOSE(env_f(all, row)[i % chunk], column < R ? u * c - v * s : v * c + u * s, 0, "chunk %d, %d", (int)row,
+              (int)(i % chunk));
+    }
+}
+
+TEST(rope_in_groups)
+{
+    CASES(case_rope_groups, { 1, 1, 1, 0, 1 }, { 3, 2, 15, 0, 1 }, { 4, 4, 16, 0, 2 }, { 5, 6, 17, 3, 3 },
+          { 35, 16, 8, 0, 8 }, { 2, 8, 33, 1, 8 }, { 6, 6, 4, 0, 2 });
+}
+
+/* Widened to fp32 and back: 6 heads in groups of 3 turn as the same heads without gaps do; what lies between stays. */
+TEST(rope_in_groups_of_16_bits)
+{
+    enum { N = 2, H = 6, C = 4, GROUP = 3, LD = 20, ALL = N * H / GROUP * LD };
+    static uint16_t apart[ALL], before[ALL], even[N * H * C], turned[N * H * C];
+    static float table[4 * C / 2];
+    static int32_t position[N] = { 3, 1 };
+    uint64_t state = 5;
+    Device dev;
+    OK(device_open(&dev, (DeviceChoice){ .threads = 1, .staging_bytes = 1 << 16 }));
+    for (int i = 0; i < ALL; i++) {
+        before[i] = apart[i] = bf16_from_float((float)test_uniform(&state, -2, 2));
+        const int at = i / LD * GROUP * C + i % LD;
+        if (i % LD < GROUP * C) even[at] = turned[at] = apart[i];
+    }
+    for (int i = 0; i < 4 * C / 2; i++) table[i] = (float)test_uniform(&state, -1, 1);
+    Tensor x = tensor_of(apart, BF16, N, H, C), y = tensor_of(turned, BF16, N, H, C);
+    const Tensor at = tensor_of(position, I32, N), angles = tensor_of(table, F32, 4, C / 2);
+    x.ld = LD, x.group = GROUP;
+    OK(tested_op(&dev.stream, rope, .x = x, .position = at, .cos = angles, .sin = angles));
+    OK(tested_op(&dev.stream, rope, .x = y, .position = at, .cos = angles, .sin = angles));
+    CHECK(memcmp(even, turned, sizeof even) != 0);
+    for (int i = 0; i < ALL; i++) {
+        const uint16_t want = i % LD < GROUP * C ? turned[i / LD * GROUP * C + i % LD] : before[i];
+        CHECK_MSG(apart[i] == want, "element %d", i);
+    }
+    device_close(&dev);
+}
+
+/* An argument without a * of a tensor in groups, and groups that do not divide the rows. */
+TEST(groups_are_refused_where_nothing_reads_them)
+{
+    static float memory[256];
+    static int32_t position[2];
+    Device dev;
+    OK(device_open(&dev, (DeviceChoice){ .threads = 1 }));
+    Tensor x = tensor_of(memory, F32, 2, 6, 4), y = tensor_of(memory + 128, F32, 12, 4);
+    const Tensor at = tensor_of(position, I32, 2), table = tensor_of(memory + 200, F32, 4, 2);
+    x.ld = 16, x.group = 3;
+    OK(tested_op(&dev.stream, rope, .x = x, .position = at, .cos = table, .sin = table));
+    x.group = 4;
+    FAILS(tested_op(&dev.stream, rope, .x = x, .position = at, .cos = table, .sin = table), ERR_SHAPE,
+          "rope: x has 6 rows in groups of 4, declared as 'N H* C'");
+    x.group = 3;
+    const Tensor rows = tensor_reshape(x, 12, 4);
+    CHECK(rows.group == 3 && rows.ld == 16);
+    FAILS(tested_op(&dev.stream, gelu_fwd, .y = y, .x = rows), ERR_SHAPE,
+          "gelu_fwd: x has 12 rows in groups of 3, declared as 'N F'");
+    FAILS(tested_op(&dev.stream, gelu_fwd, .y = rows, .x = y), ERR_SHAPE, "gelu_fwd: y has 12 rows in groups of 3");
+    device_close(&dev);
 }
 
 TEST(rope)

@@ -94,7 +94,7 @@ Err CPU(attn_threads)(const Device *dev, int64_t items, int64_t bytes, int *out)
 
 static inline float *attn_row(Tensor x, int64_t b, int64_t row, int64_t head)
 {
-    return (float *)x.data + ((b * x.dim[1] + row) * x.dim[2] + head) * x.ld;
+    return (float *)x.data + tensor_row_at(x, (b * x.dim[1] + row) * x.dim[2] + head);
 }
 
 /* The element of a [B T H] tensor. */

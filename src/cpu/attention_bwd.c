@@ -202,7 +202,7 @@ static void tile_gradients(const BackwardCall *call, Backward *f, Node *leaf)
                       .b = keys.k,
                       .ldb = width,
                       .c = attn_row(dq, t->b, t->row, t->head),
-                      .ldc = dq.dim[2] * dq.ld,
+                      .ldc = tensor_row_at(dq, dq.dim[2]),
                       .beta = true };
     CPU(tile_gemm)(&rows);
 }

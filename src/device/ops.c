@@ -71,6 +71,17 @@ static Err check_dtype(const OpInfo *info, const OpField *f, const char *suffix,
     return err_set(ERR_SHAPE, "%s: %s is %s, wanted%s", info->name, f->name, dtype_name(got), suffix);
 }
 
+/* The rows of a group lie side by side, which only some arguments may have: whole groups of their dim with a *. */
+static Err check_group(const OpInfo *info, const OpField *f, const Tensor *t)
+{
+    if (t->group <= 1) return ERR_OK;
+    const int64_t rows = t->ndim > 1 ? t->dim[t->ndim - 2] : 0;
+    if (!strchr(f->dims, '*') || rows % t->group)
+        return err_set(ERR_SHAPE, "%s: %s has %lld rows in groups of %lld, declared as '%s'", info->name,
+                       f->name, (long long)rows, (long long)t->group, f->dims);
+    return ERR_OK;
+}
+
 /* Reads "?B T H:f32" word by word beside the tensor's dims. */
 static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Binding *b)
 {
@@ -84,7 +95,7 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
         return err_set(ERR_SHAPE, "%s: %s is quantised, which no backend here reads", info->name, f->name);
     int d = 0;
     for (; *p && *p != ':'; p++) {
-        if (*p == ' ') continue;
+        if (*p == ' ' || *p == '*') continue;
         if (d >= t->ndim) break;
         if (*p >= '0' && *p <= '9') {
             if (t->dim[d] != *p - '0')
@@ -103,6 +114,7 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
     if (d != t->ndim || (*p && *p != ':'))
         return err_set(ERR_SHAPE, "%s: %s has %d dims, declared as '%s'", info->name, f->name, t->ndim,
                        f->dims);
+    TRY(check_group(info, f, t));
     return check_dtype(info, f, p, t->dtype, b);
 }
 

@@ -57,13 +57,13 @@ Tensor tensor_as(Tensor t, int ndim, const int64_t *dim)
     Tensor r = tensor_view(t.data, t.dtype, ndim, dim);
     const int64_t columns = t.dim[t.ndim - 1];
     ASSERT(tensor_count(r) == tensor_count(t) && (t.ld == columns || r.ld == columns));
-    if (t.ld != columns) r.ld = t.ld;
+    if (t.ld != columns) r.ld = t.ld, r.group = t.group;
     return r;
 }
 
 Tensor tensor_row_slice(Tensor t, int64_t first, int64_t count)
 {
-    ASSERT(t.ndim <= 2 && first >= 0 && first + count <= t.dim[0]);
+    ASSERT(t.ndim <= 2 && t.group <= 1 && first >= 0 && first + count <= t.dim[0]);
     int64_t step = t.ndim == 2 ? t.ld : 1;
     t.data = (char *)t.data + first * step * dtype_size(t.dtype);
     t.dim[0] = count;
@@ -73,7 +73,7 @@ Tensor tensor_row_slice(Tensor t, int64_t first, int64_t count)
 
 Tensor tensor_col_slice(Tensor t, int64_t first, int64_t count)
 {
-    ASSERT(t.ndim == 2 && first >= 0 && first + count <= t.dim[1]);
+    ASSERT(t.ndim == 2 && t.group <= 1 && first >= 0 && first + count <= t.dim[1]);
     t.data = (char *)t.data + first * dtype_size(t.dtype);
     t.dim[1] = count;
     return t;

@@ -5,6 +5,10 @@
  * (ld == last dim when the tensor is dense). So a column slice of a matrix is a view, and q, k, v need no
  * copies. Shapes are written with the letters of docs/glossary: B T N D H K C F V E L.
  *
+ * `group` (0 or 1: none) rows lie side by side without gaps, as many query heads of a fused projection do, and `ld` is
+ * from one such group to the next. It divides the last dim but one. Few arguments of ops may be such tensors: those
+ * with a * behind that dim in ops.def.
+ *
  * `rows` (usually NULL): device-side count of rows in use; the shape then is the capacity. Ops work on that
  * many rows of dim 0 and leave the others untouched.
  *
@@ -28,7 +32,8 @@ enum { TENSOR_MAX_DIMS = 4 };
 typedef struct Tensor {
     void *data; /* NULL = absent (optional op arguments) */
     int64_t dim[TENSOR_MAX_DIMS];
-    int64_t ld; /* elements from one row to the next */
+    int64_t ld; /* elements from one row, or group of rows, to the next */
+    int64_t group;
     int ndim;
     DType dtype;
     const int64_t *rows;
@@ -43,6 +48,13 @@ int64_t tensor_count(Tensor t); /* elements */
 int64_t tensor_rows(Tensor t);  /* product of all dims but the last */
 int64_t tensor_bytes(Tensor t); /* of a dense tensor of this shape */
 
+/* Where a row begins, in elements from the first one's. */
+static inline int64_t tensor_row_at(Tensor t, int64_t row)
+{
+    if (t.group <= 1) return row * t.ld;
+    return row / t.group * t.ld + row % t.group * t.dim[t.ndim - 1];
+}
+
 /* A dense view over `data`; dims beyond ndim are ignored. */
 Tensor tensor_view(void *data, DType dtype, int ndim, const int64_t *dim);
 #define tensor_of(data, dtype, ...)                                                           \
@@ -55,7 +67,7 @@ Err tensor_alloc(Arena *a, Tensor *out, DType dtype, int ndim, const int64_t *di
     tensor_alloc((arena), (out), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
                  (const int64_t[]){ __VA_ARGS__ })
 
-/* The same memory under another shape (ASSERT: same count; dense, or rows of the same length). */
+/* The same memory under another shape (ASSERT: same count; dense, or rows of the same length, in the same groups). */
 Tensor tensor_as(Tensor t, int ndim, const int64_t *dim);
 #define tensor_reshape(t, ...)                                                  \
     tensor_as((t), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \

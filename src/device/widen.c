@@ -38,8 +38,8 @@ static Err convert(Stream *s, Tensor y, Tensor x)
     if (y.ld == cols && x.ld == cols) cols *= rows, rows = 1;
     char *to = y.data, *from = x.data;
     for (int64_t r = 0; r < rows; r++) {
-        cast_args a = { .y = tensor_of(to + r * y.ld * dtype_size(y.dtype), y.dtype, cols),
-                        .x = tensor_of(from + r * x.ld * dtype_size(x.dtype), x.dtype, cols) };
+        cast_args a = { .y = tensor_of(to + tensor_row_at(y, r) * dtype_size(y.dtype), y.dtype, cols),
+                        .x = tensor_of(from + tensor_row_at(x, r) * dtype_size(x.dtype), x.dtype, cols) };
         TRY(s->dev->wide_ops->cast(s, &a));
     }
     return ERR_OK;
@@ -49,8 +49,8 @@ static Err widen_one(Widening *w, Tensor *t, bool written)
 {
     for (int i = 0; i < w->count; i++) {
         Widened *e = &w->list[i];
-        if (e->narrow.data != t->data || e->narrow.ld != t->ld || tensor_count(e->narrow) != tensor_count(*t))
-            continue;
+        const bool same = e->narrow.data == t->data && e->narrow.ld == t->ld && e->narrow.group == t->group;
+        if (!same || tensor_count(e->narrow) != tensor_count(*t)) continue;
         e->written |= written;
         *t = tensor_as(e->wide, t->ndim, t->dim);
         return ERR_OK;

@@ -39,6 +39,7 @@ static Tensor by_sample(const Ctx *c, Tensor t)
     return (Tensor){ .data = t.data,
                      .dim = { B, t.dim[0] / B, t.dim[1], t.dim[2] },
                      .ld = t.ld,
+                     .group = t.group,
                      .ndim = 4,
                      .dtype = t.dtype };
 }

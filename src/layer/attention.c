@@ -10,9 +10,10 @@
  * Kept for backward: q, k, v after rotation, o, log-sum-exp; with q/k norms also q and k before them, with a gate it
  * and what it leaves of o.
  *
- * Where each query head has a kv head of its own, heads lie evenly in the columns of qkv: all that follows reads and
- * rotates them there, and their gradients are written where those of qkv belong. Otherwise they are copied apart and
- * back: with grouped queries, with parts of kv heads, and where k and v go to other ranks or into a cache.
+ * Where kv heads are whole, heads are views of the columns of qkv, the queries of a kv head a group (tensor.h): all
+ * that follows reads and rotates them there, and their gradients are written where those of qkv belong. Otherwise they
+ * are copied apart and back: with parts of kv heads, where k and v go to other ranks or into a cache, and grouped
+ * queries with norms or a gate.
  *
  * More ranks than kv heads: the ranks of world->kv, neighbours in tp, share one. Each computes some columns of its
  * k and v, and has some of the query heads that read them; no weight is there twice:
@@ -86,6 +87,7 @@ typedef struct {
     int64_t B, T, N, H, K, C;
     int64_t chunks, kv_cols; /* of this rank's qkv; its columns of k, as many of v */
     int64_t columns;         /* of this rank's qkv */
+    int64_t group;           /* query heads that read a kv head */
     int64_t query_chunk;     /* query heads of a chunk: a leaf of the sum over those that read a kv head */
     bool views;              /* heads are views of qkv's columns */
 } Dims;
@@ -104,8 +106,10 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     d.kv_cols = d.K * d.C / sharing;
     d.columns = (a->spec->attention_gate ? 2 : 1) * d.H * d.C + 2 * d.kv_cols;
     d.query_chunk = c->canon.exact ? a->spec->heads / (a->spec->kv_heads * a->kv_parts) : d.H / d.K;
+    d.group = d.H / d.K;
     const bool whole = c->world->cp.size == 1 && c->slices.count <= 1;
-    d.views = a->spec->heads == a->spec->kv_heads && a->kv_parts == 1 && whole && !c->block.kv;
+    const bool plain = a->spec->heads == a->spec->kv_heads || (!a->spec->qk_norm && !a->spec->attention_gate);
+    d.views = plain && a->kv_parts == 1 && sharing == 1 && whole && !c->block.kv;
     return d;
 }
 
@@ -118,19 +122,21 @@ static SliceKeyShape attention_keys(const void *own, const Ctx *c)
 
 static const Tensor none;
 
-/* Head 0 at `first` of qkv's columns, the others at equal distances. */
-static Tensor head_view(const Dims *d, Tensor qkv, int64_t first)
+/* Of each of the K chunks of qkv's columns `group` heads side by side, behind `before` others. */
+static Tensor head_view(const Dims *d, Tensor qkv, int64_t before, int64_t group)
 {
-    const Tensor from = tensor_col_slice(qkv, first, d->C);
-    Tensor t = tensor_of(from.data, from.dtype, d->N, d->H, d->C);
-    t.ld = d->columns / d->H;
+    const Tensor from = tensor_col_slice(qkv, before * d->C, d->C);
+    Tensor t = tensor_of(from.data, from.dtype, d->N, d->K * group, d->C);
+    t.ld = d->columns / d->K;
+    t.group = group;
     return t;
 }
 
 static Heads heads_in(const Attention *a, const Dims *d, Tensor qkv)
 {
-    return (Heads){ head_view(d, qkv, 0), head_view(d, qkv, d->C), head_view(d, qkv, 2 * d->C),
-                    a->spec->attention_gate ? head_view(d, qkv, 3 * d->C) : none };
+    const int64_t g = d->group;
+    return (Heads){ head_view(d, qkv, 0, g), head_view(d, qkv, g, 1), head_view(d, qkv, g + 1, 1),
+                    a->spec->attention_gate ? head_view(d, qkv, g + 2, g) : none };
 }
 
 /* k (0) or v (1) of kv [2, N, ...] -> [N, columns] */

@@ -18,6 +18,7 @@ typedef struct {
     double drop, softcap;
     int sinks;
     int64_t V; /* width of values; 0: as keys */
+    int grouped; /* queries and dq are columns of a fused projection: those of a key head side by side, two heads apart */
 } Shape;
 
 enum { POSITIONS = 512, HEAD0 = 3 };
@@ -27,12 +28,12 @@ static const char *shape_name(DType T, const Shape *s)
     static char name[256];
     snprintf(name, sizeof name,
              "%s B %d H %d K %d C %d V %d q %d+%d %d+%d k %d+%d %d+%d window %d docs %d gap %d drop %g softcap %g "
-             "sinks %d",
+             "sinks %d grouped %d",
              dtype_name(T),
              (int)s->B, (int)s->H, (int)s->K, (int)s->C, (int)(s->V ? s->V : s->C), (int)s->q.first[0],
              (int)s->q.count[0], (int)s->q.first[1],
              (int)s->q.count[1], (int)s->k.first[0], (int)s->k.count[0], (int)s->k.first[1], (int)s->k.count[1],
-             (int)s->window, s->docs, s->gap, s->drop, s->softcap, s->sinks);
+             (int)s->window, s->docs, s->gap, s->drop, s->softcap, s->sinks, s->grouped);
     return name;
 }
 
@@ -45,6 +46,16 @@ static Pair heads_random(CudaCase *c, DType T, double scale, const Shape *s, int
 static Pair without_gap(Pair p, const Shape *s)
 {
     for (int side = 0; side < 2; side++) p.t[side].dim[3] = s->C;
+    return p;
+}
+
+/* As without_gap's, of random numbers in a matrix of chunks: all. */
+static Pair query_heads(Pair *all, CudaCase *c, DType T, double scale, const Shape *s, int64_t rows)
+{
+    const int64_t group = s->H / s->K;
+    if (!s->grouped) return without_gap(*all = heads_random(c, T, scale, s, rows, s->H), s);
+    Pair p = *all = pair_random(c, T, scale, s->B, rows, s->K, (group + 2) * s->C + s->gap);
+    for (int side = 0; side < 2; side++) p.t[side].dim[2] = s->H, p.t[side].dim[3] = s->C, p.t[side].group = group;
     return p;
 }
 
@@ -92,13 +103,12 @@ static void attention_case(DType T, Shape s)
     const Dropout dropout = { 0x123456789ABCDEF, dropout_threshold((float)s.drop), 1 / (1 - (float)s.drop) };
     Shape values = s;
     if (s.V) values.C = s.V;
-    Pair q = heads_random(c, T, 3, &s, rows, s.H), k = heads_random(c, T, 1, &s, keys, s.K);
+    Pair q, q_ = query_heads(&q, c, T, 3, &s, rows), k = heads_random(c, T, 1, &s, keys, s.K);
     Pair v = heads_random(c, T, 1, &values, keys, s.K), o = heads_random(c, T, 1, &values, rows, s.H);
     Pair lse = pair_output(c, F32, s.B, rows, s.H), sample = samples(c, &s), doc = { 0 }, sink = { 0 };
     if (s.sinks) sink = pair_random(c, T, 2, s.H);
     if (s.docs) doc = documents(c, &s, rows);
-    Pair q_ = without_gap(q, &s), k_ = without_gap(k, &s);
-    Pair v_ = without_gap(v, &values), o_ = without_gap(o, &values);
+    Pair k_ = without_gap(k, &s), v_ = without_gap(v, &values), o_ = without_gap(o, &values);
     BOTH(c, attention_fwd, .o = AT(o_), .lse = AT(lse), .q = AT(q_), .k = AT(k_), .v = AT(v_), .sink = AT(sink),
          .doc = AT(doc), .sample = AT(sample), .q_span = s.q, .k_span = s.k, .scale = scale,
          .softcap = (float)s.softcap, .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0);
@@ -109,9 +119,9 @@ static void attention_case(DType T, Shape s)
     o = pair_values(c, T, o.t[CASE_CPU].data, s.B, rows, s.H, values.C + s.gap);
     lse = pair_values(c, F32, lse.t[CASE_CPU].data, s.B, rows, s.H);
     o_ = without_gap(o, &values);
-    Pair go = heads_random(c, T, 1, &values, rows, s.H), dq = heads_random(c, T, 1, &s, rows, s.H);
+    Pair go = heads_random(c, T, 1, &values, rows, s.H), dq, dq_ = query_heads(&dq, c, T, 1, &s, rows);
     Pair dk = heads_random(c, T, 1, &s, keys, s.K), dv = heads_random(c, T, 1, &values, keys, s.K);
-    Pair delta = pair_output(c, F32, s.B, rows, s.H), go_ = without_gap(go, &values), dq_ = without_gap(dq, &s);
+    Pair delta = pair_output(c, F32, s.B, rows, s.H), go_ = without_gap(go, &values);
     Pair dk_ = without_gap(dk, &s), dv_ = without_gap(dv, &values);
     BOTH(c, attention_bwd, .dq = AT(dq_), .dk = AT(dk_), .dv = AT(dv_), .go = AT(go_), .q = AT(q_), .k = AT(k_),
          .v = AT(v_), .o = AT(o_), .lse = AT(lse), .delta = AT(delta), .doc = AT(doc), .sample = AT(sample),
@@ -181,6 +191,19 @@ TEST(attention_widths_of_values)
     attention_case(F32, (Shape){ .B = 1, .H = 1, .K = 1, .C = 40, .V = 72, .q = run(0, 40), .softcap = 1 });
     attention_case(F16,
                    (Shape){ .B = 1, .H = 1, .K = 1, .C = 128, .V = 64, .q = run(0, 70), .softcap = 1, .window = 33 });
+}
+
+/* Queries where the projection has left them, in groups of 1, 2, 3 and 8. */
+TEST(attention_query_groups)
+{
+    static const int64_t group[] = { 1, 2, 3, 8 };
+    for (int t = 0; t < 3; t++)
+        for (int i = 0; i < 4; i++)
+            attention_case(types[t], (Shape){ .B = 1 + i % 2, .H = 2 * group[i], .K = 2, .C = i % 2 ? 32 : 64,
+                                              .q = run(0, 70), .gap = (t + i) % 2 * 8, .grouped = 1 });
+    for (int64_t C = 96; C <= 256; C += 32) /* each engine */
+        attention_case(types[C / 32 % 3], (Shape){ .B = 1, .H = 6, .K = 2, .C = C, .q = run(0, 40), .docs = 1,
+                                                   .softcap = C % 64 ? 1 : 0, .grouped = 1 });
 }
 
 TEST(attention_grouped_heads)

@@ -8,6 +8,7 @@ typedef struct {
     int64_t gap, skip; /* around each head */
     int inverse, used;
     int64_t stay; /* columns behind them */
+    int64_t group; /* 0: none; else heads that lie side by side, with a gap behind the last alone */
 } RopeShape;
 
 static void rope_case(DType T, RopeShape p)
@@ -18,16 +19,28 @@ static void rope_case(DType T, RopeShape p)
     const int64_t used = p.N - p.N / 3;
     ASSERT(p.N <= 64);
     for (int64_t n = 0; n < p.N; n++) position[n] = (int32_t)(test_rand(&c->random) % P);
-    Matrix x = matrix_uniform(c, T, -2, 2, p.N * p.H, 2 * p.R + p.stay, p.gap, p.skip);
+    const int64_t group = p.group ? p.group : 1, C = 2 * p.R + p.stay;
+    Matrix x = matrix_uniform(c, T, -2, 2, p.N * p.H / group, group * C, p.gap, p.skip);
     Pair at = pair_values(c, I32, position, p.N), rows = pair_values(c, I64, &used, 1);
     Pair cosine = pair_random(c, F32, 1, P, p.R), sine = pair_random(c, F32, 1, P, p.R);
-    const Pair heads = pair_used(matrix_heads(&x, p.N, p.H), p.used ? &rows : NULL);
+    Pair heads = pair_used(matrix_heads(&x, p.N, p.H), p.used ? &rows : NULL);
+    for (int side = 0; side < 2; side++) heads.t[side].dim[2] = C, heads.t[side].group = group;
     BOTH(c, rope, .x = AT(heads), .position = AT(at), .cos = AT(cosine), .sin = AT(sine),
          .inverse = p.inverse);
-    pair_check(c, x.all, case_tolerance(T), "rope %s N %lld H %lld R %lld gap %lld skip %lld stay %lld",
+    pair_check(c, x.all, case_tolerance(T), "rope %s N %lld H %lld R %lld gap %lld skip %lld stay %lld group %lld",
                dtype_name(T), (long long)p.N, (long long)p.H, (long long)p.R, (long long)p.gap, (long long)p.skip,
-               (long long)p.stay);
+               (long long)p.stay, (long long)p.group);
     case_close(c);
+}
+
+/* As the queries of a projection lie, in groups of 2, 3 and 8, with k and v of the group behind; and anyhow. */
+TEST(rope_in_groups)
+{
+    static const RopeShape shapes[] = { { 3, 8, 16, 64, 0, 0, 0, 0, 2 },  { 5, 6, 8, 32, 0, 1, 0, 0, 3 },
+                                        { 2, 32, 32, 128, 0, 0, 0, 0, 8 }, { 9, 16, 8, 8, 8, 1, 1, 16, 8 },
+                                        { 3, 9, 5, 3, 1, 0, 0, 0, 3 },     { 4, 2, 64, 256, 0, 0, 0, 0, 2 } };
+    for (int t = 0; t < 3; t++)
+        for (int k = 0; k < 6; k++) rope_case(types[t], shapes[k]);
 }
 
 /* Heads 1 to more than 4 a thread and more than a block takes; half widths of 1, of packs, of neither. */
