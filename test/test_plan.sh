@@ -533,6 +533,23 @@ assert sum(o["ms"] for o in p["ops"].values()) < p["step_ms"]
 assert all(a["step_ms"] < p["step_ms"] and abs(1 - a["step_ms"] / p["step_ms"] - a["saves"]) < 1e-9 for a in p["advice"])
 assert [a["step_ms"] for a in p["advice"]] == sorted(a["step_ms"] for a in p["advice"]) and len(p["advice"]) <= 3
 EOP
+# every configuration that is shipped has a step, of which nothing is left out
+for file in "$root"/config/*.ini; do
+    model=$(basename "$file" .ini)
+    case $model in
+    deepseek-v3) world=2048 ;; llama3-70b | mixtral-8x7b | qwen3-30b-a3b) world=64 ;; llama3-8b-128k) world=32 ;;
+    gpt-oss-20b) world=16 ;; gpt2-124m | llama-1b | llama3-8b) world=8 ;; *) world=1 ;;
+    esac
+    "$mt" plan --config "$file" --world $world --device "$root/config/devices/h100.ini" --json model.vocab=50304 \
+        >plan.json 2>plan.txt
+    check "$model on $world GPUs takes a time: $(tail -1 plan.txt)" python3 - <<'EOP'
+import json
+p = json.load(open("plan.json"))["predicted"]
+assert 0 < p["step_ms"] < 1e6 and 0 < p["mfu"] < 1 and 0 < p["tokens_per_s_gpu"] < 1e7
+assert all(ms > 0 for ms in p["ms"].values()) and abs(sum(p["ms"].values()) / p["step_ms"] - 1) < 1e-9
+EOP
+done
+expect 2 "is about one layout" "$mt" plan --config plan.ini --world 4 --device "$root/config/devices/h100.ini" --search --ops
 check "the picture is whole" grep -q '^</svg>' step.svg
 "$mt" plan --config plan.ini --world 4 --json >plan.json
 check "no device, no time" grep -q '"predicted":null' plan.json

@@ -656,18 +656,23 @@ static Err search_words(Words words)
                                       .as_json = as_json });
 }
 
-static Err only_search(void)
+/* What is said of one layout is not said of a search, nor the other way round. */
+static Err words_agree(void)
 {
-    const char *word = max_world ? "max-world" : memory ? "memory" : price > 0 ? "price" : NULL;
-    if (is_search || !word) return ERR_OK;
-    return err_set(ERR_CONFIG, "--%s is about a search", word), err_hint("add --search");
+    const char *of_search = max_world ? "max-world" : memory ? "memory" : price > 0 ? "price" : NULL;
+    const char *of_layout = svg_path ? "svg" : advise ? "advise" : with_ops ? "ops" : NULL;
+    if (is_search && of_layout)
+        return err_set(ERR_CONFIG, "--%s is about one layout", of_layout), err_hint("leave out --search");
+    if (!is_search && of_search)
+        return err_set(ERR_CONFIG, "--%s is about a search", of_search), err_hint("add --search");
+    return ERR_OK;
 }
 
 /* --device speaks last. */
 static Err plan(Words rest)
 {
     Config c = { 0 };
-    TRY(only_search());
+    TRY(words_agree());
     const char **words = calloc((size_t)rest.count + 1, sizeof *words);
     if (!words) return err_set(ERR_MEMORY, "no memory for %d words", rest.count);
     for (int i = 0; i < rest.count; i++) words[i] = rest.items[i];
