@@ -123,7 +123,7 @@ def measure(layout, folder, steps):
 def predict(layout, device, folder):
     words = [MEGATRAIN, "plan", "--config", layout.model + ".ini", "--world", str(layout.ranks), "--device", device]
     plan = json.loads(run([*words, "--json", *layout.words()], folder))
-    return plan["predicted"]["step_ms"] if "predicted" in plan else None
+    return plan["predicted"]["step_ms"] if plan.get("predicted") else None
 
 
 def ranks_of(values):
