@@ -224,9 +224,9 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out);
 
 /*
  * The same beside a clock, of a step that is not the run's first. unit: seconds of a unit in each of the rank's stages
- * (MemoryPlan.stages), where nothing goes on beside it but its own calls. rest: what a step takes besides its units: sums
- * of gradients as far as units do not hide them, the norm, the update. out->clock: of the whole step, without waiting for
- * other pipeline ranks.
+ * (MemoryPlan.stages), where nothing goes on beside it but its own calls. rest: what a step takes besides its units:
+ * sums of gradients as far as units do not hide them, the norm, the update. out->clock: of the whole step, without
+ * waiting for other pipeline ranks.
  */
 typedef struct {
     StageCost unit[PARTS_STAGES];
