@@ -33,12 +33,12 @@ typedef struct Tensor {
     void *data; /* NULL = absent (optional op arguments) */
     int64_t dim[TENSOR_MAX_DIMS];
     int64_t ld; /* elements from one row, or group of rows, to the next */
-    int64_t group;
     int ndim;
     DType dtype;
     const int64_t *rows;
     int64_t expected;
     const struct Tensor *scale;
+    int64_t group; /* rows that lie side by side; 0: none */
 } Tensor;
 
 int64_t dtype_size(DType t); /* bytes */
