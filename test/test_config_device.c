@@ -19,6 +19,8 @@ TEST(a_gpu_by_the_name_that_its_driver_gives)
         { "NVIDIA H200", "h200", 989 },
         { "NVIDIA B200", "b200", 2250 },
         { "NVIDIA GB200", "gb200", 2500 },
+        { "NVIDIA B300 SXM6 AC", "b300", 2250 },
+        { "NVIDIA GB300", "gb300", 2500 },
         { "NVIDIA L40S", "l40s", 362 },
         { "NVIDIA GeForce RTX 4090", "4090", 165.2 },
         { "NVIDIA GeForce RTX 5090", "5090", 209.5 },
@@ -56,6 +58,10 @@ TEST(what_is_wrong_in_a_file_is_said)
         { "[device]\nmemory_mib = 0\n", ":2: not a line" },
         { "[device]\n\nmemory = 5\n", ":3: not a line" },
         { "[gpu]\nmemory_mib = 5\n", ":2: not a line" },
+        { "[device]\nmemory_mib = 5\nmatrix_share = 1.01\n", ":3: not a line" },
+        { "[device]\nmemory_mib = 5\noverlap_cost = 1\n", ":3: not a line" },
+        { "[device]\nmemory_mib = 5\nhost_devices = 0.5\n", ":3: not a line" },
+        { "[device]\nmemory_mib = 5\nlink_gb_s = -1\n", ":3: not a line" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         DeviceFile f;

@@ -43,7 +43,7 @@ static double linear_seconds(const DeviceFile *d, int64_t N, int64_t O, int64_t 
 TEST(every_device_that_ships_has_its_figures)
 {
     static const char *const names[] = { "a100", "a100-40", "h100", "h100-nvl", "h100-pcie", "h200", "b200", "gb200",
-                                         "l40s", "3090",    "4090", "5090",     "rtx-pro-6000" };
+                                         "b300", "gb300", "l40s", "3090",    "4090", "5090",     "rtx-pro-6000" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         DeviceFile d;
         CostModel m;
@@ -78,21 +78,41 @@ TEST(products_take_whole_waves_of_tiles)
     SAME(linear_seconds(&deep, 512, 256, 4096), 2 * tile);
 }
 
-TEST(bytes_bound_what_has_little_arithmetic)
+/* A product whose arithmetic takes as long as its bytes; then memory is a tenth slower, or faster. */
+TEST(a_product_takes_the_longer_of_arithmetic_and_bytes)
 {
-    const DeviceFile d = round_device();
-    const double bytes = 2 * (64. * 65536 + 64 * 64 + 65536 * 64);
-    SAME(linear_seconds(&d, 64, 65536, 64) > 2 * 64. * 65536 * 64 / 1e12 ? 1. : 0., 1.);
+    DeviceFile d = round_device();
+    const double bytes = 2 * (512. * 256 + 512. * 4096 + 256. * 4096), arithmetic = 2. * 512 * 256 * 4096 / 1e12;
+    d.memory_gb_s = 1e-9 * bytes / arithmetic / 1.1;
+    SAME(linear_seconds(&d, 512, 256, 4096), 1.1 * arithmetic);
+    d.memory_gb_s = 1e-9 * bytes / arithmetic * 1.1;
+    SAME(linear_seconds(&d, 512, 256, 4096), arithmetic);
+}
+
+TEST(memory_work_takes_its_bytes_and_a_gap)
+{
+    DeviceFile d = round_device();
     CostModel m;
     const gelu_fwd_args a = { .y = bf16(2, 1000, 500, 0, 0), .x = bf16(2, 1000, 500, 0, 0) };
     OK(cost_open(&m, &d, 1));
     SAME(cost_op(&m, OP_gelu_fwd, &a, 0).seconds, 2 * 2 * 500000 / 1e12);
-    CHECK(!cost_op(&m, OP_gelu_fwd, &a, 0).matrix && bytes > 0);
-    DeviceFile gaps = d;
-    gaps.gap_us = 2, gaps.host_us = 3;
-    OK(cost_open(&m, &gaps, 1));
+    d.gap_us = 2, d.host_us = 3;
     SAME(cost_op(&m, OP_gelu_fwd, &a, 0).seconds, 2 * 2 * 500000 / 1e12 + 2e-6);
     SAME(cost_op(&m, OP_gelu_fwd, &a, 0).host, 3e-6);
+}
+
+/* A sum that is there is read; a new one is not. */
+TEST(fresh_gradients_are_not_read)
+{
+    DeviceFile d = round_device();
+    CostModel m;
+    d.memory_gb_s = 1;
+    linear_dw_args a = { .dw = bf16(2, 64, 64, 0, 0), .dy = bf16(2, 64, 64, 0, 0), .x = bf16(2, 64, 64, 0, 0) };
+    a.dw.dtype = F32;
+    OK(cost_open(&m, &d, 1));
+    SAME(cost_op(&m, OP_linear_dw, &a, 0).seconds, (2 * 4 + 2 + 2) * 64. * 64 / 1e9);
+    a.fresh = 1;
+    SAME(cost_op(&m, OP_linear_dw, &a, 0).seconds, (4 + 2 + 2) * 64. * 64 / 1e9);
 }
 
 TEST(experts_share_their_waves)
@@ -151,8 +171,8 @@ TEST(groups_are_where_their_ranks_are)
     check_place(place_of(s, GROUP_PP, 3), 2, 1, 2);  /* 1 3 */
     check_place(place_of(s, GROUP_DP, 0), 4, 4, 1);  /* 0 4 8 12 */
     const GridShape ragged = { .world = 12, .tp = 6, .cp = 1, .pp = 1, .ep = 1, .etp = 1 };
-    check_place(place_of(ragged, GROUP_TP, 0), 6, 2, 4); /* 0 1 2 3 | 4 5 */
-    check_place(place_of(ragged, GROUP_TP, 7), 6, 2, 4); /* 6 7 | 8 9 10 11 */
+    check_place(place_of(ragged, GROUP_TP, 0), 6, 2, 2); /* 0 1 2 3 | 4 5 */
+    check_place(place_of(ragged, GROUP_TP, 7), 6, 2, 2); /* 6 7 | 8 9 10 11 */
 }
 
 TEST(calls_take_their_bytes_over_the_slowest_link)
@@ -173,6 +193,40 @@ TEST(calls_take_their_bytes_over_the_slowest_link)
         for (int64_t bytes = 1; bytes < INT64_C(1) << 40; bytes *= 4)
             CHECK(cost_call(&m, k, hosts, bytes) < cost_call(&m, k, hosts, 4 * bytes) &&
                   cost_call(&m, k, hosts, bytes) > 0);
+}
+
+/* A member of 8, 4 on a host. */
+TEST(exchanges_take_what_goes_to_other_hosts)
+{
+    const DeviceFile d = round_device();
+    CostModel m;
+    OK(cost_open(&m, &d, 1));
+    const CommPlace host = { 4, 1, 4 }, hosts = { 8, 2, 4 };
+    CommMessage all[14], ring[] = { { .send = true, .peer = 1, .bytes = 1000000 }, { .peer = 7, .bytes = 1000000 },
+                                    { .send = true, .peer = 1, .bytes = 2000000 } };
+    for (int i = 0; i < 14; i++) all[i] = (CommMessage){ .send = i % 2, .peer = 1 + i / 2, .bytes = 1000000 };
+    SAME(cost_exchange(&m, host, ring, 3), 6e-6 + 3e-5);
+    SAME(cost_exchange(&m, hosts, ring, 3), 21e-6 + 3e6 / 10e9); /* some rank's neighbour is elsewhere */
+    SAME(cost_exchange(&m, hosts, all, 14), 27e-6 + 4e6 / 10e9);
+    SAME(cost_exchange(&m, hosts, ring + 1, 1), 21e-6 + 1e6 / 10e9); /* who gets waits as long as who sends */
+    CHECK(cost_exchange(&m, hosts, ring, 0) == 0);
+}
+
+static double embedding_seconds(int64_t tokens, int64_t rows)
+{
+    const DeviceFile d = round_device();
+    CostModel m;
+    Tensor index = bf16(1, tokens, 0, 0, 0);
+    index.dtype = I32;
+    const embedding_fwd_args a = { .y = bf16(2, tokens, 100, 0, 0), .table = bf16(2, rows, 100, 0, 0), .index = index };
+    OK(cost_open(&m, &d, 1));
+    return cost_op(&m, OP_embedding_fwd, &a, 0).seconds;
+}
+
+TEST(of_an_embedding_the_rows_that_tokens_have_are_read)
+{
+    SAME(embedding_seconds(1000, 100000), (2 * 200 + 4) * 1000 / 1e12);
+    SAME(embedding_seconds(1000, 500), (200 * 1000 + 200 * 500 + 4 * 1000) / 1e12);
 }
 
 TEST(more_work_never_takes_less)

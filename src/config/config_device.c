@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <ini.h>
 #include <limits.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,6 +51,19 @@ static bool read_number(const char *text, double *out)
     return end != text && !*end && *out > 0 && *out < 1e9;
 }
 
+static bool is_count(const char *key)
+{
+    return !strcmp(key, "multiprocessors") || !strcmp(key, "processors") || !strcmp(key, "host_devices");
+}
+
+/* There are whole devices, none reaches more than all of a rate, and an op beside a call still comes on. */
+static bool makes_sense(const char *key, double number)
+{
+    if (is_count(key)) return number == floor(number);
+    if (!strcmp(key, "overlap_cost")) return number < 1;
+    return !text_ends(key, "_share") || number <= 1;
+}
+
 /* inih's handler: 0 is a mistake in this line. */
 static int take(void *user, const char *section, const char *key, const char *value)
 {
@@ -57,7 +71,7 @@ static int take(void *user, const char *section, const char *key, const char *va
     double mib, *number = number_of(f, key);
     if (device_points_section(section)) return !device_points_read(&f->points, section, key, value);
     if (strcmp(section, "device") != 0) return 0;
-    if (number) return read_number(value, number);
+    if (number) return read_number(value, number) && makes_sense(key, *number);
     if (strcmp(key, "match") == 0) return text_cut(f->match, sizeof f->match, value), 1;
     if (strcmp(key, "memory_mib") != 0 || !read_number(value, &mib)) return 0;
     f->memory_mib = (int64_t)mib;
@@ -76,8 +90,8 @@ static Err refuse_line(const char *path, int line)
 {
     err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line);
     return err_hint(
-        "[device], then memory_mib and other numbers above 0, such as bf16_tflops = 989, or match; or "
-        "[op.NAME], [comm.NAME] as doctor --calibrate writes them");
+        "[device], then memory_mib and other numbers above 0, such as bf16_tflops = 989, shares at most 1, "
+        "counts whole, or match; or [op.NAME], [comm.NAME] as doctor --calibrate writes them");
 }
 
 static Err read_lines(const char *path, DeviceFile *out)

@@ -3,7 +3,8 @@
  * cost.h. Members of a group on one host share it with `here` network ports, one a device.
  *
  *   gathers, scatters, sums   a ring through all members: each link carries what a rank sends
- *   rows, exchanges           of what a rank sends, members elsewhere get their part through its port
+ *   rows, exchanges           of what a rank sends, or gets where that is more, members elsewhere have their part by its
+ *                             port; in a ring of exchanges that is all of it, for some rank at least
  */
 #include <math.h>
 #include <stdlib.h>
@@ -63,12 +64,14 @@ CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank)
     int *members = malloc((size_t)p.size * sizeof *members), here = 0;
     ASSERT(members);
     group_members(s, kind, group, members);
-    p.hosts = p.here = 0;
+    p.hosts = 0;
     for (int i = 0; i < p.size; i++) {
-        const bool next = i == 0 || members[i] / devices != members[i - 1] / devices;
-        p.hosts += next;
-        here = next ? 1 : here + 1;
-        if (here > p.here) p.here = here;
+        const bool last = i + 1 == p.size || members[i] / devices != members[i + 1] / devices;
+        here++;
+        if (!last) continue;
+        p.hosts++;
+        if (here < p.here) p.here = here;
+        here = 0;
     }
     free(members);
     return p;
@@ -95,34 +98,61 @@ static double ring_seconds(const CostModel *m, CommPlace p, double bytes)
     return begin_seconds(m, p) + bytes / rate;
 }
 
-static double spread_seconds(const CostModel *m, CommPlace p, double bytes)
+/* To so many of the others: what goes to other hosts by the port, beside what stays. The member with the fewest on its own
+ * host has the most to send away. */
+static double spread_seconds(const CostModel *m, CommPlace p, int peers, double bytes)
 {
     static const double PEER_US = 1; /* to begin a message to one member more */
-    const double far = p.size > 1 ? (double)(p.size - p.here) / (p.size - 1) : 0;
-    const double begin = (p.hosts > 1 ? m->device->network_us : m->device->link_us) + PEER_US * (p.size - 1);
+    const double far = fmin(1, (double)(p.size - p.here) / peers);
+    const double begin = (p.hosts > 1 ? m->device->network_us : m->device->link_us) + PEER_US * peers;
     return 1e-6 * begin + fmax(far * bytes / network_rate(m), (1 - far) * bytes / link_rate(m));
+}
+
+static bool measured_call(const CostModel *m, CommKind kind, CommPlace p, int64_t bytes, double *seconds)
+{
+    return m->cpu && measured_comm(&m->device->points, kind, p.size, bytes, seconds);
 }
 
 double cost_call(const CostModel *m, CommKind kind, CommPlace p, int64_t bytes)
 {
     double measured;
     if (p.size < 2) return 0;
-    if (m->cpu && measured_comm(&m->device->points, kind, p.size, bytes, &measured)) return measured;
-    switch (kind) {
-    case COMM_ALL_TO_ALL_ROWS:
-    case COMM_EXCHANGE: return spread_seconds(m, p, (double)bytes);
-    default: return ring_seconds(m, p, (double)bytes);
+    if (measured_call(m, kind, p, bytes, &measured)) return measured;
+    if (kind == COMM_ALL_TO_ALL_ROWS) return spread_seconds(m, p, p.size - 1, (double)bytes);
+    return ring_seconds(m, p, (double)bytes);
+}
+
+static double exchange_seconds(const CostModel *m, CommPlace p, int peers, int64_t bytes)
+{
+    double measured;
+    if (measured_call(m, COMM_EXCHANGE, p, bytes, &measured)) return measured;
+    return spread_seconds(m, p, peers, (double)bytes);
+}
+
+/* Whether no message before the i-th goes the same way. */
+static bool is_first(const CommMessage *messages, int i)
+{
+    for (int j = 0; j < i; j++)
+        if (messages[j].peer == messages[i].peer && messages[j].send == messages[i].send) return false;
+    return true;
+}
+
+double cost_exchange(const CostModel *m, CommPlace p, const CommMessage *messages, int count)
+{
+    int64_t bytes[2] = { 0 };
+    int peers[2] = { 0 };
+    for (int i = 0; i < count; i++) {
+        bytes[messages[i].send] += messages[i].bytes;
+        peers[messages[i].send] += is_first(messages, i);
     }
+    const bool send = bytes[true] >= bytes[false];
+    return p.size < 2 || !count ? 0 : exchange_seconds(m, p, peers[send], bytes[send]);
 }
 
 double cost_message(const CostModel *m, bool same_host, int64_t bytes)
 {
     const CommPlace two = { .size = 2, .hosts = same_host ? 1 : 2, .here = same_host ? 2 : 1 };
-    return cost_call(m, COMM_EXCHANGE, two, bytes);
+    return exchange_seconds(m, two, 1, bytes);
 }
 
-double cost_pace_beside(const CostModel *m, OpCost op)
-{
-    (void)op;
-    return 1 - m->device->overlap_cost;
-}
+double cost_pace_beside(const CostModel *m) { return 1 - m->device->overlap_cost; }

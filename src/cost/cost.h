@@ -39,25 +39,26 @@ OpFamily family_of(OpId id);
 typedef struct {
     double seconds, host;
     int launches;
-    bool matrix; /* it is bound by arithmetic, so that a call beside it takes some of its multiprocessors */
 } OpCost;
 
 OpCost cost_op(const CostModel *m, OpId id, const void *args, double flop);
 
-/* Where the members of a group are: on how many hosts, and how many of them on the host that has most. */
+/* Where the members of a group are: on how many hosts, and how many of them on the host that has fewest, for which all
+ * others wait. */
 typedef struct {
     int size, hosts, here;
 } CommPlace;
 
 CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank);
 
-/* One call that sends so many bytes from each member, beside nothing. */
+/* One collective that sends so many bytes from each member, beside nothing. */
 double cost_call(const CostModel *m, CommKind kind, CommPlace place, int64_t bytes);
+/* One exchange, by the messages of a member. */
+double cost_exchange(const CostModel *m, CommPlace place, const CommMessage *messages, int count);
 /* One message between two ranks. */
 double cost_message(const CostModel *m, bool same_host, int64_t bytes);
 
-/* What of `op` seconds of an op is done in the time of a call that is under way: 1 where they do not disturb each
- * other, less where they do. */
-double cost_pace_beside(const CostModel *m, OpCost op);
+/* How far ops come in a second in which a call is under way: less than a second's work. */
+double cost_pace_beside(const CostModel *m);
 
 #endif

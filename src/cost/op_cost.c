@@ -7,6 +7,7 @@
  *   others       bytes of their tensors
  */
 #include <math.h>
+#include <string.h>
 
 #include "cost/cost.h"
 #include "cost/measured.h"
@@ -73,6 +74,19 @@ static const Tensor *partly_used(const OpInfo *info, const void *args)
     return NULL;
 }
 
+/* Of a table the rows that are looked up, of others all. */
+static double tensor_part(OpId id, const void *args, const OpField *f)
+{
+    const Tensor t = *tensor_at(f, args);
+    int64_t rows = t.dim[0];
+    if (id == OP_embedding_fwd && !strcmp(f->name, "table"))
+        rows = ((const embedding_fwd_args *)args)->index.dim[0];
+    if (id == OP_embedding_grad && !strcmp(f->name, "dtable"))
+        rows = ((const embedding_grad_args *)args)->index.dim[0];
+    return rows < t.dim[0] ? (double)tensor_bytes(t) * (double)rows / (double)t.dim[0]
+                           : (double)tensor_bytes(t);
+}
+
 /* Each tensor once, what changes in place twice; of rows those in use. */
 static double tensor_traffic(OpId id, const void *args)
 {
@@ -84,7 +98,7 @@ static double tensor_traffic(OpId id, const void *args)
         const Tensor *t = tensor_at(f, args);
         const bool is_part = part && t->dim[0] == part->dim[0];
         const double used = is_part ? (double)part->expected / (double)part->dim[0] : 1;
-        if (t->data) bytes += used * (double)tensor_bytes(*t) * (f->read + f->written);
+        if (t->data) bytes += used * tensor_part(id, args, f) * (f->read + f->written);
     }
     if (id == OP_linear_dw && ((const linear_dw_args *)args)->fresh)
         bytes -= (double)tensor_bytes(((const linear_dw_args *)args)->dw);
@@ -208,21 +222,19 @@ static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
     const int launches = launches_of(id, columns_of(id, args));
     double seconds = fmax(arithmetic, memory) + 1e-6 * launches * m->device->gap_us;
     measured_op(&m->device->points, id, args, 1, 1, &seconds);
-    return (OpCost){ .seconds = seconds,
-                     .host = 1e-6 * launches * m->device->host_us,
-                     .launches = launches,
-                     .matrix = arithmetic > memory };
+    return (OpCost){ .seconds = seconds, .host = 1e-6 * launches * m->device->host_us, .launches = launches };
 }
 
 /* What was not measured is arithmetic at the peak rate, or bytes at that of copies, which the ranks share. */
 static OpCost cpu_cost(const CostModel *m, OpId id, const void *args, double flop)
 {
     const OpFamily family = family_of(id);
-    OpCost out = { .launches = 1, .matrix = family != FAMILY_MEMORY && family != FAMILY_OPTIMIZER };
+    const bool computes = family != FAMILY_MEMORY && family != FAMILY_OPTIMIZER;
+    OpCost out = { .launches = 1 };
     if (measured_op(&m->device->points, id, args, m->ranks, m->threads, &out.seconds)) return out;
     const double share = 1e9 * m->device->memory_gb_s / m->ranks,
                  peak = 1e12 * m->device->fp32_tflops / m->ranks;
-    out.seconds = fmax(tensor_traffic(id, args) / share, out.matrix ? flop / peak : 0);
+    out.seconds = fmax(tensor_traffic(id, args) / share, computes ? flop / peak : 0);
     return out;
 }
 

@@ -11,8 +11,8 @@ static double stretched(const TimeLine *t, OpCost op, double begin)
 {
     double busy = 0;
     for (int i = 0; i < WORLD_COMMS; i++) busy = fmax(busy, t->until[i] - begin);
-    const double done = busy * cost_pace_beside(t->model, op);
-    return op.seconds <= done ? op.seconds / cost_pace_beside(t->model, op) : op.seconds - done + busy;
+    const double pace = cost_pace_beside(t->model), done = busy * pace;
+    return op.seconds <= done ? op.seconds / pace : op.seconds - done + busy;
 }
 
 static void hear_op(TimeLine *t, Stream *s, OpId id, const void *args)
@@ -87,6 +87,12 @@ static Err host_waits(void *mark, double timeout_s)
 
 static void free_mark(void *mark) { (void)mark; }
 
+static double call_seconds(const TimeLine *t, const CommRequest *r, CommPlace place, int64_t bytes)
+{
+    if (r->kind == COMM_EXCHANGE) return cost_exchange(t->model, place, r->messages, r->message_count);
+    return cost_call(t->model, r->kind, place, bytes);
+}
+
 static Err submit(Comm *c, const CommRequest *r)
 {
     static const EventMarks marks = { device_waits, host_waits, free_mark };
@@ -97,8 +103,8 @@ static Err submit(Comm *c, const CommRequest *r)
     /* (the host waits until the rows' offsets are there, the last of what it has enqueued) */
     if (r->rows.known && !t->model->cpu) t->host = fmax(t->host, t->shares.now);
     if (group != GROUP_PP)
-        t->until[group] = fmax(t->until[group], t->shares.now) +
-                          cost_call(t->model, r->kind, t->place[group], c->last_bytes);
+        t->until[group] =
+            fmax(t->until[group], t->shares.now) + call_seconds(t, r, t->place[group], c->last_bytes);
     t->marks_below = r->done->marks;
     *end_of(t, r->done->mark) = group == GROUP_PP ? 0 : t->until[group];
     r->done->marks = &marks;
