@@ -9,8 +9,8 @@
  *
  *   [op.NAME], [comm.NAME]   what was measured (config/device_points.h)
  *
- * Only memory_mib is required; `plan` says no time where a number lacks that times need (cost/cost.h). The folder is
- * looked for under the current one, beside the program, and where
+ * Only memory_mib is required; `plan` says no time where a number lacks that times need (cost/cost.h). Shares
+ * are at most 1, counts whole. The folder is looked for under the current one, beside the program, and where
  * `make install` puts it.
  */
 #ifndef MEGATRAIN_CONFIG_CONFIG_DEVICE_H

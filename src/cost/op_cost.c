@@ -2,7 +2,7 @@
  * Ops on a GPU: the longer of their arithmetic and their bytes, and a gap before each kernel. See cost.h.
  *
  *   products     tiles on multiprocessors: the last wave may be partly empty, and each tile costs begin and end
- *   experts      the same over all experts' rows at once; a weight passes memory once for each band of row tiles
+ *   experts      the same over all experts' rows at once
  *   attention    of the pairs that see each other, by the width of a head and how many keys a query sees
  *   others       bytes of their tensors
  */
@@ -169,15 +169,7 @@ static double peak_of(const CostModel *m, bool wide)
     return 1e12 * m->device->matrix_share * (wide ? m->device->fp32_tflops : m->device->bf16_tflops);
 }
 
-/* cuda/grouped.cu: tiles of 128 x 128; blocks walk bands of 16 row tiles, across all columns. */
-enum { GROUPED_TILE = 128, GROUPED_BAND = 16 * GROUPED_TILE };
-
-static double grouped_traffic_of(OpId id, const void *args, Product p)
-{
-    if (id == OP_grouped_dw) return tensor_traffic(id, args);
-    const double again = ceil(p.rows / GROUPED_BAND) - 1, weights = p.count * p.columns * p.depth;
-    return tensor_traffic(id, args) + again * weights * (is_wide(id, args) ? 4 : 2);
-}
+enum { GROUPED_TILE = 128 }; /* rows and columns of a tile of cuda/grouped.cu */
 
 /* ---- attention ---- */
 
@@ -214,11 +206,8 @@ static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
 /* What was measured counts more than shares of a data sheet; it includes the gap. */
 static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
 {
-    const OpFamily family = family_of(id);
     const double arithmetic = arithmetic_seconds(m, id, args);
-    const double bytes = family == FAMILY_EXPERTS ? grouped_traffic_of(id, args, product_of(id, args))
-                                                  : tensor_traffic(id, args);
-    const double memory = bytes / (1e9 * m->device->memory_gb_s * m->device->memory_share);
+    const double memory = tensor_traffic(id, args) / (1e9 * m->device->memory_gb_s * m->device->memory_share);
     const int launches = launches_of(id, columns_of(id, args));
     double seconds = fmax(arithmetic, memory) + 1e-6 * launches * m->device->gap_us;
     measured_op(&m->device->points, id, args, 1, 1, &seconds);
