@@ -3,8 +3,8 @@
  * cost.h. Members of a group on one host share it with `here` network ports, one a device.
  *
  *   gathers, scatters, sums   a ring through all members: each link carries what a rank sends
- *   rows, exchanges           of what a rank sends, or gets where that is more, members elsewhere have their part by its
- *                             port; in a ring of exchanges that is all of it, for some rank at least
+ *   rows, exchanges           of what a rank sends, or gets where that is more, what is from or for other hosts passes
+ *                             its port; in a ring of exchanges that is all of it, for some rank at least
  */
 #include <math.h>
 #include <stdlib.h>
@@ -98,8 +98,8 @@ static double ring_seconds(const CostModel *m, CommPlace p, double bytes)
     return begin_seconds(m, p) + bytes / rate;
 }
 
-/* To so many of the others: what goes to other hosts by the port, beside what stays. The member with the fewest on its own
- * host has the most to send away. */
+/* To so many of the others: what goes to other hosts by the port, beside what stays. The member with the fewest on its
+ * own host has the most to send away. */
 static double spread_seconds(const CostModel *m, CommPlace p, int peers, double bytes)
 {
     static const double PEER_US = 1; /* to begin a message to one member more */
