@@ -28,17 +28,15 @@ static DeviceFile target; /* the device to plan for; without a name: this machin
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
     { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
-      .help = "ranks to plan for; none: the launcher's, or the fewest that its cuts take" },
+      .help = "ranks; none: the launcher's, or as few as fit its cuts" },
     { "device", OPTION_TEXT, &device, .value = "NAME|FILE",
-      .help = "does a rank fit there? cpu, h100, ... of config/devices; none: this machine's" },
+      .help = "cpu, h100, ... (config/devices); none: this machine's" },
     { "json", OPTION_FLAG, &as_json, .help = "figures as JSON" },
-    { "advise", OPTION_FLAG, &advise,
-      .help = "of --device: three changes of the layout that would help most" },
+    { "advise", OPTION_FLAG, &advise, .help = "of --device: three changes that would help most" },
     { "ops", OPTION_FLAG, &with_ops, .help = "of --device: the time of each op" },
     { "svg", OPTION_TEXT, &svg_path, .value = "FILE",
       .help = "of --device: a picture of the predicted step" },
-    { "search", OPTION_FLAG, &is_search,
-      .help = "the fastest layouts of that many ranks of --device; keys given here stay" },
+    { "search", OPTION_FLAG, &is_search, .help = "the fastest layouts of --device; keys given here stay" },
     { "max-world", OPTION_INT, &max_world, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "searches for so many ranks, half as many, ..." },
     { "memory", OPTION_TEXT, &memory, .value = "80GB",
@@ -699,10 +697,8 @@ const Command command_plan = {
     .summary = "exact bytes, FLOP and communication, from a dry run",
     .rest = REST_OVERRIDES,
     .text =
-        "Runs a step and an evaluation on a device that computes nothing and counts everything. A run takes\n"
-        "exactly this memory and no more. N: parameters that a token is multiplied with; L C T: layers, "
-        "width of all\n"
-        "heads, sequence.\n",
+        "A dry run computes nothing and counts everything: a run takes exactly this memory. With --device\n"
+        "of a GPU: does it fit, and how long is a step?\n",
     OPTIONS(options),
     .run = plan,
 };
