@@ -9,6 +9,12 @@
 
 #include "plan/estimate.h"
 
+/* (qsort takes no list that is not there) */
+#define ORDER(items, count, before)                                            \
+    do {                                                                       \
+        if (count) qsort((items), (size_t)(count), sizeof *(items), (before)); \
+    } while (0)
+
 enum {
     REPLAYS = 600,   /* of the schedules of layouts of the least bounds, */
     HOPES = 100,     /* and of such that another cut may make fit */
@@ -396,7 +402,7 @@ static Err replay(Search *s)
 {
     int left[2] = { REPLAYS, HOPES };
     int64_t kept = 0;
-    qsort(s->items, (size_t)s->count, sizeof *s->items, by_bound);
+    ORDER(s->items, s->count, by_bound);
     for (int64_t i = 0; i < s->count && left[0] > 0; i++) {
         bool keep;
         TRY(replay_one(s, &s->items[i], left, &keep));
@@ -604,7 +610,7 @@ static double effort_of(const Search *s, const Layout *l)
 
 static Err run_finalists(Search *s)
 {
-    qsort(s->items, (size_t)s->count, sizeof *s->items, by_seconds);
+    ORDER(s->items, s->count, by_seconds);
     double effort = 0;
     for (int64_t i = 0; i < s->count && i + TOGETHER < FINALS;) {
         Layout l[TOGETHER];
@@ -654,10 +660,10 @@ static Err vary_best(Search *s)
 {
     Layout best[VARIED];
     int n = 0;
-    qsort(s->results, (size_t)s->result_count, sizeof *s->results, by_step);
+    ORDER(s->results, s->result_count, by_step);
     for (; n < VARIED && n < s->result_count; n++) best[n] = s->results[n].layout;
     for (int i = 0; i < n; i++) TRY(vary(s, &best[i]));
-    qsort(s->results, (size_t)s->result_count, sizeof *s->results, by_step);
+    ORDER(s->results, s->result_count, by_step);
     return ERR_OK;
 }
 
@@ -693,7 +699,7 @@ static Err confirm(Search *s)
             if (!err[k] && r[k].bytes <= s->q->memory && a->count < SEARCH_BEST) a->best[a->count++] = r[k];
         }
     }
-    qsort(a->best, (size_t)a->count, sizeof *a->best, by_step);
+    ORDER(a->best, a->count, by_step);
     if (a->count > want) a->count = want;
     return ERR_OK;
 }
@@ -709,7 +715,7 @@ static int by_weights(const void *a, const void *b)
 /* No weights fit: those inner layouts whose weights take least are measured, after all. */
 static Err measure_smallest(Search *s)
 {
-    qsort(s->inners, (size_t)s->inner_count, sizeof *s->inners, by_weights);
+    ORDER(s->inners, s->inner_count, by_weights);
     for (int i = 0; i < s->inner_count && i < TOGETHER && s->inners[i].legal; i++) {
         TRY(measure_run(s, i, i + 1, INT64_MAX));
         if (s->inners[i].measured) TRY(visit_outer(s, i));
@@ -727,7 +733,7 @@ static int by_bytes(const void *a, const void *b)
 /* None of the fast ones fits: those that need least of all that were replayed. */
 static Err run_smallest(Search *s)
 {
-    qsort(s->items, (size_t)s->count, sizeof *s->items, by_bytes);
+    ORDER(s->items, s->count, by_bytes);
     for (int64_t i = 0; i < s->count && i < SMALLEST && !s->result_count;) {
         Layout l[TOGETHER];
         int n = 0;
