@@ -8,6 +8,7 @@
 
 #include "pipeline/chart.h"
 #include "pipeline/simulate.h"
+#include "plan/layer_cost.h"
 #include "train/threads.h"
 
 /* ---- one rank ---- */
@@ -65,19 +66,12 @@ typedef struct {
     int64_t params;
 } Pipeline;
 
-static int rank_of_stage(Grid grid, int pp_rank)
-{
-    int rank = 0;
-    while (grid_coords(grid, rank).pp != pp_rank) rank++;
-    return rank;
-}
-
 static Err time_ranks(const CostModel *m, const TrainSpec *spec, Grid grid, Pipeline *p)
 {
     for (int r = 0; r < grid.pp; r++) {
         StepTimes t;
         MemoryPlan *plan = &p->rank[r];
-        TRY(predict_rank(m, spec, grid, rank_of_stage(grid, r), plan, &t));
+        TRY(predict_rank(m, spec, grid, grid_rank_at(grid, r, 0, 0), plan, &t));
         for (int s = 0; s < plan->stage_count; s++) p->stage[plan->stages[s].stage] = t.unit[s];
         if (plan->clock[0] > p->rank[p->slowest].clock[0]) p->slowest = r;
         p->rest = fmax(p->rest, t.rest);
