@@ -16,6 +16,7 @@
  *             fwd   read x, write y                   4     47 us
  *             residual_norm_fwd  read residual, x, write sum, y    8    94 us    (apart 10)
  *             bwd   read x, dy, dx, write dx          8     94 us    (rows of more than 256 packs: 12)
+ *             bwd, fresh_dx  read x, dy, write dx     6     70 us
  *           the slices' sums add 2%. Adding to the residual stream's gradient is part of bwd: no pass of its own.
  *           8 and 16 FLOP an element: bound by memory. w and b come from L1.
  * Needs     any D (bwd: below a million); 16-byte aligned rows for full speed. Workspace: 13 MiB.
