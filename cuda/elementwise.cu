@@ -80,9 +80,21 @@ struct GateFwd {
     template <class T> static __device__ __forceinline__ float of(float x, float gate) { return x * sigmoid<T>(gate); }
 };
 
+struct Factor {
+    static constexpr bool TWO = false;
+    float factor;
+    template <class T> __device__ __forceinline__ float of(float x, float) const { return factor * x; }
+};
+
+struct Softcap {
+    static constexpr bool TWO = false;
+    float cap;
+    template <class T> __device__ __forceinline__ float of(float x, float) const { return cap * tanhf(x / cap); }
+};
+
 template <class T, bool WIDE, class F>
 __global__ void __launch_bounds__(PACK_THREADS)
-    map_kernel(Rows<T> y, Rows<const T> a, GroupedRows<const T> b, PackGrid g)
+    map_kernel(Rows<T> y, Rows<const T> a, GroupedRows<const T> b, PackGrid g, F f)
 {
     const int64_t rows = rows_in_use(g.rows);
     Pack<T> pa[PACK_UNROLL], pb[PACK_UNROLL];
@@ -99,21 +111,21 @@ __global__ void __launch_bounds__(PACK_THREADS)
         if (!p.used) continue;
         for (int i = 0; i < Pack<T>::COUNT; i++) {
             const float second = F::TWO ? to_float(pb[u].v[i]) : 0.0f;
-            pa[u].v[i] = from_float<T>(F::template of<T>(to_float(pa[u].v[i]), second));
+            pa[u].v[i] = from_float<T>(f.template of<T>(to_float(pa[u].v[i]), second));
         }
         store_pack<T, WIDE>(y.at(p.row) + p.column, pa[u], p.left);
     }
 }
 
-template <class T, class F> static void launch_map(Stream *s, Tensor y, Tensor a, Tensor b)
+template <class T, class F> static void launch_map(Stream *s, Tensor y, Tensor a, Tensor b, F f = F())
 {
     const PackGrid g = pack_grid(row_count(y, a), 1, y.dim[1], Pack<T>::COUNT);
     const bool wide = rows_aligned(y) && rows_aligned(a) && (!F::TWO || rows_aligned(b));
     const Rows<T> to = rows_of<T>(y);
     const Rows<const T> from = rows_of<const T>(a);
     const GroupedRows<const T> second = grouped_rows_of<const T>(b);
-    if (wide) LAUNCH((map_kernel<T, true, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g);
-    else LAUNCH((map_kernel<T, false, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g);
+    if (wide) LAUNCH((map_kernel<T, true, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g, f);
+    else LAUNCH((map_kernel<T, false, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g, f);
 }
 
 extern "C" Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a)
@@ -125,6 +137,20 @@ extern "C" Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a)
 extern "C" Err cuda_gelu_bwd(Stream *s, const gelu_bwd_args *a)
 {
     DISPATCH(a->x.dtype, (launch_map<T, GeluBwd>(s, a->dx, a->dy, a->x)));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_scale(Stream *s, const scale_args *a)
+{
+    const Factor f = { a->factor };
+    DISPATCH(a->x.dtype, (launch_map<T, Factor>(s, a->y, a->x, a->x, f)));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_softcap(Stream *s, const softcap_args *a)
+{
+    const Softcap f = { a->cap };
+    DISPATCH(a->x.dtype, (launch_map<T, Softcap>(s, a->y, a->x, a->x, f)));
     return ERR_OK;
 }
 
@@ -253,6 +279,20 @@ struct Swiglu {
     }
 };
 
+struct Geglu {
+    template <class T> __device__ __forceinline__ float of(float gate, float up) const
+    {
+        return GeluFwd::of<T>(gate, 0.0f) * up;
+    }
+
+    template <class T> __device__ __forceinline__ void slopes(float *gate, float *up, float dy) const
+    {
+        const float dgate = GeluBwd::of<T>(dy * *up, *gate);
+        *up = dy * GeluFwd::of<T>(*gate, 0.0f);
+        *gate = dgate;
+    }
+};
+
 /* gpt-oss's (ops.def). Clamps let NaN through. */
 struct ClampedSwiglu {
     static constexpr float ALPHA = 1.702f;
@@ -350,7 +390,7 @@ static Err check_chunks(const char *name, Tensor x, Tensor y, int64_t chunk)
                    static_cast<long long>(y.dim[1]));
 }
 
-/* Args: those of swiglu, or of its clamped form. */
+/* Args: those of swiglu, geglu, or clamped_swiglu. */
 template <class T, class F, class Args> static void launch_swiglu_fwd(Stream *s, const Args *a, F f)
 {
     const PackGrid g = pack_grid(row_count(a->y, a->x), a->y.dim[1] / a->chunk, a->chunk, Pack<T>::COUNT);
@@ -365,6 +405,13 @@ extern "C" Err cuda_swiglu_fwd(Stream *s, const swiglu_fwd_args *a)
 {
     TRY(check_chunks("swiglu_fwd", a->x, a->y, a->chunk));
     DISPATCH(a->x.dtype, launch_swiglu_fwd<T>(s, a, Swiglu()));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_geglu_fwd(Stream *s, const geglu_fwd_args *a)
+{
+    TRY(check_chunks("geglu_fwd", a->x, a->y, a->chunk));
+    DISPATCH(a->x.dtype, launch_swiglu_fwd<T>(s, a, Geglu()));
     return ERR_OK;
 }
 
@@ -390,6 +437,13 @@ extern "C" Err cuda_swiglu_bwd(Stream *s, const swiglu_bwd_args *a)
 {
     TRY(check_chunks("swiglu_bwd", a->x, a->dy, a->chunk));
     DISPATCH(a->x.dtype, launch_swiglu_bwd<T>(s, a, Swiglu()));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_geglu_bwd(Stream *s, const geglu_bwd_args *a)
+{
+    TRY(check_chunks("geglu_bwd", a->x, a->dy, a->chunk));
+    DISPATCH(a->x.dtype, launch_swiglu_bwd<T>(s, a, Geglu()));
     return ERR_OK;
 }
 

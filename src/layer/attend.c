@@ -8,10 +8,12 @@
 
 AttentionCore attention_core(const ModelSpec *s, const char *name, int layer, float scale)
 {
+    const int64_t window = layer_pattern_at(&s->window, model_like(s, layer));
     return (AttentionCore){ .spec = s,
                             .sink = -1,
                             .scale = scale,
-                            .window = layer_pattern_at(&s->window, model_like(s, layer)),
+                            .window = window,
+                            .local = window && s->rope.local_base > 0,
                             .rope = layer_pattern_at(&s->rope.layers, model_like(s, layer)),
                             .dropout_key = model_key(s, name, "attention_dropout") };
 }
@@ -47,8 +49,8 @@ static Tensor by_sample(const Ctx *c, Tensor t)
 Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor position, int inverse)
 {
     if (!a->rope) return ERR_OK;
-    return op(c->s, rope, .x = x, .position = position, .cos = c->rope.cos, .sin = c->rope.sin,
-              .inverse = inverse);
+    const RopeTable *t = a->local ? &c->rope.local : &c->rope.all;
+    return op(c->s, rope, .x = x, .position = position, .cos = t->cos, .sin = t->sin, .inverse = inverse);
 }
 
 /* ---- queries meet keys ---- */

@@ -9,7 +9,8 @@ typedef struct {
     int sink;    /* parameter with a number for each head; -1: none */
     float scale; /* of the products of queries and keys */
     int64_t window;
-    bool rope; /* queries and keys turn with their positions */
+    bool rope;  /* queries and keys turn with their positions, */
+    bool local; /* by the table for blocks with a window */
     uint64_t dropout_key;
 } AttentionCore;
 

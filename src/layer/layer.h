@@ -165,6 +165,10 @@ typedef struct {
 /* [seq, half of the columns that turn]; absent without rotary positions */
 typedef struct {
     Tensor cos, sin;
+} RopeTable;
+
+typedef struct {
+    RopeTable all, local; /* local: of blocks with a window, if they turn in another way */
 } RopeTables;
 
 /* What the layers of a stage share while they compute one unit. */
