@@ -52,7 +52,8 @@ static int64_t first_row(const Embedding *e, const Ctx *c) { return e->vocab_row
 static Err scale_rows(const Embedding *e, Ctx *c, Tensor x)
 {
     const float factor = e->spec->embed_scale;
-    return factor < 1 || factor > 1 ? op(c->s, scale, .y = x, .x = x, .factor = factor) : ERR_OK;
+    const bool scaled = factor > 0 && (factor < 1 || factor > 1);
+    return scaled ? op(c->s, scale, .y = x, .x = x, .factor = factor) : ERR_OK;
 }
 
 static Err dropout_in_place(const Embedding *e, Ctx *c, Tensor y)
