@@ -253,6 +253,9 @@ typedef struct {
     int count;
     ConfigId key;
     char theirs[CONFIG_VALUE_BYTES];
+    /* Why the last class with attention of this kind cannot say it at all. */
+    HfClass refuser;
+    ErrKept refusal;
 } Nearest;
 
 static Err compare(const Config *cfg, HfClass c, const HfExport *x, Nearest *n)
@@ -262,8 +265,14 @@ static Err compare(const Config *cfg, HfClass c, const HfExport *x, Nearest *n)
     ConfigId key = CFG_COUNT;
     const Err err = there_and_back(cfg, c, x, &back);
     const int count = err ? CFG_COUNT : differences(cfg, &back, &key);
+    if (err && hf_classes[c].latent && cfg->model.attention == MODEL_ATTENTION_MLA) {
+        n->refuser = c;
+        err_keep(&n->refusal);
+    }
     if (!err && count < n->count) {
-        *n = (Nearest){ .class = c, .count = count, .key = key };
+        n->class = c;
+        n->count = count;
+        n->key = key;
         if (count) snprintf(n->theirs, sizeof n->theirs, "%s", config_value(&back, key, buf));
     }
     config_release(&back);
@@ -273,11 +282,14 @@ static Err compare(const Config *cfg, HfClass c, const HfExport *x, Nearest *n)
 Err hf_class_of(const Config *cfg, HfClass *out)
 {
     const HfExport any = { .dtype = "float32", .vocab = 256, .bos = HF_NONE, .eos = HF_NONE, .pad = HF_NONE };
-    Nearest n = { .count = CFG_COUNT };
+    Nearest n = { .count = CFG_COUNT, .refuser = HF_CLASSES };
     char buf[CONFIG_VALUE_BYTES];
     for (int c = 0; c < HF_CLASSES && n.count; c++) TRY(compare(cfg, (HfClass)c, &any, &n));
     *out = n.class;
     if (!n.count) return ERR_OK;
+    if (n.refuser < HF_CLASSES)
+        return err_set(ERR_CONFIG, "no class of transformers has this model: of %s %s",
+                       hf_classes[n.refuser].names.model_type, n.refusal.message);
     if (n.count == CFG_COUNT)
         return err_set(ERR_CONFIG, "no class of transformers has a model with these keys");
     const ConfigKey *key = config_key(n.key);
