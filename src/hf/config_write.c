@@ -2,7 +2,6 @@
  * A configuration as config.json, of the class that can say it. Whether one can is not reasoned about: its text is
  * written, read again, and compared. See class.h.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,16 +12,10 @@ enum { JSON_BYTES = 96 << 10 };
 
 /* ---- text ---- */
 
-static void put_number_or_null(JsonOut *j, const HfKey *k, bool none, double value)
-{
-    if (!none) json_put_number(j, k->name, value);
-    else json_put_number(j, k->name, (double)NAN); /* null */
-}
-
 static void put_id(JsonOut *j, const char *key, int64_t id)
 {
     if (id >= 0) json_put_int(j, key, id);
-    else json_put_number(j, key, (double)NAN);
+    else json_put_null(j, key);
 }
 
 /* A word of the table is a flag, a number or a text. */
@@ -58,11 +51,11 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
     char word[64];
     const int64_t n = *hf_int(m, k);
     switch (k->kind) {
-    case HF_KEY_INT:
-        if (n == HF_NONE) put_id(j, k->name, HF_NONE);
-        else json_put_int(j, k->name, n);
+    case HF_KEY_INT: put_id(j, k->name, n); break;
+    case HF_KEY_REAL:
+        if (*hf_real(m, k) == HF_NONE) json_put_null(j, k->name);
+        else json_put_real(j, k->name, *hf_real(m, k));
         break;
-    case HF_KEY_REAL: put_number_or_null(j, k, *hf_real(m, k) == HF_NONE, *hf_real(m, k)); break;
     case HF_KEY_FLAG: json_put_bool(j, k->name, n > 0); break;
     case HF_KEY_WORD:
         hf_word_at(k->values, (int)n, word, sizeof word);
@@ -89,7 +82,7 @@ static bool says_nothing(HfModel *m, const HfKey *k)
 static void put_rope(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
 {
     if (m->rope_type == HF_ROPE_DEFAULT && hf_classes[c].usual.rope_type == HF_ROPE_DEFAULT) {
-        put_id(j, k->name, HF_NONE);
+        json_put_null(j, k->name);
         return;
     }
     json_open(j, k->name, '{');
