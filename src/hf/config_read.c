@@ -442,7 +442,7 @@ static Err read_model(Reader *r, const Json *root, SetupArena *arena)
     if (keys != root) TRY(take_wrapper(r, root));
     TRY(take_keys(r, keys, hf_keys, hf_key_count));
     TRY(settle(r));
-    r->out->class = r->class;
+    r->out->kind = r->class;
     r->out->interleaved = r->model.interleaved;
     return hf_ini(r->name, &r->model, r->class, arena, &r->out->ini);
 }
