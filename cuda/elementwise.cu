@@ -390,7 +390,7 @@ static Err check_chunks(const char *name, Tensor x, Tensor y, int64_t chunk)
                    static_cast<long long>(y.dim[1]));
 }
 
-/* Args: those of swiglu, geglu, or clamped_swiglu. */
+/* Args: those of swiglu, or of its other forms. */
 template <class T, class F, class Args> static void launch_swiglu_fwd(Stream *s, const Args *a, F f)
 {
     const PackGrid g = pack_grid(row_count(a->y, a->x), a->y.dim[1] / a->chunk, a->chunk, Pack<T>::COUNT);

@@ -41,6 +41,24 @@ TEST(defaults)
     config_release(&c);
 }
 
+TEST(biases_of_attention) /* as the others, unless they are given */
+{
+    static const struct {
+        const char *given;
+        int bias, attention;
+    } cases[] = { { "model.arch=gpt2", 1, MODEL_ATTENTION_BIAS_ALL },
+                  { "model.arch=llama", 0, MODEL_ATTENTION_BIAS_NONE },
+                  { "model.arch=llama model.bias=true", 1, MODEL_ATTENTION_BIAS_ALL },
+                  { "model.arch=llama model.attention_bias=qkv", 0, MODEL_ATTENTION_BIAS_QKV },
+                  { "model.arch=gpt2 model.attention_bias=none", 1, MODEL_ATTENTION_BIAS_NONE } };
+    Config c;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        OK(read_as(&c, NULL, cases[i].given, 1));
+        CHECK(c.model.bias == cases[i].bias && (int)c.model.attention_bias == cases[i].attention);
+        config_release(&c);
+    }
+}
+
 /* Three matrices where the activation is gated, else two: of 768 columns 2/3 of 4 times as many, or 4 times. */
 TEST(widths_of_activations)
 {
@@ -56,7 +74,8 @@ TEST(widths_of_activations)
         CHECK_MSG(c.model.ffn == (activation_gated((Activation)a) ? 2048 : 3072), "%s: %d", text, (int)c.model.ffn);
         config_release(&c);
     }
-    CHECK(!activation_gated(ACT_GELU) && activation_gated(ACT_SWIGLU) && activation_gated(ACT_CLAMPED_SWIGLU));
+    CHECK(!activation_gated(ACT_GELU) && activation_gated(ACT_SWIGLU) && activation_gated(ACT_GEGLU));
+    CHECK(activation_gated(ACT_CLAMPED_SWIGLU));
 }
 
 TEST(recipes_and_what_follows)
@@ -493,6 +512,10 @@ static const Rule rules[] = {
       "group_topk must divide topk: a group counts by its topk / group_topk best; take moe.group_topk=2, or "
       "moe.group_topk=4",
       1 },
+    { MOE "moe.group_best=1", MOE "moe.group_best=1 moe.groups=2", "there are no groups: give groups; take moe.group_best=0",
+      1 },
+    { MOE "moe.groups=4 moe.group_best=3", MOE "moe.groups=4 moe.group_best=2",
+      "a group has fewer experts: experts / groups; take moe.group_best=0", 1 },
     { MOE "moe.groups=4 moe.group_topk=2 moe.topk=6", MOE "moe.groups=2 moe.group_topk=2 moe.topk=6",
       "the chosen groups hold fewer: group_topk * experts / groups is 4", 1 },
     { MOE "moe.every=0", MOE "moe.every=12", "moe.every = '0': must be an integer from 1 on", 1 },
@@ -770,6 +793,7 @@ static const char *const latent_wrong[][2] = {
     { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },
     { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
     { MLA "model.qk_norm=true", "norms of its own" },
+    { MLA "model.attention_bias=qkv", "biases in all or none; take model.attention_bias=all, or model.attention_bias=none" },
     { MLA "parallel.tp_blocks=8", "with attention = mla tp_blocks must divide heads" },
     { MLA "run.device=cuda model.v_head_dim=20", "must be multiples of 8" },
     { MLA "run.device=cuda model.qk_nope_head_dim=256", "at most 256 columns" },
