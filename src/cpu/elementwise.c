@@ -457,7 +457,7 @@ static void rope_part(const void *args, int64_t first, int64_t end)
     for (int64_t row = first * H; row < end * H; row++) {
         int64_t position = ((const int32_t *)a->position.data)[row / H];
         const float *cosine = row_f32(a->cos, position), *sine = row_f32(a->sin, position);
-        float *x = (float *)a->x.data + tensor_row_at(a->x, row), *y = x + R;
+        float *x = row_f32(a->x, row), *y = x + R;
         for (int64_t i = 0; i < R; i += VEC) {
             int64_t left = R - i;
             vf u = row_load(x + i, left), v = row_load(y + i, left);

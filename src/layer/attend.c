@@ -124,20 +124,20 @@ Err attend_keep(Ctx *c, const Heads *h, bool pass)
     return slice_keep_keys(c, by_sample(c, h->k), by_sample(c, h->v), pass);
 }
 
-Err cache_join(Ctx *c, Tensor kept, Tensor own, Tensor *all)
+Err cache_join(Ctx *c, Tensor kept, Tensor own, int64_t heads, Tensor *all)
 {
-    const int64_t past = c->batch->span.first[0], T = own.dim[0];
+    const int64_t past = c->batch->span.first[0] * heads, rows = own.dim[0];
     ASSERT(c->batch->B == 1);
-    *all = tensor_row_slice(kept, 0, past + T);
-    return copy_rows(c, tensor_row_slice(kept, past, T), own);
+    *all = tensor_row_slice(kept, 0, past + rows);
+    return copy_rows(c, tensor_row_slice(kept, past, rows), own);
 }
 
 static Err join_earlier(Ctx *c, Tensor kept, Tensor *t)
 {
     const int64_t K = t->dim[1], C = t->dim[2];
     Tensor all;
-    TRY(cache_join(c, tensor_reshape(kept, kept.dim[1], K * C), heads_as_columns(*t), &all));
-    *t = tensor_reshape(all, all.dim[0], K, C);
+    TRY(cache_join(c, tensor_reshape(kept, kept.dim[1] * K, C), heads_as_rows(*t), K, &all));
+    *t = tensor_reshape(all, all.dim[0] / K, K, C);
     return ERR_OK;
 }
 

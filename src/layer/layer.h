@@ -359,7 +359,7 @@ Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor 
 Err norm_backward_into(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy,
                        Tensor dx); /* dx = */
 
-/* norm_backward_into, and the gradient of the bias `sum` (-1: none), which is the column sums of dx. x must be a sum
+/* norm_backward, and the gradient of the bias `sum` (-1: none), which is the column sums of dx. x must be a sum
  * that the bias was added to, directly or in an earlier sum without dropout between them. */
 typedef struct {
     Tensor x, dy, dx;
