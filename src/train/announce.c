@@ -8,6 +8,11 @@ void announce_validation(const Run *r)
     const int64_t every = r->cfg->train.eval_every, batch = r->spec.global_batch;
     int64_t samples = 0;
     for (int i = 0; i < r->valid.count; i++) samples += run_valid_samples(r, r->valid.set[i].data);
+    if (r->tasks.count)
+        log_info("%lld question%s of %d task%s an evaluation, with %lld choices in %lld samples",
+                 (long long)r->tasks.question_count, r->tasks.question_count == 1 ? "" : "s", r->tasks.count,
+                 r->tasks.count == 1 ? "" : "s", (long long)r->tasks.request_count,
+                 (long long)r->tasks.samples);
     if (!samples) return;
     log_info("%lld samples an evaluation", (long long)samples);
     if (r->cfg->checkpoint.keep_best && r->valid.count > 1)
