@@ -89,19 +89,14 @@ static Err add_tokens(Tasks *t, const int32_t *ids, int64_t count)
     return ERR_OK;
 }
 
-/* Nothing stands before the first token: then it is the end of a document, unless the text begins with that. */
-static Err add_beginning(Reader *r, int64_t *scored, int64_t *added)
+/* Where nothing stands before the first token, an end of document does, and *added is 1. */
+static Err add_beginning(Reader *r, int64_t *added)
 {
     const int32_t eod = tokenizer_eod(r->tokenizer);
-    *added = 0;
-    if (r->context.count) return ERR_OK;
+    *added = r->context.count == 0;
+    if (!*added) return ERR_OK;
     if (eod < 0)
         return refuse(r, "the context is empty, and the tokenizer has no end of document to begin with");
-    if (r->whole.count && r->whole.ids[0] == eod) {
-        --*scored;
-        return ERR_OK;
-    }
-    *added = 1;
     return add_tokens(r->tasks, &eod, 1);
 }
 
@@ -111,8 +106,8 @@ static Err add_request(Reader *r, Text context, Text choice, int number)
     int64_t begin = t->pool_count, added;
     if (!choice.size) return refuse(r, "choice %d is empty", number);
     TRY(encode_both(r, context, choice));
-    int64_t scored = r->whole.count - r->context.count;
-    TRY(add_beginning(r, &scored, &added));
+    const int64_t scored = r->whole.count - r->context.count;
+    TRY(add_beginning(r, &added));
     if (scored < 1) return refuse(r, "choice %d has no token of its own behind its context", number);
     if (scored > t->seq)
         return refuse(r, "choice %d has %lld tokens, model.seq is %lld", number, (long long)scored,
