@@ -126,5 +126,6 @@ expect 2 "there is nothing to evaluate on" ask
 printf '{"query":1}\n' >bad.jsonl
 expect 3 "bad.jsonl:1: there is neither" "$root/scripts/launch.sh" -n 2 -- "$mt" eval --config tiny.ini "${keys[@]}" \
     --tasks bad.jsonl parallel.tp=2
+expect 0 "warning: train.eval_tasks: bad.jsonl:1: there is neither" "$mt" config check --config tiny.ini train.eval_tasks=bad.jsonl
 expect 3 "bad.jsonl:1: there is neither" "$mt" --config tiny.ini "${keys[@]}" run.dir=none train.eval_tasks=bad.jsonl
 finish

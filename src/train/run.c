@@ -72,8 +72,6 @@ static Err open_data(Run *r, RunPurpose purpose)
                        "neither data.valid nor data.split is set: there is nothing to evaluate on"),
                err_hint("or train.eval_tasks=FILE, or --tasks FILE");
     }
-    if (*c->train.eval_tasks)
-        TRY(tasks_open(&r->tasks, c->train.eval_tasks, r->tokenizer, r->spec.model.seq));
     if (!has_valid) return ERR_OK;
     TRY(open_valid(r));
     if (purpose != RUN_TRAIN || !c->checkpoint.keep_best) return ERR_OK;
@@ -194,7 +192,9 @@ static Err open_inputs(Run *r, RunPurpose purpose)
     TRY(tokenizer_open(r->cfg->data.tokenizer, &r->tokenizer));
     TRY(train_spec(r->cfg, tokenizer_vocab(r->tokenizer), &r->spec));
     TRY(spec_eod(r->cfg, r->tokenizer, &r->spec.documents.eod));
-    return open_data(r, purpose);
+    TRY(open_data(r, purpose));
+    if (!*r->cfg->train.eval_tasks || purpose == RUN_GENERATE || purpose == RUN_LOGITS) return ERR_OK;
+    return tasks_open(&r->tasks, r->cfg->train.eval_tasks, r->tokenizer, r->spec.model.seq);
 }
 
 static Err open_all(Run *r, RunPurpose purpose)
