@@ -1,13 +1,13 @@
 /*
- * Tasks: questions whose choices a model ranks by their log-likelihood behind a context. A file of JSON lines is a task,
- * all its lines of one form:
+ * Tasks: questions whose choices a model ranks by their log-likelihood behind a context. A file of JSON lines is a
+ * task, all its lines of one form:
  *
  *   {"query", "choices": [...], "gold"}               which continuation of the query is the most likely
  *   {"context_options": [...], "continuation", "gold"}  behind which context the continuation is the most likely
  *   {"context", "continuation"}                       is every token of the continuation the most likely one
  *
  * `gold` counts from 0. Each choice is a request: the tokens of context and choice, of which those of the choice are
- * scored. docs/data.md, "Tasks", says which tokens these are, and what the accuracies mean.
+ * scored. docs/data.md (Tasks) says which tokens these are, and what the accuracies mean.
  *
  * Requests are packed into samples of seq + 1 tokens, one behind the other. Which stands where follows from their
  * lengths alone, so the scores do not depend on the batch or the layout.

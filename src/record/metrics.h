@@ -2,7 +2,9 @@
  * What a run says about itself while it goes: a line of metrics.jsonl for every step, the live line of the
  * terminal (plain lines elsewhere), loss.svg, and event files for TensorBoard.
  *
- *   metrics_open -> metrics_step, metrics_valid, metrics_task ... -> metrics_close      on one rank, the others leave it zero
+ *   metrics_open -> metrics_step, metrics_valid, metrics_task ... -> metrics_close
+ *
+ * on one rank; the others leave it zero.
  *
  * A resumed run goes on with the files as they were at the checkpoint: lines and events of later steps, of a run
  * that was killed, are cut off first. The curve covers the earlier steps too.
