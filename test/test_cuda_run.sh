@@ -53,7 +53,7 @@ for c in gpt2 llama; do
         "${of[@]}" data.valid= --tasks asked.jsonl --json >$c-$d.json 2>err.txt || bad "$c on $d: tasks: $(head -1 err.txt)"
     done
     check "$c: accuracies are the CPU's: $(cat $c-cuda.json)" cmp $c-cuda.json $c-cpu.json
-    "$mt" eval --config $c.ini run.dir=$c-bf16 run.device=cuda --ids ids.txt --logits $c-bf16.npy 2>err.txt || bad "$c in bf16"
+    "$mt" eval --config $c.ini run.dir=$c-cuda run.device=cuda --ids ids.txt --logits $c-bf16.npy 2>err.txt || bad "$c in bf16: $(grep -m1 error err.txt)"
     PYTHONPATH=$root/test/tools /usr/bin/python3 - $c <<'EOP' >apart.txt 2>&1
 import sys, npy
 shape, cpu = npy.load(sys.argv[1] + "-cpu.npy")

@@ -13,7 +13,7 @@ list=$(IFS=, && echo "${files[*]}")
 ask() { "$mt" eval --config tiny.ini "${keys[@]}" data.valid= "$@"; } # without a loss
 ask --tasks "$list" --json >one.json 2>err.txt
 check "exit $?: $(grep -m1 error err.txt)" [ -s one.json ]
-check "what was cut is said" grep -q "warning: long.jsonl: 18 requests are longer than model.seq, 32: they were cut" err.txt
+check "what was cut is said" grep -q "warning: 'long.jsonl': 18 requests are longer than model.seq, 32: cut from the left" err.txt
 
 # ---- against the other program
 other ids 32 "${files[@]}" >ids.txt
@@ -128,4 +128,13 @@ expect 3 "bad.jsonl:1: there is neither" "$root/scripts/launch.sh" -n 2 -- "$mt"
     --tasks bad.jsonl parallel.tp=2
 expect 0 "warning: train.eval_tasks: bad.jsonl:1: there is neither" "$mt" config check --config tiny.ini train.eval_tasks=bad.jsonl
 expect 3 "bad.jsonl:1: there is neither" "$mt" --config tiny.ini "${keys[@]}" run.dir=none train.eval_tasks=bad.jsonl
+mkdir -p host0 host1
+printf '{"query":"a","choices":["b","c"],"gold":0}\n' | tee host0/q.jsonl >host1/q.jsonl
+apart() { # two ranks, each in a folder of its own
+    "$root/scripts/launch.sh" -n 2 -- bash -c "cd $work/host\$RANK && exec '$mt' eval --config $work/tiny.ini ${keys[*]} \
+        run.dir=$work/trained data.valid= --tasks q.jsonl parallel.tp=2"
+}
+expect 0 "task q questions 1" apart
+printf '{"query":"a","choices":["b","c"],"gold":1}\n' >host1/q.jsonl
+expect 3 "the ranks see different tasks in 'q.jsonl'" apart
 finish

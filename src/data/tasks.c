@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/map.h"
 #include "base/utf8.h"
@@ -376,6 +377,21 @@ void tasks_close(Tasks *t)
     free(t->order);
     free(t->sample_first);
     *t = (Tasks){ 0 };
+}
+
+uint32_t tasks_crc(const Tasks *t)
+{
+    uint32_t crc = crc32c(0, t->pool, (size_t)t->pool_count * sizeof *t->pool);
+    for (int64_t i = 0; i < t->request_count; i++) {
+        const TaskRequest *q = &t->requests[i];
+        const int32_t what[] = { q->count, q->scored, q->chars, q->bytes };
+        crc = crc32c(crc, what, sizeof what);
+    }
+    for (int64_t i = 0; i < t->question_count; i++) {
+        const int32_t what[] = { t->questions[i].count, t->questions[i].gold };
+        crc = crc32c(crc, what, sizeof what);
+    }
+    return crc;
 }
 
 /* ---- samples ---- */

@@ -77,6 +77,9 @@ typedef struct {
 Err tasks_open(Tasks *t, const char *list, const Tokenizer *tokenizer, int64_t seq);
 void tasks_close(Tasks *t); /* all zero is fine */
 
+/* CRC32C of all questions and their tokens: are those of two ranks the same? */
+uint32_t tasks_crc(const Tasks *t);
+
 /* Samples as TokenSource wants them (engine/trainer.h), of a Tasks. */
 Err tasks_tokens(void *tasks, int64_t first, int64_t count, int32_t *tokens);
 Err tasks_requests(void *tasks, int64_t first, int64_t count, int32_t *begin, bool *counts);

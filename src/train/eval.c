@@ -9,8 +9,8 @@
 
 #include "base/fault.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/mathx.h"
+#include "train/announce.h"
 #include "train/join.h"
 #include "train/logits.h"
 #include "train/run.h"
@@ -108,20 +108,12 @@ static void put_pooled(const Tasks *t, JsonOut *json)
     else putchar('\n');
 }
 
-static void say_cut(const Tasks *t)
-{
-    for (int i = 0; i < t->count; i++)
-        if (t->task[i].cut)
-            log_warn("%s: %lld requests are longer than model.seq, %lld: they were cut from the left",
-                     t->task[i].path, (long long)t->task[i].cut, (long long)t->seq);
-}
-
 static Err eval_tasks(Run *r, JsonOut *json)
 {
     const Tasks *t = &r->tasks;
     TRY(run_score_tasks(r));
     if (r->world->rank || !t->count) return ERR_OK;
-    say_cut(t);
+    announce_tasks(t);
     if (json) json_open(json, "tasks", '[');
     for (int i = 0; i < t->count; i++) put_task(t, &t->task[i], json);
     if (json) json_close(json, ']');

@@ -555,10 +555,22 @@ static void score_request(TaskRequest *q, const RowScore *scores)
     }
 }
 
+/* Their tokens, what of these is scored, and where they stand. */
+static Err same_tasks(Run *r)
+{
+    const uint32_t crc = tasks_crc(&r->tasks);
+    int64_t ends[2] = { crc, -(int64_t)crc };
+    TRY(comm_max_i64(&r->world->host, &r->trainer.device.stream, ends, 2, NULL));
+    if (ends[0] == -ends[1]) return ERR_OK;
+    return err_set(ERR_DATA, "the ranks see different tasks in '%s'", r->cfg->train.eval_tasks),
+           err_hint("they must be the same files on all hosts");
+}
+
 Err run_score_tasks(Run *r)
 {
     const int64_t most = r->spec.global_batch, seq = r->spec.model.seq;
     const TokenSource source = { &r->tasks, tasks_tokens, tasks_requests };
+    if (r->tasks.count) TRY(same_tasks(r));
     for (int64_t first = 0; first < r->tasks.samples; first += most) {
         const int64_t left = r->tasks.samples - first, count = left < most ? left : most;
         const RowScore *scores;
