@@ -69,6 +69,17 @@ ask "${moe[@]}" --tasks "$list" --json >m1.json 2>err.txt || bad "a mixture: $(h
     parallel.ep=2 train.global_batch=12 train.micro_batch=2 >m2.json 2>m2.err
 check "experts on two ranks: $(grep -m1 error m2.err)" cmp m1.json m2.json
 
+# words whose logits the last rank of tp has
+for _ in $(seq 1 400); do printf '\303\251 \303\250 '; done >accents.txt
+"$mt" preprocess --input accents.txt --tokenizer byte --output accents >/dev/null 2>&1 || bad "preprocess"
+high=(run.dir=high model.layers=1 data.train=accents data.valid= train.steps=60 train.stop_at=0 optim.lr=1e-2 model.dropout=0 model.attention_dropout=0)
+"$mt" --config tiny.ini "${keys[@]}" "${high[@]}" >/dev/null 2>train.err || bad "accents: $(tail -1 train.err)"
+printf '{"context":"\303\251 \303\250 \303\251 \303\250 \303\251","continuation":"\303\250"}\n' >accents.jsonl
+ask "${high[@]}" --tasks accents.jsonl >h1.txt 2>err.txt
+check "an accent is found: $(cat h1.txt)" grep -qx "task accents questions 1 acc 1.0000" h1.txt
+"$root/scripts/launch.sh" -n 2 -- "$mt" eval --config tiny.ini "${keys[@]}" "${high[@]}" --tasks accents.jsonl parallel.tp=2 >h2.txt 2>h2.err
+check "by two ranks, too: $(grep -m1 error h2.err) $(cat h2.txt)" cmp h1.txt h2.txt
+
 # ---- in a run: the same figures, the same weights
 run() { "$mt" --config tiny.ini "${keys[@]}" run.dir="$1" "${@:2}" >/dev/null 2>"$1.err"; }
 accs() { grep -o '"task":.*"time"' "$1/metrics.jsonl"; }
