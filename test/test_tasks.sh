@@ -58,6 +58,8 @@ done <<'EOT'
 2 parallel.pp=2 parallel.schedule=dualpipe train.global_batch=12
 2 parallel.cp=2
 2 parallel.cp=2 parallel.cp_comm=ring
+2 parallel.cp=2 parallel.cp_comm=a2a parallel.cp_cut=contiguous
+2 parallel.pp=2 parallel.schedule=interleaved parallel.vpp=2 train.global_batch=12 train.micro_batch=1
 2 train.global_batch=12 train.micro_batch=2
 4 parallel.tp=2 parallel.cp=2 train.micro_batch=1
 4 parallel.pp=2 parallel.tp=2 parallel.sp=false train.micro_batch=1
