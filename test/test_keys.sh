@@ -136,6 +136,7 @@ train.stop_at              | 2            | rows 2
 train.max_minutes          | 1e-9         | refused 75 train.max_minutes
 train.eval_every           | 2            | valid
 train.eval_batches         | 3            | valid
+train.eval_tasks           | asked.jsonl  | same step 3: asked, acc
 train.recompute            | full         | same memory
 optim.name                 | sgd          | refused 2 optim.name
 optim.lr                   | 1e-2         | loss
@@ -185,6 +186,7 @@ EOT
 
 # ---- data: two token files of several documents, one of many short ones, a vocabulary; a model of one block
 make_tiny
+echo '{"context":"Line","continuation":"1"}' >asked.jsonl
 for i in 1 2 3 4; do cat text.txt; echo; done >some.txt
 for i in 1 2 3; do tac text.txt; echo; done >other.txt
 sed 's/ of .*/\n/' text.txt >short.txt
