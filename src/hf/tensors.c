@@ -16,9 +16,10 @@ typedef enum {
 
 enum {
     TRANSPOSED = 1,
-    FUSED = 2, /* experts are one tensor of theirs, with an outer dim, its names without .weight; as MXFP4 they are not
+    FUSED =
+        2, /* experts are one tensor of theirs, with an outer dim, its names without .weight; as MXFP4 they are not
                   transposed */
-    BARE = 4   /* no prefix of the model stands before the name */
+    BARE = 4 /* no prefix of the model stands before the name */
 };
 
 #define C(name) (1u << HF_##name)
@@ -79,7 +80,8 @@ static const Row table[] = {
     { DEEPSEEK, "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
 
     { C(MIXTRAL), "mlp.router.weight", "block_sparse_moe.gate.weight", WHOLE, 0 },
-    { C(MIXTRAL), "mlp.experts.fc1", "block_sparse_moe.experts.#.w1 block_sparse_moe.experts.#.w3", GATE_UP, 0 },
+    { C(MIXTRAL), "mlp.experts.fc1", "block_sparse_moe.experts.#.w1 block_sparse_moe.experts.#.w3", GATE_UP,
+      0 },
     { C(MIXTRAL), "mlp.experts.fc2", "block_sparse_moe.experts.#.w2", WHOLE, 0 },
     { QWEN_NAMES, "mlp.router.weight", "mlp.gate.weight", WHOLE, 0 },
     { C(DEEPSEEK_V3), "mlp.router.bias", "mlp.gate.e_score_correction_bias", WHOLE, 0 },
@@ -165,8 +167,8 @@ static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, 
     const char *hash = memchr(stem, '#', (size_t)length);
     const int before = hash ? (int)(hash - stem) : length;
     snprintf(expert, sizeof expert, "%lld", (long long)e);
-    if (at->layer >= 0) snprintf(layer, sizeof layer, "%slayers.%lld.", "", (long long)at->layer);
-    if (n->class == HF_GPT2 && at->layer >= 0) snprintf(layer, sizeof layer, "h.%lld.", (long long)at->layer);
+    if (at->layer >= 0)
+        snprintf(layer, sizeof layer, "%s.%lld.", n->class == HF_GPT2 ? "h" : "layers", (long long)at->layer);
     if (r->flags & FUSED) suffix = strcmp(suffix, ".bias") ? "" : "_bias";
     snprintf(out, HF_NAME_MAX, "%s%s%.*s%s%.*s%s", r->flags & BARE ? "" : n->prefix, layer, before, stem,
              hash ? expert : "", hash ? length - before - 1 : 0, hash ? hash + 1 : "", suffix);
@@ -278,7 +280,8 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
 
 bool hf_twin(const HfNaming *n, int64_t mtp_layers, int index, HfTwin *out)
 {
-    const char *const table_name = "embedding.token.weight", *const head = n->tied ? table_name : "head.weight";
+    const char *const table_name = "embedding.token.weight", *const head =
+                                                                 n->tied ? table_name : "head.weight";
     *out = (HfTwin){ .written = true };
     if (n->tied && !index--) {
         snprintf(out->name, sizeof out->name, "lm_head.weight");
