@@ -7,7 +7,7 @@
 #include "train/join.h"
 #include "train/train.h"
 
-static const char *config_path, *run_dir, *may_differ;
+static const char *config_path, *run_dir, *may_differ, *ids_path, *logits_path;
 static int64_t step = -1;
 
 static const Option train_options[] = {
@@ -22,6 +22,10 @@ static const Option eval_options[] = {
       .help = "a run's folder instead: the configuration is its checkpoint's" },
     { "step", OPTION_INT, &step, .low = 0, .high = 9e15, .value = "N",
       .help = "the checkpoint of that step, not the newest" },
+    { "ids", OPTION_TEXT, &ids_path, .value = "FILE",
+      .help = "sequences of token ids, one a line, for --logits" },
+    { "logits", OPTION_TEXT, &logits_path, .value = "FILE",
+      .help = "instead: writes their logits, fp32 [sequence, position, id], as .npy" },
 };
 
 /* alone: the world size that counts for one process. */
@@ -61,8 +65,11 @@ static Err eval(Words rest)
     if (!config_path == !run_dir)
         return err_set(ERR_CONFIG, "'megatrain eval' needs one of --config FILE and --run DIR"),
                err_hint("megatrain eval --help");
+    if (!ids_path != !logits_path)
+        return err_set(ERR_CONFIG, "--ids FILE says what --logits FILE is computed of: both are needed"),
+               err_hint("megatrain eval --help");
     Err err = read_config(&c, &boot, rest, CONFIG_ANY_WORLD);
-    if (!err) err = eval_run(&c, &boot, &(EvalFrom){ run_dir, step });
+    if (!err) err = eval_run(&c, &boot, &(EvalOptions){ run_dir, step, ids_path, logits_path });
     config_release(&c);
     return err;
 }

@@ -36,6 +36,7 @@ typedef struct {
 typedef struct {
     bool forward_only; /* evaluation, generation: no gradients, no optimizer */
     bool generate;     /* keeps keys and values; forward_only, one rank, micro_batch 1 */
+    bool logits;       /* trainer_row_logits will be called; forward_only */
     bool ahead;        /* the run will read its batches ahead (data/loader.h) */
     bool snapshot;     /* the run will copy its state to write it (checkpoint.async) */
 } TrainPurpose;
@@ -186,6 +187,12 @@ typedef struct {
     int64_t last_batch;          /* samples of the last step; 0: there was none */
 } Serving;
 
+/* Where the rows of an evaluation go; all zero: nobody asks for them. */
+typedef struct {
+    float *logits;     /* [samples, positions, vocab] */
+    int64_t positions; /* of each sample, from the first on */
+} RowsOut;
+
 enum { REPLICAS = 2 }; /* of the model, at most, of which a rank holds stages */
 
 typedef struct {
@@ -208,6 +215,7 @@ typedef struct {
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     int64_t *host_loads; /* what ranks tell each other of mixtures (engine/expert_load.c) */
     Serving serving;
+    RowsOut rows;
     TrainProgress progress;
     MemoryPlan plan;
 } Trainer;
@@ -278,6 +286,15 @@ int64_t trainer_next_sample(const Trainer *t); /* and its first sample */
  * With reproducible = layout the same bits from every layout and batch. */
 Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
                  int64_t *counted);
+
+/*
+ * logits [samples, positions, vocab], on every rank: those of the first `positions` positions of `samples` samples from
+ * `first` of source on, of which one call takes trainer_row_samples at most. There is room for an even number of
+ * floats. Bits as for trainer_eval. ERR_MEMORY as trainer_step. For trainers opened for it.
+ */
+int64_t trainer_row_samples(const Trainer *t);
+Err trainer_row_logits(Trainer *t, TokenSource source, int64_t first, int64_t samples, int64_t positions,
+                       float *logits);
 
 /*
  * Logits [vocab] after n more tokens at positions past .. past + n - 1 (past + n <= seq); the `past` tokens before

@@ -206,7 +206,8 @@ static Err open_executor(Trainer *t)
     int slots = 0;
     e->stage_count = t->parts.step.replicas * t->parts.step.chunks;
     e->pp = &t->world->pp;
-    e->hooks = (ExecutorHooks){ t, hook_batch, hook_tied, hook_reduce, hook_norm, hook_update };
+    e->hooks =
+        (ExecutorHooks){ t, hook_batch, hook_tied, hook_reduce, hook_norm, hook_update, trainer_hook_rows };
     e->ctx = (Ctx){ .s = &t->device.stream,
                     .world = t->world,
                     .scratch = &t->memory.scratch,

@@ -9,6 +9,7 @@
 #include "base/fault.h"
 #include "base/mathx.h"
 #include "train/join.h"
+#include "train/logits.h"
 #include "train/run.h"
 #include "train/train.h"
 
@@ -55,34 +56,35 @@ static const char *configured(const Config *cfg)
     return strcmp(resume, "auto") && strcmp(resume, "none") ? resume : cfg->run.dir;
 }
 
-static Err eval_print(Run *r, const EvalFrom *from)
+static Err eval_print(Run *r, const EvalOptions *o)
 {
-    TRY(run_load_weights(r, from->run_dir ? from->run_dir : configured(r->cfg), from->step));
+    TRY(run_load_weights(r, o->run_dir ? o->run_dir : configured(r->cfg), o->step));
     if (r->ranks) watch_phase(r->ranks->watch, PHASE_EVAL, 0);
     fault_point("evaluate");
+    if (o->logits) return logits_write(r, o->ids, o->logits);
     for (int i = 0; i < r->valid.count; i++) TRY(eval_set(r, &r->valid.set[i]));
     return ERR_OK;
 }
 
 /* ranks: NULL for one process, which reads the model of any layout as a whole. */
-static Err eval_on(const Config *cfg, const EvalFrom *from, Ranks *ranks)
+static Err eval_on(const Config *cfg, const EvalOptions *o, Ranks *ranks)
 {
     Run r;
-    TRY(run_open(&r, cfg, RUN_EVAL, ranks));
-    Err err = eval_print(&r, from);
+    TRY(run_open(&r, cfg, o->logits ? RUN_LOGITS : RUN_EVAL, ranks));
+    Err err = eval_print(&r, o);
     if (ranks) err = ranks_end(ranks, err); /* what is still on its way must not meet memory that is gone */
     run_close(&r);
     return err;
 }
 
-Err eval_run(const Config *cfg, const Boot *boot, const EvalFrom *from)
+Err eval_run(const Config *cfg, const Boot *boot, const EvalOptions *o)
 {
     Ranks ranks = { 0 };
     char *text = NULL;
-    if (boot->size == 1) return eval_on(cfg, from, NULL);
-    Err err = join_ranks(&ranks, cfg, boot, from->run_dir ? from->run_dir : cfg->run.dir, NULL, &text);
+    if (boot->size == 1) return eval_on(cfg, o, NULL);
+    Err err = join_ranks(&ranks, cfg, boot, o->run_dir ? o->run_dir : cfg->run.dir, NULL, &text);
     if (!err) watch_phase(ranks.watch, PHASE_LOAD, 0);
-    if (!err) err = eval_on(cfg, from, &ranks);
+    if (!err) err = eval_on(cfg, o, &ranks);
     else err = ranks_end(&ranks, err);
     free(text);
     return ranks_close(&ranks, err);

@@ -61,7 +61,7 @@ static Err open_data(Run *r, RunPurpose purpose)
 {
     const Config *c = r->cfg;
     bool has_valid = *c->data.valid || *c->data.split;
-    if (purpose == RUN_GENERATE) return ERR_OK;
+    if (purpose == RUN_GENERATE || purpose == RUN_LOGITS) return ERR_OK;
     if (purpose == RUN_TRAIN) {
         if (!*c->data.train)
             return err_set(ERR_CONFIG, "data.train is empty: there is nothing to train on"),
@@ -208,6 +208,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     if (r->spec.purpose.forward_only)
         r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
     r->spec.purpose.generate = purpose == RUN_GENERATE;
+    r->spec.purpose.logits = purpose == RUN_LOGITS;
     r->spec.purpose.ahead &= purpose == RUN_TRAIN;
     r->spec.purpose.snapshot &= purpose == RUN_TRAIN;
     if (r->world->grid.pp != c->parallel.pp)

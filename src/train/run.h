@@ -33,7 +33,8 @@ typedef struct {
     Overrides overrides; /* what differs from the checkpoint that the run went on from */
 } Run;
 
-typedef enum { RUN_TRAIN, RUN_EVAL, RUN_GENERATE } RunPurpose;
+/* RUN_LOGITS: without data, for trainer_row_logits. */
+typedef enum { RUN_TRAIN, RUN_EVAL, RUN_GENERATE, RUN_LOGITS } RunPurpose;
 
 /*
  * Opens tokenizer, data (as the purpose needs) and trainer with initial weights; ranks NULL: for a process alone.

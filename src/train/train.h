@@ -14,15 +14,18 @@
  */
 Err train_run(const Config *cfg, const Boot *boot);
 
-/* Which checkpoint is evaluated. */
+/* Which checkpoint is evaluated, and on what. */
 typedef struct {
     /* A run's folder. NULL: checkpoint.load or .resume where one names a checkpoint, else run.dir. */
     const char *run_dir;
     int64_t step; /* which of the run's checkpoints; -1: the newest */
-} EvalFrom;
+    /* Instead of the loss on the validation data: the logits of the sequences in `ids` go to `logits` (logits.h). NULL:
+     * the loss. */
+    const char *ids, *logits;
+} EvalOptions;
 
-/* Prints loss, perplexity and bits per byte on the validation data, on stdout of rank 0. A process alone takes a
- * checkpoint of any layout; several processes are the ranks of the layout that `cfg` says. */
-Err eval_run(const Config *cfg, const Boot *boot, const EvalFrom *from);
+/* Prints loss, perplexity and bits per byte on the validation data, on stdout of rank 0, or writes logits. A process
+ * alone takes a checkpoint of any layout; several processes are the ranks of the layout that `cfg` says. */
+Err eval_run(const Config *cfg, const Boot *boot, const EvalOptions *o);
 
 #endif
