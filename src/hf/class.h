@@ -4,7 +4,7 @@
  *
  * What a model computes is in the configuration alone: hf_config_read makes INI text of it, which config_read takes.
  * What is said of a folder besides (its class, hence its tensors' names; how weights are stored) is in HfConfig. The
- * table of classes and keys is in config_read.c; docs/huggingface.md has it for users.
+ * table of classes is in class.c, that of keys in keys.c; docs/huggingface.md has it for users.
  */
 #ifndef MEGATRAIN_HF_CLASS_H
 #define MEGATRAIN_HF_CLASS_H
@@ -44,9 +44,10 @@ const HfClassNames *hf_class_names(HfClass c);
 /* What a folder's config.json says. Texts are of the arena. */
 typedef struct {
     HfClass class;
-    bool
-        wrapped; /* the text model of one that sees images too: its keys stand in text_config, and its tensors' names
-                     have "language_model." in them */
+    /* The text model of one that sees images, too: its keys stand in text_config, and its tensors' names have
+     * "language_model." in them. */
+    bool wrapped;
+    bool interleaved; /* DeepSeek: rotary pairs are rows beside each other */
     HfStore store;
     int64_t block_rows, block_cols; /* HF_STORE_FP8_BLOCKS */
     const char *ini;                /* sections [model] and [moe], all keys that the class decides */
@@ -57,6 +58,8 @@ typedef struct {
  * model; ERR_CONFIG for a class, key or value that megatrain cannot compute, naming it and what it means.
  */
 Err hf_config_read(const char *folder, SetupArena *arena, HfConfig *out);
+/* The same of a text; `name` is for messages. */
+Err hf_config_parse(const char *name, const char *text, int64_t size_bytes, SetupArena *arena, HfConfig *out);
 
 /* The class that says what a resolved configuration computes; of several the plainest. ERR_CONFIG, naming the key that
  * no class can say. */
