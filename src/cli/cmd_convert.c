@@ -15,6 +15,7 @@
 #include "cli/memory_arg.h"
 #include "hf/convert.h"
 #include "hf/folder.h"
+#include "hf/weights.h"
 #include "train/kept.h"
 #include "train/spec.h"
 
@@ -110,23 +111,41 @@ static Err config_text(const Config *cfg, SetupArena *a, char **out)
     return err;
 }
 
+/* The configuration of a folder, with the tokenizer that was found. */
+static Err open_theirs(Model *m, const HfConfig *hf, const char *spec)
+{
+    char key[PATH_MAX + 32];
+    const char *overrides[3] = { "run.device=cpu" };
+    ConfigSource source = { .path = "config.json",
+                            .text = hf->ini,
+                            .overrides = overrides,
+                            .override_count = 1,
+                            .world_size = CONFIG_ANY_WORLD };
+    bool have_mtp = true;
+    snprintf(key, sizeof key, "data.tokenizer=%s", spec);
+    if (*spec) overrides[source.override_count++] = key;
+    TRY(config_read(&m->cfg, source));
+    if (m->cfg.model.mtp_layers) TRY(hf_weights_have_mtp(from_path, hf, &m->cfg, &have_mtp));
+    config_release(&m->cfg);
+    if (!have_mtp) {
+        log_warn(
+            "'%s' has no weights of the modules of multi-token prediction that its config.json speaks of: "
+            "model.mtp_layers = 0",
+            from_path);
+        overrides[source.override_count++] = "model.mtp_layers=0";
+    }
+    return model_open(m, source, 0);
+}
+
 static Err import(Model *m)
 {
-    char spec[PATH_MAX], key[PATH_MAX + 32], data[64] = "", *text;
-    const char *overrides[] = { "run.device=cpu", key };
+    char spec[PATH_MAX] = "", data[64] = "", *text;
     uint32_t crc = 0;
     bool found;
     HfConfig hf;
     TRY(hf_config_read(from_path, &m->setup, &hf));
     TRY(find_tokenizer(from_path, spec, &crc, &found));
-    if (found) snprintf(key, sizeof key, "data.tokenizer=%s", spec);
-    TRY(model_open(m,
-                   (ConfigSource){ .path = "config.json",
-                                   .text = hf.ini,
-                                   .overrides = overrides,
-                                   .override_count = found ? 2 : 1,
-                                   .world_size = CONFIG_ANY_WORLD },
-                   0));
+    TRY(open_theirs(m, &hf, found ? spec : ""));
     TRY(config_text(&m->cfg, &m->setup, &text));
     if (found) snprintf(data, sizeof data, "train 00000000, tokenizer %08x", crc);
     const CkptMeta meta = { .seed = m->cfg.run.seed,

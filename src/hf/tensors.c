@@ -302,9 +302,14 @@ static bool ends_with(const char *name, const char *end)
     return n >= k && !strcmp(name + n - k, end);
 }
 
-bool hf_ignored(HfClass class, bool wrapped, const char *name)
+bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char *name)
 {
-    if (class == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+    const size_t before = strlen(n->prefix);
+    long long layer;
+    const bool of_layer =
+        !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
+    if (n->class == HF_DEEPSEEK_V3 && !mtp_layers && of_layer && layer >= n->layers) return true;
+    if (n->class == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq")) return true;
     return wrapped && (strstr(name, "vision_tower.") || strstr(name, "multi_modal_projector."));
 }

@@ -61,7 +61,8 @@ typedef struct {
 } HfTwin;
 bool hf_twin(const HfNaming *n, int64_t mtp_layers, int index, HfTwin *out);
 
-/* A tensor that is no weight of the language model: rotary tables, masks, an image tower. */
-bool hf_ignored(HfClass class, bool wrapped, const char *name);
+/* A tensor that is not read: rotary tables, masks, an image tower; modules of multi-token prediction of a model that is
+ * to have none. */
+bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char *name);
 
 #endif

@@ -145,11 +145,26 @@ Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, con
     TRY(use_twins(out, whole));
     for (int64_t i = 0; i < out->folder.count; i++) {
         const HfTensor *t = &out->folder.tensors[i];
-        if (t->used || hf_ignored(hf->class, hf->wrapped, t->t.name)) continue;
+        if (t->used || hf_ignored(&out->naming, hf->wrapped, out->mtp_layers, t->t.name)) continue;
         return err_set(ERR_CKPT, "'%s' holds tensor '%s', which a model of its config.json does not have",
                        out->folder.files[t->file].path, t->t.name);
     }
     return ERR_OK;
+}
+
+Err hf_weights_have_mtp(const char *path, const HfConfig *hf, const Config *cfg, bool *have)
+{
+    HfFolder f;
+    SetupArena a;
+    char name[HF_NAME_MAX];
+    setup_init(&a);
+    const Err err = hf_folder_open(path, &a, &f);
+    snprintf(name, sizeof name, "%slayers.%lld.enorm.weight", err ? "" : find_prefix(&f, hf),
+             (long long)cfg->model.layers);
+    *have = !err && hf_folder_find(&f, name);
+    hf_folder_close(&f);
+    setup_release(&a);
+    return err;
 }
 
 void hf_weights_close(HfWeights *m) { hf_folder_close(&m->folder); }
