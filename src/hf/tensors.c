@@ -8,6 +8,7 @@
 typedef enum {
     WHOLE,       /* as they are */
     QKV,         /* queries, keys, values: three tensors */
+    QKV_PAIRS,   /* the same, of each head of queries and keys rotary pairs are neighbours */
     GATE_UP,     /* two tensors */
     ALTERNATING, /* gate and up row by row in turn: one tensor */
     HEADS,       /* of each head the columns without positions, then rotary pairs, neighbours in theirs */
@@ -97,6 +98,26 @@ static const Row table[] = {
     { DEEPSEEK, "proj", "eh_proj", WHOLE, 0 },
 };
 
+enum { PAIRED = C(LLAMA) | C(MISTRAL) | C(MIXTRAL), IN_GGUF = PAIRED | C(QWEN2) | C(QWEN3) | C(QWEN3_MOE) };
+
+static const Row gguf_table[] = {
+    { IN_GGUF, "embedding.token", "token_embd", WHOLE, 0 },
+    { IN_GGUF, "final_norm", "output_norm", WHOLE, 0 },
+    { IN_GGUF, "head", "output", WHOLE, 0 },
+    { IN_GGUF, "norm1", "attn_norm", WHOLE, 0 },
+    { IN_GGUF, "norm2", "ffn_norm", WHOLE, 0 },
+    { PAIRED, "attn.qkv", "attn_q attn_k attn_v", QKV_PAIRS, 0 },
+    { IN_GGUF, "attn.qkv", "attn_q attn_k attn_v", QKV, 0 },
+    { IN_GGUF, "attn.q_norm", "attn_q_norm", WHOLE, 0 },
+    { IN_GGUF, "attn.k_norm", "attn_k_norm", WHOLE, 0 },
+    { IN_GGUF, "attn.proj", "attn_output", WHOLE, 0 },
+    { IN_GGUF, "mlp.fc1", "ffn_gate ffn_up", GATE_UP, 0 },
+    { IN_GGUF, "mlp.fc2", "ffn_down", WHOLE, 0 },
+    { IN_GGUF, "mlp.router.weight", "ffn_gate_inp.weight", WHOLE, 0 },
+    { IN_GGUF, "mlp.experts.fc1", "ffn_gate_exps ffn_up_exps", GATE_UP, FUSED },
+    { IN_GGUF, "mlp.experts.fc2", "ffn_down_exps", WHOLE, FUSED },
+};
+
 /* (of a module of multi-token prediction, whose name the model's last norm has too) */
 static const Row mtp_final_norm = { DEEPSEEK, "final_norm", "shared_head.norm", WHOLE, 0 };
 
@@ -125,6 +146,13 @@ HfNaming hf_naming(HfClass class, const Config *cfg, const char *prefix)
                        .tied = cfg->model.tied };
 }
 
+bool hf_naming_gguf(HfClass class, const Config *cfg, HfNaming *out)
+{
+    *out = hf_naming(class, cfg, "");
+    out->gguf = true;
+    return IN_GGUF >> class & 1;
+}
+
 /* A parameter's name taken apart. */
 typedef struct {
     const Row *row;
@@ -151,10 +179,14 @@ static bool find(const HfNaming *n, const char *name, Place *out)
     else used = 0;
     if (!strncmp(name, "mtp.", 4) && row_is(&mtp_final_norm, n, name + used, &out->suffix))
         out->row = &mtp_final_norm;
-    for (size_t i = 0; !out->row && i < sizeof table / sizeof *table; i++)
-        if (row_is(&table[i], n, name + used, &out->suffix)) out->row = &table[i];
+    const Row *rows = n->gguf ? gguf_table : table;
+    const size_t count = n->gguf ? sizeof gguf_table / sizeof *rows : sizeof table / sizeof *rows;
+    for (size_t i = 0; !out->row && i < count; i++)
+        if (row_is(&rows[i], n, name + used, &out->suffix)) out->row = &rows[i];
     return out->row;
 }
+
+static const char *layers_word(const HfNaming *n) { return n->gguf ? "blk" : n->class == HF_GPT2 ? "h" : "layers"; }
 
 /* The which-th name of a row, of expert e. */
 static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, char out[HF_NAME_MAX])
@@ -168,8 +200,8 @@ static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, 
     const int before = hash ? (int)(hash - stem) : length;
     snprintf(expert, sizeof expert, "%lld", (long long)e);
     if (at->layer >= 0)
-        snprintf(layer, sizeof layer, "%s.%lld.", n->class == HF_GPT2 ? "h" : "layers", (long long)at->layer);
-    if (r->flags & FUSED) suffix = strcmp(suffix, ".bias") ? "" : "_bias";
+        snprintf(layer, sizeof layer, "%s.%lld.", layers_word(n), (long long)at->layer);
+    if (r->flags & FUSED && !n->gguf) suffix = strcmp(suffix, ".bias") ? "" : "_bias";
     snprintf(out, HF_NAME_MAX, "%s%s%.*s%s%.*s%s", r->flags & BARE ? "" : n->prefix, layer, before, stem,
              hash ? expert : "", hash ? length - before - 1 : 0, hash ? hash + 1 : "", suffix);
 }
@@ -188,6 +220,7 @@ static int slices(const HfNaming *n, Form form)
     switch (form) {
     case WHOLE: return 1;
     case QKV: return 3;
+    case QKV_PAIRS: return 2 * (int)(n->heads + n->kv_heads) + 1;
     case GATE_UP:
     case ALTERNATING: return 2;
     case HEADS: return 3 * (int)n->heads;
@@ -206,17 +239,37 @@ static Slice pairs(int64_t base, int64_t before, int64_t turning, int k)
     };
 }
 
+/* The k-th of queries, keys (0, 1) and values. */
+static Slice third(const HfNaming *n, int k)
+{
+    const int64_t q = n->heads * n->head_dim, kv = n->kv_heads * n->head_dim, rows = k ? kv : q;
+    return (Slice){ k ? q + (k - 1) * kv : 0, rows, 0, 1, rows, k };
+}
+
+/* The k-th half of a head of queries or keys, then values. */
+static Slice half_of_head(const HfNaming *n, int k)
+{
+    const int heads = (int)n->heads;
+    const int which = k < 2 * heads ? 0 : k < 2 * (heads + (int)n->kv_heads) ? 1 : 2;
+    Slice s = third(n, which);
+    if (which == 2) return s;
+    const int64_t in = k - 2 * heads * which, half = n->head_dim / 2;
+    s.ours += in * half;
+    s.rows = half;
+    s.theirs = in / 2 * n->head_dim + in % 2;
+    s.step = 2;
+    return s;
+}
+
 /* Of a matrix of `rows` rows. */
 static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
 {
-    const int64_t q = n->heads * n->head_dim, kv = n->kv_heads * n->head_dim, half = rows / 2;
+    const int64_t half = rows / 2;
     Slice s = { .rows = rows, .step = 1, .their_rows = rows };
     switch (form) {
     case WHOLE: break;
-    case QKV:
-        s = (Slice){ .ours = k ? q + (k - 1) * kv : 0, .rows = k ? kv : q, .step = 1, .which = k };
-        s.their_rows = s.rows;
-        break;
+    case QKV: s = third(n, k); break;
+    case QKV_PAIRS: s = half_of_head(n, k); break;
     case GATE_UP: s = (Slice){ k * half, half, 0, 1, half, k }; break;
     case ALTERNATING: s = (Slice){ k * half, half, k, 2, rows, 0 }; break;
     case HEADS: s = pairs(k / 3 * (n->nope + n->rope), n->nope, n->rope, k % 3); break;
@@ -235,6 +288,13 @@ int hf_part_count(const HfNaming *n, const Param *p)
 {
     Place at;
     return find(n, p->name, &at) ? (int)matrices(n, at.row) * slices(n, at.row->form) : 0;
+}
+
+int hf_part_step(const HfNaming *n, const Param *p)
+{
+    Place at;
+    if (!find(n, p->name, &at)) return 0;
+    return at.row->flags & FUSED ? slices(n, at.row->form) : hf_part_count(n, p);
 }
 
 void hf_part_range(const HfNaming *n, const Param *p, int64_t row, int64_t row_end, int *first, int *end)

@@ -9,6 +9,7 @@
  *   a copy                     row = width of the tensor, column = 1
  *   GPT-2's Conv1D             row = 1, column = width: the transpose
  *   DeepSeek's rotary pairs    rows 0, 2, ... and rows 1, 3, ... of a head are two parts, row = 2 * width
+ *   GGUF's rotary pairs        the same, of queries and keys, in Llama's classes
  *   gpt-oss's gate and up      of each expert the transpose, in turn: row = 2, column = width
  *
  * So the same table reads and writes, and whoever wants a box of a parameter reads nothing else. The parts of one of
@@ -26,6 +27,7 @@ enum { HF_NAME_MAX = 160, HF_DIMS = 3 };
 typedef struct {
     HfClass class;
     const char *prefix; /* before all names but the head's: "model." */
+    bool gguf;          /* names and places of a GGUF file */
     bool mxfp4;         /* experts are [E, outputs, inputs], as their blocks decode */
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t nope, rope, kv_rank; /* latent attention */
@@ -43,11 +45,16 @@ typedef struct {
 /* Names with that prefix; NULL: as transformers writes them. */
 HfNaming hf_naming(HfClass class, const Config *cfg, const char *prefix);
 
+/* Of a GGUF file (gguf.h); false: it has no names for the class. */
+bool hf_naming_gguf(HfClass class, const Config *cfg, HfNaming *out);
+
 /* The prefixes that names of a class may have, those that transformers writes first; NULL behind the last. */
 const char *const *hf_prefixes(HfClass class, bool wrapped);
 
-/* How many parts a parameter has; 0: the class has no tensor for it, it is 0 there. */
+/* How many parts a parameter has; 0: the class has no tensor for it, it is 0 there. hf_part_step: after how many of them
+ * the same tensors come again, which hold several matrices each. */
 int hf_part_count(const HfNaming *n, const Param *p);
+int hf_part_step(const HfNaming *n, const Param *p);
 HfPart hf_part(const HfNaming *n, const Param *p, int index);
 
 /* Parts outside of [*first, *end) have nothing of rows [row, row_end). */
