@@ -7,7 +7,8 @@
 #include "train/join.h"
 #include "train/train.h"
 
-static const char *config_path, *run_dir, *may_differ, *ids_path, *logits_path;
+static const char *config_path, *run_dir, *may_differ, *ids_path, *logits_path, *tasks;
+static bool as_json;
 static int64_t step = -1;
 
 static const Option train_options[] = {
@@ -22,6 +23,9 @@ static const Option eval_options[] = {
       .help = "a run's folder instead: the configuration is its checkpoint's" },
     { "step", OPTION_INT, &step, .low = 0, .high = 9e15, .value = "N",
       .help = "the checkpoint of that step, not the newest" },
+    { "tasks", OPTION_TEXT, &tasks, .value = "FILE,FILE",
+      .help = "asks the questions of these files, not of train.eval_tasks" },
+    { "json", OPTION_FLAG, &as_json, .help = "one JSON object instead of lines" },
     { "ids", OPTION_TEXT, &ids_path, .value = "FILE",
       .help = "sequences of token ids, one a line, for --logits" },
     { "logits", OPTION_TEXT, &logits_path, .value = "FILE",
@@ -69,7 +73,8 @@ static Err eval(Words rest)
         return err_set(ERR_CONFIG, "--ids FILE says what --logits FILE is computed of: both are needed"),
                err_hint("megatrain eval --help");
     Err err = read_config(&c, &boot, rest, CONFIG_ANY_WORLD);
-    if (!err) err = eval_run(&c, &boot, &(EvalOptions){ run_dir, step, ids_path, logits_path });
+    if (!err && tasks) c.train.eval_tasks = tasks;
+    if (!err) err = eval_run(&c, &boot, &(EvalOptions){ run_dir, step, ids_path, logits_path, as_json });
     config_release(&c);
     return err;
 }

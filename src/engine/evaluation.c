@@ -92,10 +92,56 @@ static Err read_logits(Trainer *t, const ExecutorSlot *slot)
     return ERR_OK;
 }
 
+/* The unit's rows, which all ranks of tp have, into the scores of the batch: staging is [2 + tp, N]. */
+static Err read_scores(Trainer *t, const ExecutorSlot *slot)
+{
+    const Batch *b = &slot->batch;
+    const int64_t N = b->B * b->T, tp = t->world->tp.size;
+    float *loss = t->rows.staging, *target = loss + N, *largest = target + tp * N;
+    if (t->world->tp.rank || t->device.is_null) return ERR_OK;
+    TRY(device_read(&t->device.stream, loss, b->scores.data, tensor_bytes(b->scores)));
+    TRY(device_read(&t->device.stream, largest, save_get(&t->executor.ctx, slot->save.head.row_max).data,
+                    N * (int64_t)sizeof *largest));
+    for (int64_t n = 0; n < (b->B - b->filling) * b->T; n++) {
+        RowScore *to = t->rows.scores + (b->first + n / b->T) * b->seq + spans_position(b->span, n % b->T);
+        float logit = 0;
+        for (int64_t r = 0; r < tp; r++) logit += target[r * N + n];
+        *to = (RowScore){ loss[n], !(logit >= largest[n]) };
+    }
+    return ERR_OK;
+}
+
+Err trainer_open_rows(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const BatchSpec b = trainer_batch_spec(t);
+    if (!s->purpose.scores || t->device.is_null) return ERR_OK;
+    TRY(setup_array(&t->memory.setup, s->global_batch * s->model.seq, &t->rows.room));
+    return setup_array(&t->memory.setup, (1 + b.scores) * b.B * b.seq, &t->rows.staging);
+}
+
 Err trainer_hook_rows(void *trainer, const ExecutorSlot *slot)
 {
     Trainer *t = trainer;
-    return t->spec.purpose.logits ? read_logits(t, slot) : ERR_OK;
+    if (t->spec.purpose.logits) return read_logits(t, slot);
+    return t->rows.scores ? read_scores(t, slot) : ERR_OK;
+}
+
+Err trainer_scores(Trainer *t, TokenSource source, int64_t first, int64_t samples, const RowScore **scores)
+{
+    const int64_t rows = samples * t->spec.model.seq;
+    int64_t sums[3];
+    ASSERT(t->spec.purpose.scores && samples <= t->spec.global_batch);
+    if (t->rows.room) memset(t->rows.room, 0, (size_t)rows * sizeof *t->rows.room);
+    t->serving.source = source;
+    *scores = t->rows.scores = t->rows.room;
+    t->batches.requests = true;
+    take_eval_batch(t, first, samples);
+    Err err = eval_batch(t, sums);
+    t->batches.requests = false;
+    t->rows.scores = NULL;
+    TRY(err);
+    return comm_sum_i64(&t->world->host, &t->device.stream, (int64_t *)(void *)t->rows.room, rows, NULL);
 }
 
 int64_t trainer_row_samples(const Trainer *t) { return trainer_batch_spec(t).B * t->world->grid.dp; }

@@ -317,6 +317,7 @@ static Err dry_eval(Trainer *t)
 {
     ActionList *list = &t->parts.forward.rank[t->world->pp_rank], whole = *list;
     ActionList part = { .action = calloc((size_t)whole.count + 1, sizeof *part.action) };
+    const RowScore *scores;
     double loss;
     int64_t counted;
     if (!part.action) return err_set(ERR_MEMORY, "no memory for a list of %d actions", whole.count);
@@ -326,7 +327,9 @@ static Err dry_eval(Trainer *t)
         part.action[part.count++].flags = 0;
     }
     *list = part;
-    Err err = trainer_eval(t, (TokenSource){ 0 }, 0, t->spec.global_batch, &loss, &counted);
+    Err err = ERR_OK;
+    if (t->spec.purpose.scores) err = trainer_scores(t, (TokenSource){ 0 }, 0, t->spec.global_batch, &scores);
+    if (!err) err = trainer_eval(t, (TokenSource){ 0 }, 0, t->spec.global_batch, &loss, &counted);
     *list = whole;
     free(part.action);
     return err;

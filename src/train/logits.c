@@ -113,7 +113,7 @@ static Err write_rows(Run *r, const IdFile *f, FileWriter *w)
     if (!err && w) err = write_header(w, f);
     for (int64_t first = 0; first < f->sequences && !err; first += most) {
         const int64_t left = f->sequences - first, count = left < most ? left : most;
-        err = trainer_row_logits(&r->trainer, (TokenSource){ (void *)f, id_tokens }, first, count,
+        err = trainer_row_logits(&r->trainer, (TokenSource){ (void *)f, id_tokens, NULL }, first, count,
                                  f->positions, logits);
         if (!err && w) err = file_write(w, logits, count * each * (int64_t)sizeof *logits);
     }

@@ -22,9 +22,11 @@ typedef struct {
     /* Instead of the loss on the validation data: the logits of the sequences in `ids` go to `logits` (logits.h). NULL:
      * the loss. */
     const char *ids, *logits;
+    bool json; /* what is printed is one JSON object */
 } EvalOptions;
 
-/* Prints loss, perplexity and bits per byte on the validation data, on stdout of rank 0, or writes logits. A process
+/* Prints loss, perplexity and bits per byte on the validation data and the accuracies of train.eval_tasks, on stdout of
+ * rank 0, or writes logits. A process
  * alone takes a checkpoint of any layout; several processes are the ranks of the layout that `cfg` says. */
 Err eval_run(const Config *cfg, const Boot *boot, const EvalOptions *o);
 
