@@ -1,6 +1,6 @@
 /*
- * convert: a folder of Hugging Face's becomes a run folder with one checkpoint, or a checkpoint becomes such a folder.
- * The configuration goes along, and so do the tokenizer's files.
+ * convert: a folder of Hugging Face's becomes a run folder with one checkpoint, or a checkpoint becomes such a folder or
+ * a GGUF file. The configuration goes along, and so do the tokenizer's files.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -15,6 +15,7 @@
 #include "cli/memory_arg.h"
 #include "hf/convert.h"
 #include "hf/folder.h"
+#include "hf/gguf.h"
 #include "hf/weights.h"
 #include "train/kept.h"
 #include "train/spec.h"
@@ -25,9 +26,12 @@ static int64_t threads;
 static const Option options[] = {
     { "from", OPTION_TEXT, &from_path, .required = true, .value = "PATH",
       .help = "a Hugging Face folder; a run, or a checkpoint's folder" },
-    { "to", OPTION_TEXT, &to_path, .required = true, .value = "PATH", .help = "a folder that is not there" },
-    { "format", OPTION_TEXT, &format, .required = true, .value = "hf|megatrain", .help = "what to write" },
-    { "dtype", OPTION_TEXT, &dtype, .value = "f32|bf16|f16", .help = "of hf's weights; f32: exactly ours" },
+    { "to", OPTION_TEXT, &to_path, .required = true, .value = "PATH",
+      .help = "a folder that is not there; of gguf a file" },
+    { "format", OPTION_TEXT, &format, .required = true, .value = "hf|gguf|megatrain",
+      .help = "what to write" },
+    { "dtype", OPTION_TEXT, &dtype, .value = "f32|bf16|f16|q8_0",
+      .help = "of the weights that are written; f32: exactly ours; q8_0: gguf alone" },
     { "max-shard-size", OPTION_TEXT, &shard_size, .value = "5GB", .help = "of each of hf's files" },
     { "threads", OPTION_INT, &threads, .low = 1, .high = 256, .value = "N",
       .help = "none: as many as there are processors" },
@@ -209,58 +213,67 @@ static Err find_checkpoint(const char *from, char path[PATH_MAX])
     return found ? ERR_OK : err_set(ERR_CKPT, "no checkpoint in '%s'", from);
 }
 
-static Err read_dtype(HfExport *about)
+static Err read_dtype(bool gguf, Stored *out)
 {
-    static const char *const words[][2] = { { "f32", "float32" },
-                                            { "bf16", "bfloat16" },
-                                            { "f16", "float16" } };
-    for (int i = 0; i < 3; i++)
-        if (!dtype || !strcmp(words[i][0], dtype)) {
-            about->dtype = words[i][1];
-            return ERR_OK;
-        }
-    return err_set(ERR_CONFIG, "--dtype '%s' is none of f32, bf16 and f16", dtype);
+    static const char *const words[] = {
+        [STORED_F32] = "f32", [STORED_BF16] = "bf16", [STORED_F16] = "f16", [STORED_Q8_0] = "q8_0"
+    };
+    *out = STORED_F32;
+    for (int i = 0; dtype && i < (gguf ? 4 : 3); i++)
+        if (!strcmp(words[i], dtype)) return *out = (Stored)i, ERR_OK;
+    if (!dtype) return ERR_OK;
+    return err_set(ERR_CONFIG, "--dtype '%s' is none of f32, bf16%s", dtype,
+                   gguf ? ", f16 and q8_0" : " and f16");
 }
 
-/* A run's copy of its tokenizer, else what its configuration names. */
-static Err use_tokenizer(const Model *m, HfExport *about, Copies *copies)
+/* A checkpoint that is to be written in another form, with the run's copy of its tokenizer, else what its configuration
+ * names. */
+typedef struct {
+    char path[PATH_MAX], tokenizer_spec[PATH_MAX];
+    int64_t vocab;
+    Tokenizer *tokenizer; /* NULL: none that is understood */
+} Source;
+
+static Err open_tokenizer(const Model *m, Source *out)
 {
-    char kept[PATH_MAX];
-    Tokenizer *t;
     const char *spec = m->cfg.data.tokenizer;
-    if (kept_find_tokenizer(from_path, kept)) spec = kept;
-    if (!strcmp(spec, "byte")) return ERR_OK;
-    const Err err = tokenizer_open(spec, &t);
+    if (!kept_find_tokenizer(from_path, out->tokenizer_spec))
+        snprintf(out->tokenizer_spec, sizeof out->tokenizer_spec, "%s", spec);
+    const Err err = tokenizer_open(out->tokenizer_spec, &out->tokenizer);
     if (err == ERR_MEMORY) return err;
-    if (err) {
-        log_warn("no tokenizer is written: %s", err_message());
-        return ERR_OK;
-    }
-    about->eos = tokenizer_eod(t);
-    tokenizer_close(t);
-    find_copies(spec, copies);
+    if (err) log_warn("no tokenizer is written: %s", err_message());
     return ERR_OK;
 }
 
-static Err export(Model *m)
+static Err open_ours(Model *m, Source *out)
 {
-    char path[PATH_MAX];
-    int64_t shape[2], shard_bytes;
+    int64_t shape[2];
     CkptMeta meta;
-    Copies copies = { .count = 0 };
-    HfExport about = { .bos = -1, .eos = -1, .pad = -1 };
-    TRY(read_dtype(&about));
-    TRY(memory_arg("max-shard-size", shard_size, &shard_bytes));
-    TRY(find_checkpoint(from_path, path));
-    TRY(ckpt_meta(path, &m->setup, &meta));
-    TRY(ckpt_tensor_shape(path, "embedding.token.weight", shape));
+    TRY(find_checkpoint(from_path, out->path));
+    TRY(ckpt_meta(out->path, &m->setup, &meta));
+    TRY(ckpt_tensor_shape(out->path, "embedding.token.weight", shape));
     const ConfigSource source = { .path = "the checkpoint's configuration",
                                   .text = meta.config,
                                   .world_size = CONFIG_ANY_WORLD };
     TRY_AS(ERR_CKPT, model_open(m, source, shape[0]));
-    about.vocab = shape[0];
-    TRY(use_tokenizer(m, &about, &copies));
-    return hf_export(&(HfExportJob){ .from = path,
+    out->vocab = shape[0];
+    return open_tokenizer(m, out);
+}
+
+static Err write_hf(const Model *m, const Source *from, Stored stored)
+{
+    static const char *const dtypes[] = {
+        [STORED_F32] = "float32", [STORED_BF16] = "bfloat16", [STORED_F16] = "float16"
+    };
+    int64_t shard_bytes;
+    Copies copies = { .count = 0 };
+    HfExport about = { .dtype = dtypes[stored], .vocab = from->vocab, .bos = -1, .eos = -1, .pad = -1 };
+    TRY(memory_arg("max-shard-size", shard_size, &shard_bytes));
+    if (from->tokenizer && strcmp(from->tokenizer_spec, "byte") != 0) {
+        about.eos = tokenizer_eod(from->tokenizer);
+        find_copies(from->tokenizer_spec, &copies);
+    }
+    return hf_export(&(HfExportJob){ .from = from->path,
                                      .to = to_path,
                                      .cfg = &m->cfg,
                                      .whole = &m->whole,
@@ -271,16 +284,46 @@ static Err export(Model *m)
                                      .threads = thread_count() });
 }
 
+static Err write_gguf(const Model *m, const Source *from, Stored stored)
+{
+    const char *slash = strrchr(from_path, '/');
+    return gguf_write(&(GgufJob){ .from = from->path,
+                                  .to = to_path,
+                                  .name = slash && slash[1] ? slash + 1 : from_path,
+                                  .cfg = &m->cfg,
+                                  .model = &m->spec.model,
+                                  .whole = &m->whole,
+                                  .tokenizer = from->tokenizer,
+                                  .vocab = from->vocab,
+                                  .stored = stored,
+                                  .threads = thread_count() });
+}
+
+static Err export(Model *m)
+{
+    Stored stored;
+    Source from = { .tokenizer = NULL };
+    const bool gguf = !strcmp(format, "gguf");
+    TRY(read_dtype(gguf, &stored));
+    Err err = open_ours(m, &from);
+    if (!err) err = gguf ? write_gguf(m, &from, stored) : write_hf(m, &from, stored);
+    tokenizer_close(from.tokenizer);
+    return err;
+}
+
 static Err convert(Words rest)
 {
     Model m;
     (void)rest;
-    const bool out = !strcmp(format, "hf");
-    if (!out && strcmp(format, "megatrain") != 0)
-        return err_set(ERR_CONFIG, "--format '%s' is neither hf nor megatrain", format);
+    const bool out = strcmp(format, "megatrain") != 0;
+    if (out && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0)
+        return err_set(ERR_CONFIG, "--format '%s' is none of hf, gguf and megatrain", format);
     if (!file_is_dir(from_path)) return err_set(ERR_CKPT, "there is no folder '%s'", from_path);
     if (out == hf_folder_is(from_path))
-        return err_set(ERR_CONFIG, "'%s' is %s already", from_path, out ? "Hugging Face's" : "megatrain's");
+        return err_set(ERR_CONFIG,
+                       out ? "'%s' is Hugging Face's: first make it --format megatrain"
+                           : "'%s' is megatrain's already",
+                       from_path);
     model_init(&m);
     const Err err = out ? export(&m) : import(&m);
     model_close(&m);
@@ -293,6 +336,7 @@ const Command command_convert = {
     .summary = "Hugging Face models in and out",
     .text = "  in    megatrain convert --from FOLDER --to RUN --format megatrain\n"
             "  out   megatrain convert --from RUN --to FOLDER --format hf\n"
+            "        megatrain convert --from RUN --to FILE.gguf --format gguf --dtype q8_0\n"
             "A job that was interrupted leaves nothing that could be taken for whole: start it again.\n",
     OPTIONS(options),
     .run = convert,

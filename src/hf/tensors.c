@@ -186,7 +186,10 @@ static bool find(const HfNaming *n, const char *name, Place *out)
     return out->row;
 }
 
-static const char *layers_word(const HfNaming *n) { return n->gguf ? "blk" : n->class == HF_GPT2 ? "h" : "layers"; }
+static const char *layers_word(const HfNaming *n)
+{
+    return n->gguf ? "blk" : n->class == HF_GPT2 ? "h" : "layers";
+}
 
 /* The which-th name of a row, of expert e. */
 static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, char out[HF_NAME_MAX])
@@ -199,8 +202,7 @@ static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, 
     const char *hash = memchr(stem, '#', (size_t)length);
     const int before = hash ? (int)(hash - stem) : length;
     snprintf(expert, sizeof expert, "%lld", (long long)e);
-    if (at->layer >= 0)
-        snprintf(layer, sizeof layer, "%s.%lld.", layers_word(n), (long long)at->layer);
+    if (at->layer >= 0) snprintf(layer, sizeof layer, "%s.%lld.", layers_word(n), (long long)at->layer);
     if (r->flags & FUSED && !n->gguf) suffix = strcmp(suffix, ".bias") ? "" : "_bias";
     snprintf(out, HF_NAME_MAX, "%s%s%.*s%s%.*s%s", r->flags & BARE ? "" : n->prefix, layer, before, stem,
              hash ? expert : "", hash ? length - before - 1 : 0, hash ? hash + 1 : "", suffix);
