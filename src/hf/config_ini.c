@@ -173,8 +173,8 @@ static void put_attention(Ini *w, HfClass c)
         put_int(w, "v_head_dim", m->v_dim);
     }
     if (m->attention_cap > 0) put_real(w, "attention_softcap", m->attention_cap);
-    if (m->query_scalar > 0 && m->query_scalar != (double)m->head_dim)
-        put_real(w, "attention_scale", 1 / sqrt(m->query_scalar));
+    if (m->query_scalar && m->query_scalar != m->head_dim)
+        put_real(w, "attention_scale", 1 / sqrt((double)m->query_scalar));
     const int period = period_of(m, c, hf_window);
     if (period == 1 && !hf_window(m, c, 0)) return;
     line(w, "window = ");
