@@ -788,7 +788,7 @@ static const char *const latent_wrong[][2] = {
     { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },
     { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
     { MLA "model.qk_norm=true", "norms of its own" },
-    { MLA "model.attention_bias=qkv", "biases in all or none; take model.attention_bias=all or model.attention_bias=none" },
+    { MLA "model.attention_bias=qkv", "biases in all or none; take model.attention_bias=all, or model.attention_bias=none" },
     { MLA "parallel.tp_blocks=8", "with attention = mla tp_blocks must divide heads" },
     { MLA "run.device=cuda model.v_head_dim=20", "must be multiples of 8" },
     { MLA "run.device=cuda model.qk_nope_head_dim=256", "at most 256 columns" },

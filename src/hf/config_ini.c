@@ -36,7 +36,7 @@ static void put_int(Ini *w, const char *key, int64_t value) { line(w, "%s = %lld
 static void put_real(Ini *w, const char *key, double value)
 {
     char text[40];
-    for (int digits = 6; digits <= 17; digits++) {
+    for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, value);
         if (strtod(text, NULL) == value) break;
     }
@@ -248,13 +248,18 @@ static void put_moe(Ini *w, HfClass c)
 
 /* ---- the text ---- */
 
-/* It has to be a configuration: sizes that fit each other, within the bounds of keys. */
+/* It has to be a configuration: sizes that fit each other, keys that this build has. Of what is wrong the first. */
 static Err check(const char *name, const char *text)
 {
     Config c;
-    const Err err = config_read(&c, (ConfigSource){ .path = name, .text = text });
+    ErrKept kept;
+    const Err err = config_read(&c, (ConfigSource){ .path = "", .text = text });
     config_release(&c);
-    return err;
+    if (err != ERR_CONFIG) return err;
+    err_keep(&kept);
+    const char *first = strchr(kept.message, '\n'), *mistake = strchr(first ? first : kept.message, ' ');
+    return err_set(err, "%s: megatrain has no such model:%.*s", name,
+                   mistake ? (int)strcspn(mistake, "\n") : 0, mistake);
 }
 
 Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, const char **out)

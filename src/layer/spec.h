@@ -91,7 +91,12 @@ typedef struct {
 } LatentSpec;
 
 /* Biases of attention's linear layers: as ModelSpec.bias says, none, of queries, keys and values alone, or all. */
-typedef enum { ATTENTION_BIAS_AS_ALL, ATTENTION_BIAS_NONE, ATTENTION_BIAS_QKV, ATTENTION_BIAS_ALL } AttentionBias;
+typedef enum {
+    ATTENTION_BIAS_AS_ALL,
+    ATTENTION_BIAS_NONE,
+    ATTENTION_BIAS_QKV,
+    ATTENTION_BIAS_ALL
+} AttentionBias;
 
 enum { MTP_MOST = 8 };
 
