@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/utf8.h"
@@ -353,7 +354,7 @@ static Err check(Gguf *g)
     TRY(check_rope(&m->rope, m->head_dim));
     if (layer_pattern_most(&m->window)) return cannot("windows of attention (model.window) of this class");
     for (int i = 0; m->moe.experts && i < m->layers; i++)
-        if (!model_is_mixture(m, i)) return cannot("that some blocks of a mixture are dense (moe.layers)");
+        if (!model_is_mixture(m, i)) return cannot("that some blocks of a mixture are dense (moe.every)");
     if (g->class == HF_QWEN3_MOE && m->moe.router.score == ROUTER_SOFTMAX_PRE && !m->moe.router.normalize)
         return cannot("that the weights of chosen experts do not add up to 1 (moe.normalize)");
     return ERR_OK;
@@ -363,13 +364,16 @@ static Err check(Gguf *g)
 
 static Err write_file(Gguf *g, SetupArena *a)
 {
+    char temp[PATH_MAX];
     g->file = (ChunkWriter){ .buf = g->chunk };
     TRY(theirs_start(&g->list, a));
     TRY(file_create_beside(g->x->to, &g->file.file));
+    strcpy(temp, g->file.file.path);
     Err err = put_all(g);
-    if (err) chunk_abandon(&g->file);
-    else err = chunk_sync_close(&g->file);
-    if (!err) err = file_rename(g->file.file.path, g->x->to);
+    if (!err) err = chunk_sync_close(&g->file);
+    if (!err) return file_take_place(temp, g->x->to);
+    chunk_abandon(&g->file);
+    unlink(temp); /* (which a file that failed when it was closed no longer knows) */
     return err;
 }
 
