@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Models of transformers through `convert` and back, held to transformers itself: for small random models of each class
+# the logits of a batch, in fp64 there and in fp32 here; the same bytes after out and in again; an export that transformers
+# opens without a tensor too many or too few; weights in fp8 and MXFP4; modules of multi-token prediction. Needs
+# build/venv-hf (make deps-hf), or HF_PYTHON: a Python with torch and transformers. Words choose classes.
+. "$(dirname "$0")/lib.sh"
+python=${HF_PYTHON:-$root/${BUILD:-build}/venv-hf/bin/python}
+cases() { "$python" "$root/test/tools/hf_cases.py" "$@" 2>>cases.err; }
+if ! "$python" -c 'import torch, transformers, safetensors' 2>/dev/null; then
+    skipped=1
+    echo "  skipped: no transformers: make deps-hf"
+    finish
+fi
+step=checkpoints/step-00000000
+same_weights() { cmp -s "$1/$step/shard-00000.safetensors" "$2/$step/shard-00000.safetensors"; }
+into() { "$mt" convert --from "$1" --to "$2" --format megatrain 2>err.txt; }
+out() { "$mt" convert --from "$1" --to "$2" --format hf "${@:3}" 2>err.txt; }
+says() { grep -m1 error err.txt; }
+# near WHAT RUN WANT: the run's logits of the ids are within 1e-5 of the largest
+near() {
+    local figure
+    "$mt" eval --run "$2" --ids ids.txt --logits got.npy 2>err.txt
+    figure=$(cases logits got.npy "$3")
+    check "$1: logits differ by '$figure' $(says)" \
+        awk -v x="${figure:-none}" 'BEGIN { exit !(x ~ /^[0-9.]+e[-+][0-9]+$/ && x + 0 < 1e-5) }'
+    rm -f got.npy
+}
+
+/usr/bin/python3 -c '
+import random
+random.seed(2)
+for _ in range(3): print(*[random.randrange(300) for _ in range(40)])' >ids.txt
+cases make c ids.txt "$@" || bad "$(tail -1 cases.err)"
+n=0
+for folder in c/*; do
+    case=$(basename "$folder") n=$((n + 1))
+    into $folder r/$case || { bad "$case: $(says)"; continue; }
+    near "$case" r/$case $folder/want.npy
+    out r/$case e/$case
+    check "$case goes out: $(says)" [ -s e/$case/config.json ]
+    into e/$case again/$case
+    check "$case: the same bytes after out and in: $(says)" same_weights r/$case again/$case
+    case $case in phi3*) ;; *) check "$case opens: $(tail -1 cases.err)" cases opens e/$case $folder ;; esac
+done
+check "$n cases" [ "$n" -ge 3 ]
+
+if [ -d c/deepseek_v3-0 ]; then # blocks of 128 and what is left over
+    for class in deepseek_v3-0 deepseek_v3-1; do
+        cases fp8 c/$class fp8.$class || bad "$(tail -1 cases.err)"
+        into fp8.$class fp8.$class.run || bad "fp8: $(says)"
+        into fp8.$class.plain fp8.$class.plain.run || bad "fp8: $(says)"
+        check "$class: fp8 is what its blocks stand for" same_weights fp8.$class.run fp8.$class.plain.run
+    done
+    cases mtp c/deepseek_v3-0 mtp || bad "$(tail -1 cases.err)"
+    into mtp mtp.run
+    check "multi-token prediction: $(says)" grep -q 'mtp.0.proj.weight' mtp.run/$step/manifest.json
+    out mtp.run mtp.out
+    values() { /usr/bin/python3 "$root/test/tools/hf_folder.py" values "$1"/*.safetensors; }
+    check "its tensors go out as they came: $(says)" [ "$(values mtp)" = "$(values mtp.out)" ]
+    near "it changes nothing" mtp.run c/deepseek_v3-0/want.npy
+fi
+if [ -d c/gpt_oss-0 ]; then
+    cases mxfp4 c/gpt_oss-0 mx || bad "$(tail -1 cases.err)"
+    into mx mx.run || bad "MXFP4: $(says)"
+    into mx.plain mx.plain.run || bad "MXFP4: $(says)"
+    check "MXFP4 is what its blocks stand for" same_weights mx.run mx.plain.run
+fi
+finish
