@@ -133,8 +133,8 @@ static void put_yarn(Ini *w)
     double magnitude = log_factor + 1;
     if (m->mscale > 0 && all > 0) magnitude = (m->mscale * log_factor + 1) / (all * log_factor + 1);
     if (m->attention_factor != HF_NONE) magnitude = m->attention_factor;
-    if (m->beta_slow > 0) put_real(w, "rope_slow", m->beta_slow); /* (0 is as absent) */
-    if (m->beta_fast > 0) put_real(w, "rope_fast", m->beta_fast);
+    if (m->beta_slow > 0 && m->beta_slow != 1) put_real(w, "rope_slow", m->beta_slow); /* (0 is as absent) */
+    if (m->beta_fast > 0 && m->beta_fast != 32) put_real(w, "rope_fast", m->beta_fast);
     if (magnitude != usual) put_real(w, "rope_magnitude", magnitude);
     if (in_scores > 0) put_real(w, "rope_mscale_all", in_scores);
     if (!m->truncate) put_flag(w, "rope_truncate", false);
@@ -173,8 +173,8 @@ static void put_attention(Ini *w, HfClass c)
         put_int(w, "v_head_dim", m->v_dim);
     }
     if (m->attention_cap > 0) put_real(w, "attention_softcap", m->attention_cap);
-    if (m->query_scalar > 0 && m->query_scalar != (double)m->head_dim)
-        put_real(w, "attention_scale", 1 / sqrt(m->query_scalar));
+    if (m->query_scalar && m->query_scalar != m->head_dim)
+        put_real(w, "attention_scale", 1 / sqrt((double)m->query_scalar));
     const int period = period_of(m, c, hf_window);
     if (period == 1 && !hf_window(m, c, 0)) return;
     line(w, "window = ");

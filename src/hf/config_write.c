@@ -2,7 +2,6 @@
  * A configuration as config.json, of the class that can say it. Whether one can is not reasoned about: its text is
  * written, read again, and compared. See class.h.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,16 +12,10 @@ enum { JSON_BYTES = 96 << 10 };
 
 /* ---- text ---- */
 
-static void put_number_or_null(JsonOut *j, const HfKey *k, bool none, double value)
-{
-    if (!none) json_put_number(j, k->name, value);
-    else json_put_number(j, k->name, (double)NAN); /* null */
-}
-
 static void put_id(JsonOut *j, const char *key, int64_t id)
 {
     if (id >= 0) json_put_int(j, key, id);
-    else json_put_number(j, key, (double)NAN);
+    else json_put_null(j, key);
 }
 
 /* A word of the table is a flag, a number or a text. */
@@ -58,11 +51,11 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
     char word[64];
     const int64_t n = *hf_int(m, k);
     switch (k->kind) {
-    case HF_KEY_INT:
-        if (n == HF_NONE) put_id(j, k->name, HF_NONE);
-        else json_put_int(j, k->name, n);
+    case HF_KEY_INT: put_id(j, k->name, n); break;
+    case HF_KEY_REAL:
+        if (*hf_real(m, k) == HF_NONE) json_put_null(j, k->name);
+        else json_put_real(j, k->name, *hf_real(m, k));
         break;
-    case HF_KEY_REAL: put_number_or_null(j, k, *hf_real(m, k) == HF_NONE, *hf_real(m, k)); break;
     case HF_KEY_FLAG: json_put_bool(j, k->name, n > 0); break;
     case HF_KEY_WORD:
         hf_word_at(k->values, (int)n, word, sizeof word);
@@ -89,7 +82,7 @@ static bool says_nothing(HfModel *m, const HfKey *k)
 static void put_rope(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
 {
     if (m->rope_type == HF_ROPE_DEFAULT && hf_classes[c].usual.rope_type == HF_ROPE_DEFAULT) {
-        put_id(j, k->name, HF_NONE);
+        json_put_null(j, k->name);
         return;
     }
     json_open(j, k->name, '{');
@@ -253,6 +246,9 @@ typedef struct {
     int count;
     ConfigId key;
     char theirs[CONFIG_VALUE_BYTES];
+    /* Why the last class with attention of this kind cannot say it at all. */
+    HfClass refuser;
+    ErrKept refusal;
 } Nearest;
 
 static Err compare(const Config *cfg, HfClass c, const HfExport *x, Nearest *n)
@@ -262,8 +258,14 @@ static Err compare(const Config *cfg, HfClass c, const HfExport *x, Nearest *n)
     ConfigId key = CFG_COUNT;
     const Err err = there_and_back(cfg, c, x, &back);
     const int count = err ? CFG_COUNT : differences(cfg, &back, &key);
+    if (err && hf_classes[c].latent && cfg->model.attention == MODEL_ATTENTION_MLA) {
+        n->refuser = c;
+        err_keep(&n->refusal);
+    }
     if (!err && count < n->count) {
-        *n = (Nearest){ .class = c, .count = count, .key = key };
+        n->class = c;
+        n->count = count;
+        n->key = key;
         if (count) snprintf(n->theirs, sizeof n->theirs, "%s", config_value(&back, key, buf));
     }
     config_release(&back);
@@ -273,11 +275,14 @@ static Err compare(const Config *cfg, HfClass c, const HfExport *x, Nearest *n)
 Err hf_class_of(const Config *cfg, HfClass *out)
 {
     const HfExport any = { .dtype = "float32", .vocab = 256, .bos = HF_NONE, .eos = HF_NONE, .pad = HF_NONE };
-    Nearest n = { .count = CFG_COUNT };
+    Nearest n = { .count = CFG_COUNT, .refuser = HF_CLASSES };
     char buf[CONFIG_VALUE_BYTES];
     for (int c = 0; c < HF_CLASSES && n.count; c++) TRY(compare(cfg, (HfClass)c, &any, &n));
     *out = n.class;
     if (!n.count) return ERR_OK;
+    if (n.refuser < HF_CLASSES)
+        return err_set(ERR_CONFIG, "no class of transformers has this model: of %s %s",
+                       hf_classes[n.refuser].names.model_type, n.refusal.message);
     if (n.count == CFG_COUNT)
         return err_set(ERR_CONFIG, "no class of transformers has a model with these keys");
     const ConfigKey *key = config_key(n.key);

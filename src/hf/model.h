@@ -28,7 +28,7 @@ typedef struct {
     int64_t typed;               /* blocks that layer_types is about; 0: absent */
     LayerSet sliding;            /* of layer_types */
     double attention_cap, final_cap; /* 0 or HF_NONE: none */
-    double query_scalar;             /* scores are divided by its root */
+    int64_t query_scalar;            /* scores are divided by its root; 0: of head_dim */
 
     int64_t rope_type; /* HfRopeType */
     double theta, local_theta, partial, factor, slow, fast, beta_slow, beta_fast;
