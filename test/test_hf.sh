@@ -57,6 +57,30 @@ if [ -d c/gpt_oss-0 ]; then
     into mx.plain mx.plain.run || bad "MXFP4: $(says)"
     check "MXFP4 is what its blocks stand for" same_weights mx.run mx.plain.run
 fi
+# ---- training goes on from a folder as PyTorch's AdamW does in fp64: 20 steps
+make_tiny
+tokens=$(stat -c %s big.txt)
+/usr/bin/python3 "$root/test/tools/order.py" 1234 0 $(((tokens - 1) / 32)) >order.txt
+follows() { # CASE KEY=VALUE...
+    [ -d c/$1 ] || return 0
+    "$python" -c 'import numpy as np
+t = np.frombuffer(open("big.txt", "rb").read(), dtype=np.uint8).astype(np.int32)
+np.save("samples.npy", np.stack([t[32 * int(i) : 32 * int(i) + 33] for i in list(open("order.txt"))[:160]]))'
+    make_ini follow.ini run.dir=f model.seq=32 model.vocab=300 data.seed=1234 train.steps=20 train.global_batch=8 \
+        optim.lr=1e-3 optim.schedule=constant optim.weight_decay=0.1 "${@:2}"
+    "$mt" --config follow.ini checkpoint.load=c/$1 run.dir=f/$1 optim.warmup=0 optim.clip=0 >/dev/null 2>err.txt
+    losses f/$1 >ours.txt
+    cases train c/$1 samples.npy 20 8 32 1e-3 >theirs.txt
+    check "$1: 20 steps of training, $(paste -d' ' ours.txt theirs.txt | tail -1) $(says)" awk '
+        FNR == NR { loss[$1] = $2; next }
+        { d = $2 - loss[$1]; n++; if (!(d < 1e-6 && d > -1e-6)) wrong++ }
+        END { exit !(n == 20 && !wrong) }' ours.txt theirs.txt
+}
+follows llama-0 model.arch=llama model.layers=3 model.hidden=48 model.heads=6 model.kv_heads=2 model.ffn=80
+follows qwen3_moe-0 model.arch=llama model.layers=3 model.hidden=48 model.heads=6 model.kv_heads=2 model.ffn=80 \
+    model.qk_norm=true model.norm_eps=1e-6 moe.experts=8 moe.topk=2 moe.ffn=24 moe.aux_coeff=0 moe.router=softmax_pre \
+    moe.normalize=true
+
 # one line a case: its name, the largest difference of its logits by the largest, and what is wrong with the export
 cases compare c r e >lines.txt || bad "$(tail -1 cases.err)"
 while read -r case figure wrong; do
