@@ -20,7 +20,7 @@ static char *written_sections(const Config *c, HfClass *class)
     char *text = fuzz_read("config.json", &size);
     setup_init(&arena);
     FUZZ_CHECK(!hf_config_parse("again", text, (int64_t)size, &arena, &hf), "%s: %s", err_message(), text);
-    *class = hf.class;
+    *class = hf.kind;
     char *ini = strdup(hf.ini);
     setup_release(&arena);
     free(text);
