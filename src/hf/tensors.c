@@ -112,7 +112,7 @@ const char *const *hf_prefixes(HfClass class, bool wrapped)
 
 HfNaming hf_naming(HfClass class, const Config *cfg, const char *prefix)
 {
-    return (HfNaming){ .class = class,
+    return (HfNaming){ .kind = class,
                        .prefix = prefix ? prefix : *hf_prefixes(class, false),
                        .layers = cfg->model.layers,
                        .experts = cfg->moe.experts,
@@ -135,7 +135,7 @@ typedef struct {
 static bool row_is(const Row *r, const HfNaming *n, const char *name, const char **suffix)
 {
     const size_t length = strlen(r->ours);
-    if (!(r->classes >> n->class & 1) || strncmp(name, r->ours, length)) return false;
+    if (!(r->classes >> n->kind & 1) || strncmp(name, r->ours, length)) return false;
     *suffix = name + length;
     return !**suffix || !strcmp(*suffix, ".weight") || !strcmp(*suffix, ".bias");
 }
@@ -168,7 +168,7 @@ static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, 
     const int before = hash ? (int)(hash - stem) : length;
     snprintf(expert, sizeof expert, "%lld", (long long)e);
     if (at->layer >= 0)
-        snprintf(layer, sizeof layer, "%s.%lld.", n->class == HF_GPT2 ? "h" : "layers", (long long)at->layer);
+        snprintf(layer, sizeof layer, "%s.%lld.", n->kind == HF_GPT2 ? "h" : "layers", (long long)at->layer);
     if (r->flags & FUSED) suffix = strcmp(suffix, ".bias") ? "" : "_bias";
     snprintf(out, HF_NAME_MAX, "%s%s%.*s%s%.*s%s", r->flags & BARE ? "" : n->prefix, layer, before, stem,
              hash ? expert : "", hash ? length - before - 1 : 0, hash ? hash + 1 : "", suffix);
@@ -289,7 +289,7 @@ bool hf_twin(const HfNaming *n, int64_t mtp_layers, int index, HfTwin *out)
         out->written = false;
         return true;
     }
-    if (n->class != HF_DEEPSEEK_V3 || index / 2 >= mtp_layers) return false;
+    if (n->kind != HF_DEEPSEEK_V3 || index / 2 >= mtp_layers) return false;
     snprintf(out->name, sizeof out->name, "%slayers.%lld.%s", n->prefix, (long long)(n->layers + index / 2),
              index % 2 ? "shared_head.head.weight" : "embed_tokens.weight");
     snprintf(out->ours, sizeof out->ours, "%s", index % 2 ? head : table_name);
@@ -308,8 +308,8 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
     long long layer;
     const bool of_layer =
         !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
-    if (n->class == HF_DEEPSEEK_V3 && !mtp_layers && of_layer && layer >= n->layers) return true;
-    if (n->class == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+    if (n->kind == HF_DEEPSEEK_V3 && !mtp_layers && of_layer && layer >= n->layers) return true;
+    if (n->kind == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq")) return true;
     return wrapped && (strstr(name, "vision_tower.") || strstr(name, "multi_modal_projector."));
 }

@@ -24,7 +24,7 @@ enum { HF_NAME_MAX = 160, HF_DIMS = 3 };
 
 /* What names and places depend on. */
 typedef struct {
-    HfClass class;
+    HfClass kind;
     const char *prefix; /* before all names but the head's: "model." */
     bool mxfp4;         /* experts are [E, outputs, inputs], as their blocks decode */
     int64_t layers, experts, heads, kv_heads, head_dim;
