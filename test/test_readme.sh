@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The README's commands, as they stand there, in its order: those of "Your own text", "Continue a Llama" and of "Several processes" that
-# need no launcher of others. Only the demo's model is made small first. The book is our own documentation.
+# The README's commands, as they stand there, in its order: those of "Your own text", "Continue a Llama" and of "Several
+# processes" that need no launcher of others. Only the demo's model is made small first, and a small random Llama stands
+# for the hub's. The book is our own documentation.
 . "$(dirname "$0")/lib.sh"
 ln -s "$mt" megatrain
 ln -s "$root/scripts" scripts

@@ -1,7 +1,7 @@
 /*
- * A checkpoint becomes a folder (convert.h). The list of their tensors follows from ours, parameter by parameter and part
- * by part. A tensor is seen as rows of its last dim, some of which are a job; what of our parameter lies there is a box of
- * each part.
+ * A checkpoint becomes a folder (convert.h). The list of their tensors follows from ours, parameter by parameter and
+ * part by part. A tensor is seen as rows of its last dim, some of which are a job; what of our parameter lies there is
+ * a box of each part.
  */
 #include <dirent.h>
 #include <limits.h>
@@ -419,10 +419,10 @@ static Err write_temp(Export *m, SetupArena *a)
 static Err export(Export *m, SetupArena *a)
 {
     const HfExportJob *x = m->x;
-    HfClass class;
+    HfClass kind;
     TRY(check_target(x->to));
-    TRY(hf_class_of(x->cfg, &class));
-    m->naming = hf_naming(class, x->cfg, NULL);
+    TRY(hf_class_of(x->cfg, &kind));
+    m->naming = hf_naming(kind, x->cfg, NULL);
     m->dtype = !strcmp(x->about.dtype, "float32")   ? "F32"
                : !strcmp(x->about.dtype, "float16") ? "F16"
                                                     : "BF16";

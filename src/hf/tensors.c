@@ -102,18 +102,18 @@ static const Row mtp_final_norm = { DEEPSEEK, "final_norm", "shared_head.norm", 
 
 /* ---- names ---- */
 
-const char *const *hf_prefixes(HfClass class, bool wrapped)
+const char *const *hf_prefixes(HfClass kind, bool wrapped)
 {
     static const char *const gpt2[] = { "transformer.", "", NULL };
     static const char *const plain[] = { "model.", NULL };
     static const char *const inner[] = { "language_model.model.", "model.language_model.", NULL };
-    return wrapped ? inner : class == HF_GPT2 ? gpt2 : plain;
+    return wrapped ? inner : kind == HF_GPT2 ? gpt2 : plain;
 }
 
-HfNaming hf_naming(HfClass class, const Config *cfg, const char *prefix)
+HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
 {
-    return (HfNaming){ .kind = class,
-                       .prefix = prefix ? prefix : *hf_prefixes(class, false),
+    return (HfNaming){ .kind = kind,
+                       .prefix = prefix ? prefix : *hf_prefixes(kind, false),
                        .layers = cfg->model.layers,
                        .experts = cfg->moe.experts,
                        .heads = cfg->model.heads,

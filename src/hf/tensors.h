@@ -41,10 +41,10 @@ typedef struct {
 } HfPart;
 
 /* Names with that prefix; NULL: as transformers writes them. */
-HfNaming hf_naming(HfClass class, const Config *cfg, const char *prefix);
+HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix);
 
 /* The prefixes that names of a class may have, those that transformers writes first; NULL behind the last. */
-const char *const *hf_prefixes(HfClass class, bool wrapped);
+const char *const *hf_prefixes(HfClass kind, bool wrapped);
 
 /* How many parts a parameter has; 0: the class has no tensor for it, it is 0 there. */
 int hf_part_count(const HfNaming *n, const Param *p);
