@@ -60,7 +60,7 @@ TEST(published_models)
             HfConfig hf;
             char *text = golden(models[i].name, dialects[d]);
             OK(parse(text, &hf));
-            CHECK_MSG(hf.class == models[i].class && strcmp(hf.ini, want) == 0, "%s.%s:\n%s", models[i].name,
+            CHECK_MSG(hf.kind == models[i].class && strcmp(hf.ini, want) == 0, "%s.%s:\n%s", models[i].name,
                       dialects[d], hf.ini);
             free(text);
         }
@@ -313,7 +313,7 @@ TEST(files)
     CHECK(hf_config_read(in_dir("list"), &arena, &hf) == ERR_CKPT && strstr(err_message(), "'model_type' is missing"));
     write_text("list/config.json", "{\"model_type\":\"llama\",\"vocab_size\":64}\n");
     OK(hf_config_read(in_dir("list"), &arena, &hf));
-    CHECK(hf.class == HF_LLAMA && strstr(hf.ini, "vocab = 64\n"));
+    CHECK(hf.kind == HF_LLAMA && strstr(hf.ini, "vocab = 64\n"));
 }
 
 /* ---- writing ---- */
@@ -342,7 +342,7 @@ static void write_and_read(const char *name, const char *ini, HfClass want)
     setup_release(&arena);
     setup_init(&arena);
     OK(hf_config_read(folder, &arena, &hf));
-    CHECK(hf.class == want);
+    CHECK(hf.kind == want);
     OK(config_read(&back, (ConfigSource){ .path = name, .text = hf.ini }));
     for (int i = 0; i < CFG_COUNT; i++) {
         char x[CONFIG_VALUE_BYTES], y[CONFIG_VALUE_BYTES];

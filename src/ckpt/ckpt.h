@@ -96,7 +96,7 @@ typedef struct {
     int64_t keep_every;   /* the checkpoints of steps that this divides; 0: none */
     int64_t keep_best;    /* so many checkpoints with the lowest losses */
     const char *best_set; /* the validation set whose losses these are */
-    /* What the checkpoint holds, values alone, where there is one rank and its store has no memory. NULL: the stores. */
+    /* What the checkpoint holds: values alone, of one rank, whose store has no memory. NULL: what the stores hold. */
     const CkptSource *source;
 } CkptOptions;
 

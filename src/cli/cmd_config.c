@@ -62,7 +62,7 @@ static Err from_hf(Words folders)
                err_hint("megatrain config from-hf FOLDER >model.ini");
     setup_init(&arena);
     const Err err = hf_config_read(folders.items[0], &arena, &hf);
-    if (!err) printf("; %s\n%s", hf_class_names(hf.class)->architecture, hf.ini);
+    if (!err) printf("; %s\n%s", hf_class_names(hf.kind)->architecture, hf.ini);
     setup_release(&arena);
     return err;
 }

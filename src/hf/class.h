@@ -43,7 +43,7 @@ const HfClassNames *hf_class_names(HfClass c);
 
 /* What a folder's config.json says. Texts are of the arena. */
 typedef struct {
-    HfClass class;
+    HfClass kind;
     /* The text model of one that sees images, too: its keys stand in text_config, and its tensors' names have
      * "language_model." in them. */
     bool wrapped;

@@ -133,8 +133,8 @@ static void put_yarn(Ini *w)
     double magnitude = log_factor + 1;
     if (m->mscale > 0 && all > 0) magnitude = (m->mscale * log_factor + 1) / (all * log_factor + 1);
     if (m->attention_factor != HF_NONE) magnitude = m->attention_factor;
-    if (m->beta_slow > 0) put_real(w, "rope_slow", m->beta_slow); /* (0 is as absent) */
-    if (m->beta_fast > 0) put_real(w, "rope_fast", m->beta_fast);
+    if (m->beta_slow > 0 && m->beta_slow != 1) put_real(w, "rope_slow", m->beta_slow); /* (0 is as absent) */
+    if (m->beta_fast > 0 && m->beta_fast != 32) put_real(w, "rope_fast", m->beta_fast);
     if (magnitude != usual) put_real(w, "rope_magnitude", magnitude);
     if (in_scores > 0) put_real(w, "rope_mscale_all", in_scores);
     if (!m->truncate) put_flag(w, "rope_truncate", false);

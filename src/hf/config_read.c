@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/plain.h"
+#include "base/words.h"
 #include "hf/model.h"
 
 enum { CONFIG_JSON_MOST = 16 << 20, VALUE_BYTES = 64, MEMBERS = sizeof(HfModel) / 8 };
@@ -17,11 +19,20 @@ typedef struct {
 
 /* ---- messages ---- */
 
+/* A name or a word of the file, fit for a line. */
+static void word_text(const char *word, char out[VALUE_BYTES])
+{
+    text_cut(out, VALUE_BYTES - 2, word);
+    plain_make(out, PLAIN_LINE);
+}
+
 /* A value in a line: a number, a word, or what kind of thing it is. */
 static void value_text(const Json *v, char out[VALUE_BYTES])
 {
     const char *text = json_text(v, NULL);
-    if (text) snprintf(out, VALUE_BYTES, "'%.*s'", VALUE_BYTES - 4, text);
+    char word[VALUE_BYTES];
+    if (text) word_text(text, word);
+    if (text) snprintf(out, VALUE_BYTES, "'%.*s'", VALUE_BYTES - 3, word);
     else if (json_is_int(v)) snprintf(out, VALUE_BYTES, "%lld", (long long)json_int(v, 0));
     else if (json_is_number(v)) snprintf(out, VALUE_BYTES, "%.15g", json_number(v, 0));
     else if (json_is_array(v)) snprintf(out, VALUE_BYTES, "[...]");
@@ -39,9 +50,10 @@ static Err damaged(const Reader *r, const HfKey *k, const Json *v, const char *w
 
 static Err refused(const Reader *r, const char *key, const Json *v, const char *meaning, const char *why)
 {
-    char text[VALUE_BYTES];
+    char text[VALUE_BYTES], name[VALUE_BYTES];
     value_text(v, text);
-    return err_set(ERR_CONFIG, "%s: '%s' is %s (%s): %s", r->name, key, text, meaning, why);
+    word_text(key, name);
+    return err_set(ERR_CONFIG, "%s: '%s' is %s (%s): %s", r->name, name, text, meaning, why);
 }
 
 /* ---- values ---- */
@@ -430,7 +442,7 @@ static Err read_model(Reader *r, const Json *root, SetupArena *arena)
     if (keys != root) TRY(take_wrapper(r, root));
     TRY(take_keys(r, keys, hf_keys, hf_key_count));
     TRY(settle(r));
-    r->out->class = r->class;
+    r->out->kind = r->class;
     r->out->interleaved = r->model.interleaved;
     return hf_ini(r->name, &r->model, r->class, arena, &r->out->ini);
 }

@@ -20,8 +20,8 @@ typedef struct {
 } HfImport;
 
 /*
- * Writes the weights as a checkpoint of values in run_dir, which is made. Everything that may be wrong with the folder is
- * found before. ERR_CKPT: damage, or run_dir holds checkpoints. ERR_STORAGE; ERR_MEMORY.
+ * Writes the weights as a checkpoint of values in run_dir, which is made once the folder has been found to be whole.
+ * ERR_CKPT: damage, or run_dir holds checkpoints. ERR_STORAGE; ERR_MEMORY.
  */
 Err hf_import(const HfImport *x);
 

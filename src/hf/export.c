@@ -245,13 +245,13 @@ static Err write_temp(Export *m, SetupArena *a)
 static Err export(Export *m, SetupArena *a)
 {
     const HfExportJob *x = m->x;
-    HfClass class;
+    HfClass kind;
     TRY(check_target(x->to));
-    TRY(hf_class_of(x->cfg, &class));
+    TRY(hf_class_of(x->cfg, &kind));
     const TheirsSpec spec = { .from = x->from,
                               .whole = x->whole,
                               .mtp_layers = x->cfg->model.mtp_layers,
-                              .naming = hf_naming(class, x->cfg, NULL),
+                              .naming = hf_naming(kind, x->cfg, NULL),
                               .twins = true,
                               .stored = stored,
                               .user = x->about.dtype,

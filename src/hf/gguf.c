@@ -27,7 +27,7 @@ static const uint32_t file_types[] = {
 
 typedef struct {
     const GgufJob *x;
-    HfClass class;
+    HfClass kind;
     const char *arch;
     TheirsList list;
     VocabularyMerge *merges;
@@ -127,7 +127,7 @@ static void put_model(Gguf *g)
     key_u32(g, "*.context_length", m->seq);
     key_u32(g, "*.embedding_length", m->hidden);
     key_u32(g, "*.block_count", m->layers);
-    key_u32(g, "*.feed_forward_length", mixture && g->class == HF_MIXTRAL ? m->moe.ffn : m->ffn);
+    key_u32(g, "*.feed_forward_length", mixture && g->kind == HF_MIXTRAL ? m->moe.ffn : m->ffn);
     key_u32(g, "*.attention.head_count", m->heads);
     key_u32(g, "*.attention.head_count_kv", m->kv_heads);
     key_u32(g, "*.attention.key_length", m->head_dim);
@@ -344,10 +344,10 @@ static Err check_rope(const RopeSpec *r, int head_dim)
 static Err check(Gguf *g)
 {
     const ModelSpec *m = g->x->model;
-    TRY(hf_class_of(g->x->cfg, &g->class));
-    if (!hf_naming_gguf(g->class, g->x->cfg, &g->list.spec.naming)) {
+    TRY(hf_class_of(g->x->cfg, &g->kind));
+    if (!hf_naming_gguf(g->kind, g->x->cfg, &g->list.spec.naming)) {
         err_set(ERR_CONFIG, "the model is a %s, of which no GGUF file is written",
-                hf_class_names(g->class)->model_type);
+                hf_class_names(g->kind)->model_type);
         return err_hint(
             "write --format hf, which transformers and vLLM open; llama.cpp's converter takes that too");
     }
@@ -355,7 +355,7 @@ static Err check(Gguf *g)
     if (layer_pattern_most(&m->window)) return cannot("windows of attention (model.window) of this class");
     for (int i = 0; m->moe.experts && i < m->layers; i++)
         if (!model_is_mixture(m, i)) return cannot("that some blocks of a mixture are dense (moe.every)");
-    if (g->class == HF_QWEN3_MOE && m->moe.router.score == ROUTER_SOFTMAX_PRE && !m->moe.router.normalize)
+    if (g->kind == HF_QWEN3_MOE && m->moe.router.score == ROUTER_SOFTMAX_PRE && !m->moe.router.normalize)
         return cannot("that the weights of chosen experts do not add up to 1 (moe.normalize)");
     return ERR_OK;
 }
@@ -386,7 +386,7 @@ static Err write_all(Gguf *g, SetupArena *a)
         [HF_LLAMA] = "llama", [HF_MISTRAL] = "llama", [HF_MIXTRAL] = "llama",
         [HF_QWEN2] = "qwen2", [HF_QWEN3] = "qwen3",   [HF_QWEN3_MOE] = "qwen3moe"
     };
-    g->arch = archs[g->class];
+    g->arch = archs[g->kind];
     if (x->tokenizer) {
         TRY(setup_array(a, vocabulary_merge_count(x->tokenizer), &g->merges));
         vocabulary_merges(x->tokenizer, g->merges);

@@ -7,8 +7,8 @@
 
 /*
  * Collective; all ranks return alike. Fills the stores' values, as ckpt_load with weights_only: path, params, world and
- * stream are that one's. What the folder's config.json says of the model that `cfg` says otherwise is warned of. ERR_CKPT:
- * the folder is damaged, or does not fit the model; ERR_CONFIG: it holds a model that is not known.
+ * stream are that one's. Where the folder's config.json says another model than `cfg` there is a warning. ERR_CKPT: the
+ * folder is damaged, or does not fit the model; ERR_CONFIG: it holds a model that is not known.
  */
 Err hf_load(const CkptLoad *l, const Config *cfg);
 

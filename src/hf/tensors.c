@@ -123,18 +123,18 @@ static const Row mtp_final_norm = { DEEPSEEK, "final_norm", "shared_head.norm", 
 
 /* ---- names ---- */
 
-const char *const *hf_prefixes(HfClass class, bool wrapped)
+const char *const *hf_prefixes(HfClass kind, bool wrapped)
 {
     static const char *const gpt2[] = { "transformer.", "", NULL };
     static const char *const plain[] = { "model.", NULL };
     static const char *const inner[] = { "language_model.model.", "model.language_model.", NULL };
-    return wrapped ? inner : class == HF_GPT2 ? gpt2 : plain;
+    return wrapped ? inner : kind == HF_GPT2 ? gpt2 : plain;
 }
 
-HfNaming hf_naming(HfClass class, const Config *cfg, const char *prefix)
+HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
 {
-    return (HfNaming){ .class = class,
-                       .prefix = prefix ? prefix : *hf_prefixes(class, false),
+    return (HfNaming){ .kind = kind,
+                       .prefix = prefix ? prefix : *hf_prefixes(kind, false),
                        .layers = cfg->model.layers,
                        .experts = cfg->moe.experts,
                        .heads = cfg->model.heads,
@@ -146,11 +146,11 @@ HfNaming hf_naming(HfClass class, const Config *cfg, const char *prefix)
                        .tied = cfg->model.tied };
 }
 
-bool hf_naming_gguf(HfClass class, const Config *cfg, HfNaming *out)
+bool hf_naming_gguf(HfClass kind, const Config *cfg, HfNaming *out)
 {
-    *out = hf_naming(class, cfg, "");
+    *out = hf_naming(kind, cfg, "");
     out->gguf = true;
-    return IN_GGUF >> class & 1;
+    return IN_GGUF >> kind & 1;
 }
 
 /* A parameter's name taken apart. */
@@ -163,7 +163,7 @@ typedef struct {
 static bool row_is(const Row *r, const HfNaming *n, const char *name, const char **suffix)
 {
     const size_t length = strlen(r->ours);
-    if (!(r->classes >> n->class & 1) || strncmp(name, r->ours, length)) return false;
+    if (!(r->classes >> n->kind & 1) || strncmp(name, r->ours, length)) return false;
     *suffix = name + length;
     return !**suffix || !strcmp(*suffix, ".weight") || !strcmp(*suffix, ".bias");
 }
@@ -188,7 +188,7 @@ static bool find(const HfNaming *n, const char *name, Place *out)
 
 static const char *layers_word(const HfNaming *n)
 {
-    return n->gguf ? "blk" : n->class == HF_GPT2 ? "h" : "layers";
+    return n->gguf ? "blk" : n->kind == HF_GPT2 ? "h" : "layers";
 }
 
 /* The which-th name of a row, of expert e. */
@@ -351,7 +351,7 @@ bool hf_twin(const HfNaming *n, int64_t mtp_layers, int index, HfTwin *out)
         out->written = false;
         return true;
     }
-    if (n->class != HF_DEEPSEEK_V3 || index / 2 >= mtp_layers) return false;
+    if (n->kind != HF_DEEPSEEK_V3 || index / 2 >= mtp_layers) return false;
     snprintf(out->name, sizeof out->name, "%slayers.%lld.%s", n->prefix, (long long)(n->layers + index / 2),
              index % 2 ? "shared_head.head.weight" : "embed_tokens.weight");
     snprintf(out->ours, sizeof out->ours, "%s", index % 2 ? head : table_name);
@@ -370,8 +370,8 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
     long long layer;
     const bool of_layer =
         !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
-    if (n->class == HF_DEEPSEEK_V3 && !mtp_layers && of_layer && layer >= n->layers) return true;
-    if (n->class == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+    if (n->kind == HF_DEEPSEEK_V3 && !mtp_layers && of_layer && layer >= n->layers) return true;
+    if (n->kind == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq")) return true;
     return wrapped && (strstr(name, "vision_tower.") || strstr(name, "multi_modal_projector."));
 }

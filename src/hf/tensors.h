@@ -25,7 +25,7 @@ enum { HF_NAME_MAX = 160, HF_DIMS = 3 };
 
 /* What names and places depend on. */
 typedef struct {
-    HfClass class;
+    HfClass kind;
     const char *prefix; /* before all names but the head's: "model." */
     bool gguf;          /* names and places of a GGUF file */
     bool mxfp4;         /* experts are [E, outputs, inputs], as their blocks decode */
@@ -43,13 +43,13 @@ typedef struct {
 } HfPart;
 
 /* Names with that prefix; NULL: as transformers writes them. */
-HfNaming hf_naming(HfClass class, const Config *cfg, const char *prefix);
+HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix);
 
 /* Of a GGUF file (gguf.h); false: it has no names for the class. */
-bool hf_naming_gguf(HfClass class, const Config *cfg, HfNaming *out);
+bool hf_naming_gguf(HfClass kind, const Config *cfg, HfNaming *out);
 
 /* The prefixes that names of a class may have, those that transformers writes first; NULL behind the last. */
-const char *const *hf_prefixes(HfClass class, bool wrapped);
+const char *const *hf_prefixes(HfClass kind, bool wrapped);
 
 /* How many parts a parameter has; 0: the class has no tensor for it, it is 0 there. hf_part_step: after how many of them
  * the same tensors come again, which hold several matrices each. */

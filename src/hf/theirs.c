@@ -111,7 +111,7 @@ static Err check_zeros(const TheirsList *l)
                 for (int64_t k = 0; k < n; k++)
                     if (!(values[k] >= 0 && values[k] <= 0))
                         return err_set(ERR_CKPT, "tensor '%s' is not 0, and '%s' has no place for it",
-                                       p->name, hf_class_names(l->spec.naming.class)->model_type);
+                                       p->name, hf_class_names(l->spec.naming.kind)->model_type);
             }
     }
     return ERR_OK;

@@ -120,8 +120,8 @@ static Err use_twins(HfWeights *m, const ParamRegistry *whole)
 
 static const char *find_prefix(const HfFolder *f, const HfConfig *hf)
 {
-    const char *const *prefixes = hf_prefixes(hf->class, hf->wrapped);
-    const char *const table = hf->class == HF_GPT2 ? "wte.weight" : "embed_tokens.weight";
+    const char *const *prefixes = hf_prefixes(hf->kind, hf->wrapped);
+    const char *const table = hf->kind == HF_GPT2 ? "wte.weight" : "embed_tokens.weight";
     char name[HF_NAME_MAX];
     for (const char *const *at = prefixes; *at; at++) {
         snprintf(name, sizeof name, "%s%s", *at, table);
@@ -139,7 +139,7 @@ Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, con
         out->block_cols = hf->block_cols;
     }
     TRY(hf_folder_open(path, a, &out->folder));
-    out->naming = hf_naming(hf->class, cfg, find_prefix(&out->folder, hf));
+    out->naming = hf_naming(hf->kind, cfg, find_prefix(&out->folder, hf));
     out->naming.mxfp4 = hf->store == HF_STORE_MXFP4;
     TRY(use_all(out, whole));
     TRY(use_twins(out, whole));

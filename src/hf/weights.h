@@ -18,15 +18,15 @@ typedef struct {
 
 /*
  * Opens a folder that holds a model of this configuration, which `whole` registers. ERR_CKPT, one line that names the
- * tensor: one is missing or too many, has another shape, or a dtype that is none of weights. hf_weights_close also after
- * an error.
+ * tensor: one is missing or too many, has another shape, or a dtype that is none of weights. hf_weights_close also
+ * after an error.
  */
 Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, const ParamRegistry *whole,
                     SetupArena *a, HfWeights *out);
 void hf_weights_close(HfWeights *m);
 
-/* Does the folder hold the modules of multi-token prediction that its config.json speaks of? transformers leaves them out
- * when it saves a model. ERR_CKPT as above. */
+/* Does the folder hold the modules of multi-token prediction that its config.json speaks of? transformers leaves them
+ * out when it saves a model. ERR_CKPT as above. */
 Err hf_weights_have_mtp(const char *path, const HfConfig *hf, const Config *cfg, bool *have);
 
 /* Tensors that the files hold twice (hf_twin) are alike. Reads them whole. ERR_CKPT. */

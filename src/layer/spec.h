@@ -130,7 +130,7 @@ typedef struct {
 /* Layers keep less of what backward needs, and make it again. */
 static inline bool model_recomputes(const ModelSpec *spec) { return spec->recompute == RECOMPUTE_SELECTIVE; }
 
-/* Have queries, keys and values (or what latent attention makes them of) biases? Has the projection behind the heads? */
+/* Have queries, keys and values (or what latent attention makes them of) biases? Has the projection behind heads? */
 static inline bool model_qkv_bias(const ModelSpec *spec)
 {
     return spec->attention_bias ? spec->attention_bias != ATTENTION_BIAS_NONE : spec->bias;
