@@ -115,7 +115,7 @@ expect 2 "holds files" out one.run many
 expect 2 "already" out one one.hf
 expect 2 "already" into one.run two.run
 expect 4 "no folder" into nothing two.run
-expect 2 "neither hf nor megatrain" convert one two.run gguf
+expect 2 "none of hf, gguf and megatrain" convert one two.run onnx
 expect 2 "none of f32" out one.run two --dtype f64
 expect 2 "no amount of memory" out one.run two --max-shard-size 5
 mkdir empty

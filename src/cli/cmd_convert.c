@@ -319,11 +319,11 @@ static Err convert(Words rest)
     if (out && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0)
         return err_set(ERR_CONFIG, "--format '%s' is none of hf, gguf and megatrain", format);
     if (!file_is_dir(from_path)) return err_set(ERR_CKPT, "there is no folder '%s'", from_path);
-    if (out == hf_folder_is(from_path))
-        return err_set(ERR_CONFIG,
-                       out ? "'%s' is Hugging Face's: first make it --format megatrain"
-                           : "'%s' is megatrain's already",
-                       from_path);
+    const bool theirs = hf_folder_is(from_path);
+    if (theirs && !strcmp(format, "gguf"))
+        return err_set(ERR_CONFIG, "'%s' is Hugging Face's: first make it --format megatrain", from_path);
+    if (out == theirs)
+        return err_set(ERR_CONFIG, "'%s' is %s already", from_path, out ? "Hugging Face's" : "megatrain's");
     model_init(&m);
     const Err err = out ? export(&m) : import(&m);
     model_close(&m);
