@@ -8,10 +8,11 @@ declare -A may=(
     [layer]="base device comm param" [model]="base device comm param layer"
     [cost]="base config device comm" [measure]="base config device comm cost"
     [pipeline]="base" [optim]="base device comm param" [data]="base"
-    [ckpt]="base device comm param" [engine]="base device comm param layer model pipeline optim data ckpt"
-    [train]="base config boot record device comm param layer model pipeline optim data ckpt engine"
-    [plan]="base config boot record device comm cost param layer model pipeline optim data ckpt engine train"
-    [cli]="base config boot record device comm cost measure plan param layer model pipeline optim data ckpt engine train"
+    [ckpt]="base device comm param" [hf]="base config device comm param layer model data ckpt"
+    [engine]="base device comm param layer model pipeline optim data ckpt"
+    [train]="base config boot record device comm param layer model pipeline optim data ckpt engine hf"
+    [plan]="base config boot record device comm cost param layer model pipeline optim data ckpt engine train hf"
+    [cli]="base config boot record device comm cost measure plan param layer model pipeline optim data ckpt engine train hf"
 )
 bad=0
 complain() { echo "check-layers: $1"; bad=1; }

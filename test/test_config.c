@@ -41,6 +41,24 @@ TEST(defaults)
     config_release(&c);
 }
 
+TEST(biases_of_attention) /* as the others, unless they are given */
+{
+    static const struct {
+        const char *given;
+        int bias, attention;
+    } cases[] = { { "model.arch=gpt2", 1, MODEL_ATTENTION_BIAS_ALL },
+                  { "model.arch=llama", 0, MODEL_ATTENTION_BIAS_NONE },
+                  { "model.arch=llama model.bias=true", 1, MODEL_ATTENTION_BIAS_ALL },
+                  { "model.arch=llama model.attention_bias=qkv", 0, MODEL_ATTENTION_BIAS_QKV },
+                  { "model.arch=gpt2 model.attention_bias=none", 1, MODEL_ATTENTION_BIAS_NONE } };
+    Config c;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        OK(read_as(&c, NULL, cases[i].given, 1));
+        CHECK(c.model.bias == cases[i].bias && (int)c.model.attention_bias == cases[i].attention);
+        config_release(&c);
+    }
+}
+
 /* Three matrices where the activation is gated, else two: of 768 columns 2/3 of 4 times as many, or 4 times. */
 TEST(widths_of_activations)
 {
@@ -770,6 +788,7 @@ static const char *const latent_wrong[][2] = {
     { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },
     { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
     { MLA "model.qk_norm=true", "norms of its own" },
+    { MLA "model.attention_bias=qkv", "biases in all or none; take model.attention_bias=all, or model.attention_bias=none" },
     { MLA "parallel.tp_blocks=8", "with attention = mla tp_blocks must divide heads" },
     { MLA "run.device=cuda model.v_head_dim=20", "must be multiples of 8" },
     { MLA "run.device=cuda model.qk_nope_head_dim=256", "at most 256 columns" },

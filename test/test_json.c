@@ -266,9 +266,14 @@ TEST(json_writes_and_reads_back)
     json_close(&o, '}');
     json_put_bool(&o, "z", false);
     json_put_milli(&o, "ms", 12003);
+    json_put_real(&o, "r", 7);
+    json_put_real(&o, "t", -0.5);
+    json_put_real(&o, "m", 1e-6);
+    json_put_null(&o, "no");
     json_close(&o, '}');
     CHECK(json_out_ok(&o) && (int64_t)strlen(buf) == o.used_bytes);
-    CHECK(strstr(buf, "\"d\":0.1,\"nan\":null,\"inf\":null,\"b\":true,\"a\":[[],1,2],\"e\":{},\"z\":false,\"ms\":12.003}"));
+    CHECK(strstr(buf, "\"d\":0.1,\"nan\":null,\"inf\":null,\"b\":true,\"a\":[[],1,2],\"e\":{},\"z\":false,\"ms\":12.003,"
+                      "\"r\":7.0,\"t\":-0.5,\"m\":1e-06,\"no\":null}"));
     OK(parse(buf, &j));
     CHECK(strcmp(json_text(json_get(j, "s"), NULL), "q\"\\\n\x01\xc3\xa9") == 0);
     CHECK(json_int(json_get(j, "i"), 0) == INT64_MIN && json_is_null(json_get(j, "nan")));

@@ -56,6 +56,7 @@ model.norm_eps             | 1e-2         | loss
 model.activation           | swiglu       | loss
 model.activation_limit     | 0.05         | loss | model.activation=clamped_swiglu
 model.bias                 | false        | loss
+model.attention_bias       | qkv          | loss
 model.tied                 | false        | loss
 model.dropout              | 0.1          | loss
 model.attention_dropout    | 0.1          | loss

@@ -379,6 +379,12 @@ static void check_attention(ModelSpec s)
 
 TEST(attention) { check_attention((ModelSpec){ .kv_heads = 4, .bias = true }); }
 TEST(attention_grouped) { check_attention((ModelSpec){ .kv_heads = 2 }); }
+TEST(attention_biases) /* other than feed-forward layers' */
+{
+    for (int k = ATTENTION_BIAS_NONE; k <= ATTENTION_BIAS_ALL; k++)
+        for (int bias = 0; bias < 2; bias++)
+            check_attention((ModelSpec){ .kv_heads = 2, .bias = bias, .attention_bias = (AttentionBias)k });
+}
 TEST(attention_groups) /* of 1, 2, 3 and 8 queries a key, which lie side by side in the projection */
 {
     static const int kv_heads[] = { 3, 4, 2, 1 }, groups[] = { 1, 2, 3, 8 };

@@ -219,6 +219,17 @@ TEST(llama_layouts) { run_all(tiny_llama(), mode_is("all") ? 1 : 4); }
 
 TEST(variants_of_attention) { run_all(tiny_variants(), mode_is("all") ? 1 : 4); }
 
+/* Queries, keys and values have biases that the projection behind them, or the feed-forward layer, has not. */
+TEST(attention_bias_layouts)
+{
+    for (int bias = 0; bias < 2; bias++) {
+        TrainSpec s = tiny_llama();
+        s.model.bias = bias;
+        s.model.attention_bias = ATTENTION_BIAS_QKV;
+        run_all(s, mode_is("all") ? 1 : 6);
+    }
+}
+
 TEST(latent_layouts) { run_all(tiny_latent(tiny_llama(), 0), mode_is("all") ? 1 : 5); }
 TEST(latent_mixture_layouts)
 {

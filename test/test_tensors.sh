@@ -51,6 +51,7 @@ latent=(model.arch=llama model.attention=mla model.kv_heads=0 model.head_dim=0 m
 holds latent swiglu "${latent[@]}"
 holds latents swiglu "${latent[@]}" model.q_lora_rank=10 model.bias=true model.attention_gate=true
 holds further gelu model.mtp_layers=2 model.position=none
+holds queries swiglu model.arch=llama model.attention_bias=qkv
 holds biased swiglu model.arch=llama model.bias=true
 holds mixture swiglu model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.shared_gate=true moe.every=0,1
 holds biases gelu moe.experts=3 moe.ffn=16

@@ -363,16 +363,38 @@ void json_put_milli(JsonOut *j, const char *key, int64_t value)
     put_str(j, text);
 }
 
+/* Shortest digits that read back exactly; "null" for what is no number. */
+static void number_text(double value, char out[32])
+{
+    snprintf(out, 32, "null");
+    for (int digits = 15; isfinite(value) && digits <= 17; digits++) {
+        snprintf(out, 32, "%.*g", digits, value);
+        if (strtod(out, NULL) == value) break;
+    }
+}
+
 bool json_put_number(JsonOut *j, const char *key, double value)
 {
-    char text[32] = "null";
-    for (int digits = 15; isfinite(value) && digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
+    char text[32];
+    number_text(value, text);
     put_key(j, key);
     put_str(j, text);
     return isfinite(value);
+}
+
+void json_put_real(JsonOut *j, const char *key, double value)
+{
+    char text[32];
+    number_text(value, text);
+    put_key(j, key);
+    put_str(j, text);
+    if (!strpbrk(text, ".en")) put_str(j, ".0");
+}
+
+void json_put_null(JsonOut *j, const char *key)
+{
+    put_key(j, key);
+    put_str(j, "null");
 }
 
 void json_put_bool(JsonOut *j, const char *key, bool value)

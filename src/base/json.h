@@ -73,6 +73,9 @@ void json_put_milli(JsonOut *j, const char *key,
                     int64_t value); /* value / 1000, three decimals; value >= 0 */
 /* Shortest digits that read back exactly; NaN and Inf become null. Returns false for those. */
 bool json_put_number(JsonOut *j, const char *key, double value);
+/* The same, and 2 is 2.0: for readers to whom an integer is no real. */
+void json_put_real(JsonOut *j, const char *key, double value);
+void json_put_null(JsonOut *j, const char *key);
 void json_put_bool(JsonOut *j, const char *key, bool value);
 bool json_out_ok(const JsonOut *j); /* everything fitted, and a 0 byte stands behind it */
 

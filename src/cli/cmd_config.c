@@ -1,8 +1,9 @@
-/* config: check, dump, explain. */
+/* config: check, dump, explain, from-hf. */
 #include <string.h>
 
 #include "base/words.h"
 #include "cli/config_arg.h"
+#include "hf/class.h"
 #include "train/preflight.h"
 #include "train/spec.h"
 
@@ -51,17 +52,34 @@ static Err answer(const Config *c, const char *verb, const char *key)
     return ERR_OK;
 }
 
+/* The sections of a model of Hugging Face's. */
+static Err from_hf(Words folders)
+{
+    SetupArena arena;
+    HfConfig hf;
+    if (folders.count != 1)
+        return err_set(ERR_CONFIG, "'megatrain config from-hf' takes one folder, with a config.json"),
+               err_hint("megatrain config from-hf FOLDER >model.ini");
+    setup_init(&arena);
+    const Err err = hf_config_read(folders.items[0], &arena, &hf);
+    if (!err) printf("; %s\n%s", hf_class_names(hf.kind)->architecture, hf.ini);
+    setup_release(&arena);
+    return err;
+}
+
 static Err config(Words rest)
 {
-    static const char *const verbs[] = { "check", "dump", "explain" };
+    static const char *const verbs[] = { "check", "dump", "explain", "from-hf" };
     const char *verb = "dump", *key = NULL;
     int used = 0;
     if (rest.count > used && !is_override(rest.items[used])) verb = rest.items[used++];
+    if (!strcmp(verb, "from-hf")) return from_hf((Words){ rest.items + used, rest.count - used });
     bool known = !strcmp(verb, "check") || !strcmp(verb, "dump") || !strcmp(verb, "explain");
     if (!known) {
-        const char *nearest = word_nearest(verb, verbs, 3);
+        const char *nearest = word_nearest(verb, verbs, 4);
         err_set(ERR_CONFIG, "'megatrain config' does not know '%s'", verb);
-        return nearest ? err_hint("did you mean '%s'?", nearest) : err_hint("check, dump or explain KEY");
+        return nearest ? err_hint("did you mean '%s'?", nearest)
+                       : err_hint("check, dump, explain KEY or from-hf FOLDER");
     }
     if (!strcmp(verb, "explain") && rest.count > used && !is_override(rest.items[used]))
         key = rest.items[used++];
@@ -78,11 +96,12 @@ static Err config(Words rest)
 const Command command_config = {
     .name = "config",
     .summary = "check a configuration, print it complete, explain keys",
-    .verbs = "check dump explain",
-    .rest = "[check | dump | explain [KEY]] " REST_OVERRIDES,
+    .verbs = "check dump explain from-hf",
+    .rest = "[check | dump | explain [KEY] | from-hf FOLDER] " REST_OVERRIDES,
     .text = "  check              all mistakes at once, and where; what is missing here\n"
             "  dump               all values and their origins (the default)\n"
-            "  explain            all keys; explain model, explain model.layers: these\n",
+            "  explain            all keys; explain model, explain model.layers: these\n"
+            "  from-hf FOLDER     the sections [model] and [moe] of a model of Hugging Face's\n",
     OPTIONS(options),
     .run = config,
 };

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/processors.h"
 #include "base/units.h"
+#include "cli/memory_arg.h"
 #include "cli/plan.h"
 #include "device/device.h"
 #include "plan/planner.h"
@@ -27,25 +28,6 @@ typedef struct {
 } Query;
 
 /* ---- asking ---- */
-
-/* "80GB", "74.5GiB", "81559MiB"; bytes. */
-static Err read_memory(const char *text, int64_t *bytes)
-{
-    static const struct {
-        const char *unit;
-        double bytes;
-    } units[] = { { "GB", 1e9 }, { "GiB", (double)(1 << 30) }, { "MB", 1e6 }, { "MiB", (double)(1 << 20) } };
-    char *end;
-    const double number = strtod(text, &end);
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-        const double all = number * units[i].bytes;
-        if (end == text || strcmp(end, units[i].unit) != 0 || !(all >= 1 && all < 1e15)) continue;
-        *bytes = (int64_t)all;
-        return ERR_OK;
-    }
-    return err_set(ERR_CONFIG, "--memory '%s' is no amount of memory", text),
-           err_hint("a number and GB, GiB, MB or MiB: 80GB");
-}
 
 static Err ask(Query *q, const PlanSearch *p)
 {
@@ -70,7 +52,7 @@ static Err ask(Query *q, const PlanSearch *p)
                              .best = (int)p->best,
                              .threads = processors_share(1, 1) };
     TRY(plan_vocab(c, &q->q.vocab));
-    if (p->memory) TRY(read_memory(p->memory, &q->q.memory));
+    if (p->memory) TRY(memory_arg("memory", p->memory, &q->q.memory));
     q->step_tokens = (double)c->derived.global_batch * (double)c->model.seq;
     q->tokens = c->train.tokens > 0 ? (double)c->train.tokens : q->step_tokens * (double)c->derived.steps;
     return ERR_OK;

@@ -144,6 +144,8 @@ static void resolve_model(ConfigReader *r)
     FILL(MODEL_NORM_AUTO, model, norm, recipes[c->model.arch].norm, CFG_model_arch);
     FILL(MODEL_ACTIVATION_AUTO, model, activation, recipes[c->model.arch].activation, CFG_model_arch);
     FILL(-1, model, bias, recipes[c->model.arch].bias, CFG_model_arch);
+    FILL(MODEL_ATTENTION_BIAS_AUTO, model, attention_bias,
+         c->model.bias ? MODEL_ATTENTION_BIAS_ALL : MODEL_ATTENTION_BIAS_NONE, CFG_model_bias);
     FILL(-1, model, tied, recipes[c->model.arch].tied, CFG_model_arch);
     FILL(0, model, kv_heads, c->model.heads, CFG_model_heads);
     if (config_is_latent(c))

@@ -72,12 +72,13 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
                       .kv_parts = kv_head_parts(s->tp_blocks, s->heads, s->kv_heads, s->head_dim) };
     TRY(linear_register(&a->qkv, reg,
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
-                                      .bias = s->bias, .std = s->init_std, .section = { q, kv, kv, gate },
+                                      .bias = model_qkv_bias(s), .std = s->init_std,
+                                      .section = { q, kv, kv, gate },
                                       .interleave = s->kv_heads * a->kv_parts }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));
     return linear_register(&a->proj, reg,
-                           (LinearSpec){ name, "proj", q, s->hidden, LINEAR_ROW, .bias = s->bias,
+                           (LinearSpec){ name, "proj", q, s->hidden, LINEAR_ROW, .bias = model_proj_bias(s),
                                          .std = model_projection_std(s) });
 }
 

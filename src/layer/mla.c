@@ -69,7 +69,7 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     Mla *m = own;
     const MlaWidths w = s->latent.width;
     const int64_t D = s->hidden, H = s->heads;
-    const bool bias = s->bias;
+    const bool bias = model_qkv_bias(s); /* (a projection's own choice is refused, config.def) */
     const float std = s->init_std;
     const LinearSpec q_a = { name, "q_a", D, w.q_rank, LINEAR_WHOLE, bias, std };
     const LinearSpec q_b = { name, "q_b", w.q_rank, H * s->head_dim, LINEAR_COLUMN, false, std };

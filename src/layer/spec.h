@@ -90,6 +90,14 @@ typedef struct {
     bool absorb; /* generation meets the latents themselves, where the device has heads that wide */
 } LatentSpec;
 
+/* Biases of attention's linear layers: as ModelSpec.bias says, none, of queries, keys and values alone, or all. */
+typedef enum {
+    ATTENTION_BIAS_AS_ALL,
+    ATTENTION_BIAS_NONE,
+    ATTENTION_BIAS_QKV,
+    ATTENTION_BIAS_ALL
+} AttentionBias;
+
 enum { MTP_MOST = 8 };
 
 /* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
@@ -108,6 +116,7 @@ typedef struct {
     RopeSpec rope;
     LatentSpec latent;
     bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
+    AttentionBias attention_bias;
     Activation activation;
     float activation_limit; /* of the clamped one */
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
@@ -120,6 +129,17 @@ typedef struct {
 
 /* Layers keep less of what backward needs, and make it again. */
 static inline bool model_recomputes(const ModelSpec *spec) { return spec->recompute == RECOMPUTE_SELECTIVE; }
+
+/* Have queries, keys and values (or what latent attention makes them of) biases? Has the projection behind heads? */
+static inline bool model_qkv_bias(const ModelSpec *spec)
+{
+    return spec->attention_bias ? spec->attention_bias != ATTENTION_BIAS_NONE : spec->bias;
+}
+
+static inline bool model_proj_bias(const ModelSpec *spec)
+{
+    return spec->attention_bias ? spec->attention_bias == ATTENTION_BIAS_ALL : spec->bias;
+}
 
 /* Deviation of the weights whose products are added to the residual stream: smaller, by 1 / sqrt(2 layers). */
 float model_projection_std(const ModelSpec *spec);

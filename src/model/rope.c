@@ -49,6 +49,11 @@ static double share_left(const RopeSpec *r, int columns, int64_t i, double f)
     return ramp / r->factor + (1 - ramp);
 }
 
+double model_rope_share(const RopeSpec *r, int columns, int64_t pair)
+{
+    return share_left(r, columns, pair, m_exp(-2.0 * (double)pair / columns * m_log(r->base)));
+}
+
 Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, RopeTables *out)
 {
     const RopeSpec *r = &spec->rope;

@@ -14,6 +14,8 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "hf/folder.h"
+#include "hf/load.h"
 #include "train/data_id.h"
 #include "train/preflight.h"
 #include "train/spec.h"
@@ -432,10 +434,25 @@ static Err load_newest(Run *r, const char *run_dir, bool weights_only, bool *fou
     }
 }
 
+static Err load_hub_folder(Run *r, const char *from)
+{
+    const CkptLoad load = { .path = from,
+                            .params = &r->trainer.params,
+                            .world = r->world,
+                            .stream = &r->trainer.device.stream,
+                            .weights_only = true,
+                            .upcycle = r->spec.model.moe.parts ? &(Upcycle){ 0 } : NULL };
+    fault_point("read");
+    TRY(hf_load(&load, r->cfg));
+    log_info("weights from %s", from);
+    return ERR_OK;
+}
+
 Err run_load_weights(Run *r, const char *from, int64_t step)
 {
     char path[PATH_MAX];
     bool found, damaged;
+    if (hf_folder_is(from)) return load_hub_folder(r, from);
     if (step >= 0) {
         TRY(ckpt_of_step(from, step, path));
         return run_load(r, path, true, &damaged);

@@ -105,6 +105,9 @@ static int vocab_chunks(const Config *cfg)
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
+    static const AttentionBias biases[] = { [MODEL_ATTENTION_BIAS_NONE] = ATTENTION_BIAS_NONE,
+                                            [MODEL_ATTENTION_BIAS_QKV] = ATTENTION_BIAS_QKV,
+                                            [MODEL_ATTENTION_BIAS_ALL] = ATTENTION_BIAS_ALL };
     ModelSpec m = { .layers = (int)cfg->model.layers,
                     .heads = (int)cfg->model.heads,
                     .kv_heads = (int)cfg->model.kv_heads,
@@ -116,6 +119,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .learned_positions = cfg->model.position == MODEL_POSITION_LEARNED,
                     .rms = cfg->model.norm == MODEL_NORM_RMSNORM,
                     .bias = cfg->model.bias,
+                    .attention_bias = biases[cfg->model.attention_bias],
                     .tied = cfg->model.tied,
                     .mtp = { (int)cfg->model.mtp_layers, (float)cfg->model.mtp_weight },
                     .qk_norm = cfg->model.qk_norm,

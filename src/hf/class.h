@@ -1,0 +1,78 @@
+/*
+ * Classes of models in Hugging Face's transformers that megatrain reads and writes: what they are called, and how a
+ * folder's config.json becomes a configuration of ours and the other way round.
+ *
+ * What a model computes is in the configuration alone: hf_config_read makes INI text of it, which config_read takes.
+ * What is said of a folder besides (its class, hence its tensors' names; how weights are stored) is in HfConfig. The
+ * table of classes is in class.c, that of keys in keys.c; docs/huggingface.md has it for users.
+ */
+#ifndef MEGATRAIN_HF_CLASS_H
+#define MEGATRAIN_HF_CLASS_H
+
+#include "config/config.h"
+
+typedef enum {
+    HF_GPT2,
+    HF_LLAMA, /* 1 to 3.x */
+    HF_MISTRAL,
+    HF_QWEN2, /* and 2.5 */
+    HF_QWEN3,
+    HF_QWEN3_MOE,
+    HF_MIXTRAL,
+    HF_DEEPSEEK_V2,
+    HF_DEEPSEEK_V3,
+    HF_GPT_OSS,
+    HF_GEMMA2,
+    HF_GEMMA3, /* the text model, also of a folder with images */
+    HF_OLMO2,
+    HF_PHI3,
+    HF_CLASSES
+} HfClass;
+
+/* How a folder stores the weights of linear layers: each as it is; in fp8 (e4m3) with a scale for each block of rows
+ * and columns, in NAME_scale_inv; or experts in MXFP4, as NAME_blocks and NAME_scales. */
+typedef enum { HF_STORE_PLAIN, HF_STORE_FP8_BLOCKS, HF_STORE_MXFP4 } HfStore;
+
+/* A class's names in config.json. */
+typedef struct {
+    const char *model_type;   /* "llama" */
+    const char *architecture; /* "LlamaForCausalLM" */
+} HfClassNames;
+
+const HfClassNames *hf_class_names(HfClass c);
+
+/* What a folder's config.json says. Texts are of the arena. */
+typedef struct {
+    HfClass kind;
+    /* The text model of one that sees images, too: its keys stand in text_config, and its tensors' names have
+     * "language_model." in them. */
+    bool wrapped;
+    bool interleaved; /* DeepSeek: rotary pairs are rows beside each other */
+    HfStore store;
+    int64_t block_rows, block_cols; /* HF_STORE_FP8_BLOCKS */
+    const char *ini;                /* sections [model] and [moe], all keys that the class decides */
+} HfConfig;
+
+/*
+ * Reads FOLDER/config.json. Errors, one line each: ERR_CKPT where the file is missing, damaged or no configuration of a
+ * model; ERR_CONFIG for a class, key or value that megatrain cannot compute, naming it and what it means.
+ */
+Err hf_config_read(const char *folder, SetupArena *arena, HfConfig *out);
+/* The same of a text; `name` is for messages. */
+Err hf_config_parse(const char *name, const char *text, int64_t size_bytes, SetupArena *arena, HfConfig *out);
+
+/* The class that says what a resolved configuration computes; of several the plainest. ERR_CONFIG, naming the key that
+ * no class can say. */
+Err hf_class_of(const Config *cfg, HfClass *out);
+
+/* What config.json and generation_config.json say besides the model. */
+typedef struct {
+    const char *dtype;     /* of the weights: "float32", "bfloat16", "float16" */
+    int64_t vocab;         /* rows of the token table, where cfg->model.vocab is 0 */
+    int64_t bos, eos, pad; /* ids of tokens; -1: none */
+} HfExport;
+
+/* Writes both files into the folder, each whole or not at all. ERR_CONFIG as hf_class_of; ERR_STORAGE. */
+Err hf_config_write(const Config *cfg, const HfExport *x, const char *folder);
+
+#endif

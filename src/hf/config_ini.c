@@ -1,0 +1,277 @@
+/* An HfModel as the sections [model] and [moe]: the features that make its class. See model.h. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mathx.h"
+#include "hf/model.h"
+
+enum { INI_BYTES = 8192 };
+
+typedef struct {
+    const HfModel *m;
+    const HfClassRow *row;
+    char text[INI_BYTES];
+    int used;
+    bool full;
+} Ini;
+
+/* ---- writing ---- */
+
+static void line(Ini *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void line(Ini *w, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    const int n = vsnprintf(w->text + w->used, (size_t)(INI_BYTES - w->used), fmt, args);
+    va_end(args);
+    if (n < 0 || n >= INI_BYTES - w->used) w->full = true;
+    else w->used += n;
+}
+
+static void put_int(Ini *w, const char *key, int64_t value) { line(w, "%s = %lld\n", key, (long long)value); }
+
+/* As many digits as it takes to read back the same number. */
+static void put_real(Ini *w, const char *key, double value)
+{
+    char text[40];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    line(w, "%s = %s\n", key, text);
+}
+
+static void put_word(Ini *w, const char *key, const char *value) { line(w, "%s = %s\n", key, value); }
+static void put_flag(Ini *w, const char *key, bool value) { put_word(w, key, value ? "true" : "false"); }
+
+typedef int64_t OfBlock(const HfModel *m, HfClass c, int layer);
+
+/* Numbers of blocks from `first` on as "x*n,y": `count` of them. */
+static void put_runs(Ini *w, HfClass c, OfBlock *of, int count)
+{
+    for (int i = 0, n; i < count; i += n) {
+        const int64_t x = of(w->m, c, i);
+        for (n = 1; i + n < count && of(w->m, c, i + n) == x;) n++;
+        line(w, "%s%lld", i ? "," : "", (long long)x);
+        if (n > 1 && count > n) line(w, "*%d", n);
+    }
+}
+
+/* After how many blocks their numbers begin again. */
+static int period_of(const HfModel *m, HfClass c, OfBlock *of)
+{
+    for (int p = 1, i; p < m->layers; p++) {
+        for (i = p; i < m->layers && of(m, c, i) == of(m, c, i - p);) i++;
+        if (i == m->layers) return p;
+    }
+    return (int)m->layers;
+}
+
+/* ---- [model] ---- */
+
+int64_t hf_window(const HfModel *m, HfClass c, int layer)
+{
+    const HfWindows kind = hf_classes[c].windows;
+    bool has = kind == HF_WINDOWS_ALL || kind == HF_WINDOWS_SWITCH;
+    if (kind == HF_WINDOWS_NONE || m->window == HF_NONE) return 0;
+    if (kind == HF_WINDOWS_FROM) has = m->typed ? layer_set_has(&m->sliding, layer) : layer >= m->full_layers;
+    if (kind == HF_WINDOWS_TYPES)
+        has = m->typed ? layer_set_has(&m->sliding, layer) : (layer + 1) % m->period != 0;
+    return has ? m->window : 0;
+}
+
+static void put_sizes(Ini *w)
+{
+    const HfModel *m = w->m;
+    put_int(w, "layers", m->layers);
+    put_int(w, "hidden", m->hidden);
+    put_int(w, "heads", m->heads);
+    if (!w->row->latent && m->kv_heads != m->heads) put_int(w, "kv_heads", m->kv_heads);
+    if (!w->row->latent && m->head_dim * m->heads != m->hidden) put_int(w, "head_dim", m->head_dim);
+    put_int(w, "ffn", m->ffn);
+    put_int(w, "seq", m->positions);
+    put_int(w, "vocab", m->vocab);
+    put_flag(w, "tied", m->tied);
+    put_real(w, "norm_eps", m->eps);
+    put_real(w, "init_std", m->init_std);
+}
+
+static void put_bias(Ini *w)
+{
+    const HfModel *m = w->m;
+    const bool linears = w->row->bias == HF_BIAS_KEYS && m->mlp_bias;
+    const bool attention = w->row->bias == HF_BIAS_KEYS && m->attention_bias;
+    if (w->row->bias == HF_BIAS_ALL) return; /* (gpt2 has them) */
+    if (linears) put_flag(w, "bias", true);
+    if (w->row->bias == HF_BIAS_QKV) put_word(w, "attention_bias", "qkv");
+    else if (attention != linears) put_word(w, "attention_bias", attention ? "all" : "none");
+}
+
+/* Megatrain's two kinds of dropout are in the places of GPT-2's three. */
+static void put_dropout(Ini *w, HfClass c)
+{
+    const HfModel *m = w->m;
+    const bool embedding = c == HF_GPT2;
+    if (m->attention_dropout > 0) put_real(w, "attention_dropout", m->attention_dropout);
+    if (embedding && m->embedding_dropout == m->branch_dropout) put_real(w, "dropout", m->branch_dropout);
+    else if (m->branch_dropout > 0 || (embedding && m->embedding_dropout > 0))
+        line(
+            w,
+            "; not taken over: dropout of %g on branches and %g on the embedding, which dropout has in one\n",
+            m->branch_dropout, embedding ? m->embedding_dropout : 0.0);
+}
+
+static void put_yarn(Ini *w)
+{
+    const HfModel *m = w->m;
+    const double log_factor = m->factor > 1 ? 0.1 * m_log(m->factor) : 0,
+                 all = m->mscale_all > 0 ? m->mscale_all : 0;
+    const double in_scores = w->row->latent ? all : 0,
+                 usual = (log_factor + 1) / (in_scores * log_factor + 1);
+    double magnitude = log_factor + 1;
+    if (m->mscale > 0 && all > 0) magnitude = (m->mscale * log_factor + 1) / (all * log_factor + 1);
+    if (m->attention_factor != HF_NONE) magnitude = m->attention_factor;
+    if (m->beta_slow > 0 && m->beta_slow != 1) put_real(w, "rope_slow", m->beta_slow); /* (0 is as absent) */
+    if (m->beta_fast > 0 && m->beta_fast != 32) put_real(w, "rope_fast", m->beta_fast);
+    if (magnitude != usual) put_real(w, "rope_magnitude", magnitude);
+    if (in_scores > 0) put_real(w, "rope_mscale_all", in_scores);
+    if (!m->truncate) put_flag(w, "rope_truncate", false);
+}
+
+static void put_rope(Ini *w, HfClass c)
+{
+    static const char *const names[HF_ROPES] = { "none", "linear", "llama3", "yarn" };
+    const HfModel *m = w->m;
+    if (c == HF_GPT2) return;
+    put_real(w, "rope_base", m->theta);
+    if (c == HF_GEMMA3) put_real(w, "rope_base_local", m->local_theta);
+    if (m->partial != 1) put_int(w, "rope_dim", (int64_t)((double)m->head_dim * m->partial));
+    if (m->rope_type == HF_ROPE_DEFAULT) return;
+    put_word(w, "rope_scaling", names[m->rope_type]);
+    put_real(w, "rope_factor", m->factor);
+    if (m->rope_type == HF_ROPE_LINEAR) return;
+    put_int(w, "rope_original", m->original);
+    if (m->rope_type == HF_ROPE_LLAMA3) {
+        put_real(w, "rope_slow", m->slow);
+        put_real(w, "rope_fast", m->fast);
+    } else {
+        put_yarn(w);
+    }
+}
+
+static void put_attention(Ini *w, HfClass c)
+{
+    const HfModel *m = w->m;
+    if (w->row->latent) {
+        put_word(w, "attention", "mla");
+        if (m->q_rank != HF_NONE) put_int(w, "q_lora_rank", m->q_rank);
+        put_int(w, "kv_lora_rank", m->kv_rank);
+        put_int(w, "qk_nope_head_dim", m->nope);
+        put_int(w, "qk_rope_head_dim", m->rope_dim);
+        put_int(w, "v_head_dim", m->v_dim);
+    }
+    if (m->attention_cap > 0) put_real(w, "attention_softcap", m->attention_cap);
+    if (m->query_scalar && m->query_scalar != m->head_dim)
+        put_real(w, "attention_scale", 1 / sqrt((double)m->query_scalar));
+    const int period = period_of(m, c, hf_window);
+    if (period == 1 && !hf_window(m, c, 0)) return;
+    line(w, "window = ");
+    put_runs(w, c, hf_window, period);
+    line(w, "\n");
+}
+
+static void put_model(Ini *w, HfClass c)
+{
+    const HfModel *m = w->m;
+    line(w, "[model]\narch = %s\n", c == HF_GPT2 ? "gpt2" : "llama");
+    put_sizes(w);
+    put_bias(w);
+    if (w->row->model) line(w, "%s", w->row->model);
+    put_attention(w, c);
+    put_rope(w, c);
+    if (c == HF_GEMMA2 || c == HF_GEMMA3) put_real(w, "embed_scale", sqrt((double)m->hidden));
+    if (m->final_cap > 0) put_real(w, "final_softcap", m->final_cap);
+    if (c == HF_GPT_OSS && m->limit != 7) put_real(w, "activation_limit", m->limit);
+    put_dropout(w, c);
+    if (m->mtp > 0) put_int(w, "mtp_layers", m->mtp);
+}
+
+/* ---- [moe] ---- */
+
+bool hf_is_mixture(const HfModel *m, HfClass c, int layer)
+{
+    return hf_classes[c].mixture && layer >= m->first_dense && !layer_set_has(&m->dense, layer) &&
+           (layer + 1) % m->sparse_step == 0;
+}
+
+static int64_t mixture_of(const HfModel *m, HfClass c, int layer) { return hf_is_mixture(m, c, layer); }
+
+/* Softmax over the chosen is softmax over all, divided by the sum of the chosen. */
+static void put_router(Ini *w, HfClass c)
+{
+    const HfModel *m = w->m;
+    if (c == HF_DEEPSEEK_V3) put_word(w, "router", "sigmoid");
+    else if (c == HF_MIXTRAL || c == HF_GPT_OSS || (m->normalize && m->topk == 1))
+        put_word(w, "router", "softmax");
+    else put_word(w, "router", "softmax_pre");
+    if (c == HF_QWEN3_MOE && m->topk > 1) put_flag(w, "normalize", m->normalize);
+    if (c == HF_DEEPSEEK_V3) put_flag(w, "normalize", m->normalize);
+    if (m->scale != 1) put_real(w, "scale", m->scale);
+    if (m->groups > 1) {
+        put_int(w, "groups", m->groups);
+        put_int(w, "group_topk", m->group_topk);
+    }
+}
+
+static void put_moe(Ini *w, HfClass c)
+{
+    const HfModel *m = w->m;
+    if (!w->row->mixture || !m->experts) return;
+    line(w, "\n[moe]\n");
+    put_int(w, "experts", m->experts);
+    put_int(w, "topk", m->topk);
+    put_int(w, "ffn", m->expert_ffn);
+    if (m->shared > 0) put_int(w, "shared_ffn", m->shared * m->expert_ffn);
+    if (period_of(m, c, mixture_of) > 1) {
+        line(w, "every = ");
+        put_runs(w, c, mixture_of, (int)m->layers);
+        line(w, "\n");
+    }
+    put_router(w, c);
+    if (w->row->moe) line(w, "%s", w->row->moe);
+    if (m->jitter > 0)
+        line(w, "; not taken over: router_jitter_noise of %g, which is on what experts get, too\n",
+             m->jitter);
+}
+
+/* ---- the text ---- */
+
+/* It has to be a configuration: sizes that fit each other, keys that this build has. Of what is wrong the first. */
+static Err check(const char *name, const char *text)
+{
+    Config c;
+    ErrKept kept;
+    const Err err = config_read(&c, (ConfigSource){ .path = "", .text = text });
+    config_release(&c);
+    if (err != ERR_CONFIG) return err;
+    err_keep(&kept);
+    const char *first = strchr(kept.message, '\n'), *mistake = strchr(first ? first : kept.message, ' ');
+    return err_set(err, "%s: megatrain has no such model:%.*s", name,
+                   mistake ? (int)strcspn(mistake, "\n") : 0, mistake);
+}
+
+Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, const char **out)
+{
+    Ini w = { .m = m, .row = &hf_classes[c] };
+    char *text;
+    put_model(&w, c);
+    put_moe(&w, c);
+    if (w.full)
+        return err_set(ERR_CONFIG, "%s: windows or experts change too often from block to block", name);
+    TRY(check(name, w.text));
+    TRY(setup_strdup(arena, w.text, &text));
+    *out = text;
+    return ERR_OK;
+}

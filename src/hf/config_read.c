@@ -1,0 +1,471 @@
+/* A config.json as an HfModel: each key by its row of the table, or refused. See class.h, model.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/plain.h"
+#include "base/words.h"
+#include "hf/model.h"
+
+enum { CONFIG_JSON_MOST = 16 << 20, VALUE_BYTES = 64, MEMBERS = sizeof(HfModel) / 8 };
+
+typedef struct {
+    const char *name; /* of the file, for messages */
+    HfClass class;
+    HfModel model;
+    HfConfig *out;
+    const char *by[MEMBERS]; /* the key that a member has its value from */
+} Reader;
+
+/* ---- messages ---- */
+
+/* A name or a word of the file, fit for a line. */
+static void word_text(const char *word, char out[VALUE_BYTES])
+{
+    text_cut(out, VALUE_BYTES - 2, word);
+    plain_make(out, PLAIN_LINE);
+}
+
+/* A value in a line: a number, a word, or what kind of thing it is. */
+static void value_text(const Json *v, char out[VALUE_BYTES])
+{
+    const char *text = json_text(v, NULL);
+    char word[VALUE_BYTES];
+    if (text) word_text(text, word);
+    if (text) snprintf(out, VALUE_BYTES, "'%.*s'", VALUE_BYTES - 3, word);
+    else if (json_is_int(v)) snprintf(out, VALUE_BYTES, "%lld", (long long)json_int(v, 0));
+    else if (json_is_number(v)) snprintf(out, VALUE_BYTES, "%.15g", json_number(v, 0));
+    else if (json_is_array(v)) snprintf(out, VALUE_BYTES, "[...]");
+    else if (json_is_object(v)) snprintf(out, VALUE_BYTES, json_count(v) ? "{...}" : "{}");
+    else snprintf(out, VALUE_BYTES, "%s", json_is_null(v) ? "null" : json_is_true(v) ? "true" : "false");
+}
+
+static Err damaged(const Reader *r, const HfKey *k, const Json *v, const char *want)
+{
+    char text[VALUE_BYTES];
+    value_text(v, text);
+    return err_set(ERR_CKPT, "%s: '%s' is %s, and should be %s: %s", r->name, k->name, text, want,
+                   k->meaning);
+}
+
+static Err refused(const Reader *r, const char *key, const Json *v, const char *meaning, const char *why)
+{
+    char text[VALUE_BYTES], name[VALUE_BYTES];
+    value_text(v, text);
+    word_text(key, name);
+    return err_set(ERR_CONFIG, "%s: '%s' is %s (%s): %s", r->name, name, text, meaning, why);
+}
+
+/* ---- values ---- */
+
+static Err take_int(const Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    enum { MOST = INT32_MAX };
+    const int64_t n = json_int(v, -1);
+    if (!json_is_int(v) || n < k->low || n > MOST)
+        return damaged(r, k, v, k->low ? "an integer above 0" : "an integer of 0 or more");
+    *out = n;
+    return ERR_OK;
+}
+
+static Err take_real(const Reader *r, const HfKey *k, const Json *v, double *out)
+{
+    const double x = json_number(v, -1);
+    if (!json_is_number(v) || !(x >= 0 && x <= 1e15)) return damaged(r, k, v, "a number of 0 or more");
+    *out = x;
+    return ERR_OK;
+}
+
+static Err take_flag(const Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    if (!json_is_true(v) &&
+        (json_is_number(v) || json_text(v, NULL) || json_is_object(v) || json_is_array(v)))
+        return damaged(r, k, v, "true or false");
+    *out = json_is_true(v);
+    return ERR_OK;
+}
+
+static Err take_word(const Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    const char *text = json_text(v, NULL);
+    if (!text) return damaged(r, k, v, "a word");
+    *out = hf_word(k->values, text);
+    return *out >= 0 ? ERR_OK : refused(r, k->name, v, k->meaning, "megatrain has no such thing");
+}
+
+static void add_layer(LayerSet *s, int64_t layer) { s->word[layer / 64] |= UINT64_C(1) << layer % 64; }
+
+static Err take_types(Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    if (!json_is_array(v) || json_count(v) > LAYERS_MAX)
+        return damaged(r, k, v, "a list of words, one for each block");
+    r->model.sliding = (LayerSet){ { 0 } };
+    for (int64_t i = 0; i < json_count(v); i++) {
+        const Json *item = json_at(v, i);
+        const char *text = json_text(item, NULL);
+        if (!text) return damaged(r, k, v, "a list of words, one for each block");
+        const int kind = hf_word("full_attention sliding_attention", text);
+        if (kind < 0)
+            return refused(r, k->name, item, k->meaning, "megatrain has no such attention in this class");
+        if (kind) add_layer(&r->model.sliding, i);
+    }
+    *out = json_count(v);
+    return ERR_OK;
+}
+
+static Err take_layers(const Reader *r, const HfKey *k, const Json *v, LayerSet *out)
+{
+    if (!json_is_array(v)) return damaged(r, k, v, "a list of blocks");
+    *out = (LayerSet){ { 0 } };
+    for (int64_t i = 0; i < json_count(v); i++) {
+        const int64_t layer = json_int(json_at(v, i), -1);
+        if (layer < 0 || layer >= LAYERS_MAX) return damaged(r, k, v, "a list of blocks, counted from 0");
+        add_layer(out, layer);
+    }
+    return ERR_OK;
+}
+
+static Err take_fixed(const Reader *r, const HfKey *k, const Json *v)
+{
+    char value[VALUE_BYTES], why[128];
+    const char *text = json_text(v, NULL);
+    if (!text) value_text(v, value);
+    if (hf_word(k->values, text ? text : value) >= 0) return ERR_OK;
+    snprintf(why, sizeof why, *k->values ? "with megatrain it can only be %s" : "megatrain has none",
+             k->values); /* NOLINT */
+    return refused(r, k->name, v, k->meaning, why);
+}
+
+/* How a folder stores its weights: the same model, read in another way. */
+static Err take_store(Reader *r, const HfKey *k, const Json *v)
+{
+    const char *method = json_text(json_get(v, "quant_method"), NULL);
+    const Json *block = json_get(v, "weight_block_size"), *format = json_get(v, "fmt");
+    if (!json_is_object(v) || !method) return damaged(r, k, v, "an object with 'quant_method'");
+    if (!strcmp(method, "mxfp4") && r->class == HF_GPT_OSS) {
+        r->out->store = HF_STORE_MXFP4;
+        return ERR_OK;
+    }
+    if (strcmp(method, "fp8") != 0)
+        return refused(r, "quant_method", json_get(v, "quant_method"), k->meaning,
+                       "of this class megatrain reads weights as they are, or in blocks of fp8");
+    if (format && (!json_text(format, NULL) || strcmp(json_text(format, NULL), "e4m3") != 0))
+        return refused(r, "fmt", format, "the numbers of fp8", "megatrain reads e4m3");
+    r->out->block_rows = json_int(json_at(block, 0), 0);
+    r->out->block_cols = json_int(json_at(block, 1), 0);
+    if (json_count(block) != 2 || r->out->block_rows < 1 || r->out->block_cols < 1)
+        return refused(r, "weight_block_size", block, "rows and columns with one scale",
+                       "megatrain reads fp8 with a scale for each block");
+    r->out->store = HF_STORE_FP8_BLOCKS;
+    return ERR_OK;
+}
+
+/* ---- keys ---- */
+
+static const HfKey *find_key(const HfKey *keys, int count, const char *name, uint32_t classes)
+{
+    for (int i = 0; i < count; i++)
+        if (keys[i].classes & classes && strcmp(keys[i].name, name) == 0) return &keys[i];
+    return NULL;
+}
+
+static Err take_rope(Reader *r, const HfKey *k, const Json *v);
+
+static Err take_value(Reader *r, const HfKey *k, const Json *v)
+{
+    int64_t *n = hf_int(&r->model, k);
+    double *x = hf_real(&r->model, k);
+    if (json_is_null(v)) {
+        if (!k->nullable) return damaged(r, k, v, "given");
+        if (k->kind == HF_KEY_INT) *n = HF_NONE;
+        if (k->kind == HF_KEY_REAL) *x = HF_NONE;
+        return ERR_OK;
+    }
+    switch (k->kind) {
+    case HF_KEY_INT: return take_int(r, k, v, n);
+    case HF_KEY_REAL: return take_real(r, k, v, x);
+    case HF_KEY_FLAG: return take_flag(r, k, v, n);
+    case HF_KEY_WORD: return take_word(r, k, v, n);
+    case HF_KEY_TYPES: return take_types(r, k, v, n);
+    case HF_KEY_LAYERS: return take_layers(r, k, v, (LayerSet *)(void *)n);
+    case HF_KEY_ROPE: return take_rope(r, k, v);
+    case HF_KEY_STORE: return take_store(r, k, v);
+    case HF_KEY_FIXED: return take_fixed(r, k, v);
+    case HF_KEY_IDLE: break;
+    }
+    return ERR_OK;
+}
+
+static bool is_number(const HfKey *k)
+{
+    return k->kind == HF_KEY_INT || k->kind == HF_KEY_REAL || k->kind == HF_KEY_FLAG ||
+           k->kind == HF_KEY_WORD;
+}
+
+/* Two keys of one meaning may both be there, if they say the same. */
+static Err take_key(Reader *r, const HfKey *k, const Json *v)
+{
+    const int64_t member = k->offset / 8, before = *hf_int(&r->model, k);
+    if (k->kind == HF_KEY_IDLE || (k->kind == HF_KEY_FIXED && json_is_null(v))) return ERR_OK;
+    if (!is_number(k)) return take_value(r, k, v);
+    TRY(take_value(r, k, v));
+    if (r->by[member] && before != *hf_int(&r->model, k))
+        return err_set(ERR_CKPT, "%s: '%s' and '%s' differ, and mean the same: %s", r->name, r->by[member],
+                       k->name, k->meaning);
+    r->by[member] = k->name;
+    return ERR_OK;
+}
+
+static Err unknown_key(const Reader *r, const char *name, const Json *v)
+{
+    const HfKey *elsewhere = find_key(hf_keys, hf_key_count, name, ~0u);
+    if (json_is_null(v) || name[0] == '_')
+        return ERR_OK; /* nothing is said; a note of whoever wrote the file */
+    if (elsewhere && elsewhere->kind == HF_KEY_IDLE) return ERR_OK;
+    if (elsewhere) return refused(r, name, v, elsewhere->meaning, "the class has no such key");
+    refused(r, name, v, "not a key that megatrain knows of this class",
+            "it may change what the model computes");
+    return err_hint("if it does not, take it out of config.json");
+}
+
+static Err take_keys(Reader *r, const Json *object, const HfKey *keys, int count)
+{
+    for (void *it = json_iter(object); it; it = json_next(object, it)) {
+        const HfKey *k = find_key(keys, count, json_iter_key(it), 1u << r->class);
+        if (k) TRY(take_key(r, k, json_iter_value(it)));
+        else TRY(unknown_key(r, json_iter_key(it), json_iter_value(it)));
+    }
+    return ERR_OK;
+}
+
+/* Gemma 3 in transformers 5: of blocks without a window, and of those with one. */
+static Err take_nested_rope(Reader *r, const HfKey *k, const Json *v)
+{
+    static const HfKey local = { .name = "rope_theta",
+                                 .kind = HF_KEY_REAL,
+                                 .offset = offsetof(HfModel, local_theta),
+                                 .meaning = "base of the rotary angles of blocks with a window" };
+    const Json *full = json_get(v, "full_attention"), *sliding = json_get(v, "sliding_attention");
+    for (void *it = json_iter(v); it; it = json_next(v, it))
+        if (hf_word("full_attention sliding_attention", json_iter_key(it)) < 0)
+            return unknown_key(r, json_iter_key(it), json_iter_value(it));
+    if (!json_is_object(full))
+        return damaged(r, k, v, "an object with objects 'full_attention', 'sliding_attention'");
+    TRY(take_keys(r, full, hf_rope_keys, hf_rope_key_count));
+    for (void *it = json_iter(sliding); it; it = json_next(sliding, it)) {
+        const Json *value = json_iter_value(it);
+        const char *name = json_iter_key(it), *text = json_text(value, NULL);
+        if (strcmp(name, "rope_theta") == 0) TRY(take_key(r, &local, value));
+        else if (!text || strcmp(name, "rope_type") != 0 || strcmp(text, "default") != 0)
+            return refused(r, name, value, "rotary angles of blocks with a window",
+                           "megatrain scales none of these");
+    }
+    return ERR_OK;
+}
+
+/* What an object of rotary positions says replaces what the class does without one. */
+static Err take_rope(Reader *r, const HfKey *k, const Json *v)
+{
+    HfModel *m = &r->model;
+    if (!json_is_object(v)) return damaged(r, k, v, "an object");
+    if (!r->by[offsetof(HfModel, rope_type) / 8]) {
+        m->rope_type = HF_ROPE_DEFAULT;
+        m->factor = m->original = HF_NONE;
+        m->truncate = true;
+    }
+    if (r->class == HF_GEMMA3 && json_get(v, "full_attention")) return take_nested_rope(r, k, v);
+    TRY(take_keys(r, v, hf_rope_keys, hf_rope_key_count));
+    if (!r->by[offsetof(HfModel, rope_type) / 8]) r->by[offsetof(HfModel, rope_type) / 8] = k->name;
+    return ERR_OK;
+}
+
+/* ---- classes ---- */
+
+static bool ends(const char *text, const char *end)
+{
+    const size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* Other architectures of a class have another head, or none. */
+static Err check_head(const Reader *r, const Json *root)
+{
+    static const char *const heads[] = { "ForCausalLM", "LMHeadModel", "ForConditionalGeneration" };
+    const Json *first = json_at(json_get(root, "architectures"), 0);
+    const char *text = json_text(first, NULL);
+    if (!text) return ERR_OK;
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        if (ends(text, heads[i])) return ERR_OK;
+    return refused(r, "architectures", first, "what stands on the blocks", "megatrain reads language models");
+}
+
+static Err find_class(Reader *r, const Json *root, const Json **keys)
+{
+    char known[256] = "";
+    const char *type = json_text(json_get(root, "model_type"), NULL);
+    if (!json_is_object(root) || !type)
+        return err_set(ERR_CKPT, "%s: no configuration of a model: 'model_type' is missing", r->name);
+    for (int c = 0; c < HF_CLASSES; c++) {
+        const HfClassRow *row = &hf_classes[c];
+        r->class = (HfClass)c;
+        if (strcmp(type, row->names.model_type) == 0) return check_head(r, root);
+        r->out->wrapped = row->wrapper && strcmp(type, row->wrapper) == 0;
+        if (r->out->wrapped) {
+            *keys = json_get(root, "text_config");
+            if (!json_is_object(*keys)) return err_set(ERR_CKPT, "%s: 'text_config' is missing", r->name);
+            return check_head(r, root);
+        }
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", c ? ", " : "",
+                 row->names.model_type);
+    }
+    refused(r, "model_type", json_get(root, "model_type"), "the class of the model",
+            "megatrain does not read it");
+    return err_hint("it reads %s", known);
+}
+
+/* What a folder with images says beside text_config, of the text model. */
+static Err take_wrapper(Reader *r, const Json *root)
+{
+    static const char *const shared[] = { "quantization_config", "tie_word_embeddings" };
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) {
+        const Json *v = json_get(root, shared[i]);
+        if (v) TRY(take_key(r, find_key(hf_keys, hf_key_count, shared[i], 1u << r->class), v));
+    }
+    return ERR_OK;
+}
+
+/* ---- what keys mean together ---- */
+
+static Err no(const Reader *r, const char *what) { return err_set(ERR_CONFIG, "%s: %s", r->name, what); }
+
+static Err settle_sizes(Reader *r)
+{
+    HfModel *m = &r->model;
+    const bool latent = hf_classes[r->class].latent;
+    if (m->layers > LAYERS_MAX) return no(r, "more than 1024 blocks");
+    if (m->kv_heads == HF_NONE) m->kv_heads = m->heads;
+    if (latent && m->kv_heads != m->heads)
+        return no(
+            r, "'num_key_value_heads' is not 'num_attention_heads': latent attention has keys for each head");
+    if (latent && m->eps != 1e-6) /* (transformers and megatrain would differ in the norms of latents) */
+        return no(
+            r, "'rms_norm_eps' is not 1e-6, which the norms of latents have in this class whatever it says");
+    if (!latent && m->head_dim == HF_NONE) {
+        if (m->hidden % m->heads)
+            return no(r, "'num_attention_heads' does not divide the width, and 'head_dim' is missing");
+        m->head_dim = m->hidden / m->heads;
+    }
+    if (m->ffn == HF_NONE) m->ffn = 4 * m->hidden;
+    return ERR_OK;
+}
+
+static Err settle_windows(Reader *r)
+{
+    HfModel *m = &r->model;
+    const HfWindows kind = hf_classes[r->class].windows;
+    if (kind == HF_WINDOWS_FROM || kind == HF_WINDOWS_SWITCH)
+        if (!m->use_window) m->window = HF_NONE;
+    if (m->typed && m->typed != m->layers)
+        return no(r, "'layer_types' is not about as many blocks as there are");
+    if (kind == HF_WINDOWS_SWITCH && m->window != HF_NONE && m->full_layers > 0)
+        return no(r, "'use_sliding_window' with 'max_window_layers': releases of transformers differ in what "
+                     "it means");
+    if (m->typed && m->window == HF_NONE && layer_set_count(&m->sliding))
+        return no(r, "'layer_types' has blocks with a window, and 'sliding_window' says none");
+    return ERR_OK;
+}
+
+static Err settle_rope(Reader *r)
+{
+    HfModel *m = &r->model;
+    const bool known = m->original != HF_NONE;
+    if (m->rope_type == HF_ROPE_LLAMA3 && (m->slow == HF_NONE || m->fast == HF_NONE))
+        return no(r, "'rope_scaling' is llama3, and lacks 'low_freq_factor' or 'high_freq_factor'");
+    if (m->rope_type == HF_ROPE_LLAMA3 || m->rope_type == HF_ROPE_YARN)
+        if (!known) m->original = m->positions;
+    if (m->rope_type == HF_ROPE_YARN && m->factor == HF_NONE && known)
+        m->factor = (double)m->positions / (double)m->original;
+    if (m->rope_type != HF_ROPE_DEFAULT && m->factor == HF_NONE)
+        return no(r, "'rope_scaling' lacks 'factor', what angles are divided by");
+    if (m->rope_type != HF_ROPE_YARN && m->mscale_all > 0 && hf_classes[r->class].latent)
+        return no(r, "'mscale_all_dim' (multiplies the log of the factor, of scores): megatrain has it with "
+                     "yarn alone");
+    return ERR_OK;
+}
+
+static Err settle_groups(Reader *r)
+{
+    HfModel *m = &r->model;
+    const int best = hf_classes[r->class].best;
+    char text[192];
+    if (!best) return ERR_OK;
+    if (r->class == HF_DEEPSEEK_V2 && m->method == HF_GREEDY) m->groups = m->group_topk = 1;
+    if (m->groups == HF_NONE || m->group_topk == HF_NONE)
+        return no(r, "'n_group' or 'topk_group' is missing");
+    if (m->groups == 1) return ERR_OK;
+    if (m->topk == m->group_topk * best) return ERR_OK;
+    snprintf(text, sizeof text,
+             "a group of experts counts by its %d best in this class, and with megatrain by "
+             "'num_experts_per_tok' / "
+             "'topk_group' = %lld / %lld",
+             best, (long long)m->topk, (long long)m->group_topk);
+    return no(r, text);
+}
+
+static Err settle_experts(Reader *r)
+{
+    HfModel *m = &r->model;
+    int count = 0;
+    if (!hf_classes[r->class].mixture) return ERR_OK;
+    for (int i = 0; i < m->layers; i++) count += hf_is_mixture(m, r->class, i);
+    if (!count || m->experts == HF_NONE) m->experts = 0;
+    if (m->expert_ffn == HF_NONE) m->expert_ffn = m->ffn;
+    if (m->shared == HF_NONE) m->shared = 0;
+    if (!m->experts) return ERR_OK;
+    if (m->topk == HF_NONE) return no(r, "'num_experts_per_tok' (experts of a token) is missing");
+    return settle_groups(r);
+}
+
+static Err settle(Reader *r)
+{
+    TRY(settle_sizes(r));
+    TRY(settle_windows(r));
+    TRY(settle_rope(r));
+    return settle_experts(r);
+}
+
+static Err read_model(Reader *r, const Json *root, SetupArena *arena)
+{
+    const Json *keys = root;
+    TRY(find_class(r, root, &keys));
+    r->model = hf_classes[r->class].usual;
+    if (keys != root) TRY(take_wrapper(r, root));
+    TRY(take_keys(r, keys, hf_keys, hf_key_count));
+    TRY(settle(r));
+    r->out->kind = r->class;
+    r->out->interleaved = r->model.interleaved;
+    return hf_ini(r->name, &r->model, r->class, arena, &r->out->ini);
+}
+
+Err hf_config_parse(const char *name, const char *text, int64_t size_bytes, SetupArena *arena, HfConfig *out)
+{
+    Json *root;
+    Reader r = { .name = name, .out = out };
+    *out = (HfConfig){ 0 };
+    TRY_AS(ERR_CKPT, json_parse(name, text, size_bytes, &root));
+    const Err err = read_model(&r, root, arena);
+    json_free(root);
+    return err;
+}
+
+Err hf_config_read(const char *folder, SetupArena *arena, HfConfig *out)
+{
+    char path[PATH_MAX], *text;
+    int64_t size;
+    if (snprintf(path, sizeof path, "%s/config.json", folder) >= (int)sizeof path)
+        return err_set(ERR_CKPT, "'%s': the path is too long", folder);
+    TRY_AS(ERR_CKPT, file_read_all(path, CONFIG_JSON_MOST, &text, &size));
+    const Err err = hf_config_parse(path, text, size, arena, out);
+    free(text);
+    return err;
+}

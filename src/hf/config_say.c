@@ -1,0 +1,126 @@
+/* A configuration as an HfModel: what a class's config.json has to say for it. See model.h. */
+#include <math.h>
+
+#include "base/mathx.h"
+#include "hf/model.h"
+
+static void say_sizes(const Config *cfg, HfClass c, HfModel *m)
+{
+    m->layers = cfg->model.layers;
+    m->hidden = cfg->model.hidden;
+    m->heads = cfg->model.heads;
+    m->kv_heads = cfg->model.kv_heads;
+    m->head_dim = cfg->model.head_dim;
+    m->ffn = c == HF_MIXTRAL || c == HF_GPT_OSS ? cfg->moe.ffn : cfg->model.ffn;
+    m->positions = cfg->model.seq;
+    m->vocab = cfg->model.vocab;
+    m->tied = cfg->model.tied;
+    m->attention_bias = cfg->model.attention_bias == MODEL_ATTENTION_BIAS_ALL;
+    m->mlp_bias = cfg->model.bias;
+    m->eps = cfg->model.norm_eps;
+    m->init_std = cfg->model.init_std;
+    m->attention_dropout = cfg->model.attention_dropout;
+    m->branch_dropout = m->embedding_dropout = cfg->model.dropout;
+    m->mtp = cfg->model.mtp_layers;
+    m->limit = cfg->model.activation_limit;
+}
+
+static void say_windows(const Config *cfg, HfModel *m)
+{
+    LayerPattern p;
+    layer_pattern_read(cfg->model.window, WINDOW_MOST, &p); /* (config_check has read it) */
+    m->window = layer_pattern_most(&p);
+    m->use_window = m->window > 0;
+    if (!m->window) m->window = HF_NONE;
+    m->typed = m->full_layers = m->layers;
+    m->sliding = (LayerSet){ { 0 } };
+    for (int i = (int)m->layers - 1; i >= 0; i--) {
+        if (!layer_pattern_at(&p, i)) {
+            m->period = i + 1;
+            continue;
+        }
+        m->sliding.word[i / 64] |= UINT64_C(1) << i % 64;
+        m->full_layers = i;
+    }
+    if (m->use_window && layer_set_count(&m->sliding) == m->layers) m->period = m->layers + 1;
+}
+
+static void say_yarn(const Config *cfg, HfClass c, HfModel *m)
+{
+    const double log_factor = 0.1 * m_log(m->factor), magnitude = cfg->model.rope_magnitude;
+    const double all = hf_classes[c].latent ? cfg->model.rope_mscale_all : 0;
+    m->beta_slow = cfg->model.rope_slow;
+    m->beta_fast = cfg->model.rope_fast;
+    m->truncate = cfg->model.rope_truncate ? HF_NONE : 0;
+    if (all > 0) {
+        m->mscale_all = all;
+        m->mscale = magnitude == 1 ? all : 1;
+        if (magnitude == 1 || magnitude == (log_factor + 1) / (all * log_factor + 1)) return;
+    } else if (magnitude == log_factor + 1) {
+        return;
+    }
+    m->attention_factor = magnitude;
+}
+
+static void say_rope(const Config *cfg, HfClass c, HfModel *m)
+{
+    static const HfRopeType types[] = { [MODEL_ROPE_SCALING_NONE] = HF_ROPE_DEFAULT,
+                                        [MODEL_ROPE_SCALING_LINEAR] = HF_ROPE_LINEAR,
+                                        [MODEL_ROPE_SCALING_LLAMA3] = HF_ROPE_LLAMA3,
+                                        [MODEL_ROPE_SCALING_YARN] = HF_ROPE_YARN };
+    m->theta = cfg->model.rope_base;
+    m->rope_type = types[cfg->model.rope_scaling];
+    m->partial = 1;
+    if (cfg->model.rope_dim) m->partial = (double)cfg->model.rope_dim / (double)m->head_dim;
+    if ((int64_t)(m->partial * (double)m->head_dim) < cfg->model.rope_dim)
+        m->partial = nextafter(m->partial, 1);
+    m->factor = m->rope_type ? cfg->model.rope_factor : HF_NONE;
+    m->original = m->rope_type > HF_ROPE_LINEAR ? cfg->model.rope_original : HF_NONE;
+    m->truncate = HF_NONE;
+    if (m->rope_type == HF_ROPE_LLAMA3) {
+        m->slow = cfg->model.rope_slow;
+        m->fast = cfg->model.rope_fast;
+    }
+    if (m->rope_type == HF_ROPE_YARN) say_yarn(cfg, c, m);
+}
+
+static void say_latent(const Config *cfg, HfModel *m)
+{
+    m->q_rank = cfg->model.q_lora_rank ? cfg->model.q_lora_rank : HF_NONE;
+    m->kv_rank = cfg->model.kv_lora_rank;
+    m->nope = cfg->model.qk_nope_head_dim;
+    m->rope_dim = cfg->model.qk_rope_head_dim;
+    m->v_dim = cfg->model.v_head_dim;
+}
+
+static void say_experts(const Config *cfg, HfClass c, HfModel *m)
+{
+    LayerSet mixtures = { { 0 } };
+    m->first_dense = m->layers;
+    if (!cfg->moe.experts) return;
+    layer_set_read(cfg->moe.every, (int)m->layers, &mixtures); /* (config_check has read it) */
+    for (int i = (int)m->layers - 1; i >= 0; i--) {
+        if (layer_set_has(&mixtures, i)) m->first_dense = i;
+        else if (c == HF_QWEN3_MOE) m->dense.word[i / 64] |= UINT64_C(1) << i % 64;
+    }
+    m->experts = cfg->moe.experts;
+    m->topk = cfg->moe.topk;
+    m->expert_ffn = cfg->moe.ffn;
+    m->shared = cfg->moe.shared_ffn / cfg->moe.ffn;
+    m->sparse_step = 1;
+    m->normalize = cfg->moe.normalize;
+    m->scale = cfg->moe.scale;
+    m->method = cfg->moe.groups > 1 ? HF_GROUP_LIMITED : HF_GREEDY;
+    m->groups = cfg->moe.groups;
+    m->group_topk = cfg->moe.group_topk;
+}
+
+void hf_say(const Config *cfg, HfClass c, HfModel *out)
+{
+    *out = hf_classes[c].usual;
+    say_sizes(cfg, c, out);
+    say_windows(cfg, out);
+    say_rope(cfg, c, out);
+    if (hf_classes[c].latent) say_latent(cfg, out);
+    if (hf_classes[c].mixture) say_experts(cfg, c, out);
+}

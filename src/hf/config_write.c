@@ -1,0 +1,330 @@
+/*
+ * A configuration as config.json, of the class that can say it. Whether one can is not reasoned about: its text is
+ * written, read again, and compared. See class.h.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "hf/model.h"
+
+enum { JSON_BYTES = 96 << 10 };
+
+/* ---- text ---- */
+
+static void put_id(JsonOut *j, const char *key, int64_t id)
+{
+    if (id >= 0) json_put_int(j, key, id);
+    else json_put_null(j, key);
+}
+
+/* A word of the table is a flag, a number or a text. */
+static void put_word(JsonOut *j, const char *key, const char *word)
+{
+    char *end;
+    const double number = strtod(word, &end);
+    if (!strcmp(word, "true") || !strcmp(word, "false")) json_put_bool(j, key, *word == 't');
+    else if (*word && !*end) json_put_number(j, key, number);
+    else json_put_text(j, key, word);
+}
+
+static void put_types(JsonOut *j, const HfModel *m, const HfKey *k)
+{
+    json_open(j, k->name, '[');
+    for (int i = 0; i < m->typed; i++)
+        json_put_text(j, NULL, layer_set_has(&m->sliding, i) ? "sliding_attention" : "full_attention");
+    json_close(j, ']');
+}
+
+static void put_layers(JsonOut *j, const HfKey *k, const LayerSet *s)
+{
+    json_open(j, k->name, '[');
+    for (int i = 0; i < LAYERS_MAX; i++)
+        if (layer_set_has(s, i)) json_put_int(j, NULL, i);
+    json_close(j, ']');
+}
+
+static void put_rope(JsonOut *j, HfModel *m, HfClass c, const HfKey *k);
+
+static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
+{
+    char word[64];
+    const int64_t n = *hf_int(m, k);
+    switch (k->kind) {
+    case HF_KEY_INT: put_id(j, k->name, n); break;
+    case HF_KEY_REAL:
+        if (*hf_real(m, k) == HF_NONE) json_put_null(j, k->name);
+        else json_put_real(j, k->name, *hf_real(m, k));
+        break;
+    case HF_KEY_FLAG: json_put_bool(j, k->name, n > 0); break;
+    case HF_KEY_WORD:
+        hf_word_at(k->values, (int)n, word, sizeof word);
+        json_put_text(j, k->name, word);
+        break;
+    case HF_KEY_TYPES: put_types(j, m, k); break;
+    case HF_KEY_LAYERS: put_layers(j, k, (const LayerSet *)(const void *)hf_int(m, k)); break;
+    case HF_KEY_ROPE: put_rope(j, m, c, k); break;
+    case HF_KEY_FIXED:
+        hf_word_at(k->values, 0, word, sizeof word);
+        put_word(j, k->name, word);
+        break;
+    case HF_KEY_STORE:
+    case HF_KEY_IDLE: break;
+    }
+}
+
+/* Keys that the kind of scaling does not have are left out: releases of transformers complain of them. */
+static bool says_nothing(HfModel *m, const HfKey *k)
+{
+    return k->kind == HF_KEY_REAL ? *hf_real(m, k) == HF_NONE : *hf_int(m, k) == HF_NONE;
+}
+
+static void put_rope(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
+{
+    if (m->rope_type == HF_ROPE_DEFAULT && hf_classes[c].usual.rope_type == HF_ROPE_DEFAULT) {
+        json_put_null(j, k->name);
+        return;
+    }
+    json_open(j, k->name, '{');
+    for (int i = 0; i < hf_rope_key_count; i++)
+        if (!hf_rope_keys[i].silent && !says_nothing(m, &hf_rope_keys[i])) put_key(j, m, c, &hf_rope_keys[i]);
+    json_close(j, '}');
+}
+
+static void put_config(JsonOut *j, HfModel *m, HfClass c, const HfExport *x)
+{
+    const HfClassNames *names = &hf_classes[c].names;
+    json_open(j, NULL, '{');
+    json_open(j, "architectures", '[');
+    json_put_text(j, NULL, names->architecture);
+    json_close(j, ']');
+    json_put_text(j, "model_type", names->model_type);
+    json_put_text(j, "torch_dtype", x->dtype);
+    put_id(j, "bos_token_id", x->bos);
+    put_id(j, "eos_token_id", x->eos);
+    put_id(j, "pad_token_id", x->pad);
+    for (int i = 0; i < hf_key_count; i++)
+        if (hf_keys[i].classes & 1u << c && !hf_keys[i].silent) put_key(j, m, c, &hf_keys[i]);
+    json_close(j, '}');
+}
+
+/* malloc'ed, with its size; NULL: out of memory. */
+static char *config_text(const Config *cfg, HfClass c, const HfExport *x, int64_t *size_bytes)
+{
+    HfModel m;
+    JsonOut j;
+    char *text = malloc(JSON_BYTES);
+    if (!text) return NULL;
+    hf_say(cfg, c, &m);
+    if (!m.vocab) m.vocab = x->vocab;
+    json_out_init(&j, text, JSON_BYTES);
+    put_config(&j, &m, c, x);
+    ASSERT(json_out_ok(&j));
+    *size_bytes = j.used_bytes;
+    return text;
+}
+
+/* ---- does it say the same? ---- */
+
+static int64_t window_of(const Config *c, int layer)
+{
+    LayerPattern p;
+    layer_pattern_read(c->model.window, WINDOW_MOST, &p);
+    return layer_pattern_at(&p, layer);
+}
+
+static int64_t turns(const Config *c, int layer)
+{
+    LayerPattern p;
+    layer_pattern_read(c->model.rope_layers, 1, &p);
+    return c->model.position == MODEL_POSITION_ROPE && layer_pattern_at(&p, layer);
+}
+
+static int64_t is_mixture(const Config *c, int layer)
+{
+    LayerSet s = { { 0 } };
+    if (c->moe.experts) layer_set_read(c->moe.every, (int)c->model.layers, &s);
+    return layer_set_has(&s, layer);
+}
+
+static bool same_in_blocks(const Config *a, const Config *b, int64_t (*of)(const Config *c, int layer))
+{
+    for (int i = 0; i < a->model.layers && a->model.layers == b->model.layers; i++)
+        if (of(a, i) != of(b, i)) return false;
+    return true;
+}
+
+static bool has_dense(const Config *c)
+{
+    for (int i = 0; i < c->model.layers; i++)
+        if (!is_mixture(c, i)) return true;
+    return false;
+}
+
+static int64_t columns_that_turn(const Config *c)
+{
+    return c->model.rope_dim ? c->model.rope_dim : c->model.head_dim;
+}
+
+/* Softmax over all, divided by the sum of the chosen, is softmax over the chosen. */
+static int router_of(const Config *c)
+{
+    const bool divided = c->moe.router == MOE_ROUTER_SOFTMAX_PRE && c->moe.normalize;
+    return divided ? MOE_ROUTER_SOFTMAX : (int)c->moe.router;
+}
+
+/* How a model is trained, not what it computes; and what config.json has from elsewhere. */
+static bool is_of_training(ConfigId id)
+{
+    static const ConfigId ids[] = {
+        CFG_model_arch,       CFG_model_vocab,    CFG_model_dropout, CFG_model_attention_dropout,
+        CFG_model_mtp_weight, CFG_model_init_std, CFG_moe_balance,   CFG_moe_aux_coeff,
+        CFG_moe_unit,         CFG_moe_bias_rate,  CFG_moe_z_coeff,   CFG_moe_jitter,
+        CFG_moe_capacity,     CFG_moe_drop,       CFG_moe_pad,       CFG_moe_slack,
+        CFG_moe_overflow,     CFG_moe_dispatcher
+    };
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+static bool same_key(const Config *a, const Config *b, ConfigId id)
+{
+    char x[CONFIG_VALUE_BYTES], y[CONFIG_VALUE_BYTES];
+    const bool experts = a->moe.experts && b->moe.experts;
+    switch (id) {
+    case CFG_model_window: return same_in_blocks(a, b, window_of);
+    case CFG_model_rope_layers: return same_in_blocks(a, b, turns);
+    case CFG_moe_every: return same_in_blocks(a, b, is_mixture);
+    case CFG_model_rope_dim: return columns_that_turn(a) == columns_that_turn(b);
+    case CFG_model_rope_base:
+        return a->model.position != MODEL_POSITION_ROPE || a->model.rope_base == b->model.rope_base;
+    case CFG_model_ffn: return !has_dense(a) || a->model.ffn == b->model.ffn;
+    case CFG_moe_router: return !experts || router_of(a) == router_of(b);
+    case CFG_moe_normalize: /* (of softmax the router says it) */
+        return !experts || router_of(a) == MOE_ROUTER_SOFTMAX || a->moe.normalize == b->moe.normalize;
+    case CFG_moe_group_topk: return a->moe.groups == 1 || a->moe.group_topk == b->moe.group_topk;
+    default: break;
+    }
+    if (is_of_training(id)) return true;
+    if (strcmp(config_key(id)->section, "moe") == 0 && !experts && id != CFG_moe_experts) return true;
+    return strcmp(config_value(a, id, x), config_value(b, id, y)) == 0;
+}
+
+/* The keys that differ; *first: one of them. */
+static int differences(const Config *a, const Config *b, ConfigId *first)
+{
+    int count = 0;
+    for (int i = CFG_COUNT - 1; i >= 0; i--) {
+        const char *section = config_key((ConfigId)i)->section;
+        if (strcmp(section, "model") != 0 && strcmp(section, "moe") != 0) continue;
+        if (same_key(a, b, (ConfigId)i)) continue;
+        *first = (ConfigId)i;
+        count++;
+    }
+    return count;
+}
+
+/* What a class's config.json gives back, as a configuration; config_release it. */
+static Err there_and_back(const Config *cfg, HfClass c, const HfExport *x, Config *back)
+{
+    SetupArena arena;
+    HfConfig hf;
+    int64_t size;
+    char *text = config_text(cfg, c, x, &size);
+    if (!text) return err_set(ERR_MEMORY, "no memory for a config.json");
+    setup_init(&arena);
+    Err err = hf_config_parse("config.json", text, size, &arena, &hf);
+    if (!err) err = config_read(back, (ConfigSource){ .path = "config.json", .text = hf.ini });
+    setup_release(&arena);
+    free(text);
+    return err;
+}
+
+typedef struct {
+    HfClass class;
+    int count;
+    ConfigId key;
+    char theirs[CONFIG_VALUE_BYTES];
+    /* Why the last class with attention of this kind cannot say it at all. */
+    HfClass refuser;
+    ErrKept refusal;
+} Nearest;
+
+static Err compare(const Config *cfg, HfClass c, const HfExport *x, Nearest *n)
+{
+    Config back = { 0 };
+    char buf[CONFIG_VALUE_BYTES];
+    ConfigId key = CFG_COUNT;
+    const Err err = there_and_back(cfg, c, x, &back);
+    const int count = err ? CFG_COUNT : differences(cfg, &back, &key);
+    if (err && hf_classes[c].latent && cfg->model.attention == MODEL_ATTENTION_MLA) {
+        n->refuser = c;
+        err_keep(&n->refusal);
+    }
+    if (!err && count < n->count) {
+        n->class = c;
+        n->count = count;
+        n->key = key;
+        if (count) snprintf(n->theirs, sizeof n->theirs, "%s", config_value(&back, key, buf));
+    }
+    config_release(&back);
+    return err == ERR_MEMORY ? err : ERR_OK;
+}
+
+Err hf_class_of(const Config *cfg, HfClass *out)
+{
+    const HfExport any = { .dtype = "float32", .vocab = 256, .bos = HF_NONE, .eos = HF_NONE, .pad = HF_NONE };
+    Nearest n = { .count = CFG_COUNT, .refuser = HF_CLASSES };
+    char buf[CONFIG_VALUE_BYTES];
+    for (int c = 0; c < HF_CLASSES && n.count; c++) TRY(compare(cfg, (HfClass)c, &any, &n));
+    *out = n.class;
+    if (!n.count) return ERR_OK;
+    if (n.refuser < HF_CLASSES)
+        return err_set(ERR_CONFIG, "no class of transformers has this model: of %s %s",
+                       hf_classes[n.refuser].names.model_type, n.refusal.message);
+    if (n.count == CFG_COUNT)
+        return err_set(ERR_CONFIG, "no class of transformers has a model with these keys");
+    const ConfigKey *key = config_key(n.key);
+    err_set(ERR_CONFIG, "no class of transformers has a model with %s.%s = %s beside the other keys",
+            key->section, key->name, config_value(cfg, n.key, buf));
+    return err_hint("the nearest, %s, would have %s", hf_classes[n.class].names.model_type, n.theirs);
+}
+
+/* ---- files ---- */
+
+static Err write_file(const char *folder, const char *name, const char *text, int64_t size_bytes)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
+        return err_set(ERR_STORAGE, "'%s': the path is too long", folder);
+    TRY_AS(ERR_STORAGE, file_replace(path, text, size_bytes));
+    return ERR_OK;
+}
+
+static Err write_generation(const HfExport *x, const char *folder)
+{
+    char text[512];
+    JsonOut j;
+    json_out_init(&j, text, sizeof text);
+    json_open(&j, NULL, '{');
+    json_put_bool(&j, "_from_model_config", true);
+    if (x->bos >= 0) json_put_int(&j, "bos_token_id", x->bos);
+    if (x->eos >= 0) json_put_int(&j, "eos_token_id", x->eos);
+    if (x->pad >= 0) json_put_int(&j, "pad_token_id", x->pad);
+    json_close(&j, '}');
+    ASSERT(json_out_ok(&j));
+    return write_file(folder, "generation_config.json", text, j.used_bytes);
+}
+
+Err hf_config_write(const Config *cfg, const HfExport *x, const char *folder)
+{
+    HfClass c;
+    int64_t size;
+    TRY(hf_class_of(cfg, &c));
+    char *text = config_text(cfg, c, x, &size);
+    if (!text) return err_set(ERR_MEMORY, "no memory for a config.json");
+    const Err err = write_file(folder, "config.json", text, size);
+    free(text);
+    return err ? err : write_generation(x, folder);
+}

@@ -1,0 +1,134 @@
+/*
+ * Shared by the files of hf/ alone: what a config.json says of a model (HfModel), the table of its keys (keys.def) and
+ * the table of classes (class.c). Both directions go through HfModel:
+ *
+ *   config.json  ->  config_read.c  ->  HfModel  ->  config_ini.c  ->  INI text
+ *   config.json  <-  config_write.c  <-  HfModel  <-  config_say.c  <-  Config
+ */
+#ifndef MEGATRAIN_HF_MODEL_H
+#define MEGATRAIN_HF_MODEL_H
+
+#include "base/json.h"
+#include "hf/class.h"
+
+enum { HF_NONE = -1 }; /* a number that is null or absent, where that means something */
+
+typedef enum { HF_ROPE_DEFAULT, HF_ROPE_LINEAR, HF_ROPE_LLAMA3, HF_ROPE_YARN, HF_ROPES } HfRopeType;
+typedef enum { HF_GREEDY, HF_GROUP_LIMITED, HF_METHODS } HfTopkMethod;
+
+/* Members are numbers that keys.def has names and meanings for; those of a class that lacks a key have its default, and
+ * are not looked at if nothing of the class reads them. */
+typedef struct {
+    int64_t layers, hidden, heads, kv_heads, head_dim, ffn, positions, vocab;
+    int64_t tied, attention_bias, mlp_bias;
+    double eps, init_std, attention_dropout, branch_dropout, embedding_dropout;
+
+    int64_t window, use_window;  /* of blocks that have one */
+    int64_t full_layers, period; /* blocks before the first that has one; every so many blocks one has none */
+    int64_t typed;               /* blocks that layer_types is about; 0: absent */
+    LayerSet sliding;            /* of layer_types */
+    double attention_cap, final_cap; /* 0 or HF_NONE: none */
+    int64_t query_scalar;            /* scores are divided by its root; 0: of head_dim */
+
+    int64_t rope_type; /* HfRopeType */
+    double theta, local_theta, partial, factor, slow, fast, beta_slow, beta_fast;
+    double attention_factor, mscale, mscale_all;
+    int64_t original, truncate, interleaved;
+
+    int64_t experts, topk, expert_ffn, shared, first_dense, sparse_step, normalize;
+    LayerSet dense; /* blocks without experts, of those that the step would give some */
+    int64_t method; /* HfTopkMethod */
+    int64_t groups, group_topk, mtp;
+    double scale, limit, jitter;
+
+    int64_t q_rank, kv_rank, nope, rope_dim, v_dim;
+} HfModel;
+
+/* ---- classes ---- */
+
+/* Which blocks have a window. */
+typedef enum {
+    HF_WINDOWS_NONE,
+    HF_WINDOWS_ALL,
+    HF_WINDOWS_SWITCH, /* all, with use_sliding_window */
+    HF_WINDOWS_FROM,   /* with use_sliding_window layer_types, or those from max_window_layers on */
+    HF_WINDOWS_TYPES,  /* layer_types, or all but each period-th */
+} HfWindows;
+
+/* Where linear layers have biases. */
+typedef enum {
+    HF_BIAS_NONE,
+    HF_BIAS_ALL,
+    HF_BIAS_QKV,  /* queries, keys and values alone */
+    HF_BIAS_KEYS, /* attention_bias, mlp_bias */
+} HfBias;
+
+typedef struct {
+    HfClassNames names;
+    const char *wrapper; /* model_type of a folder with images whose text_config is the class's; NULL: none */
+    const char *model, *moe; /* lines of the two sections that all models of the class have */
+    HfWindows windows;
+    HfBias bias;
+    bool mixture, latent; /* has experts; latent attention */
+    int best;             /* a group of experts counts by so many of its best */
+    HfModel usual;        /* where a key is absent */
+} HfClassRow;
+
+extern const HfClassRow hf_classes[HF_CLASSES];
+
+/* ---- keys ---- */
+
+typedef enum {
+    HF_KEY_INT,
+    HF_KEY_REAL,
+    HF_KEY_FLAG,
+    HF_KEY_WORD,   /* one of `values`: its number */
+    HF_KEY_TYPES,  /* layer_types */
+    HF_KEY_LAYERS, /* a list of blocks */
+    HF_KEY_ROPE,   /* an object of keys of hf_rope_keys */
+    HF_KEY_STORE,  /* quantization_config */
+    HF_KEY_FIXED,  /* only one of `values` */
+    HF_KEY_IDLE,   /* does not change what is computed */
+} HfKeyKind;
+
+typedef struct {
+    const char *name;
+    uint32_t classes; /* bits */
+    HfKeyKind kind;
+    bool nullable;      /* null is HF_NONE */
+    bool silent;        /* is read, never written */
+    int64_t offset;     /* in HfModel */
+    int64_t low;        /* of HF_KEY_INT */
+    const char *values; /* words parted by blanks, as in JSON without quotes */
+    const char *meaning;
+} HfKey;
+
+extern const HfKey hf_keys[], hf_rope_keys[];
+extern const int hf_key_count, hf_rope_key_count;
+
+static inline int64_t *hf_int(HfModel *m, const HfKey *k)
+{
+    return (int64_t *)(void *)((char *)m + k->offset);
+}
+static inline double *hf_real(HfModel *m, const HfKey *k)
+{
+    return (double *)(void *)((char *)m + k->offset);
+}
+
+/* The number of a word in "a b c"; -1 if it is not there. hf_word_at: that word. */
+int hf_word(const char *words, const char *word);
+void hf_word_at(const char *words, int number, char *out, int size_bytes);
+
+/* ---- parts ---- */
+
+/* The window of a block, 0: none. */
+int64_t hf_window(const HfModel *m, HfClass c, int layer);
+bool hf_is_mixture(const HfModel *m, HfClass c, int layer);
+
+/* Sections [model] and [moe]; `name` is for messages. ERR_CONFIG: what the model cannot do. */
+Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, const char **out);
+
+/* What a class's config.json has to say for cfg; members that it cannot say are as near as they come. */
+void hf_say(const Config *cfg, HfClass c, HfModel *out);
+
+#endif

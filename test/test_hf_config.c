@@ -1,0 +1,461 @@
+/*
+ * hf/: config.json of published models, in the words of transformers 4 and 5, against sections that were looked through
+ * by hand (golden/hf); rules of windows, angles and experts; what is refused; damage; and that what is written reads
+ * back. test_hf_config.sh has the command, sizes, and transformers itself.
+ */
+#include "base/json.h"
+#include "config_case.h"
+#include "hf/class.h"
+#include "scratch.h"
+
+static const struct {
+    const char *name;
+    HfClass class;
+    HfClass written; /* the plainest class that says it */
+} models[] = {
+    { "gpt2", HF_GPT2, HF_GPT2 },
+    { "llama-3.1-8b", HF_LLAMA, HF_LLAMA },
+    { "llama-3.1-70b", HF_LLAMA, HF_LLAMA },
+    { "llama-3.1-405b", HF_LLAMA, HF_LLAMA },
+    { "llama-3.2-1b", HF_LLAMA, HF_LLAMA },
+    { "mistral-7b-v0.1", HF_MISTRAL, HF_MISTRAL },
+    { "qwen2.5-7b", HF_QWEN2, HF_QWEN2 },
+    { "qwen3-0.6b", HF_QWEN3, HF_QWEN3 },
+    { "qwen3-30b-a3b", HF_QWEN3_MOE, HF_QWEN3_MOE },
+    { "qwen3-235b-a22b", HF_QWEN3_MOE, HF_QWEN3_MOE },
+    { "mixtral-8x22b", HF_MIXTRAL, HF_MIXTRAL },
+    { "deepseek-v2-lite", HF_DEEPSEEK_V2, HF_DEEPSEEK_V2 },
+    { "deepseek-v3", HF_DEEPSEEK_V3, HF_DEEPSEEK_V3 },
+    { "gpt-oss-120b", HF_GPT_OSS, HF_GPT_OSS },
+    { "phi-3-mini-4k", HF_PHI3, HF_MISTRAL },
+};
+enum { MODELS = sizeof models / sizeof *models };
+
+static const HfExport plain = { .dtype = "float32", .vocab = 257, .bos = -1, .eos = -1, .pad = -1 };
+
+static SetupArena arena; /* of what the last case read */
+
+static Err parse(const char *text, HfConfig *out)
+{
+    setup_release(&arena);
+    setup_init(&arena);
+    return hf_config_parse("config.json", text, (int64_t)strlen(text), &arena, out);
+}
+
+static char *golden(const char *name, const char *kind)
+{
+    char path[128], *text = NULL;
+    int64_t size;
+    snprintf(path, sizeof path, "test/golden/hf/%s.%s", name, kind);
+    OK(file_read_all(path, 1 << 20, &text, &size));
+    return text;
+}
+
+TEST(published_models)
+{
+    static const char *const dialects[] = { "json", "v5.json" };
+    for (int i = 0; i < MODELS; i++) {
+        char *want = golden(models[i].name, "ini");
+        for (int d = 0; d < 2; d++) {
+            HfConfig hf;
+            char *text = golden(models[i].name, dialects[d]);
+            OK(parse(text, &hf));
+            CHECK_MSG(hf.kind == models[i].class && strcmp(hf.ini, want) == 0, "%s.%s:\n%s", models[i].name,
+                      dialects[d], hf.ini);
+            free(text);
+        }
+        free(want);
+    }
+}
+
+TEST(how_weights_are_stored)
+{
+    HfConfig hf;
+    char *text = golden("deepseek-v3", "json");
+    OK(parse(text, &hf));
+    CHECK(hf.store == HF_STORE_FP8_BLOCKS && hf.block_rows == 128 && hf.block_cols == 128 && hf.interleaved);
+    free(text);
+    text = golden("gpt-oss-120b", "json");
+    OK(parse(text, &hf));
+    CHECK(hf.store == HF_STORE_MXFP4 && !hf.interleaved && !hf.wrapped);
+    free(text);
+    text = golden("llama-3.1-8b", "json");
+    OK(parse(text, &hf));
+    CHECK(hf.store == HF_STORE_PLAIN);
+    free(text);
+}
+
+/* ---- rules ---- */
+
+/* A config.json of the class with these members; what is not given is the class's own. */
+static const char *of_class(const char *type, const char *members)
+{
+    static char text[8192];
+    snprintf(text, sizeof text, "{\"model_type\":\"%s\"%s%s}", type, *members ? "," : "", members);
+    return text;
+}
+
+/* `lines`: parted by "|", each a line of the sections. `not_lines`: no line begins so. */
+static const struct {
+    const char *type, *members, *lines, *not_lines;
+} rules[] = {
+    /* what is absent is the class's */
+    { "llama", "", "hidden = 4096|heads = 32|ffn = 11008|norm_eps = 1e-06|rope_base = 10000", "kv_heads|head_dim|window" },
+    { "mistral", "", "kv_heads = 8|window = 4096|seq = 131072", "bias" },
+    { "mistral", "\"sliding_window\":null", "kv_heads = 8", "window" },
+    { "mixtral", "", "rope_base = 1000000|experts = 8|topk = 2|ffn = 14336|router = softmax", "window|every" },
+    { "qwen2", "", "attention_bias = qkv", "window|bias" },
+    { "qwen3", "\"hidden_size\":1024", "head_dim = 128|qk_norm = true", "window" },
+    { "qwen3_moe", "", "experts = 128|topk = 8|ffn = 768|normalize = false|layers = 24", "window|every|head_dim" },
+    { "deepseek_v3", "", "every = 0*3,1*58|groups = 8|mtp_layers = 1|scale = 2.5|balance = bias", "rope_scaling" },
+    { "gpt_oss", "", "window = 128,0|rope_scaling = yarn|rope_factor = 32|rope_truncate = false|bias = true", "every" },
+    { "phi3", "\"partial_rotary_factor\":0.75", "rope_dim = 72", "window" },
+    { "gpt2", "\"n_inner\":null,\"n_embd\":64,\"n_head\":4", "ffn = 256|dropout = 0.1", "rope|window" },
+    { "gpt2", "\"n_inner\":100,\"resid_pdrop\":0.2", "ffn = 100|; not taken over: dropout of 0.2", "dropout" },
+    /* biases */
+    { "llama", "\"attention_bias\":true", "attention_bias = all", "bias" },
+    { "llama", "\"attention_bias\":true,\"mlp_bias\":true", "bias = true", "attention_bias" },
+    { "llama", "\"mlp_bias\":true", "bias = true|attention_bias = none", NULL },
+    { "gpt_oss", "\"attention_bias\":false", "bias = true|attention_bias = none", NULL },
+    { "qwen3", "\"attention_bias\":true", "attention_bias = all", "bias" },
+    { "deepseek_v3", "\"attention_bias\":true", "attention_bias = all", "bias" },
+    /* windows */
+    { "qwen2", "\"use_sliding_window\":true,\"sliding_window\":64,\"max_window_layers\":5,\"num_hidden_layers\":8",
+      "window = 0*5,64*3", NULL },
+    { "qwen2", "\"use_sliding_window\":true,\"max_window_layers\":0,\"num_hidden_layers\":8", "window = 4096", NULL },
+    { "qwen2", "\"use_sliding_window\":true,\"max_window_layers\":8,\"num_hidden_layers\":8", "layers = 8", "window" },
+    { "qwen3", "\"use_sliding_window\":true,\"num_hidden_layers\":4,\"layer_types\":[\"full_attention\","
+      "\"sliding_attention\",\"full_attention\",\"sliding_attention\"]", "window = 0,4096", NULL },
+    { "qwen3_moe", "\"use_sliding_window\":true,\"sliding_window\":32", "window = 32", NULL },
+    { "gpt_oss", "\"num_hidden_layers\":3,\"layer_types\":[\"full_attention\",\"full_attention\","
+      "\"sliding_attention\"]", "window = 0*2,128", NULL },
+    /* angles */
+    { "llama", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", "rope_scaling = linear|rope_factor = 4",
+      "rope_original" },
+    { "llama", "\"rope_scaling\":{\"rope_type\":\"default\"}", "rope_base = 10000", "rope_scaling" },
+    { "llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5e5}", "rope_base = 500000", "rope_scaling" },
+    { "llama", "\"rope_theta\":5e5,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000}",
+      "rope_base = 500000", NULL },
+    { "qwen2", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":32768}",
+      "rope_scaling = yarn|rope_factor = 4|rope_original = 32768", "rope_slow|rope_fast|rope_magnitude" },
+    { "qwen2", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":null,\"original_max_position_embeddings\":4096}",
+      "rope_factor = 8|rope_original = 4096", NULL },
+    { "qwen2", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"attention_factor\":1.5,\"beta_fast\":16}",
+      "rope_magnitude = 1.5|rope_fast = 16|rope_original = 32768", "rope_slow" },
+    { "qwen2", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"mscale\":1,\"mscale_all_dim\":1}",
+      "rope_magnitude = 1", "rope_mscale_all" },
+    { "gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"}", "rope_base = 150000", "rope_scaling|rope_factor" },
+    { "gpt_oss", "\"rope_scaling\":null", "rope_scaling = yarn", NULL },
+    /* experts */
+    { "qwen3_moe", "\"num_hidden_layers\":6,\"decoder_sparse_step\":2,\"mlp_only_layers\":[3],\"norm_topk_prob\":true",
+      "every = 0,1,0*3,1|normalize = true|router = softmax_pre", NULL },
+    { "qwen3_moe", "\"num_experts_per_tok\":1,\"norm_topk_prob\":true", "router = softmax", "normalize" },
+    { "qwen3_moe", "\"num_hidden_layers\":2,\"mlp_only_layers\":[0,1]", "ffn = 6144", "experts|[moe]" },
+    { "qwen3_moe", "\"num_experts\":16,\"num_local_experts\":16", "experts = 16", NULL },
+    { "deepseek_v2", "\"num_experts_per_tok\":6,\"moe_intermediate_size\":1408,\"topk_method\":\"greedy\",\"n_group\":8",
+      "router = softmax_pre|shared_ffn = 2816", "groups|every|balance" },
+    { "deepseek_v2", "\"num_experts_per_tok\":3,\"moe_intermediate_size\":1408,\"n_group\":8,\"topk_group\":3,"
+      "\"topk_method\":\"group_limited_greedy\"", "groups = 8|group_topk = 3", NULL },
+    { "deepseek_v2", "\"num_experts_per_tok\":2,\"first_k_dense_replace\":32,\"q_lora_rank\":null", "attention = mla",
+      "[moe]|q_lora_rank" },
+    { "mixtral", "\"router_jitter_noise\":0.1", "; not taken over: router_jitter_noise of 0.1, which is on what experts "
+      "get, too", "jitter" },
+    /* nothing is said by null, by notes, by what others compute with */
+    { "llama", "\"sliding_window\":null,\"_from\":3,\"use_cache\":false,\"torch_dtype\":\"bfloat16\"", "layers = 32", NULL },
+    { "llama", "\"pruned_heads\":{},\"is_encoder_decoder\":false,\"summary_type\":\"mean\"", "layers = 32", NULL },
+};
+
+static bool has_line(const char *text, const char *line, size_t n)
+{
+    for (const char *at = text; (at = strstr(at, "\n")) != NULL;)
+        if (strncmp(++at, line, n) == 0) return true;
+    return strncmp(text, line, n) == 0;
+}
+
+TEST(keys_together)
+{
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        HfConfig hf;
+        const Err err = parse(of_class(rules[i].type, rules[i].members), &hf);
+        CHECK_MSG(!err, "%s %s: %s", rules[i].type, rules[i].members, err_message());
+        for (const char *at = rules[i].lines; !err && at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL) {
+            char line[128];
+            snprintf(line, sizeof line, "%.*s\n", (int)strcspn(at, "|"), at);
+            const size_t n = *at == ';' ? strlen(line) - 1 : strlen(line); /* (notes go on) */
+            CHECK_MSG(has_line(hf.ini, line, n), "%s %s: no %s in\n%s", rules[i].type, rules[i].members, line, hf.ini);
+        }
+        for (const char *at = rules[i].not_lines; !err && at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL) {
+            char line[64];
+            snprintf(line, sizeof line, "%.*s%s", (int)strcspn(at, "|"), at, *at == '[' ? "" : " =");
+            CHECK_MSG(!has_line(hf.ini, line, strlen(line)), "%s %s: %s in\n%s", rules[i].type, rules[i].members, line,
+                      hf.ini);
+        }
+    }
+}
+
+/* ---- what is refused ---- */
+
+static const struct {
+    const char *type, *members;
+    Err err;
+    const char *text;
+} wrong[] = {
+    { "mamba", "", ERR_CONFIG, "'model_type' is 'mamba' (the class of the model)" },
+    { "llama", "\"architectures\":[\"LlamaForSequenceClassification\"]", ERR_CONFIG, "megatrain reads language models" },
+    { "llama", "\"sliding_window\":4096", ERR_CONFIG,
+      "'sliding_window' is 4096 (positions that a query sees): the class has no such key" },
+    { "llama", "\"clip_qkv\":8", ERR_CONFIG, "'clip_qkv' is 8 (not a key that megatrain knows of this class)" },
+    { "llama", "\"hidden_act\":\"gelu\"", ERR_CONFIG, "'hidden_act' is 'gelu' (the activation of the feed-forward layer)" },
+    { "gpt2", "\"activation_function\":\"gelu\"", ERR_CONFIG, "it can only be gelu_new gelu_pytorch_tanh" },
+    { "gpt2", "\"scale_attn_by_inverse_layer_idx\":true", ERR_CONFIG, "divided by the block's number, too" },
+    { "gpt2", "\"reorder_and_upcast_attn\":true", ERR_CONFIG, "scaled in another order" },
+    { "gpt2", "\"add_cross_attention\":true", ERR_CONFIG, "attention to another sequence" },
+    { "llama", "\"pruned_heads\":{\"1\":[0]}", ERR_CONFIG, "heads that were taken out" },
+    { "llama", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2.0}", ERR_CONFIG,
+      "'type' is 'dynamic' (how rotary angles are scaled): megatrain has no such thing" },
+    { "phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}", ERR_CONFIG, "'longrope'" },
+    { "llama", "\"rope_scaling\":{\"type\":\"linear\"}", ERR_CONFIG, "'rope_scaling' lacks 'factor'" },
+    { "llama", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}", ERR_CONFIG, "'low_freq_factor'" },
+    { "llama", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":8,\"mrope_section\":[1]}", ERR_CONFIG, "'mrope_section'" },
+    { "llama", "\"rope_theta\":1e4,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5e5}", ERR_CKPT,
+      "'rope_theta' and 'rope_theta' differ" },
+    { "llama", "\"partial_rotary_factor\":0.5", ERR_CONFIG, "only a part of a head's columns turns" },
+    { "deepseek_v3", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":4,\"mscale_all_dim\":1}", ERR_CONFIG,
+      "'mscale_all_dim'" },
+    { "deepseek_v3", "\"rms_norm_eps\":1e-5", ERR_CONFIG, "'rms_norm_eps' is not 1e-6" },
+    { "deepseek_v3", "\"num_key_value_heads\":8", ERR_CONFIG, "latent attention has keys for each head" },
+    { "deepseek_v3", "\"topk_method\":\"greedy\"", ERR_CONFIG, "it can only be noaux_tc" },
+    { "deepseek_v3", "\"scoring_func\":\"softmax\"", ERR_CONFIG, "it can only be sigmoid" },
+    { "deepseek_v3", "\"moe_layer_freq\":2", ERR_CONFIG, "only each block of so many has experts" },
+    { "deepseek_v3", "\"topk_group\":2", ERR_CONFIG, "counts by its 2 best in this class" },
+    { "deepseek_v2", "\"num_experts_per_tok\":6,\"n_group\":8,\"topk_group\":3,\"topk_method\":\"group_limited_greedy\"",
+      ERR_CONFIG, "counts by its 1 best in this class" },
+    { "deepseek_v2", "\"num_experts_per_tok\":6,\"norm_topk_prob\":true", ERR_CONFIG, "weights are divided by their sum" },
+    { "deepseek_v2", "", ERR_CONFIG, "'num_experts_per_tok' (experts of a token) is missing" },
+    { "gpt_oss", "\"swiglu_alpha\":1.5", ERR_CONFIG, "'swiglu_alpha' is 1.5" },
+    { "qwen3", "\"layer_types\":[\"full_attention\"]", ERR_CONFIG, "not about as many blocks" },
+    { "gpt_oss", "\"num_hidden_layers\":1,\"layer_types\":[\"linear_attention\"]", ERR_CONFIG, "'linear_attention'" },
+    { "qwen3", "\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]", ERR_CONFIG, "'sliding_window' says none" },
+    { "qwen3_moe", "\"use_sliding_window\":true,\"max_window_layers\":2", ERR_CONFIG, "releases of transformers differ" },
+    { "llama", "\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}", ERR_CONFIG, "'quant_method' is 'gptq'" },
+    { "llama", "\"quantization_config\":{\"quant_method\":\"mxfp4\"}", ERR_CONFIG, "'quant_method' is 'mxfp4'" },
+    { "llama", "\"quantization_config\":{\"quant_method\":\"fp8\"}", ERR_CONFIG, "'weight_block_size' is" },
+    { "llama", "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\",\"weight_block_size\":[1,1]}", ERR_CONFIG,
+      "megatrain reads e4m3" },
+    /* values that make no model of ours: the rule's words */
+    { "llama", "\"vocab_size\":16777217", ERR_CONFIG, "megatrain has no such model: model.vocab" },
+    { "llama", "\"num_key_value_heads\":5", ERR_CONFIG, "heads must be a multiple of kv_heads" },
+    { "llama", "\"num_attention_heads\":33", ERR_CONFIG, "'num_attention_heads' does not divide the width" },
+    { "llama", "\"num_hidden_layers\":1025", ERR_CONFIG, "more than 1024 blocks" },
+    { "mixtral", "\"num_experts_per_tok\":9", ERR_CONFIG, "megatrain has no such model" },
+    /* damage */
+    { "llama", "\"hidden_size\":\"wide\"", ERR_CKPT, "'hidden_size' is 'wide', and should be an integer above 0" },
+    { "llama", "\"hidden_size\":0", ERR_CKPT, "an integer above 0" },
+    { "llama", "\"hidden_size\":-4096", ERR_CKPT, "an integer above 0" },
+    { "llama", "\"hidden_size\":4096.5", ERR_CKPT, "an integer above 0" },
+    { "llama", "\"hidden_size\":1e400", ERR_CKPT, "config.json" },
+    { "llama", "\"hidden_size\":null", ERR_CKPT, "should be given" },
+    { "llama", "\"rms_norm_eps\":true", ERR_CKPT, "a number of 0 or more" },
+    { "llama", "\"attention_bias\":1", ERR_CKPT, "true or false" },
+    { "llama", "\"rope_scaling\":[1]", ERR_CKPT, "an object" },
+    { "qwen3", "\"layer_types\":\"full_attention\"", ERR_CKPT, "a list of words" },
+    { "qwen3_moe", "\"mlp_only_layers\":[1024]", ERR_CKPT, "a list of blocks" },
+    { "qwen3_moe", "\"num_experts\":8,\"num_local_experts\":16", ERR_CKPT, "'num_experts' and 'num_local_experts' differ" },
+    { "llama", "\"quantization_config\":{}", ERR_CKPT, "an object with 'quant_method'" },
+    { "gemma3", "", ERR_CKPT, "'text_config' is missing" },
+};
+
+static bool one_line(const char *text) { return *text && !strchr(text, '\n'); }
+
+TEST(refused)
+{
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        HfConfig hf;
+        const Err err = parse(of_class(wrong[i].type, wrong[i].members), &hf);
+        CHECK_MSG(err == wrong[i].err && one_line(err_message()) && strstr(err_message(), wrong[i].text), "%s %s: %d %s",
+                  wrong[i].type, wrong[i].members, (int)err, err ? err_message() : hf.ini);
+    }
+}
+
+/* Cut anywhere, a text is refused; with a byte changed it is refused or some model. */
+TEST(damaged_text)
+{
+    for (int i = 0; i < MODELS; i++) {
+        char *text = golden(models[i].name, "v5.json");
+        const int64_t size = (int64_t)strlen(text);
+        HfConfig hf;
+        for (int64_t n = 0; n + 2 < size; n += i ? 37 : 1) {
+            setup_release(&arena);
+            setup_init(&arena);
+            CHECK_MSG(hf_config_parse("config.json", text, n, &arena, &hf) == ERR_CKPT && one_line(err_message()),
+                      "%s cut at %lld", models[i].name, (long long)n);
+        }
+        for (int64_t n = 0; n < size; n += i ? 41 : 1) {
+            const char was = text[n];
+            text[n] = (char)(was ^ 1 << n % 7);
+            const Err err = parse(text, &hf);
+            CHECK_MSG(!err || ((err == ERR_CKPT || err == ERR_CONFIG) && one_line(err_message())), "%s at %lld: %d",
+                      models[i].name, (long long)n, (int)err);
+            text[n] = was;
+        }
+        free(text);
+    }
+}
+
+TEST(files)
+{
+    HfConfig hf;
+    setup_release(&arena);
+    setup_init(&arena);
+    CHECK(hf_config_read(in_dir("nothing"), &arena, &hf) == ERR_CKPT && strstr(err_message(), "nothing/config.json"));
+    OK(file_make_dirs(in_dir("list")));
+    write_text("list/config.json", "[1, 2]");
+    CHECK(hf_config_read(in_dir("list"), &arena, &hf) == ERR_CKPT && strstr(err_message(), "'model_type' is missing"));
+    write_text("list/config.json", "{\"model_type\":\"llama\",\"vocab_size\":64}\n");
+    OK(hf_config_read(in_dir("list"), &arena, &hf));
+    CHECK(hf.kind == HF_LLAMA && strstr(hf.ini, "vocab = 64\n"));
+}
+
+/* ---- writing ---- */
+
+/* A folder of this name, where MEGATRAIN_HF_OUT (test_hf_config.sh, for transformers to read) or the test has its own. */
+static const char *out_folder(const char *name)
+{
+    static char path[512];
+    const char *out = getenv("MEGATRAIN_HF_OUT");
+    snprintf(path, sizeof path, "%s/%s", out ? out : in_dir("out"), name);
+    OK(file_make_dirs(path));
+    return path;
+}
+
+/* The configuration, the class that is chosen for it, and what its folder reads back as. */
+static void write_and_read(const char *name, const char *ini, HfClass want)
+{
+    const char *folder = out_folder(name);
+    Config c, back;
+    HfConfig hf;
+    HfClass class;
+    OK(config_read(&c, (ConfigSource){ .path = name, .text = ini }));
+    Err err = hf_class_of(&c, &class);
+    CHECK_MSG(!err && class == want, "%s: %s", name, err ? err_message() : hf_class_names(class)->model_type);
+    OK(hf_config_write(&c, &plain, folder));
+    setup_release(&arena);
+    setup_init(&arena);
+    OK(hf_config_read(folder, &arena, &hf));
+    CHECK(hf.kind == want);
+    OK(config_read(&back, (ConfigSource){ .path = name, .text = hf.ini }));
+    for (int i = 0; i < CFG_COUNT; i++) {
+        char x[CONFIG_VALUE_BYTES], y[CONFIG_VALUE_BYTES];
+        const ConfigKey *key = config_key((ConfigId)i);
+        if (strcmp(key->section, "model") != 0 && strcmp(key->section, "moe") != 0) continue;
+        const char *was = config_value(&c, (ConfigId)i, x), *is = config_value(&back, (ConfigId)i, y);
+        CHECK_MSG(strcmp(was, is) == 0, "%s: %s.%s was %s, is %s", name, key->section, key->name, was, is);
+    }
+    config_release(&back);
+    config_release(&c);
+}
+
+TEST(published_models_written)
+{
+    for (int i = 0; i < MODELS; i++) {
+        char *ini = golden(models[i].name, "ini");
+        write_and_read(models[i].name, ini, models[i].written);
+        free(ini);
+    }
+}
+
+/* What the rules above read is written so that it reads back. */
+TEST(rules_written)
+{
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        char name[32];
+        HfConfig hf;
+        HfClass class;
+        Config c;
+        if (strstr(rules[i].lines, "; not")) continue;
+        OK(parse(of_class(rules[i].type, rules[i].members), &hf));
+        char *ini = strdup(hf.ini);
+        OK(config_read(&c, (ConfigSource){ .path = "rule", .text = ini }));
+        OK(hf_class_of(&c, &class));
+        config_release(&c);
+        snprintf(name, sizeof name, "rule%zu", i);
+        write_and_read(name, ini, class);
+        free(ini);
+    }
+}
+
+/* Models of ours; "" for a class: none says it. */
+static const struct {
+    const char *keys, *type, *text;
+} ours[] = {
+    { "", "gpt2", NULL },
+    { "model.tied=false model.dropout=0.1", "gpt2", NULL },
+    { "model.arch=llama", "llama", NULL },
+    { "model.arch=llama model.attention_bias=qkv", "qwen2", NULL },
+    { "model.arch=llama model.qk_norm=true", "qwen3", NULL },
+    { "model.arch=llama model.window=64", "mistral", NULL },
+    { "model.arch=llama model.window=64,0 model.qk_norm=true", "qwen3", NULL },
+    { "model.arch=llama model.rope_dim=48", "phi3", NULL },
+    { "model.arch=llama moe.experts=4", "mixtral", NULL },
+    { "model.arch=llama moe.experts=4 moe.router=softmax_pre moe.normalize=true", "mixtral", NULL },
+    { "model.arch=llama moe.experts=4 model.qk_norm=true", "qwen3_moe", NULL },
+    { "model.arch=llama moe.experts=4 model.qk_norm=true moe.router=softmax_pre moe.every=3 moe.capacity=1.25",
+      "qwen3_moe", NULL },
+    { "model.arch=llama model.attention=mla", NULL, "no class of transformers has this model: of deepseek_v3 config.json: 'rms_norm_eps'" },
+    { "model.arch=llama model.attention=mla model.norm_eps=1e-6", "deepseek_v2", NULL },
+    { "model.arch=llama model.attention=mla model.norm_eps=1e-6 moe.experts=8 moe.router=sigmoid moe.balance=bias "
+      "moe.every=0,1*11", "deepseek_v3", NULL },
+    { "model.arch=llama model.bias=true model.sinks=true model.activation=clamped_swiglu moe.experts=4", "gpt_oss", NULL },
+    { "model.arch=llama model.bias=true model.sinks=true model.activation=clamped_swiglu moe.experts=4 "
+      "model.activation_limit=5 model.window=32*2,0", "gpt_oss", NULL },
+    { "model.arch=llama model.attention_gate=true", NULL, "model.attention_gate = true" },
+    { "model.arch=llama model.norm=layernorm", NULL, "model.norm = layernorm" },
+    { "model.arch=gpt2 model.position=rope", NULL, "no class of transformers has a model with" },
+    { "model.arch=llama model.rope_layers=1,0", NULL, "model.rope_layers = 1,0" },
+    { "model.arch=llama model.window=64,0", NULL, "no class of transformers has a model with" },
+    { "model.arch=llama moe.experts=4 moe.shared_ffn=64", NULL, "moe.shared_ffn = 64" },
+    { "model.arch=llama moe.experts=4 moe.router=sqrt_softplus", NULL, "moe.router = sqrt_softplus" },
+    { "model.arch=llama model.mtp_layers=1", NULL, "model.mtp_layers = 1" },
+};
+
+TEST(classes_of_ours)
+{
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+        Config c;
+        HfClass class = HF_CLASSES;
+        OK(read_as(&c, NULL, ours[i].keys, 1));
+        const Err err = hf_class_of(&c, &class);
+        if (ours[i].type && !ours[i].text)
+            CHECK_MSG(!err && !strcmp(hf_class_names(class)->model_type, ours[i].type), "%s: %s", ours[i].keys,
+                      err ? err_message() : hf_class_names(class)->model_type);
+        else
+            CHECK_MSG(err == ERR_CONFIG && one_line(err_message()) && strstr(err_message(), ours[i].text), "%s: %s",
+                      ours[i].keys, err ? err_message() : hf_class_names(class)->model_type);
+        config_release(&c);
+    }
+}
+
+TEST(what_is_written)
+{
+    const HfExport x = { .dtype = "bfloat16", .vocab = 300, .bos = 256, .eos = 257, .pad = -1 };
+    Config c;
+    Json *j;
+    OK(read_as(&c, NULL, "model.arch=llama model.rope_scaling=llama3 model.rope_factor=8 model.rope_original=64", 1));
+    OK(file_make_dirs(in_dir("x")));
+    OK(hf_config_write(&c, &x, in_dir("x")));
+    OK(json_read_file(in_dir("x/config.json"), 1 << 20, &j));
+    CHECK(json_int(json_get(j, "vocab_size"), 0) == 300 && !strcmp(json_text(json_get(j, "torch_dtype"), NULL), "bfloat16"));
+    CHECK(!strcmp(json_text(json_at(json_get(j, "architectures"), 0), NULL), "LlamaForCausalLM"));
+    CHECK(json_int(json_get(j, "bos_token_id"), 0) == 256 && json_is_null(json_get(j, "pad_token_id")));
+    const Json *rope = json_get(j, "rope_scaling");
+    CHECK(json_count(rope) == 5 && json_number(json_get(rope, "high_freq_factor"), 0) == 4);
+    CHECK(json_number(json_get(j, "rope_theta"), 0) == 10000 && !json_get(j, "rope_parameters"));
+    json_free(j);
+    OK(json_read_file(in_dir("x/generation_config.json"), 1 << 20, &j));
+    CHECK(json_int(json_get(j, "eos_token_id"), 0) == 257 && !json_get(j, "pad_token_id"));
+    json_free(j);
+    CHECK(hf_config_write(&c, &x, in_dir("not there")) == ERR_STORAGE);
+    config_release(&c);
+}
+
+TEST_MAIN

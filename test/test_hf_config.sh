@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# megatrain config from-hf: the command, sizes of published models, and what transformers says of the same files, where
+# build/venv-hf is (make deps-hf), or HF_PYTHON: a Python with torch and transformers.
+. "$(dirname "$0")/lib.sh"
+python=${HF_PYTHON:-$root/${BUILD:-build}/venv-hf/bin/python}
+golden=$root/test/golden/hf
+models=$(cd "$golden" && printf '%s\n' *.ini | sed 's/\.ini$//')
+for name in $models; do
+    mkdir -p "published/$name"
+    cp "$golden/$name.json" "published/$name/config.json"
+done
+
+# ---- the command ----
+"$mt" config from-hf published/llama-3.1-8b >llama.ini 2>err.txt
+check "its sections" cmp -s <(tail -n +2 llama.ini) "$golden/llama-3.1-8b.ini"
+check "nothing else" [ ! -s err.txt ]
+check "a configuration" "$mt" config dump --config llama.ini >/dev/null
+expect 2 "takes one folder" "$mt" config from-hf
+expect 2 "takes one folder" "$mt" config from-hf a b
+expect 4 "nothing/config.json" "$mt" config from-hf nothing
+mkdir -p bad
+echo '{"model_type":"llama"' >bad/config.json
+expect 4 "bad/config.json" "$mt" config from-hf bad
+echo '{"model_type":"rwkv"}' >bad/config.json
+expect 2 "'model_type' is 'rwkv'" "$mt" config from-hf bad
+check "classes are named: $(grep hint err.txt)" grep -q 'it reads gpt2, llama, mistral' err.txt
+echo '{"model_type":"llama","alibi":true}' >bad/config.json
+expect 2 "'alibi' is true (not a key that megatrain knows of this class)" "$mt" config from-hf bad
+check "a way out" grep -q "if it does not, take it out of config.json" err.txt
+expect 2 "did you mean 'from-hf'?" "$mt" config from-h x
+
+# ---- sizes ----
+parameters() { # of a model, with these keys beside
+    "$mt" config from-hf "published/$1" >model.ini 2>err.txt || { cat err.txt; return; }
+    "$mt" plan --config model.ini "${@:2}" --json 2>err.txt | sed -n 's/.*"parameters":\([0-9]*\).*/\1/p'
+}
+# size NAME WANT KEYS...: as published
+size() {
+    local got
+    got=$(parameters "$1" "${@:3}")
+    check "$1: $got parameters, published are $2" [ "$got" = "$2" ]
+    echo "$1 $2" >>sizes.txt
+}
+size gpt2 124439808
+size llama-3.1-8b 8030261248
+size llama-3.1-70b 70553706496
+size llama-3.1-405b 405853388800
+size llama-3.2-1b 1235814400
+size mistral-7b-v0.1 7241732096
+size qwen2.5-7b 7615616512
+size qwen3-0.6b 596049920
+size qwen3-30b-a3b 30532122624
+size qwen3-235b-a22b 235093634560
+size mixtral-8x22b 140630071296
+size deepseek-v2-lite 15706484224
+size deepseek-v3 671026404352 model.mtp_layers=0
+size gpt-oss-120b 116829156672
+size phi-3-mini-4k 3821079552
+
+# ---- transformers ----
+if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
+    skip "transformers: $python has none (make deps-hf)"
+    finish
+fi
+theirs() { "$python" "$root/test/tools/hf_config.py" "$@" 2>>theirs.txt; }
+
+check "sizes as transformers counts them: $(diff sizes.txt <(theirs sizes $(sed 's/^/published\//; s/ .*//' sizes.txt)))" \
+    cmp -s sizes.txt <(theirs sizes $(sed 's/^/published\//; s/ .*//' sizes.txt))
+
+# What is absent is what transformers takes.
+types="gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral deepseek_v3 gpt_oss phi3"
+theirs defaults written $types
+theirs every every $types
+for type in $types; do
+    mkdir -p "bare/$type"
+    echo "{\"model_type\":\"$type\"}" >"bare/$type/config.json"
+    "$mt" config from-hf "bare/$type" >ours.ini 2>err.txt
+    "$mt" config from-hf "written/$type" >theirs.ini 2>>err.txt
+    check "$type of which nothing is said: $(cat err.txt) $(diff ours.ini theirs.ini)" cmp -s ours.ini theirs.ini
+    "$mt" config from-hf "every/$type" >every.ini 2>>err.txt
+    check "$type with every key: $(cat err.txt) $(diff ours.ini every.ini)" cmp -s ours.ini every.ini
+done
+
+# What we write is read by transformers, to the same values, and what it makes of that is the same model.
+tests=$root/${BUILD:-build}/test/test_hf_config
+if [ ! -x "$tests" ]; then
+    skip "what is written: $tests is not built"
+    finish
+fi
+mkdir -p ours again same
+(cd "$root" && MEGATRAIN_HF_OUT=$work/ours "$tests" written) >out.txt 2>&1
+check "models are written: $(ls ours | wc -l)" [ "$(ls ours | wc -l)" -gt 40 ]
+theirs again ours again
+check "transformers writes them again: $(ls again | wc -l) $(tail -2 theirs.txt)" [ "$(ls again | wc -l)" = "$(ls ours | wc -l)" ]
+for folder in ours/*; do
+    name=${folder#ours/}
+    "$mt" config from-hf "ours/$name" >ours.ini 2>err.txt
+    "$mt" config from-hf "again/$name" >theirs.ini 2>>err.txt
+    check "$name, written again: $(cat err.txt) $(diff ours.ini theirs.ini)" cmp -s ours.ini theirs.ini
+done
+for name in $models; do # (Phi-3's is Mistral's, which says it too)
+    [ "$name" = phi-3-mini-4k ] || cp -r "published/$name" same/
+done
+check "published values: $(theirs same same ours)" theirs same same ours
+finish
