@@ -87,6 +87,15 @@ static double tensor_part(OpId id, const void *args, const OpField *f)
                            : (double)tensor_bytes(t);
 }
 
+/* What is overwritten in this call, which other calls read and write: such gradients hold nothing yet. */
+static double fresh_bytes(OpId id, const void *args)
+{
+    const linear_dw_args *dw = args;
+    const norm_bwd_args *norm = args;
+    if (id == OP_linear_dw && dw->fresh) return (double)tensor_bytes(dw->dw);
+    return id == OP_norm_bwd && norm->fresh_dx ? (double)tensor_bytes(norm->dx) : 0;
+}
+
 /* Each tensor once, what changes in place twice; of rows those in use. */
 static double tensor_traffic(OpId id, const void *args)
 {
@@ -100,9 +109,7 @@ static double tensor_traffic(OpId id, const void *args)
         const double used = is_part ? (double)part->expected / (double)part->dim[0] : 1;
         if (t->data) bytes += used * tensor_part(id, args, f) * (f->read + f->written);
     }
-    if (id == OP_linear_dw && ((const linear_dw_args *)args)->fresh)
-        bytes -= (double)tensor_bytes(((const linear_dw_args *)args)->dw);
-    return bytes;
+    return bytes - fresh_bytes(id, args);
 }
 
 /* ---- products ---- */
