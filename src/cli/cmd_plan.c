@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/int64.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "cli/config_arg.h"
 #include "cli/plan.h"
@@ -598,6 +599,9 @@ static void put_checkpoint(const PlanTable *t)
 static Err print_plan(PlanTable *t)
 {
     int64_t vocab;
+    if (t->cfg->parallel.planned)
+        log_warn("parallel.auto chooses a layout when a run begins; this is the one of the configuration "
+                 "(plan --search says which it would be)");
     TRY(plan_vocab(t->cfg, &vocab));
     TRY(train_spec(t->cfg, vocab, &t->spec));
     TRY(grid_spec(t->cfg, &t->grid));
