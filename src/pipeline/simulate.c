@@ -60,9 +60,14 @@ static bool arrived(const Simulator *r, const Action *a, double *start, Need *la
     return true;
 }
 
+static const StageCost *costs_of(const Simulator *r, const Action *a)
+{
+    return r->costs->stage ? &r->costs->stage[a->stage] : &r->costs->each;
+}
+
 static double cost_of(const Simulator *r, const Action *a)
 {
-    const StageCost *c = r->costs->stage ? &r->costs->stage[a->stage] : &r->costs->each;
+    const StageCost *c = costs_of(r, a);
     double one = a->kind == ACT_F ? c->f : a->kind == ACT_I ? c->i : a->kind == ACT_W ? c->w : c->i + c->w;
     return a->count * one;
 }
@@ -99,6 +104,7 @@ static bool run_one(Simulator *r, int rank)
         }
     end = start;
     for (int h = 0; h < halves; h++) end += cost_of(r, &a[h]);
+    if (halves == 2) end -= costs_of(r, a)->pair;
     for (int h = 0; h < halves; h++) {
         span[h] = (Span){ start, end };
         publish(r, &a[h], end);
