@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "plan/layer_cost.h"
 #include "plan/predict.h"
 #include "test.h"
 #include "tiny.h"
@@ -246,6 +247,148 @@ TEST(a_mixture_waits_for_the_host)
     NEAR(sum_of(&p), p.step_s, 1e-9);
 }
 
+/* ---- pairs ---- */
+
+enum { CALL_US = 1, PAIR_UNITS = 6 };
+
+/* A mixture in two chunks on each of two ranks, whose kernels each take longer than a call on its way to experts. */
+static Case paired(bool overlap)
+{
+    Case c = stages(4, 2, 2 * PAIR_UNITS);
+    c.spec.model = tiny_mixture(TINY_MIXTRAL, 4).model;
+    c.spec.pipeline.schedule = "dualpipev";
+    c.spec.pipeline.chunks = 2;
+    c.spec.overlap_moe = overlap;
+    c.grid = (Grid){ .tp = 1, .dp = 2, .pp = 2, .ep = 2 };
+    c.device.link_us = CALL_US;
+    c.device.gap_us = 20 * CALL_US;
+    return c;
+}
+
+static void one_rank(const Case *c, int pp, MemoryPlan *plan, StepTimes *t)
+{
+    CostModel m;
+    OK(cost_open(&m, &c->device, 1));
+    OK(predict_rank(&m, &c->spec, c->grid, grid_rank_at(c->grid, pp, 0, 0), plan, t));
+}
+
+static int pairs_of(const Case *c, int pp, int stage)
+{
+    Schedule s;
+    int pairs = 0;
+    OK(trainer_schedule(&c->spec, c->grid, &s));
+    for (int i = 0; i < s.rank[pp].count; i++) {
+        const Action *a = &s.rank[pp].action[i];
+        pairs += a->flags & ACTION_PAIR && a->stage == stage;
+    }
+    schedule_free(&s);
+    return pairs;
+}
+
+/* Of a unit's four trips of rows one is beside other work anyway, sums of its experts' gradients: three are waited for where
+ * the halves come one by one, and none in a pair. */
+TEST(a_pair_hides_what_its_halves_wait_for)
+{
+    const double trip = 1e-6 * (CALL_US + 1); /* (a peer takes another microsecond) */
+    for (int pp = 0; pp < 2; pp++) {
+        const Case apart = paired(false), turns = paired(true);
+        MemoryPlan one_by_one, in_turn, memory;
+        StepTimes times, pairs;
+        int count = 0;
+        one_rank(&apart, pp, &one_by_one, &times);
+        one_rank(&turns, pp, &in_turn, &pairs);
+        for (int s = 0; s < 2; s++) {
+            NEAR(pairs.unit[s].f, times.unit[s].f, 1e-9);
+            NEAR(pairs.unit[s].i, times.unit[s].i, 1e-9);
+            NEAR(pairs.unit[s].w, times.unit[s].w, 1e-9);
+            CHECK(times.unit[s].pair == 0);
+            NEAR(pairs.unit[s].pair, 3 * trip, 1e-4);
+            count += pairs_of(&turns, pp, in_turn.stages[s].stage);
+        }
+        TimeShares was, is;
+        memcpy(&was, one_by_one.clock, sizeof was), memcpy(&is, in_turn.clock, sizeof is);
+        CHECK(count > PAIR_UNITS);
+        NEAR(was.waited[GROUP_TP_EP] - is.waited[GROUP_TP_EP], 3 * trip * count, 1e-4);
+        NEAR(was.now - is.now, 3 * trip * count, 1e-4);
+        NEAR(pairs.rest, times.rest, 1e-6);
+        OK(trainer_plan(&turns.spec, turns.grid, grid_rank_at(turns.grid, pp, 0, 0), &memory));
+        CHECK(memory_plan_total(&memory) == memory_plan_total(&in_turn));
+    }
+}
+
+/* Rows of both halves take one way, one behind the other: a pair is never shorter than its four trips. */
+TEST(a_pair_takes_its_trips_at_least)
+{
+    Case c = paired(true);
+    MemoryPlan plan;
+    StepTimes t;
+    c.device.link_us = 1e6;
+    one_rank(&c, 0, &plan, &t);
+    for (int s = 0; s < 2; s++) {
+        const StageCost *u = &t.unit[s], *other = &t.unit[1 - s];
+        const double takes = u->f + other->i + other->w - u->pair;
+        CHECK_MSG(takes >= 4 && takes < u->f + other->i + other->w, "%g s", takes);
+    }
+}
+
+/* The lists walked event by event, in rounds until nothing changes: a half of a pair begins and ends with the other. */
+static double walk_lists(const Schedule *s, const StageCost *stage, double hop)
+{
+    double made[2][RANKS_MOST][UNITS_MOST] = { { { 0 } } }, end = 0;
+    for (int round = 0; round < 64; round++)
+        for (int r = 0; r < s->ranks; r++) {
+            double now = 0;
+            for (int i = 0; i < s->rank[r].count; i++) {
+                const Action *a = &s->rank[r].action[i];
+                const int halves = a->flags & ACTION_PAIR ? 2 : 1;
+                double takes = halves == 2 ? -stage[a->stage].pair : 0;
+                if (!action_is_compute(a->kind)) continue;
+                for (int h = 0; h < halves; h++) {
+                    const int at = a[h].stage, unit = a[h].microbatch;
+                    const bool forward = a[h].kind == ACT_F, back = a[h].kind == ACT_B || a[h].kind == ACT_I;
+                    const int from = forward ? at - 1 : at + 1;
+                    const bool far = from >= 0 && from < s->stages && schedule_rank_of(s, 0, from) != r;
+                    if ((forward || back) && from >= 0 && from < s->stages)
+                        now = fmax(now, made[back][from][unit] + (far ? hop : 0));
+                    takes += forward ? stage[at].f : back ? stage[at].i : 0;
+                    takes += a[h].kind == ACT_B || a[h].kind == ACT_W ? stage[at].w : 0;
+                }
+                now += takes;
+                for (int h = 0; h < halves; h++)
+                    if (a[h].kind != ACT_W) made[a[h].kind != ACT_F][a[h].stage][a[h].microbatch] = now;
+                i += halves - 1;
+            }
+            end = fmax(end, now);
+        }
+    return end;
+}
+
+TEST(a_step_with_pairs_takes_what_its_events_take)
+{
+    for (int overlap = 0; overlap < 2; overlap++) {
+        const Case c = paired(overlap);
+        const Prediction p = predicted(&c);
+        StageCost stage[RANKS_MOST];
+        Schedule s;
+        CostModel m;
+        double rest = 0;
+        OK(cost_open(&m, &c.device, 1));
+        for (int r = 0; r < 2; r++) {
+            MemoryPlan plan;
+            StepTimes t;
+            one_rank(&c, r, &plan, &t);
+            for (int i = 0; i < plan.stage_count; i++) stage[plan.stages[i].stage] = t.unit[i];
+            rest = fmax(rest, t.rest);
+        }
+        OK(trainer_schedule(&c.spec, c.grid, &s));
+        NEAR(p.step_s, walk_lists(&s, stage, predict_hop(&m, &c.spec, c.grid)) + rest, 1e-9);
+        NEAR(sum_of(&p), p.step_s, 1e-9);
+        schedule_free(&s);
+    }
+    const Case apart = paired(false), turns = paired(true);
+    CHECK(predicted(&turns).step_s < predicted(&apart).step_s);
+}
+
 /* ---- any prediction ---- */
 
 static Case scheduled(const char *name, int chunks)
@@ -320,7 +463,10 @@ TEST(a_picture_has_a_bar_for_each_compute)
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     OK(cost_open(&m, &c.device, 1));
-    OK(predict_svg(&m, &c.spec, c.grid, f));
+    Prediction drawn;
+    OK(predict_svg(&m, &c.spec, c.grid, &drawn, f));
+    const Prediction alone = predicted(&c);
+    CHECK(!memcmp(&drawn, &alone, sizeof drawn));
     CHECK(!fclose(f));
     int bars = 0;
     for (const char *at = text; (at = strstr(at, " of unit ")); at++) bars++;

@@ -609,8 +609,7 @@ static Err print_plan(PlanTable *t)
     t->shards = calloc((size_t)grid_size(t->grid), sizeof *t->shards);
     if (!t->shards) return err_set(ERR_MEMORY, "no memory for %d ranks", grid_size(t->grid));
     TRY(trainer_shard_bytes(&t->spec, t->grid, t->shards));
-    TRY(plan_time(t));
-    if (svg_path) TRY(plan_svg(t, svg_path));
+    TRY(plan_time(t, svg_path));
     if (advise) TRY(plan_advise(t));
     if (as_json) return plan_print_json(t);
     put_model(t);

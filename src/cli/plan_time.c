@@ -96,32 +96,14 @@ static void put_ops(const PlanTable *t)
 
 /* ---- the step ---- */
 
-Err plan_time(PlanTable *t)
-{
-    CostModel m;
-    if (!t->target) {
-        snprintf(
-            t->no_time, sizeof t->no_time,
-            "--device h100 says it of a GPU; of processors, the file that megatrain doctor --calibrate FILE "
-            "writes");
-        return ERR_OK;
-    }
-    if (cost_open(&m, t->target, grid_size(t->grid))) {
-        snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
-        return ERR_OK;
-    }
-    TRY(predict(&m, &t->spec, t->grid, &t->predicted));
-    t->has_time = true;
-    return ERR_OK;
-}
-
-static Err write_svg(const CostModel *m, const PlanTable *t, const char *path)
+/* Predicts it, and draws it into a file. */
+static Err draw(const CostModel *m, PlanTable *t, const char *path)
 {
     char *text = NULL;
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     if (!f) return err_set(ERR_MEMORY, "no memory for the picture");
-    Err err = predict_svg(m, &t->spec, t->grid, f);
+    Err err = predict_svg(m, &t->spec, t->grid, &t->predicted, f);
     const bool whole = !ferror(f);
     if ((fclose(f) || !whole) && !err) err = err_set(ERR_MEMORY, "no memory for the picture");
     if (!err) err = err_as(file_replace(path, text, (int64_t)size), ERR_STORAGE);
@@ -129,14 +111,22 @@ static Err write_svg(const CostModel *m, const PlanTable *t, const char *path)
     return err;
 }
 
-Err plan_svg(const PlanTable *t, const char *path)
+Err plan_time(PlanTable *t, const char *svg)
 {
     CostModel m;
-    if (!t->has_time)
+    if (!t->target)
+        snprintf(
+            t->no_time, sizeof t->no_time,
+            "--device h100 says it of a GPU; of processors, the file that megatrain doctor --calibrate FILE "
+            "writes");
+    else if (cost_open(&m, t->target, grid_size(t->grid)))
+        snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
+    else t->has_time = true;
+    if (!t->has_time && svg)
         return err_set(ERR_CONFIG, "--svg draws a predicted step, and none is predicted"),
                err_hint("%s", t->no_time);
-    TRY(cost_open(&m, t->target, grid_size(t->grid)));
-    return write_svg(&m, t, path);
+    if (!t->has_time) return ERR_OK;
+    return svg ? draw(&m, t, svg) : predict(&m, &t->spec, t->grid, &t->predicted);
 }
 
 static void put_advice(const PlanTable *t)

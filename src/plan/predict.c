@@ -137,7 +137,8 @@ static Err draw(const CostModel *m, const TrainSpec *spec, const Schedule *s, Pi
     char title[128], figures[160];
     Simulation ms;
     for (int i = 0; i < s->stages; i++)
-        p->stage[i] = (StageCost){ 1e3 * p->stage[i].f, 1e3 * p->stage[i].i, 1e3 * p->stage[i].w };
+        p->stage[i] = (StageCost){ 1e3 * p->stage[i].f, 1e3 * p->stage[i].i, 1e3 * p->stage[i].w,
+                                   1e3 * p->stage[i].pair };
     const Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .latency = 1e3 * hop }, &ms);
     snprintf(title, sizeof title, "a step of %lld samples on %s, predicted", (long long)spec->global_batch,
              m->device->name);
@@ -205,10 +206,9 @@ Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *ou
     return predict_step(m, spec, grid, out, NULL);
 }
 
-Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, FILE *out)
+Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out, FILE *svg)
 {
-    Prediction p;
-    return predict_step(m, spec, grid, &p, out);
+    return predict_step(m, spec, grid, out, svg);
 }
 
 /* ---- what it is bound by ---- */

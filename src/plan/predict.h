@@ -36,8 +36,8 @@ double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid);
 /* Errors: those of trainer_plan. */
 Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out);
 
-/* Draws the step, with a row for each pipeline rank (pipeline/chart.h). Errors: those of predict. */
-Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, FILE *out);
+/* And draws the step, with a row for each pipeline rank (pipeline/chart.h). */
+Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out, FILE *svg);
 
 /* What the step is bound by: the largest share, "products", "waits for sp", "waits for other stages", ...; *seconds
  * of it, if not NULL. */
