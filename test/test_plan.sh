@@ -530,6 +530,8 @@ export OMP_NUM_THREADS=1
 check "the shares of a predicted step are all of it" python3 - <<'EOP'
 import json
 p = json.load(open("plan.json"))["predicted"]
+b = p["besides_ms"]
+assert b["evaluations"] == b["host"] == 0 and b["checkpoints"] is None and p["all_ms"] == p["step_ms"]
 assert abs(sum(p["ms"].values()) / p["step_ms"] - 1) < 1e-6 and p["tokens_per_s_gpu"] * 4 / p["tokens_per_s"] == 1
 assert 0 < p["mfu"] < 1 and p["bound"] in p["ms"] and p["ms"][p["bound"]] == max(p["ms"].values())
 assert sum(o["ms"] for o in p["ops"].values()) < p["step_ms"]
@@ -553,6 +555,18 @@ assert all(ms > 0 for ms in p["ms"].values()) and abs(sum(p["ms"].values()) / p[
 EOP
 done
 expect 2 "is about one layout" "$mt" plan --config plan.ini --world 4 --device "$root/config/devices/h100.ini" --search --ops
+sed '$a disk_gb_s = 0.5\nstep_us = 300' "$root/config/devices/h100.ini" >disk.ini
+"$mt" plan --config plan.ini --world 4 --device ./disk.ini --json data.valid='b: a c: a' train.eval_every=50 train.eval_batches=2 \
+    checkpoint.every=25 >plan.json
+check "what a run does besides" python3 - <<'EOP'
+import json
+plan = json.load(open("plan.json"))
+p = plan["predicted"]
+b = p["besides_ms"]
+want = {"evaluations": 2 * 2 * p["evaluation_batch_ms"] / 50, "checkpoints": 1e3 * plan["checkpoint_bytes"] / 0.5e9 / 25, "host": 0.3}
+assert all(abs(b[k] / want[k] - 1) < 1e-5 for k in want) and plan["checkpoint_bytes"] == sum(plan["checkpoint_shards"]), (b, want)
+assert abs((p["step_ms"] + sum(b.values())) / p["all_ms"] - 1) < 1e-5
+EOP
 check "the picture is whole" grep -q '^</svg>' step.svg
 "$mt" plan --config plan.ini --world 4 --json >plan.json
 check "no device, no time" grep -q '"predicted":null' plan.json

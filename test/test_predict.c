@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "plan/besides.h"
 #include "plan/layer_cost.h"
 #include "plan/predict.h"
 #include "test.h"
@@ -387,6 +388,74 @@ TEST(a_step_with_pairs_takes_what_its_events_take)
     }
     const Case apart = paired(false), turns = paired(true);
     CHECK(predicted(&turns).step_s < predicted(&apart).step_s);
+}
+
+/* ---- besides ---- */
+
+/* Units one behind the other through stages: the way of the first, and the longest stage once for each further one. */
+TEST(an_evaluation_takes_its_forwards)
+{
+    for (int pp = 1; pp <= 3; pp++) {
+        Case c = stages(5, pp, 7);
+        double way = 0, longest = 0;
+        c.device.link_gb_s = .01; /* a hop counts */
+        CostModel m;
+        OK(cost_open(&m, &c.device, 1));
+        const double hop = pp > 1 ? predict_hop(&m, &c.spec, c.grid) : 0;
+        for (int r = 0; r < pp; r++) {
+            MemoryPlan plan;
+            StepTimes t;
+            one_rank(&c, r, &plan, &t);
+            way += t.unit[0].f;
+            longest = fmax(longest, t.unit[0].f);
+        }
+        NEAR(predicted(&c).forward_s, way + (pp - 1) * hop + 6 * longest, 1e-9);
+    }
+}
+
+/* Worked by hand: a step of 2 s, an evaluation's batch of 0.5 s; 80 GB of checkpoint, 4 ranks, the largest of which has 30. */
+TEST(what_a_run_does_besides_is_so_much_of_a_step)
+{
+    Config c = { .data = { .valid = "a: x  b: 0.7 y 0.3 z", .split = "" },
+                 .train = { .eval_every = 100, .eval_batches = 3 },
+                 .checkpoint = { .every = 20 } };
+    DeviceFile d = { .host_gb_s = 60, .disk_gb_s = 2, .step_us = 250 };
+    const BesidesOf of = { 2, .5, 4, 80000000000, 30000000000 };
+    Besides b = besides_of(&c, &d, &of);
+    NEAR(b.evaluations, 2 * 3 * .5 / 100, 1e-12);
+    NEAR(b.checkpoints, 40. / 20, 1e-12);
+    NEAR(b.host, 250e-6, 1e-12);
+    NEAR(besides_sum(&b), .03 + 2 + 250e-6, 1e-12);
+    c.checkpoint.async = true; /* 30 GB at 60 GB/s, and 40 s of writing beside 40 s of steps */
+    b = besides_of(&c, &d, &of);
+    NEAR(b.checkpoints, .5 / 20, 1e-12);
+    c.checkpoint.every = 15; /* 10 s of the write are left */
+    b = besides_of(&c, &d, &of);
+    NEAR(b.checkpoints, (.5 + 10) / 15, 1e-12);
+    d.processors = 2, d.memory_gb_s = 24; /* all ranks read and write in one memory */
+    b = besides_of(&c, &d, &of);
+    NEAR(b.checkpoints, (10. + 10) / 15, 1e-12);
+}
+
+TEST(what_nobody_knows_is_said_to_be_unknown)
+{
+    Config c = { .data = { .valid = "x", .split = "" },
+                 .train = { .eval_every = 100 },
+                 .checkpoint = { .every = 20 } };
+    const DeviceFile d = { .host_gb_s = 60, .step_us = 100 };
+    const BesidesOf of = { 2, .5, 4, 80, 30 };
+    Besides b = besides_of(&c, &d, &of);
+    CHECK(isnan(b.evaluations) && isnan(b.checkpoints) && besides_sets(&c) == 1);
+    NEAR(besides_sum(&b), 1e-4, 1e-12);
+    c.train.eval_every = c.checkpoint.every = 0; /* at the end alone */
+    b = besides_of(&c, &d, &of);
+    CHECK(b.evaluations == 0 && b.checkpoints == 0);
+    c.data.valid = "", c.train.eval_every = 10;
+    b = besides_of(&c, &d, &of);
+    CHECK(b.evaluations == 0 && besides_sets(&c) == 0);
+    c.data.split = "98,2", c.train.eval_batches = 1;
+    b = besides_of(&c, &d, &of);
+    NEAR(b.evaluations, .05, 1e-12);
 }
 
 /* ---- any prediction ---- */

@@ -125,10 +125,7 @@ int plan_pairs(const PlanTable *t)
     return world_pairs(t->grid, spec_sums_by_message(t->cfg), spec_host_ranks(t->cfg));
 }
 
-int64_t plan_library_bytes(const PlanTable *t)
-{
-    return libraries(t->cfg, t->grid);
-}
+int64_t plan_library_bytes(const PlanTable *t) { return libraries(t->cfg, t->grid); }
 
 /* ---- JSON ---- */
 

@@ -298,7 +298,8 @@ static void filter_pair(const ActionList *all, const Action *pair, bool together
 }
 
 /* clock: what the two units take one by one, less what they take in turn. */
-static Err time_pair(Trainer *t, const Walk *w, const Action *pair, ActionList *part, double clock[CLOCK_COUNTS])
+static Err time_pair(Trainer *t, const Walk *w, const Action *pair, ActionList *part,
+                     double clock[CLOCK_COUNTS])
 {
     MemoryPlan apart, together;
     const ActionList *whole = &t->parts.step.rank[t->world->pp_rank];

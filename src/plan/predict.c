@@ -154,6 +154,19 @@ static Err draw(const CostModel *m, const TrainSpec *spec, const Schedule *s, Pi
     return err;
 }
 
+/* A batch of an evaluation takes what the forwards of a step take, one behind the other. */
+static Err time_forwards(const TrainSpec *spec, Grid grid, const Pipeline *p, double hop, double *seconds)
+{
+    Schedule s;
+    Simulation simulation = { 0 };
+    Err err = trainer_forwards(spec, grid, &s);
+    if (!err) err = simulate(&s, &(SimulateCosts){ .stage = p->stage, .latency = hop }, &simulation);
+    if (!err) *seconds = simulation.makespan;
+    simulation_free(&simulation, &s);
+    schedule_free(&s);
+    return err;
+}
+
 /* svg: a picture of it, too; or NULL. */
 static Err predict_with(const CostModel *m, const TrainSpec *spec, Grid grid, const Schedule *s, Pipeline *p,
                         Prediction *out, FILE *svg)
@@ -164,6 +177,7 @@ static Err predict_with(const CostModel *m, const TrainSpec *spec, Grid grid, co
     Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .latency = hop }, &simulation);
     if (!err) conclude(m, spec, grid, p, simulation.makespan, out);
     simulation_free(&simulation, s);
+    if (!err) err = time_forwards(spec, grid, p, hop, &out->forward_s);
     if (!err && svg) err = draw(m, spec, s, p, out, hop, svg);
     return err;
 }

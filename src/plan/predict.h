@@ -6,7 +6,7 @@
  *   step    the schedule's units + what the slowest rank does besides: sums of gradients that units do not hide, the
  *           norm, the update
  *
- * Not in it: evaluations, checkpoints, waiting for data, and steps that are done again.
+ * Not in it: waiting for data, and steps that are done again; for evaluations and checkpoints: besides.h.
  */
 #ifndef MEGATRAIN_PLAN_PREDICT_H
 #define MEGATRAIN_PLAN_PREDICT_H
@@ -23,6 +23,7 @@ typedef struct {
     TimeShares shares;  /* its step without waiting for other stages */
     double bubble_s;    /* and that: step_s = shares.now + bubble_s */
     double rest_s;      /* of the step behind its units */
+    double forward_s;   /* an evaluation of as many samples */
     int64_t bytes; /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
 } Prediction;
 
