@@ -142,6 +142,32 @@ TEST(unequal_stages_take_what_their_events_take)
         }
 }
 
+/* Four ranks on two hosts: of three hops one crosses the network, and both ways of a unit take it. */
+TEST(only_hops_between_hosts_cross_the_network)
+{
+    Case c = stages(4, 4, 1);
+    CostModel m;
+    double hop[4], far[4];
+    c.device.host_devices = 4;
+    OK(cost_open(&m, &c.device, 1));
+    OK(predict_hops(&m, &c.spec, c.grid, hop));
+    const Prediction near = predicted(&c);
+    c.device.host_devices = 2, c.device.network_us = 1000;
+    OK(predict_hops(&m, &c.spec, c.grid, far));
+    CHECK(hop[0] == hop[1] && hop[1] == hop[2] && hop[2] == hop[3]);
+    CHECK(far[0] == hop[0] && far[2] == hop[2] && far[1] == far[3] && far[1] > hop[1] + 9e-4);
+    CHECK(predict_hop(&m, &c.spec, c.grid) == far[1]);
+    const Prediction apart = predicted(&c);
+    NEAR(apart.step_s - apart.rest_s - (near.step_s - near.rest_s), 2 * (far[1] - hop[1]), 1e-6);
+    Grid two = c.grid;
+    two.dp = 2; /* each rank's neighbours are on other hosts */
+    OK(predict_hops(&m, &c.spec, two, far));
+    CHECK(far[0] == far[1] && far[1] == far[2] && far[0] > hop[0]);
+    c.device.host_devices = 3; /* of two pipelines one crosses, first or second hop: both wait */
+    OK(predict_hops(&m, &c.spec, two, far));
+    CHECK(far[0] > hop[0] && far[1] > hop[1]);
+}
+
 /* (m + p - 1)(f + b) where all stages are alike: a block so large that tables, head and loss are nothing beside it. */
 TEST(equal_stages_take_their_closed_form)
 {

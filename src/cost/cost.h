@@ -51,6 +51,8 @@ typedef struct {
 
 CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank);
 
+bool cost_same_host(const CostModel *m, GridShape s, int a, int b); /* are two ranks on one? */
+
 /* One collective that sends so many bytes from each member, beside nothing. */
 double cost_call(const CostModel *m, CommKind kind, CommPlace place, int64_t bytes);
 /* One exchange, by the messages of a member. */

@@ -40,8 +40,11 @@ static bool need_of(const Schedule *s, const Action *a, int i, Need *n)
 static double message_time(const Simulator *r, int replica, int from, int to)
 {
     const SimulateCosts *c = r->costs;
-    if (schedule_rank_of(r->s, replica, from) == schedule_rank_of(r->s, replica, to)) return 0;
-    return c->latency + (c->bandwidth > 0 ? c->bytes / c->bandwidth : 0);
+    const int a = schedule_rank_of(r->s, replica, from), b = schedule_rank_of(r->s, replica, to);
+    const int low = a < b ? a : b, high = a < b ? b : a;
+    if (a == b) return 0;
+    const double hop = c->hop ? c->hop[high - low == 1 ? low : high] : 0;
+    return c->latency + hop + (c->bandwidth > 0 ? c->bytes / c->bandwidth : 0);
 }
 
 /* Moves *start to when all that `a` needs has arrived; false, with what lacks, if something was not made yet. */

@@ -31,8 +31,10 @@ typedef struct {
 Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
                  StepTimes *times);
 
-/* A message between pipeline ranks, in seconds. */
+/* A message between pipeline ranks, in seconds: the longest, and each one's to the next (the last one's to the first),
+ * which crosses the network if it does so in any pipeline. ERR_MEMORY. */
 double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid);
+Err predict_hops(const CostModel *m, const TrainSpec *spec, Grid grid, double *hop);
 
 /* Errors: those of trainer_plan. */
 Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out);
