@@ -1,4 +1,4 @@
-/* See auto_layout.h. What ranks tell each other are words "section.key=value", which stand behind the command line's. */
+/* See auto_layout.h. What ranks tell each other are words "section.key=value", behind the command line's. */
 #include "cli/auto_layout.h"
 
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /*
  * The dry run (trainer.h): a step and an evaluation on the null device, of one unit of each form, and for a clock one
- * pair of each stage; what a whole step does and holds is then arithmetic on its action list. Where weights change on the way the whole list is walked.
+ * pair of each stage; what a whole step does and holds is then arithmetic on its action list. Where weights change on
+ * the way the whole list is walked.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -18,8 +18,8 @@ typedef struct {
     int64_t checkpoint, shard; /* bytes of a checkpoint; of the largest rank's part */
 } BesidesOf;
 
-/* Seconds a step. NaN: there are some, and nobody knows how long they are (an evaluation of whole sets, which only their
- * files say; a checkpoint without disk_gb_s). */
+/* Seconds a step. NaN: there are some, and nobody knows how long they are (of whole sets, whose files alone say it; of
+ * checkpoints without disk_gb_s). */
 typedef struct {
     double evaluations, checkpoints, host;
 } Besides;
