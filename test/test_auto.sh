@@ -45,14 +45,26 @@ for n in 1 2 4; do
     check "the weights on $n" diff <(cd "auto$n/checkpoints/step-00000004" && cksum shard-*) <(cd "hand$n/checkpoints/step-00000004" && cksum shard-*)
 done
 
+# It is the first of those that a search names.
+check "a search" sh -c "'$mt' plan --search --config tiny.ini --world 4 --device ./fast.ini --best 1 --json >search.json 2>err.txt"
+check "has the same layout" python3 - <<'EOP'
+import json, re
+words = json.load(open("search.json"))["best"][0]["layout"].split()
+text = open("auto4/config.ini").read()
+keys = {f"{s}.{k}": v.strip() for s, body in re.findall(r"^\[(\w+)\]\n(.*?)(?=^\[|\Z)", text, re.M | re.S)
+        for k, v in re.findall(r"^([\w.]+) =(.*)$", body, re.M)}
+seen = [keys[k] == v for k, v in (w.split("=", 1) for w in words) if v != "auto"]
+assert len(seen) > 8 and all(seen), words
+EOP
+
 # What is given stays: on the command line; in the file, where parallel.auto is in the file.
 check "a fixed key" run fixed 4 parallel.auto=true parallel.pp=2 parallel.zero=0
 check "is the run's" test "$(value fixed/config.ini parallel pp) $(value fixed/config.ini parallel zero)" = "2 0"
 check "and is not chosen" sh -c '! grep -q "x fast.* parallel.pp=" fixed.err'
 cp tiny.ini plain.ini
-printf '[parallel]\nauto = true\ntp = 2\n' >>tiny.ini
+printf '[parallel]\nauto = true\npp = 2\n' >>tiny.ini
 check "a key of the file beside parallel.auto" run beside 4
-check "stays" test "$(value beside/config.ini parallel tp)" = 2
+check "stays" test "$(value beside/config.ini parallel pp)" = 2
 cp plain.ini tiny.ini
 printf '[parallel]\ntp = 3\n' >>tiny.ini # (no layout at all)
 check "a key of the file below parallel.auto" run below 2 parallel.auto=true
@@ -81,7 +93,7 @@ check "the run's own configuration is a configuration" sh -c "'$mt' config check
 # What is wrong: one line, an exit code, and no folder.
 expect 2 "doctor --calibrate" "$mt" --config tiny.ini run.dir=e parallel.auto=true
 expect 2 "no file" "$mt" --config tiny.ini run.dir=e parallel.auto=true parallel.auto_device=./none.ini
-expect 2 "is a GPU" "$mt" --config tiny.ini run.dir=e run.device=cpu parallel.auto=true parallel.auto_device=h100
+expect 2 "is a GPU" "$mt" --config tiny.ini run.dir=e run.device=cpu parallel.auto=true parallel.auto_device="$root/config/devices/h100.ini"
 expect 2 "nothing is planned" "$mt" --config tiny.ini run.dir=e parallel.auto_device=fast.ini
 expect 2 "must be one of" "$mt" --config tiny.ini run.dir=e parallel.auto=perhaps
 expect 4 "the least that one takes" "$mt" --config tiny.ini run.dir=e parallel.auto=true parallel.auto_device=small.ini
