@@ -90,6 +90,8 @@ check "is planned when asked" run hand 2 parallel.auto=true
 check "and says so" grep -q "predicted" hand.err
 check "the run's own configuration is a configuration" sh -c "'$mt' config check --config auto4/config.ini >out.txt 2>&1"
 
+expect 0 "parallel.auto chooses a layout when a run begins" "$mt" plan --config tiny.ini --world 2 parallel.auto=true
+
 # What is wrong: one line, an exit code, and no folder.
 expect 2 "doctor --calibrate" "$mt" --config tiny.ini run.dir=e parallel.auto=true
 expect 2 "no file" "$mt" --config tiny.ini run.dir=e parallel.auto=true parallel.auto_device=./none.ini
