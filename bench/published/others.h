@@ -83,8 +83,8 @@ static inline double exposed(double a, double b, double overlap, bool hidden)
 
 /* ---- products ---- */
 
-/* Of a library's tiles, or the bytes that pass memory if they take longer. fp8: in 8 bits; adds: to sums in fp32, which it
- * reads and writes; apart: each is a launch. */
+/* Of a library's tiles, or the bytes that pass memory if they take longer. fp8: in 8 bits; adds: to sums in fp32, which
+ * it reads and writes; apart: each is a launch. */
 static inline double product_time(const Machine *m, const Rates *r, Product p, bool fp8, bool adds, bool apart)
 {
     const double peak = fp8 ? m->fp8 * r->fp8 : m->bf16 * r->bf16, bytes = fp8 ? 1 : 2;
