@@ -49,7 +49,7 @@ typedef struct {
 } Product;
 
 /* What so many multiprocessors do meanwhile at their full rate: FLOP of the best of a library's tiles, each of which
- * takes as much longer as `tile_depth` is of its sum. apart: each product is a launch, half in a row with the others. */
+ * takes as much longer as `tile_depth` is of its sum. apart: each product is a launch, partly beside others. */
 double product_flop(Product p, double multiprocessors, double tile_depth, bool apart);
 
 /* Where the members of a group are: on how many hosts, and how many of them on the host that has fewest, for which all
