@@ -159,6 +159,7 @@ static void begin_shared(Simulator *r, int rank, double now, double *next)
         if (!arrived(r, &a[h], &start, &lacks)) return;
         cost += cost_of(r, &a[h]);
     }
+    if (halves_of(a) == 2) cost -= costs_of(r, a)->pair;
     if (start > now) {
         *next = fmin(*next, start);
         return;
