@@ -62,7 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int64_t n = (int64_t)size - 1, invalid = 0, back_size;
     TokenList ids = { 0 }, parts = { 0 };
     fuzz_memory_start();
-    Err err = encoder_run(e, text, n, &ids, &invalid);
+    Err err = encoder_run(e, text, n, false, &ids, &invalid);
     /* 28 bytes of work a byte of the longest word, and an id, in an array that is being doubled; NFC may make three bytes
      * of one, and needs 12 for it */
     FUZZ_MEMORY_BOUND(n, kind == 3 ? 3 * 40 + 12 : 40, 1 << 12);
@@ -74,8 +74,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int64_t cut = tokenizer_cut(t, text, n);
     FUZZ_CHECK(cut == 0 || (cut > 0 && cut < n), "cut at %lld", (long long)cut);
     if (!invalid) {
-        err = encoder_run(e, text, cut, &parts, NULL);
-        if (!err) err = encoder_run(e, text + cut, n - cut, &parts, NULL);
+        err = encoder_run(e, text, cut, false, &parts, NULL);
+        if (!err) err = encoder_run(e, text + cut, n - cut, true, &parts, NULL);
         FUZZ_CHECK(!err, "%s", err_message());
         FUZZ_CHECK(parts.count == ids.count &&
                        (!ids.count || !memcmp(parts.ids, ids.ids, (size_t)ids.count * sizeof *ids.ids)),

@@ -32,7 +32,7 @@ static void check_text(const Tokenizer *t)
     memcpy(text + 256,
            "Once upon a time, ab aab  <|endoftext|> 12345 it's \xC3\xA9t\xC3\xA9\n\n\xE4\xB8\xAD abab", 64);
     Err err = encoder_open(t, &e);
-    if (!err) err = encoder_run(e, text, 320, &ids, &invalid);
+    if (!err) err = encoder_run(e, text, 320, false, &ids, &invalid);
     if (!err) err = tokenizer_decode(t, ids.ids, ids.count, &back, &size);
     FUZZ_CHECK(!err, "%s", err_message());
     for (int64_t i = 0; i < ids.count; i++)
