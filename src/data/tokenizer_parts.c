@@ -432,6 +432,7 @@ Err tokenizer_spell(Tokenizer *t)
     t->first = t->text;
     if (!t->bpe.characters) return ERR_OK;
     if (t->join != JOIN_PLAIN) TRY(setup_array(&t->mem, t->vocab, &t->first));
+    for (int64_t i = 0; i < t->added_count; i++) t->text[t->added[i].id] = t->added[i].text; /* normalized */
     for (int32_t id = 0; id < t->vocab; id++)
         if (t->text[id].bytes) TRY(spell_one(t, id));
     return ERR_OK;
