@@ -274,6 +274,7 @@ TEST(json_refusals)
         { { .pre = SPLIT("a{,3}", "Isolated") }, "at '{,3}'" },
         { { .pre = SPLIT("a{3}?", "Isolated") }, "at '{3}?'" },
         { { .pre = SPLIT("a{3}+", "Isolated") }, "at '{3}+'" },
+        { { .pre = SPLIT("(a+)+b", "Isolated") }, "at ')+b'" },
         { { .pre = SPLIT("^a", "Isolated") }, "at '^a'" },
         { { .pre = SPLIT("\\\\w", "Isolated") }, "at '\\w'" },
         { { .pre = SPLIT("\\\\p{Han}", "Isolated") }, "at '\\p{Han}'" },

@@ -139,8 +139,9 @@ Err bpe_finish_characters(Bpe *b, const char *unknown, bool fuse, bool fallback)
     }
     find_word_ends(b);
     if (all_bytes || b->unknown >= 0) return ERR_OK;
-    return err_set(ERR_DATA, "there is neither an unk_token nor byte_fallback with the tokens of all bytes: some "
-                             "characters would have no token");
+    return err_set(ERR_DATA,
+                   "there is neither an unk_token nor byte_fallback with the tokens of all bytes: some "
+                   "characters would have no token");
 }
 
 static uint64_t pair_key(int32_t left, int32_t right)

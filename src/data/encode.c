@@ -88,7 +88,8 @@ static Err replace(const Stage *s, const char *text, const char *end, StageBuffe
 static bool takes_prefix(const Stage *s, const char *text, int64_t size, Place place)
 {
     if (place == PLACE_CONTINUES || (s->rule == PREFIX_FIRST && place != PLACE_FIRST)) return false;
-    return s->rule == PREFIX_ALWAYS || size < s->to.size || memcmp(text, s->to.bytes, (size_t)s->to.size) != 0;
+    return s->rule == PREFIX_ALWAYS || size < s->to.size ||
+           memcmp(text, s->to.bytes, (size_t)s->to.size) != 0;
 }
 
 Err stage_rewrite(const Stage *s, const char **text, int64_t *size, Place place, StageBuffer *b)
@@ -184,7 +185,8 @@ static int32_t byte_token(const Tokenizer *t, uint8_t byte)
     return t->bpe.byte_id[byte] >= 0 ? t->bpe.byte_id[byte] : t->bpe.unknown;
 }
 
-Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, TokenList *out, int64_t *invalid_bytes)
+Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, TokenList *out,
+                int64_t *invalid_bytes)
 {
     e->out = out;
     for (int64_t at = 0;; continues = true) {
@@ -246,8 +248,9 @@ void tokenizer_find_cuts(Tokenizer *t)
             const bool isolated = s->behavior == BEHAVIOR_ISOLATED && !s->invert;
             begins |= isolated && at_cut == SPLIT_BEGINS;
             /* blanks are no more there, or it splits in front of what they became */
-            const bool of_marks = marks && (is_text(s->from, " ") ||
-                                            (is_text(s->from, BPE_BLANK) && s->behavior == BEHAVIOR_NEXT && !s->invert));
+            const bool of_marks =
+                marks && (is_text(s->from, " ") ||
+                          (is_text(s->from, BPE_BLANK) && s->behavior == BEHAVIOR_NEXT && !s->invert));
             known = known && (of_marks || (isolated && at_cut != SPLIT_ANYTHING && !marks));
         }
     }
@@ -266,7 +269,8 @@ static bool ends_added(const Tokenizer *t, char last)
 static bool may_cut(const Tokenizer *t, char before, char behind)
 {
     if (t->cut == CUT_BLANKS && behind != ' ') return false;
-    if (t->prefixes && ends_added(t, before)) return false; /* what follows a token begins a piece of its own */
+    if (t->prefixes && ends_added(t, before))
+        return false; /* what follows a token begins a piece of its own */
     if (t->bpe.characters && !t->bpe.word_ends[(uint8_t)before]) return false;
     return !added_crosses(&t->sets[0], before, behind) &&
            !added_crosses(&t->sets[1], before, behind == ' ' ? t->blank : behind);

@@ -35,7 +35,7 @@ typedef struct SplitterWork SplitterWork; /* what one thread needs to use it */
 /* ERR_DATA: the expression has what is not supported, is none, or can match nothing at all. */
 Err splitter_open(const char *regex, Splitter **out);
 Err splitter_open_text(const char *text, int64_t size, Splitter **out); /* it matches this text */
-void splitter_close(Splitter *s);                                      /* NULL is fine */
+void splitter_close(Splitter *s);                                       /* NULL is fine */
 Err splitter_work_open(const Splitter *s, SplitterWork **out);
 void splitter_work_close(SplitterWork *w); /* NULL is fine */
 

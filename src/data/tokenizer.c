@@ -17,8 +17,9 @@ enum { BYTE_VOCAB = 257, BYTE_EOD = 256 };
 static Err refuse_model(const char *path)
 {
     err_set(ERR_DATA, "'%s' is no tokenizer.json", path);
-    return err_hint("transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER) in Python writes one "
-                    "from it");
+    return err_hint(
+        "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER) in Python writes one "
+        "from it");
 }
 
 static bool ends_with(const char *text, const char *end)

@@ -71,7 +71,8 @@ struct Tokenizer {
     bool is_byte;   /* the `byte` tokenizer: only vocab and eod are set */
     Bpe bpe;
     Stage stages[STAGES_MAX];
-    int stage_count, normalizers; /* those between stages[0] and the second cutting out of added tokens rewrite text */
+    int stage_count,
+        normalizers; /* those between stages[0] and the second cutting out of added tokens rewrite text */
     AddedToken *added;
     int64_t added_count;
     AddedSet sets[2]; /* the added tokens: raw ones, normalized ones */

@@ -58,7 +58,8 @@ static bool is_added(const Json *added, const char *spelling, int64_t id)
 
 /* Fills t->bpe with the tokens of a JSON object {spelling: id}; among tokens of bytes, added tokens may be spelled in
  * plain text. */
-static Err load_vocab(Tokenizer *t, bool characters, const Json *vocab, const Json *added, int64_t merge_limit)
+static Err load_vocab(Tokenizer *t, bool characters, const Json *vocab, const Json *added,
+                      int64_t merge_limit)
 {
     int64_t highest = -1, room = 0;
     char *bytes;
@@ -157,7 +158,8 @@ static Err check_model(const Json *model)
                            "type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk "
                            "byte_fallback ignore_merges vocab merges"));
     if (!json_is_object(json_get(model, "vocab"))) return err_set(ERR_DATA, "the model has no vocabulary");
-    if (!json_is_array(json_get(model, "merges"))) return err_set(ERR_DATA, "the model has no list of merges");
+    if (!json_is_array(json_get(model, "merges")))
+        return err_set(ERR_DATA, "the model has no list of merges");
     if (!json_is_absent(json_get(model, "dropout")) && json_number(json_get(model, "dropout"), 1) != 0)
         return err_set(ERR_DATA, "BPE dropout is not supported");
     if (!is_empty_text(json_get(model, "continuing_subword_prefix")) ||
@@ -270,9 +272,10 @@ static Err load_parsed(Tokenizer *t, const Json *j)
     const Json *model = json_get(j, "model"), *added = json_get(j, "added_tokens");
     bool characters;
     if (!json_is_object(model)) return err_set(ERR_DATA, "there is no `model`: not a tokenizer.json");
-    TRY(json_check_members(j, "the file",
-                           "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder "
-                           "model"));
+    TRY(json_check_members(
+        j, "the file",
+        "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder "
+        "model"));
     TRY(check_model(model));
     TRY(tokenizer_load_parts(t, j, &characters));
     TRY(load_model(t, characters, model, added));
