@@ -229,8 +229,8 @@ static bool blanks_become_marks(const Stage *s)
 }
 
 /*
- * The pieces of bytes fall apart at a cut if one pattern begins a piece there, and none looks or reaches across. Those of
- * characters need not fall apart: blanks there begin words for the model, if no token has a blank behind a letter.
+ * The pieces of bytes fall apart at a cut if one pattern begins a piece there, and none looks or reaches across. Those
+ * of characters need not fall apart: the model takes blanks there for the beginnings of words (Bpe.word_ends).
  */
 void tokenizer_find_cuts(Tokenizer *t)
 {

@@ -55,9 +55,9 @@ typedef enum {
 SplitAtCut splitter_at_cut(const Splitter *s);
 
 /*
- * The last place below `size` where published patterns start a new piece, whatever stands around: a blank, a line feed,
- * a comma or a full stop, ASCII's or East Asia's, behind a digit or a letter of any script that NFC does not change (the
- * look-ahead of the white-space rule looks only to the right of blanks). 0: there is none.
+ * The last place below `size` where published patterns start a new piece, whatever stands around: a blank, a line
+ * feed, a comma or a full stop, ASCII's or East Asia's, behind a digit or a letter of any script that NFC does not
+ * change (the look-ahead of the white-space rule looks only to the right of blanks). 0: there is none.
  */
 int64_t split_cut(const char *text, int64_t size);
 

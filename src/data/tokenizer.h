@@ -16,7 +16,8 @@
  * there.
  *
  * A Tokenizer never changes after opening: threads share it, each with its own Encoder.
- * Where to read on: encode.c, added.h, tokenizer_parts.c and tokenizer_json.c and tokenizer_write.c (files), bpe_train.c (training).
+ * Where to read on: encode.c; added.h; tokenizer_json.c, tokenizer_parts.c and tokenizer_write.c (files);
+ * bpe_train.c (training).
  */
 #ifndef MEGATRAIN_DATA_TOKENIZER_H
 #define MEGATRAIN_DATA_TOKENIZER_H
@@ -58,7 +59,8 @@ Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, Toke
 
 /*
  * Longest beginning of the text, in bytes, that can be encoded apart from the rest with the same
- * ids as both together (the rest with `continues`), whatever follows; 0 if there is no such place. Always less than `size`.
+ * ids as both together (the rest with `continues`), whatever follows; 0 if there is no such place. Always less than
+ * `size`.
  */
 int64_t tokenizer_cut(const Tokenizer *t, const char *text, int64_t size);
 

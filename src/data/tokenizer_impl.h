@@ -86,7 +86,7 @@ struct Tokenizer {
     bool spell_bytes; /* <0xNN> is a byte */
     DecodeJoin join;
 
-    /* Does the tokenizer allow cuts at the places of split_cut, or at blanks alone, and what becomes of a blank there */
+    /* are cuts allowed at the places of split_cut, or only at those of them that are blanks? */
     enum { CUT_NOWHERE, CUT_BLANKS, CUT_WORDS } cut;
     bool prefixes; /* some stage puts something in front of pieces */
     char blank;    /* the first byte of what a blank becomes before normalized added tokens are sought */

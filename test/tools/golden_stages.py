@@ -84,10 +84,8 @@ def models_of_both():
     vocab, merges = train(pre_tokenizers.Metaspace(prepend_scheme="first", split=True), [], spelled, 460)
     merges = [m for m in merges if "\n" not in m[0] + m[1]]
     out["characters"] = vocab, merges
-    vocab = {**vocab, "t\u2581c": len(vocab)}  # a blank behind a letter
-    out["across"] = vocab, [["t", "\u2581"], *merges, ["t\u2581", "c"]] if "t\u2581" in vocab else [*merges, ["t", "\u2581c"]]
-    short = {t: i for t, i in vocab.items() if t != "<0x80>"}
-    out["short"] = short, merges
+    out["across"] = {**vocab, "t\u2581": len(vocab)}, [["t", "\u2581"], *merges]  # a blank behind a letter
+    out["short"] = {t: i for t, i in vocab.items() if t != "<0x80>"}, merges
     return out
 
 
