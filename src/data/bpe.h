@@ -4,8 +4,8 @@
  * A piece starts as single bytes, or in a model of characters, as SentencePiece makes them, as single characters: one
  * that the vocabulary lacks becomes its bytes, each spelled <0xNN>, or else the unknown token. Again and again the
  * neighbouring pair with the lowest rank (its place in the list of merges) is replaced by its merged token, the
- * leftmost first among equals, until no neighbours are in the list. A heap of candidate pairs over a linked list does it in O(n
- * log n) also for a "word" of a megabyte; a small cache of pieces makes ordinary prose fast.
+ * leftmost first among equals, until no neighbours are in the list. A heap of candidate pairs over a linked list does
+ * it in O(n log n) also for a "word" of a megabyte; a small cache of pieces makes ordinary prose fast.
  *
  * The model never changes after loading and is shared by threads; each thread has its own BpeWork.
  * Source: Sennrich et al. 2016 (BPE), Radford et al. 2019 (on bytes).
