@@ -61,7 +61,7 @@ static int32_t code_points(Text t)
 static Err encode(Reader *r, const char *text, int64_t size, TokenList *out)
 {
     out->count = 0;
-    const Err err = encoder_run(r->encoder, text, size, out, NULL);
+    const Err err = encoder_run(r->encoder, text, size, false, out, NULL);
     return err == ERR_DATA ? err_prefix(err, "%s:%lld", r->task->path, (long long)r->number) : err;
 }
 

@@ -1,8 +1,6 @@
 /* See vocabulary.h. */
 #include "data/vocabulary.h"
 
-#include <stddef.h>
-
 #include "data/tokenizer_impl.h"
 
 TokenKind vocabulary_kind(const Tokenizer *t, int32_t id)
@@ -11,7 +9,7 @@ TokenKind vocabulary_kind(const Tokenizer *t, int32_t id)
     for (int64_t i = 0; i < t->added_count; i++)
         if (t->added[i].id == id) return t->added[i].special ? TOKEN_SPECIAL : TOKEN_ADDED;
     if (id == t->eod) return TOKEN_SPECIAL;
-    return tokenizer_bytes(t, id, &size) ? TOKEN_PIECE : TOKEN_UNUSED;
+    return tokenizer_bytes(t, id, false, &size) ? TOKEN_PIECE : TOKEN_UNUSED;
 }
 
 int64_t vocabulary_merge_count(const Tokenizer *t) { return t->bpe.merge_count; }
@@ -24,10 +22,16 @@ void vocabulary_merges(const Tokenizer *t, VocabularyMerge *out)
     }
 }
 
-const char *vocabulary_pattern(const Tokenizer *t)
+bool vocabulary_pattern(const Tokenizer *t, SplitKind *out)
 {
-    static const char *const names[SPLIT_COUNT] = {
-        [SPLIT_GPT2] = "gpt2", [SPLIT_LLAMA3] = "llama3", [SPLIT_QWEN] = "qwen"
-    };
-    return t->is_byte ? NULL : names[t->split];
+    *out = t->is_byte ? SPLIT_GPT2 : SPLIT_COUNT;
+    if (t->bpe.characters) return false;
+    for (int i = 0; i < t->stage_count; i++) {
+        const Stage *s = &t->stages[i];
+        if (s->kind == STAGE_ADDED || s->kind == STAGE_NFC) continue;
+        if (s->kind != STAGE_SPLIT || s->invert || s->behavior != BEHAVIOR_ISOLATED) return false;
+        *out = splitter_kind(s->splitter);
+        if (*out == SPLIT_COUNT) return false;
+    }
+    return *out != SPLIT_COUNT;
 }

@@ -2,6 +2,7 @@
 #ifndef MEGATRAIN_DATA_VOCABULARY_H
 #define MEGATRAIN_DATA_VOCABULARY_H
 
+#include "data/pretoken.h"
 #include "data/tokenizer.h"
 
 typedef enum {
@@ -22,7 +23,10 @@ int64_t vocabulary_merge_count(const Tokenizer *t);
 /* out [vocabulary_merge_count]: in their order, the first ones first. */
 void vocabulary_merges(const Tokenizer *t, VocabularyMerge *out);
 
-/* The published pattern that cuts a text into pieces: "gpt2", "llama3", "qwen"; NULL: every byte is a token. */
-const char *vocabulary_pattern(const Tokenizer *t);
+/*
+ * Is it BPE of bytes whose texts are cut into pieces by published patterns alone, behind nothing but added tokens and
+ * NFC? Then *out is the last of them. A tokenizer of single bytes needs none: its answer is SPLIT_GPT2.
+ */
+bool vocabulary_pattern(const Tokenizer *t, SplitKind *out);
 
 #endif

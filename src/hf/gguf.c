@@ -179,7 +179,7 @@ static void put_token(Gguf *g, int32_t id)
 {
     char text[32];
     int32_t size;
-    const char *bytes = tokenizer_bytes(g->x->tokenizer, id, &size);
+    const char *bytes = tokenizer_bytes(g->x->tokenizer, id, false, &size);
     switch (kind_of(g, id)) {
     case TOKEN_UNUSED: put_bytes(g, text, snprintf(text, sizeof text, "[PAD%d]", id)); return;
     case TOKEN_PIECE: put_i64(g, spelled_bytes(bytes, size)), put_spelling(g, bytes, size); return;
@@ -194,23 +194,23 @@ static void put_token(Gguf *g, int32_t id)
 static void put_merge(Gguf *g, VocabularyMerge m)
 {
     int32_t left_size, right_size;
-    const char *left = tokenizer_bytes(g->x->tokenizer, m.left, &left_size);
-    const char *right = tokenizer_bytes(g->x->tokenizer, m.right, &right_size);
+    const char *left = tokenizer_bytes(g->x->tokenizer, m.left, false, &left_size);
+    const char *right = tokenizer_bytes(g->x->tokenizer, m.right, false, &right_size);
     put_i64(g, spelled_bytes(left, left_size) + 1 + spelled_bytes(right, right_size));
     put_spelling(g, left, left_size);
     put(g, " ", 1);
     put_spelling(g, right, right_size);
 }
 
+/* What llama.cpp calls a pattern; NULL: it has no name for it. */
 static const char *pre_tokenizer(const Tokenizer *t)
 {
-    static const char *const names[][2] = { { "gpt2", "gpt-2" },
-                                            { "llama3", "llama-bpe" },
-                                            { "qwen", "qwen2" } };
-    const char *pattern = vocabulary_pattern(t);
-    for (size_t i = 0; pattern && i < sizeof names / sizeof *names; i++)
-        if (!strcmp(pattern, names[i][0])) return names[i][1];
-    return names[0][1];
+    static const char *const names[SPLIT_COUNT] = {
+        [SPLIT_GPT2] = "gpt-2",   [SPLIT_LLAMA3] = "llama-bpe", [SPLIT_QWEN] = "qwen2",
+        [SPLIT_O200K] = "gpt-4o", [SPLIT_TEKKEN] = "tekken",    [SPLIT_DEEPSEEK] = "deepseek-v3"
+    };
+    SplitKind kind;
+    return vocabulary_pattern(t, &kind) ? names[kind] : NULL;
 }
 
 static void put_tokens(Gguf *g)
@@ -352,6 +352,8 @@ static Err check(Gguf *g)
             "write --format hf, which transformers and vLLM open; llama.cpp's converter takes that too");
     }
     TRY(check_rope(&m->rope, m->head_dim));
+    if (g->x->tokenizer && !pre_tokenizer(g->x->tokenizer))
+        return cannot("how this tokenizer cuts texts into pieces (data.tokenizer)");
     if (layer_pattern_most(&m->window)) return cannot("windows of attention (model.window) of this class");
     for (int i = 0; m->moe.experts && i < m->layers; i++)
         if (!model_is_mixture(m, i)) return cannot("that some blocks of a mixture are dense (moe.every)");

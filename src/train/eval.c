@@ -21,6 +21,7 @@
 static Err target_bytes(const Run *r, const Dataset *set, int64_t samples, int64_t *bytes)
 {
     int64_t T = r->spec.model.seq;
+    const int32_t eod = r->spec.documents.eod;
     int32_t *tokens = malloc((size_t)(T + 1) * sizeof *tokens);
     if (!tokens) return err_set(ERR_MEMORY, "no memory for a sample of %lld tokens", (long long)T);
     Err err = ERR_OK;
@@ -29,8 +30,8 @@ static Err target_bytes(const Run *r, const Dataset *set, int64_t samples, int64
         err = dataset_get(set, i, tokens);
         for (int64_t k = 1; k <= T && !err; k++) {
             int32_t size = 0;
-            if (r->spec.documents.mask && tokens[k - 1] == r->spec.documents.eod) continue;
-            if (tokens[k] != r->spec.documents.eod) tokenizer_bytes(r->tokenizer, tokens[k], &size);
+            if (r->spec.documents.mask && tokens[k - 1] == eod) continue;
+            if (tokens[k] != eod) tokenizer_bytes(r->tokenizer, tokens[k], tokens[k - 1] == eod, &size);
             *bytes += size;
         }
     }
