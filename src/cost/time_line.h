@@ -37,7 +37,7 @@ typedef struct {
     WideCount flop; /* the device's counter at the last op */
     double host;    /* how far the host has come */
     TimeShares shares;
-    CommPlace place[WORLD_COMMS];
+    CommPlace place[WORLD_COMMS];            /* size 0: nobody has asked yet */
     double until[WORLD_COMMS];               /* how far each communicator has come */
     double end[WORLD_COMMS][COMM_OPEN_MOST]; /* of its calls */
 } TimeLine;
