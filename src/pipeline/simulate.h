@@ -12,6 +12,8 @@ typedef struct {
     const StageCost *stage;  /* [stages] what each takes, or NULL */
     double latency;          /* how long a message between two ranks takes */
     double bytes, bandwidth; /* a message takes bytes / bandwidth in addition; bandwidth 0: nothing */
+    double
+        processors; /* so many ranks compute at full speed at once, more share them evenly; 0: all of them do */
 } SimulateCosts;
 
 typedef struct {

@@ -153,6 +153,13 @@ static Err draw(const CostModel *m, const TrainSpec *spec, const Schedule *s, Pi
     return err;
 }
 
+/* For how many ranks of a pipeline there are processors; 0: for all. */
+static double processors_of_pipeline(const CostModel *m, Grid grid)
+{
+    const double all = m->device->processors, ranks = grid_size(grid);
+    return m->cpu && ranks > all ? all * grid.pp / ranks : 0;
+}
+
 /* svg: a picture of it, too; or NULL. */
 static Err predict_with(const CostModel *m, const TrainSpec *spec, Grid grid, const Schedule *s, Pipeline *p,
                         Prediction *out, FILE *svg)
@@ -160,7 +167,10 @@ static Err predict_with(const CostModel *m, const TrainSpec *spec, Grid grid, co
     Simulation simulation;
     TRY(time_ranks(m, spec, grid, p));
     const double hop = grid.pp > 1 ? predict_hop(m, spec, grid) : 0;
-    Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .latency = hop }, &simulation);
+    const SimulateCosts costs = { .stage = p->stage,
+                                  .latency = hop,
+                                  .processors = processors_of_pipeline(m, grid) };
+    Err err = simulate(s, &costs, &simulation);
     if (!err) conclude(m, spec, grid, p, simulation.makespan, out);
     simulation_free(&simulation, s);
     if (!err && svg) err = draw(m, spec, s, p, out, hop, svg);
