@@ -120,6 +120,8 @@ parallel.overlap_grad      | true         | same reduced during backward | RANKS
 parallel.overlap_param     | true         | same gathered during forward | RANKS=2 parallel.zero=1
 parallel.overlap_tp        | 2            | same in 2 bands | RANKS=2 parallel.tp=2
 parallel.overlap_moe       | true         | same memory | RANKS=2 moe.experts=4 model.bias=false parallel.ep=2 parallel.schedule=dualpipev train.global_batch=16 model.layers=2
+parallel.auto              | true         | refused 2 doctor --calibrate
+parallel.auto_device       | h100         | refused 2 nothing is planned
 parallel.staged            | true         | refused 2 only device=cuda
 parallel.timeout_s         | 1            | refused 10 waited 1 s | ALONE
 parallel.freeze_s          | 5            | same frozen after 5 s | RANKS=2

@@ -188,7 +188,7 @@ static void train_counted(const char *run_dir, const char *const *more, int more
     count.starts_at_step_1 = true;
     Boot alone;
     OK(boot_from_env(&alone));
-    Err err = train_run(&cfg, &alone);
+    Err err = train_run(&cfg, &alone, NULL);
     count_stop();
     count.starts_at_step_1 = false;
     OK(err);

@@ -424,10 +424,13 @@ between("fp32 weights", rank["weights"], 4 * own, 4 * own + 4 * 64 * 16)
 want("saves", rank["saves"], 14 * 4 * T * D * 2)
 finish(8)
 EOP
-"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 --json >plan.json 2>&1
-"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 >plan.txt 2>&1
+# (as DeepSeek cut it, on 8 hosts)
+wide=(parallel.ep=64 moe.dispatcher=node parallel.seq_blocks=16 parallel.schedule=1f1b parallel.vpp=1 parallel.overlap_moe=false)
+"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 "${wide[@]}" --json >plan.json 2>&1
+"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 "${wide[@]}" >plan.txt 2>&1
 check "DeepSeek-V3: $(python3 deepseek.py plan.json plan.txt 2>&1 | tail -3)" python3 deepseek.py plan.json plan.txt
 check "DeepSeek-V3 fits 2048 of 80 GB" grep -q "fits 80 GB: yes" plan.txt
+check "as it is shipped, too" grep -q "fits 80 GB: yes" <("$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100)
 cat >rows.py <<'EOP'
 """rows.py <JSON of a plan of many kinds of ranks> <its text>: a row a rank, with the JSON's figures in units."""
 import json
@@ -496,7 +499,7 @@ plan "${layout[@]}" --json >plan.json
 check "communicators count: $(grep fits plan.txt)" grep -q ", and up to 2.36 GiB for CUDA's libraries and 4 communicators, with 1 pair of ranks on a host)$" plan.txt
 # experts of 64 ranks on 8 hosts: 7 others of the host by tp-ep, the same 7 by ep-host; in fp32 tp sends no messages
 check "pairs of ranks count" grep -q ", with 14 pairs of ranks on a host)$" \
-    <("$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100)
+    <("$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 "${wide[@]}")
 check "no pairs without messages" grep -q "libraries and 4 communicators)$" <(plan "${layout[@]}" run.precision=fp32)
 check "JSON has what the table has: $(/usr/bin/python3 same.py plan.txt plan.json 2>&1 | tail -1)" /usr/bin/python3 same.py plan.txt plan.json
 
@@ -527,6 +530,8 @@ export OMP_NUM_THREADS=1
 check "the shares of a predicted step are all of it" python3 - <<'EOP'
 import json
 p = json.load(open("plan.json"))["predicted"]
+b = p["besides_ms"]
+assert b["evaluations"] == b["host"] == 0 and b["checkpoints"] is None and p["all_ms"] == p["step_ms"]
 assert abs(sum(p["ms"].values()) / p["step_ms"] - 1) < 1e-6 and p["tokens_per_s_gpu"] * 4 / p["tokens_per_s"] == 1
 assert 0 < p["mfu"] < 1 and p["bound"] in p["ms"] and p["ms"][p["bound"]] == max(p["ms"].values())
 assert sum(o["ms"] for o in p["ops"].values()) < p["step_ms"]
@@ -550,6 +555,18 @@ assert all(ms > 0 for ms in p["ms"].values()) and abs(sum(p["ms"].values()) / p[
 EOP
 done
 expect 2 "is about one layout" "$mt" plan --config plan.ini --world 4 --device "$root/config/devices/h100.ini" --search --ops
+sed '$a disk_gb_s = 0.5\nstep_us = 300' "$root/config/devices/h100.ini" >disk.ini
+"$mt" plan --config plan.ini --world 4 --device ./disk.ini --json data.valid='b: a c: a' train.eval_every=50 train.eval_batches=2 \
+    checkpoint.every=25 >plan.json
+check "what a run does besides" python3 - <<'EOP'
+import json
+plan = json.load(open("plan.json"))
+p = plan["predicted"]
+b = p["besides_ms"]
+want = {"evaluations": 2 * 2 * p["evaluation_batch_ms"] / 50, "checkpoints": 1e3 * plan["checkpoint_bytes"] / 0.5e9 / 25, "host": 0.3}
+assert all(abs(b[k] / want[k] - 1) < 1e-5 for k in want) and plan["checkpoint_bytes"] == sum(plan["checkpoint_shards"]), (b, want)
+assert abs((p["step_ms"] + sum(b.values())) / p["all_ms"] - 1) < 1e-5
+EOP
 check "the picture is whole" grep -q '^</svg>' step.svg
 "$mt" plan --config plan.ini --world 4 --json >plan.json
 check "no device, no time" grep -q '"predicted":null' plan.json

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/int64.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "cli/config_arg.h"
 #include "cli/plan.h"
@@ -598,6 +599,9 @@ static void put_checkpoint(const PlanTable *t)
 static Err print_plan(PlanTable *t)
 {
     int64_t vocab;
+    if (t->cfg->parallel.planned)
+        log_warn("parallel.auto chooses a layout when a run begins; this is the one of the configuration "
+                 "(plan --search says which it would be)");
     TRY(plan_vocab(t->cfg, &vocab));
     TRY(train_spec(t->cfg, vocab, &t->spec));
     TRY(grid_spec(t->cfg, &t->grid));
@@ -605,8 +609,7 @@ static Err print_plan(PlanTable *t)
     t->shards = calloc((size_t)grid_size(t->grid), sizeof *t->shards);
     if (!t->shards) return err_set(ERR_MEMORY, "no memory for %d ranks", grid_size(t->grid));
     TRY(trainer_shard_bytes(&t->spec, t->grid, t->shards));
-    TRY(plan_time(t));
-    if (svg_path) TRY(plan_svg(t, svg_path));
+    TRY(plan_time(t, svg_path));
     if (advise) TRY(plan_advise(t));
     if (as_json) return plan_print_json(t);
     put_model(t);

@@ -7,14 +7,13 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "base/processors.h"
 #include "base/units.h"
 #include "cli/plan.h"
 #include "device/device.h"
 #include "plan/planner.h"
 #include "plan/search.h"
 
-enum { WORLDS = 8, TP_MOST = 8, LESS_TOKENS = 4096, JSON_BYTES = 1 << 16 };
+enum { WORLDS = 8, JSON_BYTES = 1 << 16 };
 
 /* What was asked, and what is known of all answers. */
 typedef struct {
@@ -58,17 +57,8 @@ static Err ask(Query *q, const PlanSearch *p)
                     &q->base));
     const Config *c = &q->base;
     TRY(planner_open(&q->planner, p->device, (int)p->world));
-    const int host = (int)q->planner.device.host_devices;
-    q->q = (SearchQuestion){ .base = c,
-                             .world = p->world,
-                             .limits = { .tp_most = host > 0 && host < TP_MOST ? host : TP_MOST,
-                                         .cp_tokens = LESS_TOKENS,
-                                         .batch_most = 8 },
-                             .memory = q->planner.device.memory_mib << 20,
-                             .libraries = !q->planner.model.cpu,
-                             .source = q->planner.source,
-                             .best = (int)p->best,
-                             .threads = processors_share(1, 1) };
+    q->q = planner_question(&q->planner, c, p->world);
+    q->q.best = (int)p->best;
     TRY(plan_vocab(c, &q->q.vocab));
     if (p->memory) TRY(read_memory(p->memory, &q->q.memory));
     q->step_tokens = (double)c->derived.global_batch * (double)c->model.seq;

@@ -107,11 +107,6 @@ static double tensor_traffic(OpId id, const void *args)
 
 /* ---- products ---- */
 
-/* Results of `rows` x `columns`, sums of `depth`; `count` such. */
-typedef struct {
-    double rows, columns, depth, count;
-} Product;
-
 static Product product_of(OpId id, const void *args)
 {
     const OpWork w = op_work(id, args);
@@ -134,22 +129,29 @@ static double waves(double tiles, double multiprocessors)
     return all < EVEN ? ceil(all) : all + .5;
 }
 
-static double tiled(Product p, double rows, double columns, const CostModel *m)
+typedef struct {
+    double rows, columns, rate; /* rate: of the best tile's */
+} Tile;
+
+static double tiled(Product p, Tile t, double multiprocessors, double tile_depth, bool apart)
 {
-    const double tiles = p.count * ceil(p.rows / rows) * ceil(p.columns / columns);
-    const double each = 2 * rows * columns * (p.depth + m->device->tile_depth);
-    return waves(tiles, m->device->multiprocessors) * m->device->multiprocessors * each;
+    const double tiles = ceil(p.rows / t.rows) * ceil(p.columns / t.columns);
+    const double together = waves(p.count * tiles, multiprocessors);
+    const double each = 2 * t.rows * t.columns * (p.depth + tile_depth) / t.rate;
+    const double rounds =
+        apart && p.count > 1 ? (together + p.count * ceil(tiles / multiprocessors)) / 2 : together;
+    return rounds * multiprocessors * each;
 }
 
-/* FLOP that multiprocessors are busy for: the best of the tiles that cuBLASLt has, smaller ones being slower. */
-static double library_work(Product p, const CostModel *m)
+/* (tiles that cuBLASLt has) */
+double product_flop(Product p, double multiprocessors, double tile_depth, bool apart)
 {
-    static const struct {
-        double rows, columns, rate;
-    } tiles[] = { { 128, 256, 1 }, { 256, 128, 1 }, { 128, 128, .87 }, { 64, 256, .7 }, { 64, 64, .5 } };
+    static const Tile tiles[] = {
+        { 128, 256, 1 }, { 256, 128, 1 }, { 128, 128, .87 }, { 64, 256, .7 }, { 64, 64, .5 }
+    };
     double best = INFINITY;
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
-        best = fmin(best, tiled(p, tiles[i].rows, tiles[i].columns, m) / tiles[i].rate);
+        best = fmin(best, tiled(p, tiles[i], multiprocessors, tile_depth, apart));
     return best;
 }
 
@@ -169,7 +171,7 @@ static double peak_of(const CostModel *m, bool wide)
     return 1e12 * m->device->matrix_share * (wide ? m->device->fp32_tflops : m->device->bf16_tflops);
 }
 
-enum { GROUPED_TILE = 128 }; /* rows and columns of a tile of cuda/grouped.cu */
+static const Tile GROUPED_TILE = { 128, 128, 1 }; /* cuda/grouped.cu's */
 
 /* ---- attention ---- */
 
@@ -199,8 +201,10 @@ static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
     if (family == FAMILY_ATTENTION) return attention_seconds(m, id, args);
     if (family != FAMILY_PRODUCTS && family != FAMILY_EXPERTS) return 0;
     const Product p = product_of(id, args);
-    if (family == FAMILY_PRODUCTS) return library_work(p, m) / peak_of(m, wide);
-    return tiled(p, GROUPED_TILE, GROUPED_TILE, m) / (peak_of(m, wide) * m->device->experts_share);
+    const double multiprocessors = m->device->multiprocessors, depth = m->device->tile_depth;
+    if (family == FAMILY_PRODUCTS) return product_flop(p, multiprocessors, depth, false) / peak_of(m, wide);
+    return tiled(p, GROUPED_TILE, multiprocessors, depth, false) /
+           (peak_of(m, wide) * m->device->experts_share);
 }
 
 /* What was measured counts more than shares of a data sheet; it includes the gap. */

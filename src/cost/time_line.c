@@ -15,11 +15,11 @@ static double stretched(const TimeLine *t, OpCost op, double begin)
     return op.seconds <= done ? op.seconds / pace : op.seconds - done + busy;
 }
 
-static void hear_op(TimeLine *t, Stream *s, OpId id, const void *args)
+static void hear_op(OpEar *ear, OpId id, const void *args, double flop)
 {
-    const OpCost op = cost_op(t->model, id, args, (double)(s->dev->counters.flop - t->flop));
+    TimeLine *t = (TimeLine *)(void *)ear;
+    const OpCost op = cost_op(t->model, id, args, flop);
     TimeShares *sum = &t->shares;
-    t->flop = s->dev->counters.flop;
     t->host += op.host;
     const double begin = fmax(sum->now, t->host), takes = stretched(t, op, begin);
     sum->idle += begin - sum->now;
@@ -29,26 +29,6 @@ static void hear_op(TimeLine *t, Stream *s, OpId id, const void *args)
     sum->launches += op.launches;
     sum->now = begin + takes;
 }
-
-#define OP(name, flop, args)                                        \
-    static Err timed_##name(Stream *s, const name##_args *a)        \
-    {                                                               \
-        TimeLine *t = (TimeLine *)(void *)(uintptr_t)(s->dev->ops); \
-        hear_op(t, s, OP_##name, a);                                \
-        return t->ops_below->name(s, a);                            \
-    }
-#define T(name, dims)
-#define S(type, name)
-#include "device/ops.def"
-#undef OP
-
-static const OpTable timed_ops = {
-#define OP(name, flop, args) .name = timed_##name,
-#include "device/ops.def"
-#undef OP
-};
-#undef T
-#undef S
 
 /* ---- calls ---- */
 
@@ -125,14 +105,11 @@ static void close_nothing(Comm *c) { (void)c; }
 
 void time_line_attach(TimeLine *t, const CostModel *model, Device *dev, World *world)
 {
-    *t = (TimeLine){ .ops = timed_ops,
-                     .comms = { "time line", submit, close_nothing },
+    *t = (TimeLine){ .comms = { "time line", submit, close_nothing },
                      .model = model,
-                     .ops_below = dev->ops,
                      .comms_below = world->comm[0].table,
-                     .world = world,
-                     .flop = dev->counters.flop };
-    dev->ops = &t->ops;
+                     .world = world };
+    op_ear_attach(&t->ear, dev, hear_op);
     for (int i = 0; i < WORLD_COMMS; i++) {
         ASSERT(world->comm[i].table == t->comms_below);
         world->comm[i].table = &t->comms;

@@ -237,6 +237,8 @@ Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clo
 
 /* The schedule of a step. ERR_CONFIG as trainer_check. Owns: schedule_free, also after an error. */
 Err trainer_schedule(const TrainSpec *spec, Grid grid, Schedule *out);
+/* The same of as many samples in an evaluation. */
+Err trainer_forwards(const TrainSpec *spec, Grid grid, Schedule *out);
 
 /* ckpt_shard_bytes of a run of that spec: [grid_size(grid)]. */
 Err trainer_shard_bytes(const TrainSpec *spec, Grid grid, int64_t *bytes);

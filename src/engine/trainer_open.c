@@ -357,6 +357,15 @@ Err trainer_schedule(const TrainSpec *s, Grid grid, Schedule *out)
     return parts_schedule(&spec, grid.pp, out);
 }
 
+Err trainer_forwards(const TrainSpec *s, Grid grid, Schedule *out)
+{
+    PartsSpec spec;
+    *out = (Schedule){ 0 };
+    if (!grid.pp) grid.pp = 1;
+    TRY(parts_spec(s, grid, &spec));
+    return parts_forwards(&spec, grid.pp, out);
+}
+
 Err trainer_check_shape(const TrainSpec *s, Grid grid)
 {
     PartsSpec spec;

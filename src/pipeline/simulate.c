@@ -43,8 +43,11 @@ static bool need_of(const Schedule *s, const Action *a, int i, Need *n)
 static double message_time(const Simulator *r, int replica, int from, int to)
 {
     const SimulateCosts *c = r->costs;
-    if (schedule_rank_of(r->s, replica, from) == schedule_rank_of(r->s, replica, to)) return 0;
-    return c->latency + (c->bandwidth > 0 ? c->bytes / c->bandwidth : 0);
+    const int a = schedule_rank_of(r->s, replica, from), b = schedule_rank_of(r->s, replica, to);
+    const int low = a < b ? a : b, high = a < b ? b : a;
+    if (a == b) return 0;
+    const double hop = c->hop ? c->hop[high - low == 1 ? low : high] : 0;
+    return c->latency + hop + (c->bandwidth > 0 ? c->bytes / c->bandwidth : 0);
 }
 
 /* Moves *start to when all that `a` needs has arrived; false, with what lacks, if something was not made yet. */
@@ -63,9 +66,14 @@ static bool arrived(const Simulator *r, const Action *a, double *start, Need *la
     return true;
 }
 
+static const StageCost *costs_of(const Simulator *r, const Action *a)
+{
+    return r->costs->stage ? &r->costs->stage[a->stage] : &r->costs->each;
+}
+
 static double cost_of(const Simulator *r, const Action *a)
 {
-    const StageCost *c = r->costs->stage ? &r->costs->stage[a->stage] : &r->costs->each;
+    const StageCost *c = costs_of(r, a);
     double one = a->kind == ACT_F ? c->f : a->kind == ACT_I ? c->i : a->kind == ACT_W ? c->w : c->i + c->w;
     return a->count * one;
 }
@@ -104,6 +112,7 @@ static bool run_one(Simulator *r, int rank)
         }
     end = start;
     for (int h = 0; h < halves; h++) end += cost_of(r, &a[h]);
+    if (halves == 2) end -= costs_of(r, a)->pair;
     for (int h = 0; h < halves; h++) {
         span[h] = (Span){ start, end };
         publish(r, &a[h], end);

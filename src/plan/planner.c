@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "base/processors.h"
+
 /* What the rank waits for those with the same weights, in a whole step. */
 static double waits_for_copies(const MemoryPlan *plan)
 {
@@ -37,3 +39,18 @@ Err planner_open(Planner *p, const char *device, int ranks)
 }
 
 void planner_close(Planner *p) { device_file_release(&p->device); }
+
+SearchQuestion planner_question(const Planner *p, const Config *base, int64_t world)
+{
+    enum { TP_MOST = 8, LESS_TOKENS = 4096, BATCH_MOST = 8 };
+    const int host = (int)p->device.host_devices;
+    return (SearchQuestion){ .base = base,
+                             .world = world,
+                             .limits = { .tp_most = host > 0 && host < TP_MOST ? host : TP_MOST,
+                                         .cp_tokens = LESS_TOKENS,
+                                         .batch_most = BATCH_MOST },
+                             .memory = p->device.memory_mib << 20,
+                             .libraries = !p->model.cpu,
+                             .source = p->source,
+                             .threads = processors_share(1, 1) };
+}

@@ -49,16 +49,39 @@ Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank,
 
 /* ---- the pipeline ---- */
 
-double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid)
+/* same_host: both ends are there. */
+static double hop_seconds(const CostModel *m, const TrainSpec *spec, Grid grid, bool same_host)
 {
     const int slices = spec->pipeline.slices > 1 ? spec->pipeline.slices : 1, cp = grid.cp > 1 ? grid.cp : 1;
     const int64_t rows = spec->micro_batch * spec->model.seq / slices / cp / (grid.sp ? grid.tp : 1);
-    const CommPlace place = cost_place(m, grid_shape(grid), GROUP_PP, 0);
-    return cost_message(m, place.hosts == 1, rows * spec->model.hidden * dtype_size(spec->compute));
+    return cost_message(m, same_host, rows * spec->model.hidden * dtype_size(spec->compute));
+}
+
+double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid)
+{
+    return hop_seconds(m, spec, grid, cost_place(m, grid_shape(grid), GROUP_PP, 0).hosts == 1);
+}
+
+Err predict_hops(const CostModel *m, const TrainSpec *spec, Grid grid, double *hop)
+{
+    const GridShape shape = grid_shape(grid);
+    int *members = calloc((size_t)grid.pp, sizeof *members);
+    if (!members) return err_set(ERR_MEMORY, "no memory for %d pipeline ranks", grid.pp);
+    for (int i = 0; i < grid.pp; i++) hop[i] = 0;
+    for (int g = 0; g < group_count(shape, GROUP_PP) && grid.pp > 1; g++) {
+        group_members(shape, GROUP_PP, g, members);
+        for (int i = 0; i < grid.pp; i++) {
+            const bool here = cost_same_host(m, shape, members[i], members[(i + 1) % grid.pp]);
+            hop[i] = fmax(hop[i], hop_seconds(m, spec, grid, here));
+        }
+    }
+    free(members);
+    return ERR_OK;
 }
 
 typedef struct {
     StageCost *stage; /* [stages] */
+    double *hop;      /* [pipeline ranks] to the next */
     MemoryPlan *rank; /* [pipeline ranks] */
     double rest;      /* the longest */
     int slowest;      /* pipeline rank */
@@ -132,13 +155,15 @@ static void conclude(const CostModel *m, const TrainSpec *spec, Grid grid, const
 
 /* The step's title and figures above its units, in milliseconds. */
 static Err draw(const CostModel *m, const TrainSpec *spec, const Schedule *s, Pipeline *p,
-                const Prediction *step, double hop, FILE *out)
+                const Prediction *step, FILE *out)
 {
     char title[128], figures[160];
     Simulation ms;
     for (int i = 0; i < s->stages; i++)
-        p->stage[i] = (StageCost){ 1e3 * p->stage[i].f, 1e3 * p->stage[i].i, 1e3 * p->stage[i].w };
-    const Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .latency = 1e3 * hop }, &ms);
+        p->stage[i] = (StageCost){ 1e3 * p->stage[i].f, 1e3 * p->stage[i].i, 1e3 * p->stage[i].w,
+                                   1e3 * p->stage[i].pair };
+    for (int i = 0; i < s->ranks; i++) p->hop[i] *= 1e3;
+    const Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .hop = p->hop }, &ms);
     snprintf(title, sizeof title, "a step of %lld samples on %s, predicted", (long long)spec->global_batch,
              m->device->name);
     snprintf(figures, sizeof figures,
@@ -160,20 +185,34 @@ static double processors_of_pipeline(const CostModel *m, Grid grid)
     return m->cpu && ranks > all ? all * grid.pp / ranks : 0;
 }
 
+/* A batch of an evaluation takes what the forwards of a step take, one behind the other. */
+static Err time_forwards(const TrainSpec *spec, Grid grid, const Pipeline *p, double *seconds)
+{
+    Schedule s;
+    Simulation simulation = { 0 };
+    Err err = trainer_forwards(spec, grid, &s);
+    if (!err) err = simulate(&s, &(SimulateCosts){ .stage = p->stage, .hop = p->hop }, &simulation);
+    if (!err) *seconds = simulation.makespan;
+    simulation_free(&simulation, &s);
+    schedule_free(&s);
+    return err;
+}
+
 /* svg: a picture of it, too; or NULL. */
 static Err predict_with(const CostModel *m, const TrainSpec *spec, Grid grid, const Schedule *s, Pipeline *p,
                         Prediction *out, FILE *svg)
 {
     Simulation simulation;
     TRY(time_ranks(m, spec, grid, p));
-    const double hop = grid.pp > 1 ? predict_hop(m, spec, grid) : 0;
+    TRY(predict_hops(m, spec, grid, p->hop));
     const SimulateCosts costs = { .stage = p->stage,
-                                  .latency = hop,
+                                  .hop = p->hop,
                                   .processors = processors_of_pipeline(m, grid) };
     Err err = simulate(s, &costs, &simulation);
     if (!err) conclude(m, spec, grid, p, simulation.makespan, out);
     simulation_free(&simulation, s);
-    if (!err && svg) err = draw(m, spec, s, p, out, hop, svg);
+    if (!err) err = time_forwards(spec, grid, p, &out->forward_s);
+    if (!err && svg) err = draw(m, spec, s, p, out, svg);
     return err;
 }
 
@@ -201,11 +240,13 @@ static Err predict_step(const CostModel *m, const TrainSpec *spec, Grid grid, Pr
     if (!err) {
         p.stage = calloc((size_t)s.stages, sizeof *p.stage);
         p.rank = calloc((size_t)grid.pp, sizeof *p.rank);
-        err = p.stage && p.rank ? predict_with(m, spec, grid, &s, &p, out, svg)
-                                : err_set(ERR_MEMORY, "no memory to predict %d stages", s.stages);
+        p.hop = calloc((size_t)grid.pp, sizeof *p.hop);
+        err = p.stage && p.rank && p.hop ? predict_with(m, spec, grid, &s, &p, out, svg)
+                                         : err_set(ERR_MEMORY, "no memory to predict %d stages", s.stages);
     }
     free(p.stage);
     free(p.rank);
+    free(p.hop);
     schedule_free(&s);
     return err;
 }
@@ -215,10 +256,9 @@ Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *ou
     return predict_step(m, spec, grid, out, NULL);
 }
 
-Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, FILE *out)
+Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out, FILE *svg)
 {
-    Prediction p;
-    return predict_step(m, spec, grid, &p, out);
+    return predict_step(m, spec, grid, out, svg);
 }
 
 /* ---- what it is bound by ---- */

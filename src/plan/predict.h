@@ -6,7 +6,7 @@
  *   step    the schedule's units + what the slowest rank does besides: sums of gradients that units do not hide, the
  *           norm, the update
  *
- * Not in it: evaluations, checkpoints, waiting for data, and steps that are done again.
+ * Not in it: waiting for data, and steps that are done again; for evaluations and checkpoints: besides.h.
  */
 #ifndef MEGATRAIN_PLAN_PREDICT_H
 #define MEGATRAIN_PLAN_PREDICT_H
@@ -23,6 +23,7 @@ typedef struct {
     TimeShares shares;  /* its step without waiting for other stages */
     double bubble_s;    /* and that: step_s = shares.now + bubble_s */
     double rest_s;      /* of the step behind its units */
+    double forward_s;   /* an evaluation of as many samples */
     int64_t bytes; /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
 } Prediction;
 
@@ -30,14 +31,16 @@ typedef struct {
 Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
                  StepTimes *times);
 
-/* A message between pipeline ranks, in seconds. */
+/* A message between pipeline ranks, in seconds: the longest, and each one's to the next (the last one's to the first),
+ * which crosses the network if it does so in any pipeline. ERR_MEMORY. */
 double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid);
+Err predict_hops(const CostModel *m, const TrainSpec *spec, Grid grid, double *hop);
 
 /* Errors: those of trainer_plan. */
 Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out);
 
-/* Draws the step, with a row for each pipeline rank (pipeline/chart.h). Errors: those of predict. */
-Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, FILE *out);
+/* And draws the step, with a row for each pipeline rank (pipeline/chart.h). */
+Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out, FILE *svg);
 
 /* What the step is bound by: the largest share, "products", "waits for sp", "waits for other stages", ...; *seconds
  * of it, if not NULL. */

@@ -484,12 +484,12 @@ static void say_end(const Loop *l)
              l->cfg->run.dir, l->cfg->run.dir);
 }
 
-Err train_run(const Config *cfg, const Boot *boot)
+Err train_run(Config *cfg, const Boot *boot, const LayoutChoice *choice)
 {
     Loop l;
     signals_catch(boot->rank == 0);
     signals_follow_launcher();
-    Err err = loop_open(&l, cfg, boot);
+    Err err = loop_open(&l, cfg, boot, choice);
     if (!err) err = loop_run(&l);
     if (!err) fault_point("end");
     err = close_metrics(&l, err);
