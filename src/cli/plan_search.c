@@ -21,7 +21,6 @@ typedef struct {
     Config base;
     SearchQuestion q;
     double step_tokens, tokens; /* of a step, of the whole run */
-    double flop_per_token, peak;
     Planner planner;
 } Query;
 
@@ -66,31 +65,12 @@ static Err ask(Query *q, const PlanSearch *p)
     return ERR_OK;
 }
 
-static Err know_model(Query *q, const SearchResult *r)
-{
-    TrainSpec spec;
-    TRY(train_spec(&q->base, q->q.vocab, &spec));
-    q->flop_per_token = (double)model_flop_per_token(&spec.model, r->params);
-    return ERR_OK;
-}
-
 /* ---- figures ---- */
 
-static double rank_tokens(const Query *q, const SearchResult *r, int64_t world)
-{
-    return q->step_tokens / r->step_s / (double)world;
-}
+static double rank_tokens(const SearchResult *r) { return r->time.tokens_s / grid_size(r->grid); }
 
-static double mfu(const Query *q, const SearchResult *r, int64_t world)
-{
-    return rank_tokens(q, r, world) * q->flop_per_token / (1e12 * q->planner.device.bf16_tflops);
-}
-
-static const char *bound_of(const SearchResult *r)
-{
-    if (r->bubble_s > r->busy_s) return "waits for other stages";
-    return r->tail_s > r->busy_s ? "sums and update at the end" : "work of the busiest rank";
-}
+/* Of the step the work of the rank that is busy longest; behind it is rest_s. */
+static double busy(const SearchResult *r) { return r->time.shares.now - r->time.rest_s; }
 
 /* "tp 8, pp 4, vpp 5, interleaved, micro-batch 1, selective": what is not usual. */
 static void put_short(const LayoutSpace *s, const Layout *l, char *out, size_t size)
@@ -118,14 +98,13 @@ static void put_short(const LayoutSpace *s, const Layout *l, char *out, size_t s
     if (*l->stages) snprintf(out + n, size - (size_t)n, ", %s", l->stages);
 }
 
-static void put_row(const Query *q, const LayoutSpace *s, const SearchResult *r, int64_t world,
-                    const char *head)
+static void put_row(const LayoutSpace *s, const SearchResult *r, const char *head)
 {
     char layout[400], bytes[UNITS_BYTES];
     put_short(s, &r->layout, layout, sizeof layout);
-    printf("%8s %10.3f %13.0f %6.1f%% %7.1f%% %6.1f%% %12s  %s\n", head, r->step_s, rank_tokens(q, r, world),
-           100 * mfu(q, r, world), 100 * r->bubble_s / r->step_s, 100 * r->tail_s / r->step_s,
-           units_bytes(bytes, r->bytes), layout);
+    printf("%8s %10.3f %13.0f %6.1f%% %7.1f%% %6.1f%% %12s  %s\n", head, r->time.step_s, rank_tokens(r),
+           100 * r->time.mfu, 100 * r->time.bubble_s / r->time.step_s, 100 * r->time.rest_s / r->time.step_s,
+           units_bytes(bytes, r->time.bytes), layout);
 }
 
 static void put_heading(const char *first)
@@ -177,9 +156,21 @@ static bool alternative_of(const LayoutSpace *s, const Layout *best, const Alter
     return true;
 }
 
+/* By how much, and what of the step grew most. */
+static void slower(const SearchResult *best, const SearchResult *r, char out[REASON_BYTES])
+{
+    PredictionShare was[PREDICTION_SHARES], is[PREDICTION_SHARES];
+    int most = 0;
+    prediction_shares(&best->time, was);
+    prediction_shares(&r->time, is);
+    for (int i = 1; i < PREDICTION_SHARES; i++)
+        if (is[i].seconds - was[i].seconds > is[most].seconds - was[most].seconds) most = i;
+    snprintf(out, REASON_BYTES, "%.1f%% slower: %s %+.3f s", 100 * (r->time.step_s / best->time.step_s - 1),
+             is[most].name, is[most].seconds - was[most].seconds);
+}
+
 static void reason(const Query *q, const SearchAnswer *a, const Layout *l, char out[REASON_BYTES])
 {
-    const SearchResult *best = &a->best[0];
     char over[UNITS_BYTES];
     SearchResult r;
     if (!layout_microbatches(&a->space, l)) {
@@ -187,17 +178,10 @@ static void reason(const Query *q, const SearchAnswer *a, const Layout *l, char 
                  (long long)q->base.derived.global_batch);
     } else if (search_estimate(&q->q, &a->space, l, &r)) {
         snprintf(out, REASON_BYTES, "refused: %.140s", err_message());
-    } else if (r.bytes > q->q.memory) {
+    } else if (r.time.bytes > q->q.memory) {
         snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
-                 units_bytes(over, r.bytes - q->q.memory), r.worst_pp);
-    } else {
-        const double busy = r.busy_s - best->busy_s, bubble = r.bubble_s - best->bubble_s,
-                     tail = r.tail_s - best->tail_s;
-        const char *most = busy >= bubble && busy >= tail ? "work" : bubble >= tail ? "bubble" : "update";
-        const double by = busy >= bubble && busy >= tail ? busy : bubble >= tail ? bubble : tail;
-        snprintf(out, REASON_BYTES, "%.1f%% slower: %s %+.3f s", 100 * (r.step_s / best->step_s - 1), most,
-                 by);
-    }
+                 units_bytes(over, r.time.bytes - q->q.memory), r.time.worst_pp);
+    } else slower(&a->best[0], &r, out);
 }
 
 static void put_alternatives(const Query *q, const SearchAnswer *a)
@@ -230,7 +214,7 @@ static void put_fixed(const LayoutSpace *s)
 static void put_cost(const Query *q, const SearchResult *r, int64_t world)
 {
     char tokens[UNITS_BYTES], time[UNITS_BYTES];
-    const double seconds = q->tokens / q->step_tokens * r->step_s;
+    const double seconds = q->tokens / q->step_tokens * r->time.step_s;
     if (!(q->tokens > 0)) return;
     printf("\n%s tokens: %s on %lld", units_count(tokens, q->tokens), units_seconds(time, seconds),
            (long long)world);
@@ -252,35 +236,36 @@ static void put_answer(const Query *q, const SearchAnswer *a)
     put_heading("");
     for (int i = 0; i < a->count; i++) {
         snprintf(head, sizeof head, "%d", i + 1);
-        put_row(q, &a->space, &a->best[i], q->q.world, head);
+        put_row(&a->space, &a->best[i], head);
     }
-    printf("\nbound by: %s\n", bound_of(&a->best[0]));
+    const PredictionShare bound = prediction_bound(&a->best[0].time);
+    printf("\nbound by: %s, %.1f%% of the step\n", bound.name,
+           100 * bound.seconds / a->best[0].time.step_s);
     layout_words(&a->space, &a->best[0].layout, words);
     printf("\nthe best, to paste behind --config:\n  %s\n", words);
     printf("\nwith less memory\n");
     put_heading("");
-    for (int i = 0; i < a->front_count; i++) put_row(q, &a->space, &a->front[i], q->q.world, "");
+    for (int i = 0; i < a->front_count; i++) put_row(&a->space, &a->front[i], "");
     put_alternatives(q, a);
     put_cost(q, &a->best[0], q->q.world);
 }
 
-static void json_result(JsonOut *j, const Query *q, const LayoutSpace *s, const SearchResult *r,
-                        int64_t world)
+static void json_result(JsonOut *j, const LayoutSpace *s, const SearchResult *r)
 {
     char words[LAYOUT_WORDS];
     json_open(j, NULL, '{');
     layout_words(s, &r->layout, words);
     json_put_text(j, "layout", words);
-    json_put_int(j, "world", world);
-    json_put_number(j, "step_ms", 1e3 * r->step_s);
-    json_put_number(j, "busy_ms", 1e3 * r->busy_s);
-    json_put_number(j, "bubble_ms", 1e3 * r->bubble_s);
-    json_put_number(j, "update_ms", 1e3 * r->tail_s);
-    json_put_number(j, "tokens_per_s_gpu", rank_tokens(q, r, world));
-    json_put_number(j, "mfu", mfu(q, r, world));
-    json_put_int(j, "bytes", r->bytes);
-    json_put_int(j, "worst_pp_rank", r->worst_pp);
-    json_put_text(j, "bound", bound_of(r));
+    json_put_int(j, "world", grid_size(r->grid));
+    json_put_number(j, "step_ms", 1e3 * r->time.step_s);
+    json_put_number(j, "busy_ms", 1e3 * busy(r));
+    json_put_number(j, "bubble_ms", 1e3 * r->time.bubble_s);
+    json_put_number(j, "update_ms", 1e3 * r->time.rest_s);
+    json_put_number(j, "tokens_per_s_gpu", rank_tokens(r));
+    json_put_number(j, "mfu", r->time.mfu);
+    json_put_int(j, "bytes", r->time.bytes);
+    json_put_int(j, "worst_pp_rank", r->time.worst_pp);
+    json_put_text(j, "bound", prediction_bound(&r->time).name);
     json_close(j, '}');
 }
 
@@ -294,10 +279,10 @@ static void json_answer(JsonOut *j, const Query *q, const SearchAnswer *a)
     json_put_int(j, "dry_runs", a->dry_runs);
     json_put_number(j, "tokens", q->tokens);
     json_open(j, "best", '[');
-    for (int i = 0; i < a->count; i++) json_result(j, q, &a->space, &a->best[i], q->q.world);
+    for (int i = 0; i < a->count; i++) json_result(j, &a->space, &a->best[i]);
     json_close(j, ']');
     json_open(j, "front", '[');
-    for (int i = 0; i < a->front_count; i++) json_result(j, q, &a->space, &a->front[i], q->q.world);
+    for (int i = 0; i < a->front_count; i++) json_result(j, &a->space, &a->front[i]);
     json_close(j, ']');
     json_open(j, "alternatives", '[');
     for (int i = 0; i < ALTERNATIVES; i++) {
@@ -359,8 +344,8 @@ static Err put_worlds(Query *q, JsonOut *j)
         err = search(&q->q, a);
         if (err || !a->count) break;
         snprintf(head, sizeof head, "%lld", (long long)q->q.world);
-        if (j) json_result(j, q, &a->space, &a->best[0], q->q.world);
-        else put_row(q, &a->space, &a->best[0], q->q.world, head);
+        if (j) json_result(j, &a->space, &a->best[0]);
+        else put_row(&a->space, &a->best[0], head);
         if (q->q.world % 2) break;
         q->q.world /= 2;
     }
@@ -393,7 +378,6 @@ static Err answer(Query *q, SearchAnswer *a)
 {
     TRY(search(&q->q, a));
     if (!a->count) return nothing_fits(q, a);
-    TRY(know_model(q, &a->best[0]));
     if (q->asked->as_json) return print_json(q, a);
     put_answer(q, a);
     return q->asked->max_world ? put_worlds(q, NULL) : ERR_OK;

@@ -452,92 +452,6 @@ static Err cut_best(Search *s)
 
 /* ---- exactly ---- */
 
-/* One pipeline rank: all of its tp and cp ranks that can differ, the first and the last; or, to compare, the first. */
-static Err run_rank(const SearchQuestion *q, const TrainSpec *spec, Grid g, int pp, bool first,
-                    RankTimes *times, int64_t *bytes, int64_t *params)
-{
-    const int cp = first || !g.cp ? 1 : g.cp, tp = first ? 1 : g.tp;
-    MemoryPlan plan;
-    *bytes = 0;
-    for (int t = 0; t<tp; t += tp> 1 ? tp - 1 : 1)
-        for (int c = 0; c<cp; c += cp> 1 ? cp - 1 : 1) {
-            const int rank = grid_rank_at(g, pp, t, c);
-            if (t || c) TRY(trainer_plan(spec, g, rank, &plan));
-            else TRY(q->source.dry_run(q->source.user, spec, g, rank, &plan, times));
-            const int64_t total = memory_plan_total(&plan);
-            if (total > *bytes) *bytes = total;
-            *params = plan.params;
-        }
-    return ERR_OK;
-}
-
-static bool is_cost(StageCost c)
-{
-    const double all = c.f + c.i + c.w;
-    return c.f >= 0 && c.i >= 0 && c.w >= 0 && all < DBL_MAX;
-}
-
-/* times: as much work as the lists have. Of costs that are no numbers a step is none. */
-static Err simulate_step(const Schedule *s, const RankTimes *ranks, double times, SearchResult *out)
-{
-    StageCost costs[STAGES_MOST];
-    Simulation sim;
-    double hop = 0;
-    bool numbers = true;
-    for (int r = 0; r < s->ranks; r++) {
-        for (int k = 0; k < s->replicas * s->chunks; k++) {
-            costs[schedule_stage_at(s, r, k / s->chunks, k % s->chunks)] = ranks[r].stage[k];
-            numbers &= is_cost(ranks[r].stage[k]);
-        }
-        if (ranks[r].tail > out->tail_s) out->tail_s = ranks[r].tail;
-        if (ranks[r].hop > hop) hop = ranks[r].hop;
-    }
-    const SimulateCosts c = { .stage = costs, .latency = hop };
-    Err err = simulate(s, &c, &sim);
-    if (!err) {
-        out->busy_s = sim.ideal * times;
-        out->bubble_s = sim.bubble;
-        out->step_s = numbers ? out->busy_s + out->bubble_s + out->tail_s : NAN;
-    }
-    simulation_free(&sim, s);
-    return err;
-}
-
-/* A step of so many of its micro-batches: of all, or of as many as show what the others do. */
-static Err evaluate_spec(const SearchQuestion *q, const Config *c, const TrainSpec *asked, bool brief,
-                         SearchResult *out)
-{
-    const Grid g = out->grid;
-    const int pp = g.pp ? g.pp : 1, all = (int)c->derived.microbatches,
-              made = brief ? shape_microbatches(pp, all) : all;
-    TrainSpec of_made = *asked, *spec = &of_made;
-    spec->global_batch = asked->global_batch / all * made;
-    spec->ramp = batch_ramp_flat(spec->global_batch);
-    const ScheduleSpec shape = { .name = spec->pipeline.schedule,
-                                 .ranks = pp,
-                                 .microbatches = made,
-                                 .chunks = spec->pipeline.chunks,
-                                 .group = spec->pipeline.group,
-                                 .slices = spec->pipeline.slices };
-    Schedule s;
-    RankTimes *ranks = calloc((size_t)pp, sizeof *ranks);
-    if (!ranks) return err_set(ERR_MEMORY, "no memory for %d pipeline ranks", pp);
-    Err err = ERR_OK;
-    for (int r = 0; r < pp && !err; r++) {
-        int64_t bytes;
-        err = run_rank(q, spec, g, r, brief, &ranks[r], &bytes, &out->params);
-        if (!err && bytes > out->bytes) out->bytes = bytes, out->worst_pp = r;
-    }
-    if (!err) err = schedule_make(&shape, &s);
-    if (!err) {
-        err = simulate_step(&s, ranks, (double)all / made, out);
-        schedule_free(&s);
-    }
-    free(ranks);
-    if (q->libraries) out->bytes += spec_library_bytes(c, g);
-    return err;
-}
-
 static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, bool brief,
                     SearchResult *out)
 {
@@ -549,7 +463,9 @@ static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Lay
     if (!err) err = brief ? grid_read(&c, &out->grid) : grid_try(&c, &out->grid);
     if (!err) err = train_spec(&c, q->vocab, &spec);
     if (!err) err = trainer_grid(&spec, &out->grid);
-    if (!err) err = evaluate_spec(q, &c, &spec, brief, out);
+    if (!err)
+        err = predict_by(&q->source, &spec, out->grid, brief ? PREDICT_BRIEF : PREDICT_RANKS, &out->time);
+    if (!err && q->libraries) out->time.bytes += spec_library_bytes(&c, out->grid);
     config_release(&c);
     return err;
 }
@@ -566,8 +482,8 @@ Err search_estimate(const SearchQuestion *q, const LayoutSpace *space, const Lay
 
 static int compare_results(const SearchResult *x, const SearchResult *y)
 {
-    if (x->step_s < y->step_s || x->step_s > y->step_s) return x->step_s < y->step_s ? -1 : 1;
-    if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
+    if (x->time.step_s < y->time.step_s || x->time.step_s > y->time.step_s) return x->time.step_s < y->time.step_s ? -1 : 1;
+    if (x->time.bytes != y->time.bytes) return x->time.bytes < y->time.bytes ? -1 : 1;
     return layout_compare(&x->layout, &y->layout);
 }
 
@@ -585,9 +501,9 @@ static Err run_dry(Search *s, const Layout *layouts, int count)
         if (err[i] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
         if (err[i]) continue;
         s->out->dry_runs++;
-        if (r[i].bytes < s->out->least_bytes) s->out->least_bytes = r[i].bytes, s->out->least = r[i].layout;
-        const bool timed = r[i].step_s > 0 && r[i].step_s < DBL_MAX;
-        if (timed && r[i].bytes <= s->q->memory) s->results[s->result_count++] = r[i];
+        if (r[i].time.bytes < s->out->least_bytes) s->out->least_bytes = r[i].time.bytes, s->out->least = r[i].layout;
+        const bool timed = r[i].time.step_s > 0 && r[i].time.step_s < DBL_MAX;
+        if (timed && r[i].time.bytes <= s->q->memory) s->results[s->result_count++] = r[i];
     }
     return ERR_OK;
 }
@@ -596,7 +512,7 @@ static double best_so_far(const Search *s)
 {
     double best = DBL_MAX;
     for (int i = 0; i < s->result_count; i++)
-        if (s->results[i].step_s < best) best = s->results[i].step_s;
+        if (s->results[i].time.step_s < best) best = s->results[i].time.step_s;
     return best;
 }
 
@@ -696,7 +612,7 @@ static Err confirm(Search *s)
         for (int k = 0; k < n; k++) err[k] = search_evaluate(s->q, s->space, &l[k], &r[k]);
         for (int k = 0; k < n; k++) {
             if (err[k] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
-            if (!err[k] && r[k].bytes <= s->q->memory && a->count < SEARCH_BEST) a->best[a->count++] = r[k];
+            if (!err[k] && r[k].time.bytes <= s->q->memory && a->count < SEARCH_BEST) a->best[a->count++] = r[k];
         }
     }
     ORDER(a->best, a->count, by_step);
@@ -760,8 +676,8 @@ static void find_front(const Search *s)
     int64_t least = INT64_MAX;
     for (int i = 0; i < s->result_count; i++) {
         const SearchResult *r = &s->results[i];
-        if ((double)r->bytes > FRONT_STEP * (double)least || a->front_count == FRONT) continue;
-        least = r->bytes;
+        if ((double)r->time.bytes > FRONT_STEP * (double)least || a->front_count == FRONT) continue;
+        least = r->time.bytes;
         a->front[a->front_count++] = *r;
     }
 }

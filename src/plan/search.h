@@ -13,6 +13,7 @@
 
 #include "plan/layer_cost.h"
 #include "plan/layout.h"
+#include "plan/predict.h"
 #include "train/spec.h"
 
 enum { SEARCH_BEST = 32 };
@@ -33,13 +34,7 @@ typedef struct {
 typedef struct {
     Layout layout;
     Grid grid;
-    double step_s;   /* of it: */
-    double busy_s;   /* the work of the pipeline rank that has most, */
-    double bubble_s; /* its waits for others, */
-    double tail_s;   /* and what ends the step */
-    int64_t bytes;   /* of the rank that takes the most, libraries included */
-    int worst_pp;    /* which pipeline rank that is */
-    int64_t params;
+    Prediction time; /* its bytes with those of libraries */
 } SearchResult;
 
 typedef struct {
