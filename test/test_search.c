@@ -299,7 +299,7 @@ static bool is_repeated(const LayoutSpace *s, const Layout *l)
     bool other[LAYOUT_KEYS];
     for (int k = 0; k < LAYOUT_KEYS; k++) other[k] = v[k] != s->value[k][0];
     const bool one = v[LAYOUT_PP] == 1;
-    return (v[LAYOUT_TP] == 1 && other[LAYOUT_SP]) || (v[LAYOUT_CP] == 1 && other[LAYOUT_CP_COMM]) ||
+    return (v[LAYOUT_TP] == 1 && (other[LAYOUT_SP] || other[LAYOUT_OVERLAP_TP])) || (v[LAYOUT_CP] == 1 && other[LAYOUT_CP_COMM]) ||
            (v[LAYOUT_EP] * v[LAYOUT_ETP] == 1 && (other[LAYOUT_DISPATCHER] || other[LAYOUT_OVERLAP_MOE])) ||
            (one && (other[LAYOUT_VPP] || other[LAYOUT_SCHEDULE] || other[LAYOUT_ORDER])) ||
            v[LAYOUT_VPP] > s->base->model.layers;

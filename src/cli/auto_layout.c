@@ -234,7 +234,8 @@ static void say_choice(const Planner *p, const Config *base, const SearchAnswer 
              1e3 * best->time.step_s, units_bytes(bytes, best->time.bytes), (long long)a->legal, a->dry_runs);
     for (int i = 1; i < a->count; i++) {
         differing(a, &a->best[i], other, sizeof other);
-        log_info("parallel.auto: %.1f %% slower is %s", 100 * (a->best[i].time.step_s / best->time.step_s - 1), other);
+        log_info("parallel.auto: %.1f %% slower is %s",
+                 100 * (a->best[i].time.step_s / best->time.step_s - 1), other);
     }
 }
 

@@ -2,6 +2,7 @@
  * plan --search (plan.h): the fastest layouts of a model on so many ranks, why others are not, what is possible with
  * less memory, and what more ranks give. plan/search.h does the search; this asks and prints.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,14 @@
 #include "plan/planner.h"
 #include "plan/search.h"
 
-enum { WORLDS = 8, JSON_BYTES = 1 << 16 };
+enum { WORLDS = 8, REASON_BYTES = 160, JSON_BYTES = 1 << 16 };
+
+/* A layout to compare with the best. */
+typedef struct {
+    char words[LAYOUT_WORDS];
+    SearchResult r;
+    char refused[REASON_BYTES]; /* "": it is legal */
+} Compared;
 
 /* What was asked, and what is known of all answers. */
 typedef struct {
@@ -22,6 +30,8 @@ typedef struct {
     SearchQuestion q;
     double step_tokens, tokens; /* of a step, of the whole run */
     Planner planner;
+    Compared others[SEARCH_PLACES];
+    int other_count;
 } Query;
 
 /* ---- asking ---- */
@@ -45,6 +55,33 @@ static Err read_memory(const char *text, int64_t *bytes)
            err_hint("a number and GB, GiB, MB or MiB: 80GB");
 }
 
+static Err compare_one(Query *q, const char *words, int length)
+{
+    Compared *o = &q->others[q->other_count];
+    snprintf(o->words, sizeof o->words, "%.*s", length, words);
+    const Err err = search_evaluate_words(&q->q, o->words, &o->r);
+    if (err == ERR_MEMORY) return err;
+    if (err) snprintf(o->refused, sizeof o->refused, "%.140s", err_message());
+    q->other_count++;
+    q->q.place_s[q->q.places++] = err ? 0 : o->r.time.step_s;
+    return ERR_OK;
+}
+
+static Err compare_others(Query *q, const char *text)
+{
+    while (*text) {
+        text += strspn(text, " ;");
+        const int length = (int)strcspn(text, ";");
+        if (!length) break;
+        if (q->other_count == SEARCH_PLACES || length >= LAYOUT_WORDS)
+            return err_set(ERR_CONFIG, "--compare takes up to %d layouts of up to %d characters",
+                           SEARCH_PLACES, LAYOUT_WORDS - 1);
+        TRY(compare_one(q, text, length));
+        text += length;
+    }
+    return ERR_OK;
+}
+
 static Err ask(Query *q, const PlanSearch *p)
 {
     char why[256];
@@ -60,6 +97,7 @@ static Err ask(Query *q, const PlanSearch *p)
     q->q.best = (int)p->best;
     TRY(plan_vocab(c, &q->q.vocab));
     if (p->memory) TRY(read_memory(p->memory, &q->q.memory));
+    if (p->compare) TRY(compare_others(q, p->compare));
     q->step_tokens = (double)c->derived.global_batch * (double)c->model.seq;
     q->tokens = c->train.tokens > 0 ? (double)c->train.tokens : q->step_tokens * (double)c->derived.steps;
     return ERR_OK;
@@ -95,6 +133,7 @@ static void put_short(const LayoutSpace *s, const Layout *l, char *out, size_t s
     if (!l->value[LAYOUT_ZERO]) n += snprintf(out + n, size - (size_t)n, ", zero 0");
     if (l->value[LAYOUT_ORDER]) n += snprintf(out + n, size - (size_t)n, ", dp last");
     if (l->value[LAYOUT_OVERLAP_MOE] > 0) n += snprintf(out + n, size - (size_t)n, ", overlap_moe");
+    if (l->value[LAYOUT_OVERLAP_TP] == 1) n += snprintf(out + n, size - (size_t)n, ", no overlap_tp");
     if (*l->stages) snprintf(out + n, size - (size_t)n, ", %s", l->stages);
 }
 
@@ -136,7 +175,7 @@ static const Alternative alternatives[] = {
     { "full recomputation", LAYOUT_RECOMPUTE, TRAIN_RECOMPUTE_FULL },
     { "optimizer states whole", LAYOUT_ZERO, 0 },
 };
-enum { ALTERNATIVES = sizeof alternatives / sizeof *alternatives, REASON_BYTES = 160 };
+enum { ALTERNATIVES = sizeof alternatives / sizeof *alternatives };
 
 /* The best with that one value, and what follows from it. False: it is the best's own, or means nothing here. */
 static bool alternative_of(const LayoutSpace *s, const Layout *best, const Alternative *a, Layout *out)
@@ -196,6 +235,56 @@ static void put_alternatives(const Query *q, const SearchAnswer *a)
     }
 }
 
+/* ---- others ---- */
+
+/* Why the layout is not the best; the best may be slower than one that is outside of the space. */
+static void why_not(const Query *q, const SearchAnswer *a, const Compared *o, char out[REASON_BYTES])
+{
+    char over[UNITS_BYTES];
+    if (*o->refused) snprintf(out, REASON_BYTES, "refused: %.140s", o->refused);
+    else if (o->r.time.bytes > q->q.memory)
+        snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
+                 units_bytes(over, o->r.time.bytes - q->q.memory), o->r.time.worst_pp);
+    else slower(&a->best[0], &o->r, out);
+}
+
+static void put_others(const Query *q, const SearchAnswer *a)
+{
+    char why[REASON_BYTES];
+    if (!q->other_count) return;
+    printf("\ncompared with the best\n");
+    for (int i = 0; i < q->other_count; i++) {
+        const Compared *o = &q->others[i];
+        why_not(q, a, o, why);
+        printf("  %s\n    %s\n", o->words, why);
+        if (*o->refused) continue;
+        printf("    %.3f s, MFU %.1f%%; %d of %d layouts that were run dry are faster, and no bound rules "
+               "out that "
+               "%lld of %lld are\n",
+               o->r.time.step_s, 100 * o->r.time.mfu, a->place[i].faster, a->dry_runs,
+               (long long)a->place[i].possible, (long long)a->legal);
+    }
+}
+
+static void json_others(JsonOut *j, const Query *q, const SearchAnswer *a)
+{
+    char why[REASON_BYTES];
+    json_open(j, "compared", '[');
+    for (int i = 0; i < q->other_count; i++) {
+        const Compared *o = &q->others[i];
+        why_not(q, a, o, why);
+        json_open(j, NULL, '{');
+        json_put_text(j, "layout", o->words);
+        json_put_text(j, "reason", why);
+        json_put_number(j, "step_ms", *o->refused ? NAN : 1e3 * o->r.time.step_s);
+        json_put_int(j, "bytes", o->r.time.bytes);
+        json_put_int(j, "faster", a->place[i].faster);
+        json_put_int(j, "possible", a->place[i].possible);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+}
+
 /* ---- printing ---- */
 
 static void put_fixed(const LayoutSpace *s)
@@ -239,14 +328,14 @@ static void put_answer(const Query *q, const SearchAnswer *a)
         put_row(&a->space, &a->best[i], head);
     }
     const PredictionShare bound = prediction_bound(&a->best[0].time);
-    printf("\nbound by: %s, %.1f%% of the step\n", bound.name,
-           100 * bound.seconds / a->best[0].time.step_s);
+    printf("\nbound by: %s, %.1f%% of the step\n", bound.name, 100 * bound.seconds / a->best[0].time.step_s);
     layout_words(&a->space, &a->best[0].layout, words);
     printf("\nthe best, to paste behind --config:\n  %s\n", words);
     printf("\nwith less memory\n");
     put_heading("");
     for (int i = 0; i < a->front_count; i++) put_row(&a->space, &a->front[i], "");
     put_alternatives(q, a);
+    put_others(q, a);
     put_cost(q, &a->best[0], q->q.world);
 }
 
@@ -296,6 +385,7 @@ static void json_answer(JsonOut *j, const Query *q, const SearchAnswer *a)
         json_close(j, '}');
     }
     json_close(j, ']');
+    json_others(j, q, a);
 }
 
 /* ---- the whole ---- */

@@ -135,10 +135,7 @@ typedef struct {
     int worst;        /* pipeline rank */
 } Pipeline;
 
-static bool is_cost(StageCost c)
-{
-    return c.f >= 0 && c.i >= 0 && c.w >= 0 && c.f + c.i + c.w < DBL_MAX;
-}
+static bool is_cost(StageCost c) { return c.f >= 0 && c.i >= 0 && c.w >= 0 && c.f + c.i + c.w < DBL_MAX; }
 
 static void note_bytes(Pipeline *p, int pp, const MemoryPlan *plan)
 {
@@ -198,10 +195,7 @@ static double waited_seconds(const TimeShares *s)
 }
 
 /* What a step does once, however many micro-batches it has. */
-static double seconds_once(const TimeShares *s)
-{
-    return s->family[FAMILY_OPTIMIZER] + waits_for_copies(s);
-}
+static double seconds_once(const TimeShares *s) { return s->family[FAMILY_OPTIMIZER] + waits_for_copies(s); }
 
 /* Of the rank's step; units: seconds of all of its units, where fewer were run dry. */
 static TimeShares shares_of(const Pipeline *p, int pp, double units)
@@ -311,9 +305,7 @@ static Err predict_with(Pipeline *p, Prediction *out)
 {
     Simulation simulation;
     TRY(time_ranks(p));
-    const SimulateCosts costs = { .stage = p->stage,
-                                  .hop = p->hop,
-                                  .processors = processors_of_pipeline(p) };
+    const SimulateCosts costs = { .stage = p->stage, .hop = p->hop, .processors = processors_of_pipeline(p) };
     const Err err = simulate(&p->schedule, &costs, &simulation);
     if (!err) conclude(p, &simulation, out);
     simulation_free(&simulation, &p->schedule);
@@ -353,7 +345,8 @@ static Err use_threads(const CostModel *m, const TrainSpec *spec, Grid grid, Cos
 }
 
 /* On how many threads a rank computes is a property of the model, of which the source then has a copy. */
-static Err open_source(const CostSource *asked, const TrainSpec *spec, Grid grid, CostModel *m, CostSource *out)
+static Err open_source(const CostSource *asked, const TrainSpec *spec, Grid grid, CostModel *m,
+                       CostSource *out)
 {
     *out = *asked;
     if (!asked->model) return ERR_OK;

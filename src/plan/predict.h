@@ -25,9 +25,9 @@ typedef struct {
     double bubble_s;    /* and that: step_s = shares.now + bubble_s */
     double rest_s;      /* of the step behind its units */
     double forward_s;   /* an evaluation of as many samples */
-    int64_t bytes;      /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
-    int worst_pp;       /* and that one's pipeline rank */
-    int64_t params;     /* of the model */
+    int64_t bytes;  /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
+    int worst_pp;   /* and that one's pipeline rank */
+    int64_t params; /* of the model */
 } Prediction;
 
 /* As trainer_plan, with times. Several threads may call it at once. */

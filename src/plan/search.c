@@ -27,7 +27,9 @@ enum {
     EFFORTS_MOST = 40, /* so many times that, where what is run dry does not fit */
     SMALLEST = 64,     /* run dry where none of those fits, */
     TOGETHER = 8,      /* so many at once */
-    VARIED = 6         /* how many of the best are tried with other orders, without ZeRO, ... */
+    VARIED = 6,        /* how many of the best are tried with other orders, without ZeRO, ..., */
+    PAIRED = 2,        /* and of others that may pair units; */
+    VARIANTS = 16      /* each so often at most */
 };
 
 /* What of memory the next layout of a front takes at most. */
@@ -397,6 +399,20 @@ static Err replay_one(Search *s, Candidate *c, int left[2], bool *keep)
     return ERR_OK;
 }
 
+static void count_possible(Search *s)
+{
+    for (int k = 0; k < s->q->places; k++)
+        for (int64_t i = 0; i < s->count; i++)
+            s->out->place[k].possible += s->items[i].bound < s->q->place_s[k];
+}
+
+static void count_faster(Search *s)
+{
+    for (int k = 0; k < s->q->places; k++)
+        for (int i = 0; i < s->result_count; i++)
+            s->out->place[k].faster += s->results[i].time.step_s < s->q->place_s[k];
+}
+
 /* Those of the least bounds are replayed, the others go. */
 static Err replay(Search *s)
 {
@@ -452,20 +468,36 @@ static Err cut_best(Search *s)
 
 /* ---- exactly ---- */
 
+/* A legal configuration, or the rule's refusal. */
+static Err evaluate_config(const SearchQuestion *q, const Config *c, bool legal, bool brief,
+                           SearchResult *out)
+{
+    TrainSpec spec;
+    Err err = legal ? ERR_OK : err_set(ERR_CONFIG, "a rule of the configuration refuses it");
+    if (!err) err = brief ? grid_read(c, &out->grid) : grid_try(c, &out->grid);
+    if (!err) err = train_spec(c, q->vocab, &spec);
+    if (!err) err = trainer_grid(&spec, &out->grid);
+    if (!err)
+        err = predict_by(&q->source, &spec, out->grid, brief ? PREDICT_BRIEF : PREDICT_RANKS, &out->time);
+    if (!err && q->libraries) out->time.bytes += spec_library_bytes(c, out->grid);
+    return err;
+}
+
 static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, bool brief,
                     SearchResult *out)
 {
     Config c;
-    TrainSpec spec;
     *out = (SearchResult){ .layout = *l };
-    Err err =
-        layout_config(space, l, &c) ? ERR_OK : err_set(ERR_CONFIG, "a rule of the configuration refuses it");
-    if (!err) err = brief ? grid_read(&c, &out->grid) : grid_try(&c, &out->grid);
-    if (!err) err = train_spec(&c, q->vocab, &spec);
-    if (!err) err = trainer_grid(&spec, &out->grid);
-    if (!err)
-        err = predict_by(&q->source, &spec, out->grid, brief ? PREDICT_BRIEF : PREDICT_RANKS, &out->time);
-    if (!err && q->libraries) out->time.bytes += spec_library_bytes(&c, out->grid);
+    const Err err = evaluate_config(q, &c, layout_config(space, l, &c), brief, out);
+    config_release(&c);
+    return err;
+}
+
+Err search_evaluate_words(const SearchQuestion *q, const char *words, SearchResult *out)
+{
+    Config c;
+    *out = (SearchResult){ .layout = { .stages = "" } };
+    const Err err = evaluate_config(q, &c, config_for(q->base, q->world, words, &c), false, out);
     config_release(&c);
     return err;
 }
@@ -482,7 +514,8 @@ Err search_estimate(const SearchQuestion *q, const LayoutSpace *space, const Lay
 
 static int compare_results(const SearchResult *x, const SearchResult *y)
 {
-    if (x->time.step_s < y->time.step_s || x->time.step_s > y->time.step_s) return x->time.step_s < y->time.step_s ? -1 : 1;
+    if (x->time.step_s < y->time.step_s || x->time.step_s > y->time.step_s)
+        return x->time.step_s < y->time.step_s ? -1 : 1;
     if (x->time.bytes != y->time.bytes) return x->time.bytes < y->time.bytes ? -1 : 1;
     return layout_compare(&x->layout, &y->layout);
 }
@@ -501,7 +534,8 @@ static Err run_dry(Search *s, const Layout *layouts, int count)
         if (err[i] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
         if (err[i]) continue;
         s->out->dry_runs++;
-        if (r[i].time.bytes < s->out->least_bytes) s->out->least_bytes = r[i].time.bytes, s->out->least = r[i].layout;
+        if (r[i].time.bytes < s->out->least_bytes)
+            s->out->least_bytes = r[i].time.bytes, s->out->least = r[i].layout;
         const bool timed = r[i].time.step_s > 0 && r[i].time.step_s < DBL_MAX;
         if (timed && r[i].time.bytes <= s->q->memory) s->results[s->result_count++] = r[i];
     }
@@ -550,34 +584,55 @@ static bool may_pair(const LayoutSpace *s, const Layout *l)
     return !schedule_pairs(layout_schedule(s, l), &pairs) && pairs;
 }
 
-static Err vary(Search *s, const Layout *of)
+/* Whether the key's other value is another layout. */
+static bool may_vary(const Search *s, const Layout *of, LayoutKey key)
 {
-    static const LayoutKey keys[] = { LAYOUT_ZERO, LAYOUT_ORDER, LAYOUT_OVERLAP_MOE };
-    Layout l[TOGETHER];
-    int n = 0;
-    for (int bits = 1; bits < 8; bits++) {
-        Layout v = *of;
-        bool other = true;
-        for (int k = 0; k < 3; k++) {
-            if (!(bits >> k & 1)) continue;
-            other &= s->space->count[keys[k]] > 1;
-            v.value[keys[k]] = s->space->value[keys[k]][1];
-        }
-        const bool copies = layout_dp(s->space, of) * of->value[LAYOUT_CP] > 1;
-        other &= copies || v.value[LAYOUT_ZERO] == of->value[LAYOUT_ZERO];
-        other &= v.value[LAYOUT_OVERLAP_MOE] == of->value[LAYOUT_OVERLAP_MOE] || may_pair(s->space, of);
-        other &= v.value[LAYOUT_PP] > 1 || v.value[LAYOUT_ORDER] == of->value[LAYOUT_ORDER];
-        if (other) l[n++] = v;
+    const int *v = of->value;
+    if (s->space->count[key] < 2) return false;
+    switch (key) {
+    case LAYOUT_ZERO: return layout_dp(s->space, of) * v[LAYOUT_CP] > 1;
+    case LAYOUT_ORDER: return v[LAYOUT_PP] > 1;
+    case LAYOUT_OVERLAP_MOE: return v[LAYOUT_EP] * v[LAYOUT_ETP] > 1 && may_pair(s->space, of);
+    case LAYOUT_OVERLAP_TP: return v[LAYOUT_TP] > 1;
+    default: return false;
     }
-    return run_dry(s, l, n);
 }
 
+/* What is told apart among the best alone. */
+static const LayoutKey varied[] = { LAYOUT_ZERO, LAYOUT_ORDER, LAYOUT_OVERLAP_MOE, LAYOUT_OVERLAP_TP };
+enum { VARIED_KEYS = sizeof varied / sizeof *varied };
+
+/* Every combination of these keys but the layout's own. */
+static Err vary(Search *s, const Layout *of)
+{
+    Layout l[VARIANTS];
+    int n = 0;
+    for (int bits = 1; bits < VARIANTS; bits++) {
+        bool other = true;
+        l[n] = *of;
+        for (int k = 0; k < VARIED_KEYS; k++) {
+            if (!(bits >> k & 1)) continue;
+            other &= may_vary(s, of, varied[k]);
+            l[n].value[varied[k]] = s->space->value[varied[k]][1];
+        }
+        n += other;
+    }
+    for (int i = 0; i < n; i += TOGETHER) TRY(run_dry(s, l + i, n - i < TOGETHER ? n - i : TOGETHER));
+    return ERR_OK;
+}
+
+/* The best, and of those that may pair a forward with a backward, which estimates know nothing of, the best. */
 static Err vary_best(Search *s)
 {
-    Layout best[VARIED];
-    int n = 0;
+    Layout best[VARIED + PAIRED];
+    int n = 0, pairs = 0;
     ORDER(s->results, s->result_count, by_step);
-    for (; n < VARIED && n < s->result_count; n++) best[n] = s->results[n].layout;
+    for (int i = 0; i < s->result_count; i++) {
+        const Layout *l = &s->results[i].layout;
+        const bool more = i >= VARIED && pairs < PAIRED && may_vary(s, l, LAYOUT_OVERLAP_MOE);
+        pairs += more;
+        if (i < VARIED || more) best[n++] = *l;
+    }
     for (int i = 0; i < n; i++) TRY(vary(s, &best[i]));
     ORDER(s->results, s->result_count, by_step);
     return ERR_OK;
@@ -588,9 +643,7 @@ static bool is_varied(const SearchAnswer *a, const Layout *more, int count, cons
 {
     for (int i = 0; i < a->count + count; i++) {
         Layout of = i < a->count ? a->best[i].layout : more[i - a->count];
-        of.value[LAYOUT_ZERO] = l->value[LAYOUT_ZERO];
-        of.value[LAYOUT_ORDER] = l->value[LAYOUT_ORDER];
-        of.value[LAYOUT_OVERLAP_MOE] = l->value[LAYOUT_OVERLAP_MOE];
+        for (int k = 0; k < VARIED_KEYS; k++) of.value[varied[k]] = l->value[varied[k]];
         if (!layout_compare(&of, l)) return true;
     }
     return false;
@@ -612,7 +665,8 @@ static Err confirm(Search *s)
         for (int k = 0; k < n; k++) err[k] = search_evaluate(s->q, s->space, &l[k], &r[k]);
         for (int k = 0; k < n; k++) {
             if (err[k] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
-            if (!err[k] && r[k].time.bytes <= s->q->memory && a->count < SEARCH_BEST) a->best[a->count++] = r[k];
+            if (!err[k] && r[k].time.bytes <= s->q->memory && a->count < SEARCH_BEST)
+                a->best[a->count++] = r[k];
         }
     }
     ORDER(a->best, a->count, by_step);
@@ -692,11 +746,13 @@ static Err run(Search *s)
     TRY(measure_inners(s));
     for (int i = 0; i < s->inner_count; i++)
         if (s->inners[i].measured) TRY(visit_outer(s, i));
+    count_possible(s);
     TRY(replay(s));
     TRY(cut_best(s));
     TRY(run_finalists(s));
     if (!s->result_count) TRY(run_smallest(s));
     TRY(vary_best(s));
+    count_faster(s);
     TRY(find_least(s));
     find_front(s);
     return confirm(s);
@@ -710,7 +766,7 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
     Search s = { .q = q, .out = out, .space = &out->space };
     Layout first = { .stages = "" };
     s.threads = q->threads > 0 ? q->threads : 1;
-    s.results = calloc(FINALS + SMALLEST + (VARIED + 1) * TOGETHER, sizeof *s.results);
+    s.results = calloc(FINALS + SMALLEST + TOGETHER + (VARIED + PAIRED) * VARIANTS, sizeof *s.results);
     Err err = s.results ? add_inner(&s, &first) : err_set(ERR_MEMORY, "no memory for a search");
     if (!err) err = train_spec(q->base, q->vocab, &s.inners[0].spec);
     if (!err) err = run(&s);

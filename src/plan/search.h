@@ -16,7 +16,7 @@
 #include "plan/predict.h"
 #include "train/spec.h"
 
-enum { SEARCH_BEST = 32 };
+enum { SEARCH_BEST = 32, SEARCH_PLACES = 8 };
 
 typedef struct {
     const Config *base; /* layout_base's */
@@ -28,6 +28,8 @@ typedef struct {
     CostSource source;
     int best;    /* answers wanted, at most SEARCH_BEST */
     int threads; /* at once; 0: 1 */
+    int places;  /* and where steps of so many seconds stand */
+    double place_s[SEARCH_PLACES];
 } SearchQuestion;
 
 /* A layout, exactly. Seconds are those of the source. */
@@ -36,6 +38,12 @@ typedef struct {
     Grid grid;
     Prediction time; /* its bytes with those of libraries */
 } SearchResult;
+
+/* How many layouts that may fit are faster than a step. */
+typedef struct {
+    int faster;       /* of those that were run dry */
+    int64_t possible; /* of all whose bound is below it */
+} SearchPlace;
 
 typedef struct {
     SearchResult best[SEARCH_BEST]; /* the fastest first */
@@ -48,6 +56,7 @@ typedef struct {
     int dry_runs;
     Layout least; /* which layout that is */
     LayoutSpace space;
+    SearchPlace place[SEARCH_PLACES];
 } SearchAnswer;
 
 /*
@@ -58,6 +67,9 @@ Err search(const SearchQuestion *q, SearchAnswer *out);
 
 /* One layout, by itself: ERR_CONFIG where a rule refuses it. Fits or not. */
 Err search_evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, SearchResult *out);
+
+/* Any layout: "parallel.tp=8 parallel.pp=4 ...", else the base's keys; its `layout` is empty. */
+Err search_evaluate_words(const SearchQuestion *q, const char *words, SearchResult *out);
 
 /* Nearly the same, faster: as few micro-batches as show what more do, one rank of each pipeline rank; and what the
  * start of a run refuses beyond rules of the configuration may pass. */
