@@ -258,9 +258,9 @@ static void put_others(const Query *q, const SearchAnswer *a)
         why_not(q, a, o, why);
         printf("  %s\n    %s\n", o->words, why);
         if (*o->refused) continue;
-        printf("    %.3f s, MFU %.1f%%; %d of %d layouts that were run dry are faster, and no bound rules "
-               "out that "
-               "%lld of %lld are\n",
+        printf("    %.3f s, MFU %.1f%%; %d of %d layouts that were run dry are faster, and %lld of %lld by "
+               "the bound of "
+               "their parts\n",
                o->r.time.step_s, 100 * o->r.time.mfu, a->place[i].faster, a->dry_runs,
                (long long)a->place[i].possible, (long long)a->legal);
     }
@@ -300,16 +300,25 @@ static void put_fixed(const LayoutSpace *s)
     printf("%s; layout keys of the file are free\n", count ? "" : " nothing");
 }
 
-static void put_cost(const Query *q, const SearchResult *r, int64_t world)
+/* What the run's tokens take, and what its devices cost for so long. */
+static double run_seconds(const Query *q, const SearchResult *r)
+{
+    return q->tokens / q->step_tokens * r->time.step_s;
+}
+
+static double run_cost(const Query *q, const SearchResult *r)
+{
+    return run_seconds(q, r) / 3600 * grid_size(r->grid) * q->asked->price;
+}
+
+static void put_cost(const Query *q, const SearchResult *r)
 {
     char tokens[UNITS_BYTES], time[UNITS_BYTES];
-    const double seconds = q->tokens / q->step_tokens * r->time.step_s;
+    const double seconds = run_seconds(q, r);
     if (!(q->tokens > 0)) return;
-    printf("\n%s tokens: %s on %lld", units_count(tokens, q->tokens), units_seconds(time, seconds),
-           (long long)world);
-    if (q->asked->price > 0)
-        printf(", %.1f k$ at %g $/h", seconds / 3600 * (double)world * q->asked->price / 1000,
-               q->asked->price);
+    printf("%s tokens: %s on %lld", units_count(tokens, q->tokens), units_seconds(time, seconds),
+           (long long)grid_size(r->grid));
+    if (q->asked->price > 0) printf(", %.1f k$ at %g $/h", run_cost(q, r) / 1000, q->asked->price);
     printf(" (without checkpoints, evaluation and failures)\n");
 }
 
@@ -336,10 +345,11 @@ static void put_answer(const Query *q, const SearchAnswer *a)
     for (int i = 0; i < a->front_count; i++) put_row(&a->space, &a->front[i], "");
     put_alternatives(q, a);
     put_others(q, a);
-    put_cost(q, &a->best[0], q->q.world);
+    putchar('\n');
+    put_cost(q, &a->best[0]);
 }
 
-static void json_result(JsonOut *j, const LayoutSpace *s, const SearchResult *r)
+static void json_result(JsonOut *j, const Query *q, const LayoutSpace *s, const SearchResult *r)
 {
     char words[LAYOUT_WORDS];
     json_open(j, NULL, '{');
@@ -351,6 +361,8 @@ static void json_result(JsonOut *j, const LayoutSpace *s, const SearchResult *r)
     json_put_number(j, "bubble_ms", 1e3 * r->time.bubble_s);
     json_put_number(j, "update_ms", 1e3 * r->time.rest_s);
     json_put_number(j, "tokens_per_s_gpu", rank_tokens(r));
+    json_put_number(j, "run_s", run_seconds(q, r));
+    json_put_number(j, "cost", q->asked->price > 0 ? run_cost(q, r) : NAN);
     json_put_number(j, "mfu", r->time.mfu);
     json_put_int(j, "bytes", r->time.bytes);
     json_put_int(j, "worst_pp_rank", r->time.worst_pp);
@@ -368,10 +380,10 @@ static void json_answer(JsonOut *j, const Query *q, const SearchAnswer *a)
     json_put_int(j, "dry_runs", a->dry_runs);
     json_put_number(j, "tokens", q->tokens);
     json_open(j, "best", '[');
-    for (int i = 0; i < a->count; i++) json_result(j, &a->space, &a->best[i]);
+    for (int i = 0; i < a->count; i++) json_result(j, q, &a->space, &a->best[i]);
     json_close(j, ']');
     json_open(j, "front", '[');
-    for (int i = 0; i < a->front_count; i++) json_result(j, &a->space, &a->front[i]);
+    for (int i = 0; i < a->front_count; i++) json_result(j, q, &a->space, &a->front[i]);
     json_close(j, ']');
     json_open(j, "alternatives", '[');
     for (int i = 0; i < ALTERNATIVES; i++) {
@@ -434,8 +446,8 @@ static Err put_worlds(Query *q, JsonOut *j)
         err = search(&q->q, a);
         if (err || !a->count) break;
         snprintf(head, sizeof head, "%lld", (long long)q->q.world);
-        if (j) json_result(j, &a->space, &a->best[0]);
-        else put_row(&a->space, &a->best[0], head);
+        if (j) json_result(j, q, &a->space, &a->best[0]);
+        else put_row(&a->space, &a->best[0], head), put_cost(q, &a->best[0]);
         if (q->q.world % 2) break;
         q->q.world /= 2;
     }

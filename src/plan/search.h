@@ -39,10 +39,11 @@ typedef struct {
     Prediction time; /* its bytes with those of libraries */
 } SearchResult;
 
-/* How many layouts that may fit are faster than a step. */
+/* How many layouts that may fit are faster than a step: of those that were run dry, variants and cuts included, and of
+ * all that are legal in shape at most, by the bound of the sums of their parts. */
 typedef struct {
-    int faster;       /* of those that were run dry */
-    int64_t possible; /* of all whose bound is below it */
+    int faster;
+    int64_t possible;
 } SearchPlace;
 
 typedef struct {
