@@ -496,8 +496,15 @@ static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Lay
 Err search_evaluate_words(const SearchQuestion *q, const char *words, SearchResult *out)
 {
     Config c;
+    LayoutSpace space;
+    char all[2 * LAYOUT_WORDS], first[LAYOUT_WORDS];
     *out = (SearchResult){ .layout = { .stages = "" } };
-    const Err err = evaluate_config(q, &c, config_for(q->base, q->world, words, &c), false, out);
+    layout_space(q->base, q->world, q->limits, &space);
+    take_first(&space, &out->layout, 0);
+    layout_words(&space, &out->layout, first);
+    if (snprintf(all, sizeof all, "%s %s", first, words) >= (int)sizeof all)
+        return err_set(ERR_CONFIG, "%zu characters are too many for a layout", strlen(words));
+    const Err err = evaluate_config(q, &c, config_for(q->base, q->world, all, &c), false, out);
     config_release(&c);
     return err;
 }

@@ -69,7 +69,8 @@ Err search(const SearchQuestion *q, SearchAnswer *out);
 /* One layout, by itself: ERR_CONFIG where a rule refuses it. Fits or not. */
 Err search_evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, SearchResult *out);
 
-/* Any layout: "parallel.tp=8 parallel.pp=4 ...", else the base's keys; its `layout` is empty. */
+/* Any layout: "parallel.tp=8 parallel.pp=4 ...", other keys have the first values of their space, one rank's, or are
+ * given; its `layout` does not count. */
 Err search_evaluate_words(const SearchQuestion *q, const char *words, SearchResult *out);
 
 /* Nearly the same, faster: as few micro-batches as show what more do, one rank of each pipeline rank; and what the
