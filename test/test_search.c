@@ -210,7 +210,7 @@ static double communication = 1;
 
 static const char *const dense[] = { "model.layers=4", "model.hidden=64",      "model.heads=8",      "model.kv_heads=4",
                                      "model.ffn=128",  "model.seq=128",        "model.vocab=512",    "model.arch=llama",
-                                     "run.device=cuda", "run.precision=bf16",  "train.global_batch=32" };
+                                     "run.device=cuda", "run.precision=bf16",  "train.global_batch=16" };
 static const char *const mixture[] = { "model.layers=4", "model.hidden=64", "model.heads=4",   "model.ffn=128",
                                        "model.seq=64",   "model.vocab=256", "model.arch=llama", "moe.experts=8",
                                        "moe.topk=2",     "moe.ffn=64",      "moe.every=0,1*3",  "run.device=cuda",
