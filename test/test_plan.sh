@@ -592,7 +592,9 @@ same_bytes() {
     python3 - <<'EOP'
 import json, sys
 s, p = json.load(open("search.json"))["best"][0], json.load(open("chosen.json"))
-sys.exit(not (s["bytes"] == p["largest_total"] + p["library_bytes"] and s["step_ms"] > 0 and p["fits"]))
+same_time = all(abs(s[k] / p["predicted"][k] - 1) < 1e-5 for k in ("step_ms", "tokens_per_s_gpu", "mfu"))
+same_time &= s["bound"] == p["predicted"]["bound"]
+sys.exit(not (s["bytes"] == p["largest_total"] + p["library_bytes"] and same_time and p["fits"]))
 EOP
 }
 for asked in "4" "4 parallel.tp=2" "2 train.recompute=full parallel.pp=2" "8 model.layers=4"; do
@@ -601,8 +603,36 @@ for asked in "4" "4 parallel.tp=2" "2 train.recompute=full parallel.pp=2" "8 mod
     search --world $ranks --device h100 --json "${words[@]}"
     check "search $asked: $(tail -1 search.err)" test -s search.json
     "$mt" plan --config plan.ini --world $ranks --device h100 --json "${words[@]}" $(chosen) >chosen.json 2>search.err
-    check "search $asked: bytes of the best" same_bytes
+    check "search $asked: bytes and time of the best" same_bytes
 done
+# Halves of the world, what the run's tokens take and cost, and where a layout stands: by hand
+search --max-world 4 --device h100 --json --price 3 train.micro_batch=1 --compare \
+    "parallel.tp=2 train.micro_batch=1; parallel.tp=3; parallel.recompute=1"
+check "worlds, price and others: $(tail -1 search.err)" test -s search.json
+"$mt" plan --config plan.ini --world 4 --device h100 --json parallel.tp=2 train.micro_batch=1 >chosen.json 2>search.err
+check "worlds" python3 - <<'EOP'
+import json
+s = json.load(open("search.json"))
+worlds = s["worlds"]
+assert [w["world"] for w in worlds] == [4, 2, 1] and worlds[0]["step_ms"] == s["best"][0]["step_ms"]
+assert all(a["step_ms"] > 0 and a["layout"] for a in worlds)
+EOP
+check "tokens and price" python3 - <<'EOP'
+import json
+s = json.load(open("search.json"))
+for r in s["best"] + s["worlds"]:
+    seconds = s["tokens"] / (r["tokens_per_s_gpu"] * r["world"])
+    assert abs(r["run_s"] / seconds - 1) < 1e-5, (r["run_s"], seconds)
+    assert abs(r["cost"] / (seconds / 3600 * r["world"] * 3) - 1) < 1e-5, r["cost"]
+EOP
+check "others" python3 - <<'EOP'
+import json
+s, p = json.load(open("search.json")), json.load(open("chosen.json"))
+two, three, none = s["compared"]
+assert abs(two["step_ms"] / p["predicted"]["step_ms"] - 1) < 1e-5 and two["bytes"] == p["largest_total"] + p["library_bytes"]
+assert "slower" in two["reason"] and 1 <= two["faster"] <= s["dry_runs"] and 0 < two["possible"] <= s["legal"]
+assert all(o["reason"].startswith("refused") and o["step_ms"] is None for o in (three, none))
+EOP
 refused() { # exit status, text, words
     search "${@:3}"
     [ $? -eq $1 ] && grep -q "$2" search.err && [ "$(grep -c 'error' search.err)" -eq 1 ]
@@ -612,5 +642,6 @@ check "no layout divides" refused 2 "no layout of this model divides 7 ranks" --
 check "an unknown device" refused 2 "none that is known" --world 4 --device nosuch
 check "no device" refused 2 "none is named" --world 4
 check "no ranks" refused 2 "on how many ranks" --device h100
+check "too many others" refused 2 "takes up to 8 layouts" --world 4 --device h100 --compare "a;b;c;d;e;f;g;h;i"
 check "no amount" refused 2 "no amount of memory" --world 4 --device h100 --memory 8x
 finish

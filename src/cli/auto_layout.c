@@ -193,7 +193,8 @@ static Err know_device(const Config *base, const Boot *boot, Planner *p)
 {
     const bool cpu = base->run.device == RUN_DEVICE_CPU;
     const char *name = base->parallel.auto_device;
-    *p = (Planner){ .source = { &p->model, planner_run } };
+    *p = (Planner){ 0 };
+    p->source = predict_source(&p->model);
     if (!*name && cpu)
         return err_set(ERR_CONFIG, "parallel.auto: nothing says how fast this machine's processors are"),
                err_hint("measure them once: megatrain doctor --calibrate here.ini; then "
@@ -230,10 +231,11 @@ static void say_choice(const Planner *p, const Config *base, const SearchAnswer 
              *other ? other : "that of the defaults", *other ? ", else the defaults" : "");
     log_info("parallel.auto: predicted are %.4g ms a step, and %s on the rank that takes most; %lld layouts "
              "are legal in shape, %d were run dry",
-             1e3 * best->step_s, units_bytes(bytes, best->bytes), (long long)a->legal, a->dry_runs);
+             1e3 * best->time.step_s, units_bytes(bytes, best->time.bytes), (long long)a->legal, a->dry_runs);
     for (int i = 1; i < a->count; i++) {
         differing(a, &a->best[i], other, sizeof other);
-        log_info("parallel.auto: %.1f %% slower is %s", 100 * (a->best[i].step_s / best->step_s - 1), other);
+        log_info("parallel.auto: %.1f %% slower is %s",
+                 100 * (a->best[i].time.step_s / best->time.step_s - 1), other);
     }
 }
 

@@ -24,6 +24,7 @@ static int64_t world_size, max_world, best = 5;
 static bool as_json, advise, with_ops, is_search;
 static const char *svg_path, *memory;
 static double price;
+static const char *compare;
 static DeviceFile target; /* the device to plan for; without a name: this machine's, or a CPU */
 
 static const Option options[] = {
@@ -46,6 +47,8 @@ static const Option options[] = {
       .help = "with --search: answers" },
     { "price", OPTION_REAL, &price, .low = 0, .high = 1e6, .value = "$",
       .help = "with --search: of a device and hour" },
+    { "compare", OPTION_TEXT, &compare, .value = "TEXT",
+      .help = "with --search: where others stand: \"KEYS; KEYS\"" },
 };
 
 /* ---- counting ---- */
@@ -654,13 +657,18 @@ static Err search_words(Words words)
                                       .memory = memory,
                                       .best = best,
                                       .price = price,
+                                      .compare = compare,
                                       .as_json = as_json });
 }
 
 /* What is said of one layout is not said of a search, nor the other way round. */
 static Err words_agree(void)
 {
-    const char *of_search = max_world ? "max-world" : memory ? "memory" : price > 0 ? "price" : NULL;
+    const char *of_search = max_world   ? "max-world"
+                            : memory    ? "memory"
+                            : price > 0 ? "price"
+                            : compare   ? "compare"
+                                        : NULL;
     const char *of_layout = svg_path ? "svg" : advise ? "advise" : with_ops ? "ops" : NULL;
     if (is_search && of_layout)
         return err_set(ERR_CONFIG, "--%s is about one layout", of_layout), err_hint("leave out --search");

@@ -96,7 +96,8 @@ typedef struct {
     bool max_world;     /* fewer ranks, too */
     const char *memory; /* NULL: the device's */
     int64_t best;
-    double price; /* of a device's hour; 0: not said */
+    double price;        /* of a device's hour; 0: not said */
+    const char *compare; /* other layouts, parted by ";"; NULL: none */
     bool as_json;
 } PlanSearch;
 

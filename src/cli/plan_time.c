@@ -9,43 +9,19 @@
 #include "cli/plan.h"
 #include "plan/besides.h"
 
-/* A share of the step, by name; of waiting for ranks by group. */
-typedef struct {
-    char name[48];
-    double seconds;
-} Share;
-
-enum { SHARES_MOST = FAMILIES + WORLD_COMMS + 2 };
-
 static int by_seconds(const void *a, const void *b)
 {
-    const double x = ((const Share *)a)->seconds, y = ((const Share *)b)->seconds;
+    const double x = ((const PredictionShare *)a)->seconds, y = ((const PredictionShare *)b)->seconds;
     return (x < y) - (x > y);
 }
 
-/* In the same order for every prediction. */
-static void all_shares(const Prediction *p, Share all[SHARES_MOST])
-{
-    int n = 0;
-    for (int i = 0; i < FAMILIES; i++, n++) {
-        snprintf(all[n].name, sizeof all[n].name, "%s", family_name((OpFamily)i));
-        all[n].seconds = p->shares.family[i];
-    }
-    for (int i = 0; i < WORLD_COMMS; i++, n++) {
-        snprintf(all[n].name, sizeof all[n].name, "waits for %s", group_name((GroupKind)i));
-        all[n].seconds = p->shares.waited[i];
-    }
-    all[n++] = (Share){ "waits for other stages", p->bubble_s };
-    all[n++] = (Share){ "waits for the host", p->shares.idle };
-}
-
 /* Those above 0, the largest first; their number. */
-static int shares_of(const Prediction *p, Share out[SHARES_MOST])
+static int shares_of(const Prediction *p, PredictionShare out[PREDICTION_SHARES])
 {
-    Share all[SHARES_MOST];
+    PredictionShare all[PREDICTION_SHARES];
     int kept = 0;
-    all_shares(p, all);
-    for (int i = 0; i < SHARES_MOST; i++)
+    prediction_shares(p, all);
+    for (int i = 0; i < PREDICTION_SHARES; i++)
         if (all[i].seconds > 0) out[kept++] = all[i];
     qsort(out, (size_t)kept, sizeof *out, by_seconds);
     return kept;
@@ -53,11 +29,11 @@ static int shares_of(const Prediction *p, Share out[SHARES_MOST])
 
 void plan_gain(const Prediction *before, const Prediction *after, Advice *out)
 {
-    Share was[SHARES_MOST], is[SHARES_MOST];
+    PredictionShare was[PREDICTION_SHARES], is[PREDICTION_SHARES];
     int most = 0;
-    all_shares(before, was);
-    all_shares(after, is);
-    for (int i = 1; i < SHARES_MOST; i++)
+    prediction_shares(before, was);
+    prediction_shares(after, is);
+    for (int i = 1; i < PREDICTION_SHARES; i++)
         if (was[i].seconds - is[i].seconds > was[most].seconds - is[most].seconds) most = i;
     snprintf(out->share, sizeof out->share, "%s", was[most].name);
     out->share_s = was[most].seconds;
@@ -203,7 +179,7 @@ static void put_advice(const PlanTable *t)
 void plan_put_time(const PlanTable *t)
 {
     const Prediction *p = &t->predicted;
-    Share share[SHARES_MOST];
+    PredictionShare share[PREDICTION_SHARES];
     if (!t->has_time) {
         printf("\ntime    not predicted: %s\n", t->no_time);
         return;
@@ -255,8 +231,7 @@ static void json_advice(JsonOut *j, const PlanTable *t)
 void plan_json_time(JsonOut *j, const PlanTable *t)
 {
     const Prediction *p = &t->predicted;
-    Share share[SHARES_MOST];
-    char bound[48];
+    PredictionShare share[PREDICTION_SHARES];
     if (!t->has_time) {
         json_put_number(j, "predicted", NAN);
         return;
@@ -267,7 +242,7 @@ void plan_json_time(JsonOut *j, const PlanTable *t)
     json_put_number(j, "tokens_per_s_gpu", p->tokens_s / grid_size(t->grid));
     json_put_number(j, "tflops", 1e-12 * p->flop_s);
     json_put_number(j, "mfu", p->mfu);
-    json_put_text(j, "bound", prediction_bound(p, NULL, bound));
+    json_put_text(j, "bound", prediction_bound(p).name);
     json_put_int(j, "pp_rank", p->pp_rank);
     json_put_number(j, "launches", p->shares.launches);
     json_put_number(j, "evaluation_batch_ms", 1e3 * p->forward_s);

@@ -72,6 +72,10 @@ CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank)
     const int group = group_of(s, kind, rank), devices = host_ranks(m, s);
     p.here = p.size;
     if (p.size < 2 || group < 0 || s.world <= devices) return p;
+    if (p.size == s.world)
+        return (CommPlace){ .size = p.size,
+                            .hosts = (p.size + devices - 1) / devices,
+                            .here = p.size % devices ? p.size % devices : devices };
     int *members = malloc((size_t)p.size * sizeof *members), here = 0;
     ASSERT(members);
     group_members(s, kind, group, members);

@@ -67,6 +67,14 @@ static Err host_waits(void *mark, double timeout_s)
 
 static void free_mark(void *mark) { (void)mark; }
 
+/* (of large groups it takes long, and most are never called) */
+static CommPlace place_of(TimeLine *t, int group)
+{
+    CommPlace *p = &t->place[group];
+    if (!p->size) *p = cost_place(t->model, grid_shape(t->world->grid), (GroupKind)group, t->world->rank);
+    return *p;
+}
+
 static double call_seconds(const TimeLine *t, const CommRequest *r, CommPlace place, int64_t bytes)
 {
     if (r->kind == COMM_EXCHANGE) return cost_exchange(t->model, place, r->messages, r->message_count);
@@ -84,7 +92,7 @@ static Err submit(Comm *c, const CommRequest *r)
     if (r->rows.known && !t->model->cpu) t->host = fmax(t->host, t->shares.now);
     if (group != GROUP_PP)
         t->until[group] =
-            fmax(t->until[group], t->shares.now) + call_seconds(t, r, t->place[group], c->last_bytes);
+            fmax(t->until[group], t->shares.now) + call_seconds(t, r, place_of(t, group), c->last_bytes);
     t->marks_below = r->done->marks;
     *end_of(t, r->done->mark) = group == GROUP_PP ? 0 : t->until[group];
     r->done->marks = &marks;
@@ -104,7 +112,6 @@ void time_line_attach(TimeLine *t, const CostModel *model, Device *dev, World *w
     op_ear_attach(&t->ear, dev, hear_op);
     for (int i = 0; i < WORLD_COMMS; i++) {
         ASSERT(world->comm[i].table == t->comms_below);
-        t->place[i] = cost_place(model, grid_shape(world->grid), (GroupKind)i, world->rank);
         world->comm[i].table = &t->comms;
     }
 }

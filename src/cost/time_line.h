@@ -36,7 +36,7 @@ typedef struct {
     World *world;
     double host; /* how far the host has come */
     TimeShares shares;
-    CommPlace place[WORLD_COMMS];
+    CommPlace place[WORLD_COMMS];            /* size 0: nobody has asked yet */
     double until[WORLD_COMMS];               /* how far each communicator has come */
     double end[WORLD_COMMS][COMM_OPEN_MOST]; /* of its calls */
 } TimeLine;

@@ -22,7 +22,4 @@ void planner_close(Planner *p);
  * are the caller's. */
 SearchQuestion planner_question(const Planner *p, const Config *base, int64_t world);
 
-/* As CostSource.dry_run; user: a CostModel. */
-Err planner_run(void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan, RankTimes *times);
-
 #endif

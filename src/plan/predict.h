@@ -15,6 +15,7 @@
 
 #include "cost/time_line.h"
 #include "engine/trainer.h"
+#include "plan/layer_cost.h"
 
 typedef struct {
     double step_s, tokens_s;
@@ -24,7 +25,9 @@ typedef struct {
     double bubble_s;    /* and that: step_s = shares.now + bubble_s */
     double rest_s;      /* of the step behind its units */
     double forward_s;   /* an evaluation of as many samples */
-    int64_t bytes; /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
+    int64_t bytes;  /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
+    int worst_pp;   /* and that one's pipeline rank */
+    int64_t params; /* of the model */
 } Prediction;
 
 /* As trainer_plan, with times. Several threads may call it at once. */
@@ -36,14 +39,32 @@ Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank,
 double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid);
 Err predict_hops(const CostModel *m, const TrainSpec *spec, Grid grid, double *hop);
 
+/* Dry runs by that model. */
+CostSource predict_source(const CostModel *m);
+
+/* What of a step is run dry: as few micro-batches as show what more do; all of them; and of each pipeline rank also the
+ * other tp and cp ranks whose bytes may differ. The first two run one rank of each pipeline rank. */
+typedef enum { PREDICT_BRIEF, PREDICT_STEP, PREDICT_RANKS } PredictHow;
+
 /* Errors: those of trainer_plan. */
 Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out);
+
+/* By any source, without forward_s; brief: nearly so. Of costs that are no numbers step_s is NaN. */
+Err predict_by(const CostSource *source, const TrainSpec *spec, Grid grid, PredictHow how, Prediction *out);
 
 /* And draws the step, with a row for each pipeline rank (pipeline/chart.h). */
 Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out, FILE *svg);
 
-/* What the step is bound by: the largest share, "products", "waits for sp", "waits for other stages", ...; *seconds
- * of it, if not NULL. */
-const char *prediction_bound(const Prediction *p, double *seconds, char buf[48]);
+/* What a step consists of, by name: "products", "waits for sp", "waits for other stages", ... */
+typedef struct {
+    char name[48];
+    double seconds;
+} PredictionShare;
+enum { PREDICTION_SHARES = FAMILIES + WORLD_COMMS + 2 };
+
+/* All of them, in the same order for every prediction. */
+void prediction_shares(const Prediction *p, PredictionShare out[PREDICTION_SHARES]);
+/* The largest, by which the step is bound. */
+PredictionShare prediction_bound(const Prediction *p);
 
 #endif
