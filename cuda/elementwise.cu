@@ -253,6 +253,20 @@ struct Swiglu {
     }
 };
 
+struct Geglu {
+    template <class T> __device__ __forceinline__ float of(float gate, float up) const
+    {
+        return GeluFwd::of<T>(gate, 0.0f) * up;
+    }
+
+    template <class T> __device__ __forceinline__ void slopes(float *gate, float *up, float dy) const
+    {
+        const float dgate = GeluBwd::of<T>(dy * *up, *gate);
+        *up = dy * GeluFwd::of<T>(*gate, 0.0f);
+        *gate = dgate;
+    }
+};
+
 /* gpt-oss's (ops.def). Clamps let NaN through. */
 struct ClampedSwiglu {
     static constexpr float ALPHA = 1.702f;
@@ -350,7 +364,7 @@ static Err check_chunks(const char *name, Tensor x, Tensor y, int64_t chunk)
                    static_cast<long long>(y.dim[1]));
 }
 
-/* Args: those of swiglu, or of its clamped form. */
+/* Args: those of swiglu, or of its other forms. */
 template <class T, class F, class Args> static void launch_swiglu_fwd(Stream *s, const Args *a, F f)
 {
     const PackGrid g = pack_grid(row_count(a->y, a->x), a->y.dim[1] / a->chunk, a->chunk, Pack<T>::COUNT);
@@ -365,6 +379,13 @@ extern "C" Err cuda_swiglu_fwd(Stream *s, const swiglu_fwd_args *a)
 {
     TRY(check_chunks("swiglu_fwd", a->x, a->y, a->chunk));
     DISPATCH(a->x.dtype, launch_swiglu_fwd<T>(s, a, Swiglu()));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_geglu_fwd(Stream *s, const geglu_fwd_args *a)
+{
+    TRY(check_chunks("geglu_fwd", a->x, a->y, a->chunk));
+    DISPATCH(a->x.dtype, launch_swiglu_fwd<T>(s, a, Geglu()));
     return ERR_OK;
 }
 
@@ -390,6 +411,13 @@ extern "C" Err cuda_swiglu_bwd(Stream *s, const swiglu_bwd_args *a)
 {
     TRY(check_chunks("swiglu_bwd", a->x, a->dy, a->chunk));
     DISPATCH(a->x.dtype, launch_swiglu_bwd<T>(s, a, Swiglu()));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_geglu_bwd(Stream *s, const geglu_bwd_args *a)
+{
+    TRY(check_chunks("geglu_bwd", a->x, a->dy, a->chunk));
+    DISPATCH(a->x.dtype, launch_swiglu_bwd<T>(s, a, Geglu()));
     return ERR_OK;
 }
 

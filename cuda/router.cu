@@ -129,7 +129,8 @@ __device__ __forceinline__ Ranked next_best(const float *score, int from, int en
 /* Fills row.group with the groups' scores; returns the worst of the groups that are chosen from. */
 __device__ __forceinline__ Ranked choose_groups(const Routing &r, const RoutedRow &row)
 {
-    const int size = r.E / r.router.groups, most = r.K / r.router.group_topk;
+    const int size = r.E / r.router.groups;
+    const int most = r.router.group_best ? r.router.group_best : r.K / r.router.group_topk;
     const auto all = [](int) { return true; };
     for (int g = 0; g < r.router.groups; g++) {
         Ranked last = before_all();

@@ -74,7 +74,8 @@ TEST(widths_of_activations)
         CHECK_MSG(c.model.ffn == (activation_gated((Activation)a) ? 2048 : 3072), "%s: %d", text, (int)c.model.ffn);
         config_release(&c);
     }
-    CHECK(!activation_gated(ACT_GELU) && activation_gated(ACT_SWIGLU) && activation_gated(ACT_CLAMPED_SWIGLU));
+    CHECK(!activation_gated(ACT_GELU) && activation_gated(ACT_SWIGLU) && activation_gated(ACT_GEGLU));
+    CHECK(activation_gated(ACT_CLAMPED_SWIGLU));
 }
 
 TEST(recipes_and_what_follows)
@@ -511,6 +512,10 @@ static const Rule rules[] = {
       "group_topk must divide topk: a group counts by its topk / group_topk best; take moe.group_topk=2, or "
       "moe.group_topk=4",
       1 },
+    { MOE "moe.group_best=1", MOE "moe.group_best=1 moe.groups=2", "there are no groups: give groups; take moe.group_best=0",
+      1 },
+    { MOE "moe.groups=4 moe.group_best=3", MOE "moe.groups=4 moe.group_best=2",
+      "a group has fewer experts: experts / groups; take moe.group_best=0", 1 },
     { MOE "moe.groups=4 moe.group_topk=2 moe.topk=6", MOE "moe.groups=2 moe.group_topk=2 moe.topk=6",
       "the chosen groups hold fewer: group_topk * experts / groups is 4", 1 },
     { MOE "moe.every=0", MOE "moe.every=12", "moe.every = '0': must be an integer from 1 on", 1 },

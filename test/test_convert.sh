@@ -148,14 +148,14 @@ n=$(ops one count.run megatrain) m=$(ops one.run count.out hf)
 check "operations: $n in, $m out" [ "${n:-0}" -gt 8 ] && [ "${m:-0}" -gt 8 ]
 for ((i = 1; i <= n; i += 3)); do
     rm -rf cut.run
-    MEGATRAIN_FILE_FAULT=kill@$i "$mt" convert --from one --to cut.run --format megatrain >/dev/null 2>&1
+    { MEGATRAIN_FILE_FAULT=kill@$i "$mt" convert --from one --to cut.run --format megatrain; } >/dev/null 2>&1
     [ -e cut.run/$step ] && { check "killed at $i: whole" same_weights cut.run one.run; continue; }
     into one cut.run 2>err.txt
     check "killed at operation $i, started again: $(head -1 err.txt)" same_weights cut.run one.run
 done
 for ((i = 1; i <= m; i += 3)); do
     rm -rf cut.out cut.out.partial
-    MEGATRAIN_FILE_FAULT=kill@$i "$mt" convert --from one.run --to cut.out --format hf >/dev/null 2>&1
+    { MEGATRAIN_FILE_FAULT=kill@$i "$mt" convert --from one.run --to cut.out --format hf; } >/dev/null 2>&1
     [ -e cut.out ] && { check "killed at $i: whole" [ "$(values cut.out)" = "$(values one)" ]; continue; }
     out one.run cut.out 2>err.txt
     check "killed at operation $i, started again: $(head -1 err.txt)" [ "$(values cut.out)" = "$(values one)" ]

@@ -91,6 +91,7 @@ moe.z_coeff                | 0.1          | loss | moe.experts=4 model.bias=fals
 moe.jitter                 | 0.1          | loss | moe.experts=4 model.bias=false
 moe.groups                 | 2            | loss | model.bias=false moe.experts=8
 moe.group_topk             | 2            | loss | model.bias=false moe.experts=8 moe.groups=4
+moe.group_best             | 1            | loss | model.bias=false moe.experts=8 moe.groups=2 moe.topk=4
 moe.capacity               | 1            | loss | moe.experts=4 model.bias=false
 moe.drop                   | position     | loss | moe.experts=4 model.bias=false moe.capacity=1
 moe.pad                    | true         | refused 2 no capacity to pad to | moe.experts=4 model.bias=false

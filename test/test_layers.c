@@ -475,6 +475,7 @@ static void check_mlp(Activation activation, bool bias, bool recompute)
 
 TEST(mlp_gelu) { check_mlp(ACT_GELU, true, false); }
 TEST(mlp_swiglu) { check_mlp(ACT_SWIGLU, false, false); }
+TEST(mlp_geglu) { check_mlp(ACT_GEGLU, false, false); }
 TEST(mlp_clamped) { check_mlp(ACT_CLAMPED_SWIGLU, true, false); }
 TEST(mlp_recomputed) { check_mlp(ACT_SWIGLU, true, true); }
 TEST(mlp_gelu_recomputed) { check_mlp(ACT_GELU, true, true); }

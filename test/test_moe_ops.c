@@ -48,7 +48,7 @@ static void definition_groups(const Router *r, const double *score, int64_t E, i
 {
     double group[E_MAX];
     bool all[E_MAX];
-    const int64_t size = E / r->groups, m = K / r->group_topk;
+    const int64_t size = E / r->groups, m = r->group_best ? r->group_best : K / r->group_topk;
     for (int64_t i = 0; i < E; i++) all[i] = true;
     for (int64_t g = 0; g < r->groups; g++) {
         group[g] = 0;
@@ -75,13 +75,14 @@ static void definition(const Router *r, const double *x, int64_t E, int64_t K, R
     for (int64_t k = 0; k < K; k++) out->weight[k] *= (double)r->scale / (divide ? sum : 1);
 }
 
-enum { SCORE = 7, NORMALIZE = 8, TIES = 16, GROUPS4 = 32 };
+enum { SCORE = 7, NORMALIZE = 8, TIES = 16, GROUPS4 = 32, BEST1 = 64, BEST3 = 128 };
 
 static Router case_router(const Shape *p)
 {
     Router r = { .score = (RouterScore)(p->flags & SCORE), .normalize = !!(p->flags & NORMALIZE), .scale = 2.5f,
                  .groups = 1, .group_topk = 1 };
     if (p->flags & GROUPS4) r.groups = 4, r.group_topk = 2;
+    if (p->flags & (BEST1 | BEST3)) r.group_best = p->flags & BEST1 ? 1 : 3;
     return r;
 }
 
@@ -142,7 +143,8 @@ TEST(router)
     for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
         CASES(case_router_ops, { 1, 1, 1, 0, score }, { 5, 8, 2, 0, score }, { 6, 17, 17, 0, score },
               { 9, 16, 4, 0, score | GROUPS4 }, { 7, 64, 6, 0, score | GROUPS4 }, { 12, 40, 3, 0, score | TIES },
-              { 11, 64, 4, 0, score | TIES | GROUPS4 });
+              { 11, 64, 4, 0, score | TIES | GROUPS4 }, { 9, 64, 6, 0, score | GROUPS4 | BEST1 },
+              { 9, 64, 4, 0, score | GROUPS4 | BEST3 });
     for (int score = ROUTER_SOFTMAX_PRE; score <= ROUTER_SQRT_SOFTPLUS; score++)
         CASES(case_router_ops, { 5, 8, 2, 0, score | NORMALIZE }, { 300, 32, 8, 0, score | NORMALIZE },
               { 9, 32, 8, 0, score | NORMALIZE | GROUPS4 });

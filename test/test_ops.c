@@ -291,6 +291,33 @@ TEST(swiglu)
           { 36, 1200, 150 });
 }
 
+static void case_geglu(Env *e, const Shape *p)
+{
+    Tensor x = env_in(e, F32, -6, 6, p->N, 2 * p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), dx = env_out(e, F32, 8, 9, p->N, 2 * p->D);
+    for (int64_t n = 0; n < p->N; n++) {
+        static const float far[] = { -1e30f, 1e6f, -20, -200, 95 };
+        env_f(x, n)[0] = far[n % 5];
+    }
+    env_settle(e);
+    RUN(e, geglu_fwd, .y = y, .x = env_used(e, x), .chunk = p->a);
+    RUN(e, geglu_bwd, .dx = env_used(e, dx), .dy = dy, .x = x, .chunk = p->a);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        int64_t n = k / p->D, f = k % p->D, at = f / p->a * 2 * p->a + f % p->a;
+        double g = (double)env_f(x, n)[at], u = (double)env_f(x, n)[at + p->a], d = (double)env_f(dy, n)[f];
+        double active = g * sigmoid64(gelu_u(g));
+        CLOSE(env_f(y, n)[f], active * u, 1, "gate = %g", g);
+        CLOSE(env_f(dx, n)[at], d * u * gelu_slope64(g), 8, "gate = %g", g);
+        CLOSE(env_f(dx, n)[at + p->a], d * active, 1, "gate = %g", g);
+    }
+}
+
+TEST(geglu)
+{
+    CASES(case_geglu, { 1, 1, 1 }, { 3, 15, 5 }, { 4, 32, 16 }, { 5, 34, 17 }, { 2, 31, 31 }, { 3, 99, 33 },
+          { 36, 1200, 150 });
+}
+
 /* D columns in chunks of `a`; limits as flags in halves. Gates and ups of every kind: within, beyond, far out. */
 static void case_clamped(Env *e, const Shape *p)
 {

@@ -6,7 +6,7 @@ sed -i 's/^hidden = 32/hidden = 24/; s/^heads = 4/heads = 6/; s/^dropout/kv_head
 declare -A size=([D]=24 [H]=6 [K]=2 [C]=8 [F]=40 [V]=257 [T]=32 [E]=3 [G]=16 [S]=56
     [q]=10 [l]=12 [n]=5 [r]=4 [v]=8)
 
-# rows of the table: name | shapes, gelu's and swiglu's apart where they differ
+# rows of the table: name | shapes, gelu's and gated ones' apart where they differ
 sed -n '/^## Tensors/,/^The same tensors/s/^| `\([a-z_0-9MN.]*\)` | \(.*\) |.*|$/\1|\2/p' "$root/docs/checkpoints.md" >table.txt
 check "rows: $(wc -l <table.txt)" [ "$(wc -l <table.txt)" -ge 20 ]
 
@@ -23,7 +23,7 @@ numbers() { # "[(H + 2 K) C, D]": its numbers, a product where two factors stand
 shape_of() {
     local text
     text=$(grep -F "$1|" table.txt | cut -d'|' -f2)
-    if [[ $text == *"$2 ["* ]]; then text=${text#*"$2 "}; elif [[ $text == *" or ["* && $2 = swiglu ]]; then text=${text#* or }; fi
+    if [[ $text == *"$2 ["* ]]; then text=${text#*"$2 "}; elif [[ $text == *" or ["* && $2 = gated ]]; then text=${text#* or }; fi
     numbers "[$(sed 's/^[^[]*\[\([^]]*\)\].*/\1/' <<<"$text")]"
 }
 
@@ -43,19 +43,20 @@ holds() {
     check "$1: $n tensors, $(grep -m1 error "$1.err")" [ $n -gt 5 ]
 }
 holds gpt2 gelu model.tied=false
-holds llama swiglu model.arch=llama model.qk_norm=true
-holds sunk swiglu model.arch=llama model.sinks=true model.rope_dim=4
+holds llama gated model.arch=llama model.qk_norm=true
+holds sunk gated model.arch=llama model.sinks=true model.rope_dim=4
 holds gated 'attention_gate`' model.attention_gate=true
 latent=(model.arch=llama model.attention=mla model.kv_heads=0 model.head_dim=0 model.kv_lora_rank=12
     model.qk_nope_head_dim=5 model.qk_rope_head_dim=4 model.v_head_dim=8)
-holds latent swiglu "${latent[@]}"
-holds latents swiglu "${latent[@]}" model.q_lora_rank=10 model.bias=true model.attention_gate=true
+holds latent gated "${latent[@]}"
+holds latents gated "${latent[@]}" model.q_lora_rank=10 model.bias=true model.attention_gate=true
 holds further gelu model.mtp_layers=2 model.position=none
-holds queries swiglu model.arch=llama model.attention_bias=qkv
-holds biased swiglu model.arch=llama model.bias=true
-holds mixture swiglu model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.shared_gate=true moe.every=0,1
+holds queries gated model.arch=llama model.attention_bias=qkv
+holds biased gated model.arch=llama model.bias=true
+holds mixture gated model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.shared_gate=true moe.every=0,1
 holds biases gelu moe.experts=3 moe.ffn=16
-holds clamped swiglu model.arch=llama model.bias=true model.activation=clamped_swiglu moe.experts=3 moe.ffn=16
+holds geglu gated model.arch=llama model.activation=geglu
+holds clamped gated model.arch=llama model.bias=true model.activation=clamped_swiglu moe.experts=3 moe.ffn=16
 holds gelus gelu moe.experts=3 moe.ffn=16 moe.shared_ffn=56
 for name in $(cut -d'|' -f1 table.txt); do check "$name is in some checkpoint" grep -qxF "$name" seen.txt; done
 finish

@@ -11,6 +11,7 @@
 #define ACTIVATIONS(ROW)        \
     ROW(GELU, "gelu", false)    \
     ROW(SWIGLU, "swiglu", true) \
+    ROW(GEGLU, "geglu", true)   \
     ROW(CLAMPED_SWIGLU, "clamped_swiglu", true)
 
 #define ACTIVATION_KIND(name, text, gated) ACT_##name,

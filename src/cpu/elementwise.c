@@ -209,6 +209,52 @@ Err CPU(swiglu_bwd)(Stream *s, const swiglu_bwd_args *a)
     return ERR_OK;
 }
 
+VEC_FN vf gelu(vf x) { return vf_mul(x, sigmoid(gelu_inner(x, vf_mul(x, x)))); }
+
+static void geglu_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const geglu_fwd_args *a = args;
+    for (int64_t n = first; n < end; n++) {
+        for (int64_t f = 0; f < a->y.dim[1]; f += a->chunk) {
+            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk;
+            float *y = row_f32(a->y, n) + f;
+            for (int64_t i = 0; i < a->chunk; i += VEC) {
+                const int64_t left = a->chunk - i;
+                row_store(y + i, vf_mul(gelu(row_load(gate + i, left)), row_load(up + i, left)), left);
+            }
+        }
+    }
+}
+
+Err CPU(geglu_fwd)(Stream *s, const geglu_fwd_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], geglu_fwd_part, a);
+    return ERR_OK;
+}
+
+static void geglu_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const geglu_bwd_args *a = args;
+    for (int64_t n = first; n < end; n++) {
+        for (int64_t f = 0; f < a->dy.dim[1]; f += a->chunk) {
+            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk, *dy = row_f32(a->dy, n) + f;
+            float *dgate = row_f32(a->dx, n) + 2 * f, *dup = dgate + a->chunk;
+            for (int64_t i = 0; i < a->chunk; i += VEC) {
+                const int64_t left = a->chunk - i;
+                const vf g = row_load(gate + i, left), d = row_load(dy + i, left);
+                row_store(dgate + i, vf_mul(vf_mul(d, row_load(up + i, left)), gelu_slope(g)), left);
+                row_store(dup + i, vf_mul(d, gelu(g)), left);
+            }
+        }
+    }
+}
+
+Err CPU(geglu_bwd)(Stream *s, const geglu_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], geglu_bwd_part, a);
+    return ERR_OK;
+}
+
 /* Slope of the sigmoid in clamped_swiglu. */
 #define CLAMPED_ALPHA 1.702f
 

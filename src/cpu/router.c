@@ -109,11 +109,10 @@ static void sort_ascending(int32_t *x, int64_t n)
 static void choose(const Router *r, const float *score, float *group, int64_t E, Best *best)
 {
     int32_t list[ROUTER_TOPK_MAX];
-    const int64_t size = E / r->groups;
+    const int64_t size = E / r->groups, counted = r->group_best ? r->group_best : best->most / r->group_topk;
     Best groups = { list, 0, r->group_topk };
     for (int32_t g = 0; g < r->groups; g++) {
-        if (r->groups > 1)
-            group[g] = group_score(score, g * size, (g + 1) * size, best->most / r->group_topk);
+        if (r->groups > 1) group[g] = group_score(score, g * size, (g + 1) * size, counted);
         else group[g] = 0;
         best_add(&groups, group, g);
     }

@@ -71,7 +71,7 @@ typedef struct {
  *
  * normalize: the K weights are divided by their sum + 1e-20 (those of SOFTMAX add up to 1 by themselves). All are
  * multiplied by `scale`. groups > 1: experts lie in so many equal groups; a group's score is the sum of its
- * K / group_topk best, and only the group_topk best groups are chosen from.
+ * group_best best (0: K / group_topk), and only the group_topk best groups are chosen from.
  */
 typedef enum { ROUTER_SOFTMAX, ROUTER_SOFTMAX_PRE, ROUTER_SIGMOID, ROUTER_SQRT_SOFTPLUS } RouterScore;
 
@@ -82,6 +82,7 @@ typedef struct {
     int normalize;
     float scale;
     int groups, group_topk; /* 1, 1: no groups; group_topk divides K */
+    int group_best;         /* at most as many as a group has */
 } Router;
 
 /*

@@ -222,6 +222,7 @@ static void put_router(Ini *w, HfClass c)
     if (m->groups > 1) {
         put_int(w, "groups", m->groups);
         put_int(w, "group_topk", m->group_topk);
+        if (m->topk != m->group_topk * w->row->best) put_int(w, "group_best", w->row->best);
     }
 }
 

@@ -396,20 +396,11 @@ static Err settle_rope(Reader *r)
 static Err settle_groups(Reader *r)
 {
     HfModel *m = &r->model;
-    const int best = hf_classes[r->class].best;
-    char text[192];
-    if (!best) return ERR_OK;
+    if (!hf_classes[r->class].best) return ERR_OK;
     if (r->class == HF_DEEPSEEK_V2 && m->method == HF_GREEDY) m->groups = m->group_topk = 1;
     if (m->groups == HF_NONE || m->group_topk == HF_NONE)
         return no(r, "'n_group' or 'topk_group' is missing");
-    if (m->groups == 1) return ERR_OK;
-    if (m->topk == m->group_topk * best) return ERR_OK;
-    snprintf(text, sizeof text,
-             "a group of experts counts by its %d best in this class, and with megatrain by "
-             "'num_experts_per_tok' / "
-             "'topk_group' = %lld / %lld",
-             best, (long long)m->topk, (long long)m->group_topk);
-    return no(r, text);
+    return ERR_OK;
 }
 
 static Err settle_experts(Reader *r)

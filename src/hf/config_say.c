@@ -25,6 +25,25 @@ static void say_sizes(const Config *cfg, HfClass c, HfModel *m)
     m->limit = cfg->model.activation_limit;
 }
 
+/* A key of the model that not every build has: by its name. */
+static double real_key(const Config *cfg, const char *name)
+{
+    ConfigId id;
+    if (!config_find("model", name, &id)) return 0;
+    return *(const double *)(const void *)((const char *)cfg + config_key(id)->offset);
+}
+
+/* Gemma's caps, scale of scores and second base of angles. */
+static void say_gemma(const Config *cfg, HfModel *m)
+{
+    const double final_cap = real_key(cfg, "final_softcap"), scale = real_key(cfg, "attention_scale");
+    const double local = real_key(cfg, "rope_base_local");
+    m->attention_cap = cfg->model.attention_softcap > 0 ? cfg->model.attention_softcap : HF_NONE;
+    m->final_cap = final_cap > 0 ? final_cap : HF_NONE;
+    m->query_scalar = scale > 0 ? (int64_t)(1 / (scale * scale) + 0.5) : m->head_dim;
+    m->local_theta = local > 0 ? local : cfg->model.rope_base;
+}
+
 static void say_windows(const Config *cfg, HfModel *m)
 {
     LayerPattern p;
@@ -119,6 +138,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
 {
     *out = hf_classes[c].usual;
     say_sizes(cfg, c, out);
+    say_gemma(cfg, out);
     say_windows(cfg, out);
     say_rope(cfg, c, out);
     if (hf_classes[c].latent) say_latent(cfg, out);

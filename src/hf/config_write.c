@@ -173,6 +173,11 @@ static int router_of(const Config *c)
     return divided ? MOE_ROUTER_SOFTMAX : (int)c->moe.router;
 }
 
+static int64_t counted_of_group(const Config *c)
+{
+    return c->moe.group_best ? c->moe.group_best : c->moe.topk / c->moe.group_topk;
+}
+
 /* How a model is trained, not what it computes; and what config.json has from elsewhere. */
 static bool is_of_training(ConfigId id)
 {
@@ -204,6 +209,8 @@ static bool same_key(const Config *a, const Config *b, ConfigId id)
     case CFG_moe_normalize: /* (of softmax the router says it) */
         return !experts || router_of(a) == MOE_ROUTER_SOFTMAX || a->moe.normalize == b->moe.normalize;
     case CFG_moe_group_topk: return a->moe.groups == 1 || a->moe.group_topk == b->moe.group_topk;
+    case CFG_moe_group_best:
+        return !experts || a->moe.groups == 1 || counted_of_group(a) == counted_of_group(b);
     default: break;
     }
     if (is_of_training(id)) return true;

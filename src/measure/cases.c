@@ -260,6 +260,23 @@ BENCH(swiglu_bwd, { "" })
     return ERR_OK;
 }
 
+BENCH(geglu_fwd, { "" })
+{
+    ONCE(y, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), 2 * m->d->F);
+    a->chunk = m->d->F / 8;
+    return ERR_OK;
+}
+
+BENCH(geglu_bwd, { "" })
+{
+    ONCE(dx, tokens_of(m), 2 * m->d->F);
+    ONCE(dy, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), 2 * m->d->F);
+    a->chunk = m->d->F / 8;
+    return ERR_OK;
+}
+
 BENCH(clamped_swiglu_fwd, { "" })
 {
     ONCE(y, tokens_of(m), m->d->F);

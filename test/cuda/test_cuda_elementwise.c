@@ -119,6 +119,10 @@ static void far_out(DType T, float value)
     check_value(c, y, "swiglu", (double)value);
     BOTH(c, swiglu_bwd, .dx = AT(dgates), .dy = AT(dy), .x = AT(gates), .chunk = 1);
     check_value(c, dgates, "slopes of swiglu", (double)value);
+    BOTH(c, geglu_fwd, .y = AT(y), .x = AT(gates), .chunk = 1);
+    check_value(c, y, "geglu", (double)value);
+    BOTH(c, geglu_bwd, .dx = AT(dgates), .dy = AT(dy), .x = AT(gates), .chunk = 1);
+    check_value(c, dgates, "slopes of geglu", (double)value);
     BOTH(c, clamped_swiglu_fwd, .y = AT(y), .x = AT(gates), .chunk = 1, .limit = 7);
     check_value(c, y, "clamped swiglu", (double)value);
     BOTH(c, clamped_swiglu_bwd, .dx = AT(dgates), .dy = AT(dy), .x = AT(gates), .chunk = 1, .limit = 7);
@@ -288,6 +292,10 @@ static void swiglu_case(DType T, Chunks z, bool count)
     pair_check(c, y.all, case_tolerance(T), "swiglu_fwd %s", name);
     BOTH(c, swiglu_bwd, .dx = AT(dxv), .dy = AT(dyv), .x = AT(xv), .chunk = z.chunk);
     pair_check(c, dx.all, case_tolerance(T), "swiglu_bwd %s", name);
+    BOTH(c, geglu_fwd, .y = AT(yv), .x = AT(xv), .chunk = z.chunk);
+    pair_check(c, y.all, case_tolerance(T), "geglu_fwd %s", name);
+    BOTH(c, geglu_bwd, .dx = AT(dxv), .dy = AT(dyv), .x = AT(xv), .chunk = z.chunk);
+    pair_check(c, dx.all, case_tolerance(T), "geglu_bwd %s", name);
     BOTH(c, clamped_swiglu_fwd, .y = AT(yv), .x = AT(xv), .chunk = z.chunk, .limit = 2.5f);
     pair_check(c, y.all, case_tolerance(T), "clamped_swiglu_fwd %s", name);
     BOTH(c, clamped_swiglu_bwd, .dx = AT(dxv), .dy = AT(dyv), .x = AT(xv), .chunk = z.chunk, .limit = 2.5f);
@@ -312,6 +320,8 @@ TEST(swiglu_shapes_refused)
     CHECK(op(case_stream(c), swiglu_fwd, .y = AT(y), .x = AT(x), .chunk = 5) == ERR_SHAPE);
     CHECK(op(case_stream(c), swiglu_fwd, .y = AT(y), .x = AT(x), .chunk = 0) == ERR_SHAPE);
     CHECK(op(case_stream(c), swiglu_bwd, .dx = AT(x), .dy = AT(y), .x = AT(x), .chunk = 7) == ERR_SHAPE);
+    CHECK(op(case_stream(c), geglu_fwd, .y = AT(y), .x = AT(x), .chunk = 5) == ERR_SHAPE);
+    CHECK(op(case_stream(c), geglu_bwd, .dx = AT(x), .dy = AT(y), .x = AT(x), .chunk = 7) == ERR_SHAPE);
     CHECK(op(case_stream(c), clamped_swiglu_fwd, .y = AT(y), .x = AT(x), .chunk = 5, .limit = 7) == ERR_SHAPE);
     CHECK(op(case_stream(c), clamped_swiglu_bwd, .dx = AT(x), .dy = AT(y), .x = AT(x), .chunk = 7) == ERR_SHAPE);
     case_close(c);

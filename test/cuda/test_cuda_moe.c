@@ -23,12 +23,13 @@ typedef struct {
     int64_t N, E, K, gap, used;
     int groups, group_topk;
     double step, bias;
+    int group_best;
 } Routed;
 
 static Router router_for(const Routed *p, RouterScore score, int normalize)
 {
     return (Router){ .score = score, .normalize = normalize, .scale = 2.5f, .groups = p->groups ? p->groups : 1,
-                     .group_topk = p->group_topk ? p->group_topk : 1 };
+                     .group_topk = p->group_topk ? p->group_topk : 1, .group_best = p->group_best };
 }
 
 /* Random logits in a matrix with `gap` columns more. */
@@ -84,7 +85,9 @@ TEST(router)
                                      { .N = 1, .E = 80, .K = 40, .groups = 40, .group_topk = 20, .step = 1 },
                                      { .N = 6, .E = 8, .K = 2, .gap = 1, .used = 5, .bias = 0.3 },
                                      { .N = 5, .E = 65, .K = 34, .bias = 8 },
-                                     { .N = 6, .E = 64, .K = 6, .groups = 8, .group_topk = 2, .bias = 0.3 } };
+                                     { .N = 6, .E = 64, .K = 6, .groups = 8, .group_topk = 2, .bias = 0.3 },
+                                     { .N = 5, .E = 64, .K = 6, .groups = 8, .group_topk = 3, .group_best = 1 },
+                                     { .N = 5, .E = 64, .K = 4, .groups = 4, .group_topk = 2, .group_best = 5 } };
     for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             router_case((RouterScore)score, 0, shapes[i]);

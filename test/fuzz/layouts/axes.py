@@ -15,7 +15,7 @@ KINDS = {  # the values of each axis
     "window": ("none", "all blocks", "some blocks"),
     "softcap": YES, "sinks": YES, "gate": YES, "qk_norm": YES,
     "norm": ("layernorm", "rmsnorm"),
-    "activation": ("gelu", "swiglu", "clamped_swiglu"),
+    "activation": ("gelu", "swiglu", "geglu", "clamped_swiglu"),
     "bias": YES, "tied": YES, "dropout": YES, "attention_dropout": YES,
     "mtp": ("0", "1", "2"),
     "experts": YES,

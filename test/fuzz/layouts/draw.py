@@ -365,7 +365,7 @@ class Draw:
         self.ffn = self.width * self.one(1, 2, 3, 5, 7)
         put("ffn", self.ffn)
         put("norm", self.one("layernorm", "rmsnorm"))
-        activation = self.one("gelu", "swiglu", "clamped_swiglu")
+        activation = self.one("gelu", "swiglu", "geglu", "clamped_swiglu")
         put("activation", activation)
         if activation == "clamped_swiglu":
             put("activation_limit", 0.05)
