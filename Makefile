@@ -156,7 +156,7 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(B
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint cuda-12 toys pictures fmt figures hdr-check install clean
+.PHONY: all help deps deps-dev deps-launchers deps-hf demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint cuda-12 toys pictures fmt figures hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
@@ -315,6 +315,11 @@ deps-dev:
 
 deps-launchers:
 	@scripts/install-deps.sh launchers
+
+# what test_hf.sh holds converted models to: transformers, which is no package of the system (some GB)
+deps-hf:
+	@python3 -m venv $(BUILD)/venv-hf
+	@$(BUILD)/venv-hf/bin/pip install --quiet torch 'transformers>=5' safetensors numpy
 
 demo: all
 	@$(MAKE) --no-print-directory $(BUILD)/split_text

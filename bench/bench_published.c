@@ -206,16 +206,14 @@ static Err print_layouts(const Published *p)
         const Run *run = &p->run[i];
         CostModel m;
         Prediction t;
-        char bound[48];
-        double of;
         TRY(cost_open(&m, &run->device, grid_size(run->grid)));
         TRY(predict(&m, &run->spec, run->grid, &t));
-        prediction_bound(&t, &of, bound);
+        const PredictionShare bound = prediction_bound(&t);
         printf("| %s | %s %s | %s/%s/%s/%s/%s | %s | %s | %.0f | %.1f | %s | %.0f |\n", word(p, i, "model"),
                word(p, i, "world"), word(p, i, "device"), word(p, i, "tp"), word(p, i, "pp"),
                word(p, i, "vpp"), word(p, i, "cp"), word(p, i, "ep"), word(p, i, "recipe"),
-               word(p, i, "tok/s"), t.tokens_s / grid_size(run->grid), 100 * t.mfu, bound,
-               100 * of / t.step_s);
+               word(p, i, "tok/s"), t.tokens_s / grid_size(run->grid), 100 * t.mfu, bound.name,
+               100 * bound.seconds / t.step_s);
     }
     return ERR_OK;
 }

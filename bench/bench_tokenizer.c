@@ -29,7 +29,7 @@ static Err encode_all(const Tokenizer *t, const char *text, int64_t size, TokenL
     for (const char *at = text, *end; !err && at < text + size; at = end + 1) {
         end = memchr(at, 0, (size_t)(text + size - at));
         if (!end) end = text + size;
-        err = encoder_run(e, at, end - at, ids, NULL);
+        err = encoder_run(e, at, end - at, false, ids, NULL);
     }
     encoder_close(e);
     return err;

@@ -22,12 +22,13 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MEGATRAIN = os.path.abspath(os.environ.get("MEGATRAIN", os.path.join(ROOT, "megatrain")))
 
+# (experts take turns, as in published measurements: a plan does not know what a router will choose)
 MODELS = {
     "dense": "model.arch=gpt2 model.layers=8 model.hidden=128 model.heads=8 model.seq=128",
     "grouped": "model.arch=llama model.layers=8 model.hidden=192 model.heads=8 model.kv_heads=4 model.ffn=512 "
     "model.seq=256",
     "mixture": "model.arch=llama model.layers=4 model.hidden=128 model.heads=8 model.kv_heads=4 model.ffn=256 "
-    "model.seq=128 moe.experts=8 moe.topk=2 moe.ffn=128",
+    "model.seq=128 moe.experts=8 moe.topk=2 moe.ffn=128 moe.balance=forced",
 }
 COMMON = "train.micro_batch=1 train.global_batch=8 train.eval_every=0 checkpoint.every=0 data.train=text"
 LAYOUTS = {  # ranks, keys
@@ -127,8 +128,8 @@ def predict(layout, device, folder):
 
 
 def ranks_of(values):
-    order = sorted(range(len(values)), key=values.__getitem__)
-    return [order.index(i) for i in range(len(values))]
+    """Places in order; equals share the mean of theirs."""
+    return [sum(v < x for v in values) + (sum(v == x for v in values) - 1) / 2 for x in values]
 
 
 def correlation(pairs):

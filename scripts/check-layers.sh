@@ -8,7 +8,7 @@ declare -A may=(
     [layer]="base device comm param" [model]="base device comm param layer"
     [cost]="base config device comm" [measure]="base config device comm cost"
     [pipeline]="base" [optim]="base device comm param" [data]="base"
-    [ckpt]="base device comm param" [hf]="base config device comm param ckpt"
+    [ckpt]="base device comm param" [hf]="base config device comm param layer model data ckpt"
     [engine]="base device comm param layer model pipeline optim data ckpt"
     [train]="base config boot record device comm param layer model pipeline optim data ckpt engine hf"
     [plan]="base config boot record device comm cost param layer model pipeline optim data ckpt engine train hf"

@@ -93,7 +93,8 @@ refused 2 "--cost wants three numbers" simulate --schedule 1f1b --stages 4 --mic
 refused 2 "--compare shows all schedules" simulate --compare --schedule 1f1b --stages 4 --microbatches 8
 refused 2 "either --json or --list" simulate --json --list --schedule 1f1b --stages 4 --microbatches 8
 refused 5 "'$dir' is a folder" simulate --schedule 1f1b --stages 4 --microbatches 8 --svg "$dir"
-refused 2 "not built yet" convert --from a --to b --format hf
+refused 4 "there is no folder 'a'" convert --from a --to b --format hf
+refused 2 "needs --to" convert --from a --format hf
 refused 2 "needs a PATH" inspect
 refused 2 "--tokenizer belongs to --document" inspect x --tokenizer byte
 refused 3 "no token files 'nowhere'" inspect nowhere --document 0

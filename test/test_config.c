@@ -662,6 +662,7 @@ static const Rule rules[] = {
       "run.device=cuda parallel.pp=2 parallel.schedule=gems+split", "must not queue behind them", 2 },
     { "run.device=cuda parallel.pp=2 parallel.schedule=gems parallel.overlap_grad=true",
       "run.device=cuda parallel.pp=2 parallel.schedule=gems", "must not queue behind them", 2 },
+    { "parallel.auto_device=h100", "parallel.auto_device=h100 parallel.auto=true", "nothing is planned", 1 },
     { "parallel.staged=true", "parallel.staged=true run.device=cuda", "only device=cuda has another way", 1 },
     { "run.graphs=true run.device=cuda", "run.graphs=false run.device=cuda", "one rank alone", 2 },
     { "data.split=98,-2", "data.split=98,2.5", "two or three shares", 1 },
@@ -834,6 +835,7 @@ TEST(no_rule_without_a_case)
     for (const char *p = text; p; p = strchr(p, '\n'), p += p != NULL) {
         if (*p != ' ') sscanf(p, "%*[A-Z ](%31[a-z], %63[a-z0-9_],", section, name);
         sscanf(p, "DOTS(%31[a-z], %*[a-z_], \"%63[a-z._]\",", section, name);
+        sscanf(p, "WORD(%31[a-z], %*[a-z_], \"%63[a-z._]\",", section, name);
         if (strncmp(p, "    MUST(", 9) && strncmp(p, "    ONLY(", 9)) continue;
         has_case(section, name);
         found++;

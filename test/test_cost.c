@@ -6,6 +6,7 @@
 
 #include "../bench/l2_model.h"
 #include "cost/cost.h"
+#include "cost/measured.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -114,6 +115,10 @@ TEST(fresh_gradients_are_not_read)
     SAME(cost_op(&m, OP_linear_dw, &a, 0).seconds, (2 * 4 + 2 + 2) * 64. * 64 / 1e9);
     a.fresh = 1;
     SAME(cost_op(&m, OP_linear_dw, &a, 0).seconds, (4 + 2 + 2) * 64. * 64 / 1e9);
+    norm_bwd_args norm = { .dx = bf16(2, 64, 64, 0, 0), .dy = bf16(2, 64, 64, 0, 0), .x = bf16(2, 64, 64, 0, 0) };
+    SAME(cost_op(&m, OP_norm_bwd, &norm, 0).seconds, 4 * 2 * 64. * 64 / 1e9);
+    norm.fresh_dx = 1;
+    SAME(cost_op(&m, OP_norm_bwd, &norm, 0).seconds, 3 * 2 * 64. * 64 / 1e9);
 }
 
 TEST(experts_share_their_waves)
@@ -188,6 +193,32 @@ TEST(attention_counts_pairs_that_see_each_other)
     double seen = 0; /* a query at t sees min(t + 1, 256) */
     for (int t = 0; t < 4096; t++) seen += t + 1 < 256 ? t + 1 : 256;
     SAME(attention_seconds(4096, 256), 2 * 4 * 128 * seen / (.5e12 * (seen / T) / (seen / T + 300)));
+}
+
+/* Key by key, of any spans. */
+static double pairs_one_by_one(Spans q, Spans k, int64_t window)
+{
+    double seen = 0;
+    for (int64_t t = 0; t < q.count[0] + q.count[1]; t++)
+        for (int64_t s = 0; s < k.count[0] + k.count[1]; s++) {
+            const int64_t back = spans_position(q, t) - spans_position(k, s);
+            seen += back >= 0 && (!window || back < window);
+        }
+    return seen;
+}
+
+TEST(pairs_of_any_spans)
+{
+    enum { ROWS = 48 };
+    for (int64_t window = 0; window < 40; window += 7)
+        for (int64_t a = 0; a < 12; a += 3)
+            for (int64_t b = 0; b < 12; b += 3) {
+                const Spans q = { .first = { a, a + 30 }, .count = { 9, a } }, k = { .first = { b, 41 - b }, .count = { 5 + b, b } };
+                const attention_fwd_args of = { .q = bf16(4, 1, ROWS, 1, 64), .k = bf16(4, 1, ROWS, 1, 64),
+                                                .v = bf16(4, 1, ROWS, 1, 64), .q_span = q, .k_span = k, .window = window };
+                const double seen = op_work(OP_attention_fwd, &of).times * causal_pairs(ROWS, ROWS);
+                CHECK_CLOSE(seen, pairs_one_by_one(q, k, window), 1e-9, "window %d, %d, %d", (int)window, (int)a, (int)b);
+            }
 }
 
 /* ---- calls ---- */

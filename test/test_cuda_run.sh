@@ -41,6 +41,30 @@ check "multi-token prediction bf16: losses within 2e-2 of fp32" close further-bf
 run llama-full llama.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "llama: full recomputation gives the same bits" same_losses llama-full llama-cuda
 
+# ---- rows of an evaluation: logits, and scores of tasks ----
+seq 0 23 | xargs -n 12 >ids.txt
+for i in 1 2 3 4 5; do
+    printf '{"query":"Line %d of","choices":["a small text","ships","%d tides and"],"gold":%d}\n' $i $i $((i % 3))
+done >asked.jsonl
+for c in gpt2 llama; do
+    for d in cpu cuda; do
+        of=("$mt" eval --config $c.ini run.dir=$c-cuda run.device=$d run.precision=fp32)
+        "${of[@]}" --ids ids.txt --logits $c-$d.npy 2>err.txt || bad "$c on $d: logits: $(head -1 err.txt)"
+        "${of[@]}" data.valid= --tasks asked.jsonl --json >$c-$d.json 2>err.txt || bad "$c on $d: tasks: $(head -1 err.txt)"
+    done
+    check "$c: accuracies are the CPU's: $(cat $c-cuda.json)" cmp $c-cuda.json $c-cpu.json
+    "$mt" eval --config $c.ini run.dir=$c-cuda run.device=cuda --ids ids.txt --logits $c-bf16.npy 2>err.txt || bad "$c in bf16: $(grep -m1 error err.txt)"
+    PYTHONPATH=$root/test/tools /usr/bin/python3 - $c <<'EOP' >apart.txt 2>&1
+import sys, npy
+shape, cpu = npy.load(sys.argv[1] + "-cpu.npy")
+assert shape == (2, 12, 257), shape
+apart = lambda name: max(abs(a - b) for a, b in zip(npy.load(sys.argv[1] + name)[1], cpu))
+assert apart("-cuda.npy") < 1e-5 * max(cpu), apart("-cuda.npy")
+assert 0 < apart("-bf16.npy") < 0.5 * max(cpu), apart("-bf16.npy")
+EOP
+    check "$c: logits within 1e-5 of the CPU's, in bf16 near: $(tail -1 apart.txt)" [ ! -s apart.txt ]
+done
+
 # ---- mixtures of experts ----
 loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl" | grep -oE '[0-9.]+'; }
 same_loads() { # A B: as many, each within 2 % (a choice between near scores may fall otherwise)

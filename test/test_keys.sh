@@ -41,6 +41,7 @@ model.seq                  | 64           | loss
 model.vocab                | 300          | loss
 model.position             | none         | loss
 model.rope_base            | 10           | loss | model.position=rope
+model.rope_base_local      | 10           | loss | model.position=rope model.window=5,0
 model.rope_layers          | 0,1          | loss | model.position=rope model.layers=2
 model.rope_dim             | 4            | loss | model.position=rope
 model.rope_scaling         | linear       | loss | model.position=rope
@@ -53,6 +54,9 @@ model.rope_mscale_all      | 1            | loss | LATENT model.rope_scaling=yar
 model.rope_truncate        | false        | loss | model.position=rope model.rope_scaling=yarn model.rope_original=64
 model.norm                 | rmsnorm      | loss
 model.norm_eps             | 1e-2         | loss
+model.block_norms          | both         | loss | model.bias=false
+model.embed_scale          | 8            | loss | model.position=rope
+model.final_softcap        | 0.01         | loss
 model.activation           | swiglu       | loss
 model.activation_limit     | 0.05         | loss | model.activation=clamped_swiglu
 model.bias                 | false        | loss
@@ -61,6 +65,7 @@ model.tied                 | false        | loss
 model.dropout              | 0.1          | loss
 model.attention_dropout    | 0.1          | loss
 model.qk_norm              | true         | loss
+model.attention_scale      | 3            | loss
 model.attention_softcap    | 0.01         | loss
 model.sinks                | true         | loss
 model.attention_gate       | true         | loss
@@ -122,6 +127,8 @@ parallel.overlap_grad      | true         | same reduced during backward | RANKS
 parallel.overlap_param     | true         | same gathered during forward | RANKS=2 parallel.zero=1
 parallel.overlap_tp        | 2            | same in 2 bands | RANKS=2 parallel.tp=2
 parallel.overlap_moe       | true         | same memory | RANKS=2 moe.experts=4 model.bias=false parallel.ep=2 parallel.schedule=dualpipev train.global_batch=16 model.layers=2
+parallel.auto              | true         | refused 2 doctor --calibrate
+parallel.auto_device       | h100         | refused 2 nothing is planned
 parallel.staged            | true         | refused 2 only device=cuda
 parallel.timeout_s         | 1            | refused 10 waited 1 s | ALONE
 parallel.freeze_s          | 5            | same frozen after 5 s | RANKS=2
@@ -138,6 +145,7 @@ train.stop_at              | 2            | rows 2
 train.max_minutes          | 1e-9         | refused 75 train.max_minutes
 train.eval_every           | 2            | valid
 train.eval_batches         | 3            | valid
+train.eval_tasks           | asked.jsonl  | same step 3: asked, acc
 train.recompute            | full         | same memory
 optim.name                 | sgd          | refused 2 optim.name
 optim.lr                   | 1e-2         | loss
@@ -187,6 +195,7 @@ EOT
 
 # ---- data: two token files of several documents, one of many short ones, a vocabulary; a model of one block
 make_tiny
+echo '{"context":"Line","continuation":"1"}' >asked.jsonl
 for i in 1 2 3 4; do cat text.txt; echo; done >some.txt
 for i in 1 2 3; do tac text.txt; echo; done >other.txt
 sed 's/ of .*/\n/' text.txt >short.txt

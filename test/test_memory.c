@@ -188,7 +188,7 @@ static void train_counted(const char *run_dir, const char *const *more, int more
     count.starts_at_step_1 = true;
     Boot alone;
     OK(boot_from_env(&alone));
-    Err err = train_run(&cfg, &alone);
+    Err err = train_run(&cfg, &alone, NULL);
     count_stop();
     count.starts_at_step_1 = false;
     OK(err);
@@ -271,6 +271,14 @@ static Err any_tokens(void *user, int64_t first, int64_t n, int32_t *out)
 {
     int64_t width = *(const int64_t *)user + 1;
     for (int64_t i = 0; i < n * width; i++) out[i] = (int32_t)((first * width + i) * 7919 % TINY_VOCAB);
+    return ERR_OK;
+}
+
+static Err one_request(void *user, int64_t first, int64_t n, int32_t *begin, bool *counts)
+{
+    const int64_t T = *(const int64_t *)user;
+    (void)first;
+    for (int64_t i = 0; i < n * T; i++) begin[i] = 0, counts[i] = true;
     return ERR_OK;
 }
 
@@ -464,7 +472,9 @@ TEST(a_long_sequence_takes_what_was_planned)
             StepReport report;
             double loss;
             int64_t counted;
-            TokenSource tokens = { &T, any_tokens };
+            TokenSource tokens = { &T, any_tokens }, requests = { &T, any_tokens, one_request };
+            const RowScore *scores;
+            s.purpose.scores = llama;
             OK(world_open_self(&world));
             OK(trainer_plan(&s, world.grid, 0, &plan));
             count_start();
@@ -480,6 +490,7 @@ TEST(a_long_sequence_takes_what_was_planned)
             count_start();
             OK(trainer_step(&t, tokens, &report));
             OK(trainer_eval(&t, tokens, 0, s.global_batch, &loss, &counted));
+            if (llama) OK(trainer_scores(&t, requests, 0, s.global_batch, &scores));
             count_stop();
             CHECK_CLOSE(loss, log(TINY_VOCAB), 0.1, " ");
             CHECK(count.ours == 0);

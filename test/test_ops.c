@@ -367,6 +367,19 @@ TEST(position_in_row)
     env_close(&e);
 }
 
+static void case_scale(Env *e, const Shape *p)
+{
+    Tensor x = env_in(e, F32, -2, 2, p->N, p->D), y = env_out(e, F32, 8, 9, p->N, p->D);
+    RUN(e, scale, .y = y, .x = env_used(e, x), .factor = 5.65685424f);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++)
+        CHECK(env_f(y, k / p->D)[k % p->D] == 5.65685424f * env_f(x, k / p->D)[k % p->D]);
+}
+
+TEST(scale)
+{
+    CASES(case_scale, { 1, 1 }, { 3, 15 }, { 5, 33 }, { 35, 100 });
+}
+
 static void case_gate(Env *e, const Shape *p)
 {
     Tensor x = env_in(e, F32, -2, 2, p->N, p->D), gate = env_groups(e, -6, 6, p->N, p->D, p->b);

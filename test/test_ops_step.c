@@ -8,8 +8,8 @@
 
 /* ---- cross entropy ---- */
 
-/* D columns in blocks of `a`, the first of them global column b; the vocabulary ends 3 columns before them.
- */
+/* D columns in blocks of `a`, the first of them global column b; the vocabulary ends 3 columns before them. flags: the
+ * cap of the logits, 0: none. */
 static void case_xent(Env *e, const Shape *p)
 {
     int64_t N = p->N, V = p->D, J = (V + p->a - 1) / p->a, vocab = p->b + V - (V > 3 ? 3 : 0);
@@ -26,7 +26,7 @@ static void case_xent(Env *e, const Shape *p)
     RUN(e, xent_loss, .loss = env_used(e, loss), .row_max = row_max, .row_sum = row_sum, .block_max = max3,
         .block_sum = sum3, .target_logit = tensor_of(at.data, F32, 1, N), .target = target);
     RUN(e, xent_bwd, .logits = env_used(e, logits), .target = target, .row_max = row_max, .row_sum = row_sum,
-        .step = &step, .weight = 0.5f, .first = p->b, .vocab = vocab);
+        .step = &step, .weight = 0.5f, .softcap = (float)p->flags, .first = p->b, .vocab = vocab);
     for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
         const float *x = env_before(e, env_f(logits, n));
         int32_t t = ((int32_t *)target.data)[n];
@@ -40,6 +40,7 @@ static void case_xent(Env *e, const Shape *p)
         CHECK_CLOSE((double)env_f(loss, n)[0], want, 2e-6, "row %d", (int)n);
         for (int64_t i = 0; i < V; i++) {
             double d = t == -1 || i >= vocab - p->b ? 0 : exp((double)x[i] - top) / total - (i == t - p->b);
+            if (p->flags) d *= 1 - pow((double)x[i] / p->flags, 2);
             CHECK_CLOSE((double)env_f(logits, n)[i], d / 16, 5e-7, "row %d column %d", (int)n, (int)i);
         }
     }
@@ -58,13 +59,13 @@ static void case_xent_row(Env *e, const Shape *p)
     for (int64_t n = 0; n < env_n(e, N); n++)
         memcpy(env_f(again, n), env_f(logits, n), (size_t)V * sizeof(float));
     RUN(e, xent_row, .loss = loss, .logits = env_used(e, logits), .target = target, .step = &step, .weight = 0.5f,
-        .block = p->a, .vocab = vocab);
+        .softcap = (float)p->flags, .block = p->a, .vocab = vocab);
     RUN(e, xent_stats, .block_max = max, .block_sum = sum, .target_logit = at, .logits = env_used(e, again),
         .target = target, .block = p->a, .vocab = vocab);
     RUN(e, xent_loss, .loss = env_used(e, want), .row_max = row_max, .row_sum = row_sum, .block_max = max3,
         .block_sum = sum3, .target_logit = tensor_of(at.data, F32, 1, N), .target = target);
     RUN(e, xent_bwd, .logits = env_used(e, again), .target = target, .row_max = row_max, .row_sum = row_sum,
-        .step = &step, .weight = 0.5f, .vocab = vocab);
+        .step = &step, .weight = 0.5f, .softcap = (float)p->flags, .vocab = vocab);
     for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
         CHECK_MSG(!memcmp(env_f(logits, n), env_f(again, n), (size_t)V * sizeof(float)), "row %d", (int)n);
         CHECK_MSG(!memcmp(env_f(loss, n), env_f(want, n), sizeof(float)), "loss %d", (int)n);
@@ -73,13 +74,34 @@ static void case_xent_row(Env *e, const Shape *p)
 
 TEST(cross_entropy_by_rows)
 {
-    CASES(case_xent_row, { 1, 1, 1 }, { 5, 20, 5, 3 }, { 9, 64, 32, 1 }, { 6, 48, 16, 20 }, { 3, 4000, 500, 7 });
+    CASES(case_xent_row, { 1, 1, 1 }, { 5, 20, 5, 3 }, { 9, 64, 32, 1 }, { 6, 48, 16, 20 }, { 3, 4000, 500, 7 },
+          { 5, 40, 10, 2, 12 });
+}
+
+/* cap tanh(x / cap), far out as well. */
+static void case_softcap(Env *e, const Shape *p)
+{
+    const double cap = p->flags;
+    Tensor x = env_in(e, F32, -90, 90, p->N, p->D), y = env_out(e, F32, 8, 9, p->N, p->D);
+    env_f(x, 0)[0] = 4e8f;
+    env_settle(e);
+    RUN(e, softcap, .y = y, .x = env_used(e, x), .cap = (float)cap);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        const double v = (double)env_f(x, k / p->D)[k % p->D];
+        CHECK_CLOSE((double)env_f(y, k / p->D)[k % p->D], cap * tanh(v / cap), 5e-7, "x = %g", v);
+    }
+}
+
+TEST(softcap)
+{
+    CASES(case_softcap, { 1, 1, 0, 0, 30 }, { 3, 15, 0, 0, 50 }, { 4, 33, 0, 0, 2 }, { 35, 100, 0, 0, 30 });
 }
 
 TEST(cross_entropy)
 {
     CASES(case_xent, { 1, 1, 1 }, { 3, 15, 5 }, { 4, 16, 16 }, { 5, 17, 20 }, { 6, 31, 8 },
-          { 3, 33, 11, 100 }, { 2, 7, 2, 50 }, { 9, 64, 2, 0 }, { 13, 5003, 700 });
+          { 3, 33, 11, 100 }, { 2, 7, 2, 50 }, { 9, 64, 2, 0 }, { 13, 5003, 700 }, { 4, 40, 8, 0, 30 },
+          { 5, 33, 11, 100, 12 });
 }
 
 typedef struct {

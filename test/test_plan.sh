@@ -424,10 +424,13 @@ between("fp32 weights", rank["weights"], 4 * own, 4 * own + 4 * 64 * 16)
 want("saves", rank["saves"], 14 * 4 * T * D * 2)
 finish(8)
 EOP
-"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 --json >plan.json 2>&1
-"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 >plan.txt 2>&1
+# (as DeepSeek cut it, on 8 hosts)
+wide=(parallel.ep=64 moe.dispatcher=node parallel.seq_blocks=16 parallel.schedule=1f1b parallel.vpp=1 parallel.overlap_moe=false)
+"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 "${wide[@]}" --json >plan.json 2>&1
+"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 "${wide[@]}" >plan.txt 2>&1
 check "DeepSeek-V3: $(python3 deepseek.py plan.json plan.txt 2>&1 | tail -3)" python3 deepseek.py plan.json plan.txt
 check "DeepSeek-V3 fits 2048 of 80 GB" grep -q "fits 80 GB: yes" plan.txt
+check "as it is shipped, too" grep -q "fits 80 GB: yes" <("$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100)
 cat >rows.py <<'EOP'
 """rows.py <JSON of a plan of many kinds of ranks> <its text>: a row a rank, with the JSON's figures in units."""
 import json
@@ -496,7 +499,7 @@ plan "${layout[@]}" --json >plan.json
 check "communicators count: $(grep fits plan.txt)" grep -q ", and up to 2.36 GiB for CUDA's libraries and 4 communicators, with 1 pair of ranks on a host)$" plan.txt
 # experts of 64 ranks on 8 hosts: 7 others of the host by tp-ep, the same 7 by ep-host; in fp32 tp sends no messages
 check "pairs of ranks count" grep -q ", with 14 pairs of ranks on a host)$" \
-    <("$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100)
+    <("$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 "${wide[@]}")
 check "no pairs without messages" grep -q "libraries and 4 communicators)$" <(plan "${layout[@]}" run.precision=fp32)
 check "JSON has what the table has: $(/usr/bin/python3 same.py plan.txt plan.json 2>&1 | tail -1)" /usr/bin/python3 same.py plan.txt plan.json
 
@@ -527,6 +530,8 @@ export OMP_NUM_THREADS=1
 check "the shares of a predicted step are all of it" python3 - <<'EOP'
 import json
 p = json.load(open("plan.json"))["predicted"]
+b = p["besides_ms"]
+assert b["evaluations"] == b["host"] == 0 and b["checkpoints"] is None and p["all_ms"] == p["step_ms"]
 assert abs(sum(p["ms"].values()) / p["step_ms"] - 1) < 1e-6 and p["tokens_per_s_gpu"] * 4 / p["tokens_per_s"] == 1
 assert 0 < p["mfu"] < 1 and p["bound"] in p["ms"] and p["ms"][p["bound"]] == max(p["ms"].values())
 assert sum(o["ms"] for o in p["ops"].values()) < p["step_ms"]
@@ -550,6 +555,18 @@ assert all(ms > 0 for ms in p["ms"].values()) and abs(sum(p["ms"].values()) / p[
 EOP
 done
 expect 2 "is about one layout" "$mt" plan --config plan.ini --world 4 --device "$root/config/devices/h100.ini" --search --ops
+sed '$a disk_gb_s = 0.5\nstep_us = 300' "$root/config/devices/h100.ini" >disk.ini
+"$mt" plan --config plan.ini --world 4 --device ./disk.ini --json data.valid='b: a c: a' train.eval_every=50 train.eval_batches=2 \
+    checkpoint.every=25 >plan.json
+check "what a run does besides" python3 - <<'EOP'
+import json
+plan = json.load(open("plan.json"))
+p = plan["predicted"]
+b = p["besides_ms"]
+want = {"evaluations": 2 * 2 * p["evaluation_batch_ms"] / 50, "checkpoints": 1e3 * plan["checkpoint_bytes"] / 0.5e9 / 25, "host": 0.3}
+assert all(abs(b[k] / want[k] - 1) < 1e-5 for k in want) and plan["checkpoint_bytes"] == sum(plan["checkpoint_shards"]), (b, want)
+assert abs((p["step_ms"] + sum(b.values())) / p["all_ms"] - 1) < 1e-5
+EOP
 check "the picture is whole" grep -q '^</svg>' step.svg
 "$mt" plan --config plan.ini --world 4 --json >plan.json
 check "no device, no time" grep -q '"predicted":null' plan.json
@@ -575,7 +592,9 @@ same_bytes() {
     python3 - <<'EOP'
 import json, sys
 s, p = json.load(open("search.json"))["best"][0], json.load(open("chosen.json"))
-sys.exit(not (s["bytes"] == p["largest_total"] + p["library_bytes"] and s["step_ms"] > 0 and p["fits"]))
+same_time = all(abs(s[k] / p["predicted"][k] - 1) < 1e-5 for k in ("step_ms", "tokens_per_s_gpu", "mfu"))
+same_time &= s["bound"] == p["predicted"]["bound"]
+sys.exit(not (s["bytes"] == p["largest_total"] + p["library_bytes"] and same_time and p["fits"]))
 EOP
 }
 for asked in "4" "4 parallel.tp=2" "2 train.recompute=full parallel.pp=2" "8 model.layers=4"; do
@@ -584,8 +603,36 @@ for asked in "4" "4 parallel.tp=2" "2 train.recompute=full parallel.pp=2" "8 mod
     search --world $ranks --device h100 --json "${words[@]}"
     check "search $asked: $(tail -1 search.err)" test -s search.json
     "$mt" plan --config plan.ini --world $ranks --device h100 --json "${words[@]}" $(chosen) >chosen.json 2>search.err
-    check "search $asked: bytes of the best" same_bytes
+    check "search $asked: bytes and time of the best" same_bytes
 done
+# Halves of the world, what the run's tokens take and cost, and where a layout stands: by hand
+search --max-world 4 --device h100 --json --price 3 train.micro_batch=1 --compare \
+    "parallel.tp=2 train.micro_batch=1; parallel.tp=3; parallel.recompute=1"
+check "worlds, price and others: $(tail -1 search.err)" test -s search.json
+"$mt" plan --config plan.ini --world 4 --device h100 --json parallel.tp=2 train.micro_batch=1 >chosen.json 2>search.err
+check "worlds" python3 - <<'EOP'
+import json
+s = json.load(open("search.json"))
+worlds = s["worlds"]
+assert [w["world"] for w in worlds] == [4, 2, 1] and worlds[0]["step_ms"] == s["best"][0]["step_ms"]
+assert all(a["step_ms"] > 0 and a["layout"] for a in worlds)
+EOP
+check "tokens and price" python3 - <<'EOP'
+import json
+s = json.load(open("search.json"))
+for r in s["best"] + s["worlds"]:
+    seconds = s["tokens"] / (r["tokens_per_s_gpu"] * r["world"])
+    assert abs(r["run_s"] / seconds - 1) < 1e-5, (r["run_s"], seconds)
+    assert abs(r["cost"] / (seconds / 3600 * r["world"] * 3) - 1) < 1e-5, r["cost"]
+EOP
+check "others" python3 - <<'EOP'
+import json
+s, p = json.load(open("search.json")), json.load(open("chosen.json"))
+two, three, none = s["compared"]
+assert abs(two["step_ms"] / p["predicted"]["step_ms"] - 1) < 1e-5 and two["bytes"] == p["largest_total"] + p["library_bytes"]
+assert "slower" in two["reason"] and 1 <= two["faster"] <= s["dry_runs"] and 0 < two["possible"] <= s["legal"]
+assert all(o["reason"].startswith("refused") and o["step_ms"] is None for o in (three, none))
+EOP
 refused() { # exit status, text, words
     search "${@:3}"
     [ $? -eq $1 ] && grep -q "$2" search.err && [ "$(grep -c 'error' search.err)" -eq 1 ]
@@ -595,5 +642,6 @@ check "no layout divides" refused 2 "no layout of this model divides 7 ranks" --
 check "an unknown device" refused 2 "none that is known" --world 4 --device nosuch
 check "no device" refused 2 "none is named" --world 4
 check "no ranks" refused 2 "on how many ranks" --device h100
+check "too many others" refused 2 "takes up to 8 layouts" --world 4 --device h100 --compare "a;b;c;d;e;f;g;h;i"
 check "no amount" refused 2 "no amount of memory" --world 4 --device h100 --memory 8x
 finish

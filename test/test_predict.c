@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "plan/besides.h"
+#include "plan/layer_cost.h"
 #include "plan/predict.h"
 #include "test.h"
 #include "tiny.h"
@@ -140,6 +142,32 @@ TEST(unequal_stages_take_what_their_events_take)
         }
 }
 
+/* Four ranks on two hosts: of three hops one crosses the network, and both ways of a unit take it. */
+TEST(only_hops_between_hosts_cross_the_network)
+{
+    Case c = stages(4, 4, 1);
+    CostModel m;
+    double hop[4], far[4];
+    c.device.host_devices = 4;
+    OK(cost_open(&m, &c.device, 1));
+    OK(predict_hops(&m, &c.spec, c.grid, hop));
+    const Prediction near = predicted(&c);
+    c.device.host_devices = 2, c.device.network_us = 1000;
+    OK(predict_hops(&m, &c.spec, c.grid, far));
+    CHECK(hop[0] == hop[1] && hop[1] == hop[2] && hop[2] == hop[3]);
+    CHECK(far[0] == hop[0] && far[2] == hop[2] && far[1] == far[3] && far[1] > hop[1] + 9e-4);
+    CHECK(predict_hop(&m, &c.spec, c.grid) == far[1]);
+    const Prediction apart = predicted(&c);
+    NEAR(apart.step_s - apart.rest_s - (near.step_s - near.rest_s), 2 * (far[1] - hop[1]), 1e-6);
+    Grid two = c.grid;
+    two.dp = 2; /* each rank's neighbours are on other hosts */
+    OK(predict_hops(&m, &c.spec, two, far));
+    CHECK(far[0] == far[1] && far[1] == far[2] && far[0] > hop[0]);
+    c.device.host_devices = 3; /* of two pipelines one crosses, first or second hop: both wait */
+    OK(predict_hops(&m, &c.spec, two, far));
+    CHECK(far[0] > hop[0] && far[1] > hop[1]);
+}
+
 /* (m + p - 1)(f + b) where all stages are alike: a block so large that tables, head and loss are nothing beside it. */
 TEST(equal_stages_take_their_closed_form)
 {
@@ -246,6 +274,216 @@ TEST(a_mixture_waits_for_the_host)
     NEAR(sum_of(&p), p.step_s, 1e-9);
 }
 
+/* ---- pairs ---- */
+
+enum { CALL_US = 1, PAIR_UNITS = 6 };
+
+/* A mixture in two chunks on each of two ranks, whose kernels each take longer than a call on its way to experts. */
+static Case paired(bool overlap)
+{
+    Case c = stages(4, 2, 2 * PAIR_UNITS);
+    c.spec.model = tiny_mixture(TINY_MIXTRAL, 4).model;
+    c.spec.pipeline.schedule = "dualpipev";
+    c.spec.pipeline.chunks = 2;
+    c.spec.overlap_moe = overlap;
+    c.grid = (Grid){ .tp = 1, .dp = 2, .pp = 2, .ep = 2 };
+    c.device.link_us = CALL_US;
+    c.device.gap_us = 20 * CALL_US;
+    return c;
+}
+
+static void one_rank(const Case *c, int pp, MemoryPlan *plan, StepTimes *t)
+{
+    CostModel m;
+    OK(cost_open(&m, &c->device, 1));
+    OK(predict_rank(&m, &c->spec, c->grid, grid_rank_at(c->grid, pp, 0, 0), plan, t));
+}
+
+static int pairs_of(const Case *c, int pp, int stage)
+{
+    Schedule s;
+    int pairs = 0;
+    OK(trainer_schedule(&c->spec, c->grid, &s));
+    for (int i = 0; i < s.rank[pp].count; i++) {
+        const Action *a = &s.rank[pp].action[i];
+        pairs += a->flags & ACTION_PAIR && a->stage == stage;
+    }
+    schedule_free(&s);
+    return pairs;
+}
+
+/* Of a unit's four trips of rows one is beside other work anyway, sums of its experts' gradients: three are waited for where
+ * the halves come one by one, and none in a pair. */
+TEST(a_pair_hides_what_its_halves_wait_for)
+{
+    const double trip = 1e-6 * (CALL_US + 1); /* (a peer takes another microsecond) */
+    for (int pp = 0; pp < 2; pp++) {
+        const Case apart = paired(false), turns = paired(true);
+        MemoryPlan one_by_one, in_turn, memory;
+        StepTimes times, pairs;
+        int count = 0;
+        one_rank(&apart, pp, &one_by_one, &times);
+        one_rank(&turns, pp, &in_turn, &pairs);
+        for (int s = 0; s < 2; s++) {
+            NEAR(pairs.unit[s].f, times.unit[s].f, 1e-9);
+            NEAR(pairs.unit[s].i, times.unit[s].i, 1e-9);
+            NEAR(pairs.unit[s].w, times.unit[s].w, 1e-9);
+            CHECK(times.unit[s].pair == 0);
+            NEAR(pairs.unit[s].pair, 3 * trip, 1e-4);
+            count += pairs_of(&turns, pp, in_turn.stages[s].stage);
+        }
+        TimeShares was, is;
+        memcpy(&was, one_by_one.clock, sizeof was), memcpy(&is, in_turn.clock, sizeof is);
+        CHECK(count > PAIR_UNITS);
+        NEAR(was.waited[GROUP_TP_EP] - is.waited[GROUP_TP_EP], 3 * trip * count, 1e-4);
+        NEAR(was.now - is.now, 3 * trip * count, 1e-4);
+        NEAR(pairs.rest, times.rest, 1e-6);
+        OK(trainer_plan(&turns.spec, turns.grid, grid_rank_at(turns.grid, pp, 0, 0), &memory));
+        CHECK(memory_plan_total(&memory) == memory_plan_total(&in_turn));
+    }
+}
+
+/* Rows of both halves take one way, one behind the other: a pair is never shorter than its four trips. */
+TEST(a_pair_takes_its_trips_at_least)
+{
+    Case c = paired(true);
+    MemoryPlan plan;
+    StepTimes t;
+    c.device.link_us = 1e6;
+    one_rank(&c, 0, &plan, &t);
+    for (int s = 0; s < 2; s++) {
+        const StageCost *u = &t.unit[s], *other = &t.unit[1 - s];
+        const double takes = u->f + other->i + other->w - u->pair;
+        CHECK_MSG(takes >= 4 && takes < u->f + other->i + other->w, "%g s", takes);
+    }
+}
+
+/* The lists walked event by event, in rounds until nothing changes: a half of a pair begins and ends with the other. */
+static double walk_lists(const Schedule *s, const StageCost *stage, double hop)
+{
+    double made[2][RANKS_MOST][UNITS_MOST] = { { { 0 } } }, end = 0;
+    for (int round = 0; round < 64; round++)
+        for (int r = 0; r < s->ranks; r++) {
+            double now = 0;
+            for (int i = 0; i < s->rank[r].count; i++) {
+                const Action *a = &s->rank[r].action[i];
+                const int halves = a->flags & ACTION_PAIR ? 2 : 1;
+                double takes = halves == 2 ? -stage[a->stage].pair : 0;
+                if (!action_is_compute(a->kind)) continue;
+                for (int h = 0; h < halves; h++) {
+                    const int at = a[h].stage, unit = a[h].microbatch;
+                    const bool forward = a[h].kind == ACT_F, back = a[h].kind == ACT_B || a[h].kind == ACT_I;
+                    const int from = forward ? at - 1 : at + 1;
+                    const bool far = from >= 0 && from < s->stages && schedule_rank_of(s, 0, from) != r;
+                    if ((forward || back) && from >= 0 && from < s->stages)
+                        now = fmax(now, made[back][from][unit] + (far ? hop : 0));
+                    takes += forward ? stage[at].f : back ? stage[at].i : 0;
+                    takes += a[h].kind == ACT_B || a[h].kind == ACT_W ? stage[at].w : 0;
+                }
+                now += takes;
+                for (int h = 0; h < halves; h++)
+                    if (a[h].kind != ACT_W) made[a[h].kind != ACT_F][a[h].stage][a[h].microbatch] = now;
+                i += halves - 1;
+            }
+            end = fmax(end, now);
+        }
+    return end;
+}
+
+TEST(a_step_with_pairs_takes_what_its_events_take)
+{
+    for (int overlap = 0; overlap < 2; overlap++) {
+        const Case c = paired(overlap);
+        const Prediction p = predicted(&c);
+        StageCost stage[RANKS_MOST];
+        Schedule s;
+        CostModel m;
+        double rest = 0;
+        OK(cost_open(&m, &c.device, 1));
+        for (int r = 0; r < 2; r++) {
+            MemoryPlan plan;
+            StepTimes t;
+            one_rank(&c, r, &plan, &t);
+            for (int i = 0; i < plan.stage_count; i++) stage[plan.stages[i].stage] = t.unit[i];
+            rest = fmax(rest, t.rest);
+        }
+        OK(trainer_schedule(&c.spec, c.grid, &s));
+        NEAR(p.step_s, walk_lists(&s, stage, predict_hop(&m, &c.spec, c.grid)) + rest, 1e-9);
+        NEAR(sum_of(&p), p.step_s, 1e-9);
+        schedule_free(&s);
+    }
+    const Case apart = paired(false), turns = paired(true);
+    CHECK(predicted(&turns).step_s < predicted(&apart).step_s);
+}
+
+/* ---- besides ---- */
+
+/* Units one behind the other through stages: the way of the first, and the longest stage once for each further one. */
+TEST(an_evaluation_takes_its_forwards)
+{
+    for (int pp = 1; pp <= 3; pp++) {
+        Case c = stages(5, pp, 7);
+        double way = 0, longest = 0;
+        c.device.link_gb_s = .01; /* a hop counts */
+        CostModel m;
+        OK(cost_open(&m, &c.device, 1));
+        const double hop = pp > 1 ? predict_hop(&m, &c.spec, c.grid) : 0;
+        for (int r = 0; r < pp; r++) {
+            MemoryPlan plan;
+            StepTimes t;
+            one_rank(&c, r, &plan, &t);
+            way += t.unit[0].f;
+            longest = fmax(longest, t.unit[0].f);
+        }
+        NEAR(predicted(&c).forward_s, way + (pp - 1) * hop + 6 * longest, 1e-9);
+    }
+}
+
+/* Worked by hand: a step of 2 s, an evaluation's batch of 0.5 s; 80 GB of checkpoint, 4 ranks, the largest of which has 30. */
+TEST(what_a_run_does_besides_is_so_much_of_a_step)
+{
+    Config c = { .data = { .valid = "a: x  b: 0.7 y 0.3 z", .split = "" },
+                 .train = { .eval_every = 100, .eval_batches = 3 },
+                 .checkpoint = { .every = 20 } };
+    DeviceFile d = { .host_gb_s = 60, .disk_gb_s = 2, .step_us = 250 };
+    const BesidesOf of = { 2, .5, 4, 80000000000, 30000000000 };
+    Besides b = besides_of(&c, &d, &of);
+    NEAR(b.evaluations, 2 * 3 * .5 / 100, 1e-12);
+    NEAR(b.checkpoints, 40. / 20, 1e-12);
+    NEAR(b.host, 250e-6, 1e-12);
+    NEAR(besides_sum(&b), .03 + 2 + 250e-6, 1e-12);
+    c.checkpoint.async = true; /* 30 GB at 60 GB/s, and 40 s of writing beside 40 s of steps */
+    b = besides_of(&c, &d, &of);
+    NEAR(b.checkpoints, .5 / 20, 1e-12);
+    c.checkpoint.every = 15; /* 10 s of the write are left */
+    b = besides_of(&c, &d, &of);
+    NEAR(b.checkpoints, (.5 + 10) / 15, 1e-12);
+    d.processors = 2, d.memory_gb_s = 24; /* all ranks read and write in one memory */
+    b = besides_of(&c, &d, &of);
+    NEAR(b.checkpoints, (10. + 10) / 15, 1e-12);
+}
+
+TEST(what_nobody_knows_is_said_to_be_unknown)
+{
+    Config c = { .data = { .valid = "x", .split = "" },
+                 .train = { .eval_every = 100 },
+                 .checkpoint = { .every = 20 } };
+    const DeviceFile d = { .host_gb_s = 60, .step_us = 100 };
+    const BesidesOf of = { 2, .5, 4, 80, 30 };
+    Besides b = besides_of(&c, &d, &of);
+    CHECK(isnan(b.evaluations) && isnan(b.checkpoints) && besides_sets(&c) == 1);
+    NEAR(besides_sum(&b), 1e-4, 1e-12);
+    c.train.eval_every = c.checkpoint.every = 0; /* at the end alone */
+    b = besides_of(&c, &d, &of);
+    CHECK(b.evaluations == 0 && b.checkpoints == 0);
+    c.data.valid = "", c.train.eval_every = 10;
+    b = besides_of(&c, &d, &of);
+    CHECK(b.evaluations == 0 && besides_sets(&c) == 0);
+    c.data.split = "98,2", c.train.eval_batches = 1;
+    b = besides_of(&c, &d, &of);
+    NEAR(b.evaluations, .05, 1e-12);
+}
+
 /* ---- any prediction ---- */
 
 static Case scheduled(const char *name, int chunks)
@@ -320,7 +558,10 @@ TEST(a_picture_has_a_bar_for_each_compute)
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     OK(cost_open(&m, &c.device, 1));
-    OK(predict_svg(&m, &c.spec, c.grid, f));
+    Prediction drawn;
+    OK(predict_svg(&m, &c.spec, c.grid, &drawn, f));
+    const Prediction alone = predicted(&c);
+    CHECK(!memcmp(&drawn, &alone, sizeof drawn));
     CHECK(!fclose(f));
     int bars = 0;
     for (const char *at = text; (at = strstr(at, " of unit ")); at++) bars++;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The README's commands, as they stand there, in its order: those of "Your own text" and of "Several processes" that
-# need no launcher of others. Only the demo's model is made small first. The book is our own documentation.
+# The README's commands, as they stand there, in its order: those of "Your own text", "Continue a Llama" and of "Several
+# processes" that need no launcher of others. Only the demo's model is made small first, and a small random Llama stands
+# for the hub's. The book is our own documentation.
 . "$(dirname "$0")/lib.sh"
 ln -s "$mt" megatrain
 ln -s "$root/scripts" scripts
@@ -27,7 +28,11 @@ ran=0 keys=
 while read -r line; do
     case $line in make* | srun* | torchrun* | mpirun* | sbatch*) continue ;; esac
     ran=$((ran + 1))
-    case $line in keys=*) eval "$line"; export keys ;; esac
+    case $line in keys=*) eval "$line"; export keys ;;
+    *from-hf*) # with the tokenizer that was trained above
+        /usr/bin/python3 "$root/test/tools/hf_folder.py" make my-llama vocab_size=4200 max_position_embeddings=512
+        cp data/tok.json my-llama/tokenizer.json ;;
+    esac
     if OMP_NUM_THREADS=1 bash -c "$line" </dev/null >out.txt 2>err.txt; then ok
     else bad "exit $?: $line"; tail -4 err.txt; fi
     case $line in
@@ -35,8 +40,10 @@ while read -r line; do
     *' eval '*) check "eval: bits per byte" grep -q '^bits_per_byte [0-9]' out.txt ;;
     *' generate '*) check "generate: the prompt goes on" grep -q '^Once.' out.txt ;;
     esac
-done < <(block "Your own text"; block "Several processes")
-check "$ran commands, want 9" [ $ran -eq 9 ]
+done < <(block "Your own text"; block "Continue a Llama"; block "Several processes")
+check "$ran commands, want 14" [ $ran -eq 14 ]
+"$mt" convert --from our-llama --to runs/again --format megatrain >/dev/null 2>err.txt
+check "the Llama opens again: $(tail -1 err.txt)" [ -s runs/again/tokenizer/tokenizer.json ]
 for f in config.ini metrics.jsonl loss.svg checkpoints/step-00000006/manifest.json; do
     check "a run leaves $f" [ -s "runs/book/$f" ]
 done

@@ -80,7 +80,7 @@ static Err train(const char *dir, bool async, int64_t steps)
                             "train.global_batch=2", "train.steps=10", "optim.warmup=1", "checkpoint.every=1",
                             "debug.threads=1" };
     Err err = config_read(&cfg, (ConfigSource){ .overrides = words, .override_count = sizeof words / sizeof *words });
-    if (!err) err = train_run(&cfg, &(Boot){ .size = 1 });
+    if (!err) err = train_run(&cfg, &(Boot){ .size = 1 }, NULL);
     config_release(&cfg);
     return err;
 }

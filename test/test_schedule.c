@@ -329,6 +329,50 @@ static void check_form(const Form *form, const Schedule *s, StageCost c)
     simulation_free(&sim, s);
 }
 
+/* As many processors as ranks change nothing; one always has something to do; and between them nothing is shorter than
+ * the work allows, nor longer than Graham's bound for those that are never idle while somebody has work. */
+static void check_shared(const Schedule *s, StageCost c)
+{
+    Simulation alone, sim;
+    SimulateCosts costs = { .each = c };
+    const double work = s->ranks * s->microbatches * s->unit_div * s->chunks * (c.f + c.i + c.w);
+    OK(simulate(s, &costs, &alone));
+    costs.processors = s->ranks;
+    OK(simulate(s, &costs, &sim));
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->rank[r].count; i++) {
+            CHECK_CLOSE(sim.span[r][i].start, alone.span[r][i].start, 1e-9, "%s rank %d", s->name, r);
+            CHECK_CLOSE(sim.span[r][i].end, alone.span[r][i].end, 1e-9, "%s rank %d", s->name, r);
+        }
+    simulation_free(&sim, s);
+    for (int p = 1; p < s->ranks; p = 2 * p + 1) {
+        costs.processors = p;
+        OK(simulate(s, &costs, &sim));
+        if (p == 1) CHECK_CLOSE(sim.makespan, work, 1e-9, "%s on one", s->name);
+        CHECK_MSG(sim.makespan >= fmax(work / p, alone.makespan) * (1 - 1e-9) &&
+                      sim.makespan <= (work / p + (1 - 1.0 / p) * alone.makespan) * (1 + 1e-9),
+                  "%s: %d ranks on %d take %g, the work %g, at once %g", s->name, s->ranks, p, sim.makespan, work,
+                  alone.makespan);
+        simulation_free(&sim, s);
+    }
+    simulation_free(&alone, s);
+}
+
+/* By a program of its own that takes turns in small steps. */
+TEST(four_on_two)
+{
+    Schedule s;
+    Simulation sim;
+    OK(schedule_make(&(ScheduleSpec){ "1f1b", 4, 8 }, &s));
+    OK(simulate(&s, &(SimulateCosts){ .each = { 1, 1, 1 }, .processors = 2 }, &sim));
+    CHECK_CLOSE(sim.makespan, 51, 1e-12, "without latency");
+    simulation_free(&sim, &s);
+    OK(simulate(&s, &(SimulateCosts){ .each = { 1, 1, 1 }, .latency = 0.25, .processors = 2 }, &sim));
+    CHECK_CLOSE(sim.makespan, 52.08333333333333, 1e-12, "with latency");
+    simulation_free(&sim, &s);
+    schedule_free(&s);
+}
+
 /* Each of these programs has also been run to its end with blocking groups. */
 TEST(closed_forms)
 {
@@ -340,6 +384,7 @@ TEST(closed_forms)
         if (!make_random(&seed, form, &s)) continue;
         check_form(form, &s, (StageCost){ 1, 1, 1 });
         check_form(form, &s, (StageCost){ 4, 5, 3 });
+        if (i % 10 == 0) check_shared(&s, (StageCost){ 4, 5, 3 });
         OK(check_rendezvous(&s));
         schedule_free(&s);
         shapes++;

@@ -168,16 +168,17 @@ TEST(pieces)
         Splitter *s;
         SplitterWork *w;
         char got[128];
+        bool is_match;
         int64_t size = (int64_t)strlen(cases[i].text), n = 0;
-        OK(splitter_open(cases[i].kind, &s));
+        OK(splitter_open(split_regex(cases[i].kind), &s));
         OK(splitter_work_open(s, &w));
         for (int64_t at = 0, end; at < size; at = end) {
-            OK(splitter_next(w, cases[i].text, size, at, &end));
+            OK(splitter_next(w, cases[i].text, size, at, &end, &is_match));
             n += snprintf(got + n, sizeof got - (size_t)n, "%s%.*s", at ? "|" : "", (int)(end - at),
                           cases[i].text + at);
         }
         CHECK_MSG(strcmp(got, cases[i].want) == 0, "%s '%s': got '%s', want '%s'",
-                  split_name(cases[i].kind), cases[i].text, got, cases[i].want);
+                  split_regex(cases[i].kind), cases[i].text, got, cases[i].want);
         splitter_work_close(w);
         splitter_close(s);
     }
@@ -190,15 +191,16 @@ TEST(a_long_run_of_blanks)
     char *text = malloc(N);
     memset(text, ' ', N);
     text[N - 1] = 'x';
-    for (SplitKind kind = 0; kind < SPLIT_COUNT; kind++) {
+    for (SplitKind kind = 0; kind <= SPLIT_TEKKEN; kind++) {
         Splitter *s;
+        bool is_match;
         SplitterWork *w;
         int64_t end = 0, last = 0;
-        OK(splitter_open(kind, &s));
+        OK(splitter_open(split_regex(kind), &s));
         OK(splitter_work_open(s, &w));
-        OK(splitter_next(w, text, N, 0, &end));
-        OK(splitter_next(w, text, N, end, &last));
-        CHECK_MSG(end == N - 2 && last == N, "%s: %lld", split_name(kind), (long long)end);
+        OK(splitter_next(w, text, N, 0, &end, &is_match));
+        OK(splitter_next(w, text, N, end, &last, &is_match));
+        CHECK_MSG(end == N - 2 && last == N, "%s: %lld", split_regex(kind), (long long)end);
         splitter_work_close(w);
         splitter_close(s);
     }
@@ -219,14 +221,14 @@ TEST(byte_tokenizer)
     CHECK(tokenizer_vocab(t) == 257 && tokenizer_eod(t) == 256);
     OK(encoder_open(t, &e));
     for (int i = 0; i < 300; i++) text[i] = (char)test_rand(&seed);
-    OK(encoder_run(e, text, 300, &ids, &invalid));
+    OK(encoder_run(e, text, 300, false, &ids, &invalid));
     CHECK(ids.count == 300 && invalid > 50 && invalid < 200);
     for (int i = 0; i < 300; i++) CHECK(ids.ids[i] == (uint8_t)text[i]);
     OK(tokenizer_decode(t, ids.ids, ids.count, &back, &size));
     CHECK(size == 300 && memcmp(back, text, 300) == 0);
     free(back);
     ids.count = 0;
-    FAILS(encoder_run(e, "abc\xE9", 4, &ids, NULL), ERR_DATA, "offset '3'");
+    FAILS(encoder_run(e, "abc\xE9", 4, false, &ids, NULL), ERR_DATA, "offset '3'");
     int32_t bad[] = { 1, 257 };
     FAILS(tokenizer_decode(t, bad, 2, &back, &size), ERR_DATA, "token '257' at position '1'");
     free(ids.ids);
@@ -259,11 +261,12 @@ static int naive_symbols(const char *text, int *symbols)
 {
     Splitter *s;
     SplitterWork *w;
+    bool is_match;
     int n = 0;
-    OK(splitter_open(SPLIT_GPT2, &s));
+    OK(splitter_open(split_regex(SPLIT_GPT2), &s));
     OK(splitter_work_open(s, &w));
     for (int64_t at = 0, end, size = (int64_t)strlen(text); at < size; at = end) {
-        OK(splitter_next(w, text, size, at, &end));
+        OK(splitter_next(w, text, size, at, &end, &is_match));
         for (; at < end; at++) symbols[n++] = (uint8_t)text[at];
         symbols[n++] = -1;
     }
@@ -379,7 +382,7 @@ TEST(training_equals_naive)
               tokenizer_eod(t) == got - 1);
         for (int id = 0; id < naive.token_count; id++) {
             int32_t size;
-            const char *bytes = tokenizer_bytes(t, id, &size);
+            const char *bytes = tokenizer_bytes(t, id, false, &size);
             CHECK_MSG(bytes && size == naive.tokens[id].size &&
                           memcmp(bytes, naive.tokens[id].text, (size_t)size) == 0,
                       "vocab %d, id %d: '%.*s' want '%.*s'", vocab, id, size, bytes,
@@ -505,7 +508,7 @@ TEST(round_trip_of_any_bytes)
             text[i] =
                 round % 2 ? (char)test_rand(&seed) : "ab \n\xC3\xA9\xF0\x9F"[test_rand(&seed) % 8];
         TokenList ids = { 0 };
-        OK(encoder_run(e, text, n, &ids, &invalid));
+        OK(encoder_run(e, text, n, false, &ids, &invalid));
         OK(tokenizer_decode(t, ids.ids, ids.count, &back, &size));
         CHECK(size == n && memcmp(back, text, (size_t)n) == 0);
         free(back);

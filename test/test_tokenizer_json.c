@@ -208,26 +208,82 @@ TEST(many_added_tokens_in_many_blanks)
     free(text);
 }
 
+#define SPLIT(regex, behavior)                                                                             \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex "\"}," \
+    "\"behavior\":\"" behavior "\"},{\"type\":\"ByteLevel\",\"use_regex\":false}]}"
+
+/* A model of characters: "a", "b" and the tokens that are given. */
+#define CHARACTERS(tokens, members, decoder)                                                             \
+    "{\"decoder\":" decoder ",\"model\":{\"vocab\":{\"a\":0,\"b\":1" tokens "},\"merges\":[]" members "}}"
+#define DECODERS(list) "{\"type\":\"Sequence\",\"decoders\":[" list "]}"
+#define FUSE "{\"type\":\"Fuse\"}"
+#define STRIP(start) "{\"type\":\"Strip\",\"content\":\" \",\"start\":" start ",\"stop\":0}"
+
+TEST(refusals_of_characters)
+{
+    static const struct {
+        const char *text, *message;
+    } cases[] = {
+        { CHARACTERS("", "", FUSE), "some characters would have no token" },
+        { CHARACTERS(",\"<0x00>\":2", ",\"byte_fallback\":true", FUSE), "some characters would have no token" },
+        { CHARACTERS("", ",\"unk_token\":\"?\"", FUSE), "the unk_token '?' is not in the vocabulary" },
+        { CHARACTERS(",\"?\":2", ",\"unk_token\":\"?\"", "null"), "neither ByteLevel nor a decoder" },
+        { CHARACTERS(",\"?\":2", ",\"unk_token\":\"?\"", "{\"type\":\"WordPiece\"}"), "the decoder 'WordPiece'" },
+        { CHARACTERS(",\"?\":2", ",\"unk_token\":\"?\"", STRIP("1")), "behind Fuse" },
+        { CHARACTERS(",\"?\":2", ",\"unk_token\":\"?\"", DECODERS(FUSE "," STRIP("2"))), "takes one blank" },
+        { CHARACTERS(",\"?\":2", ",\"unk_token\":\"?\"", DECODERS(FUSE ",{\"type\":\"ByteFallback\"}")),
+          "not supported behind the decoders before it" },
+        { CHARACTERS(",\"?\":2", ",\"type\":\"WordPiece\"", FUSE), "the model 'WordPiece' is not supported" },
+    };
+    Tokenizer *t;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        FAILS(tokenizer_open(write_text("made.json", cases[i].text), &t), ERR_DATA, cases[i].message);
+    OK(tokenizer_open(write_text("made.json", CHARACTERS(",\"?\":2", ",\"unk_token\":\"?\"", FUSE)), &t));
+    tokenizer_close(t);
+    OK(file_make_dirs(in_dir("spm")));
+    write_text("spm/tokenizer.model", "x");
+    FAILS(tokenizer_open(in_dir("spm"), &t), ERR_DATA, "is no tokenizer.json");
+    FAILS(tokenizer_open(in_dir("spm/tokenizer.model"), &t), ERR_DATA, "is no tokenizer.json");
+}
+
 TEST(json_refusals)
 {
     static const struct {
         JsonParts parts;
         const char *message;
     } cases[] = {
-        { { .model = "\"byte_fallback\":true," }, "byte_fallback" },
-        { { .model = "\"unk_token\":\"?\"," }, "unk_token" },
         { { .model = "\"dropout\":0.1," }, "dropout" },
         { { .model = "\"end_of_word_suffix\":\"</w>\"," }, "suffix" },
         { { .normalizer = "{\"type\":\"Lowercase\"}" }, "normalizer" },
-        { { .pre = "{\"type\":\"Whitespace\"}" }, "pre_tokenizer" },
-        { { .pre = "null" }, "pre_tokenizer" },
-        { { .pre = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}" }, "add_prefix_space" },
-        { { .pre = "{\"type\":\"ByteLevel\",\"use_regex\":false}" }, "split pattern" },
-        { { .pre = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{"
-                   "\"Regex\":\"x\"},"
-                   "\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"use_"
-                   "regex\":false}]}" },
-          "not one of the known" },
+        { { .normalizer = "{\"type\":\"NFC\",\"form\":1}" }, "the member 'form' of the normalizer 'NFC'" },
+        { { .normalizer = "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"b\"}" }, "Regex" },
+        { { .normalizer = "{\"type\":\"Sequence\",\"normalizers\":[null]}" }, "hole" },
+        { { .normalizer = "{\"normalizers\":[]}" }, "the normalizer has no type" },
+        { { .pre = "{\"type\":\"Whitespace\"}" }, "the pre_tokenizer 'Whitespace' is not supported" },
+        { { .pre = "null" }, "the decoder ByteLevel is not supported without the pre_tokenizer" },
+        { { .pre = "{\"type\":\"ByteLevel\",\"add_prefix_space\":1}" }, "neither true nor false" },
+        { { .pre = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"ByteLevel\"}]}" },
+          "not supported behind ByteLevel" },
+        { { .pre = "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"last\"}" }, "prepend_scheme 'last'" },
+        { { .pre = "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"add_prefix_space\":false}" },
+          "contradicts" },
+        { { .pre = SPLIT("x", "Elsewhere") }, "behavior 'Elsewhere'" },
+        { { .pre = SPLIT("x*", "Isolated") }, "can match the empty text" },
+        { { .pre = SPLIT("", "Isolated") }, "a split pattern is empty" },
+        { { .pre = SPLIT("(", "Isolated") }, "cannot be compiled" },
+        { { .pre = SPLIT("a{,3}", "Isolated") }, "at '{,3}'" },
+        { { .pre = SPLIT("a{3}?", "Isolated") }, "at '{3}?'" },
+        { { .pre = SPLIT("a{3}+", "Isolated") }, "at '{3}+'" },
+        { { .pre = SPLIT("(a+)+b", "Isolated") }, "at ')+b'" },
+        { { .pre = SPLIT("^a", "Isolated") }, "at '^a'" },
+        { { .pre = SPLIT("\\\\w", "Isolated") }, "at '\\w'" },
+        { { .pre = SPLIT("\\\\p{Han}", "Isolated") }, "at '\\p{Han}'" },
+        { { .pre = SPLIT("[a&&b]", "Isolated") }, "at '&&b]'" },
+        { { .pre = SPLIT("[a[b]]", "Isolated") }, "at '[b]]'" },
+        { { .pre = SPLIT("(?<=a)b", "Isolated") }, "at '(?<=a)b'" },
+        { { .pre = SPLIT("(?i:(a)\\\\p{Lu})", "Isolated") }, "at '\\p{Lu})'" },
+        { { .model = "\"dropped\":1," }, "the member 'dropped' of the model" },
+        { { .top = "\"more\":1," }, "the member 'more' of the file" },
         { { .top = "\"truncation\":{\"max_length\":5}," }, "truncation" },
         { { .top = "\"post_processor\":{\"type\":\"BertProcessing\"}," }, "post_processor" },
         { { .added = "{\"id\":300,\"content\":\"ab\"}" }, "has the id '300', and '256' in the vocabulary" },
@@ -248,7 +304,7 @@ TEST(json_refusals)
         FAILS(tokenizer_open(make_json(cases[i].parts), &t), ERR_DATA, cases[i].message);
     FAILS(tokenizer_open(write_text("bad.json", "{\"model\":{\"type\":\"Unigram\",\"merges\":[]}}"),
                          &t),
-          ERR_DATA, "BPE");
+          ERR_DATA, "the model 'Unigram' is not supported");
     FAILS(
         tokenizer_open(write_text("bad.json",
                                   "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},"

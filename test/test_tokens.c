@@ -161,7 +161,7 @@ static void round_trip(const Tokenizer *t, Encoder *e, bool nfc, const char *tex
     char *decoded;
     int64_t size_decoded, back_size, want_size, invalid = 0;
     ids->count = 0;
-    OK(encoder_run(e, text, size, ids, &invalid));
+    OK(encoder_run(e, text, size, false, ids, &invalid));
     OK(tokenizer_decode(t, ids->ids, ids->count, &decoded, &size_decoded));
     char *back = copy_text(decoded, size_decoded, nfc, &back_size), *want = copy_text(text, size, nfc, &want_size);
     CHECK_MSG(back_size == want_size && memcmp(back, want, (size_t)want_size) == 0, "%lld bytes '%.40s'",
@@ -210,7 +210,7 @@ TEST(ids_equal_package)
             continue;
         }
         OK(encoder_open(t, &e));
-        OK(encoder_run(e, tricky, tricky_size, &ids, NULL));
+        OK(encoder_run(e, tricky, tricky_size, false, &ids, NULL));
         CHECK_MSG(hash_is(hash_ids(&ids), json_get(form, "ids")), "%s", name);
         bool nfc = strstr(name, "qwen");
         int files = check_files(name, t, e, nfc, all_of_it() ? INT64_MAX : 300000);

@@ -8,6 +8,7 @@
 
 #include <math.h>
 
+#include "cost/cost.h"
 #include "tally.h"
 
 enum { RATES = 8 };
@@ -82,35 +83,14 @@ static inline double exposed(double a, double b, double overlap, bool hidden)
 
 /* ---- products ---- */
 
-typedef struct {
-    double rows, columns, depth, count; /* of each; count: of them */
-    bool fp8, adds;                     /* adds: to sums in fp32, which it reads and writes */
-} Product;
-
-/* How often all multiprocessors take a tile; long runs even out. `apart`: each product is a launch. */
-static inline double waves(double tiles, double count, bool apart, int multiprocessors)
+/* Of a library's tiles, or the bytes that pass memory if they take longer. fp8: in 8 bits; adds: to sums in fp32, which
+ * it reads and writes; apart: each is a launch. */
+static inline double product_time(const Machine *m, const Rates *r, Product p, bool fp8, bool adds, bool apart)
 {
-    enum { EVEN = 8 };
-    const double all = tiles * count / multiprocessors, w = all < EVEN ? ceil(all) : all + .5;
-    return apart && count > 1 ? (w + count * ceil(tiles / multiprocessors)) / 2 : w;
-}
-
-/* The best of four tiles, or the bytes that pass memory if they take longer. */
-static inline double product_time(const Machine *m, const Rates *r, Product p, bool apart)
-{
-    static const struct {
-        double rows, columns, rate;
-    } tiles[] = { { 128, 256, 1 }, { 256, 128, 1 }, { 128, 128, .87 }, { 64, 256, .7 } };
-    const double peak = (p.fp8 ? m->fp8 * r->fp8 : m->bf16 * r->bf16) / m->multiprocessors;
-    const double depth = p.depth + r->depth * (p.fp8 ? 2 : 1), bytes = p.fp8 ? 1 : 2;
-    double best = INFINITY;
-    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
-        const double count = ceil(p.rows / tiles[i].rows) * ceil(p.columns / tiles[i].columns);
-        const double all = waves(count, p.count, apart, m->multiprocessors);
-        best = fmin(best, all * 2 * tiles[i].rows * tiles[i].columns * depth / (peak * tiles[i].rate));
-    }
-    const double traffic = bytes * p.depth * (p.rows + p.columns) + (p.adds ? 8 : 2) * p.rows * p.columns;
-    return fmax(best, p.count * traffic / (m->memory * r->memory));
+    const double peak = fp8 ? m->fp8 * r->fp8 : m->bf16 * r->bf16, bytes = fp8 ? 1 : 2;
+    const double flop = product_flop(p, m->multiprocessors, r->depth * (fp8 ? 2 : 1), apart);
+    const double traffic = bytes * p.depth * (p.rows + p.columns) + (adds ? 8 : 2) * p.rows * p.columns;
+    return fmax(flop / peak, p.count * traffic / (m->memory * r->memory));
 }
 
 static inline void add_product(const Machine *m, const Rates *r, const Habits *h, const TallyLine *l,
@@ -125,11 +105,10 @@ static inline void add_product(const Machine *m, const Rates *r, const Habits *h
     Product p = { .rows = rows, .columns = outputs, .depth = inputs, .count = experts };
     if (dw) p.rows = outputs, p.columns = inputs, p.depth = rows;
     else if (!forward) p.columns = inputs, p.depth = outputs;
-    p.fp8 = h->fp8 && !head && !router && !l->fp32;
-    p.adds = dw;
-    const double s = calls * product_time(m, r, p, h->expert_by_expert);
+    const bool fp8 = h->fp8 && !head && !router && !l->fp32;
+    const double s = calls * product_time(m, r, p, fp8, dw, h->expert_by_expert);
     const double cast =
-        p.fp8 && !dw ? calls * (double)l->side[0] * (forward ? inputs : outputs) * h->cast_bytes / m->memory
+        fp8 && !dw ? calls * (double)l->side[0] * (forward ? inputs : outputs) * h->cast_bytes / m->memory
                      : 0;
     t->unit.product += s;
     t->unit.memory += cast / r->memory;

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "cost/op_ear.h"
 #include "engine/trainer_open.h"
 
 enum { TALLY_LINES = 160, TALLY_RANKS = 16 };
@@ -23,15 +24,13 @@ typedef struct {
 } TallyLine;
 
 typedef struct {
+    OpEar ear; /* the first member: by it an op finds the tally */
     TallyLine line[TALLY_LINES];
     int lines;
-    WideCount flop; /* the device's counter at the last call */
     CommWork sent[WORLD_COMMS][COMM_KIND_COUNT];
     int size[WORLD_COMMS];
     int64_t params; /* of the model */
 } Tally;
-
-static Tally *tallying;
 
 static inline Tensor tally_arg(OpId id, const void *args, const char *name)
 {
@@ -82,44 +81,26 @@ static inline TallyLine tally_call(OpId id, const void *args, double flop)
     return l;
 }
 
-static inline Err tally_op(Stream *s, OpId id, const void *args)
+static inline void tally_op(OpEar *ear, OpId id, const void *args, double flop)
 {
-    const TallyLine call = tally_call(id, args, (double)(s->dev->counters.flop - tallying->flop));
-    TallyLine *l = tallying->line;
-    tallying->flop = s->dev->counters.flop;
-    while (l < tallying->line + tallying->lines &&
+    Tally *t = (Tally *)(void *)ear;
+    const TallyLine call = tally_call(id, args, flop);
+    TallyLine *l = t->line;
+    while (l < t->line + t->lines &&
            (l->id != id || memcmp(l->side, call.side, sizeof l->side) != 0 || l->fp32 != call.fp32))
         l++;
-    if (l == tallying->line + tallying->lines) {
-        ASSERT(tallying->lines < TALLY_LINES);
-        tallying->lines++;
+    if (l == t->line + t->lines) {
+        ASSERT(t->lines < TALLY_LINES);
+        t->lines++;
         *l = call;
-        return ERR_OK;
-    }
-    l->calls++, l->bytes += call.bytes, l->flop += call.flop;
-    return ERR_OK;
+    } else l->calls++, l->bytes += call.bytes, l->flop += call.flop;
 }
-
-#define T(name, dims)
-#define S(type, name)
-#define OP(name, flop, args) \
-    static Err tally_##name(Stream *s, const name##_args *a) { return tally_op(s, OP_##name, a); }
-#include "device/ops.def"
-#undef OP
-static const OpTable tally_ops = {
-#define OP(name, flop, args) .name = tally_##name,
-#include "device/ops.def"
-#undef OP
-};
-#undef T
-#undef S
 
 static inline Err tally_step(Trainer *t, Tally *out)
 {
     StepReport report;
-    *out = (Tally){ .flop = t->device.counters.flop };
-    tallying = out;
-    t->device.ops = &tally_ops;
+    *out = (Tally){ .lines = 0 };
+    op_ear_attach(&out->ear, &t->device, tally_op);
     CommWork before[WORLD_COMMS][COMM_KIND_COUNT];
     for (int i = 0; i < WORLD_COMMS; i++)
         for (int k = 0; k < COMM_KIND_COUNT; k++)

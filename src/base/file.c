@@ -445,18 +445,32 @@ Err file_check_output(const char *path)
     return replaceable(path, target);
 }
 
-Err file_replace(const char *name, const void *data, int64_t size_bytes)
+static Err take_place(const char *temp, const char *path)
 {
-    char path[PATH_MAX], temp[PATH_MAX], dir[PATH_MAX];
-    TRY(replaceable(name, path));
-    TRY(folder_of(path, dir));
-    TRY(write_beside(path, data, size_bytes, temp));
-    Err err = file_rename(temp, path);
+    char dir[PATH_MAX];
+    Err err = folder_of(path, dir);
+    if (!err) err = file_rename(temp, path);
     if (err) {
         unlink(temp);
         return err;
     }
     return file_sync_dir(dir);
+}
+
+Err file_take_place(const char *temp, const char *name)
+{
+    char path[PATH_MAX];
+    const Err err = replaceable(name, path);
+    if (err) unlink(temp);
+    return err ? err : take_place(temp, path);
+}
+
+Err file_replace(const char *name, const void *data, int64_t size_bytes)
+{
+    char path[PATH_MAX], temp[PATH_MAX];
+    TRY(replaceable(name, path));
+    TRY(write_beside(path, data, size_bytes, temp));
+    return take_place(temp, path);
 }
 
 Err file_rename(const char *from, const char *to)

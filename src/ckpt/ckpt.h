@@ -70,6 +70,15 @@ Err ckpt_lock(const char *run_dir, int *fd_out);
 
 /* ---- saving ---- */
 
+/*
+ * Values from elsewhere than a store: next gives bytes that follow one another, in plain order, parameter by parameter
+ * as they are registered, and of no two parameters at a time. They stay until the next call. *size_bytes > 0.
+ */
+typedef struct {
+    void *user;
+    Err (*next)(void *user, const void **data, int64_t *size_bytes);
+} CkptSource;
+
 typedef struct {
     const char *run_dir;
     const ParamSet *params;
@@ -87,6 +96,8 @@ typedef struct {
     int64_t keep_every;   /* the checkpoints of steps that this divides; 0: none */
     int64_t keep_best;    /* so many checkpoints with the lowest losses */
     const char *best_set; /* the validation set whose losses these are */
+    /* What the checkpoint holds: values alone, of one rank, whose store has no memory. NULL: what the stores hold. */
+    const CkptSource *source;
 } CkptOptions;
 
 /* What became of a save. */

@@ -160,6 +160,30 @@ Err ckpt_shard_bytes(const ParamSet *params, const World *world, int64_t *bytes)
     return err;
 }
 
+static Err put_from(const CkptSource *source, ChunkWriter *w, int64_t bytes)
+{
+    const void *data;
+    for (int64_t n; bytes; bytes -= n) {
+        TRY(source->next(source->user, &data, &n));
+        ASSERT(n > 0 && n <= bytes);
+        TRY(chunk_put(w, data, n));
+    }
+    return ERR_OK;
+}
+
+static Err put_piece(const PieceIter *it, ChunkWriter *w, const char **copied)
+{
+    const Ckpt *c = it->c;
+    if (c->o.source) return put_from(c->o.source, w, box_count(it->piece) * (int64_t)sizeof(float));
+    for (int i = 0; i < it->count; i++) {
+        const int64_t bytes = box_count(it->boxes[i].box) * (int64_t)sizeof(float);
+        if (*copied) TRY(chunk_put(w, *copied, bytes));
+        else TRY(chunk_put_device(w, c->o.stream, piece_data(it, i), bytes));
+        if (*copied) *copied += bytes;
+    }
+    return ERR_OK;
+}
+
 /* piece_crcs: of this rank's, one after the other. */
 static Err put_shard(const Ckpt *c, ChunkWriter *w, int64_t *piece_crcs)
 {
@@ -177,12 +201,7 @@ static Err put_shard(const Ckpt *c, ChunkWriter *w, int64_t *piece_crcs)
     TRY(chunk_put(w, "       ", c->header_bytes[rank] - t.total_bytes));
     for (piece_first(&it, c, rank); piece_next(&it);) {
         w->crc = 0;
-        for (int i = 0; i < it.count; i++) {
-            const int64_t bytes = box_count(it.boxes[i].box) * (int64_t)sizeof(float);
-            if (copied) TRY(chunk_put(w, copied, bytes));
-            else TRY(chunk_put_device(w, c->o.stream, piece_data(&it, i), bytes));
-            if (copied) copied += bytes;
-        }
+        TRY(put_piece(&it, w, &copied));
         *piece_crcs++ = w->crc;
     }
     return ERR_OK;

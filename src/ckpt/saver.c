@@ -31,6 +31,7 @@ static Err take_snapshot(Ckpt *c)
     const GradStats *stats = c->o.params->stats;
     char *at = c->snapshot;
     PieceIter it;
+    if (c->o.source) return ERR_OK;
     TRY(device_read(c->o.stream, c->shifts, stats->shift.data, tensor_bytes(stats->shift)));
     if (!at) return ERR_OK;
     for (piece_first(&it, c, c->o.world->rank); piece_next(&it);)

@@ -66,12 +66,7 @@ static Err run_command(const Command *c, int argc, const char *const *argv)
     bool help;
     const char **rest = calloc((size_t)argc + 1, sizeof *rest);
     if (!rest) return err_set(ERR_MEMORY, "no memory for %d words", argc);
-    Err err = c->run ? options_read(c, argc, argv, rest, &rest_count, &help) : ERR_OK;
-    if (!c->run) {
-        rest_count = 0;
-        help = argc > 0 && asks_for_help(argv[0]);
-        if (!help) err = err_set(ERR_CONFIG, "'megatrain %s' is not built yet", c->name);
-    }
+    Err err = options_read(c, argc, argv, rest, &rest_count, &help);
     if (!err && help) command_help(c, stdout);
     else if (!err) err = c->run((Words){ rest, rest_count });
     free(rest);

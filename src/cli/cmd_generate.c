@@ -139,7 +139,8 @@ static Err write_text(Generator *g)
         TRY(next_token(g, &id));
         if (id == eod) break;
         TRY(token_list_add(&g->text, id));
-        const char *bytes = tokenizer_bytes(g->run.tokenizer, id, &size);
+        const bool begins = i == 0 && !*prompt;
+        const char *bytes = tokenizer_bytes(g->run.tokenizer, id, begins, &size);
         utf8_out_write(&g->out, bytes, size);
         fflush(stdout);
     }

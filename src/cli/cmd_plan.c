@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/int64.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "cli/config_arg.h"
 #include "cli/plan.h"
@@ -23,6 +24,7 @@ static int64_t world_size, max_world, best = 5;
 static bool as_json, advise, with_ops, is_search;
 static const char *svg_path, *memory;
 static double price;
+static const char *compare;
 static DeviceFile target; /* the device to plan for; without a name: this machine's, or a CPU */
 
 static const Option options[] = {
@@ -45,6 +47,8 @@ static const Option options[] = {
       .help = "with --search: answers" },
     { "price", OPTION_REAL, &price, .low = 0, .high = 1e6, .value = "$",
       .help = "with --search: of a device and hour" },
+    { "compare", OPTION_TEXT, &compare, .value = "TEXT",
+      .help = "with --search: where others stand: \"KEYS; KEYS\"" },
 };
 
 /* ---- counting ---- */
@@ -598,6 +602,9 @@ static void put_checkpoint(const PlanTable *t)
 static Err print_plan(PlanTable *t)
 {
     int64_t vocab;
+    if (t->cfg->parallel.planned)
+        log_warn("parallel.auto chooses a layout when a run begins; this is the one of the configuration "
+                 "(plan --search says which it would be)");
     TRY(plan_vocab(t->cfg, &vocab));
     TRY(train_spec(t->cfg, vocab, &t->spec));
     TRY(grid_spec(t->cfg, &t->grid));
@@ -605,8 +612,7 @@ static Err print_plan(PlanTable *t)
     t->shards = calloc((size_t)grid_size(t->grid), sizeof *t->shards);
     if (!t->shards) return err_set(ERR_MEMORY, "no memory for %d ranks", grid_size(t->grid));
     TRY(trainer_shard_bytes(&t->spec, t->grid, t->shards));
-    TRY(plan_time(t));
-    if (svg_path) TRY(plan_svg(t, svg_path));
+    TRY(plan_time(t, svg_path));
     if (advise) TRY(plan_advise(t));
     if (as_json) return plan_print_json(t);
     put_model(t);
@@ -651,13 +657,18 @@ static Err search_words(Words words)
                                       .memory = memory,
                                       .best = best,
                                       .price = price,
+                                      .compare = compare,
                                       .as_json = as_json });
 }
 
 /* What is said of one layout is not said of a search, nor the other way round. */
 static Err words_agree(void)
 {
-    const char *of_search = max_world ? "max-world" : memory ? "memory" : price > 0 ? "price" : NULL;
+    const char *of_search = max_world   ? "max-world"
+                            : memory    ? "memory"
+                            : price > 0 ? "price"
+                            : compare   ? "compare"
+                                        : NULL;
     const char *of_layout = svg_path ? "svg" : advise ? "advise" : with_ops ? "ops" : NULL;
     if (is_search && of_layout)
         return err_set(ERR_CONFIG, "--%s is about one layout", of_layout), err_hint("leave out --search");

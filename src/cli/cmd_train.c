@@ -1,13 +1,15 @@
 /* train, eval: the configuration is read here; train/train.c and train/eval.c do the rest. */
 #include "base/fault.h"
 #include "base/log.h"
+#include "cli/auto_layout.h"
 #include "cli/config_arg.h"
 #include "boot/boot.h"
 #include "device/device.h"
 #include "train/join.h"
 #include "train/train.h"
 
-static const char *config_path, *run_dir, *may_differ;
+static const char *config_path, *run_dir, *may_differ, *ids_path, *logits_path, *tasks;
+static bool as_json;
 static int64_t step = -1;
 
 static const Option train_options[] = {
@@ -22,6 +24,13 @@ static const Option eval_options[] = {
       .help = "a run's folder instead: the configuration is its checkpoint's" },
     { "step", OPTION_INT, &step, .low = 0, .high = 9e15, .value = "N",
       .help = "the checkpoint of that step, not the newest" },
+    { "tasks", OPTION_TEXT, &tasks, .value = "FILE,FILE",
+      .help = "asks the questions of these files, not of train.eval_tasks" },
+    { "json", OPTION_FLAG, &as_json, .help = "one JSON object instead of lines" },
+    { "ids", OPTION_TEXT, &ids_path, .value = "FILE",
+      .help = "sequences of token ids, one a line, for --logits" },
+    { "logits", OPTION_TEXT, &logits_path, .value = "FILE",
+      .help = "instead: writes their logits, fp32 [sequence, position, id], as .npy" },
 };
 
 /* alone: the world size that counts for one process. */
@@ -31,38 +40,49 @@ static Err read_source(Config *c, const Boot *boot, Words rest, int64_t alone)
     return run_dir ? config_of_run(c, run_dir, step, rest, size) : config_arg(c, config_path, rest, size);
 }
 
-/* What all ranks have to say rank 0 says. */
-static Err read_config(Config *c, Boot *boot, Words rest, int64_t alone)
+static Err begin(Boot *boot)
 {
-    *c = (Config){ 0 };
     TRY(boot_from_env(boot));
     log_set_rank(boot->rank, boot->size);
     fault_init(boot->rank);
     if (boot->rank) log_set_level(LOG_WARN);
     if (boot->size > 1) device_cuda_for_several();
-    return join_said_once(boot, read_source(c, boot, rest, alone));
+    return ERR_OK;
 }
 
 static Err train(Words rest)
 {
-    Config c;
+    Config c = { 0 };
     Boot boot;
-    Err err = read_config(&c, &boot, rest, 1);
-    if (!err && may_differ) err = join_said_once(&boot, config_let_differ(&c, may_differ));
-    if (!err) err = train_run(&c, &boot);
+    AutoLayout layout = { 0 };
+    TRY(begin(&boot));
+    Err err = read_source(&c, &boot, rest, 1);
+    const bool planned = c.parallel.planned;
+    if (planned) err = auto_layout_open(&layout, config_path, rest, &c); /* (whatever its layout was) */
+    layout.may_differ = may_differ;
+    if (!err && may_differ) err = config_let_differ(&c, may_differ);
+    const LayoutChoice choice = auto_layout_choice(&layout);
+    err = join_said_once(&boot, err); /* what all ranks have to say rank 0 says */
+    if (!err) err = train_run(&c, &boot, planned ? &choice : NULL);
+    auto_layout_close(&layout);
     config_release(&c);
     return err;
 }
 
 static Err eval(Words rest)
 {
-    Config c;
+    Config c = { 0 };
     Boot boot;
     if (!config_path == !run_dir)
         return err_set(ERR_CONFIG, "'megatrain eval' needs one of --config FILE and --run DIR"),
                err_hint("megatrain eval --help");
-    Err err = read_config(&c, &boot, rest, CONFIG_ANY_WORLD);
-    if (!err) err = eval_run(&c, &boot, &(EvalFrom){ run_dir, step });
+    if (!ids_path != !logits_path)
+        return err_set(ERR_CONFIG, "--ids FILE says what --logits FILE is computed of: both are needed"),
+               err_hint("megatrain eval --help");
+    TRY(begin(&boot));
+    Err err = join_said_once(&boot, read_source(&c, &boot, rest, CONFIG_ANY_WORLD));
+    if (!err && tasks) c.train.eval_tasks = tasks;
+    if (!err) err = eval_run(&c, &boot, &(EvalOptions){ run_dir, step, ids_path, logits_path, as_json });
     config_release(&c);
     return err;
 }

@@ -40,7 +40,7 @@ typedef struct {
     const char *verbs;   /* words, separated by blanks, of which one may come first; NULL: none */
     const Option *options;
     int option_count;
-    Err (*run)(Words rest); /* NULL: not built yet */
+    Err (*run)(Words rest);
 } Command;
 
 #define OPTIONS(table) .options = table, .option_count = (int)(sizeof(table) / sizeof *(table))

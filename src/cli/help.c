@@ -106,7 +106,6 @@ void command_help(const Command *c, FILE *out)
         fputc('\n', out);
         put_text(out, c->text);
     }
-    if (!c->run) fprintf(out, "\nNot built yet.\n");
     for (int i = 0; i < c->option_count; i++) {
         if (i == 0) fprintf(out, "\noptions\n");
         put_option(&c->options[i], out);
@@ -126,7 +125,6 @@ void program_help(FILE *out)
         int column = fprintf(out, "  %-16s ", all[i]->name);
         Flow f = { .out = out, .column = column, .indent = SUMMARY_COLUMN, .fresh = true };
         put_words(&f, all[i]->summary);
-        if (!all[i]->run) put_item(&f, "(not built yet)", 15);
         fputc('\n', out);
     }
     fprintf(out, "\nexit status: 0 done, 2 usage or configuration, 3 data, 4 checkpoint, 5 storage,\n"

@@ -83,7 +83,6 @@ static void put_command(FILE *out, const Command *c)
     fputc('\n', out);
     put_plain(out, c->summary);
     fprintf(out, ".\n");
-    if (!c->run) fprintf(out, "Not built yet.\n");
     if (c->text) {
         fprintf(out, ".PP\n");
         put_help(out, c->text);

@@ -65,20 +65,21 @@ int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k);
  * fit `target`? */
 int64_t plan_largest_total(const PlanTable *t);
 bool plan_fits(const PlanTable *t);
+/* The same of any layout, whose rank that takes the most takes `bytes`. */
+bool plan_holds(const DeviceFile *target, const Config *cfg, Grid grid, int64_t bytes);
 /* What CUDA, its libraries and NCCL's communicators take at most. */
 int64_t plan_library_bytes(const PlanTable *t);
 int plan_pairs(const PlanTable *t); /* of ranks on a host (world_pairs) */
 
 int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
 
-/* Predicts the time of a step on the target, where its file says what that needs. Errors: those of predict. */
-Err plan_time(PlanTable *t);
+/* Predicts the time of a step on the target, where its file says what that needs, and draws the step into the file
+ * `svg` (NULL: into none). Errors: those of predict. ERR_CONFIG: there is no time to draw. ERR_STORAGE. */
+Err plan_time(PlanTable *t, const char *svg);
 void plan_put_time(const PlanTable *t);
 /* Looks for what would help most. Errors: those of cost_open. */
 Err plan_advise(PlanTable *t);
 void plan_gain(const Prediction *before, const Prediction *after, Advice *out); /* the shares of *out */
-/* Draws the predicted step into a file. ERR_CONFIG: there is none. ERR_STORAGE. */
-Err plan_svg(const PlanTable *t, const char *path);
 void plan_json_time(JsonOut *j, const PlanTable *t);
 
 /* Prints to stdout. ERR_MEMORY. */
@@ -95,7 +96,8 @@ typedef struct {
     bool max_world;     /* fewer ranks, too */
     const char *memory; /* NULL: the device's */
     int64_t best;
-    double price; /* of a device's hour; 0: not said */
+    double price;        /* of a device's hour; 0: not said */
+    const char *compare; /* other layouts, parted by ";"; NULL: none */
     bool as_json;
 } PlanSearch;
 

@@ -98,10 +98,7 @@ static Err predict_words(const PlanTable *t, const CostModel *m, char words[2][W
     if (!err) err = grid_spec(&c, &grid);
     if (!err) err = trainer_check(&spec, grid);
     if (!err) err = predict(m, &spec, grid, out);
-    const int64_t needed = t->target->processors > 0
-                               ? out->bytes * grid_size(t->grid) /* (they share a host's) */
-                               : out->bytes + plan_library_bytes(t);
-    if (!err && needed > t->target->memory_mib << 20) err = err_set(ERR_MEMORY, "it does not fit");
+    if (!err && !plan_holds(t->target, &c, grid, out->bytes)) err = err_set(ERR_MEMORY, "it does not fit");
     config_release(&c);
     free(all);
     return err;

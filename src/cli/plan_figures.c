@@ -105,23 +105,27 @@ int64_t plan_checkpoint(const PlanTable *t)
     return bytes;
 }
 
-/* With what CUDA and its libraries take beside the plan. */
-/* (the ranks of a machine whose processors are the device share its memory) */
-bool plan_fits(const PlanTable *t)
+/* What CUDA and its libraries take beside a plan. */
+static int64_t libraries(const Config *cfg, Grid grid)
 {
-    const int64_t sharers = t->target->processors > 0 ? grid_size(t->grid) : 1;
-    return sharers * plan_largest_total(t) + plan_library_bytes(t) <= t->target->memory_mib << 20;
+    return cfg->run.device == RUN_DEVICE_CPU ? 0 : spec_library_bytes(cfg, grid);
 }
+
+/* (the ranks of a machine whose processors are the device share its memory) */
+bool plan_holds(const DeviceFile *target, const Config *cfg, Grid grid, int64_t bytes)
+{
+    const int64_t sharers = target->processors > 0 ? grid_size(grid) : 1;
+    return sharers * bytes + libraries(cfg, grid) <= target->memory_mib << 20;
+}
+
+bool plan_fits(const PlanTable *t) { return plan_holds(t->target, t->cfg, t->grid, plan_largest_total(t)); }
 
 int plan_pairs(const PlanTable *t)
 {
     return world_pairs(t->grid, spec_sums_by_message(t->cfg), spec_host_ranks(t->cfg));
 }
 
-int64_t plan_library_bytes(const PlanTable *t)
-{
-    return t->spec.device.kind == DEVICE_CPU ? 0 : spec_library_bytes(t->cfg, t->grid);
-}
+int64_t plan_library_bytes(const PlanTable *t) { return libraries(t->cfg, t->grid); }
 
 /* ---- JSON ---- */
 

@@ -2,19 +2,27 @@
  * plan --search (plan.h): the fastest layouts of a model on so many ranks, why others are not, what is possible with
  * less memory, and what more ranks give. plan/search.h does the search; this asks and prints.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
-#include "base/processors.h"
 #include "base/units.h"
+#include "cli/memory_arg.h"
 #include "cli/plan.h"
 #include "device/device.h"
 #include "plan/planner.h"
 #include "plan/search.h"
 
-enum { WORLDS = 8, TP_MOST = 8, LESS_TOKENS = 4096, JSON_BYTES = 1 << 16 };
+enum { WORLDS = 8, REASON_BYTES = 160, JSON_BYTES = 1 << 16 };
+
+/* A layout to compare with the best. */
+typedef struct {
+    char words[LAYOUT_WORDS];
+    SearchResult r;
+    char refused[REASON_BYTES]; /* "": it is legal */
+} Compared;
 
 /* What was asked, and what is known of all answers. */
 typedef struct {
@@ -22,29 +30,38 @@ typedef struct {
     Config base;
     SearchQuestion q;
     double step_tokens, tokens; /* of a step, of the whole run */
-    double flop_per_token, peak;
     Planner planner;
+    Compared others[SEARCH_PLACES];
+    int other_count;
 } Query;
 
 /* ---- asking ---- */
 
-/* "80GB", "74.5GiB", "81559MiB"; bytes. */
-static Err read_memory(const char *text, int64_t *bytes)
+static Err compare_one(Query *q, const char *words, int length)
 {
-    static const struct {
-        const char *unit;
-        double bytes;
-    } units[] = { { "GB", 1e9 }, { "GiB", (double)(1 << 30) }, { "MB", 1e6 }, { "MiB", (double)(1 << 20) } };
-    char *end;
-    const double number = strtod(text, &end);
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-        const double all = number * units[i].bytes;
-        if (end == text || strcmp(end, units[i].unit) != 0 || !(all >= 1 && all < 1e15)) continue;
-        *bytes = (int64_t)all;
-        return ERR_OK;
+    Compared *o = &q->others[q->other_count];
+    snprintf(o->words, sizeof o->words, "%.*s", length, words);
+    const Err err = search_evaluate_words(&q->q, o->words, &o->r);
+    if (err == ERR_MEMORY) return err;
+    if (err) snprintf(o->refused, sizeof o->refused, "%.140s", err_message());
+    q->other_count++;
+    q->q.place_s[q->q.places++] = err ? 0 : o->r.time.step_s;
+    return ERR_OK;
+}
+
+static Err compare_others(Query *q, const char *text)
+{
+    while (*text) {
+        text += strspn(text, " ;");
+        const int length = (int)strcspn(text, ";");
+        if (!length) break;
+        if (q->other_count == SEARCH_PLACES || length >= LAYOUT_WORDS)
+            return err_set(ERR_CONFIG, "--compare takes up to %d layouts of up to %d characters",
+                           SEARCH_PLACES, LAYOUT_WORDS - 1);
+        TRY(compare_one(q, text, length));
+        text += length;
     }
-    return err_set(ERR_CONFIG, "--memory '%s' is no amount of memory", text),
-           err_hint("a number and GB, GiB, MB or MiB: 80GB");
+    return ERR_OK;
 }
 
 static Err ask(Query *q, const PlanSearch *p)
@@ -58,49 +75,22 @@ static Err ask(Query *q, const PlanSearch *p)
                     &q->base));
     const Config *c = &q->base;
     TRY(planner_open(&q->planner, p->device, (int)p->world));
-    const int host = (int)q->planner.device.host_devices;
-    q->q = (SearchQuestion){ .base = c,
-                             .world = p->world,
-                             .limits = { .tp_most = host > 0 && host < TP_MOST ? host : TP_MOST,
-                                         .cp_tokens = LESS_TOKENS,
-                                         .batch_most = 8 },
-                             .memory = q->planner.device.memory_mib << 20,
-                             .libraries = !q->planner.model.cpu,
-                             .source = q->planner.source,
-                             .best = (int)p->best,
-                             .threads = processors_share(1, 1) };
+    q->q = planner_question(&q->planner, c, p->world);
+    q->q.best = (int)p->best;
     TRY(plan_vocab(c, &q->q.vocab));
-    if (p->memory) TRY(read_memory(p->memory, &q->q.memory));
+    if (p->memory) TRY(memory_arg("memory", p->memory, &q->q.memory));
+    if (p->compare) TRY(compare_others(q, p->compare));
     q->step_tokens = (double)c->derived.global_batch * (double)c->model.seq;
     q->tokens = c->train.tokens > 0 ? (double)c->train.tokens : q->step_tokens * (double)c->derived.steps;
     return ERR_OK;
 }
 
-static Err know_model(Query *q, const SearchResult *r)
-{
-    TrainSpec spec;
-    TRY(train_spec(&q->base, q->q.vocab, &spec));
-    q->flop_per_token = (double)model_flop_per_token(&spec.model, r->params);
-    return ERR_OK;
-}
-
 /* ---- figures ---- */
 
-static double rank_tokens(const Query *q, const SearchResult *r, int64_t world)
-{
-    return q->step_tokens / r->step_s / (double)world;
-}
+static double rank_tokens(const SearchResult *r) { return r->time.tokens_s / grid_size(r->grid); }
 
-static double mfu(const Query *q, const SearchResult *r, int64_t world)
-{
-    return rank_tokens(q, r, world) * q->flop_per_token / (1e12 * q->planner.device.bf16_tflops);
-}
-
-static const char *bound_of(const SearchResult *r)
-{
-    if (r->bubble_s > r->busy_s) return "waits for other stages";
-    return r->tail_s > r->busy_s ? "sums and update at the end" : "work of the busiest rank";
-}
+/* Of the step the work of the rank that is busy longest; behind it is rest_s. */
+static double busy(const SearchResult *r) { return r->time.shares.now - r->time.rest_s; }
 
 /* "tp 8, pp 4, vpp 5, interleaved, micro-batch 1, selective": what is not usual. */
 static void put_short(const LayoutSpace *s, const Layout *l, char *out, size_t size)
@@ -125,17 +115,17 @@ static void put_short(const LayoutSpace *s, const Layout *l, char *out, size_t s
     if (!l->value[LAYOUT_ZERO]) n += snprintf(out + n, size - (size_t)n, ", zero 0");
     if (l->value[LAYOUT_ORDER]) n += snprintf(out + n, size - (size_t)n, ", dp last");
     if (l->value[LAYOUT_OVERLAP_MOE] > 0) n += snprintf(out + n, size - (size_t)n, ", overlap_moe");
+    if (l->value[LAYOUT_OVERLAP_TP] == 1) n += snprintf(out + n, size - (size_t)n, ", no overlap_tp");
     if (*l->stages) snprintf(out + n, size - (size_t)n, ", %s", l->stages);
 }
 
-static void put_row(const Query *q, const LayoutSpace *s, const SearchResult *r, int64_t world,
-                    const char *head)
+static void put_row(const LayoutSpace *s, const SearchResult *r, const char *head)
 {
     char layout[400], bytes[UNITS_BYTES];
     put_short(s, &r->layout, layout, sizeof layout);
-    printf("%8s %10.3f %13.0f %6.1f%% %7.1f%% %6.1f%% %12s  %s\n", head, r->step_s, rank_tokens(q, r, world),
-           100 * mfu(q, r, world), 100 * r->bubble_s / r->step_s, 100 * r->tail_s / r->step_s,
-           units_bytes(bytes, r->bytes), layout);
+    printf("%8s %10.3f %13.0f %6.1f%% %7.1f%% %6.1f%% %12s  %s\n", head, r->time.step_s, rank_tokens(r),
+           100 * r->time.mfu, 100 * r->time.bubble_s / r->time.step_s, 100 * r->time.rest_s / r->time.step_s,
+           units_bytes(bytes, r->time.bytes), layout);
 }
 
 static void put_heading(const char *first)
@@ -167,7 +157,7 @@ static const Alternative alternatives[] = {
     { "full recomputation", LAYOUT_RECOMPUTE, TRAIN_RECOMPUTE_FULL },
     { "optimizer states whole", LAYOUT_ZERO, 0 },
 };
-enum { ALTERNATIVES = sizeof alternatives / sizeof *alternatives, REASON_BYTES = 160 };
+enum { ALTERNATIVES = sizeof alternatives / sizeof *alternatives };
 
 /* The best with that one value, and what follows from it. False: it is the best's own, or means nothing here. */
 static bool alternative_of(const LayoutSpace *s, const Layout *best, const Alternative *a, Layout *out)
@@ -187,9 +177,21 @@ static bool alternative_of(const LayoutSpace *s, const Layout *best, const Alter
     return true;
 }
 
+/* By how much, and what of the step grew most. */
+static void slower(const SearchResult *best, const SearchResult *r, char out[REASON_BYTES])
+{
+    PredictionShare was[PREDICTION_SHARES], is[PREDICTION_SHARES];
+    int most = 0;
+    prediction_shares(&best->time, was);
+    prediction_shares(&r->time, is);
+    for (int i = 1; i < PREDICTION_SHARES; i++)
+        if (is[i].seconds - was[i].seconds > is[most].seconds - was[most].seconds) most = i;
+    snprintf(out, REASON_BYTES, "%.1f%% slower: %s %+.3f s", 100 * (r->time.step_s / best->time.step_s - 1),
+             is[most].name, is[most].seconds - was[most].seconds);
+}
+
 static void reason(const Query *q, const SearchAnswer *a, const Layout *l, char out[REASON_BYTES])
 {
-    const SearchResult *best = &a->best[0];
     char over[UNITS_BYTES];
     SearchResult r;
     if (!layout_microbatches(&a->space, l)) {
@@ -197,17 +199,10 @@ static void reason(const Query *q, const SearchAnswer *a, const Layout *l, char 
                  (long long)q->base.derived.global_batch);
     } else if (search_estimate(&q->q, &a->space, l, &r)) {
         snprintf(out, REASON_BYTES, "refused: %.140s", err_message());
-    } else if (r.bytes > q->q.memory) {
+    } else if (r.time.bytes > q->q.memory) {
         snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
-                 units_bytes(over, r.bytes - q->q.memory), r.worst_pp);
-    } else {
-        const double busy = r.busy_s - best->busy_s, bubble = r.bubble_s - best->bubble_s,
-                     tail = r.tail_s - best->tail_s;
-        const char *most = busy >= bubble && busy >= tail ? "work" : bubble >= tail ? "bubble" : "update";
-        const double by = busy >= bubble && busy >= tail ? busy : bubble >= tail ? bubble : tail;
-        snprintf(out, REASON_BYTES, "%.1f%% slower: %s %+.3f s", 100 * (r.step_s / best->step_s - 1), most,
-                 by);
-    }
+                 units_bytes(over, r.time.bytes - q->q.memory), r.time.worst_pp);
+    } else slower(&a->best[0], &r, out);
 }
 
 static void put_alternatives(const Query *q, const SearchAnswer *a)
@@ -220,6 +215,56 @@ static void put_alternatives(const Query *q, const SearchAnswer *a)
         reason(q, a, &l, why);
         printf("  %-28s %s\n", alternatives[i].name, why);
     }
+}
+
+/* ---- others ---- */
+
+/* Why the layout is not the best; the best may be slower than one that is outside of the space. */
+static void why_not(const Query *q, const SearchAnswer *a, const Compared *o, char out[REASON_BYTES])
+{
+    char over[UNITS_BYTES];
+    if (*o->refused) snprintf(out, REASON_BYTES, "refused: %.140s", o->refused);
+    else if (o->r.time.bytes > q->q.memory)
+        snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
+                 units_bytes(over, o->r.time.bytes - q->q.memory), o->r.time.worst_pp);
+    else slower(&a->best[0], &o->r, out);
+}
+
+static void put_others(const Query *q, const SearchAnswer *a)
+{
+    char why[REASON_BYTES];
+    if (!q->other_count) return;
+    printf("\ncompared with the best\n");
+    for (int i = 0; i < q->other_count; i++) {
+        const Compared *o = &q->others[i];
+        why_not(q, a, o, why);
+        printf("  %s\n    %s\n", o->words, why);
+        if (*o->refused) continue;
+        printf("    %.3f s, MFU %.1f%%; %d of %d layouts that were run dry are faster, and %lld of %lld by "
+               "the bound of "
+               "their parts\n",
+               o->r.time.step_s, 100 * o->r.time.mfu, a->place[i].faster, a->dry_runs,
+               (long long)a->place[i].possible, (long long)a->legal);
+    }
+}
+
+static void json_others(JsonOut *j, const Query *q, const SearchAnswer *a)
+{
+    char why[REASON_BYTES];
+    json_open(j, "compared", '[');
+    for (int i = 0; i < q->other_count; i++) {
+        const Compared *o = &q->others[i];
+        why_not(q, a, o, why);
+        json_open(j, NULL, '{');
+        json_put_text(j, "layout", o->words);
+        json_put_text(j, "reason", why);
+        json_put_number(j, "step_ms", *o->refused ? NAN : 1e3 * o->r.time.step_s);
+        json_put_int(j, "bytes", o->r.time.bytes);
+        json_put_int(j, "faster", a->place[i].faster);
+        json_put_int(j, "possible", a->place[i].possible);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
 }
 
 /* ---- printing ---- */
@@ -237,16 +282,25 @@ static void put_fixed(const LayoutSpace *s)
     printf("%s; layout keys of the file are free\n", count ? "" : " nothing");
 }
 
-static void put_cost(const Query *q, const SearchResult *r, int64_t world)
+/* What the run's tokens take, and what its devices cost for so long. */
+static double run_seconds(const Query *q, const SearchResult *r)
+{
+    return q->tokens / q->step_tokens * r->time.step_s;
+}
+
+static double run_cost(const Query *q, const SearchResult *r)
+{
+    return run_seconds(q, r) / 3600 * grid_size(r->grid) * q->asked->price;
+}
+
+static void put_cost(const Query *q, const SearchResult *r)
 {
     char tokens[UNITS_BYTES], time[UNITS_BYTES];
-    const double seconds = q->tokens / q->step_tokens * r->step_s;
+    const double seconds = run_seconds(q, r);
     if (!(q->tokens > 0)) return;
-    printf("\n%s tokens: %s on %lld", units_count(tokens, q->tokens), units_seconds(time, seconds),
-           (long long)world);
-    if (q->asked->price > 0)
-        printf(", %.1f k$ at %g $/h", seconds / 3600 * (double)world * q->asked->price / 1000,
-               q->asked->price);
+    printf("%s tokens: %s on %lld", units_count(tokens, q->tokens), units_seconds(time, seconds),
+           (long long)grid_size(r->grid));
+    if (q->asked->price > 0) printf(", %.1f k$ at %g $/h", run_cost(q, r) / 1000, q->asked->price);
     printf(" (without checkpoints, evaluation and failures)\n");
 }
 
@@ -262,35 +316,39 @@ static void put_answer(const Query *q, const SearchAnswer *a)
     put_heading("");
     for (int i = 0; i < a->count; i++) {
         snprintf(head, sizeof head, "%d", i + 1);
-        put_row(q, &a->space, &a->best[i], q->q.world, head);
+        put_row(&a->space, &a->best[i], head);
     }
-    printf("\nbound by: %s\n", bound_of(&a->best[0]));
+    const PredictionShare bound = prediction_bound(&a->best[0].time);
+    printf("\nbound by: %s, %.1f%% of the step\n", bound.name, 100 * bound.seconds / a->best[0].time.step_s);
     layout_words(&a->space, &a->best[0].layout, words);
     printf("\nthe best, to paste behind --config:\n  %s\n", words);
     printf("\nwith less memory\n");
     put_heading("");
-    for (int i = 0; i < a->front_count; i++) put_row(q, &a->space, &a->front[i], q->q.world, "");
+    for (int i = 0; i < a->front_count; i++) put_row(&a->space, &a->front[i], "");
     put_alternatives(q, a);
-    put_cost(q, &a->best[0], q->q.world);
+    put_others(q, a);
+    putchar('\n');
+    put_cost(q, &a->best[0]);
 }
 
-static void json_result(JsonOut *j, const Query *q, const LayoutSpace *s, const SearchResult *r,
-                        int64_t world)
+static void json_result(JsonOut *j, const Query *q, const LayoutSpace *s, const SearchResult *r)
 {
     char words[LAYOUT_WORDS];
     json_open(j, NULL, '{');
     layout_words(s, &r->layout, words);
     json_put_text(j, "layout", words);
-    json_put_int(j, "world", world);
-    json_put_number(j, "step_ms", 1e3 * r->step_s);
-    json_put_number(j, "busy_ms", 1e3 * r->busy_s);
-    json_put_number(j, "bubble_ms", 1e3 * r->bubble_s);
-    json_put_number(j, "update_ms", 1e3 * r->tail_s);
-    json_put_number(j, "tokens_per_s_gpu", rank_tokens(q, r, world));
-    json_put_number(j, "mfu", mfu(q, r, world));
-    json_put_int(j, "bytes", r->bytes);
-    json_put_int(j, "worst_pp_rank", r->worst_pp);
-    json_put_text(j, "bound", bound_of(r));
+    json_put_int(j, "world", grid_size(r->grid));
+    json_put_number(j, "step_ms", 1e3 * r->time.step_s);
+    json_put_number(j, "busy_ms", 1e3 * busy(r));
+    json_put_number(j, "bubble_ms", 1e3 * r->time.bubble_s);
+    json_put_number(j, "update_ms", 1e3 * r->time.rest_s);
+    json_put_number(j, "tokens_per_s_gpu", rank_tokens(r));
+    json_put_number(j, "run_s", run_seconds(q, r));
+    json_put_number(j, "cost", q->asked->price > 0 ? run_cost(q, r) : NAN);
+    json_put_number(j, "mfu", r->time.mfu);
+    json_put_int(j, "bytes", r->time.bytes);
+    json_put_int(j, "worst_pp_rank", r->time.worst_pp);
+    json_put_text(j, "bound", prediction_bound(&r->time).name);
     json_close(j, '}');
 }
 
@@ -304,10 +362,10 @@ static void json_answer(JsonOut *j, const Query *q, const SearchAnswer *a)
     json_put_int(j, "dry_runs", a->dry_runs);
     json_put_number(j, "tokens", q->tokens);
     json_open(j, "best", '[');
-    for (int i = 0; i < a->count; i++) json_result(j, q, &a->space, &a->best[i], q->q.world);
+    for (int i = 0; i < a->count; i++) json_result(j, q, &a->space, &a->best[i]);
     json_close(j, ']');
     json_open(j, "front", '[');
-    for (int i = 0; i < a->front_count; i++) json_result(j, q, &a->space, &a->front[i], q->q.world);
+    for (int i = 0; i < a->front_count; i++) json_result(j, q, &a->space, &a->front[i]);
     json_close(j, ']');
     json_open(j, "alternatives", '[');
     for (int i = 0; i < ALTERNATIVES; i++) {
@@ -321,6 +379,7 @@ static void json_answer(JsonOut *j, const Query *q, const SearchAnswer *a)
         json_close(j, '}');
     }
     json_close(j, ']');
+    json_others(j, q, a);
 }
 
 /* ---- the whole ---- */
@@ -369,8 +428,8 @@ static Err put_worlds(Query *q, JsonOut *j)
         err = search(&q->q, a);
         if (err || !a->count) break;
         snprintf(head, sizeof head, "%lld", (long long)q->q.world);
-        if (j) json_result(j, q, &a->space, &a->best[0], q->q.world);
-        else put_row(q, &a->space, &a->best[0], q->q.world, head);
+        if (j) json_result(j, q, &a->space, &a->best[0]);
+        else put_row(&a->space, &a->best[0], head), put_cost(q, &a->best[0]);
         if (q->q.world % 2) break;
         q->q.world /= 2;
     }
@@ -403,7 +462,6 @@ static Err answer(Query *q, SearchAnswer *a)
 {
     TRY(search(&q->q, a));
     if (!a->count) return nothing_fits(q, a);
-    TRY(know_model(q, &a->best[0]));
     if (q->asked->as_json) return print_json(q, a);
     put_answer(q, a);
     return q->asked->max_world ? put_worlds(q, NULL) : ERR_OK;

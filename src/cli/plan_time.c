@@ -5,45 +5,23 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/units.h"
 #include "cli/plan.h"
-
-/* A share of the step, by name; of waiting for ranks by group. */
-typedef struct {
-    char name[48];
-    double seconds;
-} Share;
-
-enum { SHARES_MOST = FAMILIES + WORLD_COMMS + 2 };
+#include "plan/besides.h"
 
 static int by_seconds(const void *a, const void *b)
 {
-    const double x = ((const Share *)a)->seconds, y = ((const Share *)b)->seconds;
+    const double x = ((const PredictionShare *)a)->seconds, y = ((const PredictionShare *)b)->seconds;
     return (x < y) - (x > y);
 }
 
-/* In the same order for every prediction. */
-static void all_shares(const Prediction *p, Share all[SHARES_MOST])
-{
-    int n = 0;
-    for (int i = 0; i < FAMILIES; i++, n++) {
-        snprintf(all[n].name, sizeof all[n].name, "%s", family_name((OpFamily)i));
-        all[n].seconds = p->shares.family[i];
-    }
-    for (int i = 0; i < WORLD_COMMS; i++, n++) {
-        snprintf(all[n].name, sizeof all[n].name, "waits for %s", group_name((GroupKind)i));
-        all[n].seconds = p->shares.waited[i];
-    }
-    all[n++] = (Share){ "waits for other stages", p->bubble_s };
-    all[n++] = (Share){ "waits for the host", p->shares.idle };
-}
-
 /* Those above 0, the largest first; their number. */
-static int shares_of(const Prediction *p, Share out[SHARES_MOST])
+static int shares_of(const Prediction *p, PredictionShare out[PREDICTION_SHARES])
 {
-    Share all[SHARES_MOST];
+    PredictionShare all[PREDICTION_SHARES];
     int kept = 0;
-    all_shares(p, all);
-    for (int i = 0; i < SHARES_MOST; i++)
+    prediction_shares(p, all);
+    for (int i = 0; i < PREDICTION_SHARES; i++)
         if (all[i].seconds > 0) out[kept++] = all[i];
     qsort(out, (size_t)kept, sizeof *out, by_seconds);
     return kept;
@@ -51,11 +29,11 @@ static int shares_of(const Prediction *p, Share out[SHARES_MOST])
 
 void plan_gain(const Prediction *before, const Prediction *after, Advice *out)
 {
-    Share was[SHARES_MOST], is[SHARES_MOST];
+    PredictionShare was[PREDICTION_SHARES], is[PREDICTION_SHARES];
     int most = 0;
-    all_shares(before, was);
-    all_shares(after, is);
-    for (int i = 1; i < SHARES_MOST; i++)
+    prediction_shares(before, was);
+    prediction_shares(after, is);
+    for (int i = 1; i < PREDICTION_SHARES; i++)
         if (was[i].seconds - is[i].seconds > was[most].seconds - is[most].seconds) most = i;
     snprintf(out->share, sizeof out->share, "%s", was[most].name);
     out->share_s = was[most].seconds;
@@ -96,32 +74,14 @@ static void put_ops(const PlanTable *t)
 
 /* ---- the step ---- */
 
-Err plan_time(PlanTable *t)
-{
-    CostModel m;
-    if (!t->target) {
-        snprintf(
-            t->no_time, sizeof t->no_time,
-            "--device h100 says it of a GPU; of processors, the file that megatrain doctor --calibrate FILE "
-            "writes");
-        return ERR_OK;
-    }
-    if (cost_open(&m, t->target, grid_size(t->grid))) {
-        snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
-        return ERR_OK;
-    }
-    TRY(predict(&m, &t->spec, t->grid, &t->predicted));
-    t->has_time = true;
-    return ERR_OK;
-}
-
-static Err write_svg(const CostModel *m, const PlanTable *t, const char *path)
+/* Predicts it, and draws it into a file. */
+static Err draw(const CostModel *m, PlanTable *t, const char *path)
 {
     char *text = NULL;
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     if (!f) return err_set(ERR_MEMORY, "no memory for the picture");
-    Err err = predict_svg(m, &t->spec, t->grid, f);
+    Err err = predict_svg(m, &t->spec, t->grid, &t->predicted, f);
     const bool whole = !ferror(f);
     if ((fclose(f) || !whole) && !err) err = err_set(ERR_MEMORY, "no memory for the picture");
     if (!err) err = err_as(file_replace(path, text, (int64_t)size), ERR_STORAGE);
@@ -129,14 +89,77 @@ static Err write_svg(const CostModel *m, const PlanTable *t, const char *path)
     return err;
 }
 
-Err plan_svg(const PlanTable *t, const char *path)
+Err plan_time(PlanTable *t, const char *svg)
 {
     CostModel m;
-    if (!t->has_time)
+    if (!t->target)
+        snprintf(
+            t->no_time, sizeof t->no_time,
+            "--device h100 says it of a GPU; of processors, the file that megatrain doctor --calibrate FILE "
+            "writes");
+    else if (cost_open(&m, t->target, grid_size(t->grid)))
+        snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
+    else t->has_time = true;
+    if (!t->has_time && svg)
         return err_set(ERR_CONFIG, "--svg draws a predicted step, and none is predicted"),
                err_hint("%s", t->no_time);
-    TRY(cost_open(&m, t->target, grid_size(t->grid)));
-    return write_svg(&m, t, path);
+    if (!t->has_time) return ERR_OK;
+    return svg ? draw(&m, t, svg) : predict(&m, &t->spec, t->grid, &t->predicted);
+}
+
+/* ---- besides ---- */
+
+static Besides besides(const PlanTable *t)
+{
+    int64_t most = 0;
+    for (int rank = 0; rank < grid_size(t->grid); rank++)
+        most = t->shards[rank] > most ? t->shards[rank] : most;
+    const BesidesOf of = { .step_s = t->predicted.step_s,
+                           .forward_s = t->predicted.forward_s,
+                           .ranks = grid_size(t->grid),
+                           .checkpoint = plan_checkpoint(t),
+                           .shard = most };
+    return besides_of(t->cfg, t->target, &of);
+}
+
+static void put_beside(const PlanTable *t, const char *name, double seconds, const char *what,
+                       const char *lacks)
+{
+    if (isnan(seconds)) printf("  %-34s %15s %9s  (%s: %s)\n", name, "not known", "", what, lacks);
+    else if (seconds > 0)
+        printf("  %-34s %12.2f ms %9.2f %%  (%s)\n", name, 1e3 * seconds, 100 * seconds / t->predicted.step_s,
+               what);
+}
+
+static void put_besides(const PlanTable *t)
+{
+    const Config *c = t->cfg;
+    const Besides b = besides(t);
+    char evaluations[120], checkpoints[120], bytes[UNITS_BYTES];
+    snprintf(evaluations, sizeof evaluations, "%lld global batches of %d set%s every %lld steps",
+             (long long)c->train.eval_batches, besides_sets(c), besides_sets(c) == 1 ? "" : "s",
+             (long long)c->train.eval_every);
+    snprintf(checkpoints, sizeof checkpoints, "%s every %lld steps%s", units_bytes(bytes, plan_checkpoint(t)),
+             (long long)c->checkpoint.every, c->checkpoint.async ? ", written beside them" : "");
+    if (!isnan(b.evaluations + b.checkpoints) && !(besides_sum(&b) > 0)) return;
+    printf("  and besides, on the average of a step:\n");
+    put_beside(t, "evaluations", b.evaluations, c->train.eval_batches ? evaluations : "whole sets",
+               "train.eval_batches says how much of them");
+    put_beside(t, "checkpoints", b.checkpoints, checkpoints, "the device's file has no disk_gb_s");
+    put_beside(t, "the host between two steps", b.host, "step_us of the device's file", "");
+    const double all = t->predicted.step_s + besides_sum(&b);
+    printf("  %.4g ms in all: %.0f tokens/s\n", 1e3 * all, t->predicted.tokens_s * t->predicted.step_s / all);
+}
+
+static void json_besides(JsonOut *j, const PlanTable *t)
+{
+    const Besides b = besides(t);
+    json_open(j, "besides_ms", '{');
+    json_put_number(j, "evaluations", 1e3 * b.evaluations);
+    json_put_number(j, "checkpoints", 1e3 * b.checkpoints);
+    json_put_number(j, "host", 1e3 * b.host);
+    json_close(j, '}');
+    json_put_number(j, "all_ms", 1e3 * (t->predicted.step_s + besides_sum(&b)));
 }
 
 static void put_advice(const PlanTable *t)
@@ -156,7 +179,7 @@ static void put_advice(const PlanTable *t)
 void plan_put_time(const PlanTable *t)
 {
     const Prediction *p = &t->predicted;
-    Share share[SHARES_MOST];
+    PredictionShare share[PREDICTION_SHARES];
     if (!t->has_time) {
         printf("\ntime    not predicted: %s\n", t->no_time);
         return;
@@ -171,7 +194,8 @@ void plan_put_time(const PlanTable *t)
     for (int i = 0; i < n; i++)
         printf("  %-34s %12.2f ms %9.1f %%\n", share[i].name, 1e3 * share[i].seconds,
                100 * share[i].seconds / p->step_s);
-    printf("  not in it: evaluations, checkpoints, waiting for data, steps that are done again\n");
+    put_besides(t);
+    printf("  not in it: waiting for data, steps that are done again\n");
     put_advice(t);
     if (t->ops) put_ops(t);
 }
@@ -207,8 +231,7 @@ static void json_advice(JsonOut *j, const PlanTable *t)
 void plan_json_time(JsonOut *j, const PlanTable *t)
 {
     const Prediction *p = &t->predicted;
-    Share share[SHARES_MOST];
-    char bound[48];
+    PredictionShare share[PREDICTION_SHARES];
     if (!t->has_time) {
         json_put_number(j, "predicted", NAN);
         return;
@@ -219,9 +242,11 @@ void plan_json_time(JsonOut *j, const PlanTable *t)
     json_put_number(j, "tokens_per_s_gpu", p->tokens_s / grid_size(t->grid));
     json_put_number(j, "tflops", 1e-12 * p->flop_s);
     json_put_number(j, "mfu", p->mfu);
-    json_put_text(j, "bound", prediction_bound(p, NULL, bound));
+    json_put_text(j, "bound", prediction_bound(p).name);
     json_put_int(j, "pp_rank", p->pp_rank);
     json_put_number(j, "launches", p->shares.launches);
+    json_put_number(j, "evaluation_batch_ms", 1e3 * p->forward_s);
+    json_besides(j, t);
     json_open(j, "ms", '{');
     const int n = shares_of(p, share);
     for (int i = 0; i < n; i++) json_put_number(j, share[i].name, 1e3 * share[i].seconds);

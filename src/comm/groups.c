@@ -202,6 +202,7 @@ int group_rank(GridShape s, GroupKind kind, int rank)
     const Digits d = digits_of(s, kinds[kind].expert);
     const int axes = axes_of(s, kind), index = group_of(s, kind, rank), place = collect(&d, axes, true, rank);
     if (index < 0) return -1;
+    if (kinds[kind].members == ALL) return place;
     for (int i = 0; i < group_size(s, kind); i++)
         if (member_index(s, kind, index / product(&d, axes, false), i) == place) return i;
     return -1;

@@ -31,6 +31,8 @@ static const ConfigKey keys[CFG_COUNT] = {
 #define C(name, text) text " "
 #define PICK(s, k, start, choices, resume, help) \
     [CFG_##s##_##k] = { #s, #k, help, choices, CONFIG_PICK, resume, false, offsetof(Config, s.k) },
+#define WORD(s, k, key, start, choices, resume, help) \
+    [CFG_##s##_##k] = { #s, key, help, choices, CONFIG_PICK, resume, false, offsetof(Config, s.k) },
 #define TEXT(s, k, start, resume, help) \
     [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_TEXT, resume, false, offsetof(Config, s.k) },
 #include "config/config.def"

@@ -47,6 +47,7 @@ typedef struct {
 #define BOOL(section, key, ...) int key;
 #define C(name, text) name,
 #define PICK(section, key, start, choices, ...) enum { choices } key;
+#define WORD(section, name, key, start, choices, ...) enum { choices } name;
 #define TEXT(section, key, ...) const char *key;
 #include "config/config.def"
 #undef C

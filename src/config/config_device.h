@@ -44,6 +44,9 @@ enum { DEVICE_NAME_BYTES = 64 };
     NUMBER(network_gb_s, 0, "to others, one way, of a device")                                  \
     NUMBER(link_us, 15, "what a call takes besides its bytes")                                  \
     NUMBER(network_us, 30, "what a call between hosts takes besides")                           \
+    NUMBER(host_gb_s, 25, "between a GPU and its host's memory, one way")                       \
+    NUMBER(disk_gb_s, 0, "written to the run's folder by all ranks together")                   \
+    NUMBER(step_us, 0, "of the host, between the end of a step and the next")                   \
     NUMBER(matrix_share, 0.71, "share of bf16_tflops that large products reach")                \
     NUMBER(tile_depth, 200, "elements of a sum that begin and end of a tile cost")              \
     NUMBER(memory_share, 0.81, "share of memory_gb_s that memory work reaches")                 \

@@ -55,18 +55,33 @@ Err cost_open(CostModel *m, const DeviceFile *d, int ranks)
 
 /* ---- places ---- */
 
+/* Ranks in a row share a host. */
+static int host_ranks(const CostModel *m, GridShape s)
+{
+    return m->cpu ? s.world : (int)m->device->host_devices;
+}
+
+bool cost_same_host(const CostModel *m, GridShape s, int a, int b)
+{
+    return a / host_ranks(m, s) == b / host_ranks(m, s);
+}
+
 CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank)
 {
     CommPlace p = { .size = group_size(s, kind), .hosts = 1, .here = 1 };
-    const int group = group_of(s, kind, rank), devices = m->cpu ? s.world : (int)m->device->host_devices;
+    const int group = group_of(s, kind, rank), devices = host_ranks(m, s);
     p.here = p.size;
     if (p.size < 2 || group < 0 || s.world <= devices) return p;
+    if (p.size == s.world)
+        return (CommPlace){ .size = p.size,
+                            .hosts = (p.size + devices - 1) / devices,
+                            .here = p.size % devices ? p.size % devices : devices };
     int *members = malloc((size_t)p.size * sizeof *members), here = 0;
     ASSERT(members);
     group_members(s, kind, group, members);
     p.hosts = 0;
     for (int i = 0; i < p.size; i++) {
-        const bool last = i + 1 == p.size || members[i] / devices != members[i + 1] / devices;
+        const bool last = i + 1 == p.size || !cost_same_host(m, s, members[i], members[i + 1]);
         here++;
         if (!last) continue;
         p.hosts++;

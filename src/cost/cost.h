@@ -43,6 +43,15 @@ typedef struct {
 
 OpCost cost_op(const CostModel *m, OpId id, const void *args, double flop);
 
+/* Results of `rows` x `columns`, sums of `depth`; `count` such. */
+typedef struct {
+    double rows, columns, depth, count;
+} Product;
+
+/* What so many multiprocessors do meanwhile at their full rate: FLOP of the best of a library's tiles, each of which
+ * takes as much longer as `tile_depth` is of its sum. apart: each product is a launch, partly beside others. */
+double product_flop(Product p, double multiprocessors, double tile_depth, bool apart);
+
 /* Where the members of a group are: on how many hosts, and how many of them on the host that has fewest, for which all
  * others wait. */
 typedef struct {
@@ -50,6 +59,8 @@ typedef struct {
 } CommPlace;
 
 CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank);
+
+bool cost_same_host(const CostModel *m, GridShape s, int a, int b); /* are two ranks on one? */
 
 /* One collective that sends so many bytes from each member, beside nothing. */
 double cost_call(const CostModel *m, CommKind kind, CommPlace place, int64_t bytes);

@@ -22,18 +22,25 @@ static OpWork grouped(Tensor a, Tensor b, int64_t experts, int64_t outputs, int6
     return product(each, outputs, inputs, (double)rows / (double)each);
 }
 
-/* Keys that the queries see, all together; documents are taken to be whole samples. */
+/* Of `count` keys those before the positions 1, 2, ... `last`, counted from the first key on, all together. */
+static int64_t keys_before(int64_t last, int64_t count)
+{
+    const int64_t inside = min64(max64(last, 0), count);
+    return inside * (inside + 1) / 2 + max64(last - count, 0) * count;
+}
+
+/* Keys that the queries see, all together; documents are taken to be whole samples. A query sees what is before its end
+ * and not before its window's begin. */
 static double pairs(Spans q, Spans k, int64_t window)
 {
-    double sum = 0;
-    for (int64_t t = 0; t < q.count[0] + q.count[1]; t++) {
-        const int64_t at = spans_position(q, t), from = window > 0 ? max64(0, at - window + 1) : 0;
-        for (int i = 0; i < 2; i++) {
-            const int64_t low = max64(from, k.first[i]), high = min64(at + 1, k.first[i] + k.count[i]);
-            sum += high > low ? (double)(high - low) : 0;
-        }
+    int64_t sum = 0;
+    for (int i = 0; i < 4; i++) {
+        const int64_t count = k.count[i % 2], begin = q.first[i / 2] - k.first[i % 2],
+                      end = begin + q.count[i / 2];
+        sum += keys_before(end, count) - keys_before(begin, count);
+        if (window > 0) sum -= keys_before(end - window, count) - keys_before(begin - window, count);
     }
-    return sum;
+    return (double)sum;
 }
 
 /* Of all causal pairs of so many queries, at the end of so many keys. */
@@ -289,6 +296,7 @@ static bool beside(OpId id, const void *args, OpId *other, double *bytes)
 
 bool measured_op(const DevicePoints *all, OpId id, const void *args, int ranks, int threads, double *seconds)
 {
+    if (!all->count) return false;
     const OpWork w = op_work(id, args);
     const char *dtype = op_dtype(id, args);
     OpId other;

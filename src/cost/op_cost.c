@@ -87,6 +87,15 @@ static double tensor_part(OpId id, const void *args, const OpField *f)
                            : (double)tensor_bytes(t);
 }
 
+/* What is overwritten in this call, which other calls read and write: such gradients hold nothing yet. */
+static double fresh_bytes(OpId id, const void *args)
+{
+    const linear_dw_args *dw = args;
+    const norm_bwd_args *norm = args;
+    if (id == OP_linear_dw && dw->fresh) return (double)tensor_bytes(dw->dw);
+    return id == OP_norm_bwd && norm->fresh_dx ? (double)tensor_bytes(norm->dx) : 0;
+}
+
 /* Each tensor once, what changes in place twice; of rows those in use. */
 static double tensor_traffic(OpId id, const void *args)
 {
@@ -100,17 +109,10 @@ static double tensor_traffic(OpId id, const void *args)
         const double used = is_part ? (double)part->expected / (double)part->dim[0] : 1;
         if (t->data) bytes += used * tensor_part(id, args, f) * (f->read + f->written);
     }
-    if (id == OP_linear_dw && ((const linear_dw_args *)args)->fresh)
-        bytes -= (double)tensor_bytes(((const linear_dw_args *)args)->dw);
-    return bytes;
+    return bytes - fresh_bytes(id, args);
 }
 
 /* ---- products ---- */
-
-/* Results of `rows` x `columns`, sums of `depth`; `count` such. */
-typedef struct {
-    double rows, columns, depth, count;
-} Product;
 
 static Product product_of(OpId id, const void *args)
 {
@@ -134,22 +136,29 @@ static double waves(double tiles, double multiprocessors)
     return all < EVEN ? ceil(all) : all + .5;
 }
 
-static double tiled(Product p, double rows, double columns, const CostModel *m)
+typedef struct {
+    double rows, columns, rate; /* rate: of the best tile's */
+} Tile;
+
+static double tiled(Product p, Tile t, double multiprocessors, double tile_depth, bool apart)
 {
-    const double tiles = p.count * ceil(p.rows / rows) * ceil(p.columns / columns);
-    const double each = 2 * rows * columns * (p.depth + m->device->tile_depth);
-    return waves(tiles, m->device->multiprocessors) * m->device->multiprocessors * each;
+    const double tiles = ceil(p.rows / t.rows) * ceil(p.columns / t.columns);
+    const double together = waves(p.count * tiles, multiprocessors);
+    const double each = 2 * t.rows * t.columns * (p.depth + tile_depth) / t.rate;
+    const double rounds =
+        apart && p.count > 1 ? (together + p.count * ceil(tiles / multiprocessors)) / 2 : together;
+    return rounds * multiprocessors * each;
 }
 
-/* FLOP that multiprocessors are busy for: the best of the tiles that cuBLASLt has, smaller ones being slower. */
-static double library_work(Product p, const CostModel *m)
+/* (tiles that cuBLASLt has) */
+double product_flop(Product p, double multiprocessors, double tile_depth, bool apart)
 {
-    static const struct {
-        double rows, columns, rate;
-    } tiles[] = { { 128, 256, 1 }, { 256, 128, 1 }, { 128, 128, .87 }, { 64, 256, .7 }, { 64, 64, .5 } };
+    static const Tile tiles[] = {
+        { 128, 256, 1 }, { 256, 128, 1 }, { 128, 128, .87 }, { 64, 256, .7 }, { 64, 64, .5 }
+    };
     double best = INFINITY;
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
-        best = fmin(best, tiled(p, tiles[i].rows, tiles[i].columns, m) / tiles[i].rate);
+        best = fmin(best, tiled(p, tiles[i], multiprocessors, tile_depth, apart));
     return best;
 }
 
@@ -169,7 +178,7 @@ static double peak_of(const CostModel *m, bool wide)
     return 1e12 * m->device->matrix_share * (wide ? m->device->fp32_tflops : m->device->bf16_tflops);
 }
 
-enum { GROUPED_TILE = 128 }; /* rows and columns of a tile of cuda/grouped.cu */
+static const Tile GROUPED_TILE = { 128, 128, 1 }; /* cuda/grouped.cu's */
 
 /* ---- attention ---- */
 
@@ -199,8 +208,10 @@ static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
     if (family == FAMILY_ATTENTION) return attention_seconds(m, id, args);
     if (family != FAMILY_PRODUCTS && family != FAMILY_EXPERTS) return 0;
     const Product p = product_of(id, args);
-    if (family == FAMILY_PRODUCTS) return library_work(p, m) / peak_of(m, wide);
-    return tiled(p, GROUPED_TILE, GROUPED_TILE, m) / (peak_of(m, wide) * m->device->experts_share);
+    const double multiprocessors = m->device->multiprocessors, depth = m->device->tile_depth;
+    if (family == FAMILY_PRODUCTS) return product_flop(p, multiprocessors, depth, false) / peak_of(m, wide);
+    return tiled(p, GROUPED_TILE, multiprocessors, depth, false) /
+           (peak_of(m, wide) * m->device->experts_share);
 }
 
 /* What was measured counts more than shares of a data sheet; it includes the gap. */

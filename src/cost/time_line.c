@@ -15,11 +15,11 @@ static double stretched(const TimeLine *t, OpCost op, double begin)
     return op.seconds <= done ? op.seconds / pace : op.seconds - done + busy;
 }
 
-static void hear_op(TimeLine *t, Stream *s, OpId id, const void *args)
+static void hear_op(OpEar *ear, OpId id, const void *args, double flop)
 {
-    const OpCost op = cost_op(t->model, id, args, (double)(s->dev->counters.flop - t->flop));
+    TimeLine *t = (TimeLine *)(void *)ear;
+    const OpCost op = cost_op(t->model, id, args, flop);
     TimeShares *sum = &t->shares;
-    t->flop = s->dev->counters.flop;
     t->host += op.host;
     const double begin = fmax(sum->now, t->host), takes = stretched(t, op, begin);
     sum->idle += begin - sum->now;
@@ -29,26 +29,6 @@ static void hear_op(TimeLine *t, Stream *s, OpId id, const void *args)
     sum->launches += op.launches;
     sum->now = begin + takes;
 }
-
-#define OP(name, flop, args)                                        \
-    static Err timed_##name(Stream *s, const name##_args *a)        \
-    {                                                               \
-        TimeLine *t = (TimeLine *)(void *)(uintptr_t)(s->dev->ops); \
-        hear_op(t, s, OP_##name, a);                                \
-        return t->ops_below->name(s, a);                            \
-    }
-#define T(name, dims)
-#define S(type, name)
-#include "device/ops.def"
-#undef OP
-
-static const OpTable timed_ops = {
-#define OP(name, flop, args) .name = timed_##name,
-#include "device/ops.def"
-#undef OP
-};
-#undef T
-#undef S
 
 /* ---- calls ---- */
 
@@ -87,6 +67,14 @@ static Err host_waits(void *mark, double timeout_s)
 
 static void free_mark(void *mark) { (void)mark; }
 
+/* (of large groups it takes long, and most are never called) */
+static CommPlace place_of(TimeLine *t, int group)
+{
+    CommPlace *p = &t->place[group];
+    if (!p->size) *p = cost_place(t->model, grid_shape(t->world->grid), (GroupKind)group, t->world->rank);
+    return *p;
+}
+
 static double call_seconds(const TimeLine *t, const CommRequest *r, CommPlace place, int64_t bytes)
 {
     if (r->kind == COMM_EXCHANGE) return cost_exchange(t->model, place, r->messages, r->message_count);
@@ -104,7 +92,7 @@ static Err submit(Comm *c, const CommRequest *r)
     if (r->rows.known && !t->model->cpu) t->host = fmax(t->host, t->shares.now);
     if (group != GROUP_PP)
         t->until[group] =
-            fmax(t->until[group], t->shares.now) + call_seconds(t, r, t->place[group], c->last_bytes);
+            fmax(t->until[group], t->shares.now) + call_seconds(t, r, place_of(t, group), c->last_bytes);
     t->marks_below = r->done->marks;
     *end_of(t, r->done->mark) = group == GROUP_PP ? 0 : t->until[group];
     r->done->marks = &marks;
@@ -117,17 +105,13 @@ static void close_nothing(Comm *c) { (void)c; }
 
 void time_line_attach(TimeLine *t, const CostModel *model, Device *dev, World *world)
 {
-    *t = (TimeLine){ .ops = timed_ops,
-                     .comms = { "time line", submit, close_nothing },
+    *t = (TimeLine){ .comms = { "time line", submit, close_nothing },
                      .model = model,
-                     .ops_below = dev->ops,
                      .comms_below = world->comm[0].table,
-                     .world = world,
-                     .flop = dev->counters.flop };
-    dev->ops = &t->ops;
+                     .world = world };
+    op_ear_attach(&t->ear, dev, hear_op);
     for (int i = 0; i < WORLD_COMMS; i++) {
         ASSERT(world->comm[i].table == t->comms_below);
-        t->place[i] = cost_place(model, grid_shape(world->grid), (GroupKind)i, world->rank);
         world->comm[i].table = &t->comms;
     }
 }

@@ -14,6 +14,7 @@
 #define MEGATRAIN_COST_TIME_LINE_H
 
 #include "cost/cost.h"
+#include "cost/op_ear.h"
 
 /* Seconds so far. They add up: now = all of family, waited and idle. */
 typedef struct {
@@ -27,17 +28,15 @@ typedef struct {
 } TimeShares;
 
 typedef struct {
-    OpTable ops; /* the first member: by it an op of the device finds the line */
+    OpEar ear; /* the first member: by it an op finds the line */
     CommTable comms;
     const CostModel *model;
-    const OpTable *ops_below;
     const CommTable *comms_below;
     const EventMarks *marks_below;
     World *world;
-    WideCount flop; /* the device's counter at the last op */
-    double host;    /* how far the host has come */
+    double host; /* how far the host has come */
     TimeShares shares;
-    CommPlace place[WORLD_COMMS];
+    CommPlace place[WORLD_COMMS];            /* size 0: nobody has asked yet */
     double until[WORLD_COMMS];               /* how far each communicator has come */
     double end[WORLD_COMMS][COMM_OPEN_MOST]; /* of its calls */
 } TimeLine;

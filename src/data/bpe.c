@@ -1,9 +1,11 @@
 #include "data/bpe.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/rng.h"
+#include "base/utf8.h"
 #include "data/grow.h"
 
 uint64_t bytes_hash(const char *bytes, int64_t size)
@@ -40,6 +42,7 @@ Err bpe_init(Bpe *b, SetupArena *mem, int64_t id_count, int64_t merge_limit)
     int64_t lookup_slots = table_slots(id_count), merge_slots = table_slots(merge_limit);
     ASSERT(id_count >= 0 && id_count <= INT32_MAX && merge_limit >= 0 && merge_limit <= INT32_MAX);
     *b = (Bpe){ .id_count = (int32_t)id_count,
+                .unknown = -1,
                 .lookup_mask = lookup_slots - 1,
                 .merge_mask = merge_slots - 1 };
     TRY(setup_array(mem, id_count, &b->tokens));
@@ -75,17 +78,70 @@ Err bpe_add_token(Bpe *b, int64_t id, const char *bytes, int64_t size)
         return err_set(ERR_DATA, "tokens '%d' and '%lld' stand for the same bytes", *slot, (long long)id);
     b->tokens[id] = (TokenText){ bytes, (int32_t)size };
     *slot = (int32_t)id;
-    if (size == 1) b->byte_id[(uint8_t)bytes[0]] = (int32_t)id;
     return ERR_OK;
 }
 
-Err bpe_finish(Bpe *b)
+Err bpe_finish_bytes(Bpe *b)
 {
-    for (int i = 0; i < 256; i++)
+    for (int i = 0; i < 256; i++) {
+        const char byte = (char)i;
+        b->byte_id[i] = bpe_find(b, &byte, 1);
         if (b->byte_id[i] < 0)
             return err_set(ERR_DATA,
                            "no token stands for the byte '0x%02x': this is not a byte-level vocabulary", i);
+    }
     return ERR_OK;
+}
+
+enum { BLANK_BYTES = sizeof BPE_BLANK - 1 };
+
+static bool is_blank(const char *at, const char *end)
+{
+    return end - at >= BLANK_BYTES && memcmp(at, BPE_BLANK, BLANK_BYTES) == 0;
+}
+
+/* The first blank behind `at` that stands behind another character; `end`: there is none. */
+static const char *next_word(const char *at, const char *end)
+{
+    const char *start = at;
+    while ((at = memchr(at, BPE_BLANK[0], (size_t)(end - at)))) {
+        const bool blank = is_blank(at, end);
+        if (blank && at > start && !(at - start >= BLANK_BYTES && is_blank(at - BLANK_BYTES, end))) return at;
+        at += blank ? BLANK_BYTES : 1;
+    }
+    return end;
+}
+
+static void find_word_ends(Bpe *b)
+{
+    const bool has_blank = bpe_find(b, BPE_BLANK, BLANK_BYTES) >= 0;
+    memset(b->word_ends, has_blank, sizeof b->word_ends);
+    for (int32_t id = 0; id < b->id_count; id++) {
+        const char *at = b->tokens[id].bytes, *end = at ? at + b->tokens[id].size : at;
+        while (at < end && (at = next_word(at, end)) < end) b->word_ends[(uint8_t)at[-1]] = false;
+    }
+}
+
+Err bpe_finish_characters(Bpe *b, const char *unknown, bool fuse, bool fallback)
+{
+    bool all_bytes = true;
+    char spelling[8];
+    b->characters = true;
+    b->fuse_unknown = fuse;
+    if (unknown) {
+        b->unknown = bpe_find(b, unknown, (int64_t)strlen(unknown));
+        if (b->unknown < 0) return err_set(ERR_DATA, "the unk_token '%s' is not in the vocabulary", unknown);
+    }
+    for (int i = 0; i < 256; i++) {
+        snprintf(spelling, sizeof spelling, "<0x%02X>", (unsigned)i);
+        b->byte_id[i] = fallback ? bpe_find(b, spelling, 6) : -1;
+        all_bytes = all_bytes && b->byte_id[i] >= 0;
+    }
+    find_word_ends(b);
+    if (all_bytes || b->unknown >= 0) return ERR_OK;
+    return err_set(ERR_DATA,
+                   "there is neither an unk_token nor byte_fallback with the tokens of all bytes: some "
+                   "characters would have no token");
 }
 
 static uint64_t pair_key(int32_t left, int32_t right)
@@ -248,19 +304,56 @@ static Err work_room(BpeWork *w, int64_t size)
                        : err_set(ERR_MEMORY, "no memory for a word of '%lld' bytes", (long long)size);
 }
 
+static int64_t add_part(BpeWork *w, int64_t n, int32_t id)
+{
+    w->parts[n] = (Part){ .id = id, .previous = (int32_t)n - 1, .next = (int32_t)n + 1 };
+    return n + 1;
+}
+
+/* The tokens of a character's bytes; 0 if one of them has none. */
+static int64_t byte_parts(const Bpe *b, BpeWork *w, int64_t n, const char *bytes, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (b->byte_id[(uint8_t)bytes[i]] < 0) return 0;
+    for (int i = 0; i < count; i++) n = add_part(w, n, b->byte_id[(uint8_t)bytes[i]]);
+    return n;
+}
+
+/* As the package does it, an unknown token waits until a character of the vocabulary comes: behind the bytes of
+ * characters between them. */
+static int64_t character_parts(const Bpe *b, BpeWork *w, const char *piece, int64_t size)
+{
+    int64_t n = 0, by_bytes;
+    bool waiting = false;
+    int bytes;
+    for (int64_t at = 0; at < size; at += bytes) {
+        utf8_get(piece + at, &bytes);
+        const int32_t id = bpe_find(b, piece + at, bytes);
+        if (id < 0 && (by_bytes = byte_parts(b, w, n, piece + at, bytes)) > 0) {
+            n = by_bytes;
+        } else {
+            if (waiting && (id >= 0 || !b->fuse_unknown)) n = add_part(w, n, b->unknown);
+            waiting = id < 0;
+            if (id >= 0) n = add_part(w, n, id);
+        }
+    }
+    return waiting ? add_part(w, n, b->unknown) : n;
+}
+
 static Err encode_merging(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenList *out)
 {
+    int64_t n = 0;
     if (size > BPE_PIECE_MAX_BYTES)
         return err_set(ERR_DATA, "a word of '%lld' bytes without a blank cannot be encoded", (long long)size);
     TRY(work_room(w, size));
-    for (int64_t i = 0; i < size; i++)
-        w->parts[i] = (Part){ .id = b->byte_id[(uint8_t)piece[i]],
-                              .previous = (int32_t)i - 1,
-                              .next = i + 1 < size ? (int32_t)i + 1 : -1 };
+    if (b->characters) n = character_parts(b, w, piece, size);
+    else
+        while (n < size) n = add_part(w, n, b->byte_id[(uint8_t)piece[n]]);
+    w->parts[n - 1].next = -1;
     w->heap_count = 0;
-    for (int64_t i = 0; i + 1 < size; i++) offer(b, w, (int32_t)i);
+    for (int64_t i = 0; i + 1 < n; i++) offer(b, w, (int32_t)i);
     merge_parts(b, w);
-    TRY(grow_to(&out->ids, &out->capacity, out->count + size));
+    TRY(grow_to(&out->ids, &out->capacity, out->count + n));
     for (int32_t i = 0; i >= 0; i = w->parts[i].next) out->ids[out->count++] = w->parts[i].id;
     return ERR_OK;
 }
@@ -275,25 +368,41 @@ static void cache_put(CacheSlot *slot, uint64_t hash, TokenText piece, const int
     memcpy(slot->ids, ids, (size_t)count * sizeof *ids);
 }
 
-Err bpe_encode(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenList *out)
+/* What is merged apart: a piece of bytes, or a word of a piece of characters. */
+static Err encode_word(const Bpe *b, BpeWork *w, const char *word, int64_t size, TokenList *out)
 {
-    if (size == 1) return token_list_add(out, b->byte_id[(uint8_t)piece[0]]);
-    if (b->whole_pieces) {
-        int32_t id = bpe_find(b, piece, size);
-        if (id >= 0) return token_list_add(out, id);
-    }
-    if (size > CACHE_BYTES) return encode_merging(b, w, piece, size, out);
-    uint64_t hash = bytes_hash(piece, size);
+    if (size > CACHE_BYTES) return encode_merging(b, w, word, size, out);
+    uint64_t hash = bytes_hash(word, size);
     CacheSlot *slot = &w->cache[hash & (CACHE_SLOTS - 1)];
     if (slot->count && slot->hash == (uint32_t)(hash >> 32) && slot->size == size &&
-        memcmp(slot->bytes, piece, (size_t)size) == 0) {
+        memcmp(slot->bytes, word, (size_t)size) == 0) {
         TRY(grow_to(&out->ids, &out->capacity, out->count + slot->count));
         memcpy(out->ids + out->count, slot->ids, slot->count * sizeof *slot->ids);
         out->count += slot->count;
         return ERR_OK;
     }
     int64_t before = out->count;
-    TRY(encode_merging(b, w, piece, size, out));
-    cache_put(slot, hash, (TokenText){ piece, (int32_t)size }, out->ids + before, out->count - before);
+    TRY(encode_merging(b, w, word, size, out));
+    cache_put(slot, hash, (TokenText){ word, (int32_t)size }, out->ids + before, out->count - before);
     return ERR_OK;
+}
+
+static Err encode_words(const Bpe *b, BpeWork *w, const char *at, const char *end, TokenList *out)
+{
+    for (const char *word = at; word < end; word = at) {
+        do at = next_word(at, end);
+        while (at < end && !b->word_ends[(uint8_t)at[-1]]);
+        TRY(encode_word(b, w, word, at - word, out));
+    }
+    return ERR_OK;
+}
+
+Err bpe_encode(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenList *out)
+{
+    if (size == 1 && !b->characters) return token_list_add(out, b->byte_id[(uint8_t)piece[0]]);
+    if (b->whole_pieces) {
+        int32_t id = bpe_find(b, piece, size);
+        if (id >= 0) return token_list_add(out, id);
+    }
+    return b->characters ? encode_words(b, w, piece, piece + size, out) : encode_word(b, w, piece, size, out);
 }

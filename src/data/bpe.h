@@ -1,10 +1,11 @@
 /*
- * Byte-level byte-pair encoding: the model (tokens, merges) and the encoding of one piece.
+ * Byte-pair encoding: the model (tokens, merges) and the encoding of one piece.
  *
- * A piece starts as single bytes. Again and again the neighbouring pair with the lowest rank (its
- * place in the list of merges) is replaced by its merged token, the leftmost first among equals,
- * until no neighbours are in the list. A heap of candidate pairs over a linked list does it in O(n
- * log n) also for a "word" of a megabyte; a small cache of pieces makes ordinary prose fast.
+ * A piece starts as single bytes, or in a model of characters, as SentencePiece makes them, as single characters: one
+ * that the vocabulary lacks becomes its bytes, each spelled <0xNN>, or else the unknown token. Again and again the
+ * neighbouring pair with the lowest rank (its place in the list of merges) is replaced by its merged token, the
+ * leftmost first among equals, until no neighbours are in the list. A heap of candidate pairs over a linked list does
+ * it in O(n log n) also for a "word" of a megabyte; a small cache of pieces makes ordinary prose fast.
  *
  * The model never changes after loading and is shared by threads; each thread has its own BpeWork.
  * Source: Sennrich et al. 2016 (BPE), Radford et al. 2019 (on bytes).
@@ -45,7 +46,16 @@ typedef struct {
     int32_t *lookup; /* hash table of ids by bytes, -1 empty */
     int64_t lookup_mask;
     bool whole_pieces; /* a piece that is a token is taken as it is, before any merge */
+
+    bool characters; /* byte_id then are the tokens <0xNN>, -1 where there is none */
+    bool fuse_unknown;
+    int32_t unknown; /* -1: every character has a token or the tokens of its bytes */
+    /* No token of characters has BPE_BLANK behind one of these bytes, and BPE_BLANK is a token: there a piece falls
+     * into words, which are merged apart and remembered. */
+    bool word_ends[256];
 } Bpe;
+
+#define BPE_BLANK "\u2581" /* SentencePiece's blank */
 
 /* Makes tables in `mem` for ids below id_count and at most merge_limit merges. */
 Err bpe_init(Bpe *b, SetupArena *mem, int64_t id_count, int64_t merge_limit);
@@ -57,8 +67,16 @@ Err bpe_add_token(Bpe *b, int64_t id, const char *bytes, int64_t size);
  * before. */
 Err bpe_add_merge(Bpe *b, TokenText left, TokenText right);
 
-/* To be called after all tokens. ERR_DATA: one of the 256 bytes is no token. */
-Err bpe_finish(Bpe *b);
+/* One of these is to be called after all tokens. ERR_DATA: one of the 256 bytes is no token. */
+Err bpe_finish_bytes(Bpe *b);
+/*
+ * ERR_DATA: some character would have no token at all.
+ *
+ *   unknown   the token of unknown characters; NULL: there is none
+ *   fuse      a run of them is one token
+ *   fallback  they become their bytes, those whose bytes all are tokens
+ */
+Err bpe_finish_characters(Bpe *b, const char *unknown, bool fuse, bool fallback);
 
 /* The id of the token with these bytes; -1: there is none. */
 int32_t bpe_find(const Bpe *b, const char *bytes, int64_t size);

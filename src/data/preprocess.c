@@ -76,7 +76,7 @@ typedef struct {
 static Err encode_part(const Job *j, Work *w, Tools *t, const char *text, int64_t size, bool goes_on,
                        bool ends)
 {
-    TRY(encoder_run(t->encoder, text, size, &w->tokens, &w->invalid_bytes));
+    TRY(encoder_run(t->encoder, text, size, goes_on, &w->tokens, &w->invalid_bytes));
     if (!ends) return ERR_OK;
     if (size == 0 && !goes_on) w->empty++;
     else if (j->o->append_eod) TRY(token_list_add(&w->tokens, tokenizer_eod(j->tokenizer)));

@@ -2,21 +2,22 @@
  * Tokenizers: text to token ids and back. What a user may name:
  *
  *   byte                  ids 0-255 are the bytes, 256 ends a document
- *   FILE.json             a Hugging Face tokenizer.json with a byte-level BPE model
+ *   FILE.json             a Hugging Face tokenizer.json with a BPE model, of bytes or of characters
  *   FOLDER                holding tokenizer.json, else encoder.json + vocab.bpe or vocab.json + merges.txt
  *
  * A tokenizer.json is loaded only if everything in it is understood: anything that would change an
  * id and is not supported is refused by name. Post-processors are read but nothing is added to a
  * text: pretraining wants the plain ids.
  *
- * The way of a text: valid UTF-8 runs | added tokens cut out | NFC if the file asks for it | added
- * tokens of the normalized kind | pre-tokenizer pieces (pretoken.h) | byte-pair merges (bpe.h).
+ * The way of a text: valid UTF-8 runs | added tokens cut out | normalizers | added tokens of the normalized kind |
+ * pre-tokenizer pieces (pretoken.h) | merges (bpe.h).
  * Added tokens are found anywhere in the text, leftmost first, the longest among those that start
  * at one place; the GPT-2 folder form has none, so "<|endoftext|>" in a text is ordinary text
  * there.
  *
  * A Tokenizer never changes after opening: threads share it, each with its own Encoder.
- * Where to read on: added.h, tokenizer_json.c and tokenizer_write.c (files), bpe_train.c (training).
+ * Where to read on: encode.c; added.h; tokenizer_json.c, tokenizer_parts.c and tokenizer_write.c (files);
+ * bpe_train.c (training).
  */
 #ifndef MEGATRAIN_DATA_TOKENIZER_H
 #define MEGATRAIN_DATA_TOKENIZER_H
@@ -39,8 +40,9 @@ int32_t tokenizer_eod(const Tokenizer *t);   /* id that ends a document; -1: the
 /* CRC32C over all ids and their bytes: tells tokenizers apart in checkpoints. */
 uint32_t tokenizer_crc(const Tokenizer *t);
 
-/* The bytes of an id, which no 0 ends. NULL and 0: the id is not used, or is the end of document of `byte`. */
-const char *tokenizer_bytes(const Tokenizer *t, int32_t id, int32_t *size);
+/* The bytes of an id, which no 0 ends. NULL and 0: the id is not used, or is the end of document of `byte`.
+ * begins: a text begins with it; without the blank that encoding may have put in front. */
+const char *tokenizer_bytes(const Tokenizer *t, int32_t id, bool begins, int32_t *size);
 
 Err encoder_open(const Tokenizer *t, Encoder **out);
 void encoder_close(Encoder *e); /* NULL is fine */
@@ -48,14 +50,17 @@ void encoder_close(Encoder *e); /* NULL is fine */
 /*
  * Appends the ids of a text to `out`.
  *
+ *   continues       the text goes on behind a place of tokenizer_cut, up to which it was encoded before
  *   invalid_bytes   NULL: invalid UTF-8 is ERR_DATA naming the offset.
- *                   else: each invalid byte becomes its byte token and is added to this count.
+ *                   else: each invalid byte becomes its byte token, or the unknown token, and is added to this count.
  */
-Err encoder_run(Encoder *e, const char *text, int64_t size, TokenList *out, int64_t *invalid_bytes);
+Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, TokenList *out,
+                int64_t *invalid_bytes);
 
 /*
  * Longest beginning of the text, in bytes, that can be encoded apart from the rest with the same
- * ids as both together, whatever follows; 0 if there is no such place. Always less than `size`.
+ * ids as both together (the rest with `continues`), whatever follows; 0 if there is no such place. Always less than
+ * `size`.
  */
 int64_t tokenizer_cut(const Tokenizer *t, const char *text, int64_t size);
 

@@ -1,14 +1,13 @@
 /*
- * Reads tokenizer files: tokenizer.json and GPT-2's pair of files. Both spell tokens in GPT-2's alphabet (alphabet.h).
- * Spellings are turned into bytes here, at once; the rest of the program knows bytes only.
+ * Reads tokenizer files: tokenizer.json and GPT-2's pair of files. Tokens of bytes are spelled in GPT-2's alphabet
+ * (alphabet.h); their spellings are turned into bytes here, at once. Tokens of characters are spelled as they are.
  *
- * Every member of a tokenizer.json that could change an id is looked at: it is supported or
- * refused.
+ * Every member of a tokenizer.json that could change an id is looked at: it is supported or refused. Those around the
+ * model are in tokenizer_parts.c.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <utf8proc.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -20,10 +19,11 @@ static const int64_t file_max_bytes = 256 << 20;
 
 /* Writes the bytes that a spelling stands for (never more than it has); -1 if it uses another
  * alphabet. */
-static int64_t spelling_bytes(const char *spelling, int64_t size, char *out)
+static int64_t spelling_bytes(bool characters, const char *spelling, int64_t size, char *out)
 {
     int64_t count = 0;
     int n;
+    if (characters) return memcpy(out, spelling, (size_t)size), size;
     for (int64_t at = 0; at < size; at += n) {
         int byte = alphabet_byte(utf8_get(spelling + at, &n));
         if (byte < 0) return -1;
@@ -56,9 +56,10 @@ static bool is_added(const Json *added, const char *spelling, int64_t id)
     return false;
 }
 
-/* Fills t->bpe with the tokens of a JSON object {spelling: id}; added tokens may be spelled in
+/* Fills t->bpe with the tokens of a JSON object {spelling: id}; among tokens of bytes, added tokens may be spelled in
  * plain text. */
-static Err load_vocab(Tokenizer *t, const Json *vocab, const Json *added, int64_t merge_limit)
+static Err load_vocab(Tokenizer *t, bool characters, const Json *vocab, const Json *added,
+                      int64_t merge_limit)
 {
     int64_t highest = -1, room = 0;
     char *bytes;
@@ -68,26 +69,27 @@ static Err load_vocab(Tokenizer *t, const Json *vocab, const Json *added, int64_
         room += (int64_t)strlen(json_iter_key(it));
     }
     TRY(bpe_init(&t->bpe, &t->mem, highest + 1, merge_limit));
+    t->bpe.characters = characters;
     TRY(setup_array(&t->mem, room, &bytes));
     for (void *it = json_iter(vocab); it; it = json_next(vocab, it)) {
         const char *spelling = json_iter_key(it);
         int64_t id = json_int(json_iter_value(it), -1);
-        int64_t size = spelling_bytes(spelling, (int64_t)strlen(spelling), bytes);
+        int64_t size = spelling_bytes(characters, spelling, (int64_t)strlen(spelling), bytes);
         if (size < 0 && is_added(added, spelling, id)) continue;
         if (size < 0)
             return err_set(ERR_DATA, "token '%s' is not spelled in the byte-level alphabet", spelling);
         TRY(bpe_add_token(&t->bpe, id, bytes, size));
         bytes += size;
     }
-    return bpe_finish(&t->bpe);
+    return ERR_OK;
 }
 
 /* `bytes`: room for as many as both spellings have. */
 static Err add_merge_in(Bpe *b, const char *left, int64_t left_size, const char *right, int64_t right_size,
                         char *bytes)
 {
-    int64_t l = spelling_bytes(left, left_size, bytes);
-    int64_t r = l < 0 ? -1 : spelling_bytes(right, right_size, bytes + l);
+    int64_t l = spelling_bytes(b->characters, left, left_size, bytes);
+    int64_t r = l < 0 ? -1 : spelling_bytes(b->characters, right, right_size, bytes + l);
     if (r < 0)
         return err_set(ERR_DATA, "merge '%lld' is not spelled in the byte-level alphabet",
                        (long long)b->merge_count + 1);
@@ -138,142 +140,62 @@ static Err load_merges(Bpe *b, const Json *merges)
     return ERR_OK;
 }
 
-/* ---- the parts of a tokenizer.json around the model ---- */
-
-static Err refuse(const char *what)
-{
-    err_set(ERR_DATA, "%s is not supported", what);
-    err_hint("supported: byte-level BPE as in GPT-2, Llama 3 and Qwen");
-    return ERR_DATA;
-}
-
-static bool is_absent(const Json *j) { return !j || json_is_null(j); }
-
-static bool is_false(const Json *j)
-{
-    return is_absent(j) || !(json_is_true(j) || json_is_string(j) || json_is_number(j) || json_count(j));
-}
-
-static bool has_type(const Json *j, const char *type)
-{
-    const char *name = json_text(json_get(j, "type"), NULL);
-    return name && strcmp(name, type) == 0;
-}
+/* ---- the model ---- */
 
 static bool is_empty_text(const Json *j)
 {
     const char *text = json_text(j, NULL);
-    return is_absent(j) || (text && !*text);
-}
-
-/* The one member of a Sequence, or the thing itself. */
-static const Json *unwrap(const Json *j, const char *list)
-{
-    const Json *members = json_get(j, list);
-    return has_type(j, "Sequence") && json_count(members) == 1 ? json_at(members, 0) : j;
-}
-
-static Err check_byte_level(const Json *j, bool own_regex)
-{
-    const Json *use = json_get(j, "use_regex"); /* true when left out */
-    if (!has_type(j, "ByteLevel")) return refuse("this pre_tokenizer");
-    if (!is_false(json_get(j, "add_prefix_space"))) return refuse("add_prefix_space");
-    if ((is_absent(use) || json_is_true(use)) != own_regex)
-        return refuse(own_regex ? "ByteLevel without a split pattern"
-                                : "ByteLevel with a second split pattern");
-    return ERR_OK;
-}
-
-static Err load_pre_tokenizer(Tokenizer *t, const Json *j)
-{
-    j = unwrap(j, "pretokenizers");
-    t->split = SPLIT_GPT2;
-    if (!has_type(j, "Sequence")) return check_byte_level(j, true);
-    const Json *list = json_get(j, "pretokenizers"), *split = json_at(list, 0);
-    const char *regex = json_text(json_get(json_get(split, "pattern"), "Regex"), NULL);
-    const char *behavior = json_text(json_get(split, "behavior"), NULL);
-    if (json_count(list) != 2 || !has_type(split, "Split") || !regex)
-        return refuse("this pre_tokenizer sequence");
-    if (!behavior || strcmp(behavior, "Isolated") != 0 || !is_false(json_get(split, "invert")))
-        return refuse("a split that is not isolated");
-    if (!split_find(regex, &t->split)) {
-        err_set(ERR_DATA, "the split pattern is not one of the known ones: '%s'", regex);
-        err_hint("known are those of GPT-2, Llama 3 and Qwen");
-        return ERR_DATA;
-    }
-    return check_byte_level(json_at(list, 1), false);
-}
-
-static Err load_normalizer(Tokenizer *t, const Json *j)
-{
-    const Json *list = json_get(j, "normalizers");
-    if (is_absent(j) || (has_type(j, "Sequence") && json_is_array(list) && json_count(list) == 0))
-        return ERR_OK;
-    if (!has_type(unwrap(j, "normalizers"), "NFC")) return refuse("a normalizer other than NFC");
-    t->nfc = true;
-    return ERR_OK;
-}
-
-/* What these do, adding tokens round a text, is left to the caller; unknown ones are not waved
- * through. */
-static Err check_post_processor(const Json *j)
-{
-    const Json *list = json_get(j, "processors");
-    if (is_absent(j)) return ERR_OK;
-    if (!has_type(j, "Sequence")) {
-        if (has_type(j, "ByteLevel") || has_type(j, "TemplateProcessing")) return ERR_OK;
-        return refuse("this post_processor");
-    }
-    for (int64_t i = 0; i < json_count(list); i++)
-        if (!has_type(json_at(list, i), "ByteLevel") && !has_type(json_at(list, i), "TemplateProcessing"))
-            return refuse("this post_processor");
-    return ERR_OK;
+    return json_is_absent(j) || (text && !*text);
 }
 
 static Err check_model(const Json *model)
 {
+    const char *type = json_text(json_get(model, "type"), NULL);
     /* the first tokenizer.json of GPT-2 names no type; of the models, BPE alone has merges */
-    if (!is_absent(json_get(model, "type")) && !has_type(model, "BPE"))
-        return refuse("a model other than BPE");
-    if (!is_absent(json_get(model, "dropout")) && json_number(json_get(model, "dropout"), 1) != 0)
-        return refuse("BPE dropout");
-    if (!is_empty_text(json_get(model, "unk_token"))) return refuse("an unk_token");
+    if (type && strcmp(type, "BPE") != 0)
+        return err_set(ERR_DATA, "the model '%s' is not supported, only BPE is", type);
+    TRY(json_check_members(model, "the model",
+                           "type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk "
+                           "byte_fallback ignore_merges vocab merges"));
+    if (!json_is_object(json_get(model, "vocab"))) return err_set(ERR_DATA, "the model has no vocabulary");
+    if (!json_is_array(json_get(model, "merges")))
+        return err_set(ERR_DATA, "the model has no list of merges");
+    if (!json_is_absent(json_get(model, "dropout")) && json_number(json_get(model, "dropout"), 1) != 0)
+        return err_set(ERR_DATA, "BPE dropout is not supported");
     if (!is_empty_text(json_get(model, "continuing_subword_prefix")) ||
         !is_empty_text(json_get(model, "end_of_word_suffix")))
-        return refuse("a subword prefix or suffix");
-    if (!is_false(json_get(model, "byte_fallback"))) return refuse("byte_fallback");
+        return err_set(ERR_DATA, "a subword prefix or suffix is not supported");
     return ERR_OK;
 }
 
-static Err check_around(const Json *j)
+/* (Of bytes, all of which are tokens, none is unknown.) */
+static Err load_model(Tokenizer *t, bool characters, const Json *model, const Json *added)
 {
-    if (!is_absent(json_get(j, "truncation"))) return refuse("truncation");
-    if (!is_absent(json_get(j, "padding"))) return refuse("padding");
-    const Json *decoder = json_get(j, "decoder");
-    if (!is_absent(decoder) && !has_type(unwrap(decoder, "decoders"), "ByteLevel"))
-        return refuse("a decoder other than ByteLevel");
-    return check_post_processor(json_get(j, "post_processor"));
+    const Json *unknown = json_get(model, "unk_token"), *merges = json_get(model, "merges");
+    TRY(load_vocab(t, characters, json_get(model, "vocab"), added, json_count(merges)));
+    if (characters)
+        TRY(bpe_finish_characters(&t->bpe, is_empty_text(unknown) ? NULL : json_text(unknown, NULL),
+                                  json_is_true(json_get(model, "fuse_unk")),
+                                  json_is_true(json_get(model, "byte_fallback"))));
+    else TRY(bpe_finish_bytes(&t->bpe));
+    TRY(load_merges(&t->bpe, merges));
+    t->bpe.whole_pieces = json_is_true(json_get(model, "ignore_merges"));
+    return ERR_OK;
 }
 
 /* ---- added tokens ---- */
 
-static Err copy_text(SetupArena *mem, const char *text, int64_t size, TokenText *out)
-{
-    char *bytes;
-    TRY(setup_array(mem, size, &bytes));
-    memcpy(bytes, text, (size_t)size);
-    *out = (TokenText){ bytes, (int32_t)size };
-    return ERR_OK;
-}
-
+/* What an added token becomes where a text consists of it alone: that is sought in the normalized texts. */
 static Err normalized_text(Tokenizer *t, const char *content, int64_t size, TokenText *out)
 {
-    utf8proc_uint8_t *composed = NULL;
-    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)content, (utf8proc_ssize_t)size, &composed,
-                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (n < 0) return err_set(ERR_DATA, "cannot normalize added token '%s'", content);
-    Err err = copy_text(&t->mem, (const char *)composed, n, out);
-    free(composed);
+    StageBuffer buffers[2] = { 0 };
+    Err err = ERR_OK;
+    for (int i = 1; i <= t->normalizers && !err; i++)
+        err = stage_rewrite(&t->stages[i], &content, &size, PLACE_FIRST, &buffers[i % 2]);
+    if (!err && size == 0) err = err_set(ERR_DATA, "nothing is left of an added token when it is normalized");
+    if (!err) err = tokenizer_copy_text(t, content, size, out);
+    free(buffers[0].text);
+    free(buffers[1].text);
     return err;
 }
 
@@ -291,9 +213,9 @@ static Err load_added_token(Tokenizer *t, const Json *j, AddedToken *out)
     out->single_word = json_is_true(json_get(j, "single_word"));
     out->lstrip = json_is_true(json_get(j, "lstrip"));
     out->rstrip = json_is_true(json_get(j, "rstrip"));
-    TRY(copy_text(&t->mem, content, size, &out->text));
+    TRY(tokenizer_copy_text(t, content, size, &out->text));
     t->text[out->id] = out->text;
-    return out->normalized && t->nfc ? normalized_text(t, content, size, &out->text) : ERR_OK;
+    return out->normalized ? normalized_text(t, content, size, &out->text) : ERR_OK;
 }
 
 /* The id of an added token may be new, or that of the same text in the model's vocabulary. */
@@ -348,16 +270,15 @@ static Err load_added(Tokenizer *t, const Json *vocab, const Json *list)
 static Err load_parsed(Tokenizer *t, const Json *j)
 {
     const Json *model = json_get(j, "model"), *added = json_get(j, "added_tokens");
-    const Json *merges = json_get(model, "merges");
+    bool characters;
     if (!json_is_object(model)) return err_set(ERR_DATA, "there is no `model`: not a tokenizer.json");
-    if (!json_is_array(merges)) return err_set(ERR_DATA, "the model has no list of merges");
+    TRY(json_check_members(
+        j, "the file",
+        "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder "
+        "model"));
     TRY(check_model(model));
-    TRY(check_around(j));
-    TRY(load_normalizer(t, json_get(j, "normalizer")));
-    TRY(load_pre_tokenizer(t, json_get(j, "pre_tokenizer")));
-    TRY(load_vocab(t, json_get(model, "vocab"), added, json_count(merges)));
-    TRY(load_merges(&t->bpe, merges));
-    t->bpe.whole_pieces = json_is_true(json_get(model, "ignore_merges"));
+    TRY(tokenizer_load_parts(t, j, &characters));
+    TRY(load_model(t, characters, model, added));
     return load_added(t, json_get(model, "vocab"), added);
 }
 
@@ -395,9 +316,10 @@ static int64_t count_lines(const char *text, int64_t size)
 static Err load_pair_parsed(Tokenizer *t, const Json *vocab, const char *merges_path, const char *text,
                             int64_t size)
 {
-    TRY(load_vocab(t, vocab, NULL, count_lines(text, size)));
+    TRY(load_vocab(t, false, vocab, NULL, count_lines(text, size)));
+    TRY(bpe_finish_bytes(&t->bpe));
     TRY(load_added(t, vocab, NULL));
-    t->split = SPLIT_GPT2;
+    TRY(tokenizer_plain_parts(t));
     if (utf8_valid_bytes(text, size) != size) return err_set(ERR_DATA, "'%s' is not UTF-8", merges_path);
     Err err = load_merge_lines(&t->bpe, text, size);
     return err ? err_prefix(err, "'%s'", merges_path) : ERR_OK;

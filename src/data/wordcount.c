@@ -102,8 +102,9 @@ static Err count_text(Counter *c, const char *text, int64_t size)
 {
     for (int64_t at = 0; at < size; at++) { /* each round: a valid run, then one invalid byte */
         int64_t stop = at + utf8_valid_bytes(text + at, size - at);
+        bool is_match; /* all are, by GPT-2's pattern */
         for (int64_t end; at < stop; at = end) {
-            TRY(splitter_next(c->split, text, stop, at, &end));
+            TRY(splitter_next(c->split, text, stop, at, &end, &is_match));
             TRY(add_word(&c->words, text + at, end - at, 1));
         }
         c->words.invalid_bytes += stop < size;
@@ -210,7 +211,7 @@ static Err open_job(Job *j, InputStat *stats)
                            .any_bytes = in->any_bytes };
     TRY(jsonl_key(in->key ? in->key : "text", &j->cut.key));
     TRY(cutter_open(&j->cut, (InputPlace){ 0 }, 0, &j->cutter));
-    TRY(splitter_open(SPLIT_GPT2, &j->splitter));
+    TRY(splitter_open(split_regex(SPLIT_GPT2), &j->splitter));
     for (int i = 0; i < j->threads; i++) TRY(splitter_work_open(j->splitter, &j->counters[i].split));
     progress_open(&j->progress, bytes, NULL);
     return ERR_OK;

@@ -17,7 +17,11 @@ Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state)
     if (spec->documents.restart) {
         TRY(tensor_new(state, &b->doc, I32, b->B, b->T));
         TRY(tensor_new(state, &b->doc_position, I32, N));
+    } else if (spec->scores) {
+        TRY(tensor_new(state, &b->apart[0], I32, b->B, b->T));
+        TRY(tensor_new(state, &b->apart[1], I32, N));
     }
+    if (spec->scores) TRY(tensor_new(state, &b->scores, F32, spec->scores, N));
     TRY(tensor_new(state, &b->sample, I64, N));
     return tensor_new(state, &b->samples, I64, b->B);
 }
@@ -27,7 +31,8 @@ Err batches_init(BatchMaker *m, const BatchSpec *spec, bool null_device, SetupAr
     *m = (BatchMaker){ .spec = *spec };
     if (null_device) return ERR_OK;
     TRY(setup_array(setup, spec->B * (spec->seq + 1), &m->tokens));
-    if (spec->documents.restart) TRY(setup_array(setup, spec->B * spec->seq, &m->doc));
+    if (spec->documents.restart || spec->scores) TRY(setup_array(setup, spec->B * spec->seq, &m->doc));
+    if (spec->scores) TRY(setup_array(setup, spec->B * spec->seq, &m->counts));
     return setup_array(setup, 2 * spec->B * spec->seq, &m->rows);
 }
 
@@ -42,6 +47,14 @@ static void leave_out_ends(const BatchMaker *m, const Batch *b, int32_t *targets
     for (int64_t n = 0; n < b->B * b->T; n++) {
         const int64_t sample = n / b->T, position = spans_position(b->span, n - sample * b->T);
         if (m->tokens[sample * (b->seq + 1) + position] == m->spec.documents.eod) targets[n] = -1;
+    }
+}
+
+static void leave_out_contexts(const BatchMaker *m, const Batch *b, int32_t *targets)
+{
+    for (int64_t n = 0; n < b->B * b->T; n++) {
+        const int64_t sample = n / b->T, position = spans_position(b->span, n - sample * b->T);
+        if (!m->counts[sample * b->seq + position]) targets[n] = -1;
     }
 }
 
@@ -61,7 +74,7 @@ static void find_documents(const BatchMaker *m, const Batch *b)
 /* The rows' documents, and their positions in these. */
 static Err fill_documents(BatchMaker *m, Stream *s, const Batch *b)
 {
-    find_documents(m, b);
+    if (!m->requests) find_documents(m, b);
     for (int from_start = 0; from_start < 2; from_start++) {
         for (int64_t n = 0; n < b->B * b->T; n++) {
             const int64_t sample = n / b->T, position = spans_position(b->span, n - sample * b->T);
@@ -125,6 +138,10 @@ static Err fill_positions(Stream *s, Batch *b, int32_t *rows)
 Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t count)
 {
     b->filling = b->B - count;
+    if (!m->spec.documents.restart) {
+        b->doc = m->requests ? b->apart[0] : (Tensor){ 0 };
+        b->doc_position = m->requests ? b->apart[1] : (Tensor){ 0 };
+    }
     if (s->dev->is_null) return ERR_OK;
     int64_t N = b->B * b->T, width = b->seq + 1;
     int32_t *rows = m->rows;
@@ -133,13 +150,14 @@ Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t
     for (int shift = 0; shift < 2; shift++) {
         int32_t *at = rows;
         for (int64_t i = 0; i < b->B; i++) at = copy_positions(b, m->tokens + i * width + shift, at);
-        if (shift && m->spec.documents.mask) leave_out_ends(m, b, rows);
+        if (shift && m->requests) leave_out_contexts(m, b, rows);
+        else if (shift && m->spec.documents.mask) leave_out_ends(m, b, rows);
         for (int64_t n = count * b->T; shift && n < N; n++) rows[n] = -1;
         TRY(write_rows(s, shift ? b->target : b->token, rows));
     }
     TRY(fill_positions(s, b, rows));
     if (b->doc.data) TRY(fill_documents(m, s, b));
-    if (b->further_token.data) TRY(fill_further(m, s, b, count));
+    if (b->further_token.data && !m->requests) TRY(fill_further(m, s, b, count));
     for (int64_t i = 0; i < b->B; i++)
         for (int64_t n = 0; n < b->T; n++) samples[i * b->T + n] = first_sample + i;
     TRY(write_rows(s, b->sample, samples));

@@ -18,13 +18,17 @@ typedef struct {
     Spans span;     /* those of them, in slices of the first one, that this rank has rows for */
     int further;    /* modules that look up and predict tokens further on (model/mtp.c) */
     DocumentSpec documents;
+    int scores; /* rows of Batch.scores; 0: the rows of requests are never asked for */
 } BatchSpec;
 
 typedef struct {
     BatchSpec spec;
     int32_t *tokens; /* [B][seq + 1], for the caller to fill; NULL on the null device, as the next */
     int32_t *rows;   /* staging of one row tensor */
-    int32_t *doc;    /* [B][seq] first position of each position's document, with documents.restart */
+    int32_t *doc; /* [B][seq] first position of each position's document, with documents.restart or scores */
+    bool *counts; /* [B][seq] whether what a position predicts counts, with scores */
+    /* The samples are requests: the caller also fills doc and counts, and the ends of documents mean nothing. */
+    bool requests;
 } BatchMaker;
 
 /* Tensors of one batch, in `state`. */

@@ -398,12 +398,20 @@ static Err read_failed(const Executor *e)
     return ERR_OK;
 }
 
+static Err hand_out_rows(Executor *e, const Action *a, int n)
+{
+    ExecutorStage *s = stage_of(e, a);
+    if (!e->hooks.rows || e->ctx.mode.training || !s->model->share.head) return ERR_OK;
+    return e->hooks.rows(e->hooks.user, slot_of(s, a->microbatch + n));
+}
+
 static Err run_unit(Executor *e, const Action *a, int n)
 {
     const bool compute = action_is_compute(a->kind);
     if (compute) TRY(prepare(e, a, n));
     TRY(enqueue_or_replay(e, a, n));
     TRY(read_failed(e));
+    if (compute) TRY(hand_out_rows(e, a, n));
     if (compute) finish(e, a, n);
     return ERR_OK;
 }

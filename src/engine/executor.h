@@ -23,15 +23,6 @@
 #include "pipeline/schedule.h"
 #include "pipeline/simulate.h"
 
-typedef struct {
-    void *user;
-    Err (*batch)(void *user, int unit, Batch *batch); /* fills the tensors of the unit's slot */
-    Err (*tied)(void *user);
-    Err (*reduce)(void *user, int replica);
-    Err (*norm)(void *user);
-    Err (*update)(void *user, int replica);
-} ExecutorHooks;
-
 /* What one unit occupies in one stage, from its F to its B or W. */
 typedef struct {
     Slot slot;
@@ -40,6 +31,17 @@ typedef struct {
     SaveBlock block[REGION_COUNT];
     int unit; /* -1: the slot is free */
 } ExecutorSlot;
+
+typedef struct {
+    void *user;
+    Err (*batch)(void *user, int unit, Batch *batch); /* fills the tensors of the unit's slot */
+    Err (*tied)(void *user);
+    Err (*reduce)(void *user, int replica);
+    Err (*norm)(void *user);
+    Err (*update)(void *user, int replica);
+    /* Without training, behind an F of the head: the unit's logits lie in its save. NULL: nobody reads them. */
+    Err (*rows)(void *user, const ExecutorSlot *slot);
+} ExecutorHooks;
 
 /* One stage of one replica on this rank. */
 typedef struct {

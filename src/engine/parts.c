@@ -192,16 +192,26 @@ static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks, SetupArena
     return schedule_forward(&s, &p->forward);
 }
 
-Err parts_schedule(const PartsSpec *spec, int ranks, Schedule *out)
+static Err one_schedule(const PartsSpec *spec, int ranks, bool forwards, Schedule *out)
 {
     SetupArena setup;
     Parts p = { 0 };
     setup_init(&setup);
     const Err err = make_schedules(&p, spec, ranks, &setup);
-    *out = p.step;
-    schedule_free(&p.forward);
+    *out = forwards ? p.forward : p.step;
+    schedule_free(forwards ? &p.step : &p.forward);
     setup_release(&setup);
     return err;
+}
+
+Err parts_schedule(const PartsSpec *spec, int ranks, Schedule *out)
+{
+    return one_schedule(spec, ranks, false, out);
+}
+
+Err parts_forwards(const PartsSpec *spec, int ranks, Schedule *out)
+{
+    return one_schedule(spec, ranks, true, out);
 }
 
 /* ---- registration ---- */

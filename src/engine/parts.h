@@ -56,6 +56,7 @@ void parts_release(Parts *p);
 
 /* The schedule of a step alone. ERR_CONFIG as parts_open. Owns: schedule_free, also after an error. */
 Err parts_schedule(const PartsSpec *spec, int ranks, Schedule *out);
+Err parts_forwards(const PartsSpec *spec, int ranks, Schedule *out); /* that of an evaluation */
 
 /* The communicator over which the gradients of a replica's parameters are summed. */
 Comm *parts_group(const Parts *p, World *world, int replica, ParamGroup group);

@@ -1,6 +1,7 @@
 /*
- * The dry run (trainer.h): a step and an evaluation on the null device, of one unit of each form; what a whole
- * step does and holds is then arithmetic on its action list. Where weights change on the way the whole list is walked.
+ * The dry run (trainer.h): a step and an evaluation on the null device, of one unit of each form, and for a clock one
+ * pair of each stage; what a whole step does and holds is then arithmetic on its action list. Where weights change on
+ * the way the whole list is walked.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@ typedef struct {
     int64_t first[PARTS_STAGES][UNIT_ACTIONS]; /* units of the first step that was walked */
     double first_s;                            /* seconds of that step */
     bool begun;
+    double pair[PARTS_STAGES]; /* what a pair of its forward takes less than both halves one by one */
 } UnitTimes;
 
 static int stage_index(const Executor *e, const Action *a)
@@ -55,7 +57,7 @@ static StepTimes step_times(const UnitTimes *u)
     StepTimes out = { .rest = u->first_s };
     for (int s = 0; s < PARTS_STAGES; s++) {
         const double *t = u->least[s];
-        out.unit[s] = (StageCost){ t[ACT_F], t[ACT_I] > 0 ? t[ACT_I] : t[ACT_B], t[ACT_W] };
+        out.unit[s] = (StageCost){ t[ACT_F], t[ACT_I] > 0 ? t[ACT_I] : t[ACT_B], t[ACT_W], u->pair[s] };
         for (int k = 0; k < UNIT_ACTIONS; k++) out.rest -= (double)u->first[s][k] * t[k];
     }
     return out;
@@ -280,6 +282,71 @@ static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
     return ERR_OK;
 }
 
+/* ---- pairs ---- */
+
+/* Of the whole list what two units do, and how a step ends; messages, which take no time here, are left out. Pairs are
+ * taken apart, but for `pair` if `together`. */
+static void filter_pair(const ActionList *all, const Action *pair, bool together, ActionList *out)
+{
+    *out = (ActionList){ .action = out->action, .buffers = all->buffers };
+    for (int i = 0; i < all->count; i++) {
+        const Action *a = &all->action[i];
+        const bool walked = a->microbatch == pair[0].microbatch || a->microbatch == pair[1].microbatch;
+        if (action_is_message(a->kind) || (action_is_compute(a->kind) && !walked)) continue;
+        out->action[out->count] = *a;
+        out->action[out->count++].flags = a == pair && together ? ACTION_PAIR : 0;
+    }
+}
+
+/* clock: what the two units take one by one, less what they take in turn. */
+static Err time_pair(Trainer *t, const Walk *w, const Action *pair, ActionList *part,
+                     double clock[CLOCK_COUNTS])
+{
+    MemoryPlan apart, together;
+    const ActionList *whole = &t->parts.step.rank[t->world->pp_rank];
+    filter_pair(whole, pair, false, part);
+    TRY(dry_part(t, w, part, &apart));
+    filter_pair(whole, pair, true, part);
+    TRY(dry_part(t, w, part, &together));
+    for (int i = 0; i < CLOCK_COUNTS; i++) clock[i] = apart.clock[i] - together.clock[i];
+    return ERR_OK;
+}
+
+/* Of each stage the first pair that its forward begins; a stage's pairs have one backward stage (gen_dualpipe.c). */
+static Err time_stage_pairs(Trainer *t, const Walk *w, ActionList *part, double sum[CLOCK_COUNTS])
+{
+    const ActionList *whole = &t->parts.step.rank[t->world->pp_rank];
+    double saved[PARTS_STAGES][CLOCK_COUNTS];
+    bool timed[PARTS_STAGES] = { false };
+    for (int i = 0; i < whole->count; i++) {
+        const Action *a = &whole->action[i];
+        if (!(a->flags & ACTION_PAIR) || a->count != 1 || a[1].count != 1) continue;
+        const int s = stage_index(&t->executor, a);
+        if (!timed[s]) TRY(time_pair(t, w, a, part, saved[s]));
+        timed[s] = true;
+        w->times->pair[s] = saved[s][0];
+        for (int k = 0; k < CLOCK_COUNTS; k++) sum[k] += saved[s][k];
+    }
+    return ERR_OK;
+}
+
+/* What pairs that run in turn save of the step (pair.h). */
+static Err time_pairs(Trainer *t, const Walk *w, MemoryPlan *out)
+{
+    const size_t count = (size_t)t->parts.step.rank[t->world->pp_rank].count;
+    double sum[CLOCK_COUNTS] = { 0 };
+    if (!w->clock || !t->executor.pair.forward) return ERR_OK;
+    ActionList part = { .action = calloc(count, sizeof *part.action) };
+    t->executor.times = calloc(count, sizeof *t->executor.times);
+    Err err = part.action && t->executor.times ? time_stage_pairs(t, w, &part, sum)
+                                               : err_set(ERR_MEMORY, "no memory for a list of pairs");
+    for (int k = 0; k < CLOCK_COUNTS; k++) out->clock[k] -= sum[k];
+    free(part.action);
+    free(t->executor.times);
+    t->executor.times = NULL;
+    return err;
+}
+
 /* The same in pieces, for its peaks: a step that needs them is rare, and its work is not counted. */
 static Err dry_pieces(Trainer *t, Walk *w, const Forms *f)
 {
@@ -306,6 +373,7 @@ static Err count_step(Trainer *t, const DryClock *clock, UnitTimes *times, Memor
     Err err = w.number && split ? find_forms(t, &w, split, &f)
                                 : err_set(ERR_MEMORY, "no memory for %d units", s->units);
     if (!err) err = count_forms(t, &w, &f, out);
+    if (!err) err = time_pairs(t, &w, out);
     if (!err && expert_load_redo(t)) err = dry_pieces(t, &w, &f);
     free(w.number);
     free(split);
@@ -317,6 +385,7 @@ static Err dry_eval(Trainer *t)
 {
     ActionList *list = &t->parts.forward.rank[t->world->pp_rank], whole = *list;
     ActionList part = { .action = calloc((size_t)whole.count + 1, sizeof *part.action) };
+    const RowScore *scores;
     double loss;
     int64_t counted;
     if (!part.action) return err_set(ERR_MEMORY, "no memory for a list of %d actions", whole.count);
@@ -326,7 +395,9 @@ static Err dry_eval(Trainer *t)
         part.action[part.count++].flags = 0;
     }
     *list = part;
-    Err err = trainer_eval(t, (TokenSource){ 0 }, 0, t->spec.global_batch, &loss, &counted);
+    Err err = ERR_OK;
+    if (t->spec.purpose.scores) err = trainer_scores(t, (TokenSource){ 0 }, 0, t->spec.global_batch, &scores);
+    if (!err) err = trainer_eval(t, (TokenSource){ 0 }, 0, t->spec.global_batch, &loss, &counted);
     *list = whole;
     free(part.action);
     return err;

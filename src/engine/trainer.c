@@ -298,54 +298,6 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     return trainer_finish(t, report);
 }
 
-/* Takes the next samples of an evaluation, as many micro-batches as they fill on all ranks; the last may be filled in
- * part. */
-static void take_eval_batch(Trainer *t, int64_t first, int64_t samples)
-{
-    const int64_t whole = trainer_batch_spec(t).B * t->world->grid.dp;
-    trainer_take_batch(t, first, (samples + whole - 1) / whole * whole);
-    t->serving.counting = samples;
-}
-
-/* Loss, counted tokens and non-finite flag of the batch that was taken. */
-static Err eval_batch(Trainer *t, int64_t sums[3])
-{
-    Stream *stream = &t->device.stream;
-    Tensor device_sums = t->executor.sums;
-    bool *retry_in_pieces = &t->executor.ctx.mode.retry_in_pieces, within = false;
-    while (!within) {
-        TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
-        TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
-        TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
-        TRY(expert_load_within_limit(t, &within));
-        if (!within && !t->spec.model.moe.capacity.redo) return expert_load_over_limit(t, false);
-        *retry_in_pieces = !within;
-    }
-    TRY(optim_sum_loss(&t->optim));
-    return device_read(stream, sums, device_sums.data, 3 * (int64_t)sizeof *sums);
-}
-
-/* A batch's sum fits 64 bits, that of an evaluation need not: nats and their fraction are added apart. */
-Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
-                 int64_t *counted)
-{
-    const int64_t one = (int64_t)1 << LOSS_FIXED_BITS, most = t->spec.global_batch;
-    int64_t sums[3] = { 0 }, nats = 0, rest = 0, bad = 0;
-    t->serving.source = source;
-    *counted = 0;
-    for (int64_t done = 0; done < samples; done += most) {
-        take_eval_batch(t, first + done, samples - done < most ? samples - done : most);
-        TRY(eval_batch(t, sums));
-        rest += sums[0] % one;
-        nats += sums[0] / one + rest / one;
-        rest %= one;
-        *counted += sums[1];
-        bad |= sums[2];
-    }
-    *loss = bad || !*counted ? NAN : ((double)nats + (double)rest / (double)one) / (double)*counted;
-    return ERR_OK;
-}
-
 Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, float *logits)
 {
     Executor *e = &t->executor;

@@ -21,6 +21,9 @@
 typedef struct {
     void *user;
     Err (*get)(void *user, int64_t first, int64_t count, int32_t *tokens);
+    /* For trainer_scores, else NULL. A sample is requests one behind the other. Of each position, [count][seq]: where
+     * its request begins, and whether what is predicted from it counts. */
+    Err (*requests)(void *user, int64_t first, int64_t count, int32_t *begin, bool *counts);
 } TokenSource;
 
 typedef struct {
@@ -36,6 +39,8 @@ typedef struct {
 typedef struct {
     bool forward_only; /* evaluation, generation: no gradients, no optimizer */
     bool generate;     /* keeps keys and values; forward_only, one rank, micro_batch 1 */
+    bool logits;       /* trainer_row_logits will be called; forward_only */
+    bool scores;       /* trainer_scores will be called */
     bool ahead;        /* the run will read its batches ahead (data/loader.h) */
     bool snapshot;     /* the run will copy its state to write it (checkpoint.async) */
 } TrainPurpose;
@@ -186,6 +191,21 @@ typedef struct {
     int64_t last_batch;          /* samples of the last step; 0: there was none */
 } Serving;
 
+/* What a row that counts came to: -log of the target's probability, and whether another token has a larger logit. */
+typedef struct {
+    float loss;
+    int32_t outdone;
+} RowScore;
+
+/* Where the rows of an evaluation go; all zero: nobody asks for them. */
+typedef struct {
+    float *logits;     /* [samples, positions, vocab] */
+    int64_t positions; /* of each sample, from the first on */
+    RowScore *scores;  /* [samples, seq] */
+    RowScore *room;    /* of so many, for a batch; with purpose.scores */
+    float *staging;    /* a unit's Batch.scores and the largest logits of its rows */
+} RowsOut;
+
 enum { REPLICAS = 2 }; /* of the model, at most, of which a rank holds stages */
 
 typedef struct {
@@ -208,6 +228,7 @@ typedef struct {
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     int64_t *host_loads; /* what ranks tell each other of mixtures (engine/expert_load.c) */
     Serving serving;
+    RowsOut rows;
     TrainProgress progress;
     MemoryPlan plan;
 } Trainer;
@@ -237,6 +258,8 @@ Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clo
 
 /* The schedule of a step. ERR_CONFIG as trainer_check. Owns: schedule_free, also after an error. */
 Err trainer_schedule(const TrainSpec *spec, Grid grid, Schedule *out);
+/* The same of as many samples in an evaluation. */
+Err trainer_forwards(const TrainSpec *spec, Grid grid, Schedule *out);
 
 /* ckpt_shard_bytes of a run of that spec: [grid_size(grid)]. */
 Err trainer_shard_bytes(const TrainSpec *spec, Grid grid, int64_t *bytes);
@@ -278,6 +301,22 @@ int64_t trainer_next_sample(const Trainer *t); /* and its first sample */
  * With reproducible = layout the same bits from every layout and batch. */
 Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
                  int64_t *counted);
+
+/*
+ * logits [samples, positions, vocab], on every rank: those of the first `positions` positions of `samples` samples from
+ * `first` of source on, of which one call takes trainer_row_samples at most. There is room for an even number of
+ * floats. Bits as for trainer_eval. ERR_MEMORY as trainer_step. For trainers opened for it.
+ */
+int64_t trainer_row_samples(const Trainer *t);
+Err trainer_row_logits(Trainer *t, TokenSource source, int64_t first, int64_t samples, int64_t positions,
+                       float *logits);
+
+/*
+ * *scores [samples, seq], on every rank: of samples of requests, of which one call takes the largest global batch at
+ * most. Requests do not see each other. The memory is the trainer's, until the next call. Bits as for trainer_eval;
+ * ERR_MEMORY as trainer_step. For trainers opened for it.
+ */
+Err trainer_scores(Trainer *t, TokenSource source, int64_t first, int64_t samples, const RowScore **scores);
 
 /*
  * Logits [vocab] after n more tokens at positions past .. past + n - 1 (past + n <= seq); the `past` tokens before

@@ -29,8 +29,10 @@ static Err hook_batch(void *user, int unit, Batch *b)
     b->first = first - t->serving.first_sample;
     if (s->slices > 1) b->span = spans_behind(t->batches.spec.span, slice * (b->seq / s->slices));
     /* (slices of a micro-batch come one after another) */
-    if (t->serving.source.get && count && !slice)
-        TRY(t->serving.source.get(t->serving.source.user, first, count, t->batches.tokens));
+    const TokenSource *source = &t->serving.source;
+    if (source->get && count && !slice) TRY(source->get(source->user, first, count, t->batches.tokens));
+    if (source->requests && count && !slice)
+        TRY(source->requests(source->user, first, count, t->batches.doc, t->batches.counts));
     return batch_fill(&t->batches, &t->device.stream, b, first, count);
 }
 
@@ -98,7 +100,8 @@ BatchSpec trainer_batch_spec(const Trainer *t)
     return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
                         .seq = seq,
                         .span = context_span(s->cut, slice, t->world->cp.size, t->world->cp_rank),
-                        .documents = s->documents };
+                        .documents = s->documents,
+                        .scores = s->purpose.scores ? 1 + t->world->tp.size : 0 };
 }
 
 int64_t trainer_batch(const Trainer *t, int64_t step)
@@ -206,7 +209,8 @@ static Err open_executor(Trainer *t)
     int slots = 0;
     e->stage_count = t->parts.step.replicas * t->parts.step.chunks;
     e->pp = &t->world->pp;
-    e->hooks = (ExecutorHooks){ t, hook_batch, hook_tied, hook_reduce, hook_norm, hook_update };
+    e->hooks =
+        (ExecutorHooks){ t, hook_batch, hook_tied, hook_reduce, hook_norm, hook_update, trainer_hook_rows };
     e->ctx = (Ctx){ .s = &t->device.stream,
                     .world = t->world,
                     .scratch = &t->memory.scratch,
@@ -357,6 +361,15 @@ Err trainer_schedule(const TrainSpec *s, Grid grid, Schedule *out)
     return parts_schedule(&spec, grid.pp, out);
 }
 
+Err trainer_forwards(const TrainSpec *s, Grid grid, Schedule *out)
+{
+    PartsSpec spec;
+    *out = (Schedule){ 0 };
+    if (!grid.pp) grid.pp = 1;
+    TRY(parts_spec(s, grid, &spec));
+    return parts_forwards(&spec, grid.pp, out);
+}
+
 Err trainer_check_shape(const TrainSpec *s, Grid grid)
 {
     PartsSpec spec;
@@ -421,6 +434,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
         TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->memory.state,
                           &t->memory.setup));
     TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->memory.setup));
+    TRY(trainer_open_rows(t));
     TRY(open_flight(t));
     TRY(open_optim(t));
     TRY(async_open(t));

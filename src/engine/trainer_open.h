@@ -24,4 +24,9 @@ BatchSpec trainer_batch_spec(const Trainer *t);
  * units. */
 void trainer_take_batch(Trainer *t, int64_t first, int64_t samples);
 
+/* Room for the scores of an evaluation's rows. */
+Err trainer_open_rows(Trainer *t);
+/* ExecutorHooks.rows, of a Trainer. */
+Err trainer_hook_rows(void *trainer, const ExecutorSlot *slot);
+
 #endif

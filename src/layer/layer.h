@@ -103,7 +103,11 @@ typedef struct {
     Tensor doc_position; /* [N] i32: position in the document; absent if documents are not kept apart */
     Tensor sample;       /* [N] i64: number of the row's sample in the data order */
     Tensor samples;      /* [B] i64: the same for each sample */
-    Tensor doc; /* [B, T] i32: position at which the row's document begins; absent as `doc_position` */
+    Tensor doc;      /* [B, T] i32: position at which the row's document begins; absent as `doc_position` */
+    Tensor apart[2]; /* room for the two where documents are kept apart in some batches only; else absent */
+    /* [1 + tp, N] f32: evaluation leaves each row's loss here, and the target's logit on each rank of tp, 0 on those
+     * that do not have it. Absent: nobody asks. */
+    Tensor scores;
 } Batch;
 
 /* With cp: the positions that a rank has. ZIGZAG: a part from the front of the sequence and one from its back.
@@ -460,6 +464,7 @@ typedef struct {
     Tensor target; /* [N] i32, as Batch.target; must stay until backward has run */
     Tensor sums;   /* [3] i64, which are added to (ops.def, loss_sum) */
     float weight;  /* of this loss in the total that is differentiated */
+    Tensor scores; /* as Batch.scores; absent in training */
 } HeadLoss;
 
 typedef struct {

@@ -74,8 +74,17 @@ static Err ranks_apart(Ctx *c, Tensor all, int64_t skip, int64_t N, int64_t J, T
     return ERR_OK;
 }
 
+static Err keep_scores(Ctx *c, Tensor scores, Tensor loss, Tensor target_logit)
+{
+    if (!scores.data) return ERR_OK;
+    const int64_t R = target_logit.dim[0];
+    TRY(device_copy(c->s, scores.data, loss.data, tensor_bytes(loss)));
+    return device_copy(c->s, tensor_row_slice(scores, 1, R).data, target_logit.data,
+                       tensor_bytes(target_logit));
+}
+
 /* loss [N], in scratch, of all ranks' columns; what backward needs is saved. */
-static Err shared_loss(const Head *h, Ctx *c, Tensor logits, Tensor loss, HeadSave *save)
+static Err shared_loss(const Head *h, Ctx *c, Tensor logits, Tensor loss, Tensor scores, HeadSave *save)
 {
     int64_t N = logits.dim[0], R = c->world->tp.size, J = own_blocks(c);
     Tensor row_max, row_sum, all, bmax, bsum, target;
@@ -85,9 +94,10 @@ static Err shared_loss(const Head *h, Ctx *c, Tensor logits, Tensor loss, HeadSa
     TRY(ranks_apart(c, all, 0, N, J, &bmax));
     TRY(ranks_apart(c, all, N * J, N, J, &bsum));
     TRY(ranks_apart(c, all, 2 * N * J, N, 1, &target));
-    return op(c->s, xent_loss, .loss = loss, .row_max = row_max, .row_sum = row_sum,
-              .block_max = tensor_reshape(bmax, R, N, J), .block_sum = tensor_reshape(bsum, R, N, J),
-              .target_logit = target, .target = save->target);
+    TRY(op(c->s, xent_loss, .loss = loss, .row_max = row_max, .row_sum = row_sum,
+           .block_max = tensor_reshape(bmax, R, N, J), .block_sum = tensor_reshape(bsum, R, N, J),
+           .target_logit = target, .target = save->target));
+    return keep_scores(c, scores, loss, target);
 }
 
 /* logits [N, own part of the vocabulary] of x, this rank's rows. */
@@ -119,7 +129,7 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *
         TRY(op(c->s, xent_row, .loss = loss, .logits = logits, .target = to->target, .step = c->step,
                .weight = to->weight, .softcap = h->spec->final_softcap,
                .block = logits.dim[1] / own_blocks(c), .vocab = h->spec->vocab));
-    else TRY(shared_loss(h, c, logits, loss, save));
+    else TRY(shared_loss(h, c, logits, loss, to->scores, save));
     TRY(op(c->s, loss_sum, .sums = to->sums, .loss = loss, .target = to->target));
     arena_release(c->scratch, mark);
     return ERR_OK;

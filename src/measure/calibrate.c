@@ -2,7 +2,9 @@
  * memory. */
 #include "measure/calibrate.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,8 +16,8 @@
 #include "measure/cases.h"
 #include "measure/local_ranks.h"
 
-enum { JOBS_MOST = 1024, SETS_MOST = 64, REPEATS_MOST = 400, REPEATS_LEAST = 3, ROUNDS_MOST = 8 };
-static const int64_t ARENA_BYTES = 256 << 20, SETS_BYTES = 8 << 20, PRODUCT_BYTES = 4 << 20,
+enum { JOBS_MOST = 1024, SETS_MOST = 64, REPEATS_MOST = 400, REPEATS_LEAST = 3, ROUNDS_MOST = 8, SWEEPS = 3 };
+static const int64_t ARENA_BYTES = 256 << 20, SETS_BYTES = 16 << 20, PRODUCT_BYTES = 16 << 20,
                      PATTERN_LEAST = 1 << 14, STAGING_BYTES = 64 << 20;
 
 /* ---- what is measured of ops ---- */
@@ -33,8 +35,9 @@ typedef struct {
 } Round;
 
 typedef struct {
-    double us,
-        tail; /* tail: what one call in a hundred takes at least, over the median; us 0: not yet, or no room */
+    int count; /* sweeps so far; 0: none, or there was no room */
+    double us[SWEEPS];
+    double tail; /* what one call in a hundred took at least, over the median: the most of all sweeps */
     OpWork work;
 } Measured;
 
@@ -150,6 +153,15 @@ static void make_rounds(OpTimes *t, int processors)
 
 /* ---- a rank measures ---- */
 
+/* Work besides, of every thread: behind it nothing is in the nearest caches. */
+static void forget(int threads)
+{
+    enum { NEAREST_BYTES = 2 << 20 };
+    static char other[LOCAL_RANKS_MOST * 4][NEAREST_BYTES];
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    memset(other[omp_get_thread_num()], 1, NEAREST_BYTES);
+}
+
 typedef struct {
     LocalRank *rank;
     OpTimes *times;
@@ -168,17 +180,32 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The shorter of what was measured in two sweeps: what others do on this machine comes and goes. */
-static void keep_shorter(Measured *kept, Measured m)
+/* A step adds up many calls, and with them their mean; of repeats the longest tenth is left out, which is what others
+ * do on this machine. */
+static double mean_us(double *s, int count)
 {
-    if (!(kept->us > 0 && kept->us <= m.us)) *kept = m;
+    const int used = count - count / 10;
+    double sum = 0;
+    qsort(s, (size_t)count, sizeof *s, by_value);
+    for (int i = 0; i < used; i++) sum += s[i];
+    return 1e6 * sum / used;
 }
 
-/* On a quiet machine the lower quartile is the median; beside other work it is nearer to what the op takes alone. */
-static Measured measured_of(double *s, int count)
+/* What a sweep found, from repeats that are in order. */
+static void keep_sweep(Measured *m, double us, const double *s, int count)
 {
-    qsort(s, (size_t)count, sizeof *s, by_value);
-    return (Measured){ .us = 1e6 * s[count / 4], .tail = s[(int64_t)(count - 1) * 99 / 100] / s[count / 2] };
+    ASSERT(m->count < SWEEPS);
+    m->us[m->count++] = us;
+    m->tail = fmax(m->tail, s[(int64_t)(count - 1) * 99 / 100] / s[count / 2]);
+}
+
+/* The middle of the sweeps; of two the mean. */
+static double middle_us(const Measured *m)
+{
+    double us[SWEEPS];
+    memcpy(us, m->us, sizeof us);
+    qsort(us, (size_t)m->count, sizeof *us, by_value);
+    return (us[(m->count - 1) / 2] + us[m->count / 2]) / 2;
 }
 
 /* Patterns of these dims; neighbours in the list of jobs mostly have the same. */
@@ -217,14 +244,15 @@ static Err time_sets(Bench *b, const Job *j, Measured *out)
     const double begin = clock_s();
     double last = begin;
     while (n < REPEATS_MOST && (n < REPEATS_LEAST || last - begin < b->times->budget_s)) {
+        forget(b->times->round[b->times->now].threads);
+        last = clock_s();
         TRY(run_any(&b->dev.stream, j->id, &b->sets[n % b->set_count]));
         const double now = clock_s();
         s[n++] = now - last;
         last = now;
     }
-    Measured m = measured_of(s, n);
-    m.work = op_work(j->id, &b->sets[0]);
-    keep_shorter(out, m);
+    out->work = op_work(j->id, &b->sets[0]);
+    keep_sweep(out, mean_us(s, n), s, n);
     return ERR_OK;
 }
 
@@ -251,7 +279,7 @@ static Err measure_copy(Bench *b)
         TRY(device_copy(&b->dev.stream, b->arena.base + half, b->arena.base, half));
         s[i] = clock_s() - from;
     }
-    const double rate = 2e-3 * (double)half / measured_of(s, COPIES).us;
+    const double rate = 2e-3 * (double)half / mean_us(s, COPIES);
     double *best = &b->times->copy_gb_s[b->times->now][b->rank->rank];
     *best = rate > *best ? rate : *best;
     return ERR_OK;
@@ -351,24 +379,37 @@ static Err call(CommBench *c, CommKind kind)
     }
 }
 
-/* As many calls on all members as rank 0 finds time for; each begins where all have ended the one before. */
+/* Seconds of a turn of work, and of a call behind it if there is one, on the average of a few turns. */
+static Err time_turns(CommBench *c, const CommKind *kind, double *out)
+{
+    enum { TURNS = 4 };
+    TRY(comm_barrier(&c->comm, c->stream));
+    const double from = clock_s();
+    for (int i = 0; i < TURNS; i++) {
+        forget(1);
+        if (kind) TRY(call(c, *kind));
+    }
+    *out = (clock_s() - from) / TURNS;
+    return ERR_OK;
+}
+
+/* What calls add to the work between them, on all members as often as rank 0 finds time for. Members come to a call
+ * from work of their own, as in a step: one is late, and who waited for it has to wake up. */
 static Err time_calls(CommBench *c, CommKind kind, double budget_s, Measured *out)
 {
-    double s[COMM_REPEATS];
+    double with[COMM_REPEATS], without[COMM_REPEATS];
     int64_t on = 1;
     int n = 0;
     TRY(call(c, kind));
     const double begin = clock_s();
     while (on && n < COMM_REPEATS) {
-        TRY(comm_barrier(&c->comm, c->stream));
-        const double from = clock_s();
-        TRY(call(c, kind));
-        s[n++] = clock_s() - from;
+        TRY(time_turns(c, &kind, &with[n]));
+        TRY(time_turns(c, NULL, &without[n++]));
         if (n < REPEATS_LEAST) continue;
         on = c->comm.rank == 0 && clock_s() - begin < budget_s;
         TRY(comm_sum_i64(&c->comm, c->stream, &on, 1, NULL));
     }
-    keep_shorter(out, measured_of(s, n));
+    keep_sweep(out, fmax(mean_us(with, n) - mean_us(without, n), 1), with, n);
     return ERR_OK;
 }
 
@@ -410,18 +451,18 @@ static Err measure_comm(LocalRank *r, void *user)
 
 /* ---- what comes of it ---- */
 
-/* Over the ranks that did it at once: the mean. us stays 0 if one of them could not. */
-static Measured mean_of(const Measured *first, int64_t stride, int ranks)
+/* Over the ranks that did it at once: the mean, in microseconds; 0: one of them could not. */
+static double mean_of(const Measured *first, int64_t stride, int ranks, double *tail)
 {
-    Measured m = *first;
-    m.us = 0;
+    double sum = 0;
+    *tail = 0;
     for (int r = 0; r < ranks; r++) {
         const Measured *one = (const Measured *)((const char *)first + r * stride);
-        if (!(one->us > 0)) return (Measured){ 0 };
-        m.us += one->us / ranks;
-        m.tail = one->tail > m.tail ? one->tail : m.tail;
+        if (!one->count) return 0;
+        sum += middle_us(one) / ranks;
+        *tail = fmax(*tail, one->tail);
     }
-    return m;
+    return sum;
 }
 
 static Err take_round(const OpTimes *t, Calibration *out)
@@ -432,15 +473,17 @@ static Err take_round(const OpTimes *t, Calibration *out)
     if (copies > out->memory_gb_s) out->memory_gb_s = copies;
     for (int i = 0; i < t->job_count; i++) {
         const Job *j = &t->job[i];
-        const Measured m = mean_of(&t->at[t->now][0][i], sizeof t->at[0][0], round->ranks);
-        DevicePoint p = { .ranks = round->ranks, .threads = round->threads, .dims = m.work.dims };
-        if (!(m.us > 0)) continue;
+        double tail;
+        const double us = mean_of(&t->at[t->now][0][i], sizeof t->at[0][0], round->ranks, &tail);
+        const OpWork *work = &t->at[t->now][0][i].work;
+        DevicePoint p = { .ranks = round->ranks, .threads = round->threads, .dims = work->dims };
+        if (!(us > 0)) continue;
         snprintf(p.name, sizeof p.name, "%s", op_info(j->id)->name);
         snprintf(p.dtype, sizeof p.dtype, "%s", dtype_name(round->dtype));
-        memcpy(p.shape, m.work.shape, sizeof p.shape);
-        p.us = m.us / m.work.times;
+        memcpy(p.shape, work->shape, sizeof p.shape);
+        p.us = us / work->times;
         TRY(device_points_add(&out->points, &p));
-        out->noisy += m.tail > NOISY_TAIL;
+        out->noisy += tail > NOISY_TAIL;
         double *best = round->dtype == F32 ? &out->fp32_tflops : &out->bf16_tflops;
         const double tflops = 2e-6 * p.shape[0] * p.shape[1] * p.shape[2] / p.us;
         if (j->id == OP_linear_fwd && tflops > *best) *best = tflops;
@@ -452,15 +495,16 @@ static Err take_comm(const CommTimes *t, int members, Calibration *out)
 {
     for (int kind = 0; kind < COMM_KIND_COUNT; kind++)
         for (int i = 0; i < (kind == COMM_BARRIER ? 1 : t->sizes); i++) {
-            const Measured m = mean_of(&t->at[0][kind][i], sizeof t->at[0], members);
-            DevicePoint p = { .ranks = members, .threads = 1, .dims = 1, .us = m.us };
+            double tail;
+            const double us = mean_of(&t->at[0][kind][i], sizeof t->at[0], members, &tail);
+            DevicePoint p = { .ranks = members, .threads = 1, .dims = 1, .us = us };
             p.shape[0] = t->bytes[kind][i] > 0 ? (double)t->bytes[kind][i] : 1;
             snprintf(p.name, sizeof p.name, "%s", comm_kind_name((CommKind)kind));
             TRY(device_points_add(&out->points, &p));
-            out->noisy += m.tail > NOISY_TAIL;
+            out->noisy += tail > NOISY_TAIL;
             if (kind != COMM_EXCHANGE || members != 2) continue;
-            if (i == 0) out->link_us = m.us;
-            out->link_gb_s = p.shape[0] / m.us * 1e-3;
+            if (i == 0) out->link_us = us;
+            out->link_gb_s = p.shape[0] / us * 1e-3;
         }
     return ERR_OK;
 }
@@ -494,7 +538,6 @@ static Err run_comm(CommTimes t[COMM_MEMBERS], double sweep_s)
 /* Sweeps over everything, one at least, as many as there is time for; half of the time goes into making tensors. */
 static Err sweep(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_MEMBERS])
 {
-    enum { SWEEPS = 3 };
     const double begin = clock_s(), sweep_s = o.seconds / SWEEPS / 2;
     double took = 0;
     for (int i = 0; i == 0 || (i < SWEEPS && took * (i + 1) / i < o.seconds); i++) {

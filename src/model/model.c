@@ -213,6 +213,7 @@ static Err run_head(const Stage *st, Ctx *c, StageSave *save, int depth, Tensor 
     const MtpSpec *mtp = &st->spec->mtp;
     const HeadLoss to = { .target = target_of(c->batch, depth),
                           .sums = tensor_row_slice(sums, 3 * depth, 3),
+                          .scores = c->mode.training ? (Tensor){ 0 } : c->batch->scores,
                           .weight = depth ? mtp->weight / (float)mtp->count : 1 };
     TRY(head_forward(&st->head, c, hidden_of(c, save, depth), &to, head_save(save, depth)));
     segment_end(c);

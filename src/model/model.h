@@ -154,6 +154,9 @@ Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, Setu
  */
 Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits);
 
+/* What scaling leaves of the angle by which a pair of that many turning columns turns: 1 / factor to 1. */
+double model_rope_share(const RopeSpec *r, int columns, int64_t pair);
+
 /* Cosines and sines [seq, columns / 2] in `state`, when a block rotates. */
 Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, RopeTables *out);
 

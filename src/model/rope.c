@@ -49,6 +49,11 @@ static double share_left(const RopeSpec *r, int columns, int64_t i, double f)
     return ramp / r->factor + (1 - ramp);
 }
 
+double model_rope_share(const RopeSpec *r, int columns, int64_t pair)
+{
+    return share_left(r, columns, pair, m_exp(-2.0 * (double)pair / columns * m_log(r->base)));
+}
+
 /* angles [columns / 2] at position 1 */
 static Err fill(const ModelSpec *spec, Stream *s, SetupArena *setup, const double *angle, double magnitude,
                 RopeTable *out)

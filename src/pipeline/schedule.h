@@ -108,6 +108,7 @@ typedef struct {
 /* Times of a stage, in any unit of time. */
 typedef struct {
     double f, i, w; /* what one unit takes; B takes i + w */
+    double pair;    /* how much less a pair (ACTION_PAIR) of its forward takes than both halves one by one */
 } StageCost;
 
 /* What is asked for. Zero stands for the schedule's usual value. */

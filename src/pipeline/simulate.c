@@ -2,9 +2,11 @@
  * See simulate.h. Event-driven: a rank runs on until its next action lacks an output, and is woken by the
  * action that makes it. Lists are in order and messages disturb nobody, so the times do not depend on the
  * order in which ranks are looked at, and each action is looked at a bounded number of times.
+ * Ranks that share processors go on from one begin or end of an action to the next, all together.
  */
 #include "pipeline/simulate.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 enum { OUT_F, OUT_I, OUT_KINDS };
@@ -17,6 +19,7 @@ struct Simulator {
     int *waiter[OUT_KINDS];  /* the same shape: 1 + the rank that waits for it, 0: none */
     int *next;               /* [ranks] place in the list */
     double *clock;           /* [ranks] */
+    double *left;            /* [ranks] of the action that it runs; negative: none */
     int *ready;              /* [ranks] stack of ranks to look at */
     int ready_count;
 };
@@ -40,8 +43,11 @@ static bool need_of(const Schedule *s, const Action *a, int i, Need *n)
 static double message_time(const Simulator *r, int replica, int from, int to)
 {
     const SimulateCosts *c = r->costs;
-    if (schedule_rank_of(r->s, replica, from) == schedule_rank_of(r->s, replica, to)) return 0;
-    return c->latency + (c->bandwidth > 0 ? c->bytes / c->bandwidth : 0);
+    const int a = schedule_rank_of(r->s, replica, from), b = schedule_rank_of(r->s, replica, to);
+    const int low = a < b ? a : b, high = a < b ? b : a;
+    if (a == b) return 0;
+    const double hop = c->hop ? c->hop[high - low == 1 ? low : high] : 0;
+    return c->latency + hop + (c->bandwidth > 0 ? c->bytes / c->bandwidth : 0);
 }
 
 /* Moves *start to when all that `a` needs has arrived; false, with what lacks, if something was not made yet. */
@@ -60,12 +66,19 @@ static bool arrived(const Simulator *r, const Action *a, double *start, Need *la
     return true;
 }
 
+static const StageCost *costs_of(const Simulator *r, const Action *a)
+{
+    return r->costs->stage ? &r->costs->stage[a->stage] : &r->costs->each;
+}
+
 static double cost_of(const Simulator *r, const Action *a)
 {
-    const StageCost *c = r->costs->stage ? &r->costs->stage[a->stage] : &r->costs->each;
+    const StageCost *c = costs_of(r, a);
     double one = a->kind == ACT_F ? c->f : a->kind == ACT_I ? c->i : a->kind == ACT_W ? c->w : c->i + c->w;
     return a->count * one;
 }
+
+static int halves_of(const Action *a) { return a->flags & ACTION_PAIR ? 2 : 1; }
 
 static void wake(Simulator *r, int *waiter)
 {
@@ -88,7 +101,7 @@ static void publish(Simulator *r, const Action *a, double at)
 static bool run_one(Simulator *r, int rank)
 {
     const Action *a = &r->s->rank[rank].action[r->next[rank]];
-    const int halves = a->flags & ACTION_PAIR ? 2 : 1;
+    const int halves = halves_of(a);
     Span *span = &r->out.span[rank][r->next[rank]];
     double start = r->clock[rank], end;
     Need lacks;
@@ -99,6 +112,7 @@ static bool run_one(Simulator *r, int rank)
         }
     end = start;
     for (int h = 0; h < halves; h++) end += cost_of(r, &a[h]);
+    if (halves == 2) end -= costs_of(r, a)->pair;
     for (int h = 0; h < halves; h++) {
         span[h] = (Span){ start, end };
         publish(r, &a[h], end);
@@ -119,7 +133,7 @@ static void run_rank(Simulator *r, int rank)
 static Err stuck(const Simulator *r, int rank)
 {
     const Action *a = &r->s->rank[rank].action[r->next[rank]];
-    const int halves = a->flags & ACTION_PAIR ? 2 : 1;
+    const int halves = halves_of(a);
     double start = 0;
     Need n = { 0 };
     for (int h = 0; h < halves; h++)
@@ -130,6 +144,78 @@ static Err stuck(const Simulator *r, int rank)
         action_name(a->kind), a->microbatch, a->stage, n.kind == OUT_F ? "F" : "I", n.unit, n.stage);
 }
 
+/* ---- ranks that share processors ---- */
+
+/* Lets the rank begin its next action if it runs none and what that needs has arrived; else *next may become the time
+ * when it will have. */
+static void begin_shared(Simulator *r, int rank, double now, double *next)
+{
+    const ActionList *list = &r->s->rank[rank];
+    const Action *a = &list->action[r->next[rank]];
+    double start = 0, cost = 0;
+    Need lacks;
+    if (r->left[rank] >= 0 || r->next[rank] == list->count) return;
+    for (int h = 0; h < halves_of(a); h++) {
+        if (!arrived(r, &a[h], &start, &lacks)) return;
+        cost += cost_of(r, &a[h]);
+    }
+    if (halves_of(a) == 2) cost -= costs_of(r, a)->pair;
+    if (start > now) {
+        *next = fmin(*next, start);
+        return;
+    }
+    r->left[rank] = cost;
+    for (int h = 0; h < halves_of(a); h++) r->out.span[rank][r->next[rank] + h].start = now;
+}
+
+static void skip_others(Simulator *r, int rank)
+{
+    const ActionList *list = &r->s->rank[rank];
+    while (r->next[rank] < list->count && !action_is_compute(list->action[r->next[rank]].kind))
+        r->next[rank]++;
+}
+
+static void end_shared(Simulator *r, int rank, double now)
+{
+    const Action *a = &r->s->rank[rank].action[r->next[rank]];
+    const int halves = halves_of(a);
+    for (int h = 0; h < halves; h++) {
+        r->out.span[rank][r->next[rank] + h].end = now;
+        publish(r, &a[h], now);
+    }
+    r->left[rank] = -1;
+    r->next[rank] += halves;
+    skip_others(r, rank);
+}
+
+/* Up to where the next of them begins or ends; false: none runs and none will. */
+static bool go_on_shared(Simulator *r, double *now)
+{
+    int running = 0;
+    double next = INFINITY, least = INFINITY;
+    for (int i = 0; i < r->s->ranks; i++) {
+        begin_shared(r, i, *now, &next);
+        if (r->left[i] < 0) continue;
+        running++;
+        least = fmin(least, r->left[i]);
+    }
+    if (!running && isinf(next)) return false;
+    const double pace = fmin(1, r->costs->processors / running), end = *now + least / pace;
+    const bool ends = end <= next;
+    const double done = ends ? least : (next - *now) * pace;
+    *now = ends ? end : next;
+    for (int i = 0; i < r->s->ranks; i++)
+        if (r->left[i] >= 0 && (r->left[i] -= done) <= 0) end_shared(r, i, *now);
+    return true;
+}
+
+static void run_shared(Simulator *r)
+{
+    double now = 0;
+    for (int i = 0; i < r->s->ranks; i++) r->left[i] = -1, skip_others(r, i);
+    while (go_on_shared(r, &now)) continue;
+}
+
 /* ---- the whole ---- */
 
 static Err take_memory(Simulator *r)
@@ -138,6 +224,7 @@ static Err take_memory(Simulator *r)
     const int64_t places = (int64_t)s->replicas * s->stages * s->units;
     bool room = (r->next = calloc((size_t)s->ranks, sizeof *r->next)) != NULL;
     room &= (r->clock = calloc((size_t)s->ranks, sizeof *r->clock)) != NULL;
+    room &= (r->left = calloc((size_t)s->ranks, sizeof *r->left)) != NULL;
     room &= (r->ready = calloc((size_t)s->ranks, sizeof *r->ready)) != NULL;
     for (int k = 0; k < OUT_KINDS; k++) {
         room &= (r->made[k] = calloc((size_t)places, sizeof *r->made[k])) != NULL;
@@ -175,6 +262,7 @@ static void measure(const Schedule *s, Simulation *out)
 static Err run_all(Simulator *r)
 {
     for (int i = r->s->ranks - 1; i >= 0; i--) r->ready[r->ready_count++] = i;
+    if (r->costs->processors > 0) run_shared(r), r->ready_count = 0;
     while (r->ready_count > 0) run_rank(r, r->ready[--r->ready_count]);
     for (int i = 0; i < r->s->ranks; i++)
         if (r->next[i] < r->s->rank[i].count) return stuck(r, i);
@@ -217,6 +305,7 @@ void simulator_close(Simulator *r)
     }
     free(r->next);
     free(r->clock);
+    free(r->left);
     free(r->ready);
     simulation_free(&r->out, r->s);
     free(r);

@@ -8,10 +8,14 @@
 #include "pipeline/schedule.h"
 
 typedef struct {
-    StageCost each;          /* what every stage takes, if `stage` is NULL */
-    const StageCost *stage;  /* [stages] what each takes, or NULL */
-    double latency;          /* how long a message between two ranks takes */
+    StageCost each;         /* what every stage takes, if `stage` is NULL */
+    const StageCost *stage; /* [stages] what each takes, or NULL */
+    double latency;         /* how long a message between two ranks takes */
+    const double
+        *hop; /* [ranks] and besides, between a rank and the next one (the last and the first), or NULL */
     double bytes, bandwidth; /* a message takes bytes / bandwidth in addition; bandwidth 0: nothing */
+    double
+        processors; /* so many ranks compute at full speed at once, more share them evenly; 0: all of them do */
 } SimulateCosts;
 
 typedef struct {

@@ -116,7 +116,7 @@ Err layer_costs(const CostSource *source, const TrainSpec *spec, Grid grid, cons
     write_layout(&s.model, layout);
     s.pipeline = (PipelineSpec){ .layout = layout };
     s.overlap_moe = false;
-    s.global_batch = 2 * s.micro_batch * g.dp;
+    s.global_batch = s.micro_batch * g.dp; /* (a further unit costs what the first does, or more) */
     s.ramp = batch_ramp_flat(s.global_batch);
     const int modules = s.model.mtp.count > 0, head = 1 + kinds->count + modules;
     g.pp = head + 1;

@@ -6,6 +6,7 @@
 #ifndef MEGATRAIN_PLAN_LAYER_COST_H
 #define MEGATRAIN_PLAN_LAYER_COST_H
 
+#include "cost/cost.h"
 #include "engine/trainer.h"
 
 /* A rank's step in seconds: of each of its stages one unit; what ends the step, and of it what ranks with the same
@@ -17,9 +18,10 @@ typedef struct {
 
 /* Where seconds come from: as trainer_plan, with times. It is called by several threads at once. */
 typedef struct {
-    void *user;
-    Err (*dry_run)(void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
+    const void *user;
+    Err (*dry_run)(const void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
                    RankTimes *times);
+    const CostModel *model; /* of the device; NULL: nothing is known of it but what dry_run says */
 } CostSource;
 
 enum { BLOCK_KINDS = 12 };

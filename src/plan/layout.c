@@ -62,7 +62,8 @@ static void fill(LayoutSpace *s, LayoutLimits l)
     add(s, LAYOUT_ZERO, 1);
     add(s, LAYOUT_ZERO, 0);
     for (int i = 0; i < 2; i++) add(s, LAYOUT_ORDER, i);
-    add(s, LAYOUT_OVERLAP_MOE, 0); /* (its clock would have to be in two places) */
+    for (int i = 0; i < (experts ? 2 : 1); i++) add(s, LAYOUT_OVERLAP_MOE, i);
+    for (int i = 0; i < 2; i++) add(s, LAYOUT_OVERLAP_TP, i); /* as many bands as are usual; none */
 }
 
 /* One rank, whatever the file says. */

@@ -9,22 +9,23 @@
 #include "config/config.h"
 
 /* The keys: KEY(NAME, section, key). Those up to LAYOUT_INNER decide what a rank does in a block. */
-#define LAYOUT_KEY_LIST(KEY)             \
-    KEY(TP, parallel, tp)                \
-    KEY(SP, parallel, sp)                \
-    KEY(CP, parallel, cp)                \
-    KEY(CP_COMM, parallel, cp_comm)      \
-    KEY(MICRO_BATCH, train, micro_batch) \
-    KEY(RECOMPUTE, train, recompute)     \
-    KEY(EP, parallel, ep)                \
-    KEY(ETP, parallel, etp)              \
-    KEY(DISPATCHER, moe, dispatcher)     \
-    KEY(PP, parallel, pp)                \
-    KEY(VPP, parallel, vpp)              \
-    KEY(SCHEDULE, parallel, schedule)    \
-    KEY(ZERO, parallel, zero)            \
-    KEY(ORDER, parallel, order)          \
-    KEY(OVERLAP_MOE, parallel, overlap_moe)
+#define LAYOUT_KEY_LIST(KEY)                \
+    KEY(TP, parallel, tp)                   \
+    KEY(SP, parallel, sp)                   \
+    KEY(CP, parallel, cp)                   \
+    KEY(CP_COMM, parallel, cp_comm)         \
+    KEY(MICRO_BATCH, train, micro_batch)    \
+    KEY(RECOMPUTE, train, recompute)        \
+    KEY(EP, parallel, ep)                   \
+    KEY(ETP, parallel, etp)                 \
+    KEY(DISPATCHER, moe, dispatcher)        \
+    KEY(PP, parallel, pp)                   \
+    KEY(VPP, parallel, vpp)                 \
+    KEY(SCHEDULE, parallel, schedule)       \
+    KEY(ZERO, parallel, zero)               \
+    KEY(ORDER, parallel, order)             \
+    KEY(OVERLAP_MOE, parallel, overlap_moe) \
+    KEY(OVERLAP_TP, parallel, overlap_tp)
 
 typedef enum {
 #define KEY(name, section, key) LAYOUT_##name,

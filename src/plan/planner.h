@@ -5,6 +5,7 @@
 #include "config/config_device.h"
 #include "plan/layer_cost.h"
 #include "plan/predict.h"
+#include "plan/search.h"
 
 typedef struct {
     DeviceFile device;
@@ -17,7 +18,8 @@ typedef struct {
 Err planner_open(Planner *p, const char *device, int ranks);
 void planner_close(Planner *p);
 
-/* As CostSource.dry_run; user: a CostModel. */
-Err planner_run(void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan, RankTimes *times);
+/* What a search asks of that device: `base` on so many ranks, in the usual limits; the vocabulary and how many answers
+ * are the caller's. */
+SearchQuestion planner_question(const Planner *p, const Config *base, int64_t world);
 
 #endif

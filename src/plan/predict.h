@@ -6,7 +6,7 @@
  *   step    the schedule's units + what the slowest rank does besides: sums of gradients that units do not hide, the
  *           norm, the update
  *
- * Not in it: evaluations, checkpoints, waiting for data, and steps that are done again.
+ * Not in it: waiting for data, and steps that are done again; for evaluations and checkpoints: besides.h.
  */
 #ifndef MEGATRAIN_PLAN_PREDICT_H
 #define MEGATRAIN_PLAN_PREDICT_H
@@ -15,6 +15,7 @@
 
 #include "cost/time_line.h"
 #include "engine/trainer.h"
+#include "plan/layer_cost.h"
 
 typedef struct {
     double step_s, tokens_s;
@@ -23,24 +24,47 @@ typedef struct {
     TimeShares shares;  /* its step without waiting for other stages */
     double bubble_s;    /* and that: step_s = shares.now + bubble_s */
     double rest_s;      /* of the step behind its units */
-    int64_t bytes; /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
+    double forward_s;   /* an evaluation of as many samples */
+    int64_t bytes;  /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
+    int worst_pp;   /* and that one's pipeline rank */
+    int64_t params; /* of the model */
 } Prediction;
 
 /* As trainer_plan, with times. Several threads may call it at once. */
 Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
                  StepTimes *times);
 
-/* A message between pipeline ranks, in seconds. */
+/* A message between pipeline ranks, in seconds: the longest, and each one's to the next (the last one's to the first),
+ * which crosses the network if it does so in any pipeline. ERR_MEMORY. */
 double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid);
+Err predict_hops(const CostModel *m, const TrainSpec *spec, Grid grid, double *hop);
+
+/* Dry runs by that model. */
+CostSource predict_source(const CostModel *m);
+
+/* What of a step is run dry: as few micro-batches as show what more do; all of them; and of each pipeline rank also the
+ * other tp and cp ranks whose bytes may differ. The first two run one rank of each pipeline rank. */
+typedef enum { PREDICT_BRIEF, PREDICT_STEP, PREDICT_RANKS } PredictHow;
 
 /* Errors: those of trainer_plan. */
 Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out);
 
-/* Draws the step, with a row for each pipeline rank (pipeline/chart.h). Errors: those of predict. */
-Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, FILE *out);
+/* By any source, without forward_s; brief: nearly so. Of costs that are no numbers step_s is NaN. */
+Err predict_by(const CostSource *source, const TrainSpec *spec, Grid grid, PredictHow how, Prediction *out);
 
-/* What the step is bound by: the largest share, "products", "waits for sp", "waits for other stages", ...; *seconds
- * of it, if not NULL. */
-const char *prediction_bound(const Prediction *p, double *seconds, char buf[48]);
+/* And draws the step, with a row for each pipeline rank (pipeline/chart.h). */
+Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out, FILE *svg);
+
+/* What a step consists of, by name: "products", "waits for sp", "waits for other stages", ... */
+typedef struct {
+    char name[48];
+    double seconds;
+} PredictionShare;
+enum { PREDICTION_SHARES = FAMILIES + WORLD_COMMS + 2 };
+
+/* All of them, in the same order for every prediction. */
+void prediction_shares(const Prediction *p, PredictionShare out[PREDICTION_SHARES]);
+/* The largest, by which the step is bound. */
+PredictionShare prediction_bound(const Prediction *p);
 
 #endif

@@ -27,7 +27,9 @@ enum {
     EFFORTS_MOST = 40, /* so many times that, where what is run dry does not fit */
     SMALLEST = 64,     /* run dry where none of those fits, */
     TOGETHER = 8,      /* so many at once */
-    VARIED = 6         /* how many of the best are tried with other orders, without ZeRO, ... */
+    VARIED = 6,        /* how many of the best are tried with other orders, without ZeRO, ..., */
+    PAIRED = 2,        /* and of others that may pair units; */
+    VARIANTS = 16      /* each so often at most */
 };
 
 /* What of memory the next layout of a front takes at most. */
@@ -397,6 +399,20 @@ static Err replay_one(Search *s, Candidate *c, int left[2], bool *keep)
     return ERR_OK;
 }
 
+static void count_possible(Search *s)
+{
+    for (int k = 0; k < s->q->places; k++)
+        for (int64_t i = 0; i < s->count; i++)
+            s->out->place[k].possible += s->items[i].bound < s->q->place_s[k];
+}
+
+static void count_faster(Search *s)
+{
+    for (int k = 0; k < s->q->places; k++)
+        for (int i = 0; i < s->result_count; i++)
+            s->out->place[k].faster += s->results[i].time.step_s < s->q->place_s[k];
+}
+
 /* Those of the least bounds are replayed, the others go. */
 static Err replay(Search *s)
 {
@@ -452,89 +468,18 @@ static Err cut_best(Search *s)
 
 /* ---- exactly ---- */
 
-/* One pipeline rank: all of its tp and cp ranks that can differ, the first and the last; or, to compare, the first. */
-static Err run_rank(const SearchQuestion *q, const TrainSpec *spec, Grid g, int pp, bool first,
-                    RankTimes *times, int64_t *bytes, int64_t *params)
+/* A legal configuration, or the rule's refusal. */
+static Err evaluate_config(const SearchQuestion *q, const Config *c, bool legal, bool brief,
+                           SearchResult *out)
 {
-    const int cp = first || !g.cp ? 1 : g.cp, tp = first ? 1 : g.tp;
-    MemoryPlan plan;
-    *bytes = 0;
-    for (int t = 0; t<tp; t += tp> 1 ? tp - 1 : 1)
-        for (int c = 0; c<cp; c += cp> 1 ? cp - 1 : 1) {
-            const int rank = grid_rank_at(g, pp, t, c);
-            if (t || c) TRY(trainer_plan(spec, g, rank, &plan));
-            else TRY(q->source.dry_run(q->source.user, spec, g, rank, &plan, times));
-            const int64_t total = memory_plan_total(&plan);
-            if (total > *bytes) *bytes = total;
-            *params = plan.params;
-        }
-    return ERR_OK;
-}
-
-static bool is_cost(StageCost c)
-{
-    const double all = c.f + c.i + c.w;
-    return c.f >= 0 && c.i >= 0 && c.w >= 0 && all < DBL_MAX;
-}
-
-/* times: as much work as the lists have. Of costs that are no numbers a step is none. */
-static Err simulate_step(const Schedule *s, const RankTimes *ranks, double times, SearchResult *out)
-{
-    StageCost costs[STAGES_MOST];
-    Simulation sim;
-    double hop = 0;
-    bool numbers = true;
-    for (int r = 0; r < s->ranks; r++) {
-        for (int k = 0; k < s->replicas * s->chunks; k++) {
-            costs[schedule_stage_at(s, r, k / s->chunks, k % s->chunks)] = ranks[r].stage[k];
-            numbers &= is_cost(ranks[r].stage[k]);
-        }
-        if (ranks[r].tail > out->tail_s) out->tail_s = ranks[r].tail;
-        if (ranks[r].hop > hop) hop = ranks[r].hop;
-    }
-    const SimulateCosts c = { .stage = costs, .latency = hop };
-    Err err = simulate(s, &c, &sim);
-    if (!err) {
-        out->busy_s = sim.ideal * times;
-        out->bubble_s = sim.bubble;
-        out->step_s = numbers ? out->busy_s + out->bubble_s + out->tail_s : NAN;
-    }
-    simulation_free(&sim, s);
-    return err;
-}
-
-/* A step of so many of its micro-batches: of all, or of as many as show what the others do. */
-static Err evaluate_spec(const SearchQuestion *q, const Config *c, const TrainSpec *asked, bool brief,
-                         SearchResult *out)
-{
-    const Grid g = out->grid;
-    const int pp = g.pp ? g.pp : 1, all = (int)c->derived.microbatches,
-              made = brief ? shape_microbatches(pp, all) : all;
-    TrainSpec of_made = *asked, *spec = &of_made;
-    spec->global_batch = asked->global_batch / all * made;
-    spec->ramp = batch_ramp_flat(spec->global_batch);
-    const ScheduleSpec shape = { .name = spec->pipeline.schedule,
-                                 .ranks = pp,
-                                 .microbatches = made,
-                                 .chunks = spec->pipeline.chunks,
-                                 .group = spec->pipeline.group,
-                                 .slices = spec->pipeline.slices };
-    Schedule s;
-    RankTimes *ranks = calloc((size_t)pp, sizeof *ranks);
-    if (!ranks) return err_set(ERR_MEMORY, "no memory for %d pipeline ranks", pp);
-    Err err = ERR_OK;
-    for (int r = 0; r < pp && !err; r++) {
-        int64_t bytes;
-        err = run_rank(q, spec, g, r, brief, &ranks[r], &bytes, &out->params);
-        if (!err && bytes > out->bytes) out->bytes = bytes, out->worst_pp = r;
-    }
-    if (!err) err = schedule_make(&shape, &s);
-    if (!err) {
-        err = simulate_step(&s, ranks, (double)all / made, out);
-        schedule_free(&s);
-    }
-    free(ranks);
-    if (q->libraries) out->bytes += spec_library_bytes(c, g);
+    TrainSpec spec;
+    Err err = legal ? ERR_OK : err_set(ERR_CONFIG, "a rule of the configuration refuses it");
+    if (!err) err = brief ? grid_read(c, &out->grid) : grid_try(c, &out->grid);
+    if (!err) err = train_spec(c, q->vocab, &spec);
+    if (!err) err = trainer_grid(&spec, &out->grid);
+    if (!err)
+        err = predict_by(&q->source, &spec, out->grid, brief ? PREDICT_BRIEF : PREDICT_RANKS, &out->time);
+    if (!err && q->libraries) out->time.bytes += spec_library_bytes(c, out->grid);
     return err;
 }
 
@@ -542,14 +487,24 @@ static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Lay
                     SearchResult *out)
 {
     Config c;
-    TrainSpec spec;
     *out = (SearchResult){ .layout = *l };
-    Err err =
-        layout_config(space, l, &c) ? ERR_OK : err_set(ERR_CONFIG, "a rule of the configuration refuses it");
-    if (!err) err = brief ? grid_read(&c, &out->grid) : grid_try(&c, &out->grid);
-    if (!err) err = train_spec(&c, q->vocab, &spec);
-    if (!err) err = trainer_grid(&spec, &out->grid);
-    if (!err) err = evaluate_spec(q, &c, &spec, brief, out);
+    const Err err = evaluate_config(q, &c, layout_config(space, l, &c), brief, out);
+    config_release(&c);
+    return err;
+}
+
+Err search_evaluate_words(const SearchQuestion *q, const char *words, SearchResult *out)
+{
+    Config c;
+    LayoutSpace space;
+    char all[2 * LAYOUT_WORDS], first[LAYOUT_WORDS];
+    *out = (SearchResult){ .layout = { .stages = "" } };
+    layout_space(q->base, q->world, q->limits, &space);
+    take_first(&space, &out->layout, 0);
+    layout_words(&space, &out->layout, first);
+    if (snprintf(all, sizeof all, "%s %s", first, words) >= (int)sizeof all)
+        return err_set(ERR_CONFIG, "%zu characters are too many for a layout", strlen(words));
+    const Err err = evaluate_config(q, &c, config_for(q->base, q->world, all, &c), false, out);
     config_release(&c);
     return err;
 }
@@ -566,8 +521,9 @@ Err search_estimate(const SearchQuestion *q, const LayoutSpace *space, const Lay
 
 static int compare_results(const SearchResult *x, const SearchResult *y)
 {
-    if (x->step_s < y->step_s || x->step_s > y->step_s) return x->step_s < y->step_s ? -1 : 1;
-    if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
+    if (x->time.step_s < y->time.step_s || x->time.step_s > y->time.step_s)
+        return x->time.step_s < y->time.step_s ? -1 : 1;
+    if (x->time.bytes != y->time.bytes) return x->time.bytes < y->time.bytes ? -1 : 1;
     return layout_compare(&x->layout, &y->layout);
 }
 
@@ -585,9 +541,10 @@ static Err run_dry(Search *s, const Layout *layouts, int count)
         if (err[i] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
         if (err[i]) continue;
         s->out->dry_runs++;
-        if (r[i].bytes < s->out->least_bytes) s->out->least_bytes = r[i].bytes, s->out->least = r[i].layout;
-        const bool timed = r[i].step_s > 0 && r[i].step_s < DBL_MAX;
-        if (timed && r[i].bytes <= s->q->memory) s->results[s->result_count++] = r[i];
+        if (r[i].time.bytes < s->out->least_bytes)
+            s->out->least_bytes = r[i].time.bytes, s->out->least = r[i].layout;
+        const bool timed = r[i].time.step_s > 0 && r[i].time.step_s < DBL_MAX;
+        if (timed && r[i].time.bytes <= s->q->memory) s->results[s->result_count++] = r[i];
     }
     return ERR_OK;
 }
@@ -596,7 +553,7 @@ static double best_so_far(const Search *s)
 {
     double best = DBL_MAX;
     for (int i = 0; i < s->result_count; i++)
-        if (s->results[i].step_s < best) best = s->results[i].step_s;
+        if (s->results[i].time.step_s < best) best = s->results[i].time.step_s;
     return best;
 }
 
@@ -634,34 +591,55 @@ static bool may_pair(const LayoutSpace *s, const Layout *l)
     return !schedule_pairs(layout_schedule(s, l), &pairs) && pairs;
 }
 
-static Err vary(Search *s, const Layout *of)
+/* Whether the key's other value is another layout. */
+static bool may_vary(const Search *s, const Layout *of, LayoutKey key)
 {
-    static const LayoutKey keys[] = { LAYOUT_ZERO, LAYOUT_ORDER, LAYOUT_OVERLAP_MOE };
-    Layout l[TOGETHER];
-    int n = 0;
-    for (int bits = 1; bits < 8; bits++) {
-        Layout v = *of;
-        bool other = true;
-        for (int k = 0; k < 3; k++) {
-            if (!(bits >> k & 1)) continue;
-            other &= s->space->count[keys[k]] > 1;
-            v.value[keys[k]] = s->space->value[keys[k]][1];
-        }
-        const bool copies = layout_dp(s->space, of) * of->value[LAYOUT_CP] > 1;
-        other &= copies || v.value[LAYOUT_ZERO] == of->value[LAYOUT_ZERO];
-        other &= v.value[LAYOUT_OVERLAP_MOE] == of->value[LAYOUT_OVERLAP_MOE] || may_pair(s->space, of);
-        other &= v.value[LAYOUT_PP] > 1 || v.value[LAYOUT_ORDER] == of->value[LAYOUT_ORDER];
-        if (other) l[n++] = v;
+    const int *v = of->value;
+    if (s->space->count[key] < 2) return false;
+    switch (key) {
+    case LAYOUT_ZERO: return layout_dp(s->space, of) * v[LAYOUT_CP] > 1;
+    case LAYOUT_ORDER: return v[LAYOUT_PP] > 1;
+    case LAYOUT_OVERLAP_MOE: return v[LAYOUT_EP] * v[LAYOUT_ETP] > 1 && may_pair(s->space, of);
+    case LAYOUT_OVERLAP_TP: return v[LAYOUT_TP] > 1;
+    default: return false;
     }
-    return run_dry(s, l, n);
 }
 
+/* What is told apart among the best alone. */
+static const LayoutKey varied[] = { LAYOUT_ZERO, LAYOUT_ORDER, LAYOUT_OVERLAP_MOE, LAYOUT_OVERLAP_TP };
+enum { VARIED_KEYS = sizeof varied / sizeof *varied };
+
+/* Every combination of these keys but the layout's own. */
+static Err vary(Search *s, const Layout *of)
+{
+    Layout l[VARIANTS];
+    int n = 0;
+    for (int bits = 1; bits < VARIANTS; bits++) {
+        bool other = true;
+        l[n] = *of;
+        for (int k = 0; k < VARIED_KEYS; k++) {
+            if (!(bits >> k & 1)) continue;
+            other &= may_vary(s, of, varied[k]);
+            l[n].value[varied[k]] = s->space->value[varied[k]][1];
+        }
+        n += other;
+    }
+    for (int i = 0; i < n; i += TOGETHER) TRY(run_dry(s, l + i, n - i < TOGETHER ? n - i : TOGETHER));
+    return ERR_OK;
+}
+
+/* The best, and of those that may pair a forward with a backward, which estimates know nothing of, the best. */
 static Err vary_best(Search *s)
 {
-    Layout best[VARIED];
-    int n = 0;
+    Layout best[VARIED + PAIRED];
+    int n = 0, pairs = 0;
     ORDER(s->results, s->result_count, by_step);
-    for (; n < VARIED && n < s->result_count; n++) best[n] = s->results[n].layout;
+    for (int i = 0; i < s->result_count; i++) {
+        const Layout *l = &s->results[i].layout;
+        const bool more = i >= VARIED && pairs < PAIRED && may_vary(s, l, LAYOUT_OVERLAP_MOE);
+        pairs += more;
+        if (i < VARIED || more) best[n++] = *l;
+    }
     for (int i = 0; i < n; i++) TRY(vary(s, &best[i]));
     ORDER(s->results, s->result_count, by_step);
     return ERR_OK;
@@ -672,9 +650,7 @@ static bool is_varied(const SearchAnswer *a, const Layout *more, int count, cons
 {
     for (int i = 0; i < a->count + count; i++) {
         Layout of = i < a->count ? a->best[i].layout : more[i - a->count];
-        of.value[LAYOUT_ZERO] = l->value[LAYOUT_ZERO];
-        of.value[LAYOUT_ORDER] = l->value[LAYOUT_ORDER];
-        of.value[LAYOUT_OVERLAP_MOE] = l->value[LAYOUT_OVERLAP_MOE];
+        for (int k = 0; k < VARIED_KEYS; k++) of.value[varied[k]] = l->value[varied[k]];
         if (!layout_compare(&of, l)) return true;
     }
     return false;
@@ -696,7 +672,8 @@ static Err confirm(Search *s)
         for (int k = 0; k < n; k++) err[k] = search_evaluate(s->q, s->space, &l[k], &r[k]);
         for (int k = 0; k < n; k++) {
             if (err[k] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
-            if (!err[k] && r[k].bytes <= s->q->memory && a->count < SEARCH_BEST) a->best[a->count++] = r[k];
+            if (!err[k] && r[k].time.bytes <= s->q->memory && a->count < SEARCH_BEST)
+                a->best[a->count++] = r[k];
         }
     }
     ORDER(a->best, a->count, by_step);
@@ -760,8 +737,8 @@ static void find_front(const Search *s)
     int64_t least = INT64_MAX;
     for (int i = 0; i < s->result_count; i++) {
         const SearchResult *r = &s->results[i];
-        if ((double)r->bytes > FRONT_STEP * (double)least || a->front_count == FRONT) continue;
-        least = r->bytes;
+        if ((double)r->time.bytes > FRONT_STEP * (double)least || a->front_count == FRONT) continue;
+        least = r->time.bytes;
         a->front[a->front_count++] = *r;
     }
 }
@@ -776,11 +753,13 @@ static Err run(Search *s)
     TRY(measure_inners(s));
     for (int i = 0; i < s->inner_count; i++)
         if (s->inners[i].measured) TRY(visit_outer(s, i));
+    count_possible(s);
     TRY(replay(s));
     TRY(cut_best(s));
     TRY(run_finalists(s));
     if (!s->result_count) TRY(run_smallest(s));
     TRY(vary_best(s));
+    count_faster(s);
     TRY(find_least(s));
     find_front(s);
     return confirm(s);
@@ -794,7 +773,7 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
     Search s = { .q = q, .out = out, .space = &out->space };
     Layout first = { .stages = "" };
     s.threads = q->threads > 0 ? q->threads : 1;
-    s.results = calloc(FINALS + SMALLEST + (VARIED + 1) * TOGETHER, sizeof *s.results);
+    s.results = calloc(FINALS + SMALLEST + TOGETHER + (VARIED + PAIRED) * VARIANTS, sizeof *s.results);
     Err err = s.results ? add_inner(&s, &first) : err_set(ERR_MEMORY, "no memory for a search");
     if (!err) err = train_spec(q->base, q->vocab, &s.inners[0].spec);
     if (!err) err = run(&s);

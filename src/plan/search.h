@@ -13,9 +13,10 @@
 
 #include "plan/layer_cost.h"
 #include "plan/layout.h"
+#include "plan/predict.h"
 #include "train/spec.h"
 
-enum { SEARCH_BEST = 32 };
+enum { SEARCH_BEST = 32, SEARCH_PLACES = 8 };
 
 typedef struct {
     const Config *base; /* layout_base's */
@@ -27,20 +28,23 @@ typedef struct {
     CostSource source;
     int best;    /* answers wanted, at most SEARCH_BEST */
     int threads; /* at once; 0: 1 */
+    int places;  /* and where steps of so many seconds stand */
+    double place_s[SEARCH_PLACES];
 } SearchQuestion;
 
 /* A layout, exactly. Seconds are those of the source. */
 typedef struct {
     Layout layout;
     Grid grid;
-    double step_s;   /* of it: */
-    double busy_s;   /* the work of the pipeline rank that has most, */
-    double bubble_s; /* its waits for others, */
-    double tail_s;   /* and what ends the step */
-    int64_t bytes;   /* of the rank that takes the most, libraries included */
-    int worst_pp;    /* which pipeline rank that is */
-    int64_t params;
+    Prediction time; /* its bytes with those of libraries */
 } SearchResult;
+
+/* How many layouts that may fit are faster than a step: of those that were run dry, variants and cuts included, and of
+ * all that are legal in shape at most, by the bound of the sums of their parts. */
+typedef struct {
+    int faster;
+    int64_t possible;
+} SearchPlace;
 
 typedef struct {
     SearchResult best[SEARCH_BEST]; /* the fastest first */
@@ -53,6 +57,7 @@ typedef struct {
     int dry_runs;
     Layout least; /* which layout that is */
     LayoutSpace space;
+    SearchPlace place[SEARCH_PLACES];
 } SearchAnswer;
 
 /*
@@ -63,6 +68,10 @@ Err search(const SearchQuestion *q, SearchAnswer *out);
 
 /* One layout, by itself: ERR_CONFIG where a rule refuses it. Fits or not. */
 Err search_evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, SearchResult *out);
+
+/* Any layout: "parallel.tp=8 parallel.pp=4 ...", other keys have the first values of their space, one rank's, or are
+ * given; its `layout` does not count. */
+Err search_evaluate_words(const SearchQuestion *q, const char *words, SearchResult *out);
 
 /* Nearly the same, faster: as few micro-batches as show what more do, one rank of each pipeline rank; and what the
  * start of a run refuses beyond rules of the configuration may pass. */

@@ -310,6 +310,20 @@ void metrics_valid(Metrics *m, const ValidRecord *r)
              r->name);
 }
 
+void metrics_task(Metrics *m, const TaskRecord *r)
+{
+    char buf[RECORD_BYTES], text[LOG_STATUS_BYTES];
+    JsonOut j;
+    if (!m->open) return;
+    json_out_init(&j, buf, sizeof buf);
+    record_put_task(&j, r);
+    if (m->o.jsonl) write_line(m, &j);
+    int used = snprintf(text, sizeof text, "step %lld: %s", (long long)r->step, r->name);
+    for (int i = 0; i < r->metrics; i++)
+        used += snprintf(text + used, sizeof text - (size_t)used, ", %s %.4f", r->metric[i], r->mean[i]);
+    log_info("%s (%lld question%s)", text, (long long)r->questions, r->questions == 1 ? "" : "s");
+}
+
 static Err close_file(FileWriter *w, bool open, int64_t lost, const char *what)
 {
     char path[PATH_MAX];

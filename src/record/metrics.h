@@ -2,7 +2,9 @@
  * What a run says about itself while it goes: a line of metrics.jsonl for every step, the live line of the
  * terminal (plain lines elsewhere), loss.svg, and event files for TensorBoard.
  *
- *   metrics_open -> metrics_step, metrics_valid ... -> metrics_close      on one rank, the others leave it zero
+ *   metrics_open -> metrics_step, metrics_valid, metrics_task ... -> metrics_close
+ *
+ * on one rank; the others leave it zero.
  *
  * A resumed run goes on with the files as they were at the checkpoint: lines and events of later steps, of a run
  * that was killed, are cut off first. The curve covers the earlier steps too.
@@ -63,6 +65,9 @@ void metrics_step(Metrics *m, const MetricsRecord *r);
 
 /* An evaluation after so many steps. */
 void metrics_valid(Metrics *m, const ValidRecord *r);
+
+/* A task of that evaluation. */
+void metrics_task(Metrics *m, const TaskRecord *r);
 
 /* A key that differs from the checkpoint that the run went on from. */
 void metrics_override(Metrics *m, const OverrideRecord *r);

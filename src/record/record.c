@@ -136,6 +136,23 @@ void record_put_valid(JsonOut *j, const ValidRecord *v)
     json_close(j, '}');
 }
 
+void record_put_task(JsonOut *j, const TaskRecord *t)
+{
+    json_open(j, NULL, '{');
+    json_put_int(j, "step", t->step);
+    json_put_int(j, "tokens", t->tokens);
+    json_put_text(j, "task", t->name);
+    json_put_int(j, "questions", t->questions);
+    for (int i = 0; i < t->metrics; i++) {
+        char name[64];
+        json_put_number(j, t->metric[i], t->mean[i]);
+        snprintf(name, sizeof name, "%s_error", t->metric[i]);
+        json_put_number(j, name, t->error[i]);
+    }
+    json_put_number(j, "time", t->time);
+    json_close(j, '}');
+}
+
 void record_put_override(JsonOut *j, const OverrideRecord *r)
 {
     char key[96], text[256];

@@ -68,6 +68,18 @@ typedef struct {
     char name[CURVE_NAME_BYTES];
 } ValidRecord;
 
+/* What a task of an evaluation came to (data/tasks.h): shares of its questions and their standard errors, by metric.
+ * Metrics from `metrics` on mean nothing for it. */
+enum { RECORD_TASK_METRICS = 3 };
+typedef struct {
+    int64_t step, tokens, questions;
+    double time; /* as of a step */
+    const char *name;
+    const char *const *metric; /* their names */
+    int metrics;
+    double mean[RECORD_TASK_METRICS], error[RECORD_TASK_METRICS];
+} TaskRecord;
+
 /* A key that a resumed run has otherwise than its checkpoint (overrides.h). */
 typedef struct {
     int64_t step; /* the first one that it applies to */
@@ -88,12 +100,13 @@ typedef struct {
 /* The objects, without the end of the line. */
 void record_put_step(JsonOut *j, const MetricsRecord *r);
 void record_put_valid(JsonOut *j, const ValidRecord *v);
+void record_put_task(JsonOut *j, const TaskRecord *t);
 void record_put_override(JsonOut *j, const OverrideRecord *r); /* long values are cut */
 
 /*
  * Reads a line. An evaluation has valid_loss, and the set's name in `valid`. Members that are missing are NaN, or 0 for
- * whole numbers. RECORD_OTHER: neither that nor a loss; RECORD_DAMAGED: no JSON object, or none with a step of 0 or
- * more.
+ * whole numbers. RECORD_OTHER: neither that nor a loss (a task, an override); RECORD_DAMAGED: no JSON object, or none
+ * with a step of 0 or more.
  */
 void record_read(const char *line, int64_t size_bytes, Record *out);
 

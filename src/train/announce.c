@@ -3,11 +3,26 @@
 
 #include "base/log.h"
 
+static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
+
+void announce_tasks(const Tasks *t)
+{
+    log_info("%lld question%s of %d task%s an evaluation, with %lld choice%s in %lld sample%s",
+             (long long)t->question_count, plural(t->question_count), t->count, plural(t->count),
+             (long long)t->request_count, plural(t->request_count), (long long)t->samples,
+             plural(t->samples));
+    for (int i = 0; i < t->count; i++)
+        if (t->task[i].cut)
+            log_warn("'%s': %lld request%s longer than model.seq, %lld: cut from the left", t->task[i].path,
+                     (long long)t->task[i].cut, t->task[i].cut == 1 ? " is" : "s are", (long long)t->seq);
+}
+
 void announce_validation(const Run *r)
 {
     const int64_t every = r->cfg->train.eval_every, batch = r->spec.global_batch;
     int64_t samples = 0;
     for (int i = 0; i < r->valid.count; i++) samples += run_valid_samples(r, r->valid.set[i].data);
+    if (r->tasks.count) announce_tasks(&r->tasks);
     if (!samples) return;
     log_info("%lld samples an evaluation", (long long)samples);
     if (r->cfg->checkpoint.keep_best && r->valid.count > 1)

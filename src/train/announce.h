@@ -7,6 +7,9 @@
 /* Says how many samples an evaluation reads, and warns if they are more than training reads between two evaluations. */
 void announce_validation(const Run *r);
 
+/* Says how many questions an evaluation asks, and warns of choices that were cut to fit. */
+void announce_tasks(const Tasks *t);
+
 /* Says before a step its global batch, if that of the step before had another size, and its data, if a stage of them
  * begins. */
 void announce_step(const Run *r);

@@ -110,6 +110,15 @@ Err join_said_once(const Boot *boot, Err err)
     return err_elsewhere(err);
 }
 
+Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
+              const volatile sig_atomic_t *stop)
+{
+    RanksOptions o = options_of(cfg, (Grid){ 0 });
+    o.stop = stop;
+    o.folder = folder;
+    return ranks_meet(r, boot, &o);
+}
+
 Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
                const volatile sig_atomic_t *stop, char **text)
 {
@@ -123,7 +132,7 @@ Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder
     o.stop = stop;
     o.folder = folder;
     o.facts = facts;
-    Err err = ranks_open(r, boot, &o);
+    Err err = r->met ? ranks_connect(r, &o) : ranks_open(r, boot, &o);
     free(facts);
     return err;
 }

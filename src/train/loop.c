@@ -146,9 +146,20 @@ static Err check_valid(const Run *r)
     return ERR_OK;
 }
 
-Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
+/* Rank 0 chooses, while the others wait for its word. */
+static Err choose_layout(Loop *l, Config *cfg, const Boot *boot, const LayoutChoice *choice)
+{
+    char text[2048] = "";
+    TRY(join_meet(&l->ranks, cfg, boot, cfg->run.dir, &signals_stop));
+    if (l->lead) TRY(choice->choose(choice->user, cfg, boot, text, sizeof text));
+    TRY(ranks_tell(&l->ranks, "layout", text, sizeof text));
+    return choice->take(choice->user, text, boot, cfg);
+}
+
+Err loop_open(Loop *l, Config *cfg, const Boot *boot, const LayoutChoice *choice)
 {
     *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s(), .lead = boot->rank == 0 };
+    if (choice) TRY(choose_layout(l, cfg, boot, choice));
     TRY(join_ranks(&l->ranks, cfg, boot, cfg->run.dir, &signals_stop, &l->config_text));
     TRY(take_folder(l));
     watch_phase(l->ranks.watch, PHASE_LOAD, 0);

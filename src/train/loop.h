@@ -10,6 +10,7 @@
 #include "train/ranks.h"
 #include "train/run.h"
 #include "train/timeline.h"
+#include "train/train.h"
 
 typedef struct {
     const Config *cfg;
@@ -38,7 +39,7 @@ typedef struct {
 
 /* Joins the ranks, takes the run's folder, builds or resumes the run and opens all that it writes. loop_close is to be
  * called after a failure, too; it returns the error to report. */
-Err loop_open(Loop *l, const Config *cfg, const Boot *boot);
+Err loop_open(Loop *l, Config *cfg, const Boot *boot, const LayoutChoice *choice);
 Err loop_close(Loop *l, Err err);
 
 #endif

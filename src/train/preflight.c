@@ -11,6 +11,7 @@
 #include "base/words.h"
 #include "data/sets.h"
 #include "data/shards.h"
+#include "data/tasks.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "train/spec.h"
@@ -48,6 +49,17 @@ static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
     if (!err) sets_close(&valid);
     if (err == ERR_CONFIG) return err;
     warn_of(err, *c->data.split ? "data.split" : "data.valid", found);
+    return ERR_OK;
+}
+
+static Err look_for_tasks(const Config *c, const Tokenizer *t, int *found)
+{
+    Tasks tasks;
+    if (!t || !*c->train.eval_tasks) return ERR_OK;
+    Err err = tasks_open(&tasks, c->train.eval_tasks, t, c->model.seq);
+    tasks_close(&tasks);
+    if (err == ERR_CONFIG) return err;
+    warn_of(err, "train.eval_tasks", found);
     return ERR_OK;
 }
 
@@ -113,6 +125,7 @@ Err preflight(const Config *c, int *found, int64_t *vocab)
     look_for_device(c, found);
     warn_of(tokenizer_open(c->data.tokenizer, &t), "data.tokenizer", found);
     Err err = look_for_data(c, t, found);
+    if (!err) err = look_for_tasks(c, t, found);
     if (strcmp(c->checkpoint.resume, "auto") && strcmp(c->checkpoint.resume, "none"))
         look_for_path("checkpoint.resume", c->checkpoint.resume, found);
     if (*c->checkpoint.load) look_for_path("checkpoint.load", c->checkpoint.load, found);

@@ -5,10 +5,10 @@
 #include "config/config.h"
 
 /*
- * Warns of what the configuration names and is not to be had here: GPU, tokenizer, token files, checkpoints. Opens
- * token files as a run does (their indexes), but reads no tokens. *found: how many warnings. ERR_CONFIG: what is there
- * contradicts the configuration (a vocabulary that is too small, a tokenizer without the token that data.mask_eod
- * goes by). *vocab: model.vocab or the tokenizer's; 0: neither is known.
+ * Warns of what the configuration names and is not to be had here: GPU, tokenizer, token files, tasks, checkpoints.
+ * Opens token files as a run does (their indexes), but reads no tokens. *found: how many warnings. ERR_CONFIG: what is
+ * there contradicts the configuration (a vocabulary that is too small, a tokenizer without the token that
+ * data.mask_eod goes by). *vocab: model.vocab or the tokenizer's; 0: neither is known.
  */
 Err preflight(const Config *c, int *found, int64_t *vocab);
 

@@ -304,8 +304,6 @@ static Err meet(Ranks *r, const RanksOptions *o)
 
 static Err open_many(Ranks *r, const RanksOptions *o)
 {
-    log_set_rank(r->boot.rank, r->boot.size);
-    TRY(leave_to_one(r, meet(r, o)));
     TRY(store_agree(r->store, o->facts, o->timeout_s));
     TRY(count_hosts(r, o));
     TRY(connect_ranks(r, o));
@@ -319,26 +317,47 @@ static Err open_many(Ranks *r, const RanksOptions *o)
     return ERR_OK;
 }
 
-Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
+Err ranks_meet(Ranks *r, const Boot *boot, const RanksOptions *o)
 {
+    const double begin = clock_s();
     *r = (Ranks){ .boot = *boot,
                   .local_size = 1,
                   .cpu_sharers = 1,
                   .hosts = 1,
-                  .grid = o->grid,
                   .gpu = { .sharers = 1 },
-                  .cuda = o->cuda,
-                  .sums_by_message = o->sums_by_message,
-                  .row_pieces = o->row_pieces,
-                  .tp_ctas = o->tp_ctas,
-                  .dp_ctas = o->dp_ctas,
                   .folder = o->folder,
-                  .timeout_s = o->timeout_s };
+                  .timeout_s = o->timeout_s,
+                  .met = true };
     r->boot.stop = o->stop;
-    if (boot->size > 1) {
-        const double begin = clock_s();
+    if (boot->size == 1) return ERR_OK;
+    log_set_rank(boot->rank, boot->size);
+    TRY(leave_to_one(r, meet(r, o)));
+    r->ready_s = clock_s() - begin;
+    return ERR_OK;
+}
+
+Err ranks_tell(Ranks *r, const char *key, char *text, size_t size)
+{
+    size_t n = 0;
+    if (r->boot.size == 1) return ERR_OK;
+    if (!r->boot.rank) return store_set(r->store, key, text, strlen(text));
+    TRY(store_get(r->store, key, text, size - 1, &n, r->timeout_s));
+    text[n] = 0;
+    return ERR_OK;
+}
+
+Err ranks_connect(Ranks *r, const RanksOptions *o)
+{
+    const double begin = clock_s();
+    r->grid = o->grid;
+    r->cuda = o->cuda;
+    r->sums_by_message = o->sums_by_message;
+    r->row_pieces = o->row_pieces;
+    r->tp_ctas = o->tp_ctas;
+    r->dp_ctas = o->dp_ctas;
+    if (r->boot.size > 1) {
         TRY(open_many(r, o));
-        r->ready_s = clock_s() - begin;
+        r->ready_s += clock_s() - begin;
         return ERR_OK;
     }
     r->host_free_bytes = host_free_bytes();
@@ -346,6 +365,12 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
     comm_open_self(&r->save, "save");
     r->world_open = true;
     return ERR_OK;
+}
+
+Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
+{
+    TRY(ranks_meet(r, boot, o));
+    return ranks_connect(r, o);
 }
 
 /* ---- closing ---- */

@@ -38,6 +38,7 @@ typedef struct {
     int64_t row_pieces;
     Grid grid;
     World world;
+    bool met; /* ranks_meet was called */
     bool world_open;
     Comm save;          /* has all ranks, for the thread that writes checkpoints; open with `saver` */
     const char *folder; /* see RanksOptions */
@@ -69,6 +70,14 @@ typedef struct {
  * ERR_PEER.
  */
 Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o);
+
+/*
+ * The same in two steps, for ranks that agree on their layout before they have one: of the options ranks_meet goes by
+ * times, folder and `stop` alone. Between them rank 0 may tell the others a text, which then is in `text` on all.
+ */
+Err ranks_meet(Ranks *r, const Boot *boot, const RanksOptions *o);
+Err ranks_tell(Ranks *r, const char *key, char *text, size_t size);
+Err ranks_connect(Ranks *r, const RanksOptions *o);
 
 /*
  * To be called when the run is over. After a failure of communication it first waits for the verdict, which replaces

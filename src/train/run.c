@@ -14,6 +14,8 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "hf/folder.h"
+#include "hf/load.h"
 #include "train/data_id.h"
 #include "train/preflight.h"
 #include "train/spec.h"
@@ -59,7 +61,7 @@ static Err open_data(Run *r, RunPurpose purpose)
 {
     const Config *c = r->cfg;
     bool has_valid = *c->data.valid || *c->data.split;
-    if (purpose == RUN_GENERATE) return ERR_OK;
+    if (purpose == RUN_GENERATE || purpose == RUN_LOGITS) return ERR_OK;
     if (purpose == RUN_TRAIN) {
         if (!*c->data.train)
             return err_set(ERR_CONFIG, "data.train is empty: there is nothing to train on"),
@@ -67,9 +69,10 @@ static Err open_data(Run *r, RunPurpose purpose)
         TRY(open_train(r));
         look_for_ends(r);
         TRY(data_id_make(r->train, r->tokenizer, &r->setup, &r->data_id));
-    } else if (!has_valid) {
+    } else if (!has_valid && !*c->train.eval_tasks) {
         return err_set(ERR_CONFIG,
-                       "neither data.valid nor data.split is set: there is nothing to evaluate on");
+                       "neither data.valid nor data.split is set: there is nothing to evaluate on"),
+               err_hint("or train.eval_tasks=FILE, or --tasks FILE");
     }
     if (!has_valid) return ERR_OK;
     TRY(open_valid(r));
@@ -191,7 +194,9 @@ static Err open_inputs(Run *r, RunPurpose purpose)
     TRY(tokenizer_open(r->cfg->data.tokenizer, &r->tokenizer));
     TRY(train_spec(r->cfg, tokenizer_vocab(r->tokenizer), &r->spec));
     TRY(spec_eod(r->cfg, r->tokenizer, &r->spec.documents.eod));
-    return open_data(r, purpose);
+    TRY(open_data(r, purpose));
+    if (!*r->cfg->train.eval_tasks || purpose == RUN_GENERATE || purpose == RUN_LOGITS) return ERR_OK;
+    return tasks_open(&r->tasks, r->cfg->train.eval_tasks, r->tokenizer, r->spec.model.seq);
 }
 
 static Err open_all(Run *r, RunPurpose purpose)
@@ -206,6 +211,8 @@ static Err open_all(Run *r, RunPurpose purpose)
     if (r->spec.purpose.forward_only)
         r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
     r->spec.purpose.generate = purpose == RUN_GENERATE;
+    r->spec.purpose.logits = purpose == RUN_LOGITS;
+    r->spec.purpose.scores = r->tasks.count > 0;
     r->spec.purpose.ahead &= purpose == RUN_TRAIN;
     r->spec.purpose.snapshot &= purpose == RUN_TRAIN;
     if (r->world->grid.pp != c->parallel.pp)
@@ -240,6 +247,7 @@ void run_close(Run *r)
     world_close(&r->self);
     dataset_close(r->train);
     sets_close(&r->valid);
+    tasks_close(&r->tasks);
     tokenizer_close(r->tokenizer);
     setup_release(&r->setup);
     *r = (Run){ 0 };
@@ -426,10 +434,25 @@ static Err load_newest(Run *r, const char *run_dir, bool weights_only, bool *fou
     }
 }
 
+static Err load_hub_folder(Run *r, const char *from)
+{
+    const CkptLoad load = { .path = from,
+                            .params = &r->trainer.params,
+                            .world = r->world,
+                            .stream = &r->trainer.device.stream,
+                            .weights_only = true,
+                            .upcycle = r->spec.model.moe.parts ? &(Upcycle){ 0 } : NULL };
+    fault_point("read");
+    TRY(hf_load(&load, r->cfg));
+    log_info("weights from %s", from);
+    return ERR_OK;
+}
+
 Err run_load_weights(Run *r, const char *from, int64_t step)
 {
     char path[PATH_MAX];
     bool found, damaged;
+    if (hf_folder_is(from)) return load_hub_folder(r, from);
     if (step >= 0) {
         TRY(ckpt_of_step(from, step, path));
         return run_load(r, path, true, &damaged);
@@ -533,7 +556,49 @@ static Err get_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
     return ERR_OK;
 }
 
-TokenSource run_tokens(const Dataset *d) { return (TokenSource){ (void *)d, get_tokens }; }
+TokenSource run_tokens(const Dataset *d) { return (TokenSource){ (void *)d, get_tokens, NULL }; }
+
+bool run_evaluates(const Run *r) { return r->valid.count || r->tasks.count; }
+
+/* Of a request: scores are those of the positions of its sample. */
+static void score_request(TaskRequest *q, const RowScore *scores)
+{
+    const RowScore *row = scores + q->begin + q->count - 1 - q->scored;
+    q->score = 0;
+    q->greedy = true;
+    for (int32_t i = 0; i < q->scored; i++) {
+        q->score -= row[i].loss;
+        q->greedy &= !row[i].outdone;
+    }
+}
+
+/* Their tokens, what of these is scored, and where they stand. */
+static Err same_tasks(Run *r)
+{
+    const uint32_t crc = tasks_crc(&r->tasks);
+    int64_t ends[2] = { crc, -(int64_t)crc };
+    TRY(comm_max_i64(&r->world->host, &r->trainer.device.stream, ends, 2, NULL));
+    if (ends[0] == -ends[1]) return ERR_OK;
+    return err_set(ERR_DATA, "the ranks see different tasks in '%s'", r->cfg->train.eval_tasks),
+           err_hint("they must be the same files on all hosts");
+}
+
+Err run_score_tasks(Run *r)
+{
+    const int64_t most = r->spec.global_batch, seq = r->spec.model.seq;
+    const TokenSource source = { &r->tasks, tasks_tokens, tasks_requests };
+    if (r->tasks.count) TRY(same_tasks(r));
+    for (int64_t first = 0; first < r->tasks.samples; first += most) {
+        const int64_t left = r->tasks.samples - first, count = left < most ? left : most;
+        const RowScore *scores;
+        TaskRequest *q;
+        TRY(trainer_scores(&r->trainer, source, first, count, &scores));
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t n = 0; (q = tasks_request(&r->tasks, first + i, n)); n++)
+                score_request(q, scores + i * seq);
+    }
+    return ERR_OK;
+}
 
 int64_t run_valid_samples(const Run *r, const Dataset *set)
 {

@@ -9,6 +9,7 @@
 #include "ckpt/ckpt.h"
 #include "data/loader.h"
 #include "data/sets.h"
+#include "data/tasks.h"
 #include "data/tokenizer.h"
 #include "train/overrides.h"
 #include "train/ranks.h"
@@ -22,6 +23,7 @@ typedef struct {
     Sets valid;     /* there are none if they were not opened or not given */
     int best_set;   /* checkpoint.keep_best goes by the loss on this one */
     double valid_loss[SETS_MAX];
+    Tasks tasks;        /* those of train.eval_tasks, unless the run only generates or gives logits */
     int64_t valid_step; /* the step at which they had these losses; 0: they were not evaluated yet */
     Ranks *ranks;       /* NULL: there is one process */
     World *world, self;
@@ -33,7 +35,8 @@ typedef struct {
     Overrides overrides; /* what differs from the checkpoint that the run went on from */
 } Run;
 
-typedef enum { RUN_TRAIN, RUN_EVAL, RUN_GENERATE } RunPurpose;
+/* RUN_LOGITS: without data, for trainer_row_logits. */
+typedef enum { RUN_TRAIN, RUN_EVAL, RUN_GENERATE, RUN_LOGITS } RunPurpose;
 
 /*
  * Opens tokenizer, data (as the purpose needs) and trainer with initial weights; ranks NULL: for a process alone.
@@ -62,6 +65,13 @@ CkptMeta run_meta(const Run *r, const char *config_text);
 
 /* How many samples an evaluation on a validation set has: all, or those of train.eval_batches. */
 int64_t run_valid_samples(const Run *r, const Dataset *set);
+
+/* Is there anything to evaluate on? */
+bool run_evaluates(const Run *r);
+
+/* Gives all requests of the tasks their scores. Collective. ERR_DATA: the ranks have read different files; others as
+ * trainer_scores. */
+Err run_score_tasks(Run *r);
 
 /* A source of tokens from one of the data sets, without prefetching. */
 TokenSource run_tokens(const Dataset *d);

@@ -266,6 +266,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .device.isa = isas[cfg->debug.isa],
                         .purpose.ahead = true,
                         .purpose.snapshot = cfg->checkpoint.async,
+                        .purpose.scores = *cfg->train.eval_tasks != 0,
                         .graphs = cfg->run.graphs,
                         .poison = cfg->debug.poison,
                         .extra_shift = (int)cfg->debug.extra_shift };

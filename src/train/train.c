@@ -169,6 +169,24 @@ static void record_valid(Loop *l, const char *set, double loss)
     metrics_valid(&l->metrics, &r);
 }
 
+static void record_task(Loop *l, const Task *task)
+{
+    const Trainer *t = &l->run.trainer;
+    TaskRecord r = { .step = t->progress.step,
+                     .tokens = t->progress.samples * l->run.spec.model.seq,
+                     .questions = task->count,
+                     .time = clock_unix_s(),
+                     .name = task->name,
+                     .metric = task_metric_names };
+    _Static_assert((int)RECORD_TASK_METRICS == (int)TASK_METRICS, "a record has room for all metrics");
+    for (TaskMetric m = 0; m < TASK_METRICS && task_has(task, m); m++) {
+        const TaskMean mean = task_mean(&l->run.tasks, task, m);
+        r.mean[r.metrics] = mean.mean;
+        r.error[r.metrics++] = mean.error;
+    }
+    metrics_task(&l->metrics, &r);
+}
+
 static Err evaluate(Loop *l)
 {
     Trainer *t = &l->run.trainer;
@@ -182,6 +200,8 @@ static Err evaluate(Loop *l)
         if (l->lead) record_valid(l, set->name, *loss);
     }
     l->run.valid_step = t->progress.step;
+    TRY(run_score_tasks(&l->run));
+    for (int i = 0; i < l->run.tasks.count && l->lead; i++) record_task(l, &l->run.tasks.task[i]);
     trace_end();
     return ERR_OK;
 }
@@ -338,7 +358,7 @@ static bool waits_for(const Loop *l, int64_t step, int64_t end)
 {
     const Config *c = l->cfg;
     return !trainer_runs_ahead(&l->run.trainer) || l->tracing || l->steps_done == 0 || step == end ||
-           (l->run.valid.count && due(step, c->train.eval_every)) || due(step, c->checkpoint.every);
+           (run_evaluates(&l->run) && due(step, c->train.eval_every)) || due(step, c->checkpoint.every);
 }
 
 /* The next step, and its report if it is waited for, else one of step 0. A traced step is recorded with the one before
@@ -365,7 +385,7 @@ static Err after_step(Loop *l, int64_t end)
 {
     const Config *c = l->cfg;
     const int64_t step = l->run.trainer.progress.step;
-    if (l->run.valid.count && (due(step, c->train.eval_every) || step == end)) TRY(evaluate(l));
+    if (run_evaluates(&l->run) && (due(step, c->train.eval_every) || step == end)) TRY(evaluate(l));
     return due(step, c->checkpoint.every) && step != end ? save(l, false) : ERR_OK;
 }
 
@@ -484,12 +504,12 @@ static void say_end(const Loop *l)
              l->cfg->run.dir, l->cfg->run.dir);
 }
 
-Err train_run(const Config *cfg, const Boot *boot)
+Err train_run(Config *cfg, const Boot *boot, const LayoutChoice *choice)
 {
     Loop l;
     signals_catch(boot->rank == 0);
     signals_follow_launcher();
-    Err err = loop_open(&l, cfg, boot);
+    Err err = loop_open(&l, cfg, boot, choice);
     if (!err) err = loop_run(&l);
     if (!err) fault_point("end");
     err = close_metrics(&l, err);

@@ -53,6 +53,10 @@ static void map_case(DType T, Size z, bool count)
     BOTH(c, gate_bwd, .dx = AT(dxv), .dgate = AT(dgv), .dy = AT(dyv), .x = AT(xv), .gate = AT(gv));
     pair_check(c, dx.all, case_tolerance(T), "gate_bwd %s", text(T, z));
     pair_check(c, dgate.all, case_tolerance(T), "gate_bwd's gate %s", text(T, z));
+    BOTH(c, scale, .y = AT(yv), .x = AT(xv), .factor = 5.65685424f);
+    pair_check(c, y.all, case_tolerance(T), "scale %s", text(T, z));
+    BOTH(c, softcap, .y = AT(yv), .x = AT(xv), .cap = 3);
+    pair_check(c, y.all, case_tolerance(T), "softcap %s", text(T, z));
     BOTH(c, fill_zero, .x = AT(yv));
     pair_check(c, y.all, 0, "fill_zero %s", text(T, z));
     case_close(c);

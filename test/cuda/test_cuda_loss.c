@@ -33,6 +33,7 @@ typedef struct {
     int64_t N, V, block, first, vocab; /* vocab 0: no padding */
     int64_t before, after;             /* columns of other tensors in the same rows */
     int64_t rows;                      /* in use, 0: all */
+    float softcap;
 } Xent;
 
 /* Targets: none, this rank's first and last columns, others of its, other ranks'. */
@@ -77,12 +78,13 @@ static void xent_case(Xent x)
     pair_check(c, row_sum, 1e-5, "row sum %s", what);
     pair_check(c, loss, 1e-5, "loss %s", what);
     BOTH(c, xent_bwd, .logits = AT(logits), .target = counted(AT(target), &use), .row_max = AT(row_max),
-         .row_sum = AT(row_sum), .step = AT(step).data, .weight = 0.3f, .first = x.first, .vocab = vocab);
+         .row_sum = AT(row_sum), .step = AT(step).data, .weight = 0.3f, .softcap = x.softcap, .first = x.first,
+         .vocab = vocab);
     pair_check(c, whole, case_tolerance(x.T), "gradient %s", what);
     if (x.first || x.V % x.block) return case_close(c);
     const Pair columns = pair_columns(row, x.before, x.V);
     BOTH(c, xent_row, .loss = counted(AT(row_loss), &use), .logits = AT(columns), .target = AT(target),
-         .step = AT(step).data, .weight = 0.3f, .block = x.block, .vocab = vocab);
+         .step = AT(step).data, .weight = 0.3f, .softcap = x.softcap, .block = x.block, .vocab = vocab);
     pair_check(c, row, case_tolerance(x.T), "gradient of rows %s", what);
     pair_check(c, row_loss, 1e-5, "loss of rows %s", what);
     case_close(c);
@@ -100,6 +102,7 @@ TEST(sizes)
         xent_case((Xent){ .T = types[t], .N = 1, .V = 8193, .block = 8193 });
         xent_case((Xent){ .T = types[t], .N = 1, .V = 16391, .block = 16391 });
         xent_case((Xent){ .T = types[t], .N = 130, .V = 16, .block = 8 });
+        xent_case((Xent){ .T = types[t], .N = 3, .V = 1031, .block = 1031, .softcap = 10 });
     }
 }
 

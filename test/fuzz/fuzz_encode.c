@@ -1,13 +1,14 @@
 /*
- * data/tokenizer.c on any bytes. The first byte chooses the tokenizer: `byte`, or a small vocabulary with the pattern
- * of GPT-2, Llama 3 or Qwen (NFC), added tokens in them. The ids decode to the same bytes (but for NFC), every byte
- * that is not UTF-8 is counted, and a text cut where tokenizer_cut says gives the same ids.
+ * data/encode.c on any bytes. The first byte chooses the tokenizer: `byte`, a small vocabulary with the pattern of
+ * GPT-2, Llama 3 or Qwen (NFC), or one of characters, with a blank in front of each piece or of the first; added tokens
+ * in them. Where nothing rewrites the text, the ids decode to the same bytes; every byte that is not UTF-8 is counted,
+ * and a text cut where tokenizer_cut says gives the same ids.
  */
 #include "alphabet.h"
 
 #include "data/tokenizer.h"
 
-enum { KINDS = 4 };
+enum { NFC = 3, LEGACY, FIRST, KINDS };
 static Tokenizer *tokenizers[KINDS];
 static Encoder *encoders[KINDS];
 
@@ -35,9 +36,28 @@ static void open_kind(int kind)
         "\"model\":{\"type\":\"BPE\",\"ignore_merges\":%s,\"vocab\":{%s,\"ab\":256,\"aba\":257,\"aa\":258,"
         "\"\\u0120a\":259,\"\\u00c3\\u00a9\":260},\"merges\":[\"a b\",\"a a\",\"ab a\",\"\\u0120 a\","
         "\"\\u00c3 \\u00a9\"]}}",
-        kind == 3 ? "{\"type\":\"NFC\"}" : "null", pre, kind == 2 ? "true" : "false", alphabet_members());
+        kind == NFC ? "{\"type\":\"NFC\"}" : "null", pre, kind == 2 ? "true" : "false", alphabet_members());
     fuzz_write("kind.json", json, (size_t)n);
     Err err = tokenizer_open(kind ? fuzz_path("kind.json") : "byte", &tokenizers[kind]);
+    if (!err) err = encoder_open(tokenizers[kind], &encoders[kind]);
+    FUZZ_CHECK(!err, "%s", err_message());
+}
+
+static void open_characters(int kind)
+{
+    char json[1 << 14];
+    int n = sprintf(json, "{\"normalizer\":%s,\"pre_tokenizer\":%s,\"decoder\":{\"type\":\"Fuse\"},\"added_tokens\":["
+                          "{\"id\":300,\"content\":\"<|e|>\"},{\"id\":301,\"content\":\"bb\",\"normalized\":true}],"
+                          "\"model\":{\"byte_fallback\":true,\"merges\":[\"a b\",\"\u2581 a\",\"ab a\"],\"vocab\":{",
+                    kind == FIRST ? "null"
+                                  : "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"\u2581\"},"
+                                    "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}]}",
+                    kind == FIRST ? "{\"type\":\"Metaspace\",\"replacement\":\"\u2581\",\"prepend_scheme\":\"first\"}"
+                                  : "null");
+    for (int i = 0; i < 256; i++) n += sprintf(json + n, "\"<0x%02X>\":%d,", (unsigned)i, i);
+    n += sprintf(json + n, "\"a\":256,\"b\":257,\"\u2581\":258,\"ab\":259,\"\u2581a\":260,\"aba\":261}}}");
+    fuzz_write("kind.json", json, (size_t)n);
+    Err err = tokenizer_open(fuzz_path("kind.json"), &tokenizers[kind]);
     if (!err) err = encoder_open(tokenizers[kind], &encoders[kind]);
     FUZZ_CHECK(!err, "%s", err_message());
 }
@@ -55,27 +75,27 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!size) return 0;
     int kind = data[0] % KINDS;
     for (int i = 0; i < KINDS; i++)
-        if (!tokenizers[i]) open_kind(i);
+        if (!tokenizers[i]) (i >= LEGACY ? open_characters : open_kind)(i);
     const Tokenizer *t = tokenizers[kind];
     Encoder *e = encoders[kind];
     char *text = fuzz_text(data + 1, size - 1), *back;
     int64_t n = (int64_t)size - 1, invalid = 0, back_size;
     TokenList ids = { 0 }, parts = { 0 };
     fuzz_memory_start();
-    Err err = encoder_run(e, text, n, &ids, &invalid);
-    /* 28 bytes of work a byte of the longest word, and an id, in an array that is being doubled; NFC may make three bytes
-     * of one, and needs 12 for it */
-    FUZZ_MEMORY_BOUND(n, kind == 3 ? 3 * 40 + 12 : 40, 1 << 12);
+    Err err = encoder_run(e, text, n, false, &ids, &invalid);
+    /* 28 bytes of work a byte of the longest word, and an id, in an array that is being doubled. Three bytes may come of
+     * one by NFC, which needs 12 for it, or as blanks are replaced: that is in three more such arrays */
+    FUZZ_MEMORY_BOUND(n, kind >= NFC ? 3 * 40 + 3 * 9 : 40, 1 << 12);
     FUZZ_CHECK(!err, "%s", err_message());
     FUZZ_CHECK(invalid == count_invalid(text, n), "%lld bytes are not UTF-8", (long long)invalid);
     err = tokenizer_decode(t, ids.ids, ids.count, &back, &back_size);
     FUZZ_CHECK(!err, "%s", err_message());
-    if (kind != 3) FUZZ_CHECK(back_size == n && !memcmp(back, text, (size_t)n), "another text");
+    if (kind < NFC) FUZZ_CHECK(back_size == n && !memcmp(back, text, (size_t)n), "another text");
     int64_t cut = tokenizer_cut(t, text, n);
     FUZZ_CHECK(cut == 0 || (cut > 0 && cut < n), "cut at %lld", (long long)cut);
     if (!invalid) {
-        err = encoder_run(e, text, cut, &parts, NULL);
-        if (!err) err = encoder_run(e, text + cut, n - cut, &parts, NULL);
+        err = encoder_run(e, text, cut, false, &parts, NULL);
+        if (!err) err = encoder_run(e, text + cut, n - cut, true, &parts, NULL);
         FUZZ_CHECK(!err, "%s", err_message());
         FUZZ_CHECK(parts.count == ids.count &&
                        (!ids.count || !memcmp(parts.ids, ids.ids, (size_t)ids.count * sizeof *ids.ids)),

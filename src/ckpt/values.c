@@ -1,0 +1,137 @@
+/* See values.h. Pieces are kept by tensor, with where each lies in its file. */
+#include "ckpt/values.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "ckpt/manifest.h"
+
+typedef struct {
+    Box box;
+    int file;
+    int64_t offset;
+} Value;
+
+struct CkptValues {
+    Manifest m;
+    int *fds;       /* [files], -1: not open */
+    int64_t *start; /* [params + 1] where its values begin in: */
+    Value *values;
+};
+
+/* start: how many pieces each tensor has, then where the next one goes, then where they begin. */
+static Err sort_pieces(CkptValues *v, SetupArena *a)
+{
+    const Manifest *m = &v->m;
+    TRY(setup_array(a, m->param_count + 2, &v->start));
+    TRY(setup_array(a, m->piece_count, &v->values));
+    for (int64_t i = 0; i < m->piece_count; i++)
+        if (m->pieces[i].state == STATE_VALUE) v->start[m->pieces[i].param + 2]++;
+    for (int i = 2; i <= m->param_count; i++) v->start[i] += v->start[i - 1];
+    return ERR_OK;
+}
+
+static Err read_file(CkptValues *v, int file, char *chunk)
+{
+    const Manifest *m = &v->m;
+    SetupArena header;
+    ChunkReader r;
+    StFile f;
+    int64_t size_bytes;
+    setup_init(&header);
+    Err err = manifest_open(m, file, chunk, &header, &r, &f);
+    if (!err) err = err_as(file_open_regular(m->files[file].path, &v->fds[file], &size_bytes), ERR_CKPT);
+    for (int64_t i = 0; !err && i < m->piece_count; i++) {
+        const ManifestPiece *q = &m->pieces[i];
+        const StTensor *t;
+        if (q->file != file || q->state != STATE_VALUE) continue;
+        err = manifest_tensor(m, q, &f, &t);
+        if (!err) v->values[v->start[q->param + 1]++] = (Value){ q->box, file, t->offset };
+    }
+    setup_release(&header);
+    return err;
+}
+
+Err ckpt_values_open(const char *path, SetupArena *a, CkptValues **out)
+{
+    CkptValues *v;
+    char *chunk;
+    *out = NULL;
+    TRY(setup_array(a, 1, &v));
+    TRY(manifest_read(path, a, &v->m));
+    TRY(setup_array(a, v->m.file_count, &v->fds));
+    for (int i = 0; i < v->m.file_count; i++) v->fds[i] = -1;
+    *out = v;
+    TRY(setup_array(a, CHUNK_BYTES, &chunk));
+    TRY(sort_pieces(v, a));
+    for (int i = 0; i < v->m.file_count; i++) TRY(read_file(v, i, chunk));
+    return ERR_OK;
+}
+
+void ckpt_values_close(CkptValues *v)
+{
+    for (int i = 0; v && v->fds && i < v->m.file_count; i++)
+        if (v->fds[i] >= 0) close(v->fds[i]);
+}
+
+static Err read_run(const CkptValues *v, const Value *from, int64_t first, float *out, int64_t count)
+{
+    const char *path = v->m.files[from->file].path;
+    const int64_t bytes = count * (int64_t)sizeof *out;
+    int64_t got;
+    TRY_AS(ERR_CKPT, file_read_some(v->fds[from->file], path, from->offset + first * (int64_t)sizeof *out,
+                                    out, bytes, &got));
+    return got == bytes ? ERR_OK : err_set(ERR_CKPT, "'%s' ends too early", path);
+}
+
+static Err read_value(const CkptValues *v, const Value *from, Box box, float *out, int64_t ld)
+{
+    Box in;
+    if (!box_intersect(from->box, box, &in)) return ERR_OK;
+    const int64_t width = from->box.shape[1];
+    int64_t rows = in.shape[0], columns = in.shape[1];
+    const int64_t first = (in.offset[0] - from->box.offset[0]) * width + in.offset[1] - from->box.offset[1];
+    out += (in.offset[0] - box.offset[0]) * ld + in.offset[1] - box.offset[1];
+    if (columns == width && columns == ld) { /* rows touch on both sides */
+        columns *= rows;
+        rows = 1;
+    }
+    for (int64_t r = 0; r < rows; r++) TRY(read_run(v, from, first + r * width, out + r * ld, columns));
+    return ERR_OK;
+}
+
+Err ckpt_values_read(const CkptValues *v, const char *name, Box box, float *out, int64_t ld)
+{
+    const int at = manifest_find(&v->m, name);
+    if (at < 0) return err_set(ERR_CKPT, "checkpoint '%s' has no tensor '%s'", v->m.folder, name);
+    for (int64_t i = v->start[at]; i < v->start[at + 1]; i++) TRY(read_value(v, &v->values[i], box, out, ld));
+    return ERR_OK;
+}
+
+Err ckpt_values_fit(const CkptValues *v, const ParamRegistry *whole)
+{
+    for (int i = 0; i < whole->count; i++) {
+        const Param *p = &whole->items[i];
+        const int at = manifest_find(&v->m, p->name);
+        const ManifestParam *q = at < 0 ? NULL : &v->m.params[at];
+        if (!q || q->ndim != p->spec.ndim || memcmp(q->shape, p->spec.shape, sizeof q->shape) != 0)
+            return err_set(ERR_CKPT, "checkpoint '%s' has tensor '%s' not, or not as its configuration says",
+                           v->m.folder, p->name);
+    }
+    if (v->m.param_count == whole->count) return ERR_OK;
+    return err_set(ERR_CKPT, "checkpoint '%s' has '%d' tensors, its configuration says '%d'", v->m.folder,
+                   v->m.param_count, whole->count);
+}
+
+Err ckpt_tensor_shape(const char *path, const char *name, int64_t shape[2])
+{
+    SetupArena a;
+    Manifest m;
+    setup_init(&a);
+    Err err = manifest_read(path, &a, &m);
+    const int at = err ? -1 : manifest_find(&m, name);
+    if (at >= 0) memcpy(shape, m.params[at].shape, sizeof m.params[at].shape);
+    else if (!err) err = err_set(ERR_CKPT, "checkpoint '%s' has no tensor '%s'", path, name);
+    setup_release(&a);
+    return err;
+}

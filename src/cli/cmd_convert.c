@@ -1,0 +1,343 @@
+/*
+ * convert: a folder of Hugging Face's becomes a run folder with one checkpoint, or a checkpoint becomes such a folder or
+ * a GGUF file. The configuration goes along, and so do the tokenizer's files.
+ */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/processors.h"
+#include "base/version.h"
+#include "ckpt/values.h"
+#include "cli/command.h"
+#include "cli/memory_arg.h"
+#include "hf/convert.h"
+#include "hf/folder.h"
+#include "hf/gguf.h"
+#include "hf/weights.h"
+#include "train/kept.h"
+#include "train/spec.h"
+
+static const char *from_path, *to_path, *format, *dtype, *shard_size = "5GB";
+static int64_t threads;
+
+static const Option options[] = {
+    { "from", OPTION_TEXT, &from_path, .required = true, .value = "PATH",
+      .help = "a Hugging Face folder; a run, or a checkpoint's folder" },
+    { "to", OPTION_TEXT, &to_path, .required = true, .value = "PATH",
+      .help = "a folder that is not there; of gguf a file" },
+    { "format", OPTION_TEXT, &format, .required = true, .value = "hf|gguf|megatrain",
+      .help = "what to write" },
+    { "dtype", OPTION_TEXT, &dtype, .value = "f32|bf16|f16|q8_0",
+      .help = "of the weights that are written; f32: exactly ours; q8_0: gguf alone" },
+    { "max-shard-size", OPTION_TEXT, &shard_size, .value = "5GB", .help = "of each of hf's files" },
+    { "threads", OPTION_INT, &threads, .low = 1, .high = 256, .value = "N",
+      .help = "none: as many as there are processors" },
+};
+
+/* A model as one rank would have it. */
+typedef struct {
+    SetupArena setup;
+    Config cfg;
+    TrainSpec spec;
+    Stage stage;
+    ParamRegistry whole;
+} Model;
+
+static Err model_open(Model *m, ConfigSource source, int64_t vocab)
+{
+    TRY(config_read(&m->cfg, source));
+    TRY(train_spec(&m->cfg, vocab, &m->spec));
+    const StageShare all = stage_whole(&m->spec.model);
+    param_registry_init(&m->whole, &m->setup, param_place_single());
+    TRY(stages_register(&m->stage, &all, 1, &m->whole, &m->spec.model, &m->setup));
+    return param_layout(&m->whole, INT64_MAX);
+}
+
+static void model_init(Model *m)
+{
+    *m = (Model){ 0 };
+    setup_init(&m->setup);
+}
+
+static void model_close(Model *m)
+{
+    config_release(&m->cfg);
+    setup_release(&m->setup);
+}
+
+static int thread_count(void) { return threads ? (int)threads : processors_share(1, 1); }
+
+static bool holds(const char *folder, const char *name, char path[PATH_MAX])
+{
+    return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX && file_exists(path);
+}
+
+/* ---- in ---- */
+
+/* The folder's tokenizer, if it has one that is understood. */
+static Err find_tokenizer(const char *folder, char spec[PATH_MAX], uint32_t *crc, bool *found)
+{
+    Tokenizer *t;
+    char path[PATH_MAX];
+    *found = false;
+    if (holds(folder, "tokenizer.json", spec)) {
+    } else if (holds(folder, "vocab.json", path) && holds(folder, "merges.txt", path)) {
+        snprintf(spec, PATH_MAX, "%s", folder);
+    } else {
+        log_warn("'%s' has no tokenizer.json: data.tokenizer is yours to give", folder);
+        return ERR_OK;
+    }
+    const Err err = tokenizer_open(spec, &t);
+    if (err == ERR_MEMORY) return err;
+    if (err) {
+        log_warn("the tokenizer is left out, data.tokenizer is yours to give: %s", err_message());
+        return ERR_OK;
+    }
+    *crc = tokenizer_crc(t);
+    *found = true;
+    tokenizer_close(t);
+    return ERR_OK;
+}
+
+static Err config_text(const Config *cfg, SetupArena *a, char **out)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (!f) return err_set(ERR_MEMORY, "no memory for the configuration");
+    config_dump(cfg, f, false);
+    const Err err =
+        fclose(f) ? err_set(ERR_MEMORY, "no memory for the configuration") : setup_strdup(a, text, out);
+    free(text);
+    return err;
+}
+
+/* The configuration of a folder, with the tokenizer that was found. */
+static Err open_theirs(Model *m, const HfConfig *hf, const char *spec)
+{
+    char key[PATH_MAX + 32];
+    const char *overrides[3] = { "run.device=cpu" };
+    ConfigSource source = { .path = "config.json",
+                            .text = hf->ini,
+                            .overrides = overrides,
+                            .override_count = 1,
+                            .world_size = CONFIG_ANY_WORLD };
+    bool have_mtp = true;
+    snprintf(key, sizeof key, "data.tokenizer=%s", spec);
+    if (*spec) overrides[source.override_count++] = key;
+    TRY(config_read(&m->cfg, source));
+    if (m->cfg.model.mtp_layers) TRY(hf_weights_have_mtp(from_path, hf, &m->cfg, &have_mtp));
+    config_release(&m->cfg);
+    if (!have_mtp) {
+        log_warn(
+            "'%s' has no weights of the modules of multi-token prediction that its config.json speaks of: "
+            "model.mtp_layers = 0",
+            from_path);
+        overrides[source.override_count++] = "model.mtp_layers=0";
+    }
+    return model_open(m, source, 0);
+}
+
+static Err import(Model *m)
+{
+    char spec[PATH_MAX] = "", data[64] = "", *text;
+    uint32_t crc = 0;
+    bool found;
+    HfConfig hf;
+    TRY(hf_config_read(from_path, &m->setup, &hf));
+    TRY(find_tokenizer(from_path, spec, &crc, &found));
+    TRY(open_theirs(m, &hf, found ? spec : ""));
+    TRY(config_text(&m->cfg, &m->setup, &text));
+    if (found) snprintf(data, sizeof data, "train 00000000, tokenizer %08x", crc);
+    const CkptMeta meta = { .seed = m->cfg.run.seed,
+                            .tp_blocks = m->spec.model.tp_blocks,
+                            .seq_blocks = m->spec.seq_blocks,
+                            .attn_block = m->spec.attn_block,
+                            .reproducible = m->spec.exact ? "layout" : "run",
+                            .program = MEGATRAIN_VERSION,
+                            .config = text,
+                            .data = data,
+                            .overrides = "" };
+    TRY(hf_import(&(HfImport){ .from = from_path,
+                               .run_dir = to_path,
+                               .hf = &hf,
+                               .cfg = &m->cfg,
+                               .whole = &m->whole,
+                               .meta = &meta,
+                               .threads = thread_count() }));
+    return found ? err_as(kept_tokenizer(to_path, spec), ERR_STORAGE) : ERR_OK;
+}
+
+/* ---- out ---- */
+
+/* The tokenizer's files: of the run's copy, else those that the configuration names; and what transformers keeps beside
+ * them. */
+typedef struct {
+    char paths[8][PATH_MAX];
+    const char *items[8];
+    int count;
+} Copies;
+
+static void find_copies(const char *tokenizer, Copies *out)
+{
+    static const char *const names[] = {
+        "tokenizer.json",          "vocab.json",     "merges.txt", "tokenizer_config.json",
+        "special_tokens_map.json", "tokenizer.model"
+    };
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s", tokenizer);
+    char *slash = strrchr(folder, '/');
+    if (!file_is_dir(folder)) {
+        if (slash) *slash = 0;
+        else strcpy(folder, ".");
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (holds(folder, names[i], out->paths[out->count])) {
+            out->items[out->count] = out->paths[out->count];
+            out->count++;
+        }
+}
+
+static Err find_checkpoint(const char *from, char path[PATH_MAX])
+{
+    char manifest[PATH_MAX];
+    bool found;
+    if (holds(from, "manifest.json", manifest)) {
+        snprintf(path, PATH_MAX, "%s", from);
+        return ERR_OK;
+    }
+    TRY(ckpt_find(from, INT64_MAX, path, &found));
+    return found ? ERR_OK : err_set(ERR_CKPT, "no checkpoint in '%s'", from);
+}
+
+static Err read_dtype(bool gguf, Stored *out)
+{
+    static const char *const words[] = {
+        [STORED_F32] = "f32", [STORED_BF16] = "bf16", [STORED_F16] = "f16", [STORED_Q8_0] = "q8_0"
+    };
+    *out = STORED_F32;
+    for (int i = 0; dtype && i < (gguf ? 4 : 3); i++)
+        if (!strcmp(words[i], dtype)) return *out = (Stored)i, ERR_OK;
+    if (!dtype) return ERR_OK;
+    return err_set(ERR_CONFIG, "--dtype '%s' is none of f32, bf16%s", dtype,
+                   gguf ? ", f16 and q8_0" : " and f16");
+}
+
+/* A checkpoint that is to be written in another form, with the run's copy of its tokenizer, else what its configuration
+ * names. */
+typedef struct {
+    char path[PATH_MAX], tokenizer_spec[PATH_MAX];
+    int64_t vocab;
+    Tokenizer *tokenizer; /* NULL: none that is understood */
+} Source;
+
+static Err open_tokenizer(const Model *m, Source *out)
+{
+    const char *spec = m->cfg.data.tokenizer;
+    if (!kept_find_tokenizer(from_path, out->tokenizer_spec))
+        snprintf(out->tokenizer_spec, sizeof out->tokenizer_spec, "%s", spec);
+    const Err err = tokenizer_open(out->tokenizer_spec, &out->tokenizer);
+    if (err == ERR_MEMORY) return err;
+    if (err) log_warn("no tokenizer is written: %s", err_message());
+    return ERR_OK;
+}
+
+static Err open_ours(Model *m, Source *out)
+{
+    int64_t shape[2];
+    CkptMeta meta;
+    TRY(find_checkpoint(from_path, out->path));
+    TRY(ckpt_meta(out->path, &m->setup, &meta));
+    TRY(ckpt_tensor_shape(out->path, "embedding.token.weight", shape));
+    const ConfigSource source = { .path = "the checkpoint's configuration",
+                                  .text = meta.config,
+                                  .world_size = CONFIG_ANY_WORLD };
+    TRY_AS(ERR_CKPT, model_open(m, source, shape[0]));
+    out->vocab = shape[0];
+    return open_tokenizer(m, out);
+}
+
+static Err write_hf(const Model *m, const Source *from, Stored stored)
+{
+    static const char *const dtypes[] = {
+        [STORED_F32] = "float32", [STORED_BF16] = "bfloat16", [STORED_F16] = "float16"
+    };
+    int64_t shard_bytes;
+    Copies copies = { .count = 0 };
+    HfExport about = { .dtype = dtypes[stored], .vocab = from->vocab, .bos = -1, .eos = -1, .pad = -1 };
+    TRY(memory_arg("max-shard-size", shard_size, &shard_bytes));
+    if (from->tokenizer && strcmp(from->tokenizer_spec, "byte") != 0) {
+        about.eos = tokenizer_eod(from->tokenizer);
+        find_copies(from->tokenizer_spec, &copies);
+    }
+    return hf_export(&(HfExportJob){ .from = from->path,
+                                     .to = to_path,
+                                     .cfg = &m->cfg,
+                                     .whole = &m->whole,
+                                     .about = about,
+                                     .shard_bytes = shard_bytes,
+                                     .copies = copies.items,
+                                     .copy_count = copies.count,
+                                     .threads = thread_count() });
+}
+
+static Err write_gguf(const Model *m, const Source *from, Stored stored)
+{
+    const char *slash = strrchr(from_path, '/');
+    return gguf_write(&(GgufJob){ .from = from->path,
+                                  .to = to_path,
+                                  .name = slash && slash[1] ? slash + 1 : from_path,
+                                  .cfg = &m->cfg,
+                                  .model = &m->spec.model,
+                                  .whole = &m->whole,
+                                  .tokenizer = from->tokenizer,
+                                  .vocab = from->vocab,
+                                  .stored = stored,
+                                  .threads = thread_count() });
+}
+
+static Err export(Model *m)
+{
+    Stored stored;
+    Source from = { .tokenizer = NULL };
+    const bool gguf = !strcmp(format, "gguf");
+    TRY(read_dtype(gguf, &stored));
+    Err err = open_ours(m, &from);
+    if (!err) err = gguf ? write_gguf(m, &from, stored) : write_hf(m, &from, stored);
+    tokenizer_close(from.tokenizer);
+    return err;
+}
+
+static Err convert(Words rest)
+{
+    Model m;
+    (void)rest;
+    const bool out = strcmp(format, "megatrain") != 0;
+    if (out && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0)
+        return err_set(ERR_CONFIG, "--format '%s' is none of hf, gguf and megatrain", format);
+    if (!file_is_dir(from_path)) return err_set(ERR_CKPT, "there is no folder '%s'", from_path);
+    const bool theirs = hf_folder_is(from_path);
+    if (theirs && !strcmp(format, "gguf"))
+        return err_set(ERR_CONFIG, "'%s' is Hugging Face's: first make it --format megatrain", from_path);
+    if (out == theirs)
+        return err_set(ERR_CONFIG, "'%s' is %s already", from_path, out ? "Hugging Face's" : "megatrain's");
+    model_init(&m);
+    const Err err = out ? export(&m) : import(&m);
+    model_close(&m);
+    if (!err) log_info("%s from %s", to_path, from_path);
+    return err;
+}
+
+const Command command_convert = {
+    .name = "convert",
+    .summary = "Hugging Face models in and out",
+    .text = "  in    megatrain convert --from FOLDER --to RUN --format megatrain\n"
+            "  out   megatrain convert --from RUN --to FOLDER --format hf\n"
+            "        megatrain convert --from RUN --to FILE.gguf --format gguf --dtype q8_0\n"
+            "A job that was interrupted leaves nothing that could be taken for whole: start it again.\n",
+    OPTIONS(options),
+    .run = convert,
+};

@@ -1,0 +1,43 @@
+/*
+ * Hugging Face's folders to checkpoints of ours and back. Both directions stream: several threads make pieces of some
+ * MiB (jobs.h), one writes them, and memory does not depend on the model's size. Neither is gone on with when it was
+ * interrupted: it is started again. Nothing half-written is taken for whole: what is written has another name until all
+ * of it is on the disk.
+ */
+#ifndef MEGATRAIN_HF_CONVERT_H
+#define MEGATRAIN_HF_CONVERT_H
+
+#include "ckpt/ckpt.h"
+#include "hf/class.h"
+
+typedef struct {
+    const char *from, *run_dir;
+    const HfConfig *hf; /* of `from` */
+    const Config *cfg;  /* the same, resolved */
+    const ParamRegistry *whole;
+    const CkptMeta *meta;
+    int threads;
+} HfImport;
+
+/*
+ * Writes the weights as a checkpoint of values in run_dir, which is made once the folder has been found to be whole.
+ * ERR_CKPT: damage, or run_dir holds checkpoints. ERR_STORAGE; ERR_MEMORY.
+ */
+Err hf_import(const HfImport *x);
+
+typedef struct {
+    const char *from; /* a checkpoint's folder */
+    const char *to;   /* a folder that is not there, or empty */
+    const Config *cfg;
+    const ParamRegistry *whole;
+    HfExport about;            /* its dtype is that of the weights */
+    int64_t shard_bytes;       /* what a file may have; a tensor that is larger has its own */
+    const char *const *copies; /* files to copy, such as the tokenizer's */
+    int copy_count, threads;
+} HfExportJob;
+
+/* Writes a folder. ERR_CONFIG: no class can say what the configuration computes, or `to` holds something. ERR_CKPT: the
+ * checkpoint is damaged, or has numbers that the dtype or the class has no place for. ERR_STORAGE; ERR_MEMORY. */
+Err hf_export(const HfExportJob *x);
+
+#endif

@@ -1,0 +1,418 @@
+/* See gguf.h. The header is written twice: once to count its keys, once to the file. */
+#include "hf/gguf.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/utf8.h"
+#include "data/alphabet.h"
+#include "data/vocabulary.h"
+#include "model/model.h"
+
+enum { ALIGNMENT = 32, VERSION = 3, Q8_BLOCK = 32 };
+#define END_OF_DOCUMENT "<|endoftext|>"
+
+/* Types of values, and of numbers of tensors, as the format numbers them. */
+typedef enum { VALUE_U32 = 4, VALUE_I32, VALUE_F32, VALUE_BOOL, VALUE_TEXT, VALUE_ARRAY } ValueType;
+static const uint32_t number_types[] = {
+    [STORED_F32] = 0, [STORED_F16] = 1, [STORED_Q8_0] = 8, [STORED_BF16] = 30
+};
+static const uint32_t file_types[] = {
+    [STORED_F32] = 0, [STORED_F16] = 1, [STORED_Q8_0] = 7, [STORED_BF16] = 32
+};
+
+typedef struct {
+    const GgufJob *x;
+    HfClass kind;
+    const char *arch;
+    TheirsList list;
+    VocabularyMerge *merges;
+    ChunkWriter file;
+    ChunkWriter *w; /* NULL: nothing is written, keys are counted */
+    int64_t bytes, keys;
+    Err err;
+    char chunk[CHUNK_BYTES];
+} Gguf;
+
+/* ---- values ---- */
+
+static void put(Gguf *g, const void *data, int64_t size_bytes)
+{
+    g->bytes += size_bytes;
+    if (g->w && !g->err) g->err = chunk_put(g->w, data, size_bytes);
+}
+
+static void put_u32(Gguf *g, uint32_t value) { put(g, &value, sizeof value); }
+static void put_i64(Gguf *g, int64_t value) { put(g, &value, sizeof value); }
+
+static void put_bytes(Gguf *g, const char *text, int64_t size_bytes)
+{
+    put_i64(g, size_bytes);
+    put(g, text, size_bytes);
+}
+
+static void put_text(Gguf *g, const char *text) { put_bytes(g, text, (int64_t)strlen(text)); }
+
+/* '*' at the start of a key stands for the class. */
+static void put_key(Gguf *g, const char *key, ValueType type)
+{
+    char name[96];
+    snprintf(name, sizeof name, "%s%s", *key == '*' ? g->arch : "", *key == '*' ? key + 1 : key);
+    put_text(g, name);
+    put_u32(g, type);
+    g->keys++;
+}
+
+static void key_u32(Gguf *g, const char *key, int64_t value)
+{
+    put_key(g, key, VALUE_U32);
+    put_u32(g, (uint32_t)value);
+}
+
+static void key_f32(Gguf *g, const char *key, double value)
+{
+    const float x = (float)value;
+    put_key(g, key, VALUE_F32);
+    put(g, &x, sizeof x);
+}
+
+static void key_bool(Gguf *g, const char *key, bool value)
+{
+    put_key(g, key, VALUE_BOOL);
+    put(g, &(uint8_t){ value }, 1);
+}
+
+static void key_text(Gguf *g, const char *key, const char *value)
+{
+    put_key(g, key, VALUE_TEXT);
+    put_text(g, value);
+}
+
+static void key_array(Gguf *g, const char *key, ValueType type, int64_t count)
+{
+    put_key(g, key, VALUE_ARRAY);
+    put_u32(g, type);
+    put_i64(g, count);
+}
+
+/* ---- keys ---- */
+
+static void put_rope(Gguf *g)
+{
+    const RopeSpec *r = &g->x->model->rope;
+    key_f32(g, "*.rope.freq_base", r->base);
+    key_u32(g, "*.rope.dimension_count", g->x->model->head_dim);
+    if (r->scaling == ROPE_LINEAR) {
+        key_text(g, "*.rope.scaling.type", "linear");
+        key_f32(g, "*.rope.scaling.factor", r->factor);
+    }
+    if (r->scaling == ROPE_YARN) {
+        key_text(g, "*.rope.scaling.type", "yarn");
+        key_f32(g, "*.rope.scaling.factor", r->factor);
+        key_u32(g, "*.rope.scaling.original_context_length", (int64_t)r->original);
+        key_f32(g, "*.rope.scaling.yarn_beta_fast", r->fast);
+        key_f32(g, "*.rope.scaling.yarn_beta_slow", r->slow);
+    }
+}
+
+static void put_model(Gguf *g)
+{
+    const ModelSpec *m = g->x->model;
+    const bool mixture = m->moe.experts > 0;
+    key_u32(g, "*.vocab_size", g->x->vocab);
+    key_u32(g, "*.context_length", m->seq);
+    key_u32(g, "*.embedding_length", m->hidden);
+    key_u32(g, "*.block_count", m->layers);
+    key_u32(g, "*.feed_forward_length", mixture && g->kind == HF_MIXTRAL ? m->moe.ffn : m->ffn);
+    key_u32(g, "*.attention.head_count", m->heads);
+    key_u32(g, "*.attention.head_count_kv", m->kv_heads);
+    key_u32(g, "*.attention.key_length", m->head_dim);
+    key_u32(g, "*.attention.value_length", m->head_dim);
+    key_f32(g, "*.attention.layer_norm_rms_epsilon", m->norm_eps);
+    put_rope(g);
+    if (!mixture) return;
+    key_u32(g, "*.expert_count", m->moe.experts);
+    key_u32(g, "*.expert_used_count", m->moe.topk);
+    key_u32(g, "*.expert_feed_forward_length", m->moe.ffn);
+}
+
+static void put_general(Gguf *g)
+{
+    key_text(g, "general.architecture", g->arch);
+    key_text(g, "general.type", "model");
+    key_text(g, "general.name", g->x->name);
+    key_u32(g, "general.alignment", ALIGNMENT);
+    key_u32(g, "general.file_type", file_types[g->x->stored]);
+    key_u32(g, "general.quantization_version", 2);
+}
+
+/* ---- tokens ---- */
+
+enum { TYPE_NORMAL = 1, TYPE_CONTROL = 3, TYPE_USER = 4, TYPE_UNUSED = 5 };
+
+static TokenKind kind_of(const Gguf *g, int32_t id)
+{
+    return id < tokenizer_vocab(g->x->tokenizer) ? vocabulary_kind(g->x->tokenizer, id) : TOKEN_UNUSED;
+}
+
+/* Bytes in GPT-2's alphabet; how many the spelling has. */
+static int64_t spelled_bytes(const char *bytes, int64_t size)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < size; i++) sum += alphabet_char((uint8_t)bytes[i]) < 0x80 ? 1 : 2;
+    return sum;
+}
+
+static void put_spelling(Gguf *g, const char *bytes, int64_t size)
+{
+    for (int64_t i = 0; i < size; i++) {
+        char text[4];
+        put(g, text, utf8_put(text, alphabet_char((uint8_t)bytes[i])));
+    }
+}
+
+static void put_token(Gguf *g, int32_t id)
+{
+    char text[32];
+    int32_t size;
+    const char *bytes = tokenizer_bytes(g->x->tokenizer, id, false, &size);
+    switch (kind_of(g, id)) {
+    case TOKEN_UNUSED: put_bytes(g, text, snprintf(text, sizeof text, "[PAD%d]", id)); return;
+    case TOKEN_PIECE: put_i64(g, spelled_bytes(bytes, size)), put_spelling(g, bytes, size); return;
+    case TOKEN_ADDED: put_bytes(g, bytes, size); return;
+    case TOKEN_SPECIAL:
+        if (bytes) put_bytes(g, bytes, size);
+        else put_text(g, END_OF_DOCUMENT);
+        return;
+    }
+}
+
+static void put_merge(Gguf *g, VocabularyMerge m)
+{
+    int32_t left_size, right_size;
+    const char *left = tokenizer_bytes(g->x->tokenizer, m.left, false, &left_size);
+    const char *right = tokenizer_bytes(g->x->tokenizer, m.right, false, &right_size);
+    put_i64(g, spelled_bytes(left, left_size) + 1 + spelled_bytes(right, right_size));
+    put_spelling(g, left, left_size);
+    put(g, " ", 1);
+    put_spelling(g, right, right_size);
+}
+
+/* What llama.cpp calls a pattern; NULL: it has no name for it. */
+static const char *pre_tokenizer(const Tokenizer *t)
+{
+    static const char *const names[SPLIT_COUNT] = {
+        [SPLIT_GPT2] = "gpt-2",   [SPLIT_LLAMA3] = "llama-bpe", [SPLIT_QWEN] = "qwen2",
+        [SPLIT_O200K] = "gpt-4o", [SPLIT_TEKKEN] = "tekken",    [SPLIT_DEEPSEEK] = "deepseek-v3"
+    };
+    SplitKind kind;
+    return vocabulary_pattern(t, &kind) ? names[kind] : NULL;
+}
+
+static void put_tokens(Gguf *g)
+{
+    const Tokenizer *t = g->x->tokenizer;
+    static const int32_t types[] = { [TOKEN_UNUSED] = TYPE_UNUSED,
+                                     [TOKEN_PIECE] = TYPE_NORMAL,
+                                     [TOKEN_ADDED] = TYPE_USER,
+                                     [TOKEN_SPECIAL] = TYPE_CONTROL };
+    key_text(g, "tokenizer.ggml.model", t ? "gpt2" : "none");
+    if (!t) return;
+    key_text(g, "tokenizer.ggml.pre", pre_tokenizer(t));
+    key_array(g, "tokenizer.ggml.tokens", VALUE_TEXT, g->x->vocab);
+    for (int32_t id = 0; id < g->x->vocab; id++) put_token(g, id);
+    key_array(g, "tokenizer.ggml.token_type", VALUE_I32, g->x->vocab);
+    for (int32_t id = 0; id < g->x->vocab; id++) put(g, &types[kind_of(g, id)], sizeof *types);
+    key_array(g, "tokenizer.ggml.merges", VALUE_TEXT, vocabulary_merge_count(t));
+    for (int64_t i = 0; i < vocabulary_merge_count(t); i++) put_merge(g, g->merges[i]);
+    if (tokenizer_eod(t) >= 0) {
+        key_u32(g, "tokenizer.ggml.bos_token_id", tokenizer_eod(t));
+        key_u32(g, "tokenizer.ggml.eos_token_id", tokenizer_eod(t));
+    }
+    key_bool(g, "tokenizer.ggml.add_bos_token", false);
+    key_bool(g, "tokenizer.ggml.add_eos_token", false);
+}
+
+/* ---- tensors ---- */
+
+static int64_t padded(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+/* Rows of whole blocks only; the others stay halves. */
+static Stored stored(const void *user, const Param *p, const char *name, int64_t width)
+{
+    const Stored wanted = ((const GgufJob *)user)->stored;
+    if (p->spec.ndim == 1 || strstr(name, "ffn_gate_inp.")) return STORED_F32;
+    return wanted == STORED_Q8_0 && width % Q8_BLOCK ? STORED_F16 : wanted;
+}
+
+/* By what pairs of columns turn less, as a tensor of its own: llama.cpp has no key for Llama 3's scaling. */
+static int64_t divisors(const Gguf *g)
+{
+    return g->x->model->rope.scaling == ROPE_LLAMA3 ? g->x->model->head_dim / 2 : 0;
+}
+
+static void put_tensor(Gguf *g, const char *name, int ndim, const int64_t *shape, uint32_t type,
+                       int64_t offset)
+{
+    put_text(g, name);
+    put_u32(g, (uint32_t)ndim);
+    for (int d = ndim - 1; d >= 0; d--) put_i64(g, shape[d]);
+    put_u32(g, type);
+    put_i64(g, offset);
+}
+
+static void put_infos(Gguf *g)
+{
+    int64_t offset = 0, count = divisors(g);
+    if (count) put_tensor(g, "rope_freqs.weight", 1, &count, number_types[STORED_F32], offset);
+    offset += padded(count * 4);
+    for (int64_t i = 0; i < g->list.count; i++) {
+        const Theirs *t = &g->list.items[i];
+        const HfPart part = theirs_part(&g->list, t);
+        put_tensor(g, part.name, part.ndim, part.shape, number_types[t->stored], offset);
+        offset += padded(theirs_bytes(t));
+    }
+}
+
+static void put_padding(Gguf *g)
+{
+    static const char zeros[ALIGNMENT];
+    put(g, zeros, padded(g->bytes) - g->bytes);
+}
+
+static void put_header(Gguf *g, int64_t keys)
+{
+    g->bytes = g->keys = 0;
+    put(g, "GGUF", 4);
+    put_u32(g, VERSION);
+    put_i64(g, g->list.count + (divisors(g) > 0));
+    put_i64(g, keys);
+    put_general(g);
+    put_model(g);
+    put_tokens(g);
+    put_infos(g);
+    put_padding(g);
+}
+
+static void put_divisors(Gguf *g)
+{
+    const ModelSpec *m = g->x->model;
+    for (int64_t i = 0; i < divisors(g); i++) {
+        const float x = (float)(1 / model_rope_share(&m->rope, m->head_dim, i));
+        put(g, &x, sizeof x);
+    }
+    put_padding(g);
+}
+
+static Err put_all(Gguf *g)
+{
+    put_header(g, 0);
+    g->w = &g->file;
+    put_header(g, g->keys);
+    put_divisors(g);
+    for (int64_t i = 0; i < g->list.count && !g->err; i++) {
+        g->err = theirs_put(&g->list, &g->list.items[i], &g->file);
+        g->bytes += theirs_bytes(&g->list.items[i]);
+        put_padding(g);
+    }
+    return g->err;
+}
+
+/* ---- what can be said ---- */
+
+static Err cannot(const char *what)
+{
+    err_set(ERR_CONFIG, "a GGUF file cannot say %s", what);
+    return err_hint("write --format hf, which transformers and vLLM open");
+}
+
+static Err check_rope(const RopeSpec *r, int head_dim)
+{
+    const double usual = 1 + 0.1 * log(r->factor);
+    if (r->columns && r->columns != head_dim)
+        return cannot("that only some columns of a head turn (model.rope_dim)");
+    if (r->scaling == ROPE_YARN && !(fabs(r->magnitude - usual) <= 1e-6 * usual))
+        return cannot("another model.rope_magnitude than 1 + 0.1 ln rope_factor");
+    if (r->scaling == ROPE_YARN && !r->truncate) return cannot("model.rope_truncate = false");
+    return ERR_OK;
+}
+
+static Err check(Gguf *g)
+{
+    const ModelSpec *m = g->x->model;
+    TRY(hf_class_of(g->x->cfg, &g->kind));
+    if (!hf_naming_gguf(g->kind, g->x->cfg, &g->list.spec.naming)) {
+        err_set(ERR_CONFIG, "the model is a %s, of which no GGUF file is written",
+                hf_class_names(g->kind)->model_type);
+        return err_hint(
+            "write --format hf, which transformers and vLLM open; llama.cpp's converter takes that too");
+    }
+    TRY(check_rope(&m->rope, m->head_dim));
+    if (g->x->tokenizer && !pre_tokenizer(g->x->tokenizer))
+        return cannot("how this tokenizer cuts texts into pieces (data.tokenizer)");
+    if (layer_pattern_most(&m->window)) return cannot("windows of attention (model.window) of this class");
+    for (int i = 0; m->moe.experts && i < m->layers; i++)
+        if (!model_is_mixture(m, i)) return cannot("that some blocks of a mixture are dense (moe.every)");
+    if (g->kind == HF_QWEN3_MOE && m->moe.router.score == ROUTER_SOFTMAX_PRE && !m->moe.router.normalize)
+        return cannot("that the weights of chosen experts do not add up to 1 (moe.normalize)");
+    return ERR_OK;
+}
+
+/* ---- the whole ---- */
+
+static Err write_file(Gguf *g, SetupArena *a)
+{
+    char temp[PATH_MAX];
+    g->file = (ChunkWriter){ .buf = g->chunk };
+    TRY(theirs_start(&g->list, a));
+    TRY(file_create_beside(g->x->to, &g->file.file));
+    strcpy(temp, g->file.file.path);
+    Err err = put_all(g);
+    if (!err) err = chunk_sync_close(&g->file);
+    if (!err) return file_take_place(temp, g->x->to);
+    chunk_abandon(&g->file);
+    unlink(temp); /* (which a file that failed when it was closed no longer knows) */
+    return err;
+}
+
+static Err write_all(Gguf *g, SetupArena *a)
+{
+    const GgufJob *x = g->x;
+    TRY(check(g));
+    TRY(file_check_output(x->to));
+    static const char *const archs[HF_CLASSES] = {
+        [HF_LLAMA] = "llama", [HF_MISTRAL] = "llama", [HF_MIXTRAL] = "llama",
+        [HF_QWEN2] = "qwen2", [HF_QWEN3] = "qwen3",   [HF_QWEN3_MOE] = "qwen3moe"
+    };
+    g->arch = archs[g->kind];
+    if (x->tokenizer) {
+        TRY(setup_array(a, vocabulary_merge_count(x->tokenizer), &g->merges));
+        vocabulary_merges(x->tokenizer, g->merges);
+    }
+    const TheirsSpec spec = { .from = x->from,
+                              .whole = x->whole,
+                              .naming = g->list.spec.naming,
+                              .stored = stored,
+                              .user = x,
+                              .threads = x->threads };
+    TRY(theirs_open(&spec, a, &g->list));
+    return write_file(g, a);
+}
+
+Err gguf_write(const GgufJob *x)
+{
+    SetupArena a;
+    Gguf *g = calloc(1, sizeof *g);
+    if (!g) return err_set(ERR_MEMORY, "no memory for a GGUF file");
+    g->x = x;
+    setup_init(&a);
+    const Err err = write_all(g, &a);
+    theirs_close(&g->list);
+    setup_release(&a);
+    free(g);
+    return err;
+}

@@ -1,0 +1,377 @@
+/* See tensors.h. The table below has a row for each kind of parameter and set of classes. */
+#include "hf/tensors.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* How the rows of a matrix lie in their tensors. */
+typedef enum {
+    WHOLE,       /* as they are */
+    QKV,         /* queries, keys, values: three tensors */
+    QKV_PAIRS,   /* the same, of each head of queries and keys rotary pairs are neighbours */
+    GATE_UP,     /* two tensors */
+    ALTERNATING, /* gate and up row by row in turn: one tensor */
+    HEADS,       /* of each head the columns without positions, then rotary pairs, neighbours in theirs */
+    LATENT       /* of the latent, then rotary pairs */
+} Form;
+
+enum {
+    TRANSPOSED = 1,
+    FUSED =
+        2, /* experts are one tensor of theirs, with an outer dim, its names without .weight; as MXFP4 they are not
+                  transposed */
+    BARE = 4 /* no prefix of the model stands before the name */
+};
+
+#define C(name) (1u << HF_##name)
+enum {
+    EVERY = (1u << HF_CLASSES) - 1,
+    GPT2 = C(GPT2),
+    REST = EVERY & ~GPT2,
+    DEEPSEEK = C(DEEPSEEK_V2) | C(DEEPSEEK_V3),
+    QWEN_NAMES = C(QWEN3_MOE) | DEEPSEEK,
+    OWN_NORMS = C(GEMMA2) | C(GEMMA3) | C(OLMO2)
+};
+
+/* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
+ * "layers.N.", in the order of the form's parts, '#' the expert. */
+typedef struct {
+    unsigned classes;
+    const char *ours, *theirs;
+    Form form;
+    int flags;
+} Row;
+
+static const Row table[] = {
+    { GPT2, "embedding.token", "wte", WHOLE, 0 },
+    { GPT2, "embedding.position", "wpe", WHOLE, 0 },
+    { GPT2, "norm1", "ln_1", WHOLE, 0 },
+    { GPT2, "attn.qkv", "attn.c_attn", WHOLE, TRANSPOSED },
+    { GPT2, "attn.proj", "attn.c_proj", WHOLE, TRANSPOSED },
+    { GPT2, "norm2", "ln_2", WHOLE, 0 },
+    { GPT2, "mlp.fc1", "mlp.c_fc", WHOLE, TRANSPOSED },
+    { GPT2, "mlp.fc2", "mlp.c_proj", WHOLE, TRANSPOSED },
+    { GPT2, "final_norm", "ln_f", WHOLE, 0 },
+
+    { REST, "embedding.token", "embed_tokens", WHOLE, 0 },
+    { REST, "final_norm", "norm", WHOLE, 0 },
+    { EVERY, "head", "lm_head", WHOLE, BARE },
+
+    { REST & ~OWN_NORMS, "norm1", "input_layernorm", WHOLE, 0 },
+    { REST & ~OWN_NORMS, "norm2", "post_attention_layernorm", WHOLE, 0 },
+
+    { C(PHI3), "attn.qkv", "self_attn.qkv_proj", WHOLE, 0 },
+    { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
+    { REST, "attn.q_norm", "self_attn.q_norm", WHOLE, 0 },
+    { REST, "attn.k_norm", "self_attn.k_norm", WHOLE, 0 },
+    { REST, "attn.sinks", "self_attn.sinks", WHOLE, 0 },
+    { REST, "attn.proj", "self_attn.o_proj", WHOLE, 0 },
+    { DEEPSEEK, "attn.q", "self_attn.q_proj", HEADS, 0 },
+    { DEEPSEEK, "attn.q_a", "self_attn.q_a_proj", WHOLE, 0 },
+    { DEEPSEEK, "attn.q_a_norm", "self_attn.q_a_layernorm", WHOLE, 0 },
+    { DEEPSEEK, "attn.q_b", "self_attn.q_b_proj", HEADS, 0 },
+    { DEEPSEEK, "attn.kv_a", "self_attn.kv_a_proj_with_mqa", LATENT, 0 },
+    { DEEPSEEK, "attn.kv_a_norm", "self_attn.kv_a_layernorm", WHOLE, 0 },
+    { DEEPSEEK, "attn.kv_b", "self_attn.kv_b_proj", WHOLE, 0 },
+
+    { C(PHI3), "mlp.fc1", "mlp.gate_up_proj", WHOLE, 0 },
+    { REST, "mlp.fc1", "mlp.gate_proj mlp.up_proj", GATE_UP, 0 },
+    { REST, "mlp.fc2", "mlp.down_proj", WHOLE, 0 },
+    { DEEPSEEK, "mlp.shared.fc1", "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj", GATE_UP, 0 },
+    { DEEPSEEK, "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
+
+    { C(MIXTRAL), "mlp.router.weight", "block_sparse_moe.gate.weight", WHOLE, 0 },
+    { C(MIXTRAL), "mlp.experts.fc1", "block_sparse_moe.experts.#.w1 block_sparse_moe.experts.#.w3", GATE_UP,
+      0 },
+    { C(MIXTRAL), "mlp.experts.fc2", "block_sparse_moe.experts.#.w2", WHOLE, 0 },
+    { QWEN_NAMES, "mlp.router.weight", "mlp.gate.weight", WHOLE, 0 },
+    { C(DEEPSEEK_V3), "mlp.router.bias", "mlp.gate.e_score_correction_bias", WHOLE, 0 },
+    { QWEN_NAMES, "mlp.experts.fc1", "mlp.experts.#.gate_proj mlp.experts.#.up_proj", GATE_UP, 0 },
+    { QWEN_NAMES, "mlp.experts.fc2", "mlp.experts.#.down_proj", WHOLE, 0 },
+    { C(GPT_OSS), "mlp.router.weight", "mlp.router.weight", WHOLE, 0 },
+    { C(GPT_OSS), "mlp.router.logits.bias", "mlp.router.bias", WHOLE, 0 },
+    { C(GPT_OSS), "mlp.experts.fc1", "mlp.experts.gate_up_proj", ALTERNATING, TRANSPOSED | FUSED },
+    { C(GPT_OSS), "mlp.experts.fc2", "mlp.experts.down_proj", WHOLE, TRANSPOSED | FUSED },
+
+    { DEEPSEEK, "embedding_norm", "enorm", WHOLE, 0 },
+    { DEEPSEEK, "hidden_norm", "hnorm", WHOLE, 0 },
+    { DEEPSEEK, "proj", "eh_proj", WHOLE, 0 },
+};
+
+enum { PAIRED = C(LLAMA) | C(MISTRAL) | C(MIXTRAL), IN_GGUF = PAIRED | C(QWEN2) | C(QWEN3) | C(QWEN3_MOE) };
+
+static const Row gguf_table[] = {
+    { IN_GGUF, "embedding.token", "token_embd", WHOLE, 0 },
+    { IN_GGUF, "final_norm", "output_norm", WHOLE, 0 },
+    { IN_GGUF, "head", "output", WHOLE, 0 },
+    { IN_GGUF, "norm1", "attn_norm", WHOLE, 0 },
+    { IN_GGUF, "norm2", "ffn_norm", WHOLE, 0 },
+    { PAIRED, "attn.qkv", "attn_q attn_k attn_v", QKV_PAIRS, 0 },
+    { IN_GGUF, "attn.qkv", "attn_q attn_k attn_v", QKV, 0 },
+    { IN_GGUF, "attn.q_norm", "attn_q_norm", WHOLE, 0 },
+    { IN_GGUF, "attn.k_norm", "attn_k_norm", WHOLE, 0 },
+    { IN_GGUF, "attn.proj", "attn_output", WHOLE, 0 },
+    { IN_GGUF, "mlp.fc1", "ffn_gate ffn_up", GATE_UP, 0 },
+    { IN_GGUF, "mlp.fc2", "ffn_down", WHOLE, 0 },
+    { IN_GGUF, "mlp.router.weight", "ffn_gate_inp.weight", WHOLE, 0 },
+    { IN_GGUF, "mlp.experts.fc1", "ffn_gate_exps ffn_up_exps", GATE_UP, FUSED },
+    { IN_GGUF, "mlp.experts.fc2", "ffn_down_exps", WHOLE, FUSED },
+};
+
+/* (of a module of multi-token prediction, whose name the model's last norm has too) */
+static const Row mtp_final_norm = { DEEPSEEK, "final_norm", "shared_head.norm", WHOLE, 0 };
+
+/* ---- names ---- */
+
+const char *const *hf_prefixes(HfClass kind, bool wrapped)
+{
+    static const char *const gpt2[] = { "transformer.", "", NULL };
+    static const char *const plain[] = { "model.", NULL };
+    static const char *const inner[] = { "language_model.model.", "model.language_model.", NULL };
+    return wrapped ? inner : kind == HF_GPT2 ? gpt2 : plain;
+}
+
+HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
+{
+    return (HfNaming){ .kind = kind,
+                       .prefix = prefix ? prefix : *hf_prefixes(kind, false),
+                       .layers = cfg->model.layers,
+                       .experts = cfg->moe.experts,
+                       .heads = cfg->model.heads,
+                       .kv_heads = cfg->model.kv_heads,
+                       .head_dim = cfg->model.head_dim,
+                       .nope = cfg->model.qk_nope_head_dim,
+                       .rope = cfg->model.qk_rope_head_dim,
+                       .kv_rank = cfg->model.kv_lora_rank,
+                       .tied = cfg->model.tied };
+}
+
+bool hf_naming_gguf(HfClass kind, const Config *cfg, HfNaming *out)
+{
+    *out = hf_naming(kind, cfg, "");
+    out->gguf = true;
+    return IN_GGUF >> kind & 1;
+}
+
+/* A parameter's name taken apart. */
+typedef struct {
+    const Row *row;
+    int64_t layer;      /* of theirs; -1: none */
+    const char *suffix; /* ".weight", ".bias", or "" where the row has it */
+} Place;
+
+static bool row_is(const Row *r, const HfNaming *n, const char *name, const char **suffix)
+{
+    const size_t length = strlen(r->ours);
+    if (!(r->classes >> n->kind & 1) || strncmp(name, r->ours, length)) return false;
+    *suffix = name + length;
+    return !**suffix || !strcmp(*suffix, ".weight") || !strcmp(*suffix, ".bias");
+}
+
+/* False: the class has no such tensor. */
+static bool find(const HfNaming *n, const char *name, Place *out)
+{
+    long long number;
+    int used = 0;
+    *out = (Place){ .layer = -1 };
+    if (sscanf(name, "layers.%lld.%n", &number, &used) == 1 && used) out->layer = number;
+    else if (sscanf(name, "mtp.%lld.%n", &number, &used) == 1 && used) out->layer = n->layers + number;
+    else used = 0;
+    if (!strncmp(name, "mtp.", 4) && row_is(&mtp_final_norm, n, name + used, &out->suffix))
+        out->row = &mtp_final_norm;
+    const Row *rows = n->gguf ? gguf_table : table;
+    const size_t count = n->gguf ? sizeof gguf_table / sizeof *rows : sizeof table / sizeof *rows;
+    for (size_t i = 0; !out->row && i < count; i++)
+        if (row_is(&rows[i], n, name + used, &out->suffix)) out->row = &rows[i];
+    return out->row;
+}
+
+static const char *layers_word(const HfNaming *n)
+{
+    return n->gguf ? "blk" : n->kind == HF_GPT2 ? "h" : "layers";
+}
+
+/* The which-th name of a row, of expert e. */
+static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, char out[HF_NAME_MAX])
+{
+    const Row *r = at->row;
+    const char *stem = r->theirs, *suffix = at->suffix;
+    char layer[32] = "", expert[64];
+    for (; which; which--) stem += strcspn(stem, " ") + 1;
+    int length = (int)strcspn(stem, " ");
+    const char *hash = memchr(stem, '#', (size_t)length);
+    const int before = hash ? (int)(hash - stem) : length;
+    snprintf(expert, sizeof expert, "%lld", (long long)e);
+    if (at->layer >= 0) snprintf(layer, sizeof layer, "%s.%lld.", layers_word(n), (long long)at->layer);
+    if (r->flags & FUSED && !n->gguf) suffix = strcmp(suffix, ".bias") ? "" : "_bias";
+    snprintf(out, HF_NAME_MAX, "%s%s%.*s%s%.*s%s", r->flags & BARE ? "" : n->prefix, layer, before, stem,
+             hash ? expert : "", hash ? length - before - 1 : 0, hash ? hash + 1 : "", suffix);
+}
+
+/* ---- places ---- */
+
+/* Some rows of a matrix of ours: rows [ours, ours + rows) are rows theirs, theirs + step, ... of tensor `which`, which
+ * has their_rows. */
+typedef struct {
+    int64_t ours, rows, theirs, step, their_rows;
+    int which;
+} Slice;
+
+static int slices(const HfNaming *n, Form form)
+{
+    switch (form) {
+    case WHOLE: return 1;
+    case QKV: return 3;
+    case QKV_PAIRS: return 2 * (int)(n->heads + n->kv_heads) + 1;
+    case GATE_UP:
+    case ALTERNATING: return 2;
+    case HEADS: return 3 * (int)n->heads;
+    case LATENT: return 3;
+    }
+    return 0;
+}
+
+/* The k-th of `head` rows that turn in pairs behind `before` that do not: those, then first elements, then second. */
+static Slice pairs(int64_t base, int64_t before, int64_t turning, int k)
+{
+    const int64_t half = turning / 2;
+    if (!k) return (Slice){ .ours = base, .rows = before, .theirs = base, .step = 1 };
+    return (Slice){
+        .ours = base + before + (k - 1) * half, .rows = half, .theirs = base + before + k - 1, .step = 2
+    };
+}
+
+/* The k-th of queries, keys (0, 1) and values. */
+static Slice third(const HfNaming *n, int k)
+{
+    const int64_t q = n->heads * n->head_dim, kv = n->kv_heads * n->head_dim, rows = k ? kv : q;
+    return (Slice){ k ? q + (k - 1) * kv : 0, rows, 0, 1, rows, k };
+}
+
+/* The k-th half of a head of queries or keys, then values. */
+static Slice half_of_head(const HfNaming *n, int k)
+{
+    const int heads = (int)n->heads;
+    const int which = k < 2 * heads ? 0 : k < 2 * (heads + (int)n->kv_heads) ? 1 : 2;
+    Slice s = third(n, which);
+    if (which == 2) return s;
+    const int64_t in = k - 2 * heads * which, half = n->head_dim / 2;
+    s.ours += in * half;
+    s.rows = half;
+    s.theirs = in / 2 * n->head_dim + in % 2;
+    s.step = 2;
+    return s;
+}
+
+/* Of a matrix of `rows` rows. */
+static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
+{
+    const int64_t half = rows / 2;
+    Slice s = { .rows = rows, .step = 1, .their_rows = rows };
+    switch (form) {
+    case WHOLE: break;
+    case QKV: s = third(n, k); break;
+    case QKV_PAIRS: s = half_of_head(n, k); break;
+    case GATE_UP: s = (Slice){ k * half, half, 0, 1, half, k }; break;
+    case ALTERNATING: s = (Slice){ k * half, half, k, 2, rows, 0 }; break;
+    case HEADS: s = pairs(k / 3 * (n->nope + n->rope), n->nope, n->rope, k % 3); break;
+    case LATENT: s = pairs(0, n->kv_rank, n->rope, k); break;
+    }
+    if (form == HEADS || form == LATENT) s.their_rows = rows;
+    return s;
+}
+
+static int64_t matrices(const HfNaming *n, const Row *r)
+{
+    return (r->flags & FUSED) || strchr(r->theirs, '#') ? n->experts : 1;
+}
+
+int hf_part_count(const HfNaming *n, const Param *p)
+{
+    Place at;
+    return find(n, p->name, &at) ? (int)matrices(n, at.row) * slices(n, at.row->form) : 0;
+}
+
+int hf_part_step(const HfNaming *n, const Param *p)
+{
+    Place at;
+    if (!find(n, p->name, &at)) return 0;
+    return at.row->flags & FUSED ? slices(n, at.row->form) : hf_part_count(n, p);
+}
+
+void hf_part_range(const HfNaming *n, const Param *p, int64_t row, int64_t row_end, int *first, int *end)
+{
+    Place at;
+    *first = *end = 0;
+    if (!find(n, p->name, &at) || row >= row_end) return;
+    const int64_t count = matrices(n, at.row), rows = p->spec.shape[0] / count;
+    const int each = slices(n, at.row->form);
+    *first = (int)(row / rows) * each;
+    *end = (int)((row_end - 1) / rows + 1) * each;
+}
+
+HfPart hf_part(const HfNaming *n, const Param *p, int index)
+{
+    Place at;
+    HfPart out = { .ndim = p->spec.ndim };
+    ASSERT(find(n, p->name, &at));
+    const Row *r = at.row;
+    const int each = slices(n, r->form);
+    const int64_t count = matrices(n, r), e = index / each, rows = p->spec.shape[0] / count,
+                  columns = p->spec.shape[1];
+    const Slice s = slice(n, r->form, rows, index % each);
+    const bool fused = r->flags & FUSED, vector = p->spec.ndim == 1;
+    const bool turned = !vector && (r->flags & TRANSPOSED) && !(fused && n->mxfp4);
+    make_name(n, &at, s.which, e, out.name);
+    out.box = (Box){ { e * rows + s.ours, 0 }, { s.rows, columns } };
+    int d = 0;
+    if (fused) {
+        out.ndim++;
+        out.shape[d++] = count;
+        out.first = e * s.their_rows * columns;
+    }
+    out.shape[d++] = turned ? columns : s.their_rows;
+    if (!vector) out.shape[d] = turned ? s.their_rows : columns;
+    out.first += s.theirs * (turned ? 1 : columns);
+    out.row = s.step * (turned ? 1 : columns);
+    out.column = turned ? s.their_rows : 1;
+    return out;
+}
+
+/* ---- what is there besides ---- */
+
+bool hf_twin(const HfNaming *n, int64_t mtp_layers, int index, HfTwin *out)
+{
+    const char *const table_name = "embedding.token.weight", *const head =
+                                                                 n->tied ? table_name : "head.weight";
+    *out = (HfTwin){ .written = true };
+    if (n->tied && !index--) {
+        snprintf(out->name, sizeof out->name, "lm_head.weight");
+        snprintf(out->ours, sizeof out->ours, "%s", table_name);
+        out->written = false;
+        return true;
+    }
+    if (n->kind != HF_DEEPSEEK_V3 || index / 2 >= mtp_layers) return false;
+    snprintf(out->name, sizeof out->name, "%slayers.%lld.%s", n->prefix, (long long)(n->layers + index / 2),
+             index % 2 ? "shared_head.head.weight" : "embed_tokens.weight");
+    snprintf(out->ours, sizeof out->ours, "%s", index % 2 ? head : table_name);
+    return true;
+}
+
+static bool ends_with(const char *name, const char *end)
+{
+    const size_t n = strlen(name), k = strlen(end);
+    return n >= k && !strcmp(name + n - k, end);
+}
+
+bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char *name)
+{
+    const size_t before = strlen(n->prefix);
+    long long layer;
+    const bool of_layer =
+        !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
+    if (n->kind == HF_DEEPSEEK_V3 && !mtp_layers && of_layer && layer >= n->layers) return true;
+    if (n->kind == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+    if (ends_with(name, ".rotary_emb.inv_freq")) return true;
+    return wrapped && (strstr(name, "vision_tower.") || strstr(name, "multi_modal_projector."));
+}

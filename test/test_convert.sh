@@ -1,0 +1,237 @@
+#!/usr/bin/env bash
+# `convert` and checkpoint.load on folders of Hugging Face's that a few lines of Python write (tools/hf_folder.py): every
+# damage is found, by one line, and leaves nothing; both ways give the same bytes; every layout loads the same; memory
+# does not grow with the model. That the numbers are those of transformers: test_hf.sh.
+. "$(dirname "$0")/lib.sh"
+folder() { /usr/bin/python3 "$root/test/tools/hf_folder.py" "$@"; }
+values() { folder values "$1"/*.safetensors; }
+convert() { "$mt" convert --from "$1" --to "$2" --format "$3" "${@:4}"; }
+into() { convert "$1" "$2" megatrain "${@:3}"; }
+out() { convert "$1" "$2" hf "${@:3}"; }
+step=checkpoints/step-00000000
+same_weights() { cmp -s "$1/$step/shard-00000.safetensors" "$2/$step/shard-00000.safetensors"; }
+
+folder make one || bad "no folder"
+folder make three --shards 3
+folder make sixteen --dtype BF16 --shards 2 tie_word_embeddings=true
+folder make half --dtype F16
+
+# ---- in, out, in again
+for f in one three sixteen half; do
+    into $f $f.run 2>err.txt
+    check "$f: $(head -1 err.txt)" [ -s $f.run/$step/manifest.json ]
+    "$mt" inspect $f.run >inspect.txt 2>&1
+    check "$f: $(tail -1 inspect.txt)" grep -q '^checksums' inspect.txt
+    out $f.run $f.out 2>err.txt
+    check "$f.out: $(head -1 err.txt)" [ -s $f.out/model.safetensors ]
+    into $f.out $f.again 2>err.txt
+    check "$f: the same bytes after out and in: $(head -1 err.txt)" same_weights $f.run $f.again
+done
+check "one file or three" same_weights one.run three.run
+check "what came in goes out" [ "$(values one)" = "$(values one.out)" ]
+out sixteen.run sixteen.bf16 --dtype bf16 2>err.txt
+check "bf16 goes out as it came: $(head -1 err.txt)" [ "$(values sixteen)" = "$(values sixteen.bf16)" ]
+out half.run half.f16 --dtype f16 2>err.txt
+check "f16 goes out as it came: $(head -1 err.txt)" [ "$(values half)" = "$(values half.f16)" ]
+
+# the number of threads, and of files, is not in the result
+into three three.t1 --threads 1 2>err.txt
+into three three.t7 --threads 7 2>err.txt
+check "threads" same_weights three.t1 three.t7
+out three.run many --max-shard-size 0.02MB --threads 3 2>err.txt
+check "files of 20 kB: $(ls many | wc -l)" [ "$(ls many | grep -c 'model-.*-of-')" -ge 6 ]
+check "they hold the same" [ "$(values one)" = "$(values many)" ]
+for f in many/model-*.safetensors; do
+    check "$f is no larger, or one tensor" test "$(stat -c %s "$f")" -lt 21500 -o "$(folder values "$f" | wc -l)" -eq 1
+done
+into many many.run 2>err.txt
+check "and come in again" same_weights one.run many.run
+/usr/bin/python3 - <<'P' || bad "index or headers"
+import json, struct, glob
+index = json.load(open("many/model.safetensors.index.json"))
+total = 0
+for path in sorted(glob.glob("many/*.safetensors")):
+    data = open(path, "rb").read()
+    (n,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + n])
+    assert header.pop("__metadata__") == {"format": "pt"}, path
+    assert (8 + n) % 8 == 0, path
+    for name, t in header.items():
+        assert index["weight_map"].pop(name) == path.split("/")[1], name
+        total += t["data_offsets"][1] - t["data_offsets"][0]
+assert not index["weight_map"] and index["metadata"]["total_size"] == total, index
+P
+ok
+
+# ---- what is wrong with a folder: one line, exit 4, and nothing is left
+for kind in $(folder damage list); do
+    folder damage "$kind" three bad.$kind || bad "$kind was not made"
+    expect 4 "'" into bad.$kind bad.$kind.run
+    check "$kind: one line" [ "$(wc -l <err.txt)" -le 2 ]
+    check "$kind leaves nothing" [ ! -e bad.$kind.run ]
+done
+# a link within the folder, and the hub's cache, whose snapshots are links to blobs beside them
+cp -r three linked
+mv linked/model-00002-of-00003.safetensors linked/other.safetensors
+ln -s other.safetensors linked/model-00002-of-00003.safetensors
+into linked linked.run 2>err.txt
+check "a link within: $(head -1 err.txt)" same_weights linked.run one.run
+mkdir -p hub/models--a--b/blobs hub/models--a--b/snapshots/0123
+for f in three/*; do
+    cp "$f" hub/models--a--b/blobs/"$(basename "$f").blob"
+    ln -s ../../blobs/"$(basename "$f").blob" hub/models--a--b/snapshots/0123/"$(basename "$f")"
+done
+into hub/models--a--b/snapshots/0123 hub.run 2>err.txt
+check "the hub's cache: $(head -1 err.txt)" same_weights hub.run one.run
+# tables that older files hold are passed over
+/usr/bin/python3 - "$root/test/tools" <<'P'
+import shutil, sys
+sys.path.insert(0, sys.argv[1])
+import hf_folder
+shutil.copytree("one", "tables")
+t = hf_folder.read("one/model.safetensors")
+t["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [4], b"\0" * 16)
+hf_folder.write("tables/model.safetensors", t)
+# a tied model whose file holds the head as well
+shutil.copytree("sixteen", "headed")
+import json, os
+for name in os.listdir("headed"):
+    if name != "config.json":
+        os.remove("headed/" + name)
+t = {}
+for i in (1, 2):
+    t.update(hf_folder.read(f"sixteen/model-0000{i}-of-00002.safetensors"))
+t["lm_head.weight"] = t["model.embed_tokens.weight"]
+hf_folder.write("headed/model.safetensors", t)
+P
+into tables tables.run 2>err.txt
+check "rotary tables: $(head -1 err.txt)" same_weights tables.run one.run
+into headed headed.run 2>err.txt
+check "a tied head that is there: $(head -1 err.txt)" same_weights headed.run sixteen.run
+
+# ---- what is refused
+expect 4 "holds checkpoints" into one one.run
+expect 2 "holds files" out one.run many
+expect 2 "already" out one one.hf
+expect 2 "already" into one.run two.run
+expect 4 "no folder" into nothing two.run
+expect 2 "none of hf, gguf and megatrain" convert one two.run onnx
+expect 2 "none of f32" out one.run two --dtype f64
+expect 2 "no amount of memory" out one.run two --max-shard-size 5
+mkdir empty
+out one.run empty 2>err.txt
+check "an empty folder is filled: $(head -1 err.txt)" [ "$(values one)" = "$(values empty)" ]
+check "nothing else was made" [ ! -e two.run ] && [ ! -e two ] && [ ! -e two.partial ]
+cp -r one.run torn.run
+/usr/bin/python3 -c '
+f = open("torn.run/'$step'/shard-00000.safetensors", "r+b"); f.seek(-5, 2); b = f.read(1); f.seek(-5, 2); f.write(bytes([b[0] ^ 1]))'
+expect 4 "shard-00000" out torn.run torn
+check "a damaged checkpoint leaves nothing" [ ! -e torn ] && [ ! -e torn.partial ]
+# a number that f16 has no place for
+/usr/bin/python3 - "$root/test/tools" <<'P'
+import shutil, struct, sys
+sys.path.insert(0, sys.argv[1])
+import hf_folder
+shutil.copytree("one", "large")
+t = hf_folder.read("one/model.safetensors")
+d, s, b = t["model.norm.weight"]
+t["model.norm.weight"] = (d, s, struct.pack("<f", 7e4) + b[4:])
+hf_folder.write("large/model.safetensors", t)
+P
+into large large.run 2>err.txt
+expect 4 "too large for f16" out large.run large.out --dtype f16
+check "and leaves nothing" [ ! -e large.out ] && [ ! -e large.out.partial ]
+
+# ---- interrupted at any file operation: nothing is taken for whole, and the next start finishes
+ops() { MEGATRAIN_FILE_FAULT=count "$mt" convert --from "$1" --to "$2" --format "$3" 2>&1 | sed -n 's/^file operations: //p'; }
+n=$(ops one count.run megatrain) m=$(ops one.run count.out hf)
+check "operations: $n in, $m out" [ "${n:-0}" -gt 8 ] && [ "${m:-0}" -gt 8 ]
+for ((i = 1; i <= n; i += 3)); do
+    rm -rf cut.run
+    { MEGATRAIN_FILE_FAULT=kill@$i "$mt" convert --from one --to cut.run --format megatrain; } >/dev/null 2>&1
+    [ -e cut.run/$step ] && { check "killed at $i: whole" same_weights cut.run one.run; continue; }
+    into one cut.run 2>err.txt
+    check "killed at operation $i, started again: $(head -1 err.txt)" same_weights cut.run one.run
+done
+for ((i = 1; i <= m; i += 3)); do
+    rm -rf cut.out cut.out.partial
+    { MEGATRAIN_FILE_FAULT=kill@$i "$mt" convert --from one.run --to cut.out --format hf; } >/dev/null 2>&1
+    [ -e cut.out ] && { check "killed at $i: whole" [ "$(values cut.out)" = "$(values one)" ]; continue; }
+    out one.run cut.out 2>err.txt
+    check "killed at operation $i, started again: $(head -1 err.txt)" [ "$(values cut.out)" = "$(values one)" ]
+    check "nothing beside it" [ ! -e cut.out.partial ]
+done
+for ((i = 1; i <= m; i += 5)); do
+    rm -rf full.out
+    MEGATRAIN_FILE_FAULT=enospc@$i "$mt" convert --from one.run --to full.out --format hf >/dev/null 2>err.txt
+    check "no space at operation $i leaves nothing: $(head -1 err.txt)" [ ! -e full.out.partial ]
+done
+
+# ---- checkpoint.load = FOLDER: the same in every layout as from the converted checkpoint
+make_tiny
+folder make six --shards 2 hidden_size=48 num_attention_heads=6 num_key_value_heads=2 vocab_size=301
+folder make mixture --shards 3 hidden_size=48 num_attention_heads=6 num_key_value_heads=2 num_local_experts=4
+into six six.run 2>err.txt && into mixture mixture.run 2>>err.txt || bad "$(head -1 err.txt)"
+six=(model.vocab=301 model.ffn=56 model.layers=2)
+mixture=(model.vocab=300 model.layers=2 moe.experts=4 moe.topk=2 moe.ffn=56 moe.normalize=true)
+make_ini ranks.ini run.dir=r model.arch=llama model.hidden=48 model.heads=6 model.kv_heads=2 model.head_dim=8 \
+    model.seq=32 train.steps=4 train.global_batch=8 parallel.tp_blocks=2 parallel.seq_blocks=8 parallel.attn_block=4 \
+    optim.lr=1e-2 2>err.txt || bad "$(head -1 err.txt)"
+digest() { "$mt" inspect "$1" 2>&1 | grep ^digest; }
+# loads MODEL: what the checkpoint gives, then what the folder gives in each layout of stdin
+loads() {
+    local -n model=$1
+    local count words
+    "$mt" --config ranks.ini "${model[@]}" run.dir=$1.one checkpoint.load=$1.run >/dev/null 2>one.err
+    check "$1: $(grep -m1 error one.err)" [ -n "$(digest $1.one)" ]
+    while read -r count words; do
+        rm -rf l
+        "$root/scripts/launch.sh" -n "$count" -- "$mt" --config ranks.ini "${model[@]}" run.dir=l checkpoint.load=$1 $words \
+            >/dev/null 2>l.err
+        check "$1, $count ranks, $words: $(grep -m1 error l.err)" [ "$(digest l)" = "$(digest $1.one)" ]
+    done
+}
+loads six <<'T'
+1
+2 parallel.tp=2
+2 parallel.tp=2 parallel.zero=1
+2 parallel.pp=2
+2 parallel.pp=2 parallel.schedule=dualpipe
+2 parallel.cp=2
+2 parallel.zero=1
+4 parallel.tp=2 parallel.pp=2
+T
+loads mixture <<'T'
+1
+2 parallel.ep=2
+2 parallel.tp=2
+2 parallel.tp=2 parallel.etp=2
+4 parallel.ep=2 parallel.pp=2
+T
+keys=(model.arch=llama model.layers=2 model.hidden=40 model.heads=5 model.kv_heads=1 model.head_dim=8 model.ffn=56
+    model.seq=32 model.vocab=300)
+cp -r three broken
+rm broken/model-00003-of-00003.safetensors
+expect 4 "is missing" "$mt" --config ranks.ini run.dir=refused "${keys[@]}" checkpoint.load=broken
+"$root/scripts/launch.sh" -n 2 -- "$mt" --config ranks.ini run.dir=refused "${keys[@]}" checkpoint.load=broken parallel.pp=2 \
+    >/dev/null 2>err.txt
+check "of two ranks one says so: $(grep -c 'error (' err.txt)" [ "$(grep -c 'error (checkpoint)' err.txt)" -eq 1 ]
+expect 4 "config.json says" "$mt" --config ranks.ini run.dir=refused "${keys[@]}" model.ffn=64 checkpoint.load=one
+"$mt" --config ranks.ini run.dir=other "${keys[@]}" model.rope_base=500000 checkpoint.load=one >/dev/null 2>err.txt
+check "another base is said" grep -q "model.rope_base is 500000 in this run and 10000 in the folder" err.txt
+
+# ---- memory: 128 MB of weights, and far less than that
+folder make large128 --dtype BF16 --sparse --shards 2 hidden_size=1024 intermediate_size=4096 num_hidden_layers=3 \
+    num_attention_heads=8 num_key_value_heads=8 head_dim=128 vocab_size=8192
+peak() { # MiB that a command takes
+    /usr/bin/python3 -c '
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:], stderr=open("peak.err", "w"))
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024 if code == 0 else 99999)' "$@"
+}
+small=$(peak "$mt" convert --from one --to small.run --format megatrain --threads 2)
+in=$(peak "$mt" convert --from large128 --to large128.run --format megatrain --threads 2)
+back=$(peak "$mt" convert --from large128.run --to large128.out --format hf --dtype bf16 --threads 2)
+check "$small MiB for a small model, $in MiB in, $back MiB out: $(head -1 peak.err)" \
+    [ "$in" -lt $((small + 64)) -a "$back" -lt $((small + 64)) ]
+finish

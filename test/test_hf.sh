@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Models of transformers through `convert` and back, held to transformers itself: for small random models of each class
+# the logits of a batch, in fp64 there and in fp32 here; the same bytes after out and in again; an export that transformers
+# opens without a tensor too many or too few; weights in fp8 and MXFP4; modules of multi-token prediction. Needs
+# build/venv-hf (make deps-hf), or HF_PYTHON: a Python with torch and transformers. Words choose classes.
+. "$(dirname "$0")/lib.sh"
+python=${HF_PYTHON:-$root/${BUILD:-build}/venv-hf/bin/python}
+cases() { "$python" "$root/test/tools/hf_cases.py" "$@" 2>>cases.err; }
+if ! "$python" -c 'import torch, transformers, safetensors' 2>/dev/null; then
+    skipped=1
+    echo "  skipped: no transformers: make deps-hf"
+    finish
+fi
+step=checkpoints/step-00000000
+same_weights() { cmp -s "$1/$step/shard-00000.safetensors" "$2/$step/shard-00000.safetensors"; }
+into() { "$mt" convert --from "$1" --to "$2" --format megatrain 2>err.txt; }
+out() { "$mt" convert --from "$1" --to "$2" --format hf "${@:3}" 2>err.txt; }
+says() { grep -m1 error err.txt; }
+/usr/bin/python3 -c '
+import random
+random.seed(2)
+for _ in range(3): print(*[random.randrange(300) for _ in range(40)])' >ids.txt
+cases make c ids.txt "$@" || bad "$(tail -1 cases.err)"
+n=0
+logits() { "$mt" eval --run "$1" --ids ids.txt --logits "$1/got.npy" 2>err.txt; }
+for folder in c/*; do
+    case=$(basename "$folder")
+    if ! into $folder r/$case; then
+        case $case$(says) in
+        gemma[23]-*'has no such model'* | olmo2-*'has no such model'*) skipped=$((skipped + 1)); echo "  skipped: $case: $(says)"; rm -r $folder ;;
+        *) bad "$case: $(says)" ;;
+        esac
+        continue
+    fi
+    n=$((n + 1))
+    logits r/$case || bad "$case: $(says)"
+    out r/$case e/$case
+    check "$case goes out: $(says)" [ -s e/$case/config.json ]
+    into e/$case again/$case
+    check "$case: the same bytes after out and in: $(says)" same_weights r/$case again/$case
+done
+check "$n cases, $skipped skipped" [ $((n + skipped)) -ge 3 ]
+
+if [ -d c/deepseek_v3-0 ]; then # blocks of 128 and what is left over
+    for class in deepseek_v3-0 deepseek_v3-1; do
+        cases fp8 c/$class fp8.$class || bad "$(tail -1 cases.err)"
+        into fp8.$class fp8.$class.run || bad "fp8: $(says)"
+        into fp8.$class.plain fp8.$class.plain.run || bad "fp8: $(says)"
+        check "$class: fp8 is what its blocks stand for" same_weights fp8.$class.run fp8.$class.plain.run
+    done
+    cases mtp c/deepseek_v3-0 mtp || bad "$(tail -1 cases.err)"
+    into mtp mtp.run
+    check "multi-token prediction: $(says)" grep -q 'mtp.0.proj.weight' mtp.run/$step/manifest.json
+    out mtp.run mtp.out
+    values() { /usr/bin/python3 "$root/test/tools/hf_folder.py" values "$1"/*.safetensors; }
+    check "its tensors go out as they came: $(says)" [ "$(values mtp)" = "$(values mtp.out)" ]
+    logits mtp.run
+    mkdir r/mtp && mv mtp.run/got.npy r/mtp # (they are those of the model without)
+    cp -r c/deepseek_v3-0 c/mtp
+fi
+if [ -d c/gpt_oss-0 ]; then
+    cases mxfp4 c/gpt_oss-0 mx || bad "$(tail -1 cases.err)"
+    into mx mx.run || bad "MXFP4: $(says)"
+    into mx.plain mx.plain.run || bad "MXFP4: $(says)"
+    check "MXFP4 is what its blocks stand for" same_weights mx.run mx.plain.run
+fi
+# ---- training goes on from a folder as PyTorch's AdamW does in fp64: 20 steps
+make_tiny
+tokens=$(stat -c %s big.txt)
+/usr/bin/python3 "$root/test/tools/order.py" 1234 0 $(((tokens - 1) / 32)) >order.txt
+follows() { # CASE KEY=VALUE...
+    [ -d c/$1 ] || return 0
+    "$python" -c 'import numpy as np
+t = np.frombuffer(open("big.txt", "rb").read(), dtype=np.uint8).astype(np.int32)
+np.save("samples.npy", np.stack([t[32 * int(i) : 32 * int(i) + 33] for i in list(open("order.txt"))[:160]]))'
+    make_ini follow.ini run.dir=f model.seq=32 model.vocab=300 data.seed=1234 train.steps=20 train.global_batch=8 \
+        optim.lr=1e-3 optim.schedule=constant optim.weight_decay=0.1 "${@:2}"
+    "$mt" --config follow.ini checkpoint.load=c/$1 run.dir=f/$1 optim.warmup=0 optim.clip=0 >/dev/null 2>err.txt
+    losses f/$1 >ours.txt
+    cases train c/$1 samples.npy 20 8 32 1e-3 >theirs.txt
+    check "$1: 20 steps of training, $(paste -d' ' ours.txt theirs.txt | tail -1) $(says)" awk '
+        FNR == NR { loss[$1] = $2; next }
+        { d = $2 - loss[$1]; n++; if (!(d < 1e-6 && d > -1e-6)) wrong++ }
+        END { exit !(n == 20 && !wrong) }' ours.txt theirs.txt
+}
+follows llama-0 model.arch=llama model.layers=3 model.hidden=48 model.heads=6 model.kv_heads=2 model.ffn=80
+follows qwen3_moe-0 model.arch=llama model.layers=3 model.hidden=48 model.heads=6 model.kv_heads=2 model.ffn=80 \
+    model.qk_norm=true model.norm_eps=1e-6 moe.experts=8 moe.topk=2 moe.ffn=24 moe.aux_coeff=0 moe.router=softmax_pre \
+    moe.normalize=true
+
+# one line a case: its name, the largest difference of its logits by the largest, and what is wrong with the export
+cases compare c r e >lines.txt || bad "$(tail -1 cases.err)"
+while read -r case figure wrong; do
+    check "$case: logits differ by $figure" \
+        awk -v x="$figure" 'BEGIN { exit !(x ~ /^[0-9.]+e[-+][0-9]+$/ && x + 0 < 1e-5) }'
+    check "$case opens: $wrong" [ -z "$wrong" ]
+done <lines.txt
+check "all cases were compared: $(wc -l <lines.txt)" [ "$(wc -l <lines.txt)" -ge "$n" ]
+finish

@@ -1,0 +1,321 @@
+"""
+Models of transformers, small and random, for test_hf.sh. Run by a Python that has torch, transformers and safetensors
+(make deps-hf).
+
+    make OUT IDS [CLASS...]   OUT/CASE: a folder of each configuration below, and want.npy, its fp64 logits of the ids
+    compare OUT RUNS EXPORTS  a line a case: the largest difference of RUNS/CASE/got.npy, by the largest logit, and what
+                              is wrong with EXPORTS/CASE: transformers does not open it, misses or finds too many tensors
+    fp8 FROM OUT              FROM with linear layers in e4m3 by blocks of 128 x 128; and OUT.plain: what they stand for
+    mxfp4 FROM OUT            FROM with experts in MXFP4; and OUT.plain
+    mtp FROM OUT              FROM with the tensors of a module of multi-token prediction
+    train FOLDER TOKENS STEPS BATCH SEQ LR   losses of AdamW's steps in fp64, a line each
+"""
+import json
+import os
+import shutil
+import sys
+
+os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TRANSFORMERS_VERBOSITY="error")
+import numpy as np
+import torch
+import transformers as T
+from safetensors.torch import load_file, save_file
+
+
+def sizes(hidden, ffn, layers, heads, kv_heads, head_dim, **more):
+    out = dict(
+        vocab_size=300,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    if head_dim:
+        out["head_dim"] = head_dim
+    return {**out, **more}
+
+
+def latent(hidden, layers, heads, **more):
+    return sizes(
+        hidden, 72, layers, heads, heads, None, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
+        moe_intermediate_size=20, **more,
+    )  # fmt: skip
+
+
+def gpt2(hidden, layers, heads, **more):
+    return dict(vocab_size=300, n_positions=64, n_embd=hidden, n_layer=layers, n_head=heads, initializer_range=0.1, **more)
+
+
+def rope(kind="default", theta=1e4, **more):
+    return dict(rope_type=kind, rope_theta=theta, **more)
+
+
+def yarn(factor, theta=1e4, **more):
+    return rope("yarn", theta, factor=factor, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0, **more)
+
+
+LLAMA3 = rope("llama3", 5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+TIED = dict(tie_word_embeddings=True)
+GREEDY = dict(topk_method="greedy", n_group=1, topk_group=1)
+CASES = {
+    "llama": (
+        T.LlamaConfig,
+        sizes(48, 80, 3, 6, 2, 8, rms_norm_eps=1e-5),
+        sizes(40, 56, 2, 5, 5, 8, rope_parameters=LLAMA3, **TIED),
+        sizes(36, 40, 2, 3, 1, 14, attention_bias=True, mlp_bias=True, rope_parameters=rope("linear", factor=2.0)),
+    ),
+    "mistral": (
+        T.MistralConfig,
+        sizes(48, 80, 3, 6, 2, 8, sliding_window=7),
+        sizes(40, 56, 2, 5, 1, 16, sliding_window=None, rope_parameters=rope(theta=1e6)),
+        sizes(24, 40, 2, 3, 3, 8, sliding_window=1, **TIED),
+    ),
+    "qwen2": (
+        T.Qwen2Config,
+        sizes(48, 80, 3, 6, 2, 8, **TIED),
+        sizes(40, 56, 4, 5, 1, 8, use_sliding_window=True, sliding_window=5, max_window_layers=2),
+        sizes(36, 40, 2, 3, 3, 12, rope_parameters=yarn(4.0)),
+    ),
+    "qwen3": (
+        T.Qwen3Config,
+        sizes(48, 80, 3, 6, 2, 10),
+        sizes(40, 56, 2, 5, 5, 16, rope_parameters=rope(theta=1e6), **TIED),
+        sizes(24, 40, 4, 3, 1, 8, attention_bias=True, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    ),
+    "gpt2": (T.GPT2Config, gpt2(48, 3, 6), gpt2(40, 2, 5, n_inner=56), gpt2(24, 2, 3, layer_norm_epsilon=1e-4)),
+    "mixtral": (
+        T.MixtralConfig,
+        sizes(48, 40, 2, 6, 2, 8, num_local_experts=4, num_experts_per_tok=2),
+        sizes(40, 24, 3, 5, 1, 8, num_local_experts=6, num_experts_per_tok=3, sliding_window=9),
+        sizes(24, 40, 2, 3, 3, 8, num_local_experts=3, num_experts_per_tok=1, **TIED),
+    ),
+    "qwen3_moe": (
+        T.Qwen3MoeConfig,
+        sizes(48, 80, 3, 6, 2, 8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True),
+        sizes(
+            40, 56, 4, 5, 1, 16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, decoder_sparse_step=2,
+            norm_topk_prob=False,
+        ),
+        sizes(24, 40, 3, 3, 3, 8, num_experts=5, num_experts_per_tok=1, moe_intermediate_size=12, mlp_only_layers=[1], **TIED),
+    ),  # fmt: skip
+    "deepseek_v2": (
+        T.DeepseekV2Config,
+        latent(48, 3, 4, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+            first_k_dense_replace=1, routed_scaling_factor=1.0, **GREEDY),
+        latent(42, 2, 3, q_lora_rank=20, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1,
+            first_k_dense_replace=0, routed_scaling_factor=2.5, topk_method="group_limited_greedy", n_group=4, topk_group=2),
+        latent(35, 2, 5, q_lora_rank=12, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+            first_k_dense_replace=1, rope_parameters=yarn(40.0, mscale=0.707, mscale_all_dim=0.707), **TIED, **GREEDY),
+    ),  # fmt: skip
+    "deepseek_v3": (
+        T.DeepseekV3Config,
+        latent(144, 3, 8, q_lora_rank=20, n_routed_experts=8, num_experts_per_tok=4, n_shared_experts=1,
+            first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=4, topk_group=2),
+        latent(40, 2, 3, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+            first_k_dense_replace=0, n_group=1, topk_group=1, norm_topk_prob=True),
+        latent(32, 2, 5, q_lora_rank=12, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+            first_k_dense_replace=1, n_group=2, topk_group=1, rope_parameters=yarn(40.0, mscale=1.0, mscale_all_dim=1.0),
+            **TIED),
+    ),  # fmt: skip
+    "gpt_oss": (
+        T.GptOssConfig,
+        sizes(64, 96, 4, 6, 2, 8, num_local_experts=4, num_experts_per_tok=2, sliding_window=6,
+            rope_parameters=yarn(4.0, 1.5e5, truncate=False)),
+        sizes(40, 32, 2, 5, 1, 16, num_local_experts=6, num_experts_per_tok=4, sliding_window=8, rope_parameters=rope()),
+        sizes(24, 20, 3, 3, 3, 8, num_local_experts=3, num_experts_per_tok=1, sliding_window=5, rope_parameters=rope(),
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"], **TIED),
+    ),  # fmt: skip
+    "gemma2": (
+        T.Gemma2Config,
+        sizes(48, 80, 4, 6, 2, 8, sliding_window=6, query_pre_attn_scalar=12),
+        sizes(40, 56, 3, 5, 1, 16, sliding_window=9, query_pre_attn_scalar=16, attn_logit_softcapping=5.0,
+            final_logit_softcapping=3.0),
+        sizes(24, 40, 2, 3, 3, 8, sliding_window=64, query_pre_attn_scalar=8),
+    ),  # fmt: skip
+    "gemma3": (
+        T.Gemma3TextConfig,
+        sizes(48, 80, 7, 6, 2, 8, sliding_window=6, query_pre_attn_scalar=12),
+        sizes(40, 56, 3, 5, 1, 16, sliding_window=9, query_pre_attn_scalar=16,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+        sizes(24, 40, 2, 3, 3, 8, sliding_window=64, query_pre_attn_scalar=8),
+    ),  # fmt: skip
+    "olmo2": (
+        T.Olmo2Config,
+        sizes(48, 80, 3, 6, 2, None),
+        sizes(40, 56, 2, 5, 5, None, **TIED),
+        sizes(36, 40, 2, 3, 1, None, rope_parameters=rope(theta=5e5)),
+    ),
+    "phi3": (
+        T.Phi3Config,
+        sizes(48, 80, 3, 6, 2, None, pad_token_id=0, sliding_window=7),
+        sizes(40, 56, 2, 5, 5, None, pad_token_id=0, **TIED),
+        sizes(48, 40, 2, 3, 1, None, pad_token_id=0, sliding_window=None),
+    ),
+}
+
+
+def open_model(folder, dtype):
+    experts = any(k in json.load(open(f"{folder}/config.json")) for k in ("num_experts_per_tok", "num_local_experts"))
+    kinds = dict(attn_implementation="eager", **({"experts_implementation": "eager"} if experts else {}))
+    return T.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **kinds)
+
+
+def read_ids(path):
+    return torch.tensor([[int(x) for x in line.split()] for line in open(path)])
+
+
+def make(out, ids, *classes):
+    for name, (config, *keys) in CASES.items():
+        for i, k in enumerate(keys):
+            if classes and name not in classes:
+                continue
+            torch.manual_seed(17 * i + len(name))
+            model = T.AutoModelForCausalLM.from_config(config(**k)).float()
+            with torch.no_grad():  # norms and biases, too, are no round numbers
+                for p in model.parameters():
+                    p += 0.05 * torch.randn_like(p)
+                for b in (b for n, b in model.named_buffers() if "correction_bias" in n):
+                    b += 0.3 * torch.randn_like(b)
+            folder = f"{out}/{name}-{i}"
+            model.save_pretrained(folder, max_shard_size="40KB" if i else "5GB")
+            np.save(f"{folder}/want.npy", open_model(folder, torch.float64)(read_ids(ids)).logits.detach().numpy())
+
+
+def opens(export, original):
+    """What is wrong with an export, or nothing; of a class that is written as another one the tensors may differ."""
+    try:
+        a, said = T.AutoModelForCausalLM.from_pretrained(export, output_loading_info=True, dtype=torch.float32)
+    except Exception as e:
+        return str(e).replace("\n", " ")
+    b = open_model(original, torch.float32)
+    said = {k: v for k, v in said.items() if v}
+    if said:
+        return str(said)
+    one, other = a.state_dict(), b.state_dict()
+    if type(a) is type(b) and (one.keys() != other.keys() or not all(torch.equal(one[n], other[n]) for n in other)):
+        return f"is not {original}"
+    return ""
+
+
+def differ(got, want):
+    if not os.path.exists(got):
+        return "none"
+    a, b = np.load(got), np.load(want)
+    return f"{np.abs(a - b).max() / np.abs(b).max():.2e}" if a.shape == b.shape else f"{a.shape}-{b.shape}"
+
+
+def compare(originals, runs, exports):
+    for case in sorted(os.listdir(originals)):
+        figure = differ(f"{runs}/{case}/got.npy", f"{originals}/{case}/want.npy")
+        has = os.path.exists(f"{exports}/{case}")
+        print(case, figure, opens(f"{exports}/{case}", f"{originals}/{case}") if has else "")
+
+
+def rewrite(source, out, change, config=lambda c: c):
+    """A copy of a folder, in one file, with other tensors."""
+    shutil.copytree(source, out, ignore=shutil.ignore_patterns("*.safetensors*", "*.npy"))
+    tensors = {}
+    for name in sorted(os.listdir(source)):
+        if name.endswith(".safetensors"):
+            tensors.update(load_file(f"{source}/{name}"))
+    save_file({k: v.contiguous() for k, v in change(tensors).items()}, f"{out}/model.safetensors", {"format": "pt"})
+    c = config(json.load(open(f"{out}/config.json")))
+    json.dump(c, open(f"{out}/config.json", "w"))
+
+
+def fp8(source, out):
+    B = 128
+    torch.manual_seed(3)
+
+    def split(tensors, plain):
+        result = {}
+        for name, w in tensors.items():
+            if w.dim() != 2 or not name.endswith("_proj.weight"):
+                result[name] = w
+                continue
+            rows, columns = -(-w.shape[0] // B), -(-w.shape[1] // B)
+            scale = 0.01 + torch.rand(rows, columns)
+            wide = scale.repeat_interleave(B, 0).repeat_interleave(B, 1)[: w.shape[0], : w.shape[1]]
+            q = (w / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
+            if plain:
+                result[name] = q.float() * wide
+            else:
+                result.update({name: q, name + "_scale_inv": scale})
+        return result
+
+    said = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[B, B])
+    rewrite(source, out, lambda t: split(t, False), lambda c: dict(c, quantization_config=said))
+    torch.manual_seed(3)
+    rewrite(source, out + ".plain", lambda t: split(t, True))
+
+
+def mxfp4(source, out):
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    torch.manual_seed(4)
+
+    def split(tensors, plain):
+        result = {}
+        for name, w in tensors.items():
+            if not name.endswith("experts.gate_up_proj") and not name.endswith("experts.down_proj"):
+                result[name] = w
+                continue
+            E, inputs, outputs = w.shape
+            codes = torch.randint(16, (E, outputs, inputs // 32, 32), dtype=torch.uint8)
+            powers = torch.randint(115, 126, (E, outputs, inputs // 32), dtype=torch.uint8)
+            if plain:
+                wide = values[codes.long()] * torch.exp2(powers.float() - 127)[..., None]
+                result[name] = wide.reshape(E, outputs, inputs).transpose(1, 2)
+            else:
+                result[name + "_blocks"] = codes[..., 0::2] | codes[..., 1::2] << 4
+                result[name + "_scales"] = powers
+        return result
+
+    said = dict(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router"])
+    rewrite(source, out, lambda t: split(t, False), lambda c: dict(c, quantization_config=said))
+    torch.manual_seed(4)
+    rewrite(source, out + ".plain", lambda t: split(t, True))
+
+
+def mtp(source, out):
+    c = json.load(open(f"{source}/config.json"))
+    L, h = c["num_hidden_layers"], c["hidden_size"]
+    torch.manual_seed(5)
+
+    def more(tensors):
+        last, new = f"model.layers.{L - 1}.", f"model.layers.{L}."
+        block = {new + k[len(last) :]: v + 0.1 * torch.randn_like(v) for k, v in tensors.items() if k.startswith(last)}
+        block[new + "eh_proj.weight"] = torch.randn(h, 2 * h)
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            block[f"{new}{name}.weight"] = torch.randn(h)
+        block[new + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        block[new + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+        return {**tensors, **block}
+
+    rewrite(source, out, more, lambda c: dict(c, num_nextn_predict_layers=1))
+
+
+def train(folder, tokens, steps, batch, seq, lr):
+    steps, batch, seq, lr = int(steps), int(batch), int(seq), float(lr)
+    rows = torch.from_numpy(np.load(tokens).astype(np.int64))
+    model = open_model(folder, torch.float64).train()
+    decay = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    groups = [dict(params=decay, weight_decay=0.1), dict(params=rest, weight_decay=0.0)]
+    adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
+    for step in range(steps):
+        x = rows[step * batch : (step + 1) * batch]
+        out = model(x[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(out.reshape(-1, out.shape[-1]), x[:, 1:].reshape(-1))
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+        print(f"{step + 1} {loss.item():.9f}")
+
+
+if __name__ == "__main__":
+    dict(make=make, compare=compare, fp8=fp8, mxfp4=mxfp4, mtp=mtp, train=train)[sys.argv[1]](*sys.argv[2:])
