@@ -120,7 +120,7 @@ typedef struct {
     Activation activation;
     float activation_limit; /* of the clamped one */
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
-    float attention_scale; /* 0: 1 / sqrt(head_dim) */
+    float attention_scale;            /* 0: 1 / sqrt(head_dim) */
     float embed_scale, final_softcap; /* 0: none */
     uint64_t seed;
     Recompute recompute;
