@@ -80,9 +80,21 @@ struct GateFwd {
     template <class T> static __device__ __forceinline__ float of(float x, float gate) { return x * sigmoid<T>(gate); }
 };
 
+struct Factor {
+    static constexpr bool TWO = false;
+    float factor;
+    template <class T> __device__ __forceinline__ float of(float x, float) const { return factor * x; }
+};
+
+struct Softcap {
+    static constexpr bool TWO = false;
+    float cap;
+    template <class T> __device__ __forceinline__ float of(float x, float) const { return cap * tanhf(x / cap); }
+};
+
 template <class T, bool WIDE, class F>
 __global__ void __launch_bounds__(PACK_THREADS)
-    map_kernel(Rows<T> y, Rows<const T> a, Rows<const T> b, PackGrid g)
+    map_kernel(Rows<T> y, Rows<const T> a, GroupedRows<const T> b, PackGrid g, F f)
 {
     const int64_t rows = rows_in_use(g.rows);
     Pack<T> pa[PACK_UNROLL], pb[PACK_UNROLL];
@@ -99,20 +111,21 @@ __global__ void __launch_bounds__(PACK_THREADS)
         if (!p.used) continue;
         for (int i = 0; i < Pack<T>::COUNT; i++) {
             const float second = F::TWO ? to_float(pb[u].v[i]) : 0.0f;
-            pa[u].v[i] = from_float<T>(F::template of<T>(to_float(pa[u].v[i]), second));
+            pa[u].v[i] = from_float<T>(f.template of<T>(to_float(pa[u].v[i]), second));
         }
         store_pack<T, WIDE>(y.at(p.row) + p.column, pa[u], p.left);
     }
 }
 
-template <class T, class F> static void launch_map(Stream *s, Tensor y, Tensor a, Tensor b)
+template <class T, class F> static void launch_map(Stream *s, Tensor y, Tensor a, Tensor b, F f = F())
 {
     const PackGrid g = pack_grid(row_count(y, a), 1, y.dim[1], Pack<T>::COUNT);
     const bool wide = rows_aligned(y) && rows_aligned(a) && (!F::TWO || rows_aligned(b));
     const Rows<T> to = rows_of<T>(y);
-    const Rows<const T> from = rows_of<const T>(a), second = rows_of<const T>(b);
-    if (wide) LAUNCH((map_kernel<T, true, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g);
-    else LAUNCH((map_kernel<T, false, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g);
+    const Rows<const T> from = rows_of<const T>(a);
+    const GroupedRows<const T> second = grouped_rows_of<const T>(b);
+    if (wide) LAUNCH((map_kernel<T, true, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g, f);
+    else LAUNCH((map_kernel<T, false, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g, f);
 }
 
 extern "C" Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a)
@@ -127,6 +140,20 @@ extern "C" Err cuda_gelu_bwd(Stream *s, const gelu_bwd_args *a)
     return ERR_OK;
 }
 
+extern "C" Err cuda_scale(Stream *s, const scale_args *a)
+{
+    const Factor f = { a->factor };
+    DISPATCH(a->x.dtype, (launch_map<T, Factor>(s, a->y, a->x, a->x, f)));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_softcap(Stream *s, const softcap_args *a)
+{
+    const Softcap f = { a->cap };
+    DISPATCH(a->x.dtype, (launch_map<T, Softcap>(s, a->y, a->x, a->x, f)));
+    return ERR_OK;
+}
+
 extern "C" Err cuda_gate_fwd(Stream *s, const gate_fwd_args *a)
 {
     DISPATCH(a->x.dtype, (launch_map<T, GateFwd>(s, a->y, a->x, a->gate)));
@@ -136,7 +163,8 @@ extern "C" Err cuda_gate_fwd(Stream *s, const gate_fwd_args *a)
 /* dx = dy s, dgate = dy x s (1 - s) */
 template <class T, bool WIDE>
 __global__ void __launch_bounds__(PACK_THREADS)
-    gate_bwd_kernel(Rows<T> dx, Rows<T> dgate, Rows<const T> dy, Rows<const T> x, Rows<const T> gate, PackGrid g)
+    gate_bwd_kernel(Rows<T> dx, GroupedRows<T> dgate, Rows<const T> dy, Rows<const T> x, GroupedRows<const T> gate,
+                    PackGrid g)
 {
     const int64_t rows = rows_in_use(g.rows);
     Pack<T> d[PACK_UNROLL], px[PACK_UNROLL], pg[PACK_UNROLL];
@@ -168,8 +196,10 @@ __global__ void __launch_bounds__(PACK_THREADS)
 template <class T> static void launch_gate_bwd(Stream *s, const gate_bwd_args *a)
 {
     const PackGrid g = pack_grid(row_count(a->dx, a->dy), 1, a->dy.dim[1], Pack<T>::COUNT);
-    const Rows<T> dx = rows_of<T>(a->dx), dgate = rows_of<T>(a->dgate);
-    const Rows<const T> dy = rows_of<const T>(a->dy), x = rows_of<const T>(a->x), gate = rows_of<const T>(a->gate);
+    const Rows<T> dx = rows_of<T>(a->dx);
+    const Rows<const T> dy = rows_of<const T>(a->dy), x = rows_of<const T>(a->x);
+    const GroupedRows<T> dgate = grouped_rows_of<T>(a->dgate);
+    const GroupedRows<const T> gate = grouped_rows_of<const T>(a->gate);
     if (rows_aligned(a->dx) && rows_aligned(a->dgate) && rows_aligned(a->dy) && rows_aligned(a->x) &&
         rows_aligned(a->gate))
         LAUNCH((gate_bwd_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), dx, dgate, dy, x, gate, g);

@@ -131,6 +131,29 @@ template <class T> static inline Rows<T> rows_of(Tensor t)
     return r;
 }
 
+/* The same of rows that may lie in groups (Tensor.group). */
+template <class T> struct GroupedRows {
+    T *data;
+    int64_t step, between; /* from row to row; behind each group, beside the step; 0: rows lie evenly */
+    uint32_t inverse;      /* 2^shift / group, rounded up: the quotient of a row below 2^31 without a division */
+    int shift;
+    __device__ __forceinline__ T *at(int64_t row) const
+    {
+        const uint64_t product = static_cast<uint64_t>(static_cast<uint32_t>(row)) * inverse;
+        return data + row * step + static_cast<int64_t>(product >> shift) * between;
+    }
+};
+
+template <class T> static inline GroupedRows<T> grouped_rows_of(Tensor t)
+{
+    GroupedRows<T> r = { data_of<T>(t), t.ld, 0, 0, 31 };
+    if (t.group <= 1) return r;
+    r.step = t.dim[t.ndim - 1], r.between = t.ld - t.group * r.step;
+    while ((int64_t{ 1 } << (r.shift - 31)) < t.group) r.shift++;
+    r.inverse = static_cast<uint32_t>(ceil_div(int64_t{ 1 } << r.shift, t.group));
+    return r;
+}
+
 /*
  * How many rows of dim 0 are in use: at most `capacity`, fewer where a tensor carries a count (Tensor.rows),
  * which lies in device memory. Grids cover the capacity; threads beyond rows_in_use() have nothing to do.

@@ -252,19 +252,23 @@ struct BwdArgs {
     const StepValues *step;
     RowCount rows;
     int64_t V, used, first, parts; /* parts: thread blocks of a row */
-    float weight;
+    float weight, softcap;
 };
 
 /* What a row needs to turn a logit into its gradient. */
 struct GradRow {
-    float max, inverse, scale;
+    float max, inverse, scale, softcap;
     int64_t words, target; /* columns that are not 0; column of the target, if it lies here */
 };
 
 template <class T> __device__ __forceinline__ T logit_grad(const GradRow &r, T l, int64_t column)
 {
     const float p = logit_exp<T>(to_float(l) - r.max) * r.inverse;
-    const float g = (p - (column == r.target ? 1.0f : 0.0f)) * r.scale;
+    float g = (p - (column == r.target ? 1.0f : 0.0f)) * r.scale;
+    if (r.softcap > 0.0f) {
+        const float t = to_float(l) / r.softcap;
+        g *= fmaf(-t, t, 1.0f);
+    }
     return from_float<T>(column < r.words ? g : 0.0f);
 }
 
@@ -295,7 +299,7 @@ template <class T> __global__ void __launch_bounds__(BWD_THREADS) xent_bwd_kerne
     const int64_t row = blockIdx.x / a.parts, begin = blockIdx.x % a.parts * BWD_BLOCK;
     if (row >= rows_in_use(a.rows)) return;
     T *l = logits.at(row);
-    const GradRow r = { a.row_max[row], 1.0f / a.row_sum[row], a.step->loss_scale * a.weight,
+    const GradRow r = { a.row_max[row], 1.0f / a.row_sum[row], a.step->loss_scale * a.weight, a.softcap,
                         a.target[row] >= 0 ? a.used : 0, a.target[row] - a.first };
     grad_packs(l, PackCut<T>(l, a.V), r, begin, BWD_THREADS);
 }
@@ -312,7 +316,8 @@ extern "C" Err cuda_xent_bwd(Stream *s, const xent_bwd_args *a)
                            columns_used(V, a->first, a->vocab),
                            a->first,
                            ceil_div(packs, BWD_BLOCK),
-                           a->weight };
+                           a->weight,
+                           a->softcap };
     const unsigned grid = grid_blocks(N * args.parts);
     DISPATCH(a->logits.dtype,
              LAUNCH((xent_bwd_kernel<T>), grid, BWD_THREADS, 0, cuda_stream(s), args, rows_of<T>(a->logits)));
@@ -327,7 +332,7 @@ struct RowArgs {
     const StepValues *step;
     RowCount rows;
     int64_t V, used; /* columns; those that are words */
-    float weight;
+    float weight, softcap;
 };
 
 template <class T> __global__ void __launch_bounds__(ROW_THREADS_MOST) xent_row_kernel(RowArgs a, Rows<T> logits)
@@ -341,7 +346,8 @@ template <class T> __global__ void __launch_bounds__(ROW_THREADS_MOST) xent_row_
     /* (its barriers stand between what is read here and what is written below) */
     const Softmax s = softmax_block<T>(softmax_part<T>(l, PackCut<T>(l, a.used)), part);
     if (threadIdx.x == 0) a.loss[row] = target >= 0 ? nats_of(s.max, s.sum, own) : 0.0f;
-    const GradRow r = { s.max, 1.0f / s.sum, a.step->loss_scale * a.weight, target >= 0 ? a.used : 0, target };
+    const GradRow r = { s.max, 1.0f / s.sum, a.step->loss_scale * a.weight, a.softcap,
+                        target >= 0 ? a.used : 0, target };
     const PackCut<T> cut(l, a.V);
     const int threads = blockDim.x;
     for (int64_t begin = 0; begin == 0 || begin < cut.packs; begin += threads * XENT_PACKS)
@@ -352,7 +358,7 @@ extern "C" Err cuda_xent_row(Stream *s, const xent_row_args *a)
 {
     const int64_t V = a->logits.dim[1];
     const RowArgs args = { data_of<float>(a->loss), data_of<const int32_t>(a->target), a->step,
-                           row_count(a->loss, a->logits), V, columns_used(V, 0, a->vocab), a->weight };
+                           row_count(a->loss, a->logits), V, columns_used(V, 0, a->vocab), a->weight, a->softcap };
     DISPATCH(a->logits.dtype, LAUNCH((xent_row_kernel<T>), grid_blocks(a->logits.dim[0]),
                                      stats_threads<T>(V, ROW_THREADS_MOST), 0, cuda_stream(s), args,
                                      rows_of<T>(a->logits)));

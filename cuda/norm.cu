@@ -16,6 +16,7 @@
  *             fwd   read x, write y                   4     47 us
  *             residual_norm_fwd  read residual, x, write sum, y    8    94 us    (apart 10)
  *             bwd   read x, dy, dx, write dx          8     94 us    (rows of more than 256 packs: 12)
+ *             bwd, fresh_dx  read x, dy, write dx     6     70 us
  *           the slices' sums add 2%. Adding to the residual stream's gradient is part of bwd: no pass of its own.
  *           8 and 16 FLOP an element: bound by memory. w and b come from L1.
  * Needs     any D (bwd: below a million); 16-byte aligned rows for full speed. Workspace: 13 MiB.
@@ -190,7 +191,7 @@ static inline NormStats norm_stats(Tensor mean, Tensor rstd)
 /* The row is x; with ADD it is `add`, stored in `sum`. */
 template <class T, int LANES, int PACKS, bool WIDE, bool ADD>
 __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? RESIDENT : 1)
-    norm_fwd_kernel(Rows<T> y, NormStats stats, Rows<const T> x, Residual<T> add, Rows<T> sum, const T *w,
+    norm_fwd_kernel(Rows<T> y, NormStats stats, GroupedRows<const T> x, Residual<T> add, Rows<T> sum, const T *w,
                     const T *b, RowCount count, int D, float eps)
 {
     typedef RowPart<T, LANES, PACKS, WIDE> Part;
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LAN
 template <class T, bool ADD> struct NormFwd {
     cudaStream_t stream;
     Rows<T> y, sum;
-    Rows<const T> x;
+    GroupedRows<const T> x;
     Residual<T> add;
     Tensor w, b, mean, rstd;
     RowCount count;
@@ -267,7 +268,7 @@ template <class T> static void launch_norm_fwd(Stream *s, const norm_fwd_args *a
     NormFwd<T, false> n = {};
     n.stream = cuda_stream(s), n.count = row_count(a->y, a->x), n.D = a->x.dim[1], n.eps = a->eps;
     n.y = rows_of<T>(a->y), n.mean = a->mean, n.rstd = a->rstd, n.w = a->w, n.b = a->b;
-    n.x = rows_of<const T>(a->x);
+    n.x = grouped_rows_of<const T>(a->x);
     n.launch(rows_aligned(a->y) && rows_aligned(a->x));
 }
 
@@ -313,7 +314,7 @@ template <class T, bool WIDE> struct GradSums {
         left = D - column;
         for (int i = 0; i < NORM_SUMS * COUNT; i++) sum[i / COUNT][i % COUNT] = 0;
     }
-    __device__ __forceinline__ void add_results(Rows<const T> dx, int64_t begin, int64_t end)
+    __device__ __forceinline__ void add_results(GroupedRows<T> dx, int64_t begin, int64_t end)
     {
         if (left <= 0) return;
 #pragma unroll 4
@@ -322,8 +323,8 @@ template <class T, bool WIDE> struct GradSums {
             for (int i = 0; i < COUNT; i++) sum[2][i] += to_float(v.v[i]);
         }
     }
-    __device__ __forceinline__ void add(Rows<const T> dy, Rows<const T> x, NormStats stats, int64_t begin,
-                                        int64_t end)
+    __device__ __forceinline__ void add(Rows<const T> dy, GroupedRows<const T> x, NormStats stats,
+                                        int64_t begin, int64_t end)
     {
         if (left <= 0) return;
 #pragma unroll 4
@@ -368,7 +369,7 @@ struct NormSlices {
 /* blockIdx: slice, tile of columns. */
 template <class T, bool WIDE>
 __global__ void __launch_bounds__(NORM_THREADS)
-    norm_grad_kernel(NormSlices to, Rows<const T> dx, Rows<const T> dy, Rows<const T> x, NormStats stats,
+    norm_grad_kernel(NormSlices to, GroupedRows<T> dx, Rows<const T> dy, GroupedRows<const T> x, NormStats stats,
                      RowCount count, int D)
 {
     const int64_t rows = rows_in_use(count), begin = blockIdx.x * to.rows;
@@ -429,7 +430,7 @@ __device__ __forceinline__ void norm_bwd_packs(RowPart<T, LANES, PACKS, WIDE> &p
 /* One row: dx of it. */
 template <class T, int LANES, int PACKS, bool WIDE>
 __device__ __forceinline__ void norm_bwd_row(RowPart<T, LANES, PACKS, WIDE> &px,
-                                             RowPart<T, LANES, PACKS, WIDE> &pd, T *dx, const T *w,
+                                             RowPart<T, LANES, PACKS, WIDE> &pd, T *dx, bool fresh, const T *w,
                                              float mean, float rstd, bool centred, int D, float *part)
 {
     typedef RowPart<T, LANES, PACKS, WIDE> Part;
@@ -444,7 +445,7 @@ __device__ __forceinline__ void norm_bwd_row(RowPart<T, LANES, PACKS, WIDE> &px,
     });
     const float mean_g = centred ? Part::sum(sum_g, part) / D : 0, mean_gh = Part::sum(sum_gh, part) / D;
     norm_bwd_packs(px, pd, w, [&](int k, P vx, P vd, P scale) {
-        P sum = px.read(dx, k);
+        P sum = fresh ? P() : px.read(dx, k);
         for (int i = 0; i < Part::COUNT; i++) {
             const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
             sum.v[i] = from_float<T>(fmaf(rstd, fmaf(-h, mean_gh, g - mean_g), to_float(sum.v[i])));
@@ -459,8 +460,8 @@ __device__ __forceinline__ void norm_bwd_row(RowPart<T, LANES, PACKS, WIDE> &px,
  */
 template <class T, int LANES, int PACKS, bool WIDE>
 __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? RESIDENT : 1)
-    norm_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, const T *w, NormStats stats, NormSlices to,
-                    RowCount count, int D)
+    norm_bwd_kernel(GroupedRows<T> dx, bool fresh, Rows<const T> dy, GroupedRows<const T> x, const T *w,
+                    NormStats stats, NormSlices to, RowCount count, int D)
 {
     typedef RowPart<T, LANES, PACKS, WIDE> Part;
     SHARED(float, part, [WARP]);
@@ -475,19 +476,19 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LAN
         Part px, pd;
         px.load(x.at(n), used ? D : 0);
         pd.load(dy.at(n), used ? D : 0);
-        px.prefetch(dx.at(n));
+        if (!fresh) px.prefetch(dx.at(n));
         if (n + step < end) {
             px.prefetch(x.at(n + step));
             px.prefetch(dy.at(n + step));
         }
         const float rstd = used ? stats.rstd[n] : 0, mean = used && stats.mean ? stats.mean[n] : 0;
-        norm_bwd_row(px, pd, dx.at(n), w, mean, rstd, stats.mean != nullptr, D, part);
+        norm_bwd_row(px, pd, dx.at(n), fresh, w, mean, rstd, stats.mean != nullptr, D, part);
         if constexpr (LANES > 0) {
             const int64_t stop = first + step < end ? first + step : end;
             sums.add(dy, x, stats, first, stop);
             if (to.wanted > 2) {
                 __syncthreads(); /* dx of these rows is written */
-                sums.add_results(Rows<const T>{ dx.data, dx.ld }, first, stop);
+                sums.add_results(dx, first, stop);
             }
         }
     }
@@ -515,7 +516,9 @@ template <class T> static void launch_norm_grad(Stream *s, const norm_bwd_args *
     *to = norm_slices(s, a->x.dim[0], GRAD_ROWS, ceil_div(GRAD_BLOCKS, tiles), across);
     to->wanted = norm_sums(a);
     const dim3 grid(static_cast<unsigned>(to->count), static_cast<unsigned>(tiles));
-    const Rows<const T> dx = rows_of<const T>(a->dx), dy = rows_of<const T>(a->dy), x = rows_of<const T>(a->x);
+    const Rows<const T> dy = rows_of<const T>(a->dy);
+    const GroupedRows<T> dx = grouped_rows_of<T>(a->dx);
+    const GroupedRows<const T> x = grouped_rows_of<const T>(a->x);
     const NormStats stats = norm_stats(a->mean, a->rstd);
     const RowCount count = row_count(a->dx, a->dy);
     if (wide)
@@ -541,8 +544,8 @@ template <class T> struct NormBwd {
         else to = NormSlices{ nullptr, 1, static_cast<int>(positive(N)), 0, 2 };
         to.wanted = norm_sums(a);
         LAUNCH((norm_bwd_kernel<T, LANES, KEPT, WIDE>), static_cast<unsigned>(to.count),
-               static_cast<unsigned>(threads), 0, cuda_stream(s), rows_of<T>(a->dx), rows_of<const T>(a->dy),
-               rows_of<const T>(a->x), data_of<const T>(a->w), norm_stats(a->mean, a->rstd), to,
+               static_cast<unsigned>(threads), 0, cuda_stream(s), grouped_rows_of<T>(a->dx), a->fresh_dx != 0,
+               rows_of<const T>(a->dy), grouped_rows_of<const T>(a->x), data_of<const T>(a->w), norm_stats(a->mean, a->rstd), to,
                row_count(a->dx, a->dy), static_cast<int>(D));
         if (LANES == 0) launch_norm_grad<T>(s, a, wide, &to);
         const NormGrads grads = { { data_of<float>(a->dw), data_of<float>(a->db), data_of<float>(a->dsum) },

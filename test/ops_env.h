@@ -66,7 +66,7 @@ static inline int64_t env_width(const Tensor *t)
 
 static inline char *env_row(const Tensor *t, int64_t row)
 {
-    return (char *)t->data + row * (t->ndim == 1 ? 1 : t->ld) * dtype_size(t->dtype);
+    return (char *)t->data + (t->ndim == 1 ? row : tensor_row_at(*t, row)) * dtype_size(t->dtype);
 }
 
 static inline float *env_f(Tensor t, int64_t row)
@@ -110,6 +110,18 @@ static inline Tensor env_mark_out(Env *e, Tensor t)
     return t;
 }
 
+enum { ENV_BETWEEN = 5 };
+
+/* Rows of N by D floats that lie in groups of `group` (Tensor.group), ENV_BETWEEN others behind each; 0: a matrix. */
+static inline Tensor env_groups(Env *e, double low, double high, int64_t N, int64_t D, int64_t group)
+{
+    if (!group) return env_in(e, F32, low, high, N, D);
+    Tensor t = env_in(e, F32, low, high, N / group, group * D + ENV_BETWEEN);
+    t.dim[0] = N, t.dim[1] = D, t.group = group;
+    return t;
+}
+#define env_out_groups(e, low, high, N, D, group) env_mark_out(e, env_groups(e, low, high, N, D, group))
+
 /* A tensor whose dim 0 is N, with the count in use when there is one. */
 static inline Tensor env_used(const Env *e, Tensor t)
 {
@@ -137,6 +149,15 @@ static inline const void *env_before(const Env *e, const void *p)
             return b->before + ((const char *)p - b->mem);
     }
     ASSERT(!"not a tensor of this case");
+}
+
+/* What lies behind the groups of t is what it was. */
+static inline void env_check_between(const Env *e, Tensor t)
+{
+    for (int64_t n = 0; t.group && n < t.dim[0]; n += t.group) {
+        const float *from = env_f(t, n) + t.group * t.dim[1];
+        CHECK_MSG(!memcmp(from, env_before(e, from), ENV_BETWEEN * sizeof *from), "behind the group of row %d", (int)n);
+    }
 }
 
 static inline bool env_inside(const Buf *b, int64_t byte)

@@ -374,7 +374,7 @@ static void check_attention(ModelSpec s)
     if (!s.heads) r.spec.heads = r.spec.tp_blocks = 4;
     r.spec.head_dim = 8;
     r.spec.norm_eps = 1e-3f;
-    check_kind(&r, model_mixer(&r.spec, 0), "attention", s.bias);
+    check_kind(&r, model_mixer(&r.spec, 0), "attention", model_proj_bias(&r.spec));
 }
 
 TEST(attention) { check_attention((ModelSpec){ .kv_heads = 4, .bias = true }); }
@@ -437,7 +437,7 @@ static void check_mla(ModelSpec s)
     r.spec.rope.layers = layer_pattern_all(1);
     r.spec.norm_eps = 1e-3f;
     r.spec.mixer = layer_pattern_all(MIXER_LATENT);
-    check_kind(&r, model_mixer(&r.spec, 0), "attention", s.bias);
+    check_kind(&r, model_mixer(&r.spec, 0), "attention", model_proj_bias(&r.spec));
     rope_columns = 0;
 }
 

@@ -12,11 +12,11 @@
 
 /* ---- norms ---- */
 
-enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_PLAIN = 4, NORM_FRESH = 8, NORM_SUM = 16 };
+enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_PLAIN = 4, NORM_FRESH = 8, NORM_SUM = 16, NORM_INTO = 32 };
 
 typedef struct {
     Tensor x, y, w, b, mean, rstd, dy, dx, dw, db, dsum;
-    int fresh;
+    int fresh, into;
 } NormCase;
 
 static double norm_hat(const NormCase *t, int64_t n, int64_t i)
@@ -55,7 +55,7 @@ static void norm_check_bwd(const Env *e, const NormCase *t, int64_t N, int64_t D
         }
         for (int64_t i = 0; i < D; i++) {
             double g = (double)dy[i] * (double)env_f(t->w, i)[0];
-            double want = (double)before[i] + rstd * (g - g_mean - norm_hat(t, n, i) * gh_mean);
+            double want = (t->into ? 0 : (double)before[i]) + rstd * (g - g_mean - norm_hat(t, n, i) * gh_mean);
             CLOSE(env_f(t->dx, n)[i], want, 3 * rstd, "row %d column %d", (int)n, (int)i);
         }
     }
@@ -84,11 +84,11 @@ static void case_norm(Env *e, const Shape *p)
     int64_t D = p->D;
     DType acc = p->flags & NORM_PLAIN ? F32 : I64;
     double high = acc == F32 ? 2 : 1e12;
-    NormCase t = { .x = env_in(e, F32, -2, 3, p->N, D), .y = env_out(e, F32, 9, 10, p->N, D),
+    NormCase t = { .x = env_groups(e, -2, 3, p->N, D, p->b), .y = env_out(e, F32, 9, 10, p->N, D),
                    .w = env_in(e, F32, -1, 2, D), .rstd = env_out(e, F32, 9, 10, p->N),
-                   .dy = env_in(e, F32, -1, 1, p->N, D), .dx = env_out(e, F32, -1, 1, p->N, D),
+                   .dy = env_in(e, F32, -1, 1, p->N, D), .dx = env_out_groups(e, -1, 1, p->N, D, p->b),
                    .dw = env_out(e, acc, -high, high, D),
-                   .fresh = p->flags & NORM_FRESH };
+                   .fresh = p->flags & NORM_FRESH, .into = p->flags & NORM_INTO };
     if (p->flags & NORM_MEAN) t.mean = env_out(e, F32, 9, 10, p->N);
     if (p->flags & NORM_BIAS) {
         t.b = env_in(e, F32, -1, 1, D);
@@ -102,8 +102,9 @@ static void case_norm(Env *e, const Shape *p)
     RUN(e, norm_bwd, .dx = t.dx, .dw = t.dw, .db = t.db, .dsum = t.dsum, .dy = env_used(e, t.dy), .x = t.x,
         .w = t.w, .mean = t.mean, .rstd = t.rstd, .shift_w = shift_w, .shift_b = shift_b,
         .shift_sum = shift_sum, .overflow = overflow, .leaf = p->a, .headroom_bits = 10, .fresh = t.fresh,
-        .fresh_sum = t.fresh);
+        .fresh_sum = t.fresh, .fresh_dx = t.into);
     if (!e->check) return;
+    env_check_between(e, t.dx);
     norm_check_fwd(&t, env_n(e, p->N), D);
     norm_check_bwd(e, &t, env_n(e, p->N), D);
     norm_check_grad(e, &t, env_n(e, p->N), D);
@@ -118,7 +119,16 @@ TEST(norm)
           { 37, 1030, 16, 0, all }, { 40, 1025, 7, 0, NORM_PLAIN },
           { 2, 31, 1, 0, NORM_PLAIN | NORM_MEAN }, { 6, 33, 4, 0, all | NORM_FRESH },
           { 5, 17, 2, 0, NORM_PLAIN | NORM_FRESH }, { 11, 40, 4, 0, all | NORM_SUM },
-          { 6, 31, 4, 0, NORM_PLAIN | NORM_SUM | NORM_FRESH });
+          { 6, 31, 4, 0, NORM_PLAIN | NORM_SUM | NORM_FRESH }, { 5, 33, 2, 0, all | NORM_INTO });
+}
+
+/* Heads of a projection. */
+TEST(norm_in_groups)
+{
+    const int all = NORM_MEAN | NORM_BIAS;
+    CASES(case_norm, { 3, 16, 1, 1, 0 }, { 6, 16, 1, 2, NORM_INTO }, { 9, 15, 2, 3, all },
+          { 36, 130, 1, 4, NORM_INTO | NORM_FRESH }, { 12, 33, 4, 4, all | NORM_SUM | NORM_INTO },
+          { 48, 64, 1, 8, NORM_PLAIN });
 }
 
 /* ---- residual and dropout ---- */
@@ -359,9 +369,9 @@ TEST(position_in_row)
 
 static void case_gate(Env *e, const Shape *p)
 {
-    Tensor x = env_in(e, F32, -2, 2, p->N, p->D), gate = env_in(e, F32, -6, 6, p->N, p->D);
+    Tensor x = env_in(e, F32, -2, 2, p->N, p->D), gate = env_groups(e, -6, 6, p->N, p->D, p->b);
     Tensor y = env_out(e, F32, 8, 9, p->N, p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);
-    Tensor dx = env_out(e, F32, 8, 9, p->N, p->D), dgate = env_out(e, F32, 8, 9, p->N, p->D);
+    Tensor dx = env_out(e, F32, 8, 9, p->N, p->D), dgate = env_out_groups(e, 8, 9, p->N, p->D, p->b);
     far_out(e, gate, p->N, p->D);
     RUN(e, gate_fwd, .y = y, .x = env_used(e, x), .gate = gate);
     RUN(e, gate_bwd, .dx = env_used(e, dx), .dgate = dgate, .dy = dy, .x = x, .gate = gate);
@@ -373,11 +383,13 @@ static void case_gate(Env *e, const Shape *p)
         CLOSE(env_f(dx, n)[i], d * s, 0, "gate = %g", g);
         CLOSE(env_f(dgate, n)[i], d * v * slope, 1, "gate = %g", g);
     }
+    if (e->check) env_check_between(e, dgate);
 }
 
 TEST(gate)
 {
-    CASES(case_gate, { 1, 1 }, { 3, 15 }, { 4, 16 }, { 5, 17 }, { 35, 101 });
+    CASES(case_gate, { 1, 1 }, { 3, 15 }, { 4, 16 }, { 5, 17 }, { 35, 101 }, { 6, 16, 0, 2 }, { 9, 15, 0, 3 },
+          { 12, 33, 0, 4 }, { 48, 64, 0, 8 });
 }
 
 static void case_sink(Env *e, const Shape *p)
@@ -618,6 +630,10 @@ TEST(groups_are_refused_where_nothing_reads_them)
     FAILS(tested_op(&dev.stream, gelu_fwd, .y = y, .x = rows), ERR_SHAPE,
           "gelu_fwd: x has 12 rows in groups of 3, declared as 'N F'");
     FAILS(tested_op(&dev.stream, gelu_fwd, .y = rows, .x = y), ERR_SHAPE, "gelu_fwd: y has 12 rows in groups of 3");
+    Tensor many = rows, even = y;
+    many.dim[0] = even.dim[0] = (int64_t)3 << 30;
+    FAILS(tested_op(&dev.stream, gate_fwd, .y = even, .x = even, .gate = many), ERR_SHAPE,
+          "gate_fwd: gate has 3221225472 rows in groups of 3");
     device_close(&dev);
 }
 

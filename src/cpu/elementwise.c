@@ -85,6 +85,26 @@ Err CPU(residual_bwd)(Stream *s, const residual_bwd_args *a)
     return ERR_OK;
 }
 
+/* ---- a factor ---- */
+
+static void scale_part(const void *args, int64_t first, int64_t end)
+{
+    const scale_args *a = args;
+    const int64_t D = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n);
+        float *y = row_f32(a->y, n);
+        for (int64_t i = 0; i < D; i += VEC)
+            row_store(y + i, vf_mul(row_load(x + i, D - i), vf_set1(a->factor)), D - i);
+    }
+}
+
+Err CPU(scale)(Stream *s, const scale_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], scale_part, a);
+    return ERR_OK;
+}
+
 /* ---- activations ---- */
 
 /*
@@ -109,6 +129,8 @@ VEC_FN vf gelu_inner(vf x, vf xx)
     return vf_mul(vf_mul(vf_set1(GELU_C), x), vf_fma(vf_set1(GELU_A), xx, vf_set1(1.0f)));
 }
 
+VEC_FN vf gelu(vf x) { return vf_mul(x, sigmoid(gelu_inner(x, vf_mul(x, x)))); }
+
 static void gelu_fwd_part(const void *args, int64_t first, int64_t end)
 {
     const gelu_fwd_args *a = args;
@@ -116,10 +138,7 @@ static void gelu_fwd_part(const void *args, int64_t first, int64_t end)
     for (int64_t n = first; n < end; n++) {
         const float *x = row_f32(a->x, n);
         float *y = row_f32(a->y, n);
-        for (int64_t i = 0; i < F; i += VEC) {
-            vf v = row_load(x + i, F - i);
-            row_store(y + i, vf_mul(v, sigmoid(gelu_inner(v, vf_mul(v, v)))), F - i);
-        }
+        for (int64_t i = 0; i < F; i += VEC) row_store(y + i, gelu(row_load(x + i, F - i)), F - i);
     }
 }
 
@@ -209,8 +228,6 @@ Err CPU(swiglu_bwd)(Stream *s, const swiglu_bwd_args *a)
     return ERR_OK;
 }
 
-VEC_FN vf gelu(vf x) { return vf_mul(x, sigmoid(gelu_inner(x, vf_mul(x, x)))); }
-
 static void geglu_fwd_part(const void *args, int64_t first, int64_t end)
 {
     const geglu_fwd_args *a = args;
@@ -219,7 +236,7 @@ static void geglu_fwd_part(const void *args, int64_t first, int64_t end)
             const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk;
             float *y = row_f32(a->y, n) + f;
             for (int64_t i = 0; i < a->chunk; i += VEC) {
-                const int64_t left = a->chunk - i;
+                int64_t left = a->chunk - i;
                 row_store(y + i, vf_mul(gelu(row_load(gate + i, left)), row_load(up + i, left)), left);
             }
         }
@@ -232,6 +249,7 @@ Err CPU(geglu_fwd)(Stream *s, const geglu_fwd_args *a)
     return ERR_OK;
 }
 
+/* dgate = dy up gelu'(gate), dup = dy gelu(gate) */
 static void geglu_bwd_part(const void *args, int64_t first, int64_t end)
 {
     const geglu_bwd_args *a = args;
@@ -240,8 +258,8 @@ static void geglu_bwd_part(const void *args, int64_t first, int64_t end)
             const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk, *dy = row_f32(a->dy, n) + f;
             float *dgate = row_f32(a->dx, n) + 2 * f, *dup = dgate + a->chunk;
             for (int64_t i = 0; i < a->chunk; i += VEC) {
-                const int64_t left = a->chunk - i;
-                const vf g = row_load(gate + i, left), d = row_load(dy + i, left);
+                int64_t left = a->chunk - i;
+                vf d = row_load(dy + i, left), g = row_load(gate + i, left);
                 row_store(dgate + i, vf_mul(vf_mul(d, row_load(up + i, left)), gelu_slope(g)), left);
                 row_store(dup + i, vf_mul(d, gelu(g)), left);
             }
@@ -503,7 +521,7 @@ static void rope_part(const void *args, int64_t first, int64_t end)
     for (int64_t row = first * H; row < end * H; row++) {
         int64_t position = ((const int32_t *)a->position.data)[row / H];
         const float *cosine = row_f32(a->cos, position), *sine = row_f32(a->sin, position);
-        float *x = (float *)a->x.data + tensor_row_at(a->x, row), *y = x + R;
+        float *x = row_f32(a->x, row), *y = x + R;
         for (int64_t i = 0; i < R; i += VEC) {
             int64_t left = R - i;
             vf u = row_load(x + i, left), v = row_load(y + i, left);

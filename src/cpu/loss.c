@@ -1,6 +1,7 @@
 /*
  * Cross entropy over a vocabulary that ranks share, in canonical blocks of columns.
  *
+ *   capped  l = cap tanh(x / cap), before all of this, if logits have a cap
  *   stats   per row and block: m_b = max l,  s_b = sum exp(l - m_b)      16 lanes by column of the block
  * mod 16 loss    m = max m_b,  S = tree of s_b exp(m_b - m) over all blocks in global order, loss = log S +
  * m - l[target] bwd     l <- (exp(l - m) / S - onehot) * scale
@@ -16,6 +17,27 @@
 
 /* A loss beyond this many nats counts as not finite: 2^16 * 2^LOSS_FIXED_BITS * 2^19 tokens fit an int64. */
 #define LOSS_LIMIT 65536.0f
+
+/* ---- a cap ---- */
+
+static void softcap_part(const void *args, int64_t first, int64_t end)
+{
+    const softcap_args *a = args;
+    const int64_t D = a->x.dim[1];
+    const vf cap = vf_set1(a->cap);
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n);
+        float *y = row_f32(a->y, n);
+        for (int64_t i = 0; i < D; i += VEC)
+            row_store(y + i, vf_mul(vf_tanh(vf_div(row_load(x + i, D - i), cap)), cap), D - i);
+    }
+}
+
+Err CPU(softcap)(Stream *s, const softcap_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], softcap_part, a);
+    return ERR_OK;
+}
 
 /* ---- stats ---- */
 
@@ -138,12 +160,17 @@ Err CPU(loss_sum)(Stream *s, const loss_sum_args *a)
 
 typedef struct {
     vf max, inverse, scale;
+    float cap; /* of the logits; 0: none */
 } SoftmaxRow;
 
+/* Under a cap d(cap tanh(u / cap))/du = 1 - (x / cap)^2 follows. */
 VEC_FN vf softmax_grad(const SoftmaxRow *r, vf x, float onehot)
 {
     vf p = vf_mul(vf_exp(vf_sub(x, r->max)), r->inverse);
-    return vf_mul(vf_sub(p, vf_set1(onehot)), r->scale);
+    vf d = vf_mul(vf_sub(p, vf_set1(onehot)), r->scale);
+    if (!(r->cap > 0)) return d;
+    vf t = vf_div(x, vf_set1(r->cap));
+    return vf_mul(d, vf_sub(vf_set1(1.0f), vf_mul(t, t)));
 }
 
 static void xent_bwd_row(float *x, int64_t used, int64_t target, SoftmaxRow r)
@@ -166,7 +193,7 @@ static void xent_bwd_part(const void *args, int64_t first, int64_t end)
     for (int64_t n = first; n < end; n++) {
         float *x = row_f32(a->logits, n);
         int64_t words = target[n] >= 0 ? used : 0;
-        SoftmaxRow r = { vf_set1(max[n]), vf_set1(1.0f / sum[n]), scale };
+        SoftmaxRow r = { vf_set1(max[n]), vf_set1(1.0f / sum[n]), scale, a->softcap };
         xent_bwd_row(x, words, target[n] - a->first, r);
         memset(x + words, 0, (size_t)(V - words) * sizeof(float));
     }
@@ -209,6 +236,7 @@ static void xent_row_part(const void *args, int64_t first, int64_t end)
                                     .row_sum = loss.row_sum,
                                     .step = a->step,
                                     .weight = a->weight,
+                                    .softcap = a->softcap,
                                     .vocab = a->vocab };
         xent_stats_part(&stats, 0, 1);
         xent_loss_part(&loss, 0, 1);

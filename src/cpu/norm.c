@@ -83,7 +83,8 @@ static void norm_bwd_row(const norm_bwd_args *a, int64_t n)
         vf g = vf_mul(row_load(dy + i, left), row_load(w + i, left));
         vf h = vf_mul(vf_sub(row_load(x + i, left), m), r);
         vf d = vf_fnma(h, mean_gh, vf_sub(g, mean_g));
-        row_store(dx + i, vf_fma(r, d, row_load(dx + i, left)), left);
+        const vf before = a->fresh_dx ? vf_zero() : row_load(dx + i, left);
+        row_store(dx + i, vf_fma(r, d, before), left);
     }
 }
 

@@ -80,7 +80,7 @@ static inline int64_t rows_both(Tensor t, Tensor u)
     return a < b ? a : b;
 }
 
-static inline float *row_f32(Tensor t, int64_t row) { return (float *)t.data + row * t.ld; }
+static inline float *row_f32(Tensor t, int64_t row) { return (float *)t.data + tensor_row_at(t, row); }
 
 /* An element of a tensor of any float dtype. */
 static inline float any_load(Tensor t, int64_t i)

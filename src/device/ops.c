@@ -71,12 +71,13 @@ static Err check_dtype(const OpInfo *info, const OpField *f, const char *suffix,
     return err_set(ERR_SHAPE, "%s: %s is %s, wanted%s", info->name, f->name, dtype_name(got), suffix);
 }
 
-/* The rows of a group lie side by side, which only some arguments may have: whole groups of their dim with a *. */
+/* The rows of a group lie side by side, which only some arguments may have: whole groups of their dim with a *, whose
+ * rows kernels number in 31 bits. */
 static Err check_group(const OpInfo *info, const OpField *f, const Tensor *t)
 {
     if (t->group <= 1) return ERR_OK;
     const int64_t rows = t->ndim > 1 ? t->dim[t->ndim - 2] : 0;
-    if (!strchr(f->dims, '*') || rows % t->group)
+    if (!strchr(f->dims, '*') || rows % t->group || rows > INT32_MAX)
         return err_set(ERR_SHAPE, "%s: %s has %lld rows in groups of %lld, declared as '%s'", info->name,
                        f->name, (long long)rows, (long long)t->group, f->dims);
     return ERR_OK;

@@ -6,8 +6,8 @@
  * copies. Shapes are written with the letters of docs/glossary: B T N D H K C F V E L.
  *
  * `group` (0 or 1: none) rows lie side by side without gaps, as many query heads of a fused projection do, and `ld` is
- * from one such group to the next. It divides the last dim but one. Few arguments of ops may be such tensors: those
- * with a * behind that dim in ops.def.
+ * from one such group to the next. It divides the last dim but one, which is below 2^31. Few arguments of ops may be
+ * such tensors: those with a * behind that dim in ops.def.
  *
  * `rows` (usually NULL): device-side count of rows in use; the shape then is the capacity. Ops work on that
  * many rows of dim 0 and leave the others untouched.

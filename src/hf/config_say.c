@@ -25,23 +25,14 @@ static void say_sizes(const Config *cfg, HfClass c, HfModel *m)
     m->limit = cfg->model.activation_limit;
 }
 
-/* A key of the model that not every build has: by its name. */
-static double real_key(const Config *cfg, const char *name)
-{
-    ConfigId id;
-    if (!config_find("model", name, &id)) return 0;
-    return *(const double *)(const void *)((const char *)cfg + config_key(id)->offset);
-}
-
 /* Gemma's caps, scale of scores and second base of angles. */
 static void say_gemma(const Config *cfg, HfModel *m)
 {
-    const double final_cap = real_key(cfg, "final_softcap"), scale = real_key(cfg, "attention_scale");
-    const double local = real_key(cfg, "rope_base_local");
+    const double scale = cfg->model.attention_scale;
     m->attention_cap = cfg->model.attention_softcap > 0 ? cfg->model.attention_softcap : HF_NONE;
-    m->final_cap = final_cap > 0 ? final_cap : HF_NONE;
+    m->final_cap = cfg->model.final_softcap > 0 ? cfg->model.final_softcap : HF_NONE;
     m->query_scalar = scale > 0 ? (int64_t)(1 / (scale * scale) + 0.5) : m->head_dim;
-    m->local_theta = local > 0 ? local : cfg->model.rope_base;
+    m->local_theta = cfg->model.rope_base_local > 0 ? cfg->model.rope_base_local : cfg->model.rope_base;
 }
 
 static void say_windows(const Config *cfg, HfModel *m)

@@ -8,10 +8,12 @@
 
 AttentionCore attention_core(const ModelSpec *s, const char *name, int layer, float scale)
 {
+    const int64_t window = layer_pattern_at(&s->window, model_like(s, layer));
     return (AttentionCore){ .spec = s,
                             .sink = -1,
                             .scale = scale,
-                            .window = layer_pattern_at(&s->window, model_like(s, layer)),
+                            .window = window,
+                            .local = window && s->rope.local_base > 0,
                             .rope = layer_pattern_at(&s->rope.layers, model_like(s, layer)),
                             .dropout_key = model_key(s, name, "attention_dropout") };
 }
@@ -47,8 +49,8 @@ static Tensor by_sample(const Ctx *c, Tensor t)
 Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor position, int inverse)
 {
     if (!a->rope) return ERR_OK;
-    return op(c->s, rope, .x = x, .position = position, .cos = c->rope.cos, .sin = c->rope.sin,
-              .inverse = inverse);
+    const RopeTable *t = a->local ? &c->rope.local : &c->rope.all;
+    return op(c->s, rope, .x = x, .position = position, .cos = t->cos, .sin = t->sin, .inverse = inverse);
 }
 
 /* ---- queries meet keys ---- */
@@ -124,20 +126,20 @@ Err attend_keep(Ctx *c, const Heads *h, bool pass)
     return slice_keep_keys(c, by_sample(c, h->k), by_sample(c, h->v), pass);
 }
 
-Err cache_join(Ctx *c, Tensor kept, Tensor own, Tensor *all)
+Err cache_join(Ctx *c, Tensor kept, Tensor own, int64_t heads, Tensor *all)
 {
-    const int64_t past = c->batch->span.first[0], T = own.dim[0];
+    const int64_t past = c->batch->span.first[0] * heads, rows = own.dim[0];
     ASSERT(c->batch->B == 1);
-    *all = tensor_row_slice(kept, 0, past + T);
-    return copy_rows(c, tensor_row_slice(kept, past, T), own);
+    *all = tensor_row_slice(kept, 0, past + rows);
+    return copy_rows(c, tensor_row_slice(kept, past, rows), own);
 }
 
 static Err join_earlier(Ctx *c, Tensor kept, Tensor *t)
 {
     const int64_t K = t->dim[1], C = t->dim[2];
     Tensor all;
-    TRY(cache_join(c, tensor_reshape(kept, kept.dim[1], K * C), heads_as_columns(*t), &all));
-    *t = tensor_reshape(all, all.dim[0], K, C);
+    TRY(cache_join(c, tensor_reshape(kept, kept.dim[1] * K, C), heads_as_rows(*t), K, &all));
+    *t = tensor_reshape(all, all.dim[0] / K, K, C);
     return ERR_OK;
 }
 

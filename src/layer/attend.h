@@ -9,7 +9,8 @@ typedef struct {
     int sink;    /* parameter with a number for each head; -1: none */
     float scale; /* of the products of queries and keys */
     int64_t window;
-    bool rope; /* queries and keys turn with their positions */
+    bool rope;  /* queries and keys turn with their positions, */
+    bool local; /* by the table for blocks with a window */
     uint64_t dropout_key;
 } AttentionCore;
 
@@ -43,9 +44,9 @@ Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, cons
 /* Keeps the rows' keys and values where later slices find them; see slice_keep_keys. */
 Err attend_keep(Ctx *c, const Heads *h, bool pass);
 
-/* own [T, columns] is written to `kept` [seq, columns], behind the positions before the batch's; all becomes both
- * together. */
-Err cache_join(Ctx *c, Tensor kept, Tensor own, Tensor *all);
+/* own [T * heads, columns] is written to `kept` [seq * heads, columns], behind the positions before the batch's; all
+ * becomes both together. */
+Err cache_join(Ctx *c, Tensor kept, Tensor own, int64_t heads, Tensor *all);
 /* The same with keys and values [T, K, C] and the cache of the block at work; without one nothing is done. */
 Err cache_join_heads(Ctx *c, Heads *h);
 

@@ -12,8 +12,7 @@
  *
  * Where kv heads are whole, heads are views of the columns of qkv, the queries of a kv head a group (tensor.h): all
  * that follows reads and rotates them there, and their gradients are written where those of qkv belong. Otherwise they
- * are copied apart and back: with parts of kv heads, where k and v go to other ranks or into a cache, and grouped
- * queries with norms or a gate.
+ * are copied apart and back: with parts of kv heads, and where k and v go to other ranks or to later slices.
  *
  * More ranks than kv heads: the ranks of world->kv, neighbours in tp, share one. Each computes some columns of its
  * k and v, and has some of the query heads that read them; no weight is there twice:
@@ -68,8 +67,9 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
     Attention *a = own;
     const int64_t q = (int64_t)s->heads * s->head_dim, kv = (int64_t)s->kv_heads * s->head_dim;
     const int64_t gate = s->attention_gate ? q : 0;
+    const float scale = s->attention_scale > 0 ? s->attention_scale : 1 / sqrtf((float)s->head_dim);
     *a = (Attention){ .spec = s,
-                      .core = attention_core(s, name, layer, 1 / sqrtf((float)s->head_dim)),
+                      .core = attention_core(s, name, layer, scale),
                       .kv_parts = kv_head_parts(s->tp_blocks, s->heads, s->kv_heads, s->head_dim) };
     TRY(linear_register(&a->qkv, reg,
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
@@ -108,9 +108,7 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     d.columns = (a->spec->attention_gate ? 2 : 1) * d.H * d.C + 2 * d.kv_cols;
     d.query_chunk = c->canon.exact ? a->spec->heads / (a->spec->kv_heads * a->kv_parts) : d.H / d.K;
     d.group = d.H / d.K;
-    const bool whole = c->world->cp.size == 1 && c->slices.count <= 1;
-    const bool plain = a->spec->heads == a->spec->kv_heads || (!a->spec->qk_norm && !a->spec->attention_gate);
-    d.views = plain && a->kv_parts == 1 && sharing == 1 && whole && !c->block.kv;
+    d.views = a->kv_parts == 1 && sharing == 1 && c->world->cp.size == 1 && c->slices.count <= 1;
     return d;
 }
 

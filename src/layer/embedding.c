@@ -48,6 +48,14 @@ void embedding_share(Embedding *e, const ParamRegistry *reg, const ModelSpec *sp
 
 static int64_t first_row(const Embedding *e, const Ctx *c) { return e->vocab_rows * c->world->tp.rank; }
 
+/* In place, where the model scales its embeddings. */
+static Err scale_rows(const Embedding *e, Ctx *c, Tensor x)
+{
+    const float factor = e->spec->embed_scale;
+    const bool scaled = factor > 0 && (factor < 1 || factor > 1);
+    return scaled ? op(c->s, scale, .y = x, .x = x, .factor = factor) : ERR_OK;
+}
+
 static Err dropout_in_place(const Embedding *e, Ctx *c, Tensor y)
 {
     const Dropout d = ctx_dropout(c, e->spec->dropout, e->dropout_key);
@@ -63,6 +71,7 @@ Err embedding_forward(const Embedding *e, Ctx *c, Tensor token, Tensor y)
            .first = first_row(e, c)));
     TRY(reduce_rows(c, partial, y));
     arena_release(c->scratch, mark);
+    TRY(scale_rows(e, c, y));
     if (e->position >= 0)
         TRY(op(c->s, embedding_fwd, .y = y, .table = param_value(c, e->position),
                .index = ctx_row_slice(c, ctx_doc_position(c)), .add = 1));
@@ -78,6 +87,7 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy)
         TRY(op(c->s, residual_bwd, .dx = dy, .dy = dy, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = d));
     if (e->position >= 0) TRY(grad_add_rows(c, e->position, dy, ctx_row_slice(c, ctx_doc_position(c)), 0));
+    TRY(scale_rows(e, c, dy));
     TRY(gather_rows(c, dy, &full));
     TRY(grad_add_rows(c, e->table, full, token, first_row(e, c)));
     arena_release(c->scratch, mark);

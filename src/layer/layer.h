@@ -165,6 +165,10 @@ typedef struct {
 /* [seq, half of the columns that turn]; absent without rotary positions */
 typedef struct {
     Tensor cos, sin;
+} RopeTable;
+
+typedef struct {
+    RopeTable all, local; /* local: of blocks with a window, if they turn in another way */
 } RopeTables;
 
 /* What the layers of a stage share while they compute one unit. */
@@ -359,7 +363,7 @@ Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor 
 Err norm_backward_into(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy,
                        Tensor dx); /* dx = */
 
-/* norm_backward_into, and the gradient of the bias `sum` (-1: none), which is the column sums of dx. x must be a sum
+/* norm_backward, and the gradient of the bias `sum` (-1: none), which is the column sums of dx. x must be a sum
  * that the bias was added to, directly or in an earlier sum without dropout between them. */
 typedef struct {
     Tensor x, dy, dx;

@@ -26,8 +26,10 @@ Err head_register(Head *h, ParamRegistry *reg, const ModelSpec *spec, int tied_w
 
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
 {
-    return op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight),
-              .leaf = whole_leaf(x.dim[1]));
+    const float cap = h->spec->final_softcap;
+    TRY(op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight),
+           .leaf = whole_leaf(x.dim[1])));
+    return cap > 0 ? op(c->s, softcap, .y = logits, .x = logits, .cap = cap) : ERR_OK;
 }
 
 static int64_t first_column(const Head *h, const Ctx *c)
@@ -115,7 +117,8 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *
     TRY(tensor_new(c->scratch, &loss, F32, N));
     if (save->at_once)
         TRY(op(c->s, xent_row, .loss = loss, .logits = logits, .target = to->target, .step = c->step,
-               .weight = to->weight, .block = logits.dim[1] / own_blocks(c), .vocab = h->spec->vocab));
+               .weight = to->weight, .softcap = h->spec->final_softcap,
+               .block = logits.dim[1] / own_blocks(c), .vocab = h->spec->vocab));
     else TRY(shared_loss(h, c, logits, loss, save));
     TRY(op(c->s, loss_sum, .sums = to->sums, .loss = loss, .target = to->target));
     arena_release(c->scratch, mark);
@@ -129,6 +132,7 @@ Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor 
     if (!save->at_once)
         TRY(op(c->s, xent_bwd, .logits = dlogits, .target = save->target,
                .row_max = save_get(c, save->row_max), .row_sum = save_get(c, save->row_sum), .step = c->step,
-               .weight = save->weight, .first = first_column(h, c), .vocab = h->spec->vocab));
+               .weight = save->weight, .softcap = h->spec->final_softcap, .first = first_column(h, c),
+               .vocab = h->spec->vocab));
     return linear_backward(&product, c, x, dlogits, dx);
 }

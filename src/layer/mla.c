@@ -242,9 +242,9 @@ static Err join_cached(const Call *k, Latents *t)
     Tensor all;
     if (!c->block.kv) return ERR_OK;
     const Tensor kept = tensor_reshape(c->block.kv->k, c->block.kv->k.dim[1], w.kv_rank + w.rope);
-    TRY(cache_join(c, latent_of(k, kept), t->kv, &all));
+    TRY(cache_join(c, latent_of(k, kept), t->kv, 1, &all));
     t->kv = all;
-    TRY(cache_join(c, shared_of(k, kept), t->shared, &all));
+    TRY(cache_join(c, shared_of(k, kept), t->shared, 1, &all));
     t->shared = all;
     return ERR_OK;
 }

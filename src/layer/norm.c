@@ -83,19 +83,9 @@ static Err weight_gradient(const Norm *n, Ctx *c, Tensor *dw, bool *fresh)
     return tensor_new(c->scratch, dw, dw->dtype, dw->dim[0]);
 }
 
-Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
-{
-    return norm_backward_sum(n, c, save, (NormRows){ x, dy, dx }, -1);
-}
-
-Err norm_backward_into(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
-{
-    TRY(op(c->s, fill_zero, .x = dx));
-    return norm_backward(n, c, save, x, dy, dx);
-}
-
-/* Leaves of rows; one row each where rows interleave heads, of which a rank may hold any number. */
-Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int sum)
+/* Leaves of rows; one row each where rows interleave heads, of which a rank may hold any number. `into`: dx is
+ * overwritten. */
+static Err backward(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int sum, bool into)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor none = { 0 }, dw, db = { 0 }, dsum = { 0 };
@@ -110,9 +100,25 @@ Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, i
            .shift_b = bias ? param_store_shift(c->params, n->bias) : none,
            .shift_sum = sum >= 0 ? param_store_shift(c->params, sum) : none,
            .overflow = c->params->stats->overflow, .leaf = n->per_head ? 1 : c->canon.leaf_rows,
-           .headroom_bits = c->canon.headroom_bits, .fresh = fresh, .fresh_sum = fresh_sum));
+           .headroom_bits = c->canon.headroom_bits, .fresh = fresh, .fresh_sum = fresh_sum,
+           .fresh_dx = into));
     arena_release(c->scratch, mark);
     TRY(grad_added(c, n->weight));
     if (bias) TRY(grad_added(c, n->bias));
     return sum >= 0 ? grad_added(c, sum) : ERR_OK;
+}
+
+Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    return backward(n, c, save, (NormRows){ x, dy, dx }, -1, false);
+}
+
+Err norm_backward_into(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    return backward(n, c, save, (NormRows){ x, dy, dx }, -1, true);
+}
+
+Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int sum)
+{
+    return backward(n, c, save, r, sum, false);
 }

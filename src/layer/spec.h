@@ -66,9 +66,9 @@ typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeScaling;
 
 /* Rotary positions; rope.c has the formulas. */
 typedef struct {
-    LayerPattern layers; /* 1: the block has them */
-    float base;
-    int columns; /* of a head, that turn; 0: all */
+    LayerPattern layers;    /* 1: the block has them */
+    float base, local_base; /* local_base: of blocks with a window, unscaled; 0: the same */
+    int columns;            /* of a head, that turn; 0: all */
     RopeScaling scaling;
     double factor;     /* all but PLAIN */
     double original;   /* LLAMA3, YARN: positions first trained on, */
@@ -115,11 +115,13 @@ typedef struct {
     LayerPattern context; /* of each block: its ContextComm */
     RopeSpec rope;
     LatentSpec latent;
-    bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
+    bool learned_positions, post_norms, rms, bias, tied, qk_norm, sinks, attention_gate;
     AttentionBias attention_bias;
     Activation activation;
     float activation_limit; /* of the clamped one */
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
+    float attention_scale;            /* 0: 1 / sqrt(head_dim) */
+    float embed_scale, final_softcap; /* 0: none */
     uint64_t seed;
     Recompute recompute;
     int tp_blocks;

@@ -277,6 +277,22 @@ BENCH(geglu_bwd, { "" })
     return ERR_OK;
 }
 
+BENCH(scale, { "" })
+{
+    ONCE(y, tokens_of(m), m->d->D);
+    ONCE(x, tokens_of(m), m->d->D);
+    a->factor = 2;
+    return ERR_OK;
+}
+
+BENCH(softcap, { "" })
+{
+    ONCE(y, tokens_of(m), m->d->V);
+    ONCE(x, tokens_of(m), m->d->V);
+    a->cap = 30;
+    return ERR_OK;
+}
+
 BENCH(clamped_swiglu_fwd, { "" })
 {
     ONCE(y, tokens_of(m), m->d->F);

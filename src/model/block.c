@@ -1,6 +1,7 @@
 /*
- * The pre-norm residual block. Its gradient d [R, D] lives in one buffer: the branch reads it, and the norm's
- * backward adds the branch's contribution to it.
+ * The pre-norm residual block, x + layer(norm(x)), or with norms of what layers give, too, x + post_norm(layer(norm(x))).
+ * Its gradient d [R, D] lives in one buffer: the branch reads it, and the norm's backward adds the branch's
+ * contribution to it.
  */
 #include <stdio.h>
 
@@ -26,7 +27,10 @@ static Err branch_register(Branch *r, ParamRegistry *reg, const ModelSpec *s, Br
     r->dropout_key = model_key(s, name, "residual");
     TRY(setup_alloc(setup, r->kind->own_bytes, &r->own));
     TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
-    return r->kind->add(r->own, reg, s, name, layer);
+    TRY(r->kind->add(r->own, reg, s, name, layer));
+    if (!s->post_norms) return ERR_OK;
+    snprintf(name, sizeof name, "post_%s", names.norm);
+    return model_norm_register(&r->post_norm, reg, s, names.block, name);
 }
 
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer,
@@ -69,6 +73,16 @@ Err residual_stream(Ctx *c, Tensor x, ResidualStream *out)
     return tensor_new(c->scratch, &out->branch, c->dtype, x.dim[0], x.dim[1]);
 }
 
+/* y [R, D], in scratch, of the norm's output n; behind a norm of its own if the block has those. */
+static Err layer_forward(const Block *b, const Branch *r, Ctx *c, Tensor n, BranchSave *save, Tensor y)
+{
+    Tensor out;
+    if (!b->spec->post_norms) return r->kind->forward(r->own, c, n, y, save->own);
+    TRY(save_new(c, REGION_I, &out, &save->out, c->dtype, y.dim[0], y.dim[1]));
+    TRY(r->kind->forward(r->own, c, n, out, save->own));
+    return norm_forward(&r->post_norm, c, out, y, &save->post_norm);
+}
+
 /* The stream x, whose sum the norm makes, goes on as sum `y` with the branch's output. */
 static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStream *x, BranchSave *save,
                           Tensor y)
@@ -77,7 +91,7 @@ static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStrea
     Tensor n;
     TRY(save_if(c, !model_recomputes(b->spec), REGION_W, &n, &save->n, c->dtype, in.dim[0], in.dim[1]));
     TRY(norm_forward_sum(&r->norm, c, &x->sum, n, &save->norm));
-    TRY(r->kind->forward(r->own, c, n, x->branch, save->own));
+    TRY(layer_forward(b, r, c, n, save, x->branch));
     x->sum = behind(b, r, c, in, x->branch, y);
     return ERR_OK;
 }
@@ -128,6 +142,17 @@ static int bias_of_stream(const Block *b, const Branch *r, const Ctx *c)
 
 int block_bias_of_output(const Block *b, const Ctx *c) { return bias_of_stream(b, &b->ffn, c); }
 
+/* dn, from the gradient dy of what the branch gives. */
+static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, Tensor n,
+                          Tensor dy, Tensor dn)
+{
+    Tensor dout;
+    if (!b->spec->post_norms) return r->kind->backward(r->own, c, save->own, n, dy, dn);
+    TRY(dy_alloc(c, &dout, dy.dim[0], dy.dim[1]));
+    TRY(norm_backward_into(&r->post_norm, c, &save->post_norm, save_get(c, save->out), dy, dout));
+    return r->kind->backward(r->own, c, save->own, n, dout, dn);
+}
+
 /* d in: the gradient of the sum behind the branch, out: that of x, the sum before it. dn [R, D]: scratch. */
 static Err branch_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows,
                            InputSum sums)
@@ -136,7 +161,7 @@ static Err branch_backward(const Block *b, const Branch *r, Ctx *c, const Branch
     Tensor n, dbranch;
     TRY(branch_gradient(b, r, c, rows.dx, sums.done, &dbranch));
     TRY(norm_output(b, c, &r->norm, save->n, rows.x, &n));
-    TRY(r->kind->backward(r->own, c, save->own, n, dbranch, rows.dy));
+    TRY(layer_backward(b, r, c, save, n, dbranch, rows.dy));
     TRY(norm_backward_sum(&r->norm, c, &save->norm, rows, sums.bias));
     arena_release(c->scratch, mark);
     return ERR_OK;

@@ -20,7 +20,7 @@
 
 /* One of the two branches of a block: a norm, and a layer whose output is added to the residual stream. */
 typedef struct {
-    Norm norm;
+    Norm norm, post_norm; /* post_norm: of the layer's output, with ModelSpec.post_norms */
     const LayerKind *kind;
     void *own; /* the layer, of this kind */
     uint64_t dropout_key;
@@ -29,6 +29,8 @@ typedef struct {
 typedef struct {
     Saved n; /* the norm's output; not kept with selective recomputation */
     NormSave norm;
+    Saved out; /* with post_norm: the layer's output */
+    NormSave post_norm;
     void *own; /* the kind's save */
 } BranchSave;
 

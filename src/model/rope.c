@@ -49,32 +49,48 @@ static double share_left(const RopeSpec *r, int columns, int64_t i, double f)
     return ramp / r->factor + (1 - ramp);
 }
 
-Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, RopeTables *out)
+/* angles [columns / 2] at position 1 */
+static Err fill(const ModelSpec *spec, Stream *s, SetupArena *setup, const double *angle, double magnitude,
+                RopeTable *out)
 {
-    const RopeSpec *r = &spec->rope;
-    const int columns = r->columns ? r->columns : spec->head_dim;
-    const double magnitude = r->scaling == ROPE_YARN ? r->magnitude : 1;
-    const int64_t R = columns / 2;
-    *out = (RopeTables){ 0 };
-    if (!layer_pattern_most(&r->layers)) return ERR_OK;
-    TRY(tensor_new(state, &out->cos, F32, spec->seq, R));
-    TRY(tensor_new(state, &out->sin, F32, spec->seq, R));
-    if (s->dev->is_null) return ERR_OK;
+    const int64_t R = out->cos.dim[1];
     float *row;
-    double *frequency;
     TRY(setup_array(setup, 2 * R, &row));
-    TRY(setup_array(setup, R, &frequency));
-    for (int64_t i = 0; i < R; i++) {
-        const double f = m_exp(-2.0 * (double)i / columns * m_log(r->base));
-        frequency[i] = f * share_left(r, columns, i, f);
-    }
     for (int64_t p = 0; p < spec->seq; p++) {
         for (int64_t i = 0; i < R; i++) {
-            row[i] = (float)(magnitude * m_cos((double)p * frequency[i]));
-            row[R + i] = (float)(magnitude * m_sin((double)p * frequency[i]));
+            row[i] = (float)(magnitude * m_cos((double)p * angle[i]));
+            row[R + i] = (float)(magnitude * m_sin((double)p * angle[i]));
         }
         TRY(device_write(s, tensor_row_slice(out->cos, p, 1).data, row, R * (int64_t)sizeof *row));
         TRY(device_write(s, tensor_row_slice(out->sin, p, 1).data, row + R, R * (int64_t)sizeof *row));
     }
     return ERR_OK;
+}
+
+static Err make_table(const ModelSpec *spec, const RopeSpec *r, Stream *s, Arena *state, SetupArena *setup,
+                      RopeTable *out)
+{
+    const int columns = r->columns ? r->columns : spec->head_dim;
+    const int64_t R = columns / 2;
+    double *angle;
+    TRY(tensor_new(state, &out->cos, F32, spec->seq, R));
+    TRY(tensor_new(state, &out->sin, F32, spec->seq, R));
+    if (s->dev->is_null) return ERR_OK;
+    TRY(setup_array(setup, R, &angle));
+    for (int64_t i = 0; i < R; i++) {
+        const double f = m_exp(-2.0 * (double)i / columns * m_log(r->base));
+        angle[i] = f * share_left(r, columns, i, f);
+    }
+    return fill(spec, s, setup, angle, r->scaling == ROPE_YARN ? r->magnitude : 1, out);
+}
+
+Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, RopeTables *out)
+{
+    const RopeSpec *r = &spec->rope;
+    const RopeSpec local = { .base = r->local_base, .columns = r->columns };
+    *out = (RopeTables){ 0 };
+    if (!layer_pattern_most(&r->layers)) return ERR_OK;
+    TRY(make_table(spec, r, s, state, setup, &out->all));
+    if (!(r->local_base > 0) || !layer_pattern_most(&spec->window)) return ERR_OK;
+    return make_table(spec, &local, s, state, setup, &out->local);
 }

@@ -51,6 +51,7 @@ static RopeSpec rope_spec(const Config *cfg)
                                             [MODEL_ROPE_SCALING_LLAMA3] = ROPE_LLAMA3,
                                             [MODEL_ROPE_SCALING_YARN] = ROPE_YARN };
     RopeSpec r = { .base = (float)cfg->model.rope_base,
+                   .local_base = (float)cfg->model.rope_base_local,
                    .columns = (int)cfg->model.rope_dim,
                    .scaling = scalings[cfg->model.rope_scaling],
                    .factor = cfg->model.rope_factor,
@@ -127,6 +128,10 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .sinks = cfg->model.sinks,
                     .attention_gate = cfg->model.attention_gate,
                     .attention_softcap = (float)cfg->model.attention_softcap,
+                    .attention_scale = (float)cfg->model.attention_scale,
+                    .embed_scale = (float)cfg->model.embed_scale,
+                    .final_softcap = (float)cfg->model.final_softcap,
+                    .post_norms = cfg->model.block_norms == MODEL_BLOCK_NORMS_BOTH,
                     .activation = config_activation(cfg),
                     .activation_limit = (float)cfg->model.activation_limit,
                     .norm_eps = (float)cfg->model.norm_eps,

@@ -20,6 +20,19 @@ static inline Matrix matrix_uniform(CudaCase *c, DType T, double low, double hig
     return m;
 }
 
+/* [N, columns] in groups of `group` rows side by side, with the gap around each group; group 0: around each row. */
+static inline Matrix matrix_groups(CudaCase *c, DType T, double low, double high, int64_t N, int64_t columns,
+                                   int64_t gap, int64_t skip, int64_t group)
+{
+    if (!group) return matrix_uniform(c, T, low, high, N, columns, gap, skip);
+    Matrix m = matrix_uniform(c, T, low, high, N / group, group * columns, gap, skip);
+    for (int side = 0; side < 2; side++) {
+        Tensor *t = &m.view.t[side];
+        t->dim[0] = N, t->dim[1] = columns, t->group = group;
+    }
+    return m;
+}
+
 /* The rows of `m` as [N, heads, columns]: heads are rows. */
 static inline Pair matrix_heads(const Matrix *m, int64_t N, int64_t heads)
 {

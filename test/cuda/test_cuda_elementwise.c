@@ -64,6 +64,29 @@ TEST(maps)
         for (int k = 0; k < SIZES; k++) map_case(types[t], sizes[k], k % 3 == 2);
 }
 
+/* Gates that lie in groups of a projection's columns. */
+TEST(gates_in_groups)
+{
+    static const Size groups[] = { { 48, 128, 256, 0 }, { 77, 64, 64, 8 }, { 36, 17, 3, 1 }, { 6, 1032, 8, 0 } };
+    static const int64_t group[] = { 8, 7, 3, 2 };
+    for (int k = 0; k < 12; k++) {
+        CudaCase *c = case_open();
+        const DType T = types[k % 3];
+        const Size z = groups[k / 3];
+        Matrix x = matrix(c, T, z, 6), dy = matrix(c, T, z, 2), y = matrix(c, T, z, 1), dx = matrix(c, T, z, 1);
+        Matrix gate = matrix_groups(c, T, -6, 6, z.N, z.D, z.gap, z.skip, group[k / 3]);
+        Matrix dgate = matrix_groups(c, T, -1, 1, z.N, z.D, z.gap, z.skip, group[k / 3]);
+        BOTH(c, gate_fwd, .y = AT(y.view), .x = AT(x.view), .gate = AT(gate.view));
+        pair_check(c, y.all, case_tolerance(T), "gate_fwd, groups of %lld, %s", (long long)group[k / 3], text(T, z));
+        BOTH(c, gate_bwd, .dx = AT(dx.view), .dgate = AT(dgate.view), .dy = AT(dy.view), .x = AT(x.view),
+             .gate = AT(gate.view));
+        pair_check(c, dx.all, case_tolerance(T), "gate_bwd, groups of %lld, %s", (long long)group[k / 3], text(T, z));
+        pair_check(c, dgate.all, case_tolerance(T), "gate_bwd's gate, groups of %lld, %s", (long long)group[k / 3],
+                   text(T, z));
+        case_close(c);
+    }
+}
+
 /* To the dtype's rounding of the value itself, which may be as small as the dtype has them. */
 static void check_value(CudaCase *c, Pair p, const char *what, double at)
 {

@@ -2,12 +2,13 @@
 #include "base/rng.h"
 #include "pair_views.h"
 
-enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_USED = 4, NORM_FRESH = 8, NORM_SUM = 16 };
+enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_USED = 4, NORM_FRESH = 8, NORM_SUM = 16, NORM_INTO = 32 };
 
 typedef struct {
     DType T;
     int64_t N, D, gap, skip;
     int flags;
+    int64_t group; /* of rows of x and dx side by side; 0: none */
 } NormShape;
 
 typedef struct {
@@ -19,10 +20,10 @@ static NormPairs norm_pairs(CudaCase *c, const NormShape *p)
 {
     const int64_t used = p->N - p->N / 3;
     const int32_t shift = 30, zero = 0;
-    NormPairs t = { .x = matrix_uniform(c, p->T, -2, 3, p->N, p->D, p->gap, p->skip),
+    NormPairs t = { .x = matrix_groups(c, p->T, -2, 3, p->N, p->D, p->gap, p->skip, p->group),
                     .y = matrix_uniform(c, p->T, -1, 1, p->N, p->D, p->gap, p->skip),
                     .dy = matrix_uniform(c, p->T, -1, 1, p->N, p->D, p->gap, p->skip),
-                    .dx = matrix_uniform(c, p->T, -1, 1, p->N, p->D, p->gap, p->skip) };
+                    .dx = matrix_groups(c, p->T, -1, 1, p->N, p->D, p->gap, p->skip, p->group) };
     t.w = pair_uniform(c, p->T, -1, 2, CASE_DIMS(p->D)), t.b = pair_random(c, p->T, 1, p->D);
     t.mean = pair_random(c, F32, 1, p->N), t.rstd = pair_random(c, F32, 1, p->N);
     t.dw = pair_random(c, F32, 2, p->D), t.db = pair_random(c, F32, 2, p->D), t.dsum = pair_random(c, F32, 2, p->D);
@@ -41,8 +42,8 @@ static void norm_case(NormShape p)
     const Pair x = t.x.view, y = pair_used(t.y.view, used), dy = pair_used(t.dy.view, used), dx = t.dx.view;
     const double tol = case_tolerance(p.T);
     char name[96];
-    snprintf(name, sizeof name, "%s N %lld D %lld gap %lld skip %lld flags %d", dtype_name(p.T),
-             (long long)p.N, (long long)p.D, (long long)p.gap, (long long)p.skip, p.flags);
+    snprintf(name, sizeof name, "%s N %lld D %lld gap %lld skip %lld flags %d group %lld", dtype_name(p.T),
+             (long long)p.N, (long long)p.D, (long long)p.gap, (long long)p.skip, p.flags, (long long)p.group);
     BOTH(c, norm_fwd, .y = AT(y), .mean = mean ? AT(t.mean) : none, .rstd = AT(t.rstd), .x = AT(x),
          .w = AT(t.w), .b = bias ? AT(t.b) : none, .eps = 1e-3f);
     pair_check(c, t.y.all, tol, "y, %s", name);
@@ -52,7 +53,8 @@ static void norm_case(NormShape p)
          .dsum = summed ? AT(t.dsum) : none, .shift_sum = summed ? AT(t.shift) : none, .dy = AT(dy), .x = AT(x),
          .w = AT(t.w), .mean = mean ? AT(t.mean) : none, .rstd = AT(t.rstd), .shift_w = AT(t.shift),
          .shift_b = bias ? AT(t.shift) : none, .overflow = AT(t.overflow), .leaf = 4, .headroom_bits = 10,
-         .fresh = p.flags & NORM_FRESH, .fresh_sum = !(p.flags & NORM_FRESH));
+         .fresh = p.flags & NORM_FRESH, .fresh_sum = !(p.flags & NORM_FRESH),
+         .fresh_dx = p.flags & NORM_INTO);
     pair_check(c, t.dx.all, tol, "dx, %s", name);
     pair_check(c, t.dw, 1e-5, "dw, %s", name);
     pair_check(c, t.db, 1e-5, "db, %s", name);
@@ -157,7 +159,7 @@ TEST(norm_unaligned)
 TEST(norm_widest)
 {
     norm_case((NormShape){ F32, 1, 16384, 0, 0, NORM_MEAN | NORM_BIAS });
-    norm_case((NormShape){ BF16, 2, 16384, 0, 0, 0 });
+    norm_case((NormShape){ BF16, 2, 16384, 0, 0, NORM_INTO });
     norm_case((NormShape){ BF16, 1, 16384 + 8, 0, 0, 0 });
 }
 
@@ -177,6 +179,23 @@ TEST(norm_slices)
     norm_case((NormShape){ F32, 200, 7, 1, 0, NORM_BIAS | NORM_USED });
     norm_case((NormShape){ F16, 25, 160, 0, 0, NORM_MEAN | NORM_BIAS });
     norm_case((NormShape){ F32, 277, 68, 0, 0, NORM_MEAN | NORM_BIAS }); /* more slices than threads that add them */
+}
+
+/* Heads of a projection, k and v behind its queries; and any rows of every way to share one. */
+TEST(norm_in_groups)
+{
+    static const NormShape shapes[] = { { BF16, 48, 128, 256, 0, NORM_INTO, 8 },
+                                        { BF16, 77, 64, 128, 0, NORM_FRESH | NORM_INTO, 7 },
+                                        { F16, 66, 128, 8, 8, NORM_USED, 3 },
+                                        { F32, 40, 64, 128, 0, NORM_INTO | NORM_SUM, 4 },
+                                        { BF16, 15, 256, 64, 0, NORM_MEAN | NORM_BIAS, 5 },
+                                        { F16, 18, 512, 16, 8, NORM_SUM | NORM_INTO | NORM_USED, 6 },
+                                        { F16, 6, 1032, 8, 0, 0, 2 },
+                                        { F32, 9, 1032, 4, 0, NORM_SUM, 3 },
+                                        { BF16, 6, 2056, 8, 0, NORM_INTO, 3 },
+                                        { F16, 36, 17, 3, 1, NORM_MEAN | NORM_BIAS | NORM_SUM | NORM_INTO, 4 },
+                                        { F32, 6, 64, 5, 1, NORM_INTO, 2 } };
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) norm_case(shapes[k]);
 }
 
 TEST_MAIN
