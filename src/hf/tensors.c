@@ -30,7 +30,8 @@ enum {
     REST = EVERY & ~GPT2,
     DEEPSEEK = C(DEEPSEEK_V2) | C(DEEPSEEK_V3),
     QWEN_NAMES = C(QWEN3_MOE) | DEEPSEEK,
-    OWN_NORMS = C(GEMMA2) | C(GEMMA3) | C(OLMO2)
+    GEMMA = C(GEMMA2) | C(GEMMA3),
+    OWN_NORMS = GEMMA | C(OLMO2)
 };
 
 /* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
@@ -59,6 +60,10 @@ static const Row table[] = {
 
     { REST & ~OWN_NORMS, "norm1", "input_layernorm", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm2", "post_attention_layernorm", WHOLE, 0 },
+    { GEMMA, "norm1", "input_layernorm", WHOLE, 0 },
+    { GEMMA, "post_norm1", "post_attention_layernorm", WHOLE, 0 },
+    { GEMMA, "norm2", "pre_feedforward_layernorm", WHOLE, 0 },
+    { GEMMA, "post_norm2", "post_feedforward_layernorm", WHOLE, 0 },
 
     { C(PHI3), "attn.qkv", "self_attn.qkv_proj", WHOLE, 0 },
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
