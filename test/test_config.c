@@ -268,7 +268,8 @@ TEST(words_for_true_and_false)
     }
 }
 
-/* Who reads about a run takes the fewest ranks that hold its layout; keys at their limits are refused, not computed with. */
+/* Who reads about a run takes the fewest ranks that hold its layout; keys at their limits are refused, not computed
+ * with. */
 TEST(any_number_of_ranks)
 {
     Config c;
@@ -353,6 +354,11 @@ static const Rule rules[] = {
       ROPE "model.rope_scaling=yarn model.rope_truncate=false", "only rope_scaling = yarn reads it", 1 },
     { ROPE "model.rope_scaling=yarn model.rope_base=1", ROPE "model.rope_scaling=llama3 model.rope_base=1",
       "yarn needs a base above 1", 1 },
+    { "model.rope_base_local=100", ROPE "model.rope_base_local=100", "only position = rope has it", 1 },
+    { ROPE "model.rope_base_local=0.5", ROPE "model.rope_base_local=1", "must be 0 (as all others), or 1 and more", 1 },
+    { "model.block_norms=both", "model.block_norms=both model.bias=false", "behind the norm of what a layer gives", 1 },
+    { "model.embed_scale=8", ROPE "model.embed_scale=8", "embeddings are scaled before positions are added", 1 },
+    { "model.final_softcap=1e-4", "model.final_softcap=1e-3", "must be 0 (no cap), or 0.001 and more", 1 },
     { "model.window=8,", "model.window=8,0", "model.window = '8,': must be a number of positions", 1 },
     { "model.window=-1", "model.window=0", "must be a number of positions up to 16777216", 1 },
     { "model.window=16777217", "model.window=16777216*5,0", "positions up to 16777216, or a list of them",

@@ -55,8 +55,8 @@ Err file_check_link(const char *path);
  * regular file is refused. */
 Err file_replace(const char *name, const void *data, int64_t size_bytes);
 
-/* The last part of file_replace, for a file that was made by file_create_beside(name) and is closed: it gets the name. Its
- * own is removed if that fails. */
+/* The last part of file_replace, for a file that was made by file_create_beside(name) and is closed: it gets the name.
+ * Its own is removed if that fails. */
 Err file_take_place(const char *temp, const char *name);
 
 /* ERR_IO for what file_replace would refuse, to be asked before the work whose result it is. */

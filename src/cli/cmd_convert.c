@@ -1,6 +1,6 @@
 /*
- * convert: a folder of Hugging Face's becomes a run folder with one checkpoint, or a checkpoint becomes such a folder or
- * a GGUF file. The configuration goes along, and so do the tokenizer's files.
+ * convert: a folder of Hugging Face's becomes a run folder with one checkpoint, or a checkpoint becomes such a folder
+ * or a GGUF file. The configuration goes along, and so do the tokenizer's files.
  */
 #include <limits.h>
 #include <stdlib.h>

@@ -7,8 +7,8 @@
  *   tensors   text, u32 dims, i64 each, the fastest first, u32 type of numbers, u64 where in the data
  *   data      from a multiple of 32 on; each tensor padded to one
  *
- * Rows of queries and keys stand in another order there where pairs that turn are neighbours (tensors.h). A wrong order,
- * or a key that is missing, gives a file that opens and computes nonsense: only logits tell.
+ * Rows of queries and keys stand in another order there where pairs that turn are neighbours (tensors.h). A wrong
+ * order, or a key that is missing, gives a file that opens and computes nonsense: only logits tell.
  */
 #ifndef MEGATRAIN_HF_GGUF_H
 #define MEGATRAIN_HF_GGUF_H
@@ -31,8 +31,8 @@ typedef struct {
     int threads;
 } GgufJob;
 
-/* ERR_CONFIG: GGUF has no class that computes the model; says what it lacks. ERR_CKPT: the checkpoint is damaged, or has
- * numbers that are too large for `stored`. ERR_STORAGE; ERR_MEMORY. */
+/* ERR_CONFIG: GGUF has no class that computes the model; says what it lacks. ERR_CKPT: the checkpoint is damaged, or
+ * has numbers that are too large for `stored`. ERR_STORAGE; ERR_MEMORY. */
 Err gguf_write(const GgufJob *x);
 
 #endif

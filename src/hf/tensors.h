@@ -51,8 +51,8 @@ bool hf_naming_gguf(HfClass kind, const Config *cfg, HfNaming *out);
 /* The prefixes that names of a class may have, those that transformers writes first; NULL behind the last. */
 const char *const *hf_prefixes(HfClass kind, bool wrapped);
 
-/* How many parts a parameter has; 0: the class has no tensor for it, it is 0 there. hf_part_step: after how many of them
- * the same tensors come again, which hold several matrices each. */
+/* How many parts a parameter has; 0: the class has no tensor for it, it is 0 there. hf_part_step: after how many of
+ * them the same tensors come again, which hold several matrices each. */
 int hf_part_count(const HfNaming *n, const Param *p);
 int hf_part_step(const HfNaming *n, const Param *p);
 HfPart hf_part(const HfNaming *n, const Param *p, int index);

@@ -1,6 +1,6 @@
 /*
- * See theirs.h. A tensor is seen as rows of its last dim, some of which are a job; what of our parameter lies there is a
- * box of each part.
+ * See theirs.h. A tensor is seen as rows of its last dim, some of which are a job; what of our parameter lies there is
+ * a box of each part.
  */
 #include "hf/theirs.h"
 

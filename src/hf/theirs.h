@@ -1,8 +1,8 @@
 /*
  * A checkpoint's weights as the tensors that others' files have, streamed one after the other: several threads make
  * pieces of some MiB (jobs.h), and memory does not depend on the model's size. The list of tensors follows from our
- * parameters and the table of names (tensors.h). Whoever writes a kind of file (export.c, gguf.c) takes the list for its
- * header and then the bytes, in the list's order.
+ * parameters and the table of names (tensors.h). Whoever writes a kind of file (export.c, gguf.c) takes the list for
+ * its header and then the bytes, in the list's order.
  */
 #ifndef MEGATRAIN_HF_THEIRS_H
 #define MEGATRAIN_HF_THEIRS_H
@@ -51,8 +51,8 @@ typedef struct {
     Progress progress;
 } TheirsList;
 
-/* Checks the checkpoint and makes the list, in memory of `a`. theirs_close also after an error. ERR_CKPT: the checkpoint is
- * damaged, or has numbers that the class has no place for. */
+/* Checks the checkpoint and makes the list, in memory of `a`. theirs_close also after an error. ERR_CKPT: the
+ * checkpoint is damaged, or has numbers that the class has no place for. */
 Err theirs_open(const TheirsSpec *spec, SetupArena *a, TheirsList *out);
 void theirs_close(TheirsList *l);
 
@@ -61,8 +61,8 @@ void theirs_name(const TheirsList *l, const Theirs *t, char out[HF_NAME_MAX]);
 HfPart theirs_part(const TheirsList *l, const Theirs *t);
 int64_t theirs_bytes(const Theirs *t);
 
-/* Starts the threads; afterwards theirs_put writes the data of each tensor of the list, in its order. ERR_CKPT: a number
- * has no place in what is stored. */
+/* Starts the threads; afterwards theirs_put writes the data of each tensor of the list, in its order. ERR_CKPT: a
+ * number has no place in what is stored. */
 Err theirs_start(TheirsList *l, SetupArena *a);
 Err theirs_put(TheirsList *l, const Theirs *t, ChunkWriter *w);
 

@@ -1,6 +1,6 @@
 /*
  * Feed-forward: fc1 (COLUMN), activation, fc2 (ROW; its bias is added by the residual add).
- * A gated activation (SwiGLU, GeGLU): fc1 has 2F outputs, gate and up chunk by chunk, so that each rank holds whole pairs.
+ * A gated activation (SwiGLU, GeGLU): fc1 has 2F outputs, gate and up chunk by chunk, so that each rank holds pairs.
  */
 #include "layer/mlp.h"
 

@@ -1,6 +1,6 @@
 /*
- * The pre-norm residual block, x + layer(norm(x)), or with norms of what layers give, too, x + post_norm(layer(norm(x))).
- * Its gradient d [R, D] lives in one buffer: the branch reads it, and the norm's backward adds the branch's
+ * The pre-norm residual block, x + layer(norm(x)), or x + post_norm(layer(norm(x))) with norms of what layers give,
+ * too. Its gradient d [R, D] lives in one buffer: the branch reads it, and the norm's backward adds the branch's
  * contribution to it.
  */
 #include <stdio.h>
@@ -22,15 +22,15 @@ typedef struct {
 static Err branch_register(Branch *r, ParamRegistry *reg, const ModelSpec *s, BranchNames names, int layer,
                            SetupArena *setup)
 {
-    char name[PARAM_NAME_MAX];
+    char name[PARAM_NAME_MAX], post_norm[16];
     snprintf(name, sizeof name, "%s.%s", names.block, names.layer);
     r->dropout_key = model_key(s, name, "residual");
     TRY(setup_alloc(setup, r->kind->own_bytes, &r->own));
     TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
     TRY(r->kind->add(r->own, reg, s, name, layer));
     if (!s->post_norms) return ERR_OK;
-    snprintf(name, sizeof name, "post_%s", names.norm);
-    return model_norm_register(&r->post_norm, reg, s, names.block, name);
+    snprintf(post_norm, sizeof post_norm, "post_%s", names.norm);
+    return model_norm_register(&r->post_norm, reg, s, names.block, post_norm);
 }
 
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer,
