@@ -29,8 +29,8 @@ static const struct {
     { "deepseek-v3", HF_DEEPSEEK_V3, HF_DEEPSEEK_V3 },
     { "gpt-oss-120b", HF_GPT_OSS, HF_GPT_OSS },
     { "phi-3-mini-4k", HF_PHI3, HF_MISTRAL },
-    { "gemma-2-9b", HF_GEMMA2, HF_GEMMA2, "norm_offset = true" },
-    { "gemma-3-27b", HF_GEMMA3, HF_GEMMA3, "norm_offset = true" },
+    { "gemma-2-9b", HF_GEMMA2, HF_GEMMA2 },
+    { "gemma-3-27b", HF_GEMMA3, HF_GEMMA3 },
     { "olmo-2-7b", HF_OLMO2, HF_OLMO2, "qk_norm = full" },
 };
 enum { MODELS = sizeof models / sizeof *models };

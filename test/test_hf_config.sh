@@ -11,7 +11,6 @@ needs() {
     skip "$1: the build has no $2"
     models=$(grep -v "^$1" <<<"$models")
 }
-needs gemma model.norm_offset=true
 needs olmo model.qk_norm=full
 has() { grep -qx "$1" <<<"$models"; }
 for name in $models; do

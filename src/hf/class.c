@@ -133,7 +133,7 @@ const HfClassRow
                                     .limit = 7,          .scale = 1,
                                     .groups = 1,         .group_topk = 1 } },
         [HF_GEMMA2] = { .names = { "gemma2", "Gemma2ForCausalLM" },
-                        .model = "activation = geglu\nblock_norms = both\nnorm_offset = true\n",
+                        .model = "activation = geglu\nblock_norms = both\n",
                         .windows = HF_WINDOWS_TYPES,
                         .bias = HF_BIAS_KEYS,
                         .usual = { ROPE(10000), .vocab = 256000, .positions = 8192, .hidden = 2304,
@@ -142,8 +142,7 @@ const HfClassRow
                                    .attention_cap = 50, .final_cap = 30, .query_scalar = 256 } },
         [HF_GEMMA3] = { .names = { "gemma3_text", "Gemma3ForCausalLM" },
                         .wrapper = "gemma3",
-                        .model =
-                            "activation = geglu\nblock_norms = both\nnorm_offset = true\nqk_norm = true\n",
+                        .model = "activation = geglu\nblock_norms = both\nqk_norm = true\n",
                         .windows = HF_WINDOWS_TYPES,
                         .bias = HF_BIAS_KEYS,
                         .usual = { ROPE(1e6), .vocab = 262208, .positions = 131072, .hidden = 2304,

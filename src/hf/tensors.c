@@ -340,6 +340,7 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
     out.first += s.theirs * (turned ? 1 : columns);
     out.row = s.step * (turned ? 1 : columns);
     out.column = turned ? s.their_rows : 1;
+    out.more = vector && (GEMMA >> n->kind & 1); /* (its only vectors are norms') */
     return out;
 }
 

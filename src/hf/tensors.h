@@ -40,6 +40,7 @@ typedef struct {
     int64_t shape[HF_DIMS]; /* that their tensor has */
     Box box;
     int64_t first, row, column;
+    float more; /* by what our numbers are above theirs: Gemma's norms multiply by 1 + w */
 } HfPart;
 
 /* Names with that prefix; NULL: as transformers writes them. */

@@ -215,7 +215,8 @@ static Err fill_part(const TheirsList *l, const Theirs *t, const HfPart *part, i
     for (int64_t r = 0; r < box.shape[0]; r++) {
         const float *from = scratch + r * box.shape[1];
         float *row = out + to + r * part->row;
-        if (part->column == 1) memcpy(row, from, (size_t)box.shape[1] * sizeof *row);
+        if (part->more > 0) row[0] = from[0] - part->more; /* (a vector) */
+        else if (part->column == 1) memcpy(row, from, (size_t)box.shape[1] * sizeof *row);
         else
             for (int64_t c = 0; c < box.shape[1]; c++) row[c * part->column] = from[c];
     }
