@@ -609,7 +609,7 @@ done
 search --max-world 4 --device h100 --json --price 3 train.micro_batch=1 --compare \
     "parallel.tp=2 train.micro_batch=1; parallel.tp=3; parallel.recompute=1"
 check "worlds, price and others: $(tail -1 search.err)" test -s search.json
-"$mt" plan --config plan.ini --world 4 --device h100 --json parallel.tp=2 train.micro_batch=1 >chosen.json 2>search.err
+"$mt" plan --config plan.ini --world 4 --device h100 --json parallel.tp=2 parallel.zero=1 train.micro_batch=1 >chosen.json 2>search.err
 check "worlds" python3 - <<'EOP'
 import json
 s = json.load(open("search.json"))
