@@ -134,8 +134,8 @@ static Err write_file(Run *r, const IdFile *f, const char *out)
         return err;
     }
     err = file_sync_close(&w);
-    if (!err) err = file_rename(temp, out);
-    if (err) unlink(temp);
+    if (!err) return file_take_place(temp, out);
+    unlink(temp);
     return err;
 }
 
