@@ -795,6 +795,8 @@ static const char *const latent_wrong[][2] = {
     { "model.rope_mscale_all=1", "only attention = mla reads it" },
     { MLA "model.kv_heads=4", "keys and values for each head; take model.kv_heads=0" },
     { MLA "model.head_dim=64", "it is qk_nope_head_dim + qk_rope_head_dim; take model.head_dim=0" },
+    { MLA "model.attention_scale=1", "latent attention has rope_mscale_all" },
+    { MLA "model.rope_base_local=100", "latent attention has one table of angles" },
     { MLA "model.rope_dim=32", "it is qk_rope_head_dim; take model.rope_dim=0" },
     { MLA "model.position=none", "latent attention has rotary positions" },
     { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },

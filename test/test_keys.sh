@@ -41,7 +41,7 @@ model.seq                  | 64           | loss
 model.vocab                | 300          | loss
 model.position             | none         | loss
 model.rope_base            | 10           | loss | model.position=rope
-model.rope_base_local      | 10           | loss | model.position=rope model.window=5,0
+model.rope_base_local      | 10           | loss | model.position=rope model.window=5
 model.rope_layers          | 0,1          | loss | model.position=rope model.layers=2
 model.rope_dim             | 4            | loss | model.position=rope
 model.rope_scaling         | linear       | loss | model.position=rope

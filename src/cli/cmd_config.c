@@ -97,11 +97,11 @@ const Command command_config = {
     .name = "config",
     .summary = "check a configuration, print it complete, explain keys",
     .verbs = "check dump explain from-hf",
-    .rest = "[check | dump | explain [KEY] | from-hf FOLDER] " REST_OVERRIDES,
+    .rest = "[check | dump | explain [KEY]] " REST_OVERRIDES,
     .text = "  check              all mistakes at once, and where; what is missing here\n"
             "  dump               all values and their origins (the default)\n"
             "  explain            all keys; explain model, explain model.layers: these\n"
-            "  from-hf FOLDER     the sections [model] and [moe] of a model of Hugging Face's\n",
+            "  from-hf FOLDER     instead: sections [model] and [moe] of a Hugging Face model\n",
     OPTIONS(options),
     .run = config,
 };
