@@ -84,6 +84,7 @@ static RopeSpec rope_of(const Json *m)
     const Json *s = json_get(m, "rope_scaling");
     RopeSpec r = { .layers = pattern_of(json_get(m, "rope")),
                    .base = (float)number(m, "rope_base"),
+                   .local_base = json_get(m, "local_base") ? (float)number(m, "local_base") : 0,
                    .columns = (int)json_int(json_get(m, "rope_columns"), 0) };
     if (!s) return r;
     while (strcmp(json_text(json_get(s, "kind"), NULL), names[r.scaling])) r.scaling++;
@@ -126,11 +127,16 @@ static ModelSpec model_of(const Json *m)
                     .bias = flag(m, "bias"),
                     .tied = flag(m, "tied"),
                     .qk_norm = flag(m, "qk_norm"),
-                    .activation = json_get(m, "limit") ? ACT_CLAMPED_SWIGLU : flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
+                    .activation = json_get(m, "limit") ? ACT_CLAMPED_SWIGLU : flag(m, "geglu") ? ACT_GEGLU
+                                  : flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
                     .activation_limit = json_get(m, "limit") ? (float)number(m, "limit") : 0,
                     .attention_gate = json_get(m, "gate") != NULL,
                     .sinks = json_get(m, "sinks") != NULL,
                     .attention_softcap = json_get(m, "softcap") ? (float)number(m, "softcap") : 0,
+                    .attention_scale = json_get(m, "score_scale") ? (float)number(m, "score_scale") : 0,
+                    .embed_scale = json_get(m, "embed_scale") ? (float)number(m, "embed_scale") : 0,
+                    .final_softcap = json_get(m, "final_softcap") ? (float)number(m, "final_softcap") : 0,
+                    .post_norms = flag(m, "post_norms"),
                     .norm_eps = (float)number(m, "norm_eps"),
                     .init_std = 0.02f,
                     .tp_blocks = 2 };
@@ -500,6 +506,10 @@ TEST(llama31_layout) { against_torch("llama31", true, false); }
 TEST(yarn_layout) { against_torch("yarn", true, false); }
 TEST(gemma_layout) { against_torch("gemma", true, false); }
 TEST(gemma_run) { against_torch("gemma", false, false); }
+TEST(gemma2_layout) { against_torch("gemma2", true, false); }
+TEST(gemma2_run) { against_torch("gemma2", false, false); }
+TEST(gemma3_layout) { against_torch("gemma3", true, false); }
+TEST(gemma3_run) { against_torch("gemma3", false, false); }
 TEST(gptoss_layout) { against_torch("gptoss", true, false); }
 TEST(gptoss_run) { against_torch("gptoss", false, false); }
 TEST(gptossfull_layout) { against_torch("gptossfull", true, false); }
@@ -579,6 +589,8 @@ TEST(same_bits_deepseek) { same_bits("deepseek"); }
 TEST(same_bits_mixedmoe) { same_bits("mixedmoe"); }
 TEST(same_bits_patterns) { same_bits("patterns"); }
 TEST(same_bits_gemma) { same_bits("gemma"); }
+TEST(same_bits_gemma2) { same_bits("gemma2"); }
+TEST(same_bits_gemma3) { same_bits("gemma3"); }
 TEST(same_bits_gptoss) { same_bits("gptoss"); }
 TEST(same_bits_gptossfull) { same_bits("gptossfull"); }
 TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
@@ -651,6 +663,7 @@ TEST(logits_linear) { check_logits("linear"); }
 TEST(logits_llama31) { check_logits("llama31"); }
 TEST(logits_yarn) { check_logits("yarn"); }
 TEST(logits_gemma) { check_logits("gemma"); }
+TEST(logits_gemma2) { check_logits("gemma2"); }
 TEST(logits_gptoss) { check_logits("gptoss"); }
 TEST(logits_gptossfull) { check_logits("gptossfull"); }
 TEST(logits_qwen3next) { check_logits("qwen3next"); }

@@ -61,6 +61,12 @@ YARN = dict(LLAMA, layers=1, window=[0], rope=[1], head_dim=16, rope_columns=12,
 # What Gemma 2, gpt-oss and Qwen3-Next have: capped scores and windows; sinks, windows, YaRN without whole pairs and
 # experts; a gate and heads that turn in part.
 GEMMA = dict(LLAMA, qk_norm=False, layers=6, window=[6] * 5 + [0], rope=[1] * 6, softcap=2.0)
+# All of Gemma 2 and 3: norms of what layers give, too, scaled embeddings and scores, capped logits, GeGLU; and another base
+# of angles in blocks with a window, beside scaled ones in the others, with a module of multi-token prediction.
+GEMMA2 = dict(LLAMA, qk_norm=False, tied=True, window=[6, 0], softcap=2.0, post_norms=True, geglu=True, embed_scale=2.5,
+              score_scale=0.2, final_softcap=1.5)
+GEMMA3 = dict(LLAMA, layers=3, window=[6, 6, 0], rope=[1] * 3, post_norms=True, geglu=True, embed_scale=3.0, score_scale=0.3,
+              local_base=50.0, rope_scaling=dict(kind="linear", factor=3.0), mtp=1, mtp_weight=0.3)
 GPTOSS = dict(LLAMA, qk_norm=False, bias=False, window=[8, 0], sinks=True, moe=MIXTRAL["moe"], rope_scaling=dict(
     kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=False))
 QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
@@ -91,7 +97,7 @@ MTPMASK = dict(MTP2, vocab=17, eod=3, mask_eod=True)
 MTPRESET = dict(MTP, vocab=17, eod=3, reset_at_eod=True, moe=dict(MTP["moe"], aux=0.5))
 GRADIENTS_ONLY = ("mtp", "mtp2", "mtpmask", "mtpreset", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
                   "qwen3next", "mla", "deepseekv3", "gptossfull",
-                  "mlasinks", "mlagate", "sharedbias")  # no final weights
+                  "mlasinks", "mlagate", "sharedbias", "gemma2", "gemma3")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -174,6 +180,8 @@ def shapes(m):
             if m.get("sinks"):
                 out.append((p + "attn.sinks", (m["heads"],)))
             linear(p + "attn.proj", D, q)
+        if m.get("post_norms"):
+            norm(p + "post_norm1", D, m["rms"])
         norm(p + "norm2", D, m["rms"])
         fc1 = 2 if m["swiglu"] else 1
         if is_mixture(m, i):
@@ -191,6 +199,8 @@ def shapes(m):
         else:
             linear(p + "mlp.fc1", fc1 * m["ffn"], D)
             linear(p + "mlp.fc2", D, m["ffn"])
+        if m.get("post_norms"):
+            norm(p + "post_norm2", D, m["rms"])
 
     out.append(("embedding.token.weight", (V, D)))
     if m["learned_positions"]:
@@ -227,9 +237,11 @@ class Model:
         y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.m["norm_eps"]) * self.w[name + ".weight"]
         return y if rms else y + self.w[name + ".bias"]
 
-    def frequencies(self, d):
+    def frequencies(self, d, local):
         """Angles of d / 2 pairs at position 1, and what cosines and sines are multiplied by."""
         s, base = self.m.get("rope_scaling"), self.m["rope_base"]
+        if local:
+            s, base = None, self.m["local_base"]
         plain = base ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
         if not s:
             return plain, 1
@@ -250,11 +262,11 @@ class Model:
         ramp = ((torch.arange(d // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
         return slowed * ramp + plain * (1 - ramp), s["magnitude"]
 
-    def rotate(self, x):
+    def rotate(self, x, local=False):
         """x [B, heads, T, C]: of the first d columns (x[i], x[i + d/2]) turned by position * frequency i."""
         C, T = x.shape[-1], x.shape[-2]
         d = self.m.get("rope_columns") or C
-        frequency, magnitude = self.frequencies(d)
+        frequency, magnitude = self.frequencies(d, local)
         angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency
         cos, sin = angle.cos() * magnitude, angle.sin() * magnitude
         a, b = x[..., :d // 2], x[..., d // 2:d]
@@ -288,7 +300,8 @@ class Model:
             q, k = self.norm(name + ".q_norm", q, True), self.norm(name + ".k_norm", k, True)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if m["rope"][layer]:
-            q, k = self.rotate(q), self.rotate(k)
+            local = "local_base" in m and m["window"][layer] > 0
+            q, k = self.rotate(q, local), self.rotate(k, local)
         k, v = (t.repeat_interleave(H // K, 1) for t in (k, v))
         return q, k, v, gate[0] if gate else None
 
@@ -302,7 +315,7 @@ class Model:
         B, T, _ = x.shape
         H = m["heads"]
         q, k, v, gate = self.heads(name, layer, x)
-        score = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) * self.score_scale()
+        score = q @ k.transpose(-1, -2) * m.get("score_scale", self.score_scale() / math.sqrt(q.shape[-1]))
         if m.get("softcap"):
             score = m["softcap"] * torch.tanh(score / m["softcap"])
         behind = torch.arange(T)[:, None] - torch.arange(T)[None, :]
@@ -321,7 +334,10 @@ class Model:
             if self.m.get("limit"):
                 gate, up = gate.clamp(max=self.m["limit"]), up.clamp(-self.m["limit"], self.m["limit"])
                 return gate * torch.sigmoid(1.702 * gate) * (up + 1)
-            return gate * torch.sigmoid(gate) * up
+            return (self.gelu(gate) if self.m.get("geglu") else gate * torch.sigmoid(gate)) * up
+        return self.gelu(h)
+
+    def gelu(self, h):
         return 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
 
     def mlp(self, name, x):
@@ -386,9 +402,16 @@ class Model:
     def block(self, p, layer, x):
         """Named p, and like the model's block `layer`."""
         rms = self.m["rms"]
-        x = x + self.attention(p + "attn", layer, self.norm(p + "norm1", x, rms))
+        x = x + self.behind(p + "post_norm1", self.attention(p + "attn", layer, self.norm(p + "norm1", x, rms)))
         ffn = self.mixture if is_mixture(self.m, layer) else self.mlp
-        return x + ffn(p + "mlp", self.norm(p + "norm2", x, rms))
+        return x + self.behind(p + "post_norm2", ffn(p + "mlp", self.norm(p + "norm2", x, rms)))
+
+    def behind(self, name, y):
+        return self.norm(name, y, self.m["rms"]) if self.m.get("post_norms") else y
+
+    def predicted(self, h, head):
+        y, cap = h @ head.T, self.m.get("final_softcap")
+        return cap * torch.tanh(y / cap) if cap else y
 
     def logits(self, token):
         """Of what the head predicts, the next token, and then of each module's, which see tokens further on."""
@@ -396,20 +419,21 @@ class Model:
         self.document, self.balances = self.documents(token), []
         table = self.w["embedding.token.weight"]
         head = table if m["tied"] else self.w["head.weight"]
-        x = table[token]
+        scale = m.get("embed_scale", 1)
+        x = table[token] * scale
         if m["learned_positions"]:
             x = x + self.w["embedding.position.weight"][:T]
         for i in range(m["layers"]):
             x = self.block(f"layers.{i}.", i, x)
         h = self.norm("final_norm", x, rms)
-        out = [h @ head.T]
+        out = [self.predicted(h, head)]
         for k in range(1, m.get("mtp", 0) + 1):
             p = f"mtp.{k - 1}."
-            e = torch.cat([table[token[:, k:]], torch.zeros_like(h[:, :k])], 1)  # row t: token t + k, at the end none
+            e = torch.cat([table[token[:, k:]] * scale, torch.zeros_like(h[:, :k])], 1)  # row t: token t + k, at the end none
             joined = torch.cat([self.norm(p + "embedding_norm", e, rms), self.norm(p + "hidden_norm", h, rms)], -1)
             x = self.block(p, m["layers"] - 1, joined @ self.w[p + "proj.weight"].T)
             h = self.norm(p + "final_norm", x, rms)
-            out.append(h @ head.T)
+            out.append(self.predicted(h, head))
         return out
 
     def counts(self, token, k):
@@ -504,7 +528,7 @@ def main():
         ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT),
         ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3), ("gptossfull", GPTOSSFULL),
         ("mlasinks", MLASINKS), ("mlagate", MLAGATE), ("sharedbias", SHAREDBIAS),
-        ("mtpmask", MTPMASK), ("mtpreset", MTPRESET))]
+        ("mtpmask", MTPMASK), ("mtpreset", MTPRESET), ("gemma2", GEMMA2), ("gemma3", GEMMA3))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 
