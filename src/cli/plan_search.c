@@ -384,7 +384,7 @@ static void json_answer(JsonOut *j, const Query *q, const SearchAnswer *a)
 
 /* ---- the whole ---- */
 
-/* On how many ranks would it fit? Twice as many, again and again. 0: on none of these. */
+/* On how many ranks would it fit? Twice as many, again and again; then half as many. 0: on none of these. */
 static int64_t world_that_fits(const Query *q)
 {
     SearchAnswer *a = malloc(sizeof *a);
@@ -395,6 +395,8 @@ static int64_t world_that_fits(const Query *q)
         more.world *= 2;
         if (!search(&more, a) && a->count) world = more.world;
     }
+    for (more.world = q->q.world / 2; a && !world && more.world > 0; more.world /= 2)
+        if (!search(&more, a) && a->count) world = more.world;
     free(a);
     return world;
 }
@@ -413,7 +415,8 @@ static Err nothing_fits(const Query *q, const SearchAnswer *a)
     err_set(ERR_PLAN, "no layout on %lld ranks was found that fits %s: the least that one takes is %s (%s)",
             (long long)q->q.world, units_bytes(have, q->q.memory), units_bytes(want, a->least_bytes), layout);
     return world ? err_hint("more memory, or %lld ranks, on which one fits", (long long)world)
-                 : err_hint("more memory; none of up to %lld ranks is enough", (long long)q->q.world * 32);
+                 : err_hint("more memory; no number of up to %lld ranks that was tried is enough",
+                            (long long)q->q.world * 32);
 }
 
 /* The world, half of it, ... */

@@ -382,7 +382,7 @@ Err tokenizer_copy_text(Tokenizer *t, const char *text, int64_t size, TokenText 
 {
     char *bytes;
     TRY(setup_array(&t->mem, size + 1, &bytes));
-    memcpy(bytes, text, (size_t)size);
+    if (size) memcpy(bytes, text, (size_t)size); /* (the empty text may be NULL) */
     *out = (TokenText){ bytes, (int32_t)size };
     return ERR_OK;
 }
