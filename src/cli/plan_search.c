@@ -414,7 +414,8 @@ static Err nothing_fits(const Query *q, const SearchAnswer *a)
     const int64_t world = world_that_fits(q);
     err_set(ERR_PLAN, "no layout on %lld ranks was found that fits %s: the least that one takes is %s (%s)",
             (long long)q->q.world, units_bytes(have, q->q.memory), units_bytes(want, a->least_bytes), layout);
-    return world ? err_hint("more memory, or %lld ranks, on which one fits", (long long)world)
+    return world ? err_hint("more memory, or %lld rank%s, on which one fits", (long long)world,
+                            world > 1 ? "s" : "")
                  : err_hint("more memory; no number of up to %lld ranks that was tried is enough",
                             (long long)q->q.world * 32);
 }
