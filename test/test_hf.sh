@@ -6,6 +6,8 @@
 . "$(dirname "$0")/lib.sh"
 python=${HF_PYTHON:-$root/${BUILD:-build}/venv-hf/bin/python}
 cases() { "$python" "$root/test/tools/hf_cases.py" "$@" 2>>cases.err; }
+check "its cases are Python" /usr/bin/python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' \
+    "$root/test/tools/hf_cases.py"
 if ! "$python" -c 'import torch, transformers, safetensors' 2>/dev/null; then
     skipped=1
     echo "  skipped: no transformers: make deps-hf"
