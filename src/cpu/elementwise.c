@@ -178,99 +178,77 @@ Err CPU(gelu_bwd)(Stream *s, const gelu_bwd_args *a)
     return ERR_OK;
 }
 
-static void swiglu_fwd_part(const void *args, int64_t first, int64_t end)
+/* ---- activations of a gate and what it is on, chunk by chunk side by side ---- */
+
+typedef struct {
+    vf gate, up;
+} GatePair;
+
+/* What comes of both, and the gradients of both where dy is that of what comes. limit: of clamped ones. */
+typedef vf GatedValue(vf gate, vf up, float limit);
+typedef GatePair GatedSlopes(vf gate, vf up, vf dy, float limit);
+
+VEC_FN void gated_fwd(Tensor y, Tensor x, int64_t chunk, float limit, GatedValue *of, int64_t first,
+                      int64_t end)
 {
-    const swiglu_fwd_args *a = args;
     for (int64_t n = first; n < end; n++) {
-        for (int64_t f = 0; f < a->y.dim[1]; f += a->chunk) {
-            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk;
-            float *y = row_f32(a->y, n) + f;
-            for (int64_t i = 0; i < a->chunk; i += VEC) {
-                int64_t left = a->chunk - i;
-                vf g = row_load(gate + i, left);
-                row_store(y + i, vf_mul(vf_mul(g, sigmoid(g)), row_load(up + i, left)), left);
+        for (int64_t f = 0; f < y.dim[1]; f += chunk) {
+            const float *gate = row_f32(x, n) + 2 * f, *up = gate + chunk;
+            float *out = row_f32(y, n) + f;
+            for (int64_t i = 0; i < chunk; i += VEC) {
+                const int64_t left = chunk - i;
+                row_store(out + i, of(row_load(gate + i, left), row_load(up + i, left), limit), left);
             }
         }
     }
 }
 
-Err CPU(swiglu_fwd)(Stream *s, const swiglu_fwd_args *a)
+VEC_FN void gated_bwd(Tensor dx, Tensor dy, Tensor x, int64_t chunk, float limit, GatedSlopes *of,
+                      int64_t first, int64_t end)
 {
-    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], swiglu_fwd_part, a);
-    return ERR_OK;
+    for (int64_t n = first; n < end; n++) {
+        for (int64_t f = 0; f < dy.dim[1]; f += chunk) {
+            const float *gate = row_f32(x, n) + 2 * f, *up = gate + chunk, *d = row_f32(dy, n) + f;
+            float *dgate = row_f32(dx, n) + 2 * f, *dup = dgate + chunk;
+            for (int64_t i = 0; i < chunk; i += VEC) {
+                const int64_t left = chunk - i;
+                const GatePair g =
+                    of(row_load(gate + i, left), row_load(up + i, left), row_load(d + i, left), limit);
+                row_store(dgate + i, g.gate, left);
+                row_store(dup + i, g.up, left);
+            }
+        }
+    }
+}
+
+VEC_FN vf swiglu(vf gate, vf up, float limit)
+{
+    (void)limit;
+    return vf_mul(vf_mul(gate, sigmoid(gate)), up);
 }
 
 /* dgate = dy up s (1 + g (1 - s)), dup = dy g s. Below -80 both slopes are 0 in float. */
-static void swiglu_bwd_part(const void *args, int64_t first, int64_t end)
+VEC_FN GatePair swiglu_slopes(vf gate, vf up, vf dy, float limit)
 {
-    const swiglu_bwd_args *a = args;
-    for (int64_t n = first; n < end; n++) {
-        for (int64_t f = 0; f < a->dy.dim[1]; f += a->chunk) {
-            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk, *dy = row_f32(a->dy, n) + f;
-            float *dgate = row_f32(a->dx, n) + 2 * f, *dup = dgate + a->chunk;
-            for (int64_t i = 0; i < a->chunk; i += VEC) {
-                int64_t left = a->chunk - i;
-                vf s, t, d = row_load(dy + i, left);
-                vf g = vf_max(vf_set1(-80.0f), row_load(gate + i, left));
-                sigmoid_pair(g, &s, &t);
-                vf ds = vf_mul(d, s);
-                vf slope = vf_fma(g, t, vf_set1(1.0f));
-                row_store(dgate + i, vf_mul(vf_mul(ds, row_load(up + i, left)), slope), left);
-                row_store(dup + i, vf_mul(ds, g), left);
-            }
-        }
-    }
+    const vf g = vf_max(vf_set1(-80.0f), gate);
+    vf s, t;
+    (void)limit;
+    sigmoid_pair(g, &s, &t);
+    const vf ds = vf_mul(dy, s), slope = vf_fma(g, t, vf_set1(1.0f));
+    return (GatePair){ vf_mul(vf_mul(ds, up), slope), vf_mul(ds, g) };
 }
 
-Err CPU(swiglu_bwd)(Stream *s, const swiglu_bwd_args *a)
+VEC_FN vf geglu(vf gate, vf up, float limit)
 {
-    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], swiglu_bwd_part, a);
-    return ERR_OK;
-}
-
-static void geglu_fwd_part(const void *args, int64_t first, int64_t end)
-{
-    const geglu_fwd_args *a = args;
-    for (int64_t n = first; n < end; n++) {
-        for (int64_t f = 0; f < a->y.dim[1]; f += a->chunk) {
-            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk;
-            float *y = row_f32(a->y, n) + f;
-            for (int64_t i = 0; i < a->chunk; i += VEC) {
-                int64_t left = a->chunk - i;
-                row_store(y + i, vf_mul(gelu(row_load(gate + i, left)), row_load(up + i, left)), left);
-            }
-        }
-    }
-}
-
-Err CPU(geglu_fwd)(Stream *s, const geglu_fwd_args *a)
-{
-    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], geglu_fwd_part, a);
-    return ERR_OK;
+    (void)limit;
+    return vf_mul(gelu(gate), up);
 }
 
 /* dgate = dy up gelu'(gate), dup = dy gelu(gate) */
-static void geglu_bwd_part(const void *args, int64_t first, int64_t end)
+VEC_FN GatePair geglu_slopes(vf gate, vf up, vf dy, float limit)
 {
-    const geglu_bwd_args *a = args;
-    for (int64_t n = first; n < end; n++) {
-        for (int64_t f = 0; f < a->dy.dim[1]; f += a->chunk) {
-            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk, *dy = row_f32(a->dy, n) + f;
-            float *dgate = row_f32(a->dx, n) + 2 * f, *dup = dgate + a->chunk;
-            for (int64_t i = 0; i < a->chunk; i += VEC) {
-                int64_t left = a->chunk - i;
-                vf d = row_load(dy + i, left), g = row_load(gate + i, left);
-                row_store(dgate + i, vf_mul(vf_mul(d, row_load(up + i, left)), gelu_slope(g)), left);
-                row_store(dup + i, vf_mul(d, gelu(g)), left);
-            }
-        }
-    }
-}
-
-Err CPU(geglu_bwd)(Stream *s, const geglu_bwd_args *a)
-{
-    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], geglu_bwd_part, a);
-    return ERR_OK;
+    (void)limit;
+    return (GatePair){ vf_mul(vf_mul(dy, up), gelu_slope(gate)), vf_mul(dy, gelu(gate)) };
 }
 
 /* Slope of the sigmoid in clamped_swiglu. */
@@ -279,33 +257,11 @@ Err CPU(geglu_bwd)(Stream *s, const geglu_bwd_args *a)
 /* x between -limit and limit; NaN stays. */
 VEC_FN vf clamped(vf x, float limit) { return vf_max(vf_set1(-limit), vf_min(vf_set1(limit), x)); }
 
-static void clamped_swiglu_fwd_part(const void *args, int64_t first, int64_t end)
+VEC_FN vf clamped_swiglu(vf gate, vf up, float limit)
 {
-    const clamped_swiglu_fwd_args *a = args;
-    for (int64_t n = first; n < end; n++) {
-        for (int64_t f = 0; f < a->y.dim[1]; f += a->chunk) {
-            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk;
-            float *y = row_f32(a->y, n) + f;
-            for (int64_t i = 0; i < a->chunk; i += VEC) {
-                int64_t left = a->chunk - i;
-                vf g = vf_min(vf_set1(a->limit), row_load(gate + i, left));
-                vf u = clamped(row_load(up + i, left), a->limit);
-                vf gated = vf_mul(g, sigmoid(vf_mul(vf_set1(CLAMPED_ALPHA), g)));
-                row_store(y + i, vf_mul(gated, vf_add(u, vf_set1(1.0f))), left);
-            }
-        }
-    }
+    const vf g = vf_min(vf_set1(limit), gate), u = clamped(up, limit);
+    return vf_mul(vf_mul(g, sigmoid(vf_mul(vf_set1(CLAMPED_ALPHA), g))), vf_add(u, vf_set1(1.0f)));
 }
-
-Err CPU(clamped_swiglu_fwd)(Stream *s, const clamped_swiglu_fwd_args *a)
-{
-    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], clamped_swiglu_fwd_part, a);
-    return ERR_OK;
-}
-
-typedef struct {
-    vf gate, up;
-} GatePair;
 
 /* d gate = dy (u + 1) s (1 + v (1 - s)), d up = dy g s, with v = 1.702 g and s = sigmoid(v); 0 beyond the limits. Below
  * -47, where v is -80, both are below 1e-32. */
@@ -321,29 +277,33 @@ VEC_FN GatePair clamped_slopes(vf gate, vf up, vf dy, float limit)
     return (GatePair){ vf_select(cut_gate, vf_zero(), dgate), vf_select(cut_up, vf_zero(), vf_mul(ds, g)) };
 }
 
-static void clamped_swiglu_bwd_part(const void *args, int64_t first, int64_t end)
-{
-    const clamped_swiglu_bwd_args *a = args;
-    for (int64_t n = first; n < end; n++) {
-        for (int64_t f = 0; f < a->dy.dim[1]; f += a->chunk) {
-            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk, *dy = row_f32(a->dy, n) + f;
-            float *dgate = row_f32(a->dx, n) + 2 * f, *dup = dgate + a->chunk;
-            for (int64_t i = 0; i < a->chunk; i += VEC) {
-                int64_t left = a->chunk - i;
-                GatePair d = clamped_slopes(row_load(gate + i, left), row_load(up + i, left),
-                                            row_load(dy + i, left), a->limit);
-                row_store(dgate + i, d.gate, left);
-                row_store(dup + i, d.up, left);
-            }
-        }
+/* The ops of one. */
+#define GATED(name, value, of_slopes, limit_of_args)                                   \
+    static void name##_fwd_part(const void *args, int64_t first, int64_t end)          \
+    {                                                                                  \
+        const name##_fwd_args *a = args;                                               \
+        gated_fwd(a->y, a->x, a->chunk, limit_of_args, value, first, end);             \
+    }                                                                                  \
+    Err CPU(name##_fwd)(Stream * s, const name##_fwd_args *a)                          \
+    {                                                                                  \
+        par_rows(s, rows_both(a->y, a->x), a->x.dim[1], name##_fwd_part, a);           \
+        return ERR_OK;                                                                 \
+    }                                                                                  \
+    static void name##_bwd_part(const void *args, int64_t first, int64_t end)          \
+    {                                                                                  \
+        const name##_bwd_args *a = args;                                               \
+        gated_bwd(a->dx, a->dy, a->x, a->chunk, limit_of_args, of_slopes, first, end); \
+    }                                                                                  \
+    Err CPU(name##_bwd)(Stream * s, const name##_bwd_args *a)                          \
+    {                                                                                  \
+        par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], name##_bwd_part, a);         \
+        return ERR_OK;                                                                 \
     }
-}
 
-Err CPU(clamped_swiglu_bwd)(Stream *s, const clamped_swiglu_bwd_args *a)
-{
-    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], clamped_swiglu_bwd_part, a);
-    return ERR_OK;
-}
+GATED(swiglu, swiglu, swiglu_slopes, 0)
+GATED(geglu, geglu, geglu_slopes, 0)
+GATED(clamped_swiglu, clamped_swiglu, clamped_slopes, a->limit)
+#undef GATED
 
 /* ---- a gate on each element ---- */
 
