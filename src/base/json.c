@@ -363,20 +363,19 @@ void json_put_milli(JsonOut *j, const char *key, int64_t value)
     put_str(j, text);
 }
 
-/* Shortest digits that read back exactly; "null" for what is no number. */
-static void number_text(double value, char out[32])
+void json_number_text(double value, char out[JSON_NUMBER_BYTES])
 {
-    snprintf(out, 32, "null");
+    snprintf(out, JSON_NUMBER_BYTES, "null");
     for (int digits = 15; isfinite(value) && digits <= 17; digits++) {
-        snprintf(out, 32, "%.*g", digits, value);
+        snprintf(out, JSON_NUMBER_BYTES, "%.*g", digits, value);
         if (strtod(out, NULL) == value) break;
     }
 }
 
 bool json_put_number(JsonOut *j, const char *key, double value)
 {
-    char text[32];
-    number_text(value, text);
+    char text[JSON_NUMBER_BYTES];
+    json_number_text(value, text);
     put_key(j, key);
     put_str(j, text);
     return isfinite(value);
@@ -384,8 +383,8 @@ bool json_put_number(JsonOut *j, const char *key, double value)
 
 void json_put_real(JsonOut *j, const char *key, double value)
 {
-    char text[32];
-    number_text(value, text);
+    char text[JSON_NUMBER_BYTES];
+    json_number_text(value, text);
     put_key(j, key);
     put_str(j, text);
     if (!strpbrk(text, ".en")) put_str(j, ".0");

@@ -71,7 +71,10 @@ void json_put_text(JsonOut *j, const char *key, const char *value); /* UTF-8, or
 void json_put_int(JsonOut *j, const char *key, int64_t value);
 void json_put_milli(JsonOut *j, const char *key,
                     int64_t value); /* value / 1000, three decimals; value >= 0 */
-/* Shortest digits that read back exactly; NaN and Inf become null. Returns false for those. */
+/* Shortest digits that read back exactly; NaN and Inf become null. */
+enum { JSON_NUMBER_BYTES = 32 };
+void json_number_text(double value, char out[JSON_NUMBER_BYTES]);
+/* Returns false for NaN and Inf. */
 bool json_put_number(JsonOut *j, const char *key, double value);
 /* The same, and 2 is 2.0: for readers to whom an integer is no real. */
 void json_put_real(JsonOut *j, const char *key, double value);

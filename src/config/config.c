@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "config/config_reader.h"
@@ -81,22 +80,13 @@ static bool nth_word(const char *words, unsigned index, char *out, int size_byte
     return n > 0;
 }
 
-/* As many digits as it takes to read back the same number. */
-static void real_text(double x, char buf[CONFIG_VALUE_BYTES])
-{
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(buf, CONFIG_VALUE_BYTES, "%.*g", digits, x);
-        if (strtod(buf, NULL) == x) return;
-    }
-}
-
 const char *config_value(const Config *c, ConfigId id, char buf[CONFIG_VALUE_BYTES])
 {
     const ConfigKey *key = config_key(id);
     const char *at = (const char *)c + key->offset;
     switch (key->kind) {
     case CONFIG_INT: snprintf(buf, CONFIG_VALUE_BYTES, "%lld", (long long)*(const int64_t *)at); break;
-    case CONFIG_REAL: real_text(*(const double *)at, buf); break;
+    case CONFIG_REAL: json_number_text(*(const double *)at, buf); break;
     case CONFIG_BOOL: {
         int value = *(const int *)at;
         snprintf(buf, CONFIG_VALUE_BYTES, "%s", value == AUTO ? "auto" : value ? "true" : "false");
@@ -210,8 +200,8 @@ void config_range(ConfigId id, char *out, int size_bytes)
         snprintf(out, n, "integer, %lld to %lld", (long long)key->int_low, (long long)key->int_high);
         break;
     case CONFIG_REAL:
-        real_text(key->real_low, low);
-        real_text(key->real_high, high);
+        json_number_text(key->real_low, low);
+        json_number_text(key->real_high, high);
         snprintf(out, n, "number, %s to %s", low, high);
         break;
     case CONFIG_BOOL: snprintf(out, n, key->has_auto ? "true, false or auto" : "true or false"); break;

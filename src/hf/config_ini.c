@@ -1,7 +1,6 @@
 /* An HfModel as the sections [model] and [moe]: the features that make its class. See model.h. */
 #include <math.h>
 #include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mathx.h"
@@ -32,14 +31,10 @@ static void line(Ini *w, const char *fmt, ...)
 
 static void put_int(Ini *w, const char *key, int64_t value) { line(w, "%s = %lld\n", key, (long long)value); }
 
-/* As many digits as it takes to read back the same number. */
 static void put_real(Ini *w, const char *key, double value)
 {
-    char text[40];
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
+    char text[JSON_NUMBER_BYTES];
+    json_number_text(value, text);
     line(w, "%s = %s\n", key, text);
 }
 
