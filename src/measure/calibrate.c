@@ -153,13 +153,13 @@ static void make_rounds(OpTimes *t, int processors)
 
 /* ---- a rank measures ---- */
 
-/* Work besides, of every thread: behind it nothing is in the nearest caches. */
-static void forget(int threads)
+enum { NEAREST_BYTES = 2 << 20 };
+
+/* Work besides, of every thread in its NEAREST_BYTES of `other`: behind it nothing is in the nearest caches. */
+static void forget(char *other, int threads)
 {
-    enum { NEAREST_BYTES = 2 << 20 };
-    static char other[LOCAL_RANKS_MOST * 4][NEAREST_BYTES];
 #pragma omp parallel num_threads(threads) if (threads > 1)
-    memset(other[omp_get_thread_num()], 1, NEAREST_BYTES);
+    memset(other + (int64_t)omp_get_thread_num() * NEAREST_BYTES, 1, NEAREST_BYTES);
 }
 
 typedef struct {
@@ -168,7 +168,8 @@ typedef struct {
     Device dev;
     Arena arena;
     Maker maker;
-    Dims dims; /* the maker's */
+    Dims dims;   /* the maker's */
+    char *other; /* of forget */
     ArenaMark patterns;
     AnyArgs sets[SETS_MOST];
     int set_count;
@@ -244,7 +245,7 @@ static Err time_sets(Bench *b, const Job *j, Measured *out)
     const double begin = clock_s();
     double last = begin;
     while (n < REPEATS_MOST && (n < REPEATS_LEAST || last - begin < b->times->budget_s)) {
-        forget(b->times->round[b->times->now].threads);
+        forget(b->other, b->times->round[b->times->now].threads);
         last = clock_s();
         TRY(run_any(&b->dev.stream, j->id, &b->sets[n % b->set_count]));
         const double now = clock_s();
@@ -302,7 +303,8 @@ static Err measure_ops(LocalRank *r, void *user)
     OpTimes *t = user;
     const Round *round = &t->round[t->now];
     Bench *b = calloc(1, sizeof *b);
-    if (!b) return err_set(ERR_MEMORY, "no memory to measure with");
+    if (b) b->other = calloc((size_t)round->threads, NEAREST_BYTES);
+    if (!b || !b->other) return err_set(ERR_MEMORY, "no memory to measure with");
     b->rank = r;
     b->times = t;
     TRY(device_open(&b->dev, (DeviceChoice){ .kind = DEVICE_CPU,
@@ -310,6 +312,7 @@ static Err measure_ops(LocalRank *r, void *user)
                                              .staging_bytes = round->dtype == F32 ? 0 : STAGING_BYTES }));
     const Err err = measure_jobs(b);
     device_close(&b->dev);
+    free(b->other);
     free(b);
     return err;
 }
@@ -331,6 +334,7 @@ typedef struct {
     Stream *stream;
     char *a, *b; /* of so many bytes each, for */
     int64_t bytes;
+    char *other; /* of forget */
 } CommBench;
 
 static Err exchange_ring(CommBench *c)
@@ -386,7 +390,7 @@ static Err time_turns(CommBench *c, const CommKind *kind, double *out)
     TRY(comm_barrier(&c->comm, c->stream));
     const double from = clock_s();
     for (int i = 0; i < TURNS; i++) {
-        forget(1);
+        forget(c->other, 1);
         if (kind) TRY(call(c, *kind));
     }
     *out = (clock_s() - from) / TURNS;
@@ -433,8 +437,8 @@ static Err measure_comm(LocalRank *r, void *user)
     Device dev;
     GlooWorld *world;
     const size_t most = (size_t)512 << 4 * (t->sizes - 1);
-    CommBench c = { .a = calloc(2, most), .b = calloc(2, most) };
-    if (!c.a || !c.b) return err_set(ERR_MEMORY, "no memory to measure with");
+    CommBench c = { .a = calloc(2, most), .b = calloc(2, most), .other = calloc(1, NEAREST_BYTES) };
+    if (!c.a || !c.b || !c.other) return err_set(ERR_MEMORY, "no memory to measure with");
     for (int i = 0; i < r->size; i++) all[i] = i;
     TRY(device_open(&dev, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
     TRY(local_ranks_connect(r, &world));
@@ -446,6 +450,7 @@ static Err measure_comm(LocalRank *r, void *user)
     device_close(&dev);
     free(c.a);
     free(c.b);
+    free(c.other);
     return err;
 }
 
