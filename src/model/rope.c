@@ -31,13 +31,18 @@ static double yarn_pair(const RopeSpec *r, int columns, double turns)
     return columns * m_log(r->original / (two_pi * turns)) / (2 * m_log(r->base));
 }
 
-/* What is left of pair i's angle: 1 / factor to 1. */
-static double share_left(const RopeSpec *r, int columns, int64_t i, double f)
+/* f_i: by how much pair i turns from position to position, unscaled. */
+static double plain_angle(const RopeSpec *r, int columns, int64_t i)
+{
+    return m_exp(-2.0 * (double)i / columns * m_log(r->base));
+}
+
+double model_rope_share(const RopeSpec *r, int columns, int64_t i)
 {
     if (r->scaling == ROPE_PLAIN) return 1;
     if (r->scaling == ROPE_LINEAR) return 1 / r->factor;
     if (r->scaling == ROPE_LLAMA3) {
-        const double turns = r->original * f / two_pi;
+        const double turns = r->original * plain_angle(r, columns, i) / two_pi;
         const double s = within((turns - r->slow) / (r->fast - r->slow), 0, 1);
         return (1 - s) / r->factor + s;
     }
@@ -47,11 +52,6 @@ static double share_left(const RopeSpec *r, int columns, int64_t i, double f)
     b = within(b, 0, columns - 1);
     const double ramp = within(((double)i - a) / (b > a ? b - a : 1e-3), 0, 1);
     return ramp / r->factor + (1 - ramp);
-}
-
-double model_rope_share(const RopeSpec *r, int columns, int64_t pair)
-{
-    return share_left(r, columns, pair, m_exp(-2.0 * (double)pair / columns * m_log(r->base)));
 }
 
 /* angles [columns / 2] at position 1 */
@@ -82,10 +82,7 @@ static Err make_table(const ModelSpec *spec, const RopeSpec *r, Stream *s, Arena
     TRY(tensor_new(state, &out->sin, F32, spec->seq, R));
     if (s->dev->is_null) return ERR_OK;
     TRY(setup_array(setup, R, &angle));
-    for (int64_t i = 0; i < R; i++) {
-        const double f = m_exp(-2.0 * (double)i / columns * m_log(r->base));
-        angle[i] = f * share_left(r, columns, i, f);
-    }
+    for (int64_t i = 0; i < R; i++) angle[i] = plain_angle(r, columns, i) * model_rope_share(r, columns, i);
     return fill(spec, s, setup, angle, r->scaling == ROPE_YARN ? r->magnitude : 1, out);
 }
 
