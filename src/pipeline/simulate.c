@@ -80,6 +80,15 @@ static double cost_of(const Simulator *r, const Action *a)
 
 static int halves_of(const Action *a) { return a->flags & ACTION_PAIR ? 2 : 1; }
 
+/* When the action, or the pair that it begins, ends if it starts then. */
+static double end_of(const Simulator *r, const Action *a, double start)
+{
+    const int halves = halves_of(a);
+    double end = start;
+    for (int h = 0; h < halves; h++) end += cost_of(r, &a[h]);
+    return halves == 2 ? end - costs_of(r, a)->pair : end;
+}
+
 static void wake(Simulator *r, int *waiter)
 {
     if (*waiter) r->ready[r->ready_count++] = *waiter - 1;
@@ -110,9 +119,7 @@ static bool run_one(Simulator *r, int rank)
             r->waiter[lacks.kind][schedule_place(r->s, lacks.replica, lacks.stage, lacks.unit)] = rank + 1;
             return false;
         }
-    end = start;
-    for (int h = 0; h < halves; h++) end += cost_of(r, &a[h]);
-    if (halves == 2) end -= costs_of(r, a)->pair;
+    end = end_of(r, a, start);
     for (int h = 0; h < halves; h++) {
         span[h] = (Span){ start, end };
         publish(r, &a[h], end);
@@ -152,19 +159,16 @@ static void begin_shared(Simulator *r, int rank, double now, double *next)
 {
     const ActionList *list = &r->s->rank[rank];
     const Action *a = &list->action[r->next[rank]];
-    double start = 0, cost = 0;
+    double start = 0;
     Need lacks;
     if (r->left[rank] >= 0 || r->next[rank] == list->count) return;
-    for (int h = 0; h < halves_of(a); h++) {
+    for (int h = 0; h < halves_of(a); h++)
         if (!arrived(r, &a[h], &start, &lacks)) return;
-        cost += cost_of(r, &a[h]);
-    }
-    if (halves_of(a) == 2) cost -= costs_of(r, a)->pair;
     if (start > now) {
         *next = fmin(*next, start);
         return;
     }
-    r->left[rank] = cost;
+    r->left[rank] = end_of(r, a, 0);
     for (int h = 0; h < halves_of(a); h++) r->out.span[rank][r->next[rank] + h].start = now;
 }
 
