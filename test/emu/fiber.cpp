@@ -21,6 +21,7 @@
 extern "C" {
 void __sanitizer_start_switch_fiber(void **save, const void *bottom, size_t size);
 void __sanitizer_finish_switch_fiber(void *save, const void **bottom, size_t *size);
+void __asan_get_shadow_mapping(size_t *scale, size_t *offset);
 }
 #endif
 
@@ -372,9 +373,23 @@ void check_pointer(const Launch &l, int index, const void *p)
     if (p && !device_find(p) && !pinned_holds(p, 0)) host_pointer(l, index, p);
 }
 
+/* AddressSanitizer maps a shadow of all memory in the middle of the addresses: nothing of a program lies there. */
+static bool in_shadow(uintptr_t bits)
+{
+#ifdef EMU_ASAN
+    size_t scale, offset;
+    __asan_get_shadow_mapping(&scale, &offset);
+    return bits >= offset && bits < offset + (uintptr_t{ 1 } << (47 - scale));
+#else
+    (void)bits;
+    return false;
+#endif
+}
+
 /* Two 32-bit fields, or one and the rest of an old pointer in the padding, must not pass for a pointer. */
 static bool may_be_pointer(uintptr_t bits)
 {
+    if (in_shadow(bits)) return false;
     const uintptr_t high = bits >> 32, low = bits & 0xffffffffu;
     return high != 0 && high < 0x8000 && low >= 1 << 20;
 }
