@@ -108,7 +108,7 @@ static int layouts(Layout *out)
         for (int tp = 1; tp * dp <= 8; tp *= 2)
             for (int sp = 0; sp <= (tp > 1); sp++)
                 for (int micro = 1; micro * dp <= 8; micro *= 2, turn++)
-                    out[n++] = (Layout){ dp, tp, sp, micro, 1 + turn % 3, isas[turn % 4], dp > 1 && turn % 2,
+                    out[n++] = (Layout){ dp, tp, sp, micro, 1 + turn % 3, isas[turn % 4], dp > 1 ? turn % 4 : 0,
                                          dp > 1 && turn % 5 < 3, .bands = tp > 1 ? (int[]){ 2, 1, tp }[turn % 3] : 1 };
     out[n++] = (Layout){ 1, 1, 0, 8, 1, ISA_C };
     out[n++] = (Layout){ 1, 2, 1, 4, 1, ISA_C };
@@ -132,7 +132,7 @@ static int mixture_layouts(Layout *out, int64_t unit)
                 all[i].etp = etp;
                 all[i].dispatcher = (DispatcherKind)(n % 3);
                 all[i].hosts = n % 3 == DISPATCH_NODE && ranks > etp ? (ranks / etp) % 4 || n % 2 ? 2 : 4 : 0;
-                all[i].zero = all[i].dp > 1 && n % 3 != 0;
+                all[i].zero = all[i].dp > 1 ? n % 4 : 0;
                 out[n++] = all[i];
             }
     }
@@ -151,7 +151,7 @@ static int context_layouts(const ModelSpec *m, Layout *out)
                     const int plane = cp * tp * dp, turn = n + way;
                     if (way == CONTEXT_HIERARCHICAL && cp == 2) continue;
                     Layout l = { dp, tp, turn % 3 > 0, 1 << turn % 3, 1 + turn % 2, ISA_AUTO };
-                    l.zero = turn % 4 > 0, l.overlap = turn % 5 > 1, l.cp = cp, l.context = way;
+                    l.zero = turn % 4, l.overlap = turn % 5 > 1, l.cp = cp, l.context = way;
                     l.cut = (n / 2 + n / 7) % 2 ? CONTEXT_CONTIGUOUS : CONTEXT_ZIGZAG;
                     l.mixed = turn % 7 > 4 && !mode_is("short"); /* (whose reader asks for one way) */
                     if (way == CONTEXT_HIERARCHICAL) l.cp_heads = turn % 2 ? 2 : cp / 2;
@@ -640,7 +640,7 @@ static Err equal_scores(Trainer *t, void *user)
     const ParamStore *s = &t->stores[0];
     (void)user;
     for (int i = 0; i < s->reg->count; i++) {
-        const Tensor w = param_view(&s->reg->items[i], s->value);
+        const Tensor w = param_store_value(s, i, 0);
         if (strstr(s->reg->items[i].name, "router.weight")) memset(w.data, 0, (size_t)tensor_bytes(w));
     }
     return ERR_OK;
@@ -680,7 +680,7 @@ static Err kinds_apart(Trainer *t, void *user)
     (void)user;
     for (int i = 0; i < s->reg->count; i++) {
         const Param *p = &s->reg->items[i];
-        const Tensor w = param_view(p, s->value);
+        const Tensor w = param_store_value(s, i, 0);
         const float at = strstr(p->name, "router.weight") ? 1 : strstr(p->name, "embed") ? 3 : 0;
         for (int64_t row = 0; row < w.dim[0] && at > 0; row++)
             ((float *)w.data)[row * w.ld] = row < p->spec.shape[0] / 2 ? at : -at;

@@ -27,7 +27,7 @@ typedef struct {
     int microbatches;     /* of a step on a pipeline */
     int64_t micro_batch;  /* samples of each */
     int64_t bucket_elems; /* of gradients */
-    bool zero;            /* optimizer states are cut over the ranks that hold the same parameters */
+    ZeroCut zero;         /* what is cut over the ranks that hold the same parameters */
 } PartsSpec;
 
 typedef struct {

@@ -30,7 +30,7 @@ typedef struct {
     AdamWSpec adamw;
     float clip;
     LrSchedule lr;
-    bool zero;            /* optimizer states are cut over dp, and over the replicas of a stage */
+    ZeroCut zero;         /* what is cut over dp, and over the replicas of a stage */
     int64_t bucket_bytes; /* of gradients; 0 = one bucket */
     bool overlap_grad, overlap_param;
 } UpdateSpec;

@@ -228,6 +228,14 @@ static PipelineSpec pipeline_spec(const Config *cfg)
                            .slices = (int)cfg->parallel.slices };
 }
 
+/* Weights that stay whole in a step are cut no further than with zero=2. */
+static ZeroCut zero_cut(const Config *cfg)
+{
+    const bool whole = cfg->parallel.reshard == PARALLEL_RESHARD_NEVER ||
+                       (cfg->parallel.reshard == PARALLEL_RESHARD_AUTO && cfg->parallel.pp > 1);
+    return cfg->parallel.zero == ZERO_VALUES && whole ? ZERO_GRADS : (ZeroCut)cfg->parallel.zero;
+}
+
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 {
     static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO,
@@ -255,7 +263,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                                           (float)cfg->optim.eps, (float)cfg->optim.weight_decay },
                         .update.clip = (float)cfg->optim.clip,
                         .update.lr = lr_spec(cfg),
-                        .update.zero = cfg->parallel.zero,
+                        .update.zero = zero_cut(cfg),
                         .update.bucket_bytes = cfg->parallel.bucket_mb << 20,
                         .update.overlap_grad = cfg->parallel.overlap_grad,
                         .update.overlap_param = cfg->parallel.overlap_param,
