@@ -374,6 +374,14 @@ Err units_init(Units *u, ParamStore *params, Stream *stream, int stages, bool in
     return open_buffers(u->grad, u->grads, params->grad.dtype, elements, state);
 }
 
+int64_t units_buffers(const Units *u)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < u->values; i++) bytes += tensor_bytes(u->value[i].memory);
+    for (int i = 0; i < u->grads; i++) bytes += tensor_bytes(u->grad[i].memory);
+    return bytes;
+}
+
 void units_release(Units *u)
 {
     for (int k = 0; k < UNIT_BUCKETS; k++) {

@@ -73,6 +73,8 @@ typedef struct {
 Err units_init(Units *u, ParamStore *params, Stream *stream, int stages, bool in_turn, Arena *state);
 void units_release(Units *u);
 
+int64_t units_buffers(const Units *u); /* bytes of all buffers */
+
 /* A step begins, perhaps the same once more. */
 Err units_begin(Units *u);
 

@@ -240,7 +240,8 @@ typedef struct {
     Tensor *older;
     int older_count, updates;
     Tensor grad; /* [grad_count] I64 or F32; empty without gradients */
-    /* [buckets] Where all of a bucket is now. Absent: only this rank's shard is in memory, and layers must not ask. */
+    /* [buckets] Where all of a bucket is now. Absent: only this rank's shard is in memory, and layers must not ask.
+     * whole_grad: NULL without gradients. */
     Tensor *whole_value, *whole_grad;
     Tensor parts;   /* [tensors, 6] FlatPart: what this rank updates, without STATE */
     int64_t chunks; /* how many all parts have together */

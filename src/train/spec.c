@@ -228,12 +228,10 @@ static PipelineSpec pipeline_spec(const Config *cfg)
                            .slices = (int)cfg->parallel.slices };
 }
 
-/* Weights that stay whole in a step are cut no further than with zero=2. */
-static ZeroCut zero_cut(const Config *cfg)
+ZeroCut spec_zero_cut(int64_t zero, int reshard, int64_t pp)
 {
-    const bool whole = cfg->parallel.reshard == PARALLEL_RESHARD_NEVER ||
-                       (cfg->parallel.reshard == PARALLEL_RESHARD_AUTO && cfg->parallel.pp > 1);
-    return cfg->parallel.zero == ZERO_VALUES && whole ? ZERO_GRADS : (ZeroCut)cfg->parallel.zero;
+    const bool whole = reshard == PARALLEL_RESHARD_NEVER || (reshard == PARALLEL_RESHARD_AUTO && pp > 1);
+    return zero == ZERO_VALUES && whole ? ZERO_GRADS : (ZeroCut)zero;
 }
 
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
@@ -245,39 +243,40 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
     static const DType dtypes[] = {
         [RUN_PRECISION_FP32] = F32, [RUN_PRECISION_BF16] = BF16, [RUN_PRECISION_FP16] = F16
     };
-    *out = (TrainSpec){ .device.kind = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
-                        .compute = dtypes[cfg->run.precision],
-                        .model = model_spec(cfg, vocab),
-                        .pipeline = pipeline_spec(cfg),
-                        .micro_batch = cfg->train.micro_batch,
-                        .global_batch = cfg->derived.global_batch,
-                        .ramp = cfg->derived.batch,
-                        .documents.mask = cfg->data.mask_eod,
-                        .documents.restart = cfg->data.reset_at_eod,
-                        .seq_blocks = (int)cfg->parallel.seq_blocks,
-                        .attn_block = cfg->parallel.attn_block,
-                        .cut = cfg->parallel.cp_cut == PARALLEL_CP_CUT_CONTIGUOUS ? CONTEXT_CONTIGUOUS
-                                                                                  : CONTEXT_ZIGZAG,
-                        .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
-                        .update.adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2,
-                                          (float)cfg->optim.eps, (float)cfg->optim.weight_decay },
-                        .update.clip = (float)cfg->optim.clip,
-                        .update.lr = lr_spec(cfg),
-                        .update.zero = zero_cut(cfg),
-                        .update.bucket_bytes = cfg->parallel.bucket_mb << 20,
-                        .update.overlap_grad = cfg->parallel.overlap_grad,
-                        .update.overlap_param = cfg->parallel.overlap_param,
-                        .overlap_tp = (int)cfg->parallel.overlap_tp,
-                        .overlap_moe = cfg->parallel.overlap_moe,
-                        .seed = (uint64_t)cfg->run.seed,
-                        .device.threads = (int)cfg->debug.threads,
-                        .device.isa = isas[cfg->debug.isa],
-                        .purpose.ahead = true,
-                        .purpose.snapshot = cfg->checkpoint.async,
-                        .purpose.scores = *cfg->train.eval_tasks != 0,
-                        .graphs = cfg->run.graphs,
-                        .poison = cfg->debug.poison,
-                        .extra_shift = (int)cfg->debug.extra_shift };
+    *out = (TrainSpec){
+        .device.kind = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
+        .compute = dtypes[cfg->run.precision],
+        .model = model_spec(cfg, vocab),
+        .pipeline = pipeline_spec(cfg),
+        .micro_batch = cfg->train.micro_batch,
+        .global_batch = cfg->derived.global_batch,
+        .ramp = cfg->derived.batch,
+        .documents.mask = cfg->data.mask_eod,
+        .documents.restart = cfg->data.reset_at_eod,
+        .seq_blocks = (int)cfg->parallel.seq_blocks,
+        .attn_block = cfg->parallel.attn_block,
+        .cut = cfg->parallel.cp_cut == PARALLEL_CP_CUT_CONTIGUOUS ? CONTEXT_CONTIGUOUS : CONTEXT_ZIGZAG,
+        .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
+        .update.adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2, (float)cfg->optim.eps,
+                          (float)cfg->optim.weight_decay },
+        .update.clip = (float)cfg->optim.clip,
+        .update.lr = lr_spec(cfg),
+        .update.zero = spec_zero_cut(cfg->parallel.zero, cfg->parallel.reshard, cfg->parallel.pp),
+        .update.bucket_bytes = cfg->parallel.bucket_mb << 20,
+        .update.overlap_grad = cfg->parallel.overlap_grad,
+        .update.overlap_param = cfg->parallel.overlap_param,
+        .overlap_tp = (int)cfg->parallel.overlap_tp,
+        .overlap_moe = cfg->parallel.overlap_moe,
+        .seed = (uint64_t)cfg->run.seed,
+        .device.threads = (int)cfg->debug.threads,
+        .device.isa = isas[cfg->debug.isa],
+        .purpose.ahead = true,
+        .purpose.snapshot = cfg->checkpoint.async,
+        .purpose.scores = *cfg->train.eval_tasks != 0,
+        .graphs = cfg->run.graphs,
+        .poison = cfg->debug.poison,
+        .extra_shift = (int)cfg->debug.extra_shift
+    };
     return check_vocab(out, vocab);
 }
 
