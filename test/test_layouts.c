@@ -26,6 +26,7 @@ typedef struct {
     int bands; /* 0 = 1 */
     bool mixed; /* every second block as `context` says, the others gather */
     int hosts; /* that ep is spread over, with DISPATCH_NODE; 0 = 1 */
+    int group; /* of ZeRO; 0: all copies */
 } Layout;
 
 enum { STEPS = 10, SAMPLE_STEPS = 3, SHORT_STEPS = 3, BUCKET_BYTES = 64 << 10 /* some ten buckets */ };
@@ -58,7 +59,7 @@ static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode)
 static TinyRun run_of(TrainSpec spec, Layout l, int steps)
 {
     const Grid grid = { .tp = l.tp, .cp = l.cp, .dp = l.dp, .sp = l.sp && l.tp > 1, .ep = l.ep, .etp = l.etp,
-                        .cp_heads = l.cp_heads, .ep_hosts = l.hosts };
+                        .cp_heads = l.cp_heads, .ep_hosts = l.hosts, .zero_group = l.group };
     TinyRun r = { .spec = spec, .grid = grid, .steps = steps };
     r.spec.micro_batch = l.micro;
     r.spec.cut = l.cut;
@@ -91,9 +92,9 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
     static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
                                         [CONTEXT_HIERARCHICAL] = "both" };
-    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d overlap%d micro%d threads%d %-6s %016llx%s%s bands%d %s\n", l.dp, l.tp,
+    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d/%d overlap%d micro%d threads%d %-6s %016llx%s%s bands%d %s\n", l.dp, l.tp,
            l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
-           dispatcher_text(l.dispatcher), l.hosts == 4 ? "4" : l.hosts ? "2" : "", l.zero, l.overlap, l.micro,
+           dispatcher_text(l.dispatcher), l.hosts == 4 ? "4" : l.hosts ? "2" : "", l.zero, l.group, l.overlap, l.micro,
            l.threads, isa_name(isa_of(l)),
            (unsigned long long)hash, l.cut ? " in order" : "", l.mixed ? " mixed" : "", l.bands > 1 ? l.bands : 1, verdict);
     fflush(stdout);
@@ -110,6 +111,8 @@ static int layouts(Layout *out)
                 for (int micro = 1; micro * dp <= 8; micro *= 2, turn++)
                     out[n++] = (Layout){ dp, tp, sp, micro, 1 + turn % 3, isas[turn % 4], dp > 1 ? turn % 4 : 0,
                                          dp > 1 && turn % 5 < 3, .bands = tp > 1 ? (int[]){ 2, 1, tp }[turn % 3] : 1 };
+    for (int i = 0; i < n; i++)
+        if (out[i].zero && out[i].dp > 2 && i % 2) out[i].group = out[i].dp / 2;
     out[n++] = (Layout){ 1, 1, 0, 8, 1, ISA_C };
     out[n++] = (Layout){ 1, 2, 1, 4, 1, ISA_C };
     return n;
@@ -133,6 +136,7 @@ static int mixture_layouts(Layout *out, int64_t unit)
                 all[i].dispatcher = (DispatcherKind)(n % 3);
                 all[i].hosts = n % 3 == DISPATCH_NODE && ranks > etp ? (ranks / etp) % 4 || n % 2 ? 2 : 4 : 0;
                 all[i].zero = all[i].dp > 1 ? n % 4 : 0;
+                all[i].group = all[i].zero && n % 3 == 1 ? all[i].dp / 2 : 0;
                 out[n++] = all[i];
             }
     }
@@ -157,6 +161,7 @@ static int context_layouts(const ModelSpec *m, Layout *out)
                     if (way == CONTEXT_HIERARCHICAL) l.cp_heads = turn % 2 ? 2 : cp / 2;
                     if (m->moe.experts) l.sp = 1, l.ep = 1 << turn % 4;
                     while (l.ep > plane) l.ep /= 2;
+                    if (l.zero && dp > 1 && turn % 3 == 0) l.group = cp * dp / 2;
                     while (l.micro * dp > 8) l.micro /= 2;
                     out[n++] = l;
                 }

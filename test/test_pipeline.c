@@ -29,6 +29,7 @@ typedef struct {
     int slices; /* 0 = 1 */
     int hosts; /* of experts, with DISPATCH_NODE; 0 = 1 */
     int bands;  /* 0 = 1 */
+    int zero_group; /* 0: all copies */
 } Layout;
 
 enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -65,6 +66,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
                             .ep = l->ep,
                             .etp = l->etp,
                             .ep_hosts = l->hosts,
+                            .zero_group = l->zero_group,
                             .cp = l->cp,
                             .cp_heads = l->context == CONTEXT_HIERARCHICAL ? 2 : 0 } };
     r.spec.model.context = layer_pattern_all((int32_t)l->context);
@@ -262,8 +264,15 @@ TEST(mixed_layouts)
         { "chimera", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
         { "dualpipev", .pp = 2, .cp = 2, .context = CONTEXT_A2A },
     };
+    static const Layout groups[] = {
+        { "1f1b", .pp = 2, .dp = 4, .zero = 3, .zero_group = 2, .micro = 1 },
+        { "zb-h1", .pp = 2, .dp = 4, .zero = 2, .zero_group = 2, .overlap = 1, .order = ORDER_PP_DP, .micro = 1 },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 4, .zero = 1, .zero_group = 2, .overlap = 1, .micro = 1 },
+        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 3, .zero_group = 2, .micro = 1 },
+    };
     const Models m = two_models(8);
     CHECK_EACH(m, list);
+    CHECK_EACH(m, groups);
 }
 
 static TrainSpec mixture(TinyMixture kind, int layers)
@@ -303,6 +312,8 @@ TEST(mixtures)
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4, .context = CONTEXT_RING },
         { "zb-h1", .pp = 2, .cp = 2, .tp = 2, .sp = 1, .ep = 4, .order = ORDER_PP_DP },
         { "chimera", .pp = 2, .cp = 2, .zero = 1, .ep = 2, .overlap = 1 },
+        { "1f1b", .pp = 2, .dp = 4, .zero = 3, .zero_group = 2, .ep = 2, .overlap = 1 },
+        { "zb-v", .pp = 2, .dp = 4, .zero = 3, .zero_group = 2, .ep = 8, .tp = 2, .sp = 1, .micro = 1 },
         { "zb-v", .pp = 2, .dp = 4, .zero = 2, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2 },
         { "chimera", .pp = 2, .dp = 4, .zero = 1, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2,
           .recompute = RECOMPUTE_SELECTIVE },

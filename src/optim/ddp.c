@@ -91,6 +91,25 @@ Err ddp_sum_stages(Ddp *d, int count)
     return tensor_count(table) ? sum_over(d, &d->world->embd, table, NULL) : ERR_OK;
 }
 
+/* Over the groups of ZeRO, which have summed in themselves: this rank's shards. */
+static Err sum_far(Ddp *d)
+{
+    const ParamRegistry *r = registry(d);
+    for (int b = 0; b < r->bucket_count; b++) {
+        Comm *far = d->params->far[r->buckets[b].group];
+        if (!far || far->size == 1) continue;
+        d->stream->dev->beside++;
+        TRY(sum_over(d, far, param_bucket_grad(d->params, b), &d->reduced[b]));
+    }
+    for (int b = 0; b < r->bucket_count; b++) {
+        const Comm *far = d->params->far[r->buckets[b].group];
+        if (!far || far->size == 1) continue;
+        d->stream->dev->beside--;
+        TRY(stream_wait(d->stream, &d->reduced[b]));
+    }
+    return ERR_OK;
+}
+
 Err ddp_reduce(Ddp *d)
 {
     TRY(units_reduce(&d->units));
@@ -107,7 +126,7 @@ Err ddp_reduce(Ddp *d)
         d->stream->dev->beside--;
         TRY(stream_wait(d->stream, &d->reduced[b]));
     }
-    return ERR_OK;
+    return sum_far(d);
 }
 
 /* ---- values ---- */

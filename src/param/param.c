@@ -21,6 +21,7 @@ ParamPlace param_place(Grid g, int rank, ZeroCut zero)
     };
     static const GroupKind one[PARAM_GROUPS] = { GROUP_DP_CP, GROUP_EXPERT_DP, GROUP_DP_CP };
     static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW, GROUP_STAGE_LOW };
+    static const GroupKind near[PARAM_GROUPS] = { GROUP_ZERO, GROUP_EXPERT_ZERO, GROUP_ZERO };
     const GridShape s = grid_shape(g);
     ParamPlace p = { .zero = zero, .shards = { 1 } };
     for (Cut c = CUT_NONE + 1; c < CUT_KINDS; c++) {
@@ -28,7 +29,7 @@ ParamPlace param_place(Grid g, int rank, ZeroCut zero)
         p.shard[c] = group_rank(s, axis[c], rank);
     }
     for (ParamGroup i = 0; i < PARAM_GROUPS; i++) {
-        const GroupKind kind = s.two_replicas ? two[i] : one[i];
+        const GroupKind kind = s.two_replicas ? two[i] : s.zero_group ? near[i] : one[i];
         p.copy[i] = group_rank(s, one[i], rank);
         const bool cut = zero && i != PARAM_STATE;
         p.zero_shards[i] = cut ? group_size(s, kind) : 1;

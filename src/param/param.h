@@ -67,7 +67,8 @@ typedef enum { ZERO_NONE, ZERO_STATES, ZERO_GRADS, ZERO_VALUES } ZeroCut;
 /*
  * A rank's share of the parameters of a pipeline stage: the shards that its axes cut, and which copy of them it has,
  * along dp for dense parameters, along the experts' dp for theirs. ZeRO cuts optimizer states further, into a ZeRO
- * shard for each copy (in a bidirectional pipeline two replicas have copies); without it there is one ZeRO shard.
+ * shard for each copy (in a bidirectional pipeline two replicas have copies), or each in a group of ZeRO; without it
+ * there is one ZeRO shard.
  */
 typedef struct {
     ZeroCut zero;
@@ -230,8 +231,10 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
 typedef struct {
     const ParamRegistry *reg;
     const GradStats *stats;
-    /* The ranks with the same parameters: gradients are summed over them, and with ZeRO-1 each has a shard. */
-    Comm *group[PARAM_GROUPS];
+    /* The ranks with the same parameters: gradients are summed over them, and with ZeRO each has a shard. With
+     * Grid.zero_group it is these in the groups of ZeRO, and `far` are the ranks that have the same shard in others; else
+     * NULL. */
+    Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
     Tensor value;  /* [value_count] */
     Tensor master; /* value itself if that is f32, else it has the shape of m and v */
     Tensor m, v;   /* [zero_count] */

@@ -351,7 +351,10 @@ Err grid_read(const Config *cfg, Grid *out)
                    .sp = cfg->parallel.sp && tp > 1,
                    .kv = tp > kv_heads ? tp / kv_heads : 1,
                    .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0,
-                   .etp = (int)cfg->parallel.etp };
+                   .etp = (int)cfg->parallel.etp,
+                   .zero_group = cfg->parallel.zero_group < cfg->derived.dp * cfg->parallel.cp
+                                     ? (int)cfg->parallel.zero_group
+                                     : 0 };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     TRY(spread_experts(cfg, out));
     return check_pairs(cfg);
