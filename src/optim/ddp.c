@@ -113,7 +113,7 @@ static Err sum_far(Ddp *d)
 Err ddp_reduce(Ddp *d)
 {
     TRY(units_reduce(&d->units));
-    TRY(units_forget(&d->units)); /* (the update changes them) */
+    TRY(units_forget(&d->units)); /* (the update changes them; an action that failed may have left some) */
     TRY(clear_fresh(d));
     TRY(sum_partial(d));
     memcpy(d->expected, d->added, (size_t)registry(d)->count * sizeof *d->expected);
