@@ -23,7 +23,8 @@
  *   dp-cp     ranks with the same shard, other samples or other parts of them: gradients of dense parameters, ZeRO-1
  *   zero, zero-far
  *             with parallel.zero_group: the neighbours in dp-cp that ZeRO cuts weights or states over, and those that
- *             then have the same shards; expert-zero, expert-zero-far: the same of expert-dp, for experts of the same ranks
+ *             then have the same shards; expert-zero, expert-zero-far: the same of expert-dp, for the experts that the
+ *             same ranks have
  *   pp        the stages of one model: activations and their gradients
  *   embd      the first and last stage, or whichever read the embedding's table: its gradient; pos-embd: the first
  *   stage-low, stage-high

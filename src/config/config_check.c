@@ -108,7 +108,7 @@ static bool drops_rows(const Config *c)
 
 /* ---- rules about many keys ---- */
 
-/* Groups of ZeRO are equally many neighbours, with whole sequences; and so are the ranks of the same experts in them. */
+/* Groups of ZeRO are equally many neighbours, with whole sequences; so are the ranks of the same experts in them. */
 static void check_zero_group(ConfigReader *r)
 {
     const Config *c = r->config;

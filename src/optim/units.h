@@ -1,23 +1,24 @@
 /*
- * ZeRO-2 and ZeRO-3: what ranks do not keep whole. A unit (param_begin_unit) is the weights of a block, of the embedding
- * or of the head. Its values and gradients are whole while a layer works on them, in buffers as large as the largest unit
- * of this rank:
+ * ZeRO-2 and ZeRO-3: what ranks do not keep whole. A unit (param_begin_unit) is the weights of a block, of the
+ * embedding or of the head. Its values and gradients are whole while a layer works on them, in buffers as large as the
+ * largest unit of this rank:
  *
- *   values    ZERO_VALUES. The first read of a unit in an action takes a buffer and gathers the ranks' shards into it, and
- *             starts to gather the unit that came next when this action last ran, or the first of the next action: it
- *             travels while this one computes. Two buffers; four where a forward and a backward run in turn. The least recently
- *             read goes first. An action gives up what it has gathered, so that every action of a stage gathers the same,
- *             and a plan can count it; but a backward that always follows its forward begins with what that had last
- *   gradients ZERO_GRADS and ZERO_VALUES. The first addition takes a buffer. It is complete when the next unit's begins, or
- *             the action ends: then its reduce-scatter starts, while the next unit computes into the other buffer. Its sum
- *             is added to this rank's shard when a buffer is needed, or the step ends
+ *   values    ZERO_VALUES. The first read of a unit in an action takes a buffer and gathers the ranks' shards into it,
+ *             and starts to gather the unit that came next when this action last ran, or the first of the next action:
+ *             it travels while this one computes. Two buffers; four where a forward and a backward run in turn. The
+ *             least recently read goes first. An action gives up what it has gathered, so that every action of a stage
+ *             gathers the same, and a plan can count it; but a backward that always follows its forward begins with
+ *             what that had last
+ *   gradients ZERO_GRADS and ZERO_VALUES. The first addition takes a buffer. It is complete when the next unit's
+ *             begins, or the action ends: then its reduce-scatter starts, while the next unit computes into the other
+ *             buffer. Its sum is added to this rank's shard when a buffer is needed, or the step ends
  *
  *   backward   | block 3 -> A | block 2 -> B | block 1 -> A |
  *   reduce                    | A ......     | B ......      (before block 1 begins, A is added to the shard)
  *
  * All ranks with the same parameters run the same actions on the same layers, so that they call in one order. Whether
- * a rank had any tokens for its experts makes no difference to it. Timing changes no bit: sums are integers, or, with f32
- * accumulators, trees over ranks of each unit's gradients, in the order of the actions.
+ * a rank had any tokens for its experts makes no difference to it. Timing changes no bit: sums are integers, or, with
+ * f32 accumulators, trees over ranks of each unit's gradients, in the order of the actions.
  */
 #ifndef MEGATRAIN_OPTIM_UNITS_H
 #define MEGATRAIN_OPTIM_UNITS_H

@@ -27,9 +27,9 @@
  *   | head, last block ... | ... | first block, table |pad| qk-norms | norms, row biases, positions |pad|
  *   |  shard 0 |  shard 1  | s0 | s1 |  shard 0 | shard 1 |        shard 0     |      shard 1          |
  *
- * A unit is what is gathered at once with ZERO_VALUES: the matrices of a block, or of the embedding, or of the head. Each
- * has buckets of its own then, one for experts and one for what is dense. Vectors are not worth the calls: they stay
- * whole, in buckets as above, and so does what is partial over tp or sp.
+ * A unit is what is gathered at once with ZERO_VALUES: the matrices of a block, or of the embedding, or of the head.
+ * Each has buckets of its own then, one for experts and one for what is dense. Vectors are not worth the calls: they
+ * stay whole, in buckets as above, and so does what is partial over tp or sp.
  *
  * Sections: a weight made of parts (q|k|v, gate|up) lies chunk by chunk in memory, so that a cut of dim 0
  * gives each rank whole chunks with every part in them:
@@ -232,8 +232,8 @@ typedef struct {
     const ParamRegistry *reg;
     const GradStats *stats;
     /* The ranks with the same parameters: gradients are summed over them, and with ZeRO each has a shard. With
-     * Grid.zero_group it is these in the groups of ZeRO, and `far` are the ranks that have the same shard in others; else
-     * NULL. */
+     * Grid.zero_group it is these in the groups of ZeRO, and `far` are the ranks that have the same shard in others;
+     * else NULL. */
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
     Tensor value;  /* [value_count] */
     Tensor master; /* value itself if that is f32, else it has the shape of m and v */
