@@ -110,7 +110,7 @@ __device__ __forceinline__ FlatPart part_of_chunk(FlatTable t, int64_t chunk)
 }
 
 /* Quads of a part of an aligned buffer can be moved at once where they begin at multiples of 4. */
-__device__ __forceinline__ bool part_aligned(const FlatPart &p) { return (p.flat | p.shard) % 4 == 0; }
+__device__ __forceinline__ bool part_aligned(const FlatPart &p) { return (p.grad | p.value | p.shard) % 4 == 0; }
 
 /* ---- statistics ---- */
 
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(FLAT_THREADS) grad_stats_kernel(StatsArgs a)
     const int64_t begin = (blockIdx.x - p.chunk) * FLAT_CHUNK;
     const int64_t end = begin + FLAT_CHUNK < p.count ? begin + FLAT_CHUNK : p.count;
     const int shift = a.shift[p.number];
-    const float limit = ldexpf(1.0f, 62 - shift), *g = a.g + p.flat;
+    const float limit = ldexpf(1.0f, 62 - shift), *g = a.g + p.grad;
     const bool wide = a.wide && part_aligned(p);
     double sum = 0;
     int most = 0; /* bits of a float without its sign order as the float does, Inf and NaN above all */
@@ -337,7 +337,7 @@ __device__ __forceinline__ float adam_element(const AdamArgs &a, const AdamStep 
     return fmaf(-c.lr, fmaf(c.decay, w, u), w);
 }
 
-/* C: dtype of copy; void: there is none, and w lies as gradients do. */
+/* C: dtype of copy; void: there is none, and w lies where it would. */
 template <class C> struct AdamCopy {
     C *data;
     __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.shard; }
@@ -350,7 +350,7 @@ template <class C> struct AdamCopy {
 };
 template <> struct AdamCopy<void> {
     void *data;
-    __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.flat; }
+    __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.value; }
     __device__ __forceinline__ void put(int64_t, const Quad<float> &, int64_t, bool) const {}
 };
 
@@ -364,7 +364,7 @@ template <class C> __global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(
     const int64_t begin = (chunk - p.chunk) * FLAT_CHUNK + share, stop = begin + FLAT_CHUNK / ADAM_BLOCKS;
     const int64_t end = stop < p.count ? stop : p.count;
     float *pw = a.w + copy.place(p), *pm = a.m + p.shard, *pv = a.v + p.shard;
-    const float *pg = a.g + p.flat;
+    const float *pg = a.g + p.grad;
     const bool wide = a.wide && part_aligned(p);
     for (int64_t i = begin + threadIdx.x * 4; i < end; i += FLAT_BLOCK) {
         Quad<float> w[FLAT_QUADS], m[FLAT_QUADS], v[FLAT_QUADS], g[FLAT_QUADS];
@@ -381,7 +381,7 @@ template <class C> __global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(
             store_quad(pw + at, w[u], left, wide);
             store_quad(pm + at, m[u], left, wide);
             store_quad(pv + at, v[u], left, wide);
-            copy.put(p.flat + at, w[u], left, wide);
+            copy.put(p.value + at, w[u], left, wide);
         }
     }
 }

@@ -52,8 +52,8 @@ static inline Err add_params(ParamRegistry *r, ModelKind k)
     return ERR_OK;
 }
 
-/* Moments are cut over dp in the jobs that follow. */
-static bool cut_states;
+/* What is cut over dp in the jobs that follow. */
+static ZeroCut cut_states;
 
 typedef struct {
     Grid grid;
@@ -128,7 +128,7 @@ static inline Err rank_open(Rank *r)
     TRY(grad_stats_init(&r->stats, r->reg.count, !j->kind.weights_only, &state));
     TRY(param_store_init(&r->store, &r->reg, &r->stats, &state, F32,
                          j->kind.weights_only ? GRADS_NONE : GRADS_I64));
-    r->store.group[PARAM_DENSE] = &r->world.dp;
+    r->store.group[PARAM_DENSE] = j->grid.zero_group ? &r->world.zero : &r->world.dp;
     r->params = param_set_single(&r->store, &r->stats);
     return ERR_OK;
 }

@@ -429,6 +429,8 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
     const int ep = (g.ep ? g.ep : 1) * (g.etp ? g.etp : 1), n = many ? g.cp : 1; /* in_a, in_b: in the stage's plane */
     const int in_a = a.tp + g.tp * (a.cp + n * a.dp), in_b = b.tp + g.tp * (b.cp + n * b.dp);
     const bool same_ep = in_a % ep == in_b % ep, same_edp = in_a / ep == in_b / ep, mirrored = a.pp + b.pp == g.pp - 1;
+    const int near = g.zero_group ? g.zero_group / n : 1, zero = g.zero_group * g.tp;
+    const int block = zero > ep ? zero : ep; /* ranks of one group of ZeRO, with whole experts */
     if (rank_a == rank_b) return true;
     switch (kind) {
     case GROUP_TP: return cp && dp && pp;
@@ -439,6 +441,10 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
     case GROUP_CP_HEADS: return g.cp_heads > 1 && tp && dp && pp && a.cp / g.cp_heads == b.cp / g.cp_heads;
     case GROUP_CP_RING: return g.cp_heads > 1 && tp && dp && pp && a.cp % g.cp_heads == b.cp % g.cp_heads;
     case GROUP_DP_CP: return many && tp && pp;
+    case GROUP_ZERO: return g.zero_group && tp && pp && a.dp / near == b.dp / near;
+    case GROUP_ZERO_FAR: return g.zero_group && tp && cp && pp && a.dp % near == b.dp % near;
+    case GROUP_EXPERT_ZERO: return g.ep && g.zero_group && pp && same_ep && in_a / block == in_b / block;
+    case GROUP_EXPERT_ZERO_FAR: return g.ep && g.zero_group && pp && same_ep && in_a % block == in_b % block;
     case GROUP_PP: return tp && cp && dp;
     case GROUP_EMBD: return tp && cp && dp && (a.pp == 0 || a.pp == g.pp - 1) && (b.pp == 0 || b.pp == g.pp - 1);
     case GROUP_STAGE_LOW:
@@ -507,6 +513,9 @@ static const Grid case_grids[] = {
     { .tp = 2, .dp = 4, .sp = true, .ep = 4, .etp = 2, .ep_hosts = 2 },
     { .tp = 2, .dp = 2, .pp = 2, .sp = true, .ep = 2, .ep_hosts = 2, .order = ORDER_PP_DP },
     { .tp = 2, .cp = 4, .dp = 1, .cp_heads = 2 },
+    { .tp = 1, .cp = 2, .dp = 4, .ep = 2, .zero_group = 4 },
+    { .tp = 2, .dp = 4, .sp = true, .ep = 8, .zero_group = 2 },
+    { .tp = 1, .dp = 4, .pp = 2, .ep = 1, .zero_group = 2, .order = ORDER_PP_DP },
 };
 enum { CASE_GRIDS = sizeof case_grids / sizeof *case_grids };
 

@@ -121,9 +121,11 @@ TEST(every_layout_loads_what_any_other_saved)
 {
     static const struct {
         Grid grid;
-        bool cut;
+        ZeroCut cut;
     } layouts[] = { { { 1, 1, 0 }, 0 }, { { 2, 1, 1 }, 0 }, { { 4, 1, 0 }, 0 }, { { 2, 2, 0 }, 0 }, { { 1, 2, 0 }, 0 },
-                    { { 1, 2, 0 }, 1 }, { { 2, 2, 0 }, 1 }, { { 1, 3, 0 }, 1 }, { { 1, 4, 0 }, 1 } };
+                    { { 1, 2, 0 }, ZERO_STATES }, { { 2, 2, 0 }, ZERO_STATES }, { { 1, 3, 0 }, ZERO_STATES }, { { 1, 4, 0 }, ZERO_STATES },
+                    { { 1, 2, 0 }, ZERO_VALUES }, { { 2, 2, 0 }, ZERO_GRADS }, { { 1, 3, 0 }, ZERO_VALUES },
+                    { { 1, 4, .zero_group = 2 }, ZERO_VALUES }, { { 1, 4, .zero_group = 2 }, ZERO_STATES } };
     enum { COUNT = sizeof layouts / sizeof *layouts };
     uint64_t first = 0, digest;
     for (int a = 0; a < COUNT; a++) {
@@ -143,7 +145,7 @@ TEST(every_layout_loads_what_any_other_saved)
             OK(ckpt_digest(step_path(again, 20, ""), &digest));
             CHECK_MSG(digest == first, "from layout %d through %d", a, b);
         }
-        cut_states = false;
+        cut_states = ZERO_NONE;
         CHECK(load(ONE, SMALL, step_path(dir, 20, ""), 21) == ERR_INTERNAL); /* the check can fail */
     }
     const char *dir = fresh_dir();
@@ -156,8 +158,8 @@ TEST(a_thread_saves_what_was_there_when_it_was_asked)
 {
     static const struct {
         Grid grid;
-        bool cut;
-    } layouts[] = { { { 1, 1, 0 }, 0 }, { { 2, 1, 1 }, 0 }, { { 2, 2, 0 }, 0 }, { { 1, 4, 0 }, 1 } };
+        ZeroCut cut;
+    } layouts[] = { { { 1, 1, 0 }, 0 }, { { 2, 1, 1 }, 0 }, { { 2, 2, 0 }, 0 }, { { 1, 4, 0 }, ZERO_VALUES } };
     char path[PATH_MAX];
     bool found;
     uint64_t digest, plain;
@@ -175,7 +177,7 @@ TEST(a_thread_saves_what_was_there_when_it_was_asked)
         OK(load(layouts[i].grid, SMALL, step_path(dir, 22, ""), 22));
         OK(ckpt_digest(path, &digest));
         CHECK(digest == plain && count_entries(dir, "step") == 2);
-        cut_states = false;
+        cut_states = ZERO_NONE;
     }
 }
 
@@ -197,17 +199,16 @@ TEST(what_a_snapshot_takes_is_known)
 {
     int64_t all = 0;
     const int64_t want = 3 * 4 * (37 * 6 + 32 * 5 + 32 + 5 * 16 + 7);
-    for (cut_states = false;; cut_states = true) {
+    for (cut_states = ZERO_NONE; cut_states <= ZERO_VALUES; cut_states++) {
         Job j = { .grid = { 2, 2, 0 }, .run_dir = fresh_dir() };
         OK(run_ranks(&j, rank_count));
         for (int i = all = 0; i < 4; i++) {
             CHECK(snapshot_bytes[i] == shard_bytes[i]);
             all += snapshot_bytes[i];
         }
-        CHECK(all == want && (snapshot_bytes[3] > 0) == cut_states);
-        if (cut_states) break;
+        CHECK(all == want && (snapshot_bytes[3] > 0) == (cut_states > ZERO_NONE));
     }
-    cut_states = false;
+    cut_states = ZERO_NONE;
 }
 
 TEST(files_of_several_chunks)

@@ -38,7 +38,7 @@ layouts() { # for as many GPUs as there are: ranks tp zero overlap
     for n in 2 4 8; do
         [ "$n" -le "$count" ] || continue
         [ "$n" -gt 2 ] || echo "2 2 0 false"
-        [ "$n" -gt 2 ] || echo "2 1 1 true"
+        [ "$n" -gt 2 ] || printf '2 1 %s true\n' 1 3
         [ "$n" -lt 4 ] || echo "$n 2 1 true"
         [ "$n" -lt 4 ] || echo "$n $((n / 2)) 0 true"
     done
@@ -66,7 +66,7 @@ for precision in fp32 bf16; do
         [ "$n" -eq 2 ] || continue
         run "$d-again" "$n" 1 $p $(words "$tp" "$zero" "$overlap")
         check "$d: repeated" same_run "$d-again" "$d" $steps
-    done <<<$'2 2 1 true\n4 2 1 true'
+    done <<<$'2 2 1 true\n2 1 3 true\n4 2 2 true'
 done
 if [ "$count" -lt 2 ]; then
     skip "layouts over NCCL: 1 GPU, two or more are needed"
@@ -230,6 +230,7 @@ ep 2 2 parallel.ep=2 parallel.zero=1
 ep-staged 2 1 parallel.ep=2 parallel.zero=1
 pairs 2 2 parallel.ep=2 parallel.schedule=dualpipev parallel.overlap_moe=true train.micro_batch=1
 dp 2 2 parallel.zero=1
+ep-group 4 4 parallel.ep=2 parallel.zero=3 parallel.zero_group=2
 tp 2 2 parallel.tp=2
 pp 2 2 parallel.pp=2 parallel.schedule=zb-h1
 etp 2 2 parallel.etp=2

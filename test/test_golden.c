@@ -249,7 +249,7 @@ static void set_formula_weights(Trainer *t)
     for (int i = 0; i < t->stores[0].reg->count; i++) {
         const Param *p = &t->stores[0].reg->items[i];
         if (p->spec.group == PARAM_STATE) continue; /* zero, and no weight */
-        float *w = param_view(p, t->stores[0].value).data;
+        float *w = param_store_value(&t->stores[0], i, 0).data;
         for (int64_t k = 0; k < p->count; k++)
             w[k] = plain_index(p, k / p->local[1], k % p->local[1], &at) ? weight_at(p, at) : 0;
     }
@@ -268,7 +268,7 @@ static void to_plain(const Trainer *t, bool gradients, double *out)
     for (int i = 0; i < t->stores[0].reg->count; i++) {
         const Param *p = &t->stores[0].reg->items[i];
         if (p->spec.group == PARAM_STATE) continue; /* zero, and no weight */
-        Tensor view = gradients ? param_store_grad(&t->stores[0], i) : param_view(p, t->stores[0].value);
+        Tensor view = gradients ? param_store_grad(&t->stores[0], i) : param_store_value(&t->stores[0], i, 0);
         for (int64_t k = 0; k < p->count; k++) {
             double x = accumulator(view, k, shift[i]);
             if (plain_index(p, k / p->local[1], k % p->local[1], &at)) out[at] = x;

@@ -77,6 +77,29 @@ TEST(worked_examples)
     expect(d, GROUP_EMBD, "(0,4,6)(1,5,7)(8,12,14)(9,13,15)");
 }
 
+TEST(groups_of_zero)
+{
+    GridShape a = { .world = 16, .tp = 2, .cp = 1, .pp = 2, .ep = 2, .etp = 1, .experts = true, .zero_group = 2 };
+    expect(a, GROUP_ZERO, "(0,2)(1,3)(4,6)(5,7)(8,10)(9,11)(12,14)(13,15)");
+    expect(a, GROUP_ZERO_FAR, "(0,4)(1,5)(2,6)(3,7)(8,12)(9,13)(10,14)(11,15)");
+    expect(a, GROUP_DP, "(0,2,4,6)(1,3,5,7)(8,10,12,14)(9,11,13,15)");
+    expect(a, GROUP_EXPERT_ZERO, "(0,2)(1,3)(4,6)(5,7)(8,10)(9,11)(12,14)(13,15)");
+    expect(a, GROUP_EXPERT_ZERO_FAR, "(0,4)(1,5)(2,6)(3,7)(8,12)(9,13)(10,14)(11,15)");
+    a.ep = 8; /* larger than a group: each of its ranks has experts of its own */
+    expect(a, GROUP_EXPERT_ZERO, "(0)(1)(2)(3)(4)(5)(6)(7)(8)(9)(10)(11)(12)(13)(14)(15)");
+    expect(a, GROUP_EXPERT_ZERO_FAR, "(0)(1)(2)(3)(4)(5)(6)(7)(8)(9)(10)(11)(12)(13)(14)(15)");
+    a.ep = 2, a.order = ORDER_PP_DP;
+    expect(a, GROUP_ZERO, "(0,4)(1,5)(2,6)(3,7)(8,12)(9,13)(10,14)(11,15)");
+    expect(a, GROUP_ZERO_FAR, "(0,8)(1,9)(2,10)(3,11)(4,12)(5,13)(6,14)(7,15)");
+    GridShape b = { .world = 8, .tp = 1, .cp = 2, .pp = 1, .ep = 2, .etp = 1, .zero_group = 4 };
+    expect(b, GROUP_ZERO, "(0123)(4567)");
+    expect(b, GROUP_ZERO_FAR, "(04)(15)(26)(37)");
+    b.zero_group = 3;
+    CHECK(!grid_fits(b));
+    b.zero_group = 1;
+    CHECK(!grid_fits(b));
+}
+
 /* Coordinates {tp, cp or ep, dp, pp} of a rank, by counting up to it. */
 static void coordinates(GridShape s, int expert, int rank, int at[4])
 {

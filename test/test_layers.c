@@ -111,7 +111,7 @@ static void fill_params(Rig *r)
 {
     for (int i = 0; i < r->registry.count; i++) {
         const Param *p = &r->registry.items[i];
-        float *w = param_view(p, r->params.value).data;
+        float *w = param_store_value(&r->params, i, 0).data;
         bool scale = p->spec.init == INIT_ONE;
         memset(w, 0, (size_t)p->count * sizeof *w);
         for (int64_t row = 0; row < p->local[0]; row++)
@@ -273,7 +273,7 @@ static void check_layer(Rig *r, Case c)
         if (p && p->spec.group == PARAM_STATE) continue;
         Probe probe = { p ? p->name : "input", r->x.data, NULL, N * c.in, p };
         if (!p && !c.in) continue;
-        if (p) probe.n = p->count, probe.value = param_view(p, r->params.value).data;
+        if (p) probe.n = p->count, probe.value = param_store_value(&r->params, i, 0).data;
         probe.gradient = zeroed(probe.n * (int64_t)sizeof(double));
         const int64_t *fixed = p ? param_store_grad(&r->params, i).data : NULL;
         for (int64_t k = 0; k < probe.n; k++)
@@ -667,7 +667,7 @@ TEST(initial_weights)
     OK(param_store_fill(&r.params, &r.device.stream, 77, 2));
     for (int i = 0; i < r.registry.count; i++) {
         const Param *p = &r.registry.items[i];
-        const float *w = param_view(p, r.params.value).data;
+        const float *w = param_store_value(&r.params, i, 0).data;
         bool projection = strstr(p->name, "proj.weight") || strstr(p->name, "fc2.weight");
         bool constant = p->spec.ndim == 1, one = strstr(p->name, "norm") && strstr(p->name, ".weight");
         double want = constant ? 0 : projection ? 0.01 : 0.02, sum = 0, squares = 0, n = 0;

@@ -26,6 +26,7 @@ typedef struct {
     int bands; /* 0 = 1 */
     bool mixed; /* every second block as `context` says, the others gather */
     int hosts; /* that ep is spread over, with DISPATCH_NODE; 0 = 1 */
+    int group; /* of ZeRO; 0: all copies */
 } Layout;
 
 enum { STEPS = 10, SAMPLE_STEPS = 3, SHORT_STEPS = 3, BUCKET_BYTES = 64 << 10 /* some ten buckets */ };
@@ -58,7 +59,7 @@ static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode)
 static TinyRun run_of(TrainSpec spec, Layout l, int steps)
 {
     const Grid grid = { .tp = l.tp, .cp = l.cp, .dp = l.dp, .sp = l.sp && l.tp > 1, .ep = l.ep, .etp = l.etp,
-                        .cp_heads = l.cp_heads, .ep_hosts = l.hosts };
+                        .cp_heads = l.cp_heads, .ep_hosts = l.hosts, .zero_group = l.group };
     TinyRun r = { .spec = spec, .grid = grid, .steps = steps };
     r.spec.micro_batch = l.micro;
     r.spec.cut = l.cut;
@@ -91,9 +92,9 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
     static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
                                         [CONTEXT_HIERARCHICAL] = "both" };
-    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d overlap%d micro%d threads%d %-6s %016llx%s%s bands%d %s\n", l.dp, l.tp,
+    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d/%d overlap%d micro%d threads%d %-6s %016llx%s%s bands%d %s\n", l.dp, l.tp,
            l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
-           dispatcher_text(l.dispatcher), l.hosts == 4 ? "4" : l.hosts ? "2" : "", l.zero, l.overlap, l.micro,
+           dispatcher_text(l.dispatcher), l.hosts == 4 ? "4" : l.hosts ? "2" : "", l.zero, l.group, l.overlap, l.micro,
            l.threads, isa_name(isa_of(l)),
            (unsigned long long)hash, l.cut ? " in order" : "", l.mixed ? " mixed" : "", l.bands > 1 ? l.bands : 1, verdict);
     fflush(stdout);
@@ -108,8 +109,10 @@ static int layouts(Layout *out)
         for (int tp = 1; tp * dp <= 8; tp *= 2)
             for (int sp = 0; sp <= (tp > 1); sp++)
                 for (int micro = 1; micro * dp <= 8; micro *= 2, turn++)
-                    out[n++] = (Layout){ dp, tp, sp, micro, 1 + turn % 3, isas[turn % 4], dp > 1 && turn % 2,
+                    out[n++] = (Layout){ dp, tp, sp, micro, 1 + turn % 3, isas[turn % 4], dp > 1 ? turn % 4 : 0,
                                          dp > 1 && turn % 5 < 3, .bands = tp > 1 ? (int[]){ 2, 1, tp }[turn % 3] : 1 };
+    for (int i = 0; i < n; i++)
+        if (out[i].zero && out[i].dp > 2 && i % 2) out[i].group = out[i].dp / 2;
     out[n++] = (Layout){ 1, 1, 0, 8, 1, ISA_C };
     out[n++] = (Layout){ 1, 2, 1, 4, 1, ISA_C };
     return n;
@@ -132,7 +135,8 @@ static int mixture_layouts(Layout *out, int64_t unit)
                 all[i].etp = etp;
                 all[i].dispatcher = (DispatcherKind)(n % 3);
                 all[i].hosts = n % 3 == DISPATCH_NODE && ranks > etp ? (ranks / etp) % 4 || n % 2 ? 2 : 4 : 0;
-                all[i].zero = all[i].dp > 1 && n % 3 != 0;
+                all[i].zero = all[i].dp > 1 ? n % 4 : 0;
+                all[i].group = all[i].zero && n % 3 == 1 ? all[i].dp / 2 : 0;
                 out[n++] = all[i];
             }
     }
@@ -151,12 +155,13 @@ static int context_layouts(const ModelSpec *m, Layout *out)
                     const int plane = cp * tp * dp, turn = n + way;
                     if (way == CONTEXT_HIERARCHICAL && cp == 2) continue;
                     Layout l = { dp, tp, turn % 3 > 0, 1 << turn % 3, 1 + turn % 2, ISA_AUTO };
-                    l.zero = turn % 4 > 0, l.overlap = turn % 5 > 1, l.cp = cp, l.context = way;
+                    l.zero = turn % 4, l.overlap = turn % 5 > 1, l.cp = cp, l.context = way;
                     l.cut = (n / 2 + n / 7) % 2 ? CONTEXT_CONTIGUOUS : CONTEXT_ZIGZAG;
                     l.mixed = turn % 7 > 4 && !mode_is("short"); /* (whose reader asks for one way) */
                     if (way == CONTEXT_HIERARCHICAL) l.cp_heads = turn % 2 ? 2 : cp / 2;
                     if (m->moe.experts) l.sp = 1, l.ep = 1 << turn % 4;
                     while (l.ep > plane) l.ep /= 2;
+                    if (l.zero && dp > 1 && turn % 3 == 0) l.group = cp * dp / 2;
                     while (l.micro * dp > 8) l.micro /= 2;
                     out[n++] = l;
                 }
@@ -640,7 +645,7 @@ static Err equal_scores(Trainer *t, void *user)
     const ParamStore *s = &t->stores[0];
     (void)user;
     for (int i = 0; i < s->reg->count; i++) {
-        const Tensor w = param_view(&s->reg->items[i], s->value);
+        const Tensor w = param_store_value(s, i, 0);
         if (strstr(s->reg->items[i].name, "router.weight")) memset(w.data, 0, (size_t)tensor_bytes(w));
     }
     return ERR_OK;
@@ -680,7 +685,7 @@ static Err kinds_apart(Trainer *t, void *user)
     (void)user;
     for (int i = 0; i < s->reg->count; i++) {
         const Param *p = &s->reg->items[i];
-        const Tensor w = param_view(p, s->value);
+        const Tensor w = param_store_value(s, i, 0);
         const float at = strstr(p->name, "router.weight") ? 1 : strstr(p->name, "embed") ? 3 : 0;
         for (int64_t row = 0; row < w.dim[0] && at > 0; row++)
             ((float *)w.data)[row * w.ld] = row < p->spec.shape[0] / 2 ? at : -at;

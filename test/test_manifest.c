@@ -83,7 +83,7 @@ TEST(a_manifest_of_4096_ranks_is_read)
     PieceIter it;
     int id;
     setup_init(&a);
-    param_registry_init(&reg, &a, param_place((Grid){ .tp = TP, .dp = DP }, 0, true));
+    param_registry_init(&reg, &a, param_place((Grid){ .tp = TP, .dp = DP }, 0, ZERO_STATES));
     OK(param_add(&reg, table, &id));
     OK(param_layout(&reg, 1));
     OK(world_open_null(&world, grid, 0));

@@ -29,6 +29,7 @@ typedef struct {
     int slices; /* 0 = 1 */
     int hosts; /* of experts, with DISPATCH_NODE; 0 = 1 */
     int bands;  /* 0 = 1 */
+    int zero_group; /* 0: all copies */
 } Layout;
 
 enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -65,6 +66,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
                             .ep = l->ep,
                             .etp = l->etp,
                             .ep_hosts = l->hosts,
+                            .zero_group = l->zero_group,
                             .cp = l->cp,
                             .cp_heads = l->context == CONTEXT_HIERARCHICAL ? 2 : 0 } };
     r.spec.model.context = layer_pattern_all((int32_t)l->context);
@@ -205,28 +207,46 @@ TEST(grid)
     CHECK_MSG(count >= (in_part() ? 8 : 60), "only %d combinations", count);
 }
 
+/* Gradients, and weights, that ranks do not keep whole, under every schedule that has one copy of each stage. */
+TEST(cut_gradients_and_weights)
+{
+    const Models m = two_models(8);
+    int count = 0;
+    for (int i = 0; schedule_name(i); i++)
+        for (int split = 0; split < 2; split++) {
+            char name[64];
+            bool two_way;
+            snprintf(name, sizeof name, "%s%s", schedule_name(i), split ? "+split" : "");
+            const Layout l = { .schedule = name, .pp = 2, .dp = 2, .zero = 2 + (i + split) % 2, .micro = 1 };
+            OK(schedule_two_way(name, &two_way));
+            if (two_way || !fits(&l) || (in_part() && i % 3 == split)) continue;
+            check_one(&m, count++, &l);
+        }
+    CHECK_MSG(count >= (in_part() ? 12 : 20), "only %d schedules", count);
+}
+
 /* Pipelines beside everything else that cuts a model. */
 TEST(mixed_layouts)
 {
     static const Layout list[] = {
         { "1f1b", .pp = 2, .dp = 2 },
         { "1f1b", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
-        { "1f1b", .pp = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
+        { "1f1b", .pp = 2, .dp = 2, .zero = 2, .order = ORDER_PP_DP },
         { "1f1b", .pp = 2, .tp = 2 },
         { "1f1b", .pp = 2, .tp = 2, .sp = 1, .recompute = RECOMPUTE_SELECTIVE },
-        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .overlap = 1 },
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 3, .overlap = 1 },
         { "1f1b", .pp = 4, .micro = 1, .recompute = RECOMPUTE_FULL },
         { "gpipe", .pp = 2, .micro = 4 },
-        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 3, .overlap = 1 },
         { "interleaved+split", .pp = 2, .chunks = 4, .micro = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .bands = 2 },
         { "zb-h1", .pp = 4, .recompute = RECOMPUTE_FULL },
-        { "zb-v", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "zb-v", .pp = 2, .dp = 2, .zero = 2, .overlap = 1 },
         { "zb-v", .pp = 2, .tp = 2, .micro = 1, .recompute = RECOMPUTE_SELECTIVE, .bands = 2 },
         { "v-half", .pp = 4, .micro = 1 },
         { "dualpipev", .pp = 2, .tp = 2, .sp = 1 },
         { "hanayo", .pp = 2, .dp = 2, .overlap = 1 },
-        { "bfs", .pp = 2, .dp = 2, .zero = 1 },
+        { "bfs", .pp = 2, .dp = 2, .zero = 3 },
         { "chimera", .pp = 2, .dp = 2 },
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
         { "chimera", .pp = 4, .zero = 1, .overlap = 1 },
@@ -235,17 +255,24 @@ TEST(mixed_layouts)
         { "dualpipe", .pp = 4, .zero = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "gems", .pp = 2, .dp = 2, .overlap = 1 },
         { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING, .cut = CONTEXT_CONTIGUOUS },
-        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .order = ORDER_PP_DP,
+        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 3, .overlap = 1, .order = ORDER_PP_DP,
           .context = CONTEXT_RING },
         { "interleaved", .pp = 2, .chunks = 2, .cp = 2, .tp = 2, .sp = 1, .zero = 1 },
-        { "zb-h1", .pp = 2, .cp = 2, .zero = 1, .context = CONTEXT_RING, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-h1", .pp = 2, .cp = 2, .zero = 2, .context = CONTEXT_RING, .recompute = RECOMPUTE_SELECTIVE },
         { "zb-v", .pp = 2, .cp = 2, .tp = 2, .micro = 1, .recompute = RECOMPUTE_FULL },
         { "chimera", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .context = CONTEXT_RING },
         { "chimera", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
         { "dualpipev", .pp = 2, .cp = 2, .context = CONTEXT_A2A },
     };
+    static const Layout groups[] = {
+        { "1f1b", .pp = 2, .dp = 4, .zero = 3, .zero_group = 2, .micro = 1 },
+        { "zb-h1", .pp = 2, .dp = 4, .zero = 2, .zero_group = 2, .overlap = 1, .order = ORDER_PP_DP, .micro = 1 },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 4, .zero = 1, .zero_group = 2, .overlap = 1, .micro = 1 },
+        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 3, .zero_group = 2, .micro = 1 },
+    };
     const Models m = two_models(8);
     CHECK_EACH(m, list);
+    CHECK_EACH(m, groups);
 }
 
 static TrainSpec mixture(TinyMixture kind, int layers)
@@ -261,10 +288,10 @@ static TrainSpec mixture(TinyMixture kind, int layers)
 TEST(mixtures)
 {
     static const Layout list[] = {
-        { "1f1b", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "1f1b", .pp = 2, .dp = 2, .zero = 3, .overlap = 1 },
         { "1f1b", .pp = 4, .micro = 1, .recompute = RECOMPUTE_FULL },
         { "gpipe", .pp = 2, .micro = 4, .recompute = RECOMPUTE_SELECTIVE },
-        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .ep = 2 },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 3, .ep = 2 },
         { "interleaved+split", .pp = 2, .chunks = 2, .micro = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2 },
         { "zb-h1", .pp = 4, .recompute = RECOMPUTE_SELECTIVE },
@@ -273,19 +300,21 @@ TEST(mixtures)
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
         { "dualpipe", .pp = 4, .zero = 1 },
-        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 4 },
-        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .etp = 2, .dispatcher = DISPATCH_ALLGATHER,
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 2, .ep = 4 },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 3, .ep = 2, .etp = 2, .dispatcher = DISPATCH_ALLGATHER,
           .recompute = RECOMPUTE_SELECTIVE },
         { "zb-v", .pp = 2, .tp = 2, .sp = 1, .etp = 2, .ep = 1 },
         { "chimera", .pp = 2, .dp = 4, .zero = 1, .ep = 1, .etp = 2 },
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .dispatcher = DISPATCH_ALLGATHER },
-        { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2,
+        { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 3, .ep = 2,
           .order = ORDER_PP_DP },
         { "chimera", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .overlap = 1 },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4, .context = CONTEXT_RING },
         { "zb-h1", .pp = 2, .cp = 2, .tp = 2, .sp = 1, .ep = 4, .order = ORDER_PP_DP },
         { "chimera", .pp = 2, .cp = 2, .zero = 1, .ep = 2, .overlap = 1 },
-        { "zb-v", .pp = 2, .dp = 4, .zero = 1, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+        { "1f1b", .pp = 2, .dp = 4, .zero = 3, .zero_group = 2, .ep = 2, .overlap = 1 },
+        { "zb-v", .pp = 2, .dp = 4, .zero = 3, .zero_group = 2, .ep = 8, .tp = 2, .sp = 1, .micro = 1 },
+        { "zb-v", .pp = 2, .dp = 4, .zero = 2, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2 },
         { "chimera", .pp = 2, .dp = 4, .zero = 1, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2,
           .recompute = RECOMPUTE_SELECTIVE },
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .ep = 2, .etp = 2, .dispatcher = DISPATCH_NODE, .hosts = 2 },
@@ -304,7 +333,7 @@ TEST(mixtures)
 TEST(mixtures_in_pairs)
 {
     static const Layout list[] = {
-        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .zero = 1, .overlap = 1 },
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .zero = 3, .overlap = 1 },
         { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .zero = 1, .overlap = 1,
           .recompute = RECOMPUTE_SELECTIVE },
         { "dualpipev", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .pairs = 1, .recompute = RECOMPUTE_SELECTIVE },
@@ -395,7 +424,7 @@ TEST(experts_of_global_balance)
 TEST(experts_in_pieces)
 {
     static const Layout list[] = {
-        { "zb-h1", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
+        { "zb-h1", .pp = 2, .dp = 2, .zero = 3, .overlap = 1, .ep = 2 },
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .micro = 4, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
         { "zb-h1", .pp = 2, .dp = 2, .ep = 2, .recompute = RECOMPUTE_FULL },
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .recompute = RECOMPUTE_FULL },
@@ -423,7 +452,7 @@ TEST(mixtures_of_capacity)
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2 },
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
         { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
-        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 4, .recompute = RECOMPUTE_FULL },
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 2, .ep = 4, .recompute = RECOMPUTE_FULL },
         { "dualpipev", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .pairs = 1 },
     };
     const Layout alone = { .pp = 1 };
@@ -439,7 +468,7 @@ TEST(variants_of_attention)
     static const Layout list[] = {
         { "1f1b", .pp = 2, .tp = 2, .sp = 1 },
         { "1f1b", .pp = 4, .micro = 1, .recompute = RECOMPUTE_FULL },
-        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 3, .overlap = 1 },
         { "zb-h1", .pp = 2, .recompute = RECOMPUTE_SELECTIVE },
         { "chimera", .pp = 2, .tp = 2, .zero = 1 },
     };
@@ -456,7 +485,7 @@ TEST(variants_of_attention)
 TEST(mtp)
 {
     static const Layout list[] = {
-        { "1f1b", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "1f1b", .pp = 2, .dp = 2, .zero = 3, .overlap = 1 },
         { "1f1b", .pp = 4, .micro = 1, .recompute = RECOMPUTE_FULL },
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .zero = 1 },
         { "zb-v", .pp = 2, .recompute = RECOMPUTE_SELECTIVE },
@@ -465,7 +494,7 @@ TEST(mtp)
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
         { "dualpipe", .pp = 4, .zero = 1 },
         { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING },
-        { "interleaved+split", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
+        { "interleaved+split", .pp = 2, .chunks = 2, .dp = 2, .zero = 2, .order = ORDER_PP_DP },
     };
     static const Layout by_hand[] = { { "1f1b", "Et*4|tttt|mmL", .pp = 3 },
                                       { "1f1b", "E|t*8,m*2,L", .pp = 2 } };
@@ -473,13 +502,13 @@ TEST(mtp)
     static const Layout apart[][5] = {
         { { "1f1b", "Et*4|t*4,mm|L", .pp = 3, .recompute = RECOMPUTE_FULL },
           { "interleaved", "Ettt|ttt|ttmm|L", .pp = 2, .chunks = 2, .tp = 2, .sp = 1 },
-          { "zb-v", "Ettt|ttt|ttmm|L", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+          { "zb-v", "Ettt|ttt|ttmm|L", .pp = 2, .dp = 2, .zero = 3, .overlap = 1 },
           { "1f1b", "Et*4|t*4|mm|L", .pp = 4, .micro = 1 },
           { "zb-h1", "Et*8,mm|L", .pp = 2, .recompute = RECOMPUTE_SELECTIVE } },
         { { "1f1b", "Et*4|t*4,m|L", .pp = 3, .tp = 2, .sp = 1 },
           { "interleaved", "Etttt|tttt|m|L", .pp = 2, .chunks = 2, .recompute = RECOMPUTE_FULL },
           { "zb-v", "Ett|tt|t|t|t||tm|L", .pp = 4, .recompute = RECOMPUTE_SELECTIVE },
-          { "zb-h1", "Et*4|t*4|m|L", .pp = 4, .order = ORDER_PP_DP, .dp = 2, .zero = 1 },
+          { "zb-h1", "Et*4|t*4|m|L", .pp = 4, .order = ORDER_PP_DP, .dp = 2, .zero = 3 },
           { "1f1b", "Et*8|m|L", .pp = 3, .cp = 2, .context = CONTEXT_RING } },
     };
     const Layout alone = { .pp = 1 };
@@ -519,7 +548,7 @@ TEST(biases_of_experts)
 {
     static const Layout list[] = {
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
-        { "zb-v", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "zb-v", .pp = 2, .dp = 2, .zero = 2, .overlap = 1 },
         { "1f1b", .pp = 2, .recompute = RECOMPUTE_FULL },
     };
     TrainSpec s = tiny_gptoss(4);
@@ -565,7 +594,7 @@ TEST(slices)
 {
     static const Layout list[] = {
         { "seq1f1b", .pp = 1, .slices = 2 },
-        { "seq1f1b", .pp = 2, .slices = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "seq1f1b", .pp = 2, .slices = 2, .dp = 2, .zero = 3, .overlap = 1 },
         { "seq1f1b", .pp = 2, .slices = 4, .tp = 2, .sp = 1 },
         { "seq1f1b", .pp = 4, .slices = 4, .micro = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "seq1f1b+split", .pp = 4, .slices = 2, .recompute = RECOMPUTE_FULL },
@@ -587,7 +616,7 @@ TEST(slices_of_ranks)
         { "seq1f1b+split", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_A2A,
           .recompute = RECOMPUTE_SELECTIVE },
         { "seq1f1b", .pp = 2, .slices = 2, .cp = 4, .context = CONTEXT_A2A, .cut = CONTEXT_CONTIGUOUS },
-        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1,
+        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .dp = 2, .zero = 3, .overlap = 1,
           .context = CONTEXT_A2A },
         { "seq1f1b", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_RING },
         { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .context = CONTEXT_RING, .cut = CONTEXT_CONTIGUOUS },
@@ -653,7 +682,7 @@ TEST(slices_of_mixtures)
         { "seq1f1b", .pp = 2, .slices = 4, .dp = 2, .ep = 2, .zero = 1 },
         { "seq1f1b+split", .pp = 2, .slices = 2, .tp = 2, .sp = 1, .ep = 2,
           .recompute = RECOMPUTE_SELECTIVE },
-        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .ep = 2, .zero = 1 },
+        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .ep = 2, .zero = 2 },
     };
     TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 4);
     s.model.moe.balance.aux = 0;
@@ -778,7 +807,7 @@ TEST(checkpoints_between_pipelines)
     static const Layout ring[] = {
         { "1f1b", .pp = 4 },
         { "chimera", .pp = 2, .zero = 1 },
-        { "zb-v", .pp = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
+        { "zb-v", .pp = 2, .dp = 2, .zero = 3, .order = ORDER_PP_DP },
         { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1 },
         { "dualpipe", .pp = 2, .dp = 2 },
         { "1f1b", "Ett|t|tttttL", .pp = 3 },

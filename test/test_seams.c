@@ -406,13 +406,13 @@ TEST(seam15_order_free_norms)
     OK(device_open(&cpu, (DeviceChoice){ .threads = 2 }));
     for (int i = 0; i < N; i++) g[i] = (int64_t)test_rand(&seed) >> (2 + i % 50);
     FlatPart part = { .count = N, .flags = FLAT_COUNTS };
-    Tensor sh = tensor_of(&shift, I32, 1), parts = tensor_of(&part, I64, 1, 5);
+    Tensor sh = tensor_of(&shift, I32, 1), parts = tensor_of(&part, I64, 1, 6);
     OK(op(&cpu.stream, grad_stats, .max = tensor_of(&max[0], I64, 1), .sumsq = tensor_of(sum[0], I64, 1, 4),
           .g = tensor_of(g, I64, N), .shift = sh, .parts = parts, .chunks = 1));
-    for (int at = N; at > 0; at = (int)part.flat) { /* back to front, in uneven pieces */
+    for (int at = N; at > 0; at = (int)part.grad) { /* back to front, in uneven pieces */
         int64_t m = 0;
         part.count = at < 1234 ? at : 1234;
-        part.flat = at - part.count;
+        part.grad = at - part.count;
         OK(op(&cpu.stream, grad_stats, .max = tensor_of(&m, I64, 1), .sumsq = tensor_of(sum[1], I64, 1, 4),
               .g = tensor_of(g, I64, N), .shift = sh, .parts = parts, .chunks = 1));
         if (m > max[1]) max[1] = m;

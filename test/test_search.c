@@ -179,7 +179,8 @@ static Err by_work(const void *user, const TrainSpec *s, Grid g, int rank, Memor
         for (int i = 0; i < COMM_KIND_COUNT; i++) {
             const bool copies = k == GROUP_DP || k == GROUP_DP_CP || k == GROUP_EXPERT_DP || k == GROUP_WORLD ||
                                 k == GROUP_STAGE_LOW || k == GROUP_STAGE_HIGH || k == GROUP_EXPERT_LOW ||
-                                k == GROUP_EXPERT_HIGH || k == GROUP_EMBD;
+                                k == GROUP_EXPERT_HIGH || k == GROUP_EMBD || k == GROUP_ZERO ||
+                                k == GROUP_ZERO_FAR || k == GROUP_EXPERT_ZERO || k == GROUP_EXPERT_ZERO_FAR;
             if (k != GROUP_PP && i != COMM_SUM_I64 && i != COMM_MAX_I64) *(copies ? &once : &sent) += (double)p->comm[k][i].bytes;
         }
     int replicas = 1;

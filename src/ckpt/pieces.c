@@ -10,7 +10,7 @@
 void piece_first(PieceIter *it, const Ckpt *c, int rank)
 {
     const Grid grid = c->o.world->grid;
-    const bool zero = c->o.params->registries->place.zero;
+    const ZeroCut zero = c->o.params->registries->place.zero;
     *it = (PieceIter){
         .c = c, .param = -1, .at = grid_coords(grid, rank), .place = param_place(grid, rank, zero)
     };

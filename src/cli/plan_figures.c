@@ -10,12 +10,12 @@
 /* In f32 the weights that layers read are the optimizer's own, whole; else those are cut like the moments. */
 static int64_t weights(const PlanTable *t, const PlanKind *k)
 {
-    return (t->spec.compute == F32 ? k->plan.flat_count : k->plan.zero_count) * dtype_size(F32);
+    return (t->spec.compute == F32 ? k->plan.value_count : k->plan.zero_count) * dtype_size(F32);
 }
 
 static int64_t narrow_weights(const PlanTable *t, const PlanKind *k)
 {
-    return t->spec.compute == F32 ? 0 : k->plan.flat_count * dtype_size(t->spec.compute);
+    return t->spec.compute == F32 ? 0 : k->plan.value_count * dtype_size(t->spec.compute);
 }
 
 static int64_t moments(const PlanTable *t, const PlanKind *k)
@@ -31,7 +31,7 @@ int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k)
 
 static int64_t tables(const PlanTable *t, const PlanKind *k)
 {
-    return k->plan.state - k->plan.boundary - plan_param_bytes(t, k);
+    return k->plan.state - k->plan.boundary - k->plan.unit_buffers - plan_param_bytes(t, k);
 }
 
 static int64_t total(const PlanTable *t, const PlanKind *k)
@@ -50,6 +50,7 @@ static bool in_16_bits(const PlanTable *t) { return t->spec.compute != F32; }
 static bool is_widened(const PlanTable *t) { return t->spec.device.kind == DEVICE_CPU && in_16_bits(t); }
 static bool is_staged(const PlanTable *t) { return t->grid.pp > 1; }
 static bool is_paired(const PlanTable *t) { return t->spec.overlap_moe; }
+static bool is_in_units(const PlanTable *t) { return t->spec.update.zero >= ZERO_GRADS; }
 static bool is_copied(const PlanTable *t) { return t->spec.purpose.snapshot; }
 
 #define FIELD(name) .field = offsetof(MemoryPlan, name)
@@ -60,6 +61,7 @@ const PlanFigure plan_memory[] = {
     { "gradients", "gradients", "gradients", FIELD(grad_bytes) },
     { "moments", "moments", "moments", moments },
     { "tables", "tables, batches, statistics", "tables", tables },
+    { "unit_buffers", "units that are whole at once", "units", FIELD(unit_buffers), .shown = is_in_units },
     { "boundary", "buffers between stages", "buffers", FIELD(boundary), .shown = is_staged },
     { "saves", "saves between forward and backward", "saves", FIELD(save) },
     { "scratch", "scratch of a layer call", "scratch", FIELD(scratch) },

@@ -55,6 +55,7 @@ GridShape grid_shape(Grid g)
                         .kv = g.kv,
                         .cp_heads = g.cp_heads,
                         .ep_hosts = g.ep ? g.ep_hosts : 0,
+                        .zero_group = g.zero_group,
                         .sp = g.sp,
                         .two_replicas = g.bidirectional,
                         .experts = g.ep > 0,

@@ -2,9 +2,17 @@
 #include "comm/groups.h"
 
 /* TP is an axis of two digits: places inside a kv group, then kv groups. So is CP: ranks that exchange heads, then
- * rings of these. And EP: places on a host, then hosts. */
+ * rings of these. And EP: places on a host, then hosts. And DP: places in a group of ZeRO, then groups. */
 enum { KV = 1, KV_GROUPS = 2, TP = KV | KV_GROUPS, CP_HEADS = 4, CP_RING = 8, CP = CP_HEADS | CP_RING };
-enum { EP_PLACE = 16, EP_HOSTS = 32, EP = EP_PLACE | EP_HOSTS, DP = 64, PP = 128, AXES = 6 };
+enum {
+    EP_PLACE = 16,
+    EP_HOSTS = 32,
+    EP = EP_PLACE | EP_HOSTS,
+    DP_NEAR = 64,
+    DP_FAR = 128,
+    DP = DP_NEAR | DP_FAR
+};
+enum { PP = 256, AXES = 7 };
 
 /* One grid: its axes from the fastest, each a digit of the rank. */
 typedef struct {
@@ -13,6 +21,7 @@ typedef struct {
 
 typedef enum { ALL, FIRST, ENDS, MIRROR } Members;
 enum { ALWAYS = 0, WITH_SP = 1, WITH_TWO_REPLICAS = 2, WITH_EXPERTS = 4, WITH_HEADS = 8, WITH_EP_HOSTS = 16 };
+enum { WITH_ZERO_GROUP = 32 };
 enum { DENSE, EXPERT };
 
 static const struct {
@@ -34,6 +43,24 @@ int grid_dp(GridShape s) { return s.world / (s.tp * s.cp * s.pp); }
 
 int grid_edp(GridShape s) { return s.world / (s.etp * s.ep * s.pp); }
 
+/* Ranks of a group of ZeRO along dp: of dense weights, and of the experts on the same ranks. */
+static int near_dense(GridShape s) { return s.zero_group ? s.zero_group / s.cp : grid_dp(s); }
+
+static int near_expert(GridShape s)
+{
+    const int ranks = s.zero_group * s.tp, experts = s.etp * s.ep;
+    if (!s.zero_group) return grid_edp(s);
+    return ranks > experts ? ranks / experts : 1;
+}
+
+static bool zero_fits(GridShape s)
+{
+    const int ranks = s.zero_group * s.tp, experts = s.etp * s.ep;
+    if (!s.zero_group) return true;
+    if (s.two_replicas || s.zero_group % s.cp || grid_dp(s) % near_dense(s)) return false;
+    return (ranks % experts == 0 || experts % ranks == 0) && grid_edp(s) % near_expert(s) == 0;
+}
+
 bool grid_fits(GridShape s)
 {
     if (s.two_replicas && s.pp % 2) return false;
@@ -41,21 +68,24 @@ bool grid_fits(GridShape s)
     if (s.world < 1 || (s.kv && s.tp % s.kv) || (s.cp_heads && s.cp % s.cp_heads) ||
         s.world % (s.tp * s.cp * s.pp) || s.world % (s.etp * s.ep * s.pp))
         return false;
+    if (!zero_fits(s)) return false;
     return s.order == ORDER_DP_PP || s.pp == 1 || grid_dp(s) == grid_edp(s);
 }
 
 static Digits digits_of(GridShape s, bool expert)
 {
     const int kv = s.kv ? s.kv : 1, heads = s.cp_heads ? s.cp_heads : 1, hosts = s.ep_hosts ? s.ep_hosts : 1;
-    const Digits dense = { .axis = { KV, KV_GROUPS, CP_HEADS, CP_RING, DP, PP },
-                           .size = { kv, s.tp / kv, heads, s.cp / heads, grid_dp(s), s.pp } };
-    const Digits experts = { .axis = { KV, KV_GROUPS, EP_PLACE, EP_HOSTS, DP, PP },
-                             .size = { 1, s.etp, s.ep / hosts, hosts, grid_edp(s), s.pp } };
-    Digits d = expert ? experts : dense;
-    if (s.order == ORDER_DP_PP) return d;
-    int size = d.size[4];
-    d.axis[4] = PP, d.size[4] = d.size[5];
-    d.axis[5] = DP, d.size[5] = size;
+    const int near = expert ? near_expert(s) : near_dense(s);
+    const int far = (expert ? grid_edp(s) : grid_dp(s)) / near;
+    Digits d = { .axis = { KV, KV_GROUPS, CP_HEADS, CP_RING },
+                 .size = { kv, s.tp / kv, heads, s.cp / heads } };
+    if (expert)
+        d = (Digits){ .axis = { KV, KV_GROUPS, EP_PLACE, EP_HOSTS },
+                      .size = { 1, s.etp, s.ep / hosts, hosts } };
+    const bool pp_last = s.order == ORDER_DP_PP;
+    d.axis[pp_last ? 6 : 4] = PP, d.size[pp_last ? 6 : 4] = s.pp;
+    d.axis[pp_last ? 4 : 5] = DP_NEAR, d.size[pp_last ? 4 : 5] = near;
+    d.axis[pp_last ? 5 : 6] = DP_FAR, d.size[pp_last ? 5 : 6] = far;
     return d;
 }
 
@@ -100,7 +130,7 @@ static int axes_of(GridShape s, GroupKind kind)
 {
     const int has = (s.sp ? WITH_SP : 0) | (s.two_replicas ? WITH_TWO_REPLICAS : 0) |
                     (s.experts ? WITH_EXPERTS : 0) | (s.cp_heads > 1 ? WITH_HEADS : 0) |
-                    (s.ep_hosts > 1 ? WITH_EP_HOSTS : 0);
+                    (s.ep_hosts > 1 ? WITH_EP_HOSTS : 0) | (s.zero_group ? WITH_ZERO_GROUP : 0);
     return kinds[kind].used & ~has ? 0 : kinds[kind].axes;
 }
 

@@ -21,6 +21,10 @@
  *   cp-heads, cp-ring
  *             the neighbours in cp that exchange positions for heads, and those that then have the same heads
  *   dp-cp     ranks with the same shard, other samples or other parts of them: gradients of dense parameters, ZeRO-1
+ *   zero, zero-far
+ *             with parallel.zero_group: the neighbours in dp-cp that ZeRO cuts weights or states over, and those that
+ *             then have the same shards; expert-zero, expert-zero-far: the same of expert-dp, for the experts that the
+ *             same ranks have
  *   pp        the stages of one model: activations and their gradients
  *   embd      the first and last stage, or whichever read the embedding's table: its gradient; pos-embd: the first
  *   stage-low, stage-high
@@ -47,9 +51,10 @@ typedef enum { ORDER_DP_PP, ORDER_PP_DP } GridOrder;
 typedef struct {
     int world, tp, cp, pp, ep, etp;
     GridOrder order;
-    int kv;       /* divides tp; 0 = 1 */
-    int cp_heads; /* divides cp; 0 = 1 */
-    int ep_hosts; /* hosts that ep is spread over, etp inside them; divides ep; 0 = 1 */
+    int kv;         /* divides tp; 0 = 1 */
+    int cp_heads;   /* divides cp; 0 = 1 */
+    int ep_hosts;   /* hosts that ep is spread over, etp inside them; divides ep; 0 = 1 */
+    int zero_group; /* ranks with the same dense weights that ZeRO cuts these over; 0: all of them */
     bool sp;
     bool two_replicas; /* each stage has two, on mirrored pp ranks; pp is even */
     bool experts;      /* false: the groups of experts are not used */

@@ -108,6 +108,26 @@ static bool drops_rows(const Config *c)
 
 /* ---- rules about many keys ---- */
 
+/* Groups of ZeRO are equally many neighbours, with whole sequences; so are the ranks of the same experts in them. */
+static void check_zero_group(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t group = c->parallel.zero_group, cp = c->parallel.cp, dp = c->derived.dp;
+    const int64_t ranks = group * c->parallel.tp, experts = c->parallel.ep * c->parallel.etp;
+    char text[200];
+    if (!group || group >= dp * cp) return;
+    snprintf(text, sizeof text,
+             "a multiple of cp that divides the ranks of dp x cp, here %lld x %lld, or all of them",
+             (long long)dp, (long long)cp);
+    RULE(group % cp == 0 && dp * cp % group == 0, text, CFG_parallel_zero_group, CFG_parallel_cp);
+    config_take(r, "parallel.zero_group=0");
+    if (!c->moe.experts) return;
+    RULE(ranks % experts == 0 || experts % ranks == 0,
+         "zero_group x tp must divide ep x etp, or the other way round", CFG_parallel_zero_group,
+         CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_tp);
+    config_take(r, "parallel.zero_group=0");
+}
+
 static void check_layout(ConfigReader *r)
 {
     const Config *c = r->config;
@@ -142,6 +162,7 @@ static void check_layout(ConfigReader *r)
          "the layout cuts inside a canonical block: tp must divide tp_blocks", CFG_run_reproducible,
          CFG_parallel_tp, CFG_parallel_tp_blocks);
     config_take(r, "parallel.tp_blocks=%lld, or run.reproducible=run", (long long)tp);
+    check_zero_group(r);
 }
 
 /* Who shortens a run to try it out wants it to stop early, not another schedule. */

@@ -165,8 +165,8 @@ Err CPU(grad_stats)(Stream *s, const grad_stats_args *a)
         const bool plain = a->g.dtype == F32;
         const Stats t = { .max = (int64_t *)a->max.data + p->number,
                           .sumsq = (int64_t *)a->sumsq.data + p->number * a->sumsq.ld,
-                          .fixed = plain ? NULL : (const int64_t *)a->g.data + p->flat,
-                          .plain = plain ? (const float *)a->g.data + p->flat : NULL,
+                          .fixed = plain ? NULL : (const int64_t *)a->g.data + p->grad,
+                          .plain = plain ? (const float *)a->g.data + p->grad : NULL,
                           .shift = ((const int32_t *)a->shift.data)[p->number] };
         par_columns(s, p->count, 1, grad_stats_part, &t);
         limbs_carry(t.sumsq);
@@ -337,8 +337,8 @@ static void adamw_part(const void *args, int64_t first, int64_t end)
 {
     const Adam *a = args;
     const Tensor g = a->op->g;
-    const int64_t *fixed = (const int64_t *)g.data + a->part->flat;
-    const float *plain = (const float *)g.data + a->part->flat;
+    const int64_t *fixed = (const int64_t *)g.data + a->part->grad;
+    const float *plain = (const float *)g.data + a->part->grad;
     const AdamConstants c = adam_constants(a->op, a->part);
     for (int64_t i = first; i < end; i += VEC) {
         int64_t left = end - i;
@@ -357,10 +357,10 @@ Err CPU(adamw)(Stream *s, const adamw_args *a)
         const bool copy = a->copy.data != NULL;
         const Adam t = { .op = a,
                          .part = p,
-                         .w = (float *)a->w.data + (copy ? p->shard : p->flat),
+                         .w = (float *)a->w.data + (copy ? p->shard : p->value),
                          .m = (float *)a->m.data + p->shard,
                          .v = (float *)a->v.data + p->shard,
-                         .copy = copy ? tensor_row_slice(a->copy, p->flat, p->count) : (Tensor){ 0 } };
+                         .copy = copy ? tensor_row_slice(a->copy, p->value, p->count) : (Tensor){ 0 } };
         par_columns(s, p->count, 1, adamw_part, &t);
     }
     return ERR_OK;

@@ -37,11 +37,12 @@ enum { ROUTER_LOSS_BITS = 24, ROUTER_LOSS_MOST = 1 << 15 };
 
 /*
  * The part of one tensor that a rank has in the flat buffers (param/param.h), for ops that run over all tensors at
- * once. Such an op gets the parts as a table, an [n, 5] i64 tensor. It works in chunks of FLAT_CHUNK elements; the last
+ * once. Such an op gets the parts as a table, an [n, 6] i64 tensor. It works in chunks of FLAT_CHUNK elements; the last
  * chunk of a part may be shorter. A part's `chunk` is the number of chunks of all parts before it. No part is empty.
  */
 typedef struct {
-    int64_t flat;  /* its first element in buffers of whole parameters */
+    int64_t grad;  /* its first element in the buffer of gradients */
+    int64_t value; /* and in that of what layers read */
     int64_t shard; /* and in those of this rank's ZeRO shards */
     int64_t count; /* elements */
     int64_t chunk;

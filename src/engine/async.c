@@ -99,7 +99,7 @@ static Err begin_update(Trainer *t, int n)
     TRY(device_write(stream, t->step_values, &v, sizeof v));
     TRY(device_write(stream, t->async.tokens.data, sums, sizeof sums));
     param_store_begin(&t->stores[0]);
-    ddp_begin(&t->ddp[0]);
+    TRY(ddp_begin(&t->ddp[0]));
     return device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags));
 }
 

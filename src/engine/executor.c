@@ -253,6 +253,18 @@ static Ctx *context_of(Executor *e, const Action *a)
                : &e->ctx;
 }
 
+static Err compute(Executor *e, const Action *a, const ExecutorUnit *u)
+{
+    if (a->kind == ACT_F) return e->compute->forward(e, u);
+    return a->kind == ACT_W ? e->compute->weights(e, u) : e->compute->backward(e, u);
+}
+
+static Visit visit_of(Executor *e, const Action *a)
+{
+    if (!a) return (Visit){ .stage = -1 };
+    return (Visit){ (int)(stage_of(e, a) - e->stages), a->kind == ACT_F ? PASS_FORWARD : PASS_BACKWARD };
+}
+
 static Err enqueue(Executor *e, const Action *a, int n)
 {
     ExecutorStage *s = stage_of(e, a);
@@ -265,8 +277,12 @@ static Err enqueue(Executor *e, const Action *a, int n)
     executor_enter(c, s, u.slot);
     c->mode.split_backward = a->kind == ACT_I;
     c->mode.version = a->version;
-    if (a->kind == ACT_F) return e->compute->forward(e, &u);
-    return a->kind == ACT_W ? e->compute->weights(e, &u) : e->compute->backward(e, &u);
+    c->mode.pass = visit_of(e, a).pass;
+    const ParamListener *l = &s->params->listener;
+    if (l->begins) l->begins(l->user, visit_of(e, a), visit_of(e, e->next));
+    TRY(compute(e, a, &u));
+    const bool keeps = a->kind == ACT_F && c->mode.training && s->turns_back;
+    return l->ended ? l->ended(l->user, c->mode.pass, keeps) : ERR_OK;
 }
 
 /* Without backwards: slices, whose keys later ones read, with the last one of them. */
@@ -318,6 +334,21 @@ Err executor_need(Executor *e, const ActionList *list, bool training, int64_t by
         e->heap[r].peak_bytes = peaks[r];
     }
     return err;
+}
+
+bool executor_turns_back(const ActionList *list, int replica, int stage)
+{
+    const Action *forward = NULL;
+    for (int i = 0; i < list->count; i++) {
+        const Action *a = &list->action[i];
+        if (!action_is_compute(a->kind)) continue;
+        if (forward && (a->kind == ACT_F || a->kind == ACT_W || a->replica != replica || a->stage != stage ||
+                        a->microbatch != forward->microbatch))
+            return false;
+        forward = a->kind == ACT_F && a->replica == replica && a->stage == stage ? a : NULL;
+        if (forward && (a->count > 1 || a->flags & ACTION_PAIR)) return false;
+    }
+    return !forward;
 }
 
 /* ---- graphs ---- */
@@ -392,9 +423,9 @@ static Err enqueue_or_replay(Executor *e, const Action *a, int n)
 
 /* ---- the list ---- */
 
-static Err read_failed(const Executor *e)
+static Err params_failed(const Executor *e)
 {
-    for (int i = 0; i < e->stage_count; i++) TRY(e->stages[i].params->read_failed);
+    for (int i = 0; i < e->stage_count; i++) TRY(e->stages[i].params->failed);
     return ERR_OK;
 }
 
@@ -410,16 +441,31 @@ static Err run_unit(Executor *e, const Action *a, int n)
     const bool compute = action_is_compute(a->kind);
     if (compute) TRY(prepare(e, a, n));
     TRY(enqueue_or_replay(e, a, n));
-    TRY(read_failed(e));
+    TRY(params_failed(e));
     if (compute) TRY(hand_out_rows(e, a, n));
     if (compute) finish(e, a, n);
     return ERR_OK;
 }
 
+/* The next action of a list, from `i` on, that runs and reads weights of a replica; NULL: there is none. */
+static const Action *next_reader(const Executor *e, const ActionList *list, int i, int replica)
+{
+    for (; i < list->count; i++) {
+        const Action *a = &list->action[i];
+        if (action_is_compute(a->kind) && a->kind != ACT_W && a->replica == replica && units_of(e, a) > 0)
+            return a;
+    }
+    return NULL;
+}
+
 static Err run_units(Executor *e, const Action *a)
 {
+    const Action *behind = e->next;
     const int units = action_is_compute(a->kind) ? units_of(e, a) : 1;
-    for (int n = 0; n < units; n++) TRY(run_unit(e, a, n));
+    for (int n = 0; n < units; n++) {
+        e->next = n + 1 < units && a->kind != ACT_W ? a : behind;
+        TRY(run_unit(e, a, n));
+    }
     return ERR_OK;
 }
 
@@ -430,10 +476,15 @@ static bool in_turn(const Executor *e, const Action *a)
            units_of(e, a + 1) == 1;
 }
 
+/* (What follows the pair follows its forward; its backward is under way.) */
 static Err enqueue_half(void *executor, const Action *a)
 {
     Executor *e = executor;
-    return enqueue(e, a, 0);
+    const Action *behind = e->next;
+    if (a->kind != ACT_F) e->next = NULL;
+    Err err = enqueue(e, a, 0);
+    e->next = behind;
+    return err;
 }
 
 static void may_fail(const Executor *e, const Action *a)
@@ -450,7 +501,7 @@ static Err run_pair(Executor *e, const Action *a, Span *time)
     if (time) time->start = now(e);
     for (int i = 0; i < 2; i++) TRY(prepare(e, &a[i], 0));
     TRY(pair_run(&e->pair, &e->ctx, a, enqueue_half, e));
-    TRY(read_failed(e));
+    TRY(params_failed(e));
     for (int i = 0; i < 2; i++) finish(e, &a[i], 0);
     if (time) time->end = now(e);
     if (time) time[1] = time[0];
@@ -458,9 +509,11 @@ static Err run_pair(Executor *e, const Action *a, Span *time)
 }
 
 /* *count: actions of the list that are done by it. time: when it ran, without the wait for its messages; or NULL. */
-static Err run_action(Executor *e, const Action *a, Span *time, int *count)
+static Err run_action(Executor *e, const ActionList *list, int i, Span *time, int *count)
 {
+    const Action *a = &list->action[i];
     *count = in_turn(e, a) ? 2 : 1;
+    e->next = action_is_compute(a->kind) ? next_reader(e, list, i + *count, a->replica) : NULL;
     if (*count == 2) return run_pair(e, a, time);
     if (action_is_compute(a->kind)) TRY(wait_messages(e, a));
     if (time) time->start = now(e);
@@ -477,7 +530,7 @@ static Err run_actions(Executor *e, const ActionList *list, int first, int end)
     for (int i = first, done; i < end; i += done) {
         const Action *a = &list->action[i];
         may_fail(e, a);
-        TRY(run_action(e, a, e->times && e->ctx.mode.training ? &e->times[i] : NULL, &done));
+        TRY(run_action(e, list, i, e->times && e->ctx.mode.training ? &e->times[i] : NULL, &done));
     }
     return wait_all(e);
 }

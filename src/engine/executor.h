@@ -51,6 +51,7 @@ typedef struct {
     Tensor loads_so_far;     /* as in Ctx (layer.h); absent if no mixture counts its loads over the batch */
     Tensor balance_losses;   /* as in Ctx; absent if no loss balances the mixtures */
     SliceGrads *slice_grads; /* as in Ctx; NULL if sequences are not cut into slices */
+    bool turns_back; /* in a step the backward of a unit is always the next action after its forward */
     int64_t save_bytes[REGION_COUNT]; /* save memory that a unit needs */
     int64_t peak_bytes[REGION_COUNT]; /* the most that a unit has used so far */
     ExecutorSlot *slots;
@@ -115,7 +116,9 @@ struct Executor {
     ActionGraph *graphs;
     bool graphs_wait; /* while this is set, actions run as ordinary ones and nothing is recorded */
     int units;        /* how many units of a list run; the actions of later ones are left out; 0: all run */
-    int64_t runs;     /* how many lists have run */
+    const Action
+        *next; /* what computes behind the action at work and reads weights of its replica; NULL: nothing */
+    int64_t runs; /* how many lists have run */
     /*
      * [actions of a step's list] When each action ran, by clock_s. Of a group of messages only the first action has a
      * time. Both actions of a pair that ran in turn have the time from the pair's begin to its end. NULL: nobody asks.
@@ -132,6 +135,9 @@ Err executor_init(Executor *e, SetupArena *setup);
 Err executor_use_graphs(Executor *e, SetupArena *setup);
 /* Frees what these two and pair_open took outside of setup memory. */
 void executor_release(Executor *e);
+
+/* ExecutorStage.turns_back, by the list of a step. */
+bool executor_turns_back(const ActionList *list, int replica, int stage);
 
 /* Points a context at a stage and one of its slots. */
 void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot);

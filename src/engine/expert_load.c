@@ -32,11 +32,12 @@ static bool tells(const Trainer *t)
     return t->spec.model.moe.experts && !w->tp_rank && !w->cp_rank && !w->dp_rank;
 }
 
-/* Rows that the experts of a block got, if parameter i is their bias; else no tensor. */
+/* Rows that the experts of a block got, if parameter i is their bias and there are gradients; else no tensor. */
 static Tensor rows_of(const ParamStore *s, int i)
 {
     const Param *p = &s->reg->items[i];
-    return p->spec.group == PARAM_STATE && !p->copy ? param_store_grad(s, i) : (Tensor){ 0 };
+    const bool counts = p->spec.group == PARAM_STATE && !p->copy && s->fresh;
+    return counts ? param_store_grad(s, i) : (Tensor){ 0 };
 }
 
 static int block_of(const ParamStore *s, int i) { return s->reg->items[i].spec.block; }

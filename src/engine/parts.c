@@ -281,9 +281,16 @@ void parts_release(Parts *p)
     schedule_free(&p->forward);
 }
 
+Comm *parts_far(World *w, ParamGroup group)
+{
+    if (!w->grid.zero_group) return NULL;
+    return group == PARAM_EXPERT ? &w->expert_zero_far : &w->zero_far;
+}
+
 Comm *parts_group(const Parts *p, World *w, int replica, ParamGroup group)
 {
     const bool experts = group == PARAM_EXPERT;
+    if (w->grid.zero_group) return experts ? &w->expert_zero : &w->zero;
     if (p->step.replicas == 1) return experts ? &w->expert_dp : world_copies(w);
     const int stage = schedule_stage_at(&p->step, w->pp_rank, replica, 0);
     if (2 * stage < p->step.stages) return experts ? &w->expert_low : &w->stage_low;

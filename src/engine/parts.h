@@ -27,7 +27,7 @@ typedef struct {
     int microbatches;     /* of a step on a pipeline */
     int64_t micro_batch;  /* samples of each */
     int64_t bucket_elems; /* of gradients */
-    bool zero;            /* optimizer states are cut over the ranks that hold the same parameters */
+    ZeroCut zero;         /* what is cut over the ranks that hold the same parameters */
 } PartsSpec;
 
 typedef struct {
@@ -58,8 +58,9 @@ void parts_release(Parts *p);
 Err parts_schedule(const PartsSpec *spec, int ranks, Schedule *out);
 Err parts_forwards(const PartsSpec *spec, int ranks, Schedule *out); /* that of an evaluation */
 
-/* The communicator over which the gradients of a replica's parameters are summed. */
+/* The communicators over which the gradients of a replica's parameters are summed (ParamStore.group, far). */
 Comm *parts_group(const Parts *p, World *world, int replica, ParamGroup group);
+Comm *parts_far(World *world, ParamGroup group);
 
 static inline Stage *parts_stage(const Parts *p, int replica, int chunk)
 {

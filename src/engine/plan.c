@@ -437,11 +437,13 @@ static void count_params(const Trainer *t, MemoryPlan *p)
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = t->stores[r].reg;
         p->flat_count += reg->flat_count;
+        p->value_count += reg->value_count;
         p->zero_count += reg->zero_count;
         p->padding += param_padding(reg);
         p->experts += elements_of(reg, PARAM_EXPERT);
         p->buckets += reg->bucket_count;
         if (t->stores[r].grad.data) p->grad_bytes += tensor_bytes(t->stores[r].grad);
+        if (t->stores[r].grad.data) p->unit_buffers += units_buffers(&t->ddp[r].units);
     }
 }
 

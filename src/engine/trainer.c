@@ -99,7 +99,7 @@ static Err step_begin(Trainer *t)
     TRY(expert_load_begin(t));
     for (int r = 0; r < t->params.replicas; r++) {
         param_store_begin(&t->stores[r]);
-        ddp_begin(&t->ddp[r]);
+        TRY(ddp_begin(&t->ddp[r]));
     }
     return device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags));
 }

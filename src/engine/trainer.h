@@ -30,7 +30,7 @@ typedef struct {
     AdamWSpec adamw;
     float clip;
     LrSchedule lr;
-    bool zero;            /* optimizer states are cut over dp, and over the replicas of a stage */
+    ZeroCut zero;         /* what is cut over dp, and over the replicas of a stage */
     int64_t bucket_bytes; /* of gradients; 0 = one bucket */
     bool overlap_grad, overlap_param;
 } UpdateSpec;
@@ -112,11 +112,13 @@ typedef struct {
     int64_t comm_bytes;     /* sent by this rank in one step */
     int64_t comm_beside;    /* of it in calls that ops run beside */
     CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
-    int64_t unit;                   /* samples that pass through the stages at once */
-    int64_t params;                 /* global, unpadded */
-    int64_t flat_count, zero_count; /* elements of value and gradient, of each moment (param/param.h) */
-    int64_t experts;                /* of flat_count, those of experts */
-    int64_t padding;                /* of flat_count, nobody's */
+    int64_t unit;                    /* samples that pass through the stages at once */
+    int64_t params;                  /* global, unpadded */
+    int64_t flat_count;              /* elements of this rank's parameters, in buckets (param/param.h) */
+    int64_t value_count, zero_count; /* of these, of value and of each moment */
+    int64_t unit_buffers;            /* bytes that units are whole in (optim/units.h) */
+    int64_t experts;                 /* of flat_count, those of experts */
+    int64_t padding;                 /* of flat_count, nobody's */
     int64_t grad_bytes;
     int buckets;
     double clock[CLOCK_COUNTS]; /* of one step, by the clock of trainer_time */

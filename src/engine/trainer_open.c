@@ -161,6 +161,7 @@ static Err open_stage(Trainer *t, int index, int *slots)
                           .replica = replica,
                           .model = parts_stage(&t->parts, replica, chunk),
                           .params = &t->stores[replica] };
+    s->turns_back = executor_turns_back(&schedule->rank[t->world->pp_rank], replica, s->stage);
     memcpy(s->save_bytes, t->plan.stages[index].save, sizeof s->save_bytes);
     TRY(expert_load_open_stage(t, s));
     s->slot_count = units_in_flight(t, s);
@@ -248,8 +249,10 @@ static Err open_stores(Trainer *t)
         TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->memory.state, s->compute, grads));
         if (grads != GRADS_NONE)
             TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
-        for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
+        for (ParamGroup g = 0; g < PARAM_GROUPS; g++) {
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
+            t->stores[r].far[g] = parts_far(t->world, g);
+        }
     }
     TRY(expert_load_open(t));
     return setup_array(&t->memory.setup, 2 * t->stats.count, &t->host_shift);
@@ -285,8 +288,9 @@ static Err open_optim(Trainer *t)
                         .headroom_bits = t->executor.ctx.canon.headroom_bits };
     for (int r = 0; r < t->params.replicas; r++) {
         t->optim.store[r] = &t->stores[r];
-        TRY(ddp_init(&t->ddp[r], &t->stores[r], &t->device.stream, t->world, s->update.overlap_grad,
-                     s->update.overlap_param));
+        const DdpSpec spec = { s->update.overlap_grad, s->update.overlap_param,
+                               .stages = t->executor.stage_count, .in_turn = t->executor.pair.forward };
+        TRY(ddp_init(&t->ddp[r], &t->stores[r], &t->device.stream, t->world, spec, &t->memory.state));
     }
     return ERR_OK;
 }
@@ -305,7 +309,7 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
                         .bucket_elems = s->update.bucket_bytes
                                             ? s->update.bucket_bytes / dtype_size(s->exact ? I64 : F32)
                                             : INT64_MAX,
-                        .zero = s->update.zero && !s->purpose.forward_only };
+                        .zero = s->purpose.forward_only ? ZERO_NONE : s->update.zero };
     return ERR_OK;
 }
 
@@ -327,6 +331,23 @@ static Err check_rows(const TrainSpec *s, Grid g, int64_t unit)
     return err_hint("raise train.micro_batch, or take a schedule that passes on whole micro-batches");
 }
 
+/* Ranks that hold the same weights must come to them in one order. */
+static Err check_zero(const TrainSpec *s, Grid g)
+{
+    Versions versions;
+    bool two_way;
+    if (s->update.zero < ZERO_GRADS && !g.zero_group) return ERR_OK;
+    const char *name = s->pipeline.schedule ? s->pipeline.schedule : "1f1b";
+    TRY(schedule_two_way(name, &two_way));
+    TRY(schedule_versions(name, &versions));
+    if (!two_way && versions == VERSIONS_STEP) return ERR_OK;
+    err_set(ERR_CONFIG, "parallel.zero=%d%s: schedule '%s' %s", s->update.zero,
+            g.zero_group ? " with zero_group" : "", name,
+            two_way ? "has two copies of each stage, which come to their weights at different times"
+                    : "keeps older weights beside the newest, whole");
+    return err_take("parallel.zero=1%s", g.zero_group ? " parallel.zero_group=0" : "");
+}
+
 /* Refuses units of so many samples that do not fit. */
 static Err check_unit(const TrainSpec *s, Grid g, int64_t unit)
 {
@@ -339,6 +360,7 @@ static Err open_parts(Trainer *t)
     PartsSpec spec;
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
+    TRY(check_zero(&t->spec, t->world->grid));
     TRY(parts_open(&t->parts, &spec, t->world, &t->memory.setup));
     TRY(expert_load_check_order(t));
     return check_unit(&t->spec, t->world->grid, trainer_batch_spec(t).B);
@@ -377,6 +399,7 @@ Err trainer_check_shape(const TrainSpec *s, Grid grid)
     if (!grid.pp) grid.pp = 1;
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
+    TRY(check_zero(s, grid));
     TRY(parts_check(&spec, grid.pp, &unit));
     return check_unit(s, grid, unit);
 }

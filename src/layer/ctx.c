@@ -71,16 +71,27 @@ Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols)
     return tensor_new(c->mode.split_backward ? c->into[REGION_W] : c->scratch, t, c->dtype, rows, cols);
 }
 
+static void note_failure(ParamStore *s, Err err)
+{
+    if (err && !s->failed) s->failed = err;
+}
+
 Tensor param_value(const Ctx *c, int id)
 {
     ParamStore *s = c->params;
+    const ParamListener *l = &s->listener;
     if (id < 0) return (Tensor){ 0 };
-    Err err = s->listener.read ? s->listener.read(s->listener.user, id) : ERR_OK;
-    if (err && !s->read_failed) s->read_failed = err;
-    return param_view(&s->reg->items[id], param_store_value(s, c->mode.version));
+    if (l->read) note_failure(s, l->read(l->user, id, c->mode.pass));
+    return param_store_value(s, id, c->mode.version);
 }
 
-Tensor param_grad(const Ctx *c, int id) { return param_store_grad(c->params, id); }
+Tensor param_grad(const Ctx *c, int id)
+{
+    ParamStore *s = c->params;
+    const ParamListener *l = &s->listener;
+    if (l->write) note_failure(s, l->write(l->user, id));
+    return param_store_grad(s, id);
+}
 
 Tensor param_state(const Ctx *c, int id)
 {
@@ -88,7 +99,7 @@ Tensor param_state(const Ctx *c, int id)
     return param_zero_shard_master(c->params, id);
 }
 
-/* True for the first contribution in a step, which overwrites. */
+/* True for the first contribution in a step, or to a unit's buffer, which overwrites. */
 static bool grad_first(const Ctx *c, int id)
 {
     bool first = c->params->fresh[id];
@@ -104,8 +115,9 @@ Err grad_added(Ctx *c, int id)
 
 Tensor grad_target(Ctx *c, int id, bool *fresh)
 {
+    const Tensor acc = param_grad(c, id); /* (a buffer that is taken for it now makes it fresh) */
     *fresh = grad_first(c, id);
-    return param_grad(c, id);
+    return acc;
 }
 
 Err grad_open(Ctx *c, int id, Tensor *acc)
@@ -117,22 +129,23 @@ Err grad_open(Ctx *c, int id, Tensor *acc)
 
 static Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
 {
-    TRY(op(c->s, linear_dw, .dw = param_grad(c, weight), .dy = dy, .x = x,
-           .shift = param_store_shift(c->params, weight), .overflow = c->params->stats->overflow,
-           .leaf = c->canon.leaf_tokens, .headroom_bits = c->canon.headroom_bits,
-           .fresh = grad_first(c, weight)));
+    bool fresh;
+    const Tensor dw = grad_target(c, weight, &fresh);
+    TRY(op(c->s, linear_dw, .dw = dw, .dy = dy, .x = x, .shift = param_store_shift(c->params, weight),
+           .overflow = c->params->stats->overflow, .leaf = c->canon.leaf_tokens,
+           .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
     return grad_added(c, weight);
 }
 
 /* w is a product for the weights of all experts, which are [E * outputs, inputs] in memory. */
 static Err grad_add_grouped(Ctx *c, const Wgrad *w)
 {
-    const Tensor dw = param_grad(c, w->weight);
+    bool fresh;
+    const Tensor dw = grad_target(c, w->weight, &fresh);
     const int64_t outputs = w->dy.dim[1], inputs = w->x.dim[1];
     TRY(op(c->s, grouped_dw, .dw = tensor_reshape(dw, dw.dim[0] / outputs, outputs, inputs), .dy = w->dy,
            .x = w->x, .offset = w->offset, .shift = param_store_shift(c->params, w->weight),
-           .overflow = c->params->stats->overflow, .headroom_bits = c->canon.headroom_bits,
-           .fresh = grad_first(c, w->weight)));
+           .overflow = c->params->stats->overflow, .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
     return grad_added(c, w->weight);
 }
 

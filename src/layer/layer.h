@@ -127,6 +127,7 @@ typedef struct {
     bool split_backward;  /* W runs later, so dy of linears must outlive the dgrad */
     bool retry_in_pieces; /* tokens pass the experts in pieces of MoeLimits.piece instead of all at once */
     int version;          /* age of the weights to read, in updates */
+    Pass pass; /* of the action at work; a forward that is made again in a backward is part of that */
 } Mode;
 
 /* The block at work. */

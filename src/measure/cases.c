@@ -421,7 +421,8 @@ static Err make_parts(Maker *m, Tensor *out, int64_t *chunks)
     ASSERT(matrix > 0);
     for (int i = 0; i < TENSORS; i++) {
         const int64_t count = i < matrices ? matrix : vector;
-        part[i] = (FlatPart){ .flat = at,
+        part[i] = (FlatPart){ .grad = at,
+                              .value = at,
                               .shard = at,
                               .count = count,
                               .chunk = *chunks,
@@ -430,7 +431,7 @@ static Err make_parts(Maker *m, Tensor *out, int64_t *chunks)
         at += count;
         *chunks += flat_chunks(count);
     }
-    TRY(tensor_new(m->arena, out, I64, TENSORS, 5));
+    TRY(tensor_new(m->arena, out, I64, TENSORS, 6));
     return device_write(&m->dev->stream, out->data, part, sizeof part);
 }
 

@@ -54,6 +54,7 @@ static Err register_blocks(Stage *st, ParamRegistry *reg, const ModelSpec *spec,
     for (int b = 0; b < st->share.layer_count; b++) {
         char name[PARAM_NAME_MAX];
         const int layer = st->share.first_layer + b;
+        param_begin_unit(reg);
         snprintf(name, sizeof name, "layers.%d", layer);
         TRY(block_register(&st->blocks[b], reg, spec, name, layer, setup));
         st->blocks[b].index = b;
@@ -72,6 +73,7 @@ static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, Se
     for (int i = 0; i < st->share.mtp; i++) {
         st->mtp[i].depth = i + 1;
         st->mtp[i].segment = further_segment(st) + i * MTP_SEGMENTS;
+        param_begin_unit(reg);
         TRY(mtp_register(&st->mtp[i], reg, spec, table, setup));
         st->mtp[i].block.index = st->share.layer_count + i;
     }
@@ -82,8 +84,10 @@ static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, Se
 static Err register_stage(Stage *st, ParamRegistry *reg, bool shared, SetupArena *setup)
 {
     const ModelSpec *spec = st->spec;
+    param_begin_unit(reg);
     if (st->share.embedding) TRY(embedding_register(&st->embedding, reg, spec, shared));
     TRY(register_blocks(st, reg, spec, setup));
+    param_begin_unit(reg);
     if (has_norm(st))
         TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps,
                           PARTIAL_ROWS));

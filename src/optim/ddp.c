@@ -19,15 +19,13 @@ static Err sum_over(Ddp *d, Comm *c, Tensor g, Event *done)
 static Err start_bucket(Ddp *d, int b)
 {
     const Bucket *k = &registry(d)->buckets[b];
-    const int64_t length = k->count / k->zero_shards;
     Comm *c = group(d, k);
-    Tensor whole = tensor_row_slice(d->params->grad, k->first, k->count);
-    Tensor own = tensor_row_slice(whole, k->zero_shard * length, length);
+    const Tensor whole = d->params->whole_grad[b], own = param_bucket_grad(d->params, b);
     d->started[b] = true;
     d->stream->dev->beside++;
     if (k->zero_shards == 1) return sum_over(d, c, whole, &d->reduced[b]);
     if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(c, d->stream, own, whole, &d->reduced[b]);
-    return comm_reduce_scatter_i64(c, d->stream, own.data, whole.data, length, &d->reduced[b]);
+    return comm_reduce_scatter_i64(c, d->stream, own.data, whole.data, tensor_count(own), &d->reduced[b]);
 }
 
 static Err on_added(void *user, int id)
@@ -35,16 +33,22 @@ static Err on_added(void *user, int id)
     Ddp *d = user;
     const int b = registry(d)->items[id].bucket;
     const Bucket *k = &registry(d)->buckets[b];
+    if (k->grad_cut) return ERR_OK;
     if (++d->added[id] != d->expected[id] || --d->missing[b] > 0) return ERR_OK;
-    if (!d->overlap_grad || k->partial || group(d, k)->size == 1) return ERR_OK;
+    if (!d->spec.overlap_grad || k->partial || group(d, k)->size == 1) return ERR_OK;
     return start_bucket(d, b);
+}
+
+static bool is_cut(const Ddp *d, int id)
+{
+    return registry(d)->buckets[registry(d)->items[id].bucket].grad_cut;
 }
 
 /* What got no gradient in this step has 0. */
 static Err clear_fresh(Ddp *d)
 {
     for (int i = 0; i < registry(d)->count; i++) {
-        if (!d->params->fresh[i]) continue;
+        if (!d->params->fresh[i] || is_cut(d, i)) continue;
         Tensor g = tensor_reshape(param_store_grad(d->params, i), registry(d)->items[i].count);
         TRY(op(d->stream, fill_zero_acc, .x = g));
         d->params->fresh[i] = false;
@@ -57,14 +61,14 @@ static Err sum_partial(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
     const int64_t heads = r->partial_at[PARTIAL_HEADS], rows = r->partial_at[PARTIAL_ROWS],
-                  end = r->flat_count;
+                  end = r->grad_count;
     if (rows > heads)
         TRY(sum_over(d, &d->world->tp, tensor_row_slice(d->params->grad, heads, rows - heads), NULL));
     if (end == rows) return ERR_OK;
     return sum_over(d, &d->world->sp, tensor_row_slice(d->params->grad, rows, end - rows), NULL);
 }
 
-/* The range of a table that several stages read; of no elements if there is none. */
+/* The range of a table that several stages read, or what this rank has of it; of no elements if there is none. */
 static Tensor shared_table(const Ddp *d)
 {
     const int64_t *at = registry(d)->partial_at;
@@ -73,7 +77,10 @@ static Tensor shared_table(const Ddp *d)
 
 Err ddp_sum_stages(Ddp *d, int count)
 {
-    for (int r = 0; r < count; r++) TRY(clear_fresh(&d[r]));
+    for (int r = 0; r < count; r++) {
+        TRY(units_reduce(&d[r].units));
+        TRY(clear_fresh(&d[r]));
+    }
     Tensor table = shared_table(d);
     if (count > 1) {
         Tensor other = shared_table(&d[1]);
@@ -84,20 +91,42 @@ Err ddp_sum_stages(Ddp *d, int count)
     return tensor_count(table) ? sum_over(d, &d->world->embd, table, NULL) : ERR_OK;
 }
 
+/* Over the groups of ZeRO, which have summed in themselves: this rank's shards. */
+static Err sum_far(Ddp *d)
+{
+    const ParamRegistry *r = registry(d);
+    for (int b = 0; b < r->bucket_count; b++) {
+        Comm *far = d->params->far[r->buckets[b].group];
+        if (!far || far->size == 1) continue;
+        d->stream->dev->beside++;
+        TRY(sum_over(d, far, param_bucket_grad(d->params, b), &d->reduced[b]));
+    }
+    for (int b = 0; b < r->bucket_count; b++) {
+        const Comm *far = d->params->far[r->buckets[b].group];
+        if (!far || far->size == 1) continue;
+        d->stream->dev->beside--;
+        TRY(stream_wait(d->stream, &d->reduced[b]));
+    }
+    return ERR_OK;
+}
+
 Err ddp_reduce(Ddp *d)
 {
+    TRY(units_reduce(&d->units));
+    TRY(units_forget(&d->units)); /* (the update changes them; an action that failed may have left some) */
     TRY(clear_fresh(d));
     TRY(sum_partial(d));
     memcpy(d->expected, d->added, (size_t)registry(d)->count * sizeof *d->expected);
     const ParamRegistry *r = registry(d);
     for (int b = 0; b < r->bucket_count; b++)
-        if (!d->started[b] && group(d, &r->buckets[b])->size > 1) TRY(start_bucket(d, b));
+        if (!d->started[b] && !r->buckets[b].grad_cut && group(d, &r->buckets[b])->size > 1)
+            TRY(start_bucket(d, b));
     for (int b = 0; b < r->bucket_count; b++) {
         if (!d->started[b]) continue;
         d->stream->dev->beside--;
         TRY(stream_wait(d->stream, &d->reduced[b]));
     }
-    return ERR_OK;
+    return sum_far(d);
 }
 
 /* ---- values ---- */
@@ -110,10 +139,25 @@ static Err wait_bucket(Ddp *d, int b)
     return stream_wait(d->stream, &d->gathered[b]);
 }
 
-static Err on_read(void *user, int id) { return wait_bucket(user, registry((Ddp *)user)->items[id].bucket); }
+static Err on_read(void *user, int id, Pass pass)
+{
+    Ddp *d = user;
+    TRY(wait_bucket(d, registry(d)->items[id].bucket));
+    return units_read(&d->units, id, pass);
+}
+
+static Err on_write(void *user, int id) { return units_write(&((Ddp *)user)->units, id); }
+
+static void on_begins(void *user, Visit now, Visit next) { units_begins(&((Ddp *)user)->units, now, next); }
+
+static Err on_ended(void *user, Pass pass, bool keeps)
+{
+    return units_ended(&((Ddp *)user)->units, pass, keeps);
+}
 
 Err ddp_settle(Ddp *d)
 {
+    TRY(units_forget(&d->units));
     for (int b = 0; b < registry(d)->bucket_count; b++) TRY(wait_bucket(d, b));
     return ERR_OK;
 }
@@ -125,23 +169,21 @@ Err ddp_gather(Ddp *d)
     const ParamRegistry *r = registry(d);
     for (int b = r->bucket_count - 1; b >= 0; b--) {
         const Bucket *k = &r->buckets[b];
-        if (k->zero_shards == 1) continue;
-        Tensor whole = tensor_row_slice(d->params->value, k->first, k->count);
-        Tensor own =
-            tensor_row_slice(whole, k->zero_shard * (k->count / k->zero_shards), k->count / k->zero_shards);
-        TRY(comm_all_gather(group(d, k), d->stream, whole, own, &d->gathered[b]));
+        if (k->zero_shards == 1 || k->value_cut) continue;
+        TRY(comm_all_gather(group(d, k), d->stream, d->params->whole_value[b],
+                            param_bucket_value(d->params, b), &d->gathered[b]));
         d->gathering[b] = true;
         d->stream->dev->beside++;
     }
-    return d->overlap_param ? ERR_OK : ddp_settle(d);
+    return d->spec.overlap_param ? ERR_OK : ddp_settle(d);
 }
 
 /* ---- life ---- */
 
-Err ddp_init(Ddp *d, ParamStore *params, Stream *stream, World *world, bool overlap_grad, bool overlap_param)
+Err ddp_init(Ddp *d, ParamStore *params, Stream *stream, World *world, DdpSpec spec, Arena *state)
 {
     const ParamRegistry *r = params->reg;
-    *d = (Ddp){ params, stream, world, overlap_grad, overlap_param, 0 };
+    *d = (Ddp){ .params = params, .stream = stream, .world = world, .spec = spec };
     TRY(setup_array(r->setup, r->bucket_count, &d->started));
     TRY(setup_array(r->setup, r->bucket_count, &d->gathering));
     TRY(setup_array(r->setup, r->bucket_count, &d->missing));
@@ -150,9 +192,9 @@ Err ddp_init(Ddp *d, ParamStore *params, Stream *stream, World *world, bool over
     TRY(setup_array(r->setup, r->bucket_count, &d->reduced));
     TRY(setup_array(r->setup, r->bucket_count, &d->gathered));
     for (int b = 0; b < r->bucket_count; b++) event_init(&d->reduced[b]), event_init(&d->gathered[b]);
-    params->listener = (ParamListener){ d, on_added, on_read };
-    ddp_begin(d);
-    return ERR_OK;
+    TRY(units_init(&d->units, params, stream, spec.stages, spec.in_turn, state));
+    params->listener = (ParamListener){ d, on_begins, on_read, on_write, on_added, on_ended };
+    return ddp_begin(d);
 }
 
 void ddp_release(Ddp *d)
@@ -161,11 +203,12 @@ void ddp_release(Ddp *d)
         event_release(&d->reduced[b]);
         event_release(&d->gathered[b]);
     }
+    units_release(&d->units);
 }
 
 void ddp_forget(Ddp *d) { memset(d->expected, 0, (size_t)registry(d)->count * sizeof *d->expected); }
 
-void ddp_begin(Ddp *d)
+Err ddp_begin(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
     for (int b = 0; b < r->bucket_count; b++) {
@@ -173,4 +216,5 @@ void ddp_begin(Ddp *d)
         d->missing[b] = r->buckets[b].params;
     }
     memset(d->added, 0, (size_t)r->count * sizeof *d->added);
+    return units_begin(&d->units);
 }

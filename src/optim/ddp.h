@@ -4,7 +4,7 @@
  * of a stage as well. Gradients are summed bucket by bucket (param/param.h), with `overlap_grad` as soon as a bucket is
  * complete. With ZeRO-1 a bucket has a shard for each rank of the group: it is reduce-scattered in place, the optimizer
  * touches this rank's shard alone, and the bucket's values are gathered again. Without, a bucket is summed on every
- * rank.
+ * rank. With ZeRO-2 and ZeRO-3 units.h does this for the weights of units, while the step runs.
  *
  * When a gradient is complete is learned: the first step counts how often each is added to. Later steps start a bucket
  * when all of its counts are reached, which is in the backward of the last micro-batch. All ranks of a dp group run the
@@ -24,25 +24,33 @@
 #ifndef MEGATRAIN_OPTIM_DDP_H
 #define MEGATRAIN_OPTIM_DDP_H
 
-#include "param/param.h"
+#include "optim/units.h"
+
+typedef struct {
+    bool overlap_grad, overlap_param;
+    int stages;   /* that the rank has */
+    bool in_turn; /* forwards and backwards may run in turn (engine/pair.h) */
+} DdpSpec;
 
 typedef struct {
     ParamStore *params;
     Stream *stream;
     World *world;
-    bool overlap_grad, overlap_param;
+    DdpSpec spec;
     Event *reduced, *gathered; /* [buckets] */
     bool *started, *gathering; /* [buckets] */
     int *missing;              /* [buckets] parameters that still wait for additions */
     int *added, *expected; /* [params] additions so far in this step, and in a whole step; 0: not known yet */
+    Units units;           /* what is not kept whole */
 } Ddp;
 
-/* Takes host memory from the registry's setup. *d becomes the store's listener (ParamStore.listener). */
-Err ddp_init(Ddp *d, ParamStore *params, Stream *stream, World *world, bool overlap_grad, bool overlap_param);
+/* Takes host memory from the registry's setup, and buffers of units from `state`. *d becomes the store's listener
+ * (ParamStore.listener). ERR_MEMORY. */
+Err ddp_init(Ddp *d, ParamStore *params, Stream *stream, World *world, DdpSpec spec, Arena *state);
 void ddp_release(Ddp *d);
 
 /* A step begins, perhaps the same once more. */
-void ddp_begin(Ddp *d);
+Err ddp_begin(Ddp *d);
 
 /* From here on steps have another number of micro-batches: forgets what was learned of the additions. */
 void ddp_forget(Ddp *d);
@@ -60,7 +68,8 @@ Err ddp_reduce(Ddp *d);
 /* To be called after the update: starts handing out the ZeRO shards, and without overlap_param waits for it. */
 Err ddp_gather(Ddp *d);
 
-/* Waits until all gathers have ended. To be called before anything but param_value() reads values. */
+/* Waits until all gathers have ended, and forgets what is gathered of units. To be called before anything but
+ * param_value() reads values, or changes them. */
 Err ddp_settle(Ddp *d);
 
 #endif

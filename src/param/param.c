@@ -12,15 +12,16 @@
 
 enum { FILL_ELEMS = 1 << 20 };
 
-ParamPlace param_place_single(void) { return param_place((Grid){ .tp = 1, .dp = 1 }, 0, false); }
+ParamPlace param_place_single(void) { return param_place((Grid){ .tp = 1, .dp = 1 }, 0, ZERO_NONE); }
 
-ParamPlace param_place(Grid g, int rank, bool zero)
+ParamPlace param_place(Grid g, int rank, ZeroCut zero)
 {
     static const GroupKind axis[CUT_KINDS] = {
         [CUT_TP] = GROUP_TP, [CUT_EP] = GROUP_EP, [CUT_ETP] = GROUP_EXPERT_TP
     };
     static const GroupKind one[PARAM_GROUPS] = { GROUP_DP_CP, GROUP_EXPERT_DP, GROUP_DP_CP };
     static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW, GROUP_STAGE_LOW };
+    static const GroupKind near[PARAM_GROUPS] = { GROUP_ZERO, GROUP_EXPERT_ZERO, GROUP_ZERO };
     const GridShape s = grid_shape(g);
     ParamPlace p = { .zero = zero, .shards = { 1 } };
     for (Cut c = CUT_NONE + 1; c < CUT_KINDS; c++) {
@@ -28,7 +29,7 @@ ParamPlace param_place(Grid g, int rank, bool zero)
         p.shard[c] = group_rank(s, axis[c], rank);
     }
     for (ParamGroup i = 0; i < PARAM_GROUPS; i++) {
-        const GroupKind kind = s.two_replicas ? two[i] : one[i];
+        const GroupKind kind = s.two_replicas ? two[i] : s.zero_group ? near[i] : one[i];
         p.copy[i] = group_rank(s, one[i], rank);
         const bool cut = zero && i != PARAM_STATE;
         p.zero_shards[i] = cut ? group_size(s, kind) : 1;
@@ -118,10 +119,13 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     TRY(check_cut(r, p, "columns", spec.shape[1], spec.cut[1]));
     TRY(check_cut(r, p, "matrices", spec.stack, spec.stack_cut));
     *p = shard_param(p, &r->place);
+    p->unit = r->units;
     p->global = *id = r->count++;
     *name_entry(r, p->name) = r->count;
     return ERR_OK;
 }
+
+void param_begin_unit(ParamRegistry *r) { r->units++; }
 
 int param_find(const ParamRegistry *r, const char *name)
 {
@@ -145,22 +149,49 @@ static void close_bucket(ParamRegistry *r)
     Bucket *b = &r->buckets[r->bucket_count];
     if (!b->params) return;
     b->count = padded(r->flat_count - b->first, (int64_t)b->zero_shards * PARAM_ALIGN);
+    const int64_t shard = b->count / b->zero_shards;
     r->flat_count = b->first + b->count;
     b->zero_first = r->zero_count;
-    r->zero_count += b->count / b->zero_shards;
+    r->zero_count += shard;
+    r->value_count += b->value_cut ? shard : b->count;
+    r->grad_count += b->grad_cut ? shard : b->count;
     r->bucket_count++;
+}
+
+/* Are its gradients, and perhaps its values, whole only while somebody works on its unit? */
+static bool cut_by_units(const ParamRegistry *r, const Param *p)
+{
+    const ParamSpec *s = &p->spec;
+    return r->place.zero >= ZERO_GRADS && s->ndim == 2 && s->group != PARAM_STATE &&
+           (s->partial == PARTIAL_NONE || s->partial == PARTIAL_STAGES) && r->place.zero_shards[s->group] > 1;
+}
+
+static Bucket *open_bucket(ParamRegistry *r, const Param *p)
+{
+    Bucket *b = &r->buckets[r->bucket_count];
+    const bool cut = cut_by_units(r, p);
+    b->group = p->spec.group;
+    b->zero_shards = r->place.zero_shards[b->group];
+    b->zero_shard = r->place.zero_shard[b->group];
+    b->first = r->flat_count;
+    b->value_first = r->value_count;
+    b->grad_first = r->grad_count;
+    b->value_cut = cut && r->place.zero == ZERO_VALUES;
+    b->grad_cut = cut;
+    b->unit = cut ? p->unit : -1;
+    return b;
 }
 
 static void place_param(ParamRegistry *r, int id, int nth)
 {
     Param *p = &r->items[id];
     Bucket *b = &r->buckets[r->bucket_count];
-    if (!b->params++) {
-        b->group = p->spec.group;
-        b->zero_shards = r->place.zero_shards[b->group];
-        b->zero_shard = r->place.zero_shard[b->group];
-        b->first = r->flat_count;
+    if (b->params && b->unit != (cut_by_units(r, p) ? p->unit : -1)) {
+        close_bucket(r);
+        b++;
     }
+    if (!b->params) open_bucket(r, p);
+    b->params++;
     if (p->spec.partial != PARTIAL_NONE) b->partial = true;
     p->bucket = r->bucket_count;
     p->offset = r->flat_count;
@@ -168,14 +199,24 @@ static void place_param(ParamRegistry *r, int id, int nth)
     r->order[nth] = id;
 }
 
-/* The tensors of one kind, in backward's order. */
+/* The tensors of one kind, in backward's order, first those of units, then the others. */
 static void place_kind(ParamRegistry *r, ParamGroup group, Partial kind, int64_t bucket_elems, int *nth)
 {
-    for (int id = r->count - 1; id >= 0; id--) {
-        if (r->items[id].spec.partial != kind || r->items[id].spec.group != group) continue;
-        place_param(r, id, (*nth)++);
-        if (r->flat_count - r->buckets[r->bucket_count].first >= bucket_elems) close_bucket(r);
-    }
+    for (int whole = 0; whole < 2; whole++)
+        for (int id = r->count - 1; id >= 0; id--) {
+            const Param *p = &r->items[id];
+            if (p->spec.partial != kind || p->spec.group != group || cut_by_units(r, p) == whole) continue;
+            place_param(r, id, (*nth)++);
+            const Bucket *b = &r->buckets[r->bucket_count];
+            if (b->unit < 0 && r->flat_count - b->first >= bucket_elems) close_bucket(r);
+        }
+}
+
+/* Where in `grad` the next parameter will lie. */
+static int64_t grad_end(const ParamRegistry *r)
+{
+    const Bucket *b = &r->buckets[r->bucket_count];
+    return b->params ? b->grad_first + r->flat_count - b->first : r->grad_count;
 }
 
 Err param_layout(ParamRegistry *r, int64_t bucket_elems)
@@ -187,14 +228,14 @@ Err param_layout(ParamRegistry *r, int64_t bucket_elems)
     place_kind(r, PARAM_EXPERT, PARTIAL_NONE, bucket_elems, &nth);
     close_bucket(r);
     for (Partial kind = PARTIAL_NONE; kind < PARTIAL_KINDS; kind++) {
-        if (kind == PARTIAL_STAGES) close_bucket(r);
-        r->partial_at[kind] = r->flat_count;
+        if (kind == PARTIAL_STAGES || r->buckets[r->bucket_count].grad_cut) close_bucket(r);
+        r->partial_at[kind] = grad_end(r);
         place_kind(r, PARAM_DENSE, kind, bucket_elems, &nth);
     }
     close_bucket(r);
     place_kind(r, PARAM_STATE, PARTIAL_ROWS, bucket_elems, &nth);
     close_bucket(r);
-    r->partial_at[PARTIAL_KINDS] = r->flat_count;
+    r->partial_at[PARTIAL_KINDS] = r->grad_count;
     ASSERT(nth == r->count);
     return ERR_OK;
 }
@@ -253,15 +294,45 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
                      DType value_dtype, GradKind grads)
 {
     *s = (ParamStore){ .reg = reg, .stats = stats };
-    TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
+    TRY(tensor_new(state, &s->value, value_dtype, reg->value_count));
+    TRY(setup_array(reg->setup, reg->bucket_count, &s->whole_value));
+    for (int b = 0; b < reg->bucket_count; b++) {
+        const Bucket *k = &reg->buckets[b];
+        if (!k->value_cut) s->whole_value[b] = tensor_row_slice(s->value, k->value_first, k->count);
+    }
     s->master = s->value;
     if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, reg->zero_count));
     if (grads == GRADS_NONE) return ERR_OK;
     TRY(setup_array(reg->setup, reg->count, &s->fresh));
     param_store_begin(s);
-    TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, reg->flat_count));
+    TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, reg->grad_count));
+    TRY(setup_array(reg->setup, reg->bucket_count, &s->whole_grad));
+    for (int b = 0; b < reg->bucket_count; b++) {
+        const Bucket *k = &reg->buckets[b];
+        if (!k->grad_cut) s->whole_grad[b] = tensor_row_slice(s->grad, k->grad_first, k->count);
+    }
     TRY(tensor_new(state, &s->m, F32, reg->zero_count));
     return tensor_new(state, &s->v, F32, reg->zero_count);
+}
+
+/* Where in `value`, or in `grad`, a range of a ZeRO shard begins. */
+static int64_t shard_at(const ParamRegistry *r, int id, ParamRange x, int64_t first, bool cut)
+{
+    const Bucket *b = &r->buckets[r->items[id].bucket];
+    if (!x.count) return 0;
+    return first + (cut ? x.at - b->zero_first : r->items[id].offset - b->first + x.first);
+}
+
+static int64_t value_at(const ParamRegistry *r, int id, ParamRange x)
+{
+    const Bucket *b = &r->buckets[r->items[id].bucket];
+    return shard_at(r, id, x, b->value_first, b->value_cut);
+}
+
+static int64_t grad_at(const ParamRegistry *r, int id, ParamRange x)
+{
+    const Bucket *b = &r->buckets[r->items[id].bucket];
+    return shard_at(r, id, x, b->grad_first, b->grad_cut);
 }
 
 Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)
@@ -276,7 +347,8 @@ Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)
         const ParamRange x = param_zero_shard(r, i);
         if (p->spec.group == PARAM_STATE || !x.count) continue;
         const bool decays = p->spec.flags & PARAM_DECAY, counts = !p->copy && shard_owner(p, &r->place);
-        part[n++] = (FlatPart){ .flat = p->offset + x.first,
+        part[n++] = (FlatPart){ .grad = grad_at(r, i, x),
+                                .value = value_at(r, i, x),
                                 .shard = x.at,
                                 .count = x.count,
                                 .chunk = s->chunks,
@@ -292,7 +364,8 @@ Err param_store_keep_older(ParamStore *s, int count, Arena *state)
 {
     s->older_count = count;
     TRY(setup_array(s->reg->setup, count, &s->older));
-    for (int i = 0; i < count; i++) TRY(tensor_new(state, &s->older[i], s->value.dtype, s->reg->flat_count));
+    ASSERT(s->reg->place.zero < ZERO_VALUES);
+    for (int i = 0; i < count; i++) TRY(tensor_new(state, &s->older[i], s->value.dtype, s->reg->value_count));
     return ERR_OK;
 }
 
@@ -306,40 +379,65 @@ Err param_store_age(ParamStore *s, Stream *stream)
     return ERR_OK;
 }
 
-Tensor param_store_value(const ParamStore *s, int age)
-{
-    ASSERT(age >= 0 && age <= s->older_count && age <= s->updates);
-    return age ? s->older[(s->updates - age) % s->older_count] : s->value;
-}
-
 void param_store_begin(ParamStore *s)
 {
     for (int i = 0; i < s->reg->count; i++) s->fresh[i] = true;
 }
 
-Tensor param_view(const Param *p, Tensor flat)
+/* A parameter in all of its bucket. */
+static Tensor view(const ParamStore *s, int id, Tensor whole)
 {
-    char *at = (char *)flat.data + p->offset * dtype_size(flat.dtype);
-    if (p->spec.ndim == 1) return tensor_of(at, flat.dtype, p->local[0]);
-    return tensor_of(at, flat.dtype, p->local[0], p->local[1]);
+    const Param *p = &s->reg->items[id];
+    ASSERT(whole.data);
+    char *at = (char *)whole.data + (p->offset - s->reg->buckets[p->bucket].first) * dtype_size(whole.dtype);
+    if (p->spec.ndim == 1) return tensor_of(at, whole.dtype, p->local[0]);
+    return tensor_of(at, whole.dtype, p->local[0], p->local[1]);
 }
 
-Tensor param_store_grad(const ParamStore *s, int id) { return param_view(&s->reg->items[id], s->grad); }
-
-/* What this rank's ZeRO shard has of a parameter, in a flat buffer that holds all of it. */
-static Tensor own_shard(const ParamStore *s, int id, Tensor flat)
+Tensor param_store_value(const ParamStore *s, int id, int age)
 {
-    ParamRange x = param_zero_shard(s->reg, id);
-    return tensor_row_slice(flat, s->reg->items[id].offset + x.first, x.count);
+    const int b = s->reg->items[id].bucket;
+    ASSERT(age >= 0 && age <= s->older_count && age <= s->updates);
+    if (!age) return view(s, id, s->whole_value[b]);
+    const Bucket *k = &s->reg->buckets[b];
+    return view(s, id,
+                tensor_row_slice(s->older[(s->updates - age) % s->older_count], k->value_first, k->count));
 }
 
-Tensor param_zero_shard_grad(const ParamStore *s, int id) { return own_shard(s, id, s->grad); }
+Tensor param_store_grad(const ParamStore *s, int id)
+{
+    return view(s, id, s->whole_grad[s->reg->items[id].bucket]);
+}
+
+Tensor param_bucket_value(const ParamStore *s, int bucket)
+{
+    const Bucket *k = &s->reg->buckets[bucket];
+    const int64_t count = k->count / k->zero_shards;
+    return tensor_row_slice(s->value, k->value_first + (k->value_cut ? 0 : k->zero_shard * count), count);
+}
+
+Tensor param_bucket_grad(const ParamStore *s, int bucket)
+{
+    const Bucket *k = &s->reg->buckets[bucket];
+    const int64_t count = k->count / k->zero_shards;
+    return tensor_row_slice(s->grad, k->grad_first + (k->grad_cut ? 0 : k->zero_shard * count), count);
+}
+
+Tensor param_zero_shard_grad(const ParamStore *s, int id)
+{
+    const ParamRange x = param_zero_shard(s->reg, id);
+    return tensor_row_slice(s->grad, grad_at(s->reg, id, x), x.count);
+}
 
 ParamRange param_held(const ParamStore *s, int id, Tensor flat)
 {
     const Param *p = &s->reg->items[id];
-    if (flat.data == s->value.data) return (ParamRange){ 0, p->count, p->offset };
-    return param_zero_shard(s->reg, id);
+    const Bucket *b = &s->reg->buckets[p->bucket];
+    ParamRange x = param_zero_shard(s->reg, id);
+    if (flat.data != s->value.data) return x;
+    if (!b->value_cut) return (ParamRange){ 0, p->count, b->value_first + p->offset - b->first };
+    x.at = value_at(s->reg, id, x);
+    return x;
 }
 
 int64_t param_origin(const ParamStore *s, int id, Tensor flat)
@@ -351,8 +449,8 @@ int64_t param_origin(const ParamStore *s, int id, Tensor flat)
 Tensor param_zero_shard_master(const ParamStore *s, int id)
 {
     const ParamRange x = param_zero_shard(s->reg, id);
-    return s->master.data == s->value.data ? own_shard(s, id, s->value)
-                                           : tensor_row_slice(s->master, x.at, x.count);
+    const bool apart = s->master.data != s->value.data;
+    return tensor_row_slice(s->master, apart ? x.at : value_at(s->reg, id, x), x.count);
 }
 
 Tensor param_store_shift(const ParamStore *s, int id)
@@ -432,12 +530,10 @@ static Err publish(ParamStore *s, Stream *stream)
     if (s->value.dtype == F32) return ERR_OK;
     for (int b = 0; b < reg->bucket_count; b++) {
         const Bucket *k = &reg->buckets[b];
-        const int64_t count = k->count / k->zero_shards;
-        Tensor own = tensor_row_slice(s->value, k->first + k->zero_shard * count, count);
-        TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, k->zero_first, count)));
-        if (k->zero_shards == 1) continue;
-        TRY(comm_all_gather(s->group[k->group], stream, tensor_row_slice(s->value, k->first, k->count), own,
-                            NULL));
+        const Tensor own = param_bucket_value(s, b);
+        TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, k->zero_first, tensor_count(own))));
+        if (k->zero_shards > 1 && !k->value_cut)
+            TRY(comm_all_gather(s->group[k->group], stream, s->whole_value[b], own, NULL));
     }
     return ERR_OK;
 }

@@ -9,10 +9,12 @@
  * Layers hold ids, never pointers. param_value() and param_grad() (layer/ctx.h: they go through Ctx) are the
  * one place that knows which copy of a weight is meant.
  *
- * Memory: flat device buffers, all with the same layout, in which each parameter is padded to PARAM_ALIGN elements:
+ * Memory: flat device buffers, all with the same order, in which each parameter is padded to PARAM_ALIGN elements:
  *   value  what layers read: f32, or the 16-bit copy of the master, written by every update
  *   grad   i64 fixed point (or f32 with reproducible = run)
  *   master, m, v    f32, this rank's ZeRO shards alone; in f32 the master is the value itself
+ * With ZERO_GRADS `grad` has of the weights of units this rank's shards alone, with ZERO_VALUES `value`, too: a unit's
+ * gradients, or values, are whole only while somebody works on it, in buffers of optim/units.h.
  * A table of the tensors (FlatPart) lets one op run over them all. Every rank has statistics and fixed-point shifts of
  * the gradients of all parameters of the model (GradStats).
  *
@@ -24,6 +26,10 @@
  *
  *   | head, last block ... | ... | first block, table |pad| qk-norms | norms, row biases, positions |pad|
  *   |  shard 0 |  shard 1  | s0 | s1 |  shard 0 | shard 1 |        shard 0     |      shard 1          |
+ *
+ * A unit is what is gathered at once with ZERO_VALUES: the matrices of a block, or of the embedding, or of the head.
+ * Each has buckets of its own then, one for experts and one for what is dense. Vectors are not worth the calls: they
+ * stay whole, in buckets as above, and so does what is partial over tp or sp.
  *
  * Sections: a weight made of parts (q|k|v, gate|up) lies chunk by chunk in memory, so that a cut of dim 0
  * gives each rank whole chunks with every part in them:
@@ -55,19 +61,23 @@ typedef enum {
     PARTIAL_KINDS
 } Partial;
 
+/* What ZeRO cuts over the copies of a parameter: each kind is cut with all before it. */
+typedef enum { ZERO_NONE, ZERO_STATES, ZERO_GRADS, ZERO_VALUES } ZeroCut;
+
 /*
  * A rank's share of the parameters of a pipeline stage: the shards that its axes cut, and which copy of them it has,
- * along dp for dense parameters, along the experts' dp for theirs. ZeRO-1 cuts optimizer states further, into a ZeRO
- * shard for each copy (in a bidirectional pipeline two replicas have copies); without it there is one ZeRO shard.
+ * along dp for dense parameters, along the experts' dp for theirs. ZeRO cuts optimizer states further, into a ZeRO
+ * shard for each copy (in a bidirectional pipeline two replicas have copies), or each in a group of ZeRO; without it
+ * there is one ZeRO shard.
  */
 typedef struct {
-    bool zero;
+    ZeroCut zero;
     int shards[CUT_KINDS], shard[CUT_KINDS]; /* along an axis: how many there are, which is this rank's */
     int copy[PARAM_GROUPS];
     int zero_shards[PARAM_GROUPS], zero_shard[PARAM_GROUPS];
 } ParamPlace;
 
-ParamPlace param_place(Grid g, int rank, bool zero);
+ParamPlace param_place(Grid g, int rank, ZeroCut zero);
 ParamPlace param_place_single(void); /* the place of a rank that has all */
 
 enum {
@@ -101,7 +111,8 @@ typedef struct {
     int64_t local[2];               /* rows, columns on this rank (columns 1 for vectors) */
     int64_t matrices, first_matrix; /* which matrices of the stack this rank has */
     int64_t first[2];      /* this rank's first row and column in each padded, interleaved global matrix */
-    int64_t offset, count; /* its elements in the flat buffers */
+    int64_t offset, count; /* its elements in the order of all buckets, each whole */
+    int unit;              /* param_begin_unit */
     int bucket;
     int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */
     bool copy; /* norms and checkpoints take the parameter of this name in another registry */
@@ -109,8 +120,12 @@ typedef struct {
 
 /* A range of the flat buffers that is reduced and gathered at once. */
 typedef struct {
-    int64_t first, count;        /* elements; a multiple of zero_shards * PARAM_ALIGN */
-    int64_t zero_first;          /* where its shard begins in a buffer of this rank's shards of all buckets */
+    int64_t first, count; /* elements, each bucket whole; a multiple of zero_shards * PARAM_ALIGN */
+    int64_t zero_first;   /* where its shard begins in a buffer of this rank's shards of all buckets */
+    /* Where in `value` and in `grad` it begins: all of it, or, where these are cut, its shard. */
+    int64_t value_first, grad_first;
+    bool value_cut, grad_cut;
+    int unit;                    /* of what is in it, where any is cut; else -1 */
     int zero_shards, zero_shard; /* how many ZeRO shards it has; which is this rank's */
     ParamGroup group;
     int params;
@@ -121,11 +136,13 @@ typedef struct {
     Param *items;
     int *by_name; /* [2 * capacity] hash table by name: index + 1; 0 = free */
     int count, capacity;
-    int64_t flat_count; /* elements of a whole flat buffer */
-    int64_t zero_count; /* elements of this rank's ZeRO shards */
+    int units;                       /* how many were begun */
+    int64_t flat_count;              /* elements of all buckets, each whole */
+    int64_t value_count, grad_count; /* elements of `value` and of `grad` */
+    int64_t zero_count;              /* elements of this rank's ZeRO shards */
     Bucket *buckets;
     int bucket_count;
-    /* Where each kind starts in the layout, which is where the kind before it ends. */
+    /* Where each kind starts in `grad`, which is where the kind before it ends. */
     int64_t partial_at[PARTIAL_KINDS + 1];
     int *order; /* [count] parameters in the order of their offsets */
     ParamPlace place;
@@ -136,6 +153,9 @@ void param_registry_init(ParamRegistry *r, SetupArena *setup, ParamPlace place);
 
 /* Returns the id in *id. ERR_CONFIG: a dim does not divide into its shards. ERR_INTERNAL: the name is repeated. */
 Err param_add(ParamRegistry *r, ParamSpec spec, int *id);
+
+/* What is registered from here on, up to the next call, is a unit. */
+void param_begin_unit(ParamRegistry *r);
 
 /* Numbers the parameters as `whole`, the registry of the whole model, does. ERR_INTERNAL: it lacks one. */
 Err param_number(ParamRegistry *r, const ParamRegistry *whole);
@@ -158,7 +178,7 @@ typedef struct {
 ParamRange param_zero_shard(const ParamRegistry *r, int id);               /* this rank's */
 ParamRange param_zero_shard_at(const ParamRegistry *r, int id, int shard); /* that of another copy */
 
-int64_t param_padding(const ParamRegistry *r); /* elements of a flat buffer that no parameter has */
+int64_t param_padding(const ParamRegistry *r); /* of flat_count, elements that no parameter has */
 int64_t param_total(const ParamRegistry *r);   /* global unpadded element count of all parameters */
 int64_t param_trained(const ParamRegistry *r); /* the same without STATE */
 
@@ -169,11 +189,25 @@ typedef enum {
     GRADS_I64   /* in fixed point: all layouts give the same bits */
 } GradKind;
 
+/* Which way through the model reads a value. Two may be under way in turn, one of each kind (engine/pair.h). */
+typedef enum { PASS_FORWARD, PASS_BACKWARD, PASSES } Pass;
+
+/* An action on one of the stages that a rank has. */
+typedef struct {
+    int stage; /* among those of the rank; -1: there is none */
+    Pass pass;
+} Visit;
+
 /* By this, whoever moves gradients and values between ranks hears what layers do with them. It may be empty. */
 typedef struct {
     void *user;
-    Err (*added)(void *user, int id); /* one more addition to a gradient is on the stream */
-    Err (*read)(void *user, int id);  /* a value is about to be read */
+    /* An action begins; `next` will follow it on this registry. */
+    void (*begins)(void *user, Visit now, Visit next);
+    Err (*read)(void *user, int id, Pass pass); /* a value is about to be read */
+    Err (*write)(void *user, int id);           /* a gradient is about to be added to, or asked for */
+    Err (*added)(void *user, int id);           /* one more addition to it is on the stream */
+    /* The action of this pass is over. keeps: its values are read again by the next one, always. */
+    Err (*ended)(void *user, Pass pass, bool keeps);
 } ParamListener;
 
 /*
@@ -197,23 +231,28 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
 typedef struct {
     const ParamRegistry *reg;
     const GradStats *stats;
-    /* The ranks with the same parameters: gradients are summed over them, and with ZeRO-1 each has a shard. */
-    Comm *group[PARAM_GROUPS];
-    Tensor value;  /* flat */
+    /* The ranks with the same parameters: gradients are summed over them, and with ZeRO each has a shard. With
+     * Grid.zero_group it is these in the groups of ZeRO, and `far` are the ranks that have the same shard in others;
+     * else NULL. */
+    Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
+    Tensor value;  /* [value_count] */
     Tensor master; /* value itself if that is f32, else it has the shape of m and v */
     Tensor m, v;   /* [zero_count] */
     /* [older_count] the values before the last updates, for schedules that update while they run: version i is
      * older[i % older_count]. updates: how many there were since these are kept. */
     Tensor *older;
     int older_count, updates;
-    Tensor grad;    /* flat: I64 or F32; empty without gradients */
-    Tensor parts;   /* [tensors, 5] FlatPart: what this rank updates, without STATE */
+    Tensor grad; /* [grad_count] I64 or F32; empty without gradients */
+    /* [buckets] Where all of a bucket is now. Absent: only this rank's shard is in memory, and layers must not ask.
+     * whole_grad: NULL without gradients. */
+    Tensor *whole_value, *whole_grad;
+    Tensor parts;   /* [tensors, 6] FlatPart: what this rank updates, without STATE */
     int64_t chunks; /* how many all parts have together */
     /* [count] in host memory: nothing was added to the gradient in this step. Its memory then holds no number of this
      * step, and who adds first overwrites it, so that no pass over the gradients clears them. */
     bool *fresh;
     ParamListener listener;
-    Err read_failed; /* what listener.read returned: layers go on, the executor stops behind the action */
+    Err failed; /* what listener.read or write returned: layers go on, the executor stops behind the action */
 } ParamStore;
 
 /*
@@ -230,8 +269,6 @@ Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream);
 Err param_store_keep_older(ParamStore *s, int count, Arena *state);
 /* The present values become one update older. To be called before the update. */
 Err param_store_age(ParamStore *s, Stream *stream);
-/* The values as they were `age` updates ago. */
-Tensor param_store_value(const ParamStore *s, int age);
 
 /* A step begins, perhaps the same once more: all gradients are fresh. */
 void param_store_begin(ParamStore *s);
@@ -239,9 +276,13 @@ void param_store_begin(ParamStore *s);
 /* Fills the masters by their Init, with `threads` threads of the host. They are to be published (param_set_publish). */
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
 
-/* Views of one parameter, [local rows, local columns], or [local rows] for vectors. */
-Tensor param_view(const Param *p, Tensor flat);
+/* Views of one parameter, [local rows, local columns], or [local rows] for vectors; the value as it was `age` updates
+ * ago. Their buckets must be whole. */
+Tensor param_store_value(const ParamStore *s, int id, int age);
 Tensor param_store_grad(const ParamStore *s, int id);
+/* This rank's ZeRO shard of a bucket, in `value` and in `grad`. */
+Tensor param_bucket_value(const ParamStore *s, int bucket);
+Tensor param_bucket_grad(const ParamStore *s, int bucket);
 /* Flat views of what this rank's ZeRO shard has of one parameter. */
 Tensor param_zero_shard_master(const ParamStore *s, int id);
 Tensor param_zero_shard_grad(const ParamStore *s, int id);

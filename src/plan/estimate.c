@@ -14,12 +14,14 @@ enum { STAGES_MOST = 1024 };
 StateBytes state_bytes(const TrainSpec *s, Grid g)
 {
     const int64_t wide = dtype_size(F32), narrow = s->compute == F32 ? 0 : dtype_size(s->compute);
-    const int64_t grad = s->exact ? dtype_size(I64) : wide;
+    const int64_t grad = s->exact ? dtype_size(I64) : wide, value = narrow ? narrow : wide;
+    const int64_t cut_too =
+        (s->update.zero >= ZERO_GRADS ? grad : 0) + (s->update.zero >= ZERO_VALUES ? value : 0);
     const int replicas = g.bidirectional ? 2 : 1, cp = g.cp ? g.cp : 1;
     const int experts = g.ep ? g.tp * cp * g.dp / (g.ep * (g.etp ? g.etp : 1)) : 1;
     /* in f32 the weights that layers read are the optimizer's own */
-    return (StateBytes){ .cut = 2 * wide + (narrow ? wide : 0),
-                         .whole = grad + (narrow ? narrow : wide),
+    return (StateBytes){ .cut = 2 * wide + (narrow ? wide : 0) + cut_too,
+                         .whole = grad + value - cut_too,
                          .dense_copies = s->update.zero ? cp * g.dp * replicas : 1,
                          .expert_copies = s->update.zero ? experts * replicas : 1 };
 }

@@ -88,6 +88,10 @@ static bool is_of_copies(GroupKind kind)
     case GROUP_DP_CP:
     case GROUP_STAGE_LOW:
     case GROUP_STAGE_HIGH:
+    case GROUP_ZERO:
+    case GROUP_ZERO_FAR:
+    case GROUP_EXPERT_ZERO:
+    case GROUP_EXPERT_ZERO_FAR:
     case GROUP_EXPERT_DP:
     case GROUP_EXPERT_LOW:
     case GROUP_EXPERT_HIGH: return true;

@@ -311,7 +311,7 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
     const char *stages = s->space->fixed_stages ? s->space->base->parallel.layout : l->stages;
     TRY(stage_shares(&in->spec.model, stages, shape->s.stages, shares));
     TrainSpec spec = in->spec;
-    spec.update.zero = l->value[LAYOUT_ZERO];
+    spec.update.zero = spec_zero_cut(l->value[LAYOUT_ZERO], s->space->base->parallel.reshard, shape->ranks);
     g.pp = shape->ranks;
     g.dp = (int)layout_dp(s->space, l);
     g.bidirectional = shape->s.replicas > 1;

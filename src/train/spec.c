@@ -228,6 +228,12 @@ static PipelineSpec pipeline_spec(const Config *cfg)
                            .slices = (int)cfg->parallel.slices };
 }
 
+ZeroCut spec_zero_cut(int64_t zero, int reshard, int64_t pp)
+{
+    const bool whole = reshard == PARALLEL_RESHARD_NEVER || (reshard == PARALLEL_RESHARD_AUTO && pp > 1);
+    return zero == ZERO_VALUES && whole ? ZERO_GRADS : (ZeroCut)zero;
+}
+
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 {
     static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO,
@@ -237,6 +243,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
     static const DType dtypes[] = {
         [RUN_PRECISION_FP32] = F32, [RUN_PRECISION_BF16] = BF16, [RUN_PRECISION_FP16] = F16
     };
+    const ZeroCut zero = spec_zero_cut(cfg->parallel.zero, cfg->parallel.reshard, cfg->parallel.pp);
     *out = (TrainSpec){ .device.kind = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
                         .compute = dtypes[cfg->run.precision],
                         .model = model_spec(cfg, vocab),
@@ -255,7 +262,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                                           (float)cfg->optim.eps, (float)cfg->optim.weight_decay },
                         .update.clip = (float)cfg->optim.clip,
                         .update.lr = lr_spec(cfg),
-                        .update.zero = cfg->parallel.zero,
+                        .update.zero = zero,
                         .update.bucket_bytes = cfg->parallel.bucket_mb << 20,
                         .update.overlap_grad = cfg->parallel.overlap_grad,
                         .update.overlap_param = cfg->parallel.overlap_param,
@@ -344,7 +351,10 @@ Err grid_read(const Config *cfg, Grid *out)
                    .sp = cfg->parallel.sp && tp > 1,
                    .kv = tp > kv_heads ? tp / kv_heads : 1,
                    .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0,
-                   .etp = (int)cfg->parallel.etp };
+                   .etp = (int)cfg->parallel.etp,
+                   .zero_group = cfg->parallel.zero_group < cfg->derived.dp * cfg->parallel.cp
+                                     ? (int)cfg->parallel.zero_group
+                                     : 0 };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     TRY(spread_experts(cfg, out));
     return check_pairs(cfg);

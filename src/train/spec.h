@@ -29,6 +29,10 @@ LrSchedule lr_spec(const Config *cfg);
  */
 Err grid_spec(const Config *cfg, Grid *out);
 
+/* parallel.zero, as reshard (PARALLEL_RESHARD_...) and pp pipeline ranks leave it: weights that stay whole in a step
+ * are cut no further than with zero=2. */
+ZeroCut spec_zero_cut(int64_t zero, int reshard, int64_t pp);
+
 /* Ranks of a host as far as nobody has met: debug.ranks_per_host, else those of a usual host with GPUs. */
 int spec_host_ranks(const Config *cfg);
 /* Tensor-parallel ranks sum by messages what has 16 bits, and what leaves in bands. */

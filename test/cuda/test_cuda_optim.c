@@ -19,7 +19,7 @@ static Pair pair_parts(CudaCase *c, FlatPart *part, int n, int64_t *chunks)
         part[i].chunk = *chunks;
         *chunks += flat_chunks(part[i].count);
     }
-    return pair_values(c, I64, part, n, 5);
+    return pair_values(c, I64, part, n, 6);
 }
 
 static Pair pair_step(CudaCase *c, const StepValues *v)
@@ -88,7 +88,7 @@ static void stats_case(int64_t P, int64_t first, int64_t rows, int shift, double
     snprintf(what, sizeof what, "P %d first %d rows %d shift %d scale %g", (int)P, (int)first, (int)rows, shift, scale);
     Pair g = gradients(c, P + first, scale), max = pair_values(c, I64, &start_max, 1);
     Pair sumsq = pair_values(c, I64, start, 1, 4), at = pair_values(c, I32, &by, 1);
-    FlatPart few = { .flat = first, .count = rows, .flags = FLAT_COUNTS }, all = few;
+    FlatPart few = { .grad = first, .value = first, .count = rows, .flags = FLAT_COUNTS }, all = few;
     all.count = P;
     Pair part = pair_parts(c, &few, 1, &chunks[0]), whole = pair_parts(c, &all, 1, &chunks[1]);
     BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = AT(g), .shift = AT(at), .parts = AT(part),
@@ -145,7 +145,7 @@ static int64_t many_parts(FlatPart *part, int n, int64_t gap)
     static const int64_t length[] = { 1, 64, 1000, FLAT_CHUNK, 5, FLAT_CHUNK + 1, 2049, 128, 64, 3 };
     int64_t at = 0;
     for (int i = 0; i < n; i++) {
-        part[i] = (FlatPart){ .flat = at + 2 * gap, .shard = at, .count = length[i % 10], .number = n - 1 - i };
+        part[i] = (FlatPart){ .grad = at + 2 * gap, .value = at + gap, .shard = at, .count = length[i % 10], .number = n - 1 - i };
         part[i].flags = (i % 7 == 3 ? 0 : FLAT_COUNTS) | (i % 2 ? FLAT_DECAYS : 0);
         at += part[i].count + gap;
     }
@@ -299,7 +299,7 @@ static void adam_case(Adam x)
 {
     CudaCase *c = case_open();
     int64_t n = x.P + x.first, rows = x.rows ? x.rows : x.P, chunks;
-    FlatPart range = { .flat = x.first, .shard = x.first, .count = rows, .flags = FLAT_DECAYS };
+    FlatPart range = { .grad = x.first, .value = x.first, .shard = x.first, .count = rows, .flags = FLAT_DECAYS };
     StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f, .skip = x.skip };
     Pair w = pair_random(c, F32, 2, n), m = pair_random(c, F32, 1, n), v = pair_uniform(c, F32, 0, 1, 1, &n);
     Pair g = pair_random(c, F32, 3, n), copy = pair_random(c, x.copy == NO_COPY ? F32 : (DType)x.copy, 2, n);
@@ -370,7 +370,7 @@ TEST(adamw_splits)
     Pair shift = pair_zero(c, I32, 1);
     for (int i = 0; i < 5; i++) {
         int64_t chunks;
-        FlatPart range = { .flat = cuts[i], .shard = cuts[i], .count = cuts[i + 1] - cuts[i] };
+        FlatPart range = { .grad = cuts[i], .value = cuts[i], .shard = cuts[i], .count = cuts[i + 1] - cuts[i] };
         Pair parts = pair_parts(c, &range, 1, &chunks);
         BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
              .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .parts = AT(parts), .chunks = chunks);

@@ -84,9 +84,10 @@ static Err write_header(const FirstLoss *f, FILE *out)
 }
 
 /* Rows of a cut-free parameter in plain order: where in memory each lies is param_plain_row's business. */
-static Err write_param(const Trainer *t, const Param *p, FILE *out)
+static Err write_param(const Trainer *t, int i, FILE *out)
 {
-    const float *w = param_view(p, t->stores[0].value).data;
+    const Param *p = &t->stores[0].reg->items[i];
+    const float *w = param_store_value(&t->stores[0], i, 0).data;
     int64_t rows = p->spec.shape[0], columns = p->local[1], *row_of = calloc((size_t)rows, sizeof *row_of);
     if (!row_of) return err_set(ERR_MEMORY, "no memory for %lld rows", (long long)rows);
     for (int64_t r = 0; r < p->local[0]; r++)
@@ -101,7 +102,7 @@ static Err write_model(const FirstLoss *f, const char *path)
     FILE *out = fopen(path, "wb");
     if (!out) return err_set(ERR_IO, "'%s' cannot be written", path);
     Err err = write_header(f, out);
-    for (int i = 0; !err && i < f->t.stores[0].reg->count; i++) err = write_param(&f->t, &f->t.stores[0].reg->items[i], out);
+    for (int i = 0; !err && i < f->t.stores[0].reg->count; i++) err = write_param(&f->t, i, out);
     fwrite(f->tokens, sizeof *f->tokens, (size_t)token_count(&f->spec), out);
     bool bad = ferror(out);
     if (fclose(out) || bad) return err ? err : err_set(ERR_IO, "'%s' could not be written in full", path);
