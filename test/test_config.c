@@ -261,9 +261,10 @@ TEST(words_for_true_and_false)
     for (int i = 0; i < 8; i++) {
         Config c;
         char text[64];
-        snprintf(text, sizeof text, "model.qk_norm=%s", words[i]);
+        snprintf(text, sizeof text, "model.sinks=%s model.qk_norm=%s", words[i], words[i]); /* (which may be full, too) */
         OK(read_as(&c, NULL, text, 1));
-        CHECK(c.model.qk_norm == i % 2);
+        CHECK(c.model.sinks == i % 2);
+        CHECK(c.model.qk_norm == (i % 2 ? MODEL_QK_NORM_TRUE : MODEL_QK_NORM_FALSE));
         config_release(&c);
     }
 }
