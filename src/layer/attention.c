@@ -118,7 +118,8 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     d.columns = (a->spec->attention_gate ? 2 : 1) * d.H * d.C + 2 * d.kv_cols;
     d.query_chunk = c->canon.exact ? a->spec->heads / (a->spec->kv_heads * a->kv_parts) : d.H / d.K;
     d.group = d.H / d.K;
-    d.views = a->kv_parts == 1 && sharing == 1 && c->world->cp.size == 1 && c->slices.count <= 1 && !norms_all(a);
+    d.views =
+        a->kv_parts == 1 && sharing == 1 && c->world->cp.size == 1 && c->slices.count <= 1 && !norms_all(a);
     return d;
 }
 
@@ -174,7 +175,8 @@ static Err all_norms_begin(const Attention *a, Ctx *c, const Dims *d, AttentionS
 
 /* This rank's columns of qkv, copied: q, its columns of k and v in kv [2, N, ...], and a gate, if any. q and k are those
  * behind the norms of all heads, if there are such. */
-static Err split_columns(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h, Tensor kv)
+static Err split_columns(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h,
+                         Tensor kv)
 {
     const Tensor q = heads_as_columns(h.q), k = kv_half(kv, 0);
     TRY(op(c->s, qkv_split, .q = norms_all(a) ? cut_norm_input(c, &t->q, q) : q,
@@ -186,7 +188,8 @@ static Err split_columns(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, 
 }
 
 /* The same with whole heads of k and v in kv [2, N, K, C]. */
-static Err split_heads(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h, Tensor kv)
+static Err split_heads(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h,
+                       Tensor kv)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const int64_t sharing = c->world->kv.size;
@@ -330,7 +333,8 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
     TRY(attention_core_rotate(&a->core, c, g->of.k, ctx_doc_position(c), 1));
     TRY(norms_backward(a, c, save, d, g));
     if (d->views) return ERR_OK;
-    Tensor dq = heads_as_columns(g->of.q), dk = tensor_col_slice(heads_as_columns(g->of.k), first, d->kv_cols);
+    Tensor dq = heads_as_columns(g->of.q),
+           dk = tensor_col_slice(heads_as_columns(g->of.k), first, d->kv_cols);
     TRY(all_norms_backward(a, c, save, &dq, &dk));
     return op(c->s, qkv_merge, .qkv = g->dqkv, .q = dq, .k = dk,
               .v = tensor_col_slice(heads_as_columns(g->of.v), first, d->kv_cols),

@@ -338,7 +338,7 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy); /* 
 /* ---- norm ---- */
 
 typedef struct {
-    int weight, bias;   /* bias -1: none */
+    int weight, bias;      /* bias -1: none */
     bool rms, single_rows; /* single_rows: tp cuts what its rows are of; each is a leaf of the gradient */
     bool shared;           /* its rows are heads, and the ranks of world->kv have the same ones */
     float eps;

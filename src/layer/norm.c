@@ -185,7 +185,10 @@ Err cut_norm_begin(Ctx *c, int64_t N, int64_t columns, CutNormSave *save, CutNor
     return save_new(c, REGION_I, &out->rstd, &save->norm.rstd, F32, rows);
 }
 
-Tensor cut_norm_input(const Ctx *c, const CutNorm *t, Tensor y) { return c->world->tp.size == 1 ? t->rows : y; }
+Tensor cut_norm_input(const Ctx *c, const CutNorm *t, Tensor y)
+{
+    return c->world->tp.size == 1 ? t->rows : y;
+}
 
 Err cut_norm_forward(const Norm *n, Ctx *c, const CutNorm *t, Tensor y)
 {

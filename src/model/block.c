@@ -86,7 +86,8 @@ static Err layer_forward(const Block *b, const Branch *r, Ctx *c, Tensor n, Bran
 }
 
 /* What the layer reads: the stream behind the norm, which makes its sum; or the stream itself. */
-static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSum *x, BranchSave *save, Tensor *n)
+static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSum *x, BranchSave *save,
+                       Tensor *n)
 {
     *n = x->sum;
     if (!model_pre_norms(b->spec)) return residual_add(c, x);
@@ -166,7 +167,8 @@ static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchS
 }
 
 /* rows.dx += the gradient of x, of which rows.dy is that of what the layer has read. */
-static Err stream_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows, int bias)
+static Err stream_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows,
+                           int bias)
 {
     if (model_pre_norms(b->spec)) return norm_backward_sum(&r->norm, c, &save->norm, rows, bias);
     ASSERT(bias < 0); /* (a bias would stand behind the norm of a layer's output: config.def refuses it) */
