@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Tiny runs with device=cuda, on the emulator (or, with MEGATRAIN naming a CUDA build, on a GPU), of one configuration or
-# another, for test_cuda_run.sh and test_cuda_resume.sh; evaluated on little, for the emulator is slow. Source it.
+# another, for test_cuda_run.sh, test_cuda_resume.sh and test_cuda_hf.sh; evaluated on little, for the emulator is slow.
+# Source it.
 MEGATRAIN=${MEGATRAIN:-${BUILD:-build}/emu/megatrain}
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 make_tiny

@@ -59,7 +59,7 @@ files)
     commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
 emu) # (the longest first)
-    commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" test/test_cuda_resume.sh)
+    commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" test/test_cuda_resume.sh test/test_cuda_hf.sh)
     for c in run resume; do commands+=("EMU_CLOSED=0 EMU_STREAMS=now|test/test_cuda_$c.sh"); done
     # (that no sharing of queues by streams can lock up ranks: then one queue for all does not)
     commands+=("EMU_CLOSED=0 EMU_STREAMS=queue|test/test_cuda_ranks.sh" "EMU_CLOSED=0 EMU_STREAMS=queue|$EMU/test_cuda_comm")

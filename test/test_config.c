@@ -261,9 +261,10 @@ TEST(words_for_true_and_false)
     for (int i = 0; i < 8; i++) {
         Config c;
         char text[64];
-        snprintf(text, sizeof text, "model.qk_norm=%s", words[i]);
+        snprintf(text, sizeof text, "model.sinks=%s model.qk_norm=%s", words[i], words[i]); /* (which may be full, too) */
         OK(read_as(&c, NULL, text, 1));
-        CHECK(c.model.qk_norm == i % 2);
+        CHECK(c.model.sinks == i % 2);
+        CHECK(c.model.qk_norm == (i % 2 ? MODEL_QK_NORM_TRUE : MODEL_QK_NORM_FALSE));
         config_release(&c);
     }
 }
@@ -357,6 +358,11 @@ static const Rule rules[] = {
     { "model.rope_base_local=100", ROPE "model.rope_base_local=100", "only position = rope has it", 1 },
     { ROPE "model.rope_base_local=0.5", ROPE "model.rope_base_local=1", "must be 0 (as all others), or 1 and more", 1 },
     { "model.block_norms=both", "model.block_norms=both model.bias=false", "behind the norm of what a layer gives", 1 },
+    { "model.block_norms=post", "model.block_norms=post model.bias=false", "behind the norm of what a layer gives", 1 },
+    { "model.qk_norm=all", "model.qk_norm=full", "must be one of: false true full", 1 },
+    { "model.arch=llama model.qk_norm=full model.seq=32 model.ffn=256 model.heads=64 model.hidden=128 parallel.sp=false parallel.tp_blocks=64 parallel.tp=64",
+      "model.arch=llama model.qk_norm=full model.seq=64 model.ffn=256 model.heads=64 model.hidden=128 parallel.sp=false parallel.tp_blocks=64 parallel.tp=64",
+      "each rank of tp norms some rows: tp must not be above seq / (cp x slices)", 64 },
     { "model.embed_scale=8", ROPE "model.embed_scale=8", "embeddings are scaled before positions are added", 1 },
     { "model.final_softcap=1e-4", "model.final_softcap=1e-3", "must be 0 (no cap), or 0.001 and more", 1 },
     { "model.window=8,", "model.window=8,0", "model.window = '8,': must be a number of positions", 1 },
@@ -810,6 +816,7 @@ static const char *const latent_wrong[][2] = {
     { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },
     { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
     { MLA "model.qk_norm=true", "norms of its own" },
+    { MLA "model.qk_norm=full", "norms of its own; take model.qk_norm=false" },
     { MLA "model.attention_bias=qkv", "biases in all or none; take model.attention_bias=all, or model.attention_bias=none" },
     { MLA "parallel.tp_blocks=8", "with attention = mla tp_blocks must divide heads" },
     { MLA "run.device=cuda model.v_head_dim=20", "must be multiples of 8" },

@@ -68,6 +68,11 @@ for precision in fp32 bf16; do
         check "$d: repeated" same_run "$d-again" "$d" $steps
     done <<<$'2 2 1 true\n2 1 3 true\n4 2 2 true'
 done
+# norms over all heads, whose rows travel between ranks that cut these; two ranks on as many GPUs as there are
+norms="run.precision=fp32 model.arch=llama model.block_norms=post model.qk_norm=full model.kv_heads=2"
+run norms-one 1 1 $norms
+run norms 2 $((count < 2 ? 1 : 2)) $norms parallel.tp=2
+check "norms over all heads, tp 2: losses within 1e-5 of one rank's" near norms norms-one $steps 1e-5
 if [ "$count" -lt 2 ]; then
     skip "layouts over NCCL: 1 GPU, two or more are needed"
     finish

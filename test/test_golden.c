@@ -126,7 +126,8 @@ static ModelSpec model_of(const Json *m)
                     .rms = flag(m, "rms"),
                     .bias = flag(m, "bias"),
                     .tied = flag(m, "tied"),
-                    .qk_norm = flag(m, "qk_norm"),
+                    .qk_norm = json_text(json_get(m, "qk_norm"), NULL) ? QK_NORM_FULL
+                               : flag(m, "qk_norm") ? QK_NORM_HEADS : QK_NORM_NONE,
                     .activation = json_get(m, "limit") ? ACT_CLAMPED_SWIGLU : flag(m, "geglu") ? ACT_GEGLU
                                   : flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
                     .activation_limit = json_get(m, "limit") ? (float)number(m, "limit") : 0,
@@ -136,7 +137,8 @@ static ModelSpec model_of(const Json *m)
                     .attention_scale = json_get(m, "score_scale") ? (float)number(m, "score_scale") : 0,
                     .embed_scale = json_get(m, "embed_scale") ? (float)number(m, "embed_scale") : 0,
                     .final_softcap = json_get(m, "final_softcap") ? (float)number(m, "final_softcap") : 0,
-                    .post_norms = flag(m, "post_norms"),
+                    .block_norms = json_get(m, "pre_norms") ? BLOCK_NORMS_POST
+                                   : flag(m, "post_norms") ? BLOCK_NORMS_BOTH : BLOCK_NORMS_PRE,
                     .norm_eps = (float)number(m, "norm_eps"),
                     .init_std = 0.02f,
                     .tp_blocks = 2 };
@@ -510,6 +512,8 @@ TEST(gemma2_layout) { against_torch("gemma2", true, false); }
 TEST(gemma2_run) { against_torch("gemma2", false, false); }
 TEST(gemma3_layout) { against_torch("gemma3", true, false); }
 TEST(gemma3_run) { against_torch("gemma3", false, false); }
+TEST(olmo2_layout) { against_torch("olmo2", true, false); }
+TEST(olmo2_run) { against_torch("olmo2", false, false); }
 TEST(gptoss_layout) { against_torch("gptoss", true, false); }
 TEST(gptoss_run) { against_torch("gptoss", false, false); }
 TEST(gptossfull_layout) { against_torch("gptossfull", true, false); }

@@ -394,7 +394,7 @@ TEST(attention_groups) /* of 1, 2, 3 and 8 queries a key, which lie side by side
                                          .kv_heads = kv_heads[i],
                                          .tp_blocks = kv_heads[i],
                                          .rope.layers = layer_pattern_all(1),
-                                         .qk_norm = more,
+                                         .qk_norm = more ? QK_NORM_HEADS : QK_NORM_NONE,
                                          .attention_gate = more });
 }
 TEST(attention_rope) { check_attention((ModelSpec){ .kv_heads = 4, .rope.layers = layer_pattern_all(1) }); }
@@ -404,7 +404,15 @@ TEST(attention_rope_in_part)
     check_attention((ModelSpec){ .kv_heads = 4, .rope.layers = layer_pattern_all(1) });
     rope_columns = 0;
 }
-TEST(attention_norms) { check_attention((ModelSpec){ .kv_heads = 2, .qk_norm = true, .rope.layers = layer_pattern_all(1) }); }
+TEST(attention_norms) /* of single heads, and of all together; with kv heads whole, in parts, and beside a gate */
+{
+    for (int kind = QK_NORM_HEADS; kind <= QK_NORM_FULL; kind++)
+        for (int kv_heads = 1; kv_heads <= 4; kv_heads *= 2)
+            check_attention((ModelSpec){ .kv_heads = kv_heads,
+                                         .qk_norm = (QkNorm)kind,
+                                         .attention_gate = kv_heads == 4,
+                                         .rope.layers = layer_pattern_all(1) });
+}
 TEST(attention_softcap) { check_attention((ModelSpec){ .kv_heads = 2, .attention_softcap = 1.5f, .rope.layers = layer_pattern_all(1) }); }
 TEST(attention_sinks) { check_attention((ModelSpec){ .kv_heads = 2, .sinks = true, .window = layer_pattern_all(7) }); }
 TEST(attention_gate) { check_attention((ModelSpec){ .kv_heads = 2, .attention_gate = true, .bias = true }); }
@@ -413,7 +421,7 @@ TEST(attention_variants)
     check_attention((ModelSpec){ .kv_heads = 1,
                                      .attention_gate = true,
                                      .sinks = true,
-                                     .qk_norm = true,
+                                     .qk_norm = QK_NORM_HEADS,
                                      .rope.layers = layer_pattern_all(1),
                                      .attention_softcap = 2,
                                      .window = layer_pattern_all(9),
@@ -600,9 +608,23 @@ TEST(block_llama)
     check_block((ModelSpec){ .kv_heads = 2,
                              .rms = true,
                              .rope = { .layers = layer_pattern_all(1) },
-                             .qk_norm = true,
+                             .qk_norm = QK_NORM_HEADS,
                              .activation = ACT_SWIGLU,
                              .recompute = RECOMPUTE_SELECTIVE });
+}
+
+TEST(block_norms) /* of what layers give, beside those before them or alone */
+{
+    for (int norms = BLOCK_NORMS_BOTH; norms <= BLOCK_NORMS_POST; norms++)
+        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_SELECTIVE; recompute++)
+            check_block((ModelSpec){ .kv_heads = 2,
+                                     .rms = true,
+                                     .block_norms = (BlockNorms)norms,
+                                     .qk_norm = QK_NORM_FULL,
+                                     .rope = { .layers = layer_pattern_all(1) },
+                                     .activation = ACT_SWIGLU,
+                                     .dropout = 0.1f,
+                                     .recompute = (Recompute)recompute });
 }
 
 /* Two modules of multi-token prediction behind each other, and the head of the second: all that they read is probed. */

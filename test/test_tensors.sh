@@ -44,6 +44,7 @@ holds() {
 }
 holds gpt2 gelu model.tied=false
 holds llama gated model.arch=llama model.qk_norm=true
+holds norms full model.qk_norm=full model.block_norms=both model.bias=false model.position=rope
 holds sunk gated model.arch=llama model.sinks=true model.rope_dim=4
 holds gated 'attention_gate`' model.attention_gate=true
 latent=(model.arch=llama model.attention=mla model.kv_heads=0 model.head_dim=0 model.kv_lora_rank=12

@@ -49,7 +49,8 @@ static inline TrainSpec tiny_llama(void)
 {
     TrainSpec s = tiny_base();
     s.model.rope.layers = layer_pattern_all(1);
-    s.model.rms = s.model.qk_norm = true;
+    s.model.rms = true;
+    s.model.qk_norm = QK_NORM_HEADS;
     s.model.heads = 16;
     s.model.kv_heads = 2; /* fewer than ranks */
     s.model.activation = ACT_SWIGLU;
@@ -76,7 +77,7 @@ static inline TrainSpec tiny_variants(void)
 static inline TrainSpec tiny_latent(TrainSpec s, int64_t q_rank)
 {
     s.model.heads = s.model.kv_heads = 8;
-    s.model.qk_norm = false;
+    s.model.qk_norm = QK_NORM_NONE;
     s.model.latent = (LatentSpec){ { q_rank, 20, 8, 6, 10 }, .scale = 1.2f };
     s.model.mixer = layer_pattern_all(MIXER_LATENT);
     s.model.head_dim = 14;
@@ -110,7 +111,7 @@ static inline TrainSpec tiny_mixture(TinyMixture kind, int layers)
     TrainSpec s = tiny_llama();
     s.model.heads = 8;
     s.model.layers = layers;
-    s.model.qk_norm = kind == TINY_QWEN3;
+    s.model.qk_norm = kind == TINY_QWEN3 ? QK_NORM_HEADS : QK_NORM_NONE;
     s.model.moe = kinds[kind];
     s.model.moe.layers.word[0] = kind == TINY_DEEPSEEK ? ~1ull : ~0ull;
     return s;

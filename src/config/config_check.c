@@ -78,6 +78,9 @@ static bool is_balanced_by_loss(const Config *c)
            c->moe.balance == MOE_BALANCE_GLOBAL_AUX;
 }
 
+/* Of a sample, on a rank. */
+static int64_t rows_at_once(const Config *c) { return c->model.seq / (c->parallel.cp * c->parallel.slices); }
+
 static bool drops_rows(const Config *c)
 {
     return c->moe.capacity > 0 || (c->moe.slack > 0 && c->moe.overflow == MOE_OVERFLOW_DROP);

@@ -83,33 +83,48 @@ static const char *parse_real(const ConfigKey *key, const char *text, double *ou
     return NULL;
 }
 
-static const char *parse_bool(const ConfigKey *key, const char *text, int *out)
+static bool parse_truth(const char *text, int *out)
 {
     static const char *const words[][2] = {
         { "false", "true" }, { "no", "yes" }, { "off", "on" }, { "0", "1" }
     };
+    for (int i = 0; i < 8; i++) {
+        if (strcmp(text, words[i / 2][i % 2]) != 0) continue;
+        *out = i % 2;
+        return true;
+    }
+    return false;
+}
+
+static const char *parse_bool(const ConfigKey *key, const char *text, int *out)
+{
     if (key->has_auto && strcmp(text, "auto") == 0) {
         *out = -1;
         return NULL;
     }
-    for (int i = 0; i < 8; i++) {
-        if (strcmp(text, words[i / 2][i % 2]) != 0) continue;
-        *out = i % 2;
-        return NULL;
-    }
+    if (parse_truth(text, out)) return NULL;
     return key->has_auto ? "must be true, false or auto" : "must be true or false";
 }
 
-static const char *parse_pick(const ConfigKey *key, const char *text, unsigned *out)
+static bool find_choice(const ConfigKey *key, const char *text, unsigned *out)
 {
-    static _Thread_local char why[160];
-    size_t n = strlen(text);
+    const size_t n = strlen(text);
     unsigned index = 0;
     for (const char *word = key->choices; *word; word += strcspn(word, " ") + 1, index++) {
         if (n != strcspn(word, " ") || strncmp(word, text, n) != 0) continue;
         *out = index;
-        return NULL;
+        return true;
     }
+    return false;
+}
+
+/* Of a key with choices beside true and false, all words for these are read, too. */
+static const char *parse_pick(const ConfigKey *key, const char *text, unsigned *out)
+{
+    static _Thread_local char why[160];
+    int on;
+    if (find_choice(key, text, out)) return NULL;
+    if (parse_truth(text, &on) && find_choice(key, on ? "true" : "false", out)) return NULL;
     snprintf(why, sizeof why, "must be one of: %.*s", (int)strlen(key->choices) - 1, key->choices);
     return why;
 }

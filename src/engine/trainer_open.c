@@ -77,8 +77,8 @@ static Canon canon_of(const TrainSpec *s)
     c.leaf_rows = s->model.seq % cuts ? 1 : 16;
     while (s->model.seq / cuts % c.leaf_rows || c.leaf_tokens % c.leaf_rows) c.leaf_rows /= 2;
     /* (modules of multi-token prediction read the table and the head once more each) */
-    const int reads =
-        s->model.qk_norm && s->model.heads > s->model.mtp.count ? s->model.heads : 1 + s->model.mtp.count;
+    const bool heads = s->model.qk_norm == QK_NORM_HEADS && s->model.heads > s->model.mtp.count;
+    const int reads = heads ? s->model.heads : 1 + s->model.mtp.count;
     c.headroom_bits = log2_ceil((WideCount)s->global_batch * s->model.seq * reads);
     return c;
 }

@@ -61,9 +61,9 @@ static const Row table[] = {
     { REST & ~OWN_NORMS, "norm1", "input_layernorm", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm2", "post_attention_layernorm", WHOLE, 0 },
     { GEMMA, "norm1", "input_layernorm", WHOLE, 0 },
-    { GEMMA, "post_norm1", "post_attention_layernorm", WHOLE, 0 },
+    { OWN_NORMS, "post_norm1", "post_attention_layernorm", WHOLE, 0 },
     { GEMMA, "norm2", "pre_feedforward_layernorm", WHOLE, 0 },
-    { GEMMA, "post_norm2", "post_feedforward_layernorm", WHOLE, 0 },
+    { OWN_NORMS, "post_norm2", "post_feedforward_layernorm", WHOLE, 0 },
 
     { C(PHI3), "attn.qkv", "self_attn.qkv_proj", WHOLE, 0 },
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },

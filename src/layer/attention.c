@@ -2,17 +2,21 @@
  * Causal self-attention with grouped queries, heads cut over tp:
  *
  *   qkv = x Wqkv (+ b)      columns lie chunk by chunk: the q heads of a kv head, its k, its v; or a part of them
- *   q, k, v                 views of qkv, or split; optional RMSNorm per head; optional rotary positions
+ *   q, k, v                 views of qkv, or split; optional RMSNorms; optional rotary positions
  *   o = attention(q, k, v)  online softmax, key blocks in canonical order (device/ops.def); optional cap and sinks
  *   o = o * sigmoid(gate)   optional; the gate is a fourth part of qkv's columns, as wide as q
  *   y = o Wproj             bias added by the residual add
+ *
+ * q and k may have an RMSNorm each: of single heads, the same for all, or of all heads side by side, which tp cuts
+ * (layer.h, CutNorm).
  *
  * Kept for backward: q, k, v after rotation, o, log-sum-exp; with q/k norms also q and k before them, with a gate it
  * and what it leaves of o.
  *
  * Where kv heads are whole, heads are views of the columns of qkv, the queries of a kv head a group (tensor.h): all
  * that follows reads and rotates them there, and their gradients are written where those of qkv belong. Otherwise they
- * are copied apart and back: with parts of kv heads, and where k and v go to other ranks or to later slices.
+ * are copied apart and back: with parts of kv heads, with norms of all heads, and where k and v go to other ranks or to
+ * later slices.
  *
  * More ranks than kv heads: the ranks of world->kv, neighbours in tp, share one. Each computes some columns of its
  * k and v, and has some of the query heads that read them; no weight is there twice:
@@ -38,27 +42,33 @@ typedef struct {
     int64_t kv_parts; /* canonical parts into which a kv head is cut (base/heads.h) */
 } Attention;
 
-/* Queries and keys are kept behind their norms and their rotation. With norms, q_raw and the k in qkv or kv are kept
- * as they were before. */
+/* Queries and keys are kept behind their norms and their rotation. With norms of single heads, q_raw and the k in qkv or
+ * kv are kept as they were before; with norms of all heads whole rows are, in all_q and all_k. */
 typedef struct {
     Saved qkv;         /* if heads are views of it; otherwise q, kv and gate */
     Saved q, kv, gate; /* kv [2, N, K, C] */
-    Saved q_raw, k;    /* with norms of queries and keys; q then is kept beside qkv, too */
+    Saved q_raw, k;    /* with norms of single heads; q then is kept beside qkv, too */
     Saved o, lse;
     Saved gated; /* o multiplied by the gate, if there is one */
     NormSave q_norm, k_norm;
+    CutNormSave all_q, all_k;
 } AttentionSave;
+
+/* Norms of single heads; those of all heads together are part of the split into heads. */
+static bool norms_heads(const Attention *a) { return a->spec->qk_norm == QK_NORM_HEADS; }
+static bool norms_all(const Attention *a) { return a->spec->qk_norm == QK_NORM_FULL; }
 
 static Err register_qk_norms(Attention *a, ParamRegistry *reg, const char *attention)
 {
     const ModelSpec *s = a->spec;
+    const int64_t q = norms_all(a) ? s->heads : 1, k = norms_all(a) ? s->kv_heads : 1;
     char name[PARAM_NAME_MAX];
-    if (!s->qk_norm) return ERR_OK;
+    if (s->qk_norm == QK_NORM_NONE) return ERR_OK;
     snprintf(name, sizeof name, "%s.q_norm", attention);
-    TRY(norm_register(&a->q_norm, reg, name, s->head_dim, true, s->norm_eps, PARTIAL_HEADS));
+    TRY(norm_register(&a->q_norm, reg, name, q * s->head_dim, true, s->norm_eps, PARTIAL_HEADS));
     snprintf(name, sizeof name, "%s.k_norm", attention);
-    TRY(norm_register(&a->k_norm, reg, name, s->head_dim, true, s->norm_eps, PARTIAL_HEADS));
-    a->k_norm.shared = true;
+    TRY(norm_register(&a->k_norm, reg, name, k * s->head_dim, true, s->norm_eps, PARTIAL_HEADS));
+    a->k_norm.shared = norms_heads(a);
     return ERR_OK;
 }
 
@@ -108,7 +118,8 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     d.columns = (a->spec->attention_gate ? 2 : 1) * d.H * d.C + 2 * d.kv_cols;
     d.query_chunk = c->canon.exact ? a->spec->heads / (a->spec->kv_heads * a->kv_parts) : d.H / d.K;
     d.group = d.H / d.K;
-    d.views = a->kv_parts == 1 && sharing == 1 && c->world->cp.size == 1 && c->slices.count <= 1;
+    d.views =
+        a->kv_parts == 1 && sharing == 1 && c->world->cp.size == 1 && c->slices.count <= 1 && !norms_all(a);
     return d;
 }
 
@@ -150,44 +161,71 @@ static Tensor kv_heads(Tensor kv, int which) /* kv [2, N, K, C] -> [N, K, C] */
     return tensor_reshape(kv_half(kv, which), kv.dim[1], kv.dim[2], kv.dim[3]);
 }
 
-/* The heads of this rank's columns of qkv, copied: q, whole heads of k and v in kv [2, N, K, C], and a gate, if any. */
-static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Heads h, Tensor kv)
+/* Norms of all heads: room for their rows, q and k. */
+typedef struct {
+    CutNorm q, k;
+} AllNorms;
+
+static Err all_norms_begin(const Attention *a, Ctx *c, const Dims *d, AttentionSave *save, AllNorms *t)
+{
+    if (!norms_all(a)) return ERR_OK;
+    TRY(cut_norm_begin(c, d->N, d->H * d->C, &save->all_q, &t->q));
+    return cut_norm_begin(c, d->N, d->kv_cols, &save->all_k, &t->k);
+}
+
+/* This rank's columns of qkv, copied: q, its columns of k and v in kv [2, N, ...], and a gate, if any. q and k are those
+ * behind the norms of all heads, if there are such. */
+static Err split_columns(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h,
+                         Tensor kv)
+{
+    const Tensor q = heads_as_columns(h.q), k = kv_half(kv, 0);
+    TRY(op(c->s, qkv_split, .q = norms_all(a) ? cut_norm_input(c, &t->q, q) : q,
+           .k = norms_all(a) ? cut_norm_input(c, &t->k, k) : k, .v = kv_half(kv, 1),
+           .gate = h.gate.data ? heads_as_columns(h.gate) : none, .qkv = qkv, .chunks = d->chunks));
+    if (!norms_all(a)) return ERR_OK;
+    TRY(cut_norm_forward(&a->q_norm, c, &t->q, q));
+    return cut_norm_forward(&a->k_norm, c, &t->k, k);
+}
+
+/* The same with whole heads of k and v in kv [2, N, K, C]. */
+static Err split_heads(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h,
+                       Tensor kv)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    int64_t sharing = c->world->kv.size;
-    Tensor own = kv, all;
-    if (sharing > 1) TRY(tensor_new(c->scratch, &own, c->dtype, 2, d->N, d->kv_cols));
-    TRY(op(c->s, qkv_split, .q = heads_as_columns(h.q), .k = kv_half(own, 0), .v = kv_half(own, 1),
-           .gate = h.gate.data ? heads_as_columns(h.gate) : none, .qkv = qkv, .chunks = d->chunks));
-    if (sharing > 1) {
-        TRY(tensor_new(c->scratch, &all, c->dtype, sharing, 2 * d->N, d->kv_cols));
-        TRY(comm_all_gather(&c->world->kv, c->s, all, own, NULL));
-        TRY(op(c->s, join_columns, .y = tensor_reshape(kv, 2 * d->N, sharing, d->kv_cols), .x = all));
-    }
+    const int64_t sharing = c->world->kv.size;
+    Tensor own, all;
+    if (sharing == 1) return split_columns(a, c, d, qkv, t, h, kv);
+    TRY(tensor_new(c->scratch, &own, c->dtype, 2, d->N, d->kv_cols));
+    TRY(split_columns(a, c, d, qkv, t, h, own));
+    TRY(tensor_new(c->scratch, &all, c->dtype, sharing, 2 * d->N, d->kv_cols));
+    TRY(comm_all_gather(&c->world->kv, c->s, all, own, NULL));
+    TRY(op(c->s, join_columns, .y = tensor_reshape(kv, 2 * d->N, sharing, d->kv_cols), .x = all));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
-/* The heads as the projection has left them. */
+/* The heads as the projection has left them, or behind the norms of all of them. */
 static Err raw_heads(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, AttentionSave *save, Heads *h)
 {
+    AllNorms norms = { 0 };
     Tensor kv;
     *h = d->views ? heads_in(a, d, qkv) : (Heads){ .gate = none };
     if (d->views) return ERR_OK;
-    TRY(save_new(c, REGION_I, &h->q, a->spec->qk_norm ? &save->q_raw : &save->q, c->dtype, d->N, d->H, d->C));
+    TRY(save_new(c, REGION_I, &h->q, norms_heads(a) ? &save->q_raw : &save->q, c->dtype, d->N, d->H, d->C));
     TRY(save_new(c, REGION_I, &kv, &save->kv, c->dtype, 2, d->N, d->K, d->C));
     if (a->spec->attention_gate)
         TRY(save_new(c, REGION_I, &h->gate, &save->gate, c->dtype, d->N, d->H, d->C));
+    TRY(all_norms_begin(a, c, d, save, &norms));
     h->k = kv_heads(kv, 0);
     h->v = kv_heads(kv, 1);
-    return split_columns(c, d, qkv, *h, kv);
+    return split_heads(a, c, d, qkv, &norms, *h, kv);
 }
 
 static Heads saved_raw_heads(const Attention *a, const Ctx *c, const Dims *d, const AttentionSave *save)
 {
     if (d->views) return heads_in(a, d, save_get(c, save->qkv));
     const Tensor kv = save_get(c, save->kv);
-    return (Heads){ save_get(c, a->spec->qk_norm ? save->q_raw : save->q), kv_heads(kv, 0), kv_heads(kv, 1),
+    return (Heads){ save_get(c, norms_heads(a) ? save->q_raw : save->q), kv_heads(kv, 0), kv_heads(kv, 1),
                     a->spec->attention_gate ? save_get(c, save->gate) : none };
 }
 
@@ -196,7 +234,7 @@ static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, 
                          Heads *out)
 {
     TRY(raw_heads(a, c, d, qkv, save, out));
-    if (a->spec->qk_norm) {
+    if (norms_heads(a)) {
         const Heads raw = *out;
         TRY(save_new(c, REGION_I, &out->q, &save->q, c->dtype, d->N, d->H, d->C));
         TRY(save_new(c, REGION_I, &out->k, &save->k, c->dtype, d->N, d->K, d->C));
@@ -211,7 +249,7 @@ static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, 
 static Heads saved_heads(const Attention *a, const Ctx *c, const Dims *d, const AttentionSave *save)
 {
     Heads h = saved_raw_heads(a, c, d, save);
-    if (a->spec->qk_norm) h.q = save_get(c, save->q), h.k = save_get(c, save->k);
+    if (norms_heads(a)) h.q = save_get(c, save->q), h.k = save_get(c, save->k);
     return h;
 }
 
@@ -249,20 +287,20 @@ static Err grads_alloc(const Attention *a, Ctx *c, const Dims *d, HeadGrads *g)
 {
     TRY(dy_alloc(c, &g->dqkv, d->N, d->columns));
     g->of = d->views ? heads_in(a, d, g->dqkv) : (Heads){ .gate = none };
-    if (!d->views || a->spec->qk_norm) TRY(tensor_new(c->scratch, &g->of.q, c->dtype, d->N, d->H, d->C));
+    if (!d->views || norms_heads(a)) TRY(tensor_new(c->scratch, &g->of.q, c->dtype, d->N, d->H, d->C));
     if (d->views)
-        return a->spec->qk_norm ? tensor_new(c->scratch, &g->of.k, c->dtype, d->N, d->K, d->C) : ERR_OK;
+        return norms_heads(a) ? tensor_new(c->scratch, &g->of.k, c->dtype, d->N, d->K, d->C) : ERR_OK;
     TRY(tensor_new(c->scratch, &g->kv, c->dtype, 2, d->N, d->K, d->C));
     g->of.k = kv_heads(g->kv, 0);
     g->of.v = kv_heads(g->kv, 1);
     return a->spec->attention_gate ? tensor_new(c->scratch, &g->of.gate, c->dtype, d->N, d->H, d->C) : ERR_OK;
 }
 
-/* dq and dk become those before the norms. */
+/* dq and dk become those before the norms of single heads. */
 static Err norms_backward(const Attention *a, Ctx *c, const AttentionSave *save, const Dims *d, HeadGrads *g)
 {
     const Heads raw = saved_raw_heads(a, c, d, save), dy = g->of;
-    if (!a->spec->qk_norm) return ERR_OK;
+    if (!norms_heads(a)) return ERR_OK;
     if (d->views) {
         g->of = heads_in(a, d, g->dqkv);
     } else {
@@ -275,6 +313,17 @@ static Err norms_backward(const Attention *a, Ctx *c, const AttentionSave *save,
                               heads_as_rows(g->of.k));
 }
 
+/* This rank's columns of dq and dk become those before the norms of all heads. */
+static Err all_norms_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor *dq, Tensor *dk)
+{
+    const Tensor q = *dq, k = *dk;
+    if (!norms_all(a)) return ERR_OK;
+    TRY(tensor_new(c->scratch, dq, c->dtype, q.dim[0], q.dim[1]));
+    TRY(tensor_new(c->scratch, dk, c->dtype, k.dim[0], k.dim[1]));
+    TRY(cut_norm_backward(&a->q_norm, c, &save->all_q, q, *dq));
+    return cut_norm_backward(&a->k_norm, c, &save->all_k, k, *dk);
+}
+
 /* From what attention_bwd has left to dqkv. */
 static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save, const Dims *d, HeadGrads *g)
 {
@@ -284,8 +333,10 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
     TRY(attention_core_rotate(&a->core, c, g->of.k, ctx_doc_position(c), 1));
     TRY(norms_backward(a, c, save, d, g));
     if (d->views) return ERR_OK;
-    return op(c->s, qkv_merge, .qkv = g->dqkv, .q = heads_as_columns(g->of.q),
-              .k = tensor_col_slice(heads_as_columns(g->of.k), first, d->kv_cols),
+    Tensor dq = heads_as_columns(g->of.q),
+           dk = tensor_col_slice(heads_as_columns(g->of.k), first, d->kv_cols);
+    TRY(all_norms_backward(a, c, save, &dq, &dk));
+    return op(c->s, qkv_merge, .qkv = g->dqkv, .q = dq, .k = dk,
               .v = tensor_col_slice(heads_as_columns(g->of.v), first, d->kv_cols),
               .gate = a->spec->attention_gate ? heads_as_columns(g->of.gate) : none, .chunks = d->chunks);
 }

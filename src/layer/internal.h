@@ -15,9 +15,6 @@ Tensor grad_target(Ctx *c, int id, bool *fresh);
 /* To be called when the op that adds is on the stream. */
 Err grad_added(Ctx *c, int id);
 
-/* sum += x, of rows as outside tensor-parallel regions. */
-Err add_rows(Ctx *c, Tensor sum, Tensor x);
-
 /* ---- parts of rows between ranks (bands.c) ---- */
 
 /* The ranks that sum rows of tensor-parallel regions: c->world->sp, or tp where rows are not sharded. */

@@ -257,6 +257,8 @@ Err reduce_rows_end(Ctx *c, PendingSum r);
 Err reduce_values(Ctx *c, Comm *group, Tensor x);
 /* y = this rank's slice of the same sum. x has one slice for each rank of `group`. */
 Err reduce_scatter_values(Ctx *c, Comm *group, Tensor x, Tensor y);
+/* sum += x, of rows as outside tensor-parallel regions. */
+Err add_rows(Ctx *c, Tensor sum, Tensor x);
 /* y = x [rows, columns]. Each may be some columns of a wider tensor. */
 Err copy_rows(Ctx *c, Tensor y, Tensor x);
 /* The tensor to compute the partial sum of y in: y itself if rows are not sharded, else [N, D] in scratch. */
@@ -337,9 +339,9 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy); /* 
 /* ---- norm ---- */
 
 typedef struct {
-    int weight, bias;   /* bias -1: none */
-    bool rms, per_head; /* per_head: a row is a (token, head) pair, and tp cuts the heads */
-    bool shared;        /* per_head, and the ranks of world->kv have the same heads */
+    int weight, bias;      /* bias -1: none */
+    bool rms, single_rows; /* single_rows: tp cuts what its rows are of; each is a leaf of the gradient */
+    bool shared;           /* its rows are heads, and the ranks of world->kv have the same ones */
     float eps;
 } Norm;
 
@@ -347,7 +349,7 @@ typedef struct {
     Saved mean, rstd;
 } NormSave;
 
-/* partial: PARTIAL_ROWS for a norm of the residual stream, PARTIAL_HEADS for a norm of single heads. */
+/* partial: PARTIAL_ROWS for a norm of the residual stream, PARTIAL_HEADS for one of heads, single or all together. */
 Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps,
                   Partial partial);
 Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save);
@@ -374,6 +376,29 @@ typedef struct {
     Tensor x, dy, dx;
 } NormRows;
 Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int sum);
+
+/*
+ * An RMSNorm over columns that tp cuts: those of all its ranks, side by side in the order of ranks, are a row, and
+ * `width` at registration is the length of these. A rank gives its columns x [N, columns] and gets as many of the
+ * result. In between each has some rows whole (norm.c), so N must not be below the number of ranks.
+ */
+typedef struct {
+    Saved rows; /* some whole rows of x */
+    NormSave norm;
+} CutNormSave;
+
+typedef struct {
+    Tensor rows, rstd;
+} CutNorm;
+
+/* Allocates what is kept for backward of N rows, of which this rank has so many columns. */
+Err cut_norm_begin(Ctx *c, int64_t N, int64_t columns, CutNormSave *save, CutNorm *out);
+/* Where x is to be put, [N, columns]; it may be y, where the result will go. */
+Tensor cut_norm_input(const Ctx *c, const CutNorm *t, Tensor y);
+/* y, dense. */
+Err cut_norm_forward(const Norm *n, Ctx *c, const CutNorm *t, Tensor y);
+/* dx = the gradient of x, from dy, of which it has the shape and not the memory. */
+Err cut_norm_backward(const Norm *n, Ctx *c, const CutNormSave *save, Tensor dy, Tensor dx);
 
 /* ---- kinds of layers ---- */
 

@@ -98,6 +98,12 @@ typedef enum {
     ATTENTION_BIAS_ALL
 } AttentionBias;
 
+/* RMSNorms of queries and keys: one for each head, or one over all heads side by side (OLMo 2). */
+typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_FULL } QkNorm;
+
+/* Where a block has norms: before its layers, of what these give, or both. */
+typedef enum { BLOCK_NORMS_PRE, BLOCK_NORMS_BOTH, BLOCK_NORMS_POST } BlockNorms;
+
 enum { MTP_MOST = 8 };
 
 /* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
@@ -115,7 +121,9 @@ typedef struct {
     LayerPattern context; /* of each block: its ContextComm */
     RopeSpec rope;
     LatentSpec latent;
-    bool learned_positions, post_norms, rms, bias, tied, qk_norm, sinks, attention_gate;
+    bool learned_positions, rms, bias, tied, sinks, attention_gate;
+    BlockNorms block_norms;
+    QkNorm qk_norm;
     AttentionBias attention_bias;
     Activation activation;
     float activation_limit; /* of the clamped one */
@@ -131,6 +139,9 @@ typedef struct {
 
 /* Layers keep less of what backward needs, and make it again. */
 static inline bool model_recomputes(const ModelSpec *spec) { return spec->recompute == RECOMPUTE_SELECTIVE; }
+
+static inline bool model_pre_norms(const ModelSpec *spec) { return spec->block_norms != BLOCK_NORMS_POST; }
+static inline bool model_post_norms(const ModelSpec *spec) { return spec->block_norms != BLOCK_NORMS_PRE; }
 
 /* Have queries, keys and values (or what latent attention makes them of) biases? Has the projection behind heads? */
 static inline bool model_qkv_bias(const ModelSpec *spec)

@@ -1,7 +1,7 @@
 /*
- * The pre-norm residual block, x + layer(norm(x)), or x + post_norm(layer(norm(x))) with norms of what layers give,
- * too. Its gradient d [R, D] lives in one buffer: the branch reads it, and the norm's backward adds the branch's
- * contribution to it.
+ * The residual block: x + layer(norm(x)); with norms of what layers give, too, x + post_norm(layer(norm(x))); with these
+ * alone x + post_norm(layer(x)). Its gradient d [R, D] lives in one buffer: the branch reads it, and the backward of the
+ * norm before the layer adds the branch's contribution to it; where there is none a sum does.
  */
 #include <stdio.h>
 
@@ -26,9 +26,9 @@ static Err branch_register(Branch *r, ParamRegistry *reg, const ModelSpec *s, Br
     snprintf(name, sizeof name, "%s.%s", names.block, names.layer);
     r->dropout_key = model_key(s, name, "residual");
     TRY(setup_alloc(setup, r->kind->own_bytes, &r->own));
-    TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
+    if (model_pre_norms(s)) TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
     TRY(r->kind->add(r->own, reg, s, name, layer));
-    if (!s->post_norms) return ERR_OK;
+    if (!model_post_norms(s)) return ERR_OK;
     snprintf(post_norm, sizeof post_norm, "post_%s", names.norm);
     return model_norm_register(&r->post_norm, reg, s, names.block, post_norm);
 }
@@ -50,6 +50,8 @@ Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup)
     TRY(setup_alloc(setup, b->mixer.kind->save_bytes, &save->mixer.own));
     return setup_alloc(setup, b->ffn.kind->save_bytes, &save->ffn.own);
 }
+
+Region block_stream_region(const ModelSpec *spec) { return model_pre_norms(spec) ? REGION_I : REGION_W; }
 
 int block_linears(const Block *b) { return b->mixer.kind->linears + b->ffn.kind->linears; }
 
@@ -73,24 +75,33 @@ Err residual_stream(Ctx *c, Tensor x, ResidualStream *out)
     return tensor_new(c->scratch, &out->branch, c->dtype, x.dim[0], x.dim[1]);
 }
 
-/* y [R, D], in scratch, of the norm's output n; behind a norm of its own if the block has those. */
+/* y [R, D], in scratch, of what the layer reads; behind a norm of its own if the block has those. */
 static Err layer_forward(const Block *b, const Branch *r, Ctx *c, Tensor n, BranchSave *save, Tensor y)
 {
     Tensor out;
-    if (!b->spec->post_norms) return r->kind->forward(r->own, c, n, y, save->own);
+    if (!model_post_norms(b->spec)) return r->kind->forward(r->own, c, n, y, save->own);
     TRY(save_new(c, REGION_I, &out, &save->out, c->dtype, y.dim[0], y.dim[1]));
     TRY(r->kind->forward(r->own, c, n, out, save->own));
     return norm_forward(&r->post_norm, c, out, y, &save->post_norm);
 }
 
-/* The stream x, whose sum the norm makes, goes on as sum `y` with the branch's output. */
+/* What the layer reads: the stream behind the norm, which makes its sum; or the stream itself. */
+static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSum *x, BranchSave *save,
+                       Tensor *n)
+{
+    *n = x->sum;
+    if (!model_pre_norms(b->spec)) return residual_add(c, x);
+    TRY(save_if(c, !model_recomputes(b->spec), REGION_W, n, &save->n, c->dtype, n->dim[0], n->dim[1]));
+    return norm_forward_sum(&r->norm, c, x, *n, &save->norm);
+}
+
+/* The stream x, whose sum is made, goes on as sum `y` with the branch's output. */
 static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStream *x, BranchSave *save,
                           Tensor y)
 {
     const Tensor in = x->sum.sum;
     Tensor n;
-    TRY(save_if(c, !model_recomputes(b->spec), REGION_W, &n, &save->n, c->dtype, in.dim[0], in.dim[1]));
-    TRY(norm_forward_sum(&r->norm, c, &x->sum, n, &save->norm));
+    TRY(layer_input(b, r, c, &x->sum, save, &n));
     TRY(layer_forward(b, r, c, n, save, x->branch));
     x->sum = behind(b, r, c, in, x->branch, y);
     return ERR_OK;
@@ -100,7 +111,7 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
 {
     const Tensor in = x->sum.sum;
     Tensor mid;
-    TRY(save_new(c, REGION_I, &mid, &save->mid, c->dtype, in.dim[0], in.dim[1]));
+    TRY(save_new(c, block_stream_region(b->spec), &mid, &save->mid, c->dtype, in.dim[0], in.dim[1]));
     TRY(branch_forward(b, &b->mixer, c, x, &save->mixer, mid));
     return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
 }
@@ -123,9 +134,11 @@ static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bo
     return summed ? ERR_OK : grad_add_columns(c, bias_of(r), *out, 0);
 }
 
-/* The norm's output as forward left it: kept, or made again. */
-static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
+/* What the layer has read: kept, or made again of the stream. */
+static Err layer_input_again(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
 {
+    *n = x;
+    if (!model_pre_norms(b->spec)) return ERR_OK;
     if (!model_recomputes(b->spec)) {
         *n = save_get(c, saved);
         return ERR_OK;
@@ -147,10 +160,19 @@ static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchS
                           Tensor dy, Tensor dn)
 {
     Tensor dout;
-    if (!b->spec->post_norms) return r->kind->backward(r->own, c, save->own, n, dy, dn);
+    if (!model_post_norms(b->spec)) return r->kind->backward(r->own, c, save->own, n, dy, dn);
     TRY(dy_alloc(c, &dout, dy.dim[0], dy.dim[1]));
     TRY(norm_backward_into(&r->post_norm, c, &save->post_norm, save_get(c, save->out), dy, dout));
     return r->kind->backward(r->own, c, save->own, n, dout, dn);
+}
+
+/* rows.dx += the gradient of x, of which rows.dy is that of what the layer has read. */
+static Err stream_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows,
+                           int bias)
+{
+    if (model_pre_norms(b->spec)) return norm_backward_sum(&r->norm, c, &save->norm, rows, bias);
+    ASSERT(bias < 0); /* (a bias would stand behind the norm of a layer's output: config.def refuses it) */
+    return add_rows(c, rows.dx, rows.dy);
 }
 
 /* d in: the gradient of the sum behind the branch, out: that of x, the sum before it. dn [R, D]: scratch. */
@@ -160,9 +182,9 @@ static Err branch_backward(const Block *b, const Branch *r, Ctx *c, const Branch
     ArenaMark mark = arena_mark(c->scratch);
     Tensor n, dbranch;
     TRY(branch_gradient(b, r, c, rows.dx, sums.done, &dbranch));
-    TRY(norm_output(b, c, &r->norm, save->n, rows.x, &n));
+    TRY(layer_input_again(b, c, &r->norm, save->n, rows.x, &n));
     TRY(layer_backward(b, r, c, save, n, dbranch, rows.dy));
-    TRY(norm_backward_sum(&r->norm, c, &save->norm, rows, sums.bias));
+    TRY(stream_backward(b, r, c, save, rows, sums.bias));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

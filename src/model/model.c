@@ -139,7 +139,8 @@ int stage_linears(const Stage *st)
 static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
 {
     if (i < st->share.layer_count || has_norm(st))
-        return save_new(c, REGION_I, x, &save->x[i], c->dtype, ctx_rows(c), st->spec->hidden);
+        return save_new(c, block_stream_region(st->spec), x, &save->x[i], c->dtype, ctx_rows(c),
+                        st->spec->hidden);
     *x = out->t[0];
     return ERR_OK;
 }

@@ -6,7 +6,9 @@
  * whole batch, so that stages can be cut anywhere between blocks. Block l of the model is always
  * "layers.l", whatever stage holds it. One stage alone is a whole model.
  *
- *   pre-norm block   mid = x + drop(attn(norm1(x)) + b)     y = mid + drop(mlp(norm2(mid)) + b)
+ *   block            mid = x + drop(attn(norm1(x)) + b)     y = mid + drop(mlp(norm2(mid)) + b)
+ *   norms of both    mid = x + drop(post_norm1(attn(norm1(x)))) ...
+ *   post-norm        mid = x + drop(post_norm1(attn(x)))    y = mid + drop(post_norm2(mlp(mid)))
  *
  * In a mixture of experts some blocks, or all, have a router and experts in the place of the mlp.
  *
@@ -18,16 +20,17 @@
 
 #include "layer/layer.h"
 
-/* One of the two branches of a block: a norm, and a layer whose output is added to the residual stream. */
+/* One of the two branches of a block: a layer whose output is added to the residual stream, and its norms
+ * (ModelSpec.block_norms). */
 typedef struct {
-    Norm norm, post_norm; /* post_norm: of the layer's output, with ModelSpec.post_norms */
+    Norm norm, post_norm; /* before the layer; of its output */
     const LayerKind *kind;
     void *own; /* the layer, of this kind */
     uint64_t dropout_key;
 } Branch;
 
 typedef struct {
-    Saved n; /* the norm's output; not kept with selective recomputation */
+    Saved n; /* the output of the norm before; not kept with selective recomputation */
     NormSave norm;
     Saved out; /* with post_norm: the layer's output */
     NormSave post_norm;
@@ -178,6 +181,8 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *spec, cons
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer,
                    SetupArena *setup);
 Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup);
+/* Where the stream is kept before a block: without a norm before its layers, what waits for a W reads it. */
+Region block_stream_region(const ModelSpec *spec);
 int block_linears(const Block *b); /* weight gradients that it can queue */
 /*
  * The residual stream on its way through the blocks of a stage. Its last sum is still to be made where it has a branch:

@@ -131,7 +131,7 @@ static Err report(FirstLoss *f)
     const char *const word[] = { "false", "true" };
     printf("\"learned_positions\": %s, \"rms\": %s, \"bias\": %s, \"tied\": %s, \"qk_norm\": %s, "
            "\"swiglu\": %s, \"norm_eps\": %.9g, \"rope_base\": %.9g, \"init_std\": %.9g}\n",
-           word[m->learned_positions], word[m->rms], word[m->bias], word[m->tied], word[m->qk_norm],
+           word[m->learned_positions], word[m->rms], word[m->bias], word[m->tied], word[m->qk_norm == QK_NORM_HEADS],
            word[m->activation == ACT_SWIGLU], m->norm_eps, m->rope.base, m->init_std);
     return ERR_OK;
 }

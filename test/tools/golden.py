@@ -67,6 +67,8 @@ GEMMA2 = dict(LLAMA, qk_norm=False, tied=True, window=[6, 0], softcap=2.0, post_
               score_scale=0.2, final_softcap=1.5)
 GEMMA3 = dict(LLAMA, layers=3, window=[6, 6, 0], rope=[1] * 3, post_norms=True, geglu=True, embed_scale=3.0, score_scale=0.3,
               local_base=50.0, rope_scaling=dict(kind="linear", factor=3.0), mtp=1, mtp_weight=0.3)
+# OLMo 2: norms of what layers give alone, and norms of the queries and of the keys of all heads together.
+OLMO2 = dict(LLAMA, heads=6, qk_norm="full", post_norms=True, pre_norms=False)
 GPTOSS = dict(LLAMA, qk_norm=False, bias=False, window=[8, 0], sinks=True, moe=MIXTRAL["moe"], rope_scaling=dict(
     kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=False))
 QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
@@ -97,7 +99,7 @@ MTPMASK = dict(MTP2, vocab=17, eod=3, mask_eod=True)
 MTPRESET = dict(MTP, vocab=17, eod=3, reset_at_eod=True, moe=dict(MTP["moe"], aux=0.5))
 GRADIENTS_ONLY = ("mtp", "mtp2", "mtpmask", "mtpreset", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
                   "qwen3next", "mla", "deepseekv3", "gptossfull",
-                  "mlasinks", "mlagate", "sharedbias", "gemma2", "gemma3")  # no final weights
+                  "mlasinks", "mlagate", "sharedbias", "gemma2", "gemma3", "olmo2")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -169,20 +171,22 @@ def shapes(m):
         linear(p + "proj", D, m["heads"] * a["value"])
 
     def block(p, i):
-        norm(p + "norm1", D, m["rms"])
+        if m.get("pre_norms", True):
+            norm(p + "norm1", D, m["rms"])
         if "mla" in m:
             latent_shapes(m["mla"], p + "attn.")
         else:
             linear(p + "attn.qkv", q + 2 * kv + (q if m.get("gate") else 0), D)
             if m["qk_norm"]:
-                norm(p + "attn.q_norm", m["head_dim"], True)
-                norm(p + "attn.k_norm", m["head_dim"], True)
+                norm(p + "attn.q_norm", q if m["qk_norm"] == "full" else m["head_dim"], True)
+                norm(p + "attn.k_norm", kv if m["qk_norm"] == "full" else m["head_dim"], True)
             if m.get("sinks"):
                 out.append((p + "attn.sinks", (m["heads"],)))
             linear(p + "attn.proj", D, q)
         if m.get("post_norms"):
             norm(p + "post_norm1", D, m["rms"])
-        norm(p + "norm2", D, m["rms"])
+        if m.get("pre_norms", True):
+            norm(p + "norm2", D, m["rms"])
         fc1 = 2 if m["swiglu"] else 1
         if is_mixture(m, i):
             e = m["moe"]
@@ -295,8 +299,10 @@ class Model:
         if "mla" in m:
             return *self.latent_heads(name, x), self.linear(name + ".gate", x) if m.get("gate") else None
         q, k, v, *gate = self.linear(name + ".qkv", x).split([H * C, K * C, K * C] + [H * C] * m.get("gate", False), -1)
+        if m["qk_norm"] == "full":
+            q, k = self.norm(name + ".q_norm", q, True), self.norm(name + ".k_norm", k, True)
         q, k, v = (t.reshape(B, T, -1, C) for t in (q, k, v))
-        if m["qk_norm"]:
+        if m["qk_norm"] is True:
             q, k = self.norm(name + ".q_norm", q, True), self.norm(name + ".k_norm", k, True)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if m["rope"][layer]:
@@ -401,10 +407,12 @@ class Model:
 
     def block(self, p, layer, x):
         """Named p, and like the model's block `layer`."""
-        rms = self.m["rms"]
-        x = x + self.behind(p + "post_norm1", self.attention(p + "attn", layer, self.norm(p + "norm1", x, rms)))
+        x = x + self.behind(p + "post_norm1", self.attention(p + "attn", layer, self.before(p + "norm1", x)))
         ffn = self.mixture if is_mixture(self.m, layer) else self.mlp
-        return x + self.behind(p + "post_norm2", ffn(p + "mlp", self.norm(p + "norm2", x, rms)))
+        return x + self.behind(p + "post_norm2", ffn(p + "mlp", self.before(p + "norm2", x)))
+
+    def before(self, name, x):
+        return self.norm(name, x, self.m["rms"]) if self.m.get("pre_norms", True) else x
 
     def behind(self, name, y):
         return self.norm(name, y, self.m["rms"]) if self.m.get("post_norms") else y
@@ -528,7 +536,8 @@ def main():
         ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT),
         ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3), ("gptossfull", GPTOSSFULL),
         ("mlasinks", MLASINKS), ("mlagate", MLAGATE), ("sharedbias", SHAREDBIAS),
-        ("mtpmask", MTPMASK), ("mtpreset", MTPRESET), ("gemma2", GEMMA2), ("gemma3", GEMMA3))]
+        ("mtpmask", MTPMASK), ("mtpreset", MTPRESET), ("gemma2", GEMMA2), ("gemma3", GEMMA3),
+        ("olmo2", OLMO2))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 

@@ -40,7 +40,7 @@ OTHERWISE = {  # values that a key is given at random, to be refused or not
     "parallel.schedule": SCHEDULES, "parallel.layout": ("Et|tL", "E|ttL", "Ettt|L"), "train.micro_batch": (1, 2, 3, 4),
     "train.global_batch": (1, 6, 12), "model.layers": (1, 2, 5), "model.seq": (15, 24, 48), "model.heads": (3, 5),
     "model.kv_heads": (2, 5), "model.ffn": (7, 12), "model.mtp_layers": (1,), "model.position": ("learned", "none"),
-    "model.qk_norm": ("true",), "moe.experts": (3, 4), "moe.topk": (1, 3, 9), "moe.groups": (2, 3),
+    "model.qk_norm": ("true", "full"), "model.block_norms": ("both", "post"), "moe.experts": (3, 4), "moe.topk": (1, 3, 9), "moe.groups": (2, 3),
     "moe.group_topk": (2, 3), "moe.unit": (2, 3), "moe.capacity": (0, 1), "moe.drop": ("position",),
     "moe.balance": ("none", "aux", "seq_aux", "global_aux", "bias", "sinkhorn", "forced"), "moe.aux_coeff": (0, 0.1),
     "moe.jitter": (0.1,), "moe.router": ("softmax", "sigmoid"), "moe.normalize": FLAG, "moe.shared_ffn": (3, 8),
@@ -321,7 +321,7 @@ class Draw:
         else:
             put("kv_heads", self.kv_heads, self.heads)
             put("head_dim", self.head_dim)
-            put("qk_norm", self.chance(0.25), False)
+            put("qk_norm", self.one("false", "false", "false", "true", "full"), "false")
         self.put_position(put)
         windows = ["0", "9", "1", "5,0", "3*2,0"]
         window = self.rng.choice(windows[:3] if self.layers < 3 else windows)
@@ -369,7 +369,9 @@ class Draw:
         put("activation", activation)
         if activation == "clamped_swiglu":
             put("activation_limit", 0.05)
-        put("bias", self.chance(0.5))
+        norms = self.one("pre", "pre", "pre", "both", "post")
+        put("block_norms", norms, "pre")
+        put("bias", norms == "pre" and self.chance(0.5))
         put("tied", self.chance(0.5) and self.schedule not in ASYNC)
         put("dropout", self.one(0, 0, 0.1, 0.5), 0)
         put("attention_dropout", self.one(0, 0, 0.2), 0)
