@@ -115,7 +115,6 @@ Err plan_advise(PlanTable *t)
     Advice all[STEPS];
     CostModel m;
     int count = 0;
-    if (!t->has_time) return ERR_OK;
     TRY(cost_open(&m, t->target, grid_size(t->grid)));
     for (int i = 0; i < STEPS; i++) {
         char words[2][WORD_BYTES] = { "", "" };

@@ -100,8 +100,9 @@ Err plan_time(PlanTable *t, const char *svg)
     else if (cost_open(&m, t->target, grid_size(t->grid)))
         snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
     else t->has_time = true;
-    if (!t->has_time && svg)
-        return err_set(ERR_CONFIG, "--svg draws a predicted step, and none is predicted"),
+    const char *asked = svg ? "svg" : t->advised ? "advise" : t->ops ? "ops" : NULL;
+    if (!t->has_time && asked)
+        return err_set(ERR_CONFIG, "--%s is about a predicted step, and none is predicted", asked),
                err_hint("%s", t->no_time);
     if (!t->has_time) return ERR_OK;
     return svg ? draw(&m, t, svg) : predict(&m, &t->spec, t->grid, &t->predicted);
