@@ -16,8 +16,12 @@ found = set(re.findall(r"^\[op\.(\w+)\]", text, re.M)), len(set(re.findall(r"^\[
 figures = [float(line.split()[-1]) for line in text.splitlines() if re.match(r"\w+ = ", line)]
 missing = set(ops) - found[0]
 print(missing, len(ops), found[1], len(figures))
-sys.exit(not (ops and not missing and text.count("\n[comm.") == 9 and all(0 < f < 1e9 for f in figures)))
+sys.exit(not (ops and not missing and text.count("\n[comm.") == 10 and all(0 < f < 1e9 for f in figures)))
 EOP
+check "the disk's rate" test "$(grep -c '^disk_gb_s = [0-9.e+-]*$' here.ini)" = 1
+check "which checkpoints take" grep -Eq "checkpoints +[0-9.]+ ms .*every" <("$mt" plan --config tiny.ini --device ./here.ini checkpoint.every=2 checkpoint.async=false)
+check "and no file of it is left: $(ls)" test "$(find . -name '*disk*' -o -name '.tmp*' | wc -l)" = 0
+check "the latest of two" grep -q '^us = 2 ' <(sed -n '/^\[comm.skew\]/,/^$/p' here.ini)
 check "by one rank and by several, in fp32 and bf16" test "$(grep -A99 '^\[op.gelu_fwd' here.ini | sed -n '2,/^$/s/us = \([a-z0-9]* [0-9]*x[0-9]*\) .*/\1/p' |
     sort -u | cut -d' ' -f1 | uniq -c | awk '$1 >= 1 { n++ } END { print n }')" = 2
 
@@ -27,6 +31,10 @@ expect 5 "shut/no/here.ini" "$mt" doctor --calibrate shut/no/here.ini --seconds 
 expect 5 "old.ini" "$mt" doctor --calibrate old.ini --seconds 0.5
 check "and nothing is left" test -z "$(find shut old.ini -type f)"
 for s in 0 -1 nan many; do expect 2 "--seconds" "$mt" doctor --calibrate here2.ini --seconds $s; done
+expect 5 "is no folder" "$mt" doctor --calibrate here2.ini --folder nowhere
+expect 5 "is no folder" "$mt" doctor --calibrate here2.ini --folder here.ini
+expect 2 "--folder is about a calibration" "$mt" doctor --folder shut
+expect 2 "--seconds is about a calibration" "$mt" doctor --seconds 5
 check "no file of a refused one" test ! -e here2.ini
 before=$(cksum <here.ini)
 (ulimit -f 1 && "$mt" doctor --calibrate ./here.ini --seconds 0.5 >full.out 2>&1)
