@@ -6,11 +6,11 @@ usage: bench/predict_here.py [--device FILE] [--rounds N] [--steps N] [--only TE
 
 --device: of `megatrain doctor --calibrate FILE`, made first if there is none. A layout's step is the lower quartile of
 its steps, of all rounds together; rounds lie apart, so that no layout has the machine's worst minutes to itself.
-Printed: mean absolute error, rank correlation in each model, and regret: how much slower the layout predicted to be the
-best of a model's is than the best measured. A wanted figure that is missed is a finding, not a failure: the exit status
-is 0 when everything ran. Beside each rank correlation stands that of the measurement with itself, of every other pair of
-rounds with the rest: no prediction can be expected to be better than that. --with: rounds of an earlier --json count,
-too; --rounds 0 only predicts them again.
+Printed: mean absolute error, rank correlation in each model, and regret: how much slower the layout predicted to be
+the best of a model's is than the best measured. A wanted figure that is missed is a finding, not a failure: the exit
+status is 0 when everything ran. Beside each rank correlation stands that of the measurement with itself, of every
+other pair of rounds with the rest: no prediction can be expected to be better than that. --with: rounds of an earlier
+--json count, too; --rounds 0 only predicts them again.
 
 MEGATRAIN names the program. Figures count when nothing else runs here: the spread of steps is printed, and how much of
 the processors others had."""
@@ -131,8 +131,8 @@ def seconds_of_others(before=(0, 0)):
     """Processor seconds that other programs than those begun here have had (this machine's others, too), since then."""
     with open("/proc/stat") as f:
         user, nice, system, _, _, _, _, steal = map(int, f.readline().split()[1:9])
-    mine = os.times()
-    return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK") - sum(mine[:4]) - before[0], time.time() - before[1]
+    others = (user + nice + system + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+    return others - before[0], time.time() - before[1]
 
 
 def measure(layout, folder, steps):

@@ -57,8 +57,8 @@ static bool is_count(const char *key)
            !strcmp(key, "host_devices");
 }
 
-/* What is wrong with it; NULL: nothing. There are whole devices, none reaches more than all of a rate, and an op beside a
- * call still comes on. */
+/* What is wrong with it; NULL: nothing. There are whole devices, none reaches more than all of a rate, and an op
+ * beside a call still comes on. */
 static const char *fault(const char *key, double number)
 {
     if (is_count(key) && number != floor(number)) return "whole";

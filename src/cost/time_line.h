@@ -1,7 +1,8 @@
 /*
  * When what a dry run does would happen: ops one behind the other on the device, each communicator's calls one behind
  * the other beside them. A call begins when what was issued before it is done, on the latest member (cost_skew); a wait
- * holds the device up until its call is done. The host issues ops ahead of the device; where it has to read how many rows there are, it no longer is.
+ * holds the device up until its call is done. The host issues ops ahead of the device; where it has to read
+ * how many rows there are, it no longer is.
  *
  *   host     issues 0, 1, exchange, 2 ... ahead of
  *   device   product 0 | product 1       | wait | ...
