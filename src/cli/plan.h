@@ -78,7 +78,7 @@ int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
  * wanted. ERR_STORAGE. */
 Err plan_time(PlanTable *t, const char *svg);
 void plan_put_time(const PlanTable *t);
-/* Looks for what would help most, after plan_time. Errors: those of cost_open. */
+/* Looks for what would help most, after plan_time. Errors: those of cost_open; ERR_MEMORY. */
 Err plan_advise(PlanTable *t);
 void plan_gain(const Prediction *before, const Prediction *after, Advice *out); /* the shares of *out */
 void plan_json_time(JsonOut *j, const PlanTable *t);
