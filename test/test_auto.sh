@@ -84,8 +84,22 @@ check "goes on, planned again" run anew 4 parallel.auto=again parallel.auto_devi
 check "as is said" grep -q "predicted" anew.err
 check "and is another layout" sh -c '! cmp -s anew/starts/1.ini anew/starts/2.ini'
 check "the losses of a run that changed" test "$(losses anew)" = "$(losses auto1)"
+check "a run for a machine with less memory" run less 2 parallel.auto=true train.stop_at=2 parallel.zero=0
+bytes=$("$mt" plan --config less/config.ini --world 2 --json 2>/dev/null | sed 's/.*"largest_total":\([0-9]*\).*/\1/')
+sed "s/memory_mib.*/memory_mib = $((2 * bytes / 1048576 - 1))/" fast.ini >less.ini
+sed "s/memory_mib.*/memory_mib = $((2 * bytes / 1048576 + 2))/" fast.ini >enough.ini
+cp -r less enough
+check "goes on where a rank has room, $bytes bytes" run enough 2 parallel.auto=true parallel.auto_device=enough.ini
+check "with its layout" grep -q "the layout of the checkpoint of step 2 stays" enough.err
+run less 2 parallel.auto=true parallel.auto_device=less.ini # (another layout may fit, or none: both are the truth)
+check "and says where not: $(grep -m1 checkpoint less.err)" grep -q "the layout of the checkpoint does not do on 2 ranks: it takes .* on a rank, which has" less.err
+check "in one line" test "$(grep -c 'does not do' less.err)" = 1
+check "without a device of its own a kept layout stays" run kept 4 parallel.auto=true parallel.auto_device= train.steps=5
+check "as is said" grep -q "the layout of the checkpoint of step 4 stays" kept.err
+check "a device that is wrong is refused" sh -c '! "$0" --config tiny.ini run.dir=auto1 parallel.auto=true parallel.auto_device=./none.ini train.steps=5 2>err.txt && grep -q "no file" err.txt' "$mt"
 check "the first half on four" run fewer 4 parallel.auto=true train.stop_at=2 parallel.zero=1
 check "goes on on one" run fewer 1 parallel.auto=true
+check "and says why it is planned again" grep -Eq "does not do on 1 rank: .*: planning anew|the layout of the checkpoint of step 2 stays" fewer.err
 check "a layout by hand" run hand 2 parallel.auto_device= train.stop_at=2 parallel.pp=2
 check "is planned when asked" run hand 2 parallel.auto=true
 check "and says so" grep -q "predicted" hand.err

@@ -16,10 +16,27 @@ found = set(re.findall(r"^\[op\.(\w+)\]", text, re.M)), len(set(re.findall(r"^\[
 figures = [float(line.split()[-1]) for line in text.splitlines() if re.match(r"\w+ = ", line)]
 missing = set(ops) - found[0]
 print(missing, len(ops), found[1], len(figures))
-sys.exit(not (ops and not missing and text.count("\n[comm.") == 9 and all(0 < f < 1e9 for f in figures)))
+sys.exit(not (ops and not missing and text.count("\n[comm.") == 10 and all(0 < f < 1e9 for f in figures)))
 EOP
+check "the disk's rate" test "$(grep -c '^disk_gb_s = [0-9.e+-]*$' here.ini)" = 1
+check "which checkpoints take" grep -Eq "checkpoints +[0-9.]+ ms .*every" <("$mt" plan --config tiny.ini --device ./here.ini checkpoint.every=2 checkpoint.async=false)
+check "and no file of it is left: $(ls)" test "$(find . -name '*disk*' -o -name '.tmp*' | wc -l)" = 0
+check "the latest of two" grep -q '^us = 2 ' <(sed -n '/^\[comm.skew\]/,/^$/p' here.ini)
 check "by one rank and by several, in fp32 and bf16" test "$(grep -A99 '^\[op.gelu_fwd' here.ini | sed -n '2,/^$/s/us = \([a-z0-9]* [0-9]*x[0-9]*\) .*/\1/p' |
     sort -u | cut -d' ' -f1 | uniq -c | awk '$1 >= 1 { n++ } END { print n }')" = 2
+
+# one processor: no ranks beside each other, and a file all the same
+expect 0 "measured     1 processors" taskset -c "$(taskset -cp $$ | sed 's/.*: *//; s/[-,].*//')" "$mt" doctor --calibrate ./one.ini --seconds 0.5
+for n in 1 2; do check "plan takes it for $n" grep -q "ms: .* tokens/s" <("$mt" plan --config tiny.ini --world $n --device ./one.ini); done
+
+# interrupted: the file that was there stays, no process and no file is left
+before=$(cksum <here.ini) files=$(ls | wc -l)
+timeout -s INT 1 "$mt" doctor --calibrate ./here.ini --seconds 60 >out.txt 2>&1
+check "interrupted" test $? = 124
+check "the old file stays" test "$(cksum <here.ini)" = "$before"
+check "and no other comes: $(ls)" test "$(ls | wc -l)" = "$files"
+sleep 0.3
+check "nor a process" test "$(pgrep -cf "doctor --calibrate ./here.ini --seconds 60")" = 0
 
 # nothing half written: a folder that takes nothing, a name that is no file's
 mkdir shut old.ini
@@ -27,6 +44,13 @@ expect 5 "shut/no/here.ini" "$mt" doctor --calibrate shut/no/here.ini --seconds 
 expect 5 "old.ini" "$mt" doctor --calibrate old.ini --seconds 0.5
 check "and nothing is left" test -z "$(find shut old.ini -type f)"
 for s in 0 -1 nan many; do expect 2 "--seconds" "$mt" doctor --calibrate here2.ini --seconds $s; done
+expect 0 "! the file has no disk_gb_s" "$mt" doctor --calibrate nodisk.ini --seconds 0.5 --folder /proc
+check "which is not in it" test "$(grep -c disk_gb_s nodisk.ini)" = 0
+check "and plan says so" grep -q "checkpoints .*not known" <("$mt" plan --config tiny.ini --device ./nodisk.ini checkpoint.every=2)
+expect 5 "is no folder" "$mt" doctor --calibrate here2.ini --folder nowhere
+expect 5 "is no folder" "$mt" doctor --calibrate here2.ini --folder here.ini
+expect 2 "--folder is about a calibration" "$mt" doctor --folder shut
+expect 2 "--seconds is about a calibration" "$mt" doctor --seconds 5
 check "no file of a refused one" test ! -e here2.ini
 before=$(cksum <here.ini)
 (ulimit -f 1 && "$mt" doctor --calibrate ./here.ini --seconds 0.5 >full.out 2>&1)

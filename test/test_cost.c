@@ -57,6 +57,26 @@ TEST(every_device_that_ships_has_its_figures)
     }
 }
 
+TEST(points_of_what_there_is_not_are_refused)
+{
+    static const struct {
+        DevicePoint p;
+        const char *says;
+    } cases[] = {
+        { { "nosuch", "f32", 1, 1, 1, { 4 }, 1 }, "[op.nosuch] is none of megatrain's ops" },
+        { { "all-gather", "f32", 1, 1, 1, { 4 }, 1 }, "[op.all-gather] is none" },
+        { { "gelu_fwd", "", 2, 1, 1, { 4 }, 1 }, "[comm.gelu_fwd] is none of megatrain's collectives" },
+        { { "gelu_fwd", "f32", 1, 1, 3, { 4, 4, 4 }, 1 }, "a shape of [op.gelu_fwd] has 1 number, not 3" },
+        { { "linear_fwd", "f32", 1, 1, 1, { 4 }, 1 }, "a shape of [op.linear_fwd] has 3 numbers, not 1" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        DevicePoint p = cases[i].p;
+        DeviceFile d = { .name = "d", .points = { .items = &p, .count = 1 } };
+        CostModel m;
+        FAILS(cost_open(&m, &d, 1), ERR_CONFIG, cases[i].says);
+    }
+}
+
 TEST(what_lacks_is_named)
 {
     CostModel m;

@@ -472,7 +472,7 @@ check "it fits" grep -q "^  fits 80 GB: yes (.* of 79.6 GiB, and up to 768 MiB f
 large=(model.layers=40 model.hidden=4096 model.heads=32 model.seq=2048 train.micro_batch=1)
 check "it does not" grep -q "^  fits 40 GB: no (" <(plan --device a100-40 "${large[@]}")
 check "nothing of that without --device" [ "$(plan run.device=cpu | grep -c fits)" -eq 0 ]
-expect 2 "--device 'tpu' is none that is known" "$mt" plan --config plan.ini --device tpu
+expect 2 "device 'tpu' is none that is known" "$mt" plan --config plan.ini --device tpu
 printf '[device]\nmemory_mib = 12288\n' >own.ini
 check "a device of one's own" grep -q "^  fits there: yes (.* of 12.0 GiB, " <(plan --device own.ini)
 expect 2 "no file 'other.ini'" "$mt" plan --config plan.ini --device other.ini
@@ -570,7 +570,9 @@ EOP
 check "the picture is whole" grep -q '^</svg>' step.svg
 "$mt" plan --config plan.ini --world 4 --json >plan.json
 check "no device, no time" grep -q '"predicted":null' plan.json
-expect 2 "none is predicted" "$mt" plan --config plan.ini --world 4 --svg step.svg
+for option in "--svg step.svg" "--ops" "--advise" "--ops --json"; do
+    expect 2 "is about a predicted step, and none is predicted" "$mt" plan --config plan.ini --world 4 $option
+done
 for layout in "1" "4 parallel.zero=1" "4 parallel.tp=2" "2 parallel.pp=2 model.layers=4"; do
     ranks=${layout%% *} words=(${layout#"$ranks"} train.stop_at=1)
     "$mt" plan --config plan.ini --world $ranks --json "${words[@]}" >plan.json 2>/dev/null
@@ -607,7 +609,7 @@ for asked in "4" "4 parallel.tp=2" "2 train.recompute=full parallel.pp=2" "8 mod
 done
 # Halves of the world, what the run's tokens take and cost, and where a layout stands: by hand
 search --max-world 4 --device h100 --json --price 3 train.micro_batch=1 --compare \
-    "parallel.tp=2 train.micro_batch=1; parallel.tp=3; parallel.recompute=1"
+    "parallel.tp=2 train.micro_batch=1; parallel.tp=3; parallel.pp=2 parallel.schedule=zb-v"
 check "worlds, price and others: $(tail -1 search.err)" test -s search.json
 "$mt" plan --config plan.ini --world 4 --device h100 --json parallel.tp=2 parallel.zero=1 train.micro_batch=1 >chosen.json 2>search.err
 check "worlds" python3 - <<'EOP'
@@ -631,7 +633,8 @@ s, p = json.load(open("search.json")), json.load(open("chosen.json"))
 two, three, none = s["compared"]
 assert abs(two["step_ms"] / p["predicted"]["step_ms"] - 1) < 1e-5 and two["bytes"] == p["largest_total"] + p["library_bytes"]
 assert "slower" in two["reason"] and 1 <= two["faster"] <= s["dry_runs"] and 0 < two["possible"] <= s["legal"]
-assert all(o["reason"].startswith("refused") and o["step_ms"] is None for o in (three, none))
+assert all(o["reason"].startswith("refused: ") and o["step_ms"] is None for o in (three, none))
+assert "parallel.tp = '3'" in three["reason"] and "zb-v" in none["reason"], (three["reason"], none["reason"])
 EOP
 refused() { # exit status, text, words
     search "${@:3}"
@@ -642,6 +645,18 @@ check "no layout divides" refused 2 "no layout of this model divides 7 ranks" --
 check "an unknown device" refused 2 "none that is known" --world 4 --device nosuch
 check "no device" refused 2 "none is named" --world 4
 check "no ranks" refused 2 "on how many ranks" --device h100
-check "too many others" refused 2 "takes up to 8 layouts" --world 4 --device h100 --compare "a;b;c;d;e;f;g;h;i"
+check "too many others" refused 2 "takes up to 8 layouts" --world 4 --device h100 --compare "$(printf "parallel.tp=1;%.0s" {1..9})"
+check "a compared word that is no key" refused 2 "'parallel.recompute'" --world 4 --device h100 --compare "parallel.recompute=1"
+check "a compared word that is no value" refused 2 "parallel.tp" --world 4 --device h100 --compare "parallel.tp=2; parallel.tp=no"
+check "a compared word that is none" refused 2 "tp8" --world 4 --device h100 --compare "tp8"
+check "a compared word that is too long" refused 2 "a word of" --world 4 --device h100 --compare "parallel.layout=$(printf 't%.0s' {1..200})"
+check "two numbers of ranks" refused 2 "both say how many ranks" --world 4 --max-world 8 --device h100
+for option in "--best 5" "--price 0" "--memory 1GB" "--max-world 4" "--compare parallel.tp=2"; do
+    expect 2 "is about a search" "$mt" plan --config plan.ini $option
+done
+search --world 2 --device h100 --json --price 0
+check "a price of nothing costs nothing" grep -q '"cost":0,' search.json
+search --world 2 --device h100 --json
+check "no price, no cost" grep -q '"cost":null' search.json
 check "no amount" refused 2 "no amount of memory" --world 4 --device h100 --memory 8x
 finish

@@ -225,6 +225,29 @@ TEST(what_is_sent_fast_is_not_waited_for)
     CHECK(waited(&p) >= 0 && waited(&p) < 1e-2 * p.step_s && p.bubble_s == 0);
 }
 
+/* Two ranks of a host whose latest is behind by a tenth of their work since they met: as much longer are their calls,
+ * where no product is beside them. With one processor they take turns, and nobody waits. */
+TEST(a_call_begins_when_the_latest_comes)
+{
+    static DevicePoint points[] = { { "skew", "", 2, 1, 1, { 1e-3 }, 1e-4 }, { "skew", "", 2, 1, 1, { 1e9 }, 1e8 } };
+    const DevicePoints skew = { .items = points, .count = 2, .names = 1 };
+    Case c = tensor_parallel();
+    c.device.multiprocessors = 0;
+    c.device.processors = 2;
+    const Prediction even = predicted(&c);
+    c.device.points = skew;
+    CostModel m;
+    Prediction late = { 0 };
+    OK(cost_open(&m, &c.device, 2));
+    OK(predict(&m, &c.spec, c.grid, &late));
+    const double ops = late.shares.now - waited(&late), more = (waited(&late) - waited(&even)) / ops;
+    CHECK_MSG(more > 0.03 && more < 0.1 + 1e-6, "%g of the work", more);
+    c.device.processors = 1;
+    OK(cost_open(&m, &c.device, 2));
+    OK(predict(&m, &c.spec, c.grid, &late));
+    NEAR(waited(&late), waited(&even), 1e-6);
+}
+
 /* Sums of gradients go on beside the backward: much of what is sent is not waited for, and with more arithmetic less is. */
 TEST(sums_of_gradients_hide_behind_arithmetic)
 {
@@ -443,7 +466,7 @@ TEST(an_evaluation_takes_its_forwards)
 TEST(what_a_run_does_besides_is_so_much_of_a_step)
 {
     Config c = { .data = { .valid = "a: x  b: 0.7 y 0.3 z", .split = "" },
-                 .train = { .eval_every = 100, .eval_batches = 3 },
+                 .train = { .eval_every = 100, .eval_batches = 3, .eval_tasks = "" },
                  .checkpoint = { .every = 20 } };
     DeviceFile d = { .host_gb_s = 60, .disk_gb_s = 2, .step_us = 250 };
     const BesidesOf of = { 2, .5, 4, 80000000000, 30000000000 };
@@ -466,7 +489,7 @@ TEST(what_a_run_does_besides_is_so_much_of_a_step)
 TEST(what_nobody_knows_is_said_to_be_unknown)
 {
     Config c = { .data = { .valid = "x", .split = "" },
-                 .train = { .eval_every = 100 },
+                 .train = { .eval_every = 100, .eval_tasks = "" },
                  .checkpoint = { .every = 20 } };
     const DeviceFile d = { .host_gb_s = 60, .step_us = 100 };
     const BesidesOf of = { 2, .5, 4, 80, 30 };
@@ -475,10 +498,13 @@ TEST(what_nobody_knows_is_said_to_be_unknown)
     NEAR(besides_sum(&b), 1e-4, 1e-12);
     c.train.eval_every = c.checkpoint.every = 0; /* at the end alone */
     b = besides_of(&c, &d, &of);
-    CHECK(b.evaluations == 0 && b.checkpoints == 0);
+    CHECK(b.evaluations == 0 && b.checkpoints == 0 && b.tasks == 0);
+    c.train.eval_tasks = "questions"; /* not asked */
+    CHECK(besides_of(&c, &d, &of).tasks == 0);
     c.data.valid = "", c.train.eval_every = 10;
     b = besides_of(&c, &d, &of);
-    CHECK(b.evaluations == 0 && besides_sets(&c) == 0);
+    CHECK(b.evaluations == 0 && besides_sets(&c) == 0 && isnan(b.tasks));
+    NEAR(besides_sum(&b), 1e-4, 1e-12);
     c.data.split = "98,2", c.train.eval_batches = 1;
     b = besides_of(&c, &d, &of);
     NEAR(b.evaluations, .05, 1e-12);

@@ -139,12 +139,17 @@ static inline void add_attention(const Machine *m, const Rates *r, const Habits 
 
 /* ---- messages ---- */
 
-/* Bytes a second of a ring of so many hosts' members, `inner` ranks of other groups lying between two of them. */
-static inline double ring_rate(const Machine *m, const Rates *r, int members, int inner)
+static inline CommRates rates_of(const Machine *m, const Rates *r)
 {
-    const double link = m->link * r->link, network = m->network * r->link;
-    if (members * inner <= m->host_devices) return link;
-    return fmin(link, network * fmax(1, (double)m->host_devices / inner));
+    return (CommRates){ m->link * r->link, m->network * r->link };
+}
+
+/* Of a ring of so many members, `inner` ranks of other groups lying between two of them. */
+static inline double bytes_a_second(const Machine *m, const Rates *r, int members, int inner)
+{
+    const int all = members * inner, hosts = (all + m->host_devices - 1) / m->host_devices;
+    const int here = m->host_devices > inner ? m->host_devices / inner : 1;
+    return ring_rate(rates_of(m, r), (CommPlace){ members, hosts, here });
 }
 
 /* Rows of one trip between `members` ranks that share experts. */
@@ -156,8 +161,7 @@ static inline double trip_time(const Machine *m, const Rates *r, const Habits *h
                   fmin(m->host_devices, n);
     if (h->hosts_most) far = fmin(far, h->hosts_most * (hosts - 1) / hosts);
     const double bytes = h->tokens * h->row_bytes;
-    return fmax(bytes * far / (m->network * r->link), bytes * near / (m->link * r->link)) +
-           2 * (hosts > 1 ? FAR_CALL_S : CALL_S);
+    return spread_time(rates_of(m, r), bytes * far, bytes * near) + 2 * (hosts > 1 ? FAR_CALL_S : CALL_S);
 }
 
 static inline void add_messages(const Machine *m, const Rates *r, const Habits *h, const Tally *tally,
@@ -169,7 +173,7 @@ static inline void add_messages(const Machine *m, const Rates *r, const Habits *
         const CommWork *sent = tally->sent[reduced[i]];
         const int experts = grid.ep < m->host_devices ? grid.ep : m->host_devices;
         const int inner = reduced[i] == GROUP_EXPERT_DP ? experts : grid.tp;
-        const double rate = ring_rate(m, r, tally->size[reduced[i]], inner);
+        const double rate = bytes_a_second(m, r, tally->size[reduced[i]], inner);
         t->reduce += gradient * (double)sent[COMM_REDUCE_SCATTER_TREE_F32].bytes / rate;
         t->reduce += gathers * (double)sent[COMM_ALL_GATHER].bytes / rate;
     }
@@ -186,7 +190,7 @@ static inline void add_messages(const Machine *m, const Rates *r, const Habits *
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < COMM_KIND_COUNT; k++)
             t->unit.cp += (double)tally->sent[context[i]][k].bytes / units /
-                          ring_rate(m, r, tally->size[context[i]], grid.tp);
+                          bytes_a_second(m, r, tally->size[context[i]], grid.tp);
     t->across = (double)tally->sent[GROUP_PP][COMM_EXCHANGE].bytes / units / (m->network * r->link);
 }
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* Each is a `pause`, of 15 to 50 ns: 120 to 400 us. Fewer, and threads that wait a little at a barrier go to sleep some
@@ -114,4 +115,37 @@ int processors_share(int same, int local)
     n /= same;
     if (quota > 0 && ceil(quota / local) < (double)n) n = (long)ceil(quota / local);
     return n < 1 ? 1 : (int)n;
+}
+
+/* ---- what others take ---- */
+
+static double seconds_of(struct rusage *u)
+{
+    return (double)(u->ru_utime.tv_sec + u->ru_stime.tv_sec) +
+           1e-6 * (double)(u->ru_utime.tv_usec + u->ru_stime.tv_usec);
+}
+
+bool processors_used(double *all, double *own)
+{
+    char line[512];
+    struct rusage self, children;
+    cpu_set_t set;
+    double ticks = 0;
+    if (processors_quota("") > 0 || sched_getaffinity(0, sizeof set, &set)) return false;
+    FILE *f = fopen("/proc/stat", "re");
+    if (!f) return false;
+    while (fgets(line, sizeof line, f)) {
+        unsigned cpu;
+        double user, nice, system, stolen;
+        if (sscanf(line, "cpu%u %lf %lf %lf %*f %*f %*f %*f %lf", &cpu, &user, &nice, &system, &stolen) ==
+                5 &&
+            cpu < CPU_SETSIZE && CPU_ISSET(cpu, &set))
+            ticks += user + nice + system + stolen;
+    }
+    fclose(f);
+    getrusage(RUSAGE_SELF, &self);
+    getrusage(RUSAGE_CHILDREN, &children);
+    *all = ticks / (double)sysconf(_SC_CLK_TCK);
+    *own = seconds_of(&self) + seconds_of(&children);
+    return ticks > 0;
 }

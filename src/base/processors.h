@@ -8,6 +8,8 @@
 #ifndef MEGATRAIN_BASE_PROCESSORS_H
 #define MEGATRAIN_BASE_PROCESSORS_H
 
+#include <stdbool.h>
+
 #include "base/err.h"
 
 /*
@@ -33,5 +35,10 @@ int processors_share(int same, int local);
 /* The quota of this process's control groups (version 1 and 2), in processors; 0: none. root: "", or a folder that
  * stands for / in tests. */
 double processors_quota(const char *root);
+
+/* Seconds that all programs together, and others of this machine's host, have had of this process's processors since
+ * they were started; *own: those of this process and the children that it has waited for. False: nobody says so, or a
+ * quota makes it no measure of what is left. */
+bool processors_used(double *all, double *own);
 
 #endif

@@ -119,62 +119,7 @@ static Err read_with(const AutoLayout *a, const char *text, int64_t world, Confi
     return err;
 }
 
-/* ---- a run that goes on ---- */
-
-typedef struct {
-    SetupArena setup;
-    CkptMeta meta;
-} Kept;
-
-static Err read_meta(const char *path, void *kept)
-{
-    Kept *k = kept;
-    return ckpt_meta(path, &k->setup, &k->meta);
-}
-
-/* The words of the checkpoint's layout, if it was chosen, and is one for so many ranks. */
-static Err words_of_checkpoint(const AutoLayout *a, const Config *base, const Kept *k, int64_t world,
-                               char *text, size_t size)
-{
-    Config was, now = { 0 };
-    Grid grid;
-    Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration",
-                                                .text = k->meta.config,
-                                                .world_size = CONFIG_ANY_WORLD });
-    if (!err && was.parallel.planned) put_words(base, &was, false, text, size);
-    config_release(&was);
-    if (err) return err_as(err, ERR_CKPT);
-    if (!*text) return ERR_OK;
-    const bool fits = !read_with(a, text, world, &now) && !grid_spec(&now, &grid);
-    if (fits)
-        log_info("parallel.auto: the layout of the checkpoint of step %lld stays", (long long)k->meta.step);
-    else {
-        log_info("parallel.auto: the layout of the checkpoint is none for %lld ranks: planning anew",
-                 (long long)world);
-        *text = 0;
-    }
-    config_release(&now);
-    return ERR_OK;
-}
-
-/* text "": there is none to keep. */
-static Err keep_layout(const AutoLayout *a, const Config *base, int64_t world, char *text, size_t size)
-{
-    const char *how = base->checkpoint.resume;
-    Kept k = { 0 };
-    bool found = false;
-    *text = 0;
-    if (base->parallel.planned == PARALLEL_PLANNED_AGAIN || !strcmp(how, "none")) return ERR_OK;
-    setup_init(&k.setup);
-    Err err = ERR_OK;
-    if (!strcmp(how, "auto")) err = ckpt_visit_newest(base->run.dir, read_meta, &k, &found);
-    else err = read_meta(how, &k), found = true;
-    if (!err && found) err = words_of_checkpoint(a, base, &k, world, text, size);
-    setup_release(&k.setup);
-    return err;
-}
-
-/* ---- a run that begins ---- */
+/* ---- the device ---- */
 
 static Err this_gpu(DeviceFile *out)
 {
@@ -206,6 +151,112 @@ static Err know_device(const Config *base, const Boot *boot, Planner *p)
                    cpu ? "a GPU" : "a host's processors", cpu ? "cpu" : "cuda"),
            err_hint(cpu ? "a file that megatrain doctor --calibrate wrote" : "a GPU's: h100, ...");
 }
+
+/* Of a rank; those of a host share its processors' memory. */
+static int64_t rank_memory(const Planner *p, const Boot *boot)
+{
+    const int64_t all = p->device.memory_mib << 20,
+                  here = boot->local_size > 0 ? boot->local_size : boot->size;
+    return p->model.cpu ? all / here : all;
+}
+
+/* What its worst rank takes, with libraries. */
+static Err bytes_of(const Planner *p, const Config *c, Grid grid, int64_t *bytes)
+{
+    TrainSpec spec;
+    Prediction time;
+    int64_t vocab;
+    TRY(plan_vocab(c, &vocab));
+    TRY(train_spec(c, vocab, &spec));
+    TRY(trainer_grid(&spec, &grid));
+    TRY(predict_by(&p->source, &spec, grid, PREDICT_RANKS, &time));
+    *bytes = time.bytes + (p->model.cpu ? 0 : spec_library_bytes(c, grid));
+    return ERR_OK;
+}
+
+/* ERR_PLAN: a rank takes more than it has. */
+static Err fits(const Planner *p, const Config *c, const Boot *boot, Grid grid)
+{
+    char have[UNITS_BYTES], want[UNITS_BYTES];
+    const int64_t most = rank_memory(p, boot);
+    int64_t bytes = 0;
+    TRY(bytes_of(p, c, grid, &bytes));
+    if (bytes <= most) return ERR_OK;
+    return err_set(ERR_PLAN, "it takes %s on a rank, which has %s", units_bytes(want, bytes),
+                   units_bytes(have, most));
+}
+
+/* ---- a run that goes on ---- */
+
+typedef struct {
+    SetupArena setup;
+    CkptMeta meta;
+} Kept;
+
+static Err read_meta(const char *path, void *kept)
+{
+    Kept *k = kept;
+    return ckpt_meta(path, &k->setup, &k->meta);
+}
+
+/* Whether the layout is one of so many ranks that fits the device, if that is known; ERR_CONFIG or ERR_PLAN: it is not,
+ * and why. */
+static Err judge_kept(const AutoLayout *a, const Planner *p, const Boot *boot, const char *text)
+{
+    Config c = { 0 };
+    Grid grid;
+    Err err = read_with(a, text, boot->size, &c);
+    if (!err) err = grid_spec(&c, &grid);
+    if (!err && p) err = fits(p, &c, boot, grid);
+    config_release(&c);
+    return err;
+}
+
+/* The words of the checkpoint's layout, if it was chosen, and is one for so many ranks. */
+static Err words_of_checkpoint(const AutoLayout *a, const Config *base, const Kept *k, const Boot *boot,
+                               char *text, size_t size)
+{
+    Config was;
+    Planner p;
+    Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration",
+                                                .text = k->meta.config,
+                                                .world_size = CONFIG_ANY_WORLD });
+    if (!err && was.parallel.planned) put_words(base, &was, false, text, size);
+    config_release(&was);
+    if (err) return err_as(err, ERR_CKPT);
+    if (!*text) return ERR_OK;
+    const Err unknown = know_device(base, boot, &p);
+    const bool wrong = unknown && *base->parallel.auto_device;
+    if (!wrong) err = judge_kept(a, unknown ? NULL : &p, boot, text);
+    planner_close(&p);
+    if (wrong) return unknown;
+    if (err && err != ERR_CONFIG && err != ERR_PLAN) return err;
+    if (err)
+        log_info("parallel.auto: the layout of the checkpoint does not do on %d rank%s: %.*s: planning anew",
+                 boot->size, boot->size == 1 ? "" : "s", (int)strcspn(err_message(), "\n"), err_message());
+    else log_info("parallel.auto: the layout of the checkpoint of step %lld stays", (long long)k->meta.step);
+    if (err) *text = 0;
+    return ERR_OK;
+}
+
+/* text "": there is none to keep. */
+static Err keep_layout(const AutoLayout *a, const Config *base, const Boot *boot, char *text, size_t size)
+{
+    const char *how = base->checkpoint.resume;
+    Kept k = { 0 };
+    bool found = false;
+    *text = 0;
+    if (base->parallel.planned == PARALLEL_PLANNED_AGAIN || !strcmp(how, "none")) return ERR_OK;
+    setup_init(&k.setup);
+    Err err = ERR_OK;
+    if (!strcmp(how, "auto")) err = ckpt_visit_newest(base->run.dir, read_meta, &k, &found);
+    else err = read_meta(how, &k), found = true;
+    if (!err && found) err = words_of_checkpoint(a, base, &k, boot, text, size);
+    setup_release(&k.setup);
+    return err;
+}
+
+/* ---- a run that begins ---- */
 
 /* What the best layout has otherwise: "parallel.tp=4 parallel.pp=1". */
 static void differing(const SearchAnswer *a, const SearchResult *r, char *out, size_t size)
@@ -242,7 +293,7 @@ static void say_choice(const Planner *p, const Config *base, const SearchAnswer 
 static Err nothing_fits(const SearchAnswer *a, const SearchQuestion *q)
 {
     char have[UNITS_BYTES], want[UNITS_BYTES];
-    if (!a->space.base || a->least_bytes == INT64_MAX)
+    if (search_found_none(a))
         return err_set(ERR_CONFIG,
                        "parallel.auto: no layout of this model divides %lld ranks, a batch of %lld samples "
                        "and the keys that are given",
@@ -262,12 +313,12 @@ static Err search_layout(const Config *base, const Boot *boot, const Planner *p,
     Config chosen = { 0 };
     SearchQuestion q = planner_question(p, base, boot->size);
     q.best = ANSWERS;
-    if (p->model.cpu) q.memory /= boot->local_size > 0 ? boot->local_size : boot->size; /* (they share it) */
+    q.memory = rank_memory(p, boot);
     TRY(plan_vocab(base, &q.vocab));
     TRY(search(&q, answer));
     if (!answer->count) return nothing_fits(answer, &q);
-    const bool legal = layout_config(&answer->space, &answer->best[0].layout, &chosen);
-    ASSERT(legal);
+    const Err err = layout_config(&answer->space, &answer->best[0].layout, &chosen);
+    if (err) return config_release(&chosen), err;
     put_words(base, &chosen, false, text, size);
     say_choice(p, base, answer, &chosen);
     config_release(&chosen);
@@ -290,7 +341,7 @@ static Err plan_layout(const Config *base, const Boot *boot, char *text, size_t 
 
 static Err choose(void *user, const Config *base, const Boot *boot, char *text, size_t size)
 {
-    TRY(keep_layout(user, base, boot->size, text, size));
+    TRY(keep_layout(user, base, boot, text, size));
     return *text ? ERR_OK : plan_layout(base, boot, text, size);
 }
 

@@ -24,13 +24,16 @@ enum { GIB = 1 << 30, LINE_BYTES = 512 };
 static int problems;
 
 static const char *device_path;
-static double seconds = 90;
+static double seconds; /* 0: not given */
+static const char *folder;
 
 static const Option options[] = {
     { "calibrate", OPTION_TEXT, &device_path, .value = "FILE",
       .help = "measures this machine's CPUs into a device's file, for plan --device FILE" },
     { "seconds", OPTION_REAL, &seconds, .low = 0.1, .high = 86400, .value = "S",
-      .help = "to measure for, about; below 10: few and small shapes" },
+      .help = "with --calibrate: to measure for, about; below 10: few and small shapes; none: 90" },
+    { "folder", OPTION_TEXT, &folder, .value = "DIR",
+      .help = "with --calibrate: where checkpoints go, whose disk is measured; none: here" },
 };
 
 __attribute__((format(printf, 2, 3))) static void advise(bool needed, const char *fmt, ...)
@@ -228,13 +231,16 @@ static void check_tools(void)
 }
 
 /* Below so many seconds a calibration only shows that it works. */
-static const double BRIEF_S = 10;
+static const double BRIEF_S = 10, USUAL_S = 90;
+static const double BUSY = 0.05; /* a share of processors that others may have */
 
 static Err calibrate_into(const char *path)
 {
+    const double wanted = seconds > 0 ? seconds : USUAL_S;
     Calibration c;
     TRY_AS(ERR_STORAGE, file_check_output(path));
-    Err err = calibrate((CalibrateOptions){ seconds, seconds < BRIEF_S }, &c);
+    if (folder && !file_is_dir(folder)) return err_set(ERR_STORAGE, "--folder '%s' is no folder", folder);
+    Err err = calibrate((CalibrateOptions){ wanted, wanted < BRIEF_S, folder ? folder : "." }, &c);
     if (!err) err = calibration_write(&c, path);
     if (!err) {
         printf("measured     %d processors: products %.3g TFLOP/s in fp32, %.3g in bf16; copies %.3g GB/s; a "
@@ -243,6 +249,14 @@ static Err calibrate_into(const char *path)
                c.processors, c.fp32_tflops, c.bf16_tflops, c.memory_gb_s, c.link_us, c.link_gb_s);
         printf("written      %s: %d figures; megatrain plan --config FILE --device %s%s predicts by them\n",
                path, c.points.count, strchr(path, '/') ? "" : "./", path);
+        if (c.disk_gb_s > 0)
+            printf("disk         %.3g GB/s in %s\n", c.disk_gb_s, folder ? folder : "this folder");
+        advise(!(c.disk_gb_s > 0),
+               "the file has no disk_gb_s, by which plan says how long checkpoints take: %s", c.no_disk);
+        advise(
+            c.others > BUSY,
+            "other programs had %.0f %% of the processors meanwhile: repeat it when nothing else runs here",
+            100 * c.others);
         advise(
             c.noisy,
             "%d of the figures vary: of their calls one in a hundred took over twice the median; repeat it "
@@ -258,6 +272,9 @@ static Err doctor(Words rest)
     (void)rest;
     problems = 0;
     if (device_path) return calibrate_into(device_path);
+    if (seconds > 0 || folder)
+        return err_set(ERR_CONFIG, "--%s is about a calibration", seconds > 0 ? "seconds" : "folder"),
+               err_hint("add --calibrate FILE");
     version_print(stdout);
     check_processor();
     check_memory();

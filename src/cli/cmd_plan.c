@@ -6,6 +6,7 @@
  * Ranks with the same tp, cp and pp rank hold the same shard and do the same work, and most cp ranks do; a column of
  * the table is one of the kinds that remain.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,13 +18,20 @@
 #include "data/tokenizer.h"
 #include "engine/expert_load.h"
 
-enum { SEARCH_ANSWERS = 32, MAX_KINDS = 4096, KINDS_ABREAST = 4, FIGURES_MOST = 16, SENDERS_NAMED = 6 };
+enum {
+    SEARCH_ANSWERS = 32,
+    USUAL_ANSWERS = 5,
+    MAX_KINDS = 4096,
+    KINDS_ABREAST = 4,
+    FIGURES_MOST = 16,
+    SENDERS_NAMED = 6
+};
 
 static const char *config_path, *device;
-static int64_t world_size, max_world, best = 5;
+static int64_t world_size, max_world, best; /* 0: not given */
 static bool as_json, advise, with_ops, is_search;
 static const char *svg_path, *memory;
-static double price;
+static double price = NAN;
 static const char *compare;
 static DeviceFile target; /* the device to plan for; without a name: this machine's, or a CPU */
 
@@ -44,7 +52,7 @@ static const Option options[] = {
     { "memory", OPTION_TEXT, &memory, .value = "80GB",
       .help = "with --search: of a device; none: --device's" },
     { "best", OPTION_INT, &best, .low = 1, .high = SEARCH_ANSWERS, .value = "N",
-      .help = "with --search: answers" },
+      .help = "with --search: answers; none: 5" },
     { "price", OPTION_REAL, &price, .low = 0, .high = 1e6, .value = "$",
       .help = "with --search: of a device and hour" },
     { "compare", OPTION_TEXT, &compare, .value = "TEXT",
@@ -655,7 +663,7 @@ static Err search_words(Words words)
                                       .world = ranks,
                                       .max_world = max_world > 0,
                                       .memory = memory,
-                                      .best = best,
+                                      .best = best ? best : USUAL_ANSWERS,
                                       .price = price,
                                       .compare = compare,
                                       .as_json = as_json });
@@ -664,16 +672,20 @@ static Err search_words(Words words)
 /* What is said of one layout is not said of a search, nor the other way round. */
 static Err words_agree(void)
 {
-    const char *of_search = max_world   ? "max-world"
-                            : memory    ? "memory"
-                            : price > 0 ? "price"
-                            : compare   ? "compare"
-                                        : NULL;
+    const char *of_search = max_world       ? "max-world"
+                            : memory        ? "memory"
+                            : best          ? "best"
+                            : !isnan(price) ? "price"
+                            : compare       ? "compare"
+                                            : NULL;
     const char *of_layout = svg_path ? "svg" : advise ? "advise" : with_ops ? "ops" : NULL;
     if (is_search && of_layout)
         return err_set(ERR_CONFIG, "--%s is about one layout", of_layout), err_hint("leave out --search");
     if (!is_search && of_search)
         return err_set(ERR_CONFIG, "--%s is about a search", of_search), err_hint("add --search");
+    if (world_size && max_world)
+        return err_set(ERR_CONFIG, "--world and --max-world both say how many ranks"),
+               err_hint("leave one of them out: --max-world N searches for N, N / 2, ...");
     return ERR_OK;
 }
 

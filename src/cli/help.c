@@ -67,7 +67,8 @@ void option_default(const Option *o, char out[OPTION_BYTES])
     if (o->required) return;
     if (o->kind == OPTION_INT && (double)*(const int64_t *)o->out >= o->low) /* below: none */
         snprintf(out, OPTION_BYTES, "%lld", (long long)*(const int64_t *)o->out);
-    if (o->kind == OPTION_REAL) snprintf(out, OPTION_BYTES, "%g", *(const double *)o->out);
+    if (o->kind == OPTION_REAL && *(const double *)o->out >= o->low)
+        snprintf(out, OPTION_BYTES, "%g", *(const double *)o->out);
     if (text) snprintf(out, OPTION_BYTES, "%s", text);
 }
 

@@ -74,10 +74,11 @@ int plan_pairs(const PlanTable *t); /* of ranks on a host (world_pairs) */
 int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
 
 /* Predicts the time of a step on the target, where its file says what that needs, and draws the step into the file
- * `svg` (NULL: into none). Errors: those of predict. ERR_CONFIG: there is no time to draw. ERR_STORAGE. */
+ * `svg` (NULL: into none). Errors: those of predict. ERR_CONFIG: none is predicted, and a picture, ops or advice are
+ * wanted. ERR_STORAGE. */
 Err plan_time(PlanTable *t, const char *svg);
 void plan_put_time(const PlanTable *t);
-/* Looks for what would help most. Errors: those of cost_open. */
+/* Looks for what would help most, after plan_time. Errors: those of cost_open; ERR_MEMORY. */
 Err plan_advise(PlanTable *t);
 void plan_gain(const Prediction *before, const Prediction *after, Advice *out); /* the shares of *out */
 void plan_json_time(JsonOut *j, const PlanTable *t);
@@ -96,7 +97,7 @@ typedef struct {
     bool max_world;     /* fewer ranks, too */
     const char *memory; /* NULL: the device's */
     int64_t best;
-    double price;        /* of a device's hour; 0: not said */
+    double price;        /* of a device's hour; NaN: not said */
     const char *compare; /* other layouts, parted by ";"; NULL: none */
     bool as_json;
 } PlanSearch;

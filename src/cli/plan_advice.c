@@ -98,7 +98,7 @@ static Err predict_words(const PlanTable *t, const CostModel *m, char words[2][W
     if (!err) err = grid_spec(&c, &grid);
     if (!err) err = trainer_check(&spec, grid);
     if (!err) err = predict(m, &spec, grid, out);
-    if (!err && !plan_holds(t->target, &c, grid, out->bytes)) err = err_set(ERR_MEMORY, "it does not fit");
+    if (!err && !plan_holds(t->target, &c, grid, out->bytes)) err = err_set(ERR_PLAN, "it does not fit");
     config_release(&c);
     free(all);
     return err;
@@ -115,13 +115,14 @@ Err plan_advise(PlanTable *t)
     Advice all[STEPS];
     CostModel m;
     int count = 0;
-    if (!t->has_time) return ERR_OK;
     TRY(cost_open(&m, t->target, grid_size(t->grid)));
     for (int i = 0; i < STEPS; i++) {
         char words[2][WORD_BYTES] = { "", "" };
         Prediction p;
         if (!words_of(t->cfg, &steps[i], words)) continue;
-        if (predict_words(t, &m, words, steps[i].count, &p)) continue; /* (no neighbour, then) */
+        const Err err = predict_words(t, &m, words, steps[i].count, &p);
+        if (err == ERR_MEMORY) return err;
+        if (err) continue; /* (no neighbour, then) */
         t->neighbours++;
         if (!(p.step_s < t->predicted.step_s)) continue;
         Advice *a = &all[count++];

@@ -15,7 +15,7 @@
 #include "plan/planner.h"
 #include "plan/search.h"
 
-enum { WORLDS = 8, REASON_BYTES = 160, JSON_BYTES = 1 << 16 };
+enum { WORLDS = 8, REASON_BYTES = 400, JSON_BYTES = 1 << 16 };
 
 /* A layout to compare with the best. */
 typedef struct {
@@ -37,13 +37,16 @@ typedef struct {
 
 /* ---- asking ---- */
 
+/* A word that is no key's is a mistake; a layout that rules refuse is an answer. */
 static Err compare_one(Query *q, const char *words, int length)
 {
     Compared *o = &q->others[q->other_count];
     snprintf(o->words, sizeof o->words, "%.*s", length, words);
-    const Err err = search_evaluate_words(&q->q, o->words, &o->r);
+    Err err = config_can_read(&q->base, o->words);
+    if (err) return err_prefix(err, "--compare");
+    err = search_evaluate_words(&q->q, o->words, &o->r);
     if (err == ERR_MEMORY) return err;
-    if (err) snprintf(o->refused, sizeof o->refused, "%.140s", err_message());
+    if (err) snprintf(o->refused, sizeof o->refused, "%s", err_message());
     q->other_count++;
     q->q.place_s[q->q.places++] = err ? 0 : o->r.time.step_s;
     return ERR_OK;
@@ -198,7 +201,7 @@ static void reason(const Query *q, const SearchAnswer *a, const Layout *l, char 
         snprintf(out, REASON_BYTES, "does not divide %lld ranks and a batch of %lld", (long long)q->q.world,
                  (long long)q->base.derived.global_batch);
     } else if (search_estimate(&q->q, &a->space, l, &r)) {
-        snprintf(out, REASON_BYTES, "refused: %.140s", err_message());
+        snprintf(out, REASON_BYTES, "refused: %.380s", err_message());
     } else if (r.time.bytes > q->q.memory) {
         snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
                  units_bytes(over, r.time.bytes - q->q.memory), r.time.worst_pp);
@@ -223,7 +226,7 @@ static void put_alternatives(const Query *q, const SearchAnswer *a)
 static void why_not(const Query *q, const SearchAnswer *a, const Compared *o, char out[REASON_BYTES])
 {
     char over[UNITS_BYTES];
-    if (*o->refused) snprintf(out, REASON_BYTES, "refused: %.140s", o->refused);
+    if (*o->refused) snprintf(out, REASON_BYTES, "refused: %.380s", o->refused);
     else if (o->r.time.bytes > q->q.memory)
         snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
                  units_bytes(over, o->r.time.bytes - q->q.memory), o->r.time.worst_pp);
@@ -300,7 +303,7 @@ static void put_cost(const Query *q, const SearchResult *r)
     if (!(q->tokens > 0)) return;
     printf("%s tokens: %s on %lld", units_count(tokens, q->tokens), units_seconds(time, seconds),
            (long long)grid_size(r->grid));
-    if (q->asked->price > 0) printf(", %.1f k$ at %g $/h", run_cost(q, r) / 1000, q->asked->price);
+    if (!isnan(q->asked->price)) printf(", %.1f k$ at %g $/h", run_cost(q, r) / 1000, q->asked->price);
     printf(" (without checkpoints, evaluation and failures)\n");
 }
 
@@ -344,7 +347,7 @@ static void json_result(JsonOut *j, const Query *q, const LayoutSpace *s, const 
     json_put_number(j, "update_ms", 1e3 * r->time.rest_s);
     json_put_number(j, "tokens_per_s_gpu", rank_tokens(r));
     json_put_number(j, "run_s", run_seconds(q, r));
-    json_put_number(j, "cost", q->asked->price > 0 ? run_cost(q, r) : NAN);
+    json_put_number(j, "cost", run_cost(q, r));
     json_put_number(j, "mfu", r->time.mfu);
     json_put_int(j, "bytes", r->time.bytes);
     json_put_int(j, "worst_pp_rank", r->time.worst_pp);
@@ -404,7 +407,7 @@ static int64_t world_that_fits(const Query *q)
 static Err nothing_fits(const Query *q, const SearchAnswer *a)
 {
     char layout[400], have[UNITS_BYTES], want[UNITS_BYTES];
-    if (!a->space.base || a->least_bytes == INT64_MAX)
+    if (search_found_none(a))
         return err_set(ERR_CONFIG,
                        "no layout of this model divides %lld ranks, a batch of %lld samples and what the "
                        "command line fixes",

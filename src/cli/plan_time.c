@@ -100,8 +100,9 @@ Err plan_time(PlanTable *t, const char *svg)
     else if (cost_open(&m, t->target, grid_size(t->grid)))
         snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
     else t->has_time = true;
-    if (!t->has_time && svg)
-        return err_set(ERR_CONFIG, "--svg draws a predicted step, and none is predicted"),
+    const char *asked = svg ? "svg" : t->advised ? "advise" : t->ops ? "ops" : NULL;
+    if (!t->has_time && asked)
+        return err_set(ERR_CONFIG, "--%s is about a predicted step, and none is predicted", asked),
                err_hint("%s", t->no_time);
     if (!t->has_time) return ERR_OK;
     return svg ? draw(&m, t, svg) : predict(&m, &t->spec, t->grid, &t->predicted);
@@ -141,10 +142,11 @@ static void put_besides(const PlanTable *t)
              (long long)c->train.eval_every);
     snprintf(checkpoints, sizeof checkpoints, "%s every %lld steps%s", units_bytes(bytes, plan_checkpoint(t)),
              (long long)c->checkpoint.every, c->checkpoint.async ? ", written beside them" : "");
-    if (!isnan(b.evaluations + b.checkpoints) && !(besides_sum(&b) > 0)) return;
+    if (!isnan(b.evaluations + b.tasks + b.checkpoints) && !(besides_sum(&b) > 0)) return;
     printf("  and besides, on the average of a step:\n");
     put_beside(t, "evaluations", b.evaluations, c->train.eval_batches ? evaluations : "whole sets",
                "train.eval_batches says how much of them");
+    put_beside(t, "questions", b.tasks, "train.eval_tasks", "its files alone say how many");
     put_beside(t, "checkpoints", b.checkpoints, checkpoints, "the device's file has no disk_gb_s");
     put_beside(t, "the host between two steps", b.host, "step_us of the device's file", "");
     const double all = t->predicted.step_s + besides_sum(&b);
@@ -156,6 +158,7 @@ static void json_besides(JsonOut *j, const PlanTable *t)
     const Besides b = besides(t);
     json_open(j, "besides_ms", '{');
     json_put_number(j, "evaluations", 1e3 * b.evaluations);
+    json_put_number(j, "tasks", 1e3 * b.tasks);
     json_put_number(j, "checkpoints", 1e3 * b.checkpoints);
     json_put_number(j, "host", 1e3 * b.host);
     json_close(j, '}');

@@ -116,8 +116,12 @@ void config_release(Config *c);
  */
 bool config_with(const Config *c, const char *values, Config *out);
 
-/* The same for so many ranks; false where any rule is broken. */
-bool config_for(const Config *c, int64_t ranks, const char *values, Config *out);
+/* The same for so many ranks. ERR_CONFIG, with the first mistake, where any rule is broken. ERR_MEMORY. */
+Err config_for(const Config *c, int64_t ranks, const char *values, Config *out);
+
+/* Whether such values can be read, rules between keys aside. ERR_CONFIG, with the first that is no key or no value of
+ * it. ERR_MEMORY. */
+Err config_can_read(const Config *c, const char *values);
 
 /* model.activation, once it is no longer auto. */
 Activation config_activation(const Config *c);

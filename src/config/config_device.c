@@ -48,34 +48,58 @@ static bool read_number(const char *text, double *out)
 {
     char *end;
     *out = strtod(text, &end);
-    return end != text && !*end && *out > 0 && *out < 1e9;
+    return end != text && !*end && *out > 1e-9 && *out < 1e9;
 }
 
 static bool is_count(const char *key)
 {
-    return !strcmp(key, "multiprocessors") || !strcmp(key, "processors") || !strcmp(key, "host_devices");
+    return !strcmp(key, "memory_mib") || !strcmp(key, "multiprocessors") || !strcmp(key, "processors") ||
+           !strcmp(key, "host_devices");
 }
 
-/* There are whole devices, none reaches more than all of a rate, and an op beside a call still comes on. */
-static bool makes_sense(const char *key, double number)
+/* What is wrong with it; NULL: nothing. There are whole devices, none reaches more than all of a rate, and an op
+ * beside a call still comes on. */
+static const char *fault(const char *key, double number)
 {
-    if (is_count(key)) return number == floor(number);
-    if (!strcmp(key, "overlap_cost")) return number < 1;
-    return !text_ends(key, "_share") || number <= 1;
+    if (is_count(key) && number != floor(number)) return "whole";
+    if (!strcmp(key, "overlap_cost") && number >= 1) return "below 1";
+    return text_ends(key, "_share") && number > 1 ? "at most 1" : NULL;
+}
+
+enum { WHY_BYTES = 320 };
+
+typedef struct {
+    DeviceFile *file;
+    char why[WHY_BYTES]; /* of the first mistake */
+} Reading;
+
+static Err take_number(const char *key, const char *value, double *out)
+{
+    if (!read_number(value, out)) return err_set(ERR_CONFIG, "%s = '%s' is no number above 0", key, value);
+    if (fault(key, *out)) return err_set(ERR_CONFIG, "%s = '%s' must be %s", key, value, fault(key, *out));
+    return ERR_OK;
+}
+
+static Err take_line(DeviceFile *f, const char *section, const char *key, const char *value)
+{
+    double mib, *number = number_of(f, key);
+    if (device_points_section(section)) return device_points_read(&f->points, section, key, value);
+    if (strcmp(section, "device") != 0) return err_set(ERR_CONFIG, "no section '%s'", section);
+    if (number) return take_number(key, value, number);
+    if (strcmp(key, "match") == 0) return text_cut(f->match, sizeof f->match, value), ERR_OK;
+    if (strcmp(key, "memory_mib") != 0) return err_set(ERR_CONFIG, "no key '%s'", key);
+    TRY(take_number("memory_mib", value, &mib));
+    f->memory_mib = (int64_t)mib;
+    return ERR_OK;
 }
 
 /* inih's handler: 0 is a mistake in this line. */
 static int take(void *user, const char *section, const char *key, const char *value)
 {
-    DeviceFile *f = user;
-    double mib, *number = number_of(f, key);
-    if (device_points_section(section)) return !device_points_read(&f->points, section, key, value);
-    if (strcmp(section, "device") != 0) return 0;
-    if (number) return read_number(value, number) && makes_sense(key, *number);
-    if (strcmp(key, "match") == 0) return text_cut(f->match, sizeof f->match, value), 1;
-    if (strcmp(key, "memory_mib") != 0 || !read_number(value, &mib)) return 0;
-    f->memory_mib = (int64_t)mib;
-    return 1;
+    Reading *r = user;
+    const Err err = take_line(r->file, section, key, value);
+    if (err && !*r->why) text_cut(r->why, sizeof r->why, err_message());
+    return !err;
 }
 
 /* The last part of a path, without .ini. */
@@ -86,9 +110,10 @@ static void name_of(const char *path, char out[DEVICE_NAME_BYTES])
     if (text_ends(out, ".ini")) out[strlen(out) - 4] = 0;
 }
 
-static Err refuse_line(const char *path, int line)
+static Err refuse_line(const char *path, int line, const char *why)
 {
-    err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line);
+    err_set(ERR_CONFIG, "%s:%d: not a line of a device%s%s", path, line < 0 ? 0 : line, *why ? ": " : "",
+            why);
     return err_hint(
         "[device], then memory_mib and other numbers above 0, such as bf16_tflops = 989, shares at most 1, "
         "counts whole, or match; or [op.NAME], [comm.NAME] as doctor --calibrate writes them");
@@ -101,10 +126,13 @@ static Err read_lines(const char *path, DeviceFile *out)
     *out = (DeviceFile){ 0 };
     for (int i = 0; i < NUMBERS; i++) *number_at(out, i) = numbers[i].otherwise;
     name_of(path, out->name);
-    TRY(file_read_all(path, FILE_BYTES, &text, &size));
-    const int line = ini_parse_string(text, take, out);
+    TRY_AS(ERR_CONFIG, file_read_all(path, FILE_BYTES, &text, &size));
+    const bool is_text = (int64_t)strlen(text) == size;
+    Reading r = { .file = out };
+    const int line = is_text ? ini_parse_string(text, take, &r) : 0;
     free(text);
-    if (line) return refuse_line(path, line);
+    if (!is_text) return err_set(ERR_CONFIG, "%s: not a text", path);
+    if (line) return refuse_line(path, line, r.why);
     if (!out->memory_mib) return err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
     return device_points_order(&out->points);
 }
@@ -169,11 +197,11 @@ static Err refuse(const Names *n, const char *name)
 {
     char all[NAMES_BYTES] = "";
     if (strncasecmp(name, "mi", 2) == 0 && name[2] >= '0' && name[2] <= '9')
-        return err_set(ERR_CONFIG, "--device '%s' is AMD's: megatrain computes on NVIDIA's GPUs and on CPUs",
+        return err_set(ERR_CONFIG, "device '%s' is AMD's: megatrain computes on NVIDIA's GPUs and on CPUs",
                        name);
     for (int i = 0, used = 0; i < n->count && used < NAMES_BYTES - DEVICE_NAME_BYTES - 4; i++)
         used += snprintf(all + used, sizeof all - (size_t)used, "%s%s", i ? ", " : "", n->items[i]);
-    err_set(ERR_CONFIG, "--device '%s' is none that is known", name);
+    err_set(ERR_CONFIG, "device '%s' is none that is known", name);
     return err_hint("cpu, %s; or the path of a file such as %s/h100.ini", all, n->folder);
 }
 
@@ -188,7 +216,7 @@ static Err read_known(Names *n, const char *name, DeviceFile *out)
 Err device_file_read(const char *name, DeviceFile *out)
 {
     const bool is_path = strchr(name, '/') || text_ends(name, ".ini");
-    if (is_path && !file_exists(name)) return err_set(ERR_CONFIG, "--device: no file '%s'", name);
+    if (is_path && !file_exists(name)) return err_set(ERR_CONFIG, "device: no file '%s'", name);
     if (is_path) return read_path(name, out);
     Names *n = malloc(sizeof *n);
     if (!n) return err_set(ERR_MEMORY, "no memory for the names of devices");

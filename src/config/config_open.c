@@ -32,8 +32,9 @@ static void read_values(ConfigReader *r, const char *values)
     char word[WORD_BYTES];
     for (; *values; values += *values == ' ') {
         const size_t n = strcspn(values, " ");
+        if (n >= sizeof word) config_complain(r, "'%.40s...': a word of %zu characters", values, n);
         snprintf(word, sizeof word, "%.*s", (int)n, values);
-        config_read_override(r, word);
+        if (n && n < sizeof word) config_read_override(r, word);
         values += n;
     }
 }
@@ -62,11 +63,31 @@ bool config_with(const Config *c, const char *values, Config *out)
     return !was.memory && !now.memory && config_breaks_no_more(&now, &was);
 }
 
-bool config_for(const Config *c, int64_t ranks, const char *values, Config *out)
+/* The first mistake alone, and how many there are. */
+static Err first_mistake(const ConfigReader *r)
+{
+    char more[40] = "";
+    if (r->memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
+    if (!r->mistakes) return ERR_OK;
+    if (r->mistakes > 1) snprintf(more, sizeof more, " (and %d more)", r->mistakes - 1);
+    return err_set(ERR_CONFIG, "%.*s%s", (int)strcspn(r->report, "\n"), r->report, more);
+}
+
+Err config_for(const Config *c, int64_t ranks, const char *values, Config *out)
 {
     ConfigReader now = { .config = out };
     read_again(&now, c, values, ranks);
-    return !now.memory && !now.mistakes;
+    return first_mistake(&now);
+}
+
+Err config_can_read(const Config *c, const char *values)
+{
+    Config same = *c;
+    ConfigReader now = { .config = &same };
+    setup_init(&same.memory);
+    read_values(&now, values);
+    config_release(&same);
+    return first_mistake(&now);
 }
 
 /* ---- the whole ---- */

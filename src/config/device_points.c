@@ -84,14 +84,16 @@ static bool read_shape(const char *text, DevicePoint *p)
     return false;
 }
 
+static const double US_MOST = 1e12; /* 11 days */
+
 static bool read_point(const char *value, bool op, DevicePoint *p)
 {
     char shape[64];
     int at = 0;
-    if (op) sscanf(value, "%7s %dx%d %63s %lf%n", p->dtype, &p->ranks, &p->threads, shape, &p->us, &at);
-    else sscanf(value, "%d %63s %lf%n", &p->ranks, shape, &p->us, &at);
+    if (op) sscanf(value, "%7s %7dx%7d %63s %lf%n", p->dtype, &p->ranks, &p->threads, shape, &p->us, &at);
+    else sscanf(value, "%7d %63s %lf%n", &p->ranks, shape, &p->us, &at);
     if (!op) p->threads = 1;
-    return at > 0 && !value[at] && p->ranks > 0 && p->threads > 0 && p->us > 0 && isfinite(p->us) &&
+    return at > 0 && !value[at] && p->ranks > 0 && p->threads > 0 && p->us > 0 && p->us < US_MOST &&
            read_shape(shape, p) && (op || p->dims == 1);
 }
 

@@ -31,8 +31,44 @@ static Err lacking(const DeviceFile *d, const Needed *needed, int count)
     return ERR_OK;
 }
 
+static int comm_dims(const char *name)
+{
+    for (int i = 0; i < COMM_KIND_COUNT; i++)
+        if (!strcmp(name, comm_kind_name((CommKind)i))) return 1;
+    return strcmp(name, SKEW_NAME) ? 0 : 1;
+}
+
+static int op_dims(const char *name)
+{
+    for (int i = 0; i < OP_COUNT; i++) {
+        const OpFamily f = family_of((OpId)i);
+        if (!strcmp(name, op_info((OpId)i)->name)) return f == FAMILY_MEMORY || f == FAMILY_OPTIMIZER ? 1 : 3;
+    }
+    return 0;
+}
+
+/* What was measured is of something that there is, each with as many sizes as that has. */
+static Err check_points(const DeviceFile *d)
+{
+    for (int i = 0; i < d->points.count; i++) {
+        const DevicePoint *p = &d->points.items[i];
+        const bool op = *p->dtype != 0;
+        const int dims = op ? op_dims(p->name) : comm_dims(p->name);
+        if (!dims)
+            return err_set(ERR_CONFIG, "device %s: [%s.%s] is none of megatrain's %s", d->name,
+                           op ? "op" : "comm", p->name, op ? "ops" : "collectives"),
+                   err_hint("measure it again: megatrain doctor --calibrate FILE");
+        if (p->dims != dims)
+            return err_set(ERR_CONFIG, "device %s: a shape of [%s.%s] has %d number%s, not %d", d->name,
+                           op ? "op" : "comm", p->name, dims, dims == 1 ? "" : "s", p->dims),
+                   err_hint("measure it again: megatrain doctor --calibrate FILE");
+    }
+    return ERR_OK;
+}
+
 Err cost_open(CostModel *m, const DeviceFile *d, int ranks)
 {
+    TRY(check_points(d));
     *m = (CostModel){ .device = d, .cpu = !(d->multiprocessors > 0), .ranks = 1, .threads = 1 };
     if (!m->cpu) {
         const Needed gpu[] = {
@@ -94,10 +130,17 @@ CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank)
 
 /* ---- calls ---- */
 
-static double link_rate(const CostModel *m) { return 1e9 * m->device->link_gb_s * m->device->link_share; }
-static double network_rate(const CostModel *m)
+static CommRates rates_of(const CostModel *m)
 {
-    return 1e9 * m->device->network_gb_s * m->device->link_share;
+    const double share = 1e9 * m->device->link_share;
+    return (CommRates){ share * m->device->link_gb_s, share * m->device->network_gb_s };
+}
+
+double ring_rate(CommRates r, CommPlace p) { return p.hosts > 1 ? fmin(r.link, p.here * r.network) : r.link; }
+
+double spread_time(CommRates r, double far_bytes, double near_bytes)
+{
+    return fmax(far_bytes > 0 ? far_bytes / r.network : 0, near_bytes / r.link);
 }
 
 /* Until the last member has something: a hop of a ring through hosts takes about 4 us (NCCL's own tables). */
@@ -109,8 +152,7 @@ static double begin_seconds(const CostModel *m, CommPlace p)
 
 static double ring_seconds(const CostModel *m, CommPlace p, double bytes)
 {
-    const double rate = p.hosts > 1 ? fmin(link_rate(m), p.here * network_rate(m)) : link_rate(m);
-    return begin_seconds(m, p) + bytes / rate;
+    return begin_seconds(m, p) + bytes / ring_rate(rates_of(m), p);
 }
 
 /* To so many of the others: what goes to other hosts by the port, beside what stays. The member with the fewest on its
@@ -120,7 +162,7 @@ static double spread_seconds(const CostModel *m, CommPlace p, int peers, double 
     static const double PEER_US = 1; /* to begin a message to one member more */
     const double far = fmin(1, (double)(p.size - p.here) / peers);
     const double begin = (p.hosts > 1 ? m->device->network_us : m->device->link_us) + PEER_US * peers;
-    return 1e-6 * begin + fmax(far * bytes / network_rate(m), (1 - far) * bytes / link_rate(m));
+    return 1e-6 * begin + spread_time(rates_of(m), far * bytes, (1 - far) * bytes);
 }
 
 static bool measured_call(const CostModel *m, CommKind kind, CommPlace p, int64_t bytes, double *seconds)
@@ -168,6 +210,12 @@ double cost_message(const CostModel *m, bool same_host, int64_t bytes)
 {
     const CommPlace two = { .size = 2, .hosts = same_host ? 1 : 2, .here = same_host ? 2 : 1 };
     return exchange_seconds(m, two, 1, bytes);
+}
+
+double cost_skew(const CostModel *m, int members, double work)
+{
+    if (!m->cpu || m->ranks > (int)m->device->processors) return 0;
+    return measured_skew(&m->device->points, members, work);
 }
 
 double cost_pace_beside(const CostModel *m) { return 1 - m->device->overlap_cost; }

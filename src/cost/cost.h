@@ -19,7 +19,8 @@ typedef struct {
     int ranks, threads; /* cpu: ranks that compute there at once, threads of each */
 } CostModel;
 
-/* ERR_CONFIG: the file does not say what times need, with what is missing. The file must outlive the model. */
+/* ERR_CONFIG: the file does not say what times need, with what is missing; or it has points of what there is not. The
+ * file must outlive the model. */
 Err cost_open(CostModel *m, const DeviceFile *device, int ranks);
 
 typedef enum {
@@ -62,12 +63,26 @@ CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank);
 
 bool cost_same_host(const CostModel *m, GridShape s, int a, int b); /* are two ranks on one? */
 
+/* Bytes a second: of a device's links to others of its host, and of its port to other hosts. */
+typedef struct {
+    double link, network;
+} CommRates;
+
+/* Bytes a second of a ring through all members: each link carries what a rank sends. */
+double ring_rate(CommRates r, CommPlace p);
+/* Seconds of what a rank sends to other hosts, by its port, beside what stays, by links. */
+double spread_time(CommRates r, double far_bytes, double near_bytes);
+
 /* One collective that sends so many bytes from each member, beside nothing. */
 double cost_call(const CostModel *m, CommKind kind, CommPlace place, int64_t bytes);
 /* One exchange, by the messages of a member. */
 double cost_exchange(const CostModel *m, CommPlace place, const CommMessage *messages, int count);
 /* One message between two ranks. */
 double cost_message(const CostModel *m, bool same_host, int64_t bytes);
+
+/* How long a call waits for the latest of its members, which have worked for so long since they met. 0 where they take
+ * turns on a host's processors: one computes while another waits. */
+double cost_skew(const CostModel *m, int members, double work);
 
 /* How far ops come in a second in which a call is under way: less than a second's work. */
 double cost_pace_beside(const CostModel *m);

@@ -318,3 +318,16 @@ bool measured_comm(const DevicePoints *all, CommKind kind, int members, int64_t 
     *seconds = 1e-6 * by_size(&c, (double)max64(1, bytes));
     return true;
 }
+
+/* (of more ranks than were measured at once the nearest number counts) */
+double measured_skew(const DevicePoints *all, int members, double work)
+{
+    int count = 0;
+    Chosen c;
+    const DevicePoint *points = device_points_of(all, SKEW_NAME, &count);
+    if (!points || members < 2) return 0;
+    choose(&c, points, count, "", members, 1);
+    double least = INFINITY;
+    for (int i = 0; i < c.count; i++) least = fmin(least, c.at[i]->shape[0]);
+    return 1e-6 * fmax(0, by_size(&c, fmax(1e6 * work, least)) - by_size(&c, least));
+}

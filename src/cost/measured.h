@@ -40,4 +40,12 @@ bool measured_op(const DevicePoints *all, OpId id, const void *args, int ranks, 
 /* A collective of so many members, each of which sends so many bytes. false: nothing of its kind was measured. */
 bool measured_comm(const DevicePoints *all, CommKind kind, int members, int64_t bytes, double *seconds);
 
+/* The section [comm.skew]: microseconds by which the latest of so many ranks is behind the mean of them, after so many
+ * microseconds (the size of a point) of work since they met. */
+#define SKEW_NAME "skew"
+
+/* Seconds that a collective waits for the latest member after so many seconds of work, beyond what is in its own time,
+ * which was measured behind the shortest work of these points. 0: nothing of the kind was measured. */
+double measured_skew(const DevicePoints *all, int members, double work);
+
 #endif

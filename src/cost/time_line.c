@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 /* ---- ops ---- */
 
@@ -44,15 +45,42 @@ static double *end_of(TimeLine *t, const CommOpen *o)
     return &t->end[group_index(t, o->comm)][o - o->comm->open];
 }
 
+/* Whether all of the rank's group a are in its group b. */
+static bool is_within(const TimeLine *t, int a, int b)
+{
+    const GridShape s = grid_shape(t->world->grid);
+    const int mine = group_of(s, (GroupKind)a, t->world->rank),
+              here = group_of(s, (GroupKind)b, t->world->rank);
+    bool within = mine >= 0 && here >= 0 && group_size(s, (GroupKind)a) <= group_size(s, (GroupKind)b);
+    int *members = within ? calloc((size_t)group_size(s, (GroupKind)a), sizeof *members) : NULL;
+    if (!members) return a == b;
+    group_members(s, (GroupKind)a, mine, members);
+    for (int i = 0; i < group_size(s, (GroupKind)a); i++)
+        within &= group_of(s, (GroupKind)b, members[i]) == here;
+    free(members);
+    return within;
+}
+
+/* (a host's processors alone have ranks that are late) */
+static void meet(TimeLine *t, int group)
+{
+    for (int i = 0; i < WORLD_COMMS && t->model->cpu; i++) {
+        if (!t->within[i][group]) t->within[i][group] = is_within(t, i, group) ? 1 : -1;
+        if (t->within[i][group] > 0) t->met[i] = t->shares.now;
+    }
+}
+
 static Err device_waits(Stream *s, void *mark)
 {
     const CommOpen *o = mark;
     TimeLine *t = line_of(o->comm);
+    const int group = group_index(t, o->comm);
     const double wait = *end_of(t, o) - t->shares.now;
     if (wait > 0) {
-        t->shares.waited[group_index(t, o->comm)] += wait;
+        t->shares.waited[group] += wait;
         t->shares.now += wait;
     }
+    if (group != GROUP_PP) meet(t, group);
     return t->marks_below->stream_wait(s, mark);
 }
 
@@ -90,9 +118,11 @@ static Err submit(Comm *c, const CommRequest *r)
     if (c->size == 1) return ERR_OK;
     /* (the host waits until the rows' offsets are there, the last of what it has enqueued) */
     if (r->rows.known && !t->model->cpu) t->host = fmax(t->host, t->shares.now);
-    if (group != GROUP_PP)
-        t->until[group] =
-            fmax(t->until[group], t->shares.now) + call_seconds(t, r, place_of(t, group), c->last_bytes);
+    if (group != GROUP_PP) {
+        const double late = cost_skew(t->model, c->size, t->shares.now - t->met[group]);
+        t->until[group] = fmax(t->until[group], t->shares.now + late) +
+                          call_seconds(t, r, place_of(t, group), c->last_bytes);
+    }
     t->marks_below = r->done->marks;
     *end_of(t, r->done->mark) = group == GROUP_PP ? 0 : t->until[group];
     r->done->marks = &marks;

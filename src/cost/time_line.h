@@ -1,7 +1,8 @@
 /*
  * When what a dry run does would happen: ops one behind the other on the device, each communicator's calls one behind
- * the other beside them. A call begins when what was issued before it is done; a wait holds the device up until its
- * call is. The host issues ops ahead of the device; where it has to read how many rows there are, it no longer is.
+ * the other beside them. A call begins when what was issued before it is done, on the latest member (cost_skew); a wait
+ * holds the device up until its call is done. The host issues ops ahead of the device; where it has to read
+ * how many rows there are, it no longer is.
  *
  *   host     issues 0, 1, exchange, 2 ... ahead of
  *   device   product 0 | product 1       | wait | ...
@@ -36,9 +37,11 @@ typedef struct {
     World *world;
     double host; /* how far the host has come */
     TimeShares shares;
-    CommPlace place[WORLD_COMMS];            /* size 0: nobody has asked yet */
-    double until[WORLD_COMMS];               /* how far each communicator has come */
-    double end[WORLD_COMMS][COMM_OPEN_MOST]; /* of its calls */
+    CommPlace place[WORLD_COMMS];                 /* size 0: nobody has asked yet */
+    double until[WORLD_COMMS];                    /* how far each communicator has come */
+    double end[WORLD_COMMS][COMM_OPEN_MOST];      /* of its calls */
+    signed char within[WORLD_COMMS][WORLD_COMMS]; /* is a group in another? 0: nobody has asked yet */
+    double met[WORLD_COMMS];                      /* when its members were last at the same place */
 } TimeLine;
 
 /* From now on ops of the null device and calls of the null world are on the line, which must outlive both. */

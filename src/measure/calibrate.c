@@ -12,8 +12,10 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/processors.h"
+#include "base/words.h"
 #include "cost/measured.h"
 #include "measure/cases.h"
+#include "measure/disk.h"
 #include "measure/local_ranks.h"
 
 enum { JOBS_MOST = 1024, SETS_MOST = 64, REPEATS_MOST = 400, REPEATS_LEAST = 3, ROUNDS_MOST = 8, SWEEPS = 3 };
@@ -41,14 +43,26 @@ typedef struct {
     OpWork work;
 } Measured;
 
+/* How long ranks take that begin the same work at once: so many pieces of it, and how often that is done in a sweep. */
+enum { SKEW_SIZES = 6, SKEW_TURNS = 64, SKEW_ALL = SWEEPS * SKEW_TURNS };
+static const int skew_pieces[SKEW_SIZES] = { 0, 1, 4, 16, 64, 256 },
+                 skew_turns[SKEW_SIZES] = { SKEW_TURNS, SKEW_TURNS, 32, 24, 12, 6 };
+
+typedef struct {
+    int count[SKEW_SIZES]; /* turns so far */
+    double s[SKEW_SIZES][SKEW_ALL];
+} Worked;
+
 typedef struct {
     int job_count, round_count;
     double budget_s; /* of a job */
+    bool brief;
     Round round[ROUNDS_MOST];
     int now; /* the round */
     double copy_gb_s[ROUNDS_MOST][LOCAL_RANKS_MOST];
     Job job[JOBS_MOST];
     Measured at[ROUNDS_MOST][LOCAL_RANKS_MOST][JOBS_MOST];
+    Worked worked[ROUNDS_MOST][LOCAL_RANKS_MOST]; /* of rounds with several ranks */
 } OpTimes;
 
 static void add_job(OpTimes *t, OpId id, Dims d, Case c)
@@ -128,6 +142,9 @@ static void make_jobs(OpTimes *t, bool brief)
     add_attention(t, lengths, brief ? 1 : 7);
     add_others(t, brief ? 1 : 4);
 }
+
+/* Rounds whose ranks are compared. */
+static bool is_skewed(const Round *r) { return r->ranks > 1 && r->dtype == F32; }
 
 static void add_round(OpTimes *t, int ranks, int threads, DType dtype)
 {
@@ -286,6 +303,36 @@ static Err measure_copy(Bench *b)
     return ERR_OK;
 }
 
+/* A turn: bytes that go through memory, and products behind them. */
+static Err work(Bench *b, int pieces)
+{
+    const int threads = b->times->round[b->times->now].threads;
+    forget(b->other, threads);
+    for (int i = 0; i < pieces; i++) {
+        forget(b->other, threads);
+        TRY(run_any(&b->dev.stream, OP_linear_fwd, &b->sets[i % b->set_count]));
+    }
+    return ERR_OK;
+}
+
+static Err measure_skew(Bench *b, bool brief)
+{
+    const Job product = { OP_linear_fwd,
+                          { "", .B = 1, .T = 128, .D = 512, .F = 64, .V = 64, .H = 1, .K = 1, .C = 128, 1,
+                            1 },
+                          { "skew", PROJ } };
+    Worked *out = &b->times->worked[b->times->now][b->rank->rank];
+    TRY(make_sets(b, &product));
+    for (int i = 0; i < SKEW_SIZES - 3 * brief; i++)
+        for (int turn = 0; turn < skew_turns[i]; turn++) {
+            TRY(local_ranks_meet(b->rank));
+            const double begin = clock_s();
+            TRY(work(b, skew_pieces[i]));
+            out->s[i][out->count[i]++] = clock_s() - begin;
+        }
+    return ERR_OK;
+}
+
 static Err measure_jobs(Bench *b)
 {
     void *base;
@@ -293,6 +340,7 @@ static Err measure_jobs(Bench *b)
     arena_init(&b->arena, "calibrate", base, ARENA_BYTES);
     Err err = measure_copy(b);
     for (int i = 0; i < b->times->job_count && !err; i++) err = measure_job(b, i);
+    if (!err && is_skewed(&b->times->round[b->times->now])) err = measure_skew(b, b->times->brief);
     maker_close(&b->maker);
     device_free(&b->dev, base, ARENA_BYTES);
     return err;
@@ -496,6 +544,30 @@ static Err take_round(const OpTimes *t, Calibration *out)
     return ERR_OK;
 }
 
+/* By how much the latest of ranks is behind the mean of them, turn by turn. */
+static Err take_skew(const OpTimes *t, Calibration *out)
+{
+    const Round *round = &t->round[t->now];
+    const Worked *w = t->worked[t->now];
+    for (int i = 0; i < SKEW_SIZES && w->count[i]; i++) {
+        double behind[SKEW_ALL], all = 0;
+        for (int turn = 0; turn < w->count[i]; turn++) {
+            double latest = 0, mean = 0;
+            for (int r = 0; r < round->ranks; r++) {
+                latest = fmax(latest, w[r].s[i][turn]);
+                mean += w[r].s[i][turn] / round->ranks;
+            }
+            behind[turn] = latest - mean;
+            all += mean / w->count[i];
+        }
+        DevicePoint p = { .name = SKEW_NAME, .ranks = round->ranks, .threads = 1, .dims = 1 };
+        p.shape[0] = ceil(1e6 * all);
+        p.us = fmax(mean_us(behind, w->count[i]), 1e-3);
+        TRY(device_points_add(&out->points, &p));
+    }
+    return ERR_OK;
+}
+
 static Err take_comm(const CommTimes *t, int members, Calibration *out)
 {
     for (int kind = 0; kind < COMM_KIND_COUNT; kind++)
@@ -524,7 +596,10 @@ static Err run_rounds(OpTimes *t, double sweep_s)
 
 static Err take_ops(OpTimes *t, Calibration *out)
 {
-    for (t->now = 0; t->now < t->round_count; t->now++) TRY(take_round(t, out));
+    for (t->now = 0; t->now < t->round_count; t->now++) {
+        TRY(take_round(t, out));
+        if (is_skewed(&t->round[t->now])) TRY(take_skew(t, out));
+    }
     return ERR_OK;
 }
 
@@ -555,6 +630,7 @@ static Err sweep(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_MEMBERS])
 
 static Err run_all(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_MEMBERS], Calibration *out)
 {
+    ops->brief = o.brief;
     make_jobs(ops, o.brief);
     make_rounds(ops, out->processors);
     for (int i = 0; i < COMM_MEMBERS; i++) comm[i].sizes = o.brief ? 2 : COMM_SIZES;
@@ -564,16 +640,49 @@ static Err run_all(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_MEMBERS
     return device_points_order(&out->points);
 }
 
+typedef struct {
+    bool known;
+    double all, own, at;
+} Used;
+
+static void note_used(Used *u)
+{
+    u->known = processors_used(&u->all, &u->own);
+    u->at = clock_s();
+}
+
+static double share_of_others(const Used *a, const Used *b, int processors)
+{
+    const double others = (b->all - a->all) - (b->own - a->own);
+    return a->known && b->known ? fmax(0, others / (b->at - a->at) / processors) : NAN;
+}
+
+/* A folder that takes no file is said to be one; the rest is measured without. */
+static Err measure_disk(CalibrateOptions o, Calibration *out)
+{
+    const DiskLimits limits = { o.brief ? 16 << 20 : 512 << 20, o.brief ? 0.2 : 4 };
+    const Err err = disk_measure(o.folder, limits, &out->disk_gb_s);
+    if (err != ERR_STORAGE) return err;
+    out->disk_gb_s = 0;
+    text_cut(out->no_disk, sizeof out->no_disk, err_message());
+    return ERR_OK;
+}
+
 Err calibrate(CalibrateOptions o, Calibration *out)
 {
     OpTimes *ops;
     CommTimes *comm;
     *out = (Calibration){ .processors = processors_share(1, 1) };
+    TRY(measure_disk(o, out));
     out->memory_mib = sysconf(_SC_PHYS_PAGES) / 1024 * sysconf(_SC_PAGESIZE) / 1024;
     TRY(local_shared(sizeof *ops, (void **)&ops));
     Err err = local_shared(COMM_MEMBERS * sizeof *comm, (void **)&comm);
     if (!err) {
+        Used before, after;
+        note_used(&before);
         err = run_all(o, ops, comm, out);
+        note_used(&after);
+        out->others = share_of_others(&before, &after, out->processors);
         local_unshare(comm, COMM_MEMBERS * sizeof *comm);
     }
     local_unshare(ops, sizeof *ops);
@@ -586,13 +695,15 @@ enum { HEAD_BYTES = 2048 };
 
 static int64_t put_head(const Calibration *c, char *out)
 {
-    return snprintf(
+    int64_t n = snprintf(
         out, HEAD_BYTES,
         "; The CPUs of this machine, measured by megatrain doctor --calibrate. See docs/planner.md.\n"
         "[device]\nmemory_mib = %lld\nprocessors = %d\nfp32_tflops = %.4g\nbf16_tflops = %.4g\n"
         "memory_gb_s = %.4g\nlink_gb_s = %.4g\nlink_us = %.4g\n",
         (long long)c->memory_mib, c->processors, c->fp32_tflops, c->bf16_tflops, c->memory_gb_s, c->link_gb_s,
         c->link_us);
+    if (c->disk_gb_s > 0) n += snprintf(out + n, HEAD_BYTES - (size_t)n, "disk_gb_s = %.4g\n", c->disk_gb_s);
+    return n;
 }
 
 Err calibration_write(const Calibration *c, const char *path)

@@ -5,7 +5,9 @@
  *   ops           every op of ops.def at some sizes (measure/cases.h), products and attention on a grid of shapes; by
  *                 one rank with all processors and with one thread, and by as many ranks at once as there are
  *                 processors
- *   collectives   every kind between 2 and 4 processes of this machine, small to large
+ *   collectives   every kind between 2 and 4 processes of this machine, small to large; how far ranks that do the same
+ *                 are apart
+ *   the disk      a file in the folder of checkpoints
  *
  * Each figure is the lower quartile of repeats, the shortest of some sweeps over everything that lie apart, the mean
  * over ranks: what other programs of this machine do comes and goes.
@@ -16,8 +18,9 @@
 #include "config/device_points.h"
 
 typedef struct {
-    double seconds; /* to measure for, about; shapes that take long take longer */
-    bool brief;     /* few and small shapes: a test of the whole way */
+    double seconds;     /* to measure for, about; shapes that take long take longer */
+    bool brief;         /* few and small shapes: a test of the whole way */
+    const char *folder; /* that checkpoints go to */
 } CalibrateOptions;
 
 typedef struct {
@@ -27,7 +30,10 @@ typedef struct {
     double fp32_tflops, bf16_tflops; /* of the fastest product */
     double memory_gb_s;              /* of copies, bytes read and written; of all ranks that copy at once */
     double link_gb_s, link_us; /* of a message between two processes: its rate, and what the smallest takes */
-    int noisy;                 /* figures of which one call in a hundred took more than twice the median */
+    double disk_gb_s;          /* 0: the folder takes no file; why: */
+    char no_disk[200];
+    double others; /* share of the processors that other programs had meanwhile; NaN: nobody knows */
+    int noisy;     /* figures of which one call in a hundred took more than twice the median */
 } Calibration;
 
 /* To be called before the program has threads. The points are freed by device_points_free. ERR_MEMORY, and what

@@ -43,6 +43,7 @@ static double checkpoints(const Config *cfg, const DeviceFile *d, const BesidesO
 Besides besides_of(const Config *cfg, const DeviceFile *d, const BesidesOf *of)
 {
     return (Besides){ .evaluations = evaluations(cfg, of),
+                      .tasks = cfg->train.eval_every && *cfg->train.eval_tasks ? NAN : 0,
                       .checkpoints = checkpoints(cfg, d, of),
                       .host = 1e-6 * d->step_us };
 }

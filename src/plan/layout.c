@@ -122,7 +122,7 @@ Err layout_base(ConfigSource source, Config *out)
     return ERR_OK;
 }
 
-bool layout_config(const LayoutSpace *s, const Layout *l, Config *out)
+Err layout_config(const LayoutSpace *s, const Layout *l, Config *out)
 {
     char words[LAYOUT_WORDS];
     layout_words(s, l, words);

@@ -67,8 +67,8 @@ Err layout_base(ConfigSource source, Config *out);
 
 void layout_space(const Config *base, int64_t world, LayoutLimits limits, LayoutSpace *out);
 
-/* The base with a layout's values; false where a rule refuses it. Release *out in both cases. */
-bool layout_config(const LayoutSpace *s, const Layout *l, Config *out);
+/* The base with a layout's values. Release *out in any case. Errors: those of config_for. */
+Err layout_config(const LayoutSpace *s, const Layout *l, Config *out);
 
 /* "parallel.tp=8 parallel.sp=auto ...", without what is fixed. */
 enum { LAYOUT_WORDS = 640 };

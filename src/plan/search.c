@@ -180,7 +180,7 @@ static bool read_inner(const Search *s, Inner *in)
         Config c;
         Layout l = in->layout;
         l.value[LAYOUT_VPP] = 1;
-        in->legal = layout_config(space, &l, &c) && !grid_read(&c, &in->grid) &&
+        in->legal = !layout_config(space, &l, &c) && !grid_read(&c, &in->grid) &&
                     !train_spec(&c, s->q->vocab, &in->spec);
         in->sums_by_message = spec_sums_by_message(&c);
         in->host_ranks = spec_host_ranks(&c);
@@ -468,12 +468,11 @@ static Err cut_best(Search *s)
 
 /* ---- exactly ---- */
 
-/* A legal configuration, or the rule's refusal. */
-static Err evaluate_config(const SearchQuestion *q, const Config *c, bool legal, bool brief,
-                           SearchResult *out)
+/* legal: ERR_OK, or the refusal of that configuration. */
+static Err evaluate_config(const SearchQuestion *q, const Config *c, Err legal, bool brief, SearchResult *out)
 {
     TrainSpec spec;
-    Err err = legal ? ERR_OK : err_set(ERR_CONFIG, "a rule of the configuration refuses it");
+    Err err = legal;
     if (!err) err = brief ? grid_read(c, &out->grid) : grid_try(c, &out->grid);
     if (!err) err = train_spec(c, q->vocab, &spec);
     if (!err) err = trainer_grid(&spec, &out->grid);
@@ -508,6 +507,8 @@ Err search_evaluate_words(const SearchQuestion *q, const char *words, SearchResu
     config_release(&c);
     return err;
 }
+
+bool search_found_none(const SearchAnswer *a) { return !a->space.base || a->least_bytes == INT64_MAX; }
 
 Err search_evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, SearchResult *out)
 {
