@@ -286,10 +286,9 @@ static Err write_hf(const Model *m, const Source *from, Stored stored)
 
 static Err write_gguf(const Model *m, const Source *from, Stored stored)
 {
-    const char *slash = strrchr(from_path, '/');
     return gguf_write(&(GgufJob){ .from = from->path,
                                   .to = to_path,
-                                  .name = slash && slash[1] ? slash + 1 : from_path,
+                                  .path = from_path,
                                   .cfg = &m->cfg,
                                   .model = &m->spec.model,
                                   .whole = &m->whole,

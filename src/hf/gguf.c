@@ -1,6 +1,7 @@
 /* See gguf.h. The header is written twice: once to count its keys, once to the file. */
 #include "hf/gguf.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,8 @@
 #include "model/model.h"
 
 enum { ALIGNMENT = 32, VERSION = 3, Q8_BLOCK = 32 };
+/* What llama.cpp has room for: it ends with an assertion where a file has more. */
+enum { BLOCKS_MAX = 512, EXPERTS_MAX = 1024 };
 #define END_OF_DOCUMENT "<|endoftext|>"
 
 /* Types of values, and of numbers of tensors, as the format numbers them. */
@@ -140,11 +143,29 @@ static void put_model(Gguf *g)
     key_u32(g, "*.expert_feed_forward_length", m->moe.ffn);
 }
 
+/*
+ * The last part of the path, for people. False: there is none that can be written. llama.cpp lets tokens of a model that
+ * is called Phi 3 or ModernBERT swallow the blanks beside them.
+ */
+static bool model_name(const char *path, char out[PATH_MAX])
+{
+    static const char *const meant[] = { "phi-3", "phi3", "modern-bert" };
+    char whole[PATH_MAX], lower[PATH_MAX];
+    if (!realpath(path, whole)) return false;
+    const char *name = strrchr(whole, '/') + 1;
+    for (size_t i = 0; i <= strlen(name); i++) lower[i] = (char)tolower((unsigned char)name[i]);
+    for (size_t i = 0; i < sizeof meant / sizeof *meant; i++)
+        if (strstr(lower, meant[i])) return false;
+    strcpy(out, name);
+    return *name && utf8_valid_bytes(name, (int64_t)strlen(name)) == (int64_t)strlen(name);
+}
+
 static void put_general(Gguf *g)
 {
+    char name[PATH_MAX];
     key_text(g, "general.architecture", g->arch);
     key_text(g, "general.type", "model");
-    key_text(g, "general.name", g->x->name);
+    if (model_name(g->x->path, name)) key_text(g, "general.name", name);
     key_u32(g, "general.alignment", ALIGNMENT);
     key_u32(g, "general.file_type", file_types[g->x->stored]);
     key_u32(g, "general.quantization_version", 2);
@@ -355,6 +376,10 @@ static Err check(Gguf *g)
     if (g->x->tokenizer && !pre_tokenizer(g->x->tokenizer))
         return cannot("how this tokenizer cuts texts into pieces (data.tokenizer)");
     if (layer_pattern_most(&m->window)) return cannot("windows of attention (model.window) of this class");
+    if (m->layers > BLOCKS_MAX) return cannot("a model of more than 512 blocks (model.layers)");
+    if (m->moe.experts > EXPERTS_MAX) return cannot("a mixture of more than 1024 experts (moe.experts)");
+    if ((g->kind == HF_QWEN3 || g->kind == HF_QWEN3_MOE) && (model_qkv_bias(m) || model_proj_bias(m)))
+        return cannot("biases of this class's attention (model.attention_bias)");
     for (int i = 0; m->moe.experts && i < m->layers; i++)
         if (!model_is_mixture(m, i)) return cannot("that some blocks of a mixture are dense (moe.every)");
     if (g->kind == HF_QWEN3_MOE && m->moe.router.score == ROUTER_SOFTMAX_PRE && !m->moe.router.normalize)
@@ -369,21 +394,21 @@ static Err write_file(Gguf *g, SetupArena *a)
     char temp[PATH_MAX];
     g->file = (ChunkWriter){ .buf = g->chunk };
     TRY(theirs_start(&g->list, a));
-    TRY(file_create_beside(g->x->to, &g->file.file));
+    TRY_AS(ERR_STORAGE, file_create_beside(g->x->to, &g->file.file));
     strcpy(temp, g->file.file.path);
     Err err = put_all(g);
     if (!err) err = chunk_sync_close(&g->file);
-    if (!err) return file_take_place(temp, g->x->to);
+    if (!err) return err_as(file_take_place(temp, g->x->to), ERR_STORAGE);
     chunk_abandon(&g->file);
     unlink(temp); /* (which a file that failed when it was closed no longer knows) */
-    return err;
+    return err == ERR_IO ? err_as(err, ERR_STORAGE) : err;
 }
 
 static Err write_all(Gguf *g, SetupArena *a)
 {
     const GgufJob *x = g->x;
     TRY(check(g));
-    TRY(file_check_output(x->to));
+    TRY_AS(ERR_STORAGE, file_check_output(x->to));
     static const char *const archs[HF_CLASSES] = {
         [HF_LLAMA] = "llama", [HF_MISTRAL] = "llama", [HF_MIXTRAL] = "llama",
         [HF_QWEN2] = "qwen2", [HF_QWEN3] = "qwen3",   [HF_QWEN3_MOE] = "qwen3moe"
