@@ -103,6 +103,14 @@ assert keys["tokenizer.ggml.merges"][1] == [" ".join(m) if isinstance(m, list) e
 assert keys["tokenizer.ggml.pre"][1] == "gpt-2"
 EOP
 
+# ---- a folder whose tokenizer is not there, or not understood, has not `byte`
+cp -r llama.hf none.hf
+rm -f none.hf/tokenizer*
+"$mt" convert --from none.hf --to none --format megatrain 2>err.txt || bad "$(grep -m1 error err.txt)"
+into none none.gguf || bad "$(grep -m1 error err.txt)"
+check "one warning" [ "$(grep -c 'no tokenizer is written: ' err.txt)" = 1 ]
+check "a tokenizer that nobody gave" [ "$(tool keys none.gguf | grep '^tokenizer')" = 'tokenizer.ggml.model string none' ]
+
 # ---- what is refused, with nothing left behind
 refused() { # TEXT KEY...: a run of a model that GGUF cannot say
     rm -rf odd
@@ -114,6 +122,7 @@ refused() { # TEXT KEY...: a run of a model that GGUF cannot say
 refused "model.window" model.window=8
 refused "moe.every" model.qk_norm=true moe.experts=4 moe.topk=2 moe.router=softmax_pre moe.normalize=true moe.every=2
 refused "moe.normalize" model.qk_norm=true moe.experts=4 moe.topk=2 moe.router=softmax_pre moe.normalize=false
+refused "hidden / heads of this class" model.attention_bias=qkv model.head_dim=24
 refused "gpt2, of which no GGUF file" model.arch=gpt2
 refused "512 blocks" model.layers=513 model.hidden=8 model.heads=1 model.ffn=8
 refused "1024 experts" model.hidden=8 model.heads=1 model.ffn=8 moe.experts=1025 moe.topk=2 moe.ffn=4

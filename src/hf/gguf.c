@@ -380,6 +380,8 @@ static Err check(Gguf *g)
     if (m->moe.experts > EXPERTS_MAX) return cannot("a mixture of more than 1024 experts (moe.experts)");
     if ((g->kind == HF_QWEN3 || g->kind == HF_QWEN3_MOE) && (model_qkv_bias(m) || model_proj_bias(m)))
         return cannot("biases of this class's attention (model.attention_bias)");
+    if (g->kind == HF_QWEN2 && (int64_t)m->heads * m->head_dim != m->hidden)
+        return cannot("heads of another width than hidden / heads of this class (model.head_dim)");
     for (int i = 0; m->moe.experts && i < m->layers; i++)
         if (!model_is_mixture(m, i)) return cannot("that some blocks of a mixture are dense (moe.every)");
     if (g->kind == HF_QWEN3_MOE && m->moe.router.score == ROUTER_SOFTMAX_PRE && !m->moe.router.normalize)
