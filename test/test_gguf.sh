@@ -55,6 +55,17 @@ done
 check "mixture's keys" [ "$(tool keys mixtral.gguf | grep -cE '^llama\.(expert_count u32 4|expert_used_count u32 2|feed_forward_length u32 80)$')" = 3 ]
 check "the name of the experts' class" [ "$(tool keys qwen3moe.gguf | grep -c '^qwen3moe\.')" -ge 12 ]
 
+# ---- the model's name
+into llama/ named.gguf || bad "$(grep -m1 error err.txt)"
+check "the name of a path with a slash at its end" grep -qxF 'general.name string llama' <(tool keys named.gguf)
+(cd llama && "$mt" convert --from . --to ../named.gguf --format gguf 2>err.txt) || bad "$(grep -m1 error err.txt)"
+check "the name of the folder that one stands in" grep -qxF 'general.name string llama' <(tool keys named.gguf)
+for name in my-Phi-3x PHI3 Modern-BERT $'not\xff8'; do
+    cp -r llama "$name"
+    into "$name" named.gguf || bad "$(grep -m1 error err.txt)"
+    check "a name that is not to be written: $name" [ "$(tool keys named.gguf | grep -c '^general.name')" = 0 ]
+done
+
 # ---- fewer bits
 for dtype in bf16 f16 q8_0; do
     into qwen3moe $dtype.gguf --dtype $dtype || bad "$dtype: $(grep -m1 error err.txt)"
@@ -92,6 +103,14 @@ assert keys["tokenizer.ggml.merges"][1] == [" ".join(m) if isinstance(m, list) e
 assert keys["tokenizer.ggml.pre"][1] == "gpt-2"
 EOP
 
+# ---- a folder whose tokenizer is not there, or not understood, has not `byte`
+cp -r llama.hf none.hf
+rm -f none.hf/tokenizer*
+"$mt" convert --from none.hf --to none --format megatrain 2>err.txt || bad "$(grep -m1 error err.txt)"
+into none none.gguf || bad "$(grep -m1 error err.txt)"
+check "one warning" [ "$(grep -c 'no tokenizer is written: ' err.txt)" = 1 ]
+check "a tokenizer that nobody gave" [ "$(tool keys none.gguf | grep '^tokenizer')" = 'tokenizer.ggml.model string none' ]
+
 # ---- what is refused, with nothing left behind
 refused() { # TEXT KEY...: a run of a model that GGUF cannot say
     rm -rf odd
@@ -103,15 +122,26 @@ refused() { # TEXT KEY...: a run of a model that GGUF cannot say
 refused "model.window" model.window=8
 refused "moe.every" model.qk_norm=true moe.experts=4 moe.topk=2 moe.router=softmax_pre moe.normalize=true moe.every=2
 refused "moe.normalize" model.qk_norm=true moe.experts=4 moe.topk=2 moe.router=softmax_pre moe.normalize=false
+refused "hidden / heads of this class" model.attention_bias=qkv model.head_dim=24
 refused "gpt2, of which no GGUF file" model.arch=gpt2
+refused "512 blocks" model.layers=513 model.hidden=8 model.heads=1 model.ffn=8
+refused "1024 experts" model.hidden=8 model.heads=1 model.ffn=8 moe.experts=1025 moe.topk=2 moe.ffn=4
+refused "model.attention_bias" model.qk_norm=true model.attention_bias=all
+refused "model.attention_bias" model.qk_norm=true model.attention_bias=all moe.experts=4 moe.topk=2 \
+    moe.router=softmax_pre moe.normalize=true
 expect 2 "none of f32, bf16, f16 and q8_0" "$mt" convert --from llama --to x.gguf --format gguf --dtype q4_0
 expect 2 "none of f32, bf16 and f16" "$mt" convert --from llama --to x --format hf --dtype q8_0
 expect 2 "first make it --format megatrain" "$mt" convert --from llama.hf --to x.gguf --format gguf
 expect 5 "is a folder" "$mt" convert --from llama --to llama.hf --format gguf
+expect 5 "error (storage): '" "$mt" convert --from llama --to llama.hf --format gguf
+expect 5 "error (storage): cannot create" "$mt" convert --from llama --to no/where/x.gguf --format gguf
 expect 5 "no/where" "$mt" convert --from llama --to no/where/x.gguf --format gguf
 printf old >kept.gguf
-MEGATRAIN_FILE_FAULT=enospc@2:kept.gguf "$mt" convert --from llama --to kept.gguf --format gguf >/dev/null 2>err.txt &&
-    bad "a fault goes unseen"
+for at in 1 2 3 4; do
+    MEGATRAIN_FILE_FAULT=enospc@$at "$mt" convert --from llama --to kept.gguf --format gguf >/dev/null 2>err.txt &&
+        bad "fault $at goes unseen"
+    check "fault $at: $(grep -m1 error err.txt)" grep -q "^megatrain: error (storage): " err.txt
+done
 check "a file that could not be replaced is as it was" [ "$(cat kept.gguf)" = old ]
 check "nothing half-written is left" [ -z "$(ls kept.gguf.* .tmp-* 2>/dev/null)" ]
 finish

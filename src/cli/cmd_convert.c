@@ -230,6 +230,7 @@ static Err read_dtype(bool gguf, Stored *out)
  * names. */
 typedef struct {
     char path[PATH_MAX], tokenizer_spec[PATH_MAX];
+    const char *data; /* what the checkpoint says of what it was trained on */
     int64_t vocab;
     Tokenizer *tokenizer; /* NULL: none that is understood */
 } Source;
@@ -257,6 +258,7 @@ static Err open_ours(Model *m, Source *out)
                                   .world_size = CONFIG_ANY_WORLD };
     TRY_AS(ERR_CKPT, model_open(m, source, shape[0]));
     out->vocab = shape[0];
+    out->data = meta.data ? meta.data : "";
     return open_tokenizer(m, out);
 }
 
@@ -284,16 +286,29 @@ static Err write_hf(const Model *m, const Source *from, Stored stored)
                                      .threads = thread_count() });
 }
 
+/* Is it the one that the checkpoint speaks of? Where it speaks of none, `byte` is only what data.tokenizer is when
+ * nobody gives it. */
+static bool is_trained_with(const Source *from)
+{
+    char said[32];
+    snprintf(said, sizeof said, ", tokenizer %08x", tokenizer_crc(from->tokenizer));
+    if (strstr(from->data, ", tokenizer ")) return strstr(from->data, said);
+    return strcmp(from->tokenizer_spec, "byte") != 0;
+}
+
 static Err write_gguf(const Model *m, const Source *from, Stored stored)
 {
-    const char *slash = strrchr(from_path, '/');
+    const bool known = from->tokenizer && is_trained_with(from);
+    if (from->tokenizer && !known)
+        log_warn("no tokenizer is written: the checkpoint does not say that it was trained with '%s'",
+                 from->tokenizer_spec);
     return gguf_write(&(GgufJob){ .from = from->path,
                                   .to = to_path,
-                                  .name = slash && slash[1] ? slash + 1 : from_path,
+                                  .path = from_path,
                                   .cfg = &m->cfg,
                                   .model = &m->spec.model,
                                   .whole = &m->whole,
-                                  .tokenizer = from->tokenizer,
+                                  .tokenizer = known ? from->tokenizer : NULL,
                                   .vocab = from->vocab,
                                   .stored = stored,
                                   .threads = thread_count() });

@@ -269,9 +269,14 @@ static void offer(const Bpe *b, BpeWork *w, int32_t i)
     if (m->rank >= 0) heap_push(w, (uint64_t)m->rank << 32 | (uint32_t)i);
 }
 
-static void merge_parts(const Bpe *b, BpeWork *w)
+/* Merges the first n parts; the rank of the last merge, -1: there was none. */
+static int32_t merge_parts(const Bpe *b, BpeWork *w, int64_t n)
 {
     Part *p = w->parts;
+    int32_t last = -1;
+    p[n - 1].next = -1;
+    w->heap_count = 0;
+    for (int64_t i = 0; i + 1 < n; i++) offer(b, w, (int32_t)i);
     while (w->heap_count > 0) {
         uint64_t top = heap_pop(w);
         int32_t i = (int32_t)(uint32_t)top;
@@ -280,6 +285,7 @@ static void merge_parts(const Bpe *b, BpeWork *w)
          * will do */
         if (m->rank < 0 || (uint64_t)m->rank != top >> 32) continue;
         int32_t gone = p[i].next;
+        last = m->rank;
         p[i].id = m->merged;
         p[i].next = p[gone].next;
         p[gone].id = -1;
@@ -287,6 +293,7 @@ static void merge_parts(const Bpe *b, BpeWork *w)
         offer(b, w, p[i].previous);
         offer(b, w, i);
     }
+    return last;
 }
 
 /* Nothing in the arrays is kept, and a long word is rare: they are made anew, as long as it is. The heap has an entry a
@@ -349,12 +356,26 @@ static Err encode_merging(const Bpe *b, BpeWork *w, const char *piece, int64_t s
     if (b->characters) n = character_parts(b, w, piece, size);
     else
         while (n < size) n = add_part(w, n, b->byte_id[(uint8_t)piece[n]]);
-    w->parts[n - 1].next = -1;
-    w->heap_count = 0;
-    for (int64_t i = 0; i + 1 < n; i++) offer(b, w, (int32_t)i);
-    merge_parts(b, w);
+    merge_parts(b, w, n);
     TRY(grow_to(&out->ids, &out->capacity, out->count + n));
     for (int32_t i = 0; i >= 0; i = w->parts[i].next) out->ids[out->count++] = w->parts[i].id;
+    return ERR_OK;
+}
+
+Err bpe_alone(const Bpe *b, BpeWork *w, TokenText text, BpeAlone *out)
+{
+    int64_t n = 0;
+    int bytes = 1;
+    *out = (BpeAlone){ .id = -1, .rank = -1 };
+    if (text.size == 0) return ERR_OK;
+    TRY(work_room(w, text.size));
+    for (int64_t at = 0; at < text.size; at += bytes) {
+        if (b->characters) utf8_get(text.bytes + at, &bytes);
+        n = add_part(w, n, bpe_find(b, text.bytes + at, bytes));
+    }
+    out->rank = merge_parts(b, w, n);
+    for (int32_t i = 0; i >= 0; i = w->parts[i].next) out->symbols++;
+    out->id = out->symbols == 1 ? w->parts[0].id : -1;
     return ERR_OK;
 }
 

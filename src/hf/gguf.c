@@ -1,6 +1,7 @@
 /* See gguf.h. The header is written twice: once to count its keys, once to the file. */
 #include "hf/gguf.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,12 +10,12 @@
 
 #include "base/file.h"
 #include "base/utf8.h"
-#include "data/alphabet.h"
-#include "data/vocabulary.h"
+#include "hf/gguf_tokens.h"
 #include "model/model.h"
 
 enum { ALIGNMENT = 32, VERSION = 3, Q8_BLOCK = 32 };
-#define END_OF_DOCUMENT "<|endoftext|>"
+/* What llama.cpp has room for: it ends with an assertion where a file has more. */
+enum { BLOCKS_MAX = 512, EXPERTS_MAX = 1024 };
 
 /* Types of values, and of numbers of tensors, as the format numbers them. */
 typedef enum { VALUE_U32 = 4, VALUE_I32, VALUE_F32, VALUE_BOOL, VALUE_TEXT, VALUE_ARRAY } ValueType;
@@ -30,7 +31,7 @@ typedef struct {
     HfClass kind;
     const char *arch;
     TheirsList list;
-    VocabularyMerge *merges;
+    GgufTokens tokens;
     ChunkWriter file;
     ChunkWriter *w; /* NULL: nothing is written, keys are counted */
     int64_t bytes, keys;
@@ -140,11 +141,29 @@ static void put_model(Gguf *g)
     key_u32(g, "*.expert_feed_forward_length", m->moe.ffn);
 }
 
+/*
+ * The last part of the path, for people. False: there is none that can be written. llama.cpp lets tokens of a model that
+ * is called Phi 3 or ModernBERT swallow the blanks beside them.
+ */
+static bool model_name(const char *path, char out[PATH_MAX])
+{
+    static const char *const meant[] = { "phi-3", "phi3", "modern-bert" };
+    char whole[PATH_MAX], lower[PATH_MAX];
+    if (!realpath(path, whole)) return false;
+    const char *name = strrchr(whole, '/') + 1;
+    for (size_t i = 0; i <= strlen(name); i++) lower[i] = (char)tolower((unsigned char)name[i]);
+    for (size_t i = 0; i < sizeof meant / sizeof *meant; i++)
+        if (strstr(lower, meant[i])) return false;
+    strcpy(out, name);
+    return *name && utf8_valid_bytes(name, (int64_t)strlen(name)) == (int64_t)strlen(name);
+}
+
 static void put_general(Gguf *g)
 {
+    char name[PATH_MAX];
     key_text(g, "general.architecture", g->arch);
     key_text(g, "general.type", "model");
-    key_text(g, "general.name", g->x->name);
+    if (model_name(g->x->path, name)) key_text(g, "general.name", name);
     key_u32(g, "general.alignment", ALIGNMENT);
     key_u32(g, "general.file_type", file_types[g->x->stored]);
     key_u32(g, "general.quantization_version", 2);
@@ -152,89 +171,34 @@ static void put_general(Gguf *g)
 
 /* ---- tokens ---- */
 
-enum { TYPE_NORMAL = 1, TYPE_CONTROL = 3, TYPE_USER = 4, TYPE_UNUSED = 5 };
-
-static TokenKind kind_of(const Gguf *g, int32_t id)
+static void key_texts(Gguf *g, const char *key, const TokenText *texts, int64_t count)
 {
-    return id < tokenizer_vocab(g->x->tokenizer) ? vocabulary_kind(g->x->tokenizer, id) : TOKEN_UNUSED;
-}
-
-/* Bytes in GPT-2's alphabet; how many the spelling has. */
-static int64_t spelled_bytes(const char *bytes, int64_t size)
-{
-    int64_t sum = 0;
-    for (int64_t i = 0; i < size; i++) sum += alphabet_char((uint8_t)bytes[i]) < 0x80 ? 1 : 2;
-    return sum;
-}
-
-static void put_spelling(Gguf *g, const char *bytes, int64_t size)
-{
-    for (int64_t i = 0; i < size; i++) {
-        char text[4];
-        put(g, text, utf8_put(text, alphabet_char((uint8_t)bytes[i])));
-    }
-}
-
-static void put_token(Gguf *g, int32_t id)
-{
-    char text[32];
-    int32_t size;
-    const char *bytes = tokenizer_bytes(g->x->tokenizer, id, false, &size);
-    switch (kind_of(g, id)) {
-    case TOKEN_UNUSED: put_bytes(g, text, snprintf(text, sizeof text, "[PAD%d]", id)); return;
-    case TOKEN_PIECE: put_i64(g, spelled_bytes(bytes, size)), put_spelling(g, bytes, size); return;
-    case TOKEN_ADDED: put_bytes(g, bytes, size); return;
-    case TOKEN_SPECIAL:
-        if (bytes) put_bytes(g, bytes, size);
-        else put_text(g, END_OF_DOCUMENT);
-        return;
-    }
-}
-
-static void put_merge(Gguf *g, VocabularyMerge m)
-{
-    int32_t left_size, right_size;
-    const char *left = tokenizer_bytes(g->x->tokenizer, m.left, false, &left_size);
-    const char *right = tokenizer_bytes(g->x->tokenizer, m.right, false, &right_size);
-    put_i64(g, spelled_bytes(left, left_size) + 1 + spelled_bytes(right, right_size));
-    put_spelling(g, left, left_size);
-    put(g, " ", 1);
-    put_spelling(g, right, right_size);
-}
-
-/* What llama.cpp calls a pattern; NULL: it has no name for it. */
-static const char *pre_tokenizer(const Tokenizer *t)
-{
-    static const char *const names[SPLIT_COUNT] = {
-        [SPLIT_GPT2] = "gpt-2",   [SPLIT_LLAMA3] = "llama-bpe", [SPLIT_QWEN] = "qwen2",
-        [SPLIT_O200K] = "gpt-4o", [SPLIT_TEKKEN] = "tekken",    [SPLIT_DEEPSEEK] = "deepseek-v3"
-    };
-    SplitKind kind;
-    return vocabulary_pattern(t, &kind) ? names[kind] : NULL;
+    key_array(g, key, VALUE_TEXT, count);
+    for (int64_t i = 0; i < count; i++) put_bytes(g, texts[i].bytes, texts[i].size);
 }
 
 static void put_tokens(Gguf *g)
 {
-    const Tokenizer *t = g->x->tokenizer;
-    static const int32_t types[] = { [TOKEN_UNUSED] = TYPE_UNUSED,
-                                     [TOKEN_PIECE] = TYPE_NORMAL,
-                                     [TOKEN_ADDED] = TYPE_USER,
-                                     [TOKEN_SPECIAL] = TYPE_CONTROL };
-    key_text(g, "tokenizer.ggml.model", t ? "gpt2" : "none");
-    if (!t) return;
-    key_text(g, "tokenizer.ggml.pre", pre_tokenizer(t));
-    key_array(g, "tokenizer.ggml.tokens", VALUE_TEXT, g->x->vocab);
-    for (int32_t id = 0; id < g->x->vocab; id++) put_token(g, id);
-    key_array(g, "tokenizer.ggml.token_type", VALUE_I32, g->x->vocab);
-    for (int32_t id = 0; id < g->x->vocab; id++) put(g, &types[kind_of(g, id)], sizeof *types);
-    key_array(g, "tokenizer.ggml.merges", VALUE_TEXT, vocabulary_merge_count(t));
-    for (int64_t i = 0; i < vocabulary_merge_count(t); i++) put_merge(g, g->merges[i]);
-    if (tokenizer_eod(t) >= 0) {
-        key_u32(g, "tokenizer.ggml.bos_token_id", tokenizer_eod(t));
-        key_u32(g, "tokenizer.ggml.eos_token_id", tokenizer_eod(t));
+    const GgufTokens *t = &g->tokens;
+    const int64_t count = g->x->vocab;
+    key_text(g, "tokenizer.ggml.model", t->model);
+    if (!t->texts) return;
+    if (t->pre) key_text(g, "tokenizer.ggml.pre", t->pre);
+    key_texts(g, "tokenizer.ggml.tokens", t->texts, count);
+    key_array(g, "tokenizer.ggml.token_type", VALUE_I32, count);
+    put(g, t->types, count * (int64_t)sizeof *t->types);
+    if (t->scores) {
+        key_array(g, "tokenizer.ggml.scores", VALUE_F32, count);
+        put(g, t->scores, count * (int64_t)sizeof *t->scores);
     }
+    if (t->merges) key_texts(g, "tokenizer.ggml.merges", t->merges, t->merge_count);
+    key_u32(g, "tokenizer.ggml.bos_token_id", t->bos);
+    key_u32(g, "tokenizer.ggml.eos_token_id", t->eos);
+    key_u32(g, "tokenizer.ggml.unknown_token_id", t->unknown);
+    key_u32(g, "tokenizer.ggml.padding_token_id", t->padding);
     key_bool(g, "tokenizer.ggml.add_bos_token", false);
     key_bool(g, "tokenizer.ggml.add_eos_token", false);
+    key_bool(g, "tokenizer.ggml.add_space_prefix", t->prefix);
 }
 
 /* ---- tensors ---- */
@@ -324,20 +288,14 @@ static Err put_all(Gguf *g)
 
 /* ---- what can be said ---- */
 
-static Err cannot(const char *what)
-{
-    err_set(ERR_CONFIG, "a GGUF file cannot say %s", what);
-    return err_hint("write --format hf, which transformers and vLLM open");
-}
-
 static Err check_rope(const RopeSpec *r, int head_dim)
 {
     const double usual = 1 + 0.1 * log(r->factor);
     if (r->columns && r->columns != head_dim)
-        return cannot("that only some columns of a head turn (model.rope_dim)");
+        return gguf_cannot("that only some columns of a head turn (model.rope_dim)");
     if (r->scaling == ROPE_YARN && !(fabs(r->magnitude - usual) <= 1e-6 * usual))
-        return cannot("another model.rope_magnitude than 1 + 0.1 ln rope_factor");
-    if (r->scaling == ROPE_YARN && !r->truncate) return cannot("model.rope_truncate = false");
+        return gguf_cannot("another model.rope_magnitude than 1 + 0.1 ln rope_factor");
+    if (r->scaling == ROPE_YARN && !r->truncate) return gguf_cannot("model.rope_truncate = false");
     return ERR_OK;
 }
 
@@ -352,13 +310,19 @@ static Err check(Gguf *g)
             "write --format hf, which transformers and vLLM open; llama.cpp's converter takes that too");
     }
     TRY(check_rope(&m->rope, m->head_dim));
-    if (g->x->tokenizer && !pre_tokenizer(g->x->tokenizer))
-        return cannot("how this tokenizer cuts texts into pieces (data.tokenizer)");
-    if (layer_pattern_most(&m->window)) return cannot("windows of attention (model.window) of this class");
+    if (layer_pattern_most(&m->window))
+        return gguf_cannot("windows of attention (model.window) of this class");
+    if (m->layers > BLOCKS_MAX) return gguf_cannot("a model of more than 512 blocks (model.layers)");
+    if (m->moe.experts > EXPERTS_MAX) return gguf_cannot("a mixture of more than 1024 experts (moe.experts)");
+    if ((g->kind == HF_QWEN3 || g->kind == HF_QWEN3_MOE) && (model_qkv_bias(m) || model_proj_bias(m)))
+        return gguf_cannot("biases of this class's attention (model.attention_bias)");
+    if (g->kind == HF_QWEN2 && (int64_t)m->heads * m->head_dim != m->hidden)
+        return gguf_cannot("heads of another width than hidden / heads of this class (model.head_dim)");
     for (int i = 0; m->moe.experts && i < m->layers; i++)
-        if (!model_is_mixture(m, i)) return cannot("that some blocks of a mixture are dense (moe.every)");
+        if (!model_is_mixture(m, i))
+            return gguf_cannot("that some blocks of a mixture are dense (moe.every)");
     if (g->kind == HF_QWEN3_MOE && m->moe.router.score == ROUTER_SOFTMAX_PRE && !m->moe.router.normalize)
-        return cannot("that the weights of chosen experts do not add up to 1 (moe.normalize)");
+        return gguf_cannot("that the weights of chosen experts do not add up to 1 (moe.normalize)");
     return ERR_OK;
 }
 
@@ -369,30 +333,27 @@ static Err write_file(Gguf *g, SetupArena *a)
     char temp[PATH_MAX];
     g->file = (ChunkWriter){ .buf = g->chunk };
     TRY(theirs_start(&g->list, a));
-    TRY(file_create_beside(g->x->to, &g->file.file));
+    TRY_AS(ERR_STORAGE, file_create_beside(g->x->to, &g->file.file));
     strcpy(temp, g->file.file.path);
     Err err = put_all(g);
     if (!err) err = chunk_sync_close(&g->file);
-    if (!err) return file_take_place(temp, g->x->to);
+    if (!err) return err_as(file_take_place(temp, g->x->to), ERR_STORAGE);
     chunk_abandon(&g->file);
     unlink(temp); /* (which a file that failed when it was closed no longer knows) */
-    return err;
+    return err == ERR_IO ? err_as(err, ERR_STORAGE) : err;
 }
 
 static Err write_all(Gguf *g, SetupArena *a)
 {
     const GgufJob *x = g->x;
     TRY(check(g));
-    TRY(file_check_output(x->to));
+    TRY(gguf_tokens(x->tokenizer, x->vocab, a, &g->tokens));
+    TRY_AS(ERR_STORAGE, file_check_output(x->to));
     static const char *const archs[HF_CLASSES] = {
         [HF_LLAMA] = "llama", [HF_MISTRAL] = "llama", [HF_MIXTRAL] = "llama",
         [HF_QWEN2] = "qwen2", [HF_QWEN3] = "qwen3",   [HF_QWEN3_MOE] = "qwen3moe"
     };
     g->arch = archs[g->kind];
-    if (x->tokenizer) {
-        TRY(setup_array(a, vocabulary_merge_count(x->tokenizer), &g->merges));
-        vocabulary_merges(x->tokenizer, g->merges);
-    }
     const TheirsSpec spec = { .from = x->from,
                               .whole = x->whole,
                               .naming = g->list.spec.naming,

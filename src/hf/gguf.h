@@ -21,7 +21,7 @@
 typedef struct {
     const char *from; /* a checkpoint's folder */
     const char *to;   /* a file, which is replaced when all is on the disk */
-    const char *name; /* of the model, for people */
+    const char *path; /* its last part is the model's name, for people */
     const Config *cfg;
     const ModelSpec *model; /* the same configuration's */
     const ParamRegistry *whole;
