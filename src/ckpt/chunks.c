@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "base/int64.h"
+
 int64_t chunk_count(int64_t file_bytes) { return file_bytes / CHUNK_BYTES + (file_bytes % CHUNK_BYTES != 0); }
 
 /* ---- writing ---- */
@@ -13,29 +15,52 @@ Err chunk_create(ChunkWriter *w, const char *path, char *buf, int64_t *crcs)
     return file_create(path, &w->file);
 }
 
+/* What is shorter is gathered; the rest is written from where it lies. */
+enum { GATHERED_BYTES = 1 << 16 };
+
 static Err flush(ChunkWriter *w)
 {
-    if (!w->used_bytes) return ERR_OK;
-    if (w->crcs) w->crcs[w->done] = crc32c(0, w->buf, (size_t)w->used_bytes);
-    w->done++;
-    TRY(file_write(&w->file, w->buf, w->used_bytes));
+    if (w->used_bytes) TRY(file_write(&w->file, w->buf, w->used_bytes));
     w->used_bytes = 0;
     return ERR_OK;
+}
+
+static void checksum(ChunkWriter *w, const char *data, int64_t size_bytes)
+{
+    if (!w->crcs) return;
+    w->crc = crc32c(w->crc, data, (size_t)size_bytes);
+    for (int64_t n; size_bytes; size_bytes -= n, data += n) {
+        const int64_t in = w->put_bytes % CHUNK_BYTES;
+        int64_t *crc = &w->crcs[w->put_bytes / CHUNK_BYTES];
+        n = min64(CHUNK_BYTES - in, size_bytes);
+        *crc = crc32c(in ? (uint32_t)*crc : 0, data, (size_t)n);
+        w->put_bytes += n;
+    }
+}
+
+static Err put_gathered(ChunkWriter *w, Stream *s, const char *data, int64_t size_bytes)
+{
+    if (s) TRY(device_read(s, w->buf + w->used_bytes, data, size_bytes));
+    else memcpy(w->buf + w->used_bytes, data, (size_t)size_bytes);
+    checksum(w, w->buf + w->used_bytes, size_bytes);
+    w->used_bytes += size_bytes;
+    return w->used_bytes == CHUNK_BYTES ? flush(w) : ERR_OK;
+}
+
+static Err put_through(ChunkWriter *w, const char *data, int64_t size_bytes)
+{
+    TRY(flush(w));
+    checksum(w, data, size_bytes);
+    return file_write(&w->file, data, size_bytes);
 }
 
 /* `s` NULL: `data` is host memory. */
 static Err put(ChunkWriter *w, Stream *s, const char *data, int64_t size_bytes)
 {
-    while (size_bytes > 0) {
-        int64_t n = CHUNK_BYTES - w->used_bytes;
-        if (n > size_bytes) n = size_bytes;
-        if (s) TRY(device_read(s, w->buf + w->used_bytes, data, n));
-        else memcpy(w->buf + w->used_bytes, data, (size_t)n);
-        w->crc = crc32c(w->crc, w->buf + w->used_bytes, (size_t)n);
-        w->used_bytes += n;
-        data += n;
-        size_bytes -= n;
-        if (w->used_bytes == CHUNK_BYTES) TRY(flush(w));
+    for (int64_t n; size_bytes > 0; size_bytes -= n, data += n) {
+        const bool through = !s && size_bytes >= GATHERED_BYTES;
+        n = min64(through ? CHUNK_BYTES : CHUNK_BYTES - w->used_bytes, size_bytes);
+        TRY(through ? put_through(w, data, n) : put_gathered(w, s, data, n));
     }
     return ERR_OK;
 }
@@ -88,6 +113,14 @@ Err chunk_open(ChunkReader *r, const char *path, int64_t size_bytes, const uint3
                    (long long)size_bytes);
 }
 
+Err chunk_judge(const char *path, int64_t size_bytes, const uint32_t *crcs, int64_t chunk, uint32_t crc)
+{
+    const int64_t start = chunk * CHUNK_BYTES, end = min64(start + CHUNK_BYTES, size_bytes);
+    if (crc == crcs[chunk]) return ERR_OK;
+    return err_set(ERR_CKPT, "'%s' is damaged: bytes '%lld' to '%lld' have checksum '%08x', not '%08x'", path,
+                   (long long)start, (long long)(end - 1), crc, crcs[chunk]);
+}
+
 static Err hold(ChunkReader *r, int64_t chunk)
 {
     int64_t start = chunk * CHUNK_BYTES, n = r->size_bytes - start;
@@ -95,11 +128,9 @@ static Err hold(ChunkReader *r, int64_t chunk)
     if (n > CHUNK_BYTES) n = CHUNK_BYTES;
     r->held = -1;
     TRY_AS(ERR_CKPT, file_read_at(r->path, start, r->buf, n));
-    uint32_t crc = crc32c(0, r->buf, (size_t)n);
-    r->bad = crc != r->crcs[chunk] ? chunk : -1;
-    if (r->bad >= 0)
-        return err_set(ERR_CKPT, "'%s' is damaged: bytes '%lld' to '%lld' have checksum '%08x', not '%08x'",
-                       r->path, (long long)start, (long long)(start + n - 1), crc, r->crcs[chunk]);
+    const Err err = chunk_judge(r->path, r->size_bytes, r->crcs, chunk, crc32c(0, r->buf, (size_t)n));
+    r->bad = err ? chunk : -1;
+    TRY(err);
     r->held = chunk;
     return ERR_OK;
 }

@@ -20,9 +20,9 @@ typedef struct {
     FileWriter file;
     char *buf; /* CHUNK_BYTES, the caller's */
     int64_t used_bytes;
-    int64_t *crcs; /* [chunk_count of the whole file], the caller's; NULL: not wanted */
-    int64_t done;  /* how many chunks were written */
-    uint32_t crc;  /* the CRC of what was put since the caller set it to 0 */
+    int64_t *crcs;     /* [chunk_count of the whole file], the caller's; NULL: not wanted */
+    int64_t put_bytes; /* of the file, counted with crcs alone */
+    uint32_t crc;      /* with crcs: the CRC of what was put since the caller set it to 0 */
 } ChunkWriter;
 
 /* All of these may return ERR_IO, as in base/file.h. After a failure the caller calls chunk_abandon. */
@@ -61,5 +61,7 @@ Err chunk_open(ChunkReader *r, const char *path, int64_t size_bytes, const uint3
 Err chunk_get(ChunkReader *r, int64_t offset, void *out, int64_t size_bytes);
 Err chunk_get_device(ChunkReader *r, Stream *s, int64_t offset, void *device_dst, int64_t size_bytes);
 Err chunk_check_all(ChunkReader *r);
+/* For whoever reads chunks by other means. ERR_CKPT, which names file and chunk: `crc` is not the one in the table. */
+Err chunk_judge(const char *path, int64_t size_bytes, const uint32_t *crcs, int64_t chunk, uint32_t crc);
 
 #endif

@@ -1,10 +1,15 @@
-/* See values.h. Pieces are kept by tensor, with where each lies in its file. */
+/* See values.h. Pieces are kept by tensor, with where each lies in its file. A chunk is checked when something of it is
+ * first read: in the reader's memory if all of it was wanted. */
 #include "ckpt/values.h"
 
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/int64.h"
 #include "ckpt/manifest.h"
+
+enum { PART_BYTES = 1 << 16 };
 
 typedef struct {
     Box box;
@@ -14,8 +19,9 @@ typedef struct {
 
 struct CkptValues {
     Manifest m;
-    int *fds;       /* [files], -1: not open */
-    int64_t *start; /* [params + 1] where its values begin in: */
+    int *fds;            /* [files], -1: not open */
+    _Atomic bool **good; /* [files][chunks] whether its checksum is known to be right */
+    int64_t *start;      /* [params + 1] where its values begin in: */
     Value *values;
 };
 
@@ -62,6 +68,9 @@ Err ckpt_values_open(const char *path, SetupArena *a, CkptValues **out)
     TRY(setup_array(a, v->m.file_count, &v->fds));
     for (int i = 0; i < v->m.file_count; i++) v->fds[i] = -1;
     *out = v;
+    TRY(setup_array(a, v->m.file_count, &v->good));
+    for (int i = 0; i < v->m.file_count; i++)
+        TRY(setup_array(a, chunk_count(v->m.files[i].size_bytes), &v->good[i]));
     TRY(setup_array(a, CHUNK_BYTES, &chunk));
     TRY(sort_pieces(v, a));
     for (int i = 0; i < v->m.file_count; i++) TRY(read_file(v, i, chunk));
@@ -74,14 +83,51 @@ void ckpt_values_close(CkptValues *v)
         if (v->fds[i] >= 0) close(v->fds[i]);
 }
 
-static Err read_run(const CkptValues *v, const Value *from, int64_t first, float *out, int64_t count)
+/* Bytes [at, at + size) of a file. */
+static Err read_bytes(const CkptValues *v, int file, int64_t at, void *out, int64_t size_bytes)
 {
-    const char *path = v->m.files[from->file].path;
-    const int64_t bytes = count * (int64_t)sizeof *out;
+    const char *path = v->m.files[file].path;
     int64_t got;
-    TRY_AS(ERR_CKPT, file_read_some(v->fds[from->file], path, from->offset + first * (int64_t)sizeof *out,
-                                    out, bytes, &got));
-    return got == bytes ? ERR_OK : err_set(ERR_CKPT, "'%s' ends too early", path);
+    TRY_AS(ERR_CKPT, file_read_some(v->fds[file], path, at, out, size_bytes, &got));
+    return got == size_bytes ? ERR_OK : err_set(ERR_CKPT, "'%s' ends too early", path);
+}
+
+static Err judge(const CkptValues *v, int file, int64_t chunk, uint32_t crc)
+{
+    const ManifestFile *f = &v->m.files[file];
+    TRY(chunk_judge(f->path, f->size_bytes, f->crcs, chunk, crc));
+    atomic_store_explicit(&v->good[file][chunk], true, memory_order_relaxed);
+    return ERR_OK;
+}
+
+/* A chunk of which less is wanted than all. */
+static Err check_chunk(const CkptValues *v, int file, int64_t chunk)
+{
+    char part[PART_BYTES];
+    uint32_t crc = 0;
+    const int64_t end = min64((chunk + 1) * CHUNK_BYTES, v->m.files[file].size_bytes);
+    for (int64_t at = chunk * CHUNK_BYTES, n; at < end; at += n) {
+        n = min64(PART_BYTES, end - at);
+        TRY(read_bytes(v, file, at, part, n));
+        crc = crc32c(crc, part, (size_t)n);
+    }
+    return judge(v, file, chunk, crc);
+}
+
+static Err read_run(const CkptValues *v, const Value *from, int64_t first, float *to, int64_t count)
+{
+    char *out = (char *)to;
+    int64_t at = from->offset + first * (int64_t)sizeof *to;
+    const int64_t end = at + count * (int64_t)sizeof *to;
+    for (int64_t n; at < end; at += n, out += n) {
+        const int64_t chunk = at / CHUNK_BYTES;
+        const bool good = atomic_load_explicit(&v->good[from->file][chunk], memory_order_relaxed);
+        n = min64(end, (chunk + 1) * CHUNK_BYTES) - at;
+        if (!good && n < CHUNK_BYTES) TRY(check_chunk(v, from->file, chunk));
+        TRY(read_bytes(v, from->file, at, out, n));
+        if (!good && n == CHUNK_BYTES) TRY(judge(v, from->file, chunk, crc32c(0, out, (size_t)n)));
+    }
+    return ERR_OK;
 }
 
 static Err read_value(const CkptValues *v, const Value *from, Box box, float *out, int64_t ld)

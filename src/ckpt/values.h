@@ -1,6 +1,6 @@
 /*
- * Reading boxes of a checkpoint's weights, from several threads, in memory that does not depend on its size. Whoever
- * wants the bytes to be as they were written asks ckpt_verify first.
+ * Reading boxes of a checkpoint's weights, from several threads, in memory that does not depend on its size but for a
+ * byte a chunk. No number comes out of a chunk that is not as it was written; what nobody reads is not checked.
  */
 #ifndef MEGATRAIN_CKPT_VALUES_H
 #define MEGATRAIN_CKPT_VALUES_H
@@ -14,7 +14,7 @@ Err ckpt_values_open(const char *path, SetupArena *a, CkptValues **out);
 void ckpt_values_close(CkptValues *v);
 
 /* A box of a parameter, in plain order: element (r, c) of it goes to out[r * ld + c]. ERR_CKPT: the checkpoint has no
- * such tensor, or cannot be read. */
+ * such tensor, cannot be read or is damaged there. */
 Err ckpt_values_read(const CkptValues *v, const char *name, Box box, float *out, int64_t ld);
 
 /* ERR_CKPT: the checkpoint's tensors have other names or shapes than the registry's, which is a whole model's. */
