@@ -89,7 +89,7 @@ static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStrea
 {
     const Tensor in = x->sum.sum;
     Tensor n;
-    TRY(save_if(c, !model_recomputes(b->spec), REGION_W, &n, &save->n, c->dtype, in.dim[0], in.dim[1]));
+    TRY(save_if(c, !ctx_recomputes(c, b->spec), REGION_W, &n, &save->n, c->dtype, in.dim[0], in.dim[1]));
     TRY(norm_forward_sum(&r->norm, c, &x->sum, n, &save->norm));
     TRY(layer_forward(b, r, c, n, save, x->branch));
     x->sum = behind(b, r, c, in, x->branch, y);
@@ -126,7 +126,7 @@ static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bo
 /* The norm's output as forward left it: kept, or made again. */
 static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
 {
-    if (!model_recomputes(b->spec)) {
+    if (!ctx_recomputes(c, b->spec)) {
         *n = save_get(c, saved);
         return ERR_OK;
     }
@@ -198,12 +198,14 @@ static Ctx at_block(const Block *b, const Ctx *stage)
     return c;
 }
 
+static bool again_whole(const Block *b) { return model_recompute(b->spec, b->index) == RECOMPUTE_FULL; }
+
 /* Under full recomputation the block's output is made at once: what it is the sum of is not kept. */
 Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *save, Tensor y)
 {
     Ctx c = at_block(b, stage);
     ArenaMark mark = arena_mark(c.scratch);
-    const bool again = b->spec->recompute == RECOMPUTE_FULL;
+    const bool again = again_whole(b);
     if (again) saves_to_scratch(&c);
     TRY(block_forward(b, &c, x, save, y));
     if (again) {
@@ -236,6 +238,6 @@ static Err backward_again(const Block *b, Ctx *c, BlockSave *save, Tensor x, Ten
 Err block_run_backward(const Block *b, const Ctx *stage, BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
     Ctx c = at_block(b, stage);
-    if (b->spec->recompute == RECOMPUTE_FULL) return backward_again(b, &c, save, x, d, sums);
+    if (again_whole(b)) return backward_again(b, &c, save, x, d, sums);
     return block_backward(b, &c, save, x, d, sums);
 }
