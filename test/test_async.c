@@ -35,7 +35,7 @@ static TrainSpec spec_of(const Case *c)
     s.global_batch = UPDATES * c->group * c->dp;
     s.update.bucket_bytes = 64 << 10;
     s.update.zero = c->zero;
-    s.model.recompute = c->recompute;
+    s.model.recompute = layer_pattern_all(c->recompute);
     s.pipeline = (PipelineSpec){ .schedule = c->schedule, .group = c->rule == DOUBLE ? c->group : 0 };
     return s;
 }

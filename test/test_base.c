@@ -742,6 +742,9 @@ TEST(layer_patterns)
     CHECK(layer_pattern_most(&p) == WINDOW_MOST);
     for (size_t c = 0; c < sizeof wrong / sizeof *wrong; c++)
         CHECK_MSG(layer_pattern_read(wrong[c], WINDOW_MOST, &p) == -1, "'%s' is no pattern", wrong[c]);
+    CHECK(layer_pattern_read("3*2,7,5", 9, &p) == 4 && layer_pattern_on(&p, 1) == 3 && layer_pattern_on(&p, 2) == 7);
+    CHECK(layer_pattern_on(&p, 3) == 5 && layer_pattern_on(&p, 4) == 5 && layer_pattern_on(&p, 1023) == 5);
+    CHECK(layer_pattern_on(&(LayerPattern){ 0 }, 3) == 0);
     CHECK(layer_pattern_read("1,0", 1, &p) == 2 && layer_pattern_read("1,2", 1, &p) == -1);
     char many[2 * PATTERN_RUNS + 8] = "";
     for (int i = 1; i < PATTERN_RUNS; i++) strcat(many, "2,");

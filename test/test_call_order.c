@@ -183,7 +183,7 @@ static void layout_of(const char *schedule, int pp, int turn, TrainSpec *s, Grid
     s->update.overlap_grad = turn / 2 % 2, s->update.overlap_param = turn / 4 % 2;
     s->overlap_moe = turn % 2;
     s->overlap_tp = p->tp > 1 && turn / 3 % 2 ? p->tp : 1;
-    s->model.recompute = (Recompute)(turn / 3 % 3);
+    s->model.recompute = layer_pattern_all(turn / 3 % 3);
     s->model.tied = turn / 5 % 2;
     s->model.context = layer_pattern_all((int32_t)p->context);
     s->pipeline = (PipelineSpec){ .schedule = schedule };

@@ -545,7 +545,7 @@ static float *state_after_steps(const Golden *g, Recompute recompute, int64_t mi
     Run r = { .g = *g };
     StepReport report;
     r.g.file = NULL; /* the caller's */
-    r.g.spec.model.recompute = recompute;
+    r.g.spec.model.recompute = layer_pattern_all(recompute);
     r.g.spec.micro_batch = micro_batch;
     run_open(&r);
     for (int i = 0; i < 3; i++) OK(trainer_step(&r.t, source_of(&r), &report));

@@ -148,7 +148,7 @@ train.max_minutes          | 1e-9         | refused 75 train.max_minutes
 train.eval_every           | 2            | valid
 train.eval_batches         | 3            | valid
 train.eval_tasks           | asked.jsonl  | same step 3: asked, acc
-train.recompute            | full         | same memory
+train.recompute            | full*1,none  | same memory | model.layers=2
 optim.name                 | sgd          | refused 2 optim.name
 optim.lr                   | 1e-2         | loss
 optim.min_lr               | 1e-3         | loss

@@ -461,9 +461,9 @@ TEST(latent_attention_recomputed)
     check_mla((ModelSpec){ .latent.width.q_rank = 9,
                            .attention_softcap = 2,
                            .attention_dropout = 0.2f,
-                           .recompute = RECOMPUTE_SELECTIVE });
+                           .recompute = layer_pattern_all(RECOMPUTE_SELECTIVE) });
     check_mla((ModelSpec){
-        .latent.width.q_rank = 9, .bias = true, .attention_gate = true, .recompute = RECOMPUTE_SELECTIVE });
+        .latent.width.q_rank = 9, .bias = true, .attention_gate = true, .recompute = layer_pattern_all(RECOMPUTE_SELECTIVE) });
 }
 
 static void check_mlp(Activation activation, bool bias, bool recompute)
@@ -477,7 +477,7 @@ static void check_mlp(Activation activation, bool bias, bool recompute)
                           .activation_limit = 4,
                           .tp_blocks = 2,
                           .bias = bias,
-                          .recompute = recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE };
+                          .recompute = layer_pattern_all(recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE) };
     check_kind(&r, model_ffn(&r.spec, 0), "mlp", bias);
 }
 
@@ -516,7 +516,7 @@ TEST(moe_biases_clamped)
         check_moe((ModelSpec){ .activation = ACT_CLAMPED_SWIGLU,
                              .activation_limit = 4,
                              .bias = true,
-                             .recompute = recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE,
+                             .recompute = layer_pattern_all(recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE),
                              .moe.router = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
 }
 TEST(moe_sqrt_softplus_gated_recomputed)
@@ -525,7 +525,7 @@ TEST(moe_sqrt_softplus_gated_recomputed)
                          .moe.shared_ffn = 24,
                          .moe.shared_gate = true,
                          .bias = true,
-                         .recompute = RECOMPUTE_SELECTIVE,
+                         .recompute = layer_pattern_all(RECOMPUTE_SELECTIVE),
                          .moe.router = { .score = ROUTER_SQRT_SOFTPLUS } });
 }
 
@@ -534,7 +534,7 @@ TEST(moe_capacity)
 {
     for (int recompute = 0; recompute < 2; recompute++)
         check_moe((ModelSpec){ .activation = ACT_SWIGLU,
-                             .recompute = recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE,
+                             .recompute = layer_pattern_all(recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE),
                              .moe.capacity = { .factor = 0.6, .by_position = true },
                              .moe.router = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
 }
@@ -610,7 +610,7 @@ TEST(block_llama)
                              .rope = { .layers = layer_pattern_all(1) },
                              .qk_norm = QK_NORM_HEADS,
                              .activation = ACT_SWIGLU,
-                             .recompute = RECOMPUTE_SELECTIVE });
+                             .recompute = layer_pattern_all(RECOMPUTE_SELECTIVE) });
 }
 
 TEST(block_norms) /* of what layers give, beside those before them or alone */
@@ -657,7 +657,7 @@ static void check_further(Recompute recompute, float dropout)
     rig_open(&r);
     r.spec = (ModelSpec){ .layers = 1, .hidden = HIDDEN, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40,
                           .tp_blocks = 2, .norm_eps = 1e-3f, .bias = true, .activation = ACT_GELU, .vocab = VOCAB,
-                          .padded_vocab = PADDED, .dropout = dropout, .seed = 5, .recompute = recompute };
+                          .padded_vocab = PADDED, .dropout = dropout, .seed = 5, .recompute = layer_pattern_all(recompute) };
     OK(head_register(&r.head, &r.registry, &r.spec, -1)); /* (as the table, too) */
     for (int i = 0; i < 2; i++) {
         r.further[i].depth = i + 1;

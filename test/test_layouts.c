@@ -482,7 +482,7 @@ TEST(hosts_recompute)
 {
     TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 1);
     for (Recompute r = RECOMPUTE_SELECTIVE; r <= RECOMPUTE_FULL; r++) {
-        s.model.recompute = r;
+        s.model.recompute = layer_pattern_all(r);
         check_on_hosts(s, 3, NULL);
     }
 }
@@ -633,7 +633,7 @@ TEST(slack_overflow_redone) { check_redone(tiny_mixture(TINY_QWEN3, 2), NULL); }
 TEST(slack_overflow_redone_beside)
 {
     TrainSpec s = of_capacity(TINY_DEEPSEEK, 1.5, false, 1);
-    s.model.recompute = RECOMPUTE_SELECTIVE;
+    s.model.recompute = layer_pattern_all(RECOMPUTE_SELECTIVE);
     check_redone(s, NULL);
 }
 
@@ -787,8 +787,8 @@ TEST(mixture_recompute)
     TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 3);
     double first, last;
     const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
-    for (Recompute r = RECOMPUTE_SELECTIVE; r <= RECOMPUTE_FULL; r++) {
-        s.model.recompute = r;
+    for (int r = RECOMPUTE_SELECTIVE; r < TINY_RECOMPUTES; r++) {
+        s.model.recompute = tiny_recompute(r);
         CHECK_MSG(hash_of(s, few[0], SHORT_STEPS, &first, &last) == want, "recompute %d", r);
     }
 }
@@ -799,8 +799,8 @@ TEST(latent_recompute)
     TrainSpec s = tiny_latent(tiny_llama(), 12);
     double first, last;
     const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
-    for (Recompute r = RECOMPUTE_SELECTIVE; r <= RECOMPUTE_FULL; r++) {
-        s.model.recompute = r;
+    for (int r = RECOMPUTE_SELECTIVE; r < TINY_RECOMPUTES; r++) {
+        s.model.recompute = tiny_recompute(r);
         CHECK_MSG(hash_of(s, (Layout){ 1, 2, 1, 4, 1 }, SHORT_STEPS, &first, &last) == want, "recompute %d", r);
     }
 }
@@ -881,8 +881,8 @@ TEST(bf16_recomputed)
 {
     TrainSpec s = tiny_llama();
     const uint64_t kept = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash;
-    for (int again = RECOMPUTE_SELECTIVE; again <= RECOMPUTE_FULL; again++) {
-        s.model.recompute = (Recompute)again;
+    for (int again = RECOMPUTE_SELECTIVE; again < TINY_RECOMPUTES; again++) {
+        s.model.recompute = tiny_recompute(again);
         CHECK_MSG(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash == kept, "recomputation %d", again);
     }
 }

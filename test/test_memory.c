@@ -253,7 +253,7 @@ static TrainSpec spec_of(bool llama, Recompute recompute, int64_t T)
     s.model.head_dim = 16;
     s.model.ffn = 64;
     s.model.tp_blocks = 2;
-    s.model.recompute = recompute;
+    s.model.recompute = layer_pattern_all(recompute);
     s.model.seq = T;
     s.micro_batch = 1;
     s.global_batch = 2;
@@ -379,7 +379,7 @@ TEST(pairs_take_the_scratch_of_a_forward_more)
         TrainSpec s = tiny_mixture(TINY_QWEN3, 8);
         s.pipeline.schedule = "dualpipev";
         s.global_batch = 32;
-        s.model.recompute = (Recompute)recompute;
+        s.model.recompute = layer_pattern_all(recompute);
         OK(trainer_plan(&s, grid, 0, &alone));
         s.overlap_moe = true;
         OK(trainer_plan(&s, grid, 0, &pairs));

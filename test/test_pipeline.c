@@ -17,7 +17,7 @@ typedef struct {
     const char *schedule, *layout;
     int pp, chunks, group;
     int tp, sp, dp, zero, overlap;
-    Recompute recompute;
+    int recompute; /* tiny_recompute */
     int micro;
     GridOrder order;
     int ep, etp;        /* of a mixture; 0 = 1 */
@@ -78,7 +78,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     r.spec.micro_batch = l->micro ? l->micro : 2;
     r.spec.update.zero = l->zero;
     r.spec.update.overlap_grad = r.spec.update.overlap_param = l->overlap;
-    r.spec.model.recompute = l->recompute;
+    r.spec.model.recompute = tiny_recompute(l->recompute);
     if (l->schedule) OK(schedule_two_way(l->schedule, &r.grid.bidirectional));
     return r;
 }
@@ -590,6 +590,37 @@ static void check_slices(TrainSpec spec, const Layout *list, int count)
 
 #define CHECK_SLICES(spec, list) check_slices((spec), (list), (int)(sizeof(list) / sizeof *(list)))
 
+/* Blocks of a stage that keep more or less: in stages of several blocks, in turn on each of a rank's, for a later W, in
+ * slices, of experts, of modules behind the last block. */
+TEST(recomputed_in_part)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .recompute = TINY_FULL_FIRST },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .overlap = 1, .recompute = TINY_SELECTIVE_FIRST },
+        { "zb-h1", .pp = 2, .recompute = TINY_FULL_LAST },
+        { "interleaved+split", .pp = 2, .chunks = 2, .recompute = TINY_FULL_FIRST },
+        { "zb-v", .pp = 2, .tp = 2, .bands = 2, .recompute = TINY_FULL_LAST },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .recompute = TINY_SELECTIVE_FIRST },
+        { "gpipe", .pp = 2, .cp = 2, .context = CONTEXT_RING, .micro = 1, .recompute = TINY_FULL_LAST },
+        { "1f1b", "Ettttt|tt|tL", .pp = 3, .recompute = TINY_SELECTIVE_FIRST },
+    };
+    static const Layout experts[] = {
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .recompute = TINY_SELECTIVE_FIRST },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .recompute = TINY_FULL_FIRST },
+        { "1f1b", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .recompute = TINY_FULL_LAST },
+    };
+    static const Layout sliced[] = { { "seq1f1b", .pp = 2, .slices = 4, .recompute = TINY_FULL_LAST },
+                                     { "seq1f1b+split", .pp = 2, .slices = 2, .recompute = TINY_SELECTIVE_FIRST },
+                                     { "seq1f1b", .pp = 1, .slices = 2, .cp = 2, .recompute = TINY_FULL_FIRST } };
+    const Layout alone = { .pp = 1 };
+    const Models m = two_models(8);
+    TrainSpec further = tiny_further(tiny_latent(mixture(TINY_DEEPSEEK, 8), 12), 2);
+    CHECK_EACH(m, list);
+    CHECK_LIST(further, hash_of(&further, &alone), experts);
+    CHECK_SLICES(of_slices(tiny_latent(tiny_llama(), 12), 4), sliced);
+    CHECK_SLICES(of_slices(tiny_gpt2(), 4), sliced);
+}
+
 TEST(slices)
 {
     static const Layout list[] = {
@@ -898,7 +929,7 @@ static void check_saves(const TrainSpec *s, const Schedule *made, int rank)
     const TinyRun r =
         run_of(s,
                &(Layout){
-                   .schedule = made->name, .pp = made->ranks, .micro = 1, .recompute = s->model.recompute });
+                   .schedule = made->name, .pp = made->ranks, .micro = 1, .recompute = (int)model_recompute(&s->model, 0) });
     MemoryPlan p;
     OK(trainer_plan(&r.spec, r.grid, rank, &p));
     const int64_t I = p.stages[0].save[REGION_I], W = p.stages[0].save[REGION_W];
@@ -921,7 +952,7 @@ TEST(saves_are_the_simulators_peaks)
             Schedule made = { 0 };
             bool two_way = false;
             OK(schedule_two_way(shape.name, &two_way));
-            s.model.recompute = (Recompute)recompute;
+            s.model.recompute = layer_pattern_all(recompute);
             if (schedule_make(&shape, &made) == ERR_OK && made.versions == VERSIONS_STEP &&
                 made.stages <= 8 && made.unit_div == 1)
                 for (int rank = 0; rank < 4; rank++) check_saves(&s, &made, rank);

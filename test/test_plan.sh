@@ -513,6 +513,47 @@ for m in arch=gpt2 "arch=gpt2 model.tied=false" arch=llama "arch=llama model.kv_
         -v b="$(flop 'counted op by op')" 'BEGIN { exit !(a > 1e7 && a / b < 1.03 && a / b > 0.97) }'
 done
 
+# ---- recomputation by layer: what a layer keeps adds up, so a list saves what its layers do; in the tables the three kinds
+# are those that the keys give
+cat >again.py <<'EOP'
+import json
+import re
+
+from wants import finish, want
+
+
+def plan(kind):
+    return json.load(open(f"again-{kind}.json"))
+
+
+def saves(kind):
+    return max(r["saves"] for r in plan(kind)["ranks"])
+
+
+for kind in "none", "selective", "full":
+    of, all_of_it = plan(kind)["recompute"][kind], plan(kind)
+    want(f"{kind}: saves", of["saves"], saves(kind))
+    want(f"{kind}: total", of["total"], all_of_it["largest_total"])
+    want(f"{kind}: the same in the others' plans", plan("none")["recompute"][kind] == of, True)
+none, some, full = (saves(k) for k in ("none", "selective", "full"))
+want("less is kept", none > some > full, True)
+want("2 of 6 layers", 6 * (none - saves("full*2,none")), 2 * (none - full))
+want("each kind", 6 * (none - saves("none*1,full*2,selective")), 2 * (none - full) + 3 * (none - some))
+want("the last goes on", saves("selective*2,full"), saves("selective*2,full*4"))
+flop = {k: plan("none")["recompute"][k]["flop"] for k in ("none", "selective", "full")}
+want("FLOP of full", flop["full"] > 1.2 * flop["none"] and flop["selective"] < 1.02 * flop["none"], True)
+table = re.findall(r"^  (none|selective|full) .* ([\d.]+) %", open("again.txt").read(), re.M)
+want("FLOP in the table", len(table), 3)
+for kind, more in table:
+    want(f"{kind}: FLOP in the table", float(more), round(100 * (flop[kind] / flop["none"] - 1), 1))
+finish(17)
+EOP
+for kind in none selective full full\*2,none none\*1,full\*2,selective selective\*2,full selective\*2,full\*4; do
+    plan model.arch=llama model.layers=6 model.hidden=128 train.recompute="$kind" --json >"again-$kind.json"
+done
+plan model.arch=llama model.layers=6 model.hidden=128 >again.txt
+check "recomputation by layer: $(python3 again.py 2>&1 | tail -3)" python3 again.py
+
 # ---- a checkpoint: what is said of each rank's file is what the file has
 sizes() { # PLAN.json RUN: of each rank, 0 where it has none
     local of said rank=0

@@ -79,11 +79,11 @@ TEST(seam01_delayed_w_with_poisoned_arenas)
 {
     TrainSpec specs[] = { tiny_gpt2(), tiny_llama() };
     for (int i = 0; i < 2; i++)
-        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++) {
+        for (int recompute = RECOMPUTE_NONE; recompute < TINY_RECOMPUTES; recompute++) {
             TrainSpec s = specs[i];
             s.poison = true;
             uint64_t want = run_list(&s, fused, 8);
-            s.model.recompute = (Recompute)recompute;
+            s.model.recompute = tiny_recompute(recompute);
             CHECK(run_list(&s, fused, 8) == want);
             s.pipeline.schedule = "gpipe+split"; /* room for four micro-batches, and for gradients that wait */
             CHECK_MSG(run_list(&s, delayed, 12) == want, "model %d recompute %d", i, recompute);
@@ -513,14 +513,14 @@ TEST(seam19_one_memory_truth)
 {
     TrainSpec specs[] = { tiny_gpt2(), tiny_llama() };
     for (int i = 0; i < 2; i++)
-        for (int recompute = 0; recompute <= RECOMPUTE_FULL; recompute++) {
+        for (int recompute = 0; recompute < TINY_RECOMPUTES; recompute++) {
             Rig r;
             MemoryPlan plan, peak;
             StepReport report;
             double loss;
             int64_t n;
             TrainSpec s = specs[i];
-            s.model.recompute = (Recompute)recompute;
+            s.model.recompute = tiny_recompute(recompute);
             TokenSource source = { NULL, tiny_tokens };
             OK(rig_open(&r, &s));
             plan = r.t.plan;

@@ -37,6 +37,18 @@ static inline TrainSpec tiny_base(void)
     return s;
 }
 
+/* Recomputations, by number: each kind for all blocks of a stage, then several in turn, the last for those behind. */
+enum { TINY_FULL_FIRST = RECOMPUTE_FULL + 1, TINY_FULL_LAST, TINY_SELECTIVE_FIRST, TINY_RECOMPUTES };
+static inline LayerPattern tiny_recompute(int kind)
+{
+    static const LayerPattern several[] = {
+        { .runs = 2, .value = { RECOMPUTE_FULL, RECOMPUTE_NONE }, .times = { 1, 1 } },
+        { .runs = 2, .value = { RECOMPUTE_NONE, RECOMPUTE_FULL }, .times = { 1, 1 } },
+        { .runs = 3, .value = { RECOMPUTE_SELECTIVE, RECOMPUTE_FULL, RECOMPUTE_SELECTIVE }, .times = { 1, 1, 1 } },
+    };
+    return kind < TINY_FULL_FIRST ? layer_pattern_all(kind) : several[kind - TINY_FULL_FIRST];
+}
+
 static inline TrainSpec tiny_gpt2(void)
 {
     TrainSpec s = tiny_base();

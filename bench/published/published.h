@@ -191,7 +191,7 @@ static inline Habits habits_of(const Table *t, const Run *run)
                      .sharded = fact_is(r, "sharded", "true"),
                      .passes = fact_number(r, "passes", 1),
                      .mixture = m->moe.experts > 0,
-                     .recompute = m->recompute,
+                     .recompute = model_recompute(m, 0),
                      .experts = m->moe.experts,
                      .topk = m->moe.topk,
                      .hosts_most = (int)fact_number(r, "hosts", 0),
@@ -273,7 +273,7 @@ static inline Err plan_time_of(const Table *t, const Run *run, const Rates *r, d
     if (h.hides_tp && run->grid.tp > 1) spec.overlap_tp = run->grid.tp < BANDS ? run->grid.tp : BANDS;
     TRY(cost_open(&m, &d, grid_size(run->grid)));
     TRY(predict(&m, &spec, run->grid, &p));
-    spec.model.recompute = RECOMPUTE_FULL;
+    spec.model.recompute = layer_pattern_all(RECOMPUTE_FULL);
     if (again > 0) TRY(predict(&m, &spec, run->grid, &full));
     *seconds = p.step_s + again * (full.step_s - p.step_s);
     return ERR_OK;

@@ -139,6 +139,15 @@ int64_t layer_pattern_at(const LayerPattern *p, int layer)
     }
 }
 
+int64_t layer_pattern_on(const LayerPattern *p, int layer)
+{
+    for (int i = 0; i < p->runs - 1; i++) {
+        layer -= p->times[i];
+        if (layer < 0) return p->value[i];
+    }
+    return p->runs ? p->value[p->runs - 1] : 0;
+}
+
 int64_t layer_pattern_most(const LayerPattern *p)
 {
     int64_t most = 0;

@@ -7,7 +7,8 @@
  *
  * A pattern of numbers:
  *   "1024"        the same for all layers
- *   "1024*3,0"    layer by layer, and when it is at its end from the beginning again
+ *   "1024*3,0"    layer by layer, and when it is at its end from the beginning again (layer_pattern_at), or its last
+ *                 item goes on (layer_pattern_on)
  *
  * Or of words, which stand for their numbers in a list of them: "ring*3,a2a".
  */
@@ -64,6 +65,8 @@ static inline LayerPattern layer_pattern_all(int32_t value)
 }
 
 int64_t layer_pattern_at(const LayerPattern *p, int layer);
+/* The same where the last item goes on for all layers behind it. */
+int64_t layer_pattern_on(const LayerPattern *p, int layer);
 /* The largest number in it. */
 int64_t layer_pattern_most(const LayerPattern *p);
 

@@ -620,6 +620,7 @@ static Err print_plan(PlanTable *t)
     t->shards = calloc((size_t)grid_size(t->grid), sizeof *t->shards);
     if (!t->shards) return err_set(ERR_MEMORY, "no memory for %d ranks", grid_size(t->grid));
     TRY(trainer_shard_bytes(&t->spec, t->grid, t->shards));
+    TRY(plan_recompute(t));
     TRY(plan_time(t, svg_path));
     if (advise) TRY(plan_advise(t));
     if (as_json) return plan_print_json(t);
@@ -628,6 +629,7 @@ static Err print_plan(PlanTable *t)
     put_memory(t);
     put_checkpoint(t);
     put_stages(t);
+    plan_put_recompute(t);
     put_work(t);
     for (int kind = 0; kind < t->count; kind++) put_comm(t, kind);
     plan_put_time(t);

@@ -36,7 +36,8 @@ typedef struct {
     Grid grid;
     PlanKind *kinds;
     int count;
-    int64_t *shards; /* how many bytes of a checkpoint each rank writes; 0: none */
+    int64_t *shards;                        /* how many bytes of a checkpoint each rank writes; 0: none */
+    MemoryPlan recomputed[RECOMPUTE_KINDS]; /* of the rank that takes the most, by kind of recomputation */
     bool has_time;
     Prediction predicted; /* of a step, where there is one */
     char no_time[160];    /* else why there is none */
@@ -72,6 +73,11 @@ int64_t plan_library_bytes(const PlanTable *t);
 int plan_pairs(const PlanTable *t); /* of ranks on a host (world_pairs) */
 
 int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
+
+/* What each kind of recomputation takes. Errors: those of trainer_plan. */
+Err plan_recompute(PlanTable *t);
+void plan_put_recompute(const PlanTable *t);
+void plan_json_recompute(JsonOut *j, const PlanTable *t);
 
 /* Predicts the time of a step on the target, where its file says what that needs, and draws the step into the file
  * `svg` (NULL: into none). Errors: those of predict. ERR_CONFIG: none is predicted, and a picture, ops or advice are

@@ -195,6 +195,7 @@ static void put_json(JsonOut *j, const PlanTable *t)
     json_open(j, "ranks", '[');
     for (int i = 0; i < t->count; i++) json_rank(j, t, &t->kinds[i]);
     json_close(j, ']');
+    plan_json_recompute(j, t);
     plan_json_time(j, t);
     json_close(j, '}');
 }

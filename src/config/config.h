@@ -30,6 +30,14 @@ typedef struct {
 /* The words of parallel.cp_comm, in this order. */
 typedef enum { CP_COMM_ALLGATHER, CP_COMM_RING, CP_COMM_A2A, CP_COMM_HIERARCHICAL, CP_COMMS } ConfigCpComm;
 
+/* The words of train.recompute, in this order. */
+typedef enum {
+    TRAIN_RECOMPUTE_NONE,
+    TRAIN_RECOMPUTE_SELECTIVE,
+    TRAIN_RECOMPUTE_FULL,
+    TRAIN_RECOMPUTES
+} ConfigRecompute;
+
 /* Ids of keys: CFG_model_layers, ... */
 typedef enum {
 #define ANY(section, key) CFG_##section##_##key,
@@ -65,6 +73,7 @@ typedef struct {
         int64_t trace_first, trace_last; /* log.trace_steps; 0: none */
         LayerPattern cp_comm;            /* parallel.cp_comm: of each block its ConfigCpComm */
         int64_t cp_heads;                /* parallel.cp_heads, or what is usual */
+        LayerPattern recompute;          /* train.recompute: of each layer of a stage its ConfigRecompute */
     } derived;
 
     ConfigOrigin origin[CFG_COUNT];

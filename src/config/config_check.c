@@ -58,6 +58,13 @@ static bool evaluates_what_it_saves(const Config *c)
     return save && eval && (save % eval == 0 || eval % save == 0);
 }
 
+/* The length of the list; -1: it is none. */
+static int64_t layers_recomputed(const Config *c)
+{
+    LayerPattern kinds;
+    return config_recompute(c, &kinds);
+}
+
 static bool has_rope(const Config *c) { return c->model.position == MODEL_POSITION_ROPE; }
 static bool scales_rope(const Config *c) { return c->model.rope_scaling != MODEL_ROPE_SCALING_NONE; }
 static bool is_yarn(const Config *c) { return c->model.rope_scaling == MODEL_ROPE_SCALING_YARN; }

@@ -83,6 +83,9 @@ bool config_slices_fit(const Config *c);
 /* The pattern of parallel.cp_comm; as layer_pattern_read_words. */
 int64_t config_cp_comm(const Config *c, LayerPattern *out);
 
+/* The pattern of train.recompute; as layer_pattern_read_words. */
+int64_t config_recompute(const Config *c, LayerPattern *out);
+
 /* Neighbours along cp that exchange heads: parallel.cp_heads, or what is usual. Reads derived.cp_comm. */
 int64_t config_cp_heads(const Config *c);
 void config_check_attention(ConfigReader *r);

@@ -167,6 +167,14 @@ static bool layout_divides_blocks(const Config *c)
     return c->parallel.tp_blocks % c->parallel.tp == 0 && by_cp && config_slices_fit(c);
 }
 
+int64_t config_recompute(const Config *c, LayerPattern *out)
+{
+    static const char *const words[TRAIN_RECOMPUTES] = { [TRAIN_RECOMPUTE_NONE] = "none",
+                                                         [TRAIN_RECOMPUTE_SELECTIVE] = "selective",
+                                                         [TRAIN_RECOMPUTE_FULL] = "full" };
+    return layer_pattern_read_words(c->train.recompute, words, TRAIN_RECOMPUTES, out);
+}
+
 static int64_t fewest_ranks(const Config *c)
 {
     const int64_t fewest = common_multiple(config_dense_ranks(c), config_expert_ranks(c));
@@ -181,6 +189,7 @@ static void resolve_parallel(ConfigReader *r)
     FILL(0, parallel, attn_block, 64, CFG_model_seq);
     FILL(-1, parallel, sp, c->parallel.tp > 1, CFG_parallel_tp);
     config_cp_comm(c, &c->derived.cp_comm);
+    config_recompute(c, &c->derived.recompute);
     c->derived.cp_heads = config_cp_heads(c);
 
     const int64_t ranks = config_dense_ranks(c);

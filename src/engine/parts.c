@@ -168,8 +168,8 @@ static Err make_costs(const PartsSpec *spec, const StageShare *shares, int stage
     TRY(setup_array(setup, stages, &costs));
     for (int i = 0; i < stages; i++) {
         const double flop = (double)stage_flop_per_token(spec->model, shares[i]);
-        const bool again = spec->model->recompute == RECOMPUTE_FULL;
-        costs[i] = (StageCost){ .f = flop, .i = again ? 2 * flop : flop, .w = flop };
+        const double again = (double)stage_again_flop_per_token(spec->model, shares[i]);
+        costs[i] = (StageCost){ .f = flop, .i = flop + again, .w = flop };
     }
     *out = costs;
     return ERR_OK;

@@ -199,6 +199,12 @@ typedef struct {
     RowMoves moves;
 } Ctx;
 
+/* Layers of the block at work keep less of what backward needs, and make it again. */
+static inline bool ctx_recomputes(const Ctx *c, const ModelSpec *spec)
+{
+    return model_recompute(spec, c->block.layer) == RECOMPUTE_SELECTIVE;
+}
+
 int64_t ctx_rows(const Ctx *c); /* R: rows that this rank holds outside of tensor-parallel regions */
 Tensor ctx_row_slice(const Ctx *c, Tensor per_row); /* this rank's R of the N entries */
 Tensor ctx_doc_position(const Ctx *c); /* [N] i32: the positions that learned and rotary positions go by */

@@ -166,7 +166,7 @@ typedef struct {
 } Latents;
 
 /* What is made of the latents is kept for backward or, with recomputation, made again. */
-static bool keeps(const Call *k) { return !model_recomputes(k->m->spec); }
+static bool keeps(const Call *k) { return !ctx_recomputes(k->c, k->m->spec); }
 
 /* k and v have `keys` rows: more than the batch's own where earlier ones are kept. */
 static Err heads_alloc(const Call *k, int64_t keys, MlaSave *save, Heads *h)
@@ -374,7 +374,7 @@ static Err made(const Call *k, Tensor x, Latents *t, Heads *h)
 {
     const MlaSave *s = k->save;
     *t = (Latents){ .q = x };
-    if (model_recomputes(k->m->spec)) return made_again(k, t, h);
+    if (ctx_recomputes(k->c, k->m->spec)) return made_again(k, t, h);
     if (k->w.q_rank) t->q = save_get(k->c, s->q_latent);
     t->kv = save_get(k->c, s->kv_latent);
     *h = (Heads){ .q = save_get(k->c, s->q), .k = save_get(k->c, s->k), .v = save_get(k->c, s->v) };

@@ -77,7 +77,7 @@ Err mlp_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
     TRY(save_new(c, REGION_I, &hidden, &save->hidden, c->dtype, N, H));
     bool in_scratch = c->into[REGION_I] == c->scratch;
     if (!in_scratch) mark = arena_mark(c->scratch);
-    TRY(save_if(c, !model_recomputes(m->spec), REGION_W, &active, &save->active, c->dtype, N, F));
+    TRY(save_if(c, !ctx_recomputes(c, m->spec), REGION_W, &active, &save->active, c->dtype, N, F));
     TRY(fc1_forward(m, c, x, hidden, active));
     TRY(linear_forward(&m->fc2, c, active, y));
     if (!in_scratch) arena_release(c->scratch, mark);
@@ -92,7 +92,7 @@ Err mlp_backward(const void *own, Ctx *c, const void *kept, Tensor x, Tensor dy,
     int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c);
     Tensor hidden = save_get(c, save->hidden), active, dhidden;
     TRY(dy_alloc(c, &dhidden, N, hidden.dim[1]));
-    if (model_recomputes(m->spec)) {
+    if (ctx_recomputes(c, m->spec)) {
         TRY(dy_alloc(c, &active, N, F));
         TRY(activation_forward(c, m->spec, m->ffn, hidden, active));
     } else {

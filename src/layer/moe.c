@@ -93,7 +93,7 @@ static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
     const int64_t P = moe_sent_rows(m, c), Q = moe_limits_of(m, c).owned;
     const int64_t D = m->model->hidden, F = own_ffn(m, c),
                   H = activation_gated(m->model->activation) ? 2 * F : F;
-    const bool keep = !model_recomputes(m->model);
+    const bool keep = !ctx_recomputes(c, m->model);
     TRY(save_new(c, REGION_I, &t->hidden_QH, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out_PD, &save->out, c->dtype, P, D));
     TRY(save_if(c, keep, REGION_W, &t->x_QD, &save->x, c->dtype, Q, D));
@@ -224,7 +224,7 @@ static Err moe_forward(const void *own, Ctx *c, Tensor x_ND, Tensor y_ND, void *
 /* What recomputation did not keep. */
 static Err rows_again(const Moe *m, Ctx *c, Tensor x_ND, const MoeRows *t)
 {
-    if (!model_recomputes(m->model)) return ERR_OK;
+    if (!ctx_recomputes(c, m->model)) return ERR_OK;
     TRY(moe_dispatcher(m, c)->send(m, c, t, x_ND, t->x_QD));
     return activate(m, c, t);
 }
@@ -242,7 +242,7 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
                     .learned = learned ? save_get(c, save->learned) : (Tensor){ 0 },
                     .hidden_QH = save_get(c, save->hidden),
                     .out_PD = save_get(c, save->out) };
-    if (model_recomputes(m->model)) {
+    if (ctx_recomputes(c, m->model)) {
         TRY(dy_alloc(c, &t->x_QD, t->hidden_QH.dim[0], m->model->hidden));
         TRY(dy_alloc(c, &t->active_QF, t->hidden_QH.dim[0], own_ffn(m, c)));
     } else {

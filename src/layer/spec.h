@@ -10,7 +10,7 @@
 #include "base/layer_set.h"
 #include "device/step.h"
 
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL, RECOMPUTE_KINDS } Recompute;
 
 /* Kinds of layers, for ModelSpec. */
 typedef enum {
@@ -131,14 +131,17 @@ typedef struct {
     float attention_scale;            /* 0: 1 / sqrt(head_dim) */
     float embed_scale, final_softcap; /* 0: none */
     uint64_t seed;
-    Recompute recompute;
+    LayerPattern recompute; /* of each block of a stage, the last for those behind: its Recompute */
     int tp_blocks;
     MixtureSpec moe;
     MtpSpec mtp;
 } ModelSpec;
 
-/* Layers keep less of what backward needs, and make it again. */
-static inline bool model_recomputes(const ModelSpec *spec) { return spec->recompute == RECOMPUTE_SELECTIVE; }
+/* Of the block with that number among those of its stage. */
+static inline Recompute model_recompute(const ModelSpec *spec, int at)
+{
+    return (Recompute)layer_pattern_on(&spec->recompute, at);
+}
 
 static inline bool model_pre_norms(const ModelSpec *spec) { return spec->block_norms != BLOCK_NORMS_POST; }
 static inline bool model_post_norms(const ModelSpec *spec) { return spec->block_norms != BLOCK_NORMS_PRE; }

@@ -91,7 +91,7 @@ static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSu
 {
     *n = x->sum;
     if (!model_pre_norms(b->spec)) return residual_add(c, x);
-    TRY(save_if(c, !model_recomputes(b->spec), REGION_W, n, &save->n, c->dtype, n->dim[0], n->dim[1]));
+    TRY(save_if(c, !ctx_recomputes(c, b->spec), REGION_W, n, &save->n, c->dtype, n->dim[0], n->dim[1]));
     return norm_forward_sum(&r->norm, c, x, *n, &save->norm);
 }
 
@@ -139,7 +139,7 @@ static Err layer_input_again(const Block *b, Ctx *c, const Norm *norm, Saved sav
 {
     *n = x;
     if (!model_pre_norms(b->spec)) return ERR_OK;
-    if (!model_recomputes(b->spec)) {
+    if (!ctx_recomputes(c, b->spec)) {
         *n = save_get(c, saved);
         return ERR_OK;
     }
@@ -220,12 +220,14 @@ static Ctx at_block(const Block *b, const Ctx *stage)
     return c;
 }
 
+static bool again_whole(const Block *b) { return model_recompute(b->spec, b->index) == RECOMPUTE_FULL; }
+
 /* Under full recomputation the block's output is made at once: what it is the sum of is not kept. */
 Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *save, Tensor y)
 {
     Ctx c = at_block(b, stage);
     ArenaMark mark = arena_mark(c.scratch);
-    const bool again = b->spec->recompute == RECOMPUTE_FULL;
+    const bool again = again_whole(b);
     if (again) saves_to_scratch(&c);
     TRY(block_forward(b, &c, x, save, y));
     if (again) {
@@ -258,6 +260,6 @@ static Err backward_again(const Block *b, Ctx *c, BlockSave *save, Tensor x, Ten
 Err block_run_backward(const Block *b, const Ctx *stage, BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
     Ctx c = at_block(b, stage);
-    if (b->spec->recompute == RECOMPUTE_FULL) return backward_again(b, &c, save, x, d, sums);
+    if (again_whole(b)) return backward_again(b, &c, save, x, d, sums);
     return block_backward(b, &c, save, x, d, sums);
 }

@@ -421,3 +421,14 @@ int64_t stage_flop_per_token(const ModelSpec *spec, StageShare share)
     for (int i = 0; i < share.mtp; i++) flop += 4 * D * D + block_flop_per_token(spec, spec->layers + i);
     return flop;
 }
+
+int64_t stage_again_flop_per_token(const ModelSpec *spec, StageShare share)
+{
+    int64_t flop = 0;
+    for (int at = 0; at < share.layer_count + share.mtp; at++) {
+        const int further = at - share.layer_count;
+        const int block = further < 0 ? share.first_layer + at : spec->layers + further;
+        if (model_recompute(spec, at) == RECOMPUTE_FULL) flop += block_flop_per_token(spec, block);
+    }
+    return flop;
+}

@@ -13,7 +13,7 @@
  * In a mixture of experts some blocks, or all, have a router and experts in the place of the mlp.
  *
  * Recomputation: selective computes norm outputs, the activation's output and permuted rows again in backward; full
- * keeps only each block's input.
+ * keeps only a block's input. Each block of a stage may have a kind of its own (ModelSpec.recompute).
  */
 #ifndef MEGATRAIN_MODEL_MODEL_H
 #define MEGATRAIN_MODEL_MODEL_H
@@ -172,6 +172,8 @@ int64_t model_attention_flop_per_token(const ModelSpec *spec);
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
 /* FLOP of one stage's forward, without recomputation: of the products alone, and never 0. */
 int64_t stage_flop_per_token(const ModelSpec *spec, StageShare share);
+/* Of them, those of blocks that full recomputation goes through again. */
+int64_t stage_again_flop_per_token(const ModelSpec *spec, StageShare share);
 
 /* block.c */
 /* A norm of the residual stream: "OWNER.WHICH". */

@@ -11,6 +11,7 @@
 static const char *const schedules[] = { "1f1b", "interleaved", "zb-h1",    "zb-h2",
                                          "zb-v", "v-half",      "dualpipe", "dualpipev" };
 static const char *const exchanges[] = { "allgather", "ring", "a2a", "hierarchical" };
+static const char *const recomputes[TRAIN_RECOMPUTES] = { "none", "selective", "full" };
 enum { SCHEDULES = sizeof schedules / sizeof *schedules, EXCHANGES = sizeof exchanges / sizeof *exchanges };
 
 static const ConfigId ids[LAYOUT_KEYS] = {
@@ -141,6 +142,7 @@ void layout_space(const Config *base, int64_t world, LayoutLimits limits, Layout
         add(out, k, value_of(base, k));
     }
     out->word[LAYOUT_CP_COMM] = base->parallel.cp_comm;
+    out->word[LAYOUT_RECOMPUTE] = base->train.recompute;
     out->word[LAYOUT_SCHEDULE] = base->parallel.schedule;
 }
 
@@ -168,6 +170,7 @@ const char *layout_text(const LayoutSpace *s, const Layout *l, LayoutKey key, ch
     const int value = l->value[key];
     if (key == LAYOUT_SCHEDULE) return layout_schedule(s, l);
     if (key == LAYOUT_CP_COMM) return s->fixed[key] ? s->word[key] : exchanges[value];
+    if (key == LAYOUT_RECOMPUTE) return s->fixed[key] ? s->word[key] : recomputes[value];
     if (k->kind == CONFIG_PICK) return choice(k->choices, value, buf);
     if (k->kind == CONFIG_BOOL) return value < 0 ? "auto" : value ? "true" : "false";
     snprintf(buf, CONFIG_VALUE_BYTES, "%d", value);

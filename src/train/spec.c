@@ -105,6 +105,11 @@ static int vocab_chunks(const Config *cfg)
     return (int)chunks;
 }
 
+_Static_assert((int)TRAIN_RECOMPUTE_NONE == RECOMPUTE_NONE &&
+                   (int)TRAIN_RECOMPUTE_SELECTIVE == RECOMPUTE_SELECTIVE &&
+                   (int)TRAIN_RECOMPUTE_FULL == RECOMPUTE_FULL,
+               "one order");
+
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
     static const AttentionBias biases[] = { [MODEL_ATTENTION_BIAS_NONE] = ATTENTION_BIAS_NONE,
@@ -145,7 +150,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .attention_dropout = (float)cfg->model.attention_dropout,
                     .init_std = (float)cfg->model.init_std,
                     .seed = (uint64_t)cfg->run.seed,
-                    .recompute = (Recompute)cfg->train.recompute };
+                    .recompute = cfg->derived.recompute };
     layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
     m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);

@@ -40,7 +40,7 @@ KINDS = {  # the values of each axis
                  "chimera-bhalf", "gems", "dualpipe", "dualpipe-serial", "pipedream", "pipedream-vertical", "2bw"),
     "split": YES, "slices": ("1", "2", "4", "8"),
     "stages": ("even", "given", "E or L alone", "m apart"),
-    "recompute": ("none", "selective", "full"),
+    "recompute": ("none", "selective", "full", "several"),
     "overlap_grad": YES, "overlap_param": YES, "overlap_moe": YES, "overlap_tp": ("1", "2", "more"),
     "order": ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"),
     "batch": ("one size", "ramp"), "micro_batch": ("1", "2", "3", "more"),
@@ -111,11 +111,12 @@ def layout_axes(c):
     if c.number("parallel.cp") > 1:
         axes["cp_comm"] = ways[0] if len(set(ways)) == 1 else "several"
         axes["cp_cut"] = c.get("parallel.cp_cut", "zigzag")
+    again = c.get("train.recompute", "none")
     return axes | {
         "dp": str(c.dp), "zero": c.get("parallel.zero", "0"),
         "chunks": c.get("parallel.vpp", str(max(1, stages // c.number("parallel.pp")))),
         "schedule": schedule, "split": YES[bool(split)], "stages": stages_value(c.get("parallel.layout")),
-        "recompute": c.get("train.recompute", "none"), "overlap_grad": yes(c, "parallel.overlap_grad"),
+        "recompute": "several" if "," in again else again, "overlap_grad": yes(c, "parallel.overlap_grad"),
         "overlap_param": yes(c, "parallel.overlap_param"), "order": c.get("parallel.order", "tp-cp-ep-dp-pp"),
         "async": yes(c, "checkpoint.async"), "isa": c.get("debug.isa", "auto"), "threads": c.get("debug.threads", "1"),
     }

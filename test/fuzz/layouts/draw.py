@@ -251,7 +251,7 @@ class Draw:
         put("parallel.overlap_tp", self.one(*divisors(self.tp)) if self.chance(0.4) else 1, 1)
         if self.pp == 1 or self.ep * self.etp in (1 if not self.experts_on else 0, self.tp * self.cp):
             put("parallel.order", self.one("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"), "tp-cp-ep-dp-pp")
-        put("train.recompute", self.one("none", "none", "selective", "full"), "none")
+        put("train.recompute", self.one("none", "none", "selective", "full", self.recomputed_in_part()), "none")
         put("checkpoint.async", self.chance(0.15), False)
         put("debug.isa", self.one("auto", "auto", "auto", "avx2", "c"), "auto")
         threads = self.one(0, 0, 0, 2, 3)
@@ -261,6 +261,11 @@ class Draw:
         put("debug.poison", self.chance(0.2), False)
         if self.experts_on:
             self.put_experts_layout(put)
+
+    def recomputed_in_part(self):
+        """Several kinds, the last for the blocks of a stage behind those of the list."""
+        kinds = self.rng.sample(("none", "selective", "full"), 2)
+        return f"{kinds[0]}*{self.rng.randint(1, self.layers - 1)},{kinds[1]}" if self.layers > 1 else kinds[0]
 
     def put_experts_layout(self, put):
         dispatcher = self.one("alltoall", "alltoall", "allgather", "node")
