@@ -173,8 +173,8 @@ static Err all_norms_begin(const Attention *a, Ctx *c, const Dims *d, AttentionS
     return cut_norm_begin(c, d->N, d->kv_cols, &save->all_k, &t->k);
 }
 
-/* This rank's columns of qkv, copied: q, its columns of k and v in kv [2, N, ...], and a gate, if any. q and k are those
- * behind the norms of all heads, if there are such. */
+/* This rank's columns of qkv, copied: q, its columns of k and v in kv [2, N, ...], and a gate, if any. q and k are
+ * those behind the norms of all heads, if there are such. */
 static Err split_columns(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h,
                          Tensor kv)
 {
