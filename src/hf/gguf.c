@@ -142,8 +142,8 @@ static void put_model(Gguf *g)
 }
 
 /*
- * The last part of the path, for people. False: there is none that can be written. llama.cpp lets tokens of a model that
- * is called Phi 3 or ModernBERT swallow the blanks beside them.
+ * The last part of the path, for people. False: there is none that can be written. llama.cpp lets tokens of a model
+ * that is called Phi 3 or ModernBERT swallow the blanks beside them.
  */
 static bool model_name(const char *path, char out[PATH_MAX])
 {
