@@ -196,8 +196,8 @@ static void put_tokens(Gguf *g)
     key_u32(g, "tokenizer.ggml.eos_token_id", t->eos);
     key_u32(g, "tokenizer.ggml.unknown_token_id", t->unknown);
     key_u32(g, "tokenizer.ggml.padding_token_id", t->padding);
-    key_bool(g, "tokenizer.ggml.add_bos_token", false);
-    key_bool(g, "tokenizer.ggml.add_eos_token", false);
+    key_bool(g, "tokenizer.ggml.add_bos_token", t->add_bos);
+    key_bool(g, "tokenizer.ggml.add_eos_token", t->add_eos);
     key_bool(g, "tokenizer.ggml.add_space_prefix", t->prefix);
 }
 

@@ -30,6 +30,7 @@ typedef struct {
     int64_t merge_count;
     bool prefix; /* of "llama": a blank is put before a text, and behind each added token */
     int32_t bos, eos, unknown, padding;
+    bool add_bos, add_eos; /* as the tokenizer's file has it done; training adds neither */
 } GgufTokens;
 
 /* For a token table of `vocab` rows; t NULL: none. All of it lives in `a`, and no longer than the tokenizer.
