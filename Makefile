@@ -316,7 +316,7 @@ deps-dev:
 deps-launchers:
 	@scripts/install-deps.sh launchers
 
-# what test_hf.sh and test_gguf.sh hold converted models to: transformers and llama.cpp, no packages of the system (some GB)
+# what test_hf.sh and test_gguf*.sh hold converted models to: transformers and llama.cpp, no packages of the system (some GB)
 deps-hf:
 	@python3 -m venv $(BUILD)/venv-hf
 	@$(BUILD)/venv-hf/bin/pip install --quiet torch 'transformers>=5' safetensors numpy

@@ -134,6 +134,21 @@ refused "single_word, lstrip, rstrip" bytes 'add("<mask>", lstrip=True)'
 refused "where they share letters" bytes 'add("<a"); add("a><b")'
 written runs bytes '[add("#" * n, special=False) for n in (2, 3, 7)]; add("<pad>")' "padding_token_id u32 $((eod + 4))"
 
+# ---- what a file puts round texts
+round='item = lambda n: {"SpecialToken": {"id": n, "type_id": 0}}
+text = {"Sequence": {"id": "A", "type_id": 0}}
+def template(*single, **ids):
+    return {"type": "TemplateProcessing", "single": [item(s) if isinstance(s, str) else s for s in single], "pair": [],
+            "special_tokens": {n: {"id": n, "ids": [i], "tokens": [n]} for n, i in ids.items()}}
+'
+written begins characters "$round
+t['post_processor'] = template('<s>', text, **{'<s>': 1})" 'add_bos_token bool True' 'bos_token_id u32 1' \
+    'add_eos_token bool False' 'eos_token_id u32 2'
+written both characters "$round
+t['post_processor'] = {'type': 'Sequence', 'processors': [template('<s>', text, '</s>', **{'<s>': 1, '</s>': 2})]}" \
+    'add_bos_token bool True' 'add_eos_token bool True' 'bos_token_id u32 1' 'eos_token_id u32 2'
+written neither characters '' 'add_bos_token bool False' 'add_eos_token bool False'
+
 # ---- of characters
 written characters characters '' 'model string llama' 'add_space_prefix bool True' 'bos_token_id u32 2' 'eos_token_id u32 2' \
     'unknown_token_id u32 0'

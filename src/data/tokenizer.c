@@ -54,6 +54,7 @@ static Err load(Tokenizer *t, const char *spec)
         t->is_byte = true;
         t->vocab = BYTE_VOCAB;
         t->eod = BYTE_EOD;
+        t->before = t->behind = -1;
         return ERR_OK;
     }
     if (!file_exists(spec)) {

@@ -79,6 +79,8 @@ struct Tokenizer {
     TokenText *text;  /* [vocab] the bytes of every id inside of a text, added tokens included */
     TokenText *first; /* [vocab] the same where a text begins; `text` itself unless that is another */
     int32_t vocab, eod;
+    int32_t before,
+        behind; /* ids that the post-processor puts round a text; -1: none. (Encoding does not.) */
 
     /* the decoder, of tokens of characters */
     Stage *spell; /* [spell_count] replacements in the text of each token */

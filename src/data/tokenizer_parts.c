@@ -268,7 +268,29 @@ static Err decode_strip(Parts *p, const Json *j)
     return decoder_step(p, STEP_STRIP);
 }
 
-/* What these do, adding tokens round a text, is left to the caller; unknown ones are not waved through. */
+/* The token of a template's item; -1: it is the text, or stands for several tokens. */
+static int32_t template_token(const Json *j, const Json *item)
+{
+    const char *name = json_text(json_get(json_get(item, "SpecialToken"), "id"), NULL);
+    const Json *ids = name ? json_get(json_get(json_get(j, "special_tokens"), name), "ids") : NULL;
+    const int64_t id = json_count(ids) == 1 ? json_int(json_at(ids, 0), -1) : -1;
+    return id >= 0 && id <= INT32_MAX ? (int32_t)id : -1;
+}
+
+/* What it does is left to the caller: only what stands right before and behind the text is kept. */
+static Err load_template(Parts *p, const Json *j)
+{
+    const Json *single = json_get(j, "single");
+    const int64_t count = json_count(single);
+    for (int64_t i = 0; i < count; i++) {
+        if (!json_get(json_at(single, i), "Sequence")) continue;
+        if (i == 1) p->t->before = template_token(j, json_at(single, 0));
+        if (i == count - 2) p->t->behind = template_token(j, json_at(single, count - 1));
+    }
+    return ERR_OK;
+}
+
+/* Unknown ones are not waved through. */
 static Err pass_over(Parts *p, const Json *j)
 {
     (void)p, (void)j;
@@ -292,7 +314,7 @@ static const struct {
     { "pre_tokenizer", "ByteLevel", BYTE_LEVEL, load_byte_level },
     { "pre_tokenizer", "Metaspace", METASPACE, load_metaspace },
     { "post_processor", "ByteLevel", BYTE_LEVEL, pass_over },
-    { "post_processor", "TemplateProcessing", "single pair special_tokens", pass_over },
+    { "post_processor", "TemplateProcessing", "single pair special_tokens", load_template },
     { "decoder", "ByteLevel", BYTE_LEVEL, decode_byte_level },
     { "decoder", "Replace", "pattern content", decode_replace },
     { "decoder", "Metaspace", METASPACE, decode_metaspace },
@@ -354,6 +376,7 @@ static Err check_decoder(const Parts *p)
 Err tokenizer_load_parts(Tokenizer *t, const Json *j, bool *characters)
 {
     Parts p = { .t = t };
+    t->before = t->behind = -1;
     if (!json_is_absent(json_get(j, "truncation"))) return err_set(ERR_DATA, "truncation is not supported");
     if (!json_is_absent(json_get(j, "padding"))) return err_set(ERR_DATA, "padding is not supported");
     TRY(add_stage(&p, (Stage){ .kind = STAGE_ADDED, .set = &t->sets[0] }));
@@ -373,6 +396,7 @@ Err tokenizer_load_parts(Tokenizer *t, const Json *j, bool *characters)
 Err tokenizer_plain_parts(Tokenizer *t)
 {
     Parts p = { .t = t };
+    t->before = t->behind = -1;
     return load_byte_level(&p, NULL);
 }
 

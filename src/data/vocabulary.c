@@ -39,6 +39,12 @@ const AddedToken *vocabulary_added(const Tokenizer *t, int64_t *count)
     return t->added;
 }
 
+void vocabulary_around(const Tokenizer *t, int32_t *before, int32_t *behind)
+{
+    *before = t->before < t->vocab ? t->before : -1;
+    *behind = t->behind < t->vocab ? t->behind : -1;
+}
+
 /* ---- merges ---- */
 
 int64_t vocabulary_merge_count(const Tokenizer *t) { return t->bpe.merge_count; }

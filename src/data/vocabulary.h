@@ -26,6 +26,9 @@ void vocabulary_tokens(const Tokenizer *t, VocabularyToken *out);
 /* The added tokens. The text of one that is sought in normalized texts is normalized. */
 const AddedToken *vocabulary_added(const Tokenizer *t, int64_t *count);
 
+/* The tokens that its file puts before and behind a text for others who use it; -1: none. */
+void vocabulary_around(const Tokenizer *t, int32_t *before, int32_t *behind);
+
 /* Ids of two tokens that become one. */
 typedef struct {
     int32_t left, right;

@@ -142,8 +142,8 @@ static void put_model(Gguf *g)
 }
 
 /*
- * The last part of the path, for people. False: there is none that can be written. llama.cpp lets tokens of a model that
- * is called Phi 3 or ModernBERT swallow the blanks beside them.
+ * The last part of the path, for people. False: there is none that can be written. llama.cpp lets tokens of a model
+ * that is called Phi 3 or ModernBERT swallow the blanks beside them.
  */
 static bool model_name(const char *path, char out[PATH_MAX])
 {
@@ -196,8 +196,8 @@ static void put_tokens(Gguf *g)
     key_u32(g, "tokenizer.ggml.eos_token_id", t->eos);
     key_u32(g, "tokenizer.ggml.unknown_token_id", t->unknown);
     key_u32(g, "tokenizer.ggml.padding_token_id", t->padding);
-    key_bool(g, "tokenizer.ggml.add_bos_token", false);
-    key_bool(g, "tokenizer.ggml.add_eos_token", false);
+    key_bool(g, "tokenizer.ggml.add_bos_token", t->add_bos);
+    key_bool(g, "tokenizer.ggml.add_eos_token", t->add_eos);
     key_bool(g, "tokenizer.ggml.add_space_prefix", t->prefix);
 }
 

@@ -299,6 +299,12 @@ static void find_ids(const Job *j, GgufTokens *out)
 {
     static const char *const paddings[] = { "<pad>", "[PAD]", "<|pad|>" };
     out->bos = out->eos = out->unknown = out->padding = tokenizer_eod(j->t);
+    int32_t before, behind;
+    vocabulary_around(j->t, &before, &behind);
+    out->add_bos = before >= 0;
+    out->add_eos = behind >= 0;
+    if (out->add_bos) out->bos = before;
+    if (out->add_eos) out->eos = behind;
     for (int32_t id = 0; id < j->vocab; id++) {
         if (j->tokens[id].kind == TOKEN_UNKNOWN) out->unknown = id;
         for (size_t i = 0; i < sizeof paddings / sizeof *paddings; i++)

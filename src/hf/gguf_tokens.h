@@ -10,9 +10,9 @@
  * make such a token are that pair. So the ways differ only where two neighbours make a text that is in the vocabulary
  * but that no merges lead to: a vocabulary where that can be is refused.
  *
- * What llama.cpp does otherwise is none of a file's: it composes no characters (NFC), and takes upper and lower case of
- * other letters than English ones for one with the patterns of o200k and Tekken. Ids are the same for its callers that
- * let added tokens be found in texts (parse_special).
+ * What llama.cpp does otherwise whatever a file says: it composes no characters (NFC); with the patterns of o200k and
+ * Tekken it knows the case of English letters alone, and cuts words at combining marks; a mark (U+2581) of the text
+ * itself makes no added token. Ids are the same for its callers that let added tokens be found (parse_special).
  */
 #ifndef MEGATRAIN_HF_GGUF_TOKENS_H
 #define MEGATRAIN_HF_GGUF_TOKENS_H
@@ -30,6 +30,7 @@ typedef struct {
     int64_t merge_count;
     bool prefix; /* of "llama": a blank is put before a text, and behind each added token */
     int32_t bos, eos, unknown, padding;
+    bool add_bos, add_eos; /* as the tokenizer's file has it done; training adds neither */
 } GgufTokens;
 
 /* For a token table of `vocab` rows; t NULL: none. All of it lives in `a`, and no longer than the tokenizer.
