@@ -139,9 +139,22 @@ static bool joins(SplitBehavior behavior, bool before, bool is_match)
     }
 }
 
+/* Each span is a piece of its own, for the model: what most tokenizers do with most of their text. */
+static Err run_last_split(Encoder *e, int i, const char *text, int64_t size)
+{
+    bool is_match;
+    for (int64_t at = 0, end; at < size; at = end) {
+        TRY(splitter_next(e->split[i], text, size, at, &end, &is_match));
+        TRY(bpe_encode(&e->tokenizer->bpe, e->bpe, text + at, end - at, e->out));
+    }
+    return ERR_OK;
+}
+
 static Err run_split(Encoder *e, int i, const char *text, int64_t size, Place place)
 {
     const Stage *s = &e->tokenizer->stages[i];
+    if (s->behavior == BEHAVIOR_ISOLATED && i + 1 == e->tokenizer->stage_count)
+        return run_last_split(e, i, text, size);
     int64_t from = 0; /* where the piece begins that is not given on yet */
     bool before = false, is_match;
     for (int64_t at = 0, end; at < size; at = end, before = is_match) {

@@ -74,15 +74,18 @@ static const struct {
 #define CASES(suffix) BEFORE_WORD UPPER "*" LOWER "+" suffix "|" BEFORE_WORD UPPER "+" LOWER "*" suffix
 #define CASES_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TAIL
 
+/* covers: it matches wherever a character begins, so that it need not be looked for. */
 static const struct {
     const char *regex;
     SplitAtCut at_cut;
+    bool covers;
 } published[SPLIT_COUNT] = {
-    [SPLIT_GPT2] = { SUFFIX "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", SPLIT_BEGINS },
-    [SPLIT_LLAMA3] = { "(?i:" SUFFIX ")|" BEFORE_WORD "\\p{L}+|\\p{N}{1,3}" REST, SPLIT_BEGINS },
-    [SPLIT_QWEN] = { "(?i:" SUFFIX ")|" BEFORE_WORD "\\p{L}+|\\p{N}" REST, SPLIT_BEGINS },
-    [SPLIT_O200K] = { CASES("(?i:" SUFFIX ")?") "|\\p{N}{1,3}" CASES_REST, SPLIT_BEGINS },
-    [SPLIT_TEKKEN] = { CASES("") "|\\p{N}" CASES_REST, SPLIT_BEGINS },
+    [SPLIT_GPT2] = { SUFFIX "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", SPLIT_BEGINS,
+                     true },
+    [SPLIT_LLAMA3] = { "(?i:" SUFFIX ")|" BEFORE_WORD "\\p{L}+|\\p{N}{1,3}" REST, SPLIT_BEGINS, true },
+    [SPLIT_QWEN] = { "(?i:" SUFFIX ")|" BEFORE_WORD "\\p{L}+|\\p{N}" REST, SPLIT_BEGINS, true },
+    [SPLIT_O200K] = { CASES("(?i:" SUFFIX ")?") "|\\p{N}{1,3}" CASES_REST, SPLIT_BEGINS, true },
+    [SPLIT_TEKKEN] = { CASES("") "|\\p{N}" CASES_REST, SPLIT_BEGINS, true },
     [SPLIT_DIGITS] = { "\\p{N}", SPLIT_KEEPS },
     [SPLIT_DEEPSEEK_NUMBERS] = { "\\p{N}{1,3}", SPLIT_KEEPS },
     [SPLIT_DEEPSEEK_EAST_ASIA] = { "[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+", SPLIT_KEEPS },
@@ -96,6 +99,8 @@ enum { JIT_STACK_START_BYTES = 32 << 10, JIT_STACK_MAX_BYTES = 16 << 20 };
 
 struct Splitter {
     pcre2_code *code;
+    int (*match)(const pcre2_code *, PCRE2_SPTR, PCRE2_SIZE, PCRE2_SIZE, uint32_t, pcre2_match_data *,
+                 pcre2_match_context *);
     SplitKind kind;
 };
 
@@ -260,7 +265,7 @@ static Err compile(const char *pattern, int64_t size, uint32_t options, Splitter
     pcre2_pattern_info(s->code, PCRE2_INFO_MATCHEMPTY, &empty);
     if (empty) return err_set(ERR_DATA, "it can match the empty text, which is not supported");
     /* without a JIT for this processor pcre2_match interprets: slower, same result */
-    pcre2_jit_compile(s->code, PCRE2_JIT_COMPLETE);
+    s->match = pcre2_jit_compile(s->code, PCRE2_JIT_COMPLETE) ? pcre2_match : pcre2_jit_match;
     return ERR_OK;
 }
 
@@ -295,7 +300,8 @@ Err splitter_open(const char *regex, Splitter **out)
     if (!*regex) return err_set(ERR_DATA, "a split pattern is empty");
     TRY(rewritten(regex, &r));
     Err err = find_published(&r, &kind);
-    if (!err) err = open_pattern(r.text, r.size, 0, out);
+    const bool covers = !err && kind < SPLIT_COUNT && published[kind].covers;
+    if (!err) err = open_pattern(r.text, r.size, covers ? PCRE2_ANCHORED : 0, out);
     if (!err) (*out)->kind = kind;
     free(r.text);
     return err ? err_prefix(err, "split pattern '%s'", regex) : ERR_OK;
@@ -351,8 +357,8 @@ Err splitter_next(SplitterWork *w, const char *text, int64_t size, int64_t at, i
     *is_match = true;
     *end = w->match_to;
     if (at == w->match_from && at > 0) return ERR_OK;
-    int n = pcre2_match(w->splitter->code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at,
-                        PCRE2_NO_UTF_CHECK, w->match, w->context);
+    int n = w->splitter->match(w->splitter->code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at,
+                               PCRE2_NO_UTF_CHECK, w->match, w->context);
     w->match_from = 0;
     if (n < 0 && n != PCRE2_ERROR_NOMATCH) return pattern_error("cannot split text into pieces", n);
     const PCRE2_SIZE *found = pcre2_get_ovector_pointer(w->match);
