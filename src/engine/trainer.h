@@ -28,6 +28,7 @@ typedef struct {
 
 typedef struct {
     AdamWSpec adamw;
+    DType moments; /* F32 or BF16 */
     float clip;
     LrSchedule lr;
     bool zero;            /* optimizer states are cut over dp, and over the replicas of a stage */

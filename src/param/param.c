@@ -250,18 +250,18 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state)
 }
 
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
-                     DType value_dtype, GradKind grads)
+                     StoreKinds kinds)
 {
     *s = (ParamStore){ .reg = reg, .stats = stats };
-    TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
+    TRY(tensor_new(state, &s->value, kinds.value, reg->flat_count));
     s->master = s->value;
-    if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, reg->zero_count));
-    if (grads == GRADS_NONE) return ERR_OK;
+    if (kinds.value != F32) TRY(tensor_new(state, &s->master, F32, reg->zero_count));
+    if (kinds.grads == GRADS_NONE) return ERR_OK;
     TRY(setup_array(reg->setup, reg->count, &s->fresh));
     param_store_begin(s);
-    TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, reg->flat_count));
-    TRY(tensor_new(state, &s->m, F32, reg->zero_count));
-    return tensor_new(state, &s->v, F32, reg->zero_count);
+    TRY(tensor_new(state, &s->grad, kinds.grads == GRADS_F32 ? F32 : I64, reg->flat_count));
+    TRY(tensor_new(state, &s->m, kinds.moments, reg->zero_count));
+    return tensor_new(state, &s->v, kinds.moments, reg->zero_count);
 }
 
 Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)

@@ -12,7 +12,8 @@
  * Memory: flat device buffers, all with the same layout, in which each parameter is padded to PARAM_ALIGN elements:
  *   value  what layers read: f32, or the 16-bit copy of the master, written by every update
  *   grad   i64 fixed point (or f32 with reproducible = run)
- *   master, m, v    f32, this rank's ZeRO shards alone; in f32 the master is the value itself
+ *   master          f32, this rank's ZeRO shards alone; where the value is f32, the value itself
+ *   m, v            f32 or bf16, likewise this rank's ZeRO shards
  * A table of the tensors (FlatPart) lets one op run over them all. Every rank has statistics and fixed-point shifts of
  * the gradients of all parameters of the model (GradStats).
  *
@@ -169,6 +170,13 @@ typedef enum {
     GRADS_I64   /* in fixed point: all layouts give the same bits */
 } GradKind;
 
+/* What a store keeps its numbers as. */
+typedef struct {
+    DType value;   /* F32, BF16 or F16 */
+    DType moments; /* F32 or BF16 */
+    GradKind grads;
+} StoreKinds;
+
 /* By this, whoever moves gradients and values between ranks hears what layers do with them. It may be empty. */
 typedef struct {
     void *user;
@@ -201,7 +209,7 @@ typedef struct {
     Comm *group[PARAM_GROUPS];
     Tensor value;  /* flat */
     Tensor master; /* value itself if that is f32, else it has the shape of m and v */
-    Tensor m, v;   /* [zero_count] */
+    Tensor m, v;   /* [zero_count] of one dtype */
     /* [older_count] the values before the last updates, for schedules that update while they run: version i is
      * older[i % older_count]. updates: how many there were since these are kept. */
     Tensor *older;
@@ -217,11 +225,11 @@ typedef struct {
 } ParamStore;
 
 /*
- * Allocates in `state`, and on the host in the registry's setup memory. value_dtype is F32, BF16 or F16. All gradients
- * are fresh. `stats` must outlive the store. `group` is to be set where there is more than one ZeRO shard.
+ * Allocates in `state`, and on the host in the registry's setup memory. All gradients are fresh. `stats` must outlive
+ * the store. `group` is to be set where there is more than one ZeRO shard.
  */
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
-                     DType value_dtype, GradKind grads);
+                     StoreKinds kinds);
 
 /* Makes the table `parts` in `state`. The store must have gradients. */
 Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream);
