@@ -19,8 +19,8 @@
  *           bytes at a time, 4 under way. step_finish: one block of 256 threads, thread t has the tensors t, t + 256,
  *           ... adamw: 4 blocks a chunk, a thread takes 4 neighbours, twice, 256 * 4 apart: eight loads of 16 bytes
  *           under way, 4 times. cast: likewise, once, over one tensor.
- * Traffic   per element: grad_stats reads 4 bytes; adamw reads w, m, v, g and writes w, m, v, 28, and writes a
- *           copy of 2: 30; cast to bf16 6. At 4.3 TB/s, for 124 million parameters: 0.12 ms, 0.87 ms, 0.17 ms.
+ * Traffic   per element: grad_stats reads 4 bytes; adamw reads w, m, v, g and writes w, m, v, 28 (with m and v in
+ *           bf16 20), and writes a copy of 2: 30; cast to bf16 6. At 4.3 TB/s, for 124 million parameters: 0.12 ms, 0.87 ms, 0.17 ms.
  *           grad_stats 3 FLOP, adamw 17 (one division, one root): bound by memory. step_finish moves 56 bytes a
  *           tensor, some microseconds.
  * Rounding  adamw rounds as the CPU does, operation by operation (IEEE division and root, fma where written).
@@ -305,8 +305,10 @@ extern "C" Err cuda_step_finish(Stream *s, const step_finish_args *a)
 
 constexpr int ADAM_BLOCKS = 4; /* of a chunk */
 
-struct AdamArgs {
-    float *w, *m, *v;
+/* M: dtype of m and v. */
+template <class M> struct AdamArgs {
+    float *w;
+    M *m, *v;
     const float *g;
     const StepValues *step;
     FlatTable table;
@@ -319,7 +321,7 @@ struct AdamStep {
     float scale, rest1, rest2, inverse1, inverse2, lr, decay;
 };
 
-__device__ __forceinline__ AdamStep adam_step(const AdamArgs &a, const FlatPart &p)
+template <class M> __device__ __forceinline__ AdamStep adam_step(const AdamArgs<M> &a, const FlatPart &p)
 {
     const StepValues *s = a.step;
     const AdamStep c = { s->grad_scale,        1.0f - a.beta1, 1.0f - a.beta2, 1.0f / s->correct1,
@@ -327,13 +329,15 @@ __device__ __forceinline__ AdamStep adam_step(const AdamArgs &a, const FlatPart 
     return c;
 }
 
-__device__ __forceinline__ float adam_element(const AdamArgs &a, const AdamStep &c, float w, float *m, float *v,
-                                              float grad)
+template <class M>
+__device__ __forceinline__ float adam_element(const AdamArgs<M> &a, const AdamStep &c, float w, M *pm, M *pv, float grad)
 {
     const float g = grad * c.scale;
-    *m = fmaf(a.beta1, *m, c.rest1 * g);
-    *v = fmaf(a.beta2, *v, c.rest2 * (g * g));
-    const float u = (*m * c.inverse1) / (sqrtf(*v * c.inverse2) + a.eps);
+    const float m = fmaf(a.beta1, to_float(*pm), c.rest1 * g);
+    const float v = fmaf(a.beta2, to_float(*pv), c.rest2 * (g * g));
+    const float u = (m * c.inverse1) / (sqrtf(v * c.inverse2) + a.eps);
+    *pm = from_float<M>(m);
+    *pv = from_float<M>(v);
     return fmaf(-c.lr, fmaf(c.decay, w, u), w);
 }
 
@@ -355,7 +359,8 @@ template <> struct AdamCopy<void> {
 };
 
 /* A block's share of a chunk: FLAT_BLOCK elements at a time. */
-template <class C> __global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(AdamArgs a, AdamCopy<C> copy)
+template <class C, class M>
+__global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(AdamArgs<M> a, AdamCopy<C> copy)
 {
     if (a.step->skip) return;
     const int64_t chunk = blockIdx.x / ADAM_BLOCKS, share = blockIdx.x % ADAM_BLOCKS * (FLAT_CHUNK / ADAM_BLOCKS);
@@ -363,11 +368,13 @@ template <class C> __global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(
     const AdamStep c = adam_step(a, p);
     const int64_t begin = (chunk - p.chunk) * FLAT_CHUNK + share, stop = begin + FLAT_CHUNK / ADAM_BLOCKS;
     const int64_t end = stop < p.count ? stop : p.count;
-    float *pw = a.w + copy.place(p), *pm = a.m + p.shard, *pv = a.v + p.shard;
+    float *pw = a.w + copy.place(p);
+    M *pm = a.m + p.shard, *pv = a.v + p.shard;
     const float *pg = a.g + p.grad;
     const bool wide = a.wide && part_aligned(p);
     for (int64_t i = begin + threadIdx.x * 4; i < end; i += FLAT_BLOCK) {
-        Quad<float> w[FLAT_QUADS], m[FLAT_QUADS], v[FLAT_QUADS], g[FLAT_QUADS];
+        Quad<float> w[FLAT_QUADS], g[FLAT_QUADS];
+        Quad<M> m[FLAT_QUADS], v[FLAT_QUADS];
         for (int u = 0; u < FLAT_QUADS; u++) {
             const int64_t at = i + u * FLAT_THREADS * 4;
             w[u] = load_quad(pw + at, end - at, wide);
@@ -386,32 +393,41 @@ template <class C> __global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(
     }
 }
 
-template <class C> static void launch_adamw(Stream *s, const adamw_args *a)
+template <class C, class M> static void launch_adamw(Stream *s, const adamw_args *a)
 {
     const bool wide = quads_aligned(a->w) && quads_aligned(a->m) && quads_aligned(a->v) && quads_aligned(a->g) &&
                       (!a->copy.data || quads_aligned(a->copy));
-    const AdamArgs args = { data_of<float>(a->w),
-                            data_of<float>(a->m),
-                            data_of<float>(a->v),
-                            data_of<const float>(a->g),
-                            a->step,
-                            flat_table(a->parts),
-                            a->beta1,
-                            a->beta2,
-                            a->eps,
-                            a->decay,
-                            wide };
+    const AdamArgs<M> args = { data_of<float>(a->w),
+                               data_of<M>(a->m),
+                               data_of<M>(a->v),
+                               data_of<const float>(a->g),
+                               a->step,
+                               flat_table(a->parts),
+                               a->beta1,
+                               a->beta2,
+                               a->eps,
+                               a->decay,
+                               wide };
     const AdamCopy<C> copy = { data_of<C>(a->copy) };
     const unsigned grid = static_cast<unsigned>(a->chunks * ADAM_BLOCKS);
-    LAUNCH((adamw_kernel<C>), grid, FLAT_THREADS, 0, cuda_stream(s), args, copy);
+    LAUNCH((adamw_kernel<C, M>), grid, FLAT_THREADS, 0, cuda_stream(s), args, copy);
+}
+
+template <class M> static Err adamw_of(Stream *s, const adamw_args *a)
+{
+    if (!a->copy.data) launch_adamw<void, M>(s, a);
+    else DISPATCH(a->copy.dtype, (launch_adamw<T, M>(s, a)));
+    return ERR_OK;
 }
 
 extern "C" Err cuda_adamw(Stream *s, const adamw_args *a)
 {
     if (a->g.dtype != F32) return err_set(ERR_SHAPE, "adamw: g is %s", dtype_name(a->g.dtype));
-    if (!a->copy.data) launch_adamw<void>(s, a);
-    else DISPATCH(a->copy.dtype, launch_adamw<T>(s, a));
-    return ERR_OK;
+    if (a->m.dtype != a->v.dtype)
+        return err_set(ERR_SHAPE, "adamw: m is %s, v %s", dtype_name(a->m.dtype), dtype_name(a->v.dtype));
+    if (a->m.dtype == F32) return adamw_of<float>(s, a);
+    if (a->m.dtype == BF16) return adamw_of<bf16>(s, a);
+    return err_set(ERR_SHAPE, "adamw: m is %s", dtype_name(a->m.dtype));
 }
 
 /* ---- cast ---- */

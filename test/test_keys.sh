@@ -159,6 +159,7 @@ optim.wsd_decay            | 2            | loss | optim.schedule=wsd
 optim.weight_decay         | 0            | loss
 optim.beta1                | 0.5          | loss
 optim.beta2                | 0.5          | loss
+optim.moments              | bf16         | loss
 optim.eps                  | 1e-3         | loss
 optim.clip                 | 0            | loss
 data.train                 | b            | loss

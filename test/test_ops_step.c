@@ -615,4 +615,64 @@ TEST(adamw_copies)
     }
 }
 
+static uint16_t nearest_bf16(double x)
+{
+    const float down = bf16_to_float((uint16_t)(half_float_bits((float)x) >> 16));
+    const float step = bf16_to_float((uint16_t)((half_float_bits((float)x) >> 16) + 1)) - down;
+    return bf16_from_float(fabs(x - (double)down) * 2 > fabs((double)step) ? down + step : down);
+}
+
+/* Moments in bf16: a loop in float64 that rounds them after each update, over several updates, and in each build the bits
+ * of updates in fp32 whose moments are rounded behind each. */
+TEST(adamw_narrow_moments)
+{
+    enum { N = 1500, UPDATES = 6 };
+    static float w[2][N], wide[2][N], g[N];
+    static double exact[3][N];
+    static uint16_t m[N], v[N];
+    int32_t bits = 0;
+    uint64_t state = 3;
+    Env e;
+    env_open(&e, isa_best(), 2, 0);
+    StepValues step = adam_step();
+    const FlatPart part = part_of(3, N - 5);
+    memset(m, 0, sizeof m), memset(v, 0, sizeof v), memset(wide, 0, sizeof wide), memset(exact, 0, sizeof exact);
+    for (int i = 0; i < N; i++) w[0][i] = w[1][i] = (float)test_uniform(&state, -1, 1), exact[0][i] = (double)w[0][i];
+    int64_t off = 0;
+    for (int u = 0; u < UPDATES; u++) {
+        for (int i = 0; i < N; i++) g[i] = (float)test_uniform(&state, -3, 3);
+        for (int kind = 0; kind < 2; kind++)
+            RUN(&e, adamw, .w = tensor_of(w[kind], F32, N), .m = kind ? tensor_of(m, BF16, N) : tensor_of(wide[0], F32, N),
+                .v = kind ? tensor_of(v, BF16, N) : tensor_of(wide[1], F32, N), .g = tensor_of(g, F32, N),
+                .shift = tensor_of(&bits, I32, 1), .step = &step, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
+                .parts = parts_of(&part, 1), .chunks = 1);
+        for (int i = 0; i < N; i++) {
+            const bool own = i >= 3 && i < N - 2;
+            const double x = (double)(g[i] * 0.7f);
+            double *em = &exact[1][i], *ev = &exact[2][i];
+            if (own) {
+                *em = (double)0.9f * *em + (double)(1.0f - 0.9f) * x;
+                *ev = (double)0.95f * *ev + (double)(1.0f - 0.95f) * x * x;
+                exact[0][i] -= (double)0.01f * (*em / (double)0.271f / (sqrt(*ev / (double)0.05f) + 1e-8));
+                *em = (double)bf16_to_float(nearest_bf16(*em));
+                *ev = (double)bf16_to_float(nearest_bf16(*ev));
+            }
+            for (int k = 0; k < 2; k++) wide[k][i] = bf16_to_float(bf16_from_float(wide[k][i]));
+            CHECK(w[1][i] == w[0][i] && bf16_to_float(m[i]) == wide[0][i] && bf16_to_float(v[i]) == wide[1][i]);
+            /* (a sum near the middle between two numbers may be rounded to the other) */
+            off += (double)bf16_to_float(m[i]) != *em || (double)bf16_to_float(v[i]) != *ev;
+            CHECK_CLOSE((double)bf16_to_float(m[i]), *em, 0x1p-6, "m %d", i);
+            CHECK_CLOSE((double)bf16_to_float(v[i]), *ev, 0x1p-6, "v %d", i);
+            CHECK_CLOSE((double)w[1][i], exact[0][i], 2e-4, "w %d", i);
+            if (!own) CHECK(!m[i] && !v[i] && (double)w[1][i] == exact[0][i]);
+        }
+    }
+    CHECK_MSG(off < UPDATES * N / 200, "%d moments are rounded to another number", (int)off);
+    FAILS(op(&e.dev.stream, adamw, .w = tensor_of(w[0], F32, N), .m = tensor_of(m, BF16, N),
+             .v = tensor_of(wide[1], F32, N), .g = tensor_of(g, F32, N), .shift = tensor_of(&bits, I32, 1), .step = &step,
+             .parts = parts_of(&part, 1), .chunks = 1),
+          ERR_SHAPE, "adamw: m is");
+    env_close(&e);
+}
+
 TEST_MAIN

@@ -858,6 +858,97 @@ TEST(checkpoints_between_pipelines)
     }
 }
 
+/* ---- moments in 16 bits ---- */
+
+/* A run on one rank that goes on from a checkpoint, and the moments it is left with, as floats. */
+typedef struct {
+    Hop hop; /* (first: hop_load takes it) */
+    float *moments;
+    int64_t count;
+} MomentsOf;
+
+static Err keep_moments(Trainer *t, void *user)
+{
+    MomentsOf *k = user;
+    const Tensor both[2] = { t->stores->m, t->stores->v };
+    k->count = 2 * tensor_count(*both);
+    k->moments = malloc((size_t)k->count * sizeof *k->moments);
+    for (int64_t i = 0; i < k->count; i++) {
+        const Tensor from = both[i >= k->count / 2];
+        const int64_t at = i % (k->count / 2);
+        k->moments[i] = from.dtype == BF16 ? bf16_to_float(((uint16_t *)from.data)[at]) : ((float *)from.data)[at];
+    }
+    return k->hop.folder[0] ? hop_save(t, &k->hop) : ERR_OK;
+}
+
+static MomentsOf moments_of(TrainSpec s, DType moments, int steps, const char *folder, const char *from)
+{
+    MomentsOf k = { 0 };
+    TinyRun r = run_of(&s, &(Layout){ "1f1b", .pp = 1 });
+    snprintf(k.hop.folder, sizeof k.hop.folder, "%s", folder);
+    snprintf(k.hop.path, sizeof k.hop.path, "%s", from);
+    r.spec.update.moments = moments;
+    r.steps = steps;
+    r.before = hop_load, r.after = keep_moments, r.user = &k;
+    tiny_train(&r);
+    CHECK_MSG(!r.err, "%s", r.message);
+    return k;
+}
+
+/* All layouts round the same sums, so they have one run, other than that of moments in fp32. */
+TEST(narrow_moments)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "1f1b", .pp = 1, .tp = 2, .sp = 1, .dp = 2, .zero = 1 },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1 },
+        { "zb-v", .pp = 2, .tp = 2, .recompute = TINY_FULL_FIRST },
+        { "interleaved", .pp = 2, .chunks = 2, .cp = 2, .zero = 1 },
+    };
+    const Layout alone = { .pp = 1 };
+    TrainSpec s = model(true, 4), experts = mixture(TINY_DEEPSEEK, 4);
+    const uint64_t wide = hash_of(&s, &alone);
+    s.update.moments = experts.update.moments = BF16;
+    CHECK(hash_of(&s, &alone) != wide);
+    CHECK_LIST(s, hash_of(&s, &alone), list);
+    check_layouts(&experts, hash_of(&experts, &alone), list, 2);
+}
+
+/* A checkpoint has moments as its run had them; one of fp32 is rounded where it is loaded as bf16, and one of bf16 is what
+ * it is in fp32. Other layouts go on from it to the same bits. */
+TEST(narrow_moments_in_checkpoints)
+{
+    static const Layout two[] = { { "1f1b", .pp = 1 }, { "zb-v", .pp = 2, .dp = 2, .zero = 1 } };
+    const char *step2 = "checkpoints/step-00000002";
+    TrainSpec s = model(false, 4);
+    char wide[128], narrow[128];
+    snprintf(wide, sizeof wide, "%s/%s", in_dir("moments-fp32"), step2);
+    snprintf(narrow, sizeof narrow, "%s/%s", in_dir("moments-bf16"), step2);
+    MomentsOf was[2] = { moments_of(s, F32, 2, in_dir("moments-fp32"), ""),
+                         moments_of(s, BF16, 2, in_dir("moments-bf16"), "") };
+    MomentsOf rounded = moments_of(s, BF16, 0, "", wide), widened = moments_of(s, F32, 0, "", narrow);
+    MomentsOf same = moments_of(s, BF16, 0, "", narrow);
+    int64_t changed = 0;
+    for (int64_t i = 0; i < was[0].count; i++) {
+        const float to = bf16_to_float(bf16_from_float(was[0].moments[i]));
+        changed += to < was[0].moments[i] || to > was[0].moments[i];
+        CHECK_MSG(rounded.moments[i] == to, "moment %lld", (long long)i);
+        CHECK_MSG(widened.moments[i] == was[1].moments[i] && same.moments[i] == was[1].moments[i], "moment %lld",
+                  (long long)i);
+    }
+    CHECK(changed > was[0].count / 4);
+    s.update.moments = BF16;
+    uint64_t hash[2][2];
+    for (int k = 0; k < 4; k++) {
+        Hop h = { 0 };
+        snprintf(h.folder, sizeof h.folder, "%s", in_dir("moments-on"));
+        memcpy(h.path, k / 2 ? narrow : wide, sizeof h.path);
+        hash[k / 2][k % 2] = hop(&s, &two[k % 2], &h);
+    }
+    CHECK(hash[0][0] == hash[0][1] && hash[1][0] == hash[1][1] && hash[0][0] != hash[1][0]);
+    free(was[0].moments), free(was[1].moments), free(rounded.moments), free(widened.moments), free(same.moments);
+}
+
 /* By the check that needs no ranks and by the plan of one, in the same words. */
 static void refuse(const Layout *l, const char *why, const char *hint)
 {

@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 
+#include "base/half.h"
 #include "base/rng.h"
 #include "call_order.h"
 #include "engine/trainer.h"
@@ -222,14 +223,16 @@ static inline void tiny_scatter(const Trainer *t, const ParamStore *s, Tensor fl
     pthread_mutex_lock(&lock);
     for (int i = 0; i < s->reg->count; i++) {
         const Param *p = &s->reg->items[i];
-        const float *local = (const float *)flat.data + param_origin(s, i, flat);
+        const int64_t origin = param_origin(s, i, flat);
         const int64_t start = tiny_start(t, p->global);
         const ParamRange own = param_held(s, i, flat);
         for (int64_t e = own.first; e < own.first + own.count; e++) {
             int64_t row = param_plain_row(p, e / p->local[1]);
             if (row < 0) continue;
             float *to = &out[start + row * p->spec.shape[1] + p->first[1] + e % p->local[1]];
-            *to = *to == 0 || !memcmp(to, &local[e], sizeof *to) ? local[e] : NAN;
+            const float x = flat.dtype == BF16 ? bf16_to_float(((const uint16_t *)flat.data)[origin + e])
+                                               : ((const float *)flat.data)[origin + e];
+            *to = *to == 0 || !memcmp(to, &x, sizeof *to) ? x : NAN;
         }
     }
     pthread_mutex_unlock(&lock);

@@ -61,16 +61,28 @@ Err ckpt_verify(const char *path) { return for_each_file(path, verify_file, NULL
 
 /* ---- digest ---- */
 
+enum { DIGEST_RUN = 1024 }; /* elements */
+
+/* So many elements of a piece from number `at` on, as the bits of floats. */
+static Err get_bits(const ManifestPiece *q, ChunkReader *r, int64_t offset, uint32_t *bits, int64_t n)
+{
+    uint16_t narrow[DIGEST_RUN];
+    if (q->dtype == F32) return chunk_get(r, offset, bits, n * dtype_size(F32));
+    TRY(chunk_get(r, offset, narrow, n * dtype_size(BF16)));
+    for (int64_t i = 0; i < n; i++) bits[i] = (uint32_t)narrow[i] << 16;
+    return ERR_OK;
+}
+
 /* The sum over elements of a mix of their global index and bits: order plays no part. */
 static Err digest_piece(const ManifestPiece *q, const ManifestParam *p, ChunkReader *r, int64_t offset,
                         uint64_t *sum)
 {
-    uint32_t bits[1024];
+    uint32_t bits[DIGEST_RUN];
     uint64_t key = rng_mix(rng_key((uint64_t)q->state, p->name) + (uint64_t)p->shape[1]);
     int64_t count = box_count(q->box);
     for (int64_t at = 0, n; at < count; at += n) {
-        n = count - at < 1024 ? count - at : 1024;
-        TRY(chunk_get(r, offset + at * 4, bits, n * 4));
+        n = count - at < DIGEST_RUN ? count - at : DIGEST_RUN;
+        TRY(get_bits(q, r, offset + at * dtype_size(q->dtype), bits, n));
         for (int64_t i = 0; i < n; i++) {
             int64_t row = q->box.offset[0] + (at + i) / q->box.shape[1];
             int64_t column = q->box.offset[1] + (at + i) % q->box.shape[1];
@@ -151,6 +163,13 @@ static void print_meta(const Manifest *m, FILE *out)
             (long long)elements, (long long)bytes, m->file_count);
 }
 
+static DType dtype_of(const Manifest *m, int param, int state)
+{
+    int64_t i = 0;
+    while (m->pieces[i].param != param || m->pieces[i].state != state) i++;
+    return m->pieces[i].dtype;
+}
+
 static void print_param(const Manifest *m, int id, FILE *out)
 {
     const ManifestParam *p = &m->params[id];
@@ -165,7 +184,8 @@ static void print_param(const Manifest *m, int id, FILE *out)
     fprintf(out, "%-40s F32 %-18s %3d piece%s shift %-4d", name, shape, pieces, pieces == 1 ? " " : "s",
             p->shift);
     for (int s = 0; s < CKPT_STATES; s++)
-        if (p->has[s]) fprintf(out, " %s", ckpt_state_names[s]);
+        if (p->has[s])
+            fprintf(out, " %s%s", ckpt_state_names[s], dtype_of(m, id, s) == BF16 ? " (BF16)" : "");
     fputc('\n', out);
 }
 

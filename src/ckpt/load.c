@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "ckpt/manifest.h"
 
 typedef struct {
@@ -108,24 +109,43 @@ static Err open_file(Loader *x, int file)
     return manifest_open(&x->m, file, x->chunk, &x->header_arena, &x->reader, &x->header);
 }
 
-/* `count` numbers at `offset` of the file, times factor. */
-static Err read_run(Loader *x, int64_t offset, float *to, int64_t count, float factor)
+/* Numbers on their way from a file to a tensor. */
+typedef struct {
+    DType from, to;
+    float factor;
+} Conversion;
+
+/* To the nearest. */
+static void convert(const Conversion *c, const void *from, void *to, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float x = c->from == BF16 ? bf16_to_float(((const uint16_t *)from)[i]) : ((const float *)from)[i];
+        x *= c->factor;
+        if (c->to == BF16) ((uint16_t *)to)[i] = bf16_from_float(x);
+        else ((float *)to)[i] = x;
+    }
+}
+
+/* `count` numbers at `offset` of the file. */
+static Err read_run(Loader *x, int64_t offset, char *to, int64_t count, const Conversion *c)
 {
     enum { PIECE = 1024 };
-    float host[PIECE];
-    if (!(factor < 1) && !(factor > 1))
-        return chunk_get_device(&x->reader, x->l->stream, offset, to, count * (int64_t)sizeof *to);
+    float stored[PIECE], host[PIECE];
+    const int64_t each = dtype_size(c->from), size = dtype_size(c->to);
+    if (c->from == c->to && !(c->factor < 1) && !(c->factor > 1))
+        return chunk_get_device(&x->reader, x->l->stream, offset, to, count * size);
     for (int64_t done = 0, n; done < count; done += n) {
         n = count - done < PIECE ? count - done : PIECE;
-        TRY(chunk_get(&x->reader, offset + done * (int64_t)sizeof *to, host, n * (int64_t)sizeof *to));
-        for (int64_t i = 0; i < n; i++) host[i] *= factor;
-        TRY(device_write(x->l->stream, to + done, host, n * (int64_t)sizeof *to));
+        TRY(chunk_get(&x->reader, offset + done * each, stored, n * each));
+        convert(c, stored, host, n);
+        TRY(device_write(x->l->stream, to + done * size, host, n * size));
     }
     return ERR_OK;
 }
 
 /* The part of a stored piece, at `offset` in its file, that `want` has room for. */
-static Err read_box(Loader *x, Box piece, int64_t offset, float *base, const ShardBox *want, float factor)
+static Err read_box(Loader *x, Box piece, int64_t offset, char *base, const ShardBox *want,
+                    const Conversion *c)
 {
     int64_t rows = want->box.shape[0], columns = want->box.shape[1];
     int64_t row = want->box.offset[0] - piece.offset[0], column = want->box.offset[1] - piece.offset[1];
@@ -134,8 +154,8 @@ static Err read_box(Loader *x, Box piece, int64_t offset, float *base, const Sha
         rows = 1;
     }
     for (int64_t r = 0; r < rows; r++)
-        TRY(read_run(x, offset + ((row + r) * piece.shape[1] + column) * (int64_t)sizeof *base,
-                     base + want->at + r * want->ld, columns, factor));
+        TRY(read_run(x, offset + ((row + r) * piece.shape[1] + column) * dtype_size(c->from),
+                     base + (want->at + r * want->ld) * dtype_size(c->to), columns, c));
     return ERR_OK;
 }
 
@@ -145,6 +165,8 @@ static Err load_window(Loader *x, const ManifestPiece *q, const ParamStore *s, i
     const StTensor *t = NULL;
     const Tensor to = flat(s, q->state);
     const ParamRange own = param_held(s, id, to);
+    const Conversion c = { q->dtype, to.dtype, w.factor };
+    char *base = (char *)to.data + param_origin(s, id, to) * dtype_size(to.dtype);
     int n = shard_range(&s->reg->items[id], own.first, own.count, x->boxes, x->box_capacity);
     for (int i = 0; i < n; i++) {
         ShardBox want;
@@ -153,7 +175,7 @@ static Err load_window(Loader *x, const ManifestPiece *q, const ParamStore *s, i
         if (!shard_clip(want, q->box, &want)) continue;
         TRY(open_file(x, q->file));
         if (!t) TRY(manifest_tensor(&x->m, q, &x->header, &t));
-        Err err = read_box(x, q->box, t->offset, (float *)to.data + param_origin(s, id, to), &want, w.factor);
+        Err err = read_box(x, q->box, t->offset, base, &want, &c);
         TRY(manifest_blame(&x->m, &x->reader, err));
     }
     return ERR_OK;

@@ -349,7 +349,8 @@ static Err parse_piece(const Parse *p, const Json *j, int64_t index)
     if (q->param < 0) return bad(p, "a piece of an unknown parameter", name);
     if (q->state < 0) return bad(p, "a piece of an unknown state", state);
     if (q->file < 0) return bad(p, "a piece in an unknown file", file);
-    if (strcmp(dtype, "F32"))
+    q->dtype = !strcmp(dtype, ckpt_dtype_name(BF16)) && q->state != STATE_VALUE ? BF16 : F32;
+    if (strcmp(dtype, ckpt_dtype_name(q->dtype)))
         return err_set(ERR_CKPT, "'%s': '%s' has dtype '%s', '%s' is wanted", p->path, name, dtype, "F32");
     ManifestParam *t = &p->m->params[q->param];
     TRY(get_pair(p, j, "global", 1, 1, &ndim[0], global));
@@ -416,7 +417,7 @@ static Err check_room(const Parse *p)
     for (int64_t i = 0; i < p->m->piece_count; i++) {
         const ManifestPiece *q = &p->m->pieces[i];
         if (i == 0 || q->file != q[-1].file) left = p->m->files[q->file].size_bytes;
-        left -= 4 * box_count(q->box);
+        left -= dtype_size(q->dtype) * box_count(q->box);
         if (left < 0) return bad(p, "the pieces are larger than their file", p->m->files[q->file].name);
     }
     return ERR_OK;

@@ -39,6 +39,7 @@ typedef struct {
 
 typedef struct {
     int param, state, file;
+    DType dtype; /* F32; of moments BF16, too */
     Box box;
     int64_t crc; /* -1: a version that did not write CRCs of pieces wrote this one */
 } ManifestPiece;
@@ -70,6 +71,9 @@ int manifest_find(const Manifest *m, const char *name); /* index into params; -1
 
 /* The text of manifest.crc. */
 void manifest_crc_text(char out[64], uint32_t crc, int64_t size_bytes);
+
+/* F32 or BF16, as safetensors calls it. */
+const char *ckpt_dtype_name(DType dtype);
 
 /* The key of a piece of a tensor with this global shape. */
 void ckpt_key(char out[KEY_MAX], int state, const char *name, int ndim, Box piece, const int64_t global[2]);

@@ -38,7 +38,7 @@ static int name_damaged(const Manifest *m, const ChunkReader *r, char *text, siz
     for (int64_t i = m->piece_count; i-- > 0;) {
         const ManifestPiece *q = &m->pieces[i];
         const ManifestParam *p = &m->params[q->param];
-        const int64_t size_bytes = box_count(q->box) * 4;
+        const int64_t size_bytes = box_count(q->box) * dtype_size(q->dtype);
         char key[KEY_MAX];
         uint32_t crc;
         if (m->files[q->file].path != r->path) continue;
@@ -86,6 +86,8 @@ Err manifest_open(const Manifest *m, int file, char *chunk, SetupArena *a, Chunk
     return manifest_blame(m, r, open_shard(m, file, chunk, a, r, out));
 }
 
+const char *ckpt_dtype_name(DType dtype) { return dtype == BF16 ? "BF16" : "F32"; }
+
 Err manifest_tensor(const Manifest *m, const ManifestPiece *p, const StFile *f, const StTensor **out)
 {
     const ManifestParam *q = &m->params[p->param];
@@ -94,9 +96,9 @@ Err manifest_tensor(const Manifest *m, const ManifestPiece *p, const StFile *f, 
     ckpt_key(key, p->state, q->name, q->ndim, p->box, q->shape);
     const StTensor *t = st_find(f, key);
     if (!t) return err_set(ERR_CKPT, "'%s' has no tensor '%s', which the manifest lists", path, key);
-    if (strcmp(t->dtype, "F32"))
+    if (strcmp(t->dtype, ckpt_dtype_name(p->dtype)))
         return err_set(ERR_CKPT, "'%s': tensor '%s' has dtype '%s', the manifest says '%s'", path, key,
-                       t->dtype, "F32");
+                       t->dtype, ckpt_dtype_name(p->dtype));
     if (t->ndim != q->ndim || t->shape[0] != p->box.shape[0] ||
         (q->ndim == 2 && t->shape[1] != p->box.shape[1]))
         return err_set(ERR_CKPT, "'%s': tensor '%s' has another shape than the manifest says", path, key);

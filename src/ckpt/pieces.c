@@ -63,14 +63,23 @@ void shard_name(char out[CKPT_NAME_MAX], int rank)
     snprintf(out, CKPT_NAME_MAX, "shard-%05d.safetensors", rank);
 }
 
-const float *piece_data(const PieceIter *it, int box)
+DType piece_dtype(const PieceIter *it)
+{
+    const Tensor *m = &it->c->o.params->stores->m;
+    return it->state != STATE_VALUE && m->data ? m->dtype : F32;
+}
+
+static int64_t piece_bytes(const PieceIter *it) { return box_count(it->piece) * dtype_size(piece_dtype(it)); }
+
+const void *piece_data(const PieceIter *it, int box)
 {
     const ParamStore *st = &it->c->o.params->stores[it->replica];
     const Tensor flat[CKPT_STATES] = { st->master, st->m, st->v };
     const ShardBox *b = &it->boxes[box];
     /* the boxes of a rank are as wide as its memory, or of a single row: each is one run */
     ASSERT(b->ld == b->box.shape[1] || b->box.shape[0] == 1);
-    return (const float *)flat[it->state].data + param_origin(st, it->param, flat[it->state]) + b->at;
+    return (const char *)flat[it->state].data +
+           (param_origin(st, it->param, flat[it->state]) + b->at) * dtype_size(piece_dtype(it));
 }
 
 Err pieces_open(Ckpt *c, SetupArena *setup)
@@ -93,9 +102,9 @@ Err pieces_open(Ckpt *c, SetupArena *setup)
 int64_t pieces_bytes(const Ckpt *c, int rank)
 {
     PieceIter it;
-    int64_t elements = 0;
-    for (piece_first(&it, c, rank); piece_next(&it);) elements += box_count(it.piece);
-    return elements * (int64_t)sizeof(float);
+    int64_t bytes = 0;
+    for (piece_first(&it, c, rank); piece_next(&it);) bytes += piece_bytes(&it);
+    return bytes;
 }
 
 /* ---- shards ---- */
@@ -110,10 +119,12 @@ static Err put_header(const Ckpt *c, int rank, TextOut *t, int64_t *data_bytes)
         char key[KEY_MAX];
         const ParamSpec *s = &it.shard.spec;
         ckpt_key(key, it.state, it.shard.name, s->ndim, it.piece, s->shape);
-        StTensor e = { .name = key, .dtype = "F32", .ndim = s->ndim, .offset = at };
+        StTensor e = {
+            .name = key, .dtype = ckpt_dtype_name(piece_dtype(&it)), .ndim = s->ndim, .offset = at
+        };
         e.shape[0] = it.piece.shape[0];
         e.shape[1] = it.piece.shape[1];
-        e.size_bytes = 4 * box_count(it.piece);
+        e.size_bytes = piece_bytes(&it);
         st_header_tensor(&t->json, &e);
         TRY(text_flush(t));
         at += e.size_bytes;
@@ -174,9 +185,9 @@ static Err put_from(const CkptSource *source, ChunkWriter *w, int64_t bytes)
 static Err put_piece(const PieceIter *it, ChunkWriter *w, const char **copied)
 {
     const Ckpt *c = it->c;
-    if (c->o.source) return put_from(c->o.source, w, box_count(it->piece) * (int64_t)sizeof(float));
+    if (c->o.source) return put_from(c->o.source, w, piece_bytes(it));
     for (int i = 0; i < it->count; i++) {
-        const int64_t bytes = box_count(it->boxes[i].box) * (int64_t)sizeof(float);
+        const int64_t bytes = box_count(it->boxes[i].box) * dtype_size(piece_dtype(it));
         if (*copied) TRY(chunk_put(w, *copied, bytes));
         else TRY(chunk_put_device(w, c->o.stream, piece_data(it, i), bytes));
         if (*copied) *copied += bytes;
@@ -314,7 +325,7 @@ static Err put_pieces(const Ckpt *c, TextOut *t)
             json_open(&t->json, NULL, '{');
             json_put_text(&t->json, "name", it.shard.name);
             json_put_text(&t->json, "state", ckpt_state_names[it.state]);
-            json_put_text(&t->json, "dtype", "F32");
+            json_put_text(&t->json, "dtype", ckpt_dtype_name(piece_dtype(&it)));
             put_pair(&t->json, "global", s->ndim, s->shape);
             put_pair(&t->json, "offset", s->ndim, it.piece.offset);
             put_pair(&t->json, "shape", s->ndim, it.piece.shape);

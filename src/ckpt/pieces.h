@@ -22,8 +22,9 @@ typedef struct {
 } PieceIter;
 
 void piece_first(PieceIter *it, const Ckpt *c, int rank);
-bool piece_next(PieceIter *it);                        /* false: no more */
-const float *piece_data(const PieceIter *it, int box); /* device memory; the piece must be this rank's */
+bool piece_next(PieceIter *it);                       /* false: no more */
+const void *piece_data(const PieceIter *it, int box); /* device memory; the piece must be this rank's */
+DType piece_dtype(const PieceIter *it);
 
 /* Takes the memory that iterating needs. It is the first call for a Ckpt whose options are set. */
 Err pieces_open(Ckpt *c, SetupArena *setup);

@@ -36,7 +36,7 @@ static Err take_snapshot(Ckpt *c)
     if (!at) return ERR_OK;
     for (piece_first(&it, c, c->o.world->rank); piece_next(&it);)
         for (int i = 0; i < it.count; i++) {
-            const int64_t n = box_count(it.boxes[i].box) * (int64_t)sizeof(float);
+            const int64_t n = box_count(it.boxes[i].box) * dtype_size(piece_dtype(&it));
             TRY(device_read(c->o.stream, at, piece_data(&it, i), n));
             at += n;
         }

@@ -20,8 +20,7 @@ static int64_t narrow_weights(const PlanTable *t, const PlanKind *k)
 
 static int64_t moments(const PlanTable *t, const PlanKind *k)
 {
-    (void)t;
-    return 2 * k->plan.zero_count * dtype_size(F32);
+    return 2 * k->plan.zero_count * dtype_size(t->spec.update.moments);
 }
 
 int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k)

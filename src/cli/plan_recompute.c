@@ -1,6 +1,6 @@
 /*
- * What train.recompute costs (plan.h): the rank that takes the most, once with each kind for all of its layers. As what a
- * layer keeps adds up, a list of kinds lies in between.
+ * What train.recompute costs (plan.h): the rank that takes the most, once with each kind for all of its layers. As what
+ * a layer keeps adds up, a list of kinds lies in between.
  */
 #include <stdio.h>
 

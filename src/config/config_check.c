@@ -58,6 +58,9 @@ static bool evaluates_what_it_saves(const Config *c)
     return save && eval && (save % eval == 0 || eval % save == 0);
 }
 
+/* Of a number in bf16 that is multiplied by more, some come to themselves again when they are rounded. */
+#define BF16_BETA2_MOST (1 - 0x1p-8)
+
 /* The length of the list; -1: it is none. */
 static int64_t layers_recomputed(const Config *c)
 {

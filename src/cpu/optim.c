@@ -17,7 +17,7 @@
  * 2^32, a form which the number alone determines.
  *
  * Traffic per parameter: grad_stats reads 8 bytes (4 for floats); adamw reads w, m, v, g and writes w, m, v: 32
- * bytes (28). Both make one pass and are bound by memory.
+ * bytes (28), with moments in bf16 24 (20). Both make one pass and are bound by memory.
  */
 #include "cpu/rows.h"
 
@@ -290,7 +290,8 @@ typedef struct {
 typedef struct {
     const adamw_args *op;
     const FlatPart *part;
-    float *w, *m, *v;
+    float *w;
+    Tensor m, v;
     Tensor copy; /* absent: there is none */
 } Adam;
 
@@ -319,9 +320,8 @@ static void adam_copy(Tensor copy, const float *w, int64_t first, int64_t end)
         for (int64_t i = first; i < end; i++) any_store(copy, i, w[i]);
 }
 
-VEC_FN void adam_lanes(const AdamConstants *c, vf g, const Adam *a, int64_t i, int64_t left)
+VEC_FN void adam_lanes(const AdamConstants *c, vf g, float *pw, float *pm, float *pv, int64_t left)
 {
-    float *pw = a->w + i, *pm = a->m + i, *pv = a->v + i;
     vf w = row_load(pw, left);
     g = vf_mul(vf_mul(g, c->unit), c->scale);
     vf m = vf_fma(c->beta1, row_load(pm, left), vf_mul(c->rest1, g));
@@ -333,24 +333,52 @@ VEC_FN void adam_lanes(const AdamConstants *c, vf g, const Adam *a, int64_t i, i
     row_store(pw, w, left);
 }
 
-static void adamw_part(const void *args, int64_t first, int64_t end)
+/* Elements [first, end), of which the first has its moments at m[0] and v[0]. */
+static void adam_run(const Adam *a, int64_t first, int64_t end, float *m, float *v)
 {
-    const Adam *a = args;
     const Tensor g = a->op->g;
     const int64_t *fixed = (const int64_t *)g.data + a->part->grad;
     const float *plain = (const float *)g.data + a->part->grad;
     const AdamConstants c = adam_constants(a->op, a->part);
     for (int64_t i = first; i < end; i += VEC) {
-        int64_t left = end - i;
-        adam_lanes(&c, g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left)), a,
-                   i, left);
+        const int64_t left = end - i, at = i - first;
+        const vf x = g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left));
+        adam_lanes(&c, x, a->w + i, m + at, v + at, left);
     }
+}
+
+/* Moments in bf16 pass through floats, a run at a time, which stays in the nearest cache. */
+static void adam_narrow(const Adam *a, int64_t first, int64_t end)
+{
+    enum { RUN = 512 };
+    float m[RUN], v[RUN];
+    uint16_t *pm = a->m.data, *pv = a->v.data;
+    for (int64_t i = first, n; i < end; i += n) {
+        n = end - i < RUN ? end - i : RUN;
+        for (int64_t k = 0; k < n; k++) m[k] = bf16_to_float(pm[i + k]), v[k] = bf16_to_float(pv[i + k]);
+        adam_run(a, i, i + n, m, v);
+        for (int64_t k = 0; k < n; k++) pm[i + k] = bf16_from_float(m[k]), pv[i + k] = bf16_from_float(v[k]);
+    }
+}
+
+static void adamw_part(const void *args, int64_t first, int64_t end)
+{
+    const Adam *a = args;
+    if (a->m.dtype == F32) adam_run(a, first, end, (float *)a->m.data + first, (float *)a->v.data + first);
+    else adam_narrow(a, first, end);
     if (a->copy.data) adam_copy(a->copy, a->w, first, end);
+}
+
+static Err adam_moments(const adamw_args *a)
+{
+    if (a->m.dtype == a->v.dtype && a->m.dtype != F16) return ERR_OK;
+    return err_set(ERR_SHAPE, "adamw: m is %s, v %s", dtype_name(a->m.dtype), dtype_name(a->v.dtype));
 }
 
 Err CPU(adamw)(Stream *s, const adamw_args *a)
 {
     const FlatPart *parts = a->parts.data;
+    TRY(adam_moments(a));
     if (a->step->skip) return ERR_OK;
     for (int64_t i = 0; i < a->parts.dim[0]; i++) {
         const FlatPart *p = &parts[i];
@@ -358,8 +386,8 @@ Err CPU(adamw)(Stream *s, const adamw_args *a)
         const Adam t = { .op = a,
                          .part = p,
                          .w = (float *)a->w.data + (copy ? p->shard : p->value),
-                         .m = (float *)a->m.data + p->shard,
-                         .v = (float *)a->v.data + p->shard,
+                         .m = tensor_row_slice(a->m, p->shard, p->count),
+                         .v = tensor_row_slice(a->v, p->shard, p->count),
                          .copy = copy ? tensor_row_slice(a->copy, p->value, p->count) : (Tensor){ 0 } };
         par_columns(s, p->count, 1, adamw_part, &t);
     }

@@ -28,6 +28,7 @@ typedef struct {
 
 typedef struct {
     AdamWSpec adamw;
+    DType moments; /* F32 or BF16 */
     float clip;
     LrSchedule lr;
     ZeroCut zero;         /* what is cut over dp, and over the replicas of a stage */

@@ -246,7 +246,8 @@ static Err open_stores(Trainer *t)
     TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->purpose.forward_only, &t->memory.state));
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = param_set_registry(&t->params, t->world->pp_rank, r);
-        TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->memory.state, s->compute, grads));
+        TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->memory.state,
+                             (StoreKinds){ s->compute, s->update.moments, grads }));
         if (grads != GRADS_NONE)
             TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++) {

@@ -69,6 +69,13 @@ static Err load_stores(Loader *x, SetupArena *a)
     return ERR_OK;
 }
 
+/* Was a key that says what a model computes given to the run? The folder's model has the usual value. */
+static bool only_ours(const Config *cfg, int id)
+{
+    const ConfigOriginKind kind = cfg->origin[id].kind;
+    return config_key(id)->fixed && kind != ORIGIN_DEFAULT && kind != ORIGIN_AUTO;
+}
+
 /* The folder's model and the run's: other numbers come out where a key differs. */
 static Err compare(const HfConfig *hf, const Config *cfg)
 {
@@ -80,7 +87,8 @@ static Err compare(const HfConfig *hf, const Config *cfg)
         const ConfigKey *k = config_key(id);
         const bool said = theirs.origin[id].kind == ORIGIN_FILE || theirs.origin[id].kind == ORIGIN_AUTO;
         if (strcmp(k->section, "model") != 0 && strcmp(k->section, "moe") != 0) continue;
-        if (!said || id == CFG_model_seq || !config_differs(&theirs, cfg, id)) continue;
+        if ((!said && !only_ours(cfg, id)) || id == CFG_model_seq || !config_differs(&theirs, cfg, id))
+            continue;
         log_warn("checkpoint.load: %s.%s is %s in this run and %s in the folder's config.json", k->section,
                  k->name, config_value(cfg, id, is), config_value(&theirs, id, was));
     }

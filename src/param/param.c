@@ -291,28 +291,28 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state)
 }
 
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
-                     DType value_dtype, GradKind grads)
+                     StoreKinds kinds)
 {
     *s = (ParamStore){ .reg = reg, .stats = stats };
-    TRY(tensor_new(state, &s->value, value_dtype, reg->value_count));
+    TRY(tensor_new(state, &s->value, kinds.value, reg->value_count));
     TRY(setup_array(reg->setup, reg->bucket_count, &s->whole_value));
     for (int b = 0; b < reg->bucket_count; b++) {
         const Bucket *k = &reg->buckets[b];
         if (!k->value_cut) s->whole_value[b] = tensor_row_slice(s->value, k->value_first, k->count);
     }
     s->master = s->value;
-    if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, reg->zero_count));
-    if (grads == GRADS_NONE) return ERR_OK;
+    if (kinds.value != F32) TRY(tensor_new(state, &s->master, F32, reg->zero_count));
+    if (kinds.grads == GRADS_NONE) return ERR_OK;
     TRY(setup_array(reg->setup, reg->count, &s->fresh));
     param_store_begin(s);
-    TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, reg->grad_count));
+    TRY(tensor_new(state, &s->grad, kinds.grads == GRADS_F32 ? F32 : I64, reg->grad_count));
     TRY(setup_array(reg->setup, reg->bucket_count, &s->whole_grad));
     for (int b = 0; b < reg->bucket_count; b++) {
         const Bucket *k = &reg->buckets[b];
         if (!k->grad_cut) s->whole_grad[b] = tensor_row_slice(s->grad, k->grad_first, k->count);
     }
-    TRY(tensor_new(state, &s->m, F32, reg->zero_count));
-    return tensor_new(state, &s->v, F32, reg->zero_count);
+    TRY(tensor_new(state, &s->m, kinds.moments, reg->zero_count));
+    return tensor_new(state, &s->v, kinds.moments, reg->zero_count);
 }
 
 /* Where in `value`, or in `grad`, a range of a ZeRO shard begins. */

@@ -12,7 +12,8 @@
  * Memory: flat device buffers, all with the same order, in which each parameter is padded to PARAM_ALIGN elements:
  *   value  what layers read: f32, or the 16-bit copy of the master, written by every update
  *   grad   i64 fixed point (or f32 with reproducible = run)
- *   master, m, v    f32, this rank's ZeRO shards alone; in f32 the master is the value itself
+ *   master          f32, this rank's ZeRO shards alone; where the value is f32, the value itself
+ *   m, v            f32 or bf16, likewise this rank's ZeRO shards
  * With ZERO_GRADS `grad` has of the weights of units this rank's shards alone, with ZERO_VALUES `value`, too: a unit's
  * gradients, or values, are whole only while somebody works on it, in buffers of optim/units.h.
  * A table of the tensors (FlatPart) lets one op run over them all. Every rank has statistics and fixed-point shifts of
@@ -189,6 +190,13 @@ typedef enum {
     GRADS_I64   /* in fixed point: all layouts give the same bits */
 } GradKind;
 
+/* What a store keeps its numbers as. */
+typedef struct {
+    DType value;   /* F32, BF16 or F16 */
+    DType moments; /* F32 or BF16 */
+    GradKind grads;
+} StoreKinds;
+
 /* Which way through the model reads a value. Two may be under way in turn, one of each kind (engine/pair.h). */
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASSES } Pass;
 
@@ -237,7 +245,7 @@ typedef struct {
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
     Tensor value;  /* [value_count] */
     Tensor master; /* value itself if that is f32, else it has the shape of m and v */
-    Tensor m, v;   /* [zero_count] */
+    Tensor m, v;   /* [zero_count] of one dtype */
     /* [older_count] the values before the last updates, for schedules that update while they run: version i is
      * older[i % older_count]. updates: how many there were since these are kept. */
     Tensor *older;
@@ -256,11 +264,11 @@ typedef struct {
 } ParamStore;
 
 /*
- * Allocates in `state`, and on the host in the registry's setup memory. value_dtype is F32, BF16 or F16. All gradients
- * are fresh. `stats` must outlive the store. `group` is to be set where there is more than one ZeRO shard.
+ * Allocates in `state`, and on the host in the registry's setup memory. All gradients are fresh. `stats` must outlive
+ * the store. `group` is to be set where there is more than one ZeRO shard.
  */
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
-                     DType value_dtype, GradKind grads);
+                     StoreKinds kinds);
 
 /* Makes the table `parts` in `state`. The store must have gradients. */
 Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream);

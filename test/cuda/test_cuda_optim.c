@@ -279,6 +279,7 @@ typedef struct {
     int64_t P, first, rows;
     int copy; /* dtype, or NO_COPY */
     bool skip;
+    DType moments;
 } Adam;
 
 /* The copy is w, to the nearest of its dtype. */
@@ -301,7 +302,7 @@ static void adam_case(Adam x)
     int64_t n = x.P + x.first, rows = x.rows ? x.rows : x.P, chunks;
     FlatPart range = { .grad = x.first, .value = x.first, .shard = x.first, .count = rows, .flags = FLAT_DECAYS };
     StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f, .skip = x.skip };
-    Pair w = pair_random(c, F32, 2, n), m = pair_random(c, F32, 1, n), v = pair_uniform(c, F32, 0, 1, 1, &n);
+    Pair w = pair_random(c, F32, 2, n), m = pair_random(c, x.moments, 1, n), v = pair_uniform(c, x.moments, 0, 1, 1, &n);
     Pair g = pair_random(c, F32, 3, n), copy = pair_random(c, x.copy == NO_COPY ? F32 : (DType)x.copy, 2, n);
     Pair step = pair_step(c, &values), shift = pair_zero(c, I32, 1), parts = pair_parts(c, &range, 1, &chunks);
     Pair all[] = { w, m, v, g, copy };
@@ -329,6 +330,9 @@ TEST(adamw)
             adam_case((Adam){ .P = P[i], .copy = copies[k], .first = 1 + (int64_t)i % 5, .rows = P[i] - P[i] / 4 });
         }
         adam_case((Adam){ .P = P[i], .copy = copies[i % 4], .skip = true });
+        adam_case((Adam){ .P = P[i], .copy = copies[i % 4], .moments = BF16 });
+        adam_case((Adam){ .P = P[i], .copy = copies[i % 3], .first = 1 + (int64_t)i % 5, .rows = P[i] - P[i] / 4,
+                          .moments = BF16 });
     }
 }
 
