@@ -148,7 +148,7 @@ static inline CommRates rates_of(const Machine *m, const Rates *r)
 static inline double bytes_a_second(const Machine *m, const Rates *r, int members, int inner)
 {
     const int all = members * inner, hosts = (all + m->host_devices - 1) / m->host_devices;
-    const int here = m->host_devices > inner ? m->host_devices / inner : 1;
+    const int here = inner > 0 && m->host_devices > inner ? m->host_devices / inner : 1; /* (0: no experts) */
     return ring_rate(rates_of(m, r), (CommPlace){ members, hosts, here });
 }
 

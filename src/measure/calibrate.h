@@ -9,8 +9,8 @@
  *                 are apart
  *   the disk      a file in the folder of checkpoints
  *
- * Each figure is the lower quartile of repeats, the shortest of some sweeps over everything that lie apart, the mean
- * over ranks: what other programs of this machine do comes and goes.
+ * Each figure is the mean of repeats without their longest tenth, the middle of some sweeps over everything that lie
+ * apart, the mean over ranks: what other programs of this machine do comes and goes.
  */
 #ifndef MEGATRAIN_MEASURE_CALIBRATE_H
 #define MEGATRAIN_MEASURE_CALIBRATE_H
