@@ -42,8 +42,8 @@ typedef struct {
     int64_t kv_parts; /* canonical parts into which a kv head is cut (base/heads.h) */
 } Attention;
 
-/* Queries and keys are kept behind their norms and their rotation. With norms of single heads, q_raw and the k in qkv or
- * kv are kept as they were before; with norms of all heads whole rows are, in all_q and all_k. */
+/* Queries and keys are kept behind their norms and their rotation. With norms of single heads, q_raw and the k in qkv
+ * or kv are kept as they were before; with norms of all heads whole rows are, in all_q and all_k. */
 typedef struct {
     Saved qkv;         /* if heads are views of it; otherwise q, kv and gate */
     Saved q, kv, gate; /* kv [2, N, K, C] */
@@ -173,8 +173,8 @@ static Err all_norms_begin(const Attention *a, Ctx *c, const Dims *d, AttentionS
     return cut_norm_begin(c, d->N, d->kv_cols, &save->all_k, &t->k);
 }
 
-/* This rank's columns of qkv, copied: q, its columns of k and v in kv [2, N, ...], and a gate, if any. q and k are those
- * behind the norms of all heads, if there are such. */
+/* This rank's columns of qkv, copied: q, its columns of k and v in kv [2, N, ...], and a gate, if any. q and k are
+ * those behind the norms of all heads, if there are such. */
 static Err split_columns(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h,
                          Tensor kv)
 {

@@ -1,7 +1,7 @@
 /*
- * The residual block: x + layer(norm(x)); with norms of what layers give, too, x + post_norm(layer(norm(x))); with these
- * alone x + post_norm(layer(x)). Its gradient d [R, D] lives in one buffer: the branch reads it, and the backward of the
- * norm before the layer adds the branch's contribution to it; where there is none a sum does.
+ * The residual block: x + layer(norm(x)); with norms of what layers give, too, x + post_norm(layer(norm(x))); with
+ * these alone x + post_norm(layer(x)). Its gradient d [R, D] lives in one buffer: the branch reads it, and the backward
+ * of the norm before the layer adds the branch's contribution to it; where there is none a sum does.
  */
 #include <stdio.h>
 
