@@ -595,6 +595,7 @@ TEST(same_bits_patterns) { same_bits("patterns"); }
 TEST(same_bits_gemma) { same_bits("gemma"); }
 TEST(same_bits_gemma2) { same_bits("gemma2"); }
 TEST(same_bits_gemma3) { same_bits("gemma3"); }
+TEST(same_bits_olmo2) { same_bits("olmo2"); }
 TEST(same_bits_gptoss) { same_bits("gptoss"); }
 TEST(same_bits_gptossfull) { same_bits("gptossfull"); }
 TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
@@ -668,6 +669,7 @@ TEST(logits_llama31) { check_logits("llama31"); }
 TEST(logits_yarn) { check_logits("yarn"); }
 TEST(logits_gemma) { check_logits("gemma"); }
 TEST(logits_gemma2) { check_logits("gemma2"); }
+TEST(logits_olmo2) { check_logits("olmo2"); }
 TEST(logits_gptoss) { check_logits("gptoss"); }
 TEST(logits_gptossfull) { check_logits("gptossfull"); }
 TEST(logits_qwen3next) { check_logits("qwen3next"); }

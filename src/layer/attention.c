@@ -42,8 +42,8 @@ typedef struct {
     int64_t kv_parts; /* canonical parts into which a kv head is cut (base/heads.h) */
 } Attention;
 
-/* Queries and keys are kept behind their norms and their rotation. With norms of single heads, q_raw and the k in qkv or
- * kv are kept as they were before; with norms of all heads whole rows are, in all_q and all_k. */
+/* Queries and keys are kept behind their norms and their rotation. With norms of single heads, q_raw and the k in qkv
+ * or kv are kept as they were before; with norms of all heads whole rows are, in all_q and all_k. */
 typedef struct {
     Saved qkv;         /* if heads are views of it; otherwise q, kv and gate */
     Saved q, kv, gate; /* kv [2, N, K, C] */
