@@ -109,6 +109,35 @@ check "rotary tables: $(head -1 err.txt)" same_weights tables.run one.run
 into headed headed.run 2>err.txt
 check "a tied head that is there: $(head -1 err.txt)" same_weights headed.run sixteen.run
 
+# ---- the tokenizer, and what transformers keeps beside it, comes in before the weights, and goes out as it came
+cp -r one spoken
+seq 400 | sed 's/.*/a line of numbers & and words/' >text.txt
+"$mt" tokenizer train --vocab-size 280 --input text.txt --output spoken/tokenizer.json >/dev/null 2>&1
+"$mt" tokenizer train --vocab-size 270 --input text.txt --output other.json >/dev/null 2>&1
+echo '{"chat_template": "{{ messages }}", "eos_token": "<|endoftext|>"}' >spoken/tokenizer_config.json
+echo '{"eos_token_id": [1, 2], "bos_token_id": 0}' >spoken/generation_config.json
+into spoken spoken.run 2>err.txt
+check "a tokenizer comes in: $(head -1 err.txt)" cmp -s spoken/tokenizer.json spoken.run/tokenizer/tokenizer.json
+for from in spoken.run spoken.run/$step; do
+    rm -rf spoken.out
+    out $from spoken.out 2>err.txt
+    for f in tokenizer.json tokenizer_config.json generation_config.json; do
+        check "$f goes out of $from: $(head -1 err.txt)" cmp -s spoken/$f spoken.out/$f
+    done
+done
+cp -r spoken.run changed.run
+cp other.json changed.run/tokenizer/tokenizer.json
+expect 4 "was not trained with the tokenizer 'changed.run" out changed.run changed.out
+check "and leaves nothing" [ ! -e changed.out -a ! -e changed.out.partial ]
+mkdir blocked
+touch blocked/tokenizer
+expect 5 "'blocked/tokenizer'" into spoken blocked
+check "no weights without the tokenizer: $(ls blocked | paste -sd' ')" [ ! -e blocked/$step ]
+folder make narrow vocab_size=270
+cp spoken/tokenizer.json narrow
+into narrow narrow.run 2>err.txt
+check "a tokenizer larger than the model: $(head -1 err.txt)" grep -q "the tokenizer has 280 tokens, the model 270" err.txt
+
 # ---- what is refused
 expect 4 "holds checkpoints" into one one.run
 expect 2 "holds files" out one.run many
@@ -199,6 +228,7 @@ loads six <<'T'
 2 parallel.pp=2 parallel.schedule=dualpipe
 2 parallel.cp=2
 2 parallel.zero=1
+2 parallel.zero=3
 4 parallel.tp=2 parallel.pp=2
 T
 loads mixture <<'T'
@@ -218,7 +248,13 @@ expect 4 "is missing" "$mt" --config ranks.ini run.dir=refused "${keys[@]}" chec
 check "of two ranks one says so: $(grep -c 'error (' err.txt)" [ "$(grep -c 'error (checkpoint)' err.txt)" -eq 1 ]
 expect 4 "config.json says" "$mt" --config ranks.ini run.dir=refused "${keys[@]}" model.ffn=64 checkpoint.load=one
 "$mt" --config ranks.ini run.dir=other "${keys[@]}" model.rope_base=500000 checkpoint.load=one >/dev/null 2>err.txt
-check "another base is said" grep -q "model.rope_base is 500000 in this run and 10000 in the folder" err.txt
+check "another base is said: $(head -2 err.txt)" grep -q "model.rope_base is 500000 in this run and 10000 in the folder" err.txt
+
+rm -rf other
+"$mt" --config ranks.ini run.dir=other "${keys[@]}" model.window=16 checkpoint.load=one >/dev/null 2>err.txt
+check "and what the folder does not speak of: $(head -2 err.txt)" \
+    grep -q "model.window is 16 in this run and 0 in the folder" err.txt
+check "what only training has is not: $(grep -c 'in this run and' err.txt)" [ "$(grep -c 'in this run and' err.txt)" -eq 1 ]
 
 # ---- memory: 128 MB of weights, and far less than that
 folder make large128 --dtype BF16 --sparse --shards 2 hidden_size=1024 intermediate_size=4096 num_hidden_layers=3 \

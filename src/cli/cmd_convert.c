@@ -78,7 +78,7 @@ static bool holds(const char *folder, const char *name, char path[PATH_MAX])
 /* ---- in ---- */
 
 /* The folder's tokenizer, if it has one that is understood. */
-static Err find_tokenizer(const char *folder, char spec[PATH_MAX], uint32_t *crc, bool *found)
+static Err find_tokenizer(const char *folder, char spec[PATH_MAX], uint32_t *crc, int64_t *size, bool *found)
 {
     Tokenizer *t;
     char path[PATH_MAX];
@@ -97,6 +97,7 @@ static Err find_tokenizer(const char *folder, char spec[PATH_MAX], uint32_t *crc
         return ERR_OK;
     }
     *crc = tokenizer_crc(t);
+    *size = tokenizer_vocab(t);
     *found = true;
     tokenizer_close(t);
     return ERR_OK;
@@ -141,15 +142,25 @@ static Err open_theirs(Model *m, const HfConfig *hf, const char *spec)
     return model_open(m, source, 0);
 }
 
+static Err keep_tokenizer(void *spec, const char *run_dir)
+{
+    return err_as(kept_tokenizer(run_dir, spec), ERR_STORAGE);
+}
+
 static Err import(Model *m)
 {
     char spec[PATH_MAX] = "", data[64] = "", *text;
     uint32_t crc = 0;
+    int64_t size = 0;
     bool found;
     HfConfig hf;
     TRY(hf_config_read(from_path, &m->setup, &hf));
-    TRY(find_tokenizer(from_path, spec, &crc, &found));
+    TRY(find_tokenizer(from_path, spec, &crc, &size, &found));
     TRY(open_theirs(m, &hf, found ? spec : ""));
+    if (size > m->cfg.model.vocab)
+        log_warn("the tokenizer has %lld tokens, the model %lld: a run refuses it, so data.tokenizer is "
+                 "yours to give",
+                 (long long)size, (long long)m->cfg.model.vocab);
     TRY(config_text(&m->cfg, &m->setup, &text));
     if (found) snprintf(data, sizeof data, "train 00000000, tokenizer %08x", crc);
     const CkptMeta meta = { .seed = m->cfg.run.seed,
@@ -167,38 +178,26 @@ static Err import(Model *m)
                                .cfg = &m->cfg,
                                .whole = &m->whole,
                                .meta = &meta,
+                               .keep = found ? keep_tokenizer : NULL,
+                               .user = spec,
                                .threads = thread_count() }));
-    return found ? err_as(kept_tokenizer(to_path, spec), ERR_STORAGE) : ERR_OK;
+    return ERR_OK;
 }
 
 /* ---- out ---- */
 
-/* The tokenizer's files: of the run's copy, else those that the configuration names; and what transformers keeps beside
- * them. */
-typedef struct {
-    char paths[8][PATH_MAX];
-    const char *items[8];
-    int count;
-} Copies;
+enum { COPIES_MOST = 16 };
 
-static void find_copies(const char *tokenizer, Copies *out)
+/* The tokenizer's files, and what transformers keeps beside them. */
+static int find_copies(const char *tokenizer, HfCopy out[COPIES_MOST])
 {
-    static const char *const names[] = {
-        "tokenizer.json",          "vocab.json",     "merges.txt", "tokenizer_config.json",
-        "special_tokens_map.json", "tokenizer.model"
-    };
-    char folder[PATH_MAX];
-    snprintf(folder, sizeof folder, "%s", tokenizer);
-    char *slash = strrchr(folder, '/');
-    if (!file_is_dir(folder)) {
-        if (slash) *slash = 0;
-        else strcpy(folder, ".");
+    int count = 0;
+    for (int i = 0; kept_tokenizer_files[i]; i++) {
+        ASSERT(count < COPIES_MOST);
+        out[count].name = kept_tokenizer_files[i];
+        count += kept_tokenizer_path(tokenizer, out[count].name, out[count].path);
     }
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (holds(folder, names[i], out->paths[out->count])) {
-            out->items[out->count] = out->paths[out->count];
-            out->count++;
-        }
+    return count;
 }
 
 static Err find_checkpoint(const char *from, char path[PATH_MAX])
@@ -237,9 +236,10 @@ typedef struct {
 
 static Err open_tokenizer(const Model *m, Source *out)
 {
-    const char *spec = m->cfg.data.tokenizer;
-    if (!kept_find_tokenizer(from_path, out->tokenizer_spec))
-        snprintf(out->tokenizer_spec, sizeof out->tokenizer_spec, "%s", spec);
+    char run[PATH_MAX + 8];
+    snprintf(run, sizeof run, "%s/../..", out->path);
+    if (!kept_find_tokenizer(run, out->tokenizer_spec))
+        snprintf(out->tokenizer_spec, sizeof out->tokenizer_spec, "%s", m->cfg.data.tokenizer);
     const Err err = tokenizer_open(out->tokenizer_spec, &out->tokenizer);
     if (err == ERR_MEMORY) return err;
     if (err) log_warn("no tokenizer is written: %s", err_message());
@@ -262,30 +262,6 @@ static Err open_ours(Model *m, Source *out)
     return open_tokenizer(m, out);
 }
 
-static Err write_hf(const Model *m, const Source *from, Stored stored)
-{
-    static const char *const dtypes[] = {
-        [STORED_F32] = "float32", [STORED_BF16] = "bfloat16", [STORED_F16] = "float16"
-    };
-    int64_t shard_bytes;
-    Copies copies = { .count = 0 };
-    HfExport about = { .dtype = dtypes[stored], .vocab = from->vocab, .bos = -1, .eos = -1, .pad = -1 };
-    TRY(memory_arg("max-shard-size", shard_size, &shard_bytes));
-    if (from->tokenizer && strcmp(from->tokenizer_spec, "byte") != 0) {
-        about.eos = tokenizer_eod(from->tokenizer);
-        find_copies(from->tokenizer_spec, &copies);
-    }
-    return hf_export(&(HfExportJob){ .from = from->path,
-                                     .to = to_path,
-                                     .cfg = &m->cfg,
-                                     .whole = &m->whole,
-                                     .about = about,
-                                     .shard_bytes = shard_bytes,
-                                     .copies = copies.items,
-                                     .copy_count = copies.count,
-                                     .threads = thread_count() });
-}
-
 /* Is it the one that the checkpoint speaks of? Where it speaks of none, `byte` is only what data.tokenizer is when
  * nobody gives it. */
 static bool is_trained_with(const Source *from)
@@ -294,6 +270,40 @@ static bool is_trained_with(const Source *from)
     snprintf(said, sizeof said, ", tokenizer %08x", tokenizer_crc(from->tokenizer));
     if (strstr(from->data, ", tokenizer ")) return strstr(from->data, said);
     return strcmp(from->tokenizer_spec, "byte") != 0;
+}
+
+static Err refuse_tokenizer(const Source *from)
+{
+    err_set(ERR_CKPT,
+            "the checkpoint was not trained with the tokenizer '%s': '%s', and that is tokenizer %08x",
+            from->tokenizer_spec, from->data, tokenizer_crc(from->tokenizer));
+    return err_hint("convert it inside its run's folder, which keeps a copy of its tokenizer");
+}
+
+static Err write_hf(const Model *m, const Source *from, Stored stored)
+{
+    static const char *const dtypes[] = {
+        [STORED_F32] = "float32", [STORED_BF16] = "bfloat16", [STORED_F16] = "float16"
+    };
+    int64_t shard_bytes;
+    HfCopy copies[COPIES_MOST];
+    int count = 0;
+    HfExport about = { .dtype = dtypes[stored], .vocab = from->vocab, .bos = -1, .eos = -1, .pad = -1 };
+    TRY(memory_arg("max-shard-size", shard_size, &shard_bytes));
+    if (from->tokenizer && strcmp(from->tokenizer_spec, "byte") != 0) {
+        if (!is_trained_with(from)) return refuse_tokenizer(from);
+        about.eos = tokenizer_eod(from->tokenizer);
+        count = find_copies(from->tokenizer_spec, copies);
+    }
+    return hf_export(&(HfExportJob){ .from = from->path,
+                                     .to = to_path,
+                                     .cfg = &m->cfg,
+                                     .whole = &m->whole,
+                                     .about = about,
+                                     .shard_bytes = shard_bytes,
+                                     .copies = copies,
+                                     .copy_count = count,
+                                     .threads = thread_count() });
 }
 
 static Err write_gguf(const Model *m, const Source *from, Stored stored)

@@ -7,6 +7,8 @@
 #ifndef MEGATRAIN_HF_CONVERT_H
 #define MEGATRAIN_HF_CONVERT_H
 
+#include <limits.h>
+
 #include "ckpt/ckpt.h"
 #include "hf/class.h"
 
@@ -16,23 +18,33 @@ typedef struct {
     const Config *cfg;  /* the same, resolved */
     const ParamRegistry *whole;
     const CkptMeta *meta;
+    /* Called before the weights are written, under the folder's lock, for what else it is to keep; or NULL. */
+    Err (*keep)(void *user, const char *run_dir);
+    void *user;
     int threads;
 } HfImport;
 
 /*
- * Writes the weights as a checkpoint of values in run_dir, which is made once the folder has been found to be whole.
+ * Writes the weights as a checkpoint of values in run_dir, which is made once the folder has been found to be whole, and
+ * removed again where something fails.
  * ERR_CKPT: damage, or run_dir holds checkpoints. ERR_STORAGE; ERR_MEMORY.
  */
 Err hf_import(const HfImport *x);
+
+/* A file that goes into the folder under this name. */
+typedef struct {
+    char path[PATH_MAX];
+    const char *name;
+} HfCopy;
 
 typedef struct {
     const char *from; /* a checkpoint's folder */
     const char *to;   /* a folder that is not there, or empty */
     const Config *cfg;
     const ParamRegistry *whole;
-    HfExport about;            /* its dtype is that of the weights */
-    int64_t shard_bytes;       /* what a file may have; a tensor that is larger has its own */
-    const char *const *copies; /* files to copy, such as the tokenizer's */
+    HfExport about;       /* its dtype is that of the weights */
+    int64_t shard_bytes;  /* what a file may have; a tensor that is larger has its own */
+    const HfCopy *copies; /* such as the tokenizer's files; they replace what is written under their names */
     int copy_count, threads;
 } HfExportJob;
 

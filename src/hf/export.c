@@ -152,13 +152,12 @@ static Err write_index(Export *m)
     return err;
 }
 
-static Err copy_file(const Export *m, const char *from)
+static Err copy_file(const Export *m, const HfCopy *copy)
 {
     char path[PATH_MAX], *data;
     int64_t size_bytes;
-    const char *slash = strrchr(from, '/');
-    TRY(path_in(m, slash ? slash + 1 : from, path));
-    TRY(file_read_all(from, COPY_MAX_BYTES, &data, &size_bytes));
+    TRY(path_in(m, copy->name, path));
+    TRY(file_read_all(copy->path, COPY_MAX_BYTES, &data, &size_bytes));
     const Err err = file_replace(path, data, size_bytes);
     free(data);
     return err;
@@ -176,7 +175,7 @@ static Err write_all(Export *m, SetupArena *a)
     }
     if (m->file_count > 1) TRY(write_index(m));
     TRY(hf_config_write(x->cfg, &x->about, m->temp));
-    for (int i = 0; i < x->copy_count; i++) TRY(copy_file(m, x->copies[i]));
+    for (int i = 0; i < x->copy_count; i++) TRY(copy_file(m, &x->copies[i]));
     return ERR_OK;
 }
 

@@ -112,7 +112,8 @@ static Err import(Import *m, SetupArena *a)
     Err err = ckpt_lock(x->run_dir, &lock);
     if (!err) {
         ErrKept why;
-        err = save(m, &world, a);
+        err = x->keep ? x->keep(x->user, x->run_dir) : ERR_OK;
+        if (!err) err = save(m, &world, a);
         if (err) err_keep(&why);
         if (err && made) (void)file_remove_tree(x->run_dir);
         file_unlock(lock);

@@ -70,20 +70,39 @@ static Err copy_file(const char *from, const char *to)
     return err;
 }
 
+enum { CUTTING_FILES = 5 };
+
+const char *const kept_tokenizer_files[] = { "encoder.json",
+                                             "vocab.bpe",
+                                             "vocab.json",
+                                             "merges.txt",
+                                             "tokenizer.json",
+                                             "tokenizer_config.json",
+                                             "special_tokens_map.json",
+                                             "generation_config.json",
+                                             "tokenizer.model",
+                                             NULL };
+
+bool kept_tokenizer_path(const char *spec, const char *name, char out[PATH_MAX])
+{
+    const char *slash = strrchr(spec, '/'), *file = slash ? slash + 1 : spec;
+    if (file_is_dir(spec)) return snprintf(out, PATH_MAX, "%s/%s", spec, name) < PATH_MAX && file_exists(out);
+    if (!strcmp(name, "tokenizer.json")) return snprintf(out, PATH_MAX, "%s", spec) < PATH_MAX;
+    for (int i = 0; i < CUTTING_FILES; i++)
+        if (!strcmp(name, kept_tokenizer_files[i])) return false; /* the file says it all */
+    return !strcmp(file, "tokenizer.json") &&
+           snprintf(out, PATH_MAX, "%.*s%s", (int)(file - spec), spec, name) < PATH_MAX && file_exists(out);
+}
+
 Err kept_tokenizer(const char *run_dir, const char *spec)
 {
-    static const char *const names[] = { "encoder.json", "vocab.bpe", "vocab.json", "merges.txt",
-                                         "tokenizer.json" };
     char folder[PATH_MAX], from[PATH_MAX], to[PATH_MAX];
     if (!strcmp(spec, "byte")) return ERR_OK;
-    const bool is_folder = file_is_dir(spec);
     TRY(path_of(folder, run_dir, "tokenizer"));
     TRY(file_make_dirs(folder));
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const bool the_file = !is_folder && !strcmp(names[i], "tokenizer.json");
-        TRY(path_of(from, spec, names[i]));
-        TRY(path_of(to, folder, names[i]));
-        if (the_file || (is_folder && file_exists(from))) TRY(copy_file(the_file ? spec : from, to));
+    for (int i = 0; kept_tokenizer_files[i]; i++) {
+        TRY(path_of(to, folder, kept_tokenizer_files[i]));
+        if (kept_tokenizer_path(spec, kept_tokenizer_files[i], from)) TRY(copy_file(from, to));
         else TRY(file_remove_tree(to)); /* an earlier start with another tokenizer left it */
     }
     return ERR_OK;

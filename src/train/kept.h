@@ -19,6 +19,14 @@ Err kept_start(const char *run_dir, const char *config_text, int64_t step);
 /* Keeps a copy of the tokenizer `spec`, which replaces what is there and differs. ERR_IO, ERR_MEMORY. */
 Err kept_tokenizer(const char *run_dir, const char *spec);
 
+/*
+ * The files of a tokenizer: those that say how it cuts, then what transformers keeps beside them (special tokens, chat
+ * template, how to generate). NULL behind the last. A spec may name tokenizer.json's file itself: the others then lie
+ * beside it if it has that name. False: the tokenizer has no such file.
+ */
+extern const char *const kept_tokenizer_files[];
+bool kept_tokenizer_path(const char *spec, const char *name, char out[PATH_MAX]);
+
 /* out = the copy that a run has. False: there is none. */
 bool kept_find_tokenizer(const char *run_dir, char out[PATH_MAX]);
 
