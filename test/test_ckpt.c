@@ -211,11 +211,11 @@ TEST(what_a_snapshot_takes_is_known)
     cut_states = false;
 }
 
-/* Boxes of a tensor of nearly two chunks, whose chunk 1 is damaged at a byte of it: what is read there fails, at once and
+/* Boxes of a tensor of more than two chunks, whose chunk 1 is damaged at a byte of it: what is read there fails, at once and
  * again, and the rest does not. */
 static void check_values_of_damaged(const char *folder, const char *damage)
 {
-    enum { ROWS = 1000, COLUMNS = 520 };
+    enum { ROWS = 1000, COLUMNS = 640 };
     static float out[ROWS * COLUMNS];
     SetupArena a;
     CkptValues *v;
