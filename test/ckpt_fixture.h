@@ -44,7 +44,7 @@ static inline Err add_params(ParamRegistry *r, ModelKind k)
         { 15, { .name = "out.weight", .ndim = 2, .shape = { 5, 16 }, .cut = { CUT_NONE, CUT_TP } } },
         { 13, { .name = "norm.weight", .ndim = 1, .shape = { 7 } } },
         { 4, { .name = "more.weight", .ndim = 1, .shape = { 7 } } },
-        { k.big ? 15 : 0, { .name = "big.weight", .ndim = 2, .shape = { 1000, 520 }, .cut = { CUT_TP } } },
+        { k.big ? 15 : 0, { .name = "big.weight", .ndim = 2, .shape = { 1000, 640 }, .cut = { CUT_TP } } },
     };
     int id;
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)

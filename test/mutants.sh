@@ -9,13 +9,18 @@ only=${1:-} FULL=${FULL:-${1:+1}}
 kinds() { field file; field test | cut -d ' ' -f 1; }
 list=$root/test/mutants.txt
 
-# run_test: the record's test program and case; its output in $work/test.log
+# run_test: the record's test program and case, or a whole shell test; its output in $work/test.log
 run_test() {
-    timeout 120 "$build/test/$program" "$filter" >"$work/test.log" 2>&1
+    case $program in
+    *.sh) timeout 120 "test/$program" >"$work/test.log" 2>&1 ;;
+    *) timeout 120 "$build/test/$program" "$filter" >"$work/test.log" 2>&1 ;;
+    esac
 }
 
+# made: what the test runs
 choose_test() {
     read -r program filter <<<"$(field test)"
+    made=${program/*.sh/megatrain}
 }
 
 # Every test that is to turn red must be green before.
@@ -34,7 +39,8 @@ check_green() {
 
 killer() {
     local red
-    red=$(sed -n 's/^FAIL \([a-z0-9_]*\) .*/\1/p' "$work/test.log" | head -1)
+    red=$(sed -n 's/^FAIL:\{0,1\} \(.\{1,60\}\).*/\1/p' "$work/test.log" | head -1)
+    case $program in *.sh) ;; *) red=${red%% *} ;; esac
     echo "$program ${red:-$filter (ended with status $1)}"
 }
 
@@ -49,7 +55,7 @@ try_fault() {
         bad
         return
     fi
-    if ! build_tests "$program"; then
+    if ! build_tests "$made"; then
         printf '%-62s DOES NOT COMPILE: %s\n' "$name" "$(grep -m1 error "$work/make.log")"
         bad
     else
@@ -66,7 +72,7 @@ try_fault() {
     restore
 }
 
-programs=$(sed -n 's/^test *\([^ ]*\).*/\1/p' "$list" | sort -u)
+programs=$(sed -n 's/^test *\([^ ]*\).*/\1/p' "$list" | sed 's/.*\.sh$/megatrain/' | sort -u)
 # shellcheck disable=SC2086
 copy_tree $programs
 name_of_run=

@@ -3,6 +3,7 @@
  * not fit is refused, the newest valid one is found, and only the newest are kept. Damage and failures of the
  * disk are in test_ckpt_damage.c.
  */
+#include "ckpt/values.h"
 #include "ckpt_fixture.h"
 
 #include <stdatomic.h>
@@ -211,6 +212,29 @@ TEST(what_a_snapshot_takes_is_known)
     cut_states = ZERO_NONE;
 }
 
+/* Boxes of a tensor of more than two chunks, whose chunk 1 is damaged at a byte of it: what is read there fails, at once and
+ * again, and the rest does not. */
+static void check_values_of_damaged(const char *folder, const char *damage)
+{
+    enum { ROWS = 1000, COLUMNS = 640 };
+    static float out[ROWS * COLUMNS];
+    SetupArena a;
+    CkptValues *v;
+    setup_init(&a);
+    OK(ckpt_values_open(folder, &a, &v));
+    int bad = 0;
+    for (int64_t r = 0; r < ROWS; r += 10) {
+        const Err err = ckpt_values_read(v, "big.weight", (Box){ { r, 3 }, { 10, 20 } }, out, 20);
+        if (err) CHECK(err == ERR_CKPT && strstr(err_message(), damage));
+        bad += err != ERR_OK;
+    }
+    CHECK_MSG(bad > 30 && bad < 70, "%d of 100 boxes", bad);
+    for (int again = 0; again < 2; again++)
+        FAILS(ckpt_values_read(v, "big.weight", (Box){ { 0, 0 }, { ROWS, COLUMNS } }, out, COLUMNS), ERR_CKPT, damage);
+    ckpt_values_close(v);
+    setup_release(&a);
+}
+
 TEST(files_of_several_chunks)
 {
     const ModelKind big = { .big = true };
@@ -228,6 +252,7 @@ TEST(files_of_several_chunks)
               "shard-00000.safetensors' is damaged: bytes '1048576'");
         FAILS(load(grids[1], big, step_path(dir, 7, ""), 7), ERR_CKPT,
               "shard-00000.safetensors' is damaged: bytes '1048576'");
+        if (!a) check_values_of_damaged(step_path(dir, 7, ""), "is damaged: bytes '1048576'");
         free(bytes);
     }
 }

@@ -31,6 +31,18 @@ check "one file or three" same_weights one.run three.run
 check "what came in goes out" [ "$(values one)" = "$(values one.out)" ]
 out sixteen.run sixteen.bf16 --dtype bf16 2>err.txt
 check "bf16 goes out as it came: $(head -1 err.txt)" [ "$(values sixteen)" = "$(values sixteen.bf16)" ]
+out one.run one.bf16 --dtype bf16 2>err.txt
+/usr/bin/python3 - "$root/test/tools" <<'P' || bad "bf16 is not rounded to the nearest, halves to even"
+import struct, sys
+sys.path.insert(0, sys.argv[1])
+import hf_folder
+wide, narrow = (hf_folder.read(f"{f}/model.safetensors") for f in ("one", "one.bf16"))
+assert wide.keys() == narrow.keys()
+for name, (_, shape, data) in wide.items():
+    x = struct.unpack(f"<{len(data) // 4}I", data)
+    assert struct.pack(f"<{len(x)}H", *((v + 0x7FFF + (v >> 16 & 1)) >> 16 for v in x)) == narrow[name][2], name
+P
+ok
 out half.run half.f16 --dtype f16 2>err.txt
 check "f16 goes out as it came: $(head -1 err.txt)" [ "$(values half)" = "$(values half.f16)" ]
 

@@ -95,7 +95,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     FUZZ_CHECK(cut == 0 || (cut > 0 && cut < n), "cut at %lld", (long long)cut);
     if (!invalid) {
         err = encoder_run(e, text, cut, false, &parts, NULL);
-        if (!err) err = encoder_run(e, text + cut, n - cut, true, &parts, NULL);
+        if (!err) err = encoder_run(e, text + cut, n - cut, cut > 0, &parts, NULL);
         FUZZ_CHECK(!err, "%s", err_message());
         FUZZ_CHECK(parts.count == ids.count &&
                        (!ids.count || !memcmp(parts.ids, ids.ids, (size_t)ids.count * sizeof *ids.ids)),
