@@ -28,8 +28,8 @@ bool json_is_absent(const Json *j) { return !j || json_is_null(j); }
 static bool is_name_in(const char *names, const char *name)
 {
     const size_t size = strlen(name);
-    for (const char *at = names; (at = strstr(at, name)); at += size)
-        if (size && (at == names || at[-1] == ' ') && (at[size] == 0 || at[size] == ' ')) return true;
+    for (const char *at = names; size && (at = strstr(at, name)); at += size)
+        if ((at == names || at[-1] == ' ') && (at[size] == 0 || at[size] == ' ')) return true;
     return false;
 }
 
