@@ -525,7 +525,7 @@ TEST(any_value_reads_back)
         }
         config_release(&a);
     }
-    CHECK_MSG(good > ROUNDS / 10 && texts > ROUNDS / 100, "%d good, %d with texts", good, texts);
+    CHECK_MSG(good >= 1000 && texts >= 120, "%d good, %d with texts", good, texts);
 }
 
 /* However long run.name is: it and run.dir, which follows from it, are whole. */
