@@ -25,8 +25,8 @@ typedef struct {
 } HfImport;
 
 /*
- * Writes the weights as a checkpoint of values in run_dir, which is made once the folder has been found to be whole, and
- * removed again where something fails.
+ * Writes the weights as a checkpoint of values in run_dir, which is made once the folder has been found to be whole,
+ * and removed again where something fails.
  * ERR_CKPT: damage, or run_dir holds checkpoints. ERR_STORAGE; ERR_MEMORY.
  */
 Err hf_import(const HfImport *x);
