@@ -137,6 +137,11 @@ for from in spoken.run spoken.run/$step; do
         check "$f goes out of $from: $(head -1 err.txt)" cmp -s spoken/$f spoken.out/$f
     done
 done
+# what a run of ours has no tokenizer_config.json for gets one
+rm -rf spoken.out spoken.run/tokenizer/tokenizer_config.json
+out spoken.run spoken.out 2>err.txt
+check "a class for AutoTokenizer, and what ends a document: $(cat spoken.out/tokenizer_config.json)" \
+    grep -q '"tokenizer_class":"PreTrainedTokenizerFast","eos_token":"<|endoftext|>"' spoken.out/tokenizer_config.json
 cp -r spoken.run changed.run
 cp other.json changed.run/tokenizer/tokenizer.json
 expect 4 "was not trained with the tokenizer 'changed.run" out changed.run changed.out

@@ -272,6 +272,19 @@ static bool is_trained_with(const Source *from)
     return strcmp(from->tokenizer_spec, "byte") != 0;
 }
 
+/* The text of the token that ends a document, where tokenizer.json has one; NULL: it has none, or a longer one. */
+static const char *end_text(const Source *from, char *out, size_t out_bytes)
+{
+    char path[PATH_MAX];
+    const int32_t id = tokenizer_eod(from->tokenizer);
+    int32_t size = 0;
+    if (id < 0 || !kept_tokenizer_path(from->tokenizer_spec, "tokenizer.json", path)) return NULL;
+    const char *bytes = tokenizer_bytes(from->tokenizer, id, false, &size);
+    if (!bytes || (size_t)size >= out_bytes || memchr(bytes, 0, (size_t)size)) return NULL;
+    snprintf(out, out_bytes, "%.*s", (int)size, bytes);
+    return out;
+}
+
 static Err refuse_tokenizer(const Source *from)
 {
     err_set(ERR_CKPT,
@@ -287,6 +300,7 @@ static Err write_hf(const Model *m, const Source *from, Stored stored)
     };
     int64_t shard_bytes;
     HfCopy copies[COPIES_MOST];
+    char end[256];
     int count = 0;
     HfExport about = { .dtype = dtypes[stored], .vocab = from->vocab, .bos = -1, .eos = -1, .pad = -1 };
     TRY(memory_arg("max-shard-size", shard_size, &shard_bytes));
@@ -294,6 +308,7 @@ static Err write_hf(const Model *m, const Source *from, Stored stored)
         if (!is_trained_with(from)) return refuse_tokenizer(from);
         about.eos = tokenizer_eod(from->tokenizer);
         count = find_copies(from->tokenizer_spec, copies);
+        about.end = end_text(from, end, sizeof end);
     }
     return hf_export(&(HfExportJob){ .from = from->path,
                                      .to = to_path,

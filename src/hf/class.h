@@ -70,9 +70,12 @@ typedef struct {
     const char *dtype;     /* of the weights: "float32", "bfloat16", "float16" */
     int64_t vocab;         /* rows of the token table, where cfg->model.vocab is 0 */
     int64_t bos, eos, pad; /* ids of tokens; -1: none */
+    const char
+        *end; /* the text of eos, if a tokenizer.json has it; NULL: no tokenizer_config.json is written */
 } HfExport;
 
-/* Writes both files into the folder, each whole or not at all. ERR_CONFIG as hf_class_of; ERR_STORAGE. */
+/* Writes config.json, generation_config.json and perhaps tokenizer_config.json into the folder, each whole or not at
+ * all. ERR_CONFIG as hf_class_of; ERR_STORAGE. */
 Err hf_config_write(const Config *cfg, const HfExport *x, const char *folder);
 
 #endif

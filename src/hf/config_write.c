@@ -324,6 +324,21 @@ static Err write_generation(const HfExport *x, const char *folder)
     return write_file(folder, "generation_config.json", text, j.used_bytes);
 }
 
+/* For AutoTokenizer: the class that takes all from tokenizer.json, and what ends a document. */
+static Err write_tokenizer(const HfExport *x, const char *folder)
+{
+    char text[2048];
+    JsonOut j;
+    if (!x->end) return ERR_OK;
+    json_out_init(&j, text, sizeof text);
+    json_open(&j, NULL, '{');
+    json_put_text(&j, "tokenizer_class", "PreTrainedTokenizerFast");
+    json_put_text(&j, "eos_token", x->end);
+    json_close(&j, '}');
+    ASSERT(json_out_ok(&j));
+    return write_file(folder, "tokenizer_config.json", text, j.used_bytes);
+}
+
 Err hf_config_write(const Config *cfg, const HfExport *x, const char *folder)
 {
     HfClass c;
@@ -333,5 +348,7 @@ Err hf_config_write(const Config *cfg, const HfExport *x, const char *folder)
     if (!text) return err_set(ERR_MEMORY, "no memory for a config.json");
     const Err err = write_file(folder, "config.json", text, size);
     free(text);
-    return err ? err : write_generation(x, folder);
+    TRY(err);
+    TRY(write_generation(x, folder));
+    return write_tokenizer(x, folder);
 }
