@@ -235,7 +235,7 @@ ep 2 2 parallel.ep=2 parallel.zero=1
 ep-staged 2 1 parallel.ep=2 parallel.zero=1
 pairs 2 2 parallel.ep=2 parallel.schedule=dualpipev parallel.overlap_moe=true train.micro_batch=1
 dp 2 2 parallel.zero=1
-ep-group 4 4 parallel.ep=2 parallel.zero=3 parallel.zero_group=2
+ep-group 4 4 parallel.ep=2 parallel.zero=3 parallel.zero_group=2 train.micro_batch=1
 tp 2 2 parallel.tp=2
 pp 2 2 parallel.pp=2 parallel.schedule=zb-h1
 etp 2 2 parallel.etp=2

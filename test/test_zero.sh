@@ -95,6 +95,22 @@ assert sums == steps * (4 + 2 + 2), (sums, steps)
 EOP
 )" [ $? -eq 0 ]
 
+# what is sent beside ops is part of what is sent, however many micro-batches there are; searches with these keys, given
+# and in the file, which leaves them where it looks for others
+beside() { memory "$1" train.global_batch=128 train.micro_batch=1 | python3 -c '
+import json, sys
+text = sys.stdin.read()
+rank = json.loads(text)["ranks"][0]
+work = rank.get("work", rank)
+sys.exit(not 0 < work["comm_beside_ops"] <= work["comm_bytes"])'; }
+for zero in 2 3; do check "zero=$zero: sent beside ops is sent" beside $zero; done
+sed 's/^\[parallel\]/[parallel]\nzero = 3\nreshard = always\nzero_group = 2/' dense.ini >file.ini
+for keys in "dense.ini parallel.zero=1 parallel.zero_group=2" "dense.ini parallel.zero=3" "file.ini"; do
+    # shellcheck disable=SC2086
+    check "a search of $keys: $("$mt" plan --world 8 --device h100 --search --config $keys 2>&1 | grep -m1 error)" \
+        sh -c '"$@" >/dev/null 2>&1' - "$mt" plan --world 8 --device h100 --search --config $keys
+done
+
 expect 2 "schedule 'chimera' has two copies of each stage" "$mt" plan --config dense.ini --world 4 parallel.zero=3 parallel.pp=2 \
     parallel.schedule=chimera
 expect 2 "schedule 'pipedream' keeps older weights" "$mt" plan --config dense.ini --world 4 parallel.zero=2 parallel.pp=2 \

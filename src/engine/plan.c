@@ -279,6 +279,8 @@ static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
         add_work(&more, &first, -1);
         if (!add_work(out, &more, f->forms[i].count)) return too_much_work();
     }
+    /* (the last call of a step may have ops beside it in one of the walks alone) */
+    if (out->comm_beside > out->comm_bytes) out->comm_beside = out->comm_bytes;
     return ERR_OK;
 }
 

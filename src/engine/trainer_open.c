@@ -342,8 +342,8 @@ static Err check_zero(const TrainSpec *s, Grid g)
     TRY(schedule_two_way(name, &two_way));
     TRY(schedule_versions(name, &versions));
     if (!two_way && versions == VERSIONS_STEP) return ERR_OK;
-    err_set(ERR_CONFIG, "parallel.zero=%d%s: schedule '%s' %s", s->update.zero,
-            g.zero_group ? " with zero_group" : "", name,
+    err_set(ERR_CONFIG, "parallel.zero is at most 1%s here: schedule '%s' %s",
+            g.zero_group ? ", without zero_group," : "", name,
             two_way ? "has two copies of each stage, which come to their weights at different times"
                     : "keeps older weights beside the newest, whole");
     return err_take("parallel.zero=1%s", g.zero_group ? " parallel.zero_group=0" : "");

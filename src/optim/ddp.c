@@ -206,7 +206,11 @@ void ddp_release(Ddp *d)
     units_release(&d->units);
 }
 
-void ddp_forget(Ddp *d) { memset(d->expected, 0, (size_t)registry(d)->count * sizeof *d->expected); }
+void ddp_forget(Ddp *d)
+{
+    memset(d->expected, 0, (size_t)registry(d)->count * sizeof *d->expected);
+    units_unlearn(&d->units);
+}
 
 Err ddp_begin(Ddp *d)
 {

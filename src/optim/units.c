@@ -148,6 +148,11 @@ void units_begins(Units *u, Visit now, Visit next)
     u->at[now.pass] = 0;
 }
 
+void units_unlearn(Units *u)
+{
+    for (int i = 0; i < u->stages * PASSES; i++) u->order[i].count = 0, u->order[i].whole = false;
+}
+
 Err units_forget(Units *u)
 {
     for (int i = 0; i < u->values; i++) TRY(drop(u, &u->value[i]));

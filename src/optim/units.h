@@ -76,6 +76,9 @@ void units_release(Units *u);
 
 int64_t units_buffers(const Units *u); /* bytes of all buffers */
 
+/* Forgets in which order actions read units: the next ones gather nothing ahead. */
+void units_unlearn(Units *u);
+
 /* A step begins, perhaps the same once more. */
 Err units_begin(Units *u);
 

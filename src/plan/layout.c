@@ -87,15 +87,26 @@ static const char *const alone[] = { "parallel.tp=1",
                                      "parallel.order=tp-cp-ep-dp-pp" };
 enum { ALONE = sizeof alone / sizeof *alone };
 
-/* The command line's words behind those. */
-static Err read_alone(ConfigSource source, Config *out)
+/* Keys that belong to one value of parallel.zero: given up where the file has them. */
+static const struct {
+    ConfigId id;
+    const char *word;
+} of_zero[] = { { CFG_parallel_reshard, "parallel.reshard=auto" },
+                { CFG_parallel_zero_group, "parallel.zero_group=0" } };
+enum { OF_ZERO = sizeof of_zero / sizeof *of_zero };
+
+/* The command line's words behind those. in_file: which of OF_ZERO the file has. */
+static Err read_alone(ConfigSource source, const bool in_file[OF_ZERO], Config *out)
 {
-    const char **words = calloc(ALONE + (size_t)source.override_count, sizeof *words);
+    const char **words = calloc(ALONE + OF_ZERO + (size_t)source.override_count, sizeof *words);
+    int n = 0;
     if (!words) return err_set(ERR_MEMORY, "no memory for %d words", source.override_count);
-    for (int i = 0; i < ALONE; i++) words[i] = alone[i];
-    for (int i = 0; i < source.override_count; i++) words[ALONE + i] = source.overrides[i];
+    for (int i = 0; i < ALONE; i++) words[n++] = alone[i];
+    for (int i = 0; i < OF_ZERO; i++)
+        if (in_file[i]) words[n++] = of_zero[i].word;
+    for (int i = 0; i < source.override_count; i++) words[n++] = source.overrides[i];
     source.overrides = words;
-    source.override_count += ALONE;
+    source.override_count = n;
     const Err err = config_read(out, source);
     free(words);
     return err;
@@ -103,14 +114,15 @@ static Err read_alone(ConfigSource source, Config *out)
 
 Err layout_base(ConfigSource source, Config *out)
 {
-    bool given[CFG_COUNT];
+    bool given[CFG_COUNT], in_file[OF_ZERO];
     source.world_size = CONFIG_ANY_WORLD;
     source.judge = NULL;
     const Err err = config_read(out, source);
     for (int i = 0; i < CFG_COUNT; i++) given[i] = out->origin[i].kind == ORIGIN_COMMAND_LINE;
+    for (int i = 0; i < OF_ZERO; i++) in_file[i] = out->origin[of_zero[i].id].kind == ORIGIN_FILE;
     if (err && err != ERR_CONFIG) return err;
     config_release(out);
-    if (read_alone(source, out)) {
+    if (read_alone(source, in_file, out)) {
         /* what the command line gives may need what the file does: a schedule its stages, an overlap its experts */
         ErrKept why;
         err_keep(&why);
@@ -191,6 +203,9 @@ void layout_words(const LayoutSpace *s, const Layout *l, char out[LAYOUT_WORDS])
         if (!s->fixed[k] && (s->base->moe.experts || !is_of_experts(k)))
             n += snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%s%s=%s", n ? " " : "",
                           layout_key_name(k, name), layout_text(s, l, k, value));
+    for (int i = 0; i < OF_ZERO && !s->fixed[LAYOUT_ZERO]; i++)
+        if (s->base->origin[of_zero[i].id].kind == ORIGIN_FILE)
+            n += snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%s%s", n ? " " : "", of_zero[i].word);
     if (!s->fixed_stages)
         snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%sparallel.layout=%s", n ? " " : "", l->stages);
 }

@@ -315,6 +315,8 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
     g.pp = shape->ranks;
     g.dp = (int)layout_dp(s->space, l);
     g.bidirectional = shape->s.replicas > 1;
+    g.zero_group = spec_zero_group(s->space->base, g);
+    if (!grid_fits(grid_shape(g))) return ERR_CONFIG;
     *out = (Pipeline){ .inner = in,
                        .kinds = &s->kinds,
                        .shape = shape,

@@ -54,7 +54,7 @@ static NcclCtas ctas_of(NcclCtas said, bool beside)
 
 static NcclCtas dp_ctas(const Config *c)
 {
-    const bool beside = c->parallel.overlap_grad || c->parallel.overlap_param;
+    const bool beside = c->parallel.overlap_grad || c->parallel.overlap_param || c->parallel.zero > 1;
     return ctas_of((NcclCtas){ (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas },
                    beside);
 }

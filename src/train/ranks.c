@@ -235,7 +235,11 @@ static NcclUse use_of(const Ranks *r, GroupKind kind)
     case GROUP_DP:
     case GROUP_DP_CP:
     case GROUP_STAGE_LOW:
-    case GROUP_STAGE_HIGH: use.ctas = r->dp_ctas; break;
+    case GROUP_STAGE_HIGH:
+    case GROUP_ZERO:
+    case GROUP_ZERO_FAR:
+    case GROUP_EXPERT_ZERO:
+    case GROUP_EXPERT_ZERO_FAR: use.ctas = r->dp_ctas; break;
     case GROUP_TP_EP:
     case GROUP_EP_HOST:
     case GROUP_EP_RAIL: use.pieces = r->row_pieces; break;

@@ -175,7 +175,8 @@ static void say_device(const Config *c)
 /* Collectives of replicas that run beside products get multiprocessors of their own, while they run (Device.beside). */
 static void leave_free(Run *r)
 {
-    const bool replicas = r->spec.update.overlap_grad || r->spec.update.overlap_param;
+    const UpdateSpec *u = &r->spec.update;
+    const bool replicas = u->overlap_grad || u->overlap_param || u->zero >= ZERO_GRADS;
     if (!r->ranks || !r->ranks->nccl) return;
     const int dp = replicas && world_copies(r->world)->size > 1 ? r->ranks->dp_ctas.max : 0;
     const int tp = r->spec.overlap_tp > 1 && r->world->tp.size > 1 ? r->ranks->tp_ctas.max : 0;

@@ -239,6 +239,11 @@ static PipelineSpec pipeline_spec(const Config *cfg)
                            .slices = (int)cfg->parallel.slices };
 }
 
+int spec_zero_group(const Config *cfg, Grid g)
+{
+    return cfg->parallel.zero_group < g.dp * (g.cp ? g.cp : 1) ? (int)cfg->parallel.zero_group : 0;
+}
+
 ZeroCut spec_zero_cut(int64_t zero, int reshard, int64_t pp)
 {
     const bool whole = reshard == PARALLEL_RESHARD_NEVER || (reshard == PARALLEL_RESHARD_AUTO && pp > 1);
@@ -363,10 +368,8 @@ Err grid_read(const Config *cfg, Grid *out)
                    .sp = cfg->parallel.sp && tp > 1,
                    .kv = tp > kv_heads ? tp / kv_heads : 1,
                    .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0,
-                   .etp = (int)cfg->parallel.etp,
-                   .zero_group = cfg->parallel.zero_group < cfg->derived.dp * cfg->parallel.cp
-                                     ? (int)cfg->parallel.zero_group
-                                     : 0 };
+                   .etp = (int)cfg->parallel.etp };
+    out->zero_group = spec_zero_group(cfg, *out);
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     TRY(spread_experts(cfg, out));
     return check_pairs(cfg);
