@@ -109,7 +109,7 @@ written gpt2 bytes '' 'pre string gpt-2' 'model string gpt2' "eos_token_id u32 $
 written llama3 bytes 't["pre_tokenizer"] = sequence(split(HEAD + r"\p{N}{1,3}" + TAIL)); m["ignore_merges"] = True' \
     'pre string llama-bpe'
 written qwen bytes 't["pre_tokenizer"] = sequence(split(HEAD + r"\p{N}" + TAIL))' 'pre string qwen2'
-written deepseek bytes 't["pre_tokenizer"] = sequence(*DEEPSEEK)' 'pre string deepseek-v3'
+written deepseek bytes 't["pre_tokenizer"] = sequence(*DEEPSEEK); add("<a" + MARK + ">", normalized=True, special=False)' 'pre string deepseek-v3'
 cuts="how this tokenizer cuts texts into pieces"
 refused "$cuts" bytes 't["pre_tokenizer"] = sequence(DEEPSEEK[2])'
 refused "$cuts" bytes 't["pre_tokenizer"] = sequence(DEEPSEEK[1], DEEPSEEK[0], DEEPSEEK[2])'

@@ -72,7 +72,7 @@ static bool cut_otherwise(const AddedToken *a, const AddedToken *b)
     return false;
 }
 
-static Err check_added(const Job *j, bool prefix)
+static Err check_added(const Job *j, bool characters, bool prefix)
 {
     int64_t count;
     const AddedToken *added = vocabulary_added(j->t, &count);
@@ -81,7 +81,7 @@ static Err check_added(const Job *j, bool prefix)
         if (a->single_word || a->lstrip || a->rstrip)
             return gguf_cannot("what stands beside the added token '%.*s' (single_word, lstrip, rstrip)",
                                a->text.size, a->text.bytes);
-        if (a->normalized && (prefix || has(a->text, BPE_BLANK)))
+        if (a->normalized && characters && (prefix || has(a->text, BPE_BLANK)))
             return gguf_cannot("that the added token '%.*s' is sought in the normalized text", a->text.size,
                                a->text.bytes);
         for (int64_t k = 0; k < count; k++)
@@ -330,7 +330,7 @@ Err gguf_tokens(const Tokenizer *t, int64_t vocab, SetupArena *a, GgufTokens *ou
     }
     if (tokenizer_eod(t) < 0)
         return gguf_cannot("that no token ends a document: llama.cpp would take one all the same");
-    TRY(check_added(&j, out->prefix));
+    TRY(check_added(&j, characters, out->prefix));
     TRY(read_tokens(&j, characters, out));
     TRY(bytes ? of_bytes(&j, split, out) : of_characters(&j, out));
     TRY(check_texts(&j));

@@ -25,12 +25,13 @@ PARTS = [" ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", "'s", "'LL", "n't", "0", 
          "\U0001f999", "\U0001f468\u200d\U0001f469", "\u1680", "\u3000", "\u00a0", "\ue000", "\U000e0041"]
 
 
+OWN = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+BYTES = {chr(b): b for b in OWN} | {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in OWN)}
+
+
 def letters(token):
     """The text of a byte-level token."""
-    own = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
-    other = [b for b in range(256) if b not in own]
-    back = {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(other)}
-    return bytes(back.get(c, 63) for c in token).decode("utf-8", "ignore")
+    return bytes(BYTES.get(c, 63) for c in token).decode("utf-8", "ignore")
 
 
 def texts(path, count):
