@@ -281,6 +281,19 @@ static const struct {
     { "gemma3", "", ERR_CKPT, "'text_config' is missing" },
 };
 
+/* What asks for nothing is no mistake, whoever knows the key. */
+TEST(asks_for_nothing)
+{
+    static const char *const members[] = { "\"alibi\":false", "\"alibi\":null", "\"alibi\":{}", "\"alibi\":[]",
+                                           "\"_note\":8" };
+    static const char *const asks[] = { "\"alibi\":true", "\"alibi\":0", "\"alibi\":\"\"", "\"alibi\":[0]" };
+    HfConfig hf;
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        CHECK_MSG(!parse(of_class("llama", members[i]), &hf), "%s: %s", members[i], err_message());
+    for (size_t i = 0; i < sizeof asks / sizeof *asks; i++)
+        CHECK_MSG(parse(of_class("llama", asks[i]), &hf) == ERR_CONFIG, "%s is taken", asks[i]);
+}
+
 static bool one_line(const char *text) { return *text && !strchr(text, '\n'); }
 
 TEST(refused)

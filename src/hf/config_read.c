@@ -216,11 +216,17 @@ static Err take_key(Reader *r, const HfKey *k, const Json *v)
     return ERR_OK;
 }
 
+/* null, false, or nothing in brackets: what a key that nobody knows asks for is then left out. */
+static bool asks_for_nothing(const Json *v)
+{
+    if (json_is_object(v) || json_is_array(v)) return json_count(v) == 0;
+    return !json_is_true(v) && !json_is_number(v) && !json_is_string(v);
+}
+
 static Err unknown_key(const Reader *r, const char *name, const Json *v)
 {
     const HfKey *elsewhere = find_key(hf_keys, hf_key_count, name, ~0u);
-    if (json_is_null(v) || name[0] == '_')
-        return ERR_OK; /* nothing is said; a note of whoever wrote the file */
+    if (asks_for_nothing(v) || name[0] == '_') return ERR_OK; /* (or a note of whoever wrote the file) */
     if (elsewhere && elsewhere->kind == HF_KEY_IDLE) return ERR_OK;
     if (elsewhere) return refused(r, name, v, elsewhere->meaning, "the class has no such key");
     refused(r, name, v, "not a key that megatrain knows of this class",
