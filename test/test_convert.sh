@@ -97,16 +97,28 @@ into hub/models--a--b/snapshots/0123 hub.run 2>err.txt
 check "the hub's cache: $(head -1 err.txt)" same_weights hub.run one.run
 # tables that older files hold are passed over
 /usr/bin/python3 - "$root/test/tools" <<'P'
-import shutil, sys
+import os, shutil, sys
 sys.path.insert(0, sys.argv[1])
 import hf_folder
 shutil.copytree("one", "tables")
 t = hf_folder.read("one/model.safetensors")
-t["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [4], b"\0" * 16)
+for table in ("inv_freq", "cos_cached", "sin_cached"):
+    t["model.layers.0.self_attn.rotary_emb." + table] = ("F32", [4], b"\0" * 16)
 hf_folder.write("tables/model.safetensors", t)
+# a tied model as its body alone saves it, without a prefix; beside it what other programs read
+shutil.copytree("sixteen", "bare")
+t = {}
+for i in (1, 2):
+    path = f"bare/model-0000{i}-of-00002.safetensors"
+    t.update({name.removeprefix("model."): x for name, x in hf_folder.read(path).items()})
+    os.remove(path)
+os.remove("bare/model.safetensors.index.json")
+hf_folder.write("bare/model.safetensors", t)
+hf_folder.write("bare/consolidated.safetensors", {"tok_embeddings.weight": ("F32", [1], b"\0" * 4)})
+os.mkdir("bare/original")
+shutil.copy("bare/model.safetensors", "bare/original/model.safetensors")
 # a tied model whose file holds the head as well
 shutil.copytree("sixteen", "headed")
-import json, os
 for name in os.listdir("headed"):
     if name != "config.json":
         os.remove("headed/" + name)
@@ -118,6 +130,12 @@ hf_folder.write("headed/model.safetensors", t)
 P
 into tables tables.run 2>err.txt
 check "rotary tables: $(head -1 err.txt)" same_weights tables.run one.run
+into bare bare.run 2>err.txt
+check "names without a prefix: $(head -1 err.txt)" same_weights bare.run sixteen.run
+mkdir pickled
+cp one/config.json pickled
+touch pickled/pytorch_model.bin
+expect 4 "has neither 'model.safetensors' nor" into pickled pickled.run
 into headed headed.run 2>err.txt
 check "a tied head that is there: $(head -1 err.txt)" same_weights headed.run sixteen.run
 

@@ -131,7 +131,7 @@ static const Row mtp_final_norm = { DEEPSEEK, "final_norm", "shared_head.norm", 
 const char *const *hf_prefixes(HfClass kind, bool wrapped)
 {
     static const char *const gpt2[] = { "transformer.", "", NULL };
-    static const char *const plain[] = { "model.", NULL };
+    static const char *const plain[] = { "model.", "", NULL };
     static const char *const inner[] = { "language_model.model.", "model.language_model.", NULL };
     return wrapped ? inner : kind == HF_GPT2 ? gpt2 : plain;
 }
@@ -378,6 +378,8 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
         !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
     if (n->kind == HF_DEEPSEEK_V3 && !mtp_layers && of_layer && layer >= n->layers) return true;
     if (n->kind == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
-    if (ends_with(name, ".rotary_emb.inv_freq")) return true;
+    if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".rotary_emb.cos_cached") ||
+        ends_with(name, ".rotary_emb.sin_cached"))
+        return true;
     return wrapped && (strstr(name, "vision_tower.") || strstr(name, "multi_modal_projector."));
 }
