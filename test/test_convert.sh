@@ -146,12 +146,13 @@ seq 400 | sed 's/.*/a line of numbers & and words/' >text.txt
 "$mt" tokenizer train --vocab-size 270 --input text.txt --output other.json >/dev/null 2>&1
 echo '{"chat_template": "{{ messages }}", "eos_token": "<|endoftext|>"}' >spoken/tokenizer_config.json
 echo '{"eos_token_id": [1, 2], "bos_token_id": 0}' >spoken/generation_config.json
+echo '{{ messages }}' >spoken/chat_template.jinja
 into spoken spoken.run 2>err.txt
 check "a tokenizer comes in: $(head -1 err.txt)" cmp -s spoken/tokenizer.json spoken.run/tokenizer/tokenizer.json
 for from in spoken.run spoken.run/$step; do
     rm -rf spoken.out
     out $from spoken.out 2>err.txt
-    for f in tokenizer.json tokenizer_config.json generation_config.json; do
+    for f in tokenizer.json tokenizer_config.json generation_config.json chat_template.jinja; do
         check "$f goes out of $from: $(head -1 err.txt)" cmp -s spoken/$f spoken.out/$f
     done
 done
@@ -172,6 +173,8 @@ folder make narrow vocab_size=270
 cp spoken/tokenizer.json narrow
 into narrow narrow.run 2>err.txt
 check "a tokenizer larger than the model: $(head -1 err.txt)" grep -q "the tokenizer has 280 tokens, the model 270" err.txt
+out narrow.run narrow.out 2>err.txt
+check "and going out: $(head -1 err.txt)" grep -q "the tokenizer has 280 tokens, the model 270" err.txt
 
 # ---- what is refused
 expect 4 "holds checkpoints" into one one.run

@@ -236,9 +236,12 @@ typedef struct {
 
 static Err open_tokenizer(const Model *m, Source *out)
 {
-    char run[PATH_MAX + 8];
+    char run[PATH_MAX + 32];
+    /* (a checkpoint that was copied elsewhere has no run around it) */
+    snprintf(run, sizeof run, "%s/../../checkpoints", out->path);
+    const bool in_run = file_is_dir(run);
     snprintf(run, sizeof run, "%s/../..", out->path);
-    if (!kept_find_tokenizer(run, out->tokenizer_spec))
+    if (!in_run || !kept_find_tokenizer(run, out->tokenizer_spec))
         snprintf(out->tokenizer_spec, sizeof out->tokenizer_spec, "%s", m->cfg.data.tokenizer);
     const Err err = tokenizer_open(out->tokenizer_spec, &out->tokenizer);
     if (err == ERR_MEMORY) return err;
@@ -306,6 +309,9 @@ static Err write_hf(const Model *m, const Source *from, Stored stored)
     TRY(memory_arg("max-shard-size", shard_size, &shard_bytes));
     if (from->tokenizer && strcmp(from->tokenizer_spec, "byte") != 0) {
         if (!is_trained_with(from)) return refuse_tokenizer(from);
+        if (tokenizer_vocab(from->tokenizer) > from->vocab)
+            log_warn("the tokenizer has %d tokens, the model %lld", tokenizer_vocab(from->tokenizer),
+                     (long long)from->vocab);
         about.eos = tokenizer_eod(from->tokenizer);
         count = find_copies(from->tokenizer_spec, copies);
         about.end = end_text(from, end, sizeof end);

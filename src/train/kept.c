@@ -80,6 +80,8 @@ const char *const kept_tokenizer_files[] = { "encoder.json",
                                              "tokenizer_config.json",
                                              "special_tokens_map.json",
                                              "generation_config.json",
+                                             "chat_template.jinja",
+                                             "added_tokens.json",
                                              "tokenizer.model",
                                              NULL };
 
