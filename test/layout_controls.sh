@@ -22,7 +22,7 @@ compare() {
     while read -r line; do
         read -r dp tp sp cp way ep etp zero overlap micro threads isa hash < <(sed -nE \
             -e 's/^dp([0-9]+) tp([0-9]+)(\+sp)? +cp([0-9]+)([a-z0-9]+) (ep.*)/\1 \2 0\3 \4 \5 \6/' \
-            -e 's/ ep([0-9]+) etp([0-9]+) ([a-z]+[24]?) zero(.)/[0-9]+ overlap(.) micro([0-9]+) threads([0-9]+) ([a-z0-9]+) +([0-9a-f]{16}).*/ \1 \2 \4 \5 \6 \7 \8 \9/p' \
+            -e 's/ ep([0-9]+) etp([0-9]+) ([a-z]+[24]?) zero(.)\/[0-9]+ overlap(.) micro([0-9]+) threads([0-9]+) ([a-z0-9]+) +([0-9a-f]{16}).*/ \1 \2 \4 \5 \6 \7 \8 \9/p' \
             <<<"$line")
         [ -n "$hash" ] || continue
         [ "$sp" = 0 ] || sp=1

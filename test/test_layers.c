@@ -624,7 +624,7 @@ TEST(block_norms) /* of what layers give, beside those before them or alone */
                                      .rope = { .layers = layer_pattern_all(1) },
                                      .activation = ACT_SWIGLU,
                                      .dropout = 0.1f,
-                                     .recompute = (Recompute)recompute });
+                                     .recompute = layer_pattern_all(recompute) });
 }
 
 /* Two modules of multi-token prediction behind each other, and the head of the second: all that they read is probed. */
