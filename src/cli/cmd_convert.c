@@ -288,6 +288,21 @@ static const char *end_text(const Source *from, char *out, size_t out_bytes)
     return out;
 }
 
+/* What transformers' AutoTokenizer makes other ids of, without a word of its own (docs/huggingface.md). */
+static Err warn_of_readers(const Model *m, const Source *from)
+{
+    char path[PATH_MAX];
+    HfClass kind;
+    TRY(hf_class_of(&m->cfg, &kind));
+    if (!kept_tokenizer_path(from->tokenizer_spec, "tokenizer.json", path))
+        log_warn("'%s' has no tokenizer.json: AutoTokenizer opens its files wrongly, or not at all",
+                 from->tokenizer_spec);
+    else if (kind == HF_QWEN2 && !kept_tokenizer_path(from->tokenizer_spec, "tokenizer_config.json", path))
+        log_warn("AutoTokenizer takes Qwen's own pattern for a model of class qwen2: open the folder with "
+                 "PreTrainedTokenizerFast");
+    return ERR_OK;
+}
+
 static Err refuse_tokenizer(const Source *from)
 {
     err_set(ERR_CKPT,
@@ -315,6 +330,7 @@ static Err write_hf(const Model *m, const Source *from, Stored stored)
         about.eos = tokenizer_eod(from->tokenizer);
         count = find_copies(from->tokenizer_spec, copies);
         about.end = end_text(from, end, sizeof end);
+        TRY(warn_of_readers(m, from));
     }
     return hf_export(&(HfExportJob){ .from = from->path,
                                      .to = to_path,

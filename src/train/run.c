@@ -17,6 +17,7 @@
 #include "hf/folder.h"
 #include "hf/load.h"
 #include "train/data_id.h"
+#include "train/kept.h"
 #include "train/preflight.h"
 #include "train/spec.h"
 #include "train/threads.h"
@@ -504,15 +505,16 @@ Err run_resume(Run *r)
 /* The name of a file that file_replace was writing, or metrics.c, of those that lie in a run folder. */
 static bool is_leftover(const char *name)
 {
-    static const char *const files[] = { "config.ini",    "gemm-algorithms.txt", "loss.svg",
-                                         "metrics.jsonl", "encoder.json",        "vocab.bpe",
-                                         "vocab.json",    "merges.txt",          "tokenizer.json" };
+    static const char *const files[] = { "config.ini", "gemm-algorithms.txt", "loss.svg", "metrics.jsonl" };
     const char *end = strstr(name, ".tmp-");
     if (!end || !end[5] || end[5 + strspn(end + 5, "0123456789")]) return false;
     const size_t n = (size_t)(end - name), number = strspn(name, "0123456789");
     if (number && number + 4 == n && strncmp(name + number, ".ini", 4) == 0) return true; /* starts/N.ini */
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         if (strlen(files[i]) == n && strncmp(name, files[i], n) == 0) return true;
+    for (int i = 0; kept_tokenizer_files[i]; i++)
+        if (strlen(kept_tokenizer_files[i]) == n && strncmp(name, kept_tokenizer_files[i], n) == 0)
+            return true;
     return false;
 }
 
