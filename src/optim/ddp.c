@@ -24,8 +24,7 @@ static Err start_bucket(Ddp *d, int b)
     d->started[b] = true;
     d->stream->dev->beside++;
     if (k->zero_shards == 1) return sum_over(d, c, whole, &d->reduced[b]);
-    if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(c, d->stream, own, whole, &d->reduced[b]);
-    return comm_reduce_scatter_i64(c, d->stream, own.data, whole.data, tensor_count(own), &d->reduced[b]);
+    return units_sum_shard(c, d->stream, whole, own, &d->reduced[b]);
 }
 
 static Err on_added(void *user, int id)
@@ -47,12 +46,8 @@ static bool is_cut(const Ddp *d, int id)
 /* What got no gradient in this step has 0. */
 static Err clear_fresh(Ddp *d)
 {
-    for (int i = 0; i < registry(d)->count; i++) {
-        if (!d->params->fresh[i] || is_cut(d, i)) continue;
-        Tensor g = tensor_reshape(param_store_grad(d->params, i), registry(d)->items[i].count);
-        TRY(op(d->stream, fill_zero_acc, .x = g));
-        d->params->fresh[i] = false;
-    }
+    for (int i = 0; i < registry(d)->count; i++)
+        if (!is_cut(d, i)) TRY(param_store_clear_fresh(d->params, d->stream, i));
     return ERR_OK;
 }
 

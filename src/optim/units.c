@@ -161,12 +161,10 @@ Err units_forget(Units *u)
 
 /* ---- gradients ---- */
 
-/* The sum of this rank's shard of a bucket is to stand in `own`. */
-static Err start_sum(Units *u, int b, Tensor of, Tensor own, Event *done)
+Err units_sum_shard(Comm *c, Stream *s, Tensor whole, Tensor own, Event *done)
 {
-    u->stream->dev->beside++;
-    if (of.dtype == F32) return comm_reduce_scatter_tree_f32(group(u, b), u->stream, own, of, done);
-    return comm_reduce_scatter_i64(group(u, b), u->stream, own.data, of.data, tensor_count(own), done);
+    if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(c, s, own, whole, done);
+    return comm_reduce_scatter_i64(c, s, own.data, whole.data, tensor_count(own), done);
 }
 
 static Tensor own_part(const Units *u, int b, Tensor of)
@@ -180,13 +178,8 @@ static Tensor own_part(const Units *u, int b, Tensor of)
 static Err clear_fresh(Units *u, int b)
 {
     const ParamRegistry *r = registry(u);
-    for (int i = 0; i < r->buckets[b].params; i++) {
-        const int id = r->order[u->first_param[b] + i];
-        if (!u->params->fresh[id]) continue;
-        TRY(op(u->stream, fill_zero_acc,
-               .x = tensor_reshape(param_store_grad(u->params, id), r->items[id].count)));
-        u->params->fresh[id] = false;
-    }
+    for (int i = 0; i < r->buckets[b].params; i++)
+        TRY(param_store_clear_fresh(u->params, u->stream, r->order[u->first_param[b] + i]));
     return ERR_OK;
 }
 
@@ -203,8 +196,9 @@ static Err close_grads(Units *u, UnitBuffer *x)
         u->params->whole_grad[b] = (Tensor){ 0 };
         x->add[k] = u->summed[b];
         u->summed[b] = true;
-        TRY(start_sum(u, b, of, x->add[k] ? own_part(u, b, of) : param_bucket_grad(u->params, b),
-                      &x->done[k]));
+        const Tensor own = x->add[k] ? own_part(u, b, of) : param_bucket_grad(u->params, b);
+        u->stream->dev->beside++;
+        TRY(units_sum_shard(group(u, b), u->stream, of, own, &x->done[k]));
     }
     x->moving = true;
     return ERR_OK;

@@ -25,11 +25,8 @@
 
 #include "param/param.h"
 
-enum {
-    UNIT_BUCKETS = 2,
-    UNIT_VALUES = 4,
-    UNIT_GRADS = 2
-}; /* one bucket of experts and one of what is dense; buffers */
+enum { UNIT_BUCKETS = 2 };                /* one of experts and one of what is dense */
+enum { UNIT_VALUES = 4, UNIT_GRADS = 2 }; /* buffers */
 
 typedef struct {
     int bucket[UNIT_BUCKETS], count;
@@ -90,6 +87,10 @@ Err units_ended(Units *u, Pass pass, bool keeps);
 
 /* Returns when this rank's shards of all gradients are sums over the ranks; those that nobody added to are 0. */
 Err units_reduce(Units *u);
+
+/* Starts the sum over `c` of `whole`, gradients of a bucket, of which `own` is to have this rank's shard: exact for
+ * integers, a tree over ranks for f32. */
+Err units_sum_shard(Comm *c, Stream *s, Tensor whole, Tensor own, Event *done);
 
 /* Forgets all gathered values, because they change, or are read in another way. */
 Err units_forget(Units *u);

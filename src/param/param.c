@@ -166,7 +166,7 @@ static bool cut_by_units(const ParamRegistry *r, const Param *p)
            (s->partial == PARTIAL_NONE || s->partial == PARTIAL_STAGES) && r->place.zero_shards[s->group] > 1;
 }
 
-static Bucket *open_bucket(ParamRegistry *r, const Param *p)
+static void open_bucket(ParamRegistry *r, const Param *p)
 {
     Bucket *b = &r->buckets[r->bucket_count];
     const bool cut = cut_by_units(r, p);
@@ -179,7 +179,6 @@ static Bucket *open_bucket(ParamRegistry *r, const Param *p)
     b->value_cut = cut && r->place.zero == ZERO_VALUES;
     b->grad_cut = cut;
     b->unit = cut ? p->unit : -1;
-    return b;
 }
 
 static void place_param(ParamRegistry *r, int id, int nth)
@@ -382,6 +381,13 @@ Err param_store_age(ParamStore *s, Stream *stream)
 void param_store_begin(ParamStore *s)
 {
     for (int i = 0; i < s->reg->count; i++) s->fresh[i] = true;
+}
+
+Err param_store_clear_fresh(ParamStore *s, Stream *stream, int id)
+{
+    if (!s->fresh[id]) return ERR_OK;
+    s->fresh[id] = false;
+    return op(stream, fill_zero_acc, .x = tensor_reshape(param_store_grad(s, id), s->reg->items[id].count));
 }
 
 /* A parameter in all of its bucket. */

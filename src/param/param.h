@@ -280,6 +280,8 @@ Err param_store_age(ParamStore *s, Stream *stream);
 
 /* A step begins, perhaps the same once more: all gradients are fresh. */
 void param_store_begin(ParamStore *s);
+/* A parameter whose gradient is fresh has 0, and is so no more. Its bucket must be whole. */
+Err param_store_clear_fresh(ParamStore *s, Stream *stream, int id);
 
 /* Fills the masters by their Init, with `threads` threads of the host. They are to be published (param_set_publish). */
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
