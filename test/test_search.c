@@ -177,10 +177,7 @@ static Err by_work(const void *user, const TrainSpec *s, Grid g, int rank, Memor
     TRY(trainer_plan(s, g, rank, p));
     for (int k = 0; k < WORLD_COMMS; k++)
         for (int i = 0; i < COMM_KIND_COUNT; i++) {
-            const bool copies = k == GROUP_DP || k == GROUP_DP_CP || k == GROUP_EXPERT_DP || k == GROUP_WORLD ||
-                                k == GROUP_STAGE_LOW || k == GROUP_STAGE_HIGH || k == GROUP_EXPERT_LOW ||
-                                k == GROUP_EXPERT_HIGH || k == GROUP_EMBD || k == GROUP_ZERO ||
-                                k == GROUP_ZERO_FAR || k == GROUP_EXPERT_ZERO || k == GROUP_EXPERT_ZERO_FAR;
+            const bool copies = group_of_copies((GroupKind)k) || k == GROUP_WORLD || k == GROUP_EMBD;
             if (k != GROUP_PP && i != COMM_SUM_I64 && i != COMM_MAX_I64) *(copies ? &once : &sent) += (double)p->comm[k][i].bytes;
         }
     int replicas = 1;

@@ -39,6 +39,8 @@ static const struct {
 
 const char *group_name(GroupKind kind) { return kinds[kind].name; }
 
+bool group_of_copies(GroupKind kind) { return kinds[kind].axes & DP && !(kinds[kind].axes & TP); }
+
 int grid_dp(GridShape s) { return s.world / (s.tp * s.cp * s.pp); }
 
 int grid_edp(GridShape s) { return s.world / (s.etp * s.ep * s.pp); }

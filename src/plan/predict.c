@@ -80,30 +80,11 @@ Err predict_hops(const CostModel *m, const TrainSpec *spec, Grid grid, double *h
     return ERR_OK;
 }
 
-/* Ranks with the same weights. */
-static bool is_of_copies(GroupKind kind)
-{
-    switch (kind) {
-    case GROUP_DP:
-    case GROUP_DP_CP:
-    case GROUP_STAGE_LOW:
-    case GROUP_STAGE_HIGH:
-    case GROUP_ZERO:
-    case GROUP_ZERO_FAR:
-    case GROUP_EXPERT_ZERO:
-    case GROUP_EXPERT_ZERO_FAR:
-    case GROUP_EXPERT_DP:
-    case GROUP_EXPERT_LOW:
-    case GROUP_EXPERT_HIGH: return true;
-    default: return false;
-    }
-}
-
 /* What the rank waits for those with the same weights, in a whole step. */
 static double waits_for_copies(const TimeShares *s)
 {
     double sum = 0;
-    for (int i = 0; i < WORLD_COMMS; i++) sum += is_of_copies((GroupKind)i) ? s->waited[i] : 0;
+    for (int i = 0; i < WORLD_COMMS; i++) sum += group_of_copies((GroupKind)i) ? s->waited[i] : 0;
     return sum;
 }
 
@@ -209,7 +190,7 @@ static TimeShares shares_of(const Pipeline *p, int pp, double units)
     const double once = seconds_once(&s), more = (units + p->rest - once) / (s.now - once);
     if (p->times == 1 || !(more > 0 && more < DBL_MAX)) return s;
     for (int i = 0; i < FAMILIES; i++) s.family[i] *= i == FAMILY_OPTIMIZER ? 1 : more;
-    for (int i = 0; i < WORLD_COMMS; i++) s.waited[i] *= is_of_copies((GroupKind)i) ? 1 : more;
+    for (int i = 0; i < WORLD_COMMS; i++) s.waited[i] *= group_of_copies((GroupKind)i) ? 1 : more;
     s.idle *= more;
     s.now = units + p->rest;
     return s;
