@@ -88,16 +88,15 @@ int64_t plan_value(const PlanTable *t, const PlanKind *k, const PlanFigure *f)
     return *(const int64_t *)(const void *)((const char *)&k->plan + f->field);
 }
 
-/* The total of the rank that takes the most. */
-int64_t plan_largest_total(const PlanTable *t)
+const PlanKind *plan_largest(const PlanTable *t)
 {
-    int64_t most = 0;
-    for (int i = 0; i < t->count; i++) {
-        const int64_t bytes = memory_plan_total(&t->kinds[i].plan);
-        most = bytes > most ? bytes : most;
-    }
+    const PlanKind *most = &t->kinds[0];
+    for (int i = 1; i < t->count; i++)
+        if (memory_plan_total(&t->kinds[i].plan) > memory_plan_total(&most->plan)) most = &t->kinds[i];
     return most;
 }
+
+int64_t plan_largest_total(const PlanTable *t) { return memory_plan_total(&plan_largest(t)->plan); }
 
 int64_t plan_checkpoint(const PlanTable *t)
 {

@@ -8,24 +8,17 @@
 #include "cli/plan.h"
 #include "plan/layer_cost.h"
 
-static const char *const names[RECOMPUTE_KINDS] = {
-    [RECOMPUTE_NONE] = "none", [RECOMPUTE_SELECTIVE] = "selective", [RECOMPUTE_FULL] = "full"
-};
-
-static const PlanKind *largest(const PlanTable *t)
-{
-    const PlanKind *most = &t->kinds[0];
-    for (int i = 1; i < t->count; i++)
-        if (memory_plan_total(&t->kinds[i].plan) > memory_plan_total(&most->plan)) most = &t->kinds[i];
-    return most;
-}
-
 Err plan_recompute(PlanTable *t)
 {
-    const PlanKind *k = largest(t);
+    const PlanKind *k = plan_largest(t);
+    const LayerPattern *planned = &t->spec.model.recompute;
     const int rank = grid_rank_at(t->grid, k->pp_rank, k->first_tp_rank, k->first_cp_rank);
     for (int kind = 0; kind < RECOMPUTE_KINDS; kind++) {
         TrainSpec spec = t->spec;
+        if (planned->runs == 1 && planned->value[0] == kind) { /* it has been run dry */
+            t->recomputed[kind] = k->plan;
+            continue;
+        }
         spec.model.recompute = layer_pattern_all(kind);
         TRY(trainer_plan(&spec, t->grid, rank, &t->recomputed[kind]));
     }
@@ -52,7 +45,7 @@ void plan_put_recompute(const PlanTable *t)
         const MemoryPlan *p = &t->recomputed[kind];
         char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES] = "";
         if (kind) units_bytes(d, (none->save - p->save) / layers);
-        printf("  %-34s %12s %12s %12s %10.1f %% %18s\n", names[kind], units_bytes(a, p->save),
+        printf("  %-34s %12s %12s %12s %10.1f %% %18s\n", config_recomputes[kind], units_bytes(a, p->save),
                units_bytes(b, p->scratch), units_bytes(c, memory_plan_total(p)),
                100 * ((double)p->flop / (double)none->flop - 1), d);
     }
@@ -63,7 +56,7 @@ void plan_json_recompute(JsonOut *j, const PlanTable *t)
     json_open(j, "recompute", '{');
     for (int kind = 0; kind < RECOMPUTE_KINDS; kind++) {
         const MemoryPlan *p = &t->recomputed[kind];
-        json_open(j, names[kind], '{');
+        json_open(j, config_recomputes[kind], '{');
         json_put_int(j, "saves", p->save);
         json_put_int(j, "scratch", p->scratch);
         json_put_int(j, "total", memory_plan_total(p));

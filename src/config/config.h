@@ -37,6 +37,7 @@ typedef enum {
     TRAIN_RECOMPUTE_FULL,
     TRAIN_RECOMPUTES
 } ConfigRecompute;
+extern const char *const config_recomputes[TRAIN_RECOMPUTES];
 
 /* Ids of keys: CFG_model_layers, ... */
 typedef enum {

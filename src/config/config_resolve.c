@@ -167,12 +167,13 @@ static bool layout_divides_blocks(const Config *c)
     return c->parallel.tp_blocks % c->parallel.tp == 0 && by_cp && config_slices_fit(c);
 }
 
+const char *const config_recomputes[TRAIN_RECOMPUTES] = { [TRAIN_RECOMPUTE_NONE] = "none",
+                                                          [TRAIN_RECOMPUTE_SELECTIVE] = "selective",
+                                                          [TRAIN_RECOMPUTE_FULL] = "full" };
+
 int64_t config_recompute(const Config *c, LayerPattern *out)
 {
-    static const char *const words[TRAIN_RECOMPUTES] = { [TRAIN_RECOMPUTE_NONE] = "none",
-                                                         [TRAIN_RECOMPUTE_SELECTIVE] = "selective",
-                                                         [TRAIN_RECOMPUTE_FULL] = "full" };
-    return layer_pattern_read_words(c->train.recompute, words, TRAIN_RECOMPUTES, out);
+    return layer_pattern_read_words(c->train.recompute, config_recomputes, TRAIN_RECOMPUTES, out);
 }
 
 static int64_t fewest_ranks(const Config *c)

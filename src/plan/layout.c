@@ -11,7 +11,6 @@
 static const char *const schedules[] = { "1f1b", "interleaved", "zb-h1",    "zb-h2",
                                          "zb-v", "v-half",      "dualpipe", "dualpipev" };
 static const char *const exchanges[] = { "allgather", "ring", "a2a", "hierarchical" };
-static const char *const recomputes[TRAIN_RECOMPUTES] = { "none", "selective", "full" };
 enum { SCHEDULES = sizeof schedules / sizeof *schedules, EXCHANGES = sizeof exchanges / sizeof *exchanges };
 
 static const ConfigId ids[LAYOUT_KEYS] = {
@@ -182,7 +181,7 @@ const char *layout_text(const LayoutSpace *s, const Layout *l, LayoutKey key, ch
     const int value = l->value[key];
     if (key == LAYOUT_SCHEDULE) return layout_schedule(s, l);
     if (key == LAYOUT_CP_COMM) return s->fixed[key] ? s->word[key] : exchanges[value];
-    if (key == LAYOUT_RECOMPUTE) return s->fixed[key] ? s->word[key] : recomputes[value];
+    if (key == LAYOUT_RECOMPUTE) return s->fixed[key] ? s->word[key] : config_recomputes[value];
     if (k->kind == CONFIG_PICK) return choice(k->choices, value, buf);
     if (k->kind == CONFIG_BOOL) return value < 0 ? "auto" : value ? "true" : "false";
     snprintf(buf, CONFIG_VALUE_BYTES, "%d", value);
