@@ -502,20 +502,23 @@ Err run_resume(Run *r)
 
 /* ---- odds ---- */
 
+/* Are the first n bytes of a name one of these, of which NULL is the last? */
+static bool is_one_of(const char *const *names, const char *name, size_t n)
+{
+    while (*names && (strlen(*names) != n || strncmp(name, *names, n) != 0)) names++;
+    return *names;
+}
+
 /* The name of a file that file_replace was writing, or metrics.c, of those that lie in a run folder. */
 static bool is_leftover(const char *name)
 {
-    static const char *const files[] = { "config.ini", "gemm-algorithms.txt", "loss.svg", "metrics.jsonl" };
+    static const char *const files[] = { "config.ini", "gemm-algorithms.txt", "loss.svg", "metrics.jsonl",
+                                         NULL };
     const char *end = strstr(name, ".tmp-");
     if (!end || !end[5] || end[5 + strspn(end + 5, "0123456789")]) return false;
     const size_t n = (size_t)(end - name), number = strspn(name, "0123456789");
     if (number && number + 4 == n && strncmp(name + number, ".ini", 4) == 0) return true; /* starts/N.ini */
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-        if (strlen(files[i]) == n && strncmp(name, files[i], n) == 0) return true;
-    for (int i = 0; kept_tokenizer_files[i]; i++)
-        if (strlen(kept_tokenizer_files[i]) == n && strncmp(name, kept_tokenizer_files[i], n) == 0)
-            return true;
-    return false;
+    return is_one_of(files, name, n) || is_one_of(kept_tokenizer_files, name, n);
 }
 
 static void sweep(const char *dir)
