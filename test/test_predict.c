@@ -603,7 +603,8 @@ TEST(bytes_are_those_of_a_plan_without_times)
     Case c = scheduled("interleaved", 2);
     c.grid.dp = 2;
     c.spec.global_batch *= 2;
-    c.spec.update.overlap_grad = c.spec.update.overlap_param = c.spec.update.zero = true;
+    c.spec.update.overlap_grad = c.spec.update.overlap_param = true;
+    c.spec.update.zero = ZERO_STATES;
     CostModel m;
     OK(cost_open(&m, &c.device, 1));
     for (int rank = 0; rank < 8; rank++) {
