@@ -62,8 +62,8 @@ int64_t plan_value(const PlanTable *t, const PlanKind *k, const PlanFigure *f);
 /* What weights, gradients and moments take. */
 int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k);
 
-/* The rank that takes the most, and what it takes. plan_fits: does that, and what CUDA and its libraries take beside the
- * plan, fit `target`? */
+/* The rank that takes the most, and what it takes. plan_fits: does that, and what CUDA and its libraries take beside
+ * the plan, fit `target`? */
 const PlanKind *plan_largest(const PlanTable *t);
 int64_t plan_largest_total(const PlanTable *t);
 bool plan_fits(const PlanTable *t);
