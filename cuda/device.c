@@ -142,6 +142,16 @@ static void cuda_free(Device *dev, void *p, int64_t size_bytes)
     cudaFree(p);
 }
 
+/* (pinned memory has one address for the host and for every GPU, whose kernels read and write it over the link) */
+static Err cuda_alloc_far(Device *dev, int64_t size_bytes, void **out)
+{
+    char what[64];
+    CudaDevice *d = dev->cuda;
+    snprintf(what, sizeof what, "taking %.1f MiB of pinned host memory", (double)size_bytes / (1 << 20));
+    TRY(cuda_check(cudaMallocHost(out, (size_t)size_bytes), what));
+    return cuda_check(cudaMemsetAsync(*out, 0, (size_t)size_bytes, d->stream), "clearing pinned memory");
+}
+
 /* After a wait: was it for something? */
 static Err others_failure(const Stream *s)
 {
@@ -188,8 +198,7 @@ static Err cuda_write(Stream *s, void *to, const void *from, int64_t size_bytes)
         char *at;
         TRY(pinned_take(s, size_bytes - done, &at, &n));
         memcpy(at, (const char *)from + done, (size_t)n);
-        TRY(cuda_check(cudaMemcpyAsync((char *)to + done, at, (size_t)n, cudaMemcpyHostToDevice,
-                                       device_of(s)->stream),
+        TRY(cuda_check(cudaMemcpyAsync((char *)to + done, at, (size_t)n, cudaMemcpyDefault, device_of(s)->stream),
                        "copying to the GPU"));
     }
     return ERR_OK;
@@ -200,8 +209,7 @@ static Err cuda_read(Stream *s, void *to, const void *from, int64_t size_bytes)
     for (int64_t done = 0, n; done < size_bytes; done += n) {
         char *at;
         TRY(pinned_take(s, size_bytes - done, &at, &n));
-        TRY(cuda_check(cudaMemcpyAsync(at, (const char *)from + done, (size_t)n, cudaMemcpyDeviceToHost,
-                                       device_of(s)->stream),
+        TRY(cuda_check(cudaMemcpyAsync(at, (const char *)from + done, (size_t)n, cudaMemcpyDefault, device_of(s)->stream),
                        "copying from the GPU"));
         TRY(cuda_sync(s));
         memcpy((char *)to + done, at, (size_t)n);
@@ -225,15 +233,13 @@ static void cuda_host_free(Device *dev, void *p)
 
 static Err cuda_read_later(Stream *s, void *to, const void *from, int64_t size_bytes)
 {
-    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDeviceToHost,
-                                      device_of(s)->stream),
+    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDefault, device_of(s)->stream),
                       "copying from the GPU");
 }
 
 static Err cuda_copy(Stream *s, void *to, const void *from, int64_t size_bytes)
 {
-    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDeviceToDevice,
-                                      device_of(s)->stream),
+    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDefault, device_of(s)->stream),
                       "copying on the GPU");
 }
 
@@ -372,6 +378,8 @@ const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .close = cuda_close,
                                      .alloc = cuda_alloc,
                                      .free = cuda_free,
+                                     .alloc_far = cuda_alloc_far,
+                                     .free_far = cuda_host_free,
                                      .write = cuda_write,
                                      .read = cuda_read,
                                      .copy = cuda_copy,

@@ -160,6 +160,7 @@ optim.weight_decay         | 0            | loss
 optim.beta1                | 0.5          | loss
 optim.beta2                | 0.5          | loss
 optim.moments              | bf16         | loss
+optim.states               | host         | same the device is the host
 optim.eps                  | 1e-3         | loss
 optim.clip                 | 0            | loss
 data.train                 | b            | loss

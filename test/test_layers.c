@@ -128,7 +128,8 @@ static void rig_ready(Rig *r, const Case *c)
                        .seq = T };
     OK(param_layout(&r->registry, INT64_MAX));
     OK(grad_stats_init(&r->stats, r->registry.count, true, &r->state));
-    OK(param_store_init(&r->params, &r->registry, &r->stats, &r->state, (StoreKinds){ .grads = GRADS_I64 }));
+    OK(param_store_init(&r->params, &r->registry, &r->stats, (StoreMemory){ &r->state, &r->state },
+                        (StoreKinds){ .grads = GRADS_I64 }));
     fill_params(r);
     fill_batch(r);
     r->step = (StepValues){ .loss_scale = 1 };
@@ -685,7 +686,8 @@ TEST(initial_weights)
     OK(stages_register(&st, &all, 1, &r.registry, &m, &r.setup));
     OK(param_layout(&r.registry, INT64_MAX));
     OK(grad_stats_init(&r.stats, r.registry.count, false, &r.state));
-    OK(param_store_init(&r.params, &r.registry, &r.stats, &r.state, (StoreKinds){ .grads = GRADS_NONE }));
+    OK(param_store_init(&r.params, &r.registry, &r.stats, (StoreMemory){ &r.state, &r.state },
+                        (StoreKinds){ .grads = GRADS_NONE }));
     OK(param_store_fill(&r.params, &r.device.stream, 77, 2));
     for (int i = 0; i < r.registry.count; i++) {
         const Param *p = &r.registry.items[i];

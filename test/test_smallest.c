@@ -176,7 +176,7 @@ TEST(two_layers_learn_to_count)
     OK(model_register(&model, &reg, &spec, &setup));
     OK(param_layout(&reg, INT64_MAX));
     OK(grad_stats_init(&stats, reg.count, true, &state));
-    OK(param_store_init(&params, &reg, &stats, &state, (StoreKinds){ .grads = GRADS_F32 }));
+    OK(param_store_init(&params, &reg, &stats, (StoreMemory){ &state, &state }, (StoreKinds){ .grads = GRADS_F32 }));
     OK(param_store_fill(&params, &device.stream, spec.seed, 1));
     OK(fill_batch(&batch, &state));
     Ctx c = { .s = &device.stream, .world = &world, .params = &params, .slot = &slot, .scratch = &scratch, .batch = &batch,

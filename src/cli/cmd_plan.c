@@ -63,7 +63,7 @@ static const Option options[] = {
 
 static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 {
-    return a->state == b->state && a->save == b->save && a->scratch == b->scratch &&
+    return a->state == b->state && a->states == b->states && a->save == b->save && a->scratch == b->scratch &&
            a->workspace == b->workspace && a->staging == b->staging && a->snapshot == b->snapshot &&
            a->ahead == b->ahead && a->flop == b->flop && a->op_bytes == b->op_bytes &&
            a->comm_bytes == b->comm_bytes;
@@ -296,7 +296,7 @@ static const char *figure_text(const PlanTable *t, const PlanKind *k, const Plan
 /* On a GPU, what the host holds is no part of the total, and stands behind it. */
 static bool is_apart(const PlanTable *t, const PlanFigure *f)
 {
-    return f->on_host && t->kinds[0].plan.host_apart;
+    return f->on_host && f->on_host(t) && t->kinds[0].plan.host_apart;
 }
 
 /* Those that are shown, in their order. Their number. */

@@ -30,7 +30,7 @@ int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k)
 
 static int64_t tables(const PlanTable *t, const PlanKind *k)
 {
-    return k->plan.state - k->plan.boundary - k->plan.unit_buffers - plan_param_bytes(t, k);
+    return k->plan.state + k->plan.states - k->plan.boundary - k->plan.unit_buffers - plan_param_bytes(t, k);
 }
 
 static int64_t total(const PlanTable *t, const PlanKind *k)
@@ -51,14 +51,17 @@ static bool is_staged(const PlanTable *t) { return t->grid.pp > 1; }
 static bool is_paired(const PlanTable *t) { return t->spec.overlap_moe; }
 static bool is_in_units(const PlanTable *t) { return t->spec.update.zero >= ZERO_GRADS; }
 static bool is_copied(const PlanTable *t) { return t->spec.purpose.snapshot; }
+static bool always(const PlanTable *t) { return t != NULL; }
+static bool states_away(const PlanTable *t) { return t->spec.update.states_on_host; }
+static bool masters_away(const PlanTable *t) { return states_away(t) && in_16_bits(t); }
 
 #define FIELD(name) .field = offsetof(MemoryPlan, name)
 
 const PlanFigure plan_memory[] = {
-    { "weights", "weights (fp32)", "weights", weights },
+    { "weights", "weights (fp32)", "weights", weights, .on_host = masters_away },
     { "weights_16_bit", "their 16-bit copy", "in 16 bits", narrow_weights, in_16_bits },
     { "gradients", "gradients", "gradients", FIELD(grad_bytes) },
-    { "moments", "moments", "moments", moments },
+    { "moments", "moments", "moments", moments, .on_host = states_away },
     { "tables", "tables, batches, statistics", "tables", tables },
     { "unit_buffers", "units that are whole at once", "units", FIELD(unit_buffers), .shown = is_in_units },
     { "boundary", "buffers between stages", "buffers", FIELD(boundary), .shown = is_staged },
@@ -68,8 +71,8 @@ const PlanFigure plan_memory[] = {
       .shown = is_paired },
     { "workspace", "workspace of kernels, at most", "workspace", FIELD(workspace) },
     { "staging", "16-bit tensors widened for an op", "widened", FIELD(staging), .shown = is_widened },
-    { "read_ahead", "batches read ahead", "ahead", FIELD(ahead), .on_host = true },
-    { "snapshot", "copy to be written", "copy", FIELD(snapshot), .shown = is_copied, .on_host = true },
+    { "read_ahead", "batches read ahead", "ahead", FIELD(ahead), .on_host = always },
+    { "snapshot", "copy to be written", "copy", FIELD(snapshot), .shown = is_copied, .on_host = always },
     { "total", "total", "total", total },
     { NULL },
 };
@@ -159,7 +162,8 @@ static void json_checkpoint(JsonOut *j, const PlanTable *t)
     json_close(j, ']');
 }
 
-/* Bytes are those of one rank; read_ahead and snapshot are part of the total where memory_on_host is false. */
+/* Bytes are those of one rank; read_ahead and snapshot are part of the total where memory_on_host is false, and so are,
+ * with states_on_host, moments, and with 16 bits the weights. */
 static void put_json(JsonOut *j, const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;
@@ -190,6 +194,7 @@ static void put_json(JsonOut *j, const PlanTable *t)
     }
     json_checkpoint(j, t);
     json_put_bool(j, "memory_on_host", p->host_apart);
+    json_put_bool(j, "states_on_host", t->spec.update.states_on_host);
     json_open(j, "ranks", '[');
     for (int i = 0; i < t->count; i++) json_rank(j, t, &t->kinds[i]);
     json_close(j, ']');

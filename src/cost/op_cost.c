@@ -112,6 +112,21 @@ static double tensor_traffic(OpId id, const void *args)
     return bytes - fresh_bytes(id, args);
 }
 
+/* Bytes of the host's memory that an op reads, or writes if these are more: the link carries both ways at once. */
+static double far_traffic(OpId id, const void *args)
+{
+    const OpInfo *info = op_info(id);
+    double read = 0, written = 0;
+    for (int i = 0; i < info->field_count; i++) {
+        const OpField *f = &info->fields[i];
+        const Tensor *t = tensor_at(f, args);
+        if (!t->data || !device_null_is_far(t->data)) continue;
+        read += tensor_part(id, args, f) * f->read;
+        written += tensor_part(id, args, f) * f->written;
+    }
+    return fmax(read, written);
+}
+
 /* ---- products ---- */
 
 static Product product_of(OpId id, const void *args)
@@ -220,8 +235,9 @@ static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
     const double arithmetic = arithmetic_seconds(m, id, args);
     const double memory = tensor_traffic(id, args) / (1e9 * m->device->memory_gb_s * m->device->memory_share);
     const int launches = launches_of(id, columns_of(id, args));
-    double seconds = fmax(arithmetic, memory) + 1e-6 * launches * m->device->gap_us;
-    measured_op(&m->device->points, id, args, 1, 1, &seconds);
+    const double far = far_traffic(id, args) / (1e9 * m->device->host_gb_s);
+    double seconds = fmax(fmax(arithmetic, memory), far) + 1e-6 * launches * m->device->gap_us;
+    if (far == 0) measured_op(&m->device->points, id, args, 1, 1, &seconds);
     return (OpCost){ .seconds = seconds, .host = 1e-6 * launches * m->device->host_us, .launches = launches };
 }
 

@@ -19,6 +19,9 @@
 static char *const NULL_BASE = (char *)((uintptr_t)1 << 47);
 enum { NULL_ALIGN = 4096 };
 
+/* A bit that addresses of its host have. */
+static const uintptr_t NULL_FAR = (uintptr_t)1 << 62;
+
 static const char *const isa_names[ISA_COUNT] = { "auto", "avx512", "avx2", "c" };
 
 const char *isa_name(Isa isa) { return isa_names[isa]; }
@@ -145,6 +148,17 @@ static Err null_alloc(Device *dev, int64_t size_bytes, void **out)
     return ERR_OK;
 }
 
+static Err null_alloc_far(Device *dev, int64_t size_bytes, void **out)
+{
+    TRY(null_alloc(dev, size_bytes, out));
+    *out = (void *)((uintptr_t)*out | NULL_FAR);
+    return ERR_OK;
+}
+
+bool device_null_is_far(const void *p) { return (uintptr_t)p & NULL_FAR; }
+
+static void null_free_far(Device *dev, void *p) { (void)dev, (void)p; }
+
 static void null_free(Device *dev, void *p, int64_t size_bytes) { (void)dev, (void)p, (void)size_bytes; }
 
 static Err null_move(Stream *s, void *to, const void *from, int64_t size_bytes)
@@ -163,6 +177,8 @@ static const DeviceBackend null_backend = { .open = null_open,
                                             .close = null_close,
                                             .alloc = null_alloc,
                                             .free = null_free,
+                                            .alloc_far = null_alloc_far,
+                                            .free_far = null_free_far,
                                             .write = null_move,
                                             .read = null_move,
                                             .copy = null_move,
@@ -258,6 +274,20 @@ Err device_alloc(Device *dev, int64_t size_bytes, void **out)
 void device_free(Device *dev, void *p, int64_t size_bytes)
 {
     if (p && size_bytes > 0) dev->backend->free(dev, p, size_bytes);
+}
+
+Err device_alloc_far(Device *dev, int64_t size_bytes, void **out)
+{
+    *out = NULL;
+    if (size_bytes <= 0) return ERR_OK;
+    return (dev->backend->alloc_far ? dev->backend->alloc_far : dev->backend->alloc)(dev, size_bytes, out);
+}
+
+void device_free_far(Device *dev, void *p, int64_t size_bytes)
+{
+    if (!p || size_bytes <= 0) return;
+    if (dev->backend->free_far) dev->backend->free_far(dev, p);
+    else dev->backend->free(dev, p, size_bytes);
 }
 
 Err device_write(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes)

@@ -72,6 +72,9 @@ typedef struct {
     void (*close)(Device *dev);
     Err (*alloc)(Device *dev, int64_t size_bytes, void **out);
     void (*free)(Device *dev, void *p, int64_t size_bytes);
+    /* Of device_alloc_far; NULL where the host's memory is the device's. */
+    Err (*alloc_far)(Device *dev, int64_t size_bytes, void **out);
+    void (*free_far)(Device *dev, void *p);
     Err (*write)(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes);
     Err (*read)(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
     Err (*copy)(Stream *s, void *device_dst, const void *device_src, int64_t size_bytes);
@@ -183,6 +186,15 @@ Err device_cuda_info(int index, DeviceInfo *out);
  * dereferenced. Counted. ERR_MEMORY. */
 Err device_alloc(Device *dev, int64_t size_bytes, void **out);
 void device_free(Device *dev, void *p, int64_t size_bytes);
+
+/*
+ * The same in memory of the host, which is the device's memory, too, on the CPU. Elsewhere ops and copies reach it
+ * across the link between the two, as if it were the device's own, at the rate of that link; the host must not touch
+ * what is in it while they may be at work. Not counted.
+ */
+Err device_alloc_far(Device *dev, int64_t size_bytes, void **out);
+void device_free_far(Device *dev, void *p, int64_t size_bytes);
+bool device_null_is_far(const void *p); /* on the null device */
 
 /* Host to device and back, in stream order; device_read returns when the data is there. No-ops on null. */
 Err device_write(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes);

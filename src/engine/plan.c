@@ -497,6 +497,7 @@ static int64_t rows_on_their_way(const Trainer *t)
 static Err open_unlimited(Trainer *t, const TrainSpec *asked, TrainSpec *spec, World *world)
 {
     MemoryPlan unlimited = { .state = UNLIMITED,
+                             .states = UNLIMITED,
                              .save = UNLIMITED_SAVES,
                              .save_region = { UNLIMITED_SAVES / 2 },
                              .scratch = UNLIMITED,

@@ -28,7 +28,7 @@
 enum { MAX_REDO = 2 };
 _Static_assert(CKPT_SHIFT_MIN - MAX_REDO * SHIFT_STEP >= -126, "what a checkpoint holds can be lowered");
 
-int64_t memory_plan_host(const MemoryPlan *p) { return p->ahead + p->snapshot; }
+int64_t memory_plan_host(const MemoryPlan *p) { return p->states + p->ahead + p->snapshot; }
 
 int64_t memory_plan_total(const MemoryPlan *p)
 {
@@ -40,6 +40,7 @@ MemoryPlan trainer_peak(const Trainer *t)
 {
     const Executor *e = &t->executor;
     MemoryPlan p = { .state = t->memory.state.peak_bytes,
+                     .states = t->memory.states.peak_bytes,
                      .save = e->heap[REGION_I].peak_bytes + e->heap[REGION_W].peak_bytes,
                      .save_region = { e->heap[REGION_I].peak_bytes, e->heap[REGION_W].peak_bytes },
                      .stage_count = e->stage_count,

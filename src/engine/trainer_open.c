@@ -83,12 +83,26 @@ static Canon canon_of(const TrainSpec *s)
     return c;
 }
 
+static void open_arena(Trainer *t, Arena *a, const char *name, void *base, int64_t size_bytes)
+{
+    arena_init(a, name, base, size_bytes);
+    a->poison = t->spec.poison && !t->device.is_null;
+}
+
 static Err alloc_arena(Trainer *t, Arena *a, const char *name, int64_t size_bytes)
 {
     void *base;
     TRY(device_alloc(&t->device, size_bytes, &base));
-    arena_init(a, name, base, size_bytes);
-    a->poison = t->spec.poison && !t->device.is_null;
+    open_arena(t, a, name, base, size_bytes);
+    return ERR_OK;
+}
+
+static Err alloc_states(Trainer *t, int64_t size_bytes)
+{
+    void *base;
+    if (!t->spec.update.states_on_host) return ERR_OK;
+    TRY(device_alloc_far(&t->device, size_bytes, &base));
+    open_arena(t, &t->memory.states, "states of the optimizer", base, size_bytes);
     return ERR_OK;
 }
 
@@ -243,10 +257,12 @@ static Err open_stores(Trainer *t)
                             .stores = t->stores,
                             .lower = schedule_lower_replica(&t->parts.step, t->world->pp_rank),
                             .stats = &t->stats };
+    const StoreMemory memory = { &t->memory.state,
+                                 s->update.states_on_host ? &t->memory.states : &t->memory.state };
     TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->purpose.forward_only, &t->memory.state));
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = param_set_registry(&t->params, t->world->pp_rank, r);
-        TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->memory.state,
+        TRY(param_store_init(&t->stores[r], reg, &t->stats, memory,
                              (StoreKinds){ s->compute, s->update.moments, grads }));
         if (grads != GRADS_NONE)
             TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
@@ -440,6 +456,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     const BatchSpec batch = trainer_batch_spec(t);
     void *step_values;
     TRY(alloc_arena(t, &t->memory.state, "state", limits->state));
+    TRY(alloc_states(t, limits->states));
     TRY(alloc_arena(t, &t->memory.scratch, "scratch", limits->scratch - limits->scratch_forward));
     TRY(alloc_arena(t, &t->memory.scratch_forward, "scratch of forwards", limits->scratch_forward));
     TRY(alloc_arena(t, &t->memory.save, "saves", limits->save));
@@ -508,6 +525,7 @@ void trainer_close(Trainer *t)
     free_arena(t, &t->memory.scratch_forward);
     free_arena(t, &t->memory.scratch);
     free_arena(t, &t->memory.state);
+    device_free_far(&t->device, t->memory.states.base, t->memory.states.size_bytes);
     device_host_free(&t->device, t->flight.values);
     if (t->flight.values) event_release(&t->flight.done);
     if (t->device.ops) device_close(&t->device);

@@ -289,9 +289,10 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state)
     return tensor_new(state, &g->sumsq, I64, count, 4);
 }
 
-Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
+Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, StoreMemory memory,
                      StoreKinds kinds)
 {
+    Arena *state = memory.state;
     *s = (ParamStore){ .reg = reg, .stats = stats };
     TRY(tensor_new(state, &s->value, kinds.value, reg->value_count));
     TRY(setup_array(reg->setup, reg->bucket_count, &s->whole_value));
@@ -300,7 +301,7 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
         if (!k->value_cut) s->whole_value[b] = tensor_row_slice(s->value, k->value_first, k->count);
     }
     s->master = s->value;
-    if (kinds.value != F32) TRY(tensor_new(state, &s->master, F32, reg->zero_count));
+    if (kinds.value != F32) TRY(tensor_new(memory.states, &s->master, F32, reg->zero_count));
     if (kinds.grads == GRADS_NONE) return ERR_OK;
     TRY(setup_array(reg->setup, reg->count, &s->fresh));
     param_store_begin(s);
@@ -310,8 +311,8 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
         const Bucket *k = &reg->buckets[b];
         if (!k->grad_cut) s->whole_grad[b] = tensor_row_slice(s->grad, k->grad_first, k->count);
     }
-    TRY(tensor_new(state, &s->m, kinds.moments, reg->zero_count));
-    return tensor_new(state, &s->v, kinds.moments, reg->zero_count);
+    TRY(tensor_new(memory.states, &s->m, kinds.moments, reg->zero_count));
+    return tensor_new(memory.states, &s->v, kinds.moments, reg->zero_count);
 }
 
 /* Where in `value`, or in `grad`, a range of a ZeRO shard begins. */

@@ -14,6 +14,8 @@
  *   grad   i64 fixed point (or f32 with reproducible = run)
  *   master          f32, this rank's ZeRO shards alone; where the value is f32, the value itself
  *   m, v            f32 or bf16, likewise this rank's ZeRO shards
+ * What the optimizer alone reads (m, v, a master that is not the value) may lie in memory of the host, where ops reach it
+ * over a link (device_alloc_far).
  * With ZERO_GRADS `grad` has of the weights of units this rank's shards alone, with ZERO_VALUES `value`, too: a unit's
  * gradients, or values, are whole only while somebody works on it, in buffers of optim/units.h.
  * A table of the tensors (FlatPart) lets one op run over them all. Every rank has statistics and fixed-point shifts of
@@ -263,11 +265,16 @@ typedef struct {
     Err failed; /* what listener.read or write returned: layers go on, the executor stops behind the action */
 } ParamStore;
 
+/* Where a store lies: what the optimizer alone reads in `states`, all else in `state`; they may be one. */
+typedef struct {
+    Arena *state, *states;
+} StoreMemory;
+
 /*
- * Allocates in `state`, and on the host in the registry's setup memory. All gradients are fresh. `stats` must outlive
+ * Allocates in `memory`, and on the host in the registry's setup memory. All gradients are fresh. `stats` must outlive
  * the store. `group` is to be set where there is more than one ZeRO shard.
  */
-Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
+Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, StoreMemory memory,
                      StoreKinds kinds);
 
 /* Makes the table `parts` in `state`. The store must have gradients. */

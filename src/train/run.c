@@ -87,6 +87,7 @@ static void say_arenas(const MemoryPlan *p)
         const char *name;
         int64_t bytes;
     } rows[] = { { "state: weights, gradients, moments, tables", p->state },
+                 { "states of the optimizer", p->states },
                  { "saves between forward and backward", p->save },
                  { "scratch of a layer call", p->scratch },
                  { "workspace of kernels", p->workspace },
@@ -115,14 +116,16 @@ static Err hint_smaller(const Run *r)
 {
     const int64_t slices = more_slices(r);
     const int ranks = 2 * r->world->grid.cp;
+    const bool gpu = r->spec.device.kind == DEVICE_CUDA && !r->spec.purpose.forward_only;
+    const char *host = gpu && !r->spec.update.states_on_host ? " optim.states=host;" : "";
     char cp[80] = "", cut[80] = "";
     if (r->cfg->model.seq % (2 * ranks * r->cfg->parallel.slices) == 0)
         snprintf(cp, sizeof cp, " parallel.cp=%d, with more ranks that share each sequence;", ranks);
     if (slices)
         snprintf(cut, sizeof cut, " parallel.slices=%lld, which pass the pipeline in turn;",
                  (long long)slices);
-    return err_hint("a smaller train.micro_batch (now %lld); train.recompute=full;%s%s or a smaller model",
-                    (long long)r->spec.micro_batch, cp, cut);
+    return err_hint("a smaller train.micro_batch (now %lld); train.recompute=full;%s%s%s or a smaller model",
+                    (long long)r->spec.micro_batch, host, cp, cut);
 }
 
 /* Known before step 1: a run that cannot fit says so now, with what takes how much. */
@@ -130,7 +133,7 @@ static Err check_memory(const Run *r)
 {
     double have = r->ranks ? r->ranks->host_free_bytes : host_free_bytes();
     double need = (double)memory_plan_total(&r->plan);
-    char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES];
+    char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES], e[UNITS_BYTES];
     if (r->ranks && r->ranks->local_size > 1) {
         have /= r->ranks->local_size;
         snprintf(where, sizeof where, "each of %d ranks on this machine", r->ranks->local_size);
@@ -139,11 +142,13 @@ static Err check_memory(const Run *r)
     if (r->plan.host_apart && host > have)
         return err_set(ERR_MEMORY,
                        "this run needs %s of the host's memory (%s for batches read ahead, %s for "
-                       "checkpoint.async), %s has %s to give",
+                       "checkpoint.async, %s for optim.states), %s has %s to give",
                        units_bytes(a, (int64_t)host), units_bytes(b, r->plan.ahead),
-                       units_bytes(c, r->plan.snapshot), where, units_bytes(d, (int64_t)have)),
-               err_hint("checkpoint.async=false: the step then waits for its checkpoint; or a smaller "
+                       units_bytes(c, r->plan.snapshot), units_bytes(e, r->plan.states), where,
+                       units_bytes(d, (int64_t)have)),
+               err_hint("%scheckpoint.async=false: the step then waits for its checkpoint; or a smaller "
                         "train.global_batch (now %lld)",
+                        r->plan.states ? "parallel.zero, which cuts the states; " : "",
                         (long long)r->spec.global_batch);
     if (r->spec.device.kind == DEVICE_CUDA) {
         DeviceInfo gpu;

@@ -277,6 +277,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .update.adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2,
                                           (float)cfg->optim.eps, (float)cfg->optim.weight_decay },
                         .update.moments = cfg->optim.moments == OPTIM_MOMENTS_BF16 ? BF16 : F32,
+                        .update.states_on_host = cfg->optim.states == OPTIM_STATES_HOST,
                         .update.clip = (float)cfg->optim.clip,
                         .update.lr = lr_spec(cfg),
                         .update.zero = zero,
