@@ -33,6 +33,8 @@ words() { # tp zero overlap
     echo "parallel.tp=$1 parallel.zero=$2 parallel.overlap_grad=$3 parallel.overlap_param=$([ "$2" = 1 ] && echo "$3" || echo false)"
 }
 
+memory() { grep -o '"memory_bytes":[0-9]*' "$1/metrics.jsonl" | head -1 | cut -d: -f2; }
+
 layouts() { # for as many GPUs as there are: ranks tp zero overlap
     local n
     for n in 2 4 8; do
@@ -56,6 +58,10 @@ for precision in fp32 bf16; do
         check "$d: losses within $tolerance of one rank's" near "$d" one-$precision $steps $tolerance
         run "$d-again" "$n" "$n" $p $(words "$tp" "$zero" "$overlap")
         check "$d: repeated" same_run "$d-again" "$d" $steps
+        [ "$zero" = 3 ] || continue
+        run "$d-host" "$n" "$n" $p $(words "$tp" "$zero" "$overlap") optim.states=host
+        check "$d: the same with states in the host's memory" same_run "$d-host" "$d" $steps
+        check "$d: and less of the GPU's" [ "$(memory "$d-host")" -lt "$(memory "$d")" ]
     done < <(layouts)
     # ranks that share a GPU
     while read -r n tp zero overlap; do

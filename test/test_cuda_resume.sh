@@ -101,6 +101,16 @@ for from in cpu cuda; do
     run $from-$to gpt2.ini $keys run.device=$to
     check "a checkpoint of $from resumes on $to" close $from-$to gpt2-cpu 1e-5
 done
+
+# ---- states of the optimizer in the host's memory ----
+for p in bf16 fp32; do
+    run host-$p gpt2.ini run.device=cuda run.precision=$p optim.states=host
+    check "$p, states on the host: the same losses, norms and tensors" same_run host-$p gpt2-$p $steps
+    run moved-$p gpt2.ini run.device=cuda run.precision=$p optim.states=host train.stop_at=$half
+    run moved-$p gpt2.ini run.device=cuda run.precision=$p
+    check "$p: and back on the GPU after a stop" same_run moved-$p gpt2-$p $steps
+done
+check "and says so" grep -q 'optim.states: .* in the host' host-bf16.err
 expect 0 loss "$mt" eval --config gpt2.ini run.dir=gpt2-bf16 run.device=cuda
 expect 0 Line "$mt" generate --run gpt2-bf16 --prompt Line --tokens 4
 
@@ -121,6 +131,16 @@ if [ -s gpt2-fp32.kernels ]; then
     planned=$("$mt" plan --config gpt2.ini run.device=cuda | sed -n 's/^ *total *\([0-9,]*\).*/\1/p' | tr -d ,)
     taken=$(sed -n 's/^\([0-9]*\) bytes of device memory$/\1/p' gpt2-bf16.kernels)
     check "device memory taken is planned memory ($taken, $planned)" [ "$taken" = "$planned" ]
+    planned_host=$("$mt" plan --config gpt2.ini run.device=cuda optim.states=host | sed -n 's/^ *total *\([0-9,]*\).*/\1/p' | tr -d ,)
+    taken=$(sed -n 's/^\([0-9]*\) bytes of device memory$/\1/p' host-bf16.kernels)
+    check "with states on the host, too ($taken, $planned_host)" [ "$taken" = "$planned_host" ]
+    weights=$(sed -n 's/^parameters *\([0-9,]*\).*/\1/p' <<<"$("$mt" plan --config gpt2.ini)" | tr -d ,)
+    check "which are 12 bytes of each of $weights weights" [ $((planned - planned_host)) -ge $((12 * weights)) ]
+    # a GPU that has room for what is left, not for all
+    tight=$(((768 << 20) + planned_host + 4096))
+    expect 9 "optim.states=host" env EMU_MEMORY=$tight "$mt" --config gpt2.ini run.dir=tight run.device=cuda
+    EMU_MEMORY=$tight run tight gpt2.ini run.device=cuda optim.states=host
+    check "a GPU too small for the states trains" same_run tight gpt2-bf16 $steps
 else
     skip "launches counted, missing GPU, full GPU: not on the emulator"
 fi

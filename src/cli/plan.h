@@ -53,8 +53,9 @@ typedef struct {
                      const PlanKind *); /* NULL: a member of MemoryPlan, int64_t, at `field` */
     bool (*shown)(const PlanTable *);   /* is it shown in the text? NULL: always */
     size_t field;
-    bool is_count;                       /* it counts FLOP */
-    bool (*on_host)(const PlanTable *t); /* it lies in the host's memory even if the total is a GPU's; NULL: never */
+    bool is_count; /* it counts FLOP */
+    bool (*on_host)(
+        const PlanTable *t); /* it lies in the host's memory even if the total is a GPU's; NULL: never */
 } PlanFigure;
 
 /* What a rank takes, the total last; what it does in a step. A figure without a key ends each table. */

@@ -95,9 +95,10 @@ typedef struct {
 
 /* Bytes of one rank; what `megatrain plan` prints. */
 typedef struct {
-    int64_t state;  /* weights, gradients, moments, tables, batches, boundary buffers */
-    int64_t states; /* with states_on_host what the optimizer alone reads, in the host's memory; else part of state */
-    int64_t save;  /* of all units in flight, over all stages; of it by region: */
+    int64_t state; /* weights, gradients, moments, tables, batches, boundary buffers */
+    int64_t
+        states; /* with states_on_host what the optimizer alone reads, in the host's memory; else part of state */
+    int64_t save; /* of all units in flight, over all stages; of it by region: */
     int64_t save_region[REGION_COUNT];
     StagePlan stages[PARTS_STAGES];
     int stage_count;
@@ -186,7 +187,7 @@ typedef struct {
     SetupArena setup;
     Arena state, scratch, scratch_forward;
     Arena states; /* in the host's memory (device_alloc_far); empty without states_on_host */
-    Arena save; /* what the executor's heap is in */
+    Arena save;   /* what the executor's heap is in */
 } TrainMemory;
 
 /* The batch that the hooks are serving. */

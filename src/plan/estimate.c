@@ -21,7 +21,8 @@ StateBytes state_bytes(const TrainSpec *s, Grid g)
     const int experts = g.ep ? g.tp * cp * g.dp / (g.ep * (g.etp ? g.etp : 1)) : 1;
     /* in f32 the weights that layers read are the optimizer's own */
     const bool away = s->update.states_on_host && s->device.kind == DEVICE_CUDA;
-    return (StateBytes){ .cut = (away ? 0 : 2 * dtype_size(s->update.moments) + (narrow ? wide : 0)) + cut_too,
+    return (StateBytes){ .cut =
+                             (away ? 0 : 2 * dtype_size(s->update.moments) + (narrow ? wide : 0)) + cut_too,
                          .whole = grad + value - cut_too,
                          .dense_copies = s->update.zero ? cp * g.dp * replicas : 1,
                          .expert_copies = s->update.zero ? experts * replicas : 1 };

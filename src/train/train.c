@@ -73,7 +73,8 @@ static void say_start(const Loop *l, int64_t end)
              units_bytes(c, p->state), units_bytes(d, p->save), units_bytes(e, p->scratch), where,
              l->peak_source, l->peak_flops * 1e-9);
     say_ranks(l);
-    if (p->states && p->host_apart) log_info("optim.states: %s in the host's memory", units_bytes(b, p->states));
+    if (p->states && p->host_apart)
+        log_info("optim.states: %s in the host's memory", units_bytes(b, p->states));
     else if (p->states) log_info("optim.states=host: the device is the host, its memory holds all");
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
     const DatasetStage data = dataset_stage(l->run.train, t->progress.samples);
