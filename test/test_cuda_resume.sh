@@ -134,7 +134,7 @@ if [ -s gpt2-fp32.kernels ]; then
     planned_host=$("$mt" plan --config gpt2.ini run.device=cuda optim.states=host | sed -n 's/^ *total *\([0-9,]*\).*/\1/p' | tr -d ,)
     taken=$(sed -n 's/^\([0-9]*\) bytes of device memory$/\1/p' host-bf16.kernels)
     check "with states on the host, too ($taken, $planned_host)" [ "$taken" = "$planned_host" ]
-    weights=$(sed -n 's/^parameters *\([0-9,]*\).*/\1/p' <<<"$("$mt" plan --config gpt2.ini)" | tr -d ,)
+    weights=$("$mt" plan --config gpt2.ini | sed -n 's/^ *\([0-9,]*\) parameters$/\1/p' | tr -d ,)
     check "which are 12 bytes of each of $weights weights" [ $((planned - planned_host)) -ge $((12 * weights)) ]
     # a GPU that has room for what is left, not for all
     tight=$(((768 << 20) + planned_host + 4096))

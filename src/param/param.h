@@ -14,8 +14,8 @@
  *   grad   i64 fixed point (or f32 with reproducible = run)
  *   master          f32, this rank's ZeRO shards alone; where the value is f32, the value itself
  *   m, v            f32 or bf16, likewise this rank's ZeRO shards
- * What the optimizer alone reads (m, v, a master that is not the value) may lie in memory of the host, where ops reach it
- * over a link (device_alloc_far).
+ * What the optimizer alone reads (m, v, a master that is not the value) may lie in memory of the host, where ops reach
+ * it over a link (device_alloc_far).
  * With ZERO_GRADS `grad` has of the weights of units this rank's shards alone, with ZERO_VALUES `value`, too: a unit's
  * gradients, or values, are whole only while somebody works on it, in buffers of optim/units.h.
  * A table of the tensors (FlatPart) lets one op run over them all. Every rank has statistics and fixed-point shifts of
