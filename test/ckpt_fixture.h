@@ -126,7 +126,7 @@ static inline Err rank_open(Rank *r)
     memset(r->memory, j->poison ? 0xFF : 0, bytes);
     arena_init(&state, "state", r->memory, (int64_t)bytes);
     TRY(grad_stats_init(&r->stats, r->reg.count, !j->kind.weights_only, &state));
-    TRY(param_store_init(&r->store, &r->reg, &r->stats, &state,
+    TRY(param_store_init(&r->store, &r->reg, &r->stats, (StoreMemory){ &state, &state },
                          (StoreKinds){ .grads = j->kind.weights_only ? GRADS_NONE : GRADS_I64 }));
     r->store.group[PARAM_DENSE] = j->grid.zero_group ? &r->world.zero : &r->world.dp;
     r->params = param_set_single(&r->store, &r->stats);

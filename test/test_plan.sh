@@ -608,6 +608,24 @@ want = {"evaluations": 2 * 2 * p["evaluation_batch_ms"] / 50, "checkpoints": 1e3
 assert all(abs(b[k] / want[k] - 1) < 1e-5 for k in want) and plan["checkpoint_bytes"] == sum(plan["checkpoint_shards"]), (b, want)
 assert abs((p["step_ms"] + sum(b.values())) / p["all_ms"] - 1) < 1e-5
 EOP
+# states of the optimizer in the host's memory: 12 bytes of a parameter each way over the link, and no more of the device's
+sed '$a host_gb_s = 40' "$root/config/devices/h100.ini" >link.ini
+for states in device host; do
+    "$mt" plan --config "$root/config/llama3-8b.ini" --world 8 --device ./link.ini --json parallel.tp=1 parallel.zero=1 \
+        model.vocab=128256 optim.states=$states >states-$states.json
+done
+check "states on the host take the link's time, and none of the GPU's memory" python3 - <<'EOP'
+import json
+was, now = (json.load(open(f"states-{k}.json")) for k in ("device", "host"))
+rank = now["ranks"][0]
+share = rank["moments"] / 8
+assert rank["weights"] == 4 * share and was["ranks"][0]["moments"] == rank["moments"] and share >= now["parameters"] / 8
+assert was["ranks"][0]["total"] - rank["total"] == 12 * share and was["memory_on_host"] == now["memory_on_host"] is True
+assert now["states_on_host"] and not was["states_on_host"]
+took = now["predicted"]["ms"]["optimizer"]
+assert abs(took / (1e3 * 12 * share / 40e9) - 1) < 0.01, took
+assert abs(now["predicted"]["step_ms"] - was["predicted"]["step_ms"] - (took - was["predicted"]["ms"]["optimizer"])) < 1
+EOP
 check "the picture is whole" grep -q '^</svg>' step.svg
 "$mt" plan --config plan.ini --world 4 --json >plan.json
 check "no device, no time" grep -q '"predicted":null' plan.json

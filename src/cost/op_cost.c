@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/int64.h"
 #include "cost/cost.h"
 #include "cost/measured.h"
 
@@ -74,11 +75,18 @@ static const Tensor *partly_used(const OpInfo *info, const void *args)
     return NULL;
 }
 
-/* Of a table the rows that are looked up, of others all. */
+/* Elements that all parts of the flat buffers (step.h) may have; of other ops more than any tensor has. */
+static int64_t in_parts(OpId id, const void *args)
+{
+    if (id == OP_grad_stats) return ((const grad_stats_args *)args)->chunks * FLAT_CHUNK;
+    return id == OP_adamw ? ((const adamw_args *)args)->chunks * FLAT_CHUNK : INT64_MAX;
+}
+
+/* Of a table the rows that are looked up, of flat buffers what has parts, of others all. */
 static double tensor_part(OpId id, const void *args, const OpField *f)
 {
     const Tensor t = *tensor_at(f, args);
-    int64_t rows = t.dim[0];
+    int64_t rows = min64(t.dim[0], in_parts(id, args));
     if (id == OP_embedding_fwd && !strcmp(f->name, "table"))
         rows = ((const embedding_fwd_args *)args)->index.dim[0];
     if (id == OP_embedding_grad && !strcmp(f->name, "dtable"))
