@@ -95,6 +95,12 @@ for f in three/*; do
 done
 into hub/models--a--b/snapshots/0123 hub.run 2>err.txt
 check "the hub's cache: $(head -1 err.txt)" same_weights hub.run one.run
+# what goes along with a tokenizer is no way to this machine's other files
+cp -r three leading
+echo secret >elsewhere.txt
+ln -sf ../elsewhere.txt leading/chat_template.jinja
+expect 4 "is a link that leads out of the folder" into leading leading.run
+check "nothing of it is kept" [ ! -e leading.run ]
 # tables that older files hold are passed over
 /usr/bin/python3 - "$root/test/tools" <<'P'
 import os, shutil, sys

@@ -83,6 +83,8 @@ static Err find_tokenizer(const char *folder, char spec[PATH_MAX], uint32_t *crc
     Tokenizer *t;
     char path[PATH_MAX];
     *found = false;
+    for (int i = 0; kept_tokenizer_files[i]; i++)
+        if (holds(folder, kept_tokenizer_files[i], path)) TRY(hf_folder_check_link(folder, path));
     if (holds(folder, "tokenizer.json", spec)) {
     } else if (holds(folder, "vocab.json", path) && holds(folder, "merges.txt", path)) {
         snprintf(spec, PATH_MAX, "%s", folder);

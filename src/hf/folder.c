@@ -48,8 +48,7 @@ static bool lies_in(const char *path, const char *folder)
     return !strncmp(path, real, n) && path[n] == '/';
 }
 
-/* A link may lead to another file of the folder, or to the blobs beside the snapshots of the hub's cache. */
-static Err check_link(const char *folder, const char *path)
+Err hf_folder_check_link(const char *folder, const char *path)
 {
     char real[PATH_MAX], blobs[PATH_MAX], whole[PATH_MAX];
     struct stat st;
@@ -71,7 +70,7 @@ static Err open_file(HfFolder *f, const char *name, SetupArena *a)
     HfFile *file = &f->files[f->file_count];
     TRY(join(path, f->path, name));
     if (!file_exists(path)) return err_set(ERR_CKPT, "'%s' is missing, which the index names", path);
-    TRY(check_link(f->path, path));
+    TRY(hf_folder_check_link(f->path, path));
     TRY(setup_strdup(a, path, &file->path));
     TRY_AS(ERR_CKPT, file_open_regular(path, &file->fd, &file->size_bytes));
     f->file_count++;
@@ -155,7 +154,7 @@ static Err check_index(const HfFolder *f, const char *path, const Json *map)
 static Err open_with_index(HfFolder *f, const char *path, SetupArena *a)
 {
     Json *root;
-    TRY(check_link(f->path, path));
+    TRY(hf_folder_check_link(f->path, path));
     TRY_AS(ERR_CKPT, json_read_file(path, ST_MAX_HEADER_BYTES, &root));
     const Json *map = json_get(root, "weight_map");
     Err err = open_indexed(f, path, map, a);

@@ -37,6 +37,10 @@ typedef struct {
 /* True if the folder holds such weights, and no checkpoint of ours. */
 bool hf_folder_is(const char *path);
 
+/* ERR_CKPT if a file of the folder is a link, but to another of its files, or to the blobs beside the snapshots of the
+ * hub's cache: what came from elsewhere must not read other files of this machine. */
+Err hf_folder_check_link(const char *folder, const char *path);
+
 /* Takes memory from `a`. Errors, one line each: ERR_CKPT, naming file and tensor. hf_folder_close also after one. */
 Err hf_folder_open(const char *path, SetupArena *a, HfFolder *out);
 void hf_folder_close(HfFolder *f);
