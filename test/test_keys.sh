@@ -162,6 +162,8 @@ optim.beta2                | 0.5          | loss
 optim.moments              | bf16         | loss
 optim.eps                  | 1e-3         | loss
 optim.clip                 | 0            | loss
+optim.mup_base             | 16           | loss
+optim.mup_head_dim         | 2            | loss | optim.mup_base=16
 data.train                 | b            | loss
 data.valid                 | a            | valid
 data.split                 | 50,50        | loss | data.valid=

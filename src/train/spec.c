@@ -112,8 +112,7 @@ _Static_assert((int)TRAIN_RECOMPUTE_NONE == RECOMPUTE_NONE &&
 
 static MupSpec mup_spec(const Config *cfg)
 {
-    return (MupSpec){ .width = (float)cfg->model.hidden / (float)cfg->optim.mup_base,
-                      .head_dim = (int)cfg->optim.mup_head_dim };
+    return (MupSpec){ .width = config_mup_width(cfg), .head_dim = (int)cfg->optim.mup_head_dim };
 }
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
