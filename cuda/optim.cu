@@ -312,20 +312,21 @@ template <class M> struct AdamArgs {
     const float *g;
     const StepValues *step;
     FlatTable table;
-    float beta1, beta2, eps, decay;
+    float beta1, beta2, eps, decay, hidden_rate;
     bool wide;
 };
 
 /* The same in every element of a tensor. */
 struct AdamStep {
-    float scale, rest1, rest2, inverse1, inverse2, lr, decay;
+    float scale, rest1, rest2, inverse1, inverse2, lr, eps, decay;
 };
 
 template <class M> __device__ __forceinline__ AdamStep adam_step(const AdamArgs<M> &a, const FlatPart &p)
 {
     const StepValues *s = a.step;
+    const float share = p.flags & FLAT_HIDDEN ? a.hidden_rate : 1.0f;
     const AdamStep c = { s->grad_scale,        1.0f - a.beta1, 1.0f - a.beta2, 1.0f / s->correct1,
-                         1.0f / s->correct2, s->lr,          p.flags & FLAT_DECAYS ? a.decay : 0.0f };
+                         1.0f / s->correct2, s->lr * share,  a.eps * share,  p.flags & FLAT_DECAYS ? a.decay : 0.0f };
     return c;
 }
 
@@ -335,7 +336,7 @@ __device__ __forceinline__ float adam_element(const AdamArgs<M> &a, const AdamSt
     const float g = grad * c.scale;
     const float m = fmaf(a.beta1, to_float(*pm), c.rest1 * g);
     const float v = fmaf(a.beta2, to_float(*pv), c.rest2 * (g * g));
-    const float u = (m * c.inverse1) / (sqrtf(v * c.inverse2) + a.eps);
+    const float u = (m * c.inverse1) / (sqrtf(v * c.inverse2) + c.eps);
     *pm = from_float<M>(m);
     *pv = from_float<M>(v);
     return fmaf(-c.lr, fmaf(c.decay, w, u), w);
@@ -407,6 +408,7 @@ template <class C, class M> static void launch_adamw(Stream *s, const adamw_args
                                a->beta2,
                                a->eps,
                                a->decay,
+                               a->hidden_rate,
                                wide };
     const AdamCopy<C> copy = { data_of<C>(a->copy) };
     const unsigned grid = static_cast<unsigned>(a->chunks * ADAM_BLOCKS);

@@ -661,6 +661,7 @@ static const Rule rules[] = {
     { "optim.moments=bf16 optim.beta2=0.9962", "optim.moments=bf16 optim.beta2=0.996",
       "the second moment would not fall: 1 - beta2 must be 2^-8 (0.0039) or more", 1 },
     { "optim.beta2=0.99999999", "optim.beta2=0.9999999", "optim.beta2 = '0.99999999': must be below 1", 1 },
+    { "optim.mup_head_dim=8", "optim.mup_head_dim=8 optim.mup_base=64", "there is no base model: give mup_base", 1 },
     { "optim.warmup=1000", "optim.warmup=999", "the warm-up must be shorter than decay_steps", 1 },
     { "train.steps=2 optim.warmup=10", "train.stop_at=2 optim.warmup=10",
       "longer run: train.stop_at=2 instead of", 1 },

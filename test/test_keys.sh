@@ -163,6 +163,8 @@ optim.moments              | bf16         | loss
 optim.states               | host         | same the device is the host
 optim.eps                  | 1e-3         | loss
 optim.clip                 | 0            | loss
+optim.mup_base             | 16           | loss
+optim.mup_head_dim         | 2            | loss | optim.mup_base=16
 data.train                 | b            | loss
 data.valid                 | a            | valid
 data.split                 | 50,50        | loss | data.valid=

@@ -560,11 +560,13 @@ static Err head_b(Rig *r, Tensor dy, Tensor dx)
 
 TEST(head_and_loss)
 {
-    Rig r;
-    rig_open(&r);
-    r.spec = (ModelSpec){ .vocab = VOCAB, .padded_vocab = PADDED, .hidden = HIDDEN };
-    OK(head_register(&r.head, &r.registry, &r.spec, -1));
-    check_layer(&r, (Case){ head_f, head_b, HIDDEN });
+    for (int width = 0; width <= 3; width += 3) {
+        Rig r;
+        rig_open(&r);
+        r.spec = (ModelSpec){ .vocab = VOCAB, .padded_vocab = PADDED, .hidden = HIDDEN, .mup.width = (float)width };
+        OK(head_register(&r.head, &r.registry, &r.spec, -1));
+        check_layer(&r, (Case){ head_f, head_b, HIDDEN });
+    }
 }
 
 static Err block_f(Rig *r)
@@ -658,7 +660,8 @@ static void check_further(Recompute recompute, float dropout)
     rig_open(&r);
     r.spec = (ModelSpec){ .layers = 1, .hidden = HIDDEN, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40,
                           .tp_blocks = 2, .norm_eps = 1e-3f, .bias = true, .activation = ACT_GELU, .vocab = VOCAB,
-                          .padded_vocab = PADDED, .dropout = dropout, .seed = 5, .recompute = layer_pattern_all(recompute) };
+                          .padded_vocab = PADDED, .dropout = dropout, .seed = 5, .recompute = layer_pattern_all(recompute),
+                          .mup.width = dropout > 0 ? 0 : 1.5f };
     OK(head_register(&r.head, &r.registry, &r.spec, -1)); /* (as the table, too) */
     for (int i = 0; i < 2; i++) {
         r.further[i].depth = i + 1;

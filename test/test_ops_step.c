@@ -507,15 +507,16 @@ static StepValues adam_step(void)
 }
 
 enum { ADAM_PLAIN = 1, ADAM_SKIP = 2, ADAM_COPY = 4, ADAM_AHEAD = 10 };
+#define ADAM_HIDDEN 0.3f
 
 /* Two tensors in n elements of the shards, of which the last of the first half is nobody's; in whole buffers they lie
- * ADAM_AHEAD elements further. The second decays. */
+ * ADAM_AHEAD elements further. The second decays, and is a matrix of a block. */
 static void adam_parts(FlatPart part[2], int64_t n)
 {
     const int64_t half = n / 2;
     part[0] = (FlatPart){ .grad = ADAM_AHEAD, .value = ADAM_AHEAD, .count = half - 1 };
     part[1] = (FlatPart){ .grad = half + ADAM_AHEAD, .value = half + ADAM_AHEAD, .shard = half, .count = n - half, .chunk = flat_chunks(half - 1),
-                          .number = 1, .flags = FLAT_DECAYS };
+                          .number = 1, .flags = FLAT_DECAYS | FLAT_HIDDEN };
 }
 
 static void case_adamw(Env *e, const Shape *p)
@@ -533,7 +534,7 @@ static void case_adamw(Env *e, const Shape *p)
     const int first = part[0].count > 0 ? 0 : 1; /* tables have no empty tensors */
     part[first].chunk = 0;
     RUN(e, adamw, .w = w, .m = m, .v = v, .g = g, .copy = copy, .shift = shift, .step = &step, .beta1 = 0.9f,
-        .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .parts = parts_of(part + first, 2 - first),
+        .beta2 = 0.95f, .eps = 1e-3f, .decay = 0.1f, .hidden_rate = ADAM_HIDDEN, .parts = parts_of(part + first, 2 - first),
         .chunks = part[1].chunk + flat_chunks(part[1].count));
     for (int64_t i = 0; e->check && i < n; i++) {
         float w0 = *(const float *)env_before(e, env_f(w, i + ahead)), m0 = *(const float *)env_before(e, env_f(m, i));
@@ -543,13 +544,15 @@ static void case_adamw(Env *e, const Shape *p)
         f *= 0.7f;
         skip = p->flags & ADAM_SKIP || i == part[1].shard - 1;
         float m1 = fmaf(0.9f, m0, (1.0f - 0.9f) * f), v1 = fmaf(0.95f, v0, (1.0f - 0.95f) * (f * f));
-        float u = m1 * (1.0f / 0.271f) / (sqrtf(v1 * (1.0f / 0.05f)) + 1e-8f);
-        float w1 = fmaf(-0.01f, fmaf(decay, w0, u), w0), *to = env_f(copy, i + ADAM_AHEAD);
+        const float share = i < part[1].shard ? 1 : ADAM_HIDDEN;
+        float u = m1 * (1.0f / 0.271f) / (sqrtf(v1 * (1.0f / 0.05f)) + 1e-3f * share);
+        float w1 = fmaf(-(0.01f * share), fmaf(decay, w0, u), w0), *to = env_f(copy, i + ADAM_AHEAD);
         CHECK(env_f(w, i + ahead)[0] == (skip ? w0 : w1) && env_f(m, i)[0] == (skip ? m0 : m1));
         CHECK(env_f(v, i)[0] == (skip ? v0 : v1));
         if (copied) CHECK(*to == (skip ? *(const float *)env_before(e, to) : w1));
         double dm = 0.9 * (double)m0 + 0.1 * (double)f, dv = 0.95 * (double)v0 + 0.05 * (double)f * (double)f;
-        double want = (double)w0 - 0.01 * (dm / 0.271 / (sqrt(dv / 0.05) + 1e-8) + (double)decay * (double)w0);
+        const double rate = i < part[1].shard ? 1 : 0.3;
+        double want = (double)w0 - 0.01 * rate * (dm / 0.271 / (sqrt(dv / 0.05) + 1e-3 * rate) + (double)decay * (double)w0);
         if (!skip) CHECK_CLOSE((double)env_f(w, i + ahead)[0], want, 3e-7, "element %d", (int)i);
     }
 }

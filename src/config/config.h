@@ -136,6 +136,9 @@ Err config_can_read(const Config *c, const char *values);
 /* model.activation, once it is no longer auto. */
 Activation config_activation(const Config *c);
 
+/* hidden / optim.mup_base; 1 where there is none. */
+float config_mup_width(const Config *c);
+
 /* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
 void config_dump(const Config *c, FILE *out, bool origins);
 

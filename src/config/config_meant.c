@@ -123,6 +123,8 @@ static const Alias aliases[] = {
     ONE("adam_beta1", optim, beta1),
     ONE("adam_beta2", optim, beta2),
     ONE("adam_eps adam_epsilon epsilon", optim, eps),
+    ONE("mup_base_hidden_size scaling_base_hidden_size", optim, mup_base),
+    ONE("mup_base_head_dim", optim, mup_head_dim),
     ONE("grad_clip clip_grad max_grad_norm max_norm", optim, clip),
     ONE("dataset data_path train_data train_data_path dataset_path", data, train),
     ONE("valid_data valid_data_path val_data eval_data validation", data, valid),

@@ -56,6 +56,11 @@ bool config_is_default(const Config *c, ConfigId id)
 
 bool config_is_latent(const Config *c) { return c->model.attention == MODEL_ATTENTION_MLA; }
 
+float config_mup_width(const Config *c)
+{
+    return c->optim.mup_base ? (float)c->model.hidden / (float)c->optim.mup_base : 1;
+}
+
 int64_t config_qkv_width(const Config *c)
 {
     return (c->model.heads + 2 * c->model.kv_heads) * c->model.head_dim;

@@ -281,6 +281,8 @@ Err CPU(step_finish)(Stream *s, const step_finish_args *a)
  *   v = fma(beta2, v, (1 - beta2) * (g * g))
  *   u = (m * (1 / correct1)) / (sqrt(v * (1 / correct2)) + eps)
  *   w = w - lr * fma(decay, w, u)                  (product and difference fused)
+ *
+ * Of matrices of blocks lr and eps are first multiplied by hidden_rate.
  */
 typedef struct {
     vf unit, scale, beta1, rest1, beta2, rest2, inverse1, inverse2, eps, decay, lr;
@@ -298,7 +300,8 @@ typedef struct {
 static AdamConstants adam_constants(const adamw_args *a, const FlatPart *p)
 {
     const StepValues *v = a->step;
-    float unit = a->g.dtype == F32 ? 1.0f : fix_scale(-((const int32_t *)a->shift.data)[p->number]);
+    const float unit = a->g.dtype == F32 ? 1.0f : fix_scale(-((const int32_t *)a->shift.data)[p->number]);
+    const float share = p->flags & FLAT_HIDDEN ? a->hidden_rate : 1.0f;
     return (AdamConstants){ .unit = vf_set1(unit),
                             .scale = vf_set1(v->grad_scale),
                             .beta1 = vf_set1(a->beta1),
@@ -307,9 +310,9 @@ static AdamConstants adam_constants(const adamw_args *a, const FlatPart *p)
                             .rest2 = vf_set1(1.0f - a->beta2),
                             .inverse1 = vf_set1(1.0f / v->correct1),
                             .inverse2 = vf_set1(1.0f / v->correct2),
-                            .eps = vf_set1(a->eps),
+                            .eps = vf_set1(a->eps * share),
                             .decay = vf_set1(p->flags & FLAT_DECAYS ? a->decay : 0),
-                            .lr = vf_set1(v->lr) };
+                            .lr = vf_set1(v->lr * share) };
 }
 
 static void adam_copy(Tensor copy, const float *w, int64_t first, int64_t end)

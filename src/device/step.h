@@ -51,7 +51,8 @@ typedef struct {
 } FlatPart;
 
 enum { FLAT_CHUNK = 32768 };
-enum { FLAT_DECAYS = 1, FLAT_COUNTS = 2 }; /* its weights decay; it is in this rank's statistics */
+/* Its weights decay; it is in this rank's statistics; it is a matrix of a block. */
+enum { FLAT_DECAYS = 1, FLAT_COUNTS = 2, FLAT_HIDDEN = 4 };
 
 static inline int64_t flat_chunks(int64_t count) { return (count + FLAT_CHUNK - 1) / FLAT_CHUNK; }
 

@@ -301,6 +301,7 @@ static Err open_optim(Trainer *t)
                         .step = t->step_values,
                         .sums = t->executor.sums,
                         .adamw = s->update.adamw,
+                        .hidden_rate = 1 / model_width(&s->model),
                         .bias_rate = s->model.moe.balance.bias_rate,
                         .headroom_bits = t->executor.ctx.canon.headroom_bits };
     for (int r = 0; r < t->params.replicas; r++) {

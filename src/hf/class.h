@@ -65,6 +65,10 @@ Err hf_config_parse(const char *name, const char *text, int64_t size_bytes, Setu
  * no class can say. */
 Err hf_class_of(const Config *cfg, HfClass *out);
 
+/* May the norm before the head stand for what muP multiplies (HfNaming.width)? ERR_CONFIG: scores are multiplied, too,
+ * or modules of multi-token prediction read that norm. */
+Err hf_check_mup(const Config *cfg);
+
 /* What config.json and generation_config.json say besides the model. */
 typedef struct {
     const char *dtype;     /* of the weights: "float32", "bfloat16", "float16" */

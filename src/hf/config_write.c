@@ -279,11 +279,23 @@ static Err compare(const Config *cfg, HfClass c, const HfExport *x, Nearest *n)
     return err == ERR_MEMORY ? err : ERR_OK;
 }
 
+Err hf_check_mup(const Config *cfg)
+{
+    const int64_t head_dim = cfg->optim.mup_head_dim;
+    if (head_dim && head_dim != cfg->model.head_dim)
+        return err_set(ERR_CONFIG, "no class of transformers has scores as muP with optim.mup_head_dim = %lld",
+                       (long long)head_dim);
+    if (!cfg->model.mtp_layers || !cfg->optim.mup_base || cfg->optim.mup_base == cfg->model.hidden) return ERR_OK;
+    return err_set(ERR_CONFIG, "no class of transformers has model.mtp_layers = %lld beside optim.mup_base = %lld",
+                   (long long)cfg->model.mtp_layers, (long long)cfg->optim.mup_base);
+}
+
 Err hf_class_of(const Config *cfg, HfClass *out)
 {
     const HfExport any = { .dtype = "float32", .vocab = 256, .bos = HF_NONE, .eos = HF_NONE, .pad = HF_NONE };
     Nearest n = { .count = CFG_COUNT, .refuser = HF_CLASSES };
     char buf[CONFIG_VALUE_BYTES];
+    TRY(hf_check_mup(cfg));
     for (int c = 0; c < HF_CLASSES && n.count; c++) TRY(compare(cfg, (HfClass)c, &any, &n));
     *out = n.class;
     if (!n.count) return ERR_OK;

@@ -106,6 +106,7 @@ static Err load(Loader *x, const Config *cfg, SetupArena *a)
                        "checkpoint.upcycle wants a checkpoint, '%s' is a folder of Hugging Face's", l->path),
                err_hint("megatrain convert makes one of it");
     TRY(hf_config_read(l->path, a, &hf));
+    TRY(hf_check_mup(cfg));
     if (first) TRY(compare(&hf, cfg));
     TRY(hf_weights_open(l->path, &hf, cfg, l->params->whole, a, &x->model));
     if (first) TRY(hf_weights_check_twins(&x->model, l->params->whole));

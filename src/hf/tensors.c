@@ -148,7 +148,8 @@ HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
                        .nope = cfg->model.qk_nope_head_dim,
                        .rope = cfg->model.qk_rope_head_dim,
                        .kv_rank = cfg->model.kv_lora_rank,
-                       .tied = cfg->model.tied };
+                       .tied = cfg->model.tied,
+                       .width = config_mup_width(cfg) };
 }
 
 bool hf_naming_gguf(HfClass kind, const Config *cfg, HfNaming *out)
@@ -341,6 +342,7 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
     out.row = s.step * (turned ? 1 : columns);
     out.column = turned ? s.their_rows : 1;
     out.more = vector && (GEMMA >> n->kind & 1); /* (its only vectors are norms') */
+    out.width = strncmp(p->name, "final_norm.", strlen("final_norm.")) ? 1 : n->width;
     return out;
 }
 

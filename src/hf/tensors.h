@@ -32,6 +32,7 @@ typedef struct {
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t nope, rope, kv_rank; /* latent attention */
     bool tied;
+    float width; /* muP: their last norm is ours divided by it, so that their logits are the same without it */
 } HfNaming;
 
 typedef struct {
@@ -40,8 +41,12 @@ typedef struct {
     int64_t shape[HF_DIMS]; /* that their tensor has */
     Box box;
     int64_t first, row, column;
-    float more; /* by what our numbers are above theirs: Gemma's norms multiply by 1 + w */
+    /* Of a norm: theirs = ours / width - more. Gemma's norms multiply by 1 + w. */
+    float width, more;
 } HfPart;
+
+/* Are its numbers not just theirs, in another place? */
+static inline bool hf_part_differs(const HfPart *p) { return p->more > 0 || p->width < 1 || p->width > 1; }
 
 /* Names with that prefix; NULL: as transformers writes them. */
 HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix);

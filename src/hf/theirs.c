@@ -210,13 +210,13 @@ static Err fill_part(const TheirsList *l, const Theirs *t, const HfPart *part, i
     box.offset[d] += low;
     box.shape[d] = high - low;
     const int64_t to = part->first + low * stride - first;
-    if (part->column == 1 && part->row == box.shape[1] && !(part->more > 0)) /* as they are */
+    if (part->column == 1 && part->row == box.shape[1] && !hf_part_differs(part)) /* as they are */
         return ckpt_values_read(l->values, t->param->name, box, out + to, part->row);
     TRY(ckpt_values_read(l->values, t->param->name, box, scratch, box.shape[1]));
     for (int64_t r = 0; r < box.shape[0]; r++) {
         const float *from = scratch + r * box.shape[1];
         float *row = out + to + r * part->row;
-        if (part->more > 0) row[0] = from[0] - part->more; /* (a vector) */
+        if (hf_part_differs(part)) row[0] = from[0] / part->width - part->more; /* (a vector) */
         else if (part->column == 1) memcpy(row, from, (size_t)box.shape[1] * sizeof *row);
         else
             for (int64_t c = 0; c < box.shape[1]; c++) row[c * part->column] = from[c];

@@ -277,11 +277,11 @@ static Err read_run(const HfWeights *m, const HfPart *part, const HfTensor *t, R
     return strcmp(t->t.dtype, "F8_E4M3") ? ERR_OK : scale(m, t, r);
 }
 
-/* A vector whose numbers are above theirs. */
-static Err read_above(const HfWeights *m, const HfPart *part, const HfTensor *t, Run r)
+/* A vector whose numbers are not theirs. */
+static Err read_norm(const HfWeights *m, const HfPart *part, const HfTensor *t, Run r)
 {
     TRY(read_run(m, part, t, r));
-    for (int64_t i = 0; i < r.count; i++) r.out[i * r.ld] += part->more;
+    for (int64_t i = 0; i < r.count; i++) r.out[i * r.ld] = (r.out[i * r.ld] + part->more) * part->width;
     return ERR_OK;
 }
 
@@ -296,7 +296,7 @@ static Err read_part(const HfWeights *m, const HfPart *part, Box box, float *out
     const int64_t first = part->first + (in.offset[0] - part->box.offset[0]) * part->row +
                           (in.offset[1] - part->box.offset[1]) * part->column;
     out += (in.offset[0] - box.offset[0]) * ld + in.offset[1] - box.offset[1];
-    if (part->more > 0) return read_above(m, part, t, (Run){ first, part->row, rows, out, ld });
+    if (hf_part_differs(part)) return read_norm(m, part, t, (Run){ first, part->row, rows, out, ld });
     if (along_rows) {
         for (int64_t c = 0; c < columns; c++)
             TRY(read_run(m, part, t, (Run){ first + c * part->column, part->row, rows, out + c, ld }));

@@ -77,13 +77,12 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
     Attention *a = own;
     const int64_t q = (int64_t)s->heads * s->head_dim, kv = (int64_t)s->kv_heads * s->head_dim;
     const int64_t gate = s->attention_gate ? q : 0;
-    const float scale = s->attention_scale > 0 ? s->attention_scale : 1 / sqrtf((float)s->head_dim);
     *a = (Attention){ .spec = s,
-                      .core = attention_core(s, name, layer, scale),
+                      .core = attention_core(s, name, layer, model_attention_scale(s, 1)),
                       .kv_parts = kv_head_parts(s->tp_blocks, s->heads, s->kv_heads, s->head_dim) };
     TRY(linear_register(&a->qkv, reg,
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
-                                      .bias = model_qkv_bias(s), .std = s->init_std,
+                                      .bias = model_qkv_bias(s), .std = model_hidden_std(s),
                                       .section = { q, kv, kv, gate },
                                       .interleave = s->kv_heads * a->kv_parts }));
     TRY(register_qk_norms(a, reg, name));

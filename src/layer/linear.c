@@ -31,7 +31,7 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
                     .interleave = spec.interleave,
                     .init = INIT_NORMAL,
                     .std = spec.std,
-                    .flags = PARAM_DECAY };
+                    .flags = PARAM_DECAY | PARAM_HIDDEN };
     memcpy(w.section, spec.section, sizeof w.section);
     snprintf(name, sizeof name, "%s.%s.weight", spec.owner, spec.name);
     TRY(param_add(reg, w, &l->weight));

@@ -24,11 +24,19 @@ Err head_register(Head *h, ParamRegistry *reg, const ModelSpec *spec, int tied_w
     return param_add(reg, w, &h->weight);
 }
 
+/* In place: logits by what x times the weight is, and gradients likewise. */
+static Err scale_logits(const Head *h, Ctx *c, Tensor logits)
+{
+    const float width = model_width(h->spec);
+    return width < 1 || width > 1 ? op(c->s, scale, .y = logits, .x = logits, .factor = 1 / width) : ERR_OK;
+}
+
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
 {
     const float cap = h->spec->final_softcap;
     TRY(op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight),
            .leaf = whole_leaf(x.dim[1])));
+    TRY(scale_logits(h, c, logits));
     return cap > 0 ? op(c->s, softcap, .y = logits, .x = logits, .cap = cap) : ERR_OK;
 }
 
@@ -144,5 +152,6 @@ Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor 
                .row_max = save_get(c, save->row_max), .row_sum = save_get(c, save->row_sum), .step = c->step,
                .weight = save->weight, .softcap = h->spec->final_softcap, .first = first_column(h, c),
                .vocab = h->spec->vocab));
+    TRY(scale_logits(h, c, dlogits));
     return linear_backward(&product, c, x, dlogits, dx);
 }

@@ -70,7 +70,7 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     const MlaWidths w = s->latent.width;
     const int64_t D = s->hidden, H = s->heads;
     const bool bias = model_qkv_bias(s); /* (a projection's own choice is refused, config.def) */
-    const float std = s->init_std;
+    const float std = model_hidden_std(s);
     const LinearSpec q_a = { name, "q_a", D, w.q_rank, LINEAR_WHOLE, bias, std };
     const LinearSpec q_b = { name, "q_b", w.q_rank, H * s->head_dim, LINEAR_COLUMN, false, std };
     const LinearSpec q = { name, "q", D, H * s->head_dim, LINEAR_COLUMN, false, std };
@@ -79,7 +79,7 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     const LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std };
     const LinearSpec proj = { name, "proj", H * w.value, D, LINEAR_ROW, bias, model_projection_std(s) };
     *m = (Mla){ .spec = s,
-                .core = attention_core(s, name, layer, s->latent.scale / sqrtf((float)s->head_dim)),
+                .core = attention_core(s, name, layer, model_attention_scale(s, s->latent.scale)),
                 .head_chunk = s->heads / s->tp_blocks };
     ASSERT(w.kv_rank > 0 && s->heads % s->tp_blocks == 0);
     if (w.q_rank) TRY(linear_register(&m->q_a, reg, q_a));

@@ -25,7 +25,7 @@ static Err add_weight(const Owner *o, const char *what, ParamSpec w, int *id)
 {
     w.ndim = 2;
     w.init = INIT_NORMAL;
-    w.flags = PARAM_DECAY;
+    w.flags = PARAM_DECAY | PARAM_HIDDEN;
     return add(o, what, w, id);
 }
 
@@ -48,7 +48,7 @@ static Err register_shared(Moe *m, const Owner *o)
     snprintf(name, sizeof name, "%s.shared", o->name);
     TRY(mlp_register(&m->shared, o->reg, s, name, s->moe.shared_ffn));
     if (!s->moe.shared_gate) return ERR_OK;
-    const ParamSpec gate = { .shape = { 1, s->hidden }, .std = s->init_std, .partial = PARTIAL_ROWS };
+    const ParamSpec gate = { .shape = { 1, s->hidden }, .std = model_hidden_std(s), .partial = PARTIAL_ROWS };
     return add_weight(o, "shared_gate.weight", gate, &m->shared_gate);
 }
 
@@ -61,9 +61,9 @@ Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name,
     ASSERT(s->moe.balance.unit > 0);
     *m = (Moe){ .model = s, .spec = &s->moe, .jitter_key = model_key(s, name, "jitter") };
     ParamSpec router = {
-        .shape = { E, D }, .std = s->init_std, .partial = PARTIAL_ROWS, .init_repeat = s->moe.parts
+        .shape = { E, D }, .std = model_hidden_std(s), .partial = PARTIAL_ROWS, .init_repeat = s->moe.parts
     };
-    ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_ETP }, .std = s->init_std };
+    ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_ETP }, .std = model_hidden_std(s) };
     ParamSpec fc2 = { .shape = { E * D, F }, .cut = { CUT_NONE, CUT_ETP }, .std = model_projection_std(s) };
     fc1.stack = fc2.stack = E;
     fc1.stack_cut = fc2.stack_cut = CUT_EP;

@@ -7,8 +7,20 @@
 #include "base/rng.h"
 #include "param/param.h"
 
+float model_hidden_std(const ModelSpec *s) { return s->init_std / sqrtf(model_width(s)); }
+
 /* Megatron's rule. */
-float model_projection_std(const ModelSpec *s) { return s->init_std / sqrtf(2.0f * (float)s->layers); }
+float model_projection_std(const ModelSpec *s)
+{
+    return s->init_std / sqrtf(2.0f * (float)s->layers * model_width(s));
+}
+
+float model_attention_scale(const ModelSpec *s, float times)
+{
+    const float base = (float)(s->mup.head_dim ? s->mup.head_dim : s->head_dim);
+    const float scale = s->attention_scale > 0 ? s->attention_scale : times / sqrtf(base);
+    return scale * (base / (float)s->head_dim);
+}
 
 uint64_t model_key(const ModelSpec *spec, const char *owner, const char *site)
 {

@@ -112,6 +112,15 @@ typedef struct {
     float weight; /* of all their losses together, each counting the same */
 } MtpSpec;
 
+/*
+ * Maximal update parametrization (docs/mup.md): a model as wide as another, of which it keeps the learning rate. All 0:
+ * the usual parametrization, which is also what comes out where width is 1 and head_dim the model's.
+ */
+typedef struct {
+    float width;  /* hidden / that of the base model */
+    int head_dim; /* of the base model */
+} MupSpec;
+
 typedef struct {
     /* With latent attention kv_heads = heads and head_dim = nope + rope. */
     int layers, heads, kv_heads, head_dim;
@@ -128,13 +137,14 @@ typedef struct {
     Activation activation;
     float activation_limit; /* of the clamped one */
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
-    float attention_scale;            /* 0: 1 / sqrt(head_dim) */
+    float attention_scale;            /* 0: 1 / sqrt(head_dim); with mup, of the base model */
     float embed_scale, final_softcap; /* 0: none */
     uint64_t seed;
     LayerPattern recompute; /* of each block of a stage, the last for those behind: its Recompute */
     int tp_blocks;
     MixtureSpec moe;
     MtpSpec mtp;
+    MupSpec mup;
 } ModelSpec;
 
 /* Of the block with that number among those of its stage. */
@@ -157,8 +167,17 @@ static inline bool model_proj_bias(const ModelSpec *spec)
     return spec->attention_bias ? spec->attention_bias == ATTENTION_BIAS_ALL : spec->bias;
 }
 
-/* Deviation of the weights whose products are added to the residual stream: smaller, by 1 / sqrt(2 layers). */
+/* How many times as wide as the base model it is; 1 without mup. */
+static inline float model_width(const ModelSpec *spec) { return spec->mup.width > 0 ? spec->mup.width : 1; }
+
+/* Deviation of the matrices of blocks, whose inputs are as many as the model is wide: init_std / sqrt(width). */
+float model_hidden_std(const ModelSpec *spec);
+/* And of those whose products are added to the residual stream: smaller, by 1 / sqrt(2 layers). */
 float model_projection_std(const ModelSpec *spec);
+
+/* What products of queries and keys are multiplied by: attention_scale, or times / sqrt(head_dim); with mup both of the
+ * base model, and times its head_dim / head_dim. */
+float model_attention_scale(const ModelSpec *spec, float times);
 
 /* Key of the random numbers of "OWNER.SITE": "layers.3.attn", "attention_dropout". */
 uint64_t model_key(const ModelSpec *spec, const char *owner, const char *site);

@@ -80,5 +80,5 @@ Err optim_update(Optim *o, ParamStore *ps)
     return op(o->stream, adamw, .w = ps->master, .m = ps->m, .v = ps->v, .g = ps->grad,
               .copy = copied ? ps->value : (Tensor){ 0 }, .shift = o->stats->shift, .parts = ps->parts,
               .chunks = ps->chunks, .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2,
-              .eps = o->adamw.eps, .decay = o->adamw.weight_decay);
+              .eps = o->adamw.eps, .decay = o->adamw.weight_decay, .hidden_rate = o->hidden_rate);
 }

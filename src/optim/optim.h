@@ -22,6 +22,7 @@ typedef struct {
     StepValues *step; /* in device memory */
     Tensor sums;      /* [3] i64: loss, counted tokens, non-finite flag */
     AdamWSpec adamw;
+    float hidden_rate; /* what lr and eps of matrices of blocks are multiplied by (PARAM_HIDDEN) */
     float bias_rate;   /* how fast experts' biases change (device/ops.def, expert_bias); 0: they stay */
     int headroom_bits; /* Canon.headroom_bits */
 } Optim;

@@ -347,13 +347,15 @@ Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)
         const ParamRange x = param_zero_shard(r, i);
         if (p->spec.group == PARAM_STATE || !x.count) continue;
         const bool decays = p->spec.flags & PARAM_DECAY, counts = !p->copy && shard_owner(p, &r->place);
+        const bool hidden = p->spec.flags & PARAM_HIDDEN;
         part[n++] = (FlatPart){ .grad = grad_at(r, i, x),
                                 .value = value_at(r, i, x),
                                 .shard = x.at,
                                 .count = x.count,
                                 .chunk = s->chunks,
                                 .number = p->global,
-                                .flags = (decays ? FLAT_DECAYS : 0) | (counts ? FLAT_COUNTS : 0) };
+                                .flags = (decays ? FLAT_DECAYS : 0) | (counts ? FLAT_COUNTS : 0) |
+                                         (hidden ? FLAT_HIDDEN : 0) };
         s->chunks += flat_chunks(x.count);
     }
     TRY(tensor_new(state, &s->parts, I64, n, sizeof *part / sizeof(int64_t)));

@@ -85,7 +85,8 @@ ParamPlace param_place_single(void); /* the place of a rank that has all */
 
 enum {
     PARAM_DECAY = 1,
-    PARAM_COPY = 2 /* the parameter of this name in another registry is the one that counts (Param.copy) */
+    PARAM_COPY = 2,  /* the parameter of this name in another registry is the one that counts (Param.copy) */
+    PARAM_HIDDEN = 4 /* a matrix of a block: the wider the model, the more inputs it has */
 };
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 4, PARAM_NAME_MAX = 64 };
 

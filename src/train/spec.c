@@ -110,6 +110,11 @@ _Static_assert((int)TRAIN_RECOMPUTE_NONE == RECOMPUTE_NONE &&
                    (int)TRAIN_RECOMPUTE_FULL == RECOMPUTE_FULL,
                "one order");
 
+static MupSpec mup_spec(const Config *cfg)
+{
+    return (MupSpec){ .width = config_mup_width(cfg), .head_dim = (int)cfg->optim.mup_head_dim };
+}
+
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
     static const AttentionBias biases[] = { [MODEL_ATTENTION_BIAS_NONE] = ATTENTION_BIAS_NONE,
@@ -151,6 +156,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .init_std = (float)cfg->model.init_std,
                     .seed = (uint64_t)cfg->run.seed,
                     .recompute = cfg->derived.recompute };
+    if (cfg->optim.mup_base) m.mup = mup_spec(cfg);
     layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
     m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);

@@ -146,7 +146,7 @@ static int64_t many_parts(FlatPart *part, int n, int64_t gap)
     int64_t at = 0;
     for (int i = 0; i < n; i++) {
         part[i] = (FlatPart){ .grad = at + 2 * gap, .value = at + gap, .shard = at, .count = length[i % 10], .number = n - 1 - i };
-        part[i].flags = (i % 7 == 3 ? 0 : FLAT_COUNTS) | (i % 2 ? FLAT_DECAYS : 0);
+        part[i].flags = (i % 7 == 3 ? 0 : FLAT_COUNTS) | (i % 2 ? FLAT_DECAYS : 0) | (i % 3 ? FLAT_HIDDEN : 0);
         at += part[i].count + gap;
     }
     return at + 2 * gap;
@@ -313,7 +313,8 @@ static void adam_case(Adam x)
 {
     CudaCase *c = case_open();
     int64_t n = x.P + x.first, rows = x.rows ? x.rows : x.P, chunks;
-    FlatPart range = { .grad = x.first, .value = x.first, .shard = x.first, .count = rows, .flags = FLAT_DECAYS };
+    FlatPart range = { .grad = x.first, .value = x.first, .shard = x.first, .count = rows,
+                       .flags = FLAT_DECAYS | (x.first ? FLAT_HIDDEN : 0) };
     StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f, .skip = x.skip };
     Pair w = pair_random(c, F32, 2, n), m = pair_random(c, x.moments, 1, n), v = pair_uniform(c, x.moments, 0, 1, 1, &n);
     Pair g = pair_random(c, F32, 3, n), copy = pair_random(c, x.copy == NO_COPY ? F32 : (DType)x.copy, 2, n);
@@ -322,8 +323,8 @@ static void adam_case(Adam x)
     static const char *const names[] = { "w", "m", "v", "g", "copy" };
     if (x.copy == NO_COPY) memset(&copy, 0, sizeof copy);
     BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
-         .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .parts = AT(parts),
-         .chunks = chunks);
+         .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .decay = 0.1f, .hidden_rate = 0.3f,
+         .parts = AT(parts), .chunks = chunks);
     for (int i = 0; i < 5; i++) {
         if ((i == 1 || i == 2) && x.moments != F32) {
             check_nearest(c, all[i], names[i]);
@@ -353,7 +354,7 @@ TEST(adamw)
     }
 }
 
-/* Many tensors in one call: each with its own places and decay, what lies between them as it was. */
+/* Many tensors in one call: each with its own places, decay and rate, what lies between them as it was. */
 TEST(adamw_of_many)
 {
     enum { MOST = 33 };
@@ -369,8 +370,8 @@ TEST(adamw_of_many)
         Pair parts = pair_parts(c, part, n, &chunks);
         if (copies[k] != NO_COPY) copy = pair_random(c, (DType)copies[k], 2, whole);
         BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
-             .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .parts = AT(parts),
-             .chunks = chunks);
+             .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .decay = 0.1f, .hidden_rate = 0.3f,
+             .parts = AT(parts), .chunks = chunks);
         pair_check(c, w, 0, "w of %d tensors", n);
         pair_check(c, m, 0, "m of %d tensors", n);
         pair_check(c, v, 0, "v of %d tensors", n);

@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# Errors that other trainers have had where two ways to cut a model meet, each by what triggers it (docs/combinations.md):
+# losses, gradient norms, weights and moments are those of one rank, bit for bit; what one layout leaves another goes on
+# with; experts that get no token decay. All models have dropout, and a clipped norm that every gradient enters.
+. "$(dirname "$0")/lib.sh"
+export OMP_NUM_THREADS=1
+make_tiny
+base=(model.arch=llama model.layers=2 model.hidden=32 model.heads=4 model.ffn=64 model.seq=32 model.dropout=0.1
+    train.steps=3 train.global_batch=8 train.eval_every=0 optim.lr=0.01 parallel.seq_blocks=4 parallel.tp_blocks=4)
+mixture=(moe.experts=8 moe.ffn=16)
+model() { # NAME KEY=VALUE...: a later value takes the place of an earlier one
+    make_ini "$1.ini" $(printf '%s\n' "${base[@]}" "${@:2}" | awk -F= '{ of[$1] = $0 } END { for (k in of) print of[k] }')
+}
+model sinks model.sinks=true model.attention_gate=true model.window=8,0
+model norms model.qk_norm=true model.kv_heads=2
+model wide model.qk_norm=full model.kv_heads=1
+model words model.vocab=263 model.tied=false
+model tied model.vocab=263 model.tied=true model.mtp_layers=1
+model layernorm model.arch=gpt2 model.bias=true
+model aux "${mixture[@]}" moe.balance=aux moe.z_coeff=0.001
+model global "${mixture[@]}" moe.balance=global_aux
+model bias "${mixture[@]}" moe.router=sigmoid moe.balance=bias moe.shared_ffn=16 moe.shared_gate=true
+model rare "${mixture[@]}" moe.topk=1 model.seq=8 train.global_batch=2 parallel.seq_blocks=2
+model masked data.mask_eod=true data.reset_at_eod=true
+
+for i in $(seq 1 400); do # documents of very different lengths: ranks have unequally many tokens that count
+    printf '{"text": "%s"}\n' "$(printf 'x%.0s' $(seq 1 $((i * i % 61 + 1))))"
+done >docs.jsonl
+sed -i 's/^train=a$/train=docs/' masked.ini
+"$mt" preprocess --input docs.jsonl --tokenizer byte --output docs --append-eod >/dev/null 2>err.txt || bad "preprocess: $(tail -1 err.txt)"
+
+# run DIR RANKS MODEL KEY=VALUE...
+run() {
+    local start=() keys=(optim.clip=0.1)
+    [[ " $* " == *" optim.clip="* ]] && keys=()
+    [[ " $* " == *" train.micro_batch="* ]] || keys+=(train.micro_batch=1)
+    [ "$2" = 1 ] || start=("$root/scripts/launch.sh" -n "$2" --)
+    timeout 100 "${start[@]}" "$mt" --config "$3.ini" run.dir="$1" "${keys[@]}" "${@:4}" >/dev/null 2>"$1.err"
+}
+whole() { [ -d "whole-$1" ] || run "whole-$1" 1 "$1"; } # the run of one rank, once
+
+while IFS='|' read -r what name ranks keys; do
+    read -r name <<<"$name"
+    whole "$name"
+    # shellcheck disable=SC2086
+    run run $ranks "$name" $keys
+    check "$what: $name,$ranks ranks,$keys: $(grep -m1 error run.err whole-$name.err)" same_run run "whole-$name" 3
+    rm -rf run
+done <<'EOT'
+sinks in the norm under tp             | sinks     | 2 | parallel.tp=2
+sinks in the norm under tp             | sinks     | 4 | parallel.tp=4 parallel.sp=false
+sinks and windows where cp exchanges   | sinks     | 4 | parallel.tp=2 parallel.cp=2 parallel.cp_comm=a2a
+gradients of norms of heads            | norms     | 2 | parallel.tp=2
+copies of a kv head's norm             | norms     | 4 | parallel.tp=4
+norms over heads that tp cuts          | wide      | 4 | parallel.tp=4
+norms and biases of sharded rows       | layernorm | 4 | parallel.tp=2 parallel.sp=true parallel.zero=1
+the norm with every axis               | layernorm | 4 | parallel.tp=2 parallel.cp=2 parallel.zero=2
+vocabulary that tp does not divide     | words     | 2 | parallel.tp=2
+vocabulary that tp does not divide     | words     | 4 | parallel.tp=4 parallel.sp=false
+a table that two stages read           | tied      | 2 | parallel.pp=2
+a table that two stages read           | tied      | 4 | parallel.pp=2 parallel.tp=2 parallel.zero=1
+aux loss under tp                      | aux       | 2 | parallel.tp=2
+aux loss under tp and cp               | aux       | 4 | parallel.tp=2 parallel.cp=2 parallel.ep=4
+aux loss of the batch so far           | global    | 2 | parallel.tp=2 parallel.ep=2 train.micro_batch=2
+norm of experts                        | aux       | 4 | parallel.ep=2 parallel.zero=1
+norm of experts                        | aux       | 4 | parallel.tp=2 parallel.ep=2 parallel.etp=2
+norm of experts in groups of ZeRO      | bias      | 4 | parallel.ep=2 parallel.zero=3 parallel.zero_group=2
+routers over tp                        | bias      | 4 | parallel.tp=4 parallel.ep=4
+routers over tp                        | bias      | 4 | parallel.tp=2 parallel.pp=2 parallel.ep=2
+experts without tokens                 | rare      | 2 | parallel.ep=2 parallel.zero=1
+experts without tokens                 | rare      | 2 | parallel.tp=2 parallel.etp=2
+the factor of groups of ZeRO           | norms     | 4 | parallel.zero=3 parallel.zero_group=2
+the factor of groups of ZeRO           | norms     | 4 | parallel.zero=2 parallel.zero_group=2 parallel.overlap_grad=true
+the mean over tokens that count        | masked    | 2 | parallel.zero=1
+the mean over tokens that count        | masked    | 4 | parallel.pp=2 train.micro_batch=2
+EOT
+# what the rows are about is there: without it the runs are others
+differs() { # MODEL KEY=VALUE
+    run other 1 "$@" 2>/dev/null
+    check "$1 without $2" test "$(all_losses other)" != "$(all_losses "whole-$1")" -a "$(all_losses other | wc -l)" -eq 3
+    rm -rf other
+}
+differs sinks model.sinks=false
+differs aux moe.aux_coeff=0.02
+differs global moe.balance=aux
+differs masked data.mask_eod=false
+differs norms optim.clip=0
+
+# begun in one layout, gone on with in another, ended in a third: states of ZeRO, of stages, of experts, halves of SwiGLU,
+# rows of the vocabulary, the place in the data
+while IFS='|' read -r name first second third; do
+    read -r name <<<"$name"
+    n=1
+    whole "$name"
+    for keys in "$first" "$second" "$third"; do
+        read -r ranks keys <<<"$keys"
+        # shellcheck disable=SC2086
+        run moved "$ranks" "$name" $keys train.stop_at=$n
+        n=$((n + 1))
+    done
+    check "$name:$first, then$second, then$third: $(grep -m1 error moved.err)" same_run moved "whole-$name" 3
+    rm -rf moved
+done <<'EOT'
+norms | 4 parallel.pp=2 parallel.zero=3  | 2 parallel.zero=3             | 2 parallel.pp=2 parallel.vpp=1
+norms | 2 parallel.zero=3                | 2 parallel.tp=2               | 4 parallel.zero=1 train.micro_batch=2
+words | 2 parallel.tp=2                  | 1                             | 4 parallel.tp=4 parallel.sp=false
+aux   | 2 parallel.ep=2 parallel.zero=2  | 1                             | 4 parallel.tp=2 parallel.ep=4
+bias  | 4 parallel.pp=2 parallel.ep=2    | 2 parallel.zero=3 parallel.ep=2 | 2 parallel.tp=2 parallel.ep=2
+EOT
+
+# experts without tokens: some there are, and their weights only decay, in each layout the same
+for case in "one 1" "spread 2 parallel.ep=2 parallel.zero=1"; do
+    read -r dir ranks keys <<<"$case"
+    # shellcheck disable=SC2086
+    run $dir "$ranks" rare $keys train.stop_at=1 optim.warmup=0 optim.schedule=constant optim.weight_decay=0.5
+done
+run start 1 rare train.stop_at=1 optim.warmup=0 optim.schedule=constant optim.lr=0
+why=$(/usr/bin/python3 - start one spread 2>&1 <<'EOP'
+import array, glob, json, sys
+def tensors(run):
+    out = {}
+    for name in glob.glob(f"{run}/checkpoints/step-00000001/*.safetensors"):
+        data = open(name, "rb").read()
+        n = int.from_bytes(data[:8], "little")
+        for key, t in json.loads(data[8:8 + n]).items():
+            if key.endswith("experts.fc1.weight") and "@" not in key and not key.startswith(("m.", "v.")):
+                begin, end = t["data_offsets"]
+                out.setdefault(key, array.array("f")).extend(array.array("f", data[8 + n + begin:8 + n + end]))
+    return out
+start, one = tensors(sys.argv[1]), tensors(sys.argv[2])
+idle = busy = 0
+assert start, "no experts"
+for key, before in start.items():
+    after, size = one[key], len(before) // 8
+    for e in range(8):
+        part = [(before[i], after[i]) for i in range(e * size, (e + 1) * size)]
+        only = all(abs(b - a * (1 - 0.01 * 0.5)) <= 2e-7 * abs(a) for a, b in part)
+        idle += only
+        busy += not only
+assert idle and busy, f"{idle} experts decay only, {busy} learn"
+EOP
+)
+check "experts without tokens decay: $why" [ -z "$why" ]
+check "in each layout alike" [ -n "$(digest one 1)" -a "$(digest one 1)" = "$(digest spread 1)" ]
+finish
