@@ -365,7 +365,15 @@ Err CPU(add_acc)(Stream *s, const add_acc_args *a)
 static void cast_part(const void *args, int64_t first, int64_t end)
 {
     const cast_args *a = args;
-    for (int64_t i = first; i < end; i++) any_store(a->y, i, any_load(a->x, i));
+    int64_t i = first;
+    if (a->x.dtype != F16 && a->y.dtype != F16)
+        for (; i + VEC <= end; i += VEC) {
+            const vf v = a->x.dtype == F32 ? vf_load((const float *)a->x.data + i)
+                                           : vf_load_bf16((const uint16_t *)a->x.data + i);
+            if (a->y.dtype == F32) vf_store((float *)a->y.data + i, v);
+            else vf_store_bf16((uint16_t *)a->y.data + i, v);
+        }
+    for (; i < end; i++) any_store(a->y, i, any_load(a->x, i));
 }
 
 Err CPU(cast)(Stream *s, const cast_args *a)
