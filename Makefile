@@ -190,9 +190,13 @@ define CPU_RULE
 $(BUILD)/src/cpu/$(1)/%.o: src/cpu/%.c
 	@mkdir -p $$(@D)
 	@echo "  CC $$< ($(1))"
-	@$(CC) $(CFLAGS) $($(1)_FLAGS) -DCPU_ISA=$(1) -DCPU_ISA_$(1) -c -o $$@ $$<
+	@$$(CC) $$(CFLAGS) $$($(1)_FLAGS) -DCPU_ISA=$(1) -DCPU_ISA_$(1) -c -o $$@ $$<
 endef
 $(foreach i,$(ISAS),$(eval $(call CPU_RULE,$(i))))
+
+# (of AVX-512's build; a compiler that does not know the flag builds it without the instruction)
+PAIRS_FLAG := $(shell $(CC) -mavx512bf16 -E -x c /dev/null >/dev/null 2>&1 && echo -mavx512bf16)
+$(BUILD)/src/cpu/avx512/gemm_pairs.o: CFLAGS += $(PAIRS_FLAG)
 
 $(BUILD)/test/test_%.o: CFLAGS += -Itest
 $(BUILD)/test/test_ops: $(OP_TESTS)

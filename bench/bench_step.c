@@ -1,9 +1,10 @@
 /*
  * Whole training steps, timed: forward, backward, norm, clip, AdamW, on random tokens. One line a step, and a
- * closing JSON line. `both` alternates the two modes step by step in one process and closes with the median of
- * the ratios of neighbouring steps. bench/run.py alternates this with PyTorch on the same shapes.
+ * closing JSON line. Several modes, with commas between them, take turns step by step in one process, and it closes with
+ * the median of the ratios of neighbouring steps to those of the last mode. `both` is layout,run; bf16 and bf16-fma are
+ * run in bf16, with products by VDPBF16PS and by fma. bench/run.py alternates this with PyTorch on the same shapes.
  *
- *   bench_step LAYERS HIDDEN HEADS BATCH SEQ STEPS [layout|run|both] [THREADS] [trace.json]
+ *   bench_step LAYERS HIDDEN HEADS BATCH SEQ STEPS [MODE,...|both] [THREADS] [trace.json]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 #include "base/trace.h"
 #include "engine/trainer.h"
 
-enum { VOCAB = 50257, PADDED = 50304, SHORTEST_LEAF = 128, STEPS_MAX = 256 };
+enum { VOCAB = 50257, PADDED = 50304, SHORTEST_LEAF = 128, STEPS_MAX = 256, PEERS_MAX = 4 };
 
 static double now_ms(void)
 {
@@ -41,6 +42,8 @@ static TrainSpec spec_of(char **a, const char *mode)
                     .seq_blocks = 8,
                     .attn_block = 64,
                     .exact = !strcmp(mode, "layout"),
+                    .compute = strncmp(mode, "bf16", 4) ? F32 : BF16,
+                    .device.dot = !strcmp(mode, "bf16") ? DOT_VDPBF16 : DOT_FMA,
                     .update.adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
                     .update.clip = 1,
                     .update.lr = { LR_CONSTANT, 1e-4, 0, 0, 1000, 1 },
@@ -111,22 +114,24 @@ static void peer_print(const Peer *p, int steps)
            p->mode, mid, least, tokens / mid * 1e3, flop / least * 1e-6, (double)memory_plan_total(&p->plan) * 1e-9);
 }
 
-/* Two peers take turns, and turns at being first: their ratio holds whatever else the machine does. */
+/* Peers take turns, and turns at being first: their ratios hold whatever else the machine does. */
 static Err run(Peer *peers, int count, int steps, const char *trace)
 {
-    double ratio[STEPS_MAX];
     for (int k = 0; k < count; k++) TRY(peer_open(&peers[k]));
     if (trace) TRY(trace_open(trace));
     for (int i = 0; i <= steps; i++) {
         if (trace && i == 1) trace_start();
         for (int k = 0; k < count; k++) TRY(peer_step(&peers[(k + i) % count], i));
-        if (i && count == 2) ratio[i - 1] = peers[0].ms[i - 1] / peers[1].ms[i - 1];
     }
     if (trace) TRY(trace_stop());
     trace_close();
     for (int k = 0; k < count; k++) peer_print(&peers[k], steps);
-    if (count == 2)
-        printf("{\"ratio\":\"%s over %s\",\"median\":%.4f}\n", peers[0].mode, peers[1].mode, median(ratio, steps));
+    for (int k = 0; k < count - 1; k++) {
+        double ratio[STEPS_MAX];
+        for (int i = 0; i < steps; i++) ratio[i] = peers[k].ms[i] / peers[count - 1].ms[i];
+        printf("{\"ratio\":\"%s over %s\",\"median\":%.4f}\n", peers[k].mode, peers[count - 1].mode,
+               median(ratio, steps));
+    }
     for (int k = 0; k < count; k++) {
         trainer_close(&peers[k].trainer);
         world_close(&peers[k].world);
@@ -134,15 +139,33 @@ static Err run(Peer *peers, int count, int steps, const char *trace)
     return ERR_OK;
 }
 
+/* Returns how many modes there are, 0 for too many or an unknown one. */
+static int read_modes(char *text, Peer peers[PEERS_MAX])
+{
+    static const char *const modes[] = { "layout", "run", "bf16", "bf16-fma" };
+    static char both[] = "layout,run";
+    int count = 0;
+    if (!strcmp(text, "both")) text = both;
+    for (char *word = strtok(text, ","); word; word = strtok(NULL, ",")) {
+        size_t i = 0;
+        while (i < sizeof modes / sizeof *modes && strcmp(word, modes[i])) i++;
+        if (i == sizeof modes / sizeof *modes || count == PEERS_MAX) return 0;
+        peers[count++].mode = word;
+    }
+    return count;
+}
+
 int main(int argc, char **argv)
 {
-    static Peer peers[2] = { { .mode = "layout" }, { .mode = "run" } };
-    char *a[10] = { argv[0], "12", "768", "12", "4", "64", "4", "layout", "0", NULL };
+    static Peer peers[PEERS_MAX];
+    static char layout[] = "layout";
+    char *a[10] = { argv[0], "12", "768", "12", "4", "64", "4", layout, "0", NULL };
     for (int i = 1; i < argc && i < 10; i++) a[i] = argv[i];
-    const int steps = atoi(a[6]), both = !strcmp(a[7], "both"), first = !strcmp(a[7], "run");
+    const int steps = atoi(a[6]), count = read_modes(a[7], peers);
     if (steps < 1 || steps > STEPS_MAX) return fprintf(stderr, "bench_step: STEPS must be 1 to %d\n", STEPS_MAX), 2;
-    for (int k = 0; k < 2; k++) peers[k].spec = spec_of(a, peers[k].mode);
-    Err err = run(peers + first, 1 + both, steps, a[9]);
+    if (!count) return fprintf(stderr, "bench_step: MODE is layout, run, bf16, bf16-fma, some of them, or both\n"), 2;
+    for (int k = 0; k < count; k++) peers[k].spec = spec_of(a, peers[k].mode);
+    Err err = run(peers, count, steps, a[9]);
     if (err) err_print(err, true);
     return err_exit_code(err);
 }

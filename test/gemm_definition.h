@@ -7,6 +7,7 @@
 
 #include "test.h"
 
+#include "base/half.h"
 #include "cpu/gemm.h"
 
 static uint64_t seed = 1;
@@ -16,7 +17,7 @@ static inline int64_t pick(int64_t low, int64_t high)
     return low + (int64_t)(test_rand(&seed) % (uint64_t)(high - low + 1));
 }
 
-static float *random_floats(int64_t n)
+static inline float *random_floats(int64_t n)
 {
     float *p = malloc((size_t)(n ? n : 1) * sizeof *p);
     for (int64_t i = 0; i < n; i++) p[i] = (float)test_uniform(&seed, -1, 1);
@@ -32,11 +33,38 @@ static void *copy_of(const void *p, int64_t bytes)
 
 static float at(GemmOperand m, int64_t i, int64_t j)
 {
-    return m.transposed ? m.data[j * m.ld + i] : m.data[i * m.ld + j];
+    const int64_t n = m.transposed ? j * m.ld + i : i * m.ld + j;
+    return m.bf16 ? bf16_to_float(m.bf16[n]) : m.data[n];
+}
+
+static DotKind defined_dot; /* of products of bf16 */
+
+static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+
+/* a b + c as the instruction has it. A number below 2^-126 - 2^-151, where 24 bits are rounded up to 2^-126, is 0. */
+static float dot_step(float a, float b, float c)
+{
+    const double limit = 0x1p-126 - 0x1p-151;
+    const float r = fmaf(flushed(a), flushed(b), flushed(c));
+    const double product = (double)flushed(a) * (double)flushed(b), other = (double)flushed(c), sum = product + other;
+    const double part = sum - product, lost = (product - (sum - part)) + (other - part); /* sum + lost is exact */
+    const bool tiny = fabs(sum) < limit || (fabs(sum) == limit && lost * sum < 0);
+    return tiny ? copysignf(0, r) : r;
+}
+
+static float dot_pairs(const Gemm *g, int64_t i, int64_t j, int64_t k, int64_t end, float c)
+{
+    for (; k < end; k += 2) {
+        const bool two = k + 1 < end;
+        c = dot_step(two ? at(g->a, i, k + 1) : 0, two ? at(g->b, k + 1, j) : 0, c);
+        c = dot_step(at(g->a, i, k), at(g->b, k, j), c);
+    }
+    return c;
 }
 
 static float chain(const Gemm *g, int64_t i, int64_t j, int64_t k, int64_t end, float c)
 {
+    if (g->a.bf16 && defined_dot == DOT_VDPBF16) return dot_pairs(g, i, j, k, end, c);
     for (; k < end; k++) c = fmaf(at(g->a, i, k), at(g->b, k, j), c);
     return c;
 }
@@ -73,10 +101,16 @@ static bool define(const Gemm *g)
     bool overflow = false;
     for (int64_t i = 0; i < g->M; i++) {
         for (int64_t j = 0; j < g->N; j++) {
-            float *c = g->c + i * g->ldc + j;
-            if (g->mode == GEMM_I64) overflow |= define_fixed(g, i, j);
-            else *c = g->mode == GEMM_TREE ? tree(g, i, j) : chain(g, i, j, 0, g->K, g->beta ? *c : 0);
-            if (g->mode != GEMM_I64 && g->bias) *c += g->bias[j];
+            const GemmNarrow *n = &g->narrow;
+            float own = 0, *c = n->c ? &own : g->c + i * g->ldc + j;
+            if (g->mode == GEMM_I64) {
+                overflow |= define_fixed(g, i, j);
+                continue;
+            }
+            *c = g->mode == GEMM_TREE ? tree(g, i, j) : chain(g, i, j, 0, g->K, g->beta ? *c : 0);
+            if (g->bias) *c += g->bias[j];
+            if (n->bias) *c += bf16_to_float(n->bias[j]);
+            if (n->c) n->c[i * g->ldc + j] = bf16_from_float(own);
         }
     }
     return overflow;

@@ -874,6 +874,28 @@ static void run_narrow(TrainSpec spec, DType compute)
     }
 }
 
+/* Every layout of all, in bf16, with one kind of dot product: one hash. */
+static void run_narrow_exact(TrainSpec spec, DotKind dot)
+{
+    Layout all[128];
+    const int count = in_few() ? 2 : layouts(all);
+    double first, last;
+    uint64_t want = 0;
+    if (in_few()) all[0] = (Layout){ 1, 1, 0, 8, 1 }, all[1] = (Layout){ 2, 2, 1, 2, 2, ISA_AVX2, 1, 1 };
+    spec.compute = BF16, spec.device.dot = dot;
+    for (int i = 0; i < count; i++) {
+        const uint64_t hash = hash_of(spec, all[i], STEPS, &first, &last);
+        if (!i) want = hash;
+        CHECK_MSG(last < first - 0.2, "the loss must fall: %.4f -> %.4f", first, last);
+        CHECK_MSG(hash == want, "%s", dot_name(dot));
+        print_layout(all[i], hash, hash == want ? "" : "DIFFERS");
+    }
+}
+
+TEST(bf16_gpt2_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA); }
+TEST(bf16_gpt2_vdpbf16) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16); }
+TEST(bf16_llama_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16); }
+
 TEST(bf16_layouts) { run_narrow(tiny_gpt2(), BF16); }
 
 /* A norm in one op with the sum that it reads has the bits of one made again from the sum as it is stored. */

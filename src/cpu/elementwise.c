@@ -7,6 +7,7 @@
  * and writes 4, its backward 12 and 8, as a gate does; rope, split and merge read and write 4. With dropout a Philox
  * call for 64 elements adds about 2 instructions an element.
  */
+#include "cpu/gelu.h"
 #include "cpu/rows.h"
 
 /* ---- residual and dropout ---- */
@@ -107,30 +108,6 @@ Err CPU(scale)(Stream *s, const scale_args *a)
 
 /* ---- activations ---- */
 
-/*
- * s = sigmoid(u) and t = 1 - s = e s with e = exp(-u), so that neither loses digits. -u is kept at or below
- * 80: e s would else be inf * 0.
- */
-VEC_FN void sigmoid_pair(vf u, vf *s, vf *t)
-{
-    vf e = vf_exp(vf_min(vf_set1(80.0f), vf_neg(u)));
-    *s = vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), e));
-    *t = vf_mul(e, *s);
-}
-
-VEC_FN vf sigmoid(vf u) { return vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), vf_exp(vf_neg(u)))); }
-
-#define GELU_C 1.5957691216057308f /* 2 sqrt(2 / pi) */
-#define GELU_A 0.044715f
-
-/* u = c (x + a x^3) */
-VEC_FN vf gelu_inner(vf x, vf xx)
-{
-    return vf_mul(vf_mul(vf_set1(GELU_C), x), vf_fma(vf_set1(GELU_A), xx, vf_set1(1.0f)));
-}
-
-VEC_FN vf gelu(vf x) { return vf_mul(x, sigmoid(gelu_inner(x, vf_mul(x, x)))); }
-
 static void gelu_fwd_part(const void *args, int64_t first, int64_t end)
 {
     const gelu_fwd_args *a = args;
@@ -146,16 +123,6 @@ Err CPU(gelu_fwd)(Stream *s, const gelu_fwd_args *a)
 {
     par_rows(s, rows_both(a->y, a->x), a->x.dim[1], gelu_fwd_part, a);
     return ERR_OK;
-}
-
-/* d(x s(u))/dx = s + x s (1 - s) u'. Beyond 20 it is 0 or 1 in float; the clamp keeps x^2 from overflowing.
- */
-VEC_FN vf gelu_slope(vf x)
-{
-    vf s, t, c = vf_max(vf_set1(-20.0f), vf_min(vf_set1(20.0f), x)), cc = vf_mul(c, c);
-    sigmoid_pair(gelu_inner(c, cc), &s, &t);
-    vf du = vf_mul(vf_set1(GELU_C), vf_fma(vf_set1(3.0f * GELU_A), cc, vf_set1(1.0f)));
-    return vf_fma(vf_mul(vf_mul(c, s), t), du, s);
 }
 
 static void gelu_bwd_part(const void *args, int64_t first, int64_t end)
@@ -398,7 +365,15 @@ Err CPU(add_acc)(Stream *s, const add_acc_args *a)
 static void cast_part(const void *args, int64_t first, int64_t end)
 {
     const cast_args *a = args;
-    for (int64_t i = first; i < end; i++) any_store(a->y, i, any_load(a->x, i));
+    int64_t i = first;
+    if (a->x.dtype != F16 && a->y.dtype != F16)
+        for (; i + VEC <= end; i += VEC) {
+            const vf v = a->x.dtype == F32 ? vf_load((const float *)a->x.data + i)
+                                           : vf_load_bf16((const uint16_t *)a->x.data + i);
+            if (a->y.dtype == F32) vf_store((float *)a->y.data + i, v);
+            else vf_store_bf16((uint16_t *)a->y.data + i, v);
+        }
+    for (; i < end; i++) any_store(a->y, i, any_load(a->x, i));
 }
 
 Err CPU(cast)(Stream *s, const cast_args *a)

@@ -30,7 +30,9 @@
 #include "base/err.h"
 #include "cpu/gemm_fixed.h"
 #include "cpu/gemm_kernel.h"
+#include "cpu/gemm_narrow.h"
 #include "cpu/gemm_pack.h"
+#include "cpu/gelu.h"
 #include "cpu/team.h"
 
 /* Sizes; they change speed only. */
@@ -54,17 +56,50 @@ enum {
     LEVELS = 12,         /* the tree inside a slab has no more */
 };
 
+/* A tile smaller than the largest instance, as several. */
+static __attribute__((noinline)) void tile_edge(const TileKernels *kernels, const Tile *tile)
+{
+    Tile t = *tile;
+    const int vecs = (int)(t.cols / VEC), rest = (int)(t.cols % VEC);
+    for (int i = 0; t.rows > 0; i++) {
+        const int rows = kernels[i].rows;
+        for (; t.rows >= rows; t.rows -= rows) {
+            Tile tail = t;
+            tail.b += vecs * VEC;
+            tail.c += vecs * VEC;
+            if (vecs) kernels[i].by_vecs[vecs](&t, 0);
+            if (rest) kernels[i].by_vecs[0](&tail, rest);
+            t.a += rows * t.a_row;
+            t.c += rows * t.c_row;
+        }
+    }
+}
+
+static inline void tile_run(const TileKernels *kernels, const Tile *t)
+{
+    if (t->rows == TILE_ROWS && t->cols == TILE_COLS) kernels[0].by_vecs[TILE_VECS](t, 0);
+    else tile_edge(kernels, t);
+}
+
+TILE_FAMILY(TILE_FMA, tiles_fma)
+TILE_FAMILY(TILE_FLUSHED, tiles_flushed)
+
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* How a call is cut; and what its threads share. */
 typedef struct {
     const Gemm *g;
     GemmOperand a, b;
-    int64_t M, N, K; /* the product that is computed: turned round if `swap` */
+    GemmForm form;
+    const TileKernels *kernels;
+    int64_t M, N, K; /* the product that is computed: turned round if `swap`; K, as all k's below, in units of the form */
     bool swap, copy_a, copy_b;
+    bool rows_of_a; /* a copied A is not transposed: its rows are copied as rows */
     bool in_place; /* sums build up in C itself */
     bool stream;   /* the result, written once, passes the caches */
     int64_t leaf, slab, group;
+    const int64_t *starts; /* Gemm.starts, in units, from 0 on; NULL: `leaf` says */
+    int64_t run;           /* numbers of a leaf of bf16; K, if all leaves can be packed as one */
     int64_t slots;            /* levels of waiting sums */
     float quick;              /* leaves whose square is below this need no check */
     int64_t a_panel, b_panel; /* floats from one packed panel to the next */
@@ -72,6 +107,7 @@ typedef struct {
     int64_t row_tasks, tasks;
     int64_t a_elems, b_elems, slot_elems, thread_elems;
     char *workspace;
+    int64_t starts_bytes; /* of the workspace, before what threads have */
     _Atomic int64_t next;
     atomic_bool overflow;
 } Plan;
@@ -112,8 +148,12 @@ static Tile tile_open(const Task *t, int64_t row, int64_t col)
     Tile tile = { .rows = min64(t->rows - row, TILE_ROWS), .cols = min64(t->cols - col, TILE_COLS) };
     if (p->copy_a) {
         tile.a = t->a + (row - t->chunk) / TILE_ROWS * p->a_panel;
-        tile.a_row = 1;
-        tile.a_k = TILE_ROWS;
+        tile.a_row = p->rows_of_a ? p->a_panel / TILE_ROWS : 1;
+        tile.a_k = p->rows_of_a ? 1 : TILE_ROWS;
+    } else if (p->form == FORM_PAIRS) {
+        tile.a = (const void *)(p->a.bf16 + (t->row + row) * p->a.ld + 2 * t->k);
+        tile.a_row = p->a.ld / 2;
+        tile.a_k = 1;
     } else {
         tile.a = p->a.data + (t->row + row) * p->a.ld + t->k;
         tile.a_row = p->a.ld;
@@ -133,13 +173,13 @@ static Tile tile_open(const Task *t, int64_t row, int64_t col)
 }
 
 /* The next `count` k's, into `sum`. */
-static inline void tile_chain(Tile *tile, int64_t count, TileStart start, Sum sum)
+static inline void tile_chain(const Plan *p, Tile *tile, int64_t count, TileStart start, Sum sum)
 {
     tile->k = count;
     tile->start = start;
     tile->c = sum.at;
     tile->c_row = sum.ld;
-    tile_run(tile);
+    tile_run(p->kernels, tile);
     tile->a += count * tile->a_k;
     tile->b += count * tile->b_k;
 }
@@ -158,16 +198,17 @@ static void sum_add(Sum x, Sum y, int64_t rows, int64_t cols)
 }
 
 /* The leaves of a slab: a binary counter whose entry 0 is `sum`. */
-static void tile_leaves(Tile *tile, int64_t leaf, int64_t slab, Sum sum)
+static void tile_leaves(const Plan *p, Tile *tile, int64_t slab, Sum sum)
 {
+    const int64_t leaf = p->leaf;
     float stack[LEVELS][TILE_ELEMS] __attribute__((aligned(64)));
     Sum level[LEVELS] = { sum };
     int top = 0;
     for (int64_t k = 0, n = 0; k < slab; k += leaf, n++) {
         const int64_t count = min64(leaf, slab - k);
         if (top && !(n & 1)) level[top] = (Sum){ stack[top], TILE_COLS };
-        if (n & 1) tile_chain(tile, count, TILE_ADD, level[top - 1]);
-        else tile_chain(tile, count, TILE_SET, level[top++]);
+        if (n & 1) tile_chain(p, tile, count, TILE_ADD, level[top - 1]);
+        else tile_chain(p, tile, count, TILE_SET, level[top++]);
         for (int64_t x = n; (x & 3) == 3; x >>= 1, top--)
             sum_add(level[top - 2], level[top - 1], tile->rows, tile->cols);
     }
@@ -178,7 +219,15 @@ static void tile_leaves(Tile *tile, int64_t leaf, int64_t slab, Sum sum)
 
 static vf load_left(const float *p, int64_t left) { return left >= VEC ? vf_load(p) : vf_load_n(p, left); }
 
-static void output_plain(const Task *t, int64_t row, int64_t col, Sum sum, const float *bias)
+/* The bias of columns from j on. */
+static vf bias_at(const Gemm *g, int64_t j, int64_t left)
+{
+    return g->bias ? load_left(g->bias + j, left) : load_bf16(g->narrow.bias + j, left);
+}
+
+static bool has_bias(const Gemm *g) { return g->bias || g->narrow.bias; }
+
+static void output_plain(const Task *t, int64_t row, int64_t col, Sum sum)
 {
     const Gemm *g = t->p->g;
     int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
@@ -187,7 +236,7 @@ static void output_plain(const Task *t, int64_t row, int64_t col, Sum sum, const
         for (int64_t j = 0; j < cols; j += VEC) {
             const int64_t left = cols - j;
             vf v = load_left(sum.at + i * sum.ld + j, left);
-            if (bias) v = vf_add(v, load_left(bias + t->col + col + j, left));
+            if (has_bias(g)) v = vf_add(v, bias_at(g, t->col + col + j, left));
             if (left >= VEC) vf_store(out + j, v);
             else vf_store_n(out + j, v, left);
         }
@@ -195,16 +244,48 @@ static void output_plain(const Task *t, int64_t row, int64_t col, Sum sum, const
 }
 
 /* Rows of the tile are columns of C. */
-static void output_swapped(const Task *t, int64_t row, int64_t col, Sum sum, const float *bias)
+static void output_swapped(const Task *t, int64_t row, int64_t col, Sum sum)
 {
     const Gemm *g = t->p->g;
     int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
-    for (int64_t i = 0; bias && i < rows; i++) {
-        vf b = vf_set1(bias[t->row + row + i]);
+    float bias[VEC];
+    if (has_bias(g)) vf_store(bias, bias_at(g, t->row + row, rows));
+    for (int64_t i = 0; has_bias(g) && i < rows; i++) {
+        vf b = vf_set1(bias[i]);
         for (float *s = sum.at + i * sum.ld; s < sum.at + i * sum.ld + cols; s += VEC)
             vf_store(s, vf_add(vf_load(s), b));
     }
     transpose_any(g->c + (t->col + col) * g->ldc + t->row + row, g->ldc, sum.at, sum.ld, rows, cols);
+}
+
+/* Rows and columns of C, whichever way the product was turned. */
+typedef struct {
+    int64_t row, col, rows, cols;
+} Part;
+
+static void output_narrow(const Task *t, int64_t row, int64_t col, Sum sum)
+{
+    const Gemm *g = t->p->g;
+    const GemmNarrow *n = &g->narrow;
+    float turned[TILE_COLS * VEC] __attribute__((aligned(64)));
+    Part at = { t->row + row, t->col + col, min64(t->rows - row, TILE_ROWS), min64(t->cols - col, TILE_COLS) };
+    if (t->p->swap) {
+        transpose_any(turned, VEC, sum.at, sum.ld, at.rows, at.cols);
+        sum = (Sum){ turned, VEC };
+        at = (Part){ at.col, at.row, at.cols, at.rows };
+    }
+    for (int64_t i = 0; i < at.rows; i++) {
+        uint16_t *out = n->c + (at.row + i) * g->ldc + at.col;
+        for (int64_t j = 0; j < at.cols; j += VEC) {
+            const int64_t left = at.cols - j;
+            vf v = load_left(sum.at + i * sum.ld + j, left);
+            if (has_bias(g)) v = vf_add(v, bias_at(g, at.col + j, left));
+            if (n->gelu_x)
+                v = vf_mul(v, gelu_slope(load_bf16(n->gelu_x + (at.row + i) * n->gelu_x_ld + at.col + j, left)));
+            store_bf16(out + j, v, left);
+            if (n->gelu) store_bf16(n->gelu + (at.row + i) * n->gelu_ld + at.col + j, gelu(v), left);
+        }
+    }
 }
 
 static void tile_float(const Task *t, int64_t row, int64_t col)
@@ -217,8 +298,8 @@ static void tile_float(const Task *t, int64_t row, int64_t col)
     Sum sum = { local, TILE_COLS };
     if (p->in_place) sum = (Sum){ g->c + (t->row + row) * g->ldc + t->col + col, g->ldc };
     else if (p->slots) sum = slot_of(t, level, row, col);
-    if (p->leaf < p->group) tile_leaves(&tile, p->leaf, t->slab_k, sum);
-    else tile_chain(&tile, t->slab_k, t->first && !g->beta ? TILE_SET : TILE_CONTINUE, sum);
+    if (p->leaf < p->group) tile_leaves(p, &tile, t->slab_k, sum);
+    else tile_chain(p, &tile, t->slab_k, t->first && !g->beta ? TILE_SET : TILE_CONTINUE, sum);
     if (!t->last) return;
     for (int64_t x = t->group; level > 0 && (t->last_group || (x & 1)); x >>= 1) {
         Sum sibling = slot_of(t, --level, row, col);
@@ -226,8 +307,9 @@ static void tile_float(const Task *t, int64_t row, int64_t col)
         sum = sibling;
     }
     if (!t->last_group) return;
-    if (p->swap) output_swapped(t, row, col, sum, g->bias);
-    else if (!p->in_place || g->bias) output_plain(t, row, col, sum, g->bias);
+    if (g->narrow.c) output_narrow(t, row, col, sum);
+    else if (p->swap) output_swapped(t, row, col, sum);
+    else if (!p->in_place || has_bias(g)) output_plain(t, row, col, sum);
 }
 
 /*
@@ -248,7 +330,7 @@ static int64_t tile_strip(const Task *t, int64_t row)
     tile.c_tile = TILE_COLS;
     if (!p->in_place) sum = slot_of(t, level, row, 0), tile.c_tile = TILE_ELEMS;
     tile.cols = TILE_COLS;
-    tile_chain(&tile, t->slab_k, t->first && !(p->in_place && g->beta) ? TILE_SET : TILE_CONTINUE, sum);
+    tile_chain(p, &tile, t->slab_k, t->first && !(p->in_place && g->beta) ? TILE_SET : TILE_CONTINUE, sum);
     return full * TILE_COLS;
 }
 
@@ -298,7 +380,7 @@ static int64_t equal_leaves(const Task *t, Tile *tile, LeafPlace *at)
 /* The same of leaves of any lengths: those that follow each other without an empty one between them. */
 static int64_t any_leaves(const Task *t, Tile *tile, LeafPlace *at)
 {
-    const int64_t *s = t->p->g->starts + at->leaf, end = s[0] + t->slab_k - at->k;
+    const int64_t *s = t->p->starts + at->leaf, end = s[0] + t->slab_k - at->k;
     int64_t count = 1;
     for (; s[0] == s[1]; s++) at->leaf++;
     while (count < LEAVES && s[count] < end && s[count] < s[count + 1]) count++;
@@ -314,11 +396,11 @@ static int64_t leaf_sums(const Task *t, Tile *tile, LeafPlace *at, Sum sum)
     const int64_t k = at->k;
     int64_t count = 1;
     if (t->long_leaf) tile->k = at->k = t->slab_k;
-    else count = t->p->g->starts ? any_leaves(t, tile, at) : equal_leaves(t, tile, at);
+    else count = t->p->starts ? any_leaves(t, tile, at) : equal_leaves(t, tile, at);
     tile->more = count - 1;
     tile->start = t->first ? TILE_SET : TILE_CONTINUE;
     tile->c = sum.at, tile->c_row = sum.ld;
-    tile_run(tile);
+    tile_run(t->p->kernels, tile);
     tile->a += (at->k - k) * tile->a_k, tile->b += (at->k - k) * tile->b_k;
     return count;
 }
@@ -338,7 +420,7 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     const Sum sum = t->long_leaf ? slot_of(t, 0, row, col) : (Sum){ leaves, TILE_COLS };
     tile.fixed = t->last ? &fixed : NULL;
     tile.c_tile = TILE_ELEMS;
-    if (!t->last) return tile_chain(&tile, t->slab_k, t->first ? TILE_SET : TILE_CONTINUE, sum);
+    if (!t->last) return tile_chain(p, &tile, t->slab_k, t->first ? TILE_SET : TILE_CONTINUE, sum);
 
     const FixedSum home = fixed_home(t, row, col, memory);
     const bool at_home = home.at != memory;
@@ -360,24 +442,76 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
 
 /* ---- a task ---- */
 
+/* Numbers of one leaf in the slab of bf16 operands. */
+typedef struct {
+    int64_t number, numbers; /* the first one's k, and how many */
+    int64_t units;
+} Run;
+
+/* The one that begins `at` units behind the slab's first. */
+static Run run_at(const Task *t, int64_t at)
+{
+    const Plan *p = t->p;
+    const int64_t *starts = p->g->starts, k = t->k + at;
+    int64_t unit = 0, number = 0, end = p->g->K;
+    if (starts) {
+        int64_t leaf = t->leaf;
+        while (p->starts[leaf + 1] - p->starts[0] <= k) leaf++;
+        unit = p->starts[leaf] - p->starts[0], number = starts[leaf] - starts[0], end = starts[leaf + 1] - starts[0];
+    } else if (p->run < p->g->K) {
+        unit = k - k % form_units(p->form, p->run), number = unit / form_units(p->form, p->run) * p->run;
+        end = min64(number + p->run, p->g->K);
+    }
+    number += form_numbers(p->form, k - unit);
+    const int64_t numbers = min64(end - number, form_numbers(p->form, t->slab_k - at));
+    return (Run){ number, numbers, form_units(p->form, numbers) };
+}
+
 static void task_pack_b(Task *t)
 {
     const Plan *p = t->p;
     if (t->packed_col == t->col && t->packed_k == t->k) return; /* the task above this one has packed it */
     t->packed_col = t->col;
     t->packed_k = t->k;
-    if (p->b.transposed)
-        pack_b_transposed(t->b, p->b_panel, p->b.data + t->col * p->b.ld + t->k, p->b.ld, t->slab_k, t->cols);
-    else pack_b(t->b, p->b_panel, p->b.data + t->k * p->b.ld + t->col, p->b.ld, t->slab_k, t->cols);
+    if (p->form == FORM_F32) {
+        if (p->b.transposed)
+            pack_b_transposed(t->b, p->b_panel, p->b.data + t->col * p->b.ld + t->k, p->b.ld, t->slab_k, t->cols);
+        else pack_b(t->b, p->b_panel, p->b.data + t->k * p->b.ld + t->col, p->b.ld, t->slab_k, t->cols);
+        return;
+    }
+    for (int64_t at = 0; at < t->slab_k;) {
+        const Run r = run_at(t, at);
+        const uint16_t *from = p->b.bf16;
+        if (p->b.transposed)
+            narrow_pack_b_transposed(p->form, t->b, p->b_panel, at, from + t->col * p->b.ld + r.number, p->b.ld,
+                                     r.numbers, t->cols);
+        else
+            narrow_pack_b(p->form, t->b, p->b_panel, at, from + r.number * p->b.ld + t->col, p->b.ld, r.numbers,
+                          t->cols);
+        at += r.units;
+    }
 }
 
-/* A chunk of a transposed A starts at this row. */
+/* A chunk of an A that is copied starts at this row. */
 static void task_pack_a(Task *t, int64_t row)
 {
     const Plan *p = t->p;
+    const int64_t rows = min64(t->rows - row, CHUNK_ROWS), first = t->row + row;
     t->chunk = row;
-    pack_a(t->a, p->a_panel, p->a.data + t->k * p->a.ld + t->row + row, p->a.ld, t->slab_k,
-           min64(t->rows - row, CHUNK_ROWS));
+    if (p->form == FORM_F32) {
+        pack_a(t->a, p->a_panel, p->a.data + t->k * p->a.ld + first, p->a.ld, t->slab_k, rows);
+        return;
+    }
+    for (int64_t at = 0; at < t->slab_k;) {
+        const Run r = run_at(t, at);
+        if (p->rows_of_a)
+            narrow_pack_rows(p->form, t->a + at, p->a_panel / TILE_ROWS, p->a.bf16 + first * p->a.ld + r.number,
+                             p->a.ld, r.numbers, rows);
+        else
+            narrow_pack_a(p->form, t->a + at * TILE_ROWS, p->a_panel, p->a.bf16 + r.number * p->a.ld + first,
+                          p->a.ld, r.numbers, rows);
+        at += r.units;
+    }
 }
 
 /* Asks for the C (or G) of a tile while the one before it is computed: else the chain waits for memory. */
@@ -398,7 +532,7 @@ static void task_slab(Task *t)
     const Plan *p = t->p;
     const bool fixed = p->g->mode == GEMM_I64 && t->last;
     const bool reread = (fixed && !p->stream) || (p->in_place && (p->g->beta || !t->first));
-    const bool strips = p->leaf >= p->group && (p->in_place ? !p->g->bias : !t->last);
+    const bool strips = p->leaf >= p->group && (p->in_place ? !has_bias(p->g) : !t->last);
     if (p->copy_b) task_pack_b(t);
     for (int64_t row = 0; row < t->rows; row += TILE_ROWS) {
         if (p->copy_a && row % CHUNK_ROWS == 0) task_pack_a(t, row);
@@ -417,7 +551,7 @@ static void task_slab(Task *t)
 static int64_t group_end(Task *t, int64_t k0)
 {
     const Plan *p = t->p;
-    const int64_t *starts = p->g->starts;
+    const int64_t *starts = p->starts;
     int64_t end = k0;
     if (!starts) return min64(k0 + p->group, p->K);
     t->leaf = t->next_leaf;
@@ -457,7 +591,7 @@ static void task_run(Task *t, int64_t index)
 
 static void thread_run(Plan *p, int64_t thread)
 {
-    float *memory = (float *)p->workspace + thread * p->thread_elems;
+    float *memory = (float *)(void *)(p->workspace + p->starts_bytes) + thread * p->thread_elems;
     Task t = { .p = p, .packed_col = -1, .a = memory, .b = memory + p->a_elems };
     t.slot = t.b + p->b_elems;
     for (int64_t i; (i = atomic_fetch_add(&p->next, 1)) < p->tasks;) task_run(&t, i);
@@ -467,12 +601,39 @@ static void thread_run(Plan *p, int64_t thread)
 
 /* ---- the plan ---- */
 
-static int64_t longest_leaf(const Gemm *g)
+/* Leaves of Gemm.starts in units: the longest, and all together; `to`, if not NULL, where each begins. Returns how many
+ * there are. */
+static int64_t count_leaves(Plan *p, int64_t *to)
 {
-    const int64_t *s = g->starts, end = s[0] + g->K;
-    int64_t most = 1;
-    for (; s[0] < end; s++) most = max64(most, s[1] - s[0]);
-    return most;
+    const int64_t *s = p->g->starts, end = s[0] + p->g->K;
+    int64_t count = 0;
+    p->leaf = 1, p->K = 0;
+    if (to) to[0] = 0;
+    for (; s[count] < end; count++) {
+        const int64_t units = form_units(p->form, s[count + 1] - s[count]);
+        p->leaf = max64(p->leaf, units);
+        p->K += units;
+        if (to) to[count + 1] = p->K;
+    }
+    return count;
+}
+
+/* K and leaves in units of the form. */
+static void plan_leaves(Plan *p)
+{
+    const Gemm *g = p->g;
+    const bool paired = p->form == FORM_SWAPPED || p->form == FORM_PAIRS;
+    const int64_t leaf = g->mode == GEMM_CHAIN ? g->K : min64(g->leaf, g->K);
+    if (g->starts) {
+        const int64_t count = count_leaves(p, NULL);
+        if (paired) p->starts_bytes = ceil_div((count + 1) * (int64_t)sizeof *p->starts, 64) * 64;
+        else p->starts = g->starts;
+        return;
+    }
+    p->run = paired && leaf % 2 ? leaf : g->K;
+    p->leaf = max64(form_units(p->form, leaf), 1);
+    p->K = form_units(p->form, g->K);
+    if (p->run < g->K) p->K = g->K / leaf * p->leaf + form_units(p->form, g->K % leaf);
 }
 
 static void plan_k(Plan *p)
@@ -481,9 +642,8 @@ static void plan_k(Plan *p)
     int64_t most = SLAB_K;
     if (p->copy_a) most = g->mode == GEMM_I64 ? SLAB_K_FIXED : SLAB_K_COPY_A;
     else if (p->swap) most = SLAB_K_SWAP;
-    p->leaf = g->mode == GEMM_CHAIN ? max64(p->K, 1) : min64(g->leaf, max64(p->K, 1));
     if (g->starts) {
-        p->leaf = p->group = longest_leaf(g);
+        p->group = p->leaf;
         p->slab = min64(most, ceil_div(p->K, VEC) * VEC);
     } else if (p->leaf > most) {
         p->group = p->leaf;
@@ -497,7 +657,7 @@ static void plan_k(Plan *p)
     }
     int64_t groups = ceil_div(p->K, p->group);
     bool tree = g->mode == GEMM_TREE && groups > 1;
-    p->in_place = g->mode != GEMM_I64 && !p->swap && !tree;
+    p->in_place = g->mode != GEMM_I64 && !p->swap && !tree && !g->narrow.c;
     if (tree) p->slots = 64 - __builtin_clzll((uint64_t)groups);
     else p->slots = p->group > p->slab && !p->in_place;
     p->quick = fixed_quick(g->shift, g->headroom_bits);
@@ -523,7 +683,7 @@ static void plan_tasks(Plan *p, int64_t threads)
     p->row_tasks = ceil_div(p->M, p->rows);
     p->tasks = p->row_tasks * col_tasks;
     /* a line more than needed, so that the panels do not all start in the same sets of the cache */
-    p->a_panel = p->slab * TILE_ROWS + VEC;
+    p->a_panel = p->rows_of_a ? (p->slab + VEC) * TILE_ROWS : p->slab * TILE_ROWS + VEC;
     p->b_panel = p->slab * TILE_COLS + VEC;
     p->a_elems = p->copy_a ? CHUNK_ROWS / TILE_ROWS * p->a_panel : 0;
     p->b_elems = p->copy_b ? wide * p->b_panel : 0;
@@ -548,13 +708,24 @@ static void plan_operands(Plan *p)
               (g->N - g->M) * g->K > g->M * g->N;
     p->M = p->swap ? g->N : g->M;
     p->N = p->swap ? g->M : g->N;
-    p->K = g->K;
     p->a = p->swap ? g->b : g->a;
     p->b = p->swap ? g->a : g->b;
     p->a.transposed ^= p->swap;
     p->b.transposed ^= p->swap;
-    p->copy_a = p->a.transposed;
-    p->copy_b = p->b.transposed || p->M > DIRECT_ROWS || g->mode == GEMM_I64;
+    /* an A of pairs is read where it lies if they are pairs there, too */
+    const bool pairs_lie = p->form == FORM_PAIRS && p->run == g->K && g->K % 2 == 0 && p->a.ld % 2 == 0;
+    p->rows_of_a = p->form != FORM_F32 && !p->a.transposed && !pairs_lie;
+    p->copy_a = p->a.transposed || p->rows_of_a;
+    p->copy_b = p->b.transposed || p->M > DIRECT_ROWS || g->mode == GEMM_I64 || p->form != FORM_F32;
+}
+
+static void plan_form(Plan *p, const Device *dev)
+{
+    if (!p->g->a.bf16) p->form = FORM_F32;
+    else if (dev->dot == DOT_FMA) p->form = FORM_WIDE;
+    else p->form = dev->dot_pairs ? FORM_PAIRS : FORM_SWAPPED;
+    p->kernels = p->form == FORM_PAIRS ? CPU(tile_pairs)() : p->form == FORM_SWAPPED ? tiles_flushed : tiles_fma;
+    plan_leaves(p);
 }
 
 /* The fixed-point result of no leaf at all. */
@@ -564,14 +735,15 @@ static void output_zero(const Gemm *g)
         memset(g->fixed + i * g->ldc, 0, (size_t)g->N * sizeof *g->fixed);
 }
 
-int64_t CPU(gemm_bytes)(const Gemm *g)
+int64_t CPU(gemm_bytes)(const Device *dev, const Gemm *g)
 {
     Plan p = { .g = g };
     if (g->M == 0 || g->N == 0 || (g->K == 0 && g->mode == GEMM_I64)) return 0;
+    plan_form(&p, dev);
     plan_operands(&p);
     plan_k(&p);
     plan_tasks(&p, 1);
-    return p.thread_elems * (int64_t)sizeof(float);
+    return p.starts_bytes + p.thread_elems * (int64_t)sizeof(float);
 }
 
 bool CPU(gemm)(const Device *dev, const Gemm *g)
@@ -581,15 +753,22 @@ bool CPU(gemm)(const Device *dev, const Gemm *g)
     ASSERT(!g->starts || g->mode == GEMM_I64);
     ASSERT(!g->beta || g->mode != GEMM_TREE);
     ASSERT((g->mode == GEMM_I64) == (g->fixed != NULL));
+    ASSERT(!g->a.bf16 == !g->b.bf16 && (g->a.bf16 || !g->narrow.c) && !(g->beta && g->narrow.c));
     ASSERT(g->mode != GEMM_I64 || (g->shift >= -126 && g->shift <= 127));
     if (g->M == 0 || g->N == 0) return false;
     if (g->K == 0 && g->mode == GEMM_I64) return output_zero(g), false;
     int64_t threads = 2 * g->M * g->N * g->K < SMALL_FLOP ? 1 : dev->threads;
+    plan_form(&p, dev);
     plan_operands(&p);
     plan_k(&p);
     plan_tasks(&p, threads);
     plan_stream(&p);
-    const int64_t room = dev->workspace_bytes / (int64_t)sizeof(float);
+    if (p.starts_bytes) {
+        ASSERT(p.starts_bytes <= dev->workspace_bytes);
+        count_leaves(&p, (int64_t *)(void *)p.workspace);
+        p.starts = (const int64_t *)(const void *)p.workspace;
+    }
+    const int64_t room = (dev->workspace_bytes - p.starts_bytes) / (int64_t)sizeof(float);
     ASSERT(p.thread_elems <= room);
     threads = min64(threads, p.tasks);
     if (p.thread_elems) threads = min64(threads, room / p.thread_elems);
@@ -620,7 +799,7 @@ void CPU(tile_gemm)(const TileGemm *g)
             t.a = g->a + i * g->a_row;
             t.c = g->c + i * g->ldc + j;
             t.rows = min64(g->m - i, TILE_ROWS);
-            tile_run(&t);
+            tile_run(tiles_fma, &t);
         }
     }
 }

@@ -11,6 +11,17 @@
  * CHAIN and TREE then add bias[j], if any, once. With beta a CHAIN goes on where the last call stopped, so
  * cutting K over calls changes nothing; an aligned run of 2^n leaves is a subtree of the TREE; I64 does not
  * depend on the order of anything. Leaves of I64 may have any lengths (starts).
+ *
+ * Operands of bf16 are read as they are and summed in fp32, in chains of the device's kind (Device.dot): DOT_FMA is
+ * the chain above. DOT_VDPBF16 is that of the instruction VDPBF16PS; a leaf (of a CHAIN: what a call has) is pairs of
+ * k's from its first on, behind an odd last one a 0 of both operands. With flush(x) = 0 of x's sign for a denormal, an
+ * A and B flushed:
+ *
+ *   c = flush(c); for k of each pair, ascending:
+ *     c = step(A(i,k+1), B(k+1,j), c); c = step(A(i,k), B(k,j), c)
+ *   step(a, b, c) = fmaf(a, b, c), or 0 of its sign where a b + c is below 2^-126 once it is rounded to 24 bits
+ *
+ * Trees, integers and bias are the same for both kinds. A CHAIN of pairs goes on over calls that begin at even k's.
  */
 #ifndef MEGATRAIN_CPU_GEMM_H
 #define MEGATRAIN_CPU_GEMM_H
@@ -28,7 +39,18 @@ typedef struct {
     const float *data;
     int64_t ld;
     bool transposed;
+    const uint16_t *bf16; /* instead of data, of both operands or of none */
 } GemmOperand;
+
+/* What CHAIN and TREE write in bf16 instead of c, each number rounded once. */
+typedef struct {
+    uint16_t *c; /* [M x N], rows ldc apart */
+    const uint16_t *bias;
+    uint16_t *gelu; /* besides c: gelu_fwd of what c was rounded from; NULL: none */
+    int64_t gelu_ld;
+    const uint16_t *gelu_x; /* c is gelu_bwd of the product at this x; NULL: the product */
+    int64_t gelu_x_ld;
+} GemmNarrow;
 
 typedef struct {
     GemmMode mode;
@@ -44,6 +66,7 @@ typedef struct {
     /* I64; NULL: `leaf` says. Leaf i has the k's from starts[i] - starts[0] to starts[i + 1] - starts[0]; there are as
      * many leaves as K needs, and some may be empty. */
     const int64_t *starts;
+    GemmNarrow narrow; /* of bf16 operands; without c here: c or fixed as above */
 } Gemm;
 
 /*
@@ -73,7 +96,7 @@ typedef struct {
  */
 #define GEMM_DECLARE(isa)                                                                            \
     bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                         \
-    int64_t cpu_##isa##_gemm_bytes(const Gemm *g);                                                   \
+    int64_t cpu_##isa##_gemm_bytes(const Device *dev, const Gemm *g);                                                   \
     void cpu_##isa##_tile_gemm(const TileGemm *g);                                                   \
     void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, \
                                int64_t cols);

@@ -1,6 +1,6 @@
 /*
  * The register kernels below every product: a tile of C of at most TILE_ROWS x TILE_COLS, kept in vector
- * registers while k runs. Used by gemm.c alone.
+ * registers while k runs. Used by gemm.c and gemm_pairs.c.
  *
  *            b[k][0 .. cols)          one row of B: `vecs` vectors of 16
  *          +------------------+
@@ -11,6 +11,9 @@
  * and at the edges of a matrix, never change a bit. A is read as scalars with any two strides, so a
  * row-major A needs no packing; B needs contiguous rows.
  *
+ * There are three families of them, by what a k is (gemm.h, DOT_VDPBF16): fma as above; flushed, the same without
+ * denormals; pairs, where an element is two bf16 numbers that lie in place of a float, and k counts these.
+ *
  * 8 x 48 (AVX-512): 24 accumulators, 8 broadcasts and 3 loads for 24 fma. 6 x 16 (AVX2): 12 accumulators.
  */
 #ifndef MEGATRAIN_CPU_GEMM_KERNEL_H
@@ -18,6 +21,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "cpu/vec.h"
 
@@ -35,6 +39,8 @@ typedef enum {
     TILE_CONTINUE, /* c = chain from c */
     TILE_ADD,      /* c = c + chain from 0 */
 } TileStart;
+
+typedef enum { TILE_FMA, TILE_FLUSHED, TILE_PAIRS } TileFamily;
 
 /* For chains that will be integers: notes squares, of one or summed, not below `limit2`. Whole vectors only. */
 typedef struct {
@@ -60,8 +66,31 @@ typedef struct {
     TileFixed *fixed;
 } Tile;
 
-/* One kernel for constant rows, vecs and (if not 0) columns `cols` < 16 in use of a single vector. */
-static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int rows, int vecs, int cols)
+#if defined(__AVX512BF16__)
+VEC_FN vf vf_pair(const float *p)
+{
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    return _mm512_castsi512_ps(_mm512_set1_epi32(pair));
+}
+VEC_FN vf vf_fma_pairs(vf x, vf y, vf c)
+{
+    return _mm512_dpbf16_ps(c, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_castps_si512(y));
+}
+#else
+VEC_FN vf vf_pair(const float *p) { return vf_set1(*p); }
+VEC_FN vf vf_fma_pairs(vf x, vf y, vf c) { return vf_fma(x, y, c); } /* (no family of it is built) */
+#endif
+
+VEC_FN vf tile_step(TileFamily family, vf x, vf y, vf c)
+{
+    return family == TILE_PAIRS     ? vf_fma_pairs(x, y, c)
+           : family == TILE_FLUSHED ? vf_fma_flushed(x, y, c)
+                                    : vf_fma(x, y, c);
+}
+
+/* One kernel for constant family, rows, vecs and (if not 0) columns `cols` < 16 in use of a single vector. */
+VEC_FN void tile_kernel(const Tile *t, TileFamily family, int rows, int vecs, int cols)
 {
     vf acc[TILE_ROWS][TILE_VECS];
     const int64_t s = t->a_row, a_k = t->a_k, b_k = t->b_k, ahead = t->ahead * b_k, c_row = t->c_row;
@@ -86,6 +115,7 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
             EACH_ROW
             {
                 EACH_VEC acc[i][v] = LOAD(row + v * VEC);
+                if (family == TILE_FLUSHED) EACH_VEC acc[i][v] = vf_flush(acc[i][v]);
                 EACH_VEC if (more > 0) __builtin_prefetch(row + t->c_tile + v * VEC, 1);
                 row += c_row;
             }
@@ -100,8 +130,8 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
             {
                 /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
                 const float *p = i >= 6 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
-                vf x = vf_set1(*p);
-                EACH_VEC acc[i][v] = vf_fma(x, row[v], acc[i][v]);
+                const vf x = family == TILE_PAIRS ? vf_pair(p) : vf_set1(*p);
+                EACH_VEC acc[i][v] = tile_step(family, x, row[v], acc[i][v]);
             }
             a += a_k, a3 += a_k, a6 += a_k, b += b_k;
         }
@@ -142,77 +172,46 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
 #undef EACH_ROW
 }
 
-/* The instances: kernel_RxV with full vectors, kernel_Rx0 for the last columns, fewer than 16. */
-#define KERNEL(r, v)                                      \
-    static void kernel_##r##x##v(const Tile *t, int cols) \
-    {                                                     \
-        (void)cols;                                       \
-        tile_kernel(t, r, v ? v : 1, v ? 0 : cols);       \
-    }
-#if defined(CPU_ISA_avx512)
-#define KERNEL_ROW(r) KERNEL(r, 0) KERNEL(r, 1) KERNEL(r, 2) KERNEL(r, 3)
-#define KERNEL_NAMES(r)                                                \
-    {                                                                  \
-        kernel_##r##x0, kernel_##r##x1, kernel_##r##x2, kernel_##r##x3 \
-    }
-KERNEL_ROW(8)
-#else
-#define KERNEL_ROW(r) KERNEL(r, 0) KERNEL(r, 1)
-#define KERNEL_NAMES(r)                \
-    {                                  \
-        kernel_##r##x0, kernel_##r##x1 \
-    }
-#endif
-#if defined(CPU_ISA_avx2)
-KERNEL_ROW(6)
-#endif
-KERNEL_ROW(1)
-KERNEL_ROW(2)
-KERNEL_ROW(4)
-
 typedef void (*TileKernel)(const Tile *, int cols);
 
-/* Largest instance first. */
-static const struct {
+/* The instances of a family for so many rows, with 1, 2, ... full vectors; by_vecs[0] for the last columns, fewer than
+ * 16. A family is a list of these, the largest first. */
+typedef struct {
     int rows;
     TileKernel by_vecs[TILE_VECS + 1];
-} tile_kernels[] = {
-#if defined(CPU_ISA_avx512)
-    { 8, KERNEL_NAMES(8) },
-#elif defined(CPU_ISA_avx2)
-    { 6, KERNEL_NAMES(6) },
-#endif
-    { 4, KERNEL_NAMES(4) },
-    { 2, KERNEL_NAMES(2) },
-    { 1, KERNEL_NAMES(1) },
-};
-#undef KERNEL
-#undef KERNEL_ROW
-#undef KERNEL_NAMES
+} TileKernels;
 
-/* A tile smaller than the largest instance, as several. */
-static __attribute__((noinline)) void tile_edge(const Tile *tile)
-{
-    Tile t = *tile;
-    const int vecs = (int)(t.cols / VEC), rest = (int)(t.cols % VEC);
-    for (int i = 0; t.rows > 0; i++) {
-        const int rows = tile_kernels[i].rows;
-        for (; t.rows >= rows; t.rows -= rows) {
-            Tile tail = t;
-            tail.b += vecs * VEC;
-            tail.c += vecs * VEC;
-            if (vecs) tile_kernels[i].by_vecs[vecs](&t, 0);
-            if (rest) tile_kernels[i].by_vecs[0](&tail, rest);
-            t.a += rows * t.a_row;
-            t.c += rows * t.c_row;
-        }
+#define TILE_KERNEL(family, name, r, v)                     \
+    static void kernel_##name##_##r##x##v(const Tile *t, int cols) \
+    {                                                       \
+        (void)cols;                                         \
+        tile_kernel(t, family, r, v ? v : 1, v ? 0 : cols); \
     }
-}
+#if defined(CPU_ISA_avx512)
+#define TILE_ROW(f, n, r) TILE_KERNEL(f, n, r, 0) TILE_KERNEL(f, n, r, 1) TILE_KERNEL(f, n, r, 2) TILE_KERNEL(f, n, r, 3)
+#define TILE_NAMES(n, r) { r, { kernel_##n##_##r##x0, kernel_##n##_##r##x1, kernel_##n##_##r##x2, kernel_##n##_##r##x3 } }
+#define TILE_MOST 8
+#else
+#define TILE_ROW(f, n, r) TILE_KERNEL(f, n, r, 0) TILE_KERNEL(f, n, r, 1)
+#define TILE_NAMES(n, r) { r, { kernel_##n##_##r##x0, kernel_##n##_##r##x1 } }
+#endif
+#if defined(CPU_ISA_avx2)
+#define TILE_MOST 6
+#endif
+/* Defines a family, const TileKernels NAME[]. */
+#if defined(TILE_MOST)
+#define TILE_FAMILY(f, n)                                                                                \
+    TILE_ROW_MOST(f, n, TILE_MOST) TILE_ROW(f, n, 4) TILE_ROW(f, n, 2) TILE_ROW(f, n, 1)                 \
+    static const TileKernels n[] = { TILE_NAMES_MOST(n, TILE_MOST), TILE_NAMES(n, 4), TILE_NAMES(n, 2), TILE_NAMES(n, 1) };
+#define TILE_ROW_MOST(f, n, r) TILE_ROW(f, n, r)
+#define TILE_NAMES_MOST(n, r) TILE_NAMES(n, r)
+#else
+#define TILE_FAMILY(f, n)                                     \
+    TILE_ROW(f, n, 4) TILE_ROW(f, n, 2) TILE_ROW(f, n, 1)     \
+    static const TileKernels n[] = { TILE_NAMES(n, 4), TILE_NAMES(n, 2), TILE_NAMES(n, 1) };
+#endif
 
-static inline void tile_run(const Tile *t)
-{
-    if (t->rows == TILE_ROWS && t->cols == TILE_COLS) tile_kernels[0].by_vecs[TILE_VECS](t, 0);
-    else tile_edge(t);
-}
+/* The family pairs in the build for AVX-512, where the compiler knows VDPBF16PS; else NULL. gemm_pairs.c. */
+const TileKernels *CPU(tile_pairs)(void);
 
 #endif

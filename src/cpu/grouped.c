@@ -51,21 +51,31 @@ static int64_t output_rows(const GroupedCall *c, int64_t e)
     return c->kind == GROUPED_DW ? c->out.dim[1] : expert_start(c, e + 1) - expert_start(c, e);
 }
 
+/* A matrix that begins at an element of t. */
+static GemmOperand operand_at(Tensor t, int64_t at, bool transposed)
+{
+    GemmOperand m = { .ld = t.ld, .transposed = transposed };
+    if (t.dtype == BF16) m.bf16 = (const uint16_t *)t.data + at;
+    else m.data = (const float *)t.data + at;
+    return m;
+}
+
 /* A piece of y or dx. */
 static Gemm rows_product(const GroupedCall *c, int64_t e, Range rows, Range cols)
 {
     const bool fwd = c->kind == GROUPED_FWD;
     const int64_t O = c->b.dim[1], I = c->b.dim[2], first = expert_start(c, e) + rows.first;
-    const float *w = row_f32(c->b, e * O) + cols.first * (fwd ? c->b.ld : 1);
-    return (Gemm){ .mode = GEMM_TREE,
-                   .leaf = c->leaf,
-                   .M = rows.end - rows.first,
-                   .N = cols.end - cols.first,
-                   .K = fwd ? I : O,
-                   .a = { row_f32(c->a, first), c->a.ld, false },
-                   .b = { w, c->b.ld, fwd },
-                   .c = row_f32(c->out, first) + cols.first,
-                   .ldc = c->out.ld };
+    Gemm g = { .mode = GEMM_TREE,
+               .leaf = c->leaf,
+               .M = rows.end - rows.first,
+               .N = cols.end - cols.first,
+               .K = fwd ? I : O,
+               .a = operand_at(c->a, tensor_row_at(c->a, first), false),
+               .b = operand_at(c->b, tensor_row_at(c->b, e * O) + cols.first * (fwd ? c->b.ld : 1), fwd),
+               .ldc = c->out.ld };
+    if (c->out.dtype == BF16) g.narrow.c = (uint16_t *)c->out.data + tensor_row_at(c->out, first) + cols.first;
+    else g.c = row_f32(c->out, first) + cols.first;
+    return g;
 }
 
 /* A piece of dw[e]. */
@@ -77,8 +87,8 @@ static Gemm gradient_product(const GroupedCall *c, int64_t e, Range rows, Range 
                .M = rows.end - rows.first,
                .N = cols.end - cols.first,
                .K = expert_start(c, e + 1) - start,
-               .a = { row_f32(c->a, start) + rows.first, c->a.ld, true },
-               .b = { row_f32(c->b, start) + cols.first, c->b.ld, false },
+               .a = operand_at(c->a, tensor_row_at(c->a, start) + rows.first, true),
+               .b = operand_at(c->b, tensor_row_at(c->b, start) + cols.first, false),
                .ldc = c->out.ld,
                .beta = !a->fresh };
     if (c->out.dtype == F32) {
@@ -128,16 +138,17 @@ static void plan_pieces(GroupedCall *c, int64_t threads)
 
 /* ---- threads ---- */
 
-static void measure(void *user, const Gemm *g)
-{
-    int64_t *most = user;
-    *most = max64(*most, CPU(gemm_bytes)(g));
-}
-
 typedef struct {
     Device dev; /* one thread, its share of the workspace */
     bool overflow;
 } Worker;
+
+/* What share a product needs. */
+static void measure(void *user, const Gemm *g)
+{
+    Worker *w = user;
+    w->dev.workspace_bytes = max64(w->dev.workspace_bytes, CPU(gemm_bytes)(&w->dev, g));
+}
 
 static void multiply(void *user, const Gemm *g)
 {
@@ -149,13 +160,14 @@ static void multiply(void *user, const Gemm *g)
 static bool grouped_run(const Stream *s, GroupedCall *c)
 {
     int threads = s->dev->threads;
-    int64_t share = 64;
+    Worker one = { .dev = *s->dev };
+    one.dev.workspace_bytes = 64;
     atomic_bool overflow = false;
     atomic_llong next = 0;
     plan_pieces(c, threads);
     const int64_t tasks = c->E * c->row_pieces * c->col_pieces;
-    for (int64_t t = 0; t < tasks; t++) visit_task(c, t, measure, &share);
-    share = (share + 63) / 64 * 64;
+    for (int64_t t = 0; t < tasks; t++) visit_task(c, t, measure, &one);
+    const int64_t share = (one.dev.workspace_bytes + 63) / 64 * 64;
     ASSERT(share <= s->dev->workspace_bytes);
     threads = (int)min64(min64(threads, tasks), s->dev->workspace_bytes / share);
 #pragma omp parallel num_threads(team_of(s->dev, threads))
@@ -173,10 +185,10 @@ static bool grouped_run(const Stream *s, GroupedCall *c)
 
 /* ---- the ops ---- */
 
-static Err need_f32(const char *op, Tensor t)
+static Err check_dtype(const char *op, Tensor t)
 {
-    if (t.dtype == F32) return ERR_OK;
-    return err_set(ERR_SHAPE, "%s on the cpu computes in f32, not '%s'", op, dtype_name(t.dtype));
+    if (t.dtype == F32 || t.dtype == BF16) return ERR_OK;
+    return err_set(ERR_SHAPE, "%s on the cpu reads f32 or bf16, not '%s'", op, dtype_name(t.dtype));
 }
 
 static GroupedCall grouped_call(GroupedKind kind, Tensor offset, int64_t experts)
@@ -190,7 +202,7 @@ static GroupedCall grouped_call(GroupedKind kind, Tensor offset, int64_t experts
 Err CPU(grouped_fwd)(Stream *s, const grouped_fwd_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_FWD, a->offset, a->w.dim[0]);
-    TRY(need_f32("grouped_fwd", a->x));
+    TRY(check_dtype("grouped_fwd", a->x));
     c.out = a->y, c.a = a->x, c.b = a->w, c.leaf = a->leaf, c.columns = a->y.dim[1];
     grouped_run(s, &c);
     return ERR_OK;
@@ -199,7 +211,7 @@ Err CPU(grouped_fwd)(Stream *s, const grouped_fwd_args *a)
 Err CPU(grouped_dx)(Stream *s, const grouped_dx_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_DX, a->offset, a->w.dim[0]);
-    TRY(need_f32("grouped_dx", a->dy));
+    TRY(check_dtype("grouped_dx", a->dy));
     c.out = a->dx, c.a = a->dy, c.b = a->w, c.leaf = a->leaf, c.columns = a->dx.dim[1];
     grouped_run(s, &c);
     return ERR_OK;
@@ -208,7 +220,7 @@ Err CPU(grouped_dx)(Stream *s, const grouped_dx_args *a)
 Err CPU(grouped_dw)(Stream *s, const grouped_dw_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_DW, a->offset, a->dw.dim[0]);
-    TRY(need_f32("grouped_dw", a->dy));
+    TRY(check_dtype("grouped_dw", a->dy));
     c.out = a->dw, c.a = a->dy, c.b = a->x, c.dw = a, c.columns = a->dw.dim[2];
     if (grouped_run(s, &c)) *(int32_t *)a->overflow.data = 1;
     return ERR_OK;

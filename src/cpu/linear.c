@@ -6,7 +6,8 @@
  *   dw  dw [O x I] += dy^T [O x N] x          I64 leaves of tokens; an F32 dw: one chain over all tokens,
  *                                             going on from dw: runs repeat, layouts do not
  *
- * GELU behind fwd and its gradient behind dx are the elementwise ops, so fusing changes no bit here.
+ * GELU behind fwd and its gradient behind dx are the elementwise ops, so fusing changes no bit here. In bf16 they are
+ * of the fp32 number that y or dx is rounded from, while it is at hand.
  *
  * Tensor.rows of any token tensor limits N: other rows are neither read nor written.
  */
@@ -29,29 +30,43 @@ static int64_t token_rows(Tensor a, Tensor b)
     return n;
 }
 
-static Err need_f32(const char *op, Tensor t)
+static Err check_dtype(const char *op, Tensor t)
 {
-    if (t.dtype == F32) return ERR_OK;
-    return err_set(ERR_SHAPE, "%s on the cpu computes in f32, not '%s'", op, dtype_name(t.dtype));
+    if (t.dtype == F32 || t.dtype == BF16) return ERR_OK;
+    return err_set(ERR_SHAPE, "%s on the cpu reads f32 or bf16, not '%s'", op, dtype_name(t.dtype));
 }
 
-static GemmOperand operand(Tensor t, bool transposed) { return (GemmOperand){ t.data, t.ld, transposed }; }
+static GemmOperand operand(Tensor t, bool transposed)
+{
+    if (t.dtype == BF16) return (GemmOperand){ .bf16 = t.data, .ld = t.ld, .transposed = transposed };
+    return (GemmOperand){ t.data, t.ld, transposed };
+}
+
+/* c = the product in c's dtype. */
+static void result_in(Gemm *g, Tensor c)
+{
+    g->ldc = c.ld;
+    if (c.dtype == BF16) g->narrow.c = c.data;
+    else g->c = c.data;
+}
 
 Err CPU(linear_fwd)(Stream *s, const linear_fwd_args *a)
 {
-    TRY(need_f32("linear_fwd", a->x));
-    const Gemm g = { .mode = GEMM_TREE,
-                     .M = token_rows(a->y, a->x),
-                     .N = a->w.dim[0],
-                     .K = a->w.dim[1],
-                     .leaf = a->leaf,
-                     .a = operand(a->x, false),
-                     .b = operand(a->w, true),
-                     .c = a->y.data,
-                     .ldc = a->y.ld,
-                     .bias = a->bias.data };
+    TRY(check_dtype("linear_fwd", a->x));
+    Gemm g = { .mode = GEMM_TREE,
+               .M = token_rows(a->y, a->x),
+               .N = a->w.dim[0],
+               .K = a->w.dim[1],
+               .leaf = a->leaf,
+               .a = operand(a->x, false),
+               .b = operand(a->w, true) };
+    const bool fused = a->gelu.data && a->y.dtype == BF16;
+    result_in(&g, a->y);
+    if (a->bias.dtype == BF16) g.narrow.bias = a->bias.data;
+    else g.bias = a->bias.data;
+    if (fused) g.narrow.gelu = a->gelu.data, g.narrow.gelu_ld = a->gelu.ld;
     CPU(gemm)(s->dev, &g);
-    if (!a->gelu.data) return ERR_OK;
+    if (!a->gelu.data || fused) return ERR_OK;
     gelu_fwd_args gelu = { .y = a->gelu, .x = a->y };
     if (a->x.rows) gelu.y.rows = a->x.rows; /* y's own count limits it as well */
     return CPU(gelu_fwd)(s, &gelu);
@@ -59,18 +74,19 @@ Err CPU(linear_fwd)(Stream *s, const linear_fwd_args *a)
 
 Err CPU(linear_dx)(Stream *s, const linear_dx_args *a)
 {
-    TRY(need_f32("linear_dx", a->dy));
-    const Gemm g = { .mode = GEMM_TREE,
-                     .M = token_rows(a->dx, a->dy),
-                     .N = a->w.dim[1],
-                     .K = a->w.dim[0],
-                     .leaf = a->leaf,
-                     .a = operand(a->dy, false),
-                     .b = operand(a->w, false),
-                     .c = a->dx.data,
-                     .ldc = a->dx.ld };
+    TRY(check_dtype("linear_dx", a->dy));
+    Gemm g = { .mode = GEMM_TREE,
+               .M = token_rows(a->dx, a->dy),
+               .N = a->w.dim[1],
+               .K = a->w.dim[0],
+               .leaf = a->leaf,
+               .a = operand(a->dy, false),
+               .b = operand(a->w, false) };
+    const bool fused = a->gelu_x.data && a->dx.dtype == BF16;
+    result_in(&g, a->dx);
+    if (fused) g.narrow.gelu_x = a->gelu_x.data, g.narrow.gelu_x_ld = a->gelu_x.ld;
     CPU(gemm)(s->dev, &g);
-    if (!a->gelu_x.data) return ERR_OK;
+    if (!a->gelu_x.data || fused) return ERR_OK;
     gelu_bwd_args gelu = { .dx = a->dx, .dy = a->dx, .x = a->gelu_x };
     if (a->dy.rows) gelu.dy.rows = a->dy.rows;
     return CPU(gelu_bwd)(s, &gelu);
@@ -78,7 +94,7 @@ Err CPU(linear_dx)(Stream *s, const linear_dx_args *a)
 
 Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
 {
-    TRY(need_f32("linear_dw", a->dy));
+    TRY(check_dtype("linear_dw", a->dy));
     Gemm g = { .mode = GEMM_CHAIN,
                .M = a->dw.dim[0],
                .N = a->dw.dim[1],

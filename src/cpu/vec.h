@@ -10,6 +10,7 @@
  *
  *   x_load x_store        any alignment
  *   vf_load_n vf_store_n  the first n lanes, 0 <= n <= 16; memory beyond is not touched, other lanes load 0
+ *   vf_load_bf16 vf_store_bf16 (and _n): of base/half.h's numbers
  *   vf_fma(a, b, c)       a * b + c, rounded once;   vf_fnma: c - a * b
  *   vf_max(a, b)          a > b ? a : b    so a NaN in b stays, a NaN in a is lost
  *   vf_min(a, b)          a < b ? a : b
@@ -33,6 +34,7 @@
 
 #include <stdint.h>
 
+#include "base/half.h"
 #include "base/rng.h"
 #include "cpu/isa.h"
 
@@ -88,6 +90,22 @@ VEC_FN vf vf_tanh(vf x)
     vf far = vf_sub(one, vf_div(vf_set1(2.0f), vf_add(vf_exp(vf_add(size, size)), one)));
     far = vf_select(vf_lt(x, vf_zero()), vf_neg(far), far);
     return vf_select(vf_lt(size, vf_set1(0.625f)), near, far);
+}
+
+/* x, a denormal as 0 of its sign. */
+VEC_FN vf vf_flush(vf x)
+{
+    return vf_select(vf_lt(vf_abs(x), vf_set1(0x1p-126f)), vf_mul(x, vf_zero()), x);
+}
+
+/*
+ * vf_fma of numbers that are no denormals, where a result is not one either: 0 of its sign, if it is below 2^-126 when
+ * rounded to 24 bits. That is seen at 2^24 times the size; what leaves the floats there is far from it.
+ */
+VEC_FN vf vf_fma_flushed(vf a, vf b, vf c)
+{
+    const vf up = vf_set1(0x1p24f), r = vf_fma(a, b, c), large = vf_fma(vf_mul(a, up), b, vf_mul(c, up));
+    return vf_select(vf_lt(vf_abs(large), vf_set1(0x1p-102f)), vf_mul(r, vf_zero()), r);
 }
 
 /* Lanes that do not fit a fixed-point accumulator: |v| is not below limit, or NaN. */

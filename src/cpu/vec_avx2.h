@@ -6,6 +6,7 @@
 #define MEGATRAIN_CPU_VEC_AVX2_H
 
 #include <immintrin.h>
+#include <string.h>
 
 #include "cpu/vec.h"
 
@@ -66,6 +67,38 @@ VEC_FN void vf_store_n(float *p, vf v, int64_t n)
     vm m = vm_first_n(n);
     _mm256_maskstore_ps(p, _mm256_castps_si256(m.a), v.a);
     _mm256_maskstore_ps(p + 8, _mm256_castps_si256(m.b), v.b);
+}
+VEC_FN vf vf_load_bf16(const uint16_t *p)
+{
+    const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 8)));
+    return (vf){ _mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
+                 _mm256_castsi256_ps(_mm256_slli_epi32(high, 16)) };
+}
+VEC_FN vf vf_load_bf16_n(const uint16_t *p, int64_t n)
+{
+    uint16_t part[VEC] = { 0 };
+    memcpy(part, p, (size_t)n * sizeof *part);
+    return vf_load_bf16(part);
+}
+VEC_FN __m256i vec_bf16(__m256 v)
+{
+    const __m256i bits = _mm256_castps_si256(v), one = _mm256_set1_epi32(1);
+    __m256i up = _mm256_add_epi32(bits, _mm256_and_si256(_mm256_srli_epi32(bits, 16), one));
+    up = _mm256_srli_epi32(_mm256_add_epi32(up, _mm256_set1_epi32(0x7FFF)), 16);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(up, _mm256_set1_epi32(0x7FFF), nan);
+}
+VEC_FN void vf_store_bf16(uint16_t *p, vf v)
+{
+    const __m256i packed = _mm256_packus_epi32(vec_bf16(v.a), vec_bf16(v.b));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(packed, 0xD8));
+}
+VEC_FN void vf_store_bf16_n(uint16_t *p, vf v, int64_t n)
+{
+    uint16_t part[VEC];
+    vf_store_bf16(part, v);
+    memcpy(p, part, (size_t)n * sizeof *part);
 }
 VEC_FN vf vf_set1(float x) { return (vf){ _mm256_set1_ps(x), _mm256_set1_ps(x) }; }
 VEC_FN vf vf_zero(void) { return (vf){ _mm256_setzero_ps(), _mm256_setzero_ps() }; }

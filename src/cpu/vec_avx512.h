@@ -25,6 +25,28 @@ VEC_FN vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 VEC_FN void vf_store(float *p, vf v) { _mm512_storeu_ps(p, v); }
 VEC_FN vf vf_load_n(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(vm_first_n(n), p); }
 VEC_FN void vf_store_n(float *p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, vm_first_n(n), v); }
+VEC_FN vf vec_from_bf16(__m256i h)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+VEC_FN vf vf_load_bf16(const uint16_t *p) { return vec_from_bf16(_mm256_loadu_si256((const void *)p)); }
+VEC_FN vf vf_load_bf16_n(const uint16_t *p, int64_t n)
+{
+    return vec_from_bf16(_mm256_maskz_loadu_epi16(vm_first_n(n), p));
+}
+VEC_FN __m256i vec_bf16(vf v)
+{
+    const __m512i bits = _mm512_castps_si512(v), even = _mm512_set1_epi32(1);
+    __m512i up = _mm512_add_epi32(bits, _mm512_and_si512(_mm512_srli_epi32(bits, 16), even));
+    up = _mm512_srli_epi32(_mm512_add_epi32(up, _mm512_set1_epi32(0x7FFF)), 16);
+    const vm nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7FFF)));
+}
+VEC_FN void vf_store_bf16(uint16_t *p, vf v) { _mm256_storeu_si256((void *)p, vec_bf16(v)); }
+VEC_FN void vf_store_bf16_n(uint16_t *p, vf v, int64_t n)
+{
+    _mm256_mask_storeu_epi16(p, vm_first_n(n), vec_bf16(v));
+}
 VEC_FN vf vf_set1(float x) { return _mm512_set1_ps(x); }
 VEC_FN vf vf_zero(void) { return _mm512_setzero_ps(); }
 VEC_FN vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }

@@ -109,6 +109,20 @@ VEC_FN vf vf_load_n(const float *p, int64_t n)
     return vf_load(part);
 }
 VEC_FN void vf_store_n(float *p, vf v, int64_t n) { memcpy(p, &v, (size_t)n * sizeof *p); }
+VEC_FN vf vf_load_bf16_n(const uint16_t *p, int64_t n)
+{
+    float part[VEC] = { 0 };
+    for (int64_t i = 0; i < n; i++) part[i] = bf16_to_float(p[i]);
+    return vf_load(part);
+}
+VEC_FN vf vf_load_bf16(const uint16_t *p) { return vf_load_bf16_n(p, VEC); }
+VEC_FN void vf_store_bf16_n(uint16_t *p, vf v, int64_t n)
+{
+    float part[VEC];
+    vf_store(part, v);
+    for (int64_t i = 0; i < n; i++) p[i] = bf16_from_float(part[i]);
+}
+VEC_FN void vf_store_bf16(uint16_t *p, vf v) { vf_store_bf16_n(p, v, VEC); }
 VEC_FN vf vf_set1(float x)
 {
     vec_f4 all = { x, x, x, x };

@@ -40,6 +40,12 @@ Isa isa_best(void)
     return isa_supported(ISA_AVX512) ? ISA_AVX512 : isa_supported(ISA_AVX2) ? ISA_AVX2 : ISA_C;
 }
 
+static const char *const dot_names[DOT_KINDS] = { "fma", "vdpbf16" };
+
+const char *dot_name(DotKind kind) { return dot_names[kind]; }
+
+bool dot_supported(void) { return isa_supported(ISA_AVX512) && cpu_avx512_has_pairs(); }
+
 static Err map_memory(int64_t size_bytes, void **out)
 {
     void *p = mmap(NULL, (size_t)size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -67,6 +73,7 @@ static Err cpu_open(Device *dev, int index, Isa isa)
                err_hint("set debug.isa=auto (here: %s)", isa_name(isa_best()));
     dev->isa = isa;
     dev->ops = tables[isa];
+    dev->dot_pairs = isa == ISA_AVX512 && dot_supported();
     void *workspace;
     TRY(map_memory(DEVICE_WORKSPACE_BYTES, &workspace)); /* not touched: small shapes use little of it */
     dev->workspace = workspace;
@@ -241,7 +248,8 @@ Err device_open(Device *dev, DeviceChoice choice)
     *dev = (Device){ .kind = choice.kind,
                      .name = kinds[choice.kind].name,
                      .backend = kinds[choice.kind].backend,
-                     .threads = threads_or_all(choice.threads) };
+                     .threads = threads_or_all(choice.threads),
+                     .dot = choice.dot };
     dev->stream.dev = dev;
     dev->pinned_bytes = choice.pinned_bytes > DEVICE_PINNED_BYTES ? choice.pinned_bytes : DEVICE_PINNED_BYTES;
     TRY(dev->backend->open(dev, choice.index, choice.isa));

@@ -47,6 +47,9 @@ typedef struct Event {
 
 typedef enum { ISA_AUTO, ISA_AVX512, ISA_AVX2, ISA_C, ISA_COUNT } Isa;
 
+/* How the cpu sums products of bf16 numbers (cpu/gemm.h): by an fp32 chain of all, or by VDPBF16PS's chain of pairs. */
+typedef enum { DOT_FMA, DOT_VDPBF16, DOT_KINDS } DotKind;
+
 __extension__ typedef __int128 WideCount; /* (a GPU does 2^63 FLOP in a few hours) */
 
 /* What ops did since device_open: exact integers, the same on every backend. */
@@ -111,6 +114,8 @@ struct Device {
         null_end; /* on null: behind all that was allocated. What is not the same has other addresses there, too */
     int threads; /* OpenMP threads of this rank's kernels; multiprocessors on cuda */
     Isa isa;
+    DotKind dot;
+    bool dot_pairs; /* DOT_VDPBF16 by the instruction itself; else its definition by others, slowly */
     char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
     int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on cpu and cuda */
     int64_t pinned_bytes;    /* on cuda: of the ring through which host data travels */
@@ -144,6 +149,7 @@ typedef struct {
     DeviceKind kind;
     int index, threads;
     Isa isa;
+    DotKind dot;
     int64_t staging_bytes; /* > 0: ops on 16-bit tensors run widened, with so much memory (cpu and null) */
     int64_t pinned_bytes;  /* on cuda: host memory through which data travels; DEVICE_PINNED_BYTES at least */
 } DeviceChoice;
@@ -263,9 +269,12 @@ Err stream_wait(Stream *s, Event *e);
 Isa isa_best(void); /* of this processor */
 const char *isa_name(Isa isa);
 bool isa_supported(Isa isa);
+const char *dot_name(DotKind kind);
+bool dot_supported(void); /* this processor and this build have VDPBF16PS */
 
 /* The backends' op tables, one per build of src/cpu/ (src/cpu/table.c), and the null table (ops.c). */
 extern const OpTable cpu_avx512_ops, cpu_avx2_ops, cpu_c_ops, null_ops;
 extern const OpTable widened_ops; /* widen.c */
+bool cpu_avx512_has_pairs(void);  /* src/cpu/gemm_pairs.c: VDPBF16PS, of the build and of the processor */
 
 #endif

@@ -87,11 +87,32 @@ static Err widen_end(Widening *w)
     return ERR_OK;
 }
 
+/* Ops that read and write bf16 themselves (src/cpu/linear.c, grouped.c). */
+static bool is_native(OpId id, const void *args)
+{
+    const OpInfo *info = op_info(id);
+    switch (id) {
+    case OP_linear_fwd:
+    case OP_linear_dx:
+    case OP_linear_dw:
+    case OP_grouped_fwd:
+    case OP_grouped_dx:
+    case OP_grouped_dw: break;
+    default: return false;
+    }
+    for (int i = 0; i < info->field_count; i++) {
+        const Tensor *t = (const Tensor *)((const char *)args + info->fields[i].offset);
+        if (t->data && t->dtype == F16) return false;
+    }
+    return true;
+}
+
 /* (residual_norm_fwd: the norm is of the sum as it is stored, so the sum is rounded in between) */
 #define OP(name, flop, args)                                                                           \
     static Err wide_##name(Stream *s, const name##_args *a)                                            \
     {                                                                                                  \
         if (OP_##name == OP_residual_norm_fwd) return residual_norm_apart(&widened_ops, s, (void *)a); \
+        if (is_native(OP_##name, a)) return s->dev->wide_ops->name(s, a); \
         name##_args wide = *a;                                                                         \
         Widening w = { .s = s };                                                                       \
         TRY(widen_begin(&w, OP_##name, &wide));                                                        \

@@ -106,10 +106,10 @@ Err rows_out_begin(Ctx *c, Tensor y, int bands, RowBands *b)
 {
     const Comm *g = rows_group(c);
     *b = (RowBands){ .count = bands_of(g, bands), .sum.y = y };
-    TRY(partial_alloc(c, y, &b->rows));
+    TRY(product_alloc(c, y, &b->rows));
     if (b->count == 1) return ERR_OK;
     const Tensor own = equal_part(b->rows, g->size, g->rank);
-    return tensor_new(c->scratch, &b->sum.parts, y.dtype, g->size * own.dim[0], own.dim[1]);
+    return tensor_new(c->scratch, &b->sum.parts, b->rows.dtype, g->size * own.dim[0], own.dim[1]);
 }
 
 static int out_turn(const RowBands *b, int turn) { return (turn + 1) % b->count; }

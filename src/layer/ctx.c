@@ -233,6 +233,12 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial)
     return tensor_new(c->scratch, partial, y.dtype, y.dim[0] * c->world->sp.size, y.dim[1]);
 }
 
+Err product_alloc(Ctx *c, Tensor y, Tensor *partial)
+{
+    if (!c->canon.exact || c->world->tp.size == 1 || y.dtype == F32) return partial_alloc(c, y, partial);
+    return tensor_new(c->scratch, partial, F32, y.dim[0] * c->world->sp.size, y.dim[1]);
+}
+
 Err copy_rows(Ctx *c, Tensor y, Tensor x)
 {
     const int64_t n = x.dim[0], columns = x.dim[1];

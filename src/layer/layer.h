@@ -255,6 +255,7 @@ Err reduce_rows(Ctx *c, Tensor partial, Tensor y);
 /* The same in two calls. What lies in scratch at begin must stay there until end. */
 typedef struct {
     Tensor y, parts; /* parts: what the ranks have sent, if this rank adds it up itself (sums.c) */
+    Tensor wide;     /* the sum in fp32, which end rounds to y; no data: y has it */
     Event *done;     /* of all that is sent */
 } PendingSum;
 Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out);
@@ -269,6 +270,8 @@ Err add_rows(Ctx *c, Tensor sum, Tensor x);
 Err copy_rows(Ctx *c, Tensor y, Tensor x);
 /* The tensor to compute the partial sum of y in: y itself if rows are not sharded, else [N, D] in scratch. */
 Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
+/* The same of a product. In exact runs that of several ranks is not rounded before it is summed: it is fp32. */
+Err product_alloc(Ctx *c, Tensor y, Tensor *partial);
 
 /* ---- sequences shared by the ranks of world->cp ---- */
 

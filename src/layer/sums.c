@@ -33,7 +33,10 @@ static Err scatter_begin(Ctx *c, Comm *g, Tensor x, Tensor *parts, Event *done)
 static Err sum_parts_to(Ctx *c, const Comm *g, Tensor parts, Tensor y)
 {
     if (!tensor_count(y)) return ERR_OK;
-    return op(c->s, sum_parts, .y = y, .x = parts, .parts = g->size);
+    if (parts.dtype == y.dtype) return op(c->s, sum_parts, .y = y, .x = parts, .parts = g->size);
+    const Tensor first = equal_part(parts, g->size, 0);
+    TRY(op(c->s, sum_parts, .y = first, .x = parts, .parts = g->size));
+    return cast_values(c, y, first);
 }
 
 /* This rank's part of x becomes the sum, and then the others' from them. */
@@ -52,8 +55,13 @@ Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out)
     *out = (PendingSum){ .y = y, .done = g->beside };
     c->s->dev->beside += g->size > 1;
     if (by_parts(g, partial)) return scatter_begin(c, g, partial, &out->parts, out->done);
-    if (c->world->sp.size == 1) return comm_reduce_tree_f32(g, c->s, partial, out->done);
-    return comm_reduce_scatter_tree_f32(g, c->s, y, partial, out->done);
+    Tensor sum = c->world->sp.size == 1 ? partial : y;
+    if (y.dtype != F32) {
+        if (c->world->sp.size > 1) TRY(tensor_new(c->scratch, &sum, F32, y.dim[0], y.dim[1]));
+        out->wide = sum;
+    }
+    if (c->world->sp.size == 1) return comm_reduce_tree_f32(g, c->s, sum, out->done);
+    return comm_reduce_scatter_tree_f32(g, c->s, sum, partial, out->done);
 }
 
 Err reduce_rows_end(Ctx *c, PendingSum r)
@@ -61,6 +69,7 @@ Err reduce_rows_end(Ctx *c, PendingSum r)
     Comm *g = rows_group(c);
     c->s->dev->beside -= g->size > 1;
     TRY(stream_wait(c->s, r.done));
+    if (r.wide.data && r.wide.data != r.y.data) return cast_values(c, r.y, r.wide);
     if (!r.parts.data) return ERR_OK;
     return c->world->sp.size > 1 ? sum_parts_to(c, g, r.parts, r.y) : all_reduce_end(c, g, r.parts, r.y);
 }
