@@ -15,21 +15,23 @@ StateBytes state_bytes(const TrainSpec *s, Grid g)
 {
     const int64_t wide = dtype_size(F32), narrow = s->compute == F32 ? 0 : dtype_size(s->compute);
     const int64_t grad = s->exact ? dtype_size(I64) : wide, value = narrow ? narrow : wide;
-    const int64_t cut_too =
+    const int64_t near =
         (s->update.zero >= ZERO_GRADS ? grad : 0) + (s->update.zero >= ZERO_VALUES ? value : 0);
-    const int replicas = g.bidirectional ? 2 : 1, cp = g.cp ? g.cp : 1;
-    const int experts = g.ep ? g.tp * cp * g.dp / (g.ep * (g.etp ? g.etp : 1)) : 1;
     /* in f32 the weights that layers read are the optimizer's own */
-    return (StateBytes){ .cut = 2 * dtype_size(s->update.moments) + (narrow ? wide : 0) + cut_too,
-                         .whole = grad + value - cut_too,
-                         .dense_copies = s->update.zero ? cp * g.dp * replicas : 1,
-                         .expert_copies = s->update.zero ? experts * replicas : 1 };
+    StateBytes b = { .cut = 2 * dtype_size(s->update.moments) + (narrow ? wide : 0),
+                     .near = near,
+                     .whole = grad + value - near };
+    const ParamPlace at = param_place(g, 0, s->update.zero);
+    b.dense_copies = at.zero_shards[PARAM_DENSE], b.expert_copies = at.zero_shards[PARAM_EXPERT];
+    b.near_dense = at.near_shards[PARAM_DENSE], b.near_experts = at.near_shards[PARAM_EXPERT];
+    return b;
 }
 
 static double part_state(const StateBytes *b, const PartCost *c)
 {
     return (double)b->whole * (double)(c->dense + c->experts) +
-           (double)b->cut * ((double)c->dense / b->dense_copies + (double)c->experts / b->expert_copies);
+           (double)b->cut * ((double)c->dense / b->dense_copies + (double)c->experts / b->expert_copies) +
+           (double)b->near * ((double)c->dense / b->near_dense + (double)c->experts / b->near_experts);
 }
 
 /* ---- stages ---- */

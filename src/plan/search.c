@@ -225,6 +225,7 @@ static int64_t weights_of(const Search *s, const Inner *in, const LayerCosts *wh
         g.pp = shape.ranks;
         g.dp = (int)layout_dp(s->space, &guess.layout);
         g.bidirectional = false;
+        g.zero_group = 0;
         const Pipeline p = {
             .inner = &guess, .kinds = &s->kinds, .shape = &shape, .state = state_bytes(&in->spec, g)
         };
@@ -315,7 +316,7 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
     g.pp = shape->ranks;
     g.dp = (int)layout_dp(s->space, l);
     g.bidirectional = shape->s.replicas > 1;
-    g.zero_group = spec_zero_group(s->space->base, g);
+    g.zero_group = param_zero_group(g, spec.update.zero, s->space->base->parallel.zero_group);
     if (!grid_fits(grid_shape(g))) return ERR_CONFIG;
     *out = (Pipeline){ .inner = in,
                        .kinds = &s->kinds,
