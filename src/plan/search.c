@@ -305,6 +305,7 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
 {
     Shape *shape;
     const Inner *in = &s->inners[inner];
+    const int64_t asked = s->space->base->parallel.zero_group;
     Grid g = in->grid;
     TRY(shape_of(s, l, &shape));
     if (lists) TRY(shape_lists(shape));
@@ -316,8 +317,8 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
     g.pp = shape->ranks;
     g.dp = (int)layout_dp(s->space, l);
     g.bidirectional = shape->s.replicas > 1;
-    g.zero_group = param_zero_group(g, spec.update.zero, s->space->base->parallel.zero_group);
-    if (!grid_fits(grid_shape(g))) return ERR_CONFIG;
+    g.zero_group = param_zero_group(g, spec.update.zero, asked);
+    if (asked > g.dp * (g.cp ? g.cp : 1) || !grid_fits(grid_shape(g))) return ERR_CONFIG;
     *out = (Pipeline){ .inner = in,
                        .kinds = &s->kinds,
                        .shape = shape,
