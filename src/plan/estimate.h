@@ -38,6 +38,7 @@ typedef struct {
     const Shape *shape;
     const StageShare *shares; /* [stages] */
     StateBytes state;
+    ZeroCut zero;
     int copies;        /* ranks with the same dense weights */
     int64_t libraries; /* bytes that they take beside a rank's plan */
 } Pipeline;
