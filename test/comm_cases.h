@@ -442,19 +442,23 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
     case GROUP_CP_RING: return g.cp_heads > 1 && tp && dp && pp && a.cp % g.cp_heads == b.cp % g.cp_heads;
     case GROUP_DP_CP: return many && tp && pp;
     case GROUP_ZERO: return g.zero_group && tp && pp && a.dp / near == b.dp / near;
-    case GROUP_ZERO_FAR: return g.zero_group && tp && cp && pp && a.dp % near == b.dp % near;
+    case GROUP_ZERO_FAR: return g.zero_group && !g.bidirectional && tp && cp && pp && a.dp % near == b.dp % near;
     case GROUP_EXPERT_ZERO: return g.ep && g.zero_group && pp && same_ep && in_a / block == in_b / block;
-    case GROUP_EXPERT_ZERO_FAR: return g.ep && g.zero_group && pp && same_ep && in_a % block == in_b % block;
+    case GROUP_EXPERT_ZERO_FAR:
+        return g.ep && g.zero_group && !g.bidirectional && pp && same_ep && in_a % block == in_b % block;
     case GROUP_PP: return tp && cp && dp;
     case GROUP_EMBD: return tp && cp && dp && (a.pp == 0 || a.pp == g.pp - 1) && (b.pp == 0 || b.pp == g.pp - 1);
     case GROUP_STAGE_LOW:
-    case GROUP_STAGE_HIGH: return g.bidirectional && tp && (pp || mirrored);
+    case GROUP_STAGE_HIGH:
+        return g.bidirectional && tp && (pp || mirrored) && (!g.zero_group || (cp && a.dp % near == b.dp % near));
     case GROUP_TP_EP: return g.ep && pp && same_edp;
     case GROUP_EP_HOST: return g.ep_hosts > 1 && pp && in_a / (ep / g.ep_hosts) == in_b / (ep / g.ep_hosts);
     case GROUP_EP_RAIL: return g.ep_hosts > 1 && pp && same_edp && in_a % (ep / g.ep_hosts) == in_b % (ep / g.ep_hosts);
     case GROUP_EXPERT_DP: return g.ep && pp && same_ep;
     case GROUP_EXPERT_LOW:
-    case GROUP_EXPERT_HIGH: return g.ep && g.bidirectional && same_ep && (pp || mirrored);
+    case GROUP_EXPERT_HIGH:
+        return g.ep && g.bidirectional && same_ep && (pp || mirrored) &&
+               (!g.zero_group || in_a % block == in_b % block);
     default: return true; /* world, host */
     }
 }
@@ -516,6 +520,9 @@ static const Grid case_grids[] = {
     { .tp = 1, .cp = 2, .dp = 4, .ep = 2, .zero_group = 4 },
     { .tp = 2, .dp = 4, .sp = true, .ep = 8, .zero_group = 2 },
     { .tp = 1, .dp = 4, .pp = 2, .ep = 1, .zero_group = 2, .order = ORDER_PP_DP },
+    { .tp = 1, .dp = 2, .pp = 4, .zero_group = 2, .bidirectional = true },
+    { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .ep = 2, .zero_group = 2, .bidirectional = true, .order = ORDER_PP_DP },
+    { .tp = 1, .dp = 4, .pp = 2, .ep = 2, .zero_group = 2, .bidirectional = true },
 };
 enum { CASE_GRIDS = sizeof case_grids / sizeof *case_grids };
 

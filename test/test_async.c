@@ -22,7 +22,7 @@ typedef enum { STASH, VERTICAL, DOUBLE } Rule;
 typedef struct {
     const char *schedule;
     Rule rule;
-    int pp, dp, zero, group; /* group: micro-batches of an update, over one dp rank */
+    int pp, dp, zero, zero_group, group; /* group: micro-batches of an update, over one dp rank */
     Recompute recompute;
 } Case;
 
@@ -172,7 +172,8 @@ static void compare(const Case *c)
     Loop l = { .c = *c };
     double loss[STEPS] = { 0 };
     const TrainSpec s = spec_of(c);
-    TinyRun r = { .spec = s, .grid = { .tp = 1, .dp = c->dp, .pp = c->pp }, .steps = step_count(), .keep_state = true };
+    TinyRun r = { .spec = s, .grid = { .tp = 1, .dp = c->dp, .pp = c->pp, .zero_group = c->zero_group },
+                  .steps = step_count(), .keep_state = true };
     tiny_train(&r);
     CHECK_MSG(!r.err, "%s pp %d: %s", c->schedule, c->pp, r.message);
     run_loop(&l, &s, loss);
@@ -195,6 +196,7 @@ TEST(weight_stashing)
 {
     for (int pp = 1; pp <= 4; pp *= 2) compare(&(Case){ "pipedream", STASH, .pp = pp, .dp = 1, .group = 1 });
     compare(&(Case){ "pipedream", STASH, .pp = 2, .dp = 2, .zero = 1, .group = 1, .recompute = RECOMPUTE_FULL });
+    compare(&(Case){ "pipedream", STASH, .pp = 2, .dp = 2, .zero = 2, .group = 1 });
 }
 
 TEST(vertical_sync)
@@ -209,6 +211,7 @@ TEST(two_buffered_weights)
     compare(&(Case){ "2bw", DOUBLE, .pp = 2, .dp = 1, .group = 2 });
     compare(&(Case){ "2bw", DOUBLE, .pp = 4, .dp = 1, .group = 4, .recompute = RECOMPUTE_SELECTIVE });
     compare(&(Case){ "2bw", DOUBLE, .pp = 2, .dp = 2, .zero = 1, .group = 2 });
+    compare(&(Case){ "2bw", DOUBLE, .pp = 2, .dp = 4, .zero = 2, .zero_group = 2, .group = 2 });
 }
 
 /* A delay changes the numbers: the rules are not one rule. */

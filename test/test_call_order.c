@@ -179,7 +179,7 @@ static void layout_of(const char *schedule, int pp, int turn, TrainSpec *s, Grid
     *s = model_of(turn % MODELS, 2 * pp);
     s->exact = turn % 3 == 0;
     s->compute = turn % 3 == 2 ? BF16 : F32;
-    s->update.zero = turn % 4 > 0;
+    s->update.zero = turn % 4;
     s->update.overlap_grad = turn / 2 % 2, s->update.overlap_param = turn / 4 % 2;
     s->overlap_moe = turn % 2;
     s->overlap_tp = p->tp > 1 && turn / 3 % 2 ? p->tp : 1;
@@ -219,7 +219,7 @@ TEST(a_layout_out_of_order)
 
 TEST(layouts)
 {
-    int seen = 0, two_way = 0, sixteen = 0;
+    int seen = 0, two_way = 0, cut = 0, sixteen = 0;
     for (int i = 0, turn = 0; schedule_name(i); i++)
         for (int pp = 2; pp <= 4; pp += 2)
             for (int k = 0; k < 12; k++, turn++) {
@@ -227,15 +227,18 @@ TEST(layouts)
                 Grid g;
                 layout_of(schedule_name(i), pp, turn, &s, &g);
                 OK(schedule_two_way(schedule_name(i), &g.bidirectional));
+                g.zero_group = param_zero_group(g, s.update.zero, 0);
                 if (trainer_grid(&s, &g) || !grid_fits(grid_shape(g)) || trainer_check(&s, g)) continue;
                 const Err err = call_order_of(&s, g);
                 CHECK_MSG(!err, "%s, pp %d, turn %d: %s", schedule_name(i), pp, turn, err ? err_message() : "");
                 seen++;
                 two_way += g.bidirectional && s.update.zero;
+                cut += g.zero_group > 1;
                 sixteen += g.bidirectional && s.update.zero && s.compute == BF16;
             }
-    printf("    %d layouts, of them %d with two replicas and ZeRO, %d in 16 bits\n", seen, two_way, sixteen);
-    CHECK(seen >= 200 && two_way >= 20 && sixteen >= 5);
+    printf("    %d layouts, of them %d with two replicas and ZeRO, %d with shards of gradients, %d in 16 bits\n", seen,
+           two_way, cut, sixteen);
+    CHECK(seen >= 200 && two_way >= 20 && cut >= 10 && sixteen >= 5);
 }
 
 TEST_MAIN

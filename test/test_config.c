@@ -600,6 +600,7 @@ static const Rule rules[] = {
     { "parallel.zero=2 parallel.reshard=always", "parallel.zero=3 parallel.reshard=always", "cut with zero=3 alone", 2 },
     { "parallel.zero_group=2", "parallel.zero_group=2 parallel.zero=1", "nothing is cut without zero", 4 },
     { "parallel.zero=1 parallel.zero_group=3", "parallel.zero=1 parallel.zero_group=2", "divides the ranks of dp x cp", 4 },
+    { "parallel.zero=1 parallel.zero_group=8", "parallel.zero=1 parallel.zero_group=4", "divides the ranks of dp x cp", 4 },
     { "parallel.zero=1 parallel.cp=4 parallel.zero_group=2", "parallel.zero=1 parallel.cp=4 parallel.zero_group=4",
       "a multiple of cp", 8 },
     { MOE "parallel.tp=2 train.global_batch=12 parallel.zero=1 parallel.zero_group=3 parallel.ep=4",

@@ -187,6 +187,15 @@ TEST(groups_of_one_stage)
     s.order = ORDER_PP_DP; /* 2r, 2r + 1, and 8 more */
     expect(s, GROUP_STAGE_HIGH, "(0,1,6,7,8,9,14,15)(2,3,4,5,10,11,12,13)");
     expect(s, GROUP_DP_CP, "(0,1,8,9)(2,3,10,11)(4,5,12,13)(6,7,14,15)");
+    s.zero_group = 2; /* those with the same place in their groups of ZeRO, in four of them */
+    expect(s, GROUP_ZERO, "(0,1)(2,3)(4,5)(6,7)(8,9)(10,11)(12,13)(14,15)");
+    expect(s, GROUP_STAGE_LOW, "(0,6,8,14)(1,7,9,15)(2,4,10,12)(3,5,11,13)");
+    s.zero_group = 4; /* a group has all copies of a replica */
+    expect(s, GROUP_STAGE_HIGH, "(0,6)(1,7)(8,14)(9,15)(2,4)(3,5)(10,12)(11,13)");
+    s.order = ORDER_DP_PP;
+    expect(s, GROUP_ZERO, "(0,1,2,3)(4,5,6,7)(8,9,10,11)(12,13,14,15)");
+    expect(s, GROUP_STAGE_LOW, "(0,12)(1,13)(2,14)(3,15)(4,8)(5,9)(6,10)(7,11)");
+    expect(s, GROUP_ZERO_FAR, "(0)(1)(2)(3)(4)(5)(6)(7)(8)(9)(10)(11)(12)(13)(14)(15)");
 }
 
 /* For many shapes, of every kind: place and index lead back to the rank, and who is in no group is in no list. */
@@ -197,6 +206,7 @@ TEST(ranks_find_themselves_in_their_groups)
         GridShape s = { .tp = 1 + n % 3, .cp = 1 + n / 3 % 2, .pp = 1 + n / 6 % 6, .ep = 1, .etp = 1 + n % 3,
                         .order = n / 36 % 2 ? ORDER_PP_DP : ORDER_DP_PP, .sp = n / 72 % 2,
                         .two_replicas = n / 144 % 2, .experts = n % 7 > 2 };
+        if (n % 5 == 1) s.zero_group = s.cp * (1 + n / 7 % 2);
         if (s.pp > 2) s.embd[0] = n % 5 % 2, s.embd[1] = n % 5 == 3 ? s.pp - 1 : 0;
         s.world = s.tp * s.cp * s.pp * (1 + n / 288 % 3);
         s.ep = s.cp;

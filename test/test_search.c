@@ -168,18 +168,35 @@ TEST(cuts_of_chains)
 
 /* ---- whole searches ---- */
 
+/* Bytes that ranks with the same weights send each other, and others, of pipelines not. */
+static void count_sent(const MemoryPlan *p, double *copies, double *others)
+{
+    *copies = *others = 0;
+    for (int k = 0; k < WORLD_COMMS; k++)
+        for (int i = 0; i < COMM_KIND_COUNT; i++) {
+            const bool once = group_of_copies((GroupKind)k) || k == GROUP_WORLD || k == GROUP_EMBD;
+            if (k != GROUP_PP && i != COMM_SUM_I64 && i != COMM_MAX_I64) *(once ? copies : others) += (double)p->comm[k][i].bytes;
+        }
+}
+
 /* Seconds of a rank's work by its counts: FLOP, and what units send; what is sent once a step is at its end. Stages of
  * one rank share the work by their blocks. */
 static Err by_work(const void *user, const TrainSpec *s, Grid g, int rank, MemoryPlan *p, RankTimes *t)
 {
     const double units = (double)s->global_batch / (double)(s->micro_batch * g.dp), slow = *(const double *)user / 1e8;
-    double parts = 0, once = 0, sent = 0;
+    double parts = 0, once, sent;
     TRY(trainer_plan(s, g, rank, p));
-    for (int k = 0; k < WORLD_COMMS; k++)
-        for (int i = 0; i < COMM_KIND_COUNT; i++) {
-            const bool copies = group_of_copies((GroupKind)k) || k == GROUP_WORLD || k == GROUP_EMBD;
-            if (k != GROUP_PP && i != COMM_SUM_I64 && i != COMM_MAX_I64) *(copies ? &once : &sent) += (double)p->comm[k][i].bytes;
-        }
+    count_sent(p, &once, &sent);
+    if (s->update.zero >= ZERO_GRADS) { /* each unit sends what twice as many send more */
+        MemoryPlan more;
+        TrainSpec twice = *s;
+        double copies, others;
+        twice.global_batch *= 2;
+        twice.ramp = batch_ramp_flat(twice.global_batch);
+        TRY(trainer_plan(&twice, g, rank, &more));
+        count_sent(&more, &copies, &others);
+        sent += copies - once, once -= copies - once;
+    }
     int replicas = 1;
     for (int i = 0; i < p->stage_count; i++) {
         parts += p->stages[i].layers + 0.5;
@@ -297,7 +314,7 @@ static bool is_repeated(const LayoutSpace *s, const Layout *l)
     bool other[LAYOUT_KEYS];
     for (int k = 0; k < LAYOUT_KEYS; k++) other[k] = v[k] != s->value[k][0];
     const bool one = v[LAYOUT_PP] == 1;
-    return (v[LAYOUT_TP] == 1 && (other[LAYOUT_SP] || other[LAYOUT_OVERLAP_TP])) || (v[LAYOUT_CP] == 1 && other[LAYOUT_CP_COMM]) ||
+    return (!one && v[LAYOUT_ZERO] == ZERO_VALUES) || (v[LAYOUT_TP] == 1 && (other[LAYOUT_SP] || other[LAYOUT_OVERLAP_TP])) || (v[LAYOUT_CP] == 1 && other[LAYOUT_CP_COMM]) ||
            (v[LAYOUT_EP] * v[LAYOUT_ETP] == 1 && (other[LAYOUT_DISPATCHER] || other[LAYOUT_OVERLAP_MOE])) ||
            (one && (other[LAYOUT_VPP] || other[LAYOUT_SCHEDULE] || other[LAYOUT_ORDER])) ||
            v[LAYOUT_VPP] > s->base->model.layers;

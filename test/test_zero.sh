@@ -37,21 +37,26 @@ dense 4 parallel.zero=3 parallel.tp=2 train.recompute=full
 dense 4 parallel.zero=3 parallel.pp=2
 dense 4 parallel.zero=3 parallel.pp=2 parallel.reshard=always parallel.schedule=zb-h1
 dense 4 parallel.zero=3 parallel.cp=2 parallel.overlap_grad=true parallel.overlap_param=true
+dense 4 parallel.zero=2 parallel.pp=2 parallel.schedule=chimera train.micro_batch=2
+dense 4 parallel.zero=3 parallel.pp=2 parallel.reshard=always parallel.schedule=dualpipe checkpoint.async=true
+dense 4 parallel.zero=3 parallel.pp=4 parallel.reshard=always parallel.schedule=gems parallel.overlap_grad=true
 mixture 1
 mixture 2 parallel.zero=3
 mixture 4 parallel.zero=3 parallel.ep=2
 mixture 4 parallel.zero=3 parallel.zero_group=2 parallel.ep=2
 mixture 4 parallel.zero=2 parallel.pp=2 parallel.ep=2 parallel.schedule=dualpipev parallel.overlap_moe=true
 mixture 4 parallel.zero=3 parallel.reshard=always parallel.pp=2 parallel.ep=2 parallel.schedule=dualpipev parallel.overlap_moe=true
+mixture 4 parallel.zero=3 parallel.reshard=always parallel.pp=2 parallel.ep=2 parallel.schedule=dualpipe parallel.overlap_moe=true
+mixture 4 parallel.zero=2 parallel.pp=2 parallel.schedule=chimera parallel.overlap_param=true
 EOT
 launch dense whole 1
 check "a digest, losses of steps and of evaluations" [ "$(wc -l <dense.txt)" -ge 7 -a "$(wc -l <mixture.txt)" -ge 7 ]
 
 # each kind goes on with what another began
 launch dense on 2 parallel.zero=3 train.stop_at=1
-launch dense on 1 train.stop_at=2
-launch dense on 4 parallel.zero=3 parallel.zero_group=2 train.stop_at=3
-launch dense on 2 parallel.zero=2
+launch dense on 4 parallel.zero=3 parallel.zero_group=2 train.stop_at=2
+launch dense on 4 parallel.zero=2 parallel.pp=2 parallel.schedule=chimera train.micro_batch=2 train.stop_at=3
+launch dense on 4 parallel.zero=3 parallel.reshard=always parallel.pp=2 parallel.schedule=dualpipe
 check "begun with one kind, ended with another" same_run on whole 4
 
 # what ranks keep: with two of them half of the matrices' values and gradients, and buffers of two units
@@ -111,9 +116,8 @@ for keys in "dense.ini parallel.zero=1 parallel.zero_group=2" "dense.ini paralle
         sh -c '"$@" >/dev/null 2>&1' - "$mt" plan --world 8 --device h100 --search --config $keys
 done
 
-expect 2 "schedule 'chimera' has two copies of each stage" "$mt" plan --config dense.ini --world 4 parallel.zero=3 parallel.pp=2 \
-    parallel.schedule=chimera
-expect 2 "schedule 'pipedream' keeps older weights" "$mt" plan --config dense.ini --world 4 parallel.zero=2 parallel.pp=2 \
-    parallel.schedule=pipedream run.reproducible=run optim.clip=0 model.tied=false
+expect 2 "schedule 'pipedream' keeps older weights" "$mt" plan --config dense.ini --world 4 parallel.zero=3 parallel.pp=2 \
+    parallel.reshard=always parallel.schedule=pipedream run.reproducible=run optim.clip=0 model.tied=false
 expect 2 "zero_group = '3'" "$mt" plan --config dense.ini --world 4 parallel.zero=2 parallel.zero_group=3
+expect 2 "zero_group = '8'" "$mt" plan --config dense.ini --world 4 parallel.zero=2 parallel.zero_group=8
 finish

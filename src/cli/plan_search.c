@@ -115,7 +115,7 @@ static void put_short(const LayoutSpace *s, const Layout *l, char *out, size_t s
         n += snprintf(out + n, size - (size_t)n, ", %s", layout_text(s, l, LAYOUT_DISPATCHER, text));
     n += snprintf(out + n, size - (size_t)n, ", micro-batch %d", l->value[LAYOUT_MICRO_BATCH]);
     n += snprintf(out + n, size - (size_t)n, ", recompute %s", layout_text(s, l, LAYOUT_RECOMPUTE, text));
-    if (!l->value[LAYOUT_ZERO]) n += snprintf(out + n, size - (size_t)n, ", zero 0");
+    if (l->value[LAYOUT_ZERO] != 1) n += snprintf(out + n, size - (size_t)n, ", zero %d", l->value[LAYOUT_ZERO]);
     if (l->value[LAYOUT_ORDER]) n += snprintf(out + n, size - (size_t)n, ", dp last");
     if (l->value[LAYOUT_OVERLAP_MOE] > 0) n += snprintf(out + n, size - (size_t)n, ", overlap_moe");
     if (l->value[LAYOUT_OVERLAP_TP] == 1) n += snprintf(out + n, size - (size_t)n, ", no overlap_tp");
@@ -159,6 +159,8 @@ static const Alternative alternatives[] = {
     { "selective recomputation", LAYOUT_RECOMPUTE, TRAIN_RECOMPUTE_SELECTIVE },
     { "full recomputation", LAYOUT_RECOMPUTE, TRAIN_RECOMPUTE_FULL },
     { "optimizer states whole", LAYOUT_ZERO, 0 },
+    { "gradients cut, too", LAYOUT_ZERO, 2 },
+    { "weights cut, too", LAYOUT_ZERO, 3 },
 };
 enum { ALTERNATIVES = sizeof alternatives / sizeof *alternatives };
 
@@ -171,6 +173,8 @@ static bool alternative_of(const LayoutSpace *s, const Layout *best, const Alter
     if (s->fixed[a->key] || best->value[a->key] == a->value || (a->key == LAYOUT_EP && !experts))
         return false;
     if (a->key == LAYOUT_SCHEDULE && best->value[LAYOUT_PP] == 1) return false;
+    if (a->key == LAYOUT_ZERO && layout_zero(s, out) == layout_zero(s, best)) return false;
+    if (a->value == ZERO_VALUES && a->key == LAYOUT_ZERO && layout_zero(s, out) != ZERO_VALUES) return false;
     if ((a->key == LAYOUT_PP || a->key == LAYOUT_SCHEDULE) && !s->fixed[LAYOUT_SCHEDULE]) {
         out->value[LAYOUT_SCHEDULE] = 0;
         if (!s->fixed[LAYOUT_VPP]) out->value[LAYOUT_VPP] = 1;

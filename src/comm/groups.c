@@ -21,7 +21,7 @@ typedef struct {
 
 typedef enum { ALL, FIRST, ENDS, MIRROR } Members;
 enum { ALWAYS = 0, WITH_SP = 1, WITH_TWO_REPLICAS = 2, WITH_EXPERTS = 4, WITH_HEADS = 8, WITH_EP_HOSTS = 16 };
-enum { WITH_ZERO_GROUP = 32 };
+enum { WITH_ZERO_GROUP = 32, WITH_ONE_REPLICA = 64 };
 enum { DENSE, EXPERT };
 
 static const struct {
@@ -59,7 +59,7 @@ static bool zero_fits(GridShape s)
 {
     const int ranks = s.zero_group * s.tp, experts = s.etp * s.ep;
     if (!s.zero_group) return true;
-    if (s.two_replicas || s.zero_group % s.cp || grid_dp(s) % near_dense(s)) return false;
+    if (s.zero_group % s.cp || grid_dp(s) % near_dense(s)) return false;
     return (ranks % experts == 0 || experts % ranks == 0) && grid_edp(s) % near_expert(s) == 0;
 }
 
@@ -132,8 +132,11 @@ static int axes_of(GridShape s, GroupKind kind)
 {
     const int has = (s.sp ? WITH_SP : 0) | (s.two_replicas ? WITH_TWO_REPLICAS : 0) |
                     (s.experts ? WITH_EXPERTS : 0) | (s.cp_heads > 1 ? WITH_HEADS : 0) |
-                    (s.ep_hosts > 1 ? WITH_EP_HOSTS : 0) | (s.zero_group ? WITH_ZERO_GROUP : 0);
-    return kinds[kind].used & ~has ? 0 : kinds[kind].axes;
+                    (s.ep_hosts > 1 ? WITH_EP_HOSTS : 0) | (s.zero_group ? WITH_ZERO_GROUP : 0) |
+                    (s.two_replicas ? 0 : WITH_ONE_REPLICA);
+    const bool pairs = kinds[kind].members == MIRROR && s.zero_group; /* of what groups of ZeRO have summed */
+    if (kinds[kind].used & ~has) return 0;
+    return pairs ? kinds[kind].axes & ~(DP_NEAR | CP) : kinds[kind].axes;
 }
 
 /* The i-th of the ENDS, or behind them 0. */
@@ -173,11 +176,20 @@ int group_count(GridShape s, GroupKind kind)
 /* In a mirrored kind pp ranks r and pp-1-r form a group, the r-th of those whose other axes are the same. */
 static int mirror_pp_rank(GridShape s, int low, bool high) { return high ? s.pp - 1 - low : low; }
 
+/* How many members of a group differ in axes that are faster than pp alone. */
+static int inside_pp(GridShape s, GroupKind kind)
+{
+    Digits d = digits_of(s, kinds[kind].expert);
+    int i = 0;
+    while (d.axis[i] != PP) i++;
+    for (; i < AXES; i++) d.size[i] = 1;
+    return product(&d, axes_of(s, kind), true);
+}
+
 /* The digits of `axes` of the i-th member of a group, as an index for spread(). */
 static int member_index(GridShape s, GroupKind kind, int low, int i)
 {
-    const bool expert = kinds[kind].expert;
-    const int cp = expert ? 1 : s.cp, copies = expert ? grid_edp(s) : grid_dp(s) * cp;
+    const int inside = inside_pp(s, kind);
     if (!axes_of(s, kind)) return 0;
     switch (kinds[kind].members) {
     case ALL: return i;
@@ -185,8 +197,7 @@ static int member_index(GridShape s, GroupKind kind, int low, int i)
     case ENDS: return end_at(s, i);
     case MIRROR: break;
     }
-    if (s.order == ORDER_DP_PP) return i % copies + copies * mirror_pp_rank(s, low, i / copies);
-    return i % cp + cp * (mirror_pp_rank(s, low, i / cp % 2) + s.pp * (i / cp / 2));
+    return i % inside + inside * (mirror_pp_rank(s, low, i / inside % 2) + s.pp * (i / inside / 2));
 }
 
 void group_members(GridShape s, GroupKind kind, int index, int *members)

@@ -22,15 +22,16 @@
  *             the neighbours in cp that exchange positions for heads, and those that then have the same heads
  *   dp-cp     ranks with the same shard, other samples or other parts of them: gradients of dense parameters, ZeRO-1
  *   zero, zero-far
- *             with parallel.zero_group: the neighbours in dp-cp that ZeRO cuts weights or states over, and those that
- *             then have the same shards; expert-zero, expert-zero-far: the same of expert-dp, for the experts that the
- *             same ranks have
+ *             with groups of ZeRO: the neighbours in dp-cp that weights and gradients are cut over, and those that then
+ *             have the same shards of them; expert-zero, expert-zero-far: the same of expert-dp, for the experts that
+ *             the same ranks have
  *   pp        the stages of one model: activations and their gradients
  *   embd      the first and last stage, or whichever read the embedding's table: its gradient; pos-embd: the first
  *   stage-low, stage-high
  *             with two replicas of each stage (bidirectional schedules) pp ranks r and pp-1-r both hold the stages
  *             r and pp-1-r: these two along pp, times dp and cp, reduce the gradients of the lower and higher stage.
- *             One group of ranks, two communicators, so that the order of calls on each is that of one stage
+ *             One group of ranks, two communicators, so that the order of calls on each is that of one stage. With
+ *             groups of ZeRO, which are in one pp rank, those of these ranks that have the same shards
  *   tp-pp     a whole model: norm of the gradient
  *   world     all ranks; host: the same, for numbers in host memory, whatever the device
  *   ep        ranks that hold the experts of a layer together and send each other rows
@@ -54,7 +55,7 @@ typedef struct {
     int kv;         /* divides tp; 0 = 1 */
     int cp_heads;   /* divides cp; 0 = 1 */
     int ep_hosts;   /* hosts that ep is spread over, etp inside them; divides ep; 0 = 1 */
-    int zero_group; /* ranks with the same dense weights that ZeRO cuts these over; 0: all of them */
+    int zero_group; /* ranks with the same dense weights in a group of ZeRO; 0: there are none */
     bool sp;
     bool two_replicas; /* each stage has two, on mirrored pp ranks; pp is even */
     bool experts;      /* false: the groups of experts are not used */

@@ -267,6 +267,7 @@ Err parts_open(Parts *p, const PartsSpec *spec, const World *w, SetupArena *setu
     *p = (Parts){ 0 };
     TRY(make_schedules(p, spec, ranks, setup));
     ASSERT(w->grid.bidirectional == (p->step.replicas > 1));
+    ASSERT(w->grid.zero_group || !param_zero_group(w->grid, spec->zero, 0));
     ASSERT(!spec->model->moe.experts || w->grid.ep || w->grid.tp * w->grid.cp * w->grid.dp == 1);
     TRY(setup_array(setup, ranks * p->step.replicas, &p->registries));
     TRY(setup_array(setup, p->step.replicas * p->step.chunks, &p->stages));
@@ -281,18 +282,26 @@ void parts_release(Parts *p)
     schedule_free(&p->forward);
 }
 
-Comm *parts_far(World *w, ParamGroup group)
+/* Ranks of both replicas that have the stage. */
+static Comm *stage_group(const Parts *p, World *w, int replica, bool experts)
 {
-    if (!w->grid.zero_group) return NULL;
-    return group == PARAM_EXPERT ? &w->expert_zero_far : &w->zero_far;
+    const int stage = schedule_stage_at(&p->step, w->pp_rank, replica, 0);
+    if (2 * stage < p->step.stages) return experts ? &w->expert_low : &w->stage_low;
+    return experts ? &w->expert_high : &w->stage_high;
 }
 
 Comm *parts_group(const Parts *p, World *w, int replica, ParamGroup group)
 {
     const bool experts = group == PARAM_EXPERT;
     if (w->grid.zero_group) return experts ? &w->expert_zero : &w->zero;
-    if (p->step.replicas == 1) return experts ? &w->expert_dp : world_copies(w);
-    const int stage = schedule_stage_at(&p->step, w->pp_rank, replica, 0);
-    if (2 * stage < p->step.stages) return experts ? &w->expert_low : &w->stage_low;
-    return experts ? &w->expert_high : &w->stage_high;
+    if (p->step.replicas > 1) return stage_group(p, w, replica, experts);
+    return experts ? &w->expert_dp : world_copies(w);
+}
+
+Comm *parts_far(const Parts *p, World *w, int replica, ParamGroup group)
+{
+    const bool experts = group == PARAM_EXPERT;
+    if (!w->grid.zero_group) return NULL;
+    if (p->step.replicas > 1) return stage_group(p, w, replica, experts);
+    return experts ? &w->expert_zero_far : &w->zero_far;
 }

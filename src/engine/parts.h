@@ -60,7 +60,7 @@ Err parts_forwards(const PartsSpec *spec, int ranks, Schedule *out); /* that of 
 
 /* The communicators over which the gradients of a replica's parameters are summed (ParamStore.group, far). */
 Comm *parts_group(const Parts *p, World *world, int replica, ParamGroup group);
-Comm *parts_far(World *world, ParamGroup group);
+Comm *parts_far(const Parts *p, World *world, int replica, ParamGroup group);
 
 static inline Stage *parts_stage(const Parts *p, int replica, int chunk)
 {

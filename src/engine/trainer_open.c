@@ -268,7 +268,7 @@ static Err open_stores(Trainer *t)
             TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++) {
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
-            t->stores[r].far[g] = parts_far(t->world, g);
+            t->stores[r].far[g] = parts_far(&t->parts, t->world, r, g);
         }
     }
     TRY(expert_load_open(t));
@@ -349,21 +349,16 @@ static Err check_rows(const TrainSpec *s, Grid g, int64_t unit)
     return err_hint("raise train.micro_batch, or take a schedule that passes on whole micro-batches");
 }
 
-/* Ranks that hold the same weights must come to them in one order. */
-static Err check_zero(const TrainSpec *s, Grid g)
+/* Older weights are whole. */
+static Err check_zero(const TrainSpec *s)
 {
     Versions versions;
-    bool two_way;
-    if (s->update.zero < ZERO_GRADS && !g.zero_group) return ERR_OK;
-    const char *name = s->pipeline.schedule ? s->pipeline.schedule : "1f1b";
-    TRY(schedule_two_way(name, &two_way));
-    TRY(schedule_versions(name, &versions));
-    if (!two_way && versions == VERSIONS_STEP) return ERR_OK;
-    err_set(ERR_CONFIG, "parallel.zero is at most 1%s here: schedule '%s' %s",
-            g.zero_group ? ", without zero_group," : "", name,
-            two_way ? "has two copies of each stage, which come to their weights at different times"
-                    : "keeps older weights beside the newest, whole");
-    return err_take("parallel.zero=1%s", g.zero_group ? " parallel.zero_group=0" : "");
+    if (s->update.zero < ZERO_VALUES || !s->pipeline.schedule) return ERR_OK;
+    TRY(schedule_versions(s->pipeline.schedule, &versions));
+    if (versions == VERSIONS_STEP) return ERR_OK;
+    err_set(ERR_CONFIG, "parallel.zero is at most 2 here: schedule '%s' keeps older weights beside the newest, whole",
+            s->pipeline.schedule);
+    return err_take("parallel.zero=2 parallel.reshard=auto"), err_take("parallel.reshard=never");
 }
 
 /* Refuses units of so many samples that do not fit. */
@@ -378,7 +373,7 @@ static Err open_parts(Trainer *t)
     PartsSpec spec;
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
-    TRY(check_zero(&t->spec, t->world->grid));
+    TRY(check_zero(&t->spec));
     TRY(parts_open(&t->parts, &spec, t->world, &t->memory.setup));
     TRY(expert_load_check_order(t));
     return check_unit(&t->spec, t->world->grid, trainer_batch_spec(t).B);
@@ -417,7 +412,7 @@ Err trainer_check_shape(const TrainSpec *s, Grid grid)
     if (!grid.pp) grid.pp = 1;
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
-    TRY(check_zero(s, grid));
+    TRY(check_zero(s));
     TRY(parts_check(&spec, grid.pp, &unit));
     return check_unit(s, grid, unit);
 }

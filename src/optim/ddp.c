@@ -23,7 +23,7 @@ static Err start_bucket(Ddp *d, int b)
     const Tensor whole = d->params->whole_grad[b], own = param_bucket_grad(d->params, b);
     d->started[b] = true;
     d->stream->dev->beside++;
-    if (k->zero_shards == 1) return sum_over(d, c, whole, &d->reduced[b]);
+    if (k->near_shards == 1) return sum_over(d, c, whole, &d->reduced[b]);
     return units_sum_shard(c, d->stream, whole, own, &d->reduced[b]);
 }
 
@@ -86,19 +86,28 @@ Err ddp_sum_stages(Ddp *d, int count)
     return tensor_count(table) ? sum_over(d, &d->world->embd, table, NULL) : ERR_OK;
 }
 
-/* Over the groups of ZeRO, which have summed in themselves: this rank's shards. */
+/* The ranks that have the same near shard of a bucket in other groups of ZeRO; NULL: there are none. */
+static Comm *others(const Ddp *d, const Bucket *b)
+{
+    Comm *far = d->params->far[b->group];
+    return far && far->size > 1 ? far : NULL;
+}
+
+/* Over the groups of ZeRO, which have summed in themselves: of this rank's near shards its ZeRO shards. */
 static Err sum_far(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
     for (int b = 0; b < r->bucket_count; b++) {
-        Comm *far = d->params->far[r->buckets[b].group];
-        if (!far || far->size == 1) continue;
+        const Tensor near = param_bucket_grad(d->params, b);
+        Comm *far = others(d, &r->buckets[b]);
+        if (!far) continue;
         d->stream->dev->beside++;
-        TRY(sum_over(d, far, param_bucket_grad(d->params, b), &d->reduced[b]));
+        if (r->buckets[b].zero_shards == 1) TRY(sum_over(d, far, near, &d->reduced[b]));
+        else
+            TRY(units_sum_shard(far, d->stream, near, param_bucket_own(d->params, b, near), &d->reduced[b]));
     }
     for (int b = 0; b < r->bucket_count; b++) {
-        const Comm *far = d->params->far[r->buckets[b].group];
-        if (!far || far->size == 1) continue;
+        if (!others(d, &r->buckets[b])) continue;
         d->stream->dev->beside--;
         TRY(stream_wait(d->stream, &d->reduced[b]));
     }
@@ -157,14 +166,32 @@ Err ddp_settle(Ddp *d)
     return ERR_OK;
 }
 
+/* Near shards, of the ZeRO shards of all that share them. */
+static Err gather_far(Ddp *d)
+{
+    const ParamRegistry *r = registry(d);
+    for (int b = r->bucket_count - 1; b >= 0; b--) {
+        const Bucket *k = &r->buckets[b];
+        const Tensor near = param_bucket_value(d->params, b);
+        if (k->zero_shards == k->near_shards) continue;
+        TRY(comm_all_gather(others(d, k), d->stream, near, param_bucket_own(d->params, b, near),
+                            &d->gathered[b]));
+        d->gathering[b] = true;
+        d->stream->dev->beside++;
+    }
+    for (int b = r->bucket_count - 1; b >= 0; b--) TRY(wait_bucket(d, b));
+    return ERR_OK;
+}
+
 /* The buckets of norms and biases, which every block needs, lie last and go first: forward's order is the layout
  * read backwards. */
 Err ddp_gather(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
+    TRY(gather_far(d));
     for (int b = r->bucket_count - 1; b >= 0; b--) {
         const Bucket *k = &r->buckets[b];
-        if (k->zero_shards == 1 || k->value_cut) continue;
+        if (k->near_shards == 1 || k->value_cut) continue;
         TRY(comm_all_gather(group(d, k), d->stream, d->params->whole_value[b],
                             param_bucket_value(d->params, b), &d->gathered[b]));
         d->gathering[b] = true;

@@ -4,7 +4,9 @@
  * of a stage as well. Gradients are summed bucket by bucket (param/param.h), with `overlap_grad` as soon as a bucket is
  * complete. With ZeRO-1 a bucket has a shard for each rank of the group: it is reduce-scattered in place, the optimizer
  * touches this rank's shard alone, and the bucket's values are gathered again. Without, a bucket is summed on every
- * rank. With ZeRO-2 and ZeRO-3 units.h does this for the weights of units, while the step runs.
+ * rank. With ZeRO-2 and ZeRO-3 units.h does this for the weights of units, while the step runs. Groups of ZeRO do all
+ * this in themselves; at the end of a step ranks that have the same shard in several groups sum and update a part of it
+ * each, and gather these parts.
  *
  * When a gradient is complete is learned: the first step counts how often each is added to. Later steps start a bucket
  * when all of its counts are reached, which is in the backward of the last micro-batch. All ranks of a dp group run the

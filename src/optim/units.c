@@ -170,8 +170,8 @@ Err units_sum_shard(Comm *c, Stream *s, Tensor whole, Tensor own, Event *done)
 static Tensor own_part(const Units *u, int b, Tensor of)
 {
     const Bucket *k = bucket_of(u, b);
-    const int64_t length = k->count / k->zero_shards;
-    return tensor_row_slice(of, k->zero_shard * length, length);
+    const int64_t length = k->count / k->near_shards;
+    return tensor_row_slice(of, k->near_shard * length, length);
 }
 
 /* Parameters that nothing was added to since the buffer was taken have 0. */

@@ -22,6 +22,7 @@ ParamPlace param_place(Grid g, int rank, ZeroCut zero)
     static const GroupKind one[PARAM_GROUPS] = { GROUP_DP_CP, GROUP_EXPERT_DP, GROUP_DP_CP };
     static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW, GROUP_STAGE_LOW };
     static const GroupKind near[PARAM_GROUPS] = { GROUP_ZERO, GROUP_EXPERT_ZERO, GROUP_ZERO };
+    static const GroupKind far[PARAM_GROUPS] = { GROUP_ZERO_FAR, GROUP_EXPERT_ZERO_FAR, GROUP_ZERO_FAR };
     const GridShape s = grid_shape(g);
     ParamPlace p = { .zero = zero, .shards = { 1 } };
     for (Cut c = CUT_NONE + 1; c < CUT_KINDS; c++) {
@@ -29,13 +30,24 @@ ParamPlace param_place(Grid g, int rank, ZeroCut zero)
         p.shard[c] = group_rank(s, axis[c], rank);
     }
     for (ParamGroup i = 0; i < PARAM_GROUPS; i++) {
-        const GroupKind kind = s.two_replicas ? two[i] : s.zero_group ? near[i] : one[i];
+        const GroupKind all = s.two_replicas ? two[i] : one[i], rest = s.two_replicas ? two[i] : far[i];
+        const GroupKind kind = s.zero_group ? near[i] : all;
+        const bool cut = zero && i != PARAM_STATE, again = cut && s.zero_group;
+        const int others = again ? group_size(s, rest) : 1;
         p.copy[i] = group_rank(s, one[i], rank);
-        const bool cut = zero && i != PARAM_STATE;
-        p.zero_shards[i] = cut ? group_size(s, kind) : 1;
-        p.zero_shard[i] = cut ? group_rank(s, kind, rank) : 0;
+        p.near_shards[i] = cut ? group_size(s, kind) : 1;
+        p.near_shard[i] = cut ? group_rank(s, kind, rank) : 0;
+        p.zero_shards[i] = p.near_shards[i] * others;
+        p.zero_shard[i] = p.near_shard[i] * others + (again ? group_rank(s, rest, rank) : 0);
     }
     return p;
+}
+
+int param_zero_group(Grid g, ZeroCut zero, int64_t asked)
+{
+    const int copies = g.dp * (g.cp ? g.cp : 1);
+    if (asked && asked < copies) return (int)asked;
+    return g.bidirectional && zero >= ZERO_GRADS ? copies : 0;
 }
 
 void param_registry_init(ParamRegistry *r, SetupArena *setup, ParamPlace place)
@@ -149,12 +161,12 @@ static void close_bucket(ParamRegistry *r)
     Bucket *b = &r->buckets[r->bucket_count];
     if (!b->params) return;
     b->count = padded(r->flat_count - b->first, (int64_t)b->zero_shards * PARAM_ALIGN);
-    const int64_t shard = b->count / b->zero_shards;
+    const int64_t near = b->count / b->near_shards;
     r->flat_count = b->first + b->count;
     b->zero_first = r->zero_count;
-    r->zero_count += shard;
-    r->value_count += b->value_cut ? shard : b->count;
-    r->grad_count += b->grad_cut ? shard : b->count;
+    r->zero_count += b->count / b->zero_shards;
+    r->value_count += b->value_cut ? near : b->count;
+    r->grad_count += b->grad_cut ? near : b->count;
     r->bucket_count++;
 }
 
@@ -163,7 +175,7 @@ static bool cut_by_units(const ParamRegistry *r, const Param *p)
 {
     const ParamSpec *s = &p->spec;
     return r->place.zero >= ZERO_GRADS && s->ndim == 2 && s->group != PARAM_STATE &&
-           (s->partial == PARTIAL_NONE || s->partial == PARTIAL_STAGES) && r->place.zero_shards[s->group] > 1;
+           (s->partial == PARTIAL_NONE || s->partial == PARTIAL_STAGES) && r->place.near_shards[s->group] > 1;
 }
 
 static void open_bucket(ParamRegistry *r, const Param *p)
@@ -173,6 +185,8 @@ static void open_bucket(ParamRegistry *r, const Param *p)
     b->group = p->spec.group;
     b->zero_shards = r->place.zero_shards[b->group];
     b->zero_shard = r->place.zero_shard[b->group];
+    b->near_shards = r->place.near_shards[b->group];
+    b->near_shard = r->place.near_shard[b->group];
     b->first = r->flat_count;
     b->value_first = r->value_count;
     b->grad_first = r->grad_count;
@@ -239,14 +253,21 @@ Err param_layout(ParamRegistry *r, int64_t bucket_elems)
     return ERR_OK;
 }
 
-ParamRange param_zero_shard_at(const ParamRegistry *r, int id, int shard)
+/* What of a parameter is in one of `shards` parts of its bucket; where in a buffer that has this part at `first`. */
+static ParamRange part_of(const ParamRegistry *r, int id, int shards, int shard, int64_t first)
 {
     const Param *p = &r->items[id];
     const Bucket *b = &r->buckets[p->bucket];
-    int64_t length = b->count / b->zero_shards, start = b->first + shard * length;
+    int64_t length = b->count / shards, start = b->first + shard * length;
     int64_t from = max64(start, p->offset), end = min64(start + length, p->offset + p->count);
     if (from >= end) return (ParamRange){ 0 };
-    return (ParamRange){ from - p->offset, end - from, b->zero_first + from - start };
+    return (ParamRange){ from - p->offset, end - from, first + from - start };
+}
+
+ParamRange param_zero_shard_at(const ParamRegistry *r, int id, int shard)
+{
+    const Bucket *b = &r->buckets[r->items[id].bucket];
+    return part_of(r, id, b->zero_shards, shard, b->zero_first);
 }
 
 ParamRange param_zero_shard(const ParamRegistry *r, int id)
@@ -315,12 +336,13 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
     return tensor_new(memory.states, &s->v, kinds.moments, reg->zero_count);
 }
 
-/* Where in `value`, or in `grad`, a range of a ZeRO shard begins. */
+/* Where in `value`, or in `grad`, a range of this rank's ZeRO shard begins. */
 static int64_t shard_at(const ParamRegistry *r, int id, ParamRange x, int64_t first, bool cut)
 {
     const Bucket *b = &r->buckets[r->items[id].bucket];
     if (!x.count) return 0;
-    return first + (cut ? x.at - b->zero_first : r->items[id].offset - b->first + x.first);
+    const int64_t near = cut ? b->near_shard * (b->count / b->near_shards) : 0;
+    return first + r->items[id].offset - b->first + x.first - near;
 }
 
 static int64_t value_at(const ParamRegistry *r, int id, ParamRange x)
@@ -421,15 +443,22 @@ Tensor param_store_grad(const ParamStore *s, int id)
 Tensor param_bucket_value(const ParamStore *s, int bucket)
 {
     const Bucket *k = &s->reg->buckets[bucket];
-    const int64_t count = k->count / k->zero_shards;
-    return tensor_row_slice(s->value, k->value_first + (k->value_cut ? 0 : k->zero_shard * count), count);
+    const int64_t count = k->count / k->near_shards;
+    return tensor_row_slice(s->value, k->value_first + (k->value_cut ? 0 : k->near_shard * count), count);
 }
 
 Tensor param_bucket_grad(const ParamStore *s, int bucket)
 {
     const Bucket *k = &s->reg->buckets[bucket];
-    const int64_t count = k->count / k->zero_shards;
-    return tensor_row_slice(s->grad, k->grad_first + (k->grad_cut ? 0 : k->zero_shard * count), count);
+    const int64_t count = k->count / k->near_shards;
+    return tensor_row_slice(s->grad, k->grad_first + (k->grad_cut ? 0 : k->near_shard * count), count);
+}
+
+Tensor param_bucket_own(const ParamStore *s, int bucket, Tensor near)
+{
+    const Bucket *k = &s->reg->buckets[bucket];
+    const int64_t count = k->count / k->zero_shards, others = k->zero_shards / k->near_shards;
+    return tensor_row_slice(near, k->zero_shard % others * count, count);
 }
 
 Tensor param_zero_shard_grad(const ParamStore *s, int id)
@@ -442,11 +471,9 @@ ParamRange param_held(const ParamStore *s, int id, Tensor flat)
 {
     const Param *p = &s->reg->items[id];
     const Bucket *b = &s->reg->buckets[p->bucket];
-    ParamRange x = param_zero_shard(s->reg, id);
-    if (flat.data != s->value.data) return x;
+    if (flat.data != s->value.data) return param_zero_shard(s->reg, id);
     if (!b->value_cut) return (ParamRange){ 0, p->count, b->value_first + p->offset - b->first };
-    x.at = value_at(s->reg, id, x);
-    return x;
+    return part_of(s->reg, id, b->near_shards, b->near_shard, b->value_first);
 }
 
 int64_t param_origin(const ParamStore *s, int id, Tensor flat)
@@ -539,10 +566,12 @@ static Err publish(ParamStore *s, Stream *stream)
     if (s->value.dtype == F32) return ERR_OK;
     for (int b = 0; b < reg->bucket_count; b++) {
         const Bucket *k = &reg->buckets[b];
-        const Tensor own = param_bucket_value(s, b);
+        const Tensor near = param_bucket_value(s, b), own = param_bucket_own(s, b, near);
         TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, k->zero_first, tensor_count(own))));
-        if (k->zero_shards > 1 && !k->value_cut)
-            TRY(comm_all_gather(s->group[k->group], stream, s->whole_value[b], own, NULL));
+        if (k->zero_shards > k->near_shards)
+            TRY(comm_all_gather(s->far[k->group], stream, near, own, NULL));
+        if (k->near_shards > 1 && !k->value_cut)
+            TRY(comm_all_gather(s->group[k->group], stream, s->whole_value[b], near, NULL));
     }
     return ERR_OK;
 }

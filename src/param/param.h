@@ -70,17 +70,27 @@ typedef enum { ZERO_NONE, ZERO_STATES, ZERO_GRADS, ZERO_VALUES } ZeroCut;
 /*
  * A rank's share of the parameters of a pipeline stage: the shards that its axes cut, and which copy of them it has,
  * along dp for dense parameters, along the experts' dp for theirs. ZeRO cuts optimizer states further, into a ZeRO
- * shard for each copy (in a bidirectional pipeline two replicas have copies), or each in a group of ZeRO; without it
- * there is one ZeRO shard.
+ * shard for each copy (in a bidirectional pipeline two replicas have copies); without it there is one ZeRO shard. Where
+ * there are groups of ZeRO (comm/groups.h), gradients and weights are cut over these alone: into near shards, and each
+ * of them into the ZeRO shards of the ranks that share it. Without such groups these are the same shards.
  */
 typedef struct {
     ZeroCut zero;
     int shards[CUT_KINDS], shard[CUT_KINDS]; /* along an axis: how many there are, which is this rank's */
     int copy[PARAM_GROUPS];
     int zero_shards[PARAM_GROUPS], zero_shard[PARAM_GROUPS];
+    int near_shards[PARAM_GROUPS], near_shard[PARAM_GROUPS];
 } ParamPlace;
 
 ParamPlace param_place(Grid g, int rank, ZeroCut zero);
+
+/*
+ * Grid.zero_group of a grid for which everything else is known: `asked`, or 0 where groups of ZeRO would have all copies.
+ * But the replicas of a bidirectional pipeline come to a stage at different times: what is gathered and summed while
+ * the step runs is cut over the copies of one of them.
+ */
+int param_zero_group(Grid g, ZeroCut zero, int64_t asked);
+
 ParamPlace param_place_single(void); /* the place of a rank that has all */
 
 enum {
@@ -126,11 +136,12 @@ typedef struct {
 typedef struct {
     int64_t first, count; /* elements, each bucket whole; a multiple of zero_shards * PARAM_ALIGN */
     int64_t zero_first;   /* where its shard begins in a buffer of this rank's shards of all buckets */
-    /* Where in `value` and in `grad` it begins: all of it, or, where these are cut, its shard. */
+    /* Where in `value` and in `grad` it begins: all of it, or, where these are cut, its near shard. */
     int64_t value_first, grad_first;
     bool value_cut, grad_cut;
     int unit;                    /* of what is in it, where any is cut; else -1 */
     int zero_shards, zero_shard; /* how many ZeRO shards it has; which is this rank's */
+    int near_shards, near_shard;
     ParamGroup group;
     int params;
     bool partial; /* some of its gradients are partial over other ranks than dp's */
@@ -243,8 +254,8 @@ typedef struct {
     const ParamRegistry *reg;
     const GradStats *stats;
     /* The ranks with the same parameters: gradients are summed over them, and with ZeRO each has a shard. With
-     * Grid.zero_group it is these in the groups of ZeRO, and `far` are the ranks that have the same shard in others;
-     * else NULL. */
+     * groups of ZeRO it is these in the rank's own, and `far` those that have the same near shard in others; else
+     * NULL. */
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
     Tensor value;  /* [value_count] */
     Tensor master; /* value itself if that is f32, else it has the shape of m and v */
@@ -254,7 +265,7 @@ typedef struct {
     Tensor *older;
     int older_count, updates;
     Tensor grad; /* [grad_count] I64 or F32; empty without gradients */
-    /* [buckets] Where all of a bucket is now. Absent: only this rank's shard is in memory, and layers must not ask.
+    /* [buckets] Where all of a bucket is now. Absent: only a near shard is in memory, and layers must not ask.
      * whole_grad: NULL without gradients. */
     Tensor *whole_value, *whole_grad;
     Tensor parts;   /* [tensors, 6] FlatPart: what this rank updates, without STATE */
@@ -298,16 +309,17 @@ Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
  * ago. Their buckets must be whole. */
 Tensor param_store_value(const ParamStore *s, int id, int age);
 Tensor param_store_grad(const ParamStore *s, int id);
-/* This rank's ZeRO shard of a bucket, in `value` and in `grad`. */
+/* This rank's near shard of a bucket, in `value` and in `grad`; and its ZeRO shard in such a near shard. */
 Tensor param_bucket_value(const ParamStore *s, int bucket);
 Tensor param_bucket_grad(const ParamStore *s, int bucket);
+Tensor param_bucket_own(const ParamStore *s, int bucket, Tensor near);
 /* Flat views of what this rank's ZeRO shard has of one parameter. */
 Tensor param_zero_shard_master(const ParamStore *s, int id);
 Tensor param_zero_shard_grad(const ParamStore *s, int id);
 /* Where in master, m or v element 0 of a parameter's local memory lies, or would lie if the ZeRO shard began before
  * it. */
 int64_t param_origin(const ParamStore *s, int id, Tensor flat);
-/* The local elements of a parameter that master, m or v has: all, or those in this rank's ZeRO shard. */
+/* The local elements of a parameter that master, m or v has: all, or those in this rank's ZeRO shard, or near shard. */
 ParamRange param_held(const ParamStore *s, int id, Tensor flat);
 Tensor param_store_shift(const ParamStore *s, int id); /* [1] i32 */
 

@@ -36,8 +36,7 @@ bool shard_is_cut(const Param *p, Cut axis)
 bool shard_owner(const Param *p, const ParamPlace *place)
 {
     const ParamGroup g = p->spec.group;
-    if (place->copy[g] >= place->zero_shards[g])
-        return false; /* (copies in one group of ZeRO are neighbours) */
+    if (place->copy[g] > 0 && place->zero_shards[g] == 1) return false;
     const Cut axis = g == PARAM_EXPERT ? CUT_ETP : CUT_TP;
     return place->shard[axis] == 0 || shard_is_cut(p, axis);
 }

@@ -1,6 +1,7 @@
 /* See estimate.h. */
 #include "plan/estimate.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,23 +16,24 @@ StateBytes state_bytes(const TrainSpec *s, Grid g)
 {
     const int64_t wide = dtype_size(F32), narrow = s->compute == F32 ? 0 : dtype_size(s->compute);
     const int64_t grad = s->exact ? dtype_size(I64) : wide, value = narrow ? narrow : wide;
-    const int64_t cut_too =
+    const int64_t near =
         (s->update.zero >= ZERO_GRADS ? grad : 0) + (s->update.zero >= ZERO_VALUES ? value : 0);
-    const int replicas = g.bidirectional ? 2 : 1, cp = g.cp ? g.cp : 1;
-    const int experts = g.ep ? g.tp * cp * g.dp / (g.ep * (g.etp ? g.etp : 1)) : 1;
     /* in f32 the weights that layers read are the optimizer's own */
     const bool away = s->update.states_on_host && s->device.kind == DEVICE_CUDA;
-    return (StateBytes){ .cut =
-                             (away ? 0 : 2 * dtype_size(s->update.moments) + (narrow ? wide : 0)) + cut_too,
-                         .whole = grad + value - cut_too,
-                         .dense_copies = s->update.zero ? cp * g.dp * replicas : 1,
-                         .expert_copies = s->update.zero ? experts * replicas : 1 };
+    StateBytes b = { .cut = away ? 0 : 2 * dtype_size(s->update.moments) + (narrow ? wide : 0),
+                     .near = near,
+                     .whole = grad + value - near };
+    const ParamPlace at = param_place(g, 0, s->update.zero);
+    b.dense_copies = at.zero_shards[PARAM_DENSE], b.expert_copies = at.zero_shards[PARAM_EXPERT];
+    b.near_dense = at.near_shards[PARAM_DENSE], b.near_experts = at.near_shards[PARAM_EXPERT];
+    return b;
 }
 
 static double part_state(const StateBytes *b, const PartCost *c)
 {
     return (double)b->whole * (double)(c->dense + c->experts) +
-           (double)b->cut * ((double)c->dense / b->dense_copies + (double)c->experts / b->expert_copies);
+           (double)b->cut * ((double)c->dense / b->dense_copies + (double)c->experts / b->expert_copies) +
+           (double)b->near * ((double)c->dense / b->near_dense + (double)c->experts / b->near_experts);
 }
 
 /* ---- stages ---- */
@@ -51,6 +53,45 @@ static void add_part(PartCost *sum, const PartCost *p)
     if (p->scratch > sum->scratch) sum->scratch = p->scratch;
 }
 
+/* A ring or a tree of n ranks sends (n - 1) / n of what there is. */
+static double reduce_of(const Pipeline *p, const PartCost *stage)
+{
+    const int was = p->inner->costs.copies, now = p->copies;
+    return was <= 1 ? stage->reduce : stage->reduce * (1 - 1.0 / now) / (1 - 1.0 / was);
+}
+
+/* The share of gradients in what is summed and gathered once a step with ZERO_STATES. */
+static double grads_share(const Pipeline *p)
+{
+    const TrainSpec *s = &p->inner->spec;
+    const double grad = (double)dtype_size(s->exact ? I64 : F32), value = (double)dtype_size(s->compute);
+    return grad / (grad + value);
+}
+
+/* Parts were measured with less cut than the pipeline has: what it sends in each unit, and not behind them. */
+static bool sends_in_units(const Pipeline *p)
+{
+    return p->zero >= ZERO_GRADS && p->inner->spec.update.zero < ZERO_GRADS;
+}
+
+/* Of a call's seconds, those by which what goes on beside it takes longer, as devices have it if they say nothing. */
+static const double HELD_UP = 0.29;
+
+static double beside(double ops, double calls) { return fmax(calls, ops + HELD_UP * calls); }
+
+/* What a unit sends goes on beside it. */
+static void send_in_units(const Pipeline *p, PartCost *stage)
+{
+    const double reduce = reduce_of(p, stage), sums = reduce * grads_share(p);
+    const double gathers = p->zero == ZERO_VALUES ? reduce - sums : 0;
+    for (int b = 0; b < BACKWARDS; b++) {
+        StageCost *c = &stage->cost[b];
+        c->f = beside(c->f, gathers);
+        c->w = beside(c->i + c->w, sums + gathers) - c->i;
+    }
+    stage->reduce = p->zero == ZERO_VALUES ? 0 : stage->reduce * (1 - grads_share(p));
+}
+
 static PartCost stage_cost(const Pipeline *p, int stage)
 {
     const StageShare s = p->shares[stage];
@@ -60,6 +101,7 @@ static PartCost stage_cost(const Pipeline *p, int stage)
     for (int l = 0; l < s.layer_count; l++) add_part(&sum, &c->block[p->kinds->kind[s.first_layer + l]]);
     if (s.mtp) add_part(&sum, &c->modules);
     if (s.head) add_part(&sum, &c->head);
+    if (sends_in_units(p)) send_in_units(p, &sum);
     return sum;
 }
 
@@ -134,12 +176,9 @@ static double seconds_of(const PartCost *c)
     return least;
 }
 
-/* A ring or a tree of n ranks sends (n - 1) / n of what there is. */
 static double tail_of(const Pipeline *p, const PartCost *stage)
 {
-    const int was = p->inner->costs.copies, now = p->copies;
-    if (was <= 1) return stage->update + stage->reduce;
-    return stage->update + stage->reduce * (1 - 1.0 / now) / (1 - 1.0 / was);
+    return stage->update + reduce_of(p, stage);
 }
 
 double pipeline_bound(const Pipeline *p)

@@ -9,10 +9,12 @@
 #include "plan/layout.h"
 #include "plan/shape.h"
 
-/* Bytes of a rank's state by element of its parameters: cut over copies (moments, the master's weights), and whole. */
+/* Bytes of a rank's state by element of its parameters: cut over copies (moments, the master's weights), over those of
+ * a group of ZeRO (gradients and values while nobody works on them), and whole. */
 typedef struct {
-    int64_t cut, whole;
+    int64_t cut, near, whole;
     double dense_copies, expert_copies; /* ranks that cut it; 1 without ZeRO */
+    double near_dense, near_experts;
 } StateBytes;
 
 StateBytes state_bytes(const TrainSpec *spec, Grid grid);
@@ -36,6 +38,7 @@ typedef struct {
     const Shape *shape;
     const StageShare *shares; /* [stages] */
     StateBytes state;
+    ZeroCut zero;
     int copies;        /* ranks with the same dense weights */
     int64_t libraries; /* bytes that they take beside a rank's plan */
 } Pipeline;

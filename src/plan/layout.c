@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/dispatcher.h"
+#include "train/spec.h"
 
 /* The schedules that a step may take without being another algorithm, or slower by construction than one of these. A
  * fixed one is the base's. */
@@ -59,8 +60,8 @@ static void fill(LayoutSpace *s, LayoutLimits l)
     add_divisors(s, LAYOUT_PP, world, c->model.layers);
     for (int64_t v = 1; v <= 12; v++) add(s, LAYOUT_VPP, v);
     for (int i = 0; i < SCHEDULES; i++) add(s, LAYOUT_SCHEDULE, i);
-    add(s, LAYOUT_ZERO, 1);
-    add(s, LAYOUT_ZERO, 0);
+    for (int zero = 1; zero >= 0; zero--) add(s, LAYOUT_ZERO, zero);
+    for (int zero = 2; zero <= 3; zero++) add(s, LAYOUT_ZERO, zero);
     for (int i = 0; i < 2; i++) add(s, LAYOUT_ORDER, i);
     for (int i = 0; i < (experts ? 2 : 1); i++) add(s, LAYOUT_OVERLAP_MOE, i);
     for (int i = 0; i < 2; i++) add(s, LAYOUT_OVERLAP_TP, i); /* as many bands as are usual; none */
@@ -215,6 +216,25 @@ int64_t layout_dp(const LayoutSpace *s, const Layout *l)
     const int64_t world = s->world, dense = (int64_t)v[LAYOUT_TP] * v[LAYOUT_CP] * v[LAYOUT_PP];
     const int64_t expert = (int64_t)v[LAYOUT_EP] * v[LAYOUT_ETP] * v[LAYOUT_PP];
     return world % dense || (s->base->moe.experts && world % expert) ? 0 : world / dense;
+}
+
+ZeroCut layout_zero(const LayoutSpace *s, const Layout *l)
+{
+    return spec_zero_cut(l->value[LAYOUT_ZERO], s->base->parallel.reshard, l->value[LAYOUT_PP]);
+}
+
+bool layout_cut_more(const LayoutSpace *s, Layout *l)
+{
+    const ZeroCut now = layout_zero(s, l);
+    Layout more = *l;
+    if (layout_dp(s, l) * l->value[LAYOUT_CP] == 1 || now == ZERO_NONE) return false;
+    for (int i = 0; i < s->count[LAYOUT_ZERO]; i++) {
+        more.value[LAYOUT_ZERO] = s->value[LAYOUT_ZERO][i];
+        if (layout_zero(s, &more) <= now) continue;
+        *l = more;
+        return true;
+    }
+    return false;
 }
 
 int64_t layout_microbatches(const LayoutSpace *s, const Layout *l)

@@ -7,6 +7,7 @@
 #define MEGATRAIN_PLAN_LAYOUT_H
 
 #include "config/config.h"
+#include "param/param.h"
 
 /* The keys: KEY(NAME, section, key). Those up to LAYOUT_INNER decide what a rank does in a block. */
 #define LAYOUT_KEY_LIST(KEY)                \
@@ -81,6 +82,9 @@ const char *layout_key_name(LayoutKey key, char buf[CONFIG_VALUE_BYTES]);
 
 /* Data-parallel ranks, and micro-batches of a step on each; 0 where that does not divide. */
 int64_t layout_dp(const LayoutSpace *s, const Layout *l);
+ZeroCut layout_zero(const LayoutSpace *s, const Layout *l); /* what is cut, after parallel.reshard */
+/* The layout with the next value of parallel.zero that cuts more; false: there is none, or it cuts nothing more. */
+bool layout_cut_more(const LayoutSpace *s, Layout *l);
 int64_t layout_microbatches(const LayoutSpace *s, const Layout *l);
 
 /* A total order, for equal answers everywhere. */

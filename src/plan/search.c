@@ -17,19 +17,21 @@
 
 enum {
     REPLAYS = 600,   /* of the schedules of layouts of the least bounds, */
-    HOPES = 100,     /* and of such that another cut may make fit */
+    HOPES = 100,     /* of such that another cut may make fit, */
+    CUT_MORE = 300,  /* and of such that fit with more cut by ZeRO */
     CUT_UP = 24,     /* how many of these are cut unevenly as well, */
     CUTS = 3,        /* and how many cuts of each go on */
     FINALISTS = 24,  /* run dry at least, */
+    CUT_FINALISTS = 72, /* with those where ZeRO cuts more, */
     FINALS = 1024,   /* and at most; */
     EFFORT = 160000, /* less where dry runs take long, which are counted so: */
     EFFORT_OF_RUN = 64,
     EFFORTS_MOST = 40, /* so many times that, where what is run dry does not fit */
     SMALLEST = 64,     /* run dry where none of those fits, */
     TOGETHER = 8,      /* so many at once */
-    VARIED = 6,        /* how many of the best are tried with other orders, without ZeRO, ..., */
+    VARIED = 6,        /* how many of the best are tried with other orders, other ZeRO, ..., */
     PAIRED = 2,        /* and of others that may pair units; */
-    VARIANTS = 16      /* each so often at most */
+    VARIANTS = 17      /* each so often at most */
 };
 
 /* What of memory the next layout of a front takes at most. */
@@ -225,8 +227,12 @@ static int64_t weights_of(const Search *s, const Inner *in, const LayerCosts *wh
         g.pp = shape.ranks;
         g.dp = (int)layout_dp(s->space, &guess.layout);
         g.bidirectional = false;
+        g.zero_group = 0;
+        TrainSpec spec = { .compute = in->spec.compute, .exact = in->spec.exact, .update = in->spec.update };
+        while (layout_cut_more(s->space, &guess.layout)) {}
+        spec.update.zero = layout_zero(s->space, &guess.layout);
         const Pipeline p = {
-            .inner = &guess, .kinds = &s->kinds, .shape = &shape, .state = state_bytes(&in->spec, g)
+            .inner = &guess, .kinds = &s->kinds, .shape = &shape, .state = state_bytes(&spec, g)
         };
         const int64_t bytes = pipeline_mean_bytes(&p);
         if (bytes < least) least = bytes;
@@ -304,6 +310,7 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
 {
     Shape *shape;
     const Inner *in = &s->inners[inner];
+    const int64_t asked = s->space->base->parallel.zero_group;
     Grid g = in->grid;
     TRY(shape_of(s, l, &shape));
     if (lists) TRY(shape_lists(shape));
@@ -311,17 +318,18 @@ static Err pipeline_of(Search *s, const Layout *l, int inner, bool lists, StageS
     const char *stages = s->space->fixed_stages ? s->space->base->parallel.layout : l->stages;
     TRY(stage_shares(&in->spec.model, stages, shape->s.stages, shares));
     TrainSpec spec = in->spec;
-    spec.update.zero = spec_zero_cut(l->value[LAYOUT_ZERO], s->space->base->parallel.reshard, shape->ranks);
+    spec.update.zero = layout_zero(s->space, l);
     g.pp = shape->ranks;
     g.dp = (int)layout_dp(s->space, l);
     g.bidirectional = shape->s.replicas > 1;
-    g.zero_group = spec_zero_group(s->space->base, g);
-    if (!grid_fits(grid_shape(g))) return ERR_CONFIG;
+    g.zero_group = param_zero_group(g, spec.update.zero, asked);
+    if (asked > g.dp * (g.cp ? g.cp : 1) || !grid_fits(grid_shape(g))) return ERR_CONFIG;
     *out = (Pipeline){ .inner = in,
                        .kinds = &s->kinds,
                        .shape = shape,
                        .shares = shares,
                        .state = state_bytes(&spec, g),
+                       .zero = spec.update.zero,
                        .copies = g.dp * (g.cp ? g.cp : 1),
                        .libraries = libraries_of(s, in, g) };
     return ERR_OK;
@@ -338,16 +346,21 @@ static void keep_smallest(Search *s, const Candidate *c)
     s->smallest[at] = *c;
 }
 
+/* ZeRO cuts as little as may fit. */
 static Err visit_candidate(Search *s, const Layout *l, int inner)
 {
     StageShare shares[STAGES_MOST];
     Pipeline p;
     Candidate c = { .layout = *l, .inner = inner };
-    const Err err = pipeline_of(s, l, inner, false, shares, &p);
-    if (err == ERR_MEMORY) return err;
-    if (err) return ERR_OK;
-    s->out->legal++;
-    c.bytes = pipeline_mean_bytes(&p);
+    bool legal = false;
+    do {
+        const Err err = pipeline_of(s, &c.layout, inner, false, shares, &p);
+        if (err == ERR_MEMORY) return err;
+        if (err) return ERR_OK;
+        s->out->legal += !legal;
+        legal = true;
+        c.bytes = pipeline_mean_bytes(&p);
+    } while (c.bytes > s->q->memory && layout_cut_more(s->space, &c.layout));
     c.bound = pipeline_bound(&p);
     keep_smallest(s, &c);
     return c.bytes > s->q->memory ? ERR_OK : add_candidate(s, &c);
@@ -384,8 +397,10 @@ static int by_seconds(const void *a, const void *b)
     return layout_compare(&x->layout, &y->layout);
 }
 
+typedef enum { AS_USUAL, WITH_HOPE, CUT_FURTHER, REPLAYED } Replayed;
+
 /* Replays a layout. *keep: it is legal, and it fits, or is one of those that another cut may make fit. */
-static Err replay_one(Search *s, Candidate *c, int left[2], bool *keep)
+static Err replay_one(Search *s, Candidate *c, int left[REPLAYED], bool *keep)
 {
     StageShare shares[STAGES_MOST];
     Pipeline p;
@@ -395,7 +410,8 @@ static Err replay_one(Search *s, Candidate *c, int left[2], bool *keep)
     c->bytes = pipeline_bytes(&p);
     c->too_large = c->bytes > s->q->memory;
     s->out->small_enough += !c->too_large;
-    if (left[c->too_large]-- <= 0) return ERR_OK;
+    const bool usual = is_first(s->space, &c->layout, LAYOUT_ZERO);
+    if (left[c->too_large ? WITH_HOPE : usual ? AS_USUAL : CUT_FURTHER]-- <= 0) return ERR_OK;
     TRY(pipeline_seconds(&p, &c->seconds));
     *keep = c->seconds > 0; /* (and a number) */
     return ERR_OK;
@@ -415,18 +431,23 @@ static void count_faster(Search *s)
             s->out->place[k].faster += s->results[i].time.step_s < s->q->place_s[k];
 }
 
-/* Those of the least bounds are replayed, the others go. */
+/* Those of the least bounds are replayed, the others go; and what does not fit once more with more cut by ZeRO. */
 static Err replay(Search *s)
 {
-    int left[2] = { REPLAYS, HOPES };
-    int64_t kept = 0;
+    int left[REPLAYED] = { REPLAYS, HOPES, CUT_MORE };
+    Candidate kept[REPLAYS + HOPES + CUT_MORE];
+    int count = 0;
     ORDER(s->items, s->count, by_bound);
-    for (int64_t i = 0; i < s->count && left[0] > 0; i++) {
-        bool keep;
-        TRY(replay_one(s, &s->items[i], left, &keep));
-        if (keep) s->items[kept++] = s->items[i];
+    for (int64_t i = 0; i < s->count && left[AS_USUAL] > 0; i++) {
+        Candidate c = s->items[i];
+        do {
+            bool keep;
+            TRY(replay_one(s, &c, left, &keep));
+            if (keep) kept[count++] = c;
+        } while (c.too_large && layout_cut_more(s->space, &c.layout));
     }
-    s->count = kept;
+    s->count = 0;
+    for (int i = 0; i < count; i++) TRY(add_candidate(s, &kept[i]));
     return ERR_OK;
 }
 
@@ -532,12 +553,14 @@ static int compare_results(const SearchResult *x, const SearchResult *y)
 
 static int by_step(const void *a, const void *b) { return compare_results(a, b); }
 
-/* Several layouts at once, in their order. Those that a rule refuses or that do not fit are passed over. */
-static Err run_dry(Search *s, const Layout *layouts, int count)
+/* Several layouts at once, in their order. Those that a rule refuses or that do not fit are passed over; which need
+ * more memory than there is goes to `large`. */
+static Err run_once(Search *s, const Layout *layouts, int count, Layout large[TOGETHER], int *too_large)
 {
     SearchResult r[TOGETHER];
     Err err[TOGETHER];
     ASSERT(count <= TOGETHER);
+    *too_large = 0;
 #pragma omp parallel for schedule(dynamic) num_threads(s->threads)
     for (int i = 0; i < count; i++) err[i] = evaluate(s->q, s->space, &layouts[i], true, &r[i]);
     for (int i = 0; i < count; i++) {
@@ -547,7 +570,23 @@ static Err run_dry(Search *s, const Layout *layouts, int count)
         if (r[i].time.bytes < s->out->least_bytes)
             s->out->least_bytes = r[i].time.bytes, s->out->least = r[i].layout;
         const bool timed = r[i].time.step_s > 0 && r[i].time.step_s < DBL_MAX;
-        if (timed && r[i].time.bytes <= s->q->memory) s->results[s->result_count++] = r[i];
+        if (r[i].time.bytes > s->q->memory) large[(*too_large)++] = layouts[i];
+        else if (timed) s->results[s->result_count++] = r[i];
+    }
+    return ERR_OK;
+}
+
+/* Of layouts that differ in what ZeRO cuts alone, the first that fits. */
+static Err run_dry(Search *s, const Layout *layouts, int count)
+{
+    Layout now[TOGETHER], large[TOGETHER];
+    memcpy(now, layouts, (size_t)count * sizeof *now);
+    while (count) {
+        int too_large;
+        TRY(run_once(s, now, count, large, &too_large));
+        count = 0;
+        for (int i = 0; i < too_large; i++)
+            if (layout_cut_more(s->space, &large[i])) now[count++] = large[i];
     }
     return ERR_OK;
 }
@@ -568,6 +607,14 @@ static double effort_of(const Search *s, const Layout *l)
     return ranks * (EFFORT_OF_RUN + ranks * chunks * units);
 }
 
+/* What estimates know least of is what ZeRO-2 and 3 send beside ops: others are to be among them. */
+static bool enough_finalists(const Search *s)
+{
+    int usual = 0;
+    for (int i = 0; i < s->result_count; i++) usual += is_first(s->space, &s->results[i].layout, LAYOUT_ZERO);
+    return usual >= FINALISTS || s->result_count >= CUT_FINALISTS;
+}
+
 static Err run_finalists(Search *s)
 {
     ORDER(s->items, s->count, by_seconds);
@@ -577,7 +624,7 @@ static Err run_finalists(Search *s)
         int n = 0;
         if (s->items[i].too_large) break;
         const bool enough = effort > EFFORT || s->items[i].seconds > SLACK * best_so_far(s);
-        if (s->result_count >= FINALISTS && enough) break;
+        if (enough_finalists(s) && enough) break;
         for (; n < TOGETHER && i < s->count && !s->items[i].too_large; i++) {
             l[n++] = s->items[i].layout;
             effort += effort_of(s, &s->items[i].layout);
@@ -594,13 +641,13 @@ static bool may_pair(const LayoutSpace *s, const Layout *l)
     return !schedule_pairs(layout_schedule(s, l), &pairs) && pairs;
 }
 
-/* Whether the key's other value is another layout. */
+/* Whether the key's other value is another layout, and one that may fit. */
 static bool may_vary(const Search *s, const Layout *of, LayoutKey key)
 {
     const int *v = of->value;
     if (s->space->count[key] < 2) return false;
     switch (key) {
-    case LAYOUT_ZERO: return layout_dp(s->space, of) * v[LAYOUT_CP] > 1;
+    case LAYOUT_ZERO: return layout_dp(s->space, of) * v[LAYOUT_CP] > 1 && v[key] == ZERO_STATES;
     case LAYOUT_ORDER: return v[LAYOUT_PP] > 1;
     case LAYOUT_OVERLAP_MOE: return v[LAYOUT_EP] * v[LAYOUT_ETP] > 1 && may_pair(s->space, of);
     case LAYOUT_OVERLAP_TP: return v[LAYOUT_TP] > 1;
@@ -612,12 +659,12 @@ static bool may_vary(const Search *s, const Layout *of, LayoutKey key)
 static const LayoutKey varied[] = { LAYOUT_ZERO, LAYOUT_ORDER, LAYOUT_OVERLAP_MOE, LAYOUT_OVERLAP_TP };
 enum { VARIED_KEYS = sizeof varied / sizeof *varied };
 
-/* Every combination of these keys but the layout's own. */
+/* Every combination of two values of these keys but the layout's own; and what takes less memory. */
 static Err vary(Search *s, const Layout *of)
 {
     Layout l[VARIANTS];
     int n = 0;
-    for (int bits = 1; bits < VARIANTS; bits++) {
+    for (int bits = 1; bits < 1 << VARIED_KEYS; bits++) {
         bool other = true;
         l[n] = *of;
         for (int k = 0; k < VARIED_KEYS; k++) {
@@ -627,6 +674,7 @@ static Err vary(Search *s, const Layout *of)
         }
         n += other;
     }
+    for (Layout more = *of; layout_cut_more(s->space, &more);) l[n++] = more;
     for (int i = 0; i < n; i += TOGETHER) TRY(run_dry(s, l + i, n - i < TOGETHER ? n - i : TOGETHER));
     return ERR_OK;
 }

@@ -245,11 +245,6 @@ static PipelineSpec pipeline_spec(const Config *cfg)
                            .slices = (int)cfg->parallel.slices };
 }
 
-int spec_zero_group(const Config *cfg, Grid g)
-{
-    return cfg->parallel.zero_group < g.dp * (g.cp ? g.cp : 1) ? (int)cfg->parallel.zero_group : 0;
-}
-
 ZeroCut spec_zero_cut(int64_t zero, int reshard, int64_t pp)
 {
     const bool whole = reshard == PARALLEL_RESHARD_NEVER || (reshard == PARALLEL_RESHARD_AUTO && pp > 1);
@@ -376,8 +371,8 @@ Err grid_read(const Config *cfg, Grid *out)
                    .kv = tp > kv_heads ? tp / kv_heads : 1,
                    .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0,
                    .etp = (int)cfg->parallel.etp };
-    out->zero_group = spec_zero_group(cfg, *out);
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
+    out->zero_group = param_zero_group(*out, (ZeroCut)cfg->parallel.zero, cfg->parallel.zero_group);
     TRY(spread_experts(cfg, out));
     return check_pairs(cfg);
 }

@@ -33,9 +33,6 @@ Err grid_spec(const Config *cfg, Grid *out);
  * are cut no further than with zero=2. */
 ZeroCut spec_zero_cut(int64_t zero, int reshard, int64_t pp);
 
-/* Grid.zero_group of a grid whose dp and cp are known: parallel.zero_group, or 0 where that is all copies. */
-int spec_zero_group(const Config *cfg, Grid g);
-
 /* Ranks of a host as far as nobody has met: debug.ranks_per_host, else those of a usual host with GPUs. */
 int spec_host_ranks(const Config *cfg);
 /* Tensor-parallel ranks sum by messages what has 16 bits, and what leaves in bands. */

@@ -31,9 +31,10 @@ static void say_ranks(const Loop *l)
     const Schedule *s = &l->run.trainer.parts.step;
     if (r->boot.size == 1) return;
     char cp[24] = "", bands[32] = "", zero[48] = "";
-    const int level = reg->place.zero_shards[PARAM_DENSE] > 1 ? (int)reg->place.zero : 0;
+    const int states = reg->place.zero_shards[PARAM_DENSE] > 1 ? ZERO_STATES : ZERO_NONE;
+    const int level = reg->place.near_shards[PARAM_DENSE] > 1 ? (int)reg->place.zero : states;
     if (level) snprintf(zero, sizeof zero, " with ZeRO-%d", level);
-    if (level && g.zero_group)
+    if (level && g.zero_group && g.zero_group < g.dp * g.cp)
         snprintf(zero, sizeof zero, " with ZeRO-%d in groups of %d", level, g.zero_group);
     if (g.cp > 1) snprintf(cp, sizeof cp, "cp %d x ", g.cp);
     if (c->parallel.overlap_tp > 1)
