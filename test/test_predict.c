@@ -468,7 +468,7 @@ TEST(what_a_run_does_besides_is_so_much_of_a_step)
     Config c = { .data = { .valid = "a: x  b: 0.7 y 0.3 z", .split = "" },
                  .train = { .eval_every = 100, .eval_batches = 3, .eval_tasks = "" },
                  .checkpoint = { .every = 20 } };
-    DeviceFile d = { .host_gb_s = 60, .disk_gb_s = 2, .step_us = 250 };
+    DeviceFile d = { .host_link_gb_s = 80, .link_share = .75, .disk_gb_s = 2, .step_us = 250 };
     const BesidesOf of = { 2, .5, 4, 80000000000, 30000000000 };
     Besides b = besides_of(&c, &d, &of);
     NEAR(b.evaluations, 2 * 3 * .5 / 100, 1e-12);
@@ -491,7 +491,7 @@ TEST(what_nobody_knows_is_said_to_be_unknown)
     Config c = { .data = { .valid = "x", .split = "" },
                  .train = { .eval_every = 100, .eval_tasks = "" },
                  .checkpoint = { .every = 20 } };
-    const DeviceFile d = { .host_gb_s = 60, .step_us = 100 };
+    const DeviceFile d = { .host_link_gb_s = 80, .link_share = .75, .step_us = 100 };
     const BesidesOf of = { 2, .5, 4, 80, 30 };
     Besides b = besides_of(&c, &d, &of);
     CHECK(isnan(b.evaluations) && isnan(b.checkpoints) && besides_sets(&c) == 1);

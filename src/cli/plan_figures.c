@@ -51,6 +51,7 @@ static bool is_staged(const PlanTable *t) { return t->grid.pp > 1; }
 static bool is_paired(const PlanTable *t) { return t->spec.overlap_moe; }
 static bool is_in_units(const PlanTable *t) { return t->spec.update.zero >= ZERO_GRADS; }
 static bool is_copied(const PlanTable *t) { return t->spec.purpose.snapshot; }
+static bool is_offloaded(const PlanTable *t) { return t->spec.model.offload > 0; }
 
 #define FIELD(name) .field = offsetof(MemoryPlan, name)
 
@@ -63,11 +64,15 @@ const PlanFigure plan_memory[] = {
     { "unit_buffers", "units that are whole at once", "units", FIELD(unit_buffers), .shown = is_in_units },
     { "boundary", "buffers between stages", "buffers", FIELD(boundary), .shown = is_staged },
     { "saves", "saves between forward and backward", "saves", FIELD(save) },
+    { "offload_buffers", "  others on their way to the host", "on their way", FIELD(offload_buffers),
+      .shown = is_offloaded },
     { "scratch", "scratch of a layer call", "scratch", FIELD(scratch) },
     { "scratch_in_pairs", "  of it for forwards in pairs", "in pairs", FIELD(scratch_forward),
       .shown = is_paired },
     { "workspace", "workspace of kernels, at most", "workspace", FIELD(workspace) },
     { "staging", "16-bit tensors widened for an op", "widened", FIELD(staging), .shown = is_widened },
+    { "offload_host", "saves of offloaded layers", "offloaded", FIELD(offload_host), .shown = is_offloaded,
+      .on_host = true },
     { "read_ahead", "batches read ahead", "ahead", FIELD(ahead), .on_host = true },
     { "snapshot", "copy to be written", "copy", FIELD(snapshot), .shown = is_copied, .on_host = true },
     { "total", "total", "total", total },
@@ -159,7 +164,7 @@ static void json_checkpoint(JsonOut *j, const PlanTable *t)
     json_close(j, ']');
 }
 
-/* Bytes are those of one rank; read_ahead and snapshot are part of the total where memory_on_host is false. */
+/* Bytes are those of one rank; offload_host, read_ahead and snapshot are part of the total where memory_on_host is false. */
 static void put_json(JsonOut *j, const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;

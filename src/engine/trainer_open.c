@@ -223,6 +223,7 @@ static Err open_offload(Trainer *t, bool pairs)
     Executor *e = &t->executor;
     const bool keep_w = splits(&t->parts.step.rank[t->world->pp_rank]);
     if (!t->spec.model.offload) return ERR_OK;
+    ASSERT(t->parts.step.slices == 1 && !t->spec.graphs);
     TRY(t->device.is_null ? device_alloc(&t->device, t->plan.offload_host, &t->memory.away)
                           : device_host_alloc(&t->device, t->plan.offload_host, &t->memory.away));
     for (int i = 0; i < (pairs ? 2 : 1); i++) {
@@ -481,8 +482,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     t->step_values = step_values;
     TRY(open_executor(t));
     /* (the host says which units of the batch a micro-batch is, where balance counts these) */
-    bool varies = s->model.moe.balance.global || t->parts.step.slices > 1; /* (which slots a slice reads) */
-    varies |= s->model.offload > 0; /* (a graph is of one stream) */
+    const bool varies =
+        s->model.moe.balance.global || t->parts.step.slices > 1; /* (which slots a slice reads) */
     if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !varies)
         TRY(executor_use_graphs(&t->executor, &t->memory.setup));
     /* products are timed by gradients that do not overflow, and never while they are recorded */
