@@ -77,7 +77,9 @@ static Err open_parts(Device *dev, CudaDevice *d)
     dev->threads = prop.multiProcessorCount;
     dev->shared_bytes = (int64_t)prop.sharedMemPerBlockOptin;
     TRY(cuda_check(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "creating the stream"));
+    TRY(cuda_check(cudaStreamCreateWithFlags(&d->copies, cudaStreamNonBlocking), "creating the stream of copies"));
     dev->stream.handle = d->stream;
+    dev->copies.handle = d->copies;
     dev->pinned_bytes = round_up(dev->pinned_bytes, PINNED_PARTS * PINNED_ALIGN);
     TRY(cuda_check(cudaMallocHost(&pinned, (size_t)dev->pinned_bytes), "taking pinned host memory"));
     d->pinned = pinned;
@@ -102,6 +104,7 @@ static void cuda_close(Device *dev)
 {
     CudaDevice *d = dev->cuda;
     if (!d) return;
+    if (d->copies) cudaStreamSynchronize(d->copies);
     if (d->stream) cudaStreamSynchronize(d->stream);
     free_stalls(d);
     if (d->gemm) cuda_gemm_close(d->gemm);
@@ -110,6 +113,7 @@ static void cuda_close(Device *dev)
     for (int i = 0; i < PINNED_PARTS; i++)
         if (d->pinned_free[i]) cudaEventDestroy(d->pinned_free[i]);
     if (d->stream) cudaStreamDestroy(d->stream);
+    if (d->copies) cudaStreamDestroy(d->copies);
     free(d);
 }
 
@@ -233,8 +237,14 @@ static void cuda_host_free(Device *dev, void *p)
 
 static Err cuda_read_later(Stream *s, void *to, const void *from, int64_t size_bytes)
 {
-    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDefault, device_of(s)->stream),
+    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDefault, s->handle),
                       "copying from the GPU");
+}
+
+static Err cuda_write_later(Stream *s, void *to, const void *from, int64_t size_bytes)
+{
+    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDefault, s->handle),
+                      "copying to the GPU");
 }
 
 static Err cuda_copy(Stream *s, void *to, const void *from, int64_t size_bytes)
@@ -285,7 +295,7 @@ Err cuda_event_mark(Event *e, cudaStream_t stream)
     return cuda_check(cudaEventRecord(e->mark, stream), "marking a point in a stream");
 }
 
-static Err cuda_mark(Stream *s, Event *e) { return cuda_event_mark(e, device_of(s)->stream); }
+static Err cuda_mark(Stream *s, Event *e) { return cuda_event_mark(e, s->handle); }
 
 static Err cuda_wait(Stream *s, Event *e)
 {
@@ -388,6 +398,7 @@ const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .host_alloc = cuda_host_alloc,
                                      .host_free = cuda_host_free,
                                      .read_later = cuda_read_later,
+                                     .write_later = cuda_write_later,
                                      .mark = cuda_mark,
                                      .wait = cuda_wait,
                                      .stall_begins = cuda_stall_begins,

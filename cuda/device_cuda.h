@@ -19,7 +19,7 @@ typedef struct {
 
 typedef struct CudaDevice {
     int index;
-    cudaStream_t stream;
+    cudaStream_t stream, copies; /* Device.stream, Device.copies */
     /* ring through which host memory travels (Device.pinned_bytes): parts one after another, the present one, what is
      * used of it, and of the others where the stream has done with them */
     char *pinned;

@@ -111,8 +111,10 @@ static inline Err call_log_record(const TrainSpec *spec, Grid grid, int rank, Ca
     static const CommTable table = { "log", log_submit, log_close };
     const int64_t most = (int64_t)1 << 45;
     MemoryPlan limits = { .state = most, .save = most, .save_region = { most / 2 }, .scratch = most, .staging = most,
-                          .scratch_forward = most / 2 };
-    for (int i = 0; i < PARTS_STAGES; i++) limits.stages[i].save[REGION_I] = limits.stages[i].save[REGION_W] = most >> 16;
+                          .scratch_forward = most / 2, .offload = { { most, most }, { most, most } },
+                          .offload_host = most };
+    for (int i = 0; i < PARTS_STAGES; i++)
+        limits.stages[i] = (StagePlan){ .save = { most >> 16, most >> 16 }, .away = most >> 16 };
     TrainSpec on_null = *spec;
     World world;
     Trainer t;

@@ -53,6 +53,7 @@ TEST(every_device_that_ships_has_its_figures)
         OK(cost_open(&m, &d, 1));
         CHECK(!m.cpu && d.attention_fwd_tflops < d.bf16_tflops && d.attention_bwd_tflops < d.attention_fwd_tflops);
         CHECK(d.link_gb_s > d.network_gb_s && d.matrix_share < 1 && d.overlap_cost < 1);
+        CHECK(d.host_link_gb_s >= 32 && d.host_link_gb_s <= d.link_gb_s);
         device_file_release(&d);
     }
 }
@@ -292,6 +293,18 @@ TEST(calls_take_their_bytes_over_the_slowest_link)
 }
 
 /* A member of 8, 4 on a host. */
+/* A GPU's by its link; a host's processors read and write, all ranks at once. */
+TEST(copies_take_their_bytes)
+{
+    DeviceFile d = round_device();
+    CostModel m;
+    d.host_link_gb_s = 20, d.link_share = .5;
+    OK(cost_open(&m, &d, 1));
+    SAME(cost_copy(&m, 5000000), 5e-4);
+    m.cpu = true, m.ranks = 4;
+    SAME(cost_copy(&m, 5000000), 4e-5);
+}
+
 TEST(exchanges_take_what_goes_to_other_hosts)
 {
     const DeviceFile d = round_device();

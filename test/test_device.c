@@ -35,4 +35,40 @@ TEST(allocations_of_the_null_device_lie_apart)
     device_close(&dev);
 }
 
+/* On the CPU a copy is made when its end is waited for: till then its source and where it goes are as they were. */
+TEST(copies_are_made_when_they_are_waited_for)
+{
+    enum { COPIES = 20 }; /* more than wait at once */
+    Device dev;
+    Event end[COPIES];
+    int device[COPIES], *host;
+    void *p;
+    OK(device_open(&dev, (DeviceChoice){ .threads = 1 }));
+    OK(device_host_alloc(&dev, COPIES * (int64_t)sizeof *host, &p));
+    host = p;
+    CHECK((uintptr_t)p % ARENA_ALIGN == 0);
+    for (int i = 0; i < COPIES; i++) {
+        event_init(&end[i]);
+        device[i] = i + 1;
+        CHECK(host[i] == 0);
+        OK(device_read_later(&dev.copies, &host[i], &device[i], sizeof *host));
+        OK(device_mark(&dev.copies, &end[i]));
+    }
+    device[17] = 100;
+    OK(stream_wait(&dev.stream, &end[17]));
+    for (int i = 0; i < COPIES; i++) CHECK(host[i] == (i == 17 ? 100 : i < 17 ? i + 1 : 0));
+    OK(event_wait(&end[COPIES - 1], 0));
+    CHECK(host[18] == 19 && host[19] == 20);
+    OK(device_write_later(&dev.copies, &device[0], &host[19], sizeof *host));
+    OK(device_mark(&dev.copies, &end[0]));
+    CHECK(device[0] == 1);
+    OK(stream_wait(&dev.stream, &end[0]));
+    CHECK(device[0] == 20);
+    OK(device_read_later(&dev.stream, &host[0], &device[0], sizeof *host)); /* (ops run at once) */
+    CHECK(host[0] == 20);
+    for (int i = 0; i < COPIES; i++) event_release(&end[i]);
+    device_host_free(&dev, p);
+    device_close(&dev);
+}
+
 TEST_MAIN

@@ -395,6 +395,54 @@ TEST(pairs_take_the_scratch_of_a_forward_more)
     }
 }
 
+/*
+ * The first blocks' saves leave the device: there are two buffers instead, and their bytes in the host's memory, of each unit
+ * in flight. Blocks are alike, so a block's share is what two models of which one has a block more differ in.
+ */
+TEST(offloaded_layers_leave_the_device)
+{
+    enum { LAYERS = 6 };
+    static const struct {
+        const char *schedule;
+        int pp;
+    } ways[] = { { "1f1b", 1 }, { "1f1b", 2 }, { "gpipe", 2 }, { "zb-h1", 2 } };
+    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
+        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++) {
+            const Grid grid = { .tp = 1, .dp = 1, .pp = ways[w].pp };
+            const bool split = !strcmp(ways[w].schedule, "zb-h1");
+            TrainSpec s = tiny_llama(), shorter;
+            MemoryPlan kept, one_less, p;
+            s.model.layers = LAYERS * ways[w].pp;
+            s.model.recompute = layer_pattern_all(recompute);
+            s.pipeline.schedule = ways[w].schedule;
+            shorter = s;
+            shorter.model.layers -= ways[w].pp;
+            OK(trainer_plan(&s, grid, 0, &kept));
+            OK(trainer_plan(&shorter, grid, 0, &one_less));
+            CHECK(kept.offload_buffers == 0 && kept.offload_host == 0);
+            const StagePlan *a = &kept.stages[0], *b = &one_less.stages[0];
+            const int64_t block_i = a->save[REGION_I] - b->save[REGION_I], block_w = a->save[REGION_W] - b->save[REGION_W];
+            const int64_t block = block_i + (split ? 0 : block_w);
+            for (int n = 1; n <= LAYERS; n++) {
+                s.model.offload = n;
+                OK(trainer_plan(&s, grid, 0, &p));
+                CHECK_MSG(kept.save - p.save == n * block * a->in_flight && p.stages[0].away == n * block,
+                          "%s, %d of recomputation %d: %lld less, a block %lld", ways[w].schedule, n, recompute,
+                          (long long)(kept.save - p.save), (long long)block);
+                CHECK(p.offload_host == n * block * a->in_flight && p.offload_buffers == (n == 1 ? 1 : 2) * block);
+                CHECK(p.state == kept.state && p.scratch == kept.scratch && p.flop == kept.flop && p.op_bytes == kept.op_bytes);
+                CHECK(memory_plan_host(&p) == memory_plan_host(&kept) + p.offload_host);
+            }
+            s.purpose.forward_only = true;
+            OK(trainer_plan(&s, grid, 0, &p));
+            CHECK(p.offload_host == 0 && p.offload_buffers == 2 * block);
+            s.purpose.forward_only = false;
+            s.device.kind = DEVICE_CUDA, s.exact = false;
+            OK(trainer_plan(&s, grid, 0, &p));
+            CHECK(memory_plan_total(&p) == p.state + p.save + p.offload_buffers + p.scratch + p.workspace && p.host_apart);
+        }
+}
+
 /* What is sent beside ops, of rows whole and in bands of a rank each: in backward gathers and sums of column-parallel
  * products; then also those of the others, and of the logits in forward. */
 TEST(bands_travel_beside_products)

@@ -30,6 +30,7 @@ typedef struct {
     int hosts; /* of experts, with DISPATCH_NODE; 0 = 1 */
     int bands;  /* 0 = 1 */
     int zero_group; /* 0: all copies */
+    int offload;    /* blocks of a stage */
 } Layout;
 
 enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -78,6 +79,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     r.spec.update.zero = l->zero;
     r.spec.update.overlap_grad = r.spec.update.overlap_param = l->overlap;
     r.spec.model.recompute = tiny_recompute(l->recompute);
+    r.spec.model.offload = l->offload;
     if (l->schedule) OK(schedule_two_way(l->schedule, &r.grid.bidirectional));
     r.grid.zero_group = param_zero_group(r.grid, r.spec.update.zero, l->zero_group);
     return r;
@@ -106,9 +108,9 @@ static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *li
         CHECK_MSG(
             h == want,
             "%s layout '%s' pp %d x %d, tp %d sp %d cp %d dp %d zero %d overlap %d recompute %d micro %d "
-            "slices %d bands %d",
+            "slices %d bands %d offload %d",
             l->schedule ? l->schedule : "1f1b", l->layout ? l->layout : "", l->pp, l->chunks, l->tp, l->sp,
-            l->cp, l->dp, l->zero, l->overlap, l->recompute, l->micro, l->slices, l->bands);
+            l->cp, l->dp, l->zero, l->overlap, l->recompute, l->micro, l->slices, l->bands, l->offload);
     }
 }
 
@@ -668,6 +670,40 @@ TEST(recomputed_in_part)
     CHECK_LIST(further, hash_of(&further, &alone), experts);
     CHECK_SLICES(of_slices(tiny_latent(tiny_llama(), 12), 4), sliced);
     CHECK_SLICES(of_slices(tiny_gpt2(), 4), sliced);
+}
+
+/* Saves of a stage's first blocks wait in the host's memory: some of its blocks or all, one or several micro-batches at
+ * once, of stages in turn, for a later W, with blocks that keep less, of experts, in pairs, before modules behind them. What
+ * is released is overwritten. Memory of the device and of the host is what was planned (tiny_run_eval). */
+TEST(offloaded)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 1, .offload = 1 },
+        { "1f1b", .pp = 1, .offload = 8 },
+        { "1f1b", .pp = 1, .dp = 2, .zero = 3, .overlap = 1, .offload = 5 },
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .bands = 2, .offload = 3 },
+        { "gpipe", .pp = 2, .micro = 1, .offload = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .overlap = 1, .offload = 2 },
+        { "interleaved+split", .pp = 2, .chunks = 2, .micro = 1, .offload = 1, .recompute = TINY_FULL_LAST },
+        { "zb-h1", .pp = 2, .offload = 4 },
+        { "zb-v", .pp = 2, .tp = 2, .offload = 2, .recompute = TINY_SELECTIVE_FIRST },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .offload = 2, .recompute = RECOMPUTE_FULL },
+        { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING, .offload = 3, .recompute = TINY_FULL_FIRST },
+        { "1f1b", "Ettttt|tt|tL", .pp = 3, .offload = 3 },
+    };
+    static const Layout experts[] = {
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .offload = 2 },
+        { "dualpipev+split", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .offload = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .offload = 3, .recompute = TINY_FULL_FIRST },
+        { "1f1b", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .offload = 8 },
+    };
+    const Layout alone = { .pp = 1 };
+    Models m = two_models(8);
+    TrainSpec further = tiny_further(tiny_latent(mixture(TINY_DEEPSEEK, 8), 12), 2);
+    for (int i = 0; i < 2; i++) m.spec[i].poison = true;
+    further.poison = true;
+    CHECK_EACH(m, list);
+    CHECK_LIST(further, hash_of(&further, &alone), experts);
 }
 
 TEST(slices)

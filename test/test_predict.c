@@ -67,7 +67,7 @@ static Prediction predicted(const Case *c)
 /* What a step consists of, added up. */
 static double sum_of(const Prediction *p)
 {
-    double sum = p->bubble_s + p->shares.idle;
+    double sum = p->bubble_s + p->shares.copied + p->shares.idle;
     for (int i = 0; i < FAMILIES; i++) sum += p->shares.family[i];
     for (int i = 0; i < WORLD_COMMS; i++) sum += p->shares.waited[i];
     return sum;
@@ -282,6 +282,45 @@ TEST(a_slow_host_is_what_a_step_takes)
     CHECK(predicted(&c).shares.idle == 0);
 }
 
+/* Bytes of all saves that leave and come back, of so many units. */
+static double copied_bytes(const Case *c, int units)
+{
+    MemoryPlan plan;
+    OK(trainer_plan(&c->spec, c->grid, 0, &plan));
+    return 2. * units * (double)plan.stages[0].away;
+}
+
+/*
+ * Over a slow link copies are what a step takes, out and back one behind the other: all bytes of its units but what ops do
+ * before the first and behind the last. Over a fast one they hide behind ops, but for the first that comes back: nothing is
+ * between it and the end of the last block's forward but the head.
+ */
+TEST(copies_over_the_host_link)
+{
+    enum { LAYERS = 6, UNITS = 4 };
+    Case c = stages(LAYERS, 1, UNITS), kept = c;
+    c.spec.pipeline.schedule = kept.spec.pipeline.schedule = NULL;
+    c.spec.model.offload = LAYERS;
+    const double ops = predicted(&kept).step_s;
+    c.device.host_link_gb_s = 1e-3;
+    NEAR(predicted(&c).step_s, copied_bytes(&c, UNITS) / 1e6, 1e-2);
+    c.device.link_share = .5;
+    NEAR(predicted(&c).step_s, 2 * copied_bytes(&c, UNITS) / 1e6, 1e-2);
+    c.device.link_share = 1;
+    c.device.host_link_gb_s = 1e-9 * copied_bytes(&c, UNITS) / (.1 * ops);
+    const Prediction hidden = predicted(&c);
+    CHECK_MSG(hidden.shares.copied <= .1 * ops / LAYERS, "%g s of waiting, in %g s", hidden.shares.copied, ops);
+    CHECK(hidden.shares.copied >= 0 && hidden.step_s >= ops);
+    NEAR(sum_of(&hidden), hidden.step_s, 1e-9);
+    for (int n = 0, last = -1; n <= LAYERS; n++) { /* (more layers, never less) */
+        c.spec.model.offload = n;
+        c.device.host_link_gb_s = 1e-2;
+        const int us = (int)(1e6 * predicted(&c).step_s);
+        CHECK_MSG(us >= last, "%d layers: %d us, one less: %d", n, us, last);
+        last = us;
+    }
+}
+
 /* Rows on their way to experts: the host reads how many, and no longer runs ahead. */
 TEST(a_mixture_waits_for_the_host)
 {
@@ -468,7 +507,7 @@ TEST(what_a_run_does_besides_is_so_much_of_a_step)
     Config c = { .data = { .valid = "a: x  b: 0.7 y 0.3 z", .split = "" },
                  .train = { .eval_every = 100, .eval_batches = 3, .eval_tasks = "" },
                  .checkpoint = { .every = 20 } };
-    DeviceFile d = { .host_gb_s = 60, .disk_gb_s = 2, .step_us = 250 };
+    DeviceFile d = { .host_link_gb_s = 80, .link_share = .75, .disk_gb_s = 2, .step_us = 250 };
     const BesidesOf of = { 2, .5, 4, 80000000000, 30000000000 };
     Besides b = besides_of(&c, &d, &of);
     NEAR(b.evaluations, 2 * 3 * .5 / 100, 1e-12);
@@ -491,7 +530,7 @@ TEST(what_nobody_knows_is_said_to_be_unknown)
     Config c = { .data = { .valid = "x", .split = "" },
                  .train = { .eval_every = 100, .eval_tasks = "" },
                  .checkpoint = { .every = 20 } };
-    const DeviceFile d = { .host_gb_s = 60, .step_us = 100 };
+    const DeviceFile d = { .host_link_gb_s = 80, .link_share = .75, .step_us = 100 };
     const BesidesOf of = { 2, .5, 4, 80, 30 };
     Besides b = besides_of(&c, &d, &of);
     CHECK(isnan(b.evaluations) && isnan(b.checkpoints) && besides_sets(&c) == 1);

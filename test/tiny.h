@@ -277,11 +277,15 @@ static inline Err tiny_run_eval(Trainer *t)
     const MemoryPlan peak = trainer_peak(t), *plan = &t->plan;
     const bool stages = t->spec.model.moe.capacity.redo || !memcmp(peak.stages, plan->stages, sizeof peak.stages);
     if (peak.state == plan->state && tiny_filled(t, peak.scratch, plan->scratch) &&
-        tiny_filled(t, peak.save, plan->save) && stages)
+        tiny_filled(t, peak.save, plan->save) && tiny_filled(t, peak.offload_buffers, plan->offload_buffers) &&
+        tiny_filled(t, peak.offload_host, plan->offload_host) && stages)
         return ERR_OK;
-    return err_set(ERR_INTERNAL, "state %lld, saves %lld, scratch %lld; planned: %lld, %lld, %lld",
+    return err_set(ERR_INTERNAL,
+                   "state %lld, saves %lld, scratch %lld, offload %lld, %lld; planned: %lld, %lld, %lld, %lld, %lld",
                    (long long)peak.state, (long long)peak.save, (long long)peak.scratch,
-                   (long long)plan->state, (long long)plan->save, (long long)plan->scratch);
+                   (long long)peak.offload_buffers, (long long)peak.offload_host, (long long)plan->state,
+                   (long long)plan->save, (long long)plan->scratch, (long long)plan->offload_buffers,
+                   (long long)plan->offload_host);
 }
 
 static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)

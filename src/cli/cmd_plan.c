@@ -65,7 +65,8 @@ static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 {
     return a->state == b->state && a->states == b->states && a->save == b->save && a->scratch == b->scratch &&
            a->workspace == b->workspace && a->staging == b->staging && a->snapshot == b->snapshot &&
-           a->ahead == b->ahead && a->flop == b->flop && a->op_bytes == b->op_bytes &&
+           a->ahead == b->ahead && a->offload_buffers == b->offload_buffers &&
+           a->offload_host == b->offload_host && a->flop == b->flop && a->op_bytes == b->op_bytes &&
            a->comm_bytes == b->comm_bytes;
 }
 

@@ -54,6 +54,7 @@ static bool is_copied(const PlanTable *t) { return t->spec.purpose.snapshot; }
 static bool always(const PlanTable *t) { return t != NULL; }
 static bool states_away(const PlanTable *t) { return t->spec.update.states_on_host; }
 static bool masters_away(const PlanTable *t) { return states_away(t) && in_16_bits(t); }
+static bool is_offloaded(const PlanTable *t) { return t->spec.model.offload > 0; }
 
 #define FIELD(name) .field = offsetof(MemoryPlan, name)
 
@@ -66,11 +67,15 @@ const PlanFigure plan_memory[] = {
     { "unit_buffers", "units that are whole at once", "units", FIELD(unit_buffers), .shown = is_in_units },
     { "boundary", "buffers between stages", "buffers", FIELD(boundary), .shown = is_staged },
     { "saves", "saves between forward and backward", "saves", FIELD(save) },
+    { "offload_buffers", "  others on their way to the host", "on their way", FIELD(offload_buffers),
+      .shown = is_offloaded },
     { "scratch", "scratch of a layer call", "scratch", FIELD(scratch) },
     { "scratch_in_pairs", "  of it for forwards in pairs", "in pairs", FIELD(scratch_forward),
       .shown = is_paired },
     { "workspace", "workspace of kernels, at most", "workspace", FIELD(workspace) },
     { "staging", "16-bit tensors widened for an op", "widened", FIELD(staging), .shown = is_widened },
+    { "offload_host", "saves of offloaded layers", "offloaded", FIELD(offload_host), .shown = is_offloaded,
+      .on_host = always },
     { "read_ahead", "batches read ahead", "ahead", FIELD(ahead), .on_host = always },
     { "snapshot", "copy to be written", "copy", FIELD(snapshot), .shown = is_copied, .on_host = always },
     { "total", "total", "total", total },
@@ -162,8 +167,8 @@ static void json_checkpoint(JsonOut *j, const PlanTable *t)
     json_close(j, ']');
 }
 
-/* Bytes are those of one rank; read_ahead and snapshot are part of the total where memory_on_host is false, and so are,
- * with states_on_host, moments, and with 16 bits the weights. */
+/* Bytes are those of one rank; offload_host, read_ahead and snapshot are part of the total where memory_on_host is false,
+ * and so are, with states_on_host, moments, and with 16 bits the weights. */
 static void put_json(JsonOut *j, const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;

@@ -44,7 +44,7 @@ enum { DEVICE_NAME_BYTES = 64 };
     NUMBER(network_gb_s, 0, "to others, one way, of a device")                                  \
     NUMBER(link_us, 15, "what a call takes besides its bytes")                                  \
     NUMBER(network_us, 30, "what a call between hosts takes besides")                           \
-    NUMBER(host_gb_s, 25, "between a GPU and its host's memory, one way")                       \
+    NUMBER(host_link_gb_s, 32, "between a GPU and its host's memory, one way")                  \
     NUMBER(disk_gb_s, 0, "written to the run's folder by all ranks together")                   \
     NUMBER(step_us, 0, "of the host, between the end of a step and the next")                   \
     NUMBER(matrix_share, 0.71, "share of bf16_tflops that large products reach")                \
@@ -52,7 +52,7 @@ enum { DEVICE_NAME_BYTES = 64 };
     NUMBER(memory_share, 0.81, "share of memory_gb_s that memory work reaches")                 \
     NUMBER(attention_share, 0.5, "share of attention's rates that megatrain's kernels reach")   \
     NUMBER(experts_share, 0.57, "rate of products of all experts at once, over that of others") \
-    NUMBER(link_share, 0.89, "share of link_gb_s and network_gb_s that messages reach")         \
+    NUMBER(link_share, 0.89, "share of the rates of links and networks that messages reach")    \
     NUMBER(overlap_cost, 0.29,                                                                  \
            "of the shorter of an op and a call that go on at once, what it costs in the end")   \
     NUMBER(gap_us, 1.5, "between two kernels")                                                  \
@@ -67,6 +67,9 @@ typedef struct {
 #undef NUMBER
     DevicePoints points;
 } DeviceFile;
+
+/* Bytes a second of a copy between a GPU and its host's memory. */
+static inline double device_host_rate(const DeviceFile *f) { return 1e9 * f->host_link_gb_s * f->link_share; }
 
 /* By a name (h100, H100) or by a path, which holds a '/' or ends in .ini. ERR_CONFIG: there is none, or it is wrong. */
 Err device_file_read(const char *name, DeviceFile *out);

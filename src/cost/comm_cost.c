@@ -212,6 +212,13 @@ double cost_message(const CostModel *m, bool same_host, int64_t bytes)
     return exchange_seconds(m, two, 1, bytes);
 }
 
+double cost_copy(const CostModel *m, int64_t bytes)
+{
+    const DeviceFile *d = m->device;
+    if (m->cpu) return 2. * m->ranks * (double)bytes / (1e9 * d->memory_gb_s);
+    return (double)bytes / device_host_rate(d);
+}
+
 double cost_skew(const CostModel *m, int members, double work)
 {
     if (!m->cpu || m->ranks > (int)m->device->processors) return 0;

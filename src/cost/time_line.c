@@ -131,6 +131,68 @@ static Err submit(Comm *c, const CommRequest *r)
 
 static void close_nothing(Comm *c) { (void)c; }
 
+/* ---- copies ---- */
+
+static TimeLine *line_of_device(const Stream *s)
+{
+    return (TimeLine *)(void *)((uintptr_t)s->dev->backend - offsetof(TimeLine, backend));
+}
+
+/* When all copies before a point are done. */
+typedef struct {
+    TimeLine *line;
+    double at;
+} CopiesMark;
+
+static bool is_of_copies(const Stream *s) { return s == &s->dev->copies; }
+
+static void stand_still(TimeLine *t, double until)
+{
+    const double wait = fmax(0, until - t->shares.now);
+    t->shares.copied += wait;
+    t->shares.now += wait;
+}
+
+static Err copy_later(Stream *s, void *to, const void *from, int64_t bytes)
+{
+    TimeLine *t = line_of_device(s);
+    (void)to, (void)from;
+    if (!is_of_copies(s)) return ERR_OK;
+    t->copies = fmax(t->copies, t->shares.now) + cost_copy(t->model, bytes);
+    if (t->model->cpu) stand_still(t, t->copies);
+    return ERR_OK;
+}
+
+static Err wait_for_copies(Stream *s, void *mark)
+{
+    const CopiesMark *m = mark;
+    (void)s;
+    stand_still(m->line, m->at);
+    return ERR_OK;
+}
+
+static Err host_waits_for_copies(void *mark, double timeout_s)
+{
+    const CopiesMark *m = mark;
+    (void)timeout_s;
+    m->line->host = fmax(m->line->host, m->at);
+    return ERR_OK;
+}
+
+/* (what the compute stream does is on the line as it is issued) */
+static Err mark_copies(Stream *s, Event *e)
+{
+    static const EventMarks marks = { wait_for_copies, host_waits_for_copies, free };
+    TimeLine *t = line_of_device(s);
+    if (!is_of_copies(s)) return ERR_OK;
+    if (!e->mark) e->mark = malloc(sizeof(CopiesMark));
+    if (!e->mark) return err_set(ERR_MEMORY, "no memory for a mark on a time line");
+    *(CopiesMark *)e->mark = (CopiesMark){ t, t->copies };
+    e->marks = &marks;
+    e->marked = true;
+    return ERR_OK;
+}
+
 /* ---- the line ---- */
 
 void time_line_attach(TimeLine *t, const CostModel *model, Device *dev, World *world)
@@ -140,6 +202,10 @@ void time_line_attach(TimeLine *t, const CostModel *model, Device *dev, World *w
                      .comms_below = world->comm[0].table,
                      .world = world };
     op_ear_attach(&t->ear, dev, hear_op);
+    t->backend = *dev->backend;
+    t->backend.read_later = t->backend.write_later = copy_later;
+    t->backend.mark = mark_copies;
+    dev->backend = &t->backend;
     for (int i = 0; i < WORLD_COMMS; i++) {
         ASSERT(world->comm[i].table == t->comms_below);
         world->comm[i].table = &t->comms;

@@ -8,6 +8,9 @@
  *   device   product 0 | product 1       | wait | ...
  *   tp                 exchange of 0 ......... |
  *
+ * Copies between the device and its host's memory (Device.copies) come one behind the other beside both, each when what
+ * was issued before it is done; on processors, which make them themselves, they hold everything up.
+ *
  * What pipeline ranks send each other takes no time here: the simulation of the schedule knows when both ends are there
  * (plan/predict.h).
  */
@@ -17,11 +20,12 @@
 #include "cost/cost.h"
 #include "cost/op_ear.h"
 
-/* Seconds so far. They add up: now = all of family, waited and idle. */
+/* Seconds so far. They add up: now = all of family, waited, copied and idle. */
 typedef struct {
     double now;
     double family[FAMILIES];    /* ops, those beside calls for as long as these make them */
     double waited[WORLD_COMMS]; /* the device stood still for calls of that group */
+    double copied;              /* for copies to and from the host's memory */
     double idle;                /* and for the host */
     double launches;            /* kernels */
     double op[OP_COUNT];        /* of `family`, op by op */
@@ -35,7 +39,9 @@ typedef struct {
     const CommTable *comms_below;
     const EventMarks *marks_below;
     World *world;
-    double host; /* how far the host has come */
+    DeviceBackend backend; /* the device's, with copies and marks heard */
+    double copies;         /* how far copies have come */
+    double host;           /* how far the host has come */
     TimeShares shares;
     CommPlace place[WORLD_COMMS];                 /* size 0: nobody has asked yet */
     double until[WORLD_COMMS];                    /* how far each communicator has come */

@@ -78,6 +78,7 @@ static Err cpu_open(Device *dev, int index, Isa isa)
     TRY(map_memory(DEVICE_WORKSPACE_BYTES, &workspace)); /* not touched: small shapes use little of it */
     dev->workspace = workspace;
     dev->workspace_bytes = DEVICE_WORKSPACE_BYTES;
+    dev->copies.handle = &dev->queue;
     return ERR_OK;
 }
 
@@ -125,6 +126,59 @@ static Err nothing_to_wait_for(Stream *s)
     return ERR_OK;
 }
 
+/* A point in the queue of copies. */
+typedef struct {
+    CopyQueue *queue;
+    int64_t copies; /* those before it */
+} CopyMark;
+
+static void make_copies(CopyQueue *q, int64_t until)
+{
+    for (; q->made < until; q->made++) {
+        const int i = (int)(q->made % COPY_QUEUE_MOST);
+        memcpy(q->copy[i].to, q->copy[i].from, (size_t)q->copy[i].size_bytes);
+    }
+}
+
+static Err copies_stream_wait(Stream *s, void *mark)
+{
+    const CopyMark *m = mark;
+    (void)s;
+    make_copies(m->queue, m->copies);
+    return ERR_OK;
+}
+
+static Err copies_wait(void *mark, double timeout_s)
+{
+    (void)timeout_s;
+    return copies_stream_wait(NULL, mark);
+}
+
+static Err cpu_move_later(Stream *s, void *to, const void *from, int64_t size_bytes)
+{
+    CopyQueue *q = s->handle;
+    if (!q) return cpu_move(s, to, from, size_bytes);
+    if (q->asked - q->made == COPY_QUEUE_MOST) make_copies(q, q->made + 1);
+    const int i = (int)(q->asked++ % COPY_QUEUE_MOST);
+    q->copy[i].to = to;
+    q->copy[i].from = from;
+    q->copy[i].size_bytes = size_bytes;
+    return ERR_OK;
+}
+
+static Err cpu_mark(Stream *s, Event *e)
+{
+    static const EventMarks marks = { copies_stream_wait, copies_wait, free };
+    CopyQueue *q = s->handle;
+    if (!q) return ERR_OK;
+    if (!e->mark) e->mark = malloc(sizeof(CopyMark));
+    if (!e->mark) return err_set(ERR_MEMORY, "no memory for a mark between copies");
+    *(CopyMark *)e->mark = (CopyMark){ q, q->asked };
+    e->marks = &marks;
+    e->marked = true;
+    return ERR_OK;
+}
+
 static const DeviceBackend cpu_backend = { .open = cpu_open,
                                            .close = cpu_close,
                                            .alloc = cpu_alloc,
@@ -133,7 +187,10 @@ static const DeviceBackend cpu_backend = { .open = cpu_open,
                                            .read = cpu_move,
                                            .copy = cpu_move,
                                            .zero = cpu_zero,
-                                           .sync = nothing_to_wait_for };
+                                           .sync = nothing_to_wait_for,
+                                           .read_later = cpu_move_later,
+                                           .write_later = cpu_move_later,
+                                           .mark = cpu_mark };
 
 /* ---- null ---- */
 
@@ -250,7 +307,7 @@ Err device_open(Device *dev, DeviceChoice choice)
                      .backend = kinds[choice.kind].backend,
                      .threads = threads_or_all(choice.threads),
                      .dot = choice.dot };
-    dev->stream.dev = dev;
+    dev->stream.dev = dev->copies.dev = dev;
     dev->pinned_bytes = choice.pinned_bytes > DEVICE_PINNED_BYTES ? choice.pinned_bytes : DEVICE_PINNED_BYTES;
     TRY(dev->backend->open(dev, choice.index, choice.isa));
     if (choice.staging_bytes <= 0) return ERR_OK;
@@ -324,9 +381,11 @@ Err device_host_alloc(Device *dev, int64_t size_bytes, void **out)
     *out = NULL;
     if (size_bytes <= 0) return ERR_OK;
     if (dev->backend->host_alloc) return dev->backend->host_alloc(dev, size_bytes, out);
-    *out = calloc(1, (size_t)size_bytes);
-    return *out ? ERR_OK
-                : err_set(ERR_MEMORY, "no host memory for %lld bytes to be read", (long long)size_bytes);
+    const int64_t padded = (size_bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+    *out = aligned_alloc(ARENA_ALIGN, (size_t)padded);
+    if (!*out) return err_set(ERR_MEMORY, "no host memory for %lld bytes to be read", (long long)size_bytes);
+    memset(*out, 0, (size_t)padded);
+    return ERR_OK;
 }
 
 void device_host_free(Device *dev, void *p)
@@ -340,6 +399,13 @@ Err device_read_later(Stream *s, void *host_dst, const void *device_src, int64_t
     const DeviceBackend *b = s->dev->backend;
     if (size_bytes <= 0) return ERR_OK;
     return (b->read_later ? b->read_later : b->read)(s, host_dst, device_src, size_bytes);
+}
+
+Err device_write_later(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes)
+{
+    const DeviceBackend *b = s->dev->backend;
+    if (size_bytes <= 0) return ERR_OK;
+    return (b->write_later ? b->write_later : b->write)(s, device_dst, host_src, size_bytes);
 }
 
 Err device_mark(Stream *s, Event *e)

@@ -5,9 +5,10 @@
  *   cuda   our own kernels and cuBLASLt (cuda/); in builds that found the CUDA toolkit
  *   null   computes nothing, counts everything: the dry run behind `megatrain plan`
  *
- * A Stream is an in-order queue of ops; the CPU stream runs them at once, the CUDA stream later. An Event
- * marks a point that a stream or the host can wait for; work of communicators completes through events
- * (comm/comm.h).
+ * A Stream is an in-order queue of ops; the CPU stream runs them at once, the CUDA stream later. A second one holds
+ * copies between the device's memory and the host's, which go on beside ops; on the CPU a copy is made when its end is
+ * waited for, the latest time there is. An Event marks a point that a stream or the host can wait for; work of
+ * communicators completes through events (comm/comm.h).
  * Nothing here is thread-safe: one rank = one Device, used by one thread (which may use OpenMP inside).
  */
 #ifndef MEGATRAIN_DEVICE_DEVICE_H
@@ -22,7 +23,7 @@ typedef struct OpTable OpTable;
 
 typedef struct Stream {
     Device *dev;
-    void *handle; /* cudaStream_t on cuda */
+    void *handle; /* cudaStream_t on cuda; on cpu, of copies: their CopyQueue */
 } Stream;
 
 /* A point in a stream of a device that runs work later, and how it is waited for; cuda/device.c. */
@@ -87,6 +88,7 @@ typedef struct {
     Err (*host_alloc)(Device *dev, int64_t size_bytes, void **out);
     void (*host_free)(Device *dev, void *p);
     Err (*read_later)(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
+    Err (*write_later)(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes);
     Err (*mark)(Stream *s, Event *e);
     Err (*wait)(Stream *s, Event *e);
     /* The points of the stream between which it stands still; what the pairs that it has passed come to. */
@@ -103,6 +105,17 @@ typedef struct {
     Err (*choices_load)(Device *dev, const char *text, bool beside);
     void (*leave_free)(Device *dev, int multiprocessors);
 } DeviceBackend;
+
+/* Copies of a device whose ops run at once, oldest first: those that nobody has waited for are still to be made. */
+enum { COPY_QUEUE_MOST = 16 };
+typedef struct {
+    struct {
+        void *to;
+        const void *from;
+        int64_t size_bytes;
+    } copy[COPY_QUEUE_MOST];
+    int64_t asked, made; /* so far; copy i is at i % COPY_QUEUE_MOST */
+} CopyQueue;
 
 struct Device {
     DeviceKind kind;
@@ -128,6 +141,8 @@ struct Device {
     pthread_t stalls_of;
     double stalled_s; /* where ops run at once: of device_stalled */
     Stream stream;    /* the compute stream */
+    Stream copies;    /* beside it; ops run in the other alone */
+    CopyQueue queue;  /* on cpu */
     /* Asked after every wait for the device: did work of others in its streams fail, such as a communicator's,
      * so that what was read is worthless? NULL: nobody's. */
     Err (*failure)(void *user);
@@ -212,10 +227,12 @@ Err device_copy(Stream *s, void *device_dst, const void *device_src, int64_t siz
  * A read that does not wait: into memory of device_host_alloc (zero-filled; ERR_MEMORY), where the data is once an
  * event that was marked behind it is done. device_mark: `e`, initialised and waited for by nobody, is done when
  * everything enqueued so far is. device_wait waits for that on the host, without a limit, and reports what went wrong.
+ * device_write_later is the other direction: the host's memory must stay as it is until such an event is done.
  */
 Err device_host_alloc(Device *dev, int64_t size_bytes, void **out);
 void device_host_free(Device *dev, void *p); /* may be NULL */
 Err device_read_later(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
+Err device_write_later(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes);
 Err device_mark(Stream *s, Event *e);
 Err device_wait(Stream *s, Event *e);
 
@@ -245,8 +262,8 @@ Err device_choices_load(Device *dev, const char *text, bool beside);
 void device_leave_free(Device *dev, int multiprocessors);
 
 /*
- * How long the stream has stood still in stream_wait for work of communicators since the call before, where that is
- * timed: in waits of the thread that turned timing on. By the host's clock where ops run at once; on cuda by the
+ * How long the stream has stood still in stream_wait, for work of communicators or copies, since the call before, where
+ * that is timed: in waits of the thread that turned timing on. By the host's clock where ops run at once; on cuda by the
  * device's, of the waits that it has passed. Of those at most DEVICE_STALLS_MOST may be unread: more are not counted.
  */
 enum { DEVICE_STALLS_MOST = 1 << 14 };

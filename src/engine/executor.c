@@ -71,17 +71,34 @@ static void give_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Regio
     slot->block[r] = (SaveBlock){ 0 };
 }
 
+/* In the host's memory, where units of training alone have anything. */
+static Err take_away(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
+{
+    const int64_t bytes = e->ctx.mode.training ? s->away_bytes : 0;
+    TRY(heap_take(&e->away, bytes, &slot->away));
+    arena_init(&slot->slot.host, "offload", (void *)((uintptr_t)e->away.base + (uintptr_t)slot->away.offset), bytes);
+    return ERR_OK;
+}
+
+static void give_away(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
+{
+    if (slot->slot.host.peak_bytes > s->away_peak) s->away_peak = slot->slot.host.peak_bytes;
+    heap_give(&e->away, slot->away);
+    slot->away = (SaveBlock){ 0 };
+}
+
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
 {
     for (int i = 0; slot->slot.keys && i < stage_attention_layers(s->model); i++)
         slot->slot.keys[i] = (SliceKeys){ .k = { 0 } };
     for (Region r = 0; r < REGION_COUNT; r++) TRY(take_region(e, s, slot, r));
-    return ERR_OK;
+    return take_away(e, s, slot);
 }
 
 void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
 {
     for (Region r = 0; r < REGION_COUNT; r++) give_region(e, s, slot, r);
+    give_away(e, s, slot);
     slot->unit = -1;
 }
 
@@ -320,19 +337,27 @@ static Err walk_saves(Executor *e, const ActionList *list)
     return ERR_OK;
 }
 
-Err executor_need(Executor *e, const ActionList *list, bool training, int64_t bytes[REGION_COUNT])
+/* The peak of a heap becomes *peak, and that is what it was. */
+static void swap_peak(SaveHeap *h, int64_t *peak)
 {
-    int64_t peaks[REGION_COUNT];
+    const int64_t was = h->peak_bytes;
+    h->peak_bytes = *peak;
+    *peak = was;
+}
+
+static void swap_peaks(Executor *e, SaveNeed *peaks)
+{
+    for (int r = 0; r < REGION_COUNT; r++) swap_peak(&e->heap[r], &peaks->save[r]);
+    swap_peak(&e->away, &peaks->away);
+}
+
+Err executor_need(Executor *e, const ActionList *list, bool training, SaveNeed *out)
+{
+    *out = (SaveNeed){ .away = 0 };
     e->ctx.mode.training = training;
-    for (int r = 0; r < REGION_COUNT; r++) {
-        peaks[r] = e->heap[r].peak_bytes;
-        e->heap[r].peak_bytes = 0;
-    }
+    swap_peaks(e, out);
     Err err = walk_saves(e, list);
-    for (int r = 0; r < REGION_COUNT; r++) {
-        bytes[r] = e->heap[r].peak_bytes;
-        e->heap[r].peak_bytes = peaks[r];
-    }
+    swap_peaks(e, out);
     return err;
 }
 
@@ -380,6 +405,7 @@ void executor_release(Executor *e)
         device_graph_free(e->ctx.s->dev, e->graphs[i].graph);
     for (int i = 0; e->transfers && i <= e->buffer_count; i++) event_release(&e->transfers[i].done);
     if (e->ctx.moves.done) event_release(&e->moved), event_release(&e->known);
+    for (int i = 0; i < 2; i++) offload_release(&e->offload[i]);
     pair_close(&e->pair);
 }
 

@@ -2,7 +2,8 @@
  * Runs a rank's list of actions (pipeline/schedule.h) on the stages that the rank holds. The executor knows neither
  * data nor optimizer: the trainer passes in a table of hooks for them.
  *
- *   F            takes a free slot and a block of save memory in each region, reads boundary buffer `in`, writes `out`
+ *   F            takes a free slot and a block of save memory in each region, reads boundary buffer `in`, writes `out`;
+ *                and a block of the host's memory for saves that leave the device
  *   B, or I W    runs backward; I (or B) frees the block of REGION_I, W (or B) frees all of the slot
  *   SEND, RECV   starts a group of messages, which proceeds beside the actions that follow; an action that reads or
  *                overwrites one of its buffers waits for the group first
@@ -19,6 +20,7 @@
 
 #include "engine/pair.h"
 #include "engine/save_heap.h"
+#include "layer/offload.h"
 #include "model/model.h"
 #include "pipeline/schedule.h"
 #include "pipeline/simulate.h"
@@ -28,7 +30,7 @@ typedef struct {
     Slot slot;
     StageSave save;
     Batch batch;
-    SaveBlock block[REGION_COUNT];
+    SaveBlock block[REGION_COUNT], away;
     int unit; /* -1: the slot is free */
 } ExecutorSlot;
 
@@ -54,6 +56,7 @@ typedef struct {
     bool turns_back; /* in a step the backward of a unit is always the next action after its forward */
     int64_t save_bytes[REGION_COUNT]; /* save memory that a unit needs */
     int64_t peak_bytes[REGION_COUNT]; /* the most that a unit has used so far */
+    int64_t away_bytes, away_peak;    /* the same of the host's memory */
     ExecutorSlot *slots;
     int slot_count;
 } ExecutorStage;
@@ -104,6 +107,8 @@ struct Executor {
     ExecutorHooks hooks;
     const ExecutorCompute *compute; /* if it is NULL, executor_init sets it to the layers */
     SaveHeap heap[REGION_COUNT];    /* one for each region, so that blocks of one size leave no gaps */
+    SaveHeap away;                  /* of the host: for what has left the device */
+    Offload offload[2];             /* what ctx.offload points to; the other is that of forwards in pairs */
     Tensor *buffers;                /* [buffer_count] boundary buffers, [buffer_tensors R, D] */
     int buffer_tensors;             /* boundary tensors that fit into each */
     /* The last stage reads last_inputs boundary tensors, every other stage reads one. */
@@ -145,9 +150,12 @@ void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot);
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 
-/* The bytes of save memory that a list needs if units need what save_bytes says. It uses the tables of e->heap, so it
- * must be called before the first run. */
-Err executor_need(Executor *e, const ActionList *list, bool training, int64_t bytes[REGION_COUNT]);
+/* The bytes of save memory, and of the host's, that a list needs if units need what save_bytes and away_bytes say. It
+ * uses the tables of the heaps, so it must be called before the first run. */
+typedef struct {
+    int64_t save[REGION_COUNT], away;
+} SaveNeed;
+Err executor_need(Executor *e, const ActionList *list, bool training, SaveNeed *out);
 
 /* Runs a list: that of a step, or without `training` one that has forwards alone, for the loss. It returns when all
  * messages of the list are done. Errors: those of hooks, layers and messages. */

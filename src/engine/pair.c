@@ -7,9 +7,9 @@
 /* The coroutine's stack is as large as a thread's, because kernels run on it. */
 enum { STACK_BYTES = 8 << 20 };
 
-Err pair_open(Pair *p, Arena *scratch)
+Err pair_open(Pair *p, Arena *scratch, Offload *offload)
 {
-    *p = (Pair){ .scratch = scratch };
+    *p = (Pair){ .scratch = scratch, .offload = offload };
     TRY(coroutine_open(STACK_BYTES, &p->forward));
     event_init(&p->moved);
     event_init(&p->known);
@@ -35,6 +35,7 @@ Ctx *pair_forward_context(Pair *p, const Ctx *c)
 {
     p->ctx = *c;
     p->ctx.scratch = p->scratch;
+    p->ctx.offload = p->offload;
     p->ctx.moves.done = &p->moved;
     p->ctx.moves.known = &p->known;
     p->ctx.moves.other_half = p->running ? stop_forward : NULL;

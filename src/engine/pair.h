@@ -12,8 +12,8 @@
  * stages and not from time: the ranks of a group, which run the same two stages, issue their calls in one order, and a
  * device has one stream of work.
  *
- * Each half has a context: its stage, slot and batch, its own scratch, since both have temporaries at once, and its own
- * event, since both have a call under way. The forward is a coroutine, the backward runs where the executor does.
+ * Each half has a context: its stage, slot and batch, its own scratch and buffers of saves that are offloaded, since both
+ * have temporaries at once, and its own event, since both have a call under way. The forward is a coroutine, the backward runs where the executor does.
  * Neither writes what the other reads: a forward reads weights, a backward adds to gradients.
  */
 #ifndef MEGATRAIN_ENGINE_PAIR_H
@@ -29,6 +29,7 @@ typedef Err PairHalf(void *user, const Action *a);
 typedef struct {
     Coroutine *forward; /* NULL: pairs are not run in turn, and there is nothing else here */
     Arena *scratch;     /* of forwards in training; others use the executor's */
+    Offload *offload;   /* likewise; or NULL */
     Event moved, known; /* of their rows (RowMoves) */
     Ctx ctx;            /* theirs */
     /* while a pair runs */
@@ -40,7 +41,7 @@ typedef struct {
 } Pair;
 
 /* Owns a stack: pair_close. ERR_MEMORY. */
-Err pair_open(Pair *p, Arena *scratch);
+Err pair_open(Pair *p, Arena *scratch, Offload *offload);
 void pair_close(Pair *p);
 
 /* The context of a forward in training, like `c` but for what each half has of its own. Also for forwards outside

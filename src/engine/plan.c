@@ -412,16 +412,19 @@ static Err count_saves(Trainer *t, MemoryPlan *p)
 {
     Executor *e = &t->executor;
     const int rank = t->world->pp_rank;
-    int64_t step[REGION_COUNT] = { 0 }, forward[REGION_COUNT];
-    for (int i = 0; i < e->stage_count; i++)
+    SaveNeed step = { .away = 0 }, forward;
+    for (int i = 0; i < e->stage_count; i++) {
         memcpy(e->stages[i].save_bytes, e->stages[i].peak_bytes, sizeof e->stages[i].peak_bytes);
-    if (!t->spec.purpose.forward_only) TRY(executor_need(e, &t->parts.step.rank[rank], true, step));
-    TRY(executor_need(e, &t->parts.forward.rank[rank], false, forward));
+        e->stages[i].away_bytes = e->stages[i].away_peak;
+    }
+    if (!t->spec.purpose.forward_only) TRY(executor_need(e, &t->parts.step.rank[rank], true, &step));
+    TRY(executor_need(e, &t->parts.forward.rank[rank], false, &forward));
     p->save = 0;
     for (int r = 0; r < REGION_COUNT; r++) {
-        p->save_region[r] = forward[r] > step[r] ? forward[r] : step[r];
+        p->save_region[r] = forward.save[r] > step.save[r] ? forward.save[r] : step.save[r];
         p->save += p->save_region[r];
     }
+    p->offload_host = step.away;
     return ERR_OK;
 }
 
@@ -502,9 +505,11 @@ static Err open_unlimited(Trainer *t, const TrainSpec *asked, TrainSpec *spec, W
                              .save_region = { UNLIMITED_SAVES / 2 },
                              .scratch = UNLIMITED,
                              .scratch_forward = UNLIMITED / 2,
+                             .offload = { { UNLIMITED, UNLIMITED }, { UNLIMITED, UNLIMITED } },
+                             .offload_host = UNLIMITED_SAVES,
                              .staging = UNLIMITED };
     for (int i = 0; i < PARTS_STAGES; i++)
-        unlimited.stages[i].save[REGION_I] = unlimited.stages[i].save[REGION_W] = UNLIMITED;
+        unlimited.stages[i] = (StagePlan){ .save = { UNLIMITED, UNLIMITED }, .away = UNLIMITED };
     *spec = *asked;
     spec->ramp.count = 0;
     return trainer_open_on(t, DEVICE_NULL, spec, world, &unlimited);

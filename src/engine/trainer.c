@@ -28,11 +28,11 @@
 enum { MAX_REDO = 2 };
 _Static_assert(CKPT_SHIFT_MIN - MAX_REDO * SHIFT_STEP >= -126, "what a checkpoint holds can be lowered");
 
-int64_t memory_plan_host(const MemoryPlan *p) { return p->states + p->ahead + p->snapshot; }
+int64_t memory_plan_host(const MemoryPlan *p) { return p->states + p->ahead + p->snapshot + p->offload_host; }
 
 int64_t memory_plan_total(const MemoryPlan *p)
 {
-    return p->state + p->save + p->scratch + p->workspace + p->staging +
+    return p->state + p->save + p->offload_buffers + p->scratch + p->workspace + p->staging +
            (p->host_apart ? 0 : memory_plan_host(p));
 }
 
@@ -43,18 +43,25 @@ MemoryPlan trainer_peak(const Trainer *t)
                      .states = t->memory.states.peak_bytes,
                      .save = e->heap[REGION_I].peak_bytes + e->heap[REGION_W].peak_bytes,
                      .save_region = { e->heap[REGION_I].peak_bytes, e->heap[REGION_W].peak_bytes },
+                     .offload_host = e->away.peak_bytes,
                      .stage_count = e->stage_count,
                      .scratch = t->memory.scratch.peak_bytes + t->memory.scratch_forward.peak_bytes,
                      .scratch_forward = t->memory.scratch_forward.peak_bytes,
                      .workspace = t->device.workspace_bytes,
                      .staging = t->device.staging.peak_bytes };
     for (int i = 0; i < e->buffer_count; i++) p.boundary += tensor_bytes(e->buffers[i]);
+    for (int i = 0; i < 2 * OFFLOAD_BUFFERS; i++) {
+        const int64_t peak = e->offload[i / OFFLOAD_BUFFERS].buffer[i % OFFLOAD_BUFFERS].room.peak_bytes;
+        p.offload[i / OFFLOAD_BUFFERS][i % OFFLOAD_BUFFERS] = peak;
+        p.offload_buffers += peak;
+    }
     for (int i = 0; i < e->stage_count; i++) {
         const ExecutorStage *s = &e->stages[i];
         p.stages[i] = (StagePlan){ .stage = s->stage,
                                    .replica = s->replica,
                                    .layers = s->model->share.layer_count,
-                                   .in_flight = s->slot_count };
+                                   .in_flight = s->slot_count,
+                                   .away = s->away_peak };
         memcpy(p.stages[i].save, s->peak_bytes, sizeof s->peak_bytes);
     }
     return p;

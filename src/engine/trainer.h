@@ -91,6 +91,7 @@ typedef struct {
     int stage, replica, layers;
     int in_flight;              /* units at most between their F and their B or W */
     int64_t save[REGION_COUNT]; /* bytes kept of a unit */
+    int64_t away;               /* of it in the host's memory (train.offload) */
 } StagePlan;
 
 /* Bytes of one rank; what `megatrain plan` prints. */
@@ -106,7 +107,11 @@ typedef struct {
     int64_t scratch, workspace;
     /* of scratch: for forwards that may run in turn with a backward (pair.h) */
     int64_t scratch_forward;
-    int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
+    /* buffers of saves on their way to the host and back: of all, then those of forwards in pairs */
+    int64_t offload[2][OFFLOAD_BUFFERS];
+    int64_t offload_buffers; /* their sum */
+    int64_t offload_host;    /* saves in the host's memory */
+    int64_t staging;         /* widened copies of 16-bit tensors (cpu) */
     int64_t ahead;          /* batches read ahead, in the host's memory */
     int64_t pinned;         /* of ahead: those of two steps on their way to the GPU */
     int64_t snapshot;       /* a checkpoint's copy of the state, there too */
@@ -188,6 +193,7 @@ typedef struct {
     Arena state, scratch, scratch_forward;
     Arena states; /* in the host's memory (device_alloc_far); empty without states_on_host */
     Arena save;   /* what the executor's heap is in */
+    void *away; /* of the host, likewise */
 } TrainMemory;
 
 /* The batch that the hooks are serving. */

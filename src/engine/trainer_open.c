@@ -143,6 +143,8 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
     s->slot.queue_capacity = stage_linears(stage->model);
     TRY(setup_array(&t->memory.setup, s->slot.segment_count, &s->slot.segments));
     TRY(setup_array(&t->memory.setup, s->slot.queue_capacity, &s->slot.queue));
+    if (t->spec.model.offload)
+        TRY(setup_array(&t->memory.setup, stage->model->share.layer_count, &s->slot.away));
     if (t->parts.step.slices > 1)
         TRY(setup_array(&t->memory.setup, stage_attention_layers(stage->model), &s->slot.keys));
     TRY(stage_save_init(stage->model, &s->save, &t->memory.setup));
@@ -177,6 +179,7 @@ static Err open_stage(Trainer *t, int index, int *slots)
                           .params = &t->stores[replica] };
     s->turns_back = executor_turns_back(&schedule->rank[t->world->pp_rank], replica, s->stage);
     memcpy(s->save_bytes, t->plan.stages[index].save, sizeof s->save_bytes);
+    s->away_bytes = t->plan.stages[index].away;
     TRY(expert_load_open_stage(t, s));
     s->slot_count = units_in_flight(t, s);
     TRY(setup_array(&t->memory.setup, s->slot_count, &s->slots));
@@ -215,7 +218,37 @@ static Err open_heaps(Trainer *t, int slots)
     char *behind = (char *)((uintptr_t)t->memory.save.base + (uintptr_t)first);
     ASSERT(first <= all);
     TRY(heap_init(&heap[REGION_I], t->memory.save.base, first, slots, &t->memory.setup));
-    return heap_init(&heap[REGION_W], behind, all - first, slots, &t->memory.setup);
+    TRY(heap_init(&heap[REGION_W], behind, all - first, slots, &t->memory.setup));
+    return heap_init(&t->executor.away, t->memory.away, t->plan.offload_host, slots, &t->memory.setup);
+}
+
+/* Are wgrads of this rank apart from their dgrads? */
+static bool splits(const ActionList *list)
+{
+    int i = 0;
+    while (i < list->count && list->action[i].kind != ACT_I) i++;
+    return i < list->count;
+}
+
+/* Memory of saves that leave the device: the host's, and on the device a pair of buffers, or one more for forwards in
+ * pairs (pair.h). */
+static Err open_offload(Trainer *t, bool pairs)
+{
+    Executor *e = &t->executor;
+    const bool keep_w = splits(&t->parts.step.rank[t->world->pp_rank]);
+    if (!t->spec.model.offload) return ERR_OK;
+    ASSERT(t->parts.step.slices == 1 && !t->spec.graphs);
+    TRY(t->device.is_null ? device_alloc(&t->device, t->plan.offload_host, &t->memory.away)
+                          : device_host_alloc(&t->device, t->plan.offload_host, &t->memory.away));
+    for (int i = 0; i < (pairs ? 2 : 1); i++) {
+        offload_init(&e->offload[i], &t->device.copies, keep_w);
+        for (int b = 0; b < OFFLOAD_BUFFERS; b++) {
+            TRY(alloc_arena(t, &e->offload[i].buffer[b].room, "offload buffer", t->plan.offload[i][b]));
+            e->offload[i].buffer[b].room.number = i * OFFLOAD_BUFFERS + b;
+        }
+    }
+    e->ctx.offload = &e->offload[0];
+    return ERR_OK;
 }
 
 static Err open_executor(Trainer *t)
@@ -241,8 +274,9 @@ static Err open_executor(Trainer *t)
     for (int i = 0; i < e->stage_count; i++) TRY(open_stage(t, i, &slots));
     TRY(open_buffers(t));
     TRY(executor_init(e, &t->memory.setup));
-    if (t->spec.overlap_moe && !t->spec.purpose.forward_only && t->world->tp_ep.size > 1)
-        TRY(pair_open(&e->pair, &t->memory.scratch_forward));
+    const bool pairs = t->spec.overlap_moe && !t->spec.purpose.forward_only && t->world->tp_ep.size > 1;
+    TRY(open_offload(t, pairs));
+    if (pairs) TRY(pair_open(&e->pair, &t->memory.scratch_forward, t->spec.model.offload ? &e->offload[1] : NULL));
     return open_heaps(t, slots);
 }
 
@@ -517,6 +551,9 @@ void trainer_close(Trainer *t)
     for (int r = 0; r < REPLICAS; r++) ddp_release(&t->ddp[r]);
     executor_release(&t->executor);
     parts_release(&t->parts);
+    for (int i = 0; i < 2 * OFFLOAD_BUFFERS; i++)
+        free_arena(t, &t->executor.offload[i / OFFLOAD_BUFFERS].buffer[i % OFFLOAD_BUFFERS].room);
+    if (t->device.ops && !t->device.is_null) device_host_free(&t->device, t->memory.away);
     free_arena(t, &t->memory.save);
     free_arena(t, &t->memory.scratch_forward);
     free_arena(t, &t->memory.scratch);

@@ -51,11 +51,21 @@ typedef struct {
     Saved k, v;
 } SliceKeys;
 
+/* Where the saves of a block are that have left the device (offload.h). */
+typedef struct {
+    void *host;
+    int64_t size_bytes;
+} SaveAway;
+
+typedef struct Offload Offload;
+
 /* The memory of one unit in flight: of a micro-batch, or of a half or a slice of one. */
 typedef struct {
     Arena region[REGION_COUNT];
-    Segment *segments; /* one for the embedding, for each block, for the head */
+    Segment *segments; /* one for each block, for the head */
     int segment_count;
+    Arena host;     /* of the host: what left the device */
+    SaveAway *away; /* [blocks of the stage]; NULL if no saves leave the device */
     SliceKeys *keys; /* [attention layers of the stage]; NULL if sequences are not cut into slices */
     Wgrad *queue;
     int queued, queue_capacity;
@@ -183,7 +193,8 @@ typedef struct {
     ParamStore *params;
     Slot *slot;
     int segment;               /* the segment that save_new fills */
-    Arena *into[REGION_COUNT]; /* where save_new allocates: in the slot's regions or in scratch */
+    Arena *into[REGION_COUNT]; /* where save_new allocates: the slot's regions, scratch, or what is offloaded */
+    Offload *offload;          /* NULL: all saves stay on the device */
     Arena *scratch;
     const Batch *batch;
     const StepValues *step; /* in device memory */

@@ -222,20 +222,22 @@ static Ctx at_block(const Block *b, const Ctx *stage)
 
 static bool again_whole(const Block *b) { return model_recompute(b->spec, b->index) == RECOMPUTE_FULL; }
 
-/* Under full recomputation the block's output is made at once: what it is the sum of is not kept. */
-Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *save, Tensor y)
+Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *save)
 {
     Ctx c = at_block(b, stage);
-    ArenaMark mark = arena_mark(c.scratch);
-    const bool again = again_whole(b);
-    if (again) saves_to_scratch(&c);
-    TRY(block_forward(b, &c, x, save, y));
-    if (again) {
-        TRY(residual_add(&c, &x->sum));
-        x->sum = (ResidualSum){ .sum = y };
-    }
+    if (again_whole(b)) saves_to_scratch(&c);
+    TRY(block_forward(b, &c, x, save, (Tensor){ 0 }));
     segment_end(stage);
-    arena_release(c.scratch, mark);
+    return ERR_OK;
+}
+
+/* Under full recomputation the block's output is made at once: what it is the sum of is not kept. */
+Err block_output(const Block *b, Ctx *c, ResidualStream *x, Tensor y)
+{
+    x->sum.sum = y;
+    if (!again_whole(b)) return ERR_OK;
+    TRY(residual_add(c, &x->sum));
+    x->sum = (ResidualSum){ .sum = y };
     return ERR_OK;
 }
 
@@ -252,7 +254,7 @@ static Err backward_again(const Block *b, Ctx *c, BlockSave *save, Tensor x, Ten
     TRY(residual_stream(c, x, &stream));
     TRY(block_forward(b, c, &stream, save, (Tensor){ 0 }));
     TRY(block_backward(b, c, save, x, d, sums));
-    *g = saved_segment; /* where the block's output, its successor's input, still lies */
+    *g = saved_segment; /* where the block's input still lies */
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

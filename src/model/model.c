@@ -1,13 +1,14 @@
 /*
  * Stages: registration, forward, backward; see model.h.
  *
- * Segments of a slot: 0 = the embedding's output (or the incoming boundary), 1 + i = block i and its output,
- * layer_count + 1 = final norm and head, then MTP_SEGMENTS for each module of multi-token prediction, or, of a head
- * that stands alone behind them, one for each further depth. The output of a block, its successor's input, comes first
- * in its segment; that of the last one, without a head, goes to the outgoing boundary.
+ * Segments of a slot: i = block i, behind its input; layer_count = final norm and head, behind theirs; then MTP_SEGMENTS
+ * for each module of multi-token prediction, or, of a head that stands alone behind them, one for each further depth.
+ * The first input is the embedding's output or the incoming boundary; the output of the last block, without a head, goes
+ * to the outgoing boundary.
  */
 #include <stdio.h>
 
+#include "layer/offload.h"
 #include "model/model.h"
 
 StageShare stage_whole(const ModelSpec *spec)
@@ -63,7 +64,7 @@ static Err register_blocks(Stage *st, ParamRegistry *reg, const ModelSpec *spec,
 }
 
 /* The first segment of the modules, or of the further depths that a head alone reads. */
-static int further_segment(const Stage *st) { return st->share.layer_count + 2; }
+static int further_segment(const Stage *st) { return st->share.layer_count + 1; }
 
 static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, SetupArena *setup)
 {
@@ -145,13 +146,32 @@ static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const B
     return ERR_OK;
 }
 
-/* One block; its output comes first in its segment. Under full recomputation only the output stays. */
+/* How many blocks leave their saves to the host. */
+static int offloaded(const Stage *st, const Ctx *c)
+{
+    const int most = c->offload ? st->spec->offload : 0;
+    return most < st->share.layer_count ? most : st->share.layer_count;
+}
+
+/* Begins segment i, with the input of its block, or of the head. */
+static Err begin_segment(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
+{
+    if (i < offloaded(st, c)) TRY(offload_begin(c, i));
+    segment_begin(c, i);
+    return stream_alloc(st, c, save, i, out, x);
+}
+
+/* One block; its output begins the next segment. Under full recomputation only the input stays. */
 static Err run_block(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, ResidualStream *x)
 {
+    ArenaMark mark = arena_mark(c->scratch);
     Tensor y;
-    segment_begin(c, 1 + i);
-    TRY(stream_alloc(st, c, save, i + 1, out, &y));
-    return block_run(&st->blocks[i], c, x, &save->blocks[i], y);
+    TRY(block_run(&st->blocks[i], c, x, &save->blocks[i]));
+    if (i < offloaded(st, c)) TRY(offload_leave(c, i));
+    TRY(begin_segment(st, c, save, i + 1, out, &y));
+    TRY(block_output(&st->blocks[i], c, x, y));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 /* Begins the stream, in scratch. */
@@ -159,18 +179,15 @@ static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *i
                      ResidualStream *stream)
 {
     Tensor x;
-    segment_begin(c, 0);
-    TRY(stream_alloc(st, c, save, 0, out, &x));
+    TRY(begin_segment(st, c, save, 0, out, &x));
     if (st->share.embedding) TRY(embedding_forward(&st->embedding, c, c->batch->token, x));
     else TRY(device_copy(c->s, x.data, in->t[0].data, tensor_bytes(x)));
-    segment_end(c);
     return residual_stream(c, x, stream);
 }
 
 static Err run_final_norm(const Stage *st, Ctx *c, StageSave *save, const ResidualStream *x, Tensor *out)
 {
     const Tensor sum = x->sum.sum;
-    segment_begin(c, st->share.layer_count + 1);
     TRY(save_new(c, REGION_W, out, &save->final_out, c->dtype, sum.dim[0], sum.dim[1]));
     return norm_forward_sum(&st->final_norm, c, &x->sum, *out, &save->final_norm);
 }
@@ -306,10 +323,28 @@ static Err backward_from_heads(const Stage *st, Ctx *c, StageSave *save, const B
     return ERR_OK;
 }
 
+/* Those of the last two that left begin to come back, beside what comes before their backward. */
+static Err fetch_first(const Stage *st, Ctx *c)
+{
+    const int last = offloaded(st, c) - 1;
+    for (int i = last; i >= 0 && i > last - OFFLOAD_BUFFERS; i--) TRY(offload_fetch(c, i));
+    return ERR_OK;
+}
+
+/* d in: the gradient of the block's output, out: of its input. */
+static Err backward_block(const Stage *st, Ctx *c, StageSave *save, int i, Tensor d, InputSum sums)
+{
+    const bool away = i < offloaded(st, c);
+    if (away) TRY(offload_arrive(c, i));
+    TRY(block_run_backward(&st->blocks[i], c, &save->blocks[i], save_get(c, save->x[i]), d, sums));
+    return away && i >= OFFLOAD_BUFFERS ? offload_fetch(c, i - OFFLOAD_BUFFERS) : ERR_OK;
+}
+
 Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, const Boundary *din)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor d;
+    TRY(fetch_first(st, c));
     if (head_alone(st->spec, st->share)) return backward_heads(st, c, save, din);
     if (din->count) d = din->t[0];
     else TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec->hidden));
@@ -319,7 +354,7 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
     for (int i = st->share.layer_count - 1; i >= 0; i--) {
         sums = (InputSum){ .bias = i ? block_bias_of_output(&st->blocks[i - 1], c) : -1,
                            .done = sums.bias >= 0 };
-        TRY(block_run_backward(&st->blocks[i], c, &save->blocks[i], save_get(c, save->x[i]), d, sums));
+        TRY(backward_block(st, c, save, i, d, sums));
     }
     if (st->share.embedding) TRY(embedding_backward(&st->embedding, c, c->batch->token, d));
     arena_release(c->scratch, mark);
@@ -362,13 +397,13 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
     Tensor final_out;
     ASSERT(c->batch->B == 1 && c->world->size == 1);
     TRY(run_input(st, c, save, NULL, NULL, &x));
+    Ctx with_cache = *c;
     for (int i = 0; i < st->share.layer_count; i++) {
-        Ctx with_cache = *c;
         with_cache.block.kv = &kv[i];
         TRY(run_block(st, &with_cache, save, i, NULL, &x));
     }
-    TRY(run_final_norm(st, c, save, &x, &final_out));
-    segment_end(c);
+    TRY(run_final_norm(st, &with_cache, save, &x, &final_out));
+    segment_end(&with_cache);
     arena_release(c->scratch, mark);
     return head_logits(&st->head, c, tensor_row_slice(final_out, c->batch->T - 1, 1), logits);
 }

@@ -14,6 +14,9 @@
  *
  * Recomputation: selective computes norm outputs, the activation's output and permuted rows again in backward; full
  * keeps only a block's input. Each block of a stage may have a kind of its own (ModelSpec.recompute).
+ *
+ * Offloading: what the first blocks of a stage keep, their inputs too, waits in the host's memory (ModelSpec.offload,
+ * layer/offload.h). Their backwards come last, so copies have the longest time.
  */
 #ifndef MEGATRAIN_MODEL_MODEL_H
 #define MEGATRAIN_MODEL_MODEL_H
@@ -214,9 +217,13 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
 /* The last bias, if a block behind this one can sum its gradient (InputSum); else -1. */
 int block_bias_of_output(const Block *b, const Ctx *c);
 
-/* The same in a stage: forward as what is left of the segment that was begun, which it ends; with what the model's
- * recomputation says kept or made again. */
-Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *save, Tensor y);
+/*
+ * The same in a stage: forward as what is left of the segment that was begun, which it ends; with what the model's
+ * recomputation says kept or made again. Behind it block_output says where the sum goes that is the block's output;
+ * till then what lies in scratch must stay there.
+ */
+Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *save);
+Err block_output(const Block *b, Ctx *c, ResidualStream *x, Tensor y);
 Err block_run_backward(const Block *b, const Ctx *stage, BlockSave *save, Tensor x, Tensor d, InputSum sums);
 
 /* mtp.c. With depth and segment set; table: the embedding's, in reg. */

@@ -104,10 +104,11 @@ Err mtp_forward(const Mtp *m, Ctx *c, Tensor h, MtpSave *save)
     TRY(forward_input(m, c, h, save, &x));
     segment_end(c);
     segment_begin(c, m->segment + 1);
-    TRY(save_new(c, REGION_I, &y, &save->y, c->dtype, R, D));
     TRY(residual_stream(c, x, &stream));
-    TRY(block_run(&m->block, c, &stream, &save->block, y));
+    TRY(block_run(&m->block, c, &stream, &save->block));
     segment_begin(c, m->segment + 2);
+    TRY(save_new(c, REGION_I, &y, &save->y, c->dtype, R, D));
+    TRY(block_output(&m->block, c, &stream, y));
     TRY(save_new(c, REGION_W, &out, &save->out, c->dtype, R, D));
     TRY(norm_forward_sum(&m->final_norm, c, &stream.sum, out, &save->final_norm));
     arena_release(c->scratch, mark);

@@ -28,7 +28,7 @@ static double evaluations(const Config *cfg, const BesidesOf *of)
 static double copy_seconds(const DeviceFile *d, const BesidesOf *of)
 {
     if (d->processors > 0) return 2. * of->ranks * (double)of->shard / (1e9 * d->memory_gb_s);
-    return (double)of->shard / (1e9 * d->host_gb_s);
+    return (double)of->shard / device_host_rate(d);
 }
 
 static double checkpoints(const Config *cfg, const DeviceFile *d, const BesidesOf *of)

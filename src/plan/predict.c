@@ -191,6 +191,7 @@ static TimeShares shares_of(const Pipeline *p, int pp, double units)
     if (p->times == 1 || !(more > 0 && more < DBL_MAX)) return s;
     for (int i = 0; i < FAMILIES; i++) s.family[i] *= i == FAMILY_OPTIMIZER ? 1 : more;
     for (int i = 0; i < WORLD_COMMS; i++) s.waited[i] *= group_of_copies((GroupKind)i) ? 1 : more;
+    s.copied *= more;
     s.idle *= more;
     s.now = units + p->rest;
     return s;
@@ -406,6 +407,7 @@ void prediction_shares(const Prediction *p, PredictionShare out[PREDICTION_SHARE
         out[n].seconds = p->shares.waited[i];
     }
     out[n++] = (PredictionShare){ "waits for other stages", p->bubble_s };
+    out[n++] = (PredictionShare){ "waits for copies", p->shares.copied };
     out[n++] = (PredictionShare){ "waits for the host", p->shares.idle };
 }
 

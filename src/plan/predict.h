@@ -60,7 +60,7 @@ typedef struct {
     char name[48];
     double seconds;
 } PredictionShare;
-enum { PREDICTION_SHARES = FAMILIES + WORLD_COMMS + 2 };
+enum { PREDICTION_SHARES = FAMILIES + WORLD_COMMS + 3 };
 
 /* All of them, in the same order for every prediction. */
 void prediction_shares(const Prediction *p, PredictionShare out[PREDICTION_SHARES]);

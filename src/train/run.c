@@ -89,6 +89,8 @@ static void say_arenas(const MemoryPlan *p)
     } rows[] = { { "state: weights, gradients, moments, tables", p->state },
                  { "states of the optimizer", p->states },
                  { "saves between forward and backward", p->save },
+                 { "buffers of saves on their way (train.offload)", p->offload_buffers },
+                 { "saves in the host's memory (train.offload)", p->offload_host },
                  { "scratch of a layer call", p->scratch },
                  { "workspace of kernels", p->workspace },
                  { "widened copies of 16-bit tensors", p->staging },
@@ -134,7 +136,7 @@ static Err check_memory(const Run *r)
     double have = r->ranks ? r->ranks->host_free_bytes : host_free_bytes();
     double need = (double)memory_plan_total(&r->plan);
     char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES],
-         e[UNITS_BYTES];
+         e[UNITS_BYTES], f[UNITS_BYTES];
     if (r->ranks && r->ranks->local_size > 1) {
         have /= r->ranks->local_size;
         snprintf(where, sizeof where, "each of %d ranks on this machine", r->ranks->local_size);
@@ -143,14 +145,14 @@ static Err check_memory(const Run *r)
     if (r->plan.host_apart && host > have)
         return err_set(ERR_MEMORY,
                        "this run needs %s of the host's memory (%s for batches read ahead, %s for "
-                       "checkpoint.async, %s for optim.states), %s has %s to give",
+                       "checkpoint.async, %s for train.offload, %s for optim.states), %s has %s to give",
                        units_bytes(a, (int64_t)host), units_bytes(b, r->plan.ahead),
-                       units_bytes(c, r->plan.snapshot), units_bytes(e, r->plan.states), where,
-                       units_bytes(d, (int64_t)have)),
-               err_hint("%scheckpoint.async=false: the step then waits for its checkpoint; or a smaller "
-                        "train.global_batch (now %lld)",
-                        r->plan.states ? "parallel.zero, which cuts the states; " : "",
-                        (long long)r->spec.global_batch);
+                       units_bytes(c, r->plan.snapshot), units_bytes(e, r->plan.offload_host),
+                       units_bytes(f, r->plan.states), where, units_bytes(d, (int64_t)have)),
+               err_hint("checkpoint.async=false: the step then waits for its checkpoint; or a smaller "
+                        "train.offload (now %d) or train.global_batch (now %lld)%s",
+                        r->spec.model.offload, (long long)r->spec.global_batch,
+                        r->plan.states ? "; or parallel.zero, which cuts states" : "");
     if (r->spec.device.kind == DEVICE_CUDA) {
         DeviceInfo gpu;
         const int sharers = r->ranks ? r->ranks->gpu.sharers : 1;

@@ -155,7 +155,8 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .attention_dropout = (float)cfg->model.attention_dropout,
                     .init_std = (float)cfg->model.init_std,
                     .seed = (uint64_t)cfg->run.seed,
-                    .recompute = cfg->derived.recompute };
+                    .recompute = cfg->derived.recompute,
+                    .offload = (int)cfg->train.offload };
     if (cfg->optim.mup_base) m.mup = mup_spec(cfg);
     layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
     m.context = context_spec(cfg);
