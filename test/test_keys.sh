@@ -162,6 +162,8 @@ optim.beta2                | 0.5          | loss
 optim.moments              | bf16         | loss
 optim.eps                  | 1e-3         | loss
 optim.clip                 | 0            | loss
+optim.qk_clip              | 0.01         | loss
+optim.qk_clip_alpha        | 0.9          | loss | optim.qk_clip=0.01
 data.train                 | b            | loss
 data.valid                 | a            | valid
 data.split                 | 50,50        | loss | data.valid=
@@ -182,6 +184,7 @@ checkpoint.async           | true         | same memory
 log.every                  | 2            | no line step 1/3
 log.tensorboard            | true         | file events.out.tfevents.*
 log.jsonl                  | false        | no file metrics.jsonl
+log.max_attention_logit    | true         | same max logit
 log.color                  | always       | same [1;36m
 log.trace_every            | 3            | file timeline.json
 log.trace_steps            | 2-3          | file timeline.json

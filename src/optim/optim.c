@@ -74,6 +74,15 @@ static Err update_biases(Optim *o, ParamStore *ps)
     return ERR_OK;
 }
 
+static Err update_weights(Optim *o, ParamStore *ps)
+{
+    const bool copied = ps->value.dtype != F32; /* layers do not read the master */
+    return op(o->stream, adamw, .w = ps->master, .m = ps->m, .v = ps->v, .g = ps->grad,
+              .copy = copied ? ps->value : (Tensor){ 0 }, .shift = o->stats->shift, .parts = ps->parts,
+              .chunks = ps->chunks, .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2,
+              .eps = o->adamw.eps, .decay = o->adamw.weight_decay);
+}
+
 /* What this rank's ZeRO shard has of a matrix or a bias that makes queries and keys. */
 static Err clip_rows(Optim *o, ParamStore *ps, int id)
 {
@@ -98,12 +107,8 @@ static Err clip_queries_and_keys(Optim *o, ParamStore *ps)
 
 Err optim_update(Optim *o, ParamStore *ps)
 {
-    const bool copied = ps->value.dtype != F32; /* layers do not read the master */
     TRY(update_biases(o, ps));
     if (!ps->chunks) return ERR_OK;
-    TRY(op(o->stream, adamw, .w = ps->master, .m = ps->m, .v = ps->v, .g = ps->grad,
-           .copy = copied ? ps->value : (Tensor){ 0 }, .shift = o->stats->shift, .parts = ps->parts,
-           .chunks = ps->chunks, .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2,
-           .eps = o->adamw.eps, .decay = o->adamw.weight_decay));
+    TRY(update_weights(o, ps));
     return clip_queries_and_keys(o, ps);
 }
