@@ -291,6 +291,11 @@ TEST(attention_keeps_nan_in_its_rows)
     for (int64_t i = 0; i < p.T * p.H; i++) CHECK(isnan(r.x[O][i * p.C]) == (i == 20 * 2 + 1));
     CHECK(isnan(r.x[LSE][41]) && isnan(r.x[DQ][41 * 16]) && isnan(r.x[DK][0]));
     CHECK(isfinite(logit_of_order(r.logit_max[0])) && isnan(logit_of_order(r.logit_max[1])));
+    p.q[at(&p, 0, 20, 2, 1) + 3] = 1;
+    p.k[at(&p, 0, 10, 1, 0)] = NAN; /* (one score of many in a row) */
+    r = result_new(&p);
+    OK(play(&p, &cut, &r));
+    CHECK(isnan(logit_of_order(r.logit_max[0])) && isnan(logit_of_order(r.logit_max[1])));
 }
 
 /* Integers order as floats do, NaN above all and nothing below all, and come back as they were. */
@@ -306,6 +311,23 @@ TEST(logits_in_order)
     }
     CHECK(isnan(logit_of_order(logit_order(NAN))) && logit_of_order(0) == -INFINITY);
     CHECK(logit_of_order(logit_order(-0.0f)) == 0);
+}
+
+/* Where all scores are negative, places behind the last query, and masked ones, are no scores of 0. */
+TEST(attention_largest_of_negative_scores)
+{
+    for (int i = 0; i < 2; i++) {
+        fresh();
+        Problem p = { 2, 35, 2, 1, 8, 8, i ? 5 : 0, 8, 0, i };
+        problem_fill(&p);
+        for (int64_t n = 0; n < result_count(&p, DQ); n++) p.q[n] = fabsf(p.q[n]) + 0.1f;
+        for (int64_t n = 0; n < result_count(&p, DK); n++) p.k[n] = -fabsf(p.k[n]) - 0.1f;
+        Cut cut = cut_whole(&p);
+        Result r = result_new(&p);
+        OK(play(&p, &cut, &r));
+        check_reference(&p, &r, "negative scores");
+        CHECK(logit_of_order(r.logit_max[0]) < 0 && logit_of_order(r.logit_max[1]) < 0);
+    }
 }
 
 /* A head whose queries see no key has a maximum of -Inf, and one that a smaller score does not change. */

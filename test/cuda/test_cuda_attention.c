@@ -404,6 +404,30 @@ TEST(attention_keeps_nan_in_its_rows)
     }
 }
 
+/* Places behind the last query and the last key, whose products are 0, are no scores. */
+TEST(attention_largest_of_negative_scores)
+{
+    enum { T = 70, C = 32 };
+    for (int t = 0; t < 3; t++) {
+        CudaCase *c = case_open();
+        float above[T * C], below[T * C];
+        Shape s = { .B = 1 };
+        for (int i = 0; i < T * C; i++) {
+            above[i] = (float)test_uniform(&c->random, .5, 1);
+            below[i] = (float)test_uniform(&c->random, -1, -.5);
+        }
+        Pair q = pair_values(c, types[t], above, 1, T, 1, C), k = pair_values(c, types[t], below, 1, T, 1, C);
+        Pair o = pair_output(c, types[t], 1, T, 1, C), lse = pair_output(c, F32, 1, T, 1), sample = samples(c, &s);
+        Pair logits = pair_zero(c, I64, 1);
+        BOTH(c, attention_fwd, .o = AT(o), .lse = AT(lse), .logit_max = AT(logits), .q = AT(q), .k = AT(k), .v = AT(k),
+             .sample = AT(sample), .q_span = spans_whole(T), .k_span = spans_whole(T), .scale = 0.2f, .block = 64,
+             .window = 3);
+        check_logits(c, logits, "negative scores");
+        CHECK(logit_of_order(*(int64_t *)logits.t[CASE_CPU].data) < -1);
+        case_close(c);
+    }
+}
+
 static Err refused(DType T, Shape s, float scale, int shift)
 {
     CudaCase *c = case_open();
