@@ -372,7 +372,7 @@ __device__ __forceinline__ void begin_queries(const AttnProblem &p, QueryBlock<t
 
 /* What the launchers of the three kernels get. Matrices of the forward and of the backward pass. */
 struct AttnForward {
-    Tensor o, lse, max, sum, q, k, v;
+    Tensor o, lse, max, sum, logit_max, q, k, v;
     bool resumed, unfinished;
 };
 

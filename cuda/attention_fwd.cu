@@ -110,15 +110,17 @@ __device__ __forceinline__ void join_running(const RunningRows &running, float *
     if (running.unfinished && leader) *before = *most, *before_sum = *sum;
 }
 
-/* o and lse of the block's rows, once the keys of the call have been seen. */
+/* o and lse of the block's rows, once the keys of the call have been seen; and the largest score of their head, by
+ * logit_order, in logit_max[h]. */
 template <class E>
 __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Sums &o, const FwdRows<E> &rows,
                                             const RowTile &q, int b, int h, typename E::T *tile,
                                             const Heads<typename E::T> &out, const RowValues &lse,
-                                            const RunningRows &running)
+                                            const RunningRows &running, long long *logit_max)
 {
     const typename E::Place at = E::place();
     float factor[E::R], keep[E::R];
+    unsigned top = 0;
     UNROLL
     for (int i = 0; i < E::R; i++) {
         const int row = q.row + min(at.row(i), q.count - 1);
@@ -128,6 +130,8 @@ __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Su
         if (running.max.data)
             join_running<E>(running, there ? running.max.at(p, b, row, h) : nullptr, running.sum.at(p, b, row, h),
                             leader, &most, &sum, &factor[i], &keep[i]);
+        /* (fmaxf passes NaN over, a sum does not) */
+        if (there) top = max(top, static_cast<unsigned>(logit_order(sum == sum ? most : sum)));
         if (running.unfinished) continue;
         float rescale = 1;
         if (p.sink) {
@@ -139,6 +143,10 @@ __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Su
         factor[i] *= rescale, keep[i] *= rescale;
         if (leader) *lse.at(p, b, row, h) = empty ? -INFINITY : most + logf(sum);
     }
+    if (logit_max) {
+        top = __reduce_max_sync(ALL_LANES, top);
+        if (threadIdx.x % WARP == 0) atomicMax(logit_max + h, static_cast<long long>(top));
+    }
     const QueryHeads<float> &wide = running.o.rows;
     if (wide.data)
         E::add_wide(o, factor, keep, running.o.resumed, wide.at(p, b, q.row, h), wide.row, q.count, p.V);
@@ -149,7 +157,8 @@ __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Su
 template <class E>
 __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     attention_fwd_kernel(AttnProblem p, Heads<typename E::T> out, RowValues lse, RunningRows running,
-                         QueryHeads<const typename E::T> q, Heads<const typename E::T> k, Heads<const typename E::T> v)
+                         QueryHeads<const typename E::T> q, Heads<const typename E::T> k, Heads<const typename E::T> v,
+                         long long *logit_max)
 {
     typedef typename E::T T;
     DYNAMIC_SHARED(T, q_tile);
@@ -200,7 +209,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
             drop_keys<E>(s, head_dropout(p, blockIdx.z, blockIdx.y), block->rows.position, keys.position);
         E::add_weighted(o, s, v_tile, stage);
     }
-    finish_rows<E>(p, o, rows, block->rows, blockIdx.z, blockIdx.y, q_tile, out, lse, running);
+    finish_rows<E>(p, o, rows, block->rows, blockIdx.z, blockIdx.y, q_tile, out, lse, running, logit_max);
 }
 
 /* ---- launching ---- */
@@ -215,7 +224,8 @@ template <class E> static Err launch_fwd(Stream *s, const AttnProblem &p, const 
     const RunningRows running = { wide_rows(a.o, a.q.dtype, a.resumed || a.unfinished, a.resumed), values_of(a.max),
                                   values_of(a.sum), a.unfinished };
     LAUNCH((attention_fwd_kernel<E>), grid, E::THREADS, FwdTile<E>::BYTES, cuda_stream(s), p, heads_of<T>(a.o),
-           values_of(a.lse), running, query_heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v));
+           values_of(a.lse), running, query_heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v),
+           data_of<long long>(a.logit_max));
     return ERR_OK;
 }
 
@@ -249,7 +259,8 @@ extern "C" Err cuda_attention_fwd(Stream *s, const attention_fwd_args *a)
     TRY(attention_aligned("q", a->q));
     TRY(attention_aligned("k", a->k));
     TRY(attention_aligned("v", a->v));
-    AttnForward f = { a->o, a->lse, a->max, a->sum, a->q, a->k, a->v, a->resumed != 0, a->unfinished != 0 };
+    AttnForward f = { a->o, a->lse, a->max, a->sum, a->logit_max, a->q, a->k, a->v, a->resumed != 0,
+                      a->unfinished != 0 };
     if (!several) f.max.data = f.sum.data = NULL;
     if (a->q.dtype == F32) return fwd_32(s, p, f);
     return a->q.dtype == BF16 ? fwd_16<bf16>(s, p, f) : fwd_16<f16>(s, p, f);

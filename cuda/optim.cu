@@ -5,6 +5,7 @@
  *   grad_stats    max |g|, and the sum of g^2 as four limbs of 32 bits in units of 2^(-2 shift)
  *   step_finish   norm, clip factor, flags, next shifts: from the statistics of all tensors
  *   adamw         one update of w, m, v; writes w again as the layers read it (copy)
+ *   qk_clip       rows of queries and keys times the factors of their heads
  *   cast          y = x rounded to nearest
  *
  * The limbs mean what they mean on the CPU (src/cpu/optim.c) and add up over ranks as integers. There every
@@ -18,7 +19,8 @@
  *           hundreds of tensors 8 to 10 loads that L1 keeps. grad_stats: 256 threads for a chunk of 32,768 elements, 16
  *           bytes at a time, 4 under way. step_finish: one block of 256 threads, thread t has the tensors t, t + 256,
  *           ... adamw: 4 blocks a chunk, a thread takes 4 neighbours, twice, 256 * 4 apart: eight loads of 16 bytes
- *           under way, 4 times. cast: likewise, once, over one tensor.
+ *           under way, 4 times. cast: likewise, once, over one tensor. qk_clip: a block a row, which
+ *           does nothing in most steps.
  * Traffic   per element: grad_stats reads 4 bytes; adamw reads w, m, v, g and writes w, m, v, 28 (with m and v in
  *           bf16 20), and writes a copy of 2: 30; cast to bf16 6. At 4.3 TB/s, for 124 million parameters: 0.12 ms, 0.87 ms, 0.17 ms.
  *           grad_stats 3 FLOP, adamw 17 (one division, one root): bound by memory. step_finish moves 56 bytes a
@@ -352,11 +354,13 @@ template <class C> struct AdamCopy {
         for (int k = 0; k < 4; k++) q.v[k] = from_float<C>(w.v[k]);
         store_quad(data + at, q, left, wide);
     }
+    __device__ __forceinline__ void put(int64_t at, float w) const { data[at] = from_float<C>(w); }
 };
 template <> struct AdamCopy<void> {
     void *data;
     __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.value; }
     __device__ __forceinline__ void put(int64_t, const Quad<float> &, int64_t, bool) const {}
+    __device__ __forceinline__ void put(int64_t, float) const {}
 };
 
 /* A block's share of a chunk: FLAT_BLOCK elements at a time. */
@@ -430,6 +434,59 @@ extern "C" Err cuda_adamw(Stream *s, const adamw_args *a)
     if (a->m.dtype == F32) return adamw_of<float>(s, a);
     if (a->m.dtype == BF16) return adamw_of<bf16>(s, a);
     return err_set(ERR_SHAPE, "adamw: m is %s", dtype_name(a->m.dtype));
+}
+
+/* ---- QK-clip ---- */
+
+struct ClipArgs {
+    float *w;
+    const int64_t *logit_max;
+    const StepValues *step;
+    QkRows rows;
+    int64_t first, count, columns;
+    float threshold, alpha;
+};
+
+/* By what a row's elements are multiplied. */
+__device__ __forceinline__ float clip_factor(const ClipArgs &a, int64_t row)
+{
+    const int kind = qk_row_kind(&a.rows, row);
+    if (kind < 0) return 1;
+    const float logit = qk_row_logit(&a.rows, row, a.logit_max);
+    if (!(logit > a.threshold)) return 1;
+    return powf(a.threshold / logit, kind == QK_QUERY ? a.alpha : kind == QK_KEY ? 1 - a.alpha : 1);
+}
+
+/* A block has a row of the matrix, as far as w has it. T void: there is no copy. */
+template <class T> __global__ void __launch_bounds__(FLAT_THREADS) qk_clip_kernel(ClipArgs a, AdamCopy<T> copy)
+{
+    const int64_t row = a.first / a.columns + blockIdx.x, at = row * a.columns - a.first;
+    const int64_t end = at + a.columns < a.count ? at + a.columns : a.count;
+    if (a.step->skip) return;
+    const float factor = clip_factor(a, row);
+    if (factor == 1) return;
+    for (int64_t i = (at > 0 ? at : 0) + threadIdx.x; i < end; i += FLAT_THREADS) {
+        const float w = a.w[i] * factor;
+        a.w[i] = w;
+        copy.put(i, w);
+    }
+}
+
+template <class T> static Err launch_clip(Stream *s, const qk_clip_args *a)
+{
+    const int64_t count = a->w.dim[0], rows = ceil_div(a->first + count, a->columns) - a->first / a->columns;
+    const ClipArgs args = { data_of<float>(a->w), data_of<const int64_t>(a->logit_max), a->step, a->rows, a->first,
+                            count, a->columns, a->threshold, a->alpha };
+    const AdamCopy<T> copy = { data_of<T>(a->copy) };
+    LAUNCH((qk_clip_kernel<T>), grid_blocks(rows), FLAT_THREADS, 0, cuda_stream(s), args, copy);
+    return ERR_OK;
+}
+
+extern "C" Err cuda_qk_clip(Stream *s, const qk_clip_args *a)
+{
+    if (!a->copy.data) return launch_clip<void>(s, a);
+    DISPATCH(a->copy.dtype, return launch_clip<T>(s, a));
+    return ERR_OK;
 }
 
 /* ---- cast ---- */

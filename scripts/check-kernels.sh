@@ -70,6 +70,7 @@ zero_kernel                                 stores16
 add_acc_kernel                              - neighbours of 4 or 8 bytes a thread, one table a step
 grad_stats_kernel                           loads16
 adamw_kernel                                loads16 stores16
+qk_clip_kernel                              - rows that begin anywhere, in the few steps with too large scores
 cast_kernel<.*,float>                       loads16
 cast_kernel<float,                          stores16
 cast_kernel                                 - four neighbours of 16 bits a thread: 8 bytes at a time

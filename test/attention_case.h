@@ -34,6 +34,7 @@ typedef struct {
 
 typedef struct {
     float *x[RESULTS];
+    int64_t *logit_max; /* [H], by logit_order */
 } Result;
 
 typedef struct {
@@ -101,6 +102,7 @@ static Result result_new(const Problem *p)
 {
     Result r;
     for (int i = 0; i < RESULTS; i++) r.x[i] = floats(result_count(p, i));
+    r.logit_max = (int64_t *)floats(2 * p->H);
     return r;
 }
 
@@ -202,8 +204,8 @@ static inline Err play(const Problem *p, const Cut *c, Result *r)
     Tensor sink = p->sink ? tensor_of(p->sink + h0, F32, H) : (Tensor){ 0 };
     Tensor doc = doc_of(p, c), sample = tensor_of((void *)(uintptr_t)(p->sample + c->b0), I64, c->B);
     Stream *s = device_of(c);
-    TRY(tested_op(s, attention_fwd, .o = o, .lse = lse, .q = q, .k = k, .v = v, .sink = sink, .doc = doc,
-                  .sample = sample, .q_span = c->q, .k_span = c->k, .scale = p->scale, .softcap = p->softcap,
+    TRY(tested_op(s, attention_fwd, .o = o, .lse = lse, .logit_max = tensor_of(r->logit_max + h0, I64, H), .q = q,
+                  .k = k, .v = v, .sink = sink, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k, .scale = p->scale, .softcap = p->softcap,
                   .block = p->block, .window = p->window,
                   .dropout = p->dropout, .head0 = h0));
     move(false, c, c->q, o, r->x[O], p, p->H, h0), move(false, c, c->q, lse, r->x[LSE], p, p->H, h0);
@@ -226,6 +228,7 @@ static inline void check_same(const Problem *p, const Result *a, const Result *b
         size_t bytes = (size_t)result_count(p, r) * sizeof(float);
         CHECK_MSG(!memcmp(a->x[r], b->x[r], bytes), "%s: %s differs", what, result_name[r]);
     }
+    CHECK_MSG(!memcmp(a->logit_max, b->logit_max, (size_t)p->H * sizeof *a->logit_max), "%s: logit_max differs", what);
 }
 
 /* ---- what is visible, what is kept ---- */

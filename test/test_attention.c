@@ -13,6 +13,15 @@ static double dot(const float *x, const float *y, int64_t n)
     return d;
 }
 
+/* The score of query t and key s, before masks. */
+static double score_of(const Problem *p, int64_t b, int64_t h, int64_t t, int64_t s)
+{
+    const double cap = (double)p->softcap;
+    const int64_t kh = h / (p->H / p->K);
+    const double x = (double)p->scale * dot(p->q + at(p, b, t, p->H, h), p->k + at(p, b, s, p->K, kh), p->C);
+    return cap > 0 ? cap * tanh(x / cap) : x;
+}
+
 /* Row (b, h, t): the softmax into w, slopes of the scores into slope; returns its log-sum-exp. */
 static double row_softmax(const Problem *p, int64_t b, int64_t h, int64_t t, double *w, double *slope)
 {
@@ -58,6 +67,17 @@ static void row_reference(const Problem *p, int64_t b, int64_t h, int64_t t, dou
     }
 }
 
+/* Over all samples and queries, of the keys that each sees. */
+static double largest_score(const Problem *p, int64_t h)
+{
+    double most = -INFINITY;
+    for (int64_t i = 0; i < p->B * p->T * p->T; i++) {
+        const int64_t b = i / p->T / p->T, t = i / p->T % p->T, s = i % p->T;
+        if (visible(p, b, t, s)) most = fmax(most, score_of(p, b, h, t, s));
+    }
+    return most;
+}
+
 static void check_reference(const Problem *p, const Result *got, const char *what)
 {
     double *out[RESULTS];
@@ -72,6 +92,10 @@ static void check_reference(const Problem *p, const Result *got, const char *wha
             size = fmax(size, fabs(out[r][i]));
         }
         CHECK_MSG(worst <= 3e-6 * size, "%s: %s is off by %g of %g", what, result_name[r], worst, size);
+    }
+    for (int64_t h = 0; h < p->H; h++) {
+        const double most = (double)logit_of_order(got->logit_max[h]), want = largest_score(p, h);
+        CHECK_MSG(fabs(most - want) <= 3e-6 * fmax(1, fabs(want)), "%s: largest score %g, not %g", what, most, want);
     }
 }
 
@@ -166,6 +190,7 @@ TEST(attention_sinks_at_the_ends)
     OK(play(&p, &cut, &sunk));
     p.sink = NULL;
     OK(play(&p, &cut, &plain));
+    CHECK(!memcmp(sunk.logit_max, plain.logit_max, 2 * sizeof *plain.logit_max)); /* (a sink is no score of a key) */
     for (int64_t t = 0; t < p.T; t++) {
         CHECK(sunk.x[LSE][2 * t] == 200 && sunk.x[LSE][2 * t + 1] == plain.x[LSE][2 * t + 1]);
         for (int64_t c = 0; c < p.C; c++) {
@@ -265,6 +290,62 @@ TEST(attention_keeps_nan_in_its_rows)
     OK(play(&p, &cut, &r));
     for (int64_t i = 0; i < p.T * p.H; i++) CHECK(isnan(r.x[O][i * p.C]) == (i == 20 * 2 + 1));
     CHECK(isnan(r.x[LSE][41]) && isnan(r.x[DQ][41 * 16]) && isnan(r.x[DK][0]));
+    CHECK(isfinite(logit_of_order(r.logit_max[0])) && isnan(logit_of_order(r.logit_max[1])));
+    p.q[at(&p, 0, 20, 2, 1) + 3] = 1;
+    p.k[at(&p, 0, 10, 1, 0)] = NAN; /* (one score of many in a row) */
+    r = result_new(&p);
+    OK(play(&p, &cut, &r));
+    CHECK(isnan(logit_of_order(r.logit_max[0])) && isnan(logit_of_order(r.logit_max[1])));
+}
+
+/* Integers order as floats do, NaN above all and nothing below all, and come back as they were. */
+TEST(logits_in_order)
+{
+    static const float ascending[] = { -INFINITY, -3e38f, -1, -1e-40f, 0, 1e-40f, 1, 100, 3e38f, INFINITY };
+    enum { N = sizeof ascending / sizeof *ascending };
+    for (int i = 0; i < N; i++) {
+        const int64_t order = logit_order(ascending[i]);
+        const float back = logit_of_order(order);
+        CHECK(order > (i ? logit_order(ascending[i - 1]) : 0) && order < logit_order(NAN) && order < logit_order(-NAN));
+        CHECK(!memcmp(&back, &ascending[i], sizeof back));
+    }
+    CHECK(isnan(logit_of_order(logit_order(NAN))) && logit_of_order(0) == -INFINITY);
+    CHECK(logit_of_order(logit_order(-0.0f)) == 0);
+}
+
+/* Where all scores are negative, places behind the last query, and masked ones, are no scores of 0. */
+TEST(attention_largest_of_negative_scores)
+{
+    for (int i = 0; i < 2; i++) {
+        fresh();
+        Problem p = { 2, 35, 2, 1, 8, 8, i ? 5 : 0, 8, 0, i };
+        problem_fill(&p);
+        for (int64_t n = 0; n < result_count(&p, DQ); n++) p.q[n] = fabsf(p.q[n]) + 0.1f;
+        for (int64_t n = 0; n < result_count(&p, DK); n++) p.k[n] = -fabsf(p.k[n]) - 0.1f;
+        Cut cut = cut_whole(&p);
+        Result r = result_new(&p);
+        OK(play(&p, &cut, &r));
+        check_reference(&p, &r, "negative scores");
+        CHECK(logit_of_order(r.logit_max[0]) < 0 && logit_of_order(r.logit_max[1]) < 0);
+    }
+}
+
+/* A head whose queries see no key has a maximum of -Inf, and one that a smaller score does not change. */
+TEST(attention_largest_score_of_nothing)
+{
+    fresh();
+    Problem p = { 1, 32, 2, 1, 8, 8, 0, 8, 0, 0 };
+    problem_fill(&p);
+    Cut cut = cut_whole(&p);
+    Result r = result_new(&p);
+    cut.q = spans_run(0, 16), cut.k = spans_run(16, 16), cut.forward_only = true;
+    r.logit_max[1] = logit_order(1e4f);
+    OK(play(&p, &cut, &r));
+    CHECK(logit_of_order(r.logit_max[0]) == -INFINITY && logit_of_order(r.logit_max[1]) == 1e4f);
+    cut = cut_whole(&p), cut.forward_only = true;
+    OK(play(&p, &cut, &r));
+    CHECK(fabsf(logit_of_order(r.logit_max[0]) - (float)largest_score(&p, 0)) < 1e-5f);
+    CHECK(logit_of_order(r.logit_max[1]) == 1e4f);
 }
 
 TEST(attention_refuses_what_does_not_fit)

@@ -69,6 +69,7 @@ static void define_row(const Problem *p, int64_t b, int64_t h, int64_t t, Result
         sum = fmaf(sum, rescale, sum_lanes(lane));
         max = top;
     }
+    if (logit_order(max) > r->logit_max[h]) r->logit_max[h] = logit_order(max);
     if (p->sink) {
         const float top = max > p->sink[h] ? max : p->sink[h], rescale = (float)m_exp((double)(max - top));
         for (int64_t c = 0; c < p->V; c++) o[c] *= rescale;
@@ -240,6 +241,7 @@ static Result rank_result(const Problem *p, const Result *rank, int64_t i)
     Result own = result_new(p);
     for (int r = 0; r < RESULTS && i > 0; r++)
         if (r != DK && r != DV) own.x[r] = rank[0].x[r];
+    if (i > 0) own.logit_max = rank[0].logit_max;
     return own;
 }
 
@@ -304,8 +306,8 @@ static Err play_pieces(const Problem *p, int64_t pieces, Result *r, Result *chun
                    dk = guarded(chunks * p->B, S, p->K, p->C, pad), dv = guarded(chunks * p->B, S, p->K, p->V, pad);
             move(true, &cut, keys, k, p->k, p, p->K, 0), move(true, &cut, keys, v, p->v, p, p->K, 0);
             if (!backward)
-                TRY(op(s, attention_fwd, .o = o, .lse = lse, .max = max, .sum = sum, .q = q, .k = k, .v = v,
-                       .sink = sink, .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q, .k_span = keys,
+                TRY(op(s, attention_fwd, .o = o, .lse = lse, .max = max, .sum = sum,
+                       .logit_max = tensor_of(r->logit_max, I64, p->H), .q = q, .k = k, .v = v, .sink = sink, .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q, .k_span = keys,
                        .scale = p->scale, .softcap = p->softcap, .block = p->block, .window = p->window, .dropout = p->dropout, .resumed = i > 0,
                        .unfinished = i < pieces - 1));
             else

@@ -166,6 +166,8 @@ optim.eps                  | 1e-3         | loss
 optim.clip                 | 0            | loss
 optim.mup_base             | 16           | loss
 optim.mup_head_dim         | 2            | loss | optim.mup_base=16
+optim.qk_clip              | 0.01         | loss
+optim.qk_clip_alpha        | 0.9          | loss | optim.qk_clip=0.01
 data.train                 | b            | loss
 data.valid                 | a            | valid
 data.split                 | 50,50        | loss | data.valid=
@@ -186,6 +188,7 @@ checkpoint.async           | true         | same memory
 log.every                  | 2            | no line step 1/3
 log.tensorboard            | true         | file events.out.tfevents.*
 log.jsonl                  | false        | no file metrics.jsonl
+log.max_attention_logit    | true         | same max logit
 log.color                  | always       | same [1;36m
 log.trace_every            | 3            | file timeline.json
 log.trace_steps            | 2-3          | file timeline.json

@@ -140,7 +140,9 @@ TEST(every_name_is_documented)
     int64_t size, listed = 0;
     const double load[] = { 4.0 / 3, 0 }, mtp[] = { NAN }, aux = 1.25, z = 2.5;
     const int64_t dropped[] = { 3, 0 };
+    const double logits[] = { 12.5, -INFINITY };
     MetricsRecord r = record(1);
+    r.logits = (MetricsLogits){ .by_layer = logits, .most = 12.5, .layer = 0, .head = 7 };
     r.save = (MetricsSave){ .step = 1, .failure = "full" };
     r.bubble.measured = r.ranks.measured = true;
     r.load = load, r.dropped = dropped, r.layers = 2, r.mtp_loss = mtp, r.mtp = 1, r.aux_loss = &aux, r.z_loss = &z;
@@ -165,6 +167,9 @@ TEST(every_name_is_documented)
     }
     CHECK_MSG(listed > 30, "%lld rows", (long long)listed);
     CHECK(json_number(json_at(json_get(j[0], "expert_load"), 0), 0) == 4.0 / 3); /* to the last digit */
+    CHECK(number(j[0], "max_attention_logit") == 12.5 && json_int(json_get(j[0], "max_attention_logit_head"), 0) == 7);
+    CHECK(json_number(json_at(json_get(j[0], "max_attention_logits"), 0), 0) == 12.5);
+    CHECK(json_is_null(json_at(json_get(j[0], "max_attention_logits"), 1)));
     for (int i = 0; i < LINES; i++) json_free(j[i]);
     free(docs);
     OK(file_remove_tree(dir));

@@ -678,4 +678,101 @@ TEST(adamw_narrow_moments)
     env_close(&e);
 }
 
+/* ---- QK-clip ---- */
+
+typedef struct {
+    QkRows rows;
+    int64_t columns, first, count; /* the elements of a call */
+    double alpha;
+    bool skip;
+} Clip;
+
+enum { CLIP_HEADS = 8, CLIP_MOST = 4096 };
+
+/* The factor of a row by the rule, in float64. */
+static double clip_factor(const Clip *c, const float *logit, double threshold, int64_t row)
+{
+    const QkRows *q = &c->rows;
+    const int64_t chunk = row / q->chunk, in = row % q->chunk, head = chunk / q->chunks * q->heads;
+    double most = -INFINITY, power = 0;
+    for (int i = 0; i < q->heads; i++) most = fmax(most, (double)logit[head + i]);
+    const int part = in < q->rows[0] ? 0 : in < q->rows[0] + q->rows[1] ? 1 : 2;
+    if (part < 2) power = q->kind[part] == QK_QUERY ? c->alpha : q->kind[part] == QK_KEY ? 1 - c->alpha : 1;
+    return pow(fmin(1, threshold / most), most > threshold && !c->skip ? power : 0);
+}
+
+static void check_clip(const Clip *c, Isa isa, int threads, DType copied)
+{
+    static const float logit[CLIP_HEADS] = { 150, 80, 30, 99.5f, 100, -200, 4000, 101 };
+    float w[CLIP_MOST], copy[CLIP_MOST], before[CLIP_MOST];
+    int64_t order[CLIP_HEADS];
+    StepValues step = { .skip = c->skip };
+    Env e;
+    uint64_t seed = 3;
+    for (int i = 0; i < CLIP_HEADS; i++) order[i] = logit_order(logit[i]);
+    for (int i = 0; i < CLIP_MOST; i++) before[i] = w[i] = (float)test_uniform(&seed, -2, 2);
+    memset(copy, 0x55, sizeof copy);
+    env_open(&e, isa, threads, 0);
+    RUN(&e, qk_clip, .w = tensor_of(w + c->first, F32, c->count),
+        .copy = copied == F32 ? (Tensor){ 0 } : tensor_of((uint16_t *)copy + c->first, copied, c->count),
+        .logit_max = tensor_of(order, I64, CLIP_HEADS), .step = &step, .rows = c->rows, .first = c->first,
+        .columns = c->columns, .threshold = 100, .alpha = (float)c->alpha);
+    for (int64_t i = 0; i < CLIP_MOST; i++) {
+        const bool in = i >= c->first && i < c->first + c->count;
+        const double factor = in ? clip_factor(c, logit, 100, i / c->columns) : 1;
+        const uint16_t kept = ((uint16_t *)copy)[i];
+        if (factor == 1) CHECK(!memcmp(&w[i], &before[i], sizeof *w) && kept == 0x5555);
+        else CHECK_CLOSE((double)w[i], (double)before[i] * factor, 2e-7, "element %d", (int)i);
+        if (factor == 1 || copied == F32) continue;
+        CHECK(kept == (copied == BF16 ? bf16_from_float(w[i]) : f16_from_float(w[i])));
+    }
+    env_close(&e);
+}
+
+/* Whole matrices, and what a ZeRO shard has: from within a row to within another. */
+TEST(qk_clip)
+{
+    static const QkRows fused = { 12, { 6, 3 }, { QK_QUERY, QK_KEY }, .heads = 2, .chunks = 1 };
+    static const QkRows parts = { 6, { 3, 1 }, { QK_QUERY, QK_KEY }, .heads = 2, .chunks = 2 };
+    static const QkRows latent = { 5, { 3, 2 }, { QK_QUERY, QK_SHARED }, .heads = 1, .chunks = 1 };
+    static const QkRows latent_keys = { 7, { 3, 0 }, { QK_KEY, QK_KEY }, .heads = 1, .chunks = 1 };
+    static const Clip clips[] = {
+        { fused, 20, 0, 48 * 20, .5 },        { fused, 20, 7, 333, .25 },  { fused, 1, 0, 48, .5 },
+        { parts, 17, 0, 48 * 17, .5 },        { parts, 17, 250, 5, .7 },   { latent, 33, 0, 40 * 33, .5 },
+        { latent, 33, 40, 1000, 0 },          { latent, 33, 33, 33, 1 },   { latent_keys, 64, 0, 56 * 64, .5 },
+        { latent_keys, 64, 65, 3000, .25 },   { fused, 20, 0, 960, .5, .skip = true },
+    };
+    static const DType copied[] = { F32, BF16, F16 };
+    for (size_t i = 0; i < sizeof clips / sizeof *clips; i++)
+        for (int isa = ISA_AVX512; isa < ISA_COUNT; isa++)
+            if (isa_supported((Isa)isa)) check_clip(&clips[i], (Isa)isa, 1 + (int)i % 2, copied[i % 3]);
+}
+
+/* Published numbers: two heads of a group, t = 100; then a latent head. */
+TEST(qk_clip_of_two_heads)
+{
+    static const float logit[2] = { 150, 80 };
+    int64_t order[2] = { logit_order(logit[0]), logit_order(logit[1]) };
+    float w[6] = { 1, 1, 1, 1, 1, 1 }, latent[8] = { 1, 1, 1, 1, 1, 1, 1, 1 }, keys[4] = { 1, 1, 1, 1 };
+    StepValues step = { 0 };
+    const Tensor logits = tensor_of(order, I64, 2);
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    RUN(&e, qk_clip, .w = tensor_of(w, F32, 6), .logit_max = logits, .step = &step,
+        .rows = { 6, { 4, 1 }, { QK_QUERY, QK_KEY }, .heads = 2, .chunks = 1 }, .columns = 1, .threshold = 100,
+        .alpha = 0.5f);
+    RUN(&e, qk_clip, .w = tensor_of(latent, F32, 8), .logit_max = logits, .step = &step,
+        .rows = { 4, { 2, 2 }, { QK_QUERY, QK_SHARED }, .heads = 1, .chunks = 1 }, .columns = 1, .threshold = 100,
+        .alpha = 0.5f);
+    RUN(&e, qk_clip, .w = tensor_of(keys, F32, 4), .logit_max = logits, .step = &step,
+        .rows = { 2, { 1, 0 }, { QK_KEY, QK_KEY }, .heads = 1, .chunks = 1 }, .columns = 1, .threshold = 100,
+        .alpha = 0.5f);
+    for (int i = 0; i < 5; i++) CHECK_CLOSE((double)w[i], 0.8164965809, 1e-7, "row %d", i);
+    for (int i = 0; i < 4; i++) CHECK_CLOSE((double)latent[i], i < 2 ? 0.8164965809 : 0.6666666667, 1e-7, "row %d", i);
+    for (int i = 4; i < 8; i++) CHECK(latent[i] == 1);
+    CHECK_CLOSE((double)keys[0], 0.8164965809, 1e-7, "key");
+    CHECK(w[5] == 1 && keys[1] == 1 && keys[2] == 1 && keys[3] == 1);
+    env_close(&e);
+}
+
 TEST_MAIN

@@ -185,6 +185,7 @@ typedef struct {
     void *user;
     /* results */
     uint64_t hash;
+    uint64_t logits; /* the same of the largest logits of all steps, if they are asked for */
     double loss[TINY_STEPS_MAX]; /* of multi-token prediction, too */
     int retried_in_pieces;       /* steps that were done again in pieces */
     Err err;
@@ -288,6 +289,21 @@ static inline Err tiny_run_eval(Trainer *t)
                    (long long)plan->offload_host);
 }
 
+static inline uint64_t tiny_hash(uint64_t h, const void *data, size_t bytes)
+{
+    const uint32_t *w = data;
+    for (size_t i = 0; i < bytes / 4; i++) h = rng_mix(h ^ w[i]);
+    return h;
+}
+
+static inline uint64_t tiny_logits(uint64_t h, const ModelSpec *m, const AttentionLogits *l)
+{
+    if (!l->by_layer) return h;
+    h = tiny_hash(h, l->by_layer, (size_t)model_blocks(m) * sizeof *l->by_layer);
+    h = tiny_hash(h, &l->most, sizeof l->most);
+    return rng_mix(h ^ (uint64_t)(l->layer * 4096 + l->head));
+}
+
 static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
 {
     MemoryPlan plan;
@@ -302,6 +318,7 @@ static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
         for (int k = 0; k < run->spec.model.mtp.count; k++) report.loss += report.mtp_loss[k];
         if (r->rank) continue;
         run->loss[i] = report.loss;
+        run->logits = tiny_logits(run->logits, &run->spec.model, &report.logits);
         run->retried_in_pieces += report.retried_in_pieces;
     }
     if (run->steps) TRY(tiny_run_eval(t));
@@ -333,13 +350,6 @@ static inline void *tiny_rank_main(void *arg)
     return NULL;
 }
 
-static inline uint64_t tiny_hash(uint64_t h, const void *data, size_t bytes)
-{
-    const uint32_t *w = data;
-    for (size_t i = 0; i < bytes / 4; i++) h = rng_mix(h ^ w[i]);
-    return h;
-}
-
 static inline int64_t tiny_global_count(const ModelSpec *m)
 {
     Stage st;
@@ -366,6 +376,7 @@ static inline void tiny_train(TinyRun *run)
     if (run->spec.model.moe.experts && !run->grid.ep) run->grid.ep = 1;
     (void)trainer_grid(&run->spec, &run->grid); /* (what does not fit is refused where it is opened) */
     run->global_count = tiny_global_count(&run->spec.model);
+    run->logits = 1;
     for (int i = 0; i < 3; i++) run->state[i] = calloc((size_t)run->global_count, sizeof(float));
     run->err = comm_hub_open(n, run->delay_ms, &hub);
     if (call_order_of(&run->spec, run->grid) == ERR_INTERNAL) { /* (would hang) */

@@ -201,6 +201,19 @@ static void part_begin(const Attn *a, Part *p, const attention_fwd_args *args)
     if (args->resumed) part_pass_on(a, p, args, false);
 }
 
+/* The largest score of the tile's rows so far, to its head's. A row whose sum is NaN had a score that is not finite. */
+static void part_logit(const Part *p, const attention_fwd_args *args)
+{
+    int64_t most = 0;
+    for (int64_t i = 0; i < p->tile.n; i++) {
+        const int64_t order = logit_order(p->sum[i] != p->sum[i] ? p->sum[i] : p->max[i]);
+        if (order > most) most = order;
+    }
+    _Atomic int64_t *head = (_Atomic int64_t *)args->logit_max.data + p->tile.head;
+    int64_t old = atomic_load(head);
+    while (most > old && !atomic_compare_exchange_weak(head, &old, most)) {}
+}
+
 /* The sink's score, to the maximum and sum of row i; o is scaled. */
 static void add_sink(const Attn *a, Part *p, int64_t i, float score)
 {
@@ -272,9 +285,11 @@ static void forward_item(const Attn *a, const Plan *plan, Forward *f, const atte
         CPU(attn_keys)(a, &f->keys, b, head, i0, i1);
         for (int i = 0; i < parts; i++) part_block(a, &f->part[i], &f->keys, f->s);
     }
-    for (int i = 0; i < parts; i++)
+    for (int i = 0; i < parts; i++) {
+        if (args->logit_max.data) part_logit(&f->part[i], args);
         if (args->unfinished) part_pass_on(a, &f->part[i], args, true);
         else part_end(a, &f->part[i], args);
+    }
 }
 
 Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args)

@@ -1,5 +1,5 @@
 /*
- * From gradient accumulators to new weights: exact statistics, one decision for all tensors, AdamW.
+ * From gradient accumulators to new weights: exact statistics, one decision for all tensors, AdamW, QK-clip.
  *
  * The norm is a sum over everything that all ranks own, so it must not know any order: each gradient,
  * rounded to float, is an integer A in units of 2^-shift, and A^2 is summed as an integer.
@@ -394,5 +394,43 @@ Err CPU(adamw)(Stream *s, const adamw_args *a)
                          .copy = copy ? tensor_row_slice(a->copy, p->value, p->count) : (Tensor){ 0 } };
         par_columns(s, p->count, 1, adamw_part, &t);
     }
+    return ERR_OK;
+}
+
+/* ---- QK-clip ---- */
+
+/* By what a row's elements are multiplied. */
+static float qk_factor(const qk_clip_args *a, int64_t row)
+{
+    const int kind = qk_row_kind(&a->rows, row);
+    if (kind < 0) return 1;
+    const float logit = qk_row_logit(&a->rows, row, a->logit_max.data);
+    if (!(logit > a->threshold)) return 1;
+    const double power = kind == QK_QUERY ? (double)a->alpha : kind == QK_KEY ? 1 - (double)a->alpha : 1;
+    return (float)m_pow((double)a->threshold / (double)logit, power);
+}
+
+/* Rows of the whole matrix, as far as w has them. */
+static void qk_clip_rows(const void *args, int64_t first, int64_t end)
+{
+    const qk_clip_args *a = args;
+    const int64_t start = a->first / a->columns;
+    for (int64_t row = start + first; row < start + end; row++) {
+        const float factor = qk_factor(a, row);
+        const int64_t at = row * a->columns - a->first, count = tensor_count(a->w);
+        const int64_t from = at > 0 ? at : 0, to = at + a->columns < count ? at + a->columns : count;
+        float *w = a->w.data;
+        if (factor == 1) continue;
+        for (int64_t i = from; i < to; i++) w[i] *= factor;
+        if (a->copy.data) adam_copy(a->copy, w, from, to);
+    }
+}
+
+Err CPU(qk_clip)(Stream *s, const qk_clip_args *a)
+{
+    if (a->step->skip) return ERR_OK;
+    const int64_t end = a->first + a->w.dim[0];
+    const int64_t rows = (end + a->columns - 1) / a->columns - a->first / a->columns;
+    par_rows(s, rows, a->columns, qk_clip_rows, a);
     return ERR_OK;
 }

@@ -7,6 +7,7 @@
 #define MEGATRAIN_DEVICE_STEP_H
 
 #include <stdint.h>
+#include <string.h>
 
 typedef struct {
     /* written by the host before the step */
@@ -86,6 +87,81 @@ typedef struct {
     int groups, group_topk; /* 1, 1: no groups; group_topk divides K */
     int group_best;         /* at most as many as a group has */
 } Router;
+
+/*
+ * Floats as integers in the same order, for maxima that no order of additions changes, over threads, ranks and calls.
+ * 0 is below all of them: a maximum of nothing. NaN, of either sign, is above all. They have 32 bits.
+ */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int64_t
+    logit_order(float x)
+{
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return UINT32_MAX;
+    return (int64_t)(bits < 0 ? bits ^ INT32_MAX : bits) - INT32_MIN;
+}
+
+/* Back; of 0, nothing, -Inf. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline float
+    logit_of_order(int64_t order)
+{
+    const int64_t shifted = order + INT32_MIN;
+    int32_t bits = (int32_t)(shifted < 0 ? shifted ^ INT32_MAX : shifted);
+    float x;
+    if (order == 0) bits = INT32_MIN | 0x7F800000;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/*
+ * Which rows of a matrix of queries and keys, in memory's order, QK-clip scales (docs/attention.md), and by what power
+ * of the factor of their heads: rows come in chunks of `chunk`; of each the first rows[0] are of kind[0], the next
+ * rows[1] of kind[1], the others stay. A head's scores are products of queries and keys, so that powers add up to 1.
+ */
+typedef enum {
+    QK_QUERY, /* alpha */
+    QK_KEY,   /* 1 - alpha */
+    QK_SHARED /* 1: the query's columns that meet a key which all heads share, and which therefore stays */
+} QkKind;
+
+typedef struct {
+    int64_t chunk; /* 0: nothing is scaled */
+    int64_t rows[2];
+    QkKind kind[2];
+    int heads;  /* query heads that have one factor, that of the one with the largest score: those that read one key */
+    int chunks; /* of these heads */
+} QkRows;
+
+/* The kind of a row; -1: it stays. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int
+    qk_row_kind(const QkRows *q, int64_t row)
+{
+    const int64_t in = row % q->chunk;
+    return in < q->rows[0] ? (int)q->kind[0] : in < q->rows[0] + q->rows[1] ? (int)q->kind[1] : -1;
+}
+
+/* The largest score of the heads that a row is of. logit_max: of all heads. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline float
+    qk_row_logit(const QkRows *q, int64_t row, const int64_t *logit_max)
+{
+    const int64_t *of = logit_max + row / q->chunk / q->chunks * q->heads;
+    int64_t most = of[0];
+    for (int i = 1; i < q->heads; i++)
+        if (of[i] > most) most = of[i];
+    return logit_of_order(most);
+}
 
 /*
  * Which positions a sequence of rows holds: span 0, then span 1 (count 0 when there is only one).

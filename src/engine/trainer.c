@@ -103,7 +103,9 @@ static Err step_begin(Trainer *t)
 {
     Stream *stream = &t->device.stream;
     TRY(write_values(t));
+    const Tensor logits = t->executor.ctx.logit_max;
     TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    if (logits.data) TRY(device_zero(stream, logits.data, tensor_bytes(logits)));
     TRY(expert_load_begin(t));
     for (int r = 0; r < t->params.replicas; r++) {
         param_store_begin(&t->stores[r]);
@@ -180,7 +182,9 @@ static Err enqueue_update(Trainer *t)
     Stream *stream = &t->device.stream;
     TRY(executor_run_update(&t->executor, step_list(t)));
     TRY(device_read_later(stream, f->values, t->step_values, sizeof *f->values));
+    const Tensor logits = t->executor.ctx.logit_max;
     TRY(device_read_later(stream, f->sums, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    if (logits.data) TRY(device_read_later(stream, f->logits, logits.data, tensor_bytes(logits)));
     TRY(expert_load_fetch(t));
     TRY(device_mark(stream, &f->done));
     f->batch = t->serving.batch;

@@ -30,6 +30,7 @@ typedef struct {
     AdamWSpec adamw;
     DType moments;       /* F32 or BF16 */
     bool states_on_host; /* what the optimizer alone reads (ParamStore) */
+    QkClip qk_clip;      /* with a threshold of 0: none */
     float clip;
     LrSchedule lr;
     ZeroCut zero;         /* what is cut over dp, and over the replicas of a stage */
@@ -65,6 +66,7 @@ typedef struct {
     uint64_t seed;
     DeviceChoice device; /* its kind, index, threads of a rank and instruction set */
     TrainPurpose purpose;
+    bool attention_logits; /* are to be reported; with QK-clip they are anyway */
     bool graphs;     /* actions are recorded and replayed as device graphs */
     bool poison;     /* debug.poison */
     int extra_shift; /* debug.extra_shift */
@@ -136,12 +138,21 @@ typedef struct {
 int64_t memory_plan_host(const MemoryPlan *p);  /* what lies in the host's memory whatever the device is */
 int64_t memory_plan_total(const MemoryPlan *p); /* of the device: with memory_plan_host if that is the host */
 
+/* The largest score of attention over all tokens of a step, as softmax meets it: scaled, capped, of keys that are seen,
+ * without sinks. NaN: one was not finite. */
+typedef struct {
+    const double *by_layer; /* [model_blocks], the trainer's, until the next report; NULL: nobody asked for them */
+    double most;            /* of all layers, and whose it was: */
+    int layer, head;
+} AttentionLogits;
+
 typedef struct {
     int64_t step;
     double loss;               /* mean per counted token, nats; NaN when not finite */
     int64_t counted;           /* tokens */
     double mtp_loss[MTP_MOST]; /* of each module of multi-token prediction, the same of its own targets */
     float grad_norm, lr;       /* grad_norm: NaN in a skipped step */
+    AttentionLogits logits;
     int64_t samples;           /* of its global batch */
     bool skipped;              /* loss or gradients not finite: nothing was changed */
     int redone;                /* times the step was repeated with another fixed-point shift, */
@@ -178,6 +189,7 @@ typedef struct {
     int64_t batch;      /* its samples */
     StepValues *values; /* device_host_alloc's: */
     int64_t *sums;      /* the executor's */
+    int64_t *logits;    /* the executor's, Ctx.logit_max; of no use if that is absent */
     char *loads;        /* rows that experts got (engine/expert_load.h) */
     Event done;
 } StepInFlight;
@@ -239,6 +251,7 @@ typedef struct {
     StepInFlight flight;
     KvCache *kv;         /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
+    double *layer_logits; /* [model_blocks] of the last report, if they are asked for */
     int64_t *host_loads; /* what ranks tell each other of mixtures (engine/expert_load.c) */
     Serving serving;
     RowsOut rows;

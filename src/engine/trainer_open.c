@@ -251,6 +251,15 @@ static Err open_offload(Trainer *t, bool pairs)
     return ERR_OK;
 }
 
+static Err open_logits(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const int blocks = model_blocks(&s->model);
+    if (s->purpose.forward_only || !(s->attention_logits || s->update.qk_clip.threshold > 0)) return ERR_OK;
+    TRY(tensor_new(&t->memory.state, &t->executor.ctx.logit_max, I64, blocks, s->model.heads));
+    return setup_array(&t->memory.setup, blocks, &t->layer_logits);
+}
+
 static Err open_executor(Trainer *t)
 {
     Executor *e = &t->executor;
@@ -269,6 +278,7 @@ static Err open_executor(Trainer *t)
                     .slices.count = t->parts.step.slices,
                     .dtype = t->spec.compute };
     TRY(tensor_new(&t->memory.state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
+    TRY(open_logits(t));
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->memory.state, &t->memory.setup, &e->ctx.rope));
     TRY(setup_array(&t->memory.setup, e->stage_count, &e->stages));
     for (int i = 0; i < e->stage_count; i++) TRY(open_stage(t, i, &slots));
@@ -334,8 +344,10 @@ static Err open_optim(Trainer *t)
                         .world = t->world,
                         .step = t->step_values,
                         .sums = t->executor.sums,
+                        .logit_max = t->executor.ctx.logit_max,
                         .adamw = s->update.adamw,
                         .hidden_rate = 1 / model_width(&s->model),
+                        .qk_clip = s->update.qk_clip,
                         .bias_rate = s->model.moe.balance.bias_rate,
                         .headroom_bits = t->executor.ctx.canon.headroom_bits };
     for (int r = 0; r < t->params.replicas; r++) {
@@ -470,13 +482,15 @@ Err trainer_check(const TrainSpec *s, Grid grid)
 /* Where a step's outcome is read to. */
 static Err open_flight(Trainer *t)
 {
-    const int64_t sums = tensor_bytes(t->executor.sums);
+    const int64_t sums = tensor_bytes(t->executor.sums), logits = tensor_bytes(t->executor.ctx.logit_max);
     void *block;
     event_init(&t->flight.done);
-    TRY(device_host_alloc(&t->device, (int64_t)sizeof(StepValues) + sums + expert_load_bytes(t), &block));
+    TRY(device_host_alloc(&t->device, (int64_t)sizeof(StepValues) + sums + logits + expert_load_bytes(t),
+                          &block));
     t->flight.values = block;
     t->flight.sums = (int64_t *)(t->flight.values + 1);
-    t->flight.loads = (char *)t->flight.sums + sums;
+    t->flight.logits = t->flight.sums + sums / (int64_t)sizeof *t->flight.sums;
+    t->flight.loads = (char *)t->flight.logits + logits;
     return ERR_OK;
 }
 

@@ -10,6 +10,7 @@ AttentionCore attention_core(const ModelSpec *s, const char *name, int layer, fl
 {
     const int64_t window = layer_pattern_at(&s->window, model_like(s, layer));
     return (AttentionCore){ .spec = s,
+                            .layer = layer,
                             .sink = -1,
                             .scale = scale,
                             .window = window,
@@ -57,12 +58,21 @@ Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor posit
 
 static int64_t first_head(const Ctx *c, const Heads *h) { return h->q.dim[1] * c->world->tp.rank; }
 
+/* The maxima of all heads of the layer. Evaluation and generation leave them alone. */
+static Tensor logit_max(const AttentionCore *a, const Ctx *c)
+{
+    const int64_t heads = a->spec->heads;
+    if (!c->logit_max.data || !c->mode.training) return (Tensor){ 0 };
+    return tensor_reshape(tensor_row_slice(c->logit_max, a->layer, 1), heads);
+}
+
 Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Tensor o, Tensor lse)
 {
     const ModelSpec *s = a->spec;
     return context_attention(c, (attention_fwd_args){
                                     .o = by_sample(c, o),
                                     .lse = lse,
+                                    .logit_max = logit_max(a, c),
                                     .q = by_sample(c, h->q),
                                     .k = by_sample(c, h->k),
                                     .v = by_sample(c, h->v),

@@ -6,6 +6,7 @@
 
 typedef struct {
     const ModelSpec *spec;
+    int layer;   /* the block's number in the model */
     int sink;    /* parameter with a number for each head; -1: none */
     float scale; /* of the products of queries and keys */
     int64_t window;

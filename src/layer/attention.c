@@ -80,11 +80,17 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
     *a = (Attention){ .spec = s,
                       .core = attention_core(s, name, layer, model_attention_scale(s, 1)),
                       .kv_parts = kv_head_parts(s->tp_blocks, s->heads, s->kv_heads, s->head_dim) };
+    const int64_t chunks = s->kv_heads * a->kv_parts;
+    const QkRows qk = { .chunk = (q + 2 * kv + gate) / chunks,
+                        .rows = { q / chunks, kv / chunks },
+                        .kind = { QK_QUERY, QK_KEY },
+                        .heads = s->heads / s->kv_heads,
+                        .chunks = (int)a->kv_parts };
     TRY(linear_register(&a->qkv, reg,
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
                                       .bias = model_qkv_bias(s), .std = model_hidden_std(s),
                                       .section = { q, kv, kv, gate },
-                                      .interleave = s->kv_heads * a->kv_parts }));
+                                      .interleave = chunks, .qk = qk, .block = layer }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));
     return linear_register(&a->proj, reg,

@@ -243,6 +243,7 @@ Err context_attention(Ctx *c, attention_fwd_args a)
     a.k_span = span_of(c, &p, a.k_span);
     a.head0 += first_head(&p, a.q);
     a.sink = own_sinks(&p, a.sink);
+    if (a.logit_max.data) a.logit_max = tensor_row_slice(a.logit_max, a.head0, a.q.dim[2]);
     TRY(forward(c, &p, a));
     TRY(reshard_out(c, &p, &r));
     arena_release(c->scratch, mark);

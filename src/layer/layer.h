@@ -207,6 +207,9 @@ typedef struct {
     BlockAt block;
     Slices slices;
     BalanceSums balance;
+    /* [blocks of the model, heads] i64: logit_order of each head's largest score in this step, as far as this rank has
+     * seen it. Training forwards write it. Absent: nobody asks. */
+    Tensor logit_max;
     RowMoves moves;
 } Ctx;
 
@@ -319,6 +322,8 @@ typedef struct {
     bool bias;
     float std;
     int64_t section[PARAM_MAX_SECTIONS], interleave; /* of the output dim */
+    QkRows qk;                                       /* of its outputs, those that make queries and keys, */
+    int block;                                       /* in which block of the model */
 } LinearSpec;
 
 Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);

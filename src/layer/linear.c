@@ -29,6 +29,8 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
                     .cut = { column ? CUT_TP : CUT_NONE, row ? CUT_TP : CUT_NONE },
                     .partial = spec.kind == LINEAR_WHOLE ? PARTIAL_ROWS : PARTIAL_NONE,
                     .interleave = spec.interleave,
+                    .qk = spec.qk,
+                    .block = spec.block,
                     .init = INIT_NORMAL,
                     .std = spec.std,
                     .flags = PARAM_DECAY | PARAM_HIDDEN };

@@ -472,6 +472,21 @@ BENCH(adamw, { "all weights" })
     return ERR_OK;
 }
 
+BENCH(qk_clip, { "queries" })
+{
+    enum { HEADS = 32 };
+    StepValues *step;
+    const int64_t columns = 1024, chunk = m->d->P / columns / HEADS + 1;
+    MAKE(w, 2, UNIFORM, F32, m->d->P);
+    ONCE(copy, m->d->P);
+    MAKE(logit_max, 0, ZERO, I64, HEADS);
+    TRY(make_step(m, &step));
+    a->step = step;
+    a->rows = (QkRows){ chunk, { chunk, 0 }, { QK_QUERY, QK_KEY }, .heads = 1, .chunks = 1 };
+    a->columns = columns, a->threshold = 100, a->alpha = 0.5f;
+    return ERR_OK;
+}
+
 /* ---- the list ---- */
 
 #define OP(name, flop, args) extern const OpCases bench_##name;

@@ -48,6 +48,8 @@ Err optim_norm(Optim *o)
     TRY(own_stats(o));
     TRY(sum_stats(o, &o->world->world));
     TRY(comm_max_i64(&o->world->world, o->stream, o->stats->flags.data, 2, NULL));
+    if (o->logit_max.data)
+        TRY(comm_max_i64(&o->world->world, o->stream, o->logit_max.data, tensor_count(o->logit_max), NULL));
     return finish(o, tensor_row_slice(o->sums, 0, 3));
 }
 
@@ -72,13 +74,41 @@ static Err update_biases(Optim *o, ParamStore *ps)
     return ERR_OK;
 }
 
-Err optim_update(Optim *o, ParamStore *ps)
+static Err update_weights(Optim *o, ParamStore *ps)
 {
     const bool copied = ps->value.dtype != F32; /* layers do not read the master */
-    TRY(update_biases(o, ps));
-    if (!ps->chunks) return ERR_OK;
     return op(o->stream, adamw, .w = ps->master, .m = ps->m, .v = ps->v, .g = ps->grad,
               .copy = copied ? ps->value : (Tensor){ 0 }, .shift = o->stats->shift, .parts = ps->parts,
               .chunks = ps->chunks, .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2,
               .eps = o->adamw.eps, .decay = o->adamw.weight_decay, .hidden_rate = o->hidden_rate);
+}
+
+/* What this rank's ZeRO shard has of a matrix or a bias that makes queries and keys. */
+static Err clip_rows(Optim *o, ParamStore *ps, int id)
+{
+    const Param *p = &ps->reg->items[id];
+    const ParamRange x = param_zero_shard(ps->reg, id);
+    const int64_t heads = o->logit_max.dim[1];
+    if (!p->spec.qk.chunk || !x.count) return ERR_OK;
+    ASSERT(p->matrices == 1 && p->spec.cut[1] == CUT_NONE);
+    return op(o->stream, qk_clip, .w = param_zero_shard_master(ps, id),
+              .copy = ps->value.dtype != F32 ? param_zero_shard_value(ps, id) : (Tensor){ 0 },
+              .logit_max = tensor_reshape(tensor_row_slice(o->logit_max, p->spec.block, 1), heads),
+              .step = o->step, .rows = p->spec.qk, .first = p->first[0] * p->local[1] + x.first,
+              .columns = p->local[1], .threshold = o->qk_clip.threshold, .alpha = o->qk_clip.alpha);
+}
+
+static Err clip_queries_and_keys(Optim *o, ParamStore *ps)
+{
+    if (!(o->qk_clip.threshold > 0)) return ERR_OK;
+    for (int i = 0; i < ps->reg->count; i++) TRY(clip_rows(o, ps, i));
+    return ERR_OK;
+}
+
+Err optim_update(Optim *o, ParamStore *ps)
+{
+    TRY(update_biases(o, ps));
+    if (!ps->chunks) return ERR_OK;
+    TRY(update_weights(o, ps));
+    return clip_queries_and_keys(o, ps);
 }

@@ -1,6 +1,6 @@
 /*
- * The end of a step, when gradients are summed over ranks (ddp.h): their norm, clipping, and AdamW on this rank's shard
- * of the weights; and the learning-rate schedules. This code sees flat buffers and flags, no layers.
+ * The end of a step, when gradients are summed over ranks (ddp.h): their norm, clipping, AdamW on this rank's shard of
+ * the weights, and QK-clip; and the learning-rate schedules. This code sees flat buffers and flags, no layers.
  */
 #ifndef MEGATRAIN_OPTIM_OPTIM_H
 #define MEGATRAIN_OPTIM_OPTIM_H
@@ -10,6 +10,11 @@
 typedef struct {
     float beta1, beta2, eps, weight_decay;
 } AdamWSpec;
+
+/* Largest score that attention may have before rows of queries and keys are scaled down; 0: any. The queries' share. */
+typedef struct {
+    float threshold, alpha;
+} QkClip;
 
 enum { OPTIM_STORES = 2 };
 
@@ -21,8 +26,10 @@ typedef struct {
     World *world;
     StepValues *step; /* in device memory */
     Tensor sums;      /* [3] i64: loss, counted tokens, non-finite flag */
+    Tensor logit_max; /* [blocks of the model, heads] i64 (layer/layer.h, Ctx); absent: nobody asks */
     AdamWSpec adamw;
     float hidden_rate; /* what lr and eps of matrices of blocks are multiplied by (PARAM_HIDDEN) */
+    QkClip qk_clip;
     float bias_rate;   /* how fast experts' biases change (device/ops.def, expert_bias); 0: they stay */
     int headroom_bits; /* Canon.headroom_bits */
 } Optim;
@@ -30,13 +37,13 @@ typedef struct {
 /* Sums loss, counted tokens and the non-finite flag over dp, cp and the stages; only the last stage has them. */
 Err optim_sum_loss(Optim *o);
 /* Puts the norm over all parameters, each counted once, the clip factor and the flags for skip and overflow into *step;
- * and computes the next shifts. */
+ * and computes the next shifts. logit_max becomes that of all ranks. */
 Err optim_norm(Optim *o);
 /* Does the same for this rank's stages alone, with `sums` instead of the loss's sums: for updates while other stages
  * run. */
 Err optim_norm_local(Optim *o, Tensor sums);
 /* Unless step->skip: AdamW on this rank's ZeRO shard of every parameter of a store (decay by its flag); experts' biases
- * change by their load. */
+ * change by their load; then QK-clip. */
 Err optim_update(Optim *o, ParamStore *store);
 
 typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;

@@ -489,6 +489,12 @@ Tensor param_zero_shard_master(const ParamStore *s, int id)
     return tensor_row_slice(s->master, apart ? x.at : value_at(s->reg, id, x), x.count);
 }
 
+Tensor param_zero_shard_value(const ParamStore *s, int id)
+{
+    const ParamRange x = param_zero_shard(s->reg, id);
+    return tensor_row_slice(s->value, value_at(s->reg, id, x), x.count);
+}
+
 Tensor param_store_shift(const ParamStore *s, int id)
 {
     return tensor_row_slice(s->stats->shift, s->reg->items[id].global, 1);

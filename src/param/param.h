@@ -116,7 +116,8 @@ typedef struct {
     float std;
     int64_t init_repeat; /* so many rows in succession begin alike. 0 = 1 */
     int flags;
-    int block; /* of a STATE parameter: the block of the model that it belongs to */
+    QkRows qk; /* rows of dim 0, in memory's order, that make queries and keys; chunk 0: none */
+    int block; /* of a STATE parameter, and of one with qk: the block of the model that it belongs to */
 } ParamSpec;
 
 typedef struct {
@@ -315,6 +316,7 @@ Tensor param_bucket_grad(const ParamStore *s, int bucket);
 Tensor param_bucket_own(const ParamStore *s, int bucket, Tensor near);
 /* Flat views of what this rank's ZeRO shard has of one parameter. */
 Tensor param_zero_shard_master(const ParamStore *s, int id);
+Tensor param_zero_shard_value(const ParamStore *s, int id);
 Tensor param_zero_shard_grad(const ParamStore *s, int id);
 /* Where in master, m or v element 0 of a parameter's local memory lies, or would lie if the ZeRO shard began before
  * it. */

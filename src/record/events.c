@@ -253,6 +253,21 @@ Err events_mtp(Events *e, const MetricsRecord *r)
     return write_event(e, &event);
 }
 
+Err events_logits(Events *e, const MetricsRecord *r)
+{
+    EventRecord all = { .kind = EVENT_SCALARS, .step = r->step };
+    add_scalar(&all, "attention/max_logit", r->logits.most);
+    TRY(write_event(e, &all));
+    for (int i = 0; i < r->layers; i++) {
+        EventRecord event = { .kind = EVENT_SCALARS, .step = r->step };
+        char tag[EVENT_TAG_BYTES];
+        snprintf(tag, sizeof tag, "max_attention_logit/layer %d", i);
+        add_scalar(&event, tag, r->logits.by_layer[i]);
+        TRY(write_event(e, &event));
+    }
+    return ERR_OK;
+}
+
 Err events_valid(Events *e, int64_t step, const char *name, double loss)
 {
     EventRecord event = { .kind = EVENT_SCALARS, .step = step };

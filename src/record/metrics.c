@@ -206,6 +206,8 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     if (r->skipped) line_add(&l, "1;31", "skipped: not finite");
     else line_add(&l, "", r->grad_norm < 1e4 ? "grad %.3f" : "grad %.2e", r->grad_norm);
     if (r->load) line_add(&l, "", "load %.2f", worst_load(r));
+    if (r->logits.by_layer)
+        line_add(&l, "", "max logit %.4g (layer %d head %d)", r->logits.most, r->logits.layer, r->logits.head);
     line_add(&l, "", "%.*f ms", r->step_ms < 100 ? 1 : 0, r->step_ms);
     if (r->ranks.notable) line_add(&l, "1;33", "rank %d %.0f%% slower", r->ranks.slowest, 100 * r->ranks.lag);
     line_add(&l, "32", "%s tok/s", units_count(a, r->tokens_per_s));
@@ -294,6 +296,7 @@ void metrics_step(Metrics *m, const MetricsRecord *r)
     if (m->o.tensorboard) event_done(m, events_step(&m->events, r));
     if (m->o.tensorboard && r->mtp) event_done(m, events_mtp(&m->events, r));
     if (m->o.tensorboard && r->load) event_done(m, events_load(&m->events, r));
+    if (m->o.tensorboard && r->logits.by_layer) event_done(m, events_logits(&m->events, r));
     if (m->o.tensorboard && r->ranks.measured) event_done(m, events_ranks(&m->events, r));
     show_step(m, r);
     if (clock_s() - m->picture_s > PICTURE_EVERY_S && write_picture(m) != ERR_OK)

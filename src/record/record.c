@@ -89,6 +89,16 @@ static bool put_mtp(JsonOut *j, const MetricsRecord *r)
     return finite;
 }
 
+static bool put_logits(JsonOut *j, const MetricsRecord *r)
+{
+    const MetricsLogits *l = &r->logits;
+    const bool finite = json_put_number(j, "max_attention_logit", l->most);
+    json_put_int(j, "max_attention_logit_layer", l->layer);
+    json_put_int(j, "max_attention_logit_head", l->head);
+    put_numbers(j, "max_attention_logits", l->by_layer, r->layers);
+    return finite;
+}
+
 /* Writes the load of each layer that is a mixture, in their order. */
 static void put_load(JsonOut *j, const MetricsRecord *r)
 {
@@ -117,6 +127,7 @@ void record_put_step(JsonOut *j, const MetricsRecord *r)
     if (r->mtp) finite &= put_mtp(j, r);
     if (r->aux_loss) finite &= json_put_number(j, "aux_loss", *r->aux_loss);
     if (r->z_loss) finite &= json_put_number(j, "z_loss", *r->z_loss);
+    if (r->logits.by_layer) finite &= put_logits(j, r);
     if (!finite) json_put_bool(j, "nonfinite", true);
     if (r->save.step) put_save(j, &r->save);
     if (r->bubble.measured) put_bubble(j, &r->bubble);

@@ -33,6 +33,13 @@ typedef struct {
 } MetricsRanks;
 static const double LAG_NOTABLE = 0.2; /* a rank is the slowest by far from this lag on */
 
+/* The largest logits of attention in a step (engine/trainer.h). */
+typedef struct {
+    const double *by_layer; /* [MetricsRecord.layers]; NULL: nobody asked */
+    double most;
+    int layer, head; /* whose it is */
+} MetricsLogits;
+
 /* One step. NaN and Inf are allowed and become null. */
 typedef struct {
     int64_t step, tokens; /* tokens: so far, of the whole run */
@@ -50,13 +57,14 @@ typedef struct {
     const double *load; /* of experts by layer, 0: no mixture (engine/expert_load.h); NULL: a dense model */
     const double *aux_loss, *z_loss; /* what balances them, before its coefficient; NULL: not by this */
     const int64_t *dropped;          /* choices of tokens by layer; NULL: experts take all */
+    MetricsLogits logits;
     int layers;
     const double *mtp_loss; /* of the modules of multi-token prediction */
     int mtp;                /* so many */
 } MetricsRecord;
 
-/* JSON escapes make a byte six; a load is a number of at most 24 characters, a count one of 19. */
-enum { RECORD_FIELDS = 12, RECORD_BYTES = 1536 + 6 * 512 + 45 * LAYERS_MAX };
+/* JSON escapes make a byte six; a load or a logit is a number of at most 24 characters, a count one of 19. */
+enum { RECORD_FIELDS = 12, RECORD_BYTES = 1728 + 6 * 512 + (45 + 25) * LAYERS_MAX };
 
 const char *record_tag(int field); /* of TensorBoard, GROUP/NAME; NULL: it has none */
 double record_value(const MetricsRecord *r, int field);

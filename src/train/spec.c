@@ -278,6 +278,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
                         .update.adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2,
                                           (float)cfg->optim.eps, (float)cfg->optim.weight_decay },
+                        .update.qk_clip = { (float)cfg->optim.qk_clip, (float)cfg->optim.qk_clip_alpha },
                         .update.moments = cfg->optim.moments == OPTIM_MOMENTS_BF16 ? BF16 : F32,
                         .update.states_on_host = cfg->optim.states == OPTIM_STATES_HOST,
                         .update.clip = (float)cfg->optim.clip,
@@ -294,6 +295,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .purpose.ahead = true,
                         .purpose.snapshot = cfg->checkpoint.async,
                         .purpose.scores = *cfg->train.eval_tasks != 0,
+                        .attention_logits = cfg->log.max_attention_logit,
                         .graphs = cfg->run.graphs,
                         .poison = cfg->debug.poison,
                         .extra_shift = (int)cfg->debug.extra_shift };
@@ -425,8 +427,9 @@ static bool grid_reads(ConfigId id)
     static const char *const sections[] = { "model", "moe", "parallel" };
     static const ConfigId others[] = {
         CFG_run_device,         CFG_run_precision,     CFG_run_reproducible,   CFG_train_micro_batch,
-        CFG_train_global_batch, CFG_optim_clip,        CFG_data_train,         CFG_data_split,
-        CFG_data_mask_eod,      CFG_data_reset_at_eod, CFG_checkpoint_upcycle, CFG_debug_ranks_per_host,
+        CFG_train_global_batch, CFG_optim_clip,        CFG_optim_qk_clip,      CFG_data_train,
+        CFG_data_split,         CFG_data_mask_eod,     CFG_data_reset_at_eod,  CFG_checkpoint_upcycle,
+        CFG_log_max_attention_logit, CFG_debug_ranks_per_host,
     };
     for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
         if (strcmp(config_key(id)->section, sections[i]) == 0) return true;

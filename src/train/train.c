@@ -134,6 +134,7 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .dropped = moe->capacity.factor > 0 || moe->capacity.drop ? l->loads.dropped : NULL,
                         .aux_loss = moe->experts && moe->balance.aux > 0 ? &l->loads.aux_loss : NULL,
                         .z_loss = moe->experts && moe->balance.z > 0 ? &l->loads.z_loss : NULL,
+                        .logits = { r->logits.by_layer, r->logits.most, r->logits.layer, r->logits.head },
                         .layers = model_blocks(&l->run.spec.model),
                         .mtp_loss = r->mtp_loss,
                         .mtp = l->run.spec.model.mtp.count };

@@ -93,6 +93,18 @@ static void check_zero(CudaCase *c, Pair p, const char *what)
     CHECK_MSG(bad == 0, "%s: %lld elements are not 0", what, (long long)bad);
 }
 
+/* Largest scores of heads, of the kernel and of its twin. Where a row sees only itself a score may be near 0. */
+static void check_logits(CudaCase *c, Pair p, const char *name)
+{
+    int64_t got[64], heads = tensor_count(p.t[CASE_GPU]);
+    OK(device_read(&c->dev[CASE_GPU].stream, got, p.t[CASE_GPU].data, heads * (int64_t)sizeof *got));
+    for (int64_t h = 0; h < heads; h++) {
+        const float want = logit_of_order(((const int64_t *)p.t[CASE_CPU].data)[h]), most = logit_of_order(got[h]);
+        CHECK_MSG(most == want || fabsf(most - want) <= 1e-5f * fmaxf(1, fabsf(want)),
+                  "largest score of head %d: %.8g, not %.8g, %s", (int)h, (double)most, (double)want, name);
+    }
+}
+
 static void attention_case(DType T, Shape s)
 {
     CudaCase *c = case_open();
@@ -106,14 +118,16 @@ static void attention_case(DType T, Shape s)
     Pair q, q_ = query_heads(&q, c, T, 3, &s, rows), k = heads_random(c, T, 1, &s, keys, s.K);
     Pair v = heads_random(c, T, 1, &values, keys, s.K), o = heads_random(c, T, 1, &values, rows, s.H);
     Pair lse = pair_output(c, F32, s.B, rows, s.H), sample = samples(c, &s), doc = { 0 }, sink = { 0 };
+    Pair logits = pair_zero(c, I64, s.H);
     if (s.sinks) sink = pair_random(c, T, 2, s.H);
     if (s.docs) doc = documents(c, &s, rows);
     Pair k_ = without_gap(k, &s), v_ = without_gap(v, &values), o_ = without_gap(o, &values);
-    BOTH(c, attention_fwd, .o = AT(o_), .lse = AT(lse), .q = AT(q_), .k = AT(k_), .v = AT(v_), .sink = AT(sink),
+    BOTH(c, attention_fwd, .o = AT(o_), .lse = AT(lse), .logit_max = AT(logits), .q = AT(q_), .k = AT(k_), .v = AT(v_), .sink = AT(sink),
          .doc = AT(doc), .sample = AT(sample), .q_span = s.q, .k_span = s.k, .scale = scale,
          .softcap = (float)s.softcap, .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0);
     pair_check(c, o, 8 * unit_of(T), "o, %s", name);
     pair_check(c, lse, 1e-5, "lse, %s", name);
+    check_logits(c, logits, name);
 
     /* backward from the CPU's results, rounded: the same on both sides */
     o = pair_values(c, T, o.t[CASE_CPU].data, s.B, rows, s.H, values.C + s.gap);
@@ -312,18 +326,20 @@ static void parts_case(DType T, Shape s, int parts)
     Pair q = heads_random(c, T, 3, &s, rows, s.H), k[PARTS], v[PARTS], sample = samples(c, &s), doc = { 0 }, sink = { 0 };
     Pair o = pair_output(c, F32, s.B, rows, s.H, s.C), lse = pair_output(c, F32, s.B, rows, s.H);
     Pair max = pair_output(c, F32, s.B, rows, s.H), sum = pair_output(c, F32, s.B, rows, s.H);
+    Pair logits = pair_zero(c, I64, s.H);
     if (s.sinks) sink = pair_random(c, T, 2, s.H);
     if (s.docs) doc = documents(c, &s, rows);
     for (int i = 0; i < parts; i++) {
         k[i] = heads_random(c, T, 1, &s, length, s.K), v[i] = heads_random(c, T, 1, &s, length, s.K);
-        BOTH(c, attention_fwd, .o = AT(o), .lse = AT(lse), .max = AT(max), .sum = AT(sum), .q = AT(q), .k = AT(k[i]),
-             .v = AT(v[i]), .sink = AT(sink), .doc = AT(doc), .sample = AT(sample), .q_span = s.q,
+        BOTH(c, attention_fwd, .o = AT(o), .lse = AT(lse), .max = AT(max), .sum = AT(sum), .logit_max = AT(logits),
+             .q = AT(q), .k = AT(k[i]), .v = AT(v[i]), .sink = AT(sink), .doc = AT(doc), .sample = AT(sample), .q_span = s.q,
              .k_span = run(s.k.first[0] + i * length, length), .scale = scale, .softcap = (float)s.softcap,
              .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0, .resumed = i > 0,
              .unfinished = i + 1 < parts);
     }
     pair_check(c, o, 8 * unit_of(T), "o of %d parts, %s", parts, name);
     pair_check(c, lse, 1e-5, "lse of %d parts, %s", parts, name);
+    check_logits(c, logits, name);
 
     o = pair_values(c, T, o.t[CASE_CPU].data, s.B, rows, s.H, s.C);
     lse = pair_values(c, F32, lse.t[CASE_CPU].data, s.B, rows, s.H);
@@ -372,14 +388,42 @@ TEST(attention_keeps_nan_in_its_rows)
         Shape s = { .B = 1 };
         Pair q = pair_values(c, types[t], x, 1, T, H, C), k = pair_random(c, types[t], 1, 1, T, 1, C);
         Pair out = pair_output(c, types[t], 1, T, H, C), lse = pair_output(c, F32, 1, T, H), sample = samples(c, &s);
+        Pair logits = pair_zero(c, I64, H);
+        int64_t order[H];
         case_side = CASE_GPU;
-        OK(op(case_stream(c), attention_fwd, .o = AT(out), .lse = AT(lse), .q = AT(q), .k = AT(k), .v = AT(k),
+        OK(op(case_stream(c), attention_fwd, .o = AT(out), .lse = AT(lse), .logit_max = AT(logits), .q = AT(q), .k = AT(k), .v = AT(k),
               .sample = AT(sample), .q_span = spans_whole(T), .k_span = spans_whole(T), .scale = 0.2f, .block = 64));
         OK(device_read(case_stream(c), c->first, out.t[CASE_GPU].data, tensor_bytes(out.t[CASE_GPU])));
         for (int i = 0; i < T * H * C; i++) o[i] = case_load(c->first, types[t], i);
         for (int i = 0; i < T * H * C; i++) CHECK(isnan(o[i]) == (i / C == BAD * H + 1));
         OK(device_read(case_stream(c), o, lse.t[CASE_GPU].data, T * H * 4));
         for (int i = 0; i < T * H; i++) CHECK(isnan(o[i]) == (i == BAD * H + 1));
+        OK(device_read(case_stream(c), order, logits.t[CASE_GPU].data, sizeof order));
+        CHECK(isfinite(logit_of_order(order[0])) && isnan(logit_of_order(order[1])));
+        case_close(c);
+    }
+}
+
+/* Places behind the last query and the last key, whose products are 0, are no scores. */
+TEST(attention_largest_of_negative_scores)
+{
+    enum { T = 70, C = 32 };
+    for (int t = 0; t < 3; t++) {
+        CudaCase *c = case_open();
+        float above[T * C], below[T * C];
+        Shape s = { .B = 1 };
+        for (int i = 0; i < T * C; i++) {
+            above[i] = (float)test_uniform(&c->random, .5, 1);
+            below[i] = (float)test_uniform(&c->random, -1, -.5);
+        }
+        Pair q = pair_values(c, types[t], above, 1, T, 1, C), k = pair_values(c, types[t], below, 1, T, 1, C);
+        Pair o = pair_output(c, types[t], 1, T, 1, C), lse = pair_output(c, F32, 1, T, 1), sample = samples(c, &s);
+        Pair logits = pair_zero(c, I64, 1);
+        BOTH(c, attention_fwd, .o = AT(o), .lse = AT(lse), .logit_max = AT(logits), .q = AT(q), .k = AT(k), .v = AT(k),
+             .sample = AT(sample), .q_span = spans_whole(T), .k_span = spans_whole(T), .scale = 0.2f, .block = 64,
+             .window = 3);
+        check_logits(c, logits, "negative scores");
+        CHECK(logit_of_order(*(int64_t *)logits.t[CASE_CPU].data) < -1);
         case_close(c);
     }
 }

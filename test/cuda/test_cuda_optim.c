@@ -405,6 +405,43 @@ TEST(adamw_splits)
     case_close(c);
 }
 
+/* ---- QK-clip ---- */
+
+/* Elements first .. first + n - 1 of matrices of four heads, of which the second and the last have too large scores. */
+static void clip_case(QkRows rows, int64_t columns, int64_t first, int64_t n, DType copied, bool skip)
+{
+    static const float logit[4] = { 80, 150, NAN, 1e4f };
+    CudaCase *c = case_open();
+    int64_t order[4];
+    for (int i = 0; i < 4; i++) order[i] = logit_order(logit[i]);
+    StepValues values = { .skip = skip };
+    Pair w = pair_random(c, F32, 2, n), copy = { 0 }, logits = pair_values(c, I64, order, 4), step = pair_step(c, &values);
+    if (copied != F32) copy = pair_random(c, copied, 2, n);
+    BOTH(c, qk_clip, .w = AT(w), .copy = AT(copy), .logit_max = AT(logits), .step = AT(step).data, .rows = rows,
+         .first = first, .columns = columns, .threshold = 100, .alpha = 0.25f);
+    pair_check(c, w, 2e-7, "w: columns %d first %d n %d", (int)columns, (int)first, (int)n);
+    if (copied != F32)
+        pair_check(c, copy, copied == BF16 ? 0x1p-8 : 0x1p-11, "copy: columns %d first %d n %d", (int)columns, (int)first,
+                   (int)n);
+    case_close(c);
+}
+
+TEST(qk_clip)
+{
+    static const QkRows fused = { 6, { 3, 2 }, { QK_QUERY, QK_KEY }, .heads = 2, .chunks = 1 };
+    static const QkRows parts = { 3, { 1, 1 }, { QK_QUERY, QK_KEY }, .heads = 2, .chunks = 2 };
+    static const QkRows latent = { 3, { 2, 1 }, { QK_QUERY, QK_SHARED }, .heads = 1, .chunks = 1 };
+    static const DType copied[] = { F32, BF16, F16 };
+    for (int i = 0; i < 3; i++) {
+        clip_case(fused, 40, 0, 480, copied[i], false);
+        clip_case(fused, 1, 0, 12, copied[i], false);
+        clip_case(parts, 700, 350, 5003, copied[i], false);
+        clip_case(latent, 33, 40, 300, copied[i], false);
+        clip_case(latent, 33, 1, 5, copied[i], i == 1);
+        clip_case(latent, 257, 257 * 3, 257 * 9, copied[i], i == 2);
+    }
+}
+
 /* ---- cast ---- */
 
 static void cast_case(DType Y, DType X, const float *values, int64_t P, int64_t first, int64_t rows)
