@@ -53,6 +53,8 @@ Err async_check(const TrainSpec *s, int ranks)
         { moe->capacity.slack > 0 && !moe->capacity.drop,
           "what it has updated when experts have no room stays so", "moe.slack=0 moe.overflow=stop" },
         { s->documents.mask, "its stages do not know how many tokens count", "data.mask_eod=false" },
+        { s->update.optimizer == OPTIMIZER_MUON, "Muon's matrices go to their owners once a step",
+          "optim.name=adamw" },
         { s->compute == F16, "a step cannot be done again with another loss scale", "run.precision=bf16" },
     };
     return refuse(s, conflicts, (int)(sizeof conflicts / sizeof *conflicts));

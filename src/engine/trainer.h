@@ -27,7 +27,9 @@ typedef struct {
 } TokenSource;
 
 typedef struct {
+    OptimizerKind optimizer; /* of matrices */
     AdamWSpec adamw;
+    MuonSpec muon;
     DType moments; /* F32 or BF16 */
     float clip;
     LrSchedule lr;
@@ -121,6 +123,9 @@ typedef struct {
     int64_t experts;                 /* of flat_count, those of experts */
     int64_t padding;                 /* of flat_count, nobody's */
     int64_t grad_bytes;
+    int64_t v_count;                 /* elements that have a second moment */
+    double muon_flop;                /* of flop, Newton-Schulz's */
+    double muon_imbalance;           /* the most that a rank of a stage does of it over the mean; 0: there is none */
     int buckets;
     double clock[CLOCK_COUNTS]; /* of one step, by the clock of trainer_time */
 } MemoryPlan;
@@ -223,6 +228,7 @@ typedef struct {
     Ddp ddp[REPLICAS];
     Executor executor;
     Optim optim;
+    Muon muon[REPLICAS];
     Async async;
     BatchMaker batches;
     StepValues *step_values; /* device */

@@ -85,7 +85,8 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
                                       .bias = model_qkv_bias(s), .std = s->init_std,
                                       .section = { q, kv, kv, gate },
-                                      .interleave = s->kv_heads * a->kv_parts }));
+                                      .interleave = s->kv_heads * a->kv_parts,
+                                      .head_rows = s->head_dim }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));
     return linear_register(&a->proj, reg,

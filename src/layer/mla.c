@@ -72,11 +72,13 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     const bool bias = model_qkv_bias(s); /* (a projection's own choice is refused, config.def) */
     const float std = s->init_std;
     const LinearSpec q_a = { name, "q_a", D, w.q_rank, LINEAR_WHOLE, bias, std };
-    const LinearSpec q_b = { name, "q_b", w.q_rank, H * s->head_dim, LINEAR_COLUMN, false, std };
-    const LinearSpec q = { name, "q", D, H * s->head_dim, LINEAR_COLUMN, false, std };
+    const int64_t rows = s->head_dim;
+    const LinearSpec q_b = { name, "q_b", w.q_rank, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
+    const LinearSpec q = { name, "q", D, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
     const LinearSpec kv_a = { name, "kv_a", D, w.kv_rank + w.rope, LINEAR_WHOLE, bias, std };
-    const LinearSpec kv_b = { name, "kv_b", w.kv_rank, H * (w.nope + w.value), LINEAR_COLUMN, false, std };
-    const LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std };
+    const int64_t pair = w.nope + w.value; /* of a head: its own part of the key, and the value */
+    const LinearSpec kv_b = { name, "kv_b", w.kv_rank, H * pair, LINEAR_COLUMN, false, std, .head_rows = pair };
+    const LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std, .head_rows = w.value };
     const LinearSpec proj = { name, "proj", H * w.value, D, LINEAR_ROW, bias, model_projection_std(s) };
     *m = (Mla){ .spec = s,
                 .core = attention_core(s, name, layer, s->latent.scale / sqrtf((float)s->head_dim)),
