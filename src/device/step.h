@@ -62,19 +62,18 @@ static inline int64_t flat_chunks(int64_t count) { return (count + FLAT_CHUNK - 
 
 /*
  * A rectangle of a matrix that lies in this rank's part of the flat buffers, and where the same numbers lie in another
- * buffer, packed or in a matrix of their own, perhaps transposed. Ops get a table of them, an [n, 12] i64 tensor, and
+ * buffer, packed or in a matrix of their own, perhaps transposed. Ops get a table of them, an [n, 9] i64 tensor, and
  * work in chunks as above, of the rectangle row by row.
  */
 typedef struct {
-    int64_t grad, value, shard;     /* as FlatPart, of its first element */
-    int64_t ld;                     /* elements from row to row there */
-    int64_t rows, columns;          /* neither is 0 */
-    int64_t at;                     /* its first element in the other buffer, */
-    int64_t row_step, column_step;  /* and elements from row to row and from column to column there */
+    int64_t grad, value, shard; /* as FlatPart, of its first element */
+    int64_t at;                 /* its first element in the other buffer */
     int64_t chunk;
-    int32_t number, flags; /* as FlatPart */
-    float scale;           /* of the update (optim/muon.h) */
-    int32_t unused;
+    int32_t rows, columns;         /* neither is 0 */
+    int32_t ld;                    /* elements from row to row in the flat buffers */
+    int32_t row_step, column_step; /* from row to row, and from column to column, in the other */
+    int32_t number, flags;         /* as FlatPart */
+    float scale;                   /* of the update (optim/muon.h) */
 } FlatBox;
 
 /* Dropout as ops see it: the key of the site and the threshold of base/rng.h. threshold 0 = off. */

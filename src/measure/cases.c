@@ -478,7 +478,10 @@ BENCH(adamw, { "all weights" })
 static Err make_boxes(Maker *m, Tensor *out, int64_t *chunks)
 {
     const int64_t D = m->d->D;
-    const FlatBox b = { .ld = D, .rows = D, .columns = D, .row_step = D, .column_step = 1, .scale = 1 };
+    const int32_t side = (int32_t)D;
+    const FlatBox b = {
+        .ld = side, .rows = side, .columns = side, .row_step = side, .column_step = 1, .scale = 1
+    };
     *chunks = flat_chunks(D * D);
     TRY(tensor_new(m->arena, out, I64, 1, sizeof b / sizeof(int64_t)));
     return device_write(&m->dev->stream, out->data, &b, sizeof b);

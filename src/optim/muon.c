@@ -284,7 +284,7 @@ static void put(BoxTable *t, FlatBox b)
     }
     if (t->err) return;
     b.chunk = t->chunks;
-    t->chunks += flat_chunks(b.rows * b.columns);
+    t->chunks += flat_chunks((int64_t)b.rows * b.columns);
     t->box[t->count++] = b;
 }
 
@@ -292,8 +292,8 @@ static void put(BoxTable *t, FlatBox b)
 static void set_place(FlatBox *b, const MuonMatrix *m, Box piece)
 {
     const int64_t rows = m->box.shape[0], columns = m->box.shape[1];
-    b->row_step = rows > columns ? 1 : columns;
-    b->column_step = rows > columns ? rows : 1;
+    b->row_step = (int32_t)(rows > columns ? 1 : columns);
+    b->column_step = (int32_t)(rows > columns ? rows : 1);
     b->at = (piece.offset[0] - m->box.offset[0]) * b->row_step +
             (piece.offset[1] - m->box.offset[1]) * b->column_step;
 }
@@ -306,9 +306,9 @@ static FlatBox stored(const Muon *u, const MuonMatrix *m, const ShardBox *s)
     return (FlatBox){ .grad = at.grad,
                       .value = at.value,
                       .shard = at.shard,
-                      .ld = s->ld,
-                      .rows = rows,
-                      .columns = columns,
+                      .ld = (int32_t)s->ld,
+                      .rows = (int32_t)rows,
+                      .columns = (int32_t)columns,
                       .number = at.number,
                       .flags = at.flags,
                       .scale = scale_of(u->spec->scale, m->box) };
@@ -323,7 +323,7 @@ static void put_packed(Muon *u, BoxTable *t, const MuonMatrix *m, int64_t *at)
         b.at = *at;
         b.row_step = b.columns;
         b.column_step = 1;
-        *at += b.rows * b.columns;
+        *at += (int64_t)b.rows * b.columns;
         put(t, b);
     }
 }
@@ -345,9 +345,10 @@ static void put_member(Muon *u, BoxTable *t, const MuonMatrix *m, int member, in
     const int n = pieces(u, m, member);
     for (int i = 0; i < n; i++) {
         const Box piece = u->piece[i].box;
-        FlatBox b = { .shard = *at, .ld = piece.shape[1], .rows = piece.shape[0], .columns = piece.shape[1] };
+        const int32_t rows = (int32_t)piece.shape[0], columns = (int32_t)piece.shape[1];
+        FlatBox b = { .shard = *at, .ld = columns, .rows = rows, .columns = columns };
         set_place(&b, m, piece);
-        *at += b.rows * b.columns;
+        *at += box_count(piece);
         put(t, b);
     }
 }

@@ -63,7 +63,7 @@ typedef struct {
     double *load; /* [members] the work that each owns */
     MuonRound *round;
     int rounds;
-    Tensor boxes; /* [, 12] FlatBox */
+    Tensor boxes; /* [, 9] FlatBox */
     ShardBox *held, *piece;
     int capacity; /* of these two */
 } Muon;
