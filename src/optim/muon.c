@@ -243,6 +243,13 @@ double muon_flop(const Muon *u, int member)
     return sum;
 }
 
+double muon_mean_flop(const Muon *u)
+{
+    double sum = 0;
+    for (int i = 0; i < u->count; i++) sum += flop_of(u, u->matrix[i].box);
+    return sum / u->comm->size;
+}
+
 double muon_imbalance(const Muon *u)
 {
     double most = 0, sum = 0;
@@ -361,6 +368,123 @@ static int64_t elements(Muon *u, const MuonMatrix *m, int member)
     return count;
 }
 
+/* ---- what a round takes ---- */
+
+/* Of a member in a round: elements, and the shape of what it owns, the shorter side first. */
+typedef struct {
+    int64_t send[MUON_WAYS], take[MUON_WAYS], rows, columns;
+} Need;
+
+/* The members that have the same elements of a parameter: the first, and how many. */
+typedef struct {
+    int first, before, count;
+    int pieces;       /* of the matrix that is looked at, */
+    int64_t elements; /* and their elements */
+} Class;
+
+typedef struct {
+    Need *need;     /* [rounds][members] */
+    int64_t *boxes; /* [members] of all rounds */
+    Class *at;      /* [members] */
+} Needs;
+
+static void find_classes(const Muon *u, const Param *p, Class *at)
+{
+    for (int q = 0; q < u->comm->size; q++) {
+        at[q] = (Class){ .first = -1 };
+        for (int i = 0; i < u->comm->size; i++) {
+            if (!same_part(u, p, q, i)) continue;
+            if (at[q].first < 0) at[q].first = i;
+            at[q].before += i < q;
+            at[q].count++;
+        }
+    }
+}
+
+/* Is the member the first that the owner has to give these elements to? */
+static bool is_given(const Needs *n, const MuonMatrix *m, int member)
+{
+    const Class *c = &n->at[member];
+    return c->before == (c->first == m->owner);
+}
+
+static void add_member(const Muon *u, Needs *n, const MuonMatrix *m, int q)
+{
+    Need *own = &n->need[(int64_t)m->round * u->comm->size], *of = own + q, *owner = own + m->owner;
+    const Class *c = &n->at[q];
+    n->boxes[q] += c->pieces; /* (its own, or what it is given) */
+    if (q == m->owner) return;
+    of->take[MUON_BACK] += c->elements;
+    if (is_given(n, m, q)) {
+        owner->send[MUON_BACK] += c->elements;
+        n->boxes[m->owner] += c->pieces;
+    }
+    if (c->first == n->at[m->owner].first || c->before != m->owner % c->count) return;
+    of->send[MUON_THERE] += c->elements;
+    owner->take[MUON_THERE] += c->elements;
+    n->boxes[q] += c->pieces;
+    n->boxes[m->owner] += c->pieces;
+}
+
+static void add_matrix(Muon *u, Needs *n, const MuonMatrix *m)
+{
+    Need *owner = &n->need[(int64_t)m->round * u->comm->size + m->owner];
+    owner->rows = min64(m->box.shape[0], m->box.shape[1]);
+    owner->columns = max64(m->box.shape[0], m->box.shape[1]);
+    for (int q = 0; q < u->comm->size; q++) {
+        Class *c = &n->at[q];
+        c->pieces = c->first == q ? pieces(u, m, q) : n->at[c->first].pieces;
+        c->elements = c->first == q ? 0 : n->at[c->first].elements;
+        for (int i = 0; c->first == q && i < c->pieces; i++) c->elements += box_count(u->piece[i].box);
+    }
+    for (int q = 0; q < u->comm->size; q++) add_member(u, n, m, q);
+}
+
+static int64_t padded_bytes(int64_t bytes) { return (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN; }
+
+/* What run_round() takes at most at a time. */
+static int64_t scratch_of(const Need *n, int64_t each)
+{
+    const int64_t all = n->rows * n->columns, wide = dtype_size(F32);
+    const int64_t collect = padded_bytes(wide * n->send[MUON_THERE]) +
+                            padded_bytes(wide * n->take[MUON_THERE]) + padded_bytes(wide * all) +
+                            padded_bytes(n->rows * dtype_size(I64));
+    const int64_t products = 2 * padded_bytes(each * n->rows * n->rows) + padded_bytes(each * all);
+    const int64_t back = padded_bytes(each * n->send[MUON_BACK]) + padded_bytes(each * n->take[MUON_BACK]);
+    return padded_bytes(each * all) + max64(collect, max64(products, back));
+}
+
+/* The scratch of each round, and *boxes: rows of the table; of the member that needs the most. */
+static void find_most(Muon *u, Needs *n, int64_t *boxes)
+{
+    const int64_t each = dtype_size(u->store->value.dtype);
+    const Param *p = NULL;
+    for (int i = 0; i < u->count; i++) {
+        if (param_of(u, &u->matrix[i]) != p) find_classes(u, p = param_of(u, &u->matrix[i]), n->at);
+        add_matrix(u, n, &u->matrix[i]);
+    }
+    for (int q = 0; q < u->comm->size; q++) *boxes = max64(*boxes, n->boxes[q]);
+    for (int r = 0; r < u->rounds; r++)
+        for (int q = 0; q < u->comm->size; q++)
+            u->round[r].scratch =
+                max64(u->round[r].scratch, scratch_of(&n->need[(int64_t)r * u->comm->size + q], each));
+}
+
+static Err measure(Muon *u, int64_t *boxes)
+{
+    const size_t size = (size_t)u->comm->size;
+    Needs n = { calloc((size_t)u->rounds * size + 1, sizeof *n.need), calloc(size, sizeof *n.boxes),
+                calloc(size, sizeof *n.at) };
+    Err err = n.need && n.boxes && n.at ? ERR_OK
+                                        : err_set(ERR_MEMORY, "no memory for %d rounds of matrices", u->rounds);
+    *boxes = 0;
+    if (!err) find_most(u, &n, boxes);
+    free(n.need);
+    free(n.boxes);
+    free(n.at);
+    return err;
+}
+
 /* ---- rounds ---- */
 
 /* This rank's matrices of each round, and others' in which it has a part: [rounds][members]. */
@@ -435,7 +559,6 @@ static void plan_own(Muon *u, BoxTable *t, const MuonMatrix *m, MuonRound *r)
 
 static Err plan_rounds(Muon *u, BoxTable *t, const Owners *o, SetupArena *setup)
 {
-    TRY(setup_array(setup, u->rounds, &u->round));
     for (int i = 0; i < u->rounds; i++) {
         MuonRound *r = &u->round[i];
         const MuonMatrix *m = owned(u, o, i, u->comm->rank);
@@ -450,13 +573,18 @@ static Err plan_rounds(Muon *u, BoxTable *t, const Owners *o, SetupArena *setup)
 static Err open_rounds(Muon *u, Stream *stream, Arena *state, SetupArena *setup)
 {
     BoxTable t = { 0 };
+    int64_t rows;
+    TRY(setup_array(setup, u->rounds, &u->round));
+    TRY(measure(u, &rows));
     Owners o = { calloc((size_t)u->rounds * (size_t)u->comm->size + 1, sizeof *o.of) };
     Err err = o.of ? ERR_OK : err_set(ERR_MEMORY, "no memory for owners of %d matrices", u->count);
     for (int i = 0; i < u->count && !err; i++)
         o.of[(int64_t)u->matrix[i].round * u->comm->size + u->matrix[i].owner] = &u->matrix[i];
     if (!err) err = plan_rounds(u, &t, &o, setup);
-    if (!err) err = tensor_new(state, &u->boxes, I64, t.count, sizeof *t.box / sizeof(int64_t));
-    if (!err && t.count) err = device_write(stream, u->boxes.data, t.box, tensor_bytes(u->boxes));
+    ASSERT(err || t.count <= rows);
+    if (!err) err = tensor_new(state, &u->boxes, I64, rows, sizeof *t.box / sizeof(int64_t));
+    if (!err && t.count)
+        err = device_write(stream, u->boxes.data, t.box, t.count * (int64_t)sizeof *t.box);
     free(t.box);
     free((void *)o.of);
     return err;
@@ -580,6 +708,9 @@ static Err run_round(const Update *x, const MuonRound *r)
     const Muon *u = x->u;
     const Box box = r->own < 0 ? (Box){ { 0, 0 }, { 0, 0 } } : u->matrix[r->own].box;
     Tensor matrix;
+    void *room;
+    TRY(arena_alloc(x->scratch, r->scratch, &room));
+    arena_release(x->scratch, mark); /* (there it is for what follows) */
     TRY(tensor_new(x->scratch, &matrix, u->store->value.dtype, min64(box.shape[0], box.shape[1]),
                    max64(box.shape[0], box.shape[1])));
     TRY(collect(x, r, matrix));

@@ -16,7 +16,8 @@
  *
  * Matrices are dealt to the ranks that have a part of them, the longest first, by max(r, c) min(r, c)^2, each to the rank
  * with the least to do. All ranks deal alike, without talking. They proceed in rounds: in each a rank owns one matrix at
- * most, so what lies in staging is bounded. If rows > columns the matrix is transposed on its way: A is on the shorter
+ * most, so what lies in staging is bounded; all take as much memory as the one that needs the most, so that ranks of a
+ * stage are alike in it. If rows > columns the matrix is transposed on its way: A is on the shorter
  * side. Sources: Jordan et al. 2024; Liu et al. 2025 (Moonlight).
  */
 #ifndef MEGATRAIN_OPTIM_MUON_H
@@ -50,6 +51,7 @@ typedef struct {
     BoxRange give, apply;       /* back: to others; from others */
     MuonParcel *parcel[MUON_WAYS];                       /* [members] */
     int64_t send_count[MUON_WAYS], take_count[MUON_WAYS]; /* of all parcels */
+    int64_t scratch; /* bytes that a member needs for it at most */
 } MuonRound;
 
 /* What a rank does for the matrices of one store. */
@@ -77,8 +79,9 @@ Err muon_update(Muon *u, Stream *s, const StepValues *step, float decay, Arena *
 /* x [r, c], r <= c, in place: `steps` steps of Newton-Schulz. */
 Err muon_newton_schulz(Stream *s, MuonSet set, int steps, Tensor x, Arena *scratch);
 
-/* Operations of the matrices that a member owns, in Newton-Schulz. */
+/* Operations of the matrices that a member owns, in Newton-Schulz; of all, divided by the members. */
 double muon_flop(const Muon *u, int member);
+double muon_mean_flop(const Muon *u);
 /* The most work of a rank over the mean. 1 if there is none. */
 double muon_imbalance(const Muon *u);
 
