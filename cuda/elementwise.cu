@@ -86,6 +86,12 @@ struct Factor {
     template <class T> __device__ __forceinline__ float of(float x, float) const { return factor * x; }
 };
 
+struct Mix {
+    static constexpr bool TWO = true;
+    float a, b;
+    template <class T> __device__ __forceinline__ float of(float x, float y) const { return fmaf(a, x, b * y); }
+};
+
 struct Softcap {
     static constexpr bool TWO = false;
     float cap;
@@ -126,6 +132,13 @@ template <class T, class F> static void launch_map(Stream *s, Tensor y, Tensor a
     const GroupedRows<const T> second = grouped_rows_of<const T>(b);
     if (wide) LAUNCH((map_kernel<T, true, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g, f);
     else LAUNCH((map_kernel<T, false, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g, f);
+}
+
+extern "C" Err cuda_mix(Stream *s, const mix_args *a)
+{
+    const Mix mix = { a->a, a->b };
+    DISPATCH(a->x.dtype, (launch_map<T, Mix>(s, a->y, a->x, a->y, mix)));
+    return ERR_OK;
 }
 
 extern "C" Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a)

@@ -6,6 +6,7 @@
  *   step_finish   norm, clip factor, flags, next shifts: from the statistics of all tensors
  *   adamw         one update of w, m, v; writes w again as the layers read it (copy)
  *   qk_clip       rows of queries and keys times the factors of their heads
+ *   muon_moment   Muon's m of the tensors that are its (muon.cu has the rest)
  *   cast          y = x rounded to nearest
  *
  * The limbs mean what they mean on the CPU (src/cpu/optim.c) and add up over ranks as integers. There every
@@ -19,8 +20,8 @@
  *           hundreds of tensors 8 to 10 loads that L1 keeps. grad_stats: 256 threads for a chunk of 32,768 elements, 16
  *           bytes at a time, 4 under way. step_finish: one block of 256 threads, thread t has the tensors t, t + 256,
  *           ... adamw: 4 blocks a chunk, a thread takes 4 neighbours, twice, 256 * 4 apart: eight loads of 16 bytes
- *           under way, 4 times. cast: likewise, once, over one tensor. qk_clip: a block a row, which
- *           does nothing in most steps.
+ *           under way, 4 times. muon_moment: likewise. cast: likewise, once, over one tensor. qk_clip: a block a row,
+ *           which does nothing in most steps.
  * Traffic   per element: grad_stats reads 4 bytes; adamw reads w, m, v, g and writes w, m, v, 28 (with m and v in
  *           bf16 20), and writes a copy of 2: 30; cast to bf16 6. At 4.3 TB/s, for 124 million parameters: 0.12 ms, 0.87 ms, 0.17 ms.
  *           grad_stats 3 FLOP, adamw 17 (one division, one root): bound by memory. step_finish moves 56 bytes a
@@ -112,7 +113,10 @@ __device__ __forceinline__ FlatPart part_of_chunk(FlatTable t, int64_t chunk)
 }
 
 /* Quads of a part of an aligned buffer can be moved at once where they begin at multiples of 4. */
-__device__ __forceinline__ bool part_aligned(const FlatPart &p) { return (p.grad | p.value | p.shard) % 4 == 0; }
+__device__ __forceinline__ bool part_aligned(const FlatPart &p)
+{
+    return (p.grad | p.value | p.shard | p.v) % 4 == 0;
+}
 
 /* ---- statistics ---- */
 
@@ -370,11 +374,12 @@ __global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(AdamArgs<M> a, Adam
     if (a.step->skip) return;
     const int64_t chunk = blockIdx.x / ADAM_BLOCKS, share = blockIdx.x % ADAM_BLOCKS * (FLAT_CHUNK / ADAM_BLOCKS);
     const FlatPart p = part_of_chunk(a.table, chunk);
+    if (p.flags & FLAT_MUON) return;
     const AdamStep c = adam_step(a, p);
     const int64_t begin = (chunk - p.chunk) * FLAT_CHUNK + share, stop = begin + FLAT_CHUNK / ADAM_BLOCKS;
     const int64_t end = stop < p.count ? stop : p.count;
     float *pw = a.w + copy.place(p);
-    M *pm = a.m + p.shard, *pv = a.v + p.shard;
+    M *pm = a.m + p.shard, *pv = a.v + p.v;
     const float *pg = a.g + p.grad;
     const bool wide = a.wide && part_aligned(p);
     for (int64_t i = begin + threadIdx.x * 4; i < end; i += FLAT_BLOCK) {
@@ -486,6 +491,53 @@ extern "C" Err cuda_qk_clip(Stream *s, const qk_clip_args *a)
 {
     if (!a->copy.data) return launch_clip<void>(s, a);
     DISPATCH(a->copy.dtype, return launch_clip<T>(s, a));
+    return ERR_OK;
+}
+
+/* ---- Muon's moment ---- */
+
+struct MomentArgs {
+    float *m;
+    const float *g;
+    const StepValues *step;
+    FlatTable table;
+    float beta;
+    bool wide;
+};
+
+__global__ void __launch_bounds__(FLAT_THREADS) muon_moment_kernel(MomentArgs a)
+{
+    if (a.step->skip) return;
+    const int64_t chunk = blockIdx.x / ADAM_BLOCKS, share = blockIdx.x % ADAM_BLOCKS * (FLAT_CHUNK / ADAM_BLOCKS);
+    const FlatPart p = part_of_chunk(a.table, chunk);
+    if (!(p.flags & FLAT_MUON)) return;
+    const int64_t begin = (chunk - p.chunk) * FLAT_CHUNK + share, stop = begin + FLAT_CHUNK / ADAM_BLOCKS;
+    const int64_t end = stop < p.count ? stop : p.count;
+    const float scale = a.step->grad_scale, rest = 1.0f - a.beta, *pg = a.g + p.grad;
+    float *pm = a.m + p.shard;
+    const bool wide = a.wide && part_aligned(p);
+    for (int64_t i = begin + threadIdx.x * 4; i < end; i += FLAT_BLOCK) {
+        Quad<float> m[FLAT_QUADS], g[FLAT_QUADS];
+        for (int u = 0; u < FLAT_QUADS; u++) {
+            const int64_t at = i + u * FLAT_THREADS * 4;
+            m[u] = load_quad(pm + at, end - at, wide);
+            g[u] = load_quad(pg + at, end - at, wide);
+        }
+        for (int u = 0; u < FLAT_QUADS; u++) {
+            const int64_t at = i + u * FLAT_THREADS * 4;
+            for (int k = 0; k < 4; k++) m[u].v[k] = fmaf(a.beta, m[u].v[k], rest * (g[u].v[k] * scale));
+            store_quad(pm + at, m[u], end - at, wide);
+        }
+    }
+}
+
+extern "C" Err cuda_muon_moment(Stream *s, const muon_moment_args *a)
+{
+    if (a->g.dtype != F32) return err_set(ERR_SHAPE, "muon_moment: g is %s", dtype_name(a->g.dtype));
+    const MomentArgs args = { data_of<float>(a->m),  data_of<const float>(a->g), a->step, flat_table(a->parts), a->beta,
+                              quads_aligned(a->m) && quads_aligned(a->g) };
+    const unsigned grid = static_cast<unsigned>(a->chunks * ADAM_BLOCKS);
+    LAUNCH(muon_moment_kernel, grid, FLAT_THREADS, 0, cuda_stream(s), args);
     return ERR_OK;
 }
 

@@ -149,8 +149,7 @@ train.eval_every           | 2            | valid
 train.eval_batches         | 3            | valid
 train.eval_tasks           | asked.jsonl  | same step 3: asked, acc
 train.recompute            | full*1,none  | same memory | model.layers=2
-train.offload              | 1            | same memory
-optim.name                 | sgd          | refused 2 optim.name
+optim.name                 | muon         | loss
 optim.lr                   | 1e-2         | loss
 optim.min_lr               | 1e-3         | loss
 optim.schedule             | constant     | loss
@@ -168,6 +167,13 @@ optim.mup_base             | 16           | loss
 optim.mup_head_dim         | 2            | loss | optim.mup_base=16
 optim.qk_clip              | 0.01         | loss
 optim.qk_clip_alpha        | 0.9          | loss | optim.qk_clip=0.01
+optim.muon_momentum        | 0.5          | loss | optim.name=muon
+optim.muon_nesterov        | false        | loss | optim.name=muon
+optim.muon_coefficients    | quintic      | loss | optim.name=muon
+optim.muon_steps           | 3            | loss | optim.name=muon
+optim.muon_scale           | shape        | loss | optim.name=muon
+optim.muon_split           | head         | loss | optim.name=muon
+optim.muon_router          | adamw        | loss | optim.name=muon moe.experts=4 model.bias=false
 data.train                 | b            | loss
 data.valid                 | a            | valid
 data.split                 | 50,50        | loss | data.valid=

@@ -282,10 +282,10 @@ static int64_t bits_of(float x)
 /* One tensor, of elements first .. first + count - 1. */
 static FlatPart part_of(int64_t first, int64_t count)
 {
-    return (FlatPart){ .grad = first, .value = first, .shard = first, .count = count, .flags = FLAT_COUNTS };
+    return (FlatPart){ .grad = first, .value = first, .shard = first, .v = first, .count = count, .flags = FLAT_COUNTS };
 }
 
-static Tensor parts_of(const FlatPart *part, int count) { return tensor_of((void *)part, I64, count, 6); }
+static Tensor parts_of(const FlatPart *part, int count) { return tensor_of((void *)part, I64, count, sizeof *part / (int)sizeof(int64_t)); }
 
 static void case_grad_stats(Env *e, const Shape *p)
 {
@@ -515,7 +515,7 @@ static void adam_parts(FlatPart part[2], int64_t n)
 {
     const int64_t half = n / 2;
     part[0] = (FlatPart){ .grad = ADAM_AHEAD, .value = ADAM_AHEAD, .count = half - 1 };
-    part[1] = (FlatPart){ .grad = half + ADAM_AHEAD, .value = half + ADAM_AHEAD, .shard = half, .count = n - half, .chunk = flat_chunks(half - 1),
+    part[1] = (FlatPart){ .grad = half + ADAM_AHEAD, .value = half + ADAM_AHEAD, .shard = half, .v = half, .count = n - half, .chunk = flat_chunks(half - 1),
                           .number = 1, .flags = FLAT_DECAYS | FLAT_HIDDEN };
 }
 

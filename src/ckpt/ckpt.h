@@ -7,7 +7,8 @@
  *                                 manifest.crc              the CRC of manifest.json
  *   DIR/checkpoints/LATEST        a hint for people and scripts; never read here
  *
- * Keys of the shards: `NAME` for a whole value tensor, `m/NAME` and `v/NAME` for the moments of AdamW; a
+ * Keys of the shards: `NAME` for a whole value tensor, `m/NAME` and `v/NAME` for its moments, as far as its optimizer
+ * has them; a
  * piece of a tensor has its first row (and column) behind it: `NAME#128,0`. Parameter names hold neither `#`
  * nor `/`. Everything is stored in plain order: sections undone, padding left out (param/shard.h).
  *

@@ -63,8 +63,12 @@ static Err check_param(Loader *x, int id)
         return err_set(ERR_CKPT, "tensor '%s' has shape '%s' in checkpoint '%s' and '%s' in the model",
                        q->name, have, path, want);
     }
-    if (!x->l->weights_only && (!q->has[STATE_M] || !q->has[STATE_V]))
+    if (!x->l->weights_only && !q->has[STATE_M])
         return err_set(ERR_CKPT, "checkpoint '%s' has no moments of '%s', only values", path, p->name),
+               err_hint("load it with checkpoint.load, as weights only");
+    if (!x->l->weights_only && p->moments > 1 && !q->has[STATE_V])
+        return err_set(ERR_CKPT, "checkpoint '%s' has no second moment of '%s', which another optimizer updated",
+                       path, p->name),
                err_hint("load it with checkpoint.load, as weights only");
     x->ids[at] = id;
     return ERR_OK;
@@ -164,7 +168,7 @@ static Err load_window(Loader *x, const ManifestPiece *q, const ParamStore *s, i
 {
     const StTensor *t = NULL;
     const Tensor to = flat(s, q->state);
-    const ParamRange own = param_held(s, id, to);
+    const ParamRange own = param_held(s, id, to); /* (nothing of a moment that its optimizer does not keep) */
     const Conversion c = { q->dtype, to.dtype, w.factor };
     char *base = (char *)to.data + param_origin(s, id, to) * dtype_size(to.dtype);
     int n = shard_range(&s->reg->items[id], own.first, own.count, x->boxes, x->box_capacity);

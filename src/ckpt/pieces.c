@@ -38,6 +38,7 @@ static int rank_boxes(const PieceIter *it)
 {
     const Ckpt *c = it->c;
     if (it->shard.copy || !shard_owner(&it->shard, &it->place)) return 0;
+    if (it->state == STATE_V && it->shard.moments < 2) return 0;
     const ParamRange x =
         param_zero_shard_at(registry_of(it), it->param, it->place.zero_shard[it->shard.spec.group]);
     return shard_range(&it->shard, x.first, x.count, c->boxes, c->box_capacity);

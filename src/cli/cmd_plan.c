@@ -66,9 +66,12 @@ static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
     return a->state == b->state && a->states == b->states && a->save == b->save && a->scratch == b->scratch &&
            a->workspace == b->workspace && a->staging == b->staging && a->snapshot == b->snapshot &&
            a->ahead == b->ahead && a->offload_buffers == b->offload_buffers &&
-           a->offload_host == b->offload_host && a->flop == b->flop && a->op_bytes == b->op_bytes &&
-           a->comm_bytes == b->comm_bytes;
+           a->offload_host == b->offload_host && a->flop == b->flop &&
+           (a->muon_mean_flop > 0 || (a->op_bytes == b->op_bytes && a->comm_bytes == b->comm_bytes));
 }
+
+/* Ranks of a stage own other matrices of Muon's, which take as much memory and almost as much work: the mean counts. */
+static void even_out(MemoryPlan *p) { p->flop += (int64_t)(p->muon_mean_flop - p->muon_flop); }
 
 /* The plan of one rank, as a kind of its own or as one more of the last kind. */
 static Err count_rank(PlanTable *t, int rank, GridCoords at)
@@ -78,6 +81,7 @@ static Err count_rank(PlanTable *t, int rank, GridCoords at)
     };
     PlanKind *last = t->count ? &t->kinds[t->count - 1] : NULL;
     TRY(trainer_plan(&t->spec, t->grid, rank, &k.plan));
+    even_out(&k.plan);
     if (last && last->pp_rank == at.pp && last->first_cp_rank == at.cp &&
         last->plan.flat_count == k.plan.flat_count && same_plan(&last->plan, &k.plan))
         last->tp_ranks++;
@@ -558,6 +562,20 @@ static void put_flop(const char *name, double per_token, double tokens)
     printf("  %-34s %15s %15s\n", name, units_count(a, per_token), units_count(b, per_token * tokens));
 }
 
+/* Muon's share, and how even its matrices are dealt to the ranks of a stage. */
+static void put_muon(const PlanTable *t, double all_flop)
+{
+    double flop = 0, most = 0;
+    for (int i = 0; i < t->count; i++) {
+        const PlanKind *k = &t->kinds[i];
+        flop += k->plan.muon_mean_flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
+        most = fmax(most, k->plan.muon_imbalance);
+    }
+    printf("  of muon's matrices %.3g TFLOP a step, %.2f %% of all; the rank that owns the most has %.2f times the "
+           "mean\n",
+           1e-12 * flop, 100 * flop / all_flop, most);
+}
+
 static void put_work(const PlanTable *t)
 {
     const ModelSpec *m = &t->spec.model;
@@ -573,6 +591,7 @@ static void put_work(const PlanTable *t)
     put_flop("counted op by op, all ranks", all_flop / tokens, tokens);
     put_flop("6 N + 12 L C T, what mfu uses", (double)full, tokens);
     put_flop("causal half: 6 N + 6 L C T", (double)(full - attention / 2), tokens);
+    if (t->spec.update.optimizer == OPTIMIZER_MUON) put_muon(t, all_flop);
 }
 
 /* ---- the command ---- */

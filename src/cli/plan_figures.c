@@ -20,7 +20,7 @@ static int64_t narrow_weights(const PlanTable *t, const PlanKind *k)
 
 static int64_t moments(const PlanTable *t, const PlanKind *k)
 {
-    return 2 * k->plan.zero_count * dtype_size(t->spec.update.moments);
+    return (k->plan.zero_count + k->plan.v_count) * dtype_size(t->spec.update.moments);
 }
 
 int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k)
@@ -156,6 +156,10 @@ static void json_rank(JsonOut *j, const PlanTable *t, const PlanKind *k)
     json_put_int(j, "cp_ranks", k->cp_ranks);
     json_figures(j, t, k, plan_memory);
     json_figures(j, t, k, plan_work);
+    if (k->plan.muon_mean_flop > 0) {
+        json_put_number(j, "muon_flop", k->plan.muon_mean_flop);
+        json_put_number(j, "muon_imbalance", k->plan.muon_imbalance);
+    }
     json_close(j, '}');
 }
 

@@ -59,6 +59,7 @@ GridShape grid_shape(Grid g)
                         .sp = g.sp,
                         .two_replicas = g.bidirectional,
                         .experts = g.ep > 0,
+                        .owners = g.owners,
                         .embd = { g.embd[0], g.embd[1] } };
 }
 

@@ -23,6 +23,7 @@ typedef struct {
     int etp;            /* ranks that share each expert; 0 = 1 */
     int ep_hosts; /* hosts that rows cross between by groups of their own, ep-host and ep-rail; divides ep; 0 = 1 */
     int zero_group; /* as groups.h */
+    bool owners;    /* as groups.h */
 } Grid;
 
 typedef struct {

@@ -19,9 +19,9 @@ typedef struct {
     int axis[AXES], size[AXES];
 } Digits;
 
-typedef enum { ALL, FIRST, ENDS, MIRROR } Members;
+typedef enum { ALL, FIRST, ENDS, MIRROR, STAGE } Members;
 enum { ALWAYS = 0, WITH_SP = 1, WITH_TWO_REPLICAS = 2, WITH_EXPERTS = 4, WITH_HEADS = 8, WITH_EP_HOSTS = 16 };
-enum { WITH_ZERO_GROUP = 32, WITH_ONE_REPLICA = 64 };
+enum { WITH_ZERO_GROUP = 32, WITH_ONE_REPLICA = 64, WITH_OWNERS = 128 };
 enum { DENSE, EXPERT };
 
 static const struct {
@@ -133,10 +133,17 @@ static int axes_of(GridShape s, GroupKind kind)
     const int has = (s.sp ? WITH_SP : 0) | (s.two_replicas ? WITH_TWO_REPLICAS : 0) |
                     (s.experts ? WITH_EXPERTS : 0) | (s.cp_heads > 1 ? WITH_HEADS : 0) |
                     (s.ep_hosts > 1 ? WITH_EP_HOSTS : 0) | (s.zero_group ? WITH_ZERO_GROUP : 0) |
-                    (s.two_replicas ? 0 : WITH_ONE_REPLICA);
+                    (s.two_replicas ? 0 : WITH_ONE_REPLICA) | (s.owners ? WITH_OWNERS : 0);
     const bool pairs = kinds[kind].members == MIRROR && s.zero_group; /* of what groups of ZeRO have summed */
     if (kinds[kind].used & ~has) return 0;
-    return pairs ? kinds[kind].axes & ~(DP_NEAR | CP) : kinds[kind].axes;
+    if (pairs) return kinds[kind].axes & ~(DP_NEAR | CP);
+    return kinds[kind].members == STAGE && !s.two_replicas ? kinds[kind].axes & ~PP : kinds[kind].axes;
+}
+
+static Members members_of(GridShape s, GroupKind kind)
+{
+    if (kinds[kind].members != STAGE) return kinds[kind].members;
+    return s.two_replicas ? MIRROR : ALL;
 }
 
 /* The i-th of the ENDS, or behind them 0. */
@@ -156,7 +163,7 @@ static int size_along_pp(GridShape s, GroupKind kind)
 {
     if (kinds[kind].members == FIRST || s.pp == 1) return 1;
     if (kinds[kind].members == ENDS) return 2 + (end_at(s, 2) > 0);
-    return kinds[kind].members == ALL ? s.pp : 2;
+    return members_of(s, kind) == ALL ? s.pp : 2;
 }
 
 int group_size(GridShape s, GroupKind kind)
@@ -170,34 +177,35 @@ int group_count(GridShape s, GroupKind kind)
 {
     const Digits d = digits_of(s, kinds[kind].expert);
     const int axes = axes_of(s, kind), count = product(&d, axes, false);
-    return axes && kinds[kind].members == MIRROR ? count * s.pp / 2 : count;
+    return axes && members_of(s, kind) == MIRROR ? count * s.pp / 2 : count;
 }
 
 /* In a mirrored kind pp ranks r and pp-1-r form a group, the r-th of those whose other axes are the same. */
 static int mirror_pp_rank(GridShape s, int low, bool high) { return high ? s.pp - 1 - low : low; }
 
-/* How many members of a group differ in axes that are faster than pp alone. */
-static int inside_pp(GridShape s, GroupKind kind)
+/* Ranks that differ in those of `axes` that vary faster than pp. */
+static int before_pp(const Digits *d, int axes)
 {
-    Digits d = digits_of(s, kinds[kind].expert);
-    int i = 0;
-    while (d.axis[i] != PP) i++;
-    for (; i < AXES; i++) d.size[i] = 1;
-    return product(&d, axes_of(s, kind), true);
+    int n = 1;
+    for (int i = 0; i < AXES && d->axis[i] != PP; i++)
+        if (d->axis[i] & axes) n *= d->size[i];
+    return n;
 }
 
 /* The digits of `axes` of the i-th member of a group, as an index for spread(). */
 static int member_index(GridShape s, GroupKind kind, int low, int i)
 {
-    const int inside = inside_pp(s, kind);
-    if (!axes_of(s, kind)) return 0;
-    switch (kinds[kind].members) {
+    const Digits d = digits_of(s, kinds[kind].expert);
+    const int axes = axes_of(s, kind), fast = before_pp(&d, axes);
+    if (!axes) return 0;
+    switch (members_of(s, kind)) {
+    case STAGE:
     case ALL: return i;
     case FIRST: return 0;
     case ENDS: return end_at(s, i);
     case MIRROR: break;
     }
-    return i % inside + inside * (mirror_pp_rank(s, low, i / inside % 2) + s.pp * (i / inside / 2));
+    return i % fast + fast * (mirror_pp_rank(s, low, i / fast % 2) + s.pp * (i / fast / 2));
 }
 
 void group_members(GridShape s, GroupKind kind, int index, int *members)
@@ -220,6 +228,7 @@ GroupMessages group_messages(GridShape s, GroupKind kind, bool sums_by_message)
     case GROUP_CP_RING:
     case GROUP_TP_EP:
     case GROUP_EP_HOST:
+    case GROUP_OWNERS:
     case GROUP_EP_RAIL: return MESSAGES_ALL_PAIRS;
     case GROUP_PP: return MESSAGES_NEIGHBOURS;
     default: return MESSAGES_NONE;
@@ -231,7 +240,8 @@ int group_of(GridShape s, GroupKind kind, int rank)
     const Digits d = digits_of(s, kinds[kind].expert);
     const int axes = axes_of(s, kind), others = product(&d, axes, false);
     const int index = collect(&d, axes, false, rank), pp_rank = collect(&d, PP, true, rank);
-    switch (axes ? kinds[kind].members : ALL) {
+    switch (axes ? members_of(s, kind) : ALL) {
+    case STAGE:
     case ALL: break;
     case FIRST: return pp_rank ? -1 : index;
     case ENDS: return is_end(s, pp_rank) ? index : -1;
@@ -245,7 +255,7 @@ int group_rank(GridShape s, GroupKind kind, int rank)
     const Digits d = digits_of(s, kinds[kind].expert);
     const int axes = axes_of(s, kind), index = group_of(s, kind, rank), place = collect(&d, axes, true, rank);
     if (index < 0) return -1;
-    if (kinds[kind].members == ALL) return place;
+    if (members_of(s, kind) == ALL) return place;
     for (int i = 0; i < group_size(s, kind); i++)
         if (member_index(s, kind, index / product(&d, axes, false), i) == place) return i;
     return -1;

@@ -52,14 +52,6 @@ VEC_FN void stats_square(StatLanes *t, vf v)
     t->limb[3] = vl_add(t->limb[3], vl_shr32(high));
 }
 
-VEC_FN vl fixed_load(const int64_t *p, int64_t left)
-{
-    if (left >= VEC) return vl_load(p);
-    int64_t part[VEC] = { 0 };
-    memcpy(part, p, (size_t)left * sizeof *part);
-    return vl_load(part);
-}
-
 /* Maxima are compared and sent as the bits of a float >= 0, which order as it does. */
 static int64_t float_bits(float x)
 {
@@ -386,11 +378,12 @@ Err CPU(adamw)(Stream *s, const adamw_args *a)
     for (int64_t i = 0; i < a->parts.dim[0]; i++) {
         const FlatPart *p = &parts[i];
         const bool copy = a->copy.data != NULL;
+        if (p->flags & FLAT_MUON) continue;
         const Adam t = { .op = a,
                          .part = p,
                          .w = (float *)a->w.data + (copy ? p->shard : p->value),
                          .m = tensor_row_slice(a->m, p->shard, p->count),
-                         .v = tensor_row_slice(a->v, p->shard, p->count),
+                         .v = tensor_row_slice(a->v, p->v, p->count),
                          .copy = copy ? tensor_row_slice(a->copy, p->value, p->count) : (Tensor){ 0 } };
         par_columns(s, p->count, 1, adamw_part, &t);
     }

@@ -106,6 +106,14 @@ VEC_FN void row_store(float *p, vf v, int64_t left)
     else vf_store_n(p, v, left);
 }
 
+VEC_FN vl fixed_load(const int64_t *p, int64_t left)
+{
+    if (left >= VEC) return vl_load(p);
+    int64_t part[VEC] = { 0 };
+    memcpy(part, p, (size_t)left * sizeof *part);
+    return vl_load(part);
+}
+
 /* v, with 0 in the lanes beyond the row. */
 VEC_FN vf row_mask(vf v, int64_t left) { return left >= VEC ? v : vf_select(vm_first_n(left), v, vf_zero()); }
 

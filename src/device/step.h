@@ -38,13 +38,14 @@ enum { ROUTER_LOSS_BITS = 24, ROUTER_LOSS_MOST = 1 << 15 };
 
 /*
  * The part of one tensor that a rank has in the flat buffers (param/param.h), for ops that run over all tensors at
- * once. Such an op gets the parts as a table, an [n, 6] i64 tensor. It works in chunks of FLAT_CHUNK elements; the last
+ * once. Such an op gets the parts as a table, an [n, 7] i64 tensor. It works in chunks of FLAT_CHUNK elements; the last
  * chunk of a part may be shorter. A part's `chunk` is the number of chunks of all parts before it. No part is empty.
  */
 typedef struct {
     int64_t grad;  /* its first element in the buffer of gradients */
     int64_t value; /* and in that of what layers read */
     int64_t shard; /* and in those of this rank's ZeRO shards */
+    int64_t v;     /* and in that of second moments; with FLAT_MUON it has none */
     int64_t count; /* elements */
     int64_t chunk;
     int32_t number; /* of its shift and statistics */
@@ -52,10 +53,30 @@ typedef struct {
 } FlatPart;
 
 enum { FLAT_CHUNK = 32768 };
-/* Its weights decay; it is in this rank's statistics; it is a matrix of a block. */
-enum { FLAT_DECAYS = 1, FLAT_COUNTS = 2, FLAT_HIDDEN = 4 };
+enum {
+    FLAT_DECAYS = 1, /* its weights decay */
+    FLAT_COUNTS = 2, /* it is in this rank's statistics */
+    FLAT_HIDDEN = 4, /* it is a matrix of a block */
+    FLAT_MUON = 8    /* its weights are Muon's, else AdamW's */
+};
 
 static inline int64_t flat_chunks(int64_t count) { return (count + FLAT_CHUNK - 1) / FLAT_CHUNK; }
+
+/*
+ * A rectangle of a matrix that lies in this rank's part of the flat buffers, and where the same numbers lie in another
+ * buffer, packed or in a matrix of their own, perhaps transposed. Ops get a table of them, an [n, 9] i64 tensor, and
+ * work in chunks as above, of the rectangle row by row.
+ */
+typedef struct {
+    int64_t grad, value, shard; /* as FlatPart, of its first element */
+    int64_t at;                 /* its first element in the other buffer */
+    int64_t chunk;
+    int32_t rows, columns;         /* neither is 0 */
+    int32_t ld;                    /* elements from row to row in the flat buffers */
+    int32_t row_step, column_step; /* from row to row, and from column to column, in the other */
+    int32_t number, flags;         /* as FlatPart */
+    float scale;                   /* of the update (optim/muon.h) */
+} FlatBox;
 
 /* Dropout as ops see it: the key of the site and the threshold of base/rng.h. threshold 0 = off. */
 typedef struct {

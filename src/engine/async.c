@@ -55,6 +55,8 @@ Err async_check(const TrainSpec *s, int ranks)
         { s->update.qk_clip.threshold > 0, "QK-clip follows the largest logits of a whole step", "optim.qk_clip=0" },
         { s->attention_logits, "there are no largest logits of a whole step", "log.max_attention_logit=false" },
         { s->documents.mask, "its stages do not know how many tokens count", "data.mask_eod=false" },
+        { s->update.optimizer == OPTIMIZER_MUON, "Muon's matrices go to their owners once a step",
+          "optim.name=adamw" },
         { s->compute == F16, "a step cannot be done again with another loss scale", "run.precision=bf16" },
     };
     return refuse(s, conflicts, (int)(sizeof conflicts / sizeof *conflicts));

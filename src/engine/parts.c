@@ -245,6 +245,7 @@ static Err register_rank(Parts *p, const PartsSpec *spec, const World *w, int pp
         param_registry_init(reg, setup, place);
         TRY(register_stages(p, spec, pp_rank, r, stages, setup));
         if (r) mark_copies(reg);
+        optimizer_assign(reg, spec->optimizer, spec->muon);
         TRY(param_number(reg, &p->whole));
         TRY(param_layout(reg, spec->bucket_elems));
     }
@@ -256,7 +257,9 @@ static Err register_whole(Parts *p, const PartsSpec *spec, const World *w, Setup
     const StageShare all = stage_whole(spec->model);
     Stage stage;
     param_registry_init(&p->whole, setup, param_place(w->grid, w->rank, spec->zero));
-    return stages_register(&stage, &all, 1, &p->whole, spec->model, setup);
+    TRY(stages_register(&stage, &all, 1, &p->whole, spec->model, setup));
+    optimizer_assign(&p->whole, spec->optimizer, spec->muon);
+    return ERR_OK;
 }
 
 /* ---- the whole ---- */

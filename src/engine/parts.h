@@ -9,6 +9,7 @@
 #define MEGATRAIN_ENGINE_PARTS_H
 
 #include "model/model.h"
+#include "optim/optimizer.h"
 #include "pipeline/schedule.h"
 
 enum { PARTS_STAGES = 64 }; /* of a rank, at most */
@@ -28,6 +29,8 @@ typedef struct {
     int64_t micro_batch;  /* samples of each */
     int64_t bucket_elems; /* of gradients */
     ZeroCut zero;         /* what is cut over the ranks that hold the same parameters */
+    OptimizerKind optimizer; /* of matrices */
+    const MuonSpec *muon;
 } PartsSpec;
 
 typedef struct {

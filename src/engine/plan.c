@@ -4,6 +4,7 @@
  * the way the whole list is walked.
  */
 #include <stdlib.h>
+#include <math.h>
 #include <string.h>
 
 #include "ckpt/ckpt.h"
@@ -447,6 +448,10 @@ static void count_params(const Trainer *t, MemoryPlan *p)
         p->padding += param_padding(reg);
         p->experts += elements_of(reg, PARAM_EXPERT);
         p->buckets += reg->bucket_count;
+        if (t->stores[r].v.data) p->v_count += tensor_count(t->stores[r].v);
+        if (t->optim.muon) p->muon_flop += muon_flop(&t->muon[r], t->world->owners.rank);
+        if (t->optim.muon) p->muon_mean_flop += muon_mean_flop(&t->muon[r]);
+        if (t->optim.muon) p->muon_imbalance = fmax(p->muon_imbalance, muon_imbalance(&t->muon[r]));
         if (t->stores[r].grad.data) p->grad_bytes += tensor_bytes(t->stores[r].grad);
         if (t->stores[r].grad.data) p->unit_buffers += units_buffers(&t->ddp[r].units);
     }

@@ -27,10 +27,12 @@ typedef struct {
 } TokenSource;
 
 typedef struct {
+    OptimizerKind optimizer; /* of matrices */
     AdamWSpec adamw;
     DType moments;       /* F32 or BF16 */
     bool states_on_host; /* what the optimizer alone reads (ParamStore) */
     QkClip qk_clip;      /* with a threshold of 0: none */
+    MuonSpec muon;
     float clip;
     LrSchedule lr;
     ZeroCut zero;         /* what is cut over dp, and over the replicas of a stage */
@@ -131,6 +133,9 @@ typedef struct {
     int64_t experts;                 /* of flat_count, those of experts */
     int64_t padding;                 /* of flat_count, nobody's */
     int64_t grad_bytes;
+    int64_t v_count;                 /* elements that have a second moment */
+    double muon_flop, muon_mean_flop; /* of flop, Newton-Schulz's; the mean of the ranks of its stages */
+    double muon_imbalance;           /* the most that a rank of a stage does of it over the mean; 0: there is none */
     int buckets;
     double clock[CLOCK_COUNTS]; /* of one step, by the clock of trainer_time */
 } MemoryPlan;
@@ -245,6 +250,7 @@ typedef struct {
     Ddp ddp[REPLICAS];
     Executor executor;
     Optim optim;
+    Muon muon[REPLICAS];
     Async async;
     BatchMaker batches;
     StepValues *step_values; /* device */

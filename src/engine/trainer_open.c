@@ -335,6 +335,16 @@ static Err fill(Trainer *t)
     return param_set_publish(&t->params, &t->device.stream);
 }
 
+static Err open_muon(Trainer *t)
+{
+    if (t->spec.update.optimizer != OPTIMIZER_MUON || t->spec.purpose.forward_only) return ERR_OK;
+    for (int r = 0; r < t->params.replicas; r++)
+        TRY(muon_open(&t->muon[r], &t->stores[r], t->world, &t->spec.update.muon, &t->device.stream,
+                      &t->memory.state));
+    t->optim.muon = t->muon;
+    return ERR_OK;
+}
+
 static Err open_optim(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
@@ -345,6 +355,7 @@ static Err open_optim(Trainer *t)
                         .step = t->step_values,
                         .sums = t->executor.sums,
                         .logit_max = t->executor.ctx.logit_max,
+                        .scratch = &t->memory.scratch,
                         .adamw = s->update.adamw,
                         .hidden_rate = 1 / model_width(&s->model),
                         .qk_clip = s->update.qk_clip,
@@ -356,7 +367,7 @@ static Err open_optim(Trainer *t)
                                .stages = t->executor.stage_count, .in_turn = t->executor.pair.forward };
         TRY(ddp_init(&t->ddp[r], &t->stores[r], &t->device.stream, t->world, spec, &t->memory.state));
     }
-    return ERR_OK;
+    return open_muon(t);
 }
 
 static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
@@ -373,7 +384,9 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
                         .bucket_elems = s->update.bucket_bytes
                                             ? s->update.bucket_bytes / dtype_size(s->exact ? I64 : F32)
                                             : INT64_MAX,
-                        .zero = s->purpose.forward_only ? ZERO_NONE : s->update.zero };
+                        .zero = s->purpose.forward_only ? ZERO_NONE : s->update.zero,
+                        .optimizer = s->update.optimizer,
+                        .muon = &s->update.muon };
     return ERR_OK;
 }
 

@@ -16,7 +16,7 @@ ParamSpec embedding_table(const ModelSpec *spec, bool shared, int flags)
                         .partial = shared ? PARTIAL_STAGES : PARTIAL_NONE,
                         .init = INIT_NORMAL,
                         .std = spec->init_std,
-                        .flags = PARAM_DECAY | flags };
+                        .flags = PARAM_DECAY | PARAM_TABLE | flags };
 }
 
 Err embedding_register(Embedding *e, ParamRegistry *reg, const ModelSpec *spec, bool shared)
@@ -32,7 +32,7 @@ Err embedding_register(Embedding *e, ParamRegistry *reg, const ModelSpec *spec, 
                                   .partial = PARTIAL_ROWS,
                                   .init = INIT_NORMAL,
                                   .std = spec->init_std,
-                                  .flags = PARAM_DECAY },
+                                  .flags = PARAM_DECAY | PARAM_TABLE },
                      &e->position);
 }
 

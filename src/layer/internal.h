@@ -2,6 +2,7 @@
 #ifndef MEGATRAIN_LAYER_INTERNAL_H
 #define MEGATRAIN_LAYER_INTERNAL_H
 
+#include "device/leaf.h"
 #include "layer/layer.h"
 
 Err wgrad_push(Ctx *c, Wgrad w);
@@ -64,9 +65,6 @@ Err rows_out_begin(Ctx *c, Tensor y, int bands, RowBands *b);
 RowRun rows_out_band(const Ctx *c, const RowBands *b, int turn);
 Err rows_out_send(Ctx *c, RowBands *b, int turn);
 
-/* Products of a leaf, at most, where a sum can be cut into so short ones (linear.c). */
-enum { LEAF_MOST = 2048 };
-
 /*
  * The attention ops for this rank's queries of the slice at work and all keys that they may see: its own, those of the
  * other ranks of world->cp, and of earlier slices (keys.c). k, v, dk and dv are of its own positions, [B, T, K, C], and
@@ -104,9 +102,6 @@ Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
 /* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */
 Err wide_sum(Ctx *c, Tensor x, Tensor *sum);
 Err round_sum(Ctx *c, Tensor x, Tensor sum);
-/* Leaf of a sum that every rank forms whole. */
-int64_t whole_leaf(int64_t length);
-
 /* Leaf of a sum that tp cuts: a canonical chunk of the global length, or a part of one; not exact: of the local one. */
 int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local);
 

@@ -31,6 +31,7 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
                     .interleave = spec.interleave,
                     .qk = spec.qk,
                     .block = spec.block,
+                    .head_rows = spec.head_rows,
                     .init = INIT_NORMAL,
                     .std = spec.std,
                     .flags = PARAM_DECAY | PARAM_HIDDEN };
@@ -47,14 +48,6 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
     b.partial = column ? PARTIAL_NONE : PARTIAL_ROWS;
     snprintf(name, sizeof name, "%s.%s.bias", spec.owner, spec.name);
     return param_add(reg, b, &l->bias);
-}
-
-/* A power of two of leaves, of which only the last may be shorter. */
-int64_t whole_leaf(int64_t length)
-{
-    int64_t parts = 1;
-    while ((length + parts - 1) / parts > LEAF_MOST) parts *= 2;
-    return (length + parts - 1) / parts;
 }
 
 /* A call may hold several chunks of a dim that tp cuts, so all leaves are equal: halves, as long as there are such. */

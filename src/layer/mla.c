@@ -72,13 +72,15 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     const bool bias = model_qkv_bias(s); /* (a projection's own choice is refused, config.def) */
     const float std = model_hidden_std(s);
     const LinearSpec q_a = { name, "q_a", D, w.q_rank, LINEAR_WHOLE, bias, std };
-    const QkRows queries = { s->head_dim, { w.nope, w.rope }, { QK_QUERY, QK_SHARED }, .heads = 1, .chunks = 1 };
-    const QkRows keys = { w.nope + w.value, { w.nope, 0 }, { QK_KEY, QK_KEY }, .heads = 1, .chunks = 1 };
-    LinearSpec q_b = { name, "q_b", w.q_rank, H * s->head_dim, LINEAR_COLUMN, false, std };
-    LinearSpec q = { name, "q", D, H * s->head_dim, LINEAR_COLUMN, false, std };
+    const int64_t rows = s->head_dim;
+    const int64_t pair = w.nope + w.value; /* of a head: its own part of the key, and the value */
+    const QkRows queries = { rows, { w.nope, w.rope }, { QK_QUERY, QK_SHARED }, .heads = 1, .chunks = 1 };
+    const QkRows keys = { pair, { w.nope, 0 }, { QK_KEY, QK_KEY }, .heads = 1, .chunks = 1 };
+    LinearSpec q_b = { name, "q_b", w.q_rank, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
+    LinearSpec q = { name, "q", D, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
     const LinearSpec kv_a = { name, "kv_a", D, w.kv_rank + w.rope, LINEAR_WHOLE, bias, std };
-    LinearSpec kv_b = { name, "kv_b", w.kv_rank, H * (w.nope + w.value), LINEAR_COLUMN, false, std };
-    const LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std };
+    LinearSpec kv_b = { name, "kv_b", w.kv_rank, H * pair, LINEAR_COLUMN, false, std, .head_rows = pair };
+    const LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std, .head_rows = w.value };
     const LinearSpec proj = { name, "proj", H * w.value, D, LINEAR_ROW, bias, model_projection_std(s) };
     *m = (Mla){ .spec = s,
                 .core = attention_core(s, name, layer, model_attention_scale(s, s->latent.scale)),

@@ -25,7 +25,7 @@ static Err add_weight(const Owner *o, const char *what, ParamSpec w, int *id)
 {
     w.ndim = 2;
     w.init = INIT_NORMAL;
-    w.flags = PARAM_DECAY | PARAM_HIDDEN;
+    w.flags |= PARAM_DECAY | PARAM_HIDDEN;
     return add(o, what, w, id);
 }
 
@@ -61,7 +61,8 @@ Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name,
     ASSERT(s->moe.balance.unit > 0);
     *m = (Moe){ .model = s, .spec = &s->moe, .jitter_key = model_key(s, name, "jitter") };
     ParamSpec router = {
-        .shape = { E, D }, .std = model_hidden_std(s), .partial = PARTIAL_ROWS, .init_repeat = s->moe.parts
+        .shape = { E, D }, .std = model_hidden_std(s), .partial = PARTIAL_ROWS, .init_repeat = s->moe.parts,
+        .flags = PARAM_ROUTER
     };
     ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_ETP }, .std = model_hidden_std(s) };
     ParamSpec fc2 = { .shape = { E * D, F }, .cut = { CUT_NONE, CUT_ETP }, .std = model_projection_std(s) };

@@ -411,7 +411,7 @@ BENCH(loss_sum, { "" })
 enum { TENSORS = 148 }; /* a model of 12 layers has some 150 parameter tensors */
 
 /* Of P elements: a third of the tensors, as of GPT-2's, are matrices, the others vectors. */
-static Err make_parts(Maker *m, Tensor *out, int64_t *chunks)
+static Err make_parts(Maker *m, int flags, Tensor *out, int64_t *chunks)
 {
     const int64_t matrices = TENSORS / 3, vectors = TENSORS - matrices, vector = m->d->D;
     const int64_t matrix = (m->d->P - vectors * vector) / matrices / 64 * 64;
@@ -424,14 +424,15 @@ static Err make_parts(Maker *m, Tensor *out, int64_t *chunks)
         part[i] = (FlatPart){ .grad = at,
                               .value = at,
                               .shard = at,
+                              .v = at,
                               .count = count,
                               .chunk = *chunks,
                               .number = i,
-                              .flags = FLAT_COUNTS | FLAT_DECAYS };
+                              .flags = FLAT_COUNTS | FLAT_DECAYS | flags };
         at += count;
         *chunks += flat_chunks(count);
     }
-    TRY(tensor_new(m->arena, out, I64, TENSORS, 6));
+    TRY(tensor_new(m->arena, out, I64, TENSORS, sizeof *part / sizeof(int64_t)));
     return device_write(&m->dev->stream, out->data, part, sizeof part);
 }
 
@@ -441,7 +442,7 @@ BENCH(grad_stats, { "all gradients" })
     MAKE(sumsq, 0, ZERO, I64, TENSORS, 4);
     MAKE(g, 1, UNIFORM, m->acc, m->d->P);
     MAKE(shift, 0, ZERO, I32, TENSORS);
-    return make_parts(m, &a->parts, &a->chunks);
+    return make_parts(m, 0, &a->parts, &a->chunks);
 }
 
 BENCH(step_finish, { "" })
@@ -465,7 +466,7 @@ BENCH(adamw, { "all weights" })
     MAKE(g, 1, UNIFORM, m->acc, m->d->P);
     ONCE(copy, m->d->P);
     MAKE(shift, 0, ZERO, I32, TENSORS);
-    TRY(make_parts(m, &a->parts, &a->chunks));
+    TRY(make_parts(m, 0, &a->parts, &a->chunks));
     TRY(make_step(m, &step));
     a->step = step;
     a->beta1 = 0.9f, a->beta2 = 0.95f, a->eps = 1e-8f, a->decay = 0.1f;
@@ -484,6 +485,82 @@ BENCH(qk_clip, { "queries" })
     a->step = step;
     a->rows = (QkRows){ chunk, { chunk, 0 }, { QK_QUERY, QK_KEY }, .heads = 1, .chunks = 1 };
     a->columns = columns, a->threshold = 100, a->alpha = 0.5f;
+/* ---- matrices of Muon, of which one is a rank's ---- */
+
+static Err make_boxes(Maker *m, Tensor *out, int64_t *chunks)
+{
+    const int64_t D = m->d->D;
+    const int32_t side = (int32_t)D;
+    const FlatBox b = {
+        .ld = side, .rows = side, .columns = side, .row_step = side, .column_step = 1, .scale = 1
+    };
+    *chunks = flat_chunks(D * D);
+    TRY(tensor_new(m->arena, out, I64, 1, sizeof b / sizeof(int64_t)));
+    return device_write(&m->dev->stream, out->data, &b, sizeof b);
+}
+
+BENCH(muon_moment, { "all weights" })
+{
+    StepValues *step;
+    MAKE(m, 2, UNIFORM, F32, m->d->P);
+    MAKE(g, 1, UNIFORM, m->acc, m->d->P);
+    MAKE(shift, 0, ZERO, I32, TENSORS);
+    TRY(make_parts(m, FLAT_MUON, &a->parts, &a->chunks));
+    TRY(make_step(m, &step));
+    a->step = step;
+    a->beta = 0.95f;
+    return ERR_OK;
+}
+
+BENCH(muon_pack, { "" })
+{
+    StepValues *step;
+    MAKE(y, 1, UNIFORM, F32, m->d->D * m->d->D);
+    MAKE(m, 1, UNIFORM, F32, m->d->D * m->d->D);
+    MAKE(g, 1, UNIFORM, m->acc, m->d->D * m->d->D);
+    MAKE(shift, 0, ZERO, I32, TENSORS);
+    TRY(make_boxes(m, &a->boxes, &a->chunks));
+    TRY(make_step(m, &step));
+    a->step = step;
+    a->beta = 0.95f;
+    a->nesterov = 1;
+    return ERR_OK;
+}
+
+BENCH(muon_apply, { "" })
+{
+    StepValues *step;
+    MAKE(w, 2, UNIFORM, F32, m->d->D * m->d->D);
+    ONCE(copy, m->d->D * m->d->D);
+    ONCE(x, m->d->D * m->d->D);
+    TRY(make_boxes(m, &a->boxes, &a->chunks));
+    TRY(make_step(m, &step));
+    a->step = step;
+    a->decay = 0.1f;
+    return ERR_OK;
+}
+
+BENCH(box_copy, { "" })
+{
+    ONCE(y, m->d->D * m->d->D);
+    ONCE(x, m->d->D * m->d->D);
+    return make_boxes(m, &a->boxes, &a->chunks);
+}
+
+BENCH(normalize, { "" })
+{
+    ONCE(y, m->d->D, m->d->D);
+    MAKE(sums, 0, ZERO, I64, m->d->D);
+    MAKE(x, 2, UNIFORM, F32, m->d->D, m->d->D);
+    a->eps = 1e-7f;
+    return ERR_OK;
+}
+
+BENCH(mix, { "" })
+{
+    TWICE(y, m->d->D, m->d->D);
+    ONCE(x, m->d->D, m->d->D);
+    a->a = 1, a->b = 0.5f;
     return ERR_OK;
 }
 

@@ -1,4 +1,4 @@
-/* See optim.h. AdamW itself is an op (device/ops.def); this file decides what it runs over. */
+/* See optim.h. AdamW itself is an op (device/ops.def); this file decides what it runs over. Muon is in muon.c. */
 #include "optim/optim.h"
 
 Err optim_sum_loss(Optim *o)
@@ -74,7 +74,15 @@ static Err update_biases(Optim *o, ParamStore *ps)
     return ERR_OK;
 }
 
-static Err update_weights(Optim *o, ParamStore *ps)
+static Err update_matrices(Optim *o, ParamStore *ps)
+{
+    for (int i = 0; i < o->stores; i++)
+        if (o->store[i] == ps)
+            TRY(muon_update(&o->muon[i], o->stream, o->step, o->adamw.weight_decay, o->scratch));
+    return ERR_OK;
+}
+
+static Err update_others(Optim *o, ParamStore *ps)
 {
     const bool copied = ps->value.dtype != F32; /* layers do not read the master */
     return op(o->stream, adamw, .w = ps->master, .m = ps->m, .v = ps->v, .g = ps->grad,
@@ -108,7 +116,8 @@ static Err clip_queries_and_keys(Optim *o, ParamStore *ps)
 Err optim_update(Optim *o, ParamStore *ps)
 {
     TRY(update_biases(o, ps));
+    if (o->muon) TRY(update_matrices(o, ps));
     if (!ps->chunks) return ERR_OK;
-    TRY(update_weights(o, ps));
+    TRY(update_others(o, ps));
     return clip_queries_and_keys(o, ps);
 }

@@ -1,15 +1,11 @@
 /*
- * The end of a step, when gradients are summed over ranks (ddp.h): their norm, clipping, AdamW on this rank's shard of
- * the weights, and QK-clip; and the learning-rate schedules. This code sees flat buffers and flags, no layers.
+ * The end of a step, when gradients are summed over ranks (ddp.h): their norm, clipping, and the update of this rank's
+ * shard of the weights (optimizer.h), QK-clip; and the learning-rate schedules. This code sees flat buffers and flags, no layers.
  */
 #ifndef MEGATRAIN_OPTIM_OPTIM_H
 #define MEGATRAIN_OPTIM_OPTIM_H
 
-#include "param/param.h"
-
-typedef struct {
-    float beta1, beta2, eps, weight_decay;
-} AdamWSpec;
+#include "optim/muon.h"
 
 /* Largest score that attention may have before rows of queries and keys are scaled down; 0: any. The queries' share. */
 typedef struct {
@@ -21,6 +17,8 @@ enum { OPTIM_STORES = 2 };
 typedef struct {
     ParamStore *store[OPTIM_STORES]; /* all stores that this rank has */
     int stores;
+    Muon *muon; /* [stores] NULL: no weight is Muon's */
+    Arena *scratch;
     const GradStats *stats;
     Stream *stream;
     World *world;
@@ -42,8 +40,8 @@ Err optim_norm(Optim *o);
 /* Does the same for this rank's stages alone, with `sums` instead of the loss's sums: for updates while other stages
  * run. */
 Err optim_norm_local(Optim *o, Tensor sums);
-/* Unless step->skip: AdamW on this rank's ZeRO shard of every parameter of a store (decay by its flag); experts' biases
- * change by their load; then QK-clip. */
+/* Unless step->skip: an update of this rank's ZeRO shard of every parameter of a store, each by its optimizer (decay by
+ * its flag); experts' biases change by their load; then QK-clip. With Muon all ranks of world->owners call for one stage at a time. */
 Err optim_update(Optim *o, ParamStore *store);
 
 typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;

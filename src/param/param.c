@@ -131,6 +131,7 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     TRY(check_cut(r, p, "columns", spec.shape[1], spec.cut[1]));
     TRY(check_cut(r, p, "matrices", spec.stack, spec.stack_cut));
     *p = shard_param(p, &r->place);
+    p->moments = 2;
     p->unit = r->units;
     p->global = *id = r->count++;
     *name_entry(r, p->name) = r->count;
@@ -310,6 +311,20 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state)
     return tensor_new(state, &g->sumsq, I64, count, 4);
 }
 
+/* As m without what has one moment alone. (Parameters begin at multiples of PARAM_ALIGN, and so do shards.) */
+static Err open_v(ParamStore *s, DType dtype, Arena *state)
+{
+    const ParamRegistry *r = s->reg;
+    int64_t without = 0;
+    TRY(setup_array(r->setup, r->count, &s->before));
+    for (int i = 0; i < r->count; i++) {
+        const int id = r->order[i];
+        s->before[id] = without;
+        if (r->items[id].moments < 2) without += padded(param_zero_shard(r, id).count, PARAM_ALIGN);
+    }
+    return tensor_new(state, &s->v, dtype, r->zero_count - without);
+}
+
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, StoreMemory memory,
                      StoreKinds kinds)
 {
@@ -333,7 +348,7 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
         if (!k->grad_cut) s->whole_grad[b] = tensor_row_slice(s->grad, k->grad_first, k->count);
     }
     TRY(tensor_new(memory.states, &s->m, kinds.moments, reg->zero_count));
-    return tensor_new(memory.states, &s->v, kinds.moments, reg->zero_count);
+    return open_v(s, kinds.moments, memory.states);
 }
 
 /* Where in `value`, or in `grad`, a range of this rank's ZeRO shard begins. */
@@ -357,6 +372,26 @@ static int64_t grad_at(const ParamRegistry *r, int id, ParamRange x)
     return shard_at(r, id, x, b->grad_first, b->grad_cut);
 }
 
+FlatPart param_flat_part(const ParamStore *s, int id, int64_t first, int64_t count)
+{
+    const ParamRegistry *r = s->reg;
+    const Param *p = &r->items[id];
+    ParamRange x = param_zero_shard(r, id);
+    ASSERT(first >= x.first && first + count <= x.first + x.count);
+    x.at += first - x.first;
+    x.first = first;
+    const bool decays = p->spec.flags & PARAM_DECAY, counts = !p->copy && shard_owner(p, &r->place);
+    return (FlatPart){ .grad = grad_at(r, id, x),
+                       .value = value_at(r, id, x),
+                       .shard = x.at,
+                       .v = p->moments < 2 ? 0 : x.at - s->before[id],
+                       .count = count,
+                       .number = p->global,
+                       .flags = (decays ? FLAT_DECAYS : 0) | (counts ? FLAT_COUNTS : 0) |
+                                (p->spec.flags & PARAM_HIDDEN ? FLAT_HIDDEN : 0) |
+                                (p->optimizer ? FLAT_MUON : 0) };
+}
+
 Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)
 {
     const ParamRegistry *r = s->reg;
@@ -368,16 +403,8 @@ Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)
         const Param *p = &r->items[i];
         const ParamRange x = param_zero_shard(r, i);
         if (p->spec.group == PARAM_STATE || !x.count) continue;
-        const bool decays = p->spec.flags & PARAM_DECAY, counts = !p->copy && shard_owner(p, &r->place);
-        const bool hidden = p->spec.flags & PARAM_HIDDEN;
-        part[n++] = (FlatPart){ .grad = grad_at(r, i, x),
-                                .value = value_at(r, i, x),
-                                .shard = x.at,
-                                .count = x.count,
-                                .chunk = s->chunks,
-                                .number = p->global,
-                                .flags = (decays ? FLAT_DECAYS : 0) | (counts ? FLAT_COUNTS : 0) |
-                                         (hidden ? FLAT_HIDDEN : 0) };
+        part[n] = param_flat_part(s, i, x.first, x.count);
+        part[n++].chunk = s->chunks;
         s->chunks += flat_chunks(x.count);
     }
     TRY(tensor_new(state, &s->parts, I64, n, sizeof *part / sizeof(int64_t)));
@@ -471,7 +498,12 @@ ParamRange param_held(const ParamStore *s, int id, Tensor flat)
 {
     const Param *p = &s->reg->items[id];
     const Bucket *b = &s->reg->buckets[p->bucket];
-    if (flat.data != s->value.data) return param_zero_shard(s->reg, id);
+    ParamRange x = param_zero_shard(s->reg, id);
+    if (s->v.data && flat.data == s->v.data) {
+        if (p->moments < 2) return (ParamRange){ 0 };
+        x.at -= s->before[id];
+    }
+    if (flat.data != s->value.data) return x;
     if (!b->value_cut) return (ParamRange){ 0, p->count, b->value_first + p->offset - b->first };
     return part_of(s->reg, id, b->near_shards, b->near_shard, b->value_first);
 }

@@ -13,7 +13,7 @@
  *   value  what layers read: f32, or the 16-bit copy of the master, written by every update
  *   grad   i64 fixed point (or f32 with reproducible = run)
  *   master          f32, this rank's ZeRO shards alone; where the value is f32, the value itself
- *   m, v            f32 or bf16, likewise this rank's ZeRO shards
+ *   m, v            f32 or bf16, likewise this rank's ZeRO shards; v of the parameters alone that have two moments
  * What the optimizer alone reads (m, v, a master that is not the value) may lie in memory of the host, where ops reach
  * it over a link (device_alloc_far).
  * With ZERO_GRADS `grad` has of the weights of units this rank's shards alone, with ZERO_VALUES `value`, too: a unit's
@@ -96,7 +96,9 @@ ParamPlace param_place_single(void); /* the place of a rank that has all */
 enum {
     PARAM_DECAY = 1,
     PARAM_COPY = 2,  /* the parameter of this name in another registry is the one that counts (Param.copy) */
-    PARAM_HIDDEN = 4 /* a matrix of a block: the wider the model, the more inputs it has */
+    PARAM_HIDDEN = 4, /* a matrix of a block: the wider the model, the more inputs it has */
+    PARAM_TABLE = 8,  /* a row for each token or position, not a matrix that inputs are multiplied by */
+    PARAM_ROUTER = 16
 };
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 4, PARAM_NAME_MAX = 64 };
 
@@ -110,6 +112,7 @@ typedef struct {
     int64_t interleave;                  /* chunks of dim 0; each section's rows divide by it. 0 = 1 */
     int64_t stack; /* dim 0 has so many matrices of equal rows, each with these sections and cuts. 0 = 1 */
     Cut stack_cut; /* the axis that cuts between them */
+    int64_t head_rows; /* rows of dim 0 that are an attention head's, in every section; 0: there are no heads */
     Partial partial;
     ParamGroup group;
     Init init;
@@ -130,6 +133,8 @@ typedef struct {
     int unit;              /* param_begin_unit */
     int bucket;
     int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */
+    int optimizer; /* which updates it: 0 is AdamW (optim/optimizer.h) */
+    int moments;   /* that this one keeps: 1 or 2 */
     bool copy; /* norms and checkpoints take the parameter of this name in another registry */
 } Param;
 
@@ -260,7 +265,8 @@ typedef struct {
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
     Tensor value;  /* [value_count] */
     Tensor master; /* value itself if that is f32, else it has the shape of m and v */
-    Tensor m, v;   /* [zero_count] of one dtype */
+    Tensor m, v;   /* [zero_count], and less where some have no v (param_held); of one dtype */
+    int64_t *before; /* [count] elements of v that others before it do not have */
     /* [older_count] the values before the last updates, for schedules that update while they run: version i is
      * older[i % older_count]. updates: how many there were since these are kept. */
     Tensor *older;
@@ -269,7 +275,7 @@ typedef struct {
     /* [buckets] Where all of a bucket is now. Absent: only a near shard is in memory, and layers must not ask.
      * whole_grad: NULL without gradients. */
     Tensor *whole_value, *whole_grad;
-    Tensor parts;   /* [tensors, 6] FlatPart: what this rank updates, without STATE */
+    Tensor parts;   /* [tensors, 7] FlatPart: what this rank updates, without STATE */
     int64_t chunks; /* how many all parts have together */
     /* [count] in host memory: nothing was added to the gradient in this step. Its memory then holds no number of this
      * step, and who adds first overwrites it, so that no pass over the gradients clears them. */
@@ -321,8 +327,11 @@ Tensor param_zero_shard_grad(const ParamStore *s, int id);
 /* Where in master, m or v element 0 of a parameter's local memory lies, or would lie if the ZeRO shard began before
  * it. */
 int64_t param_origin(const ParamStore *s, int id, Tensor flat);
-/* The local elements of a parameter that master, m or v has: all, or those in this rank's ZeRO shard, or near shard. */
+/* The local elements of a parameter that master, m or v has: all, or those in this rank's ZeRO shard, or near shard;
+ * none of one that has no v. */
 ParamRange param_held(const ParamStore *s, int id, Tensor flat);
+/* Where in the buffers `count` local elements from `first` on begin that lie in this rank's ZeRO shard. */
+FlatPart param_flat_part(const ParamStore *s, int id, int64_t first, int64_t count);
 Tensor param_store_shift(const ParamStore *s, int id); /* [1] i32 */
 
 /*

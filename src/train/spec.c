@@ -44,6 +44,30 @@ static MixtureSpec mixture_spec(const Config *cfg)
     return m;
 }
 
+static MuonSpec muon_spec(const Config *cfg)
+{
+    static const MuonSet sets[] = { [OPTIM_MUON_COEFFICIENTS_SIMPLE] = MUON_SIMPLE,
+                                    [OPTIM_MUON_COEFFICIENTS_QUINTIC] = MUON_QUINTIC,
+                                    [OPTIM_MUON_COEFFICIENTS_POLAR_EXPRESS] = MUON_POLAR_EXPRESS,
+                                    [OPTIM_MUON_COEFFICIENTS_DEEPSEEKV4] = MUON_DEEPSEEKV4 };
+    static const MuonScale scales[] = { [OPTIM_MUON_SCALE_MATCH_RMS_ADAMW] = MUON_MATCH_RMS_ADAMW,
+                                        [OPTIM_MUON_SCALE_SPECTRAL] = MUON_SPECTRAL,
+                                        [OPTIM_MUON_SCALE_SHAPE] = MUON_SHAPE,
+                                        [OPTIM_MUON_SCALE_UNIT_RMS_NORM] = MUON_UNIT_RMS_NORM };
+    static const MuonSplit splits[] = { [OPTIM_MUON_SPLIT_QKV] = MUON_SPLIT_QKV,
+                                        [OPTIM_MUON_SPLIT_HEAD] = MUON_SPLIT_HEAD,
+                                        [OPTIM_MUON_SPLIT_NONE] = MUON_SPLIT_NONE };
+    const MuonSet set = sets[cfg->optim.muon_coefficients];
+    return (MuonSpec){ .momentum = (float)cfg->optim.muon_momentum,
+                       .nesterov = cfg->optim.muon_nesterov,
+                       .set = set,
+                       .steps = cfg->optim.muon_steps ? (int)cfg->optim.muon_steps
+                                                     : set == MUON_DEEPSEEKV4 ? 10 : 5,
+                       .scale = scales[cfg->optim.muon_scale],
+                       .split = splits[cfg->optim.muon_split],
+                       .router = cfg->optim.muon_router == OPTIM_MUON_ROUTER_MUON };
+}
+
 static RopeSpec rope_spec(const Config *cfg)
 {
     static const RopeScaling scalings[] = { [MODEL_ROPE_SCALING_NONE] = ROPE_PLAIN,
@@ -276,6 +300,9 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .cut = cfg->parallel.cp_cut == PARALLEL_CP_CUT_CONTIGUOUS ? CONTEXT_CONTIGUOUS
                                                                                   : CONTEXT_ZIGZAG,
                         .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
+                        .update.optimizer =
+                            cfg->optim.name == OPTIM_NAME_MUON ? OPTIMIZER_MUON : OPTIMIZER_ADAMW,
+                        .update.muon = muon_spec(cfg),
                         .update.adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2,
                                           (float)cfg->optim.eps, (float)cfg->optim.weight_decay },
                         .update.qk_clip = { (float)cfg->optim.qk_clip, (float)cfg->optim.qk_clip_alpha },
@@ -373,7 +400,8 @@ Err grid_read(const Config *cfg, Grid *out)
                    .sp = cfg->parallel.sp && tp > 1,
                    .kv = tp > kv_heads ? tp / kv_heads : 1,
                    .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0,
-                   .etp = (int)cfg->parallel.etp };
+                   .etp = (int)cfg->parallel.etp,
+                   .owners = cfg->optim.name == OPTIM_NAME_MUON };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     out->zero_group = param_zero_group(*out, (ZeroCut)cfg->parallel.zero, cfg->parallel.zero_group);
     TRY(spread_experts(cfg, out));

@@ -519,11 +519,11 @@ static Ends ends_parts(PartsKind kind, const int64_t *chunks)
         const int64_t last = chunks[i] - 1, head = kind == PARTS_ENDS ? 1 : kind == PARTS_ONE ? chunks[i] : last;
         const FlatPart part[2] = {
             { .count = head * FLAT_CHUNK, .number = 0, .flags = FLAT_DECAYS | FLAT_COUNTS },
-            { .grad = last * FLAT_CHUNK, .value = last * FLAT_CHUNK, .shard = last * FLAT_CHUNK, .count = FLAT_CHUNK, .chunk = head, .number = 1,
+            { .grad = last * FLAT_CHUNK, .value = last * FLAT_CHUNK, .shard = last * FLAT_CHUNK, .v = last * FLAT_CHUNK, .count = FLAT_CHUNK, .chunk = head, .number = 1,
               .flags = FLAT_COUNTS },
         };
         const int64_t rows = kind == PARTS_ONE ? 1 : 2;
-        OK(tensor_new(&far.arena[NEAR], &e.t[i], I64, rows, 6));
+        OK(tensor_new(&far.arena[NEAR], &e.t[i], I64, rows, sizeof *part / sizeof(int64_t)));
         OK(device_write(&far.dev.stream, e.t[i].data, part, rows * (int64_t)sizeof *part));
     }
     return e;

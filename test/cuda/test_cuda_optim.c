@@ -19,7 +19,7 @@ static Pair pair_parts(CudaCase *c, FlatPart *part, int n, int64_t *chunks)
         part[i].chunk = *chunks;
         *chunks += flat_chunks(part[i].count);
     }
-    return pair_values(c, I64, part, n, 6);
+    return pair_values(c, I64, part, n, sizeof *part / sizeof(int64_t));
 }
 
 static Pair pair_step(CudaCase *c, const StepValues *v)
@@ -145,7 +145,7 @@ static int64_t many_parts(FlatPart *part, int n, int64_t gap)
     static const int64_t length[] = { 1, 64, 1000, FLAT_CHUNK, 5, FLAT_CHUNK + 1, 2049, 128, 64, 3 };
     int64_t at = 0;
     for (int i = 0; i < n; i++) {
-        part[i] = (FlatPart){ .grad = at + 2 * gap, .value = at + gap, .shard = at, .count = length[i % 10], .number = n - 1 - i };
+        part[i] = (FlatPart){ .grad = at + 2 * gap, .value = at + gap, .shard = at, .v = at, .count = length[i % 10], .number = n - 1 - i };
         part[i].flags = (i % 7 == 3 ? 0 : FLAT_COUNTS) | (i % 2 ? FLAT_DECAYS : 0) | (i % 3 ? FLAT_HIDDEN : 0);
         at += part[i].count + gap;
     }
@@ -313,7 +313,7 @@ static void adam_case(Adam x)
 {
     CudaCase *c = case_open();
     int64_t n = x.P + x.first, rows = x.rows ? x.rows : x.P, chunks;
-    FlatPart range = { .grad = x.first, .value = x.first, .shard = x.first, .count = rows,
+    FlatPart range = { .grad = x.first, .value = x.first, .shard = x.first, .v = x.first, .count = rows,
                        .flags = FLAT_DECAYS | (x.first ? FLAT_HIDDEN : 0) };
     StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f, .skip = x.skip };
     Pair w = pair_random(c, F32, 2, n), m = pair_random(c, x.moments, 1, n), v = pair_uniform(c, x.moments, 0, 1, 1, &n);
@@ -392,7 +392,7 @@ TEST(adamw_splits)
     Pair shift = pair_zero(c, I32, 1);
     for (int i = 0; i < 5; i++) {
         int64_t chunks;
-        FlatPart range = { .grad = cuts[i], .value = cuts[i], .shard = cuts[i], .count = cuts[i + 1] - cuts[i] };
+        FlatPart range = { .grad = cuts[i], .value = cuts[i], .shard = cuts[i], .v = cuts[i], .count = cuts[i + 1] - cuts[i] };
         Pair parts = pair_parts(c, &range, 1, &chunks);
         BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
              .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .parts = AT(parts), .chunks = chunks);

@@ -1,0 +1,18 @@
+/* How long chains of products are. */
+#ifndef MEGATRAIN_DEVICE_LEAF_H
+#define MEGATRAIN_DEVICE_LEAF_H
+
+#include <stdint.h>
+
+/* Of a sum that a rank forms whole a chain has so many products at most: the error of a chain grows with its length. */
+enum { LEAF_MOST = 2048 };
+
+/* A power of two of leaves, of which only the last may be shorter. */
+static inline int64_t whole_leaf(int64_t length)
+{
+    int64_t parts = 1;
+    while ((length + parts - 1) / parts > LEAF_MOST) parts *= 2;
+    return (length + parts - 1) / parts;
+}
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * Which optimizer updates which parameter, and what it keeps of it. Matrices go to the one that was chosen, as far as it
+ * takes them; the rest is AdamW's, with the same learning rate and decay.
+ *
+ *   adamw   any parameter                       m, v
+ *   muon    matrices that inputs are multiplied by: no vectors, no tables of tokens or positions, no head, nothing of
+ *           a single row or column; routers by choice            m
+ *
+ * Moments lie elementwise in the ranks' ZeRO shards (param/param.h), whatever the optimizer is.
+ */
+#ifndef MEGATRAIN_OPTIM_OPTIMIZER_H
+#define MEGATRAIN_OPTIM_OPTIMIZER_H
+
+#include "param/param.h"
+
+typedef struct {
+    float beta1, beta2, eps, weight_decay;
+} AdamWSpec;
+
+typedef enum { MUON_SIMPLE, MUON_QUINTIC, MUON_POLAR_EXPRESS, MUON_DEEPSEEKV4, MUON_SETS } MuonSet;
+
+/* By what the orthogonal matrix [r, c] is multiplied. */
+typedef enum {
+    MUON_MATCH_RMS_ADAMW, /* 0.2 sqrt(max(r, c)): as large as AdamW's updates, so that its learning rates do */
+    MUON_SPECTRAL,        /* sqrt(max(r, c)) */
+    MUON_SHAPE,           /* sqrt(max(1, r / c)) */
+    MUON_UNIT_RMS_NORM    /* sqrt(r / c) */
+} MuonScale;
+
+/* What is one matrix of an attention layer's weight. */
+typedef enum { MUON_SPLIT_QKV, MUON_SPLIT_HEAD, MUON_SPLIT_NONE } MuonSplit;
+
+typedef struct {
+    float momentum;
+    bool nesterov;
+    MuonSet set; /* of coefficients */
+    int steps;   /* of Newton-Schulz */
+    MuonScale scale;
+    MuonSplit split;
+    bool router; /* it takes routers */
+} MuonSpec;
+
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZERS } OptimizerKind;
+
+typedef struct {
+    int moments; /* that it keeps: m, or m and v */
+    bool (*takes)(const ParamSpec *p, const MuonSpec *muon);
+} Optimizer;
+
+extern const Optimizer optimizers[OPTIMIZERS];
+
+/* To be called when all parameters are registered, and before a store is made. */
+void optimizer_assign(ParamRegistry *r, OptimizerKind kind, const MuonSpec *muon);
+
+#endif

@@ -1,0 +1,503 @@
+/*
+ * Muon: Newton-Schulz against published numbers and float64; steps of tiny models against a program in float64 that
+ * knows the matrices by their names; and one hash of losses, weights and moments whatever the layout is, while each rank
+ * does, sends and keeps what was planned for it (tiny.h).
+ *
+ * test_muon [case]. MEGATRAIN_LAYOUTS=brief, for sanitizers, takes one layout in six.
+ */
+#include "test.h"
+#include "tiny.h"
+
+enum { BUCKET_BYTES = 64 << 10, STEPS = 3 };
+
+/* ---- Newton-Schulz ---- */
+
+static const double abc_of[MUON_SETS][10][3] = {
+    [MUON_SIMPLE] = { { 3.4445, -4.7750, 2.0315 } },
+    [MUON_QUINTIC] = { { 4.0848, -6.8946, 2.9270 }, { 3.9505, -6.3029, 2.6377 }, { 3.7418, -5.5913, 2.3037 },
+                       { 2.8769, -3.1427, 1.2046 }, { 2.8366, -3.0525, 1.2012 } },
+    [MUON_POLAR_EXPRESS] = { { 8.2051, -22.9019, 16.4607 }, { 4.0664, -2.8612, .5184 }, { 3.9096, -2.8234, .5250 },
+                             { 3.2856, -2.4153, .4853 }, { 2.2779, -1.6198, .3985 }, { 1.8726, -1.2307, .3585 },
+                             { 1.8564, -1.2132, .3568 }, { 1.8750, -1.2500, .3750 } },
+    [MUON_DEEPSEEKV4] = { { 3.4445, -4.7750, 2.0315 } },
+};
+
+static const double *abc_at(MuonSet set, int step)
+{
+    static const double last[3] = { 2, -1.5, .5 };
+    if (set == MUON_QUINTIC) return abc_of[set][step % 5];
+    if (set == MUON_POLAR_EXPRESS) return abc_of[set][step < 7 ? step : 7];
+    return set == MUON_DEEPSEEKV4 && step >= 8 ? last : abc_of[set][0];
+}
+
+/* y[r, c] = x[r, k] z, z [k, c], or [c, k] if it is transposed. */
+static void product(const double *x, const double *z, double *y, int64_t r, int64_t k, int64_t c, bool transposed)
+{
+    for (int64_t i = 0; i < r; i++)
+        for (int64_t j = 0; j < c; j++) {
+            double sum = 0;
+            for (int64_t n = 0; n < k; n++) sum += x[i * k + n] * (transposed ? z[j * k + n] : z[n * c + j]);
+            y[i * c + j] = sum;
+        }
+}
+
+/* In float64 and without a transposed copy: of a tall matrix A = X^T X stands on the other side. */
+static void orthogonalize(double *x, int64_t r, int64_t c, MuonSet set, int steps)
+{
+    const int64_t s = r < c ? r : c;
+    double *t = malloc((size_t)(r * c) * sizeof *t), *a = malloc((size_t)(s * s) * sizeof *a),
+           *b = malloc((size_t)(s * s) * sizeof *b), *y = malloc((size_t)(r * c) * sizeof *y), norm = 0;
+    for (int64_t i = 0; i < r * c; i++) norm += x[i] * x[i];
+    norm = fmax(sqrt(norm), 1e-7);
+    for (int64_t i = 0; i < r * c; i++) x[i] /= norm;
+    for (int step = 0; step < steps; step++) {
+        const double *k = abc_at(set, step);
+        for (int64_t i = 0; i < r; i++)
+            for (int64_t j = 0; j < c; j++) t[j * r + i] = x[i * c + j];
+        if (r <= c) product(x, t, a, r, c, r, false);
+        else product(t, x, a, c, r, c, false);
+        product(a, a, b, s, s, s, false);
+        for (int64_t i = 0; i < s * s; i++) b[i] = k[1] * a[i] + k[2] * b[i];
+        if (r <= c) product(b, x, y, r, r, c, false);
+        else product(x, b, y, r, c, c, false);
+        for (int64_t i = 0; i < r * c; i++) x[i] = k[0] * x[i] + y[i];
+    }
+    free(t);
+    free(a);
+    free(b);
+    free(y);
+}
+
+typedef struct {
+    Device dev;
+    Arena scratch;
+    void *memory;
+} Bench;
+
+static void bench_open(Bench *b, int threads)
+{
+    enum { BYTES = 16 << 20 };
+    OK(device_open(&b->dev, (DeviceChoice){ .threads = threads, .isa = isa_best() }));
+    CHECK(!posix_memalign(&b->memory, ARENA_ALIGN, BYTES));
+    arena_init(&b->scratch, "scratch", b->memory, BYTES);
+}
+
+static void bench_close(Bench *b)
+{
+    free(b->memory);
+    device_close(&b->dev);
+}
+
+/* x [r, c], r <= c. */
+static void run_newton_schulz(Bench *b, const float *x, float *y, int64_t r, int64_t c, MuonSet set, int steps)
+{
+    int64_t sums[256];
+    OK(op(&b->dev.stream, normalize, .y = tensor_of(y, F32, r, c), .sums = tensor_of(sums, I64, r),
+          .x = tensor_of((void *)(uintptr_t)x, F32, r, c), .eps = 1e-7f));
+    OK(muon_newton_schulz(&b->dev.stream, set, steps, tensor_of(y, F32, r, c), &b->scratch));
+    CHECK(b->scratch.used_bytes == 0);
+}
+
+TEST(published_numbers)
+{
+    static const float g[] = { 1, 2, -1, .5f, -1, 3 };
+    static const struct {
+        MuonSet set;
+        int steps;
+        double want[6];
+    } cases[] = {
+        { MUON_SIMPLE, 5, { .6090084654, .8135934027, .0987327087, .3606741671, .0874987218, .7485626547 } },
+        { MUON_QUINTIC, 5, { .5565394289, .8399806871, -.07861763, .316200016, -.0862036903, .941356498 } },
+        { MUON_DEEPSEEKV4, 10, { .546487826, .8329187223, -.091388199, .309362931, -.0986120026, .9459783321 } },
+    };
+    Bench b;
+    bench_open(&b, 1);
+    for (int k = 0; k < 3; k++) {
+        float y[6];
+        double x[6], tall[6];
+        run_newton_schulz(&b, g, y, 2, 3, cases[k].set, cases[k].steps);
+        for (int i = 0; i < 6; i++) x[i] = tall[i % 3 * 2 + i / 3] = (double)g[i];
+        orthogonalize(x, 2, 3, cases[k].set, cases[k].steps);
+        orthogonalize(tall, 3, 2, cases[k].set, cases[k].steps);
+        for (int i = 0; i < 6; i++) {
+            CHECK_CLOSE(x[i], cases[k].want[i], 1e-9, "set %d, element %d in float64", k, i);
+            CHECK_CLOSE(tall[i % 3 * 2 + i / 3], cases[k].want[i], 1e-9, "set %d, element %d of the tall one", k, i);
+            CHECK_CLOSE((double)y[i], cases[k].want[i], 3e-6, "set %d, element %d", k, i);
+        }
+    }
+    bench_close(&b);
+}
+
+/* Matrices of many sizes, whose singular values are alike, so that what a step amplifies is not what was rounded. */
+TEST(equals_float64)
+{
+    static const int64_t shapes[][2] = { { 1, 1 }, { 1, 40 }, { 7, 7 }, { 16, 33 }, { 48, 200 }, { 100, 100 } };
+    uint64_t state = 5;
+    for (int k = 0; k < 6; k++)
+        for (MuonSet set = 0; set < MUON_SETS; set++) {
+            const int64_t r = shapes[k][0], c = shapes[k][1];
+            float *x = calloc((size_t)(r * c), sizeof *x), *y[2];
+            double *want = malloc((size_t)(r * c) * sizeof *want);
+            for (int64_t i = 0; i < r * c; i++) {
+                x[i] = (float)test_uniform(&state, -1, 1) / sqrtf((float)c) + (i / c == i % c ? 1 : 0);
+                want[i] = (double)x[i];
+            }
+            for (int threads = 1; threads < 3; threads++) {
+                Bench b;
+                bench_open(&b, threads);
+                y[threads - 1] = malloc((size_t)(r * c) * sizeof(float));
+                run_newton_schulz(&b, x, y[threads - 1], r, c, set, set == MUON_DEEPSEEKV4 ? 10 : 5);
+                bench_close(&b);
+            }
+            CHECK(!memcmp(y[0], y[1], (size_t)(r * c) * sizeof(float)));
+            orthogonalize(want, r, c, set, set == MUON_DEEPSEEKV4 ? 10 : 5);
+            double worst = 0;
+            for (int64_t i = 0; i < r * c; i++) worst = fmax(worst, fabs((double)y[0][i] - want[i]));
+            CHECK_MSG(worst < (set == MUON_POLAR_EXPRESS ? 4e-5 : 4e-6), "%lld x %lld, set %d: %.3g", (long long)r, (long long)c, (int)set, worst);
+            free(x);
+            free(want);
+            free(y[0]);
+            free(y[1]);
+        }
+}
+
+/* ---- models ---- */
+
+/* Of TINY_MODELS each with another split, scale, set and choice for routers. */
+typedef enum { GPT2, LLAMA, VARIANTS, LATENT, LATENT_Q, MIXTRAL, DEEPSEEK, GPTOSS, FURTHER, MODELS } Model;
+
+static TrainSpec spec_of(Model kind)
+{
+    TrainSpec s = { 0 };
+    MuonSpec m = { .momentum = .95f, .nesterov = true, .steps = 5, .router = true };
+    switch (kind) {
+    case GPT2: s = tiny_gpt2(); break;
+    case LLAMA: s = tiny_llama(), m.set = MUON_QUINTIC, m.scale = MUON_SPECTRAL; break;
+    case VARIANTS: s = tiny_variants(), m.split = MUON_SPLIT_HEAD, m.set = MUON_POLAR_EXPRESS; break;
+    case LATENT: s = tiny_latent(tiny_llama(), 0), m.scale = MUON_SHAPE, m.nesterov = false; break;
+    case LATENT_Q: s = tiny_latent(tiny_llama(), 24), m.split = MUON_SPLIT_HEAD; break;
+    case MIXTRAL: s = tiny_mixture(TINY_MIXTRAL, 2), m.split = MUON_SPLIT_NONE; break;
+    case DEEPSEEK: s = tiny_mixture(TINY_DEEPSEEK, 2), m.set = MUON_DEEPSEEKV4, m.steps = 10, m.router = false; break;
+    case GPTOSS: s = tiny_gptoss(2), m.scale = MUON_UNIT_RMS_NORM; break;
+    case FURTHER: s = tiny_further(tiny_llama(), 1), m.momentum = .9f; break;
+    case MODELS: break;
+    }
+    s.update.optimizer = OPTIMIZER_MUON;
+    s.update.muon = m;
+    s.update.bucket_bytes = BUCKET_BYTES;
+    return s;
+}
+
+static const char *const model_names[MODELS] = {
+    "gpt2", "llama", "variants", "latent", "latent with q", "mixtral", "deepseek", "gpt-oss", "further tokens"
+};
+
+/* ---- against float64 ---- */
+
+/* A parameter in plain order. */
+typedef struct {
+    int64_t rows, columns;
+    double *w, *m, *v, *g;
+} Plain;
+
+typedef struct {
+    Plain *plain;
+    int32_t *shift; /* before the step */
+    int step;
+    double worst;
+} Oracle;
+
+static double accumulated(const ParamStore *s, Tensor shift, int id, int64_t at, const int32_t *before)
+{
+    const Tensor g = param_zero_shard_grad(s, id);
+    (void)shift;
+    if (g.dtype == F32) return (double)((const float *)g.data)[at];
+    return ldexp((double)((const int64_t *)g.data)[at], -before[s->reg->items[id].global]);
+}
+
+/* Rows of the matrices of a weight, by its name: 0 ends the list, which is repeated. */
+static void matrix_rows(const ModelSpec *m, const MuonSpec *u, const char *name, int64_t rows, int64_t out[8])
+{
+    const int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
+    const bool gated = activation_gated(m->activation), head = u->split == MUON_SPLIT_HEAD;
+    memset(out, 0, 8 * sizeof *out);
+    out[0] = rows;
+    if (strstr(name, "attn.qkv.") && head) out[0] = m->head_dim;
+    else if (strstr(name, "attn.qkv.") && u->split == MUON_SPLIT_QKV)
+        out[0] = q, out[1] = out[2] = kv, out[3] = m->attention_gate ? q : 0;
+    else if ((strstr(name, "attn.q_b.") || strstr(name, "attn.q.")) && head) out[0] = m->head_dim;
+    else if (strstr(name, "attn.kv_b.") && head) out[0] = m->latent.width.nope + m->latent.width.value;
+    else if (strstr(name, "attn.gate.") && head) out[0] = m->latent.width.value;
+    else if (strstr(name, "experts.fc1.")) out[0] = m->moe.ffn, out[1] = gated ? m->moe.ffn : 0;
+    else if (strstr(name, "experts.fc2.")) out[0] = m->hidden;
+    else if (strstr(name, ".fc1.") && gated) out[0] = out[1] = rows / 2;
+}
+
+static bool by_muon(const MuonSpec *u, const char *name, const Plain *p)
+{
+    if (p->columns == 1 || p->rows == 1 || !strstr(name, ".weight")) return false;
+    if (strstr(name, "embedding.token") || strstr(name, "embedding.position") || strstr(name, "head.weight")) return false;
+    return u->router || !strstr(name, "router.weight");
+}
+
+static double scale_for(MuonScale s, double r, double c)
+{
+    return s == MUON_MATCH_RMS_ADAMW ? .2 * sqrt(fmax(r, c)) : s == MUON_SPECTRAL ? sqrt(fmax(r, c))
+           : s == MUON_SHAPE ? sqrt(fmax(1, r / c)) : sqrt(r / c);
+}
+
+static void muon_in_float64(const TrainSpec *s, const char *name, Plain *p, double lr)
+{
+    const MuonSpec *u = &s->update.muon;
+    const double beta = (double)u->momentum;
+    int64_t rows[8];
+    matrix_rows(&s->model, u, name, p->rows, rows);
+    for (int64_t row = 0, k = 0; row < p->rows; row += rows[k], k = rows[k + 1] ? k + 1 : 0) {
+        const int64_t n = rows[k] * p->columns, first = row * p->columns;
+        double *x = malloc((size_t)n * sizeof *x);
+        for (int64_t i = 0; i < n; i++) {
+            double *m = &p->m[first + i], g = p->g[first + i];
+            *m = beta * *m + (1 - beta) * g;
+            x[i] = u->nesterov ? beta * *m + (1 - beta) * g : *m;
+        }
+        orthogonalize(x, rows[k], p->columns, u->set, u->steps);
+        for (int64_t i = 0; i < n; i++) {
+            double *w = &p->w[first + i];
+            *w *= 1 - lr * (double)s->update.adamw.weight_decay;
+            *w -= lr * scale_for(u->scale, (double)rows[k], (double)p->columns) * x[i];
+        }
+        free(x);
+    }
+}
+
+static void adamw_in_float64(const TrainSpec *s, Plain *p, double lr, double decay, int step)
+{
+    const AdamWSpec *a = &s->update.adamw;
+    const double b1 = (double)a->beta1, b2 = (double)a->beta2;
+    for (int64_t i = 0; i < p->rows * p->columns; i++) {
+        p->m[i] = b1 * p->m[i] + (1 - b1) * p->g[i];
+        p->v[i] = b2 * p->v[i] + (1 - b2) * p->g[i] * p->g[i];
+        const double u = p->m[i] / (1 - pow(b1, step)) / (sqrt(p->v[i] / (1 - pow(b2, step))) + (double)a->eps);
+        p->w[i] -= lr * (u + decay * p->w[i]);
+    }
+}
+
+/* Where a local element of a parameter lies in plain order; -1: nowhere. */
+static int64_t plain_at(const Param *p, int64_t e)
+{
+    const int64_t row = param_plain_row(p, e / p->local[1]);
+    return row < 0 ? -1 : row * p->spec.shape[1] + e % p->local[1];
+}
+
+static void oracle_open(Oracle *o, const Trainer *t)
+{
+    const ParamStore *s = &t->stores[0];
+    o->plain = calloc((size_t)s->reg->count, sizeof *o->plain);
+    o->shift = calloc((size_t)s->reg->count, sizeof *o->shift);
+    for (int i = 0; i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        const int64_t n = p->spec.shape[0] * p->spec.shape[1];
+        Plain *q = &o->plain[i];
+        *q = (Plain){ p->spec.shape[0], p->spec.shape[1] };
+        q->w = calloc((size_t)(4 * n), sizeof *q->w);
+        q->m = q->w + n, q->v = q->w + 2 * n, q->g = q->w + 3 * n;
+        for (int64_t e = 0; e < p->count; e++)
+            if (plain_at(p, e) >= 0) q->w[plain_at(p, e)] = (double)((const float *)param_store_value(s, i, 0).data)[e];
+    }
+}
+
+static void oracle_step(Oracle *o, const Trainer *t)
+{
+    const ParamStore *s = &t->stores[0];
+    const StepValues *v = t->step_values;
+    o->step++;
+    for (int i = 0; i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        Plain *q = &o->plain[i];
+        if (p->spec.group == PARAM_STATE) continue;
+        for (int64_t e = 0; e < p->count; e++)
+            if (plain_at(p, e) >= 0)
+                q->g[plain_at(p, e)] = accumulated(s, t->stats.shift, i, e, o->shift) * (double)v->grad_scale;
+        const bool muon = by_muon(&t->spec.update.muon, p->name, q);
+        CHECK_MSG(muon == (p->optimizer == OPTIMIZER_MUON), "%s", p->name);
+        if (muon) muon_in_float64(&t->spec, p->name, q, (double)v->lr);
+        else adamw_in_float64(&t->spec, q, (double)v->lr,
+                              p->spec.flags & PARAM_DECAY ? (double)t->spec.update.adamw.weight_decay : 0, o->step);
+        double worst = 0;
+        for (int64_t e = 0; e < p->count; e++)
+            if (plain_at(p, e) >= 0) {
+                const double w = (double)((const float *)param_store_value(s, i, 0).data)[e];
+                const double away = fabs(w - q->w[plain_at(p, e)]);
+                worst = away <= worst ? worst : away;
+                q->w[plain_at(p, e)] = w; /* (what a step amplifies must not be amplified again) */
+            }
+        CHECK_MSG(worst < 3e-7, "%s, step %d: %.3g away", p->name,
+                  o->step, worst);
+        if (!(worst <= o->worst)) o->worst = worst;
+    }
+}
+
+static void oracle_close(Oracle *o, const Trainer *t)
+{
+    for (int i = 0; i < t->stores[0].reg->count; i++) free(o->plain[i].w);
+    free(o->plain);
+    free(o->shift);
+}
+
+TEST(steps_equal_float64)
+{
+    for (Model k = 0; k < MODELS; k++) {
+        TrainSpec s = spec_of(k);
+        MemoryPlan plan;
+        World w;
+        Trainer t;
+        Oracle o = { 0 };
+        Grid g = { .tp = 1, .dp = 1, .pp = 1, .owners = true, .ep = s.model.moe.experts > 0 };
+        OK(trainer_plan(&s, g, 0, &plan));
+        OK(world_open_self(&w));
+        w.grid.owners = true;
+        OK(trainer_open(&t, &s, &w, &plan));
+        oracle_open(&o, &t);
+        for (int i = 0; i < 4; i++) {
+            StepReport report;
+            memcpy(o.shift, t.stats.shift.data, (size_t)t.stats.count * sizeof *o.shift);
+            OK(trainer_step(&t, tiny_source(&t), &report));
+            CHECK(!report.skipped && !report.redone);
+            oracle_step(&o, &t);
+        }
+        printf("    %s: %.2g away at most\n", model_names[k], o.worst);
+        oracle_close(&o, &t);
+        trainer_close(&t);
+        world_close(&w);
+    }
+}
+
+/* ---- layouts ---- */
+
+typedef struct {
+    int tp, sp, cp, dp, zero;
+    int zero_group; /* 0: all copies */
+    int micro, threads;
+    int ep, etp; /* 0 = 1 */
+    const char *schedule;
+    int pp, chunks;
+    GridOrder order;
+    Isa isa;
+} Layout;
+
+static const Layout dense[] = {
+    { 1, 0, 1, 1, 0, 0, 4, 2 },
+    { 1, 0, 1, 1, 0, 0, 2, 1, .isa = ISA_AVX2 },
+    { 1, 0, 1, 2, 0, 0, 2, 1 },
+    { 1, 0, 1, 2, 1, 0, 4, 1 },
+    { 1, 0, 1, 4, 2, 0, 1, 1 },
+    { 1, 0, 1, 8, 3, 0, 1, 1 },
+    { 1, 0, 1, 8, 1, 2, 1, 1 },
+    { 1, 0, 1, 4, 3, 2, 2, 1 },
+    { 2, 0, 1, 1, 0, 0, 4, 1 },
+    { 2, 1, 1, 1, 0, 0, 2, 2 },
+    { 4, 1, 1, 2, 1, 0, 4, 1 },
+    { 8, 0, 1, 1, 0, 0, 8, 1 },
+    { 2, 0, 1, 2, 0, 0, 2, 1 },
+    { 2, 1, 1, 4, 3, 0, 2, 1 },
+    { 2, 1, 1, 4, 2, 2, 1, 1 },
+    { 1, 0, 2, 1, 0, 0, 4, 1 },
+    { 1, 0, 2, 2, 1, 0, 2, 1 },
+    { 2, 1, 2, 2, 3, 0, 2, 1 },
+    { 2, 0, 2, 2, 2, 2, 1, 1 },
+    { 1, 0, 1, 1, 0, 0, 2, 1, .schedule = "1f1b", .pp = 2 },
+    { 1, 0, 1, 2, 1, 0, 2, 1, .schedule = "1f1b", .pp = 2 },
+    { 2, 1, 1, 2, 3, 0, 2, 1, .schedule = "1f1b", .pp = 2 },
+    { 2, 0, 1, 2, 1, 0, 1, 1, .schedule = "1f1b", .pp = 2, .order = ORDER_PP_DP },
+    { 1, 0, 2, 1, 2, 0, 1, 1, .schedule = "interleaved", .pp = 2, .chunks = 2 },
+    { 1, 0, 1, 1, 1, 0, 1, 1, .schedule = "zb-v", .pp = 2 },
+    { 1, 0, 1, 1, 0, 0, 1, 1, .schedule = "dualpipe", .pp = 2 },
+    { 1, 0, 1, 2, 1, 0, 1, 1, .schedule = "dualpipe", .pp = 2 },
+    { 2, 1, 1, 2, 1, 0, 1, 1, .schedule = "dualpipe", .pp = 2, .order = ORDER_PP_DP },
+    { 2, 0, 1, 1, 0, 0, 1, 1, .schedule = "dualpipe", .pp = 2 },
+    { 1, 0, 1, 1, 1, 0, 1, 1, .schedule = "dualpipe", .pp = 4 },
+};
+
+static const Layout mixtures[] = {
+    { 1, 0, 1, 1, 0, 0, 4, 2 },
+    { 1, 0, 1, 2, 0, 0, 2, 1, 2 },
+    { 1, 0, 1, 2, 1, 0, 2, 1, 1 },
+    { 1, 0, 1, 4, 1, 0, 2, 1, 2 },
+    { 1, 0, 1, 4, 3, 0, 1, 1, 2 },
+    { 1, 0, 1, 8, 2, 4, 1, 1, 4 },
+    { 2, 1, 1, 1, 0, 0, 4, 1, 2 },
+    { 2, 1, 1, 2, 1, 0, 2, 1, 2, 2 },
+    { 2, 1, 1, 4, 3, 0, 2, 1, 4, 1 },
+    { 2, 1, 1, 4, 1, 2, 2, 1, 2, 2 },
+    { 4, 1, 1, 2, 0, 0, 4, 1, 1, 4 },
+    { 1, 0, 2, 2, 1, 0, 2, 1, 2, 2 },
+    { 2, 1, 2, 2, 3, 0, 2, 1, 4, 2 },
+    { 1, 0, 1, 2, 1, 0, 2, 1, 2, .schedule = "1f1b", .pp = 2 },
+    { 2, 1, 1, 2, 2, 0, 2, 1, 2, 1, .schedule = "1f1b", .pp = 2 },
+    { 1, 0, 1, 2, 1, 0, 1, 1, 2, .schedule = "dualpipe", .pp = 2 },
+};
+
+static int ones(int n) { return n ? n : 1; }
+
+static TinyRun run_of(Model kind, const Layout *l)
+{
+    TinyRun r = { .spec = spec_of(kind),
+                  .steps = STEPS,
+                  .grid = { .tp = ones(l->tp), .cp = ones(l->cp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp,
+                            .order = l->order, .zero_group = l->zero_group, .owners = true } };
+    r.spec.model.layers = 4;
+    if (r.spec.model.moe.experts) r.grid.ep = ones(l->ep), r.grid.etp = ones(l->etp);
+    r.spec.micro_batch = l->micro ? l->micro : 4;
+    r.spec.device.threads = ones(l->threads);
+    if (l->isa != ISA_AUTO && isa_supported(l->isa)) r.spec.device.isa = l->isa;
+    r.spec.update.zero = (ZeroCut)l->zero;
+    r.spec.update.overlap_grad = r.spec.update.overlap_param = l->zero % 2;
+    r.spec.pipeline = (PipelineSpec){ .schedule = l->schedule, .chunks = l->chunks };
+    if (l->schedule) OK(schedule_two_way(l->schedule, &r.grid.bidirectional));
+    return r;
+}
+
+static bool left_out(void)
+{
+    static int turn;
+    return env_is("MEGATRAIN_LAYOUTS", "brief") && turn++ % 6;
+}
+
+static void check_layouts(Model kind, const Layout *list, int count, int every)
+{
+    static const Layout one = { 1, 0, 1, 1, 0, 0, 4, 1 };
+    static int turn;
+    TinyRun want = run_of(kind, &one);
+    tiny_train(&want);
+    CHECK_MSG(!want.err, "%s: %s", model_names[kind], want.message);
+    CHECK(want.loss[STEPS - 1] < want.loss[0]);
+    for (int i = turn++ % every; i < count; i += every) {
+        const Layout *l = &list[i];
+        if (left_out()) continue;
+        TinyRun r = run_of(kind, l);
+        tiny_train(&r);
+        CHECK_MSG(!r.err && r.hash == want.hash,
+                  "%s: tp %d sp %d cp %d dp %d ep %d etp %d zero %d/%d %s pp %d x %d, micro %d: %s", model_names[kind], l->tp,
+                  l->sp, l->cp, l->dp, l->ep, l->etp, l->zero, l->zero_group, l->schedule ? l->schedule : "", l->pp,
+                  l->chunks, l->micro, r.err ? r.message : "other bits");
+    }
+}
+
+#define LIST(l) (l), (int)(sizeof(l) / sizeof *(l))
+
+TEST(layouts_of_gpt2) { check_layouts(GPT2, LIST(dense), 1); }
+TEST(layouts_of_llama) { check_layouts(LLAMA, LIST(dense), 3); }
+TEST(layouts_of_variants) { check_layouts(VARIANTS, LIST(dense), 3); }
+TEST(layouts_of_latent_attention)
+{
+    check_layouts(LATENT, LIST(dense), 4);
+    check_layouts(LATENT_Q, LIST(dense), 4);
+}
+TEST(layouts_of_mixtures)
+{
+    check_layouts(MIXTRAL, LIST(mixtures), 1);
+    check_layouts(DEEPSEEK, LIST(mixtures), 2);
+    check_layouts(GPTOSS, LIST(mixtures), 4);
+}
+
+TEST_MAIN
