@@ -609,7 +609,7 @@ assert all(abs(b[k] / want[k] - 1) < 1e-5 for k in want) and plan["checkpoint_by
 assert abs((p["step_ms"] + sum(b.values())) / p["all_ms"] - 1) < 1e-5
 EOP
 # states of the optimizer in the host's memory: 12 bytes of a parameter each way over the link, and no more of the device's
-sed '$a host_gb_s = 40' "$root/config/devices/h100.ini" >link.ini
+sed 's/^host_link_gb_s = .*/host_link_gb_s = 40\nlink_share = 1/' "$root/config/devices/h100.ini" >link.ini
 for states in device host; do
     "$mt" plan --config "$root/config/llama3-8b.ini" --world 8 --device ./link.ini --json parallel.tp=1 parallel.zero=1 \
         model.vocab=128256 optim.states=$states >states-$states.json

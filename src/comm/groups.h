@@ -32,7 +32,6 @@
  *             r and pp-1-r: these two along pp, times dp and cp, reduce the gradients of the lower and higher stage.
  *             One group of ranks, two communicators, so that the order of calls on each is that of one stage. With
  *             groups of ZeRO, which are in one pp rank, those of these ranks that have the same shards
- *             One group of ranks, two communicators, so that the order of calls on each is that of one stage
  *   owners    all ranks that have a part of a stage's weights: whole matrices are dealt to them (optim/muon.h)
  *   tp-pp     a whole model: norm of the gradient
  *   world     all ranks; host: the same, for numbers in host memory, whatever the device

@@ -243,7 +243,7 @@ static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
     const double arithmetic = arithmetic_seconds(m, id, args);
     const double memory = tensor_traffic(id, args) / (1e9 * m->device->memory_gb_s * m->device->memory_share);
     const int launches = launches_of(id, columns_of(id, args));
-    const double far = far_traffic(id, args) / (1e9 * m->device->host_gb_s);
+    const double far = far_traffic(id, args) / device_host_rate(m->device);
     double seconds = fmax(fmax(arithmetic, memory), far) + 1e-6 * launches * m->device->gap_us;
     if (far == 0) measured_op(&m->device->points, id, args, 1, 1, &seconds);
     return (OpCost){ .seconds = seconds, .host = 1e-6 * launches * m->device->host_us, .launches = launches };

@@ -485,6 +485,9 @@ BENCH(qk_clip, { "queries" })
     a->step = step;
     a->rows = (QkRows){ chunk, { chunk, 0 }, { QK_QUERY, QK_KEY }, .heads = 1, .chunks = 1 };
     a->columns = columns, a->threshold = 100, a->alpha = 0.5f;
+    return ERR_OK;
+}
+
 /* ---- matrices of Muon, of which one is a rank's ---- */
 
 static Err make_boxes(Maker *m, Tensor *out, int64_t *chunks)
