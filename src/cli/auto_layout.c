@@ -51,6 +51,7 @@ static ConfigSource source_of(const AutoLayout *a, int64_t world)
     char why[256];
     return (ConfigSource){ .path = a->path,
                            .gpus = device_cuda_count(why, sizeof why),
+                           .pairs = dot_supported(),
                            .overrides = a->given,
                            .override_count = a->given_count,
                            .world_size = world };

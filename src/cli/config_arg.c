@@ -17,6 +17,7 @@ Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
     char why[256];
     return config_read(c, (ConfigSource){ .path = path,
                                           .gpus = device_cuda_count(why, sizeof why),
+                                          .pairs = dot_supported(),
                                           .judge = grid_judge,
                                           .overrides = overrides.items,
                                           .override_count = overrides.count,
@@ -76,6 +77,7 @@ static Err config_of(Config *c, const Source *s, Words overrides, int64_t world_
     char why[256];
     ConfigSource source = { .path = s->path, .text = s->meta.config, .world_size = CONFIG_ANY_WORLD };
     source.gpus = device_cuda_count(why, sizeof why);
+    source.pairs = dot_supported();
     TRY(err_as(config_read(c, source), ERR_CKPT));
     config_release(c);
     source.overrides = overrides.items;

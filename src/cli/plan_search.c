@@ -74,7 +74,8 @@ static Err ask(Query *q, const PlanSearch *p)
     TRY(layout_base((ConfigSource){ .path = p->config_path,
                                     .overrides = p->overrides.items,
                                     .override_count = p->overrides.count,
-                                    .gpus = device_cuda_count(why, sizeof why) },
+                                    .gpus = device_cuda_count(why, sizeof why),
+                                    .pairs = dot_supported() },
                     &q->base));
     const Config *c = &q->base;
     TRY(planner_open(&q->planner, p->device, (int)p->world));

@@ -152,6 +152,7 @@ Err config_read(Config *c, ConfigSource source)
     c->derived.world_size = source.world_size > 0 ? source.world_size : 1;
     c->derived.any_world = source.world_size == CONFIG_ANY_WORLD;
     c->derived.gpus = source.gpus;
+    c->derived.pairs = source.pairs;
     c->path = config_keep(&r, "%s", source.path ? source.path : "");
     if (source.text) config_read_text(&r, source.text);
     else if (source.path) TRY(config_read_file(&r, source.path));

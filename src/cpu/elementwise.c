@@ -40,20 +40,19 @@ static void residual_fwd_part(const void *args, int64_t first, int64_t end)
 {
     const residual_fwd_args *a = args;
     const DropRows drop = { a->dropout, a->position.data, a->sample.data };
-    const float *bias = a->bias.data;
+    const Row bias = row_of(a->bias, 0);
     int64_t D = a->x.dim[1];
     for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->x, n), *residual = a->residual.data ? row_f32(a->residual, n) : NULL;
-        float *y = row_f32(a->y, n);
+        const Row x = row_of(a->x, n), residual = row_of(a->residual, a->residual.data ? n : 0), y = row_of(a->y, n);
         uint64_t keep = 0;
         for (int64_t i = 0; i < D; i += VEC, keep >>= VEC) {
             int64_t left = D - i;
             if (i % KEEP == 0) keep = drop_keep(&drop, n, i);
-            vf v = row_load(x + i, left);
-            if (bias) v = vf_add(v, row_load(bias + i, left));
+            vf v = row_get(x, i, left);
+            if (bias.data) v = vf_add(v, row_get(bias, i, left));
             v = drop_apply(&drop, v, keep);
-            if (residual) v = vf_add(row_load(residual + i, left), v);
-            row_store(y + i, v, left);
+            if (residual.data) v = vf_add(row_get(residual, i, left), v);
+            row_put(y, i, v, left);
         }
     }
 }
@@ -70,12 +69,11 @@ static void residual_bwd_part(const void *args, int64_t first, int64_t end)
     const DropRows drop = { a->dropout, a->position.data, a->sample.data };
     int64_t D = a->dy.dim[1];
     for (int64_t n = first; n < end; n++) {
-        const float *dy = row_f32(a->dy, n);
-        float *dx = row_f32(a->dx, n);
+        const Row dy = row_of(a->dy, n), dx = row_of(a->dx, n);
         uint64_t keep = 0;
         for (int64_t i = 0; i < D; i += VEC, keep >>= VEC) {
             if (i % KEEP == 0) keep = drop_keep(&drop, n, i);
-            row_store(dx + i, drop_apply(&drop, row_load(dy + i, D - i), keep), D - i);
+            row_put(dx, i, drop_apply(&drop, row_get(dy, i, D - i), keep), D - i);
         }
     }
 }

@@ -21,13 +21,12 @@ static void embedding_fwd_part(const void *args, int64_t first, int64_t end)
     int64_t D = a->y.dim[1];
     for (int64_t n = first; n < end; n++) {
         int64_t v = table_row(index[n], a->first, a->table.dim[0]);
-        const float *from = v < 0 ? NULL : row_f32(a->table, v);
-        float *y = row_f32(a->y, n);
+        const Row from = row_of(a->table, v < 0 ? 0 : v), y = row_of(a->y, n);
         for (int64_t i = 0; i < D; i += VEC) {
             int64_t left = D - i;
             /* adding +0 makes -0 +0, as the sum over ranks does */
-            vf old = a->add ? row_load(y + i, left) : vf_zero();
-            row_store(y + i, vf_add(old, from ? row_load(from + i, left) : vf_zero()), left);
+            vf old = a->add ? row_get(y, i, left) : vf_zero();
+            row_put(y, i, vf_add(old, v < 0 ? vf_zero() : row_get(from, i, left)), left);
         }
     }
 }
@@ -52,10 +51,10 @@ static void embedding_grad_part(const void *args, int64_t first, int64_t end)
     for (int64_t n = 0; n < g->rows; n++) {
         int64_t v = table_row(index[n], g->a->first, g->a->dtable.dim[0]);
         if (v < 0) continue;
-        const float *dy = row_f32(g->a->dy, n);
+        const Row dy = row_of(g->a->dy, n);
         int64_t at = v * g->a->dtable.ld;
         for (int64_t i = first; i < end; i += VEC) {
-            bad |= grad_acc_add(&g->acc, at + i, row_load(dy + i, D - i), D - i);
+            bad |= grad_acc_add(&g->acc, at + i, row_get(dy, i, D - i), D - i);
         }
     }
     if (bad) flag_raise(g->a->overflow);
@@ -83,9 +82,9 @@ VEC_FN void bias_grad_leaf(const BiasGrad *g, int64_t row, int64_t end, int64_t 
     vf sum[GRAD_VECTORS];
     for (int j = 0; j < vectors; j++) sum[j] = vf_zero();
     for (int64_t n = row; n < end; n++) {
-        const float *dy = row_f32(g->a->dy, n) + column;
+        const Row dy = row_of(g->a->dy, n);
         for (int j = 0; j < vectors; j++) {
-            sum[j] = vf_add(sum[j], row_load(dy + j * VEC, left - j * VEC));
+            sum[j] = vf_add(sum[j], row_get(dy, column + j * VEC, left - j * VEC));
         }
     }
     int bad = 0;

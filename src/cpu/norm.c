@@ -13,17 +13,17 @@
  */
 #include "cpu/rows.h"
 
-static void norm_row_stats(const float *x, int64_t D, float eps, float *mean, float *rstd)
+static void norm_row_stats(Row x, int64_t D, float eps, float *mean, float *rstd)
 {
     vf sum = vf_zero(), squares = vf_zero();
     float m = 0.0f;
     if (mean) {
-        for (int64_t i = 0; i < D; i += VEC) sum = vf_add(sum, row_load(x + i, D - i));
+        for (int64_t i = 0; i < D; i += VEC) sum = vf_add(sum, row_get(x, i, D - i));
         m = vf_sum(sum) / (float)D;
         *mean = m;
     }
     for (int64_t i = 0; i < D; i += VEC) {
-        vf d = row_mask(vf_sub(row_load(x + i, D - i), vf_set1(m)), D - i);
+        vf d = row_mask(vf_sub(row_get(x, i, D - i), vf_set1(m)), D - i);
         squares = vf_fma(d, d, squares);
     }
     *rstd = 1.0f / __builtin_sqrtf(vf_sum(squares) / (float)D + eps);
@@ -32,19 +32,20 @@ static void norm_row_stats(const float *x, int64_t D, float eps, float *mean, fl
 static void norm_fwd_part(const void *args, int64_t first, int64_t end)
 {
     const norm_fwd_args *a = args;
-    const float *w = a->w.data, *b = a->b.data;
+    const Row w = row_of(a->w, 0), b = row_of(a->b, 0);
+    const bool biased = a->b.data;
     int64_t D = a->x.dim[1];
     for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->x, n);
-        float *y = row_f32(a->y, n), *mean = a->mean.data ? (float *)a->mean.data + n : NULL;
+        const Row x = row_of(a->x, n), y = row_of(a->y, n);
+        float *mean = a->mean.data ? (float *)a->mean.data + n : NULL;
         float *rstd = (float *)a->rstd.data + n;
         norm_row_stats(x, D, a->eps, mean, rstd);
         vf m = vf_set1(mean ? *mean : 0.0f), r = vf_set1(*rstd);
         for (int64_t i = 0; i < D; i += VEC) {
             int64_t left = D - i;
-            vf h = vf_mul(vf_sub(row_load(x + i, left), m), r);
-            vf wi = row_load(w + i, left);
-            row_store(y + i, b ? vf_fma(h, wi, row_load(b + i, left)) : vf_mul(h, wi), left);
+            vf h = vf_mul(vf_sub(row_get(x, i, left), m), r);
+            vf wi = row_get(w, i, left);
+            row_put(y, i, biased ? vf_fma(h, wi, row_get(b, i, left)) : vf_mul(h, wi), left);
         }
     }
 }
@@ -63,16 +64,15 @@ Err CPU(residual_norm_fwd)(Stream *s, const residual_norm_fwd_args *a)
 
 static void norm_bwd_row(const norm_bwd_args *a, int64_t n)
 {
-    const float *x = row_f32(a->x, n), *dy = row_f32(a->dy, n), *w = a->w.data;
-    float *dx = row_f32(a->dx, n);
+    const Row x = row_of(a->x, n), dy = row_of(a->dy, n), w = row_of(a->w, 0), dx = row_of(a->dx, n);
     int64_t D = a->x.dim[1];
     vf r = vf_set1(((const float *)a->rstd.data)[n]);
     vf m = vf_set1(a->mean.data ? ((const float *)a->mean.data)[n] : 0.0f);
     vf sum_g = vf_zero(), sum_gh = vf_zero();
     for (int64_t i = 0; i < D; i += VEC) {
         int64_t left = D - i;
-        vf g = vf_mul(row_load(dy + i, left), row_load(w + i, left));
-        vf h = row_mask(vf_mul(vf_sub(row_load(x + i, left), m), r), left);
+        vf g = vf_mul(row_get(dy, i, left), row_get(w, i, left));
+        vf h = row_mask(vf_mul(vf_sub(row_get(x, i, left), m), r), left);
         sum_g = vf_add(sum_g, g);
         sum_gh = vf_fma(g, h, sum_gh);
     }
@@ -80,11 +80,11 @@ static void norm_bwd_row(const norm_bwd_args *a, int64_t n)
     vf mean_gh = vf_set1(vf_sum(sum_gh) / (float)D);
     for (int64_t i = 0; i < D; i += VEC) {
         int64_t left = D - i;
-        vf g = vf_mul(row_load(dy + i, left), row_load(w + i, left));
-        vf h = vf_mul(vf_sub(row_load(x + i, left), m), r);
+        vf g = vf_mul(row_get(dy, i, left), row_get(w, i, left));
+        vf h = vf_mul(vf_sub(row_get(x, i, left), m), r);
         vf d = vf_fnma(h, mean_gh, vf_sub(g, mean_g));
-        const vf before = a->fresh_dx ? vf_zero() : row_load(dx + i, left);
-        row_store(dx + i, vf_fma(r, d, before), left);
+        const vf before = a->fresh_dx ? vf_zero() : row_get(dx, i, left);
+        row_put(dx, i, vf_fma(r, d, before), left);
     }
 }
 
@@ -110,11 +110,11 @@ VEC_FN void norm_grad_leaf(const NormGrad *g, int64_t row, int64_t end, int64_t 
     vf dw[GRAD_VECTORS], db[GRAD_VECTORS];
     for (int j = 0; j < vectors; j++) dw[j] = db[j] = vf_zero();
     for (int64_t n = row; n < end; n++) {
-        const float *x = row_f32(a->x, n) + column, *dy = row_f32(a->dy, n) + column;
+        const Row x = row_of(a->x, n), dy = row_of(a->dy, n);
         vf m = vf_set1(mean ? mean[n] : 0.0f), r = vf_set1(rstd[n]);
         for (int j = 0; j < vectors; j++) {
-            vf h = vf_mul(vf_sub(row_load(x + j * VEC, left - j * VEC), m), r);
-            vf d = row_load(dy + j * VEC, left - j * VEC);
+            vf h = vf_mul(vf_sub(row_get(x, column + j * VEC, left - j * VEC), m), r);
+            vf d = row_get(dy, column + j * VEC, left - j * VEC);
             dw[j] = vf_fma(d, h, dw[j]);
             db[j] = vf_add(db[j], d);
         }

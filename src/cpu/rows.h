@@ -114,6 +114,35 @@ VEC_FN vl fixed_load(const int64_t *p, int64_t left)
     return vl_load(part);
 }
 
+/* A row of f32, or of bf16, whose numbers are widened as they are read and rounded as they are written. */
+typedef struct {
+    void *data;
+    bool narrow;
+} Row;
+
+VEC_FN Row row_of(Tensor t, int64_t row)
+{
+    const int64_t at = tensor_row_at(t, row);
+    if (t.dtype == BF16) return (Row){ (uint16_t *)t.data + at, true };
+    return (Row){ (float *)t.data + at, false };
+}
+
+/* From element i on, of which `left` >= 1 remain. */
+VEC_FN vf row_get(Row r, int64_t i, int64_t left)
+{
+    if (!r.narrow) return row_load((const float *)r.data + i, left);
+    const uint16_t *p = (const uint16_t *)r.data + i;
+    return left >= VEC ? vf_load_bf16(p) : vf_load_bf16_n(p, left);
+}
+
+VEC_FN void row_put(Row r, int64_t i, vf v, int64_t left)
+{
+    if (!r.narrow) return row_store((float *)r.data + i, v, left);
+    uint16_t *p = (uint16_t *)r.data + i;
+    if (left >= VEC) vf_store_bf16(p, v);
+    else vf_store_bf16_n(p, v, left);
+}
+
 /* v, with 0 in the lanes beyond the row. */
 VEC_FN vf row_mask(vf v, int64_t left) { return left >= VEC ? v : vf_select(vm_first_n(left), v, vf_zero()); }
 

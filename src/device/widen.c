@@ -97,7 +97,14 @@ static bool is_native(OpId id, const void *args)
     case OP_linear_dw:
     case OP_grouped_fwd:
     case OP_grouped_dx:
-    case OP_grouped_dw: break;
+    case OP_grouped_dw:
+    case OP_bias_grad:
+    case OP_embedding_fwd:
+    case OP_embedding_grad:
+    case OP_norm_fwd:
+    case OP_norm_bwd:
+    case OP_residual_fwd:
+    case OP_residual_bwd: break;
     default: return false;
     }
     for (int i = 0; i < info->field_count; i++) {

@@ -296,7 +296,9 @@ static Err grads_alloc(const Attention *a, Ctx *c, const Dims *d, HeadGrads *g)
     if (!d->views || norms_heads(a)) TRY(tensor_new(c->scratch, &g->of.q, c->dtype, d->N, d->H, d->C));
     if (d->views)
         return norms_heads(a) ? tensor_new(c->scratch, &g->of.k, c->dtype, d->N, d->K, d->C) : ERR_OK;
-    TRY(tensor_new(c->scratch, &g->kv, c->dtype, 2, d->N, d->K, d->C));
+    /* in exact runs what several ranks give to a head is not rounded before it is summed */
+    const DType sum = c->canon.exact && c->world->kv.size > 1 ? F32 : c->dtype;
+    TRY(tensor_new(c->scratch, &g->kv, sum, 2, d->N, d->K, d->C));
     g->of.k = kv_heads(g->kv, 0);
     g->of.v = kv_heads(g->kv, 1);
     return a->spec->attention_gate ? tensor_new(c->scratch, &g->of.gate, c->dtype, d->N, d->H, d->C) : ERR_OK;
@@ -330,11 +332,23 @@ static Err all_norms_backward(const Attention *a, Ctx *c, const AttentionSave *s
     return cut_norm_backward(&a->k_norm, c, &save->all_k, k, *dk);
 }
 
+/* Over the ranks that share kv heads. */
+static Err sum_kv(Ctx *c, HeadGrads *g)
+{
+    const Tensor sum = g->kv;
+    TRY(reduce_values(c, &c->world->kv, sum));
+    if (sum.dtype == c->dtype) return ERR_OK;
+    TRY(tensor_alloc(c->scratch, &g->kv, c->dtype, sum.ndim, sum.dim));
+    g->of.k = kv_heads(g->kv, 0);
+    g->of.v = kv_heads(g->kv, 1);
+    return cast_values(c, g->kv, sum);
+}
+
 /* From what attention_bwd has left to dqkv. */
 static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save, const Dims *d, HeadGrads *g)
 {
     const int64_t first = d->kv_cols * c->world->kv.rank;
-    if (!d->views) TRY(reduce_values(c, &c->world->kv, g->kv));
+    if (!d->views) TRY(sum_kv(c, g));
     TRY(attention_core_rotate(&a->core, c, g->of.q, ctx_doc_position(c), 1));
     TRY(attention_core_rotate(&a->core, c, g->of.k, ctx_doc_position(c), 1));
     TRY(norms_backward(a, c, save, d, g));

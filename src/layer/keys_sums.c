@@ -234,7 +234,7 @@ static Err give_rows(const KeyWalk *w, Rows q, SliceGrads to, bool add)
 {
     Ctx *c = w->c;
     const DType dtype = w->a->k.dtype;
-    const bool straight = !add && to.of[0].dtype == dtype;
+    const bool straight = !add && (to.of[0].dtype == dtype || is_whole(w));
     ArenaMark mark = arena_mark(c->scratch);
     SliceGrads made = to;
     if (!straight) TRY(grads_new(w, dtype, w->at.kv, &made));

@@ -319,6 +319,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .seed = (uint64_t)cfg->run.seed,
                         .device.threads = (int)cfg->debug.threads,
                         .device.isa = isas[cfg->debug.isa],
+                        .device.dot = cfg->debug.dot == DEBUG_DOT_VDPBF16 ? DOT_VDPBF16 : DOT_FMA,
                         .purpose.ahead = true,
                         .purpose.snapshot = cfg->checkpoint.async,
                         .purpose.scores = *cfg->train.eval_tasks != 0,

@@ -67,12 +67,16 @@ static void say_start(const Loop *l, int64_t end)
     if (t->device.kind == DEVICE_CUDA && device_cuda_info(t->spec.device.index, &gpu) == ERR_OK)
         snprintf(where, sizeof where, "%s, %s", gpu.name, dtype_name(t->spec.compute));
     else
-        snprintf(where, sizeof where, "%s kernels, %d thread%s", isa_name(t->device.isa), t->device.threads,
+        snprintf(where, sizeof where, "%s kernels%s%s, %d thread%s", isa_name(t->device.isa),
+                 t->spec.compute == BF16 ? ", bf16 by " : "",
+                 t->spec.compute == BF16 ? dot_name(t->device.dot) : "", t->device.threads,
                  t->device.threads == 1 ? "" : "s");
     log_info("%s: %s parameters, %s (state %s, saves %s, scratch %s), %s, %s %.0f GFLOP/s", l->cfg->run.name,
              units_count(a, (double)p->params), units_bytes(b, memory_plan_total(p)),
              units_bytes(c, p->state), units_bytes(d, p->save), units_bytes(e, p->scratch), where,
              l->peak_source, l->peak_flops * 1e-9);
+    if (t->spec.compute == BF16 && t->device.dot == DOT_VDPBF16 && !t->device.dot_pairs && t->device.kind == DEVICE_CPU)
+        log_warn("debug.dot=vdpbf16: these kernels have no VDPBF16PS, and others give its bits several times slower");
     say_ranks(l);
     if (p->states && p->host_apart)
         log_info("optim.states: %s in the host's memory", units_bytes(b, p->states));
