@@ -572,8 +572,7 @@ static Err publish(ParamStore *s, Stream *stream)
         const Bucket *k = &reg->buckets[b];
         const Tensor near = param_bucket_value(s, b), own = param_bucket_own(s, b, near);
         TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, k->zero_first, tensor_count(own))));
-        if (k->zero_shards > k->near_shards)
-            TRY(comm_all_gather(s->far[k->group], stream, near, own, NULL));
+        if (k->zero_shards > k->near_shards) TRY(comm_all_gather(s->far[k->group], stream, near, own, NULL));
         if (k->near_shards > 1 && !k->value_cut)
             TRY(comm_all_gather(s->group[k->group], stream, s->whole_value[b], near, NULL));
     }
