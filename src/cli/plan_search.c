@@ -116,7 +116,8 @@ static void put_short(const LayoutSpace *s, const Layout *l, char *out, size_t s
         n += snprintf(out + n, size - (size_t)n, ", %s", layout_text(s, l, LAYOUT_DISPATCHER, text));
     n += snprintf(out + n, size - (size_t)n, ", micro-batch %d", l->value[LAYOUT_MICRO_BATCH]);
     n += snprintf(out + n, size - (size_t)n, ", recompute %s", layout_text(s, l, LAYOUT_RECOMPUTE, text));
-    if (l->value[LAYOUT_ZERO] != 1) n += snprintf(out + n, size - (size_t)n, ", zero %d", l->value[LAYOUT_ZERO]);
+    if (l->value[LAYOUT_ZERO] != 1)
+        n += snprintf(out + n, size - (size_t)n, ", zero %d", l->value[LAYOUT_ZERO]);
     if (l->value[LAYOUT_ORDER]) n += snprintf(out + n, size - (size_t)n, ", dp last");
     if (l->value[LAYOUT_OVERLAP_MOE] > 0) n += snprintf(out + n, size - (size_t)n, ", overlap_moe");
     if (l->value[LAYOUT_OVERLAP_TP] == 1) n += snprintf(out + n, size - (size_t)n, ", no overlap_tp");

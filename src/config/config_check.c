@@ -129,8 +129,7 @@ static void check_zero_group(ConfigReader *r)
     const int64_t ranks = group * c->parallel.tp, experts = c->parallel.ep * c->parallel.etp;
     char text[200];
     if (!group || group == dp * cp || c->derived.any_world) return;
-    snprintf(text, sizeof text,
-             "a multiple of cp that divides the ranks of dp x cp, here %lld x %lld",
+    snprintf(text, sizeof text, "a multiple of cp that divides the ranks of dp x cp, here %lld x %lld",
              (long long)dp, (long long)cp);
     RULE(group % cp == 0 && dp * cp % group == 0, text, CFG_parallel_zero_group, CFG_parallel_cp);
     config_take(r, "parallel.zero_group=0");

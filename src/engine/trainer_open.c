@@ -415,7 +415,8 @@ static Err check_zero(const TrainSpec *s)
     if (s->update.zero < ZERO_VALUES || !s->pipeline.schedule) return ERR_OK;
     TRY(schedule_versions(s->pipeline.schedule, &versions));
     if (versions == VERSIONS_STEP) return ERR_OK;
-    err_set(ERR_CONFIG, "parallel.zero is at most 2 here: schedule '%s' keeps older weights beside the newest, whole",
+    err_set(ERR_CONFIG,
+            "parallel.zero is at most 2 here: schedule '%s' keeps older weights beside the newest, whole",
             s->pipeline.schedule);
     return err_take("parallel.zero=2 parallel.reshard=auto"), err_take("parallel.reshard=never");
 }

@@ -103,8 +103,7 @@ static Err sum_far(Ddp *d)
         if (!far) continue;
         d->stream->dev->beside++;
         if (r->buckets[b].zero_shards == 1) TRY(sum_over(d, far, near, &d->reduced[b]));
-        else
-            TRY(units_sum_shard(far, d->stream, near, param_bucket_own(d->params, b, near), &d->reduced[b]));
+        else TRY(units_sum_shard(far, d->stream, near, param_bucket_own(d->params, b, near), &d->reduced[b]));
     }
     for (int b = 0; b < r->bucket_count; b++) {
         if (!others(d, &r->buckets[b])) continue;

@@ -16,8 +16,9 @@
  *   backward   | block 3 -> A | block 2 -> B | block 1 -> A |
  *   reduce                    | A ......     | B ......      (before block 1 begins, A is added to the shard)
  *
- * All ranks with the same parameters run the same actions on the same layers, so that they call in one order. Whether
- * a rank had any tokens for its experts makes no difference to it. Timing changes no bit: sums are integers, or, with
+ * All ranks of a group (ParamStore.group) run the same actions on the same layers, so that they call in one order; the
+ * replicas of a bidirectional pipeline do not, and are in several groups. Whether a rank had any tokens for its experts
+ * makes no difference to it. Timing changes no bit: sums are integers, or, with
  * f32 accumulators, trees over ranks of each unit's gradients, in the order of the actions.
  */
 #ifndef MEGATRAIN_OPTIM_UNITS_H

@@ -175,8 +175,15 @@ static void close_bucket(ParamRegistry *r)
 static bool cut_by_units(const ParamRegistry *r, const Param *p)
 {
     const ParamSpec *s = &p->spec;
+    const bool whole = s->partial == PARTIAL_NONE || s->partial == PARTIAL_STAGES;
     return r->place.zero >= ZERO_GRADS && s->ndim == 2 && s->group != PARAM_STATE &&
-           (s->partial == PARTIAL_NONE || s->partial == PARTIAL_STAGES) && r->place.near_shards[s->group] > 1;
+           (whole || r->place.shards[CUT_TP] == 1) && r->place.near_shards[s->group] > 1;
+}
+
+/* By which a parameter is placed: with the rest of its unit, where no rank of tp has another part of its gradient. */
+static Partial partial_of(const ParamRegistry *r, const Param *p)
+{
+    return cut_by_units(r, p) && p->spec.partial != PARTIAL_STAGES ? PARTIAL_NONE : p->spec.partial;
 }
 
 static void open_bucket(ParamRegistry *r, const Param *p)
@@ -206,7 +213,7 @@ static void place_param(ParamRegistry *r, int id, int nth)
     }
     if (!b->params) open_bucket(r, p);
     b->params++;
-    if (p->spec.partial != PARTIAL_NONE) b->partial = true;
+    if (partial_of(r, p) != PARTIAL_NONE) b->partial = true;
     p->bucket = r->bucket_count;
     p->offset = r->flat_count;
     r->flat_count += padded(p->count, PARAM_ALIGN);
@@ -219,7 +226,7 @@ static void place_kind(ParamRegistry *r, ParamGroup group, Partial kind, int64_t
     for (int whole = 0; whole < 2; whole++)
         for (int id = r->count - 1; id >= 0; id--) {
             const Param *p = &r->items[id];
-            if (p->spec.partial != kind || p->spec.group != group || cut_by_units(r, p) == whole) continue;
+            if (partial_of(r, p) != kind || p->spec.group != group || cut_by_units(r, p) == whole) continue;
             place_param(r, id, (*nth)++);
             const Bucket *b = &r->buckets[r->bucket_count];
             if (b->unit < 0 && r->flat_count - b->first >= bucket_elems) close_bucket(r);
@@ -606,8 +613,7 @@ static Err publish(ParamStore *s, Stream *stream)
         const Bucket *k = &reg->buckets[b];
         const Tensor near = param_bucket_value(s, b), own = param_bucket_own(s, b, near);
         TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, k->zero_first, tensor_count(own))));
-        if (k->zero_shards > k->near_shards)
-            TRY(comm_all_gather(s->far[k->group], stream, near, own, NULL));
+        if (k->zero_shards > k->near_shards) TRY(comm_all_gather(s->far[k->group], stream, near, own, NULL));
         if (k->near_shards > 1 && !k->value_cut)
             TRY(comm_all_gather(s->group[k->group], stream, s->whole_value[b], near, NULL));
     }

@@ -16,15 +16,15 @@
     } while (0)
 
 enum {
-    REPLAYS = 600,   /* of the schedules of layouts of the least bounds, */
-    HOPES = 100,     /* of such that another cut may make fit, */
-    CUT_MORE = 300,  /* and of such that fit with more cut by ZeRO */
-    CUT_UP = 24,     /* how many of these are cut unevenly as well, */
-    CUTS = 3,        /* and how many cuts of each go on */
-    FINALISTS = 24,  /* run dry at least, */
+    REPLAYS = 600,      /* of the schedules of layouts of the least bounds, */
+    HOPES = 100,        /* of such that another cut may make fit, */
+    CUT_MORE = 300,     /* and of such that fit with more cut by ZeRO */
+    CUT_UP = 24,        /* how many of these are cut unevenly as well, */
+    CUTS = 3,           /* and how many cuts of each go on */
+    FINALISTS = 24,     /* run dry at least, */
     CUT_FINALISTS = 72, /* with those where ZeRO cuts more, */
-    FINALS = 1024,   /* and at most; */
-    EFFORT = 160000, /* less where dry runs take long, which are counted so: */
+    FINALS = 1024,      /* and at most; */
+    EFFORT = 160000,    /* less where dry runs take long, which are counted so: */
     EFFORT_OF_RUN = 64,
     EFFORTS_MOST = 40, /* so many times that, where what is run dry does not fit */
     SMALLEST = 64,     /* run dry where none of those fits, */
