@@ -24,6 +24,7 @@ HEAD_DIM, SEQ = 16, 64
 INI = """[model]
 arch=llama
 layers=2
+init_std=0.08
 seq={seq}
 [train]
 micro_batch=8

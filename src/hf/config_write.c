@@ -283,10 +283,13 @@ Err hf_check_mup(const Config *cfg)
 {
     const int64_t head_dim = cfg->optim.mup_head_dim;
     if (head_dim && head_dim != cfg->model.head_dim)
-        return err_set(ERR_CONFIG, "no class of transformers has scores as muP with optim.mup_head_dim = %lld",
+        return err_set(ERR_CONFIG,
+                       "no class of transformers has scores as muP with optim.mup_head_dim = %lld",
                        (long long)head_dim);
-    if (!cfg->model.mtp_layers || !cfg->optim.mup_base || cfg->optim.mup_base == cfg->model.hidden) return ERR_OK;
-    return err_set(ERR_CONFIG, "no class of transformers has model.mtp_layers = %lld beside optim.mup_base = %lld",
+    if (!cfg->model.mtp_layers || !cfg->optim.mup_base || cfg->optim.mup_base == cfg->model.hidden)
+        return ERR_OK;
+    return err_set(ERR_CONFIG,
+                   "no class of transformers has model.mtp_layers = %lld beside optim.mup_base = %lld",
                    (long long)cfg->model.mtp_layers, (long long)cfg->optim.mup_base);
 }
 

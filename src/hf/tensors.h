@@ -32,7 +32,8 @@ typedef struct {
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t nope, rope, kv_rank; /* latent attention */
     bool tied;
-    float width; /* muP: their last norm is ours divided by it, so that their logits are the same without it */
+    float
+        width; /* muP: their last norm is ours divided by it, so that their logits are the same without it */
 } HfNaming;
 
 typedef struct {

@@ -6,7 +6,9 @@
 
 Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *s, const char *name, int64_t ffn)
 {
-    LinearSpec fc1 = { name, "fc1", s->hidden, ffn, LINEAR_COLUMN, .bias = s->bias, .std = model_hidden_std(s) };
+    LinearSpec fc1 = {
+        name, "fc1", s->hidden, ffn, LINEAR_COLUMN, .bias = s->bias, .std = model_hidden_std(s)
+    };
     *m = (Mlp){ .spec = s, .ffn = ffn };
     if (activation_gated(s->activation)) {
         fc1.out = 2 * ffn;

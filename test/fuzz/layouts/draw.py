@@ -454,6 +454,7 @@ class Draw:
         put("optim.lr", "1e-2")
         put("optim.schedule", self.one("constant", "cosine"))
         put("optim.clip", 0 if self.schedule in ASYNC else self.one(0, 1))
+        put("optim.mup_base", self.one(0, 0, 24), 0)
         most = [d for d in divisors(G) if d % self.unit == 0 and d <= 8]
         self.put(self.alone, "train.micro_batch", self.rng.choice(most), 1)
         if self.mode == "repeat":
