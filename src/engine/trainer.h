@@ -104,11 +104,7 @@ typedef struct {
     int64_t scratch, workspace;
     /* of scratch: for forwards that may run in turn with a backward (pair.h) */
     int64_t scratch_forward;
-    /* buffers of saves on their way to the host and back: of all, then those of forwards in pairs */
-    int64_t offload[2][OFFLOAD_BUFFERS];
-    int64_t offload_buffers; /* their sum */
-    int64_t offload_host;    /* saves in the host's memory */
-    int64_t staging;         /* widened copies of 16-bit tensors (cpu) */
+    int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
     int64_t ahead;          /* batches read ahead, in the host's memory */
     int64_t pinned;         /* of ahead: those of two steps on their way to the GPU */
     int64_t snapshot;       /* a checkpoint's copy of the state, there too */
@@ -127,6 +123,10 @@ typedef struct {
     int64_t padding;                 /* of flat_count, nobody's */
     int64_t grad_bytes;
     int buckets;
+    /* of saves that wait in the host's memory (train.offload): buffers of the device, then those of forwards in pairs,
+     * the sum of these, and what waits */
+    int64_t offload[2][OFFLOAD_BUFFERS];
+    int64_t offload_buffers, offload_host;
     double clock[CLOCK_COUNTS]; /* of one step, by the clock of trainer_time */
 } MemoryPlan;
 

@@ -262,7 +262,8 @@ static Err open_executor(Trainer *t)
     TRY(executor_init(e, &t->memory.setup));
     const bool pairs = t->spec.overlap_moe && !t->spec.purpose.forward_only && t->world->tp_ep.size > 1;
     TRY(open_offload(t, pairs));
-    if (pairs) TRY(pair_open(&e->pair, &t->memory.scratch_forward, t->spec.model.offload ? &e->offload[1] : NULL));
+    if (pairs)
+        TRY(pair_open(&e->pair, &t->memory.scratch_forward, t->spec.model.offload ? &e->offload[1] : NULL));
     return open_heaps(t, slots);
 }
 

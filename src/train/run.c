@@ -133,7 +133,7 @@ static Err check_memory(const Run *r)
     double have = r->ranks ? r->ranks->host_free_bytes : host_free_bytes();
     double need = (double)memory_plan_total(&r->plan);
     char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES],
-        e[UNITS_BYTES];
+         e[UNITS_BYTES];
     if (r->ranks && r->ranks->local_size > 1) {
         have /= r->ranks->local_size;
         snprintf(where, sizeof where, "each of %d ranks on this machine", r->ranks->local_size);

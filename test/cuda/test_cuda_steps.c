@@ -42,16 +42,21 @@ static Err real_tied(void *user) { return real(user)->tied(real(user)->user); }
 static Err real_reduce(void *user, int replica) { return real(user)->reduce(real(user)->user, replica); }
 static Err real_update(void *user, int replica) { return real(user)->update(real(user)->user, replica); }
 
-static Err run_open(Run *r, DType compute, bool graphs, Spoil spoil)
+static TrainSpec spec_of(DType compute, bool graphs)
 {
     TrainSpec s = tiny_gpt2();
-    MemoryPlan plan;
     s.exact = false;
     s.model.layers = 1; /* (the emulator is slow) */
     s.global_batch = 2 * (s.micro_batch = 1);
     s.device.kind = DEVICE_CUDA;
     s.compute = compute;
     s.graphs = graphs;
+    return s;
+}
+
+static Err run_open_as(Run *r, TrainSpec s, Spoil spoil)
+{
+    MemoryPlan plan;
     *r = (Run){ .spoil = spoil };
     TRY(world_open_self(&r->world));
     TRY(trainer_plan(&s, r->world.grid, 0, &plan));
@@ -60,6 +65,11 @@ static Err run_open(Run *r, DType compute, bool graphs, Spoil spoil)
     if (spoil)
         r->t.executor.hooks = (ExecutorHooks){ r, real_batch, real_tied, real_reduce, spoiling_norm, real_update };
     return ERR_OK;
+}
+
+static Err run_open(Run *r, DType compute, bool graphs, Spoil spoil)
+{
+    return run_open_as(r, spec_of(compute, graphs), spoil);
 }
 
 /* Hashes the weights. */
@@ -154,6 +164,30 @@ TEST(fp16_waits)
     OK(run_open(&a, F16, false, SPOIL_NOTHING));
     CHECK(!trainer_runs_ahead(&a.t));
     OK(run_close(&a));
+}
+
+/* Saves that wait in the host's memory are those that stayed on the device: of some layers or all, of layers that keep
+ * their inputs alone, beside a host that is a step ahead, where a step is done again, and once more. */
+TEST(offloaded_saves_come_back)
+{
+    enum { LAYERS = 3 };
+    for (int again = 0; again < 2; again++)
+        for (Spoil spoil = SPOIL_NOTHING; spoil < (again ? SPOIL_LOSS : SPOILS); spoil++) {
+            TrainSpec s = spec_of(BF16, false);
+            Run kept, away;
+            int64_t waits;
+            s.model.layers = LAYERS;
+            s.model.recompute = layer_pattern_all(again ? RECOMPUTE_FULL : RECOMPUTE_NONE);
+            OK(run_open_as(&kept, s, spoil));
+            OK(waited(&kept));
+            for (int n = LAYERS; n > 1; n--) {
+                s.model.offload = n;
+                OK(run_open_as(&away, s, spoil));
+                CHECK(away.t.plan.offload_host > 0);
+                OK(ahead(&away, &waits));
+                compare(&kept, &away, "offloaded");
+            }
+        }
 }
 
 TEST_MAIN

@@ -45,6 +45,7 @@ struct Capture {
 
 struct CUstream_st {
     bool blocking = true; /* ordered with the NULL stream */
+    uint64_t number = 0;  /* in the order of creation */
     std::deque<emu::Item> queue;
     int polls = 0; /* items in it that wait for other processes */
     std::shared_ptr<emu::Capture> capture;
