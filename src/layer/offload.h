@@ -35,7 +35,8 @@ struct Offload {
     bool keep_w; /* REGION_W stays on the device */
 };
 
-void offload_init(Offload *o, Stream *copies, bool keep_w);
+/* Marks both of the device's streams once, so that events have all they need. ERR_MEMORY. */
+Err offload_init(Offload *o, Device *dev, bool keep_w);
 void offload_release(Offload *o);
 
 /* Saves from now on are those of block `at` of the stage. They begin a segment. ERR_MEMORY as save_new. */
