@@ -216,7 +216,8 @@ void drain_until(const std::shared_ptr<Mark> &mark)
     }
 }
 
-/* With EMU_STREAMS=random, after each submission: a third of the streams, each by a few items. */
+/* With EMU_STREAMS=random, after each submission: half of the streams by a few items, unless they sleep, now and then
+ * while many things are submitted. */
 static void run_by_chance()
 {
     static uint64_t state = getenv("EMU_SEED") ? strtoull(getenv("EMU_SEED"), nullptr, 10) : 1;
@@ -227,8 +228,12 @@ static void run_by_chance()
     std::vector<CUstream_st *> all(streams.begin(), streams.end());
     std::sort(all.begin(), all.end(), [](const CUstream_st *a, const CUstream_st *b) { return a->number < b->number; });
     OpenDevice open;
-    for (CUstream_st *s : all)
-        for (unsigned n = draw(3) ? 0 : 1 + draw(8); n && step(s); n--) {}
+    for (CUstream_st *s : all) {
+        if (s->asleep) s->asleep--;
+        else if (!draw(24)) s->asleep = draw(256);
+        else
+            for (unsigned n = draw(2) ? 0 : 1 + draw(8); n && step(s); n--) {}
+    }
 }
 
 /* A copy of the set: it may change while a stream waits. */
