@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Would the emulator's lanes notice a bug in a kernel? Puts the bugs of test/cuda_bugs.txt one at a time into a copy
 # of the tree and runs the test that must fail, in the lane that must see it (test/emu/README.md): forward, reverse,
-# random:SEED, asan, tsan, or on the GPU of a compute capability, 8.6. A bug that passes there, does not compile, or no longer finds its place is a failure.
+# random:SEED, streams (by chance), asan, tsan, or on the GPU of a compute capability, 8.6. A bug that passes there, does not compile, or no longer finds its place is a failure.
 #
 #   FULL=1 test/cuda_bugs.sh        all of them; without it some (mutate.sh)
 #   test/cuda_bugs.sh WORD          those whose name contains WORD
@@ -36,9 +36,13 @@ lane_make() {
 
 # Its exit status; what it printed is in $work/test.log.
 run_test() {
-    local order=$lane gpu=9.0
-    case $lane in asan | tsan) order=forward ;; *[0-9].[0-9]) order=forward gpu=$lane ;; esac
-    EMU_CLOSED=0 EMU_ORDER=$order EMU_GPU=$gpu ASAN_OPTIONS=detect_leaks=0:handle_sigill=1 TSAN_OPTIONS=halt_on_error=1 \
+    local order=$lane gpu=9.0 streams=late
+    case $lane in
+    asan | tsan) order=forward ;;
+    *[0-9].[0-9]) order=forward gpu=$lane ;;
+    streams) order=forward streams=random ;;
+    esac
+    EMU_CLOSED=0 EMU_ORDER=$order EMU_STREAMS=$streams EMU_GPU=$gpu ASAN_OPTIONS=detect_leaks=0:handle_sigill=1 TSAN_OPTIONS=halt_on_error=1 \
         timeout 120 "$(folder)/$program" "$filter" >"$work/test.log" 2>&1
 }
 

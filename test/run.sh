@@ -38,7 +38,7 @@ for c in "$EMU"/test_cuda_*[a-z]; do
     emu_commands+=("EMU_CLOSED=0 EMU_ROUND=chip EMU_ORDER=random:1|$c")
     emu_commands+=(${FULL:+"EMU_CLOSED=0 EMU_ORDER=random:2|$c"})
 done
-emu_commands+=("EMU_ROUND=chip|$EMU/test_emu")
+emu_commands+=("EMU_ROUND=chip|$EMU/test_emu" "EMU_CLOSED=0 EMU_STREAMS=random|$EMU/test_cuda_steps")
 halves() { for c in "$@"; do printf '%s\n' "HALF=first|$c" "HALF=second|$c"; done; } # of a list of faults (mutate.sh)
 extent=${FULL:+all} extent=${extent:-each} # of the lists
 case $lane in

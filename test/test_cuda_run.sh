@@ -40,6 +40,10 @@ run further-bf16 llama.ini run.device=cuda model.mtp_layers=2
 check "multi-token prediction bf16: losses within 2e-2 of fp32" close further-bf16 further-cpu 2e-2
 run llama-full llama.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "llama: full recomputation gives the same bits" same_losses llama-full llama-cuda
+run llama-offload llama.ini run.device=cuda run.precision=fp32 train.offload=2
+check "llama: saves that wait in the host's memory give the same bits" same_losses llama-offload llama-cuda
+run llama-offload-bf16 llama.ini run.device=cuda train.offload=1 train.recompute=full,none
+check "llama bf16: likewise" same_losses llama-offload-bf16 llama-bf16
 
 # ---- rows of an evaluation: logits, and scores of tasks ----
 seq 0 23 | xargs -n 12 >ids.txt
@@ -84,6 +88,8 @@ for c in aux bias full; do
     check "$c fp16: losses within 2e-2 of fp32" close $c-fp16 $c-cuda 2e-2
     run $c-selective $c.ini run.device=cuda run.precision=fp32 train.recompute=selective run.graphs=false
     check "$c: recomputed, without graphs, the same tensors" same_tensors $c-selective $c-cuda $steps
+    run $c-offload $c.ini run.device=cuda run.precision=fp32 train.offload=2
+    check "$c: saves in the host's memory, the same tensors" same_tensors $c-offload $c-cuda $steps
     run $c-half $c.ini run.device=cuda train.stop_at=$half
     run $c-half $c.ini run.device=cuda
     check "$c: tensors of two halves are the whole run's" same_tensors $c-half $c-bf16 $steps

@@ -200,14 +200,15 @@ TEST(nothing_is_allocated_after_step_1)
 {
     static const char *const kinds[][2] = { { "model.arch=gpt2", "log.trace_every=1" },
                                             { "model.arch=llama", "train.recompute=selective" },
-                                            { "run.reproducible=run", "train.recompute=full" } };
+                                            { "run.reproducible=run", "train.recompute=full" },
+                                            { "train.offload=2", "model.arch=llama" } };
     if (SANITIZED) SKIP("sanitizers bring their own allocator");
     make_tokens("train", 40);
     make_tokens("valid", 10);
-    for (int i = 0; i < 3; i++) {
-        char name[16];
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        char name[32];
         log_set_level(LOG_WARN);
-        snprintf(name, sizeof name, "run%d", i);
+        snprintf(name, sizeof name, "run%zu", i);
         train_counted(name, kinds[i], 2);
         log_set_level(LOG_INFO);
         CHECK_MSG(count.steps == 7 && count.saves == 4, "%d steps, %d saves were seen", count.steps,
@@ -523,6 +524,7 @@ TEST(a_long_sequence_takes_what_was_planned)
             TokenSource tokens = { &T, any_tokens }, requests = { &T, any_tokens, one_request };
             const RowScore *scores;
             s.purpose.scores = llama;
+            s.model.offload = llama;
             OK(world_open_self(&world));
             OK(trainer_plan(&s, world.grid, 0, &plan));
             count_start();
@@ -534,7 +536,8 @@ TEST(a_long_sequence_takes_what_was_planned)
                           "T %lld: %lld bytes, the plan says %lld, the host's tables are %lld", (long long)T,
                           count.ours_bytes, (long long)memory_plan_total(&plan),
                           (long long)t.memory.setup.total_bytes);
-            CHECK(t.device.counters.alloc_bytes + t.device.workspace_bytes == memory_plan_total(&plan));
+            CHECK(t.device.counters.alloc_bytes + t.device.workspace_bytes == memory_plan_total(&plan) - plan.offload_host);
+            CHECK((plan.offload_host > 0) == llama);
             count_start();
             OK(trainer_step(&t, tokens, &report));
             OK(trainer_eval(&t, tokens, 0, s.global_batch, &loss, &counted));
@@ -544,6 +547,7 @@ TEST(a_long_sequence_takes_what_was_planned)
             CHECK(count.ours == 0);
             MemoryPlan peak = trainer_peak(&t);
             CHECK(peak.state == plan.state && peak.scratch == plan.scratch && peak.save == plan.save);
+            CHECK(peak.offload_buffers == plan.offload_buffers && peak.offload_host == plan.offload_host);
             CHECK(!memcmp(peak.stages, plan.stages, sizeof peak.stages));
             trainer_close(&t);
             world_close(&world);

@@ -307,6 +307,11 @@ TEST(copies_over_the_host_link)
     c.device.link_share = .5;
     NEAR(predicted(&c).step_s, 2 * copied_bytes(&c, UNITS) / 1e6, 1e-2);
     c.device.link_share = 1;
+    c.spec.model.layers = c.spec.model.offload = kept.spec.model.layers = 1; /* (each unit's begin behind the copies before) */
+    c.device.host_link_gb_s = 1e-9 * copied_bytes(&c, UNITS) / ops;
+    const double alone = predicted(&kept).step_s, beside = predicted(&c).step_s - ops;
+    CHECK_MSG(beside > .4 * alone && beside < alone, "%g s beside copies, of %g", beside, alone);
+    c.spec.model.layers = c.spec.model.offload = LAYERS;
     c.device.host_link_gb_s = 1e-9 * copied_bytes(&c, UNITS) / (.1 * ops);
     const Prediction hidden = predicted(&c);
     CHECK_MSG(hidden.shares.copied <= .1 * ops / LAYERS, "%g s of waiting, in %g s", hidden.shares.copied, ops);

@@ -80,8 +80,8 @@ double cost_exchange(const CostModel *m, CommPlace place, const CommMessage *mes
 /* One message between two ranks. */
 double cost_message(const CostModel *m, bool same_host, int64_t bytes);
 
-/* A copy of so many bytes between a device and its host's memory, beside nothing. On processors it is one from memory to
- * memory, of all ranks at once. */
+/* A copy of so many bytes between a device and its host's memory, beside nothing. On processors it is one from memory
+ * to memory, of all ranks at once. */
 double cost_copy(const CostModel *m, int64_t bytes);
 
 /* How long a call waits for the latest of its members, which have worked for so long since they met. 0 where they take

@@ -263,8 +263,9 @@ void device_leave_free(Device *dev, int multiprocessors);
 
 /*
  * How long the stream has stood still in stream_wait, for work of communicators or copies, since the call before, where
- * that is timed: in waits of the thread that turned timing on. By the host's clock where ops run at once; on cuda by the
- * device's, of the waits that it has passed. Of those at most DEVICE_STALLS_MOST may be unread: more are not counted.
+ * that is timed: in waits of the thread that turned timing on. By the host's clock where ops run at once; on cuda by
+ * the device's, of the waits that it has passed. Of those at most DEVICE_STALLS_MOST may be unread: more are not
+ * counted.
  */
 enum { DEVICE_STALLS_MOST = 1 << 14 };
 void device_time_stalls(Device *dev, bool on); /* off at first: no clock is read */

@@ -76,7 +76,8 @@ static Err take_away(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
 {
     const int64_t bytes = e->ctx.mode.training ? s->away_bytes : 0;
     TRY(heap_take(&e->away, bytes, &slot->away));
-    arena_init(&slot->slot.host, "offload", (void *)((uintptr_t)e->away.base + (uintptr_t)slot->away.offset), bytes);
+    arena_init(&slot->slot.host, "offload", (void *)((uintptr_t)e->away.base + (uintptr_t)slot->away.offset),
+               bytes);
     return ERR_OK;
 }
 

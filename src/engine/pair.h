@@ -12,8 +12,9 @@
  * stages and not from time: the ranks of a group, which run the same two stages, issue their calls in one order, and a
  * device has one stream of work.
  *
- * Each half has a context: its stage, slot and batch, its own scratch and buffers of saves that are offloaded, since both
- * have temporaries at once, and its own event, since both have a call under way. The forward is a coroutine, the backward runs where the executor does.
+ * Each half has a context: its stage, slot and batch, its own scratch and buffers of saves that are offloaded, since
+ * both have temporaries at once, and its own event, since both have a call under way. The forward is a coroutine, the
+ * backward runs where the executor does.
  * Neither writes what the other reads: a forward reads weights, a backward adds to gradients.
  */
 #ifndef MEGATRAIN_ENGINE_PAIR_H

@@ -111,11 +111,7 @@ typedef struct {
     int64_t scratch, workspace;
     /* of scratch: for forwards that may run in turn with a backward (pair.h) */
     int64_t scratch_forward;
-    /* buffers of saves on their way to the host and back: of all, then those of forwards in pairs */
-    int64_t offload[2][OFFLOAD_BUFFERS];
-    int64_t offload_buffers; /* their sum */
-    int64_t offload_host;    /* saves in the host's memory */
-    int64_t staging;         /* widened copies of 16-bit tensors (cpu) */
+    int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
     int64_t ahead;          /* batches read ahead, in the host's memory */
     int64_t pinned;         /* of ahead: those of two steps on their way to the GPU */
     int64_t snapshot;       /* a checkpoint's copy of the state, there too */
@@ -137,6 +133,10 @@ typedef struct {
     double muon_flop, muon_mean_flop; /* of flop, Newton-Schulz's; the mean of the ranks of its stages */
     double muon_imbalance;           /* the most that a rank of a stage does of it over the mean; 0: there is none */
     int buckets;
+    /* of saves that wait in the host's memory (train.offload): buffers of the device, then those of forwards in pairs,
+     * the sum of these, and what waits */
+    int64_t offload[2][OFFLOAD_BUFFERS];
+    int64_t offload_buffers, offload_host;
     double clock[CLOCK_COUNTS]; /* of one step, by the clock of trainer_time */
 } MemoryPlan;
 

@@ -241,7 +241,7 @@ static Err open_offload(Trainer *t, bool pairs)
     TRY(t->device.is_null ? device_alloc(&t->device, t->plan.offload_host, &t->memory.away)
                           : device_host_alloc(&t->device, t->plan.offload_host, &t->memory.away));
     for (int i = 0; i < (pairs ? 2 : 1); i++) {
-        offload_init(&e->offload[i], &t->device.copies, keep_w);
+        TRY(offload_init(&e->offload[i], &t->device, keep_w));
         for (int b = 0; b < OFFLOAD_BUFFERS; b++) {
             TRY(alloc_arena(t, &e->offload[i].buffer[b].room, "offload buffer", t->plan.offload[i][b]));
             e->offload[i].buffer[b].room.number = i * OFFLOAD_BUFFERS + b;
@@ -286,7 +286,8 @@ static Err open_executor(Trainer *t)
     TRY(executor_init(e, &t->memory.setup));
     const bool pairs = t->spec.overlap_moe && !t->spec.purpose.forward_only && t->world->tp_ep.size > 1;
     TRY(open_offload(t, pairs));
-    if (pairs) TRY(pair_open(&e->pair, &t->memory.scratch_forward, t->spec.model.offload ? &e->offload[1] : NULL));
+    if (pairs)
+        TRY(pair_open(&e->pair, &t->memory.scratch_forward, t->spec.model.offload ? &e->offload[1] : NULL));
     return open_heaps(t, slots);
 }
 

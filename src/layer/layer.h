@@ -64,8 +64,8 @@ typedef struct {
     Arena region[REGION_COUNT];
     Segment *segments; /* one for each block, for the head */
     int segment_count;
-    Arena host;     /* of the host: what left the device */
-    SaveAway *away; /* [blocks of the stage]; NULL if no saves leave the device */
+    Arena host;      /* of the host: what left the device */
+    SaveAway *away;  /* [blocks of the stage]; NULL if no saves leave the device */
     SliceKeys *keys; /* [attention layers of the stage]; NULL if sequences are not cut into slices */
     Wgrad *queue;
     int queued, queue_capacity;
@@ -192,9 +192,10 @@ typedef struct {
     World *world;
     ParamStore *params;
     Slot *slot;
-    int segment;               /* the segment that save_new fills */
-    Arena *into[REGION_COUNT]; /* where save_new allocates: the slot's regions, scratch, or what is offloaded */
-    Offload *offload;          /* NULL: all saves stay on the device */
+    int segment; /* the segment that save_new fills */
+    Arena
+        *into[REGION_COUNT]; /* where save_new allocates: the slot's regions, scratch, or what is offloaded */
+    Offload *offload;        /* NULL: all saves stay on the device */
     Arena *scratch;
     const Batch *batch;
     const StepValues *step; /* in device memory */

@@ -1,14 +1,19 @@
 /* See offload.h. */
 #include "layer/offload.h"
 
-void offload_init(Offload *o, Stream *copies, bool keep_w)
+Err offload_init(Offload *o, Device *dev, bool keep_w)
 {
-    o->copies = copies;
-    o->keep_w = keep_w;
     for (int i = 0; i < OFFLOAD_BUFFERS; i++) {
         event_init(&o->buffer[i].filled);
         event_init(&o->buffer[i].copied);
     }
+    o->copies = &dev->copies;
+    o->keep_w = keep_w;
+    for (int i = 0; i < OFFLOAD_BUFFERS; i++) {
+        TRY(device_mark(&dev->stream, &o->buffer[i].filled));
+        TRY(device_mark(o->copies, &o->buffer[i].copied));
+    }
+    return ERR_OK;
 }
 
 void offload_release(Offload *o)

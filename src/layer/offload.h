@@ -8,9 +8,9 @@
  *   compute    | F 0 | F 1 | F 2 | ...          | B 3 | B 2 | B 1 | B 0 |
  *   copies           | 0   | 1   | 2      | 3 | 2     | 1   | 0   |
  *
- * There are OFFLOAD_BUFFERS, which blocks take in turn. A forward waits until what its buffer held has left; a copy back
- * begins when the block that had the buffer is done with it. Copies have a stream of their own (Device.copies), in which
- * they run in order; it waits for the compute stream, and this for it, by events alone.
+ * There are OFFLOAD_BUFFERS, which blocks take in turn. A forward waits until what its buffer held has left; a copy
+ * back begins when the block that had the buffer is done with it. Copies have a stream of their own (Device.copies), in
+ * which they run in order; it waits for the compute stream, and this for it, by events alone.
  *
  * With wgrads apart from their dgrads, REGION_W stays on the device: a W reads it long after buffers have gone on.
  * Evaluation makes its saves in the same buffers, and nothing leaves.
@@ -35,7 +35,8 @@ struct Offload {
     bool keep_w; /* REGION_W stays on the device */
 };
 
-void offload_init(Offload *o, Stream *copies, bool keep_w);
+/* Marks both of the device's streams once, so that events have all they need. ERR_MEMORY. */
+Err offload_init(Offload *o, Device *dev, bool keep_w);
 void offload_release(Offload *o);
 
 /* Saves from now on are those of block `at` of the stage. They begin a segment. ERR_MEMORY as save_new. */
@@ -44,8 +45,8 @@ Err offload_begin(Ctx *c, int at);
  * too small. */
 Err offload_leave(Ctx *c, int at);
 
-/* Those of block `at` begin to come back. Of a backward's blocks the last comes first, and of each buffer only after the
- * backward of the block that had it before. */
+/* Those of block `at` begin to come back. Of a backward's blocks the last comes first, and of each buffer only after
+ * the backward of the block that had it before. */
 Err offload_fetch(Ctx *c, int at);
 /* From now on they are there. */
 Err offload_arrive(Ctx *c, int at);

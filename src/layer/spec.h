@@ -141,7 +141,7 @@ typedef struct {
     float embed_scale, final_softcap; /* 0: none */
     uint64_t seed;
     LayerPattern recompute; /* of each block of a stage, the last for those behind: its Recompute */
-    int offload;            /* of how many blocks of a stage, the first ones, saves wait in the host's memory */
+    int offload; /* of how many blocks of a stage, the first ones, saves wait in the host's memory */
     int tp_blocks;
     MixtureSpec moe;
     MtpSpec mtp;

@@ -1,10 +1,10 @@
 /*
  * Stages: registration, forward, backward; see model.h.
  *
- * Segments of a slot: i = block i, behind its input; layer_count = final norm and head, behind theirs; then MTP_SEGMENTS
- * for each module of multi-token prediction, or, of a head that stands alone behind them, one for each further depth.
- * The first input is the embedding's output or the incoming boundary; the output of the last block, without a head, goes
- * to the outgoing boundary.
+ * Segments of a slot: i = block i, behind its input; layer_count = final norm and head, behind theirs; then
+ * MTP_SEGMENTS for each module of multi-token prediction, or, of a head that stands alone behind them, one for each
+ * further depth. The first input is the embedding's output or the incoming boundary; the output of the last block,
+ * without a head, goes to the outgoing boundary.
  */
 #include <stdio.h>
 

@@ -42,16 +42,21 @@ static Err real_tied(void *user) { return real(user)->tied(real(user)->user); }
 static Err real_reduce(void *user, int replica) { return real(user)->reduce(real(user)->user, replica); }
 static Err real_update(void *user, int replica) { return real(user)->update(real(user)->user, replica); }
 
-static Err run_open(Run *r, DType compute, bool graphs, Spoil spoil)
+static TrainSpec spec_of(DType compute, bool graphs)
 {
     TrainSpec s = tiny_gpt2();
-    MemoryPlan plan;
     s.exact = false;
     s.model.layers = 1; /* (the emulator is slow) */
     s.global_batch = 2 * (s.micro_batch = 1);
     s.device.kind = DEVICE_CUDA;
     s.compute = compute;
     s.graphs = graphs;
+    return s;
+}
+
+static Err run_open_as(Run *r, TrainSpec s, Spoil spoil)
+{
+    MemoryPlan plan;
     *r = (Run){ .spoil = spoil };
     TRY(world_open_self(&r->world));
     TRY(trainer_plan(&s, r->world.grid, 0, &plan));
@@ -60,6 +65,11 @@ static Err run_open(Run *r, DType compute, bool graphs, Spoil spoil)
     if (spoil)
         r->t.executor.hooks = (ExecutorHooks){ r, real_batch, real_tied, real_reduce, spoiling_norm, real_update };
     return ERR_OK;
+}
+
+static Err run_open(Run *r, DType compute, bool graphs, Spoil spoil)
+{
+    return run_open_as(r, spec_of(compute, graphs), spoil);
 }
 
 /* Hashes the weights. */
@@ -154,6 +164,33 @@ TEST(fp16_waits)
     OK(run_open(&a, F16, false, SPOIL_NOTHING));
     CHECK(!trainer_runs_ahead(&a.t));
     OK(run_close(&a));
+}
+
+/* Saves that wait in the host's memory are those that stayed on the device: of all layers or some, of layers that keep
+ * their inputs alone, beside a host that is a step ahead, where a step is done again. */
+TEST(offloaded_saves_come_back)
+{
+    static const struct {
+        Recompute recompute;
+        Spoil spoil;
+        int offload;
+    } ways[] = { { RECOMPUTE_NONE, SPOIL_NOTHING, 2 },
+                 { RECOMPUTE_NONE, SPOIL_SHIFT, 3 },
+                 { RECOMPUTE_FULL, SPOIL_NOTHING, 3 } };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        TrainSpec s = spec_of(BF16, false);
+        Run kept, away;
+        int64_t waits;
+        s.model.layers = 3;
+        s.model.recompute = layer_pattern_all(ways[i].recompute);
+        OK(run_open_as(&kept, s, ways[i].spoil));
+        OK(waited(&kept));
+        s.model.offload = ways[i].offload;
+        OK(run_open_as(&away, s, ways[i].spoil));
+        CHECK(away.t.plan.offload_host > 0);
+        OK(ahead(&away, &waits));
+        compare(&kept, &away, "offloaded");
+    }
 }
 
 TEST_MAIN

@@ -2,7 +2,9 @@
  * Streams, events and graphs. Work is queued and runs as late as CUDA allows: when something waits for it. So a
  * missing synchronisation shows as old data, every time. EMU_STREAMS=now runs work at once (to debug a kernel
  * under the call that launched it), EMU_STREAMS=queue as late, but in the order of submission to all streams, as if they
- * shared one queue of the hardware: what waits there for another process holds up everything behind it. A captured stream's work becomes the nodes of a graph, in order of submission.
+ * shared one queue of the hardware: what waits there for another process holds up everything behind it.
+ * EMU_STREAMS=random lets streams come on by chance, with each submission: one runs ahead of another that it should wait
+ * for, too. A captured stream's work becomes the nodes of a graph, in order of submission.
  *
  * EMU_REPORT=FILE: at the end of the process the kernels that ran, "COUNT NAME" a line, sorted by name.
  */
@@ -12,6 +14,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <thread>
@@ -37,8 +40,10 @@ std::recursive_mutex &runtime_mutex()
 static bool mode_is(const char *mode)
 {
     static const char *text = getenv("EMU_STREAMS");
-    if (text && strcmp(text, "now") != 0 && strcmp(text, "late") != 0 && strcmp(text, "queue") != 0)
-        fail("EMU_STREAMS=%s: now, late or queue is wanted", text);
+    const char *const modes[] = { "now", "late", "queue", "random" };
+    bool known = !text;
+    for (const char *m : modes) known |= text && !strcmp(text, m);
+    if (!known) fail("EMU_STREAMS=%s: now, late, queue or random is wanted", text);
     return text && strcmp(text, mode) == 0;
 }
 
@@ -211,6 +216,26 @@ void drain_until(const std::shared_ptr<Mark> &mark)
     }
 }
 
+/* With EMU_STREAMS=random, after each submission: half of the streams by a few items, unless they sleep, now and then
+ * while many things are submitted. */
+static void run_by_chance()
+{
+    static uint64_t state = getenv("EMU_SEED") ? strtoull(getenv("EMU_SEED"), nullptr, 10) : 1;
+    const auto draw = [](unsigned n) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        return static_cast<unsigned>(state >> 33) % n;
+    };
+    std::vector<CUstream_st *> all(streams.begin(), streams.end());
+    std::sort(all.begin(), all.end(), [](const CUstream_st *a, const CUstream_st *b) { return a->number < b->number; });
+    OpenDevice open;
+    for (CUstream_st *s : all) {
+        if (s->asleep) s->asleep--;
+        else if (!draw(24)) s->asleep = draw(256);
+        else
+            for (unsigned n = draw(2) ? 0 : 1 + draw(8); n && step(s); n--) {}
+    }
+}
+
 /* A copy of the set: it may change while a stream waits. */
 static void drain_those(bool (*wanted)(const CUstream_st *))
 {
@@ -252,6 +277,7 @@ static void push(CUstream_st *s, Item item)
     s->queue.push_back(std::move(item));
     if (s == &legacy || s->queue.size() > QUEUE_LIMIT) drain(s);
     else if (now_mode()) run_at_once(s, late ? 0 : PATIENCE);
+    else if (mode_is("random")) run_by_chance();
 }
 
 cudaError_t unless_capturing(const char *call)
@@ -319,6 +345,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
         return refuse(cudaErrorInvalidValue, "cudaStreamCreateWithFlags: flags %u", flags);
     *out = new CUstream_st;
     (*out)->blocking = !(flags & cudaStreamNonBlocking);
+    static uint64_t created;
+    (*out)->number = ++created;
     streams.insert(*out);
     return cudaSuccess;
 }

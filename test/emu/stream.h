@@ -45,6 +45,8 @@ struct Capture {
 
 struct CUstream_st {
     bool blocking = true; /* ordered with the NULL stream */
+    uint64_t number = 0;  /* in the order of creation */
+    unsigned asleep = 0;  /* submissions for which it does not come on (EMU_STREAMS=random) */
     std::deque<emu::Item> queue;
     int polls = 0; /* items in it that wait for other processes */
     std::shared_ptr<emu::Capture> capture;

@@ -172,6 +172,20 @@ TEST(streams_that_share_a_queue)
     CHECK_MSG(queue.has("behind\nsurvived"), "%d %s", queue.status, queue.text.c_str());
 }
 
+/* A copy in one stream of what another makes: by chance before or after it, unless the one waits for the other. */
+TEST(streams_that_come_on_by_chance)
+{
+    int before = 0, after = 0;
+    for (int seed = 1; seed <= 24; seed++) {
+        const std::string environment = "EMU_STREAMS=random EMU_SEED=" + std::to_string(seed);
+        const Outcome alone = child(environment, "chance", 0), behind = child(environment, "chance", 1);
+        before += alone.has("1 of 7");
+        after += alone.has("7 of 7");
+        CHECK_MSG(behind.has("7 of 7"), "seed %d: %s", seed, behind.text.c_str());
+    }
+    CHECK_MSG(before > 0 && after > 0 && before + after == 24, "%d before, %d after", before, after);
+}
+
 /* What a kernel may ask for, and what it may take with its arrays, is the imitated GPU's. */
 TEST(architectures)
 {
@@ -314,6 +328,27 @@ static int queue_child(cudaStream_t stream)
     return 0;
 }
 
+/* What a copy sees of y, which a kernel of another stream makes 7 of 1. */
+static int chance_child(bool waits, cudaStream_t stream)
+{
+    cudaStream_t other;
+    cudaEvent_t made;
+    float *y = static_cast<float *>(memory(256)), seen = 0;
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+    cudaMemsetAsync(y, 0, 256, stream);
+    run_scale(y, 1, 1, 64, stream);
+    cudaStreamSynchronize(stream);
+    run_scale(y, 7, 0, 64, stream);
+    cudaEventRecord(made, stream);
+    if (waits) cudaStreamWaitEvent(other, made, 0);
+    cudaMemcpyAsync(&seen, y, sizeof seen, cudaMemcpyDeviceToHost, other);
+    cudaStreamSynchronize(other);
+    cudaStreamSynchronize(stream);
+    printf("%g of 7\n", static_cast<double>(seen));
+    return 0;
+}
+
 static int run_child(const std::string &kind, int number)
 {
     cudaStream_t stream;
@@ -324,6 +359,7 @@ static int run_child(const std::string &kind, int number)
     if (kind == "lazy") return lazy_child(number, stream);
     if (kind == "gpu") return gpu_child(number, stream);
     if (kind == "queue") return queue_child(stream);
+    if (kind == "chance") return chance_child(number, stream);
     int *p = static_cast<int *>(memory(number == WRONG_GLOBAL_MARGIN && kind == "wrong" ? 100 : 256));
     if (kind == "wrong") run_wrong(static_cast<enum Wrong>(number), p, stream);
     else if (number == 0) p[3] = 1;
