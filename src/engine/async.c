@@ -52,8 +52,10 @@ Err async_check(const TrainSpec *s, int ranks)
         { moe->balance.global, "global_aux counts the batch of a whole step", "moe.balance=aux" },
         { moe->capacity.slack > 0 && !moe->capacity.drop,
           "what it has updated when experts have no room stays so", "moe.slack=0 moe.overflow=stop" },
-        { s->update.qk_clip.threshold > 0, "QK-clip follows the largest logits of a whole step", "optim.qk_clip=0" },
-        { s->attention_logits, "there are no largest logits of a whole step", "log.max_attention_logit=false" },
+        { s->update.qk_clip.threshold > 0, "QK-clip follows the largest logits of a whole step",
+          "optim.qk_clip=0" },
+        { s->attention_logits, "there are no largest logits of a whole step",
+          "log.max_attention_logit=false" },
         { s->documents.mask, "its stages do not know how many tokens count", "data.mask_eod=false" },
         { s->compute == F16, "a step cannot be done again with another loss scale", "run.precision=bf16" },
     };

@@ -72,8 +72,8 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     const bool bias = model_qkv_bias(s); /* (a projection's own choice is refused, config.def) */
     const float std = s->init_std;
     const LinearSpec q_a = { name, "q_a", D, w.q_rank, LINEAR_WHOLE, bias, std };
-    const QkRows queries = { s->head_dim, { w.nope, w.rope }, { QK_QUERY, QK_SHARED }, .heads = 1, .chunks = 1 };
-    const QkRows keys = { w.nope + w.value, { w.nope, 0 }, { QK_KEY, QK_KEY }, .heads = 1, .chunks = 1 };
+    const QkRows queries = { s->head_dim, { w.nope, w.rope }, { QK_QUERY, QK_SHARED }, 1, 1 };
+    const QkRows keys = { w.nope + w.value, { w.nope, 0 }, { QK_KEY, QK_KEY }, 1, 1 };
     LinearSpec q_b = { name, "q_b", w.q_rank, H * s->head_dim, LINEAR_COLUMN, false, std };
     LinearSpec q = { name, "q", D, H * s->head_dim, LINEAR_COLUMN, false, std };
     const LinearSpec kv_a = { name, "kv_a", D, w.kv_rank + w.rope, LINEAR_WHOLE, bias, std };
