@@ -285,12 +285,24 @@ TEST(layouts_latent) { check_layouts(tiny_latent(tiny_llama(), 12), 0, 1); }
 TEST(layouts_experts) { check_layouts(tiny_mixture(TINY_MIXTRAL, 4), 1, 2); }
 
 /* Modules of multi-token prediction have attention of their own, behind the last block. */
+static Err module_has_logits(Trainer *t, void *user)
+{
+    StepReport r;
+    (void)user;
+    TRY(trainer_step(t, tiny_source(t), &r));
+    for (int i = 0; i < 3; i++) CHECK_MSG(r.logits.by_layer[i] > 0, "layer %d: %g", i, r.logits.by_layer[i]);
+    return ERR_OK;
+}
+
 TEST(logits_of_modules)
 {
     const TrainSpec plain = tiny_further(tiny_llama(), 1), s = clipped(plain);
     const Layout one = { { .tp = 1, .dp = 1 }, .micro = 4 }, cut = { { .tp = 2, .dp = 2 }, ZERO_STATES, 2 };
     const TinyRun a = run_of(s, &one), b = run_of(s, &cut);
     CHECK(a.hash == b.hash && a.logits == b.logits && a.hash != run_of(asked(plain), &one).hash);
+    TinyRun r = { .spec = s, .grid = { .tp = 1, .dp = 1, .pp = 2 }, .after = module_has_logits };
+    tiny_train(&r);
+    CHECK_MSG(!r.err, "%s", r.message);
 }
 
 /* ---- whose logit it is ---- */

@@ -90,6 +90,26 @@ static const char *figure(const char *page, const char *title)
 }
 
 /* A learning rate of two values has no others in its picture. */
+/* A picture of what some runs have measured. */
+TEST(logits_are_drawn_where_they_are_known)
+{
+    char text[2048];
+    int n = 0;
+    History h;
+    make_run("plain", "");
+    OK(history_read(in_dir("plain"), &h));
+    CHECK(!strstr(page_of(&h, 1), "<figcaption>Largest logit of attention"));
+    history_release(&h);
+    for (int s = 1; s <= 10; s++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "{\"step\":%d,\"loss\":1,\"max_attention_logit\":%d}\n", s, 10 * s);
+    OK(file_make_dirs(in_dir("logits")));
+    write_bytes("logits/metrics.jsonl", text, n);
+    OK(history_read(in_dir("logits"), &h));
+    CHECK(h.curve[HISTORY_LOGIT].count == 10);
+    CHECK(strstr(page_of(&h, 1), "<figcaption>Largest logit of attention"));
+    history_release(&h);
+}
+
 TEST(a_jump_is_drawn_as_a_jump)
 {
     static char text[65536];

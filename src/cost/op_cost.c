@@ -35,6 +35,7 @@ OpFamily family_of(OpId id)
     case OP_attention_fwd:
     case OP_attention_bwd: return FAMILY_ATTENTION;
     case OP_adamw:
+    case OP_qk_clip:
     case OP_grad_stats:
     case OP_step_finish: return FAMILY_OPTIMIZER;
     default: return FAMILY_MEMORY;

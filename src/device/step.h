@@ -155,7 +155,7 @@ typedef struct {
     int64_t chunk; /* 0: nothing is scaled */
     int64_t rows[2];
     QkKind kind[2];
-    int heads;  /* query heads that have one factor, that of the one with the largest score: those that read one key */
+    int heads; /* query heads that have one factor, that of the one with the largest score: those that read one key */
     int chunks; /* of these heads */
 } QkRows;
 

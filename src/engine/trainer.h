@@ -68,10 +68,11 @@ typedef struct {
     uint64_t seed;
     DeviceChoice device; /* its kind, index, threads of a rank and instruction set */
     TrainPurpose purpose;
-    bool attention_logits; /* are to be reported; with QK-clip they are anyway */
     bool graphs;     /* actions are recorded and replayed as device graphs */
     bool poison;     /* debug.poison */
     int extra_shift; /* debug.extra_shift */
+    /* The largest logits of each step are to be reported; with QK-clip they are anyway. */
+    bool attention_logits;
 } TrainSpec;
 
 /* What one step of a rank sends, by communicator and kind of call: payload of the minimal algorithm. */
@@ -146,7 +147,7 @@ int64_t memory_plan_total(const MemoryPlan *p); /* of the device: with memory_pl
 /* The largest score of attention over all tokens of a step, as softmax meets it: scaled, capped, of keys that are seen,
  * without sinks. NaN: one was not finite. */
 typedef struct {
-    const double *by_layer; /* [model_blocks], the trainer's, until the next report; NULL: nobody asked for them */
+    const double *by_layer; /* [model_blocks], the trainer's, until the next report; NULL: not asked for */
     double most;            /* of all layers, and whose it was: */
     int layer, head;
 } AttentionLogits;
@@ -157,12 +158,12 @@ typedef struct {
     int64_t counted;           /* tokens */
     double mtp_loss[MTP_MOST]; /* of each module of multi-token prediction, the same of its own targets */
     float grad_norm, lr;       /* grad_norm: NaN in a skipped step */
-    AttentionLogits logits;
     int64_t samples;           /* of its global batch */
     bool skipped;              /* loss or gradients not finite: nothing was changed */
     int redone;                /* times the step was repeated with another fixed-point shift, */
     int rescaled;              /* with a smaller loss scale, */
     bool retried_in_pieces;    /* and its tokens passing experts in pieces (moe.overflow = redo) */
+    AttentionLogits logits;
 } StepReport;
 
 /*
@@ -255,10 +256,10 @@ typedef struct {
     BatchMaker batches;
     StepValues *step_values; /* device */
     StepInFlight flight;
-    KvCache *kv;         /* of each block, when generating */
-    int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    double *layer_logits; /* [model_blocks] of the last report, if they are asked for */
-    int64_t *host_loads; /* what ranks tell each other of mixtures (engine/expert_load.c) */
+    KvCache *kv;          /* of each block, when generating */
+    int32_t *host_shift;  /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
+    int64_t *host_loads;  /* what ranks tell each other of mixtures (engine/expert_load.c) */
+    double *layer_logits; /* [model_blocks] of the last report; NULL: nobody asks for them */
     Serving serving;
     RowsOut rows;
     TrainProgress progress;

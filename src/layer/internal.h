@@ -68,7 +68,8 @@ Err rows_out_send(Ctx *c, RowBands *b, int turn);
 /*
  * The attention ops for this rank's queries of the slice at work and all keys that they may see: its own, those of the
  * other ranks of world->cp, and of earlier slices (keys.c). k, v, dk and dv are of its own positions, [B, T, K, C], and
- * k_span is q_span; dk and dv are whole. logit_max is of all heads of the layer. Where sequences are whole and a rank has all of them, these are the ops.
+ * k_span is q_span; dk and dv are whole; logit_max is of all heads of the layer. Where sequences are whole and a rank
+ * has all of them, these are the ops.
  */
 Err context_attention(Ctx *c, attention_fwd_args a);
 Err context_attention_bwd(Ctx *c, attention_bwd_args a);

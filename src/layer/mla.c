@@ -74,8 +74,8 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     const LinearSpec q_a = { name, "q_a", D, w.q_rank, LINEAR_WHOLE, bias, std };
     const int64_t rows = s->head_dim;
     const int64_t pair = w.nope + w.value; /* of a head: its own part of the key, and the value */
-    const QkRows queries = { rows, { w.nope, w.rope }, { QK_QUERY, QK_SHARED }, .heads = 1, .chunks = 1 };
-    const QkRows keys = { pair, { w.nope, 0 }, { QK_KEY, QK_KEY }, .heads = 1, .chunks = 1 };
+    const QkRows queries = { rows, { w.nope, w.rope }, { QK_QUERY, QK_SHARED }, 1, 1 };
+    const QkRows keys = { pair, { w.nope, 0 }, { QK_KEY, QK_KEY }, 1, 1 };
     LinearSpec q_b = { name, "q_b", w.q_rank, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
     LinearSpec q = { name, "q", D, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
     const LinearSpec kv_a = { name, "kv_a", D, w.kv_rank + w.rope, LINEAR_WHOLE, bias, std };

@@ -46,7 +46,7 @@ static void take_step(History *h, const MetricsRecord *r, Left *left)
         h->trained_tokens += seconds * r->tokens_per_s;
         h->mfu_seconds += isfinite(r->mfu) ? seconds * r->mfu : NAN;
     }
-    const double values[] = { r->loss, r->grad_norm, r->lr, r->tokens_per_s };
+    const double values[] = { r->loss, r->grad_norm, r->lr, r->tokens_per_s, r->logits.most };
     for (int i = 0; i < HISTORY_CURVES; i++)
         curve_add(&h->curve[i], r->step, r->tokens, values[i], r->skipped);
 }

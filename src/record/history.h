@@ -10,7 +10,14 @@
 #include "record/load_map.h"
 #include "record/record.h"
 
-typedef enum { HISTORY_LOSS, HISTORY_GRAD_NORM, HISTORY_LR, HISTORY_SPEED, HISTORY_CURVES } HistoryCurve;
+typedef enum {
+    HISTORY_LOSS,
+    HISTORY_GRAD_NORM,
+    HISTORY_LR,
+    HISTORY_SPEED,
+    HISTORY_LOGIT, /* attention's largest; NaN where nobody asked */
+    HISTORY_CURVES
+} HistoryCurve;
 
 enum { HISTORY_SKIPPED = 12, HISTORY_NOTES = 6, HISTORY_NOTE_BYTES = 1024 };
 

@@ -207,7 +207,8 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     else line_add(&l, "", r->grad_norm < 1e4 ? "grad %.3f" : "grad %.2e", r->grad_norm);
     if (r->load) line_add(&l, "", "load %.2f", worst_load(r));
     if (r->logits.by_layer)
-        line_add(&l, "", "max logit %.4g (layer %d head %d)", r->logits.most, r->logits.layer, r->logits.head);
+        line_add(&l, "", "max logit %.4g (layer %d head %d)", r->logits.most, r->logits.layer,
+                 r->logits.head);
     line_add(&l, "", "%.*f ms", r->step_ms < 100 ? 1 : 0, r->step_ms);
     if (r->ranks.notable) line_add(&l, "1;33", "rank %d %.0f%% slower", r->ranks.slowest, 100 * r->ranks.lag);
     line_add(&l, "32", "%s tok/s", units_count(a, r->tokens_per_s));

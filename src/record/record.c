@@ -190,6 +190,7 @@ static void read_step(const Json *j, MetricsRecord *r)
         else if (fields[i].kind == FIELD_BOOL) *(bool *)at = json_is_true(value);
         else *(double *)at = json_number(value, NAN);
     }
+    r->logits.most = json_number(json_get(j, "max_attention_logit"), NAN);
 }
 
 static void read_ranks(const Json *j, MetricsRanks *r)

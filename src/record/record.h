@@ -99,8 +99,9 @@ typedef enum { RECORD_DAMAGED, RECORD_STEP, RECORD_VALID, RECORD_OTHER } RecordK
 
 typedef struct {
     RecordKind kind;
-    MetricsRecord
-        step; /* its load is the one below, of the layers that are mixtures alone; of ranks the first three */
+    /* Its load is the one below, of the layers that are mixtures alone; of ranks the first three are read, of logits
+     * the largest. */
+    MetricsRecord step;
     ValidRecord valid;
     double load[LAYERS_MAX];
 } Record;

@@ -402,6 +402,7 @@ static void put_charts(const Page *p)
           .from_zero = true,
           .mark_skipped = true },
         { .title = "Learning rate", .curve = HISTORY_LR, .from_zero = true, .is_set = true },
+        { .title = "Largest logit of attention", .curve = HISTORY_LOGIT },
     };
     fprintf(p->out, "<h2>Curves</h2>\n<ul class=\"legend\">");
     for (int i = 0; i < p->count; i++) {
@@ -416,7 +417,7 @@ static void put_charts(const Page *p)
             "steps may lie above a picture.</p>\n<div class=\"charts\">\n");
     for (int i = 0; i < 2; i++) put_chart(p, &losses[i]);
     each_set(p, put_valid_charts);
-    for (int i = 0; i < 3; i++) put_chart(p, &others[i]);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) put_chart(p, &others[i]);
     for (int i = 0; i < p->count; i++) report_loads(p->runs, p->count, i, ++*p->charts, p->out);
     fprintf(p->out, "</div>\n");
 }

@@ -455,10 +455,20 @@ static bool grid_reads(ConfigId id)
 {
     static const char *const sections[] = { "model", "moe", "parallel" };
     static const ConfigId others[] = {
-        CFG_run_device,         CFG_run_precision,     CFG_run_reproducible,   CFG_train_micro_batch,
-        CFG_train_global_batch, CFG_optim_clip,        CFG_optim_qk_clip,      CFG_data_train,
-        CFG_data_split,         CFG_data_mask_eod,     CFG_data_reset_at_eod,  CFG_checkpoint_upcycle,
-        CFG_log_max_attention_logit, CFG_debug_ranks_per_host,
+        CFG_run_device,
+        CFG_run_precision,
+        CFG_run_reproducible,
+        CFG_train_micro_batch,
+        CFG_train_global_batch,
+        CFG_optim_clip,
+        CFG_optim_qk_clip,
+        CFG_data_train,
+        CFG_data_split,
+        CFG_data_mask_eod,
+        CFG_data_reset_at_eod,
+        CFG_checkpoint_upcycle,
+        CFG_log_max_attention_logit,
+        CFG_debug_ranks_per_host,
     };
     for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
         if (strcmp(config_key(id)->section, sections[i]) == 0) return true;
