@@ -70,7 +70,7 @@ static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 }
 
 /* Ranks of a stage own other matrices of Muon's, which take as much memory and almost as much work: the mean counts. */
-static void even_out(MemoryPlan *p) { p->flop += (int64_t)(p->muon_mean_flop - p->muon_flop); }
+static void even_out(MemoryPlan *p) { p->flop += (int64_t)p->muon_mean_flop - (int64_t)p->muon_flop; }
 
 /* The plan of one rank, as a kind of its own or as one more of the last kind. */
 static Err count_rank(PlanTable *t, int rank, GridCoords at)

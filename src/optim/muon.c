@@ -232,7 +232,8 @@ static Err choose_owners(Muon *u, SetupArena *setup)
 static double flop_of(const Muon *u, Box b)
 {
     const double s = (double)min64(b.shape[0], b.shape[1]), l = (double)max64(b.shape[0], b.shape[1]);
-    return u->spec->steps * (4 * l * s * s + 2 * s * s * s);
+    const double products = 4 * l * s * s + 2 * s * s * s, sums = 3 * s * s + 3 * s * l;
+    return u->spec->steps * (products + sums) + 3 * s * l; /* (as ops.def counts) */
 }
 
 double muon_flop(const Muon *u, int member)
