@@ -51,7 +51,7 @@ expect 4 "optim.name was 'adamw' and is 'muon'" "$mt" --config tiny.ini run.dir=
 "$mt" --config tiny.ini run.dir=other --override optim.name $muon train.steps=12 >/dev/null 2>other.err
 check "but may change where that is asked for: $(grep -m1 error other.err)" [ "$(losses other | wc -l)" -eq 12 ]
 copy plain other
-expect 4 "has no second moment of 'layers.1.mlp.fc2.weight', which another optimizer updated" \
+expect 4 "has no second moment of 'layers.0.attn.qkv.weight', which another optimizer updated" \
     "$mt" --config tiny.ini run.dir=other --override optim.name train.steps=12
 expect 2 "Muon's matrices go to their owners once a step" "$mt" plan --config tiny.ini --world 2 parallel.pp=2 \
     parallel.schedule=pipedream optim.clip=0 model.tied=false $muon

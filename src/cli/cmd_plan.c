@@ -570,7 +570,8 @@ static void put_muon(const PlanTable *t, double all_flop)
         flop += k->plan.muon_mean_flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
         most = fmax(most, k->plan.muon_imbalance);
     }
-    printf("  of muon's matrices %.3g TFLOP a step, %.2f %% of all; the rank that owns the most has %.2f times the "
+    printf("  of muon's matrices %.3g TFLOP a step, %.2f %% of all; the rank that owns the most has %.2f "
+           "times the "
            "mean\n",
            1e-12 * flop, 100 * flop / all_flop, most);
 }

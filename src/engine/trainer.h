@@ -123,9 +123,9 @@ typedef struct {
     int64_t experts;                 /* of flat_count, those of experts */
     int64_t padding;                 /* of flat_count, nobody's */
     int64_t grad_bytes;
-    int64_t v_count;                 /* elements that have a second moment */
+    int64_t v_count;                  /* elements that have a second moment */
     double muon_flop, muon_mean_flop; /* of flop, Newton-Schulz's; the mean of the ranks of its stages */
-    double muon_imbalance;           /* the most that a rank of a stage does of it over the mean; 0: there is none */
+    double muon_imbalance; /* the most that a rank of a stage does of it over the mean; 0: there is none */
     int buckets;
     double clock[CLOCK_COUNTS]; /* of one step, by the clock of trainer_time */
 } MemoryPlan;

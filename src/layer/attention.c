@@ -84,8 +84,7 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
     TRY(linear_register(&a->qkv, reg,
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
                                       .bias = model_qkv_bias(s), .std = s->init_std,
-                                      .section = { q, kv, kv, gate },
-                                      .interleave = s->kv_heads * a->kv_parts,
+                                      .section = { q, kv, kv, gate }, .interleave = s->kv_heads * a->kv_parts,
                                       .head_rows = s->head_dim }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));

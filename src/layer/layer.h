@@ -305,7 +305,7 @@ typedef struct {
     bool bias;
     float std;
     int64_t section[PARAM_MAX_SECTIONS], interleave; /* of the output dim */
-    int64_t head_rows;                               /* of it, those of an attention head; 0: it has no heads */
+    int64_t head_rows; /* of it, those of an attention head; 0: it has no heads */
 } LinearSpec;
 
 Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);

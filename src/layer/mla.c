@@ -77,7 +77,9 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     const LinearSpec q = { name, "q", D, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
     const LinearSpec kv_a = { name, "kv_a", D, w.kv_rank + w.rope, LINEAR_WHOLE, bias, std };
     const int64_t pair = w.nope + w.value; /* of a head: its own part of the key, and the value */
-    const LinearSpec kv_b = { name, "kv_b", w.kv_rank, H * pair, LINEAR_COLUMN, false, std, .head_rows = pair };
+    const LinearSpec kv_b = {
+        name, "kv_b", w.kv_rank, H * pair, LINEAR_COLUMN, false, std, .head_rows = pair
+    };
     const LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std, .head_rows = w.value };
     const LinearSpec proj = { name, "proj", H * w.value, D, LINEAR_ROW, bias, model_projection_std(s) };
     *m = (Mla){ .spec = s,

@@ -66,8 +66,9 @@ static MuonSpec muon_spec(const Config *cfg)
     return (MuonSpec){ .momentum = (float)cfg->optim.muon_momentum,
                        .nesterov = cfg->optim.muon_nesterov,
                        .set = set,
-                       .steps = cfg->optim.muon_steps ? (int)cfg->optim.muon_steps
-                                                     : set == MUON_DEEPSEEKV4 ? 10 : 5,
+                       .steps = cfg->optim.muon_steps    ? (int)cfg->optim.muon_steps
+                                : set == MUON_DEEPSEEKV4 ? 10
+                                                         : 5,
                        .scale = scales[cfg->optim.muon_scale],
                        .split = splits[cfg->optim.muon_split],
                        .router = cfg->optim.muon_router == OPTIM_MUON_ROUTER_MUON };
