@@ -511,12 +511,12 @@ __global__ void __launch_bounds__(FLAT_THREADS) muon_moment_kernel(MomentArgs a)
     const int64_t chunk = blockIdx.x / ADAM_BLOCKS, share = blockIdx.x % ADAM_BLOCKS * (FLAT_CHUNK / ADAM_BLOCKS);
     const FlatPart p = part_of_chunk(a.table, chunk);
     if (!(p.flags & FLAT_MUON)) return;
-    const int64_t begin = (chunk - p.chunk) * FLAT_CHUNK + share, stop = begin + FLAT_CHUNK / ADAM_BLOCKS;
+    const int64_t from = share + (chunk - p.chunk) * FLAT_CHUNK, stop = from + FLAT_CHUNK / ADAM_BLOCKS;
     const int64_t end = stop < p.count ? stop : p.count;
     const float scale = a.step->grad_scale, rest = 1.0f - a.beta, *pg = a.g + p.grad;
     float *pm = a.m + p.shard;
     const bool wide = a.wide && part_aligned(p);
-    for (int64_t i = begin + threadIdx.x * 4; i < end; i += FLAT_BLOCK) {
+    for (int64_t i = from + threadIdx.x * 4; i < end; i += FLAT_BLOCK) {
         Quad<float> m[FLAT_QUADS], g[FLAT_QUADS];
         for (int u = 0; u < FLAT_QUADS; u++) {
             const int64_t at = i + u * FLAT_THREADS * 4;

@@ -161,6 +161,36 @@ TEST(equals_float64)
         }
 }
 
+/* W, m 0, beta .95, Nesterov, simple x 5, lr .02, decay .1, scale .2 sqrt(3): a published step. */
+TEST(one_step)
+{
+    static const double want[6] = { .0955806656, -.2052367404, .2987159597, .3967011761, .4983937911, -.6039861942 };
+    float w[6] = { .1f, -.2f, .3f, .4f, .5f, -.6f }, m[6] = { 0 }, g[6] = { 1, 2, -1, .5f, -1, 3 }, u[6], y[6];
+    int32_t shift = 0;
+    StepValues step = { .lr = .02f, .grad_scale = 1 };
+    FlatPart part = { .count = 6, .flags = FLAT_MUON };
+    FlatBox box = { .rows = 2, .columns = 3, .ld = 3, .row_step = 3, .column_step = 1, .flags = FLAT_DECAYS,
+                    .scale = (float)(.2 * sqrt(3)) };
+    const Tensor parts = tensor_of(&part, I64, 1, sizeof part / 8), boxes = tensor_of(&box, I64, 1, sizeof box / 8);
+    Bench b;
+    bench_open(&b, 1);
+    Stream *s = &b.dev.stream;
+    for (int skip = 1; skip >= 0; skip--) {
+        step.skip = skip;
+        OK(op(s, muon_moment, .m = tensor_of(m, F32, 6), .g = tensor_of(g, F32, 6), .shift = tensor_of(&shift, I32, 1),
+              .parts = parts, .chunks = 1, .step = &step, .beta = .95f));
+        OK(op(s, muon_pack, .y = tensor_of(u, F32, 6), .m = tensor_of(m, F32, 6), .g = tensor_of(g, F32, 6),
+              .shift = tensor_of(&shift, I32, 1), .boxes = boxes, .chunks = 1, .step = &step, .beta = .95f, .nesterov = 1));
+        run_newton_schulz(&b, u, y, 2, 3, MUON_SIMPLE, 5);
+        OK(op(s, muon_apply, .w = tensor_of(w, F32, 6), .x = tensor_of(y, F32, 6), .boxes = boxes, .chunks = 1,
+              .step = &step, .decay = .1f));
+        if (skip) CHECK(w[0] == .1f && w[5] == -.6f && m[0] == 0 && m[5] == 0);
+    }
+    for (int i = 0; i < 6; i++) CHECK_CLOSE((double)w[i], want[i], 1e-7, "element %d", i);
+    for (int i = 0; i < 6; i++) CHECK_CLOSE((double)m[i], .05 * (double)g[i], 1e-7, "moment %d", i);
+    bench_close(&b);
+}
+
 /* ---- models ---- */
 
 /* Of TINY_MODELS each with another split, scale, set and choice for routers. */
@@ -498,6 +528,56 @@ TEST(layouts_of_mixtures)
     check_layouts(MIXTRAL, LIST(mixtures), 1);
     check_layouts(DEEPSEEK, LIST(mixtures), 2);
     check_layouts(GPTOSS, LIST(mixtures), 4);
+}
+
+/* ---- plans ---- */
+
+/* GPT-2's matrices, of 12 blocks. */
+static TrainSpec gpt2_small(void)
+{
+    TrainSpec s = spec_of(GPT2);
+    s.exact = false;
+    s.global_batch = 512, s.micro_batch = 4;
+    s.model.layers = 12, s.model.hidden = 768, s.model.heads = s.model.kv_heads = 12, s.model.head_dim = 64;
+    s.model.ffn = 3072, s.model.seq = 1024, s.model.vocab = 50257, s.model.padded_vocab = 50432;
+    s.model.tp_blocks = 4;
+    return s;
+}
+
+/* Of half a million tokens the orthogonal matrices are a small part of a step; ranks own alike, send what a matrix has
+ * once there and once back, and take as much memory each. */
+TEST(plans)
+{
+    static const struct {
+        int tp, dp, zero;
+    } cases[] = { { 1, 1, 0 }, { 1, 8, 1 }, { 2, 4, 1 }, { 2, 2, 0 }, { 4, 2, 3 } };
+    const TrainSpec base = gpt2_small();
+    const double matrices = 12.0 * 12 * 768 * 768;
+    for (int k = 0; k < 5; k++) {
+        const Grid g = { .tp = cases[k].tp, .dp = cases[k].dp, .sp = cases[k].tp > 1, .owners = true };
+        const int ranks = g.tp * g.dp;
+        double sent = 0, flop = 0, all = 0;
+        MemoryPlan first;
+        for (int rank = 0; rank < ranks; rank++) {
+            TrainSpec s = base;
+            MemoryPlan p;
+            s.update.zero = (ZeroCut)cases[k].zero;
+            OK(trainer_plan(&s, g, rank, &p));
+            if (!rank) first = p;
+            CHECK(p.state == first.state && p.scratch == first.scratch && p.save == first.save);
+            CHECK_MSG(p.muon_imbalance < 1.05, "%.3f", p.muon_imbalance);
+            CHECK(p.muon_flop <= 1.05 * p.muon_mean_flop && (double)p.flop > p.muon_flop);
+            sent += (double)p.comm[GROUP_OWNERS][COMM_EXCHANGE].bytes / 4;
+            flop += p.muon_flop;
+            all += (double)p.flop;
+        }
+        CHECK_MSG(flop > 0 && flop < 0.03 * all, "%.3g of %.3g", flop, all);
+        CHECK_CLOSE(flop, first.muon_mean_flop * ranks, 1e-9, "FLOP of all ranks");
+        const int copies = cases[k].zero ? 1 : g.dp, parts = ranks / copies;
+        /* there what the owner lacks; back what each of the others lacks */
+        const double want = matrices * (parts - 1) / parts + matrices * (copies - 1.0 / parts);
+        CHECK_MSG(fabs(sent - want) < 0.02 * want + 1, "%d ranks: %.4g sent, want %.4g", ranks, sent, want);
+    }
 }
 
 TEST_MAIN

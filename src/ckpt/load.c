@@ -67,8 +67,9 @@ static Err check_param(Loader *x, int id)
         return err_set(ERR_CKPT, "checkpoint '%s' has no moments of '%s', only values", path, p->name),
                err_hint("load it with checkpoint.load, as weights only");
     if (!x->l->weights_only && p->moments > 1 && !q->has[STATE_V])
-        return err_set(ERR_CKPT, "checkpoint '%s' has no second moment of '%s', which another optimizer updated",
-                       path, p->name),
+        return err_set(ERR_CKPT,
+                       "checkpoint '%s' has no second moment of '%s', which another optimizer updated", path,
+                       p->name),
                err_hint("load it with checkpoint.load, as weights only");
     x->ids[at] = id;
     return ERR_OK;

@@ -71,7 +71,7 @@ static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 }
 
 /* Ranks of a stage own other matrices of Muon's, which take as much memory and almost as much work: the mean counts. */
-static void even_out(MemoryPlan *p) { p->flop += (int64_t)(p->muon_mean_flop - p->muon_flop); }
+static void even_out(MemoryPlan *p) { p->flop += (int64_t)p->muon_mean_flop - (int64_t)p->muon_flop; }
 
 /* The plan of one rank, as a kind of its own or as one more of the last kind. */
 static Err count_rank(PlanTable *t, int rank, GridCoords at)
@@ -574,7 +574,8 @@ static void put_muon(const PlanTable *t, double all_flop)
         flop += k->plan.muon_mean_flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
         most = fmax(most, k->plan.muon_imbalance);
     }
-    printf("  of muon's matrices %.3g TFLOP a step, %.2f %% of all; the rank that owns the most has %.2f times the "
+    printf("  of muon's matrices %.3g TFLOP a step, %.2f %% of all; the rank that owns the most has %.2f "
+           "times the "
            "mean\n",
            1e-12 * flop, 100 * flop / all_flop, most);
 }

@@ -1,6 +1,6 @@
 /*
- * Muon on what ranks have of matrices (optim/muon.h): moments, rectangles on their way to and from the rank that has the
- * whole matrix, and there what its products need besides: the norm, and sums of two matrices.
+ * Muon on what ranks have of matrices (optim/muon.h): moments, rectangles on their way to and from the rank that has
+ * the whole matrix, and there what its products need besides: the norm, and sums of two matrices.
  *
  * Elementwise, every operation rounded to float in this order, but for the norm:
  *
@@ -92,7 +92,10 @@ static int64_t box_at(const FlatBox *b, int64_t row, int64_t column)
     return b->at + row * b->row_step + column * b->column_step;
 }
 
-static void par_boxes(const Stream *s, BoxWork *w, PartFn *fn) { par_rows(s, w->box->rows, w->box->columns, fn, w); }
+static void par_boxes(const Stream *s, BoxWork *w, PartFn *fn)
+{
+    par_rows(s, w->box->rows, w->box->columns, fn, w);
+}
 
 static void muon_pack_part(const void *args, int64_t first, int64_t end)
 {
@@ -217,8 +220,7 @@ static void normalize_part(const void *args, int64_t first, int64_t end)
     for (int64_t n = first; n < end; n++) {
         const float *x = row_f32(a->op->x, n);
         float *y = row_f32(a->op->y, n);
-        for (int64_t i = 0; i < D; i += VEC)
-            row_store(y + i, vf_mul(row_load(x + i, D - i), inverse), D - i);
+        for (int64_t i = 0; i < D; i += VEC) row_store(y + i, vf_mul(row_load(x + i, D - i), inverse), D - i);
     }
 }
 

@@ -25,10 +25,10 @@ typedef struct {
 typedef struct {
     const ModelSpec *model;
     PipelineSpec pipeline;
-    int microbatches;     /* of a step on a pipeline */
-    int64_t micro_batch;  /* samples of each */
-    int64_t bucket_elems; /* of gradients */
-    ZeroCut zero;         /* what is cut over the ranks that hold the same parameters */
+    int microbatches;        /* of a step on a pipeline */
+    int64_t micro_batch;     /* samples of each */
+    int64_t bucket_elems;    /* of gradients */
+    ZeroCut zero;            /* what is cut over the ranks that hold the same parameters */
     OptimizerKind optimizer; /* of matrices */
     const MuonSpec *muon;
 } PartsSpec;

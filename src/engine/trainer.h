@@ -130,9 +130,9 @@ typedef struct {
     int64_t experts;                 /* of flat_count, those of experts */
     int64_t padding;                 /* of flat_count, nobody's */
     int64_t grad_bytes;
-    int64_t v_count;                 /* elements that have a second moment */
+    int64_t v_count;                  /* elements that have a second moment */
     double muon_flop, muon_mean_flop; /* of flop, Newton-Schulz's; the mean of the ranks of its stages */
-    double muon_imbalance;           /* the most that a rank of a stage does of it over the mean; 0: there is none */
+    double muon_imbalance; /* the most that a rank of a stage does of it over the mean; 0: there is none */
     int buckets;
     /* of saves that wait in the host's memory (train.offload): buffers of the device, then those of forwards in pairs,
      * the sum of these, and what waits */

@@ -20,7 +20,10 @@ typedef struct {
     float abc[SET_MOST][3];
 } Coefficients;
 
-#define SIMPLE { 3.4445f, -4.7750f, 2.0315f }
+#define SIMPLE                     \
+    {                              \
+        3.4445f, -4.7750f, 2.0315f \
+    }
 static const Coefficients sets[MUON_SETS] = {
     [MUON_SIMPLE] = { 1, false, { SIMPLE } },
     [MUON_QUINTIC] = { 5,
@@ -42,8 +45,16 @@ static const Coefficients sets[MUON_SETS] = {
                                { 1.8750f, -1.2500f, .3750f } } },
     [MUON_DEEPSEEKV4] = { 10,
                           false,
-                          { SIMPLE, SIMPLE, SIMPLE, SIMPLE, SIMPLE, SIMPLE, SIMPLE, SIMPLE,
-                            { 2, -1.5f, .5f }, { 2, -1.5f, .5f } } },
+                          { SIMPLE,
+                            SIMPLE,
+                            SIMPLE,
+                            SIMPLE,
+                            SIMPLE,
+                            SIMPLE,
+                            SIMPLE,
+                            SIMPLE,
+                            { 2, -1.5f, .5f },
+                            { 2, -1.5f, .5f } } },
 };
 
 static const float *coefficients(MuonSet set, int step)
@@ -110,8 +121,7 @@ static int split(const Param *p, int id, const MuonSpec *m, MuonMatrix *out)
         for (int i = 0; i < (whole ? 1 : PARAM_MAX_SECTIONS); i++) {
             const int64_t rows = whole ? all : s->section[i], end = row + rows;
             for (const int64_t each = rows_of_matrix(s, m, rows); row < end; row += each, n++)
-                if (out)
-                    out[n] = (MuonMatrix){ .id = id, .box = { { row, 0 }, { each, s->shape[1] } } };
+                if (out) out[n] = (MuonMatrix){ .id = id, .box = { { row, 0 }, { each, s->shape[1] } } };
         }
     return n;
 }
@@ -232,7 +242,8 @@ static Err choose_owners(Muon *u, SetupArena *setup)
 static double flop_of(const Muon *u, Box b)
 {
     const double s = (double)min64(b.shape[0], b.shape[1]), l = (double)max64(b.shape[0], b.shape[1]);
-    return u->spec->steps * (4 * l * s * s + 2 * s * s * s);
+    const double products = 4 * l * s * s + 2 * s * s * s, sums = 3 * s * s + 3 * s * l;
+    return u->spec->steps * (products + sums) + 3 * s * l; /* (as ops.def counts) */
 }
 
 double muon_flop(const Muon *u, int member)
@@ -475,8 +486,9 @@ static Err measure(Muon *u, int64_t *boxes)
     const size_t size = (size_t)u->comm->size;
     Needs n = { calloc((size_t)u->rounds * size + 1, sizeof *n.need), calloc(size, sizeof *n.boxes),
                 calloc(size, sizeof *n.at) };
-    Err err = n.need && n.boxes && n.at ? ERR_OK
-                                        : err_set(ERR_MEMORY, "no memory for %d rounds of matrices", u->rounds);
+    Err err = n.need && n.boxes && n.at
+                  ? ERR_OK
+                  : err_set(ERR_MEMORY, "no memory for %d rounds of matrices", u->rounds);
     *boxes = 0;
     if (!err) find_most(u, &n, boxes);
     free(n.need);
@@ -583,8 +595,7 @@ static Err open_rounds(Muon *u, Stream *stream, Arena *state, SetupArena *setup)
     if (!err) err = plan_rounds(u, &t, &o, setup);
     ASSERT(err || t.count <= rows);
     if (!err) err = tensor_new(state, &u->boxes, I64, rows, sizeof *t.box / sizeof(int64_t));
-    if (!err && t.count)
-        err = device_write(stream, u->boxes.data, t.box, t.count * (int64_t)sizeof *t.box);
+    if (!err && t.count) err = device_write(stream, u->boxes.data, t.box, t.count * (int64_t)sizeof *t.box);
     free(t.box);
     free((void *)o.of);
     return err;
@@ -627,7 +638,8 @@ static Err exchange(const Muon *u, Stream *s, const MuonParcel *parcel, Tensor o
             const int to = (self + d) % size, from = (self - d + size) % size;
             char *const data = (char *)out.data + parcel[to].send_at * each;
             char *const room = (char *)in.data + parcel[from].take_at * each;
-            if (parcel[to].send) message[n++] = (CommMessage){ true, to, data, parcel[to].send * each, { 0 } };
+            if (parcel[to].send)
+                message[n++] = (CommMessage){ true, to, data, parcel[to].send * each, { 0 } };
             if (parcel[from].take)
                 message[n++] = (CommMessage){ false, from, room, parcel[from].take * each, { 0 } };
         }
@@ -656,7 +668,8 @@ static Err pack(const Update *x, BoxRange r, Tensor y)
 static Err copy(const Update *x, BoxRange r, Tensor y, Tensor from, bool back)
 {
     if (!r.count) return ERR_OK;
-    return op(x->s, box_copy, .y = y, .x = from, .boxes = box_range(x->u, r), .chunks = r.chunks, .back = back);
+    return op(x->s, box_copy, .y = y, .x = from, .boxes = box_range(x->u, r), .chunks = r.chunks,
+              .back = back);
 }
 
 static Err apply(const Update *x, BoxRange r, Tensor from)

@@ -10,15 +10,16 @@
  * u is a matrix of the *checkpoint* (param/shard.h), whatever ranks have of it: q, k and v, gate and up apart, each
  * expert alone; with MUON_SPLIT_HEAD each head of them, and of latent attention's q, kv_b and gate. One rank *owns* it:
  * the ranks that share a matrix send it their pieces of u, each number from one rank, it does the products, and sends
- * everybody the pieces of X that lie in his ZeRO shard. No sum is cut, so the bits are those of one rank in every layout.
+ * everybody the pieces of X that lie in his ZeRO shard. No sum is cut, so the bits are those of one rank in every
+ * layout.
  *
  *   ranks' shards  --u-->  owner: X  --X-->  ranks' shards
  *
- * Matrices are dealt to the ranks that have a part of them, the longest first, by max(r, c) min(r, c)^2, each to the rank
- * with the least to do. All ranks deal alike, without talking. They proceed in rounds: in each a rank owns one matrix at
- * most, so what lies in staging is bounded; all take as much memory as the one that needs the most, so that ranks of a
- * stage are alike in it. If rows > columns the matrix is transposed on its way: A is on the shorter
- * side. Sources: Jordan et al. 2024; Liu et al. 2025 (Moonlight).
+ * Matrices are dealt to the ranks that have a part of them, the longest first, by max(r, c) min(r, c)^2, each to the
+ * rank with the least to do. All ranks deal alike, without talking. They proceed in rounds: in each a rank owns one
+ * matrix at most, so what lies in staging is bounded; all take as much memory as the one that needs the most, so that
+ * ranks of a stage are alike in it. If rows > columns the matrix is transposed on its way: A is on the shorter side.
+ * Sources: Jordan et al. 2024; Liu et al. 2025 (Moonlight).
  */
 #ifndef MEGATRAIN_OPTIM_MUON_H
 #define MEGATRAIN_OPTIM_MUON_H
@@ -46,12 +47,13 @@ typedef struct {
 enum { MUON_THERE, MUON_BACK, MUON_WAYS };
 
 typedef struct {
-    int own;                    /* the matrix that this rank owns in it; -1: none */
-    BoxRange send, mine, place; /* there: what goes to others; what is its owner's already; what others sent it */
-    BoxRange give, apply;       /* back: to others; from others */
-    MuonParcel *parcel[MUON_WAYS];                       /* [members] */
+    int own; /* the matrix that this rank owns in it; -1: none */
+    BoxRange send, mine,
+        place;            /* there: what goes to others; what is its owner's already; what others sent it */
+    BoxRange give, apply; /* back: to others; from others */
+    MuonParcel *parcel[MUON_WAYS];                        /* [members] */
     int64_t send_count[MUON_WAYS], take_count[MUON_WAYS]; /* of all parcels */
-    int64_t scratch; /* bytes that a member needs for it at most */
+    int64_t scratch;                                      /* bytes that a member needs for it at most */
 } MuonRound;
 
 /* What a rank does for the matrices of one store. */

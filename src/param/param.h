@@ -112,7 +112,8 @@ typedef struct {
     int64_t interleave;                  /* chunks of dim 0; each section's rows divide by it. 0 = 1 */
     int64_t stack; /* dim 0 has so many matrices of equal rows, each with these sections and cuts. 0 = 1 */
     Cut stack_cut; /* the axis that cuts between them */
-    int64_t head_rows; /* rows of dim 0 that are an attention head's, in every section; 0: there are no heads */
+    int64_t
+        head_rows; /* rows of dim 0 that are an attention head's, in every section; 0: there are no heads */
     Partial partial;
     ParamGroup group;
     Init init;
@@ -135,7 +136,7 @@ typedef struct {
     int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */
     int optimizer; /* which updates it: 0 is AdamW (optim/optimizer.h) */
     int moments;   /* that this one keeps: 1 or 2 */
-    bool copy; /* norms and checkpoints take the parameter of this name in another registry */
+    bool copy;     /* norms and checkpoints take the parameter of this name in another registry */
 } Param;
 
 /* A range of the flat buffers that is reduced and gathered at once. */
@@ -263,9 +264,9 @@ typedef struct {
      * groups of ZeRO it is these in the rank's own, and `far` those that have the same near shard in others; else
      * NULL. */
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
-    Tensor value;  /* [value_count] */
-    Tensor master; /* value itself if that is f32, else it has the shape of m and v */
-    Tensor m, v;   /* [zero_count], and less where some have no v (param_held); of one dtype */
+    Tensor value;    /* [value_count] */
+    Tensor master;   /* value itself if that is f32, else it has the shape of m and v */
+    Tensor m, v;     /* [zero_count], and less where some have no v (param_held); of one dtype */
     int64_t *before; /* [count] elements of v that others before it do not have */
     /* [older_count] the values before the last updates, for schedules that update while they run: version i is
      * older[i % older_count]. updates: how many there were since these are kept. */

@@ -44,6 +44,11 @@ static MixtureSpec mixture_spec(const Config *cfg)
     return m;
 }
 
+static const OptimizerKind optimizers_by_name[] = {
+    [OPTIM_NAME_ADAMW] = OPTIMIZER_ADAMW,
+    [OPTIM_NAME_MUON] = OPTIMIZER_MUON,
+};
+
 static MuonSpec muon_spec(const Config *cfg)
 {
     static const MuonSet sets[] = { [OPTIM_MUON_COEFFICIENTS_SIMPLE] = MUON_SIMPLE,
@@ -61,8 +66,9 @@ static MuonSpec muon_spec(const Config *cfg)
     return (MuonSpec){ .momentum = (float)cfg->optim.muon_momentum,
                        .nesterov = cfg->optim.muon_nesterov,
                        .set = set,
-                       .steps = cfg->optim.muon_steps ? (int)cfg->optim.muon_steps
-                                                     : set == MUON_DEEPSEEKV4 ? 10 : 5,
+                       .steps = cfg->optim.muon_steps    ? (int)cfg->optim.muon_steps
+                                : set == MUON_DEEPSEEKV4 ? 10
+                                                         : 5,
                        .scale = scales[cfg->optim.muon_scale],
                        .split = splits[cfg->optim.muon_split],
                        .router = cfg->optim.muon_router == OPTIM_MUON_ROUTER_MUON };
@@ -300,8 +306,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .cut = cfg->parallel.cp_cut == PARALLEL_CP_CUT_CONTIGUOUS ? CONTEXT_CONTIGUOUS
                                                                                   : CONTEXT_ZIGZAG,
                         .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
-                        .update.optimizer =
-                            cfg->optim.name == OPTIM_NAME_MUON ? OPTIMIZER_MUON : OPTIMIZER_ADAMW,
+                        .update.optimizer = optimizers_by_name[cfg->optim.name],
                         .update.muon = muon_spec(cfg),
                         .update.adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2,
                                           (float)cfg->optim.eps, (float)cfg->optim.weight_decay },
