@@ -211,7 +211,7 @@ typedef struct {
     Arena state, scratch, scratch_forward;
     Arena states; /* in the host's memory (device_alloc_far); empty without states_on_host */
     Arena save;   /* what the executor's heap is in */
-    void *away; /* of the host, likewise */
+    void *away;   /* of the host, likewise */
 } TrainMemory;
 
 /* The batch that the hooks are serving. */

@@ -89,9 +89,8 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
     TRY(linear_register(&a->qkv, reg,
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
                                       .bias = model_qkv_bias(s), .std = model_hidden_std(s),
-                                      .section = { q, kv, kv, gate },
-                                      .interleave = chunks, .head_rows = s->head_dim, .qk = qk,
-                                      .block = layer }));
+                                      .section = { q, kv, kv, gate }, .interleave = chunks,
+                                      .head_rows = s->head_dim, .qk = qk, .block = layer }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));
     return linear_register(&a->proj, reg,

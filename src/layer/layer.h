@@ -325,7 +325,7 @@ typedef struct {
     int64_t section[PARAM_MAX_SECTIONS], interleave; /* of the output dim */
     QkRows qk;                                       /* of its outputs, those that make queries and keys, */
     int block;                                       /* in which block of the model */
-    int64_t head_rows;                               /* of it, those of an attention head; 0: it has no heads */
+    int64_t head_rows; /* of it, those of an attention head; 0: it has no heads */
 } LinearSpec;
 
 Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);

@@ -60,10 +60,11 @@ Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name,
                   gated = activation_gated(s->activation) ? 2 : 1;
     ASSERT(s->moe.balance.unit > 0);
     *m = (Moe){ .model = s, .spec = &s->moe, .jitter_key = model_key(s, name, "jitter") };
-    ParamSpec router = {
-        .shape = { E, D }, .std = model_hidden_std(s), .partial = PARTIAL_ROWS, .init_repeat = s->moe.parts,
-        .flags = PARAM_ROUTER
-    };
+    ParamSpec router = { .shape = { E, D },
+                         .std = model_hidden_std(s),
+                         .partial = PARTIAL_ROWS,
+                         .init_repeat = s->moe.parts,
+                         .flags = PARAM_ROUTER };
     ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_ETP }, .std = model_hidden_std(s) };
     ParamSpec fc2 = { .shape = { E * D, F }, .cut = { CUT_NONE, CUT_ETP }, .std = model_projection_std(s) };
     fc1.stack = fc2.stack = E;

@@ -95,7 +95,7 @@ ParamPlace param_place_single(void); /* the place of a rank that has all */
 
 enum {
     PARAM_DECAY = 1,
-    PARAM_COPY = 2,  /* the parameter of this name in another registry is the one that counts (Param.copy) */
+    PARAM_COPY = 2,   /* the parameter of this name in another registry is the one that counts (Param.copy) */
     PARAM_HIDDEN = 4, /* a matrix of a block: the wider the model, the more inputs it has */
     PARAM_TABLE = 8,  /* a row for each token or position, not a matrix that inputs are multiplied by */
     PARAM_ROUTER = 16
