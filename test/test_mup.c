@@ -298,6 +298,7 @@ TEST(layouts)
     check_layouts(wide(tiny_gpt2(), 3), dense, 6);
     check_layouts(wide(further, 3), dense, 5);
     check_layouts(wide(mixture, 3), sparse, 5);
+    check_layouts(wide(tiny_latent(tiny_llama(), 12), 3), dense, 6);
 }
 
 TEST_MAIN
