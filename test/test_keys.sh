@@ -120,7 +120,7 @@ parallel.group             | 4            | same memory | RANKS=2 model.layers=4
 parallel.layout            | Et|ttL       | same memory | RANKS=2 model.layers=3 parallel.pp=2
 parallel.zero              | 1            | same memory | RANKS=2
 parallel.reshard           | never        | same memory | RANKS=2 parallel.zero=3
-parallel.zero_group        | 2            | same memory | RANKS=4 parallel.zero=1 train.micro_batch=1
+parallel.zero_group        | 2            | same memory | RANKS=4 parallel.zero=2 train.micro_batch=1
 parallel.bucket_mb         | 1            | line 3 gradient buckets | RANKS=2 model.hidden=128
 parallel.tp_blocks         | 1            | loss
 parallel.seq_blocks        | 2            | loss

@@ -85,9 +85,9 @@ typedef struct {
 ParamPlace param_place(Grid g, int rank, ZeroCut zero);
 
 /*
- * Grid.zero_group of a grid for which everything else is known: `asked`, or 0 where groups of ZeRO would have all copies.
- * But the replicas of a bidirectional pipeline come to a stage at different times: what is gathered and summed while
- * the step runs is cut over the copies of one of them.
+ * Grid.zero_group of a grid for which everything else is known: `asked`, or 0 where a group of ZeRO would have all
+ * copies. But the replicas of a bidirectional pipeline come to a stage at different times: what is gathered and summed
+ * while the step runs is cut over the copies of one of them.
  */
 int param_zero_group(Grid g, ZeroCut zero, int64_t asked);
 
