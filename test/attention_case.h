@@ -205,8 +205,8 @@ static inline Err play(const Problem *p, const Cut *c, Result *r)
     Tensor doc = doc_of(p, c), sample = tensor_of((void *)(uintptr_t)(p->sample + c->b0), I64, c->B);
     Stream *s = device_of(c);
     TRY(tested_op(s, attention_fwd, .o = o, .lse = lse, .logit_max = tensor_of(r->logit_max + h0, I64, H), .q = q,
-                  .k = k, .v = v, .sink = sink, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k, .scale = p->scale, .softcap = p->softcap,
-                  .block = p->block, .window = p->window,
+                  .k = k, .v = v, .sink = sink, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k,
+                  .scale = p->scale, .softcap = p->softcap, .block = p->block, .window = p->window,
                   .dropout = p->dropout, .head0 = h0));
     move(false, c, c->q, o, r->x[O], p, p->H, h0), move(false, c, c->q, lse, r->x[LSE], p, p->H, h0);
     CHECK(guards_whole(o) && guards_whole(lse));

@@ -251,7 +251,7 @@ static TinyRun run_of(TrainSpec s, const Layout *l)
     return r;
 }
 
-/* One hash of all layouts, of which those numbered first, first + step, ... are tried; without clipping it is another. */
+/* One hash of all layouts, of which those numbered first, first + step, ... are tried; without QK-clip another. */
 static void check_layouts(TrainSpec s, size_t first, size_t step)
 {
     s.model.layers = 4;
