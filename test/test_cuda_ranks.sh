@@ -120,6 +120,16 @@ check "staged as asked: $(grep 'between GPUs' wanted.err)" \
     grep -q 'warning: between GPUs: staged through the host: parallel.staged=true' wanted.err
 check "as between ranks that share a GPU" same_run wanted staged-fp32-2-2 $steps
 
+# parts of matrices travel to their owners and back
+muon="optim.name=muon run.precision=bf16"
+run muon-one 1 1 $muon
+for cut in parallel.zero=1 parallel.tp=2; do
+    run "muon-$cut" 2 2 $muon $cut
+    check "muon, $cut: losses within 1e-2 of one rank's" near "muon-$cut" muon-one $steps 1e-2
+    run "muon-$cut-again" 2 2 $muon $cut
+    check "muon, $cut: repeated" same_run "muon-$cut-again" "muon-$cut" $steps
+done
+
 # pipelines of 2 ranks, over NCCL and staged: near one rank's losses as other layouts are
 deep=(model.layers=4 run.precision=bf16)
 run deep 1 1 "${deep[@]}"

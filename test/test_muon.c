@@ -557,7 +557,7 @@ TEST(plans)
         const Grid g = { .tp = cases[k].tp, .dp = cases[k].dp, .sp = cases[k].tp > 1, .owners = true };
         const int ranks = g.tp * g.dp;
         double sent = 0, flop = 0, all = 0;
-        MemoryPlan first;
+        MemoryPlan first = { 0 };
         for (int rank = 0; rank < ranks; rank++) {
             TrainSpec s = base;
             MemoryPlan p;

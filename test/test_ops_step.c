@@ -285,7 +285,10 @@ static FlatPart part_of(int64_t first, int64_t count)
     return (FlatPart){ .grad = first, .value = first, .shard = first, .v = first, .count = count, .flags = FLAT_COUNTS };
 }
 
-static Tensor parts_of(const FlatPart *part, int count) { return tensor_of((void *)part, I64, count, sizeof *part / (int)sizeof(int64_t)); }
+static Tensor parts_of(const FlatPart *part, int count)
+{
+    return tensor_of((void *)(uintptr_t)part, I64, count, sizeof *part / sizeof(int64_t));
+}
 
 static void case_grad_stats(Env *e, const Shape *p)
 {
@@ -773,6 +776,109 @@ TEST(qk_clip_of_two_heads)
     CHECK_CLOSE((double)keys[0], 0.8164965809, 1e-7, "key");
     CHECK(w[5] == 1 && keys[1] == 1 && keys[2] == 1 && keys[3] == 1);
     env_close(&e);
+}
+
+/* ---- Muon ---- */
+
+enum { MUON_PLAIN = 1, MUON_SKIP = 2, MUON_COPY = 4, MUON_TALL = 8, MUON_LOOKS_AHEAD = 16, MUON_AHEAD = 3 };
+
+/* N rows of D columns of a buffer whose rows have two columns more, in a matrix of their own. */
+static FlatBox box_of(const Env *e, const Shape *p, bool copied)
+{
+    const int32_t rows = (int32_t)env_n(e, p->N), columns = (int32_t)p->D, tall = p->flags & MUON_TALL;
+    return (FlatBox){ .grad = MUON_AHEAD, .value = copied ? 2 * MUON_AHEAD : 0, .at = 1, .rows = rows, .columns = columns,
+                      .ld = columns + 2, .row_step = tall ? 1 : columns, .column_step = tall ? rows : 1,
+                      .flags = FLAT_DECAYS, .scale = 1.5f };
+}
+
+static float gradient_at(const Env *e, Tensor g, int64_t i)
+{
+    const void *at = env_before(e, env_row(&g, i));
+    return (g.dtype == F32 ? *(const float *)at : (float)*(const int64_t *)at * 0x1p-40f) * 0.7f;
+}
+
+static void case_muon(Env *e, const Shape *p)
+{
+    const bool plain = p->flags & MUON_PLAIN, copied = p->flags & MUON_COPY, skip = p->flags & MUON_SKIP;
+    const int64_t most = p->N * (p->D + 2), all = p->N * p->D + 1, n = env_n(e, p->N) * (p->D + 2);
+    Tensor m = env_out(e, F32, -1, 1, most), w = env_out(e, F32, -2, 2, most), copy = { 0 };
+    Tensor g = env_in(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, most + MUON_AHEAD);
+    Tensor shift = env_in(e, I32, 40, 41, 1), y = env_out(e, F32, 0, 1, all), x = env_in(e, F32, -1, 1, all);
+    Tensor from = env_in(e, F32, -1, 1, most), there = env_out(e, F32, 0, 1, all), back = env_out(e, F32, 0, 1, most);
+    if (copied) copy = env_out(e, F32, -2, 2, most + 2 * MUON_AHEAD);
+    const StepValues step = { .lr = 0.01f, .grad_scale = 0.7f, .skip = skip };
+    const FlatPart part[2] = { { .grad = MUON_AHEAD, .count = n - 2, .flags = FLAT_MUON },
+                               { .grad = MUON_AHEAD + n - 2, .shard = n - 2, .count = 2, .chunk = flat_chunks(n - 2) } };
+    const FlatBox box = box_of(e, p, copied);
+    const Tensor boxes = tensor_of((void *)(uintptr_t)&box, I64, 1, sizeof box / sizeof(int64_t));
+    const int64_t chunks = flat_chunks((int64_t)box.rows * box.columns);
+    RUN(e, muon_moment, .m = m, .g = g, .shift = shift, .parts = parts_of(part, 2), .chunks = part[1].chunk + 1,
+        .step = &step, .beta = 0.95f);
+    RUN(e, muon_pack, .y = y, .m = m, .g = g, .shift = shift, .boxes = boxes, .chunks = chunks, .step = &step, .beta = 0.95f,
+        .nesterov = p->flags & MUON_LOOKS_AHEAD);
+    RUN(e, muon_apply, .w = w, .copy = copy, .x = x, .boxes = boxes, .chunks = chunks, .step = &step, .decay = 0.1f);
+    RUN(e, box_copy, .y = there, .x = from, .boxes = boxes, .chunks = chunks);
+    RUN(e, box_copy, .y = back, .x = x, .boxes = boxes, .chunks = chunks, .back = 1);
+    for (int64_t i = 0; e->check && i < n; i++) {
+        const int64_t r = i / (p->D + 2), c = i % (p->D + 2), at = 1 + r * box.row_step + c * box.column_step;
+        const float m0 = *(const float *)env_before(e, env_f(m, i)), w0 = *(const float *)env_before(e, env_f(w, i));
+        const float f = gradient_at(e, g, i + MUON_AHEAD), rest = (1.0f - 0.95f) * f;
+        const float m1 = skip || i >= n - 2 ? m0 : fmaf(0.95f, m0, rest);
+        CHECK(env_f(m, i)[0] == m1);
+        if (c >= p->D) {
+            CHECK(env_f(w, i)[0] == w0 && !memcmp(env_f(back, i), env_before(e, env_f(back, i)), sizeof(float)));
+            continue;
+        }
+        const float w1 = skip ? w0 : fmaf(-0.01f, fmaf(0.1f, w0, 1.5f * env_f(x, at)[0]), w0);
+        CHECK(env_f(y, at)[0] == (p->flags & MUON_LOOKS_AHEAD ? fmaf(0.95f, m1, rest) : m1));
+        CHECK(env_f(w, i)[0] == w1 && env_f(there, at)[0] == env_f(from, i)[0] && env_f(back, i)[0] == env_f(x, at)[0]);
+        if (copied && !skip) CHECK(env_f(copy, i + 2 * MUON_AHEAD)[0] == w1);
+        const double want = (double)w0 - 0.01 * (0.1 * (double)w0 + 1.5 * (double)env_f(x, at)[0]);
+        if (!skip) CHECK_CLOSE((double)w1, want, 3e-7, "element %d", (int)i);
+    }
+}
+
+TEST(muon)
+{
+    CASES(case_muon, { 2, 2 }, { 5, 17, 0, 0, MUON_PLAIN | MUON_TALL }, { 16, 16, 0, 0, MUON_SKIP | MUON_LOOKS_AHEAD },
+          { 5, 33, 0, 0, MUON_COPY | MUON_LOOKS_AHEAD }, { 70, 600, 0, 0, MUON_COPY | MUON_TALL | MUON_PLAIN },
+          { 200, 90, 0, 0, MUON_LOOKS_AHEAD | MUON_TALL }, { 9, 40, 0, 0, MUON_SKIP | MUON_COPY });
+}
+
+static void case_normalize(Env *e, const Shape *p)
+{
+    const double size = p->flags ? 1e-30 : 2;
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), sums = env_out(e, I64, 0, 1, p->N), x = env_in(e, F32, -size, size, p->N, p->D);
+    const int64_t n = env_n(e, p->N);
+    RUN(e, normalize, .y = tensor_row_slice(y, 0, n), .sums = tensor_row_slice(sums, 0, n),
+        .x = tensor_row_slice(x, 0, n), .eps = 1e-7f);
+    double sum = 0;
+    for (int64_t k = 0; e->check && k < n * p->D; k++) sum += pow((double)env_f(x, k / p->D)[k % p->D], 2);
+    const double norm = fmax(sqrt(sum), (double)1e-7f);
+    for (int64_t k = 0; e->check && k < n * p->D; k++) {
+        const double want = (double)env_f(x, k / p->D)[k % p->D] / norm, got = (double)env_f(y, k / p->D)[k % p->D];
+        CHECK_MSG(fabs(got - want) <= 2e-7 * fabs(want), "element %d: %.9g, want %.9g", (int)k, got, want);
+    }
+}
+
+TEST(normalize)
+{
+    CASES(case_normalize, { 1, 1 }, { 1, 33 }, { 3, 15 }, { 40, 100 }, { 300, 70 }, { 7, 40, 0, 0, 1 });
+}
+
+static void case_mix(Env *e, const Shape *p)
+{
+    Tensor y = env_out(e, F32, -2, 2, p->N, p->D), x = env_in(e, F32, -2, 2, p->N, p->D);
+    RUN(e, mix, .y = y, .x = env_used(e, x), .a = -4.775f, .b = 2.0315f);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        const float *to = env_f(y, k / p->D) + k % p->D, y0 = *(const float *)env_before(e, to);
+        CHECK(*to == fmaf(-4.775f, env_f(x, k / p->D)[k % p->D], 2.0315f * y0));
+    }
+}
+
+TEST(mix)
+{
+    CASES(case_mix, { 1, 1 }, { 3, 15 }, { 5, 33 }, { 40, 100 });
 }
 
 TEST_MAIN

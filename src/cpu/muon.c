@@ -255,6 +255,6 @@ static void mix_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(mix)(Stream *s, const mix_args *a)
 {
-    par_rows(s, a->x.dim[0], a->x.dim[1], mix_part, a);
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], mix_part, a);
     return ERR_OK;
 }
