@@ -85,7 +85,8 @@ static void check_processor(void)
     printf("threads      %d processors online, %d allowed to this process, %d threads used\n", online,
            allowed, threads);
     printf("kernels      %s (of avx512, avx2, c)\n", isa_name(isa_best()));
-    printf("bf16 dots    %s (debug.dot)\n", dot_supported() ? "vdpbf16, fma" : "fma; vdpbf16 by other instructions, slowly");
+    printf("bf16 dots    %s (debug.dot)\n",
+           dot_supported() ? "vdpbf16, fma" : "fma; vdpbf16 by other instructions, slowly");
     advise(threads > allowed, "more threads than processors: unset OMP_NUM_THREADS or set it to %d", allowed);
     advise(isa_best() == ISA_C, "no AVX2 with FMA, so runs are right but several times slower: take a "
                                 "processor that has it (x86-64-v3)");

@@ -43,7 +43,8 @@ static void residual_fwd_part(const void *args, int64_t first, int64_t end)
     const Row bias = row_of(a->bias, 0);
     int64_t D = a->x.dim[1];
     for (int64_t n = first; n < end; n++) {
-        const Row x = row_of(a->x, n), residual = row_of(a->residual, a->residual.data ? n : 0), y = row_of(a->y, n);
+        const Row x = row_of(a->x, n), residual = row_of(a->residual, a->residual.data ? n : 0),
+                  y = row_of(a->y, n);
         uint64_t keep = 0;
         for (int64_t i = 0; i < D; i += VEC, keep >>= VEC) {
             int64_t left = D - i;

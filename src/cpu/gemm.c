@@ -92,14 +92,15 @@ typedef struct {
     GemmOperand a, b;
     GemmForm form;
     const TileKernels *kernels;
-    int64_t M, N, K; /* the product that is computed: turned round if `swap`; K, as all k's below, in units of the form */
+    int64_t M, N,
+        K; /* the product that is computed: turned round if `swap`; K, as all k's below, in units of the form */
     bool swap, copy_a, copy_b;
     bool rows_of_a; /* a copied A is not transposed: its rows are copied as rows */
-    bool in_place; /* sums build up in C itself */
-    bool stream;   /* the result, written once, passes the caches */
+    bool in_place;  /* sums build up in C itself */
+    bool stream;    /* the result, written once, passes the caches */
     int64_t leaf, slab, group;
-    const int64_t *starts; /* Gemm.starts, in units, from 0 on; NULL: `leaf` says */
-    int64_t run;           /* numbers of a leaf of bf16; K, if all leaves can be packed as one */
+    const int64_t *starts;    /* Gemm.starts, in units, from 0 on; NULL: `leaf` says */
+    int64_t run;              /* numbers of a leaf of bf16; K, if all leaves can be packed as one */
     int64_t slots;            /* levels of waiting sums */
     float quick;              /* leaves whose square is below this need no check */
     int64_t a_panel, b_panel; /* floats from one packed panel to the next */
@@ -268,7 +269,8 @@ static void output_narrow(const Task *t, int64_t row, int64_t col, Sum sum)
     const Gemm *g = t->p->g;
     const GemmNarrow *n = &g->narrow;
     float turned[TILE_COLS * VEC] __attribute__((aligned(64)));
-    Part at = { t->row + row, t->col + col, min64(t->rows - row, TILE_ROWS), min64(t->cols - col, TILE_COLS) };
+    Part at = { t->row + row, t->col + col, min64(t->rows - row, TILE_ROWS),
+                min64(t->cols - col, TILE_COLS) };
     if (t->p->swap) {
         transpose_any(turned, VEC, sum.at, sum.ld, at.rows, at.cols);
         sum = (Sum){ turned, VEC };
@@ -281,7 +283,8 @@ static void output_narrow(const Task *t, int64_t row, int64_t col, Sum sum)
             vf v = load_left(sum.at + i * sum.ld + j, left);
             if (has_bias(g)) v = vf_add(v, bias_at(g, at.col + j, left));
             if (n->gelu_x)
-                v = vf_mul(v, gelu_slope(load_bf16(n->gelu_x + (at.row + i) * n->gelu_x_ld + at.col + j, left)));
+                v = vf_mul(v,
+                           gelu_slope(load_bf16(n->gelu_x + (at.row + i) * n->gelu_x_ld + at.col + j, left)));
             store_bf16(out + j, v, left);
             if (n->gelu) store_bf16(n->gelu + (at.row + i) * n->gelu_ld + at.col + j, gelu(v), left);
         }
@@ -457,7 +460,8 @@ static Run run_at(const Task *t, int64_t at)
     if (starts) {
         int64_t leaf = t->leaf;
         while (p->starts[leaf + 1] - p->starts[0] <= k) leaf++;
-        unit = p->starts[leaf] - p->starts[0], number = starts[leaf] - starts[0], end = starts[leaf + 1] - starts[0];
+        unit = p->starts[leaf] - p->starts[0], number = starts[leaf] - starts[0],
+        end = starts[leaf + 1] - starts[0];
     } else if (p->run < p->g->K) {
         unit = k - k % form_units(p->form, p->run), number = unit / form_units(p->form, p->run) * p->run;
         end = min64(number + p->run, p->g->K);
@@ -475,7 +479,8 @@ static void task_pack_b(Task *t)
     t->packed_k = t->k;
     if (p->form == FORM_F32) {
         if (p->b.transposed)
-            pack_b_transposed(t->b, p->b_panel, p->b.data + t->col * p->b.ld + t->k, p->b.ld, t->slab_k, t->cols);
+            pack_b_transposed(t->b, p->b_panel, p->b.data + t->col * p->b.ld + t->k, p->b.ld, t->slab_k,
+                              t->cols);
         else pack_b(t->b, p->b_panel, p->b.data + t->k * p->b.ld + t->col, p->b.ld, t->slab_k, t->cols);
         return;
     }
@@ -483,11 +488,11 @@ static void task_pack_b(Task *t)
         const Run r = run_at(t, at);
         const uint16_t *from = p->b.bf16;
         if (p->b.transposed)
-            narrow_pack_b_transposed(p->form, t->b, p->b_panel, at, from + t->col * p->b.ld + r.number, p->b.ld,
-                                     r.numbers, t->cols);
+            narrow_pack_b_transposed(p->form, t->b, p->b_panel, at, from + t->col * p->b.ld + r.number,
+                                     p->b.ld, r.numbers, t->cols);
         else
-            narrow_pack_b(p->form, t->b, p->b_panel, at, from + r.number * p->b.ld + t->col, p->b.ld, r.numbers,
-                          t->cols);
+            narrow_pack_b(p->form, t->b, p->b_panel, at, from + r.number * p->b.ld + t->col, p->b.ld,
+                          r.numbers, t->cols);
         at += r.units;
     }
 }
@@ -505,8 +510,8 @@ static void task_pack_a(Task *t, int64_t row)
     for (int64_t at = 0; at < t->slab_k;) {
         const Run r = run_at(t, at);
         if (p->rows_of_a)
-            narrow_pack_rows(p->form, t->a + at, p->a_panel / TILE_ROWS, p->a.bf16 + first * p->a.ld + r.number,
-                             p->a.ld, r.numbers, rows);
+            narrow_pack_rows(p->form, t->a + at, p->a_panel / TILE_ROWS,
+                             p->a.bf16 + first * p->a.ld + r.number, p->a.ld, r.numbers, rows);
         else
             narrow_pack_a(p->form, t->a + at * TILE_ROWS, p->a_panel, p->a.bf16 + r.number * p->a.ld + first,
                           p->a.ld, r.numbers, rows);
@@ -724,7 +729,9 @@ static void plan_form(Plan *p, const Device *dev)
     if (!p->g->a.bf16) p->form = FORM_F32;
     else if (dev->dot == DOT_FMA) p->form = FORM_WIDE;
     else p->form = dev->dot_pairs ? FORM_PAIRS : FORM_SWAPPED;
-    p->kernels = p->form == FORM_PAIRS ? CPU(tile_pairs)() : p->form == FORM_SWAPPED ? tiles_flushed : tiles_fma;
+    p->kernels = p->form == FORM_PAIRS     ? CPU(tile_pairs)()
+                 : p->form == FORM_SWAPPED ? tiles_flushed
+                                           : tiles_fma;
     plan_leaves(p);
 }
 

@@ -96,7 +96,7 @@ typedef struct {
  */
 #define GEMM_DECLARE(isa)                                                                            \
     bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                         \
-    int64_t cpu_##isa##_gemm_bytes(const Device *dev, const Gemm *g);                                                   \
+    int64_t cpu_##isa##_gemm_bytes(const Device *dev, const Gemm *g);                                \
     void cpu_##isa##_tile_gemm(const TileGemm *g);                                                   \
     void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, \
                                int64_t cols);

@@ -181,34 +181,44 @@ typedef struct {
     TileKernel by_vecs[TILE_VECS + 1];
 } TileKernels;
 
-#define TILE_KERNEL(family, name, r, v)                     \
+#define TILE_KERNEL(family, name, r, v)                            \
     static void kernel_##name##_##r##x##v(const Tile *t, int cols) \
-    {                                                       \
-        (void)cols;                                         \
-        tile_kernel(t, family, r, v ? v : 1, v ? 0 : cols); \
+    {                                                              \
+        (void)cols;                                                \
+        tile_kernel(t, family, r, v ? v : 1, v ? 0 : cols);        \
     }
 #if defined(CPU_ISA_avx512)
-#define TILE_ROW(f, n, r) TILE_KERNEL(f, n, r, 0) TILE_KERNEL(f, n, r, 1) TILE_KERNEL(f, n, r, 2) TILE_KERNEL(f, n, r, 3)
-#define TILE_NAMES(n, r) { r, { kernel_##n##_##r##x0, kernel_##n##_##r##x1, kernel_##n##_##r##x2, kernel_##n##_##r##x3 } }
+#define TILE_ROW(f, n, r) \
+    TILE_KERNEL(f, n, r, 0) TILE_KERNEL(f, n, r, 1) TILE_KERNEL(f, n, r, 2) TILE_KERNEL(f, n, r, 3)
+#define TILE_NAMES(n, r)                                                                              \
+    {                                                                                                 \
+        r, { kernel_##n##_##r##x0, kernel_##n##_##r##x1, kernel_##n##_##r##x2, kernel_##n##_##r##x3 } \
+    }
 #define TILE_MOST 8
 #else
 #define TILE_ROW(f, n, r) TILE_KERNEL(f, n, r, 0) TILE_KERNEL(f, n, r, 1)
-#define TILE_NAMES(n, r) { r, { kernel_##n##_##r##x0, kernel_##n##_##r##x1 } }
+#define TILE_NAMES(n, r)                                  \
+    {                                                     \
+        r, { kernel_##n##_##r##x0, kernel_##n##_##r##x1 } \
+    }
 #endif
 #if defined(CPU_ISA_avx2)
 #define TILE_MOST 6
 #endif
 /* Defines a family, const TileKernels NAME[]. */
 #if defined(TILE_MOST)
-#define TILE_FAMILY(f, n)                                                                                \
-    TILE_ROW_MOST(f, n, TILE_MOST) TILE_ROW(f, n, 4) TILE_ROW(f, n, 2) TILE_ROW(f, n, 1)                 \
-    static const TileKernels n[] = { TILE_NAMES_MOST(n, TILE_MOST), TILE_NAMES(n, 4), TILE_NAMES(n, 2), TILE_NAMES(n, 1) };
+#define TILE_FAMILY(f, n)                                                                                   \
+    TILE_ROW_MOST(f, n, TILE_MOST)                                                                          \
+    TILE_ROW(f, n, 4) TILE_ROW(f, n, 2)                                                                     \
+        TILE_ROW(f, n, 1) static const TileKernels n[] = { TILE_NAMES_MOST(n, TILE_MOST), TILE_NAMES(n, 4), \
+                                                           TILE_NAMES(n, 2), TILE_NAMES(n, 1) };
 #define TILE_ROW_MOST(f, n, r) TILE_ROW(f, n, r)
 #define TILE_NAMES_MOST(n, r) TILE_NAMES(n, r)
 #else
-#define TILE_FAMILY(f, n)                                     \
-    TILE_ROW(f, n, 4) TILE_ROW(f, n, 2) TILE_ROW(f, n, 1)     \
-    static const TileKernels n[] = { TILE_NAMES(n, 4), TILE_NAMES(n, 2), TILE_NAMES(n, 1) };
+#define TILE_FAMILY(f, n)                                                                                    \
+    TILE_ROW(f, n, 4)                                                                                        \
+    TILE_ROW(f, n, 2) TILE_ROW(f, n, 1) static const TileKernels n[] = { TILE_NAMES(n, 4), TILE_NAMES(n, 2), \
+                                                                         TILE_NAMES(n, 1) };
 #endif
 
 /* The family pairs in the build for AVX-512, where the compiler knows VDPBF16PS; else NULL. gemm_pairs.c. */

@@ -24,7 +24,10 @@ static inline int64_t form_units(GemmForm form, int64_t numbers)
     return form == FORM_PAIRS ? (numbers + 1) / 2 : form == FORM_SWAPPED ? (numbers + 1) / 2 * 2 : numbers;
 }
 
-static inline int64_t form_numbers(GemmForm form, int64_t units) { return form == FORM_PAIRS ? 2 * units : units; }
+static inline int64_t form_numbers(GemmForm form, int64_t units)
+{
+    return form == FORM_PAIRS ? 2 * units : units;
+}
 
 static inline vf load_bf16(const uint16_t *p, int64_t left)
 {
@@ -50,8 +53,8 @@ static inline vf narrow_pairs(vf low, vf high)
 }
 
 /* Columns from j on, of which `left` remain, of unit q of a run of `numbers` numbers, which are rows. */
-static inline vf narrow_line(GemmForm form, const uint16_t *src, int64_t ld, int64_t numbers, int64_t q, int64_t j,
-                             int64_t left)
+static inline vf narrow_line(GemmForm form, const uint16_t *src, int64_t ld, int64_t numbers, int64_t q,
+                             int64_t j, int64_t left)
 {
     if (form == FORM_WIDE) return load_bf16(src + q * ld + j, left);
     const int64_t first = form == FORM_PAIRS ? 2 * q : q ^ 1;
@@ -83,8 +86,8 @@ static void narrow_row(GemmForm form, float *dst, const uint16_t *src, int64_t n
 }
 
 /* As pack_b, of a run, which is `at` units behind the slab's first. */
-VEC_FN void narrow_pack_b_form(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src, int64_t ld,
-                               int64_t numbers, int64_t cols)
+VEC_FN void narrow_pack_b_form(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src,
+                               int64_t ld, int64_t numbers, int64_t cols)
 {
     const int64_t whole = cols / TILE_COLS, rest = cols % TILE_COLS, width = panel_width(rest);
     const int64_t units = form_units(form, numbers);
@@ -99,8 +102,8 @@ VEC_FN void narrow_pack_b_form(GemmForm form, float *dst, int64_t panel, int64_t
     }
 }
 
-static void narrow_pack_b(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src, int64_t ld,
-                          int64_t numbers, int64_t cols)
+static void narrow_pack_b(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src,
+                          int64_t ld, int64_t numbers, int64_t cols)
 {
     if (form == FORM_PAIRS) narrow_pack_b_form(FORM_PAIRS, dst, panel, at, src, ld, numbers, cols);
     else if (form == FORM_WIDE) narrow_pack_b_form(FORM_WIDE, dst, panel, at, src, ld, numbers, cols);
@@ -108,8 +111,8 @@ static void narrow_pack_b(GemmForm form, float *dst, int64_t panel, int64_t at, 
 }
 
 /* As pack_b_transposed, of a run. */
-static void narrow_pack_b_transposed(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src,
-                                     int64_t ld, int64_t numbers, int64_t cols)
+static void narrow_pack_b_transposed(GemmForm form, float *dst, int64_t panel, int64_t at,
+                                     const uint16_t *src, int64_t ld, int64_t numbers, int64_t cols)
 {
     float rows[TILE_COLS * PACK_K] __attribute__((aligned(64)));
     const int64_t step = form_numbers(form, PACK_K);

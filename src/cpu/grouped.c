@@ -73,7 +73,8 @@ static Gemm rows_product(const GroupedCall *c, int64_t e, Range rows, Range cols
                .a = operand_at(c->a, tensor_row_at(c->a, first), false),
                .b = operand_at(c->b, tensor_row_at(c->b, e * O) + cols.first * (fwd ? c->b.ld : 1), fwd),
                .ldc = c->out.ld };
-    if (c->out.dtype == BF16) g.narrow.c = (uint16_t *)c->out.data + tensor_row_at(c->out, first) + cols.first;
+    if (c->out.dtype == BF16)
+        g.narrow.c = (uint16_t *)c->out.data + tensor_row_at(c->out, first) + cols.first;
     else g.c = row_f32(c->out, first) + cols.first;
     return g;
 }

@@ -93,10 +93,7 @@ VEC_FN vf vf_tanh(vf x)
 }
 
 /* x, a denormal as 0 of its sign. */
-VEC_FN vf vf_flush(vf x)
-{
-    return vf_select(vf_lt(vf_abs(x), vf_set1(0x1p-126f)), vf_mul(x, vf_zero()), x);
-}
+VEC_FN vf vf_flush(vf x) { return vf_select(vf_lt(vf_abs(x), vf_set1(0x1p-126f)), vf_mul(x, vf_zero()), x); }
 
 /*
  * vf_fma of numbers that are no denormals, where a result is not one either: 0 of its sign, if it is below 2^-126 when

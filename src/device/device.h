@@ -112,8 +112,8 @@ struct Device {
     int threads; /* OpenMP threads of this rank's kernels; multiprocessors on cuda */
     Isa isa;
     DotKind dot;
-    bool dot_pairs; /* DOT_VDPBF16 by the instruction itself; else its definition by others, slowly */
-    char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
+    bool dot_pairs;  /* DOT_VDPBF16 by the instruction itself; else its definition by others, slowly */
+    char *workspace; /* kernels' own scratch: packing buffers, partial sums */
     int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on cpu and cuda */
     int64_t pinned_bytes;    /* on cuda: of the ring through which host data travels */
     int64_t shared_bytes;    /* on cuda: of shared memory, what a block may have that asks for it */

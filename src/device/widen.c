@@ -119,7 +119,7 @@ static bool is_native(OpId id, const void *args)
     static Err wide_##name(Stream *s, const name##_args *a)                                            \
     {                                                                                                  \
         if (OP_##name == OP_residual_norm_fwd) return residual_norm_apart(&widened_ops, s, (void *)a); \
-        if (is_native(OP_##name, a)) return s->dev->wide_ops->name(s, a); \
+        if (is_native(OP_##name, a)) return s->dev->wide_ops->name(s, a);                              \
         name##_args wide = *a;                                                                         \
         Widening w = { .s = s };                                                                       \
         TRY(widen_begin(&w, OP_##name, &wide));                                                        \

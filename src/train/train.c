@@ -74,8 +74,10 @@ static void say_start(const Loop *l, int64_t end)
              units_count(a, (double)p->params), units_bytes(b, memory_plan_total(p)),
              units_bytes(c, p->state), units_bytes(d, p->save), units_bytes(e, p->scratch), where,
              l->peak_source, l->peak_flops * 1e-9);
-    if (t->spec.compute == BF16 && t->device.dot == DOT_VDPBF16 && !t->device.dot_pairs && t->device.kind == DEVICE_CPU)
-        log_warn("debug.dot=vdpbf16: these kernels have no VDPBF16PS, and others give its bits several times slower");
+    if (t->spec.compute == BF16 && t->device.dot == DOT_VDPBF16 && !t->device.dot_pairs &&
+        t->device.kind == DEVICE_CPU)
+        log_warn("debug.dot=vdpbf16: these kernels have no VDPBF16PS, and others give its bits several times "
+                 "slower");
     say_ranks(l);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
     const DatasetStage data = dataset_stage(l->run.train, t->progress.samples);
