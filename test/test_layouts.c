@@ -878,11 +878,11 @@ static void run_narrow(TrainSpec spec, DType compute)
 static void run_narrow_exact(TrainSpec spec, DotKind dot)
 {
     Layout all[128];
-    const Layout few[] = { { 1, 1, 0, 8, 1 }, { 1, 8, 0, 8, 1 }, { 2, 2, 1, 2, 2, ISA_AVX2, 1, 1 } };
+    const Layout some[] = { { 1, 1, 0, 8, 1 }, { 1, 8, 0, 8, 1 }, { 2, 2, 1, 2, 2, ISA_AVX2, 1, 1 } };
     const int count = in_few() ? 3 : layouts(all);
     double first, last;
     uint64_t want = 0;
-    if (in_few()) memcpy(all, few, sizeof few);
+    if (in_few()) memcpy(all, some, sizeof some);
     spec.compute = BF16, spec.device.dot = dot;
     for (int i = 0; i < count; i++) {
         const uint64_t hash = hash_of(spec, all[i], STEPS, &first, &last);

@@ -207,18 +207,20 @@ typedef struct {
 #endif
 /* Defines a family, const TileKernels NAME[]. */
 #if defined(TILE_MOST)
-#define TILE_FAMILY(f, n)                                                                                   \
-    TILE_ROW_MOST(f, n, TILE_MOST)                                                                          \
-    TILE_ROW(f, n, 4) TILE_ROW(f, n, 2)                                                                     \
-        TILE_ROW(f, n, 1) static const TileKernels n[] = { TILE_NAMES_MOST(n, TILE_MOST), TILE_NAMES(n, 4), \
-                                                           TILE_NAMES(n, 2), TILE_NAMES(n, 1) };
+#define TILE_FAMILY(f, n)                                                                               \
+    TILE_ROW_MOST(f, n, TILE_MOST)                                                                      \
+    TILE_ROW(f, n, 4)                                                                                   \
+    TILE_ROW(f, n, 2)                                                                                   \
+    TILE_ROW(f, n, 1)                                                                                   \
+    static const TileKernels n[] = { TILE_NAMES_MOST(n, TILE_MOST), TILE_NAMES(n, 4), TILE_NAMES(n, 2), \
+                                     TILE_NAMES(n, 1) };
 #define TILE_ROW_MOST(f, n, r) TILE_ROW(f, n, r)
 #define TILE_NAMES_MOST(n, r) TILE_NAMES(n, r)
 #else
-#define TILE_FAMILY(f, n)                                                                                    \
-    TILE_ROW(f, n, 4)                                                                                        \
-    TILE_ROW(f, n, 2) TILE_ROW(f, n, 1) static const TileKernels n[] = { TILE_NAMES(n, 4), TILE_NAMES(n, 2), \
-                                                                         TILE_NAMES(n, 1) };
+#define TILE_FAMILY(f, n) \
+    TILE_ROW(f, n, 4)     \
+    TILE_ROW(f, n, 2)     \
+    TILE_ROW(f, n, 1) static const TileKernels n[] = { TILE_NAMES(n, 4), TILE_NAMES(n, 2), TILE_NAMES(n, 1) };
 #endif
 
 /* The family pairs in the build for AVX-512, where the compiler knows VDPBF16PS; else NULL. gemm_pairs.c. */
