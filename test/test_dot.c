@@ -5,6 +5,8 @@
  */
 #include "gemm_definition.h"
 
+#include "device/ops.h"
+
 typedef struct {
     const char *name;
     Isa isa;
@@ -141,6 +143,193 @@ TEST(random_shapes)
         check_case(&c, 1 + i / 3 % 3);
         drop(&c);
     }
+}
+
+/* Leaves of weights' gradients: of any lengths, empty ones too, which pairs must not cross. */
+TEST(leaves_of_any_length)
+{
+    enum { LEAVES_MOST = 24 };
+    for (int i = 0; i < 60; i++) {
+        int64_t starts[LEAVES_MOST + 1] = { pick(0, 100) }, most[] = { 3, 20, 100, 700 };
+        const int64_t leaves = pick(1, LEAVES_MOST), longest = most[i % 4];
+        for (int64_t l = 0; l < leaves; l++) starts[l + 1] = starts[l] + (pick(0, 2) ? pick(0, longest) : 0);
+        Case c = make(GEMM_I64, pick(1, 40), pick(1, 70), starts[leaves] - starts[0], 0, PLAIN, false);
+        c.g.starts = starts;
+        check_case(&c, 1 + i % 3);
+        drop(&c);
+    }
+}
+
+/* Shapes of whole tiles, slabs and more, with leaves that a layer has. */
+TEST(edges)
+{
+    static const int64_t shapes[][4] = {
+        { 1, 1, 1, 1 },    { 8, 48, 768, 96 },  { 9, 49, 769, 96 }, { 16, 96, 1536, 192 }, { 33, 64, 3072, 384 },
+        { 0, 5, 5, 1 },    { 5, 0, 5, 1 },      { 5, 5, 0, 1 },     { 130, 20, 3, 1 },     { 20, 30, 1001, 1 },
+        { 40, 17, 5000, 625 }, { 11, 57, 4999, 701 }, { 20, 30, 6001, 400 }, { 65, 400, 40, 7 },
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int mode = 0; mode < 3; mode++) {
+            Case c = make((GemmMode)mode, shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], PLAIN, mode != 1);
+            check_case(&c, 3);
+            drop(&c);
+        }
+}
+
+/* One product each: which of a pair is first, what is no denormal in and out, what rounds up to 2^-126. */
+TEST(one_pair)
+{
+    static const struct {
+        float a[2], b[2], c;
+        float want;
+    } cases[] = {
+        { { 1, 1 }, { 0x1p-24f, 0x1p24f }, 0, 0x1p24f },               /* the second first: the first is lost */
+        { { 1, -1 }, { 0x1.8p24f, 0x1.8p24f }, 1, 0 },                 /* (1 is lost before they cancel) */
+        { { 0, 0x1p-63f }, { 0, 0x1p-64f }, 0, 0 },                    /* 2^-127 is 0 */
+        { { 0, -0x1p-63f }, { 0, 0x1p-64f }, -0.0f, -0.0f },           /* of its sign, and the first pair's +0 0 adds 0 */
+        { { 0x1p-63f, 0 }, { 0x1p-63f, 0 }, 0, 0x1p-126f },
+        { { 0x1p-130f, 0 }, { 0x1p100f, 0 }, 0, 0 },                   /* a denormal counts as 0 */
+        { { 0, 0 }, { 0, 0 }, 0x1p-130f, 0 },                          /* the sum's, too */
+        { { 0x1p-75f, 0 }, { -0x1p-75f, 0 }, 0x1p-126f, 0 },           /* 2^-126 - 2^-150 has 24 bits, and is below */
+        { { 0x1p-75f, 0 }, { -0x1p-76f, 0 }, 0x1p-126f, 0x1p-126f },   /* 2^-126 - 2^-151 rounds up */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        EACH_BUILD(b)
+        {
+            uint16_t x[2], y[2];
+            float got = cases[i].c, want = cases[i].want;
+            for (int k = 0; k < 2; k++)
+                x[k] = bf16_from_float(cases[i].a[k]), y[k] = bf16_from_float(cases[i].b[k]);
+            Device dev = device(1);
+            dev.dot = DOT_VDPBF16, dev.dot_pairs = b->pairs;
+            const Gemm g = { .mode = GEMM_CHAIN, .M = 1, .N = 1, .K = 2, .a = { .bf16 = x, .ld = 2 },
+                             .b = { .bf16 = y, .ld = 1 }, .c = &got, .ldc = 1, .beta = true };
+            b->gemm(&dev, &g);
+            CHECK_MSG(got == want, "case %d, %s: %a, not %a", (int)i, b->name, (double)got, (double)want);
+        }
+    }
+}
+
+/* How far from a sum in double, by the size of the result: neither kind is worse than the other by much. */
+TEST(errors_beside_double)
+{
+    enum { M = 24, N = 48, K = 2048 };
+    static float c[M * N];
+    uint16_t *a = numbers(M * K, PLAIN), *b = numbers(K * N, PLAIN);
+    double error[DOT_KINDS];
+    for (int kind = 0; kind < DOT_KINDS; kind++) {
+        double off = 0, size = 0;
+        Device dev = device(2);
+        dev.dot = (DotKind)kind;
+        const Gemm g = { .mode = GEMM_CHAIN, .M = M, .N = N, .K = K, .a = { .bf16 = a, .ld = K },
+                         .b = { .bf16 = b, .ld = N }, .c = c, .ldc = N };
+        cpu_c_gemm(&dev, &g);
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++) {
+                double sum = 0;
+                for (int k = 0; k < K; k++)
+                    sum += (double)bf16_to_float(a[i * K + k]) * (double)bf16_to_float(b[k * N + j]);
+                off += (sum - (double)c[i * N + j]) * (sum - (double)c[i * N + j]), size += sum * sum;
+            }
+        error[kind] = sqrt(off / size);
+    }
+    printf("    relative error of chains of %d: fma %.2e, vdpbf16 %.2e\n", K, error[DOT_FMA], error[DOT_VDPBF16]);
+    CHECK(error[DOT_VDPBF16] < 1.25 * error[DOT_FMA] && error[DOT_FMA] < 5e-6);
+    free(a), free(b);
+}
+
+/* ---- the ops ---- */
+
+static Tensor wide_of(Tensor t, float *memory)
+{
+    for (int64_t i = 0; i < tensor_count(t); i++) memory[i] = bf16_to_float(((const uint16_t *)t.data)[i]);
+    return tensor_view(memory, F32, t.ndim, t.dim);
+}
+
+static int64_t wrong(const uint16_t *got, const float *want, int64_t n)
+{
+    int64_t bad = 0;
+    for (int64_t i = 0; i < n; i++) bad += got[i] != bf16_from_float(want[i]);
+    return bad;
+}
+
+static const OpTable *table_of(const Build *b)
+{
+    return b->isa == ISA_AVX512 ? &cpu_avx512_ops : b->isa == ISA_AVX2 ? &cpu_avx2_ops : &cpu_c_ops;
+}
+
+/* GELU behind fwd, and its gradient behind dx, are of the sum before it is rounded. */
+TEST(linear_ops_with_gelu)
+{
+    enum { N = 21, O = 50, I = 70 };
+    static float w32[O * I], x32[N * I], y32[N * O], gelu32[N * O], bias32[O], dx32[N * I], pre32[N * I];
+    static uint16_t y[N * O], gelu[N * O], dx[N * I];
+    uint16_t *x = numbers(N * I, PLAIN), *w = numbers(O * I, PLAIN), *bias = numbers(O, PLAIN);
+    uint16_t *dy = numbers(N * O, PLAIN), *pre = numbers(N * I, PLAIN);
+    static float dy32[N * O];
+    const Tensor tx = tensor_of(x, BF16, N, I), tw = tensor_of(w, BF16, O, I), tb = tensor_of(bias, BF16, O);
+    const Tensor tdy = tensor_of(dy, BF16, N, O), tp = tensor_of(pre, BF16, N, I);
+    EACH_BUILD(b)
+    {
+        const OpTable *op = table_of(b);
+        Device dev = device(2);
+        Stream s = { &dev };
+        OK(op->linear_fwd(&s, &(linear_fwd_args){ tensor_of(y, BF16, N, O), tx, tw, tb, tensor_of(gelu, BF16, N, O),
+                                                  .leaf = 35 }));
+        OK(op->linear_fwd(&s, &(linear_fwd_args){ tensor_of(y32, F32, N, O), wide_of(tx, x32), wide_of(tw, w32),
+                                                  wide_of(tb, bias32), tensor_of(gelu32, F32, N, O), .leaf = 35 }));
+        CHECK_MSG(!wrong(y, y32, N * O) && !wrong(gelu, gelu32, N * O), "%s fwd", b->name);
+        OK(op->linear_dx(&s, &(linear_dx_args){ tensor_of(dx, BF16, N, I), tdy, tw, tp, .leaf = O }));
+        OK(op->linear_dx(&s, &(linear_dx_args){ tensor_of(dx32, F32, N, I), wide_of(tdy, dy32), wide_of(tw, w32),
+                                                wide_of(tp, pre32), .leaf = O }));
+        CHECK_MSG(!wrong(dx, dx32, N * I), "%s dx", b->name);
+        OK(op->linear_dx(&s, &(linear_dx_args){ tensor_of(dx32, F32, N, I), tdy, tw, .leaf = O }));
+        OK(op->linear_dx(&s, &(linear_dx_args){ tensor_of(dx, BF16, N, I), tdy, tw, .leaf = O }));
+        CHECK_MSG(!wrong(dx, dx32, N * I), "%s dx in fp32", b->name);
+    }
+    free(x), free(w), free(bias), free(dy), free(pre);
+}
+
+/* Ops that read bf16 themselves have the bits of fp32 ones on widened copies. */
+TEST(rows_of_16_bits)
+{
+    enum { N = 19, D = 70 };
+    static float x32[N * D], w32[D], b32[D], y32[N * D], r32[N * D], mean[2][N], rstd[2][N], table32[N * D];
+    static uint16_t y[N * D];
+    static int64_t sum[2][D], sample[N];
+    static int32_t position[N], shift = 30, overflow, index[N];
+    uint16_t *x = numbers(N * D, PLAIN), *w = numbers(D, PLAIN), *bias = numbers(D, PLAIN), *r = numbers(N * D, ODD);
+    const Tensor tx = tensor_of(x, BF16, N, D), tw = tensor_of(w, BF16, D), tb = tensor_of(bias, BF16, D);
+    const Tensor tr = tensor_of(r, BF16, N, D), ty = tensor_of(y, BF16, N, D), wide = tensor_of(y32, F32, N, D);
+    const Tensor at = tensor_of(position, I32, N), of = tensor_of(sample, I64, N);
+    for (int i = 0; i < N; i++) position[i] = i, sample[i] = 7 * i, index[i] = (i * 5) % (N + 2);
+    EACH_BUILD(b)
+    {
+        const OpTable *op = table_of(b);
+        Device dev = device(2);
+        Stream s = { &dev };
+        wide_of(tx, x32), wide_of(tw, w32), wide_of(tb, b32), wide_of(tr, r32), wide_of(tr, table32);
+        const Tensor vx = tensor_of(x32, F32, N, D), vw = tensor_of(w32, F32, D), vb = tensor_of(b32, F32, D);
+        OK(op->norm_fwd(&s, &(norm_fwd_args){ ty, tensor_of(mean[0], F32, N), tensor_of(rstd[0], F32, N), tx, tw, tb,
+                                              .eps = 1e-5f }));
+        OK(op->norm_fwd(&s, &(norm_fwd_args){ wide, tensor_of(mean[1], F32, N), tensor_of(rstd[1], F32, N), vx, vw, vb,
+                                              .eps = 1e-5f }));
+        CHECK_MSG(!wrong(y, y32, N * D) && !memcmp(mean[0], mean[1], sizeof mean[0]) &&
+                      !memcmp(rstd[0], rstd[1], sizeof rstd[0]), "%s norm_fwd", b->name);
+        OK(op->residual_fwd(&s, &(residual_fwd_args){ ty, tr, tx, tb, at, of, { 5, 1u << 30, 1.5f } }));
+        OK(op->residual_fwd(&s, &(residual_fwd_args){ wide, tensor_of(r32, F32, N, D), vx, vb, at, of,
+                                                      { 5, 1u << 30, 1.5f } }));
+        CHECK_MSG(!wrong(y, y32, N * D), "%s residual_fwd", b->name);
+        OK(op->embedding_fwd(&s, &(embedding_fwd_args){ ty, tr, tensor_of(index, I32, N) }));
+        OK(op->embedding_fwd(&s, &(embedding_fwd_args){ wide, tensor_of(table32, F32, N, D),
+                                                        tensor_of(index, I32, N) }));
+        CHECK_MSG(!wrong(y, y32, N * D), "%s embedding_fwd", b->name);
+        for (int k = 0; k < 2; k++)
+            OK(op->bias_grad(&s, &(bias_grad_args){ tensor_of(sum[k], I64, D), k ? vx : tx, tensor_of(&shift, I32, 1),
+                                                    tensor_of(&overflow, I32, 1), 4, 16, .fresh = 1 }));
+        CHECK_MSG(!memcmp(sum[0], sum[1], sizeof sum[0]) && !overflow, "%s bias_grad", b->name);
+    }
+    free(x), free(w), free(bias), free(r);
 }
 
 TEST_MAIN

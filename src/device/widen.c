@@ -1,8 +1,8 @@
 /*
- * 16-bit storage on the CPU: every op on bf16 or f16 tensors runs in fp32 on widened copies, and what it wrote
+ * 16-bit storage on the CPU: an op on bf16 or f16 tensors runs in fp32 on widened copies, and what it wrote
  * is rounded back (to nearest, ties to even). So the CPU stores and reads what a GPU stores and reads, sums in
- * fp32 as it does, and one definition of each op is enough. It is a reference, not fast: the copies cost
- * memory (the staging arena, sized by the dry run as everything else) and time.
+ * fp32 as it does, and one definition of each op is enough. The copies cost memory (the staging arena, sized by
+ * the dry run as everything else) and time, so ops that take much of a step read bf16 themselves (is_native).
  *
  * Arguments that are the same view share one copy, so an op in place stays one.
  */
@@ -87,7 +87,7 @@ static Err widen_end(Widening *w)
     return ERR_OK;
 }
 
-/* Ops that read and write bf16 themselves (src/cpu/linear.c, grouped.c). */
+/* Ops that read and write bf16 themselves. */
 static bool is_native(OpId id, const void *args)
 {
     const OpInfo *info = op_info(id);
