@@ -171,8 +171,8 @@ static void json_checkpoint(JsonOut *j, const PlanTable *t)
     json_close(j, ']');
 }
 
-/* Bytes are those of one rank; offload_host, read_ahead and snapshot are part of the total where memory_on_host is false,
- * and so are, with states_on_host, moments, and with 16 bits the weights. */
+/* Bytes are those of one rank; offload_host, read_ahead and snapshot are part of the total where memory_on_host is
+ * false, and so are, with states_on_host, moments, and with 16 bits the weights. */
 static void put_json(JsonOut *j, const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;

@@ -1,7 +1,7 @@
 /*
  * The end of a step, when gradients are summed over ranks (ddp.h): their norm, clipping, and the update of this rank's
- * shard of the weights (optimizer.h), QK-clip; and the learning-rate schedules. This code sees flat buffers and flags, no
- * layers.
+ * shard of the weights (optimizer.h), QK-clip; and the learning-rate schedules. This code sees flat buffers and flags,
+ * no layers.
  */
 #ifndef MEGATRAIN_OPTIM_OPTIM_H
 #define MEGATRAIN_OPTIM_OPTIM_H
@@ -42,8 +42,8 @@ Err optim_norm(Optim *o);
  * run. */
 Err optim_norm_local(Optim *o, Tensor sums);
 /* Unless step->skip: an update of this rank's ZeRO shard of every parameter of a store, each by its optimizer (decay by
- * its flag); experts' biases change by their load; then QK-clip. With Muon all ranks of world->owners call, for one stage
- * at a time. */
+ * its flag); experts' biases change by their load; then QK-clip. With Muon all ranks of world->owners call, for one
+ * stage at a time. */
 Err optim_update(Optim *o, ParamStore *store);
 
 typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;
