@@ -43,6 +43,13 @@ TEST(worked_examples)
     expect(a, GROUP_TP_PP, "(0123)(4567)");
     expect(a, GROUP_TP_DP, "(0145)(2367)");
     expect(a, GROUP_KV, "(0)(1)(2)(3)(4)(5)(6)(7)");
+    expect(a, GROUP_OWNERS, "(0)(1)(2)(3)(4)(5)(6)(7)");
+    a.owners = true;
+    expect(a, GROUP_OWNERS, "(0145)(2367)");
+    a.two_replicas = true;
+    expect(a, GROUP_OWNERS, "(01234567)");
+    GridShape o = { .world = 8, .tp = 1, .cp = 1, .pp = 4, .ep = 1, .etp = 1, .two_replicas = true, .owners = true };
+    expect(o, GROUP_OWNERS, "(0167)(2345)");
     GridShape k = { .world = 16, .tp = 8, .cp = 1, .pp = 1, .ep = 1, .etp = 4, .kv = 2 };
     expect(k, GROUP_KV, "(0,1)(2,3)(4,5)(6,7)(8,9)(10,11)(12,13)(14,15)");
     expect(k, GROUP_TP, "(0,1,2,3,4,5,6,7)(8,9,10,11,12,13,14,15)");

@@ -318,18 +318,34 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state)
     return tensor_new(state, &g->sumsq, I64, count, 4);
 }
 
-/* As m without what has one moment alone. (Parameters begin at multiples of PARAM_ALIGN, and so do shards.) */
+/* Elements of m in a ZeRO shard whose parameters have one moment alone; padding behind them is of them. */
+static int64_t without_v(const ParamRegistry *r, ParamGroup group, int shard)
+{
+    int64_t count = 0;
+    for (int i = 0; i < r->count; i++)
+        if (r->items[i].moments < 2 && r->items[i].spec.group == group)
+            count += padded(param_zero_shard_at(r, i, shard).count, PARAM_ALIGN);
+    return count;
+}
+
+/* As m without what has one moment alone. (Parameters begin at multiples of PARAM_ALIGN, and so do shards.) All ranks
+ * take what the one takes whose shards have the most, so that they are alike. */
 static Err open_v(ParamStore *s, DType dtype, Arena *state)
 {
     const ParamRegistry *r = s->reg;
-    int64_t without = 0;
+    int64_t without = 0, least = 0;
     TRY(setup_array(r->setup, r->count, &s->before));
     for (int i = 0; i < r->count; i++) {
         const int id = r->order[i];
         s->before[id] = without;
         if (r->items[id].moments < 2) without += padded(param_zero_shard(r, id).count, PARAM_ALIGN);
     }
-    return tensor_new(state, &s->v, dtype, r->zero_count - without);
+    for (ParamGroup g = 0; g < PARAM_GROUPS; g++) {
+        int64_t fewest = without_v(r, g, 0);
+        for (int k = 1; k < r->place.zero_shards[g]; k++) fewest = min64(fewest, without_v(r, g, k));
+        least += fewest;
+    }
+    return tensor_new(state, &s->v, dtype, r->zero_count - least);
 }
 
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, StoreMemory memory,
