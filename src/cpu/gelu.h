@@ -1,4 +1,4 @@
-/* GELU of the tanh form, its derivative, and the sigmoid in them: for elementwise ops, and for products that end in it. */
+/* GELU of the tanh form, its derivative, the sigmoid in them: for elementwise ops, and for products that end in it. */
 #ifndef MEGATRAIN_CPU_GELU_H
 #define MEGATRAIN_CPU_GELU_H
 
