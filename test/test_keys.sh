@@ -200,7 +200,7 @@ log.trace_every            | 3            | file timeline.json
 log.trace_steps            | 2-3          | file timeline.json
 log.trace_ranks            | 1            | refused 2 must be ranks of the run
 debug.isa                  | c            | same c kernels
-debug.dot                  | fma          | loss | run.precision=bf16
+debug.dot                  | fma          | same bf16 by fma | run.precision=bf16
 debug.threads              | 1            | same 1 thread
 debug.poison               | true         | same debug.poison
 debug.comm_check           | true         | refused 2 debug.comm_check
