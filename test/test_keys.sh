@@ -149,6 +149,7 @@ train.eval_every           | 2            | valid
 train.eval_batches         | 3            | valid
 train.eval_tasks           | asked.jsonl  | same step 3: asked, acc
 train.recompute            | full*1,none  | same memory | model.layers=2
+train.offload              | 1            | same memory
 optim.name                 | muon         | loss
 optim.lr                   | 1e-2         | loss
 optim.min_lr               | 1e-3         | loss

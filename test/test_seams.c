@@ -407,7 +407,7 @@ TEST(seam15_order_free_norms)
     OK(device_open(&cpu, (DeviceChoice){ .threads = 2 }));
     for (int i = 0; i < N; i++) g[i] = (int64_t)test_rand(&seed) >> (2 + i % 50);
     FlatPart part = { .count = N, .flags = FLAT_COUNTS };
-    Tensor sh = tensor_of(&shift, I32, 1), parts = tensor_of(&part, I64, 1, 6);
+    Tensor sh = tensor_of(&shift, I32, 1), parts = tensor_of(&part, I64, 1, sizeof part / sizeof(int64_t));
     OK(op(&cpu.stream, grad_stats, .max = tensor_of(&max[0], I64, 1), .sumsq = tensor_of(sum[0], I64, 1, 4),
           .g = tensor_of(g, I64, N), .shift = sh, .parts = parts, .chunks = 1));
     for (int at = N; at > 0; at = (int)part.grad) { /* back to front, in uneven pieces */

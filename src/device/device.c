@@ -20,7 +20,7 @@ static char *const NULL_BASE = (char *)((uintptr_t)1 << 47);
 enum { NULL_ALIGN = 4096 };
 
 /* A bit that addresses of its host have. */
-static const uintptr_t NULL_FAR = (uintptr_t)1 << 62;
+static const uintptr_t NULL_FAR = (uintptr_t)1 << 63;
 
 static const char *const isa_names[ISA_COUNT] = { "auto", "avx512", "avx2", "c" };
 
