@@ -381,11 +381,9 @@ Err device_host_alloc(Device *dev, int64_t size_bytes, void **out)
     *out = NULL;
     if (size_bytes <= 0) return ERR_OK;
     if (dev->backend->host_alloc) return dev->backend->host_alloc(dev, size_bytes, out);
-    const int64_t padded = (size_bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
-    *out = aligned_alloc(ARENA_ALIGN, (size_t)padded);
-    if (!*out) return err_set(ERR_MEMORY, "no host memory for %lld bytes to be read", (long long)size_bytes);
-    memset(*out, 0, (size_t)padded);
-    return ERR_OK;
+    *out = calloc(1, (size_t)size_bytes);
+    return *out ? ERR_OK
+                : err_set(ERR_MEMORY, "no host memory for %lld bytes to be read", (long long)size_bytes);
 }
 
 void device_host_free(Device *dev, void *p)

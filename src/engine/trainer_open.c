@@ -238,8 +238,7 @@ static Err open_offload(Trainer *t, bool pairs)
     const bool keep_w = splits(&t->parts.step.rank[t->world->pp_rank]);
     if (!t->spec.model.offload) return ERR_OK;
     ASSERT(t->parts.step.slices == 1 && !t->spec.graphs);
-    TRY(t->device.is_null ? device_alloc(&t->device, t->plan.offload_host, &t->memory.away)
-                          : device_host_alloc(&t->device, t->plan.offload_host, &t->memory.away));
+    TRY(device_alloc_far(&t->device, t->plan.offload_host, &t->memory.away));
     for (int i = 0; i < (pairs ? 2 : 1); i++) {
         TRY(offload_init(&e->offload[i], &t->device, keep_w));
         for (int b = 0; b < OFFLOAD_BUFFERS; b++) {
@@ -582,7 +581,7 @@ void trainer_close(Trainer *t)
     parts_release(&t->parts);
     for (int i = 0; i < 2 * OFFLOAD_BUFFERS; i++)
         free_arena(t, &t->executor.offload[i / OFFLOAD_BUFFERS].buffer[i % OFFLOAD_BUFFERS].room);
-    if (t->device.ops && !t->device.is_null) device_host_free(&t->device, t->memory.away);
+    if (t->device.ops) device_free_far(&t->device, t->memory.away, t->plan.offload_host);
     free_arena(t, &t->memory.save);
     free_arena(t, &t->memory.scratch_forward);
     free_arena(t, &t->memory.scratch);
