@@ -7,6 +7,7 @@
 
 #include <immintrin.h>
 
+#include "base/half.h"
 #include "base/rng.h"
 #include "device/device.h"
 
@@ -25,7 +26,9 @@
 #define vec_abs64 ISA_NAME(vec_abs64)
 #define vec_add_odd ISA_NAME(vec_add_odd)
 #define vec_beyond52 ISA_NAME(vec_beyond52)
+#define vec_bf16 ISA_NAME(vec_bf16)
 #define vec_bits ISA_NAME(vec_bits)
+#define vec_from_bf16 ISA_NAME(vec_from_bf16)
 #define vec_d2 ISA_NAME(vec_d2)
 #define vec_doubles ISA_NAME(vec_doubles)
 #define vec_f2 ISA_NAME(vec_f2)
@@ -56,12 +59,16 @@
 #define vf_div ISA_NAME(vf_div)
 #define vf_exp ISA_NAME(vf_exp)
 #define vf_fix_bad ISA_NAME(vf_fix_bad)
+#define vf_flush ISA_NAME(vf_flush)
 #define vf_fma ISA_NAME(vf_fma)
+#define vf_fma_flushed ISA_NAME(vf_fma_flushed)
 #define vf_fnma ISA_NAME(vf_fnma)
 #define vf_from_l ISA_NAME(vf_from_l)
 #define vf_ge ISA_NAME(vf_ge)
 #define vf_hmax ISA_NAME(vf_hmax)
 #define vf_load ISA_NAME(vf_load)
+#define vf_load_bf16 ISA_NAME(vf_load_bf16)
+#define vf_load_bf16_n ISA_NAME(vf_load_bf16_n)
 #define vf_load_n ISA_NAME(vf_load_n)
 #define vf_lt ISA_NAME(vf_lt)
 #define vf_max ISA_NAME(vf_max)
@@ -73,6 +80,8 @@
 #define vf_set1 ISA_NAME(vf_set1)
 #define vf_sqrt ISA_NAME(vf_sqrt)
 #define vf_store ISA_NAME(vf_store)
+#define vf_store_bf16 ISA_NAME(vf_store_bf16)
+#define vf_store_bf16_n ISA_NAME(vf_store_bf16_n)
 #define vf_store_n ISA_NAME(vf_store_n)
 #define vf_sub ISA_NAME(vf_sub)
 #define vf_sum ISA_NAME(vf_sum)
@@ -121,12 +130,14 @@ typedef struct {
 typedef struct {
     float add[16], sub[16], mul[16], div[16], fma[16], fnma[16], max[16], min[16], sqrt[16], neg[16], abs[16];
     float exp[16], tanh[16], set1[16], zero[16], select[16], from_l[16], scale2[16], load_n[17][16], store_n[17][16];
+    float flush[16], fma_flushed[16], load_bf16[17][16];
     float sum, hmax, scale, limit;
     int32_t iadd[16], ixor[16], iset1[16], iota[16], mul_low[16], mul_high[16], philox[4][16];
     int64_t ladd[16], labs[16], lmax[16], lshr[16], llow[16], lmul[16], lzero[16], from_f[16];
     int64_t lsub[16], lset1[16], lround[16];
     uint64_t keep;
     uint32_t lt, ge, both, either, inverse, any, of_bits, bad, ge_u, first_n[17];
+    uint16_t store_bf16[17][16];
 } ProbeOut;
 
 #pragma GCC push_options
@@ -212,6 +223,16 @@ static bool same(float x, float y)
 
 /* ---- against scalars ---- */
 
+static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
+
+/* Of flushed numbers; doubles have room for what a float loses below 2^-126. */
+static float fma_flushed(float a, float b, float c)
+{
+    const double exact = (double)flushed(a) * (double)flushed(b) + (double)flushed(c);
+    const float r = fmaf(flushed(a), flushed(b), flushed(c));
+    return fabs(exact) < 0x1p-126 ? copysignf(0.0f, r) : r;
+}
+
 static void check_floats(const ProbeIn *in, const ProbeOut *o)
 {
     const float *a = in->a, *b = in->b, *c = in->c;
@@ -234,6 +255,13 @@ static void check_floats(const ProbeIn *in, const ProbeOut *o)
     for (int n = 0; n <= 16; n++) {
         EACH(o->load_n[n], i < n ? a[16 - n + i] : 0.0f);
         EACH(o->store_n[n], i < n ? a[i] : -7.0f);
+    }
+    EACH(o->flush, flushed(a[i]));
+    EACH(o->fma_flushed, fma_flushed(a[i], b[i], c[i]));
+    for (int n = 0; n <= 16; n++) {
+        const uint16_t *narrow = (const uint16_t *)(const void *)in->x + n;
+        EACH(o->load_bf16[n], i < n ? bf16_to_float(narrow[i]) : 0.0f);
+        for (int i = 0; i < n; i++) CHECK(o->store_bf16[n][i] == bf16_from_float(a[i]));
     }
     CHECK(o->scale == 0x1p-33f && o->limit == 0x1p46f);
 }

@@ -46,7 +46,13 @@ static void PROBE(floats)(const ProbeIn *in, ProbeOut *o)
     for (int n = 0; n <= VEC; n++) {
         vf_store(o->load_n[n], vf_load_n(in->a + VEC - n, n));
         vf_store_n(o->store_n[n], a, n);
+        vf_store_bf16_n(o->store_bf16[n], a, n);
+        vf_store(o->load_bf16[n], vf_load_bf16_n((const uint16_t *)(const void *)in->x + n, n));
     }
+    if (in->key % 2) vf_store_bf16(o->store_bf16[VEC], a);
+    if (in->key % 2) vf_store(o->load_bf16[VEC], vf_load_bf16((const uint16_t *)(const void *)in->x + VEC));
+    vf_store(o->flush, vf_flush(a));
+    vf_store(o->fma_flushed, vf_fma_flushed(vf_flush(a), vf_flush(b), vf_flush(c)));
 }
 
 static void PROBE(masks)(const ProbeIn *in, ProbeOut *o)
