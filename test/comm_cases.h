@@ -446,6 +446,7 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
     case GROUP_EXPERT_ZERO: return g.ep && g.zero_group && pp && same_ep && in_a / block == in_b / block;
     case GROUP_EXPERT_ZERO_FAR:
         return g.ep && g.zero_group && !g.bidirectional && pp && same_ep && in_a % block == in_b % block;
+    case GROUP_OWNERS: return g.owners && (pp || (g.bidirectional && mirrored));
     case GROUP_PP: return tp && cp && dp;
     case GROUP_EMBD: return tp && cp && dp && (a.pp == 0 || a.pp == g.pp - 1) && (b.pp == 0 || b.pp == g.pp - 1);
     case GROUP_STAGE_LOW:
@@ -523,6 +524,10 @@ static const Grid case_grids[] = {
     { .tp = 1, .dp = 2, .pp = 4, .zero_group = 2, .bidirectional = true },
     { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .ep = 2, .zero_group = 2, .bidirectional = true, .order = ORDER_PP_DP },
     { .tp = 1, .dp = 4, .pp = 2, .ep = 2, .zero_group = 2, .bidirectional = true },
+    { .tp = 2, .cp = 2, .dp = 2, .owners = true },
+    { .tp = 2, .dp = 2, .pp = 2, .owners = true, .order = ORDER_PP_DP },
+    { .tp = 1, .dp = 2, .pp = 4, .owners = true, .bidirectional = true },
+    { .tp = 2, .dp = 2, .pp = 2, .ep = 2, .zero_group = 1, .owners = true, .bidirectional = true, .order = ORDER_PP_DP },
 };
 enum { CASE_GRIDS = sizeof case_grids / sizeof *case_grids };
 
