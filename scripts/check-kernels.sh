@@ -73,7 +73,7 @@ adamw_kernel                                loads16 stores16
 qk_clip_kernel                              - rows that begin anywhere, in the few steps with too large scores
 muon_moment_kernel                          loads16 stores16
 (muon_pack|muon_apply|box_copy)_kernel      - rectangles that begin anywhere, in neighbours
-(row_squares|norm_factor|norm_scale)_kernel - beside products of the same matrix
+(row_squares|norm_factor|norm_scale)_kernel  - beside products of the same matrix
 cast_kernel<.*,float>                       loads16
 cast_kernel<float,                          stores16
 cast_kernel                                 - four neighbours of 16 bits a thread: 8 bytes at a time
