@@ -676,6 +676,8 @@ static const Rule rules[] = {
     { "optim.muon_coefficients=quintic", "optim.name=muon optim.muon_coefficients=quintic", "only muon has it",
       1 },
     { "optim.muon_steps=3", "optim.name=muon optim.muon_steps=3", "only muon has it", 1 },
+    { "optim.name=muon optim.mup_base=16", "optim.name=muon optim.mup_base=16 optim.muon_scale=unit_rms_norm",
+      "muon's updates must not grow with the width", 1 },
     { "optim.muon_scale=shape", "optim.name=muon optim.muon_scale=shape", "only muon has it", 1 },
     { "optim.muon_split=head", "optim.name=muon optim.muon_split=head", "only muon has it", 1 },
     { "optim.muon_router=adamw", "optim.name=muon optim.muon_router=adamw", "only muon has it", 1 },

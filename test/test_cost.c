@@ -292,7 +292,6 @@ TEST(calls_take_their_bytes_over_the_slowest_link)
                   cost_call(&m, k, hosts, bytes) > 0);
 }
 
-/* A member of 8, 4 on a host. */
 /* A GPU's by its link; a host's processors read and write, all ranks at once. */
 TEST(copies_take_their_bytes)
 {

@@ -45,6 +45,16 @@ check "llama: saves that wait in the host's memory give the same bits" same_loss
 run llama-offload-bf16 llama.ini run.device=cuda train.offload=1 train.recompute=full,none
 check "llama bf16: likewise" same_losses llama-offload-bf16 llama-bf16
 
+
+# ---- Muon, QK-clip ----
+matrices=(optim.name=muon optim.qk_clip=0.01)
+run muon-cpu gpt2.ini run.device=cpu run.precision=fp32 run.reproducible=run "${matrices[@]}"
+run muon-cuda gpt2.ini run.device=cuda run.precision=fp32 "${matrices[@]}"
+check "muon and QK-clip fp32: losses within 1e-3 of the CPU's" close muon-cuda muon-cpu 1e-3
+for states in device host; do run muon-$states gpt2.ini run.device=cuda "${matrices[@]}" optim.states=$states; done
+check "muon bf16: losses within 2e-2 of fp32" close muon-device muon-cpu 2e-2
+check "muon bf16: with states on the host the same bits" same_run muon-host muon-device $steps
+
 # ---- rows of an evaluation: logits, and scores of tasks ----
 seq 0 23 | xargs -n 12 >ids.txt
 for i in 1 2 3 4 5; do

@@ -898,14 +898,18 @@ TEST(bf16_llama_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16); }
 
 TEST(bf16_layouts) { run_narrow(tiny_gpt2(), BF16); }
 
-/* A norm in one op with the sum that it reads has the bits of one made again from the sum as it is stored. */
+/* A norm in one op with the sum that it reads, and GELU behind a product, have the bits of those made again from what is
+ * stored. */
 TEST(bf16_recomputed)
 {
-    TrainSpec s = tiny_llama();
-    const uint64_t kept = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash;
-    for (int again = RECOMPUTE_SELECTIVE; again < TINY_RECOMPUTES; again++) {
-        s.model.recompute = tiny_recompute(again);
-        CHECK_MSG(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash == kept, "recomputation %d", again);
+    TrainSpec specs[] = { tiny_llama(), tiny_gpt2() };
+    for (int i = 0; i < 2; i++) {
+        TrainSpec s = specs[i];
+        const uint64_t kept = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash;
+        for (int again = RECOMPUTE_SELECTIVE; again < TINY_RECOMPUTES; again++) {
+            s.model.recompute = tiny_recompute(again);
+            CHECK_MSG(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash == kept, "model %d, recomputation %d", i, again);
+        }
     }
 }
 

@@ -446,6 +446,8 @@ static const Layout dense[] = {
     { 2, 1, 1, 2, 1, 0, 1, 1, .schedule = "dualpipe", .pp = 2, .order = ORDER_PP_DP },
     { 2, 0, 1, 1, 0, 0, 1, 1, .schedule = "dualpipe", .pp = 2 },
     { 1, 0, 1, 1, 1, 0, 1, 1, .schedule = "dualpipe", .pp = 4 },
+    { 1, 0, 1, 2, 3, 0, 1, 1, .schedule = "dualpipe", .pp = 2 },
+    { 1, 0, 1, 2, 2, 1, 1, 1, .schedule = "dualpipe", .pp = 2 },
 };
 
 static const Layout mixtures[] = {
@@ -465,6 +467,7 @@ static const Layout mixtures[] = {
     { 1, 0, 1, 2, 1, 0, 2, 1, 2, .schedule = "1f1b", .pp = 2 },
     { 2, 1, 1, 2, 2, 0, 2, 1, 2, 1, .schedule = "1f1b", .pp = 2 },
     { 1, 0, 1, 2, 1, 0, 1, 1, 2, .schedule = "dualpipe", .pp = 2 },
+    { 1, 0, 1, 2, 3, 0, 1, 1, 2, .schedule = "dualpipe", .pp = 2 },
 };
 
 static int ones(int n) { return n ? n : 1; }
@@ -484,6 +487,7 @@ static TinyRun run_of(Model kind, const Layout *l)
     r.spec.update.overlap_grad = r.spec.update.overlap_param = l->zero % 2;
     r.spec.pipeline = (PipelineSpec){ .schedule = l->schedule, .chunks = l->chunks };
     if (l->schedule) OK(schedule_two_way(l->schedule, &r.grid.bidirectional));
+    r.grid.zero_group = param_zero_group(r.grid, r.spec.update.zero, r.grid.zero_group);
     return r;
 }
 

@@ -231,6 +231,7 @@ static const Layout layouts[] = {
     { { .tp = 1, .dp = 1, .pp = 2 }, .micro = 2, .schedule = "1f1b" },
     { { .tp = 2, .dp = 1, .pp = 2, .sp = true }, ZERO_NONE, 2, .schedule = "zb-h1" },
     { { .tp = 1, .dp = 2, .pp = 2 }, ZERO_STATES, 1, .schedule = "dualpipe" },
+    { { .tp = 1, .dp = 2, .pp = 2 }, ZERO_VALUES, 1, .schedule = "dualpipe" },
     { { .tp = 1, .dp = 1, .pp = 2 }, .micro = 2, .schedule = "seq1f1b", .slices = 2 },
 };
 
@@ -246,6 +247,7 @@ static TinyRun run_of(TrainSpec s, const Layout *l)
     r.spec.cut = l->cut;
     r.spec.model.recompute = tiny_recompute(l->recompute);
     if (l->schedule) OK(schedule_two_way(l->schedule, &r.grid.bidirectional));
+    r.grid.zero_group = param_zero_group(r.grid, r.spec.update.zero, r.grid.zero_group);
     tiny_train(&r);
     CHECK_MSG(!r.err, "%s", r.message);
     return r;

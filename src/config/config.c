@@ -218,6 +218,11 @@ const char *config_default(ConfigId id, char buf[CONFIG_VALUE_BYTES])
 
 /* ---- resuming ---- */
 
+bool config_has_dots(const Config *c)
+{
+    return c->run.device == RUN_DEVICE_CPU && c->run.precision == RUN_PRECISION_BF16;
+}
+
 bool config_differs(const Config *was, const Config *now, ConfigId id)
 {
     char a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
@@ -226,6 +231,8 @@ bool config_differs(const Config *was, const Config *now, ConfigId id)
     if (id == CFG_model_vocab && (was->model.vocab == 0 || now->model.vocab == 0)) return false;
     /* 0: the run's length, or said so */
     if (id == CFG_optim_decay_steps && was->derived.decay_steps == now->derived.decay_steps) return false;
+    /* another device, or precision, has no choice */
+    if (id == CFG_debug_dot && !(config_has_dots(was) && config_has_dots(now))) return false;
     return strcmp(config_value(was, id, a), config_value(now, id, b)) != 0;
 }
 

@@ -158,6 +158,8 @@ bool config_dump_next(const char **at, ConfigLine *line);
  * ERR_CONFIG, with the nearest key, when there is no such thing. */
 Err config_explain(const Config *c, const char *key, FILE *out);
 
+bool config_has_dots(const Config *c); /* debug.dot counts: the run is the CPU's, in bf16 */
+
 /* Has a FIXED key another value? model.vocab 0 is no difference, nor is optim.decay_steps that comes to the same. */
 bool config_differs(const Config *was, const Config *now, ConfigId id);
 

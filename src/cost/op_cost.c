@@ -35,6 +35,12 @@ OpFamily family_of(OpId id)
     case OP_attention_fwd:
     case OP_attention_bwd: return FAMILY_ATTENTION;
     case OP_adamw:
+    case OP_muon_moment:
+    case OP_muon_pack:
+    case OP_muon_apply:
+    case OP_box_copy:
+    case OP_normalize:
+    case OP_mix:
     case OP_qk_clip:
     case OP_grad_stats:
     case OP_step_finish: return FAMILY_OPTIMIZER;
@@ -76,11 +82,20 @@ static const Tensor *partly_used(const OpInfo *info, const void *args)
     return NULL;
 }
 
-/* Elements that all parts of the flat buffers (step.h) may have; of other ops more than any tensor has. */
+/* Elements that all parts, or boxes, of the flat buffers (step.h) may have; of other ops more than any tensor has. */
 static int64_t in_parts(OpId id, const void *args)
 {
-    if (id == OP_grad_stats) return ((const grad_stats_args *)args)->chunks * FLAT_CHUNK;
-    return id == OP_adamw ? ((const adamw_args *)args)->chunks * FLAT_CHUNK : INT64_MAX;
+    const muon_pack_args *pack = args;
+    const muon_apply_args *apply = args;
+    switch (id) {
+    case OP_grad_stats: return ((const grad_stats_args *)args)->chunks * FLAT_CHUNK;
+    case OP_adamw: return ((const adamw_args *)args)->chunks * FLAT_CHUNK;
+    case OP_muon_moment: return ((const muon_moment_args *)args)->chunks * FLAT_CHUNK;
+    case OP_muon_pack: return min64(pack->chunks * FLAT_CHUNK, tensor_count(pack->y));
+    case OP_muon_apply: return min64(apply->chunks * FLAT_CHUNK, tensor_count(apply->x));
+    case OP_box_copy: return ((const box_copy_args *)args)->chunks * FLAT_CHUNK;
+    default: return INT64_MAX;
+    }
 }
 
 /* Of a table the rows that are looked up, of flat buffers what has parts, of others all. */

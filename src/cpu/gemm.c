@@ -286,7 +286,9 @@ static void output_narrow(const Task *t, int64_t row, int64_t col, Sum sum)
                 v = vf_mul(v,
                            gelu_slope(load_bf16(n->gelu_x + (at.row + i) * n->gelu_x_ld + at.col + j, left)));
             store_bf16(out + j, v, left);
-            if (n->gelu) store_bf16(n->gelu + (at.row + i) * n->gelu_ld + at.col + j, gelu(v), left);
+            if (n->gelu)
+                store_bf16(n->gelu + (at.row + i) * n->gelu_ld + at.col + j, gelu(load_bf16(out + j, left)),
+                           left);
         }
     }
 }

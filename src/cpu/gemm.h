@@ -46,7 +46,7 @@ typedef struct {
 typedef struct {
     uint16_t *c; /* [M x N], rows ldc apart */
     const uint16_t *bias;
-    uint16_t *gelu; /* besides c: gelu_fwd of what c was rounded from; NULL: none */
+    uint16_t *gelu; /* besides c: gelu_fwd of c as it is stored, which a recomputation reads; NULL: none */
     int64_t gelu_ld;
     const uint16_t *gelu_x; /* c is gelu_bwd of the product at this x; NULL: the product */
     int64_t gelu_x_ld;

@@ -6,8 +6,8 @@
  *   dw  dw [O x I] += dy^T [O x N] x          I64 leaves of tokens; an F32 dw: one chain over all tokens,
  *                                             going on from dw: runs repeat, layouts do not
  *
- * GELU behind fwd and its gradient behind dx are the elementwise ops, so fusing changes no bit here. In bf16 they are
- * of the fp32 number that y or dx is rounded from, while it is at hand.
+ * GELU behind fwd and its gradient behind dx are the elementwise ops, so fusing changes no bit here. In bf16 GELU is of
+ * y as it is stored, the gradient of the fp32 number that dx is rounded from, while it is at hand.
  *
  * Tensor.rows of any token tensor limits N: other rows are neither read nor written.
  */

@@ -553,7 +553,8 @@ static bool is_over(Event *e)
 Err stream_wait(Stream *s, Event *e)
 {
     Device *dev = s->dev;
-    if (!dev->times_stalls || !pthread_equal(dev->stalls_of, pthread_self()) || is_over(e))
+    if (s == &dev->copies || !dev->times_stalls || !pthread_equal(dev->stalls_of, pthread_self()) ||
+        is_over(e))
         return stand_still(s, e);
     if (dev->backend->stall_begins) {
         TRY(dev->backend->stall_begins(s));

@@ -319,7 +319,10 @@ static void finish(Executor *e, const Action *a, int n)
         return;
     }
     ExecutorSlot *slot = slot_of(s, a->microbatch + n);
-    if (a->kind == ACT_I) give_region(e, s, slot, REGION_I);
+    if (a->kind == ACT_I) {
+        give_region(e, s, slot, REGION_I);
+        give_away(e, s, slot); /* (all that had left is back, and read) */
+    }
     if (a->kind == ACT_B || a->kind == ACT_W) executor_give(e, s, slot);
 }
 

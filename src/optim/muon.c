@@ -158,20 +158,32 @@ static int clip(Muon *u, const MuonMatrix *m, int boxes)
     return n;
 }
 
+/* The local elements of p, of a member's place, that are of the same matrix of a stack as m. */
+static ParamRange in_stack(const Param *p, const MuonMatrix *m)
+{
+    const int64_t each = p->count / p->matrices;
+    const int64_t at = m->box.offset[0] / (p->spec.shape[0] / p->spec.stack) - p->first_matrix;
+    return at < 0 || at >= p->matrices ? (ParamRange){ 0 }
+                                       : (ParamRange){ .first = at * each, .count = each };
+}
+
 /* u->piece: what of the matrix lies in the member's ZeRO shard. Returns how many pieces these are. */
 static int pieces(Muon *u, const MuonMatrix *m, int member)
 {
     const ParamPlace *at = &u->place[member];
     const Param p = shard_param(param_of(u, m), at);
-    const ParamRange x = param_zero_shard_at(u->store->reg, m->id, at->zero_shard[p.spec.group]);
-    return clip(u, m, shard_range(&p, x.first, x.count, u->held, u->capacity));
+    const ParamRange x = param_zero_shard_at(u->store->reg, m->id, at->zero_shard[p.spec.group]),
+                     in = in_stack(&p, m);
+    const int64_t first = max64(x.first, in.first), end = min64(x.first + x.count, in.first + in.count);
+    return first < end ? clip(u, m, shard_range(&p, first, end - first, u->held, u->capacity)) : 0;
 }
 
 /* Has the member any of the matrix, of which other copies may have the same or more? */
 static bool shares(Muon *u, const MuonMatrix *m, int member)
 {
     const Param p = shard_param(param_of(u, m), &u->place[member]);
-    return clip(u, m, shard_boxes(&p, u->held, u->capacity)) > 0;
+    const ParamRange in = in_stack(&p, m);
+    return clip(u, m, shard_range(&p, in.first, in.count, u->held, u->capacity)) > 0;
 }
 
 /* Have two members the same elements of a parameter? */
@@ -401,14 +413,14 @@ typedef struct {
 
 static void find_classes(const Muon *u, const Param *p, Class *at)
 {
+    for (int q = 0; q < u->comm->size; q++) at[q] = (Class){ .first = -1 };
     for (int q = 0; q < u->comm->size; q++) {
-        at[q] = (Class){ .first = -1 };
-        for (int i = 0; i < u->comm->size; i++) {
-            if (!same_part(u, p, q, i)) continue;
-            if (at[q].first < 0) at[q].first = i;
-            at[q].before += i < q;
-            at[q].count++;
-        }
+        if (at[q].first >= 0) continue;
+        int count = 0;
+        for (int i = q; i < u->comm->size; i++)
+            if (at[i].first < 0 && same_part(u, p, q, i)) at[i] = (Class){ .first = q, .before = count++ };
+        for (int i = q; i < u->comm->size; i++)
+            if (at[i].first == q) at[i].count = count;
     }
 }
 

@@ -19,8 +19,9 @@ StateBytes state_bytes(const TrainSpec *s, Grid g)
     const int64_t near =
         (s->update.zero >= ZERO_GRADS ? grad : 0) + (s->update.zero >= ZERO_VALUES ? value : 0);
     /* in f32 the weights that layers read are the optimizer's own */
+    const int moments = s->update.optimizer == OPTIMIZER_MUON ? 1 : 2; /* at least */
     const bool away = s->update.states_on_host && s->device.kind == DEVICE_CUDA;
-    StateBytes b = { .cut = away ? 0 : 2 * dtype_size(s->update.moments) + (narrow ? wide : 0),
+    StateBytes b = { .cut = away ? 0 : moments * dtype_size(s->update.moments) + (narrow ? wide : 0),
                      .near = near,
                      .whole = grad + value - near };
     const ParamPlace at = param_place(g, 0, s->update.zero);
@@ -98,7 +99,14 @@ static PartCost stage_cost(const Pipeline *p, int stage)
     const LayerCosts *c = &p->inner->costs;
     PartCost sum = { .update = 0 };
     if (s.embedding) add_part(&sum, &c->embedding);
-    for (int l = 0; l < s.layer_count; l++) add_part(&sum, &c->block[p->kinds->kind[s.first_layer + l]]);
+    for (int l = 0; l < s.layer_count; l++) {
+        PartCost block = c->block[p->kinds->kind[s.first_layer + l]];
+        if (l <
+            p->inner->spec.model.offload) /* (of times this is a bound: copies may have to be waited for) */
+            block.kept[BACKWARD_WHOLE][REGION_I] = block.kept[BACKWARD_WHOLE][REGION_W] =
+                block.kept[BACKWARD_SPLIT][REGION_I] = 0;
+        add_part(&sum, &block);
+    }
     if (s.mtp) add_part(&sum, &c->modules);
     if (s.head) add_part(&sum, &c->head);
     if (sends_in_units(p)) send_in_units(p, &sum);

@@ -113,6 +113,7 @@ Err layer_costs(const CostSource *source, const TrainSpec *spec, Grid grid, cons
     TrainSpec s = *spec;
     Grid g = grid;
     s.model = thin_model(&spec->model, kinds);
+    s.model.offload = 0; /* (a stage of one block has nothing to hide copies behind) */
     /* (of a list the kind that keeps least: what must fit is a lower bound) */
     s.model.recompute = layer_pattern_all((int32_t)layer_pattern_most(&spec->model.recompute));
     write_layout(&s.model, layout);

@@ -228,7 +228,10 @@ static int64_t weights_of(const Search *s, const Inner *in, const LayerCosts *wh
         g.dp = (int)layout_dp(s->space, &guess.layout);
         g.bidirectional = false;
         g.zero_group = 0;
-        TrainSpec spec = { .compute = in->spec.compute, .exact = in->spec.exact, .update = in->spec.update };
+        TrainSpec spec = { .compute = in->spec.compute,
+                           .exact = in->spec.exact,
+                           .update = in->spec.update,
+                           .device = in->spec.device };
         while (layout_cut_more(s->space, &guess.layout)) {}
         spec.update.zero = layout_zero(s->space, &guess.layout);
         const Pipeline p = {

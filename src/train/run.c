@@ -149,10 +149,10 @@ static Err check_memory(const Run *r)
                        units_bytes(a, (int64_t)host), units_bytes(b, r->plan.ahead),
                        units_bytes(c, r->plan.snapshot), units_bytes(e, r->plan.offload_host),
                        units_bytes(f, r->plan.states), where, units_bytes(d, (int64_t)have)),
-               err_hint("checkpoint.async=false: the step then waits for its checkpoint; or a smaller "
-                        "train.offload (now %d) or train.global_batch (now %lld)%s",
-                        r->spec.model.offload, (long long)r->spec.global_batch,
-                        r->plan.states ? "; or parallel.zero, which cuts states" : "");
+               err_hint("%s%s%sa smaller train.global_batch (now %lld)",
+                        r->plan.snapshot ? "checkpoint.async=false, with which the step waits; " : "",
+                        r->plan.offload_host ? "a smaller train.offload; " : "",
+                        r->plan.states ? "optim.states=device; " : "", (long long)r->spec.global_batch);
     if (r->spec.device.kind == DEVICE_CUDA) {
         DeviceInfo gpu;
         const int sharers = r->ranks ? r->ranks->gpu.sharers : 1;
