@@ -17,7 +17,7 @@
  *
  * Matrices are dealt to the ranks that have a part of them, the longest first, by max(r, c) min(r, c)^2, each to the
  * rank with the least to do. All ranks deal alike, without talking. They proceed in rounds: in each a rank owns one
- * matrix at most, so what lies in staging is bounded; all take as much memory as the one that needs the most, so that
+ * matrix at most, so what lies in scratch is bounded; all take as much memory as the one that needs the most, so that
  * ranks of a stage are alike in it. If rows > columns the matrix is transposed on its way: A is on the shorter side.
  * Sources: Jordan et al. 2024; Liu et al. 2025 (Moonlight).
  */
