@@ -124,7 +124,7 @@ check "aux, ep 2: loads within 2 % of the CPU's" same_loads ep aux-cpu
 if [ -s gpt2-cuda.kernels ]; then
     # every kernel of cuda/ ran in one of these runs, or in the op tests, which have other forms and what only pipelines
     # use: here on the GPU whose blocks have the least shared memory, so that all of them can be launched there
-    for t in attention elementwise loss moe norm rope; do
+    for t in attention elementwise loss moe muon norm rope; do
         EMU_GPU=8.6 EMU_CLOSED=0 EMU_REPORT=$PWD/$t.kernels "$(dirname "$mt")/test_cuda_$t" >ops.out 2>&1 ||
             bad "test_cuda_$t"
     done
