@@ -496,7 +496,8 @@ Err trainer_check(const TrainSpec *s, Grid grid)
 /* Where a step's outcome is read to. */
 static Err open_flight(Trainer *t)
 {
-    const int64_t sums = tensor_bytes(t->executor.sums), logits = tensor_bytes(t->executor.ctx.logit_max);
+    const Tensor largest = t->executor.ctx.logit_max;
+    const int64_t sums = tensor_bytes(t->executor.sums), logits = largest.data ? tensor_bytes(largest) : 0;
     void *block;
     event_init(&t->flight.done);
     TRY(device_host_alloc(&t->device, (int64_t)sizeof(StepValues) + sums + logits + expert_load_bytes(t),
