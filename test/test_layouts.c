@@ -893,8 +893,8 @@ static void run_narrow_exact(TrainSpec spec, DotKind dot)
     }
 }
 
-TEST(bf16_gpt2_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA); }
-TEST(bf16_llama_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16); }
+TEST(bf16_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA); }
+TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16); }
 
 TEST(bf16_layouts) { run_narrow(tiny_gpt2(), BF16); }
 
