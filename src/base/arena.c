@@ -53,7 +53,7 @@ ArenaMark arena_mark(const Arena *a) { return a->used_bytes; }
 void arena_release(Arena *a, ArenaMark mark)
 {
     ASSERT(mark >= 0 && mark <= a->used_bytes);
-    if (a->poison) memset(a->base + mark, 0xFF, (size_t)(a->used_bytes - mark));
+    if (a->poison && a->used_bytes > mark) memset(a->base + mark, 0xFF, (size_t)(a->used_bytes - mark));
     if (mark == a->used_bytes) return;
     a->used_bytes = mark;
     arena_show(a);
