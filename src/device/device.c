@@ -221,8 +221,6 @@ static Err null_alloc_far(Device *dev, int64_t size_bytes, void **out)
 
 bool device_null_is_far(const void *p) { return (uintptr_t)p & NULL_FAR; }
 
-static void null_free_far(Device *dev, void *p) { (void)dev, (void)p; }
-
 static void null_free(Device *dev, void *p, int64_t size_bytes) { (void)dev, (void)p, (void)size_bytes; }
 
 static Err null_move(Stream *s, void *to, const void *from, int64_t size_bytes)
@@ -242,7 +240,6 @@ static const DeviceBackend null_backend = { .open = null_open,
                                             .alloc = null_alloc,
                                             .free = null_free,
                                             .alloc_far = null_alloc_far,
-                                            .free_far = null_free_far,
                                             .write = null_move,
                                             .read = null_move,
                                             .copy = null_move,

@@ -76,7 +76,7 @@ typedef struct {
     void (*close)(Device *dev);
     Err (*alloc)(Device *dev, int64_t size_bytes, void **out);
     void (*free)(Device *dev, void *p, int64_t size_bytes);
-    /* Of device_alloc_far; NULL where the host's memory is the device's. */
+    /* Of device_alloc_far; NULL: as alloc and free. */
     Err (*alloc_far)(Device *dev, int64_t size_bytes, void **out);
     void (*free_far)(Device *dev, void *p);
     Err (*write)(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes);

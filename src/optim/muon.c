@@ -383,14 +383,6 @@ static void put_member(Muon *u, BoxTable *t, const MuonMatrix *m, int member, in
     }
 }
 
-static int64_t elements(Muon *u, const MuonMatrix *m, int member)
-{
-    const int n = pieces(u, m, member);
-    int64_t count = 0;
-    for (int i = 0; i < n; i++) count += box_count(u->piece[i].box);
-    return count;
-}
-
 /* ---- what a round takes ---- */
 
 /* Of a member in a round: elements, and the shape of what it owns, the shorter side first. */
@@ -576,7 +568,7 @@ static void plan_own(Muon *u, BoxTable *t, const MuonMatrix *m, MuonRound *r)
         p->send_at = other ? other->send_at : r->send_count[MUON_BACK];
         if (q == self) continue;
         if (!other) put_member(u, t, m, q, &r->send_count[MUON_BACK]);
-        p->send = elements(u, m, q);
+        p->send = other ? other->send : r->send_count[MUON_BACK] - p->send_at;
     }
     end_range(t, &r->give);
 }
