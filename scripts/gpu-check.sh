@@ -128,7 +128,7 @@ run_tests() {
         line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$tmp/$base.log" | tail -1)
         read -r p _ f _ k _ <<<"${line//,/}"
         [ "$status" != ok ] || { [ -n "$line" ] && [ "$f" -eq 0 ]; } || status=failed
-        [ "$status" = ok ] || tail -15 "$tmp/$base.log"
+        [ "$status" = ok ] || grep -vE '^(ok|skip) |^    skipped' "$tmp/$base.log" | tail -25
         judge "$status"
         row "test $base" "$status" "${line:-no closing line} ($took s)"
         add tests_json "$(object test= "$base" status= "$status" passed "${p:-0}" failed "${f:-0}" skipped "${k:-0}" \

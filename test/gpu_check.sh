@@ -93,6 +93,7 @@ is rates "all(c['gb_s'] > 0 and abs(c['share'] * 360 - c['gb_s']) < 1e-6 for c i
 EMU_DEVICES=1 check_script --tiny --only ranks
 check "one GPU: says so, $(grep 'skipped' out.txt | head -1)" grep -q 'ranks on GPUs: 1 GPU, two or more are needed' out.txt
 is "one GPU" "j['ranks']['status'], j['links'], j['correct']" "('skipped', None, True)"
+check "rooflines at full size lack memory" "$emu/rooflines" --room
 check_script --tiny --only rooflines,steps,cpu_gpu
 check "on the emulator: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt
 is emulated "j['gpu'], len(j['steps']), j['cpu_gpu']['status'], len(j['cpu_gpu']['runs'])" \

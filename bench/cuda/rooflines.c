@@ -4,6 +4,7 @@
  * beat, its floor. share = floor / measured.
  *
  *   rooflines [--json FILE] [--only TEXT] [--autotune] [--seconds S] [--tiny]
+ *   rooflines --room      needs no GPU: fails unless each case fits the memory that is taken for them
  *
  * Measured: CUDA events around each call, the median of many; calls rotate among argument sets that together are
  * several times the L2; a long copy goes ahead, so that the host's launches are not what is timed. FLOP are
@@ -28,7 +29,7 @@ typedef struct {
 } Scale;
 
 static const Scale full = {
-    .arena_bytes = (int64_t)12 << 30,
+    .arena_bytes = (int64_t)14 << 30, /* two matrices of logits, 6.6 GB each, and what is small */
     .copy_bytes = (int64_t)4 << 30,
     .ahead_bytes = (int64_t)1 << 30,
     .gemm = 8192,
@@ -55,7 +56,7 @@ typedef struct {
     const Scale *scale;
     const char *only;
     double seconds; /* of measuring per case */
-    bool autotune, enough;
+    bool autotune, enough, room;
     int64_t cache_bytes; /* L2 */
     double copy_rate, gemm_rate; /* bytes/s, FLOP/s */
     JsonOut json;
@@ -275,6 +276,32 @@ static Err run_model(Bench *b, const Dims *d)
     return ERR_OK;
 }
 
+/* Has the arena room for every case? On a device that holds nothing: without a GPU, in a second. */
+static Err check_room(Bench *b)
+{
+    void *base;
+    TRY(device_open(&b->dev, (DeviceChoice){ .kind = DEVICE_NULL }));
+    TRY(device_alloc(&b->dev, b->scale->arena_bytes, &base));
+    arena_init(&b->arena, "bench", base, b->scale->arena_bytes);
+    int cases = 0;
+    for (int i = 0; i < b->scale->models; i++) {
+        Maker m;
+        TRY(maker_open(&m, &b->dev, &b->arena, &b->scale->model[i], BF16, F32, b->scale->pattern_items));
+        for (int id = 0; id < OP_COUNT; id++)
+            for (int c = 0; c < bench_ops[id]->count; c++, cases++) {
+                AnyArgs args;
+                const ArenaMark before = arena_mark(&b->arena);
+                const Err err = maker_make(&m, (OpId)id, &bench_ops[id]->cases[c], &args);
+                if (err) return err_prefix(err, "%s %s", op_info(id)->name, bench_ops[id]->cases[c].what);
+                arena_release(&b->arena, before);
+            }
+        maker_close(&m);
+        arena_release(&b->arena, 0);
+    }
+    printf("%d cases have room in %.0f GiB\n", cases, (double)b->scale->arena_bytes / (1 << 30));
+    return ERR_OK;
+}
+
 /* ---- ---- */
 
 static Err open_bench(Bench *b)
@@ -326,6 +353,7 @@ static bool parse(int argc, char **argv, Bench *b, const char **json_path)
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(argv[i], "--tiny")) b->scale = &tiny;
         else if (!strcmp(argv[i], "--autotune")) b->autotune = true;
+        else if (!strcmp(argv[i], "--room")) b->room = true;
         else if (!value) return false;
         else if (i++, !strcmp(argv[i - 1], "--json")) *json_path = value;
         else if (!strcmp(argv[i - 1], "--only")) b->only = value;
@@ -341,8 +369,14 @@ int main(int argc, char **argv)
     static char json[JSON_BYTES];
     const char *json_path = NULL;
     if (!parse(argc, argv, &b, &json_path))
-        return fprintf(stderr, "usage: rooflines [--json FILE] [--only TEXT] [--autotune] [--seconds S] [--tiny]\n"), 2;
+        return fprintf(stderr, "usage: rooflines [--json FILE] [--only TEXT] [--autotune] [--seconds S] [--tiny]\n"
+                               "       rooflines --room\n"), 2;
     json_out_init(&b.json, json, sizeof json);
+    if (b.room) {
+        const Err err = check_room(&b);
+        if (err) err_print(err, true);
+        return err_exit_code(err);
+    }
     json_open(&b.json, NULL, '{');
     Err err = run_all(&b);
     json_close(&b.json, '}');
