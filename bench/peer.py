@@ -1,9 +1,11 @@
 """How bench/run.py and its sections run programs and PyTorch, the peer: with two threads, and malloc told to keep its
-memory, which is the faster way to run PyTorch. It is Debian's (python3-torch under /usr/bin/python3)."""
+memory, which is the faster way to run PyTorch: Debian's (python3-torch under /usr/bin/python3), and for whole steps
+PyPI's, too (torch_here.py)."""
 import os
 import subprocess
 import sys
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = "/usr/bin/python3"
 KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
 
@@ -28,6 +30,15 @@ def has_torch():
     return False
 
 
-def torch_ms(script, *words):
+def newest_torch():
+    """The python of PyPI's PyTorch; None, saying so, where it cannot be had."""
+    made = subprocess.run([sys.executable, os.path.join(HERE, "torch_here.py")], capture_output=True, text=True)
+    if made.returncode == 0:
+        return made.stdout.split()[-1]
+    print(f"PyPI's PyTorch is not to be had, its columns are left out: {made.stderr.strip()[-300:]}")
+    return None
+
+
+def torch_ms(script, *words, python=PYTHON):
     """Milliseconds of its steps after the first."""
-    return step_times(run([PYTHON, os.path.join(os.path.dirname(os.path.abspath(__file__)), script), *words], **KEEP))
+    return step_times(run([python, os.path.join(HERE, script), *words], **KEEP))

@@ -8,7 +8,9 @@ the package of that name, runs beside busy neighbours.
 
 Timings on a shared machine mean something as ratios inside one alternating run: the peers take turns, and the
 table gives the ratio of the best and of the median steps. Nothing here asserts a speed.
-Without PyTorch (peer.py) or OpenBLAS that part is left out, saying so.
+Without PyTorch (peer.py) or OpenBLAS that part is left out, saying so. Whole steps: fp32 with each layout's bits
+against Debian's PyTorch and against PyPI's newest (torch_here.py), the better of eager and compiled; bf16 against its
+autocast.
 """
 import argparse
 import datetime
@@ -23,45 +25,57 @@ import mixtures
 import neighbour
 import ranks
 import tokens
-from peer import has_torch, run, step_times, torch_ms
+from peer import has_torch, newest_torch, run, step_times, torch_ms
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"), "bench")
 STEPS = [  # layers, width, heads, batch, context; the ratio to reach
-    ("124M B4 T64", (12, 768, 12, 4, 64), 0.9),
-    ("30M B8 T256", (6, 384, 6, 8, 256), 0.9),
-    ("124M B1 T1024", (12, 768, 12, 1, 1024), 1.1),
+    ("124M B4 T64", (12, 768, 12, 4, 64), 1.25),
+    ("30M B8 T256", (6, 384, 6, 8, 256), 1.25),
+    ("124M B1 T1024", (12, 768, 12, 1, 1024), 1.25),
 ]
 
 
+OURS = ("layout", "run", "bf16")
+NEWEST = [(way, precision) for precision in ("fp32", "bf16") for way in ("eager", "compile")]
+
+
+def faster(times, ours, theirs):
+    """By which factor `ours` is faster than the best of `theirs`: of best steps, and of medians."""
+    peers = [p for p in theirs if p in times]
+    if not peers:
+        return None
+    return {"best": min(min(times[p]) for p in peers) / min(times[ours]),
+            "median": min(statistics.median(times[p]) for p in peers) / statistics.median(times[ours])}
+
+
 def steps_section(rounds, steps):
-    torch, rows = has_torch(), []
+    debian, newest, rows = has_torch(), newest_torch(), []
     for name, shape, goal in STEPS:
-        times = {"layout": [], "run": []}
-        if torch:
-            times["torch"] = []
+        times = {mode: [] for mode in OURS}
         for _ in range(rounds):
-            text = run([f"{BUILD}/bench_step", *shape, steps, "both"])
-            for mode in ("layout", "run"):
+            text = run([f"{BUILD}/bench_step", *shape, steps, ",".join(OURS)])
+            for mode in OURS:
                 times[mode] += step_times(text, mode + " step ")
-            if torch:
-                times["torch"] += torch_ms("torch_gpt.py", *shape, steps)
-        best = {p: min(t) for p, t in times.items()}
-        median = {p: statistics.median(t) for p, t in times.items()}
+            if debian:
+                times.setdefault("debian", []).extend(torch_ms("torch_gpt.py", *shape, steps))
+            for way, precision in NEWEST if newest else []:
+                times.setdefault(f"{way} {precision}", []).extend(
+                    torch_ms("torch_gpt.py", *shape, steps, way, precision, python=newest))
         # neighbouring steps: what else the machine does hits both alike
         over = statistics.median(a / b for a, b in zip(times["layout"], times["run"]))
-        row = {"config": name, "shape": shape, "goal": goal, "best_ms": best, "median_ms": median,
-               "layout_over_run": over}
-        text = f"{name:14} layout {best['layout']:8.1f} / {median['layout']:8.1f} ms (best / median)"
-        text += f"  run {best['run']:8.1f} / {median['run']:8.1f}"
-        if torch:
-            row["speed_best"] = best["torch"] / best["layout"]
-            row["speed_median"] = median["torch"] / median["layout"]
-            text += (f"  torch {best['torch']:8.1f} / {median['torch']:8.1f}"
-                     f"  speed against torch {row['speed_best']:.2f} / {row['speed_median']:.2f} (aim {goal})")
-        text += f"  layout takes {100 * (over - 1):+.1f} % over run"
-        print(text, flush=True)
+        row = {"config": name, "shape": shape, "goal": goal, "best_ms": {p: min(t) for p, t in times.items()},
+               "median_ms": {p: statistics.median(t) for p, t in times.items()}, "layout_over_run": over,
+               "over_debian": faster(times, "layout", ["debian"]),
+               "over_newest": faster(times, "layout", ["eager fp32", "compile fp32"]),
+               "over_newest_bf16": faster(times, "bf16", ["eager bf16", "compile bf16"])}
+        print(f"{name} (aim {goal}): ms a step, best / median; layout takes {100 * (over - 1):+.1f} % over run")
+        for p, t in times.items():
+            print(f"  {p:14} {min(t):8.1f} / {statistics.median(t):8.1f}")
+        for peer in ("over_debian", "over_newest", "over_newest_bf16"):
+            if row[peer]:
+                print(f"  speed {peer:18} {row[peer]['best']:.2f} / {row[peer]['median']:.2f}", flush=True)
         rows.append(row)
     return rows
 

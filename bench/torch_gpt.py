@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The peer of bench_step: the same GPT-2-shaped training step in PyTorch, eager, fp32, on the CPU.
+"""The peer of bench_step: the same GPT-2-shaped training step in PyTorch on the CPU.
 
-  torch_gpt.py LAYERS HIDDEN HEADS BATCH SEQ STEPS
+  torch_gpt.py LAYERS HIDDEN HEADS BATCH SEQ STEPS [eager|compile] [fp32|bf16]
 
-Random tokens, learned positions, biases, tied head, GELU (tanh), AdamW, clip at 1.0, no dropout. Prints one line
-a step and a closing JSON line. Uses scaled_dot_product_attention where this PyTorch has it.
+Random tokens, learned positions, biases, tied head, GELU (tanh), AdamW, clip at 1.0, no dropout. bf16: under autocast.
+Prints one line a step and a closing JSON line. Uses scaled_dot_product_attention and fused AdamW where this PyTorch
+has them.
 """
+import contextlib
 import json
 import statistics
 import sys
@@ -71,15 +73,24 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def train(model, vocab, batch, seq, steps):
+def adamw(model):
+    settings = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    try:
+        return torch.optim.AdamW(model.parameters(), fused=True, **settings)
+    except (TypeError, RuntimeError, AssertionError):  # an older one, which fuses on a GPU alone
+        return torch.optim.AdamW(model.parameters(), **settings)
+
+
+def train(model, vocab, batch, seq, steps, autocast=contextlib.nullcontext):
     """Random tokens, AdamW, clip at 1.0. Prints one line a step and a closing JSON line."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = adamw(model)
     ms = []
     for step in range(steps + 1):
         data = torch.randint(0, vocab, (batch, seq + 1))
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        loss = model(data[:, :-1], data[:, 1:])
+        with autocast():
+            loss = model(data[:, :-1], data[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -96,7 +107,13 @@ def main():
     layers, width, heads, batch, seq, steps = (int(a) for a in sys.argv[1:7])
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    train(Gpt(layers, width, heads, seq), VOCAB, batch, seq, steps)
+    model, autocast = Gpt(layers, width, heads, seq), contextlib.nullcontext
+    if "compile" in sys.argv[7:]:
+        model = torch.compile(model)
+    if "bf16" in sys.argv[7:]:
+        def autocast():
+            return torch.autocast("cpu", dtype=torch.bfloat16)
+    train(model, VOCAB, batch, seq, steps, autocast)
 
 
 if __name__ == "__main__":
