@@ -26,7 +26,7 @@ def pip(python, *words):
 
 
 def requirements(python, package, extras=()):
-    """Of a package that is installed, as pip takes them; without those that another system or another extra asks for."""
+    """Of a package that is installed, as pip takes them; without those of another system or another extra."""
     code = ("import importlib.metadata as m, sys\nfrom pip._vendor.packaging.requirements import Requirement as R\n"
             "for r in map(R, m.requires(sys.argv[1]) or []):\n"
             "    if not r.marker or any(r.marker.evaluate({'extra': e}) for e in sys.argv[2:]):\n"
@@ -51,7 +51,7 @@ def of_cuda(requirement):
 
 
 def missing_library(python):
-    """Its name, as cublas of libcublas.so.13, or a symbol of it that the system's is too old for; None once all is there."""
+    """Its name, as cublas of libcublas.so.13, or a symbol that the system's has not; None once all is there."""
     done = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True)
     if done.returncode == 0:
         return None

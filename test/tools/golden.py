@@ -7,6 +7,7 @@ tokens below; test_golden.c has the same one), exact in float32, so that nothing
 
   golden.json       per case: the model, the batch, the optimizer; losses, gradient norms and learning rates of
                     20 steps; the names and shapes of the parameters in plain order
+                    AUTOCAST: how near PyTorch's own gradients in bfloat16 come to those in float64
   NAME.grad.f32     gradients of the first step's mean loss, before clipping, parameter after parameter
   NAME.final.f32    weights after the last step, likewise
 
@@ -100,6 +101,7 @@ MTPRESET = dict(MTP, vocab=17, eod=3, reset_at_eod=True, moe=dict(MTP["moe"], au
 GRADIENTS_ONLY = ("mtp", "mtp2", "mtpmask", "mtpreset", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
                   "qwen3next", "mla", "deepseekv3", "gptossfull",
                   "mlasinks", "mlagate", "sharedbias", "gemma2", "gemma3", "olmo2")  # no final weights
+AUTOCAST = ("gpt2", "llama", "gptoss")  # of these also autocast_errors
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -272,7 +274,8 @@ class Model:
         d = self.m.get("rope_columns") or C
         frequency, magnitude = self.frequencies(d, local)
         angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency
-        cos, sin = angle.cos() * magnitude, angle.sin() * magnitude
+        wide = next(iter(self.w.values())).dtype
+        cos, sin = (angle.cos() * magnitude).to(wide), (angle.sin() * magnitude).to(wide)
         a, b = x[..., :d // 2], x[..., d // 2:d]
         return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., d:]], -1)
 
@@ -504,6 +507,26 @@ def train(model, o):
     return rows, first
 
 
+def first_gradients(m, kind):
+    """Of the first step by parameter, in float64: computed in it, or in float32 under autocast to bfloat16."""
+    w = {n: weight(n, s).detach().to(kind).requires_grad_() for n, s in shapes(m)}
+    model = Model(m, w)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind != torch.float64):
+        losses, counted = model.losses(torch.tensor([tokens(b, m) for b in range(BATCH)]))
+        loss = model.trained(losses, counted)
+    loss.backward()
+    return [p.grad.double() for p in w.values()]
+
+
+def autocast_errors(m):
+    """How far the gradients of a step under autocast are from those in float64: of each parameter the norm of the
+    difference by the norm, or by a thousandth of that of all; the median of parameters, and the largest."""
+    true, cast = first_gradients(m, torch.float64), first_gradients(m, torch.float32)
+    total = math.sqrt(sum((g * g).sum().item() for g in true))
+    off = [(c - g).norm().item() / max(g.norm().item(), 1e-3 * total) for c, g in zip(cast, true)]
+    return dict(torch=torch.__version__, median=float(numpy.median(off)), largest=max(off))
+
+
 def case(folder, name, m):
     model = Model(m)
     rows, first = train(model, OPTIM)
@@ -513,8 +536,9 @@ def case(folder, name, m):
     print(f"{name}: {first.size} weights, loss {rows[0]['loss']:.6f} -> {rows[-1]['loss']:.6f}, "
           f"norms {min(r['grad_norm'] for r in rows):.3f} to {max(r['grad_norm'] for r in rows):.3f}"
           + (f", experts chosen by {model.margin:.1g} at the least" if "moe" in m else ""))
-    return dict(name=name, model=m, optim=OPTIM, global_batch=BATCH, steps=rows,
-                params=[dict(name=n, shape=list(s)) for n, s in shapes(m)])
+    out = dict(name=name, model=m, optim=OPTIM, global_batch=BATCH, steps=rows,
+               params=[dict(name=n, shape=list(s)) for n, s in shapes(m)])
+    return dict(out, autocast=autocast_errors(m)) if name in AUTOCAST else out
 
 
 def text(c):
