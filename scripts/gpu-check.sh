@@ -119,7 +119,7 @@ mkdir -p "$(dirname "$out")" || exit 2
 tests_json=''
 run_tests() {
     local t base line p f k limit=300 all=("${kernel_tests[@]}")
-    ! $quick || limit=60
+    ! $quick || limit=150 # (ranks that share one GPU take long to start)
     $tiny || $quick || all+=(test/test_cuda_run.sh test/test_cuda_resume.sh)
     say "kernel tests on the device, and the program as a whole"
     for t in "${all[@]}"; do

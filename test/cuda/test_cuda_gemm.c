@@ -30,6 +30,10 @@ static Padded padded(CudaCase *c, DType T, int64_t rows, int64_t cols)
 /* Sums of 16-bit products are exact to fp32 but for their order, and tensor cores cut bits off on the way. */
 static double sum_tolerance(DType T) { return T == F32 ? 1e-5 : 1e-4; }
 
+/* Where rows are not aligned, kernels of the library round the product to 16 bits, and what it is with the bias once more:
+ * seen on an H100, 1.03 units of the last place. */
+static double biased_tolerance(DType T, bool with_bias) { return (with_bias && T != F32 ? 1.5 : 1) * case_tolerance(T); }
+
 static void linear_case(DType T, int64_t N, int64_t O, int64_t I, bool with_bias)
 {
     CudaCase *c = case_open();
@@ -40,7 +44,7 @@ static void linear_case(DType T, int64_t N, int64_t O, int64_t I, bool with_bias
     snprintf(what, sizeof what, "%s N %d O %d I %d bias %d", dtype_name(T), (int)N, (int)O, (int)I, with_bias);
     if (!with_bias) memset(&bias, 0, sizeof bias);
     BOTH(c, linear_fwd, .y = AT(y.view), .x = AT(x.view), .w = AT(w.view), .bias = AT(bias), .leaf = I);
-    pair_check(c, y.whole, case_tolerance(T), "fwd %s", what);
+    pair_check(c, y.whole, biased_tolerance(T, with_bias), "fwd %s", what);
     BOTH(c, linear_dx, .dx = AT(dx.view), .dy = AT(dy.view), .w = AT(w.view), .leaf = O);
     pair_check(c, dx.whole, case_tolerance(T), "dx %s", what);
     for (int i = 0; i < 3; i++) { /* onto what is there, over it, onto that */
