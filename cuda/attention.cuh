@@ -406,11 +406,4 @@ constexpr int SHARED_LEAST = 99 << 10;
 /* What arrays take of it: the dynamic area lies behind them, at a multiple of 1 KiB (common.cuh). */
 constexpr int shared_arrays(size_t bytes) { return static_cast<int>((bytes + 1023) / 1024 * 1024); }
 
-/* Allows the kernel its dynamic shared memory. */
-template <class... P> static Err allow_shared(void (*kernel)(P...), int bytes)
-{
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess) return ERR_OK;
-    return err_set(ERR_DEVICE, "attention: this GPU does not grant '%d' bytes of shared memory to a block", bytes);
-}
-
 #endif

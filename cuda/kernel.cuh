@@ -118,6 +118,13 @@ template <class T, bool WIDE> __device__ __forceinline__ void store_pack(T *p, c
     }
 }
 
+/* Allows the kernel its dynamic shared memory. */
+template <class... P> static Err allow_shared(void (*kernel)(P...), int bytes)
+{
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess) return ERR_OK;
+    return err_set(ERR_DEVICE, "this GPU does not grant '%d' bytes of shared memory to a block", bytes);
+}
+
 /* Rows of a tensor as a kernel sees them. */
 template <class T> struct Rows {
     T *data;

@@ -12,7 +12,7 @@
  *           thread block per 1024 packs of a row, 4 packs a thread. Rows may begin anywhere: columns before the
  *           first 16-byte boundary and after the last are taken one by one.
  *           xent_loss: a thread per row, blocks of all ranks in ascending order. loss_sum: integers, so the
- *           order of its atomics does not matter. xent_row: a thread block of up to 1024 per row, which it reads as
+ *           order of its atomics does not matter. xent_row: a thread block of up to 512 per row, which it reads as
  *           xent_stats does, in one block of columns, and then again for the gradient: from L2, which holds the rows
  *           under way (264 of 100 KB, 27 MB, with 50,304 columns of bf16 on 132 multiprocessors).
  * Traffic   a logit of bf16 is read by xent_stats (2 bytes), read and written by xent_bwd (4): for 8,192 rows of
@@ -26,7 +26,8 @@
 #include "kernel.cuh"
 
 constexpr int XENT_PACKS = 4;
-constexpr int STATS_THREADS_MOST = 512, ROW_THREADS_MOST = 1024;
+constexpr int STATS_THREADS_MOST = 512, ROW_THREADS_MOST = 512;
+constexpr int ROW_BLOCKS = 2; /* rows that a multiprocessor works on at once: one is read while another is written */
 constexpr int BWD_THREADS = 256, BWD_BLOCK = BWD_THREADS * XENT_PACKS;
 constexpr int ROW_THREADS = 128, SUM_THREADS = 256, SUM_BLOCKS_MOST = 64;
 
@@ -335,7 +336,8 @@ struct RowArgs {
     float weight, softcap;
 };
 
-template <class T> __global__ void __launch_bounds__(ROW_THREADS_MOST) xent_row_kernel(RowArgs a, Rows<T> logits)
+template <class T>
+__global__ void __launch_bounds__(ROW_THREADS_MOST, ROW_BLOCKS) xent_row_kernel(RowArgs a, Rows<T> logits)
 {
     SHARED(float, part, [ROW_THREADS_MOST / WARP]);
     const int64_t row = blockIdx.x;

@@ -6,12 +6,13 @@
  *         dw += sum_n dy * xhat,  db += sum_n dy,  dsum += sum_n dx (the gradient of a bias in the sum that x is)
  *
  * Mapping   8 lanes, a warp or a block to a row, by its width (RowPart). Rows are taken as packs of 16 bytes, all loads
- *           of a batch of packs before the first is used. They stay in registers where they fit; bwd reads rows of 1,024
- *           to 2,048 columns (bf16; fp32 half of that) again from L1; rows that are not aligned, or wider than 16,384,
- *           go element by element. bwd has the next rows brought to L2 while it works on these.
- *           bwd: a block takes a slice of rows, 8 or 32 at a time, and after each such handful adds its columns
- *           to dw, db and dsum while L1 and L2 have them; a second kernel adds the slices. Rows of more than 256 packs
- *           leave the sums to a kernel of their own. Slices depend on the shape alone, all sums run in a fixed order.
+ *           of a batch of packs before the first is used. They stay in registers where they fit; rows that are not
+ *           aligned, or wider than 16,384, go element by element.
+ *           bwd, rows of at most 256 packs: a block takes a slice of rows, 8 or 32 at a time, into shared memory, and
+ *           reads them there for the rows' sums, for dx, and by columns for dw and db; dsum adds up dx while L1 and L2
+ *           have it. A second kernel adds the slices. As many slices as blocks that an H100 runs at once. Wider rows: a
+ *           block each, and a kernel of its own for the slices. Slices depend on the shape alone, all sums run in a
+ *           fixed order.
  * Traffic   bytes per element with bf16, and the time for 65,536 x 768 at 4.3 TB/s:
  *             fwd   read x, write y                   4     47 us
  *             residual_norm_fwd  read residual, x, write sum, y    8    94 us    (apart 10)
@@ -30,8 +31,10 @@ constexpr int NORM_KEPT = 32;       /* elements of the row that each of them hol
 
 constexpr int NORM_WIDEST = 1 << 20; /* of norm_bwd: its slices' sums fit the workspace */
 constexpr int RESIDENT = 2;          /* blocks of rows by lanes on a multiprocessor, at least: 128 registers a thread */
+constexpr int STAGED_MOST = 4;       /* the same of norm_bwd, whose rows lie in shared memory, at most: 64 registers */
 constexpr int GRAD_PACKS = 32;       /* of a block's columns in norm_grad_kernel, at most */
-constexpr int GRAD_BLOCKS = 528;     /* that slices are chosen for: 4 an SM of an H200 */
+constexpr int GRAD_BLOCKS = 528;     /* that slices are chosen for: 4 an SM of an H100 */
+constexpr int STAGED_BYTES = 220 << 10; /* of shared memory on one, for as many blocks as find room there at once */
 constexpr int GRAD_ROWS = 32;        /* of a slice in norm_grad_kernel, at least */
 constexpr int SUM_THREADS = 16;      /* of a column, adding slices */
 
@@ -323,8 +326,8 @@ template <class T, bool WIDE> struct GradSums {
             for (int i = 0; i < COUNT; i++) sum[2][i] += to_float(v.v[i]);
         }
     }
-    __device__ __forceinline__ void add(Rows<const T> dy, GroupedRows<const T> x, NormStats stats,
-                                        int64_t begin, int64_t end)
+    template <class X>
+    __device__ __forceinline__ void add(Rows<const T> dy, const X &x, NormStats stats, int64_t begin, int64_t end)
     {
         if (left <= 0) return;
 #pragma unroll 4
@@ -410,14 +413,86 @@ __global__ void __launch_bounds__(WARP *SUM_THREADS)
     to[column] = fresh ? total : to[column] + total;
 }
 
-/* ---- backward ---- */
+/* ---- backward: rows by lanes ---- */
+
+/* One row, by LANES threads: dx of it. Each reads of x and d what it has copied there itself; packs 0: no row. */
+template <class T, int LANES>
+__device__ __forceinline__ void norm_bwd_row(T *dx, bool fresh, const T *x, const T *d, const T *w, int packs,
+                                             float mean, float rstd, bool centred, int D)
+{
+    typedef Pack<T> P;
+    const int lane = threadIdx.x % LANES;
+    float sum_g = 0, sum_gh = 0;
+    for (int k = lane; k < packs; k += LANES) {
+        const P vx = load16(x + k * P::COUNT), vd = load16(d + k * P::COUNT), scale = load16(w + k * P::COUNT);
+        for (int i = 0; i < P::COUNT; i++) {
+            const float g = to_float(vd.v[i]) * to_float(scale.v[i]);
+            sum_g += g;
+            sum_gh = fmaf(g, (to_float(vx.v[i]) - mean) * rstd, sum_gh);
+        }
+    }
+    for (int i = LANES / 2; i > 0; i /= 2) {
+        sum_g += __shfl_xor_sync(ALL_LANES, sum_g, i);
+        sum_gh += __shfl_xor_sync(ALL_LANES, sum_gh, i);
+    }
+    const float mean_g = centred ? sum_g / D : 0, mean_gh = sum_gh / D;
+    for (int k = lane; k < packs; k += LANES) {
+        const P vx = load16(x + k * P::COUNT), vd = load16(d + k * P::COUNT), scale = load16(w + k * P::COUNT);
+        P sum = fresh ? P() : load16(dx + k * P::COUNT);
+        for (int i = 0; i < P::COUNT; i++) {
+            const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
+            sum.v[i] = from_float<T>(fmaf(rstd, fmaf(-h, mean_gh, g - mean_g), to_float(sum.v[i])));
+        }
+        store16(dx + k * P::COUNT, sum);
+    }
+}
+
+/*
+ * The rows of a slice in turn, as many at a time as the block has LANES of: x and dy of them are brought to shared
+ * memory, from where they are read three times, for the row's sums, for dx, and by columns for dw and db.
+ */
+template <class T, int LANES>
+__global__ void __launch_bounds__(NORM_THREADS, STAGED_MOST)
+    norm_bwd_rows_kernel(GroupedRows<T> dx, bool fresh, Rows<const T> dy, GroupedRows<const T> x, const T *w,
+                         NormStats stats, NormSlices to, RowCount count, int D)
+{
+    constexpr int AT_ONCE = NORM_THREADS / LANES, COUNT = Pack<T>::COUNT;
+    DYNAMIC_SHARED(T, staged); /* [x, dy][AT_ONCE][D] */
+    const int row = threadIdx.x / LANES, lane = threadIdx.x % LANES, all = D / COUNT;
+    T *own_x = staged + row * D, *own_d = own_x + AT_ONCE * D;
+    const int64_t rows = rows_in_use(count), begin = blockIdx.x * to.rows;
+    const int64_t end = begin + to.rows < rows ? begin + to.rows : rows;
+    GradSums<T, true> sums;
+    sums.start(to.across, 0, D);
+    for (int64_t first = begin; first < end; first += AT_ONCE) { /* the same for all threads of the block */
+        const int64_t n = first + row, stop = first + AT_ONCE < end ? first + AT_ONCE : end;
+        const int packs = n < end ? all : 0;
+        for (int k = lane; k < packs; k += LANES) {
+            cp_async_16(own_x + k * COUNT, x.at(n) + k * COUNT);
+            cp_async_16(own_d + k * COUNT, dy.at(n) + k * COUNT);
+            if (!fresh) prefetch_l2(dx.at(n) + k * COUNT);
+        }
+        cp_async_commit();
+        const float rstd = packs ? stats.rstd[n] : 0, mean = packs && stats.mean ? stats.mean[n] : 0;
+        cp_async_wait<0>();
+        norm_bwd_row<T, LANES>(dx.at(n), fresh, own_x, own_d, w, packs, mean, rstd, stats.mean != nullptr, D);
+        __syncthreads(); /* x and dy of all rows are there, their dx is written */
+        sums.add(Rows<const T>{ staged + (AT_ONCE - first) * D, D }, Rows<const T>{ staged - first * D, D }, stats,
+                 first, stop);
+        if (to.wanted > 2) sums.add_results(dx, first, stop);
+        __syncthreads(); /* before the next rows arrive */
+    }
+    sums.finish(to.partial + blockIdx.x * to.wanted * static_cast<int64_t>(D), D, D, to.wanted);
+}
+
+/* ---- backward: a row by a block ---- */
 
 /* use(k, packs k of x, dy and w) for all k of a row, batch by batch. */
-template <class T, int LANES, int PACKS, bool WIDE, class Use>
-__device__ __forceinline__ void norm_bwd_packs(RowPart<T, LANES, PACKS, WIDE> &px, RowPart<T, LANES, PACKS, WIDE> &pd,
+template <class T, int PACKS, bool WIDE, class Use>
+__device__ __forceinline__ void norm_bwd_packs(RowPart<T, 0, PACKS, WIDE> &px, RowPart<T, 0, PACKS, WIDE> &pd,
                                                const T *w, const Use &use)
 {
-    typedef RowPart<T, LANES, PACKS, WIDE> Part;
+    typedef RowPart<T, 0, PACKS, WIDE> Part;
     for (int first = 0; first < px.packs(); first += Part::BATCH) {
         px.get_batch(first);
         pd.get_batch(first);
@@ -427,14 +502,22 @@ __device__ __forceinline__ void norm_bwd_packs(RowPart<T, LANES, PACKS, WIDE> &p
     }
 }
 
-/* One row: dx of it. */
-template <class T, int LANES, int PACKS, bool WIDE>
-__device__ __forceinline__ void norm_bwd_row(RowPart<T, LANES, PACKS, WIDE> &px,
-                                             RowPart<T, LANES, PACKS, WIDE> &pd, T *dx, bool fresh, const T *w,
-                                             float mean, float rstd, bool centred, int D, float *part)
+/* dx of row blockIdx.x; another kernel sums dw and db. */
+template <class T, int PACKS, bool WIDE>
+__global__ void __launch_bounds__(NORM_BLOCK_MAX)
+    norm_bwd_kernel(GroupedRows<T> dx, bool fresh, Rows<const T> dy, GroupedRows<const T> x, const T *w,
+                    NormStats stats, RowCount count, int D)
 {
-    typedef RowPart<T, LANES, PACKS, WIDE> Part;
+    typedef RowPart<T, 0, PACKS, WIDE> Part;
     typedef Pack<T> P;
+    SHARED(float, part, [WARP]);
+    const int64_t n = blockIdx.x;
+    if (n >= rows_in_use(count)) return;
+    Part px, pd;
+    px.load(x.at(n), D);
+    pd.load(dy.at(n), D);
+    if (!fresh) px.prefetch(dx.at(n));
+    const float rstd = stats.rstd[n], mean = stats.mean ? stats.mean[n] : 0;
     float sum_g = 0, sum_gh = 0;
     norm_bwd_packs(px, pd, w, [&](int, P vx, P vd, P scale) {
         for (int i = 0; i < Part::COUNT; i++) { /* beyond the row g is 0 */
@@ -443,57 +526,15 @@ __device__ __forceinline__ void norm_bwd_row(RowPart<T, LANES, PACKS, WIDE> &px,
             sum_gh = fmaf(g, (to_float(vx.v[i]) - mean) * rstd, sum_gh);
         }
     });
-    const float mean_g = centred ? Part::sum(sum_g, part) / D : 0, mean_gh = Part::sum(sum_gh, part) / D;
+    const float mean_g = stats.mean ? Part::sum(sum_g, part) / D : 0, mean_gh = Part::sum(sum_gh, part) / D;
     norm_bwd_packs(px, pd, w, [&](int k, P vx, P vd, P scale) {
-        P sum = fresh ? P() : px.read(dx, k);
+        P sum = fresh ? P() : px.read(dx.at(n), k);
         for (int i = 0; i < Part::COUNT; i++) {
             const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
             sum.v[i] = from_float<T>(fmaf(rstd, fmaf(-h, mean_gh, g - mean_g), to_float(sum.v[i])));
         }
-        px.write(dx, k, sum);
+        px.write(dx.at(n), k, sum);
     });
-}
-
-/*
- * The rows of a slice in turn, as many at a time as the block holds; and (a row being at most one pack of each
- * thread) the same rows once more for dw and db while L1 has them.
- */
-template <class T, int LANES, int PACKS, bool WIDE>
-__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? RESIDENT : 1)
-    norm_bwd_kernel(GroupedRows<T> dx, bool fresh, Rows<const T> dy, GroupedRows<const T> x, const T *w,
-                    NormStats stats, NormSlices to, RowCount count, int D)
-{
-    typedef RowPart<T, LANES, PACKS, WIDE> Part;
-    SHARED(float, part, [WARP]);
-    const int lanes = Part::lanes(), step = blockDim.x / lanes;
-    const int64_t rows = rows_in_use(count), begin = blockIdx.x * to.rows;
-    const int64_t end = begin + to.rows < rows ? begin + to.rows : rows;
-    GradSums<T, WIDE> sums;
-    if constexpr (LANES > 0) sums.start(to.across, 0, D);
-    for (int64_t first = begin; first < end; first += step) { /* the same for all threads of the block */
-        const int64_t n = first + threadIdx.x / lanes;
-        const bool used = n < end;
-        Part px, pd;
-        px.load(x.at(n), used ? D : 0);
-        pd.load(dy.at(n), used ? D : 0);
-        if (!fresh) px.prefetch(dx.at(n));
-        if (n + step < end) {
-            px.prefetch(x.at(n + step));
-            px.prefetch(dy.at(n + step));
-        }
-        const float rstd = used ? stats.rstd[n] : 0, mean = used && stats.mean ? stats.mean[n] : 0;
-        norm_bwd_row(px, pd, dx.at(n), fresh, w, mean, rstd, stats.mean != nullptr, D, part);
-        if constexpr (LANES > 0) {
-            const int64_t stop = first + step < end ? first + step : end;
-            sums.add(dy, x, stats, first, stop);
-            if (to.wanted > 2) {
-                __syncthreads(); /* dx of these rows is written */
-                sums.add_results(dx, first, stop);
-            }
-        }
-    }
-    if constexpr (LANES > 0)
-        sums.finish(to.partial + blockIdx.x * to.wanted * static_cast<int64_t>(D), D, D, to.wanted);
 }
 
 /* Slices of at least `least` rows, about `slices` of them: a matter of the shape alone. */
@@ -529,39 +570,57 @@ template <class T> static void launch_norm_grad(Stream *s, const norm_bwd_args *
                static_cast<int>(D));
 }
 
-template <class T> struct NormBwd {
-    Stream *s;
-    const norm_bwd_args *a;
-    bool wide;
-    template <int LANES, int PACKS, bool WIDE> void run(int64_t threads) const
-    {
-        /* two rows of 8 packs, and two long fp32 rows, are too much for registers */
-        constexpr int KEPT = PACKS == 8 || (LANES == 0 && sizeof(T) == 4) ? 0 : PACKS;
-        const int64_t N = a->x.dim[0], D = a->x.dim[1];
-        NormSlices to;
-        if constexpr (LANES > 0)
-            to = norm_slices(s, N, NORM_THREADS / LANES, GRAD_BLOCKS, power_of_two(D / Pack<T>::COUNT));
-        else to = NormSlices{ nullptr, 1, static_cast<int>(positive(N)), 0, 2 };
-        to.wanted = norm_sums(a);
-        LAUNCH((norm_bwd_kernel<T, LANES, KEPT, WIDE>), static_cast<unsigned>(to.count),
-               static_cast<unsigned>(threads), 0, cuda_stream(s), grouped_rows_of<T>(a->dx), a->fresh_dx != 0,
-               rows_of<const T>(a->dy), grouped_rows_of<const T>(a->x), data_of<const T>(a->w), norm_stats(a->mean, a->rstd), to,
-               row_count(a->dx, a->dy), static_cast<int>(D));
-        if (LANES == 0) launch_norm_grad<T>(s, a, wide, &to);
-        const NormGrads grads = { { data_of<float>(a->dw), data_of<float>(a->db), data_of<float>(a->dsum) },
-                                  { a->fresh != 0, a->fresh != 0, a->fresh_sum != 0 } };
-        const unsigned which = to.wanted > 2 ? 3 : a->db.data ? 2 : 1;
-        LAUNCH(norm_grad_sum_kernel, dim3(static_cast<unsigned>(ceil_div(D, WARP)), which), dim3(WARP, SUM_THREADS), 0,
-               cuda_stream(s), grads, reinterpret_cast<float *>(s->dev->workspace), to.count, to.wanted,
-               static_cast<int>(D));
-    }
-};
-
-template <class T> static void launch_norm_bwd(Stream *s, const norm_bwd_args *a)
+/* Slices' sums into dw, db and dsum. */
+static void launch_norm_grad_sum(Stream *s, const norm_bwd_args *a, const NormSlices &from)
 {
+    const NormGrads grads = { { data_of<float>(a->dw), data_of<float>(a->db), data_of<float>(a->dsum) },
+                              { a->fresh != 0, a->fresh != 0, a->fresh_sum != 0 } };
+    const unsigned which = from.wanted > 2 ? 3 : a->db.data ? 2 : 1;
+    const int64_t D = a->x.dim[1];
+    LAUNCH(norm_grad_sum_kernel, dim3(static_cast<unsigned>(ceil_div(D, WARP)), which), dim3(WARP, SUM_THREADS), 0,
+           cuda_stream(s), grads, from.partial, from.count, from.wanted, static_cast<int>(D));
+}
+
+template <class T, int LANES> static Err launch_norm_bwd_rows(Stream *s, const norm_bwd_args *a)
+{
+    const int64_t D = a->x.dim[1], at_once = NORM_THREADS / LANES, bytes = 2 * at_once * D * sizeof(T);
+    const int64_t room = STAGED_BYTES / (bytes + NORM_THREADS * Pack<T>::COUNT * 4);
+    const int64_t slices = GRAD_BLOCKS / STAGED_MOST * (room < STAGED_MOST ? room : STAGED_MOST);
+    NormSlices to = norm_slices(s, a->x.dim[0], at_once, slices, power_of_two(D / Pack<T>::COUNT));
+    to.wanted = norm_sums(a);
+    TRY(allow_shared((norm_bwd_rows_kernel<T, LANES>), static_cast<int>(bytes)));
+    LAUNCH((norm_bwd_rows_kernel<T, LANES>), static_cast<unsigned>(to.count), NORM_THREADS, static_cast<size_t>(bytes),
+           cuda_stream(s), grouped_rows_of<T>(a->dx), a->fresh_dx != 0, rows_of<const T>(a->dy),
+           grouped_rows_of<const T>(a->x), data_of<const T>(a->w), norm_stats(a->mean, a->rstd), to,
+           row_count(a->dx, a->dy), static_cast<int>(D));
+    launch_norm_grad_sum(s, a, to);
+    return ERR_OK;
+}
+
+/* PACKS of a thread; 0: more than registers hold, read again each time. */
+template <class T, int PACKS, bool WIDE>
+static void launch_norm_bwd_blocks(Stream *s, const norm_bwd_args *a, int64_t threads)
+{
+    const int D = static_cast<int>(a->x.dim[1]);
+    NormSlices to;
+    LAUNCH((norm_bwd_kernel<T, PACKS, WIDE>), positive(a->x.dim[0]), static_cast<unsigned>(threads), 0, cuda_stream(s),
+           grouped_rows_of<T>(a->dx), a->fresh_dx != 0, rows_of<const T>(a->dy), grouped_rows_of<const T>(a->x),
+           data_of<const T>(a->w), norm_stats(a->mean, a->rstd), row_count(a->dx, a->dy), D);
+    launch_norm_grad<T>(s, a, WIDE, &to);
+    launch_norm_grad_sum(s, a, to);
+}
+
+template <class T> static Err launch_norm_bwd(Stream *s, const norm_bwd_args *a)
+{
+    constexpr int KEPT = NORM_KEPT / Pack<T>::COUNT;
     const bool wide = rows_aligned(a->dx) && rows_aligned(a->dy) && rows_aligned(a->x) && rows_aligned(a->w);
-    const NormBwd<T> launch = { s, a, wide };
-    norm_choose<T>(launch, wide ? a->x.dim[1] / Pack<T>::COUNT : 0);
+    const int64_t packs = a->x.dim[1] / Pack<T>::COUNT;
+    if (wide && packs > 0 && packs <= 2 * 8) return launch_norm_bwd_rows<T, 8>(s, a);
+    if (wide && packs > 0 && packs <= 8 * WARP) return launch_norm_bwd_rows<T, WARP>(s, a);
+    if (!wide || packs == 0 || packs > KEPT * NORM_BLOCK_MAX) launch_norm_bwd_blocks<T, 0, false>(s, a, NORM_THREADS);
+    else /* (two long fp32 rows are too much for registers) */
+        launch_norm_bwd_blocks<T, sizeof(T) == 4 ? 0 : KEPT, true>(s, a, ceil_div(packs, KEPT * WARP) * WARP);
+    return ERR_OK;
 }
 
 extern "C" Err cuda_norm_bwd(Stream *s, const norm_bwd_args *a)
@@ -569,6 +628,6 @@ extern "C" Err cuda_norm_bwd(Stream *s, const norm_bwd_args *a)
     if (a->dw.dtype != F32) return err_set(ERR_SHAPE, "norm_bwd: gradients are fp32 on CUDA");
     if (a->x.dim[1] > NORM_WIDEST)
         return err_set(ERR_SHAPE, "norm_bwd: %lld columns", static_cast<long long>(a->x.dim[1]));
-    DISPATCH(a->x.dtype, launch_norm_bwd<T>(s, a));
+    DISPATCH(a->x.dtype, TRY(launch_norm_bwd<T>(s, a)));
     return ERR_OK;
 }

@@ -8,7 +8,7 @@ build=${BUILD:-build}
 out=$build/bundle
 limit_mb=50
 rm -rf "$out"
-mkdir -p "$out"/{gpu,lib,scripts,test,bench,config,docs,data}
+mkdir -p "$out"/{gpu,lib,scripts,test/tools,bench,config,docs,data}
 
 strip -o "$out/megatrain" megatrain
 strip -o "$out/gpu/programs" "$build/gpu/programs"
@@ -18,6 +18,7 @@ done
 
 cp scripts/gpu-check.sh scripts/launch.sh "$out/scripts/"
 cp test/gpu_steps.sh test/gpu_ranks.sh test/cuda_runs.sh test/test_cuda_{run,resume}.sh test/lib.sh "$out/test/"
+cp test/tools/npy.py "$out/test/tools/"
 cp bench/torch_gpu.py "$out/bench/"
 cp -r config/*.ini config/devices "$out/config/"
 cp docs/gpu.md "$out/docs/"
