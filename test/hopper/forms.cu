@@ -489,11 +489,12 @@ static void advances()
                 check(c);
                 if (!c.b.down) c.column = 8, check(c);
             }
-    for (int lead : { 0, 16, 0x3fff0 }) {
-        Case c;
-        c.lead = lead, c.depth = 128;
-        check(c);
-    }
+    for (int lead : { 0, 16, 0x3fff0 })
+        for (int span : { 128, 64, 32 }) {
+            Case c;
+            c.a.swizzle = c.b.swizzle = span, c.lead = lead, c.depth = 128;
+            check(c);
+        }
     if (getenv("EMU_FORMS")) return;
     /* tiles that do not begin where the swizzle's pattern does: told, not judged (the emulator stops) */
     for (int span : { 128, 64, 32 })
@@ -573,13 +574,13 @@ struct At {
     int c[4];
 };
 
-template <int RANK> __global__ void __launch_bounds__(128) load_kernel(TENSOR_MAP(map), At at, int shift, int bytes, uint16_t *out, uint32_t *address)
+template <int RANK> __global__ void __launch_bounds__(128) load_kernel(TENSOR_MAP(map), At at, int shift, int bytes, int room, uint16_t *out, uint32_t *address)
 {
 #if HOPPER
     DYNAMIC_SHARED(unsigned char, memory);
     SHARED(Barrier, full, [2]);
     uint16_t *tile = reinterpret_cast<uint16_t *>(memory + shift);
-    for (int i = threadIdx.x; i < bytes / 2; i += 128) tile[i] = 0xdead;
+    for (int i = threadIdx.x; i < room / 2; i += 128) tile[i] = 0xdead;
     proxy_fence();
     if (threadIdx.x == 0) {
         barrier_init(full, 1);
@@ -595,7 +596,7 @@ template <int RANK> __global__ void __launch_bounds__(128) load_kernel(TENSOR_MA
         *address = shared_address(tile);
     }
     barrier_wait(full, 0);
-    for (int i = threadIdx.x; i < bytes / 2; i += 128) out[i] = tile[i];
+    for (int i = threadIdx.x; i < room / 2; i += 128) out[i] = tile[i];
 #endif
 }
 
@@ -614,9 +615,9 @@ static void edge(const std::vector<int> &dim, const std::vector<int> &box, const
     At c = {};
     for (size_t i = 0; i < rank; i++) c.c[i] = at[i];
     const TensorMap map = map_of(from, dim, box, swizzle);
-    if (rank == 2) LAUNCH(load_kernel<2>, 1, 128, 40000, 0, map, c, shift, total * 2, out, address);
-    if (rank == 3) LAUNCH(load_kernel<3>, 1, 128, 40000, 0, map, c, shift, total * 2, out, address);
-    if (rank == 4) LAUNCH(load_kernel<4>, 1, 128, 40000, 0, map, c, shift, total * 2, out, address);
+    if (rank == 2) LAUNCH(load_kernel<2>, 1, 128, 40000, 0, map, c, shift, total * 2, total * 2, out, address);
+    if (rank == 3) LAUNCH(load_kernel<3>, 1, 128, 40000, 0, map, c, shift, total * 2, total * 2, out, address);
+    if (rank == 4) LAUNCH(load_kernel<4>, 1, 128, 40000, 0, map, c, shift, total * 2, total * 2, out, address);
     const auto got = from_device(out, static_cast<size_t>(total));
     const uint32_t base = from_device(address, 1)[0];
     int bad = 0, first = 0, want_first = 0;
@@ -638,6 +639,31 @@ static void edge(const std::vector<int> &dim, const std::vector<int> &box, const
     for (void *p : { static_cast<void *>(from), static_cast<void *>(out), static_cast<void *>(address) }) need(cudaFree(p), "cudaFree");
 }
 
+/* Rows of a box that are shorter than the swizzle's: told, one behind the other or each in a row of the swizzle. */
+static void narrow(int swizzle, int width)
+{
+    enum { ROWS_OF_BOX = 12 };
+    if (!next_case("TMA of rows of %d elements, swizzle %d", width, swizzle)) return;
+    const int room = ROWS_OF_BOX * swizzle;
+    std::vector<uint16_t> data(80 * 20);
+    for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint16_t>(i + 1);
+    uint16_t *from = on_device(data), *out = on_device(std::vector<uint16_t>(static_cast<size_t>(room / 2)));
+    uint32_t *address = on_device(std::vector<uint32_t>(1));
+    const TensorMap map = map_of(from, { 80, 20 }, { width, ROWS_OF_BOX }, swizzle);
+    At at = {};
+    LAUNCH(load_kernel<2>, 1, 128, 40000, 0, map, at, 0, ROWS_OF_BOX * width * 2, room, out, address);
+    const auto got = from_device(out, static_cast<size_t>(room / 2));
+    bool right[2] = { true, true };
+    for (int r = 0; r < ROWS_OF_BOX; r++)
+        for (int x = 0; x < width; x++)
+            for (int apart = 0; apart < 2; apart++) {
+                const int at_byte = r * (apart ? swizzle : 2 * width) + 2 * x;
+                right[apart] = right[apart] && got[swizzled(static_cast<uint32_t>(at_byte), swizzle) / 2] == r * 80 + x + 1;
+            }
+    printf("  told: rows of %d bytes in a swizzle of %d: %s\n", 2 * width, swizzle,
+           right[0] ? "one behind the other" : right[1] ? "each in a row of the swizzle" : "elsewhere");
+}
+
 static void edges()
 {
     for (int swizzle : spans) {
@@ -654,6 +680,10 @@ static void edges()
         for (int shift : { 128, 256, 512 }) edge({ 80, 20 }, { w, 12 }, { 8, 2 }, swizzle, shift, true);
     }
     edge({ 8, 4 }, { 8, 4 }, { 0, 0 }, 0, 0, false); /* strides of 16 bytes */
+    if (getenv("EMU_FORMS")) return;
+    narrow(128, 32);
+    narrow(128, 48);
+    narrow(64, 16);
 }
 
 /* ---- rings of stages, registers handed over, warpgroups in turns ---- */
