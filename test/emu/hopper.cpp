@@ -38,11 +38,12 @@ struct Load {
     Site site;
 };
 
-/* Of a copy (load >= 0) or of products of some warps. */
+/* Of a copy or, without one, of products of some warps. In random orders the slow ones wait until no thread can go on. */
 struct Event {
     Load *load;
     int warpgroup;
     uint32_t warps;
+    bool slow;
 };
 
 struct NamedBarrier {
@@ -92,7 +93,12 @@ static void copy_bytes(void *to, const void *from, size_t size)
     asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(size)::"memory");
 }
 
-/* Memory handed out since the last call counts as shown: it is new. */
+static void fill_new(void *p, size_t size) /* as shared_begin() leaves it */
+{
+    asm volatile("rep stosb" : "+D"(p), "+c"(size) : "a"(0xff) : "memory");
+}
+
+/* What was stored in memory handed out since the last call is not shown. */
 static void cover()
 {
     const size_t extent = shared_extent();
@@ -102,7 +108,7 @@ static void cover()
         block_state.shadow = static_cast<unsigned char *>(p);
     }
     if (extent > block_state.shown)
-        copy_bytes(block_state.shadow + block_state.shown, shared_base() + block_state.shown, extent - block_state.shown);
+        fill_new(block_state.shadow + block_state.shown, extent - block_state.shown);
     block_state.shown = extent;
 }
 
@@ -225,6 +231,12 @@ void mbarrier_wait(uint64_t *b, int parity, Site at)
 
 /* ---- copies ---- */
 
+static void add_event(Event e)
+{
+    e.slow = random_order() && random_bits() % 2;
+    block_state.events.push_back(e);
+}
+
 static const MapBits &bits_of(const TensorMap &map, const char *what, Site at)
 {
     const MapBits &m = *reinterpret_cast<const MapBits *>(&map);
@@ -256,7 +268,7 @@ void tma_load(void *to, const TensorMap &map, uint64_t *b, const int *c, int ran
     if (!p.ready) fail("%s at %s:%d: barriers_ready() was left out behind barrier_init", what, at.file, at.line);
     l->barrier = static_cast<int>(static_cast<uint32_t>(*b)), l->phase = p.phases;
     cover();
-    block_state.events.push_back(Event{ l, 0, 0 });
+    add_event(Event{ l, 0, 0, false });
     hopper_chance();
     give_way();
 }
@@ -311,7 +323,7 @@ static bool land(Load &l)
 void product_event(int warpgroup, uint32_t warps)
 {
     cover();
-    block_state.events.push_back(Event{ nullptr, warpgroup, warps });
+    add_event(Event{ nullptr, warpgroup, warps, false });
 }
 
 static void happen(size_t i)
@@ -337,12 +349,14 @@ bool hopper_event()
 
 void hopper_chance()
 {
-    if (random_order() && !block_state.events.empty() && random_bits() % 4 == 0) hopper_event();
+    if (!random_order() || block_state.events.empty() || random_bits() % 16) return;
+    const size_t i = random_bits() % block_state.events.size();
+    if (!block_state.events[i].slow) happen(i);
 }
 
 void give_way()
 {
-    if (random_order() && random_bits() % 8 == 0) pass_on();
+    if (random_order() && random_bits() % 4 == 0) pass_on();
 }
 
 /* ---- named barriers ---- */

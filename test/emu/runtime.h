@@ -200,8 +200,11 @@ template <Half TYPE> float from_half(uint32_t bits)
 
 /* ---- rounding (round.cpp) ---- */
 
-/* A sum as tensor cores form it: each number cut off at 2^-24 of the largest, the sum toward zero. */
-float chip_sum(const double *x, int count);
+/*
+ * c and `count` products, at most 16, as tensor cores add them: each cut off at 2^-25 of the largest (2^-24 on GPUs that
+ * are no H100), a product as large as its factors' exponents say, the sum toward zero.
+ */
+float chip_sum(float c, const float *a, int a_step, const float *b, int b_step, int count);
 
 /* ---- memory (memory.cpp) ---- */
 

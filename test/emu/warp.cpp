@@ -409,11 +409,8 @@ struct Fragments {
 static void multiply_as_chip(float d[16][8], const float a[16][16], const float b[16][8])
 {
     for (int row = 0; row < 16; row++)
-        for (int column = 0; column < 8; column++) {
-            double x[17] = { d[row][column] };
-            for (int k = 0; k < 16; k++) x[k + 1] = static_cast<double>(a[row][k]) * b[k][column];
-            d[row][column] = chip_sum(x, 17);
-        }
+        for (int column = 0; column < 8; column++)
+            d[row][column] = chip_sum(d[row][column], a[row], 1, &b[0][column], 8, 16);
 }
 
 /* d (16 x 8) += a (16 x 16) b (16 x 8). Layout of the fragments: cuda/common.cuh. */

@@ -1,7 +1,7 @@
 /*
  * Products of warpgroups (wgmma). Threads ask one by one; a product is done when all 128 have asked for the same, with
  * equal descriptors, in the same order, and its group is committed. It then is an event (hopper.h), in orders other than
- * forward one for each warp, which reads shared memory, and no earlier does d, NaN since the thread asked, get its sum:
+ * forward one for each warp (in random ones when that warp has asked), which reads shared memory, and no earlier does d, NaN since the thread asked, get its sum:
  * at the wait. So whoever reads d too early, or writes too early over what is read, has wrong numbers.
  *
  * Descriptors are decoded from their bits. Source: PTX ISA, "Matrix descriptor" and "Strides" of wgmma.
@@ -35,7 +35,7 @@ struct Warpgroup {
     std::deque<Asked> products; /* that not all warps are through with */
     int first;                  /* number of the oldest of them */
     std::vector<int> group_end; /* products up to the end of each group that was committed by some thread */
-    std::vector<int> committed; /* threads that have */
+    std::vector<int> committed[GROUP_WARPS]; /* threads of the warp that have, by group */
     int done[GROUP_WARPS];      /* groups, by warp */
 };
 
@@ -108,14 +108,10 @@ static int span_of(uint64_t descriptor)
 
 static void check_descriptor(uint64_t x, const char *name, Site at)
 {
-    const uint32_t start = static_cast<uint32_t>(x & 0x3fff) << 4;
     const uint64_t unused = 0xc000c000ull | 0x3ff1ull << 48 | 0xc000ull << 32;
     if (x & unused) fail("wgmma at %s:%d: bits of %s's descriptor %016llx that must be 0 are not", at.file, at.line, name,
                          static_cast<unsigned long long>(x));
     if (x >> 49 & 7) fail("wgmma at %s:%d: %s has a base offset; the emulator knows none", at.file, at.line, name);
-    if (swizzled(start, static_cast<uint32_t>(span_of(x))) != start)
-        fail("wgmma at %s:%d: %s begins at %u, not where the pattern of a swizzle of %d bytes does", at.file, at.line, name,
-             start, span_of(x));
 }
 
 static void check_same(const Product &mine, const Product &first)
@@ -188,6 +184,18 @@ void wgmma_issue(float *d, const Product &p)
         for (int j = 0; j < 4; j++) asked.rows[thread][j] = p.rows[j];
 }
 
+/* In random orders a warp's part may come before the other warps have asked, else when all have. */
+static void committed_by_warp(const Warpgroup &w, int number, int warp, size_t group)
+{
+    int warps = 0;
+    for (const std::vector<int> &c : w.committed) warps += c[group] == WARP_LANES;
+    if (random_order()) product_event(number, 1u << warp);
+    else if (warps == GROUP_WARPS && !reverse_order())
+        product_event(number, 0xf);
+    else if (warps == GROUP_WARPS)
+        for (int i = GROUP_WARPS; i-- > 0;) product_event(number, 1u << i); /* the newest: of the first warp */
+}
+
 void wgmma_commit(Site at)
 {
     Warpgroup &w = warpgroup_of(current(), "wgmma_commit", at);
@@ -195,15 +203,11 @@ void wgmma_commit(Site at)
     const size_t group = static_cast<size_t>(a.committed++);
     if (group == w.group_end.size()) {
         w.group_end.push_back(a.asked);
-        w.committed.push_back(0);
+        for (std::vector<int> &c : w.committed) c.push_back(0);
     } else if (w.group_end[group] != a.asked)
         fail("wgmma_commit at %s:%d: %d products so far, of other threads %d", at.file, at.line, a.asked, w.group_end[group]);
-    if (++w.committed[group] == GROUP_THREADS) {
-        const int number = current()->number / GROUP_THREADS;
-        if (!random_order() && !reverse_order()) product_event(number, 0xf);
-        else
-            for (int i = 0; i < GROUP_WARPS; i++) product_event(number, 1u << i);
-    }
+    const int number = current()->number / GROUP_THREADS, warp = current()->number % GROUP_THREADS / WARP_LANES;
+    if (++w.committed[warp][group] == WARP_LANES) wake(&w), committed_by_warp(w, number, warp, group);
     hopper_chance();
     give_way();
 }
@@ -228,7 +232,12 @@ void wgmma_wait(int pending, Site at)
     const int groups = a.committed - pending, warp = current()->number % GROUP_THREADS / WARP_LANES;
     hopper_chance();
     give_way();
-    while (w.done[warp] < groups) wait_on(&w, "wgmma_wait", at);
+    const auto all_asked = [&] {
+        for (const std::vector<int> &c : w.committed)
+            if (groups > 0 && c[static_cast<size_t>(groups - 1)] < WARP_LANES) return false;
+        return true;
+    };
+    while (w.done[warp] < groups || !all_asked()) wait_on(&w, "wgmma_wait", at);
     if (groups > 0) deliver(a, w.group_end[static_cast<size_t>(groups - 1)]);
 }
 
@@ -314,11 +323,8 @@ typedef float Eight __attribute__((vector_size(32), aligned(4)));
 /* In ascending order of the depth, in fp32, or as the chip: as warp_mma() does. */
 static void add_row(float *sum, const float (*a)[COLUMNS_MOST], const float (*b)[COLUMNS_MOST], int row, int columns)
 {
-    for (int c = 0; c < columns && chip_rounding; c++) {
-        double x[DEPTH + 1] = { sum[c] };
-        for (int k = 0; k < DEPTH; k++) x[k + 1] = static_cast<double>(a[k][row]) * b[k][c];
-        sum[c] = chip_sum(x, DEPTH + 1);
-    }
+    for (int c = 0; c < columns && chip_rounding; c++)
+        sum[c] = chip_sum(sum[c], a[0] + row, COLUMNS_MOST, b[0] + c, COLUMNS_MOST, DEPTH);
     for (int c = 0; c < columns && !chip_rounding; c += 8) {
         Eight s = *reinterpret_cast<const Eight *>(sum + c);
         for (int k = 0; k < DEPTH; k++) s += a[k][row] * *reinterpret_cast<const Eight *>(b[k] + c);

@@ -33,6 +33,7 @@ enum { DEATHS_MOST = 3, CASE_SECONDS = 5 };
 /* Of the group that runs, shared with the process that started it. */
 static struct Progress {
     int at, wrong, told;
+    bool asks; /* the case may die: that is what it finds out */
     char name[200];
 } *progress;
 
@@ -46,6 +47,7 @@ static bool next_case(const char *format, ...)
     va_start(args, format);
     vsnprintf(progress->name, sizeof progress->name, format, args);
     va_end(args);
+    progress->asks = false;
     alarm(CASE_SECONDS);
     return progress->at++ >= first_case;
 }
@@ -66,7 +68,7 @@ static void wrong(const char *format, ...)
 static void need(cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return;
-    printf("  died: %s: %s: %s\n", progress->name, what, cudaGetErrorString(e));
+    if (!progress->asks) printf("  died: %s: %s: %s\n", progress->name, what, cudaGetErrorString(e));
     fflush(stdout);
     _exit(3);
 }
@@ -141,6 +143,45 @@ template <int N> __device__ __forceinline__ int64_t place_of(int r)
     return (16 * (t / 32) + 8 * (r / 2 % 2) + t % 32 / 4) * N + 8 * (r / 4) + 2 * (t % 4) + r % 2;
 }
 
+#if HOPPER
+/* What a thread holds of a, rows [64][depth], for a step. */
+__device__ __forceinline__ void rows_of_thread(uint32_t (&a)[4], const uint16_t *rows, int depth, int step)
+{
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    UNROLL
+    for (int j = 0; j < 4; j++) {
+        const uint16_t *from = rows + (row + j % 2 * 8) * depth + step * 16 + column + j / 2 * 8;
+        a[j] = from[0] | static_cast<uint32_t>(from[1]) << 16;
+    }
+}
+
+/* Four steps are one group of products, other numbers a group each. */
+template <int N, bool TRANS_A, bool TRANS_B, bool REGISTERS, class T>
+__device__ __forceinline__ void products(float (&d)[N / 2], unsigned char *memory, const uint16_t *rows, const Form &f)
+{
+    const bool together = f.steps == 4 && !REGISTERS;
+    if (together) {
+        wgmma_begin(d);
+        UNROLL
+        for (int s = 0; s < 4; s++)
+            wgmma<TRANS_A, TRANS_B>(d, descriptor(memory, f.a, s), descriptor(memory, f.b, s), f.keeps || s > 0, T());
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_end(d);
+    }
+    for (int s = 0; s < f.steps && !together; s++) {
+        uint32_t a[4];
+        if (REGISTERS) rows_of_thread(a, rows, f.depth, s);
+        wgmma_begin(d);
+        if (REGISTERS) wgmma_rows<TRANS_B>(d, a, descriptor(memory, f.b, s), f.keeps || s > 0, T());
+        else wgmma<TRANS_A, TRANS_B>(d, descriptor(memory, f.a, s), descriptor(memory, f.b, s), f.keeps || s > 0, T());
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_end(d);
+    }
+}
+#endif
+
 template <int N, bool TRANS_A, bool TRANS_B, bool REGISTERS, class T>
 __global__ void __launch_bounds__(128)
     product_kernel(TENSOR_MAP(map_a), TENSOR_MAP(map_b), const uint16_t *rows, Form f, float *out)
@@ -162,37 +203,7 @@ __global__ void __launch_bounds__(128)
     float d[N / 2];
     UNROLL
     for (int r = 0; r < N / 2; r++) d[r] = f.keeps ? out[place_of<N>(r)] : NAN;
-    if constexpr (REGISTERS) {
-        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-        for (int s = 0; s < f.steps; s++) {
-            uint32_t a[4];
-            UNROLL
-            for (int j = 0; j < 4; j++) {
-                const uint16_t *from = rows + (row + j % 2 * 8) * f.depth + s * 16 + column + j / 2 * 8;
-                a[j] = from[0] | static_cast<uint32_t>(from[1]) << 16;
-            }
-            wgmma_begin(d);
-            wgmma_rows<TRANS_B>(d, a, descriptor(memory, f.b, s), f.keeps || s > 0, T());
-            wgmma_commit();
-            wgmma_wait<0>();
-            wgmma_end(d);
-        }
-    } else if (f.steps == 4) {
-        wgmma_begin(d);
-        UNROLL
-        for (int s = 0; s < 4; s++)
-            wgmma<TRANS_A, TRANS_B>(d, descriptor(memory, f.a, s), descriptor(memory, f.b, s), f.keeps || s > 0, T());
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_end(d);
-    } else
-        for (int s = 0; s < f.steps; s++) {
-            wgmma_begin(d);
-            wgmma<TRANS_A, TRANS_B>(d, descriptor(memory, f.a, s), descriptor(memory, f.b, s), f.keeps || s > 0, T());
-            wgmma_commit();
-            wgmma_wait<0>();
-            wgmma_end(d);
-        }
+    products<N, TRANS_A, TRANS_B, REGISTERS, T>(d, memory, rows, f);
     UNROLL
     for (int r = 0; r < N / 2; r++) out[place_of<N>(r)] = d[r];
 #endif
@@ -435,18 +446,17 @@ static std::string explanation(const Case &c, const Numbers &x)
 }
 
 /* A case by small integers, whose sums every order makes the same. */
-static bool check(const Case &c, bool only_told = false)
+static void check(const Case &c)
 {
-    if (!next_case("%s", name_of(c).c_str())) return true;
+    if (!next_case("%s", name_of(c).c_str())) return;
     const Numbers x = small_numbers(c);
     const auto d = run_case(c, x, [](Form &) {});
     int count;
     const int at = first_wrong(c, x, d, &count);
-    if (only_told || at < 0) return at < 0;
+    if (at < 0) return;
     wrong("%d of %d; first row %d column %d: %g for %g%s", count, ROWS * c.n, at / c.n, at % c.n,
           static_cast<double>(d[static_cast<size_t>(at)]), static_cast<double>(wanted(c, x, at / c.n, at % c.n)),
           explanation(c, x).c_str());
-    return false;
 }
 
 static const int spans[] = { 128, 64, 32, 0 }, widths[] = { 32, 64, 96, 128, 192, 256 };
@@ -495,20 +505,15 @@ static void advances()
             c.a.swizzle = c.b.swizzle = span, c.lead = lead, c.depth = 128;
             check(c);
         }
-    if (getenv("EMU_FORMS")) return;
-    /* tiles that do not begin where the swizzle's pattern does: told, not judged (the emulator stops) */
+    /* tiles that do not begin where the swizzle's pattern does: as long as both sides take the address, nothing changes */
     for (int span : { 128, 64, 32 })
         for (int down = 0; down < 2; down++)
-            for (int based = 0; based < 2; based++) {
-                std::string text;
-                for (int shift = 128; shift < 8 * span; shift *= 2) {
-                    Case c;
-                    c.a = { false, 128 }, c.b = { down == 1, span }, c.b_shift = shift, c.based = based;
-                    text += check(c, true) ? " right" : " wrong";
-                }
-                if (!text.empty())
-                    printf("  told: b %s %d from +128 on, base offset %s:%s\n", down ? "down" : "along", span,
-                           based ? "of the address" : "0", text.c_str());
+            for (int shift = 128; shift < 8 * span; shift *= 2) {
+                Case c;
+                c.a = { false, span }, c.b = { down == 1, span }, c.b_shift = shift;
+                check(c);
+                c.a_shift = shift;
+                check(c);
             }
 }
 
@@ -606,6 +611,7 @@ static void edge(const std::vector<int> &dim, const std::vector<int> &box, const
     std::string text;
     for (int x : at) text += " " + std::to_string(x);
     if (!next_case("TMA of %zu dimensions, swizzle %d, at%s, to +%d", rank, swizzle, text.c_str(), shift)) return;
+    progress->asks = told;
     int count = 1, total = 1;
     for (size_t i = 0; i < rank; i++) count *= dim[i], total *= box[i];
     std::vector<uint16_t> data(static_cast<size_t>(count));
@@ -634,7 +640,7 @@ static void edge(const std::vector<int> &dim, const std::vector<int> &box, const
         if (place < static_cast<uint32_t>(total) && got[place] == want) continue;
         if (!bad++) first = i, want_first = want;
     }
-    if (told) printf("  told: swizzle %d of the absolute address, tile at +%d: %s\n", swizzle, shift, bad ? "wrong" : "right");
+    if (told) printf("  told: %s: %s\n", progress->name, bad ? "wrong" : "right");
     else if (bad) wrong("%d of %d; first element %d: %d for %d", bad, total, first, got[static_cast<size_t>(first)], want_first);
     for (void *p : { static_cast<void *>(from), static_cast<void *>(out), static_cast<void *>(address) }) need(cudaFree(p), "cudaFree");
 }
@@ -668,16 +674,19 @@ static void edges()
 {
     for (int swizzle : spans) {
         const int w = swizzle ? swizzle / 2 : 16;
-        for (int x : { 0, 8, -3, 70, -200, 200 })
+        for (int x : { 0, 8, -8, 72, -200, 200 })
             for (int y : { 0, -5, 17, 100 }) edge({ 80, 20 }, { w, 12 }, { x, y }, swizzle, 0, false);
-        for (int x : { 0, -1, 72 })
+        for (int x : { 0, -16, 72 })
             for (int z : { 0, -1, 5, 9 }) {
                 edge({ 80, 4, 7 }, { w, 1, 6 }, { x, 2, z }, swizzle, 0, false);
                 edge({ 80, 4, 7, 3 }, { w, 1, 6, 1 }, { x, 3, z, 2 }, swizzle, 0, false);
                 edge({ 80, 5, 7, 3 }, { w, 3, 2, 3 }, { x, 3, z, -1 }, swizzle, 0, false);
             }
         edge({ 80, 300 }, { w, 256 }, { 8, 20 }, swizzle, 0, false);
-        for (int shift : { 128, 256, 512 }) edge({ 80, 20 }, { w, 12 }, { 8, 2 }, swizzle, shift, true);
+        for (int shift : { 128, 256, 512 }) edge({ 80, 20 }, { w, 12 }, { 8, 2 }, swizzle, shift, false);
+        if (getenv("EMU_FORMS")) continue;
+        /* coordinates that are no multiple of 16 bytes, inside and outside */
+        for (int x : { 1, 4, 6, 70, -1, -4 }) edge({ 80, 20 }, { w, 12 }, { x, 0 }, swizzle, 0, true);
     }
     edge({ 8, 4 }, { 8, 4 }, { 0, 0 }, 0, 0, false); /* strides of 16 bytes */
     if (getenv("EMU_FORMS")) return;
@@ -903,53 +912,98 @@ static float model_sum(const Model &m, float c, const float *a, const float *b)
     return static_cast<float>(sum);
 }
 
+/* The element by a model, over all of the depth. */
+static float model_of(const Model &m, const Case &c, const Numbers &x, int i)
+{
+    float sum = c.keeps ? x.c[static_cast<size_t>(i)] : 0;
+    for (int k = 0; k < c.depth; k += 16)
+        sum = model_sum(m, sum, &x.a[static_cast<size_t>(i / c.n * c.depth + k)], &x.b[static_cast<size_t>(i % c.n * c.depth + k)]);
+    return sum;
+}
+
+static int fitting(const Model &m, const Case &c, const Numbers &x, const std::vector<float> &d, int *first)
+{
+    int right = 0;
+    *first = -1;
+    for (int i = 0; i < ROWS * c.n; i++) {
+        const bool fits = model_of(m, c, x, i) == d[static_cast<size_t>(i)];
+        right += fits;
+        if (!fits && *first < 0) *first = i;
+    }
+    return right;
+}
+
+static void tell_fits(const Case &c, const Numbers &x, const std::vector<float> &d)
+{
+    struct Fit {
+        Model m;
+        int right;
+    };
+    std::vector<Fit> fits;
+    for (int kept = 22; kept <= 28; kept++)
+        for (int group : { 16, 8, 4 })
+            for (int raw = 0; raw < 2; raw++)
+                for (int even = 0; even < 2; even++) {
+                    int first;
+                    Fit f = { { kept, group, raw == 1, even == 1 }, 0 };
+                    f.right = fitting(f.m, c, x, d, &first);
+                    fits.push_back(f);
+                }
+    for (int shown = 0; shown < 3; shown++) {
+        size_t best = 0;
+        for (size_t i = 0; i < fits.size(); i++)
+            if (fits[i].right > fits[best].right) best = i;
+        const Model &m = fits[best].m;
+        printf("  told: %d of %d by kept %d, groups of %d, exponents %s, %s\n", fits[best].right, ROWS * c.n, m.kept, m.group,
+               m.raw ? "of factors" : "of products", m.even ? "rounded" : "cut");
+        fits[best].right = -1;
+    }
+}
+
+/* A step's 16 products and the sum so far, each cut off at 2^-25 of the largest, their sum cut off to fp32. */
+static const Model hopper_model = { 25, 16, true, false };
+
+static void sum_case(bool half, int depth, int spread, bool judged)
+{
+    if (!next_case("sums, %s, depth %d, spread %d", half ? "f16" : "bf16", depth, spread)) return;
+    Case c;
+    c.n = depth == 16 ? 256 : 32, c.depth = depth, c.half = half, c.keeps = depth == 16;
+    if (depth == 16) c.a.swizzle = c.b.swizzle = 32;
+    const Numbers x = normal_numbers(c, spread);
+    const auto w = run_case(c, x, [](Form &) {}), s = by_mma(c, x);
+    int first;
+    const int right = fitting(hopper_model, c, x, w, &first), differ = differing(w, c.n, s, c.n, c.n);
+    if (judged && differ) wrong("%d of %d are not mma.sync's", differ, ROWS * c.n);
+    if (right == ROWS * c.n) return;
+    const float is = w[static_cast<size_t>(first)], model = model_of(hopper_model, c, x, first);
+    if (judged) wrong("%d of %d fit the model; first %d: %a for %a", right, ROWS * c.n, first, static_cast<double>(is), static_cast<double>(model));
+    else printf("  told: %s: %d of %d fit the model; first %d: %a for %a\n", progress->name, right, ROWS * c.n, first, static_cast<double>(is), static_cast<double>(model));
+    if (depth != 16) return;
+    tell_fits(c, x, w);
+    for (int i = first, shown = 0; i < ROWS * c.n && shown < 12; i++) {
+        if (model_of(hopper_model, c, x, i) == w[static_cast<size_t>(i)]) continue;
+        shown++;
+        printf("  sample %a = %a", static_cast<double>(w[static_cast<size_t>(i)]), static_cast<double>(x.c[static_cast<size_t>(i)]));
+        for (int k = 0; k < 16; k++)
+            printf(" + %a * %a", static_cast<double>(x.a[static_cast<size_t>(i / c.n * 16 + k)]),
+                   static_cast<double>(x.b[static_cast<size_t>(i % c.n * 16 + k)]));
+        printf("\n");
+    }
+}
+
 static void sums()
 {
+    const char *rounding = getenv("EMU_ROUND");
+    if (getenv("EMU_FORMS") && (!rounding || strcmp(rounding, "chip") != 0)) return;
     for (int half = 0; half < 2; half++)
-        for (int spread = 0; spread <= 6; spread += 6) {
-            if (!next_case("sums, %s, spread %d", half ? "f16" : "bf16", spread)) continue;
-            Case c;
-            c.a.swizzle = c.b.swizzle = 32, c.n = 32, c.depth = 16, c.half = half, c.keeps = true;
-            const Numbers x = normal_numbers(c, spread);
-            const auto w = run_case(c, x, [](Form &) {}), s = by_mma(c, x);
-            int differ = differing(w, 32, s, 32, 32);
-            struct Fit {
-                Model m;
-                int right;
-            };
-            std::vector<Fit> fits;
-            for (int kept = 22; kept <= 29; kept++)
-                for (int group : { 16, 8, 4 })
-                    for (int raw = 0; raw < 2; raw++)
-                        for (int even = 0; even < 2; even++) {
-                            Fit f = { { kept, group, raw == 1, even == 1 }, 0 };
-                            for (int i = 0; i < ROWS * 32; i++)
-                                f.right += model_sum(f.m, x.c[static_cast<size_t>(i)], &x.a[static_cast<size_t>(i / 32 * 16)],
-                                                     &x.b[static_cast<size_t>(i % 32 * 16)]) == w[static_cast<size_t>(i)];
-                            fits.push_back(f);
-                        }
-            for (int shown = 0; shown < 4; shown++) {
-                size_t best = 0;
-                for (size_t i = 0; i < fits.size(); i++)
-                    if (fits[i].right > fits[best].right) best = i;
-                const Fit &f = fits[best];
-                printf("  told: %s, spread %d: %4d of %d by kept %d, groups of %d, exponents %s, %s\n", half ? "f16" : "bf16",
-                       spread, f.right, ROWS * 32, f.m.kept, f.m.group, f.m.raw ? "of factors" : "of products",
-                       f.m.even ? "rounded" : "cut");
-                fits[best].right = -1;
-            }
-            printf("  told: %s, spread %d: %d differ from mma.sync's\n", half ? "f16" : "bf16", spread, differ);
-            if (getenv("FORMS_SAMPLES"))
-                for (int i = 0; i < 24; i++) {
-                    const int row = static_cast<int>(random_next() % 64), column = static_cast<int>(random_next() % 32);
-                    printf("  sample %d %a %a", half, static_cast<double>(w[static_cast<size_t>(row * 32 + column)]),
-                           static_cast<double>(x.c[static_cast<size_t>(row * 32 + column)]));
-                    for (int k = 0; k < 16; k++)
-                        printf(" %a*%a", static_cast<double>(x.a[static_cast<size_t>(row * 16 + k)]),
-                               static_cast<double>(x.b[static_cast<size_t>(column * 16 + k)]));
-                    printf("\n");
-                }
+        for (int spread : { 0, 3, 6 }) {
+            sum_case(half, 16, spread, true);
+            sum_case(half, 64, spread, true);
+            sum_case(half, 192, spread, true);
         }
+    sum_case(false, 16, 20, true);
+    sum_case(false, 16, 60, false);
+    sum_case(true, 16, 12, false); /* with subnormal numbers */
 }
 
 /* ---- the program ---- */
@@ -989,6 +1043,12 @@ static bool run_group(const char *name, void (*run)(), bool *all_right)
         const int status = child(run, &has_none);
         if (has_none) return false;
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0) break;
+        if (progress->asks) {
+            printf("  told: %s: it dies\n", progress->name);
+            first_case = progress->at;
+            deaths--;
+            continue;
+        }
         progress->wrong++;
         printf("  %s: %s\n", WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "hangs" : "died", progress->name);
         if (deaths >= DEATHS_MOST) break;
