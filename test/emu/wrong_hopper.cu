@@ -9,7 +9,13 @@
 
 #include "kernels.h"
 
-enum { DEPTH = 64, STAGES = 2, ROUNDS = RING_DEPTH / DEPTH, TILE_BYTES = 64 * DEPTH * 2, STAGE_BYTES = 2 * TILE_BYTES };
+enum {
+    DEPTH = 64,
+    STAGES = 2,
+    ROUNDS = RING_DEPTH / DEPTH,
+    TILE_BYTES = 64 * DEPTH * 2,
+    STAGE_BYTES = 2 * TILE_BYTES
+};
 static_assert(RING_COLUMNS == 64, "a tile of b is like one of a");
 
 struct Ring {
@@ -46,7 +52,8 @@ __device__ void multiply(const Ring &r, float (&d)[32], int round, int s)
     unsigned char *stage = r.memory + s * STAGE_BYTES + (what == RING_TILE_MOVED ? 512 : 0);
     const Swizzle mode = what == RING_MODE ? SWIZZLE_32 : SWIZZLE_128;
     const int stride = what == RING_STRIDE ? 512 : 1024;
-    uint64_t a = shared_matrix(stage, 16, stride, mode), b = shared_matrix(stage + TILE_BYTES, 16, 1024, mode);
+    uint64_t a = shared_matrix(stage, 16, stride, mode),
+             b = shared_matrix(stage + TILE_BYTES, 16, 1024, mode);
     if (what == RING_BIT) b ^= uint64_t{ 1 } << 33;
     if (what == RING_RESERVED_BIT) b |= uint64_t{ 1 } << 46;
     if (what == RING_UNEQUAL && t >= 96) a += 2;
@@ -67,8 +74,7 @@ __device__ void consume(const Ring &r, float (&d)[32])
     for (int i = 0; i < ROUNDS; i++) {
         const int s = i % STAGES, phase = i / STAGES & 1;
         if (what == RING_SELDOM && threadIdx.x % 128 == 7 && i >= STAGES && i < ROUNDS - STAGES) {
-        } else if (what != RING_NO_WAIT)
-            barrier_wait(r.full + s, what == RING_CONSUMER_PHASE ? 0 : phase);
+        } else if (what != RING_NO_WAIT) barrier_wait(r.full + s, what == RING_CONSUMER_PHASE ? 0 : phase);
         multiply(r, d, i, s);
         if (what == RING_RELEASED_EARLY && threadIdx.x % 32 == 0) barrier_arrive(r.empty + s);
         if (what == RING_GROUP_LATE) wgmma_wait<1>();
@@ -79,8 +85,7 @@ __device__ void consume(const Ring &r, float (&d)[32])
         if (what == RING_RELEASED_BY_ONE) {
             if (threadIdx.x % 128 == 0)
                 for (int w = 0; w < 4; w++) barrier_arrive(r.empty + s);
-        } else if (what == RING_RELEASED_BY_ALL || threadIdx.x % 32 == 0)
-            barrier_arrive(r.empty + s);
+        } else if (what == RING_RELEASED_BY_ALL || threadIdx.x % 32 == 0) barrier_arrive(r.empty + s);
     }
     if (what == RING_GROUP_LATE) wgmma_wait<0>();
 }
@@ -109,7 +114,8 @@ __global__ void __launch_bounds__(256, 1) ring_kernel(TENSOR_MAP(a), TENSOR_MAP(
     for (float &x : d) x = 0;
     consume(r, d);
     for (int i = 0; i < 32; i++) {
-        const int t = threadIdx.x % 128, row = t / 32 * 16 + i / 2 % 2 * 8 + t % 32 / 4, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+        const int t = threadIdx.x % 128, row = t / 32 * 16 + i / 2 % 2 * 8 + t % 32 / 4,
+                  column = i / 4 * 8 + t % 4 * 2 + i % 2;
         out[row * RING_COLUMNS + column] = d[i];
     }
 #endif
@@ -127,10 +133,10 @@ static TensorMap map_of(const uint16_t *data)
 #endif
     const cuuint64_t dim[] = { RING_DEPTH, 64 }, stride[] = { RING_DEPTH * 2 };
     const cuuint32_t box[] = { DEPTH, 64 }, step[] = { 1, 1 };
-    reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(call)(
-        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t *>(data), dim, stride, box, step,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(
+        call)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t *>(data), dim, stride, box, step,
+              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return map;
 }
 
@@ -152,7 +158,8 @@ __global__ void __launch_bounds__(128) stored_kernel(int what, float *out)
     const int t = threadIdx.x;
     if (what == STORED_FENCE_BEFORE) proxy_fence();
     for (int i = t * 64; i < t * 64 + 64; i++) tiles[i] = __float2bfloat16(1.0f);
-    if (what != STORED_NO_FENCE && what != STORED_FENCE_BEFORE && (what != STORED_ONE_FENCE || t == 64)) proxy_fence();
+    if (what != STORED_NO_FENCE && what != STORED_FENCE_BEFORE && (what != STORED_ONE_FENCE || t == 64))
+        proxy_fence();
     if (what != STORED_NO_BARRIER) __syncthreads();
     float d[32];
     for (float &x : d) x = 0;
@@ -174,14 +181,10 @@ __device__ void take_and_give(int what)
     const int group = threadIdx.x / 128;
     if (what == REGISTERS_ONE_WARP) {
         if (threadIdx.x < 32) registers_give<24>();
-    } else if (group == 0)
-        registers_give<24>();
-    else if (what == REGISTERS_TOO_MANY)
-        registers_take<248>();
-    else if (what == REGISTERS_LESS)
-        registers_take<160>();
-    else
-        registers_take<240>();
+    } else if (group == 0) registers_give<24>();
+    else if (what == REGISTERS_TOO_MANY) registers_take<248>();
+    else if (what == REGISTERS_LESS) registers_take<160>();
+    else registers_take<240>();
 }
 
 __global__ void __launch_bounds__(384, 1) registers_kernel(int what, int *out)
@@ -205,10 +208,8 @@ __global__ void __launch_bounds__(64) named_kernel(int what, int *out)
         if (what == NAMED_LATE) named_arrive(1, 64);
         x[lane] = lane;
         if (what == NAMED_ZERO) named_arrive(0, 64);
-        else if (what == NAMED_COUNT)
-            named_arrive(1, 32);
-        else if (what != NAMED_NO_ARRIVAL && what != NAMED_LATE)
-            named_arrive(1, 64);
+        else if (what == NAMED_COUNT) named_arrive(1, 32);
+        else if (what != NAMED_NO_ARRIVAL && what != NAMED_LATE) named_arrive(1, 64);
     } else {
         named_sync(1, 64);
         out[lane] = x[lane];
@@ -219,10 +220,7 @@ void run_together(enum Together what, float *out, cudaStream_t stream)
 {
     int *numbers = reinterpret_cast<int *>(out);
     if (what < REGISTERS_RIGHT) LAUNCH(stored_kernel, 1, 128, 16384, stream, what, out);
-    else if (what == REGISTERS_UNBOUNDED)
-        LAUNCH(unbounded_kernel, 1, 384, 0, stream, what, numbers);
-    else if (what < NAMED_RIGHT)
-        LAUNCH(registers_kernel, 1, 384, 0, stream, what, numbers);
-    else
-        LAUNCH(named_kernel, 1, 64, 0, stream, what, numbers);
+    else if (what == REGISTERS_UNBOUNDED) LAUNCH(unbounded_kernel, 1, 384, 0, stream, what, numbers);
+    else if (what < NAMED_RIGHT) LAUNCH(registers_kernel, 1, 384, 0, stream, what, numbers);
+    else LAUNCH(named_kernel, 1, 64, 0, stream, what, numbers);
 }
