@@ -35,7 +35,7 @@ __device__ void produce(const Ring &r, const TensorMap &a, const TensorMap &b)
                                    : what == RING_MANY_BYTES ? STAGE_BYTES + 16
                                                              : STAGE_BYTES);
         if (what == RING_RANK) tma_load_3d(stage, a, r.full + s, i * DEPTH, 0, 0);
-        else tma_load_2d(stage + (what == RING_COPY_ALIGN ? 64 : 0), a, r.full + s, i * DEPTH, 0);
+        else tma_load_2d(stage + (what == RING_COPY_ALIGN ? 64 : 0), a, r.full + s, i * DEPTH, what == RING_BEHIND);
         tma_load_2d(stage + TILE_BYTES, b, r.full + s, i * DEPTH, 0);
     }
     if (what == RING_COPY_LEFT) {
@@ -121,9 +121,10 @@ __global__ void __launch_bounds__(256, 1) ring_kernel(TENSOR_MAP(a), TENSOR_MAP(
 #endif
 }
 
-static TensorMap map_of(const uint16_t *data)
+typedef PFN_cuTensorMapEncodeTiled_v12000 Encode;
+
+static Encode encode()
 {
-    TensorMap map;
     void *call = nullptr;
     cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
@@ -131,19 +132,26 @@ static TensorMap map_of(const uint16_t *data)
 #else
     cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &call, cudaEnableDefault, &found);
 #endif
-    const cuuint64_t dim[] = { RING_DEPTH, 64 }, stride[] = { RING_DEPTH * 2 };
-    const cuuint32_t box[] = { DEPTH, 64 }, step[] = { 1, 1 };
-    reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(
-        call)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t *>(data), dim, stride, box, step,
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return map;
+    return reinterpret_cast<Encode>(call);
+}
+
+bool make_map(CUtensorMap *out, const void *data, const MapShape &m)
+{
+    const cuuint64_t dim[] = { m.columns, m.rows }, stride[] = { m.stride };
+    const cuuint32_t box[] = { m.box_columns, m.box_rows }, step[] = { 1, 1 };
+    return encode()(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(data), dim, stride, box, step,
+                    CU_TENSOR_MAP_INTERLEAVE_NONE, static_cast<CUtensorMapSwizzle>(m.swizzle),
+                    CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 void run_ring(enum RingWrong what, float *out, const uint16_t *a, const uint16_t *b, cudaStream_t stream)
 {
-    TensorMap ma = map_of(a), mb = map_of(b);
+    TensorMap ma, mb;
+    MapShape shape = { RING_DEPTH, 64, RING_DEPTH * 2, DEPTH, 64, CU_TENSOR_MAP_SWIZZLE_128B };
+    make_map(&mb, b, shape);
     if (what == RING_NO_MAP) memset(&mb, 0, sizeof mb);
+    if (what == RING_BEHIND) shape.rows = 65;
+    make_map(&ma, a, shape);
     LAUNCH(ring_kernel, 1, 256, STAGES * STAGE_BYTES + 1024, stream, ma, mb, static_cast<int>(what), out);
 }
 
