@@ -409,6 +409,8 @@ template <class T, class Out, int KIND> static Grouped<T, Out> grouped_of(const 
     return g;
 }
 
+#include "grouped_hopper.cuh"
+
 template <class T, int KIND, bool WIDE> static void launch_grouped(Stream *s, const GroupedArgs &a)
 {
     const unsigned experts = KIND == GROUPED_DW ? grid_blocks(a.weights.dim[0]) : 1;
