@@ -115,6 +115,47 @@ __device__ __forceinline__ void tma_load_4d(void *to, const TensorMap &map, Barr
 }
 #undef TMA_LOAD
 
+/* To the same place in each block of the cluster whose bit is set in `blocks`, whose own barrier at b's place counts. */
+#define TMA_SPREAD(dims, at)                                                                                       \
+    "cp.async.bulk.tensor." dims ".shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "  \
+    "[%1, {" at "}], [%2], %3;\n"
+
+__device__ __forceinline__ void tma_spread_2d(void *to, const TensorMap &map, Barrier *b, int blocks, int x, int y)
+{
+    HOPPER_ASM(TMA_SPREAD("2d", "%4, %5")::"r"(shared_address(to)), "l"(&map), "r"(shared_address(b)),
+               "h"(static_cast<uint16_t>(blocks)), "r"(x), "r"(y)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_spread_3d(void *to, const TensorMap &map, Barrier *b, int blocks, int x, int y, int z)
+{
+    HOPPER_ASM(TMA_SPREAD("3d", "%4, %5, %6")::"r"(shared_address(to)), "l"(&map), "r"(shared_address(b)),
+               "h"(static_cast<uint16_t>(blocks)), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+#undef TMA_SPREAD
+
+/* An arrival at the barrier at b's place in block `rank` of the cluster. */
+__device__ __forceinline__ void barrier_arrive_at(Barrier *b, int rank)
+{
+    HOPPER_ASM("{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at]; }\n" ::"r"(
+                   shared_address(b)),
+               "r"(rank)
+               : "memory");
+}
+
+__device__ __forceinline__ int cluster_rank()
+{
+    int rank = 0;
+    HOPPER_ASM("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_sync()
+{
+    HOPPER_ASM("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
 __device__ __forceinline__ void proxy_fence() { HOPPER_ASM("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 template <int N> __device__ __forceinline__ void registers_give()
