@@ -1,193 +1,179 @@
 /*
- * The products of grouped.cu on Hopper, 16 bits: copies by TMA, products by wgmma (hopper.cuh).
+ * The products of grouped.cu on Hopper, 16 bits: operands arrive by TMA and are multiplied by wgmma (hopper.cuh).
  *
- * Mapping   one block a multiprocessor, which takes tile after tile: its number, number + blocks, ... of the order that
- *           grouped_order.h gives. A tile is 128 rows by N columns. Warp 0 looks tiles up in the offsets and has steps of
- *           64 of the depth copied into a ring of stages; two warpgroups multiply them, 64 rows each. What a tile is
- *           stands beside its first stage, so that nobody else reads offsets, and the next tile's steps are under way
- *           while results are stored.
- * Depth     ends in zeros: behind rows and columns of a tensor TMA fills them in. Where the depth goes down an expert's
- *           rows (dw), those of the next follow; of the last step they are set to zero in both operands.
- * Sums      in ascending steps of the depth, in an order that the chip alone knows but that does not depend on the tile.
+ * Mapping   one block a multiprocessor, which computes tile after tile. Warp 0 takes them from a list (HopperTiles) and
+ *           has steps of 64 of the depth copied into a ring of four stages; two warpgroups multiply, 64 rows of the tile
+ *           each. What a tile is stands beside its first stage, so that nobody else reads offsets, and the next tile's
+ *           steps are under way while results are stored.
+ * Depth     ends in zeros: TMA fills them in behind the rows and columns of a tensor. Where the depth goes down an
+ *           expert's rows (dw), the next expert's follow them: in the last step those are set to zero in both operands.
+ * Results   16 bits: through shared memory, to be written in lines of 128 bytes. dw: the same in fp32; what is there
+ *           already is brought to L2 some steps ahead. Without that a tile of few steps waits longer than it multiplies.
+ * Sums      one chain in ascending depth, 16 numbers an instruction, in tiles of any width: of the same bits as by
+ *           mma.sync on an H100.
  */
 #ifndef MEGATRAIN_CUDA_GROUPED_HOPPER_CUH
 #define MEGATRAIN_CUDA_GROUPED_HOPPER_CUH
 
 #include "hopper.cuh"
 
-#ifndef HOPPER_CLUSTER
-#define HOPPER_CLUSTER 1
-#endif
-#ifndef HOPPER_W
-#define HOPPER_W 2
-#endif
-#ifndef HOPPER_LEAD
-#define HOPPER_LEAD 0
-#endif
+constexpr int HOPPER_WIDE = 256, HOPPER_NARROW = 128; /* columns of a tile */
+constexpr int HOPPER_ROWS = 128, HOPPER_DEPTH = 64;
+constexpr int HOPPER_GROUP = 128, HOPPER_WORKERS = 2, HOPPER_THREADS = HOPPER_GROUP * (1 + HOPPER_WORKERS);
+constexpr int HOPPER_BOX = 64 * 64; /* elements that lie together: rows of 128 bytes, swizzled */
+constexpr int HOPPER_A = HOPPER_ROWS * HOPPER_DEPTH, HOPPER_STAGE = HOPPER_A + HOPPER_WIDE * HOPPER_DEPTH;
+constexpr int HOPPER_STAGES = 4, HOPPER_SHEET = 4096; /* bytes: a warp's results on their way */
+constexpr int HOPPER_SHARED = HOPPER_STAGES * HOPPER_STAGE * 2 + HOPPER_WORKERS * 4 * HOPPER_SHEET;
+constexpr int HOPPER_AHEAD = 24; /* steps */
+static_assert(HOPPER_ROWS == 64 * HOPPER_WORKERS && HOPPER_DEPTH == 64, "a warpgroup's rows of a step are a box");
 
-constexpr int HOPPER_ROWS = 64 * HOPPER_W, HOPPER_DEPTH = 64, HOPPER_WORKERS = HOPPER_W;    /* of a tile; warpgroups that multiply */
-constexpr int HOPPER_GROUP = 128, HOPPER_THREADS = HOPPER_GROUP * (1 + HOPPER_WORKERS);
-constexpr int HOPPER_SHARE = HOPPER_ROWS / HOPPER_WORKERS;                 /* rows of a warpgroup */
-constexpr int HOPPER_BOX = 64 * 64;                                        /* elements; rows of 128 bytes, swizzled */
-constexpr int HOPPER_SHEET = 16 * 64;                                      /* elements: a warp's results on their way */
-static_assert(HOPPER_SHARE == 64 && HOPPER_DEPTH == 64, "an operand's share is a box, its depth a row of one");
-
-constexpr int HOPPER_SHARED = 226 * 1024; /* bytes of a block's 227 KB: barriers take the rest */
-
-/* The tile: N columns; as many stages as there is room for. */
-template <int N> struct HopperTile {
-    static constexpr int A = HOPPER_ROWS * HOPPER_DEPTH, B = N * HOPPER_DEPTH, STAGE = A + B; /* elements */
-    static constexpr int SHEETS = 2 * HOPPER_SHEET * 4 * HOPPER_WORKERS;
-    static constexpr int ROOM = (HOPPER_SHARED / 2 - SHEETS) / STAGE, STAGES = ROOM < 8 ? ROOM : 8;
-    static constexpr size_t SHARED = (STAGES * STAGE + SHEETS) * 2;
-    static constexpr int BYTES = STAGE * 2;
-};
-
-/* What a tile is. Results: rows [row, row + rows), columns [column, column + columns). */
+/* What a tile is. Results: rows from `row` on, `rows` of them or fewer than a tile has; columns likewise. */
 struct HopperJob {
     int row, rows, column, columns;
-    int steps, last; /* of the depth; rows of the last of them that count. steps < 0: there is no further tile */
+    int steps, last; /* of the depth; numbers of the last of them that count. steps < 0: there is no further tile */
+    int narrow;
 };
 
-/* Where the copies of a tile begin: rows of A or its columns, an expert's rows of B. */
+/* Where the copies of a tile begin: in A, in B; fwd, dx: the expert, dw: its first row. */
 struct HopperFrom {
     int a, b, expert;
 };
 
-/* Tiles in the order of their numbers. By a whole warp. */
-template <int KIND, int N, class G> struct HopperTiles {
+/*
+ * The tiles that this block computes: every gridDim.x-th of a list. First wide ones in the order of grouped_order.h.
+ * Where the last round would leave half of the multiprocessors idle or more, its tiles are cut in two: all left halves,
+ * then all right ones. By a whole warp.
+ */
+template <int KIND, class G> struct HopperTiles {
     const G &g;
-    uint32_t at, count;
-    __device__ __forceinline__ explicit HopperTiles(const G &grouped) : g(grouped), at(blockIdx.x / HOPPER_CLUSTER)
+    const int across;
+    uint32_t at, wide, cut;
+    __device__ __forceinline__ explicit HopperTiles(const G &grouped)
+        : g(grouped), across(KIND == GROUPED_FWD ? grouped.O : grouped.I), at(blockIdx.x)
     {
-        count = g.rows * g.columns * (KIND == GROUPED_DW ? g.experts : 1);
+        const uint32_t tiles = g.rows * g.columns * (KIND == GROUPED_DW ? g.experts : 1), rest = tiles % gridDim.x;
+        cut = across <= HOPPER_NARROW ? tiles : rest * 2 <= gridDim.x ? rest : 0;
+        wide = tiles - cut;
     }
 
     /* false: there is none. */
     __device__ __forceinline__ bool next(HopperJob *j, HopperFrom *f)
     {
-        for (; at < count; at += gridDim.x / HOPPER_CLUSTER) {
-            if (KIND == GROUPED_DW ? down(j, f) : along(j, f)) {
-                at += gridDim.x / HOPPER_CLUSTER;
-                return true;
+        while (at < wide + 2 * cut) {
+            const bool right = at >= wide + cut, narrow = at >= wide;
+            const uint32_t tile = right ? at - cut : at;
+            at += gridDim.x;
+            if (KIND == GROUPED_DW ? down(j, f, tile) : along(j, f, tile)) {
+                if (right) j->column += HOPPER_NARROW, j->columns -= HOPPER_NARROW, f->b += HOPPER_NARROW;
+                j->narrow = narrow || j->columns <= HOPPER_NARROW;
+                if (j->columns > 0) return true;
             }
         }
         return false;
     }
 
-    __device__ __forceinline__ bool along(HopperJob *j, HopperFrom *f)
+    __device__ __forceinline__ bool along(HopperJob *j, HopperFrom *f, uint32_t tile) const
     {
-        const GroupedPlace place = grouped_place(at, g.rows, g.columns);
-        const RowTile r = find_rows(g, place.row, HOPPER_ROWS * HOPPER_CLUSTER);
+        const GroupedPlace place = grouped_place(tile, g.rows, g.columns);
+        const RowTile r = find_rows(g, place.row, HOPPER_ROWS);
         if (r.expert < 0) return false;
-        const int depth = KIND == GROUPED_FWD ? g.I : g.O, across = KIND == GROUPED_FWD ? g.O : g.I;
-        const int column = static_cast<int>(place.column) * N;
-        const int row = static_cast<int>(r.first) + cluster_rank() * HOPPER_ROWS, steps = (depth + HOPPER_DEPTH - 1) / HOPPER_DEPTH;
-        *j = { row, static_cast<int>(r.end) - row, column, across - column, steps, HOPPER_DEPTH };
+        const int depth = KIND == GROUPED_FWD ? g.I : g.O, column = static_cast<int>(place.column) * HOPPER_WIDE;
+        const int row = static_cast<int>(r.first), steps = (depth + HOPPER_DEPTH - 1) / HOPPER_DEPTH;
+        *j = { row, static_cast<int>(r.end) - row, column, across - column, steps, HOPPER_DEPTH, 0 };
         *f = { row, column, r.expert };
         return true;
     }
 
-    __device__ __forceinline__ bool down(HopperJob *j, HopperFrom *f)
+    __device__ __forceinline__ bool down(HopperJob *j, HopperFrom *f, uint32_t tile) const
     {
         const uint32_t tiles = g.rows * g.columns;
-        const int e = static_cast<int>(at / tiles);
-        const GroupedPlace place = grouped_place(at % tiles, g.rows, g.columns);
+        const int e = static_cast<int>(tile / tiles);
         const int first = static_cast<int>(g.start(e)), depth = static_cast<int>(g.start(e + 1)) - first;
         if (depth == 0 && g.add) return false;
-        const int row = (static_cast<int>(place.row) * HOPPER_CLUSTER + cluster_rank()) * HOPPER_ROWS, column = static_cast<int>(place.column) * N;
+        const GroupedPlace place = grouped_place(tile % tiles, g.rows, g.columns);
+        const int row = static_cast<int>(place.row) * HOPPER_ROWS, column = static_cast<int>(place.column) * HOPPER_WIDE;
         const int steps = (depth + HOPPER_DEPTH - 1) / HOPPER_DEPTH;
-        *j = { e * g.O + row, g.O - row, column, g.I - column, steps, depth - (steps - 1) * HOPPER_DEPTH };
+        *j = { e * g.O + row, g.O - row, column, across - column, steps, depth - (steps - 1) * HOPPER_DEPTH, 0 };
         *f = { row, column, first };
         return true;
     }
 };
 
 /* A place in the ring of stages, and the parity of its barriers. */
-template <int STAGES> struct HopperRing {
+struct HopperRing {
     int at = 0, parity = 0;
     __device__ __forceinline__ void next()
     {
-        if (++at == STAGES) at = 0, parity ^= 1;
+        if (++at == HOPPER_STAGES) at = 0, parity ^= 1;
     }
 };
 
 template <class T> struct HopperShared {
-    T *stages, *sheets;
-    Barrier *full, *empty;
-    HopperJob *job;
+    T *stages;
+    char *sheets;
+    Barrier *full, *empty; /* of each stage */
+    HopperJob *job;        /* of the tile whose first step the stage holds */
 };
 
-/* Copies of step k of a tile. By one thread. */
-template <int KIND, int N, class T>
+/* ---- copies: one warp ---- */
+
+/* Step k of a tile, by one thread. */
+template <int KIND, class T>
 __device__ __forceinline__ void copy_step(T *a, Barrier *full, const TensorMap &map_a, const TensorMap &map_b,
-                                          const HopperFrom &f, int k)
+                                          const HopperFrom &f, int k, int columns)
 {
-    T *b = a + HopperTile<N>::A;
+    T *b = a + HOPPER_A;
     const int at = k * HOPPER_DEPTH;
-    constexpr int EACH = N / 64 / HOPPER_CLUSTER;
-    const int from = HOPPER_CLUSTER > 1 ? cluster_rank() * EACH : 0;
+    barrier_expect(full, (HOPPER_A + columns * HOPPER_DEPTH) * 2);
     if (KIND == GROUPED_DW) {
         UNROLL
-        for (int i = 0; i < HOPPER_ROWS / 64; i++) tma_load_2d(a + i * HOPPER_BOX, map_a, full, f.a + i * 64, f.expert + at);
-    } else tma_load_2d(a, map_a, full, at, f.a);
-    b += from * HOPPER_BOX;
-    const int first = f.b + from * 64;
-    if (KIND == GROUPED_FWD) {
-        if (HOPPER_CLUSTER > 1) tma_spread_3d(b, map_b, full, 3, at, first, f.expert);
-        else tma_load_3d(b, map_b, full, at, first, f.expert);
+        for (int i = 0; i < HOPPER_ROWS; i += 64) tma_load_2d(a + i * 64, map_a, full, f.a + i, f.expert + at);
+        for (int i = 0; i < columns; i += 64) tma_load_2d(b + i * 64, map_b, full, f.b + i, f.expert + at);
         return;
     }
-    UNROLL
-    for (int i = 0; i < EACH; i++) {
-        if (KIND == GROUPED_DW) {
-            if (HOPPER_CLUSTER > 1) tma_spread_2d(b + i * HOPPER_BOX, map_b, full, 3, first + i * 64, f.expert + at);
-            else tma_load_2d(b + i * HOPPER_BOX, map_b, full, first + i * 64, f.expert + at);
-        } else {
-            if (HOPPER_CLUSTER > 1) tma_spread_3d(b + i * HOPPER_BOX, map_b, full, 3, first + i * 64, at, f.expert);
-            else tma_load_3d(b + i * HOPPER_BOX, map_b, full, first + i * 64, at, f.expert);
-        }
+    tma_load_2d(a, map_a, full, at, f.a);
+    if (KIND == GROUPED_FWD) {
+        for (int i = 0; i < columns; i += HOPPER_NARROW) tma_load_3d(b + i * 64, map_b, full, at, f.b + i, f.expert);
+    } else {
+        for (int i = 0; i < columns; i += 64) tma_load_3d(b + i * 64, map_b, full, f.b + i, at, f.expert);
     }
 }
 
-/* The stage may be filled anew, by all who copy to it. By one lane a warp. */
-__device__ __forceinline__ void stage_free(Barrier *empty)
+/* What results will be added to. */
+template <class G> __device__ __forceinline__ void prefetch_results(const G &g, const HopperJob &j)
 {
-    if (HOPPER_CLUSTER == 1) barrier_arrive(empty);
-    else
-        for (int i = 0; i < HOPPER_CLUSTER; i++) barrier_arrive_at(empty, i);
+    constexpr int LINE = 32; /* numbers */
+    UNROLL_BY(1)
+    for (int i = threadIdx.x; i < HOPPER_ROWS * HOPPER_WIDE / LINE; i += WARP) {
+        const int row = i / (HOPPER_WIDE / LINE), column = i % (HOPPER_WIDE / LINE) * LINE;
+        if (row < j.rows && column < j.columns && (!j.narrow || column < HOPPER_NARROW))
+            prefetch_l2(g.out + (j.row + row) * g.ldo + j.column + column);
+    }
 }
 
-template <int KIND, int N, class T, class G>
+template <int KIND, class T, class G>
 __device__ __forceinline__ void copy_tiles(const G &g, const HopperShared<T> &s, const TensorMap &map_a,
                                            const TensorMap &map_b)
 {
-    typedef HopperTile<N> Tile;
-    const bool leader = threadIdx.x % WARP == 0;
-    HopperTiles<KIND, N, G> tiles(g);
-    HopperRing<Tile::STAGES> ring;
+    const bool leader = threadIdx.x == 0;
+    HopperTiles<KIND, G> tiles(g);
+    HopperRing ring;
     HopperJob j;
     HopperFrom f;
     while (tiles.next(&j, &f)) {
-#ifdef HOPPER_PREFETCH
-        if (KIND == GROUPED_DW && g.add)
-            for (int i = threadIdx.x; i < HOPPER_ROWS * (N / 32); i += WARP) {
-                const int row = i / (N / 32), column = i % (N / 32) * 32;
-                if (row < j.rows && column < j.columns) prefetch_l2(g.out + (j.row + row) * g.ldo + j.column + column);
+        const int stages = j.steps > 0 ? j.steps : 1, late = stages > HOPPER_AHEAD ? stages - HOPPER_AHEAD : 0;
+        for (int k = 0; k < stages; k++, ring.next()) {
+            if (KIND == GROUPED_DW && g.add && k == late) prefetch_results(g, j);
+            if (leader) {
+                barrier_wait(s.empty + ring.at, ring.parity ^ 1);
+                if (k == 0) s.job[ring.at] = j;
+                if (j.steps > 0)
+                    copy_step<KIND>(s.stages + ring.at * HOPPER_STAGE, s.full + ring.at, map_a, map_b, f, k,
+                                    j.narrow ? HOPPER_NARROW : HOPPER_WIDE);
+                else barrier_arrive(s.full + ring.at);
             }
-#endif
-        for (int k = 0; k < (j.steps > 0 ? j.steps : 1); k++, ring.next()) {
-            if (!leader) continue;
-            barrier_wait(s.empty + ring.at, ring.parity ^ 1);
-            if (k == 0) s.job[ring.at] = j;
-            if (j.steps == 0) {
-                barrier_arrive(s.full + ring.at);
-                continue;
-            }
-            barrier_expect(s.full + ring.at, Tile::BYTES);
-            copy_step<KIND, N>(s.stages + ring.at * Tile::STAGE, s.full + ring.at, map_a, map_b, f, k);
+            __syncwarp();
         }
-        __syncwarp();
     }
     if (!leader) return;
     barrier_wait(s.empty + ring.at, ring.parity ^ 1);
@@ -195,37 +181,39 @@ __device__ __forceinline__ void copy_tiles(const G &g, const HopperShared<T> &s,
     barrier_arrive(s.full + ring.at);
 }
 
-/* Rows from `rows` on of this warpgroup's A and of all B are set to zero: by both warpgroups. */
-template <int N, class T> __device__ __forceinline__ void end_depth(T *a, int rows)
+/* ---- products: two warpgroups ---- */
+
+/* Rows from `rows` on of A and of B's N columns are set to zero; by both. */
+template <int N, class T> __device__ __forceinline__ void end_depth(T *stage, int rows)
 {
     const int t = threadIdx.x - HOPPER_GROUP;
-    for (int box = 0; box < HOPPER_ROWS / 64 + N / 64; box++)
+    for (int box = 0; box < (HOPPER_ROWS + N) / 64; box++)
         for (int at = rows * 64 + t * 8; at < HOPPER_BOX; at += HOPPER_GROUP * HOPPER_WORKERS * 8)
-            store16(a + box * HOPPER_BOX + at, Pack<T>{});
+            store16(stage + box * HOPPER_BOX + at, Pack<T>{});
     proxy_fence();
     named_sync(1, HOPPER_GROUP * HOPPER_WORKERS);
 }
 
-/* One step's products. */
-template <int KIND, int N, class T> __device__ __forceinline__ void multiply_step(float (&d)[N / 2], const T *stage, int k)
+template <int KIND, int N, class T>
+__device__ __forceinline__ void hopper_step(float (&d)[N / 2], const T *stage, bool keep)
 {
     const int worker = threadIdx.x / HOPPER_GROUP - 1;
     const uint64_t a = shared_matrix(stage + worker * HOPPER_BOX, HOPPER_BOX * 2, 1024, SWIZZLE_128);
-    const uint64_t b = shared_matrix(stage + HopperTile<N>::A, HOPPER_BOX * 2, 1024, SWIZZLE_128);
+    const uint64_t b = shared_matrix(stage + HOPPER_A, HOPPER_BOX * 2, 1024, SWIZZLE_128);
+    constexpr int A_STEP = Down<KIND>::A ? 128 : 2, B_STEP = Down<KIND>::B ? 128 : 2; /* 16 of the depth */
     UNROLL
     for (int i = 0; i < HOPPER_DEPTH / 16; i++)
-        wgmma<Down<KIND>::A, Down<KIND>::B>(d, a + i * (Down<KIND>::A ? 128 : 2), b + i * (Down<KIND>::B ? 128 : 2),
-                                            k > 0 || i > 0, T());
+        wgmma<Down<KIND>::A, Down<KIND>::B>(d, a + i * A_STEP, b + i * B_STEP, keep || i > 0, T());
 }
 
-/* This warp's 16 rows by N columns, through its two sheets, rows of 128 bytes whose chunks are moved. */
+/* This warp's 16 rows, 64 columns at a time: its sheet holds two such, rows of 128 bytes with their chunks moved. */
 template <int N, class T>
-__device__ __forceinline__ void store_product(const float (&d)[N / 2], T *sheets, const Panel<T> &out)
+__device__ __forceinline__ void store_product(const float (&d)[N / 2], char *sheets, const Panel<T> &out)
 {
     const int l = threadIdx.x % WARP;
     UNROLL
     for (int c = 0; c < N / 64; c++) {
-        T *sheet = sheets + c % 2 * HOPPER_SHEET;
+        T *sheet = reinterpret_cast<T *>(sheets + c % 2 * (HOPPER_SHEET / 2));
         UNROLL
         for (int j = 0; j < 8; j++)
             UNROLL
@@ -234,7 +222,7 @@ __device__ __forceinline__ void store_product(const float (&d)[N / 2], T *sheets
                 *reinterpret_cast<uint32_t *>(sheet + row * 64 + (j ^ (row & 7)) * 8 + l % 4 * 2) =
                     pack_pair(d[r], d[r + 1], T());
             }
-        __syncwarp(); /* the other sheet has been read when this is passed */
+        __syncwarp(); /* who has passed this has read the other half */
         UNROLL
         for (int i = 0; i < 4; i++) {
             const int row = i * 4 + l / 8, chunk = l % 8, column = c * 64 + chunk * 8;
@@ -244,138 +232,153 @@ __device__ __forceinline__ void store_product(const float (&d)[N / 2], T *sheets
     }
 }
 
-/* The same of fp32, from registers: four lanes write a sector of 32 bytes. `none`: the product of no rows. */
-template <int N>
-__device__ __forceinline__ void add_product(const float (&d)[N / 2], const Panel<float> &out, bool add, bool none)
+/* Lane l's part of 16 rows and 64 columns of fp32 from `column` on: 4 columns of every second row. */
+struct HopperPart {
+    Pack<float> x[8];
+};
+
+__device__ __forceinline__ void load_part(HopperPart *p, const Panel<float> &out, int column, bool add)
 {
     const int l = threadIdx.x % WARP;
+    column += l % 16 * 4;
     UNROLL
-    for (int h = 0; h < 2; h++) {
-        const int row = l / 4 + h * 8;
-        float *to = out.data + row * out.ld + l % 4 * 2;
-        const int64_t left = row < out.rows ? out.columns - l % 4 * 2 : 0;
+    for (int i = 0; i < 8; i++) {
+        const int row = i * 2 + l / 16;
+        if (add && row < out.rows && column < out.columns) p->x[i] = load16(out.data + row * out.ld + column);
+        else p->x[i] = Pack<float>{};
+    }
+}
+
+/* The same as store_product of fp32: a sheet of 64 columns. `some`: else the product of no rows. */
+template <int N>
+__device__ __forceinline__ void add_product(const float (&d)[N / 2], char *sheets, const Panel<float> &out, bool add,
+                                            bool some)
+{
+    const int l = threadIdx.x % WARP;
+    float *sheet = reinterpret_cast<float *>(sheets);
+    UNROLL
+    for (int c = 0; c < N / 64; c++) {
+        HopperPart now;
+        load_part(&now, out, c * 64, add);
         UNROLL
-        for (int j = 0; j < N / 8; j += 8) {
-            float2 x[8];
+        for (int j = 0; j < 8; j++)
             UNROLL
-            for (int i = 0; i < 8; i++)
-                x[i] = add && (j + i) * 8 < left ? *reinterpret_cast<const float2 *>(to + (j + i) * 8)
-                                                 : make_float2(0.0f, 0.0f);
-            UNROLL
-            for (int i = 0; i < 8; i++) {
-                const int r = (j + i) * 4 + h * 2;
-                if (!none) x[i].x += d[r], x[i].y += d[r + 1];
-                if ((j + i) * 8 < left) *reinterpret_cast<float2 *>(to + (j + i) * 8) = x[i];
+            for (int h = 0; h < 2; h++) {
+                const int row = l / 4 + h * 8, r = c * 32 + j * 4 + h * 2, chunk = j * 2 + l % 4 / 2;
+                *reinterpret_cast<float2 *>(sheet + row * 64 + (chunk ^ (row & 7) * 2) * 4 + l % 2 * 2) =
+                    make_float2(some ? d[r] : 0.0f, some ? d[r + 1] : 0.0f);
             }
+        __syncwarp();
+        UNROLL
+        for (int i = 0; i < 8; i++) {
+            const int row = i * 2 + l / 16, chunk = l % 16, column = c * 64 + chunk * 4;
+            const Pack<float> sum = load16(sheet + row * 64 + (chunk ^ (row & 7) * 2) * 4);
+            UNROLL
+            for (int v = 0; v < 4; v++) now.x[i].v[v] += sum.v[v];
+            if (row < out.rows && column < out.columns) store16_global(out.data + row * out.ld + column, now.x[i]);
         }
+        __syncwarp(); /* the sheet has been read */
     }
 }
 
 template <int KIND, int N, class T, class Out>
-__device__ __forceinline__ void multiply_tiles(const Grouped<T, Out> &g, const HopperShared<T> &s)
+__device__ __forceinline__ void hopper_tile(const Grouped<T, Out> &g, const HopperShared<T> &s, HopperRing *ring,
+                                            const HopperJob &j, float (&d)[N / 2])
 {
-    typedef HopperTile<N> Tile;
     const bool leader = threadIdx.x % WARP == 0;
     const int warp = threadIdx.x / WARP - HOPPER_GROUP / WARP;
-    HopperRing<Tile::STAGES> ring;
-#if HOPPER_LEAD
-    int lead = HOPPER_LEAD;
-    if (threadIdx.x >= 2 * HOPPER_GROUP) lead = 0, named_sync(2, HOPPER_GROUP * HOPPER_WORKERS);
-#endif
+    int before = ring->at;
+    for (int k = 0; k < j.steps; k++, ring->next()) {
+        if (k > 0) barrier_wait(s.full + ring->at, ring->parity);
+        T *stage = s.stages + ring->at * HOPPER_STAGE;
+        if (KIND == GROUPED_DW && k == j.steps - 1 && j.last < HOPPER_DEPTH) end_depth<N>(stage, j.last);
+        wgmma_begin(d);
+        hopper_step<KIND, N>(d, stage, k > 0);
+        wgmma_commit();
+        wgmma_wait<1>(); /* the step before is done with its stage */
+        if (k > 0 && leader) barrier_arrive(s.empty + before);
+        before = ring->at;
+    }
+    wgmma_wait<0>();
+    wgmma_end(d);
+    if (KIND == GROUPED_DW && j.steps == 0) ring->next();
+    if (leader) barrier_arrive(s.empty + before);
+    char *sheets = s.sheets + warp * HOPPER_SHEET;
+    const Panel<Out> out = { g.out + (j.row + warp * 16) * g.ldo + j.column, g.ldo, j.rows - warp * 16, j.columns };
+    if constexpr (KIND == GROUPED_DW) add_product<N>(d, sheets, out, g.add, j.steps > 0);
+    else store_product<N>(d, sheets, out);
+}
+
+template <int KIND, class T, class Out>
+__device__ __forceinline__ void multiply_tiles(const Grouped<T, Out> &g, const HopperShared<T> &s)
+{
+    HopperRing ring;
+    float d[HOPPER_WIDE / 2]; /* (one array: registers that nothing was written to are kept apart for each) */
     for (;;) {
         barrier_wait(s.full + ring.at, ring.parity);
         const HopperJob j = s.job[ring.at];
-        if (j.steps < 0) break;
-        float d[N / 2];
-        int before = ring.at;
-        for (int k = 0; k < j.steps; k++, ring.next()) {
-            if (k > 0) barrier_wait(s.full + ring.at, ring.parity);
-            T *stage = s.stages + ring.at * Tile::STAGE;
-            if (KIND == GROUPED_DW && k == j.steps - 1 && j.last < HOPPER_DEPTH) end_depth<N>(stage, j.last);
-            wgmma_begin(d);
-            multiply_step<KIND, N>(d, stage, k);
-            wgmma_commit();
-            wgmma_wait<1>(); /* the step before is done with its stage */
-            if (k > 0 && leader) stage_free(s.empty + before);
-            before = ring.at;
-#if HOPPER_LEAD
-            if (lead > 0 && --lead == 0) named_arrive(2, HOPPER_GROUP * HOPPER_WORKERS);
-#endif
-        }
-        wgmma_wait<0>();
-        wgmma_end(d);
-        if (KIND == GROUPED_DW && j.steps == 0) ring.next();
-        if (leader) stage_free(s.empty + before);
-#ifdef HOPPER_NOSTORE
-        if (d[0] != 1.2345e30f) continue;
-#endif
-        const int64_t row = j.row + warp * 16;
-        const Panel<Out> out = { g.out + row * g.ldo + j.column, g.ldo, j.rows - warp * 16, j.columns };
-        if constexpr (KIND == GROUPED_DW) add_product<N>(d, out, g.add, j.steps == 0);
-        else store_product<N>(d, s.sheets + warp * 2 * HOPPER_SHEET, out);
+        if (j.steps < 0) return;
+        if (j.narrow) hopper_tile<KIND, HOPPER_NARROW>(g, s, &ring, j, reinterpret_cast<float(&)[HOPPER_NARROW / 2]>(d));
+        else hopper_tile<KIND, HOPPER_WIDE>(g, s, &ring, j, d);
     }
-#if HOPPER_LEAD
-    if (lead > 0) named_arrive(2, HOPPER_GROUP * HOPPER_WORKERS);
-#endif
 }
 
-template <class T, class Out, int KIND, int N>
-__global__ void __cluster_dims__(HOPPER_CLUSTER, 1, 1) __launch_bounds__(HOPPER_THREADS, 1)
+template <class T, class Out, int KIND>
+__global__ void __launch_bounds__(HOPPER_THREADS, 1)
     grouped_wgmma_kernel(Grouped<T, Out> g, TENSOR_MAP(map_a), TENSOR_MAP(map_b))
 {
 #if HOPPER
-    typedef HopperTile<N> Tile;
-    DYNAMIC_SHARED(T, shared); /* [stages] of A and B; sheets of each warp */
-    SHARED(Barrier, full, [Tile::STAGES]);
-    SHARED(Barrier, empty, [Tile::STAGES]);
-    SHARED(HopperJob, job, [Tile::STAGES]);
-    const HopperShared<T> s = { shared, shared + Tile::STAGES * Tile::STAGE, full, empty, job };
+    DYNAMIC_SHARED(T, stages); /* [stages] of A and B; a sheet for each warp that multiplies */
+    SHARED(Barrier, full, [HOPPER_STAGES]);
+    SHARED(Barrier, empty, [HOPPER_STAGES]);
+    SHARED(HopperJob, job, [HOPPER_STAGES]);
+    char *sheets = reinterpret_cast<char *>(stages + HOPPER_STAGES * HOPPER_STAGE);
+    const HopperShared<T> s = { stages, sheets, full, empty, job };
     if (threadIdx.x == 0) {
-        for (int i = 0; i < Tile::STAGES; i++) {
+        for (int i = 0; i < HOPPER_STAGES; i++) {
             barrier_init(full + i, 1);
-            barrier_init(empty + i, HOPPER_CLUSTER * HOPPER_WORKERS * HOPPER_GROUP / WARP);
+            barrier_init(empty + i, HOPPER_WORKERS * HOPPER_GROUP / WARP);
         }
         barriers_ready();
     }
-    if (HOPPER_CLUSTER > 1) cluster_sync();
-    else __syncthreads();
+    __syncthreads();
     if (threadIdx.x < HOPPER_GROUP) {
-        registers_give<HOPPER_W == 3 ? 32 : 40>();
-        if (threadIdx.x < WARP) copy_tiles<KIND, N>(g, s, map_a, map_b);
+        registers_give<40>();
+        if (threadIdx.x < WARP) copy_tiles<KIND>(g, s, map_a, map_b);
     } else {
-        registers_take<HOPPER_W == 3 ? 160 : 232>();
-        multiply_tiles<KIND, N>(g, s);
+        registers_take<232>();
+        multiply_tiles<KIND>(g, s);
     }
-    if (HOPPER_CLUSTER > 1) __syncwarp(), cluster_sync(); /* nothing arrives in a block that has left */
 #endif
 }
 
 /* ---- launching ---- */
 
-/* Dimensions innermost first: rows of `across` numbers, `rows` of them, in `planes`; a copy moves high x 64. */
+/* Copies of high x 64 from rows of `across` numbers, `rows` of them, in `planes` (0: no such dimension). */
 static inline Err hopper_map(TensorMap *out, Tensor t, int64_t across, int64_t rows, int64_t planes, int high)
 {
     const int64_t size = dtype_size(t.dtype);
-    const TensorBox b = { t.data, planes ? 3 : 2, { across, rows > 0 ? rows : 1, planes },
-                          { size, t.ld * size, rows * t.ld * size }, { 64, high, 1 }, 128 };
+    TensorBox b = { t.data, planes ? 3 : 2, { across, rows > 0 ? rows : 1, planes }, { size, t.ld * size }, { 64, high, 1 }, 128 };
+    b.stride[2] = rows * t.ld * size;
     return tensor_map(out, &b);
 }
 
-template <class T, int KIND, int N> static Err launch_hopper(Stream *s, const GroupedArgs &a)
+template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedArgs &a)
 {
     typedef typename std::conditional<KIND == GROUPED_DW, float, T>::type Out;
     const int64_t E = a.weights.dim[0], O = a.weights.dim[1], I = a.weights.dim[2], P = a.a.dim[0];
     Grouped<T, Out> g = grouped_of<T, Out, KIND>(a, HOPPER_ROWS);
-    g.rows = grid_blocks(KIND == GROUPED_DW ? ceil_div(O, HOPPER_ROWS * HOPPER_CLUSTER) : P / (HOPPER_ROWS * HOPPER_CLUSTER) + E);
-    g.columns = grid_blocks(ceil_div(KIND == GROUPED_FWD ? O : I, N));
+    g.columns = grid_blocks(ceil_div(KIND == GROUPED_FWD ? O : I, HOPPER_WIDE));
     TensorMap map_a, map_b;
     TRY(hopper_map(&map_a, a.a, KIND == GROUPED_FWD ? I : O, P, 0, KIND == GROUPED_DW ? 64 : HOPPER_ROWS));
     if (KIND == GROUPED_DW) TRY(hopper_map(&map_b, a.b, I, P, 0, 64));
-    else TRY(hopper_map(&map_b, a.b, I, O, E, KIND == GROUPED_FWD ? N / HOPPER_CLUSTER : 64));
-    const int bytes = static_cast<int>(HopperTile<N>::SHARED);
-    TRY(cuda_check(cudaFuncSetAttribute(grouped_wgmma_kernel<T, Out, KIND, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "grouped"));
-    LAUNCH((grouped_wgmma_kernel<T, Out, KIND, N>), s->dev->threads / HOPPER_CLUSTER * HOPPER_CLUSTER, HOPPER_THREADS, HopperTile<N>::SHARED,
-           cuda_stream(s), g, map_a, map_b);
+    else TRY(hopper_map(&map_b, a.b, I, O, E, KIND == GROUPED_FWD ? HOPPER_NARROW : 64));
+    if (cudaFuncSetAttribute(grouped_wgmma_kernel<T, Out, KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             HOPPER_SHARED) != cudaSuccess)
+        return err_set(ERR_DEVICE, "grouped products: this GPU does not grant '%d' bytes of shared memory to a block",
+                       HOPPER_SHARED);
+    LAUNCH((grouped_wgmma_kernel<T, Out, KIND>), s->dev->threads, HOPPER_THREADS, HOPPER_SHARED, cuda_stream(s), g,
+           map_a, map_b);
     return ERR_OK;
 }
 
