@@ -4,7 +4,7 @@
  * same names (emu_hopper.h). Tensor maps, made by the host: tensor_map.h.
  *
  * HOPPER is 1 where the instructions exist; a kernel's body stands in `#if HOPPER`, so that it is empty in the object
- * code of other GPUs, which never launch it (cuda_has_hopper).
+ * code of other GPUs, which never launch it (has_hopper_code).
  *
  *   barrier_init(b, n)        one thread; n arrivals end a phase. Then barriers_ready() by it, __syncthreads() by all
  *   barrier_expect(b, bytes)  an arrival; the phase waits for so many bytes of copies, too
@@ -115,47 +115,6 @@ __device__ __forceinline__ void tma_load_4d(void *to, const TensorMap &map, Barr
 }
 #undef TMA_LOAD
 
-/* To the same place in each block of the cluster whose bit is set in `blocks`, whose own barrier at b's place counts. */
-#define TMA_SPREAD(dims, at)                                                                                       \
-    "cp.async.bulk.tensor." dims ".shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "  \
-    "[%1, {" at "}], [%2], %3;\n"
-
-__device__ __forceinline__ void tma_spread_2d(void *to, const TensorMap &map, Barrier *b, int blocks, int x, int y)
-{
-    HOPPER_ASM(TMA_SPREAD("2d", "%4, %5")::"r"(shared_address(to)), "l"(&map), "r"(shared_address(b)),
-               "h"(static_cast<uint16_t>(blocks)), "r"(x), "r"(y)
-               : "memory");
-}
-
-__device__ __forceinline__ void tma_spread_3d(void *to, const TensorMap &map, Barrier *b, int blocks, int x, int y, int z)
-{
-    HOPPER_ASM(TMA_SPREAD("3d", "%4, %5, %6")::"r"(shared_address(to)), "l"(&map), "r"(shared_address(b)),
-               "h"(static_cast<uint16_t>(blocks)), "r"(x), "r"(y), "r"(z)
-               : "memory");
-}
-#undef TMA_SPREAD
-
-/* An arrival at the barrier at b's place in block `rank` of the cluster. */
-__device__ __forceinline__ void barrier_arrive_at(Barrier *b, int rank)
-{
-    HOPPER_ASM("{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at]; }\n" ::"r"(
-                   shared_address(b)),
-               "r"(rank)
-               : "memory");
-}
-
-__device__ __forceinline__ int cluster_rank()
-{
-    int rank = 0;
-    HOPPER_ASM("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
-    return rank;
-}
-
-__device__ __forceinline__ void cluster_sync()
-{
-    HOPPER_ASM("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
-}
-
 __device__ __forceinline__ void proxy_fence() { HOPPER_ASM("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 template <int N> __device__ __forceinline__ void registers_give()
@@ -256,6 +215,13 @@ WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #else
 #include "emu_hopper.h"
 #endif
+
+/* There is a GPU of compute capability 9.0, and object code of sm_90a for it: what was compiled from PTX is empty. */
+template <class... P> static bool has_hopper_code(void (*kernel)(P...))
+{
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, kernel) == cudaSuccess && a.ptxVersion == 90 && a.binaryVersion == 90;
+}
 
 /* lead, stride in bytes. */
 __device__ __forceinline__ uint64_t shared_matrix(const void *tile, int lead, int stride, Swizzle mode)

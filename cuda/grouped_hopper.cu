@@ -12,25 +12,34 @@
  * Sums      one chain in ascending depth, 16 numbers an instruction, in tiles of any width: of the same bits as by
  *           mma.sync on an H100.
  */
-#ifndef MEGATRAIN_CUDA_GROUPED_HOPPER_CUH
-#define MEGATRAIN_CUDA_GROUPED_HOPPER_CUH
-
+#include "grouped.cuh"
 #include "hopper.cuh"
 
-constexpr int HOPPER_WIDE = 256, HOPPER_NARROW = 128; /* columns of a tile */
-constexpr int HOPPER_ROWS = 128, HOPPER_DEPTH = 64;
-constexpr int HOPPER_GROUP = 128, HOPPER_WORKERS = 2, HOPPER_THREADS = HOPPER_GROUP * (1 + HOPPER_WORKERS);
-constexpr int HOPPER_BOX = 64 * 64; /* elements that lie together: rows of 128 bytes, swizzled */
-constexpr int HOPPER_A = HOPPER_ROWS * HOPPER_DEPTH, HOPPER_STAGE = HOPPER_A + HOPPER_WIDE * HOPPER_DEPTH;
-constexpr int HOPPER_STAGES = 4, HOPPER_SHEET = 4096; /* bytes: a warp's results on their way */
-constexpr int HOPPER_SHARED = HOPPER_STAGES * HOPPER_STAGE * 2 + HOPPER_WORKERS * 4 * HOPPER_SHEET;
-constexpr int HOPPER_AHEAD = 24; /* steps */
-static_assert(HOPPER_ROWS == 64 * HOPPER_WORKERS && HOPPER_DEPTH == 64, "a warpgroup's rows of a step are a box");
+/* (as enumerators: where the kernel is empty, nobody uses some of them) */
+enum : int {
+    HOPPER_WIDE = 256, /* columns of a tile, if not narrow */
+    HOPPER_NARROW = 128,
+    HOPPER_ROWS = 128,
+    HOPPER_DEPTH = 64,  /* of a step */
+    HOPPER_GROUP = 128, /* threads of a warpgroup */
+    HOPPER_WORKERS = 2, /* warpgroups that multiply */
+    HOPPER_THREADS = HOPPER_GROUP * (1 + HOPPER_WORKERS),
+    HOPPER_BOX = 64 * 64, /* elements that lie together: rows of 128 bytes, swizzled */
+    HOPPER_A = HOPPER_ROWS * HOPPER_DEPTH,
+    HOPPER_STAGE = HOPPER_A + HOPPER_WIDE * HOPPER_DEPTH,
+    HOPPER_STAGES = 4,
+    HOPPER_SHEET = 4096, /* bytes: a warp's results on their way */
+    HOPPER_SHARED = HOPPER_STAGES * HOPPER_STAGE * 2 + HOPPER_WORKERS * 4 * HOPPER_SHEET,
+    HOPPER_AHEAD = 24 /* steps before the last that what results are added to is fetched */
+};
+static_assert(HOPPER_ROWS == 64 * HOPPER_WORKERS && HOPPER_DEPTH == 64,
+              "a warpgroup's rows of a step are a box");
 
 /* What a tile is. Results: rows from `row` on, `rows` of them or fewer than a tile has; columns likewise. */
 struct HopperJob {
     int row, rows, column, columns;
-    int steps, last; /* of the depth; numbers of the last of them that count. steps < 0: there is no further tile */
+    int steps,
+        last; /* of the depth; numbers of the last of them that count. steps < 0: there is no further tile */
     int narrow;
 };
 
@@ -51,7 +60,8 @@ template <int KIND, class G> struct HopperTiles {
     __device__ __forceinline__ explicit HopperTiles(const G &grouped)
         : g(grouped), across(KIND == GROUPED_FWD ? grouped.O : grouped.I), at(blockIdx.x)
     {
-        const uint32_t tiles = g.rows * g.columns * (KIND == GROUPED_DW ? g.experts : 1), rest = tiles % gridDim.x;
+        const uint32_t tiles = g.rows * g.columns * (KIND == GROUPED_DW ? g.experts : 1),
+                       rest = tiles % gridDim.x;
         cut = across <= HOPPER_NARROW ? tiles : rest * 2 <= gridDim.x ? rest : 0;
         wide = tiles - cut;
     }
@@ -77,7 +87,8 @@ template <int KIND, class G> struct HopperTiles {
         const GroupedPlace place = grouped_place(tile, g.rows, g.columns);
         const RowTile r = find_rows(g, place.row, HOPPER_ROWS);
         if (r.expert < 0) return false;
-        const int depth = KIND == GROUPED_FWD ? g.I : g.O, column = static_cast<int>(place.column) * HOPPER_WIDE;
+        const int depth = KIND == GROUPED_FWD ? g.I : g.O,
+                  column = static_cast<int>(place.column) * HOPPER_WIDE;
         const int row = static_cast<int>(r.first), steps = (depth + HOPPER_DEPTH - 1) / HOPPER_DEPTH;
         *j = { row, static_cast<int>(r.end) - row, column, across - column, steps, HOPPER_DEPTH, 0 };
         *f = { row, column, r.expert };
@@ -91,9 +102,12 @@ template <int KIND, class G> struct HopperTiles {
         const int first = static_cast<int>(g.start(e)), depth = static_cast<int>(g.start(e + 1)) - first;
         if (depth == 0 && g.add) return false;
         const GroupedPlace place = grouped_place(tile % tiles, g.rows, g.columns);
-        const int row = static_cast<int>(place.row) * HOPPER_ROWS, column = static_cast<int>(place.column) * HOPPER_WIDE;
+        const int row = static_cast<int>(place.row) * HOPPER_ROWS,
+                  column = static_cast<int>(place.column) * HOPPER_WIDE;
         const int steps = (depth + HOPPER_DEPTH - 1) / HOPPER_DEPTH;
-        *j = { e * g.O + row, g.O - row, column, across - column, steps, depth - (steps - 1) * HOPPER_DEPTH, 0 };
+        *j = {
+            e * g.O + row, g.O - row, column, across - column, steps, depth - (steps - 1) * HOPPER_DEPTH, 0
+        };
         *f = { row, column, first };
         return true;
     }
@@ -127,13 +141,15 @@ __device__ __forceinline__ void copy_step(T *a, Barrier *full, const TensorMap &
     barrier_expect(full, (HOPPER_A + columns * HOPPER_DEPTH) * 2);
     if (KIND == GROUPED_DW) {
         UNROLL
-        for (int i = 0; i < HOPPER_ROWS; i += 64) tma_load_2d(a + i * 64, map_a, full, f.a + i, f.expert + at);
+        for (int i = 0; i < HOPPER_ROWS; i += 64)
+            tma_load_2d(a + i * 64, map_a, full, f.a + i, f.expert + at);
         for (int i = 0; i < columns; i += 64) tma_load_2d(b + i * 64, map_b, full, f.b + i, f.expert + at);
         return;
     }
     tma_load_2d(a, map_a, full, at, f.a);
     if (KIND == GROUPED_FWD) {
-        for (int i = 0; i < columns; i += HOPPER_NARROW) tma_load_3d(b + i * 64, map_b, full, at, f.b + i, f.expert);
+        for (int i = 0; i < columns; i += HOPPER_NARROW)
+            tma_load_3d(b + i * 64, map_b, full, at, f.b + i, f.expert);
     } else {
         for (int i = 0; i < columns; i += 64) tma_load_3d(b + i * 64, map_b, full, f.b + i, at, f.expert);
     }
@@ -161,7 +177,8 @@ __device__ __forceinline__ void copy_tiles(const G &g, const HopperShared<T> &s,
     HopperJob j;
     HopperFrom f;
     while (tiles.next(&j, &f)) {
-        const int stages = j.steps > 0 ? j.steps : 1, late = stages > HOPPER_AHEAD ? stages - HOPPER_AHEAD : 0;
+        const int stages = j.steps > 0 ? j.steps : 1,
+                  late = stages > HOPPER_AHEAD ? stages - HOPPER_AHEAD : 0;
         for (int k = 0; k < stages; k++, ring.next()) {
             if (KIND == GROUPED_DW && g.add && k == late) prefetch_results(g, j);
             if (leader) {
@@ -215,19 +232,19 @@ __device__ __forceinline__ void store_product(const float (&d)[N / 2], char *she
     for (int c = 0; c < N / 64; c++) {
         T *sheet = reinterpret_cast<T *>(sheets + c % 2 * (HOPPER_SHEET / 2));
         UNROLL
-        for (int j = 0; j < 8; j++)
-            UNROLL
-            for (int h = 0; h < 2; h++) {
-                const int row = l / 4 + h * 8, r = c * 32 + j * 4 + h * 2;
-                *reinterpret_cast<uint32_t *>(sheet + row * 64 + (j ^ (row & 7)) * 8 + l % 4 * 2) =
-                    pack_pair(d[r], d[r + 1], T());
-            }
+        for (int j = 0; j < 8; j++) UNROLL
+        for (int h = 0; h < 2; h++) {
+            const int row = l / 4 + h * 8, r = c * 32 + j * 4 + h * 2;
+            *reinterpret_cast<uint32_t *>(sheet + row * 64 + (j ^ (row & 7)) * 8 + l % 4 * 2) =
+                pack_pair(d[r], d[r + 1], T());
+        }
         __syncwarp(); /* who has passed this has read the other half */
         UNROLL
         for (int i = 0; i < 4; i++) {
             const int row = i * 4 + l / 8, chunk = l % 8, column = c * 64 + chunk * 8;
             if (row < out.rows && column < out.columns)
-                store16_global(out.data + row * out.ld + column, load16(sheet + row * 64 + (chunk ^ (row & 7)) * 8));
+                store16_global(out.data + row * out.ld + column,
+                               load16(sheet + row * 64 + (chunk ^ (row & 7)) * 8));
         }
     }
 }
@@ -251,8 +268,8 @@ __device__ __forceinline__ void load_part(HopperPart *p, const Panel<float> &out
 
 /* The same as store_product of fp32: a sheet of 64 columns. `some`: else the product of no rows. */
 template <int N>
-__device__ __forceinline__ void add_product(const float (&d)[N / 2], char *sheets, const Panel<float> &out, bool add,
-                                            bool some)
+__device__ __forceinline__ void add_product(const float (&d)[N / 2], char *sheets, const Panel<float> &out,
+                                            bool add, bool some)
 {
     const int l = threadIdx.x % WARP;
     float *sheet = reinterpret_cast<float *>(sheets);
@@ -261,13 +278,12 @@ __device__ __forceinline__ void add_product(const float (&d)[N / 2], char *sheet
         HopperPart now;
         load_part(&now, out, c * 64, add);
         UNROLL
-        for (int j = 0; j < 8; j++)
-            UNROLL
-            for (int h = 0; h < 2; h++) {
-                const int row = l / 4 + h * 8, r = c * 32 + j * 4 + h * 2, chunk = j * 2 + l % 4 / 2;
-                *reinterpret_cast<float2 *>(sheet + row * 64 + (chunk ^ (row & 7) * 2) * 4 + l % 2 * 2) =
-                    make_float2(some ? d[r] : 0.0f, some ? d[r + 1] : 0.0f);
-            }
+        for (int j = 0; j < 8; j++) UNROLL
+        for (int h = 0; h < 2; h++) {
+            const int row = l / 4 + h * 8, r = c * 32 + j * 4 + h * 2, chunk = j * 2 + l % 4 / 2;
+            *reinterpret_cast<float2 *>(sheet + row * 64 + (chunk ^ (row & 7) * 2) * 4 + l % 2 * 2) =
+                make_float2(some ? d[r] : 0.0f, some ? d[r + 1] : 0.0f);
+        }
         __syncwarp();
         UNROLL
         for (int i = 0; i < 8; i++) {
@@ -275,15 +291,16 @@ __device__ __forceinline__ void add_product(const float (&d)[N / 2], char *sheet
             const Pack<float> sum = load16(sheet + row * 64 + (chunk ^ (row & 7) * 2) * 4);
             UNROLL
             for (int v = 0; v < 4; v++) now.x[i].v[v] += sum.v[v];
-            if (row < out.rows && column < out.columns) store16_global(out.data + row * out.ld + column, now.x[i]);
+            if (row < out.rows && column < out.columns)
+                store16_global(out.data + row * out.ld + column, now.x[i]);
         }
         __syncwarp(); /* the sheet has been read */
     }
 }
 
 template <int KIND, int N, class T, class Out>
-__device__ __forceinline__ void hopper_tile(const Grouped<T, Out> &g, const HopperShared<T> &s, HopperRing *ring,
-                                            const HopperJob &j, float (&d)[N / 2])
+__device__ __forceinline__ void hopper_tile(const Grouped<T, Out> &g, const HopperShared<T> &s,
+                                            HopperRing *ring, const HopperJob &j, float (&d)[N / 2])
 {
     const bool leader = threadIdx.x % WARP == 0;
     const int warp = threadIdx.x / WARP - HOPPER_GROUP / WARP;
@@ -304,7 +321,8 @@ __device__ __forceinline__ void hopper_tile(const Grouped<T, Out> &g, const Hopp
     if (KIND == GROUPED_DW && j.steps == 0) ring->next();
     if (leader) barrier_arrive(s.empty + before);
     char *sheets = s.sheets + warp * HOPPER_SHEET;
-    const Panel<Out> out = { g.out + (j.row + warp * 16) * g.ldo + j.column, g.ldo, j.rows - warp * 16, j.columns };
+    const Panel<Out> out = { g.out + (j.row + warp * 16) * g.ldo + j.column, g.ldo, j.rows - warp * 16,
+                             j.columns };
     if constexpr (KIND == GROUPED_DW) add_product<N>(d, sheets, out, g.add, j.steps > 0);
     else store_product<N>(d, sheets, out);
 }
@@ -318,7 +336,9 @@ __device__ __forceinline__ void multiply_tiles(const Grouped<T, Out> &g, const H
         barrier_wait(s.full + ring.at, ring.parity);
         const HopperJob j = s.job[ring.at];
         if (j.steps < 0) return;
-        if (j.narrow) hopper_tile<KIND, HOPPER_NARROW>(g, s, &ring, j, reinterpret_cast<float(&)[HOPPER_NARROW / 2]>(d));
+        if (j.narrow)
+            hopper_tile<KIND, HOPPER_NARROW>(g, s, &ring, j,
+                                             reinterpret_cast<float(&)[HOPPER_NARROW / 2]>(d));
         else hopper_tile<KIND, HOPPER_WIDE>(g, s, &ring, j, d);
     }
 }
@@ -358,14 +378,21 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 static inline Err hopper_map(TensorMap *out, Tensor t, int64_t across, int64_t rows, int64_t planes, int high)
 {
     const int64_t size = dtype_size(t.dtype);
-    TensorBox b = { t.data, planes ? 3 : 2, { across, rows > 0 ? rows : 1, planes }, { size, t.ld * size }, { 64, high, 1 }, 128 };
+    TensorBox b = { t.data,
+                    planes ? 3 : 2,
+                    { across, rows > 0 ? rows : 1, planes },
+                    { size, t.ld * size },
+                    { 64, high, 1 },
+                    128 };
     b.stride[2] = rows * t.ld * size;
     return tensor_map(out, &b);
 }
 
-template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedArgs &a)
+template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedArgs &a, bool *done)
 {
     typedef typename std::conditional<KIND == GROUPED_DW, float, T>::type Out;
+    *done = has_hopper_code(grouped_wgmma_kernel<T, Out, KIND>);
+    if (!*done) return ERR_OK;
     const int64_t E = a.weights.dim[0], O = a.weights.dim[1], I = a.weights.dim[2], P = a.a.dim[0];
     Grouped<T, Out> g = grouped_of<T, Out, KIND>(a, HOPPER_ROWS);
     g.columns = grid_blocks(ceil_div(KIND == GROUPED_FWD ? O : I, HOPPER_WIDE));
@@ -375,11 +402,31 @@ template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedAr
     else TRY(hopper_map(&map_b, a.b, I, O, E, KIND == GROUPED_FWD ? HOPPER_NARROW : 64));
     if (cudaFuncSetAttribute(grouped_wgmma_kernel<T, Out, KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              HOPPER_SHARED) != cudaSuccess)
-        return err_set(ERR_DEVICE, "grouped products: this GPU does not grant '%d' bytes of shared memory to a block",
+        return err_set(ERR_DEVICE,
+                       "grouped products: this GPU does not grant '%d' bytes of shared memory to a block",
                        HOPPER_SHARED);
-    LAUNCH((grouped_wgmma_kernel<T, Out, KIND>), s->dev->threads, HOPPER_THREADS, HOPPER_SHARED, cuda_stream(s), g,
-           map_a, map_b);
+    LAUNCH((grouped_wgmma_kernel<T, Out, KIND>), s->dev->threads, HOPPER_THREADS, HOPPER_SHARED,
+           cuda_stream(s), g, map_a, map_b);
     return ERR_OK;
 }
 
-#endif
+template <int KIND> static Err launch_kind(Stream *s, const GroupedArgs &a, bool *done)
+{
+    if (a.a.dtype == BF16) return launch_hopper<bf16, KIND>(s, a, done);
+    return launch_hopper<f16, KIND>(s, a, done);
+}
+
+Err grouped_hopper(Stream *s, int kind, const GroupedArgs &a, bool *done)
+{
+    const int64_t most = INT32_MAX - HOPPER_ROWS,
+                  *dim = a.weights.dim; /* coordinates of copies are of 32 bits */
+    *done = false;
+    if (a.a.dtype != BF16 && a.a.dtype != F16) return ERR_OK;
+    if (!rows_aligned(a.a) || !rows_aligned(a.b) || !rows_aligned(a.out)) return ERR_OK;
+    if (a.a.dim[0] > most || dim[0] * dim[1] > most || dim[2] > most) return ERR_OK;
+    switch (kind) {
+    case GROUPED_FWD: return launch_kind<GROUPED_FWD>(s, a, done);
+    case GROUPED_DX: return launch_kind<GROUPED_DX>(s, a, done);
+    default: return launch_kind<GROUPED_DW>(s, a, done);
+    }
+}
