@@ -155,16 +155,12 @@ __device__ __forceinline__ void copy_step(T *a, Barrier *full, const TensorMap &
     }
 }
 
-/* What results will be added to. */
+/* What results will be added to, by a warp. */
 template <class G> __device__ __forceinline__ void prefetch_results(const G &g, const HopperJob &j)
 {
-    constexpr int LINE = 32; /* numbers */
-    UNROLL_BY(1)
-    for (int i = threadIdx.x; i < HOPPER_ROWS * HOPPER_WIDE / LINE; i += WARP) {
-        const int row = i / (HOPPER_WIDE / LINE), column = i % (HOPPER_WIDE / LINE) * LINE;
-        if (row < j.rows && column < j.columns && (!j.narrow || column < HOPPER_NARROW))
-            prefetch_l2(g.out + (j.row + row) * g.ldo + j.column + column);
-    }
+    const int most = j.narrow ? HOPPER_NARROW : HOPPER_WIDE, columns = j.columns < most ? j.columns : most;
+    for (int row = threadIdx.x; row < HOPPER_ROWS && row < j.rows; row += WARP)
+        prefetch_l2_bytes(g.out + (j.row + row) * g.ldo + j.column, columns * 4);
 }
 
 template <int KIND, class T, class G>
@@ -335,6 +331,7 @@ __device__ __forceinline__ void multiply_tiles(const Grouped<T, Out> &g, const H
     for (;;) {
         barrier_wait(s.full + ring.at, ring.parity);
         const HopperJob j = s.job[ring.at];
+        __syncwarp(); /* the stage may be given back: all have read what it says */
         if (j.steps < 0) return;
         if (j.narrow)
             hopper_tile<KIND, HOPPER_NARROW>(g, s, &ring, j,
@@ -400,13 +397,14 @@ template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedAr
     TRY(hopper_map(&map_a, a.a, KIND == GROUPED_FWD ? I : O, P, 0, KIND == GROUPED_DW ? 64 : HOPPER_ROWS));
     if (KIND == GROUPED_DW) TRY(hopper_map(&map_b, a.b, I, P, 0, 64));
     else TRY(hopper_map(&map_b, a.b, I, O, E, KIND == GROUPED_FWD ? HOPPER_NARROW : 64));
+    const int threads = HOPPER_THREADS, bytes = HOPPER_SHARED;
     if (cudaFuncSetAttribute(grouped_wgmma_kernel<T, Out, KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             HOPPER_SHARED) != cudaSuccess)
+                             bytes) != cudaSuccess)
         return err_set(ERR_DEVICE,
                        "grouped products: this GPU does not grant '%d' bytes of shared memory to a block",
-                       HOPPER_SHARED);
-    LAUNCH((grouped_wgmma_kernel<T, Out, KIND>), s->dev->threads, HOPPER_THREADS, HOPPER_SHARED,
-           cuda_stream(s), g, map_a, map_b);
+                       bytes);
+    LAUNCH((grouped_wgmma_kernel<T, Out, KIND>), s->dev->threads, threads, bytes, cuda_stream(s), g, map_a,
+           map_b);
     return ERR_OK;
 }
 

@@ -115,6 +115,12 @@ __device__ __forceinline__ void tma_load_4d(void *to, const TensorMap &map, Barr
 }
 #undef TMA_LOAD
 
+/* These bytes of global memory, multiples of 16 at a multiple of 16, are brought to L2; nothing waits for it. */
+__device__ __forceinline__ void prefetch_l2_bytes(const void *p, int bytes)
+{
+    HOPPER_ASM("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(p), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void proxy_fence() { HOPPER_ASM("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 template <int N> __device__ __forceinline__ void registers_give()
@@ -214,6 +220,7 @@ WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 #else
 #include "emu_hopper.h"
+static inline void prefetch_l2_bytes(const void *, int) {}
 #endif
 
 /* There is a GPU of compute capability 9.0, and object code of sm_90a for it: what was compiled from PTX is empty. */
