@@ -11,41 +11,16 @@
  *           so that sums repeat bit for bit. Blocks are numbered in bands of 16 tiles of rows (grouped_order.h).
  *           16 bits: tiles of 128 x 128, 8 warps with 64 x 32 each, mma.sync m16n8k16; three stages of 32 of the
  *           depth arrive by cp.async. fp32: tiles of 64 x 64, 16 sums a thread, plain FMA (no TF32).
- * FLOP      2 P O I each. P 131,072 rows (65,536 tokens, 2 choices), O 4096, I 1024: 1.1 TFLOP, 1.4 ms at 790 TFLOP/s;
- *           mma.sync reaches some 60% of that on Hopper, whose other half is wgmma's.
+ *           16 bits, rows at multiples of 16 bytes, a GPU of 9.0 and its object code: grouped_hopper.cu, by wgmma.
+ * FLOP      2 P O I each. P 131,072 rows (65,536 tokens, 2 choices), O 3072, I 768, 8 experts: 0.62 TFLOP. On an H100
+ *           2.2 to 2.7 ms, 230 to 280 TFLOP/s, by mma.sync; 0.85 to 0.95 ms, 650 to 730 TFLOP/s, by wgmma.
  * Traffic   bf16: a tile reads 2 x 128 x depth numbers, so that L2 serves P O I / 32 bytes, 17 GB for the above. Device
  *           memory serves 2 P (O + I) bytes and the weights, where a band of 16 tiles fits into L2, 1.4 GB, 0.3 ms; up to
  *           four times that with depths of 14,336 (test_grouped_order counts). Bound by the tensor cores once an expert
  *           has some 300 rows; with fewer by the weights.
  * Needs     16-byte aligned rows for cp.async, else element by element; dw is F32.
  */
-#include <type_traits>
-
-#include "grouped_order.h"
-#include "kernel.cuh"
-
-enum GroupedKind { GROUPED_FWD, GROUPED_DX, GROUPED_DW };
-
-/* ---- the cut into blocks ---- */
-
-template <class T, class Out> struct Grouped {
-    const T *a, *b;
-    Out *out;
-    int64_t lda, ldb, ldo;
-    const int64_t *offset;
-    int64_t runs; /* of an expert, in offset */
-    int experts;
-    int O, I;
-    uint32_t rows, columns; /* tiles of them */
-    bool add;               /* dw: to what is there */
-    __device__ __forceinline__ int64_t start(int e) const { return offset[e * runs]; }
-};
-
-/* A matrix as it lies in memory, from a block's first element on. */
-template <class T> struct Panel {
-    T *data;
-    int64_t ld, rows, columns;
-};
+#include "grouped.cuh"
 
 /* What a block computes: out = a b, over `depth` numbers. */
 template <class T, class Out> struct Task {
@@ -53,37 +28,6 @@ template <class T, class Out> struct Task {
     Panel<Out> out;
     int64_t depth;
 };
-
-/* Rows [first, end) of one expert. */
-struct RowTile {
-    int64_t first, end;
-    int expert;
-};
-
-/* Tile number `left` of all experts' rows, `high` rows each; expert < 0: there are not so many. By a whole warp. */
-template <class G> __device__ __forceinline__ RowTile find_rows(const G &g, int64_t left, int high)
-{
-    const int lane = threadIdx.x % WARP;
-    for (int base = 0; base < g.experts; base += WARP) {
-        const int e = base + lane;
-        const int64_t first = e < g.experts ? g.start(e) : 0, end = e < g.experts ? g.start(e + 1) : 0;
-        const int64_t tiles = (end - first + high - 1) / high;
-        int64_t sum = tiles;
-        for (int d = 1; d < WARP; d *= 2) {
-            const int64_t below = __shfl_up_sync(ALL_LANES, sum, d);
-            if (lane >= d) sum += below;
-        }
-        const unsigned beyond = __ballot_sync(ALL_LANES, sum > left);
-        if (beyond) {
-            const int from = __ffs(beyond) - 1;
-            const int64_t mine = first + (left - (sum - tiles)) * high;
-            RowTile t = { __shfl_sync(ALL_LANES, mine, from), __shfl_sync(ALL_LANES, end, from), base + from };
-            return t;
-        }
-        left -= __shfl_sync(ALL_LANES, sum, WARP - 1);
-    }
-    return { 0, 0, -1 };
-}
 
 /* false: nothing to do. */
 template <int KIND, int TILE, class T, class Out>
@@ -111,11 +55,6 @@ __device__ __forceinline__ bool find_task(const Grouped<T, Out> &g, Task<T, Out>
     t->depth = depth;
     return true;
 }
-
-/* Does the depth go down the rows of A, of B? Else along them. */
-template <int KIND> struct Down {
-    static constexpr bool A = KIND == GROUPED_DW, B = KIND != GROUPED_FWD;
-};
 
 /*
  * Pack (r, c) of a tile of a panel, `at` along the depth: where it begins, and how many of its elements there are.
@@ -388,27 +327,6 @@ __global__ void __launch_bounds__(FMA_THREADS) grouped_fma_kernel(Grouped<float,
 
 /* ---- launching ---- */
 
-/* The tensors of one call: the product's, and the weights (dw: their gradient), which know E, O and I. */
-struct GroupedArgs {
-    Tensor a, b, out, weights, offset;
-    bool add;
-};
-
-/* For tiles of `tile` by `tile`. */
-template <class T, class Out, int KIND> static Grouped<T, Out> grouped_of(const GroupedArgs &a, int64_t tile)
-{
-    Grouped<T, Out> g = { data_of<const T>(a.a), data_of<const T>(a.b), data_of<Out>(a.out), a.a.ld, a.b.ld, a.out.ld };
-    const int64_t E = a.weights.dim[0], O = a.weights.dim[1], I = a.weights.dim[2];
-    g.offset = data_of<const int64_t>(a.offset);
-    g.runs = (a.offset.dim[0] - 1) / E;
-    g.experts = static_cast<int>(E);
-    g.O = static_cast<int>(O), g.I = static_cast<int>(I);
-    g.rows = grid_blocks(KIND == GROUPED_DW ? ceil_div(O, tile) : a.out.dim[0] / tile + E);
-    g.columns = grid_blocks(ceil_div(KIND == GROUPED_FWD ? O : I, tile));
-    g.add = a.add;
-    return g;
-}
-
 template <class T, int KIND, bool WIDE> static void launch_grouped(Stream *s, const GroupedArgs &a)
 {
     const unsigned experts = KIND == GROUPED_DW ? grid_blocks(a.weights.dim[0]) : 1;
@@ -428,6 +346,9 @@ template <int KIND> static Err grouped_run(Stream *s, const char *name, const Gr
     if ((a.offset.dim[0] - 1) % a.weights.dim[0])
         return err_set(ERR_SHAPE, "%s: %lld offsets for %lld experts", name, static_cast<long long>(a.offset.dim[0]),
                        static_cast<long long>(a.weights.dim[0]));
+    bool done;
+    TRY(grouped_hopper(s, KIND, a, &done));
+    if (done) return ERR_OK;
     const bool wide = rows_aligned(a.a) && rows_aligned(a.b) && rows_aligned(a.out);
     if (wide) { DISPATCH(a.a.dtype, (launch_grouped<T, KIND, true>(s, a))); }
     else { DISPATCH(a.a.dtype, (launch_grouped<T, KIND, false>(s, a))); }

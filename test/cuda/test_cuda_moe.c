@@ -702,9 +702,10 @@ static void product_case(DType T, Product p)
     case_close(c);
 }
 
-/* Tiles of 64 and 128, and a depth of 16 and 32 at a time: below, equal, beyond; more experts than a warp has lanes;
- * experts without rows, with all rows, with rows of several tiles; several bands of tiles (grouped_order.h), the last
- * one lower, beside several columns. */
+/* Tiles of 64, 128 and 256, and a depth of 16, 32 and 64 at a time: below, equal, beyond, and beyond the four steps that
+ * are under way at once; more experts than a warp has lanes; experts without rows, with all rows, with rows of several
+ * tiles; several bands of tiles (grouped_order.h), the last one lower, beside several columns; more tiles than blocks
+ * that stay, the last of them cut in two or not. */
 TEST(products)
 {
     static const Product shapes[] = {
@@ -718,6 +719,8 @@ TEST(products)
         { { .N = 200, .K = 2, .E = 3, .run = 50 }, 96, 32, 0, 0, 0, 0 },
         { { .N = 33, .K = 3, .E = 70, .run = 16, .fall = SOME }, 136, 24, 0, 0, 0, 1 },
         { { .N = 6, .K = 1, .E = 1, .run = 6 }, 2184, 136, 0, 0, 0, 1 },
+        { { .N = 700, .K = 1, .E = 3, .run = 350, .fall = SAME }, 264, 328, 8, 8, 3, 1 },
+        { { .N = 130, .K = 3, .E = 5, .run = 65, .fall = SOME }, 520, 192, 0, 0, 70, 0 },
     };
     for (int t = 0; t < TYPES; t++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) product_case(types[t], shapes[i]);
