@@ -1,0 +1,400 @@
+/*
+ * Attention, forward, on Hopper (sm_90a): the results of attention_fwd.cu by wgmma and TMA. What a row of queries is
+ * computed from, and how its statistics are kept: there. Engine: attention_wgmma.cuh.
+ *
+ * Mapping  as many blocks as multiprocessors; each takes items, 64 queries a warpgroup of one head, one after another.
+ *          A warp of the last warpgroup brings what the others need: it says which item comes next, and has TMA load
+ *          queries, keys and values, ahead of their use, into a ring of tiles. So an item's beginning and end stand beside
+ *          the products of another.
+ *          A warpgroup issues scores of tile i and, behind them, weights i - 1 times values; while the latter run it
+ *          turns scores into weights. Between warpgroups issuing goes round: the others' exponentials run meanwhile.
+ *          A warpgroup leaves out the tiles that none of its own rows sees.
+ * Order    heads in sections whose keys and values the L2 cache holds together; in a section the rows that see most
+ *          keys first. Blocks are dealt items there and back, so that the sums of their sizes are near each other.
+ * Takes    matrices of 16 bits and widths up to 128, or of keys up to 192 with values up to 128; at least 128 keys.
+ *          Other calls go to mma.sync (attention_fwd.cu). It depends on the shape alone: repeats are equal bits.
+ * Source   Shah et al. 2024 (FlashAttention-3).
+ */
+#include "attention_fwd.cuh"
+#include "attention_wgmma.cuh"
+
+/* Registers of a thread: of the warp that loads and of those that compute; with what the block starts with they come to
+ * the same sum (65,536 in all). */
+template <int GROUPS> struct Registers {
+    static constexpr int LOADS = GROUPS == 3 ? 32 : 24, COMPUTES = GROUPS == 3 ? 160 : 240;
+};
+
+/* How an item is found: of the heads of all samples, `section` at a time, the last tile of each, then those before. */
+struct FwdOrder {
+    int heads, H, tiles, section; /* B H; tiles of queries a head */
+};
+
+/* What a block works on next, as the warp that loads has found it. */
+template <int GROUPS> struct FwdItem {
+    RowTile rows;
+    int sample, head, tiles; /* of keys; -1: nothing comes any more */
+    TileWalk walk;
+    int first[GROUPS], end[GROUPS], most_low[GROUPS]; /* tiles that a warpgroup's rows see; their largest row_low */
+};
+
+template <class E, int STAGES_> struct FwdShared {
+    typedef typename E::T T;
+    static constexpr int STAGES = STAGES_, ITEMS = 2, WARPS_ALL = E::WARPS + 4, THREADS = WARPS_ALL * WARP;
+    static constexpr int Q = E::GROUP_ROWS * E::C, K = E::COLS * E::C, V = E::COLS * E::V; /* elements of a tile */
+    static constexpr int BYTES = (E::GROUPS * Q + STAGES * (K + V)) * static_cast<int>(sizeof(T));
+    struct Bars {
+        Barrier q_full[E::GROUPS], q_empty[E::GROUPS], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+        Barrier item_full[ITEMS], item_empty[ITEMS];
+        FwdItem<E::GROUPS> item[ITEMS];
+    };
+    T *q, *k, *v;
+    __device__ __forceinline__ FwdShared(T *tiles) : q(tiles), k(q + E::GROUPS * Q), v(k + STAGES * K) {}
+};
+
+/* The same barrier of each round over the tiles: which one, and the phase. */
+template <int COUNT> __device__ __forceinline__ int ring_at(int n) { return n % COUNT; }
+template <int COUNT> __device__ __forceinline__ int ring_phase(int n) { return n / COUNT & 1; }
+
+/* ---- the warp that loads ---- */
+
+/* Item `n` of all, by a warp; every lane gets it. */
+template <class E>
+__device__ __forceinline__ FwdItem<E::GROUPS> find_item(const AttnProblem &p, const FwdOrder &order, int n)
+{
+    FwdItem<E::GROUPS> x;
+    const int begin = n / (order.section * order.tiles) * order.section, at = n - begin * order.tiles;
+    const int heads = min(order.section, order.heads - begin), back = at / heads, unit = begin + at - back * heads;
+    x.sample = unit / order.H, x.head = unit - x.sample * order.H;
+    x.rows = walk_tile(walk_all(p.q, E::ROWS), p.q, order.tiles - 1 - back, E::ROWS);
+    int lows[E::GROUPS], low = INT_MAX;
+    UNROLL
+    for (int g = 0; g < E::GROUPS; g++) {
+        const int skipped = g * E::GROUP_ROWS;
+        const RowTile part = { x.rows.row + skipped, x.rows.position + skipped,
+                               min(x.rows.count - skipped, E::GROUP_ROWS) };
+        lows[g] = INT_MAX, x.most_low[g] = 0;
+        if (part.count > 0) tile_lows(p, x.sample, part, &lows[g], &x.most_low[g]);
+        low = min(low, lows[g]);
+    }
+    x.walk = walk_of(p.k, low, x.rows.position + x.rows.count - 1, E::COLS);
+    x.tiles = walk_count(x.walk);
+    UNROLL
+    for (int g = 0; g < E::GROUPS; g++) {
+        const int last = x.rows.position + min(x.rows.count, (g + 1) * E::GROUP_ROWS) - 1;
+        int first = 0, end = lows[g] == INT_MAX ? 0 : x.tiles;
+        for (; end > first; end--) {
+            const RowTile keys = walk_tile(x.walk, p.k, end - 1, E::COLS);
+            if (keys.position <= last && keys.position + keys.count > lows[g]) break;
+        }
+        for (; first < end; first++) {
+            const RowTile keys = walk_tile(x.walk, p.k, first, E::COLS);
+            if (keys.position <= last && keys.position + keys.count > lows[g]) break;
+        }
+        x.first[g] = first, x.end[g] = end;
+    }
+    return x;
+}
+
+/* A tile of ROWS rows: a copy a box. */
+template <class E, int ROWS, int WIDTH>
+__device__ __forceinline__ void load_boxes(typename E::T *to, const TensorMap &map, Barrier *b, int head, int row, int z)
+{
+    UNROLL
+    for (int c = 0; c < WIDTH; c += E::BOX) tma_load_4d(to + c * ROWS, map, b, c, head, row, z);
+}
+
+template <class E, class S>
+__device__ __forceinline__ void load_items(const AttnProblem &p, const FwdOrder &order, const S &tiles,
+                                           typename S::Bars *bars, const TensorMap &q_map, const TensorMap &k_map,
+                                           const TensorMap &v_map)
+{
+    constexpr int BYTES = sizeof(typename E::T);
+    const int blocks = gridDim.x, block = blockIdx.x, lane = threadIdx.x % WARP;
+    int n = 0; /* tiles of keys so far */
+    for (int step = 0;; step++) {
+        const int at = step * blocks + (step % 2 ? blocks - 1 - block : block);
+        FwdItem<E::GROUPS> x;
+        x.tiles = -1;
+        if (at < order.heads * order.tiles) x = find_item<E>(p, order, at);
+        if (lane == 0) {
+            const int slot = ring_at<S::ITEMS>(step);
+            barrier_wait(&bars->item_empty[slot], ring_phase<S::ITEMS>(step) ^ 1);
+            bars->item[slot] = x;
+            barrier_arrive(&bars->item_full[slot]);
+        }
+        if (x.tiles < 0) return;
+        if (lane == 0) {
+            const int group = x.head / p.group, in_group = x.head - group * p.group;
+            UNROLL
+            for (int g = 0; g < E::GROUPS; g++) {
+                barrier_wait(&bars->q_empty[g], (step & 1) ^ 1);
+                barrier_expect(&bars->q_full[g], S::Q * BYTES);
+                UNROLL
+                for (int c = 0; c < E::C; c += E::BOX)
+                    tma_load_4d(tiles.q + g * S::Q + c * E::GROUP_ROWS, q_map, &bars->q_full[g], c, in_group, group,
+                                x.sample * p.T + x.rows.row + g * E::GROUP_ROWS);
+            }
+            for (int i = 0; i < x.tiles; i++, n++) {
+                const int slot = ring_at<S::STAGES>(n), phase = ring_phase<S::STAGES>(n) ^ 1;
+                const int row = walk_tile(x.walk, p.k, i, E::COLS).row;
+                barrier_wait(&bars->k_empty[slot], phase);
+                barrier_expect(&bars->k_full[slot], S::K * BYTES);
+                UNROLL
+                for (int c = 0; c < E::C; c += E::BOX)
+                    tma_load_4d(tiles.k + slot * S::K + c * E::COLS, k_map, &bars->k_full[slot], c, group, row, x.sample);
+                barrier_wait(&bars->v_empty[slot], phase);
+                barrier_expect(&bars->v_full[slot], S::V * BYTES);
+                UNROLL
+                for (int c = 0; c < E::V; c += E::BOX)
+                    tma_load_4d(tiles.v + slot * S::V + c * E::COLS, v_map, &bars->v_full[slot], c, group, row, x.sample);
+            }
+        }
+        __syncwarp();
+    }
+}
+
+/* ---- a warpgroup that computes ---- */
+
+__device__ __forceinline__ void warp_arrive(Barrier *b)
+{
+    if (threadIdx.x % WARP == 0) barrier_arrive(b);
+}
+
+/* Issuing products goes round the warpgroups: each waits for its turn and gives it on. */
+template <class E> struct Turns {
+    int group;
+    __device__ __forceinline__ void begin() const
+    {
+        if (E::TURNS) named_sync(1 + group, 2 * 128);
+    }
+    __device__ __forceinline__ void end() const
+    {
+        if (E::TURNS) named_arrive(1 + (group + 1 == E::GROUPS ? 0 : group + 1), 2 * 128);
+    }
+};
+
+/* Scores of a tile to weights, which are not rounded yet. */
+template <class E>
+__device__ __forceinline__ void weigh(const AttnProblem &p, const FwdItem<E::GROUPS> *item, int i, int group,
+                                      typename E::Scores &s, float factor[E::R], FwdRows<E> &rows)
+{
+    const RowTile keys = walk_tile(item->walk, p.k, i, E::COLS);
+    if (p.softcap > 0) cap_scores<E>(p, s);
+    if (keys.count < E::COLS || !all_see(warp_range<E>(item->rows), item->most_low[group], range_of(keys)))
+        mask_keys<E>(p, s, item->sample, item->rows, keys);
+    softmax_step<E>(s, factor, rows, p.scale * LOG2_E);
+    if (p.dropout.threshold)
+        drop_keys<E>(s, head_dropout(p, item->sample, item->head), item->rows.position, keys.position);
+}
+
+template <class E, class S>
+__device__ __forceinline__ void compute_items(const AttnProblem &p, const S &tiles, typename S::Bars *bars,
+                                              const Heads<typename E::T> &out, const RowValues &lse,
+                                              const RunningRows &running, long long *logit_max)
+{
+    const int group = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0);
+    const typename E::T *q = tiles.q + group * S::Q;
+    const Turns<E> turns = { group };
+    if (E::TURNS && group == E::GROUPS - 1) turns.end();
+    int n = 0; /* tiles of keys before those of the item */
+    for (int step = 0;; step++) {
+        const int slot = ring_at<S::ITEMS>(step);
+        barrier_wait(&bars->item_full[slot], ring_phase<S::ITEMS>(step));
+        const FwdItem<E::GROUPS> *item = &bars->item[slot];
+        const int count = item->tiles, first = item->first[group], end = item->end[group];
+        if (count < 0) break;
+        FwdRows<E> rows;
+        typename E::Sums o;
+        typename E::Scores s;
+        typename E::Weights w;
+        float factor[E::R];
+        E::clear(o);
+        UNROLL
+        for (int i = 0; i < E::R; i++) {
+            rows.max[i] = -INFINITY;
+            rows.sum[i] = 0;
+        }
+        const auto skip = [&](int i) {
+            turns.begin();
+            turns.end();
+            const int at = ring_at<S::STAGES>(n + i), phase = ring_phase<S::STAGES>(n + i);
+            barrier_wait(&bars->k_full[at], phase);
+            warp_arrive(&bars->k_empty[at]);
+            barrier_wait(&bars->v_full[at], phase);
+            warp_arrive(&bars->v_empty[at]);
+        };
+        for (int i = 0; i < first; i++) skip(i);
+        barrier_wait(&bars->q_full[group], step & 1);
+        if (first < end) {
+            {
+                const int at = ring_at<S::STAGES>(n + first);
+                barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + first));
+                turns.begin();
+                wgmma_begin(s.x);
+                E::multiply(s, q, tiles.k + at * S::K);
+                wgmma_commit();
+                turns.end();
+                wgmma_wait<0>();
+                wgmma_end(s.x);
+                warp_arrive(&bars->k_empty[at]);
+                weigh<E>(p, item, first, group, s, factor, rows);
+                E::round(w, s);
+            }
+            for (int i = first + 1; i < end; i++) {
+                const int at = ring_at<S::STAGES>(n + i), before = ring_at<S::STAGES>(n + i - 1);
+                barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + i));
+                turns.begin();
+                wgmma_begin(s.x);
+                E::multiply(s, q, tiles.k + at * S::K);
+                wgmma_commit();
+                barrier_wait(&bars->v_full[before], ring_phase<S::STAGES>(n + i - 1));
+                wgmma_begin(o.x);
+                E::add_weighted(o, w, tiles.v + before * S::V);
+                wgmma_commit();
+                turns.end();
+                wgmma_wait<1>();
+                wgmma_end(s.x);
+                warp_arrive(&bars->k_empty[at]);
+                weigh<E>(p, item, i, group, s, factor, rows);
+                wgmma_wait<0>();
+                wgmma_end(o.x);
+                warp_arrive(&bars->v_empty[before]);
+                E::scale_rows(o, factor);
+                E::round(w, s);
+            }
+        }
+        warp_arrive(&bars->q_empty[group]);
+        if (first < end) {
+            const int at = ring_at<S::STAGES>(n + end - 1);
+            barrier_wait(&bars->v_full[at], ring_phase<S::STAGES>(n + end - 1));
+            wgmma_begin(o.x);
+            E::add_weighted(o, w, tiles.v + at * S::V);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_end(o.x);
+            warp_arrive(&bars->v_empty[at]);
+        }
+        for (int i = first < end ? end : first; i < count; i++) skip(i);
+        n += count;
+        if (count > 0 || !running.o.resumed || !running.unfinished) /* else all stays as it is */
+            finish_rows<E>(p, o, rows, item->rows, item->sample, item->head, static_cast<typename E::T *>(nullptr), out,
+                           lse, running, logit_max);
+        __syncwarp(); /* all lanes have read what the item says */
+        warp_arrive(&bars->item_empty[slot]);
+    }
+    if (E::TURNS && group == 0) turns.begin(); /* the last turn, which nobody takes */
+}
+
+template <class E, int STAGES>
+__global__ void __launch_bounds__(E::THREADS + 128, 1)
+    attention_fwd_hopper_kernel(AttnProblem p, FwdOrder order, Heads<typename E::T> out, RowValues lse,
+                                RunningRows running, long long *logit_max, TENSOR_MAP(q_map), TENSOR_MAP(k_map),
+                                TENSOR_MAP(v_map))
+{
+#if HOPPER
+    typedef FwdShared<E, STAGES> S;
+    DYNAMIC_SHARED(typename E::T, memory);
+    SHARED(typename S::Bars, bars, [1]);
+    const S tiles(memory);
+    if (threadIdx.x == 0) {
+        for (int g = 0; g < E::GROUPS; g++) barrier_init(&bars->q_full[g], 1), barrier_init(&bars->q_empty[g], 4);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&bars->k_full[i], 1), barrier_init(&bars->k_empty[i], E::WARPS);
+            barrier_init(&bars->v_full[i], 1), barrier_init(&bars->v_empty[i], E::WARPS);
+        }
+        for (int i = 0; i < S::ITEMS; i++)
+            barrier_init(&bars->item_full[i], 1), barrier_init(&bars->item_empty[i], E::WARPS);
+        barriers_ready();
+    }
+    __syncthreads();
+    if (threadIdx.x / 128 == E::GROUPS) {
+        registers_give<Registers<E::GROUPS>::LOADS>();
+        if (threadIdx.x / WARP == E::WARPS) load_items<E, S>(p, order, tiles, bars, q_map, k_map, v_map);
+    } else {
+        registers_take<Registers<E::GROUPS>::COMPUTES>();
+        compute_items<E, S>(p, tiles, bars, out, lse, running, logit_max);
+    }
+#endif
+}
+
+/* ---- launching ---- */
+
+/* Of a tensor whose heads lie in one or two dimensions: elements and steps of each, innermost first; a box has `rows`
+ * of dimension `at`. */
+static Err map_of(TensorMap *out, const void *data, const int64_t dim[4], const int64_t step[4], int columns, int at,
+                  int rows)
+{
+    TensorBox b = {};
+    b.data = data, b.rank = 4, b.swizzle = columns * 2;
+    for (int i = 0; i < 4; i++) b.dim[i] = dim[i], b.stride[i] = step[i] * 2, b.box[i] = 1;
+    b.box[0] = columns, b.box[at] = rows;
+    return tensor_map(out, &b);
+}
+
+template <class E> static Err query_map(TensorMap *out, const AttnProblem &p, Tensor t)
+{
+    const QueryHeads<const typename E::T> q = query_heads_of<const typename E::T>(t);
+    const int64_t dim[4] = { p.C, p.group, t.dim[2] / p.group, t.dim[0] * t.dim[1] };
+    const int64_t step[4] = { 1, q.head, p.group * q.head + q.between, q.row };
+    return map_of(out, q.data, dim, step, E::BOX, 3, E::GROUP_ROWS);
+}
+
+template <class E> static Err key_map(TensorMap *out, Tensor t)
+{
+    const Heads<const typename E::T> k = heads_of<const typename E::T>(t);
+    const int64_t dim[4] = { t.dim[3], t.dim[2], t.dim[1], t.dim[0] }, step[4] = { 1, k.head, k.row, k.sample };
+    return map_of(out, k.data, dim, step, E::BOX, 2, E::COLS);
+}
+
+constexpr int64_t SECTION_BYTES = 32 << 20;
+
+static FwdOrder order_of(const AttnProblem &p, const AttnForward &a, int rows)
+{
+    const int64_t keys = a.k.dim[1] * (p.C + p.V) * 2, at_once = SECTION_BYTES / keys * p.group;
+    FwdOrder o;
+    o.H = static_cast<int>(a.q.dim[2]);
+    o.heads = static_cast<int>(a.q.dim[0]) * o.H;
+    o.tiles = walk_count(walk_all(p.q, rows));
+    o.section = static_cast<int>(at_once < p.group ? p.group : at_once < o.heads ? at_once : o.heads);
+    return o;
+}
+
+template <class E, int STAGES> static Err launch_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
+{
+    typedef typename E::T T;
+    typedef FwdShared<E, STAGES> Shared;
+    const FwdOrder order = order_of(p, a, E::ROWS);
+    const int64_t items = static_cast<int64_t>(order.heads) * order.tiles;
+    if (items == 0) return ERR_OK;
+    TRY(allow_shared(attention_fwd_hopper_kernel<E, STAGES>, Shared::BYTES));
+    TensorMap q, k, v;
+    TRY(query_map<E>(&q, p, a.q));
+    TRY(key_map<E>(&k, a.k));
+    TRY(key_map<E>(&v, a.v));
+    const RunningRows running = { wide_rows(a.o, a.q.dtype, a.resumed || a.unfinished, a.resumed), values_of(a.max),
+                                  values_of(a.sum), a.unfinished };
+    const unsigned blocks = static_cast<unsigned>(items < s->dev->threads ? items : s->dev->threads);
+    LAUNCH((attention_fwd_hopper_kernel<E, STAGES>), blocks, Shared::THREADS, Shared::BYTES, cuda_stream(s), p, order,
+           heads_of<T>(a.o), values_of(a.lse), running, data_of<long long>(a.logit_max), q, k, v);
+    return ERR_OK;
+}
+
+bool attention_fwd_hopper_fits(const AttnProblem &p, const AttnForward &a)
+{
+    return a.q.dtype != F32 && p.C <= 192 && p.V <= 128 && a.k.dim[1] >= 128 &&
+           static_cast<int64_t>(p.T) * a.q.dim[2] * a.q.dim[0] / 64 < INT32_MAX / 2;
+}
+
+/* WgmmaEngine<type, width of keys, of values, columns, warpgroups> */
+template <class T> static Err fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
+{
+    if (widest(p) <= 64) return launch_hopper<WgmmaEngine<T, 64, 64, 128, 3>, 2>(s, p, a);
+    if (widest(p) <= 96) return launch_hopper<WgmmaEngine<T, 96, 96, 128, 2>, 2>(s, p, a);
+    if (widest(p) <= 128) return launch_hopper<WgmmaEngine<T, 128, 128, 128, 2>, 2>(s, p, a);
+    return launch_hopper<WgmmaEngine<T, 192, 128, 128, 2>, 2>(s, p, a);
+}
+
+Err attention_fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
+{
+    return a.q.dtype == BF16 ? fwd_hopper<bf16>(s, p, a) : fwd_hopper<f16>(s, p, a);
+}
