@@ -21,7 +21,7 @@
 /* Registers of a thread: of the warp that loads and of those that compute; with what the block starts with they come to
  * the same sum (65,536 in all). */
 template <int GROUPS> struct Registers {
-    static constexpr int LOADS = GROUPS == 3 ? 32 : 24, COMPUTES = GROUPS == 3 ? 160 : 240;
+    static constexpr int LOADS = GROUPS == 3 ? 32 : 40, COMPUTES = GROUPS == 3 ? 160 : 232;
 };
 
 /* How an item is found: of the heads of all samples, `section` at a time, the last tile of each, then those before. */
@@ -34,7 +34,8 @@ template <int GROUPS> struct FwdItem {
     RowTile rows;
     int sample, head, tiles; /* of keys; -1: nothing comes any more */
     TileWalk walk;
-    int first[GROUPS], end[GROUPS], most_low[GROUPS]; /* tiles that a warpgroup's rows see; their largest row_low */
+    /* Of each warpgroup's rows: the smallest and the largest row_low; the tiles that one of them may see. */
+    int low[GROUPS], most_low[GROUPS], first[GROUPS], end[GROUPS];
 };
 
 template <class E, int STAGES_> struct FwdShared {
@@ -55,52 +56,90 @@ template <class E, int STAGES_> struct FwdShared {
 template <int COUNT> __device__ __forceinline__ int ring_at(int n) { return n % COUNT; }
 template <int COUNT> __device__ __forceinline__ int ring_phase(int n) { return n / COUNT & 1; }
 
+__device__ __forceinline__ bool overlap(const Range &a, const Range &b) { return a.first <= b.last && b.first <= a.last; }
+
 /* ---- the warp that loads ---- */
 
-/* Item `n` of all, by a warp; every lane gets it. */
-template <class E>
-__device__ __forceinline__ FwdItem<E::GROUPS> find_item(const AttnProblem &p, const FwdOrder &order, int n)
+/* Tile `i` of the queries. What a span has beyond whole tiles is its first one, which sees fewest keys. */
+template <class E> __device__ __forceinline__ RowTile query_tile(const AttnSpans &spans, int i)
 {
-    FwdItem<E::GROUPS> x;
-    const int begin = n / (order.section * order.tiles) * order.section, at = n - begin * order.tiles;
-    const int heads = min(order.section, order.heads - begin), back = at / heads, unit = begin + at - back * heads;
-    x.sample = unit / order.H, x.head = unit - x.sample * order.H;
-    x.rows = walk_tile(walk_all(p.q, E::ROWS), p.q, order.tiles - 1 - back, E::ROWS);
-    int lows[E::GROUPS], low = INT_MAX;
-    UNROLL
-    for (int g = 0; g < E::GROUPS; g++) {
-        const int skipped = g * E::GROUP_ROWS;
-        const RowTile part = { x.rows.row + skipped, x.rows.position + skipped,
-                               min(x.rows.count - skipped, E::GROUP_ROWS) };
-        lows[g] = INT_MAX, x.most_low[g] = 0;
-        if (part.count > 0) tile_lows(p, x.sample, part, &lows[g], &x.most_low[g]);
-        low = min(low, lows[g]);
-    }
-    x.walk = walk_of(p.k, low, x.rows.position + x.rows.count - 1, E::COLS);
-    x.tiles = walk_count(x.walk);
-    UNROLL
-    for (int g = 0; g < E::GROUPS; g++) {
-        const int last = x.rows.position + min(x.rows.count, (g + 1) * E::GROUP_ROWS) - 1;
-        int first = 0, end = lows[g] == INT_MAX ? 0 : x.tiles;
-        for (; end > first; end--) {
-            const RowTile keys = walk_tile(x.walk, p.k, end - 1, E::COLS);
-            if (keys.position <= last && keys.position + keys.count > lows[g]) break;
-        }
-        for (; first < end; first++) {
-            const RowTile keys = walk_tile(x.walk, p.k, first, E::COLS);
-            if (keys.position <= last && keys.position + keys.count > lows[g]) break;
-        }
-        x.first[g] = first, x.end[g] = end;
-    }
-    return x;
+    RowTile t = walk_tile(walk_all(spans, E::ROWS), spans, i, E::ROWS);
+    const int beyond = (t.row < spans.count[0] ? spans.count[0] : spans.count[1]) % E::ROWS;
+    if (beyond == 0) return t;
+    const int start = t.row < spans.count[0] ? 0 : spans.count[0];
+    if (t.row == start) t.count = beyond;
+    else t.row -= E::ROWS - beyond, t.position -= E::ROWS - beyond, t.count = E::ROWS;
+    return t;
 }
 
-/* A tile of ROWS rows: a copy a box. */
-template <class E, int ROWS, int WIDTH>
-__device__ __forceinline__ void load_boxes(typename E::T *to, const TensorMap &map, Barrier *b, int head, int row, int z)
+/* Item `n` of all, by a warp. */
+template <class E>
+__device__ __forceinline__ void find_item(const AttnProblem &p, const FwdOrder &order, int n, FwdItem<E::GROUPS> *x)
 {
-    UNROLL
-    for (int c = 0; c < WIDTH; c += E::BOX) tma_load_4d(to + c * ROWS, map, b, c, head, row, z);
+    const int begin = n / (order.section * order.tiles) * order.section, at = n - begin * order.tiles;
+    const int heads = min(order.section, order.heads - begin), back = at / heads, unit = begin + at - back * heads;
+    const int sample = unit / order.H, lane = threadIdx.x % WARP;
+    const RowTile rows = query_tile<E>(p.q, order.tiles - 1 - back);
+    int low = INT_MAX;
+    UNROLL_BY(1)
+    for (int g = 0; g < E::GROUPS; g++) {
+        const int skipped = g * E::GROUP_ROWS;
+        const RowTile part = { rows.row + skipped, rows.position + skipped, min(rows.count - skipped, E::GROUP_ROWS) };
+        int least = INT_MAX, most = 0;
+        if (part.count > 0) tile_lows(p, sample, part, &least, &most);
+        if (lane == 0) x->low[g] = least, x->most_low[g] = most;
+        low = min(low, least);
+    }
+    const TileWalk walk = walk_of(p.k, low, rows.position + rows.count - 1, E::COLS);
+    if (lane == 0) {
+        x->rows = rows, x->walk = walk;
+        x->sample = sample, x->head = unit - sample * order.H, x->tiles = walk_count(walk);
+        UNROLL_BY(1)
+        for (int g = 0; g < E::GROUPS; g++) {
+            const Range seen = { x->low[g], rows.position + min(rows.count, (g + 1) * E::GROUP_ROWS) - 1 };
+            int first = 0, end = seen.first == INT_MAX ? 0 : walk_count(walk);
+            for (; end > first; end--)
+                if (overlap(seen, range_of(walk_tile(walk, p.k, end - 1, E::COLS)))) break;
+            for (; first < end; first++)
+                if (overlap(seen, range_of(walk_tile(walk, p.k, first, E::COLS)))) break;
+            x->first[g] = first, x->end[g] = end;
+        }
+    }
+}
+
+/* The copies of an item, by one thread. `n`: tiles of keys before it. */
+template <class E, class S>
+__device__ __forceinline__ int load_item(const AttnProblem &p, const FwdItem<E::GROUPS> *x, int step, int n,
+                                         const S &tiles, typename S::Bars *bars, const TensorMap &q_map,
+                                         const TensorMap &k_map, const TensorMap &v_map)
+{
+    constexpr int BYTES = sizeof(typename E::T);
+    const int head = x->head / p.group, sample = x->sample;
+    UNROLL_BY(1)
+    for (int g = 0; g < E::GROUPS; g++) {
+        barrier_wait(&bars->q_empty[g], (step & 1) ^ 1);
+        barrier_expect(&bars->q_full[g], S::Q * BYTES);
+        UNROLL
+        for (int c = 0; c < E::C; c += E::BOX)
+            tma_load_4d(tiles.q + g * S::Q + c * E::GROUP_ROWS, q_map, &bars->q_full[g], c, x->head - head * p.group,
+                        head, sample * p.T + x->rows.row + g * E::GROUP_ROWS);
+    }
+    const int end = n + x->tiles;
+    for (int i = 0; n < end; i++, n++) {
+        const int slot = ring_at<S::STAGES>(n), phase = ring_phase<S::STAGES>(n) ^ 1;
+        const int row = walk_tile(x->walk, p.k, i, E::COLS).row;
+        barrier_wait(&bars->k_empty[slot], phase);
+        barrier_expect(&bars->k_full[slot], S::K * BYTES);
+        UNROLL
+        for (int c = 0; c < E::C; c += E::BOX)
+            tma_load_4d(tiles.k + slot * S::K + c * E::COLS, k_map, &bars->k_full[slot], c, head, row, sample);
+        barrier_wait(&bars->v_empty[slot], phase);
+        barrier_expect(&bars->v_full[slot], S::V * BYTES);
+        UNROLL
+        for (int c = 0; c < E::V; c += E::BOX)
+            tma_load_4d(tiles.v + slot * S::V + c * E::COLS, v_map, &bars->v_full[slot], c, head, row, sample);
+    }
+    return end;
 }
 
 template <class E, class S>
@@ -108,48 +147,22 @@ __device__ __forceinline__ void load_items(const AttnProblem &p, const FwdOrder 
                                            typename S::Bars *bars, const TensorMap &q_map, const TensorMap &k_map,
                                            const TensorMap &v_map)
 {
-    constexpr int BYTES = sizeof(typename E::T);
     const int blocks = gridDim.x, block = blockIdx.x, lane = threadIdx.x % WARP;
     int n = 0; /* tiles of keys so far */
     for (int step = 0;; step++) {
-        const int at = step * blocks + (step % 2 ? blocks - 1 - block : block);
-        FwdItem<E::GROUPS> x;
-        x.tiles = -1;
-        if (at < order.heads * order.tiles) x = find_item<E>(p, order, at);
+        const int at = step * blocks + (step % 2 ? blocks - 1 - block : block), slot = ring_at<S::ITEMS>(step);
+        const bool over = at >= order.heads * order.tiles;
+        FwdItem<E::GROUPS> *x = &bars->item[slot];
+        barrier_wait(&bars->item_empty[slot], ring_phase<S::ITEMS>(step) ^ 1);
+        __syncwarp();
+        if (!over) find_item<E>(p, order, at, x);
         if (lane == 0) {
-            const int slot = ring_at<S::ITEMS>(step);
-            barrier_wait(&bars->item_empty[slot], ring_phase<S::ITEMS>(step) ^ 1);
-            bars->item[slot] = x;
+            if (over) x->tiles = -1;
             barrier_arrive(&bars->item_full[slot]);
-        }
-        if (x.tiles < 0) return;
-        if (lane == 0) {
-            const int group = x.head / p.group, in_group = x.head - group * p.group;
-            UNROLL
-            for (int g = 0; g < E::GROUPS; g++) {
-                barrier_wait(&bars->q_empty[g], (step & 1) ^ 1);
-                barrier_expect(&bars->q_full[g], S::Q * BYTES);
-                UNROLL
-                for (int c = 0; c < E::C; c += E::BOX)
-                    tma_load_4d(tiles.q + g * S::Q + c * E::GROUP_ROWS, q_map, &bars->q_full[g], c, in_group, group,
-                                x.sample * p.T + x.rows.row + g * E::GROUP_ROWS);
-            }
-            for (int i = 0; i < x.tiles; i++, n++) {
-                const int slot = ring_at<S::STAGES>(n), phase = ring_phase<S::STAGES>(n) ^ 1;
-                const int row = walk_tile(x.walk, p.k, i, E::COLS).row;
-                barrier_wait(&bars->k_empty[slot], phase);
-                barrier_expect(&bars->k_full[slot], S::K * BYTES);
-                UNROLL
-                for (int c = 0; c < E::C; c += E::BOX)
-                    tma_load_4d(tiles.k + slot * S::K + c * E::COLS, k_map, &bars->k_full[slot], c, group, row, x.sample);
-                barrier_wait(&bars->v_empty[slot], phase);
-                barrier_expect(&bars->v_full[slot], S::V * BYTES);
-                UNROLL
-                for (int c = 0; c < E::V; c += E::BOX)
-                    tma_load_4d(tiles.v + slot * S::V + c * E::COLS, v_map, &bars->v_full[slot], c, group, row, x.sample);
-            }
+            if (!over) n = load_item<E, S>(p, x, step, n, tiles, bars, q_map, k_map, v_map);
         }
         __syncwarp();
+        if (over) return;
     }
 }
 
@@ -173,17 +186,36 @@ template <class E> struct Turns {
     }
 };
 
+/* -inf to scores that the mask excludes. */
+template <class E>
+__device__ __forceinline__ void mask_scores(const AttnProblem &p, typename E::Scores &s, int b, const RowTile &q,
+                                            const RowTile &k)
+{
+    const typename E::Place at = E::place();
+    UNROLL
+    for (int i = 0; i < E::R; i++) {
+        const int row = min(at.row(i), q.count - 1), position = q.position + row, column0 = k.position + at.column(0);
+        const int last = min(position, k.position + k.count - 1) - column0;
+        const int first = row_low(p, b, q.row + row, position) - column0;
+        UNROLL
+        for (int j = 0; j < E::N; j++) {
+            const int c = j / 2 * 8 + j % 2; /* compared with constants: no registers for columns */
+            if (c > last || c < first) s.at(i, j) = -INFINITY;
+        }
+    }
+}
+
 /* Scores of a tile to weights, which are not rounded yet. */
 template <class E>
 __device__ __forceinline__ void weigh(const AttnProblem &p, const FwdItem<E::GROUPS> *item, int i, int group,
                                       typename E::Scores &s, float factor[E::R], FwdRows<E> &rows)
 {
     const RowTile keys = walk_tile(item->walk, p.k, i, E::COLS);
-    if (p.softcap > 0) cap_scores<E>(p, s);
+    if (!E::PLAIN && p.softcap > 0) cap_scores<E>(p, s);
     if (keys.count < E::COLS || !all_see(warp_range<E>(item->rows), item->most_low[group], range_of(keys)))
-        mask_keys<E>(p, s, item->sample, item->rows, keys);
+        mask_scores<E>(p, s, item->sample, item->rows, keys);
     softmax_step<E>(s, factor, rows, p.scale * LOG2_E);
-    if (p.dropout.threshold)
+    if (!E::PLAIN && p.dropout.threshold)
         drop_keys<E>(s, head_dropout(p, item->sample, item->head), item->rows.position, keys.position);
 }
 
@@ -252,11 +284,11 @@ __device__ __forceinline__ void compute_items(const AttnProblem &p, const S &til
                 E::add_weighted(o, w, tiles.v + before * S::V);
                 wgmma_commit();
                 turns.end();
-                wgmma_wait<1>();
+                wgmma_wait<E::PLAIN ? 1 : 0>(); /* (a cap and dropout need the registers of the weights before) */
                 wgmma_end(s.x);
                 warp_arrive(&bars->k_empty[at]);
                 weigh<E>(p, item, i, group, s, factor, rows);
-                wgmma_wait<0>();
+                if (E::PLAIN) wgmma_wait<0>();
                 wgmma_end(o.x);
                 warp_arrive(&bars->v_empty[before]);
                 E::scale_rows(o, factor);
@@ -385,16 +417,18 @@ bool attention_fwd_hopper_fits(const AttnProblem &p, const AttnForward &a)
            static_cast<int64_t>(p.T) * a.q.dim[2] * a.q.dim[0] / 64 < INT32_MAX / 2;
 }
 
-/* WgmmaEngine<type, width of keys, of values, columns, warpgroups> */
-template <class T> static Err fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
+/* WgmmaEngine<type, width of keys, of values, columns, warpgroups, without cap and dropout> */
+template <class T, bool PLAIN> static Err fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
 {
-    if (widest(p) <= 64) return launch_hopper<WgmmaEngine<T, 64, 64, 128, 3>, 2>(s, p, a);
-    if (widest(p) <= 96) return launch_hopper<WgmmaEngine<T, 96, 96, 128, 2>, 2>(s, p, a);
-    if (widest(p) <= 128) return launch_hopper<WgmmaEngine<T, 128, 128, 128, 2>, 2>(s, p, a);
-    return launch_hopper<WgmmaEngine<T, 192, 128, 128, 2>, 2>(s, p, a);
+    if (widest(p) <= 64) return launch_hopper<WgmmaEngine<T, 64, 64, 128, 3, PLAIN>, 2>(s, p, a);
+    if (widest(p) <= 96) return launch_hopper<WgmmaEngine<T, 96, 96, 128, 2, PLAIN>, 2>(s, p, a);
+    if (widest(p) <= 128) return launch_hopper<WgmmaEngine<T, 128, 128, 128, 2, PLAIN>, 2>(s, p, a);
+    return launch_hopper<WgmmaEngine<T, 192, 128, 128, 2, PLAIN>, 2>(s, p, a);
 }
 
 Err attention_fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
 {
-    return a.q.dtype == BF16 ? fwd_hopper<bf16>(s, p, a) : fwd_hopper<f16>(s, p, a);
+    if (p.softcap > 0 || p.dropout.threshold)
+        return a.q.dtype == BF16 ? fwd_hopper<bf16, false>(s, p, a) : fwd_hopper<f16, false>(s, p, a);
+    return a.q.dtype == BF16 ? fwd_hopper<bf16, true>(s, p, a) : fwd_hopper<f16, true>(s, p, a);
 }
