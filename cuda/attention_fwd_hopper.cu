@@ -38,18 +38,18 @@ template <int GROUPS> struct FwdItem {
     int low[GROUPS], most_low[GROUPS], first[GROUPS], end[GROUPS];
 };
 
-template <class E, int STAGES_> struct FwdShared {
+template <class E, int STAGES_, int QUERIES_> struct FwdShared {
     typedef typename E::T T;
-    static constexpr int STAGES = STAGES_, ITEMS = 2, WARPS_ALL = E::WARPS + 4, THREADS = WARPS_ALL * WARP;
+    static constexpr int STAGES = STAGES_, QUERIES = QUERIES_, ITEMS = 4, THREADS = E::THREADS + 128;
     static constexpr int Q = E::GROUP_ROWS * E::C, K = E::COLS * E::C, V = E::COLS * E::V; /* elements of a tile */
-    static constexpr int BYTES = (E::GROUPS * Q + STAGES * (K + V)) * static_cast<int>(sizeof(T));
+    static constexpr int BYTES = (QUERIES * E::GROUPS * Q + STAGES * (K + V)) * static_cast<int>(sizeof(T));
     struct Bars {
-        Barrier q_full[E::GROUPS], q_empty[E::GROUPS], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+        Barrier q_full[E::GROUPS * QUERIES], q_empty[E::GROUPS * QUERIES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
         Barrier item_full[ITEMS], item_empty[ITEMS];
         FwdItem<E::GROUPS> item[ITEMS];
     };
     T *q, *k, *v;
-    __device__ __forceinline__ FwdShared(T *tiles) : q(tiles), k(q + E::GROUPS * Q), v(k + STAGES * K) {}
+    __device__ __forceinline__ FwdShared(T *tiles) : q(tiles), k(q + QUERIES * E::GROUPS * Q), v(k + STAGES * K) {}
 };
 
 /* The same barrier of each round over the tiles: which one, and the phase. */
@@ -117,11 +117,12 @@ __device__ __forceinline__ int load_item(const AttnProblem &p, const FwdItem<E::
     const int head = x->head / p.group, sample = x->sample;
     UNROLL_BY(1)
     for (int g = 0; g < E::GROUPS; g++) {
-        barrier_wait(&bars->q_empty[g], (step & 1) ^ 1);
-        barrier_expect(&bars->q_full[g], S::Q * BYTES);
+        const int at = ring_at<S::QUERIES>(step) * E::GROUPS + g;
+        barrier_wait(&bars->q_empty[at], ring_phase<S::QUERIES>(step) ^ 1);
+        barrier_expect(&bars->q_full[at], S::Q * BYTES);
         UNROLL
         for (int c = 0; c < E::C; c += E::BOX)
-            tma_load_4d(tiles.q + g * S::Q + c * E::GROUP_ROWS, q_map, &bars->q_full[g], c, x->head - head * p.group,
+            tma_load_4d(tiles.q + at * S::Q + c * E::GROUP_ROWS, q_map, &bars->q_full[at], c, x->head - head * p.group,
                         head, sample * p.T + x->rows.row + g * E::GROUP_ROWS);
     }
     const int end = n + x->tiles;
@@ -143,18 +144,20 @@ __device__ __forceinline__ int load_item(const AttnProblem &p, const FwdItem<E::
 }
 
 template <class E, class S>
-__device__ __forceinline__ void load_items(const AttnProblem &p, const FwdOrder &order, const S &tiles,
+__device__ __forceinline__ void load_items(const AttnProblem &p, const FwdOrder &order, int *next, const S &tiles,
                                            typename S::Bars *bars, const TensorMap &q_map, const TensorMap &k_map,
                                            const TensorMap &v_map)
 {
-    const int blocks = gridDim.x, block = blockIdx.x, lane = threadIdx.x % WARP;
+    const int lane = threadIdx.x % WARP;
     int n = 0; /* tiles of keys so far */
     for (int step = 0;; step++) {
-        const int at = step * blocks + (step % 2 ? blocks - 1 - block : block), slot = ring_at<S::ITEMS>(step);
-        const bool over = at >= order.heads * order.tiles;
+        const int slot = ring_at<S::ITEMS>(step);
         FwdItem<E::GROUPS> *x = &bars->item[slot];
         barrier_wait(&bars->item_empty[slot], ring_phase<S::ITEMS>(step) ^ 1);
-        __syncwarp();
+        int at = 0;
+        if (lane == 0) at = atomicAdd(next, 1);
+        at = __shfl_sync(ALL_LANES, at, 0);
+        const bool over = at >= order.heads * order.tiles;
         if (!over) find_item<E>(p, order, at, x);
         if (lane == 0) {
             if (over) x->tiles = -1;
@@ -219,117 +222,180 @@ __device__ __forceinline__ void weigh(const AttnProblem &p, const FwdItem<E::GRO
         drop_keys<E>(s, head_dropout(p, item->sample, item->head), item->rows.position, keys.position);
 }
 
+/* A warpgroup on its way through the items. Weights of a tile are owed to o until values are multiplied by them, which
+ * goes on beside the scores of the next tile, of the same item or of the next. */
+template <class E, class S> struct FwdGroup {
+    const S &tiles;
+    typename S::Bars *bars;
+    int group;
+    int owed;   /* number of the tile whose weights are in w; -1: none */
+    int values; /* number of the first tile whose values have not been given back */
+
+    __device__ __forceinline__ void turn_begins() const
+    {
+        if (E::TURNS) named_sync(1 + group, 2 * 128);
+    }
+    __device__ __forceinline__ void turn_ends() const
+    {
+        if (E::TURNS) named_arrive(1 + (group + 1 == E::GROUPS ? 0 : group + 1), 2 * 128);
+    }
+    __device__ __forceinline__ void skip_values(int to)
+    {
+        for (; values < to; values++) {
+            barrier_wait(&bars->v_full[ring_at<S::STAGES>(values)], ring_phase<S::STAGES>(values));
+            warp_arrive(&bars->v_empty[ring_at<S::STAGES>(values)]);
+        }
+    }
+    /* Keys at once, values when none before them are owed for. */
+    __device__ __forceinline__ void skip(int from, int to)
+    {
+        for (int n = from; n < to; n++) {
+            turn_begins();
+            turn_ends();
+            barrier_wait(&bars->k_full[ring_at<S::STAGES>(n)], ring_phase<S::STAGES>(n));
+            warp_arrive(&bars->k_empty[ring_at<S::STAGES>(n)]);
+            if (owed < 0) skip_values(n + 1);
+        }
+    }
+    /* Is the loader stuck if this group waits for the keys of tile n while weights are owed? */
+    __device__ __forceinline__ bool too_far(int n) const { return owed >= 0 && n - owed > S::STAGES; }
+
+    __device__ __forceinline__ void issue_scores(typename E::Scores &s, int n, const typename E::T *q) const
+    {
+        wgmma_begin(s.x);
+        E::multiply(s, q, tiles.k + ring_at<S::STAGES>(n) * S::K);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void issue_owed(typename E::Sums &o, const typename E::Weights &w) const
+    {
+        barrier_wait(&bars->v_full[ring_at<S::STAGES>(owed)], ring_phase<S::STAGES>(owed));
+        wgmma_begin(o.x);
+        E::add_weighted(o, w, tiles.v + ring_at<S::STAGES>(owed) * S::V);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void end_owed(typename E::Sums &o)
+    {
+        wgmma_wait<0>();
+        wgmma_end(o.x);
+        warp_arrive(&bars->v_empty[ring_at<S::STAGES>(owed)]);
+        values = owed + 1;
+    }
+};
+
 template <class E, class S>
 __device__ __forceinline__ void compute_items(const AttnProblem &p, const S &tiles, typename S::Bars *bars,
                                               const Heads<typename E::T> &out, const RowValues &lse,
                                               const RunningRows &running, long long *logit_max)
 {
-    const int group = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0);
-    const typename E::T *q = tiles.q + group * S::Q;
-    const Turns<E> turns = { group };
-    if (E::TURNS && group == E::GROUPS - 1) turns.end();
-    int n = 0; /* tiles of keys before those of the item */
-    for (int step = 0;; step++) {
-        const int slot = ring_at<S::ITEMS>(step);
-        barrier_wait(&bars->item_full[slot], ring_phase<S::ITEMS>(step));
-        const FwdItem<E::GROUPS> *item = &bars->item[slot];
-        const int count = item->tiles, first = item->first[group], end = item->end[group];
-        if (count < 0) break;
-        FwdRows<E> rows;
-        typename E::Sums o;
-        typename E::Scores s;
-        typename E::Weights w;
-        float factor[E::R];
-        E::clear(o);
+    FwdGroup<E, S> g = { tiles, bars, __shfl_sync(ALL_LANES, static_cast<int>(threadIdx.x / 128), 0), -1, 0 };
+    const int group = g.group;
+    FwdRows<E> rows, rows_before;
+    typename E::Sums o;
+    typename E::Scores s;
+    typename E::Weights w;
+    float factor[E::R];
+    const auto clear_rows = [&]() {
         UNROLL
         for (int i = 0; i < E::R; i++) {
             rows.max[i] = -INFINITY;
             rows.sum[i] = 0;
         }
-        const auto skip = [&](int i) {
-            turns.begin();
-            turns.end();
-            const int at = ring_at<S::STAGES>(n + i), phase = ring_phase<S::STAGES>(n + i);
-            barrier_wait(&bars->k_full[at], phase);
-            warp_arrive(&bars->k_empty[at]);
-            barrier_wait(&bars->v_full[at], phase);
-            warp_arrive(&bars->v_empty[at]);
-        };
-        for (int i = 0; i < first; i++) skip(i);
-        barrier_wait(&bars->q_full[group], step & 1);
-        if (first < end) {
-            {
-                const int at = ring_at<S::STAGES>(n + first);
-                barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + first));
-                turns.begin();
-                wgmma_begin(s.x);
-                E::multiply(s, q, tiles.k + at * S::K);
-                wgmma_commit();
-                turns.end();
-                wgmma_wait<0>();
-                wgmma_end(s.x);
-                warp_arrive(&bars->k_empty[at]);
-                weigh<E>(p, item, first, group, s, factor, rows);
-                E::round(w, s);
-            }
-            for (int i = first + 1; i < end; i++) {
-                const int at = ring_at<S::STAGES>(n + i), before = ring_at<S::STAGES>(n + i - 1);
-                barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + i));
-                turns.begin();
-                wgmma_begin(s.x);
-                E::multiply(s, q, tiles.k + at * S::K);
-                wgmma_commit();
-                barrier_wait(&bars->v_full[before], ring_phase<S::STAGES>(n + i - 1));
-                wgmma_begin(o.x);
-                E::add_weighted(o, w, tiles.v + before * S::V);
-                wgmma_commit();
-                turns.end();
-                wgmma_wait<E::PLAIN ? 1 : 0>(); /* (a cap and dropout need the registers of the weights before) */
-                wgmma_end(s.x);
-                warp_arrive(&bars->k_empty[at]);
-                weigh<E>(p, item, i, group, s, factor, rows);
-                if (E::PLAIN) wgmma_wait<0>();
-                wgmma_end(o.x);
-                warp_arrive(&bars->v_empty[before]);
-                E::scale_rows(o, factor);
-                E::round(w, s);
-            }
-        }
-        warp_arrive(&bars->q_empty[group]);
-        if (first < end) {
-            const int at = ring_at<S::STAGES>(n + end - 1);
-            barrier_wait(&bars->v_full[at], ring_phase<S::STAGES>(n + end - 1));
-            wgmma_begin(o.x);
-            E::add_weighted(o, w, tiles.v + at * S::V);
-            wgmma_commit();
-            wgmma_wait<0>();
-            wgmma_end(o.x);
-            warp_arrive(&bars->v_empty[at]);
-        }
-        for (int i = first < end ? end : first; i < count; i++) skip(i);
-        n += count;
-        if (count > 0 || !running.o.resumed || !running.unfinished) /* else all stays as it is */
-            finish_rows<E>(p, o, rows, item->rows, item->sample, item->head, static_cast<typename E::T *>(nullptr), out,
+    };
+    const auto finish = [&](int step, const FwdRows<E> &r) {
+        const FwdItem<E::GROUPS> *item = &bars->item[ring_at<S::ITEMS>(step)];
+        if (item->tiles > 0 || !running.o.resumed || !running.unfinished) /* else all stays as it is */
+            finish_rows<E>(p, o, r, item->rows, item->sample, item->head, static_cast<typename E::T *>(nullptr), out,
                            lse, running, logit_max);
         __syncwarp(); /* all lanes have read what the item says */
-        warp_arrive(&bars->item_empty[slot]);
+        warp_arrive(&bars->item_empty[ring_at<S::ITEMS>(step)]);
+    };
+    if (E::TURNS && group == E::GROUPS - 1) g.turn_ends();
+    clear_rows();
+    int n = 0; /* tiles of keys before those of the item */
+    for (int step = 0;; step++) {
+        const int slot = ring_at<S::ITEMS>(step), query = ring_at<S::QUERIES>(step) * E::GROUPS + group;
+        barrier_wait(&bars->item_full[slot], ring_phase<S::ITEMS>(step));
+        const FwdItem<E::GROUPS> *item = &bars->item[slot];
+        const int count = item->tiles, first = item->first[group], end = item->end[group];
+        if (g.owed >= 0 && (S::QUERIES == 1 || count < 0 || first == end || g.too_far(n + first))) {
+            g.issue_owed(o, w);
+            g.end_owed(o);
+            g.owed = -1;
+            g.skip_values(n);
+            finish(step - 1, rows);
+        }
+        if (count < 0) break;
+        g.skip(n, n + first);
+        if (g.owed < 0) E::clear(o);
+        const typename E::T *q = tiles.q + query * S::Q;
+        barrier_wait(&bars->q_full[query], ring_phase<S::QUERIES>(step));
+        int i = first;
+        rows_before = rows;
+        clear_rows();
+        if (first < end && g.owed < 0) {
+            const int at = ring_at<S::STAGES>(n + i);
+            barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + i));
+            g.turn_begins();
+            g.issue_scores(s, n + i, q);
+            g.turn_ends();
+            wgmma_wait<0>();
+            wgmma_end(s.x);
+            warp_arrive(&bars->k_empty[at]);
+            weigh<E>(p, item, i, group, s, factor, rows);
+            E::round(w, s);
+            g.owed = n + i++;
+        }
+        for (; i < end; i++) {
+            const int at = ring_at<S::STAGES>(n + i);
+            barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + i));
+            g.turn_begins();
+            g.issue_scores(s, n + i, q);
+            g.issue_owed(o, w);
+            g.turn_ends();
+            wgmma_wait<E::PLAIN ? 1 : 0>(); /* (a cap and dropout need the registers of the weights before) */
+            wgmma_end(s.x);
+            warp_arrive(&bars->k_empty[at]);
+            weigh<E>(p, item, i, group, s, factor, rows);
+            g.end_owed(o);
+            if (i == first) {
+                finish(step - 1, rows_before);
+                E::clear(o);
+                g.skip_values(n + i);
+            } else {
+                E::scale_rows(o, factor);
+            }
+            E::round(w, s);
+            g.owed = n + i;
+        }
+        warp_arrive(&bars->q_empty[query]);
+        if (g.too_far(n + count - 1)) {
+            g.issue_owed(o, w);
+            g.end_owed(o);
+            g.owed = -1;
+            finish(step, rows);
+        } else if (first == end) {
+            finish(step, rows);
+        }
+        g.skip(n + end, n + count);
+        n += count;
     }
-    if (E::TURNS && group == 0) turns.begin(); /* the last turn, which nobody takes */
+    if (E::TURNS && group == 0) g.turn_begins(); /* the last turn, which nobody takes */
 }
 
-template <class E, int STAGES>
+template <class E, int STAGES, int QUERIES>
 __global__ void __launch_bounds__(E::THREADS + 128, 1)
-    attention_fwd_hopper_kernel(AttnProblem p, FwdOrder order, Heads<typename E::T> out, RowValues lse,
+    attention_fwd_hopper_kernel(AttnProblem p, FwdOrder order, int *next, Heads<typename E::T> out, RowValues lse,
                                 RunningRows running, long long *logit_max, TENSOR_MAP(q_map), TENSOR_MAP(k_map),
                                 TENSOR_MAP(v_map))
 {
 #if HOPPER
-    typedef FwdShared<E, STAGES> S;
+    typedef FwdShared<E, STAGES, QUERIES> S;
     DYNAMIC_SHARED(typename E::T, memory);
     SHARED(typename S::Bars, bars, [1]);
     const S tiles(memory);
     if (threadIdx.x == 0) {
-        for (int g = 0; g < E::GROUPS; g++) barrier_init(&bars->q_full[g], 1), barrier_init(&bars->q_empty[g], 4);
+        for (int g = 0; g < E::GROUPS * QUERIES; g++)
+            barrier_init(&bars->q_full[g], 1), barrier_init(&bars->q_empty[g], 4);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&bars->k_full[i], 1), barrier_init(&bars->k_empty[i], E::WARPS);
             barrier_init(&bars->v_full[i], 1), barrier_init(&bars->v_empty[i], E::WARPS);
@@ -341,7 +407,7 @@ __global__ void __launch_bounds__(E::THREADS + 128, 1)
     __syncthreads();
     if (threadIdx.x / 128 == E::GROUPS) {
         registers_give<Registers<E::GROUPS>::LOADS>();
-        if (threadIdx.x / WARP == E::WARPS) load_items<E, S>(p, order, tiles, bars, q_map, k_map, v_map);
+        if (threadIdx.x / WARP == E::WARPS) load_items<E, S>(p, order, next, tiles, bars, q_map, k_map, v_map);
     } else {
         registers_take<Registers<E::GROUPS>::COMPUTES>();
         compute_items<E, S>(p, tiles, bars, out, lse, running, logit_max);
@@ -391,14 +457,17 @@ static FwdOrder order_of(const AttnProblem &p, const AttnForward &a, int rows)
     return o;
 }
 
-template <class E, int STAGES> static Err launch_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
+template <class E, int STAGES, int QUERIES> static Err launch_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
 {
     typedef typename E::T T;
-    typedef FwdShared<E, STAGES> Shared;
+    typedef FwdShared<E, STAGES, QUERIES> Shared;
     const FwdOrder order = order_of(p, a, E::ROWS);
     const int64_t items = static_cast<int64_t>(order.heads) * order.tiles;
     if (items == 0) return ERR_OK;
-    TRY(allow_shared(attention_fwd_hopper_kernel<E, STAGES>, Shared::BYTES));
+    TRY(allow_shared(attention_fwd_hopper_kernel<E, STAGES, QUERIES>, Shared::BYTES));
+    int *next = reinterpret_cast<int *>(s->dev->workspace); /* the item that is taken next */
+    if (cudaMemsetAsync(next, 0, sizeof *next, cuda_stream(s)) != cudaSuccess)
+        return err_set(ERR_DEVICE, "attention: cannot clear the counter of a kernel's items");
     TensorMap q, k, v;
     TRY(query_map<E>(&q, p, a.q));
     TRY(key_map<E>(&k, a.k));
@@ -406,24 +475,27 @@ template <class E, int STAGES> static Err launch_hopper(Stream *s, const AttnPro
     const RunningRows running = { wide_rows(a.o, a.q.dtype, a.resumed || a.unfinished, a.resumed), values_of(a.max),
                                   values_of(a.sum), a.unfinished };
     const unsigned blocks = static_cast<unsigned>(items < s->dev->threads ? items : s->dev->threads);
-    LAUNCH((attention_fwd_hopper_kernel<E, STAGES>), blocks, Shared::THREADS, Shared::BYTES, cuda_stream(s), p, order,
-           heads_of<T>(a.o), values_of(a.lse), running, data_of<long long>(a.logit_max), q, k, v);
+    LAUNCH((attention_fwd_hopper_kernel<E, STAGES, QUERIES>), blocks, Shared::THREADS, Shared::BYTES, cuda_stream(s), p, order,
+           next, heads_of<T>(a.o), values_of(a.lse), running, data_of<long long>(a.logit_max), q, k, v);
     return ERR_OK;
 }
 
 bool attention_fwd_hopper_fits(const AttnProblem &p, const AttnForward &a)
 {
-    return a.q.dtype != F32 && p.C <= 192 && p.V <= 128 && a.k.dim[1] >= 128 &&
+    return a.q.dtype != F32 && a.k.dim[1] >= 128 &&
            static_cast<int64_t>(p.T) * a.q.dim[2] * a.q.dim[0] / 64 < INT32_MAX / 2;
 }
 
-/* WgmmaEngine<type, width of keys, of values, columns, warpgroups, without cap and dropout> */
+/* WgmmaEngine<type, width of keys, of values, columns, warpgroups, without cap and dropout>, tiles of keys and values,
+ * of queries a warpgroup */
 template <class T, bool PLAIN> static Err fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
 {
-    if (widest(p) <= 64) return launch_hopper<WgmmaEngine<T, 64, 64, 128, 3, PLAIN>, 2>(s, p, a);
-    if (widest(p) <= 96) return launch_hopper<WgmmaEngine<T, 96, 96, 128, 2, PLAIN>, 2>(s, p, a);
-    if (widest(p) <= 128) return launch_hopper<WgmmaEngine<T, 128, 128, 128, 2, PLAIN>, 2>(s, p, a);
-    return launch_hopper<WgmmaEngine<T, 192, 128, 128, 2, PLAIN>, 2>(s, p, a);
+    if (widest(p) <= 64) return launch_hopper<WgmmaEngine<T, 64, 64, 128, PLAIN ? 3 : 2, PLAIN>, 4, 2>(s, p, a);
+    if (widest(p) <= 96) return launch_hopper<WgmmaEngine<T, 96, 96, 128, 2, PLAIN>, 2, 2>(s, p, a);
+    if (widest(p) <= 128) return launch_hopper<WgmmaEngine<T, 128, 128, 128, 2, PLAIN>, 2, 2>(s, p, a);
+    if (p.C <= 192 && p.V <= 128) return launch_hopper<WgmmaEngine<T, 192, 128, 128, 2, PLAIN>, 2, 1>(s, p, a);
+    if (widest(p) <= 192) return launch_hopper<WgmmaEngine<T, 192, 192, 96, 2, PLAIN>, 2, 1>(s, p, a);
+    return launch_hopper<WgmmaEngine<T, 256, 256, 64, 2, PLAIN>, 2, 1>(s, p, a);
 }
 
 Err attention_fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
