@@ -145,6 +145,7 @@ extern "C" Err cuda_attention_fwd(Stream *s, const attention_fwd_args *a)
                       a->unfinished != 0 };
     if (!several) f.max.data = f.sum.data = NULL;
     if (a->q.dtype == F32) return fwd_32(s, p, f);
+    if (attention_fwd_hopper_fits(p, f)) return attention_fwd_hopper(s, p, f);
     return a->q.dtype == BF16 ? fwd_16<bf16>(s, p, f) : fwd_16<f16>(s, p, f);
 }
 

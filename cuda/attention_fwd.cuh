@@ -24,7 +24,8 @@ __device__ __forceinline__ void softmax_step(typename E::Scores &s, float factor
         most = E::row_max(most);
         /* a row that has seen no key yet: subtract 0, so that exp(-inf) = 0 and not exp(NaN) */
         const float base = most == -INFINITY ? 0.0f : most * scale2;
-        factor[i] = E::exp2(fmaf(rows.max[i], scale2, -base));
+        /* the product is rounded as base is: where no larger score came the factor is 1, and o stays as it is */
+        factor[i] = E::exp2(__fmul_rn(rows.max[i], scale2) - base);
         rows.max[i] = most;
         float sum = 0;
         UNROLL

@@ -480,10 +480,16 @@ template <class E, int STAGES, int QUERIES> static Err launch_hopper(Stream *s, 
     return ERR_OK;
 }
 
+/* Shorter keys than a tile, and widths that fill no more than half of one. */
+constexpr int64_t FEWEST_KEYS = 128;
+constexpr int NARROWEST = 40;
+
 bool attention_fwd_hopper_fits(const AttnProblem &p, const AttnForward &a)
 {
-    return a.q.dtype != F32 && a.k.dim[1] >= 128 &&
-           static_cast<int64_t>(p.T) * a.q.dim[2] * a.q.dim[0] / 64 < INT32_MAX / 2;
+    if (a.q.dtype == F32 || widest(p) < NARROWEST || a.k.dim[1] < FEWEST_KEYS) return false;
+    if (a.q.dim[0] * a.q.dim[1] * a.q.dim[2] >= INT32_MAX) return false; /* items are counted in 32 bits */
+    static const bool there = hopper_code(attention_fwd_hopper_kernel<WgmmaEngine<bf16, 64, 64, 128, 3, true>, 4, 2>);
+    return there;
 }
 
 /* WgmmaEngine<type, width of keys, of values, columns, warpgroups, without cap and dropout>, tiles of keys and values,

@@ -375,6 +375,50 @@ TEST(attention_keys_in_parts)
     parts_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = 256, .q = zigzag, .k = run(0, 80) }, 2);
 }
 
+/* ---- keys enough for warpgroups (attention_fwd_hopper.cu) ---- */
+
+/* Each width of tile, full and padded, with a cap and dropout and without; more items than blocks. */
+TEST(attention_warpgroups)
+{
+    static const int64_t keys[] = { 40, 64, 80, 96, 128, 136, 192, 192, 256 }, values[] = { 64, 64, 96, 72, 128, 128, 128, 192, 232 };
+    for (int i = 0; i < 9; i++) {
+        attention_case(types[1 + i % 2], (Shape){ .B = 2, .H = 2, .K = 1, .C = keys[i], .V = values[i],
+                                                  .q = run(0, i % 2 ? 333 : 256), .gap = i % 3 * 8 });
+        attention_case(types[2 - i % 2], (Shape){ .B = 1, .H = 2, .K = 2, .C = keys[i], .V = values[i], .q = run(1, 200),
+                                                  .drop = .2, .softcap = i % 2 ? 1.5 : 0 });
+    }
+}
+
+/* Tiles that some warpgroups of a block leave out, before, behind and more of them than a block holds at once; rows
+ * without keys; queries in groups. */
+TEST(attention_warpgroups_masks)
+{
+    const Spans far = { { 0, 400 }, { 190, 100 } }, near = { { 300, 20 }, { 200, 150 } };
+    static const int64_t windows[] = { 1, 64, 100, 129 };
+    for (int i = 0; i < 4; i++) {
+        attention_case(types[1 + i % 2], (Shape){ .B = 1, .H = 2, .K = 1, .C = 64, .q = run(0, 500), .window = windows[i] });
+        attention_case(types[2 - i % 2], (Shape){ .B = 1, .H = 1, .K = 1, .C = 128, .q = run(100, 257), .k = run(0, 357),
+                                                  .window = windows[i], .docs = i % 2 });
+    }
+    for (int64_t C = 64; C <= 128; C += 32) {
+        attention_case(BF16, (Shape){ .B = 2, .H = 2, .K = 2, .C = C, .q = run(0, 449), .docs = 1 });
+        attention_case(F16, (Shape){ .B = 1, .H = 6, .K = 2, .C = C, .q = run(0, 320), .grouped = 1, .gap = 8 });
+        attention_case(BF16, (Shape){ .B = 1, .H = 2, .K = 1, .C = C, .q = far, .sinks = 1 });
+        attention_case(BF16, (Shape){ .B = 1, .H = 2, .K = 1, .C = C, .q = far, .k = near, .window = 120 });
+        attention_case(F16, (Shape){ .B = 2, .H = 1, .K = 1, .C = C, .q = near, .k = far, .drop = .1 });
+        attention_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = C, .q = run(0, 300), .k = run(200, 140) });
+    }
+}
+
+TEST(attention_warpgroups_in_parts)
+{
+    const Spans zigzag = { { 100, 400 }, { 150, 100 } };
+    for (int64_t C = 64; C <= 192; C += 64)
+        for (int i = 0; i < 2; i++)
+            parts_case(types[1 + i], (Shape){ .B = 1, .H = 2, .K = 1, .C = C, .q = zigzag, .k = run(0, 512), .sinks = i,
+                                              .window = i * 180, .drop = i * .2 }, 2 + i * 2);
+}
+
 /* ---- NaN, refusals ---- */
 
 TEST(attention_keeps_nan_in_its_rows)
