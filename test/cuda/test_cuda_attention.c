@@ -59,13 +59,14 @@ static Pair query_heads(Pair *all, CudaCase *c, DType T, double scale, const Sha
     return p;
 }
 
-/* First position of the document of each query; documents are about 20 positions long. */
+/* First position of the document of each query; documents are about 20 positions long, or as many as `docs`. */
 static Pair documents(CudaCase *c, const Shape *s, int64_t T)
 {
     int32_t start[POSITIONS], doc[4 * POSITIONS];
     ASSERT(s->B * T <= 4 * POSITIONS);
     for (int64_t b = 0; b < s->B; b++) {
-        for (int i = 0; i < POSITIONS; i++) start[i] = i == 0 || test_rand(&c->random) % 20 == 0 ? i : start[i - 1];
+        for (int i = 0; i < POSITIONS; i++)
+            start[i] = i == 0 || test_rand(&c->random) % (s->docs > 1 ? s->docs : 20) == 0 ? i : start[i - 1];
         for (int64_t t = 0; t < T; t++) doc[b * T + t] = start[spans_position(s->q, t)];
     }
     return pair_values(c, I32, doc, s->B, T);
@@ -373,6 +374,64 @@ TEST(attention_keys_in_parts)
         parts_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 40, .q = zigzag, .k = zigzag }, 1);
     }
     parts_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = 256, .q = zigzag, .k = run(0, 80) }, 2);
+}
+
+/* ---- keys enough for warpgroups (attention_fwd_hopper.cu) ---- */
+
+/* Blocks take items one after another: so few of them that each has several. */
+static int few_blocks(int blocks)
+{
+    Device *gpu = &case_open()->dev[CASE_GPU];
+    const int all = gpu->threads;
+    gpu->threads = blocks;
+    return all;
+}
+
+/* Each width of tile, full and padded, with a cap and dropout and without. */
+TEST(attention_warpgroups)
+{
+    const int all = few_blocks(2);
+    static const int64_t keys[] = { 40, 64, 80, 96, 128, 136, 192, 192, 256 }, values[] = { 64, 64, 96, 72, 128, 128, 128, 192, 232 };
+    for (int i = 0; i < 9; i++) {
+        attention_case(types[1 + i % 2], (Shape){ .B = 2, .H = 2, .K = 1, .C = keys[i], .V = values[i],
+                                                  .q = run(0, i % 2 ? 333 : 256), .gap = i % 3 * 8 });
+        attention_case(types[2 - i % 2], (Shape){ .B = 1, .H = 2, .K = 2, .C = keys[i], .V = values[i], .q = run(1, 200),
+                                                  .drop = .2, .softcap = i % 2 ? 1.5 : 0 });
+    }
+    few_blocks(all);
+}
+
+/* Tiles that some warpgroups of a block leave out, before, behind and more of them than a block holds at once; rows
+ * without keys; queries in groups. */
+TEST(attention_warpgroups_masks)
+{
+    const Spans far = { { 0, 400 }, { 190, 100 } }, near = { { 300, 20 }, { 200, 150 } };
+    static const int64_t windows[] = { 1, 64, 100, 129 };
+    const int all = few_blocks(2);
+    for (int i = 0; i < 4; i++) {
+        attention_case(types[1 + i % 2], (Shape){ .B = 1, .H = 2, .K = 1, .C = 64, .q = run(0, 500), .window = windows[i] });
+        attention_case(types[2 - i % 2], (Shape){ .B = 1, .H = 1, .K = 1, .C = 128, .q = run(100, 257), .k = run(0, 357),
+                                                  .window = windows[i], .docs = i % 2 });
+    }
+    for (int64_t C = 64; C <= 128; C += 32) {
+        attention_case(BF16, (Shape){ .B = 2, .H = 2, .K = 2, .C = C, .q = run(0, 449), .docs = 1 });
+        attention_case(BF16, (Shape){ .B = 2, .H = 1, .K = 1, .C = C, .q = run(0, 512), .docs = 250 });
+        attention_case(F16, (Shape){ .B = 1, .H = 6, .K = 2, .C = C, .q = run(0, 320), .grouped = 1, .gap = 8 });
+        attention_case(BF16, (Shape){ .B = 1, .H = 2, .K = 1, .C = C, .q = far, .sinks = 1 });
+        attention_case(BF16, (Shape){ .B = 1, .H = 2, .K = 1, .C = C, .q = far, .k = near, .window = 120 });
+        attention_case(F16, (Shape){ .B = 2, .H = 1, .K = 1, .C = C, .q = near, .k = far, .drop = .1 });
+        attention_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = C, .q = run(0, 300), .k = run(200, 140) });
+    }
+    few_blocks(all);
+}
+
+TEST(attention_warpgroups_in_parts)
+{
+    const Spans zigzag = { { 100, 400 }, { 150, 100 } };
+    for (int64_t C = 64; C <= 192; C += 64)
+        for (int i = 0; i < 2; i++)
+            parts_case(types[1 + i], (Shape){ .B = 1, .H = 2, .K = 1, .C = C, .q = zigzag, .k = run(0, 512), .sinks = i,
+                                              .window = i * 180, .drop = i * .2 }, 2 + i * 2);
 }
 
 /* ---- NaN, refusals ---- */

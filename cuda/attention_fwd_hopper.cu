@@ -1,0 +1,512 @@
+/*
+ * Attention, forward, on Hopper (sm_90a): the results of attention_fwd.cu by wgmma and TMA. What a row of queries is
+ * computed from, and how its statistics are kept: there. Engine: attention_wgmma.cuh.
+ *
+ * Mapping  as many blocks as multiprocessors; each takes items, 64 queries a warpgroup of one head, one after another.
+ *          A warp of the last warpgroup brings what the others need: it says which item comes next, and has TMA load
+ *          queries, keys and values, ahead of their use, into a ring of tiles. So an item's beginning and end stand beside
+ *          the products of another.
+ *          A warpgroup issues scores of tile i and, behind them, weights i - 1 times values; while the latter run it
+ *          turns scores into weights. Between warpgroups issuing goes round: the others' exponentials run meanwhile.
+ *          A warpgroup leaves out the tiles that none of its own rows sees.
+ * Order    heads in sections whose keys and values the L2 cache holds together; in a section the rows that see most
+ *          keys first. Blocks are dealt items there and back, so that the sums of their sizes are near each other.
+ * Takes    matrices of 16 bits and widths up to 128, or of keys up to 192 with values up to 128; at least 128 keys.
+ *          Other calls go to mma.sync (attention_fwd.cu). It depends on the shape alone: repeats are equal bits.
+ * Source   Shah et al. 2024 (FlashAttention-3).
+ */
+#include "attention_fwd.cuh"
+#include "attention_wgmma.cuh"
+
+/* Registers of a thread: of the warp that loads and of those that compute; with what the block starts with they come to
+ * the same sum (65,536 in all). */
+template <int GROUPS> struct Registers {
+    static constexpr int LOADS = GROUPS == 3 ? 32 : 40, COMPUTES = GROUPS == 3 ? 160 : 232;
+};
+
+/* How an item is found: of the heads of all samples, `section` at a time, the last tile of each, then those before. */
+struct FwdOrder {
+    int heads, H, tiles, section; /* B H; tiles of queries a head */
+};
+
+/* What a block works on next, as the warp that loads has found it. */
+template <int GROUPS> struct FwdItem {
+    RowTile rows;
+    int sample, head, tiles; /* of keys; -1: nothing comes any more */
+    TileWalk walk;
+    /* Of each warpgroup's rows: the smallest and the largest row_low; the tiles that one of them may see. */
+    int low[GROUPS], most_low[GROUPS], first[GROUPS], end[GROUPS];
+};
+
+template <class E, int STAGES_, int QUERIES_> struct FwdShared {
+    typedef typename E::T T;
+    static constexpr int STAGES = STAGES_, QUERIES = QUERIES_, ITEMS = 4, THREADS = E::THREADS + 128;
+    static constexpr int Q = E::GROUP_ROWS * E::C, K = E::COLS * E::C, V = E::COLS * E::V; /* elements of a tile */
+    static constexpr int BYTES = (QUERIES * E::GROUPS * Q + STAGES * (K + V)) * static_cast<int>(sizeof(T));
+    struct Bars {
+        Barrier q_full[E::GROUPS * QUERIES], q_empty[E::GROUPS * QUERIES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+        Barrier item_full[ITEMS], item_empty[ITEMS];
+        FwdItem<E::GROUPS> item[ITEMS];
+    };
+    T *q, *k, *v;
+    __device__ __forceinline__ FwdShared(T *tiles) : q(tiles), k(q + QUERIES * E::GROUPS * Q), v(k + STAGES * K) {}
+};
+
+/* The same barrier of each round over the tiles: which one, and the phase. */
+template <int COUNT> __device__ __forceinline__ int ring_at(int n) { return n % COUNT; }
+template <int COUNT> __device__ __forceinline__ int ring_phase(int n) { return n / COUNT & 1; }
+
+__device__ __forceinline__ bool overlap(const Range &a, const Range &b) { return a.first <= b.last && b.first <= a.last; }
+
+/* ---- the warp that loads ---- */
+
+/* Tile `i` of the queries. What a span has beyond whole tiles is its first one, which sees fewest keys. */
+template <class E> __device__ __forceinline__ RowTile query_tile(const AttnSpans &spans, int i)
+{
+    RowTile t = walk_tile(walk_all(spans, E::ROWS), spans, i, E::ROWS);
+    const int beyond = (t.row < spans.count[0] ? spans.count[0] : spans.count[1]) % E::ROWS;
+    if (beyond == 0) return t;
+    const int start = t.row < spans.count[0] ? 0 : spans.count[0];
+    if (t.row == start) t.count = beyond;
+    else t.row -= E::ROWS - beyond, t.position -= E::ROWS - beyond, t.count = E::ROWS;
+    return t;
+}
+
+/* Item `n` of all, by a warp. */
+template <class E>
+__device__ __forceinline__ void find_item(const AttnProblem &p, const FwdOrder &order, int n, FwdItem<E::GROUPS> *x)
+{
+    const int begin = n / (order.section * order.tiles) * order.section, at = n - begin * order.tiles;
+    const int heads = min(order.section, order.heads - begin), back = at / heads, unit = begin + at - back * heads;
+    const int sample = unit / order.H, lane = threadIdx.x % WARP;
+    const RowTile rows = query_tile<E>(p.q, order.tiles - 1 - back);
+    int low = INT_MAX;
+    UNROLL_BY(1)
+    for (int g = 0; g < E::GROUPS; g++) {
+        const int skipped = g * E::GROUP_ROWS;
+        const RowTile part = { rows.row + skipped, rows.position + skipped, min(rows.count - skipped, E::GROUP_ROWS) };
+        int least = INT_MAX, most = 0;
+        if (part.count > 0) tile_lows(p, sample, part, &least, &most);
+        if (lane == 0) x->low[g] = least, x->most_low[g] = most;
+        low = min(low, least);
+    }
+    const TileWalk walk = walk_of(p.k, low, rows.position + rows.count - 1, E::COLS);
+    if (lane == 0) {
+        x->rows = rows, x->walk = walk;
+        x->sample = sample, x->head = unit - sample * order.H, x->tiles = walk_count(walk);
+        UNROLL_BY(1)
+        for (int g = 0; g < E::GROUPS; g++) {
+            const Range seen = { x->low[g], rows.position + min(rows.count, (g + 1) * E::GROUP_ROWS) - 1 };
+            int first = 0, end = seen.first == INT_MAX ? 0 : walk_count(walk);
+            for (; end > first; end--)
+                if (overlap(seen, range_of(walk_tile(walk, p.k, end - 1, E::COLS)))) break;
+            for (; first < end; first++)
+                if (overlap(seen, range_of(walk_tile(walk, p.k, first, E::COLS)))) break;
+            x->first[g] = first, x->end[g] = end;
+        }
+    }
+}
+
+/* The copies of an item, by one thread. `n`: tiles of keys before it. */
+template <class E, class S>
+__device__ __forceinline__ int load_item(const AttnProblem &p, const FwdItem<E::GROUPS> *x, int step, int n,
+                                         const S &tiles, typename S::Bars *bars, const TensorMap &q_map,
+                                         const TensorMap &k_map, const TensorMap &v_map)
+{
+    constexpr int BYTES = sizeof(typename E::T);
+    const int head = x->head / p.group, sample = x->sample;
+    UNROLL_BY(1)
+    for (int g = 0; g < E::GROUPS; g++) {
+        const int at = ring_at<S::QUERIES>(step) * E::GROUPS + g;
+        barrier_wait(&bars->q_empty[at], ring_phase<S::QUERIES>(step) ^ 1);
+        barrier_expect(&bars->q_full[at], S::Q * BYTES);
+        UNROLL
+        for (int c = 0; c < E::C; c += E::BOX)
+            tma_load_4d(tiles.q + at * S::Q + c * E::GROUP_ROWS, q_map, &bars->q_full[at], c, x->head - head * p.group,
+                        head, sample * p.T + x->rows.row + g * E::GROUP_ROWS);
+    }
+    const int end = n + x->tiles;
+    for (int i = 0; n < end; i++, n++) {
+        const int slot = ring_at<S::STAGES>(n), phase = ring_phase<S::STAGES>(n) ^ 1;
+        const int row = walk_tile(x->walk, p.k, i, E::COLS).row;
+        barrier_wait(&bars->k_empty[slot], phase);
+        barrier_expect(&bars->k_full[slot], S::K * BYTES);
+        UNROLL
+        for (int c = 0; c < E::C; c += E::BOX)
+            tma_load_4d(tiles.k + slot * S::K + c * E::COLS, k_map, &bars->k_full[slot], c, head, row, sample);
+        barrier_wait(&bars->v_empty[slot], phase);
+        barrier_expect(&bars->v_full[slot], S::V * BYTES);
+        UNROLL
+        for (int c = 0; c < E::V; c += E::BOX)
+            tma_load_4d(tiles.v + slot * S::V + c * E::COLS, v_map, &bars->v_full[slot], c, head, row, sample);
+    }
+    return end;
+}
+
+template <class E, class S>
+__device__ __forceinline__ void load_items(const AttnProblem &p, const FwdOrder &order, int *next, const S &tiles,
+                                           typename S::Bars *bars, const TensorMap &q_map, const TensorMap &k_map,
+                                           const TensorMap &v_map)
+{
+    const int lane = threadIdx.x % WARP;
+    int n = 0; /* tiles of keys so far */
+    for (int step = 0;; step++) {
+        const int slot = ring_at<S::ITEMS>(step);
+        FwdItem<E::GROUPS> *x = &bars->item[slot];
+        barrier_wait(&bars->item_empty[slot], ring_phase<S::ITEMS>(step) ^ 1);
+        int at = 0;
+        if (lane == 0) at = atomicAdd(next, 1);
+        at = __shfl_sync(ALL_LANES, at, 0);
+        const bool over = at >= order.heads * order.tiles;
+        if (!over) find_item<E>(p, order, at, x);
+        if (lane == 0) {
+            if (over) x->tiles = -1;
+            barrier_arrive(&bars->item_full[slot]);
+            if (!over) n = load_item<E, S>(p, x, step, n, tiles, bars, q_map, k_map, v_map);
+        }
+        __syncwarp();
+        if (over) return;
+    }
+}
+
+/* ---- a warpgroup that computes ---- */
+
+__device__ __forceinline__ void warp_arrive(Barrier *b)
+{
+    if (threadIdx.x % WARP == 0) barrier_arrive(b);
+}
+
+/* Issuing products goes round the warpgroups: each waits for its turn and gives it on. */
+template <class E> struct Turns {
+    int group;
+    __device__ __forceinline__ void begin() const
+    {
+        if (E::TURNS) named_sync(1 + group, 2 * 128);
+    }
+    __device__ __forceinline__ void end() const
+    {
+        if (E::TURNS) named_arrive(1 + (group + 1 == E::GROUPS ? 0 : group + 1), 2 * 128);
+    }
+};
+
+/* -inf to scores that the mask excludes. */
+template <class E>
+__device__ __forceinline__ void mask_scores(const AttnProblem &p, typename E::Scores &s, int b, const RowTile &q,
+                                            const RowTile &k)
+{
+    const typename E::Place at = E::place();
+    UNROLL
+    for (int i = 0; i < E::R; i++) {
+        const int row = min(at.row(i), q.count - 1), position = q.position + row, column0 = k.position + at.column(0);
+        const int last = min(position, k.position + k.count - 1) - column0;
+        const int first = row_low(p, b, q.row + row, position) - column0;
+        UNROLL
+        for (int j = 0; j < E::N; j++) {
+            const int c = j / 2 * 8 + j % 2; /* compared with constants: no registers for columns */
+            if (c > last || c < first) s.at(i, j) = -INFINITY;
+        }
+    }
+}
+
+/* Scores of a tile to weights, which are not rounded yet. */
+template <class E>
+__device__ __forceinline__ void weigh(const AttnProblem &p, const FwdItem<E::GROUPS> *item, int i, int group,
+                                      typename E::Scores &s, float factor[E::R], FwdRows<E> &rows)
+{
+    const RowTile keys = walk_tile(item->walk, p.k, i, E::COLS);
+    if (!E::PLAIN && p.softcap > 0) cap_scores<E>(p, s);
+    if (keys.count < E::COLS || !all_see(warp_range<E>(item->rows), item->most_low[group], range_of(keys)))
+        mask_scores<E>(p, s, item->sample, item->rows, keys);
+    softmax_step<E>(s, factor, rows, p.scale * LOG2_E);
+    if (!E::PLAIN && p.dropout.threshold)
+        drop_keys<E>(s, head_dropout(p, item->sample, item->head), item->rows.position, keys.position);
+}
+
+/* A warpgroup on its way through the items. Weights of a tile are owed to o until values are multiplied by them, which
+ * goes on beside the scores of the next tile, of the same item or of the next. */
+template <class E, class S> struct FwdGroup {
+    const S &tiles;
+    typename S::Bars *bars;
+    int group;
+    int owed;   /* number of the tile whose weights are in w; -1: none */
+    int values; /* number of the first tile whose values have not been given back */
+
+    __device__ __forceinline__ void turn_begins() const
+    {
+        if (E::TURNS) named_sync(1 + group, 2 * 128);
+    }
+    __device__ __forceinline__ void turn_ends() const
+    {
+        if (E::TURNS) named_arrive(1 + (group + 1 == E::GROUPS ? 0 : group + 1), 2 * 128);
+    }
+    __device__ __forceinline__ void skip_values(int to)
+    {
+        for (; values < to; values++) {
+            barrier_wait(&bars->v_full[ring_at<S::STAGES>(values)], ring_phase<S::STAGES>(values));
+            warp_arrive(&bars->v_empty[ring_at<S::STAGES>(values)]);
+        }
+    }
+    /* Keys at once, values when none before them are owed for. */
+    __device__ __forceinline__ void skip(int from, int to)
+    {
+        for (int n = from; n < to; n++) {
+            turn_begins();
+            turn_ends();
+            barrier_wait(&bars->k_full[ring_at<S::STAGES>(n)], ring_phase<S::STAGES>(n));
+            warp_arrive(&bars->k_empty[ring_at<S::STAGES>(n)]);
+            if (owed < 0) skip_values(n + 1);
+        }
+    }
+    /* Is the loader stuck if this group waits for the keys of tile n while weights are owed? */
+    __device__ __forceinline__ bool too_far(int n) const { return owed >= 0 && n - owed > S::STAGES; }
+
+    __device__ __forceinline__ void issue_scores(typename E::Scores &s, int n, const typename E::T *q) const
+    {
+        wgmma_begin(s.x);
+        E::multiply(s, q, tiles.k + ring_at<S::STAGES>(n) * S::K);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void issue_owed(typename E::Sums &o, const typename E::Weights &w) const
+    {
+        barrier_wait(&bars->v_full[ring_at<S::STAGES>(owed)], ring_phase<S::STAGES>(owed));
+        wgmma_begin(o.x);
+        E::add_weighted(o, w, tiles.v + ring_at<S::STAGES>(owed) * S::V);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void end_owed(typename E::Sums &o)
+    {
+        wgmma_wait<0>();
+        wgmma_end(o.x);
+        warp_arrive(&bars->v_empty[ring_at<S::STAGES>(owed)]);
+        values = owed + 1;
+    }
+};
+
+template <class E, class S>
+__device__ __forceinline__ void compute_items(const AttnProblem &p, const S &tiles, typename S::Bars *bars,
+                                              const Heads<typename E::T> &out, const RowValues &lse,
+                                              const RunningRows &running, long long *logit_max)
+{
+    FwdGroup<E, S> g = { tiles, bars, __shfl_sync(ALL_LANES, static_cast<int>(threadIdx.x / 128), 0), -1, 0 };
+    const int group = g.group;
+    FwdRows<E> rows, rows_before;
+    typename E::Sums o;
+    typename E::Scores s;
+    typename E::Weights w;
+    float factor[E::R];
+    const auto clear_rows = [&]() {
+        UNROLL
+        for (int i = 0; i < E::R; i++) {
+            rows.max[i] = -INFINITY;
+            rows.sum[i] = 0;
+        }
+    };
+    const auto finish = [&](int step, const FwdRows<E> &r) {
+        const FwdItem<E::GROUPS> *item = &bars->item[ring_at<S::ITEMS>(step)];
+        if (item->tiles > 0 || !running.o.resumed || !running.unfinished) /* else all stays as it is */
+            finish_rows<E>(p, o, r, item->rows, item->sample, item->head, static_cast<typename E::T *>(nullptr), out,
+                           lse, running, logit_max);
+        __syncwarp(); /* all lanes have read what the item says */
+        warp_arrive(&bars->item_empty[ring_at<S::ITEMS>(step)]);
+    };
+    if (E::TURNS && group == E::GROUPS - 1) g.turn_ends();
+    clear_rows();
+    int n = 0; /* tiles of keys before those of the item */
+    for (int step = 0;; step++) {
+        const int slot = ring_at<S::ITEMS>(step), query = ring_at<S::QUERIES>(step) * E::GROUPS + group;
+        barrier_wait(&bars->item_full[slot], ring_phase<S::ITEMS>(step));
+        const FwdItem<E::GROUPS> *item = &bars->item[slot];
+        const int count = item->tiles, first = item->first[group], end = item->end[group];
+        if (g.owed >= 0 && (S::QUERIES == 1 || count < 0 || first == end || g.too_far(n + first))) {
+            g.issue_owed(o, w);
+            g.end_owed(o);
+            g.owed = -1;
+            g.skip_values(n);
+            finish(step - 1, rows);
+        }
+        if (count < 0) break;
+        g.skip(n, n + first);
+        if (g.owed < 0) E::clear(o);
+        const typename E::T *q = tiles.q + query * S::Q;
+        barrier_wait(&bars->q_full[query], ring_phase<S::QUERIES>(step));
+        int i = first;
+        rows_before = rows;
+        clear_rows();
+        if (first < end && g.owed < 0) {
+            const int at = ring_at<S::STAGES>(n + i);
+            barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + i));
+            g.turn_begins();
+            g.issue_scores(s, n + i, q);
+            g.turn_ends();
+            wgmma_wait<0>();
+            wgmma_end(s.x);
+            warp_arrive(&bars->k_empty[at]);
+            weigh<E>(p, item, i, group, s, factor, rows);
+            E::round(w, s);
+            g.owed = n + i++;
+        }
+        for (; i < end; i++) {
+            const int at = ring_at<S::STAGES>(n + i);
+            barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + i));
+            g.turn_begins();
+            g.issue_scores(s, n + i, q);
+            g.issue_owed(o, w);
+            g.turn_ends();
+            wgmma_wait<E::PLAIN ? 1 : 0>(); /* (a cap and dropout need the registers of the weights before) */
+            wgmma_end(s.x);
+            warp_arrive(&bars->k_empty[at]);
+            weigh<E>(p, item, i, group, s, factor, rows);
+            g.end_owed(o);
+            if (i == first) {
+                finish(step - 1, rows_before);
+                E::clear(o);
+                g.skip_values(n + i);
+            } else {
+                E::scale_rows(o, factor);
+            }
+            E::round(w, s);
+            g.owed = n + i;
+        }
+        warp_arrive(&bars->q_empty[query]);
+        if (g.too_far(n + count - 1)) {
+            g.issue_owed(o, w);
+            g.end_owed(o);
+            g.owed = -1;
+            finish(step, rows);
+        } else if (first == end) {
+            finish(step, rows);
+        }
+        g.skip(n + end, n + count);
+        n += count;
+    }
+    if (E::TURNS && group == 0) g.turn_begins(); /* the last turn, which nobody takes */
+}
+
+template <class E, int STAGES, int QUERIES>
+__global__ void __launch_bounds__(E::THREADS + 128, 1)
+    attention_fwd_hopper_kernel(AttnProblem p, FwdOrder order, int *next, Heads<typename E::T> out, RowValues lse,
+                                RunningRows running, long long *logit_max, TENSOR_MAP(q_map), TENSOR_MAP(k_map),
+                                TENSOR_MAP(v_map))
+{
+#if HOPPER
+    typedef FwdShared<E, STAGES, QUERIES> S;
+    DYNAMIC_SHARED(typename E::T, memory);
+    SHARED(typename S::Bars, bars, [1]);
+    const S tiles(memory);
+    if (threadIdx.x == 0) {
+        for (int g = 0; g < E::GROUPS * QUERIES; g++)
+            barrier_init(&bars->q_full[g], 1), barrier_init(&bars->q_empty[g], 4);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&bars->k_full[i], 1), barrier_init(&bars->k_empty[i], E::WARPS);
+            barrier_init(&bars->v_full[i], 1), barrier_init(&bars->v_empty[i], E::WARPS);
+        }
+        for (int i = 0; i < S::ITEMS; i++)
+            barrier_init(&bars->item_full[i], 1), barrier_init(&bars->item_empty[i], E::WARPS);
+        barriers_ready();
+    }
+    __syncthreads();
+    if (threadIdx.x / 128 == E::GROUPS) {
+        registers_give<Registers<E::GROUPS>::LOADS>();
+        if (threadIdx.x / WARP == E::WARPS) load_items<E, S>(p, order, next, tiles, bars, q_map, k_map, v_map);
+    } else {
+        registers_take<Registers<E::GROUPS>::COMPUTES>();
+        compute_items<E, S>(p, tiles, bars, out, lse, running, logit_max);
+    }
+#endif
+}
+
+/* ---- launching ---- */
+
+/* Of a tensor whose heads lie in one or two dimensions: elements and steps of each, innermost first; a box has `rows`
+ * of dimension `at`. */
+static Err map_of(TensorMap *out, const void *data, const int64_t dim[4], const int64_t step[4], int columns, int at,
+                  int rows)
+{
+    TensorBox b = {};
+    b.data = data, b.rank = 4, b.swizzle = columns * 2;
+    for (int i = 0; i < 4; i++) b.dim[i] = dim[i], b.stride[i] = step[i] * 2, b.box[i] = 1;
+    b.box[0] = columns, b.box[at] = rows;
+    return tensor_map(out, &b);
+}
+
+template <class E> static Err query_map(TensorMap *out, const AttnProblem &p, Tensor t)
+{
+    const QueryHeads<const typename E::T> q = query_heads_of<const typename E::T>(t);
+    const int64_t dim[4] = { p.C, p.group, t.dim[2] / p.group, t.dim[0] * t.dim[1] };
+    const int64_t step[4] = { 1, q.head, p.group * q.head + q.between, q.row };
+    return map_of(out, q.data, dim, step, E::BOX, 3, E::GROUP_ROWS);
+}
+
+template <class E> static Err key_map(TensorMap *out, Tensor t)
+{
+    const Heads<const typename E::T> k = heads_of<const typename E::T>(t);
+    const int64_t dim[4] = { t.dim[3], t.dim[2], t.dim[1], t.dim[0] }, step[4] = { 1, k.head, k.row, k.sample };
+    return map_of(out, k.data, dim, step, E::BOX, 2, E::COLS);
+}
+
+constexpr int64_t SECTION_BYTES = 32 << 20;
+
+static FwdOrder order_of(const AttnProblem &p, const AttnForward &a, int rows)
+{
+    const int64_t keys = a.k.dim[1] * (p.C + p.V) * 2, at_once = SECTION_BYTES / keys * p.group;
+    FwdOrder o;
+    o.H = static_cast<int>(a.q.dim[2]);
+    o.heads = static_cast<int>(a.q.dim[0]) * o.H;
+    o.tiles = walk_count(walk_all(p.q, rows));
+    o.section = static_cast<int>(at_once < p.group ? p.group : at_once < o.heads ? at_once : o.heads);
+    return o;
+}
+
+template <class E, int STAGES, int QUERIES> static Err launch_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
+{
+    typedef typename E::T T;
+    typedef FwdShared<E, STAGES, QUERIES> Shared;
+    const FwdOrder order = order_of(p, a, E::ROWS);
+    const int64_t items = static_cast<int64_t>(order.heads) * order.tiles;
+    if (items == 0) return ERR_OK;
+    TRY(allow_shared(attention_fwd_hopper_kernel<E, STAGES, QUERIES>, Shared::BYTES));
+    int *next = reinterpret_cast<int *>(s->dev->workspace); /* the item that is taken next */
+    if (cudaMemsetAsync(next, 0, sizeof *next, cuda_stream(s)) != cudaSuccess)
+        return err_set(ERR_DEVICE, "attention: cannot clear the counter of a kernel's items");
+    TensorMap q, k, v;
+    TRY(query_map<E>(&q, p, a.q));
+    TRY(key_map<E>(&k, a.k));
+    TRY(key_map<E>(&v, a.v));
+    const RunningRows running = { wide_rows(a.o, a.q.dtype, a.resumed || a.unfinished, a.resumed), values_of(a.max),
+                                  values_of(a.sum), a.unfinished };
+    const unsigned blocks = static_cast<unsigned>(items < s->dev->threads ? items : s->dev->threads);
+    LAUNCH((attention_fwd_hopper_kernel<E, STAGES, QUERIES>), blocks, Shared::THREADS, Shared::BYTES, cuda_stream(s), p, order,
+           next, heads_of<T>(a.o), values_of(a.lse), running, data_of<long long>(a.logit_max), q, k, v);
+    return ERR_OK;
+}
+
+/* Shorter keys than a tile, and widths that fill no more than half of one. */
+constexpr int64_t FEWEST_KEYS = 128;
+constexpr int NARROWEST = 40;
+
+bool attention_fwd_hopper_fits(const AttnProblem &p, const AttnForward &a)
+{
+    if (a.q.dtype == F32 || widest(p) < NARROWEST || a.k.dim[1] < FEWEST_KEYS) return false;
+    if (a.q.dim[0] * a.q.dim[1] * a.q.dim[2] >= INT32_MAX) return false; /* items are counted in 32 bits */
+    static const bool there = hopper_code(attention_fwd_hopper_kernel<WgmmaEngine<bf16, 64, 64, 128, 3, true>, 4, 2>);
+    return there;
+}
+
+/* WgmmaEngine<type, width of keys, of values, columns, warpgroups, without cap and dropout>, tiles of keys and values,
+ * of queries a warpgroup */
+template <class T, bool PLAIN> static Err fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
+{
+    if (widest(p) <= 64) return launch_hopper<WgmmaEngine<T, 64, 64, 128, PLAIN ? 3 : 2, PLAIN>, 4, 2>(s, p, a);
+    if (widest(p) <= 96) return launch_hopper<WgmmaEngine<T, 96, 96, 128, 2, PLAIN>, 2, 2>(s, p, a);
+    if (widest(p) <= 128) return launch_hopper<WgmmaEngine<T, 128, 128, 128, 2, PLAIN>, 2, 2>(s, p, a);
+    if (p.C <= 192 && p.V <= 128) return launch_hopper<WgmmaEngine<T, 192, 128, 128, 2, PLAIN>, 2, 1>(s, p, a);
+    if (widest(p) <= 192) return launch_hopper<WgmmaEngine<T, 192, 192, 96, 2, PLAIN>, 2, 1>(s, p, a);
+    return launch_hopper<WgmmaEngine<T, 256, 256, 64, 2, PLAIN>, 2, 1>(s, p, a);
+}
+
+Err attention_fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
+{
+    if (p.softcap > 0 || p.dropout.threshold)
+        return a.q.dtype == BF16 ? fwd_hopper<bf16, false>(s, p, a) : fwd_hopper<f16, false>(s, p, a);
+    return a.q.dtype == BF16 ? fwd_hopper<bf16, true>(s, p, a) : fwd_hopper<f16, true>(s, p, a);
+}
