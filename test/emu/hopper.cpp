@@ -257,29 +257,33 @@ static const MapBits &bits_of(const TensorMap &map, const char *what, Site at)
     return m;
 }
 
-void tma_load(void *to, const TensorMap &map, uint64_t *b, const int *c, int rank, Site at)
+static void check_load(const MapBits &m, const void *to, const Phased &p, int x, int rank, int rows, Site at)
 {
     static const char what[] = "tma_load";
-    need_hopper(what, at);
-    Phased &p = barrier_at(b, what, at);
-    const MapBits &m = bits_of(map, what, at);
-    Load *l = new Load();
-    size_t bytes = m.element;
-    l->map = m, l->to = static_cast<unsigned char *>(to), l->site = at, l->rows = 1;
-    for (int i = 0; i < m.rank; i++) {
-        bytes *= m.box[i];
-        if (i) l->rows *= m.box[i];
-        if (i < rank) l->at[i] = c[i];
-    }
     if (m.rank != rank)
         fail("%s_%dd at %s:%d: the map has %d dimensions", what, rank, at.file, at.line, m.rank);
+    const size_t bytes = static_cast<size_t>(rows - 1) * m.pitch() + m.box(0) * m.element;
     if (shared_offset(to, bytes, at) % 128)
         fail("%s at %s:%d: %p is no multiple of 128", what, at.file, at.line, to);
-    if (m.swizzle > 16 && m.box[0] * m.element != m.swizzle)
-        fail("%s at %s:%d: rows of %d bytes in a swizzle of %d: the emulator does not know where they lie",
-             what, at.file, at.line, m.box[0] * m.element, m.swizzle);
+    if (x * m.element % 16)
+        fail("%s at %s:%d: coordinate %d: %d bytes are no multiple of 16", what, at.file, at.line, x,
+             x * m.element);
     if (!p.ready)
         fail("%s at %s:%d: barriers_ready() was left out behind barrier_init", what, at.file, at.line);
+}
+
+void tma_load(void *to, const TensorMap &map, uint64_t *b, const int *c, int rank, Site at)
+{
+    need_hopper("tma_load", at);
+    Phased &p = barrier_at(b, "tma_load", at);
+    const MapBits &m = bits_of(map, "tma_load", at);
+    Load *l = new Load();
+    l->map = m, l->to = static_cast<unsigned char *>(to), l->site = at, l->rows = 1;
+    for (int i = 0; i < m.rank; i++) {
+        if (i) l->rows *= m.box(i);
+        if (i < rank) l->at[i] = c[i];
+    }
+    check_load(m, to, p, c[0], rank, l->rows, at);
     l->barrier = static_cast<int>(static_cast<uint32_t>(*b)), l->phase = p.phases;
     cover();
     add_event(Event{ l, 0, 0, false });
@@ -292,10 +296,10 @@ static const unsigned char *row_of(const Load &l, int row)
 {
     const unsigned char *p = l.map.data;
     for (int i = 1; i < l.map.rank; i++) {
-        const int64_t x = static_cast<int64_t>(l.at[i]) + row % l.map.box[i];
+        const int64_t x = static_cast<int64_t>(l.at[i]) + row % l.map.box(i);
         if (x < 0 || x >= static_cast<int64_t>(l.map.dim[i])) return nullptr;
         p += x * static_cast<int64_t>(l.map.stride[i]);
-        row /= l.map.box[i];
+        row /= l.map.box(i);
     }
     return p;
 }
@@ -303,7 +307,7 @@ static const unsigned char *row_of(const Load &l, int row)
 static void land_row(const Load &l, int row)
 {
     const MapBits &m = l.map;
-    const int64_t bytes = static_cast<int64_t>(m.box[0]) * m.element,
+    const int64_t bytes = static_cast<int64_t>(m.box(0)) * m.element,
                   from = static_cast<int64_t>(l.at[0]) * m.element;
     const int64_t length = static_cast<int64_t>(m.dim[0]) * m.element;
     const unsigned char *p = row_of(l, row);
@@ -314,7 +318,7 @@ static void land_row(const Load &l, int row)
     const uint32_t start = static_cast<uint32_t>(l.to - shared_base());
     for (int64_t i = 0; i < bytes; i += 16) {
         unsigned char *to =
-            shared_base() + swizzled(static_cast<uint32_t>(start + row * bytes + i), m.swizzle);
+            shared_base() + swizzled(static_cast<uint32_t>(start + row * m.pitch() + i), m.swizzle);
         for (int64_t j = i; j < i + 16; j++) to[j - i] = p && j >= first && j < end ? p[from + j] : 0;
         shared_offset(to, 16, l.site);
         show(to, 16);
@@ -332,7 +336,7 @@ static bool land(Load &l)
         fail("tma_load at %s:%d: the barrier's phase was over before these bytes came: it expects too few",
              l.site.file, l.site.line);
     for (int i = 0; i < rows; i++) land_row(l, l.done++);
-    p.bytes -= static_cast<int64_t>(rows) * l.map.box[0] * l.map.element;
+    p.bytes -= static_cast<int64_t>(rows) * l.map.box(0) * l.map.element;
     settle(p, "tma_load", l.site);
     return l.done == l.rows;
 }

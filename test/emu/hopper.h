@@ -12,14 +12,20 @@
 namespace emu
 {
 
-/* What cuTensorMapEncodeTiled writes into a CUtensorMap here. */
+/* What cuTensorMapEncodeTiled writes into a CUtensorMap here. No word but `data` looks like an address (check_words). */
 struct MapBits {
     uint64_t magic;
     unsigned char *data;
     uint64_t stride[5]; /* bytes, of dimension 0 the element's */
     uint64_t dim[5];
-    uint16_t box[5];
-    uint8_t rank, element, swizzle; /* element, swizzle: bytes */
+    uint16_t boxes[5];                  /* see box() */
+    uint8_t rank, element, swizzle, no; /* element, swizzle: bytes */
+    uint16_t end;
+    enum { MARK = 0x8000 };
+    int box(int i) const { return boxes[i] & ~MARK; }
+    void set_box(int i, unsigned n) { boxes[i] = static_cast<uint16_t>(n | MARK); }
+    /* From a row of the box to the next in shared memory: a swizzle's rows lie as far apart where they are not full. */
+    int pitch() const { return swizzle > 16 ? swizzle : box(0) * element; }
 };
 static_assert(sizeof(MapBits) <= sizeof(CUtensorMap), "fits");
 const uint64_t MAP_MAGIC = 0x70616d726f736e74;

@@ -107,6 +107,7 @@ enum RingWrong {
     RING_SELDOM,         /* one thread waits for some phases alone */
     RING_RANK,
     RING_COPY_ALIGN,
+    RING_COORDINATE,     /* within 16 bytes */
     RING_NO_MAP,
     RING_BEHIND,         /* a row that the map has and the allocation has not */
     RING_COPY_LEFT,      /* one more than anyone waits for */

@@ -42,6 +42,8 @@ static CUresult encode(CUtensorMap *out, CUtensorMapDataType type, cuuint32_t ra
                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill)
 {
     MapBits m = {};
+    m.end = MapBits::MARK;
+    for (int i = 0; i < 5; i++) m.set_box(i, 0);
     const unsigned bytes = element_bytes(type), span = swizzle_bytes(swizzle);
     if (reinterpret_cast<uintptr_t>(out) % 64) return no_map("the map's address is no multiple of 64", 0);
     if (!bytes || interleave || fill)
@@ -58,7 +60,7 @@ static CUresult encode(CUtensorMap *out, CUtensorMapDataType type, cuuint32_t ra
         if (step[i] != 1) return no_map("element stride, of which the emulator knows 1 alone", step[i]);
         if (i && (stride[i - 1] % 16 || !stride[i - 1] || stride[i - 1] >> 40))
             return no_map("stride", stride[i - 1]);
-        m.dim[i] = dim[i], m.box[i] = static_cast<uint16_t>(box[i]);
+        m.dim[i] = dim[i], m.set_box(static_cast<int>(i), box[i]);
         if (i) m.stride[i] = stride[i - 1];
     }
     if (box[0] * bytes % 16) return no_map("bytes of the box's rows are no multiple of 16", box[0] * bytes);

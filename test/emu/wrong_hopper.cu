@@ -35,7 +35,9 @@ __device__ void produce(const Ring &r, const TensorMap &a, const TensorMap &b)
                                    : what == RING_MANY_BYTES ? STAGE_BYTES + 16
                                                              : STAGE_BYTES);
         if (what == RING_RANK) tma_load_3d(stage, a, r.full + s, i * DEPTH, 0, 0);
-        else tma_load_2d(stage + (what == RING_COPY_ALIGN ? 64 : 0), a, r.full + s, i * DEPTH, what == RING_BEHIND);
+        else
+            tma_load_2d(stage + (what == RING_COPY_ALIGN ? 64 : 0), a, r.full + s,
+                        i * DEPTH - (what == RING_COORDINATE ? 4 : 0), what == RING_BEHIND);
         tma_load_2d(stage + TILE_BYTES, b, r.full + s, i * DEPTH, 0);
     }
     if (what == RING_COPY_LEFT) {
@@ -139,8 +141,8 @@ bool make_map(CUtensorMap *out, const void *data, const MapShape &m)
 {
     const cuuint64_t dim[] = { m.columns, m.rows }, stride[] = { m.stride };
     const cuuint32_t box[] = { m.box_columns, m.box_rows }, step[] = { 1, 1 };
-    return encode()(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(data), dim, stride, box, step,
-                    CU_TENSOR_MAP_INTERLEAVE_NONE, static_cast<CUtensorMapSwizzle>(m.swizzle),
+    return encode()(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(data), dim, stride, box,
+                    step, CU_TENSOR_MAP_INTERLEAVE_NONE, static_cast<CUtensorMapSwizzle>(m.swizzle),
                     CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
