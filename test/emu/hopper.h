@@ -25,10 +25,13 @@ static_assert(sizeof(MapBits) <= sizeof(CUtensorMap), "fits");
 const uint64_t MAP_MAGIC = 0x70616d726f736e74;
 
 /* Swizzles take addresses, in shared memory, of 18 bits. */
-inline uint32_t swizzled(uint32_t at, uint32_t span) { return span < 32 ? at : at ^ ((at >> 7 & (span / 16 - 1)) << 4); }
+inline uint32_t swizzled(uint32_t at, uint32_t span)
+{
+    return span < 32 ? at : at ^ ((at >> 7 & (span / 16 - 1)) << 4);
+}
 
 void need_hopper(const char *what, Site at);
-void give_way();     /* in random orders, by chance: others may come first */
+void give_way(); /* in random orders, by chance: others may come first */
 void wait_on(const void *what_for, const char *what, Site at); /* until wake(what_for) */
 void wake(const void *what_for);
 
@@ -42,7 +45,8 @@ bool hopper_event();                 /* the next; false: there is none */
 void hopper_chance();                /* in random orders, by chance, one */
 void hopper_end();
 void hopper_leave(Fiber *f); /* the thread returns */
-void product_event(int warpgroup, uint32_t warps); /* of these warps: the next group of products, to be computed */
+void product_event(int warpgroup,
+                   uint32_t warps); /* of these warps: the next group of products, to be computed */
 
 void wgmma_start(unsigned threads);
 void wgmma_run(int warpgroup, uint32_t warps); /* the event has come */
