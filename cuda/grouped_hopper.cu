@@ -2,13 +2,13 @@
  * The products of grouped.cu on Hopper, 16 bits: operands arrive by TMA and are multiplied by wgmma (hopper.cuh).
  *
  * Mapping   one block a multiprocessor, which computes tile after tile. Warp 0 takes them from a list (HopperTiles) and
- *           has steps of 64 of the depth copied into a ring of four stages; two warpgroups multiply, 64 rows of the tile
- *           each. What a tile is stands beside its first stage, so that nobody else reads offsets, and the next tile's
- *           steps are under way while results are stored.
+ *           has steps of 64 of the depth copied into a ring of four stages; two warpgroups multiply, 64 rows of the
+ *           tile each. What a tile is stands beside its first stage, so that nobody else reads offsets, and the next
+ *           tile's steps are under way while results are stored.
  * Depth     ends in zeros: TMA fills them in behind the rows and columns of a tensor. Where the depth goes down an
  *           expert's rows (dw), the next expert's follow them: in the last step those are set to zero in both operands.
- * Results   16 bits: through shared memory, to be written in lines of 128 bytes. dw: the same in fp32; what is there
- *           already is brought to L2 some steps ahead. Without that a tile of few steps waits longer than it multiplies.
+ * Results   16 bits: through shared memory, to be written in lines of 128 bytes. dw: the same in fp32, and what they
+ *           are added to is brought to L2 some steps ahead.
  * Sums      one chain in ascending depth, 16 numbers an instruction, in tiles of any width: of the same bits as by
  *           mma.sync on an H100.
  */
@@ -402,7 +402,7 @@ static inline Err hopper_map(TensorMap *out, Tensor t, int64_t across, int64_t r
 template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedArgs &a, bool *done)
 {
     typedef typename std::conditional<KIND == GROUPED_DW, float, T>::type Out;
-    *done = has_hopper_code(grouped_wgmma_kernel<T, Out, KIND>);
+    *done = hopper_code(grouped_wgmma_kernel<T, Out, KIND>);
     if (!*done) return ERR_OK;
     const int64_t E = a.weights.dim[0], O = a.weights.dim[1], I = a.weights.dim[2], P = a.a.dim[0];
     Grouped<T, Out> g = grouped_of<T, Out, KIND>(a, HOPPER_ROWS);

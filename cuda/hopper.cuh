@@ -4,7 +4,7 @@
  * same names (emu_hopper.h). Tensor maps, made by the host: tensor_map.h.
  *
  * HOPPER is 1 where the instructions exist; a kernel's body stands in `#if HOPPER`, so that it is empty in the object
- * code of other GPUs, which never launch it (has_hopper_code).
+ * code of other GPUs, which never launch it (hopper_code).
  *
  *   barrier_init(b, n)        one thread; n arrivals end a phase. Then barriers_ready() by it, __syncthreads() by all
  *   barrier_expect(b, bytes)  an arrival; the phase waits for so many bytes of copies, too
@@ -223,18 +223,19 @@ WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132, 133, 134)
 static inline void prefetch_l2_bytes(const void *, int) {}
 #endif
 
-/* There is a GPU of compute capability 9.0, and object code of sm_90a for it: what was compiled from PTX is empty. */
-template <class... P> static bool has_hopper_code(void (*kernel)(P...))
-{
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, kernel) == cudaSuccess && a.ptxVersion == 90 && a.binaryVersion == 90;
-}
-
 /* lead, stride in bytes. */
 __device__ __forceinline__ uint64_t shared_matrix(const void *tile, int lead, int stride, Swizzle mode)
 {
     return static_cast<uint64_t>((shared_address(tile) & 0x3FFFF) >> 4) | static_cast<uint64_t>(lead >> 4) << 16 |
            static_cast<uint64_t>(stride >> 4) << 32 | static_cast<uint64_t>(mode) << 62;
+}
+
+/* Is what runs of this kernel code for sm_90a? It is empty where the program was built for other GPUs alone. */
+template <class... P> static bool hopper_code(void (*kernel)(P...))
+{
+    cudaFuncAttributes f;
+    if (cudaFuncGetAttributes(&f, reinterpret_cast<const void *>(kernel)) != cudaSuccess) return false;
+    return f.binaryVersion == 90 && f.ptxVersion == 90;
 }
 
 #endif
