@@ -2,18 +2,21 @@
  * The products of grouped.cu on Hopper, 16 bits: operands arrive by TMA and are multiplied by wgmma (hopper.cuh).
  *
  * Mapping   one block a multiprocessor, which computes tile after tile. Warp 0 takes them from a list (HopperTiles) and
- *           has steps of 64 of the depth copied into a ring of four stages; two warpgroups multiply, 64 rows of the tile
- *           each. What a tile is stands beside its first stage, so that nobody else reads offsets, and the next tile's
- *           steps are under way while results are stored.
+ *           has steps of 64 of the depth copied into a ring of four stages; two warpgroups multiply, 64 rows of the
+ *           tile each. What a tile is stands beside its first stage, so that nobody else reads offsets, and the next
+ *           tile's steps are under way while results are stored.
  * Depth     ends in zeros: TMA fills them in behind the rows and columns of a tensor. Where the depth goes down an
  *           expert's rows (dw), the next expert's follow them: in the last step those are set to zero in both operands.
- * Results   16 bits: through shared memory, to be written in lines of 128 bytes. dw: the same in fp32; what is there
- *           already is brought to L2 some steps ahead. Without that a tile of few steps waits longer than it multiplies.
+ * Results   16 bits: through shared memory, to be written in lines of 128 bytes. dw: the same in fp32, and what they
+ *           are added to is brought to L2 some steps ahead.
  * Sums      one chain in ascending depth, 16 numbers an instruction, in tiles of any width: of the same bits as by
  *           mma.sync on an H100.
  */
 #include "grouped.cuh"
 #include "hopper.cuh"
+extern "C" {
+#include "device_cuda.h"
+}
 
 /* (as enumerators: where the kernel is empty, nobody uses some of them) */
 enum : int {
@@ -49,21 +52,32 @@ struct HopperFrom {
 };
 
 /*
- * The tiles that this block computes: every gridDim.x-th of a list. First wide ones in the order of grouped_order.h.
- * Where the last round would leave half of the multiprocessors idle or more, its tiles are cut in two: all left halves,
- * then all right ones. By a whole warp.
+ * The tiles that this block computes, of a list: first wide ones in the order of grouped_order.h. Where the last round
+ * would leave half of the multiprocessors idle or more, its tiles are cut in two: all left halves, then all right ones.
+ * fwd, dx: every gridDim.x-th. dw, where an expert's tiles take as long as it has rows: the next that nobody has taken,
+ * by a count in device memory; no result depends on who computes it. By a whole warp.
  */
 template <int KIND, class G> struct HopperTiles {
     const G &g;
-    const int across;
+    unsigned *taken;
+    int across;
     uint32_t at, wide, cut;
-    __device__ __forceinline__ explicit HopperTiles(const G &grouped)
-        : g(grouped), across(KIND == GROUPED_FWD ? grouped.O : grouped.I), at(blockIdx.x)
+    __device__ __forceinline__ HopperTiles(const G &grouped, unsigned *count)
+        : g(grouped), taken(count), across(KIND == GROUPED_FWD ? grouped.O : grouped.I), at(blockIdx.x)
     {
         const uint32_t tiles = g.rows * g.columns * (KIND == GROUPED_DW ? g.experts : 1),
                        rest = tiles % gridDim.x;
         cut = across <= HOPPER_NARROW ? tiles : rest * 2 <= gridDim.x ? rest : 0;
         wide = tiles - cut;
+    }
+
+    __device__ __forceinline__ void step()
+    {
+        if (KIND == GROUPED_DW) {
+            unsigned before = 0;
+            if (threadIdx.x == 0) before = atomicAdd(taken, 1u);
+            at = gridDim.x + __shfl_sync(ALL_LANES, before, 0);
+        } else at += gridDim.x;
     }
 
     /* false: there is none. */
@@ -72,7 +86,7 @@ template <int KIND, class G> struct HopperTiles {
         while (at < wide + 2 * cut) {
             const bool right = at >= wide + cut, narrow = at >= wide;
             const uint32_t tile = right ? at - cut : at;
-            at += gridDim.x;
+            step();
             if (KIND == GROUPED_DW ? down(j, f, tile) : along(j, f, tile)) {
                 if (right) j->column += HOPPER_NARROW, j->columns -= HOPPER_NARROW, f->b += HOPPER_NARROW;
                 j->narrow = narrow || j->columns <= HOPPER_NARROW;
@@ -164,11 +178,11 @@ template <class G> __device__ __forceinline__ void prefetch_results(const G &g, 
 }
 
 template <int KIND, class T, class G>
-__device__ __forceinline__ void copy_tiles(const G &g, const HopperShared<T> &s, const TensorMap &map_a,
-                                           const TensorMap &map_b)
+__device__ __forceinline__ void copy_tiles(const G &g, unsigned *taken, const HopperShared<T> &s,
+                                           const TensorMap &map_a, const TensorMap &map_b)
 {
     const bool leader = threadIdx.x == 0;
-    HopperTiles<KIND, G> tiles(g);
+    HopperTiles<KIND, G> tiles(g, taken);
     HopperRing ring;
     HopperJob j;
     HopperFrom f;
@@ -342,7 +356,7 @@ __device__ __forceinline__ void multiply_tiles(const Grouped<T, Out> &g, const H
 
 template <class T, class Out, int KIND>
 __global__ void __launch_bounds__(HOPPER_THREADS, 1)
-    grouped_wgmma_kernel(Grouped<T, Out> g, TENSOR_MAP(map_a), TENSOR_MAP(map_b))
+    grouped_wgmma_kernel(Grouped<T, Out> g, unsigned *taken, TENSOR_MAP(map_a), TENSOR_MAP(map_b))
 {
 #if HOPPER
     DYNAMIC_SHARED(T, stages); /* [stages] of A and B; a sheet for each warp that multiplies */
@@ -361,7 +375,7 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     __syncthreads();
     if (threadIdx.x < HOPPER_GROUP) {
         registers_give<40>();
-        if (threadIdx.x < WARP) copy_tiles<KIND>(g, s, map_a, map_b);
+        if (threadIdx.x < WARP) copy_tiles<KIND>(g, taken, s, map_a, map_b);
     } else {
         registers_take<232>();
         multiply_tiles<KIND>(g, s);
@@ -388,7 +402,7 @@ static inline Err hopper_map(TensorMap *out, Tensor t, int64_t across, int64_t r
 template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedArgs &a, bool *done)
 {
     typedef typename std::conditional<KIND == GROUPED_DW, float, T>::type Out;
-    *done = has_hopper_code(grouped_wgmma_kernel<T, Out, KIND>);
+    *done = hopper_code(grouped_wgmma_kernel<T, Out, KIND>);
     if (!*done) return ERR_OK;
     const int64_t E = a.weights.dim[0], O = a.weights.dim[1], I = a.weights.dim[2], P = a.a.dim[0];
     Grouped<T, Out> g = grouped_of<T, Out, KIND>(a, HOPPER_ROWS);
@@ -403,8 +417,11 @@ template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedAr
         return err_set(ERR_DEVICE,
                        "grouped products: this GPU does not grant '%d' bytes of shared memory to a block",
                        bytes);
-    LAUNCH((grouped_wgmma_kernel<T, Out, KIND>), s->dev->threads, threads, bytes, cuda_stream(s), g, map_a,
-           map_b);
+    unsigned *taken = reinterpret_cast<unsigned *>(s->dev->workspace);
+    if (KIND == GROUPED_DW)
+        TRY(cuda_check(cudaMemsetAsync(taken, 0, sizeof *taken, cuda_stream(s)), "grouped_dw"));
+    LAUNCH((grouped_wgmma_kernel<T, Out, KIND>), s->dev->threads, threads, bytes, cuda_stream(s), g, taken,
+           map_a, map_b);
     return ERR_OK;
 }
 

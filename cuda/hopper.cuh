@@ -4,7 +4,7 @@
  * same names (emu_hopper.h). Tensor maps, made by the host: tensor_map.h.
  *
  * HOPPER is 1 where the instructions exist; a kernel's body stands in `#if HOPPER`, so that it is empty in the object
- * code of other GPUs, which never launch it (has_hopper_code).
+ * code of other GPUs, which never launch it (hopper_code).
  *
  *   barrier_init(b, n)        one thread; n arrivals end a phase. Then barriers_ready() by it, __syncthreads() by all
  *   barrier_expect(b, bytes)  an arrival; the phase waits for so many bytes of copies, too
@@ -227,13 +227,6 @@ WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #include "emu_hopper.h"
 static inline void prefetch_l2_bytes(const void *, int) {}
 #endif
-
-/* There is a GPU of compute capability 9.0, and object code of sm_90a for it: what was compiled from PTX is empty. */
-template <class... P> static bool has_hopper_code(void (*kernel)(P...))
-{
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, kernel) == cudaSuccess && a.ptxVersion == 90 && a.binaryVersion == 90;
-}
 
 /* lead, stride in bytes. */
 __device__ __forceinline__ uint64_t shared_matrix(const void *tile, int lead, int stride, Swizzle mode)

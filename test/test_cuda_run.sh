@@ -128,6 +128,9 @@ if [ -s gpt2-cuda.kernels ]; then
         EMU_GPU=8.6 EMU_CLOSED=0 EMU_REPORT=$PWD/$t.kernels "$(dirname "$mt")/test_cuda_$t" >ops.out 2>&1 ||
             bad "test_cuda_$t"
     done
+    # (what that one does not have: on Hopper)
+    EMU_GPU=9.0 EMU_CLOSED=0 EMU_REPORT=$PWD/products.kernels "$(dirname "$mt")/test_cuda_moe" products >ops.out 2>&1 ||
+        bad "test_cuda_moe on 9.0"
     kernels=$(grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/cuda/*.cu "$root"/cuda/*.cuh | sort -u)
     for k in $kernels; do
         check "kernel $k was launched" grep -qhE "^[1-9][0-9]* $k\b" ./*.kernels
