@@ -189,8 +189,8 @@ template <class E> struct Turns {
     }
 };
 
-/* -inf to scores that the mask excludes. */
-template <class E>
+/* -inf to scores that the mask excludes, of columns 4 BEGIN .. 4 END - 1. LOWS: there may be keys before a row's low. */
+template <class E, int BEGIN, int END, bool LOWS>
 __device__ __forceinline__ void mask_scores(const AttnProblem &p, typename E::Scores &s, int b, const RowTile &q,
                                             const RowTile &k)
 {
@@ -199,13 +199,25 @@ __device__ __forceinline__ void mask_scores(const AttnProblem &p, typename E::Sc
     for (int i = 0; i < E::R; i++) {
         const int row = min(at.row(i), q.count - 1), position = q.position + row, column0 = k.position + at.column(0);
         const int last = min(position, k.position + k.count - 1) - column0;
-        const int first = row_low(p, b, q.row + row, position) - column0;
+        const int first = LOWS ? row_low(p, b, q.row + row, position) - column0 : 0;
         UNROLL
-        for (int j = 0; j < E::N; j++) {
+        for (int j = BEGIN; j < END; j++) {
             const int c = j / 2 * 8 + j % 2; /* compared with constants: no registers for columns */
-            if (c > last || c < first) s.at(i, j) = -INFINITY;
+            if (c > last || (LOWS && c < first)) s.at(i, j) = -INFINITY;
         }
     }
+}
+
+/* The same where it is needed. */
+template <class E, int BEGIN, int END>
+__device__ __forceinline__ void mask_part(const AttnProblem &p, typename E::Scores &s, const FwdItem<E::GROUPS> *item,
+                                          const RowTile &k, int group)
+{
+    const Range part = { k.position + 4 * BEGIN, k.position + 4 * END - 1 };
+    const int most_low = item->most_low[group];
+    if (4 * END <= k.count && all_see(warp_range<E>(item->rows), most_low, part)) return;
+    if (most_low <= part.first) mask_scores<E, BEGIN, END, false>(p, s, item->sample, item->rows, k);
+    else mask_scores<E, BEGIN, END, true>(p, s, item->sample, item->rows, k);
 }
 
 /* Scores of a tile to weights, which are not rounded yet. */
@@ -213,10 +225,11 @@ template <class E>
 __device__ __forceinline__ void weigh(const AttnProblem &p, const FwdItem<E::GROUPS> *item, int i, int group,
                                       typename E::Scores &s, float factor[E::R], FwdRows<E> &rows)
 {
+    constexpr int HALF = E::N / 2;
     const RowTile keys = walk_tile(item->walk, p.k, i, E::COLS);
     if (!E::PLAIN && p.softcap > 0) cap_scores<E>(p, s);
-    if (keys.count < E::COLS || !all_see(warp_range<E>(item->rows), item->most_low[group], range_of(keys)))
-        mask_scores<E>(p, s, item->sample, item->rows, keys);
+    mask_part<E, 0, HALF>(p, s, item, keys, group);
+    mask_part<E, HALF, E::N>(p, s, item, keys, group);
     softmax_step<E>(s, factor, rows, p.scale * LOG2_E);
     if (!E::PLAIN && p.dropout.threshold)
         drop_keys<E>(s, head_dropout(p, item->sample, item->head), item->rows.position, keys.position);
@@ -497,8 +510,8 @@ bool attention_fwd_hopper_fits(const AttnProblem &p, const AttnForward &a)
 template <class T, bool PLAIN> static Err fwd_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
 {
     if (widest(p) <= 64) return launch_hopper<WgmmaEngine<T, 64, 64, 128, PLAIN ? 3 : 2, PLAIN>, 4, 2>(s, p, a);
-    if (widest(p) <= 96) return launch_hopper<WgmmaEngine<T, 96, 96, 128, 2, PLAIN>, 2, 2>(s, p, a);
-    if (widest(p) <= 128) return launch_hopper<WgmmaEngine<T, 128, 128, 128, 2, PLAIN>, 2, 2>(s, p, a);
+    if (widest(p) <= 96) return launch_hopper<WgmmaEngine<T, 96, 96, 96, PLAIN ? 3 : 2, PLAIN>, 4, 2>(s, p, a);
+    if (widest(p) <= 128) return launch_hopper<WgmmaEngine<T, 128, 128, 128, 2, PLAIN>, 3, 1>(s, p, a);
     if (p.C <= 192 && p.V <= 128) return launch_hopper<WgmmaEngine<T, 192, 128, 128, 2, PLAIN>, 2, 1>(s, p, a);
     if (widest(p) <= 192) return launch_hopper<WgmmaEngine<T, 192, 192, 96, 2, PLAIN>, 2, 1>(s, p, a);
     return launch_hopper<WgmmaEngine<T, 256, 256, 64, 2, PLAIN>, 2, 1>(s, p, a);
