@@ -1,0 +1,273 @@
+#include "attention_bwd_hopper.cuh"
+
+struct Lows {
+    int least, most;
+};
+
+/* One query of a tile. lse2: lse in powers of 2; +inf for rows without keys and beyond the tile: weight 0. */
+struct alignas(8) QueryValues {
+    float lse2, delta;
+};
+
+/* What a block works on. */
+struct KeyItem {
+    RowTile keys;
+    TileWalk walk; /* tiles of queries that may see the keys */
+    int all[2];    /* tiles of queries there are in each span */
+    int tiles;     /* of the walk, of one head */
+    int h, b;      /* h: of the keys */
+};
+
+template <class E, int STAGES_, int SETS_, bool LATE_> struct DkvHopper {
+    static constexpr bool LATE = LATE_, FULL = E::W * E::COLS >= 128 * 64; /* more registers */
+    static constexpr int GIVE = FULL ? 24 : E::GIVE, TAKE = FULL ? 240 : E::TAKE;
+    static constexpr int STAGES = STAGES_, SETS = SETS_;
+    static constexpr int ROWS = E::ROWS * E::W, QUERIES = E::COLS * E::W; /* elements */
+    static constexpr int BYTES = (2 * SETS * ROWS + 2 * STAGES * QUERIES) * 2;
+};
+
+/* Tile n of the walk in the table of lows. */
+__device__ __forceinline__ int64_t lows_index(const TileWalk &walk, const int all[2], int n, int b)
+{
+    const int at = n < walk.tiles[0] ? n + walk.first[0] : n - walk.tiles[0] + walk.first[1] + all[0];
+    return b * static_cast<int64_t>(all[0] + all[1]) + at;
+}
+
+/* Leaves out the tiles at both ends of each span whose documents begin behind `last`. For a whole warp. */
+__device__ __forceinline__ void trim_walk(TileWalk *walk, const int all[2], const Lows *table, int last, int b)
+{
+    int from[2], to[2];
+    for (int s = 0; s < 2; s++) {
+        const int begin = s ? walk->tiles[0] : 0;
+        int low = INT_MAX, high = -1;
+        for (int i = threadIdx.x % WARP; i < walk->tiles[s]; i += WARP)
+            if (table[lows_index(*walk, all, begin + i, b)].least <= last) {
+                low = min(low, i);
+                high = i;
+            }
+        for (int d = WARP / 2; d > 0; d /= 2) {
+            low = min(low, __shfl_xor_sync(ALL_LANES, low, d));
+            high = max(high, __shfl_xor_sync(ALL_LANES, high, d));
+        }
+        from[s] = low, to[s] = high;
+    }
+    for (int s = 0; s < 2; s++) {
+        walk->tiles[s] = to[s] < 0 ? 0 : to[s] - from[s] + 1;
+        if (to[s] >= 0) walk->first[s] += from[s];
+    }
+}
+
+template <class E>
+__device__ __forceinline__ void mask_queries(const AttnProblem &p, typename E::Scores &s, int b, int position,
+                                             const RowTile &rows)
+{
+    const typename E::Place at = E::place();
+    UNROLL
+    for (int j = 0; j < E::N; j++) {
+        const int c = min(at.column(j), rows.count - 1), query = rows.position + c;
+        const int first = row_low(p, b, rows.row + c, query) - position, last = query - position;
+        UNROLL
+        for (int i = 0; i < E::R; i++)
+            if (at.row(i) > last || at.row(i) < first) s.at(i, j) = -INFINITY;
+    }
+}
+
+/* s: scores, becomes weights. */
+template <class E>
+__device__ __forceinline__ void query_factors(const AttnProblem &p, typename E::Scores &s, const QueryValues *values)
+{
+    const typename E::Place at = E::place();
+    const float scale2 = p.scale * LOG2_E;
+    UNROLL
+    for (int j = 0; j < E::N; j++) {
+        const float lse2 = values[at.column(j)].lse2;
+        UNROLL
+        for (int i = 0; i < 2; i++) s.at(i, j) = E::exp2(fmaf(s.at(i, j), scale2, -lse2));
+    }
+}
+
+/* dp: do v, becomes ds. */
+template <class E>
+__device__ __forceinline__ void query_slopes(typename E::Scores &dp, typename E::Scores &s, const QueryValues *values)
+{
+    const typename E::Place at = E::place();
+    UNROLL
+    for (int j = 0; j < E::N; j++) {
+        const float delta = values[at.column(j)].delta;
+        UNROLL
+        for (int i = 0; i < 2; i++) dp.at(i, j) = s.at(i, j) * (dp.at(i, j) - delta);
+    }
+}
+
+template <class E, class L, bool PLAIN>
+__global__ void __launch_bounds__(E::THREADS, 1)
+    attention_dkv_hopper_kernel(AttnProblem p, BlockOrder order, const Lows *table, TENSOR_MAP(q_map),
+                                TENSOR_MAP(go_map), TENSOR_MAP(k_map), TENSOR_MAP(v_map), Heads<typename E::T> dk,
+                                Heads<typename E::T> dv, RowValues lse, RowValues delta)
+{
+#if HOPPER
+    typedef typename E::T T;
+    DYNAMIC_SHARED(T, sets); /* K, V; then stages of Q, dO */
+    SHARED(KeyItem, item, [L::SETS]);
+    SHARED(QueryValues, values, [L::STAGES][E::COLS]);
+    SHARED(Barrier, rows_full, [L::SETS]);
+    SHARED(Barrier, rows_empty, [L::SETS]);
+    SHARED(Barrier, tile_full, [L::STAGES]);
+    SHARED(Barrier, tile_empty, [L::STAGES]);
+    T *queries = sets + L::SETS * 2 * L::ROWS;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < L::SETS; i++) barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS);
+        for (int i = 0; i < L::STAGES; i++) barrier_init(&tile_full[i], 2), barrier_init(&tile_empty[i], E::WARPS);
+        barriers_ready();
+    }
+    __syncthreads();
+    const int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
+    Ring<L::SETS> set = { 0, 0 };
+    Ring<L::STAGES> stage = { 0, 0 };
+    BlockItem next;
+    if (warp >= E::WARPS) {
+        registers_give<L::GIVE>();
+        if (warp > E::WARPS) return;
+        for (int n = 0; block_item(order, n, &next); n++) {
+            KeyItem x;
+            x.h = next.h, x.b = next.b;
+            x.keys = walk_tile(walk_all(p.k, E::ROWS), p.k, next.tile, E::ROWS);
+            const int last = range_of(x.keys).last, reach = p.window ? p.window - 1 : INT_MAX;
+            x.walk = walk_of(p.q, x.keys.position, last > INT_MAX - reach ? INT_MAX : last + reach, E::COLS);
+            const TileWalk all = walk_all(p.q, E::COLS);
+            x.all[0] = all.tiles[0], x.all[1] = all.tiles[1];
+            if (table) trim_walk(&x.walk, x.all, table, last, x.b);
+            x.tiles = walk_count(x.walk);
+            barrier_wait(&rows_empty[set.stage], set.parity ^ 1);
+            if (lane == 0) {
+                T *to = sets + set.stage * (2 * L::ROWS);
+                Barrier *full = &rows_full[set.stage];
+                item[set.stage] = x;
+                barrier_expect(full, 2 * L::ROWS * 2);
+                load_rows<E, E::ROWS>(to, k_map, full, 1, x.h, x.keys.row, x.b);
+                load_rows<E, E::ROWS>(to + L::ROWS, v_map, full, 1, x.h, x.keys.row, x.b);
+            }
+            __syncwarp();
+            for (int g = 0; g < p.group; g++)
+                for (int i = 0; i < x.tiles; i++) {
+                    const RowTile rows = walk_tile(x.walk, p.q, i, E::COLS);
+                    const int h = x.h * p.group + g;
+                    float sum[E::COLS / WARP], dot[E::COLS / WARP]; /* on their way while the stage is awaited */
+                    UNROLL
+                    for (int r = 0; r < E::COLS / WARP; r++) {
+                        const bool inside = r * WARP + lane < rows.count;
+                        sum[r] = inside ? *lse.at(p, x.b, rows.row + r * WARP + lane, h) : -INFINITY;
+                        dot[r] = inside ? *delta.at(p, x.b, rows.row + r * WARP + lane, h) : 0.0f;
+                    }
+                    barrier_wait(&tile_empty[stage.stage], stage.parity ^ 1);
+                    Barrier *full = &tile_full[stage.stage];
+                    if (lane == 0) {
+                        T *to = queries + stage.stage * (2 * L::QUERIES);
+                        barrier_expect(full, 2 * L::QUERIES * 2);
+                        load_rows<E, E::COLS>(to, q_map, full, p.group, h, rows.row, x.b);
+                        load_rows<E, E::COLS>(to + L::QUERIES, go_map, full, 1, h, rows.row, x.b);
+                    }
+                    UNROLL
+                    for (int r = 0; r < E::COLS / WARP; r++) {
+                        const QueryValues v = { sum[r] == -INFINITY ? INFINITY : sum[r] * LOG2_E, dot[r] };
+                        values[stage.stage][r * WARP + lane] = v;
+                    }
+                    __syncwarp();
+                    if (lane == 0) barrier_arrive(full);
+                    stage.next();
+                }
+            set.next();
+        }
+        return;
+    }
+    registers_take<L::TAKE>();
+    const int group = warp / 4;
+    for (int n = 0; block_item(order, n, &next); n++) {
+        barrier_wait(&rows_full[set.stage], set.parity);
+        const KeyItem *x = &item[set.stage]; /* stays in shared memory: sums need the registers */
+        typename E::Sums dv_sum, dk_sum;
+        E::clear(dv_sum);
+        E::clear(dk_sum);
+        int held = -1; /* stage that the last products read */
+        for (int g = 0; g < p.group; g++)
+            for (int i = 0; i < x->tiles; i++) {
+                const RowTile tile = walk_tile(x->walk, p.q, i, E::COLS);
+                const Range range = range_of(tile), keys = range_of(x->keys);
+                const Range group_keys = { keys.first + group * GROUP_ROWS,
+                                           min(keys.first + (group + 1) * GROUP_ROWS - 1, keys.last) };
+                barrier_wait(&tile_full[stage.stage], stage.parity);
+                if (may_see(p, range, group_keys)) {
+                    const T *k = sets + set.stage * (2 * L::ROWS) + group * (GROUP_ROWS * E::ATOM), *v = k + L::ROWS;
+                    const T *q = queries + stage.stage * (2 * L::QUERIES), *go = q + L::QUERIES;
+                    typename E::Scores s, dp;
+                    typename E::Weights w, dw;
+                    E::multiply(s, k, q);
+                    wgmma_wait<1>();
+                    if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
+                    E::multiply(dp, v, go);
+                    held = stage.stage;
+                    wgmma_wait<1>();
+                    wgmma_end(s.x);
+                    if (PLAIN || p.softcap == 0) {
+                        const int most_low = table ? table[lows_index(x->walk, x->all, i, x->b)].most
+                                                   : row_low(p, 0, 0, range.last);
+                        if (!all_see(range, most_low, warp_range<E>(x->keys)))
+                            mask_queries<E>(p, s, x->b, keys.first, tile);
+                        query_factors<E>(p, s, values[stage.stage]);
+                    }
+                    if (!L::LATE) {
+                        E::round(w, s);
+                        E::add_weighted(dv_sum, w, go);
+                    }
+                    wgmma_wait<L::LATE ? 0 : 1>();
+                    wgmma_end(dp.x);
+                    query_slopes<E>(dp, s, values[stage.stage]);
+                    if (L::LATE) {
+                        E::round(w, s);
+                        E::add_weighted(dv_sum, w, go);
+                    }
+                    E::round(dw, dp);
+                    E::add_weighted(dk_sum, dw, q);
+                } else {
+                    wgmma_wait<0>();
+                    if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
+                    held = -1;
+                    if (lane == 0) barrier_arrive(&tile_empty[stage.stage]);
+                }
+                stage.next();
+            }
+        wgmma_wait<0>();
+        wgmma_end(dv_sum.x);
+        wgmma_end(dk_sum.x);
+        if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
+        named_sync(1 + group, WARPGROUP); /* the products of all its warps are over */
+        T *tile = sets + set.stage * (2 * L::ROWS);
+        const float dv_scale = p.dropout.threshold ? p.dropout.scale : 1.0f;
+        E::store(dv_sum, dv_scale, tile + L::ROWS, dv.at(x->b, x->keys.row, x->h), dv.row, x->keys.count, p.V);
+        E::store(dk_sum, p.scale, tile, dk.at(x->b, x->keys.row, x->h), dk.row, x->keys.count, p.C);
+        proxy_fence();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&rows_empty[set.stage]);
+        set.next();
+    }
+#endif
+}
+
+template <class E, class L, bool PLAIN>
+static Err launch_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a, const Lows *table, int blocks)
+{
+    typedef typename E::T T;
+    const int64_t tiles = walk_count(walk_all(p.k, E::ROWS)), heads = a.k.dim[2], samples = a.k.dim[0];
+    if (tiles == 0 || heads == 0 || samples == 0) return ERR_OK;
+    const BlockOrder order = block_order(tiles, heads, samples, a.q.dim[1] * (p.C + p.V) * 2 * p.group);
+    TensorMap q, go, k, v;
+    TRY(map_rows<E>(&q, head_map<T>(a.q, query_heads_of<const T>(a.q), p.group), E::COLS));
+    TRY(map_rows<E>(&go, head_map<T>(a.go, heads_of<const T>(a.go)), E::COLS));
+    TRY(map_rows<E>(&k, head_map<T>(a.k, heads_of<const T>(a.k)), E::ROWS));
+    TRY(map_rows<E>(&v, head_map<T>(a.v, heads_of<const T>(a.v)), E::ROWS));
+    TRY(allow_shared(attention_dkv_hopper_kernel<E, L, PLAIN>, L::BYTES));
+    const unsigned grid = static_cast<unsigned>(order.items < blocks ? order.items : blocks);
+    LAUNCH((attention_dkv_hopper_kernel<E, L, PLAIN>), grid, E::THREADS, L::BYTES, cuda_stream(s), p, order, table, q,
+           go, k, v, heads_of<T>(a.dk), heads_of<T>(a.dv), values_of(a.lse), values_of(a.delta));
+    return ERR_OK;
+}

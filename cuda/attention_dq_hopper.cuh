@@ -1,0 +1,246 @@
+#include "attention_bwd_hopper.cuh"
+
+/* What a block works on. */
+struct QueryItem {
+    RowTile rows;
+    TileWalk walk;
+    int most_low, tiles; /* largest row_low; tiles of keys to visit */
+    bool last;     /* there is no further */
+    int h, b;
+};
+
+/* STAGES of keys and values; SETS of the queries' tiles. PLAIN: neither dropout nor a cap. */
+template <class E, int STAGES_, int SETS_> struct DqHopper {
+    static constexpr int STAGES = STAGES_, SETS = SETS_;
+    static constexpr int ROWS = E::ROWS * E::W, KEYS = E::COLS * E::W; /* elements */
+    static constexpr int BYTES = (3 * SETS * ROWS + 2 * STAGES * KEYS) * 2;
+};
+
+/* delta of this thread's two rows; 4 lanes a row. Chunks of o and go lie alike. */
+template <class E>
+__device__ __forceinline__ void row_deltas(float delta[2], const typename E::T *go, const typename E::T *o)
+{
+    constexpr int CHUNK = 8, CHUNKS = E::ATOM / CHUNK;
+    const typename E::Place at = E::place();
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        float dot = 0;
+        UNROLL_BY(2)
+        for (int c = threadIdx.x % 4; c < E::ATOMS * CHUNKS; c += 4) {
+            const int offset = c / CHUNKS * (E::ROWS * E::ATOM) + at.row(i) * E::ATOM + c % CHUNKS * CHUNK;
+            const Pack<typename E::T> x = load16(o + offset), y = load16(go + offset);
+            UNROLL
+            for (int e = 0; e < CHUNK; e++) dot = fmaf(to_float(x.v[e]), to_float(y.v[e]), dot);
+        }
+        dot += __shfl_xor_sync(ALL_LANES, dot, 1);
+        delta[i] = dot + __shfl_xor_sync(ALL_LANES, dot, 2);
+    }
+}
+
+/* s: scores, becomes the weights of the keys' values. */
+template <class E>
+__device__ __forceinline__ void query_weights(const AttnProblem &p, typename E::Scores &s, const float lse2[2])
+{
+    const float scale2 = p.scale * LOG2_E;
+    UNROLL
+    for (int i = 0; i < 2; i++)
+        UNROLL
+        for (int j = 0; j < E::N; j++) s.at(i, j) = E::exp2(fmaf(s.at(i, j), scale2, -lse2[i]));
+}
+
+template <class E, class L, bool PLAIN>
+__global__ void __launch_bounds__(E::THREADS, 1)
+    attention_dq_hopper_kernel(AttnProblem p, BlockOrder order, TENSOR_MAP(q_map), TENSOR_MAP(go_map),
+                               TENSOR_MAP(o_map), TENSOR_MAP(k_map), TENSOR_MAP(v_map), QueryHeads<typename E::T> dq,
+                               WideRows wide, RowValues lse, RowValues delta_out)
+{
+#if HOPPER
+    typedef typename E::T T;
+    DYNAMIC_SHARED(T, sets); /* Q, dO, O; then stages of K, V */
+    SHARED(QueryItem, item, [L::SETS]);
+    SHARED(float, lse2, [L::SETS][E::ROWS]);
+    SHARED(Barrier, rows_full, [L::SETS]);
+    SHARED(Barrier, rows_empty, [L::SETS]);
+    SHARED(Barrier, keys_full, [L::STAGES]);
+    SHARED(Barrier, keys_empty, [L::STAGES]);
+    T *keys = sets + L::SETS * 3 * L::ROWS;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < L::SETS; i++) barrier_init(&rows_full[i], 2), barrier_init(&rows_empty[i], E::WARPS);
+        for (int i = 0; i < L::STAGES; i++) barrier_init(&keys_full[i], 1), barrier_init(&keys_empty[i], E::WARPS);
+        barriers_ready();
+    }
+    __syncthreads();
+    const int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
+    if (warp >= E::WARPS) {
+        registers_give<E::GIVE>();
+        if (warp > E::WARPS) return;
+        const int lane = threadIdx.x % WARP;
+        Ring<L::SETS> set = { 0, 0 };
+        Ring<L::STAGES> stage = { 0, 0 };
+        BlockItem next;
+        block_item(order, 0, &next);
+        bool last_item = false;
+        for (int n = 1; !last_item; n++) {
+            QueryItem x;
+            int least;
+            x.h = next.h, x.b = next.b;
+            const int tile_number = next.tile;
+            x.last = last_item = !block_item(order, n, &next);
+            x.rows = walk_tile(walk_all(p.q, E::ROWS), p.q, order.tiles - 1 - tile_number, E::ROWS);
+            tile_lows(p, x.b, x.rows, &least, &x.most_low);
+            x.walk = walk_of(p.k, least, x.rows.position + x.rows.count - 1, E::COLS);
+            x.tiles = walk_count(x.walk);
+            barrier_wait(&rows_empty[set.stage], set.parity ^ 1);
+            if (lane == 0) {
+                T *to = sets + set.stage * (3 * L::ROWS);
+                Barrier *full = &rows_full[set.stage];
+                item[set.stage] = x;
+                barrier_expect(full, 3 * L::ROWS * 2);
+                load_rows<E, E::ROWS>(to, q_map, full, p.group, x.h, x.rows.row, x.b);
+                load_rows<E, E::ROWS>(to + L::ROWS, go_map, full, 1, x.h, x.rows.row, x.b);
+                load_rows<E, E::ROWS>(to + 2 * L::ROWS, o_map, full, 1, x.h, x.rows.row, x.b);
+            }
+            for (int r = lane; r < E::ROWS; r += WARP) {
+                const float sum = r < x.rows.count ? *lse.at(p, x.b, x.rows.row + r, x.h) : -INFINITY;
+                lse2[set.stage][r] = sum == -INFINITY ? INFINITY : sum * LOG2_E;
+            }
+            __syncwarp();
+            if (lane == 0) {
+                barrier_arrive(&rows_full[set.stage]);
+                for (int i = 0; i < x.tiles; i++) {
+                    const int row = walk_tile(x.walk, p.k, i, E::COLS).row, h = x.h / p.group;
+                    T *to = keys + stage.stage * (2 * L::KEYS);
+                    Barrier *full = &keys_full[stage.stage];
+                    barrier_wait(&keys_empty[stage.stage], stage.parity ^ 1);
+                    barrier_expect(full, 2 * L::KEYS * 2);
+                    load_rows<E, E::COLS>(to, k_map, full, 1, h, row, x.b);
+                    load_rows<E, E::COLS>(to + L::KEYS, v_map, full, 1, h, row, x.b);
+                    stage.next();
+                }
+            }
+            stage.stage = __shfl_sync(ALL_LANES, stage.stage, 0);
+            stage.parity = __shfl_sync(ALL_LANES, stage.parity, 0);
+            set.next();
+        }
+        return;
+    }
+    registers_take<E::TAKE>();
+    const int group = warp / 4, lane = threadIdx.x % WARP;
+    const typename E::Place at = E::place();
+    Ring<L::SETS> set = { 0, 0 };
+    Ring<L::STAGES> stage = { 0, 0 };
+    for (bool last = false; !last;) {
+        barrier_wait(&rows_full[set.stage], set.parity);
+        const QueryItem *x = &item[set.stage];
+        const RowTile rows = x->rows;
+        const int tiles = x->tiles, most_low = x->most_low, b = x->b, h = x->h;
+        last = x->last;
+        const T *q = sets + set.stage * (3 * L::ROWS) + group * (GROUP_ROWS * E::ATOM), *go = q + L::ROWS;
+        float lse_row[2], delta[2];
+        row_deltas<E>(delta, sets + set.stage * (3 * L::ROWS) + L::ROWS, sets + set.stage * (3 * L::ROWS) + 2 * L::ROWS);
+        const bool idle = tiles == 0 && wide.resumed; /* dq and delta stay as they are */
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            lse_row[i] = lse2[set.stage][at.row(i)];
+            if (at.row(i) >= rows.count) delta[i] = 0;
+            else if (lane % 4 == 0 && !idle) *delta_out.at(p, b, rows.row + at.row(i), h) = delta[i];
+        }
+        typename E::Sums sum;
+        E::clear(sum);
+        const Range warp_rows = warp_range<E>(rows);
+        const Range group_rows = { rows.position + group * GROUP_ROWS,
+                                   rows.position + min((group + 1) * GROUP_ROWS, rows.count) - 1 };
+        int held = -1; /* stage that the last product reads */
+        for (int i = 0; i < tiles; i++) {
+            const RowTile tile = walk_tile(x->walk, p.k, i, E::COLS);
+            const Range range = range_of(tile);
+            const T *k = keys + stage.stage * (2 * L::KEYS);
+            barrier_wait(&keys_full[stage.stage], stage.parity);
+            if (may_see(p, group_rows, range)) {
+                typename E::Scores s, dp;
+                typename E::Weights w;
+                E::multiply(s, q, k);
+                wgmma_wait<1>();
+                if (held >= 0 && lane == 0) barrier_arrive(&keys_empty[held]);
+                E::multiply(dp, go, k + L::KEYS);
+                held = stage.stage;
+                wgmma_wait<1>();
+                wgmma_end(s.x);
+                if (!PLAIN && p.softcap > 0) cap_scores<E>(p, s);
+                if (tile.count < E::COLS || !all_see(warp_rows, most_low, range))
+                    mask_keys<E>(p, s, b, rows, tile);
+                if (PLAIN) query_weights<E>(p, s, lse_row);
+                wgmma_wait<0>();
+                wgmma_end(dp.x);
+                if (!PLAIN) {
+                    if (p.dropout.threshold) {
+                        typename E::Draws::Keep keep;
+                        E::Draws::template keep_bits<false>(keep, head_dropout(p, b, h), rows.position, tile.position);
+                        UNROLL
+                        for (int r = 0; r < 2; r++)
+                            UNROLL
+                            for (int j = 0; j < E::N; j++)
+                                dp.at(r, j) = E::Draws::kept(keep, r, j) ? dp.at(r, j) * p.dropout.scale : 0.0f;
+                    }
+                    if (p.softcap > 0) { /* dp - delta, times the slope */
+                        UNROLL
+                        for (int r = 0; r < 2; r++)
+                            UNROLL
+                            for (int j = 0; j < E::N; j++)
+                                dp.at(r, j) = fmaf(dp.at(r, j) - delta[r], cap_slope(p, s.at(r, j)), delta[r]);
+                    }
+                    query_weights<E>(p, s, lse_row);
+                }
+                UNROLL
+                for (int r = 0; r < 2; r++)
+                    UNROLL
+                    for (int j = 0; j < E::N; j++) s.at(r, j) *= dp.at(r, j) - delta[r];
+                E::round(w, s);
+                E::add_weighted(sum, w, k);
+            } else {
+                wgmma_wait<0>();
+                if (held >= 0 && lane == 0) barrier_arrive(&keys_empty[held]);
+                held = -1;
+                if (lane == 0) barrier_arrive(&keys_empty[stage.stage]);
+            }
+            stage.next();
+        }
+        wgmma_wait<0>();
+        wgmma_end(sum.x);
+        if (held >= 0 && lane == 0) barrier_arrive(&keys_empty[held]);
+        if (wide.rows.data) {
+            if (!idle)
+                E::add_wide(sum, p.scale, wide.resumed, wide.rows.at(p, b, rows.row, h), wide.rows.row, rows.count,
+                            p.C);
+        } else {
+            named_sync(1 + group, WARPGROUP); /* the products of all its warps are over */
+            E::store(sum, p.scale, sets + set.stage * (3 * L::ROWS), dq.at(p, b, rows.row, h), dq.row, rows.count, p.C);
+            proxy_fence();
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&rows_empty[set.stage]);
+        set.next();
+    }
+#endif
+}
+
+template <class E, class L, bool PLAIN>
+static Err launch_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a, int blocks)
+{
+    typedef typename E::T T;
+    const int64_t tiles = walk_count(walk_all(p.q, E::ROWS)), heads = a.q.dim[2], samples = a.q.dim[0];
+    if (tiles == 0 || heads == 0 || samples == 0) return ERR_OK;
+    const BlockOrder order = block_order(tiles, heads, samples, a.k.dim[1] * (p.C + p.V) * 2 / p.group);
+    TensorMap q, go, o, k, v;
+    TRY(map_rows<E>(&q, head_map<T>(a.q, query_heads_of<const T>(a.q), p.group), E::ROWS));
+    TRY(map_rows<E>(&go, head_map<T>(a.go, heads_of<const T>(a.go)), E::ROWS));
+    TRY(map_rows<E>(&o, head_map<T>(a.o, heads_of<const T>(a.o)), E::ROWS));
+    TRY(map_rows<E>(&k, head_map<T>(a.k, heads_of<const T>(a.k)), E::COLS));
+    TRY(map_rows<E>(&v, head_map<T>(a.v, heads_of<const T>(a.v)), E::COLS));
+    TRY(allow_shared(attention_dq_hopper_kernel<E, L, PLAIN>, L::BYTES));
+    const unsigned grid = static_cast<unsigned>(order.items < blocks ? order.items : blocks);
+    LAUNCH((attention_dq_hopper_kernel<E, L, PLAIN>), grid, E::THREADS, L::BYTES, cuda_stream(s), p, order, q, go, o, k,
+           v, query_heads_of<T>(a.dq), wide_rows(a.dq, a.q.dtype, a.resumed, a.resumed), values_of(a.lse),
+           values_of(a.delta));
+    return ERR_OK;
+}
