@@ -99,6 +99,108 @@ __device__ __forceinline__ void query_slopes(typename E::Scores &dp, typename E:
     }
 }
 
+template <class E>
+__device__ __forceinline__ bool key_item(const AttnProblem &p, const BlockOrder &order, const Lows *table, int n,
+                                         KeyItem *out)
+{
+    BlockItem next;
+    if (!block_item(order, n, &next)) return false;
+    KeyItem x;
+    x.h = next.h, x.b = next.b;
+    x.keys = walk_tile(walk_all(p.k, E::ROWS), p.k, next.tile, E::ROWS);
+    const int last = range_of(x.keys).last, reach = p.window ? p.window - 1 : INT_MAX;
+    x.walk = walk_of(p.q, x.keys.position, last > INT_MAX - reach ? INT_MAX : last + reach, E::COLS);
+    const TileWalk all = walk_all(p.q, E::COLS);
+    x.all[0] = all.tiles[0], x.all[1] = all.tiles[1];
+    if (table) trim_walk(&x.walk, x.all, table, last, x.b);
+    x.tiles = walk_count(x.walk);
+    *out = x;
+    return true;
+}
+
+/* The warp that starts the copies of tiles. */
+template <class E, class L>
+__device__ __forceinline__ void load_keys(const AttnProblem &p, const BlockOrder &order, const Lows *table,
+                                          const TensorMap &q_map, const TensorMap &go_map, const TensorMap &k_map,
+                                          const TensorMap &v_map, typename E::T *sets, typename E::T *queries,
+                                          KeyItem *item, Barrier *rows_full, Barrier *rows_empty, Barrier *tile_full,
+                                          Barrier *tile_empty)
+{
+    Ring<L::SETS> set = { 0, 0 };
+    Ring<L::STAGES> stage = { 0, 0 };
+    KeyItem next;
+    for (int n = 0; key_item<E>(p, order, table, n, &next); n++) {
+        barrier_wait(&rows_empty[set.stage], set.parity ^ 1);
+        KeyItem *x = &item[set.stage];
+        if (threadIdx.x % WARP == 0) {
+            typename E::T *to = sets + set.stage * (2 * L::ROWS);
+            Barrier *full = &rows_full[set.stage];
+            *x = next;
+            barrier_expect(full, 2 * L::ROWS * 2);
+            load_rows<E, E::ROWS>(to, k_map, full, 1, x->h, x->keys.row, x->b);
+            load_rows<E, E::ROWS>(to + L::ROWS, v_map, full, 1, x->h, x->keys.row, x->b);
+            for (int g = 0; g < p.group; g++)
+                for (int i = 0; i < x->tiles; i++) {
+                    barrier_wait(&tile_empty[stage.stage], stage.parity ^ 1);
+                    const int row = walk_tile(x->walk, p.q, i, E::COLS).row, h = x->h * p.group + g;
+                    to = queries + stage.stage * (2 * L::QUERIES);
+                    full = &tile_full[stage.stage];
+                    barrier_expect(full, 2 * L::QUERIES * 2);
+                    load_rows<E, E::COLS>(to, q_map, full, p.group, h, row, x->b);
+                    load_rows<E, E::COLS>(to + L::QUERIES, go_map, full, 1, h, row, x->b);
+                    stage.next();
+                }
+        }
+        __syncwarp();
+        set.next();
+    }
+}
+
+/* The warps, VALUE_WARPS of them, that read lse and delta, of every VALUE_WARPS-th tile: so many loads are on their way. */
+constexpr int VALUE_WARPS = 3;
+template <class E, class L>
+__device__ __forceinline__ void load_values(const AttnProblem &p, const BlockOrder &order, const RowValues &lse,
+                                            const RowValues &delta, int turn, const KeyItem *item,
+                                            QueryValues (*values)[E::COLS], Barrier *rows_full, Barrier *rows_empty,
+                                            Barrier *tile_full, Barrier *tile_empty)
+{
+    const int lane = threadIdx.x % WARP;
+    Ring<L::SETS> set = { 0, 0 };
+    Ring<L::STAGES> stage = { 0, 0 };
+    BlockItem unused;
+    for (int n = 0; block_item(order, n, &unused); n++) {
+        barrier_wait(&rows_full[set.stage], set.parity);
+        const KeyItem *x = &item[set.stage];
+        for (int g = 0; g < p.group; g++)
+            for (int i = 0; i < x->tiles; i++) {
+                if (turn-- == 0) {
+                    turn = VALUE_WARPS - 1;
+                    const RowTile rows = walk_tile(x->walk, p.q, i, E::COLS);
+                    const int h = x->h * p.group + g;
+                    float sum[E::COLS / WARP], dot[E::COLS / WARP];
+                    UNROLL
+                    for (int r = 0; r < E::COLS / WARP; r++) {
+                        const bool inside = r * WARP + lane < rows.count;
+                        sum[r] = inside ? *lse.at(p, x->b, rows.row + r * WARP + lane, h) : -INFINITY;
+                        dot[r] = inside ? *delta.at(p, x->b, rows.row + r * WARP + lane, h) : 0.0f;
+                    }
+                    barrier_wait(&tile_empty[stage.stage], stage.parity ^ 1);
+                    UNROLL
+                    for (int r = 0; r < E::COLS / WARP; r++) {
+                        const QueryValues v = { sum[r] == -INFINITY ? INFINITY : sum[r] * LOG2_E, dot[r] };
+                        values[stage.stage][r * WARP + lane] = v;
+                    }
+                    __syncwarp();
+                    if (lane == 0) barrier_arrive(&tile_full[stage.stage]);
+                }
+                stage.next();
+            }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&rows_empty[set.stage]);
+        set.next();
+    }
+}
+
 template <class E, class L, bool PLAIN>
 __global__ void __launch_bounds__(E::THREADS, 1)
     attention_dkv_hopper_kernel(AttnProblem p, BlockOrder order, const Lows *table, TENSOR_MAP(q_map),
@@ -116,7 +218,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     SHARED(Barrier, tile_empty, [L::STAGES]);
     T *queries = sets + L::SETS * 2 * L::ROWS;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < L::SETS; i++) barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS);
+        for (int i = 0; i < L::SETS; i++) barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS + VALUE_WARPS);
         for (int i = 0; i < L::STAGES; i++) barrier_init(&tile_full[i], 2), barrier_init(&tile_empty[i], E::WARPS);
         barriers_ready();
     }
@@ -127,57 +229,12 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     BlockItem next;
     if (warp >= E::WARPS) {
         registers_give<L::GIVE>();
-        if (warp > E::WARPS) return;
-        for (int n = 0; block_item(order, n, &next); n++) {
-            KeyItem x;
-            x.h = next.h, x.b = next.b;
-            x.keys = walk_tile(walk_all(p.k, E::ROWS), p.k, next.tile, E::ROWS);
-            const int last = range_of(x.keys).last, reach = p.window ? p.window - 1 : INT_MAX;
-            x.walk = walk_of(p.q, x.keys.position, last > INT_MAX - reach ? INT_MAX : last + reach, E::COLS);
-            const TileWalk all = walk_all(p.q, E::COLS);
-            x.all[0] = all.tiles[0], x.all[1] = all.tiles[1];
-            if (table) trim_walk(&x.walk, x.all, table, last, x.b);
-            x.tiles = walk_count(x.walk);
-            barrier_wait(&rows_empty[set.stage], set.parity ^ 1);
-            if (lane == 0) {
-                T *to = sets + set.stage * (2 * L::ROWS);
-                Barrier *full = &rows_full[set.stage];
-                item[set.stage] = x;
-                barrier_expect(full, 2 * L::ROWS * 2);
-                load_rows<E, E::ROWS>(to, k_map, full, 1, x.h, x.keys.row, x.b);
-                load_rows<E, E::ROWS>(to + L::ROWS, v_map, full, 1, x.h, x.keys.row, x.b);
-            }
-            __syncwarp();
-            for (int g = 0; g < p.group; g++)
-                for (int i = 0; i < x.tiles; i++) {
-                    const RowTile rows = walk_tile(x.walk, p.q, i, E::COLS);
-                    const int h = x.h * p.group + g;
-                    float sum[E::COLS / WARP], dot[E::COLS / WARP]; /* on their way while the stage is awaited */
-                    UNROLL
-                    for (int r = 0; r < E::COLS / WARP; r++) {
-                        const bool inside = r * WARP + lane < rows.count;
-                        sum[r] = inside ? *lse.at(p, x.b, rows.row + r * WARP + lane, h) : -INFINITY;
-                        dot[r] = inside ? *delta.at(p, x.b, rows.row + r * WARP + lane, h) : 0.0f;
-                    }
-                    barrier_wait(&tile_empty[stage.stage], stage.parity ^ 1);
-                    Barrier *full = &tile_full[stage.stage];
-                    if (lane == 0) {
-                        T *to = queries + stage.stage * (2 * L::QUERIES);
-                        barrier_expect(full, 2 * L::QUERIES * 2);
-                        load_rows<E, E::COLS>(to, q_map, full, p.group, h, rows.row, x.b);
-                        load_rows<E, E::COLS>(to + L::QUERIES, go_map, full, 1, h, rows.row, x.b);
-                    }
-                    UNROLL
-                    for (int r = 0; r < E::COLS / WARP; r++) {
-                        const QueryValues v = { sum[r] == -INFINITY ? INFINITY : sum[r] * LOG2_E, dot[r] };
-                        values[stage.stage][r * WARP + lane] = v;
-                    }
-                    __syncwarp();
-                    if (lane == 0) barrier_arrive(full);
-                    stage.next();
-                }
-            set.next();
-        }
+        if (warp == E::WARPS)
+            load_keys<E, L>(p, order, table, q_map, go_map, k_map, v_map, sets, queries, item, rows_full, rows_empty,
+                            tile_full, tile_empty);
+        else
+            load_values<E, L>(p, order, lse, delta, warp - E::WARPS - 1, item, values, rows_full, rows_empty, tile_full,
+                              tile_empty);
         return;
     }
     registers_take<L::TAKE>();
