@@ -18,7 +18,8 @@ struct KeyItem {
     int h, b;      /* h: of the keys */
 };
 
-template <class E, int STAGES_, int SETS_, bool LATE_> struct DkvHopper {
+template <class E, int STAGES_, int SETS_, bool LATE_, bool AHEAD_> struct DkvHopper {
+    static constexpr bool AHEAD = AHEAD_;
     static constexpr bool LATE = LATE_, FULL = E::W * E::COLS >= 128 * 64; /* more registers */
     static constexpr int GIVE = FULL ? 24 : E::GIVE, TAKE = FULL ? 240 : E::TAKE;
     static constexpr int STAGES = STAGES_, SETS = SETS_;
@@ -83,6 +84,21 @@ __device__ __forceinline__ void query_factors(const AttnProblem &p, typename E::
         const float lse2 = values[at.column(j)].lse2;
         UNROLL
         for (int i = 0; i < 2; i++) s.at(i, j) = E::exp2(fmaf(s.at(i, j), scale2, -lse2));
+    }
+}
+
+/* to: the powers of 2 that weights are. */
+template <class E>
+__device__ __forceinline__ void query_exponents(const AttnProblem &p, typename E::Scores &to, typename E::Scores &s,
+                                                const QueryValues *values)
+{
+    const typename E::Place at = E::place();
+    const float scale2 = p.scale * LOG2_E;
+    UNROLL
+    for (int j = 0; j < E::N; j++) {
+        const float lse2 = values[at.column(j)].lse2;
+        UNROLL
+        for (int i = 0; i < 2; i++) to.at(i, j) = fmaf(s.at(i, j), scale2, -lse2);
     }
 }
 
@@ -245,63 +261,117 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         typename E::Sums dv_sum, dk_sum;
         E::clear(dv_sum);
         E::clear(dk_sum);
+        wgmma_end(dv_sum.x);
+        wgmma_end(dk_sum.x);
         int held = -1; /* stage that the last products read */
-        for (int g = 0; g < p.group; g++)
-            for (int i = 0; i < x->tiles; i++) {
-                const RowTile tile = walk_tile(x->walk, p.q, i, E::COLS);
-                const Range range = range_of(tile), keys = range_of(x->keys);
-                const Range group_keys = { keys.first + group * GROUP_ROWS,
-                                           min(keys.first + (group + 1) * GROUP_ROWS - 1, keys.last) };
+        const int total = p.group * x->tiles;
+        int i = 0, done = 0; /* tile of its head; tiles of all heads */
+        RowTile tile = {};
+        const T *k = sets + set.stage * (2 * L::ROWS) + group * (GROUP_ROWS * E::ATOM), *v = k + L::ROWS;
+        auto pass = [&]() {
+            done++, stage.next();
+            if (++i == x->tiles) i = 0;
+        };
+        /* The next tile that may see the warpgroup's keys; those before are given back. */
+        auto find = [&]() {
+            const Range keys = range_of(x->keys);
+            const Range group_keys = { keys.first + group * GROUP_ROWS,
+                                       min(keys.first + (group + 1) * GROUP_ROWS - 1, keys.last) };
+            for (; done < total; pass()) {
+                tile = walk_tile(x->walk, p.q, i, E::COLS);
                 barrier_wait(&tile_full[stage.stage], stage.parity);
-                if (may_see(p, range, group_keys)) {
-                    const T *k = sets + set.stage * (2 * L::ROWS) + group * (GROUP_ROWS * E::ATOM), *v = k + L::ROWS;
-                    const T *q = queries + stage.stage * (2 * L::QUERIES), *go = q + L::QUERIES;
-                    typename E::Scores s, dp;
-                    typename E::Weights w, dw;
-                    E::multiply(s, k, q);
-                    wgmma_wait<1>();
-                    if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
-                    E::multiply(dp, v, go);
-                    held = stage.stage;
-                    wgmma_wait<1>();
-                    wgmma_end(s.x);
-                    if (PLAIN || p.softcap == 0) {
-                        const int most_low = table ? table[lows_index(x->walk, x->all, i, x->b)].most
-                                                   : row_low(p, 0, 0, range.last);
-                        if (!all_see(range, most_low, warp_range<E>(x->keys)))
-                            mask_queries<E>(p, s, x->b, keys.first, tile);
-                        query_factors<E>(p, s, values[stage.stage]);
-                    }
-                    if (!L::LATE) {
-                        E::round(w, s);
-                        E::add_weighted(dv_sum, w, go);
-                    }
-                    wgmma_wait<L::LATE ? 0 : 1>();
-                    wgmma_end(dp.x);
-                    query_slopes<E>(dp, s, values[stage.stage]);
-                    if (L::LATE) {
-                        E::round(w, s);
-                        E::add_weighted(dv_sum, w, go);
-                    }
-                    E::round(dw, dp);
-                    E::add_weighted(dk_sum, dw, q);
-                } else {
-                    wgmma_wait<0>();
-                    if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
-                    held = -1;
-                    if (lane == 0) barrier_arrive(&tile_empty[stage.stage]);
-                }
-                stage.next();
+                if (may_see(p, range_of(tile), group_keys)) return true;
+                if (lane == 0) barrier_arrive(&tile_empty[stage.stage]);
             }
+            return false;
+        };
+        auto mask = [&](typename E::Scores &s, const RowTile &now, int at) {
+            const Range range = range_of(now);
+            const int most_low = table ? table[lows_index(x->walk, x->all, at, x->b)].most : row_low(p, 0, 0, range.last);
+            if (!all_see(range, most_low, warp_range<E>(x->keys)))
+                mask_queries<E>(p, s, x->b, x->keys.position, now);
+        };
+        if (L::AHEAD) {
+            typename E::Scores s, s_next, dp;
+            typename E::Weights w, dw;
+            auto take = [&]() {
+                wgmma_end(s_next.x);
+                query_exponents<E>(p, s, s_next, values[stage.stage]);
+            };
+            bool more = find();
+            if (more) {
+                E::multiply(s_next, k, queries + stage.stage * (2 * L::QUERIES));
+                wgmma_wait<0>();
+                take();
+            }
+            auto work = [&](const RowTile &now, int here, int at) {
+                const T *q = queries + here * (2 * L::QUERIES), *go = q + L::QUERIES;
+                mask(s, now, at);
+                UNROLL
+                for (int e = 0; e < E::COLS / 2; e++) s.x[e] = E::exp2(s.x[e]);
+                wgmma_wait<0>();
+                wgmma_end(dp.x);
+                if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
+                held = here;
+                E::round(w, s);
+                E::add_weighted(dv_sum, w, go);
+                query_slopes<E>(dp, s, values[here]);
+                E::round(dw, dp);
+                E::add_weighted(dk_sum, dw, q);
+            };
+            while (more) {
+                const RowTile now = tile;
+                const int here = stage.stage, at = i;
+                E::multiply(dp, v, queries + here * (2 * L::QUERIES) + L::QUERIES);
+                pass();
+                more = find();
+                if (!more) {
+                    work(now, here, at);
+                    break;
+                }
+                E::multiply(s_next, k, queries + stage.stage * (2 * L::QUERIES));
+                work(now, here, at);
+                take();
+            }
+        } else {
+            while (find()) {
+                const T *q = queries + stage.stage * (2 * L::QUERIES), *go = q + L::QUERIES;
+                typename E::Scores s, dp;
+                typename E::Weights w, dw;
+                E::multiply(s, k, q);
+                wgmma_wait<1>();
+                if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
+                E::multiply(dp, v, go);
+                held = stage.stage;
+                wgmma_wait<1>();
+                wgmma_end(s.x);
+                mask(s, tile, i);
+                query_factors<E>(p, s, values[stage.stage]);
+                if (!L::LATE) {
+                    E::round(w, s);
+                    E::add_weighted(dv_sum, w, go);
+                }
+                wgmma_wait<L::LATE ? 0 : 1>();
+                wgmma_end(dp.x);
+                query_slopes<E>(dp, s, values[stage.stage]);
+                if (L::LATE) {
+                    E::round(w, s);
+                    E::add_weighted(dv_sum, w, go);
+                }
+                E::round(dw, dp);
+                E::add_weighted(dk_sum, dw, q);
+                pass();
+            }
+        }
         wgmma_wait<0>();
         wgmma_end(dv_sum.x);
         wgmma_end(dk_sum.x);
         if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
         named_sync(1 + group, WARPGROUP); /* the products of all its warps are over */
-        T *tile = sets + set.stage * (2 * L::ROWS);
+        T *rows = sets + set.stage * (2 * L::ROWS);
         const float dv_scale = p.dropout.threshold ? p.dropout.scale : 1.0f;
-        E::store(dv_sum, dv_scale, tile + L::ROWS, dv.at(x->b, x->keys.row, x->h), dv.row, x->keys.count, p.V);
-        E::store(dk_sum, p.scale, tile, dk.at(x->b, x->keys.row, x->h), dk.row, x->keys.count, p.C);
+        E::store(dv_sum, dv_scale, rows + L::ROWS, dv.at(x->b, x->keys.row, x->h), dv.row, x->keys.count, p.V);
+        E::store(dk_sum, p.scale, rows, dk.at(x->b, x->keys.row, x->h), dk.row, x->keys.count, p.C);
         proxy_fence();
         __syncwarp();
         if (lane == 0) barrier_arrive(&rows_empty[set.stage]);

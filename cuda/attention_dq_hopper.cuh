@@ -10,7 +10,8 @@ struct QueryItem {
 };
 
 /* STAGES of keys and values; SETS of the queries' tiles. PLAIN: neither dropout nor a cap. */
-template <class E, int STAGES_, int SETS_> struct DqHopper {
+template <class E, int STAGES_, int SETS_, bool AHEAD_, bool ROWS_IN_> struct DqHopper {
+    static constexpr bool AHEAD = AHEAD_, ROWS_IN = ROWS_IN_; /* scores of the next tile beside; Q, dO in registers */
     static constexpr int STAGES = STAGES_, SETS = SETS_;
     static constexpr int ROWS = E::ROWS * E::W, KEYS = E::COLS * E::W; /* elements */
     static constexpr int BYTES = (3 * SETS * ROWS + 2 * STAGES * KEYS) * 2;
@@ -46,6 +47,52 @@ __device__ __forceinline__ void query_weights(const AttnProblem &p, typename E::
     for (int i = 0; i < 2; i++)
         UNROLL
         for (int j = 0; j < E::N; j++) s.at(i, j) = E::exp2(fmaf(s.at(i, j), scale2, -lse2[i]));
+}
+
+/* What a warp knows of the rows it works on. */
+struct QueryRows {
+    float lse2[2], delta[2];
+    Range warp; /* positions of the warp's rows */
+};
+
+/* s: scores, become capped and masked; weights where neither dropout nor a cap needs them as they are. */
+template <class E, bool PLAIN>
+__device__ __forceinline__ void query_scores(const AttnProblem &p, typename E::Scores &s, const QueryItem *x,
+                                             const QueryRows &r, const RowTile &tile)
+{
+    if (!PLAIN && p.softcap > 0) cap_scores<E>(p, s);
+    if (tile.count < E::COLS || !all_see(r.warp, x->most_low, range_of(tile))) mask_keys<E>(p, s, x->b, x->rows, tile);
+    if (PLAIN) query_weights<E>(p, s, r.lse2);
+}
+
+/* s becomes ds. */
+template <class E, bool PLAIN>
+__device__ __forceinline__ void query_gradients(const AttnProblem &p, typename E::Scores &s, typename E::Scores &dp,
+                                                const QueryItem *x, const QueryRows &row, int first_key)
+{
+    if (!PLAIN) {
+        if (p.dropout.threshold) {
+            typename E::Draws::Keep keep;
+            E::Draws::template keep_bits<false>(keep, head_dropout(p, x->b, x->h), x->rows.position, first_key);
+            UNROLL
+            for (int i = 0; i < 2; i++)
+                UNROLL
+                for (int j = 0; j < E::N; j++)
+                    dp.at(i, j) = E::Draws::kept(keep, i, j) ? dp.at(i, j) * p.dropout.scale : 0.0f;
+        }
+        if (p.softcap > 0) { /* dp - delta, times the slope */
+            UNROLL
+            for (int i = 0; i < 2; i++)
+                UNROLL
+                for (int j = 0; j < E::N; j++)
+                    dp.at(i, j) = fmaf(dp.at(i, j) - row.delta[i], cap_slope(p, s.at(i, j)), row.delta[i]);
+        }
+        query_weights<E>(p, s, row.lse2);
+    }
+    UNROLL
+    for (int i = 0; i < 2; i++)
+        UNROLL
+        for (int j = 0; j < E::N; j++) s.at(i, j) *= dp.at(i, j) - row.delta[i];
 }
 
 template <class E, class L, bool PLAIN>
@@ -133,77 +180,118 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         barrier_wait(&rows_full[set.stage], set.parity);
         const QueryItem *x = &item[set.stage];
         const RowTile rows = x->rows;
-        const int tiles = x->tiles, most_low = x->most_low, b = x->b, h = x->h;
+        const int tiles = x->tiles, b = x->b, h = x->h;
         last = x->last;
         const T *q = sets + set.stage * (3 * L::ROWS) + group * (GROUP_ROWS * E::ATOM), *go = q + L::ROWS;
-        float lse_row[2], delta[2];
-        row_deltas<E>(delta, sets + set.stage * (3 * L::ROWS) + L::ROWS, sets + set.stage * (3 * L::ROWS) + 2 * L::ROWS);
+        QueryRows row;
+        row.warp = warp_range<E>(rows);
+        row_deltas<E>(row.delta, sets + set.stage * (3 * L::ROWS) + L::ROWS, sets + set.stage * (3 * L::ROWS) + 2 * L::ROWS);
         const bool idle = tiles == 0 && wide.resumed; /* dq and delta stay as they are */
         UNROLL
         for (int i = 0; i < 2; i++) {
-            lse_row[i] = lse2[set.stage][at.row(i)];
-            if (at.row(i) >= rows.count) delta[i] = 0;
-            else if (lane % 4 == 0 && !idle) *delta_out.at(p, b, rows.row + at.row(i), h) = delta[i];
+            row.lse2[i] = lse2[set.stage][at.row(i)];
+            if (at.row(i) >= rows.count) row.delta[i] = 0;
+            else if (lane % 4 == 0 && !idle) *delta_out.at(p, b, rows.row + at.row(i), h) = row.delta[i];
         }
         typename E::Sums sum;
         E::clear(sum);
-        const Range warp_rows = warp_range<E>(rows);
+        wgmma_end(sum.x);
         const Range group_rows = { rows.position + group * GROUP_ROWS,
                                    rows.position + min((group + 1) * GROUP_ROWS, rows.count) - 1 };
+        typename E::Rows q_in, go_in;
+        if (L::ROWS_IN) {
+            E::load(q_in, sets + set.stage * (3 * L::ROWS));
+            E::load(go_in, sets + set.stage * (3 * L::ROWS) + L::ROWS);
+        }
         int held = -1; /* stage that the last product reads */
-        for (int i = 0; i < tiles; i++) {
-            const RowTile tile = walk_tile(x->walk, p.k, i, E::COLS);
-            const Range range = range_of(tile);
-            const T *k = keys + stage.stage * (2 * L::KEYS);
-            barrier_wait(&keys_full[stage.stage], stage.parity);
-            if (may_see(p, group_rows, range)) {
-                typename E::Scores s, dp;
-                typename E::Weights w;
-                E::multiply(s, q, k);
-                wgmma_wait<1>();
-                if (held >= 0 && lane == 0) barrier_arrive(&keys_empty[held]);
-                E::multiply(dp, go, k + L::KEYS);
-                held = stage.stage;
-                wgmma_wait<1>();
-                wgmma_end(s.x);
-                if (!PLAIN && p.softcap > 0) cap_scores<E>(p, s);
-                if (tile.count < E::COLS || !all_see(warp_rows, most_low, range))
-                    mask_keys<E>(p, s, b, rows, tile);
-                if (PLAIN) query_weights<E>(p, s, lse_row);
-                wgmma_wait<0>();
-                wgmma_end(dp.x);
-                if (!PLAIN) {
-                    if (p.dropout.threshold) {
-                        typename E::Draws::Keep keep;
-                        E::Draws::template keep_bits<false>(keep, head_dropout(p, b, h), rows.position, tile.position);
-                        UNROLL
-                        for (int r = 0; r < 2; r++)
-                            UNROLL
-                            for (int j = 0; j < E::N; j++)
-                                dp.at(r, j) = E::Draws::kept(keep, r, j) ? dp.at(r, j) * p.dropout.scale : 0.0f;
-                    }
-                    if (p.softcap > 0) { /* dp - delta, times the slope */
-                        UNROLL
-                        for (int r = 0; r < 2; r++)
-                            UNROLL
-                            for (int j = 0; j < E::N; j++)
-                                dp.at(r, j) = fmaf(dp.at(r, j) - delta[r], cap_slope(p, s.at(r, j)), delta[r]);
-                    }
-                    query_weights<E>(p, s, lse_row);
-                }
+        int i = 0;
+        RowTile tile = {};
+        /* The next tile that the warpgroup's rows may see; those before are given back. */
+        auto find = [&]() {
+            for (; i < tiles; i++, stage.next()) {
+                tile = walk_tile(x->walk, p.k, i, E::COLS);
+                barrier_wait(&keys_full[stage.stage], stage.parity);
+                if (may_see(p, group_rows, range_of(tile))) return true;
+                if (lane == 0) barrier_arrive(&keys_empty[stage.stage]);
+            }
+            return false;
+        };
+        auto start = [&](typename E::Scores &s, const T *a, const typename E::Rows &in, const T *k) {
+            if (L::ROWS_IN) E::multiply(s, in, k);
+            else E::multiply(s, a, k);
+        };
+        if (L::AHEAD) {
+            typename E::Scores s, dp, s_next, dp_next;
+            auto begin = [&]() {
+                const T *k = keys + stage.stage * (2 * L::KEYS);
+                start(s_next, q, q_in, k);
+                start(dp_next, go, go_in, k + L::KEYS);
+            };
+            auto take = [&]() {
+                wgmma_end(s_next.x);
+                wgmma_end(dp_next.x);
+                const float scale2 = p.scale * LOG2_E;
                 UNROLL
                 for (int r = 0; r < 2; r++)
                     UNROLL
-                    for (int j = 0; j < E::N; j++) s.at(r, j) *= dp.at(r, j) - delta[r];
-                E::round(w, s);
-                E::add_weighted(sum, w, k);
-            } else {
+                    for (int j = 0; j < E::N; j++) {
+                        s.at(r, j) = fmaf(s_next.at(r, j), scale2, -row.lse2[r]);
+                        dp.at(r, j) = dp_next.at(r, j) - row.delta[r];
+                    }
+            };
+            bool more = find();
+            if (more) {
+                begin();
+                wgmma_wait<0>();
+                take();
+            }
+            auto work = [&](const RowTile &now, int here) {
+                if (now.count < E::COLS || !all_see(row.warp, x->most_low, range_of(now)))
+                    mask_keys<E>(p, s, b, x->rows, now);
+                UNROLL
+                for (int r = 0; r < 2; r++)
+                    UNROLL
+                    for (int j = 0; j < E::N; j++) s.at(r, j) = E::exp2(s.at(r, j)) * dp.at(r, j);
                 wgmma_wait<0>();
                 if (held >= 0 && lane == 0) barrier_arrive(&keys_empty[held]);
-                held = -1;
-                if (lane == 0) barrier_arrive(&keys_empty[stage.stage]);
+                held = here;
+                typename E::Weights w;
+                E::round(w, s);
+                E::add_weighted(sum, w, keys + here * (2 * L::KEYS));
+            };
+            while (more) {
+                const RowTile now = tile;
+                const int here = stage.stage;
+                i++, stage.next();
+                more = find();
+                if (!more) {
+                    work(now, here);
+                    break;
+                }
+                begin();
+                work(now, here);
+                take();
             }
-            stage.next();
+        } else {
+            while (find()) {
+                typename E::Scores s, dp;
+                typename E::Weights w;
+                const T *k = keys + stage.stage * (2 * L::KEYS);
+                start(s, q, q_in, k);
+                wgmma_wait<1>();
+                if (held >= 0 && lane == 0) barrier_arrive(&keys_empty[held]);
+                start(dp, go, go_in, k + L::KEYS);
+                held = stage.stage;
+                wgmma_wait<1>();
+                wgmma_end(s.x);
+                query_scores<E, PLAIN>(p, s, x, row, tile);
+                wgmma_wait<0>();
+                wgmma_end(dp.x);
+                query_gradients<E, PLAIN>(p, s, dp, x, row, tile.position);
+                E::round(w, s);
+                E::add_weighted(sum, w, k);
+                i++, stage.next();
+            }
         }
         wgmma_wait<0>();
         wgmma_end(sum.x);
