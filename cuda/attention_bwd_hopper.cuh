@@ -59,13 +59,12 @@ template <class T_, int W_, int GROUPS_, int COLS_> struct WgmmaEngine {
     static __device__ __forceinline__ void multiply(Scores &s, const T *a, const T *b)
     {
         constexpr int STEPS = ATOM / 16;
-        wgmma_begin();
+        wgmma_begin(s.x);
         UNROLL
         for (int k = 0; k < W / 16; k++) {
             const uint64_t left = shared_matrix(a + k / STEPS * (ROWS * ATOM) + k % STEPS * 16, 16, 8 * SPAN, MODE);
             const uint64_t right = shared_matrix(b + k / STEPS * (COLS * ATOM) + k % STEPS * 16, 16, 8 * SPAN, MODE);
-            if (k == 0) wgmma_new<false, false>(s.x, left, right, T());
-            else wgmma<false, false>(s.x, left, right, true, T());
+            wgmma<false, false>(s.x, left, right, k > 0, T());
         }
         wgmma_commit();
     }
@@ -86,12 +85,11 @@ template <class T_, int W_, int GROUPS_, int COLS_> struct WgmmaEngine {
     static __device__ __forceinline__ void multiply(Scores &s, const Rows &a, const T *b)
     {
         constexpr int STEPS = ATOM / 16;
-        wgmma_begin();
+        wgmma_begin(s.x);
         UNROLL
         for (int k = 0; k < W / 16; k++) {
             const uint64_t right = shared_matrix(b + k / STEPS * (COLS * ATOM) + k % STEPS * 16, 16, 8 * SPAN, MODE);
-            if (k == 0) wgmma_rows_new<false>(s.x, a.x[k], right, T());
-            else wgmma_rows<false>(s.x, a.x[k], right, true, T());
+            wgmma_rows<false>(s.x, a.x[k], right, k > 0, T());
         }
         wgmma_commit();
     }

@@ -154,8 +154,6 @@ template <int R> __device__ __forceinline__ void in_registers(float (&d)[R])
     for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-__device__ __forceinline__ void wgmma_begin() { HOPPER_ASM("wgmma.fence.sync.aligned;\n" ::: "memory"); }
-
 template <int R> __device__ __forceinline__ void wgmma_begin(float (&d)[R])
 {
     in_registers(d);
@@ -183,14 +181,15 @@ template <int R> __device__ __forceinline__ void wgmma_end(float (&d)[R]) { in_r
 #define TEXT_128                                                                                    \
     TEXT_90 ", " DECADE(9) ", " DECADE(10) ", " DECADE(11) ", %120, %121, %122, %123, %124, %125, " \
                                                            "%126, %127"
-#define LIST_8(c, i)                                                                                              \
-    c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
-#define LIST_16(c, i) LIST_8(c, i), LIST_8(c, i + 8)
-#define LIST_32(c, i) LIST_16(c, i), LIST_16(c, i + 16)
-#define LIST_48(c, i) LIST_32(c, i), LIST_16(c, i + 32)
-#define LIST_64(c, i) LIST_32(c, i), LIST_32(c, i + 32)
-#define LIST_96(c, i) LIST_64(c, i), LIST_32(c, i + 64)
-#define LIST_128(c, i) LIST_64(c, i), LIST_64(c, i + 64)
+#define LIST_8(i)                                                                                                 \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
+#define LIST_16(i) LIST_8(i), LIST_8(i + 8)
+#define LIST_32(i) LIST_16(i), LIST_16(i + 16)
+#define LIST_48(i) LIST_32(i), LIST_16(i + 32)
+#define LIST_64(i) LIST_32(i), LIST_32(i + 32)
+#define LIST_96(i) LIST_64(i), LIST_32(i + 64)
+#define LIST_128(i) LIST_64(i), LIST_64(i + 64)
 
 /* n columns, r registers of d; p0 .. p6: the numbers of the operands behind them. */
 #define WGMMA_OF(n, r, p0, p1, p2, p3, p4, p5, p6, type, text)                                                        \
@@ -199,7 +198,7 @@ template <int R> __device__ __forceinline__ void wgmma_end(float (&d)[R]) { in_r
     {                                                                                                                 \
         HOPPER_ASM("{ .reg .pred p; setp.ne.b32 p, %" #p2 ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text \
                    "." text " {" TEXT_##r "}, %" #p0 ", %" #p1 ", p, 1, 1, %" #p3 ", %" #p4 "; }\n"                   \
-                   : LIST_##r("+f", 0)                                                                                      \
+                   : LIST_##r(0)                                                                                      \
                    : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(TRANS_A), "n"(TRANS_B));                        \
     }                                                                                                                 \
     template <bool TRANS_B>                                                                                           \
@@ -208,25 +207,8 @@ template <int R> __device__ __forceinline__ void wgmma_end(float (&d)[R]) { in_r
         HOPPER_ASM("{ .reg .pred p; setp.ne.b32 p, %" #p5 ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text \
                    "." text " {" TEXT_##r "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", p, 1, 1, %" #p6     \
                    "; }\n"                                                                                            \
-                   : LIST_##r("+f", 0)                                                                                      \
+                   : LIST_##r(0)                                                                                      \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)), "n"(TRANS_B));  \
-    }                                                                                                                 \
-    template <bool TRANS_A, bool TRANS_B>                                                                             \
-    __device__ __forceinline__ void wgmma_new(float (&d)[r], uint64_t a, uint64_t b, type)                            \
-    {                                                                                                                 \
-        HOPPER_ASM("{ .reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text        \
-                   "." text " {" TEXT_##r "}, %" #p0 ", %" #p1 ", p, 1, 1, %" #p2 ", %" #p3 "; }\n"                   \
-                   : LIST_##r("=f", 0)                                                                                \
-                   : "l"(a), "l"(b), "n"(TRANS_A), "n"(TRANS_B));                                                     \
-    }                                                                                                                 \
-    template <bool TRANS_B>                                                                                           \
-    __device__ __forceinline__ void wgmma_rows_new(float (&d)[r], const uint32_t (&a)[4], uint64_t b, type)           \
-    {                                                                                                                 \
-        HOPPER_ASM("{ .reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text        \
-                   "." text " {" TEXT_##r "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", p, 1, 1, %" #p5     \
-                   "; }\n"                                                                                            \
-                   : LIST_##r("=f", 0)                                                                                \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANS_B));                               \
     }
 #define WGMMA_BOTH(...)                                 \
     WGMMA_OF(__VA_ARGS__, __nv_bfloat16, "bf16")        \
