@@ -178,13 +178,9 @@ void chain_as_chip(float *sum, const float *a, const float *x, int64_t M, int64_
 {
     enum { AT_ONCE = 16 };
     for (int64_t i = 0; i < M; i++)
-        for (int64_t k = first; k < end; k += AT_ONCE) {
-            double terms[AT_ONCE + 1] = { sum[i] };
-            int count = 1;
-            for (int64_t j = k; j < end && j < k + AT_ONCE; j++)
-                terms[count++] = static_cast<double>(a[j * M + i]) * static_cast<double>(x[j]);
-            sum[i] = emu::chip_sum(terms, count);
-        }
+        for (int64_t k = first; k < end; k += AT_ONCE)
+            sum[i] = emu::chip_sum(sum[i], a + k * M + i, static_cast<int>(M), x + k, 1,
+                                   static_cast<int>(end - k < AT_ONCE ? end - k : AT_ONCE));
 }
 
 /* sum[i] = op(A)(i, k) x[k], k ascending from `first` to before `end`. a: op(A) as unpacked; halves: of 16 bits each. */

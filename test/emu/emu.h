@@ -56,11 +56,7 @@ extern dim3 block_dim, grid_dim;
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* What __launch_bounds__ of the running kernel says; bounds.awk puts the call there. */
-inline void launch_bounds(unsigned threads, int = 0)
-{
-    const unsigned are = block_dim.x * block_dim.y * block_dim.z;
-    if (are > threads) fail("blocks of %u threads, __launch_bounds__ allows %u", are, threads);
-}
+void launch_bounds(unsigned threads, int blocks = 1);
 
 void barrier(Site at);
 int barrier_count(bool predicate, Site at); /* threads whose predicate holds */

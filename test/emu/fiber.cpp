@@ -6,7 +6,7 @@
  * then the scheduler picks the next. EMU_ORDER says how: forward, reverse, or random with a seed. Warps run one
  * after another as far as they can; in a random order they also overtake each other.
  */
-#include "runtime.h"
+#include "hopper.h"
 
 #include <cxxabi.h>
 #include <stdarg.h>
@@ -126,6 +126,7 @@ static void read_order()
 }
 
 bool random_order() { return order.kind == RANDOM; }
+bool reverse_order() { return order.kind == REVERSE; }
 
 /* splitmix64 */
 uint32_t random_bits()
@@ -187,6 +188,8 @@ void wait(const char *what, Site at)
     while (f->state == WAITING) to_host(f, false);
 }
 
+void pass_on() { to_host(current(), false); }
+
 void fence()
 {
     release(&host.fence_token);
@@ -203,6 +206,7 @@ static void fiber_main()
     (*host.body)();
     release(&host.end_token);
     if (!f->copies.empty()) fail("returns while %zu cp_async_16 copies were not waited for", f->copies.size());
+    hopper_leave(f);
     f->state = DONE;
     leave_block(f);
     to_host(f, true);
@@ -230,6 +234,7 @@ static void start_fiber(Fiber *f)
     f->state = READY;
     f->copies.clear();
     f->groups.clear();
+    f->phases.clear();
 }
 
 bool below_stack(const void *p)
@@ -283,7 +288,8 @@ static void run_block()
         bool progress = false;
         permute(sequence, static_cast<unsigned>(block.warps.size()));
         for (unsigned w : sequence) progress |= run_warp(block.warps[w]);
-        if (!progress) report_deadlock();
+        if (progress) hopper_chance();
+        else if (!hopper_event()) report_deadlock();
     }
 }
 
@@ -459,6 +465,7 @@ void run_launch(const Launch &l, const std::function<void()> &body)
     host.name = demangled(l.tag);
     host.body = &body;
     grid_dim = l.grid, block_dim = l.block;
+    hopper_launch();
     const size_t fibers = groups_of_fibers(count) * count, most = shared_limit(l.kernel);
     size_t first = 0;
     release(&host.begin_token);
@@ -468,7 +475,9 @@ void run_launch(const Launch &l, const std::function<void()> &body)
         shared_begin(l.shared_bytes, most);
         while (pool.size() < first + count) pool.push_back(new Fiber);
         start_block(number, l.block, count, first);
+        hopper_begin(count);
         run_block();
+        hopper_end();
         first = (first + count) % fibers;
         shared_end();
     }

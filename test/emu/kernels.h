@@ -89,4 +89,66 @@ enum Race {
 /* out[0..255]; the right answer is the same for all but the wrong order. */
 void run_race(enum Race what, int *out, const int *in, cudaStream_t stream);
 
+/* ---- Hopper (wrong_hopper.cu) ---- */
+
+/* out [64][RING_COLUMNS] = a [64][RING_DEPTH] b [RING_COLUMNS][RING_DEPTH], bf16, by a producer, a consumer and stages. */
+enum { RING_DEPTH = 512, RING_COLUMNS = 64 };
+enum RingWrong {
+    RING_RIGHT,
+    RING_NO_INIT,
+    RING_INIT_TWICE,
+    RING_NOT_READY,      /* no fence behind barrier_init */
+    RING_FEW_BYTES,      /* those of a alone are expected */
+    RING_MANY_BYTES,
+    RING_PRODUCER_PHASE, /* waits for the phase that a fresh barrier is in */
+    RING_CONSUMER_PHASE, /* never flips it */
+    RING_NO_WAIT,        /* for the bytes */
+    RING_SELDOM,         /* one thread waits for some phases alone */
+    RING_RANK,
+    RING_COPY_ALIGN,
+    RING_NO_MAP,
+    RING_COPY_LEFT,      /* one more than anyone waits for */
+    RING_TILE_MOVED,     /* where the swizzle's pattern does not begin: right on the chip as well */
+    RING_STRIDE,
+    RING_MODE,           /* as TMA counts them */
+    RING_BIT,            /* of b's stride */
+    RING_RESERVED_BIT,
+    RING_KEEP,           /* each stage begins anew */
+    RING_UNEQUAL,        /* a warp has another descriptor */
+    RING_THREE_WARPS,
+    RING_NO_BEGIN,
+    RING_CHANGED,        /* d, between wgmma_begin and the product */
+    RING_TOUCHED,        /* d, between products */
+    RING_WARP_COMMITS,   /* three warps close a group that the fourth does not */
+    RING_NO_COMMIT,
+    RING_NO_PRODUCT_WAIT,
+    RING_GROUP_LATE,     /* the stage is given back one group too early */
+    RING_RELEASED_EARLY, /* before the wait */
+    RING_RELEASED_BY_ONE, /* by one warp for all */
+    RING_RELEASED_BY_ALL, /* by each thread where each warp counts */
+    RING_COUNT
+};
+void run_ring(enum RingWrong what, float *out, const uint16_t *a, const uint16_t *b, cudaStream_t stream);
+
+enum Together {
+    STORED_RIGHT,
+    STORED_NO_FENCE,
+    STORED_ONE_FENCE,    /* of one thread for all */
+    STORED_FENCE_BEFORE, /* the stores */
+    STORED_NO_BARRIER,
+    REGISTERS_RIGHT,
+    REGISTERS_TOO_MANY,  /* more than the block has */
+    REGISTERS_LESS,      /* taken than a thread has */
+    REGISTERS_ONE_WARP,
+    REGISTERS_UNBOUNDED, /* no __launch_bounds__ */
+    NAMED_RIGHT,
+    NAMED_ZERO,
+    NAMED_COUNT,
+    NAMED_NO_ARRIVAL,
+    NAMED_LATE,          /* arrives before it writes */
+    TOGETHER_COUNT
+};
+/* out: 384 numbers of 4 bytes */
+void run_together(enum Together what, float *out, cudaStream_t stream);
+
 #endif

@@ -106,6 +106,8 @@ struct Fiber : Thread {
     char *stack = nullptr;
     std::vector<Copy> copies; /* asynchronous, oldest first */
     std::vector<int> groups;  /* for each committed group: copies up to its end */
+    const void *waits_on = nullptr; /* hopper.h: wake() */
+    std::vector<int> phases;        /* of each mbarrier, the last that this thread saw the end of */
     void *tsan = nullptr, *asan = nullptr;
 };
 
@@ -154,7 +156,8 @@ Fiber *current();                     /* the fiber of `self`; NULL outside kerne
 const char *kernel_name();            /* of the launch that runs now, or "" */
 void wait(const char *what, Site at); /* gives way until the state is READY again */
 bool below_stack(const void *p);      /* just below the running thread's stack */
-bool random_order();
+void pass_on();                       /* others may go on; the state stays READY */
+bool random_order(), reverse_order();
 uint32_t random_bits();
 
 /* Runs the whole launch now. */
@@ -172,11 +175,36 @@ void leave_block(Fiber *f);              /* the thread has returned */
 /* Fresh memory for a block, of which arrays and the dynamic area may take `most`: 0xff, NaN in every float type. */
 void shared_begin(size_t dynamic_bytes, size_t most);
 void shared_end();                       /* nothing was written beside an array */
+enum { SHADOW_BYTES = 512 << 10 };        /* more than shared memory with all its red zones */
+unsigned char *shared_base();            /* of the dynamic area: address 0 of shared memory */
+size_t shared_extent();                  /* from there to the end of all arrays */
+unsigned char *shared_at(uint32_t offset, size_t size); /* null: not all of it is in one array */
+void *named_token(int id, unsigned round);
+
+/* Threads and blocks of __launch_bounds__; 0: none. */
+struct LaunchBounds {
+    unsigned threads;
+    int blocks;
+};
+void hopper_launch(); /* a launch begins */
+
+/* The number of these 16 bits. */
+template <Half TYPE> float from_half(uint32_t bits)
+{
+    if (TYPE == BFLOAT16) return bits_as<float>(bits << 16);
+    const uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+    if (rest >= 0x7c00u) return bits_as<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+    return bits_as<float>(sign |
+                          bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f)); /* subnormals come out right too */
+}
 
 /* ---- rounding (round.cpp) ---- */
 
-/* A sum as tensor cores form it: each number cut off at 2^-24 of the largest, the sum toward zero. */
-float chip_sum(const double *x, int count);
+/*
+ * c and `count` products, at most 16, as tensor cores add them: each cut off at 2^-25 of the largest (2^-24 on GPUs that
+ * are no H100), a product as large as its factors' exponents say, the sum toward zero.
+ */
+float chip_sum(float c, const float *a, int a_step, const float *b, int b_step, int count);
 
 /* ---- memory (memory.cpp) ---- */
 

@@ -132,6 +132,93 @@ TEST(wrong_order)
     }
 }
 
+/* ---- Hopper ---- */
+
+/* What must be said: in every order, or in some at least. */
+struct Caught {
+    const char *text;
+    bool always;
+};
+
+/* In the order of enum RingWrong. */
+static const Caught rings[] = {
+    { "right answer", true },
+    { "no barrier: barrier_init has not been here", true },
+    { "this barrier was made before", true },
+    { "barriers_ready() was left out", true },
+    { "it expects too few", false }, /* or more come than are expected */
+    { "no thread can go on", true },
+    { "no thread can go on", true },
+    { "waits for phase 0: it comes late", false }, /* or no thread can go on */
+    { "more arrivals than the 1", false }, /* or a wrong answer */
+    { "phase 3 has this parity, and the thread waits for phase 1", true },
+    { "tma_load_3d", true },
+    { "is no multiple of 128", true },
+    { "no tensor map", true },
+    { "ends while a copy", false }, /* or with bytes that nobody expects */
+    { "right answer", true }, /* copies and products take addresses as they are */
+    { "wrong answer", true },
+    { "wrong answer", true },
+    { "wrong answer", true },
+    { "that must be 0 are not", true },
+    { "wrong answer", true },
+    { "descriptors", false }, /* or what it names is not aligned */
+    { "no thread can go on", true },
+    { "wgmma_begin(d) was left out", true },
+    { "d was changed behind wgmma_begin(d)", true },
+    { "d was written while products", true },
+    { "products so far, of other threads", true },
+    { "wgmma_end at", true },
+    { "returns while products were not waited for", true },
+    { "wrong answer", false },
+    { "wrong answer", false },
+    { "wrong answer", false },
+    { "no thread can go on", false }, /* or somebody comes late */
+};
+static_assert(sizeof rings / sizeof rings[0] == RING_COUNT, "one line for each");
+
+/* In the order of enum Together. */
+static const Caught together[] = {
+    { "right answer", true },
+    { "a thread stored it and had no proxy_fence() since", true },
+    { "a thread stored it and had no proxy_fence() since", false },
+    { "a thread stored it and had no proxy_fence() since", true },
+    { "wrong answer", false },
+    { "right answer", true },
+    { "no thread can go on", true },
+    { "registers_take<160> at", true },
+    { "of its warpgroup", true },
+    { "the kernel has no __launch_bounds__", true },
+    { "right answer", true },
+    { "barrier 0; there are 1 to 15", true },
+    { "named_arrive at", false }, /* or no thread can go on */
+    { "no thread can go on", true },
+    { "wrong answer", false },
+};
+static_assert(sizeof together / sizeof together[0] == TOGETHER_COUNT, "one line for each");
+
+/* In some order: at least in one of a few random ones, of which it takes as many as it needs. */
+static void check_caught(const char *kind, int what, const Caught &c)
+{
+    static const char *const orders[] = { "forward", "reverse", "random:1", "random:2", "random:3",
+                                          "random:4", "random:5", "random:6", "random:7", "random:8" };
+    bool some = false;
+    std::string all;
+    for (int i = 0; i < (c.always ? 4 : 10) && (c.always || !some); i++) {
+        const Outcome o = child(std::string("EMU_ORDER=") + orders[i], kind, what);
+        all += std::string(orders[i]) + ": " + o.text;
+        some = some || o.has(c.text);
+        if (c.always) CHECK_MSG(o.has(c.text), "%s %d: wanted '%s', got\n%s", kind, what, c.text, all.c_str());
+    }
+    CHECK_MSG(some, "%s %d: wanted '%s', got\n%s", kind, what, c.text, all.c_str());
+}
+
+TEST(wrong_for_hopper)
+{
+    for (int i = 0; i < RING_COUNT; i++) check_caught("ring", i, rings[i]);
+    for (int i = 0; i < TOGETHER_COUNT; i++) check_caught("together", i, together[i]);
+}
+
 /* ---- the host ---- */
 
 TEST(host_mistakes)
@@ -252,6 +339,58 @@ static int race_child(enum Race what, cudaStream_t stream)
     return 0;
 }
 
+static uint16_t bf16_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return static_cast<uint16_t>(bits >> 16);
+}
+
+/* Small integers, whose sums are the same in any order. */
+static int ring_child(enum RingWrong what, cudaStream_t stream)
+{
+    enum { A = 64 * RING_DEPTH, B = RING_COLUMNS * RING_DEPTH, D = 64 * RING_COLUMNS };
+    static uint16_t a[A], b[B];
+    static float out[D];
+    static int x[A], y[B];
+    int bad = 0;
+    for (int i = 0; i < A; i++) x[i] = i * 37 / 5 % 9 - 4, a[i] = bf16_bits(static_cast<float>(x[i]));
+    for (int i = 0; i < B; i++) y[i] = i * 53 / 7 % 11 - 5, b[i] = bf16_bits(static_cast<float>(y[i]));
+    uint16_t *da = static_cast<uint16_t *>(memory(sizeof a)), *db = static_cast<uint16_t *>(memory(sizeof b));
+    float *dout = static_cast<float *>(memory(sizeof out));
+    cudaMemcpy(da, a, sizeof a, cudaMemcpyHostToDevice);
+    cudaMemcpy(db, b, sizeof b, cudaMemcpyHostToDevice);
+    run_ring(what, dout, da, db, stream);
+    cudaStreamSynchronize(stream);
+    cudaMemcpy(out, dout, sizeof out, cudaMemcpyDeviceToHost);
+    for (int i = 0; i < D; i++) {
+        int sum = 0;
+        for (int k = 0; k < RING_DEPTH; k++)
+            sum += x[i / RING_COLUMNS * RING_DEPTH + k] * y[i % RING_COLUMNS * RING_DEPTH + k];
+        bad += out[i] != static_cast<float>(sum);
+    }
+    printf("%s answer\n", bad ? "wrong" : "right");
+    return 0;
+}
+
+static int together_child(enum Together what, cudaStream_t stream)
+{
+    int out[384], bad = 0;
+    float *dout = static_cast<float *>(memory(sizeof out));
+    run_together(what, dout, stream);
+    cudaStreamSynchronize(stream);
+    cudaMemcpy(out, dout, sizeof out, cudaMemcpyDeviceToHost);
+    for (int i = 0; i < 384; i++) {
+        float sum;
+        memcpy(&sum, out + i, 4);
+        if (what < REGISTERS_RIGHT) bad += i < 128 && sum != 64 * 32;
+        else if (what < NAMED_RIGHT) bad += out[i] != 1;
+        else bad += i < 32 && out[i] != i;
+    }
+    printf("%s answer\n", bad ? "wrong" : "right");
+    return 0;
+}
+
 static int report_child(cudaStream_t stream)
 {
     cudaGraph_t graph;
@@ -355,6 +494,8 @@ static int run_child(const std::string &kind, int number)
     if (kind == "devices") return devices_child();
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return 1;
     if (kind == "race") return race_child(static_cast<enum Race>(number), stream);
+    if (kind == "ring") return ring_child(static_cast<enum RingWrong>(number), stream);
+    if (kind == "together") return together_child(static_cast<enum Together>(number), stream);
     if (kind == "report") return report_child(stream);
     if (kind == "lazy") return lazy_child(number, stream);
     if (kind == "gpu") return gpu_child(number, stream);

@@ -38,6 +38,7 @@ struct Slot {
 struct Tokens {
     uint64_t barrier[2];
     uint64_t meeting[MAX_WARPS][MEETINGS][2];
+    uint64_t named[16][2];
 };
 static_assert(sizeof(Tokens) <= TOKEN_PAGE, "fits");
 
@@ -123,6 +124,17 @@ void *shared_slot(const void *key, const char *name, size_t size, size_t align)
 }
 
 void *shared_dynamic() { return shared.slot[0].base; }
+unsigned char *shared_base() { return shared.slot[0].base; }
+size_t shared_extent() { return static_cast<size_t>(shared.end - shared.slot[0].base); }
+void *named_token(int id, unsigned round) { return &tokens()->named[id][round]; }
+
+unsigned char *shared_at(uint32_t offset, size_t size)
+{
+    unsigned char *byte = shared.slot[0].base + offset;
+    for (int i = 0; i < shared.slots; i++)
+        if (byte >= shared.slot[i].base && byte + size <= shared.slot[i].base + shared.slot[i].size) return byte;
+    return nullptr;
+}
 
 uint32_t shared_offset(const void *p, size_t size, Site at)
 {
@@ -394,23 +406,11 @@ struct Fragments {
     const uint32_t *a, *b;
 };
 
-template <Half TYPE> static float from_bits(uint32_t bits)
-{
-    if (TYPE == BFLOAT16) return bits_as<float>(bits << 16);
-    const uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
-    if (rest >= 0x7c00u) return bits_as<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-    return bits_as<float>(sign |
-                          bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f)); /* subnormals come out right too */
-}
-
 static void multiply_as_chip(float d[16][8], const float a[16][16], const float b[16][8])
 {
     for (int row = 0; row < 16; row++)
-        for (int column = 0; column < 8; column++) {
-            double x[17] = { d[row][column] };
-            for (int k = 0; k < 16; k++) x[k + 1] = static_cast<double>(a[row][k]) * b[k][column];
-            d[row][column] = chip_sum(x, 17);
-        }
+        for (int column = 0; column < 8; column++)
+            d[row][column] = chip_sum(d[row][column], a[row], 1, &b[0][column], 8, 16);
 }
 
 /* d (16 x 8) += a (16 x 16) b (16 x 8). Layout of the fragments: cuda/common.cuh. */
@@ -422,8 +422,8 @@ template <Half TYPE> static void combine_mma(Meeting &m, uint32_t)
         const int g = lane / 4, t = lane % 4 * 2;
         for (int half = 0; half < 2; half++) {
             for (int i = 0; i < 4; i++)
-                a[g + i % 2 * 8][t + half + i / 2 * 8] = from_bits<TYPE>(f.a[i] >> (16 * half) & 0xffffu);
-            for (int i = 0; i < 2; i++) b[t + half + i * 8][g] = from_bits<TYPE>(f.b[i] >> (16 * half) & 0xffffu);
+                a[g + i % 2 * 8][t + half + i / 2 * 8] = from_half<TYPE>(f.a[i] >> (16 * half) & 0xffffu);
+            for (int i = 0; i < 2; i++) b[t + half + i * 8][g] = from_half<TYPE>(f.b[i] >> (16 * half) & 0xffffu);
         }
         for (int i = 0; i < 4; i++) d[g + i / 2 * 8][t + i % 2] = f.d[i];
     }
