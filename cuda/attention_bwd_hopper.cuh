@@ -20,7 +20,7 @@ constexpr int WARPGROUP = 128, GROUP_ROWS = 64;
 
 /* ---- the engine ---- */
 
-template <class T_, int W_, int GROUPS_, int COLS_> struct WgmmaEngine {
+template <class T_, int W_, int GROUPS_, int COLS_> struct BackEngine {
     typedef T_ T;
     static constexpr int W = W_, GROUPS = GROUPS_, COLS = COLS_, ROWS = GROUP_ROWS * GROUPS, WARP_ROWS = 16;
     static constexpr int R = 2, N = COLS / 4, WARPS = 4 * GROUPS, WORKERS = WARPGROUP * GROUPS;

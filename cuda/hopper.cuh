@@ -231,4 +231,12 @@ __device__ __forceinline__ uint64_t shared_matrix(const void *tile, int lead, in
            static_cast<uint64_t>(stride >> 4) << 32 | static_cast<uint64_t>(mode) << 62;
 }
 
+/* Is what runs of this kernel code for sm_90a? It is empty where the program was built for other GPUs alone. */
+template <class... P> static bool hopper_code(void (*kernel)(P...))
+{
+    cudaFuncAttributes f;
+    if (cudaFuncGetAttributes(&f, reinterpret_cast<const void *>(kernel)) != cudaSuccess) return false;
+    return f.binaryVersion == 90 && f.ptxVersion == 90;
+}
+
 #endif

@@ -1,13 +1,16 @@
+/*
+ * Attention, backward, on Hopper (sm_90a): dk and dv by wgmma and TMA. Formulas: attention_dq.cu; blocks, tiles, order,
+ * which calls come here: attention_bwd_hopper.cuh.
+ *
+ * Mapping  a block has 128 keys of one head, a warpgroup 64; queries and dO in tiles of 64 (of 32 with a cap or dropout
+ *          from width 72 on). Scores are computed transposed, keys down: as they leave the first products, p and ds are
+ *          left operands of the second ones, so nothing is written to shared memory in the loop.
+ * Ahead    up to width 64 the scores of the next tile are under way while weights are computed of those that are here.
+ * Rows     three warps bring lse and delta, of every third tile each, so that many of these loads are on their way.
+ * Order    the query heads of a key head one after another, as in attention_dkv.cu.
+ */
 #include "attention_bwd_hopper.cuh"
-
-struct Lows {
-    int least, most;
-};
-
-/* One query of a tile. lse2: lse in powers of 2; +inf for rows without keys and beyond the tile: weight 0. */
-struct alignas(8) QueryValues {
-    float lse2, delta;
-};
+#include "attention_lows.cuh"
 
 /* What a block works on. */
 struct KeyItem {
@@ -18,60 +21,14 @@ struct KeyItem {
     int h, b;      /* h: of the keys */
 };
 
-template <class E, int STAGES_, int SETS_, bool LATE_, bool AHEAD_> struct DkvHopper {
-    static constexpr bool AHEAD = AHEAD_;
-    static constexpr bool LATE = LATE_, FULL = E::W * E::COLS >= 128 * 64; /* more registers */
+/* STAGES of queries and dO; SETS of keys and values. AHEAD: scores of the next tile beside. */
+template <class E, int STAGES_, int SETS_, bool AHEAD_> struct DkvHopper {
+    static constexpr bool AHEAD = AHEAD_, FULL = E::W * E::COLS >= 128 * 64; /* more registers */
     static constexpr int GIVE = FULL ? 24 : E::GIVE, TAKE = FULL ? 240 : E::TAKE;
     static constexpr int STAGES = STAGES_, SETS = SETS_;
     static constexpr int ROWS = E::ROWS * E::W, QUERIES = E::COLS * E::W; /* elements */
     static constexpr int BYTES = (2 * SETS * ROWS + 2 * STAGES * QUERIES) * 2;
 };
-
-/* Tile n of the walk in the table of lows. */
-__device__ __forceinline__ int64_t lows_index(const TileWalk &walk, const int all[2], int n, int b)
-{
-    const int at = n < walk.tiles[0] ? n + walk.first[0] : n - walk.tiles[0] + walk.first[1] + all[0];
-    return b * static_cast<int64_t>(all[0] + all[1]) + at;
-}
-
-/* Leaves out the tiles at both ends of each span whose documents begin behind `last`. For a whole warp. */
-__device__ __forceinline__ void trim_walk(TileWalk *walk, const int all[2], const Lows *table, int last, int b)
-{
-    int from[2], to[2];
-    for (int s = 0; s < 2; s++) {
-        const int begin = s ? walk->tiles[0] : 0;
-        int low = INT_MAX, high = -1;
-        for (int i = threadIdx.x % WARP; i < walk->tiles[s]; i += WARP)
-            if (table[lows_index(*walk, all, begin + i, b)].least <= last) {
-                low = min(low, i);
-                high = i;
-            }
-        for (int d = WARP / 2; d > 0; d /= 2) {
-            low = min(low, __shfl_xor_sync(ALL_LANES, low, d));
-            high = max(high, __shfl_xor_sync(ALL_LANES, high, d));
-        }
-        from[s] = low, to[s] = high;
-    }
-    for (int s = 0; s < 2; s++) {
-        walk->tiles[s] = to[s] < 0 ? 0 : to[s] - from[s] + 1;
-        if (to[s] >= 0) walk->first[s] += from[s];
-    }
-}
-
-template <class E>
-__device__ __forceinline__ void mask_queries(const AttnProblem &p, typename E::Scores &s, int b, int position,
-                                             const RowTile &rows)
-{
-    const typename E::Place at = E::place();
-    UNROLL
-    for (int j = 0; j < E::N; j++) {
-        const int c = min(at.column(j), rows.count - 1), query = rows.position + c;
-        const int first = row_low(p, b, rows.row + c, query) - position, last = query - position;
-        UNROLL
-        for (int i = 0; i < E::R; i++)
-            if (at.row(i) > last || at.row(i) < first) s.at(i, j) = -INFINITY;
-    }
-}
 
 /* s: scores, becomes weights. */
 template <class E>
@@ -112,6 +69,40 @@ __device__ __forceinline__ void query_slopes(typename E::Scores &dp, typename E:
         const float delta = values[at.column(j)].delta;
         UNROLL
         for (int i = 0; i < 2; i++) dp.at(i, j) = s.at(i, j) * (dp.at(i, j) - delta);
+    }
+}
+
+/* The same two with dropout or a cap. s: scores, becomes the weights of dv; dp: do v, becomes ds. */
+template <class E>
+__device__ __forceinline__ void query_weights(const AttnProblem &p, typename E::Scores &s, typename E::Scores &dp,
+                                              const QueryValues *values, int position, int first_query, int b, int h)
+{
+    const typename E::Place at = E::place();
+    typename E::Draws::Keep keep = {};
+    if (p.dropout.threshold) {
+        E::Draws::template keep_bits<true>(keep, head_dropout(p, b, h), position, first_query);
+        UNROLL
+        for (int i = 0; i < 2; i++)
+            UNROLL
+            for (int j = 0; j < E::N; j++)
+                dp.at(i, j) = E::Draws::kept(keep, i, j) ? dp.at(i, j) * p.dropout.scale : 0.0f;
+    }
+    if (p.softcap > 0) { /* dp - delta, times the slope */
+        UNROLL
+        for (int j = 0; j < E::N; j++) {
+            const float delta = values[at.column(j)].delta;
+            UNROLL
+            for (int i = 0; i < 2; i++)
+                dp.at(i, j) = fmaf(dp.at(i, j) - delta, cap_slope(p, s.at(i, j)), delta);
+        }
+    }
+    query_factors<E>(p, s, values);
+    query_slopes<E>(dp, s, values);
+    if (p.dropout.threshold) {
+        UNROLL
+        for (int i = 0; i < 2; i++)
+            UNROLL
+            for (int j = 0; j < E::N; j++) s.at(i, j) = E::Draws::kept(keep, i, j) ? s.at(i, j) : 0.0f;
     }
 }
 
@@ -291,7 +282,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             if (!all_see(range, most_low, warp_range<E>(x->keys)))
                 mask_queries<E>(p, s, x->b, x->keys.position, now);
         };
-        if (L::AHEAD) {
+        if (L::AHEAD && PLAIN) {
             typename E::Scores s, s_next, dp;
             typename E::Weights w, dw;
             auto take = [&]() {
@@ -345,16 +336,20 @@ __global__ void __launch_bounds__(E::THREADS, 1)
                 held = stage.stage;
                 wgmma_wait<1>();
                 wgmma_end(s.x);
+                if (!PLAIN && p.softcap > 0) cap_scores<E>(p, s);
                 mask(s, tile, i);
-                query_factors<E>(p, s, values[stage.stage]);
-                if (!L::LATE) {
+                if (PLAIN) {
+                    query_factors<E>(p, s, values[stage.stage]);
                     E::round(w, s);
                     E::add_weighted(dv_sum, w, go);
-                }
-                wgmma_wait<L::LATE ? 0 : 1>();
-                wgmma_end(dp.x);
-                query_slopes<E>(dp, s, values[stage.stage]);
-                if (L::LATE) {
+                    wgmma_wait<1>();
+                    wgmma_end(dp.x);
+                    query_slopes<E>(dp, s, values[stage.stage]);
+                } else {
+                    wgmma_wait<0>();
+                    wgmma_end(dp.x);
+                    query_weights<E>(p, s, dp, values[stage.stage], x->keys.position, tile.position, x->b,
+                                     x->h * p.group + done / x->tiles);
                     E::round(w, s);
                     E::add_weighted(dv_sum, w, go);
                 }
@@ -380,12 +375,16 @@ __global__ void __launch_bounds__(E::THREADS, 1)
 #endif
 }
 
+/* ---- launching ---- */
+
 template <class E, class L, bool PLAIN>
-static Err launch_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a, const Lows *table, int blocks)
+static Err launch_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
     typedef typename E::T T;
     const int64_t tiles = walk_count(walk_all(p.k, E::ROWS)), heads = a.k.dim[2], samples = a.k.dim[0];
     if (tiles == 0 || heads == 0 || samples == 0) return ERR_OK;
+    const Lows *table;
+    TRY(attention_lows(s, p, samples, E::COLS, &table));
     const BlockOrder order = block_order(tiles, heads, samples, a.q.dim[1] * (p.C + p.V) * 2 * p.group);
     TensorMap q, go, k, v;
     TRY(map_rows<E>(&q, head_map<T>(a.q, query_heads_of<const T>(a.q), p.group), E::COLS));
@@ -393,8 +392,30 @@ static Err launch_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward
     TRY(map_rows<E>(&k, head_map<T>(a.k, heads_of<const T>(a.k)), E::ROWS));
     TRY(map_rows<E>(&v, head_map<T>(a.v, heads_of<const T>(a.v)), E::ROWS));
     TRY(allow_shared(attention_dkv_hopper_kernel<E, L, PLAIN>, L::BYTES));
-    const unsigned grid = static_cast<unsigned>(order.items < blocks ? order.items : blocks);
+    const unsigned grid = static_cast<unsigned>(order.items < s->dev->threads ? order.items : s->dev->threads);
     LAUNCH((attention_dkv_hopper_kernel<E, L, PLAIN>), grid, E::THREADS, L::BYTES, cuda_stream(s), p, order, table, q,
            go, k, v, heads_of<T>(a.dk), heads_of<T>(a.dv), values_of(a.lse), values_of(a.delta));
     return ERR_OK;
+}
+
+template <class E, int STAGES, int SETS, bool AHEAD, bool PLAIN>
+static Err dkv_tiles(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    return launch_dkv_hopper<E, DkvHopper<E, STAGES, SETS, AHEAD>, PLAIN>(s, p, a);
+}
+
+/* BackEngine<type, width, warpgroups, queries a tile> */
+template <class T> static Err dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    const bool plain = p.softcap == 0 && !p.dropout.threshold;
+    if (widest(p) <= 64)
+        return plain ? dkv_tiles<BackEngine<T, 64, 2, 64>, 5, 2, true, true>(s, p, a)
+                     : dkv_tiles<BackEngine<T, 64, 2, 64>, 4, 2, false, false>(s, p, a);
+    return plain ? dkv_tiles<BackEngine<T, 128, 2, 64>, 4, 1, false, true>(s, p, a)
+                 : dkv_tiles<BackEngine<T, 128, 2, 32>, 4, 1, false, false>(s, p, a);
+}
+
+Err attention_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    return a.q.dtype == BF16 ? dkv_hopper<bf16>(s, p, a) : dkv_hopper<f16>(s, p, a);
 }

@@ -1,3 +1,12 @@
+/*
+ * Attention, backward, on Hopper (sm_90a): dq and delta by wgmma and TMA. Formulas: attention_dq.cu; blocks, tiles,
+ * order, which calls come here: attention_bwd_hopper.cuh.
+ *
+ * Mapping  a block has 128 queries of one head, a warpgroup 64; keys and values in tiles of 64 (96 from width 72 on).
+ *          ds, as it leaves the products, is the left operand of dq += ds k, and k's tile the right one as it lies: no
+ *          shared memory is written in the loop.
+ * Ahead    up to width 64 the products of the next tile are under way while ds is computed of those that are here.
+ */
 #include "attention_bwd_hopper.cuh"
 
 /* What a block works on. */
@@ -220,7 +229,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             if (L::ROWS_IN) E::multiply(s, in, k);
             else E::multiply(s, a, k);
         };
-        if (L::AHEAD) {
+        if (L::AHEAD && PLAIN) {
             typename E::Scores s, dp, s_next, dp_next;
             auto begin = [&]() {
                 const T *k = keys + stage.stage * (2 * L::KEYS);
@@ -312,8 +321,10 @@ __global__ void __launch_bounds__(E::THREADS, 1)
 #endif
 }
 
+/* ---- launching ---- */
+
 template <class E, class L, bool PLAIN>
-static Err launch_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a, int blocks)
+static Err launch_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
     typedef typename E::T T;
     const int64_t tiles = walk_count(walk_all(p.q, E::ROWS)), heads = a.q.dim[2], samples = a.q.dim[0];
@@ -326,9 +337,44 @@ static Err launch_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward 
     TRY(map_rows<E>(&k, head_map<T>(a.k, heads_of<const T>(a.k)), E::COLS));
     TRY(map_rows<E>(&v, head_map<T>(a.v, heads_of<const T>(a.v)), E::COLS));
     TRY(allow_shared(attention_dq_hopper_kernel<E, L, PLAIN>, L::BYTES));
-    const unsigned grid = static_cast<unsigned>(order.items < blocks ? order.items : blocks);
+    const unsigned grid = static_cast<unsigned>(order.items < s->dev->threads ? order.items : s->dev->threads);
     LAUNCH((attention_dq_hopper_kernel<E, L, PLAIN>), grid, E::THREADS, L::BYTES, cuda_stream(s), p, order, q, go, o, k,
            v, query_heads_of<T>(a.dq), wide_rows(a.dq, a.q.dtype, a.resumed, a.resumed), values_of(a.lse),
            values_of(a.delta));
     return ERR_OK;
+}
+
+template <class E, int STAGES, int SETS, bool AHEAD, bool PLAIN>
+static Err dq_tiles(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    return launch_dq_hopper<E, DqHopper<E, STAGES, SETS, AHEAD, false>, PLAIN>(s, p, a);
+}
+
+/* BackEngine<type, width, warpgroups, keys a tile> */
+template <class T> static Err dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    const bool plain = p.softcap == 0 && !p.dropout.threshold;
+    if (widest(p) <= 64)
+        return plain ? dq_tiles<BackEngine<T, 64, 2, 64>, 5, 2, true, true>(s, p, a)
+                     : dq_tiles<BackEngine<T, 64, 2, 64>, 4, 2, false, false>(s, p, a);
+    return plain ? dq_tiles<BackEngine<T, 128, 2, 96>, 2, 1, false, true>(s, p, a)
+                 : dq_tiles<BackEngine<T, 128, 2, 64>, 4, 1, false, false>(s, p, a);
+}
+
+Err attention_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    return a.q.dtype == BF16 ? dq_hopper<bf16>(s, p, a) : dq_hopper<f16>(s, p, a);
+}
+
+/* Widths that fill no more than half a tile and the shortest sequences stay with mma.sync; wider ones have no kernel. */
+constexpr int NARROWEST = 40, WIDEST = 128;
+constexpr int64_t FEWEST_ROWS = 64;
+
+bool attention_bwd_hopper_fits(const AttnProblem &p, const AttnBackward &a)
+{
+    if (a.q.dtype == F32 || widest(p) < NARROWEST || widest(p) > WIDEST) return false;
+    if (a.q.dim[1] < FEWEST_ROWS || a.k.dim[1] < FEWEST_ROWS) return false;
+    typedef BackEngine<bf16, 64, 2, 64> E;
+    static const bool there = hopper_code(attention_dq_hopper_kernel<E, DqHopper<E, 5, 2, true, false>, true>);
+    return there;
 }
