@@ -110,7 +110,7 @@ template <class E>
 __device__ __forceinline__ bool key_item(const AttnProblem &p, const BlockOrder &order, const Lows *table, int n,
                                          KeyItem *out)
 {
-    BlockItem next;
+    BlockItem next = {};
     if (!block_item(order, n, &next)) return false;
     KeyItem x;
     x.h = next.h, x.b = next.b;
@@ -180,18 +180,17 @@ __device__ __forceinline__ void load_values(const AttnProblem &p, const BlockOrd
         const KeyItem *x = &item[set.stage];
         for (int g = 0; g < p.group; g++)
             for (int i = 0; i < x->tiles; i++) {
-                if (turn-- == 0) {
-                    turn = VALUE_WARPS - 1;
-                    const RowTile rows = walk_tile(x->walk, p.q, i, E::COLS);
-                    const int h = x->h * p.group + g;
-                    float sum[E::COLS / WARP], dot[E::COLS / WARP];
-                    UNROLL
-                    for (int r = 0; r < E::COLS / WARP; r++) {
-                        const bool inside = r * WARP + lane < rows.count;
-                        sum[r] = inside ? *lse.at(p, x->b, rows.row + r * WARP + lane, h) : -INFINITY;
-                        dot[r] = inside ? *delta.at(p, x->b, rows.row + r * WARP + lane, h) : 0.0f;
-                    }
-                    barrier_wait(&tile_empty[stage.stage], stage.parity ^ 1);
+                const RowTile rows = walk_tile(x->walk, p.q, i, E::COLS);
+                const int h = x->h * p.group + g;
+                float sum[E::COLS / WARP], dot[E::COLS / WARP];
+                UNROLL
+                for (int r = 0; r < E::COLS / WARP; r++) {
+                    const bool inside = turn == 0 && r * WARP + lane < rows.count;
+                    sum[r] = inside ? *lse.at(p, x->b, rows.row + r * WARP + lane, h) : -INFINITY;
+                    dot[r] = inside ? *delta.at(p, x->b, rows.row + r * WARP + lane, h) : 0.0f;
+                }
+                barrier_wait(&tile_empty[stage.stage], stage.parity ^ 1);
+                if (turn == 0) {
                     UNROLL
                     for (int r = 0; r < E::COLS / WARP; r++) {
                         const QueryValues v = { sum[r] == -INFINITY ? INFINITY : sum[r] * LOG2_E, dot[r] };
@@ -200,6 +199,7 @@ __device__ __forceinline__ void load_values(const AttnProblem &p, const BlockOrd
                     __syncwarp();
                     if (lane == 0) barrier_arrive(&tile_full[stage.stage]);
                 }
+                turn = turn == 0 ? VALUE_WARPS - 1 : turn - 1;
                 stage.next();
             }
         __syncwarp();
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     const int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
-    BlockItem next;
+    BlockItem next = {};
     if (warp >= E::WARPS) {
         registers_give<L::GIVE>();
         if (warp == E::WARPS)

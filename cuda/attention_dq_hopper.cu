@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         const int lane = threadIdx.x % WARP;
         Ring<L::SETS> set = { 0, 0 };
         Ring<L::STAGES> stage = { 0, 0 };
-        BlockItem next;
+        BlockItem next = {};
         block_item(order, 0, &next);
         bool last_item = false;
         for (int n = 1; !last_item; n++) {
