@@ -224,11 +224,12 @@ template <int STAGES> struct Ring {
 
 /*
  * Heads come in sections, whose other side stays in L2; in a section the tiles with most work come first, of all
- * heads. Blocks take turns, every second time in reverse order, so that all get about as much.
+ * heads. Each block takes the next item as soon as its tiles have room, whoever comes first: what an item writes does
+ * not depend on who works on it.
  */
 struct BlockOrder {
-    int tiles, heads, samples, section; /* heads of a sample; heads of a section, over samples */
-    int64_t items;
+    int tiles, heads, items, section; /* heads of a sample; heads of a section, over samples */
+    int *next;                        /* the item that is taken next; at the workspace's start */
 };
 
 struct BlockItem {
@@ -236,23 +237,33 @@ struct BlockItem {
 };
 
 /* bytes: of the other side, a head. */
-static inline BlockOrder block_order(int64_t tiles, int64_t heads, int64_t samples, int64_t bytes)
+static inline Err block_order(BlockOrder *out, Stream *s, int64_t tiles, int64_t heads, int64_t samples, int64_t bytes)
 {
     const int64_t fit = (int64_t{ 16 } << 20) / (bytes > 0 ? bytes : 1), all = heads * samples;
-    BlockOrder o = { static_cast<int>(tiles), static_cast<int>(heads), static_cast<int>(samples),
-                     static_cast<int>(fit < 1 ? 1 : fit < all ? fit : all), tiles * all };
-    return o;
+    out->tiles = static_cast<int>(tiles);
+    out->heads = static_cast<int>(heads);
+    out->items = static_cast<int>(tiles * all);
+    out->section = static_cast<int>(fit < 1 ? 1 : fit < all ? fit : all);
+    out->next = reinterpret_cast<int *>(s->dev->workspace);
+    if (cudaMemsetAsync(out->next, 0, sizeof *out->next, cuda_stream(s)) == cudaSuccess) return ERR_OK;
+    return err_set(ERR_DEVICE, "attention: cannot clear the counter of a kernel's items");
 }
 
-/* Item number n of this block; false: there is none, nor any more. */
-__device__ __forceinline__ bool block_item(const BlockOrder &o, int n, BlockItem *out)
+static inline unsigned order_blocks(Stream *s, const BlockOrder &o)
 {
-    const int64_t i = static_cast<int64_t>(n) * gridDim.x + (n % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    return static_cast<unsigned>(o.items < s->dev->threads ? o.items : s->dev->threads);
+}
+
+/* The item that this block takes next, by a warp; false: there is none any more. */
+__device__ __forceinline__ bool block_item(const BlockOrder &o, BlockItem *out)
+{
+    int i = 0;
+    if (threadIdx.x % WARP == 0) i = atomicAdd(o.next, 1);
+    i = __shfl_sync(ALL_LANES, i, 0);
     if (i >= o.items) return false;
-    const int each = o.section * o.tiles, section = static_cast<int>(i / each), at = static_cast<int>(i % each);
-    const int here = min(o.section, o.heads * o.samples - section * o.section);
+    const int begin = i / (o.section * o.tiles) * o.section, at = i - begin * o.tiles;
+    const int here = min(o.section, o.items / o.tiles - begin), head = begin + at % here;
     out->tile = at / here;
-    const int head = section * o.section + at % here;
     out->b = head / o.heads;
     out->h = head % o.heads;
     return true;

@@ -17,7 +17,7 @@ struct KeyItem {
     RowTile keys;
     TileWalk walk; /* tiles of queries that may see the keys */
     int all[2];    /* tiles of queries there are in each span */
-    int tiles;     /* of the walk, of one head */
+    int tiles;     /* of the walk, of one head; -1: no item comes any more */
     int h, b;      /* h: of the keys */
 };
 
@@ -107,22 +107,24 @@ __device__ __forceinline__ void query_weights(const AttnProblem &p, typename E::
 }
 
 template <class E>
-__device__ __forceinline__ bool key_item(const AttnProblem &p, const BlockOrder &order, const Lows *table, int n,
-                                         KeyItem *out)
+__device__ __forceinline__ bool key_item(const AttnProblem &p, const BlockOrder &order, const Lows *table, KeyItem *out)
 {
     BlockItem next = {};
-    if (!block_item(order, n, &next)) return false;
-    KeyItem x;
-    x.h = next.h, x.b = next.b;
-    x.keys = walk_tile(walk_all(p.k, E::ROWS), p.k, next.tile, E::ROWS);
-    const int last = range_of(x.keys).last, reach = p.window ? p.window - 1 : INT_MAX;
-    x.walk = walk_of(p.q, x.keys.position, last > INT_MAX - reach ? INT_MAX : last + reach, E::COLS);
-    const TileWalk all = walk_all(p.q, E::COLS);
-    x.all[0] = all.tiles[0], x.all[1] = all.tiles[1];
-    if (table) trim_walk(&x.walk, x.all, table, last, x.b);
-    x.tiles = walk_count(x.walk);
+    KeyItem x = {};
+    const bool there = block_item(order, &next);
+    x.tiles = -1;
+    if (there) {
+        x.h = next.h, x.b = next.b;
+        x.keys = walk_tile(walk_all(p.k, E::ROWS), p.k, next.tile, E::ROWS);
+        const int last = range_of(x.keys).last, reach = p.window ? p.window - 1 : INT_MAX;
+        x.walk = walk_of(p.q, x.keys.position, last > INT_MAX - reach ? INT_MAX : last + reach, E::COLS);
+        const TileWalk all = walk_all(p.q, E::COLS);
+        x.all[0] = all.tiles[0], x.all[1] = all.tiles[1];
+        if (table) trim_walk(&x.walk, x.all, table, last, x.b);
+        x.tiles = walk_count(x.walk);
+    }
     *out = x;
-    return true;
+    return there;
 }
 
 /* The warp that starts the copies of tiles. */
@@ -135,14 +137,16 @@ __device__ __forceinline__ void load_keys(const AttnProblem &p, const BlockOrder
 {
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
-    KeyItem next;
-    for (int n = 0; key_item<E>(p, order, table, n, &next); n++) {
+    for (bool there = true; there; set.next()) {
+        KeyItem next;
+        there = key_item<E>(p, order, table, &next);
         barrier_wait(&rows_empty[set.stage], set.parity ^ 1);
         KeyItem *x = &item[set.stage];
-        if (threadIdx.x % WARP == 0) {
+        if (threadIdx.x % WARP == 0) *x = next;
+        if (threadIdx.x % WARP == 0 && !there) barrier_arrive(&rows_full[set.stage]);
+        if (threadIdx.x % WARP == 0 && there) {
             typename E::T *to = sets + set.stage * (2 * L::ROWS);
             Barrier *full = &rows_full[set.stage];
-            *x = next;
             barrier_expect(full, 2 * L::ROWS * 2);
             load_rows<E, E::ROWS>(to, k_map, full, 1, x->h, x->keys.row, x->b);
             load_rows<E, E::ROWS>(to + L::ROWS, v_map, full, 1, x->h, x->keys.row, x->b);
@@ -159,14 +163,13 @@ __device__ __forceinline__ void load_keys(const AttnProblem &p, const BlockOrder
                 }
         }
         __syncwarp();
-        set.next();
     }
 }
 
 /* The warps, VALUE_WARPS of them, that read lse and delta, of every VALUE_WARPS-th tile: so many loads are on their way. */
 constexpr int VALUE_WARPS = 3;
 template <class E, class L>
-__device__ __forceinline__ void load_values(const AttnProblem &p, const BlockOrder &order, const RowValues &lse,
+__device__ __forceinline__ void load_values(const AttnProblem &p, const RowValues &lse,
                                             const RowValues &delta, int turn, const KeyItem *item,
                                             QueryValues (*values)[E::COLS], Barrier *rows_full, Barrier *rows_empty,
                                             Barrier *tile_full, Barrier *tile_empty)
@@ -174,10 +177,10 @@ __device__ __forceinline__ void load_values(const AttnProblem &p, const BlockOrd
     const int lane = threadIdx.x % WARP;
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
-    BlockItem unused;
-    for (int n = 0; block_item(order, n, &unused); n++) {
+    for (;;) {
         barrier_wait(&rows_full[set.stage], set.parity);
         const KeyItem *x = &item[set.stage];
+        if (x->tiles < 0) return;
         for (int g = 0; g < p.group; g++)
             for (int i = 0; i < x->tiles; i++) {
                 const RowTile rows = walk_tile(x->walk, p.q, i, E::COLS);
@@ -233,22 +236,22 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     const int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
-    BlockItem next = {};
     if (warp >= E::WARPS) {
         registers_give<L::GIVE>();
         if (warp == E::WARPS)
             load_keys<E, L>(p, order, table, q_map, go_map, k_map, v_map, sets, queries, item, rows_full, rows_empty,
                             tile_full, tile_empty);
         else
-            load_values<E, L>(p, order, lse, delta, warp - E::WARPS - 1, item, values, rows_full, rows_empty, tile_full,
+            load_values<E, L>(p, lse, delta, warp - E::WARPS - 1, item, values, rows_full, rows_empty, tile_full,
                               tile_empty);
         return;
     }
     registers_take<L::TAKE>();
     const int group = warp / 4;
-    for (int n = 0; block_item(order, n, &next); n++) {
+    for (;;) {
         barrier_wait(&rows_full[set.stage], set.parity);
         const KeyItem *x = &item[set.stage]; /* stays in shared memory: sums need the registers */
+        if (x->tiles < 0) break;
         typename E::Sums dv_sum, dk_sum;
         E::clear(dv_sum);
         E::clear(dk_sum);
@@ -385,16 +388,16 @@ static Err launch_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward
     if (tiles == 0 || heads == 0 || samples == 0) return ERR_OK;
     const Lows *table;
     TRY(attention_lows(s, p, samples, E::COLS, &table));
-    const BlockOrder order = block_order(tiles, heads, samples, a.q.dim[1] * (p.C + p.V) * 2 * p.group);
+    BlockOrder order;
+    TRY(block_order(&order, s, tiles, heads, samples, a.q.dim[1] * (p.C + p.V) * 2 * p.group));
     TensorMap q, go, k, v;
     TRY(map_rows<E>(&q, head_map<T>(a.q, query_heads_of<const T>(a.q), p.group), E::COLS));
     TRY(map_rows<E>(&go, head_map<T>(a.go, heads_of<const T>(a.go)), E::COLS));
     TRY(map_rows<E>(&k, head_map<T>(a.k, heads_of<const T>(a.k)), E::ROWS));
     TRY(map_rows<E>(&v, head_map<T>(a.v, heads_of<const T>(a.v)), E::ROWS));
     TRY(allow_shared(attention_dkv_hopper_kernel<E, L, PLAIN>, L::BYTES));
-    const unsigned grid = static_cast<unsigned>(order.items < s->dev->threads ? order.items : s->dev->threads);
-    LAUNCH((attention_dkv_hopper_kernel<E, L, PLAIN>), grid, E::THREADS, L::BYTES, cuda_stream(s), p, order, table, q,
-           go, k, v, heads_of<T>(a.dk), heads_of<T>(a.dv), values_of(a.lse), values_of(a.delta));
+    LAUNCH((attention_dkv_hopper_kernel<E, L, PLAIN>), order_blocks(s, order), E::THREADS, L::BYTES, cuda_stream(s), p,
+           order, table, q, go, k, v, heads_of<T>(a.dk), heads_of<T>(a.dv), values_of(a.lse), values_of(a.delta));
     return ERR_OK;
 }
 
@@ -411,8 +414,8 @@ template <class T> static Err dkv_hopper(Stream *s, const AttnProblem &p, const 
     if (widest(p) <= 64)
         return plain ? dkv_tiles<BackEngine<T, 64, 2, 64>, 5, 2, true, true>(s, p, a)
                      : dkv_tiles<BackEngine<T, 64, 2, 64>, 4, 2, false, false>(s, p, a);
-    return plain ? dkv_tiles<BackEngine<T, 128, 2, 64>, 4, 1, false, true>(s, p, a)
-                 : dkv_tiles<BackEngine<T, 128, 2, 32>, 4, 1, false, false>(s, p, a);
+    return plain ? dkv_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, true>(s, p, a)
+                 : dkv_tiles<BackEngine<T, 128, 2, 32>, 4, 2, false, false>(s, p, a);
 }
 
 Err attention_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)

@@ -2,7 +2,7 @@
  * Attention, backward, on Hopper (sm_90a): dq and delta by wgmma and TMA. Formulas: attention_dq.cu; blocks, tiles,
  * order, which calls come here: attention_bwd_hopper.cuh.
  *
- * Mapping  a block has 128 queries of one head, a warpgroup 64; keys and values in tiles of 64 (96 from width 72 on).
+ * Mapping  a block has 128 queries of one head, a warpgroup 64; keys and values in tiles of 64.
  *          ds, as it leaves the products, is the left operand of dq += ds k, and k's tile the right one as it lies: no
  *          shared memory is written in the loop.
  * Ahead    up to width 64 the products of the next tile are under way while ds is computed of those that are here.
@@ -13,18 +13,97 @@
 struct QueryItem {
     RowTile rows;
     TileWalk walk;
-    int most_low, tiles; /* largest row_low; tiles of keys to visit */
-    bool last;     /* there is no further */
+    int most_low, tiles; /* largest row_low; tiles of keys to visit, -1: no item comes any more */
     int h, b;
 };
 
-/* STAGES of keys and values; SETS of the queries' tiles. PLAIN: neither dropout nor a cap. */
+/* STAGES of keys and values; SETS of the queries' tiles. AHEAD: products of the next tile beside. ROWS_IN: Q and dO in
+ * registers. O comes through a stage. */
 template <class E, int STAGES_, int SETS_, bool AHEAD_, bool ROWS_IN_> struct DqHopper {
-    static constexpr bool AHEAD = AHEAD_, ROWS_IN = ROWS_IN_; /* scores of the next tile beside; Q, dO in registers */
     static constexpr int STAGES = STAGES_, SETS = SETS_;
+    static constexpr bool AHEAD = AHEAD_, ROWS_IN = ROWS_IN_;
     static constexpr int ROWS = E::ROWS * E::W, KEYS = E::COLS * E::W; /* elements */
-    static constexpr int BYTES = (3 * SETS * ROWS + 2 * STAGES * KEYS) * 2;
+    static constexpr int BYTES = (2 * SETS * ROWS + 2 * STAGES * KEYS) * 2;
+    static_assert(ROWS == 2 * KEYS, "O fills a stage");
 };
+
+template <class E, class L> struct DqShared {
+    QueryItem item[L::SETS];
+    float lse2[L::SETS][E::ROWS];
+    Barrier rows_full[L::SETS], rows_empty[L::SETS], keys_full[L::STAGES], keys_empty[L::STAGES];
+};
+
+template <class E>
+__device__ __forceinline__ bool query_item(const AttnProblem &p, const BlockOrder &order, QueryItem *out)
+{
+    BlockItem next = {};
+    QueryItem x = {};
+    const bool there = block_item(order, &next);
+    x.tiles = -1;
+    if (there) {
+        int least;
+        x.h = next.h, x.b = next.b;
+        x.rows = walk_tile(walk_all(p.q, E::ROWS), p.q, order.tiles - 1 - next.tile, E::ROWS);
+        tile_lows(p, x.b, x.rows, &least, &x.most_low);
+        x.walk = walk_of(p.k, least, x.rows.position + x.rows.count - 1, E::COLS);
+        x.tiles = walk_count(x.walk);
+    }
+    *out = x;
+    return there;
+}
+
+/* The warp that brings what the others work on. */
+template <class E, class L>
+__device__ __forceinline__ void load_queries(const AttnProblem &p, const BlockOrder &order, const TensorMap &q_map,
+                                             const TensorMap &go_map, const TensorMap &o_map, const TensorMap &k_map,
+                                             const TensorMap &v_map, const RowValues &lse, typename E::T *sets,
+                                             typename E::T *keys, DqShared<E, L> *in)
+{
+    const int lane = threadIdx.x % WARP;
+    Ring<L::SETS> set = { 0, 0 };
+    Ring<L::STAGES> stage = { 0, 0 };
+    for (bool there = true; there; set.next()) {
+        QueryItem next;
+        there = query_item<E>(p, order, &next);
+        barrier_wait(&in->rows_empty[set.stage], set.parity ^ 1);
+        QueryItem *x = &in->item[set.stage];
+        Barrier *full = &in->rows_full[set.stage];
+        if (lane == 0) {
+            *x = next;
+            if (there) {
+                typename E::T *to = sets + set.stage * (2 * L::ROWS);
+                barrier_expect(full, 2 * L::ROWS * 2);
+                load_rows<E, E::ROWS>(to, q_map, full, p.group, next.h, next.rows.row, next.b);
+                load_rows<E, E::ROWS>(to + L::ROWS, go_map, full, 1, next.h, next.rows.row, next.b);
+            } else {
+                barrier_arrive(full);
+            }
+        }
+        for (int r = lane; r < E::ROWS; r += WARP) {
+            const float sum = r < next.rows.count ? *lse.at(p, next.b, next.rows.row + r, next.h) : -INFINITY;
+            in->lse2[set.stage][r] = sum == -INFINITY ? INFINITY : sum * LOG2_E;
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(full);
+        for (int i = -1; i < next.tiles; i++) { /* -1: O */
+            if (lane == 0) {
+                typename E::T *to = keys + stage.stage * (2 * L::KEYS);
+                full = &in->keys_full[stage.stage];
+                barrier_wait(&in->keys_empty[stage.stage], stage.parity ^ 1);
+                barrier_expect(full, 2 * L::KEYS * 2);
+                if (i < 0) {
+                    load_rows<E, E::ROWS>(to, o_map, full, 1, x->h, x->rows.row, x->b);
+                } else {
+                    const int row = walk_tile(x->walk, p.k, i, E::COLS).row, h = x->h / p.group;
+                    load_rows<E, E::COLS>(to, k_map, full, 1, h, row, x->b);
+                    load_rows<E, E::COLS>(to + L::KEYS, v_map, full, 1, h, row, x->b);
+                }
+            }
+            stage.next();
+        }
+        __syncwarp();
+    }
+}
 
 /* delta of this thread's two rows; 4 lanes a row. Chunks of o and go lie alike. */
 template <class E>
@@ -112,72 +191,23 @@ __global__ void __launch_bounds__(E::THREADS, 1)
 {
 #if HOPPER
     typedef typename E::T T;
-    DYNAMIC_SHARED(T, sets); /* Q, dO, O; then stages of K, V */
-    SHARED(QueryItem, item, [L::SETS]);
-    SHARED(float, lse2, [L::SETS][E::ROWS]);
-    SHARED(Barrier, rows_full, [L::SETS]);
-    SHARED(Barrier, rows_empty, [L::SETS]);
-    SHARED(Barrier, keys_full, [L::STAGES]);
-    SHARED(Barrier, keys_empty, [L::STAGES]);
-    T *keys = sets + L::SETS * 3 * L::ROWS;
+    DYNAMIC_SHARED(T, sets); /* Q, dO; then stages of K, V */
+    typedef DqShared<E, L> Shared;
+    SHARED(Shared, in, [1]);
+    T *keys = sets + L::SETS * 2 * L::ROWS;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < L::SETS; i++) barrier_init(&rows_full[i], 2), barrier_init(&rows_empty[i], E::WARPS);
-        for (int i = 0; i < L::STAGES; i++) barrier_init(&keys_full[i], 1), barrier_init(&keys_empty[i], E::WARPS);
+        for (int i = 0; i < L::SETS; i++)
+            barrier_init(&in->rows_full[i], 2), barrier_init(&in->rows_empty[i], E::WARPS);
+        for (int i = 0; i < L::STAGES; i++)
+            barrier_init(&in->keys_full[i], 1), barrier_init(&in->keys_empty[i], E::WARPS);
         barriers_ready();
     }
     __syncthreads();
     const int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
     if (warp >= E::WARPS) {
         registers_give<E::GIVE>();
-        if (warp > E::WARPS) return;
-        const int lane = threadIdx.x % WARP;
-        Ring<L::SETS> set = { 0, 0 };
-        Ring<L::STAGES> stage = { 0, 0 };
-        BlockItem next = {};
-        block_item(order, 0, &next);
-        bool last_item = false;
-        for (int n = 1; !last_item; n++) {
-            QueryItem x;
-            int least;
-            x.h = next.h, x.b = next.b;
-            const int tile_number = next.tile;
-            x.last = last_item = !block_item(order, n, &next);
-            x.rows = walk_tile(walk_all(p.q, E::ROWS), p.q, order.tiles - 1 - tile_number, E::ROWS);
-            tile_lows(p, x.b, x.rows, &least, &x.most_low);
-            x.walk = walk_of(p.k, least, x.rows.position + x.rows.count - 1, E::COLS);
-            x.tiles = walk_count(x.walk);
-            barrier_wait(&rows_empty[set.stage], set.parity ^ 1);
-            if (lane == 0) {
-                T *to = sets + set.stage * (3 * L::ROWS);
-                Barrier *full = &rows_full[set.stage];
-                item[set.stage] = x;
-                barrier_expect(full, 3 * L::ROWS * 2);
-                load_rows<E, E::ROWS>(to, q_map, full, p.group, x.h, x.rows.row, x.b);
-                load_rows<E, E::ROWS>(to + L::ROWS, go_map, full, 1, x.h, x.rows.row, x.b);
-                load_rows<E, E::ROWS>(to + 2 * L::ROWS, o_map, full, 1, x.h, x.rows.row, x.b);
-            }
-            for (int r = lane; r < E::ROWS; r += WARP) {
-                const float sum = r < x.rows.count ? *lse.at(p, x.b, x.rows.row + r, x.h) : -INFINITY;
-                lse2[set.stage][r] = sum == -INFINITY ? INFINITY : sum * LOG2_E;
-            }
-            __syncwarp();
-            if (lane == 0) {
-                barrier_arrive(&rows_full[set.stage]);
-                for (int i = 0; i < x.tiles; i++) {
-                    const int row = walk_tile(x.walk, p.k, i, E::COLS).row, h = x.h / p.group;
-                    T *to = keys + stage.stage * (2 * L::KEYS);
-                    Barrier *full = &keys_full[stage.stage];
-                    barrier_wait(&keys_empty[stage.stage], stage.parity ^ 1);
-                    barrier_expect(full, 2 * L::KEYS * 2);
-                    load_rows<E, E::COLS>(to, k_map, full, 1, h, row, x.b);
-                    load_rows<E, E::COLS>(to + L::KEYS, v_map, full, 1, h, row, x.b);
-                    stage.next();
-                }
-            }
-            stage.stage = __shfl_sync(ALL_LANES, stage.stage, 0);
-            stage.parity = __shfl_sync(ALL_LANES, stage.parity, 0);
-            set.next();
-        }
+        if (warp == E::WARPS)
+            load_queries<E, L>(p, order, q_map, go_map, o_map, k_map, v_map, lse, sets, keys, in);
         return;
     }
     registers_take<E::TAKE>();
@@ -185,20 +215,25 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     const typename E::Place at = E::place();
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
-    for (bool last = false; !last;) {
-        barrier_wait(&rows_full[set.stage], set.parity);
-        const QueryItem *x = &item[set.stage];
+    for (;;) {
+        barrier_wait(&in->rows_full[set.stage], set.parity);
+        const QueryItem *x = &in->item[set.stage];
         const RowTile rows = x->rows;
         const int tiles = x->tiles, b = x->b, h = x->h;
-        last = x->last;
-        const T *q = sets + set.stage * (3 * L::ROWS) + group * (GROUP_ROWS * E::ATOM), *go = q + L::ROWS;
+        if (tiles < 0) break;
+        T *block_rows = sets + set.stage * (2 * L::ROWS);
+        const T *q = block_rows + group * (GROUP_ROWS * E::ATOM), *go = q + L::ROWS;
         QueryRows row;
         row.warp = warp_range<E>(rows);
-        row_deltas<E>(row.delta, sets + set.stage * (3 * L::ROWS) + L::ROWS, sets + set.stage * (3 * L::ROWS) + 2 * L::ROWS);
+        barrier_wait(&in->keys_full[stage.stage], stage.parity);
+        row_deltas<E>(row.delta, block_rows + L::ROWS, keys + stage.stage * (2 * L::KEYS));
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&in->keys_empty[stage.stage]);
+        stage.next();
         const bool idle = tiles == 0 && wide.resumed; /* dq and delta stay as they are */
         UNROLL
         for (int i = 0; i < 2; i++) {
-            row.lse2[i] = lse2[set.stage][at.row(i)];
+            row.lse2[i] = in->lse2[set.stage][at.row(i)];
             if (at.row(i) >= rows.count) row.delta[i] = 0;
             else if (lane % 4 == 0 && !idle) *delta_out.at(p, b, rows.row + at.row(i), h) = row.delta[i];
         }
@@ -209,8 +244,8 @@ __global__ void __launch_bounds__(E::THREADS, 1)
                                    rows.position + min((group + 1) * GROUP_ROWS, rows.count) - 1 };
         typename E::Rows q_in, go_in;
         if (L::ROWS_IN) {
-            E::load(q_in, sets + set.stage * (3 * L::ROWS));
-            E::load(go_in, sets + set.stage * (3 * L::ROWS) + L::ROWS);
+            E::load(q_in, block_rows);
+            E::load(go_in, block_rows + L::ROWS);
         }
         int held = -1; /* stage that the last product reads */
         int i = 0;
@@ -219,9 +254,9 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         auto find = [&]() {
             for (; i < tiles; i++, stage.next()) {
                 tile = walk_tile(x->walk, p.k, i, E::COLS);
-                barrier_wait(&keys_full[stage.stage], stage.parity);
+                barrier_wait(&in->keys_full[stage.stage], stage.parity);
                 if (may_see(p, group_rows, range_of(tile))) return true;
-                if (lane == 0) barrier_arrive(&keys_empty[stage.stage]);
+                if (lane == 0) barrier_arrive(&in->keys_empty[stage.stage]);
             }
             return false;
         };
@@ -262,7 +297,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
                     UNROLL
                     for (int j = 0; j < E::N; j++) s.at(r, j) = E::exp2(s.at(r, j)) * dp.at(r, j);
                 wgmma_wait<0>();
-                if (held >= 0 && lane == 0) barrier_arrive(&keys_empty[held]);
+                if (held >= 0 && lane == 0) barrier_arrive(&in->keys_empty[held]);
                 held = here;
                 typename E::Weights w;
                 E::round(w, s);
@@ -288,7 +323,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
                 const T *k = keys + stage.stage * (2 * L::KEYS);
                 start(s, q, q_in, k);
                 wgmma_wait<1>();
-                if (held >= 0 && lane == 0) barrier_arrive(&keys_empty[held]);
+                if (held >= 0 && lane == 0) barrier_arrive(&in->keys_empty[held]);
                 start(dp, go, go_in, k + L::KEYS);
                 held = stage.stage;
                 wgmma_wait<1>();
@@ -304,18 +339,18 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         }
         wgmma_wait<0>();
         wgmma_end(sum.x);
-        if (held >= 0 && lane == 0) barrier_arrive(&keys_empty[held]);
+        if (held >= 0 && lane == 0) barrier_arrive(&in->keys_empty[held]);
         if (wide.rows.data) {
             if (!idle)
                 E::add_wide(sum, p.scale, wide.resumed, wide.rows.at(p, b, rows.row, h), wide.rows.row, rows.count,
                             p.C);
         } else {
             named_sync(1 + group, WARPGROUP); /* the products of all its warps are over */
-            E::store(sum, p.scale, sets + set.stage * (3 * L::ROWS), dq.at(p, b, rows.row, h), dq.row, rows.count, p.C);
+            E::store(sum, p.scale, block_rows, dq.at(p, b, rows.row, h), dq.row, rows.count, p.C);
             proxy_fence();
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(&rows_empty[set.stage]);
+        if (lane == 0) barrier_arrive(&in->rows_empty[set.stage]);
         set.next();
     }
 #endif
@@ -329,7 +364,8 @@ static Err launch_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward 
     typedef typename E::T T;
     const int64_t tiles = walk_count(walk_all(p.q, E::ROWS)), heads = a.q.dim[2], samples = a.q.dim[0];
     if (tiles == 0 || heads == 0 || samples == 0) return ERR_OK;
-    const BlockOrder order = block_order(tiles, heads, samples, a.k.dim[1] * (p.C + p.V) * 2 / p.group);
+    BlockOrder order;
+    TRY(block_order(&order, s, tiles, heads, samples, a.k.dim[1] * (p.C + p.V) * 2 / p.group));
     TensorMap q, go, o, k, v;
     TRY(map_rows<E>(&q, head_map<T>(a.q, query_heads_of<const T>(a.q), p.group), E::ROWS));
     TRY(map_rows<E>(&go, head_map<T>(a.go, heads_of<const T>(a.go)), E::ROWS));
@@ -337,10 +373,9 @@ static Err launch_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward 
     TRY(map_rows<E>(&k, head_map<T>(a.k, heads_of<const T>(a.k)), E::COLS));
     TRY(map_rows<E>(&v, head_map<T>(a.v, heads_of<const T>(a.v)), E::COLS));
     TRY(allow_shared(attention_dq_hopper_kernel<E, L, PLAIN>, L::BYTES));
-    const unsigned grid = static_cast<unsigned>(order.items < s->dev->threads ? order.items : s->dev->threads);
-    LAUNCH((attention_dq_hopper_kernel<E, L, PLAIN>), grid, E::THREADS, L::BYTES, cuda_stream(s), p, order, q, go, o, k,
-           v, query_heads_of<T>(a.dq), wide_rows(a.dq, a.q.dtype, a.resumed, a.resumed), values_of(a.lse),
-           values_of(a.delta));
+    LAUNCH((attention_dq_hopper_kernel<E, L, PLAIN>), order_blocks(s, order), E::THREADS, L::BYTES, cuda_stream(s), p,
+           order, q, go, o, k, v, query_heads_of<T>(a.dq), wide_rows(a.dq, a.q.dtype, a.resumed, a.resumed),
+           values_of(a.lse), values_of(a.delta));
     return ERR_OK;
 }
 
@@ -355,10 +390,10 @@ template <class T> static Err dq_hopper(Stream *s, const AttnProblem &p, const A
 {
     const bool plain = p.softcap == 0 && !p.dropout.threshold;
     if (widest(p) <= 64)
-        return plain ? dq_tiles<BackEngine<T, 64, 2, 64>, 5, 2, true, true>(s, p, a)
-                     : dq_tiles<BackEngine<T, 64, 2, 64>, 4, 2, false, false>(s, p, a);
-    return plain ? dq_tiles<BackEngine<T, 128, 2, 96>, 2, 1, false, true>(s, p, a)
-                 : dq_tiles<BackEngine<T, 128, 2, 64>, 4, 1, false, false>(s, p, a);
+        return plain ? dq_tiles<BackEngine<T, 64, 2, 64>, 6, 2, true, true>(s, p, a)
+                     : dq_tiles<BackEngine<T, 64, 2, 64>, 6, 2, false, false>(s, p, a);
+    return plain ? dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, true>(s, p, a)
+                 : dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, false>(s, p, a);
 }
 
 Err attention_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
@@ -374,7 +409,8 @@ bool attention_bwd_hopper_fits(const AttnProblem &p, const AttnBackward &a)
 {
     if (a.q.dtype == F32 || widest(p) < NARROWEST || widest(p) > WIDEST) return false;
     if (a.q.dim[1] < FEWEST_ROWS || a.k.dim[1] < FEWEST_ROWS) return false;
+    if (a.q.dim[0] * a.q.dim[1] * a.q.dim[2] >= INT32_MAX) return false; /* items are counted in 32 bits */
     typedef BackEngine<bf16, 64, 2, 64> E;
-    static const bool there = hopper_code(attention_dq_hopper_kernel<E, DqHopper<E, 5, 2, true, false>, true>);
+    static const bool there = hopper_code(attention_dq_hopper_kernel<E, DqHopper<E, 6, 2, true, false>, true>);
     return there;
 }

@@ -14,7 +14,9 @@ struct Lows {
     int least, most;
 };
 
-/* table[b][tile], of tiles of `size` queries, when there are documents; else *out is NULL. In the workspace. */
+/* table[b][tile], of tiles of `size` queries, when there are documents; else *out is NULL. In the workspace, LOWS_AT
+ * bytes behind its start. */
+constexpr int64_t LOWS_AT = 256;
 Err attention_lows(Stream *s, const AttnProblem &p, int64_t samples, int size, const Lows **out);
 
 /* Tile n of the walk in the table of lows. */
