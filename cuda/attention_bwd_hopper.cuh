@@ -55,17 +55,26 @@ template <class T_, int W_, int GROUPS_, int COLS_> struct BackEngine {
 
     static __device__ __forceinline__ float exp2(float x) { return exp2_approx(x); }
 
+    /* Matrices that wgmma reads are named by where they begin, in units of 16 bytes: from that to a descriptor, and from
+     * one part of a tile to the next, it is one addition. Whatever takes more stands between the products. */
+    static __device__ __forceinline__ uint32_t begin_of(const T *tile) { return (shared_address(tile) & 0x3FFFF) >> 4; }
+    static __host__ __device__ __forceinline__ constexpr int units(int elements) { return elements * 2 / 16; }
+
+    template <int LEAD> static __device__ __forceinline__ uint64_t matrix(uint32_t begin)
+    {
+        constexpr uint32_t HIGH = static_cast<uint32_t>(MODE) << 30 | (8 * SPAN) >> 4;
+        return static_cast<uint64_t>(HIGH) << 32 | (begin + ((LEAD >> 4) << 16));
+    }
+
     /* Starts s = a b^T. a: 64 rows of a tile of ROWS; b: a tile of COLS rows. */
-    static __device__ __forceinline__ void multiply(Scores &s, const T *a, const T *b)
+    static __device__ __forceinline__ void multiply(Scores &s, uint32_t a, uint32_t b)
     {
         constexpr int STEPS = ATOM / 16;
         wgmma_begin(s.x);
         UNROLL
-        for (int k = 0; k < W / 16; k++) {
-            const uint64_t left = shared_matrix(a + k / STEPS * (ROWS * ATOM) + k % STEPS * 16, 16, 8 * SPAN, MODE);
-            const uint64_t right = shared_matrix(b + k / STEPS * (COLS * ATOM) + k % STEPS * 16, 16, 8 * SPAN, MODE);
-            wgmma<false, false>(s.x, left, right, k > 0, T());
-        }
+        for (int k = 0; k < W / 16; k++)
+            wgmma<false, false>(s.x, matrix<16>(a + units(k / STEPS * (ROWS * ATOM) + k % STEPS * 16)),
+                                matrix<16>(b + units(k / STEPS * (COLS * ATOM) + k % STEPS * 16)), k > 0, T());
         wgmma_commit();
     }
 
@@ -82,15 +91,14 @@ template <class T_, int W_, int GROUPS_, int COLS_> struct BackEngine {
         for (int k = 0; k < W / 16; k++) ldmatrix_x4(a.x[k], tile + offset(row, k * 2 + thread % WARP / 16));
     }
 
-    static __device__ __forceinline__ void multiply(Scores &s, const Rows &a, const T *b)
+    static __device__ __forceinline__ void multiply(Scores &s, const Rows &a, uint32_t b)
     {
         constexpr int STEPS = ATOM / 16;
         wgmma_begin(s.x);
         UNROLL
-        for (int k = 0; k < W / 16; k++) {
-            const uint64_t right = shared_matrix(b + k / STEPS * (COLS * ATOM) + k % STEPS * 16, 16, 8 * SPAN, MODE);
-            wgmma_rows<false>(s.x, a.x[k], right, k > 0, T());
-        }
+        for (int k = 0; k < W / 16; k++)
+            wgmma_rows<false>(s.x, a.x[k], matrix<16>(b + units(k / STEPS * (COLS * ATOM) + k % STEPS * 16)), k > 0,
+                              T());
         wgmma_commit();
     }
 
@@ -103,12 +111,12 @@ template <class T_, int W_, int GROUPS_, int COLS_> struct BackEngine {
     }
 
     /* Starts o += w b; b: a tile of COLS rows. */
-    static __device__ __forceinline__ void add_weighted(Sums &o, const Weights &w, const T *b)
+    static __device__ __forceinline__ void add_weighted(Sums &o, const Weights &w, uint32_t b)
     {
         wgmma_begin(o.x);
         UNROLL
         for (int k = 0; k < COLS / 16; k++)
-            wgmma_rows<true>(o.x, w.x[k], shared_matrix(b + k * 16 * ATOM, COLS * SPAN, 8 * SPAN, MODE), true, T());
+            wgmma_rows<true>(o.x, w.x[k], matrix<COLS * SPAN>(b + units(k * 16 * ATOM)), true, T());
         wgmma_commit();
     }
 

@@ -248,6 +248,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     }
     registers_take<L::TAKE>();
     const int group = warp / 4;
+    const uint32_t query_begin = E::begin_of(queries);
     for (;;) {
         barrier_wait(&rows_full[set.stage], set.parity);
         const KeyItem *x = &item[set.stage]; /* stays in shared memory: sums need the registers */
@@ -261,7 +262,8 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         const int total = p.group * x->tiles;
         int i = 0, done = 0; /* tile of its head; tiles of all heads */
         RowTile tile = {};
-        const T *k = sets + set.stage * (2 * L::ROWS) + group * (GROUP_ROWS * E::ATOM), *v = k + L::ROWS;
+        const uint32_t k = E::begin_of(sets + set.stage * (2 * L::ROWS) + group * (GROUP_ROWS * E::ATOM));
+        const uint32_t v = k + E::units(L::ROWS);
         auto pass = [&]() {
             done++, stage.next();
             if (++i == x->tiles) i = 0;
@@ -294,12 +296,12 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             };
             bool more = find();
             if (more) {
-                E::multiply(s_next, k, queries + stage.stage * (2 * L::QUERIES));
+                E::multiply(s_next, k, query_begin + stage.stage * E::units(2 * L::QUERIES));
                 wgmma_wait<0>();
                 take();
             }
             auto work = [&](const RowTile &now, int here, int at) {
-                const T *q = queries + here * (2 * L::QUERIES), *go = q + L::QUERIES;
+                const uint32_t q = query_begin + here * E::units(2 * L::QUERIES), go = q + E::units(L::QUERIES);
                 mask(s, now, at);
                 UNROLL
                 for (int e = 0; e < E::COLS / 2; e++) s.x[e] = E::exp2(s.x[e]);
@@ -316,20 +318,20 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             while (more) {
                 const RowTile now = tile;
                 const int here = stage.stage, at = i;
-                E::multiply(dp, v, queries + here * (2 * L::QUERIES) + L::QUERIES);
+                E::multiply(dp, v, query_begin + here * E::units(2 * L::QUERIES) + E::units(L::QUERIES));
                 pass();
                 more = find();
                 if (!more) {
                     work(now, here, at);
                     break;
                 }
-                E::multiply(s_next, k, queries + stage.stage * (2 * L::QUERIES));
+                E::multiply(s_next, k, query_begin + stage.stage * E::units(2 * L::QUERIES));
                 work(now, here, at);
                 take();
             }
         } else {
             while (find()) {
-                const T *q = queries + stage.stage * (2 * L::QUERIES), *go = q + L::QUERIES;
+                const uint32_t q = query_begin + stage.stage * E::units(2 * L::QUERIES), go = q + E::units(L::QUERIES);
                 typename E::Scores s, dp;
                 typename E::Weights w, dw;
                 E::multiply(s, k, q);

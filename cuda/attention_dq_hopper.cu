@@ -213,6 +213,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     registers_take<E::TAKE>();
     const int group = warp / 4, lane = threadIdx.x % WARP;
     const typename E::Place at = E::place();
+    const uint32_t key_begin = E::begin_of(keys);
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
     for (;;) {
@@ -222,7 +223,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         const int tiles = x->tiles, b = x->b, h = x->h;
         if (tiles < 0) break;
         T *block_rows = sets + set.stage * (2 * L::ROWS);
-        const T *q = block_rows + group * (GROUP_ROWS * E::ATOM), *go = q + L::ROWS;
+        const uint32_t q = E::begin_of(block_rows + group * (GROUP_ROWS * E::ATOM)), go = q + E::units(L::ROWS);
         QueryRows row;
         row.warp = warp_range<E>(rows);
         barrier_wait(&in->keys_full[stage.stage], stage.parity);
@@ -260,16 +261,16 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             }
             return false;
         };
-        auto start = [&](typename E::Scores &s, const T *a, const typename E::Rows &in, const T *k) {
+        auto start = [&](typename E::Scores &s, uint32_t a, const typename E::Rows &in, uint32_t k) {
             if (L::ROWS_IN) E::multiply(s, in, k);
             else E::multiply(s, a, k);
         };
         if (L::AHEAD && PLAIN) {
             typename E::Scores s, dp, s_next, dp_next;
             auto begin = [&]() {
-                const T *k = keys + stage.stage * (2 * L::KEYS);
+                const uint32_t k = key_begin + stage.stage * E::units(2 * L::KEYS);
                 start(s_next, q, q_in, k);
-                start(dp_next, go, go_in, k + L::KEYS);
+                start(dp_next, go, go_in, k + E::units(L::KEYS));
             };
             auto take = [&]() {
                 wgmma_end(s_next.x);
@@ -301,7 +302,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
                 held = here;
                 typename E::Weights w;
                 E::round(w, s);
-                E::add_weighted(sum, w, keys + here * (2 * L::KEYS));
+                E::add_weighted(sum, w, key_begin + here * E::units(2 * L::KEYS));
             };
             while (more) {
                 const RowTile now = tile;
@@ -320,11 +321,11 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             while (find()) {
                 typename E::Scores s, dp;
                 typename E::Weights w;
-                const T *k = keys + stage.stage * (2 * L::KEYS);
+                const uint32_t k = key_begin + stage.stage * E::units(2 * L::KEYS);
                 start(s, q, q_in, k);
                 wgmma_wait<1>();
                 if (held >= 0 && lane == 0) barrier_arrive(&in->keys_empty[held]);
-                start(dp, go, go_in, k + L::KEYS);
+                start(dp, go, go_in, k + E::units(L::KEYS));
                 held = stage.stage;
                 wgmma_wait<1>();
                 wgmma_end(s.x);
