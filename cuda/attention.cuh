@@ -396,6 +396,11 @@ Err attention_result(const char *name, Tensor t, bool several);
 Err attention_dq(Stream *s, const AttnProblem &p, const AttnBackward &a);  /* dq and delta */
 Err attention_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a); /* dk and dv; needs delta */
 
+/* The same on Hopper, and whether these have kernels for the call. */
+bool attention_bwd_hopper_fits(const AttnProblem &p, const AttnBackward &a);
+Err attention_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a);
+Err attention_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a);
+
 /*
  * Shared memory that a block may have, arrays included: 99 KiB on 8.6, 8.9 and 12.0, 163 on 8.0, 227 on 9.0 and 10.0.
  * What is larger than the least has a second form of smaller tiles, for the same results: the sums over rows have the

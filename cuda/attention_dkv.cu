@@ -20,13 +20,10 @@
  * Source   Dao 2023 (FlashAttention-2).
  */
 #include "attention_fma.cuh"
+#include "attention_lows.cuh"
 #include "attention_mma.cuh"
 
 /* ---- the table of lows ---- */
-
-struct Lows {
-    int least, most;
-};
 
 constexpr int LOWS_THREADS = 256;
 
@@ -45,11 +42,6 @@ __global__ void __launch_bounds__(LOWS_THREADS)
 
 /* ---- kernel ---- */
 
-/* One query of a tile. lse2: lse in powers of 2; +inf for rows without keys and beyond the tile: weight 0. */
-struct alignas(8) QueryValues {
-    float lse2, delta;
-};
-
 /* What the block works on; in shared memory, as in QueryBlock. */
 struct KeyBlock {
     RowTile keys;
@@ -65,37 +57,6 @@ template <class E> struct DkvTile {
     static constexpr int ALL = BYTES + shared_arrays(sizeof(KeyBlock) + 2 * E::COLS * sizeof(QueryValues));
 };
 
-/* Tile n of the walk in the table of lows. */
-__device__ __forceinline__ int64_t lows_index(const TileWalk &walk, const int all[2], int n)
-{
-    const int at = n < walk.tiles[0] ? n + walk.first[0] : n - walk.tiles[0] + walk.first[1] + all[0];
-    return blockIdx.z * static_cast<int64_t>(all[0] + all[1]) + at;
-}
-
-/* Leaves out the tiles at both ends of each span whose documents begin behind `last`. For a whole warp. */
-__device__ __forceinline__ void trim_walk(TileWalk *walk, const int all[2], const Lows *table, int last)
-{
-    int from[2], to[2];
-    for (int s = 0; s < 2; s++) {
-        const int begin = s ? walk->tiles[0] : 0;
-        int low = INT_MAX, high = -1;
-        for (int i = threadIdx.x % WARP; i < walk->tiles[s]; i += WARP)
-            if (table[lows_index(*walk, all, begin + i)].least <= last) {
-                low = min(low, i);
-                high = i;
-            }
-        for (int d = WARP / 2; d > 0; d /= 2) {
-            low = min(low, __shfl_xor_sync(ALL_LANES, low, d));
-            high = max(high, __shfl_xor_sync(ALL_LANES, high, d));
-        }
-        from[s] = low, to[s] = high;
-    }
-    for (int s = 0; s < 2; s++) {
-        walk->tiles[s] = to[s] < 0 ? 0 : to[s] - from[s] + 1;
-        if (to[s] >= 0) walk->first[s] += from[s];
-    }
-}
-
 template <class E>
 __device__ __forceinline__ void begin_keys(const AttnProblem &p, KeyBlock *block, const Lows *table,
                                            const QueryHeads<const typename E::T> &q, int kh)
@@ -107,7 +68,7 @@ __device__ __forceinline__ void begin_keys(const AttnProblem &p, KeyBlock *block
         x.walk = walk_of(p.q, x.keys.position, last > INT_MAX - reach ? INT_MAX : last + reach, E::COLS);
         const TileWalk all = walk_all(p.q, E::COLS);
         x.all[0] = all.tiles[0], x.all[1] = all.tiles[1];
-        if (table) trim_walk(&x.walk, x.all, table, last);
+        if (table) trim_walk(&x.walk, x.all, table, last, blockIdx.z);
         x.tiles = walk_count(x.walk) * p.group;
         x.q = q.offset(p, blockIdx.z, 0, kh * p.group);
         if (threadIdx.x == 0) *block = x;
@@ -127,7 +88,7 @@ __device__ __forceinline__ QueryTile query_tile(const AttnProblem &p, const KeyB
 {
     const int a_head = walk_count(block->walk), n = i % a_head;
     QueryTile t = { i / a_head, walk_tile(block->walk, p.q, n, E::COLS), 0 };
-    t.most_low = table ? table[lows_index(block->walk, block->all, n)].most
+    t.most_low = table ? table[lows_index(block->walk, block->all, n, blockIdx.z)].most
                        : row_low(p, 0, 0, range_of(t.rows).last);
     return t;
 }
@@ -145,21 +106,6 @@ __device__ __forceinline__ QueryValues query_values(const AttnProblem &p, const 
         x.delta = *delta.at(p, b, rows.row + i, h);
     }
     return x;
-}
-
-template <class E>
-__device__ __forceinline__ void mask_queries(const AttnProblem &p, typename E::Scores &s, int position,
-                                             const RowTile &rows)
-{
-    const typename E::Place at = E::place();
-    UNROLL
-    for (int j = 0; j < E::N; j++) {
-        const int c = min(at.column(j), rows.count - 1), query = rows.position + c;
-        const int first = row_low(p, blockIdx.z, rows.row + c, query) - position, last = query - position;
-        UNROLL
-        for (int i = 0; i < E::R; i++)
-            if (at.row(i) > last || at.row(i) < first) s.at(i, j) = -INFINITY;
-    }
 }
 
 /* s: scores, becomes the weights of dv. dp: do v, becomes ds. position: of the block's first key. */
@@ -265,7 +211,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
                 E::clear(dp);
                 if (want_dk) E::multiply(dp, v_tile, go_tile);
                 if (!all_see(range_of(now.rows), now.most_low, warp_keys))
-                    mask_queries<E>(p, s, block->keys.position, now.rows);
+                    mask_queries<E>(p, s, blockIdx.z, block->keys.position, now.rows);
                 weights_step<E, CAPPED>(p, s, dp, values[i % 2], block->keys.position, now.rows.position,
                                         kh * p.group + now.head);
                 if (!SPLIT || !want_dk) E::add_weighted(sum[0], s, go_tile, stage);
@@ -281,17 +227,16 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
 
 /* ---- launching ---- */
 
-/* The table of lows, when there are documents; NULL otherwise. */
-static Err make_table(Stream *s, const AttnProblem &p, int64_t samples, int size, const Lows **out)
+Err attention_lows(Stream *s, const AttnProblem &p, int64_t samples, int size, const Lows **out)
 {
     *out = NULL;
     if (!p.doc) return ERR_OK;
     const TileWalk all = walk_all(p.q, size);
-    const int64_t count = samples * walk_count(all), bytes = count * static_cast<int64_t>(sizeof(Lows));
+    const int64_t count = samples * walk_count(all), bytes = LOWS_AT + count * static_cast<int64_t>(sizeof(Lows));
     if (bytes > s->dev->workspace_bytes)
         return err_set(ERR_CONFIG, "attention needs '%lld' bytes of workspace, there are '%lld'",
                        static_cast<long long>(bytes), static_cast<long long>(s->dev->workspace_bytes));
-    Lows *table = reinterpret_cast<Lows *>(s->dev->workspace);
+    Lows *table = reinterpret_cast<Lows *>(static_cast<char *>(s->dev->workspace) + LOWS_AT);
     *out = table;
     if (count == 0) return ERR_OK;
     const unsigned blocks = static_cast<unsigned>(ceil_div(count, LOWS_THREADS / WARP));
@@ -307,7 +252,7 @@ static Err launch_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
     const Lows *table;
     const int64_t tiles = walk_count(walk_all(p.k, E::ROWS)), heads = a.k.dim[2] * (SPLIT ? 2 : 1);
     if (tiles == 0 || a.k.dim[0] == 0) return ERR_OK;
-    TRY(make_table(s, p, a.k.dim[0], E::COLS, &table));
+    TRY(attention_lows(s, p, a.k.dim[0], E::COLS, &table));
     TRY(allow_shared(attention_dkv_kernel<E, SPLIT, CAPPED>, DkvTile<E>::BYTES));
     const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(heads), static_cast<unsigned>(a.k.dim[0]));
     LAUNCH((attention_dkv_kernel<E, SPLIT, CAPPED>), grid, E::THREADS, DkvTile<E>::BYTES, cuda_stream(s), p, table,
@@ -355,6 +300,7 @@ static Err dkv_32(Stream *s, const AttnProblem &p, const AttnBackward &a)
 
 Err attention_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
+    if (attention_bwd_hopper_fits(p, a)) return attention_dkv_hopper(s, p, a);
     if (a.q.dtype == F32) return dkv_32(s, p, a);
     if (p.softcap > 0) return a.q.dtype == BF16 ? dkv_16_capped<bf16>(s, p, a) : dkv_16_capped<f16>(s, p, a);
     return a.q.dtype == BF16 ? dkv_16<bf16>(s, p, a) : dkv_16<f16>(s, p, a);

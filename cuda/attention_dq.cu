@@ -205,6 +205,7 @@ static Err dq_32(Stream *s, const AttnProblem &p, const AttnBackward &a)
 
 Err attention_dq(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
+    if (attention_bwd_hopper_fits(p, a)) return attention_dq_hopper(s, p, a);
     if (a.q.dtype == F32) return dq_32(s, p, a);
     return a.q.dtype == BF16 ? dq_16<bf16>(s, p, a) : dq_16<f16>(s, p, a);
 }

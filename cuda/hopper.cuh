@@ -10,7 +10,7 @@
  *   barrier_expect(b, bytes)  an arrival; the phase waits for so many bytes of copies, too
  *   barrier_arrive(b)         an arrival
  *   barrier_wait(b, parity)   until the phase of this parity is over: fresh, parity 0 waits and 1 passes
- *   tma_load_2d(to, map, b, x, y), _3d, _4d     by one thread; coordinates in elements, innermost first, x a multiple of
+ *   tma_load_2d(to, map, b, x, y), _3d .. _5d    by one thread; coordinates in elements, innermost first, x a multiple of
  *                             16 bytes, outside as well; what lies outside becomes 0 and counts as bytes all the same.
  *                             Rows of a box shorter than the swizzle's lie each in a row of the swizzle
  *   proxy_fence()             by each thread that wrote shared memory by stores, before the barrier behind which wgmma
@@ -116,6 +116,14 @@ __device__ __forceinline__ void tma_load_4d(void *to, const TensorMap &map, Barr
 {
     HOPPER_ASM(TMA_LOAD("4d", "%3, %4, %5, %6")::"r"(shared_address(to)), "l"(&map), "r"(shared_address(b)), "r"(x),
                "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_load_5d(void *to, const TensorMap &map, Barrier *b, int x, int y, int z, int w,
+                                            int v)
+{
+    HOPPER_ASM(TMA_LOAD("5d", "%3, %4, %5, %6, %7")::"r"(shared_address(to)), "l"(&map), "r"(shared_address(b)),
+               "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
                : "memory");
 }
 #undef TMA_LOAD

@@ -87,6 +87,12 @@ inline void tma_load_4d(void *to, const TensorMap &map, Barrier *b, int x, int y
     const int c[] = { x, y, z, w };
     emu::tma_load(to, map, b, c, 4, at);
 }
+inline void tma_load_5d(void *to, const TensorMap &map, Barrier *b, int x, int y, int z, int w, int v,
+                        emu::Site at = emu::Site::here())
+{
+    const int c[] = { x, y, z, w, v };
+    emu::tma_load(to, map, b, c, 5, at);
+}
 
 inline void proxy_fence(emu::Site at = emu::Site::here()) { emu::async_fence(at); }
 
