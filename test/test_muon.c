@@ -5,6 +5,7 @@
  *
  * test_muon [case]. MEGATRAIN_LAYOUTS=brief, for sanitizers, takes one layout in six.
  */
+#include "base/json.h"
 #include "test.h"
 #include "tiny.h"
 
@@ -77,7 +78,7 @@ typedef struct {
 static void bench_open(Bench *b, int threads)
 {
     enum { BYTES = 16 << 20 };
-    OK(device_open(&b->dev, (DeviceChoice){ .threads = threads, .isa = isa_best() }));
+    OK(device_open(&b->dev, (DeviceChoice){ .threads = threads, .isa = isa_best(), .staging_bytes = 1 << 20 }));
     CHECK(!posix_memalign(&b->memory, ARENA_ALIGN, BYTES));
     arena_init(&b->scratch, "scratch", b->memory, BYTES);
 }
@@ -189,6 +190,118 @@ TEST(one_step)
     for (int i = 0; i < 6; i++) CHECK_CLOSE((double)w[i], want[i], 1e-7, "element %d", i);
     for (int i = 0; i < 6; i++) CHECK_CLOSE((double)m[i], .05 * (double)g[i], 1e-7, "moment %d", i);
     bench_close(&b);
+}
+
+/* ---- against torch.optim.Muon (test/golden/muon.json, made by test/tools/golden_muon.py) ---- */
+
+typedef struct {
+    int64_t rows, columns, newton_schulz;
+    float rate, decay, momentum, scale;
+    bool nesterov;
+} TorchCase;
+
+static TorchCase torch_case(const Json *j)
+{
+    TorchCase c = { json_int(json_get(j, "rows"), 0), json_int(json_get(j, "columns"), 0),
+                    json_int(json_get(j, "newton_schulz"), 0) };
+    const char *scale = json_text(json_get(j, "scale"), NULL);
+    const double rows = (double)c.rows, columns = (double)c.columns;
+    c.rate = (float)json_number(json_get(j, "rate"), NAN);
+    c.decay = (float)json_number(json_get(j, "decay"), NAN);
+    c.momentum = (float)json_number(json_get(j, "momentum"), NAN);
+    c.nesterov = json_is_true(json_get(j, "nesterov"));
+    c.scale = (float)(!strcmp(scale, "shape") ? sqrt(fmax(1, rows / columns))
+                      : !strcmp(scale, "unit_rms_norm") ? sqrt(rows / columns)
+                                                        : .2 * sqrt(fmax(rows, columns)));
+    return c;
+}
+
+static void draw(uint64_t *state, float *x, int64_t n, double size)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = (float)test_uniform(state, -size, size);
+}
+
+/* w after `steps` steps, by the ops of an update, whose Newton-Schulz is of numbers of `compute`. */
+static void torch_steps(const TorchCase *c, int number, int steps, DType compute, float *w)
+{
+    const int64_t n = c->rows * c->columns;
+    const bool tall = c->rows > c->columns;
+    uint64_t state = (uint64_t)number + 1;
+    float *m = calloc((size_t)n, sizeof *m), *g = malloc((size_t)n * sizeof *g), *u = malloc((size_t)n * sizeof *u);
+    int32_t shift = 0;
+    const StepValues step = { .lr = c->rate, .grad_scale = 1 };
+    FlatPart part = { .count = n, .flags = FLAT_MUON };
+    FlatBox box = { .rows = (int32_t)c->rows, .columns = (int32_t)c->columns, .ld = (int32_t)c->columns,
+                    .row_step = tall ? 1 : (int32_t)c->columns, .column_step = tall ? (int32_t)c->rows : 1,
+                    .flags = FLAT_DECAYS, .scale = c->scale };
+    const Tensor parts = tensor_of(&part, I64, 1, sizeof part / 8), boxes = tensor_of(&box, I64, 1, sizeof box / 8);
+    const Tensor shifts = tensor_of(&shift, I32, 1), flat_m = tensor_of(m, F32, n), flat_g = tensor_of(g, F32, n);
+    const int64_t r = tall ? c->columns : c->rows, columns = n / r;
+    Bench b;
+    bench_open(&b, 1);
+    Stream *s = &b.dev.stream;
+    draw(&state, w, n, .25);
+    for (int i = 0; i < steps; i++) {
+        Tensor x, sums;
+        draw(&state, g, n, 1);
+        OK(op(s, muon_moment, .m = flat_m, .g = flat_g, .shift = shifts, .parts = parts, .chunks = 1, .step = &step,
+              .beta = c->momentum));
+        OK(op(s, muon_pack, .y = tensor_of(u, F32, n), .m = flat_m, .g = flat_g, .shift = shifts, .boxes = boxes,
+              .chunks = 1, .step = &step, .beta = c->momentum, .nesterov = c->nesterov));
+        OK(tensor_new(&b.scratch, &x, compute, r, columns));
+        OK(tensor_new(&b.scratch, &sums, I64, r));
+        OK(op(s, normalize, .y = x, .sums = sums, .x = tensor_of(u, F32, r, columns), .eps = 1e-7f));
+        OK(muon_newton_schulz(s, MUON_SIMPLE, (int)c->newton_schulz, x, &b.scratch));
+        OK(op(s, muon_apply, .w = tensor_of(w, F32, n), .x = tensor_reshape(x, n), .boxes = boxes, .chunks = 1,
+              .step = &step, .decay = c->decay));
+    }
+    free(m);
+    free(g);
+    free(u);
+    bench_close(&b);
+}
+
+/* |a - b| over |b - first|, how far the steps went: Frobenius norms. NAN if a number is missing. */
+static double torch_distance(const float *w, const Json *a, const Json *b, const float *first, int64_t n)
+{
+    double away = 0, far = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double want = json_number(json_at(b, i), NAN);
+        const double have = a ? json_number(json_at(a, i), NAN) : (double)w[i];
+        away += (have - want) * (have - want);
+        far += (want - (double)first[i]) * (want - (double)first[i]);
+    }
+    return json_count(b) == n ? sqrt(away / far) : NAN;
+}
+
+/* In fp32 ours is the package's program in float64. In bf16 each rounds in its own places, and is as far from it. */
+TEST(equals_torch)
+{
+    Json *j;
+    OK(json_read_file("test/golden/muon.json", 1 << 20, &j));
+    const Json *cases = json_get(j, "cases");
+    const int steps = (int)json_int(json_get(j, "steps"), 0);
+    CHECK(json_count(cases) == 5 && steps == 4);
+    for (int k = 0; k < 5; k++) {
+        const Json *of = json_at(cases, k), *narrow = json_get(of, "bf16"), *exact = json_get(of, "float64");
+        const TorchCase c = torch_case(of);
+        const int64_t n = c.rows * c.columns;
+        float *first = malloc((size_t)n * sizeof *first), *w = malloc((size_t)n * sizeof *w);
+        torch_steps(&c, k, 0, F32, first);
+        torch_steps(&c, k, steps, F32, w);
+        const double wide = torch_distance(w, NULL, exact, first, n);
+        torch_steps(&c, k, steps, BF16, w);
+        const double ours = torch_distance(w, NULL, exact, first, n), between = torch_distance(w, NULL, narrow, first, n),
+                     theirs = torch_distance(NULL, narrow, exact, first, n);
+        printf("    %lld x %lld: fp32 %.2g from float64, bf16 %.2g, torch's %.2g, between them %.2g\n", (long long)c.rows,
+               (long long)c.columns, wide, ours, theirs, between);
+        CHECK_MSG(wide < 3e-6, "fp32: %.3g", wide);
+        CHECK_MSG(theirs > 1e-3 && theirs < .03, "torch's own: %.3g", theirs);
+        CHECK_MSG(ours < 1.5 * theirs && between < 2 * theirs, "bf16: %.3g and %.3g, torch's %.3g", ours, between, theirs);
+        free(first);
+        free(w);
+    }
+    json_free(j);
 }
 
 /* ---- models ---- */
