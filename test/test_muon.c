@@ -1,6 +1,6 @@
 /*
  * Muon: Newton-Schulz against published numbers and float64; steps of tiny models against a program in float64 that
- * knows the matrices by their names; and one hash of losses, weights and moments whatever the layout is, while each rank
+ * knows the matrices by their names, also of Lion and SGD; and one hash of losses, weights and moments whatever the layout is, while each rank
  * does, sends and keeps what was planned for it (tiny.h).
  *
  * test_muon [case]. MEGATRAIN_LAYOUTS=brief, for sanitizers, takes one layout in six.
@@ -383,7 +383,7 @@ TEST(equals_torch)
 /* ---- models ---- */
 
 /* Of TINY_MODELS each with another split, scale, set and choice for routers. */
-typedef enum { GPT2, LLAMA, VARIANTS, LATENT, LATENT_Q, MIXTRAL, DEEPSEEK, GPTOSS, FURTHER, MODELS } Model;
+typedef enum { GPT2, LLAMA, VARIANTS, LATENT, LATENT_Q, MIXTRAL, DEEPSEEK, GPTOSS, FURTHER, LION, SGD, MODELS } Model;
 
 static TrainSpec spec_of(Model kind)
 {
@@ -399,16 +399,19 @@ static TrainSpec spec_of(Model kind)
     case DEEPSEEK: s = tiny_mixture(TINY_DEEPSEEK, 2), m.set = MUON_DEEPSEEKV4, m.steps = 10, m.router = false; break;
     case GPTOSS: s = tiny_gptoss(2), m.scale = MUON_UNIT_RMS_NORM; break;
     case FURTHER: s = tiny_further(tiny_llama(), 1), m.momentum = .9f; break;
+    case LION: s = tiny_llama(), s.update.adamw.beta2 = .99f; break;
+    case SGD: s = tiny_mixture(TINY_MIXTRAL, 2); break;
     case MODELS: break;
     }
-    s.update.optimizer = OPTIMIZER_MUON;
+    s.update.optimizer = kind == LION ? OPTIMIZER_LION : kind == SGD ? OPTIMIZER_SGD : OPTIMIZER_MUON;
     s.update.muon = m;
     s.update.bucket_bytes = BUCKET_BYTES;
     return s;
 }
 
 static const char *const model_names[MODELS] = {
-    "gpt2", "llama", "variants", "latent", "latent with q", "mixtral", "deepseek", "gpt-oss", "further tokens"
+    "gpt2", "llama", "variants", "latent", "latent with q", "mixtral", "deepseek", "gpt-oss", "further tokens",
+    "lion", "sgd"
 };
 
 /* ---- against float64 ---- */
@@ -501,6 +504,27 @@ static void adamw_in_float64(const TrainSpec *s, Plain *p, double lr, double dec
     }
 }
 
+/* Lion's direction is a sign: of a sum that is nearly 0 the rounded program may have the other one, or none, and its weight
+ * is then taken as right. `have`: the weights as they became. */
+static void lion_in_float64(const TrainSpec *s, Plain *p, double lr, double decay, const double *have)
+{
+    const double b1 = (double)s->update.adamw.beta1, b2 = (double)s->update.adamw.beta2;
+    for (int64_t i = 0; i < p->rows * p->columns; i++) {
+        const double mixed = b1 * p->m[i] + (1 - b1) * p->g[i], least = 1e-6 * (fabs(p->m[i]) + fabs(p->g[i]));
+        p->m[i] = b2 * p->m[i] + (1 - b2) * p->g[i];
+        p->w[i] -= lr * ((mixed > 0) - (mixed < 0) + decay * p->w[i]);
+        if (fabs(mixed) <= least && fabs(p->w[i] - have[i]) <= 2.1 * lr) p->w[i] = have[i];
+    }
+}
+
+static void sgd_in_float64(const TrainSpec *s, Plain *p, double lr, double decay)
+{
+    for (int64_t i = 0; i < p->rows * p->columns; i++) {
+        p->m[i] = (double)s->update.adamw.beta1 * p->m[i] + p->g[i];
+        p->w[i] -= lr * (p->m[i] + decay * p->w[i]);
+    }
+}
+
 /* Where a local element of a parameter lies in plain order; -1: nowhere. */
 static int64_t plain_at(const Param *p, int64_t e)
 {
@@ -525,6 +549,27 @@ static void oracle_open(Oracle *o, const Trainer *t)
     }
 }
 
+static void update_in_float64(const Oracle *o, const Trainer *t, int id, Plain *q)
+{
+    const TrainSpec *s = &t->spec;
+    const Param *p = &t->stores[0].reg->items[id];
+    const OptimizerKind kind = s->update.optimizer;
+    const double lr = (double)((const StepValues *)t->step_values)->lr;
+    const double decay = p->spec.flags & PARAM_DECAY ? (double)s->update.adamw.weight_decay : 0;
+    const bool muon = kind == OPTIMIZER_MUON && by_muon(&s->update.muon, p->name, q);
+    CHECK_MSG(muon == (p->optimizer == OPTIMIZER_MUON) && muon == p->as_matrix, "%s", p->name);
+    if (muon) muon_in_float64(s, p->name, q, lr);
+    else if (kind == OPTIMIZER_SGD) sgd_in_float64(s, q, lr, decay);
+    else if (kind == OPTIMIZER_LION) {
+        double *have = calloc((size_t)(q->rows * q->columns), sizeof *have);
+        for (int64_t e = 0; e < p->count; e++)
+            if (plain_at(p, e) >= 0)
+                have[plain_at(p, e)] = (double)((const float *)param_store_value(&t->stores[0], id, 0).data)[e];
+        lion_in_float64(s, q, lr, decay, have);
+        free(have);
+    } else adamw_in_float64(s, q, lr, decay, o->step);
+}
+
 static void oracle_step(Oracle *o, const Trainer *t)
 {
     const ParamStore *s = &t->stores[0];
@@ -537,11 +582,7 @@ static void oracle_step(Oracle *o, const Trainer *t)
         for (int64_t e = 0; e < p->count; e++)
             if (plain_at(p, e) >= 0)
                 q->g[plain_at(p, e)] = accumulated(s, t->stats.shift, i, e, o->shift) * (double)v->grad_scale;
-        const bool muon = by_muon(&t->spec.update.muon, p->name, q);
-        CHECK_MSG(muon == (p->optimizer == OPTIMIZER_MUON), "%s", p->name);
-        if (muon) muon_in_float64(&t->spec, p->name, q, (double)v->lr);
-        else adamw_in_float64(&t->spec, q, (double)v->lr,
-                              p->spec.flags & PARAM_DECAY ? (double)t->spec.update.adamw.weight_decay : 0, o->step);
+        update_in_float64(o, t, i, q);
         double worst = 0;
         for (int64_t e = 0; e < p->count; e++)
             if (plain_at(p, e) >= 0) {
@@ -578,10 +619,11 @@ TEST(steps_equal_float64)
         World w;
         Trainer t;
         Oracle o = { 0 };
-        Grid g = { .tp = 1, .dp = 1, .pp = 1, .owners = true, .ep = s.model.moe.experts > 0 };
+        const bool muon = s.update.optimizer == OPTIMIZER_MUON;
+        Grid g = { .tp = 1, .dp = 1, .pp = 1, .owners = muon, .ep = s.model.moe.experts > 0 };
         OK(trainer_plan(&s, g, 0, &plan));
         OK(world_open_self(&w));
-        w.grid.owners = true;
+        w.grid.owners = muon;
         OK(trainer_open(&t, &s, &w, &plan));
         oracle_open(&o, &t);
         for (int i = 0; i < compared_steps(k); i++) {
@@ -673,7 +715,8 @@ static TinyRun run_of(Model kind, const Layout *l)
     TinyRun r = { .spec = spec_of(kind),
                   .steps = STEPS,
                   .grid = { .tp = ones(l->tp), .cp = ones(l->cp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp,
-                            .order = l->order, .zero_group = l->zero_group, .owners = true } };
+                            .order = l->order, .zero_group = l->zero_group } };
+    r.grid.owners = r.spec.update.optimizer == OPTIMIZER_MUON;
     r.spec.model.layers = 4;
     if (r.spec.model.moe.experts) r.grid.ep = ones(l->ep), r.grid.etp = ones(l->etp);
     r.spec.micro_batch = l->micro ? l->micro : 4;
@@ -728,6 +771,12 @@ TEST(layouts_of_mixtures)
     check_layouts(MIXTRAL, LIST(mixtures), 1);
     check_layouts(DEEPSEEK, LIST(mixtures), 2);
     check_layouts(GPTOSS, LIST(mixtures), 4);
+}
+
+TEST(layouts_of_lion_and_sgd)
+{
+    check_layouts(LION, LIST(dense), 3);
+    check_layouts(SGD, LIST(mixtures), 3);
 }
 
 /* ---- plans ---- */
