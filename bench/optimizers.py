@@ -70,8 +70,13 @@ def mean_curve(runs):
     return rows
 
 
+def lines(text):
+    """No longer than 110 columns, cut at blanks."""
+    return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False)
+
+
 def path(points):
-    return textwrap.fill("M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points), 110, break_long_words=False, break_on_hyphens=False)
+    return lines("M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points))
 
 
 def picture(runs, file):
@@ -88,7 +93,7 @@ def picture(runs, file):
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + wide + 20} {top + high + 46}" '
              'font-family="sans-serif" font-size="12">',
              "<style>.axis{fill:none;stroke:#555}.grid{stroke:#ddd}.line{fill:none;stroke-width:1.8}\n"
-             ".number{text-anchor:end;font-size:10px;fill:#555}.under{text-anchor:middle;font-size:10px;fill:#555}</style>",
+             ".number,.under{text-anchor:end;font-size:10px;fill:#555}.under{text-anchor:middle}</style>",
              '<rect width="100%" height="100%" fill="#fff"/>']
     loss = math.ceil(2 * low) / 2
     while loss <= top_loss:
@@ -106,8 +111,8 @@ def picture(runs, file):
         parts.append(f'<path d="{path([at(p[0], p[1]) for p in curve])}" class="line" stroke="{COLORS[name]}"/>')
     for i, name in enumerate(COLORS):
         final = curves[name][-1]
-        parts.append(f'<text x="{left + wide - 210}" y="{top + 30 + 18 * i}" fill="{COLORS[name]}">{name}: {final[1]:.3f} '
-                     f'({final[2]:.3f} to {final[3]:.3f})</text>')
+        parts.append(f'<text x="{left + wide - 210}" y="{top + 30 + 18 * i}" fill="{COLORS[name]}">{name}: '
+                     f'{final[1]:.3f} ({final[2]:.3f} to {final[3]:.3f})</text>')
     parts.append(f'<text x="{left}" y="{top - 8}">validation loss, mean and range of {count} seeds, by tokens</text>')
     with open(file, "w") as f:
         f.write("\n".join([*parts, "</svg>\n"]))
@@ -123,7 +128,7 @@ def main():
     tables(runs)
     if a.json:
         with open(a.json, "w") as f:
-            rows = ",\n".join(textwrap.fill(json.dumps(r), 118, break_long_words=False, break_on_hyphens=False) for r in runs)
+            rows = ",\n".join(lines(json.dumps(r)) for r in runs)
             f.write(f'{{"machine": {json.dumps(machine, indent=1)},\n"runs": [\n{rows}\n]}}\n')
     if a.picture:
         picture(runs, a.picture)

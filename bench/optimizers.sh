@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What Muon gains over AdamW: a GPT of 27 M weights learns the demo's text with each of them, from the same seeds and by
-# equal tokens. Peak learning rates come from a sweep: each of RATES with one seed and a third of the steps; each optimizer
-# keeps that with the lowest validation loss. Then SEEDS runs with each. It needs no more than a shell: bench/optimizers.py
-# makes tables and pictures of what it leaves, on any machine.
+# equal tokens. Peak learning rates come from a sweep: each of RATES with one seed and a third of the steps; each
+# optimizer keeps that with the lowest validation loss. Then SEEDS runs with each. It needs no more than a shell:
+# bench/optimizers.py makes tables and pictures of what it leaves, on any machine.
 #
 #   bench/optimizers.sh DATA OUT       DATA: folder of train.bin, train.idx, valid.bin ...; OUT: a folder that is new
 #
@@ -33,9 +33,11 @@ train() {
     [ $(($(date +%s) - started)) -lt "$limit" ] || { echo "$name: no time is left" >&2; return 1; }
     printf '[run]\ndir = %s/%s\n' "$work" "$name" >"$work/$name.ini"
     "$mt" --config "$work/$name.ini" $model data.train="$data/train" data.valid="$data/valid" \
-        data.tokenizer="$data/tokenizer.json" data.seed="$4" run.seed="$4" run.device="$device" run.precision="$precision" \
+        data.tokenizer="$data/tokenizer.json" data.seed="$4" run.seed="$4" \
+        run.device="$device" run.precision="$precision" \
         optim.name="$2" optim.lr="$3" optim.min_lr="$(awk -v r="$3" 'BEGIN { printf "%g", r / 10 }')" \
-        optim.warmup=$(($5 / 10)) train.steps="$5" train.eval_every=$(($5 / 12)) train.eval_batches=0 checkpoint.every=0 \
+        optim.warmup=$(($5 / 10)) train.steps="$5" train.eval_every=$(($5 / 12)) train.eval_batches=0 \
+        checkpoint.every=0 \
         >"$work/$name.log" 2>&1 || { echo "$name: $(grep -m1 error "$work/$name.log")" >&2; return 1; }
     seconds=$(awk -v a="$from" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
     printf '%s\t%s\t%s\t%s\t%s\n' "$name" "$3" "$4" "$seconds" "$(last_loss "$name")" >"$work/$name.row"
@@ -62,17 +64,26 @@ best() { cat "$work"/sweep-"$1"-*.row | sort -t $'\t' -k5,5g | head -1 | cut -f2
     echo "$model device=$device precision=$precision steps=$steps jobs=$jobs"
 } >"$out/machine.txt"
 
-train_all < <(for rate in $rates; do for name in muon adamw; do echo "sweep-$name-$rate $name $rate 1 $((steps / 3))"; done; done)
+train_all < <(for rate in $rates; do
+    for name in muon adamw; do echo "sweep-$name-$rate $name $rate 1 $((steps / 3))"; done
+done)
 adamw=$(best adamw) muon=$(best muon)
 echo "rates: adamw $adamw, muon $muon" | tee -a "$out/machine.txt"
-train_all < <(for seed in $seeds; do echo "adamw-$seed adamw $adamw $seed $steps"; echo "muon-$seed muon $muon $seed $steps"; done)
+train_all < <(for seed in $seeds; do
+    echo "adamw-$seed adamw $adamw $seed $steps"
+    echo "muon-$seed muon $muon $seed $steps"
+done)
 
 cat "$work"/*.row >"$out/runs.tsv"
-for name in $(cut -f1 "$out/runs.tsv"); do sed "s/^{/{\"name\":\"$name\",/" "$work/$name/metrics.jsonl"; done >"$out/runs.jsonl"
+for name in $(cut -f1 "$out/runs.tsv"); do
+    sed "s/^{/{\"name\":\"$name\",/" "$work/$name/metrics.jsonl"
+done >"$out/runs.jsonl"
 echo "seconds: $(($(date +%s) - started))" | tee -a "$out/machine.txt"
 column -t "$out/runs.tsv"
 for name in adamw muon; do
-    awk -v n=$name '$1 ~ "^" n "-" { s += $5; q += $5 * $5; k++ } END { if (k > 1) { m = s / k; printf \
-        "%s: %d seeds, mean %.4f, standard deviation %.4f\n", n, k, m, sqrt((q - k * m * m) / (k - 1)) } }' "$out/runs.tsv"
+    awk -v n=$name '$1 ~ "^" n "-" { s += $5; q += $5 * $5; k++ }
+        END { if (k > 1) { m = s / k
+              printf "%s: %d seeds, mean %.4f, standard deviation %.4f\n", n, k, m, sqrt((q - k * m * m) / (k - 1)) } }' \
+        "$out/runs.tsv"
 done | tee -a "$out/machine.txt"
 exit $failed
