@@ -83,7 +83,8 @@ column -t "$out/runs.tsv"
 for name in adamw muon; do
     awk -v n=$name '$1 ~ "^" n "-" { s += $5; q += $5 * $5; k++ }
         END { if (k > 1) { m = s / k
-              printf "%s: %d seeds, mean %.4f, standard deviation %.4f\n", n, k, m, sqrt((q - k * m * m) / (k - 1)) } }' \
+              d = sqrt((q - k * m * m) / (k - 1))
+              printf "%s: %d seeds, mean %.4f, standard deviation %.4f\n", n, k, m, d } }' \
         "$out/runs.tsv"
 done | tee -a "$out/machine.txt"
 exit $failed

@@ -328,8 +328,8 @@ static Err report_muon(Bench *b)
     json_put_int(j, "accumulated_tokens", micro * tokens);
     json_put_number(j, "share_accumulated", ops / whole);
     json_close(j, '}');
-    printf("muon: %d calls, %.2f ms in them (%.2f ms with the gaps of op by op): %.2f %% of this step; a micro-batch takes "
-           "%.2f ms, so of a step of %lld tokens it is %.2f %%\n", last - first + 1, ops, span, 100 * ops / b->ms,
+    printf("muon: %d calls, %.2f ms in them (%.2f ms with the gaps of op by op): %.2f %% of this step; a micro-batch "
+           "takes %.2f ms, so of a step of %lld tokens it is %.2f %%\n", last - first + 1, ops, span, 100 * ops / b->ms,
            micro_ms, (long long)(micro * tokens), 100 * ops / whole);
     return ERR_OK;
 }

@@ -63,8 +63,8 @@ static const float *coefficients(MuonSet set, int step)
     return c->abc[c->cycled ? step % c->count : step < c->count ? step : c->count - 1];
 }
 
-/* In fp32 sums are trees of short chains: the iteration amplifies what long ones round, to 2e-6 of the result. In 16 bits
- * it is what is stored between products that counts. */
+/* In fp32 sums are trees of short chains: the iteration amplifies what long ones round, to 2e-6 of the result. In 16
+ * bits it is what is stored between products that counts. */
 static int64_t leaf_of(Tensor x, int64_t length) { return x.dtype == F32 ? 16 : whole_leaf(length); }
 
 Err muon_newton_schulz(Stream *s, MuonSet set, int steps, Tensor x, Arena *scratch)

@@ -1,6 +1,6 @@
 /*
- * Which optimizer updates which parameter, and what it keeps of it: the one that was chosen, as far as it takes them; the
- * rest is AdamW's, with the same learning rate and decay.
+ * Which optimizer updates which parameter, and what it keeps of it: the one that was chosen, as far as it takes them;
+ * the rest is AdamW's, with the same learning rate and decay.
  *
  *   adamw   any parameter                       m, v
  *   lion    any parameter                       m
