@@ -31,15 +31,13 @@ static const double *abc_at(MuonSet set, int step)
     return set == MUON_DEEPSEEKV4 && step >= 8 ? last : abc_of[set][0];
 }
 
-/* y[r, c] = x[r, k] z, z [k, c], or [c, k] if it is transposed. */
-static void product(const double *x, const double *z, double *y, int64_t r, int64_t k, int64_t c, bool transposed)
+/* y[r, c] = x[r, k] z[k, c] */
+static void product(const double *x, const double *z, double *y, int64_t r, int64_t k, int64_t c)
 {
+    memset(y, 0, (size_t)(r * c) * sizeof *y);
     for (int64_t i = 0; i < r; i++)
-        for (int64_t j = 0; j < c; j++) {
-            double sum = 0;
-            for (int64_t n = 0; n < k; n++) sum += x[i * k + n] * (transposed ? z[j * k + n] : z[n * c + j]);
-            y[i * c + j] = sum;
-        }
+        for (int64_t n = 0; n < k; n++)
+            for (int64_t j = 0; j < c; j++) y[i * c + j] += x[i * k + n] * z[n * c + j];
 }
 
 /* To fp32, if only what is stored between products is to be rounded. */
@@ -65,15 +63,15 @@ static void orthogonalize_by(double *x, int64_t r, int64_t c, MuonSet set, int s
         const double *k = abc_at(set, step);
         for (int64_t i = 0; i < r; i++)
             for (int64_t j = 0; j < c; j++) t[j * r + i] = x[i * c + j];
-        if (r <= c) product(x, t, a, r, c, r, false);
-        else product(t, x, a, c, r, c, false);
+        if (r <= c) product(x, t, a, r, c, r);
+        else product(t, x, a, c, r, c);
         store(a, s * s, rounded);
-        product(a, a, b, s, s, s, false);
+        product(a, a, b, s, s, s);
         store(b, s * s, rounded);
         for (int64_t i = 0; i < s * s; i++) b[i] = k[1] * a[i] + k[2] * b[i];
         store(b, s * s, rounded);
-        if (r <= c) product(b, x, y, r, r, c, false);
-        else product(x, b, y, r, c, c, false);
+        if (r <= c) product(b, x, y, r, r, c);
+        else product(x, b, y, r, c, c);
         store(y, r * c, rounded);
         for (int64_t i = 0; i < r * c; i++) x[i] = k[0] * x[i] + y[i];
         store(x, r * c, rounded);
