@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # What Muon gains over AdamW: a GPT of 27 M weights learns the demo's text with each of them, from the same seeds and by
-# equal tokens. Peak learning rates come from a sweep: each of RATES with one seed and a third of the steps; each
-# optimizer keeps that with the lowest validation loss. Then SEEDS runs with each. It needs no more than a shell:
-# bench/optimizers.py makes tables and pictures of what it leaves, on any machine.
+# equal tokens. Peak learning rates come from a sweep: each of several with one seed and a third of the steps; each
+# optimizer keeps that with the lowest validation loss, which should not be an outer one. Then SEEDS runs with each. It
+# needs no more than a shell: bench/optimizers.py makes tables and pictures of what it leaves, on any machine.
 #
 #   bench/optimizers.sh DATA OUT       DATA: folder of train.bin, train.idx, valid.bin ...; OUT: a folder that is new
 #
 #   MEGATRAIN=./megatrain   the program             STEPS=300        of a run
 #   DEVICE=cuda             or cpu                  SEEDS="1 2 3 4 5"
-#   PRECISION=bf16          or fp32                 RATES="1e-3 2e-3 4e-3 8e-3"
-#   JOBS=3                  runs at a time          LIMIT_S=150      no run begins later
-#   MODEL="..."             keys of another model
+#   PRECISION=bf16          or fp32                 ADAMW_RATES="2.5e-4 5e-4 1e-3 2e-3"
+#   LIMIT_S=150             no run begins later     MUON_RATES="2e-3 4e-3 8e-3 1.6e-2"
+#   JOBS=3                  runs at a time          MODEL="..."      keys of another model
 #
 # OUT gets runs.jsonl (what every run wrote of its steps, with its name), runs.tsv (name, rate, seed, seconds, last
 # validation loss) and machine.txt. Exit 1: a run failed, or the time was too short for all of them.
 set -euo pipefail
 export LC_ALL=C # awk prints a decimal point
 mt=${MEGATRAIN:-./megatrain} data=$1 out=$2
-steps=${STEPS:-300} seeds=${SEEDS:-1 2 3 4 5} rates=${RATES:-1e-3 2e-3 4e-3 8e-3} jobs=${JOBS:-3} limit=${LIMIT_S:-150}
+steps=${STEPS:-300} seeds=${SEEDS:-1 2 3 4 5} jobs=${JOBS:-3} limit=${LIMIT_S:-150}
+declare -A rates=([adamw]=${ADAMW_RATES:-2.5e-4 5e-4 1e-3 2e-3} [muon]=${MUON_RATES:-2e-3 4e-3 8e-3 1.6e-2})
 device=${DEVICE:-cuda} precision=${PRECISION:-bf16}
 model=${MODEL:-model.arch=gpt2 model.position=rope model.layers=8 model.hidden=512 model.heads=8 model.seq=512 \
     model.qk_norm=true train.micro_batch=32 train.global_batch=32}
@@ -64,8 +65,8 @@ best() { cat "$work"/sweep-"$1"-*.row | sort -t $'\t' -k5,5g | head -1 | cut -f2
     echo "$model device=$device precision=$precision steps=$steps jobs=$jobs"
 } >"$out/machine.txt"
 
-train_all < <(for rate in $rates; do
-    for name in muon adamw; do echo "sweep-$name-$rate $name $rate 1 $((steps / 3))"; done
+train_all < <(for name in muon adamw; do
+    for rate in ${rates[$name]}; do echo "sweep-$name-$rate $name $rate 1 $((steps / 3))"; done
 done)
 adamw=$(best adamw) muon=$(best muon)
 echo "rates: adamw $adamw, muon $muon" | tee -a "$out/machine.txt"
