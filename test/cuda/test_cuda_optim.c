@@ -408,7 +408,7 @@ TEST(adamw_splits)
 /* ---- Lion, and SGD with momentum ---- */
 
 /* Bits as the CPU's: each operation is rounded the same way. */
-static void one_moment_case(const FlatPart *part, int count, int64_t n, int copied, bool lion, bool skip)
+static void one_moment_case(FlatPart *part, int count, int64_t n, int copied, bool lion, bool skip)
 {
     CudaCase *c = case_open();
     StepValues values = { .lr = 0.01f, .grad_scale = 0.7f, .skip = skip };
@@ -437,8 +437,8 @@ TEST(one_moment)
         for (int k = 0; k < 4; k++)
             for (int lion = 0; lion < 2; lion++) {
                 const int64_t first = k % 2 * (1 + i % 5);
-                const FlatPart range = { .grad = first, .value = first, .shard = first, .count = P[i],
-                                         .flags = FLAT_DECAYS | (first ? FLAT_HIDDEN : 0) };
+                FlatPart range = { .grad = first, .value = first, .shard = first, .count = P[i],
+                                   .flags = FLAT_DECAYS | (first ? FLAT_HIDDEN : 0) };
                 one_moment_case(&range, 1, P[i] + first, copies[k], lion, i == 3);
             }
     const int64_t whole = many_parts(many, MOST, 64);
