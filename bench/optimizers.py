@@ -30,7 +30,7 @@ def read(folder):
             if "valid_loss" in m:
                 by_name[m["name"]]["curve"].append([m["tokens"], round(m["valid_loss"], 4)])
     with open(f"{folder}/machine.txt") as f:
-        machine = [line.strip() for line in f if line.strip()]
+        machine = [word for line in f if line.strip() for word in (line.split() if len(line) > 100 else [line.strip()])]
     return machine, runs
 
 
