@@ -5,6 +5,7 @@
  *   grad_stats    max |g|, and the sum of g^2 as four limbs of 32 bits in units of 2^(-2 shift)
  *   step_finish   norm, clip factor, flags, next shifts: from the statistics of all tensors
  *   adamw         one update of w, m, v; writes w again as the layers read it (copy)
+ *   one_moment    the same of w and m, by Lion or SGD with momentum
  *   qk_clip       rows of queries and keys times the factors of their heads
  *   muon_moment   Muon's m of the tensors that are its (muon.cu has the rest)
  *   cast          y = x rounded to nearest
@@ -20,16 +21,17 @@
  *           hundreds of tensors 8 to 10 loads that L1 keeps. grad_stats: 256 threads for a chunk of 32,768 elements, 16
  *           bytes at a time, 4 under way. step_finish: one block of 256 threads, thread t has the tensors t, t + 256,
  *           ... adamw: 4 blocks a chunk, a thread takes 4 neighbours, twice, 256 * 4 apart: eight loads of 16 bytes
- *           under way, 4 times. muon_moment: likewise. cast: likewise, once, over one tensor. qk_clip: a block a row,
+ *           under way, 4 times. one_moment, muon_moment: likewise. cast: likewise, once, over one tensor. qk_clip: a block a row,
  *           which does nothing in most steps.
  * Traffic   per element: grad_stats reads 4 bytes; adamw reads w, m, v, g and writes w, m, v, 28 (with m and v in
  *           bf16 20), and writes a copy of 2: 30; cast to bf16 6. At 4.3 TB/s, for 124 million parameters: 0.12 ms, 0.87 ms, 0.17 ms.
  *           grad_stats 3 FLOP, adamw 17 (one division, one root): bound by memory. step_finish moves 56 bytes a
  *           tensor, some microseconds.
- * Rounding  adamw rounds as the CPU does, operation by operation (IEEE division and root, fma where written).
+ *           one_moment reads w, m, g and writes w, m and a copy: 22.
+ * Rounding  adamw and one_moment round as the CPU does, operation by operation (IEEE division and root, fma where written).
  * Needs     16-byte aligned tensors (copy and 16-bit operands: 8) for full speed, else element by element; any
  *           number of elements; F32 accumulators.
- * Source    Loshchilov & Hutter 2019 (AdamW).
+ * Source    Loshchilov & Hutter 2019 (AdamW); Chen et al. 2023 (Lion).
  */
 #include "kernel.cuh"
 
@@ -439,6 +441,91 @@ extern "C" Err cuda_adamw(Stream *s, const adamw_args *a)
     if (a->m.dtype == F32) return adamw_of<float>(s, a);
     if (a->m.dtype == BF16) return adamw_of<bf16>(s, a);
     return err_set(ERR_SHAPE, "adamw: m is %s", dtype_name(a->m.dtype));
+}
+
+/* ---- Lion, and SGD with momentum ---- */
+
+struct OneMomentArgs {
+    float *w, *m;
+    const float *g;
+    const StepValues *step;
+    FlatTable table;
+    float beta1, beta2, decay, hidden_rate;
+    bool lion, wide;
+};
+
+/* The same in every element of a tensor. */
+struct OneMomentStep {
+    float scale, lr, decay;
+};
+
+__device__ __forceinline__ float one_moment_element(const OneMomentArgs &a, const OneMomentStep &c, float w, float *pm,
+                                                    float grad)
+{
+    const float g = grad * c.scale, m = *pm;
+    const float mixed = fmaf(a.beta1, m, (1.0f - a.beta1) * g);
+    const float next = a.lion ? fmaf(a.beta2, m, (1.0f - a.beta2) * g) : fmaf(a.beta1, m, g);
+    const float u = !a.lion ? next : mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : 0.0f;
+    *pm = next;
+    return fmaf(-c.lr, fmaf(c.decay, w, u), w);
+}
+
+template <class C> __global__ void __launch_bounds__(FLAT_THREADS) one_moment_kernel(OneMomentArgs a, AdamCopy<C> copy)
+{
+    if (a.step->skip) return;
+    const int64_t chunk = blockIdx.x / ADAM_BLOCKS, share = blockIdx.x % ADAM_BLOCKS * (FLAT_CHUNK / ADAM_BLOCKS);
+    const FlatPart p = part_of_chunk(a.table, chunk);
+    const OneMomentStep c = { a.step->grad_scale, a.step->lr * (p.flags & FLAT_HIDDEN ? a.hidden_rate : 1.0f),
+                              p.flags & FLAT_DECAYS ? a.decay : 0.0f };
+    const int64_t begin = (chunk - p.chunk) * FLAT_CHUNK + share, stop = begin + FLAT_CHUNK / ADAM_BLOCKS;
+    const int64_t end = stop < p.count ? stop : p.count;
+    float *pw = a.w + copy.place(p), *pm = a.m + p.shard;
+    const float *pg = a.g + p.grad;
+    const bool wide = a.wide && part_aligned(p);
+    for (int64_t i = begin + threadIdx.x * 4; i < end; i += FLAT_BLOCK) {
+        Quad<float> w[FLAT_QUADS], m[FLAT_QUADS], g[FLAT_QUADS];
+        for (int u = 0; u < FLAT_QUADS; u++) {
+            const int64_t at = i + u * FLAT_THREADS * 4;
+            w[u] = load_quad(pw + at, end - at, wide);
+            m[u] = load_quad(pm + at, end - at, wide);
+            g[u] = load_quad(pg + at, end - at, wide);
+        }
+        for (int u = 0; u < FLAT_QUADS; u++) {
+            const int64_t at = i + u * FLAT_THREADS * 4, left = end - at;
+            for (int k = 0; k < 4; k++) w[u].v[k] = one_moment_element(a, c, w[u].v[k], &m[u].v[k], g[u].v[k]);
+            store_quad(pw + at, w[u], left, wide);
+            store_quad(pm + at, m[u], left, wide);
+            copy.put(p.value + at, w[u], left, wide);
+        }
+    }
+}
+
+template <class C> static void launch_one_moment(Stream *s, const one_moment_args *a)
+{
+    const bool wide = quads_aligned(a->w) && quads_aligned(a->m) && quads_aligned(a->g) &&
+                      (!a->copy.data || quads_aligned(a->copy));
+    const OneMomentArgs args = { data_of<float>(a->w),
+                                 data_of<float>(a->m),
+                                 data_of<const float>(a->g),
+                                 a->step,
+                                 flat_table(a->parts),
+                                 a->beta1,
+                                 a->beta2,
+                                 a->decay,
+                                 a->hidden_rate,
+                                 a->lion != 0,
+                                 wide };
+    const AdamCopy<C> copy = { data_of<C>(a->copy) };
+    const unsigned grid = static_cast<unsigned>(a->chunks * ADAM_BLOCKS);
+    LAUNCH(one_moment_kernel<C>, grid, FLAT_THREADS, 0, cuda_stream(s), args, copy);
+}
+
+extern "C" Err cuda_one_moment(Stream *s, const one_moment_args *a)
+{
+    if (a->g.dtype != F32) return err_set(ERR_SHAPE, "one_moment: g is %s", dtype_name(a->g.dtype));
+    if (!a->copy.data) launch_one_moment<void>(s, a);
+    else DISPATCH(a->copy.dtype, launch_one_moment<T>(s, a));
+    return ERR_OK;
 }
 
 /* ---- QK-clip ---- */

@@ -81,6 +81,7 @@ zero_kernel                                 stores16
 add_acc_kernel                              - neighbours of 4 or 8 bytes a thread, one table a step
 grad_stats_kernel                           loads16
 adamw_kernel                                loads16 stores16
+one_moment_kernel                           loads16 stores16
 qk_clip_kernel                              - rows that begin anywhere, in the few steps with too large scores
 muon_moment_kernel                          loads16 stores16
 (muon_pack|muon_apply|box_copy)_kernel      - rectangles that begin anywhere, in neighbours

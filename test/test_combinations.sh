@@ -21,6 +21,11 @@ model aux "${mixture[@]}" moe.balance=aux moe.z_coeff=0.001
 model global "${mixture[@]}" moe.balance=global_aux
 model bias "${mixture[@]}" moe.router=sigmoid moe.balance=bias moe.shared_ffn=16 moe.shared_gate=true
 model rare "${mixture[@]}" moe.topk=1 model.seq=8 train.global_batch=2 parallel.seq_blocks=2
+muon=optim.name=muon
+model queries $muon model.kv_heads=1
+model gated $muon model.attention_gate=true model.kv_heads=2
+model heads $muon optim.muon_split=head model.kv_heads=2
+model experts $muon "${mixture[@]}" moe.topk=1 model.seq=8 train.global_batch=2 parallel.seq_blocks=2
 model masked data.mask_eod=true data.reset_at_eod=true
 
 for i in $(seq 1 400); do # documents of very different lengths: ranks have unequally many tokens that count
@@ -71,6 +76,14 @@ experts without tokens                 | rare      | 2 | parallel.ep=2 parallel.
 experts without tokens                 | rare      | 2 | parallel.tp=2 parallel.etp=2
 the factor of groups of ZeRO           | norms     | 4 | parallel.zero=3 parallel.zero_group=2
 the factor of groups of ZeRO           | norms     | 4 | parallel.zero=2 parallel.zero_group=2 parallel.overlap_grad=true
+Muon's q, k and v under tp             | queries   | 2 | parallel.tp=2
+more tp ranks than heads of Muon's k   | queries   | 4 | parallel.tp=4
+Muon's q, k, v and gate under tp       | gated     | 2 | parallel.tp=2 parallel.zero=1
+Muon's matrix by matrix of a head      | heads     | 4 | parallel.tp=4 parallel.sp=false
+ranks without a number of a matrix     | gated     | 4 | parallel.zero=3 parallel.overlap_param=true
+ranks without a number of a matrix     | queries   | 4 | parallel.tp=2 parallel.zero=2
+Muon's experts, of which some idle     | experts   | 2 | parallel.ep=2 parallel.zero=1
+Muon's experts, cut and in groups      | experts   | 2 | parallel.tp=2 parallel.ep=1 parallel.etp=2
 the mean over tokens that count        | masked    | 2 | parallel.zero=1
 the mean over tokens that count        | masked    | 4 | parallel.pp=2 train.micro_batch=2
 EOT
@@ -85,6 +98,10 @@ differs aux moe.aux_coeff=0.02
 differs global moe.balance=aux
 differs masked data.mask_eod=false
 differs norms optim.clip=0
+differs queries optim.muon_split=none
+differs gated optim.muon_split=none
+differs heads optim.muon_split=qkv
+differs experts optim.name=adamw
 
 # begun in one layout, gone on with in another, ended in a third: states of ZeRO, of stages, of experts, halves of SwiGLU,
 # rows of the vocabulary, the place in the data
@@ -105,6 +122,7 @@ norms | 4 parallel.pp=2 parallel.zero=3  | 2 parallel.zero=3             | 2 par
 norms | 2 parallel.zero=3                | 2 parallel.tp=2               | 4 parallel.zero=1 train.micro_batch=2
 words | 2 parallel.tp=2                  | 1                             | 4 parallel.tp=4 parallel.sp=false
 aux   | 2 parallel.ep=2 parallel.zero=2  | 1                             | 4 parallel.tp=2 parallel.ep=4
+gated | 4 parallel.zero=3                | 2 parallel.tp=2 parallel.zero=1 | 4 parallel.pp=2 parallel.zero=2
 bias  | 4 parallel.pp=2 parallel.ep=2    | 2 parallel.zero=3 parallel.ep=2 | 2 parallel.tp=2 parallel.ep=2
 EOT
 

@@ -55,6 +55,15 @@ for states in device host; do run muon-$states gpt2.ini run.device=cuda "${matri
 check "muon bf16: losses within 2e-2 of fp32" close muon-device muon-cpu 2e-2
 check "muon bf16: with states on the host the same bits" same_run muon-host muon-device $steps
 
+# ---- Lion, SGD ----
+for name in lion sgd; do
+    run $name-cpu llama.ini run.device=cpu run.precision=fp32 run.reproducible=run optim.name=$name optim.lr=1e-3
+    run $name-cuda llama.ini run.device=cuda run.precision=fp32 optim.name=$name optim.lr=1e-3
+    check "$name fp32: losses within 1e-3 of the CPU's" close $name-cuda $name-cpu 1e-3
+    run $name-bf16 llama.ini run.device=cuda optim.name=$name optim.lr=1e-3
+    check "$name bf16: losses within 2e-2 of fp32" close $name-bf16 $name-cpu 2e-2
+done
+
 # ---- rows of an evaluation: logits, and scores of tasks ----
 seq 0 23 | xargs -n 12 >ids.txt
 for i in 1 2 3 4 5; do

@@ -45,6 +45,26 @@ check "plan says muon's share" grep -q "of muon's matrices .* % of all; the rank
 check "a matrix has one moment" grep -q 'layers.0.attn.qkv.weight .* value m$' kinds.txt
 check "the embedding has two" grep -q 'embedding.token.weight .* value m v$' kinds.txt
 
+# ---- lion, sgd: one moment of every parameter, in every layout
+for name in lion sgd; do
+    one="optim.name=$name optim.lr=1e-3"
+    "$mt" --config tiny.ini run.dir=$name $one train.steps=6 >/dev/null 2>$name.err
+    check "$name learns: $(grep -m1 error $name.err)" awk -v a="$(losses $name | head -1 | cut -f2 -d' ')" \
+        -v b="$(losses $name | tail -1 | cut -f2 -d' ')" 'BEGIN { exit !(b < a) }'
+    OMP_NUM_THREADS=1 "$root/scripts/launch.sh" -n 6 -- "$mt" --config tiny.ini run.dir=part $one parallel.tp=2 \
+        parallel.zero=2 train.micro_batch=5 train.steps=6 train.stop_at=3 >/dev/null 2>part.err
+    "$mt" --config tiny.ini run.dir=part $one train.steps=6 >/dev/null 2>>part.err
+    check "$name: half on 4 ranks, half on one: $(grep -m1 error part.err)" same_run part $name 6
+    rm -rf part
+    check "$name: a moment is all that is kept" [ "$("$mt" inspect $name/checkpoints/step-00000006 | grep -c ' value m$')" -gt 20 ]
+    check "and nothing has two" [ "$("$mt" inspect $name/checkpoints/step-00000006 | grep -c ' m v$')" = 0 ]
+    figure=moments
+    check "plan: half of adamw's bytes" [ $((2 * $(bytes $one))) = "$(bytes)" ]
+    figure=total
+    check "a run takes what was planned" \
+        [ "$(sed -n 's/.*"memory_bytes":\([0-9]*\),.*/\1/p' $name/metrics.jsonl | head -1)" = "$(bytes $one train.steps=6)" ]
+done
+
 # ---- what is refused
 copy adamw other
 expect 4 "optim.name was 'adamw' and is 'muon'" "$mt" --config tiny.ini run.dir=other $muon train.steps=12
@@ -55,7 +75,7 @@ expect 4 "has no second moment of 'layers.0.attn.qkv.weight', which another opti
     "$mt" --config tiny.ini run.dir=other --override optim.name train.steps=12
 expect 2 "Muon's matrices go to their owners once a step" "$mt" plan --config tiny.ini --world 2 parallel.pp=2 \
     parallel.schedule=pipedream optim.clip=0 model.tied=false $muon
-expect 2 "muon keeps its moment in fp32" "$mt" plan --config tiny.ini $muon optim.moments=bf16
+expect 2 "muon, lion and sgd keep their moment in fp32" "$mt" plan --config tiny.ini $muon optim.moments=bf16
 
 # ---- in 16 bits: not the bits of other layouts, but those of its own again
 run narrow run.precision=bf16

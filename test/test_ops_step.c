@@ -621,6 +621,71 @@ TEST(adamw_copies)
     }
 }
 
+/* ---- Lion, and SGD with momentum ---- */
+
+enum { MOMENT_LION = 8 };
+
+static void case_one_moment(Env *e, const Shape *p)
+{
+    const bool plain = p->flags & ADAM_PLAIN, copied = p->flags & ADAM_COPY, lion = p->flags & MOMENT_LION;
+    const int64_t whole = p->N + ADAM_AHEAD, n = env_n(e, p->N), ahead = copied ? 0 : ADAM_AHEAD;
+    Tensor w = env_out(e, F32, -2, 2, p->N + ahead), m = env_out(e, F32, -1, 1, p->N), copy = { 0 };
+    Tensor g = env_in(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, whole), shift = env_in(e, I32, 40, 41, 2);
+    if (copied) copy = env_out(e, F32, -2, 2, whole);
+    StepValues step = adam_step();
+    FlatPart part[2];
+    step.skip = p->flags & ADAM_SKIP;
+    adam_parts(part, n);
+    const int first = part[0].count > 0 ? 0 : 1; /* tables have no empty tensors */
+    part[first].chunk = 0;
+    RUN(e, one_moment, .w = w, .m = m, .g = g, .copy = copy, .shift = shift, .step = &step, .beta1 = 0.9f, .beta2 = 0.99f,
+        .decay = 0.1f, .hidden_rate = ADAM_HIDDEN, .lion = lion, .parts = parts_of(part + first, 2 - first),
+        .chunks = part[1].chunk + flat_chunks(part[1].count));
+    for (int64_t i = 0; e->check && i < n; i++) {
+        const float w0 = *(const float *)env_before(e, env_f(w, i + ahead)), m0 = *(const float *)env_before(e, env_f(m, i));
+        const float decay = i < part[1].shard ? 0 : 0.1f, share = i < part[1].shard ? 1 : ADAM_HIDDEN;
+        const void *g0 = env_before(e, env_row(&g, i + ADAM_AHEAD));
+        const float f = (plain ? *(const float *)g0 : (float)*(const int64_t *)g0 * 0x1p-40f) * 0.7f;
+        const bool skip = step.skip || i == part[1].shard - 1;
+        const float mixed = fmaf(0.9f, m0, (1.0f - 0.9f) * f);
+        const float m1 = lion ? fmaf(0.99f, m0, (1.0f - 0.99f) * f) : fmaf(0.9f, m0, f);
+        const float u = lion ? (float)((mixed > 0) - (mixed < 0)) : m1;
+        const float w1 = fmaf(-(0.01f * share), fmaf(decay, w0, u), w0), *to = env_f(copy, i + ADAM_AHEAD);
+        CHECK(env_f(w, i + ahead)[0] == (skip ? w0 : w1) && env_f(m, i)[0] == (skip ? m0 : m1));
+        if (copied) CHECK(*to == (skip ? *(const float *)env_before(e, to) : w1));
+        const double du = lion ? (mixed > 0) - (mixed < 0) : 0.9 * (double)m0 + (double)f;
+        const double want = (double)w0 - 0.01 * (double)share * (du + (double)decay * (double)w0);
+        if (!skip) CHECK_CLOSE((double)env_f(w, i + ahead)[0], want, 3e-7, "element %d", (int)i);
+    }
+}
+
+TEST(one_moment)
+{
+    CASES(case_one_moment, { 1 }, { 15, 0, 0, 0, ADAM_PLAIN | MOMENT_LION }, { 16, 0, 0, 0, ADAM_SKIP },
+          { 17, 0, 0, 0, MOMENT_LION }, { 31, 0, 0, 0, ADAM_PLAIN | ADAM_COPY },
+          { 33, 0, 0, 0, ADAM_SKIP | ADAM_PLAIN | ADAM_COPY | MOMENT_LION }, { 50003, 0, 0, 0, ADAM_COPY | MOMENT_LION },
+          { 40000, 0, 0, 0, ADAM_PLAIN });
+}
+
+/* Where moment and gradient are 0, so is Lion's direction; of numbers as small as there are it is not. */
+TEST(lion_of_nothing)
+{
+    enum { N = 40 };
+    float w[N], m[N] = { 0 }, g[N] = { 0 };
+    int32_t bits = 0;
+    const FlatPart part = part_of(0, N);
+    StepValues step = adam_step();
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    for (int i = 0; i < N; i++) w[i] = 1;
+    g[7] = -1e-30f, m[9] = 1e-30f, m[11] = -0.0f;
+    RUN(&e, one_moment, .w = tensor_of(w, F32, N), .m = tensor_of(m, F32, N), .g = tensor_of(g, F32, N),
+        .shift = tensor_of(&bits, I32, 1), .step = &step, .beta1 = 0.9f, .beta2 = 0.99f, .hidden_rate = 1, .lion = 1,
+        .parts = parts_of(&part, 1), .chunks = 1);
+    for (int i = 0; i < N; i++) CHECK(w[i] == (i == 7 ? 1.01f : i == 9 ? 0.99f : 1));
+    env_close(&e);
+}
+
 static uint16_t nearest_bf16(double x)
 {
     const float down = bf16_to_float((uint16_t)(half_float_bits((float)x) >> 16));

@@ -1,9 +1,11 @@
 /*
- * Whole training steps on the GPU in bf16: forward, backward, norm, clip, AdamW, on random tokens (those of
+ * Whole training steps on the GPU in bf16: forward, backward, norm, clip, update, on random tokens (those of
  * bench/torch_gpu.py). Each step ends when the host has its loss, as in training.
  *
- *   steps MODEL [--steps N] [--no-autotune] [--no-graphs] [--json FILE]
+ *   steps MODEL [--steps N] [--muon] [--micro N] [--no-autotune] [--no-graphs] [--json FILE]
  *       MODEL   124m, 350m, 1.3b, tiny, or LAYERS,HIDDEN,HEADS,BATCH,SEQ; with 8 experts, 2 a token: moe, tiny-moe
+ *       --muon  Muon updates matrices: its ops apart, and their share of a step that accumulates ACCUMULATED tokens
+ *       --micro micro-batches of a step; else 1
  *
  * Three passes over one trainer: as it trains (graphs), the same launched op by op, and one step with an event
  * before and behind every op and copy. The last gives the share of time per op and the gaps between ops; events
@@ -24,6 +26,7 @@
 
 enum { WARM_UP = 4, STEPS_MAX = 512, CALLS_MAX = 1 << 14, GROUPS_MAX = 128, JSON_BYTES = 1 << 16 };
 enum { TOKEN_STRIDE = 1000003 }; /* between samples, in random_tokens */
+enum { ACCUMULATED = 1 << 19 };  /* tokens of a step, as models of this size are trained */
 
 typedef struct {
     const char *name;
@@ -45,8 +48,8 @@ typedef struct {
     MemoryPlan plan;
     World world;
     Trainer trainer;
-    int steps;
-    bool autotune, enough, opened;
+    int steps, micro;
+    bool muon, autotune, enough, opened;
     int64_t used_before;
     double first_loss, last_loss, ms, least_ms, eager_ms;
     JsonOut json;
@@ -296,6 +299,41 @@ static void report_shares(Bench *b, const Shares *s)
     json_close(j, '}');
 }
 
+/* From the moment to the last weight: what Muon adds to AdamW's update of the rest. An event each makes the span an
+ * upper bound; the sum of the ops is what is left of it where a graph launches them. */
+static Err report_muon(Bench *b)
+{
+    JsonOut *j = &b->json;
+    int first = -1, last = -1;
+    double ops = 0, span = 0;
+    for (int i = 0; i < profile.count; i++) {
+        if (profile.calls[i].kind == OP_muon_moment && first < 0) first = i;
+        if (profile.calls[i].kind == OP_muon_apply) last = i;
+    }
+    if (first < 0 || last < first) return err_set(ERR_INTERNAL, "Muon updated nothing");
+    for (int i = first; i <= last; i++) {
+        double ms = 0;
+        TRY(gpu_ms(&profile.marks, 2 * i, 2 * i + 1, &ms));
+        ops += ms;
+    }
+    TRY(gpu_ms(&profile.marks, 2 * first, 2 * last + 1, &span));
+    const int64_t tokens = b->model.batch * b->model.seq, micro = tokens < ACCUMULATED ? ACCUMULATED / tokens : 1;
+    const double micro_ms = (b->ms - ops) / b->micro, whole = (double)micro * micro_ms + ops;
+    json_open(j, "muon", '{');
+    json_put_int(j, "calls", last - first + 1);
+    json_put_number(j, "ops_ms", ops);
+    json_put_number(j, "span_ms", span);
+    json_put_number(j, "micro_ms", micro_ms);
+    json_put_number(j, "share_of_step", ops / b->ms);
+    json_put_int(j, "accumulated_tokens", micro * tokens);
+    json_put_number(j, "share_accumulated", ops / whole);
+    json_close(j, '}');
+    printf("muon: %d calls, %.2f ms in them (%.2f ms with the gaps of op by op): %.2f %% of this step; a micro-batch "
+           "takes %.2f ms, so of a step of %lld tokens it is %.2f %%\n", last - first + 1, ops, span, 100 * ops / b->ms,
+           micro_ms, (long long)(micro * tokens), 100 * ops / whole);
+    return ERR_OK;
+}
+
 /* ---- steps ---- */
 
 static Err timed_steps(Bench *b, int warm_up, double *median, double *least)
@@ -391,9 +429,12 @@ static Err open_bench(Bench *b)
     json_put_int(&b->json, "batch", b->model.batch);
     json_put_int(&b->json, "seq", b->model.seq);
     json_put_text(&b->json, "precision", "bf16");
+    json_put_text(&b->json, "optimizer", b->muon ? "muon" : "adamw");
+    json_put_int(&b->json, "micro_batches", b->micro);
     json_put_bool(&b->json, "graphs", b->spec.graphs);
     json_put_bool(&b->json, "autotune", b->autotune);
     TRY(world_open_self(&b->world));
+    b->world.grid.owners = b->muon;
     TRY(trainer_plan(&b->spec, b->world.grid, 0, &b->plan));
     TRY(gpu_has_room(memory_plan_total(&b->plan) + DEVICE_LIBRARY_BYTES, &b->enough));
     if (!b->enough) return ERR_OK;
@@ -421,6 +462,7 @@ static Err run_all(Bench *b)
     TRY(sum_shares(&shares));
     err = report_speed(b);
     report_shares(b, &shares);
+    if (b->muon && !err) err = report_muon(b);
     Err memory = report_memory(b, allocs);
     return err ? err : memory;
 }
@@ -434,6 +476,13 @@ static void close_bench(Bench *b)
     }
 }
 
+static void take_muon(Bench *b)
+{
+    b->muon = true;
+    b->spec.update.optimizer = OPTIMIZER_MUON;
+    b->spec.update.muon = (MuonSpec){ .momentum = 0.95f, .nesterov = true, .steps = 5, .router = true };
+}
+
 static bool parse(int argc, char **argv, Bench *b, const char **json_path)
 {
     if (argc < 2 || !find_model(argv[1], &b->model)) return false;
@@ -442,22 +491,26 @@ static bool parse(int argc, char **argv, Bench *b, const char **json_path)
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(argv[i], "--no-autotune")) b->autotune = false;
         else if (!strcmp(argv[i], "--no-graphs")) b->spec.graphs = false;
+        else if (!strcmp(argv[i], "--muon")) take_muon(b);
         else if (!value) return false;
         else if (i++, !strcmp(argv[i - 1], "--json")) *json_path = value;
         else if (!strcmp(argv[i - 1], "--steps")) b->steps = atoi(value);
+        else if (!strcmp(argv[i - 1], "--micro")) b->micro = atoi(value);
         else return false;
     }
-    return b->steps >= 1 && b->steps <= STEPS_MAX;
+    if (b->steps < 1 || b->steps > STEPS_MAX || b->micro < 1) return false;
+    b->spec.global_batch *= b->micro;
+    return true;
 }
 
 int main(int argc, char **argv)
 {
-    static Bench b = { .steps = 20, .autotune = true };
+    static Bench b = { .steps = 20, .micro = 1, .autotune = true };
     static char json[JSON_BYTES];
     const char *json_path = NULL;
     if (!parse(argc, argv, &b, &json_path))
         return fprintf(stderr, "usage: steps 124m|350m|1.3b|moe|tiny|tiny-moe|LAYERS,HIDDEN,HEADS,BATCH,SEQ [--steps N]"
-                               " [--no-autotune] [--no-graphs] [--json FILE]\n"), 2;
+                               " [--muon] [--micro N] [--no-autotune] [--no-graphs] [--json FILE]\n"), 2;
     json_out_init(&b.json, json, sizeof json);
     json_open(&b.json, NULL, '{');
     Err err = run_all(&b);

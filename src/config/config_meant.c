@@ -110,7 +110,7 @@ static const Alias aliases[] = {
     ONE("eval_iters val_batches validation.steps", train, eval_batches),
     WORDS("gradient_checkpointing activation_checkpointing", train, recompute, "true=full false=none"),
     ONE("recompute_granularity activation_checkpoint.mode", train, recompute),
-    WORDS("optimizer optimizer.name", optim, name, "adamw=adamw adam=adamw muon=muon"),
+    WORDS("optimizer optimizer.name", optim, name, "adamw=adamw adam=adamw muon=muon lion=lion sgd=sgd"),
     ONE("learning_rate max_lr", optim, lr),
     ONE("min_learning_rate", optim, min_lr),
     WORDS("lr_scheduler lr_schedule lr_scheduler_type lr_decay_style decay_type", optim, schedule,

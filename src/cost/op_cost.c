@@ -35,6 +35,7 @@ OpFamily family_of(OpId id)
     case OP_attention_fwd:
     case OP_attention_bwd: return FAMILY_ATTENTION;
     case OP_adamw:
+    case OP_one_moment:
     case OP_muon_moment:
     case OP_muon_pack:
     case OP_muon_apply:
@@ -90,6 +91,7 @@ static int64_t in_parts(OpId id, const void *args)
     switch (id) {
     case OP_grad_stats: return ((const grad_stats_args *)args)->chunks * FLAT_CHUNK;
     case OP_adamw: return ((const adamw_args *)args)->chunks * FLAT_CHUNK;
+    case OP_one_moment: return ((const one_moment_args *)args)->chunks * FLAT_CHUNK;
     case OP_muon_moment: return ((const muon_moment_args *)args)->chunks * FLAT_CHUNK;
     case OP_muon_pack: return min64(pack->chunks * FLAT_CHUNK, tensor_count(pack->y));
     case OP_muon_apply: return min64(apply->chunks * FLAT_CHUNK, tensor_count(apply->x));

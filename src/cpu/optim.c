@@ -390,6 +390,87 @@ Err CPU(adamw)(Stream *s, const adamw_args *a)
     return ERR_OK;
 }
 
+/*
+ * ---- Lion, and SGD with momentum ----
+ *
+ *   g as above
+ *   Lion:  u = the sign of fma(beta1, m, (1 - beta1) * g); m = fma(beta2, m, (1 - beta2) * g)
+ *   SGD:   m = u = fma(beta1, m, g)
+ *   w = w - lr * fma(decay, w, u)                  (product and difference fused)
+ */
+typedef struct {
+    vf unit, scale, beta1, rest1, beta2, rest2, decay, lr;
+} OneMomentConstants;
+
+typedef struct {
+    const one_moment_args *op;
+    const FlatPart *part;
+    float *w, *m;
+    Tensor copy; /* absent: there is none */
+} OneMoment;
+
+static OneMomentConstants one_moment_constants(const one_moment_args *a, const FlatPart *p)
+{
+    const float unit = a->g.dtype == F32 ? 1.0f : fix_scale(-((const int32_t *)a->shift.data)[p->number]);
+    return (
+        OneMomentConstants){ .unit = vf_set1(unit),
+                             .scale = vf_set1(a->step->grad_scale),
+                             .beta1 = vf_set1(a->beta1),
+                             .rest1 = vf_set1(1.0f - a->beta1),
+                             .beta2 = vf_set1(a->beta2),
+                             .rest2 = vf_set1(1.0f - a->beta2),
+                             .decay = vf_set1(p->flags & FLAT_DECAYS ? a->decay : 0),
+                             .lr = vf_set1(a->step->lr * (p->flags & FLAT_HIDDEN ? a->hidden_rate : 1.0f)) };
+}
+
+VEC_FN vf sign_of(vf x)
+{
+    const vf zero = vf_zero(), below = vf_select(vf_lt(x, zero), vf_set1(-1.0f), zero);
+    return vf_select(vf_lt(zero, x), vf_set1(1.0f), below);
+}
+
+VEC_FN void one_moment_lanes(const OneMomentConstants *c, vf g, float *pw, float *pm, int64_t left, bool lion)
+{
+    const vf w = row_load(pw, left), m = row_load(pm, left);
+    g = vf_mul(vf_mul(g, c->unit), c->scale);
+    const vf next = lion ? vf_fma(c->beta2, m, vf_mul(c->rest2, g)) : vf_fma(c->beta1, m, g);
+    const vf u = lion ? sign_of(vf_fma(c->beta1, m, vf_mul(c->rest1, g))) : next;
+    row_store(pm, next, left);
+    row_store(pw, vf_fnma(c->lr, vf_fma(c->decay, w, u), w), left);
+}
+
+static void one_moment_part(const void *args, int64_t first, int64_t end)
+{
+    const OneMoment *a = args;
+    const Tensor g = a->op->g;
+    const int64_t *fixed = (const int64_t *)g.data + a->part->grad;
+    const float *plain = (const float *)g.data + a->part->grad;
+    const OneMomentConstants c = one_moment_constants(a->op, a->part);
+    for (int64_t i = first; i < end; i += VEC) {
+        const int64_t left = end - i;
+        const vf x = g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left));
+        one_moment_lanes(&c, x, a->w + i, a->m + i, left, a->op->lion);
+    }
+    if (a->copy.data) adam_copy(a->copy, a->w, first, end);
+}
+
+Err CPU(one_moment)(Stream *s, const one_moment_args *a)
+{
+    const FlatPart *parts = a->parts.data;
+    if (a->step->skip) return ERR_OK;
+    for (int64_t i = 0; i < a->parts.dim[0]; i++) {
+        const FlatPart *p = &parts[i];
+        const bool copy = a->copy.data != NULL;
+        const OneMoment t = { .op = a,
+                              .part = p,
+                              .w = (float *)a->w.data + (copy ? p->shard : p->value),
+                              .m = (float *)a->m.data + p->shard,
+                              .copy = copy ? tensor_row_slice(a->copy, p->value, p->count) : (Tensor){ 0 } };
+        par_columns(s, p->count, 1, one_moment_part, &t);
+    }
+    return ERR_OK;
+}
+
 /* ---- QK-clip ---- */
 
 /* By what a row's elements are multiplied. */

@@ -356,6 +356,7 @@ static Err open_optim(Trainer *t)
                         .sums = t->executor.sums,
                         .logit_max = t->executor.ctx.logit_max,
                         .scratch = &t->memory.scratch,
+                        .kind = s->update.optimizer,
                         .adamw = s->update.adamw,
                         .hidden_rate = 1 / model_width(&s->model),
                         .qk_clip = s->update.qk_clip,

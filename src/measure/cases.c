@@ -473,6 +473,21 @@ BENCH(adamw, { "all weights" })
     return ERR_OK;
 }
 
+BENCH(one_moment, { "all weights" })
+{
+    StepValues *step;
+    MAKE(w, 2, UNIFORM, F32, m->d->P);
+    MAKE(m, 2, UNIFORM, F32, m->d->P);
+    MAKE(g, 1, UNIFORM, m->acc, m->d->P);
+    ONCE(copy, m->d->P);
+    MAKE(shift, 0, ZERO, I32, TENSORS);
+    TRY(make_parts(m, 0, &a->parts, &a->chunks));
+    TRY(make_step(m, &step));
+    a->step = step;
+    a->beta1 = 0.9f, a->beta2 = 0.99f, a->decay = 0.1f, a->lion = 1;
+    return ERR_OK;
+}
+
 BENCH(qk_clip, { "queries" })
 {
     enum { HEADS = 32 };

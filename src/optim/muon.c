@@ -63,6 +63,10 @@ static const float *coefficients(MuonSet set, int step)
     return c->abc[c->cycled ? step % c->count : step < c->count ? step : c->count - 1];
 }
 
+/* In fp32 sums are trees of short chains: the iteration amplifies what long ones round, to 2e-6 of the result. In 16
+ * bits it is what is stored between products that counts. */
+static int64_t leaf_of(Tensor x, int64_t length) { return x.dtype == F32 ? 16 : whole_leaf(length); }
+
 Err muon_newton_schulz(Stream *s, MuonSet set, int steps, Tensor x, Arena *scratch)
 {
     const ArenaMark mark = arena_mark(scratch);
@@ -74,10 +78,10 @@ Err muon_newton_schulz(Stream *s, MuonSet set, int steps, Tensor x, Arena *scrat
     TRY(tensor_new(scratch, &y, x.dtype, r, c));
     for (int i = 0; i < steps; i++) {
         const float *abc = coefficients(set, i);
-        TRY(op(s, linear_fwd, .y = gram, .x = x, .w = x, .leaf = whole_leaf(c)));
-        TRY(op(s, linear_fwd, .y = square, .x = gram, .w = gram, .leaf = whole_leaf(r)));
+        TRY(op(s, linear_fwd, .y = gram, .x = x, .w = x, .leaf = leaf_of(x, c)));
+        TRY(op(s, linear_fwd, .y = square, .x = gram, .w = gram, .leaf = leaf_of(x, r)));
         TRY(op(s, mix, .y = square, .x = gram, .a = abc[1], .b = abc[2]));
-        TRY(op(s, linear_dx, .dx = y, .dy = square, .w = x, .leaf = whole_leaf(r)));
+        TRY(op(s, linear_dx, .dx = y, .dy = square, .w = x, .leaf = leaf_of(x, r)));
         TRY(op(s, mix, .y = x, .x = y, .a = 1, .b = abc[0]));
     }
     arena_release(scratch, mark);

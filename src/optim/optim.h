@@ -26,6 +26,7 @@ typedef struct {
     StepValues *step; /* in device memory */
     Tensor sums;      /* [3] i64: loss, counted tokens, non-finite flag */
     Tensor logit_max; /* [blocks of the model, heads] i64 (layer/layer.h, Ctx); absent: nobody asks */
+    OptimizerKind kind;
     AdamWSpec adamw;
     float hidden_rate; /* what lr and eps of matrices of blocks are multiplied by (PARAM_HIDDEN) */
     QkClip qk_clip;

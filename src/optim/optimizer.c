@@ -16,8 +16,10 @@ static bool takes_matrices(const ParamSpec *p, const MuonSpec *muon)
 }
 
 const Optimizer optimizers[OPTIMIZERS] = {
-    [OPTIMIZER_ADAMW] = { 2, takes_all },
-    [OPTIMIZER_MUON] = { 1, takes_matrices },
+    [OPTIMIZER_ADAMW] = { 2, false, takes_all },
+    [OPTIMIZER_MUON] = { 1, true, takes_matrices },
+    [OPTIMIZER_LION] = { 1, false, takes_all },
+    [OPTIMIZER_SGD] = { 1, false, takes_all },
 };
 
 void optimizer_assign(ParamRegistry *r, OptimizerKind kind, const MuonSpec *muon)
@@ -26,5 +28,6 @@ void optimizer_assign(ParamRegistry *r, OptimizerKind kind, const MuonSpec *muon
         Param *p = &r->items[i];
         p->optimizer = optimizers[kind].takes(&p->spec, muon) ? (int)kind : OPTIMIZER_ADAMW;
         p->moments = optimizers[p->optimizer].moments;
+        p->as_matrix = optimizers[p->optimizer].as_matrix;
     }
 }

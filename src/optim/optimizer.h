@@ -1,8 +1,10 @@
 /*
- * Which optimizer updates which parameter, and what it keeps of it. Matrices go to the one that was chosen, as far as
- * it takes them; the rest is AdamW's, with the same learning rate and decay.
+ * Which optimizer updates which parameter, and what it keeps of it: the one that was chosen, as far as it takes them;
+ * the rest is AdamW's, with the same learning rate and decay.
  *
  *   adamw   any parameter                       m, v
+ *   lion    any parameter                       m
+ *   sgd     any parameter                       m
  *   muon    matrices that inputs are multiplied by: no vectors, no tables of tokens or positions, no head, nothing of
  *           a single row or column; routers by choice            m
  *
@@ -40,10 +42,11 @@ typedef struct {
     bool router; /* it takes routers */
 } MuonSpec;
 
-typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZERS } OptimizerKind;
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_LION, OPTIMIZER_SGD, OPTIMIZERS } OptimizerKind;
 
 typedef struct {
-    int moments; /* that it keeps: m, or m and v */
+    int moments;    /* that it keeps: m, or m and v */
+    bool as_matrix; /* it updates matrix by matrix, not number by number */
     bool (*takes)(const ParamSpec *p, const MuonSpec *muon);
 } Optimizer;
 

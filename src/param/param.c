@@ -412,7 +412,7 @@ FlatPart param_flat_part(const ParamStore *s, int id, int64_t first, int64_t cou
                        .number = p->global,
                        .flags = (decays ? FLAT_DECAYS : 0) | (counts ? FLAT_COUNTS : 0) |
                                 (p->spec.flags & PARAM_HIDDEN ? FLAT_HIDDEN : 0) |
-                                (p->optimizer ? FLAT_MUON : 0) };
+                                (p->as_matrix ? FLAT_MUON : 0) };
 }
 
 Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)

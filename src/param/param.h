@@ -134,9 +134,10 @@ typedef struct {
     int unit;              /* param_begin_unit */
     int bucket;
     int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */
-    int optimizer; /* which updates it: 0 is AdamW (optim/optimizer.h) */
-    int moments;   /* that this one keeps: 1 or 2 */
-    bool copy;     /* norms and checkpoints take the parameter of this name in another registry */
+    int optimizer;  /* which updates it: 0 is AdamW (optim/optimizer.h) */
+    bool as_matrix; /* and does so matrix by matrix, not number by number */
+    int moments;    /* that this one keeps: 1 or 2 */
+    bool copy;      /* norms and checkpoints take the parameter of this name in another registry */
 } Param;
 
 /* A range of the flat buffers that is reduced and gathered at once. */

@@ -19,7 +19,7 @@ StateBytes state_bytes(const TrainSpec *s, Grid g)
     const int64_t near =
         (s->update.zero >= ZERO_GRADS ? grad : 0) + (s->update.zero >= ZERO_VALUES ? value : 0);
     /* in f32 the weights that layers read are the optimizer's own */
-    const int moments = s->update.optimizer == OPTIMIZER_MUON ? 1 : 2; /* at least */
+    const int moments = optimizers[s->update.optimizer].moments; /* at least */
     const bool away = s->update.states_on_host && s->device.kind == DEVICE_CUDA;
     StateBytes b = { .cut = away ? 0 : moments * dtype_size(s->update.moments) + (narrow ? wide : 0),
                      .near = near,

@@ -47,6 +47,8 @@ static MixtureSpec mixture_spec(const Config *cfg)
 static const OptimizerKind optimizers_by_name[] = {
     [OPTIM_NAME_ADAMW] = OPTIMIZER_ADAMW,
     [OPTIM_NAME_MUON] = OPTIMIZER_MUON,
+    [OPTIM_NAME_LION] = OPTIMIZER_LION,
+    [OPTIM_NAME_SGD] = OPTIMIZER_SGD,
 };
 
 static MuonSpec muon_spec(const Config *cfg)

@@ -562,6 +562,26 @@ TEST(optimizer)
     }
 }
 
+TEST(one_moment)
+{
+    enum { SEEN = FLAT_CHUNK / 2 };
+    const int64_t chunks[2] = { 2, FAR_ELEMENTS / FLAT_CHUNK + 1 };
+    const int32_t zeros[2] = { 0, 0 };
+    const StepValues values = { .lr = 0.1f, .grad_scale = 0.5f };
+    void *step;
+    far_open_of(FAR_BYTES_OPTIM);
+    OK(arena_alloc(&far.arena[NEAR], sizeof values, &step));
+    OK(device_write(&far.dev.stream, step, &values, sizeof values));
+    Ends w = ends_chunks(F32, chunks[FAR]), m = ends_chunks(F32, chunks[FAR]), g = ends_chunks(F32, chunks[FAR]);
+    Ends copy = ends_chunks(BF16, chunks[FAR]), shift = ends_list(I32, 2, zeros), parts = ends_parts(PARTS_ENDS, chunks);
+    BOTH_ENDS(one_moment, .w = END(w), .m = END(m), .g = END(g), .copy = END(copy), .shift = END(shift), .parts = END(parts),
+              .chunks = 2, .step = step, .beta1 = 0.9f, .beta2 = 0.99f, .decay = 0.1f, .hidden_rate = 1, .lion = 1);
+    ends_check(w, SEEN, "w of one_moment");
+    ends_check(m, SEEN, "m of one_moment");
+    ends_check(copy, SEEN, "copy of one_moment");
+    far_close();
+}
+
 TEST(statistics)
 {
     const int64_t chunks[2] = { 2, FAR_ELEMENTS / FLAT_CHUNK + 1 };

@@ -405,6 +405,47 @@ TEST(adamw_splits)
     case_close(c);
 }
 
+/* ---- Lion, and SGD with momentum ---- */
+
+/* Bits as the CPU's: each operation is rounded the same way. */
+static void one_moment_case(FlatPart *part, int count, int64_t n, int copied, bool lion, bool skip)
+{
+    CudaCase *c = case_open();
+    StepValues values = { .lr = 0.01f, .grad_scale = 0.7f, .skip = skip };
+    int64_t chunks;
+    Pair w = pair_random(c, F32, 2, n), m = pair_random(c, F32, 1, n), g = pair_random(c, F32, 3, n), copy = { 0 };
+    Pair step = pair_step(c, &values), shift = pair_zero(c, I32, count), parts = pair_parts(c, part, count, &chunks);
+    if (copied != NO_COPY) copy = pair_random(c, (DType)copied, 2, n);
+    BOTH(c, one_moment, .w = AT(w), .m = AT(m), .g = AT(g), .copy = AT(copy), .shift = AT(shift), .step = AT(step).data,
+         .beta1 = 0.9f, .beta2 = 0.99f, .decay = 0.1f, .hidden_rate = 0.3f, .lion = lion, .parts = AT(parts),
+         .chunks = chunks);
+    pair_check(c, w, 0, "w of %d tensors, lion %d", count, lion);
+    pair_check(c, m, 0, "m of %d tensors, lion %d", count, lion);
+    if (copied != NO_COPY)
+        pair_check(c, copy, copied == BF16 ? 0x1p-8 : copied == F16 ? 0x1p-11 : 0, "copies of %d tensors", count);
+    if (copied != NO_COPY && count == 1 && !skip) check_copy(c, w, copy, part->shard, part->count);
+    case_close(c);
+}
+
+TEST(one_moment)
+{
+    enum { MOST = 33 };
+    static const int64_t P[] = { 1, 3, 8, 1028, 2047, 2049, 5003 };
+    static const int copies[] = { NO_COPY, F32, BF16, F16 };
+    FlatPart many[MOST];
+    for (int i = 0; i < 7; i++)
+        for (int k = 0; k < 4; k++)
+            for (int lion = 0; lion < 2; lion++) {
+                const int64_t first = k % 2 * (1 + i % 5);
+                FlatPart range = { .grad = first, .value = first, .shard = first, .count = P[i],
+                                   .flags = FLAT_DECAYS | (first ? FLAT_HIDDEN : 0) };
+                one_moment_case(&range, 1, P[i] + first, copies[k], lion, i == 3);
+            }
+    const int64_t whole = many_parts(many, MOST, 64);
+    one_moment_case(many, MOST, whole, BF16, true, false);
+    one_moment_case(many, MOST, whole, NO_COPY, false, false);
+}
+
 /* ---- QK-clip ---- */
 
 /* Elements first .. first + n - 1 of matrices of four heads, of which the second and the last have too large scores. */
