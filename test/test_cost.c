@@ -102,16 +102,17 @@ TEST(products_take_whole_waves_of_tiles)
     SAME(linear_seconds(&deep, 512, 256, 4096), 2 * tile);
 }
 
-/* A tile alone is cut into as many sums as there are multiprocessors; a sum of 512 is not cut. */
+/* A tile alone is cut into as many sums as there are multiprocessors, none of them shorter than 512. */
 TEST(long_sums_of_few_tiles_are_cut)
 {
     DeviceFile d = round_device();
     const double tile = 2 * 128 * 256 * 4096 / (1e12 / 4);
     SAME(linear_seconds(&d, 128, 256, 4096), tile / 4);
-    d.tile_depth = 1024; /* each part begins and ends */
-    SAME(linear_seconds(&d, 128, 256, 4096), tile / 2);
-    d.memory_gb_s = 1e6;
-    SAME(linear_seconds(&d, 128, 256, 512), tile * (512 + 1024) / 4096);
+    const double small = 2 * 64 * 64 * 1024 / .5 / (1e12 / 4);
+    SAME(linear_seconds(&d, 64, 64, 1024), small / 2);
+    SAME(linear_seconds(&d, 64, 64, 1000), small * 1000 / 1024);
+    d.tile_depth = 1024; /* each part begins and ends: two halves of 128 x 128 twice */
+    SAME(linear_seconds(&d, 128, 256, 4096), tile / 2 * (2048 + 1024) / 4096 / .87);
 }
 
 /* The second result is written when the first is there. */
