@@ -211,7 +211,8 @@ double cost_message(const CostModel *m, bool same_host, int64_t bytes)
 {
     const bool turns = m->cpu && m->ranks > 2 && m->ranks > (int)m->device->processors;
     double measured;
-    if (turns && measured_comm(&m->device->points, COMM_EXCHANGE, m->ranks, bytes, &measured)) return measured;
+    if (turns && measured_comm(&m->device->points, COMM_EXCHANGE, m->ranks, bytes, &measured))
+        return measured;
     const CommPlace two = { .size = 2, .hosts = same_host ? 1 : 2, .here = same_host ? 2 : 1 };
     return exchange_seconds(m, two, 1, bytes);
 }

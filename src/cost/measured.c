@@ -265,8 +265,8 @@ static double by_shape(const Chosen *c, OpId id, const OpWork *w)
 }
 
 /* Microseconds of what a point of the op stands for, by so many ranks and threads. false: nothing was measured. */
-static bool one_of(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks, int threads,
-                   double *us)
+static bool one_of(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,
+                   int threads, double *us)
 {
     int count = 0;
     Chosen c;
@@ -281,8 +281,8 @@ static bool one_of(const DevicePoints *all, OpId id, const char *dtype, const Op
 
 /* Threads that share an op begin together and wait for the last once a call, in which so many heads, or experts, were
  * measured. Of more of them each takes its part of what one thread takes beside as many others. */
-static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks, int threads,
-                  double *seconds)
+static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,
+                  int threads, double *seconds)
 {
     const double measured = w->dims == 1 ? 1 : MEASURED_AT_ONCE, more = w->times - measured;
     double us, apart_us;

@@ -292,7 +292,8 @@ static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
     const double memory = (tensor_traffic(id, args) - epilogue) / rate;
     const int launches = launches_of(id, columns_of(id, args));
     const double far = far_traffic(id, args) / device_host_rate(m->device);
-    double seconds = fmax(fmax(arithmetic, memory) + epilogue / rate, far) + 1e-6 * launches * m->device->gap_us;
+    double seconds =
+        fmax(fmax(arithmetic, memory) + epilogue / rate, far) + 1e-6 * launches * m->device->gap_us;
     if (far == 0) measured_op(&m->device->points, id, args, 1, 1, &seconds);
     return (OpCost){ .seconds = seconds, .host = 1e-6 * launches * m->device->host_us, .launches = launches };
 }

@@ -84,7 +84,8 @@ static double measured(const double rate[KERNEL_FORMS], KernelForm form)
 /* (278 and 294 TFLOP/s forward, 257 and 259 of dx, 262 and 252 of dw, of 8 experts 1,536 wide) */
 double reached_by_experts(OpId id, KernelForm form)
 {
-    static const double fwd[KERNEL_FORMS] = { [FORM_MMA_SYNC] = 1 }, dx[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .90 },
+    static const double fwd[KERNEL_FORMS] = { [FORM_MMA_SYNC] = 1 },
+                        dx[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .90 },
                         dw[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .83 };
     return measured(id == OP_grouped_dx ? dx : id == OP_grouped_dw ? dw : fwd, form);
 }
@@ -94,7 +95,8 @@ double reached_by_attention(OpId id, KernelForm form, int64_t width)
 {
     static const double fwd64[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .89 },
                         bwd64[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .81 },
-                        wide[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .85 }, one[KERNEL_FORMS] = { [FORM_MMA_SYNC] = 1 };
+                        wide[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .85 },
+                        one[KERNEL_FORMS] = { [FORM_MMA_SYNC] = 1 };
     if (width > 128) return measured(wide, form);
     if (width > 64) return measured(one, form);
     return measured(id == OP_attention_fwd ? fwd64 : bwd64, form);

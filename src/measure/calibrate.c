@@ -95,8 +95,17 @@ static void add_attention(OpTimes *t, const int64_t *lengths, int count)
     static const int64_t heads[] = { 16, 32, 64, 128 }; /* how wide they are */
     for (int i = 0; i < count; i++)
         for (int k = 0; k < 4; k++) {
-            const Dims d = { "",     .B = 1, .T = lengths[i], .D = 64, .F = 64, .V = 64,
-                             .H = MEASURED_AT_ONCE, .K = MEASURED_AT_ONCE, heads[k], 1, 1 };
+            const Dims d = { "",
+                             .B = 1,
+                             .T = lengths[i],
+                             .D = 64,
+                             .F = 64,
+                             .V = 64,
+                             .H = MEASURED_AT_ONCE,
+                             .K = MEASURED_AT_ONCE,
+                             heads[k],
+                             1,
+                             1 };
             add_job(t, OP_attention_fwd, d, (Case){ "grid" });
             add_job(t, OP_attention_bwd, d, (Case){ "grid" });
         }
@@ -341,7 +350,7 @@ typedef struct {
     Stream *stream;
     char *a, *b; /* of so many bytes each, for */
     int64_t bytes;
-    char *other; /* of forget */
+    char *other;    /* of forget */
     float *product; /* of work: its tensors, and */
     int pieces;     /* how many in a turn */
 } CommBench;
@@ -476,7 +485,8 @@ static Err measure_comm(LocalRank *r, void *user)
     GlooWorld *world;
     const size_t most = (size_t)512 << 4 * (t->sizes - 1);
     CommBench c = { .a = calloc(2, most), .b = calloc(2, most), .other = calloc(1, NEAREST_BYTES) };
-    c.product = calloc(WORK_ROWS * (WORK_INPUTS + WORK_OUTPUTS) + WORK_OUTPUTS * WORK_INPUTS, sizeof *c.product);
+    c.product =
+        calloc(WORK_ROWS * (WORK_INPUTS + WORK_OUTPUTS) + WORK_OUTPUTS * WORK_INPUTS, sizeof *c.product);
     if (!c.a || !c.b || !c.other || !c.product) return err_set(ERR_MEMORY, "no memory to measure with");
     for (int i = 0; i < r->size; i++) all[i] = i;
     TRY(device_open(&dev, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
