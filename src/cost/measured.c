@@ -334,8 +334,9 @@ bool measured_comm(const DevicePoints *all, CommKind kind, int members, int64_t 
     return true;
 }
 
-/* (of other numbers of ranks the nearest counts; but where ranks take turns on the processors only what was measured
- * so) */
+/* (Behind more work than was measured it is no longer: the system's scheduler moves a thread that waits, within a few
+ * milliseconds. Of other numbers of ranks the nearest counts; but where ranks take turns on the processors only what was
+ * measured so.) */
 double measured_skew(const DevicePoints *all, int members, int ranks, int processors, double work)
 {
     int count = 0;
@@ -345,7 +346,11 @@ double measured_skew(const DevicePoints *all, int members, int ranks, int proces
     if (!points || members < 2) return 0;
     choose(&c, points, count, "", turns ? ranks : members, 1);
     if (turns && c.at[0]->ranks <= processors) return 0;
-    double least = INFINITY;
-    for (int i = 0; i < c.count; i++) least = fmin(least, c.at[i]->shape[0]);
-    return 1e-6 * fmax(0, by_size(&c, fmax(1e6 * work, least)) - by_size(&c, least));
+    double least = INFINITY, most = 0;
+    for (int i = 0; i < c.count; i++) {
+        least = fmin(least, c.at[i]->shape[0]);
+        most = fmax(most, c.at[i]->shape[0]);
+    }
+    const double at = fmin(fmax(1e6 * work, least), most);
+    return 1e-6 * fmax(0, by_size(&c, at) - by_size(&c, least));
 }
