@@ -334,9 +334,8 @@ bool measured_comm(const DevicePoints *all, CommKind kind, int members, int64_t 
     return true;
 }
 
-/* (Behind more work than was measured it is no longer: the system's scheduler moves a thread that waits, within a few
- * milliseconds. Of other numbers of ranks the nearest counts; but where ranks take turns on the processors only what was
- * measured so.) */
+/* (Behind more work than was measured it is no longer: by then the scheduler has moved a thread that waits. Of other
+ * numbers of ranks the nearest counts; but where ranks take turns on the processors only what was measured so.) */
 double measured_skew(const DevicePoints *all, int members, int ranks, int processors, double work)
 {
     int count = 0;
