@@ -7,6 +7,7 @@
 #include "../bench/l2_model.h"
 #include "cost/cost.h"
 #include "cost/measured.h"
+#include "cost/reached.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -101,6 +102,44 @@ TEST(products_take_whole_waves_of_tiles)
     SAME(linear_seconds(&deep, 512, 256, 4096), 2 * tile);
 }
 
+/* A tile alone is cut into as many sums as there are multiprocessors, none of them shorter than 512. */
+TEST(long_sums_of_few_tiles_are_cut)
+{
+    DeviceFile d = round_device();
+    const double tile = 2 * 128 * 256 * 4096 / (1e12 / 4);
+    SAME(linear_seconds(&d, 128, 256, 4096), tile / 4);
+    const double small = 2 * 64 * 64 * 1024 / .5 / (1e12 / 4);
+    SAME(linear_seconds(&d, 64, 64, 1024), small / 2);
+    SAME(linear_seconds(&d, 64, 64, 1000), small * 1000 / 1024);
+    d.tile_depth = 1024; /* each part begins and ends: two halves of 128 x 128 twice */
+    SAME(linear_seconds(&d, 128, 256, 4096), tile / 2 * (2048 + 1024) / 4096 / .87);
+}
+
+/* The second result is written when the first is there. */
+TEST(an_epilogue_comes_behind_the_arithmetic)
+{
+    const DeviceFile d = round_device();
+    CostModel m;
+    linear_fwd_args a = linear(512, 256, 4096);
+    OK(cost_open(&m, &d, 1));
+    const double alone = cost_op(&m, OP_linear_fwd, &a, 0).seconds;
+    a.gelu = bf16(2, 512, 256, 0, 0);
+    SAME(cost_op(&m, OP_linear_fwd, &a, 0).seconds, alone + 2 * 512 * 256 / 1e12);
+}
+
+/* A form of a kernel that was not measured has the rates of the one before it. */
+TEST(rates_that_kernels_reach)
+{
+    for (int id = 0; id < OP_COUNT; id++) {
+        CHECK(reached_of_copy((OpId)id) > 0 && reached_of_copy((OpId)id) < 1.1);
+        for (int form = 0; form < KERNEL_FORMS; form++) {
+            const double experts = reached_by_experts((OpId)id, form), wide = reached_by_attention((OpId)id, form, 128);
+            CHECK(experts > 0 && experts < 4 && wide > 0 && wide < 4);
+            CHECK(reached_by_attention((OpId)id, form, 64) < wide);
+        }
+    }
+}
+
 /* A product whose arithmetic takes as long as its bytes; then memory is a tenth slower, or faster. */
 TEST(a_product_takes_the_longer_of_arithmetic_and_bytes)
 {
@@ -118,9 +157,10 @@ TEST(memory_work_takes_its_bytes_and_a_gap)
     CostModel m;
     const gelu_fwd_args a = { .y = bf16(2, 1000, 500, 0, 0), .x = bf16(2, 1000, 500, 0, 0) };
     OK(cost_open(&m, &d, 1));
-    SAME(cost_op(&m, OP_gelu_fwd, &a, 0).seconds, 2 * 2 * 500000 / 1e12);
+    const double bytes = 2 * 2 * 500000 / (.96 / .9); /* as many as take as long at what memory_share means */
+    SAME(cost_op(&m, OP_gelu_fwd, &a, 0).seconds, bytes / 1e12);
     d.gap_us = 2, d.host_us = 3;
-    SAME(cost_op(&m, OP_gelu_fwd, &a, 0).seconds, 2 * 2 * 500000 / 1e12 + 2e-6);
+    SAME(cost_op(&m, OP_gelu_fwd, &a, 0).seconds, bytes / 1e12 + 2e-6);
     SAME(cost_op(&m, OP_gelu_fwd, &a, 0).host, 3e-6);
 }
 
@@ -137,9 +177,9 @@ TEST(fresh_gradients_are_not_read)
     a.fresh = 1;
     SAME(cost_op(&m, OP_linear_dw, &a, 0).seconds, (4 + 2 + 2) * 64. * 64 / 1e9);
     norm_bwd_args norm = { .dx = bf16(2, 64, 64, 0, 0), .dy = bf16(2, 64, 64, 0, 0), .x = bf16(2, 64, 64, 0, 0) };
-    SAME(cost_op(&m, OP_norm_bwd, &norm, 0).seconds, 4 * 2 * 64. * 64 / 1e9);
+    SAME(cost_op(&m, OP_norm_bwd, &norm, 0).seconds, 4 * 2 * 64. * 64 / (1e9 * .64 / .9));
     norm.fresh_dx = 1;
-    SAME(cost_op(&m, OP_norm_bwd, &norm, 0).seconds, 3 * 2 * 64. * 64 / 1e9);
+    SAME(cost_op(&m, OP_norm_bwd, &norm, 0).seconds, 3 * 2 * 64. * 64 / (1e9 * .64 / .9));
 }
 
 TEST(experts_share_their_waves)
@@ -189,6 +229,7 @@ TEST(weights_of_experts_with_few_rows_bound_them)
     DeviceFile d;
     CostModel m;
     OK(device_file_read("h100", &d));
+    d.experts_share = .57; /* (slower kernels are bound by their tiles, of which most rows are empty) */
     OK(cost_open(&m, &d, 1));
     const double bytes = 2 * (64 * 2048. * 4096 + 64 * 16 * (2048. + 4096));
     SAME(grouped_seconds(&m, 64 * 16, 2048, 4096, 64),
@@ -210,10 +251,10 @@ static double attention_seconds(int64_t T, int64_t window)
 TEST(attention_counts_pairs_that_see_each_other)
 {
     const double T = 4096, pairs = T * (T + 1) / 2, keys = pairs / T;
-    SAME(attention_seconds(4096, 0), 2 * 4 * 128 * pairs / (.5e12 * keys / (keys + 300)));
+    SAME(attention_seconds(4096, 0), 2 * 4 * 128 * pairs / (.5e12 * keys / (keys + 283)));
     double seen = 0; /* a query at t sees min(t + 1, 256) */
     for (int t = 0; t < 4096; t++) seen += t + 1 < 256 ? t + 1 : 256;
-    SAME(attention_seconds(4096, 256), 2 * 4 * 128 * seen / (.5e12 * (seen / T) / (seen / T + 300)));
+    SAME(attention_seconds(4096, 256), 2 * 4 * 128 * seen / (.5e12 * (seen / T) / (seen / T + 283)));
 }
 
 /* Key by key, of any spans. */
@@ -333,8 +374,8 @@ static double embedding_seconds(int64_t tokens, int64_t rows)
 
 TEST(of_an_embedding_the_rows_that_tokens_have_are_read)
 {
-    SAME(embedding_seconds(1000, 100000), (2 * 200 + 4) * 1000 / 1e12);
-    SAME(embedding_seconds(1000, 500), (200 * 1000 + 200 * 500 + 4 * 1000) / 1e12);
+    SAME(embedding_seconds(1000, 100000), (2 * 200 + 4) * 1000 / (1e12 * .76 / .9));
+    SAME(embedding_seconds(1000, 500), (200 * 1000 + 200 * 500 + 4 * 1000) / (1e12 * .76 / .9));
 }
 
 TEST(more_work_never_takes_less)

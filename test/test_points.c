@@ -194,23 +194,27 @@ TEST(collectives_by_bytes_and_members)
     CHECK(measured_comm(&all, COMM_ALL_GATHER, 4, 8, &s));
     CHECK_CLOSE(1e6 * s, 200, 1e-9, "four members");
     CHECK(!measured_comm(&all, COMM_BARRIER, 2, 0, &s));
-    CHECK(measured_skew(&all, 2, 1) == 0);
+    CHECK(measured_skew(&all, 2, 2, 2, 1) == 0);
     device_points_free(&all);
 }
 
-/* What the latest is behind, beyond what it is behind the shortest work. */
-TEST(the_latest_by_work_and_members)
+/* What a call behind work takes, beyond what it takes behind the shortest. */
+TEST(calls_behind_work)
 {
+    enum { MANY = 64 };
     DevicePoints all = { 0 };
     add(&all, "comm.skew", "2 100 4");
     add(&all, "comm.skew", "2 10000 36");
     add(&all, "comm.skew", "4 100 8");
     add(&all, "comm.skew", "4 400 10");
     OK(device_points_order(&all));
-    CHECK(measured_skew(&all, 2, 0) == 0 && measured_skew(&all, 2, 100e-6) == 0 && measured_skew(&all, 1, 1) == 0);
-    CHECK_CLOSE(1e6 * measured_skew(&all, 2, 1000e-6), 12 - 4, 1e-9, "between two");
-    CHECK_CLOSE(1e6 * measured_skew(&all, 2, 20000e-6), 72 - 4, 1e-9, "beyond the last");
-    CHECK_CLOSE(1e6 * measured_skew(&all, 8, 400e-6), 10 - 8, 1e-9, "of the nearest number");
+    CHECK(measured_skew(&all, 2, 2, MANY, 0) == 0 && measured_skew(&all, 2, 2, MANY, 100e-6) == 0);
+    CHECK(measured_skew(&all, 1, 1, MANY, 1) == 0);
+    CHECK_CLOSE(1e6 * measured_skew(&all, 2, 2, MANY, 1000e-6), 12 - 4, 1e-9, "between two");
+    CHECK_CLOSE(1e6 * measured_skew(&all, 2, 2, MANY, 20000e-6), 36 - 4, 1e-9, "beyond the last");
+    CHECK_CLOSE(1e6 * measured_skew(&all, 8, 8, MANY, 400e-6), 10 - 8, 1e-9, "of the nearest number");
+    CHECK_CLOSE(1e6 * measured_skew(&all, 2, 4, 2, 400e-6), 10 - 8, 1e-9, "as many ranks take turns");
+    CHECK(measured_skew(&all, 2, 8, 4, 1) == 0); /* nobody took turns on four processors when this was measured */
     device_points_free(&all);
 }
 

@@ -225,9 +225,9 @@ TEST(what_is_sent_fast_is_not_waited_for)
     CHECK(waited(&p) >= 0 && waited(&p) < 1e-2 * p.step_s && p.bubble_s == 0);
 }
 
-/* Two ranks of a host whose latest is behind by a tenth of their work since they met: as much longer are their calls,
- * where no product is beside them. With one processor they take turns, and nobody waits. */
-TEST(a_call_begins_when_the_latest_comes)
+/* Two ranks of a host whose calls take longer by a tenth of their work since they met, where no product is beside them.
+ * Of four that take turns on two processors it was not measured. */
+TEST(calls_take_longer_behind_work)
 {
     static DevicePoint points[] = { { "skew", "", 2, 1, 1, { 1e-3 }, 1e-4 }, { "skew", "", 2, 1, 1, { 1e9 }, 1e8 } };
     const DevicePoints skew = { .items = points, .count = 2, .names = 1 };
@@ -242,10 +242,9 @@ TEST(a_call_begins_when_the_latest_comes)
     OK(predict(&m, &c.spec, c.grid, &late));
     const double ops = late.shares.now - waited(&late), more = (waited(&late) - waited(&even)) / ops;
     CHECK_MSG(more > 0.03 && more < 0.1 + 1e-6, "%g of the work", more);
-    c.device.processors = 1;
-    OK(cost_open(&m, &c.device, 2));
-    OK(predict(&m, &c.spec, c.grid, &late));
-    NEAR(waited(&late), waited(&even), 1e-6);
+    CHECK(cost_skew(&m, 2, 1) > 0);
+    OK(cost_open(&m, &c.device, 4));
+    CHECK(cost_skew(&m, 2, 1) == 0);
 }
 
 /* Sums of gradients go on beside the backward: much of what is sent is not waited for, and with more arithmetic less is. */

@@ -104,7 +104,7 @@ TEST(published_steps_within_the_errors_that_are_documented)
     const Errors dense = errors_of(&rows, &published_rates, DENSE);
     const Errors mixtures = errors_of(&rows, &published_rates, MIXTURES);
     CHECK(dense.count == 27 && mixtures.count == 18);
-    CHECK_MSG(dense.absolute / dense.count < 5.3 && fabs(dense.worst) < 13.5, "%.2f %.1f",
+    CHECK_MSG(dense.absolute / dense.count < 5.3 && fabs(dense.worst) < 14.0, "%.2f %.1f",
               dense.absolute / dense.count, dense.worst);
     CHECK_MSG(mixtures.absolute / mixtures.count < 8.1 && fabs(mixtures.worst) < 18.5, "%.2f %.1f",
               mixtures.absolute / mixtures.count, mixtures.worst);

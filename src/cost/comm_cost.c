@@ -206,8 +206,13 @@ double cost_exchange(const CostModel *m, CommPlace p, const CommMessage *message
     return p.size < 2 || !count ? 0 : exchange_seconds(m, p, peers[send], bytes[send]);
 }
 
+/* (ranks that take turns on processors find theirs taken, as members of a group of all of them do) */
 double cost_message(const CostModel *m, bool same_host, int64_t bytes)
 {
+    const bool turns = m->cpu && m->ranks > 2 && m->ranks > (int)m->device->processors;
+    double measured;
+    if (turns && measured_comm(&m->device->points, COMM_EXCHANGE, m->ranks, bytes, &measured))
+        return measured;
     const CommPlace two = { .size = 2, .hosts = same_host ? 1 : 2, .here = same_host ? 2 : 1 };
     return exchange_seconds(m, two, 1, bytes);
 }
@@ -221,8 +226,8 @@ double cost_copy(const CostModel *m, int64_t bytes)
 
 double cost_skew(const CostModel *m, int members, double work)
 {
-    if (!m->cpu || m->ranks > (int)m->device->processors) return 0;
-    return measured_skew(&m->device->points, members, work);
+    if (!m->cpu) return 0;
+    return measured_skew(&m->device->points, members, m->ranks, (int)m->device->processors, work);
 }
 
 double cost_pace_beside(const CostModel *m) { return 1 - m->device->overlap_cost; }

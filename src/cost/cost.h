@@ -84,8 +84,8 @@ double cost_message(const CostModel *m, bool same_host, int64_t bytes);
  * to memory, of all ranks at once. */
 double cost_copy(const CostModel *m, int64_t bytes);
 
-/* How long a call waits for the latest of its members, which have worked for so long since they met. 0 where they take
- * turns on a host's processors: one computes while another waits. */
+/* How much longer a call takes because its members have worked for so long since they met: one is late, and the threads
+ * that carry the call wait for processors. */
 double cost_skew(const CostModel *m, int members, double work);
 
 /* How far ops come in a second in which a call is under way: less than a second's work. */

@@ -264,8 +264,9 @@ static double by_shape(const Chosen *c, OpId id, const OpWork *w)
     return volume(id, w->shape) / exp(m.sum / m.weights);
 }
 
-static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,
-                  int threads, double *seconds)
+/* Microseconds of what a point of the op stands for, by so many ranks and threads. false: nothing was measured. */
+static bool one_of(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,
+                   int threads, double *us)
 {
     int count = 0;
     Chosen c;
@@ -274,7 +275,21 @@ static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpW
     choose(&c, points, count, dtype, ranks, threads);
     if (!c.count) choose(&c, points, count, dtype_name(F32), ranks, threads);
     if (!c.count) return false;
-    *seconds = 1e-6 * w->times * (w->dims == 1 ? by_size(&c, w->shape[0]) : by_shape(&c, id, w));
+    *us = w->dims == 1 ? by_size(&c, w->shape[0]) : by_shape(&c, id, w);
+    return true;
+}
+
+/* Threads that share an op begin together and wait for the last once a call, in which so many heads, or experts, were
+ * measured. Of more of them each takes its part of what one thread takes beside as many others. */
+static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,
+                  int threads, double *seconds)
+{
+    const double measured = w->dims == 1 ? 1 : MEASURED_AT_ONCE, more = w->times - measured;
+    double us, apart_us;
+    if (!one_of(all, id, dtype, w, ranks, threads, &us)) return false;
+    *seconds = 1e-6 * w->times * us;
+    if (threads > 1 && more > 0 && one_of(all, id, dtype, w, ranks * threads, 1, &apart_us))
+        *seconds = 1e-6 * fmin(w->times * us, measured * us + more * apart_us / threads);
     return true;
 }
 
@@ -319,15 +334,22 @@ bool measured_comm(const DevicePoints *all, CommKind kind, int members, int64_t 
     return true;
 }
 
-/* (of more ranks than were measured at once the nearest number counts) */
-double measured_skew(const DevicePoints *all, int members, double work)
+/* (Behind more work than was measured it is no longer: by then the scheduler has moved a thread that waits. Of other
+ * numbers of ranks the nearest counts; but where ranks take turns on the processors only what was measured so.) */
+double measured_skew(const DevicePoints *all, int members, int ranks, int processors, double work)
 {
     int count = 0;
     Chosen c;
     const DevicePoint *points = device_points_of(all, SKEW_NAME, &count);
+    const bool turns = ranks > processors;
     if (!points || members < 2) return 0;
-    choose(&c, points, count, "", members, 1);
-    double least = INFINITY;
-    for (int i = 0; i < c.count; i++) least = fmin(least, c.at[i]->shape[0]);
-    return 1e-6 * fmax(0, by_size(&c, fmax(1e6 * work, least)) - by_size(&c, least));
+    choose(&c, points, count, "", turns ? ranks : members, 1);
+    if (turns && c.at[0]->ranks <= processors) return 0;
+    double least = INFINITY, most = 0;
+    for (int i = 0; i < c.count; i++) {
+        least = fmin(least, c.at[i]->shape[0]);
+        most = fmax(most, c.at[i]->shape[0]);
+    }
+    const double at = fmin(fmax(1e6 * work, least), most);
+    return 1e-6 * fmax(0, by_size(&c, at) - by_size(&c, least));
 }

@@ -27,6 +27,9 @@ typedef struct {
 
 OpWork op_work(OpId id, const void *args);
 
+/* Heads, or experts, of a call by which a point was measured. */
+enum { MEASURED_AT_ONCE = 4 };
+
 /* Pairs of a query and a key that it sees, of so many queries at the end of so many keys. */
 double causal_pairs(double queries, double keys);
 
@@ -40,12 +43,16 @@ bool measured_op(const DevicePoints *all, OpId id, const void *args, int ranks, 
 /* A collective of so many members, each of which sends so many bytes. false: nothing of its kind was measured. */
 bool measured_comm(const DevicePoints *all, CommKind kind, int members, int64_t bytes, double *seconds);
 
-/* The section [comm.skew]: microseconds by which the latest of so many ranks is behind the mean of them, after so many
- * microseconds (the size of a point) of work since they met. */
+/*
+ * The section [comm.skew]: microseconds that a small call adds to so many microseconds (the size of a point) of work
+ * before it. Its members are not equally fast, and the threads that carry a call may find their processor at work for
+ * another rank, while that rank's own is idle.
+ */
 #define SKEW_NAME "skew"
 
-/* Seconds that a collective waits for the latest member after so many seconds of work, beyond what is in its own time,
- * which was measured behind the shortest work of these points. 0: nothing of the kind was measured. */
-double measured_skew(const DevicePoints *all, int members, double work);
+/* Seconds that a call of so many members takes longer behind so many seconds of work, on a host with so many ranks and
+ * processors, than in its own time, which was measured behind the shortest work of these points. 0: nothing of the kind
+ * was measured. */
+double measured_skew(const DevicePoints *all, int members, int ranks, int processors, double work);
 
 #endif

@@ -12,6 +12,7 @@
 #include "base/int64.h"
 #include "cost/cost.h"
 #include "cost/measured.h"
+#include "cost/reached.h"
 
 const char *family_name(OpFamily f)
 {
@@ -191,6 +192,20 @@ static double tiled(Product p, Tile t, double multiprocessors, double tile_depth
     return rounds * multiprocessors * each;
 }
 
+/* With so few tiles that some multiprocessors had none, the library cuts long sums into parts, which are tiles of their
+ * own: each begins and ends. */
+static double split(Product p, Tile t, double multiprocessors, double tile_depth, bool apart)
+{
+    enum { PARTS_MOST = 32, DEPTH_LEAST = 512 };
+    double best = tiled(p, t, multiprocessors, tile_depth, apart);
+    if (p.count * ceil(p.rows / t.rows) * ceil(p.columns / t.columns) >= multiprocessors) return best;
+    for (int parts = 2; parts <= PARTS_MOST && p.depth / parts >= DEPTH_LEAST; parts++) {
+        const Product part = { ceil(p.rows / t.rows) * t.rows * parts, p.columns, p.depth / parts, p.count };
+        best = fmin(best, tiled(part, t, multiprocessors, tile_depth, apart));
+    }
+    return best;
+}
+
 /* (tiles that cuBLASLt has) */
 double product_flop(Product p, double multiprocessors, double tile_depth, bool apart)
 {
@@ -199,7 +214,7 @@ double product_flop(Product p, double multiprocessors, double tile_depth, bool a
     };
     double best = INFINITY;
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
-        best = fmin(best, tiled(p, tiles[i], multiprocessors, tile_depth, apart));
+        best = fmin(best, split(p, tiles[i], multiprocessors, tile_depth, apart));
     return best;
 }
 
@@ -226,18 +241,15 @@ static const Tile GROUPED_TILE = { 128, 128, 1 }; /* cuda/grouped.cu's */
 /* Arithmetic of the pairs that see each other: two products forward, five backward. */
 static double attention_seconds(const CostModel *m, OpId id, const void *args)
 {
-    enum {
-        SHORT = 300
-    }; /* keys at which half of the time goes into begin, end and the diagonal's masked half */
     const OpWork w = op_work(id, args);
     const bool forward = id == OP_attention_fwd;
     const Tensor q = forward ? ((const attention_fwd_args *)args)->q : ((const attention_bwd_args *)args)->q;
     const double pairs = w.times * causal_pairs(w.shape[0], w.shape[1]);
     const double keys = pairs / (double)(q.dim[0] * q.dim[1] * q.dim[2]);
-    const double width = q.dim[3] <= 64 ? .72 : q.dim[3] > 128 ? .85 : 1;
     const double best = 1e12 * (forward ? m->device->attention_fwd_tflops : m->device->attention_bwd_tflops);
-    const double rate = is_wide(id, args) ? peak_of(m, true) / 2 : best * m->device->attention_share * width;
-    return (forward ? 4 : 10) * pairs * w.shape[2] / (rate * keys / (keys + SHORT));
+    const double part = m->device->attention_share * reached_by_attention(id, kernel_form(id), q.dim[3]);
+    const double rate = is_wide(id, args) ? peak_of(m, true) / 2 : best * part;
+    return (forward ? 4 : 10) * pairs * w.shape[2] / (rate * keys / (keys + reached_short_keys(id)));
 }
 
 /* ---- any op ---- */
@@ -252,17 +264,38 @@ static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
     const double multiprocessors = m->device->multiprocessors, depth = m->device->tile_depth;
     if (family == FAMILY_PRODUCTS) return product_flop(p, multiprocessors, depth, false) / peak_of(m, wide);
     return tiled(p, GROUPED_TILE, multiprocessors, depth, false) /
-           (peak_of(m, wide) * m->device->experts_share);
+           (peak_of(m, wide) * m->device->experts_share * reached_by_experts(id, kernel_form(id)));
+}
+
+/* Bytes of a tensor that a product's epilogue reads or writes besides: they come when the arithmetic is done. */
+static double epilogue_bytes(OpId id, const void *args)
+{
+    const linear_fwd_args *fwd = args;
+    const linear_dx_args *dx = args;
+    if (id == OP_linear_fwd && fwd->gelu.data) return (double)tensor_bytes(fwd->gelu);
+    return id == OP_linear_dx && dx->gelu_x.data ? (double)tensor_bytes(dx->gelu_x) : 0;
+}
+
+/* Bytes a second of memory work: memory_share is that of a kernel at .9 of a copy's bandwidth. */
+static double memory_rate(const CostModel *m, OpId id)
+{
+    static const double OF_COPY = .9;
+    const OpFamily family = family_of(id);
+    const bool memory = family == FAMILY_MEMORY || family == FAMILY_OPTIMIZER;
+    const double all = 1e9 * m->device->memory_gb_s * m->device->memory_share;
+    return memory ? all * reached_of_copy(id) / OF_COPY : all;
 }
 
 /* What was measured counts more than shares of a data sheet; it includes the gap. */
 static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
 {
     const double arithmetic = arithmetic_seconds(m, id, args);
-    const double memory = tensor_traffic(id, args) / (1e9 * m->device->memory_gb_s * m->device->memory_share);
+    const double epilogue = epilogue_bytes(id, args), rate = memory_rate(m, id);
+    const double memory = (tensor_traffic(id, args) - epilogue) / rate;
     const int launches = launches_of(id, columns_of(id, args));
     const double far = far_traffic(id, args) / device_host_rate(m->device);
-    double seconds = fmax(fmax(arithmetic, memory), far) + 1e-6 * launches * m->device->gap_us;
+    double seconds =
+        fmax(fmax(arithmetic, memory) + epilogue / rate, far) + 1e-6 * launches * m->device->gap_us;
     if (far == 0) measured_op(&m->device->points, id, args, 1, 1, &seconds);
     return (OpCost){ .seconds = seconds, .host = 1e-6 * launches * m->device->host_us, .launches = launches };
 }

@@ -43,26 +43,14 @@ typedef struct {
     OpWork work;
 } Measured;
 
-/* How long ranks take that begin the same work at once: so many pieces of it, and how often that is done in a sweep. */
-enum { SKEW_SIZES = 6, SKEW_TURNS = 64, SKEW_ALL = SWEEPS * SKEW_TURNS };
-static const int skew_pieces[SKEW_SIZES] = { 0, 1, 4, 16, 64, 256 },
-                 skew_turns[SKEW_SIZES] = { SKEW_TURNS, SKEW_TURNS, 32, 24, 12, 6 };
-
-typedef struct {
-    int count[SKEW_SIZES]; /* turns so far */
-    double s[SKEW_SIZES][SKEW_ALL];
-} Worked;
-
 typedef struct {
     int job_count, round_count;
     double budget_s; /* of a job */
-    bool brief;
     Round round[ROUNDS_MOST];
     int now; /* the round */
     double copy_gb_s[ROUNDS_MOST][LOCAL_RANKS_MOST];
     Job job[JOBS_MOST];
     Measured at[ROUNDS_MOST][LOCAL_RANKS_MOST][JOBS_MOST];
-    Worked worked[ROUNDS_MOST][LOCAL_RANKS_MOST]; /* of rounds with several ranks */
 } OpTimes;
 
 static void add_job(OpTimes *t, OpId id, Dims d, Case c)
@@ -91,7 +79,7 @@ static void add_products(OpTimes *t, int count, double flop_most)
 
 static void add_grouped(OpTimes *t, int count, double flop_most)
 {
-    enum { EXPERTS = 4 };
+    enum { EXPERTS = MEASURED_AT_ONCE };
     static const OpId ids[] = { OP_grouped_fwd, OP_grouped_dx, OP_grouped_dw };
     for (int i = 0; i < (count + 1) * count * count; i++) {
         const int64_t R = row_counts[i / count / count], O = widths[i / count % count], I = widths[i % count];
@@ -107,8 +95,17 @@ static void add_attention(OpTimes *t, const int64_t *lengths, int count)
     static const int64_t heads[] = { 16, 32, 64, 128 }; /* how wide they are */
     for (int i = 0; i < count; i++)
         for (int k = 0; k < 4; k++) {
-            const Dims d = { "",     .B = 1, .T = lengths[i], .D = 64, .F = 64, .V = 64,
-                             .H = 4, .K = 4, heads[k],        1,       1 };
+            const Dims d = { "",
+                             .B = 1,
+                             .T = lengths[i],
+                             .D = 64,
+                             .F = 64,
+                             .V = 64,
+                             .H = MEASURED_AT_ONCE,
+                             .K = MEASURED_AT_ONCE,
+                             heads[k],
+                             1,
+                             1 };
             add_job(t, OP_attention_fwd, d, (Case){ "grid" });
             add_job(t, OP_attention_bwd, d, (Case){ "grid" });
         }
@@ -142,9 +139,6 @@ static void make_jobs(OpTimes *t, bool brief)
     add_attention(t, lengths, brief ? 1 : 7);
     add_others(t, brief ? 1 : 4);
 }
-
-/* Rounds whose ranks are compared. */
-static bool is_skewed(const Round *r) { return r->ranks > 1 && r->dtype == F32; }
 
 static void add_round(OpTimes *t, int ranks, int threads, DType dtype)
 {
@@ -303,36 +297,6 @@ static Err measure_copy(Bench *b)
     return ERR_OK;
 }
 
-/* A turn: bytes that go through memory, and products behind them. */
-static Err work(Bench *b, int pieces)
-{
-    const int threads = b->times->round[b->times->now].threads;
-    forget(b->other, threads);
-    for (int i = 0; i < pieces; i++) {
-        forget(b->other, threads);
-        TRY(run_any(&b->dev.stream, OP_linear_fwd, &b->sets[i % b->set_count]));
-    }
-    return ERR_OK;
-}
-
-static Err measure_skew(Bench *b, bool brief)
-{
-    const Job product = { OP_linear_fwd,
-                          { "", .B = 1, .T = 128, .D = 512, .F = 64, .V = 64, .H = 1, .K = 1, .C = 128, 1,
-                            1 },
-                          { "skew", PROJ } };
-    Worked *out = &b->times->worked[b->times->now][b->rank->rank];
-    TRY(make_sets(b, &product));
-    for (int i = 0; i < SKEW_SIZES - 3 * brief; i++)
-        for (int turn = 0; turn < skew_turns[i]; turn++) {
-            TRY(local_ranks_meet(b->rank));
-            const double begin = clock_s();
-            TRY(work(b, skew_pieces[i]));
-            out->s[i][out->count[i]++] = clock_s() - begin;
-        }
-    return ERR_OK;
-}
-
 static Err measure_jobs(Bench *b)
 {
     void *base;
@@ -340,7 +304,6 @@ static Err measure_jobs(Bench *b)
     arena_init(&b->arena, "calibrate", base, ARENA_BYTES);
     Err err = measure_copy(b);
     for (int i = 0; i < b->times->job_count && !err; i++) err = measure_job(b, i);
-    if (!err && is_skewed(&b->times->round[b->times->now])) err = measure_skew(b, b->times->brief);
     maker_close(&b->maker);
     device_free(&b->dev, base, ARENA_BYTES);
     return err;
@@ -370,11 +333,16 @@ static Err measure_ops(LocalRank *r, void *user)
 enum { COMM_SIZES = 5, COMM_REPEATS = 200 };
 static const double NOISY_TAIL = 2;
 
+/* Pieces of work, some 50 us each, that members come from. */
+enum { WORK_SIZES = 6, WORK_ROWS = 32, WORK_OUTPUTS = 512, WORK_INPUTS = 128 };
+static const int work_pieces[WORK_SIZES] = { 0, 1, 2, 4, 16, 64 };
+
 typedef struct {
     double budget_s; /* of a kind at a size */
     int sizes;
     int64_t bytes[COMM_KIND_COUNT][COMM_SIZES]; /* that a member sends */
     Measured at[LOCAL_RANKS_MOST][COMM_KIND_COUNT][COMM_SIZES];
+    Measured behind[LOCAL_RANKS_MOST][WORK_SIZES], work[LOCAL_RANKS_MOST][WORK_SIZES];
 } CommTimes;
 
 typedef struct {
@@ -382,7 +350,9 @@ typedef struct {
     Stream *stream;
     char *a, *b; /* of so many bytes each, for */
     int64_t bytes;
-    char *other; /* of forget */
+    char *other;    /* of forget */
+    float *product; /* of work: its tensors, and */
+    int pieces;     /* how many in a turn */
 } CommBench;
 
 static Err exchange_ring(CommBench *c)
@@ -431,6 +401,18 @@ static Err call(CommBench *c, CommKind kind)
     }
 }
 
+/* Bytes that go through memory, and products behind them. */
+static Err work(CommBench *c)
+{
+    enum { N = WORK_ROWS, O = WORK_OUTPUTS, I = WORK_INPUTS };
+    float *x = c->product, *y = x + N * I, *w = y + N * O;
+    forget(c->other, 1);
+    for (int i = 0; i < c->pieces; i++)
+        TRY(op(c->stream, linear_fwd, .y = tensor_of(y, F32, N, O), .x = tensor_of(x, F32, N, I),
+               .w = tensor_of(w, F32, O, I), .leaf = I));
+    return ERR_OK;
+}
+
 /* Seconds of a turn of work, and of a call behind it if there is one, on the average of a few turns. */
 static Err time_turns(CommBench *c, const CommKind *kind, double *out)
 {
@@ -438,7 +420,7 @@ static Err time_turns(CommBench *c, const CommKind *kind, double *out)
     TRY(comm_barrier(&c->comm, c->stream));
     const double from = clock_s();
     for (int i = 0; i < TURNS; i++) {
-        forget(c->other, 1);
+        TRY(work(c));
         if (kind) TRY(call(c, *kind));
     }
     *out = (clock_s() - from) / TURNS;
@@ -446,8 +428,9 @@ static Err time_turns(CommBench *c, const CommKind *kind, double *out)
 }
 
 /* What calls add to the work between them, on all members as often as rank 0 finds time for. Members come to a call
- * from work of their own, as in a step: one is late, and who waited for it has to wake up. */
-static Err time_calls(CommBench *c, CommKind kind, double budget_s, Measured *out)
+ * from work of their own, as in a step: one is late, who waited for it has to wake up, and the threads that carry the
+ * call find processors at work. alone: how long the work takes; or NULL. */
+static Err time_calls(CommBench *c, CommKind kind, double budget_s, Measured *out, Measured *alone)
 {
     double with[COMM_REPEATS], without[COMM_REPEATS];
     int64_t on = 1;
@@ -461,7 +444,23 @@ static Err time_calls(CommBench *c, CommKind kind, double budget_s, Measured *ou
         on = c->comm.rank == 0 && clock_s() - begin < budget_s;
         TRY(comm_sum_i64(&c->comm, c->stream, &on, 1, NULL));
     }
-    keep_sweep(out, fmax(mean_us(with, n) - mean_us(without, n), 1), with, n);
+    const double took = mean_us(without, n);
+    keep_sweep(out, fmax(mean_us(with, n) - took, 1), with, n);
+    if (alone) keep_sweep(alone, took, without, n);
+    return ERR_OK;
+}
+
+/* A small call behind more and more work. */
+static Err time_behind(CommBench *c, CommTimes *t)
+{
+    enum { BYTES = 512 };
+    c->bytes = BYTES;
+    for (int i = 0; i < WORK_SIZES - (t->sizes < COMM_SIZES ? 3 : 0); i++) {
+        c->pieces = work_pieces[i];
+        TRY(time_calls(c, COMM_ALL_GATHER, 4 * t->budget_s, &t->behind[c->comm.rank][i],
+                       &t->work[c->comm.rank][i]));
+    }
+    c->pieces = 0;
     return ERR_OK;
 }
 
@@ -470,7 +469,7 @@ static Err time_kinds(CommBench *c, CommTimes *t)
     for (int kind = 0; kind < COMM_KIND_COUNT; kind++)
         for (int i = 0; i < (kind == COMM_BARRIER ? 1 : t->sizes); i++) {
             c->bytes = (int64_t)512 << 4 * i;
-            TRY(time_calls(c, (CommKind)kind, t->budget_s, &t->at[c->comm.rank][kind][i]));
+            TRY(time_calls(c, (CommKind)kind, t->budget_s, &t->at[c->comm.rank][kind][i], NULL));
             const int64_t before = c->comm.bytes[kind];
             TRY(call(c, (CommKind)kind));
             if (c->comm.rank == 0) t->bytes[kind][i] = c->comm.bytes[kind] - before;
@@ -486,19 +485,23 @@ static Err measure_comm(LocalRank *r, void *user)
     GlooWorld *world;
     const size_t most = (size_t)512 << 4 * (t->sizes - 1);
     CommBench c = { .a = calloc(2, most), .b = calloc(2, most), .other = calloc(1, NEAREST_BYTES) };
-    if (!c.a || !c.b || !c.other) return err_set(ERR_MEMORY, "no memory to measure with");
+    c.product =
+        calloc(WORK_ROWS * (WORK_INPUTS + WORK_OUTPUTS) + WORK_OUTPUTS * WORK_INPUTS, sizeof *c.product);
+    if (!c.a || !c.b || !c.other || !c.product) return err_set(ERR_MEMORY, "no memory to measure with");
     for (int i = 0; i < r->size; i++) all[i] = i;
     TRY(device_open(&dev, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
     TRY(local_ranks_connect(r, &world));
     TRY(comm_open_gloo(world, &c.comm, "world", all, r->size));
     c.stream = &dev.stream;
-    const Err err = time_kinds(&c, t);
+    Err err = time_kinds(&c, t);
+    if (!err) err = time_behind(&c, t);
     comm_close(&c.comm);
     gloo_world_close(world);
     device_close(&dev);
     free(c.a);
     free(c.b);
     free(c.other);
+    free(c.product);
     return err;
 }
 
@@ -544,30 +547,6 @@ static Err take_round(const OpTimes *t, Calibration *out)
     return ERR_OK;
 }
 
-/* By how much the latest of ranks is behind the mean of them, turn by turn. */
-static Err take_skew(const OpTimes *t, Calibration *out)
-{
-    const Round *round = &t->round[t->now];
-    const Worked *w = t->worked[t->now];
-    for (int i = 0; i < SKEW_SIZES && w->count[i]; i++) {
-        double behind[SKEW_ALL], all = 0;
-        for (int turn = 0; turn < w->count[i]; turn++) {
-            double latest = 0, mean = 0;
-            for (int r = 0; r < round->ranks; r++) {
-                latest = fmax(latest, w[r].s[i][turn]);
-                mean += w[r].s[i][turn] / round->ranks;
-            }
-            behind[turn] = latest - mean;
-            all += mean / w->count[i];
-        }
-        DevicePoint p = { .name = SKEW_NAME, .ranks = round->ranks, .threads = 1, .dims = 1 };
-        p.shape[0] = ceil(1e6 * all);
-        p.us = fmax(mean_us(behind, w->count[i]), 1e-3);
-        TRY(device_points_add(&out->points, &p));
-    }
-    return ERR_OK;
-}
-
 static Err take_comm(const CommTimes *t, int members, Calibration *out)
 {
     for (int kind = 0; kind < COMM_KIND_COUNT; kind++)
@@ -586,6 +565,19 @@ static Err take_comm(const CommTimes *t, int members, Calibration *out)
     return ERR_OK;
 }
 
+/* What a small call adds behind so much work. (where members are more than processors, their work took turns) */
+static Err take_behind(const CommTimes *t, int members, Calibration *out)
+{
+    for (int i = 0; i < WORK_SIZES && t->work[0][i].count; i++) {
+        double tail;
+        DevicePoint p = { .name = SKEW_NAME, .ranks = members, .threads = 1, .dims = 1 };
+        p.shape[0] = ceil(mean_of(&t->work[0][i], sizeof t->work[0], members, &tail));
+        p.us = fmax(mean_of(&t->behind[0][i], sizeof t->behind[0], members, &tail), 1e-3);
+        TRY(device_points_add(&out->points, &p));
+    }
+    return ERR_OK;
+}
+
 static Err run_rounds(OpTimes *t, double sweep_s)
 {
     t->budget_s = sweep_s / (t->round_count * t->job_count);
@@ -596,10 +588,7 @@ static Err run_rounds(OpTimes *t, double sweep_s)
 
 static Err take_ops(OpTimes *t, Calibration *out)
 {
-    for (t->now = 0; t->now < t->round_count; t->now++) {
-        TRY(take_round(t, out));
-        if (is_skewed(&t->round[t->now])) TRY(take_skew(t, out));
-    }
+    for (t->now = 0; t->now < t->round_count; t->now++) TRY(take_round(t, out));
     return ERR_OK;
 }
 
@@ -630,13 +619,15 @@ static Err sweep(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_MEMBERS])
 
 static Err run_all(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_MEMBERS], Calibration *out)
 {
-    ops->brief = o.brief;
     make_jobs(ops, o.brief);
     make_rounds(ops, out->processors);
     for (int i = 0; i < COMM_MEMBERS; i++) comm[i].sizes = o.brief ? 2 : COMM_SIZES;
     TRY(sweep(o, ops, comm));
     TRY(take_ops(ops, out));
-    for (int i = 0; i < COMM_MEMBERS; i++) TRY(take_comm(&comm[i], comm_members[i], out));
+    for (int i = 0; i < COMM_MEMBERS; i++) {
+        TRY(take_comm(&comm[i], comm_members[i], out));
+        TRY(take_behind(&comm[i], comm_members[i], out));
+    }
     return device_points_order(&out->points);
 }
 

@@ -144,6 +144,17 @@ static Err run_corners(Pipeline *p, int pp)
     return ERR_OK;
 }
 
+/* Who sends goes on with its next unit, for which the thread that carries the message may have to wait. */
+static Err time_hops(Pipeline *p)
+{
+    const CostModel *m = p->source->model;
+    if (!m) return ERR_OK;
+    TRY(predict_hops(m, p->spec, p->grid, p->hop));
+    for (int r = 0; r < p->grid.pp && p->grid.pp > 1; r++)
+        p->hop[r] += cost_skew(m, 2, p->stage[p->rank[r].stages[0].stage].f);
+    return ERR_OK;
+}
+
 static Err time_ranks(Pipeline *p)
 {
     p->numbers = true;
@@ -162,7 +173,7 @@ static Err time_ranks(Pipeline *p)
         note_bytes(p, r, plan);
         if (p->how == PREDICT_RANKS) TRY(run_corners(p, r));
     }
-    return p->source->model ? predict_hops(p->source->model, p->spec, p->grid, p->hop) : ERR_OK;
+    return time_hops(p);
 }
 
 static double ops_seconds(const TimeShares *s)

@@ -1,0 +1,33 @@
+/*
+ * What megatrain's kernels reach of a GPU, measured: H100 80GB SXM (1980 MHz, 700 W, CUDA 13.0), 2026-11-27, by
+ * bench/cuda/rooflines.c, each op alone at 65,536 tokens and a width of 768; of xent_row, adamw and grad_stats by the
+ * ops of whole steps (bench/cuda/steps.c). Other GPUs are taken to reach the same shares. docs/planner.md says what was
+ * taken before, and how far steps are from it.
+ *
+ * Kernels that multiply have forms, each with rates of its own. One that was not measured has the rates of the form
+ * before it.
+ */
+#ifndef MEGATRAIN_COST_REACHED_H
+#define MEGATRAIN_COST_REACHED_H
+
+#include "device/ops.h"
+
+/* The instruction that multiplies: of a warp, as on Ampere; of a warpgroup, on Hopper. */
+typedef enum { FORM_MMA_SYNC, FORM_WGMMA, KERNEL_FORMS } KernelForm;
+
+KernelForm kernel_form(OpId id); /* that the program has for this op of attention, or of experts' products */
+
+/* Memory work: its share of the bandwidth of a copy of device memory. */
+double reached_of_copy(OpId id);
+
+/* Experts' products: over the share that experts_share of a device's file is, which is the forward ones'. */
+double reached_by_experts(OpId id, KernelForm form);
+
+/* Attention by heads so wide, for many keys: over the share that attention_share is, which is that of 128. */
+double reached_by_attention(OpId id, KernelForm form, int64_t width);
+
+/* Keys that a query sees on the average at which half of attention's time goes into begin, end and the diagonal's
+ * masked half. */
+double reached_short_keys(OpId id);
+
+#endif
