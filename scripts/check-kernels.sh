@@ -41,10 +41,12 @@ trap 'rm -rf "$tmp"' EXIT
 # ---- what each kernel must show in its PTX: the first line whose pattern is found in its name counts
 #   loads16, stores16   16-byte accesses of global memory      whole   and none of 1 or 2 bytes beside them
 #   async16             cp.async of 16 bytes                   mma     mma.sync m16n8k16, ldmatrix
+#   wgmma    wgmma and copies by TMA; of these kernels only what is compiled for sm_90a, all else is empty
 #   -                   nothing, for the reason behind it
 cat >"$tmp/rules" <<'EOT'
 attention_(dq|dkv)_kernel<MmaEngine         mma async16 stores16 whole
 attention_fwd_kernel<MmaEngine              mma async16 stores16
+attention_fwd_hopper_kernel                 wgmma
 attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole
 attention_lows_kernel                       - one number a tile of queries
 attention_sink_kernel                       - a number a row and head
@@ -157,9 +159,11 @@ for f in "$build"/cuda/*.ptx; do
         /cp\.async\.cg\.shared\.global/ && /, 16/ { async[k]++ }
         /mma\.sync\.aligned\.m16n8k16/ { mma[k]++ }
         /ldmatrix\.sync/ { matrix[k]++ }
+        /wgmma\.mma_async/ { wgmma[k]++ }
+        /cp\.async\.bulk\.tensor/ { tma[k]++ }
         END { for (i = 1; i <= k; i++)
             print name[i], file, loads[i] + 0, stores[i] + 0, narrow[i] + 0, async[i] + 0, mma[i] + 0,
-                matrix[i] + 0 }' < <(c++filt <"$f")
+                matrix[i] + 0, wgmma[i] + 0, tma[i] + 0 }' < <(c++filt <"$f")
 done | sort >"$tmp/accesses"
 [ -s "$tmp/accesses" ] || complain "no kernel in $build/cuda/*.ptx"
 
@@ -174,12 +178,14 @@ awk 'FILENAME == ARGV[1] {
         if (r > n) { print "check-kernels: no rule says what " $1 " must show: add one"; bad = 1; next }
         used[r] = 1
         if (wants[r] ~ /^-/) next
+        if (wants[r] ~ /wgmma/ && $2 !~ /_90a/) next
         lacks = ""
         if (wants[r] ~ /loads16/ && !$3) lacks = lacks " 16-byte loads"
         if (wants[r] ~ /stores16/ && !$4) lacks = lacks " 16-byte stores"
         if (wants[r] ~ /whole/ && $5) lacks = lacks " accesses of whole packs alone (" $5 " are of 1 or 2 bytes)"
         if (wants[r] ~ /async16/ && !$6) lacks = lacks " cp.async of 16 bytes"
-        if (wants[r] ~ /mma/ && (!$7 || !$8)) lacks = lacks " mma.sync m16n8k16 or ldmatrix"
+        if (wants[r] ~ /wgmma/ && (!$9 || !$10)) lacks = lacks " wgmma or copies by TMA"
+        if (wants[r] ~ /(^| )mma/ && (!$7 || !$8)) lacks = lacks " mma.sync m16n8k16 or ldmatrix"
         if (lacks != "") { print "check-kernels: " $1 " in " $2 " lacks" lacks; bad = 1 } else seen++
     }
     END {
