@@ -19,8 +19,8 @@
  *   E::store                       o times a factor a row, to global memory
  *   E::add_wide                    the same, added to what fp32 memory has times another factor
  *
- * A path for Hopper is a third engine (wgmma on descriptors instead of ldmatrix and mma.sync) and, for warps
- * that only load, a second form of the loops.
+ * Hopper has a third one (attention_wgmma.cuh: wgmma on tiles that TMA brings) and, since there are warps that only load,
+ * a second form of the loops: attention_fwd_hopper.cu.
  *
  * Row t of a side stands at position spans_position(span, t). A tile never leaves its span, so its positions
  * are consecutive. Query at position p sees keys from `low` to p; low follows from the document and the window.

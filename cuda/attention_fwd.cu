@@ -18,6 +18,7 @@
  *          diagonal tiles; at 790 TFLOP/s 130 us. One exp a score: 16 a clock and SM make C = 64 bound by both.
  * Traffic  q, o once, k and v once a block of queries, from L2: 400 MB for the example, 94 us at 4.3 TB/s. The
  *          registers bound occupancy: 2 blocks of 4 warps an SM. Resumed: fp32 o read and written besides.
+ * Hopper   most calls of 16 bits go to attention_fwd_hopper.cu, whose head says which.
  * Needs    widths of keys and of values up to 256, multiples of 8: both in tiles of the larger one, zeros behind the
  *          smaller; rows at multiples of 16 bytes; lse any row length.
  * Source   Dao 2023 (FlashAttention-2); Milakov & Gimelshein 2018 (online softmax).

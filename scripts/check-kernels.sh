@@ -46,6 +46,7 @@ trap 'rm -rf "$tmp"' EXIT
 cat >"$tmp/rules" <<'EOT'
 attention_(dq|dkv)_kernel<MmaEngine         mma async16 stores16 whole
 attention_fwd_kernel<MmaEngine              mma async16 stores16
+attention_fwd_hopper_kernel                 wgmma
 attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole
 attention_lows_kernel                       - one number a tile of queries
 attention_sink_kernel                       - a number a row and head
