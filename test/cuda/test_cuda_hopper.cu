@@ -1127,7 +1127,10 @@ static bool run_group(const char *name, void (*run)())
     return true;
 }
 
-extern "C" int main(int argc, char **argv)
+#ifdef main /* one of several in a program: test/cuda/programs.c */
+extern "C"
+#endif
+int main(int argc, char **argv)
 {
     int passed = 0, failed = 0, skipped = 0;
     void *p = mmap(nullptr, sizeof *progress, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -36,6 +36,10 @@ void __tsan_destroy_fiber(void *fiber);
 void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+void AnnotateIgnoreWritesBegin(const char *file, int line);
+void AnnotateIgnoreWritesEnd(const char *file, int line);
 }
 #endif
 
@@ -74,6 +78,15 @@ inline void release(void *token)
 #endif
     (void)token;
 }
+/* While one exists: what the library does to the emulator's own vectors is no access of the thread that runs. */
+struct Unwatched {
+#ifdef EMU_TSAN
+    Unwatched() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__), AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
+    ~Unwatched() { AnnotateIgnoreWritesEnd(__FILE__, __LINE__), AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
+#else
+    Unwatched() {}
+#endif
+};
 /* For AddressSanitizer. */
 inline void forbid(const void *p, size_t size)
 {
