@@ -3,8 +3,8 @@
  * chip: a phase that ends with other bytes than expected, a waiter two phases late, an arrival too many, a barrier
  * that copies cannot know of yet, an address that is not aligned, are failures.
  *
- * What copies and products may read of what threads stored: `shadow` is shared memory as it was shown by the last fence.
- * Each fence shows all that is there, and what a product reads must have been shown: a thread that stores and has no
+ * What copies and products may read of what threads stored: `shadow` is shared memory as the last fence showed it. Each
+ * fence shows all that is there, and what a product reads must have been shown: a thread that stores and has no
  * fence of its own is seen in those orders in which it comes behind all who have one.
  */
 #include "hopper.h"
@@ -40,7 +40,7 @@ struct Load {
     Site site;
 };
 
-/* Of a copy or, without one, of products of some warps. In random orders the slow ones wait until no thread can go on. */
+/* Of a copy or, without one, of some warps' products. In random orders the slow ones wait until no thread can go on. */
 struct Event {
     Load *load;
     int warpgroup;

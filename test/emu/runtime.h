@@ -214,8 +214,8 @@ template <Half TYPE> float from_half(uint32_t bits)
 /* ---- rounding (round.cpp) ---- */
 
 /*
- * c and `count` products, at most 16, as tensor cores add them: each cut off at 2^-25 of the largest (2^-24 on GPUs that
- * are no H100), a product as large as its factors' exponents say, the sum toward zero.
+ * c and `count` products, at most 16, as tensor cores add them: each cut off at 2^-25 of the largest (2^-24 but on
+ * Hopper), a product as large as its factors' exponents say, the sum toward zero.
  */
 float chip_sum(float c, const float *a, int a_step, const float *b, int b_step, int count);
 

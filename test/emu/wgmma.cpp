@@ -1,8 +1,8 @@
 /*
- * Products of warpgroups (wgmma). Threads ask one by one; a product is done when all 128 have asked for the same, with
- * equal descriptors, in the same order, and its group is committed. It then is an event (hopper.h), in orders other than
- * forward one for each warp (in random ones when that warp has asked), which reads shared memory, and no earlier does d, NaN since the thread asked, get its sum:
- * at the wait. So whoever reads d too early, or writes too early over what is read, has wrong numbers.
+ * Products of warpgroups (wgmma). Threads ask one by one, all 128 for the same, with equal descriptors, in the same order.
+ * A committed group is an event (hopper.h): when all have asked, in orders other than forward one for each warp, in
+ * random ones when that warp has. It reads shared memory; and no earlier than at the wait does d get its sum, NaN since
+ * the thread asked. So whoever reads d too early, or writes too early over what is read, has wrong numbers.
  *
  * Descriptors are decoded from their bits. Source: PTX ISA, "Matrix descriptor" and "Strides" of wgmma.
  */
