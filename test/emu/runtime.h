@@ -4,6 +4,7 @@
  *   fiber.cpp    stack switch, order of threads, running a launch      warp.cpp   what threads do together
  *   memory.cpp   device and pinned memory, who may touch it            stream.cpp streams, events, graphs
  *   cudart.cpp   the CUDA runtime's C functions                    round.cpp  results as a chip rounds them
+ *   hopper.cpp, wgmma.cpp   Hopper's instructions (hopper.h)       tensor_map.cpp  the driver's call for tensor maps
  *
  * Library stubs (cublaslt.cpp, nccl.cpp) need submit() and device_holds().
  *
