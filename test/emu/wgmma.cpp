@@ -1,5 +1,5 @@
 /*
- * Products of warpgroups (wgmma). Threads ask one by one, all 128 for the same, by equal descriptors, in the same order. A
+ * Products of warpgroups (wgmma). Threads ask one by one, all 128 for the same, by equal descriptors, in one order. A
  * committed group is an event (hopper.h): when all have asked, in orders other than forward one for each warp, in
  * random ones when that warp has. It reads shared memory; and no earlier than at the wait does d get its sum, NaN since
  * the thread asked. So whoever reads d too early, or writes too early over what is read, has wrong numbers.
