@@ -10,9 +10,9 @@
  *   barrier_expect(b, bytes)  an arrival; the phase waits for so many bytes of copies, too
  *   barrier_arrive(b)         an arrival
  *   barrier_wait(b, parity)   until the phase of this parity is over: fresh, parity 0 waits and 1 passes
- *   tma_load_2d(to, map, b, x, y), _3d .. _5d    by one thread; coordinates in elements, innermost first, x a multiple of
- *                             16 bytes, outside as well; what lies outside becomes 0 and counts as bytes all the same.
- *                             Rows of a box shorter than the swizzle's lie each in a row of the swizzle
+ *   tma_load_2d(to, map, b, x, y), _3d .. _5d    by one thread; coordinates in elements, innermost first; x a multiple
+ *                             of 16 bytes, outside as well; what lies outside becomes 0 and counts as bytes all the
+ *                             same. Rows of a box shorter than the swizzle's lie each in a row of the swizzle
  *   proxy_fence()             by each thread that wrote shared memory by stores, before the barrier behind which wgmma
  *                             or a copy reads it. Without it an H100 does read old numbers
  *   registers_give<N>(), registers_take<N>()    by all warps of a warpgroup
@@ -29,15 +29,15 @@
  *   wgmma<TRANS_A, TRANS_B>(d, a, b, keep, T())      a, b: matrices in shared memory, by descriptor
  *   wgmma_rows<TRANS_B>(d, a, b, keep, T())          a in registers
  *
- * d[r] of thread t: row 16 (t / 32) + 8 (r / 2 % 2) + t % 32 / 4, column 8 (r / 4) + 2 (t % 4) + r % 2. Register j of a:
- * row 16 (t / 32) + t % 32 / 4 + 8 (j % 2), depth 2 (t % 4) + 8 (j / 2) and the next: d of 8 columns pairs, rounded.
+ * d[r] of thread t: row 16 (t / 32) + 8 (r / 2 % 2) + t % 32 / 4, column 8 (r / 4) + 2 (t % 4) + r % 2. Register j of
+ * a: row 16 (t / 32) + t % 32 / 4 + 8 (j % 2), depth 2 (t % 4) + 8 (j / 2) and the next: d of 8 columns pairs, rounded.
  *
  * Descriptor of a tile that TMA wrote in the same swizzle; S bytes a row of the swizzle, tile at a multiple of 8 S:
  *   depth along rows (TRANS false)  rows of S bytes; stride 8 S from 8 rows to the next 8; lead unused. 16 of the depth
  *                                   further: + 32 bytes, + 2 in the descriptor
- *   depth down (TRANS true)         rows of S bytes are S / 2 numbers of one depth; lead from S / 2 rows (columns) of the
- *                                   operand to the next; stride 8 S from 8 of the depth to the next 8. 16 of the depth
- *                                   further: + 16 S bytes
+ *   depth down (TRANS true)         rows of S bytes are S / 2 numbers of one depth; lead from S / 2 rows (columns) of
+ *                                   the operand to the next; stride 8 S from 8 of the depth to the next 8. 16 of the
+ *                                   depth further: + 16 S bytes
  * Source: PTX ISA 8.0 and newer, sections on wgmma, mbarrier, cp.async.bulk.tensor; CUTLASS's mma_sm90_desc.hpp.
  */
 #ifndef MEGATRAIN_CUDA_HOPPER_CUH

@@ -743,7 +743,7 @@ static void edges()
 
 enum { STAGES = 3, RING_DEPTH = 64, RING_N = 128, TURNS = 64 };
 
-/* A producer and GROUPS warpgroups, of 64 rows each; b is theirs in common. out [GROUPS 64][RING_N]; turns: who came. */
+/* A producer and GROUPS warpgroups of 64 rows; b is theirs in common. out [GROUPS 64][RING_N]; turns: who came. */
 template <int GROUPS, int GIVE, int TAKE>
 __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     ring_kernel(TENSOR_MAP(map_a), TENSOR_MAP(map_b), int rounds, float *out, int *turns)
@@ -1127,7 +1127,10 @@ static bool run_group(const char *name, void (*run)())
     return true;
 }
 
-extern "C" int main(int argc, char **argv)
+#ifdef main /* one of several in a program: test/cuda/programs.c */
+extern "C"
+#endif
+int main(int argc, char **argv)
 {
     int passed = 0, failed = 0, skipped = 0;
     void *p = mmap(nullptr, sizeof *progress, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

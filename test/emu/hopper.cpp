@@ -3,8 +3,8 @@
  * chip: a phase that ends with other bytes than expected, a waiter two phases late, an arrival too many, a barrier
  * that copies cannot know of yet, an address that is not aligned, are failures.
  *
- * What copies and products may read of what threads stored: `shadow` is shared memory as it was shown by the last fence.
- * Each fence shows all that is there, and what a product reads must have been shown: a thread that stores and has no
+ * What copies and products may read of what threads stored: `shadow` is shared memory as the last fence showed it. Each
+ * fence shows all that is there, and what a product reads must have been shown: a thread that stores and has no
  * fence of its own is seen in those orders in which it comes behind all who have one.
  */
 #include "hopper.h"
@@ -40,7 +40,7 @@ struct Load {
     Site site;
 };
 
-/* Of a copy or, without one, of products of some warps. In random orders the slow ones wait until no thread can go on. */
+/* Of a copy or, without one, of some warps' products. In random orders the slow ones wait until no thread can go on. */
 struct Event {
     Load *load;
     int warpgroup;
@@ -137,6 +137,7 @@ void show(const unsigned char *p, size_t size)
 
 void async_fence(Site at)
 {
+    const Unwatched unwatched;
     need_hopper("proxy_fence", at);
     cover();
     copy_bytes(block_state.shadow, shared_base(), block_state.shown);
@@ -158,6 +159,7 @@ static Phased &barrier_at(const uint64_t *b, const char *what, Site at)
 
 void mbarrier_init(uint64_t *b, int arrivals, Site at)
 {
+    const Unwatched unwatched;
     need_hopper("barrier_init", at);
     aligned(b, 8, "barrier_init");
     shared_offset(b, 8, at);
@@ -172,6 +174,7 @@ void mbarrier_init(uint64_t *b, int arrivals, Site at)
 
 void mbarriers_ready()
 {
+    const Unwatched unwatched;
     for (Phased &p : block_state.barriers)
         if (p.maker == current()) p.ready = true;
 }
@@ -204,6 +207,7 @@ static void arrive(Phased &p, int bytes, const char *what, Site at)
 
 void mbarrier_expect(uint64_t *b, int bytes, Site at)
 {
+    const Unwatched unwatched;
     if (bytes < 0 || bytes > TRANSACTION_MOST)
         fail("barrier_expect at %s:%d: %d bytes", at.file, at.line, bytes);
     arrive(barrier_at(b, "barrier_expect", at), bytes, "barrier_expect", at);
@@ -211,6 +215,7 @@ void mbarrier_expect(uint64_t *b, int bytes, Site at)
 
 void mbarrier_arrive(uint64_t *b, Site at)
 {
+    const Unwatched unwatched;
     arrive(barrier_at(b, "barrier_arrive", at), 0, "barrier_arrive", at);
 }
 
@@ -220,6 +225,7 @@ void mbarrier_arrive(uint64_t *b, Site at)
  */
 void mbarrier_wait(uint64_t *b, int parity, Site at)
 {
+    const Unwatched unwatched;
     enum { NEVER = -2 };
     Phased &p = barrier_at(b, "barrier_wait", at);
     const size_t number = static_cast<uint32_t>(*b);
@@ -274,6 +280,7 @@ static void check_load(const MapBits &m, const void *to, const Phased &p, int x,
 
 void tma_load(void *to, const TensorMap &map, uint64_t *b, const int *c, int rank, Site at)
 {
+    const Unwatched unwatched;
     need_hopper("tma_load", at);
     Phased &p = barrier_at(b, "tma_load", at);
     const MapBits &m = bits_of(map, "tma_load", at);
@@ -386,6 +393,7 @@ void give_way()
 
 void named_barrier(int id, int threads, bool waits, Site at)
 {
+    const Unwatched unwatched;
     const char *what = waits ? "named_sync" : "named_arrive";
     need_hopper(what, at);
     if (id < 1 || id >= NAMED) fail("%s at %s:%d: barrier %d; there are 1 to 15", what, at.file, at.line, id);
@@ -443,6 +451,7 @@ static void change_registers(WarpRegisters &w, int count, bool more, Site at)
 /* The first lane of a warp changes them for all. */
 void set_registers(int count, bool more, Site at)
 {
+    const Unwatched unwatched;
     const char *what = more ? "registers_take" : "registers_give";
     need_hopper(what, at);
     if (!bounds.threads)
@@ -486,7 +495,11 @@ void hopper_begin(unsigned threads)
     wgmma_start(threads);
 }
 
-void hopper_leave(Fiber *f) { wgmma_leave(f); }
+void hopper_leave(Fiber *f)
+{
+    const Unwatched unwatched;
+    wgmma_leave(f);
+}
 
 void hopper_end()
 {

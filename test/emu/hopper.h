@@ -12,7 +12,7 @@
 namespace emu
 {
 
-/* What cuTensorMapEncodeTiled writes into a CUtensorMap here. No word but `data` looks like an address (check_words). */
+/* What cuTensorMapEncodeTiled writes into a CUtensorMap here. No word but `data` may look like an address. */
 struct MapBits {
     uint64_t magic;
     unsigned char *data;

@@ -92,7 +92,7 @@ void run_race(enum Race what, int *out, const int *in, cudaStream_t stream);
 
 /* ---- Hopper (wrong_hopper.cu) ---- */
 
-/* out [64][RING_COLUMNS] = a [64][RING_DEPTH] b [RING_COLUMNS][RING_DEPTH], bf16, by a producer, a consumer and stages. */
+/* out [64][RING_COLUMNS] = a [64][RING_DEPTH] b [RING_COLUMNS][RING_DEPTH] of bf16, through stages. */
 enum { RING_DEPTH = 512, RING_COLUMNS = 64 };
 enum RingWrong {
     RING_RIGHT,

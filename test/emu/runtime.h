@@ -4,6 +4,7 @@
  *   fiber.cpp    stack switch, order of threads, running a launch      warp.cpp   what threads do together
  *   memory.cpp   device and pinned memory, who may touch it            stream.cpp streams, events, graphs
  *   cudart.cpp   the CUDA runtime's C functions                    round.cpp  results as a chip rounds them
+ *   hopper.cpp, wgmma.cpp   Hopper's instructions (hopper.h)       tensor_map.cpp  the driver's call for tensor maps
  *
  * Library stubs (cublaslt.cpp, nccl.cpp) need submit() and device_holds().
  *
@@ -36,6 +37,10 @@ void __tsan_destroy_fiber(void *fiber);
 void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+void AnnotateIgnoreWritesBegin(const char *file, int line);
+void AnnotateIgnoreWritesEnd(const char *file, int line);
 }
 #endif
 
@@ -74,6 +79,15 @@ inline void release(void *token)
 #endif
     (void)token;
 }
+/* While one exists: what the library does to the emulator's own vectors is no access of the thread that runs. */
+struct Unwatched {
+#ifdef EMU_TSAN
+    Unwatched() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__), AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
+    ~Unwatched() { AnnotateIgnoreWritesEnd(__FILE__, __LINE__), AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
+#else
+    Unwatched() {}
+#endif
+};
 /* For AddressSanitizer. */
 inline void forbid(const void *p, size_t size)
 {
@@ -201,8 +215,8 @@ template <Half TYPE> float from_half(uint32_t bits)
 /* ---- rounding (round.cpp) ---- */
 
 /*
- * c and `count` products, at most 16, as tensor cores add them: each cut off at 2^-25 of the largest (2^-24 on GPUs that
- * are no H100), a product as large as its factors' exponents say, the sum toward zero.
+ * c and `count` products, at most 16, as tensor cores add them: each cut off at 2^-25 of the largest (2^-24 but on
+ * Hopper), a product as large as its factors' exponents say, the sum toward zero.
  */
 float chip_sum(float c, const float *a, int a_step, const float *b, int b_step, int count);
 

@@ -1,8 +1,8 @@
 /*
- * Products of warpgroups (wgmma). Threads ask one by one; a product is done when all 128 have asked for the same, with
- * equal descriptors, in the same order, and its group is committed. It then is an event (hopper.h), in orders other than
- * forward one for each warp (in random ones when that warp has asked), which reads shared memory, and no earlier does d, NaN since the thread asked, get its sum:
- * at the wait. So whoever reads d too early, or writes too early over what is read, has wrong numbers.
+ * Products of warpgroups (wgmma). Threads ask one by one, all 128 for the same, by equal descriptors, in one order. A
+ * committed group is an event (hopper.h): when all have asked, in orders other than forward one for each warp, in
+ * random ones when that warp has. It reads shared memory; and no earlier than at the wait does d get its sum, NaN since
+ * the thread asked. So whoever reads d too early, or writes too early over what is read, has wrong numbers.
  *
  * Descriptors are decoded from their bits. Source: PTX ISA, "Matrix descriptor" and "Strides" of wgmma.
  */
@@ -81,6 +81,7 @@ static std::shared_ptr<Sum> *find_sum(Asker &a, int thread, const float *d)
 
 void wgmma_begin(float *d, int count, Site at)
 {
+    const Unwatched unwatched;
     Asker &a = asker();
     warpgroup_of(current(), "wgmma_begin", at);
     if (find_sum(a, current()->number % GROUP_THREADS, d)) return;
@@ -169,6 +170,7 @@ static std::shared_ptr<Sum> new_sum(int columns)
 
 void wgmma_issue(float *d, const Product &p)
 {
+    const Unwatched unwatched;
     Warpgroup &w = warpgroup_of(current(), "wgmma", p.at);
     Asker &a = asker();
     const int thread = current()->number % GROUP_THREADS, number = a.asked++;
@@ -205,6 +207,7 @@ static void committed_by_warp(const Warpgroup &w, int number, int warp, size_t g
 
 void wgmma_commit(Site at)
 {
+    const Unwatched unwatched;
     Warpgroup &w = warpgroup_of(current(), "wgmma_commit", at);
     Asker &a = asker();
     const size_t group = static_cast<size_t>(a.committed++);
@@ -236,6 +239,7 @@ static void deliver(Asker &a, int products)
 
 void wgmma_wait(int pending, Site at)
 {
+    const Unwatched unwatched;
     Warpgroup &w = warpgroup_of(current(), "wgmma_wait", at);
     Asker &a = asker();
     const int groups = a.committed - pending, warp = current()->number % GROUP_THREADS / WARP_LANES;
@@ -252,6 +256,7 @@ void wgmma_wait(int pending, Site at)
 
 void wgmma_end(const float *d, Site at)
 {
+    const Unwatched unwatched;
     if (find_sum(asker(), current()->number % GROUP_THREADS, d))
         fail("wgmma_end at %s:%d: products that add to d are under way", at.file, at.line);
 }
