@@ -4,7 +4,7 @@
  * same names (emu_hopper.h). Tensor maps, made by the host: tensor_map.h.
  *
  * HOPPER is 1 where the instructions exist; a kernel's body stands in `#if HOPPER`, so that it is empty in the object
- * code of other GPUs, which never launch it (cuda_has_hopper).
+ * code of other GPUs, which never launch it (hopper_code).
  *
  *   barrier_init(b, n)        one thread; n arrivals end a phase. Then barriers_ready() by it, __syncthreads() by all
  *   barrier_expect(b, bytes)  an arrival; the phase waits for so many bytes of copies, too

@@ -7,7 +7,6 @@
  *     innermost at most the swizzle's bytes. data at a multiple of 16 bytes, strides multiples of 16. Elements of 2 bytes.
  *     ERR_SHAPE where the driver does not take it, ERR_DEVICE where it has no such call.
  *     Source: CUDA driver API, cuTensorMapEncodeTiled.
- * cuda_has_hopper(device)  the GPU executes sm_90a's instructions.
  */
 #ifndef MEGATRAIN_CUDA_TENSOR_MAP_H
 #define MEGATRAIN_CUDA_TENSOR_MAP_H
