@@ -98,8 +98,9 @@ $(TOOLKIT_STAMP):
 	@touch $@
 
 # Tests and benchmarks of the CUDA backend on a device (scripts/gpu-check.sh): the emulator's, in one program.
-GPU_NAMES := $(patsubst test/cuda/%.c,%,$(sort $(wildcard test/cuda/test_*.c))) links rooflines steps
+GPU_NAMES := $(patsubst test/cuda/%.c,%,$(sort $(wildcard test/cuda/test_*.c))) test_cuda_hopper links rooflines steps
 GPU_OBJ   := $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/cuda/programs.c,$(sort $(wildcard test/cuda/*.c bench/cuda/*.c))))
+GPU_OBJ   += $(BUILD)/test/cuda/test_cuda_hopper.o
 GPU_LINKS := $(GPU_NAMES:%=$(BUILD)/gpu/%)
 
 # The same files on the emulator (test/emu/README.md). EMU: folder of objects. EMU_FLAGS: sanitizers for kernels
@@ -132,6 +133,7 @@ EMU_SRC   := $(sort $(filter-out test/emu/test_%,$(wildcard test/emu/*.cpp)))
 EMU_HOST  := $(EMU)/src/device/device.o $(patsubst %.c,$(EMU)/%.o,$(filter-out cuda/cublaslt.c,$(wildcard cuda/*.c))) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
 EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
 EMU_TESTS := $(patsubst test/cuda/%.c,$(EMU)/%,$(sort $(wildcard test/cuda/test_*.c)))
+EMU_FORMS := $(EMU)/test_cuda_hopper
 EMU_BENCHES := $(EMU)/links $(EMU)/rooflines $(EMU)/steps
 # (fmaf() is then one instruction, of the same result)
 EMU_FMA   := $(if $(shell grep -m1 -ow fma /proc/cpuinfo),-mfma)
@@ -248,6 +250,11 @@ $(BUILD)/cuda/%.o: cuda/%.cu
 	@grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2 || true
 	@mv $(@:.o=.keep)/*.ptx $(@D) && rm -rf $(@:.o=.keep)
 
+$(BUILD)/test/cuda/%.o: test/cuda/%.cu
+	@mkdir -p $(@D)
+	@echo "  NVCC $<"
+	@$(NVCC) $(NVCCFLAGS) -Dmain=$(basename $(notdir $@))_main -MMD -MF $(@:.o=.d) -c -o $@ $<
+
 $(GPU_OBJ): CFLAGS += -DMEGATRAIN_CUDA -Itest $(CUDA_INC) -Dmain=$(basename $(notdir $@))_main -Wno-missing-prototypes
 
 $(BUILD)/gpu/names.def: test/cuda bench/cuda
@@ -303,6 +310,10 @@ $(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(THREAD
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(EMU_LDFLAGS) $(HOST_LIBS)
 
+$(EMU_FORMS): $(EMU)/%: $(EMU)/test/cuda/%.cu.o $(EMU)/cuda/tensor_map.o $(EMU)/cuda/check.o $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
+	@echo "  LD $@"
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(HOST_LIBS)
+
 $(EMU_BENCHES): $(EMU)/%: $(EMU)/bench/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(LIBS)
@@ -352,7 +363,7 @@ fuzz-layouts: deps
 cuda-headers:
 	@test -n "$(CUDA_HOME)" || { echo "the emulator needs headers of the CUDA toolkit: CUDA_HOME=FOLDER"; exit 2; }
 
-emu-programs: $(EMU_TESTS) $(EMU_SELF)
+emu-programs: $(EMU_TESTS) $(EMU_FORMS) $(EMU_SELF)
 
 test-emu: deps cuda-headers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU)/megatrain emu-programs $(EMU_BENCHES)

@@ -1,7 +1,8 @@
 /*
  * The device language of every .cu file: what differs between nvcc and the emulator (test/emu), and nothing
  * else. Launches, shared memory and PTX stand here and nowhere else (scripts/check-kernels.sh), so that the very
- * same kernels run on a CPU in CI. Vector loads, reductions and dtypes: kernel.cuh.
+ * same kernels run on a CPU in CI (make test-emu). Vector loads, reductions and dtypes: kernel.cuh; Hopper's own
+ * instructions, PTX as well: hopper.cuh.
  *
  *   LAUNCH(kernel, grid, block, smem_bytes, stream, args...)   kernel<<<...>>>(args...); a template
  *                         instance with commas goes in parentheses

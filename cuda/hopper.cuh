@@ -10,16 +10,21 @@
  *   barrier_expect(b, bytes)  an arrival; the phase waits for so many bytes of copies, too
  *   barrier_arrive(b)         an arrival
  *   barrier_wait(b, parity)   until the phase of this parity is over: fresh, parity 0 waits and 1 passes
- *   tma_load_2d(to, map, b, x, y), _3d .. _5d    by one thread; coordinates in elements, innermost first; what lies
- *                             outside becomes 0 and counts as bytes all the same
+ *   tma_load_2d(to, map, b, x, y), _3d .. _5d    by one thread; coordinates in elements, innermost first, x a multiple of
+ *                             16 bytes, outside as well; what lies outside becomes 0 and counts as bytes all the same.
+ *                             Rows of a box shorter than the swizzle's lie each in a row of the swizzle
  *   proxy_fence()             by each thread that wrote shared memory by stores, before the barrier behind which wgmma
- *                             or a copy reads it
+ *                             or a copy reads it. Without it an H100 does read old numbers
  *   registers_give<N>(), registers_take<N>()    by all warps of a warpgroup
  *   named_sync(id, threads), named_arrive(id, threads)    barriers 1 .. 15 of the block; threads counts both
  *
  * Products: d += a b, 64 rows of a by N columns of b, 16 of the depth; by the four warps of a warpgroup, in step.
  * wgmma_begin(d); any number of wgmma(...); wgmma_commit(); wgmma_wait<PENDING>() (all but the newest PENDING groups);
- * wgmma_end(d) before d is read. `keep` false: d = a b.
+ * wgmma_end(d) before d is read. `keep` false: d = a b. A warp's wait says nothing of the other three, which may still
+ * read: each warp arrives at the barrier that gives the shared memory back.
+ *
+ * A product has the bits of mma.sync's, whatever its columns, layouts and place in a tile: 16 of the depth at a time,
+ * each cut off at 2^-25 of the largest (test/cuda/test_cuda_hopper.cu, which tests all of this on the device).
  *
  *   wgmma<TRANS_A, TRANS_B>(d, a, b, keep, T())      a, b: matrices in shared memory, by descriptor
  *   wgmma_rows<TRANS_B>(d, a, b, keep, T())          a in registers

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What ptxas and the PTX say about the kernels, without a GPU (docs/gpu.md):
-#   - launches, shared memory and PTX stand in cuda/common.cuh alone
+#   - launches, shared memory and PTX stand in cuda/common.cuh alone, Hopper's PTX in cuda/hopper.cuh
+#   - ptxas neither waits for each wgmma by itself nor leaves setmaxnreg out (it says so in a line of information)
 #   - no kernel spills registers, on any architecture that there is object code for (Makefile: CUDA_ARCHS)
 #   - every kernel says by __launch_bounds__ how many threads its blocks have (the emulator holds launches to it), and a
 #     multiprocessor's 65,536 registers are enough for a block of so many
@@ -16,7 +17,15 @@ complain() { echo "check-kernels: $*"; bad=1; }
 # ---- the device language has one place
 while IFS= read -r line; do complain "outside cuda/common.cuh: $line"; done < <(
     grep -rnE '<<<|>>>\(|__shared__|\basm\b' cuda --include='*.cu' --include='*.cuh' --include='*.c' --include='*.h' |
-        grep -vE '^cuda/common\.cuh:' | grep -vE '^[^:]*:[0-9]*: *(\*|//|/\*)')
+        grep -vE '^cuda/(common|hopper)\.cuh:' | grep -vE '^[^:]*:[0-9]*: *(\*|//|/\*)')
+
+# ---- nvcc 13.0 drops a loop with a pragma without a word, where it follows `if constexpr` with an `else` of a loop
+# without braces of its own
+while IFS= read -r line; do complain "a loop to be unrolled behind one that ends deeper: $line"; done < <(
+    for f in cuda/*.cu cuda/*.cuh; do
+        awk -v f="$f" '/^ *UNROLL/ && before ~ /^ *}$/ && match(before, /}/) > match($0, /U/) { print f ":" NR }
+            NF && !/^ *(\/\*|\*)/ { before = $0 }' "$f"
+    done)
 
 if [ "${CUDA:-1}" != 1 ]; then
     echo "check-kernels: no nvcc, so registers and PTX are not checked"
@@ -35,6 +44,7 @@ trap 'rm -rf "$tmp"' EXIT
 #   -                   nothing, for the reason behind it
 cat >"$tmp/rules" <<'EOT'
 attention_(dq|dkv)_kernel<MmaEngine         mma async16 stores16 whole
+attention_(dq|dkv)_hopper_kernel            - wgmma and bulk copies, on sm_90a alone
 attention_fwd_kernel<MmaEngine              mma async16 stores16
 attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole
 attention_lows_kernel                       - one number a tile of queries
@@ -108,6 +118,10 @@ awk 'FILENAME == ARGV[1] { allowed[$1]; next }
         if (!ok) { printf "check-kernels: %s spills %d bytes on %s\n", $1, $6, $2; bad = 1 }
     }
     END { exit bad }' "$tmp/may_spill" "$tmp/usage" || bad=1
+
+# C75xx: "wgmma ... serialized", waits or fences put in; setmaxnreg ignored
+while IFS= read -r line; do complain "$line"; done < <(
+    grep -hE 'Potential Performance Loss|\(C75[0-9]+\)' "$build"/cuda/*.ptxas | c++filt | cut -c1-240 | sort -u)
 
 # ---- PTX: bounds, "KERNEL THREADS" a line
 cat "$build"/cuda/*.ptx | c++filt | awk "$names"'

@@ -40,7 +40,10 @@ void wgmma_commit(Site at);
 void wgmma_wait(int pending, Site at);
 void wgmma_end(const float *d, Site at);
 
-constexpr bool wgmma_columns(int n) { return n == 32 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256; }
+constexpr bool wgmma_columns(int n)
+{
+    return n == 32 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256;
+}
 template <class T> constexpr Half half_of() { return std::is_same_v<T, __nv_bfloat16> ? BFLOAT16 : FLOAT16; }
 
 } // namespace emu
@@ -56,16 +59,24 @@ inline void barrier_init(Barrier *b, int arrivals, emu::Site at = emu::Site::her
     emu::mbarrier_init(b, arrivals, at);
 }
 inline void barriers_ready() { emu::mbarriers_ready(); }
-inline void barrier_expect(Barrier *b, int bytes, emu::Site at = emu::Site::here()) { emu::mbarrier_expect(b, bytes, at); }
+inline void barrier_expect(Barrier *b, int bytes, emu::Site at = emu::Site::here())
+{
+    emu::mbarrier_expect(b, bytes, at);
+}
 inline void barrier_arrive(Barrier *b, emu::Site at = emu::Site::here()) { emu::mbarrier_arrive(b, at); }
-inline void barrier_wait(Barrier *b, int parity, emu::Site at = emu::Site::here()) { emu::mbarrier_wait(b, parity, at); }
+inline void barrier_wait(Barrier *b, int parity, emu::Site at = emu::Site::here())
+{
+    emu::mbarrier_wait(b, parity, at);
+}
 
-inline void tma_load_2d(void *to, const TensorMap &map, Barrier *b, int x, int y, emu::Site at = emu::Site::here())
+inline void tma_load_2d(void *to, const TensorMap &map, Barrier *b, int x, int y,
+                        emu::Site at = emu::Site::here())
 {
     const int c[] = { x, y };
     emu::tma_load(to, map, b, c, 2, at);
 }
-inline void tma_load_3d(void *to, const TensorMap &map, Barrier *b, int x, int y, int z, emu::Site at = emu::Site::here())
+inline void tma_load_3d(void *to, const TensorMap &map, Barrier *b, int x, int y, int z,
+                        emu::Site at = emu::Site::here())
 {
     const int c[] = { x, y, z };
     emu::tma_load(to, map, b, c, 3, at);
@@ -96,13 +107,19 @@ template <int N> void registers_take(emu::Site at = emu::Site::here())
     emu::set_registers(N, true, at);
 }
 
-inline void named_sync(int id, int threads, emu::Site at = emu::Site::here()) { emu::named_barrier(id, threads, true, at); }
+inline void named_sync(int id, int threads, emu::Site at = emu::Site::here())
+{
+    emu::named_barrier(id, threads, true, at);
+}
 inline void named_arrive(int id, int threads, emu::Site at = emu::Site::here())
 {
     emu::named_barrier(id, threads, false, at);
 }
 
-template <int R> void wgmma_begin(float (&d)[R], emu::Site at = emu::Site::here()) { emu::wgmma_begin(d, R, at); }
+template <int R> void wgmma_begin(float (&d)[R], emu::Site at = emu::Site::here())
+{
+    emu::wgmma_begin(d, R, at);
+}
 inline void wgmma_commit(emu::Site at = emu::Site::here()) { emu::wgmma_commit(at); }
 template <int PENDING> void wgmma_wait(emu::Site at = emu::Site::here())
 {
@@ -119,7 +136,8 @@ void wgmma(float (&d)[R], uint64_t a, uint64_t b, bool keep, T, emu::Site at = e
 }
 
 template <bool TRANS_B, int R, class T>
-void wgmma_rows(float (&d)[R], const uint32_t (&a)[4], uint64_t b, bool keep, T, emu::Site at = emu::Site::here())
+void wgmma_rows(float (&d)[R], const uint32_t (&a)[4], uint64_t b, bool keep, T,
+                emu::Site at = emu::Site::here())
 {
     static_assert(emu::wgmma_columns(2 * R), "columns that hopper.cuh has");
     emu::wgmma_issue(d, { 0, b, a, 2 * R, false, TRANS_B, keep, emu::half_of<T>(), at });

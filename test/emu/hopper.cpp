@@ -17,7 +17,9 @@ namespace emu
 {
 
 enum { TRANSACTION_MOST = (1 << 20) - 1, NAMED = 16, REGISTERS = 64 << 10 };
-enum : uint32_t { BARRIER_MARK = 0xba221e70 }; /* the upper half of the word that a barrier is; the lower: its number */
+enum : uint32_t {
+    BARRIER_MARK = 0xba221e70
+}; /* the upper half of the word that a barrier is; the lower: its number */
 
 /* A barrier in shared memory. */
 struct Phased {
@@ -70,7 +72,9 @@ static struct {
 
 void need_hopper(const char *what, Site at)
 {
-    if (gpu().major != 9) fail("%s at %s:%d: compute capability %s has no such instruction", what, at.file, at.line, gpu().name);
+    if (gpu().major != 9)
+        fail("%s at %s:%d: compute capability %s has no such instruction", what, at.file, at.line,
+             gpu().name);
 }
 
 void wait_on(const void *object, const char *what, Site at)
@@ -145,9 +149,10 @@ static Phased &barrier_at(const uint64_t *b, const char *what, Site at)
 {
     shared_offset(b, 8, at);
     const uint32_t number = static_cast<uint32_t>(*b);
-    if (*b >> 32 != BARRIER_MARK || number >= block_state.barriers.size() || block_state.barriers[number].word != b)
-        fail("%s at %s:%d: no barrier: barrier_init has not been here, or something was written over it", what, at.file,
-             at.line);
+    if (*b >> 32 != BARRIER_MARK || number >= block_state.barriers.size() ||
+        block_state.barriers[number].word != b)
+        fail("%s at %s:%d: no barrier: barrier_init has not been here, or something was written over it",
+             what, at.file, at.line);
     return block_state.barriers[number];
 }
 
@@ -156,7 +161,8 @@ void mbarrier_init(uint64_t *b, int arrivals, Site at)
     need_hopper("barrier_init", at);
     aligned(b, 8, "barrier_init");
     shared_offset(b, 8, at);
-    if (arrivals < 1 || arrivals > TRANSACTION_MOST) fail("barrier_init at %s:%d: %d arrivals", at.file, at.line, arrivals);
+    if (arrivals < 1 || arrivals > TRANSACTION_MOST)
+        fail("barrier_init at %s:%d: %d arrivals", at.file, at.line, arrivals);
     for (const Phased &p : block_state.barriers)
         if (p.word == b) fail("barrier_init at %s:%d: this barrier was made before", at.file, at.line);
     cover();
@@ -187,8 +193,8 @@ static void arrive(Phased &p, int bytes, const char *what, Site at)
     if (!p.ready && p.maker != current())
         fail("%s at %s:%d: barriers_ready() was left out behind barrier_init", what, at.file, at.line);
     if (!p.pending)
-        fail("%s at %s:%d: more arrivals than the %d of the barrier, before its phase is over", what, at.file, at.line,
-             p.count);
+        fail("%s at %s:%d: more arrivals than the %d of the barrier, before its phase is over", what, at.file,
+             at.line, p.count);
     release(p.word);
     p.bytes += bytes;
     p.pending--;
@@ -198,11 +204,15 @@ static void arrive(Phased &p, int bytes, const char *what, Site at)
 
 void mbarrier_expect(uint64_t *b, int bytes, Site at)
 {
-    if (bytes < 0 || bytes > TRANSACTION_MOST) fail("barrier_expect at %s:%d: %d bytes", at.file, at.line, bytes);
+    if (bytes < 0 || bytes > TRANSACTION_MOST)
+        fail("barrier_expect at %s:%d: %d bytes", at.file, at.line, bytes);
     arrive(barrier_at(b, "barrier_expect", at), bytes, "barrier_expect", at);
 }
 
-void mbarrier_arrive(uint64_t *b, Site at) { arrive(barrier_at(b, "barrier_arrive", at), 0, "barrier_arrive", at); }
+void mbarrier_arrive(uint64_t *b, Site at)
+{
+    arrive(barrier_at(b, "barrier_arrive", at), 0, "barrier_arrive", at);
+}
 
 /*
  * A thread that has seen the end of phase n asks with the other parity for that of n + 1, with the same parity for n
@@ -222,7 +232,8 @@ void mbarrier_wait(uint64_t *b, int parity, Site at)
     give_way();
     while (((p.phases - 1) & 1) != parity) wait_on(&p, "barrier_wait", at);
     if (p.phases - 1 >= wanted + 2)
-        fail("barrier_wait at %s:%d: phase %d has this parity, and the thread waits for phase %d: it comes late, or waits "
+        fail("barrier_wait at %s:%d: phase %d has this parity, and the thread waits for phase %d: it comes "
+             "late, or waits "
              "too seldom",
              at.file, at.line, p.phases - 1, wanted);
     current()->phases[number] = p.phases - 1;
@@ -240,32 +251,39 @@ static void add_event(Event e)
 static const MapBits &bits_of(const TensorMap &map, const char *what, Site at)
 {
     const MapBits &m = *reinterpret_cast<const MapBits *>(&map);
-    if (reinterpret_cast<uintptr_t>(&map) % 64) fail("%s at %s:%d: the map lies at %p", what, at.file, at.line,
-                                                     static_cast<const void *>(&map));
+    if (reinterpret_cast<uintptr_t>(&map) % 64)
+        fail("%s at %s:%d: the map lies at %p", what, at.file, at.line, static_cast<const void *>(&map));
     if (m.magic != MAP_MAGIC) fail("%s at %s:%d: no tensor map", what, at.file, at.line);
     return m;
 }
 
-void tma_load(void *to, const TensorMap &map, uint64_t *b, const int *c, int rank, Site at)
+static void check_load(const MapBits &m, const void *to, const Phased &p, int x, int rank, int rows, Site at)
 {
     static const char what[] = "tma_load";
-    need_hopper(what, at);
-    Phased &p = barrier_at(b, what, at);
-    const MapBits &m = bits_of(map, what, at);
+    if (m.rank != rank)
+        fail("%s_%dd at %s:%d: the map has %d dimensions", what, rank, at.file, at.line, m.rank);
+    const size_t bytes = static_cast<size_t>(rows - 1) * m.pitch() + m.box(0) * m.element;
+    if (shared_offset(to, bytes, at) % 128)
+        fail("%s at %s:%d: %p is no multiple of 128", what, at.file, at.line, to);
+    if (x * m.element % 16)
+        fail("%s at %s:%d: coordinate %d: %d bytes are no multiple of 16", what, at.file, at.line, x,
+             x * m.element);
+    if (!p.ready)
+        fail("%s at %s:%d: barriers_ready() was left out behind barrier_init", what, at.file, at.line);
+}
+
+void tma_load(void *to, const TensorMap &map, uint64_t *b, const int *c, int rank, Site at)
+{
+    need_hopper("tma_load", at);
+    Phased &p = barrier_at(b, "tma_load", at);
+    const MapBits &m = bits_of(map, "tma_load", at);
     Load *l = new Load();
-    size_t bytes = m.element;
     l->map = m, l->to = static_cast<unsigned char *>(to), l->site = at, l->rows = 1;
     for (int i = 0; i < m.rank; i++) {
-        bytes *= m.box[i];
-        if (i) l->rows *= m.box[i];
+        if (i) l->rows *= m.box(i);
         if (i < rank) l->at[i] = c[i];
     }
-    if (m.rank != rank) fail("%s_%dd at %s:%d: the map has %d dimensions", what, rank, at.file, at.line, m.rank);
-    if (shared_offset(to, bytes, at) % 128) fail("%s at %s:%d: %p is no multiple of 128", what, at.file, at.line, to);
-    if (m.swizzle > 16 && m.box[0] * m.element != m.swizzle)
-        fail("%s at %s:%d: rows of %d bytes in a swizzle of %d: the emulator does not know where they lie", what, at.file,
-             at.line, m.box[0] * m.element, m.swizzle);
-    if (!p.ready) fail("%s at %s:%d: barriers_ready() was left out behind barrier_init", what, at.file, at.line);
+    check_load(m, to, p, c[0], rank, l->rows, at);
     l->barrier = static_cast<int>(static_cast<uint32_t>(*b)), l->phase = p.phases;
     cover();
     add_event(Event{ l, 0, 0, false });
@@ -278,10 +296,10 @@ static const unsigned char *row_of(const Load &l, int row)
 {
     const unsigned char *p = l.map.data;
     for (int i = 1; i < l.map.rank; i++) {
-        const int64_t x = static_cast<int64_t>(l.at[i]) + row % l.map.box[i];
+        const int64_t x = static_cast<int64_t>(l.at[i]) + row % l.map.box(i);
         if (x < 0 || x >= static_cast<int64_t>(l.map.dim[i])) return nullptr;
         p += x * static_cast<int64_t>(l.map.stride[i]);
-        row /= l.map.box[i];
+        row /= l.map.box(i);
     }
     return p;
 }
@@ -289,15 +307,18 @@ static const unsigned char *row_of(const Load &l, int row)
 static void land_row(const Load &l, int row)
 {
     const MapBits &m = l.map;
-    const int64_t bytes = static_cast<int64_t>(m.box[0]) * m.element, from = static_cast<int64_t>(l.at[0]) * m.element;
+    const int64_t bytes = static_cast<int64_t>(m.box(0)) * m.element,
+                  from = static_cast<int64_t>(l.at[0]) * m.element;
     const int64_t length = static_cast<int64_t>(m.dim[0]) * m.element;
     const unsigned char *p = row_of(l, row);
     const int64_t first = from < 0 ? -from : 0, end = from + bytes > length ? length - from : bytes;
     if (p && first < end && !device_holds(p + from + first, static_cast<size_t>(end - first)))
-        fail("tma_load at %s:%d: row %d of the box is not within one allocation", l.site.file, l.site.line, row);
+        fail("tma_load at %s:%d: row %d of the box is not within one allocation", l.site.file, l.site.line,
+             row);
     const uint32_t start = static_cast<uint32_t>(l.to - shared_base());
     for (int64_t i = 0; i < bytes; i += 16) {
-        unsigned char *to = shared_base() + swizzled(static_cast<uint32_t>(start + row * bytes + i), m.swizzle);
+        unsigned char *to =
+            shared_base() + swizzled(static_cast<uint32_t>(start + row * m.pitch() + i), m.swizzle);
         for (int64_t j = i; j < i + 16; j++) to[j - i] = p && j >= first && j < end ? p[from + j] : 0;
         shared_offset(to, 16, l.site);
         show(to, 16);
@@ -308,12 +329,14 @@ static void land_row(const Load &l, int row)
 static bool land(Load &l)
 {
     Phased &p = block_state.barriers[static_cast<size_t>(l.barrier)];
-    const int left = l.rows - l.done, rows = random_order() ? 1 + static_cast<int>(random_bits() % static_cast<uint32_t>(left)) : left;
+    const int left = l.rows - l.done,
+              rows =
+                  random_order() ? 1 + static_cast<int>(random_bits() % static_cast<uint32_t>(left)) : left;
     if (p.phases != l.phase)
-        fail("tma_load at %s:%d: the barrier's phase was over before these bytes came: it expects too few", l.site.file,
-             l.site.line);
+        fail("tma_load at %s:%d: the barrier's phase was over before these bytes came: it expects too few",
+             l.site.file, l.site.line);
     for (int i = 0; i < rows; i++) land_row(l, l.done++);
-    p.bytes -= static_cast<int64_t>(rows) * l.map.box[0] * l.map.element;
+    p.bytes -= static_cast<int64_t>(rows) * l.map.box(0) * l.map.element;
     settle(p, "tma_load", l.site);
     return l.done == l.rows;
 }
@@ -371,8 +394,8 @@ void named_barrier(int id, int threads, bool waits, Site at)
     NamedBarrier &n = block_state.named[id];
     if (!n.arrived) n.threads = threads, n.at = at;
     else if (n.threads != threads)
-        fail("%s at %s:%d: barrier %d of %d threads, and at %s:%d of %d", what, at.file, at.line, id, threads, n.at.file,
-             n.at.line, n.threads);
+        fail("%s at %s:%d: barrier %d of %d threads, and at %s:%d of %d", what, at.file, at.line, id, threads,
+             n.at.file, n.at.line, n.threads);
     void *token = named_token(id, n.round & 1);
     const unsigned round = n.round;
     release(token);
@@ -400,7 +423,8 @@ void launch_bounds(unsigned threads, int blocks)
 /* What the compiler gives a thread at most under the kernel's launch bounds, and so at the start. */
 static int entry_registers()
 {
-    const unsigned warps = (bounds.threads + WARP_LANES - 1) / WARP_LANES * static_cast<unsigned>(bounds.blocks);
+    const unsigned warps =
+        (bounds.threads + WARP_LANES - 1) / WARP_LANES * static_cast<unsigned>(bounds.blocks);
     const int most = static_cast<int>(REGISTERS / WARP_LANES / warps / 8 * 8);
     return most > 256 ? 256 : most;
 }
@@ -421,14 +445,17 @@ void set_registers(int count, bool more, Site at)
 {
     const char *what = more ? "registers_take" : "registers_give";
     need_hopper(what, at);
-    if (!bounds.threads) fail("%s at %s:%d: the kernel has no __launch_bounds__, and the compiler ignores it", what, at.file, at.line);
+    if (!bounds.threads)
+        fail("%s at %s:%d: the kernel has no __launch_bounds__, and the compiler ignores it", what, at.file,
+             at.line);
     if (!block_state.warps) {
         block_state.warps = static_cast<int>(block.warps.size());
         for (int i = 0; i < block_state.warps; i++) block_state.warp[i].count = entry_registers();
     }
     WarpRegisters &w = block_state.warp[current()->warp->number];
     if (!w.lanes) w.wanted = count;
-    else if (w.wanted != count) fail("%s<%d> at %s:%d, and other lanes of the warp want %d", what, count, at.file, at.line, w.wanted);
+    else if (w.wanted != count)
+        fail("%s<%d> at %s:%d, and other lanes of the warp want %d", what, count, at.file, at.line, w.wanted);
     w.lanes |= 1u << current()->lane;
     if (w.count != count) change_registers(w, count, more, at);
     if (w.lanes == current()->warp->present) w.lanes = 0;
@@ -465,13 +492,13 @@ void hopper_end()
 {
     for (const Event &e : block_state.events)
         if (e.load)
-            fail("block (%u,%u,%u) ends while a copy of tma_load at %s:%d is under way", block_index.x, block_index.y,
-                 block_index.z, e.load->site.file, e.load->site.line);
+            fail("block (%u,%u,%u) ends while a copy of tma_load at %s:%d is under way", block_index.x,
+                 block_index.y, block_index.z, e.load->site.file, e.load->site.line);
     block_state.events.clear();
     for (const Phased &p : block_state.barriers)
         if (p.bytes)
-            fail("block (%u,%u,%u) ends, and a barrier has %lld bytes to come", block_index.x, block_index.y, block_index.z,
-                 static_cast<long long>(p.bytes));
+            fail("block (%u,%u,%u) ends, and a barrier has %lld bytes to come", block_index.x, block_index.y,
+                 block_index.z, static_cast<long long>(p.bytes));
     check_registers();
 }
 

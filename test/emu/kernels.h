@@ -5,6 +5,7 @@
 #ifndef MEGATRAIN_EMU_KERNELS_H
 #define MEGATRAIN_EMU_KERNELS_H
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
@@ -106,7 +107,9 @@ enum RingWrong {
     RING_SELDOM,         /* one thread waits for some phases alone */
     RING_RANK,
     RING_COPY_ALIGN,
+    RING_COORDINATE,     /* within 16 bytes */
     RING_NO_MAP,
+    RING_BEHIND,         /* a row that the map has and the allocation has not */
     RING_COPY_LEFT,      /* one more than anyone waits for */
     RING_TILE_MOVED,     /* where the swizzle's pattern does not begin: right on the chip as well */
     RING_STRIDE,
@@ -128,6 +131,13 @@ enum RingWrong {
     RING_RELEASED_BY_ALL, /* by each thread where each warp counts */
     RING_COUNT
 };
+struct MapShape {
+    uint64_t columns, rows, stride; /* bytes from row to row */
+    unsigned box_columns, box_rows;
+    int swizzle; /* as the driver counts them */
+};
+bool make_map(CUtensorMap *out, const void *data, const MapShape &m); /* false: the driver does not */
+
 void run_ring(enum RingWrong what, float *out, const uint16_t *a, const uint16_t *b, cudaStream_t stream);
 
 enum Together {

@@ -1,6 +1,6 @@
 /*
  * Results as a chip rounds them (EMU_ROUND=chip; README.md, "Rounding"). A model: what NVIDIA documents of the functions,
- * and of a sum of products what measurements of tensor cores have found (on an H100 ours, test/hopper/forms.cu).
+ * and of a sum of products what measurements of tensor cores have found (on an H100 ours, test/cuda/test_cuda_hopper.cu).
  */
 #include <stdlib.h>
 #include <string.h>

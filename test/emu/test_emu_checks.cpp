@@ -154,7 +154,9 @@ static const Caught rings[] = {
     { "phase 3 has this parity, and the thread waits for phase 1", true },
     { "tma_load_3d", true },
     { "is no multiple of 128", true },
+    { "coordinate -4: -8 bytes are no multiple of 16", true },
     { "no tensor map", true },
+    { "row 63 of the box is not within one allocation", false }, /* or another row behind the end */
     { "ends while a copy", false }, /* or with bytes that nobody expects */
     { "right answer", true }, /* copies and products take addresses as they are */
     { "wrong answer", true },
@@ -217,6 +219,38 @@ TEST(wrong_for_hopper)
 {
     for (int i = 0; i < RING_COUNT; i++) check_caught("ring", i, rings[i]);
     for (int i = 0; i < TOGETHER_COUNT; i++) check_caught("together", i, together[i]);
+}
+
+TEST(other_gpus_have_no_such_instructions)
+{
+    for (const char *gpu : { "EMU_GPU=8.0", "EMU_GPU=10.0" }) {
+        const Outcome o = child(gpu, "ring", RING_RIGHT);
+        CHECK_MSG(o.status == 97 && o.has("has no such instruction"), "%s: %d %s", gpu, o.status, o.text.c_str());
+    }
+}
+
+TEST(tensor_maps_beyond_the_limits)
+{
+    CUtensorMap map;
+    void *p;
+    CHECK(cudaMalloc(&p, 1 << 16) == cudaSuccess);
+    const MapShape right = { 64, 64, 128, 64, 64, CU_TENSOR_MAP_SWIZZLE_128B };
+    CHECK(make_map(&map, p, right));
+    MapShape m[7];
+    for (MapShape &x : m) x = right;
+    m[0].columns = 0;
+    m[1].stride = 136;
+    m[2].box_rows = 257;
+    m[3].box_rows = 0;
+    m[4].box_columns = 128; /* two rows of the swizzle */
+    m[5].box_columns = 36;  /* no multiple of 16 bytes */
+    m[6].rows = uint64_t{ 1 } << 33;
+    for (const MapShape &x : m) CHECK(!make_map(&map, p, x));
+    CHECK(!make_map(&map, static_cast<char *>(p) + 8, right));
+    CHECK(!make_map(&map, &map, right)); /* the host's */
+    m[4].swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
+    CHECK(make_map(&map, p, m[4]));
+    CHECK(cudaFree(p) == cudaSuccess);
 }
 
 /* ---- the host ---- */

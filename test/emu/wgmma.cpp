@@ -36,7 +36,7 @@ struct Warpgroup {
     int first;                  /* number of the oldest of them */
     std::vector<int> group_end; /* products up to the end of each group that was committed by some thread */
     std::vector<int> committed[GROUP_WARPS]; /* threads of the warp that have, by group */
-    int done[GROUP_WARPS];      /* groups, by warp */
+    int done[GROUP_WARPS];                   /* groups, by warp */
 };
 
 /* d may be asked for: nobody has changed it since wgmma_begin. */
@@ -58,7 +58,8 @@ static Warpgroup &warpgroup_of(const Fiber *f, const char *what, Site at)
 {
     const size_t number = static_cast<size_t>(f->number / GROUP_THREADS);
     need_hopper(what, at);
-    if (number >= warpgroups.size()) fail("%s at %s:%d: the block has no four warps here", what, at.file, at.line);
+    if (number >= warpgroups.size())
+        fail("%s at %s:%d: the block has no four warps here", what, at.file, at.line);
     return warpgroups[number];
 }
 
@@ -109,21 +110,24 @@ static int span_of(uint64_t descriptor)
 static void check_descriptor(uint64_t x, const char *name, Site at)
 {
     const uint64_t unused = 0xc000c000ull | 0x3ff1ull << 48 | 0xc000ull << 32;
-    if (x & unused) fail("wgmma at %s:%d: bits of %s's descriptor %016llx that must be 0 are not", at.file, at.line, name,
-                         static_cast<unsigned long long>(x));
-    if (x >> 49 & 7) fail("wgmma at %s:%d: %s has a base offset; the emulator knows none", at.file, at.line, name);
+    if (x & unused)
+        fail("wgmma at %s:%d: bits of %s's descriptor %016llx that must be 0 are not", at.file, at.line, name,
+             static_cast<unsigned long long>(x));
+    if (x >> 49 & 7)
+        fail("wgmma at %s:%d: %s has a base offset; the emulator knows none", at.file, at.line, name);
 }
 
 static void check_same(const Product &mine, const Product &first)
 {
     const Site at = mine.at;
     if (mine.at.line != first.at.line || strcmp(mine.at.file, first.at.file) != 0)
-        fail("wgmma at %s:%d, while other threads of the warpgroup come to %s:%d", at.file, at.line, first.at.file,
-             first.at.line);
+        fail("wgmma at %s:%d, while other threads of the warpgroup come to %s:%d", at.file, at.line,
+             first.at.file, first.at.line);
     if (mine.a != first.a || mine.b != first.b || mine.keep != first.keep)
-        fail("wgmma at %s:%d: descriptors %llx, %llx, keep %d, of other threads %llx, %llx, %d", at.file, at.line,
-             static_cast<unsigned long long>(mine.a), static_cast<unsigned long long>(mine.b), mine.keep,
-             static_cast<unsigned long long>(first.a), static_cast<unsigned long long>(first.b), first.keep);
+        fail("wgmma at %s:%d: descriptors %llx, %llx, keep %d, of other threads %llx, %llx, %d", at.file,
+             at.line, static_cast<unsigned long long>(mine.a), static_cast<unsigned long long>(mine.b),
+             mine.keep, static_cast<unsigned long long>(first.a), static_cast<unsigned long long>(first.b),
+             first.keep);
 }
 
 /* d becomes part of a sum: its values go there, and it is NaN from now on. */
@@ -134,7 +138,8 @@ static void join_sum(Asker &a, const std::shared_ptr<Sum> &sum, float *d, const 
     while (i < a.begun.size() && a.begun[i].d != d) i++;
     if (i == a.begun.size())
         fail("wgmma at %s:%d: wgmma_begin(d) was left out since d was last waited for", p.at.file, p.at.line);
-    if (a.begun[i].bits != mixed(d, count)) fail("wgmma at %s:%d: d was changed behind wgmma_begin(d)", p.at.file, p.at.line);
+    if (a.begun[i].bits != mixed(d, count))
+        fail("wgmma at %s:%d: d was changed behind wgmma_begin(d)", p.at.file, p.at.line);
     a.begun.erase(a.begun.begin() + static_cast<ptrdiff_t>(i));
     sum->d[thread] = d;
     sum->users++;
@@ -149,7 +154,8 @@ static void check_untouched(const float *d, const Product &p)
 {
     for (int r = 0; r < p.columns / 2; r++)
         if (bits_as<uint32_t>(d[r]) != UNDER_WAY)
-            fail("wgmma at %s:%d: d was written while products that add to it are under way", p.at.file, p.at.line);
+            fail("wgmma at %s:%d: d was written while products that add to it are under way", p.at.file,
+                 p.at.line);
 }
 
 static std::shared_ptr<Sum> new_sum(int columns)
@@ -177,7 +183,8 @@ void wgmma_issue(float *d, const Product &p)
     else if (asked.sum->d[thread] != d)
         fail("wgmma at %s:%d: d is another than that of other threads", p.at.file, p.at.line);
     else if (asked.sum->columns != p.columns)
-        fail("wgmma at %s:%d: %d columns, and a product of %d is under way", p.at.file, p.at.line, p.columns, asked.sum->columns);
+        fail("wgmma at %s:%d: %d columns, and a product of %d is under way", p.at.file, p.at.line, p.columns,
+             asked.sum->columns);
     check_untouched(d, p);
     asked.sum->last[thread] = number;
     if (p.rows)
@@ -190,10 +197,10 @@ static void committed_by_warp(const Warpgroup &w, int number, int warp, size_t g
     int warps = 0;
     for (const std::vector<int> &c : w.committed) warps += c[group] == WARP_LANES;
     if (random_order()) product_event(number, 1u << warp);
-    else if (warps == GROUP_WARPS && !reverse_order())
-        product_event(number, 0xf);
+    else if (warps == GROUP_WARPS && !reverse_order()) product_event(number, 0xf);
     else if (warps == GROUP_WARPS)
-        for (int i = GROUP_WARPS; i-- > 0;) product_event(number, 1u << i); /* the newest: of the first warp */
+        for (int i = GROUP_WARPS; i-- > 0;)
+            product_event(number, 1u << i); /* the newest: of the first warp */
 }
 
 void wgmma_commit(Site at)
@@ -205,8 +212,10 @@ void wgmma_commit(Site at)
         w.group_end.push_back(a.asked);
         for (std::vector<int> &c : w.committed) c.push_back(0);
     } else if (w.group_end[group] != a.asked)
-        fail("wgmma_commit at %s:%d: %d products so far, of other threads %d", at.file, at.line, a.asked, w.group_end[group]);
-    const int number = current()->number / GROUP_THREADS, warp = current()->number % GROUP_THREADS / WARP_LANES;
+        fail("wgmma_commit at %s:%d: %d products so far, of other threads %d", at.file, at.line, a.asked,
+             w.group_end[group]);
+    const int number = current()->number / GROUP_THREADS,
+              warp = current()->number % GROUP_THREADS / WARP_LANES;
     if (++w.committed[warp][group] == WARP_LANES) wake(&w), committed_by_warp(w, number, warp, group);
     hopper_chance();
     give_way();
@@ -291,21 +300,24 @@ static const uint16_t *read_chunk(const Matrix &m, uint32_t i, uint32_t k)
     const uint32_t at = swizzled(chunk_of(m, i, k), m.span);
     const unsigned char *p = shared_at(at, 16);
     if (!p)
-        fail("wgmma at %s:%d: %s, row or column %u, depth %u: %u is not in shared memory", m.at.file, m.at.line, m.name, i, k,
-             at);
+        fail("wgmma at %s:%d: %s, row or column %u, depth %u: %u is not in shared memory", m.at.file,
+             m.at.line, m.name, i, k, at);
     if (!is_shown(p, 16))
-        fail("wgmma at %s:%d: %s, row or column %u, depth %u: a thread stored it and had no proxy_fence() since", m.at.file,
-             m.at.line, m.name, i, k);
+        fail("wgmma at %s:%d: %s, row or column %u, depth %u: a thread stored it and had no proxy_fence() "
+             "since",
+             m.at.file, m.at.line, m.name, i, k);
     return reinterpret_cast<const uint16_t *>(p);
 }
 
 /* to[k][i] of `count` rows (of a) or columns (of b) from `first` on. */
-template <Half TYPE> static void read_matrix(float (*to)[COLUMNS_MOST], const Matrix &m, uint32_t first, uint32_t count)
+template <Half TYPE>
+static void read_matrix(float (*to)[COLUMNS_MOST], const Matrix &m, uint32_t first, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i += m.trans ? 8 : 1)
         for (uint32_t k = 0; k < DEPTH; k += m.trans ? 1 : 8) {
             const uint16_t *x = read_chunk(m, first + i, k);
-            for (uint32_t e = 0; e < 8; e++) to[k + (m.trans ? 0 : e)][i + (m.trans ? e : 0)] = from_half<TYPE>(x[e]);
+            for (uint32_t e = 0; e < 8; e++)
+                to[k + (m.trans ? 0 : e)][i + (m.trans ? e : 0)] = from_half<TYPE>(x[e]);
         }
 }
 
@@ -321,7 +333,8 @@ template <Half TYPE> static void rows_of_registers(float (*to)[COLUMNS_MOST], co
 typedef float Eight __attribute__((vector_size(32), aligned(4)));
 
 /* In ascending order of the depth, in fp32, or as the chip: as warp_mma() does. */
-static void add_row(float *sum, const float (*a)[COLUMNS_MOST], const float (*b)[COLUMNS_MOST], int row, int columns)
+static void add_row(float *sum, const float (*a)[COLUMNS_MOST], const float (*b)[COLUMNS_MOST], int row,
+                    int columns)
 {
     for (int c = 0; c < columns && chip_rounding; c++)
         sum[c] = chip_sum(sum[c], a[0] + row, COLUMNS_MOST, b[0] + c, COLUMNS_MOST, DEPTH);
@@ -340,7 +353,9 @@ template <Half TYPE> static void multiply(Asked &asked, uint32_t warps)
     for (int w = 0; w < GROUP_WARPS; w++) {
         if (!(warps >> w & 1)) continue;
         if (p.rows) rows_of_registers<TYPE>(a, asked, w);
-        else read_matrix<TYPE>(a, matrix_of(p.a, p.trans_a, "a", p.at), static_cast<uint32_t>(w * WARP_ROWS), WARP_ROWS);
+        else
+            read_matrix<TYPE>(a, matrix_of(p.a, p.trans_a, "a", p.at), static_cast<uint32_t>(w * WARP_ROWS),
+                              WARP_ROWS);
         for (int row = 0; row < WARP_ROWS; row++) {
             float *sum = asked.sum->value + (w * WARP_ROWS + row) * p.columns;
             for (int c = 0; c < p.columns && !p.keep; c++) sum[c] = 0;
@@ -354,7 +369,8 @@ void wgmma_run(int number, uint32_t warps)
 {
     Warpgroup &w = warpgroups[static_cast<size_t>(number)];
     const int warp = __builtin_ctz(warps), group = w.done[warp];
-    const int from = group ? w.group_end[static_cast<size_t>(group - 1)] : 0, to = w.group_end[static_cast<size_t>(group)];
+    const int from = group ? w.group_end[static_cast<size_t>(group - 1)] : 0,
+              to = w.group_end[static_cast<size_t>(group)];
     for (int i = from; i < to; i++) {
         Asked &asked = w.products[static_cast<size_t>(i - w.first)];
         if (asked.p.type == BFLOAT16) multiply<BFLOAT16>(asked, warps);

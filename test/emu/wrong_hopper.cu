@@ -9,7 +9,13 @@
 
 #include "kernels.h"
 
-enum { DEPTH = 64, STAGES = 2, ROUNDS = RING_DEPTH / DEPTH, TILE_BYTES = 64 * DEPTH * 2, STAGE_BYTES = 2 * TILE_BYTES };
+enum {
+    DEPTH = 64,
+    STAGES = 2,
+    ROUNDS = RING_DEPTH / DEPTH,
+    TILE_BYTES = 64 * DEPTH * 2,
+    STAGE_BYTES = 2 * TILE_BYTES
+};
 static_assert(RING_COLUMNS == 64, "a tile of b is like one of a");
 
 struct Ring {
@@ -29,7 +35,9 @@ __device__ void produce(const Ring &r, const TensorMap &a, const TensorMap &b)
                                    : what == RING_MANY_BYTES ? STAGE_BYTES + 16
                                                              : STAGE_BYTES);
         if (what == RING_RANK) tma_load_3d(stage, a, r.full + s, i * DEPTH, 0, 0);
-        else tma_load_2d(stage + (what == RING_COPY_ALIGN ? 64 : 0), a, r.full + s, i * DEPTH, 0);
+        else
+            tma_load_2d(stage + (what == RING_COPY_ALIGN ? 64 : 0), a, r.full + s,
+                        i * DEPTH - (what == RING_COORDINATE ? 4 : 0), what == RING_BEHIND);
         tma_load_2d(stage + TILE_BYTES, b, r.full + s, i * DEPTH, 0);
     }
     if (what == RING_COPY_LEFT) {
@@ -46,7 +54,8 @@ __device__ void multiply(const Ring &r, float (&d)[32], int round, int s)
     unsigned char *stage = r.memory + s * STAGE_BYTES + (what == RING_TILE_MOVED ? 512 : 0);
     const Swizzle mode = what == RING_MODE ? SWIZZLE_32 : SWIZZLE_128;
     const int stride = what == RING_STRIDE ? 512 : 1024;
-    uint64_t a = shared_matrix(stage, 16, stride, mode), b = shared_matrix(stage + TILE_BYTES, 16, 1024, mode);
+    uint64_t a = shared_matrix(stage, 16, stride, mode),
+             b = shared_matrix(stage + TILE_BYTES, 16, 1024, mode);
     if (what == RING_BIT) b ^= uint64_t{ 1 } << 33;
     if (what == RING_RESERVED_BIT) b |= uint64_t{ 1 } << 46;
     if (what == RING_UNEQUAL && t >= 96) a += 2;
@@ -67,8 +76,7 @@ __device__ void consume(const Ring &r, float (&d)[32])
     for (int i = 0; i < ROUNDS; i++) {
         const int s = i % STAGES, phase = i / STAGES & 1;
         if (what == RING_SELDOM && threadIdx.x % 128 == 7 && i >= STAGES && i < ROUNDS - STAGES) {
-        } else if (what != RING_NO_WAIT)
-            barrier_wait(r.full + s, what == RING_CONSUMER_PHASE ? 0 : phase);
+        } else if (what != RING_NO_WAIT) barrier_wait(r.full + s, what == RING_CONSUMER_PHASE ? 0 : phase);
         multiply(r, d, i, s);
         if (what == RING_RELEASED_EARLY && threadIdx.x % 32 == 0) barrier_arrive(r.empty + s);
         if (what == RING_GROUP_LATE) wgmma_wait<1>();
@@ -79,8 +87,7 @@ __device__ void consume(const Ring &r, float (&d)[32])
         if (what == RING_RELEASED_BY_ONE) {
             if (threadIdx.x % 128 == 0)
                 for (int w = 0; w < 4; w++) barrier_arrive(r.empty + s);
-        } else if (what == RING_RELEASED_BY_ALL || threadIdx.x % 32 == 0)
-            barrier_arrive(r.empty + s);
+        } else if (what == RING_RELEASED_BY_ALL || threadIdx.x % 32 == 0) barrier_arrive(r.empty + s);
     }
     if (what == RING_GROUP_LATE) wgmma_wait<0>();
 }
@@ -109,15 +116,17 @@ __global__ void __launch_bounds__(256, 1) ring_kernel(TENSOR_MAP(a), TENSOR_MAP(
     for (float &x : d) x = 0;
     consume(r, d);
     for (int i = 0; i < 32; i++) {
-        const int t = threadIdx.x % 128, row = t / 32 * 16 + i / 2 % 2 * 8 + t % 32 / 4, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+        const int t = threadIdx.x % 128, row = t / 32 * 16 + i / 2 % 2 * 8 + t % 32 / 4,
+                  column = i / 4 * 8 + t % 4 * 2 + i % 2;
         out[row * RING_COLUMNS + column] = d[i];
     }
 #endif
 }
 
-static TensorMap map_of(const uint16_t *data)
+typedef PFN_cuTensorMapEncodeTiled_v12000 Encode;
+
+static Encode encode()
 {
-    TensorMap map;
     void *call = nullptr;
     cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
@@ -125,19 +134,26 @@ static TensorMap map_of(const uint16_t *data)
 #else
     cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &call, cudaEnableDefault, &found);
 #endif
-    const cuuint64_t dim[] = { RING_DEPTH, 64 }, stride[] = { RING_DEPTH * 2 };
-    const cuuint32_t box[] = { DEPTH, 64 }, step[] = { 1, 1 };
-    reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(call)(
-        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t *>(data), dim, stride, box, step,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return map;
+    return reinterpret_cast<Encode>(call);
+}
+
+bool make_map(CUtensorMap *out, const void *data, const MapShape &m)
+{
+    const cuuint64_t dim[] = { m.columns, m.rows }, stride[] = { m.stride };
+    const cuuint32_t box[] = { m.box_columns, m.box_rows }, step[] = { 1, 1 };
+    return encode()(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(data), dim, stride, box,
+                    step, CU_TENSOR_MAP_INTERLEAVE_NONE, static_cast<CUtensorMapSwizzle>(m.swizzle),
+                    CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 void run_ring(enum RingWrong what, float *out, const uint16_t *a, const uint16_t *b, cudaStream_t stream)
 {
-    TensorMap ma = map_of(a), mb = map_of(b);
+    TensorMap ma, mb;
+    MapShape shape = { RING_DEPTH, 64, RING_DEPTH * 2, DEPTH, 64, CU_TENSOR_MAP_SWIZZLE_128B };
+    make_map(&mb, b, shape);
     if (what == RING_NO_MAP) memset(&mb, 0, sizeof mb);
+    if (what == RING_BEHIND) shape.rows = 65;
+    make_map(&ma, a, shape);
     LAUNCH(ring_kernel, 1, 256, STAGES * STAGE_BYTES + 1024, stream, ma, mb, static_cast<int>(what), out);
 }
 
@@ -152,7 +168,8 @@ __global__ void __launch_bounds__(128) stored_kernel(int what, float *out)
     const int t = threadIdx.x;
     if (what == STORED_FENCE_BEFORE) proxy_fence();
     for (int i = t * 64; i < t * 64 + 64; i++) tiles[i] = __float2bfloat16(1.0f);
-    if (what != STORED_NO_FENCE && what != STORED_FENCE_BEFORE && (what != STORED_ONE_FENCE || t == 64)) proxy_fence();
+    if (what != STORED_NO_FENCE && what != STORED_FENCE_BEFORE && (what != STORED_ONE_FENCE || t == 64))
+        proxy_fence();
     if (what != STORED_NO_BARRIER) __syncthreads();
     float d[32];
     for (float &x : d) x = 0;
@@ -174,14 +191,10 @@ __device__ void take_and_give(int what)
     const int group = threadIdx.x / 128;
     if (what == REGISTERS_ONE_WARP) {
         if (threadIdx.x < 32) registers_give<24>();
-    } else if (group == 0)
-        registers_give<24>();
-    else if (what == REGISTERS_TOO_MANY)
-        registers_take<248>();
-    else if (what == REGISTERS_LESS)
-        registers_take<160>();
-    else
-        registers_take<240>();
+    } else if (group == 0) registers_give<24>();
+    else if (what == REGISTERS_TOO_MANY) registers_take<248>();
+    else if (what == REGISTERS_LESS) registers_take<160>();
+    else registers_take<240>();
 }
 
 __global__ void __launch_bounds__(384, 1) registers_kernel(int what, int *out)
@@ -205,10 +218,8 @@ __global__ void __launch_bounds__(64) named_kernel(int what, int *out)
         if (what == NAMED_LATE) named_arrive(1, 64);
         x[lane] = lane;
         if (what == NAMED_ZERO) named_arrive(0, 64);
-        else if (what == NAMED_COUNT)
-            named_arrive(1, 32);
-        else if (what != NAMED_NO_ARRIVAL && what != NAMED_LATE)
-            named_arrive(1, 64);
+        else if (what == NAMED_COUNT) named_arrive(1, 32);
+        else if (what != NAMED_NO_ARRIVAL && what != NAMED_LATE) named_arrive(1, 64);
     } else {
         named_sync(1, 64);
         out[lane] = x[lane];
@@ -219,10 +230,7 @@ void run_together(enum Together what, float *out, cudaStream_t stream)
 {
     int *numbers = reinterpret_cast<int *>(out);
     if (what < REGISTERS_RIGHT) LAUNCH(stored_kernel, 1, 128, 16384, stream, what, out);
-    else if (what == REGISTERS_UNBOUNDED)
-        LAUNCH(unbounded_kernel, 1, 384, 0, stream, what, numbers);
-    else if (what < NAMED_RIGHT)
-        LAUNCH(registers_kernel, 1, 384, 0, stream, what, numbers);
-    else
-        LAUNCH(named_kernel, 1, 64, 0, stream, what, numbers);
+    else if (what == REGISTERS_UNBOUNDED) LAUNCH(unbounded_kernel, 1, 384, 0, stream, what, numbers);
+    else if (what < NAMED_RIGHT) LAUNCH(registers_kernel, 1, 384, 0, stream, what, numbers);
+    else LAUNCH(named_kernel, 1, 64, 0, stream, what, numbers);
 }
