@@ -170,7 +170,8 @@ __device__ __forceinline__ void load_keys(const AttnProblem &p, const BlockOrder
     }
 }
 
-/* The warps, VALUE_WARPS of them, that read lse and delta, of every VALUE_WARPS-th tile: so many loads are on their way. */
+/* The warps, VALUE_WARPS of them, that read lse and delta, of every VALUE_WARPS-th tile. All wait for every stage: who
+ * leaves one out could take a phase for another. */
 constexpr int VALUE_WARPS = 3;
 template <class E, class L>
 __device__ __forceinline__ void load_values(const AttnProblem &p, const RowValues &lse,
@@ -232,7 +233,8 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     SHARED(Barrier, tile_empty, [L::STAGES]);
     T *queries = sets + L::SETS * 2 * L::ROWS;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < L::SETS; i++) barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS + VALUE_WARPS);
+        for (int i = 0; i < L::SETS; i++)
+            barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS + VALUE_WARPS);
         for (int i = 0; i < L::STAGES; i++) barrier_init(&tile_full[i], 2), barrier_init(&tile_empty[i], E::WARPS);
         barriers_ready();
     }
@@ -287,7 +289,8 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         };
         auto mask = [&](typename E::Scores &s, const RowTile &now, int at) {
             const Range range = range_of(now);
-            const int most_low = table ? table[lows_index(x->walk, x->all, at, x->b)].most : row_low(p, 0, 0, range.last);
+            const int most_low = table ? table[lows_index(x->walk, x->all, at, x->b)].most
+                                       : row_low(p, 0, 0, range.last);
             if (!all_see(range, most_low, warp_range<E>(x->keys)))
                 mask_queries<E>(p, s, x->b, x->keys.position, now);
         };

@@ -402,7 +402,7 @@ Err attention_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
     return a.q.dtype == BF16 ? dq_hopper<bf16>(s, p, a) : dq_hopper<f16>(s, p, a);
 }
 
-/* Widths that fill no more than half a tile and the shortest sequences stay with mma.sync; wider ones have no kernel. */
+/* Widths that fill no more than half a tile, and the shortest sequences, are left to mma.sync. */
 constexpr int NARROWEST = 40, WIDEST = 128;
 constexpr int64_t FEWEST_ROWS = 64;
 
