@@ -2,9 +2,13 @@
  * What the two kernels of attention's backward pass for Hopper share (attention_dq_hopper.cu, attention_dkv_hopper.cu):
  * tiles in shared memory, products of them by wgmma, the order of the blocks' work.
  *
+ * Which calls come here (attention_bwd_hopper_fits): matrices of 16 bits whose wider side has 40 to 128 columns, at
+ * least 64 queries and 64 keys. All else goes to mma.sync (attention_dq.cu, attention_dkv.cu). It depends on the shape
+ * alone; both kernels of a call are of the same kind.
+ *
  * A block has GROUPS warpgroups that compute, 64 rows each, and behind them one whose first warp moves tiles: it runs
  * ahead of the others by as many tiles as there are stages, and into the next rows' work while they store the last.
- * A block takes its share of all row tiles (`BlockOrder`), so that neither loads nor stores of rows stop the products.
+ * A block works on row tiles until none is left (`BlockOrder`), so neither loads nor stores of rows stop the products.
  *
  * Tiles: columns in runs of ATOM (128 bytes; 64 where the width is no multiple of 64), a run after the other; as TMA
  * writes them, swizzled. Widths that are less than W are filled with zeros. Rows beyond a tile's count are those that
@@ -55,8 +59,8 @@ template <class T_, int W_, int GROUPS_, int COLS_> struct BackEngine {
 
     static __device__ __forceinline__ float exp2(float x) { return exp2_approx(x); }
 
-    /* Matrices that wgmma reads are named by where they begin, in units of 16 bytes: from that to a descriptor, and from
-     * one part of a tile to the next, it is one addition. Whatever takes more stands between the products. */
+    /* Matrices that wgmma reads are named by where they begin, in units of 16 bytes: from that to a descriptor, and
+     * from one part of a tile to the next, it is one addition. Whatever takes more delays the products. */
     static __device__ __forceinline__ uint32_t begin_of(const T *tile) { return (shared_address(tile) & 0x3FFFF) >> 4; }
     static __host__ __device__ __forceinline__ constexpr int units(int elements) { return elements * 2 / 16; }
 
@@ -210,8 +214,8 @@ template <class E> static Err map_rows(TensorMap *out, const HeadMap<typename E:
 
 /* Starts the load of a tile of ROWS rows of head h; by one thread. */
 template <class E, int ROWS>
-__device__ __forceinline__ void load_rows(typename E::T *to, const TensorMap &map, Barrier *b, int group, int h, int row,
-                                          int sample)
+__device__ __forceinline__ void load_rows(typename E::T *to, const TensorMap &map, Barrier *b, int group, int h,
+                                          int row, int sample)
 {
     const int g = h / group, first = h - g * group;
     UNROLL

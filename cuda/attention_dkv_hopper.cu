@@ -106,25 +106,31 @@ __device__ __forceinline__ void query_weights(const AttnProblem &p, typename E::
     }
 }
 
+/* Writes the item that comes next, by a warp; false: there is none any more. */
 template <class E>
 __device__ __forceinline__ bool key_item(const AttnProblem &p, const BlockOrder &order, const Lows *table, KeyItem *out)
 {
     BlockItem next = {};
-    KeyItem x = {};
-    const bool there = block_item(order, &next);
-    x.tiles = -1;
-    if (there) {
-        x.h = next.h, x.b = next.b;
-        x.keys = walk_tile(walk_all(p.k, E::ROWS), p.k, next.tile, E::ROWS);
-        const int last = range_of(x.keys).last, reach = p.window ? p.window - 1 : INT_MAX;
-        x.walk = walk_of(p.q, x.keys.position, last > INT_MAX - reach ? INT_MAX : last + reach, E::COLS);
-        const TileWalk all = walk_all(p.q, E::COLS);
-        x.all[0] = all.tiles[0], x.all[1] = all.tiles[1];
-        if (table) trim_walk(&x.walk, x.all, table, last, x.b);
-        x.tiles = walk_count(x.walk);
+    const bool there = block_item(order, &next), writes = threadIdx.x % WARP == 0;
+    if (!there) {
+        if (writes) out->tiles = -1;
+        return false;
     }
-    *out = x;
-    return there;
+    const RowTile keys = walk_tile(walk_all(p.k, E::ROWS), p.k, next.tile, E::ROWS);
+    const TileWalk all = walk_all(p.q, E::COLS);
+    if (writes) {
+        out->h = next.h, out->b = next.b;
+        out->keys = keys;
+        out->all[0] = all.tiles[0], out->all[1] = all.tiles[1];
+    }
+    const int last = range_of(keys).last, reach = p.window ? p.window - 1 : INT_MAX;
+    TileWalk walk = walk_of(p.q, keys.position, last > INT_MAX - reach ? INT_MAX : last + reach, E::COLS);
+    if (table) trim_walk(&walk, all.tiles, table, last, next.b);
+    if (writes) {
+        out->walk = walk;
+        out->tiles = walk_count(walk);
+    }
+    return true;
 }
 
 /* The warp that starts the copies of tiles. */
@@ -138,11 +144,9 @@ __device__ __forceinline__ void load_keys(const AttnProblem &p, const BlockOrder
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
     for (bool there = true; there; set.next()) {
-        KeyItem next;
-        there = key_item<E>(p, order, table, &next);
-        barrier_wait(&rows_empty[set.stage], set.parity ^ 1);
         KeyItem *x = &item[set.stage];
-        if (threadIdx.x % WARP == 0) *x = next;
+        barrier_wait(&rows_empty[set.stage], set.parity ^ 1);
+        there = key_item<E>(p, order, table, x);
         if (threadIdx.x % WARP == 0 && !there) barrier_arrive(&rows_full[set.stage]);
         if (threadIdx.x % WARP == 0 && there) {
             typename E::T *to = sets + set.stage * (2 * L::ROWS);
@@ -166,7 +170,8 @@ __device__ __forceinline__ void load_keys(const AttnProblem &p, const BlockOrder
     }
 }
 
-/* The warps, VALUE_WARPS of them, that read lse and delta, of every VALUE_WARPS-th tile: so many loads are on their way. */
+/* The warps, VALUE_WARPS of them, that read lse and delta, of every VALUE_WARPS-th tile. All wait for every stage: who
+ * leaves one out could take a phase for another. */
 constexpr int VALUE_WARPS = 3;
 template <class E, class L>
 __device__ __forceinline__ void load_values(const AttnProblem &p, const RowValues &lse,
@@ -228,7 +233,8 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     SHARED(Barrier, tile_empty, [L::STAGES]);
     T *queries = sets + L::SETS * 2 * L::ROWS;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < L::SETS; i++) barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS + VALUE_WARPS);
+        for (int i = 0; i < L::SETS; i++)
+            barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS + VALUE_WARPS);
         for (int i = 0; i < L::STAGES; i++) barrier_init(&tile_full[i], 2), barrier_init(&tile_empty[i], E::WARPS);
         barriers_ready();
     }
@@ -283,7 +289,8 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         };
         auto mask = [&](typename E::Scores &s, const RowTile &now, int at) {
             const Range range = range_of(now);
-            const int most_low = table ? table[lows_index(x->walk, x->all, at, x->b)].most : row_low(p, 0, 0, range.last);
+            const int most_low = table ? table[lows_index(x->walk, x->all, at, x->b)].most
+                                       : row_low(p, 0, 0, range.last);
             if (!all_see(range, most_low, warp_range<E>(x->keys)))
                 mask_queries<E>(p, s, x->b, x->keys.position, now);
         };

@@ -21,7 +21,8 @@ struct QueryItem {
  * registers. O comes through a stage. */
 template <class E, int STAGES_, int SETS_, bool AHEAD_, bool ROWS_IN_> struct DqHopper {
     static constexpr int STAGES = STAGES_, SETS = SETS_;
-    static constexpr bool AHEAD = AHEAD_, ROWS_IN = ROWS_IN_;
+    static constexpr bool AHEAD = AHEAD_, ROWS_IN = ROWS_IN_, FULL = AHEAD && (ROWS_IN || E::W > 64); /* more registers */
+    static constexpr int GIVE = FULL ? 24 : E::GIVE, TAKE = FULL ? 240 : E::TAKE;
     static constexpr int ROWS = E::ROWS * E::W, KEYS = E::COLS * E::W; /* elements */
     static constexpr int BYTES = (2 * SETS * ROWS + 2 * STAGES * KEYS) * 2;
     static_assert(ROWS == 2 * KEYS, "O fills a stage");
@@ -33,23 +34,27 @@ template <class E, class L> struct DqShared {
     Barrier rows_full[L::SETS], rows_empty[L::SETS], keys_full[L::STAGES], keys_empty[L::STAGES];
 };
 
+/* Writes the item that comes next, by a warp; false: there is none any more. */
 template <class E>
 __device__ __forceinline__ bool query_item(const AttnProblem &p, const BlockOrder &order, QueryItem *out)
 {
     BlockItem next = {};
-    QueryItem x = {};
-    const bool there = block_item(order, &next);
-    x.tiles = -1;
-    if (there) {
-        int least;
-        x.h = next.h, x.b = next.b;
-        x.rows = walk_tile(walk_all(p.q, E::ROWS), p.q, order.tiles - 1 - next.tile, E::ROWS);
-        tile_lows(p, x.b, x.rows, &least, &x.most_low);
-        x.walk = walk_of(p.k, least, x.rows.position + x.rows.count - 1, E::COLS);
-        x.tiles = walk_count(x.walk);
+    const bool there = block_item(order, &next), writes = threadIdx.x % WARP == 0;
+    if (!there) {
+        if (writes) out->tiles = -1, out->rows.count = 0;
+        return false;
     }
-    *out = x;
-    return there;
+    int least, most;
+    const RowTile rows = walk_tile(walk_all(p.q, E::ROWS), p.q, order.tiles - 1 - next.tile, E::ROWS);
+    tile_lows(p, next.b, rows, &least, &most);
+    if (writes) {
+        out->h = next.h, out->b = next.b;
+        out->rows = rows;
+        out->most_low = most;
+        out->walk = walk_of(p.k, least, rows.position + rows.count - 1, E::COLS);
+        out->tiles = walk_count(out->walk);
+    }
+    return true;
 }
 
 /* The warp that brings what the others work on. */
@@ -63,29 +68,26 @@ __device__ __forceinline__ void load_queries(const AttnProblem &p, const BlockOr
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
     for (bool there = true; there; set.next()) {
-        QueryItem next;
-        there = query_item<E>(p, order, &next);
-        barrier_wait(&in->rows_empty[set.stage], set.parity ^ 1);
         QueryItem *x = &in->item[set.stage];
         Barrier *full = &in->rows_full[set.stage];
-        if (lane == 0) {
-            *x = next;
-            if (there) {
-                typename E::T *to = sets + set.stage * (2 * L::ROWS);
-                barrier_expect(full, 2 * L::ROWS * 2);
-                load_rows<E, E::ROWS>(to, q_map, full, p.group, next.h, next.rows.row, next.b);
-                load_rows<E, E::ROWS>(to + L::ROWS, go_map, full, 1, next.h, next.rows.row, next.b);
-            } else {
-                barrier_arrive(full);
-            }
+        barrier_wait(&in->rows_empty[set.stage], set.parity ^ 1);
+        there = query_item<E>(p, order, x);
+        __syncwarp();
+        if (lane == 0 && !there) barrier_arrive(full);
+        if (lane == 0 && there) {
+            typename E::T *to = sets + set.stage * (2 * L::ROWS);
+            barrier_expect(full, 2 * L::ROWS * 2);
+            load_rows<E, E::ROWS>(to, q_map, full, p.group, x->h, x->rows.row, x->b);
+            load_rows<E, E::ROWS>(to + L::ROWS, go_map, full, 1, x->h, x->rows.row, x->b);
         }
         for (int r = lane; r < E::ROWS; r += WARP) {
-            const float sum = r < next.rows.count ? *lse.at(p, next.b, next.rows.row + r, next.h) : -INFINITY;
+            const float sum = r < x->rows.count ? *lse.at(p, x->b, x->rows.row + r, x->h) : -INFINITY;
             in->lse2[set.stage][r] = sum == -INFINITY ? INFINITY : sum * LOG2_E;
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(full);
-        for (int i = -1; i < next.tiles; i++) { /* -1: O */
+        const int tiles = x->tiles;
+        for (int i = -1; i < tiles; i++) { /* -1: O */
             if (lane == 0) {
                 typename E::T *to = keys + stage.stage * (2 * L::KEYS);
                 full = &in->keys_full[stage.stage];
@@ -205,12 +207,12 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     __syncthreads();
     const int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
     if (warp >= E::WARPS) {
-        registers_give<E::GIVE>();
+        registers_give<L::GIVE>();
         if (warp == E::WARPS)
             load_queries<E, L>(p, order, q_map, go_map, o_map, k_map, v_map, lse, sets, keys, in);
         return;
     }
-    registers_take<E::TAKE>();
+    registers_take<L::TAKE>();
     const int group = warp / 4, lane = threadIdx.x % WARP;
     const typename E::Place at = E::place();
     const uint32_t key_begin = E::begin_of(keys);
@@ -393,7 +395,7 @@ template <class T> static Err dq_hopper(Stream *s, const AttnProblem &p, const A
     if (widest(p) <= 64)
         return plain ? dq_tiles<BackEngine<T, 64, 2, 64>, 6, 2, true, true>(s, p, a)
                      : dq_tiles<BackEngine<T, 64, 2, 64>, 6, 2, false, false>(s, p, a);
-    return plain ? dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, true>(s, p, a)
+    return plain ? dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, true, true>(s, p, a)
                  : dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, false>(s, p, a);
 }
 
@@ -402,7 +404,7 @@ Err attention_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
     return a.q.dtype == BF16 ? dq_hopper<bf16>(s, p, a) : dq_hopper<f16>(s, p, a);
 }
 
-/* Widths that fill no more than half a tile and the shortest sequences stay with mma.sync; wider ones have no kernel. */
+/* Widths that fill no more than half a tile, and the shortest sequences, are left to mma.sync. */
 constexpr int NARROWEST = 40, WIDEST = 128;
 constexpr int64_t FEWEST_ROWS = 64;
 

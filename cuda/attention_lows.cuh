@@ -29,8 +29,8 @@ __device__ __forceinline__ int64_t lows_index(const TileWalk &walk, const int al
 /* Leaves out the tiles at both ends of each span whose documents begin behind `last`. For a whole warp. */
 __device__ __forceinline__ void trim_walk(TileWalk *walk, const int all[2], const Lows *table, int last, int b)
 {
-    int from[2], to[2];
-    for (int s = 0; s < 2; s++) {
+    UNROLL
+    for (int s = 1; s >= 0; s--) { /* the second first: its place in the table depends on the first */
         const int begin = s ? walk->tiles[0] : 0;
         int low = INT_MAX, high = -1;
         for (int i = threadIdx.x % WARP; i < walk->tiles[s]; i += WARP)
@@ -42,11 +42,8 @@ __device__ __forceinline__ void trim_walk(TileWalk *walk, const int all[2], cons
             low = min(low, __shfl_xor_sync(ALL_LANES, low, d));
             high = max(high, __shfl_xor_sync(ALL_LANES, high, d));
         }
-        from[s] = low, to[s] = high;
-    }
-    for (int s = 0; s < 2; s++) {
-        walk->tiles[s] = to[s] < 0 ? 0 : to[s] - from[s] + 1;
-        if (to[s] >= 0) walk->first[s] += from[s];
+        walk->tiles[s] = high < 0 ? 0 : high - low + 1;
+        if (high >= 0) walk->first[s] += low;
     }
 }
 

@@ -10,9 +10,9 @@
  *   barrier_expect(b, bytes)  an arrival; the phase waits for so many bytes of copies, too
  *   barrier_arrive(b)         an arrival
  *   barrier_wait(b, parity)   until the phase of this parity is over: fresh, parity 0 waits and 1 passes
- *   tma_load_2d(to, map, b, x, y), _3d .. _5d    by one thread; coordinates in elements, innermost first; x a multiple
- *                             of 16 bytes, outside as well; what lies outside becomes 0 and counts as bytes all the
- *                             same. Rows of a box shorter than the swizzle's lie each in a row of the swizzle
+ *   tma_load_2d(to, map, b, x, y), _3d .. _5d    by one thread; coordinates in elements, innermost first, x a multiple of
+ *                             16 bytes, outside as well; what lies outside becomes 0 and counts as bytes all the same.
+ *                             Rows of a box shorter than the swizzle's lie each in a row of the swizzle
  *   proxy_fence()             by each thread that wrote shared memory by stores, before the barrier behind which wgmma
  *                             or a copy reads it. Without it an H100 does read old numbers
  *   registers_give<N>(), registers_take<N>()    by all warps of a warpgroup

@@ -45,6 +45,7 @@ trap 'rm -rf "$tmp"' EXIT
 #   -                   nothing, for the reason behind it
 cat >"$tmp/rules" <<'EOT'
 attention_(dq|dkv)_kernel<MmaEngine         mma async16 stores16 whole
+attention_(dq|dkv)_hopper_kernel            - wgmma and bulk copies, on sm_90a alone
 attention_fwd_kernel<MmaEngine              mma async16 stores16
 attention_fwd_hopper_kernel                 wgmma
 attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole

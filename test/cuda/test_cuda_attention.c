@@ -169,6 +169,19 @@ TEST(attention_lengths)
     }
 }
 
+/* More tiles than the rings of Hopper's kernels have stages, and more work than blocks; a last tile that is not full. */
+TEST(attention_rings)
+{
+    for (int i = 0; i < 2; i++) {
+        const int64_t C = i ? 128 : 64;
+        const DType T = types[1 + i];
+        attention_case(T, (Shape){ .B = 2, .H = 2, .K = 2, .C = C, .q = run(0, 461) });
+        attention_case(T, (Shape){ .B = 1, .H = 2, .K = 2, .C = C, .q = run(0, 449), .window = 150, .gap = 8 });
+        attention_case(T, (Shape){ .B = 1, .H = 2, .K = 1, .C = C, .q = run(0, 500), .docs = 1, .drop = .1,
+                                   .grouped = 1 });
+    }
+}
+
 /* Each width of tile, full and padded. */
 TEST(attention_widths)
 {
