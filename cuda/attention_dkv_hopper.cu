@@ -23,6 +23,7 @@ struct KeyItem {
 
 /* STAGES of queries and dO; SETS of keys and values. AHEAD: scores of the next tile beside. */
 template <class E, int STAGES_, int SETS_, bool AHEAD_> struct DkvHopper {
+    static constexpr int VALUE_WARPS = 3; /* that bring lse and delta */
     static constexpr bool AHEAD = AHEAD_, FULL = E::W * E::COLS >= 128 * 64; /* more registers */
     static constexpr int GIVE = FULL ? 24 : E::GIVE, TAKE = FULL ? 240 : E::TAKE;
     static constexpr int STAGES = STAGES_, SETS = SETS_;
@@ -170,9 +171,8 @@ __device__ __forceinline__ void load_keys(const AttnProblem &p, const BlockOrder
     }
 }
 
-/* The warps, VALUE_WARPS of them, that read lse and delta, of every VALUE_WARPS-th tile. All wait for every stage: who
- * leaves one out could take a phase for another. */
-constexpr int VALUE_WARPS = 3;
+/* The warps that read lse and delta, each of every third tile. All wait for every stage: who leaves one out could take
+ * a phase for another. */
 template <class E, class L>
 __device__ __forceinline__ void load_values(const AttnProblem &p, const RowValues &lse,
                                             const RowValues &delta, int turn, const KeyItem *item,
@@ -207,7 +207,7 @@ __device__ __forceinline__ void load_values(const AttnProblem &p, const RowValue
                     __syncwarp();
                     if (lane == 0) barrier_arrive(&tile_full[stage.stage]);
                 }
-                turn = turn == 0 ? VALUE_WARPS - 1 : turn - 1;
+                turn = turn == 0 ? L::VALUE_WARPS - 1 : turn - 1;
                 stage.next();
             }
         __syncwarp();
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     T *queries = sets + L::SETS * 2 * L::ROWS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < L::SETS; i++)
-            barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS + VALUE_WARPS);
+            barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS + L::VALUE_WARPS);
         for (int i = 0; i < L::STAGES; i++) barrier_init(&tile_full[i], 2), barrier_init(&tile_empty[i], E::WARPS);
         barriers_ready();
     }
