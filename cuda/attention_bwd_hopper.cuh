@@ -82,30 +82,6 @@ template <class T_, int W_, int GROUPS_, int COLS_> struct BackEngine {
         wgmma_commit();
     }
 
-    /* 64 rows as left operands in registers. */
-    struct Rows {
-        uint32_t x[W / 16][4];
-    };
-
-    /* This warpgroup's rows of a tile of ROWS. */
-    static __device__ __forceinline__ void load(Rows &a, const T *tile)
-    {
-        const int thread = in_place(threadIdx.x), row = thread / WARP * WARP_ROWS + thread % 16;
-        UNROLL
-        for (int k = 0; k < W / 16; k++) ldmatrix_x4(a.x[k], tile + offset(row, k * 2 + thread % WARP / 16));
-    }
-
-    static __device__ __forceinline__ void multiply(Scores &s, const Rows &a, uint32_t b)
-    {
-        constexpr int STEPS = ATOM / 16;
-        wgmma_begin(s.x);
-        UNROLL
-        for (int k = 0; k < W / 16; k++)
-            wgmma_rows<false>(s.x, a.x[k], matrix<16>(b + units(k / STEPS * (COLS * ATOM) + k % STEPS * 16)), k > 0,
-                              T());
-        wgmma_commit();
-    }
-
     static __device__ __forceinline__ void round(Weights &w, const Scores &s)
     {
         UNROLL

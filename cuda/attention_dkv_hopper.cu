@@ -5,7 +5,6 @@
  * Mapping  a block has 128 keys of one head, a warpgroup 64; queries and dO in tiles of 64 (of 32 with a cap or dropout
  *          from width 72 on). Scores are computed transposed, keys down: as they leave the first products, p and ds are
  *          left operands of the second ones, so nothing is written to shared memory in the loop.
- * Ahead    up to width 64 the scores of the next tile are under way while weights are computed of those that are here.
  * Rows     three warps bring lse and delta, of every third tile each, so that many of these loads are on their way.
  * Order    the query heads of a key head one after another, as in attention_dkv.cu.
  */
@@ -21,10 +20,10 @@ struct KeyItem {
     int h, b;      /* h: of the keys */
 };
 
-/* STAGES of queries and dO; SETS of keys and values. AHEAD: scores of the next tile beside. */
-template <class E, int STAGES_, int SETS_, bool AHEAD_> struct DkvHopper {
+/* STAGES of queries and dO; SETS of keys and values. */
+template <class E, int STAGES_, int SETS_> struct DkvHopper {
     static constexpr int VALUE_WARPS = 3; /* that bring lse and delta */
-    static constexpr bool AHEAD = AHEAD_, FULL = E::W * E::COLS >= 128 * 64; /* more registers */
+    static constexpr bool FULL = E::W * E::COLS >= 128 * 64; /* more registers */
     static constexpr int GIVE = FULL ? 24 : E::GIVE, TAKE = FULL ? 240 : E::TAKE;
     static constexpr int STAGES = STAGES_, SETS = SETS_;
     static constexpr int ROWS = E::ROWS * E::W, QUERIES = E::COLS * E::W; /* elements */
@@ -42,21 +41,6 @@ __device__ __forceinline__ void query_factors(const AttnProblem &p, typename E::
         const float lse2 = values[at.column(j)].lse2;
         UNROLL
         for (int i = 0; i < 2; i++) s.at(i, j) = E::exp2(fmaf(s.at(i, j), scale2, -lse2));
-    }
-}
-
-/* to: the powers of 2 that weights are. */
-template <class E>
-__device__ __forceinline__ void query_exponents(const AttnProblem &p, typename E::Scores &to, typename E::Scores &s,
-                                                const QueryValues *values)
-{
-    const typename E::Place at = E::place();
-    const float scale2 = p.scale * LOG2_E;
-    UNROLL
-    for (int j = 0; j < E::N; j++) {
-        const float lse2 = values[at.column(j)].lse2;
-        UNROLL
-        for (int i = 0; i < 2; i++) to.at(i, j) = fmaf(s.at(i, j), scale2, -lse2);
     }
 }
 
@@ -294,81 +278,37 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             if (!all_see(range, most_low, warp_range<E>(x->keys)))
                 mask_queries<E>(p, s, x->b, x->keys.position, now);
         };
-        if (L::AHEAD && PLAIN) {
-            typename E::Scores s, s_next, dp;
+        while (find()) {
+            const uint32_t q = query_begin + stage.stage * E::units(2 * L::QUERIES), go = q + E::units(L::QUERIES);
+            typename E::Scores s, dp;
             typename E::Weights w, dw;
-            auto take = [&]() {
-                wgmma_end(s_next.x);
-                query_exponents<E>(p, s, s_next, values[stage.stage]);
-            };
-            bool more = find();
-            if (more) {
-                E::multiply(s_next, k, query_begin + stage.stage * E::units(2 * L::QUERIES));
-                wgmma_wait<0>();
-                take();
-            }
-            auto work = [&](const RowTile &now, int here, int at) {
-                const uint32_t q = query_begin + here * E::units(2 * L::QUERIES), go = q + E::units(L::QUERIES);
-                mask(s, now, at);
-                UNROLL
-                for (int e = 0; e < E::COLS / 2; e++) s.x[e] = E::exp2(s.x[e]);
-                wgmma_wait<0>();
-                wgmma_end(dp.x);
-                if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
-                held = here;
+            E::multiply(s, k, q);
+            wgmma_wait<1>();
+            if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
+            E::multiply(dp, v, go);
+            held = stage.stage;
+            wgmma_wait<1>();
+            wgmma_end(s.x);
+            if (!PLAIN && p.softcap > 0) cap_scores<E>(p, s);
+            mask(s, tile, i);
+            if (PLAIN) {
+                query_factors<E>(p, s, values[stage.stage]);
                 E::round(w, s);
                 E::add_weighted(dv_sum, w, go);
-                query_slopes<E>(dp, s, values[here]);
-                E::round(dw, dp);
-                E::add_weighted(dk_sum, dw, q);
-            };
-            while (more) {
-                const RowTile now = tile;
-                const int here = stage.stage, at = i;
-                E::multiply(dp, v, query_begin + here * E::units(2 * L::QUERIES) + E::units(L::QUERIES));
-                pass();
-                more = find();
-                if (!more) {
-                    work(now, here, at);
-                    break;
-                }
-                E::multiply(s_next, k, query_begin + stage.stage * E::units(2 * L::QUERIES));
-                work(now, here, at);
-                take();
-            }
-        } else {
-            while (find()) {
-                const uint32_t q = query_begin + stage.stage * E::units(2 * L::QUERIES), go = q + E::units(L::QUERIES);
-                typename E::Scores s, dp;
-                typename E::Weights w, dw;
-                E::multiply(s, k, q);
                 wgmma_wait<1>();
-                if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
-                E::multiply(dp, v, go);
-                held = stage.stage;
-                wgmma_wait<1>();
-                wgmma_end(s.x);
-                if (!PLAIN && p.softcap > 0) cap_scores<E>(p, s);
-                mask(s, tile, i);
-                if (PLAIN) {
-                    query_factors<E>(p, s, values[stage.stage]);
-                    E::round(w, s);
-                    E::add_weighted(dv_sum, w, go);
-                    wgmma_wait<1>();
-                    wgmma_end(dp.x);
-                    query_slopes<E>(dp, s, values[stage.stage]);
-                } else {
-                    wgmma_wait<0>();
-                    wgmma_end(dp.x);
-                    query_weights<E>(p, s, dp, values[stage.stage], x->keys.position, tile.position, x->b,
-                                     x->h * p.group + done / x->tiles);
-                    E::round(w, s);
-                    E::add_weighted(dv_sum, w, go);
-                }
-                E::round(dw, dp);
-                E::add_weighted(dk_sum, dw, q);
-                pass();
+                wgmma_end(dp.x);
+                query_slopes<E>(dp, s, values[stage.stage]);
+            } else {
+                wgmma_wait<0>();
+                wgmma_end(dp.x);
+                query_weights<E>(p, s, dp, values[stage.stage], x->keys.position, tile.position, x->b,
+                                 x->h * p.group + done / x->tiles);
+                E::round(w, s);
+                E::add_weighted(dv_sum, w, go);
             }
+            E::round(dw, dp);
+            E::add_weighted(dk_sum, dw, q);
+            pass();
         }
         wgmma_wait<0>();
         wgmma_end(dv_sum.x);
@@ -410,10 +350,10 @@ static Err launch_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward
     return ERR_OK;
 }
 
-template <class E, int STAGES, int SETS, bool AHEAD, bool PLAIN>
+template <class E, int STAGES, int SETS, bool PLAIN>
 static Err dkv_tiles(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    return launch_dkv_hopper<E, DkvHopper<E, STAGES, SETS, AHEAD>, PLAIN>(s, p, a);
+    return launch_dkv_hopper<E, DkvHopper<E, STAGES, SETS>, PLAIN>(s, p, a);
 }
 
 /* BackEngine<type, width, warpgroups, queries a tile> */
@@ -421,10 +361,10 @@ template <class T> static Err dkv_hopper(Stream *s, const AttnProblem &p, const 
 {
     const bool plain = p.softcap == 0 && !p.dropout.threshold;
     if (widest(p) <= 64)
-        return plain ? dkv_tiles<BackEngine<T, 64, 2, 64>, 5, 2, true, true>(s, p, a)
-                     : dkv_tiles<BackEngine<T, 64, 2, 64>, 4, 2, false, false>(s, p, a);
-    return plain ? dkv_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, true>(s, p, a)
-                 : dkv_tiles<BackEngine<T, 128, 2, 32>, 4, 2, false, false>(s, p, a);
+        return plain ? dkv_tiles<BackEngine<T, 64, 2, 64>, 5, 2, true>(s, p, a)
+                     : dkv_tiles<BackEngine<T, 64, 2, 64>, 4, 2, false>(s, p, a);
+    return plain ? dkv_tiles<BackEngine<T, 128, 2, 64>, 3, 2, true>(s, p, a)
+                 : dkv_tiles<BackEngine<T, 128, 2, 32>, 4, 2, false>(s, p, a);
 }
 
 Err attention_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)

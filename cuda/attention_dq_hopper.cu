@@ -17,12 +17,11 @@ struct QueryItem {
     int h, b;
 };
 
-/* STAGES of keys and values; SETS of the queries' tiles. AHEAD: products of the next tile beside. ROWS_IN: Q and dO in
- * registers. O comes through a stage. */
-template <class E, int STAGES_, int SETS_, bool AHEAD_, bool ROWS_IN_> struct DqHopper {
+/* STAGES of keys and values; SETS of the queries' tiles. AHEAD: products of the next tile beside. O comes through a
+ * stage. */
+template <class E, int STAGES_, int SETS_, bool AHEAD_> struct DqHopper {
     static constexpr int STAGES = STAGES_, SETS = SETS_;
-    static constexpr bool AHEAD = AHEAD_, ROWS_IN = ROWS_IN_, FULL = AHEAD && (ROWS_IN || E::W > 64); /* more registers */
-    static constexpr int GIVE = FULL ? 24 : E::GIVE, TAKE = FULL ? 240 : E::TAKE;
+    static constexpr bool AHEAD = AHEAD_;
     static constexpr int ROWS = E::ROWS * E::W, KEYS = E::COLS * E::W; /* elements */
     static constexpr int BYTES = (2 * SETS * ROWS + 2 * STAGES * KEYS) * 2;
     static_assert(ROWS == 2 * KEYS, "O fills a stage");
@@ -207,12 +206,12 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     __syncthreads();
     const int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
     if (warp >= E::WARPS) {
-        registers_give<L::GIVE>();
+        registers_give<E::GIVE>();
         if (warp == E::WARPS)
             load_queries<E, L>(p, order, q_map, go_map, o_map, k_map, v_map, lse, sets, keys, in);
         return;
     }
-    registers_take<L::TAKE>();
+    registers_take<E::TAKE>();
     const int group = warp / 4, lane = threadIdx.x % WARP;
     const typename E::Place at = E::place();
     const uint32_t key_begin = E::begin_of(keys);
@@ -245,11 +244,6 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         wgmma_end(sum.x);
         const Range group_rows = { rows.position + group * GROUP_ROWS,
                                    rows.position + min((group + 1) * GROUP_ROWS, rows.count) - 1 };
-        typename E::Rows q_in, go_in;
-        if (L::ROWS_IN) {
-            E::load(q_in, block_rows);
-            E::load(go_in, block_rows + L::ROWS);
-        }
         int held = -1; /* stage that the last product reads */
         int i = 0;
         RowTile tile = {};
@@ -263,16 +257,12 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             }
             return false;
         };
-        auto start = [&](typename E::Scores &s, uint32_t a, const typename E::Rows &in, uint32_t k) {
-            if (L::ROWS_IN) E::multiply(s, in, k);
-            else E::multiply(s, a, k);
-        };
         if (L::AHEAD && PLAIN) {
             typename E::Scores s, dp, s_next, dp_next;
             auto begin = [&]() {
                 const uint32_t k = key_begin + stage.stage * E::units(2 * L::KEYS);
-                start(s_next, q, q_in, k);
-                start(dp_next, go, go_in, k + E::units(L::KEYS));
+                E::multiply(s_next, q, k);
+                E::multiply(dp_next, go, k + E::units(L::KEYS));
             };
             auto take = [&]() {
                 wgmma_end(s_next.x);
@@ -324,10 +314,10 @@ __global__ void __launch_bounds__(E::THREADS, 1)
                 typename E::Scores s, dp;
                 typename E::Weights w;
                 const uint32_t k = key_begin + stage.stage * E::units(2 * L::KEYS);
-                start(s, q, q_in, k);
+                E::multiply(s, q, k);
                 wgmma_wait<1>();
                 if (held >= 0 && lane == 0) barrier_arrive(&in->keys_empty[held]);
-                start(dp, go, go_in, k + E::units(L::KEYS));
+                E::multiply(dp, go, k + E::units(L::KEYS));
                 held = stage.stage;
                 wgmma_wait<1>();
                 wgmma_end(s.x);
@@ -385,7 +375,7 @@ static Err launch_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward 
 template <class E, int STAGES, int SETS, bool AHEAD, bool PLAIN>
 static Err dq_tiles(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    return launch_dq_hopper<E, DqHopper<E, STAGES, SETS, AHEAD, false>, PLAIN>(s, p, a);
+    return launch_dq_hopper<E, DqHopper<E, STAGES, SETS, AHEAD>, PLAIN>(s, p, a);
 }
 
 /* BackEngine<type, width, warpgroups, keys a tile> */
@@ -395,7 +385,7 @@ template <class T> static Err dq_hopper(Stream *s, const AttnProblem &p, const A
     if (widest(p) <= 64)
         return plain ? dq_tiles<BackEngine<T, 64, 2, 64>, 6, 2, true, true>(s, p, a)
                      : dq_tiles<BackEngine<T, 64, 2, 64>, 6, 2, false, false>(s, p, a);
-    return plain ? dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, true, true>(s, p, a)
+    return plain ? dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, true>(s, p, a)
                  : dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, false>(s, p, a);
 }
 
@@ -414,6 +404,6 @@ bool attention_bwd_hopper_fits(const AttnProblem &p, const AttnBackward &a)
     if (a.q.dim[1] < FEWEST_ROWS || a.k.dim[1] < FEWEST_ROWS) return false;
     if (a.q.dim[0] * a.q.dim[1] * a.q.dim[2] >= INT32_MAX) return false; /* items are counted in 32 bits */
     typedef BackEngine<bf16, 64, 2, 64> E;
-    static const bool there = hopper_code(attention_dq_hopper_kernel<E, DqHopper<E, 6, 2, true, false>, true>);
+    static const bool there = hopper_code(attention_dq_hopper_kernel<E, DqHopper<E, 6, 2, true>, true>);
     return there;
 }

@@ -12,7 +12,7 @@ static const double of_copy[OP_COUNT] = {
     [OP_scale] = .92,
     [OP_norm_fwd] = .90,
     [OP_residual_norm_fwd] = .93,
-    [OP_norm_bwd] = .64,
+    [OP_norm_bwd] = .80,
     [OP_residual_fwd] = .97,
     [OP_residual_bwd] = .70,
     [OP_gelu_fwd] = .96,
@@ -27,7 +27,7 @@ static const double of_copy[OP_COUNT] = {
     [OP_fill_zero_acc] = 1.06,
     [OP_add_acc] = .61,
     [OP_cast] = 1,
-    [OP_xent_row] = .62,
+    [OP_xent_row] = .75,
     [OP_adamw] = .97,
     [OP_grad_stats] = .97,
     [OP_rope] = .78,
@@ -68,10 +68,12 @@ double reached_of_copy(OpId id) { return of_copy[id] > 0 ? of_copy[id] : OTHERWI
 
 /* ---- products and attention, by form ---- */
 
-KernelForm kernel_form(OpId id)
+/* (by cuda/attention_fwd_hopper.cu, attention_bwd_hopper.cuh, grouped_hopper.cu) */
+KernelForm kernel_form(OpId id, bool hopper, int64_t width)
 {
-    (void)id;
-    return FORM_MMA_SYNC;
+    const bool attention = id == OP_attention_fwd || id == OP_attention_bwd;
+    if (!hopper || (attention && width < 40) || (id == OP_attention_bwd && width > 128)) return FORM_MMA_SYNC;
+    return FORM_WGMMA;
 }
 
 /* The last form up to this one that was measured. */
@@ -81,25 +83,28 @@ static double measured(const double rate[KERNEL_FORMS], KernelForm form)
     return rate[form];
 }
 
-/* (278 and 294 TFLOP/s forward, 257 and 259 of dx, 262 and 252 of dw, of 8 experts 1,536 wide) */
+/* (8 experts 1,536 wide: by mma.sync 278 and 294 TFLOP/s forward, 257 and 259 of dx, 262 and 252 of dw; by wgmma 663 and
+ * 670, 671 and 576, 572 and 573, where the library's products have 688) */
 double reached_by_experts(OpId id, KernelForm form)
 {
-    static const double fwd[KERNEL_FORMS] = { [FORM_MMA_SYNC] = 1 },
-                        dx[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .90 },
-                        dw[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .83 };
+    static const double fwd[KERNEL_FORMS] = { [FORM_MMA_SYNC] = 1, [FORM_WGMMA] = 2.37 },
+                        dx[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .90, [FORM_WGMMA] = 2.22 },
+                        dw[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .83, [FORM_WGMMA] = 2.1 };
     return measured(id == OP_grouped_dx ? dx : id == OP_grouped_dw ? dw : fwd, form);
 }
 
-/* (64 wide: 184 and 139 TFLOP/s of 1,024 causal keys, 53 and 39 of 128. 128 and 256 wide: FlashAttention's charts) */
+/* (64 wide, mma.sync: 184 and 139 TFLOP/s of 1,024 causal keys, 53 and 39 of 128. 128 and 256 wide: FlashAttention's
+ * charts. By wgmma forward 319 of 1,024 causal keys and 455 of 2,048 64 wide, 519, 645 of 8,192 and 584 of 2,048 128 wide,
+ * 533 192 wide; backward 260 and, 128 wide, 418) */
 double reached_by_attention(OpId id, KernelForm form, int64_t width)
 {
-    static const double fwd64[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .89 },
-                        bwd64[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .81 },
-                        wide[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .85 },
-                        one[KERNEL_FORMS] = { [FORM_MMA_SYNC] = 1 };
-    if (width > 128) return measured(wide, form);
-    if (width > 64) return measured(one, form);
-    return measured(id == OP_attention_fwd ? fwd64 : bwd64, form);
+    static const double rates[2][3][KERNEL_FORMS] = { /* forward, backward; 64, 128, wider */
+        { { .89, 1.66 }, { 1, 2.19 }, { .85, 2.2 } }, { { .81, 1.60 }, { 1, 2.08 }, { .85 } } };
+    return measured(rates[id != OP_attention_fwd][width > 128 ? 2 : width > 64], form);
 }
 
-double reached_short_keys(OpId id) { return id == OP_attention_fwd ? 283 : 293; }
+double reached_short_keys(OpId id, KernelForm form)
+{
+    if (form == FORM_WGMMA) return 345;
+    return id == OP_attention_fwd ? 283 : 293;
+}

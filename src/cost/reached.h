@@ -15,7 +15,8 @@
 /* The instruction that multiplies: of a warp, as on Ampere; of a warpgroup, on Hopper. */
 typedef enum { FORM_MMA_SYNC, FORM_WGMMA, KERNEL_FORMS } KernelForm;
 
-KernelForm kernel_form(OpId id); /* that the program has for this op of attention, or of experts' products */
+/* That the program has for this op of attention by heads so wide, or of experts' products, whatever their width. */
+KernelForm kernel_form(OpId id, bool hopper, int64_t width);
 
 /* Memory work: its share of the bandwidth of a copy of device memory. */
 double reached_of_copy(OpId id);
@@ -28,6 +29,6 @@ double reached_by_attention(OpId id, KernelForm form, int64_t width);
 
 /* Keys that a query sees on the average at which half of attention's time goes into begin, end and the diagonal's
  * masked half. */
-double reached_short_keys(OpId id);
+double reached_short_keys(OpId id, KernelForm form);
 
 #endif
