@@ -5,7 +5,7 @@
 #   - no kernel spills registers, on any architecture that there is object code for (Makefile: CUDA_ARCHS)
 #   - every kernel says by __launch_bounds__ how many threads its blocks have (the emulator holds launches to it), and a
 #     multiprocessor's 65,536 registers are enough for a block of so many
-#   - kernels that are bound by memory move 16 bytes at a time; attention runs on mma.sync m16n8k16
+#   - kernels that are bound by memory move 16 bytes at a time; attention runs on mma.sync m16n8k16 or wgmma
 # and a table of registers and shared memory. Reads what `make CUDA=1` leaves beside the objects ($BUILD/cuda/*.ptxas,
 # *.ptx), making it first. Without nvcc, or with CUDA=0, only the first is checked.
 set -euo pipefail
@@ -45,7 +45,7 @@ trap 'rm -rf "$tmp"' EXIT
 #   -                   nothing, for the reason behind it
 cat >"$tmp/rules" <<'EOT'
 attention_(dq|dkv)_kernel<MmaEngine         mma async16 stores16 whole
-attention_(dq|dkv)_hopper_kernel            - wgmma and bulk copies, on sm_90a alone
+attention_(dq|dkv)_hopper_kernel            wgmma
 attention_fwd_kernel<MmaEngine              mma async16 stores16
 attention_fwd_hopper_kernel                 wgmma
 attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole

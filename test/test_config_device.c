@@ -61,6 +61,7 @@ TEST(what_is_wrong_in_a_file_is_said)
         { "[device]\nmemory_mib = 5\nmatrix_share = 1.01\n", ":3: not a line" },
         { "[device]\nmemory_mib = 5\noverlap_cost = 1\n", ":3: not a line" },
         { "[device]\nmemory_mib = 5\nhost_devices = 0.5\n", ":3: not a line" },
+        { "[device]\nmemory_mib = 5\nhopper = 2\n", "hopper = '2' must be 1, or left out" },
         { "[device]\nmemory_mib = 5\nlink_gb_s = -1\n", ":3: not a line of a device: link_gb_s = '-1' is no number above 0" },
         { "[device]\nmemory_mib = 5\nlink_gb_s = 1e-300\n", "is no number above 0" },
         { "[device]\nmemory_mib = 5\nlink_gb_s = 1e300\n", ":3: not a line" },

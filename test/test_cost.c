@@ -229,12 +229,50 @@ TEST(weights_of_experts_with_few_rows_bound_them)
     DeviceFile d;
     CostModel m;
     OK(device_file_read("h100", &d));
-    d.experts_share = .57; /* (slower kernels are bound by their tiles, of which most rows are empty) */
     OK(cost_open(&m, &d, 1));
     const double bytes = 2 * (64 * 2048. * 4096 + 64 * 16 * (2048. + 4096));
     SAME(grouped_seconds(&m, 64 * 16, 2048, 4096, 64),
          bytes / (1e9 * d.memory_gb_s * d.memory_share) + 1e-6 * d.gap_us);
     device_file_release(&d);
+}
+
+/* Kernels for Hopper have rates of their own, of 16 bits, and backward not for wide heads. */
+TEST(hoppers_kernels_where_a_device_has_them)
+{
+    static const struct {
+        OpId id;
+        int64_t width;
+        double faster; /* for many keys */
+    } cases[] = { { OP_attention_fwd, 32, 1 },           { OP_attention_fwd, 64, 1.66 / .89 },
+                  { OP_attention_fwd, 128, 2.19 },       { OP_attention_fwd, 256, 2.2 / .85 },
+                  { OP_attention_bwd, 64, 1.6 / .81 },   { OP_attention_bwd, 128, 2.08 },
+                  { OP_attention_bwd, 192, 1 },          { OP_grouped_fwd, 1024, 2.37 },
+                  { OP_grouped_dx, 1024, 2.22 / .9 },    { OP_grouped_dw, 1024, 2.1 / .83 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const KernelForm plain = kernel_form(cases[i].id, false, cases[i].width),
+                         own = kernel_form(cases[i].id, true, cases[i].width);
+        const bool experts = cases[i].id != OP_attention_fwd && cases[i].id != OP_attention_bwd;
+        CHECK(plain == FORM_MMA_SYNC);
+        SAME((experts ? reached_by_experts(cases[i].id, own) : reached_by_attention(cases[i].id, own, cases[i].width)) /
+                 (experts ? reached_by_experts(cases[i].id, plain)
+                          : reached_by_attention(cases[i].id, plain, cases[i].width)),
+             cases[i].faster);
+    }
+    DeviceFile d = round_device();
+    CostModel m;
+    const grouped_fwd_args narrow = { .y = bf16(2, 8 * 128, 128, 0, 0), .x = bf16(2, 8 * 128, 1024, 0, 0),
+                                      .w = bf16(3, 8, 128, 1024, 0) };
+    grouped_fwd_args wide = narrow;
+    wide.y.dtype = wide.x.dtype = wide.w.dtype = F32;
+    double seconds[2][2];
+    for (int hopper = 0; hopper < 2; hopper++) {
+        d.hopper = hopper;
+        OK(cost_open(&m, &d, 1));
+        seconds[hopper][0] = cost_op(&m, OP_grouped_fwd, &narrow, 0).seconds;
+        seconds[hopper][1] = cost_op(&m, OP_grouped_fwd, &wide, 0).seconds;
+    }
+    SAME(seconds[0][0] / seconds[1][0], 2.37);
+    SAME(seconds[0][1], seconds[1][1]);
 }
 
 static double attention_seconds(int64_t T, int64_t window)

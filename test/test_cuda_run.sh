@@ -56,11 +56,14 @@ check "muon bf16: losses within 2e-2 of fp32" close muon-device muon-cpu 2e-2
 check "muon bf16: with states on the host the same bits" same_run muon-host muon-device $steps
 
 # ---- Lion, SGD ----
-for name in lion sgd; do
-    run $name-cpu llama.ini run.device=cpu run.precision=fp32 run.reproducible=run optim.name=$name optim.lr=1e-3
-    run $name-cuda llama.ini run.device=cuda run.precision=fp32 optim.name=$name optim.lr=1e-3
+for of in lion:1e-3 sgd:0.3; do
+    name=${of%:*} lr=${of#*:}
+    run $name-cpu llama.ini run.device=cpu run.precision=fp32 run.reproducible=run optim.name=$name optim.lr=$lr
+    run $name-cuda llama.ini run.device=cuda run.precision=fp32 optim.name=$name optim.lr=$lr
+    run $name-still llama.ini run.device=cuda run.precision=fp32 optim.name=$name optim.lr=1e-9 optim.min_lr=1e-10
     check "$name fp32: losses within 1e-3 of the CPU's" close $name-cuda $name-cpu 1e-3
-    run $name-bf16 llama.ini run.device=cuda optim.name=$name optim.lr=1e-3
+    ! close $name-cuda $name-still 1e-2 || bad "$name: the model stays as it is"
+    run $name-bf16 llama.ini run.device=cuda optim.name=$name optim.lr=$lr
     check "$name bf16: losses within 2e-2 of fp32" close $name-bf16 $name-cpu 2e-2
 done
 
@@ -140,6 +143,8 @@ if [ -s gpt2-cuda.kernels ]; then
     # (what that one does not have: on Hopper)
     EMU_GPU=9.0 EMU_CLOSED=0 EMU_REPORT=$PWD/products.kernels "$(dirname "$mt")/test_cuda_moe" products >ops.out 2>&1 ||
         bad "test_cuda_moe on 9.0"
+    EMU_GPU=9.0 EMU_CLOSED=0 EMU_REPORT=$PWD/rings.kernels "$(dirname "$mt")/test_cuda_attention" attention_rings >ops.out 2>&1 ||
+        bad "test_cuda_attention on 9.0"
     kernels=$(grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/cuda/*.cu "$root"/cuda/*.cuh | sort -u)
     for k in $kernels; do
         check "kernel $k was launched" grep -qhE "^[1-9][0-9]* $k\b" ./*.kernels

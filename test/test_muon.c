@@ -511,7 +511,7 @@ static void lion_in_float64(const TrainSpec *s, Plain *p, double lr, double deca
         const double mixed = b1 * p->m[i] + (1 - b1) * p->g[i], least = 1e-6 * (fabs(p->m[i]) + fabs(p->g[i]));
         p->m[i] = b2 * p->m[i] + (1 - b2) * p->g[i];
         p->w[i] -= lr * ((mixed > 0) - (mixed < 0) + decay * p->w[i]);
-        if (fabs(mixed) <= least && fabs(p->w[i] - have[i]) <= 2.1 * lr) p->w[i] = have[i];
+        if (least > 0 && fabs(mixed) <= least && fabs(p->w[i] - have[i]) <= 2.1 * lr) p->w[i] = have[i];
     }
 }
 

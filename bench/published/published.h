@@ -270,6 +270,7 @@ static inline Err plan_time_of(const Table *t, const Run *run, const Rates *r, d
     Prediction p, full = { 0 };
     d.matrix_share = r->bf16, d.tile_depth = r->depth, d.memory_share = r->memory, d.link_share = r->link;
     d.attention_share = r->attention * h.attention, d.overlap_cost = r->overlap;
+    d.hopper = 0; /* kernels of others, whose rates these are */
     if (h.hides_tp && run->grid.tp > 1) spec.overlap_tp = run->grid.tp < BANDS ? run->grid.tp : BANDS;
     TRY(cost_open(&m, &d, grid_size(run->grid)));
     TRY(predict(&m, &spec, run->grid, &p));

@@ -63,6 +63,7 @@ static const char *fault(const char *key, double number)
 {
     if (is_count(key) && number != floor(number)) return "whole";
     if (!strcmp(key, "overlap_cost") && number >= 1) return "below 1";
+    if (!strcmp(key, "hopper") && number != 1) return "1, or left out";
     return text_ends(key, "_share") && number > 1 ? "at most 1" : NULL;
 }
 

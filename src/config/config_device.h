@@ -52,7 +52,7 @@ enum { DEVICE_NAME_BYTES = 64 };
     NUMBER(memory_share, 0.81, "share of memory_gb_s that memory work reaches")                 \
     NUMBER(attention_share, 0.5, "share of attention's rates that megatrain's kernels reach")   \
     NUMBER(experts_share, 0.44, "rate of products of all experts at once, over that of others") \
-    NUMBER(hopper, 0, "1: megatrain's kernels for Hopper run there (wgmma, TMA)")                \
+    NUMBER(hopper, 0, "1: megatrain's kernels for Hopper run there (wgmma, TMA)")               \
     NUMBER(link_share, 0.89, "share of the rates of links and networks that messages reach")    \
     NUMBER(overlap_cost, 0.29,                                                                  \
            "of the shorter of an op and a call that go on at once, what it costs in the end")   \

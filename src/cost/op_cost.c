@@ -247,7 +247,7 @@ static double attention_seconds(const CostModel *m, OpId id, const void *args)
     const double pairs = w.times * causal_pairs(w.shape[0], w.shape[1]);
     const double keys = pairs / (double)(q.dim[0] * q.dim[1] * q.dim[2]);
     const double best = 1e12 * (forward ? m->device->attention_fwd_tflops : m->device->attention_bwd_tflops);
-    const KernelForm form = kernel_form(id, m->device->hopper > 0, q.dim[3]);
+    const KernelForm form = kernel_form(id, m->device->hopper > 0 && !is_wide(id, args), q.dim[3]);
     const double part = m->device->attention_share * reached_by_attention(id, form, q.dim[3]);
     const double rate = is_wide(id, args) ? peak_of(m, true) / 2 : best * part;
     return (forward ? 4 : 10) * pairs * w.shape[2] / (rate * keys / (keys + reached_short_keys(id, form)));
@@ -264,8 +264,9 @@ static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
     const Product p = product_of(id, args);
     const double multiprocessors = m->device->multiprocessors, depth = m->device->tile_depth;
     if (family == FAMILY_PRODUCTS) return product_flop(p, multiprocessors, depth, false) / peak_of(m, wide);
+    const double reached = reached_by_experts(id, kernel_form(id, m->device->hopper > 0 && !wide, 0));
     return tiled(p, GROUPED_TILE, multiprocessors, depth, false) /
-           (peak_of(m, wide) * m->device->experts_share * reached_by_experts(id, kernel_form(id, m->device->hopper > 0, 0)));
+           (peak_of(m, wide) * m->device->experts_share * reached);
 }
 
 /* Bytes of a tensor that a product's epilogue reads or writes besides: they come when the arithmetic is done. */

@@ -83,8 +83,8 @@ static double measured(const double rate[KERNEL_FORMS], KernelForm form)
     return rate[form];
 }
 
-/* (8 experts 1,536 wide: by mma.sync 278 and 294 TFLOP/s forward, 257 and 259 of dx, 262 and 252 of dw; by wgmma 663 and
- * 670, 671 and 576, 572 and 573, where the library's products have 688) */
+/* (8 experts 1,536 wide: by mma.sync 278 and 294 TFLOP/s forward, 257 and 259 of dx, 262 and 252 of dw; by wgmma 663
+ * and 670, 671 and 576, 572 and 573, where the library's products have 688) */
 double reached_by_experts(OpId id, KernelForm form)
 {
     static const double fwd[KERNEL_FORMS] = { [FORM_MMA_SYNC] = 1, [FORM_WGMMA] = 2.37 },
@@ -94,12 +94,14 @@ double reached_by_experts(OpId id, KernelForm form)
 }
 
 /* (64 wide, mma.sync: 184 and 139 TFLOP/s of 1,024 causal keys, 53 and 39 of 128. 128 and 256 wide: FlashAttention's
- * charts. By wgmma forward 319 of 1,024 causal keys and 455 of 2,048 64 wide, 519, 645 of 8,192 and 584 of 2,048 128 wide,
- * 533 192 wide; backward 260 and, 128 wide, 418) */
+ * charts. By wgmma, forward: 64 wide 319 of 1,024 causal keys and 455 of 2,048, 128 wide 519 of 2,048 causal keys, 584 of
+ * all, 645 of 8,192, 192 wide 533; backward 260 and, 128 wide, 418: docs/gpu.md) */
 double reached_by_attention(OpId id, KernelForm form, int64_t width)
 {
     static const double rates[2][3][KERNEL_FORMS] = { /* forward, backward; 64, 128, wider */
-        { { .89, 1.66 }, { 1, 2.19 }, { .85, 2.2 } }, { { .81, 1.60 }, { 1, 2.08 }, { .85 } } };
+                                                      { { .89, 1.66 }, { 1, 2.19 }, { .85, 2.2 } },
+                                                      { { .81, 1.60 }, { 1, 2.08 }, { .85 } }
+    };
     return measured(rates[id != OP_attention_fwd][width > 128 ? 2 : width > 64], form);
 }
 

@@ -1,6 +1,6 @@
 /*
  * A product through a ring of stages, as kernels for Hopper are built, and everything that can be done wrong in it; for
- * test_emu_hopper.cpp, see kernels.h. Some of it the emulator names, some gives wrong numbers in some order of events.
+ * test_emu_checks.cpp, see kernels.h. Some of it the emulator names, some gives wrong numbers in some order of events.
  */
 #include <cuda.h>
 #include <cudaTypedefs.h>
