@@ -94,8 +94,8 @@ double reached_by_experts(OpId id, KernelForm form)
 }
 
 /* (64 wide, mma.sync: 184 and 139 TFLOP/s of 1,024 causal keys, 53 and 39 of 128. 128 and 256 wide: FlashAttention's
- * charts. By wgmma, forward: 64 wide 319 of 1,024 causal keys and 455 of 2,048, 128 wide 519 of 2,048 causal keys, 584 of
- * all, 645 of 8,192, 192 wide 533; backward 260 and, 128 wide, 418: docs/gpu.md) */
+ * charts. By wgmma, forward: 64 wide 319 of 1,024 causal keys and 455 of 2,048; 128 wide 519 of 2,048 causal keys, 584
+ * of all, 645 of 8,192; 192 wide 533; backward 260 and, 128 wide, 418: docs/gpu.md) */
 double reached_by_attention(OpId id, KernelForm form, int64_t width)
 {
     static const double rates[2][3][KERNEL_FORMS] = { /* forward, backward; 64, 128, wider */
