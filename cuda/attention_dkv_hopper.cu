@@ -155,8 +155,8 @@ __device__ __forceinline__ void load_keys(const AttnProblem &p, const BlockOrder
     }
 }
 
-/* The warps that read lse and delta, each of every third tile. All wait for every stage: who leaves one out could take
- * a phase for another. */
+/* The warps that read lse and delta, each of every third tile. All wait for every stage and are waited for: who leaves
+ * one out could take a phase for another. */
 template <class E, class L>
 __device__ __forceinline__ void load_values(const AttnProblem &p, const RowValues &lse,
                                             const RowValues &delta, int turn, const KeyItem *item,
@@ -188,9 +188,9 @@ __device__ __forceinline__ void load_values(const AttnProblem &p, const RowValue
                         const QueryValues v = { sum[r] == -INFINITY ? INFINITY : sum[r] * LOG2_E, dot[r] };
                         values[stage.stage][r * WARP + lane] = v;
                     }
-                    __syncwarp();
-                    if (lane == 0) barrier_arrive(&tile_full[stage.stage]);
                 }
+                __syncwarp();
+                if (lane == 0) barrier_arrive(&tile_full[stage.stage]);
                 turn = turn == 0 ? L::VALUE_WARPS - 1 : turn - 1;
                 stage.next();
             }
@@ -219,7 +219,10 @@ __global__ void __launch_bounds__(E::THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < L::SETS; i++)
             barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS + L::VALUE_WARPS);
-        for (int i = 0; i < L::STAGES; i++) barrier_init(&tile_full[i], 2), barrier_init(&tile_empty[i], E::WARPS);
+        for (int i = 0; i < L::STAGES; i++) {
+            barrier_init(&tile_full[i], 1 + L::VALUE_WARPS);
+            barrier_init(&tile_empty[i], E::WARPS);
+        }
         barriers_ready();
     }
     __syncthreads();
@@ -267,6 +270,12 @@ __global__ void __launch_bounds__(E::THREADS, 1)
                 tile = walk_tile(x->walk, p.q, i, E::COLS);
                 barrier_wait(&tile_full[stage.stage], stage.parity);
                 if (may_see(p, range_of(tile), group_keys)) return true;
+                if (held >= 0) { /* else who loads waits for this stage, once all others are left out */
+                    wgmma_wait<0>();
+                    if (lane == 0) barrier_arrive(&tile_empty[held]);
+                    held = -1;
+                }
+                __syncwarp();
                 if (lane == 0) barrier_arrive(&tile_empty[stage.stage]);
             }
             return false;

@@ -253,6 +253,12 @@ __global__ void __launch_bounds__(E::THREADS, 1)
                 tile = walk_tile(x->walk, p.k, i, E::COLS);
                 barrier_wait(&in->keys_full[stage.stage], stage.parity);
                 if (may_see(p, group_rows, range_of(tile))) return true;
+                if (held >= 0) { /* else who loads waits for this stage, once all others are left out */
+                    wgmma_wait<0>();
+                    if (lane == 0) barrier_arrive(&in->keys_empty[held]);
+                    held = -1;
+                }
+                __syncwarp();
                 if (lane == 0) barrier_arrive(&in->keys_empty[stage.stage]);
             }
             return false;

@@ -182,21 +182,9 @@ __device__ __forceinline__ void load_items(const AttnProblem &p, const FwdOrder 
 
 __device__ __forceinline__ void warp_arrive(Barrier *b)
 {
+    __syncwarp();
     if (threadIdx.x % WARP == 0) barrier_arrive(b);
 }
-
-/* Issuing products goes round the warpgroups: each waits for its turn and gives it on. */
-template <class E> struct Turns {
-    int group;
-    __device__ __forceinline__ void begin() const
-    {
-        if (E::TURNS) named_sync(1 + group, 2 * 128);
-    }
-    __device__ __forceinline__ void end() const
-    {
-        if (E::TURNS) named_arrive(1 + (group + 1 == E::GROUPS ? 0 : group + 1), 2 * 128);
-    }
-};
 
 /* -inf to scores that the mask excludes, of columns 4 BEGIN .. 4 END - 1. LOWS: there may be keys before a row's low. */
 template <class E, int BEGIN, int END, bool LOWS>
@@ -390,7 +378,7 @@ __device__ __forceinline__ void compute_items(const AttnProblem &p, const S &til
             g.owed = n + i;
         }
         warp_arrive(&bars->q_empty[query]);
-        if (g.too_far(n + count - 1)) {
+        if (g.too_far(n + count)) { /* (the next item is told of behind this one's last values) */
             g.issue_owed(o, w);
             g.end_owed(o);
             g.owed = -1;

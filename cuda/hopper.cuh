@@ -247,7 +247,8 @@ __device__ __forceinline__ uint64_t shared_matrix(const void *tile, int lead, in
 template <class... P> static bool hopper_code(void (*kernel)(P...))
 {
     cudaFuncAttributes f;
-    if (cudaFuncGetAttributes(&f, reinterpret_cast<const void *>(kernel)) != cudaSuccess) return false;
+    if (cudaFuncGetAttributes(&f, reinterpret_cast<const void *>(kernel)) != cudaSuccess)
+        return cudaGetLastError(), false; /* of this question, not of the op */
     return f.binaryVersion == 90 && f.ptxVersion == 90;
 }
 

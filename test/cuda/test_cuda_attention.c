@@ -184,6 +184,18 @@ TEST(attention_rings)
     }
 }
 
+/* Where queries are two runs and keys one, or the other way round, as context parallelism has them: a warpgroup leaves out
+ * as many tiles in a row as a ring has stages, short ones among them, while it still holds one. */
+TEST(attention_rings_left_out)
+{
+    const Spans middle = { { 160, 320 }, { 160, 160 } }, last = { { 300, 400 }, { 100, 100 } };
+    const Spans short_first = { { 0, 65 }, { 65, 127 } }, two = { { 0, 70 }, { 70, 130 } };
+    attention_case(BF16, (Shape){ .B = 1, .H = 2, .K = 1, .C = 128, .q = middle, .k = run(0, 640) });
+    attention_case(F16, (Shape){ .B = 1, .H = 2, .K = 1, .C = 128, .q = last, .k = run(0, 800), .drop = .1 });
+    attention_case(BF16, (Shape){ .B = 1, .H = 2, .K = 1, .C = 256, .q = run(0, 128), .k = short_first });
+    attention_case(F16, (Shape){ .B = 2, .H = 3, .K = 3, .C = 128, .q = run(0, 200), .k = two });
+}
+
 /* Each width of tile, full and padded. */
 TEST(attention_widths)
 {
