@@ -504,7 +504,7 @@ __device__ __forceinline__ void norm_bwd_packs(RowPart<T, 0, PACKS, WIDE> &px, R
 
 /* dx of row blockIdx.x; another kernel sums dw and db. */
 template <class T, int PACKS, bool WIDE>
-__global__ void __launch_bounds__(NORM_BLOCK_MAX)
+__global__ void __launch_bounds__(NORM_BLOCK_MAX, 1)
     norm_bwd_kernel(GroupedRows<T> dx, bool fresh, Rows<const T> dy, GroupedRows<const T> x, const T *w,
                     NormStats stats, RowCount count, int D)
 {

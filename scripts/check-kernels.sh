@@ -54,6 +54,7 @@ attention_sink_kernel                       - a number a row and head
 bias_grad_runs_kernel<.*,true>              loads16 whole
 grouped_bias_grad_kernel<.*,true>           loads16 whole
 norm_grad_kernel<.*,true>                   loads16 whole
+norm_bwd_rows_kernel                        async16 stores16 whole
 (bias|norm)_grad_sum_kernel                 - a few numbers a column
 qkv_kernel<[^,]*,true,                      loads16 stores16 whole
 qkv_kernel<[^,]*,false,                     - rows that are not aligned

@@ -252,7 +252,7 @@ TEST(hoppers_kernels_where_a_device_has_them)
         const KernelForm plain = kernel_form(cases[i].id, false, cases[i].width),
                          own = kernel_form(cases[i].id, true, cases[i].width);
         const bool experts = cases[i].id != OP_attention_fwd && cases[i].id != OP_attention_bwd;
-        CHECK(plain == FORM_MMA_SYNC);
+        CHECK(plain == FORM_MMA_SYNC && (own == FORM_WGMMA) == (cases[i].faster != 1));
         SAME((experts ? reached_by_experts(cases[i].id, own) : reached_by_attention(cases[i].id, own, cases[i].width)) /
                  (experts ? reached_by_experts(cases[i].id, plain)
                           : reached_by_attention(cases[i].id, plain, cases[i].width)),
