@@ -42,6 +42,7 @@ static void far_open_device(void)
 {
     void *near, *base;
     setenv("EMU_BLOCKS", "ends", 1);
+    setenv("EMU_GPU", "8.0", 0); /* blocks that stay for all of the work, as on Hopper, would go through all of it */
     setenv("EMU_MEMORY", "85899345920", 1);
     OK(device_open(&far.dev, (DeviceChoice){ .kind = DEVICE_CUDA }));
     OK(device_alloc(&far.dev, NEAR_BYTES, &near));
