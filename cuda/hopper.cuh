@@ -60,8 +60,13 @@ enum Swizzle : int { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_
 
 typedef uint64_t Barrier;
 
-/* A parameter that copies read from: the map itself, not its address, passes to the kernel. */
+/* A parameter that copies read from: the map itself, not its address, passes to the kernel. (clang, by which CI compiles
+ * against older headers, knows no such attribute.) */
+#ifdef __clang__
+#define TENSOR_MAP(name) const TensorMap name
+#else
 #define TENSOR_MAP(name) const __grid_constant__ TensorMap name
+#endif
 
 __device__ __forceinline__ void barrier_init(Barrier *b, int arrivals)
 {
