@@ -18,30 +18,6 @@
 
 enum { RUN = 512 }; /* elements that pass through a buffer in the nearest cache */
 
-/* ---- gradients ---- */
-
-typedef struct {
-    const int64_t *fixed; /* this or plain is NULL */
-    const float *plain;
-    vf unit, scale;
-} Grads;
-
-static Grads grads_of(Tensor g, Tensor shift, int number, const StepValues *step)
-{
-    const bool plain = g.dtype == F32;
-    const float unit = plain ? 1.0f : fix_scale(-((const int32_t *)shift.data)[number]);
-    return (Grads){ .fixed = plain ? NULL : g.data,
-                    .plain = plain ? g.data : NULL,
-                    .unit = vf_set1(unit),
-                    .scale = vf_set1(step->grad_scale) };
-}
-
-VEC_FN vf grad_load(const Grads *g, int64_t at, int64_t left)
-{
-    const vf x = g->plain ? row_load(g->plain + at, left) : vf_from_l(fixed_load(g->fixed + at, left));
-    return vf_mul(vf_mul(x, g->unit), g->scale);
-}
-
 /* ---- moments ---- */
 
 typedef struct {

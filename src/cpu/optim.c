@@ -277,7 +277,7 @@ Err CPU(step_finish)(Stream *s, const step_finish_args *a)
  * Of matrices of blocks lr and eps are first multiplied by hidden_rate.
  */
 typedef struct {
-    vf unit, scale, beta1, rest1, beta2, rest2, inverse1, inverse2, eps, decay, lr;
+    vf beta1, rest1, beta2, rest2, inverse1, inverse2, eps, decay, lr;
 } AdamConstants;
 
 /* Where one tensor begins in each buffer. */
@@ -292,11 +292,8 @@ typedef struct {
 static AdamConstants adam_constants(const adamw_args *a, const FlatPart *p)
 {
     const StepValues *v = a->step;
-    const float unit = a->g.dtype == F32 ? 1.0f : fix_scale(-((const int32_t *)a->shift.data)[p->number]);
     const float share = p->flags & FLAT_HIDDEN ? a->hidden_rate : 1.0f;
-    return (AdamConstants){ .unit = vf_set1(unit),
-                            .scale = vf_set1(v->grad_scale),
-                            .beta1 = vf_set1(a->beta1),
+    return (AdamConstants){ .beta1 = vf_set1(a->beta1),
                             .rest1 = vf_set1(1.0f - a->beta1),
                             .beta2 = vf_set1(a->beta2),
                             .rest2 = vf_set1(1.0f - a->beta2),
@@ -318,7 +315,6 @@ static void adam_copy(Tensor copy, const float *w, int64_t first, int64_t end)
 VEC_FN void adam_lanes(const AdamConstants *c, vf g, float *pw, float *pm, float *pv, int64_t left)
 {
     vf w = row_load(pw, left);
-    g = vf_mul(vf_mul(g, c->unit), c->scale);
     vf m = vf_fma(c->beta1, row_load(pm, left), vf_mul(c->rest1, g));
     vf v = vf_fma(c->beta2, row_load(pv, left), vf_mul(c->rest2, vf_mul(g, g)));
     vf u = vf_div(vf_mul(m, c->inverse1), vf_add(vf_sqrt(vf_mul(v, c->inverse2)), c->eps));
@@ -331,14 +327,11 @@ VEC_FN void adam_lanes(const AdamConstants *c, vf g, float *pw, float *pm, float
 /* Elements [first, end), of which the first has its moments at m[0] and v[0]. */
 static void adam_run(const Adam *a, int64_t first, int64_t end, float *m, float *v)
 {
-    const Tensor g = a->op->g;
-    const int64_t *fixed = (const int64_t *)g.data + a->part->grad;
-    const float *plain = (const float *)g.data + a->part->grad;
+    const Grads g = grads_of(a->op->g, a->op->shift, a->part->number, a->op->step);
     const AdamConstants c = adam_constants(a->op, a->part);
     for (int64_t i = first; i < end; i += VEC) {
         const int64_t left = end - i, at = i - first;
-        const vf x = g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left));
-        adam_lanes(&c, x, a->w + i, m + at, v + at, left);
+        adam_lanes(&c, grad_load(&g, a->part->grad + i, left), a->w + i, m + at, v + at, left);
     }
 }
 
@@ -399,7 +392,7 @@ Err CPU(adamw)(Stream *s, const adamw_args *a)
  *   w = w - lr * fma(decay, w, u)                  (product and difference fused)
  */
 typedef struct {
-    vf unit, scale, beta1, rest1, beta2, rest2, decay, lr;
+    vf beta1, rest1, beta2, rest2, decay, lr;
 } OneMomentConstants;
 
 typedef struct {
@@ -411,11 +404,8 @@ typedef struct {
 
 static OneMomentConstants one_moment_constants(const one_moment_args *a, const FlatPart *p)
 {
-    const float unit = a->g.dtype == F32 ? 1.0f : fix_scale(-((const int32_t *)a->shift.data)[p->number]);
     return (
-        OneMomentConstants){ .unit = vf_set1(unit),
-                             .scale = vf_set1(a->step->grad_scale),
-                             .beta1 = vf_set1(a->beta1),
+        OneMomentConstants){ .beta1 = vf_set1(a->beta1),
                              .rest1 = vf_set1(1.0f - a->beta1),
                              .beta2 = vf_set1(a->beta2),
                              .rest2 = vf_set1(1.0f - a->beta2),
@@ -432,7 +422,6 @@ VEC_FN vf sign_of(vf x)
 VEC_FN void one_moment_lanes(const OneMomentConstants *c, vf g, float *pw, float *pm, int64_t left, bool lion)
 {
     const vf w = row_load(pw, left), m = row_load(pm, left);
-    g = vf_mul(vf_mul(g, c->unit), c->scale);
     const vf next = lion ? vf_fma(c->beta2, m, vf_mul(c->rest2, g)) : vf_fma(c->beta1, m, g);
     const vf u = lion ? sign_of(vf_fma(c->beta1, m, vf_mul(c->rest1, g))) : next;
     row_store(pm, next, left);
@@ -442,14 +431,11 @@ VEC_FN void one_moment_lanes(const OneMomentConstants *c, vf g, float *pw, float
 static void one_moment_part(const void *args, int64_t first, int64_t end)
 {
     const OneMoment *a = args;
-    const Tensor g = a->op->g;
-    const int64_t *fixed = (const int64_t *)g.data + a->part->grad;
-    const float *plain = (const float *)g.data + a->part->grad;
+    const Grads g = grads_of(a->op->g, a->op->shift, a->part->number, a->op->step);
     const OneMomentConstants c = one_moment_constants(a->op, a->part);
     for (int64_t i = first; i < end; i += VEC) {
         const int64_t left = end - i;
-        const vf x = g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left));
-        one_moment_lanes(&c, x, a->w + i, a->m + i, left, a->op->lion);
+        one_moment_lanes(&c, grad_load(&g, a->part->grad + i, left), a->w + i, a->m + i, left, a->op->lion);
     }
     if (a->copy.data) adam_copy(a->copy, a->w, first, end);
 }
