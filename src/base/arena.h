@@ -22,6 +22,12 @@
 
 enum { ARENA_ALIGN = 256 }; /* bytes; every allocation starts on such a boundary and is padded to it */
 
+/* What an allocation of so many bytes takes. */
+static inline int64_t arena_padded(int64_t bytes)
+{
+    return (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+}
+
 typedef struct {
     const char *name; /* for messages: "state", "save", "scratch" */
     char *base;

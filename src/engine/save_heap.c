@@ -15,7 +15,7 @@ Err heap_take(SaveHeap *h, int64_t size_bytes, SaveBlock *out)
     int i = 0;
     *out = (SaveBlock){ 0 };
     if (!size_bytes) return ERR_OK;
-    size_bytes = (size_bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+    size_bytes = arena_padded(size_bytes);
     while (i < h->count && h->live[i].offset - at < size_bytes) {
         at = h->live[i].offset + h->live[i].size_bytes;
         i++;

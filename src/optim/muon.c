@@ -459,18 +459,16 @@ static void add_matrix(Muon *u, Needs *n, const MuonMatrix *m)
     for (int q = 0; q < u->comm->size; q++) add_member(u, n, m, q);
 }
 
-static int64_t padded_bytes(int64_t bytes) { return (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN; }
-
 /* What run_round() takes at most at a time. */
 static int64_t scratch_of(const Need *n, int64_t each)
 {
     const int64_t all = n->rows * n->columns, wide = dtype_size(F32);
-    const int64_t collect = padded_bytes(wide * n->send[MUON_THERE]) +
-                            padded_bytes(wide * n->take[MUON_THERE]) + padded_bytes(wide * all) +
-                            padded_bytes(n->rows * dtype_size(I64));
-    const int64_t products = 2 * padded_bytes(each * n->rows * n->rows) + padded_bytes(each * all);
-    const int64_t back = padded_bytes(each * n->send[MUON_BACK]) + padded_bytes(each * n->take[MUON_BACK]);
-    return padded_bytes(each * all) + max64(collect, max64(products, back));
+    const int64_t collect = arena_padded(wide * n->send[MUON_THERE]) +
+                            arena_padded(wide * n->take[MUON_THERE]) + arena_padded(wide * all) +
+                            arena_padded(n->rows * dtype_size(I64));
+    const int64_t products = 2 * arena_padded(each * n->rows * n->rows) + arena_padded(each * all);
+    const int64_t back = arena_padded(each * n->send[MUON_BACK]) + arena_padded(each * n->take[MUON_BACK]);
+    return arena_padded(each * all) + max64(collect, max64(products, back));
 }
 
 /* The scratch of each round, and *boxes: rows of the table; of the member that needs the most. */
@@ -683,9 +681,8 @@ static Err copy(const Update *x, BoxRange r, Tensor y, Tensor from, bool back)
 static Err apply(const Update *x, BoxRange r, Tensor from)
 {
     const ParamStore *ps = x->u->store;
-    const bool copied = ps->value.dtype != F32; /* layers do not read the master */
     if (!r.count) return ERR_OK;
-    return op(x->s, muon_apply, .w = ps->master, .copy = copied ? ps->value : (Tensor){ 0 }, .x = from,
+    return op(x->s, muon_apply, .w = ps->master, .copy = param_store_copy(ps), .x = from,
               .boxes = box_range(x->u, r), .chunks = r.chunks, .step = x->step, .decay = x->decay);
 }
 

@@ -84,20 +84,17 @@ static Err update_matrices(Optim *o, ParamStore *ps)
 
 static Err update_by_one_moment(Optim *o, ParamStore *ps)
 {
-    const bool copied = ps->value.dtype != F32; /* layers do not read the master */
-    return op(o->stream, one_moment, .w = ps->master, .m = ps->m, .g = ps->grad,
-              .copy = copied ? ps->value : (Tensor){ 0 }, .shift = o->stats->shift, .parts = ps->parts,
-              .chunks = ps->chunks, .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2,
-              .decay = o->adamw.weight_decay, .hidden_rate = o->hidden_rate,
-              .lion = o->kind == OPTIMIZER_LION);
+    return op(o->stream, one_moment, .w = ps->master, .m = ps->m, .g = ps->grad, .copy = param_store_copy(ps),
+              .shift = o->stats->shift, .parts = ps->parts, .chunks = ps->chunks, .step = o->step,
+              .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2, .decay = o->adamw.weight_decay,
+              .hidden_rate = o->hidden_rate, .lion = o->kind == OPTIMIZER_LION);
 }
 
 static Err update_others(Optim *o, ParamStore *ps)
 {
-    const bool copied = ps->value.dtype != F32; /* layers do not read the master */
     if (o->kind == OPTIMIZER_LION || o->kind == OPTIMIZER_SGD) return update_by_one_moment(o, ps);
     return op(o->stream, adamw, .w = ps->master, .m = ps->m, .v = ps->v, .g = ps->grad,
-              .copy = copied ? ps->value : (Tensor){ 0 }, .shift = o->stats->shift, .parts = ps->parts,
+              .copy = param_store_copy(ps), .shift = o->stats->shift, .parts = ps->parts,
               .chunks = ps->chunks, .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2,
               .eps = o->adamw.eps, .decay = o->adamw.weight_decay, .hidden_rate = o->hidden_rate);
 }

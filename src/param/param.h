@@ -314,6 +314,12 @@ Err param_store_clear_fresh(ParamStore *s, Stream *stream, int id);
 /* Fills the masters by their Init, with `threads` threads of the host. They are to be published (param_set_publish). */
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
 
+/* What layers read in the masters' place, of 16 bits; absent where they read the masters. An update writes both. */
+static inline Tensor param_store_copy(const ParamStore *s)
+{
+    return s->value.dtype == F32 ? (Tensor){ 0 } : s->value;
+}
+
 /* Views of one parameter, [local rows, local columns], or [local rows] for vectors; the value as it was `age` updates
  * ago. Their buckets must be whole. */
 Tensor param_store_value(const ParamStore *s, int id, int age);
