@@ -127,7 +127,7 @@ TEST(an_epilogue_comes_behind_the_arithmetic)
     SAME(cost_op(&m, OP_linear_fwd, &a, 0).seconds, alone + 2 * 512 * 256 / 1e12);
 }
 
-/* A form of a kernel that was not measured has the rates of the one before it. */
+/* Each op has a rate in each form. */
 TEST(rates_that_kernels_reach)
 {
     for (int id = 0; id < OP_COUNT; id++) {

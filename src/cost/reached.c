@@ -76,21 +76,13 @@ KernelForm kernel_form(OpId id, bool hopper, int64_t width)
     return FORM_WGMMA;
 }
 
-/* The last form up to this one that was measured. */
-static double measured(const double rate[KERNEL_FORMS], KernelForm form)
-{
-    while (form > 0 && !(rate[form] > 0)) form--;
-    return rate[form];
-}
-
 /* (8 experts 1,536 wide: by mma.sync 278 and 294 TFLOP/s forward, 257 and 259 of dx, 262 and 252 of dw; by wgmma 663
  * and 670, 671 and 576, 572 and 573, where the library's products have 688) */
 double reached_by_experts(OpId id, KernelForm form)
 {
-    static const double fwd[KERNEL_FORMS] = { [FORM_MMA_SYNC] = 1, [FORM_WGMMA] = 2.37 },
-                        dx[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .90, [FORM_WGMMA] = 2.22 },
-                        dw[KERNEL_FORMS] = { [FORM_MMA_SYNC] = .83, [FORM_WGMMA] = 2.1 };
-    return measured(id == OP_grouped_dx ? dx : id == OP_grouped_dw ? dw : fwd, form);
+    static const double fwd[KERNEL_FORMS] = { 1, 2.37 }, dx[KERNEL_FORMS] = { .90, 2.22 },
+                        dw[KERNEL_FORMS] = { .83, 2.1 };
+    return (id == OP_grouped_dx ? dx : id == OP_grouped_dw ? dw : fwd)[form];
 }
 
 /* (64 wide, mma.sync: 184 and 139 TFLOP/s of 1,024 causal keys, 53 and 39 of 128. 128 and 256 wide: FlashAttention's
@@ -98,11 +90,11 @@ double reached_by_experts(OpId id, KernelForm form)
  * of all, 645 of 8,192; 192 wide 533; backward 260 and, 128 wide, 418: docs/gpu.md) */
 double reached_by_attention(OpId id, KernelForm form, int64_t width)
 {
-    static const double rates[2][3][KERNEL_FORMS] = { /* forward, backward; 64, 128, wider */
-                                                      { { .89, 1.66 }, { 1, 2.19 }, { .85, 2.2 } },
-                                                      { { .81, 1.60 }, { 1, 2.08 }, { .85 } }
+    static const double rates[2][3][KERNEL_FORMS] = {
+        { { .89, 1.66 }, { 1, 2.19 }, { .85, 2.2 } }, /* forward: 64, 128, wider */
+        { { .81, 1.60 }, { 1, 2.08 }, { .85, .85 } }, /* backward, of which the widest has one form */
     };
-    return measured(rates[id != OP_attention_fwd][width > 128 ? 2 : width > 64], form);
+    return rates[id != OP_attention_fwd][width > 128 ? 2 : width > 64][form];
 }
 
 double reached_short_keys(OpId id, KernelForm form)

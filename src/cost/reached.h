@@ -4,8 +4,7 @@
  * whole steps (bench/cuda/steps.c). Other GPUs are taken to reach the same shares. docs/planner.md says what was
  * taken before, and how far steps are from it.
  *
- * Kernels that multiply have forms, each with rates of its own. One that was not measured has the rates of the form
- * before it.
+ * Kernels that multiply have forms, each with rates of its own.
  */
 #ifndef MEGATRAIN_COST_REACHED_H
 #define MEGATRAIN_COST_REACHED_H
