@@ -6,12 +6,11 @@
  * least 64 queries and 64 keys. All else goes to mma.sync (attention_dq.cu, attention_dkv.cu). It depends on the shape
  * alone; both kernels of a call are of the same kind.
  *
- * A block has GROUPS warpgroups that compute, 64 rows each, and behind them one whose first warp moves tiles: it runs
+ * A block has two warpgroups that compute, 64 rows each, and behind them one whose first warp moves tiles: it runs
  * ahead of the others by as many tiles as there are stages, and into the next rows' work while they store the last.
- * A block works on row tiles until none is left (`BlockOrder`), so neither loads nor stores of rows stop the products.
+ * A block works on row tiles until none is left (`BlockOrder`), so no loads of rows stop the products.
  *
- * Tiles: columns in runs of ATOM (128 bytes; 64 where the width is no multiple of 64), a run after the other; as TMA
- * writes them, swizzled. Widths that are less than W are filled with zeros. Rows beyond a tile's count are those that
+ * Tiles: columns in runs of ATOM (128 bytes), a run after the other; as TMA writes them, swizzled. Widths that are less than W are filled with zeros. Rows beyond a tile's count are those that
  * follow in the tensor, or zeros: what is computed of them has weight 0.
  */
 #ifndef MEGATRAIN_CUDA_ATTENTION_BWD_HOPPER_CUH
@@ -24,14 +23,17 @@ constexpr int WARPGROUP = 128, GROUP_ROWS = 64;
 
 /* ---- the engine ---- */
 
-template <class T_, int W_, int GROUPS_, int COLS_> struct BackEngine {
+/* W: width of all matrices, zeros behind the narrower. */
+template <class T_, int W_, int COLS_> struct BackEngine {
     typedef T_ T;
-    static constexpr int W = W_, GROUPS = GROUPS_, COLS = COLS_, ROWS = GROUP_ROWS * GROUPS, WARP_ROWS = 16;
+    static constexpr int GROUPS = 2; /* warpgroups that compute */
+    static constexpr int W = W_, COLS = COLS_, ROWS = GROUP_ROWS * GROUPS, WARP_ROWS = 16;
+    static_assert(W % 64 == 0, "whole runs");
     static constexpr int R = 2, N = COLS / 4, WARPS = 4 * GROUPS, WORKERS = WARPGROUP * GROUPS;
     static constexpr int THREADS = WORKERS + WARPGROUP;
-    static constexpr int ATOM = W % 64 ? 32 : 64, ATOMS = W / ATOM, SPAN = ATOM * 2; /* elements; bytes of a run */
-    static constexpr Swizzle MODE = W % 64 ? SWIZZLE_64 : SWIZZLE_128;
-    static constexpr int GIVE = GROUPS == 3 ? 32 : 40, TAKE = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 240;
+    static constexpr int ATOM = 64, ATOMS = W / ATOM, SPAN = ATOM * 2; /* elements; bytes of a run */
+    static constexpr Swizzle MODE = SWIZZLE_128;
+    static constexpr int GIVE = 40, TAKE = 232; /* registers of who loads, and who computes */
     typedef MmaEngine<T, 64, 1, WARPS, COLS <= 64 ? COLS : 64, 1> Draws; /* of dropout: rows and columns lie alike */
 
     struct Scores {
@@ -232,9 +234,7 @@ static inline Err block_order(BlockOrder *out, Stream *s, int64_t tiles, int64_t
     out->heads = static_cast<int>(heads);
     out->items = static_cast<int>(tiles * all);
     out->section = static_cast<int>(fit < 1 ? 1 : fit < all ? fit : all);
-    out->next = reinterpret_cast<int *>(s->dev->workspace);
-    if (cudaMemsetAsync(out->next, 0, sizeof *out->next, cuda_stream(s)) == cudaSuccess) return ERR_OK;
-    return err_set(ERR_DEVICE, "attention: cannot clear the counter of a kernel's items");
+    return items_taken(s, &out->next);
 }
 
 static inline unsigned order_blocks(Stream *s, const BlockOrder &o)

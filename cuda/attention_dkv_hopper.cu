@@ -365,15 +365,15 @@ static Err dkv_tiles(Stream *s, const AttnProblem &p, const AttnBackward &a)
     return launch_dkv_hopper<E, DkvHopper<E, STAGES, SETS>, PLAIN>(s, p, a);
 }
 
-/* BackEngine<type, width, warpgroups, queries a tile> */
+/* BackEngine<type, width, queries a tile> */
 template <class T> static Err dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
     const bool plain = p.softcap == 0 && !p.dropout.threshold;
     if (widest(p) <= 64)
-        return plain ? dkv_tiles<BackEngine<T, 64, 2, 64>, 5, 2, true>(s, p, a)
-                     : dkv_tiles<BackEngine<T, 64, 2, 64>, 4, 2, false>(s, p, a);
-    return plain ? dkv_tiles<BackEngine<T, 128, 2, 64>, 3, 2, true>(s, p, a)
-                 : dkv_tiles<BackEngine<T, 128, 2, 32>, 4, 2, false>(s, p, a);
+        return plain ? dkv_tiles<BackEngine<T, 64, 64>, 5, 2, true>(s, p, a)
+                     : dkv_tiles<BackEngine<T, 64, 64>, 4, 2, false>(s, p, a);
+    return plain ? dkv_tiles<BackEngine<T, 128, 64>, 3, 2, true>(s, p, a)
+                 : dkv_tiles<BackEngine<T, 128, 32>, 4, 2, false>(s, p, a);
 }
 
 Err attention_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)

@@ -384,15 +384,15 @@ static Err dq_tiles(Stream *s, const AttnProblem &p, const AttnBackward &a)
     return launch_dq_hopper<E, DqHopper<E, STAGES, SETS, AHEAD>, PLAIN>(s, p, a);
 }
 
-/* BackEngine<type, width, warpgroups, keys a tile> */
+/* BackEngine<type, width, keys a tile> */
 template <class T> static Err dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
     const bool plain = p.softcap == 0 && !p.dropout.threshold;
     if (widest(p) <= 64)
-        return plain ? dq_tiles<BackEngine<T, 64, 2, 64>, 6, 2, true, true>(s, p, a)
-                     : dq_tiles<BackEngine<T, 64, 2, 64>, 6, 2, false, false>(s, p, a);
-    return plain ? dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, true>(s, p, a)
-                 : dq_tiles<BackEngine<T, 128, 2, 64>, 3, 2, false, false>(s, p, a);
+        return plain ? dq_tiles<BackEngine<T, 64, 64>, 6, 2, true, true>(s, p, a)
+                     : dq_tiles<BackEngine<T, 64, 64>, 6, 2, false, false>(s, p, a);
+    return plain ? dq_tiles<BackEngine<T, 128, 64>, 3, 2, false, true>(s, p, a)
+                 : dq_tiles<BackEngine<T, 128, 64>, 3, 2, false, false>(s, p, a);
 }
 
 Err attention_dq_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
@@ -409,7 +409,7 @@ bool attention_bwd_hopper_fits(const AttnProblem &p, const AttnBackward &a)
     if (a.q.dtype == F32 || widest(p) < NARROWEST || widest(p) > WIDEST) return false;
     if (a.q.dim[1] < FEWEST_ROWS || a.k.dim[1] < FEWEST_ROWS) return false;
     if (a.q.dim[0] * a.q.dim[1] * a.q.dim[2] >= INT32_MAX) return false; /* items are counted in 32 bits */
-    typedef BackEngine<bf16, 64, 2, 64> E;
+    typedef BackEngine<bf16, 64, 64> E;
     static const bool there = hopper_code(attention_dq_hopper_kernel<E, DqHopper<E, 6, 2, true>, true>);
     return there;
 }

@@ -243,11 +243,11 @@ template <class E, class S> struct FwdGroup {
 
     __device__ __forceinline__ void turn_begins() const
     {
-        if (E::TURNS) named_sync(1 + group, 2 * 128);
+        named_sync(1 + group, 2 * 128);
     }
     __device__ __forceinline__ void turn_ends() const
     {
-        if (E::TURNS) named_arrive(1 + (group + 1 == E::GROUPS ? 0 : group + 1), 2 * 128);
+        named_arrive(1 + (group + 1 == E::GROUPS ? 0 : group + 1), 2 * 128);
     }
     __device__ __forceinline__ void skip_values(int to)
     {
@@ -319,7 +319,7 @@ __device__ __forceinline__ void compute_items(const AttnProblem &p, const S &til
         __syncwarp(); /* all lanes have read what the item says */
         warp_arrive(&bars->item_empty[ring_at<S::ITEMS>(step)]);
     };
-    if (E::TURNS && group == E::GROUPS - 1) g.turn_ends();
+    if (group == E::GROUPS - 1) g.turn_ends();
     clear_rows();
     int n = 0; /* tiles of keys before those of the item */
     for (int step = 0;; step++) {
@@ -389,7 +389,7 @@ __device__ __forceinline__ void compute_items(const AttnProblem &p, const S &til
         g.skip(n + end, n + count);
         n += count;
     }
-    if (E::TURNS && group == 0) g.turn_begins(); /* the last turn, which nobody takes */
+    if (group == 0) g.turn_begins(); /* the last turn, which nobody takes */
 }
 
 template <class E, int STAGES, int QUERIES>
@@ -475,9 +475,8 @@ template <class E, int STAGES, int QUERIES> static Err launch_hopper(Stream *s, 
     const int64_t items = static_cast<int64_t>(order.heads) * order.tiles;
     if (items == 0) return ERR_OK;
     TRY(allow_shared(attention_fwd_hopper_kernel<E, STAGES, QUERIES>, Shared::BYTES));
-    int *next = reinterpret_cast<int *>(s->dev->workspace); /* the item that is taken next */
-    if (cudaMemsetAsync(next, 0, sizeof *next, cuda_stream(s)) != cudaSuccess)
-        return err_set(ERR_DEVICE, "attention: cannot clear the counter of a kernel's items");
+    int *next;
+    TRY(items_taken(s, &next));
     TensorMap q, k, v;
     TRY(query_map<E>(&q, p, a.q));
     TRY(key_map<E>(&k, a.k));

@@ -16,14 +16,13 @@
 #include "hopper.cuh"
 
 /* C: width of queries and keys, V: of values. */
-template <class T_, int C_, int V_, int COLS_, int GROUPS_, bool PLAIN_, bool TURNS_ = true> struct WgmmaEngine {
+template <class T_, int C_, int V_, int COLS_, int GROUPS_, bool PLAIN_> struct WgmmaEngine {
     typedef T_ T;
     static constexpr int C = C_, V = V_, COLS = COLS_, GROUPS = GROUPS_, WARPS = 4 * GROUPS, THREADS = WARPS * WARP;
     static constexpr int WARP_ROWS = 16, GROUP_ROWS = 64, ROWS = GROUPS * GROUP_ROWS, R = 2, N = COLS / 4;
     static constexpr int SPAN = C % 64 || V % 64 ? 64 : 128, BOX = SPAN / 2; /* of a box: bytes, columns */
     static constexpr Swizzle MODE = SPAN == 128 ? SWIZZLE_128 : SWIZZLE_64;
     static constexpr bool PLAIN = PLAIN_; /* neither cap nor dropout */
-    static constexpr bool TURNS = TURNS_; /* warpgroups issue one after another */
     static constexpr int STEP = 16; /* of the depth, an instruction */
     static_assert(C % BOX == 0 && V % BOX == 0 && COLS % 32 == 0, "whole boxes; keep_bits draws for 32 columns");
 

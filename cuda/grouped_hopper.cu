@@ -402,8 +402,9 @@ static inline Err hopper_map(TensorMap *out, Tensor t, int64_t across, int64_t r
 template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedArgs &a, bool *done)
 {
     typedef typename std::conditional<KIND == GROUPED_DW, float, T>::type Out;
-    *done = hopper_code(grouped_wgmma_kernel<T, Out, KIND>);
-    if (!*done) return ERR_OK;
+    static const bool there = hopper_code(grouped_wgmma_kernel<T, Out, KIND>);
+    *done = there;
+    if (!there) return ERR_OK;
     const int64_t E = a.weights.dim[0], O = a.weights.dim[1], I = a.weights.dim[2], P = a.a.dim[0];
     Grouped<T, Out> g = grouped_of<T, Out, KIND>(a, HOPPER_ROWS);
     g.columns = grid_blocks(ceil_div(KIND == GROUPED_FWD ? O : I, HOPPER_WIDE));
@@ -412,14 +413,9 @@ template <class T, int KIND> static Err launch_hopper(Stream *s, const GroupedAr
     if (KIND == GROUPED_DW) TRY(hopper_map(&map_b, a.b, I, P, 0, 64));
     else TRY(hopper_map(&map_b, a.b, I, O, E, KIND == GROUPED_FWD ? HOPPER_NARROW : 64));
     const int threads = HOPPER_THREADS, bytes = HOPPER_SHARED;
-    if (cudaFuncSetAttribute(grouped_wgmma_kernel<T, Out, KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             bytes) != cudaSuccess)
-        return err_set(ERR_DEVICE,
-                       "grouped products: this GPU does not grant '%d' bytes of shared memory to a block",
-                       bytes);
-    unsigned *taken = reinterpret_cast<unsigned *>(s->dev->workspace);
-    if (KIND == GROUPED_DW)
-        TRY(cuda_check(cudaMemsetAsync(taken, 0, sizeof *taken, cuda_stream(s)), "grouped_dw"));
+    TRY(allow_shared(grouped_wgmma_kernel<T, Out, KIND>, bytes));
+    unsigned *taken = nullptr;
+    if (KIND == GROUPED_DW) TRY(items_taken(s, &taken));
     LAUNCH((grouped_wgmma_kernel<T, Out, KIND>), s->dev->threads, threads, bytes, cuda_stream(s), g, taken,
            map_a, map_b);
     return ERR_OK;

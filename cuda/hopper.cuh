@@ -248,6 +248,14 @@ __device__ __forceinline__ uint64_t shared_matrix(const void *tile, int lead, in
            static_cast<uint64_t>(stride >> 4) << 32 | static_cast<uint64_t>(mode) << 62;
 }
 
+/* A counter of the items that the blocks of a kernel take one after another, cleared: at the workspace's start. */
+template <class N> static Err items_taken(Stream *s, N **out)
+{
+    *out = reinterpret_cast<N *>(s->dev->workspace);
+    if (cudaMemsetAsync(*out, 0, sizeof **out, cuda_stream(s)) == cudaSuccess) return ERR_OK;
+    return err_set(ERR_DEVICE, "cannot clear the counter of a kernel's items");
+}
+
 /* Is what runs of this kernel code for sm_90a? It is empty where the program was built for other GPUs alone. */
 template <class... P> static bool hopper_code(void (*kernel)(P...))
 {
