@@ -182,7 +182,7 @@ VEC_FN int grad_acc_add(const GradAcc *a, int64_t at, vf leaf, int64_t left)
     return vm_any(bad);
 }
 
-/* What an update reads of the gradients of tensor `number`: fp32 numbers, times what the step multiplies all of them by. */
+/* What an update reads of the gradients of tensor `number`: in fp32, times what the step multiplies all of them by. */
 typedef struct {
     const int64_t *fixed; /* this or plain is NULL */
     const float *plain;
