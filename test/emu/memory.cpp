@@ -99,7 +99,7 @@ static void explain(const unsigned char *p)
                 "Copy it with cudaMemcpy, or read it in a kernel. Called from:\n",
                 static_cast<const void *>(p), static_cast<size_t>(p - a->base), a->number, a->size);
         backtrace_symbols_fd(frames, backtrace(frames, 24), STDERR_FILENO);
-        _exit(EXIT_FAILURE_FOUND);
+        end_failed();
     }
     const auto next = allocations.upper_bound(p);
     if (next == allocations.begin())

@@ -54,6 +54,8 @@ namespace emu
 enum { WARP_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP_LANES };
 enum { SHARED_LIMIT = 227 << 10 /* of any GPU */, SHARED_DEFAULT = 48 << 10 };
 enum { EXIT_FAILURE_FOUND = 97 };
+/* Ends the process as one that has failed. */
+[[noreturn]] void end_failed();
 
 /* The GPU that is imitated: EMU_GPU names its compute capability. */
 struct Gpu {
