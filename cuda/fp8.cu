@@ -210,9 +210,10 @@ __device__ __forceinline__ Pack<uint8_t> codes_of_column(const TwoColumns &x, fl
 }
 
 /* y is [c.columns, c.rows]. */
-template <DType FORMAT, int COLUMNS>
+template <DType FORMAT, bool SQUARES>
 __global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
 {
+    constexpr int COLUMNS = SQUARES ? FP8_BLOCK : FP8_BLOCK / 2;
     constexpr int PACKS = COLUMNS / Pack<bf16>::COUNT, LOADS = FP8_BLOCK * PACKS / FP8_THREADS;
     constexpr int PAIRS = FP8_THREADS / FP8_LANES;
     SHARED(Pack<bf16>, tile, [FP8_BLOCK][PACKS]);
@@ -233,8 +234,7 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
         store16(&tile[row][at % PACKS ^ row / FP8_RUN].v[0], p[i]);
         most = max(most, pack_most(p[i]));
     }
-    if (c.kind == FP8_SQUARES) most = block_most(most, part);
-    else __syncthreads();
+    most = block_most(most, part); /* a barrier in any case */
     const int run = threadIdx.x % FP8_LANES; /* its 16 rows */
     const int64_t row = row0 + run * FP8_RUN;
 #pragma unroll
@@ -248,18 +248,146 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
             x.word[k] = reinterpret_cast<const uint32_t *>(&tile[run * FP8_RUN + k][pair / 4 ^ run])[pair % 4];
             low = max(low, x.word[k] << 16 & HIGH_SIZE), high = max(high, x.word[k] & HIGH_SIZE);
         }
-        if (c.kind == FP8_SQUARES) low = high = most;
-        else if (c.kind == FP8_WHOLE) low = high = whole_most(c);
+        if (SQUARES) low = high = most;
+        else if (c.amax) low = high = whole_most(c);
         else low = lanes_most(low, c.lanes), high = lanes_most(high, c.lanes);
         const Factor8 f = factor_of<FORMAT>(low, c.power_of_two), g = factor_of<FORMAT>(high, c.power_of_two);
         if (row >= c.rows || column >= c.columns) continue;
         store16_global(c.y.at(column) + row, codes_of_column<FORMAT, false>(x, f.scale));
         store16_global(c.y.at(column + 1) + row, codes_of_column<FORMAT, true>(x, g.scale));
-        if (c.kind == FP8_ROW_BLOCKS && run % c.lanes == 0) {
+        if (SQUARES || c.amax) { /* one of the tile, or of all tiles */
+            if (run == 0 && pair == 0 && (SQUARES || blockIdx.x + blockIdx.y == 0))
+                c.factors[fp8_factor_place(c.kind, c.columns, c.rows, blockIdx.x, blockIdx.y)] = f.back;
+        } else if (run % c.lanes == 0) {
             float *to = c.factors + fp8_factor_place(c.kind, c.columns, c.rows, column, row / (c.lanes * FP8_RUN));
             to[0] = f.back, to[1] = g.back;
-        } else if (c.kind != FP8_ROW_BLOCKS && run == 0 && pair == 0 && (c.kind == FP8_SQUARES || blockIdx.x + blockIdx.y == 0)) {
-            c.factors[fp8_factor_place(c.kind, c.columns, c.rows, blockIdx.x, blockIdx.y)] = f.back;
         }
     }
+}
+
+/* ---- numbers again ---- */
+
+/* As many of y as a thread takes together. */
+constexpr int VALUES = 4;
+
+template <DType FORMAT> __device__ __forceinline__ float value_of(uint32_t code)
+{
+    const __half_raw h = __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code),
+                                                 FORMAT == E4M3 ? __NV_E4M3 : __NV_E5M2);
+    return __half2float(__half(h));
+}
+
+template <DType FORMAT>
+__global__ void __launch_bounds__(FP8_THREADS)
+    fp8_values_kernel(Rows<float> y, Rows<const uint8_t> x, const float *factors, Fp8Kind kind, int64_t rows,
+                      int64_t columns)
+{
+    const int64_t row = blockIdx.x;
+    for (int64_t i = threadIdx.x * VALUES; i < columns; i += FP8_THREADS * VALUES) {
+        const uint32_t codes = *reinterpret_cast<const uint32_t *>(x.at(row) + i);
+        const int64_t row_block = kind == FP8_SQUARES ? row / FP8_BLOCK : row;
+        const float factor = factors[fp8_factor_place(kind, rows, columns, row_block, i / FP8_BLOCK)];
+        Pack<float> p;
+        for (int k = 0; k < VALUES; k++) p.v[k] = value_of<FORMAT>(codes >> 8 * k & 255) * factor;
+        store16_global(y.at(row) + i, p);
+    }
+}
+
+/* ---- launchers ---- */
+
+/* What no configuration asks for. */
+static Err check_codes(OpId op, Tensor x, Tensor codes)
+{
+    const Tensor f = *codes.scale;
+    const int64_t blocks = ceil_div(codes.dim[1], FP8_BLOCK);
+    const Fp8Kind kind = fp8_kind(codes);
+    if (x.rows || codes.rows) return err_set(ERR_SHAPE, "%s on cuda takes no row counts", op_info(op)->name);
+    if (codes.dim[1] % FP8_RUN || codes.ld % FP8_RUN || reinterpret_cast<uintptr_t>(codes.data) % FP8_RUN)
+        return err_set(ERR_SHAPE, "%s on cuda: rows of codes are no multiples of 16 bytes", op_info(op)->name);
+    if (kind == FP8_OTHER_BLOCKS)
+        return err_set(ERR_SHAPE, "%s on cuda: factors are of 128 columns, of 128 x 128, or one", op_info(op)->name);
+    if (kind == FP8_SQUARES ? f.ld != fp8_squares_ld(blocks) : kind == FP8_ROW_BLOCKS && f.ld != blocks)
+        return err_set(ERR_SHAPE, "%s on cuda: rows of factors lie %lld apart", op_info(op)->name,
+                       static_cast<long long>(f.ld));
+    return ERR_OK;
+}
+
+static Err check_numbers(OpId op, Tensor x)
+{
+    if (x.dtype != BF16) return err_set(ERR_SHAPE, "%s on cuda: x is not bf16", op_info(op)->name);
+    if (x.rows) return err_set(ERR_SHAPE, "%s on cuda takes no row counts", op_info(op)->name);
+    if (rows_aligned(x)) return ERR_OK;
+    return err_set(ERR_SHAPE, "%s on cuda: rows of x are not on 16 bytes", op_info(op)->name);
+}
+
+extern "C" Err cuda_fp8_amax(Stream *s, const fp8_amax_args *a)
+{
+    enum { BLOCKS = 8 }; /* a multiprocessor */
+    TRY(check_numbers(OP_fp8_amax, a->x));
+    PackGrid g = pack_grid(row_count(a->x, a->x), 1, a->x.dim[1], Pack<bf16>::COUNT);
+    const int64_t steps = g.grid.x, most = static_cast<int64_t>(s->dev->threads) * BLOCKS;
+    g.grid.x = static_cast<unsigned>(steps < most ? steps : most);
+    if (a->fresh) TRY(device_zero(s, a->amax.data, sizeof(int64_t)));
+    LAUNCH(fp8_amax_kernel, g.grid, g.block, 0, cuda_stream(s), rows_of<const bf16>(a->x),
+           data_of<unsigned long long>(a->amax), g, steps);
+    return ERR_OK;
+}
+
+/* The threads of a block lie across so many runs of 16 that no factor's block is cut. */
+template <DType FORMAT> static void launch_lines(Stream *s, const CastArgs &c)
+{
+    const int64_t runs = ceil_div(c.columns, FP8_BLOCK) * FP8_LANES, across = ceil_div(runs, PACK_THREADS);
+    const int64_t x = ceil_div(ceil_div(runs, across), FP8_LANES) * FP8_LANES, y = PACK_THREADS / x;
+    const dim3 grid(grid_blocks(ceil_div(c.rows, y * PACK_UNROLL)), static_cast<unsigned>(across));
+    LAUNCH(fp8_lines_kernel<FORMAT>, grid, dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)), 0, cuda_stream(s), c);
+}
+
+template <DType FORMAT> static void launch_cast(Stream *s, const CastArgs &c, bool transposed)
+{
+    const bool squares = c.kind == FP8_SQUARES;
+    const int width = squares || !transposed ? FP8_BLOCK : FP8_BLOCK / 2;
+    const dim3 grid(grid_blocks(ceil_div(c.columns, width)), grid_blocks(ceil_div(c.rows, FP8_BLOCK)));
+    if (!transposed && !squares) launch_lines<FORMAT>(s, c);
+    else if (!transposed) LAUNCH(fp8_squares_kernel<FORMAT>, grid, FP8_THREADS, 0, cuda_stream(s), c);
+    else if (squares) LAUNCH((fp8_turned_kernel<FORMAT, true>), grid, FP8_THREADS, 0, cuda_stream(s), c);
+    else LAUNCH((fp8_turned_kernel<FORMAT, false>), grid, FP8_THREADS, 0, cuda_stream(s), c);
+}
+
+extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
+{
+    const Tensor x = a->x;
+    TRY(check_numbers(OP_fp8_cast, x));
+    TRY(check_codes(OP_fp8_cast, x, a->y));
+    if (a->blocks.scale == FP8_SCALE_E8M0) return err_set(ERR_CONFIG, "fp8_cast on cuda: mxfp8 is not built");
+    if (a->y.dim[0] != x.dim[a->transposed ? 1 : 0] || a->y.dim[1] != x.dim[a->transposed ? 0 : 1] ||
+        !a->amax.data != (fp8_kind(a->y) != FP8_WHOLE))
+        return err_set(ERR_SHAPE, "fp8_cast: y is not x's shape, or has factors of blocks and amax");
+    const CastArgs c = { rows_of<const bf16>(x),
+                         rows_of<uint8_t>(a->y),
+                         data_of<float>(*a->y.scale),
+                         data_of<int64_t>(a->amax),
+                         x.dim[0],
+                         x.dim[1],
+                         fp8_kind(a->y),
+                         FP8_LANES,
+                         a->blocks.scale == FP8_SCALE_POWER_OF_TWO };
+    if (a->y.dtype == E4M3) launch_cast<E4M3>(s, c, a->transposed);
+    else launch_cast<E5M2>(s, c, a->transposed);
+    return ERR_OK;
+}
+
+extern "C" Err cuda_fp8_values(Stream *s, const fp8_values_args *a)
+{
+    const Rows<float> y = rows_of<float>(a->y);
+    const Rows<const uint8_t> x = rows_of<const uint8_t>(a->x);
+    const unsigned rows = grid_blocks(a->x.dim[0]);
+    TRY(check_codes(OP_fp8_values, a->y, a->x));
+    if (!rows_aligned(a->y)) return err_set(ERR_SHAPE, "fp8_values on cuda: rows of y are not on 16 bytes");
+    if (a->x.dtype == E4M3)
+        LAUNCH(fp8_values_kernel<E4M3>, rows, FP8_THREADS, 0, cuda_stream(s), y, x, data_of<float>(*a->x.scale),
+               fp8_kind(a->x), a->x.dim[0], a->x.dim[1]);
+    else
+        LAUNCH(fp8_values_kernel<E5M2>, rows, FP8_THREADS, 0, cuda_stream(s), y, x, data_of<float>(*a->x.scale),
+               fp8_kind(a->x), a->x.dim[0], a->x.dim[1]);
+    return ERR_OK;
 }

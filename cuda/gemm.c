@@ -84,6 +84,7 @@ static Err open_parts(CudaGemm *g)
     TRY(cuda_check(cudaGetDeviceProperties(&prop, index), "reading the GPU's properties"));
     snprintf(g->gpu, sizeof g->gpu, "%s", prop.name);
     g->multiprocessors = prop.multiProcessorCount;
+    g->capability = prop.major * 10 + prop.minor;
     name_machine(g);
     g->fuse_gelu = prop.major >= 9;
     TRY(cuda_check(cudaEventCreate(&g->start), "creating an event"));

@@ -7,6 +7,7 @@
 
 #include <cublasLt.h>
 
+#include "device/ops.h"
 #include "gemm.h"
 
 enum {
@@ -60,6 +61,7 @@ struct CudaGemm {
     DeviceTuning tuning;
     bool fuse_gelu;
     char gpu[256];
+    int capability; /* 90 is 9.0 */
     int multiprocessors;
     int64_t target;     /* multiprocessors that products beside collectives should take; 0: all */
     char made_for[512]; /* library, GPU and multiprocessors that the choices hold for */

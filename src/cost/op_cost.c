@@ -29,7 +29,9 @@ OpFamily family_of(OpId id)
     switch (id) {
     case OP_linear_fwd:
     case OP_linear_dx:
-    case OP_linear_dw: return FAMILY_PRODUCTS;
+    case OP_linear_dw:
+    case OP_fp8_product:
+    case OP_fp8_product_add: return FAMILY_PRODUCTS;
     case OP_grouped_fwd:
     case OP_grouped_dx:
     case OP_grouped_dw: return FAMILY_EXPERTS;
@@ -163,6 +165,7 @@ static Product product_of(OpId id, const void *args)
     const double count = w.times;
     switch (id) {
     case OP_linear_dw:
+    case OP_fp8_product_add:
     case OP_grouped_dw: return (Product){ outputs, inputs, rows, count };
     case OP_linear_dx:
     case OP_grouped_dx: return (Product){ rows, inputs, outputs, count };
