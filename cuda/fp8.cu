@@ -17,8 +17,10 @@
  */
 #include <cuda_fp8.h>
 
-#include "fp8.h"
 #include "kernel.cuh"
+extern "C" {
+#include "fp8.h"
+}
 
 constexpr int FP8_THREADS = 256, FP8_RUN = 16, FP8_LANES = FP8_BLOCK / FP8_RUN;
 constexpr uint32_t FLOAT_INFINITE = 0x7F800000, FLOAT_MOST = 0x7F7FFFFF, HIGH_SIZE = 0x7FFF0000;
