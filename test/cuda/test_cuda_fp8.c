@@ -258,8 +258,8 @@ static ProductCase product_open(Which which, bool blocks, bool exact, int64_t N,
         p.b = exact ? small_numbers(p.c, N, I, B, 1, blocks) : numbers(p.c, N, I, false);
         p.ca = codes_new(p.c, dy, rows, O, N), p.cb = codes_new(p.c, E4M3, rows, I, N);
     }
-    cast(p.c, &p.ca, p.a, p.turned_a, blocks ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT);
-    cast(p.c, &p.cb, p.b, p.turned_b, blocks ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT);
+    cast(p.c, &p.ca, p.a, p.turned_a, blocks || exact ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT);
+    cast(p.c, &p.cb, p.b, p.turned_b, blocks || exact ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT);
     p.sum = calloc((size_t)(p.M * p.N), sizeof *p.sum);
     p.sizes = calloc((size_t)(p.M * p.N), sizeof *p.sizes);
     return p;
@@ -363,7 +363,7 @@ static void any_case(Which which, bool blocks, bool fast, DType out, int64_t N, 
 
 TEST(products_of_any_numbers)
 {
-    for (int form = 0; form < 12; form++) {
+    for (int form = 0; form < 8; form++) {
         any_case(FORWARD, form & 1, form & 2, (DType)(form / 4), 48, 144, 400);
         any_case(INPUT_GRADIENT, form & 1, form & 2, (DType)(form / 4), 48, 144, 80);
     }
