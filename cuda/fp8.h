@@ -4,7 +4,7 @@
  *
  *   one            that
  *   of 128 columns of a row       the rows' lie side by side: row r, block b at b * rows + r
- *   of 128 x 128                  row by row of blocks, rows FP8_SQUARES_LD(their length) apart
+ *   of 128 x 128                  row by row of blocks, whose rows have room for a multiple of 4
  *
  * The CPU has all of them row by row. Nothing else of megatrain reads factors.
  *
@@ -14,6 +14,7 @@
 #ifndef MEGATRAIN_CUDA_FP8_H
 #define MEGATRAIN_CUDA_FP8_H
 
+#include "base/fp8.h"
 #include "device/tensor.h"
 
 #ifdef __cplusplus
@@ -26,7 +27,11 @@ enum { FP8_BLOCK = 128 };
 
 typedef enum { FP8_WHOLE, FP8_ROW_BLOCKS, FP8_SQUARES, FP8_OTHER_BLOCKS } Fp8Kind;
 
-FP8_FN int64_t fp8_squares_ld(int64_t blocks) { return (blocks + 3) / 4 * 4; }
+/* (fp8_factor_ld of base/fp8.h) */
+FP8_FN int64_t fp8_squares_ld(int64_t blocks)
+{
+    return (blocks + FP8_SQUARES_UNIT - 1) / FP8_SQUARES_UNIT * FP8_SQUARES_UNIT;
+}
 
 /* Of codes [rows, columns]. */
 FP8_FN int64_t fp8_factor_place(Fp8Kind kind, int64_t rows, int64_t columns, int64_t row_block, int64_t column_block)

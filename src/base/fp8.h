@@ -113,4 +113,14 @@ static inline int64_t fp8_block_count(int64_t length, int64_t block)
     return block ? (length + block - 1) / block : 1;
 }
 
+/* Rows of factors of square blocks have room for a multiple of so many, as the products of GPUs want it. */
+enum { FP8_SQUARES_UNIT = 4 };
+
+/* Factors from one row of them to the next. */
+static inline int64_t fp8_factor_ld(Fp8Blocks b, int64_t columns)
+{
+    const int64_t blocks = fp8_block_count(columns, b.columns);
+    return b.rows > 1 ? (blocks + FP8_SQUARES_UNIT - 1) / FP8_SQUARES_UNIT * FP8_SQUARES_UNIT : blocks;
+}
+
 #endif

@@ -42,7 +42,9 @@ static Fp8Blocks blocks_of(Fp8Recipe recipe, bool weight)
 static Err alloc_factor(Ctx *c, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor)
 {
     if (!b.rows) return tensor_new(c->scratch, factor, F32, 1);
-    return tensor_new(c->scratch, factor, F32, fp8_block_count(rows, b.rows), fp8_block_count(columns, b.columns));
+    TRY(tensor_new(c->scratch, factor, F32, fp8_block_count(rows, b.rows), fp8_factor_ld(b, columns)));
+    *factor = tensor_col_slice(*factor, 0, fp8_block_count(columns, b.columns));
+    return ERR_OK;
 }
 
 static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax, Operand *out)

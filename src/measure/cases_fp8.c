@@ -9,10 +9,12 @@ static Err make_codes(Maker *m, Tensor *out, int n, DType t, int64_t rows, int64
     Tensor *f = &m->factors[n];
     const int64_t dims[] = { rows, columns };
     TRY(maker_tensor(m, out, 1, FILL_UNIFORM, t, 2, dims));
-    if (m->c->option)
+    const Fp8Blocks b = { (int)high, BLOCK, FP8_SCALE_POWER_OF_TWO };
+    if (m->c->option) {
         TRY(maker_tensor(m, f, 1, FILL_POSITIVE, F32, 2,
-                         (int64_t[]){ fp8_block_count(rows, high), fp8_block_count(columns, BLOCK) }));
-    else TRY(maker_tensor(m, f, 1, FILL_POSITIVE, F32, 1, (int64_t[]){ 1 }));
+                         (int64_t[]){ fp8_block_count(rows, high), fp8_factor_ld(b, columns) }));
+        *f = tensor_col_slice(*f, 0, fp8_block_count(columns, BLOCK));
+    } else TRY(maker_tensor(m, f, 1, FILL_POSITIVE, F32, 1, (int64_t[]){ 1 }));
     out->scale = f;
     return ERR_OK;
 }
