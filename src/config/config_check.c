@@ -105,7 +105,15 @@ static bool widths_are_multiples(const Config *c, int64_t unit)
 
 static bool fp8_widths_fit(const Config *c, int64_t unit)
 {
-    return widths_are_multiples(c, unit) && c->train.micro_batch * rows_at_once(c) % unit == 0;
+    const bool parts = !on_cpu(c) && config_is_latent(c); /* ranks have products of a part of the rows, too */
+    return widths_are_multiples(c, unit) &&
+           c->train.micro_batch * rows_at_once(c) % (parts ? unit * c->parallel.tp : unit) == 0;
+}
+
+/* Bands of rows, of so many in all. */
+static bool fp8_bands_fit(const Config *c, int64_t bands)
+{
+    return !is_fp8(c) || on_cpu(c) || bands < 2 || c->train.micro_batch * rows_at_once(c) % (16 * bands) == 0;
 }
 
 /* The canonical places of blocks are those of one rank and of one sample after the other. */
