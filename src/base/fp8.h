@@ -20,7 +20,7 @@ enum { E4M3_MOST = 448, E5M2_MOST = 57344 };
 typedef enum {
     FP8_SCALE_EXACT,        /* MOST / amax */
     FP8_SCALE_POWER_OF_TWO, /* the power of two at or below that */
-    FP8_SCALE_E8M0          /* one over the power of two at or above amax / MOST: what an 8-bit exponent can say */
+    FP8_SCALE_E8M0 /* one over the power of two at or above amax / MOST: what an 8-bit exponent can say */
 } Fp8Scale;
 
 /* What has one scale: blocks of rows and columns of the codes, the last ones cut short by the end. 0 rows and columns:
@@ -75,7 +75,8 @@ static inline Fp8Factor fp8_factor_e8m0(float amax, float most)
 {
     const uint32_t bits = half_float_bits(amax / most), mantissa = bits & 0x7FFFFF;
     uint32_t exponent = bits >> 23;
-    if (half_float_bits(amax) > 0x7F800000) return (Fp8Factor){ half_float_of(0x7FC00000), half_float_of(0x7FC00000) };
+    if (half_float_bits(amax) > 0x7F800000)
+        return (Fp8Factor){ half_float_of(0x7FC00000), half_float_of(0x7FC00000) };
     if (exponent == 0xFF) exponent = 0xFE;
     else if (mantissa && exponent != 0xFE && !(exponent == 0 && mantissa <= 0x400000)) exponent++;
     return (Fp8Factor){ half_float_of(exponent == 0xFE ? 0x400000 : (254 - exponent) << 23),

@@ -102,13 +102,13 @@ static void tile_write(const CastTile *t, const fp8_cast_args *a, int64_t r, int
     for (int64_t c = 0; c < t->columns; c += width) {
         const int64_t count = min64(width, t->columns - c);
         uint32_t amax = 0;
-        if (a->amax.data) amax = (uint32_t)*(const int64_t *)a->amax.data;
+        if (a->amax.data) amax = (uint32_t) * (const int64_t *)a->amax.data;
         else
             for (int64_t k = r; k < r + rows; k++) amax = magnitude(t->x[k] + c, count, amax);
         const Fp8Factor f = fp8_factor(a->blocks.scale, amax, most_of(a->y.dtype));
         for (int64_t k = r; k < r + rows; k++)
-            write_codes((uint8_t *)a->y.data + (t->row + k) * a->y.ld + t->column + c, a->y.dtype, t->x[k] + c,
-                        f.scale, count);
+            write_codes((uint8_t *)a->y.data + (t->row + k) * a->y.ld + t->column + c, a->y.dtype,
+                        t->x[k] + c, f.scale, count);
         if (!a->amax.data)
             row_f32(*factors, (t->row + r) / a->blocks.rows)[(t->column + c) / a->blocks.columns] = f.back;
     }
@@ -153,7 +153,7 @@ Err CPU(fp8_cast)(Stream *s, const fp8_cast_args *a)
     TRY(check_cast(a));
     if (a->amax.data)
         *(float *)a->y.scale->data =
-            fp8_factor(a->blocks.scale, (uint32_t)*(const int64_t *)a->amax.data, most_of(a->y.dtype)).back;
+            fp8_factor(a->blocks.scale, (uint32_t) * (const int64_t *)a->amax.data, most_of(a->y.dtype)).back;
     par_units(s, a->transposed ? a->x.dim[1] : rows_used(a->x), a->x.dim[a->transposed ? 0 : 1], tile_rows(a),
               cast_part, a);
     return ERR_OK;

@@ -93,7 +93,8 @@ static Err check_factors(const OpInfo *info, const OpField *f, const Tensor *t)
         return err_set(ERR_SHAPE, "%s: %s has factors, which are of codes alone", info->name, f->name);
     if (!codes) return ERR_OK;
     if (!s || !s->data || s->dtype != F32 || s->ndim > 2 || (s->ndim == 1 && s->dim[0] != 1))
-        return err_set(ERR_SHAPE, "%s: the codes of %s have no f32 factors, one or a matrix", info->name, f->name);
+        return err_set(ERR_SHAPE, "%s: the codes of %s have no f32 factors, one or a matrix", info->name,
+                       f->name);
     return ERR_OK;
 }
 

@@ -149,10 +149,11 @@ Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a)
     const ArenaMark mark = arena_mark(c->scratch);
     const Role turned = { .transposed = true };
     Operand dy, x;
-    TRY(cast_operand(c, w->fp8, (Role){ .gradient = true, .transposed = true }, a.dy, amax_at(w->amax, 0), &dy));
+    TRY(cast_operand(c, w->fp8, (Role){ .gradient = true, .transposed = true }, a.dy, amax_at(w->amax, 0),
+                     &dy));
     TRY(cast_operand(c, w->fp8, turned, a.x, amax_at(w->amax, 1), &x));
-    TRY(op(c->s, fp8_product_add, .dw = a.dw, .dy = dy.codes, .x = x.codes, .shift = a.shift, .overflow = a.overflow,
-           .leaf = a.leaf, .headroom_bits = a.headroom_bits, .fresh = a.fresh));
+    TRY(op(c->s, fp8_product_add, .dw = a.dw, .dy = dy.codes, .x = x.codes, .shift = a.shift,
+           .overflow = a.overflow, .leaf = a.leaf, .headroom_bits = a.headroom_bits, .fresh = a.fresh));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -97,13 +97,14 @@ Saved saved_of(const Ctx *c, Region region, Tensor t);
 Tensor save_in(const Slot *slot, Saved saved);
 
 /*
- * Products of 8-bit operands (fp8.c). fp8_begin makes those by a weight ready: it has the weight's codes, in scratch, and
- * the largest magnitudes of what its caller gives, over all ranks that share these tensors. A collective call, to be
- * made before rows are on their way.
+ * Products of 8-bit operands (fp8.c). fp8_begin_... makes those by a weight ready: it has the weight's codes, in
+ * scratch, and the largest magnitudes of what its caller gives, over all ranks that share these tensors. Collective, to
+ * be called before rows are on their way.
  */
 typedef struct {
     Fp8Recipe recipe;
-    Tensor amax;      /* [3] i64: of the weight, the operand, and what else its caller has; absent: blocks have them */
+    Tensor
+        amax; /* [3] i64: of the weight, the operand, and what else its caller has; absent: blocks have them */
     Tensor w, factor; /* w: with the dim to sum over last; its scale is set for each call */
 } Fp8Weight;
 

@@ -43,7 +43,7 @@ typedef struct {
     Tensor dy, x;
     bool gather_x, gather_dy; /* its rows are still sharded and must be gathered first */
     Fp8Recipe fp8;            /* of the product */
-    Tensor amax; /* [2] i64, for a recipe that scales whole tensors: what op fp8_amax says of dy and of x */
+    Tensor amax;   /* [2] i64, for a recipe that scales whole tensors: what op fp8_amax says of dy and of x */
     Tensor offset; /* for a weight of experts: where each expert's rows begin (ops.def); else absent */
 } Wgrad;
 

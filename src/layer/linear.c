@@ -92,8 +92,13 @@ static Err column_forward(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor ac
     TRY(rows_in_begin(c, x, &in));
     for (int turn = 0; turn < in.count; turn++) {
         TRY(rows_in_band(c, &in, turn, &r));
-        TRY(product(c, &q, (linear_fwd_args){ .y = run_of(y, r), .gelu = run_of(active, r), .x = run_of(in.rows, r),
-                                              .w = w, .bias = bias, .leaf = whole_leaf(l->in) }));
+        TRY(product(c, &q,
+                    (linear_fwd_args){ .y = run_of(y, r),
+                                       .gelu = run_of(active, r),
+                                       .x = run_of(in.rows, r),
+                                       .w = w,
+                                       .bias = bias,
+                                       .leaf = whole_leaf(l->in) }));
     }
     return ERR_OK;
 }
@@ -107,8 +112,11 @@ static Err row_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
     TRY(rows_out_begin(c, y, c->bands, &out));
     for (int turn = 0; turn < out.count; turn++) {
         const RowRun r = rows_out_band(c, &out, turn);
-        TRY(product(c, &q, (linear_fwd_args){ .y = run_of(out.rows, r), .x = run_of(x, r), .w = w,
-                                              .leaf = tree_leaf(c, l->in, x.dim[1]) }));
+        TRY(product(c, &q,
+                    (linear_fwd_args){ .y = run_of(out.rows, r),
+                                       .x = run_of(x, r),
+                                       .w = w,
+                                       .leaf = tree_leaf(c, l->in, x.dim[1]) }));
         TRY(rows_out_send(c, &out, turn));
     }
     return reduce_rows_end(c, out.sum);
@@ -119,7 +127,8 @@ static Err whole_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
     const Tensor w = param_value(c, l->weight), bias = param_value(c, l->bias);
     Fp8Weight q;
     TRY(fp8_begin_forward(c, recipe_of(l, c), x, w, &q));
-    return product(c, &q, (linear_fwd_args){ .y = y, .x = x, .w = w, .bias = bias, .leaf = whole_leaf(l->in) });
+    return product(c, &q,
+                   (linear_fwd_args){ .y = y, .x = x, .w = w, .bias = bias, .leaf = whole_leaf(l->in) });
 }
 
 Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active)
@@ -147,8 +156,11 @@ static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor 
     TRY(rows_out_begin(c, dx, at_once ? 1 : c->bands, &out));
     for (int turn = 0; turn < out.count; turn++) {
         const RowRun r = rows_out_band(c, &out, turn);
-        TRY(product_dx(c, &q, (linear_dx_args){ .dx = run_of(out.rows, r), .dy = run_of(dy, r), .w = w,
-                                                .leaf = tree_leaf(c, l->out, dy.dim[1]) }));
+        TRY(product_dx(c, &q,
+                       (linear_dx_args){ .dx = run_of(out.rows, r),
+                                         .dy = run_of(dy, r),
+                                         .w = w,
+                                         .leaf = tree_leaf(c, l->out, dy.dim[1]) }));
         TRY(rows_out_send(c, &out, turn));
     }
     if (at_once) TRY(gather_rows_end(c));
@@ -169,8 +181,12 @@ static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gel
     TRY(rows_in_begin(c, dy, &in));
     for (int turn = 0; turn < in.count; turn++) {
         TRY(rows_in_band(c, &in, turn, &r));
-        TRY(product_dx(c, &q, (linear_dx_args){ .dx = run_of(dx, r), .dy = run_of(in.rows, r), .w = w,
-                                                .gelu_x = run_of(gelu_x, r), .leaf = whole_leaf(l->out) }));
+        TRY(product_dx(c, &q,
+                       (linear_dx_args){ .dx = run_of(dx, r),
+                                         .dy = run_of(in.rows, r),
+                                         .w = w,
+                                         .gelu_x = run_of(gelu_x, r),
+                                         .leaf = whole_leaf(l->out) }));
     }
     if (!c->mode.split_backward) wgrad.dy = in.rows;
     return wgrad_push(c, wgrad);
@@ -181,8 +197,9 @@ static Err whole_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor d
     Wgrad wgrad = { l->weight, dy, x };
     Fp8Weight q;
     TRY(fp8_begin_backward(c, l->fp8, &wgrad, &q));
-    TRY(product_dx(c, &q, (linear_dx_args){ .dx = dx, .dy = dy, .w = param_value(c, l->weight),
-                                            .leaf = whole_leaf(l->out) }));
+    TRY(product_dx(c, &q,
+                   (linear_dx_args){
+                       .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out) }));
     TRY(grad_add_columns(c, l->bias, dy, 0));
     return wgrad_push(c, wgrad);
 }

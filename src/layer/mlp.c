@@ -6,7 +6,13 @@
 
 Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer, int64_t ffn)
 {
-    LinearSpec fc1 = { name, "fc1", s->hidden, ffn, LINEAR_COLUMN, .bias = s->bias, .std = model_hidden_std(s),
+    LinearSpec fc1 = { name,
+                       "fc1",
+                       s->hidden,
+                       ffn,
+                       LINEAR_COLUMN,
+                       .bias = s->bias,
+                       .std = model_hidden_std(s),
                        .fp8 = model_fp8(s, layer) };
     *m = (Mlp){ .spec = s, .ffn = ffn };
     if (activation_gated(s->activation)) {

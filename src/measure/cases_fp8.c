@@ -49,7 +49,8 @@ BENCH(fp8_values, { "fc2, tensor", FC2 }, { "fc2, blocks", FC2, 1 })
     return make_codes(m, &a->x, 0, E4M3, N, I, 1);
 }
 
-BENCH(fp8_product, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 }, { "fc1, blocks", FC1, 1 })
+BENCH(fp8_product, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 },
+      { "fc1, blocks", FC1, 1 })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
@@ -62,7 +63,8 @@ BENCH(fp8_product, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC
     return ERR_OK;
 }
 
-BENCH(fp8_product_add, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 }, { "fc1, blocks", FC1, 1 })
+BENCH(fp8_product_add, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 },
+      { "fc1, blocks", FC1, 1 })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);

@@ -299,9 +299,10 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                                 [DEBUG_ISA_AVX512] = ISA_AVX512,
                                 [DEBUG_ISA_AVX2] = ISA_AVX2,
                                 [DEBUG_ISA_C] = ISA_C };
-    static const DType dtypes[] = {
-        [RUN_PRECISION_FP32] = F32, [RUN_PRECISION_BF16] = BF16, [RUN_PRECISION_FP16] = F16, [RUN_PRECISION_FP8] = BF16
-    };
+    static const DType dtypes[] = { [RUN_PRECISION_FP32] = F32,
+                                    [RUN_PRECISION_BF16] = BF16,
+                                    [RUN_PRECISION_FP16] = F16,
+                                    [RUN_PRECISION_FP8] = BF16 };
     const ZeroCut zero = spec_zero_cut(cfg->parallel.zero, cfg->parallel.reshard, cfg->parallel.pp);
     *out = (TrainSpec){ .device.kind = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
                         .compute = dtypes[cfg->run.precision],
