@@ -44,7 +44,7 @@ static CudaGemm *gemm_of(Stream *s) { return ((CudaDevice *)s->dev->cuda)->gemm;
 static void describe(const GemmKey *key, char *out, size_t size)
 {
     long long m = key->m, n = key->n, k = key->k, N, O, I;
-    if (key->op == OP_linear_fwd) N = n, O = m, I = k;
+    if (key->op == OP_linear_fwd || key->op == OP_fp8_product) N = n, O = m, I = k;
     else if (key->op == OP_linear_dx) N = n, O = k, I = m;
     else N = k, O = n, I = m;
     snprintf(out, size, "%s (N %lld, O %lld, I %lld, %s%s)", op_info((OpId)key->op)->name, N, O, I,
@@ -84,6 +84,7 @@ static Err open_parts(CudaGemm *g)
     TRY(cuda_check(cudaGetDeviceProperties(&prop, index), "reading the GPU's properties"));
     snprintf(g->gpu, sizeof g->gpu, "%s", prop.name);
     g->multiprocessors = prop.multiProcessorCount;
+    g->capability = prop.major * 10 + prop.minor;
     name_machine(g);
     g->fuse_gelu = prop.major >= 9;
     TRY(cuda_check(cudaEventCreate(&g->start), "creating an event"));
@@ -152,7 +153,12 @@ static Plan *plan_slot(CudaGemm *g, const GemmKey *key)
 
 static cudaDataType_t cuda_type(int64_t type)
 {
-    return type == BF16 ? CUDA_R_16BF : type == F16 ? CUDA_R_16F : CUDA_R_32F;
+    static const cudaDataType_t types[DTYPE_COUNT] = { [F32] = CUDA_R_32F,
+                                                       [BF16] = CUDA_R_16BF,
+                                                       [F16] = CUDA_R_16F,
+                                                       [E4M3] = CUDA_R_8F_E4M3,
+                                                       [E5M2] = CUDA_R_8F_E5M2 };
+    return types[type];
 }
 
 /* A matrix with `rows` contiguous elements a column; transposed: as it lies, not as the product reads it. */
@@ -173,8 +179,29 @@ static cublasStatus_t set_pointers(Plan *p, const Product *x)
 {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     if (x->bias) status = desc_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias, sizeof x->bias);
+    if (!status && x->key.fp8)
+        status = desc_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x->a_scale, sizeof x->a_scale);
+    if (!status && x->key.fp8)
+        status = desc_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x->b_scale, sizeof x->b_scale);
     if (status || !x->aux) return status;
     return desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x->aux, sizeof x->aux);
+}
+
+/* What is special to fp8. One factor a matrix is how the library takes them unless it is told otherwise. */
+static cublasStatus_t describe_fp8(Plan *p)
+{
+    const int64_t fp8 = p->key.fp8;
+    const int8_t fast = (fp8 & FP8_FAST) != 0;
+    cublasStatus_t status = desc_set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    if (status || !(fp8 & FP8_ROWS)) return status;
+#if CUBLAS_VERSION >= 120900
+    const int32_t rows = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, squares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    status = desc_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, fp8 & FP8_SQUARES_A ? &squares : &rows, sizeof rows);
+    if (status) return status;
+    return desc_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, fp8 & FP8_SQUARES_B ? &squares : &rows, sizeof rows);
+#else
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+#endif
 }
 
 Err gemm_describe(Plan *p, const Product *x)
@@ -190,9 +217,10 @@ Err gemm_describe(Plan *p, const Product *x)
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
     if (target) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target, sizeof target));
     LT(k, what, set_pointers(p, x));
+    if (k->fp8) LT(k, what, describe_fp8(p));
     if (x->aux) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k->ldaux, sizeof k->ldaux));
     LT(k, what, layout_set(&p->a, k->type, x->ta, k->m, k->k, k->lda));
-    LT(k, what, layout_set(&p->b, k->type, x->tb, k->k, k->n, k->ldb));
+    LT(k, what, layout_set(&p->b, k->fp8 & FP8_E5M2_B ? E5M2 : k->type, x->tb, k->k, k->n, k->ldb));
     LT(k, what, layout_set(&p->d, k->out, false, k->m, k->n, k->ldd));
     return ERR_OK;
 }
@@ -373,7 +401,7 @@ static Err run_if_any(Stream *s, const Product *x, bool *done)
     return ERR_OK;
 }
 
-static Err run(Stream *s, const Product *x)
+Err gemm_run(Stream *s, const Product *x)
 {
     bool done;
     return run_if_any(s, x, &done);
@@ -403,7 +431,7 @@ static Err check_wide(const linear_fwd_args *a)
     return err_set(ERR_SHAPE, "linear_fwd on cuda: y is %s, and its bias or gelu is not", dtype_name(y));
 }
 
-static Product product(OpId op, Tensor a, bool ta, Tensor b, bool tb, Tensor d)
+Product gemm_product(OpId op, Tensor a, bool ta, Tensor b, bool tb, Tensor d)
 {
     Product x = { .ta = ta, .tb = tb, .a = a.data, .b = b.data, .d = d.data };
     x.key = (GemmKey){ .op = op,
@@ -428,11 +456,15 @@ Err cuda_linear_dw(Stream *s, const linear_dw_args *a);
 Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a); /* elementwise.cu */
 Err cuda_gelu_bwd(Stream *s, const gelu_bwd_args *a);
 
-/*
- * The product with GELU in it, where that is wanted and possible: its result goes to `d`; what GELU is taken of goes
- * to `aux`, or for the gradient comes from there.
- */
-static Err run_fused(Stream *s, Product x, Tensor d, Tensor aux, cublasLtEpilogue_t epilogue, bool *done)
+void gemm_add_bias(Product *x, Tensor bias)
+{
+    if (!bias.data) return;
+    x->bias = bias.data;
+    x->key.epilogue = CUBLASLT_EPILOGUE_BIAS;
+    x->key.align_bias = alignment(x->bias, 0, bias.dtype);
+}
+
+Err gemm_run_with_gelu(Stream *s, Product x, Tensor d, Tensor aux, cublasLtEpilogue_t epilogue, bool *done)
 {
     *done = false;
     if (!gemm_of(s)->fuse_gelu || d.dtype == F32 || aux.ld % 8 != 0)
@@ -454,17 +486,13 @@ Err cuda_linear_fwd(Stream *s, const linear_fwd_args *a)
     bool done = false;
     TRY(check_rows(OP_linear_fwd, a->y, a->x));
     TRY(check_wide(a));
-    Product x = product(OP_linear_fwd, a->w, true, a->x, false, a->y);
-    if (a->bias.data) {
-        x.bias = a->bias.data;
-        x.key.epilogue = CUBLASLT_EPILOGUE_BIAS;
-        x.key.align_bias = alignment(x.bias, 0, a->bias.dtype);
-    }
-    if (!a->gelu.data) return run(s, &x);
-    TRY(run_fused(s, x, a->gelu, a->y, x.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX,
+    Product x = gemm_product(OP_linear_fwd, a->w, true, a->x, false, a->y);
+    gemm_add_bias(&x, a->bias);
+    if (!a->gelu.data) return gemm_run(s, &x);
+    TRY(gemm_run_with_gelu(s, x, a->gelu, a->y, x.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX,
                   &done));
     if (done) return ERR_OK;
-    TRY(run(s, &x));
+    TRY(gemm_run(s, &x));
     return cuda_gelu_fwd(s, &(gelu_fwd_args){ .y = a->gelu, .x = a->y });
 }
 
@@ -472,11 +500,11 @@ Err cuda_linear_dx(Stream *s, const linear_dx_args *a)
 {
     bool done = false;
     TRY(check_rows(OP_linear_dx, a->dx, a->dy));
-    Product x = product(OP_linear_dx, a->w, false, a->dy, false, a->dx);
-    if (!a->gelu_x.data) return run(s, &x);
-    TRY(run_fused(s, x, a->dx, a->gelu_x, CUBLASLT_EPILOGUE_DGELU, &done));
+    Product x = gemm_product(OP_linear_dx, a->w, false, a->dy, false, a->dx);
+    if (!a->gelu_x.data) return gemm_run(s, &x);
+    TRY(gemm_run_with_gelu(s, x, a->dx, a->gelu_x, CUBLASLT_EPILOGUE_DGELU, &done));
     if (done) return ERR_OK;
-    TRY(run(s, &x));
+    TRY(gemm_run(s, &x));
     return cuda_gelu_bwd(s, &(gelu_bwd_args){ .dx = a->dx, .dy = a->dx, .x = a->gelu_x });
 }
 
@@ -485,7 +513,7 @@ Err cuda_linear_dw(Stream *s, const linear_dw_args *a)
     TRY(check_rows(OP_linear_dw, a->dy, a->x));
     if (a->dw.dtype != F32)
         return err_set(ERR_SHAPE, "linear_dw on cuda has no fixed point: dw is f32");
-    Product x = product(OP_linear_dw, a->x, false, a->dy, true, a->dw);
+    Product x = gemm_product(OP_linear_dw, a->x, false, a->dy, true, a->dw);
     x.beta = a->fresh ? 0 : 1;
-    return run(s, &x);
+    return gemm_run(s, &x);
 }

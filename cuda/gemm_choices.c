@@ -4,8 +4,8 @@
  *   cublasLt 130100, NVIDIA H200, 132 multiprocessors
  *   linear_fwd bf16 bf16 4 3072 8192 768 ... 0 1f0000001a ...
  *
- * that is, what the choices hold for, and per shape the key (op, dtypes, then numbers in the order of GemmKey) and the
- * library's algorithm as hexadecimal words, which it promises to read back in the same version.
+ * that is, what the choices hold for, and per shape the key (op, dtypes, then numbers in the order of GemmKey; of fp8
+ * the last as well) and the library's algorithm as hexadecimal words, which it promises to read back in the same version.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +17,9 @@
 enum { LINE_BYTES = 480 };
 
 _Static_assert((CHOICES_MOST + 2) * LINE_BYTES <= CUDA_GEMM_TEXT_BYTES, "the text has room for all choices");
+
+/* (files from before there was fp8 stay good) */
+static size_t numbers_of(OpId op) { return op == OP_fp8_product || op == OP_fp8_product_add ? KEY_NUMBERS : KEY_NUMBERS - 1; }
 
 const Choice *gemm_choice(const CudaGemm *g, const GemmKey *key)
 {
@@ -34,7 +37,7 @@ int64_t cuda_gemm_save(const CudaGemm *g, char *text)
         const int64_t *number = (const int64_t *)&c->key;
         at += snprintf(text + at, (size_t)(room - at), "%s %s %s", op_info((OpId)c->key.op)->name,
                        dtype_name((DType)c->key.type), dtype_name((DType)c->key.out));
-        for (size_t j = KEY_NAMES; j < KEY_NUMBERS; j++)
+        for (size_t j = KEY_NAMES; j < numbers_of((OpId)c->key.op); j++)
             at += snprintf(text + at, (size_t)(room - at), " %lld", (long long)number[j]);
         for (size_t j = 0; j < sizeof c->algo.data / sizeof *c->algo.data; j++)
             at += snprintf(text + at, (size_t)(room - at), " %llx", (unsigned long long)c->algo.data[j]);
@@ -69,7 +72,7 @@ static bool dtype_read(const char *word, int64_t *out)
 
 static bool choice_read(const char *line, Choice *out)
 {
-    static const OpId ops[] = { OP_linear_fwd, OP_linear_dx, OP_linear_dw };
+    static const OpId ops[] = { OP_linear_fwd, OP_linear_dx, OP_linear_dw, OP_fp8_product, OP_fp8_product_add };
     int64_t *number = (int64_t *)&out->key;
     uint64_t value;
     char word[32];
@@ -81,7 +84,7 @@ static bool choice_read(const char *line, Choice *out)
     if (out->key.op < 0) return false;
     if (!next_word(&line, word) || !dtype_read(word, &out->key.type)) return false;
     if (!next_word(&line, word) || !dtype_read(word, &out->key.out)) return false;
-    for (size_t j = KEY_NAMES; j < KEY_NUMBERS; j++) {
+    for (size_t j = KEY_NAMES; j < numbers_of((OpId)out->key.op); j++) {
         if (!next_number(&line, 10, &value)) return false;
         number[j] = (int64_t)value;
     }

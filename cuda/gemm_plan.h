@@ -7,12 +7,23 @@
 
 #include <cublasLt.h>
 
+#include "device/ops.h"
 #include "gemm.h"
 
 enum {
     PLAN_SLOTS = 512, /* a power of 2 */
     CHOICES_MOST = 384,
     CANDIDATES = 8
+};
+
+/* Products of fp8: B's dtype beside A's, which matrices have factors of blocks, and how sums go. */
+enum {
+    FP8_E5M2_B = 1,      /* B is of E5M2; else of E4M3, as A is */
+    FP8_FAST = 2,        /* what tensor cores add up stays there to the end: not added to fp32 sums after each 128 */
+    FP8_ROWS = 4,        /* a factor for 128 elements of a row of B, and of A unless FP8_SQUARES; else one a matrix */
+    FP8_SQUARES_A = 8,   /* a factor for 128 x 128 elements of A */
+    FP8_SQUARES_B = 16,  /* or of B */
+    FP8_PRODUCT = 32     /* it is one */
 };
 
 /* All that the choice of an algorithm depends on. Only int64_t, so that it compares and prints as an array. */
@@ -22,6 +33,7 @@ typedef struct {
     /* bytes; 0 for what the epilogue does not use */
     int64_t align_a, align_b, align_d, align_bias, align_aux;
     int64_t target; /* multiprocessors that the product should take; 0: all */
+    int64_t fp8;    /* 0 unless both are of fp8; last, and written only then */
 } GemmKey;
 
 enum { KEY_NUMBERS = sizeof(GemmKey) / sizeof(int64_t), KEY_NAMES = 3 }; /* the first three print as names */
@@ -49,6 +61,7 @@ struct CudaGemm {
     DeviceTuning tuning;
     bool fuse_gelu;
     char gpu[256];
+    int capability; /* 90 is 9.0 */
     int multiprocessors;
     int64_t target;     /* multiprocessors that products beside collectives should take; 0: all */
     char made_for[512]; /* library, GPU and multiprocessors that the choices hold for */
@@ -63,6 +76,7 @@ typedef struct {
     GemmKey key;
     bool ta, tb;
     const void *a, *b, *bias;
+    const void *a_scale, *b_scale; /* factors of fp8 */
     void *d, *aux; /* aux: what GELU is, or was, taken of */
     float beta;
 } Product;
@@ -78,6 +92,15 @@ typedef struct {
         cublasStatus_t lt_status = (call);                          \
         if (lt_status) return gemm_error((key), (what), lt_status); \
     } while (0)
+
+/* D = op(a) op(b), of the dtypes and sizes that these have. */
+Product gemm_product(OpId op, Tensor a, bool ta, Tensor b, bool tb, Tensor d);
+/* Adds a bias of D's dtype. */
+void gemm_add_bias(Product *x, Tensor bias);
+Err gemm_run(Stream *s, const Product *x);
+/* The product with GELU in it, where that is wanted and possible (*done): its result goes to `d`; what GELU is taken of
+ * goes to `aux`, or for the gradient comes from there. */
+Err gemm_run_with_gelu(Stream *s, Product x, Tensor d, Tensor aux, cublasLtEpilogue_t epilogue, bool *done);
 
 static inline bool gemm_has_gelu(const GemmKey *k) { return k->ldaux > 0; }
 

@@ -26,12 +26,12 @@ Err gemm_can_time(Stream *s, const Product *x, bool *yes)
 static Err result_bits(Stream *s, const Product *x, Fingerprint *out)
 {
     const GemmKey *k = &x->key;
-    Tensor d = tensor_of(x->d, (DType)k->out, k->n, k->m), aux = tensor_of(x->aux, (DType)k->type, k->n, k->m);
+    Tensor d = tensor_of(x->d, (DType)k->out, k->n, k->m), aux = tensor_of(x->aux, (DType)k->out, k->n, k->m);
     Fingerprint also = { 0 };
     d.ld = k->ldd;
     aux.ld = k->ldaux;
     TRY(cuda_fingerprint(s, d, out));
-    if (k->op == OP_linear_fwd && gemm_has_gelu(k)) TRY(cuda_fingerprint(s, aux, &also));
+    if (k->op != OP_linear_dx && gemm_has_gelu(k)) TRY(cuda_fingerprint(s, aux, &also));
     out->bits += 3 * also.bits; /* an odd factor: the two do not change places unseen */
     return ERR_OK;
 }

@@ -79,6 +79,9 @@ grouped_mma_kernel<.*,false>                mma
 xent_stats_kernel                           loads16
 xent_(bwd|row)_kernel                       loads16 stores16
 (xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor
+fp8_amax_kernel                             loads16 whole
+fp8_(lines|squares|turned)_kernel           loads16 stores16 whole
+fp8_values_kernel                           - codes back to numbers, which tests alone do on a GPU
 fingerprint_kernel                          - a few times for each shape of a run
 zero_kernel                                 stores16
 add_acc_kernel                              - neighbours of 4 or 8 bytes a thread, one table a step

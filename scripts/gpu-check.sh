@@ -173,7 +173,7 @@ run_sanitizer() {
     for tool in $tools; do
         for t in "${kernel_tests[@]}"; do
             base=$(basename "$t")
-            [ "$base" != test_cuda_gemm ] || [ "$tool" = memcheck ] || continue
+            [[ $base != test_cuda_gemm && $base != test_cuda_fp8 ]] || [ "$tool" = memcheck ] || continue
             [ "$base" != test_cuda_comm ] || continue # processes of its own, and NCCL's kernels
             [ "$base" != test_cuda_hopper ] || continue # instructions one by one, some with what must go wrong
             [ "$base" != test_cuda_far ] || continue # tens of GB, most of which nobody wrote

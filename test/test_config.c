@@ -311,12 +311,31 @@ static const Rule rules[] = {
     { "run.name=.", "run.name=...", "run.name = '.': a name of a folder", 1 },
     { "run.name=..", "run.name=..a", "run.name = '..': a name of a folder", 1 },
     { "run.reproducible=layout run.precision=fp16", "run.reproducible=layout run.precision=bf16",
-      "on the CPU in fp32 and bf16 only", 1 },
+      "on the CPU in fp32, bf16 and fp8 only", 1 },
     { "run.reproducible=layout run.precision=bf16 parallel.cp=2", "run.reproducible=layout run.precision=bf16",
       "of dense models alone", 2 },
     { "debug.dot=vdpbf16", "debug.dot=vdpbf16 run.precision=bf16", "only the CPU in bf16 has a choice of products", 1 },
     { "run.reproducible=layout run.device=cuda run.precision=fp32", "run.device=cuda run.precision=fp32",
-      "on the CPU in fp32 and bf16 only", 1 },
+      "on the CPU in fp32, bf16 and fp8 only", 1 },
+    { "run.precision=fp8 run.fp8=mxfp8 run.device=cuda", "run.precision=fp8 run.device=cuda",
+      "for Blackwell they are not built", 1 },
+    { "run.precision=fp8 run.device=cuda parallel.tp=2 parallel.overlap_tp=2 model.seq=48 train.micro_batch=1",
+      "run.precision=fp8 run.device=cuda parallel.tp=2 parallel.overlap_tp=2 model.seq=96 train.micro_batch=1",
+      "multiples of 16 rows, in each band", 2 },
+    { "run.fp8=blockwise", "run.fp8=blockwise run.precision=fp8", "only precision = fp8 has operands of 8 bits", 1 },
+    { "run.fp8_keep=2", "run.fp8_keep=2 run.precision=fp8", "only precision = fp8 has operands of 8 bits", 1 },
+    { "run.precision=fp8 model.layers=2", "run.precision=fp8 model.layers=3", "no block is left", 1 },
+    { "run.precision=fp8 model.ffn=1000", "run.precision=fp8 model.ffn=1008", "must be multiples of 16", 1 },
+    { "run.precision=fp8 run.fp8=mxfp8 model.ffn=1008", "run.precision=fp8 model.ffn=1008", "must be multiples of 32",
+      1 },
+    { "run.precision=fp8 model.seq=1000 train.micro_batch=1", "run.precision=fp8 model.seq=1000 train.micro_batch=2",
+      "must be multiples of 16", 1 },
+    { "run.precision=fp8 run.fp8=blockwise run.reproducible=layout model.seq=64",
+      "run.precision=fp8 run.reproducible=layout model.seq=64", "cuts a block of numbers", 1 },
+    { "run.precision=fp8 run.fp8=blockwise run.reproducible=layout parallel.tp=4",
+      "run.precision=fp8 run.fp8=blockwise run.reproducible=layout parallel.tp=2", "cuts a block of numbers", 4 },
+    { "run.precision=fp8 run.reproducible=layout moe.experts=8", "run.precision=fp8 moe.experts=8", "of dense models alone",
+      1 },
     { "run.graphs=true", "run.graphs=true run.device=cuda", "run.graphs = 'true'", 1 },
     { "run.autotune=true run.device=cpu", "run.autotune=true run.device=cuda", "run.autotune = 'true'", 1 },
     { "debug.poison=true run.device=cuda", "debug.poison=true", "only the CPU's memory can be filled", 1 },
@@ -960,15 +979,7 @@ TEST(what_is_not_built_says_so)
         strstr(complaint(NULL, "parallel.nccl.dp.min_ctas=5 parallel.nccl.dp.max_ctas=4 run.device=cuda", 1),
                "the least must not be above the most"));
     CHECK(strstr(complaint(NULL, "parallel.nccl.pp.min_ctas=5", 1), "unknown key"));
-    CHECK(strstr(complaint(NULL, "run.precision=fp8", 1), "not built yet"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
-    /* before all rules, and without those that it breaks */
-    const char *got = complaint(NULL, "run.precision=fp8 model.hidden=100", 1);
-    const char *const both =
-        "2 mistakes in the configuration:\ncommand line: run.precision = 'fp8': not built yet: ";
-    CHECK_MSG(strstr(got, both) == got, "%s", got);
-    CHECK(count_lines(complaint(NULL, "moe.overflow=redo run.precision=fp8 run.reproducible=layout", 1)) ==
-          3);
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
 }
 

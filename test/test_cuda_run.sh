@@ -27,6 +27,29 @@ attention() { # CONFIG WHAT
     check "$2: full recomputation gives the same bits" same_losses "$1-full" "$1-cuda"
     expect 0 Line "$mt" generate --run "$1-bf16" --prompt Line --tokens 4
 }
+# products of 8 bits, as far as the GPU has them
+fp8() { # CONFIG RECIPE
+    local of=(run.precision=fp8 run.fp8="$2" run.fp8_keep=0) name=$1-$2
+    run "$name-cpu" "$1.ini" run.device=cpu "${of[@]}"
+    run_fp8 "$name" "$1.ini" run.device=cuda "${of[@]}" || return
+    check "$1 fp8 $2: losses within 2e-2 of the CPU's" close "$name" "$name-cpu" 2e-2
+    ! close "$name" "$1-bf16" 1e-7 || bad "$1 fp8 $2: losses are those of bf16"
+    run "$name-full" "$1.ini" run.device=cuda "${of[@]}" train.recompute=full
+    check "$1 fp8 $2: full recomputation gives the same bits" same_losses "$name-full" "$name"
+}
+run_fp8() { # as run
+    "$mt" --config "$2" run.dir="probe-$1" "${@:3}" train.stop_at=1 >probe.out 2>probe.err
+    if grep -qE 'has no products of fp8|on compute capability 9.0 alone' probe.err; then
+        skip "$1: $(sed -n 's/^megatrain: error[^:]*: //p' probe.err)"
+        return 1
+    fi
+    run "$@"
+}
+for c in gpt2 llama; do
+    for recipe in tensorwise blockwise; do fp8 $c $recipe; done
+done
+check "mxfp8 is refused on GPUs" grep -q 'for Blackwell they are not built' <(
+    "$mt" config --config llama.ini run.device=cuda run.precision=fp8 run.fp8=mxfp8 run.fp8_keep=0 2>&1)
 attention variants "cap, sinks and gate"
 attention latent "latent attention, its gate and biases"
 says() { "$mt" generate --run "latent-$1" --prompt Line --tokens 8 --temperature 0 2>/dev/null; }
@@ -98,6 +121,10 @@ same_loads() { # A B: as many, each within 2 % (a choice between near scores may
         { d = $1 - $2; if (d < 0) d = -d; if (!($1 >= 1 && $2 >= 1 && d <= 0.02 * $2)) bad = 1; n++ }
         END { exit !(n >= steps && !bad) }'
 }
+run aux-fp8-cpu aux.ini run.device=cpu run.precision=fp8 run.fp8_keep=0
+if run_fp8 aux-fp8 aux.ini run.device=cuda run.precision=fp8 run.fp8_keep=0; then
+    check "aux fp8: losses within 2e-2 of the CPU's" close aux-fp8 aux-fp8-cpu 2e-2
+fi
 for c in aux bias full; do
     run $c-cpu $c.ini run.device=cpu run.precision=fp32 run.reproducible=run
     run $c-cuda $c.ini run.device=cuda run.precision=fp32
@@ -136,7 +163,7 @@ check "aux, ep 2: loads within 2 % of the CPU's" same_loads ep aux-cpu
 if [ -s gpt2-cuda.kernels ]; then
     # every kernel of cuda/ ran in one of these runs, or in the op tests, which have other forms and what only pipelines
     # use: here on the GPU whose blocks have the least shared memory, so that all of them can be launched there
-    for t in attention elementwise loss moe muon norm rope; do
+    for t in attention elementwise fp8 loss moe muon norm rope; do
         EMU_GPU=8.6 EMU_CLOSED=0 EMU_REPORT=$PWD/$t.kernels "$(dirname "$mt")/test_cuda_$t" >ops.out 2>&1 ||
             bad "test_cuda_$t"
     done

@@ -26,6 +26,8 @@ run.dir                    | other/place  | elsewhere
 run.name                   | otter        | same otter:
 run.device                 | cuda         | refused 2 CUDA
 run.precision              | bf16         | loss
+run.fp8                    | blockwise    | loss | run.precision=fp8 model.layers=3
+run.fp8_keep               | 0            | loss | run.precision=fp8 model.layers=3
 run.seed                   | 5            | loss
 run.reproducible           | run          | loss
 run.graphs                 | true         | refused 2 only device=cuda

@@ -368,7 +368,7 @@ TEST(seam12_movable_saves)
 }
 
 /* A quantised weight reaches a backend that cannot read it: refused, not read as if it were plain. */
-TEST(seam13_quantised_weights_are_seen)
+TEST(seam13_factors_are_of_codes_alone)
 {
     Device cpu;
     float data[3][64] = { { 0 } }, one = 1;
@@ -377,7 +377,7 @@ TEST(seam13_quantised_weights_are_seen)
     Tensor x = tensor_of(data[1], F32, 8, 8), y = tensor_of(data[2], F32, 8, 8);
     OK(op(&cpu.stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = 8));
     w.scale = &scale;
-    FAILS(op(&cpu.stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = 8), ERR_SHAPE, "quantised");
+    FAILS(op(&cpu.stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = 8), ERR_SHAPE, "of codes alone");
     device_close(&cpu);
 }
 

@@ -228,6 +228,12 @@ static void put_device(const PlanTable *t)
                   : " (this machine's; --device plans for another)");
 }
 
+static void put_fp8(const ModelSpec *m)
+{
+    printf("fp8     %s, blocks %d to %d; codes and factors lie in scratch while a product runs\n",
+           fp8_recipe_name(m->fp8.recipe), m->fp8.keep, m->layers - m->fp8.keep - 1);
+}
+
 static void put_latent(const ModelSpec *m)
 {
     const MlaWidths *w = &m->latent.width;
@@ -251,6 +257,7 @@ static void put_model(const PlanTable *t)
         m->layers, (long long)m->hidden, m->heads, m->kv_heads, m->head_dim, (long long)m->ffn,
         (long long)m->seq, (long long)m->vocab);
     if (m->latent.width.kv_rank) put_latent(m);
+    if (m->fp8.recipe) put_fp8(m);
     if (m->moe.experts) put_mixture(m);
     put_params(m, t->kinds[0].plan.params);
     snprintf(pp, sizeof pp, " x pp %d", t->grid.pp);

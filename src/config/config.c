@@ -220,7 +220,8 @@ const char *config_default(ConfigId id, char buf[CONFIG_VALUE_BYTES])
 
 bool config_has_dots(const Config *c)
 {
-    return c->run.device == RUN_DEVICE_CPU && c->run.precision == RUN_PRECISION_BF16;
+    const bool bf16 = c->run.precision == RUN_PRECISION_BF16 || c->run.precision == RUN_PRECISION_FP8;
+    return c->run.device == RUN_DEVICE_CPU && bf16;
 }
 
 bool config_differs(const Config *was, const Config *now, ConfigId id)

@@ -82,14 +82,51 @@ static bool fits_gpu(const Config *c, int64_t width)
     return on_cpu(c) || !config_is_latent(c) || width % 8 == 0;
 }
 
+/* Of a sample, on a rank. */
+static int64_t rows_at_once(const Config *c) { return c->model.seq / (c->parallel.cp * c->parallel.slices); }
+
+static bool is_fp8(const Config *c) { return c->run.precision == RUN_PRECISION_FP8; }
+
+/* Of the linear layers of blocks: are inputs and outputs, as ranks of tp have them, multiples of `unit`? */
+static bool widths_are_multiples(const Config *c, int64_t unit)
+{
+    const int64_t tp = c->parallel.tp, heads = c->model.heads / tp, C = c->model.head_dim;
+    const int64_t kv = c->model.kv_heads * C / tp, value = config_is_latent(c) ? c->model.v_head_dim : C;
+    const int64_t nope = c->model.qk_nope_head_dim, rope = c->model.qk_rope_head_dim;
+    const int64_t kv_rank = c->model.kv_lora_rank, q_rank = c->model.q_lora_rank;
+    const int64_t ffn = c->moe.experts ? c->moe.shared_ffn : 0;
+    const int64_t latent[] = { kv_rank, kv_rank + rope, q_rank, heads * (nope + value) };
+    bool fit = c->model.hidden % unit == 0 && heads * C % unit == 0 && heads * value % unit == 0 &&
+               c->model.ffn / tp % unit == 0 && ffn / tp % unit == 0;
+    if (!config_is_latent(c)) return fit && kv % unit == 0;
+    for (int i = 0; i < 4; i++) fit = fit && latent[i] % unit == 0;
+    return fit;
+}
+
+static bool fp8_widths_fit(const Config *c, int64_t unit)
+{
+    const bool parts = !on_cpu(c) && config_is_latent(c); /* ranks have products of a part of the rows, too */
+    return widths_are_multiples(c, unit) &&
+           c->train.micro_batch * rows_at_once(c) % (parts ? unit * c->parallel.tp : unit) == 0;
+}
+
+/* Bands of rows, of so many in all. */
+static bool fp8_bands_fit(const Config *c, int64_t bands)
+{
+    return !is_fp8(c) || on_cpu(c) || bands < 2 || c->train.micro_batch * rows_at_once(c) % (16 * bands) == 0;
+}
+
+/* The canonical places of blocks are those of one rank and of one sample after the other. */
+static bool fp8_blocks_fit(const Config *c, int64_t block)
+{
+    return c->model.seq % block == 0 && (c->parallel.tp == 1 || widths_are_multiples(c, block));
+}
+
 static bool is_balanced_by_loss(const Config *c)
 {
     return c->moe.balance == MOE_BALANCE_AUX || c->moe.balance == MOE_BALANCE_SEQ_AUX ||
            c->moe.balance == MOE_BALANCE_GLOBAL_AUX;
 }
-
-/* Of a sample, on a rank. */
-static int64_t rows_at_once(const Config *c) { return c->model.seq / (c->parallel.cp * c->parallel.slices); }
 
 static bool drops_rows(const Config *c)
 {
@@ -245,13 +282,12 @@ void config_check(ConfigReader *r)
 
 /* ---- what this build cannot do ---- */
 
-static const ConfigUnbuilt unbuilt[] = {
-    { "run.precision", "fp32 bf16 fp16", "fp8" },
-};
+/* (nothing at present) */
+static const ConfigUnbuilt unbuilt[] = { { NULL, NULL, NULL } };
 
 const ConfigUnbuilt *config_unbuilt(int *count)
 {
-    *count = (int)(sizeof unbuilt / sizeof *unbuilt);
+    for (*count = 0; unbuilt[*count].key;) ++*count;
     return unbuilt;
 }
 
@@ -270,8 +306,7 @@ void config_check_unbuilt(ConfigReader *r)
         ConfigId id = (ConfigId)i;
         const ConfigKey *key = config_key(id);
         snprintf(full, sizeof full, "%s.%s", key->section, key->name);
-        for (size_t row = 0; row < sizeof unbuilt / sizeof *unbuilt; row++) {
-            const ConfigUnbuilt *u = &unbuilt[row];
+        for (const ConfigUnbuilt *u = unbuilt; u->key; u++) {
             if (strcmp(u->key, full) != 0 || r->bad[id]) continue;
             const char *value = config_value(r->config, id, a);
             const char *start = config_value(&config_defaults, id, b);

@@ -261,8 +261,9 @@ static int64_t bands_beside_products(const Config *c)
 {
     enum { BANDS_MOST = 4, ROWS_LEAST = 1024 };
     const int64_t rows = c->train.micro_batch * c->model.seq / c->parallel.cp;
+    const int64_t unit = c->run.precision == RUN_PRECISION_FP8 ? 16 * c->parallel.slices : 1; /* fp8_bands_fit */
     int64_t bands = BANDS_MOST;
-    while (bands > 1 && (c->parallel.tp % bands || rows / bands < ROWS_LEAST)) bands--;
+    while (bands > 1 && (c->parallel.tp % bands || rows / bands < ROWS_LEAST || rows % (unit * bands))) bands--;
     return bands;
 }
 
@@ -276,7 +277,7 @@ static void resolve_run(ConfigReader *r)
     FILL(RUN_REPRODUCIBLE_AUTO, run, reproducible, layout ? RUN_REPRODUCIBLE_LAYOUT : RUN_REPRODUCIBLE_RUN,
          CFG_run_device);
     FILL(-1, run, graphs, !cpu && c->derived.world_size == 1 && !c->train.offload, CFG_run_device);
-    const bool pairs = cpu && c->run.precision == RUN_PRECISION_BF16 && c->derived.pairs;
+    const bool pairs = config_has_dots(c) && c->derived.pairs;
     FILL(DEBUG_DOT_AUTO, debug, dot, pairs ? DEBUG_DOT_VDPBF16 : DEBUG_DOT_FMA, CFG_run_precision);
     FILL(-1, run, autotune, !cpu, CFG_run_device);
     const bool copies = c->derived.dp * c->parallel.cp > 1; /* of dense weights: their gradients are summed */

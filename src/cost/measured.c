@@ -97,6 +97,14 @@ OpWork op_work(OpId id, const void *args)
         const linear_dw_args *a = args;
         return product(rows_of(a->dy), a->dw.dim[0], a->dw.dim[1], 1);
     }
+    case OP_fp8_product: {
+        const fp8_product_args *a = args;
+        return product(rows_of(a->x), a->w.dim[0], a->w.dim[1], 1);
+    }
+    case OP_fp8_product_add: {
+        const fp8_product_add_args *a = args;
+        return product(a->dy.dim[1], a->dw.dim[0], a->dw.dim[1], 1);
+    }
     case OP_grouped_fwd: {
         const grouped_fwd_args *a = args;
         return grouped(a->x, a->y, a->w.dim[0], a->w.dim[1], a->w.dim[2]);

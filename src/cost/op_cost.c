@@ -29,7 +29,9 @@ OpFamily family_of(OpId id)
     switch (id) {
     case OP_linear_fwd:
     case OP_linear_dx:
-    case OP_linear_dw: return FAMILY_PRODUCTS;
+    case OP_linear_dw:
+    case OP_fp8_product:
+    case OP_fp8_product_add: return FAMILY_PRODUCTS;
     case OP_grouped_fwd:
     case OP_grouped_dx:
     case OP_grouped_dw: return FAMILY_EXPERTS;
@@ -56,6 +58,7 @@ static int launches_of(OpId id, int64_t columns)
     enum { NORM_IN_BLOCK = 2048, SORT_KERNELS = 9 };
     switch (id) {
     case OP_norm_bwd: return columns <= NORM_IN_BLOCK ? 2 : 3;
+    case OP_fp8_amax:
     case OP_bias_grad:
     case OP_attention_bwd: return 2;
     case OP_permute_index: return 3;
@@ -119,6 +122,8 @@ static double fresh_bytes(OpId id, const void *args)
 {
     const linear_dw_args *dw = args;
     const norm_bwd_args *norm = args;
+    const fp8_product_add_args *add = args;
+    if (id == OP_fp8_product_add && add->fresh) return (double)tensor_bytes(add->dw);
     if (id == OP_linear_dw && dw->fresh) return (double)tensor_bytes(dw->dw);
     return id == OP_norm_bwd && norm->fresh_dx ? (double)tensor_bytes(norm->dx) : 0;
 }
@@ -163,6 +168,7 @@ static Product product_of(OpId id, const void *args)
     const double count = w.times;
     switch (id) {
     case OP_linear_dw:
+    case OP_fp8_product_add:
     case OP_grouped_dw: return (Product){ outputs, inputs, rows, count };
     case OP_linear_dx:
     case OP_grouped_dx: return (Product){ rows, inputs, outputs, count };
@@ -218,9 +224,12 @@ double product_flop(Product p, double multiprocessors, double tile_depth, bool a
     return best;
 }
 
+static bool is_fp8(OpId id) { return id == OP_fp8_product || id == OP_fp8_product_add; }
+
 static bool is_wide(OpId id, const void *args)
 {
     const OpInfo *info = op_info(id);
+    if (is_fp8(id)) return false;
     for (int i = 0; i < info->field_count; i++) {
         const DType d = tensor_at(&info->fields[i], args)->dtype;
         if (d == BF16 || d == F16) return false;
@@ -232,6 +241,15 @@ static bool is_wide(OpId id, const void *args)
 static double peak_of(const CostModel *m, bool wide)
 {
     return 1e12 * m->device->matrix_share * (wide ? m->device->fp32_tflops : m->device->bf16_tflops);
+}
+
+/* Products of 8 bits: of a device without them no rate is known, and that of 16 bits stands for it. A tile's begin and end
+ * are of twice as many elements of the sum, which pass in the same time. */
+static double fp8_seconds(const CostModel *m, Product p)
+{
+    const double peak = 1e12 * m->device->matrix_share * m->device->fp8_tflops * reached_by_fp8();
+    const double flop = product_flop(p, m->device->multiprocessors, 2 * m->device->tile_depth, false);
+    return flop / (m->device->fp8_tflops > 0 ? peak : peak_of(m, false));
 }
 
 static const Tile GROUPED_TILE = { 128, 128, 1 }; /* cuda/grouped.cu's */
@@ -263,6 +281,7 @@ static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
     if (family != FAMILY_PRODUCTS && family != FAMILY_EXPERTS) return 0;
     const Product p = product_of(id, args);
     const double multiprocessors = m->device->multiprocessors, depth = m->device->tile_depth;
+    if (is_fp8(id)) return fp8_seconds(m, p);
     if (family == FAMILY_PRODUCTS) return product_flop(p, multiprocessors, depth, false) / peak_of(m, wide);
     const double reached = reached_by_experts(id, kernel_form(id, m->device->hopper > 0 && !wide, 0));
     return tiled(p, GROUPED_TILE, multiprocessors, depth, false) /
@@ -274,6 +293,8 @@ static double epilogue_bytes(OpId id, const void *args)
 {
     const linear_fwd_args *fwd = args;
     const linear_dx_args *dx = args;
+    const fp8_product_args *fp8 = args;
+    if (id == OP_fp8_product && fp8->gelu.data) return (double)tensor_bytes(fp8->gelu);
     if (id == OP_linear_fwd && fwd->gelu.data) return (double)tensor_bytes(fwd->gelu);
     return id == OP_linear_dx && dx->gelu_x.data ? (double)tensor_bytes(dx->gelu_x) : 0;
 }

@@ -21,6 +21,9 @@ KernelForm kernel_form(OpId id, bool hopper, int64_t width);
 /* Memory work: its share of the bandwidth of a copy of device memory. */
 double reached_of_copy(OpId id);
 
+/* Products of fp8: over the share of the peak of 16 bits that matrix_share is. */
+double reached_by_fp8(void);
+
 /* Experts' products: over the share that experts_share of a device's file is, which is the forward ones'. */
 double reached_by_experts(OpId id, KernelForm form);
 

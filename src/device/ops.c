@@ -55,6 +55,7 @@ static Err check_dtype(const OpInfo *info, const OpField *f, const char *suffix,
     } table[] = { { ":f32", F32, F32 }, { ":i32", I32, I32 }, { ":i64", I64, I64 }, { ":acc", I64, F32 } };
     bool computes = got == F32 || got == BF16 || got == F16;
     if (!strcmp(suffix, ":any") && computes) return ERR_OK;
+    if (!strcmp(suffix, ":fp8") && (got == E4M3 || got == E5M2)) return ERR_OK;
     const bool wide = !strcmp(suffix, ":wide");
     if (wide && got == F32) return ERR_OK;
     if (!*suffix || wide) {
@@ -83,6 +84,20 @@ static Err check_group(const OpInfo *info, const OpField *f, const Tensor *t)
     return ERR_OK;
 }
 
+/* The factors that go with codes, and with nothing else. */
+static Err check_factors(const OpInfo *info, const OpField *f, const Tensor *t)
+{
+    const bool codes = strstr(f->dims, ":fp8") != NULL;
+    const Tensor *s = t->scale;
+    if (!codes && s)
+        return err_set(ERR_SHAPE, "%s: %s has factors, which are of codes alone", info->name, f->name);
+    if (!codes) return ERR_OK;
+    if (!s || !s->data || s->dtype != F32 || s->ndim > 2 || (s->ndim == 1 && s->dim[0] != 1))
+        return err_set(ERR_SHAPE, "%s: the codes of %s have no f32 factors, one or a matrix", info->name,
+                       f->name);
+    return ERR_OK;
+}
+
 /* Reads "?B T H:f32" word by word beside the tensor's dims. */
 static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Binding *b)
 {
@@ -92,8 +107,7 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
         p++;
     }
     if (!t->data) return err_set(ERR_SHAPE, "%s: %s is missing", info->name, f->name);
-    if (t->scale)
-        return err_set(ERR_SHAPE, "%s: %s is quantised, which no backend here reads", info->name, f->name);
+    TRY(check_factors(info, f, t));
     int d = 0;
     for (; *p && *p != ':'; p++) {
         if (*p == ' ' || *p == '*') continue;
@@ -151,6 +165,7 @@ static int64_t counted_bytes(const OpField *f, const Tensor *t, const Binding *b
 {
     const int rows = f->dims[*f->dims == '?'];
     if (!t->data) return 0;
+    if (t->scale) return tensor_bytes(*t) + tensor_bytes(*t->scale);
     return b->by[rows] && t->dim[0] ? tensor_bytes(*t) / t->dim[0] * b->used[rows] : tensor_bytes(*t);
 }
 

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/fp8.h"
+
 typedef struct {
     /* written by the host before the step */
     int64_t step;     /* 1 for the first */

@@ -24,9 +24,12 @@ typedef struct {
     ArenaMark mark;
 } Widening;
 
+static bool is_codes(const OpField *f) { return strstr(f->dims, ":fp8") != NULL; }
+
 static bool is_narrow(const OpField *f, const Tensor *t)
 {
     const char *suffix = strchr(f->dims, ':');
+    if (is_codes(f)) return f->read;
     return t->data && (!suffix || !strcmp(suffix, ":wide")) && (t->dtype == BF16 || t->dtype == F16);
 }
 
@@ -35,6 +38,10 @@ static Err convert(Stream *s, Tensor y, Tensor x)
 {
     int64_t rows = tensor_rows(x), cols = x.dim[x.ndim - 1];
     if (rows == 0 || cols == 0) return ERR_OK;
+    if (x.scale) {
+        const fp8_values_args values = { .y = y, .x = x };
+        return s->dev->wide_ops->fp8_values(s, &values);
+    }
     if (y.ld == cols && x.ld == cols) cols *= rows, rows = 1;
     char *to = y.data, *from = x.data;
     for (int64_t r = 0; r < rows; r++) {
@@ -104,7 +111,10 @@ static bool is_native(OpId id, const void *args)
     case OP_norm_fwd:
     case OP_norm_bwd:
     case OP_residual_fwd:
-    case OP_residual_bwd: break;
+    case OP_residual_bwd:
+    case OP_fp8_amax:
+    case OP_fp8_cast: break;
+    case OP_fp8_values: return true;
     default: return false;
     }
     for (int i = 0; i < info->field_count; i++) {
@@ -114,11 +124,27 @@ static bool is_native(OpId id, const void *args)
     return true;
 }
 
+/* GELU is of the product as it is stored. */
+static Err product_gelu_apart(Stream *s, const fp8_product_args *a)
+{
+    fp8_product_args product = *a;
+    const gelu_fwd_args gelu = { .y = a->gelu, .x = a->y };
+    product.gelu = (Tensor){ 0 };
+    TRY(widened_ops.fp8_product(s, &product));
+    return widened_ops.gelu_fwd(s, &gelu);
+}
+
+static bool has_gelu_apart(OpId id, const void *args)
+{
+    return id == OP_fp8_product && ((const fp8_product_args *)args)->gelu.data;
+}
+
 /* (residual_norm_fwd: the norm is of the sum as it is stored, so the sum is rounded in between) */
 #define OP(name, flop, args)                                                                           \
     static Err wide_##name(Stream *s, const name##_args *a)                                            \
     {                                                                                                  \
         if (OP_##name == OP_residual_norm_fwd) return residual_norm_apart(&widened_ops, s, (void *)a); \
+        if (has_gelu_apart(OP_##name, a)) return product_gelu_apart(s, (const void *)a);               \
         if (is_native(OP_##name, a)) return s->dev->wide_ops->name(s, a);                              \
         name##_args wide = *a;                                                                         \
         Widening w = { .s = s };                                                                       \

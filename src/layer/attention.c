@@ -90,12 +90,13 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
                                       .bias = model_qkv_bias(s), .std = model_hidden_std(s),
                                       .section = { q, kv, kv, gate }, .interleave = chunks,
-                                      .head_rows = s->head_dim, .qk = qk, .block = layer }));
+                                      .head_rows = s->head_dim, .qk = qk, .block = layer,
+                                      .fp8 = model_fp8(s, layer) }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));
     return linear_register(&a->proj, reg,
                            (LinearSpec){ name, "proj", q, s->hidden, LINEAR_ROW, .bias = model_proj_bias(s),
-                                         .std = model_projection_std(s) });
+                                         .std = model_projection_std(s), .fp8 = model_fp8(s, layer) });
 }
 
 /* Local sizes. */

@@ -127,14 +127,21 @@ Err grad_open(Ctx *c, int id, Tensor *acc)
     return op(c->s, fill_zero_acc, .x = tensor_reshape(*acc, tensor_count(*acc)));
 }
 
-static Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
+/* dy and x: of w, with all rows. */
+static Err grad_add_product(Ctx *c, const Wgrad *w, Tensor dy, Tensor x)
 {
     bool fresh;
-    const Tensor dw = grad_target(c, weight, &fresh);
-    TRY(op(c->s, linear_dw, .dw = dw, .dy = dy, .x = x, .shift = param_store_shift(c->params, weight),
-           .overflow = c->params->stats->overflow, .leaf = c->canon.leaf_tokens,
-           .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
-    return grad_added(c, weight);
+    const Tensor dw = grad_target(c, w->weight, &fresh);
+    const linear_dw_args a = { .dw = dw,
+                               .dy = dy,
+                               .x = x,
+                               .shift = param_store_shift(c->params, w->weight),
+                               .overflow = c->params->stats->overflow,
+                               .leaf = c->canon.leaf_tokens,
+                               .headroom_bits = c->canon.headroom_bits,
+                               .fresh = fresh };
+    TRY(w->fp8 ? fp8_dw(c, w, a) : op_linear_dw(c->s, &a));
+    return grad_added(c, w->weight);
 }
 
 /* w is a product for the weights of all experts, which are [E * outputs, inputs] in memory. */
@@ -156,7 +163,7 @@ static Err wgrad_run(Ctx *c, const Wgrad *w)
     Tensor dy = w->dy, x = w->x;
     if (w->gather_x) TRY(gather_rows(c, x, &x));
     if (w->gather_dy) TRY(gather_rows(c, dy, &dy));
-    TRY(grad_add_product(c, w->weight, dy, x));
+    TRY(grad_add_product(c, w, dy, x));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

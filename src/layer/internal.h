@@ -96,6 +96,30 @@ Err context_own_rows(Ctx *c, Tensor *rows);
 Saved saved_of(const Ctx *c, Region region, Tensor t);
 Tensor save_in(const Slot *slot, Saved saved);
 
+/*
+ * Products of 8-bit operands (fp8.c). fp8_begin_... makes those by a weight ready: it has the weight's codes, in
+ * scratch, and the largest magnitudes of what its caller gives, over all ranks that share these tensors. Collective, to
+ * be called before rows are on their way.
+ */
+typedef struct {
+    Fp8Recipe recipe;
+    Tensor
+        amax; /* [3] i64: of the weight, the operand, and what else its caller has; absent: blocks have them */
+    Tensor w, factor; /* w: with the dim to sum over last; its scale is set for each call */
+} Fp8Weight;
+
+/* forward: x is the operand. */
+Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor w, Fp8Weight *out);
+/* y = x w^T + bias of some rows x; gelu as op linear_fwd. */
+Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a);
+/* backward: dy is the operand; what is known of it and of x goes along with wgrad, which names both as this rank holds
+ * them. */
+Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out);
+/* dx = dy w of some rows dy, or the gradient of gelu_x. */
+Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a);
+/* dw += dy^T x */
+Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);
+
 /* y = x, to the nearest of y's dtype. */
 Err cast_values(Ctx *c, Tensor y, Tensor x);
 /* x itself if it is in fp32, else a copy in scratch that is. */

@@ -42,6 +42,8 @@ typedef struct {
     int weight;
     Tensor dy, x;
     bool gather_x, gather_dy; /* its rows are still sharded and must be gathered first */
+    Fp8Recipe fp8;            /* of the product */
+    Tensor amax;   /* [2] i64, for a recipe that scales whole tensors: what op fp8_amax says of dy and of x */
     Tensor offset; /* for a weight of experts: where each expert's rows begin (ops.def); else absent */
 } Wgrad;
 
@@ -314,6 +316,7 @@ typedef struct {
     int weight, bias; /* bias -1: none */
     int64_t in, out;  /* over all ranks */
     LinearKind kind;
+    Fp8Recipe fp8;
 } Linear;
 
 typedef struct {
@@ -326,6 +329,7 @@ typedef struct {
     QkRows qk;                                       /* of its outputs, those that make queries and keys, */
     int block;                                       /* in which block of the model */
     int64_t head_rows; /* of it, those of an attention head; 0: it has no heads */
+    Fp8Recipe fp8;
 } LinearSpec;
 
 Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);

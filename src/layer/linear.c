@@ -21,7 +21,7 @@
 Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
 {
     char name[PARAM_NAME_MAX];
-    *l = (Linear){ .bias = -1, .in = spec.in, .out = spec.out, .kind = spec.kind };
+    *l = (Linear){ .bias = -1, .in = spec.in, .out = spec.out, .kind = spec.kind, .fp8 = spec.fp8 };
     bool column = spec.kind == LINEAR_COLUMN, row = spec.kind == LINEAR_ROW;
     ParamSpec w = { .name = name,
                     .ndim = 2,
@@ -68,16 +68,37 @@ Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
 
 static Tensor run_of(Tensor t, RowRun r) { return t.data ? tensor_row_slice(t, r.first, r.count) : t; }
 
+/* Generation, with few rows at a time and no gradients, has all products in the compute dtype. */
+static Fp8Recipe recipe_of(const Linear *l, const Ctx *c) { return c->block.kv ? FP8_NONE : l->fp8; }
+
+/* The products of a layer's rows, or of some of them; q: the weight in 8 bits, if they are of such. */
+static Err product(Ctx *c, const Fp8Weight *q, linear_fwd_args a)
+{
+    return q->recipe ? fp8_forward(c, q, a) : op_linear_fwd(c->s, &a);
+}
+
+static Err product_dx(Ctx *c, const Fp8Weight *q, linear_dx_args a)
+{
+    return q->recipe ? fp8_dx(c, q, a) : op_linear_dx(c->s, &a);
+}
+
 static Err column_forward(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active)
 {
     const Tensor w = param_value(c, l->weight), bias = param_value(c, l->bias);
+    Fp8Weight q;
     RowBands in;
     RowRun r;
+    TRY(fp8_begin_forward(c, recipe_of(l, c), x, w, &q));
     TRY(rows_in_begin(c, x, &in));
     for (int turn = 0; turn < in.count; turn++) {
         TRY(rows_in_band(c, &in, turn, &r));
-        TRY(op(c->s, linear_fwd, .y = run_of(y, r), .gelu = run_of(active, r), .x = run_of(in.rows, r),
-               .w = w, .bias = bias, .leaf = whole_leaf(l->in)));
+        TRY(product(c, &q,
+                    (linear_fwd_args){ .y = run_of(y, r),
+                                       .gelu = run_of(active, r),
+                                       .x = run_of(in.rows, r),
+                                       .w = w,
+                                       .bias = bias,
+                                       .leaf = whole_leaf(l->in) }));
     }
     return ERR_OK;
 }
@@ -85,12 +106,17 @@ static Err column_forward(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor ac
 static Err row_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
 {
     const Tensor w = param_value(c, l->weight);
+    Fp8Weight q;
     RowBands out;
+    TRY(fp8_begin_forward(c, recipe_of(l, c), x, w, &q));
     TRY(rows_out_begin(c, y, c->bands, &out));
     for (int turn = 0; turn < out.count; turn++) {
         const RowRun r = rows_out_band(c, &out, turn);
-        TRY(op(c->s, linear_fwd, .y = run_of(out.rows, r), .x = run_of(x, r), .w = w,
-               .leaf = tree_leaf(c, l->in, x.dim[1])));
+        TRY(product(c, &q,
+                    (linear_fwd_args){ .y = run_of(out.rows, r),
+                                       .x = run_of(x, r),
+                                       .w = w,
+                                       .leaf = tree_leaf(c, l->in, x.dim[1]) }));
         TRY(rows_out_send(c, &out, turn));
     }
     return reduce_rows_end(c, out.sum);
@@ -98,8 +124,11 @@ static Err row_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
 
 static Err whole_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
 {
-    return op(c->s, linear_fwd, .y = y, .x = x, .w = param_value(c, l->weight),
-              .bias = param_value(c, l->bias), .leaf = whole_leaf(l->in));
+    const Tensor w = param_value(c, l->weight), bias = param_value(c, l->bias);
+    Fp8Weight q;
+    TRY(fp8_begin_forward(c, recipe_of(l, c), x, w, &q));
+    return product(c, &q,
+                   (linear_fwd_args){ .y = y, .x = x, .w = w, .bias = bias, .leaf = whole_leaf(l->in) });
 }
 
 Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active)
@@ -120,13 +149,18 @@ static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor 
     const bool at_once = !c->mode.split_backward;
     const Tensor w = param_value(c, l->weight);
     Wgrad wgrad = { l->weight, dy, x, .gather_x = !at_once && c->world->sp.size > 1 };
+    Fp8Weight q;
     RowBands out;
+    TRY(fp8_begin_backward(c, l->fp8, &wgrad, &q));
     if (at_once) TRY(gather_rows_begin(c, x, &wgrad.x));
     TRY(rows_out_begin(c, dx, at_once ? 1 : c->bands, &out));
     for (int turn = 0; turn < out.count; turn++) {
         const RowRun r = rows_out_band(c, &out, turn);
-        TRY(op(c->s, linear_dx, .dx = run_of(out.rows, r), .dy = run_of(dy, r), .w = w,
-               .leaf = tree_leaf(c, l->out, dy.dim[1])));
+        TRY(product_dx(c, &q,
+                       (linear_dx_args){ .dx = run_of(out.rows, r),
+                                         .dy = run_of(dy, r),
+                                         .w = w,
+                                         .leaf = tree_leaf(c, l->out, dy.dim[1]) }));
         TRY(rows_out_send(c, &out, turn));
     }
     if (at_once) TRY(gather_rows_end(c));
@@ -138,24 +172,36 @@ static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor 
 static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gelu_x, Tensor dx)
 {
     const Tensor w = param_value(c, l->weight);
+    /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
+    Wgrad wgrad = { l->weight, dy, x, .gather_dy = c->mode.split_backward && c->world->sp.size > 1 };
+    Fp8Weight q;
     RowBands in;
     RowRun r;
+    TRY(fp8_begin_backward(c, l->fp8, &wgrad, &q));
     TRY(rows_in_begin(c, dy, &in));
     for (int turn = 0; turn < in.count; turn++) {
         TRY(rows_in_band(c, &in, turn, &r));
-        TRY(op(c->s, linear_dx, .dx = run_of(dx, r), .dy = run_of(in.rows, r), .w = w,
-               .gelu_x = run_of(gelu_x, r), .leaf = whole_leaf(l->out)));
+        TRY(product_dx(c, &q,
+                       (linear_dx_args){ .dx = run_of(dx, r),
+                                         .dy = run_of(in.rows, r),
+                                         .w = w,
+                                         .gelu_x = run_of(gelu_x, r),
+                                         .leaf = whole_leaf(l->out) }));
     }
-    if (!c->mode.split_backward) return wgrad_push(c, (Wgrad){ l->weight, in.rows, x });
-    /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
-    return wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_dy = c->world->sp.size > 1 });
+    if (!c->mode.split_backward) wgrad.dy = in.rows;
+    return wgrad_push(c, wgrad);
 }
 
 static Err whole_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
-    TRY(op(c->s, linear_dx, .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out)));
+    Wgrad wgrad = { l->weight, dy, x };
+    Fp8Weight q;
+    TRY(fp8_begin_backward(c, l->fp8, &wgrad, &q));
+    TRY(product_dx(c, &q,
+                   (linear_dx_args){
+                       .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out) }));
     TRY(grad_add_columns(c, l->bias, dy, 0));
-    return wgrad_push(c, (Wgrad){ l->weight, dy, x });
+    return wgrad_push(c, wgrad);
 }
 
 Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)

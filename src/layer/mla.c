@@ -71,23 +71,24 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     const int64_t D = s->hidden, H = s->heads;
     const bool bias = model_qkv_bias(s); /* (a projection's own choice is refused, config.def) */
     const float std = model_hidden_std(s);
-    const LinearSpec q_a = { name, "q_a", D, w.q_rank, LINEAR_WHOLE, bias, std };
+    LinearSpec q_a = { name, "q_a", D, w.q_rank, LINEAR_WHOLE, bias, std };
     const int64_t rows = s->head_dim;
     const int64_t pair = w.nope + w.value; /* of a head: its own part of the key, and the value */
     const QkRows queries = { rows, { w.nope, w.rope }, { QK_QUERY, QK_SHARED }, 1, 1 };
     const QkRows keys = { pair, { w.nope, 0 }, { QK_KEY, QK_KEY }, 1, 1 };
     LinearSpec q_b = { name, "q_b", w.q_rank, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
     LinearSpec q = { name, "q", D, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
-    const LinearSpec kv_a = { name, "kv_a", D, w.kv_rank + w.rope, LINEAR_WHOLE, bias, std };
+    LinearSpec kv_a = { name, "kv_a", D, w.kv_rank + w.rope, LINEAR_WHOLE, bias, std };
     LinearSpec kv_b = { name, "kv_b", w.kv_rank, H * pair, LINEAR_COLUMN, false, std, .head_rows = pair };
-    const LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std, .head_rows = w.value };
-    const LinearSpec proj = { name, "proj", H * w.value, D, LINEAR_ROW, bias, model_projection_std(s) };
+    LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std, .head_rows = w.value };
+    LinearSpec proj = { name, "proj", H * w.value, D, LINEAR_ROW, bias, model_projection_std(s) };
     *m = (Mla){ .spec = s,
                 .core = attention_core(s, name, layer, model_attention_scale(s, s->latent.scale)),
                 .head_chunk = s->heads / s->tp_blocks };
     q_b.qk = q.qk = queries;
     kv_b.qk = keys;
     q_b.block = q.block = kv_b.block = layer;
+    q_a.fp8 = q_b.fp8 = q.fp8 = kv_a.fp8 = kv_b.fp8 = gate.fp8 = proj.fp8 = model_fp8(s, layer);
     ASSERT(w.kv_rank > 0 && s->heads % s->tp_blocks == 0);
     if (w.q_rank) TRY(linear_register(&m->q_a, reg, q_a));
     if (w.q_rank) TRY(add_norm(reg, s, name, "q_a_norm", w.q_rank, &m->q_norm));

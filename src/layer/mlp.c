@@ -4,11 +4,16 @@
  */
 #include "layer/mlp.h"
 
-Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *s, const char *name, int64_t ffn)
+Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer, int64_t ffn)
 {
-    LinearSpec fc1 = {
-        name, "fc1", s->hidden, ffn, LINEAR_COLUMN, .bias = s->bias, .std = model_hidden_std(s)
-    };
+    LinearSpec fc1 = { name,
+                       "fc1",
+                       s->hidden,
+                       ffn,
+                       LINEAR_COLUMN,
+                       .bias = s->bias,
+                       .std = model_hidden_std(s),
+                       .fp8 = model_fp8(s, layer) };
     *m = (Mlp){ .spec = s, .ffn = ffn };
     if (activation_gated(s->activation)) {
         fc1.out = 2 * ffn;
@@ -18,7 +23,7 @@ Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *s, const char *nam
     TRY(linear_register(&m->fc1, reg, fc1));
     return linear_register(&m->fc2, reg,
                            (LinearSpec){ name, "fc2", ffn, s->hidden, LINEAR_ROW, .bias = s->bias,
-                                         .std = model_projection_std(s) });
+                                         .std = model_projection_std(s), .fp8 = model_fp8(s, layer) });
 }
 
 Err activation_forward(Ctx *c, const ModelSpec *s, int64_t ffn, Tensor hidden, Tensor active)
@@ -110,8 +115,7 @@ Err mlp_backward(const void *own, Ctx *c, const void *kept, Tensor x, Tensor dy,
 
 static Err mlp_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
-    (void)layer;
-    return mlp_register(own, reg, s, name, s->ffn);
+    return mlp_register(own, reg, s, name, layer, s->ffn);
 }
 
 static int mlp_bias(const void *own) { return ((const Mlp *)own)->fc2.bias; }

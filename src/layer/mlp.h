@@ -16,7 +16,7 @@ typedef struct {
 
 /* Weights without biases. */
 int64_t mlp_weights(const ModelSpec *spec, int64_t ffn);
-Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *spec, const char *name, int64_t ffn);
+Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer, int64_t ffn);
 /* LayerKind.forward and backward: of an Mlp, and its MlpSave. */
 Err mlp_forward(const void *mlp, Ctx *c, Tensor x, Tensor y, void *save);
 Err mlp_backward(const void *mlp, Ctx *c, const void *save, Tensor x, Tensor dy, Tensor dx);

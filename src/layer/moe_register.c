@@ -11,6 +11,7 @@ typedef struct {
     ParamRegistry *reg;
     const ModelSpec *spec;
     const char *name; /* "layers.3.mlp" */
+    int layer;        /* 3 */
 } Owner;
 
 static Err add(const Owner *o, const char *what, ParamSpec w, int *id)
@@ -46,7 +47,7 @@ static Err register_shared(Moe *m, const Owner *o)
     m->shared_gate = -1;
     if (!s->moe.shared_ffn) return ERR_OK;
     snprintf(name, sizeof name, "%s.shared", o->name);
-    TRY(mlp_register(&m->shared, o->reg, s, name, s->moe.shared_ffn));
+    TRY(mlp_register(&m->shared, o->reg, s, name, o->layer, s->moe.shared_ffn));
     if (!s->moe.shared_gate) return ERR_OK;
     const ParamSpec gate = { .shape = { 1, s->hidden }, .std = model_hidden_std(s), .partial = PARTIAL_ROWS };
     return add_weight(o, "shared_gate.weight", gate, &m->shared_gate);
@@ -55,7 +56,7 @@ static Err register_shared(Moe *m, const Owner *o)
 Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
     Moe *m = own;
-    const Owner o = { reg, s, name };
+    const Owner o = { reg, s, name, layer };
     const int64_t E = s->moe.experts, D = s->hidden, F = s->moe.ffn,
                   gated = activation_gated(s->activation) ? 2 : 1;
     ASSERT(s->moe.balance.unit > 0);

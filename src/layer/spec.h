@@ -121,6 +121,20 @@ typedef struct {
     int head_dim; /* of the base model */
 } MupSpec;
 
+/* How operands of linear layers' products are brought to 8 bits (docs/precision.md). */
+typedef enum { FP8_NONE, FP8_TENSORWISE, FP8_BLOCKWISE, FP8_MXFP8 } Fp8Recipe;
+
+static inline const char *fp8_recipe_name(Fp8Recipe r)
+{
+    static const char *const names[] = { "none", "tensorwise", "blockwise", "mxfp8" };
+    return names[r];
+}
+
+typedef struct {
+    Fp8Recipe recipe;
+    int keep; /* so many blocks at each end do without */
+} Fp8Spec;
+
 typedef struct {
     /* With latent attention kv_heads = heads and head_dim = nope + rope. */
     int layers, heads, kv_heads, head_dim;
@@ -146,6 +160,7 @@ typedef struct {
     MixtureSpec moe;
     MtpSpec mtp;
     MupSpec mup;
+    Fp8Spec fp8;
 } ModelSpec;
 
 /* Of the block with that number among those of its stage. */
@@ -188,6 +203,13 @@ static inline int model_blocks(const ModelSpec *spec) { return spec->layers + sp
 static inline int model_like(const ModelSpec *spec, int block)
 {
     return block < spec->layers ? block : spec->layers - 1;
+}
+
+/* The recipe of a block's linear layers. */
+static inline Fp8Recipe model_fp8(const ModelSpec *spec, int block)
+{
+    const bool within = block >= spec->fp8.keep && block < spec->layers - spec->fp8.keep;
+    return within ? spec->fp8.recipe : FP8_NONE;
 }
 
 static inline bool model_is_mixture(const ModelSpec *spec, int block)

@@ -54,7 +54,7 @@ Err make_step(Maker *m, StepValues **out)
 
 /* ---- products ---- */
 
-static void linear_dims(const Maker *m, int64_t *N, int64_t *O, int64_t *I)
+void linear_dims(const Maker *m, int64_t *N, int64_t *O, int64_t *I)
 {
     const Dims *d = m->d;
     const int64_t heads = d->H * d->C;

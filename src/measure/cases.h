@@ -50,6 +50,7 @@ typedef struct {
     void *pattern[FILL_COUNT][DTYPE_COUNT]; /* device memory, where there is one; see maker_open */
     int32_t *tokens;                        /* host copy of the token pattern */
     int64_t pattern_items, bytes;           /* bytes: of the arguments made last */
+    Tensor factors[2];                      /* of their codes */
 } Maker;
 
 typedef union {

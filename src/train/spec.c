@@ -147,6 +147,14 @@ static MupSpec mup_spec(const Config *cfg)
     return (MupSpec){ .width = config_mup_width(cfg), .head_dim = (int)cfg->optim.mup_head_dim };
 }
 
+static Fp8Spec fp8_spec(const Config *cfg)
+{
+    static const Fp8Recipe recipes[] = { [RUN_FP8_TENSORWISE] = FP8_TENSORWISE,
+                                         [RUN_FP8_BLOCKWISE] = FP8_BLOCKWISE,
+                                         [RUN_FP8_MXFP8] = FP8_MXFP8 };
+    return (Fp8Spec){ recipes[cfg->run.fp8], (int)cfg->run.fp8_keep };
+}
+
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
     static const AttentionBias biases[] = { [MODEL_ATTENTION_BIAS_NONE] = ATTENTION_BIAS_NONE,
@@ -190,6 +198,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .recompute = cfg->derived.recompute,
                     .offload = (int)cfg->train.offload };
     if (cfg->optim.mup_base) m.mup = mup_spec(cfg);
+    if (cfg->run.precision == RUN_PRECISION_FP8) m.fp8 = fp8_spec(cfg);
     layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
     m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);
@@ -290,9 +299,10 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                                 [DEBUG_ISA_AVX512] = ISA_AVX512,
                                 [DEBUG_ISA_AVX2] = ISA_AVX2,
                                 [DEBUG_ISA_C] = ISA_C };
-    static const DType dtypes[] = {
-        [RUN_PRECISION_FP32] = F32, [RUN_PRECISION_BF16] = BF16, [RUN_PRECISION_FP16] = F16
-    };
+    static const DType dtypes[] = { [RUN_PRECISION_FP32] = F32,
+                                    [RUN_PRECISION_BF16] = BF16,
+                                    [RUN_PRECISION_FP16] = F16,
+                                    [RUN_PRECISION_FP8] = BF16 };
     const ZeroCut zero = spec_zero_cut(cfg->parallel.zero, cfg->parallel.reshard, cfg->parallel.pp);
     *out = (TrainSpec){ .device.kind = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
                         .compute = dtypes[cfg->run.precision],

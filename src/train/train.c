@@ -57,6 +57,14 @@ static void say_ranks(const Loop *l)
              c->parallel.freeze_s, c->parallel.stall_s);
 }
 
+static void say_fp8(const ModelSpec *m)
+{
+    if (!m->fp8.recipe) return;
+    log_info(
+        "run.fp8=%s: operands of the products of %d of %d blocks in 8 bits, of the first and last %d in bf16",
+        fp8_recipe_name(m->fp8.recipe), m->layers - 2 * m->fp8.keep, m->layers, m->fp8.keep);
+}
+
 /* end: the last step of this start. */
 static void say_start(const Loop *l, int64_t end)
 {
@@ -79,6 +87,7 @@ static void say_start(const Loop *l, int64_t end)
         t->device.kind == DEVICE_CPU)
         log_warn("debug.dot=vdpbf16: these kernels have no VDPBF16PS, and others give its bits several times "
                  "slower");
+    say_fp8(&t->spec.model);
     say_ranks(l);
     if (p->states && p->host_apart)
         log_info("optim.states: %s in the host's memory", units_bytes(b, p->states));

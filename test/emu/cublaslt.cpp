@@ -13,6 +13,10 @@
  *     way without it is walked as well, only for results whose columns are a multiple of 8 elements
  *   - the workspace is device memory of at least the algorithm's size, and holds NaN when the product starts
  *   - the default stream is refused
+ * Products of fp8, as its manual has them (chapter 3.1.4): both operands with k contiguous ("TN"), at most one of E5M2;
+ * m, n and k multiples of 16; from compute capability 8.9 on. Factors: one for a matrix, or on 9.0 one for 128 elements
+ * of a column or for blocks of 128 x 128, of A or of B but not of both; each lies as the manual's "Scaling factors
+ * layouts" says. FAST_ACCUM with such is refused, and so is GELU; a bias on fp32 results, which is bf16 there, as well.
  * With a mask that lets sums be reduced in place, the heuristic offers such an algorithm first, and its sums
  * change from call to call: a test of repeats then fails.
  *
@@ -52,6 +56,10 @@ struct Desc {
     void *aux;
     int64_t aux_ld;
     int32_t target; /* multiprocessors; 0: all */
+    const float *scale[2]; /* of A and B, which fp8 needs */
+    int32_t mode[2];
+    int8_t fast;
+    bool in_blocks() const { return mode[0] || mode[1]; }
     bool has_bias() const { return epilogue & CUBLASLT_EPILOGUE_BIAS; }
     bool has_gelu() const { return epilogue & CUBLASLT_EPILOGUE_GELU; }
     bool has_slope() const { return epilogue == CUBLASLT_EPILOGUE_DGELU; }
@@ -111,10 +119,22 @@ template <class T> cublasStatus_t set(T *to, const void *from, size_t size)
 
 /* ---- elements ---- */
 
-size_t size_of(int32_t type) { return type == CUDA_R_32F ? 4 : 2; }
+bool is_fp8(int32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+
+size_t size_of(int32_t type) { return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2; }
+
+/* E5M2 is the upper half of fp16's bits. E4M3 has no infinity, and one NaN of each sign. */
+float from_fp8(uint32_t code, int32_t type)
+{
+    if (type == CUDA_R_8F_E5M2) return emu::from_half<emu::FLOAT16>(code << 8);
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const float size = (code & 127) == 127 ? NAN : exponent ? ldexpf(8 + fraction, exponent - 10) : ldexpf(fraction, -9);
+    return code & 128 ? -size : size;
+}
 
 float load(const void *p, int32_t type, int64_t i)
 {
+    if (is_fp8(type)) return from_fp8(static_cast<const uint8_t *>(p)[i], type);
     if (type == CUDA_R_32F) return static_cast<const float *>(p)[i];
     if (type == CUDA_R_16BF) return __bfloat162float(static_cast<const __nv_bfloat16 *>(p)[i]);
     return __half2float(static_cast<const __half *>(p)[i]);
@@ -192,6 +212,60 @@ void chain(float *sum, const float *a, const float *x, bool halves, int64_t M, i
         for (int64_t i = 0; i < M; i++) sum[i] += a[k * M + i] * x[k];
 }
 
+/* ---- products of fp8 ---- */
+
+constexpr int64_t BLOCK = 128;
+
+int64_t blocks_of(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
+
+/* Numbers from one row of 128 x 128 blocks to the next. */
+int64_t between_rows(int64_t k) { return (blocks_of(k) + 3) / 4 * 4; }
+
+/* How many factors of a matrix with `across` columns, as it is read, there are room for. */
+int64_t factors_of(int32_t mode, int64_t across, int64_t k)
+{
+    if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F) return across * blocks_of(k);
+    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F ? between_rows(k) * blocks_of(across) : 1;
+}
+
+float factor_of(const float *scale, int32_t mode, int64_t at, int64_t across, int64_t block, int64_t k)
+{
+    if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F) return scale[block * across + at];
+    return scale[mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F ? at / BLOCK * between_rows(k) + block : 0];
+}
+
+/* sum[i] += those of k from first to before end: 32 at a time; EMU_ROUND=chip: with few bits kept of each such sum. */
+void chain_fp8(float *sum, const float *a, const float *x, int64_t M, int64_t first, int64_t end)
+{
+    enum { AT_ONCE = 32 };
+    for (int64_t i = 0; i < M; i++)
+        for (int64_t k = first; k < end; k += AT_ONCE) {
+            const int count = static_cast<int>(end - k < AT_ONCE ? end - k : AT_ONCE);
+            if (emu::chip_rounding) sum[i] = emu::chip_sum_fp8(sum[i], a + k * M + i, static_cast<int>(M), x + k, 1, count);
+            for (int64_t l = k; !emu::chip_rounding && l < k + count; l++) sum[i] += a[l * M + i] * x[l];
+        }
+}
+
+/* Without FAST_ACCUM what the tensor cores add up is added to sums in fp32 after each 128 of k, here times factors. */
+void chain_promoted(const Product &p, float *sum, const float *a, const float *x, int64_t j, int64_t first, int64_t end)
+{
+    const Desc &desc = p.desc;
+    const int64_t M = p.m(), N = p.n(), K = p.k();
+    std::vector<float> part(static_cast<size_t>(M));
+    for (int64_t i = 0; i < M; i++) sum[i] = 0;
+    if (desc.fast) return chain_fp8(sum, a, x, M, first, end);
+    for (int64_t k = first, stop; k < end; k = stop) {
+        stop = (k / BLOCK + 1) * BLOCK < end ? (k / BLOCK + 1) * BLOCK : end;
+        std::fill(part.begin(), part.end(), 0.0f);
+        chain_fp8(part.data(), a, x, M, k, stop);
+        for (int64_t i = 0; i < M; i++)
+            sum[i] += !desc.in_blocks() ? part[static_cast<size_t>(i)]
+                                        : part[static_cast<size_t>(i)] *
+                                              (factor_of(desc.scale[0], desc.mode[0], i, M, k / BLOCK, K) *
+                                               factor_of(desc.scale[1], desc.mode[1], j, N, k / BLOCK, K));
+    }
+}
+
 float epilogue(const Product &p, int64_t i, int64_t j, float x)
 {
     const int64_t at = i + j * p.d.ld, at_aux = i + j * p.desc.aux_ld;
@@ -212,15 +286,19 @@ void compute(const Product &p)
     const std::vector<float> a = unpack(p.at, p.a, p.desc.ta, K, M), b = unpack(p.bt, p.b, p.desc.tb, N, K);
     std::vector<float> sums(static_cast<size_t>(M)), parts(sums);
     float *sum = sums.data(), *part = parts.data();
+    const bool fp8 = is_fp8(p.a.type);
+    const float alpha = fp8 && !p.desc.in_blocks() ? p.alpha * p.desc.scale[0][0] * p.desc.scale[1][0] : p.alpha;
     for (int64_t j = 0; j < N; j++) {
         for (int s = 0; s < p.split; s++) {
             const int piece = (s + first) % p.split;
-            chain(s ? part : sum, a.data(), b.data() + j * K, p.a.type != CUDA_R_32F, M, K * piece / p.split,
-                  K * (piece + 1) / p.split);
+            const int64_t from = K * piece / p.split, to = K * (piece + 1) / p.split;
+            float *const into = s ? part : sum;
+            if (fp8) chain_promoted(p, into, a.data(), b.data() + j * K, j, from, to);
+            else chain(into, a.data(), b.data() + j * K, p.a.type != CUDA_R_32F, M, from, to);
             for (int64_t i = 0; s && i < M; i++) sum[i] += part[i];
         }
         for (int64_t i = 0; i < M; i++)
-            store(p.dt, p.d.type, i + j * p.d.ld, epilogue(p, i, j, p.alpha * sum[i]));
+            store(p.dt, p.d.type, i + j * p.d.ld, epilogue(p, i, j, alpha * sum[i]));
     }
 }
 
@@ -238,7 +316,28 @@ uint64_t problem_of(const Desc &x, const Layout &a, const Layout &b, const Layou
     for (const Layout *l : { &a, &b, &d })
         h = mix(mix(mix(mix(h, l->rows), l->cols), static_cast<uint64_t>(l->ld)),
                 static_cast<uint64_t>(l->type));
-    return mix(mix(h, static_cast<uint64_t>(x.aux_ld)), static_cast<uint64_t>(x.target));
+    for (int i = 0; i < 2; i++) h = mix(h, static_cast<uint64_t>(x.mode[i]));
+    return mix(mix(mix(h, static_cast<uint64_t>(x.aux_ld)), static_cast<uint64_t>(x.target)),
+               static_cast<uint64_t>(x.fast));
+}
+
+const char *fp8_wrong(const Desc &x, const Layout &a, const Layout &b, const Layout &d)
+{
+    const int capability = emu::gpu().major * 10 + emu::gpu().minor;
+    if (capability < 89) return "fp8 on a GPU that has no such products";
+    if (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) return "both operands of E5M2";
+    if (x.ta != CUBLAS_OP_T || x.tb != CUBLAS_OP_N) return "fp8 with an operand whose k is not contiguous";
+    if (d.rows % 16 || d.cols % 16 || a.rows % 16) return "fp8 with sizes that are no multiples of 16";
+    if (d.type == CUDA_R_32F && x.has_bias()) return "fp8 with a bias on fp32 results, which is none of fp32";
+    if (!x.in_blocks()) return nullptr;
+    if (capability != 90) return "factors of blocks on a GPU that is not of 9.0";
+    if (x.fast) return "FAST_ACCUM with factors of blocks";
+    for (int32_t mode : x.mode)
+        if (mode != CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F && mode != CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F)
+            return "factors that are not emulated, or of blocks for one operand alone";
+    return x.mode[0] == x.mode[1] && x.mode[0] == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+               ? "blocks of 128 x 128 of both operands"
+               : nullptr;
 }
 
 const char *shapes_wrong(const Desc &x, const Layout &a, const Layout &b, const Layout &d)
@@ -248,10 +347,15 @@ const char *shapes_wrong(const Desc &x, const Layout &a, const Layout &b, const 
         (x.tb ? b.cols : b.rows) != K)
         return "the sizes of the matrices do not fit";
     if (!d.rows || !d.cols || !K) return "an empty matrix";
-    if (a.type != b.type) return "A and B have different dtypes";
-    if (d.type != a.type && d.type != CUDA_R_32F) return "D is neither of A's dtype nor fp32";
+    if (is_fp8(a.type) != is_fp8(b.type) || (a.type != b.type && !is_fp8(a.type))) return "A and B have different dtypes";
+    if (is_fp8(d.type)) return "results of fp8";
+    if (d.type != a.type && d.type != CUDA_R_32F && !is_fp8(a.type)) return "D is neither of A's dtype nor fp32";
     if (!known(x.epilogue)) return "an epilogue that is not emulated";
-    if ((x.has_gelu() || x.has_slope()) && d.type != a.type) return "GELU with outputs of another dtype";
+    if ((x.has_gelu() || x.has_slope()) && d.type != a.type && !is_fp8(a.type))
+        return "GELU with outputs of another dtype";
+    if (!is_fp8(a.type) && (x.in_blocks() || x.fast || x.scale[0] || x.scale[1]))
+        return "factors or FAST_ACCUM without fp8";
+    if (is_fp8(a.type) && fp8_wrong(x, a, b, d)) return fp8_wrong(x, a, b, d);
     if (x.has_aux() && (d.type == CUDA_R_32F || x.aux_ld % 8 || x.aux_ld < static_cast<int64_t>(d.rows)))
         return "GELU on fp32, or with rows of its second matrix that are short or no multiple of 8";
     return nullptr;
@@ -293,6 +397,19 @@ const char *epilogue_wrong(const Desc &x, const Layout &d)
     return nullptr;
 }
 
+const char *factors_wrong(const Product &p)
+{
+    if (!is_fp8(p.a.type)) return nullptr;
+    for (int i = 0; i < 2; i++) {
+        const int64_t count = factors_of(p.desc.mode[i], i ? p.n() : p.m(), p.k());
+        if (!emu::device_holds(p.desc.scale[i], static_cast<size_t>(count) * sizeof(float)))
+            return "fp8 without factors, or with some outside device memory";
+        if (reinterpret_cast<uintptr_t>(p.desc.scale[i]) % (p.desc.mode[i] ? 16 : 4))
+            return "factors that are not on a 16-byte boundary";
+    }
+    return nullptr;
+}
+
 const char *product_wrong(const Product &p, const Algo &algo)
 {
     const char *wrong;
@@ -302,6 +419,7 @@ const char *product_wrong(const Product &p, const Algo &algo)
     if ((wrong = matrix_wrong(p.bt, p.b, algo.align[1]))) return wrong;
     if ((wrong = matrix_wrong(p.dt, p.d, algo.align[3]))) return wrong;
     if ((wrong = epilogue_wrong(p.desc, p.d))) return wrong;
+    if ((wrong = factors_wrong(p))) return wrong;
     if (overlap(p.dt, extent(p.d), p.at, extent(p.a)) || overlap(p.dt, extent(p.d), p.bt, extent(p.b)))
         return "D overlaps A or B";
     if (p.desc.has_aux() && p.desc.aux == p.dt) return "GELU with one matrix for both";
@@ -387,7 +505,7 @@ cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t si
     memset(d, 0, size);
     *reinterpret_cast<Desc *>(d) = { DESC, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,
                                      0,    nullptr,     nullptr,     0,
-                                     0 };
+                                     0,    {},          {},          0 };
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -407,6 +525,11 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
         if (set(&x->target, value, size)) return CUBLAS_STATUS_INVALID_VALUE;
         if (x->target >= 1 && x->target <= 4) return CUBLAS_STATUS_SUCCESS;
         return refuse(CUBLAS_STATUS_INVALID_VALUE, "more multiprocessors than there are, or none");
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set(&x->scale[0], value, size);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set(&x->scale[1], value, size);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE: return set(&x->mode[0], value, size);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE: return set(&x->mode[1], value, size);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return set(&x->fast, value, size);
     default: return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "an attribute of a product that is not emulated");
     }
 }
@@ -415,7 +538,7 @@ cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t l, size_
                                                  uint64_t rows, uint64_t cols, int64_t ld)
 {
     if (!l || size < sizeof(Layout)) return CUBLAS_STATUS_ALLOC_FAILED;
-    if (type != CUDA_R_32F && type != CUDA_R_16BF && type != CUDA_R_16F)
+    if (type != CUDA_R_32F && type != CUDA_R_16BF && type != CUDA_R_16F && !is_fp8(type))
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a dtype that is not emulated");
     if (rows > INT32_MAX || cols > INT32_MAX || ld < static_cast<int64_t>(rows))
         return refuse(CUBLAS_STATUS_INVALID_VALUE, "columns that overlap, or a size beyond 32 bits");
@@ -473,6 +596,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     for (uint32_t align : p->align)
         if (align < 16 || (align & (align - 1)))
             return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "matrices that do not start on 16 bytes");
+    if (o.desc->in_blocks() && o.desc->has_aux()) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (o.desc->has_aux() && (o.d->rows % 8 || reinterpret_cast<uintptr_t>(o.desc->aux) % 16))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (o.desc->has_bias() && reinterpret_cast<uintptr_t>(o.desc->bias) % 16)

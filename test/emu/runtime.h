@@ -221,6 +221,8 @@ template <Half TYPE> float from_half(uint32_t bits)
  * Hopper), a product as large as its factors' exponents say, the sum toward zero.
  */
 float chip_sum(float c, const float *a, int a_step, const float *b, int b_step, int count);
+/* The same of fp8, at most 32 products: each cut off at 2^-13 of the largest. */
+float chip_sum_fp8(float c, const float *a, int a_step, const float *b, int b_step, int count);
 
 /* ---- memory (memory.cpp) ---- */
 

@@ -1,0 +1,395 @@
+/*
+ * Codes of 8 bits and their factors: fp8_amax, fp8_cast, fp8_values (device/ops.def). The products of codes: fp8_product.c.
+ * Codes and factors are those of the CPU to the last bit (base/fp8.h); where factors lie: fp8.h.
+ *
+ * Mapping   amax        as maps (PackGrid), but blocks go on to further rows, so that few atomics meet; the largest of
+ *                       numbers' bits, which is the same in any order
+ *           lines       codes as x lies, factors of 128 (or 32) columns of a row, or one: a thread has 16 neighbours of 2
+ *                       rows; 8 (2) lanes find their block's largest by shuffles
+ *           squares     codes as x lies, factors of 128 x 128: a block's threads hold the square in registers
+ *           turned      codes of x transposed: a tile of 128 rows and 64 columns (128 where factors are of squares) passes
+ *                       through shared memory. A thread has 16 rows of two neighbouring columns, 8 lanes the tile's
+ *                       whole columns, whose codes are 128 bytes in a row of y. Packs of 16 bytes lie at their number
+ *                       xor (row / 16), so that neither side of the turn meets in a bank
+ * Traffic   x once, 2 bytes an element (amax alone 2 as well), codes 1, factors 4 bytes in 128 elements or fewer. 65,536 x
+ *           768 at 4.3 TB/s: amax 23 us, a cast 35 us. A conversion is half an instruction an element from 8.9 on.
+ * Needs     rows of x on 16 bytes, widths that are multiples of 16; turned: rows as well. bf16.
+ */
+#include <cuda_fp8.h>
+
+#include "kernel.cuh"
+extern "C" {
+#include "fp8.h"
+}
+
+constexpr int FP8_THREADS = 256, FP8_RUN = 16, FP8_LANES = FP8_BLOCK / FP8_RUN;
+constexpr uint32_t FLOAT_INFINITE = 0x7F800000, FLOAT_MOST = 0x7F7FFFFF, HIGH_SIZE = 0x7FFF0000;
+
+/* ---- numbers ---- */
+
+/* Of 8 numbers the bits of the largest magnitude as a float. */
+__device__ __forceinline__ uint32_t pack_most(const Pack<bf16> &p)
+{
+    const uint32_t *word = reinterpret_cast<const uint32_t *>(&p);
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) most = max(most, max(word[i] & HIGH_SIZE, word[i] << 16 & HIGH_SIZE));
+    return most;
+}
+
+__device__ __forceinline__ float low_half(uint32_t word) { return __uint_as_float(word << 16); }
+__device__ __forceinline__ float high_half(uint32_t word) { return __uint_as_float(word & 0xFFFF0000); }
+
+struct Factor8 {
+    float scale, back;
+};
+
+/* fp8_factor of base/fp8.h. */
+template <DType FORMAT> __device__ __forceinline__ Factor8 factor_of(uint32_t amax, bool power_of_two)
+{
+    constexpr float MOST = FORMAT == E4M3 ? E4M3_MOST : E5M2_MOST;
+    if (amax == 0 || amax >= FLOAT_INFINITE) return Factor8{ 1, 1 };
+    uint32_t bits = __float_as_uint(__fdiv_rn(MOST, __uint_as_float(amax)));
+    if (bits >= FLOAT_INFINITE) bits = FLOAT_MOST;
+    if (power_of_two) bits &= 0xFF800000;
+    return Factor8{ __uint_as_float(bits), __fdiv_rn(1, __uint_as_float(bits)) };
+}
+
+template <DType FORMAT> __device__ __forceinline__ uint32_t codes_of(float low, float high, float scale)
+{
+    return __nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(low, scale), __fmul_rn(high, scale)), __NV_SATFINITE,
+                                    FORMAT == E4M3 ? __NV_E4M3 : __NV_E5M2);
+}
+
+/* 16 codes of what neighbouring words hold; a NaN's is the same on every chip. */
+template <DType FORMAT>
+__device__ __forceinline__ Pack<uint8_t> codes_of_packs(const Pack<bf16> &a, const Pack<bf16> &b, float scale)
+{
+    Pack<uint8_t> out;
+    uint32_t *to = reinterpret_cast<uint32_t *>(&out);
+    const uint32_t *x[2] = { reinterpret_cast<const uint32_t *>(&a), reinterpret_cast<const uint32_t *>(&b) };
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t first = x[i / 2][i % 2 * 2], second = x[i / 2][i % 2 * 2 + 1];
+        to[i] = codes_of<FORMAT>(low_half(first), high_half(first), scale) |
+                codes_of<FORMAT>(low_half(second), high_half(second), scale) << 16;
+    }
+    return out;
+}
+
+/* The largest of `lanes` neighbours, a power of two of them: all of them are there. */
+__device__ __forceinline__ uint32_t lanes_most(uint32_t most, int lanes)
+{
+    const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % WARP;
+    const unsigned mask = 0xFFu << (lane & ~7u);
+    for (int d = lanes / 2; d > 0; d /= 2) most = max(most, __shfl_xor_sync(mask, most, d));
+    return most;
+}
+
+/* ---- the largest ---- */
+
+__global__ void __launch_bounds__(PACK_THREADS)
+    fp8_amax_kernel(Rows<const bf16> x, unsigned long long *amax, PackGrid g, int64_t steps)
+{
+    SHARED(uint32_t, part, [PACK_THREADS]);
+    const int64_t rows = rows_in_use(g.rows);
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    uint32_t most = 0;
+    for (int64_t step = blockIdx.x; step < steps; step += gridDim.x) {
+        Pack<bf16> p[PACK_UNROLL];
+        bool used[PACK_UNROLL];
+#pragma unroll
+        for (int u = 0; u < PACK_UNROLL; u++) {
+            const int64_t row = (step * PACK_UNROLL + u) * blockDim.y + threadIdx.y;
+            const int64_t column = (blockIdx.y * static_cast<int64_t>(blockDim.x) + threadIdx.x) * Pack<bf16>::COUNT;
+            used[u] = row < rows && column < g.width;
+            if (used[u]) p[u] = load16(x.at(row) + column);
+        }
+#pragma unroll
+        for (int u = 0; u < PACK_UNROLL; u++)
+            if (used[u]) most = max(most, pack_most(p[u]));
+    }
+    part[thread] = most;
+    __syncthreads();
+    if (thread >= WARP) return;
+    for (int t = thread + WARP; t < threads; t += WARP) most = max(most, part[t]);
+    if (most) atomicMax(amax, static_cast<unsigned long long>(most));
+}
+
+/* ---- codes ---- */
+
+struct CastArgs {
+    Rows<const bf16> x;
+    Rows<uint8_t> y;
+    float *factors;
+    const int64_t *amax; /* of the whole tensor; NULL: blocks have their own */
+    int64_t rows, columns; /* of x */
+    Fp8Kind kind;
+    int lanes;         /* that a block's 16 neighbours each have; */
+    bool power_of_two;
+};
+
+__device__ __forceinline__ uint32_t whole_most(const CastArgs &c) { return static_cast<uint32_t>(*c.amax); }
+
+template <DType FORMAT>
+__global__ void __launch_bounds__(PACK_THREADS) fp8_lines_kernel(CastArgs c)
+{
+    const int64_t part = blockIdx.y * static_cast<int64_t>(blockDim.x) + threadIdx.x, column = part * FP8_RUN;
+    Pack<bf16> p[PACK_UNROLL][2] = {};
+    int64_t row[PACK_UNROLL];
+    const bool first = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0 && threadIdx.y == 0;
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        row[u] = (blockIdx.x * static_cast<int64_t>(PACK_UNROLL) + u) * blockDim.y + threadIdx.y;
+        if (row[u] >= c.rows || column >= c.columns) continue;
+        p[u][0] = load16(c.x.at(row[u]) + column);
+        p[u][1] = load16(c.x.at(row[u]) + column + Pack<bf16>::COUNT);
+    }
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const uint32_t most = c.amax ? whole_most(c) : lanes_most(max(pack_most(p[u][0]), pack_most(p[u][1])), c.lanes);
+        const Factor8 f = factor_of<FORMAT>(most, c.power_of_two);
+        if (row[u] >= c.rows || column >= c.columns) continue;
+        store16_global(c.y.at(row[u]) + column, codes_of_packs<FORMAT>(p[u][0], p[u][1], f.scale));
+        if (c.amax ? first && u == 0 : part % c.lanes == 0)
+            c.factors[fp8_factor_place(c.kind, c.rows, c.columns, row[u], part / c.lanes)] = f.back;
+    }
+}
+
+/* Over all threads of a block of FP8_THREADS. */
+__device__ __forceinline__ uint32_t block_most(uint32_t most, uint32_t *part)
+{
+    most = __reduce_max_sync(ALL_LANES, most);
+    if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP] = most;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < FP8_THREADS / WARP; w++) most = max(most, part[w]);
+    return most;
+}
+
+template <DType FORMAT>
+__global__ void __launch_bounds__(FP8_THREADS) fp8_squares_kernel(CastArgs c)
+{
+    constexpr int ROWS = FP8_THREADS / FP8_LANES, TIMES = FP8_BLOCK / ROWS;
+    SHARED(uint32_t, part, [FP8_THREADS / WARP]);
+    const int64_t column = blockIdx.x * static_cast<int64_t>(FP8_BLOCK) + threadIdx.x % FP8_LANES * FP8_RUN;
+    const int64_t first = blockIdx.y * static_cast<int64_t>(FP8_BLOCK) + threadIdx.x / FP8_LANES;
+    Pack<bf16> p[TIMES][2] = {};
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < TIMES; i++) {
+        if (first + i * ROWS >= c.rows || column >= c.columns) continue;
+        const bf16 *x = c.x.at(first + i * ROWS) + column;
+        p[i][0] = load16(x), p[i][1] = load16(x + Pack<bf16>::COUNT);
+    }
+#pragma unroll
+    for (int i = 0; i < TIMES; i++) most = max(most, max(pack_most(p[i][0]), pack_most(p[i][1])));
+    const Factor8 f = factor_of<FORMAT>(block_most(most, part), c.power_of_two);
+    if (threadIdx.x == 0) c.factors[fp8_factor_place(c.kind, c.rows, c.columns, blockIdx.y, blockIdx.x)] = f.back;
+#pragma unroll
+    for (int i = 0; i < TIMES; i++)
+        if (first + i * ROWS < c.rows && column < c.columns)
+            store16_global(c.y.at(first + i * ROWS) + column, codes_of_packs<FORMAT>(p[i][0], p[i][1], f.scale));
+}
+
+/* 16 rows of two neighbouring columns in a tile. */
+struct TwoColumns {
+    uint32_t word[FP8_RUN];
+};
+
+template <DType FORMAT, bool HIGH>
+__device__ __forceinline__ Pack<uint8_t> codes_of_column(const TwoColumns &x, float scale)
+{
+    Pack<uint8_t> out;
+    uint32_t *to = reinterpret_cast<uint32_t *>(&out);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float v[4];
+        for (int k = 0; k < 4; k++) v[k] = HIGH ? high_half(x.word[4 * i + k]) : low_half(x.word[4 * i + k]);
+        to[i] = codes_of<FORMAT>(v[0], v[1], scale) | codes_of<FORMAT>(v[2], v[3], scale) << 16;
+    }
+    return out;
+}
+
+/* y is [c.columns, c.rows]. */
+template <DType FORMAT, bool SQUARES>
+__global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
+{
+    constexpr int COLUMNS = SQUARES ? FP8_BLOCK : FP8_BLOCK / 2;
+    constexpr int PACKS = COLUMNS / Pack<bf16>::COUNT, LOADS = FP8_BLOCK * PACKS / FP8_THREADS;
+    constexpr int PAIRS = FP8_THREADS / FP8_LANES;
+    SHARED(Pack<bf16>, tile, [FP8_BLOCK][PACKS]);
+    SHARED(uint32_t, part, [FP8_THREADS / WARP]);
+    const int64_t row0 = blockIdx.y * static_cast<int64_t>(FP8_BLOCK);
+    const int64_t column0 = blockIdx.x * static_cast<int64_t>(COLUMNS);
+    Pack<bf16> p[LOADS] = {};
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+        const int at = i * FP8_THREADS + threadIdx.x;
+        const int64_t row = row0 + at / PACKS, column = column0 + at % PACKS * Pack<bf16>::COUNT;
+        if (row < c.rows && column < c.columns) p[i] = load16(c.x.at(row) + column);
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+        const int at = i * FP8_THREADS + threadIdx.x, row = at / PACKS;
+        store16(&tile[row][at % PACKS ^ row / FP8_RUN].v[0], p[i]);
+        most = max(most, pack_most(p[i]));
+    }
+    most = block_most(most, part); /* a barrier in any case */
+    const int run = threadIdx.x % FP8_LANES; /* its 16 rows */
+    const int64_t row = row0 + run * FP8_RUN;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2 / PAIRS; i++) {
+        const int pair = i * PAIRS + threadIdx.x / FP8_LANES;
+        const int64_t column = column0 + 2 * pair;
+        TwoColumns x;
+        uint32_t low = 0, high = 0;
+#pragma unroll
+        for (int k = 0; k < FP8_RUN; k++) {
+            x.word[k] = reinterpret_cast<const uint32_t *>(&tile[run * FP8_RUN + k][pair / 4 ^ run])[pair % 4];
+            low = max(low, x.word[k] << 16 & HIGH_SIZE), high = max(high, x.word[k] & HIGH_SIZE);
+        }
+        if (SQUARES) low = high = most;
+        else if (c.amax) low = high = whole_most(c);
+        else low = lanes_most(low, c.lanes), high = lanes_most(high, c.lanes);
+        const Factor8 f = factor_of<FORMAT>(low, c.power_of_two), g = factor_of<FORMAT>(high, c.power_of_two);
+        if (row >= c.rows || column >= c.columns) continue;
+        store16_global(c.y.at(column) + row, codes_of_column<FORMAT, false>(x, f.scale));
+        store16_global(c.y.at(column + 1) + row, codes_of_column<FORMAT, true>(x, g.scale));
+        if (SQUARES || c.amax) { /* one of the tile, or of all tiles */
+            if (run == 0 && pair == 0 && (SQUARES || blockIdx.x + blockIdx.y == 0))
+                c.factors[fp8_factor_place(c.kind, c.columns, c.rows, blockIdx.x, blockIdx.y)] = f.back;
+        } else if (run % c.lanes == 0) {
+            float *to = c.factors + fp8_factor_place(c.kind, c.columns, c.rows, column, row / (c.lanes * FP8_RUN));
+            to[0] = f.back, to[1] = g.back;
+        }
+    }
+}
+
+/* ---- numbers again ---- */
+
+/* As many of y as a thread takes together. */
+constexpr int VALUES = 4;
+
+template <DType FORMAT> __device__ __forceinline__ float value_of(uint32_t code)
+{
+    const __half_raw h = __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code),
+                                                 FORMAT == E4M3 ? __NV_E4M3 : __NV_E5M2);
+    return __half2float(__half(h));
+}
+
+template <DType FORMAT>
+__global__ void __launch_bounds__(FP8_THREADS)
+    fp8_values_kernel(Rows<float> y, Rows<const uint8_t> x, const float *factors, Fp8Kind kind, int64_t rows,
+                      int64_t columns)
+{
+    const int64_t row = blockIdx.x;
+    for (int64_t i = threadIdx.x * VALUES; i < columns; i += FP8_THREADS * VALUES) {
+        const uint32_t codes = *reinterpret_cast<const uint32_t *>(x.at(row) + i);
+        const int64_t row_block = kind == FP8_SQUARES ? row / FP8_BLOCK : row;
+        const float factor = factors[fp8_factor_place(kind, rows, columns, row_block, i / FP8_BLOCK)];
+        Pack<float> p;
+        for (int k = 0; k < VALUES; k++) p.v[k] = value_of<FORMAT>(codes >> 8 * k & 255) * factor;
+        store16_global(y.at(row) + i, p);
+    }
+}
+
+/* ---- launchers ---- */
+
+/* What no configuration asks for. */
+static Err check_codes(OpId op, Tensor x, Tensor codes)
+{
+    const Tensor f = *codes.scale;
+    const int64_t blocks = ceil_div(codes.dim[1], FP8_BLOCK);
+    const Fp8Kind kind = fp8_kind(codes);
+    if (x.rows || codes.rows) return err_set(ERR_SHAPE, "%s on cuda takes no row counts", op_info(op)->name);
+    if (codes.dim[1] % FP8_RUN || codes.ld % FP8_RUN || reinterpret_cast<uintptr_t>(codes.data) % FP8_RUN)
+        return err_set(ERR_SHAPE, "%s on cuda: rows of codes are no multiples of 16 bytes", op_info(op)->name);
+    if (kind == FP8_OTHER_BLOCKS)
+        return err_set(ERR_SHAPE, "%s on cuda: factors are of 128 columns, of 128 x 128, or one", op_info(op)->name);
+    if (kind == FP8_SQUARES ? f.ld != fp8_squares_ld(blocks) : kind == FP8_ROW_BLOCKS && f.ld != blocks)
+        return err_set(ERR_SHAPE, "%s on cuda: rows of factors lie %lld apart", op_info(op)->name,
+                       static_cast<long long>(f.ld));
+    return ERR_OK;
+}
+
+static Err check_numbers(OpId op, Tensor x)
+{
+    if (x.dtype != BF16) return err_set(ERR_SHAPE, "%s on cuda: x is not bf16", op_info(op)->name);
+    if (x.rows) return err_set(ERR_SHAPE, "%s on cuda takes no row counts", op_info(op)->name);
+    if (rows_aligned(x)) return ERR_OK;
+    return err_set(ERR_SHAPE, "%s on cuda: rows of x are not on 16 bytes", op_info(op)->name);
+}
+
+extern "C" Err cuda_fp8_amax(Stream *s, const fp8_amax_args *a)
+{
+    enum { BLOCKS = 8 }; /* a multiprocessor */
+    TRY(check_numbers(OP_fp8_amax, a->x));
+    PackGrid g = pack_grid(row_count(a->x, a->x), 1, a->x.dim[1], Pack<bf16>::COUNT);
+    const int64_t steps = g.grid.x, most = static_cast<int64_t>(s->dev->threads) * BLOCKS;
+    g.grid.x = static_cast<unsigned>(steps < most ? steps : most);
+    if (a->fresh) TRY(device_zero(s, a->amax.data, sizeof(int64_t)));
+    LAUNCH(fp8_amax_kernel, g.grid, g.block, 0, cuda_stream(s), rows_of<const bf16>(a->x),
+           data_of<unsigned long long>(a->amax), g, steps);
+    return ERR_OK;
+}
+
+/* The threads of a block lie across so many runs of 16 that no factor's block is cut. */
+template <DType FORMAT> static void launch_lines(Stream *s, const CastArgs &c)
+{
+    const int64_t runs = ceil_div(c.columns, FP8_BLOCK) * FP8_LANES, across = ceil_div(runs, PACK_THREADS);
+    const int64_t x = ceil_div(ceil_div(runs, across), FP8_LANES) * FP8_LANES, y = PACK_THREADS / x;
+    const dim3 grid(grid_blocks(ceil_div(c.rows, y * PACK_UNROLL)), static_cast<unsigned>(across));
+    LAUNCH(fp8_lines_kernel<FORMAT>, grid, dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)), 0, cuda_stream(s), c);
+}
+
+template <DType FORMAT> static void launch_cast(Stream *s, const CastArgs &c, bool transposed)
+{
+    const bool squares = c.kind == FP8_SQUARES;
+    const int width = squares || !transposed ? FP8_BLOCK : FP8_BLOCK / 2;
+    const dim3 grid(grid_blocks(ceil_div(c.columns, width)), grid_blocks(ceil_div(c.rows, FP8_BLOCK)));
+    if (!transposed && !squares) launch_lines<FORMAT>(s, c);
+    else if (!transposed) LAUNCH(fp8_squares_kernel<FORMAT>, grid, FP8_THREADS, 0, cuda_stream(s), c);
+    else if (squares) LAUNCH((fp8_turned_kernel<FORMAT, true>), grid, FP8_THREADS, 0, cuda_stream(s), c);
+    else LAUNCH((fp8_turned_kernel<FORMAT, false>), grid, FP8_THREADS, 0, cuda_stream(s), c);
+}
+
+extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
+{
+    const Tensor x = a->x;
+    TRY(check_numbers(OP_fp8_cast, x));
+    TRY(check_codes(OP_fp8_cast, x, a->y));
+    if (a->blocks.scale == FP8_SCALE_E8M0) return err_set(ERR_CONFIG, "fp8_cast on cuda: mxfp8 is not built");
+    if (a->y.dim[0] != x.dim[a->transposed ? 1 : 0] || a->y.dim[1] != x.dim[a->transposed ? 0 : 1] ||
+        !a->amax.data != (fp8_kind(a->y) != FP8_WHOLE))
+        return err_set(ERR_SHAPE, "fp8_cast: y is not x's shape, or has factors of blocks and amax");
+    const CastArgs c = { rows_of<const bf16>(x),
+                         rows_of<uint8_t>(a->y),
+                         data_of<float>(*a->y.scale),
+                         data_of<int64_t>(a->amax),
+                         x.dim[0],
+                         x.dim[1],
+                         fp8_kind(a->y),
+                         FP8_LANES,
+                         a->blocks.scale == FP8_SCALE_POWER_OF_TWO };
+    if (a->y.dtype == E4M3) launch_cast<E4M3>(s, c, a->transposed);
+    else launch_cast<E5M2>(s, c, a->transposed);
+    return ERR_OK;
+}
+
+extern "C" Err cuda_fp8_values(Stream *s, const fp8_values_args *a)
+{
+    const Rows<float> y = rows_of<float>(a->y);
+    const Rows<const uint8_t> x = rows_of<const uint8_t>(a->x);
+    const unsigned rows = grid_blocks(a->x.dim[0]);
+    TRY(check_codes(OP_fp8_values, a->y, a->x));
+    if (!rows_aligned(a->y)) return err_set(ERR_SHAPE, "fp8_values on cuda: rows of y are not on 16 bytes");
+    if (a->x.dtype == E4M3)
+        LAUNCH(fp8_values_kernel<E4M3>, rows, FP8_THREADS, 0, cuda_stream(s), y, x, data_of<float>(*a->x.scale),
+               fp8_kind(a->x), a->x.dim[0], a->x.dim[1]);
+    else
+        LAUNCH(fp8_values_kernel<E5M2>, rows, FP8_THREADS, 0, cuda_stream(s), y, x, data_of<float>(*a->x.scale),
+               fp8_kind(a->x), a->x.dim[0], a->x.dim[1]);
+    return ERR_OK;
+}

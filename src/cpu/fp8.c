@@ -1,0 +1,224 @@
+/*
+ * 8-bit operands and their products; the formats and scales are base/fp8.h's.
+ *
+ * A product is that in fp32 of the numbers that codes stand for (op fp8_values), which device/widen.c makes as it
+ * widens other tensors: so its order of sums is that of the linear ops in fp32, whatever the recipe.
+ */
+#include <stdatomic.h>
+
+#include "base/fp8.h"
+#include "base/int64.h"
+#include "cpu/gemm.h"
+#include "cpu/isa.h"
+#include "cpu/rows.h"
+
+enum { TILE = 128, TILE_ROWS_ONE = 32 }; /* rows of codes at a time; TILE_ROWS_ONE of blocks that are rows */
+
+/* `count` numbers of a row from column i on. */
+static void read_row(float *to, Tensor x, int64_t row, int64_t i, int64_t count)
+{
+    const int64_t at = tensor_row_at(x, row) + i;
+    if (x.dtype == BF16) {
+        const uint16_t *from = (const uint16_t *)x.data + at;
+        for (int64_t k = 0; k < count; k++) to[k] = bf16_to_float(from[k]);
+    } else {
+        memcpy(to, (const float *)x.data + at, (size_t)count * sizeof *to);
+    }
+}
+
+/* The largest of the magnitudes' bits and `most`. */
+static uint32_t magnitude(const float *x, int64_t count, uint32_t most)
+{
+    for (int64_t k = 0; k < count; k++) {
+        const uint32_t bits = half_float_bits(x[k]) & 0x7FFFFFFF;
+        most = bits > most ? bits : most;
+    }
+    return most;
+}
+
+/* ---- the largest magnitude ---- */
+
+static void amax_part(const void *args, int64_t first, int64_t end)
+{
+    const fp8_amax_args *a = args;
+    _Atomic int64_t *to = a->amax.data;
+    float part[TILE];
+    uint32_t most = 0;
+    for (int64_t n = first; n < end; n++) {
+        for (int64_t i = 0; i < a->x.dim[1]; i += TILE) {
+            const int64_t count = min64(TILE, a->x.dim[1] - i);
+            read_row(part, a->x, n, i, count);
+            most = magnitude(part, count, most);
+        }
+    }
+    int64_t held = atomic_load(to);
+    while (held < (int64_t)most && !atomic_compare_exchange_weak(to, &held, (int64_t)most)) continue;
+}
+
+Err CPU(fp8_amax)(Stream *s, const fp8_amax_args *a)
+{
+    if (a->fresh) *(int64_t *)a->amax.data = 0;
+    par_rows(s, rows_used(a->x), a->x.dim[1], amax_part, a);
+    return ERR_OK;
+}
+
+/* ---- codes ---- */
+
+/* Some rows and columns of y in fp32. */
+typedef struct {
+    float x[TILE][TILE];
+    int64_t row, column, rows, columns;
+} CastTile;
+
+static void tile_read(CastTile *t, const fp8_cast_args *a)
+{
+    float line[TILE];
+    if (!a->transposed) {
+        for (int64_t r = 0; r < t->rows; r++) read_row(t->x[r], a->x, t->row + r, t->column, t->columns);
+        return;
+    }
+    for (int64_t c = 0; c < t->columns; c++) {
+        read_row(line, a->x, t->column + c, t->row, t->rows);
+        for (int64_t r = 0; r < t->rows; r++) t->x[r][c] = line[r];
+    }
+}
+
+/* The code of NaN and the largest numbers come from base/fp8.h. */
+static void write_codes(uint8_t *to, DType format, const float *x, float scale, int64_t count)
+{
+    if (format == E4M3)
+        for (int64_t k = 0; k < count; k++) to[k] = e4m3_from_float(x[k] * scale);
+    else
+        for (int64_t k = 0; k < count; k++) to[k] = e5m2_from_float(x[k] * scale);
+}
+
+static float most_of(DType format) { return format == E4M3 ? E4M3_MOST : E5M2_MOST; }
+
+/* Rows r to r + rows of the tile, by one factor for each block of columns; by the tensor's amax, if there is one. */
+static void tile_write(const CastTile *t, const fp8_cast_args *a, int64_t r, int64_t rows)
+{
+    const Tensor *factors = a->y.scale;
+    const int64_t width = a->amax.data ? TILE : a->blocks.columns;
+    for (int64_t c = 0; c < t->columns; c += width) {
+        const int64_t count = min64(width, t->columns - c);
+        uint32_t amax = 0;
+        if (a->amax.data) amax = (uint32_t) * (const int64_t *)a->amax.data;
+        else
+            for (int64_t k = r; k < r + rows; k++) amax = magnitude(t->x[k] + c, count, amax);
+        const Fp8Factor f = fp8_factor(a->blocks.scale, amax, most_of(a->y.dtype));
+        for (int64_t k = r; k < r + rows; k++)
+            write_codes((uint8_t *)a->y.data + (t->row + k) * a->y.ld + t->column + c, a->y.dtype,
+                        t->x[k] + c, f.scale, count);
+        if (!a->amax.data)
+            row_f32(*factors, (t->row + r) / a->blocks.rows)[(t->column + c) / a->blocks.columns] = f.back;
+    }
+}
+
+static int64_t tile_rows(const fp8_cast_args *a) { return a->blocks.rows > 1 ? TILE : TILE_ROWS_ONE; }
+
+/* Of the rows in use: those of x, which are columns of y if it is transposed. */
+static void cast_part(const void *args, int64_t first, int64_t end)
+{
+    const fp8_cast_args *a = args;
+    const int64_t columns = a->transposed ? rows_used(a->x) : a->x.dim[1];
+    const int64_t unit = a->blocks.rows ? a->blocks.rows : tile_rows(a);
+    CastTile t;
+    for (t.row = first; t.row < end; t.row += t.rows) {
+        t.rows = min64(tile_rows(a), end - t.row);
+        for (t.column = 0; t.column < columns; t.column += TILE) {
+            t.columns = min64(TILE, columns - t.column);
+            tile_read(&t, a);
+            for (int64_t r = 0; r < t.rows; r += unit) tile_write(&t, a, r, min64(unit, t.rows - r));
+        }
+    }
+}
+
+static Err check_cast(const fp8_cast_args *a)
+{
+    const int64_t rows = a->x.dim[a->transposed ? 1 : 0], columns = a->x.dim[a->transposed ? 0 : 1];
+    const Tensor *f = a->y.scale;
+    if (a->y.dim[0] != rows || a->y.dim[1] != columns)
+        return err_set(ERR_SHAPE, "fp8_cast: y is not x's shape%s", a->transposed ? " transposed" : "");
+    if (!a->amax.data == !(a->blocks.rows && a->blocks.columns))
+        return err_set(ERR_SHAPE, "fp8_cast: either blocks or amax say what has a factor");
+    if (a->amax.data ? f->ndim != 1
+                     : f->ndim != 2 || f->dim[0] != fp8_block_count(rows, a->blocks.rows) ||
+                           f->dim[1] != fp8_block_count(columns, a->blocks.columns))
+        return err_set(ERR_SHAPE, "fp8_cast: y has not a factor for each block");
+    return ERR_OK;
+}
+
+Err CPU(fp8_cast)(Stream *s, const fp8_cast_args *a)
+{
+    TRY(check_cast(a));
+    if (a->amax.data)
+        *(float *)a->y.scale->data =
+            fp8_factor(a->blocks.scale, (uint32_t) * (const int64_t *)a->amax.data, most_of(a->y.dtype)).back;
+    par_units(s, a->transposed ? a->x.dim[1] : rows_used(a->x), a->x.dim[a->transposed ? 0 : 1], tile_rows(a),
+              cast_part, a);
+    return ERR_OK;
+}
+
+/* ---- back ---- */
+
+/* What each code stands for before its factor. */
+typedef struct {
+    const fp8_values_args *args;
+    float of[256];
+} CodeTable;
+
+static void values_part(const void *args, int64_t first, int64_t end)
+{
+    const CodeTable *t = args;
+    const fp8_values_args *a = t->args;
+    const Tensor *f = a->x.scale;
+    const bool whole = f->ndim == 1;
+    const int64_t columns = a->x.dim[1], rows = whole ? 0 : fp8_block(a->x.dim[0], f->dim[0]);
+    const int64_t width = whole ? columns : fp8_block(columns, f->dim[1]);
+    for (int64_t n = first; n < end; n++) {
+        const uint8_t *from = (const uint8_t *)a->x.data + n * a->x.ld;
+        const float *factor = whole ? f->data : row_f32(*f, n / rows);
+        float *to = row_f32(a->y, n);
+        for (int64_t i = 0; i < columns; i += width, factor++)
+            for (int64_t k = i; k < min64(i + width, columns); k++) to[k] = t->of[from[k]] * *factor;
+    }
+}
+
+Err CPU(fp8_values)(Stream *s, const fp8_values_args *a)
+{
+    CodeTable t = { .args = a };
+    for (int k = 0; k < 256; k++)
+        t.of[k] = a->x.dtype == E4M3 ? e4m3_to_float((uint8_t)k) : e5m2_to_float((uint8_t)k);
+    par_rows(s, rows_used(a->x), a->x.dim[1], values_part, &t);
+    return ERR_OK;
+}
+
+/* ---- products, of operands that are in fp32 now ---- */
+
+Err CPU(fp8_product)(Stream *s, const fp8_product_args *a)
+{
+    const linear_fwd_args product = { .y = a->y, .x = a->x, .w = a->w, .bias = a->bias, .leaf = a->leaf };
+    return CPU(linear_fwd)(s, &product);
+}
+
+Err CPU(fp8_product_add)(Stream *s, const fp8_product_add_args *a)
+{
+    Gemm g = { .mode = GEMM_CHAIN,
+               .M = a->dw.dim[0],
+               .N = a->dw.dim[1],
+               .K = a->dy.dim[1],
+               .a = { a->dy.data, a->dy.ld, false },
+               .b = { a->x.data, a->x.ld, true },
+               .c = a->dw.data,
+               .ldc = a->dw.ld,
+               .beta = !a->fresh };
+    if (a->dw.dtype == I64) {
+        g.mode = GEMM_I64;
+        g.fixed = a->dw.data;
+        g.leaf = a->leaf;
+        g.shift = *(const int32_t *)a->shift.data;
+        g.headroom_bits = a->headroom_bits;
+    }
+    if (CPU(gemm)(s->dev, &g)) *(int32_t *)a->overflow.data = 1;
+    return ERR_OK;
+}

@@ -1,0 +1,78 @@
+/* The cases of 8-bit operands and their products. See cases.h, make_case.h. Option 1: blocks, else whole tensors. */
+#include "measure/make_case.h"
+
+enum { BLOCK = 128 };
+
+/* The n-th codes of the call, of so many rows and columns, with factors of blocks `rows` high, or one. */
+static Err make_codes(Maker *m, Tensor *out, int n, DType t, int64_t rows, int64_t columns, int64_t high)
+{
+    Tensor *f = &m->factors[n];
+    const int64_t dims[] = { rows, columns };
+    TRY(maker_tensor(m, out, 1, FILL_UNIFORM, t, 2, dims));
+    const Fp8Blocks b = { (int)high, BLOCK, FP8_SCALE_POWER_OF_TWO };
+    if (m->c->option) {
+        TRY(maker_tensor(m, f, 1, FILL_POSITIVE, F32, 2,
+                         (int64_t[]){ fp8_block_count(rows, high), fp8_factor_ld(b, columns) }));
+        *f = tensor_col_slice(*f, 0, fp8_block_count(columns, BLOCK));
+    } else TRY(maker_tensor(m, f, 1, FILL_POSITIVE, F32, 1, (int64_t[]){ 1 }));
+    out->scale = f;
+    return ERR_OK;
+}
+
+BENCH(fp8_amax, { "qkv", QKV }, { "fc2", FC2 })
+{
+    int64_t N, O, I;
+    linear_dims(m, &N, &O, &I);
+    MAKE(amax, 0, ZERO, I64, 1);
+    ONCE(x, N, I);
+    a->fresh = 1;
+    return ERR_OK;
+}
+
+/* Of activations, as they are (option 0, 1), and transposed (2, 3). */
+BENCH(fp8_cast, { "fc2, tensor", FC2, 0 }, { "fc2, blocks", FC2, 1 }, { "fc2 transposed, blocks", FC2, 3 })
+{
+    int64_t N, O, I;
+    linear_dims(m, &N, &O, &I);
+    a->transposed = m->c->option / 2;
+    if (m->c->option % 2) a->blocks = (Fp8Blocks){ 1, BLOCK, FP8_SCALE_POWER_OF_TWO };
+    else MAKE(amax, 0, ZERO, I64, 1);
+    ONCE(x, N, I);
+    return make_codes(m, &a->y, 0, E4M3, a->transposed ? I : N, a->transposed ? N : I, 1);
+}
+
+BENCH(fp8_values, { "fc2, tensor", FC2 }, { "fc2, blocks", FC2, 1 })
+{
+    int64_t N, O, I;
+    linear_dims(m, &N, &O, &I);
+    MAKE(y, 1, ZERO, F32, N, I);
+    return make_codes(m, &a->x, 0, E4M3, N, I, 1);
+}
+
+BENCH(fp8_product, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 },
+      { "fc1, blocks", FC1, 1 })
+{
+    int64_t N, O, I;
+    linear_dims(m, &N, &O, &I);
+    ONCE(y, N, O);
+    TRY(make_codes(m, &a->x, 0, E4M3, N, I, 1));
+    TRY(make_codes(m, &a->w, 1, E4M3, O, I, BLOCK));
+    ONCE(bias, O);
+    a->leaf = I;
+    a->fast = 1;
+    return ERR_OK;
+}
+
+BENCH(fp8_product_add, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 },
+      { "fc1, blocks", FC1, 1 })
+{
+    int64_t N, O, I;
+    linear_dims(m, &N, &O, &I);
+    MAKE(dw, 1, UNIFORM, m->acc, O, I);
+    TRY(make_codes(m, &a->dy, 0, m->c->option ? E4M3 : E5M2, O, N, 1));
+    TRY(make_codes(m, &a->x, 1, E4M3, I, N, 1));
+    SHIFT_OF_GRADIENT;
+    a->leaf = m->d->T;
+    a->fresh = 1;
+    return ERR_OK;
+}

@@ -1,0 +1,457 @@
+/*
+ * Codes of 8 bits on cuda: codes and factors are the CPU's to the bit, wherever the GPU keeps factors; products are those
+ * of the numbers that codes stand for.
+ */
+#include "cuda_case.h"
+#include "fp8.h"
+#include "gemm_plan.h"
+
+static const char *const kinds[] = { "whole", "rows", "squares" };
+
+static CudaGemm *gemm_of(CudaCase *c) { return ((CudaDevice *)c->dev[CASE_GPU].cuda)->gemm; }
+
+/* ---- codes and where their factors are ---- */
+
+typedef struct {
+    Pair codes, factors;
+    Fp8Kind kind;
+} Codes;
+
+enum { CODES_MOST = 32 };
+
+/* The factors' tensors stay where they are until the case ends: codes point to them. */
+static Tensor *place_for_factors(void)
+{
+    static Tensor places[2 * CODES_MOST];
+    static int next;
+    next = (next + 1) % CODES_MOST;
+    return &places[2 * next];
+}
+
+static Codes codes_new(CudaCase *c, DType T, Fp8Kind kind, int64_t rows, int64_t columns)
+{
+    const int64_t blocks = fp8_block_count(columns, FP8_BLOCK);
+    Codes x = { .codes = pair_zero(c, T, rows, columns), .kind = kind };
+    Tensor *factors = place_for_factors();
+    if (kind == FP8_WHOLE) x.factors = pair_output(c, F32, 1);
+    else if (kind == FP8_ROW_BLOCKS) x.factors = pair_output(c, F32, rows, blocks);
+    else x.factors = pair_output(c, F32, fp8_block_count(rows, FP8_BLOCK), fp8_squares_ld(blocks));
+    for (int side = 0; side < 2; side++) {
+        factors[side] = kind == FP8_WHOLE ? x.factors.t[side] : tensor_col_slice(x.factors.t[side], 0, blocks);
+        x.codes.t[side].scale = &factors[side];
+    }
+    return x;
+}
+
+static Fp8Blocks blocks_of(Fp8Kind kind, Fp8Scale scale)
+{
+    const int rows = kind == FP8_ROW_BLOCKS ? 1 : FP8_BLOCK;
+    return kind == FP8_WHOLE ? (Fp8Blocks){ .scale = scale } : (Fp8Blocks){ rows, FP8_BLOCK, scale };
+}
+
+/* The codes of x, on both devices. */
+static void cast(CudaCase *c, Codes *y, Pair x, bool transposed, Fp8Scale scale)
+{
+    Pair amax = { 0 };
+    if (y->kind == FP8_WHOLE) {
+        amax = pair_output(c, I64, 1);
+        BOTH(c, fp8_amax, .amax = AT(amax), .x = AT(x), .fresh = 1);
+        pair_check(c, amax, 0, "the largest");
+    }
+    BOTH(c, fp8_cast, .y = AT(y->codes), .x = AT(x), .amax = AT(amax), .transposed = transposed,
+         .blocks = blocks_of(y->kind, scale));
+}
+
+static void check_codes(CudaCase *c, const Codes *x, const char *what)
+{
+    const Tensor t = x->codes.t[CASE_CPU], f = *t.scale;
+    const int64_t rows = x->kind == FP8_WHOLE ? 1 : f.dim[0], columns = x->kind == FP8_WHOLE ? 1 : f.dim[1];
+    const uint8_t *cpu = t.data, *gpu = (const uint8_t *)c->first;
+    int64_t bad = -1;
+    OK(device_read(&c->dev[CASE_GPU].stream, c->first, x->codes.t[CASE_GPU].data, tensor_bytes(t)));
+    for (int64_t i = 0; i < tensor_count(t); i++)
+        if (cpu[i] != gpu[i] && bad < 0) bad = i;
+    CHECK_MSG(bad < 0, "%s: code %lld is %02x, on the CPU %02x", what, (long long)bad, gpu[bad < 0 ? 0 : bad],
+              cpu[bad < 0 ? 0 : bad]);
+    OK(device_read(&c->dev[CASE_GPU].stream, c->first, x->factors.t[CASE_GPU].data,
+                   tensor_bytes(x->factors.t[CASE_GPU])));
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t k = 0; k < columns; k++) {
+            const float *want = (const float *)f.data + r * f.ld + k;
+            const float *got = (const float *)c->first + fp8_factor_place(x->kind, t.dim[0], t.dim[1], r, k);
+            CHECK_MSG(!memcmp(want, got, sizeof *want), "%s: factor %d %d is %g, on the CPU %g", what, (int)r, (int)k,
+                      (double)*got, (double)*want);
+        }
+}
+
+/* Numbers of very different sizes, block by block; some zero, and of some blocks all; a few that are not finite. */
+static Pair numbers(CudaCase *c, int64_t rows, int64_t columns, bool wild)
+{
+    const float odd[] = { NAN, -NAN, INFINITY, -INFINITY, 1e38f, -1e-38f, 1e-40f };
+    Pair x = pair_random(c, BF16, 1, rows, columns);
+    float *v = malloc((size_t)(rows * columns) * sizeof *v);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t k = 0; k < columns; k++) {
+            const int size = (int)(r / 16 * 7 + k / 32 * 11) % 40 - 20;
+            float *to = &v[r * columns + k];
+            *to = ldexpf((float)test_uniform(&c->random, -1, 1), size);
+            if ((r + k) % 9 == 0 || (r / 128 + k / 128) % 5 == 4) *to = 0;
+            if (wild && (r * columns + k) % 4099 == 5) *to = odd[(r + k) % 7];
+        }
+    pair_set(c, &x, v);
+    free(v);
+    return x;
+}
+
+static void cast_case(int64_t rows, int64_t columns, DType T, Fp8Kind kind, bool transposed, Fp8Scale scale, bool wild)
+{
+    CudaCase *c = case_open();
+    Pair x = numbers(c, rows, columns, wild);
+    Codes y = codes_new(c, T, kind, transposed ? columns : rows, transposed ? rows : columns);
+    char what[128];
+    snprintf(what, sizeof what, "%s %s %d x %d%s%s%s", dtype_name(T), kinds[kind], (int)rows, (int)columns,
+             transposed ? " transposed" : "", scale == FP8_SCALE_EXACT ? "" : " powers of two", wild ? ", wild" : "");
+    cast(c, &y, x, transposed, scale);
+    check_codes(c, &y, what);
+    case_close(c);
+}
+
+TEST(codes_are_the_cpus)
+{
+    static const int64_t size[][2] = { { 16, 16 }, { 128, 128 }, { 144, 80 }, { 48, 272 }, { 272, 656 }, { 32, 4112 } };
+    for (size_t i = 0; i < sizeof size / sizeof *size; i++)
+        for (int form = 0; form < 48; form++)
+            cast_case(size[i][0], size[i][1], form & 1 ? E5M2 : E4M3, (Fp8Kind)(form / 16), form & 2,
+                      form & 4 ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT, form & 8);
+}
+
+/* Columns out of wider rows, as weights of a cut layer and parts of a projection are. */
+TEST(codes_of_columns)
+{
+    CudaCase *c = case_open();
+    Pair wide = numbers(c, 144, 400, false);
+    for (int kind = 0; kind < 3; kind++)
+        for (int transposed = 0; transposed < 2; transposed++) {
+            Pair x = wide;
+            Codes y = codes_new(c, E4M3, (Fp8Kind)kind, transposed ? 272 : 144, transposed ? 144 : 272);
+            for (int side = 0; side < 2; side++) x.t[side] = tensor_col_slice(wide.t[side], 64, 272);
+            cast(c, &y, x, transposed, FP8_SCALE_EXACT);
+            check_codes(c, &y, kinds[kind]);
+        }
+    case_close(c);
+}
+
+TEST(the_largest_magnitude)
+{
+    static const float last[] = { 3, -7, INFINITY, NAN, -1e-40f };
+    static const int64_t size[][2] = { { 1, 8 }, { 3, 16 }, { 257, 272 }, { 2000, 64 } };
+    for (size_t i = 0; i < sizeof size / sizeof *size; i++)
+        for (size_t k = 0; k < sizeof last / sizeof *last; k++) {
+            CudaCase *c = case_open();
+            const int64_t n = size[i][0] * size[i][1];
+            float *v = malloc((size_t)n * sizeof *v);
+            for (int64_t j = 0; j < n; j++) v[j] = (float)test_uniform(&c->random, -0x1p-130, 0x1p-130);
+            v[n - 1 - (int64_t)(k * 7) % n] = last[k];
+            Pair x = pair_values(c, BF16, v, size[i][0], size[i][1]), amax = pair_output(c, I64, 1);
+            for (int fresh = 1; fresh >= 0; fresh--) {
+                BOTH(c, fp8_amax, .amax = AT(amax), .x = AT(x), .fresh = fresh);
+                pair_check(c, amax, 0, "%d x %d, %g", (int)size[i][0], (int)size[i][1], (double)last[k]);
+            }
+            const int64_t more = 0x41200000; /* 10, of an earlier call */
+            Pair held = pair_values(c, I64, &more, 1);
+            BOTH(c, fp8_amax, .amax = AT(held), .x = AT(x));
+            pair_check(c, held, 0, "beside what was there, %g", (double)last[k]);
+            free(v);
+            case_close(c);
+        }
+}
+
+/* All codes, times factors that differ. */
+TEST(values_of_all_codes)
+{
+    for (int form = 0; form < 6; form++) {
+        CudaCase *c = case_open();
+        const DType T = form & 1 ? E5M2 : E4M3;
+        Pair x = numbers(c, 256, 256, false), y = pair_output(c, F32, 256, 256);
+        Codes codes = codes_new(c, T, (Fp8Kind)(form / 2), 256, 256);
+        cast(c, &codes, x, false, FP8_SCALE_EXACT);
+        uint8_t all[256];
+        for (int k = 0; k < 256; k++) all[k] = (uint8_t)k;
+        for (int line = 0; line < 2; line++) { /* of two rows that differ in their factors */
+            memcpy((uint8_t *)codes.codes.t[CASE_CPU].data + line * 255 * 256, all, sizeof all);
+            OK(device_write(&c->dev[CASE_GPU].stream, (uint8_t *)codes.codes.t[CASE_GPU].data + line * 255 * 256, all,
+                            sizeof all));
+        }
+        BOTH(c, fp8_values, .y = AT(y), .x = AT(codes.codes));
+        OK(device_read(case_stream(c), c->first, y.t[CASE_GPU].data, tensor_bytes(y.t[CASE_GPU])));
+        const float *gpu = (const float *)c->first, *cpu = y.t[CASE_CPU].data;
+        for (int64_t i = 0; i < tensor_count(y.t[CASE_CPU]); i++)
+            CHECK_MSG(gpu[i] == cpu[i] || (isnan(gpu[i]) && isnan(cpu[i])), "%s %s, number %d: %g, on the CPU %g",
+                      dtype_name(T), kinds[form / 2], (int)i, (double)gpu[i], (double)cpu[i]);
+        case_close(c);
+    }
+}
+
+/* ---- products ---- */
+
+typedef enum { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PRODUCTS } Which;
+
+/* Numbers of which all sums of products are exact, in whatever order and in as few bits as tensor cores keep: from -4 to
+ * 4, in blocks times powers of two (none where the tensor has one factor). They survive the way to codes and back. */
+static Pair small_numbers(CudaCase *c, int64_t rows, int64_t columns, int64_t high, int64_t wide, bool powers)
+{
+    float *v = malloc((size_t)(rows * columns) * sizeof *v);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t k = 0; k < columns; k++) {
+            const int power = powers ? (int)(r / high * 3 + k / wide * 5) % 4 : 0;
+            v[r * columns + k] = ldexpf(rintf((float)test_uniform(&c->random, -4.49, 4.49)), power);
+        }
+    Pair x = pair_values(c, BF16, v, rows, columns);
+    free(v);
+    return x;
+}
+
+/* y[m][n] += the sum over k of a[m][k] b[n][k], in float64; of matrices that lie transposed a[k][m]. */
+static void product64(double *y, double *sizes, Pair a, Pair b, bool turned_a, bool turned_b, int64_t M, int64_t N,
+                      int64_t K)
+{
+    const Tensor ta = a.t[CASE_CPU], tb = b.t[CASE_CPU];
+    const float *pa = ta.data, *pb = tb.data;
+    for (int64_t m = 0; m < M; m++)
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t k = 0; k < K; k++) {
+                const double p = (double)pa[turned_a ? k * ta.ld + m : m * ta.ld + k] *
+                                 (double)pb[turned_b ? k * tb.ld + n : n * tb.ld + k];
+                y[m * N + n] += p, sizes[m * N + n] += fabs(p);
+            }
+}
+
+typedef struct {
+    CudaCase *c;
+    Pair a, b, y; /* y = a b^T, as `which` has them */
+    Codes ca, cb;
+    bool turned_a, turned_b;
+    int64_t M, N, K;
+    double *sum, *sizes;
+} ProductCase;
+
+/* The operands of one of a layer's three products, N tokens, in bf16 and as codes. */
+static ProductCase product_open(Which which, bool blocks, bool exact, int64_t N, int64_t O, int64_t I)
+{
+    ProductCase p = { .c = case_open() };
+    const Fp8Kind rows = blocks ? FP8_ROW_BLOCKS : FP8_WHOLE, squares = blocks ? FP8_SQUARES : FP8_WHOLE;
+    const DType dy = blocks ? E4M3 : E5M2;
+    const int64_t B = FP8_BLOCK;
+    if (which == FORWARD) { /* x w^T */
+        p.M = N, p.N = O, p.K = I;
+        p.a = exact ? small_numbers(p.c, N, I, 1, B, blocks) : numbers(p.c, N, I, false);
+        p.b = exact ? small_numbers(p.c, O, I, B, B, blocks) : numbers(p.c, O, I, false);
+        p.ca = codes_new(p.c, E4M3, rows, N, I), p.cb = codes_new(p.c, E4M3, squares, O, I);
+    } else if (which == INPUT_GRADIENT) { /* dy w */
+        p.M = N, p.N = I, p.K = O, p.turned_b = true;
+        p.a = exact ? small_numbers(p.c, N, O, 1, B, blocks) : numbers(p.c, N, O, false);
+        p.b = exact ? small_numbers(p.c, O, I, B, B, blocks) : numbers(p.c, O, I, false);
+        p.ca = codes_new(p.c, dy, rows, N, O), p.cb = codes_new(p.c, E4M3, squares, I, O);
+    } else { /* dy^T x */
+        p.M = O, p.N = I, p.K = N, p.turned_a = p.turned_b = true;
+        p.a = exact ? small_numbers(p.c, N, O, B, 1, blocks) : numbers(p.c, N, O, false);
+        p.b = exact ? small_numbers(p.c, N, I, B, 1, blocks) : numbers(p.c, N, I, false);
+        p.ca = codes_new(p.c, dy, rows, O, N), p.cb = codes_new(p.c, E4M3, rows, I, N);
+    }
+    cast(p.c, &p.ca, p.a, p.turned_a, blocks || exact ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT);
+    cast(p.c, &p.cb, p.b, p.turned_b, blocks || exact ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT);
+    p.sum = calloc((size_t)(p.M * p.N), sizeof *p.sum);
+    p.sizes = calloc((size_t)(p.M * p.N), sizeof *p.sizes);
+    return p;
+}
+
+static void product_close(ProductCase *p)
+{
+    free(p->sum);
+    free(p->sizes);
+    case_close(p->c);
+}
+
+/* The GPU's result beside the float64 one: off by no more than that part of it and of the sum of all |a b|. */
+static void product_check(const ProductCase *p, const double *add, double part, double of_sizes, const char *what)
+{
+    const Tensor y = p->y.t[CASE_GPU];
+    int64_t bad = -1;
+    OK(device_read(&p->c->dev[CASE_GPU].stream, p->c->first, y.data, tensor_bytes(y)));
+    for (int64_t i = 0; i < p->M * p->N; i++) {
+        const double want = p->sum[i] + (add ? add[i % p->N] : 0), got = (double)case_load(p->c->first, y.dtype, i);
+        if (!(fabs(got - want) <= part * fabs(want) + of_sizes * p->sizes[i]) && bad < 0) bad = i;
+    }
+    CHECK_MSG(bad < 0, "%s: number %lld is %.9g, in float64 %.9g (sizes %g)", what, (long long)bad,
+              bad < 0 ? 0 : (double)case_load(p->c->first, y.dtype, bad), bad < 0 ? 0 : p->sum[bad],
+              bad < 0 ? 0 : p->sizes[bad]);
+}
+
+static bool has_products(CudaCase *c, bool blocks)
+{
+    const int capability = gemm_of(c)->capability;
+    return blocks ? capability == 90 : capability >= 89;
+}
+
+static void product_run(ProductCase *p, Which which, bool fast, bool fresh)
+{
+    CudaCase *c = p->c;
+    Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+    if (which == WEIGHT_GRADIENT)
+        TWICE(c, fp8_product_add, .dw = AT(p->y), .dy = AT(p->ca.codes), .x = AT(p->cb.codes), .shift = AT(shift),
+             .overflow = AT(overflow), .leaf = p->K, .fresh = fresh);
+    else
+        TWICE(c, fp8_product, .y = AT(p->y), .x = AT(p->ca.codes), .w = AT(p->cb.codes), .leaf = p->K, .fast = fast);
+}
+
+/* Sums that are exact: every element's every bit, so every factor where the library looks for it. */
+static void exact_case(Which which, bool blocks, int64_t N, int64_t O, int64_t I)
+{
+    ProductCase p = product_open(which, blocks, true, N, O, I);
+    char what[128];
+    snprintf(what, sizeof what, "product %d%s, N %d O %d I %d", which, blocks ? " in blocks" : "", (int)N, (int)O, (int)I);
+    p.y = pair_output(p.c, F32, p.M, p.N);
+    if (has_products(p.c, blocks)) {
+        product64(p.sum, p.sizes, p.a, p.b, p.turned_a, p.turned_b, p.M, p.N, p.K);
+        product_run(&p, which, false, true);
+        product_check(&p, NULL, 0, 0, what);
+        if (which == WEIGHT_GRADIENT) { /* onto that */
+            product_run(&p, which, false, false);
+            for (int64_t i = 0; i < p.M * p.N; i++) p.sum[i] *= 2;
+            product_check(&p, NULL, 0, 0, what);
+        }
+    }
+    product_close(&p);
+}
+
+TEST(exact_products)
+{
+    static const int64_t size[][3] = { { 16, 16, 16 }, { 144, 272, 80 }, { 48, 400, 656 }, { 512, 128, 16 } };
+    for (size_t i = 0; i < sizeof size / sizeof *size; i++)
+        for (int form = 0; form < 2 * PRODUCTS; form++)
+            exact_case((Which)(form / 2), form % 2, size[i][0], size[i][1], size[i][2]);
+}
+
+/* The numbers that codes stand for instead of those that were cast. */
+static Pair values(CudaCase *c, const Codes *x)
+{
+    const Tensor t = x->codes.t[CASE_CPU];
+    Pair y = pair_output(c, F32, t.dim[0], t.dim[1]);
+    case_side = CASE_CPU;
+    OK(op(case_stream(c), fp8_values, .y = AT(y), .x = AT(x->codes)));
+    return y;
+}
+
+/*
+ * Any numbers, to what tensor cores cut off: 32 products and the sum so far each lose less than 2^-13 of the largest of
+ * them, which no one is many times as large as their mean. (A wrong factor is off by half of it or more.)
+ */
+static void any_case(Which which, bool blocks, bool fast, DType out, int64_t N, int64_t O, int64_t I)
+{
+    ProductCase p = product_open(which, blocks, false, N, O, I);
+    char what[128];
+    snprintf(what, sizeof what, "product %d%s%s, %s, N %d O %d I %d", which, blocks ? " in blocks" : "",
+             fast ? " fast" : "", dtype_name(out), (int)N, (int)O, (int)I);
+    p.y = pair_output(p.c, out, p.M, p.N);
+    if (has_products(p.c, blocks)) {
+        product64(p.sum, p.sizes, values(p.c, &p.ca), values(p.c, &p.cb), false, false, p.M, p.N, p.K);
+        product_run(&p, which, fast, true);
+        product_check(&p, NULL, case_tolerance(out), 32 * 0x1p-13, what);
+    }
+    product_close(&p);
+}
+
+TEST(products_of_any_numbers)
+{
+    for (int form = 0; form < 8; form++) {
+        any_case(FORWARD, form & 1, form & 2, (DType)(form / 4), 48, 144, 400);
+        any_case(INPUT_GRADIENT, form & 1, form & 2, (DType)(form / 4), 48, 144, 80);
+    }
+    any_case(WEIGHT_GRADIENT, false, false, F32, 272, 144, 80);
+    any_case(WEIGHT_GRADIENT, true, false, F32, 272, 144, 80);
+}
+
+/* Bias and GELU, in the product or behind it. */
+static void forward_case(bool blocks, bool with_bias, bool with_gelu, bool fuse)
+{
+    ProductCase p = product_open(FORWARD, blocks, true, 48, 144, 80);
+    Pair bias = { 0 }, gelu = { 0 };
+    double add[144];
+    char what[128];
+    snprintf(what, sizeof what, "forward%s, bias %d, gelu %d, in the product %d", blocks ? " in blocks" : "", with_bias,
+             with_gelu, fuse);
+    p.y = pair_output(p.c, BF16, p.M, p.N);
+    if (with_bias) bias = pair_random(p.c, BF16, 1, p.N);
+    if (with_gelu) gelu = pair_output(p.c, BF16, p.M, p.N);
+    for (int64_t i = 0; i < p.N; i++) add[i] = with_bias ? (double)((float *)bias.t[CASE_CPU].data)[i] : 0;
+    cuda_gemm_fuse_gelu(gemm_of(p.c), fuse);
+    if (has_products(p.c, blocks)) {
+        product64(p.sum, p.sizes, p.a, p.b, false, false, p.M, p.N, p.K);
+        TWICE(p.c, fp8_product, .y = AT(p.y), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .bias = AT(bias),
+             .gelu = AT(gelu), .leaf = p.K);
+        product_check(&p, add, case_tolerance(BF16), 1e-6, what);
+        for (int64_t i = 0; i < p.M * p.N; i++) {
+            const double x = p.sum[i] + add[i % p.N];
+            p.sum[i] = x / (1 + exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)));
+        }
+        p.y = gelu;
+        if (with_gelu) product_check(&p, NULL, 4 * case_tolerance(BF16), 1e-6, what);
+    }
+    cuda_gemm_fuse_gelu(gemm_of(p.c), true);
+    product_close(&p);
+}
+
+TEST(bias_and_gelu)
+{
+    for (int form = 0; form < 16; form++) forward_case(form & 1, form & 2, form & 4, form & 8);
+}
+
+/* ---- choices by timing ---- */
+
+TEST(choices_of_fp8)
+{
+    CudaCase *c = case_open();
+    char *text = malloc(CUDA_GEMM_TEXT_BYTES), *again = malloc(CUDA_GEMM_TEXT_BYTES);
+    cuda_gemm_autotune(gemm_of(c), TUNE_FASTEST);
+    for (int which = 0; which < PRODUCTS; which++) exact_case((Which)which, false, 48, 144, 80);
+    OK(cuda_gemm_load(gemm_of(c), (cuda_gemm_save(gemm_of(c), text), text)));
+    cuda_gemm_save(gemm_of(c), again);
+    CHECK(!strcmp(text, again));
+    CHECK(!has_products(c, false) || (strstr(text, "fp8_product e4m3 f32") && strstr(text, "fp8_product_add e4m3 f32")));
+    cuda_gemm_autotune(gemm_of(c), TUNE_OFF);
+    free(text);
+    free(again);
+}
+
+/* ---- refusals ---- */
+
+TEST(refused)
+{
+    CudaCase *c = case_open();
+    ProductCase p = product_open(FORWARD, false, true, 48, 144, 80);
+    Pair y = pair_output(c, BF16, 48, 144), wide = pair_output(c, F32, 48, 144), bias = pair_random(c, F32, 1, 144);
+    Codes wrong = codes_new(c, E5M2, FP8_WHOLE, 144, 80), rows = codes_new(c, E4M3, FP8_ROW_BLOCKS, 144, 80);
+    Codes odd = codes_new(c, E4M3, FP8_WHOLE, 136, 80);
+    Pair odd_y = pair_output(c, BF16, 48, 136), x32 = pair_random(c, F32, 1, 144, 80);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(p.ca.codes), .w = AT(wrong.codes), .leaf = 80), ERR_SHAPE,
+          "fp8_product on cuda: w, or x, is e5m2");
+    FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(p.ca.codes), .w = AT(rows.codes), .leaf = 80), ERR_SHAPE,
+          "fp8_product on cuda: factors of blocks that the library has no product for");
+    FAILS(op(case_stream(c), fp8_product, .y = AT(odd_y), .x = AT(p.ca.codes), .w = AT(odd.codes), .leaf = 80),
+          ERR_SHAPE, "fp8_product on cuda: sizes are no multiples of 16");
+    FAILS(op(case_stream(c), fp8_product, .y = AT(wide), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .bias = AT(bias),
+             .leaf = 80),
+          ERR_SHAPE, "fp8_product on cuda: y is f32, and has a bias or gelu");
+    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x32), .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_EXACT)),
+          ERR_SHAPE, "fp8_cast on cuda: x is not bf16");
+    Pair x = pair_random(c, BF16, 1, 144, 80);
+    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x), .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_E8M0)),
+          ERR_CONFIG, "fp8_cast on cuda: mxfp8 is not built");
+    if (!has_products(c, false))
+        FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .leaf = 80),
+              ERR_CONFIG, "has no products of fp8");
+    product_close(&p);
+}
+
+TEST_MAIN

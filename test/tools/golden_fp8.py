@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Writes test/golden/fp8.txt, which test_fp8 compares the CPU's 8-bit casts with.
+
+    test/tools/golden_fp8.py > test/golden/fp8.txt
+
+Another way to the same numbers: a format is the sorted list of its values, a cast looks for the nearest of them (of two,
+the one with the even code), scales are made of Python's floats, which are doubles, rounded to fp32 after each operation.
+
+    values FORMAT BITS...              the float of each code, 256 of them
+    codes FORMAT BITS:CODE...          what floats are cast to
+    scale RULE FORMAT AMAX SCALE BACK  bits of floats
+    cast NUMBER RULE FORMAT BLOCK_ROWS BLOCK_COLUMNS TRANSPOSED ROWS COLUMNS CODES FACTORS
+                                       a tensor made by tensor(), its codes and factors as hashes
+"""
+import bisect
+import math
+import struct
+
+FORMATS = {"e4m3": (4, 3, 7, 448.0), "e5m2": (5, 2, 15, 57344.0)}  # bits of exponent and mantissa, bias, largest
+RULES = ("exact", "power", "e8m0")
+NAN = 0x7FC00000
+
+
+def bits(x):
+    if math.isnan(x):
+        return NAN
+    try:
+        return struct.unpack("<I", struct.pack("<f", x))[0]
+    except OverflowError:
+        return 0x7F800000 if x > 0 else 0xFF800000
+
+
+def real(b):
+    return struct.unpack("<f", struct.pack("<I", b))[0]
+
+
+def single(x):
+    return real(bits(x))
+
+
+def value(name, code):
+    exponents, mantissas, bias, _ = FORMATS[name]
+    sign, e, m = -1.0 if code & 0x80 else 1.0, (code & 0x7F) >> mantissas, code & ((1 << mantissas) - 1)
+    if name == "e4m3" and code & 0x7F == 0x7F:
+        return math.nan
+    if name == "e5m2" and e == 31:
+        return math.nan if m else sign * math.inf
+    if e == 0:
+        return sign * m * 2.0 ** (1 - bias - mantissas)
+    return sign * (1 + m / 2 ** mantissas) * 2.0 ** (e - bias)
+
+
+VALUES = {name: [value(name, c) for c in range(127 if name == "e4m3" else 124)] for name in FORMATS}
+
+
+def code(name, x):
+    if math.isnan(x):
+        return 0x7F
+    of, a, sign = VALUES[name], abs(x), 0x80 if math.copysign(1, x) < 0 else 0
+    if a >= of[-1]:
+        return sign | len(of) - 1
+    above = bisect.bisect_right(of, a)
+    low, high = a - of[above - 1], of[above] - a
+    return sign | (above if high < low or (high == low and above % 2 == 0) else above - 1)
+
+
+def is_finite(b):
+    return b < 0x7F800000
+
+
+def scale(rule, name, amax):
+    """Of numbers whose largest magnitude has these bits: the scale and what leads back."""
+    most = FORMATS[name][3]
+    if rule == "e8m0":
+        if amax > 0x7F800000:
+            return math.nan, math.nan
+        share = 2.0 ** 127 if amax == 0x7F800000 else single(real(amax) / most)
+        exponent = -127
+        while exponent < 127 and 2.0 ** exponent < share:
+            exponent += 1
+        return 2.0 ** -exponent, 2.0 ** exponent
+    if amax == 0 or not is_finite(amax):
+        return 1.0, 1.0
+    s = single(most / real(amax))
+    if math.isinf(s):
+        s = real(0x7F7FFFFF)
+    if rule == "power":
+        s = 2.0 ** (math.frexp(s)[1] - 1)
+    return s, single(1 / s)
+
+
+class Random:
+    def __init__(self, seed):
+        self.state = seed
+
+    def next(self):
+        self.state = (self.state * 6364136223846793005 + 1442695040888963407) % 2 ** 64
+        return self.state >> 33
+
+
+def tensor(number, rows, columns):
+    """Numbers of bf16 as bits: of sizes far apart or close, some zeros; in every seventh tensor a NaN and an infinity."""
+    r = Random(number)
+    spread, center = 1 + r.next() % 40, 60 + r.next() % 130
+    out = []
+    for i in range(rows * columns):
+        u, v = r.next(), r.next()
+        b = (u & 1) << 15 | (center + (u >> 1) % spread) << 7 | v & 0x7F
+        out.append(0 if v >> 7 & 15 == 0 else b)
+    if number % 7 == 3:
+        out[r.next() % len(out)] = 0x7F80
+        out[r.next() % len(out)] = 0x7FC0
+    return out
+
+
+def fnv(data):
+    h = 0xCBF29CE484222325
+    for b in data:
+        h = (h ^ b) * 0x100000001B3 % 2 ** 64
+    return h
+
+
+def cast(rule, name, high, wide, transposed, rows, columns, x):
+    """Codes and factors of x [rows, columns], or of its transpose, in blocks of high x wide; 0: of all."""
+    if transposed:
+        x, rows, columns = [x[n * columns + i] for i in range(columns) for n in range(rows)], columns, rows
+    high, wide = high or rows, wide or columns
+    codes, factors = bytearray(rows * columns), []
+    for r in range(0, rows, high):
+        for c in range(0, columns, wide):
+            places = [i * columns + k for i in range(r, min(r + high, rows)) for k in range(c, min(c + wide, columns))]
+            s, back = scale(rule, name, max((x[p] & 0x7FFF) << 16 for p in places))
+            factors.append(bits(back))
+            for p in places:
+                codes[p] = code(name, single(real(x[p] << 16) * s))
+    return fnv(codes), fnv(struct.pack("<%dI" % len(factors), *factors))
+
+
+def edges(name):
+    """At, below and above each middle between neighbours, the values, and what has no neighbour."""
+    out = [0, 0x80000000, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7F7FFFFF, NAN, 0x7F800001]
+    of = VALUES[name] + [VALUES[name][-1] * 1.125, VALUES[name][-1] * 2]
+    for a, b in zip(of, of[1:]):
+        middle = bits((a + b) / 2)
+        out += [bits(b), middle, middle - 1, middle + 1, middle | 0x80000000]
+    return out
+
+
+def main():
+    for name in FORMATS:
+        print("values", name, *("%08x" % bits(value(name, c)) for c in range(256)))
+        print("codes", name, *("%08x:%02x" % (b, code(name, real(b))) for b in edges(name)))
+    amaxes = [0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x40400000, 0x43E00000, 0x43E00001, 0x47600000, 0x7F000000, 0x7F7FFFFF,
+              0x7F800000, NAN, 0x00E00000, 0x03E00000, 0x7EFFFFFF]
+    for rule in RULES:
+        for name in FORMATS:
+            for a in amaxes:
+                s, back = scale(rule, name, a)
+                print("scale", rule, name, "%08x %08x %08x" % (a, bits(s), bits(back)))
+    ways = [("exact", "e4m3", 0, 0), ("exact", "e5m2", 0, 0), ("power", "e4m3", 1, 128), ("power", "e4m3", 128, 128),
+            ("e8m0", "e4m3", 1, 32)]
+    for number in range(100):
+        rule, name, high, wide = ways[number % 5]
+        r = Random(1000 + number)
+        rows, columns, transposed = 1 + r.next() % 150, 1 + r.next() % 300, number // 5 % 2
+        if number < 60:
+            rows, columns = rows % 20 + 1, columns % 80 + 1
+        found = cast(rule, name, high, wide, transposed, rows, columns, tensor(number, rows, columns))
+        print("cast", number, rule, name, high, wide, transposed, rows, columns, "%016x %016x" % found)
+
+
+main()
