@@ -515,16 +515,19 @@ static int tensor_errors(const Run *r, const double *got, const float *want, dou
     return count;
 }
 
-/* Gradients of a step in bf16 come about as near to those in float64 as PyTorch's under autocast: median and worst tensor.
- * Not quite: autocast leaves the residual stream in fp32, ours is of 16 bits, as training on GPUs has it. */
-static const double AUTOCAST_TIMES = 1.5;
-static void bf16_beside_autocast(const char *name, bool exact)
+/*
+ * Gradients of a step in bf16 come as near to those in float64 as PyTorch's under autocast: median and worst tensor.
+ * Autocast leaves the residual stream in fp32. Where ours is of 16 bits, they come not quite as near.
+ */
+static void bf16_beside_autocast(const char *name, bool exact, bool fp32_residual)
 {
+    const double times = fp32_residual ? 1 : 1.5;
     Run r = { 0 };
     StepReport report;
     golden_open(&r.g, name);
     r.g.spec.exact = exact;
     r.g.spec.compute = BF16;
+    r.g.spec.fp32_residual = fp32_residual;
     run_open(&r);
     const int64_t n = plain_count(&r);
     float *want = golden_values(&r.g, "grad", n);
@@ -534,19 +537,20 @@ static void bf16_beside_autocast(const char *name, bool exact)
     const int count = tensor_errors(&r, r.grad, want, off);
     const Json *torch = json_get(r.g.c, "autocast");
     const double median = off[count / 2], most = off[count - 1];
-    printf("    %s, %s: median %.3g (PyTorch %.3g), largest %.3g (%.3g)\n", name, exact ? "layout" : "run", median,
-           number(torch, "median"), most, number(torch, "largest"));
-    CHECK(median > 0 && median <= AUTOCAST_TIMES * number(torch, "median"));
-    CHECK(most <= AUTOCAST_TIMES * number(torch, "largest"));
+    printf("    %s, %s, residual %s: median %.3g, %.3f of PyTorch's, largest %.3g, %.3f\n", name, exact ? "layout" : "run",
+           fp32_residual ? "fp32" : "bf16", median, median / number(torch, "median"), most,
+           most / number(torch, "largest"));
+    CHECK(median > 0 && median <= times * number(torch, "median"));
+    CHECK(most <= times * number(torch, "largest"));
     free(want), free(off), free(r.grad);
     run_close(&r);
 }
 
-TEST(bf16_gpt2) { bf16_beside_autocast("gpt2", false); }
-TEST(bf16_gpt2_layout) { bf16_beside_autocast("gpt2", true); }
-TEST(bf16_llama) { bf16_beside_autocast("llama", false); }
-TEST(bf16_llama_layout) { bf16_beside_autocast("llama", true); }
-TEST(bf16_gptoss) { bf16_beside_autocast("gptoss", false); }
+TEST(bf16_gpt2) { bf16_beside_autocast("gpt2", false, false), bf16_beside_autocast("gpt2", false, true); }
+TEST(bf16_gpt2_layout) { bf16_beside_autocast("gpt2", true, false), bf16_beside_autocast("gpt2", true, true); }
+TEST(bf16_llama) { bf16_beside_autocast("llama", false, false), bf16_beside_autocast("llama", false, true); }
+TEST(bf16_llama_layout) { bf16_beside_autocast("llama", true, false), bf16_beside_autocast("llama", true, true); }
+TEST(bf16_gptoss) { bf16_beside_autocast("gptoss", false, false), bf16_beside_autocast("gptoss", false, true); }
 
 TEST(gpt2_layout) { against_torch("gpt2", true, true); }
 TEST(gpt2_run) { against_torch("gpt2", false, true); }

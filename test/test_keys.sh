@@ -26,6 +26,7 @@ run.dir                    | other/place  | elsewhere
 run.name                   | otter        | same otter:
 run.device                 | cuda         | refused 2 CUDA
 run.precision              | bf16         | loss
+run.fp32_residual          | false        | loss | run.precision=bf16
 run.seed                   | 5            | loss
 run.reproducible           | run          | loss
 run.graphs                 | true         | refused 2 only device=cuda

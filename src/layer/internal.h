@@ -96,8 +96,6 @@ Err context_own_rows(Ctx *c, Tensor *rows);
 Saved saved_of(const Ctx *c, Region region, Tensor t);
 Tensor save_in(const Slot *slot, Saved saved);
 
-/* y = x, to the nearest of y's dtype. */
-Err cast_values(Ctx *c, Tensor y, Tensor x);
 /* x itself if it is in fp32, else a copy in scratch that is. */
 Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
 /* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */
