@@ -313,6 +313,7 @@ TEST(rows_of_16_bits)
         const OpTable *op = table_of(b);
         Device dev = device(2);
         Stream s = { &dev };
+        dev.ops = op; /* of which residual_norm_fwd is made */
         wide_of(tx, x32), wide_of(tw, w32), wide_of(tb, b32), wide_of(tr, r32), wide_of(tr, table32);
         const Tensor vx = tensor_of(x32, F32, N, D), vw = tensor_of(w32, F32, D), vb = tensor_of(b32, F32, D);
         OK(op->norm_fwd(&s, &(norm_fwd_args){ ty, tensor_of(mean[0], F32, N), tensor_of(rstd[0], F32, N), tx, tw, tb,
