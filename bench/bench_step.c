@@ -1,8 +1,9 @@
 /*
  * Whole training steps, timed: forward, backward, norm, clip, AdamW, on random tokens. One line a step, and a
  * closing JSON line. Several modes, with commas between them, take turns step by step in one process, and it closes
- * with the median of the ratios of neighbouring steps to those of the last mode. `both` is layout,run; bf16 and
- * bf16-fma are run in bf16, with products by VDPBF16PS and by fma. bench/run.py alternates this with PyTorch on
+ * with the median of the ratios of neighbouring steps to those of the last mode. `both` is layout,run; bf16,
+ * bf16-fma and bf16-narrow are run in bf16, with products by VDPBF16PS, by fma, and with a residual stream of 16 bits
+ * (others have it in fp32). bench/run.py alternates this with PyTorch on
  * the same shapes.
  *
  *   bench_step LAYERS HIDDEN HEADS BATCH SEQ STEPS [MODE,...|both] [THREADS] [trace.json]
@@ -44,7 +45,8 @@ static TrainSpec spec_of(char **a, const char *mode)
                     .attn_block = 64,
                     .exact = !strcmp(mode, "layout"),
                     .compute = strncmp(mode, "bf16", 4) ? F32 : BF16,
-                    .device.dot = !strcmp(mode, "bf16") ? DOT_VDPBF16 : DOT_FMA,
+                    .fp32_residual = strcmp(mode, "bf16-narrow") != 0,
+                    .device.dot = !strcmp(mode, "bf16") || !strcmp(mode, "bf16-narrow") ? DOT_VDPBF16 : DOT_FMA,
                     .update.adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
                     .update.clip = 1,
                     .update.lr = { LR_CONSTANT, 1e-4, 0, 0, 1000, 1 },
@@ -143,7 +145,7 @@ static Err run(Peer *peers, int count, int steps, const char *trace)
 /* Returns how many modes there are, 0 for too many or an unknown one. */
 static int read_modes(char *text, Peer peers[PEERS_MAX])
 {
-    static const char *const modes[] = { "layout", "run", "bf16", "bf16-fma" };
+    static const char *const modes[] = { "layout", "run", "bf16", "bf16-fma", "bf16-narrow" };
     static char both[] = "layout,run";
     int count = 0;
     if (!strcmp(text, "both")) text = both;
@@ -164,7 +166,8 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc && i < 10; i++) a[i] = argv[i];
     const int steps = atoi(a[6]), count = read_modes(a[7], peers);
     if (steps < 1 || steps > STEPS_MAX) return fprintf(stderr, "bench_step: STEPS must be 1 to %d\n", STEPS_MAX), 2;
-    if (!count) return fprintf(stderr, "bench_step: MODE is layout, run, bf16, bf16-fma, some of them, or both\n"), 2;
+    if (!count)
+        return fputs("bench_step: MODE is layout, run, bf16, bf16-fma, bf16-narrow, some of them, or both\n", stderr), 2;
     for (int k = 0; k < count; k++) peers[k].spec = spec_of(a, peers[k].mode);
     Err err = run(peers, count, steps, a[9]);
     if (err) err_print(err, true);

@@ -227,8 +227,9 @@ extern "C" Err cuda_gate_bwd(Stream *s, const gate_bwd_args *a)
 
 /* ---- residual and dropout ---- */
 
-template <class T, bool WIDE>
-__global__ void __launch_bounds__(PACK_THREADS) residual_kernel(Rows<T> y, Residual<T> r, PackGrid g)
+/* T: what packs are of, the wider one of Y and X. */
+template <class T, class Y, class X, bool WIDE>
+__global__ void __launch_bounds__(PACK_THREADS) residual_kernel(Rows<Y> y, Residual<T, X> r, PackGrid g)
 {
     const int64_t rows = rows_in_use(g.rows);
     ResidualPack<T> pack[PACK_UNROLL];
@@ -242,23 +243,25 @@ __global__ void __launch_bounds__(PACK_THREADS) residual_kernel(Rows<T> y, Resid
         const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
         if (!p.used) continue;
         const Pack<T> sum = residual_add<T, WIDE>(r, pack[u], p.row, p.column, p.left);
-        store_pack<T, WIDE>(y.at(p.row) + p.column, sum, p.left);
+        store_as<T, WIDE>(y.at(p.row) + p.column, sum, p.left);
     }
 }
 
-template <class T> static void launch_residual(Stream *s, const residual_fwd_args *a)
+template <class T, class Y, class X> static void launch_residual(Stream *s, const residual_fwd_args *a)
 {
     const PackGrid g = pack_grid(row_count(a->y, a->x), 1, a->x.dim[1], Pack<T>::COUNT);
-    const Residual<T> r = residual_of<T>(a);
-    const Rows<T> y = rows_of<T>(a->y);
+    const Residual<T, X> r = residual_of<T, X>(a);
+    const Rows<Y> y = rows_of<Y>(a->y);
     if (rows_aligned(a->y) && residual_aligned(a))
-        LAUNCH((residual_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), y, r, g);
-    else LAUNCH((residual_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, r, g);
+        LAUNCH((residual_kernel<T, Y, X, true>), g.grid, g.block, 0, cuda_stream(s), y, r, g);
+    else LAUNCH((residual_kernel<T, Y, X, false>), g.grid, g.block, 0, cuda_stream(s), y, r, g);
 }
 
 extern "C" Err cuda_residual_fwd(Stream *s, const residual_fwd_args *a)
 {
-    DISPATCH(a->x.dtype, launch_residual<T>(s, a));
+    if (a->residual.data && a->residual.dtype != a->y.dtype)
+        return err_set(ERR_SHAPE, "residual_fwd on cuda: residual and y are of one dtype");
+    DISPATCH_STREAM(a->y.dtype, a->x.dtype, launch_residual<T, T, N>(s, a));
     return ERR_OK;
 }
 
@@ -267,7 +270,7 @@ extern "C" Err cuda_residual_bwd(Stream *s, const residual_bwd_args *a)
 {
     residual_fwd_args f = {};
     f.y = a->dx, f.x = a->dy, f.position = a->position, f.sample = a->sample, f.dropout = a->dropout;
-    DISPATCH(a->dy.dtype, launch_residual<T>(s, &f));
+    DISPATCH_STREAM(a->dy.dtype, a->dx.dtype, launch_residual<T, N, T>(s, &f));
     return ERR_OK;
 }
 

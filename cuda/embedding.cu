@@ -38,9 +38,9 @@ struct Lookup {
 };
 
 /* Adding +0 makes -0 +0, as the sum over ranks does. */
-template <class T, bool WIDE>
+template <class T, class N, bool WIDE>
 __global__ void __launch_bounds__(PACK_THREADS)
-embedding_fwd_kernel(Rows<T> y, Rows<const T> table, Lookup k, PackGrid g)
+embedding_fwd_kernel(Rows<T> y, Rows<const N> table, Lookup k, PackGrid g)
 {
     const int64_t rows = rows_in_use(g.rows);
     Pack<T> from[PACK_UNROLL], old[PACK_UNROLL];
@@ -49,7 +49,7 @@ embedding_fwd_kernel(Rows<T> y, Rows<const T> table, Lookup k, PackGrid g)
         if (!p.used) continue;
         const int64_t row = table_row(k.index[p.row], k.first, k.V);
         for (int i = 0; i < Pack<T>::COUNT; i++) from[u].v[i] = old[u].v[i] = T(0.0f);
-        if (row >= 0) from[u] = load_pack<T, WIDE>(table.at(row) + p.column, p.left);
+        if (row >= 0) from[u] = load_as<T, WIDE>(table.at(row) + p.column, p.left);
         if (k.add) old[u] = load_pack<T, WIDE>(y.at(p.row) + p.column, p.left);
     }
     for (int u = 0; u < PACK_UNROLL; u++) {
@@ -61,20 +61,20 @@ embedding_fwd_kernel(Rows<T> y, Rows<const T> table, Lookup k, PackGrid g)
     }
 }
 
-template <class T> static void launch_lookup(Stream *s, const embedding_fwd_args *a)
+template <class T, class N> static void launch_lookup(Stream *s, const embedding_fwd_args *a)
 {
     const PackGrid g = pack_grid(row_count(a->y, a->index), 1, a->y.dim[1], Pack<T>::COUNT);
     const Lookup k = { data_of<const int32_t>(a->index), a->first, a->table.dim[0], a->add != 0 };
     const Rows<T> y = rows_of<T>(a->y);
-    const Rows<const T> table = rows_of<const T>(a->table);
+    const Rows<const N> table = rows_of<const N>(a->table);
     if (rows_aligned(a->y) && rows_aligned(a->table))
-        LAUNCH((embedding_fwd_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), y, table, k, g);
-    else LAUNCH((embedding_fwd_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, table, k, g);
+        LAUNCH((embedding_fwd_kernel<T, N, true>), g.grid, g.block, 0, cuda_stream(s), y, table, k, g);
+    else LAUNCH((embedding_fwd_kernel<T, N, false>), g.grid, g.block, 0, cuda_stream(s), y, table, k, g);
 }
 
 extern "C" Err cuda_embedding_fwd(Stream *s, const embedding_fwd_args *a)
 {
-    DISPATCH(a->y.dtype, launch_lookup<T>(s, a));
+    DISPATCH_STREAM(a->y.dtype, a->table.dtype, (launch_lookup<T, N>(s, a)));
     return ERR_OK;
 }
 

@@ -39,6 +39,18 @@ static inline unsigned grid_blocks(int64_t n) { return static_cast<unsigned>(n >
     default: return err_set(ERR_SHAPE, "no CUDA kernel for %s", dtype_name(dtype));     \
     }
 
+/* The same with T of the residual stream, which may be float beside a 16-bit N of all else. */
+#define DISPATCH_STREAM(stream, dtype, ...)                                                                      \
+    if ((stream) == (dtype)) {                                                                                   \
+        DISPATCH(dtype, typedef T N; __VA_ARGS__);                                                               \
+    } else {                                                                                                     \
+        if ((stream) != F32 || ((dtype) != BF16 && (dtype) != F16))                                              \
+            return err_set(ERR_SHAPE, "no CUDA kernel for %s beside %s", dtype_name(stream), dtype_name(dtype)); \
+        typedef float T;                                                                                         \
+        if ((dtype) == BF16) { typedef bf16 N; __VA_ARGS__; }                                                    \
+        else { typedef f16 N; __VA_ARGS__; }                                                                     \
+    }
+
 template <class T> static inline T *data_of(Tensor t) { return static_cast<T *>(t.data); }
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -115,6 +127,48 @@ template <class T, bool WIDE> __device__ __forceinline__ void store_pack(T *p, c
     } else {
         for (int i = 0; i < Pack<T>::COUNT; i++)
             if (i < left) p[i] = x.v[i];
+    }
+}
+
+/* The same of a row of N, whose numbers are widened or rounded: 4 of 16 bits, 8 bytes at once, beside a pack of
+ * floats. */
+template <class N> struct alignas(8) NarrowPack {
+    N v[4];
+};
+
+template <class T, bool WIDE, class N> __device__ __forceinline__ Pack<T> load_as(const N *p, int64_t left)
+{
+    if constexpr (sizeof(N) == sizeof(T)) {
+        return load_pack<T, WIDE>(p, left);
+    } else {
+        NarrowPack<N> q;
+        Pack<T> r;
+        if constexpr (WIDE) {
+            need_aligned(p, 8);
+            *reinterpret_cast<int2 *>(&q) = *reinterpret_cast<const int2 *>(p);
+        } else {
+            for (int i = 0; i < 4; i++) q.v[i] = i < left ? p[i] : N(0.0f);
+        }
+        for (int i = 0; i < 4; i++) r.v[i] = to_float(q.v[i]);
+        return r;
+    }
+}
+
+template <class T, bool WIDE, class N>
+__device__ __forceinline__ void store_as(N *p, const Pack<T> &x, int64_t left)
+{
+    if constexpr (sizeof(N) == sizeof(T)) {
+        store_pack<T, WIDE>(p, x, left);
+    } else {
+        NarrowPack<N> q;
+        for (int i = 0; i < 4; i++) q.v[i] = from_float<N>(to_float(x.v[i]));
+        if constexpr (WIDE) {
+            need_aligned(p, 8);
+            __stcg(reinterpret_cast<int2 *>(p), *reinterpret_cast<const int2 *>(&q));
+        } else {
+            for (int i = 0; i < 4; i++)
+                if (i < left) p[i] = q.v[i];
+        }
     }
 }
 

@@ -58,14 +58,14 @@ template <class T> __device__ __forceinline__ Pack<T> in_place(Pack<T> p)
 /* ---- a row among threads ---- */
 
 /*
- * LANES threads of a warp (8 or 32), or the whole block (0), share a row; pack k of a thread begins at column
+ * LANES threads of a warp (8 or 32), or the whole block (0), share a row of N; pack k of a thread begins at column
  * at(k). PACKS of them are kept in registers; 0: any number, read again each time (from L1, if the row is not
  * long). They are gone through in batches of BATCH, of which all are loaded first. WIDE: rows are aligned; packs in
  * registers always are.
  */
-template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
+template <class T, int LANES, int PACKS, bool WIDE, class N = T> struct RowPart {
     static constexpr int COUNT = Pack<T>::COUNT, BATCH = PACKS > 0 ? PACKS : WIDE ? 4 : 1;
-    const T *row;
+    const N *row;
     int width; /* 0: nothing to do, but the thread still takes part in sums */
     Pack<T> kept[BATCH]; /* all of the row, or a batch of it */
 
@@ -75,18 +75,19 @@ template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
     {
         return PACKS > 0 ? PACKS : (width + lanes() * COUNT - 1) / (lanes() * COUNT);
     }
-    __device__ __forceinline__ void load(const T *from, int columns)
+    __device__ __forceinline__ void load(const N *from, int columns)
     {
         row = from;
         width = columns;
         if constexpr (PACKS > 0) {
 #pragma unroll
             for (int k = 0; k < PACKS; k++)
-                if (at(k) < width) kept[k] = load16(row + at(k));
+                if (at(k) < width) kept[k] = load_as<T, true>(row + at(k), COUNT);
         }
     }
     /* The row is residual + dropout(x + bias), computed here and stored at `to`, from where it is read again. */
-    __device__ __forceinline__ void add(const Residual<T> &r, int64_t n, T *to, int columns)
+    template <class X>
+    __device__ __forceinline__ void add(const Residual<T, X> &r, int64_t n, T *to, int columns)
     {
         row = to;
         width = columns;
@@ -120,9 +121,9 @@ template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
         if constexpr (PACKS > 0) return got(k);
         else return read(row, k);
     }
-    __device__ __forceinline__ Pack<T> read(const T *other, int k) const
+    template <class M> __device__ __forceinline__ Pack<T> read(const M *other, int k) const
     {
-        return load_pack<T, WIDE>(other + at(k), width - at(k));
+        return load_as<T, WIDE>(other + at(k), width - at(k));
     }
     /* Then pack first + k is got(k), for k < BATCH; beyond the row zeros, or what it was where all are kept. */
     __device__ __forceinline__ void get_batch(int first)
@@ -141,9 +142,9 @@ template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
         for (int k = 0; k < packs(); k++)
             if (at(k) < width) prefetch_l2(other + at(k));
     }
-    __device__ __forceinline__ void write(T *other, int k, const Pack<T> &x) const
+    template <class M> __device__ __forceinline__ void write(M *other, int k, const Pack<T> &x) const
     {
-        store_pack<T, WIDE>(other + at(k), x, width - at(k));
+        store_as<T, WIDE>(other + at(k), x, width - at(k));
     }
     /* The elements of pack k inside the row. */
     __device__ __forceinline__ int valid(int k) const
@@ -191,11 +192,11 @@ static inline NormStats norm_stats(Tensor mean, Tensor rstd)
 
 /* ---- forward ---- */
 
-/* The row is x; with ADD it is `add`, stored in `sum`. */
-template <class T, int LANES, int PACKS, bool WIDE, bool ADD>
+/* The row is x; with ADD it is `add`, stored in `sum`. T: of the row, N: of all else. */
+template <class T, class N, int LANES, int PACKS, bool WIDE, bool ADD>
 __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? RESIDENT : 1)
-    norm_fwd_kernel(Rows<T> y, NormStats stats, GroupedRows<const T> x, Residual<T> add, Rows<T> sum, const T *w,
-                    const T *b, RowCount count, int D, float eps)
+    norm_fwd_kernel(Rows<N> y, NormStats stats, GroupedRows<const T> x, Residual<T, N> add, Rows<T> sum, const N *w,
+                    const N *b, RowCount count, int D, float eps)
 {
     typedef RowPart<T, LANES, PACKS, WIDE> Part;
     SHARED(float, part, [WARP]);
@@ -243,11 +244,12 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LAN
 }
 
 /* Of both ops, which share a row alike: the sums, and so the bits, do not depend on where the row comes from. */
-template <class T, bool ADD> struct NormFwd {
+template <class T, class N, bool ADD> struct NormFwd {
     cudaStream_t stream;
-    Rows<T> y, sum;
+    Rows<N> y;
+    Rows<T> sum;
     GroupedRows<const T> x;
-    Residual<T> add;
+    Residual<T, N> add;
     Tensor w, b, mean, rstd;
     RowCount count;
     int64_t D;
@@ -255,9 +257,9 @@ template <class T, bool ADD> struct NormFwd {
     template <int LANES, int PACKS, bool WIDE> void run(int64_t threads) const
     {
         const int64_t blocks = LANES > 0 ? ceil_div(count.capacity, NORM_THREADS / LANES) : count.capacity;
-        LAUNCH((norm_fwd_kernel<T, LANES, PACKS, WIDE, ADD>), positive(blocks),
+        LAUNCH((norm_fwd_kernel<T, N, LANES, PACKS, WIDE, ADD>), positive(blocks),
                static_cast<unsigned>(threads), 0, stream, y, norm_stats(mean, rstd), x, add, sum,
-               data_of<const T>(w), data_of<const T>(b), count, static_cast<int>(D), eps);
+               data_of<const N>(w), data_of<const N>(b), count, static_cast<int>(D), eps);
     }
     void launch(bool aligned) const
     {
@@ -266,33 +268,35 @@ template <class T, bool ADD> struct NormFwd {
     }
 };
 
-template <class T> static void launch_norm_fwd(Stream *s, const norm_fwd_args *a)
+template <class T, class N> static void launch_norm_fwd(Stream *s, const norm_fwd_args *a)
 {
-    NormFwd<T, false> n = {};
+    NormFwd<T, N, false> n = {};
     n.stream = cuda_stream(s), n.count = row_count(a->y, a->x), n.D = a->x.dim[1], n.eps = a->eps;
-    n.y = rows_of<T>(a->y), n.mean = a->mean, n.rstd = a->rstd, n.w = a->w, n.b = a->b;
+    n.y = rows_of<N>(a->y), n.mean = a->mean, n.rstd = a->rstd, n.w = a->w, n.b = a->b;
     n.x = grouped_rows_of<const T>(a->x);
     n.launch(rows_aligned(a->y) && rows_aligned(a->x));
 }
 
 extern "C" Err cuda_norm_fwd(Stream *s, const norm_fwd_args *a)
 {
-    DISPATCH(a->x.dtype, launch_norm_fwd<T>(s, a));
+    DISPATCH_STREAM(a->x.dtype, a->y.dtype, (launch_norm_fwd<T, N>(s, a)));
     return ERR_OK;
 }
 
-template <class T> static void launch_residual_norm_fwd(Stream *s, const residual_norm_fwd_args *a)
+template <class T, class N> static void launch_residual_norm_fwd(Stream *s, const residual_norm_fwd_args *a)
 {
-    NormFwd<T, true> n = {};
+    NormFwd<T, N, true> n = {};
     n.stream = cuda_stream(s), n.count = row_count(a->y, a->x), n.D = a->x.dim[1], n.eps = a->eps;
-    n.y = rows_of<T>(a->y), n.mean = a->mean, n.rstd = a->rstd, n.w = a->w, n.b = a->b;
-    n.add = residual_of<T>(a), n.sum = rows_of<T>(a->sum);
+    n.y = rows_of<N>(a->y), n.mean = a->mean, n.rstd = a->rstd, n.w = a->w, n.b = a->b;
+    n.add = residual_of<T, N>(a), n.sum = rows_of<T>(a->sum);
     n.launch(rows_aligned(a->y) && rows_aligned(a->sum) && residual_aligned(a));
 }
 
 extern "C" Err cuda_residual_norm_fwd(Stream *s, const residual_norm_fwd_args *a)
 {
-    DISPATCH(a->x.dtype, launch_residual_norm_fwd<T>(s, a));
+    if (a->residual.dtype != a->sum.dtype)
+        return err_set(ERR_SHAPE, "residual_norm_fwd on cuda: residual and sum are of one dtype");
+    DISPATCH_STREAM(a->sum.dtype, a->x.dtype, (launch_residual_norm_fwd<T, N>(s, a)));
     return ERR_OK;
 }
 
@@ -326,14 +330,14 @@ template <class T, bool WIDE> struct GradSums {
             for (int i = 0; i < COUNT; i++) sum[2][i] += to_float(v.v[i]);
         }
     }
-    template <class X>
-    __device__ __forceinline__ void add(Rows<const T> dy, const X &x, NormStats stats, int64_t begin, int64_t end)
+    template <class N, class X>
+    __device__ __forceinline__ void add(Rows<const N> dy, const X &x, NormStats stats, int64_t begin, int64_t end)
     {
         if (left <= 0) return;
 #pragma unroll 4
         for (int64_t n = begin + row; n < end; n += NORM_THREADS / across) {
             const Pack<T> vx = load_pack<T, WIDE>(x.at(n) + column, left);
-            const Pack<T> vd = load_pack<T, WIDE>(dy.at(n) + column, left);
+            const Pack<T> vd = load_as<T, WIDE>(dy.at(n) + column, left);
             const float rstd = stats.rstd[n], mean = stats.mean ? stats.mean[n] : 0;
             for (int i = 0; i < COUNT; i++) {
                 const float d = to_float(vd.v[i]);
@@ -370,9 +374,9 @@ struct NormSlices {
 };
 
 /* blockIdx: slice, tile of columns. */
-template <class T, bool WIDE>
+template <class T, class N, bool WIDE>
 __global__ void __launch_bounds__(NORM_THREADS)
-    norm_grad_kernel(NormSlices to, GroupedRows<T> dx, Rows<const T> dy, GroupedRows<const T> x, NormStats stats,
+    norm_grad_kernel(NormSlices to, GroupedRows<T> dx, Rows<const N> dy, GroupedRows<const T> x, NormStats stats,
                      RowCount count, int D)
 {
     const int64_t rows = rows_in_use(count), begin = blockIdx.x * to.rows;
@@ -415,16 +419,17 @@ __global__ void __launch_bounds__(WARP *SUM_THREADS)
 
 /* ---- backward: rows by lanes ---- */
 
-/* One row, by LANES threads: dx of it. Each reads of x and d what it has copied there itself; packs 0: no row. */
-template <class T, int LANES>
-__device__ __forceinline__ void norm_bwd_row(T *dx, bool fresh, const T *x, const T *d, const T *w, int packs,
+/* One row, by LANES threads: dx of it. Each reads of x what it has copied there itself; packs 0: no row. */
+template <class T, class N, int LANES>
+__device__ __forceinline__ void norm_bwd_row(T *dx, bool fresh, const T *x, const N *d, const N *w, int packs,
                                              float mean, float rstd, bool centred, int D)
 {
     typedef Pack<T> P;
     const int lane = threadIdx.x % LANES;
     float sum_g = 0, sum_gh = 0;
     for (int k = lane; k < packs; k += LANES) {
-        const P vx = load16(x + k * P::COUNT), vd = load16(d + k * P::COUNT), scale = load16(w + k * P::COUNT);
+        const P vx = load16(x + k * P::COUNT), vd = load_as<T, true>(d + k * P::COUNT, P::COUNT);
+        const P scale = load_as<T, true>(w + k * P::COUNT, P::COUNT);
         for (int i = 0; i < P::COUNT; i++) {
             const float g = to_float(vd.v[i]) * to_float(scale.v[i]);
             sum_g += g;
@@ -437,7 +442,8 @@ __device__ __forceinline__ void norm_bwd_row(T *dx, bool fresh, const T *x, cons
     }
     const float mean_g = centred ? sum_g / D : 0, mean_gh = sum_gh / D;
     for (int k = lane; k < packs; k += LANES) {
-        const P vx = load16(x + k * P::COUNT), vd = load16(d + k * P::COUNT), scale = load16(w + k * P::COUNT);
+        const P vx = load16(x + k * P::COUNT), vd = load_as<T, true>(d + k * P::COUNT, P::COUNT);
+        const P scale = load_as<T, true>(w + k * P::COUNT, P::COUNT);
         P sum = fresh ? P() : load16(dx + k * P::COUNT);
         for (int i = 0; i < P::COUNT; i++) {
             const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
@@ -451,15 +457,17 @@ __device__ __forceinline__ void norm_bwd_row(T *dx, bool fresh, const T *x, cons
  * The rows of a slice in turn, as many at a time as the block has LANES of: x and dy of them are brought to shared
  * memory, from where they are read three times, for the row's sums, for dx, and by columns for dw and db.
  */
-template <class T, int LANES>
+template <class T, class N, int LANES>
 __global__ void __launch_bounds__(NORM_THREADS, STAGED_MOST)
-    norm_bwd_rows_kernel(GroupedRows<T> dx, bool fresh, Rows<const T> dy, GroupedRows<const T> x, const T *w,
+    norm_bwd_rows_kernel(GroupedRows<T> dx, bool fresh, Rows<const N> dy, GroupedRows<const T> x, const N *w,
                          NormStats stats, NormSlices to, RowCount count, int D)
 {
-    constexpr int AT_ONCE = NORM_THREADS / LANES, COUNT = Pack<T>::COUNT;
-    DYNAMIC_SHARED(T, staged); /* [x, dy][AT_ONCE][D] */
+    constexpr int AT_ONCE = NORM_THREADS / LANES, COUNT = Pack<T>::COUNT, D_COUNT = Pack<N>::COUNT;
+    DYNAMIC_SHARED(T, staged_x); /* x, then dy: [AT_ONCE][D] each */
+    N *staged_d = reinterpret_cast<N *>(staged_x + AT_ONCE * D);
     const int row = threadIdx.x / LANES, lane = threadIdx.x % LANES, all = D / COUNT;
-    T *own_x = staged + row * D, *own_d = own_x + AT_ONCE * D;
+    T *own_x = staged_x + row * D;
+    N *own_d = staged_d + row * D;
     const int64_t rows = rows_in_use(count), begin = blockIdx.x * to.rows;
     const int64_t end = begin + to.rows < rows ? begin + to.rows : rows;
     GradSums<T, true> sums;
@@ -469,16 +477,18 @@ __global__ void __launch_bounds__(NORM_THREADS, STAGED_MOST)
         const int packs = n < end ? all : 0;
         for (int k = lane; k < packs; k += LANES) {
             cp_async_16(own_x + k * COUNT, x.at(n) + k * COUNT);
-            cp_async_16(own_d + k * COUNT, dy.at(n) + k * COUNT);
+            if (COUNT == D_COUNT || k < packs * COUNT / D_COUNT)
+                cp_async_16(own_d + k * D_COUNT, dy.at(n) + k * D_COUNT);
             if (!fresh) prefetch_l2(dx.at(n) + k * COUNT);
         }
         cp_async_commit();
         const float rstd = packs ? stats.rstd[n] : 0, mean = packs && stats.mean ? stats.mean[n] : 0;
         cp_async_wait<0>();
-        norm_bwd_row<T, LANES>(dx.at(n), fresh, own_x, own_d, w, packs, mean, rstd, stats.mean != nullptr, D);
+        if constexpr (COUNT != D_COUNT) __syncwarp(); /* a pack of dy that one has copied two others read */
+        norm_bwd_row<T, N, LANES>(dx.at(n), fresh, own_x, own_d, w, packs, mean, rstd, stats.mean != nullptr, D);
         __syncthreads(); /* x and dy of all rows are there, their dx is written */
-        sums.add(Rows<const T>{ staged + (AT_ONCE - first) * D, D }, Rows<const T>{ staged - first * D, D }, stats,
-                 first, stop);
+        sums.add(Rows<const N>{ staged_d - first * D, D }, Rows<const T>{ staged_x - first * D, D }, stats, first,
+                 stop);
         if (to.wanted > 2) sums.add_results(dx, first, stop);
         __syncthreads(); /* before the next rows arrive */
     }
@@ -488,9 +498,9 @@ __global__ void __launch_bounds__(NORM_THREADS, STAGED_MOST)
 /* ---- backward: a row by a block ---- */
 
 /* use(k, packs k of x, dy and w) for all k of a row, batch by batch. */
-template <class T, int PACKS, bool WIDE, class Use>
-__device__ __forceinline__ void norm_bwd_packs(RowPart<T, 0, PACKS, WIDE> &px, RowPart<T, 0, PACKS, WIDE> &pd,
-                                               const T *w, const Use &use)
+template <class T, class N, int PACKS, bool WIDE, class Use>
+__device__ __forceinline__ void norm_bwd_packs(RowPart<T, 0, PACKS, WIDE> &px, RowPart<T, 0, PACKS, WIDE, N> &pd,
+                                               const N *w, const Use &use)
 {
     typedef RowPart<T, 0, PACKS, WIDE> Part;
     for (int first = 0; first < px.packs(); first += Part::BATCH) {
@@ -503,9 +513,9 @@ __device__ __forceinline__ void norm_bwd_packs(RowPart<T, 0, PACKS, WIDE> &px, R
 }
 
 /* dx of row blockIdx.x; another kernel sums dw and db. */
-template <class T, int PACKS, bool WIDE>
+template <class T, class N, int PACKS, bool WIDE>
 __global__ void __launch_bounds__(NORM_BLOCK_MAX, 1)
-    norm_bwd_kernel(GroupedRows<T> dx, bool fresh, Rows<const T> dy, GroupedRows<const T> x, const T *w,
+    norm_bwd_kernel(GroupedRows<T> dx, bool fresh, Rows<const N> dy, GroupedRows<const T> x, const N *w,
                     NormStats stats, RowCount count, int D)
 {
     typedef RowPart<T, 0, PACKS, WIDE> Part;
@@ -513,7 +523,8 @@ __global__ void __launch_bounds__(NORM_BLOCK_MAX, 1)
     SHARED(float, part, [WARP]);
     const int64_t n = blockIdx.x;
     if (n >= rows_in_use(count)) return;
-    Part px, pd;
+    Part px;
+    RowPart<T, 0, PACKS, WIDE, N> pd;
     px.load(x.at(n), D);
     pd.load(dy.at(n), D);
     if (!fresh) px.prefetch(dx.at(n));
@@ -549,7 +560,8 @@ static NormSlices norm_slices(Stream *s, int64_t rows, int64_t least, int64_t sl
 
 static int norm_sums(const norm_bwd_args *a) { return a->dsum.data ? 3 : 2; }
 
-template <class T> static void launch_norm_grad(Stream *s, const norm_bwd_args *a, bool wide, NormSlices *to)
+template <class T, class N>
+static void launch_norm_grad(Stream *s, const norm_bwd_args *a, bool wide, NormSlices *to)
 {
     const int64_t D = a->x.dim[1], packs = ceil_div(D, Pack<T>::COUNT);
     const int64_t across = packs < GRAD_PACKS ? power_of_two(packs) : GRAD_PACKS,
@@ -557,16 +569,16 @@ template <class T> static void launch_norm_grad(Stream *s, const norm_bwd_args *
     *to = norm_slices(s, a->x.dim[0], GRAD_ROWS, ceil_div(GRAD_BLOCKS, tiles), across);
     to->wanted = norm_sums(a);
     const dim3 grid(static_cast<unsigned>(to->count), static_cast<unsigned>(tiles));
-    const Rows<const T> dy = rows_of<const T>(a->dy);
+    const Rows<const N> dy = rows_of<const N>(a->dy);
     const GroupedRows<T> dx = grouped_rows_of<T>(a->dx);
     const GroupedRows<const T> x = grouped_rows_of<const T>(a->x);
     const NormStats stats = norm_stats(a->mean, a->rstd);
     const RowCount count = row_count(a->dx, a->dy);
     if (wide)
-        LAUNCH((norm_grad_kernel<T, true>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dx, dy, x, stats, count,
+        LAUNCH((norm_grad_kernel<T, N, true>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dx, dy, x, stats, count,
                static_cast<int>(D));
     else
-        LAUNCH((norm_grad_kernel<T, false>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dx, dy, x, stats, count,
+        LAUNCH((norm_grad_kernel<T, N, false>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dx, dy, x, stats, count,
                static_cast<int>(D));
 }
 
@@ -581,45 +593,47 @@ static void launch_norm_grad_sum(Stream *s, const norm_bwd_args *a, const NormSl
            cuda_stream(s), grads, from.partial, from.count, from.wanted, static_cast<int>(D));
 }
 
-template <class T, int LANES> static Err launch_norm_bwd_rows(Stream *s, const norm_bwd_args *a)
+template <class T, class N, int LANES> static Err launch_norm_bwd_rows(Stream *s, const norm_bwd_args *a)
 {
-    const int64_t D = a->x.dim[1], at_once = NORM_THREADS / LANES, bytes = 2 * at_once * D * sizeof(T);
+    const int64_t D = a->x.dim[1], at_once = NORM_THREADS / LANES, bytes = at_once * D * (sizeof(T) + sizeof(N));
     const int64_t room = STAGED_BYTES / (bytes + NORM_THREADS * Pack<T>::COUNT * 4);
     const int64_t slices = GRAD_BLOCKS / STAGED_MOST * (room < STAGED_MOST ? room : STAGED_MOST);
     NormSlices to = norm_slices(s, a->x.dim[0], at_once, slices, power_of_two(D / Pack<T>::COUNT));
     to.wanted = norm_sums(a);
-    TRY(allow_shared((norm_bwd_rows_kernel<T, LANES>), static_cast<int>(bytes)));
-    LAUNCH((norm_bwd_rows_kernel<T, LANES>), static_cast<unsigned>(to.count), NORM_THREADS, static_cast<size_t>(bytes),
-           cuda_stream(s), grouped_rows_of<T>(a->dx), a->fresh_dx != 0, rows_of<const T>(a->dy),
-           grouped_rows_of<const T>(a->x), data_of<const T>(a->w), norm_stats(a->mean, a->rstd), to,
-           row_count(a->dx, a->dy), static_cast<int>(D));
+    TRY(allow_shared((norm_bwd_rows_kernel<T, N, LANES>), static_cast<int>(bytes)));
+    LAUNCH((norm_bwd_rows_kernel<T, N, LANES>), static_cast<unsigned>(to.count), NORM_THREADS,
+           static_cast<size_t>(bytes), cuda_stream(s), grouped_rows_of<T>(a->dx), a->fresh_dx != 0,
+           rows_of<const N>(a->dy), grouped_rows_of<const T>(a->x), data_of<const N>(a->w),
+           norm_stats(a->mean, a->rstd), to, row_count(a->dx, a->dy), static_cast<int>(D));
     launch_norm_grad_sum(s, a, to);
     return ERR_OK;
 }
 
 /* PACKS of a thread; 0: more than registers hold, read again each time. */
-template <class T, int PACKS, bool WIDE>
+template <class T, class N, int PACKS, bool WIDE>
 static void launch_norm_bwd_blocks(Stream *s, const norm_bwd_args *a, int64_t threads)
 {
     const int D = static_cast<int>(a->x.dim[1]);
     NormSlices to;
-    LAUNCH((norm_bwd_kernel<T, PACKS, WIDE>), positive(a->x.dim[0]), static_cast<unsigned>(threads), 0, cuda_stream(s),
-           grouped_rows_of<T>(a->dx), a->fresh_dx != 0, rows_of<const T>(a->dy), grouped_rows_of<const T>(a->x),
-           data_of<const T>(a->w), norm_stats(a->mean, a->rstd), row_count(a->dx, a->dy), D);
-    launch_norm_grad<T>(s, a, WIDE, &to);
+    LAUNCH((norm_bwd_kernel<T, N, PACKS, WIDE>), positive(a->x.dim[0]), static_cast<unsigned>(threads), 0,
+           cuda_stream(s), grouped_rows_of<T>(a->dx), a->fresh_dx != 0, rows_of<const N>(a->dy),
+           grouped_rows_of<const T>(a->x), data_of<const N>(a->w), norm_stats(a->mean, a->rstd),
+           row_count(a->dx, a->dy), D);
+    launch_norm_grad<T, N>(s, a, WIDE, &to);
     launch_norm_grad_sum(s, a, to);
 }
 
-template <class T> static Err launch_norm_bwd(Stream *s, const norm_bwd_args *a)
+template <class T, class N> static Err launch_norm_bwd(Stream *s, const norm_bwd_args *a)
 {
     constexpr int KEPT = NORM_KEPT / Pack<T>::COUNT;
     const bool wide = rows_aligned(a->dx) && rows_aligned(a->dy) && rows_aligned(a->x) && rows_aligned(a->w);
     const int64_t packs = a->x.dim[1] / Pack<T>::COUNT;
-    if (wide && packs > 0 && packs <= 2 * 8) return launch_norm_bwd_rows<T, 8>(s, a);
-    if (wide && packs > 0 && packs <= 8 * WARP) return launch_norm_bwd_rows<T, WARP>(s, a);
-    if (!wide || packs == 0 || packs > KEPT * NORM_BLOCK_MAX) launch_norm_bwd_blocks<T, 0, false>(s, a, NORM_THREADS);
+    if (wide && packs > 0 && packs <= 2 * 8) return launch_norm_bwd_rows<T, N, 8>(s, a);
+    if (wide && packs > 0 && packs <= 8 * WARP) return launch_norm_bwd_rows<T, N, WARP>(s, a);
+    if (!wide || packs == 0 || packs > KEPT * NORM_BLOCK_MAX)
+        launch_norm_bwd_blocks<T, N, 0, false>(s, a, NORM_THREADS);
     else /* (two long fp32 rows are too much for registers) */
-        launch_norm_bwd_blocks<T, sizeof(T) == 4 ? 0 : KEPT, true>(s, a, ceil_div(packs, KEPT * WARP) * WARP);
+        launch_norm_bwd_blocks<T, N, sizeof(T) == 4 ? 0 : KEPT, true>(s, a, ceil_div(packs, KEPT * WARP) * WARP);
     return ERR_OK;
 }
 
@@ -628,6 +642,7 @@ extern "C" Err cuda_norm_bwd(Stream *s, const norm_bwd_args *a)
     if (a->dw.dtype != F32) return err_set(ERR_SHAPE, "norm_bwd: gradients are fp32 on CUDA");
     if (a->x.dim[1] > NORM_WIDEST)
         return err_set(ERR_SHAPE, "norm_bwd: %lld columns", static_cast<long long>(a->x.dim[1]));
-    DISPATCH(a->x.dtype, TRY(launch_norm_bwd<T>(s, a)));
+    if (a->dx.dtype != a->x.dtype) return err_set(ERR_SHAPE, "norm_bwd on cuda: dx and x are of one dtype");
+    DISPATCH_STREAM(a->x.dtype, a->dy.dtype, TRY((launch_norm_bwd<T, N>(s, a))));
     return ERR_OK;
 }

@@ -10,20 +10,22 @@
 
 #include "kernel.cuh"
 
-template <class T> struct Residual {
-    Rows<const T> residual, x; /* residual.data may be NULL */
-    const T *bias;             /* may be NULL */
+/* Sums are T, what is added X: T, or of 16 bits beside float. */
+template <class T, class X> struct Residual {
+    Rows<const T> residual; /* data may be NULL */
+    Rows<const X> x;
+    const X *bias; /* may be NULL */
     Dropout dropout;
     const int32_t *position;
     const int64_t *sample;
 };
 
 /* Of the arguments of any op that has these. */
-template <class T, class Args> static inline Residual<T> residual_of(const Args *a)
+template <class T, class X, class Args> static inline Residual<T, X> residual_of(const Args *a)
 {
-    Residual<T> r = { rows_of<const T>(a->residual),       rows_of<const T>(a->x),
-                      data_of<const T>(a->bias),           a->dropout,
-                      data_of<const int32_t>(a->position), data_of<const int64_t>(a->sample) };
+    Residual<T, X> r = { rows_of<const T>(a->residual),       rows_of<const X>(a->x),
+                         data_of<const X>(a->bias),           a->dropout,
+                         data_of<const int32_t>(a->position), data_of<const int64_t>(a->sample) };
     return r;
 }
 
@@ -38,18 +40,18 @@ template <class T> struct ResidualPack {
     Pack<T> x, residual;
 };
 
-template <class T, bool WIDE>
-__device__ __forceinline__ ResidualPack<T> residual_load(const Residual<T> &r, int64_t row, int64_t column,
+template <class T, bool WIDE, class X>
+__device__ __forceinline__ ResidualPack<T> residual_load(const Residual<T, X> &r, int64_t row, int64_t column,
                                                          int64_t left)
 {
     ResidualPack<T> p;
-    p.x = load_pack<T, WIDE>(r.x.at(row) + column, left);
+    p.x = load_as<T, WIDE>(r.x.at(row) + column, left);
     if (r.residual.data) p.residual = load_pack<T, WIDE>(r.residual.at(row) + column, left);
     return p;
 }
 
-template <class T, bool WIDE>
-__device__ __forceinline__ Pack<T> residual_add(const Residual<T> &r, const ResidualPack<T> &p, int64_t row,
+template <class T, bool WIDE, class X>
+__device__ __forceinline__ Pack<T> residual_add(const Residual<T, X> &r, const ResidualPack<T> &p, int64_t row,
                                                 int64_t column, int64_t left)
 {
     constexpr int COUNT = Pack<T>::COUNT;
@@ -57,7 +59,7 @@ __device__ __forceinline__ Pack<T> residual_add(const Residual<T> &r, const Resi
     Pack<T> sum;
     for (int i = 0; i < COUNT; i++) v[i] = to_float(p.x.v[i]);
     if (r.bias) {
-        const Pack<T> bias = load_pack<T, WIDE>(r.bias + column, left);
+        const Pack<T> bias = load_as<T, WIDE>(r.bias + column, left);
         for (int i = 0; i < COUNT; i++) v[i] += to_float(bias.v[i]);
     }
     if (r.dropout.threshold) {

@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
-# The same training on the CPU and on the GPU: 50 losses of small gpt2 and llama models, dropout on, in fp32,
-# bf16 and fp8 (GPU_STEPS: another number). MEGATRAIN names a binary with the CUDA backend; the emulated one will do.
+# The same training on the CPU and on the GPU: 50 losses of small gpt2 and llama models, dropout on, in fp32, in bf16, in
+# bf16 with the residual stream in fp32, and in fp8 (GPU_STEPS: another number). MEGATRAIN names a binary with the CUDA
+# backend; the emulated one will do.
 #
 # Allowed, relative to the loss: some hundred times what 50 emulated steps differ by in fp32 (2e-8: sums in another
 # order), some twenty times in bf16 (1.5e-4: each backend rounds where its kernels store). In fp8 a number that differs in
 # its last bit may have another code, 2^-4 away; and tensor cores keep some 14 bits of its sums.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 steps=${GPU_STEPS:-50}
-declare -A allowed=([fp32]=1e-5 [bf16]=3e-3 [tensorwise]=1e-2 [blockwise]=1e-2)
+declare -A allowed=([fp32]=1e-5 [bf16]=3e-3 [residual]=3e-3 [tensorwise]=1e-2 [blockwise]=1e-2)
+declare -A keys=([fp32]="run.precision=fp32" [bf16]="run.precision=bf16 run.fp32_residual=false"
+    [residual]="run.precision=bf16 run.fp32_residual=true"
+    [tensorwise]="run.precision=fp8 run.fp8=tensorwise run.fp8_keep=0 run.fp32_residual=false"
+    [blockwise]="run.precision=fp8 run.fp8=blockwise run.fp8_keep=0 run.fp32_residual=false")
 
 make_tiny
 "$mt" --config tiny.ini run.device=cuda train.stop_at=1 run.dir=probe >/dev/null 2>err.txt
@@ -54,13 +59,13 @@ largest() {
 
 less() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "none" && a + 0 <= b + 0) }'; }
 train() { # NAME PRECISION DEVICE
-    local how=(run.precision="$2")
-    case $2 in *wise) how=(run.precision=fp8 run.fp8="$2" run.fp8_keep=0) ;; esac
-    "$mt" --config "$1.ini" run.dir="$1-$2-$3" run.device="$3" "${how[@]}" run.reproducible=run >/dev/null 2>err.txt
+    # shellcheck disable=SC2086
+    "$mt" --config "$1.ini" run.dir="$1-$2-$3" run.device="$3" ${keys[$2]} run.reproducible=run \
+        >/dev/null 2>err.txt
 }
 
 for name in gpt2 llama; do
-    for precision in fp32 bf16 tensorwise blockwise; do
+    for precision in fp32 bf16 residual tensorwise blockwise; do
         this=$name-$precision limit=${allowed[$precision]}
         for device in cpu cuda; do
             train $name $precision $device && continue

@@ -122,6 +122,7 @@ TEST(names_of_others)
         { "fp16=false", "did you mean 'run.precision=fp32'?" },
         { "torch_dtype=bfloat16", "did you mean 'run.precision=bf16'?" },
         { "bf16=maybe", "did you mean 'run.precision'?" },
+        { "fp32-residual-connection=true", "did you mean 'run.fp32_residual=true'?" },
         { "use-distributed-optimizer=true", "did you mean 'parallel.zero=1'?" },
         { "gradient_accumulation_steps=4", "did you mean 'train.global_batch'?" },
         { "decay_lr=false", "did you mean 'optim.schedule=constant'?" },

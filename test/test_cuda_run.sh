@@ -3,15 +3,21 @@
 # recomputation, kernels launched. What else a run does: test_cuda_resume.sh.
 . "$(dirname "$0")/cuda_runs.sh"
 
+differ() { ! same_losses "$@"; }
+
 # ---- losses ----
 for c in gpt2 llama; do
     run $c-cpu $c.ini run.device=cpu run.precision=fp32 run.reproducible=run
     run $c-cuda $c.ini run.device=cuda run.precision=fp32
     check "$c fp32: losses within 1e-5 of the CPU's" close $c-cuda $c-cpu 1e-5
-    run $c-bf16-cpu $c.ini run.device=cpu run.precision=bf16
+    run $c-bf16-cpu $c.ini run.device=cpu run.precision=bf16 run.fp32_residual=false
     run $c-bf16 $c.ini run.device=cuda
     check "$c: bf16 is the default on cuda" grep -q 'precision = bf16' <("$mt" config --config $c.ini run.device=cuda)
     check "$c bf16: losses within 2e-2 of the CPU's bf16" close $c-bf16 $c-bf16-cpu 2e-2
+    run $c-residual-cpu $c.ini run.device=cpu run.precision=bf16
+    run $c-residual $c.ini run.device=cuda run.fp32_residual=true
+    check "$c bf16, residual fp32: losses within 2e-2 of the CPU's" close $c-residual $c-residual-cpu 2e-2
+    check "$c bf16, residual fp32: other losses than without" differ $c-residual $c-bf16
     run $c-fp16 $c.ini run.device=cuda run.precision=fp16
     check "$c fp16: losses within 2e-2 of fp32" close $c-fp16 $c-cuda 2e-2
     check "$c fp16: the loss scale was lowered" grep -q 'done again with loss scale' $c-fp16.err
@@ -61,6 +67,12 @@ run further-cuda llama.ini run.device=cuda run.precision=fp32 model.mtp_layers=2
 check "multi-token prediction fp32: losses within 1e-5 of the CPU's" close further-cuda further-cpu 1e-5
 run further-bf16 llama.ini run.device=cuda model.mtp_layers=2
 check "multi-token prediction bf16: losses within 2e-2 of fp32" close further-bf16 further-cpu 2e-2
+for norms in both post; do
+    run further-$norms-cpu llama.ini run.device=cpu run.precision=bf16 model.mtp_layers=2 model.block_norms=$norms
+    run further-$norms llama.ini run.device=cuda run.fp32_residual=true model.mtp_layers=2 model.block_norms=$norms
+    check "multi-token prediction, norms $norms, bf16, residual fp32: losses within 2e-2 of the CPU's" \
+        close further-$norms further-$norms-cpu 2e-2
+done
 run llama-full llama.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "llama: full recomputation gives the same bits" same_losses llama-full llama-cuda
 run llama-offload llama.ini run.device=cuda run.precision=fp32 train.offload=2

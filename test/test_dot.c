@@ -298,12 +298,14 @@ TEST(rows_of_16_bits)
 {
     enum { N = 19, D = 70 };
     static float x32[N * D], w32[D], b32[D], y32[N * D], r32[N * D], mean[2][N], rstd[2][N], table32[N * D];
+    static float s32[N * D], d32[N * D];
     static uint16_t y[N * D];
-    static int64_t sum[2][D], sample[N];
+    static int64_t sum[2][D], bsum[2][D], sample[N];
     static int32_t position[N], shift = 30, overflow, index[N];
     uint16_t *x = numbers(N * D, PLAIN), *w = numbers(D, PLAIN), *bias = numbers(D, PLAIN), *r = numbers(N * D, ODD);
     const Tensor tx = tensor_of(x, BF16, N, D), tw = tensor_of(w, BF16, D), tb = tensor_of(bias, BF16, D);
     const Tensor tr = tensor_of(r, BF16, N, D), ty = tensor_of(y, BF16, N, D), wide = tensor_of(y32, F32, N, D);
+    const Tensor t2 = tensor_of(s32, F32, N, D);
     const Tensor at = tensor_of(position, I32, N), of = tensor_of(sample, I64, N);
     for (int i = 0; i < N; i++) position[i] = i, sample[i] = 7 * i, index[i] = (i * 5) % (N + 2);
     EACH_BUILD(b)
@@ -311,6 +313,7 @@ TEST(rows_of_16_bits)
         const OpTable *op = table_of(b);
         Device dev = device(2);
         Stream s = { &dev };
+        dev.ops = op; /* of which residual_norm_fwd is made */
         wide_of(tx, x32), wide_of(tw, w32), wide_of(tb, b32), wide_of(tr, r32), wide_of(tr, table32);
         const Tensor vx = tensor_of(x32, F32, N, D), vw = tensor_of(w32, F32, D), vb = tensor_of(b32, F32, D);
         OK(op->norm_fwd(&s, &(norm_fwd_args){ ty, tensor_of(mean[0], F32, N), tensor_of(rstd[0], F32, N), tx, tw, tb,
@@ -323,6 +326,34 @@ TEST(rows_of_16_bits)
         OK(op->residual_fwd(&s, &(residual_fwd_args){ wide, tensor_of(r32, F32, N, D), vx, vb, at, of,
                                                       { 5, 1u << 30, 1.5f } }));
         CHECK_MSG(!wrong(y, y32, N * D), "%s residual_fwd", b->name);
+        /* a residual stream in fp32 is not rounded; what is made of it is */
+        OK(op->residual_fwd(&s, &(residual_fwd_args){ t2, vx, tx, tb, at, of, { 5, 1u << 30, 1.5f } }));
+        OK(op->residual_fwd(&s, &(residual_fwd_args){ wide, vx, vx, vb, at, of, { 5, 1u << 30, 1.5f } }));
+        CHECK_MSG(!memcmp(s32, y32, sizeof s32), "%s residual_fwd in fp32", b->name);
+        OK(op->residual_bwd(&s, &(residual_bwd_args){ ty, t2, at, of, { 6, 1u << 30, 1.5f } }));
+        OK(op->residual_bwd(&s, &(residual_bwd_args){ wide, t2, at, of, { 6, 1u << 30, 1.5f } }));
+        CHECK_MSG(!wrong(y, y32, N * D), "%s residual_bwd of fp32", b->name);
+        OK(op->residual_norm_fwd(&s, &(residual_norm_fwd_args){
+            .y = ty, .mean = tensor_of(mean[0], F32, N), .rstd = tensor_of(rstd[0], F32, N), .sum = t2,
+            .residual = vx, .x = tx, .bias = tb, .w = tw, .b = tb, .position = at, .sample = of,
+            .dropout = { 5, 1u << 30, 1.5f }, .eps = 1e-5f }));
+        OK(op->norm_fwd(&s, &(norm_fwd_args){ wide, tensor_of(mean[1], F32, N), tensor_of(rstd[1], F32, N), t2, vw, vb,
+                                              .eps = 1e-5f }));
+        CHECK_MSG(!wrong(y, y32, N * D) && !memcmp(mean[0], mean[1], sizeof mean[0]) &&
+                      !memcmp(rstd[0], rstd[1], sizeof rstd[0]), "%s residual_norm_fwd in fp32", b->name);
+        for (int k = 0; k < 2; k++) /* dy and w narrow, then wide: dx of fp32 is the same */
+            OK(op->norm_bwd(&s, &(norm_bwd_args){
+                .dx = k ? wide : tensor_of(d32, F32, N, D), .dw = tensor_of(sum[k], I64, D), .dsum = tensor_of(bsum[k], I64, D),
+                .dy = k ? vx : tx, .x = t2, .w = k ? vw : tw, .mean = tensor_of(mean[1], F32, N),
+                .rstd = tensor_of(rstd[1], F32, N), .shift_w = tensor_of(&shift, I32, 1),
+                .shift_sum = tensor_of(&shift, I32, 1), .overflow = tensor_of(&overflow, I32, 1), .leaf = 4,
+                .headroom_bits = 16, .fresh = 1, .fresh_sum = 1, .fresh_dx = 1 }));
+        CHECK_MSG(!memcmp(d32, y32, sizeof d32) && !memcmp(sum[0], sum[1], sizeof sum[0]) &&
+                      !memcmp(bsum[0], bsum[1], sizeof bsum[0]) && !overflow, "%s norm_bwd in fp32", b->name);
+        OK(op->embedding_fwd(&s, &(embedding_fwd_args){ t2, tr, tensor_of(index, I32, N) }));
+        OK(op->embedding_fwd(&s, &(embedding_fwd_args){ wide, tensor_of(table32, F32, N, D),
+                                                        tensor_of(index, I32, N) }));
+        CHECK_MSG(!memcmp(s32, y32, sizeof s32), "%s embedding_fwd in fp32", b->name);
         OK(op->embedding_fwd(&s, &(embedding_fwd_args){ ty, tr, tensor_of(index, I32, N) }));
         OK(op->embedding_fwd(&s, &(embedding_fwd_args){ wide, tensor_of(table32, F32, N, D),
                                                         tensor_of(index, I32, N) }));

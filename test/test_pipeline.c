@@ -577,6 +577,43 @@ TEST(mtp)
     }
 }
 
+/*
+ * The residual stream in fp32 beside bf16: what crosses stages, waits for its W, is made again, leaves the device or is
+ * cut over ranks. One hash; it is not that of a stream in bf16. Norms before the layers, behind them, both; modules of
+ * multi-token prediction, and a head behind them that reads what is no residual stream.
+ */
+TEST(fp32_residual)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2 },
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "1f1b+split", .pp = 2, .tp = 2, .recompute = TINY_FULL_LAST },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 3, .overlap = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-h1", .pp = 2, .dp = 2, .offload = 2 },
+        { "zb-v", .pp = 2, .tp = 2, .sp = 1, .bands = 2, .micro = 1 },
+        { "dualpipe", .pp = 4, .zero = 1 },
+    };
+    static const Layout apart[] = { { "1f1b", "Et*4|t*4,mm|L", .pp = 3, .recompute = RECOMPUTE_FULL },
+                                    { "zb-v", "Ettt|ttt|ttmm|L", .pp = 2, .dp = 2, .zero = 3, .overlap = 1 },
+                                    { "interleaved", "Ettt|ttt|ttmm|L", .pp = 2, .chunks = 2, .tp = 2, .sp = 1 } };
+    const Layout alone = { .pp = 1 };
+    TrainSpec specs[] = { model(false, 8), model(false, 8), model(true, 8), model(true, 8),
+                          tiny_further(model(true, 8), 2) };
+    specs[1].model.dropout = 0; /* then the norm behind sums the gradient of a bias, or its own stage does */
+    specs[2].model.block_norms = BLOCK_NORMS_POST, specs[3].model.block_norms = BLOCK_NORMS_BOTH;
+    for (int i = 0; i < 5; i++) {
+        TrainSpec s = specs[i];
+        s.compute = BF16;
+        const uint64_t narrow = hash_of(&s, &alone);
+        s.fp32_residual = true;
+        const uint64_t want = hash_of(&s, &alone);
+        CHECK(want != narrow);
+        for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
+            if (!in_part() || k % 3 == i % 3) check_layouts(&s, want, &list[k], 1);
+        if (i == 4) CHECK_LIST(s, want, apart);
+    }
+}
+
 /* Uneven shares, an embedding and a head on stages of their own, a stage with nothing. */
 /* Latents queued for a later W, made again, of sharded rows, and beside experts. */
 TEST(latent_attention)

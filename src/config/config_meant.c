@@ -47,6 +47,7 @@ static const Alias aliases[] = {
         "bfloat16=bf16 bf16=bf16 float16=fp16 half=fp16 fp16=fp16 float32=fp32 float=fp32 fp32=fp32 no=fp32"),
     WORDS("bf16", run, precision, "true=bf16 false=fp32"),
     WORDS("fp16", run, precision, "true=fp16 false=fp32"),
+    ONE("fp32_residual_connection", run, fp32_residual),
     ONE("random_seed training.seed job.seed", run, seed),
     ONE("n_layer n_layers num_layers num_hidden_layers", model, layers),
     ONE("n_embd n_embed hidden_size d_model dim embed_dim", model, hidden),

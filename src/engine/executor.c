@@ -124,29 +124,36 @@ static Transfer *free_transfer(Executor *e)
 }
 
 /*
- * Boundary tensors in the buffer that an action reads (`in`) or writes: of the boundary before its stage, or behind
- * it. A message names the stage that consumes it. What only modules of multi-token prediction made is not there in
- * evaluation.
+ * What is in the buffer that an action reads (`in`) or writes: of the boundary before its stage, or behind it. A message
+ * names the stage that consumes it. What only modules of multi-token prediction made is not there in evaluation.
  */
-static int tensors_of(const Executor *e, const Action *a, bool in)
+typedef struct {
+    int tensors;
+    bool hidden; /* what a head alone reads, which is no residual stream */
+} Crossing;
+
+static Crossing crossing_of(const Executor *e, const Action *a, bool in)
 {
     const bool compute = action_is_compute(a->kind);
     const bool gradient = compute ? a->kind != ACT_F : a->payload == PAYLOAD_GRADIENT;
     const int before = a->stage + ((!compute || in) == gradient);
-    return e->ctx.mode.training && before == e->last_stage ? e->last_inputs : 1;
+    const bool hidden = before == e->last_stage && e->last_inputs > 1;
+    return (Crossing){ e->ctx.mode.training && hidden ? e->last_inputs : 1, hidden };
 }
 
-static Tensor tensors_in(const Executor *e, int buffer, int first, int count)
+static Tensor tensors_in(const Executor *e, int buffer, Crossing what, int first, int count)
 {
-    const Tensor all = e->buffers[buffer];
+    Tensor all = e->buffers[buffer];
     const int64_t rows = all.dim[0] / e->buffer_tensors;
+    if (what.hidden) all.dtype = e->ctx.dtype;
     return tensor_row_slice(all, first * rows, count * rows);
 }
 
 static CommMessage message_of(Executor *e, const Action *a)
 {
     const bool send = a->kind == ACT_SEND;
-    const Tensor t = tensors_in(e, send ? a->out : a->in, 0, tensors_of(e, a, !send));
+    const Crossing what = crossing_of(e, a, !send);
+    const Tensor t = tensors_in(e, send ? a->out : a->in, what, 0, what.tensors);
     return (CommMessage){ .send = send,
                           .peer = a->peer,
                           .data = t.data,
@@ -194,11 +201,11 @@ static Err wait_all(Executor *e)
 
 /* ---- compute ---- */
 
-static Boundary boundary(const Executor *e, int buffer, int tensors)
+static Boundary boundary(const Executor *e, int buffer, Crossing what)
 {
     if (buffer < 0) return (Boundary){ .count = 0 };
-    Boundary b = { .count = tensors };
-    for (int i = 0; i < tensors; i++) b.t[i] = tensors_in(e, buffer, i, 1);
+    Boundary b = { .count = what.tensors };
+    for (int i = 0; i < what.tensors; i++) b.t[i] = tensors_in(e, buffer, what, i, 1);
     return b;
 }
 
@@ -289,8 +296,8 @@ static Err enqueue(Executor *e, const Action *a, int n)
     Ctx *c = context_of(e, a);
     const ExecutorUnit u = { .stage = s,
                              .slot = slot_of(s, a->microbatch + n),
-                             .in = boundary(e, buffer_at(a->in, n), tensors_of(e, a, true)),
-                             .out = boundary(e, buffer_at(a->out, n), tensors_of(e, a, false)),
+                             .in = boundary(e, buffer_at(a->in, n), crossing_of(e, a, true)),
+                             .out = boundary(e, buffer_at(a->out, n), crossing_of(e, a, false)),
                              .ctx = c };
     executor_enter(c, s, u.slot);
     c->mode.split_backward = a->kind == ACT_I;

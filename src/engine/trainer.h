@@ -61,6 +61,7 @@ typedef struct {
     int64_t attn_block; /* keys per softmax block */
     ContextCut cut;     /* of sequences over the ranks that share them */
     DType compute;      /* F32, BF16, F16: activations, and weights as the layers see them */
+    bool fp32_residual; /* the residual stream is fp32 in any case */
     bool exact;         /* reproducible = layout; F32 only */
     UpdateSpec update;
     int overlap_tp; /* bands of rows that travel beside tensor-parallel products (layer/bands.c); 0 or 1: none do */

@@ -205,7 +205,7 @@ static Err open_buffers(Trainer *t)
     e->buffer_count = forward > step || t->spec.purpose.forward_only ? forward : step;
     TRY(setup_array(&t->memory.setup, e->buffer_count, &e->buffers));
     for (int i = 0; i < e->buffer_count; i++)
-        TRY(tensor_new(&t->memory.state, &e->buffers[i], t->spec.compute, e->buffer_tensors * rows,
+        TRY(tensor_new(&t->memory.state, &e->buffers[i], ctx_residual(&e->ctx), e->buffer_tensors * rows,
                        t->spec.model.hidden));
     return ERR_OK;
 }
@@ -275,7 +275,8 @@ static Err open_executor(Trainer *t)
                     .cut = t->spec.cut,
                     .bands = t->spec.overlap_tp,
                     .slices.count = t->parts.step.slices,
-                    .dtype = t->spec.compute };
+                    .dtype = t->spec.compute,
+                    .fp32_residual = t->spec.fp32_residual };
     TRY(tensor_new(&t->memory.state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
     TRY(open_logits(t));
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->memory.state, &t->memory.setup, &e->ctx.rope));

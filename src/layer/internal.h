@@ -120,8 +120,6 @@ Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a);
 /* dw += dy^T x */
 Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);
 
-/* y = x, to the nearest of y's dtype. */
-Err cast_values(Ctx *c, Tensor y, Tensor x);
 /* x itself if it is in fp32, else a copy in scratch that is. */
 Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
 /* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */

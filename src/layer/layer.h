@@ -206,6 +206,7 @@ typedef struct {
     ContextCut cut; /* which positions each rank of world->cp has */
     int bands;      /* in which rows enter and leave tensor-parallel regions (bands.c); 0 or 1: all at once */
     DType dtype;    /* of activations, and of the weights that layers read */
+    bool fp32_residual; /* the residual stream and its gradient are fp32 whatever the others are: ctx_residual */
     Mode mode;
     BlockAt block;
     Slices slices;
@@ -221,6 +222,9 @@ static inline bool ctx_recomputes(const Ctx *c, const ModelSpec *spec)
 {
     return model_recompute(spec, c->block.layer) == RECOMPUTE_SELECTIVE;
 }
+
+/* The dtype of the residual stream and its gradient. */
+static inline DType ctx_residual(const Ctx *c) { return c->fp32_residual ? F32 : c->dtype; }
 
 int64_t ctx_rows(const Ctx *c); /* R: rows that this rank holds outside of tensor-parallel regions */
 Tensor ctx_row_slice(const Ctx *c, Tensor per_row); /* this rank's R of the N entries */
@@ -283,6 +287,8 @@ Err reduce_values(Ctx *c, Comm *group, Tensor x);
 Err reduce_scatter_values(Ctx *c, Comm *group, Tensor x, Tensor y);
 /* sum += x, of rows as outside tensor-parallel regions. */
 Err add_rows(Ctx *c, Tensor sum, Tensor x);
+/* y = x, to the nearest of y's dtype. */
+Err cast_values(Ctx *c, Tensor y, Tensor x);
 /* y = x [rows, columns]. Each may be some columns of a wider tensor. */
 Err copy_rows(Ctx *c, Tensor y, Tensor x);
 /* The tensor to compute the partial sum of y in: y itself if rows are not sharded, else [N, D] in scratch. */

@@ -51,7 +51,17 @@ Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup)
     return setup_alloc(setup, b->ffn.kind->save_bytes, &save->ffn.own);
 }
 
-Region block_stream_region(const ModelSpec *spec) { return model_pre_norms(spec) ? REGION_I : REGION_W; }
+/* Layers read the stream itself where no norm is before them, unless it is wider than what they read. */
+static bool layers_read_stream(const Ctx *c, const ModelSpec *spec)
+{
+    return !model_pre_norms(spec) && ctx_residual(c) == c->dtype;
+}
+
+Err stream_new(Ctx *c, const ModelSpec *spec, Tensor *x, Saved *saved)
+{
+    const Region region = layers_read_stream(c, spec) ? REGION_W : REGION_I;
+    return save_new(c, region, x, saved, ctx_residual(c), ctx_rows(c), spec->hidden);
+}
 
 int block_linears(const Block *b) { return b->mixer.kind->linears + b->ffn.kind->linears; }
 
@@ -85,12 +95,18 @@ static Err layer_forward(const Block *b, const Branch *r, Ctx *c, Tensor n, Bran
     return norm_forward(&r->post_norm, c, out, y, &save->post_norm);
 }
 
-/* What the layer reads: the stream behind the norm, which makes its sum; or the stream itself. */
+/* What the layer reads: the stream behind the norm, which makes its sum; or the stream itself, in the dtype that layers
+ * read: backward casts it again. */
 static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSum *x, BranchSave *save,
                        Tensor *n)
 {
     *n = x->sum;
-    if (!model_pre_norms(b->spec)) return residual_add(c, x);
+    if (!model_pre_norms(b->spec)) {
+        TRY(residual_add(c, x));
+        if (layers_read_stream(c, b->spec)) return ERR_OK;
+        TRY(tensor_new(c->scratch, n, c->dtype, n->dim[0], n->dim[1]));
+        return cast_values(c, *n, x->sum);
+    }
     TRY(save_if(c, !ctx_recomputes(c, b->spec), REGION_W, n, &save->n, c->dtype, n->dim[0], n->dim[1]));
     return norm_forward_sum(&r->norm, c, x, *n, &save->norm);
 }
@@ -109,9 +125,8 @@ static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStrea
 
 Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
 {
-    const Tensor in = x->sum.sum;
     Tensor mid;
-    TRY(save_new(c, block_stream_region(b->spec), &mid, &save->mid, c->dtype, in.dim[0], in.dim[1]));
+    TRY(stream_new(c, b->spec, &mid, &save->mid));
     TRY(branch_forward(b, &b->mixer, c, x, &save->mixer, mid));
     return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
 }
@@ -119,32 +134,34 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
 /* ---- backward ---- */
 
 /*
- * Gradient of the branch behind a residual add: d through the dropout mask. Without dropout it is d itself,
- * unless a queued weight gradient will read it after d has moved on. summed: that of the bias has been.
+ * Gradient of the branch behind a residual add: d through the dropout mask. Without dropout it is d itself, unless a
+ * queued weight gradient will read it after d has moved on, or d is wider than what layers read. summed: the gradient
+ * of the bias has been. Without dropout it is the sum of d as the norm behind has summed it elsewhere: not of a rounded
+ * copy.
  */
 static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bool summed, Tensor *out)
 {
     const Dropout drop = ctx_dropout(c, b->spec->dropout, r->dropout_key);
     *out = d;
-    if (drop.threshold || c->mode.split_backward) {
+    if (drop.threshold || c->mode.split_backward || d.dtype != c->dtype) {
         TRY(dy_alloc(c, out, d.dim[0], d.dim[1]));
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
     }
-    return summed ? ERR_OK : grad_add_columns(c, bias_of(r), *out, 0);
+    return summed ? ERR_OK : grad_add_columns(c, bias_of(r), drop.threshold ? *out : d, 0);
 }
 
 /* What the layer has read: kept, or made again of the stream. */
 static Err layer_input_again(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
 {
     *n = x;
-    if (!model_pre_norms(b->spec)) return ERR_OK;
-    if (!ctx_recomputes(c, b->spec)) {
+    if (layers_read_stream(c, b->spec)) return ERR_OK;
+    if (model_pre_norms(b->spec) && !ctx_recomputes(c, b->spec)) {
         *n = save_get(c, saved);
         return ERR_OK;
     }
     TRY(dy_alloc(c, n, x.dim[0], x.dim[1]));
-    return norm_again(norm, c, x, *n);
+    return model_pre_norms(b->spec) ? norm_again(norm, c, x, *n) : cast_values(c, *n, x);
 }
 
 /* A bias whose gradient can be summed with that of the stream behind it: -1 if it has dropout before it, or is none. */

@@ -140,8 +140,7 @@ int stage_linears(const Stage *st)
 static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
 {
     if (i < st->share.layer_count || has_norm(st))
-        return save_new(c, block_stream_region(st->spec), x, &save->x[i], c->dtype, ctx_rows(c),
-                        st->spec->hidden);
+        return stream_new(c, st->spec, x, &save->x[i]);
     *x = out->t[0];
     return ERR_OK;
 }
@@ -315,7 +314,7 @@ static Err backward_from_heads(const Stage *st, Ctx *c, StageSave *save, const B
         TRY(mtp_backward(&st->mtp[depth - 1], c, &save->mtp[depth - 1], h, dh[depth % 2], *before));
     }
     dx = d;
-    if (!st->share.head) TRY(tensor_new(c->scratch, &dx, c->dtype, d.dim[0], d.dim[1]));
+    if (!st->share.head) TRY(tensor_new(c->scratch, &dx, d.dtype, d.dim[0], d.dim[1]));
     TRY(norm_backward_into(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]),
                            dh[0], dx));
     if (!st->share.head) TRY(device_copy(c->s, d.data, dx.data, tensor_bytes(d)));
@@ -347,7 +346,7 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
     TRY(fetch_first(st, c));
     if (head_alone(st->spec, st->share)) return backward_heads(st, c, save, din);
     if (din->count) d = din->t[0];
-    else TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec->hidden));
+    else TRY(tensor_new(c->scratch, &d, ctx_residual(c), ctx_rows(c), st->spec->hidden));
     if (has_norm(st)) TRY(backward_from_heads(st, c, save, dout, d));
     else if (d.data != dout->t[0].data) TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
     InputSum sums = { .bias = -1 };

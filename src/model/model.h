@@ -99,7 +99,8 @@ typedef struct {
     MtpSave *mtp;
 } StageSave;
 
-/* The residual stream; before a head that stands alone behind the modules, what it reads of each depth (mtp.c). */
+/* The residual stream, of ctx_residual; before a head that stands alone behind the modules, what it reads of each depth
+ * (mtp.c), of the Ctx's dtype. */
 enum { BOUNDARY_MAX = 1 + MTP_MOST };
 typedef struct {
     int count;
@@ -186,8 +187,8 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *spec, cons
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer,
                    SetupArena *setup);
 Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup);
-/* Where the stream is kept before a block: without a norm before its layers, what waits for a W reads it. */
-Region block_stream_region(const ModelSpec *spec);
+/* Room for the residual stream before a branch, which backward reads. */
+Err stream_new(Ctx *c, const ModelSpec *spec, Tensor *x, Saved *saved);
 int block_linears(const Block *b); /* weight gradients that it can queue */
 /*
  * The residual stream on its way through the blocks of a stage. Its last sum is still to be made where it has a branch:

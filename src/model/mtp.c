@@ -85,14 +85,17 @@ static Err project_backward(const Mtp *m, Ctx *c, Tensor x, Tensor dy, Tensor dx
 static Err forward_input(const Mtp *m, Ctx *c, Tensor h, MtpSave *save, Tensor *x)
 {
     const int64_t R = h.dim[0], D = h.dim[1];
-    Tensor e, joined;
-    TRY(save_new(c, REGION_I, &e, &save->embedding, c->dtype, R, D));
+    Tensor e, joined, narrow;
+    TRY(save_new(c, REGION_I, &e, &save->embedding, ctx_residual(c), R, D));
     TRY(save_new(c, REGION_W, &joined, &save->joined, c->dtype, R, 2 * D));
-    TRY(save_new(c, block_stream_region(m->block.spec), x, &save->x, c->dtype, R, D));
+    TRY(stream_new(c, m->block.spec, x, &save->x));
     TRY(embedding_forward(&m->embedding, c, token_of(m, c), e));
     TRY(norm_forward(&m->embedding_norm, c, e, tensor_col_slice(joined, 0, D), &save->embedding_norm));
     TRY(norm_forward(&m->hidden_norm, c, h, tensor_col_slice(joined, D, D), &save->hidden_norm));
-    return project(m, c, joined, *x);
+    if (x->dtype == c->dtype) return project(m, c, joined, *x);
+    TRY(tensor_new(c->scratch, &narrow, c->dtype, R, D));
+    TRY(project(m, c, joined, narrow));
+    return cast_values(c, *x, narrow);
 }
 
 Err mtp_forward(const Mtp *m, Ctx *c, Tensor h, MtpSave *save)
@@ -108,7 +111,7 @@ Err mtp_forward(const Mtp *m, Ctx *c, Tensor h, MtpSave *save)
     TRY(residual_stream(c, x, &stream));
     TRY(block_run(&m->block, c, &stream, &save->block));
     segment_begin(c, m->segment + 2);
-    TRY(save_new(c, REGION_I, &y, &save->y, c->dtype, R, D));
+    TRY(save_new(c, REGION_I, &y, &save->y, ctx_residual(c), R, D));
     TRY(block_output(&m->block, c, &stream, y));
     TRY(save_new(c, REGION_W, &out, &save->out, c->dtype, R, D));
     TRY(norm_forward_sum(&m->final_norm, c, &stream.sum, out, &save->final_norm));
@@ -120,9 +123,13 @@ Err mtp_forward(const Mtp *m, Ctx *c, Tensor h, MtpSave *save)
 static Err backward_input(const Mtp *m, Ctx *c, const MtpSave *save, Tensor h, Tensor d, Tensor dh)
 {
     const int64_t D = d.dim[1];
-    Tensor djoined;
+    Tensor djoined, narrow = d;
     TRY(tensor_new(c->scratch, &djoined, c->dtype, d.dim[0], 2 * D));
-    TRY(project_backward(m, c, save_get(c, save->joined), d, djoined));
+    if (d.dtype != c->dtype) {
+        TRY(tensor_new(c->scratch, &narrow, c->dtype, d.dim[0], D));
+        TRY(cast_values(c, narrow, d));
+    }
+    TRY(project_backward(m, c, save_get(c, save->joined), narrow, djoined));
     TRY(norm_backward(&m->hidden_norm, c, &save->hidden_norm, h, tensor_col_slice(djoined, D, D), dh));
     TRY(norm_backward_into(&m->embedding_norm, c, &save->embedding_norm, save_get(c, save->embedding),
                            tensor_col_slice(djoined, 0, D), d));
@@ -133,7 +140,7 @@ Err mtp_backward(const Mtp *m, Ctx *c, MtpSave *save, Tensor h, Tensor dout, Ten
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor d;
-    TRY(tensor_new(c->scratch, &d, c->dtype, dout.dim[0], dout.dim[1]));
+    TRY(tensor_new(c->scratch, &d, ctx_residual(c), dout.dim[0], dout.dim[1]));
     TRY(norm_backward_into(&m->final_norm, c, &save->final_norm, save_get(c, save->y), dout, d));
     TRY(block_run_backward(&m->block, c, &save->block, save_get(c, save->x), d, (InputSum){ .bias = -1 }));
     TRY(backward_input(m, c, save, h, d, dh));

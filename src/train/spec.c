@@ -306,6 +306,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
     const ZeroCut zero = spec_zero_cut(cfg->parallel.zero, cfg->parallel.reshard, cfg->parallel.pp);
     *out = (TrainSpec){ .device.kind = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
                         .compute = dtypes[cfg->run.precision],
+                        .fp32_residual = cfg->run.fp32_residual,
                         .model = model_spec(cfg, vocab),
                         .pipeline = pipeline_spec(cfg),
                         .micro_batch = cfg->train.micro_batch,

@@ -199,13 +199,14 @@ static void check_zeros(CudaCase *c, Pair p, const char *what)
               (long long)differ, (long long)tensor_count(g), (long long)zeros);
 }
 
-static void residual_case(DType T, Size z, int flags)
+/* stream: of y, residual and dy, as wide as T or wider. */
+static void residual_case(DType T, DType stream, Size z, int flags)
 {
     CudaCase *c = case_open();
     const Tensor none = { 0 };
     /* x is away from 0, so that a 0 of dropout is known as one */
-    Matrix x = matrix_uniform(c, T, 1, 2, z.N, z.D, z.gap, z.skip), residual = matrix(c, T, z, 3);
-    Matrix own = matrix(c, T, z, 1), dy = matrix_uniform(c, T, 1, 2, z.N, z.D, z.gap, z.skip),
+    Matrix x = matrix_uniform(c, T, 1, 2, z.N, z.D, z.gap, z.skip), residual = matrix(c, stream, z, 3);
+    Matrix own = matrix(c, stream, z, 1), dy = matrix_uniform(c, stream, 1, 2, z.N, z.D, z.gap, z.skip),
            dx = matrix(c, T, z, 1);
     Pair bias = pair_random(c, T, 1, z.D), rows = used_rows(c, z.N);
     DropPairs d = drop_pairs(c, z.N);
@@ -221,7 +222,8 @@ static void residual_case(DType T, Size z, int flags)
     BOTH(c, residual_fwd, .y = AT(yv), .residual = add ? AT(rv) : none, .x = AT(xv),
          .bias = flags & RES_BIAS ? AT(bias) : none, .position = AT(d.position), .sample = AT(d.sample),
          .dropout = drop);
-    pair_check(c, y.all, case_tolerance(T), "residual_fwd %s flags %d", text(T, z), flags);
+    pair_check(c, y.all, case_tolerance(stream), "residual_fwd %s of %s flags %d", text(T, z), dtype_name(stream),
+               flags);
     case_close(c);
 }
 
@@ -231,7 +233,10 @@ TEST(residual)
         7, 0, RES_RESIDUAL, RES_BIAS | RES_DROP, 7 | RES_OVER_X, 7 | RES_OVER_RESIDUAL, 7 | RES_USED, RES_DROP
     };
     for (int t = 0; t < 3; t++)
-        for (int k = 0; k < SIZES; k++) residual_case(types[t], sizes[k], flags[k % 8]);
+        for (int k = 0; k < SIZES; k++) {
+            residual_case(types[t], types[t], sizes[k], flags[k % 8]);
+            if (types[t] != F32) residual_case(types[t], F32, sizes[k], flags[(k + t) % 8] & ~RES_OVER_X);
+        }
 }
 
 /* dx over dy. */

@@ -50,14 +50,14 @@ static Pair indices(CudaCase *c, int64_t N, int64_t V, int64_t first, Fall fall,
 
 /* ---- lookup ---- */
 
-static void fwd_case(DType T, int64_t N, int64_t V, int64_t D, int64_t pad, int64_t rows, bool add)
+static void fwd_case(DType T, DType to, int64_t N, int64_t V, int64_t D, int64_t pad, int64_t rows, bool add)
 {
     CudaCase *c = case_open();
-    Pair whole = pair_random(c, T, 1, N, D + pad), y = pair_columns(whole, pad / 2, D);
+    Pair whole = pair_random(c, to, 1, N, D + pad), y = pair_columns(whole, pad / 2, D);
     Pair table = pair_columns(pair_random(c, T, 1, V, D + pad), 0, D);
     Pair index = indices(c, N, V, 100, EVENLY, true), use = pair_values(c, I64, &rows, 1);
     BOTH(c, embedding_fwd, .y = counted(AT(y), &use), .table = AT(table), .index = AT(index), .first = 100, .add = add);
-    pair_check(c, whole, add ? case_tolerance(T) : 0, "%s N %d V %d D %d pad %d rows %d add %d", dtype_name(T), (int)N,
+    pair_check(c, whole, add ? case_tolerance(to) : 0, "%s N %d V %d D %d pad %d rows %d add %d", dtype_name(T), (int)N,
                (int)V, (int)D, (int)pad, (int)rows, add);
     case_close(c);
 }
@@ -67,11 +67,13 @@ TEST(lookup)
     static const int64_t D[] = { 1, 4, 7, 8, 9, 64, 65, 2056 };
     for (int t = 0; t < TYPES; t++) {
         for (size_t i = 0; i < sizeof D / sizeof *D; i++) {
-            fwd_case(types[t], 1 + D[i] % 4, 5, D[i], 0, 100, D[i] % 2);
-            fwd_case(types[t], 11, 5, D[i], 3, 7, !(D[i] % 2));
+            fwd_case(types[t], types[t], 1 + D[i] % 4, 5, D[i], 0, 100, D[i] % 2);
+            fwd_case(types[t], types[t], 11, 5, D[i], 3, 7, !(D[i] % 2));
+            fwd_case(types[t], F32, 3, 5, D[i], 8, 3, D[i] % 2);
         }
-        fwd_case(types[t], 530, 40, 8, 0, 530, false);
-        fwd_case(types[t], 33, 7, 40, 8, 30, true);
+        fwd_case(types[t], types[t], 530, 40, 8, 0, 530, false);
+        fwd_case(types[t], types[t], 33, 7, 40, 8, 30, true);
+        fwd_case(types[t], F32, 33, 7, 40, 8, 30, true);
     }
 }
 

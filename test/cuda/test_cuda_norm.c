@@ -2,7 +2,8 @@
 #include "base/rng.h"
 #include "pair_views.h"
 
-enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_USED = 4, NORM_FRESH = 8, NORM_SUM = 16, NORM_INTO = 32 };
+enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_USED = 4, NORM_FRESH = 8, NORM_SUM = 16, NORM_INTO = 32,
+       NORM_WIDE = 64 }; /* the stream, x and dx, is fp32 */
 
 typedef struct {
     DType T;
@@ -20,10 +21,11 @@ static NormPairs norm_pairs(CudaCase *c, const NormShape *p)
 {
     const int64_t used = p->N - p->N / 3;
     const int32_t shift = 30, zero = 0;
-    NormPairs t = { .x = matrix_groups(c, p->T, -2, 3, p->N, p->D, p->gap, p->skip, p->group),
+    const DType stream = p->flags & NORM_WIDE ? F32 : p->T;
+    NormPairs t = { .x = matrix_groups(c, stream, -2, 3, p->N, p->D, p->gap, p->skip, p->group),
                     .y = matrix_uniform(c, p->T, -1, 1, p->N, p->D, p->gap, p->skip),
                     .dy = matrix_uniform(c, p->T, -1, 1, p->N, p->D, p->gap, p->skip),
-                    .dx = matrix_groups(c, p->T, -1, 1, p->N, p->D, p->gap, p->skip, p->group) };
+                    .dx = matrix_groups(c, stream, -1, 1, p->N, p->D, p->gap, p->skip, p->group) };
     t.w = pair_uniform(c, p->T, -1, 2, CASE_DIMS(p->D)), t.b = pair_random(c, p->T, 1, p->D);
     t.mean = pair_random(c, F32, 1, p->N), t.rstd = pair_random(c, F32, 1, p->N);
     t.dw = pair_random(c, F32, 2, p->D), t.db = pair_random(c, F32, 2, p->D), t.dsum = pair_random(c, F32, 2, p->D);
@@ -40,7 +42,7 @@ static void norm_case(NormShape p)
     const bool mean = p.flags & NORM_MEAN, bias = p.flags & NORM_BIAS, summed = p.flags & NORM_SUM;
     const Pair *used = p.flags & NORM_USED ? &t.used : NULL;
     const Pair x = t.x.view, y = pair_used(t.y.view, used), dy = pair_used(t.dy.view, used), dx = t.dx.view;
-    const double tol = case_tolerance(p.T);
+    const double tol = case_tolerance(p.T), of_stream = case_tolerance(p.flags & NORM_WIDE ? F32 : p.T);
     char name[96];
     snprintf(name, sizeof name, "%s N %lld D %lld gap %lld skip %lld flags %d group %lld", dtype_name(p.T),
              (long long)p.N, (long long)p.D, (long long)p.gap, (long long)p.skip, p.flags, (long long)p.group);
@@ -55,10 +57,10 @@ static void norm_case(NormShape p)
          .shift_b = bias ? AT(t.shift) : none, .overflow = AT(t.overflow), .leaf = 4, .headroom_bits = 10,
          .fresh = p.flags & NORM_FRESH, .fresh_sum = !(p.flags & NORM_FRESH),
          .fresh_dx = p.flags & NORM_INTO);
-    pair_check(c, t.dx.all, tol, "dx, %s", name);
+    pair_check(c, t.dx.all, of_stream, "dx, %s", name);
     pair_check(c, t.dw, 1e-5, "dw, %s", name);
     pair_check(c, t.db, 1e-5, "db, %s", name);
-    pair_check(c, t.dsum, case_tolerance(p.T), "dsum, %s", name);
+    pair_check(c, t.dsum, of_stream, "dsum, %s", name);
     case_close(c);
 }
 
@@ -85,8 +87,8 @@ static void residual_norm_case(NormShape p)
         position[n] = (int32_t)(77 * n % 1000), sample[n] = (int64_t)1 << (n % 40);
     const Pair at = pair_values(c, I32, position, p.N), of = pair_values(c, I64, sample, p.N);
     const Dropout drop = { rng_key(3, "site"), bias ? dropout_threshold(0.2f) : 0, 1.25f };
-    const Pair x = pair_used(t.x.view, p.flags & NORM_USED ? &t.used : NULL), y = t.y.view, sum = t.dx.view;
-    const Pair residual = t.dy.view, y2 = two.y.view, sum2 = two.dx.view;
+    const Pair x = pair_used(t.dy.view, p.flags & NORM_USED ? &t.used : NULL), y = t.y.view, sum = t.dx.view;
+    const Pair residual = t.x.view, y2 = two.y.view, sum2 = two.dx.view;
     const Pair normed = pair_used(sum2, p.flags & NORM_USED ? &t.used : NULL);
     BOTH(c, residual_norm_fwd, .y = AT(y), .mean = mean ? AT(t.mean) : none, .rstd = AT(t.rstd),
          .sum = AT(sum), .residual = AT(residual), .x = AT(x), .bias = bias ? AT(t.b) : none, .w = AT(t.w),
@@ -97,7 +99,8 @@ static void residual_norm_case(NormShape p)
          .w = AT(t.w), .b = bias ? AT(two.b) : none, .eps = 1e-3f);
     /* twice: the GPU norms the sum after it is rounded, the CPU before */
     const double tol = 2 * case_tolerance(p.T);
-    pair_check(c, t.dx.all, tol, "sum, %s D %lld", dtype_name(p.T), (long long)p.D);
+    pair_check(c, t.dx.all, p.flags & NORM_WIDE ? case_tolerance(F32) : tol, "sum, %s D %lld", dtype_name(p.T),
+               (long long)p.D);
     pair_check(c, t.y.all, tol, "y, %s D %lld", dtype_name(p.T), (long long)p.D);
     const int64_t used = p.flags & NORM_USED ? p.N - p.N / 3 : p.N;
     for (int k = 0; k < 4; k++) {
@@ -118,28 +121,34 @@ TEST(residual_norm)
         for (int t = 0; t < 3; t++) {
             const int64_t D = packs[k] * 16 / dtype_size(types[t]);
             residual_norm_case((NormShape){ types[t], 3 + k % 2 * 8, D, k % 3 == 1 ? 8 : 0, 0, (k + t) % 8 });
+            if (types[t] == F32) continue;
+            residual_norm_case(
+                (NormShape){ types[t], 3 + k % 2 * 8, D, k % 3 == 1 ? 8 : 0, 0, (k + t) % 8 | NORM_WIDE });
         }
     }
     residual_norm_case((NormShape){ F32, 3, 37, 0, 0, NORM_MEAN | NORM_BIAS });
     residual_norm_case((NormShape){ BF16, 9, 70, 2, 1, NORM_BIAS | NORM_USED });
+    residual_norm_case((NormShape){ BF16, 9, 70, 2, 1, NORM_BIAS | NORM_USED | NORM_WIDE });
 }
 
 /* Aligned rows: 8 lanes up to 16 packs, a warp up to 128 in registers and 256 without, then blocks. */
-static void norm_widths(DType T)
+static void norm_widths(DType T, int wide)
 {
     static const int64_t packs[] = { 1, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513 };
     static const int64_t rows[] = { 1, 7, 9, 31, 33, 1, 3, 2, 7, 9, 5, 9, 7, 3, 2 };
     const int64_t count = 16 / dtype_size(T);
     for (int k = 0; k < 15; k++) {
-        norm_case((NormShape){ T, rows[k], packs[k] * count, 0, 0, k % 2 ? 0 : NORM_MEAN | NORM_BIAS });
+        norm_case((NormShape){ T, rows[k], packs[k] * count, 0, 0, (k % 2 ? 0 : NORM_MEAN | NORM_BIAS) | wide });
         if (k % 3 == 0)
-            norm_case((NormShape){ T, rows[k], packs[k] * count, 2 * count, count, k % 2 ? 7 : NORM_USED });
+            norm_case((NormShape){ T, rows[k], packs[k] * count, 2 * count, count, (k % 2 ? 7 : NORM_USED) | wide });
     }
 }
 
-TEST(norm_f32) { norm_widths(F32); }
-TEST(norm_bf16) { norm_widths(BF16); }
-TEST(norm_f16) { norm_widths(F16); }
+TEST(norm_f32) { norm_widths(F32, 0); }
+TEST(norm_bf16) { norm_widths(BF16, 0); }
+TEST(norm_f16) { norm_widths(F16, 0); }
+TEST(norm_bf16_of_f32) { norm_widths(BF16, NORM_WIDE); }
+TEST(norm_f16_of_f32) { norm_widths(F16, NORM_WIDE); }
 
 /* Rows that cannot be read 16 bytes at a time, by width, by distance, by where they begin. */
 TEST(norm_unaligned)
@@ -152,6 +161,8 @@ TEST(norm_unaligned)
         norm_case((NormShape){ T, 2, 64, 3, 0, NORM_BIAS });
         norm_case((NormShape){ T, 2, 64, 16, 1, 0 });
         norm_case((NormShape){ T, 2, 2051, 2, 1, NORM_MEAN | NORM_BIAS | NORM_USED });
+        norm_case((NormShape){ T, 3, 17, 0, 0, NORM_MEAN | NORM_BIAS | NORM_SUM | NORM_WIDE });
+        norm_case((NormShape){ T, 2, 64, 3, 1, NORM_INTO | NORM_WIDE });
     }
 }
 
@@ -161,6 +172,8 @@ TEST(norm_widest)
     norm_case((NormShape){ F32, 1, 16384, 0, 0, NORM_MEAN | NORM_BIAS });
     norm_case((NormShape){ BF16, 2, 16384, 0, 0, NORM_INTO });
     norm_case((NormShape){ BF16, 1, 16384 + 8, 0, 0, 0 });
+    norm_case((NormShape){ BF16, 2, 16384, 0, 0, NORM_INTO | NORM_SUM | NORM_WIDE });
+    norm_case((NormShape){ F16, 1, 16384 + 8, 0, 0, NORM_WIDE });
 }
 
 /* More rows than a slice (8, 32 of a narrow tensor or an unaligned one): the last one shorter, and some of them
@@ -174,6 +187,8 @@ TEST(norm_slices)
     norm_case((NormShape){ BF16, 67, 256, 8, 0, NORM_SUM | NORM_FRESH | NORM_USED });
     norm_case((NormShape){ F32, 35, 1032, 0, 0, NORM_SUM });
     norm_case((NormShape){ F16, 5, 2051, 2, 1, NORM_BIAS | NORM_SUM });
+    norm_case((NormShape){ BF16, 67, 256, 8, 0, NORM_SUM | NORM_FRESH | NORM_USED | NORM_WIDE });
+    norm_case((NormShape){ F16, 41, 768, 0, 0, NORM_MEAN | NORM_BIAS | NORM_SUM | NORM_WIDE });
     norm_case((NormShape){ BF16, 128, 16, 0, 0, NORM_USED });
     norm_case((NormShape){ BF16, 97, 8, 8, 0, NORM_MEAN | NORM_BIAS | NORM_USED });
     norm_case((NormShape){ F32, 200, 7, 1, 0, NORM_BIAS | NORM_USED });

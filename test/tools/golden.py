@@ -507,9 +507,10 @@ def train(model, o):
     return rows, first
 
 
-def first_gradients(m, kind):
-    """Of the first step by parameter, in float64: computed in it, or in float32 under autocast to bfloat16."""
-    w = {n: weight(n, s).detach().to(kind).requires_grad_() for n, s in shapes(m)}
+def first_gradients(m, kind, held=None):
+    """Of the first step by parameter, in float64: computed in it, or in float32 under autocast to bfloat16; with all
+    weights as `held` has them."""
+    w = {n: weight(n, s).detach().to(held or kind).to(kind).requires_grad_() for n, s in shapes(m)}
     model = Model(m, w)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind != torch.float64):
         losses, counted = model.losses(torch.tensor([tokens(b, m) for b in range(BATCH)]))
@@ -520,11 +521,16 @@ def first_gradients(m, kind):
 
 def autocast_errors(m):
     """How far the gradients of a step under autocast are from those in float64: of each parameter the norm of the
-    difference by the norm, or by a thousandth of that of all; the median of parameters, and the largest."""
-    true, cast = first_gradients(m, torch.float64), first_gradients(m, torch.float32)
+    difference by the norm, or by a thousandth of that of all; the median of parameters, and the largest. Autocast reads
+    vectors and tables in float32; `rounded`: where they, too, are of 16 bits."""
+    true = first_gradients(m, torch.float64)
     total = math.sqrt(sum((g * g).sum().item() for g in true))
-    off = [(c - g).norm().item() / max(g.norm().item(), 1e-3 * total) for c, g in zip(cast, true)]
-    return dict(torch=torch.__version__, median=float(numpy.median(off)), largest=max(off))
+
+    def errors(held):
+        cast = first_gradients(m, torch.float32, held)
+        off = [(c - g).norm().item() / max(g.norm().item(), 1e-3 * total) for c, g in zip(cast, true)]
+        return dict(median=float(numpy.median(off)), largest=max(off))
+    return dict(torch=torch.__version__, **errors(None), rounded=errors(torch.bfloat16))
 
 
 def case(folder, name, m):
