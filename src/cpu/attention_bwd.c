@@ -280,9 +280,15 @@ static void join_top(const BackwardCall *call, Backward *f)
     add_vectors(left->dv, right->dv, f->keys.n * call->a.v_width);
 }
 
-static void store_row(Row out, const float *in, int64_t C)
+VEC_FN void store_row_of(Row out, const float *in, int64_t C)
 {
     for (int64_t c = 0; c < C; c += VEC) row_put(out, c, vf_add(row_load(in + c, C - c), vf_zero()), C - c);
+}
+
+static void store_row(Row out, const float *in, int64_t C)
+{
+    if (out.narrow) store_row_of((Row){ out.data, true }, in, C);
+    else store_row_of((Row){ out.data, false }, in, C);
 }
 
 /* A row of dk or dv; in NULL: 0. */
@@ -308,11 +314,18 @@ static void store_keys(const BackwardCall *call, const Backward *f, int64_t b, i
 
 /* ---- one (sample, key head) ---- */
 
-static float row_dot(Row x, Row y, int64_t C)
+VEC_FN float row_dot_of(Row x, Row y, int64_t C)
 {
     vf sum = vf_zero();
     for (int64_t c = 0; c < C; c += VEC) sum = vf_fma(row_get(x, c, C - c), row_get(y, c, C - c), sum);
     return vf_sum(sum);
+}
+
+/* Of two rows of one dtype. */
+static float row_dot(Row x, Row y, int64_t C)
+{
+    if (x.narrow) return row_dot_of((Row){ x.data, true }, (Row){ y.data, true }, C);
+    return row_dot_of((Row){ x.data, false }, (Row){ y.data, false }, C);
 }
 
 /* delta, and dq = 0, for the queries of the group. */

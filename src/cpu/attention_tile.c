@@ -83,18 +83,24 @@ static void fetch_row(Tensor x, int64_t b, int64_t row, int64_t head)
     for (int64_t i = 0; i < bytes; i += line) __builtin_prefetch(p + i);
 }
 
-static vf row_vector(const void *row, bool narrow, int64_t i, int64_t left)
+static void copy_padded(float *out, const float *in, int64_t n, int64_t width)
 {
-    if (narrow) return load_bf16((const uint16_t *)row + i, left);
-    return left >= VEC ? vf_load((const float *)row + i) : vf_load_n((const float *)row + i, left);
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) vf_store(out + i, vf_load(in + i));
+    if (i < width) vf_store(out + i, vf_load_n(in + i, n - i));
+}
+
+static void widen_padded(float *out, const uint16_t *in, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += VEC) vf_store(out + i, load_bf16(in + i, n - i));
 }
 
 /* A row's units, with 0 up to whole vectors where a unit is one number. */
-static void lay_row(const Attn *a, float *out, const void *row, int64_t n)
+static inline void lay_row(const Attn *a, float *out, const void *row, int64_t n)
 {
-    if (a->paired) return narrow_row(a->form, out, row, n);
-    for (int64_t i = 0; i < n; i += VEC)
-        vf_store(out + i, row_vector(row, a->form == FORM_WIDE, i, n - i));
+    if (a->form == FORM_F32) copy_padded(out, row, n, attn_lanes(n));
+    else if (a->form == FORM_WIDE) widen_padded(out, row, n);
+    else narrow_row(a->form, out, row, n);
 }
 
 /* Units of pairs of two rows' numbers, in one line or in two; 0 up to whole vectors. second NULL: 0. */
@@ -118,12 +124,6 @@ static float *line_at(const Attn *a, float *lines, int64_t at, int64_t width)
     return lines ? lines + form_units(a->form, at) * width : NULL;
 }
 
-/* A row of keys or of values into a slot. */
-static void lay_slot(const Attn *a, float *rows, int64_t row_length, int64_t slot, const void *row, int64_t n)
-{
-    if (rows) lay_row(a, rows + slot * row_length, row, n);
-}
-
 static int64_t key_position(const Attn *a, int64_t index)
 {
     return spans_position(a->k_spans, CPU(attn_key_row)(a, index));
@@ -136,14 +136,15 @@ static bool keys_pair(const Attn *a, int64_t i)
     return position % 2 == 0 && key_position(a, i + 1) == position + 1 && (position + 1) % a->block;
 }
 
-static void take_key(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int64_t i, int64_t ahead)
+static void take_key(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int64_t i, int64_t i1)
 {
     const int64_t row = CPU(attn_key_row)(a, i), slot = keys->n++;
-    fetch_row(a->k, b, CPU(attn_key_row)(a, ahead), head);
-    fetch_row(a->v, b, CPU(attn_key_row)(a, ahead), head);
+    const int64_t ahead = i + ROWS_AHEAD < i1 ? CPU(attn_key_row)(a, i + ROWS_AHEAD) : row;
+    fetch_row(a->k, b, ahead, head);
+    fetch_row(a->v, b, ahead, head);
     keys->position[slot] = keys->seen[slot] = (int32_t)spans_position(a->k_spans, row);
-    lay_slot(a, keys->k, a->k_row, slot, attn_row(a->k, b, row, head), a->C);
-    lay_slot(a, keys->v, a->v_row, slot, attn_row(a->v, b, row, head), a->V);
+    if (keys->k) lay_row(a, keys->k + slot * a->k_row, attn_row(a->k, b, row, head), a->C);
+    if (keys->v) lay_row(a, keys->v + slot * a->v_row, attn_row(a->v, b, row, head), a->V);
 }
 
 /* The second slot of a pair, empty. */
@@ -175,9 +176,9 @@ int64_t CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, i
     keys->empty = false;
     while (i < i1 && keys->n < slots) {
         const bool two = a->paired && i + 1 < i1 && keys_pair(a, i);
-        const int64_t first = i, ahead = i + ROWS_AHEAD < i1 ? i + ROWS_AHEAD : i;
-        take_key(a, keys, b, head, i++, ahead);
-        if (two) take_key(a, keys, b, head, i++, ahead);
+        const int64_t first = i;
+        take_key(a, keys, b, head, i++, i1);
+        if (two) take_key(a, keys, b, head, i++, i1);
         else if (a->paired) leave_slot(a, keys);
         if (a->paired) take_lines(a, keys, b, head, first, two);
     }
