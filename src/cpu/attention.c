@@ -74,7 +74,8 @@ static int64_t forward_layout(Forward *f, const Attn *a, float *base)
 }
 
 /* s = scale * s, masked; returns the largest score of each query. */
-static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *seen, int64_t n, float scale, bool mask)
+static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *seen, int64_t n, float scale,
+                         bool mask)
 {
     const vf minus_inf = vf_set1(-INFINITY), factor = vf_set1(scale);
     vf max = minus_inf;

@@ -20,12 +20,12 @@
  * keeping masked keys out of the products would cost a branch or a select on every one of the diagonal's weights.
  *
  * Tensors of bf16 are read where they lie: what is copied into tiles becomes units of the device's form (gemm_form.h).
- * By DOT_FMA that are the numbers as floats, and everything has the bits of fp32. By DOT_VDPBF16 every chain is one of
+ * By DOT_FMA these are the numbers as floats, and everything has the bits of fp32. By DOT_VDPBF16 every chain is one of
  * pairs (gemm.h): over C and V from the first number on. Over keys the numbers of positions 2i and 2i + 1 are a pair
  * where both lie in one block, over queries where both lie in one leaf of backward; a number without its partner is
- * paired with 0. What the softmax gives to such a product, p and ds, is rounded to bf16 in front of it (a denormal counts
- * as 0); maxima, sums and everything else are of fp32. So that tiles can be cut anywhere between pairs, a key without
- * its partner has an empty slot behind it, which no query sees.
+ * paired with 0. What the softmax gives to such a product, p and ds, is rounded to bf16 in front of it, a denormal as
+ * 0; maxima, sums and everything else are of fp32. So that tiles can be cut anywhere between pairs, a key without its
+ * partner has an empty slot behind it, which no query sees.
  */
 #ifndef MEGATRAIN_CPU_ATTENTION_H
 #define MEGATRAIN_CPU_ATTENTION_H
@@ -54,7 +54,8 @@ typedef struct {
     int64_t group; /* query heads per key head */
     GemmForm form;
     bool paired;
-    int64_t k_units, k_row, v_units, v_row; /* units along a row of keys, of values; from one row to the next */
+    int64_t k_units, v_units; /* units along a row of keys, of values */
+    int64_t k_row, v_row;     /* from one such row to the next */
 } Attn;
 
 /* Up to ATTN_QUERIES queries of one head in consecutive rows and positions. */
@@ -70,7 +71,7 @@ typedef struct {
     int64_t n;                /* slots; with pairs an even number */
     float *k, *v;             /* [n][k_row], [n][v_row]; NULL: not wanted */
     float *k_lines, *v_lines; /* [units of n][width], [units of n][v_width]; NULL: not wanted */
-    int32_t *position, *seen; /* of each slot; an empty one has the position before it, and is seen at EMPTY_SLOT */
+    int32_t *position, *seen; /* of each slot; of an empty one the position before it, and EMPTY_SLOT */
     bool empty;               /* some slot is */
 } AttnKeys;
 
@@ -109,7 +110,8 @@ AttnKeys CPU(attn_seen)(const Attn *a, const AttnTile *t, const AttnKeys *keys);
 
 /* The tile's rows of x, [B T H C] or [B T H V]: across, [its units][ATTN_QUERIES], for products along rows; in `lines`,
  * [units of n][its width], for products along queries, if these are wanted. 0 beyond n. */
-void CPU(attn_rows)(const Attn *a, float *lines, float *across, Tensor x, const AttnTile *t, bool wants_lines);
+void CPU(attn_rows)(const Attn *a, float *lines, float *across, Tensor x, const AttnTile *t,
+                    bool wants_lines);
 
 /* Scores of 16 queries, [n][ATTN_QUERIES], as an operand whose k's are the keys. `to` may be `from`. */
 void CPU(attn_keys_paired)(const Attn *a, float *to, const float *from, int64_t n);

@@ -191,9 +191,11 @@ static void tile_gradients(const BackwardCall *call, Backward *f, Node *leaf)
 
     TileGemm across = { .m = keys.n, .n = lanes, .a_k = 1, .ldb = ATTN_QUERIES, .ldc = ATTN_QUERIES };
     across.form = a->form;
-    across.k = a->k_units, across.a = keys.k, across.a_row = a->k_row, across.b = f->q_across, across.c = f->p;
+    across.k = a->k_units, across.a_row = a->k_row;
+    across.a = keys.k, across.b = f->q_across, across.c = f->p;
     CPU(tile_gemm)(&across);
-    across.k = a->v_units, across.a = keys.v, across.a_row = a->v_row, across.b = f->go_across, across.c = f->ds;
+    across.k = a->v_units, across.a_row = a->v_row;
+    across.a = keys.v, across.b = f->go_across, across.c = f->ds;
     CPU(tile_gemm)(&across);
     for (int64_t column = 0; column < lanes; column += VEC) gradient_column(call, f, &keys, column);
 
