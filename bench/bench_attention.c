@@ -3,7 +3,7 @@
  * two products forward and five backward. Beside it the rate of our own matrix product (1024 x 768 x 768, one
  * chain), run in turns of equal length; that ratio is what means something on a machine that others use.
  *
- *   bench_attention [--json FILE] [--seconds S] [--isa avx512|avx2|c] [--only TEXT]
+ *   bench_attention [--json FILE] [--seconds S] [--isa avx512|avx2|c] [--only TEXT] [--bf16 fma|vdpbf16]
  *
  * OMP_NUM_THREADS sets the threads.
  */
@@ -12,6 +12,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/half.h"
 #include "base/json.h"
 #include "cpu/gemm.h"
 #include "device/ops.h"
@@ -26,6 +27,7 @@ static struct {
     Device dev;
     double seconds; /* for each row */
     const char *only;
+    DType dtype;
     JsonOut json;
     float *a, *b, *c; /* of the matrix product */
 } bench = { .seconds = 1 };
@@ -46,9 +48,18 @@ static float *filled(int64_t n)
     return p;
 }
 
+/* The same numbers in the dtype that is timed. */
+static void *typed(int64_t n)
+{
+    float *p = filled(n);
+    uint16_t *narrow = (uint16_t *)p;
+    for (int64_t i = 0; bench.dtype == BF16 && i < n; i++) narrow[i] = bf16_from_float(p[i]);
+    return p;
+}
+
 /* ---- what is timed ---- */
 
-enum { GEMM_M = 1024, GEMM_NK = 768 };
+enum { GEMM_M = 1024, GEMM_NK = 768, STAGING_BYTES = 64 << 20, SHORTEST_LEAF = 128 };
 
 static void run_gemm(void)
 {
@@ -70,15 +81,15 @@ static Err run_forward(const attention_bwd_args *x)
 static attention_bwd_args tensors_of(const Row *r, int64_t *samples)
 {
     int64_t B = r->B, T = r->T, H = r->H, K = r->K, C = r->C;
-#define LIKE_Q tensor_of(filled(B * T * H * C), F32, B, T, H, C)
-#define LIKE_K tensor_of(filled(B * T * K * C), F32, B, T, K, C)
+#define LIKE_Q tensor_of(typed(B * T * H * C), bench.dtype, B, T, H, C)
+#define LIKE_K tensor_of(typed(B * T * K * C), bench.dtype, B, T, K, C)
 #define LIKE_LSE tensor_of(filled(B * T * H), F32, B, T, H)
     return (attention_bwd_args){
         .dq = LIKE_Q, .dk = LIKE_K, .dv = LIKE_K, .go = LIKE_Q, .q = LIKE_Q, .k = LIKE_K, .v = LIKE_K,
         .o = LIKE_Q, .lse = LIKE_LSE, .delta = LIKE_LSE, .sample = tensor_of(samples, I64, B),
         .q_span = spans_whole(T), .k_span = spans_whole(T), .scale = 0.125f, .block = r->block,
         .window = r->window, .dropout = { 1, (uint32_t)((double)r->drop * 0x1p32), 1 / (1 - r->drop) },
-        .chunk = H / K, .leaf = T / 8, .positions = T };
+        .chunk = H / K, .leaf = T / 8 < SHORTEST_LEAF ? T : T / 8, .positions = T };
 }
 
 static void tensors_free(attention_bwd_args *x)
@@ -157,7 +168,7 @@ static Err run_rows(void)
 
 /* ---- ---- */
 
-static bool parse(int argc, char **argv, Isa *isa, const char **json_path)
+static bool parse(int argc, char **argv, DeviceChoice *choice, const char **json_path)
 {
     for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
@@ -165,15 +176,19 @@ static bool parse(int argc, char **argv, Isa *isa, const char **json_path)
         else if (!strcmp(argv[i], "--seconds")) bench.seconds = strtod(value, NULL);
         else if (!strcmp(argv[i], "--only")) bench.only = value;
         else if (!strcmp(argv[i], "--isa"))
-            *isa = !strcmp(value, "avx512") ? ISA_AVX512 : !strcmp(value, "avx2") ? ISA_AVX2 : ISA_C;
-        else return false;
+            choice->isa = !strcmp(value, "avx512") ? ISA_AVX512 : !strcmp(value, "avx2") ? ISA_AVX2 : ISA_C;
+        else if (!strcmp(argv[i], "--bf16")) {
+            bench.dtype = BF16;
+            choice->dot = !strcmp(value, "fma") ? DOT_FMA : DOT_VDPBF16;
+            choice->staging_bytes = STAGING_BYTES;
+        } else return false;
     }
     return true;
 }
 
-static Err run_all(Isa isa)
+static Err run_all(DeviceChoice choice)
 {
-    TRY(device_open(&bench.dev, (DeviceChoice){ .isa = isa }));
+    TRY(device_open(&bench.dev, choice));
     bench.a = filled(GEMM_M * GEMM_NK), bench.b = filled(GEMM_NK * GEMM_NK);
     bench.c = filled(GEMM_M * GEMM_NK);
     json_open(&bench.json, NULL, '{');
@@ -194,14 +209,14 @@ int main(int argc, char **argv)
 {
     static char json[1 << 14];
     const char *json_path = NULL;
-    Isa isa = ISA_AUTO;
-    if (!parse(argc, argv, &isa, &json_path)) {
-        fprintf(stderr,
-                "usage: bench_attention [--json FILE] [--seconds S] [--isa avx512|avx2|c] [--only TEXT]\n");
+    DeviceChoice choice = { 0 };
+    if (!parse(argc, argv, &choice, &json_path)) {
+        fprintf(stderr, "usage: bench_attention [--json FILE] [--seconds S] [--isa avx512|avx2|c] [--only TEXT] "
+                        "[--bf16 fma|vdpbf16]\n");
         return 2;
     }
     json_out_init(&bench.json, json, sizeof json);
-    Err err = run_all(isa);
+    Err err = run_all(choice);
     if (err) {
         err_print(err, true);
         return err_exit_code(err);

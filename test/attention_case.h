@@ -9,6 +9,7 @@
 #define MEGATRAIN_TEST_ATTENTION_CASE_H
 
 #include "base/arena.h"
+#include "base/half.h"
 #include "base/rng.h"
 #include "test.h"
 #include "tested_op.h"
@@ -24,6 +25,8 @@ typedef struct {
     float softcap;
     bool sinks;
     int64_t V;             /* width of values; 0 = C */
+    bool narrow;           /* tensors of bf16; dk and dv, which ranks add up, of f32 */
+    DotKind dot;           /* of what is narrow */
     float *sink;           /* [H] or NULL */
     float *q, *k, *v, *go; /* [B][T][H or K][C or V] */
     int32_t *doc;          /* [B][T] or NULL */
@@ -46,6 +49,8 @@ typedef struct {
     int64_t pad, workspace_bytes;
     bool forward_only;
     bool grouped; /* the queries of a key head, and dq, lie side by side */
+    bool without_pairs; /* VDPBF16PS by other instructions */
+    bool narrow_sums;   /* of a narrow problem, dk and dv in bf16 */
 } Cut;
 
 /* ---- memory of one case, released by the next ---- */
@@ -72,14 +77,23 @@ static float *noise(int64_t n, uint64_t seed)
     return p;
 }
 
+static float as_bf16(float x) { return bf16_to_float(bf16_from_float(x)); }
+
+static float *inputs(const Problem *p, int64_t n, uint64_t seed)
+{
+    float *x = noise(n, seed);
+    for (int64_t i = 0; p->narrow && i < n; i++) x[i] = as_bf16(x[i]);
+    return x;
+}
+
 static void problem_fill(Problem *p)
 {
     int64_t rows = p->B * p->T;
     if (!p->V) p->V = p->C;
-    p->q = noise(rows * p->H * p->C, 1), p->go = noise(rows * p->H * p->V, 2);
-    p->k = noise(rows * p->K * p->C, 3), p->v = noise(rows * p->K * p->V, 4);
+    p->q = inputs(p, rows * p->H * p->C, 1), p->go = inputs(p, rows * p->H * p->V, 2);
+    p->k = inputs(p, rows * p->K * p->C, 3), p->v = inputs(p, rows * p->K * p->V, 4);
     p->scale = 1.0f / sqrtf((float)p->C);
-    if (p->sinks) p->sink = noise(p->H, 6);
+    if (p->sinks) p->sink = inputs(p, p->H, 6);
     p->dropout = (Dropout){ 0x123456789ABCDEFu, dropout_threshold(p->drop), 1 / (1 - p->drop) };
     for (int64_t b = 0; b < p->B; b++) p->sample[b] = b * 7 + (b << 33);
     if (!p->docs) return;
@@ -123,20 +137,29 @@ static float guard(void)
     return u.value;
 }
 
+static bool is_guard(const void *data, int64_t i, DType dtype)
+{
+    const float g = guard(), x = dtype == BF16 ? bf16_to_float(((const uint16_t *)data)[i]) : ((const float *)data)[i];
+    return half_float_bits(x) == (dtype == BF16 ? half_float_bits(g) & 0xFFFF0000 : half_float_bits(g));
+}
+
 /* [B, rows, heads, C] (C = 0: [B, rows, heads]) with `pad` guards behind each row and some behind all. */
-static Tensor guarded(int64_t B, int64_t rows, int64_t heads, int64_t C, int64_t pad)
+static Tensor guarded(DType dtype, int64_t B, int64_t rows, int64_t heads, int64_t C, int64_t pad)
 {
     int64_t inner = C ? C : heads, outer = B * rows * (C ? heads : 1), count = outer * (inner + pad) + 32;
     Tensor t = { .data = floats(count), .dim = { B, rows, heads, C }, .ld = inner + pad, .ndim = C ? 4 : 3,
-                 .dtype = F32 };
-    for (int64_t i = 0; i < count; i++) ((float *)t.data)[i] = guard();
+                 .dtype = dtype };
+    for (int64_t i = 0; i < count; i++) {
+        if (dtype == BF16) ((uint16_t *)t.data)[i] = (uint16_t)(half_float_bits(guard()) >> 16);
+        else ((float *)t.data)[i] = guard();
+    }
     return t;
 }
 
 /* Of heads that lie in groups side by side, with `pad` guards behind each group. */
-static Tensor guarded_groups(int64_t B, int64_t rows, int64_t heads, int64_t C, int64_t pad, int64_t group)
+static Tensor guarded_groups(DType dtype, int64_t B, int64_t rows, int64_t heads, int64_t C, int64_t pad, int64_t group)
 {
-    Tensor t = guarded(B, rows, heads / group, group * C, pad);
+    Tensor t = guarded(dtype, B, rows, heads / group, group * C, pad);
     t.dim[2] = heads, t.dim[3] = C, t.group = group;
     return t;
 }
@@ -145,11 +168,21 @@ static bool guards_whole(Tensor t)
 {
     const int64_t group = t.group > 1 ? t.group : 1;
     int64_t inner = t.dim[t.ndim - 1] * group, outer = tensor_rows(t) / group;
-    const float *p = t.data;
-    const float g = guard();
     for (int64_t i = 0; i < outer * t.ld + 32; i++)
-        if ((i >= outer * t.ld || i % t.ld >= inner) && memcmp(p + i, &g, sizeof g)) return false;
+        if ((i >= outer * t.ld || i % t.ld >= inner) && !is_guard(t.data, i, t.dtype)) return false;
     return true;
+}
+
+/* Between elements of a tensor from `at` on and floats. */
+static void move_row(bool gather, Tensor t, int64_t at, float *out, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t *half = (uint16_t *)t.data + at + i;
+        float *whole = (float *)t.data + at + i;
+        if (t.dtype == BF16 && gather) *half = bf16_from_float(out[i]);
+        else if (t.dtype == BF16) out[i] = bf16_to_float(*half);
+        else *(gather ? whole : out + i) = *(gather ? out + i : whole);
+    }
 }
 
 /* Between a tensor of the cut and the array of the whole problem with `heads` heads, `h0` the first here. */
@@ -160,19 +193,24 @@ static void move(bool gather, const Cut *c, Spans spans, Tensor t, float *whole,
     for (int64_t b = 0; b < t.dim[0]; b++)
         for (int64_t row = 0; row < t.dim[1]; row++)
             for (int64_t h = 0; h < t.dim[2]; h++) {
-                int64_t at = b * t.dim[1] + row;
-                float *in = (float *)t.data + at * t.ld;
-                in += t.ndim == 4 ? (at * (t.dim[2] / group - 1) + h / group) * t.ld + h % group * C : h;
+                int64_t n = b * t.dim[1] + row, at = n * t.ld;
+                at += t.ndim == 4 ? (n * (t.dim[2] / group - 1) + h / group) * t.ld + h % group * C : h;
                 float *out = whole + (((c->b0 + b) * p->T + spans_position(spans, row)) * heads + h0 + h) * C;
-                memcpy(gather ? in : out, gather ? out : in, (size_t)C * sizeof(float));
+                move_row(gather, t, at, out, C);
             }
 }
 
-static Stream *device_of(const Cut *c)
+static DType compute_of(const Problem *p) { return p->narrow ? BF16 : F32; }
+
+static Stream *device_of(const Problem *p, const Cut *c)
 {
-    static Device devices[ISA_COUNT];
-    Device *d = &devices[c->isa];
-    if (!d->ops) ASSERT(device_open(d, (DeviceChoice){ .threads = 1, .isa = c->isa }) == ERR_OK);
+    enum { STAGING = 8 << 20 };
+    static Device devices[ISA_COUNT][2];
+    Device *d = &devices[c->isa][p->narrow];
+    const DeviceChoice choice = { .threads = 1, .isa = c->isa, .staging_bytes = p->narrow ? STAGING : 0 };
+    if (!d->ops) ASSERT(device_open(d, choice) == ERR_OK);
+    d->dot = p->dot;
+    d->dot_pairs = c->isa == ISA_AVX512 && dot_supported() && !c->without_pairs;
     d->threads = c->threads;
     d->workspace_bytes = c->workspace_bytes ? c->workspace_bytes : DEVICE_WORKSPACE_BYTES;
     return &d->stream;
@@ -188,22 +226,31 @@ static Tensor doc_of(const Problem *p, const Cut *c)
     return t;
 }
 
+static Tensor sinks_of(const Problem *p, int64_t h0, int64_t H)
+{
+    if (!p->sink) return (Tensor){ 0 };
+    Tensor t = tensor_of(floats(H), compute_of(p), H);
+    move_row(true, t, 0, p->sink + h0, H);
+    return t;
+}
+
 static inline Err play(const Problem *p, const Cut *c, Result *r)
 {
     int64_t group = p->H / p->K, H = c->K * group / (c->sharing ? c->sharing : 1),
             h0 = c->k0 * group + c->share * H, T = c->q.count[0] + c->q.count[1],
             S = c->k.count[0] + c->k.count[1];
-    const int64_t side = c->grouped ? H / c->K : 1;
-    Tensor q = guarded_groups(c->B, T, H, p->C, c->pad, side), k = guarded(c->B, S, c->K, p->C, c->pad),
-           lse = guarded(c->B, T, H, 0, c->pad), delta = guarded(c->B, T, H, 0, c->pad),
-           go = guarded(c->B, T, H, p->V, c->pad), o = guarded(c->B, T, H, p->V, c->pad),
-           dq = guarded_groups(c->B, T, H, p->C, c->pad, side), v = guarded(c->B, S, c->K, p->V, c->pad),
-           dk = guarded(c->B, S, c->K, p->C, c->pad), dv = guarded(c->B, S, c->K, p->V, c->pad);
+    const int64_t side = c->grouped ? H / c->K : 1, B = c->B, K = c->K, pad = c->pad;
+    const DType of = compute_of(p), sum = c->narrow_sums ? of : F32;
+    Tensor q = guarded_groups(of, B, T, H, p->C, pad, side), k = guarded(of, B, S, K, p->C, pad),
+           lse = guarded(F32, B, T, H, 0, pad), delta = guarded(F32, B, T, H, 0, pad),
+           go = guarded(of, B, T, H, p->V, pad), o = guarded(of, B, T, H, p->V, pad),
+           dq = guarded_groups(of, B, T, H, p->C, pad, side), v = guarded(of, B, S, K, p->V, pad),
+           dk = guarded(sum, B, S, K, p->C, pad), dv = guarded(sum, B, S, K, p->V, pad);
     move(true, c, c->q, q, p->q, p, p->H, h0), move(true, c, c->q, go, p->go, p, p->H, h0);
     move(true, c, c->k, k, p->k, p, p->K, c->k0), move(true, c, c->k, v, p->v, p, p->K, c->k0);
-    Tensor sink = p->sink ? tensor_of(p->sink + h0, F32, H) : (Tensor){ 0 };
+    Tensor sink = sinks_of(p, h0, H);
     Tensor doc = doc_of(p, c), sample = tensor_of((void *)(uintptr_t)(p->sample + c->b0), I64, c->B);
-    Stream *s = device_of(c);
+    Stream *s = device_of(p, c);
     TRY(tested_op(s, attention_fwd, .o = o, .lse = lse, .logit_max = tensor_of(r->logit_max + h0, I64, H), .q = q,
                   .k = k, .v = v, .sink = sink, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k,
                   .scale = p->scale, .softcap = p->softcap, .block = p->block, .window = p->window,

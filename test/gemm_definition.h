@@ -9,6 +9,7 @@
 
 #include "base/half.h"
 #include "cpu/gemm.h"
+#include "dot_step.h"
 
 static uint64_t seed = 1;
 
@@ -38,19 +39,6 @@ static float at(GemmOperand m, int64_t i, int64_t j)
 }
 
 static DotKind defined_dot; /* of products of bf16 */
-
-static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
-
-/* a b + c as the instruction has it. A number below 2^-126 - 2^-151, where 24 bits are rounded up to 2^-126, is 0. */
-static float dot_step(float a, float b, float c)
-{
-    const double limit = 0x1p-126 - 0x1p-151;
-    const float r = fmaf(flushed(a), flushed(b), flushed(c));
-    const double product = (double)flushed(a) * (double)flushed(b), other = (double)flushed(c), sum = product + other;
-    const double part = sum - product, lost = (product - (sum - part)) + (other - part); /* sum + lost is exact */
-    const bool tiny = fabs(sum) < limit || (fabs(sum) == limit && lost * sum < 0);
-    return tiny ? copysignf(0, r) : r;
-}
 
 static float dot_pairs(const Gemm *g, int64_t i, int64_t j, int64_t k, int64_t end, float c)
 {

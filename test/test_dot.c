@@ -366,4 +366,48 @@ TEST(rows_of_16_bits)
     free(x), free(w), free(bias), free(r);
 }
 
+/* The same of cross entropy: words that end inside a vector, padding, a row without a target, a cap. */
+TEST(cross_entropy_of_16_bits)
+{
+    enum { N = 9, V = 150, J = 3, WORDS = 141 };
+    static float x32[N * V], max[2][N * J], sum[2][N * J], target_logit[2][N], loss[2][N], row_max[N], row_sum[N];
+    static uint16_t y[N * V];
+    static int32_t target[N];
+    StepValues step = { .loss_scale = 0.25f };
+    uint16_t *x = numbers(N * V, PLAIN);
+    for (int i = 0; i < N; i++)
+        target[i] = i == 4 ? -1 : (i * 37) % WORDS, row_max[i] = 2, row_sum[i] = 200 + (float)i;
+    const Tensor to = tensor_of(target, I32, N), rm = tensor_of(row_max, F32, N), rs = tensor_of(row_sum, F32, N);
+    EACH_BUILD(b)
+    {
+        const OpTable *op = table_of(b);
+        Device dev = device(2);
+        Stream s = { &dev };
+        const Tensor narrow = tensor_of(y, BF16, N, V);
+        for (int cap = 0; cap <= 5; cap += 5) {
+            for (int k = 0; k < 2; k++) {
+                memcpy(y, x, sizeof y);
+                const Tensor logits = k ? wide_of(narrow, x32) : narrow;
+                OK(op->xent_stats(&s, &(xent_stats_args){ tensor_of(max[k], F32, N, J), tensor_of(sum[k], F32, N, J),
+                                                          tensor_of(target_logit[k], F32, N), logits, to,
+                                                          .block = V / J, .vocab = WORDS }));
+                OK(op->xent_bwd(&s, &(xent_bwd_args){ logits, to, rm, rs, &step, .weight = 3, .softcap = (float)cap,
+                                                      .vocab = WORDS }));
+            }
+            CHECK_MSG(!memcmp(max[0], max[1], sizeof max[0]) && !memcmp(sum[0], sum[1], sizeof sum[0]) &&
+                          !memcmp(target_logit[0], target_logit[1], sizeof target_logit[0]), "%s stats", b->name);
+            CHECK_MSG(!wrong(y, x32, N * V), "%s xent_bwd, cap %d", b->name, cap);
+            for (int k = 0; k < 2; k++) {
+                memcpy(y, x, sizeof y);
+                const Tensor logits = k ? wide_of(narrow, x32) : narrow;
+                OK(op->xent_row(&s, &(xent_row_args){ tensor_of(loss[k], F32, N), logits, to, &step, .weight = 3,
+                                                      .softcap = (float)cap, .block = V / J, .vocab = WORDS }));
+            }
+            CHECK_MSG(!memcmp(loss[0], loss[1], sizeof loss[0]) && loss[0][0] > 0, "%s loss", b->name);
+            CHECK_MSG(!wrong(y, x32, N * V), "%s xent_row, cap %d", b->name, cap);
+        }
+    }
+    free(x);
+}
+
 TEST_MAIN

@@ -31,6 +31,7 @@
 #include "base/mathx.h"
 #include "cpu/attention.h"
 #include "cpu/gemm.h"
+#include "cpu/rows.h"
 #include "cpu/team.h"
 
 Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args);
@@ -40,8 +41,8 @@ enum { PARTS = 4 };
 /* A tile of queries on its way through the keys. */
 typedef struct {
     AttnTile tile;
-    float *q; /* [C][ATTN_QUERIES] */
-    float *o; /* [ATTN_QUERIES][v_width]; at first the queries, [ATTN_QUERIES][width] */
+    float *q; /* [k_units][ATTN_QUERIES] */
+    float *o; /* [ATTN_QUERIES][v_width]; at first the queries' rows */
     float max[ATTN_QUERIES], sum[ATTN_QUERIES], rescale[ATTN_QUERIES];
 } Part;
 
@@ -55,29 +56,32 @@ typedef struct {
 /* Lays the scratch out from `base` on; returns its bytes. */
 static int64_t forward_layout(Forward *f, const Attn *a, float *base)
 {
-    int64_t rows = a->block < a->k.dim[1] ? a->block : a->k.dim[1], used = 0;
+    int64_t rows = attn_slots(a, a->block < a->k.dim[1] ? a->block : a->k.dim[1]), used = 0;
 #define TAKE(p, count) ((p) = (void *)(base + used), used += attn_lanes(count))
     for (int i = 0; i < PARTS; i++) {
-        TAKE(f->part[i].q, a->C * ATTN_QUERIES);
+        TAKE(f->part[i].q, a->k_units * ATTN_QUERIES);
         TAKE(f->part[i].o, (a->width > a->v_width ? a->width : a->v_width) * ATTN_QUERIES);
     }
-    TAKE(f->keys.k, rows * a->width);
-    TAKE(f->keys.v, rows * a->v_width);
+    TAKE(f->keys.k, rows * a->k_row);
+    TAKE(f->keys.v_lines, form_units(a->form, rows) * a->v_width);
     TAKE(f->keys.position, rows);
+    TAKE(f->keys.seen, rows);
     TAKE(f->s, rows * ATTN_QUERIES);
 #undef TAKE
+    f->keys.v = a->paired ? NULL : f->keys.v_lines;
+    f->keys.k_lines = NULL;
     return used * (int64_t)sizeof(float);
 }
 
 /* s = scale * s, masked; returns the largest score of each query. */
-static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *position, int64_t n, float scale,
+static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *seen, int64_t n, float scale,
                          bool mask)
 {
     const vf minus_inf = vf_set1(-INFINITY), factor = vf_set1(scale);
     vf max = minus_inf;
     for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES) {
         vf x = vf_mul(vf_load(s), factor);
-        if (mask) x = vf_select(attn_visible(c, position[j]), x, minus_inf);
+        if (mask) x = vf_select(attn_visible(c, seen[j]), x, minus_inf);
         vf_store(s, x);
         max = vf_max(max, x);
     }
@@ -126,14 +130,14 @@ static void softmax_column(const Attn *a, Part *p, const AttnKeys *keys, float *
     vf old = vf_load(p->max + column);
     const bool capped = a->softcap > 0;
     if (capped) cap_column(a, s + column, keys->n);
-    vf max =
-        vf_max(old, scale_and_mask(&c, s + column, keys->position, keys->n, capped ? 1 : a->scale, mask));
+    vf max = vf_max(old, scale_and_mask(&c, s + column, keys->seen, keys->n, capped ? 1 : a->scale, mask));
     /* Queries that have seen no key yet: subtract 0, so that exp(-inf) = 0 and not exp(NaN). */
     vf base = vf_select(vf_ge(vf_set1(-INFINITY), max), vf_zero(), max);
     vf r = vf_exp(vf_sub(old, base));
     exp_column(s + column, keys->n, base);
     vf sum = sum_column(s + column, keys->position, keys->n);
     if (c.threshold) drop_column(&c, s + column, keys->position, keys->n);
+    if (a->paired) CPU(attn_keys_paired)(a, s + column, s + column, keys->n);
     vf_store(p->max + column, max);
     vf_store(p->rescale + column, r);
     vf_store(p->sum + column, vf_fma(vf_load(p->sum + column), r, sum));
@@ -152,28 +156,30 @@ static void part_block(const Attn *a, Part *p, const AttnKeys *block, float *s)
     if (keys.n == 0) return;
     TileGemm scores = { .m = keys.n,
                         .n = lanes,
-                        .k = a->C,
+                        .k = a->k_units,
                         .a = keys.k,
-                        .a_row = a->width,
+                        .a_row = a->k_row,
                         .a_k = 1,
                         .b = p->q,
                         .ldb = ATTN_QUERIES,
                         .c = s,
-                        .ldc = ATTN_QUERIES };
+                        .ldc = ATTN_QUERIES,
+                        .form = a->form };
     CPU(tile_gemm)(&scores);
     for (int64_t column = 0; column < lanes; column += VEC) softmax_column(a, p, &keys, s, column);
     for (int64_t i = 0; i < n; i++) scale_row(p->o + i * a->v_width, a->v_width, p->rescale[i]);
     TileGemm values = { .m = n,
                         .n = a->v_width,
-                        .k = keys.n,
+                        .k = form_units(a->form, keys.n),
                         .a = s,
                         .a_row = 1,
                         .a_k = ATTN_QUERIES,
-                        .b = keys.v,
+                        .b = keys.v_lines,
                         .ldb = a->v_width,
                         .c = p->o,
                         .ldc = a->v_width,
-                        .beta = true };
+                        .beta = true,
+                        .form = a->form };
     CPU(tile_gemm)(&values);
 }
 
@@ -194,7 +200,7 @@ static void part_pass_on(const Attn *a, Part *p, const attention_fwd_args *args,
 
 static void part_begin(const Attn *a, Part *p, const attention_fwd_args *args)
 {
-    CPU(attn_rows)(p->o, p->q, a->q, &p->tile); /* o serves as the dense copy */
+    CPU(attn_rows)(a, p->o, p->q, a->q, &p->tile, false);
     memset(p->o, 0, (size_t)(ATTN_QUERIES * a->v_width) * sizeof(float));
     memset(p->sum, 0, sizeof p->sum);
     for (int i = 0; i < ATTN_QUERIES; i++) p->max[i] = -INFINITY;
@@ -227,15 +233,16 @@ static void part_end(const Attn *a, Part *p, const attention_fwd_args *args)
 {
     const AttnTile *t = &p->tile;
     for (int64_t i = 0; i < t->n; i++) {
-        if (args->sink.data) add_sink(a, p, i, ((const float *)args->sink.data)[t->head]);
-        float sum = p->sum[i], *out = attn_row(args->o, t->b, t->row + i, t->head);
+        if (args->sink.data) add_sink(a, p, i, any_load(args->sink, t->head));
+        const float sum = p->sum[i];
+        const Row out = { attn_row(args->o, t->b, t->row + i, t->head), args->o.dtype == BF16 };
         const float *in = p->o + i * a->v_width;
         bool empty = sum == 0; /* a row with a score sums to 1 or more: its largest gives 1 */
         *attn_value(args->lse, t->b, t->row + i, t->head) = empty ? -INFINITY : p->max[i] + (float)m_log(sum);
         vf divisor = vf_set1(empty ? 1 : sum);
         for (int64_t c = 0; c < a->V; c += VEC) {
             vf x = vf_add(vf_div(vf_load(in + c), divisor), vf_zero());
-            vf_store_n(out + c, x, a->V - c < VEC ? a->V - c : VEC);
+            row_put(out, c, x, a->V - c);
         }
     }
 }
@@ -282,7 +289,8 @@ static void forward_item(const Attn *a, const Plan *plan, Forward *f, const atte
         stop = at + a->block - at % a->block; /* the next multiple of block */
         int64_t i0 = CPU(attn_keys_before)(a, at), i1 = CPU(attn_keys_before)(a, stop < end ? stop : end);
         if (i0 == i1) continue;
-        CPU(attn_keys)(a, &f->keys, b, head, i0, i1);
+        const int64_t taken = CPU(attn_keys)(a, &f->keys, b, head, i0, i1, attn_slots(a, i1 - i0));
+        ASSERT(taken == i1);
         for (int i = 0; i < parts; i++) part_block(a, &f->part[i], &f->keys, f->s);
     }
     for (int i = 0; i < parts; i++) {
@@ -297,7 +305,9 @@ Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args)
     Attn a = ATTN_OF(args);
     if ((args->resumed || args->unfinished) && (!args->max.data || !args->sum.data))
         return err_set(ERR_SHAPE, "attention_fwd: keys in several calls need max and sum");
-    TRY(CPU(attn_open)(&a, args->o));
+    if ((args->resumed || args->unfinished) && args->o.dtype != F32)
+        return err_set(ERR_SHAPE, "attention_fwd: keys in several calls need o in f32");
+    TRY(CPU(attn_open)(&a, s->dev, args->o));
     Plan plan = plan_of(&a);
     Forward unused;
     int64_t items = plan.items * a.q.dim[0] * a.k.dim[2];

@@ -18,10 +18,19 @@
  * exactly +0, and fmaf(+0, x, y) is y for finite x but for the sign of a zero, so results are stored with +0
  * added (-0 becomes +0) and tiles may skip masked keys or not as they like. That is why ops.def wants finite rows:
  * keeping masked keys out of the products would cost a branch or a select on every one of the diagonal's weights.
+ *
+ * Tensors of bf16 are read where they lie: what is copied into tiles becomes units of the device's form (gemm_form.h).
+ * By DOT_FMA these are the numbers as floats, and everything has the bits of fp32. By DOT_VDPBF16 every chain is one of
+ * pairs (gemm.h): over C and V from the first number on. Over keys the numbers of positions 2i and 2i + 1 are a pair
+ * where both lie in one block, over queries where both lie in one leaf of backward; a number without its partner is
+ * paired with 0. What the softmax gives to such a product, p and ds, is rounded to bf16 in front of it, a denormal as
+ * 0; maxima, sums and everything else are of fp32. So that tiles can be cut anywhere between pairs, a key without its
+ * partner has an empty slot behind it, which no query sees.
  */
 #ifndef MEGATRAIN_CPU_ATTENTION_H
 #define MEGATRAIN_CPU_ATTENTION_H
 
+#include "cpu/gemm_form.h"
 #include "cpu/isa.h"
 #include "cpu/vec.h"
 #include "device/ops.h"
@@ -43,6 +52,10 @@ typedef struct {
     AttnSpan q_span[2], k_span[2];
     int64_t C, width, V, v_width;
     int64_t group; /* query heads per key head */
+    GemmForm form;
+    bool paired;
+    int64_t k_units, v_units; /* units along a row of keys, of values */
+    int64_t k_row, v_row;     /* from one such row to the next */
 } Attn;
 
 /* Up to ATTN_QUERIES queries of one head in consecutive rows and positions. */
@@ -52,12 +65,17 @@ typedef struct {
     int32_t low[ATTN_QUERIES]; /* the first key that each may see; beyond n -1, above any unsigned position */
 } AttnTile;
 
-/* Keys of one key head in ascending position, copied together. */
+/* Keys of one key head in ascending position, copied together, for products along their rows and for products along
+ * keys. Without pairs one copy serves both. */
 typedef struct {
-    int64_t n;
-    float *k, *v; /* [n][width], [n][v_width] */
-    int32_t *position;
+    int64_t n;                /* slots; with pairs an even number */
+    float *k, *v;             /* [n][k_row], [n][v_row]; NULL: not wanted */
+    float *k_lines, *v_lines; /* [units of n][width], [units of n][v_width]; NULL: not wanted */
+    int32_t *position, *seen; /* of each slot; of an empty one the position before it, and EMPTY_SLOT */
+    bool empty;               /* some slot is */
 } AttnKeys;
+
+enum { EMPTY_SLOT = INT32_MAX };
 
 #define ATTN_OF(a)                                                                                    \
     {                                                                                                 \
@@ -67,8 +85,8 @@ typedef struct {
     }
 
 /* Checks what the shape check cannot (spans against T and S, H against K) and fills the rest. ERR_SHAPE;
- * ERR_CONFIG if the tensors, of which `result` may have a dtype of its own, are not f32. */
-Err CPU(attn_open)(Attn *a, Tensor result);
+ * ERR_CONFIG if the tensors, of which `result` may have a dtype of its own, are neither f32 nor bf16. */
+Err CPU(attn_open)(Attn *a, const Device *dev, Tensor result);
 
 /* How many keys lie before `position`. */
 int64_t CPU(attn_keys_before)(const Attn *a, int64_t position);
@@ -76,8 +94,13 @@ int64_t CPU(attn_keys_before)(const Attn *a, int64_t position);
 /* The row of dim S that holds key number `index` in ascending order. */
 int64_t CPU(attn_key_row)(const Attn *a, int64_t index);
 
-/* Copies keys number i0 .. i1 - 1 of key head `head` of sample b. */
-void CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int64_t i0, int64_t i1);
+/* How many slots hold any n keys of one block. */
+static inline int64_t attn_slots(const Attn *a, int64_t n) { return a->paired ? (n + 5) / 2 * 2 : n; }
+
+/* Copies keys number i0 .. i1 - 1 of key head `head` of sample b, or as many of them as `slots` slots hold; returns the
+ * number of the next one. */
+int64_t CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int64_t i0, int64_t i1,
+                       int64_t slots);
 
 /* A tile of n queries from `row` on, which must lie in one span. */
 void CPU(attn_tile)(const Attn *a, AttnTile *t, int64_t b, int64_t head, int64_t row, int64_t n);
@@ -85,16 +108,25 @@ void CPU(attn_tile)(const Attn *a, AttnTile *t, int64_t b, int64_t head, int64_t
 /* The part of `keys`, in place, that some query of the tile may see. */
 AttnKeys CPU(attn_seen)(const Attn *a, const AttnTile *t, const AttnKeys *keys);
 
-/* The tile's rows of x, [B T H C] or [B T H V]: dense [n][its width], and transposed [C][ATTN_QUERIES], 0 beyond n. */
-void CPU(attn_rows)(float *dense, float *across, Tensor x, const AttnTile *t);
+/* The tile's rows of x, [B T H C] or [B T H V]: across, [its units][ATTN_QUERIES], for products along rows; in `lines`,
+ * [units of n][its width], for products along queries, if these are wanted. 0 beyond n. */
+void CPU(attn_rows)(const Attn *a, float *lines, float *across, Tensor x, const AttnTile *t,
+                    bool wants_lines);
+
+/* Scores of 16 queries, [n][ATTN_QUERIES], as an operand whose k's are the keys. `to` may be `from`. */
+void CPU(attn_keys_paired)(const Attn *a, float *to, const float *from, int64_t n);
+
+/* The same from the column on of rows of queries, in place, as one whose k's are the queries; columns ascending. */
+void CPU(attn_queries_paired)(const Attn *a, float *rows, int64_t column, int64_t n);
 
 /* How many threads compute `items` items that need `bytes` of workspace each: at least one. ERR_CONFIG: not even one
  * has enough. */
 Err CPU(attn_threads)(const Device *dev, int64_t items, int64_t bytes, int *out);
 
-static inline float *attn_row(Tensor x, int64_t b, int64_t row, int64_t head)
+static inline void *attn_row(Tensor x, int64_t b, int64_t row, int64_t head)
 {
-    return (float *)x.data + tensor_row_at(x, (b * x.dim[1] + row) * x.dim[2] + head);
+    const int64_t at = tensor_row_at(x, (b * x.dim[1] + row) * x.dim[2] + head);
+    return x.dtype == BF16 ? (void *)((uint16_t *)x.data + at) : (void *)((float *)x.data + at);
 }
 
 /* The element of a [B T H] tensor. */
@@ -109,7 +141,7 @@ static inline int64_t attn_lanes(int64_t n) { return (n + VEC - 1) / VEC * VEC; 
 /* Must some score be masked? */
 static inline bool attn_needs_mask(const AttnTile *t, const AttnKeys *keys)
 {
-    return keys->position[0] < t->low_max || keys->position[keys->n - 1] > t->first;
+    return keys->empty || keys->position[0] < t->low_max || keys->position[keys->n - 1] > t->first;
 }
 
 /* 16 queries of a tile, as the softmax sees them. */

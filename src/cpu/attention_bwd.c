@@ -57,8 +57,9 @@ typedef struct {
 typedef struct {
     AttnKeys keys;
     AttnTile tile;
-    float *q, *q_across, *go, *go_across; /* the tile's rows, dense and transposed */
+    float *q, *q_across, *go, *go_across; /* the tile's rows, in lines and transposed */
     float *p, *ds;                        /* [run][ATTN_QUERIES] */
+    float *ds_lines;                      /* ds for a product along keys, [units of run][ATTN_QUERIES] */
     float lse[ATTN_QUERIES], delta[ATTN_QUERIES];
     Node node[LEVELS];
     int top; /* nodes in use */
@@ -76,17 +77,24 @@ typedef struct {
 static int64_t backward_layout(Backward *f, const BackwardCall *call, float *base)
 {
     const Attn *a = &call->a;
-    int64_t used = 0, run = call->run;
+    int64_t used = 0, run = call->run, units = form_units(a->form, run);
 #define TAKE(p, count) ((p) = (void *)(base + used), used += attn_lanes(count))
-    TAKE(f->keys.k, run * a->width);
-    TAKE(f->keys.v, run * a->v_width);
+    TAKE(f->keys.k, run * a->k_row);
+    TAKE(f->keys.v, run * a->v_row);
     TAKE(f->keys.position, run);
+    TAKE(f->keys.seen, run);
     TAKE(f->q, ATTN_QUERIES * a->width);
     TAKE(f->go, ATTN_QUERIES * a->v_width);
-    TAKE(f->q_across, ATTN_QUERIES * a->C);
-    TAKE(f->go_across, ATTN_QUERIES * a->V);
+    TAKE(f->q_across, ATTN_QUERIES * a->k_units);
+    TAKE(f->go_across, ATTN_QUERIES * a->v_units);
     TAKE(f->p, run * ATTN_QUERIES);
     TAKE(f->ds, run * ATTN_QUERIES);
+    f->keys.k_lines = f->keys.k, f->keys.v_lines = NULL;
+    f->ds_lines = f->ds;
+    if (a->paired) {
+        TAKE(f->keys.k_lines, units * a->width);
+        TAKE(f->ds_lines, units * ATTN_QUERIES);
+    }
     for (int i = 0; i < call->levels; i++) {
         TAKE(f->node[i].dk, run * a->width);
         TAKE(f->node[i].dv, run * a->v_width);
@@ -133,7 +141,7 @@ static void gradient_column(const BackwardCall *call, Backward *f, const AttnKey
     for (int64_t j = 0; j < keys->n; j++, ps += ATTN_QUERIES, dss += ATTN_QUERIES) {
         vf slope, score = score_and_slope(&scoring, vf_load(ps), &slope);
         vf p = vf_exp(vf_sub(score, lse)), dp = vf_load(dss), kept = p;
-        if (mask) kept = p = vf_select(attn_visible(&c, keys->position[j]), p, vf_zero());
+        if (mask) kept = p = vf_select(attn_visible(&c, keys->seen[j]), p, vf_zero());
         if (c.threshold) {
             vf keep = attn_keep(&c, keys->position[j]);
             kept = vf_mul(p, keep);
@@ -142,13 +150,17 @@ static void gradient_column(const BackwardCall *call, Backward *f, const AttnKey
         vf_store(ps, kept);
         vf_store(dss, vf_mul(vf_mul(p, vf_sub(dp, delta)), slope));
     }
+    if (!a->paired) return;
+    CPU(attn_keys_paired)(a, f->ds_lines + column, f->ds + column, keys->n);
+    CPU(attn_queries_paired)(a, f->ds, column, keys->n);
+    CPU(attn_queries_paired)(a, f->p, column, keys->n);
 }
 
 static void tile_load(const BackwardCall *call, Backward *f)
 {
     const AttnTile *t = &f->tile;
-    CPU(attn_rows)(f->q, f->q_across, call->args->q, t);
-    CPU(attn_rows)(f->go, f->go_across, call->args->go, t);
+    CPU(attn_rows)(&call->a, f->q, f->q_across, call->args->q, t, true);
+    CPU(attn_rows)(&call->a, f->go, f->go_across, call->args->go, t, true);
     memset(f->lse, 0, sizeof f->lse);
     memset(f->delta, 0, sizeof f->delta);
     for (int64_t i = 0; i < t->n; i++) {
@@ -173,37 +185,42 @@ static void tile_gradients(const BackwardCall *call, Backward *f, Node *leaf)
     const AttnTile *t = &f->tile;
     AttnKeys keys = CPU(attn_seen)(a, t, &f->keys);
     if (keys.n == 0) return;
-    int64_t n = t->n, lanes = attn_lanes(n), width = a->width;
+    int64_t n = t->n, lanes = attn_lanes(n), width = a->width, slot = keys.position - f->keys.position;
     if (!leaf->used) node_clear(call, f, leaf);
     tile_load(call, f);
 
     TileGemm across = { .m = keys.n, .n = lanes, .a_k = 1, .ldb = ATTN_QUERIES, .ldc = ATTN_QUERIES };
-    across.k = a->C, across.a = keys.k, across.a_row = width, across.b = f->q_across, across.c = f->p;
+    across.form = a->form;
+    across.k = a->k_units, across.a_row = a->k_row;
+    across.a = keys.k, across.b = f->q_across, across.c = f->p;
     CPU(tile_gemm)(&across);
-    across.k = a->V, across.a = keys.v, across.a_row = a->v_width, across.b = f->go_across, across.c = f->ds;
+    across.k = a->v_units, across.a_row = a->v_row;
+    across.a = keys.v, across.b = f->go_across, across.c = f->ds;
     CPU(tile_gemm)(&across);
     for (int64_t column = 0; column < lanes; column += VEC) gradient_column(call, f, &keys, column);
 
-    TileGemm add = { .m = keys.n, .k = n, .a_row = ATTN_QUERIES, .a_k = 1, .beta = true };
+    TileGemm add = { .m = keys.n, .a_row = ATTN_QUERIES, .a_k = 1, .beta = true, .form = a->form };
+    add.k = form_units(a->form, n);
     add.n = add.ldb = add.ldc = width;
-    add.a = f->ds, add.b = f->q, add.c = leaf->dk + (keys.k - f->keys.k);
+    add.a = f->ds, add.b = f->q, add.c = leaf->dk + slot * width;
     CPU(tile_gemm)(&add);
     add.n = add.ldb = add.ldc = a->v_width;
-    add.a = f->p, add.b = f->go, add.c = leaf->dv + (keys.v - f->keys.v);
+    add.a = f->p, add.b = f->go, add.c = leaf->dv + slot * a->v_width;
     CPU(tile_gemm)(&add);
 
     Tensor dq = call->args->dq;
     TileGemm rows = { .m = n,
                       .n = a->C,
-                      .k = keys.n,
-                      .a = f->ds,
+                      .k = form_units(a->form, keys.n),
+                      .a = f->ds_lines,
                       .a_row = 1,
                       .a_k = ATTN_QUERIES,
-                      .b = keys.k,
+                      .b = keys.k_lines,
                       .ldb = width,
                       .c = attn_row(dq, t->b, t->row, t->head),
                       .ldc = tensor_row_at(dq, dq.dim[2]),
-                      .beta = true };
+                      .beta = true,
+                      .form = a->form };
     CPU(tile_gemm)(&rows);
 }
 
@@ -234,8 +251,10 @@ static bool leaf_gradients(const BackwardCall *call, Backward *f, int64_t b, int
     node->used = false;
     for (int64_t h = head; h < head + call->args->chunk; h++)
         for (int s = 0; s < 2; s++)
-            for (int64_t i = 0; i < count[s]; i += ATTN_QUERIES) {
-                int64_t n = count[s] - i < ATTN_QUERIES ? count[s] - i : ATTN_QUERIES;
+            for (int64_t i = 0, n; i < count[s]; i += n) {
+                n = count[s] - i < ATTN_QUERIES ? count[s] - i : ATTN_QUERIES;
+                /* pairs begin at even positions */
+                if (a->paired && spans_position(a->q_spans, row[s] + i) % 2) n = 1;
                 CPU(attn_tile)(a, &f->tile, b, h, row[s] + i, n);
                 tile_gradients(call, f, node);
             }
@@ -263,41 +282,52 @@ static void join_top(const BackwardCall *call, Backward *f)
     add_vectors(left->dv, right->dv, f->keys.n * call->a.v_width);
 }
 
-static void store_row(float *out, const float *in, int64_t C)
+VEC_FN void store_row_of(Row out, const float *in, int64_t C)
 {
-    for (int64_t c = 0; c < C; c += VEC) {
-        int64_t n = C - c < VEC ? C - c : VEC;
-        vf_store_n(out + c, vf_add(vf_load_n(in + c, n), vf_zero()), n);
-    }
+    for (int64_t c = 0; c < C; c += VEC) row_put(out, c, vf_add(row_load(in + c, C - c), vf_zero()), C - c);
+}
+
+static void store_row(Row out, const float *in, int64_t C)
+{
+    if (out.narrow) store_row_of((Row){ out.data, true }, in, C);
+    else store_row_of((Row){ out.data, false }, in, C);
+}
+
+/* A row of dk or dv; in NULL: 0. */
+static void store_key(Tensor out, int64_t b, int64_t row, int64_t head, const float *in)
+{
+    const Row to = { attn_row(out, b, row, head), out.dtype == BF16 };
+    if (in) store_row(to, in, out.dim[3]);
+    else memset(to.data, 0, (size_t)(out.dim[3] * dtype_size(out.dtype)));
 }
 
 static void store_keys(const BackwardCall *call, const Backward *f, int64_t b, int64_t head, int64_t first)
 {
     const Attn *a = &call->a;
+    const float *dk = f->node[0].dk, *dv = f->node[0].dv;
     bool empty = f->top == 0 || !f->node[0].used;
     for (int64_t j = 0; j < f->keys.n; j++) {
-        int64_t row = CPU(attn_key_row)(a, first + j);
-        float *dk = attn_row(call->args->dk, b, row, head), *dv = attn_row(call->args->dv, b, row, head);
-        if (empty) {
-            memset(dk, 0, (size_t)a->C * sizeof(float));
-            memset(dv, 0, (size_t)a->V * sizeof(float));
-            continue;
-        }
-        store_row(dk, f->node[0].dk + j * a->width, a->C);
-        store_row(dv, f->node[0].dv + j * a->v_width, a->V);
+        if (f->keys.seen[j] == EMPTY_SLOT) continue;
+        int64_t row = CPU(attn_key_row)(a, first++);
+        store_key(call->args->dk, b, row, head, empty ? NULL : dk + j * a->width);
+        store_key(call->args->dv, b, row, head, empty ? NULL : dv + j * a->v_width);
     }
 }
 
 /* ---- one (sample, key head) ---- */
 
-static float row_dot(const float *x, const float *y, int64_t C)
+VEC_FN float row_dot_of(Row x, Row y, int64_t C)
 {
     vf sum = vf_zero();
-    for (int64_t c = 0; c < C; c += VEC) {
-        int64_t n = C - c < VEC ? C - c : VEC;
-        sum = vf_fma(vf_load_n(x + c, n), vf_load_n(y + c, n), sum);
-    }
+    for (int64_t c = 0; c < C; c += VEC) sum = vf_fma(row_get(x, c, C - c), row_get(y, c, C - c), sum);
     return vf_sum(sum);
+}
+
+/* Of two rows of one dtype. */
+static float row_dot(Row x, Row y, int64_t C)
+{
+    if (x.narrow) return row_dot_of((Row){ x.data, true }, (Row){ y.data, true }, C);
+    return row_dot_of((Row){ x.data, false }, (Row){ y.data, false }, C);
 }
 
 /* delta, and dq = 0, for the queries of the group. */
@@ -306,8 +336,9 @@ static void begin_queries(const BackwardCall *call, int64_t b, int64_t head)
     const attention_bwd_args *x = call->args;
     for (int64_t row = 0; row < x->q.dim[1]; row++)
         for (int64_t h = head * call->a.group; h < (head + 1) * call->a.group; h++) {
-            *attn_value(x->delta, b, row, h) =
-                row_dot(attn_row(x->go, b, row, h), attn_row(x->o, b, row, h), call->a.V);
+            const Row go = { attn_row(x->go, b, row, h), x->go.dtype == BF16 },
+                      o = { attn_row(x->o, b, row, h), x->o.dtype == BF16 };
+            *attn_value(x->delta, b, row, h) = row_dot(go, o, call->a.V);
             memset(attn_row(x->dq, b, row, h), 0, (size_t)call->a.C * sizeof(float));
         }
 }
@@ -351,21 +382,22 @@ static void backward_item(const BackwardCall *call, Backward *f, int64_t b, int6
     const Attn *a = &call->a;
     int64_t keys = a->k.dim[1];
     if (!call->args->resumed) begin_queries(call, b, head);
-    for (int64_t i = 0; i < keys; i += call->run) {
-        CPU(attn_keys)(a, &f->keys, b, head, i, i + call->run < keys ? i + call->run : keys);
+    for (int64_t i = 0, next; i < keys; i = next) {
+        next = CPU(attn_keys)(a, &f->keys, b, head, i, keys, call->run);
         run_gradients(call, f, b, head, i);
     }
     for (int64_t row = 0; row < a->q.dim[1]; row++)
         for (int64_t h = head * a->group; h < (head + 1) * a->group; h++) {
             float *dq = attn_row(call->args->dq, b, row, h);
-            store_row(dq, dq, a->C);
+            store_row((Row){ dq, false }, dq, a->C);
         }
 }
 
 static Err backward_open(BackwardCall *call, const Device *dev, int *threads)
 {
     const attention_bwd_args *x = call->args;
-    TRY(CPU(attn_open)(&call->a, x->dq));
+    if (x->dq.dtype != F32) return err_set(ERR_SHAPE, "attention_bwd: dq is a sum in f32 here");
+    TRY(CPU(attn_open)(&call->a, dev, x->dk));
     if (x->leaf < 1 || x->positions < 1)
         return err_set(ERR_SHAPE, "attention_bwd: leaf is '%lld', positions '%lld'", (long long)x->leaf,
                        (long long)x->positions);

@@ -629,7 +629,7 @@ static int64_t count_leaves(Plan *p, int64_t *to)
 static void plan_leaves(Plan *p)
 {
     const Gemm *g = p->g;
-    const bool paired = p->form == FORM_SWAPPED || p->form == FORM_PAIRS;
+    const bool paired = form_pairs(p->form);
     const int64_t leaf = g->mode == GEMM_CHAIN ? g->K : min64(g->leaf, g->K);
     if (g->starts) {
         const int64_t count = count_leaves(p, NULL);
@@ -726,14 +726,21 @@ static void plan_operands(Plan *p)
     p->copy_b = p->b.transposed || p->M > DIRECT_ROWS || g->mode == GEMM_I64 || p->form != FORM_F32;
 }
 
+GemmForm CPU(gemm_form)(const Device *dev)
+{
+    if (dev->dot == DOT_FMA) return FORM_WIDE;
+    return dev->dot_pairs ? FORM_PAIRS : FORM_SWAPPED;
+}
+
+static const TileKernels *kernels_of(GemmForm form)
+{
+    return form == FORM_PAIRS ? CPU(tile_pairs)() : form == FORM_SWAPPED ? tiles_flushed : tiles_fma;
+}
+
 static void plan_form(Plan *p, const Device *dev)
 {
-    if (!p->g->a.bf16) p->form = FORM_F32;
-    else if (dev->dot == DOT_FMA) p->form = FORM_WIDE;
-    else p->form = dev->dot_pairs ? FORM_PAIRS : FORM_SWAPPED;
-    p->kernels = p->form == FORM_PAIRS     ? CPU(tile_pairs)()
-                 : p->form == FORM_SWAPPED ? tiles_flushed
-                                           : tiles_fma;
+    p->form = p->g->a.bf16 ? CPU(gemm_form)(dev) : FORM_F32;
+    p->kernels = kernels_of(p->form);
     plan_leaves(p);
 }
 
@@ -795,6 +802,7 @@ void CPU(tile_gemm)(const TileGemm *g)
 {
     /* Two strips of 32 columns are faster than 48 + 16: a strip of 16 has too few chains in flight. */
     int64_t strip = g->n == 64 && TILE_VECS == 3 ? 32 : TILE_COLS;
+    const TileKernels *kernels = kernels_of(g->form);
     for (int64_t j = 0; j < g->n; j += strip) {
         Tile t = { .b = g->b + j,
                    .b_k = g->ldb,
@@ -808,7 +816,7 @@ void CPU(tile_gemm)(const TileGemm *g)
             t.a = g->a + i * g->a_row;
             t.c = g->c + i * g->ldc + j;
             t.rows = min64(g->m - i, TILE_ROWS);
-            tile_run(tiles_fma, &t);
+            tile_run(kernels, &t);
         }
     }
 }

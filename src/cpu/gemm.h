@@ -69,10 +69,13 @@ typedef struct {
     GemmNarrow narrow; /* of bf16 operands; without c here: c or fixed as above */
 } Gemm;
 
+/* What kernels read, four bytes along k at a time: numbers, or pairs of bf16 numbers (gemm_form.h). */
+typedef enum { FORM_F32, FORM_WIDE, FORM_SWAPPED, FORM_PAIRS } GemmForm;
+
 /*
  * A small product, for tiles that lie in the L1 or L2 cache: C[m x n] = (beta ? C : 0) + A[m x k] B[k x n]
  * as one CHAIN. A is read as scalars with any strides; rows of B and C are contiguous. Fast when
- * n % 16 == 0.
+ * n % 16 == 0. A and B are units of the form, of which k are counted.
  */
 typedef struct {
     int64_t m, n, k;
@@ -83,6 +86,7 @@ typedef struct {
     float *c;
     int64_t ldc;
     bool beta;
+    GemmForm form;
 } TileGemm;
 
 /*
@@ -91,12 +95,14 @@ typedef struct {
  * gemm       uses dev->threads threads and dev->workspace, allocates nothing. M, N, K may be 0. Returns true
  *            if an I64 leaf was NaN or |leaf * 2^shift| >= 2^(62 - headroom_bits); such a leaf adds 0.
  * gemm_bytes the workspace that it needs with one thread.
+ * gemm_form  the form of operands of bf16 on this device.
  * tile_gemm  one thread, no workspace.
  * transpose  dst[j * ldd + i] = src[i * lds + j] for i < rows, j < cols; one thread.
  */
 #define GEMM_DECLARE(isa)                                                                            \
     bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                         \
     int64_t cpu_##isa##_gemm_bytes(const Device *dev, const Gemm *g);                                \
+    GemmForm cpu_##isa##_gemm_form(const Device *dev);                                               \
     void cpu_##isa##_tile_gemm(const TileGemm *g);                                                   \
     void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, \
                                int64_t cols);

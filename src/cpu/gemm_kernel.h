@@ -226,4 +226,9 @@ typedef struct {
 /* The family pairs in the build for AVX-512, where the compiler knows VDPBF16PS; else NULL. gemm_pairs.c. */
 const TileKernels *CPU(tile_pairs)(void);
 
+/* With the family pairs: 16 floats of each of n rows, `ld` apart, rounded to bf16, a denormal as 0; also in place. Of
+ * rows: n is even, and row i of the result has the pairs of rows 2i and 2i + 1. Of columns: each row has its own. */
+void CPU(pairs_of_rows)(float *to, const float *from, int64_t ld, int64_t n);
+void CPU(pairs_of_columns)(float *to, const float *from, int64_t ld, int64_t n);
+
 #endif

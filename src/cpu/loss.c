@@ -10,7 +10,7 @@
  * the same functions, so the same bits.
  *
  * Traffic per logit: stats reads 4 bytes (its second pass hits the cache, a block being some 25 KB), bwd
- * reads and writes 4; about 20 instructions for 16 logits each.
+ * reads and writes 4, in bf16 2; about 20 instructions for 16 logits each.
  */
 #include "base/mathx.h"
 #include "cpu/rows.h"
@@ -41,23 +41,23 @@ Err CPU(softcap)(Stream *s, const softcap_args *a)
 
 /* ---- stats ---- */
 
-/* Largest of n >= 1 logits. NaN is passed over here; it shows in the sum. */
-static float block_max(const float *x, int64_t n)
+/* Largest of n >= 1 logits from column `at` on. NaN is passed over here; it shows in the sum. */
+VEC_FN float block_max(Row x, int64_t at, int64_t n)
 {
     const vf none = vf_set1(-__builtin_inff());
     vf m = none;
     int64_t i = 0;
-    for (; i + VEC <= n; i += VEC) m = vf_max(vf_load(x + i), m);
-    if (i < n) m = vf_max(vf_select(vm_first_n(n - i), vf_load_n(x + i, n - i), none), m);
+    for (; i + VEC <= n; i += VEC) m = vf_max(row_get(x, at + i, VEC), m);
+    if (i < n) m = vf_max(vf_select(vm_first_n(n - i), row_get(x, at + i, n - i), none), m);
     return vf_hmax(m);
 }
 
-static float block_sum(const float *x, int64_t n, float max)
+VEC_FN float block_sum(Row x, int64_t at, int64_t n, float max)
 {
     vf m = vf_set1(max), sum = vf_zero();
     int64_t i = 0;
-    for (; i + VEC <= n; i += VEC) sum = vf_add(sum, vf_exp(vf_sub(vf_load(x + i), m)));
-    if (i < n) sum = vf_add(sum, row_mask(vf_exp(vf_sub(vf_load_n(x + i, n - i), m)), n - i));
+    for (; i + VEC <= n; i += VEC) sum = vf_add(sum, vf_exp(vf_sub(row_get(x, at + i, VEC), m)));
+    if (i < n) sum = vf_add(sum, row_mask(vf_exp(vf_sub(row_get(x, at + i, n - i), m)), n - i));
     return vf_sum(sum);
 }
 
@@ -68,21 +68,28 @@ static int64_t columns_used(int64_t V, int64_t first, int64_t vocab)
     return n < 0 ? 0 : n < V ? n : V;
 }
 
+VEC_FN void xent_stats_row(const xent_stats_args *a, Row x, int64_t n, int64_t used)
+{
+    const int64_t J = a->block_max.dim[1];
+    float *max = row_f32(a->block_max, n), *sum = row_f32(a->block_sum, n);
+    for (int64_t j = 0; j < J; j++) {
+        int64_t at = j * a->block, left = used - at, count = left < a->block ? left : a->block;
+        max[j] = count > 0 ? block_max(x, at, count) : -__builtin_inff();
+        sum[j] = count > 0 ? block_sum(x, at, count, max[j]) : 0.0f;
+    }
+}
+
 static void xent_stats_part(const void *args, int64_t first, int64_t end)
 {
     const xent_stats_args *a = args;
-    int64_t J = a->block_max.dim[1], used = columns_used(a->logits.dim[1], a->first, a->vocab);
+    int64_t used = columns_used(a->logits.dim[1], a->first, a->vocab);
     for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->logits, n);
-        float *max = row_f32(a->block_max, n), *sum = row_f32(a->block_sum, n);
-        for (int64_t j = 0; j < J; j++) {
-            int64_t left = used - j * a->block, count = left < a->block ? left : a->block;
-            const float *p = x + j * a->block;
-            max[j] = count > 0 ? block_max(p, count) : -__builtin_inff();
-            sum[j] = count > 0 ? block_sum(p, count, max[j]) : 0.0f;
-        }
+        const Row x = row_of(a->logits, n);
+        if (x.narrow) xent_stats_row(a, (Row){ x.data, true }, n, used);
+        else xent_stats_row(a, (Row){ x.data, false }, n, used);
         int64_t t = ((const int32_t *)a->target.data)[n] - a->first;
-        ((float *)a->target_logit.data)[n] = t >= 0 && t < used ? x[t] : 0.0f;
+        ((float *)a->target_logit.data)[n] =
+            t >= 0 && t < used ? any_load(a->logits, tensor_row_at(a->logits, n) + t) : 0.0f;
     }
 }
 
@@ -173,14 +180,10 @@ VEC_FN vf softmax_grad(const SoftmaxRow *r, vf x, float onehot)
     return vf_mul(d, vf_sub(vf_set1(1.0f), vf_mul(t, t)));
 }
 
-static void xent_bwd_row(float *x, int64_t used, int64_t target, SoftmaxRow r)
+VEC_FN void xent_bwd_row(Row x, int64_t used, const SoftmaxRow *r)
 {
-    float at_target = 0.0f;
-    if (target >= 0 && target < used) at_target = vf_hmax(softmax_grad(&r, vf_set1(x[target]), 1.0f));
-    for (int64_t i = 0; i < used; i += VEC) {
-        row_store(x + i, softmax_grad(&r, row_load(x + i, used - i), 0.0f), used - i);
-    }
-    if (target >= 0 && target < used) x[target] = at_target;
+    for (int64_t i = 0; i < used; i += VEC)
+        row_put(x, i, softmax_grad(r, row_get(x, i, used - i), 0.0f), used - i);
 }
 
 static void xent_bwd_part(const void *args, int64_t first, int64_t end)
@@ -191,11 +194,17 @@ static void xent_bwd_part(const void *args, int64_t first, int64_t end)
     const vf scale = vf_set1(a->step->loss_scale * a->weight);
     int64_t V = a->logits.dim[1], used = columns_used(V, a->first, a->vocab);
     for (int64_t n = first; n < end; n++) {
-        float *x = row_f32(a->logits, n);
-        int64_t words = target[n] >= 0 ? used : 0;
-        SoftmaxRow r = { vf_set1(max[n]), vf_set1(1.0f / sum[n]), scale, a->softcap };
-        xent_bwd_row(x, words, target[n] - a->first, r);
-        memset(x + words, 0, (size_t)(V - words) * sizeof(float));
+        const Row x = row_of(a->logits, n);
+        const int64_t at = tensor_row_at(a->logits, n), t = target[n] - a->first;
+        const int64_t words = target[n] >= 0 ? used : 0, size = dtype_size(a->logits.dtype);
+        const SoftmaxRow r = { vf_set1(max[n]), vf_set1(1.0f / sum[n]), scale, a->softcap };
+        const bool here = t >= 0 && t < words;
+        const float at_target =
+            here ? vf_hmax(softmax_grad(&r, vf_set1(any_load(a->logits, at + t)), 1.0f)) : 0.0f;
+        if (x.narrow) xent_bwd_row((Row){ x.data, true }, words, &r);
+        else xent_bwd_row((Row){ x.data, false }, words, &r);
+        if (here) any_store(a->logits, at + t, at_target);
+        memset((char *)x.data + words * size, 0, (size_t)((V - words) * size));
     }
 }
 

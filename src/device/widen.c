@@ -2,7 +2,8 @@
  * 16-bit storage on the CPU: an op on bf16 or f16 tensors runs in fp32 on widened copies, and what it wrote
  * is rounded back (to nearest, ties to even). So the CPU stores and reads what a GPU stores and reads, sums in
  * fp32 as it does, and one definition of each op is enough. The copies cost memory (the staging arena, sized by
- * the dry run as everything else) and time, so ops that take much of a step read bf16 themselves (is_native).
+ * the dry run as everything else) and time, so ops that take much of a step read bf16 themselves (is_native). One of
+ * them has a result that it adds up in fp32, and so in a copy: attention's dq.
  *
  * Arguments that are the same view share one copy, so an op in place stays one.
  */
@@ -52,7 +53,8 @@ static Err convert(Stream *s, Tensor y, Tensor x)
     return ERR_OK;
 }
 
-static Err widen_one(Widening *w, Tensor *t, bool written)
+/* `fresh`: nothing reads what was there before. */
+static Err widen_one(Widening *w, Tensor *t, bool written, bool fresh)
 {
     for (int i = 0; i < w->count; i++) {
         Widened *e = &w->list[i];
@@ -66,7 +68,7 @@ static Err widen_one(Widening *w, Tensor *t, bool written)
     Widened *e = &w->list[w->count++];
     *e = (Widened){ .narrow = *t, .written = written };
     TRY(tensor_alloc(&w->s->dev->staging, &e->wide, F32, t->ndim, t->dim));
-    TRY(convert(w->s, e->wide, e->narrow));
+    if (!fresh) TRY(convert(w->s, e->wide, e->narrow));
     e->wide.rows = t->rows;
     *t = e->wide;
     return ERR_OK;
@@ -78,7 +80,7 @@ static Err widen_begin(Widening *w, OpId id, void *args)
     w->mark = arena_mark(&w->s->dev->staging);
     for (int i = 0; i < info->field_count; i++) {
         Tensor *t = (Tensor *)((char *)args + info->fields[i].offset);
-        if (is_narrow(&info->fields[i], t)) TRY(widen_one(w, t, info->fields[i].written));
+        if (is_narrow(&info->fields[i], t)) TRY(widen_one(w, t, info->fields[i].written, false));
     }
     return ERR_OK;
 }
@@ -112,6 +114,11 @@ static bool is_native(OpId id, const void *args)
     case OP_norm_bwd:
     case OP_residual_fwd:
     case OP_residual_bwd:
+    case OP_attention_fwd:
+    case OP_attention_bwd:
+    case OP_xent_stats:
+    case OP_xent_bwd:
+    case OP_xent_row:
     case OP_fp8_amax:
     case OP_fp8_cast: break;
     case OP_fp8_values: return true;
@@ -139,16 +146,30 @@ static bool has_gelu_apart(OpId id, const void *args)
     return id == OP_fp8_product && ((const fp8_product_args *)args)->gelu.data;
 }
 
+/* What a native op adds up in fp32. With `resumed` it is fp32 already, so this is fresh. */
+static Tensor *sum_of(OpId id, void *args)
+{
+    attention_bwd_args *a = args;
+    return id == OP_attention_bwd && a->dq.dtype == BF16 ? &a->dq : NULL;
+}
+
+static Err native_begin(Widening *w, OpId id, void *args)
+{
+    Tensor *sum = sum_of(id, args);
+    w->mark = arena_mark(&w->s->dev->staging);
+    return sum ? widen_one(w, sum, true, true) : ERR_OK;
+}
+
 /* (residual_norm_fwd: the norm is of the sum as it is stored, so the sum is rounded in between) */
 #define OP(name, flop, args)                                                                           \
     static Err wide_##name(Stream *s, const name##_args *a)                                            \
     {                                                                                                  \
         if (OP_##name == OP_residual_norm_fwd) return residual_norm_apart(&widened_ops, s, (void *)a); \
         if (has_gelu_apart(OP_##name, a)) return product_gelu_apart(s, (const void *)a);               \
-        if (is_native(OP_##name, a)) return s->dev->wide_ops->name(s, a);                              \
         name##_args wide = *a;                                                                         \
         Widening w = { .s = s };                                                                       \
-        TRY(widen_begin(&w, OP_##name, &wide));                                                        \
+        const bool native = is_native(OP_##name, a);                                                   \
+        TRY(native ? native_begin(&w, OP_##name, &wide) : widen_begin(&w, OP_##name, &wide));          \
         TRY(s->dev->wide_ops->name(s, &wide));                                                         \
         return widen_end(&w);                                                                          \
     }
