@@ -9,8 +9,8 @@ export OMP_NUM_THREADS=1
 make_tiny
 steps=8 # (two are listened to, or three where gradients are summed beside backward, and one is recorded)
 make_ini graphs.ini model.layers=2 model.hidden=32 model.heads=4 model.seq=16 model.dropout=0.1 \
-    model.attention_dropout=0.1 train.global_batch=8 train.steps=$steps train.eval_batches=1 train.eval_every=3 \
-    checkpoint.every=4 optim.lr=3e-3 run.device=cuda run.precision=fp32
+    model.attention_dropout=0.1 train.global_batch=8 train.steps=$steps train.eval_every=3 \
+    optim.lr=3e-3 run.device=cuda run.precision=fp32
 
 gpus() { "$mt" doctor 2>/dev/null | grep -c '^gpu [0-9]'; }
 export EMU_DEVICES=2
@@ -26,7 +26,7 @@ run() {
     local visible
     visible=$(seq -s, 0 $(($3 - 1)))
     EMU_DEVICES=$3 CUDA_VISIBLE_DEVICES=$visible timeout 200 "$launch" -n "$2" -- "$mt" --config graphs.ini run.dir="$1" \
-        "${@:4}" >/dev/null 2>"$1.err" || bad "$1: $(grep -m1 error "$1.err")"
+        train.eval_batches=1 checkpoint.every=4 "${@:4}" >/dev/null 2>"$1.err" || { bad "$1: $(grep -m1 error "$1.err")"; sed -n 2,4p "$1.err"; }
 }
 said() { grep -o "graphs: a step's .*" "$1.err" | tail -1; }
 recorded() { [ -n "$(said "$1")" ]; }
@@ -46,7 +46,9 @@ while read -r name n devices keys; do
     run "$name-plain" "$n" "$devices" $keys run.graphs=false
     check "$name: a step is recorded" recorded "$name"
     check "$name: nothing is, where that is not wanted" [ -z "$(said "$name-plain")" ]
-    check "$name: losses, norms and tensors are those without graphs" same_run "$name" "$name-plain" $steps
+    n=$steps
+    case $keys in *train.steps=*) n=${keys##*train.steps=} n=${n%% *} ;; esac
+    check "$name: losses, norms and tensors are those without graphs" same_run "$name" "$name-plain" "$n"
     check "$name: fewer things to launch: $(said "$name")" [ "$(given "$name")" -lt "$(launches "$name")" ]
 done <<'EOM'
 one 1 1
@@ -61,7 +63,7 @@ pp 2 2 parallel.pp=2 parallel.schedule=1f1b
 pp-split 2 2 parallel.pp=2 parallel.schedule=zb-h1 model.layers=4
 pp-slices 2 1 parallel.pp=2 parallel.slices=2 train.micro_batch=1 model.dropout=0 model.attention_dropout=0 train.global_batch=4
 cp-ring 2 2 parallel.cp=2 parallel.cp_comm=ring model.dropout=0 model.attention_dropout=0 train.global_batch=4
-ramp 2 2 parallel.zero=1 train.global_batch=4*5,8 train.steps=12
+ramp 2 2 parallel.zero=1 train.global_batch=4*6,8 train.steps=12
 muon 2 2 optim.name=muon parallel.zero=1
 ep 2 2 MIXTURE parallel.ep=2 parallel.zero=1
 ep-staged 2 1 MIXTURE parallel.ep=2 parallel.zero=1 run.precision=bf16
@@ -70,6 +72,7 @@ moe-tp 2 2 MIXTURE parallel.tp=2
 moe-batch-loss 2 2 MIXTURE parallel.tp=2 moe.balance=global_aux
 EOM
 [ -z "${ONLY:-}" ] || finish
+[ ! -d ramp ] || check "ramp: steps of both sizes are recorded" [ "$(grep -c "graphs: a step's" ramp.err)" -eq 2 ]
 
 # repeated, and in two halves, in the second of which steps are recorded anew
 for name in tp ep; do

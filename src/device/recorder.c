@@ -108,12 +108,13 @@ Err recorder_end(Recorder *r, Stream *s, Err err)
     return err;
 }
 
-/* (Whether collectives go on beside an op decides how a product is made.) */
+/* (Whether collectives go on beside an op, which decides how a product is made, changes no bit of it: it is recorded as
+ * it was.) */
 Err recorder_work(Stream *s, uint64_t digest)
 {
     Recorder *r = s->dev->recorder;
     if (s != &s->dev->stream) return recorder_refuse(s, "copies in a second stream");
-    r->digest = digest_int(digest_add(r->digest, digest), s->dev->beside > 0);
+    r->digest = digest_add(r->digest, digest);
     if (!r->into || r->open) return ERR_OK;
     TRY(device_record_begin(s));
     r->open = true;

@@ -6,7 +6,7 @@
 #include "base/log.h"
 
 /* After so many steps each of which differed from the one before it, no more are listened to. */
-enum { DIFFERING_MOST = 32 };
+enum { DIFFERING_MOST = 16 };
 
 Err replays_open(Replays *r, const ActionList *list, SetupArena *setup)
 {
@@ -72,7 +72,9 @@ static Err run_heard(Replays *r, Stream *s, UnitReplay *u, UnitWork *work, void 
     TRY(recorder_end(&recorder, s, work(user)));
     r->changed = r->changed || recorder.digest != u->digest;
     u->digest = recorder.digest;
-    if (!r->refused) r->refused = recorder.refused;
+    if (!recorder.refused) return ERR_OK;
+    r->refused = recorder.refused;
+    if (into) recording_release(into, s->dev);
     return ERR_OK;
 }
 
@@ -85,10 +87,11 @@ Err replays_run(Replays *r, Stream *s, int action, int unit, UnitWork *work, voi
     return recording_replay(u->recording, s);
 }
 
-static void give_up(Replays *r, const char *why)
+static void give_up(Replays *r)
 {
     r->off = true;
-    log_warn("steps run without graphs: %s", why);
+    if (r->refused) log_warn("steps run without graphs, which cannot hold %s", r->refused);
+    else log_warn("steps run without graphs: each gives the device other work than the one before");
 }
 
 /* What a step is to the host, op by op and recorded. */
@@ -106,14 +109,11 @@ static void say(const Replays *r)
 void replays_end(Replays *r)
 {
     if (r->mode != REPLAYS_LISTENS && r->mode != REPLAYS_RECORDS) return;
-    if (r->refused) {
-        give_up(r, r->refused);
-        return;
-    }
-    r->same = r->changed ? 0 : r->same + 1;
-    r->differing = r->changed ? r->differing + 1 : 0;
-    if (r->differing == DIFFERING_MOST) give_up(r, "each gives the device other work than the one before");
-    if (r->mode != REPLAYS_RECORDS || r->changed) return;
+    const bool differs = r->changed || r->refused;
+    r->same = differs ? 0 : r->same + 1;
+    r->differing = differs ? r->differing + 1 : 0;
+    if (r->differing == DIFFERING_MOST) give_up(r);
+    if (r->mode != REPLAYS_RECORDS || differs) return;
     for (int i = 0; i < r->unit_count; i++) r->units[i].recording = recording_of(r, r->units[i].digest);
     r->ready = true;
     say(r);
