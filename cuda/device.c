@@ -351,12 +351,15 @@ static Err cuda_record_begin(Stream *s)
                       "beginning to record a graph");
 }
 
-static Err cuda_record_end(Stream *s, DeviceGraph **out)
+static Err cuda_record_end(Stream *s, DeviceGraph **out, int64_t *launches)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
+    size_t nodes = 0;
     TRY(cuda_check(cudaStreamEndCapture(device_of(s)->stream, &graph), "recording a graph"));
-    Err err = cuda_check(cudaGraphInstantiate(&exec, graph, 0), "making a graph executable");
+    Err err = cuda_check(cudaGraphGetNodes(graph, NULL, &nodes), "counting what a graph has");
+    if (!err && nodes) err = cuda_check(cudaGraphInstantiate(&exec, graph, 0), "making a graph executable");
+    *launches = (int64_t)nodes;
     cudaGraphDestroy(graph);
     *out = (DeviceGraph *)exec;
     return err;

@@ -451,7 +451,7 @@ static Err run_all(Bench *b)
     TRY(open_bench(b));
     if (!b->enough) return ERR_OK;
     int64_t allocs = b->trainer.device.counters.allocs;
-    ActionGraph *graphs = b->trainer.executor.graphs;
+    Replays *graphs = b->trainer.executor.graphs;
     double least;
     TRY(timed_steps(b, WARM_UP, &b->ms, &b->least_ms));
     b->trainer.executor.graphs = NULL; /* op by op from here */

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "device/digest.h"
+
 static const char *const kind_names[COMM_KIND_COUNT] = {
     [COMM_ALL_GATHER] = "all-gather",
     [COMM_REDUCE_TREE_F32] = "reduce-tree",
@@ -137,8 +139,19 @@ void comm_tell_completed(const CommRequest *r)
     if (!r->carrier) observer_completed(r->observer, number_of(r));
 }
 
-static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
+/* A call, as it is made and made again by what was recorded (device/recorder.h). */
+typedef struct {
+    Comm *comm;
+    Event *done;
+    CommRequest request;
+} Issue;
+
+static Err issue(Stream *s, const void *args)
 {
+    const Issue *i = args;
+    Comm *c = i->comm;
+    CommRequest r = i->request;
+    Event *done = i->done;
     const bool exchange = r.kind == COMM_EXCHANGE;
     r.sequence = exchange ? c->exchanges++ : c->sequence++;
     r.done = done ? done : &c->own;
@@ -158,6 +171,41 @@ static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
     event_reset(r.done);
     TRY(c->table->submit(c, &r));
     return done ? ERR_OK : stream_wait(s, &c->own);
+}
+
+static uint64_t rows_digest(uint64_t digest, const CommRows *x)
+{
+    digest = digest_pointer(digest_pointer(digest, x->local), x->remote);
+    digest = digest_pointer(digest_pointer(digest, x->local_offset), x->remote_offset);
+    digest = digest_int(digest_int(digest_int(digest, x->chunks), x->stride), x->copies);
+    digest = digest_int(digest_int(digest_int(digest, x->back), x->remote_rows), x->even);
+    return digest_pointer(digest, x->known);
+}
+
+static uint64_t message_digest(uint64_t digest, const CommMessage *m)
+{
+    digest = digest_int(digest_int(digest_pointer(digest, m->data), m->bytes), m->peer);
+    digest = digest_int(digest_int(digest, m->send), m->what.kind);
+    return digest_int(digest_int(digest, m->what.stage), m->what.microbatch);
+}
+
+static uint64_t issue_digest(const Issue *i)
+{
+    const CommRequest *r = &i->request;
+    uint64_t digest = digest_pointer(digest_pointer(digest_int(DIGEST_EMPTY, r->kind), i->comm), i->done);
+    digest = digest_pointer(digest_pointer(digest, r->dst), r->src);
+    digest = digest_int(digest_int(digest, r->count), r->elem_bytes);
+    if (r->kind == COMM_ALL_TO_ALL_ROWS) digest = rows_digest(digest, &r->rows);
+    for (int k = 0; k < r->message_count; k++) digest = message_digest(digest, &r->messages[k]);
+    return digest;
+}
+
+/* (A group of one gives the stream nothing. What carries another's call is part of that.) */
+static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
+{
+    const Issue i = { c, done, r };
+    if (c->size == 1 || c->carrier) return issue(s, &i);
+    return device_call(s, issue, &i, sizeof i, issue_digest(&i));
 }
 
 Err comm_all_gather(Comm *c, Stream *s, Tensor dst, Tensor src, Event *done)

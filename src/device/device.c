@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "device/ops.h"
+#include "device/recorder.h"
 
 /* Where the null device pretends its memory begins: above all that a process can map, so a dereference faults. */
 static char *const NULL_BASE = (char *)((uintptr_t)1 << 47);
@@ -352,25 +353,38 @@ void device_free_far(Device *dev, void *p, int64_t size_bytes)
     else dev->backend->free(dev, p, size_bytes);
 }
 
+/* What a recorder is told of a copy. */
+static uint64_t copy_digest(const void *to, const void *from, int64_t size_bytes)
+{
+    return digest_int(digest_pointer(digest_pointer(DIGEST_EMPTY, to), from), size_bytes);
+}
+
 Err device_write(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes)
 {
-    return size_bytes > 0 ? s->dev->backend->write(s, device_dst, host_src, size_bytes) : ERR_OK;
+    if (size_bytes <= 0) return ERR_OK;
+    if (recorder_hears(s)) TRY(recorder_refuse(s, "a copy from the host's memory"));
+    return s->dev->backend->write(s, device_dst, host_src, size_bytes);
 }
 
 Err device_read(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes)
 {
     s->dev->counters.host_reads++;
+    if (recorder_hears(s)) TRY(recorder_refuse(s, "a read by the host"));
     return size_bytes > 0 ? s->dev->backend->read(s, host_dst, device_src, size_bytes) : ERR_OK;
 }
 
 Err device_copy(Stream *s, void *device_dst, const void *device_src, int64_t size_bytes)
 {
-    return size_bytes > 0 ? s->dev->backend->copy(s, device_dst, device_src, size_bytes) : ERR_OK;
+    if (size_bytes <= 0) return ERR_OK;
+    if (recorder_hears(s)) TRY(recorder_work(s, copy_digest(device_dst, device_src, size_bytes)));
+    return s->dev->backend->copy(s, device_dst, device_src, size_bytes);
 }
 
 Err device_zero(Stream *s, void *device_dst, int64_t size_bytes)
 {
-    return size_bytes > 0 ? s->dev->backend->zero(s, device_dst, size_bytes) : ERR_OK;
+    if (size_bytes <= 0) return ERR_OK;
+    if (recorder_hears(s)) TRY(recorder_work(s, copy_digest(device_dst, NULL, size_bytes)));
+    return s->dev->backend->zero(s, device_dst, size_bytes);
 }
 
 Err device_host_alloc(Device *dev, int64_t size_bytes, void **out)
@@ -393,6 +407,7 @@ Err device_read_later(Stream *s, void *host_dst, const void *device_src, int64_t
 {
     const DeviceBackend *b = s->dev->backend;
     if (size_bytes <= 0) return ERR_OK;
+    if (recorder_hears(s)) TRY(recorder_work(s, copy_digest(host_dst, device_src, size_bytes)));
     return (b->read_later ? b->read_later : b->read)(s, host_dst, device_src, size_bytes);
 }
 
@@ -400,24 +415,43 @@ Err device_write_later(Stream *s, void *device_dst, const void *host_src, int64_
 {
     const DeviceBackend *b = s->dev->backend;
     if (size_bytes <= 0) return ERR_OK;
+    if (recorder_hears(s)) TRY(recorder_work(s, copy_digest(device_dst, host_src, size_bytes)));
     return (b->write_later ? b->write_later : b->write)(s, device_dst, host_src, size_bytes);
 }
 
-Err device_mark(Stream *s, Event *e)
+Err device_call(Stream *s, DeviceCall *call, const void *args, int64_t bytes, uint64_t digest)
 {
+    return recorder_hears(s) ? recorder_call(s, call, args, bytes, digest) : call(s, args);
+}
+
+static Err mark(Stream *s, const void *args)
+{
+    Event *e = *(Event *const *)args;
     event_reset(e);
     if (s->dev->backend->mark) TRY(s->dev->backend->mark(s, e));
     event_complete(e, ERR_OK, "");
     return ERR_OK;
 }
 
-Err device_wait(Stream *s, Event *e) { return s->dev->backend->wait ? s->dev->backend->wait(s, e) : ERR_OK; }
+Err device_mark(Stream *s, Event *e)
+{
+    return device_call(s, mark, &e, sizeof e, digest_pointer(DIGEST_EMPTY, e));
+}
+
+Err device_wait(Stream *s, Event *e)
+{
+    if (recorder_hears(s)) TRY(recorder_refuse(s, "a wait of the host"));
+    return s->dev->backend->wait ? s->dev->backend->wait(s, e) : ERR_OK;
+}
 
 bool device_can_record(const Device *dev) { return dev->backend->record_begin != NULL; }
 
 Err device_record_begin(Stream *s) { return s->dev->backend->record_begin(s); }
 
-Err device_record_end(Stream *s, DeviceGraph **out) { return s->dev->backend->record_end(s, out); }
+Err device_record_end(Stream *s, DeviceGraph **out, int64_t *launches)
+{
+    return s->dev->backend->record_end(s, out, launches);
+}
 
 Err device_replay(Stream *s, DeviceGraph *graph) { return s->dev->backend->replay(s, graph); }
 
@@ -462,7 +496,11 @@ Err device_stalled(Stream *s, double *seconds)
     return ERR_OK;
 }
 
-Err device_sync(Stream *s) { return s->dev->backend->sync(s); }
+Err device_sync(Stream *s)
+{
+    if (recorder_hears(s)) TRY(recorder_refuse(s, "a wait of the host"));
+    return s->dev->backend->sync(s);
+}
 
 void event_init(Event *e)
 {
@@ -547,7 +585,7 @@ static bool is_over(Event *e)
     return over;
 }
 
-Err stream_wait(Stream *s, Event *e)
+static Err wait_and_time(Stream *s, Event *e)
 {
     Device *dev = s->dev;
     if (s == &dev->copies || !dev->times_stalls || !pthread_equal(dev->stalls_of, pthread_self()) ||
@@ -562,4 +600,13 @@ Err stream_wait(Stream *s, Event *e)
     TRY(stand_still(s, e));
     dev->stalled_s += clock_s() - began_s;
     return ERR_OK;
+}
+
+static Err wait_again(Stream *s, const void *args) { return wait_and_time(s, *(Event *const *)args); }
+
+/* (What is over, such as a call in a group of one, leaves the stream nothing to wait for.) */
+Err stream_wait(Stream *s, Event *e)
+{
+    if (!recorder_hears(s) || is_over(e)) return wait_and_time(s, e);
+    return recorder_call(s, wait_again, &e, sizeof e, digest_pointer(DIGEST_EMPTY, e));
 }

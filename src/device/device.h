@@ -61,9 +61,13 @@ typedef struct {
     int64_t host_reads; /* device_read calls */
     int64_t host_waits; /* of the host for what it has enqueued; on cuda */
     int64_t allocs, alloc_bytes;
+    /* What was replayed (recorder.h), whose ops are not counted above: graphs, the launches that they were one by one,
+     * and calls between them. */
+    int64_t graphs, graph_launches, graph_calls;
 } DeviceCounters;
 
 typedef struct DeviceGraph DeviceGraph; /* recorded work; on cuda a cudaGraphExec_t */
+typedef struct Recorder Recorder;       /* device/recorder.h */
 
 typedef enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_NULL, DEVICE_KINDS } DeviceKind;
 
@@ -96,7 +100,7 @@ typedef struct {
     Err (*stall_ends)(Stream *s);
     Err (*stalled)(Stream *s, double *seconds);
     Err (*record_begin)(Stream *s);
-    Err (*record_end)(Stream *s, DeviceGraph **out);
+    Err (*record_end)(Stream *s, DeviceGraph **out, int64_t *launches);
     Err (*replay)(Stream *s, DeviceGraph *graph);
     void (*graph_free)(DeviceGraph *graph);
     /* NULL where there is nothing to choose: */
@@ -148,6 +152,7 @@ struct Device {
     Err (*failure)(void *user);
     void *failure_user;
     int beside; /* collectives that were begun and not yet waited for, beside which ops are issued (optim/ddp.h) */
+    Recorder *recorder; /* hears what the compute stream is given; NULL: there is none */
 };
 
 /*
@@ -238,13 +243,23 @@ Err device_wait(Stream *s, Event *e);
 
 /*
  * Between begin and end the stream's work is recorded, not done; replay does it, any number of times. Nothing
- * in between may wait for the device or move host memory. record_end after a failure drops the record.
+ * in between may wait for the device, mark or wait for an event, or move host memory. record_end after a failure drops
+ * the record. *launches: how many the record is in one; if 0 there is no graph. (recorder.h does this for work that has
+ * more in it.)
  */
 bool device_can_record(const Device *dev);
 Err device_record_begin(Stream *s);
-Err device_record_end(Stream *s, DeviceGraph **out);
+Err device_record_end(Stream *s, DeviceGraph **out, int64_t *launches);
 Err device_replay(Stream *s, DeviceGraph *graph);
 void device_graph_free(Device *dev, DeviceGraph *graph); /* may be NULL */
+
+/*
+ * Makes a call that no graph can hold, now; work that is recorded remembers it between its graphs, with a copy of the
+ * arguments, and makes it again whenever it is replayed. So what it changes on the host, such as what is still to be
+ * waited for, is then changed, too, which host code around it does not do. digest: of the arguments.
+ */
+typedef Err DeviceCall(Stream *s, const void *args);
+Err device_call(Stream *s, DeviceCall *call, const void *args, int64_t bytes, uint64_t digest);
 
 /*
  * Algorithms that a backend may choose by timing them, shape by shape (DeviceTuning above). The choices as

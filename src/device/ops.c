@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "device/recorder.h"
+
 /* field tables: args of op X are read as X_args fields */
 #define T(member, text) { #member, text, offsetof(Args, member), true, false },
 #define W(member, text) { #member, text, offsetof(Args, member), false, true },
@@ -169,6 +171,33 @@ static int64_t counted_bytes(const OpField *f, const Tensor *t, const Binding *b
     return b->by[rows] && t->dim[0] ? tensor_bytes(*t) / t->dim[0] * b->used[rows] : tensor_bytes(*t);
 }
 
+/* what a recorder is told of an op */
+#define T(name, dims) digest = digest_tensor(digest, &a->name);
+#define W(name, dims) T(name, dims)
+#define U(name, dims) T(name, dims)
+#define S(type, name) digest = digest_scalar(digest, a->name);
+#define OP(op_name, flop, args)                      \
+    static uint64_t digest_##op_name(const void *of) \
+    {                                                \
+        const op_name##_args *a = of;                \
+        uint64_t digest = DIGEST_EMPTY;              \
+        args return digest;                          \
+    }
+#include "device/ops.def"
+#undef OP
+#undef S
+#undef U
+#undef W
+#undef T
+
+static uint64_t (*const digests[OP_COUNT])(const void *) = {
+#define OP(name, flop, args) digest_##name,
+#include "device/ops.def"
+#undef OP
+};
+
+uint64_t op_digest(OpId id, const void *args) { return digest_int(digests[id](args), id); }
+
 Err op_begin(Stream *s, OpId id, const void *args)
 {
     const OpInfo *info = op_info(id);
@@ -182,7 +211,7 @@ Err op_begin(Stream *s, OpId id, const void *args)
         c->bytes += counted_bytes(&info->fields[i], tensor_field(info, i, args), &b);
     c->ops++;
     c->flop += flop_count(info->flop, &b);
-    return ERR_OK;
+    return recorder_hears(s) ? recorder_work(s, op_digest(id, args)) : ERR_OK;
 }
 
 Err residual_norm_apart(const OpTable *ops, Stream *s, const residual_norm_fwd_args *a)

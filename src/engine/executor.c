@@ -389,10 +389,15 @@ bool executor_turns_back(const ActionList *list, int replica, int stage)
 
 /* ---- graphs ---- */
 
-Err executor_use_graphs(Executor *e, SetupArena *setup)
+Err executor_use_graphs(Executor *e, const ActionList *list, SetupArena *setup)
 {
-    ASSERT(e->stage_count == 1 && e->buffer_count == 0);
-    return setup_array(setup, (int64_t)ACT_KINDS * e->stages->slot_count * 2, &e->graphs);
+    e->graphs = &e->replays;
+    return replays_open(e->graphs, list, setup);
+}
+
+void executor_forget_graphs(Executor *e)
+{
+    if (e->graphs) replays_forget(e->graphs);
 }
 
 Err executor_init(Executor *e, SetupArena *setup)
@@ -412,19 +417,11 @@ Err executor_init(Executor *e, SetupArena *setup)
 
 void executor_release(Executor *e)
 {
-    for (int i = 0; e->graphs && i < ACT_KINDS * e->stages->slot_count * 2; i++)
-        device_graph_free(e->ctx.s->dev, e->graphs[i].graph);
+    if (e->graphs) replays_release(e->graphs, e->ctx.s->dev);
     for (int i = 0; e->transfers && i <= e->buffer_count; i++) event_release(&e->transfers[i].done);
     if (e->ctx.moves.done) event_release(&e->moved), event_release(&e->known);
     for (int i = 0; i < 2; i++) offload_release(&e->offload[i]);
     pair_close(&e->pair);
-}
-
-static ActionGraph *graph_of(Executor *e, const Action *a)
-{
-    ExecutorStage *s = &e->stages[0];
-    const int slot = action_is_compute(a->kind) ? (int)(slot_of(s, a->microbatch) - s->slots) : 0;
-    return &e->graphs[(a->kind * s->slot_count + slot) * 2 + (a->microbatch > 0)];
 }
 
 /* What of an action goes to the device. */
@@ -446,16 +443,29 @@ static Err enqueue_any(Executor *e, const Action *a, int n)
     return err_set(ERR_INTERNAL, "action %d cannot be enqueued", a->kind);
 }
 
+typedef struct {
+    Executor *executor;
+    const Action *action;
+    int n;
+} Unit;
+
+static Err enqueue_unit(void *unit)
+{
+    const Unit *u = unit;
+    return enqueue_any(u->executor, u->action, u->n);
+}
+
+/* Host code that gives the device work of an action's nth unit, or that work again. */
+static Err work_or_replay(Executor *e, const Action *a, int n, UnitWork *work, void *user)
+{
+    if (!e->graphs || !e->ctx.mode.training) return work(user);
+    return replays_run(e->graphs, e->ctx.s, (int)(a - e->list->action), n, work, user);
+}
+
 static Err enqueue_or_replay(Executor *e, const Action *a, int n)
 {
-    if (!e->graphs || !e->ctx.mode.training) return enqueue_any(e, a, n);
-    ActionGraph *g = graph_of(e, a);
-    if (g->graph) return device_replay(e->ctx.s, g->graph);
-    if (g->runs++ == 0 || e->graphs_wait) return enqueue_any(e, a, n);
-    TRY(device_record_begin(e->ctx.s));
-    Err err = enqueue_any(e, a, n), end = device_record_end(e->ctx.s, &g->graph);
-    TRY(err ? err : end);
-    return device_replay(e->ctx.s, g->graph);
+    Unit u = { e, a, n };
+    return work_or_replay(e, a, n, enqueue_unit, &u);
 }
 
 /* ---- the list ---- */
@@ -524,6 +534,13 @@ static Err enqueue_half(void *executor, const Action *a)
     return err;
 }
 
+static Err enqueue_pair(void *unit)
+{
+    const Unit *u = unit;
+    Executor *e = u->executor;
+    return pair_run(&e->pair, &e->ctx, u->action, enqueue_half, e);
+}
+
 static void may_fail(const Executor *e, const Action *a)
 {
     if (!e->ctx.s->dev->is_null) fault_point(action_span(a->kind));
@@ -533,11 +550,12 @@ static double now(const Executor *e) { return e->clock ? e->clock(e->clock_user)
 
 static Err run_pair(Executor *e, const Action *a, Span *time)
 {
+    Unit both = { e, a, 0 };
     may_fail(e, &a[1]);
     for (int i = 0; i < 2; i++) TRY(wait_messages(e, &a[i]));
     if (time) time->start = now(e);
     for (int i = 0; i < 2; i++) TRY(prepare(e, &a[i], 0));
-    TRY(pair_run(&e->pair, &e->ctx, a, enqueue_half, e));
+    TRY(work_or_replay(e, a, 0, enqueue_pair, &both));
     TRY(params_failed(e));
     for (int i = 0; i < 2; i++) finish(e, &a[i], 0);
     if (time) time->end = now(e);
@@ -564,6 +582,7 @@ static Err run_action(Executor *e, const ActionList *list, int i, Span *time, in
 /* Actions `first` to `end` - 1 of a list. */
 static Err run_actions(Executor *e, const ActionList *list, int first, int end)
 {
+    e->list = list;
     for (int i = first, done; i < end; i += done) {
         const Action *a = &list->action[i];
         may_fail(e, a);
@@ -580,9 +599,22 @@ static int update_begins(const ActionList *list)
     return i;
 }
 
+/* (Nothing of an evaluation is recorded, nor of a step whose experts get their tokens in pieces.) */
+static void begin_step(Executor *e)
+{
+    if (e->graphs && e->ctx.mode.training)
+        replays_begin(e->graphs, e->graphs_wait || e->ctx.mode.retry_in_pieces);
+}
+
+static void end_step(Executor *e)
+{
+    if (e->graphs && e->ctx.mode.training) replays_end(e->graphs);
+}
+
 Err executor_run_units(Executor *e, const ActionList *list)
 {
     e->ctx.mode.training = true;
+    begin_step(e);
     return run_actions(e, list, 0, update_begins(list));
 }
 
@@ -590,6 +622,7 @@ Err executor_run_update(Executor *e, const ActionList *list)
 {
     e->ctx.mode.training = true;
     TRY(run_actions(e, list, update_begins(list), list->count));
+    end_step(e);
     e->runs++;
     return ERR_OK;
 }
@@ -604,7 +637,9 @@ void executor_drop_units(Executor *e)
 Err executor_run(Executor *e, const ActionList *list, bool training)
 {
     e->ctx.mode.training = training;
+    begin_step(e);
     TRY(run_actions(e, list, 0, list->count));
+    end_step(e);
     e->runs++;
     return ERR_OK;
 }

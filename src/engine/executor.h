@@ -19,6 +19,7 @@
 #define MEGATRAIN_ENGINE_EXECUTOR_H
 
 #include "engine/pair.h"
+#include "engine/replays.h"
 #include "engine/save_heap.h"
 #include "layer/offload.h"
 #include "model/model.h"
@@ -80,16 +81,6 @@ typedef struct {
     Err (*weights)(Executor *e, const ExecutorUnit *u); /* the wgrad */
 } ExecutorCompute;
 
-/*
- * A device graph of what an action enqueues. Addresses and shapes of an action are the same in every step, and values
- * that vary from step to step are read from device memory. So the first run of an action is an ordinary one, the second
- * is recorded, and all later ones replay the record without running the host code.
- */
-typedef struct {
-    int runs;
-    DeviceGraph *graph;
-} ActionGraph;
-
 /* A group of messages that has been started. */
 typedef struct {
     Event done;
@@ -117,9 +108,10 @@ struct Executor {
     int *moving;           /* [buffer_count] the transfer that a buffer is part of; -1: none */
     Transfer *transfers;   /* [buffer_count + 1] */
     CommMessage *messages; /* [buffer_count] the messages of the group that is being started */
-    /* [ACT_KINDS][slots of the one stage][2: for the step's first unit, for later ones], or NULL */
-    ActionGraph *graphs;
-    bool graphs_wait; /* while this is set, actions run as ordinary ones and nothing is recorded */
+    Replays replays;
+    Replays *graphs;  /* these, if steps are recorded and replayed; or NULL */
+    bool graphs_wait; /* while this is set, steps run as ordinary ones and nothing is recorded */
+    const ActionList *list; /* that runs */
     int units;        /* how many units of a list run; the actions of later ones are left out; 0: all run */
     const Action
         *next; /* what computes behind the action at work and reads weights of its replica; NULL: nothing */
@@ -135,9 +127,11 @@ struct Executor {
 
 /* Allocates the tables for e->buffer_count buffers. ERR_MEMORY. */
 Err executor_init(Executor *e, SetupArena *setup);
-/* From now on actions are recorded and replayed. The rank must be alone and have one stage, and the device must support
- * graphs. ERR_MEMORY. */
-Err executor_use_graphs(Executor *e, SetupArena *setup);
+/* From now on steps, which are this list, are recorded and replayed (replays.h). The device must support graphs.
+ * ERR_MEMORY. */
+Err executor_use_graphs(Executor *e, const ActionList *list, SetupArena *setup);
+/* From here on steps have another number of units. */
+void executor_forget_graphs(Executor *e);
 /* Frees what these two and pair_open took outside of setup memory. */
 void executor_release(Executor *e);
 

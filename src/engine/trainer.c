@@ -157,9 +157,10 @@ static void show_arenas(const Trainer *t)
 static void begin_batch(Trainer *t)
 {
     trainer_take_batch(t, trainer_next_sample(t), trainer_batch(t, trainer_next_step(t)));
-    for (int r = 0;
-         r < t->params.replicas && t->serving.last_batch && t->serving.batch != t->serving.last_batch; r++)
-        ddp_forget(&t->ddp[r]);
+    if (t->serving.last_batch && t->serving.batch != t->serving.last_batch) {
+        for (int r = 0; r < t->params.replicas; r++) ddp_forget(&t->ddp[r]);
+        executor_forget_graphs(&t->executor);
+    }
     t->serving.last_batch = t->serving.batch;
 }
 

@@ -69,7 +69,7 @@ typedef struct {
     uint64_t seed;
     DeviceChoice device; /* its kind, index, threads of a rank and instruction set */
     TrainPurpose purpose;
-    bool graphs;     /* actions are recorded and replayed as device graphs */
+    bool graphs;     /* steps are recorded and replayed as device graphs (replays.h) */
     bool poison;     /* debug.poison */
     int extra_shift; /* debug.extra_shift */
     /* The largest logits of each step are to be reported; with QK-clip they are anyway. */

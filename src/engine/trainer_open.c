@@ -525,11 +525,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(arena_alloc(&t->memory.state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t));
-    /* (the host says which units of the batch a micro-batch is, where balance counts these) */
-    const bool varies =
-        s->model.moe.balance.global || t->parts.step.slices > 1; /* (which slots a slice reads) */
-    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !varies)
-        TRY(executor_use_graphs(&t->executor, &t->memory.setup));
+    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t))
+        TRY(executor_use_graphs(&t->executor, &t->parts.step.rank[t->world->pp_rank], &t->memory.setup));
     /* products are timed by gradients that do not overflow, and never while they are recorded */
     t->executor.graphs_wait = s->compute == F16;
     if (s->purpose.generate)

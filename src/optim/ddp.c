@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "device/digest.h"
+
 static const ParamRegistry *registry(const Ddp *d) { return d->params->reg; }
 
 static Comm *group(const Ddp *d, const Bucket *b) { return d->params->group[b->group]; }
@@ -134,18 +136,37 @@ Err ddp_reduce(Ddp *d)
 
 /* ---- values ---- */
 
-static Err wait_bucket(Ddp *d, int b)
+typedef struct {
+    Ddp *ddp;
+    int bucket;
+} BucketCall;
+
+static Err call_bucket(Ddp *d, int b, DeviceCall *call)
 {
-    if (!d->gathering[b]) return ERR_OK;
-    d->gathering[b] = false;
-    d->stream->dev->beside--;
-    return stream_wait(d->stream, &d->gathered[b]);
+    const BucketCall x = { d, b };
+    return device_call(d->stream, call, &x, sizeof x, digest_int(digest_pointer(DIGEST_EMPTY, d), b));
 }
+
+static Err wait_now(Stream *s, const void *args)
+{
+    const BucketCall *x = args;
+    Ddp *d = x->ddp;
+    if (!d->gathering[x->bucket]) return ERR_OK;
+    d->gathering[x->bucket] = false;
+    s->dev->beside--;
+    return stream_wait(s, &d->gathered[x->bucket]);
+}
+
+static Err wait_bucket(Ddp *d, int b) { return call_bucket(d, b, wait_now); }
+
+static bool is_gathered(const Bucket *k) { return k->near_shards > 1 && !k->value_cut; }
 
 static Err on_read(void *user, int id, Pass pass)
 {
     Ddp *d = user;
-    TRY(wait_bucket(d, registry(d)->items[id].bucket));
+    const int b = registry(d)->items[id].bucket;
+    if (!d->asked[b] && is_gathered(&registry(d)->buckets[b])) TRY(wait_bucket(d, b));
+    d->asked[b] = true;
     return units_read(&d->units, id, pass);
 }
 
@@ -161,24 +182,49 @@ static Err on_ended(void *user, Pass pass, bool keeps)
 Err ddp_settle(Ddp *d)
 {
     TRY(units_forget(&d->units));
-    for (int b = 0; b < registry(d)->bucket_count; b++) TRY(wait_bucket(d, b));
+    for (int b = 0; b < registry(d)->bucket_count; b++)
+        if (is_gathered(&registry(d)->buckets[b])) TRY(wait_bucket(d, b));
     return ERR_OK;
 }
+
+static void gather_begun(Ddp *d, int b)
+{
+    d->gathering[b] = true;
+    d->asked[b] = false;
+    d->stream->dev->beside++;
+}
+
+static Err gather_far_now(Stream *s, const void *args)
+{
+    const BucketCall *x = args;
+    Ddp *d = x->ddp;
+    const Tensor near = param_bucket_value(d->params, x->bucket);
+    TRY(comm_all_gather(others(d, &registry(d)->buckets[x->bucket]), s, near,
+                        param_bucket_own(d->params, x->bucket, near), &d->gathered[x->bucket]));
+    gather_begun(d, x->bucket);
+    return ERR_OK;
+}
+
+static bool is_gathered_far(const Bucket *k) { return k->zero_shards != k->near_shards; }
 
 /* Near shards, of the ZeRO shards of all that share them. */
 static Err gather_far(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
-    for (int b = r->bucket_count - 1; b >= 0; b--) {
-        const Bucket *k = &r->buckets[b];
-        const Tensor near = param_bucket_value(d->params, b);
-        if (k->zero_shards == k->near_shards) continue;
-        TRY(comm_all_gather(others(d, k), d->stream, near, param_bucket_own(d->params, b, near),
-                            &d->gathered[b]));
-        d->gathering[b] = true;
-        d->stream->dev->beside++;
-    }
-    for (int b = r->bucket_count - 1; b >= 0; b--) TRY(wait_bucket(d, b));
+    for (int b = r->bucket_count - 1; b >= 0; b--)
+        if (is_gathered_far(&r->buckets[b])) TRY(call_bucket(d, b, gather_far_now));
+    for (int b = r->bucket_count - 1; b >= 0; b--)
+        if (is_gathered_far(&r->buckets[b])) TRY(wait_bucket(d, b));
+    return ERR_OK;
+}
+
+static Err gather_now(Stream *s, const void *args)
+{
+    const BucketCall *x = args;
+    Ddp *d = x->ddp;
+    TRY(comm_all_gather(group(d, &registry(d)->buckets[x->bucket]), s, d->params->whole_value[x->bucket],
+                        param_bucket_value(d->params, x->bucket), &d->gathered[x->bucket]));
+    gather_begun(d, x->bucket);
     return ERR_OK;
 }
 
@@ -188,14 +234,8 @@ Err ddp_gather(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
     TRY(gather_far(d));
-    for (int b = r->bucket_count - 1; b >= 0; b--) {
-        const Bucket *k = &r->buckets[b];
-        if (k->near_shards == 1 || k->value_cut) continue;
-        TRY(comm_all_gather(group(d, k), d->stream, d->params->whole_value[b],
-                            param_bucket_value(d->params, b), &d->gathered[b]));
-        d->gathering[b] = true;
-        d->stream->dev->beside++;
-    }
+    for (int b = r->bucket_count - 1; b >= 0; b--)
+        if (is_gathered(&r->buckets[b])) TRY(call_bucket(d, b, gather_now));
     return d->spec.overlap_param ? ERR_OK : ddp_settle(d);
 }
 
@@ -207,6 +247,7 @@ Err ddp_init(Ddp *d, ParamStore *params, Stream *stream, World *world, DdpSpec s
     *d = (Ddp){ .params = params, .stream = stream, .world = world, .spec = spec };
     TRY(setup_array(r->setup, r->bucket_count, &d->started));
     TRY(setup_array(r->setup, r->bucket_count, &d->gathering));
+    TRY(setup_array(r->setup, r->bucket_count, &d->asked));
     TRY(setup_array(r->setup, r->bucket_count, &d->missing));
     TRY(setup_array(r->setup, r->count, &d->added));
     TRY(setup_array(r->setup, r->count, &d->expected));
@@ -237,9 +278,10 @@ Err ddp_begin(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
     for (int b = 0; b < r->bucket_count; b++) {
-        d->started[b] = false;
+        d->started[b] = d->asked[b] = false;
         d->missing[b] = r->buckets[b].params;
     }
     memset(d->added, 0, (size_t)r->count * sizeof *d->added);
+    TRY(units_forget(&d->units)); /* (of an evaluation: a step that is replayed does not know of it) */
     return units_begin(&d->units);
 }

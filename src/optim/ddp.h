@@ -21,6 +21,10 @@
  * Device.beside counts what was started and not yet waited for, in the order in which the host issues work: products
  * that are issued meanwhile leave the collectives room.
  *
+ * Gathers outlive the step, so what is still to be waited for is kept up by calls (device_call), which a step that is
+ * replayed makes, too. The first read of a step makes one in any case: whether there is anything to wait for is not the
+ * same in each. All else here is over when a step ends.
+ *
  * Timing changes no bit: sums are integers, or trees over ranks.
  */
 #ifndef MEGATRAIN_OPTIM_DDP_H
@@ -41,6 +45,7 @@ typedef struct {
     DdpSpec spec;
     Event *reduced, *gathered; /* [buckets] */
     bool *started, *gathering; /* [buckets] */
+    bool *asked;               /* [buckets] a value was read since the step began, or since it is gathered */
     int *missing;              /* [buckets] parameters that still wait for additions */
     int *added, *expected; /* [params] additions so far in this step, and in a whole step; 0: not known yet */
     Units units;           /* what is not kept whole */

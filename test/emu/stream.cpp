@@ -284,7 +284,10 @@ cudaError_t unless_capturing(const char *call)
 {
     bool any = false;
     for (CUstream_st *s : streams)
-        if (s->capture && s->capture->mode != cudaStreamCaptureModeRelaxed) any = s->capture->invalid = true;
+        if (s->capture && (s->capture->mode == cudaStreamCaptureModeGlobal ||
+                           (s->capture->mode == cudaStreamCaptureModeThreadLocal &&
+                            s->capture->owner == std::this_thread::get_id())))
+            any = s->capture->invalid = true;
     return any ? refuse(cudaErrorStreamCaptureUnsupported, "%s while a stream is captured", call) : cudaSuccess;
 }
 
@@ -526,6 +529,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     s->capture = std::make_shared<Capture>();
     s->capture->origin = s;
     s->capture->mode = mode;
+    s->capture->owner = std::this_thread::get_id();
     s->captured = 0;
     s->unjoined = false;
     return cudaSuccess;

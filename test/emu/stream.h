@@ -8,6 +8,7 @@
 #include "runtime.h"
 
 #include <deque>
+#include <thread>
 
 namespace emu
 {
@@ -38,6 +39,7 @@ struct Capture {
     std::vector<Node> nodes;
     CUstream_st *origin;
     cudaStreamCaptureMode mode;
+    std::thread::id owner; /* with cudaStreamCaptureModeThreadLocal calls of other threads do not spoil it */
     bool invalid = false;
 };
 
