@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/fp8.h"
 #include "device/step.h"
 #include "device/tensor.h"
 
@@ -38,8 +39,8 @@ static inline uint64_t digest_tensor(uint64_t digest, const Tensor *t)
     digest = digest_int(digest, t->ndim);
     digest = digest_int(digest, t->dtype);
     digest = digest_pointer(digest, t->rows);
-    digest = digest_pointer(digest, t->scale);
-    return digest_int(digest, t->group);
+    digest = digest_int(digest, t->group);
+    return t->scale ? digest_tensor(digest, t->scale) : digest;
 }
 
 static inline uint64_t digest_dropout(uint64_t digest, Dropout d)
@@ -67,6 +68,11 @@ static inline uint64_t digest_spans(uint64_t digest, Spans s)
     return digest;
 }
 
+static inline uint64_t digest_blocks(uint64_t digest, Fp8Blocks b)
+{
+    return digest_int(digest_int(digest_int(digest, b.rows), b.columns), b.scale);
+}
+
 /* By the type of a scalar argument. */
 #define digest_scalar(digest, x)      \
     _Generic((x),                     \
@@ -74,6 +80,7 @@ static inline uint64_t digest_spans(uint64_t digest, Spans s)
         Router: digest_router,        \
         QkRows: digest_rows,          \
         Spans: digest_spans,          \
+        Fp8Blocks: digest_blocks,     \
         float: digest_float,          \
         uint64_t: digest_add,         \
         StepValues *: digest_pointer, \
