@@ -82,6 +82,26 @@ TEST(mxfp8)
                   { 1, 2, 0, 1, 4, 1 }, { 2, 2, 1, 1, 2, 1, ISA_AUTO, 3 }, { 1, 2, 1, 2, 1, 1 });
 }
 
+/* Sequences that ranks share, or that pass in slices, have the losses of one rank, not its bits. */
+TEST(shared_sequences)
+{
+    for (Fp8Recipe k = FP8_TENSORWISE; k <= FP8_MXFP8; k++) {
+        TrainSpec s = spec_of(tiny_llama(), k, 0);
+        s.exact = false;
+        TinyRun one = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, STEPS);
+        TinyRun shared = run_of(s, (Layout){ 1, 2, 1, 1, 2, 1 }, STEPS), sliced = run_of(s, (Layout){ 1, 1, 0, 2, 2, 1 }, STEPS);
+        shared.grid.cp = 2;
+        sliced.spec.pipeline.schedule = "seq1f1b", sliced.spec.pipeline.slices = 2;
+        tiny_train(&one), tiny_train(&shared), tiny_train(&sliced);
+        CHECK_MSG(!one.err && !shared.err && !sliced.err, "%s %s %s", one.message, shared.message, sliced.message);
+        for (int i = 0; i < STEPS; i++) {
+            const double bound = i ? 5e-3 : 2e-4; /* (what is rounded another way grows from step to step) */
+            CHECK_CLOSE(shared.loss[i], one.loss[i], bound, "%s, step %d", fp8_recipe_name(k), i);
+            CHECK_CLOSE(sliced.loss[i], one.loss[i], bound, "%s, step %d", fp8_recipe_name(k), i);
+        }
+    }
+}
+
 TEST(recomputed)
 {
     for (Fp8Recipe k = FP8_TENSORWISE; k <= FP8_MXFP8; k++) {
