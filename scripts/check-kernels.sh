@@ -95,8 +95,8 @@ muon_moment_kernel                          loads16 stores16
 cast_kernel<.*,float>                       loads16
 cast_kernel<float,                          stores16
 cast_kernel                                 - four neighbours of 16 bits a thread: 8 bytes at a time
-norm_fwd_kernel<([^,]*,){4}false,           - rows that are not aligned
-norm_fwd_kernel<float,__([^,]*,){3}true,false>  loads16 whole
+norm_fwd_kernel<[^,]*,[^,]*,[^,]*,[^,]*,false,  - rows that are not aligned
+norm_fwd_kernel<float,__[^,]*,[^,]*,[^,]*,true,false>  loads16 whole
 residual_kernel<float,__[^,]*,float,true>   loads16 whole
 _kernel<.*[<,]true[,>]                      loads16 stores16 whole
 _kernel<.*[<,]false[,>]                     - rows that are not aligned
