@@ -518,13 +518,14 @@ static int tensor_errors(const Run *r, const double *got, const float *want, dou
 /* Gradients of a step in bf16 come about as near to those in float64 as PyTorch's under autocast: median and worst tensor.
  * Not quite: autocast leaves the residual stream in fp32, ours is of 16 bits, as training on GPUs has it. */
 static const double AUTOCAST_TIMES = 1.5;
-static void bf16_beside_autocast(const char *name, bool exact)
+static void bf16_beside_autocast(const char *name, bool exact, DotKind dot)
 {
     Run r = { 0 };
     StepReport report;
     golden_open(&r.g, name);
     r.g.spec.exact = exact;
     r.g.spec.compute = BF16;
+    r.g.spec.device.dot = dot;
     run_open(&r);
     const int64_t n = plain_count(&r);
     float *want = golden_values(&r.g, "grad", n);
@@ -534,19 +535,22 @@ static void bf16_beside_autocast(const char *name, bool exact)
     const int count = tensor_errors(&r, r.grad, want, off);
     const Json *torch = json_get(r.g.c, "autocast");
     const double median = off[count / 2], most = off[count - 1];
-    printf("    %s, %s: median %.3g (PyTorch %.3g), largest %.3g (%.3g)\n", name, exact ? "layout" : "run", median,
-           number(torch, "median"), most, number(torch, "largest"));
+    printf("    %s, %s, %s: median %.3g (PyTorch %.3g), largest %.3g (%.3g)\n", name, exact ? "layout" : "run",
+           dot_name(dot), median, number(torch, "median"), most, number(torch, "largest"));
     CHECK(median > 0 && median <= AUTOCAST_TIMES * number(torch, "median"));
     CHECK(most <= AUTOCAST_TIMES * number(torch, "largest"));
     free(want), free(off), free(r.grad);
     run_close(&r);
 }
 
-TEST(bf16_gpt2) { bf16_beside_autocast("gpt2", false); }
-TEST(bf16_gpt2_layout) { bf16_beside_autocast("gpt2", true); }
-TEST(bf16_llama) { bf16_beside_autocast("llama", false); }
-TEST(bf16_llama_layout) { bf16_beside_autocast("llama", true); }
-TEST(bf16_gptoss) { bf16_beside_autocast("gptoss", false); }
+TEST(bf16_gpt2) { bf16_beside_autocast("gpt2", false, DOT_FMA); }
+TEST(bf16_gpt2_pairs) { bf16_beside_autocast("gpt2", false, DOT_VDPBF16); }
+TEST(bf16_gpt2_layout) { bf16_beside_autocast("gpt2", true, DOT_FMA); }
+TEST(bf16_llama) { bf16_beside_autocast("llama", false, DOT_FMA); }
+TEST(bf16_llama_pairs) { bf16_beside_autocast("llama", false, DOT_VDPBF16); }
+TEST(bf16_llama_layout) { bf16_beside_autocast("llama", true, DOT_FMA); }
+TEST(bf16_gptoss) { bf16_beside_autocast("gptoss", false, DOT_FMA); }
+TEST(bf16_gptoss_pairs) { bf16_beside_autocast("gptoss", false, DOT_VDPBF16); }
 
 TEST(gpt2_layout) { against_torch("gpt2", true, true); }
 TEST(gpt2_run) { against_torch("gpt2", false, true); }
