@@ -520,7 +520,7 @@ typedef struct {
     double median, largest;
 } Errors;
 
-static Errors bf16_errors(const char *name, bool exact, bool fp32_residual)
+static Errors bf16_errors(const char *name, bool exact, DotKind dot, bool fp32_residual)
 {
     Run r = { 0 };
     StepReport report;
@@ -528,6 +528,7 @@ static Errors bf16_errors(const char *name, bool exact, bool fp32_residual)
     r.g.spec.exact = exact;
     r.g.spec.compute = BF16;
     r.g.spec.fp32_residual = fp32_residual;
+    r.g.spec.device.dot = dot;
     run_open(&r);
     const int64_t n = plain_count(&r);
     float *want = golden_values(&r.g, "grad", n);
@@ -552,18 +553,18 @@ static bool below(Errors e, Errors most, double times)
  * nearer, and as near as PyTorch's where weights of all kinds are held in bf16, as they are here. (Of gptoss that says
  * nothing: PyTorch then chooses another expert.)
  */
-static void bf16_beside_autocast(const char *name, bool exact)
+static void bf16_beside_autocast(const char *name, bool exact, DotKind dot)
 {
     Golden g;
     golden_open(&g, name);
     const Json *torch = json_get(g.c, "autocast"), *held = json_get(torch, "rounded");
     const Errors cast = { number(torch, "median"), number(torch, "largest") };
     const Errors rounded = { number(held, "median"), number(held, "largest") };
-    const Errors narrow = bf16_errors(name, exact, false), wide = bf16_errors(name, exact, true);
+    const Errors narrow = bf16_errors(name, exact, dot, false), wide = bf16_errors(name, exact, dot, true);
     for (int k = 0; k < 2; k++) {
         const Errors e = k ? wide : narrow;
-        printf("    %s, %s, residual %s: median %.3g, %.2f of PyTorch's, %.2f with weights in bf16, largest %.3g, %.2f, %.2f\n",
-               name, exact ? "layout" : "run", k ? "fp32" : "bf16", e.median, e.median / cast.median,
+        printf("    %s, %s, %s, residual %s: median %.3g, %.2f of PyTorch's, %.2f with weights in bf16, largest %.3g, %.2f, %.2f\n",
+               name, exact ? "layout" : "run", dot_name(dot), k ? "fp32" : "bf16", e.median, e.median / cast.median,
                e.median / rounded.median, e.largest, e.largest / cast.largest, e.largest / rounded.largest);
     }
     CHECK(below(narrow, cast, 1.5) && below(wide, cast, 1.35));
@@ -571,11 +572,14 @@ static void bf16_beside_autocast(const char *name, bool exact)
     json_free(g.file);
 }
 
-TEST(bf16_gpt2) { bf16_beside_autocast("gpt2", false); }
-TEST(bf16_gpt2_layout) { bf16_beside_autocast("gpt2", true); }
-TEST(bf16_llama) { bf16_beside_autocast("llama", false); }
-TEST(bf16_llama_layout) { bf16_beside_autocast("llama", true); }
-TEST(bf16_gptoss) { bf16_beside_autocast("gptoss", false); }
+TEST(bf16_gpt2) { bf16_beside_autocast("gpt2", false, DOT_FMA); }
+TEST(bf16_gpt2_pairs) { bf16_beside_autocast("gpt2", false, DOT_VDPBF16); }
+TEST(bf16_gpt2_layout) { bf16_beside_autocast("gpt2", true, DOT_FMA); }
+TEST(bf16_llama) { bf16_beside_autocast("llama", false, DOT_FMA); }
+TEST(bf16_llama_pairs) { bf16_beside_autocast("llama", false, DOT_VDPBF16); }
+TEST(bf16_llama_layout) { bf16_beside_autocast("llama", true, DOT_FMA); }
+TEST(bf16_gptoss) { bf16_beside_autocast("gptoss", false, DOT_FMA); }
+TEST(bf16_gptoss_pairs) { bf16_beside_autocast("gptoss", false, DOT_VDPBF16); }
 
 TEST(gpt2_layout) { against_torch("gpt2", true, true); }
 TEST(gpt2_run) { against_torch("gpt2", false, true); }
