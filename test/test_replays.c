@@ -49,9 +49,10 @@ static Err first_steps(Trainer *t, void *user)
 {
     const Outcome *o = user;
     StepReport report;
+    const bool grows = t->spec.ramp.count > 0; /* (plans are of the largest batch) */
     if (o->graphs) TRY(use_graphs(t));
-    for (int i = 0; i < BEFORE; i++) {
-        TRY(tiny_step(t, &report));
+    for (int i = 0; i < (grows ? 2 * BEFORE : BEFORE); i++) {
+        TRY(grows ? trainer_step(t, tiny_source(t), &report) : tiny_step(t, &report));
         if (i == 1 || i == 4) TRY(evaluate(t));
     }
     return ERR_OK;
@@ -117,7 +118,6 @@ static void compare(const Case *cases, int count, TrainSpec spec)
     }
 }
 
-enum { COUNT_MOST = 64 };
 #define COMPARE(cases, spec) compare(cases, (int)(sizeof(cases) / sizeof *(cases)), spec)
 
 TEST(dense_layouts)
@@ -141,6 +141,19 @@ TEST(dense_layouts)
         { "keys for heads", .cp = 2, .context = CONTEXT_A2A },
     };
     COMPARE(cases, tiny_gpt2());
+}
+
+/* Half of the batch for some steps; both sizes are recorded. */
+TEST(a_batch_that_grows)
+{
+    static const Case cases[] = {
+        { "tp 2, a batch that grows", .tp = 2, .micro = 1 },
+        { "zero 1, a batch that grows", .dp = 2, .micro = 1, .zero = 1, .overlap = 1 },
+        { "1f1b, a batch that grows", .pp = 2, .micro = 1, .schedule = "1f1b" },
+    };
+    TrainSpec s = tiny_gpt2();
+    s.ramp = (BatchRamp){ .part = { { 4, BEFORE }, { 8, INT64_MAX } }, .count = 2 };
+    COMPARE(cases, s);
 }
 
 TEST(pipelines)
