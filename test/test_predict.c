@@ -281,6 +281,25 @@ TEST(a_slow_host_is_what_a_step_takes)
     CHECK(predicted(&c).shares.idle == 0);
 }
 
+/* With graphs: so much for each piece between calls and waits. One rank has one or none an action: 2 of each micro-batch,
+ * the norm and the update. Four calls in each pass of a block cut those of two ranks. */
+TEST(a_slow_host_issues_graphs)
+{
+    enum { LAYERS = 2, UNITS = 2 };
+    for (int tp = 1; tp <= 2; tp++) {
+        Case c = stages(LAYERS, 1, UNITS);
+        c.spec.pipeline.schedule = NULL;
+        c.spec.graphs = true;
+        c.grid = (Grid){ .tp = tp, .dp = 1, .sp = tp > 1 };
+        c.device.host_us = 1e6;
+        const Prediction p = predicted(&c);
+        NEAR(p.step_s, p.shares.pieces, 1e-3);
+        if (tp == 1) CHECK_MSG(p.shares.pieces == 2 * UNITS + 2, "%g pieces", p.shares.pieces);
+        else CHECK_MSG(p.shares.pieces >= UNITS * LAYERS * 8 && p.shares.pieces < .8 * p.shares.launches,
+                       "%g pieces of %g launches", p.shares.pieces, p.shares.launches);
+    }
+}
+
 /* Bytes of all saves that leave and come back, of so many units. */
 static double copied_bytes(const Case *c, int units)
 {

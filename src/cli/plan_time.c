@@ -248,6 +248,7 @@ void plan_json_time(JsonOut *j, const PlanTable *t)
     json_put_text(j, "bound", prediction_bound(p).name);
     json_put_int(j, "pp_rank", p->pp_rank);
     json_put_number(j, "launches", p->shares.launches);
+    json_put_number(j, "pieces", p->shares.pieces);
     json_put_number(j, "evaluation_batch_ms", 1e3 * p->forward_s);
     json_besides(j, t);
     json_open(j, "ms", '{');

@@ -234,8 +234,7 @@ static double least_slack(const Config *c)
     return (double)(most * c->parallel.ep) / (blocks * (double)c->moe.topk);
 }
 
-/* What these have updated cannot be done again. (Other schedules update once a step.) */
-static bool updates_in_step(const Config *c)
+bool config_updates_in_step(const Config *c)
 {
     static const char *const names[] = { "pipedream", "pipedream-vertical", "2bw" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -243,12 +242,13 @@ static bool updates_in_step(const Config *c)
     return false;
 }
 
-/* Memory of a GPU is for the rows that usually come, and a step with more takes longer. */
+/* Memory of a GPU is for the rows that usually come, and a step with more takes longer. (What a schedule has updated in
+ * it cannot be done again.) */
 static void resolve_room(ConfigReader *r)
 {
     Config *c = r->config;
     const bool bounded = c->moe.experts && c->run.device == RUN_DEVICE_CUDA &&
-                         c->parallel.ep * c->parallel.etp > 1 && !updates_in_step(c);
+                         c->parallel.ep * c->parallel.etp > 1 && !config_updates_in_step(c);
     const double least = bounded ? least_slack(c) : 0;
     FILL(-1, moe, slack, bounded ? (least > 2 ? least : 2) : 0, CFG_run_device);
     if (!bounded || c->moe.slack < least || c->origin[CFG_moe_overflow].kind != ORIGIN_DEFAULT) return;
@@ -277,7 +277,7 @@ static void resolve_run(ConfigReader *r)
     bool layout = layout_divides_blocks(c) && cpu && c->run.precision == RUN_PRECISION_FP32;
     FILL(RUN_REPRODUCIBLE_AUTO, run, reproducible, layout ? RUN_REPRODUCIBLE_LAYOUT : RUN_REPRODUCIBLE_RUN,
          CFG_run_device);
-    FILL(-1, run, graphs, !cpu && !c->train.offload, CFG_run_device);
+    FILL(-1, run, graphs, !cpu && !c->train.offload && !config_updates_in_step(c), CFG_run_device);
     const bool pairs = config_has_dots(c) && c->derived.pairs;
     FILL(DEBUG_DOT_AUTO, debug, dot, pairs ? DEBUG_DOT_VDPBF16 : DEBUG_DOT_FMA, CFG_run_precision);
     FILL(-1, run, autotune, !cpu, CFG_run_device);

@@ -21,7 +21,10 @@ static void hear_op(OpEar *ear, OpId id, const void *args, double flop)
     TimeLine *t = (TimeLine *)(void *)ear;
     const OpCost op = cost_op(t->model, id, args, flop);
     TimeShares *sum = &t->shares;
-    t->host += op.host;
+    if (!t->graphs) t->host += op.host;
+    else if (!t->in_piece && op.launches) t->host += op.host / op.launches;
+    sum->pieces += !t->in_piece;
+    t->in_piece = true;
     const double begin = fmax(sum->now, t->host), takes = stretched(t, op, begin);
     sum->idle += begin - sum->now;
     sum->family[family_of(id)] += takes;
@@ -75,6 +78,7 @@ static Err device_waits(Stream *s, void *mark)
     const CommOpen *o = mark;
     TimeLine *t = line_of(o->comm);
     const int group = group_index(t, o->comm);
+    t->in_piece = false;
     const double wait = *end_of(t, o) - t->shares.now;
     if (wait > 0) {
         t->shares.waited[group] += wait;
@@ -116,6 +120,7 @@ static Err submit(Comm *c, const CommRequest *r)
     const int group = group_index(t, c);
     TRY(t->comms_below->submit(c, r));
     if (c->size == 1) return ERR_OK;
+    t->in_piece = false;
     /* (the host waits until the rows' offsets are there, the last of what it has enqueued) */
     if (r->rows.known && !t->model->cpu) t->host = fmax(t->host, t->shares.now);
     if (group != GROUP_PP) {

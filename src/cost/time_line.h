@@ -2,7 +2,8 @@
  * When what a dry run does would happen: ops one behind the other on the device, each communicator's calls one behind
  * the other beside them. A call begins when what was issued before it is done, on the latest member (cost_skew); a wait
  * holds the device up until its call is done. The host issues ops ahead of the device; where it has to read
- * how many rows there are, it no longer is.
+ * how many rows there are, it no longer is. With graphs (engine/replays.h) it issues what is between calls and waits at
+ * once, which is taken to be as much work for it as one kernel.
  *
  *   host     issues 0, 1, exchange, 2 ... ahead of
  *   device   product 0 | product 1       | wait | ...
@@ -28,6 +29,7 @@ typedef struct {
     double copied;              /* for copies to and from the host's memory */
     double idle;                /* and for the host */
     double launches;            /* kernels */
+    double pieces;              /* ops between calls and waits, one after another: with graphs one each */
     double op[OP_COUNT];        /* of `family`, op by op */
     double calls[OP_COUNT];
 } TimeShares;
@@ -42,6 +44,7 @@ typedef struct {
     DeviceBackend backend; /* the device's, with copies and marks heard */
     double copies;         /* how far copies have come */
     double host;           /* how far the host has come */
+    bool graphs, in_piece; /* steps are graphs; an op was the last thing that was issued */
     TimeShares shares;
     CommPlace place[WORLD_COMMS];                 /* size 0: nobody has asked yet */
     double until[WORLD_COMMS];                    /* how far each communicator has come */

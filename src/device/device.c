@@ -523,7 +523,7 @@ void event_release(Event *e)
 void event_reset(Event *e)
 {
     pthread_mutex_lock(&e->lock);
-    e->done = e->marked = false;
+    e->done = e->marked = e->idle = false;
     e->err = ERR_OK;
     pthread_mutex_unlock(&e->lock);
 }
@@ -604,9 +604,8 @@ static Err wait_and_time(Stream *s, Event *e)
 
 static Err wait_again(Stream *s, const void *args) { return wait_and_time(s, *(Event *const *)args); }
 
-/* (What is over, such as a call in a group of one, leaves the stream nothing to wait for.) */
 Err stream_wait(Stream *s, Event *e)
 {
-    if (!recorder_hears(s) || is_over(e)) return wait_and_time(s, e);
+    if (!recorder_hears(s) || e->idle) return wait_and_time(s, e);
     return recorder_call(s, wait_again, &e, sizeof e, digest_pointer(DIGEST_EMPTY, e));
 }

@@ -40,6 +40,7 @@ typedef struct Event {
     bool done;
     bool
         marked; /* what was completed is the enqueueing: the work itself is done when the device passes `mark` */
+    bool idle; /* nothing was given to any stream: there is nothing to wait for */
     const EventMarks *marks;
     void *mark; /* made with the first use on a device; NULL before */
     Err err;    /* the outcome of the work; its message travels in `message` */
@@ -61,8 +62,8 @@ typedef struct {
     int64_t host_reads; /* device_read calls */
     int64_t host_waits; /* of the host for what it has enqueued; on cuda */
     int64_t allocs, alloc_bytes;
-    /* What was replayed (recorder.h), whose ops are not counted above: graphs, the launches that they were one by one,
-     * and calls between them. */
+    /* Of what was replayed (recorder.h), which is counted above, too: graphs, the launches that they were one by one, and
+     * calls between them. */
     int64_t graphs, graph_launches, graph_calls;
 } DeviceCounters;
 

@@ -54,6 +54,9 @@ Err recording_replay(const Recording *r, Stream *s)
         if (item->graph) TRY(device_replay(s, item->graph));
         else TRY(item->call(s, r->args + item->at));
     }
+    counters->flop += r->flop;
+    counters->bytes += r->bytes;
+    counters->ops += r->ops;
     counters->graphs += r->graphs;
     counters->graph_launches += r->launches;
     counters->graph_calls += r->calls;
@@ -93,7 +96,7 @@ static void drop_piece(Recorder *r, Stream *s, Err err)
 void recorder_begin(Recorder *r, Stream *s, Recording *into)
 {
     ASSERT(!s->dev->recorder && s == &s->dev->stream);
-    *r = (Recorder){ .digest = DIGEST_EMPTY, .into = into };
+    *r = (Recorder){ .digest = DIGEST_EMPTY, .into = into, .before = s->dev->counters };
     s->dev->recorder = r;
 }
 
@@ -103,9 +106,13 @@ Err recorder_end(Recorder *r, Stream *s, Err err)
     else err = close_piece(r, s);
     s->dev->recorder = NULL;
     if (!r->into) return err;
-    if (err) recording_release(r->into, s->dev);
-    else r->into->digest = r->digest;
-    return err;
+    if (err) return recording_release(r->into, s->dev), err;
+    const DeviceCounters *now = &s->dev->counters;
+    r->into->digest = r->digest;
+    r->into->flop = now->flop - r->before.flop;
+    r->into->bytes = now->bytes - r->before.bytes;
+    r->into->ops = now->ops - r->before.ops;
+    return ERR_OK;
 }
 
 /* (Whether collectives go on beside an op, which decides how a product is made, changes no bit of it: it is recorded as

@@ -38,6 +38,8 @@ typedef struct {
     char *args; /* of calls, each aligned as malloc's memory is */
     int64_t args_bytes, args_capacity;
     int64_t graphs, calls, launches; /* launches: of all graphs, were they launched one by one */
+    WideCount flop, bytes;           /* of its ops, for DeviceCounters */
+    int64_t ops;
 } Recording;
 
 typedef struct Recorder {
@@ -45,7 +47,8 @@ typedef struct Recorder {
     Recording *into; /* NULL: it listens only */
     bool open;       /* a piece is being captured */
     int inside;      /* calls that are being made: what they ask of the device is part of them */
-    const char *refused; /* the first thing that no recording can hold; NULL: there was none */
+    const char *refused;   /* the first thing that no recording can hold; NULL: there was none */
+    DeviceCounters before; /* what was counted when it began */
 } Recorder;
 
 /* From here on the device's stream tells the recorder, until the end. */

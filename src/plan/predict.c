@@ -4,6 +4,7 @@
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +18,7 @@
 typedef struct {
     TimeLine line;
     const CostModel *model;
+    bool graphs;
 } Clock;
 
 /* TimeShares are doubles alone: the counts of the clock, the seconds first. */
@@ -27,9 +29,16 @@ static void attach(void *user, Device *dev, World *world)
 {
     Clock *c = user;
     time_line_attach(&c->line, c->model, dev, world);
+    c->line.graphs = c->graphs;
 }
 
-static double now(const void *user) { return ((const Clock *)user)->line.shares.now; }
+/* (Before each action, and behind it: a graph has work of one.) */
+static double now(const void *user)
+{
+    Clock *c = (Clock *)(uintptr_t)user;
+    c->line.in_piece = false;
+    return c->line.shares.now;
+}
 
 static void read_shares(const void *user, double counts[CLOCK_COUNTS])
 {
@@ -42,6 +51,7 @@ Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank,
     Clock *c = calloc(1, sizeof *c);
     if (!c) return err_set(ERR_MEMORY, "no memory for a time line");
     c->model = m;
+    c->graphs = spec->graphs && !m->cpu;
     const DryClock clock = { .user = c, .attach = attach, .now = now, .read = read_shares };
     const Err err = trainer_time(spec, grid, rank, &clock, plan, times);
     free(c);
