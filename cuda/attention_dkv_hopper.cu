@@ -261,6 +261,11 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             done++, stage.next();
             if (++i == x->tiles) i = 0;
         };
+        /* All lanes have read the stage's lse and delta. */
+        auto give_back = [&](int at) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&tile_empty[at]);
+        };
         /* The next tile that may see the warpgroup's keys; those before are given back. */
         auto find = [&]() {
             const Range keys = range_of(x->keys);
@@ -272,11 +277,10 @@ __global__ void __launch_bounds__(E::THREADS, 1)
                 if (may_see(p, range_of(tile), group_keys)) return true;
                 if (held >= 0) { /* else who loads waits for this stage, once all others are left out */
                     wgmma_wait<0>();
-                    if (lane == 0) barrier_arrive(&tile_empty[held]);
+                    give_back(held);
                     held = -1;
                 }
-                __syncwarp();
-                if (lane == 0) barrier_arrive(&tile_empty[stage.stage]);
+                give_back(stage.stage);
             }
             return false;
         };
@@ -293,7 +297,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
             typename E::Weights w, dw;
             E::multiply(s, k, q);
             wgmma_wait<1>();
-            if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
+            if (held >= 0) give_back(held);
             E::multiply(dp, v, go);
             held = stage.stage;
             wgmma_wait<1>();
@@ -322,7 +326,7 @@ __global__ void __launch_bounds__(E::THREADS, 1)
         wgmma_wait<0>();
         wgmma_end(dv_sum.x);
         wgmma_end(dk_sum.x);
-        if (held >= 0 && lane == 0) barrier_arrive(&tile_empty[held]);
+        if (held >= 0) give_back(held);
         named_sync(1 + group, WARPGROUP); /* the products of all its warps are over */
         T *rows = sets + set.stage * (2 * L::ROWS);
         const float dv_scale = p.dropout.threshold ? p.dropout.scale : 1.0f;
