@@ -12,7 +12,7 @@
  *                       tile's whole columns, whose codes are 128 bytes in a row of y. Packs of 16 bytes lie at their
  *                       number xor (row / 16), so that neither side of the turn meets in a bank
  * Traffic   x once, 2 bytes an element (amax alone 2 as well), codes 1, factors 4 bytes in 128 elements or more.
- *           65,536 x 768 at 4.3 TB/s: amax 23 us, a cast 35 us. A conversion is half an instruction an element from 8.9 on.
+ *           65,536 x 768 at 4.3 TB/s: amax 23 us, a cast 35 us. From 8.9 on an instruction converts two numbers.
  * Needs     rows of x on 16 bytes, widths that are multiples of 16; turned: rows as well. bf16.
  */
 #include <cuda_fp8.h>

@@ -197,7 +197,8 @@ TEST(values_of_all_codes)
 typedef enum { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PRODUCTS } Which;
 
 /* Numbers of which all sums of products are exact, in whatever order and in as few bits as tensor cores keep: from -4
- * to 4, in blocks times powers of two (none where the tensor has one factor). They survive the way to codes and back. */
+ * to 4, in blocks times powers of two (none where the tensor has one factor). They survive the way to codes and
+ * back. */
 static Pair small_numbers(CudaCase *c, int64_t rows, int64_t columns, int64_t high, int64_t wide, bool powers)
 {
     float *v = malloc((size_t)(rows * columns) * sizeof *v);
