@@ -91,12 +91,13 @@ TEST(shared_sequences)
         TinyRun one = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, STEPS);
         TinyRun shared = run_of(s, (Layout){ 1, 2, 1, 1, 2, 1 }, STEPS), sliced = run_of(s, (Layout){ 1, 1, 0, 2, 2, 1 }, STEPS);
         shared.grid.cp = 2;
-        sliced.spec.pipeline.slices = 2;
+        sliced.spec.pipeline.schedule = "seq1f1b", sliced.spec.pipeline.slices = 2;
         tiny_train(&one), tiny_train(&shared), tiny_train(&sliced);
         CHECK_MSG(!one.err && !shared.err && !sliced.err, "%s %s %s", one.message, shared.message, sliced.message);
         for (int i = 0; i < STEPS; i++) {
-            CHECK_CLOSE(shared.loss[i], one.loss[i], 2e-3, "%s, step %d", fp8_recipe_name(k), i);
-            CHECK_CLOSE(sliced.loss[i], one.loss[i], 2e-3, "%s, step %d", fp8_recipe_name(k), i);
+            const double bound = i ? 5e-3 : 2e-4; /* (what is rounded another way grows from step to step) */
+            CHECK_CLOSE(shared.loss[i], one.loss[i], bound, "%s, step %d", fp8_recipe_name(k), i);
+            CHECK_CLOSE(sliced.loss[i], one.loss[i], bound, "%s, step %d", fp8_recipe_name(k), i);
         }
     }
 }
