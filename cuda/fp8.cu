@@ -1,18 +1,18 @@
 /*
- * Codes of 8 bits and their factors: fp8_amax, fp8_cast, fp8_values (device/ops.def). The products of codes: fp8_product.c.
- * Codes and factors are those of the CPU to the last bit (base/fp8.h); where factors lie: fp8.h.
+ * Codes of 8 bits and their factors: fp8_amax, fp8_cast, fp8_values (device/ops.def). The products of codes:
+ * fp8_product.c. Codes and factors are those of the CPU to the last bit (base/fp8.h); where factors lie: fp8.h.
  *
  * Mapping   amax        as maps (PackGrid), but blocks go on to further rows, so that few atomics meet; the largest of
  *                       numbers' bits, which is the same in any order
- *           lines       codes as x lies, factors of 128 (or 32) columns of a row, or one: a thread has 16 neighbours of 2
- *                       rows; 8 (2) lanes find their block's largest by shuffles
+ *           lines       codes as x lies, factors of 128 columns of a row, or one: a thread has 16 neighbours of 2
+ *                       rows; 8 lanes find their block's largest by shuffles
  *           squares     codes as x lies, factors of 128 x 128: a block's threads hold the square in registers
- *           turned      codes of x transposed: a tile of 128 rows and 64 columns (128 where factors are of squares) passes
- *                       through shared memory. A thread has 16 rows of two neighbouring columns, 8 lanes the tile's
- *                       whole columns, whose codes are 128 bytes in a row of y. Packs of 16 bytes lie at their number
- *                       xor (row / 16), so that neither side of the turn meets in a bank
- * Traffic   x once, 2 bytes an element (amax alone 2 as well), codes 1, factors 4 bytes in 128 elements or fewer. 65,536 x
- *           768 at 4.3 TB/s: amax 23 us, a cast 35 us. A conversion is half an instruction an element from 8.9 on.
+ *           turned      codes of x transposed: a tile of 128 rows and 64 columns (128 where factors are of squares)
+ *                       passes through shared memory. A thread has 16 rows of two neighbouring columns, 8 lanes the
+ *                       tile's whole columns, whose codes are 128 bytes in a row of y. Packs of 16 bytes lie at their
+ *                       number xor (row / 16), so that neither side of the turn meets in a bank
+ * Traffic   x once, 2 bytes an element (amax alone 2 as well), codes 1, factors 4 bytes in 128 elements or more.
+ *           65,536 x 768 at 4.3 TB/s: amax 23 us, a cast 35 us. From 8.9 on an instruction converts two numbers.
  * Needs     rows of x on 16 bytes, widths that are multiples of 16; turned: rows as well. bf16.
  */
 #include <cuda_fp8.h>
@@ -77,12 +77,12 @@ __device__ __forceinline__ Pack<uint8_t> codes_of_packs(const Pack<bf16> &a, con
     return out;
 }
 
-/* The largest of `lanes` neighbours, a power of two of them: all of them are there. */
-__device__ __forceinline__ uint32_t lanes_most(uint32_t most, int lanes)
+/* The largest of FP8_LANES neighbours, all of which are there. */
+__device__ __forceinline__ uint32_t lanes_most(uint32_t most)
 {
     const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % WARP;
-    const unsigned mask = 0xFFu << (lane & ~7u);
-    for (int d = lanes / 2; d > 0; d /= 2) most = max(most, __shfl_xor_sync(mask, most, d));
+    const unsigned mask = 0xFFu << lane / FP8_LANES * FP8_LANES;
+    for (int d = FP8_LANES / 2; d > 0; d /= 2) most = max(most, __shfl_xor_sync(mask, most, d));
     return most;
 }
 
@@ -125,7 +125,6 @@ struct CastArgs {
     const int64_t *amax; /* of the whole tensor; NULL: blocks have their own */
     int64_t rows, columns; /* of x */
     Fp8Kind kind;
-    int lanes;         /* that a block's 16 neighbours each have; */
     bool power_of_two;
 };
 
@@ -147,12 +146,12 @@ __global__ void __launch_bounds__(PACK_THREADS) fp8_lines_kernel(CastArgs c)
     }
 #pragma unroll
     for (int u = 0; u < PACK_UNROLL; u++) {
-        const uint32_t most = c.amax ? whole_most(c) : lanes_most(max(pack_most(p[u][0]), pack_most(p[u][1])), c.lanes);
+        const uint32_t most = c.amax ? whole_most(c) : lanes_most(max(pack_most(p[u][0]), pack_most(p[u][1])));
         const Factor8 f = factor_of<FORMAT>(most, c.power_of_two);
         if (row[u] >= c.rows || column >= c.columns) continue;
         store16_global(c.y.at(row[u]) + column, codes_of_packs<FORMAT>(p[u][0], p[u][1], f.scale));
-        if (c.amax ? first && u == 0 : part % c.lanes == 0)
-            c.factors[fp8_factor_place(c.kind, c.rows, c.columns, row[u], part / c.lanes)] = f.back;
+        if (c.amax ? first && u == 0 : part % FP8_LANES == 0)
+            c.factors[fp8_factor_place(c.kind, c.rows, c.columns, row[u], part / FP8_LANES)] = f.back;
     }
 }
 
@@ -252,7 +251,7 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
         }
         if (SQUARES) low = high = most;
         else if (c.amax) low = high = whole_most(c);
-        else low = lanes_most(low, c.lanes), high = lanes_most(high, c.lanes);
+        else low = lanes_most(low), high = lanes_most(high);
         const Factor8 f = factor_of<FORMAT>(low, c.power_of_two), g = factor_of<FORMAT>(high, c.power_of_two);
         if (row >= c.rows || column >= c.columns) continue;
         store16_global(c.y.at(column) + row, codes_of_column<FORMAT, false>(x, f.scale));
@@ -260,8 +259,8 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
         if (SQUARES || c.amax) { /* one of the tile, or of all tiles */
             if (run == 0 && pair == 0 && (SQUARES || blockIdx.x + blockIdx.y == 0))
                 c.factors[fp8_factor_place(c.kind, c.columns, c.rows, blockIdx.x, blockIdx.y)] = f.back;
-        } else if (run % c.lanes == 0) {
-            float *to = c.factors + fp8_factor_place(c.kind, c.columns, c.rows, column, row / (c.lanes * FP8_RUN));
+        } else if (run == 0) {
+            float *to = c.factors + fp8_factor_place(c.kind, c.columns, c.rows, column, blockIdx.y);
             to[0] = f.back, to[1] = g.back;
         }
     }
@@ -341,7 +340,8 @@ template <DType FORMAT> static void launch_lines(Stream *s, const CastArgs &c)
     const int64_t runs = ceil_div(c.columns, FP8_BLOCK) * FP8_LANES, across = ceil_div(runs, PACK_THREADS);
     const int64_t x = ceil_div(ceil_div(runs, across), FP8_LANES) * FP8_LANES, y = PACK_THREADS / x;
     const dim3 grid(grid_blocks(ceil_div(c.rows, y * PACK_UNROLL)), static_cast<unsigned>(across));
-    LAUNCH(fp8_lines_kernel<FORMAT>, grid, dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)), 0, cuda_stream(s), c);
+    const dim3 block(static_cast<unsigned>(x), static_cast<unsigned>(y));
+    LAUNCH(fp8_lines_kernel<FORMAT>, grid, block, 0, cuda_stream(s), c);
 }
 
 template <DType FORMAT> static void launch_cast(Stream *s, const CastArgs &c, bool transposed)
@@ -371,7 +371,6 @@ extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
                          x.dim[0],
                          x.dim[1],
                          fp8_kind(a->y),
-                         FP8_LANES,
                          a->blocks.scale == FP8_SCALE_POWER_OF_TWO };
     if (a->y.dtype == E4M3) launch_cast<E4M3>(s, c, a->transposed);
     else launch_cast<E5M2>(s, c, a->transposed);

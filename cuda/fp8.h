@@ -1,6 +1,6 @@
 /*
- * Where the factors of fp8 codes (device/ops.def) lie on a GPU: as cuBLASLt wants them, so that products read what casts
- * wrote. A tensor's factors [rows / block rows, columns / block columns] are
+ * Where the factors of fp8 codes (device/ops.def) lie on a GPU: as cuBLASLt wants them, so that products read what
+ * casts wrote. A tensor's factors [rows / block rows, columns / block columns] are
  *
  *   one            that
  *   of 128 columns of a row       the rows' lie side by side: row r, block b at b * rows + r

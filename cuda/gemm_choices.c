@@ -5,7 +5,8 @@
  *   linear_fwd bf16 bf16 4 3072 8192 768 ... 0 1f0000001a ...
  *
  * that is, what the choices hold for, and per shape the key (op, dtypes, then numbers in the order of GemmKey; of fp8
- * the last as well) and the library's algorithm as hexadecimal words, which it promises to read back in the same version.
+ * the last as well) and the library's algorithm as hexadecimal words, which it promises to read back in the same
+ * version.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,10 @@ enum { LINE_BYTES = 480 };
 _Static_assert((CHOICES_MOST + 2) * LINE_BYTES <= CUDA_GEMM_TEXT_BYTES, "the text has room for all choices");
 
 /* (files from before there was fp8 stay good) */
-static size_t numbers_of(OpId op) { return op == OP_fp8_product || op == OP_fp8_product_add ? KEY_NUMBERS : KEY_NUMBERS - 1; }
+static size_t numbers_of(OpId op)
+{
+    return op == OP_fp8_product || op == OP_fp8_product_add ? KEY_NUMBERS : KEY_NUMBERS - 1;
+}
 
 const Choice *gemm_choice(const CudaGemm *g, const GemmKey *key)
 {

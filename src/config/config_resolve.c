@@ -261,9 +261,11 @@ static int64_t bands_beside_products(const Config *c)
 {
     enum { BANDS_MOST = 4, ROWS_LEAST = 1024 };
     const int64_t rows = c->train.micro_batch * c->model.seq / c->parallel.cp;
-    const int64_t unit = c->run.precision == RUN_PRECISION_FP8 ? 16 * c->parallel.slices : 1; /* fp8_bands_fit */
+    const bool fp8 = c->run.precision == RUN_PRECISION_FP8;
     int64_t bands = BANDS_MOST;
-    while (bands > 1 && (c->parallel.tp % bands || rows / bands < ROWS_LEAST || rows % (unit * bands))) bands--;
+    while (bands > 1 && (c->parallel.tp % bands || rows / bands < ROWS_LEAST ||
+                         (fp8 && rows % (16 * c->parallel.slices * bands))))
+        bands--;
     return bands;
 }
 

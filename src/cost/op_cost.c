@@ -243,8 +243,8 @@ static double peak_of(const CostModel *m, bool wide)
     return 1e12 * m->device->matrix_share * (wide ? m->device->fp32_tflops : m->device->bf16_tflops);
 }
 
-/* Products of 8 bits: of a device without them no rate is known, and that of 16 bits stands for it. A tile's begin and end
- * are of twice as many elements of the sum, which pass in the same time. */
+/* Products of 8 bits: of a device without them no rate is known, and that of 16 bits stands for it. A tile's begin and
+ * end are of twice as many elements of the sum, which pass in the same time. */
 static double fp8_seconds(const CostModel *m, Product p)
 {
     const double peak = 1e12 * m->device->matrix_share * m->device->fp8_tflops * reached_by_fp8();

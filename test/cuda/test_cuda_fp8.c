@@ -1,6 +1,6 @@
 /*
- * Codes of 8 bits on cuda: codes and factors are the CPU's to the bit, wherever the GPU keeps factors; products are those
- * of the numbers that codes stand for.
+ * Codes of 8 bits on cuda: codes and factors are the CPU's to the bit, wherever the GPU keeps factors; products are
+ * those of the numbers that codes stand for.
  */
 #include "cuda_case.h"
 #include "fp8.h"
@@ -196,8 +196,9 @@ TEST(values_of_all_codes)
 
 typedef enum { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PRODUCTS } Which;
 
-/* Numbers of which all sums of products are exact, in whatever order and in as few bits as tensor cores keep: from -4 to
- * 4, in blocks times powers of two (none where the tensor has one factor). They survive the way to codes and back. */
+/* Numbers of which all sums of products are exact, in whatever order and in as few bits as tensor cores keep: from -4
+ * to 4, in blocks times powers of two (none where the tensor has one factor). They survive the way to codes and
+ * back. */
 static Pair small_numbers(CudaCase *c, int64_t rows, int64_t columns, int64_t high, int64_t wide, bool powers)
 {
     float *v = malloc((size_t)(rows * columns) * sizeof *v);
@@ -309,7 +310,8 @@ static void exact_case(Which which, bool blocks, int64_t N, int64_t O, int64_t I
 {
     ProductCase p = product_open(which, blocks, true, N, O, I);
     char what[128];
-    snprintf(what, sizeof what, "product %d%s, N %d O %d I %d", which, blocks ? " in blocks" : "", (int)N, (int)O, (int)I);
+    snprintf(what, sizeof what, "product %d%s, N %d O %d I %d", which, blocks ? " in blocks" : "", (int)N, (int)O,
+             (int)I);
     p.y = pair_output(p.c, F32, p.M, p.N);
     if (has_products(p.c, blocks)) {
         product64(p.sum, p.sizes, p.a, p.b, p.turned_a, p.turned_b, p.M, p.N, p.K);
@@ -417,7 +419,8 @@ TEST(choices_of_fp8)
     OK(cuda_gemm_load(gemm_of(c), (cuda_gemm_save(gemm_of(c), text), text)));
     cuda_gemm_save(gemm_of(c), again);
     CHECK(!strcmp(text, again));
-    CHECK(!has_products(c, false) || (strstr(text, "fp8_product e4m3 f32") && strstr(text, "fp8_product_add e4m3 f32")));
+    CHECK(!has_products(c, false) ||
+          (strstr(text, "fp8_product e4m3 f32") && strstr(text, "fp8_product_add e4m3 f32")));
     cuda_gemm_autotune(gemm_of(c), TUNE_OFF);
     free(text);
     free(again);
@@ -443,10 +446,12 @@ TEST(refused)
     FAILS(op(case_stream(c), fp8_product, .y = AT(wide), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .bias = AT(bias),
              .leaf = 80),
           ERR_SHAPE, "fp8_product on cuda: y is f32, and has a bias or gelu");
-    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x32), .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_EXACT)),
+    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x32),
+             .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_EXACT)),
           ERR_SHAPE, "fp8_cast on cuda: x is not bf16");
     Pair x = pair_random(c, BF16, 1, 144, 80);
-    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x), .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_E8M0)),
+    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x),
+             .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_E8M0)),
           ERR_CONFIG, "fp8_cast on cuda: mxfp8 is not built");
     if (!has_products(c, false))
         FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .leaf = 80),

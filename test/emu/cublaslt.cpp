@@ -128,7 +128,8 @@ float from_fp8(uint32_t code, int32_t type)
 {
     if (type == CUDA_R_8F_E5M2) return emu::from_half<emu::FLOAT16>(code << 8);
     const int exponent = code >> 3 & 15, fraction = code & 7;
-    const float size = (code & 127) == 127 ? NAN : exponent ? ldexpf(8 + fraction, exponent - 10) : ldexpf(fraction, -9);
+    float size = exponent ? ldexpf(8 + fraction, exponent - 10) : ldexpf(fraction, -9);
+    if ((code & 127) == 127) size = NAN;
     return code & 128 ? -size : size;
 }
 
@@ -241,7 +242,8 @@ void chain_fp8(float *sum, const float *a, const float *x, int64_t M, int64_t fi
     for (int64_t i = 0; i < M; i++)
         for (int64_t k = first; k < end; k += AT_ONCE) {
             const int count = static_cast<int>(end - k < AT_ONCE ? end - k : AT_ONCE);
-            if (emu::chip_rounding) sum[i] = emu::chip_sum_fp8(sum[i], a + k * M + i, static_cast<int>(M), x + k, 1, count);
+            if (emu::chip_rounding)
+                sum[i] = emu::chip_sum_fp8(sum[i], a + k * M + i, static_cast<int>(M), x + k, 1, count);
             for (int64_t l = k; !emu::chip_rounding && l < k + count; l++) sum[i] += a[l * M + i] * x[l];
         }
 }
@@ -347,7 +349,8 @@ const char *shapes_wrong(const Desc &x, const Layout &a, const Layout &b, const 
         (x.tb ? b.cols : b.rows) != K)
         return "the sizes of the matrices do not fit";
     if (!d.rows || !d.cols || !K) return "an empty matrix";
-    if (is_fp8(a.type) != is_fp8(b.type) || (a.type != b.type && !is_fp8(a.type))) return "A and B have different dtypes";
+    if (is_fp8(a.type) != is_fp8(b.type) || (a.type != b.type && !is_fp8(a.type)))
+        return "A and B have different dtypes";
     if (is_fp8(d.type)) return "results of fp8";
     if (d.type != a.type && d.type != CUDA_R_32F && !is_fp8(a.type)) return "D is neither of A's dtype nor fp32";
     if (!known(x.epilogue)) return "an epilogue that is not emulated";

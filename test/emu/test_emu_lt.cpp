@@ -1,6 +1,6 @@
 /*
- * The emulated cuBLASLt's products of 8 bits: what it refuses as the library does, and numbers worked by hand where factors
- * of blocks are. (What its other products do: test_cuda_gemm, through cuda/gemm.c.)
+ * The emulated cuBLASLt's products of 8 bits: what it refuses as the library does, and numbers worked by hand where
+ * factors of blocks are. (What its other products do: test_cuda_gemm, through cuda/gemm.c.)
  */
 #include <cublasLt.h>
 
@@ -12,7 +12,8 @@
 
 #include "runtime.h"
 
-static const int32_t VEC128 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, BLK128 = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+static const int32_t VEC128 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+static const int32_t BLK128 = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 
 /* D [m x n] = op(A) op(B). */
 struct Problem {
@@ -57,7 +58,8 @@ static cublasStatus_t ask(const Problem &p, Lt *lt)
     CHECK(!cublasLtMatrixLayoutInit(&lt->d, p.d, p.m, p.n, p.m));
     CHECK(!cublasLtMatmulPreferenceInit(&preference));
     CHECK(!cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, 8));
-    CHECK(!cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, 4));
+    CHECK(!cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                                                4));
     return cublasLtMatmulAlgoGetHeuristic(lt->handle, &lt->desc, &lt->a, &lt->b, &lt->d, &lt->d, &preference, 1,
                                           &lt->result, &found);
 }
@@ -144,8 +146,8 @@ static void by_hand(int32_t mode_a, int32_t mode_b)
     const float *none = nullptr, *middle = p.scale_b + 1;
     for (const float *wrong : { none, middle }) {
         lt.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, wrong);
-        CHECK(cublasLtMatmul(lt.handle, &lt.desc, &alpha, a, &lt.a, b, &lt.b, &beta, d, &lt.d, d, &lt.d, &lt.result.algo,
-                             workspace, 1 << 20, stream) == CUBLAS_STATUS_INVALID_VALUE);
+        CHECK(cublasLtMatmul(lt.handle, &lt.desc, &alpha, a, &lt.a, b, &lt.b, &beta, d, &lt.d, d, &lt.d,
+                             &lt.result.algo, workspace, 1 << 20, stream) == CUBLAS_STATUS_INVALID_VALUE);
     }
     cudaStreamDestroy(stream);
     cublasLtDestroy(lt.handle);
