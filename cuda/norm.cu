@@ -334,7 +334,7 @@ template <class T, bool WIDE> struct GradSums {
     template <class N, class X>
     __device__ __forceinline__ void add(Rows<const N> dy, const X &x, NormStats stats, int64_t begin, int64_t end)
     {
-        constexpr int AT_ONCE = sizeof(N) == sizeof(T) ? 4 : 2; /* (widening takes registers) */
+        constexpr int AT_ONCE = sizeof(N) == sizeof(T) ? 4 : WIDE ? 2 : 1; /* (widening takes registers) */
         if (left <= 0) return;
         UNROLL_BY(AT_ONCE)
         for (int64_t n = begin + row; n < end; n += NORM_THREADS / across) {

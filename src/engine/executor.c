@@ -124,8 +124,9 @@ static Transfer *free_transfer(Executor *e)
 }
 
 /*
- * What is in the buffer that an action reads (`in`) or writes: of the boundary before its stage, or behind it. A message
- * names the stage that consumes it. What only modules of multi-token prediction made is not there in evaluation.
+ * What is in the buffer that an action reads (`in`) or writes: of the boundary before its stage, or behind it. A
+ * message names the stage that consumes it. What only modules of multi-token prediction made is not there in
+ * evaluation.
  */
 typedef struct {
     int tensors;

@@ -206,7 +206,8 @@ typedef struct {
     ContextCut cut; /* which positions each rank of world->cp has */
     int bands;      /* in which rows enter and leave tensor-parallel regions (bands.c); 0 or 1: all at once */
     DType dtype;    /* of activations, and of the weights that layers read */
-    bool fp32_residual; /* the residual stream and its gradient are fp32 whatever the others are: ctx_residual */
+    bool
+        fp32_residual; /* the residual stream and its gradient are fp32 whatever the others are: ctx_residual */
     Mode mode;
     BlockAt block;
     Slices slices;

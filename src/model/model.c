@@ -139,8 +139,7 @@ int stage_linears(const Stage *st)
 /* Where the input of block i (at the end, of the head) goes: kept for backward, or to the boundary. */
 static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
 {
-    if (i < st->share.layer_count || has_norm(st))
-        return stream_new(c, st->spec, x, &save->x[i]);
+    if (i < st->share.layer_count || has_norm(st)) return stream_new(c, st->spec, x, &save->x[i]);
     *x = out->t[0];
     return ERR_OK;
 }

@@ -65,8 +65,8 @@ static double hop_seconds(const CostModel *m, const TrainSpec *spec, Grid grid, 
 {
     const int slices = spec->pipeline.slices > 1 ? spec->pipeline.slices : 1, cp = grid.cp > 1 ? grid.cp : 1;
     const int64_t rows = spec->micro_batch * spec->model.seq / slices / cp / (grid.sp ? grid.tp : 1);
-    return cost_message(m, same_host, rows * spec->model.hidden *
-                                          dtype_size(spec->fp32_residual ? F32 : spec->compute));
+    return cost_message(m, same_host,
+                        rows * spec->model.hidden * dtype_size(spec->fp32_residual ? F32 : spec->compute));
 }
 
 double predict_hop(const CostModel *m, const TrainSpec *spec, Grid grid)
