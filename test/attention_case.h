@@ -25,7 +25,7 @@ typedef struct {
     float softcap;
     bool sinks;
     int64_t V;             /* width of values; 0 = C */
-    bool narrow;           /* tensors of bf16; dk and dv, which ranks add up, of f32 */
+    bool narrow;           /* tensors of bf16; dq, dk and dv, which show each bit of a sum, of f32 */
     DotKind dot;           /* of what is narrow */
     float *sink;           /* [H] or NULL */
     float *q, *k, *v, *go; /* [B][T][H or K][C or V] */
@@ -50,7 +50,7 @@ typedef struct {
     bool forward_only;
     bool grouped; /* the queries of a key head, and dq, lie side by side */
     bool without_pairs; /* VDPBF16PS by other instructions */
-    bool narrow_sums;   /* of a narrow problem, dk and dv in bf16 */
+    bool narrow_sums;   /* of a narrow problem, dq, dk and dv in bf16 */
 } Cut;
 
 /* ---- memory of one case, released by the next ---- */
@@ -244,7 +244,7 @@ static inline Err play(const Problem *p, const Cut *c, Result *r)
     Tensor q = guarded_groups(of, B, T, H, p->C, pad, side), k = guarded(of, B, S, K, p->C, pad),
            lse = guarded(F32, B, T, H, 0, pad), delta = guarded(F32, B, T, H, 0, pad),
            go = guarded(of, B, T, H, p->V, pad), o = guarded(of, B, T, H, p->V, pad),
-           dq = guarded_groups(of, B, T, H, p->C, pad, side), v = guarded(of, B, S, K, p->V, pad),
+           dq = guarded_groups(sum, B, T, H, p->C, pad, side), v = guarded(of, B, S, K, p->V, pad),
            dk = guarded(sum, B, S, K, p->C, pad), dv = guarded(sum, B, S, K, p->V, pad);
     move(true, c, c->q, q, p->q, p, p->H, h0), move(true, c, c->q, go, p->go, p, p->H, h0);
     move(true, c, c->k, k, p->k, p, p->K, c->k0), move(true, c, c->k, v, p->v, p, p->K, c->k0);

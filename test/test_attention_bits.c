@@ -162,7 +162,7 @@ static void define_dq(const Problem *p, int64_t b, int64_t h, int64_t t, Result 
         chain_add(&chain, j, ds, p->k + at(p, b, j, p->K, h / (p->H / p->K)));
     }
     chain_end(&chain);
-    for (int64_t c = 0; c < p->C; c++) dq[c] = as_stored(p, dq[c] + 0.0f);
+    for (int64_t c = 0; c < p->C; c++) dq[c] += 0.0f;
 }
 
 enum { MOST = 32, WIDE = 64 };
@@ -269,7 +269,7 @@ TEST(attention_is_its_scalar_definition)
 
 /* ---- cuts ---- */
 
-/* Without the instruction; and with dk and dv of 16 bits, which are those of 32 rounded. */
+/* Without the instruction; and with gradients of 16 bits, which are those of 32 rounded. */
 static void check_narrow(const Problem *p, const Result *whole)
 {
     Result slow = result_new(p), sums = result_new(p), want = *whole;
@@ -278,9 +278,9 @@ static void check_narrow(const Problem *p, const Result *whole)
     OK(play(p, &cut, &slow));
     check_same(p, whole, &slow, "without VDPBF16PS");
     cut = cut_whole(p);
-    cut.narrow_sums = true;
+    cut.narrow_sums = cut.grouped = true;
     OK(play(p, &cut, &sums));
-    for (int r = DK; r <= DV; r++) {
+    for (int r = DQ; r <= DV; r++) {
         want.x[r] = floats(result_count(p, r));
         for (int64_t e = 0; e < result_count(p, r); e++) want.x[r][e] = as_bf16(whole->x[r][e]);
     }
@@ -421,8 +421,7 @@ static Err play_pieces(const Problem *p, int64_t pieces, Result *r, Result *chun
         }
     }
     move(false, &cut, cut.q, o, r->x[O], p, p->H, 0), move(false, &cut, cut.q, dq, r->x[DQ], p, p->H, 0);
-    for (int w = O; w <= DQ; w++)
-        for (int64_t e = 0; e < result_count(p, w); e++) r->x[w][e] = as_stored(p, r->x[w][e]);
+    for (int64_t e = 0; e < result_count(p, O); e++) r->x[O][e] = as_stored(p, r->x[O][e]);
     move(false, &cut, cut.q, lse, r->x[LSE], p, p->H, 0);
     CHECK(guards_whole(o) && guards_whole(lse) && guards_whole(max) && guards_whole(sum) && guards_whole(dq));
     return ERR_OK;
