@@ -354,6 +354,7 @@ TEST(failures_leave_nothing_behind)
     CHECK(!x.count && !r.dev.recorder && !capture && !graphs_alive);
     fail_to_end = true;
     CHECK(record(&r, &x, &digest, work) == ERR_DEVICE && strstr(err_message(), "recording a graph"));
+    CHECK(strstr(err_hint_text(), "run.graphs=false"));
     CHECK(!x.count && !r.dev.recorder && !capture && !graphs_alive);
     fail_to_end = false;
     CHECK(!record(&r, &x, &digest, work) && x.count);

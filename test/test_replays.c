@@ -106,6 +106,7 @@ static void compare(const Case *cases, int count, TrainSpec spec)
         pthread_mutex_init(&plain.lock, NULL);
         pthread_mutex_init(&graphs.lock, NULL);
         TinyRun a = run_of(x, spec, &plain), b = run_of(x, spec, &graphs);
+        a.delay_ms = 0;
         tiny_train(&a);
         CHECK_MSG(!a.err, "%s: %s", x->name, a.message);
         tiny_train(&b);
@@ -167,7 +168,8 @@ TEST(pipelines)
         { "zb-h1 x tp 2", .pp = 2, .tp = 2, .sp = 1, .micro = 1, .schedule = "zb-h1" },
         { "dualpipev", .pp = 2, .micro = 1, .schedule = "dualpipev" },
         { "chimera", .pp = 2, .micro = 1, .schedule = "chimera" },
-        { "slices", .pp = 2, .micro = 2, .slices = 2, .schedule = "1f1b" },
+        { "slices", .pp = 2, .slices = 2, .schedule = "seq1f1b" },
+        { "slices in halves", .pp = 2, .slices = 2, .schedule = "seq1f1b+split" },
     };
     TrainSpec s = tiny_llama();
     s.model.layers = 4;

@@ -65,15 +65,23 @@ Err recording_replay(const Recording *r, Stream *s)
 
 /* ---- recording ---- */
 
+/* What a human can do who only wants the run to go on. */
+static Err say_how(Err err)
+{
+    err_hint("run.graphs=false runs steps op by op");
+    return err;
+}
+
 /* The piece that is being captured ends, and runs. (One that turned out to be empty is none.) */
 static Err close_piece(Recorder *r, Stream *s)
 {
     RecordedItem piece = { .at = 0 };
     if (!r->open) return ERR_OK;
     r->open = false;
-    TRY(device_record_end(s, &piece.graph, &piece.launches));
+    Err err = device_record_end(s, &piece.graph, &piece.launches);
+    if (err) return say_how(err);
     if (!piece.graph) return ERR_OK;
-    const Err err = add_item(r->into, piece);
+    err = add_item(r->into, piece);
     if (err) return device_graph_free(s->dev, piece.graph), err;
     r->into->graphs++;
     r->into->launches += piece.launches;
@@ -123,9 +131,9 @@ Err recorder_work(Stream *s, uint64_t digest)
     if (s != &s->dev->stream) return recorder_refuse(s, "copies in a second stream");
     r->digest = digest_add(r->digest, digest);
     if (!r->into || r->open) return ERR_OK;
-    TRY(device_record_begin(s));
-    r->open = true;
-    return ERR_OK;
+    const Err err = device_record_begin(s);
+    r->open = !err;
+    return err ? say_how(err) : ERR_OK;
 }
 
 Err recorder_refuse(Stream *s, const char *what)

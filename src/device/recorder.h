@@ -44,9 +44,9 @@ typedef struct {
 
 typedef struct Recorder {
     uint64_t digest;
-    Recording *into; /* NULL: it listens only */
-    bool open;       /* a piece is being captured */
-    int inside;      /* calls that are being made: what they ask of the device is part of them */
+    Recording *into;       /* NULL: it listens only */
+    bool open;             /* a piece is being captured */
+    int inside;            /* calls that are being made: what they ask of the device is part of them */
     const char *refused;   /* the first thing that no recording can hold; NULL: there was none */
     DeviceCounters before; /* what was counted when it began */
 } Recorder;
@@ -65,10 +65,7 @@ void recording_release(Recording *r, Device *dev);
 /* ---- for device.c, ops.c and comm.c ---- */
 
 /* Must the recorder hear of this? */
-static inline bool recorder_hears(const Stream *s)
-{
-    return s->dev->recorder && !s->dev->recorder->inside;
-}
+static inline bool recorder_hears(const Stream *s) { return s->dev->recorder && !s->dev->recorder->inside; }
 
 /* An op or a copy is about to be given to a stream. */
 Err recorder_work(Stream *s, uint64_t digest);

@@ -109,10 +109,10 @@ struct Executor {
     Transfer *transfers;   /* [buffer_count + 1] */
     CommMessage *messages; /* [buffer_count] the messages of the group that is being started */
     Replays replays;
-    Replays *graphs;  /* these, if steps are recorded and replayed; or NULL */
-    bool graphs_wait; /* while this is set, steps run as ordinary ones and nothing is recorded */
+    Replays *graphs;        /* these, if steps are recorded and replayed; or NULL */
+    bool graphs_wait;       /* while this is set, steps run as ordinary ones and nothing is recorded */
     const ActionList *list; /* that runs */
-    int units;        /* how many units of a list run; the actions of later ones are left out; 0: all run */
+    int units; /* how many units of a list run; the actions of later ones are left out; 0: all run */
     const Action
         *next; /* what computes behind the action at work and reads weights of its replica; NULL: nothing */
     int64_t runs; /* how many lists have run */

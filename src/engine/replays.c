@@ -102,7 +102,8 @@ static void say(const Replays *r)
         const Recording *x = r->units[i].recording;
         if (x) launches += x->launches, graphs += x->graphs, calls += x->calls;
     }
-    log_info("graphs: a step's %lld launches are %lld graphs and %lld calls between them from here on (%d of %d recorded)",
+    log_info("graphs: a step's %lld launches are %lld graphs and %lld calls between them from here on (%d of "
+             "%d recorded)",
              (long long)launches, (long long)graphs, (long long)calls, r->recording_count, r->unit_count);
 }
 
