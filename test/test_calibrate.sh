@@ -16,12 +16,13 @@ found = set(re.findall(r"^\[op\.(\w+)\]", text, re.M)), len(set(re.findall(r"^\[
 figures = [float(line.split()[-1]) for line in text.splitlines() if re.match(r"\w+ = ", line)]
 missing = set(ops) - found[0]
 print(missing, len(ops), found[1], len(figures))
-sys.exit(not (ops and not missing and text.count("\n[comm.") == 10 and all(0 < f < 1e9 for f in figures)))
+sys.exit(not (ops and not missing and text.count("\n[comm.") == 11 and all(0 < f < 1e9 for f in figures)))
 EOP
 check "the disk's rate" test "$(grep -c '^disk_gb_s = [0-9.e+-]*$' here.ini)" = 1
 check "which checkpoints take" grep -Eq "checkpoints +[0-9.]+ ms .*every" <("$mt" plan --config tiny.ini --device ./here.ini checkpoint.every=2 checkpoint.async=false)
 check "and no file of it is left: $(ls)" test "$(find . -name '*disk*' -o -name '.tmp*' | wc -l)" = 0
 check "calls behind work" grep -q '^us = 2 ' <(sed -n '/^\[comm.skew\]/,/^$/p' here.ini)
+check "calls of pairs behind work" grep -q '^us = 4 ' <(sed -n '/^\[comm.skew-of-pairs\]/,/^$/p' here.ini)
 check "by one rank and by several, in fp32 and bf16" test "$(grep -A99 '^\[op.gelu_fwd' here.ini | sed -n '2,/^$/s/us = \([a-z0-9]* [0-9]*x[0-9]*\) .*/\1/p' |
     sort -u | cut -d' ' -f1 | uniq -c | awk '$1 >= 1 { n++ } END { print n }')" = 2
 

@@ -207,13 +207,17 @@ TEST(calls_behind_work)
     add(&all, "comm.skew", "2 10000 36");
     add(&all, "comm.skew", "4 100 8");
     add(&all, "comm.skew", "4 400 10");
+    add(&all, "comm.skew-of-pairs", "4 100 1");
+    add(&all, "comm.skew-of-pairs", "4 10000 3");
     OK(device_points_order(&all));
     CHECK(measured_skew(&all, 2, 2, MANY, 0) == 0 && measured_skew(&all, 2, 2, MANY, 100e-6) == 0);
     CHECK(measured_skew(&all, 1, 1, MANY, 1) == 0);
     CHECK_CLOSE(1e6 * measured_skew(&all, 2, 2, MANY, 1000e-6), 12 - 4, 1e-9, "between two");
     CHECK_CLOSE(1e6 * measured_skew(&all, 2, 2, MANY, 20000e-6), 36 - 4, 1e-9, "beyond the last");
     CHECK_CLOSE(1e6 * measured_skew(&all, 8, 8, MANY, 400e-6), 10 - 8, 1e-9, "of the nearest number");
-    CHECK_CLOSE(1e6 * measured_skew(&all, 2, 4, 2, 400e-6), 10 - 8, 1e-9, "as many ranks take turns");
+    CHECK_CLOSE(1e6 * measured_skew(&all, 4, 4, 2, 400e-6), 10 - 8, 1e-9, "as many ranks take turns");
+    CHECK_CLOSE(1e6 * measured_skew(&all, 4, 4, 2, 100e-6), 8 * sqrt(1.25) - 8, 1e-9, "turns make work twice as long");
+    CHECK_CLOSE(1e6 * measured_skew(&all, 2, 4, 2, 500e-6), sqrt(3) - 1, 1e-9, "pairs that take turns");
     CHECK(measured_skew(&all, 2, 8, 4, 1) == 0); /* nobody took turns on four processors when this was measured */
     device_points_free(&all);
 }

@@ -35,7 +35,7 @@ static int comm_dims(const char *name)
 {
     for (int i = 0; i < COMM_KIND_COUNT; i++)
         if (!strcmp(name, comm_kind_name((CommKind)i))) return 1;
-    return strcmp(name, SKEW_NAME) ? 0 : 1;
+    return !strcmp(name, SKEW_NAME) || !strcmp(name, SKEW_PAIRS_NAME);
 }
 
 static int op_dims(const char *name)

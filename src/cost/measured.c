@@ -340,8 +340,8 @@ double measured_skew(const DevicePoints *all, int members, int ranks, int proces
 {
     int count = 0;
     Chosen c;
-    const DevicePoint *points = device_points_of(all, SKEW_NAME, &count);
-    const bool turns = ranks > processors;
+    const bool turns = ranks > processors, apart = turns && members < ranks;
+    const DevicePoint *points = device_points_of(all, apart ? SKEW_PAIRS_NAME : SKEW_NAME, &count);
     if (!points || members < 2) return 0;
     choose(&c, points, count, "", turns ? ranks : members, 1);
     if (turns && c.at[0]->ranks <= processors) return 0;
@@ -350,6 +350,7 @@ double measured_skew(const DevicePoints *all, int members, int ranks, int proces
         least = fmin(least, c.at[i]->shape[0]);
         most = fmax(most, c.at[i]->shape[0]);
     }
-    const double at = fmin(fmax(1e6 * work, least), most);
+    /* (the points say how long work took between ranks that took turns, too) */
+    const double took = turns ? work * ranks / processors : work, at = fmin(fmax(1e6 * took, least), most);
     return 1e-6 * fmax(0, by_size(&c, at) - by_size(&c, least));
 }

@@ -46,9 +46,11 @@ bool measured_comm(const DevicePoints *all, CommKind kind, int members, int64_t 
 /*
  * The section [comm.skew]: microseconds that a small call adds to so many microseconds (the size of a point) of work
  * before it. Its members are not equally fast, and the threads that carry a call may find their processor at work for
- * another rank, while that rank's own is idle.
+ * another rank, while that rank's own is idle. The section [comm.skew-of-pairs]: the same, where ranks make calls two
+ * and two; what such a pair waits, the other one may compute in.
  */
 #define SKEW_NAME "skew"
+#define SKEW_PAIRS_NAME "skew-of-pairs"
 
 /* Seconds that a call of so many members takes longer behind so many seconds of work, on a host with so many ranks and
  * processors, than in its own time, which was measured behind the shortest work of these points. 0: nothing of the kind

@@ -338,7 +338,8 @@ enum { WORK_SIZES = 6, WORK_ROWS = 32, WORK_OUTPUTS = 512, WORK_INPUTS = 128 };
 static const int work_pieces[WORK_SIZES] = { 0, 1, 2, 4, 16, 64 };
 
 typedef struct {
-    double budget_s; /* of a kind at a size */
+    int ranks, members; /* processes, and how many of them make calls together */
+    double budget_s;    /* of a kind at a size */
     int sizes;
     int64_t bytes[COMM_KIND_COUNT][COMM_SIZES]; /* that a member sends */
     Measured at[LOCAL_RANKS_MOST][COMM_KIND_COUNT][COMM_SIZES];
@@ -347,6 +348,8 @@ typedef struct {
 
 typedef struct {
     Comm comm;
+    int rank;   /* among all */
+    bool turns; /* ranks are more than processors */
     Stream *stream;
     char *a, *b; /* of so many bytes each, for */
     int64_t bytes;
@@ -413,7 +416,8 @@ static Err work(CommBench *c)
     return ERR_OK;
 }
 
-/* Seconds of a turn of work, and of a call behind it if there is one, on the average of a few turns. */
+/* Seconds of a turn of work, and of a call behind it if there is one, on the average of a few turns. (Where ranks take
+ * turns on the processors the first is done when others have hardly begun: there it is until all members are.) */
 static Err time_turns(CommBench *c, const CommKind *kind, double *out)
 {
     enum { TURNS = 4 };
@@ -423,6 +427,7 @@ static Err time_turns(CommBench *c, const CommKind *kind, double *out)
         TRY(work(c));
         if (kind) TRY(call(c, *kind));
     }
+    if (c->turns) TRY(comm_barrier(&c->comm, c->stream));
     *out = (clock_s() - from) / TURNS;
     return ERR_OK;
 }
@@ -457,8 +462,7 @@ static Err time_behind(CommBench *c, CommTimes *t)
     c->bytes = BYTES;
     for (int i = 0; i < WORK_SIZES - (t->sizes < COMM_SIZES ? 3 : 0); i++) {
         c->pieces = work_pieces[i];
-        TRY(time_calls(c, COMM_ALL_GATHER, 4 * t->budget_s, &t->behind[c->comm.rank][i],
-                       &t->work[c->comm.rank][i]));
+        TRY(time_calls(c, COMM_ALL_GATHER, 4 * t->budget_s, &t->behind[c->rank][i], &t->work[c->rank][i]));
     }
     c->pieces = 0;
     return ERR_OK;
@@ -469,7 +473,7 @@ static Err time_kinds(CommBench *c, CommTimes *t)
     for (int kind = 0; kind < COMM_KIND_COUNT; kind++)
         for (int i = 0; i < (kind == COMM_BARRIER ? 1 : t->sizes); i++) {
             c->bytes = (int64_t)512 << 4 * i;
-            TRY(time_calls(c, (CommKind)kind, t->budget_s, &t->at[c->comm.rank][kind][i], NULL));
+            TRY(time_calls(c, (CommKind)kind, t->budget_s, &t->at[c->rank][kind][i], NULL));
             const int64_t before = c->comm.bytes[kind];
             TRY(call(c, (CommKind)kind));
             if (c->comm.rank == 0) t->bytes[kind][i] = c->comm.bytes[kind] - before;
@@ -479,21 +483,28 @@ static Err time_kinds(CommBench *c, CommTimes *t)
 
 static Err measure_comm(LocalRank *r, void *user)
 {
-    static int all[LOCAL_RANKS_MOST];
+    int together[LOCAL_RANKS_MOST];
+    char name[32];
     CommTimes *t = user;
     Device dev;
     GlooWorld *world;
     const size_t most = (size_t)512 << 4 * (t->sizes - 1);
-    CommBench c = { .a = calloc(2, most), .b = calloc(2, most), .other = calloc(1, NEAREST_BYTES) };
+    CommBench c = { .rank = r->rank,
+                    .turns = r->size > processors_share(1, 1),
+                    .a = calloc(2, most),
+                    .b = calloc(2, most),
+                    .other = calloc(1, NEAREST_BYTES) };
     c.product =
         calloc(WORK_ROWS * (WORK_INPUTS + WORK_OUTPUTS) + WORK_OUTPUTS * WORK_INPUTS, sizeof *c.product);
     if (!c.a || !c.b || !c.other || !c.product) return err_set(ERR_MEMORY, "no memory to measure with");
-    for (int i = 0; i < r->size; i++) all[i] = i;
+    const int first = r->rank / t->members * t->members;
+    for (int i = 0; i < t->members; i++) together[i] = first + i;
+    snprintf(name, sizeof name, "of %d", first);
     TRY(device_open(&dev, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
     TRY(local_ranks_connect(r, &world));
-    TRY(comm_open_gloo(world, &c.comm, "world", all, r->size));
+    TRY(comm_open_gloo(world, &c.comm, name, together, t->members));
     c.stream = &dev.stream;
-    Err err = time_kinds(&c, t);
+    Err err = t->members == t->ranks ? time_kinds(&c, t) : ERR_OK;
     if (!err) err = time_behind(&c, t);
     comm_close(&c.comm);
     gloo_world_close(world);
@@ -547,8 +558,9 @@ static Err take_round(const OpTimes *t, Calibration *out)
     return ERR_OK;
 }
 
-static Err take_comm(const CommTimes *t, int members, Calibration *out)
+static Err take_comm(const CommTimes *t, Calibration *out)
 {
+    const int members = t->members;
     for (int kind = 0; kind < COMM_KIND_COUNT; kind++)
         for (int i = 0; i < (kind == COMM_BARRIER ? 1 : t->sizes); i++) {
             double tail;
@@ -566,13 +578,15 @@ static Err take_comm(const CommTimes *t, int members, Calibration *out)
 }
 
 /* What a small call adds behind so much work. (where members are more than processors, their work took turns) */
-static Err take_behind(const CommTimes *t, int members, Calibration *out)
+static Err take_behind(const CommTimes *t, Calibration *out)
 {
+    const bool all = t->members == t->ranks;
     for (int i = 0; i < WORK_SIZES && t->work[0][i].count; i++) {
         double tail;
-        DevicePoint p = { .name = SKEW_NAME, .ranks = members, .threads = 1, .dims = 1 };
-        p.shape[0] = ceil(mean_of(&t->work[0][i], sizeof t->work[0], members, &tail));
-        p.us = fmax(mean_of(&t->behind[0][i], sizeof t->behind[0], members, &tail), 1e-3);
+        DevicePoint p = { .ranks = t->ranks, .threads = 1, .dims = 1 };
+        snprintf(p.name, sizeof p.name, "%s", all ? SKEW_NAME : SKEW_PAIRS_NAME);
+        p.shape[0] = ceil(mean_of(&t->work[0][i], sizeof t->work[0], t->ranks, &tail));
+        p.us = fmax(mean_of(&t->behind[0][i], sizeof t->behind[0], t->ranks, &tail), 1e-3);
         TRY(device_points_add(&out->points, &p));
     }
     return ERR_OK;
@@ -592,20 +606,22 @@ static Err take_ops(OpTimes *t, Calibration *out)
     return ERR_OK;
 }
 
-static const int comm_members[] = { 2, 4 };
-enum { COMM_MEMBERS = sizeof comm_members / sizeof *comm_members };
+/* Ranks, and how many of them make calls together: all of them, or two pairs apart. */
+static const int comm_ranks[][2] = { { 2, 2 }, { 4, 4 }, { 4, 2 } };
+enum { COMM_RUNS = sizeof comm_ranks / sizeof *comm_ranks, COMM_ALL = COMM_RUNS - 1 };
 
-static Err run_comm(CommTimes t[COMM_MEMBERS], double sweep_s)
+static Err run_comm(CommTimes t[COMM_RUNS], double sweep_s)
 {
-    for (int i = 0; i < COMM_MEMBERS; i++) {
-        t[i].budget_s = sweep_s / (COMM_MEMBERS * COMM_KIND_COUNT * t[i].sizes);
-        TRY(local_ranks_run(comm_members[i], measure_comm, &t[i]));
+    for (int i = 0; i < COMM_RUNS; i++) {
+        t[i].ranks = comm_ranks[i][0], t[i].members = comm_ranks[i][1];
+        t[i].budget_s = sweep_s / (COMM_ALL * COMM_KIND_COUNT * t[i].sizes);
+        TRY(local_ranks_run(t[i].ranks, measure_comm, &t[i]));
     }
     return ERR_OK;
 }
 
 /* Sweeps over everything, one at least, as many as there is time for; half of the time goes into making tensors. */
-static Err sweep(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_MEMBERS])
+static Err sweep(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_RUNS])
 {
     const double begin = clock_s(), sweep_s = o.seconds / SWEEPS / 2;
     double took = 0;
@@ -617,16 +633,16 @@ static Err sweep(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_MEMBERS])
     return ERR_OK;
 }
 
-static Err run_all(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_MEMBERS], Calibration *out)
+static Err run_all(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_RUNS], Calibration *out)
 {
     make_jobs(ops, o.brief);
     make_rounds(ops, out->processors);
-    for (int i = 0; i < COMM_MEMBERS; i++) comm[i].sizes = o.brief ? 2 : COMM_SIZES;
+    for (int i = 0; i < COMM_RUNS; i++) comm[i].sizes = o.brief ? 2 : COMM_SIZES;
     TRY(sweep(o, ops, comm));
     TRY(take_ops(ops, out));
-    for (int i = 0; i < COMM_MEMBERS; i++) {
-        TRY(take_comm(&comm[i], comm_members[i], out));
-        TRY(take_behind(&comm[i], comm_members[i], out));
+    for (int i = 0; i < COMM_RUNS; i++) {
+        if (i < COMM_ALL) TRY(take_comm(&comm[i], out));
+        TRY(take_behind(&comm[i], out));
     }
     return device_points_order(&out->points);
 }
@@ -667,14 +683,14 @@ Err calibrate(CalibrateOptions o, Calibration *out)
     TRY(measure_disk(o, out));
     out->memory_mib = sysconf(_SC_PHYS_PAGES) / 1024 * sysconf(_SC_PAGESIZE) / 1024;
     TRY(local_shared(sizeof *ops, (void **)&ops));
-    Err err = local_shared(COMM_MEMBERS * sizeof *comm, (void **)&comm);
+    Err err = local_shared(COMM_RUNS * sizeof *comm, (void **)&comm);
     if (!err) {
         Used before, after;
         note_used(&before);
         err = run_all(o, ops, comm, out);
         note_used(&after);
         out->others = share_of_others(&before, &after, out->processors);
-        local_unshare(comm, COMM_MEMBERS * sizeof *comm);
+        local_unshare(comm, COMM_RUNS * sizeof *comm);
     }
     local_unshare(ops, sizeof *ops);
     return err;
