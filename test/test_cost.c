@@ -102,6 +102,29 @@ TEST(products_take_whole_waves_of_tiles)
     SAME(linear_seconds(&deep, 512, 256, 4096), 2 * tile);
 }
 
+/* At the rate of 8 bits, both ways round; without one, at that of 16 bits. */
+TEST(products_of_8_bits)
+{
+    DeviceFile d = round_device();
+    const double tile = 2 * 128 * 256 * 4096 / (1e12 / 4);
+    CostModel m;
+    const Tensor factor = tensor_of(somewhere, F32, 1);
+    Tensor x = tensor_of(somewhere, E4M3, 512, 4096), w = tensor_of(somewhere, E4M3, 256, 4096);
+    x.scale = w.scale = &factor;
+    const fp8_product_args fwd = { .y = bf16(2, 512, 256, 0, 0), .x = x, .w = w };
+    const fp8_product_add_args add = { .dw = tensor_of(somewhere, F32, 512, 256), .dy = x, .x = w };
+    d.fp8_tflops = 2;
+    OK(cost_open(&m, &d, 1));
+    SAME(cost_op(&m, OP_fp8_product, &fwd, 0).seconds, tile / 2 / .84);
+    SAME(cost_op(&m, OP_fp8_product_add, &add, 0).seconds, tile / 2 / .84);
+    d.tile_depth = 2048; /* of which twice as much passes */
+    OK(cost_open(&m, &d, 1));
+    SAME(cost_op(&m, OP_fp8_product, &fwd, 0).seconds, tile / .84);
+    d.fp8_tflops = d.tile_depth = 0;
+    OK(cost_open(&m, &d, 1));
+    SAME(cost_op(&m, OP_fp8_product, &fwd, 0).seconds, tile);
+}
+
 /* A tile alone is cut into as many sums as there are multiprocessors, none of them shorter than 512. */
 TEST(long_sums_of_few_tiles_are_cut)
 {

@@ -403,6 +403,9 @@ static Err report_speed(Bench *b)
     json_put_number(j, "ms", b->ms);
     json_put_number(j, "least_ms", b->least_ms);
     json_put_number(j, "ms_without_graphs", b->eager_ms);
+    const StepCounts counts = replays_counts(&b->trainer.executor.replays);
+    json_put_int(j, "launches", counts.launches);
+    json_put_int(j, "graphs_launched", counts.graphs);
     json_put_number(j, "tokens_s", per_s);
     json_put_number(j, "tflop_s", flop * per_s * 1e-12);
     json_put_number(j, "peak_tflop_s", peak * 1e-12);

@@ -94,17 +94,23 @@ static void give_up(Replays *r)
     else log_warn("steps run without graphs: each gives the device other work than the one before");
 }
 
-/* What a step is to the host, op by op and recorded. */
-static void say(const Replays *r)
+StepCounts replays_counts(const Replays *r)
 {
-    int64_t launches = 0, graphs = 0, calls = 0;
+    StepCounts sum = { .graphs = 0 };
     for (int i = 0; i < r->unit_count; i++) {
         const Recording *x = r->units[i].recording;
-        if (x) launches += x->launches, graphs += x->graphs, calls += x->calls;
+        if (x) sum.launches += x->launches, sum.graphs += x->graphs, sum.calls += x->calls;
     }
-    log_info("graphs: a step's %lld launches are %lld graphs and %lld calls between them from here on (%d of "
-             "%d recorded)",
-             (long long)launches, (long long)graphs, (long long)calls, r->recording_count, r->unit_count);
+    return sum;
+}
+
+static void say(const Replays *r)
+{
+    const StepCounts n = replays_counts(r);
+    log_info(
+        "graphs: a step's %lld launches are %lld graphs and %lld calls between them from here on (%d of %d "
+        "recorded)",
+        (long long)n.launches, (long long)n.graphs, (long long)n.calls, r->recording_count, r->unit_count);
 }
 
 void replays_end(Replays *r)

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <thread>
 #include <vector>
 
 #include <unistd.h>
@@ -472,6 +473,29 @@ TEST(graph)
     CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
     cudaStreamDestroy(side), cudaEventDestroy(fork), cudaEventDestroy(join);
     cudaFree(y), cudaFree(z), cudaFreeHost(p);
+}
+
+/* What may not be called meanwhile is another thread's to call, where the capture is this thread's alone. */
+TEST(captures_of_a_thread)
+{
+    cudaGraph_t graph;
+    bool fine = false;
+    const auto taken = [&fine] {
+        std::thread other([&fine] {
+            void *p;
+            fine = cudaMalloc(&p, 4) == cudaSuccess && cudaFree(p) == cudaSuccess;
+        });
+        other.join();
+        return fine;
+    };
+    Quiet quiet;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK(taken());
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    CHECK(!taken());
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+    cudaGetLastError();
 }
 
 TEST(spoilt_captures)
