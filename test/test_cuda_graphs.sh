@@ -10,7 +10,7 @@ make_tiny
 steps=8 # (two are listened to, or three where gradients are summed beside backward, and one is recorded)
 make_ini graphs.ini model.layers=2 model.hidden=32 model.heads=4 model.seq=16 model.dropout=0.1 \
     model.attention_dropout=0.1 train.global_batch=8 train.steps=$steps train.eval_every=3 \
-    optim.lr=3e-3 run.device=cuda run.precision=fp32
+    optim.lr=3e-3 run.device=cuda run.precision=fp32 run.graphs=true
 
 gpus() { "$mt" doctor 2>/dev/null | grep -c '^gpu [0-9]'; }
 export EMU_DEVICES=2

@@ -279,7 +279,9 @@ static void resolve_run(ConfigReader *r)
     bool layout = layout_divides_blocks(c) && cpu && c->run.precision == RUN_PRECISION_FP32;
     FILL(RUN_REPRODUCIBLE_AUTO, run, reproducible, layout ? RUN_REPRODUCIBLE_LAYOUT : RUN_REPRODUCIBLE_RUN,
          CFG_run_device);
-    FILL(-1, run, graphs, !cpu && !c->train.offload && !config_updates_in_step(c), CFG_run_device);
+    /* (of several ranks no GPU has run them yet: docs/gpu.md) */
+    const bool alone = c->derived.world_size == 1;
+    FILL(-1, run, graphs, !cpu && alone && !c->train.offload && !config_updates_in_step(c), CFG_run_device);
     const bool pairs = config_has_dots(c) && c->derived.pairs;
     FILL(DEBUG_DOT_AUTO, debug, dot, pairs ? DEBUG_DOT_VDPBF16 : DEBUG_DOT_FMA, CFG_run_precision);
     FILL(-1, run, autotune, !cpu, CFG_run_device);
