@@ -22,7 +22,7 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
     test/test_tensors.sh test/test_convert.sh test/test_hf.sh test/test_gguf.sh test/test_gguf_tokens.sh test/test_keep.sh
     test/test_watch.sh test/test_gemma.sh test/test_zero.sh test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh
     test/test_stragglers.sh test/test_mup.sh test/test_combinations.sh
-    test/test_cuda_ranks.sh test/test_faults.sh test/test_network.sh test/test_launchers.sh test/test_deps.sh
+    test/test_cuda_ranks.sh test/test_cuda_graphs.sh test/test_faults.sh test/test_network.sh test/test_launchers.sh test/test_deps.sh
     test/test_threads.sh test/test_calibrate.sh test/test_recipes.sh test/test_nccl.sh test/test_toolkit.sh)
 # a command may begin with variables that it is given: NAME=VALUE|PROGRAM
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
@@ -60,10 +60,10 @@ files)
     commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
 emu) # (the longest first)
-    commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" test/test_cuda_resume.sh test/test_cuda_hf.sh)
+    commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" "EMU_CLOSED=0|test/test_cuda_graphs.sh" test/test_cuda_resume.sh test/test_cuda_hf.sh)
     for c in run resume; do commands+=("EMU_CLOSED=0 EMU_STREAMS=now|test/test_cuda_$c.sh"); done
     # (that no sharing of queues by streams can lock up ranks: then one queue for all does not)
-    commands+=("EMU_CLOSED=0 EMU_STREAMS=queue|test/test_cuda_ranks.sh" "EMU_CLOSED=0 EMU_STREAMS=queue|$EMU/test_cuda_comm")
+    commands+=("EMU_CLOSED=0 EMU_STREAMS=queue|test/test_cuda_ranks.sh" "EMU_CLOSED=0 EMU_STREAMS=random|test/test_cuda_graphs.sh" "EMU_CLOSED=0 EMU_STREAMS=queue|$EMU/test_cuda_comm")
     commands+=(test/gpu_check.sh "${emu_commands[@]}")
     export EMU ;;
 emu-asan)

@@ -62,8 +62,8 @@ typedef struct {
     int64_t host_reads; /* device_read calls */
     int64_t host_waits; /* of the host for what it has enqueued; on cuda */
     int64_t allocs, alloc_bytes;
-    /* Of what was replayed (recorder.h), which is counted above, too: graphs, the launches that they were one by one, and
-     * calls between them. */
+    /* Of what was replayed (recorder.h), which is counted above, too: graphs, the launches that they were one by one,
+     * and calls between them. */
     int64_t graphs, graph_launches, graph_calls;
 } DeviceCounters;
 

@@ -2,8 +2,8 @@
  * Recorded work: what host code gives to a device, kept so that it can be given again without that code.
  *
  *   piece   ops and copies, one after another: one graph, which the host launches at once
- *   call    between pieces, what no graph can hold: calls of communicators, marks of events and waits for them. The host
- *           makes it each time, with the arguments that it had when it was recorded (device_call)
+ *   call    between pieces, what no graph can hold: calls of communicators, marks of events and waits for them. The
+ *           host makes it each time, with the arguments that it had when it was recorded (device_call)
  *
  *   | norm, product | all-gather | wait | product, attention, product | reduce-scatter | wait | ...
  *        piece          call       call            piece                    call         call
