@@ -35,9 +35,9 @@ static TrainSpec spec_of(TrainSpec s, Fp8Recipe recipe, int keep)
 {
     const int times = recipe == FP8_BLOCKWISE ? 4 : 2;
     s.compute = BF16;
-    s.model.fp8 = (Fp8Spec){ recipe, keep };
     s.model.hidden *= times, s.model.ffn *= times, s.model.head_dim *= times;
     s.model.layers = 2 + keep;
+    s.model.fp8 = fp8_between(recipe, s.model.layers, keep);
     s.update.lr.lr = 3e-3; /* (wider than others of tiny.h) */
     return s;
 }
@@ -175,7 +175,7 @@ TEST(blocks_that_are_kept)
     TrainSpec s = spec_of(tiny_gpt2(), FP8_TENSORWISE, 1);
     TrainSpec plain = s, all = s;
     plain.model.fp8.recipe = FP8_NONE;
-    all.model.fp8.keep = 2;
+    all.model.fp8 = fp8_between(FP8_TENSORWISE, all.model.layers, 2);
     TinyRun some = state_of(s, 2), none = state_of(plain, 2), every = state_of(all, 2);
     CHECK(every.hash == none.hash && some.hash != none.hash);
     state_free(&some), state_free(&none), state_free(&every);

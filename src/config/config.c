@@ -234,6 +234,10 @@ bool config_differs(const Config *was, const Config *now, ConfigId id)
     if (id == CFG_optim_decay_steps && was->derived.decay_steps == now->derived.decay_steps) return false;
     /* another device, or precision, has no choice */
     if (id == CFG_debug_dot && !(config_has_dots(was) && config_has_dots(now))) return false;
+    /* nothing is of 8 bits */
+    if ((id == CFG_run_fp8 || id == CFG_run_fp8_keep) &&
+        !(was->run.precision == RUN_PRECISION_FP8 && now->run.precision == RUN_PRECISION_FP8))
+        return false;
     /* it is fp32 in any case */
     if (id == CFG_run_fp32_residual && was->run.precision == RUN_PRECISION_FP32 &&
         now->run.precision == RUN_PRECISION_FP32)

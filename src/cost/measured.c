@@ -309,8 +309,10 @@ static bool beside(OpId id, const void *args, OpId *other, double *bytes)
     const linear_fwd_args *fwd = args;
     const linear_dx_args *dx = args;
     const norm_bwd_args *norm = args;
+    const fp8_product_args *fp8 = args;
     switch (id) {
     case OP_linear_fwd: *other = OP_gelu_fwd, *bytes = 2 * bytes_of(fwd->y); return fwd->gelu.data != NULL;
+    case OP_fp8_product: *other = OP_gelu_fwd, *bytes = 2 * bytes_of(fp8->y); return fp8->gelu.data != NULL;
     case OP_linear_dx: *other = OP_gelu_bwd, *bytes = 3 * bytes_of(dx->dx); return dx->gelu_x.data != NULL;
     case OP_norm_bwd: *other = OP_bias_grad, *bytes = bytes_of(norm->dx); return norm->dsum.data != NULL;
     default: return false;

@@ -193,16 +193,24 @@ Err CPU(fp8_values)(Stream *s, const fp8_values_args *a)
     return ERR_OK;
 }
 
-/* ---- products, of operands that are in fp32 now ---- */
+/* ---- products, of operands that are in fp32 now (device/widen.c) ---- */
+
+static Err check_widened(Tensor x, Tensor y)
+{
+    if (x.dtype == F32 && y.dtype == F32) return ERR_OK;
+    return err_set(ERR_INTERNAL, "products of 8 bits on the cpu are of a device with room to widen them");
+}
 
 Err CPU(fp8_product)(Stream *s, const fp8_product_args *a)
 {
+    TRY(check_widened(a->x, a->w));
     const linear_fwd_args product = { .y = a->y, .x = a->x, .w = a->w, .bias = a->bias, .leaf = a->leaf };
     return CPU(linear_fwd)(s, &product);
 }
 
 Err CPU(fp8_product_add)(Stream *s, const fp8_product_add_args *a)
 {
+    TRY(check_widened(a->dy, a->x));
     Gemm g = { .mode = GEMM_CHAIN,
                .M = a->dw.dim[0],
                .N = a->dw.dim[1],

@@ -62,7 +62,7 @@ typedef struct {
     ContextCut cut;     /* of sequences over the ranks that share them */
     DType compute;      /* F32, BF16, F16: activations, and weights as the layers see them */
     bool fp32_residual; /* the residual stream is fp32 in any case */
-    bool exact;         /* reproducible = layout; F32 only */
+    bool exact;         /* reproducible = layout */
     UpdateSpec update;
     int overlap_tp; /* bands of rows that travel beside tensor-parallel products (layer/bands.c); 0 or 1: none do */
     bool overlap_moe; /* rows travel to experts while the other half of a pair of actions computes (pair.h) */

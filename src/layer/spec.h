@@ -131,9 +131,17 @@ static inline const char *fp8_recipe_name(Fp8Recipe r)
 }
 
 typedef struct {
-    Fp8Recipe recipe;
-    int keep; /* so many blocks at each end do without */
+    Fp8Recipe recipe; /* of these blocks' linear layers: */
+    LayerSet blocks;
 } Fp8Spec;
+
+/* Of all blocks but `keep` at each end. */
+static inline Fp8Spec fp8_between(Fp8Recipe recipe, int layers, int keep)
+{
+    Fp8Spec out = { recipe, { { 0 } } };
+    for (int i = keep; i < layers - keep; i++) out.blocks.word[i / 64] |= (uint64_t)1 << i % 64;
+    return out;
+}
 
 typedef struct {
     /* With latent attention kv_heads = heads and head_dim = nope + rope. */
@@ -208,8 +216,7 @@ static inline int model_like(const ModelSpec *spec, int block)
 /* The recipe of a block's linear layers. */
 static inline Fp8Recipe model_fp8(const ModelSpec *spec, int block)
 {
-    const bool within = block >= spec->fp8.keep && block < spec->layers - spec->fp8.keep;
-    return within ? spec->fp8.recipe : FP8_NONE;
+    return block < spec->layers && layer_set_has(&spec->fp8.blocks, block) ? spec->fp8.recipe : FP8_NONE;
 }
 
 static inline bool model_is_mixture(const ModelSpec *spec, int block)

@@ -318,9 +318,10 @@ static Err measure_ops(LocalRank *r, void *user)
     if (!b || !b->other) return err_set(ERR_MEMORY, "no memory to measure with");
     b->rank = r;
     b->times = t;
+    /* (staging: operands of 8 bits are widened, in fp32 as well) */
     TRY(device_open(&b->dev, (DeviceChoice){ .kind = DEVICE_CPU,
                                              .threads = round->threads,
-                                             .staging_bytes = round->dtype == F32 ? 0 : STAGING_BYTES }));
+                                             .staging_bytes = STAGING_BYTES }));
     const Err err = measure_jobs(b);
     device_close(&b->dev);
     free(b->other);

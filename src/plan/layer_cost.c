@@ -14,6 +14,7 @@ static bool alike(const ModelSpec *m, int a, int b)
            layer_pattern_at(&m->window, a) == layer_pattern_at(&m->window, b) &&
            layer_pattern_at(&m->context, a) == layer_pattern_at(&m->context, b) &&
            layer_pattern_at(&m->rope.layers, a) == layer_pattern_at(&m->rope.layers, b) &&
+           model_fp8(m, a) == model_fp8(m, b) &&
            (!m->moe.experts || layer_set_has(&m->moe.layers, a) == layer_set_has(&m->moe.layers, b));
 }
 
@@ -52,6 +53,14 @@ static LayerPattern thinned(const LayerPattern *p, const BlockKinds *k)
     return out;
 }
 
+static LayerSet thinned_set(const LayerSet *s, const BlockKinds *k)
+{
+    LayerSet out = { { 0 } };
+    for (int i = 0; i < k->count; i++)
+        if (layer_set_has(s, k->first[i])) out.word[0] |= (uint64_t)1 << i;
+    return out;
+}
+
 static ModelSpec thin_model(const ModelSpec *m, const BlockKinds *k)
 {
     ModelSpec thin = *m;
@@ -60,10 +69,8 @@ static ModelSpec thin_model(const ModelSpec *m, const BlockKinds *k)
     thin.window = thinned(&m->window, k);
     thin.context = thinned(&m->context, k);
     thin.rope.layers = thinned(&m->rope.layers, k);
-    if (!m->moe.experts) return thin;
-    memset(&thin.moe.layers, 0, sizeof thin.moe.layers);
-    for (int i = 0; i < k->count; i++)
-        if (layer_set_has(&m->moe.layers, k->first[i])) thin.moe.layers.word[0] |= (uint64_t)1 << i;
+    thin.fp8.blocks = thinned_set(&m->fp8.blocks, k);
+    if (m->moe.experts) thin.moe.layers = thinned_set(&m->moe.layers, k);
     return thin;
 }
 

@@ -60,9 +60,10 @@ static void say_ranks(const Loop *l)
 static void say_fp8(const ModelSpec *m)
 {
     if (!m->fp8.recipe) return;
+    const int blocks = layer_set_count(&m->fp8.blocks);
     log_info(
         "run.fp8=%s: operands of the products of %d of %d blocks in 8 bits, of the first and last %d in bf16",
-        fp8_recipe_name(m->fp8.recipe), m->layers - 2 * m->fp8.keep, m->layers, m->fp8.keep);
+        fp8_recipe_name(m->fp8.recipe), blocks, m->layers, (m->layers - blocks) / 2);
 }
 
 /* end: the last step of this start. */
