@@ -270,8 +270,9 @@ TEST(digests_tell_tensors_apart)
     static int64_t rows[2];
     static float data[64];
     const Tensor base = tensor_of(data, F32, 4, 4);
-    Tensor other[8];
-    for (int i = 0; i < 8; i++) other[i] = base;
+    const Tensor factors = tensor_of(data, F32, 4), more = tensor_of(data + 8, F32, 4);
+    Tensor other[9], elsewhere = base;
+    for (int i = 0; i < 9; i++) other[i] = base;
     other[0].data = data + 1;
     other[1].dim[0] = 3;
     other[2].dim[1] = 3;
@@ -280,8 +281,11 @@ TEST(digests_tell_tensors_apart)
     other[5].rows = rows;
     other[6].group = 2;
     other[7].ndim = 1;
-    for (int i = 0; i < 8; i++)
+    other[8].scale = &factors;
+    elsewhere.scale = &more;
+    for (int i = 0; i < 9; i++)
         CHECK_MSG(digest_tensor(DIGEST_EMPTY, &base) != digest_tensor(DIGEST_EMPTY, &other[i]), "tensor %d", i);
+    CHECK(digest_tensor(DIGEST_EMPTY, &other[8]) != digest_tensor(DIGEST_EMPTY, &elsewhere));
 }
 
 static int swap_first; /* of the two copies of `two_copies` */

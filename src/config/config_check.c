@@ -85,6 +85,12 @@ static bool fits_gpu(const Config *c, int64_t width)
 /* Of a sample, on a rank. */
 static int64_t rows_at_once(const Config *c) { return c->model.seq / (c->parallel.cp * c->parallel.slices); }
 
+/* Rows of a unit: of half of the samples where a schedule halves them. */
+static int64_t unit_rows(const Config *c)
+{
+    return c->train.micro_batch / (config_schedule_is(c, "chimera-bhalf") ? 2 : 1) * rows_at_once(c);
+}
+
 static bool is_fp8(const Config *c) { return c->run.precision == RUN_PRECISION_FP8; }
 
 /* Of the linear layers of blocks: are inputs and outputs, as ranks of tp have them, multiples of `unit`? */
@@ -106,14 +112,13 @@ static bool widths_are_multiples(const Config *c, int64_t unit)
 static bool fp8_widths_fit(const Config *c, int64_t unit)
 {
     const bool parts = !on_cpu(c) && config_is_latent(c); /* ranks have products of a part of the rows, too */
-    return widths_are_multiples(c, unit) &&
-           c->train.micro_batch * rows_at_once(c) % (parts ? unit * c->parallel.tp : unit) == 0;
+    return widths_are_multiples(c, unit) && unit_rows(c) % (parts ? unit * c->parallel.tp : unit) == 0;
 }
 
 /* Bands of rows, of so many in all. */
 static bool fp8_bands_fit(const Config *c, int64_t bands)
 {
-    return !is_fp8(c) || on_cpu(c) || bands < 2 || c->train.micro_batch * rows_at_once(c) % (16 * bands) == 0;
+    return !is_fp8(c) || on_cpu(c) || bands < 2 || unit_rows(c) % (16 * bands) == 0;
 }
 
 /* The canonical places of blocks are those of one rank and of one sample after the other. */

@@ -5,8 +5,9 @@
 
 #include "base/log.h"
 
-/* After so many steps each of which differed from the one before it, no more are listened to. */
-enum { DIFFERING_MOST = 16 };
+/* After so many steps each of which differed from the one before it, no more are listened to. And so many recordings
+ * are made at most: graphs take memory of the device that no plan knows. */
+enum { DIFFERING_MOST = 16, RECORDINGS_MOST = 64 };
 
 Err replays_open(Replays *r, const ActionList *list, SetupArena *setup)
 {
@@ -28,6 +29,18 @@ void replays_release(Replays *r, Device *dev)
     }
     free(r->recordings);
     *r = (Replays){ .mode = REPLAYS_OFF };
+}
+
+/* How many recordings a step like the last one takes. */
+static int digests_of(const Replays *r)
+{
+    int count = 0;
+    for (int i = 0; i < r->unit_count; i++) {
+        int k = 0;
+        while (k < i && r->units[k].digest != r->units[i].digest) k++;
+        count += k == i;
+    }
+    return count;
 }
 
 void replays_begin(Replays *r, bool plainly)
@@ -70,6 +83,7 @@ static Err run_heard(Replays *r, Stream *s, UnitReplay *u, UnitWork *work, void 
     if (r->mode == REPLAYS_RECORDS && !recording_of(r, u->digest)) TRY(add_recording(r, &into));
     recorder_begin(&recorder, s, into);
     TRY(recorder_end(&recorder, s, work(user)));
+    if (into && recorder.digest != u->digest) recording_release(into, s->dev); /* (the step differs) */
     r->changed = r->changed || recorder.digest != u->digest;
     u->digest = recorder.digest;
     if (!recorder.refused) return ERR_OK;
@@ -91,6 +105,9 @@ static void give_up(Replays *r)
 {
     r->off = true;
     if (r->refused) log_warn("steps run without graphs, which cannot hold %s", r->refused);
+    else if (r->same)
+        log_warn("steps run without graphs: one has %d different units, more than %d", digests_of(r),
+                 RECORDINGS_MOST);
     else log_warn("steps run without graphs: each gives the device other work than the one before");
 }
 
@@ -120,6 +137,7 @@ void replays_end(Replays *r)
     r->same = differs ? 0 : r->same + 1;
     r->differing = differs ? r->differing + 1 : 0;
     if (r->differing == DIFFERING_MOST) give_up(r);
+    else if (r->same == 1 && digests_of(r) > RECORDINGS_MOST) give_up(r);
     if (r->mode != REPLAYS_RECORDS || differs) return;
     for (int i = 0; i < r->unit_count; i++) r->units[i].recording = recording_of(r, r->units[i].digest);
     r->ready = true;
@@ -129,6 +147,6 @@ void replays_end(Replays *r)
 void replays_forget(Replays *r)
 {
     r->ready = false;
-    r->same = 0;
+    r->same = r->differing = 0;
     for (int i = 0; i < r->unit_count; i++) r->units[i] = (UnitReplay){ 0 };
 }

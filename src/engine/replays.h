@@ -11,8 +11,9 @@
  * Units with one digest, such as all micro-batches but the first and the last, share a recording. A step is all of one
  * kind, for host code of an action may read what that of an earlier one left, such as the queue of wgrads.
  *
- * A step that has something in it which no recording can hold, as those in which products are timed, differs from all
- * others. If steps go on to differ nothing is recorded: that is said once, and they run as without graphs.
+ * A step that has something in it which no recording can hold, such as a wait of the host, differs from all others. If
+ * steps go on to differ, or one has too many different units, nothing is recorded: that is said once, and they run as
+ * without graphs.
  */
 #ifndef MEGATRAIN_ENGINE_REPLAYS_H
 #define MEGATRAIN_ENGINE_REPLAYS_H

@@ -165,7 +165,8 @@ static Err on_read(void *user, int id, Pass pass)
 {
     Ddp *d = user;
     const int b = registry(d)->items[id].bucket;
-    if (!d->asked[b] && is_gathered(&registry(d)->buckets[b])) TRY(wait_bucket(d, b));
+    if (d->spec.overlap_param && !d->asked[b] && is_gathered(&registry(d)->buckets[b]))
+        TRY(wait_bucket(d, b));
     d->asked[b] = true;
     return units_read(&d->units, id, pass);
 }

@@ -294,6 +294,9 @@ Err units_ended(Units *u, Pass pass, bool keeps)
 Err units_begin(Units *u)
 {
     for (Pass p = 0; p < PASSES; p++) u->reading[p] = -1;
+    /* (each step gathers into the same buffers, whatever an evaluation has used last: graphs have their addresses) */
+    u->turn = 0;
+    for (int i = 0; i < u->values; i++) u->value[i].used = 0;
     for (int i = 0; i < u->grads; i++) { /* (a step that failed has left them as they were) */
         UnitBuffer *x = &u->grad[i];
         if (x->unit < 0) continue;

@@ -152,7 +152,7 @@ static Fp8Spec fp8_spec(const Config *cfg)
     static const Fp8Recipe recipes[] = { [RUN_FP8_TENSORWISE] = FP8_TENSORWISE,
                                          [RUN_FP8_BLOCKWISE] = FP8_BLOCKWISE,
                                          [RUN_FP8_MXFP8] = FP8_MXFP8 };
-    return (Fp8Spec){ recipes[cfg->run.fp8], (int)cfg->run.fp8_keep };
+    return fp8_between(recipes[cfg->run.fp8], (int)cfg->model.layers, (int)cfg->run.fp8_keep);
 }
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
