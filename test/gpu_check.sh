@@ -97,7 +97,7 @@ check "rooflines at full size lack memory" "$emu/rooflines" --room
 check_script --tiny --only rooflines,steps,cpu_gpu
 check "on the emulator: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt
 is emulated "j['gpu'], len(j['steps']), j['cpu_gpu']['status'], len(j['cpu_gpu']['runs'])" \
-    "('Emulated GPU', 2, 'ok', 4)"
+    "('Emulated GPU', 2, 'ok', 10)"
 is rooflines "len({o['op'] for o in j['rooflines']['ops']}) > 30" True
 is times "all(o['ms'] > 0 for o in j['rooflines']['ops'])" True
 is products "{o['op'] for o in j['rooflines_autotuned']['ops']} == {'linear_fwd', 'linear_dx', 'linear_dw'}" True
