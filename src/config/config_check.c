@@ -85,10 +85,9 @@ static bool fits_gpu(const Config *c, int64_t width)
 /* Of a sample, on a rank. */
 static int64_t rows_at_once(const Config *c) { return c->model.seq / (c->parallel.cp * c->parallel.slices); }
 
-/* Rows of a unit: of half of the samples where a schedule halves them. */
 static int64_t unit_rows(const Config *c)
 {
-    return c->train.micro_batch / (config_schedule_is(c, "chimera-bhalf") ? 2 : 1) * rows_at_once(c);
+    return c->train.micro_batch / config_unit_div(c) * rows_at_once(c);
 }
 
 static bool is_fp8(const Config *c) { return c->run.precision == RUN_PRECISION_FP8; }

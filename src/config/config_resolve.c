@@ -222,12 +222,14 @@ bool config_schedule_is(const Config *c, const char *name)
     return strlen(name) == n && !strncmp(c->parallel.schedule, name, n);
 }
 
+int config_unit_div(const Config *c) { return config_schedule_is(c, "chimera-bhalf") ? 2 : 1; }
+
 /* The least slack with which a step can be done again in pieces (moe.overflow): a sequence block of each rank has room
  * wherever its rows go. */
 static double least_slack(const Config *c)
 {
-    const int64_t parts = config_schedule_is(c, "chimera-bhalf") ? 2 : 1; /* of a micro-batch, one by one */
-    const int64_t cuts = c->parallel.cp * c->parallel.slices * (c->parallel.sp ? c->parallel.tp : 1) * parts;
+    const int64_t cuts =
+        c->parallel.cp * c->parallel.slices * (c->parallel.sp ? c->parallel.tp : 1) * config_unit_div(c);
     const int64_t own = c->moe.experts / c->parallel.ep, most = own < c->moe.topk ? own : c->moe.topk;
     const double blocks =
         (double)(c->train.micro_batch * c->parallel.seq_blocks) / (double)cuts; /* of a rank */

@@ -8,8 +8,7 @@
 
 #include "base/fp8.h"
 #include "base/int64.h"
-#include "cpu/gemm.h"
-#include "cpu/isa.h"
+#include "cpu/linear.h"
 #include "cpu/rows.h"
 
 enum { TILE = 128, TILE_ROWS_ONE = 32 }; /* rows of codes at a time; TILE_ROWS_ONE of blocks that are rows */
@@ -211,22 +210,12 @@ Err CPU(fp8_product)(Stream *s, const fp8_product_args *a)
 Err CPU(fp8_product_add)(Stream *s, const fp8_product_add_args *a)
 {
     TRY(check_widened(a->dy, a->x));
-    Gemm g = { .mode = GEMM_CHAIN,
-               .M = a->dw.dim[0],
-               .N = a->dw.dim[1],
-               .K = a->dy.dim[1],
-               .a = { a->dy.data, a->dy.ld, false },
-               .b = { a->x.data, a->x.ld, true },
-               .c = a->dw.data,
-               .ldc = a->dw.ld,
-               .beta = !a->fresh };
-    if (a->dw.dtype == I64) {
-        g.mode = GEMM_I64;
-        g.fixed = a->dw.data;
-        g.leaf = a->leaf;
-        g.shift = *(const int32_t *)a->shift.data;
-        g.headroom_bits = a->headroom_bits;
-    }
-    if (CPU(gemm)(s->dev, &g)) *(int32_t *)a->overflow.data = 1;
-    return ERR_OK;
+    const linear_dw_args to = { .dw = a->dw,
+                                .shift = a->shift,
+                                .overflow = a->overflow,
+                                .leaf = a->leaf,
+                                .headroom_bits = a->headroom_bits,
+                                .fresh = a->fresh };
+    return CPU(add_product)(s, &to, (GemmOperand){ a->dy.data, a->dy.ld, false },
+                            (GemmOperand){ a->x.data, a->x.ld, true }, a->dy.dim[1]);
 }

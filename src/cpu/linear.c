@@ -11,15 +11,7 @@
  *
  * Tensor.rows of any token tensor limits N: other rows are neither read nor written.
  */
-#include "cpu/gemm.h"
-#include "cpu/isa.h"
-#include "device/ops.h"
-
-Err CPU(linear_fwd)(Stream *s, const linear_fwd_args *a);
-Err CPU(linear_dx)(Stream *s, const linear_dx_args *a);
-Err CPU(linear_dw)(Stream *s, const linear_dw_args *a);
-Err CPU(gelu_fwd)(Stream *s, const gelu_fwd_args *a);
-Err CPU(gelu_bwd)(Stream *s, const gelu_bwd_args *a);
+#include "cpu/linear.h"
 
 /* Token rows in use: the shape, or less by the counts of the two token tensors. */
 static int64_t token_rows(Tensor a, Tensor b)
@@ -92,25 +84,30 @@ Err CPU(linear_dx)(Stream *s, const linear_dx_args *a)
     return CPU(gelu_bwd)(s, &gelu);
 }
 
+Err CPU(add_product)(Stream *s, const linear_dw_args *to, GemmOperand a, GemmOperand b, int64_t tokens)
+{
+    Gemm g = { .mode = GEMM_CHAIN,
+               .M = to->dw.dim[0],
+               .N = to->dw.dim[1],
+               .K = tokens,
+               .a = a,
+               .b = b,
+               .c = to->dw.data,
+               .ldc = to->dw.ld,
+               .beta = !to->fresh };
+    if (to->dw.dtype == I64) {
+        g.mode = GEMM_I64;
+        g.fixed = to->dw.data;
+        g.leaf = to->leaf;
+        g.shift = *(const int32_t *)to->shift.data;
+        g.headroom_bits = to->headroom_bits;
+    }
+    if (CPU(gemm)(s->dev, &g)) *(int32_t *)to->overflow.data = 1;
+    return ERR_OK;
+}
+
 Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
 {
     TRY(check_dtype("linear_dw", a->dy));
-    Gemm g = { .mode = GEMM_CHAIN,
-               .M = a->dw.dim[0],
-               .N = a->dw.dim[1],
-               .K = token_rows(a->dy, a->x),
-               .a = operand(a->dy, true),
-               .b = operand(a->x, false),
-               .c = a->dw.data,
-               .ldc = a->dw.ld,
-               .beta = !a->fresh };
-    if (a->dw.dtype == I64) {
-        g.mode = GEMM_I64;
-        g.fixed = a->dw.data;
-        g.leaf = a->leaf;
-        g.shift = *(const int32_t *)a->shift.data;
-        g.headroom_bits = a->headroom_bits;
-    }
-    if (CPU(gemm)(s->dev, &g)) *(int32_t *)a->overflow.data = 1;
-    return ERR_OK;
+    return CPU(add_product)(s, a, operand(a->dy, true), operand(a->x, false), token_rows(a->dy, a->x));
 }

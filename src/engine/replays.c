@@ -127,7 +127,7 @@ static void say(const Replays *r)
     log_info(
         "graphs: a step's %lld launches are %lld graphs and %lld calls between them from here on (%d of %d "
         "recorded)",
-        (long long)n.launches, (long long)n.graphs, (long long)n.calls, r->recording_count, r->unit_count);
+        (long long)n.launches, (long long)n.graphs, (long long)n.calls, digests_of(r), r->unit_count);
 }
 
 void replays_end(Replays *r)
