@@ -467,15 +467,27 @@ static int host_runs(Replays *r, Step *x, bool plainly)
     return x->host_runs - before;
 }
 
+static void open_steps(Rig *r, SetupArena *setup, Replays *replays)
+{
+    open_rig(r);
+    setup_init(setup);
+    CHECK(!replays_open(replays, &step_list, setup) && replays->unit_count == UNITS + 1);
+}
+
+static void close_steps(Rig *r, SetupArena *setup, Replays *replays)
+{
+    replays_release(replays, &r->dev);
+    setup_release(setup);
+    close_rig(r);
+}
+
 TEST(the_third_step_is_recorded_and_later_ones_replayed)
 {
     static Rig r;
     SetupArena setup;
     Replays replays;
     Step x = { .rig = &r };
-    open_rig(&r);
-    setup_init(&setup);
-    CHECK(!replays_open(&replays, &step_list, &setup) && replays.unit_count == UNITS + 1);
+    open_steps(&r, &setup, &replays);
     CHECK(host_runs(&replays, &x, true) == UNITS + 1); /* (learns nothing) */
     for (int i = 0; i < 3; i++) CHECK(!replays.ready && host_runs(&replays, &x, false) == UNITS + 1);
     CHECK(replays.ready && replays.recording_count == 2);
@@ -493,9 +505,7 @@ TEST(the_third_step_is_recorded_and_later_ones_replayed)
     x.extra = 0;
     for (int i = 0; i < 3; i++) CHECK(host_runs(&replays, &x, false) == UNITS + 1);
     CHECK(host_runs(&replays, &x, false) == 0 && replays.recording_count == 4);
-    replays_release(&replays, &r.dev);
-    setup_release(&setup);
-    close_rig(&r);
+    close_steps(&r, &setup, &replays);
 }
 
 TEST(steps_that_differ_are_not_recorded)
@@ -504,9 +514,7 @@ TEST(steps_that_differ_are_not_recorded)
     SetupArena setup;
     Replays replays;
     Step x = { .rig = &r };
-    open_rig(&r);
-    setup_init(&setup);
-    CHECK(!replays_open(&replays, &step_list, &setup));
+    open_steps(&r, &setup, &replays);
     for (int i = 0; i < 6; i++) {
         x.extra = i % 2 ? 4 : 0;
         CHECK(host_runs(&replays, &x, false) == UNITS + 1);
@@ -518,9 +526,7 @@ TEST(steps_that_differ_are_not_recorded)
     for (int i = 0; i < 3; i++) CHECK(!replays.ready && host_runs(&replays, &x, false) == UNITS + 1);
     r.cell[8] = 0;
     CHECK(replays.ready && host_runs(&replays, &x, false) == 0 && r.cell[8] == r.cell[4]);
-    replays_release(&replays, &r.dev);
-    setup_release(&setup);
-    close_rig(&r);
+    close_steps(&r, &setup, &replays);
 }
 
 TEST(steps_that_cannot_be_recorded_run_on)
@@ -529,9 +535,7 @@ TEST(steps_that_cannot_be_recorded_run_on)
     SetupArena setup;
     Replays replays;
     Step x = { .rig = &r, .reads = true };
-    open_rig(&r);
-    setup_init(&setup);
-    CHECK(!replays_open(&replays, &step_list, &setup));
+    open_steps(&r, &setup, &replays);
     /* (a read of the first step, as those that time products, does no harm) */
     CHECK(host_runs(&replays, &x, false) == UNITS + 1);
     x.reads = false;
@@ -541,9 +545,7 @@ TEST(steps_that_cannot_be_recorded_run_on)
     x.reads = true;
     for (int i = 0; i < 20; i++) CHECK(host_runs(&replays, &x, false) == UNITS + 1);
     CHECK(replays.off && !replays.ready);
-    replays_release(&replays, &r.dev);
-    setup_release(&setup);
-    close_rig(&r);
+    close_steps(&r, &setup, &replays);
 }
 
 TEST_MAIN
