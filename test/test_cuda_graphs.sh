@@ -16,6 +16,9 @@ gpus() { "$mt" doctor 2>/dev/null | grep -c '^gpu [0-9]'; }
 export EMU_DEVICES=2
 count=$(gpus)
 if [ "$count" -eq 0 ]; then
+    # (nothing falls back: neither to a CPU nor to a step without graphs)
+    expect 2 "megatrain: error (configuration)" "$mt" --config graphs.ini
+    expect 2 "only device=cuda has graphs" "$mt" --config graphs.ini run.device=cpu
     skip "steps as graphs: this machine or build has no GPU"
     finish
 fi
