@@ -897,6 +897,20 @@ TEST(bf16_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA, false); }
 TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16, false); }
 TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, true); }
 
+/* The same model in bf16, with one kind of dot product. */
+static TrainSpec narrow(TrainSpec s, DotKind dot, bool fp32_residual)
+{
+    s.compute = BF16, s.device.dot = dot, s.fp32_residual = fp32_residual;
+    return s;
+}
+
+TEST(exact16_mixtral) { run_all(narrow(tiny_mixture(TINY_MIXTRAL, 2), DOT_VDPBF16, true), 12); }
+TEST(exact16_qwen3moe) { run_all(narrow(tiny_mixture(TINY_QWEN3, 2), DOT_FMA, false), 30); }
+TEST(exact16_gptoss) { run_all(narrow(tiny_gptoss(2), DOT_VDPBF16, true), 30); }
+TEST(exact16_deepseek) { run_all(narrow(tiny_mixture(TINY_DEEPSEEK, 2), DOT_VDPBF16, true), 30); }
+TEST(exact16_latent) { run_all(narrow(tiny_latent(tiny_llama(), 12), DOT_VDPBF16, true), 5); }
+TEST(exact16_context) { run_context(narrow(tiny_llama(), DOT_VDPBF16, true), 3); }
+
 TEST(bf16_layouts) { run_narrow(tiny_gpt2(), BF16); }
 
 /* A norm in one op with the sum that it reads, and GELU behind a product, have the bits of those made again from what is
