@@ -147,7 +147,8 @@ Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     const Tensor y = r->local;
     r->parts = y;
-    if (copies(c) > 1) TRY(tensor_new(c->scratch, &r->parts, r->remote.dtype, copies(c) * y.dim[0], y.dim[1]));
+    if (copies(c) > 1)
+        TRY(tensor_new(c->scratch, &r->parts, r->remote.dtype, copies(c) * y.dim[0], y.dim[1]));
     return move_rows_begin(m, c, t, r->parts, r->remote, true);
 }
 
