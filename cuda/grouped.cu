@@ -346,6 +346,8 @@ template <int KIND> static Err grouped_run(Stream *s, const char *name, const Gr
     if ((a.offset.dim[0] - 1) % a.weights.dim[0])
         return err_set(ERR_SHAPE, "%s: %lld offsets for %lld experts", name, static_cast<long long>(a.offset.dim[0]),
                        static_cast<long long>(a.weights.dim[0]));
+    if (KIND != GROUPED_DW && a.out.dtype != a.a.dtype)
+        return err_set(ERR_SHAPE, "%s on cuda writes %s, not %s", name, dtype_name(a.a.dtype), dtype_name(a.out.dtype));
     bool done;
     TRY(grouped_hopper(s, KIND, a, &done));
     if (done) return ERR_OK;

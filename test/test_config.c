@@ -312,7 +312,7 @@ static const Rule rules[] = {
     { "run.name=..", "run.name=..a", "run.name = '..': a name of a folder", 1 },
     { "run.reproducible=layout run.precision=fp16", "run.reproducible=layout run.precision=bf16",
       "on the CPU in fp32, bf16 and fp8 only", 1 },
-    { "run.reproducible=layout run.precision=bf16 parallel.cp=2", "run.reproducible=layout run.precision=bf16",
+    { "run.reproducible=layout run.precision=fp8 parallel.cp=2", "run.reproducible=layout run.precision=bf16 parallel.cp=2",
       "of dense models alone", 2 },
     { "debug.dot=vdpbf16", "debug.dot=vdpbf16 run.precision=bf16", "only the CPU in bf16 has a choice of products", 1 },
     { "run.reproducible=layout run.device=cuda run.precision=fp32", "run.device=cuda run.precision=fp32",

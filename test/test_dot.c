@@ -258,6 +258,95 @@ static const OpTable *table_of(const Build *b)
     return b->isa == ISA_AVX512 ? &cpu_avx512_ops : b->isa == ISA_AVX2 ? &cpu_avx2_ops : &cpu_c_ops;
 }
 
+/* Products of experts: some have no rows, runs are of any lengths. */
+enum { EXPERTS_MOST = 6, RUNS_MOST = 4 };
+
+typedef struct {
+    int64_t E, runs, O, I, leaf, offset[EXPERTS_MOST * RUNS_MOST + 1];
+    uint16_t *x, *w, *dy;
+    int64_t start; /* what dw holds before */
+} Experts;
+
+static Experts experts_make(int turn)
+{
+    static const int64_t longest[] = { 2, 9, 40, 130 };
+    Experts e = { .E = pick(1, EXPERTS_MOST), .runs = pick(1, RUNS_MOST), .O = pick(1, 60), .I = pick(1, 60) };
+    for (int64_t r = 0; r < e.E * e.runs; r++)
+        e.offset[r + 1] = e.offset[r] + (pick(0, 2) ? pick(0, longest[turn % 4]) : 0);
+    const int64_t P = e.offset[e.E * e.runs];
+    e.leaf = pick(1, 30);
+    e.x = numbers(P * e.I, PLAIN), e.w = numbers(e.E * e.O * e.I, PLAIN), e.dy = numbers(P * e.O, PLAIN);
+    e.start = pick(-1000, 1000);
+    return e;
+}
+
+/* y, dx and dw of one expert after the other, each a product as gemm.h defines it. */
+static void experts_define(const Experts *e, float *y, float *dx, int64_t *dw)
+{
+    for (int64_t i = 0; i < e->E * e->O * e->I; i++) dw[i] = e->start;
+    for (int64_t n = 0; n < e->E; n++) {
+        const int64_t *runs = e->offset + n * e->runs, O = e->O, I = e->I, rows = runs[e->runs] - runs[0];
+        const GemmOperand x = { .bf16 = e->x + runs[0] * I, .ld = I }, dy = { .bf16 = e->dy + runs[0] * O, .ld = O };
+        GemmOperand w = { .bf16 = e->w + n * O * I, .ld = I, .transposed = true }, to = dy;
+        to.transposed = true;
+        Gemm g = { .mode = GEMM_TREE, .M = rows, .N = O, .K = I, .leaf = e->leaf, .a = x, .b = w,
+                   .c = y + runs[0] * O, .ldc = O };
+        define(&g);
+        w.transposed = false;
+        g = (Gemm){ .mode = GEMM_TREE, .M = rows, .N = I, .K = O, .leaf = e->leaf, .a = dy, .b = w,
+                    .c = dx + runs[0] * I, .ldc = I };
+        define(&g);
+        g = (Gemm){ .mode = GEMM_I64, .M = O, .N = I, .K = rows, .a = to, .b = x, .fixed = dw + n * O * I, .ldc = I,
+                    .beta = true, .shift = 30, .headroom_bits = 16, .starts = runs };
+        CHECK(!define(&g));
+    }
+}
+
+/* The ops in one build, with results of 16 bits or of fp32. */
+static void experts_check(const Experts *e, const Build *b, int threads, bool wide, const float *y, const float *dx,
+                          const int64_t *dw)
+{
+    const int64_t P = e->offset[e->E * e->runs], O = e->O, I = e->I, weights = e->E * O * I;
+    const OpTable *op = table_of(b);
+    const DType type = wide ? F32 : BF16;
+    float *got_y = malloc((size_t)(P * O + 1) * 4), *got_dx = malloc((size_t)(P * I + 1) * 4);
+    int64_t *got_dw = malloc((size_t)weights * 8);
+    int32_t shift = 30, overflow = 0;
+    Device dev = device(threads);
+    Stream s = { &dev };
+    const Tensor x = tensor_of(e->x, BF16, P, I), w = tensor_of(e->w, BF16, e->E, O, I), of = tensor_of(e->dy, BF16, P, O);
+    const Tensor offset = tensor_of((void *)e->offset, I64, e->E * e->runs + 1);
+    dev.dot = defined_dot, dev.dot_pairs = b->pairs;
+    for (int64_t i = 0; i < weights; i++) got_dw[i] = e->start;
+    OK(op->grouped_fwd(&s, &(grouped_fwd_args){ tensor_of(got_y, type, P, O), x, w, offset, .leaf = e->leaf }));
+    OK(op->grouped_dx(&s, &(grouped_dx_args){ tensor_of(got_dx, type, P, I), of, w, offset, .leaf = e->leaf }));
+    OK(op->grouped_dw(&s, &(grouped_dw_args){ tensor_of(got_dw, I64, e->E, O, I), of, x, offset, tensor_of(&shift, I32, 1),
+                                              tensor_of(&overflow, I32, 1), .headroom_bits = 16 }));
+    const bool same = wide ? !memcmp(got_y, y, (size_t)(P * O) * 4) && !memcmp(got_dx, dx, (size_t)(P * I) * 4)
+                           : !wrong((uint16_t *)got_y, y, P * O) && !wrong((uint16_t *)got_dx, dx, P * I);
+    CHECK_MSG(same && !memcmp(got_dw, dw, (size_t)weights * 8) && !overflow,
+              "%s %s, %d experts, %lld rows, %lld x %lld, leaf %lld, wide %d, %d threads", dot_name(defined_dot), b->name,
+              (int)e->E, (long long)P, (long long)O, (long long)I, (long long)e->leaf, wide, threads);
+    free(got_y), free(got_dx), free(got_dw);
+}
+
+TEST(grouped_ops)
+{
+    say_skipped();
+    for (int i = 0; i < 150; i++) {
+        Experts e = experts_make(i);
+        const int64_t P = e.offset[e.E * e.runs];
+        float *y = malloc((size_t)(P * e.O + 1) * 4), *dx = malloc((size_t)(P * e.I + 1) * 4);
+        int64_t *dw = malloc((size_t)(e.E * e.O * e.I) * 8);
+        for (defined_dot = 0; defined_dot < DOT_KINDS; defined_dot++) {
+            experts_define(&e, y, dx, dw);
+            EACH_BUILD(b)
+            for (int wide = 0; wide < 2; wide++) experts_check(&e, b, 1 + i % 3, wide, y, dx, dw);
+        }
+        free(e.x), free(e.w), free(e.dy), free(y), free(dx), free(dw);
+    }
+}
+
 /* GELU behind fwd is of the stored sum, its gradient behind dx of the sum before it is rounded. */
 TEST(linear_ops_with_gelu)
 {

@@ -19,6 +19,12 @@ for dot in fma vdpbf16; do
     ranks 2 $dot-tp debug.dot=$dot parallel.tp=2 train.micro_batch=5
     check "$dot: two ranks of tp have the same run: $(grep -m1 error $dot-tp.err)" same_run $dot-tp $dot 6
 done
+experts=(moe.experts=4 moe.topk=2 moe.ffn=16 model.bias=false parallel.seq_blocks=4)
+run experts "${experts[@]}"
+ranks 2 experts-parts parallel.tp=2 parallel.etp=2 train.micro_batch=5 "${experts[@]}"
+check "parts of experts have their run: $(grep -m1 error experts-parts.err)" same_run experts-parts experts 6
+ranks 2 experts-cp parallel.cp=2 parallel.ep=2 "${experts[@]}"
+check "ranks of cp, too: $(grep -m1 error experts-cp.err)" same_run experts-cp experts 6
 check "the kinds differ" [ "$(digest fma 6)" != "$(digest vdpbf16 6)" ]
 run auto
 check "auto is $usual" same_losses auto $usual
@@ -36,5 +42,4 @@ check "and with another where that is asked for" grep -q "debug.dot was '$usual'
 
 # ---- what it is for
 expect 2 "only the CPU in bf16 has a choice of products" "$mt" --config tiny.ini run.dir=none run.precision=fp32 debug.dot=vdpbf16
-expect 2 "of dense models alone" "$mt" --config tiny.ini run.dir=none "${narrow[@]}" moe.experts=4 model.bias=false
 finish

@@ -897,6 +897,51 @@ TEST(bf16_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA, false); }
 TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16, false); }
 TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, true); }
 
+/* The same model in bf16, with one kind of dot product. */
+static TrainSpec narrow(TrainSpec s, DotKind dot, bool fp32_residual)
+{
+    s.compute = BF16, s.device.dot = dot, s.fp32_residual = fp32_residual;
+    return s;
+}
+
+/* Experts, whole and in parts, wherever they lie and however rows travel; with biases; of limited capacity; on hosts. */
+TEST(bf16_experts)
+{
+    run_all(narrow(tiny_mixture(TINY_MIXTRAL, 2), DOT_VDPBF16, true), mode_is("all") ? 1 : 15);
+    run_all(narrow(tiny_mixture(TINY_QWEN3, 2), DOT_FMA, false), mode_is("all") ? 1 : 30);
+    run_all(narrow(tiny_mixture(TINY_DEEPSEEK, 2), DOT_VDPBF16, false), mode_is("all") ? 1 : 30);
+    run_all(narrow(tiny_gptoss(2), DOT_FMA, true), mode_is("all") ? 1 : 30);
+}
+TEST(bf16_capacity) { run_all(narrow(of_capacity(TINY_DEEPSEEK, 0.5, true, 1), DOT_FMA, true), mode_is("all") ? 1 : 18); }
+TEST(bf16_hosts) { check_on_hosts(narrow(tiny_mixture(TINY_QWEN3, 2), DOT_VDPBF16, true), 3, NULL); }
+TEST(bf16_experts_recomputed)
+{
+    TrainSpec s = narrow(tiny_mixture(TINY_DEEPSEEK, 3), DOT_VDPBF16, true);
+    double first, last;
+    const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
+    for (int again = RECOMPUTE_SELECTIVE; again < TINY_RECOMPUTES; again++) {
+        s.model.recompute = tiny_recompute(again);
+        CHECK_MSG(hash_of(s, few_mixtures[again % 2 ? 4 : 7], SHORT_STEPS, &first, &last) == want, "recompute %d", again);
+    }
+}
+
+/* Latent attention, whose keys have a part that all heads share. */
+TEST(bf16_latent)
+{
+    run_all(narrow(tiny_latent(tiny_llama(), 0), DOT_FMA, false), mode_is("all") ? 1 : 8);
+    run_all(narrow(tiny_latent(tiny_mixture(TINY_DEEPSEEK, 2), 12), DOT_VDPBF16, true), mode_is("all") ? 1 : 30);
+}
+
+/* Ranks that share sequences, and those that then share key heads. */
+TEST(bf16_context)
+{
+    TrainSpec apart = tiny_apart(tiny_variants());
+    apart.model.window = layer_pattern_all(10);
+    run_context(narrow(tiny_llama(), DOT_VDPBF16, true), mode_is("all") ? 1 : 3);
+    run_context(narrow(apart, DOT_FMA, false), mode_is("all") ? 1 : 4);
+    run_context(narrow(tiny_latent(tiny_mixture(TINY_DEEPSEEK, 1), 12), DOT_VDPBF16, false), mode_is("all") ? 1 : 6);
+}
+
 TEST(bf16_layouts) { run_narrow(tiny_gpt2(), BF16); }
 
 /* A norm in one op with the sum that it reads, and GELU behind a product, have the bits of those made again from what is

@@ -843,6 +843,53 @@ TEST(slices_of_mixtures)
     CHECK_SLICES(of_slices(s, 4), list);
 }
 
+/* The same in bf16, by both kinds of products: what waits for other slices is not rounded before it is summed. */
+TEST(slices_in_16_bits)
+{
+    static const Layout list[] = {
+        { "seq1f1b", .pp = 2, .slices = 4, .tp = 2, .sp = 1 },
+        { "seq1f1b+split", .pp = 4, .slices = 2, .recompute = RECOMPUTE_FULL },
+        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .cut = CONTEXT_CONTIGUOUS, .dp = 2, .zero = 3 },
+        { "seq1f1b", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_RING },
+        { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .context = CONTEXT_A2A },
+        { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .context = CONTEXT_HIERARCHICAL },
+    };
+    static const Layout of_experts[] = { { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .dp = 2, .ep = 2, .etp = 2 } };
+    for (int kind = 0; kind < DOT_KINDS; kind++) {
+        TrainSpec s = of_slices(kind ? tiny_llama() : tiny_latent(tiny_llama(), 12), 4);
+        TrainSpec experts = of_slices(tiny_mixture(TINY_DEEPSEEK, 2), 2);
+        s.seq_blocks = experts.seq_blocks = 16;
+        s.attn_block = experts.attn_block = 4;
+        s.compute = experts.compute = BF16;
+        s.device.dot = experts.device.dot = (DotKind)kind;
+        s.fp32_residual = kind;
+        experts.model.moe.balance.aux = 0;
+        CHECK_SLICES(s, list);
+        CHECK_SLICES(experts, of_experts);
+    }
+}
+
+/* Mixtures in bf16 under schedules of each kind. */
+TEST(mixtures_in_16_bits)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .dp = 2, .zero = 3, .overlap = 1 },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .etp = 2, .dispatcher = DISPATCH_ALLGATHER,
+          .recompute = RECOMPUTE_SELECTIVE },
+        { "interleaved+split", .pp = 2, .chunks = 2, .dp = 2, .zero = 2, .etp = 2, .micro = 1 },
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-v", .pp = 2, .dp = 4, .ep = 2, .etp = 2, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+        { "chimera", .pp = 2, .cp = 2, .zero = 1, .ep = 2, .overlap = 1 },
+    };
+    for (int kind = 0; kind < DOT_KINDS; kind++) {
+        TrainSpec s = mixture(kind ? TINY_MIXTRAL : TINY_DEEPSEEK, 4);
+        s.compute = BF16;
+        s.device.dot = (DotKind)kind;
+        s.fp32_residual = !kind;
+        check_layouts(&s, hash_of(&s, &(Layout){ .pp = 1 }), list, (int)(sizeof list / sizeof *list));
+    }
+}
+
 static Err evaluate(Trainer *t, void *user)
 {
     double loss;

@@ -125,6 +125,8 @@ Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
 /* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */
 Err wide_sum(Ctx *c, Tensor x, Tensor *sum);
 Err round_sum(Ctx *c, Tensor x, Tensor sum);
+/* y = the tree over `count` equal parts, rounded once; without y's dtype they are overwritten. */
+Err sum_parts_to(Ctx *c, Tensor parts, int64_t count, Tensor y);
 /* Leaf of a sum that tp cuts: a canonical chunk of the global length, or a part of one; not exact: of the local one. */
 int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local);
 

@@ -209,14 +209,29 @@ static Err forward(Ctx *c, const KeyPlan *p, attention_fwd_args a)
     return ERR_OK;
 }
 
+/* In exact runs what several ranks give to a key is not rounded before it is summed. */
+static Err wide_keys(Ctx *c, bool several, attention_bwd_args *a)
+{
+    if (!c->canon.exact || !several) return ERR_OK;
+    TRY(wide_sum(c, a->dk, &a->dk));
+    return wide_sum(c, a->dv, &a->dv);
+}
+
+static Err round_keys(Ctx *c, const attention_bwd_args *a, Tensor dk, Tensor dv)
+{
+    TRY(round_sum(c, dk, a->dk));
+    return round_sum(c, dv, a->dv);
+}
+
 static Err backward(Ctx *c, const KeyPlan *p, attention_bwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    const Tensor dq = a.dq;
+    const Tensor dq = a.dq, dk = a.dk, dv = a.dv;
     KeyWalk w = {
         .c = c, .plan = p, .window = a.window, .own = { a.k, a.v }, .span = a.k_span, .a = &a, .slice = -1
     };
     if (c->slices.count > 1 || p->source->in_parts) TRY(wide_sum(c, dq, &a.dq));
+    TRY(wide_keys(c, c->slices.count <= 1 && p->ranks, &a)); /* (sums of slices are in fp32 themselves) */
     TRY(p->source->begin(&w));
     while (keys_left(&w)) {
         TRY(keys_next(&w));
@@ -226,6 +241,7 @@ static Err backward(Ctx *c, const KeyPlan *p, attention_bwd_args a)
     arena_release(c->scratch, w.mark);
     TRY(p->source->finish(&w));
     TRY(round_sum(c, dq, a.dq));
+    TRY(round_keys(c, &a, dk, dv));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -254,7 +270,9 @@ Err context_attention_bwd(Ctx *c, attention_bwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const KeyPlan p = key_plan(c);
+    const Tensor dk = a.dk, dv = a.dv;
     Reshard r = { .in = { &a.q, &a.k, &a.v, &a.o, &a.go }, .doc = &a.doc, .out = { &a.dq, &a.dk, &a.dv } };
+    TRY(wide_keys(c, p.heads && a.k.dim[2] < p.heads->size, &a)); /* ranks then share key heads */
     TRY(reshard_in(c, &p, &r));
     a.chunk = min64(a.chunk, a.q.dim[2] / a.k.dim[2]);
     a.lse = per_head(a.lse, a.q);
@@ -264,6 +282,7 @@ Err context_attention_bwd(Ctx *c, attention_bwd_args a)
     a.head0 += first_head(&p, a.q);
     TRY(backward(c, &p, a));
     TRY(reshard_out(c, &p, &r));
+    TRY(round_keys(c, &a, dk, dv));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -233,7 +233,7 @@ static Err take_in(Ctx *c, Tensor sum, Tensor x, bool add)
 static Err give_rows(const KeyWalk *w, Rows q, SliceGrads to, bool add)
 {
     Ctx *c = w->c;
-    const DType dtype = w->a->k.dtype;
+    const DType dtype = c->canon.exact ? F32 : w->a->k.dtype; /* (which several sums would round) */
     const bool straight = !add && (to.of[0].dtype == dtype || is_whole(w));
     ArenaMark mark = arena_mark(c->scratch);
     SliceGrads made = to;

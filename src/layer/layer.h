@@ -294,7 +294,8 @@ Err cast_values(Ctx *c, Tensor y, Tensor x);
 Err copy_rows(Ctx *c, Tensor y, Tensor x);
 /* The tensor to compute the partial sum of y in: y itself if rows are not sharded, else [N, D] in scratch. */
 Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
-/* The same of a product. In exact runs that of several ranks is not rounded before it is summed: it is fp32. */
+/* The same of a sum over what this rank has, as a product is. In exact runs that of several ranks is not rounded before
+ * it is summed: it is fp32. */
 Err product_alloc(Ctx *c, Tensor y, Tensor *partial);
 
 /* ---- sequences shared by the ranks of world->cp ---- */

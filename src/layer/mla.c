@@ -409,7 +409,7 @@ static Err keys_backward(const Call *k, Tensor x, Tensor latent, Heads d, Tensor
     TRY(dy_alloc(c, &dkv_a, k->R, w.kv_rank + w.rope));
     TRY(tensor_new(c->scratch, &dlatent, c->dtype, k->R, w.kv_rank));
     TRY(tensor_new(c->scratch, &dshared, c->dtype, k->R, w.rope));
-    TRY(partial_alloc(c, dshared, &partial));
+    TRY(product_alloc(c, dshared, &partial));
     TRY(op(c->s, mla_merge, .kv = tensor_reshape(dkv, k->N, k->H, w.nope + w.value), .pe = partial, .k = d.k,
            .v = d.v, .chunk = c->canon.exact ? m->head_chunk : k->H));
     TRY(reduce_rows(c, partial, dshared));

@@ -274,7 +274,7 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout_
     MovedRows r = { 0 };
     TRY(tensor_new(c->scratch, &dactive_QF, c->dtype, t->active_QF.dim[0], t->active_QF.dim[1]));
     TRY(dy_alloc(c, &dhidden_QH, t->hidden_QH.dim[0], t->hidden_QH.dim[1]));
-    TRY(tensor_new(c->scratch, &r.remote, c->dtype, t->x_QD.dim[0], t->x_QD.dim[1]));
+    TRY(tensor_new(c->scratch, &r.remote, moe_result_dtype(c), t->x_QD.dim[0], t->x_QD.dim[1]));
     dhidden_QH = expect(m, c, dhidden_QH);
     dactive_QF = expect(m, c, dactive_QF);
     TRY(grouped_dx(m, c, m->fc2, t, dout_QD, dactive_QF));

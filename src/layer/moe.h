@@ -108,6 +108,9 @@ Err moe_learn_offsets(const Moe *m, Ctx *c, const MoeRows *t);
 Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
 Err moe_bring_end(Ctx *c, const MovedRows *r);
 
+/* Of experts' results and of their rows' gradients. In exact runs what several ranks give to a sum is not rounded
+ * before. */
+DType moe_result_dtype(const Ctx *c);
 /* The other of two rows: the same memory, or, for other ranks' rows, new in scratch. */
 Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
 Err moe_local_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);

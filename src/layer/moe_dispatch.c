@@ -18,6 +18,8 @@
 /* Neighbours that have a part of each of the same experts. */
 static int copies(const Ctx *c) { return c->world->grid.etp; }
 
+DType moe_result_dtype(const Ctx *c) { return c->canon.exact && copies(c) > 1 ? F32 : c->dtype; }
+
 /* This rank's experts are those from here on. */
 static int64_t first_expert(const Moe *m, const Ctx *c)
 {
@@ -145,7 +147,8 @@ Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     const Tensor y = r->local;
     r->parts = y;
-    if (copies(c) > 1) TRY(tensor_new(c->scratch, &r->parts, y.dtype, copies(c) * y.dim[0], y.dim[1]));
+    if (copies(c) > 1)
+        TRY(tensor_new(c->scratch, &r->parts, r->remote.dtype, copies(c) * y.dim[0], y.dim[1]));
     return move_rows_begin(m, c, t, r->parts, r->remote, true);
 }
 
@@ -153,8 +156,7 @@ Err moe_bring_end(Ctx *c, const MovedRows *r)
 {
     TRY(moe_rows_end(c, &c->world->tp_ep));
     if (copies(c) == 1) return ERR_OK;
-    return op(c->s, sum_parts, .y = r->local, .x = r->parts,
-              .parts = copies(c)); /* the tree over tp_blocks, on */
+    return sum_parts_to(c, r->parts, copies(c), r->local); /* the tree over tp_blocks, on */
 }
 
 /* ---- all-gather ---- */
@@ -244,7 +246,7 @@ Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     r->remote = r->local;
     if (!moe_dispatcher(m, c)->remote) return ERR_OK;
-    return tensor_new(c->scratch, &r->remote, c->dtype, t->hidden_QH.dim[0], m->model->hidden);
+    return tensor_new(c->scratch, &r->remote, moe_result_dtype(c), t->hidden_QH.dim[0], m->model->hidden);
 }
 
 Err moe_local_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)

@@ -29,13 +29,12 @@ static Err scatter_begin(Ctx *c, Comm *g, Tensor x, Tensor *parts, Event *done)
     return exchange_band(c, &scatter, 0, done);
 }
 
-/* The sum of the parts, rounded to y. */
-static Err sum_parts_to(Ctx *c, const Comm *g, Tensor parts, Tensor y)
+Err sum_parts_to(Ctx *c, Tensor parts, int64_t count, Tensor y)
 {
     if (!tensor_count(y)) return ERR_OK;
-    if (parts.dtype == y.dtype) return op(c->s, sum_parts, .y = y, .x = parts, .parts = g->size);
-    const Tensor first = equal_part(parts, g->size, 0);
-    TRY(op(c->s, sum_parts, .y = first, .x = parts, .parts = g->size));
+    if (parts.dtype == y.dtype) return op(c->s, sum_parts, .y = y, .x = parts, .parts = count);
+    const Tensor first = equal_part(parts, count, 0);
+    TRY(op(c->s, sum_parts, .y = first, .x = parts, .parts = count));
     return cast_values(c, y, first);
 }
 
@@ -43,7 +42,7 @@ static Err sum_parts_to(Ctx *c, const Comm *g, Tensor parts, Tensor y)
 static Err all_reduce_end(Ctx *c, Comm *g, Tensor parts, Tensor x)
 {
     const PartMoves gather = { .group = g, .bands = 1, .rows = rows_of(x), .kind = MESSAGE_SUM };
-    TRY(sum_parts_to(c, g, parts, equal_part(gather.rows, g->size, g->rank)));
+    TRY(sum_parts_to(c, parts, g->size, equal_part(gather.rows, g->size, g->rank)));
     return exchange_band(c, &gather, 0, NULL);
 }
 
@@ -71,7 +70,8 @@ Err reduce_rows_end(Ctx *c, PendingSum r)
     TRY(stream_wait(c->s, r.done));
     if (r.wide.data && r.wide.data != r.y.data) return cast_values(c, r.y, r.wide);
     if (!r.parts.data) return ERR_OK;
-    return c->world->sp.size > 1 ? sum_parts_to(c, g, r.parts, r.y) : all_reduce_end(c, g, r.parts, r.y);
+    return c->world->sp.size > 1 ? sum_parts_to(c, r.parts, g->size, r.y)
+                                 : all_reduce_end(c, g, r.parts, r.y);
 }
 
 Err reduce_rows(Ctx *c, Tensor partial, Tensor y)
@@ -90,7 +90,7 @@ Err reduce_scatter_values(Ctx *c, Comm *group, Tensor x, Tensor y)
     Tensor parts;
     if (!by_parts(group, x)) return comm_reduce_scatter_tree_f32(group, c->s, y, x, NULL);
     TRY(scatter_begin(c, group, x, &parts, NULL));
-    TRY(sum_parts_to(c, group, parts, rows_of(y)));
+    TRY(sum_parts_to(c, parts, group->size, rows_of(y)));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -758,6 +758,9 @@ TEST(products_refused)
           ERR_SHAPE, "grouped_dw on cuda has no fixed point");
     FAILS(op(case_stream(c), grouped_dx, .dx = AT(x), .dy = AT(dy), .w = AT(w), .offset = AT(odd)), ERR_SHAPE,
           "grouped_dx: 4 offsets for 2 experts");
+    Pair narrow = pair_zero(c, BF16, 4, 8), thin = pair_zero(c, BF16, 2, 8, 8);
+    FAILS(op(case_stream(c), grouped_dx, .dx = AT(x), .dy = AT(narrow), .w = AT(thin), .offset = AT(offset)), ERR_SHAPE,
+          "grouped_dx on cuda writes bf16, not f32");
     Pair bias = pair_zero(c, F32, 2, 8), dbias = pair_zero(c, I64, 2, 8);
     FAILS(op(case_stream(c), grouped_bias, .y = AT(x), .bias = AT(bias), .offset = AT(odd)), ERR_SHAPE,
           "grouped_bias: 4 offsets for 2 experts");

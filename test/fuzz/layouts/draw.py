@@ -462,6 +462,10 @@ class Draw:
             put("run.reproducible", "run")
         else:
             put("run.reproducible", "layout")
+            if self.chance(0.4):
+                put("run.precision", "bf16")
+                put("debug.dot", self.one("fma", "vdpbf16"))
+                put("run.fp32_residual", self.one("true", "false"))
 
     def upcycle(self):
         """Whether the case can begin as a dense model: its keys, if so."""
