@@ -257,6 +257,7 @@ static void set_formula_weights(Trainer *t)
         for (int64_t k = 0; k < p->count; k++) {
             w[k] = plain_index(p, k / p->local[1], k % p->local[1], &at) ? weight_at(p, at) : 0;
             if (value.dtype == BF16) ((uint16_t *)value.data)[k] = bf16_from_float(w[k]);
+            else ((float *)value.data)[k] = w[k];
         }
     }
 }
@@ -520,7 +521,7 @@ typedef struct {
     double median, largest;
 } Errors;
 
-static Errors bf16_errors(const char *name, bool exact, DotKind dot, bool fp32_residual)
+static Errors bf16_errors(const char *name, bool exact, DotKind dot, bool fp32_residual, bool fp32_vectors)
 {
     Run r = { 0 };
     StepReport report;
@@ -528,6 +529,7 @@ static Errors bf16_errors(const char *name, bool exact, DotKind dot, bool fp32_r
     r.g.spec.exact = exact;
     r.g.spec.compute = BF16;
     r.g.spec.fp32_residual = fp32_residual;
+    r.g.spec.fp32_vectors = fp32_vectors;
     r.g.spec.device.dot = dot;
     run_open(&r);
     const int64_t n = plain_count(&r);
@@ -560,9 +562,10 @@ static void bf16_beside_autocast(const char *name, bool exact, DotKind dot)
     const Json *torch = json_get(g.c, "autocast"), *held = json_get(torch, "rounded");
     const Errors cast = { number(torch, "median"), number(torch, "largest") };
     const Errors rounded = { number(held, "median"), number(held, "largest") };
-    const Errors narrow = bf16_errors(name, exact, dot, false), wide = bf16_errors(name, exact, dot, true);
-    for (int k = 0; k < 2; k++) {
-        const Errors e = k ? wide : narrow;
+    const Errors narrow = bf16_errors(name, exact, dot, false, false), wide = bf16_errors(name, exact, dot, true, false);
+    const Errors all = bf16_errors(name, exact, dot, true, true);
+    for (int k = 0; k < 3; k++) {
+        const Errors e = k == 2 ? all : k ? wide : narrow;
         printf("    %s, %s, %s, residual %s: median %.3g, %.2f of PyTorch's, %.2f with weights in bf16, largest %.3g, %.2f, %.2f\n",
                name, exact ? "layout" : "run", dot_name(dot), k ? "fp32" : "bf16", e.median, e.median / cast.median,
                e.median / rounded.median, e.largest, e.largest / cast.largest, e.largest / rounded.largest);
