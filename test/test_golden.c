@@ -293,6 +293,7 @@ typedef struct {
     Trainer t;
     ExecutorHooks real;
     double *grad; /* of the first step; NULL = not wanted */
+    int64_t batch; /* of which it is */
     int updates;
 } Run;
 
@@ -521,68 +522,130 @@ typedef struct {
     double median, largest;
 } Errors;
 
-static Errors bf16_errors(const char *name, bool exact, DotKind dot, bool fp32_residual, bool fp32_vectors)
+/* What may be fp32 beside bf16. */
+typedef struct {
+    bool residual, vectors;
+} Wide;
+
+typedef struct {
+    const char *name;
+    bool exact;
+    DotKind dot;
+} NarrowRun;
+
+/* user: the Run, whose batch comes first. */
+static Err tokens_from_batch(void *user, int64_t first, int64_t count, int32_t *out)
 {
-    Run r = { 0 };
+    Run *r = user;
+    return formula_tokens(&r->g.spec.model, first + r->batch * r->g.spec.global_batch, count, out);
+}
+
+/* r->grad: gradients of the first step from r->batch on. Opens r, whose golden case is read. */
+static void first_gradients(Run *r)
+{
     StepReport report;
+    run_open(r);
+    r->grad = calloc((size_t)plain_count(r), sizeof *r->grad);
+    OK(trainer_step(&r->t, (TokenSource){ r, tokens_from_batch }, &report));
+}
+
+/* Of a batch; the caller frees. The first one's are in float64, those of others in fp32, whose gradients of the first
+ * one are a thousandth as far from these as those in bf16. */
+static float *true_gradients(const char *name, int64_t batch)
+{
+    Run r = { .batch = batch };
     golden_open(&r.g, name);
-    r.g.spec.exact = exact;
-    r.g.spec.compute = BF16;
-    r.g.spec.fp32_residual = fp32_residual;
-    r.g.spec.fp32_vectors = fp32_vectors;
-    r.g.spec.device.dot = dot;
-    run_open(&r);
+    r.g.spec.exact = true;
+    first_gradients(&r);
     const int64_t n = plain_count(&r);
     float *want = golden_values(&r.g, "grad", n);
+    if (!batch) CHECK(check_tensors(&r, "gradient", r.grad, want, 1e-5) < 1e-5);
+    for (int64_t i = 0; batch && i < n; i++) want[i] = (float)r.grad[i];
+    free(r.grad);
+    run_close(&r);
+    return want;
+}
+
+static Errors bf16_errors(const NarrowRun *of, Wide wide, int64_t batch, const float *want)
+{
+    Run r = { .batch = batch };
+    golden_open(&r.g, of->name);
+    r.g.spec.exact = of->exact;
+    r.g.spec.compute = BF16;
+    r.g.spec.fp32_residual = wide.residual;
+    r.g.spec.fp32_vectors = wide.vectors;
+    r.g.spec.device.dot = of->dot;
+    first_gradients(&r);
     double *off = calloc((size_t)r.t.stores[0].reg->count, sizeof *off);
-    r.grad = calloc((size_t)n, sizeof *r.grad);
-    OK(trainer_step(&r.t, source_of(&r), &report));
     const int count = tensor_errors(&r, r.grad, want, off);
-    const Errors e = { off[count / 2], off[count - 1] };
-    free(want), free(off), free(r.grad);
+    /* (of an even number the mean of two, as numpy's) */
+    const Errors e = { (off[count / 2] + off[(count - 1) / 2]) / 2, off[count - 1] };
+    free(off), free(r.grad);
     run_close(&r);
     return e;
 }
 
-static bool below(Errors e, Errors most, double times)
+static Errors recorded(const Json *row) { return (Errors){ number(row, "median"), number(row, "largest") }; }
+
+enum { WIDTHS = 3, BATCHES = 8 };
+
+/* Of ratios, one for each batch: the middle one of their medians, and of their largest. */
+static Errors middle(Errors *ratio, int count)
 {
-    return e.median > 0 && e.median <= times * most.median && e.largest <= times * most.largest;
+    double median[BATCHES], largest[BATCHES];
+    for (int i = 0; i < count; i++) median[i] = ratio[i].median, largest[i] = ratio[i].largest;
+    qsort(median, (size_t)count, sizeof *median, by_size);
+    qsort(largest, (size_t)count, sizeof *largest, by_size);
+    return (Errors){ (median[count / 2] + median[(count - 1) / 2]) / 2, (largest[count / 2] + largest[(count - 1) / 2]) / 2 };
 }
 
+static Errors over(Errors e, Errors by) { return (Errors){ e.median / by.median, e.largest / by.largest }; }
+
+static bool below(Errors e, double most) { return e.median > 0 && e.median <= most && e.largest <= most; }
+
 /*
- * Gradients of a step in bf16 come about as near to those in float64 as PyTorch's under autocast, which leaves the
- * residual stream in fp32, and reads norms, biases and tables in fp32 as well. With a residual stream in fp32 they come
- * nearer, and as near as PyTorch's where weights of all kinds are held in bf16, as they are here. (Of gptoss that says
- * nothing: PyTorch then chooses another expert. Nor of products by pairs, where attention rounds its weights, too.)
+ * Gradients of a step in bf16, by their errors, beside those of PyTorch under autocast, whose residual stream is fp32,
+ * as are its weights of norms, biases and tables. With a stream and vectors in fp32 they come at least as near. A ratio is
+ * the middle one of several batches, as that of one alone may be a fifth larger or smaller, and far larger where another
+ * expert is chosen. `rounded`: PyTorch's with all weights in bf16.
  */
-static void bf16_beside_autocast(const char *name, bool exact, DotKind dot)
+static void bf16_beside_autocast(NarrowRun of)
 {
+    static const Wide wides[WIDTHS] = { { false, false }, { true, false }, { true, true } };
+    Errors ratio[WIDTHS][BATCHES], rounded[BATCHES], e[WIDTHS];
     Golden g;
-    golden_open(&g, name);
-    const Json *torch = json_get(g.c, "autocast"), *held = json_get(torch, "rounded");
-    const Errors cast = { number(torch, "median"), number(torch, "largest") };
-    const Errors rounded = { number(held, "median"), number(held, "largest") };
-    const Errors narrow = bf16_errors(name, exact, dot, false, false), wide = bf16_errors(name, exact, dot, true, false);
-    const Errors all = bf16_errors(name, exact, dot, true, true);
-    for (int k = 0; k < 3; k++) {
-        const Errors e = k == 2 ? all : k ? wide : narrow;
-        printf("    %s, %s, %s, residual %s: median %.3g, %.2f of PyTorch's, %.2f with weights in bf16, largest %.3g, %.2f, %.2f\n",
-               name, exact ? "layout" : "run", dot_name(dot), k ? "fp32" : "bf16", e.median, e.median / cast.median,
-               e.median / rounded.median, e.largest, e.largest / cast.largest, e.largest / rounded.largest);
+    golden_open(&g, of.name);
+    const Json *rows = json_get(json_get(g.c, "autocast"), "batches");
+    CHECK(json_count(rows) == BATCHES);
+    for (int i = 0; i < BATCHES; i++) {
+        const Json *row = json_at(rows, i);
+        const Errors cast = recorded(row);
+        const int64_t batch = whole(row, "batch");
+        float *want = true_gradients(of.name, batch);
+        rounded[i] = over(recorded(json_get(row, "rounded")), cast);
+        for (int k = 0; k < WIDTHS; k++) ratio[k][i] = over(bf16_errors(&of, wides[k], batch, want), cast);
+        if (getenv("SHOW")) printf("  %d: %.2f %.2f  %.2f %.2f\n", i, ratio[1][i].median, ratio[1][i].largest, ratio[2][i].median, ratio[2][i].largest);
+        free(want);
     }
-    CHECK(below(narrow, cast, 1.5) && below(wide, cast, 1.5));
-    CHECK(dot != DOT_FMA || (below(wide, rounded, 1) && wide.median < 0.95 * narrow.median));
+    const Errors low = middle(rounded, BATCHES);
+    for (int k = 0; k < WIDTHS; k++) e[k] = middle(ratio[k], BATCHES);
+    printf("    %s, %s, %s: median and largest error, of PyTorch's: all bf16 %.2f, %.2f, stream fp32 %.2f, %.2f, vectors too "
+           "%.2f, %.2f; PyTorch's with weights in bf16 %.2f, %.2f\n",
+           of.name, of.exact ? "layout" : "run", dot_name(of.dot), e[0].median, e[0].largest, e[1].median, e[1].largest,
+           e[2].median, e[2].largest, low.median, low.largest);
+    CHECK(below(e[0], 1.5) && below(e[1], 1.3) && below(e[2], 1));
+    CHECK(e[2].median < 0.95 * e[1].median && e[1].median < e[0].median);
     json_free(g.file);
 }
 
-TEST(bf16_gpt2) { bf16_beside_autocast("gpt2", false, DOT_FMA); }
-TEST(bf16_gpt2_pairs) { bf16_beside_autocast("gpt2", false, DOT_VDPBF16); }
-TEST(bf16_gpt2_layout) { bf16_beside_autocast("gpt2", true, DOT_FMA); }
-TEST(bf16_llama) { bf16_beside_autocast("llama", false, DOT_FMA); }
-TEST(bf16_llama_pairs) { bf16_beside_autocast("llama", false, DOT_VDPBF16); }
-TEST(bf16_llama_layout) { bf16_beside_autocast("llama", true, DOT_FMA); }
-TEST(bf16_gptoss) { bf16_beside_autocast("gptoss", false, DOT_FMA); }
-TEST(bf16_gptoss_pairs) { bf16_beside_autocast("gptoss", false, DOT_VDPBF16); }
+TEST(bf16_gpt2) { bf16_beside_autocast((NarrowRun){ "gpt2", false, DOT_FMA }); }
+TEST(bf16_gpt2_pairs) { bf16_beside_autocast((NarrowRun){ "gpt2", false, DOT_VDPBF16 }); }
+TEST(bf16_gpt2_layout) { bf16_beside_autocast((NarrowRun){ "gpt2", true, DOT_FMA }); }
+TEST(bf16_llama) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_FMA }); }
+TEST(bf16_llama_pairs) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_VDPBF16 }); }
+TEST(bf16_llama_layout) { bf16_beside_autocast((NarrowRun){ "llama", true, DOT_FMA }); }
+TEST(bf16_gptoss) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_FMA }); }
+TEST(bf16_gptoss_pairs) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_VDPBF16 }); }
 
 TEST(gpt2_layout) { against_torch("gpt2", true, true); }
 TEST(gpt2_run) { against_torch("gpt2", false, true); }
