@@ -541,7 +541,8 @@ def autocast_errors(m):
             return dict(median=float(numpy.median(off)), largest=max(off)), same
         row, same = errors(None)
         if same:
-            rows.append(dict(row, batch=batch, rounded=errors(torch.bfloat16)[0]))
+            rounded, same = errors(torch.bfloat16)
+            rows.append(dict(row, batch=batch, **(dict(rounded=rounded) if same else {})))
     return dict(torch=torch.__version__, batches=rows)
 
 
