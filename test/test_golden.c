@@ -544,6 +544,7 @@ typedef struct {
     const char *name;
     bool exact;
     DotKind dot;
+    double most; /* errors in terms of PyTorch's, with a stream and vectors in fp32 */
 } NarrowRun;
 
 /* user: the Run, whose batch comes first. */
@@ -638,9 +639,10 @@ static bool below(Errors e, double most) { return e.median > 0 && e.median <= mo
 
 /*
  * Gradients of a step in bf16, by their errors, beside those of PyTorch under autocast, whose residual stream is fp32,
- * as are its weights of norms, biases and tables. With a stream and vectors in fp32 they come at least as near. A ratio is
- * the middle one of several batches, as that of one alone may be a fifth larger or smaller; batches in which either
- * chooses other experts than in float64 are left out. `rounded`: PyTorch's with all weights in bf16.
+ * as are its weights of norms, biases and tables. With a stream and vectors in fp32 they come at least as near; of a
+ * mixture, whose sum over experts PyTorch leaves in fp32, within chance as near. A ratio is the middle one of several
+ * batches, as that of one alone may be a fifth larger or smaller; batches in which either chooses other experts than in
+ * float64 are left out. `rounded`: PyTorch's with all weights in bf16.
  */
 static void bf16_beside_autocast(NarrowRun of)
 {
@@ -667,19 +669,49 @@ static void bf16_beside_autocast(NarrowRun of)
         e[k] = middle(&ratio[k]);
         printf(" %s %.2f, %.2f (%d batches)%s", what[k], e[k].median, e[k].largest, count, k < WIDTHS ? ";" : "\n");
     }
-    CHECK(below(e[0], 1.5) && below(e[1], 1.3) && below(e[2], 1));
+    CHECK(below(e[0], 1.5) && below(e[1], 1.3) && below(e[2], of.most));
     CHECK(e[2].median < 0.95 * e[1].median && e[2].median < 0.95 * e[0].median);
     json_free(g.file);
 }
 
-TEST(bf16_gpt2) { bf16_beside_autocast((NarrowRun){ "gpt2", false, DOT_FMA }); }
-TEST(bf16_gpt2_pairs) { bf16_beside_autocast((NarrowRun){ "gpt2", false, DOT_VDPBF16 }); }
-TEST(bf16_gpt2_layout) { bf16_beside_autocast((NarrowRun){ "gpt2", true, DOT_FMA }); }
-TEST(bf16_llama) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_FMA }); }
-TEST(bf16_llama_pairs) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_VDPBF16 }); }
-TEST(bf16_llama_layout) { bf16_beside_autocast((NarrowRun){ "llama", true, DOT_FMA }); }
-TEST(bf16_gptoss) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_FMA }); }
-TEST(bf16_gptoss_pairs) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_VDPBF16 }); }
+TEST(bf16_gpt2) { bf16_beside_autocast((NarrowRun){ "gpt2", false, DOT_FMA, 1 }); }
+TEST(bf16_gpt2_pairs) { bf16_beside_autocast((NarrowRun){ "gpt2", false, DOT_VDPBF16, 1 }); }
+TEST(bf16_gpt2_layout) { bf16_beside_autocast((NarrowRun){ "gpt2", true, DOT_FMA, 1 }); }
+TEST(bf16_llama) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_FMA, 1 }); }
+TEST(bf16_llama_pairs) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_VDPBF16, 1 }); }
+TEST(bf16_llama_layout) { bf16_beside_autocast((NarrowRun){ "llama", true, DOT_FMA, 1 }); }
+TEST(bf16_gptoss) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_FMA, 1.05 }); }
+TEST(bf16_gptoss_pairs) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_VDPBF16, 1.05 }); }
+
+/* What layers read after some updates: vectors and positions as the masters are, matrices and the table of tokens rounded. */
+TEST(fp32_vectors_follow_masters)
+{
+    Run r = { 0 };
+    StepReport report;
+    golden_open(&r.g, "gpt2");
+    r.g.spec.compute = BF16;
+    r.g.spec.fp32_vectors = true;
+    run_open(&r);
+    for (int i = 0; i < 3; i++) OK(trainer_step(&r.t, source_of(&r), &report));
+    const ParamStore *s = &r.t.stores[0];
+    for (int i = 0; i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        const Tensor value = param_store_value(s, i, 0), master = param_zero_shard_master(s, i);
+        const bool wide = p->spec.ndim == 1 || !strcmp(p->name, "embedding.position.weight");
+        const float *w = master.data;
+        int moved = 0;
+        CHECK_MSG(value.dtype == (wide ? F32 : BF16) && tensor_count(value) == p->count, "%s", p->name);
+        for (int64_t k = 0; k < p->count; k++) {
+            int64_t at;
+            const float x = wide ? ((const float *)value.data)[k] : 0;
+            const uint16_t y = wide ? 0 : ((const uint16_t *)value.data)[k];
+            CHECK_MSG(wide ? x == w[k] : y == bf16_from_float(w[k]), "%s: element %lld", p->name, (long long)k);
+            if (plain_index(p, k / p->local[1], k % p->local[1], &at)) moved += w[k] != weight_at(p, at);
+        }
+        CHECK_MSG(p->spec.group == PARAM_STATE || moved > 0, "%s did not change", p->name);
+    }
+    run_close(&r);
+}
 
 TEST(gpt2_layout) { against_torch("gpt2", true, true); }
 TEST(gpt2_run) { against_torch("gpt2", false, true); }
