@@ -2,8 +2,8 @@
  * Whole training steps, timed: forward, backward, norm, clip, AdamW, on random tokens. One line a step, and a
  * closing JSON line. Several modes, with commas between them, take turns step by step in one process, and it closes
  * with the median of the ratios of neighbouring steps to those of the last mode. `both` is layout,run; bf16,
- * bf16-fma and bf16-narrow are run in bf16, with products by VDPBF16PS, by fma, and with a residual stream of 16 bits
- * (others have it in fp32). bench/run.py alternates this with PyTorch on
+ * bf16-fma, bf16-stream and bf16-narrow are run in bf16, with products by VDPBF16PS, by fma, with vectors of 16 bits, and
+ * with these and the residual stream of 16 bits (others have them in fp32). bench/run.py alternates this with PyTorch on
  * the same shapes.
  *
  *   bench_step LAYERS HIDDEN HEADS BATCH SEQ STEPS [MODE,...|both] [THREADS] [trace.json]
@@ -39,14 +39,16 @@ static Err random_tokens(void *user, int64_t first, int64_t count, int32_t *out)
 static TrainSpec spec_of(char **a, const char *mode)
 {
     int64_t seq = seq_len = atoll(a[5]), batch = atoll(a[4]), hidden = atoll(a[2]);
+    const bool narrow = !strcmp(mode, "bf16-narrow"), stream = !strcmp(mode, "bf16-stream");
     TrainSpec s = { .micro_batch = batch,
                     .global_batch = batch,
                     .seq_blocks = 8,
                     .attn_block = 64,
                     .exact = !strcmp(mode, "layout"),
                     .compute = strncmp(mode, "bf16", 4) ? F32 : BF16,
-                    .fp32_residual = strcmp(mode, "bf16-narrow") != 0,
-                    .device.dot = !strcmp(mode, "bf16") || !strcmp(mode, "bf16-narrow") ? DOT_VDPBF16 : DOT_FMA,
+                    .fp32_residual = !narrow,
+                    .fp32_vectors = !narrow && !stream,
+                    .device.dot = !strcmp(mode, "bf16") || narrow || stream ? DOT_VDPBF16 : DOT_FMA,
                     .update.adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
                     .update.clip = 1,
                     .update.lr = { LR_CONSTANT, 1e-4, 0, 0, 1000, 1 },

@@ -9,10 +9,10 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 steps=${GPU_STEPS:-50}
 declare -A allowed=([fp32]=1e-5 [bf16]=3e-3 [residual]=3e-3 [tensorwise]=1e-2 [blockwise]=1e-2)
-declare -A keys=([fp32]="run.precision=fp32" [bf16]="run.precision=bf16 run.fp32_residual=false"
-    [residual]="run.precision=bf16 run.fp32_residual=true"
-    [tensorwise]="run.precision=fp8 run.fp8=tensorwise run.fp8_keep=0 run.fp32_residual=false"
-    [blockwise]="run.precision=fp8 run.fp8=blockwise run.fp8_keep=0 run.fp32_residual=false")
+declare -A keys=([fp32]="run.precision=fp32" [bf16]="run.precision=bf16 run.fp32_residual=false run.fp32_vectors=false"
+    [residual]="run.precision=bf16 run.fp32_residual=true run.fp32_vectors=false"
+    [tensorwise]="run.precision=fp8 run.fp8=tensorwise run.fp8_keep=0 run.fp32_residual=false run.fp32_vectors=false"
+    [blockwise]="run.precision=fp8 run.fp8=blockwise run.fp8_keep=0 run.fp32_residual=false run.fp32_vectors=false")
 
 make_tiny
 "$mt" --config tiny.ini run.device=cuda train.stop_at=1 run.dir=probe >/dev/null 2>err.txt

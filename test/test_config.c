@@ -337,6 +337,7 @@ static const Rule rules[] = {
     { "run.precision=fp8 run.reproducible=layout moe.experts=8", "run.precision=fp8 moe.experts=8", "of dense models alone",
       1 },
     { "run.graphs=true", "run.graphs=true run.device=cuda", "run.graphs = 'true'", 1 },
+    { "run.fp32_vectors=true run.device=cuda", "run.fp32_vectors=true run.precision=bf16", "kernels of GPUs read all weights in one", 1 },
     { "run.autotune=true run.device=cpu", "run.autotune=true run.device=cuda", "run.autotune = 'true'", 1 },
     { "debug.poison=true run.device=cuda", "debug.poison=true", "only the CPU's memory can be filled", 1 },
     { "model.kv_heads=5", "model.kv_heads=4",

@@ -257,6 +257,7 @@ static void set_formula_weights(Trainer *t)
         for (int64_t k = 0; k < p->count; k++) {
             w[k] = plain_index(p, k / p->local[1], k % p->local[1], &at) ? weight_at(p, at) : 0;
             if (value.dtype == BF16) ((uint16_t *)value.data)[k] = bf16_from_float(w[k]);
+            else ((float *)value.data)[k] = w[k];
         }
     }
 }
@@ -284,6 +285,18 @@ static void to_plain(const Trainer *t, bool gradients, double *out)
     }
 }
 
+enum { CHOSEN_MOST = 128 };
+
+static void count_rows(const Trainer *t, double *rows)
+{
+    int n = 0;
+    for (int i = 0; i < t->stores[0].reg->count; i++) {
+        const Param *p = &t->stores[0].reg->items[i];
+        for (int64_t k = 0; p->spec.group == PARAM_STATE && k < p->count && n < CHOSEN_MOST; k++)
+            rows[n++] = accumulator(param_store_grad(&t->stores[0], i), k, 0);
+    }
+}
+
 /* ---- one run ---- */
 
 typedef struct {
@@ -292,13 +305,15 @@ typedef struct {
     Trainer t;
     ExecutorHooks real;
     double *grad; /* of the first step; NULL = not wanted */
+    int64_t batch; /* of which it is */
+    double rows[CHOSEN_MOST]; /* that each expert of each mixture got then */
     int updates;
 } Run;
 
 static Err capture_update(void *user, int replica)
 {
     Run *r = user;
-    if (r->grad && r->updates++ == 0) to_plain(&r->t, true, r->grad);
+    if (r->grad && r->updates++ == 0) to_plain(&r->t, true, r->grad), count_rows(&r->t, r->rows);
     return r->real.update(r->real.user, replica);
 }
 
@@ -520,66 +535,183 @@ typedef struct {
     double median, largest;
 } Errors;
 
-static Errors bf16_errors(const char *name, bool exact, DotKind dot, bool fp32_residual)
+/* What may be fp32 beside bf16. */
+typedef struct {
+    bool residual, vectors;
+} Wide;
+
+typedef struct {
+    const char *name;
+    bool exact;
+    DotKind dot;
+    double most; /* errors in terms of PyTorch's, with a stream and vectors in fp32 */
+} NarrowRun;
+
+/* user: the Run, whose batch comes first. */
+static Err tokens_from_batch(void *user, int64_t first, int64_t count, int32_t *out)
 {
-    Run r = { 0 };
-    StepReport report;
-    golden_open(&r.g, name);
-    r.g.spec.exact = exact;
-    r.g.spec.compute = BF16;
-    r.g.spec.fp32_residual = fp32_residual;
-    r.g.spec.device.dot = dot;
-    run_open(&r);
-    const int64_t n = plain_count(&r);
-    float *want = golden_values(&r.g, "grad", n);
-    double *off = calloc((size_t)r.t.stores[0].reg->count, sizeof *off);
-    r.grad = calloc((size_t)n, sizeof *r.grad);
-    OK(trainer_step(&r.t, source_of(&r), &report));
-    const int count = tensor_errors(&r, r.grad, want, off);
-    const Errors e = { off[count / 2], off[count - 1] };
-    free(want), free(off), free(r.grad);
-    run_close(&r);
-    return e;
+    Run *r = user;
+    return formula_tokens(&r->g.spec.model, first + r->batch * r->g.spec.global_batch, count, out);
 }
 
-static bool below(Errors e, Errors most, double times)
+/* r->grad: gradients of the first step from r->batch on. Opens r, whose golden case is read. */
+static void first_gradients(Run *r)
 {
-    return e.median > 0 && e.median <= times * most.median && e.largest <= times * most.largest;
+    StepReport report;
+    run_open(r);
+    r->grad = calloc((size_t)plain_count(r), sizeof *r->grad);
+    OK(trainer_step(&r->t, (TokenSource){ r, tokens_from_batch }, &report));
 }
+
+/* What a batch's gradients are, and which experts its rows choose. */
+typedef struct {
+    float *grad;
+    double rows[CHOSEN_MOST];
+} Truth;
+
+/* The gradients of the first batch are those in float64, those of others are in fp32: they are a thousandth as far off as
+ * those in bf16. The caller frees. */
+static Truth truth_of(const char *name, int64_t batch)
+{
+    Run r = { .batch = batch };
+    golden_open(&r.g, name);
+    r.g.spec.exact = true;
+    first_gradients(&r);
+    const int64_t n = plain_count(&r);
+    Truth out = { golden_values(&r.g, "grad", n) };
+    memcpy(out.rows, r.rows, sizeof r.rows);
+    if (!batch) check_tensors(&r, "gradient", r.grad, out.grad, 1e-5);
+    for (int64_t i = 0; batch && i < n; i++) out.grad[i] = (float)r.grad[i];
+    free(r.grad);
+    run_close(&r);
+    return out;
+}
+
+/* false: other experts are chosen, which is no error of rounding any more. */
+static bool bf16_errors(const NarrowRun *of, Wide wide, int64_t batch, const Truth *want, Errors *out)
+{
+    Run r = { .batch = batch };
+    golden_open(&r.g, of->name);
+    r.g.spec.exact = of->exact;
+    r.g.spec.compute = BF16;
+    r.g.spec.fp32_residual = wide.residual;
+    r.g.spec.fp32_vectors = wide.vectors;
+    r.g.spec.device.dot = of->dot;
+    first_gradients(&r);
+    double *off = calloc((size_t)r.t.stores[0].reg->count, sizeof *off);
+    const int count = tensor_errors(&r, r.grad, want->grad, off);
+    /* (of an even number the mean of two, as numpy's) */
+    *out = (Errors){ (off[count / 2] + off[(count - 1) / 2]) / 2, off[count - 1] };
+    free(off), free(r.grad);
+    run_close(&r);
+    return !memcmp(r.rows, want->rows, sizeof r.rows);
+}
+
+enum { WIDTHS = 3, BATCHES = 8 };
+
+static Errors recorded(const Json *row) { return (Errors){ number(row, "median"), number(row, "largest") }; }
+
+/* Of several batches: a ratio of each, and the middle ones. */
+typedef struct {
+    double median[BATCHES], largest[BATCHES];
+    int count;
+} Ratios;
+
+static void add_ratio(Ratios *r, Errors e, Errors by)
+{
+    r->median[r->count] = e.median / by.median;
+    r->largest[r->count++] = e.largest / by.largest;
+}
+
+static double middle_of(double *x, int count)
+{
+    qsort(x, (size_t)count, sizeof *x, by_size);
+    return (x[count / 2] + x[(count - 1) / 2]) / 2;
+}
+
+static Errors middle(Ratios *r)
+{
+    CHECK(r->count > 1);
+    return (Errors){ middle_of(r->median, r->count), middle_of(r->largest, r->count) };
+}
+
+static bool below(Errors e, double most) { return e.median > 0 && e.median <= most && e.largest <= most; }
 
 /*
- * Gradients of a step in bf16 come about as near to those in float64 as PyTorch's under autocast, which leaves the
- * residual stream in fp32, and reads norms, biases and tables in fp32 as well. With a residual stream in fp32 they come
- * nearer, and as near as PyTorch's where weights of all kinds are held in bf16, as they are here. (Of gptoss that says
- * nothing: PyTorch then chooses another expert. Nor of products by pairs, where attention rounds its weights, too.)
+ * Gradients of a step in bf16, by their errors, beside those of PyTorch under autocast, whose residual stream is fp32,
+ * as are its weights of norms, biases and tables. With a stream and vectors in fp32 they come at least as near; of a
+ * mixture, whose sum over experts PyTorch leaves in fp32, within chance as near. A ratio is the middle one of several
+ * batches, as that of one alone may be a fifth larger or smaller; batches in which either chooses other experts than in
+ * float64 are left out. `rounded`: PyTorch's with all weights in bf16.
  */
-static void bf16_beside_autocast(const char *name, bool exact, DotKind dot)
+static void bf16_beside_autocast(NarrowRun of)
 {
+    static const Wide wides[WIDTHS] = { { false, false }, { true, false }, { true, true } };
+    Ratios ratio[WIDTHS + 1] = { 0 };
+    Errors e[WIDTHS + 1], own;
     Golden g;
-    golden_open(&g, name);
-    const Json *torch = json_get(g.c, "autocast"), *held = json_get(torch, "rounded");
-    const Errors cast = { number(torch, "median"), number(torch, "largest") };
-    const Errors rounded = { number(held, "median"), number(held, "largest") };
-    const Errors narrow = bf16_errors(name, exact, dot, false), wide = bf16_errors(name, exact, dot, true);
-    for (int k = 0; k < 2; k++) {
-        const Errors e = k ? wide : narrow;
-        printf("    %s, %s, %s, residual %s: median %.3g, %.2f of PyTorch's, %.2f with weights in bf16, largest %.3g, %.2f, %.2f\n",
-               name, exact ? "layout" : "run", dot_name(dot), k ? "fp32" : "bf16", e.median, e.median / cast.median,
-               e.median / rounded.median, e.largest, e.largest / cast.largest, e.largest / rounded.largest);
+    golden_open(&g, of.name);
+    const Json *rows = json_get(json_get(g.c, "autocast"), "batches");
+    CHECK(json_count(rows) == BATCHES);
+    for (int i = 0; i < BATCHES; i++) {
+        const Json *row = json_at(rows, i), *rounded = json_get(row, "rounded");
+        const int64_t batch = whole(row, "batch");
+        const Truth want = truth_of(of.name, batch);
+        for (int k = 0; k < WIDTHS; k++)
+            if (bf16_errors(&of, wides[k], batch, &want, &own)) add_ratio(&ratio[k], own, recorded(row));
+        if (rounded) add_ratio(&ratio[WIDTHS], recorded(rounded), recorded(row));
+        free(want.grad);
     }
-    CHECK(below(narrow, cast, 1.5) && below(wide, cast, 1.5));
-    CHECK(dot != DOT_FMA || (below(wide, rounded, 1) && wide.median < 0.95 * narrow.median));
+    printf("    %s, %s, %s, of PyTorch's median and largest:", of.name, of.exact ? "layout" : "run", dot_name(of.dot));
+    for (int k = 0; k <= WIDTHS; k++) {
+        static const char *const what[] = { "all bf16", "stream fp32", "vectors too", "PyTorch's with bf16 weights" };
+        const int count = ratio[k].count;
+        e[k] = middle(&ratio[k]);
+        printf(" %s %.2f, %.2f (%d batches)%s", what[k], e[k].median, e[k].largest, count, k < WIDTHS ? ";" : "\n");
+    }
+    CHECK(below(e[0], 1.5) && below(e[1], 1.3) && below(e[2], of.most));
+    CHECK(e[2].median < 0.95 * e[1].median && e[2].median < 0.95 * e[0].median);
     json_free(g.file);
 }
 
-TEST(bf16_gpt2) { bf16_beside_autocast("gpt2", false, DOT_FMA); }
-TEST(bf16_gpt2_pairs) { bf16_beside_autocast("gpt2", false, DOT_VDPBF16); }
-TEST(bf16_gpt2_layout) { bf16_beside_autocast("gpt2", true, DOT_FMA); }
-TEST(bf16_llama) { bf16_beside_autocast("llama", false, DOT_FMA); }
-TEST(bf16_llama_pairs) { bf16_beside_autocast("llama", false, DOT_VDPBF16); }
-TEST(bf16_llama_layout) { bf16_beside_autocast("llama", true, DOT_FMA); }
-TEST(bf16_gptoss) { bf16_beside_autocast("gptoss", false, DOT_FMA); }
-TEST(bf16_gptoss_pairs) { bf16_beside_autocast("gptoss", false, DOT_VDPBF16); }
+TEST(bf16_gpt2) { bf16_beside_autocast((NarrowRun){ "gpt2", false, DOT_FMA, 1 }); }
+TEST(bf16_gpt2_pairs) { bf16_beside_autocast((NarrowRun){ "gpt2", false, DOT_VDPBF16, 1 }); }
+TEST(bf16_gpt2_layout) { bf16_beside_autocast((NarrowRun){ "gpt2", true, DOT_FMA, 1 }); }
+TEST(bf16_llama) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_FMA, 1 }); }
+TEST(bf16_llama_pairs) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_VDPBF16, 1 }); }
+TEST(bf16_llama_layout) { bf16_beside_autocast((NarrowRun){ "llama", true, DOT_FMA, 1 }); }
+TEST(bf16_gptoss) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_FMA, 1.05 }); }
+TEST(bf16_gptoss_pairs) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_VDPBF16, 1.05 }); }
+
+/* What layers read after some updates: vectors and positions as the masters are, matrices and the table of tokens rounded. */
+TEST(fp32_vectors_follow_masters)
+{
+    Run r = { 0 };
+    StepReport report;
+    golden_open(&r.g, "gpt2");
+    r.g.spec.compute = BF16;
+    r.g.spec.fp32_vectors = true;
+    run_open(&r);
+    for (int i = 0; i < 3; i++) OK(trainer_step(&r.t, source_of(&r), &report));
+    const ParamStore *s = &r.t.stores[0];
+    for (int i = 0; i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        const Tensor value = param_store_value(s, i, 0), master = param_zero_shard_master(s, i);
+        const bool wide = p->spec.ndim == 1 || !strcmp(p->name, "embedding.position.weight");
+        const float *w = master.data;
+        int moved = 0;
+        CHECK_MSG(value.dtype == (wide ? F32 : BF16) && tensor_count(value) == p->count, "%s", p->name);
+        for (int64_t k = 0; k < p->count; k++) {
+            int64_t at;
+            const float x = wide ? ((const float *)value.data)[k] : 0;
+            const uint16_t y = wide ? 0 : ((const uint16_t *)value.data)[k];
+            CHECK_MSG(wide ? x == w[k] : y == bf16_from_float(w[k]), "%s: element %lld", p->name, (long long)k);
+            if (plain_index(p, k / p->local[1], k % p->local[1], &at)) moved += w[k] != weight_at(p, at);
+        }
+        CHECK_MSG(p->spec.group == PARAM_STATE || moved > 0, "%s did not change", p->name);
+    }
+    run_close(&r);
+}
 
 TEST(gpt2_layout) { against_torch("gpt2", true, true); }
 TEST(gpt2_run) { against_torch("gpt2", false, true); }

@@ -29,6 +29,7 @@ run.precision              | bf16         | loss
 run.fp8                    | blockwise    | loss | run.precision=fp8 model.layers=3
 run.fp8_keep               | 0            | loss | run.precision=fp8 model.layers=3
 run.fp32_residual          | false        | loss | run.precision=bf16
+run.fp32_vectors           | false        | loss | run.precision=bf16
 run.seed                   | 5            | loss
 run.reproducible           | run          | loss
 run.graphs                 | true         | refused 2 only device=cuda

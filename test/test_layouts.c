@@ -875,7 +875,7 @@ static void run_narrow(TrainSpec spec, DType compute)
 }
 
 /* Every layout of all, in bf16, with one kind of dot product: one hash. */
-static void run_narrow_exact(TrainSpec spec, DotKind dot, bool fp32_residual)
+static void run_narrow_exact(TrainSpec spec, DotKind dot, bool fp32_residual, bool fp32_vectors)
 {
     Layout all[128];
     const Layout some[] = { { 1, 1, 0, 8, 1 }, { 1, 8, 0, 8, 1 }, { 2, 2, 1, 2, 2, ISA_AVX2, 1, 1 } };
@@ -883,7 +883,8 @@ static void run_narrow_exact(TrainSpec spec, DotKind dot, bool fp32_residual)
     double first, last;
     uint64_t want = 0;
     if (in_few()) memcpy(all, some, sizeof some);
-    spec.compute = BF16, spec.device.dot = dot, spec.fp32_residual = fp32_residual;
+    spec.compute = BF16, spec.device.dot = dot;
+    spec.fp32_residual = fp32_residual, spec.fp32_vectors = fp32_vectors;
     for (int i = 0; i < count; i++) {
         const uint64_t hash = hash_of(spec, all[i], STEPS, &first, &last);
         if (!i) want = hash;
@@ -893,9 +894,9 @@ static void run_narrow_exact(TrainSpec spec, DotKind dot, bool fp32_residual)
     }
 }
 
-TEST(bf16_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA, false); }
-TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16, false); }
-TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, true); }
+TEST(bf16_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA, false, false); }
+TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16, false, true); }
+TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, true, true); }
 
 /* The same model in bf16, with one kind of dot product. */
 static TrainSpec narrow(TrainSpec s, DotKind dot, bool fp32_residual)
@@ -951,7 +952,7 @@ TEST(bf16_recomputed)
     TrainSpec specs[] = { tiny_llama(), tiny_gpt2() };
     for (int i = 0; i < 4; i++) {
         TrainSpec s = specs[i % 2];
-        s.fp32_residual = i / 2;
+        s.fp32_residual = s.fp32_vectors = i / 2;
         const uint64_t kept = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash;
         for (int again = RECOMPUTE_SELECTIVE; again < TINY_RECOMPUTES; again++) {
             s.model.recompute = tiny_recompute(again);

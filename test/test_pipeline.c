@@ -614,6 +614,36 @@ TEST(fp32_residual)
     }
 }
 
+/*
+ * Vectors and positions in fp32 beside bf16, in buckets of their own: of norms, biases of all kinds, sinks, and positions,
+ * beside units that are cut and copies in two replicas, with each optimizer that writes them.
+ */
+TEST(fp32_vectors)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 3, .overlap = 1 },
+        { "zb-h1", .pp = 2, .dp = 2, .zero = 2 },
+        { "zb-v", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "dualpipe", .pp = 4, .zero = 1 },
+    };
+    const Layout alone = { .pp = 1 };
+    TrainSpec specs[] = { model(false, 8), tiny_gptoss(4), model(true, 8) };
+    specs[1].global_batch = 16;
+    specs[1].update.bucket_bytes = BUCKET_BYTES;
+    specs[2].update.optimizer = OPTIMIZER_LION;
+    for (int i = 0; i < 3; i++) {
+        TrainSpec s = specs[i];
+        s.compute = BF16;
+        const uint64_t narrow = hash_of(&s, &alone);
+        s.fp32_vectors = true;
+        const uint64_t want = hash_of(&s, &alone);
+        CHECK(want != narrow);
+        for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
+            if (!in_part() || k % 3 == i % 3) check_layouts(&s, want, &list[k], 1);
+    }
+}
+
 /* Uneven shares, an embedding and a head on stages of their own, a stage with nothing. */
 /* Latents queued for a later W, made again, of sharded rows, and beside experts. */
 TEST(latent_attention)

@@ -304,6 +304,14 @@ static AdamConstants adam_constants(const adamw_args *a, const FlatPart *p)
                             .lr = vf_set1(v->lr * share) };
 }
 
+/* What layers read of a tensor; absent where that is w itself. */
+static Tensor part_copy(Tensor copy, const FlatPart *p)
+{
+    if (!copy.data) return copy;
+    if (p->flags & FLAT_WIDE) return tensor_of((uint16_t *)copy.data + p->value, F32, p->count);
+    return tensor_row_slice(copy, p->value, p->count);
+}
+
 static void adam_copy(Tensor copy, const float *w, int64_t first, int64_t end)
 {
     if (copy.dtype == BF16)
@@ -377,7 +385,7 @@ Err CPU(adamw)(Stream *s, const adamw_args *a)
                          .w = (float *)a->w.data + (copy ? p->shard : p->value),
                          .m = tensor_row_slice(a->m, p->shard, p->count),
                          .v = tensor_row_slice(a->v, p->v, p->count),
-                         .copy = copy ? tensor_row_slice(a->copy, p->value, p->count) : (Tensor){ 0 } };
+                         .copy = part_copy(a->copy, p) };
         par_columns(s, p->count, 1, adamw_part, &t);
     }
     return ERR_OK;
@@ -451,7 +459,7 @@ Err CPU(one_moment)(Stream *s, const one_moment_args *a)
                               .part = p,
                               .w = (float *)a->w.data + (copy ? p->shard : p->value),
                               .m = (float *)a->m.data + p->shard,
-                              .copy = copy ? tensor_row_slice(a->copy, p->value, p->count) : (Tensor){ 0 } };
+                              .copy = part_copy(a->copy, p) };
         par_columns(s, p->count, 1, one_moment_part, &t);
     }
     return ERR_OK;

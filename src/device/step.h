@@ -59,7 +59,8 @@ enum {
     FLAT_DECAYS = 1, /* its weights decay */
     FLAT_COUNTS = 2, /* it is in this rank's statistics */
     FLAT_HIDDEN = 4, /* it is a matrix of a block */
-    FLAT_MUON = 8    /* its weights are Muon's, else AdamW's */
+    FLAT_MUON = 8,   /* its weights are Muon's, else AdamW's */
+    FLAT_WIDE = 16   /* its copy for layers is fp32, from `value` on, which counts elements of 16 bits */
 };
 
 static inline int64_t flat_chunks(int64_t count) { return (count + FLAT_CHUNK - 1) / FLAT_CHUNK; }

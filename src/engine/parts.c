@@ -243,6 +243,7 @@ static Err register_rank(Parts *p, const PartsSpec *spec, const World *w, int pp
         Stage *stages = own ? parts_stage(p, r, 0) : NULL;
         if (!own) TRY(setup_array(setup, p->step.chunks, &stages));
         param_registry_init(reg, setup, place);
+        reg->fp32_vectors = spec->fp32_vectors;
         TRY(register_stages(p, spec, pp_rank, r, stages, setup));
         if (r) mark_copies(reg);
         optimizer_assign(reg, spec->optimizer, spec->muon);

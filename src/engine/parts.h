@@ -31,6 +31,7 @@ typedef struct {
     ZeroCut zero;            /* what is cut over the ranks that hold the same parameters */
     OptimizerKind optimizer; /* of matrices */
     const MuonSpec *muon;
+    bool fp32_vectors; /* ParamRegistry.fp32_vectors */
 } PartsSpec;
 
 typedef struct {

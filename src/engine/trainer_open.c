@@ -388,7 +388,8 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
                                             : INT64_MAX,
                         .zero = s->purpose.forward_only ? ZERO_NONE : s->update.zero,
                         .optimizer = s->update.optimizer,
-                        .muon = &s->update.muon };
+                        .muon = &s->update.muon,
+                        .fp32_vectors = s->fp32_vectors && s->compute != F32 };
     return ERR_OK;
 }
 

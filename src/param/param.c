@@ -157,6 +157,16 @@ Err param_number(ParamRegistry *r, const ParamRegistry *whole)
 
 /* ---- layout ---- */
 
+/* Of what is multiplied or added element by element, not by a product of matrices, few numbers are read often. */
+static bool is_fp32(const ParamRegistry *r, const Param *p)
+{
+    const ParamSpec *s = &p->spec;
+    return r->fp32_vectors && (s->ndim == 1 || (s->flags & PARAM_TABLE && s->partial == PARTIAL_ROWS));
+}
+
+/* Of `value`, that a number of the bucket takes. */
+static int64_t value_elements(const Bucket *b) { return b->fp32 ? 2 : 1; }
+
 static void close_bucket(ParamRegistry *r)
 {
     Bucket *b = &r->buckets[r->bucket_count];
@@ -166,7 +176,7 @@ static void close_bucket(ParamRegistry *r)
     r->flat_count = b->first + b->count;
     b->zero_first = r->zero_count;
     r->zero_count += b->count / b->zero_shards;
-    r->value_count += b->value_cut ? near : b->count;
+    r->value_count += (b->value_cut ? near : b->count) * value_elements(b);
     r->grad_count += b->grad_cut ? near : b->count;
     r->bucket_count++;
 }
@@ -176,7 +186,7 @@ static bool cut_by_units(const ParamRegistry *r, const Param *p)
 {
     const ParamSpec *s = &p->spec;
     const bool whole = s->partial == PARTIAL_NONE || s->partial == PARTIAL_STAGES;
-    return r->place.zero >= ZERO_GRADS && s->ndim == 2 && s->group != PARAM_STATE &&
+    return r->place.zero >= ZERO_GRADS && s->ndim == 2 && s->group != PARAM_STATE && !is_fp32(r, p) &&
            (whole || r->place.shards[CUT_TP] == 1) && r->place.near_shards[s->group] > 1;
 }
 
@@ -200,6 +210,7 @@ static void open_bucket(ParamRegistry *r, const Param *p)
     b->grad_first = r->grad_count;
     b->value_cut = cut && r->place.zero == ZERO_VALUES;
     b->grad_cut = cut;
+    b->fp32 = is_fp32(r, p);
     b->unit = cut ? p->unit : -1;
 }
 
@@ -207,7 +218,7 @@ static void place_param(ParamRegistry *r, int id, int nth)
 {
     Param *p = &r->items[id];
     Bucket *b = &r->buckets[r->bucket_count];
-    if (b->params && b->unit != (cut_by_units(r, p) ? p->unit : -1)) {
+    if (b->params && (b->unit != (cut_by_units(r, p) ? p->unit : -1) || b->fp32 != is_fp32(r, p))) {
         close_bucket(r);
         b++;
     }
@@ -220,13 +231,20 @@ static void place_param(ParamRegistry *r, int id, int nth)
     r->order[nth] = id;
 }
 
-/* The tensors of one kind, in backward's order, first those of units, then the others. */
+typedef enum { PLACED_UNITS, PLACED_WHOLE, PLACED_FP32, PLACED_KINDS } Placed;
+
+static Placed placed_as(const ParamRegistry *r, const Param *p)
+{
+    return is_fp32(r, p) ? PLACED_FP32 : cut_by_units(r, p) ? PLACED_UNITS : PLACED_WHOLE;
+}
+
+/* The tensors of one kind, in backward's order, first those of units, then the others, those in fp32 last. */
 static void place_kind(ParamRegistry *r, ParamGroup group, Partial kind, int64_t bucket_elems, int *nth)
 {
-    for (int whole = 0; whole < 2; whole++)
+    for (Placed as = 0; as < PLACED_KINDS; as++)
         for (int id = r->count - 1; id >= 0; id--) {
             const Param *p = &r->items[id];
-            if (partial_of(r, p) != kind || p->spec.group != group || cut_by_units(r, p) == whole) continue;
+            if (partial_of(r, p) != kind || p->spec.group != group || placed_as(r, p) != as) continue;
             place_param(r, id, (*nth)++);
             const Bucket *b = &r->buckets[r->bucket_count];
             if (b->unit < 0 && r->flat_count - b->first >= bucket_elems) close_bucket(r);
@@ -348,6 +366,14 @@ static Err open_v(ParamStore *s, DType dtype, Arena *state)
     return tensor_new(state, &s->v, dtype, r->zero_count - least);
 }
 
+/* Numbers [first, first + count) of what `value`, or one as it was before, has of a bucket. */
+static Tensor value_slice(Tensor value, const Bucket *k, int64_t first, int64_t count)
+{
+    const DType dtype = k->fp32 ? F32 : value.dtype;
+    char *at = (char *)value.data + k->value_first * dtype_size(value.dtype) + first * dtype_size(dtype);
+    return tensor_of(at, dtype, count);
+}
+
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, StoreMemory memory,
                      StoreKinds kinds)
 {
@@ -357,8 +383,9 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
     TRY(setup_array(reg->setup, reg->bucket_count, &s->whole_value));
     for (int b = 0; b < reg->bucket_count; b++) {
         const Bucket *k = &reg->buckets[b];
-        if (!k->value_cut) s->whole_value[b] = tensor_row_slice(s->value, k->value_first, k->count);
+        if (!k->value_cut) s->whole_value[b] = value_slice(s->value, k, 0, k->count);
     }
+    ASSERT(!reg->fp32_vectors || kinds.value != F32);
     s->master = s->value;
     if (kinds.value != F32) TRY(tensor_new(memory.states, &s->master, F32, reg->zero_count));
     if (kinds.grads == GRADS_NONE) return ERR_OK;
@@ -374,25 +401,26 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
     return open_v(s, kinds.moments, memory.states);
 }
 
-/* Where in `value`, or in `grad`, a range of this rank's ZeRO shard begins. */
-static int64_t shard_at(const ParamRegistry *r, int id, ParamRange x, int64_t first, bool cut)
+/* Where in its bucket, or in this rank's near shard of that, a range of this rank's ZeRO shard begins. */
+static int64_t shard_at(const ParamRegistry *r, int id, ParamRange x, bool cut)
 {
     const Bucket *b = &r->buckets[r->items[id].bucket];
     if (!x.count) return 0;
     const int64_t near = cut ? b->near_shard * (b->count / b->near_shards) : 0;
-    return first + r->items[id].offset - b->first + x.first - near;
+    return r->items[id].offset - b->first + x.first - near;
 }
 
+/* The same in `value`, and in `grad`. */
 static int64_t value_at(const ParamRegistry *r, int id, ParamRange x)
 {
     const Bucket *b = &r->buckets[r->items[id].bucket];
-    return shard_at(r, id, x, b->value_first, b->value_cut);
+    return b->value_first + shard_at(r, id, x, b->value_cut) * value_elements(b);
 }
 
 static int64_t grad_at(const ParamRegistry *r, int id, ParamRange x)
 {
     const Bucket *b = &r->buckets[r->items[id].bucket];
-    return shard_at(r, id, x, b->grad_first, b->grad_cut);
+    return b->grad_first + shard_at(r, id, x, b->grad_cut);
 }
 
 FlatPart param_flat_part(const ParamStore *s, int id, int64_t first, int64_t count)
@@ -404,6 +432,7 @@ FlatPart param_flat_part(const ParamStore *s, int id, int64_t first, int64_t cou
     x.at += first - x.first;
     x.first = first;
     const bool decays = p->spec.flags & PARAM_DECAY, counts = !p->copy && shard_owner(p, &r->place);
+    const bool wide = r->buckets[p->bucket].fp32;
     return (FlatPart){ .grad = grad_at(r, id, x),
                        .value = value_at(r, id, x),
                        .shard = x.at,
@@ -411,7 +440,7 @@ FlatPart param_flat_part(const ParamStore *s, int id, int64_t first, int64_t cou
                        .count = count,
                        .number = p->global,
                        .flags = (decays ? FLAT_DECAYS : 0) | (counts ? FLAT_COUNTS : 0) |
-                                (p->spec.flags & PARAM_HIDDEN ? FLAT_HIDDEN : 0) |
+                                (p->spec.flags & PARAM_HIDDEN ? FLAT_HIDDEN : 0) | (wide ? FLAT_WIDE : 0) |
                                 (p->as_matrix ? FLAT_MUON : 0) };
 }
 
@@ -481,8 +510,7 @@ Tensor param_store_value(const ParamStore *s, int id, int age)
     ASSERT(age >= 0 && age <= s->older_count && age <= s->updates);
     if (!age) return view(s, id, s->whole_value[b]);
     const Bucket *k = &s->reg->buckets[b];
-    return view(s, id,
-                tensor_row_slice(s->older[(s->updates - age) % s->older_count], k->value_first, k->count));
+    return view(s, id, value_slice(s->older[(s->updates - age) % s->older_count], k, 0, k->count));
 }
 
 Tensor param_store_grad(const ParamStore *s, int id)
@@ -494,7 +522,7 @@ Tensor param_bucket_value(const ParamStore *s, int bucket)
 {
     const Bucket *k = &s->reg->buckets[bucket];
     const int64_t count = k->count / k->near_shards;
-    return tensor_row_slice(s->value, k->value_first + (k->value_cut ? 0 : k->near_shard * count), count);
+    return value_slice(s->value, k, k->value_cut ? 0 : k->near_shard * count, count);
 }
 
 Tensor param_bucket_grad(const ParamStore *s, int bucket)
@@ -547,7 +575,8 @@ Tensor param_zero_shard_master(const ParamStore *s, int id)
 Tensor param_zero_shard_value(const ParamStore *s, int id)
 {
     const ParamRange x = param_zero_shard(s->reg, id);
-    return tensor_row_slice(s->value, value_at(s->reg, id, x), x.count);
+    const Bucket *k = &s->reg->buckets[s->reg->items[id].bucket];
+    return value_slice(s->value, k, shard_at(s->reg, id, x, k->value_cut), x.count);
 }
 
 Tensor param_store_shift(const ParamStore *s, int id)

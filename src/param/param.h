@@ -10,7 +10,8 @@
  * one place that knows which copy of a weight is meant.
  *
  * Memory: flat device buffers, all with the same order, in which each parameter is padded to PARAM_ALIGN elements:
- *   value  what layers read: f32, or the 16-bit copy of the master, written by every update
+ *   value  what layers read: f32, or the 16-bit copy of the master, written by every update; there vectors may be copied
+ *          as they are (ParamRegistry.fp32_vectors)
  *   grad   i64 fixed point (or f32 with reproducible = run)
  *   master          f32, this rank's ZeRO shards alone; where the value is f32, the value itself
  *   m, v            f32 or bf16, likewise this rank's ZeRO shards; v of the parameters alone that have two moments
@@ -147,6 +148,7 @@ typedef struct {
     /* Where in `value` and in `grad` it begins: all of it, or, where these are cut, its near shard. */
     int64_t value_first, grad_first;
     bool value_cut, grad_cut;
+    bool fp32;                   /* its values are, whatever the store's others are (ParamRegistry.fp32_vectors) */
     int unit;                    /* of what is in it, where any is cut; else -1 */
     int zero_shards, zero_shard; /* how many ZeRO shards it has; which is this rank's */
     int near_shards, near_shard;
@@ -161,7 +163,8 @@ typedef struct {
     int count, capacity;
     int units;                       /* how many were begun */
     int64_t flat_count;              /* elements of all buckets, each whole */
-    int64_t value_count, grad_count; /* elements of `value` and of `grad` */
+    /* Elements of `value` and of `grad`. A number of an fp32 bucket takes two elements of `value`, which is of 16 bits. */
+    int64_t value_count, grad_count;
     int64_t zero_count;              /* elements of this rank's ZeRO shards */
     Bucket *buckets;
     int bucket_count;
@@ -169,6 +172,9 @@ typedef struct {
     int64_t partial_at[PARTIAL_KINDS + 1];
     int *order; /* [count] parameters in the order of their offsets */
     ParamPlace place;
+    /* Layers read vectors, and tables of positions, in fp32, though `value` is of 16 bits. To be set before the layout:
+     * these lie in buckets of their own, and none of them is of a unit. */
+    bool fp32_vectors;
     SetupArena *setup;
 } ParamRegistry;
 
@@ -265,7 +271,7 @@ typedef struct {
      * groups of ZeRO it is these in the rank's own, and `far` those that have the same near shard in others; else
      * NULL. */
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
-    Tensor value;    /* [value_count] */
+    Tensor value;    /* [value_count] of its dtype; an fp32 bucket in it is of F32 (param_bucket_value) */
     Tensor master;   /* value itself if that is f32, else it has the shape of m and v */
     Tensor m, v;     /* [zero_count], and less where some have no v (param_held); of one dtype */
     int64_t *before; /* [count] elements of v that others before it do not have */
@@ -314,7 +320,8 @@ Err param_store_clear_fresh(ParamStore *s, Stream *stream, int id);
 /* Fills the masters by their Init, with `threads` threads of the host. They are to be published (param_set_publish). */
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
 
-/* What layers read in the masters' place, of 16 bits; absent where they read the masters. An update writes both. */
+/* What layers read in the masters' place, of 16 bits but for parts with FLAT_WIDE; absent where they read the masters.
+ * An update writes both. */
 static inline Tensor param_store_copy(const ParamStore *s)
 {
     return s->value.dtype == F32 ? (Tensor){ 0 } : s->value;

@@ -307,6 +307,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
     *out = (TrainSpec){ .device.kind = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
                         .compute = dtypes[cfg->run.precision],
                         .fp32_residual = cfg->run.fp32_residual,
+                        .fp32_vectors = cfg->run.fp32_vectors,
                         .model = model_spec(cfg, vocab),
                         .pipeline = pipeline_spec(cfg),
                         .micro_batch = cfg->train.micro_batch,
