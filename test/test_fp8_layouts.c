@@ -184,13 +184,15 @@ static double apart(const TinyRun *a, const TinyRun *b)
 }
 
 /* A number of 3 bits of mantissa is off by some 2.6 % on the average, so a product of two by 3.7 %; on the way back
- * through two blocks there are eight. */
+ * through two blocks there are eight. Gradients of 2 bits, which a scale for a tensor goes with, add to that. */
 TEST(gradients_are_near_those_of_bf16)
 {
     const TrainSpec specs[] = { tiny_gpt2(), tiny_llama(), tiny_latent(tiny_llama(), 24) };
     for (int i = 0; i < 3; i++) {
+        double whole = 0;
         for (Fp8Recipe k = FP8_TENSORWISE; k <= FP8_MXFP8; k++) {
-            TrainSpec s = spec_of(specs[i], k, 0), plain;
+            TrainSpec s = spec_of(specs[i], FP8_BLOCKWISE, 0), plain; /* (as wide for all) */
+            s.model.fp8.recipe = k;
             if (i == 2) s.model.head_dim = 14;
             plain = s;
             plain.model.fp8.recipe = FP8_NONE;
@@ -199,7 +201,9 @@ TEST(gradients_are_near_those_of_bf16)
             printf("    model %d, %-10s gradients %.4f apart, losses %.2e\n", i, fp8_recipe_name(k), far,
                    fabs(coarse.loss[0] - fine.loss[0]));
             CHECK_MSG(far > 0.005 && far < 0.13, "model %d, %s: gradients %.4f apart", i, fp8_recipe_name(k), far);
-            CHECK_CLOSE(coarse.loss[0], fine.loss[0], 2e-4, "model %d, %s", i, fp8_recipe_name(k));
+            CHECK_CLOSE(coarse.loss[0], fine.loss[0], 5e-4, "model %d, %s", i, fp8_recipe_name(k));
+            if (k == FP8_TENSORWISE) whole = far;
+            else CHECK_MSG(far < .9 * whole, "model %d: %s is no nearer than a scale for a tensor", i, fp8_recipe_name(k));
             state_free(&coarse), state_free(&fine);
         }
     }
