@@ -140,18 +140,59 @@ static Err go_on(Trainer *t, void *user)
     return ERR_OK;
 }
 
-/* Largest magnitudes of weights are those of the weights that are there: an evaluation and a step make them anew, so
- * that one between two steps changes nothing. */
+/* Largest magnitudes of weights, and their codes, are those of the weights that are there: an evaluation and a step make
+ * them anew, so that one between two steps changes nothing. */
 TEST(weights_that_have_changed)
 {
-    Further f = { 0 };
-    TrainSpec s = spec_of(tiny_gpt2(), FP8_TENSORWISE, 0);
-    TinyRun all = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 4), parted = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2);
-    parted.after = go_on, parted.user = &f;
-    tiny_train(&all), tiny_train(&parted);
-    CHECK_MSG(!all.err && !parted.err, "%s %s", all.message, parted.message);
-    CHECK(f.loss[0] == all.loss[2] && f.loss[1] == all.loss[3]);
-    CHECK(f.eval[0] == f.eval[1]);
+    for (int keeps = 0; keeps < 2; keeps++) {
+        Further f = { 0 };
+        TrainSpec s = spec_of(tiny_gpt2(), FP8_TENSORWISE, 0);
+        s.model.fp8.keeps_weights = keeps;
+        TinyRun all = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 4), parted = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2);
+        parted.after = go_on, parted.user = &f;
+        tiny_train(&all), tiny_train(&parted);
+        CHECK_MSG(!all.err && !parted.err, "%s %s", all.message, parted.message);
+        CHECK(f.loss[0] == all.loss[2] && f.loss[1] == all.loss[3]);
+        CHECK(f.eval[0] == f.eval[1]);
+    }
+}
+
+/* Codes that are kept are those that would be made again, whatever is recomputed, cut or updated on the way. */
+TEST(weights_that_are_kept)
+{
+    static const Layout all[] = { { 1, 1, 0, 1, 2, 1 }, { 2, 2, 1, 1, 2, 1, ISA_AUTO, 2 }, { 2, 1, 0, 1, 2, 1, ISA_AUTO, 3 },
+                                  { 1, 1, 0, 2, 2, 1, ISA_AUTO, 0, 1, "zb-h1" } };
+    for (Fp8Recipe k = FP8_TENSORWISE; k <= FP8_MXFP8; k++) {
+        uint64_t want = 0;
+        for (int i = 0; i < 5; i++) {
+            TrainSpec s = spec_of(tiny_gpt2(), k, 0);
+            s.model.fp8.keeps_weights = i;
+            if (i == 2) s.model.recompute = tiny_recompute(RECOMPUTE_FULL);
+            TinyRun r = run_of(s, all[i ? i - 1 : 0], 3);
+            tiny_train(&r);
+            CHECK_MSG(!r.err, "%s", r.message);
+            if (!i) want = r.hash;
+            CHECK_MSG(r.hash == want, "%s, %d", fp8_recipe_name(k), i);
+        }
+    }
+}
+
+/* Schedules that update on the way read older weights, too: nothing that is kept is of those. */
+TEST(weights_of_some_updates_ago)
+{
+    for (int pp = 1; pp <= 2; pp++) {
+        double loss[2][STEPS];
+        for (int keeps = 0; keeps < 2; keeps++) {
+            TrainSpec s = spec_of(tiny_gpt2(), FP8_TENSORWISE, 0);
+            s.model.fp8.keeps_weights = keeps;
+            s.exact = false;
+            TinyRun r = run_of(s, (Layout){ 1, 1, 0, pp, 2, 1, ISA_AUTO, 0, 1, "pipedream" }, STEPS);
+            tiny_train(&r);
+            CHECK_MSG(!r.err, "%s", r.message);
+            memcpy(loss[keeps], r.loss, sizeof *loss);
+        }
+        CHECK(!memcmp(loss[0], loss[1], sizeof *loss));
+    }
 }
 
 /* ---- beside bf16 ---- */

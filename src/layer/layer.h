@@ -344,6 +344,8 @@ typedef struct {
 } LinearSpec;
 
 Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);
+/* Room in `state` for what products of 8 bits keep of weights; *s is a store of `spec`'s layers. */
+Err fp8_keep_weights(ParamStore *s, const Fp8Spec *spec, Arena *state);
 /*
  * COLUMN: x [R, in] -> y [N, out / tp], with the bias.
  * ROW:    x [N, in / tp] -> y [R, out], WITHOUT the bias: the residual add applies it once.
