@@ -148,7 +148,8 @@ static Err check_cast(const Cast *a)
     if (a->amax.data ? f->ndim != 1
                      : f->ndim != 2 || f->dim[0] != fp8_block_count(rows, a->blocks.rows) ||
                            f->dim[1] != fp8_block_count(columns, a->blocks.columns))
-        return err_set(ERR_SHAPE, "fp8_cast: %s has not a factor for each block", a->transposed ? "turned" : "y");
+        return err_set(ERR_SHAPE, "fp8_cast: %s has not a factor for each block",
+                       a->transposed ? "turned" : "y");
     return ERR_OK;
 }
 
@@ -165,7 +166,8 @@ static Err cast_into(Stream *s, const Cast *a)
 
 Err CPU(fp8_cast)(Stream *s, const fp8_cast_args *a)
 {
-    const Cast y = { a->x, a->y, a->amax, a->blocks, false }, turned = { a->x, a->turned, a->amax, a->blocks, true };
+    const Cast y = { a->x, a->y, a->amax, a->blocks, false },
+               turned = { a->x, a->turned, a->amax, a->blocks, true };
     if (!a->y.data && !a->turned.data) return err_set(ERR_SHAPE, "fp8_cast: nothing is to be written");
     if (a->y.data) TRY(cast_into(s, &y));
     return a->turned.data ? cast_into(s, &turned) : ERR_OK;

@@ -66,8 +66,8 @@ static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax,
 {
     if (turned) TRY(alloc_operand(c, recipe, r, x.dim[1], x.dim[0], turned));
     if (y) TRY(alloc_operand(c, recipe, r, x.dim[0], x.dim[1], y));
-    return op(c->s, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x, .amax = amax,
-              .blocks = blocks_of(recipe, r));
+    return op(c->s, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x,
+              .amax = amax, .blocks = blocks_of(recipe, r));
 }
 
 /* ---- largest magnitudes ---- */
@@ -222,8 +222,7 @@ Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole)
 /* dy's codes, from before or now. */
 static Err turned_gradient(Ctx *c, const Wgrad *w, Tensor dy, Operand *out)
 {
-    if (!w->turned.data)
-        return cast_operand(c, w->fp8, (Role){ .gradient = true }, dy, w->amax, NULL, out);
+    if (!w->turned.data) return cast_operand(c, w->fp8, (Role){ .gradient = true }, dy, w->amax, NULL, out);
     *out = (Operand){ w->turned, w->factor };
     out->codes.scale = &out->factor;
     return ERR_OK;

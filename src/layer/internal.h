@@ -113,8 +113,8 @@ Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, int weight, Tensor x, Fp8Weight 
 Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a);
 /* backward: dy is the operand; what is known of it goes along with wgrad, which names it as this rank holds it. */
 Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out);
-/* dx = dy w of some rows dy, or the gradient of gelu_x. whole: dy are all rows that this weight gradient is of, and it is
- * made before scratch is released: it gets their codes from the same cast. NULL: they are not. */
+/* dx = dy w of some rows dy, or the gradient of gelu_x. whole: dy are all rows that this weight gradient is of, and it
+ * is made before scratch is released: it gets their codes from the same cast. NULL: they are not. */
 Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole);
 /* dw += dy^T x */
 Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);

@@ -265,9 +265,10 @@ typedef struct {
 
 /* What products of 8-bit operands keep of the newest values until these change (layer.h, fp8_keep_weights). */
 typedef struct {
-    Tensor amax;                  /* [count] i64: what op fp8_amax says, over all ranks that have some of it; or absent */
-    ParamCodes *codes;            /* [count] of those with PARAM_EIGHT_BITS; NULL: made for each product */
-    bool *amax_known, *cast;      /* [count] in host memory: what of it holds */
+    /* [count] i64: what op fp8_amax says, over all ranks that have some of it; or absent */
+    Tensor amax;
+    ParamCodes *codes;       /* [count] of those with PARAM_EIGHT_BITS; NULL: made for each product */
+    bool *amax_known, *cast; /* [count] in host memory: what of it holds */
 } ParamEights;
 
 /* The buffers of one registry. */
