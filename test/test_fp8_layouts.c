@@ -185,7 +185,7 @@ TEST(weights_of_some_updates_ago)
         for (int keeps = 0; keeps < 2; keeps++) {
             TrainSpec s = spec_of(tiny_gpt2(), FP8_TENSORWISE, 0);
             s.model.fp8.keeps_weights = keeps;
-            s.exact = false;
+            s.exact = s.model.tied = false;
             s.update.clip = 0;
             TinyRun r = run_of(s, (Layout){ 1, 1, 0, pp, 2, 1, ISA_AUTO, 0, 1, "pipedream" }, STEPS);
             tiny_train(&r);
