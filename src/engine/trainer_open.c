@@ -148,6 +148,8 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
     if (t->parts.step.slices > 1)
         TRY(setup_array(&t->memory.setup, stage_attention_layers(stage->model), &s->slot.keys));
     TRY(stage_save_init(stage->model, &s->save, &t->memory.setup));
+    if (t->spec.model.fp8.recipe == FP8_TENSORWISE)
+        TRY(tensor_new(&t->memory.state, &s->slot.amax, I64, stage->params->reg->count));
     return batch_alloc(&batch, &s->batch, &t->memory.state);
 }
 
@@ -311,6 +313,7 @@ static Err open_stores(Trainer *t)
                              (StoreKinds){ s->compute, s->update.moments, grads }));
         if (grads != GRADS_NONE)
             TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
+        TRY(fp8_keep_weights(&t->stores[r], &s->model.fp8, &t->memory.state));
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++) {
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
             t->stores[r].far[g] = parts_far(&t->parts, t->world, r, g);

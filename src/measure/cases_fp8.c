@@ -10,7 +10,7 @@ static Err make_codes(Maker *m, Tensor *out, int n, DType t, int64_t rows, int64
     const int64_t dims[] = { rows, columns };
     TRY(maker_tensor(m, out, 1, FILL_UNIFORM, t, 2, dims));
     const Fp8Blocks b = { (int)high, BLOCK, FP8_SCALE_POWER_OF_TWO };
-    if (m->c->option) {
+    if (m->c->option % 2) {
         TRY(maker_tensor(m, f, 1, FILL_POSITIVE, F32, 2,
                          (int64_t[]){ fp8_block_count(rows, high), fp8_factor_ld(b, columns) }));
         *f = tensor_col_slice(*f, 0, fp8_block_count(columns, BLOCK));
@@ -29,16 +29,17 @@ BENCH(fp8_amax, { "qkv", QKV }, { "fc2", FC2 })
     return ERR_OK;
 }
 
-/* Of activations, as they are (option 0, 1), and transposed (2, 3). */
-BENCH(fp8_cast, { "fc2, tensor", FC2, 0 }, { "fc2, blocks", FC2, 1 }, { "fc2 transposed, blocks", FC2, 3 })
+/* Of activations: as they are (option 0, 1), transposed (3), both (4, 5). */
+BENCH(fp8_cast, { "fc2, tensor", FC2, 0 }, { "fc2, blocks", FC2, 1 }, { "fc2 transposed, blocks", FC2, 3 },
+      { "fc2 both, tensor", FC2, 4 }, { "fc2 both, blocks", FC2, 5 })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
-    a->transposed = m->c->option / 2;
     if (m->c->option % 2) a->blocks = (Fp8Blocks){ 1, BLOCK, FP8_SCALE_POWER_OF_TWO };
     else MAKE(amax, 0, ZERO, I64, 1);
     ONCE(x, N, I);
-    return make_codes(m, &a->y, 0, E4M3, a->transposed ? I : N, a->transposed ? N : I, 1);
+    if (m->c->option != 3) TRY(make_codes(m, &a->y, 0, E4M3, N, I, 1));
+    return m->c->option < 2 ? ERR_OK : make_codes(m, &a->turned, 1, E4M3, I, N, 1);
 }
 
 BENCH(fp8_values, { "fc2, tensor", FC2 }, { "fc2, blocks", FC2, 1 })

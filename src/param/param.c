@@ -482,9 +482,17 @@ Err param_store_age(ParamStore *s, Stream *stream)
     return ERR_OK;
 }
 
+void param_store_forget(ParamStore *s)
+{
+    const ParamEights *e = &s->eights;
+    for (int i = 0; i < s->reg->count && e->amax_known; i++) e->amax_known[i] = false;
+    for (int i = 0; i < s->reg->count && e->cast; i++) e->cast[i] = false;
+}
+
 void param_store_begin(ParamStore *s)
 {
     for (int i = 0; i < s->reg->count; i++) s->fresh[i] = true;
+    param_store_forget(s);
 }
 
 Err param_store_clear_fresh(ParamStore *s, Stream *stream, int id)

@@ -99,7 +99,8 @@ enum {
     PARAM_COPY = 2,   /* the parameter of this name in another registry is the one that counts (Param.copy) */
     PARAM_HIDDEN = 4, /* a matrix of a block: the wider the model, the more inputs it has */
     PARAM_TABLE = 8,  /* a row for each token or position, not a matrix that inputs are multiplied by */
-    PARAM_ROUTER = 16
+    PARAM_ROUTER = 16,
+    PARAM_EIGHT_BITS = 32 /* its products are of 8-bit operands */
 };
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 4, PARAM_NAME_MAX = 64 };
 
@@ -263,6 +264,19 @@ typedef struct {
 /* Allocates in `state`; without `gradients` only shifts and flags. */
 Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
 
+/* Codes of a weight and of it transposed, with their factors (ops.def). */
+typedef struct {
+    Tensor codes[2], factor[2];
+} ParamCodes;
+
+/* What products of 8-bit operands keep of the newest values until these change (layer.h, fp8_keep_weights). */
+typedef struct {
+    /* [count] i64: what op fp8_amax says, over all ranks that have some of it; or absent */
+    Tensor amax;
+    ParamCodes *codes;       /* [count] of those with PARAM_EIGHT_BITS; NULL: made for each product */
+    bool *amax_known, *cast; /* [count] in host memory: what of it holds */
+} ParamEights;
+
 /* The buffers of one registry. */
 typedef struct {
     const ParamRegistry *reg;
@@ -288,6 +302,7 @@ typedef struct {
     /* [count] in host memory: nothing was added to the gradient in this step. Its memory then holds no number of this
      * step, and who adds first overwrites it, so that no pass over the gradients clears them. */
     bool *fresh;
+    ParamEights eights;
     ParamListener listener;
     Err failed; /* what listener.read or write returned: layers go on, the executor stops behind the action */
 } ParamStore;
@@ -312,7 +327,10 @@ Err param_store_keep_older(ParamStore *s, int count, Arena *state);
 /* The present values become one update older. To be called before the update. */
 Err param_store_age(ParamStore *s, Stream *stream);
 
-/* A step begins, perhaps the same once more: all gradients are fresh. */
+/* Values may have changed: what was kept of them is forgotten. */
+void param_store_forget(ParamStore *s);
+
+/* A step begins, perhaps the same once more: all gradients are fresh, and nothing is known of values. */
 void param_store_begin(ParamStore *s);
 /* A parameter whose gradient is fresh has 0, and is so no more. Its bucket must be whole. */
 Err param_store_clear_fresh(ParamStore *s, Stream *stream, int id);
