@@ -114,8 +114,9 @@ static void check_memory(void)
     if (limit > 0) printf("memory limit %s (control group)\n", units_bytes(a, limit));
     kernel_value("/sys/kernel/mm/transparent_hugepage/enabled", "", huge);
     printf("huge pages   %s\n", huge[0] ? huge : "unknown");
-    advise(strstr(huge, "[never]") != NULL, "huge pages are off, which costs a few percent: echo madvise > "
-                                            "/sys/kernel/mm/transparent_hugepage/enabled");
+    advise(strstr(huge, "[never]") != NULL,
+           "huge pages are off, which may cost a few percent: echo madvise > "
+           "/sys/kernel/mm/transparent_hugepage/enabled");
     advise(available && available < GIB,
            "less than 1 GiB of memory is available: end other programs, or take a model that "
            "'megatrain plan' says is small enough");

@@ -17,8 +17,8 @@ static const char *variable_of_threads(void)
     return NULL;
 }
 
-/* Alone on a machine of one node, threads that can move lose little; beside other programs, which a quota hints at,
- * bound ones lose much (docs/planner.md, "Bound threads"). */
+/* Where there are several nodes memory is near or far, and threads that move leave theirs. With a quota others have the
+ * machine, too: bound beside them a rank loses more than it wins (docs/planner.md, "Bound threads"). */
 static bool has_nodes(const Machine *m) { return m->nodes > 1 && !(processors_quota("") > 0); }
 
 /* What stands against it; "": nothing. */
