@@ -18,9 +18,9 @@ typedef enum { PLACEMENT_CORE, PLACEMENT_NODE } PlacementUnit;
  * The processors of `allowed` for each of `ranks` ranks; sets: so many empty ones, which are filled. It depends on
  * nothing else.
  *
- *   CORE   each has its own cores, neighbours of one another, and all of their processors. They are equally many, but for
- *          what does not divide. Within a socket, a node, a cache, where no rank gets fewer by that. Where there are more
- *          ranks than cores each has processors of its own, and cores are shared.
+ *   CORE   each has its own cores, neighbours of one another, and all of their processors. They are equally many,
+ *          but for what does not divide. Within a socket, a node, a cache, where no rank gets fewer by that. Where
+ *          there are more ranks than cores each has processors of its own, and cores are shared.
  *   NODE   the whole nodes in which those lie: others' ranks may have them, too
  *
  * False: there are fewer processors than ranks, or no memory.
