@@ -36,7 +36,7 @@ CFLAGS  := -std=gnu17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_S
 CXX_SRC := $(sort $(wildcard src/*/*.cc))
 CXXFLAGS := -std=gnu++17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP -Wall -Wextra -Wshadow $(EXTRA_CFLAGS)
 LDFLAGS := -fopenmp $(EXTRA_LDFLAGS)
-HOST_LIBS := -linih -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lgloo -lstdc++ -ldl -lpthread -lm
+HOST_LIBS := -linih -lhwloc -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lgloo -lstdc++ -ldl -lpthread -lm
 LIBS    := $(HOST_LIBS)
 PREFIX  ?= /usr/local
 

@@ -30,6 +30,7 @@ only 'ini' src/config/
 only 'utf8proc' src/data/
 only 'pcre2' src/data/
 only 'gloo/' src/comm/gloo
+only 'hwloc' src/base/placement
 only 'sodium' 'src/boot/\(greet\|secret\)'
 # the CUDA backend sees base and device, and its communicators comm
 grep -nE '^#include "comm/' -r cuda | grep -vE '^cuda/(nccl_world\.h|staged\.c):' && complain "only communicators see comm"

@@ -25,6 +25,7 @@ header:utf8proc.h    libutf8proc-dev     utf8proc-devel      libutf8proc
 header:zlib.h        zlib1g-dev          zlib-devel          zlib
 header:zstd.h        libzstd-dev         libzstd-devel       zstd
 header:sodium.h      libsodium-dev       libsodium-devel     libsodium
+header:hwloc.h       libhwloc-dev        hwloc-devel         libhwloc
 header:gloo/context.h libgloo-dev        gloo-devel          -
 command:xz           xz-utils            xz                  xz
 command:bzip2        bzip2               bzip2               bzip2

@@ -61,10 +61,10 @@ deps 0
 check "nothing missing: not a word" [ ! -s out.txt ]
 called ""
 
-machine apt-get 1000 ini.h gloo/context.h xz
+machine apt-get 1000 ini.h hwloc.h gloo/context.h xz
 deps 1
-says "missing: libinih-dev libgloo-dev xz-utils"
-says "    sudo apt-get install -y --no-install-recommends libinih-dev libgloo-dev xz-utils"
+says "missing: libinih-dev libhwloc-dev libgloo-dev xz-utils"
+says "    sudo apt-get install -y --no-install-recommends libinih-dev libhwloc-dev libgloo-dev xz-utils"
 check "no word of conda" [ "$(grep -c conda out.txt)" -eq 0 ]
 called ""
 # the command that it names is all there is to do
@@ -97,9 +97,9 @@ machine apt-get 1000 mpirun
 deps 1 launchers
 says "openmpi-bin"
 
-machine dnf 1000 ini.h zlib.h g++ ps
+machine dnf 1000 ini.h zlib.h hwloc.h g++ ps
 deps 1
-says "    sudo dnf install -y gcc-c++ inih-devel zlib-devel procps-ng"
+says "    sudo dnf install -y gcc-c++ inih-devel zlib-devel hwloc-devel procps-ng"
 called ""
 machine dnf 0 ini.h zlib.h
 deps 0
@@ -107,10 +107,10 @@ called "dnf install -y inih-devel zlib-devel"
 says "hello from dnf"
 
 conda=/home/me/env
-machine apt-get 1000 ini.h gloo/context.h utf8proc.h
+machine apt-get 1000 ini.h gloo/context.h utf8proc.h hwloc.h
 deps 1
-says "sudo apt-get install -y --no-install-recommends libinih-dev libutf8proc-dev libgloo-dev"
-says "    conda install -c conda-forge inih libutf8proc"
+says "sudo apt-get install -y --no-install-recommends libinih-dev libutf8proc-dev libhwloc-dev libgloo-dev"
+says "    conda install -c conda-forge inih libutf8proc libhwloc"
 says "has gloo/context.h"
 called ""
 conda=

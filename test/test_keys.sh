@@ -35,6 +35,7 @@ run.seed                   | 5            | loss
 run.reproducible           | run          | loss
 run.graphs                 | true         | refused 2 only device=cuda
 run.autotune               | true         | refused 2 only device=cuda
+run.bind                   | core         | same run.bind=core | RANKS=2
 model.arch                 | llama        | loss
 model.layers               | 2            | loss
 model.hidden               | 64           | loss

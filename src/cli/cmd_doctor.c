@@ -18,6 +18,7 @@
 #include "comm/gpu.h"
 #include "device/device.h"
 #include "measure/calibrate.h"
+#include "train/bind.h"
 
 enum { GIB = 1 << 30, LINE_BYTES = 512 };
 
@@ -77,7 +78,7 @@ static int64_t meminfo(const char *key)
 
 static void check_processor(void)
 {
-    char model[LINE_BYTES];
+    char model[LINE_BYTES], places[LINE_BYTES];
     kernel_value("/proc/cpuinfo", "model name", model);
     int allowed = processors_share(1, 1);
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN), threads = omp_get_max_threads();
@@ -87,6 +88,8 @@ static void check_processor(void)
     printf("kernels      %s (of avx512, avx2, c)\n", isa_name(isa_best()));
     printf("bf16 dots    %s (debug.dot)\n",
            dot_supported() ? "vdpbf16, fma" : "fma; vdpbf16 by other instructions, slowly");
+    bind_describe(places, sizeof places);
+    printf("placement    %s\n", places);
     advise(threads > allowed, "more threads than processors: unset OMP_NUM_THREADS or set it to %d", allowed);
     advise(isa_best() == ISA_C, "no AVX2 with FMA, so runs are right but several times slower: take a "
                                 "processor that has it (x86-64-v3)");
@@ -111,8 +114,9 @@ static void check_memory(void)
     if (limit > 0) printf("memory limit %s (control group)\n", units_bytes(a, limit));
     kernel_value("/sys/kernel/mm/transparent_hugepage/enabled", "", huge);
     printf("huge pages   %s\n", huge[0] ? huge : "unknown");
-    advise(strstr(huge, "[never]") != NULL, "huge pages are off, which costs a few percent: echo madvise > "
-                                            "/sys/kernel/mm/transparent_hugepage/enabled");
+    advise(strstr(huge, "[never]") != NULL,
+           "huge pages are off, which may cost a few percent: echo madvise > "
+           "/sys/kernel/mm/transparent_hugepage/enabled");
     advise(available && available < GIB,
            "less than 1 GiB of memory is available: end other programs, or take a model that "
            "'megatrain plan' says is small enough");

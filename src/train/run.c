@@ -16,6 +16,7 @@
 #include "base/units.h"
 #include "hf/folder.h"
 #include "hf/load.h"
+#include "train/bind.h"
 #include "train/data_id.h"
 #include "train/kept.h"
 #include "train/preflight.h"
@@ -232,7 +233,9 @@ static Err open_all(Run *r, RunPurpose purpose)
         r->spec.ramp.count = 0;
     }
     TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));
+    const bool chosen = !r->spec.device.threads && !getenv("OMP_NUM_THREADS");
     if (!r->spec.device.threads) r->spec.device.threads = threads_of_rank(r->ranks, &r->plan);
+    if (r->ranks) bind_rank(c, r->ranks, &r->spec.device.threads, chosen);
     TRY(check_memory(r));
     TRY(open_trainer(r));
     r->trainer_open = true;

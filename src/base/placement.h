@@ -1,0 +1,46 @@
+/*
+ * Processors for the ranks of one machine, by hwloc's picture of it: sockets, memory nodes, caches, cores and their
+ * hardware threads, each of which is a processor.
+ *
+ * A process that is bound before it touches its memory gets it on its own node: the kernel takes a page from the node
+ * of the thread that touches it first.
+ */
+#ifndef MEGATRAIN_BASE_PLACEMENT_H
+#define MEGATRAIN_BASE_PLACEMENT_H
+
+#include <hwloc.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef enum { PLACEMENT_CORE, PLACEMENT_NODE } PlacementUnit;
+
+/*
+ * The processors of `allowed` for each of `ranks` ranks; sets: so many empty ones, which are filled. It depends on
+ * nothing else.
+ *
+ *   CORE   each has its own cores, neighbours of one another, and all of their processors. They are equally many,
+ *          but for what does not divide. Within a socket, a node, a cache, where no rank gets fewer by that. Where
+ *          there are more ranks than cores each has processors of its own, and cores are shared.
+ *   NODE   the whole nodes in which those lie: others' ranks may have them, too
+ *
+ * False: there are fewer processors than ranks, or no memory.
+ */
+bool placement_of(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUnit unit, int ranks,
+                  hwloc_bitmap_t *sets);
+
+/* What this process may use, by hwloc, which HWLOC_SYNTHETIC and others of its variables may show another machine; then
+ * it is that whole machine, `elsewhere`. False: hwloc cannot say. */
+typedef struct {
+    int nodes, cores, processors; /* nodes: that have processors of these */
+    bool elsewhere;
+} Machine;
+bool machine_look(Machine *m);
+
+/*
+ * Binds all threads of this process, and so those that they will make, to what placement_of gives it as number `rank`.
+ * In `text` are the sets of all, as "0-3 4-7", or why nothing was done. Returns how many processors this rank has; 0:
+ * nothing was done.
+ */
+int placement_bind(PlacementUnit unit, int ranks, int rank, char *text, size_t size);
+
+#endif
