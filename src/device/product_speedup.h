@@ -1,7 +1,8 @@
 /*
- * How the CPU's threads share a product (src/cpu/gemm.c): a task is whole tiles, a small product has few tasks, and what
- * is too small to share is one thread's. So a product of so many threads is not as much faster as there are of them, and
- * between two sizes by how much is a matter of steps. A planner has to know it of shapes that nobody measured.
+ * How the CPU's threads share a product (src/cpu/gemm.c): a task is whole tiles, a small product has few tasks, and
+ * what is too small to share is one thread's. So a product of so many threads is not as much faster as there are of
+ * them, and between two sizes by how much is a matter of steps. A planner has to know it of shapes that nobody
+ * measured.
  */
 #ifndef MEGATRAIN_DEVICE_PRODUCT_SPEEDUP_H
 #define MEGATRAIN_DEVICE_PRODUCT_SPEEDUP_H
@@ -13,8 +14,8 @@ typedef struct {
     bool bf16;
 } ProductShape;
 
-/* Of linear_fwd, linear_dx and linear_dw: by how much faster than one thread so many are, were tasks all that counts, by
- * this processor's instruction set. Other ops: 1. */
+/* Of linear_fwd, linear_dx and linear_dw: by how much faster than one thread so many are, were tasks all that counts,
+ * by this processor's instruction set. Other ops: 1. */
 double product_speedup(OpId id, ProductShape shape, int threads);
 
 /* By the builds of src/cpu/ (linear.c). */
