@@ -8,6 +8,7 @@
 #include "cost/cost.h"
 #include "cost/measured.h"
 #include "cost/reached.h"
+#include "device/product_speedup.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -392,6 +393,44 @@ TEST(calls_take_their_bytes_over_the_slowest_link)
         for (int64_t bytes = 1; bytes < INT64_C(1) << 40; bytes *= 4)
             CHECK(cost_call(&m, k, hosts, bytes) < cost_call(&m, k, hosts, 4 * bytes) &&
                   cost_call(&m, k, hosts, bytes) > 0);
+}
+
+/* Two threads have tasks of whole tiles; what is measured at corners of a cell follows their steps, and so does what is
+ * said in between. */
+TEST(between_sizes_threads_share_tasks)
+{
+    static const OpId ids[] = { OP_linear_fwd, OP_linear_dx, OP_linear_dw };
+    static const int64_t sizes[] = { 8, 96, 128, 192, 256, 384, 512, 2048 };
+    for (int k = 0; k < 3; k++) {
+        int cut = 0;
+        for (int i = 0; i < 512; i++) {
+            const ProductShape shape = { sizes[i / 64], sizes[i / 8 % 8], sizes[i % 8], false };
+            const double one = product_speedup(ids[k], shape, 1), two = product_speedup(ids[k], shape, 2),
+                         three = product_speedup(ids[k], shape, 3);
+            CHECK(one == 1 && two >= 1 && two <= 2 && three >= 1 && three <= 3);
+            cut += two > 1 && two < 1.9;
+        }
+        CHECK(cut > 0);
+        CHECK(product_speedup(ids[k], (ProductShape){ 2048, 2048, 2048, false }, 2) > 1.7);
+        CHECK(product_speedup(ids[k], (ProductShape){ 8, 16, 8, false }, 2) == 1);
+    }
+    CHECK(product_speedup(OP_attention_fwd, (ProductShape){ 2048, 2048, 2048, false }, 2) == 1);
+
+    const double gflop_s = 50;
+    DevicePoint points[8];
+    for (int i = 0; i < 8; i++) {
+        const ProductShape at = { i & 4 ? 512 : 128, i & 2 ? 512 : 128, i & 1 ? 512 : 128, false };
+        const double us = (double)(at.rows * at.outputs * at.inputs) / gflop_s * 2e-3 / product_speedup(OP_linear_fwd, at, 2);
+        points[i] = (DevicePoint){ "linear_fwd", "f32", 1, 2, 3, { (double)at.rows, (double)at.outputs, (double)at.inputs }, us };
+    }
+    const DevicePoints all = { .items = points, .count = 8, .names = 1 };
+    for (int64_t n = 128; n <= 512; n += 64) {
+        linear_fwd_args a = linear(256, n, n);
+        a.y.dtype = a.x.dtype = a.w.dtype = F32;
+        double seconds = 0;
+        CHECK(measured_op(&all, OP_linear_fwd, &a, 1, 2, &seconds));
+        SAME(seconds, (double)(256 * n * n) / gflop_s * 2e-9 / product_speedup(OP_linear_fwd, (ProductShape){ 256, n, n, false }, 2));
+    }
 }
 
 /* A GPU's by its link; a host's processors read and write, all ranks at once. */

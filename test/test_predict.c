@@ -247,6 +247,30 @@ TEST(calls_take_longer_behind_work)
     CHECK(cost_skew(&m, 2, 1) == 0);
 }
 
+/* A pipeline of four ranks, whose members of a call of all take so long on two processors. */
+static double step_of_turns(double us)
+{
+    DevicePoint points[] = { { "exchange", "", 4, 1, 1, { 1e9 }, us } };
+    Case c = stages(8, 4, UNITS_MOST);
+    CostModel m;
+    Prediction p = { 0 };
+    c.device.multiprocessors = 0;
+    c.device.processors = 2;
+    c.device.points = (DevicePoints){ .items = points, .count = 1, .names = 1 };
+    OK(cost_open(&m, &c.device, 4));
+    OK(predict(&m, &c.spec, c.grid, &p));
+    return p.step_s;
+}
+
+/* Nobody is idle behind whom a message could hide: of its time, while four calls share two processors, a half is each
+ * end's and each's neighbour's. Three links, both ways, over two processors. */
+TEST(messages_are_work_where_ranks_take_turns)
+{
+    const double none = step_of_turns(1e-6), us = 1e6 * none / UNITS_MOST / 60, more = step_of_turns(us) - none,
+                 work = 1e-6 * us * UNITS_MOST * 3 * 2 / 2 / 2;
+    CHECK_MSG(more > 0.9 * work && more < 1.3 * work, "%g, not about %g, of %g", more, work, none);
+}
+
 /* Sums of gradients go on beside the backward: much of what is sent is not waited for, and with more arithmetic less is. */
 TEST(sums_of_gradients_hide_behind_arithmetic)
 {

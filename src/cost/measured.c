@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/int64.h"
+#include "device/product_speedup.h"
 
 /* ---- what an op has to do ---- */
 
@@ -204,10 +205,20 @@ typedef struct {
     double weights, sum;
 } Mean;
 
+/* Threads share a product by tasks of whole tiles, of which small ones have few: what one of them has to itself is no
+ * property of sizes in between. Rates are compared as those of one thread. */
+static double speedup(OpId id, const DevicePoint *measured_like, const double *shape)
+{
+    const ProductShape product = { (int64_t)llround(shape[0]), (int64_t)llround(shape[1]),
+                                   (int64_t)llround(shape[2]),
+                                   !strcmp(measured_like->dtype, dtype_name(BF16)) };
+    return product_speedup(id, product, measured_like->threads);
+}
+
 static void mean_add(Mean *m, OpId id, const DevicePoint *p, double weight)
 {
     m->weights += weight;
-    m->sum += weight * log(volume(id, p->shape) / p->us);
+    m->sum += weight * log(volume(id, p->shape) / p->us / speedup(id, p, p->shape));
 }
 
 static const DevicePoint *point_at(const Chosen *c, const double *shape)
@@ -269,7 +280,7 @@ static double by_shape(const Chosen *c, OpId id, const OpWork *w)
 {
     Mean m = by_corners(c, id, w);
     if (m.weights < 0.5) m = by_distance(c, id, w);
-    return volume(id, w->shape) / exp(m.sum / m.weights);
+    return volume(id, w->shape) / exp(m.sum / m.weights) / speedup(id, c->at[0], w->shape);
 }
 
 /* Microseconds of what a point of the op stands for, by so many ranks and threads. false: nothing was measured. */

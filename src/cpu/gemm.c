@@ -762,6 +762,33 @@ int64_t CPU(gemm_bytes)(const Device *dev, const Gemm *g)
     return p.starts_bytes + p.thread_elems * (int64_t)sizeof(float);
 }
 
+static int64_t threads_for(const Device *dev, const Gemm *g)
+{
+    return 2 * g->M * g->N * g->K < SMALL_FLOP ? 1 : dev->threads;
+}
+
+double CPU(gemm_speedup)(const Device *dev, const Gemm *g)
+{
+    enum { THREADS_MOST = 64 };
+    double elements[THREADS_MOST] = { 0 }, most = 0;
+    Plan p = { .g = g };
+    const int64_t threads = min64(threads_for(dev, g), THREADS_MOST);
+    if (threads == 1 || g->M == 0 || g->N == 0 || g->K == 0) return 1;
+    plan_form(&p, dev);
+    plan_operands(&p);
+    plan_k(&p);
+    plan_tasks(&p, threads);
+    for (int64_t i = 0; i < p.tasks; i++) {
+        const int64_t row = i % p.row_tasks * p.rows, col = i / p.row_tasks * p.cols;
+        int64_t first = 0; /* who is done with what it took before */
+        for (int64_t k = 1; k < threads; k++)
+            if (elements[k] < elements[first]) first = k;
+        elements[first] += (double)(min64(p.rows, p.M - row) * min64(p.cols, p.N - col));
+        most = elements[first] > most ? elements[first] : most;
+    }
+    return (double)(p.M * p.N) / most;
+}
+
 bool CPU(gemm)(const Device *dev, const Gemm *g)
 {
     Plan p = { .g = g, .workspace = dev->workspace };
@@ -773,7 +800,7 @@ bool CPU(gemm)(const Device *dev, const Gemm *g)
     ASSERT(g->mode != GEMM_I64 || (g->shift >= -126 && g->shift <= 127));
     if (g->M == 0 || g->N == 0) return false;
     if (g->K == 0 && g->mode == GEMM_I64) return output_zero(g), false;
-    int64_t threads = 2 * g->M * g->N * g->K < SMALL_FLOP ? 1 : dev->threads;
+    int64_t threads = threads_for(dev, g);
     plan_form(&p, dev);
     plan_operands(&p);
     plan_k(&p);

@@ -95,6 +95,7 @@ typedef struct {
  * gemm       uses dev->threads threads and dev->workspace, allocates nothing. M, N, K may be 0. Returns true
  *            if an I64 leaf was NaN or |leaf * 2^shift| >= 2^(62 - headroom_bits); such a leaf adds 0.
  * gemm_bytes the workspace that it needs with one thread.
+ * gemm_speedup  by so much more than one thread do dev->threads threads at once: tasks are few, and not of one size.
  * gemm_form  the form of operands of bf16 on this device.
  * tile_gemm  one thread, no workspace.
  * transpose  dst[j * ldd + i] = src[i * lds + j] for i < rows, j < cols; one thread.
@@ -102,6 +103,7 @@ typedef struct {
 #define GEMM_DECLARE(isa)                                                                            \
     bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                         \
     int64_t cpu_##isa##_gemm_bytes(const Device *dev, const Gemm *g);                                \
+    double cpu_##isa##_gemm_speedup(const Device *dev, const Gemm *g);                               \
     GemmForm cpu_##isa##_gemm_form(const Device *dev);                                               \
     void cpu_##isa##_tile_gemm(const TileGemm *g);                                                   \
     void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, \

@@ -13,6 +13,8 @@
  */
 #include "cpu/linear.h"
 
+#include "device/product_speedup.h"
+
 /* Token rows in use: the shape, or less by the counts of the two token tensors. */
 static int64_t token_rows(Tensor a, Tensor b)
 {
@@ -110,4 +112,31 @@ Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
 {
     TRY(check_dtype("linear_dw", a->dy));
     return CPU(add_product)(s, a, operand(a->dy, true), operand(a->x, false), token_rows(a->dy, a->x));
+}
+
+/* (As most of these are: sums of one leaf, gradients of fixed point added to by leaves of 128 tokens.) */
+double CPU(product_speedup)(const Device *dev, OpId id, ProductShape shape)
+{
+    enum { LEAF = 128 };
+    static const uint16_t narrow = 0;
+    static const float wide = 0;
+    int64_t sums = 0;
+    const GemmOperand a = { .data = shape.bf16 ? NULL : &wide, .bf16 = shape.bf16 ? &narrow : NULL },
+                      turned = { .data = a.data, .bf16 = a.bf16, .transposed = true };
+    const int64_t N = shape.rows, O = shape.outputs, I = shape.inputs;
+    Gemm g = { .mode = GEMM_TREE, .M = N, .N = O, .K = I, .leaf = I, .a = a, .b = turned };
+    if (id == OP_linear_dx) g.N = I, g.K = g.leaf = O, g.b = a;
+    if (id == OP_linear_dw)
+        g = (Gemm){ .mode = GEMM_I64,
+                    .M = O,
+                    .N = I,
+                    .K = N,
+                    .leaf = LEAF,
+                    .a = turned,
+                    .b = a,
+                    .fixed = &sums,
+                    .beta = true };
+    g.a.ld = g.a.transposed ? g.M : g.K;
+    g.b.ld = g.b.transposed ? g.K : g.N;
+    return CPU(gemm_speedup)(dev, &g);
 }

@@ -18,7 +18,15 @@
 #include "measure/disk.h"
 #include "measure/local_ranks.h"
 
-enum { JOBS_MOST = 1024, SETS_MOST = 64, REPEATS_MOST = 400, REPEATS_LEAST = 3, ROUNDS_MOST = 8, SWEEPS = 3 };
+enum {
+    JOBS_MOST = 1024,
+    SETS_MOST = 64,
+    REPEATS_MOST = 400,
+    REPEATS_LEAST = 3,
+    ROUNDS_MOST = 8,
+    SWEEPS = 3,
+    FOUND_MOST = 2 * SWEEPS
+};
 static const int64_t ARENA_BYTES = 256 << 20, SETS_BYTES = 16 << 20, PRODUCT_BYTES = 16 << 20,
                      PATTERN_LEAST = 1 << 14, STAGING_BYTES = 64 << 20;
 
@@ -37,9 +45,9 @@ typedef struct {
 } Round;
 
 typedef struct {
-    int count; /* sweeps so far; 0: none, or there was no room */
-    double us[SWEEPS];
-    double tail; /* what one call in a hundred took at least, over the median: the most of all sweeps */
+    int count; /* times so far; 0: none, or there was no room */
+    double us[FOUND_MOST];
+    double tail; /* what one call in a hundred took at least, over the median: the most of all times */
     OpWork work;
 } Measured;
 
@@ -203,21 +211,23 @@ static double mean_us(double *s, int count)
     return 1e6 * sum / used;
 }
 
-/* What a sweep found, from repeats that are in order. */
-static void keep_sweep(Measured *m, double us, const double *s, int count)
+/* What was found this time, from repeats that are in order. */
+static void keep(Measured *m, double us, const double *s, int count)
 {
-    ASSERT(m->count < SWEEPS);
+    ASSERT(m->count < FOUND_MOST);
     m->us[m->count++] = us;
     m->tail = fmax(m->tail, s[(int64_t)(count - 1) * 99 / 100] / s[count / 2]);
 }
 
-/* The middle of the sweeps; of two the mean. */
+/* Of what was found at several times without the least and the most the mean; of two theirs. */
 static double middle_us(const Measured *m)
 {
-    double us[SWEEPS];
+    double us[FOUND_MOST], sum = 0;
+    const int beside = m->count > 2, used = m->count - 2 * beside;
     memcpy(us, m->us, sizeof us);
     qsort(us, (size_t)m->count, sizeof *us, by_value);
-    return (us[(m->count - 1) / 2] + us[m->count / 2]) / 2;
+    for (int i = 0; i < used; i++) sum += us[beside + i];
+    return sum / used;
 }
 
 /* Patterns of these dims; neighbours in the list of jobs mostly have the same. */
@@ -264,7 +274,7 @@ static Err time_sets(Bench *b, const Job *j, Measured *out)
         last = now;
     }
     out->work = op_work(j->id, &b->sets[0]);
-    keep_sweep(out, mean_us(s, n), s, n);
+    keep(out, mean_us(s, n), s, n);
     return ERR_OK;
 }
 
@@ -341,6 +351,7 @@ static const int work_pieces[WORK_SIZES] = { 0, 1, 2, 4, 16, 64 };
 typedef struct {
     int ranks, members; /* processes, and how many of them make calls together */
     double budget_s;    /* of a kind at a size */
+    double behind_s;    /* of calls behind so much work */
     int sizes;
     int64_t bytes[COMM_KIND_COUNT][COMM_SIZES]; /* that a member sends */
     Measured at[LOCAL_RANKS_MOST][COMM_KIND_COUNT][COMM_SIZES];
@@ -451,8 +462,8 @@ static Err time_calls(CommBench *c, CommKind kind, double budget_s, Measured *ou
         TRY(comm_sum_i64(&c->comm, c->stream, &on, 1, NULL));
     }
     const double took = mean_us(without, n);
-    keep_sweep(out, fmax(mean_us(with, n) - took, 1), with, n);
-    if (alone) keep_sweep(alone, took, without, n);
+    keep(out, fmax(mean_us(with, n) - took, 1), with, n);
+    if (alone) keep(alone, took, without, n);
     return ERR_OK;
 }
 
@@ -463,7 +474,7 @@ static Err time_behind(CommBench *c, CommTimes *t)
     c->bytes = BYTES;
     for (int i = 0; i < WORK_SIZES - (t->sizes < COMM_SIZES ? 3 : 0); i++) {
         c->pieces = work_pieces[i];
-        TRY(time_calls(c, COMM_ALL_GATHER, 4 * t->budget_s, &t->behind[c->rank][i], &t->work[c->rank][i]));
+        TRY(time_calls(c, COMM_ALL_GATHER, t->behind_s, &t->behind[c->rank][i], &t->work[c->rank][i]));
     }
     c->pieces = 0;
     return ERR_OK;
@@ -615,20 +626,24 @@ static Err run_comm(CommTimes t[COMM_RUNS], double sweep_s)
 {
     for (int i = 0; i < COMM_RUNS; i++) {
         t[i].ranks = comm_ranks[i][0], t[i].members = comm_ranks[i][1];
-        t[i].budget_s = sweep_s / (COMM_ALL * COMM_KIND_COUNT * t[i].sizes);
+        t[i].budget_s = 0.4 * sweep_s / (COMM_ALL * COMM_KIND_COUNT * t[i].sizes);
+        t[i].behind_s = 0.6 * sweep_s / (COMM_RUNS * WORK_SIZES);
         TRY(local_ranks_run(t[i].ranks, measure_comm, &t[i]));
     }
     return ERR_OK;
 }
 
-/* Sweeps over everything, one at least, as many as there is time for; half of the time goes into making tensors. */
+/* Sweeps over everything, one at least, as many as there is time for; half of the time of ops goes into making tensors.
+ * What calls take depends most on the moment, on where the system has put threads of these processes: they are measured
+ * by new ones, before and behind the ops. */
 static Err sweep(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_RUNS])
 {
-    const double begin = clock_s(), sweep_s = o.seconds / SWEEPS / 2;
+    const double begin = clock_s(), sweep_s = o.seconds / SWEEPS;
     double took = 0;
     for (int i = 0; i == 0 || (i < SWEEPS && took * (i + 1) / i < o.seconds); i++) {
-        TRY(run_rounds(ops, 0.85 * sweep_s));
-        TRY(run_comm(comm, 0.15 * sweep_s));
+        TRY(run_comm(comm, 0.2 * sweep_s));
+        TRY(run_rounds(ops, 0.35 * sweep_s));
+        if (!o.brief) TRY(run_comm(comm, 0.2 * sweep_s));
         took = clock_s() - begin;
     }
     return ERR_OK;

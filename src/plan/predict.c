@@ -155,6 +155,36 @@ static Err run_corners(Pipeline *p, int pp)
     return ERR_OK;
 }
 
+/* For how many ranks of a pipeline there are processors; 0: for all. */
+static double processors_of_pipeline(const Pipeline *p)
+{
+    const CostModel *m = p->source->model;
+    const double all = m ? (double)m->device->processors : 0, ranks = grid_size(p->grid);
+    return m && m->cpu && ranks > all ? all * p->grid.pp / ranks : 0;
+}
+
+/* Ranks that take turns have no processor left for the threads that carry messages: what a message takes while all are
+ * at work is work of theirs, that of its two ends a half each. Their stages' units take so much longer. */
+static void charge_messages(Pipeline *p)
+{
+    const Schedule *s = &p->schedule;
+    const double share = processors_of_pipeline(p) / p->grid.pp;
+    for (int stage = 0; stage < s->stages && share > 0; stage++) {
+        const int rank = schedule_rank_of(s, 0, stage);
+        for (int side = -1; side <= 1; side += 2) {
+            const int other = stage + side;
+            if (other < 0 || other >= s->stages) continue;
+            const int other_rank = schedule_rank_of(s, 0, other);
+            if (other_rank == rank) continue;
+            const int low = rank < other_rank ? rank : other_rank,
+                      high = rank < other_rank ? other_rank : rank;
+            const double end = share * p->hop[high - low == 1 ? low : high] / 2;
+            p->stage[stage].f += end;
+            p->stage[stage].i += end;
+        }
+    }
+}
+
 /* Who sends goes on with its next unit, for which the thread that carries the message may have to wait. */
 static Err time_hops(Pipeline *p)
 {
@@ -163,6 +193,7 @@ static Err time_hops(Pipeline *p)
     TRY(predict_hops(m, p->spec, p->grid, p->hop));
     for (int r = 0; r < p->grid.pp && p->grid.pp > 1; r++)
         p->hop[r] += cost_skew(m, 2, p->stage[p->rank[r].stages[0].stage].f);
+    charge_messages(p);
     return ERR_OK;
 }
 
@@ -286,14 +317,6 @@ static Err draw(Pipeline *p, const Prediction *step, FILE *out)
                        out);
     simulation_free(&ms, s);
     return err;
-}
-
-/* For how many ranks of a pipeline there are processors; 0: for all. */
-static double processors_of_pipeline(const Pipeline *p)
-{
-    const CostModel *m = p->source->model;
-    const double all = m ? (double)m->device->processors : 0, ranks = grid_size(p->grid);
-    return m && m->cpu && ranks > all ? all * p->grid.pp / ranks : 0;
 }
 
 /* A batch of an evaluation takes what the forwards of a step take, one behind the other. */

@@ -1,0 +1,26 @@
+/*
+ * How the CPU's threads share a product (src/cpu/gemm.c): a task is whole tiles, a small product has few tasks, and
+ * what is too small to share is one thread's. So a product of so many threads is not as much faster as there are of
+ * them, and between two sizes by how much is a matter of steps. A planner has to know it of shapes that nobody
+ * measured.
+ */
+#ifndef MEGATRAIN_DEVICE_PRODUCT_SPEEDUP_H
+#define MEGATRAIN_DEVICE_PRODUCT_SPEEDUP_H
+
+#include "device/ops.h"
+
+typedef struct {
+    int64_t rows, outputs, inputs;
+    bool bf16;
+} ProductShape;
+
+/* Of linear_fwd, linear_dx and linear_dw: by how much faster than one thread so many are, were tasks all that counts,
+ * by this processor's instruction set. Other ops: 1. */
+double product_speedup(OpId id, ProductShape shape, int threads);
+
+/* By the builds of src/cpu/ (linear.c). */
+double cpu_avx512_product_speedup(const Device *dev, OpId id, ProductShape shape);
+double cpu_avx2_product_speedup(const Device *dev, OpId id, ProductShape shape);
+double cpu_c_product_speedup(const Device *dev, OpId id, ProductShape shape);
+
+#endif
