@@ -156,8 +156,10 @@ class Draw:
             self.precision = "bf16"
         elif not self.exact:
             self.precision = self.one("fp32", "bf16", "bf16", "fp16", "fp8", "fp8")
-        elif not (self.experts_on or self.mla or self.cp > 1 or self.slices > 1):
-            self.precision = self.one("fp32", "fp32", "bf16", "fp8")
+        elif self.experts_on or self.mla or self.cp > 1 or self.slices > 1:
+            self.precision = self.one("fp32", "bf16")
+        else:
+            self.precision = self.one("fp32", "bf16", "fp8")
         if self.precision == "fp8":
             recipes = ["tensorwise", "tensorwise", "blockwise", "mxfp8"]
             self.fp8 = self.rng.choice(recipes[:2] if self.exact and self.tp > 1 else recipes)
