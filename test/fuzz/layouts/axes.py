@@ -7,7 +7,9 @@ from itertools import combinations
 YES = ("no", "yes")
 KINDS = {  # the values of each axis
     "mode": ("train", "resume", "load", "upcycle", "eval", "repeat"),
-    "precision": ("fp32", "bf16", "fp16"),
+    "precision": ("fp32", "bf16", "fp16", "fp8"),
+    "residual": ("as chosen", "fp32", "16 bits"), "fp8": ("tensorwise", "blockwise", "mxfp8"), "fp8_keep": ("0", "1"), "fp8_weights": YES,
+    "vectors": ("as chosen", "fp32", "16 bits"), "dot": ("auto", "fma", "vdpbf16"),
     "arch": ("gpt2", "llama"),
     "attention": ("mha", "grouped", "one key head", "mla"),
     "position": ("learned", "rope", "rope in part", "none"),
@@ -122,12 +124,26 @@ def layout_axes(c):
     }
 
 
+def precision_axes(c):
+    precision = c.get("run.precision", "fp32")
+    axes = {"precision": precision}
+    if precision != "fp32":
+        for axis in ("residual", "vectors"):
+            axes[axis] = {"true": "fp32", "false": "16 bits"}.get(c.get("run.fp32_" + axis), "as chosen")
+    if precision == "bf16":
+        axes["dot"] = c.get("debug.dot", "auto")
+    if precision == "fp8":
+        axes |= {"fp8": c.get("run.fp8", "tensorwise"), "fp8_keep": c.get("run.fp8_keep", "1"),
+                 "fp8_weights": yes(c, "run.fp8_weights")}
+    return axes
+
+
 def training_axes(c):
     train, micro = c.get("data.train"), c.get("train.micro_batch", "1")
     data = "stages" if "@" in train else "blend" if " " in train else "plain"
     data = "split" if "data.split" in c.model else "sets" if ":" in c.get("data.valid", "") else data
     return {
-        "mode": "upcycle" if "checkpoint.upcycle" in c.model else c.mode, "precision": c.get("run.precision", "fp32"),
+        "mode": "upcycle" if "checkpoint.upcycle" in c.model else c.mode,
         "batch": "ramp" if "*" in c.get("train.global_batch") else "one size",
         "micro_batch": micro if int(micro) <= 3 else "more", "data": data, "data.order": c.get("data.order", "keyed"),
         "mask_eod": yes(c, "data.mask_eod"), "reset_at_eod": yes(c, "data.reset_at_eod"), "clip": yes(c, "optim.clip"),
@@ -139,7 +155,7 @@ def pairs(case):
     {((axis, value), (axis, value))}; an axis that a case lacks, as router without experts, is in none, nor is a value
     that only a mistake can have.
     """
-    at = training_axes(case) | model_axes(case) | expert_axes(case) | layout_axes(case)
+    at = training_axes(case) | precision_axes(case) | model_axes(case) | expert_axes(case) | layout_axes(case)
     return set(combinations([(axis, at[axis]) for axis in KINDS if at.get(axis) in KINDS[axis]], 2))
 
 

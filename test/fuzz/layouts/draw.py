@@ -45,7 +45,9 @@ OTHERWISE = {  # values that a key is given at random, to be refused or not
     "moe.balance": ("none", "aux", "seq_aux", "global_aux", "bias", "sinkhorn", "forced"), "moe.aux_coeff": (0, 0.1),
     "moe.jitter": (0.1,), "moe.router": ("softmax", "sigmoid"), "moe.normalize": FLAG, "moe.shared_ffn": (3, 8),
     "moe.shared_gate": ("true",), "moe.pad": ("true",), "moe.slack": (0.5,), "moe.overflow": ("redo", "drop"),
-    "moe.every": ("3", "0*9"), "run.reproducible": ("layout",), "run.precision": ("bf16", "fp16"),
+    "moe.every": ("3", "0*9"), "run.reproducible": ("layout",), "run.precision": ("bf16", "fp16", "fp8"),
+    "run.fp8": ("tensorwise", "blockwise", "mxfp8"), "run.fp8_keep": (0, 1, 4), "run.fp32_residual": FLAG,
+    "run.fp32_vectors": FLAG, "run.fp8_weights": ("true",),
     "data.order": ("megatron",), "optim.clip": (1,),
 }
 
@@ -148,6 +150,35 @@ class Draw:
         can_pair = self.ep * self.etp > 1 and not self.wants_slices and self.balance != "global_aux"
         self.overlap_moe = can_pair and self.chance(0.3)
 
+    def draw_precision(self):
+        """And of what numbers widths and rows are multiples, for products of 8 bits."""
+        self.precision, self.fp8, self.multiple = "fp32", None, 1
+        if self.schedule in ASYNC:
+            self.precision = "bf16"
+        elif not self.exact:
+            self.precision = self.one("fp32", "bf16", "bf16", "fp16", "fp8", "fp8")
+        elif self.experts_on or self.mla or self.cp > 1 or self.slices > 1:
+            self.precision = self.one("fp32", "bf16")
+        else:
+            self.precision = self.one("fp32", "bf16", "fp8")
+        if self.precision == "fp8":
+            recipes = ["tensorwise", "tensorwise", "blockwise", "mxfp8"]
+            self.fp8 = self.rng.choice(recipes[:2] if self.exact and self.tp > 1 else recipes)
+            self.multiple = 32 if self.fp8 == "mxfp8" else 16
+
+    def put_precision(self):
+        put = lambda key, value, default=None: self.put(self.model, "run." + key, value, default)
+        put("precision", self.precision, "fp32")
+        if self.precision != "fp32" and self.chance(0.5):
+            put("fp32_residual", self.chance(0.5))
+            put("fp32_vectors", self.chance(0.5))
+        if self.precision == "bf16":
+            self.put(self.model, "debug.dot", self.one("auto", "fma", "vdpbf16"), "auto")
+        if self.fp8:
+            put("fp8", self.fp8, "tensorwise")
+            put("fp8_weights", self.chance(0.3), False)
+            put("fp8_keep", 1 if self.layers > 2 and self.chance(0.3) else 0, 1)
+
     def draw_batch(self):
         div = self.unit_div
         self.unit = 1
@@ -170,6 +201,9 @@ class Draw:
         if self.sp:
             while self.micro * self.seq // self.slices % (self.tp * self.cp) or self.seq % (self.tp * self.cuts):
                 self.seq += least
+        sample = {"blockwise": 128, "mxfp8": 32}.get(self.fp8, 1) if self.exact else 1 # (which no block may cross)
+        while self.seq % sample or self.micro // div * self.seq // self.cuts % self.multiple:
+            self.seq += least
         self.global_batch = self.micro * self.dp * self.micro_batches
 
     def draw_context(self):
@@ -297,6 +331,8 @@ class Draw:
         for cut in (self.tp, self.etp):
             if self.width % cut:
                 self.width *= cut
+        while self.width // max(self.tp, self.etp) % self.multiple:
+            self.width *= 2
         self.put(self.model, "parallel.tp_blocks", self.tp_blocks)
 
     def draw_heads(self):
@@ -310,7 +346,9 @@ class Draw:
                 fits = self.heads % B == 0 and self.heads % self.tp == 0
             else:
                 fits = self.heads * self.head_dim % B == 0 and (self.heads + 2 * self.kv_heads) * self.head_dim % B == 0
-            if fits and self.heads * self.head_dim <= 128 and self.heads_divide(1):
+            if self.fp8 and self.kv_heads * self.head_dim // self.tp % self.multiple:
+                continue
+            if fits and self.heads * self.head_dim <= max(128, 2 * self.tp * self.multiple) and self.heads_divide(1):
                 return
 
     def put_attention(self):
@@ -318,11 +356,14 @@ class Draw:
         put("heads", self.heads)
         if self.mla:
             put("attention", "mla")
-            put("q_lora_rank", self.one(0, 8, 9, 16), 0)
-            put("kv_lora_rank", self.one(8, 12, 16, 20))
-            put("qk_nope_head_dim", self.one(3, 4, 5, 8))
-            put("qk_rope_head_dim", self.one(2, 4))
-            put("v_head_dim", self.one(4, 5, 6, 8))
+            if self.fp8:
+                self.put_latent_in_8_bits(put)
+            else:
+                put("q_lora_rank", self.one(0, 8, 9, 16), 0)
+                put("kv_lora_rank", self.one(8, 12, 16, 20))
+                put("qk_nope_head_dim", self.one(3, 4, 5, 8))
+                put("qk_rope_head_dim", self.one(2, 4))
+                put("v_head_dim", self.one(4, 5, 6, 8))
         else:
             put("kv_heads", self.kv_heads, self.heads)
             put("head_dim", self.head_dim)
@@ -334,6 +375,15 @@ class Draw:
         put("attention_softcap", self.one(0, 0, 0, 2, 0.5), 0)
         put("sinks", self.chance(0.2), False)
         put("attention_gate", self.chance(0.2), False)
+
+    def put_latent_in_8_bits(self, put):
+        """Each product's widths are multiples, the latents' as they are, those of heads as a rank has them."""
+        m = self.multiple
+        put("q_lora_rank", self.one(0, m, 2 * m), 0)
+        put("qk_rope_head_dim", m)
+        put("kv_lora_rank", self.one(m, 2 * m))
+        put("qk_nope_head_dim", self.one(m, 2 * m))
+        put("v_head_dim", m)
 
     def put_position(self, put):
         positions = ["rope"] if self.mla else ["rope", "rope", "none"] + ([] if self.mtp else ["learned"])
@@ -358,7 +408,7 @@ class Draw:
         put = lambda key, value, default=None: self.put(self.model, "model." + key, value, default)
         put("arch", self.one("gpt2", "llama"))
         put("layers", self.layers)
-        hidden = self.one(8, 16, 24, 31, 32, 64)
+        hidden = self.one(32, 32, 64, 96) if self.fp8 else self.one(8, 16, 24, 31, 32, 64)
         if self.mtp:
             hidden = self.width * self.one(2, 4)
         put("hidden", hidden)
@@ -456,16 +506,11 @@ class Draw:
         put("optim.clip", 0 if self.schedule in ASYNC else self.one(0, 1))
         put("optim.mup_base", self.one(0, 0, 24), 0)
         most = [d for d in divisors(G) if d % self.unit == 0 and d <= 8]
+        if self.fp8:  # (one scale for the rows of a micro-batch, and a number of rows that fits)
+            most = [self.micro // self.unit_div]
         self.put(self.alone, "train.micro_batch", self.rng.choice(most), 1)
-        if self.mode == "repeat":
-            put("run.precision", self.one("fp32", "bf16", "bf16", "fp16") if self.schedule not in ASYNC else "bf16")
-            put("run.reproducible", "run")
-        else:
-            put("run.reproducible", "layout")
-            if self.chance(0.4):
-                put("run.precision", "bf16")
-                put("debug.dot", self.one("fma", "vdpbf16"))
-                put("run.fp32_residual", self.one("true", "false"))
+        self.put_precision()
+        put("run.reproducible", "layout" if self.exact else "run")
 
     def upcycle(self):
         """Whether the case can begin as a dense model: its keys, if so."""
@@ -499,6 +544,7 @@ class Draw:
         self.draw_schedule()
         self.mla = self.chance(0.25)
         self.mtp = self.one(0, 0, 0, 1, 2) if self.schedule not in ASYNC else 0
+        self.draw_precision()
         self.draw_batch()
         self.draw_stages()
         self.draw_blocks()

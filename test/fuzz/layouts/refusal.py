@@ -15,7 +15,8 @@ SECTIONS = {"cp_comm": "parallel", "cp_heads": "parallel", "seq_blocks": "parall
             "aux_coeff": "moe", "unit": "moe", "router": "moe", "normalize": "moe", "ep": "parallel", "etp": "parallel",
             "overlap_moe": "parallel", "overlap_tp": "parallel", "order": "parallel", "groups": "moe", "cp": "parallel",
             "tp": "parallel", "pp": "parallel", "position": "model", "qk_norm": "model", "kv_heads": "model", "head_dim": "model",
-            "shared_ffn": "moe", "group_topk": "moe", "overflow": "moe", "slack": "moe"}
+            "shared_ffn": "moe", "group_topk": "moe", "overflow": "moe", "slack": "moe", "precision": "run",
+            "fp8": "run", "fp8_keep": "run"}
 
 
 def full(key):
