@@ -2,9 +2,9 @@
  * Whole training steps, timed: forward, backward, norm, clip, AdamW, on random tokens. One line a step, and a
  * closing JSON line. Several modes, with commas between them, take turns step by step in one process, and it closes
  * with the median of the ratios of neighbouring steps to those of the last mode. `both` is layout,run; bf16,
- * bf16-fma, bf16-stream and bf16-narrow are run in bf16, with products by VDPBF16PS, by fma, with vectors of 16 bits, and
- * with these and the residual stream of 16 bits (others have them in fp32). bench/run.py alternates this with PyTorch on
- * the same shapes.
+ * bf16-fma, bf16-stream and bf16-narrow are run in bf16, with products by VDPBF16PS, by fma, with vectors of 16 bits,
+ * and with these and the residual stream of 16 bits (others have them in fp32). bench/run.py alternates this with
+ * PyTorch on the same shapes.
  *
  *   bench_step LAYERS HIDDEN HEADS BATCH SEQ STEPS [MODE,...|both] [THREADS] [trace.json]
  */
