@@ -147,7 +147,7 @@ static Err run(Peer *peers, int count, int steps, const char *trace)
 /* Returns how many modes there are, 0 for too many or an unknown one. */
 static int read_modes(char *text, Peer peers[PEERS_MAX])
 {
-    static const char *const modes[] = { "layout", "run", "bf16", "bf16-fma", "bf16-narrow" };
+    static const char *const modes[] = { "layout", "run", "bf16", "bf16-fma", "bf16-stream", "bf16-narrow" };
     static char both[] = "layout,run";
     int count = 0;
     if (!strcmp(text, "both")) text = both;
@@ -169,7 +169,7 @@ int main(int argc, char **argv)
     const int steps = atoi(a[6]), count = read_modes(a[7], peers);
     if (steps < 1 || steps > STEPS_MAX) return fprintf(stderr, "bench_step: STEPS must be 1 to %d\n", STEPS_MAX), 2;
     if (!count)
-        return fputs("bench_step: MODE is layout, run, bf16, bf16-fma, bf16-narrow, some of them, or both\n",
+        return fputs("bench_step: MODE is layout, run, bf16, bf16-fma, bf16-stream, bf16-narrow, some of them, or both\n",
                      stderr), 2;
     for (int k = 0; k < count; k++) peers[k].spec = spec_of(a, peers[k].mode);
     Err err = run(peers, count, steps, a[9]);
