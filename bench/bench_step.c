@@ -169,8 +169,8 @@ int main(int argc, char **argv)
     const int steps = atoi(a[6]), count = read_modes(a[7], peers);
     if (steps < 1 || steps > STEPS_MAX) return fprintf(stderr, "bench_step: STEPS must be 1 to %d\n", STEPS_MAX), 2;
     if (!count)
-        return fputs("bench_step: MODE is layout, run, bf16, bf16-fma, bf16-stream, bf16-narrow, some of them, or both\n",
-                     stderr), 2;
+        return fputs("bench_step: MODE is layout, run, bf16, bf16-fma, bf16-stream, bf16-narrow, some of them, or "
+                     "both\n", stderr), 2;
     for (int k = 0; k < count; k++) peers[k].spec = spec_of(a, peers[k].mode);
     Err err = run(peers, count, steps, a[9]);
     if (err) err_print(err, true);
