@@ -2,9 +2,9 @@
  * Whole training steps, timed: forward, backward, norm, clip, AdamW, on random tokens. One line a step, and a
  * closing JSON line. Several modes, with commas between them, take turns step by step in one process, and it closes
  * with the median of the ratios of neighbouring steps to those of the last mode. `both` is layout,run; bf16,
- * bf16-fma, bf16-stream and bf16-narrow are run in bf16, with products by VDPBF16PS, by fma, with vectors of 16 bits, and
- * with these and the residual stream of 16 bits (others have them in fp32). bench/run.py alternates this with PyTorch on
- * the same shapes.
+ * bf16-fma, bf16-stream and bf16-narrow are run in bf16, with products by VDPBF16PS, by fma, with vectors of 16 bits,
+ * and with these and the residual stream of 16 bits (others have them in fp32). bench/run.py alternates this with
+ * PyTorch on the same shapes.
  *
  *   bench_step LAYERS HIDDEN HEADS BATCH SEQ STEPS [MODE,...|both] [THREADS] [trace.json]
  */
@@ -147,7 +147,7 @@ static Err run(Peer *peers, int count, int steps, const char *trace)
 /* Returns how many modes there are, 0 for too many or an unknown one. */
 static int read_modes(char *text, Peer peers[PEERS_MAX])
 {
-    static const char *const modes[] = { "layout", "run", "bf16", "bf16-fma", "bf16-narrow" };
+    static const char *const modes[] = { "layout", "run", "bf16", "bf16-fma", "bf16-stream", "bf16-narrow" };
     static char both[] = "layout,run";
     int count = 0;
     if (!strcmp(text, "both")) text = both;
@@ -169,8 +169,8 @@ int main(int argc, char **argv)
     const int steps = atoi(a[6]), count = read_modes(a[7], peers);
     if (steps < 1 || steps > STEPS_MAX) return fprintf(stderr, "bench_step: STEPS must be 1 to %d\n", STEPS_MAX), 2;
     if (!count)
-        return fputs("bench_step: MODE is layout, run, bf16, bf16-fma, bf16-narrow, some of them, or both\n",
-                     stderr), 2;
+        return fputs("bench_step: MODE is layout, run, bf16, bf16-fma, bf16-stream, bf16-narrow, some of them, or "
+                     "both\n", stderr), 2;
     for (int k = 0; k < count; k++) peers[k].spec = spec_of(a, peers[k].mode);
     Err err = run(peers, count, steps, a[9]);
     if (err) err_print(err, true);

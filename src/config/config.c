@@ -239,8 +239,8 @@ bool config_differs(const Config *was, const Config *now, ConfigId id)
         !(was->run.precision == RUN_PRECISION_FP8 && now->run.precision == RUN_PRECISION_FP8))
         return false;
     /* all is fp32 in any case */
-    if ((id == CFG_run_fp32_residual || id == CFG_run_fp32_vectors) && was->run.precision == RUN_PRECISION_FP32 &&
-        now->run.precision == RUN_PRECISION_FP32)
+    if ((id == CFG_run_fp32_residual || id == CFG_run_fp32_vectors) &&
+        was->run.precision == RUN_PRECISION_FP32 && now->run.precision == RUN_PRECISION_FP32)
         return false;
     return strcmp(config_value(was, id, a), config_value(now, id, b)) != 0;
 }

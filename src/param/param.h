@@ -10,8 +10,8 @@
  * one place that knows which copy of a weight is meant.
  *
  * Memory: flat device buffers, all with the same order, in which each parameter is padded to PARAM_ALIGN elements:
- *   value  what layers read: f32, or the 16-bit copy of the master, written by every update; there vectors may be copied
- *          as they are (ParamRegistry.fp32_vectors)
+ *   value  what layers read: f32, or the 16-bit copy of the master, written by every update; vectors may be copied
+ *          there as they are (ParamRegistry.fp32_vectors)
  *   grad   i64 fixed point (or f32 with reproducible = run)
  *   master          f32, this rank's ZeRO shards alone; where the value is f32, the value itself
  *   m, v            f32 or bf16, likewise this rank's ZeRO shards; v of the parameters alone that have two moments
@@ -149,8 +149,8 @@ typedef struct {
     /* Where in `value` and in `grad` it begins: all of it, or, where these are cut, its near shard. */
     int64_t value_first, grad_first;
     bool value_cut, grad_cut;
-    bool fp32;                   /* its values are, whatever the store's others are (ParamRegistry.fp32_vectors) */
-    int unit;                    /* of what is in it, where any is cut; else -1 */
+    bool fp32; /* its values are, whatever the store's others are (ParamRegistry.fp32_vectors) */
+    int unit;  /* of what is in it, where any is cut; else -1 */
     int zero_shards, zero_shard; /* how many ZeRO shards it has; which is this rank's */
     int near_shards, near_shard;
     ParamGroup group;
@@ -162,11 +162,12 @@ typedef struct {
     Param *items;
     int *by_name; /* [2 * capacity] hash table by name: index + 1; 0 = free */
     int count, capacity;
-    int units;                       /* how many were begun */
-    int64_t flat_count;              /* elements of all buckets, each whole */
-    /* Elements of `value` and of `grad`. A number of an fp32 bucket takes two elements of `value`, which is of 16 bits. */
+    int units;          /* how many were begun */
+    int64_t flat_count; /* elements of all buckets, each whole */
+    /* Elements of `value` and of `grad`. A number of an fp32 bucket takes two elements of `value`, which has 16 bits
+     * each. */
     int64_t value_count, grad_count;
-    int64_t zero_count;              /* elements of this rank's ZeRO shards */
+    int64_t zero_count; /* elements of this rank's ZeRO shards */
     Bucket *buckets;
     int bucket_count;
     /* Where each kind starts in `grad`, which is where the kind before it ends. */
