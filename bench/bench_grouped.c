@@ -2,8 +2,9 @@
  * The products of a mixture's experts, all in one call (ops.def, grouped_*), beside a product an expert (linear_*) with
  * the same threads, in turns: milliseconds (best), and how much faster the one call is (median of neighbours).
  *
- *   bench_grouped [--json FILE] [--seconds S]
+ *   bench_grouped [--json FILE] [--seconds S] [--bf16 fma|vdpbf16]
  *
+ * In fp32, or in bf16 with products of a kind (docs/determinism.md).
  * Rows are spread over the experts by a router that has no preference. OMP_NUM_THREADS sets the threads.
  */
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/half.h"
 #include "base/json.h"
 #include "base/rng.h"
 #include "device/ops.h"
@@ -25,8 +27,10 @@ enum { RUNS = 400, RUNS_LEAST = 5, LEAF = 256 /* rows of a leaf of a gradient */
 static struct {
     Device dev;
     double seconds; /* for each row */
+    DType dtype;
+    DotKind dot;
     JsonOut json;
-} bench = { .seconds = 2 };
+} bench = { .seconds = 2, .dtype = F32 };
 
 typedef struct {
     Tensor x, w, dy, y, dx, dw, offset, shift, overflow;
@@ -42,9 +46,13 @@ static double now(void)
 static Tensor filled(int64_t a, int64_t b, int64_t c)
 {
     const int64_t n = a * b * (c ? c : 1);
-    float *p = aligned_alloc(64, (size_t)(n * 4 + 63) / 64 * 64);
-    for (int64_t i = 0; i < n; i++) p[i] = (float)(i * 7919 % 1000 - 500) * 1e-3f;
-    return c ? tensor_of(p, F32, a, b, c) : tensor_of(p, F32, a, b);
+    void *p = aligned_alloc(64, (size_t)(n * 4 + 63) / 64 * 64);
+    for (int64_t i = 0; i < n; i++) {
+        const float x = (float)(i * 7919 % 1000 - 500) * 1e-3f;
+        if (bench.dtype == F32) ((float *)p)[i] = x;
+        else ((uint16_t *)p)[i] = bf16_from_float(x);
+    }
+    return c ? tensor_of(p, bench.dtype, a, b, c) : tensor_of(p, bench.dtype, a, b);
 }
 
 /* Offsets of as many random choices, a run for each LEAF rows of an expert. */
@@ -95,7 +103,7 @@ static Err one_by_one(const Grouped *g)
     for (int64_t e = 0; e < E; e++) {
         const int64_t first = offset[e * runs], n = offset[(e + 1) * runs] - first;
         if (!n) continue;
-        const Tensor w = tensor_of((float *)g->w.data + e * O * I, F32, O, I);
+        const Tensor w = tensor_of((char *)g->w.data + e * O * I * dtype_size(g->w.dtype), g->w.dtype, O, I);
         const Tensor dw = tensor_of((int64_t *)g->dw.data + e * O * I, I64, O, I);
         const Tensor x = tensor_row_slice(g->x, first, n), dy = tensor_row_slice(g->dy, first, n);
         TRY(op(s, linear_fwd, .y = tensor_row_slice(g->y, first, n), .x = x, .w = w, .leaf = I));
@@ -151,18 +159,31 @@ static Err run_all(void)
         { "64 experts, 32 rows each, 256 x 256", 64, 2048, 256, 256 },
         { "8 experts, 512 rows each, 1024 x 512", 8, 4096, 1024, 512 },
     };
-    TRY(device_open(&bench.dev, (DeviceChoice){ .isa = ISA_AUTO }));
+    TRY(device_open(&bench.dev, (DeviceChoice){ .isa = ISA_AUTO, .dot = bench.dot }));
     json_open(&bench.json, NULL, '{');
     json_put_int(&bench.json, "threads", bench.dev.threads);
     json_open(&bench.json, "rows", '[');
-    printf("%s, %d threads; fwd, dx and dw\n%-34s %9s %9s %9s\n", isa_name(bench.dev.isa), bench.dev.threads, "",
-           "grouped", "one by one", "speed");
+    printf("%s, %s%s, %d threads; fwd, dx and dw\n%-34s %9s %9s %9s\n", isa_name(bench.dev.isa),
+           dtype_name(bench.dtype),
+           bench.dtype == F32         ? ""
+           : bench.dot == DOT_VDPBF16 ? " by vdpbf16"
+                                      : " by fma",
+           bench.dev.threads, "", "grouped", "one by one", "speed");
     Err err = ERR_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && !err; i++) err = run_row(&rows[i]);
     json_close(&bench.json, ']');
     json_close(&bench.json, '}');
     device_close(&bench.dev);
     return err;
+}
+
+static bool read_dot(const char *name)
+{
+    for (int kind = 0; kind < DOT_KINDS; kind++) {
+        bench.dot = (DotKind)kind;
+        if (!strcmp(name, dot_name(bench.dot))) return true;
+    }
+    return false;
 }
 
 int main(int argc, char **argv)
@@ -172,7 +193,10 @@ int main(int argc, char **argv)
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--json")) json_path = argv[i + 1];
         else if (!strcmp(argv[i], "--seconds")) bench.seconds = strtod(argv[i + 1], NULL);
-        else return fprintf(stderr, "usage: bench_grouped [--json FILE] [--seconds S]\n"), 2;
+        else if (!strcmp(argv[i], "--bf16") && read_dot(argv[i + 1])) bench.dtype = BF16;
+        else
+            return fprintf(stderr, "usage: bench_grouped [--json FILE] [--seconds S] [--bf16 fma|vdpbf16]\n"),
+                   2;
     }
     json_out_init(&bench.json, json, sizeof json);
     const Err err = run_all();
