@@ -33,10 +33,10 @@ typedef struct {
     bool weight, gradient;
 } Role;
 
-static Fp8Blocks blocks_of(Fp8Recipe recipe, Role r)
+Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight)
 {
     switch (recipe) {
-    case FP8_BLOCKWISE: return (Fp8Blocks){ r.weight ? 128 : 1, 128, FP8_SCALE_POWER_OF_TWO };
+    case FP8_BLOCKWISE: return (Fp8Blocks){ weight ? 128 : 1, 128, FP8_SCALE_POWER_OF_TWO };
     case FP8_MXFP8: return (Fp8Blocks){ 1, 32, FP8_SCALE_E8M0 };
     case FP8_NONE:
     case FP8_TENSORWISE: break;
@@ -44,7 +44,7 @@ static Fp8Blocks blocks_of(Fp8Recipe recipe, Role r)
     return (Fp8Blocks){ 0, 0, FP8_SCALE_EXACT };
 }
 
-static Err alloc_factor(Arena *at, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor)
+Err fp8_factor_alloc(Arena *at, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor)
 {
     if (!b.rows) return tensor_new(at, factor, F32, 1);
     TRY(tensor_new(at, factor, F32, fp8_block_count(rows, b.rows), fp8_factor_ld(b, columns)));
@@ -56,7 +56,7 @@ static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t
 {
     const DType t = r.gradient && recipe == FP8_TENSORWISE ? E5M2 : E4M3;
     TRY(tensor_new(c->scratch, &out->codes, t, rows, columns));
-    TRY(alloc_factor(c->scratch, blocks_of(recipe, r), rows, columns, &out->factor));
+    TRY(fp8_factor_alloc(c->scratch, fp8_blocks_of(recipe, r.weight), rows, columns, &out->factor));
     out->codes.scale = &out->factor;
     return ERR_OK;
 }
@@ -67,7 +67,7 @@ static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax,
     if (turned) TRY(alloc_operand(c, recipe, r, x.dim[1], x.dim[0], turned));
     if (y) TRY(alloc_operand(c, recipe, r, x.dim[0], x.dim[1], y));
     return op(c->s, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x,
-              .amax = amax, .blocks = blocks_of(recipe, r));
+              .amax = amax, .blocks = fp8_blocks_of(recipe, r.weight));
 }
 
 /* ---- largest magnitudes ---- */
@@ -115,7 +115,7 @@ static Err keep_codes(const ParamStore *s, int id, Fp8Recipe recipe, Arena *stat
     for (int turned = 0; turned < 2; turned++) {
         const int64_t rows = p->local[turned], columns = p->local[!turned];
         TRY(tensor_new(state, &k->codes[turned], E4M3, rows, columns));
-        TRY(alloc_factor(state, blocks_of(recipe, a_weight), rows, columns, &k->factor[turned]));
+        TRY(fp8_factor_alloc(state, fp8_blocks_of(recipe, true), rows, columns, &k->factor[turned]));
         k->codes[turned].scale = &k->factor[turned];
     }
     return ERR_OK;
@@ -145,7 +145,7 @@ static Err kept_weight(Ctx *c, Fp8Weight *out, int id, Tensor w, Tensor amax, bo
     if (e->cast[id]) return ERR_OK;
     e->cast[id] = true;
     return op(c->s, fp8_cast, .y = k->codes[false], .turned = k->codes[true], .x = w, .amax = amax,
-              .blocks = blocks_of(out->recipe, a_weight));
+              .blocks = fp8_blocks_of(out->recipe, true));
 }
 
 static Err cast_weight(Ctx *c, Fp8Weight *out, int id, bool transposed)

@@ -118,6 +118,9 @@ Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out);
 Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole);
 /* dw += dy^T x */
 Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);
+/* What has a scale; and room for the factors of codes. */
+Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight);
+Err fp8_factor_alloc(Arena *at, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor);
 
 /* x itself if it is in fp32, else a copy in scratch that is. */
 Err as_fp32(Ctx *c, Tensor x, Tensor *wide);

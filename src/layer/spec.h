@@ -131,9 +131,9 @@ static inline const char *fp8_recipe_name(Fp8Recipe r)
 }
 
 typedef struct {
-    Fp8Recipe recipe; /* of these blocks' linear layers: */
+    bool keeps_weights; /* codes of weights, from one update to the next */
+    Fp8Recipe recipe;   /* of these blocks' linear layers: */
     LayerSet blocks;
-    bool keeps_weights; /* their codes, from one update to the next */
 } Fp8Spec;
 
 /* Of all blocks but `keep` at each end. */

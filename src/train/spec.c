@@ -152,9 +152,7 @@ static Fp8Spec fp8_spec(const Config *cfg)
     static const Fp8Recipe recipes[] = { [RUN_FP8_TENSORWISE] = FP8_TENSORWISE,
                                          [RUN_FP8_BLOCKWISE] = FP8_BLOCKWISE,
                                          [RUN_FP8_MXFP8] = FP8_MXFP8 };
-    Fp8Spec out = fp8_between(recipes[cfg->run.fp8], (int)cfg->model.layers, (int)cfg->run.fp8_keep);
-    out.keeps_weights = cfg->run.fp8_weights;
-    return out;
+    return fp8_between(recipes[cfg->run.fp8], (int)cfg->model.layers, (int)cfg->run.fp8_keep);
 }
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
@@ -201,6 +199,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .offload = (int)cfg->train.offload };
     if (cfg->optim.mup_base) m.mup = mup_spec(cfg);
     if (cfg->run.precision == RUN_PRECISION_FP8) m.fp8 = fp8_spec(cfg);
+    m.fp8.keeps_weights = cfg->run.fp8_weights;
     layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
     m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);
