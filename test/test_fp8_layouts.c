@@ -242,7 +242,7 @@ TEST(gradients_are_near_those_of_bf16)
             const double far = apart(&coarse, &fine);
             printf("    model %d, %-10s gradients %.4f apart, losses %.2e\n", i, fp8_recipe_name(k), far,
                    fabs(coarse.loss[0] - fine.loss[0]));
-            CHECK_MSG(far > 0.005 && far < 0.13, "model %d, %s: gradients %.4f apart", i, fp8_recipe_name(k), far);
+            CHECK_MSG(far > 0.005 && far < 0.15, "model %d, %s: gradients %.4f apart", i, fp8_recipe_name(k), far);
             CHECK_CLOSE(coarse.loss[0], fine.loss[0], 5e-4, "model %d, %s", i, fp8_recipe_name(k));
             if (k == FP8_TENSORWISE) whole = far;
             else CHECK_MSG(far < .9 * whole, "model %d, %s: no nearer than with a scale for a tensor", i, fp8_recipe_name(k));
