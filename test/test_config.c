@@ -341,6 +341,7 @@ static const Rule rules[] = {
     { "run.graphs=true", "run.graphs=true run.device=cuda", "run.graphs = 'true'", 1 },
     { "run.fp32_vectors=true run.device=cuda", "run.fp32_vectors=true run.precision=bf16", "kernels of GPUs read all weights in one", 1 },
     { "run.autotune=true run.device=cpu", "run.autotune=true run.device=cuda", "run.autotune = 'true'", 1 },
+    { "run.bind=core run.device=cuda", "run.bind=core", "bound by what starts them", 1 },
     { "debug.poison=true run.device=cuda", "debug.poison=true", "only the CPU's memory can be filled", 1 },
     { "model.kv_heads=5", "model.kv_heads=4",
       "model.kv_heads = '5' with model.heads = '12': heads must be a multiple of kv_heads", 1 },

@@ -163,6 +163,7 @@ bool placement_of(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUni
 /* The topology, and in `allowed` what this process may use of it. */
 static bool topology_open(hwloc_topology_t *t, hwloc_bitmap_t allowed)
 {
+    setenv("HWLOC_HIDE_ERRORS", "2", 0); /* what a BIOS says wrongly is not a run's error */
     if (hwloc_topology_init(t)) return false;
     if (!hwloc_topology_load(*t)) {
         hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(*t));
