@@ -277,6 +277,8 @@ static void resolve_run(ConfigReader *r)
     FILL(RUN_DEVICE_AUTO, run, device, c->derived.gpus ? RUN_DEVICE_CUDA : RUN_DEVICE_CPU, CFG_run_device);
     bool cpu = c->run.device == RUN_DEVICE_CPU;
     FILL(RUN_PRECISION_AUTO, run, precision, cpu ? RUN_PRECISION_FP32 : RUN_PRECISION_BF16, CFG_run_device);
+    const bool fp8_experts = cpu && c->run.precision == RUN_PRECISION_FP8 && c->run.fp8 != RUN_FP8_TENSORWISE;
+    FILL(-1, run, fp8_experts, fp8_experts && c->moe.experts, CFG_run_precision);
     FILL(-1, run, fp32_residual, cpu || c->run.precision == RUN_PRECISION_FP32, CFG_run_precision);
     bool layout = layout_divides_blocks(c) && cpu && c->run.precision == RUN_PRECISION_FP32;
     FILL(RUN_REPRODUCIBLE_AUTO, run, reproducible, layout ? RUN_REPRODUCIBLE_LAYOUT : RUN_REPRODUCIBLE_RUN,

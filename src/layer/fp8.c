@@ -28,7 +28,7 @@ typedef struct {
     bool weight, gradient, transposed;
 } Role;
 
-static Fp8Blocks blocks_of(Fp8Recipe recipe, bool weight)
+Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight)
 {
     switch (recipe) {
     case FP8_BLOCKWISE: return (Fp8Blocks){ weight ? 128 : 1, 128, FP8_SCALE_POWER_OF_TWO };
@@ -39,7 +39,7 @@ static Fp8Blocks blocks_of(Fp8Recipe recipe, bool weight)
     return (Fp8Blocks){ 0, 0, FP8_SCALE_EXACT };
 }
 
-static Err alloc_factor(Ctx *c, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor)
+Err fp8_factor_alloc(Ctx *c, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor)
 {
     if (!b.rows) return tensor_new(c->scratch, factor, F32, 1);
     TRY(tensor_new(c->scratch, factor, F32, fp8_block_count(rows, b.rows), fp8_factor_ld(b, columns)));
@@ -51,9 +51,9 @@ static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax,
 {
     const DType t = r.gradient && recipe == FP8_TENSORWISE ? E5M2 : E4M3;
     const int64_t rows = x.dim[r.transposed], columns = x.dim[!r.transposed];
-    const Fp8Blocks b = blocks_of(recipe, r.weight);
+    const Fp8Blocks b = fp8_blocks_of(recipe, r.weight);
     TRY(tensor_new(c->scratch, &out->codes, t, rows, columns));
-    TRY(alloc_factor(c, b, rows, columns, &out->factor));
+    TRY(fp8_factor_alloc(c, b, rows, columns, &out->factor));
     out->codes.scale = &out->factor;
     return op(c->s, fp8_cast, .y = out->codes, .x = x, .amax = amax, .transposed = r.transposed, .blocks = b);
 }

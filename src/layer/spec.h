@@ -133,12 +133,13 @@ static inline const char *fp8_recipe_name(Fp8Recipe r)
 typedef struct {
     Fp8Recipe recipe; /* of these blocks' linear layers: */
     LayerSet blocks;
+    bool experts; /* their products too; the recipe then has blocks */
 } Fp8Spec;
 
 /* Of all blocks but `keep` at each end. */
 static inline Fp8Spec fp8_between(Fp8Recipe recipe, int layers, int keep)
 {
-    Fp8Spec out = { recipe, { { 0 } } };
+    Fp8Spec out = { .recipe = recipe };
     for (int i = keep; i < layers - keep; i++) out.blocks.word[i / 64] |= (uint64_t)1 << i % 64;
     return out;
 }
