@@ -11,8 +11,11 @@
  *                       passes through shared memory. A thread has 16 rows of two neighbouring columns, 8 lanes the
  *                       tile's whole columns, whose codes are 128 bytes in a row of y. Packs of 16 bytes lie at their
  *                       number xor (row / 16), so that neither side of the turn meets in a bank
- * Traffic   x once, 2 bytes an element (amax alone 2 as well), codes 1, factors 4 bytes in 128 elements or more.
- *           65,536 x 768 at 4.3 TB/s: amax 23 us, a cast 35 us. From 8.9 on an instruction converts two numbers.
+ *           both        a tile of 128 x 128: read as by squares, from whose registers go the codes as x lies and the
+ *                       tile, then as by turned
+ * Traffic   x once, 2 bytes an element (amax alone 2 as well), codes 1 for each form, factors 4 bytes in 128 elements or
+ *           more. 65,536 x 768 at 4.3 TB/s: amax 23 us, a cast 35 us, both 47 us. From 8.9 on an instruction converts
+ *           two numbers.
  * Needs     rows of x on 16 bytes, widths that are multiples of 16; turned: rows as well. bf16.
  */
 #include <cuda_fp8.h>
@@ -120,8 +123,8 @@ __global__ void __launch_bounds__(PACK_THREADS)
 
 struct CastArgs {
     Rows<const bf16> x;
-    Rows<uint8_t> y;
-    float *factors;
+    Rows<uint8_t> y, turned; /* turned [columns, rows] */
+    float *factors, *turned_factors;
     const int64_t *amax; /* of the whole tensor; NULL: blocks have their own */
     int64_t rows, columns; /* of x */
     Fp8Kind kind;
@@ -166,29 +169,63 @@ __device__ __forceinline__ uint32_t block_most(uint32_t most, uint32_t *part)
     return most;
 }
 
+/* What a thread has of a square of 128 x 128: runs of 16 in some of its rows; zeros beyond the end. */
+constexpr int SQUARE_ROWS = FP8_THREADS / FP8_LANES, SQUARE_TIMES = FP8_BLOCK / SQUARE_ROWS;
+struct SquareRuns {
+    Pack<bf16> p[SQUARE_TIMES][2];
+    int64_t row, column; /* of the first */
+};
+
+__device__ __forceinline__ SquareRuns load_square(const CastArgs &c)
+{
+    SquareRuns s = {};
+    s.row = blockIdx.y * static_cast<int64_t>(FP8_BLOCK) + threadIdx.x / FP8_LANES;
+    s.column = blockIdx.x * static_cast<int64_t>(FP8_BLOCK) + threadIdx.x % FP8_LANES * FP8_RUN;
+#pragma unroll
+    for (int i = 0; i < SQUARE_TIMES; i++) {
+        if (s.row + i * SQUARE_ROWS >= c.rows || s.column >= c.columns) continue;
+        const bf16 *x = c.x.at(s.row + i * SQUARE_ROWS) + s.column;
+        s.p[i][0] = load16(x), s.p[i][1] = load16(x + Pack<bf16>::COUNT);
+    }
+    return s;
+}
+
+__device__ __forceinline__ uint32_t run_most(const SquareRuns &s, int i)
+{
+    return max(pack_most(s.p[i][0]), pack_most(s.p[i][1]));
+}
+
+__device__ __forceinline__ uint32_t runs_most(const SquareRuns &s)
+{
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < SQUARE_TIMES; i++) most = max(most, run_most(s, i));
+    return most;
+}
+
+/* most: of the square. */
+template <DType FORMAT, bool SQUARES>
+__device__ __forceinline__ void store_square(const CastArgs &c, const SquareRuns &s, uint32_t most)
+{
+    const bool first = SQUARES ? threadIdx.x == 0 : blockIdx.x + blockIdx.y + threadIdx.x == 0;
+#pragma unroll
+    for (int i = 0; i < SQUARE_TIMES; i++) {
+        const int64_t row = s.row + i * SQUARE_ROWS;
+        if (!SQUARES) most = c.amax ? whole_most(c) : lanes_most(run_most(s, i));
+        const Factor8 f = factor_of<FORMAT>(most, c.power_of_two);
+        if (row >= c.rows || s.column >= c.columns) continue;
+        store16_global(c.y.at(row) + s.column, codes_of_packs<FORMAT>(s.p[i][0], s.p[i][1], f.scale));
+        if (SQUARES || c.amax ? first && i == 0 : threadIdx.x % FP8_LANES == 0)
+            c.factors[fp8_factor_place(c.kind, c.rows, c.columns, SQUARES ? blockIdx.y : row, blockIdx.x)] = f.back;
+    }
+}
+
 template <DType FORMAT>
 __global__ void __launch_bounds__(FP8_THREADS) fp8_squares_kernel(CastArgs c)
 {
-    constexpr int ROWS = FP8_THREADS / FP8_LANES, TIMES = FP8_BLOCK / ROWS;
     SHARED(uint32_t, part, [FP8_THREADS / WARP]);
-    const int64_t column = blockIdx.x * static_cast<int64_t>(FP8_BLOCK) + threadIdx.x % FP8_LANES * FP8_RUN;
-    const int64_t first = blockIdx.y * static_cast<int64_t>(FP8_BLOCK) + threadIdx.x / FP8_LANES;
-    Pack<bf16> p[TIMES][2] = {};
-    uint32_t most = 0;
-#pragma unroll
-    for (int i = 0; i < TIMES; i++) {
-        if (first + i * ROWS >= c.rows || column >= c.columns) continue;
-        const bf16 *x = c.x.at(first + i * ROWS) + column;
-        p[i][0] = load16(x), p[i][1] = load16(x + Pack<bf16>::COUNT);
-    }
-#pragma unroll
-    for (int i = 0; i < TIMES; i++) most = max(most, max(pack_most(p[i][0]), pack_most(p[i][1])));
-    const Factor8 f = factor_of<FORMAT>(block_most(most, part), c.power_of_two);
-    if (threadIdx.x == 0) c.factors[fp8_factor_place(c.kind, c.rows, c.columns, blockIdx.y, blockIdx.x)] = f.back;
-#pragma unroll
-    for (int i = 0; i < TIMES; i++)
-        if (first + i * ROWS < c.rows && column < c.columns)
-            store16_global(c.y.at(first + i * ROWS) + column, codes_of_packs<FORMAT>(p[i][0], p[i][1], f.scale));
+    const SquareRuns s = load_square(c);
+    store_square<FORMAT, true>(c, s, block_most(runs_most(s), part));
 }
 
 /* 16 rows of two neighbouring columns in a tile. */
@@ -210,13 +247,52 @@ __device__ __forceinline__ Pack<uint8_t> codes_of_column(const TwoColumns &x, fl
     return out;
 }
 
-/* y is [c.columns, c.rows]. */
+/* Where a pack of a tile's row is. */
+__device__ __forceinline__ int pack_place(int row, int pack) { return pack ^ row / FP8_RUN; }
+
+/* From a tile of 128 rows and COLUMNS columns of x, whose largest is `most`. */
+template <DType FORMAT, bool SQUARES, int COLUMNS>
+__device__ __forceinline__ void store_turned(const CastArgs &c,
+                                             const Pack<bf16> (*tile)[COLUMNS / Pack<bf16>::COUNT], uint32_t most)
+{
+    constexpr int PAIRS = FP8_THREADS / FP8_LANES;
+    const int64_t column0 = blockIdx.x * static_cast<int64_t>(COLUMNS);
+    const int run = threadIdx.x % FP8_LANES; /* its 16 rows */
+    const int64_t row = blockIdx.y * static_cast<int64_t>(FP8_BLOCK) + run * FP8_RUN;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2 / PAIRS; i++) {
+        const int pair = i * PAIRS + threadIdx.x / FP8_LANES;
+        const int64_t column = column0 + 2 * pair;
+        TwoColumns x;
+        uint32_t low = 0, high = 0;
+#pragma unroll
+        for (int k = 0; k < FP8_RUN; k++) {
+            const int line = run * FP8_RUN + k;
+            x.word[k] = reinterpret_cast<const uint32_t *>(&tile[line][pack_place(line, pair / 4)])[pair % 4];
+            low = max(low, x.word[k] << 16 & HIGH_SIZE), high = max(high, x.word[k] & HIGH_SIZE);
+        }
+        if (SQUARES) low = high = most;
+        else if (c.amax) low = high = whole_most(c);
+        else low = lanes_most(low), high = lanes_most(high);
+        const Factor8 f = factor_of<FORMAT>(low, c.power_of_two), g = factor_of<FORMAT>(high, c.power_of_two);
+        if (row >= c.rows || column >= c.columns) continue;
+        store16_global(c.turned.at(column) + row, codes_of_column<FORMAT, false>(x, f.scale));
+        store16_global(c.turned.at(column + 1) + row, codes_of_column<FORMAT, true>(x, g.scale));
+        if (SQUARES || c.amax) { /* one of the tile, or of all tiles */
+            if (run == 0 && pair == 0 && (SQUARES || blockIdx.x + blockIdx.y == 0))
+                c.turned_factors[fp8_factor_place(c.kind, c.columns, c.rows, blockIdx.x, blockIdx.y)] = f.back;
+        } else if (run == 0) {
+            float *to = c.turned_factors + fp8_factor_place(c.kind, c.columns, c.rows, column, blockIdx.y);
+            to[0] = f.back, to[1] = g.back;
+        }
+    }
+}
+
 template <DType FORMAT, bool SQUARES>
 __global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
 {
     constexpr int COLUMNS = SQUARES ? FP8_BLOCK : FP8_BLOCK / 2;
     constexpr int PACKS = COLUMNS / Pack<bf16>::COUNT, LOADS = FP8_BLOCK * PACKS / FP8_THREADS;
-    constexpr int PAIRS = FP8_THREADS / FP8_LANES;
     SHARED(Pack<bf16>, tile, [FP8_BLOCK][PACKS]);
     SHARED(uint32_t, part, [FP8_THREADS / WARP]);
     const int64_t row0 = blockIdx.y * static_cast<int64_t>(FP8_BLOCK);
@@ -232,38 +308,28 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
         const int at = i * FP8_THREADS + threadIdx.x, row = at / PACKS;
-        store16(&tile[row][at % PACKS ^ row / FP8_RUN].v[0], p[i]);
+        store16(&tile[row][pack_place(row, at % PACKS)].v[0], p[i]);
         most = max(most, pack_most(p[i]));
     }
     most = block_most(most, part); /* a barrier in any case */
-    const int run = threadIdx.x % FP8_LANES; /* its 16 rows */
-    const int64_t row = row0 + run * FP8_RUN;
+    store_turned<FORMAT, SQUARES, COLUMNS>(c, tile, most);
+}
+
+template <DType FORMAT, bool SQUARES>
+__global__ void __launch_bounds__(FP8_THREADS) fp8_both_kernel(CastArgs c)
+{
+    constexpr int PACKS = FP8_BLOCK / Pack<bf16>::COUNT;
+    SHARED(Pack<bf16>, tile, [FP8_BLOCK][PACKS]);
+    SHARED(uint32_t, part, [FP8_THREADS / WARP]);
+    const SquareRuns s = load_square(c);
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2 / PAIRS; i++) {
-        const int pair = i * PAIRS + threadIdx.x / FP8_LANES;
-        const int64_t column = column0 + 2 * pair;
-        TwoColumns x;
-        uint32_t low = 0, high = 0;
-#pragma unroll
-        for (int k = 0; k < FP8_RUN; k++) {
-            x.word[k] = reinterpret_cast<const uint32_t *>(&tile[run * FP8_RUN + k][pair / 4 ^ run])[pair % 4];
-            low = max(low, x.word[k] << 16 & HIGH_SIZE), high = max(high, x.word[k] & HIGH_SIZE);
-        }
-        if (SQUARES) low = high = most;
-        else if (c.amax) low = high = whole_most(c);
-        else low = lanes_most(low), high = lanes_most(high);
-        const Factor8 f = factor_of<FORMAT>(low, c.power_of_two), g = factor_of<FORMAT>(high, c.power_of_two);
-        if (row >= c.rows || column >= c.columns) continue;
-        store16_global(c.y.at(column) + row, codes_of_column<FORMAT, false>(x, f.scale));
-        store16_global(c.y.at(column + 1) + row, codes_of_column<FORMAT, true>(x, g.scale));
-        if (SQUARES || c.amax) { /* one of the tile, or of all tiles */
-            if (run == 0 && pair == 0 && (SQUARES || blockIdx.x + blockIdx.y == 0))
-                c.factors[fp8_factor_place(c.kind, c.columns, c.rows, blockIdx.x, blockIdx.y)] = f.back;
-        } else if (run == 0) {
-            float *to = c.factors + fp8_factor_place(c.kind, c.columns, c.rows, column, blockIdx.y);
-            to[0] = f.back, to[1] = g.back;
-        }
+    for (int i = 0; i < SQUARE_TIMES; i++) {
+        const int row = threadIdx.x / FP8_LANES + i * SQUARE_ROWS, pack = threadIdx.x % FP8_LANES * 2;
+        for (int k = 0; k < 2; k++) store16(&tile[row][pack_place(row, pack + k)].v[0], s.p[i][k]);
     }
+    const uint32_t most = block_most(runs_most(s), part); /* a barrier in any case */
+    store_square<FORMAT, SQUARES>(c, s, most);
+    store_turned<FORMAT, SQUARES, FP8_BLOCK>(c, tile, most);
 }
 
 /* ---- numbers again ---- */
@@ -344,36 +410,56 @@ template <DType FORMAT> static void launch_lines(Stream *s, const CastArgs &c)
     LAUNCH(fp8_lines_kernel<FORMAT>, grid, block, 0, cuda_stream(s), c);
 }
 
-template <DType FORMAT> static void launch_cast(Stream *s, const CastArgs &c, bool transposed)
+template <DType FORMAT> static void launch_cast(Stream *s, const CastArgs &c, bool straight, bool turned)
 {
     const bool squares = c.kind == FP8_SQUARES;
-    const int width = squares || !transposed ? FP8_BLOCK : FP8_BLOCK / 2;
+    const int width = squares || straight ? FP8_BLOCK : FP8_BLOCK / 2;
     const dim3 grid(grid_blocks(ceil_div(c.columns, width)), grid_blocks(ceil_div(c.rows, FP8_BLOCK)));
-    if (!transposed && !squares) launch_lines<FORMAT>(s, c);
-    else if (!transposed) LAUNCH(fp8_squares_kernel<FORMAT>, grid, FP8_THREADS, 0, cuda_stream(s), c);
+    if (straight && turned && squares)
+        LAUNCH((fp8_both_kernel<FORMAT, true>), grid, FP8_THREADS, 0, cuda_stream(s), c);
+    else if (straight && turned)
+        LAUNCH((fp8_both_kernel<FORMAT, false>), grid, FP8_THREADS, 0, cuda_stream(s), c);
+    else if (straight && !squares) launch_lines<FORMAT>(s, c);
+    else if (straight) LAUNCH(fp8_squares_kernel<FORMAT>, grid, FP8_THREADS, 0, cuda_stream(s), c);
     else if (squares) LAUNCH((fp8_turned_kernel<FORMAT, true>), grid, FP8_THREADS, 0, cuda_stream(s), c);
     else LAUNCH((fp8_turned_kernel<FORMAT, false>), grid, FP8_THREADS, 0, cuda_stream(s), c);
 }
 
+/* What factors belong to, by what a call says of them. */
+static Fp8Kind kind_of(const fp8_cast_args *a)
+{
+    if (a->amax.data) return FP8_WHOLE;
+    return a->blocks.rows == FP8_BLOCK ? FP8_SQUARES : FP8_ROW_BLOCKS;
+}
+
+static Err check_output(const fp8_cast_args *a, Tensor y)
+{
+    TRY(check_codes(OP_fp8_cast, a->x, y));
+    if (fp8_kind(y) == kind_of(a) || (fp8_kind(y) != FP8_WHOLE && y.dim[0] == 1)) return ERR_OK;
+    return err_set(ERR_SHAPE, "fp8_cast on cuda: factors are not of amax, or of the blocks that are asked for");
+}
+
 extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
 {
-    const Tensor x = a->x;
+    const Tensor x = a->x, y = a->y, turned = a->turned, one = y.data ? y : turned;
     TRY(check_numbers(OP_fp8_cast, x));
-    TRY(check_codes(OP_fp8_cast, x, a->y));
     if (a->blocks.scale == FP8_SCALE_E8M0) return err_set(ERR_CONFIG, "fp8_cast on cuda: mxfp8 is not built");
-    if (a->y.dim[0] != x.dim[a->transposed ? 1 : 0] || a->y.dim[1] != x.dim[a->transposed ? 0 : 1] ||
-        !a->amax.data != (fp8_kind(a->y) != FP8_WHOLE))
-        return err_set(ERR_SHAPE, "fp8_cast: y is not x's shape, or has factors of blocks and amax");
+    if (!one.data || (y.data && turned.data && y.dtype != turned.dtype))
+        return err_set(ERR_SHAPE, "fp8_cast on cuda: nothing is to be written, or codes of two formats");
+    if (y.data) TRY(check_output(a, y));
+    if (turned.data) TRY(check_output(a, turned));
     const CastArgs c = { rows_of<const bf16>(x),
-                         rows_of<uint8_t>(a->y),
-                         data_of<float>(*a->y.scale),
+                         rows_of<uint8_t>(y),
+                         rows_of<uint8_t>(turned),
+                         y.data ? data_of<float>(*y.scale) : nullptr,
+                         turned.data ? data_of<float>(*turned.scale) : nullptr,
                          data_of<int64_t>(a->amax),
                          x.dim[0],
                          x.dim[1],
-                         fp8_kind(a->y),
+                         kind_of(a),
                          a->blocks.scale == FP8_SCALE_POWER_OF_TWO };
-    if (a->y.dtype == E4M3) launch_cast<E4M3>(s, c, a->transposed);
-    else launch_cast<E5M2>(s, c, a->transposed);
+    if (one.dtype == E4M3) launch_cast<E4M3>(s, c, y.data, turned.data);
+    else launch_cast<E5M2>(s, c, y.data, turned.data);
     return ERR_OK;
 }
 

@@ -80,7 +80,7 @@ xent_stats_kernel                           loads16
 xent_(bwd|row)_kernel                       loads16 stores16
 (xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor
 fp8_amax_kernel                             loads16 whole
-fp8_(lines|squares|turned)_kernel           loads16 stores16 whole
+fp8_(lines|squares|turned|both)_kernel      loads16 stores16 whole
 fp8_values_kernel                           - codes back to numbers, which tests alone do on a GPU
 fingerprint_kernel                          - a few times for each shape of a run
 zero_kernel                                 stores16

@@ -141,18 +141,25 @@ static void codes_alloc(Codes *c, DType t, int64_t rows, int64_t columns, Fp8Blo
     c->codes.scale = &c->factors;
 }
 
+static bool codes_same(const Codes *a, const Codes *b)
+{
+    const int64_t bytes = (a->codes.dim[0] - 1) * a->codes.ld + a->codes.dim[1];
+    return !memcmp(a->codes.data, b->codes.data, (size_t)bytes) &&
+           !memcmp(a->factors.data, b->factors.data, (size_t)tensor_bytes(a->factors));
+}
+
 static void codes_free(Codes *c) { free(c->codes.data), free(c->factors.data); }
 
-/* A cast with the largest magnitude of all before it, where that is wanted. */
-static void cast_on(Isa isa, int threads, Codes *to, Tensor x, Fp8Blocks b, bool transposed)
+/* Casts with the largest magnitude of all before them, where that is wanted: of x, of x transposed, or both at once. */
+static void cast_on(Isa isa, int threads, const Codes *y, const Codes *turned, Tensor x, Fp8Blocks b)
 {
     int64_t most = INT64_MAX;
     Device dev;
     const Tensor amax = tensor_of(&most, I64, 1);
     OK(device_open(&dev, (DeviceChoice){ .threads = threads, .isa = isa }));
     if (!b.rows) OK(tested_op(&dev.stream, fp8_amax, .amax = amax, .x = x, .fresh = 1));
-    OK(tested_op(&dev.stream, fp8_cast, .y = to->codes, .x = x, .amax = b.rows ? (Tensor){ 0 } : amax,
-                 .transposed = transposed, .blocks = b));
+    OK(tested_op(&dev.stream, fp8_cast, .y = y ? y->codes : (Tensor){ 0 }, .turned = turned ? turned->codes : (Tensor){ 0 },
+                 .x = x, .amax = b.rows ? (Tensor){ 0 } : amax, .blocks = b));
     device_close(&dev);
 }
 
@@ -165,12 +172,19 @@ static void check_cast_by(Isa isa, int threads, char **word)
     const int64_t rows = atoi(word[7]), columns = atoi(word[8]), gap = number % 2 * GAP;
     const DType t = format_of(word[3]);
     uint16_t *x = calloc((size_t)(rows * (columns + gap)), sizeof *x);
-    Codes to;
+    Codes to, again, other, other_alone;
     golden_tensor(number, rows, columns, columns + gap, x);
     Tensor from = tensor_of(x, BF16, rows, columns);
     from.ld += gap;
     codes_alloc(&to, t, transposed ? columns : rows, transposed ? rows : columns, b, gap);
-    cast_on(isa, threads, &to, from, b, transposed);
+    codes_alloc(&again, t, transposed ? columns : rows, transposed ? rows : columns, b, gap);
+    codes_alloc(&other, t, transposed ? rows : columns, transposed ? columns : rows, b, gap);
+    codes_alloc(&other_alone, t, transposed ? rows : columns, transposed ? columns : rows, b, gap);
+    cast_on(isa, threads, transposed ? NULL : &to, transposed ? &to : NULL, from, b);
+    cast_on(isa, threads, transposed ? &other_alone : NULL, transposed ? NULL : &other_alone, from, b);
+    cast_on(isa, threads, transposed ? &other : &again, transposed ? &again : &other, from, b);
+    CHECK_MSG(codes_same(&again, &to) && codes_same(&other, &other_alone), "%s, %d threads: tensor %d, both at once",
+              isa_name(isa), threads, number);
     uint64_t h = FNV;
     for (int64_t r = 0; r < to.codes.dim[0]; r++) {
         const uint8_t *row = (const uint8_t *)to.codes.data + r * to.codes.ld;
@@ -184,7 +198,7 @@ static void check_cast_by(Isa isa, int threads, char **word)
     CHECK_MSG(h == strtoull(word[9], NULL, 16) &&
                   fnv(FNV, to.factors.data, tensor_bytes(to.factors)) == strtoull(word[10], NULL, 16),
               "%s, %d threads: tensor %d, %s %s", isa_name(isa), threads, number, word[2], word[3]);
-    codes_free(&to);
+    codes_free(&to), codes_free(&again), codes_free(&other), codes_free(&other_alone);
     free(x);
 }
 
@@ -244,8 +258,8 @@ TEST(rows_in_use)
         from.rows = &used;
         codes_alloc(&few, E4M3, USED, I, blocks[k], 0);
         codes_alloc(&all, E4M3, N, I, blocks[k], 0);
-        cast_on(isa_best(), 2, &few, some, blocks[k], false);
-        cast_on(isa_best(), 2, &all, from, blocks[k], false);
+        cast_on(isa_best(), 2, &few, NULL, some, blocks[k]);
+        cast_on(isa_best(), 2, &all, NULL, from, blocks[k]);
         CHECK(!memcmp(few.codes.data, all.codes.data, USED * I));
         CHECK(!memcmp(few.factors.data, all.factors.data, (size_t)tensor_bytes(few.factors)));
         const uint8_t *codes = all.codes.data;
@@ -277,7 +291,7 @@ static void random_codes(Codes *c, int seed, DType t, int64_t rows, int64_t colu
     uint64_t state = (uint64_t)seed;
     for (int64_t i = 0; i < rows * columns; i++) x[i] = (float)(test_uniform(&state, -1, 1) * exp2(test_uniform(&state, -6, 0)));
     codes_alloc(c, t, rows, columns, b, seed % 2 * 5);
-    cast_on(isa_best(), 1, c, tensor_of(x, F32, rows, columns), b, false);
+    cast_on(isa_best(), 1, c, NULL, tensor_of(x, F32, rows, columns), b);
     for (int64_t i = 0; i < rows * columns; i++) {
         const int64_t r = i / columns, k = i % columns;
         const float *f = c->factors.data;
@@ -413,7 +427,7 @@ TEST(not_a_number)
     Device dev;
     x[3] = NAN;
     codes_alloc(&c, E4M3, N, I, (Fp8Blocks){ 0 }, 0);
-    cast_on(isa_best(), 1, &c, tensor_of(x, F32, N, I), (Fp8Blocks){ 0 }, false);
+    cast_on(isa_best(), 1, &c, NULL, tensor_of(x, F32, N, I), (Fp8Blocks){ 0 });
     wide_open(&dev, isa_best(), 1);
     OK(tested_op(&dev.stream, fp8_product, .y = tensor_of(y, F32, N, N), .x = c.codes, .w = c.codes, .leaf = I));
     OK(tested_op(&dev.stream, fp8_product_add, .dw = tensor_of(dw, I64, N, N), .dy = c.codes, .x = c.codes,
@@ -448,6 +462,8 @@ TEST(operands_are_checked)
     CHECK(op(&dev.stream, fp8_cast, .y = many, .x = plain, .blocks = { 1, 128, FP8_SCALE_EXACT }) == ERR_SHAPE &&
           strstr(err_message(), "a factor for each block"));
     CHECK(op(&dev.stream, fp8_cast, .y = x, .x = plain) == ERR_SHAPE && strstr(err_message(), "either blocks or amax"));
+    CHECK(op(&dev.stream, fp8_cast, .x = plain, .blocks = { 1, 128, FP8_SCALE_EXACT }) == ERR_SHAPE &&
+          strstr(err_message(), "nothing is to be written"));
     device_close(&dev);
 }
 

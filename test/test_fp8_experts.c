@@ -94,7 +94,7 @@ static void check_run(Device *dev, const Codes *all, const int64_t *begin, const
     }
     if (!n) return;
     codes_alloc(&alone, I, n, b);
-    OK(tested_op(&dev->stream, fp8_cast, .y = alone.codes, .transposed = 1, .blocks = b,
+    OK(tested_op(&dev->stream, fp8_cast, .turned = alone.codes, .blocks = b,
                  .x = tensor_of((void *)(uintptr_t)(x + offset[run] * I), BF16, n, I)));
     for (int64_t i = 0; i < I; i++) {
         for (int64_t k = 0; k < n; k++) {
@@ -145,8 +145,8 @@ static void check_rows(int k, bool transposed, Isa isa, int threads, const int64
     Tensor rows = tensor_of(x, BF16, ROWS + SPARE, depth);
     rows.rows = cx.codes.rows = &offset[X - 1];
     OK(tested_op(&dev.stream, fp8_cast, .y = cx.codes, .x = rows, .blocks = bx));
-    OK(tested_op(&dev.stream, fp8_cast, .y = cw.codes, .x = tensor_of(w, BF16, EXPERTS * O, I), .transposed = transposed,
-                 .blocks = bw));
+    OK(tested_op(&dev.stream, fp8_cast, .y = transposed ? (Tensor){ 0 } : cw.codes,
+                 .turned = transposed ? cw.codes : (Tensor){ 0 }, .x = tensor_of(w, BF16, EXPERTS * O, I), .blocks = bw));
     for (int64_t i = 0; i < (ROWS + SPARE) * across; i++) y[i] = 77;
     OK(tested_op(&dev.stream, fp8_grouped, .y = tensor_of(y, F32, ROWS + SPARE, across), .x = cx.codes, .w = cw.codes,
                  .offset = tensor_of((void *)(uintptr_t)offset, I64, X), .leaf = depth / 2));

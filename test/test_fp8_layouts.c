@@ -124,6 +124,42 @@ TEST(recomputed)
     }
 }
 
+/* ---- what is kept of weights ---- */
+
+typedef struct {
+    double loss[2], eval[2];
+} Further;
+
+static Err go_on(Trainer *t, void *user)
+{
+    Further *f = user;
+    StepReport report;
+    int64_t counted;
+    for (int i = 0; i < 2; i++) {
+        TRY(trainer_eval(t, tiny_source(t), 0, t->spec.global_batch, &f->eval[i], &counted));
+        param_store_forget(&t->stores[0]);
+    }
+    for (int i = 0; i < 2; i++) {
+        TRY(tiny_step(t, &report));
+        f->loss[i] = report.loss;
+    }
+    return ERR_OK;
+}
+
+/* Largest magnitudes of weights are those of the weights that are there: an evaluation and a step make them anew, so
+ * that one between two steps changes nothing. */
+TEST(weights_that_have_changed)
+{
+    Further f = { 0 };
+    TrainSpec s = spec_of(tiny_gpt2(), FP8_TENSORWISE, 0);
+    TinyRun all = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 4), parted = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2);
+    parted.after = go_on, parted.user = &f;
+    tiny_train(&all), tiny_train(&parted);
+    CHECK_MSG(!all.err && !parted.err, "%s %s", all.message, parted.message);
+    CHECK(f.loss[0] == all.loss[2] && f.loss[1] == all.loss[3]);
+    CHECK(f.eval[0] == f.eval[1]);
+}
+
 /* ---- beside bf16 ---- */
 
 /* Weights and moments after a step, of which the first moment is a tenth of the gradient. */

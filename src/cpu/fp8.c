@@ -69,6 +69,13 @@ typedef struct {
     int64_t row, column, rows, columns;
 } CastTile;
 
+/* One of the two things that a call writes. */
+typedef struct {
+    Tensor x, y, amax;
+    Fp8Blocks blocks;
+    bool transposed;
+} Cast;
+
 /* Of x transposed: its columns from t->row on, its rows from `first` on. */
 static void tile_read_turned(CastTile *t, Tensor x, int64_t first)
 {
@@ -79,7 +86,7 @@ static void tile_read_turned(CastTile *t, Tensor x, int64_t first)
     }
 }
 
-static void tile_read(CastTile *t, const fp8_cast_args *a)
+static void tile_read(CastTile *t, const Cast *a)
 {
     if (a->transposed) tile_read_turned(t, a->x, t->column);
     else
@@ -98,7 +105,7 @@ static void write_codes(uint8_t *to, DType format, const float *x, float scale, 
 static float most_of(DType format) { return format == E4M3 ? E4M3_MOST : E5M2_MOST; }
 
 /* Rows r to r + rows of the tile, by one factor for each block of columns; by the tensor's amax, if there is one. */
-static void tile_write(const CastTile *t, const fp8_cast_args *a, int64_t r, int64_t rows)
+static void tile_write(const CastTile *t, const Cast *a, int64_t r, int64_t rows)
 {
     const Tensor *factors = a->y.scale;
     const int64_t width = a->amax.data ? TILE : a->blocks.columns;
@@ -117,12 +124,12 @@ static void tile_write(const CastTile *t, const fp8_cast_args *a, int64_t r, int
     }
 }
 
-static int64_t tile_rows(const fp8_cast_args *a) { return a->blocks.rows > 1 ? TILE : TILE_ROWS_ONE; }
+static int64_t tile_rows(const Cast *a) { return a->blocks.rows > 1 ? TILE : TILE_ROWS_ONE; }
 
 /* Of the rows in use: those of x, which are columns of y if it is transposed. */
 static void cast_part(const void *args, int64_t first, int64_t end)
 {
-    const fp8_cast_args *a = args;
+    const Cast *a = args;
     const int64_t columns = a->transposed ? rows_used(a->x) : a->x.dim[1];
     const int64_t unit = a->blocks.rows ? a->blocks.rows : tile_rows(a);
     CastTile t;
@@ -136,22 +143,20 @@ static void cast_part(const void *args, int64_t first, int64_t end)
     }
 }
 
-static Err check_cast(const fp8_cast_args *a)
+static Err check_cast(const Cast *a)
 {
     const int64_t rows = a->x.dim[a->transposed ? 1 : 0], columns = a->x.dim[a->transposed ? 0 : 1];
     const Tensor *f = a->y.scale;
-    if (a->y.dim[0] != rows || a->y.dim[1] != columns)
-        return err_set(ERR_SHAPE, "fp8_cast: y is not x's shape%s", a->transposed ? " transposed" : "");
     if (!a->amax.data == !(a->blocks.rows && a->blocks.columns))
         return err_set(ERR_SHAPE, "fp8_cast: either blocks or amax say what has a factor");
     if (a->amax.data ? f->ndim != 1
                      : f->ndim != 2 || f->dim[0] != fp8_block_count(rows, a->blocks.rows) ||
                            f->dim[1] != fp8_block_count(columns, a->blocks.columns))
-        return err_set(ERR_SHAPE, "fp8_cast: y has not a factor for each block");
+        return err_set(ERR_SHAPE, "fp8_cast: %s has not a factor for each block", a->transposed ? "turned" : "y");
     return ERR_OK;
 }
 
-Err CPU(fp8_cast)(Stream *s, const fp8_cast_args *a)
+static Err cast_into(Stream *s, const Cast *a)
 {
     TRY(check_cast(a));
     if (a->amax.data)
@@ -160,6 +165,14 @@ Err CPU(fp8_cast)(Stream *s, const fp8_cast_args *a)
     par_units(s, a->transposed ? a->x.dim[1] : rows_used(a->x), a->x.dim[a->transposed ? 0 : 1], tile_rows(a),
               cast_part, a);
     return ERR_OK;
+}
+
+Err CPU(fp8_cast)(Stream *s, const fp8_cast_args *a)
+{
+    const Cast y = { a->x, a->y, a->amax, a->blocks, false }, turned = { a->x, a->turned, a->amax, a->blocks, true };
+    if (!a->y.data && !a->turned.data) return err_set(ERR_SHAPE, "fp8_cast: nothing is to be written");
+    if (a->y.data) TRY(cast_into(s, &y));
+    return a->turned.data ? cast_into(s, &turned) : ERR_OK;
 }
 
 /* ---- codes of rows in runs ---- */
@@ -175,7 +188,7 @@ static void clear_columns(const fp8_cast_runs_args *a, int64_t row, int64_t firs
 static void cast_runs_part(const void *args, int64_t first, int64_t end)
 {
     const fp8_cast_runs_args *a = args;
-    const fp8_cast_args as = { .y = a->y, .blocks = a->blocks };
+    const Cast as = { .x = a->x, .y = a->y, .blocks = a->blocks, .transposed = true };
     const int64_t *offset = a->offset.data, *begin = a->begin.data, runs = a->offset.dim[0] - 1;
     CastTile t;
     for (t.row = first; t.row < end; t.row += t.rows) {

@@ -27,6 +27,7 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
     Stream *stream = &t->device.stream;
     Tensor device_sums = t->executor.sums;
     bool *retry_in_pieces = &t->executor.ctx.mode.retry_in_pieces, within = false;
+    for (int r = 0; r < t->params.replicas; r++) param_store_forget(&t->stores[r]);
     while (!within) {
         TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
         TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));

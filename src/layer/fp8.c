@@ -11,21 +11,25 @@
  *   blockwise   1 x 128, w 128 x 128     e4m3
  *   mxfp8       1 x 32                   e4m3
  *
+ * dy is read once for its codes and for those of dy transposed, where dx and dw are of the same rows and dw is made at
+ * once. x and weights are cast again in backward: their codes would take memory until then.
+ *
  * The largest magnitude of a whole tensor is that over all ranks that share it: columns are cut over tp, rows over sp
- * and cp. The maximum over tp and over cp is right for all: where ranks have the same, it changes nothing.
+ * and cp. The maximum over tp and over cp is right for all: where ranks have the same, it changes nothing. That of x is
+ * kept from forward to backward, a forward that is made again included, and that of a weight until it changes.
  */
 #include "layer/internal.h"
+
+static const Tensor none;
 
 /* An operand: its codes, whose scale points to the factor beside them. Not to be copied. */
 typedef struct {
     Tensor codes, factor;
 } Operand;
 
-enum { AMAX_WEIGHT, AMAX_OPERAND, AMAX_OTHER, AMAX_COUNT };
-
-/* What is cast; whole: of what tensor the amax is (AMAX_...). */
+/* What is cast. */
 typedef struct {
-    bool weight, gradient, transposed;
+    bool weight, gradient;
 } Role;
 
 Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight)
@@ -47,23 +51,25 @@ Err fp8_factor_alloc(Ctx *c, Fp8Blocks b, int64_t rows, int64_t columns, Tensor 
     return ERR_OK;
 }
 
-static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax, Operand *out)
+static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t columns, Operand *out)
 {
     const DType t = r.gradient && recipe == FP8_TENSORWISE ? E5M2 : E4M3;
-    const int64_t rows = x.dim[r.transposed], columns = x.dim[!r.transposed];
-    const Fp8Blocks b = fp8_blocks_of(recipe, r.weight);
     TRY(tensor_new(c->scratch, &out->codes, t, rows, columns));
-    TRY(fp8_factor_alloc(c, b, rows, columns, &out->factor));
+    TRY(fp8_factor_alloc(c, fp8_blocks_of(recipe, r.weight), rows, columns, &out->factor));
     out->codes.scale = &out->factor;
-    return op(c->s, fp8_cast, .y = out->codes, .x = x, .amax = amax, .transposed = r.transposed, .blocks = b);
+    return ERR_OK;
 }
 
-static Tensor amax_at(Tensor amax, int i) { return amax.data ? tensor_row_slice(amax, i, 1) : amax; }
-
-static Err put_amax(Ctx *c, Tensor amax, int i, Tensor x)
+/* x as it lies, or transposed, or both. NULL: it is not wanted. */
+static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax, Operand *y, Operand *turned)
 {
-    return op(c->s, fp8_amax, .amax = amax_at(amax, i), .x = x, .fresh = true);
+    if (turned) TRY(alloc_operand(c, recipe, r, x.dim[1], x.dim[0], turned));
+    if (y) TRY(alloc_operand(c, recipe, r, x.dim[0], x.dim[1], y));
+    return op(c->s, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x, .amax = amax,
+              .blocks = fp8_blocks_of(recipe, r.weight));
 }
+
+/* ---- largest magnitudes ---- */
 
 static Err over_ranks(Ctx *c, Tensor amax)
 {
@@ -73,11 +79,38 @@ static Err over_ranks(Ctx *c, Tensor amax)
     return ERR_OK;
 }
 
-static Err cast_weight(Ctx *c, Fp8Weight *out, Tensor w, bool transposed)
+static Err make_amax(Ctx *c, Tensor amax, Tensor x)
 {
+    TRY(op(c->s, fp8_amax, .amax = amax, .x = x, .fresh = true));
+    return over_ranks(c, amax);
+}
+
+/* (of weights of some updates ago nothing is kept) */
+static Err weight_amax(Ctx *c, int id, Tensor w, Tensor *amax)
+{
+    ParamStore *s = c->params;
+    const bool keeps = c->mode.version == 0;
+    if (!keeps) TRY(tensor_new(c->scratch, amax, I64, 1));
+    else *amax = tensor_row_slice(s->amax, id, 1);
+    if (keeps && s->amax_known[id]) return ERR_OK;
+    if (keeps) s->amax_known[id] = true;
+    return make_amax(c, *amax, w);
+}
+
+static Tensor input_amax(const Ctx *c, Fp8Recipe recipe, int weight)
+{
+    return recipe == FP8_TENSORWISE ? tensor_row_slice(c->slot->amax, weight, 1) : none;
+}
+
+/* ---- weights ---- */
+
+static Err cast_weight(Ctx *c, Fp8Weight *out, int id, bool transposed)
+{
+    const Tensor w = param_value(c, id);
+    Tensor amax = none;
     Operand o;
-    TRY(cast_operand(c, out->recipe, (Role){ .weight = true, .transposed = transposed }, w,
-                     amax_at(out->amax, AMAX_WEIGHT), &o));
+    if (out->recipe == FP8_TENSORWISE) TRY(weight_amax(c, id, w, &amax));
+    TRY(cast_operand(c, out->recipe, (Role){ .weight = true }, w, amax, transposed ? NULL : &o, transposed ? &o : NULL));
     out->w = o.codes;
     out->factor = o.factor;
     return ERR_OK;
@@ -91,67 +124,72 @@ static Tensor weight_of(const Fp8Weight *q)
     return w;
 }
 
-Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor w, Fp8Weight *out)
+/* ---- forward ---- */
+
+Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, int weight, Tensor x, Fp8Weight *out)
 {
-    *out = (Fp8Weight){ .recipe = recipe };
+    *out = (Fp8Weight){ .recipe = recipe, .amax = input_amax(c, recipe, weight) };
     if (!recipe) return ERR_OK;
-    if (recipe == FP8_TENSORWISE) {
-        TRY(tensor_new(c->scratch, &out->amax, I64, AMAX_OTHER));
-        TRY(put_amax(c, out->amax, AMAX_WEIGHT, w));
-        TRY(put_amax(c, out->amax, AMAX_OPERAND, x));
-        TRY(over_ranks(c, out->amax));
-    }
-    return cast_weight(c, out, w, false);
+    TRY(cast_weight(c, out, weight, false));
+    const bool again = c->mode.pass == PASS_BACKWARD;
+    return recipe == FP8_TENSORWISE && !again ? make_amax(c, out->amax, x) : ERR_OK;
 }
 
 Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a)
 {
     const ArenaMark mark = arena_mark(c->scratch);
     Operand x;
-    TRY(cast_operand(c, w->recipe, (Role){ 0 }, a.x, amax_at(w->amax, AMAX_OPERAND), &x));
+    TRY(cast_operand(c, w->recipe, (Role){ 0 }, a.x, w->amax, &x, NULL));
     TRY(op(c->s, fp8_product, .y = a.y, .x = x.codes, .w = weight_of(w), .bias = a.bias, .gelu = a.gelu,
            .leaf = a.leaf, .fast = w->recipe == FP8_TENSORWISE));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
-/* The largest magnitudes are kept as long as wgrad waits. */
+/* ---- backward ---- */
+
+/* The largest magnitude of dy is kept as long as wgrad waits. */
 Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out)
 {
-    const Tensor w = recipe ? param_value(c, wgrad->weight) : (Tensor){ 0 };
     *out = (Fp8Weight){ .recipe = recipe };
     wgrad->fp8 = recipe;
     if (!recipe) return ERR_OK;
     if (recipe == FP8_TENSORWISE) {
-        Arena *at = c->mode.split_backward ? c->into[REGION_W] : c->scratch;
-        TRY(tensor_new(at, &out->amax, I64, AMAX_COUNT));
-        TRY(put_amax(c, out->amax, AMAX_WEIGHT, w));
-        TRY(put_amax(c, out->amax, AMAX_OPERAND, wgrad->dy));
-        TRY(put_amax(c, out->amax, AMAX_OTHER, wgrad->x));
-        TRY(over_ranks(c, out->amax));
-        wgrad->amax = tensor_row_slice(out->amax, AMAX_OPERAND, 2);
+        TRY(tensor_new(c->mode.split_backward ? c->into[REGION_W] : c->scratch, &out->amax, I64, 1));
+        TRY(make_amax(c, out->amax, wgrad->dy));
+        wgrad->amax = out->amax;
     }
-    return cast_weight(c, out, w, true);
+    return cast_weight(c, out, wgrad->weight, true);
 }
 
-Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a)
+Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole)
 {
-    const ArenaMark mark = arena_mark(c->scratch);
-    Operand dy;
-    TRY(cast_operand(c, w->recipe, (Role){ .gradient = true }, a.dy, amax_at(w->amax, AMAX_OPERAND), &dy));
+    const Role gradient = { .gradient = true };
+    Operand dy, turned;
+    ArenaMark mark = arena_mark(c->scratch);
+    TRY(cast_operand(c, w->recipe, gradient, a.dy, w->amax, &dy, whole ? &turned : NULL));
+    if (whole) whole->turned = turned.codes, whole->factor = turned.factor;
     TRY(op(c->s, fp8_product, .y = a.dx, .x = dy.codes, .w = weight_of(w), .leaf = a.leaf));
-    arena_release(c->scratch, mark);
+    if (!whole) arena_release(c->scratch, mark);
     return a.gelu_x.data ? op(c->s, gelu_bwd, .dx = a.dx, .dy = a.dx, .x = a.gelu_x) : ERR_OK;
+}
+
+/* dy's codes, from before or now. */
+static Err turned_gradient(Ctx *c, const Wgrad *w, Tensor dy, Operand *out)
+{
+    if (!w->turned.data)
+        return cast_operand(c, w->fp8, (Role){ .gradient = true }, dy, w->amax, NULL, out);
+    *out = (Operand){ w->turned, w->factor };
+    out->codes.scale = &out->factor;
+    return ERR_OK;
 }
 
 Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a)
 {
     const ArenaMark mark = arena_mark(c->scratch);
-    const Role turned = { .transposed = true };
     Operand dy, x;
-    TRY(cast_operand(c, w->fp8, (Role){ .gradient = true, .transposed = true }, a.dy, amax_at(w->amax, 0),
-                     &dy));
-    TRY(cast_operand(c, w->fp8, turned, a.x, amax_at(w->amax, 1), &x));
+    TRY(turned_gradient(c, w, a.dy, &dy));
+    TRY(cast_operand(c, w->fp8, (Role){ 0 }, a.x, input_amax(c, w->fp8, w->weight), NULL, &x));
     TRY(op(c->s, fp8_product_add, .dw = a.dw, .dy = dy.codes, .x = x.codes, .shift = a.shift,
            .overflow = a.overflow, .leaf = a.leaf, .headroom_bits = a.headroom_bits, .fresh = a.fresh));
     arena_release(c->scratch, mark);

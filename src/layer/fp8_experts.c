@@ -35,7 +35,8 @@ static Err cast_weights(Ctx *c, Fp8Recipe recipe, Tensor w, bool transposed, Ope
         return err_set(ERR_SHAPE, "experts of 8 bits: [%lld, %lld] are not whole blocks of %d",
                        (long long)w.dim[1], (long long)w.dim[2], b.columns);
     TRY(operand_alloc(c, b, all.dim[transposed], all.dim[!transposed], out));
-    return op(c->s, fp8_cast, .y = out->codes, .x = all, .transposed = transposed, .blocks = b);
+    const Tensor none = { 0 }, codes = out->codes;
+    return op(c->s, fp8_cast, .y = transposed ? none : codes, .turned = transposed ? codes : none, .x = all, .blocks = b);
 }
 
 /* The rows in use. */

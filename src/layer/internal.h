@@ -98,25 +98,24 @@ Tensor save_in(const Slot *slot, Saved saved);
 
 /*
  * Products of 8-bit operands (fp8.c). fp8_begin_... makes those by a weight ready: it has the weight's codes, in
- * scratch, and the largest magnitudes of what its caller gives, over all ranks that share these tensors. Collective, to
- * be called before rows are on their way.
+ * scratch, and the largest magnitude of the operand, over all ranks that share it. Collective, to be called before rows
+ * are on their way.
  */
 typedef struct {
     Fp8Recipe recipe;
-    Tensor
-        amax; /* [3] i64: of the weight, the operand, and what else its caller has; absent: blocks have them */
+    Tensor amax;      /* [1] i64 of the operand; absent: blocks have theirs */
     Tensor w, factor; /* w: with the dim to sum over last; its scale is set for each call */
 } Fp8Weight;
 
 /* forward: x is the operand. */
-Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor w, Fp8Weight *out);
+Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, int weight, Tensor x, Fp8Weight *out);
 /* y = x w^T + bias of some rows x; gelu as op linear_fwd. */
 Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a);
-/* backward: dy is the operand; what is known of it and of x goes along with wgrad, which names both as this rank holds
- * them. */
+/* backward: dy is the operand; what is known of it goes along with wgrad, which names it as this rank holds it. */
 Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out);
-/* dx = dy w of some rows dy, or the gradient of gelu_x. */
-Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a);
+/* dx = dy w of some rows dy, or the gradient of gelu_x. whole: dy are all rows that this weight gradient is of, and it is
+ * made before scratch is released: it gets their codes from the same cast. NULL: they are not. */
+Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole);
 /* dw += dy^T x */
 Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);
 

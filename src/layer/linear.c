@@ -77,9 +77,10 @@ static Err product(Ctx *c, const Fp8Weight *q, linear_fwd_args a)
     return q->recipe ? fp8_forward(c, q, a) : op_linear_fwd(c->s, &a);
 }
 
-static Err product_dx(Ctx *c, const Fp8Weight *q, linear_dx_args a)
+/* wgrad: of these rows and no others; NULL: of more, or it comes later. */
+static Err product_dx(Ctx *c, const Fp8Weight *q, linear_dx_args a, Wgrad *wgrad)
 {
-    return q->recipe ? fp8_dx(c, q, a) : op_linear_dx(c->s, &a);
+    return q->recipe ? fp8_dx(c, q, a, wgrad) : op_linear_dx(c->s, &a);
 }
 
 static Err column_forward(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active)
@@ -88,7 +89,7 @@ static Err column_forward(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor ac
     Fp8Weight q;
     RowBands in;
     RowRun r;
-    TRY(fp8_begin_forward(c, recipe_of(l, c), x, w, &q));
+    TRY(fp8_begin_forward(c, recipe_of(l, c), l->weight, x, &q));
     TRY(rows_in_begin(c, x, &in));
     for (int turn = 0; turn < in.count; turn++) {
         TRY(rows_in_band(c, &in, turn, &r));
@@ -108,7 +109,7 @@ static Err row_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
     const Tensor w = param_value(c, l->weight);
     Fp8Weight q;
     RowBands out;
-    TRY(fp8_begin_forward(c, recipe_of(l, c), x, w, &q));
+    TRY(fp8_begin_forward(c, recipe_of(l, c), l->weight, x, &q));
     TRY(rows_out_begin(c, y, c->bands, &out));
     for (int turn = 0; turn < out.count; turn++) {
         const RowRun r = rows_out_band(c, &out, turn);
@@ -126,7 +127,7 @@ static Err whole_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
 {
     const Tensor w = param_value(c, l->weight), bias = param_value(c, l->bias);
     Fp8Weight q;
-    TRY(fp8_begin_forward(c, recipe_of(l, c), x, w, &q));
+    TRY(fp8_begin_forward(c, recipe_of(l, c), l->weight, x, &q));
     return product(c, &q,
                    (linear_fwd_args){ .y = y, .x = x, .w = w, .bias = bias, .leaf = whole_leaf(l->in) });
 }
@@ -160,7 +161,8 @@ static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor 
                        (linear_dx_args){ .dx = run_of(out.rows, r),
                                          .dy = run_of(dy, r),
                                          .w = w,
-                                         .leaf = tree_leaf(c, l->out, dy.dim[1]) }));
+                                         .leaf = tree_leaf(c, l->out, dy.dim[1]) },
+                       at_once ? &wgrad : NULL));
         TRY(rows_out_send(c, &out, turn));
     }
     if (at_once) TRY(gather_rows_end(c));
@@ -171,9 +173,10 @@ static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor 
 
 static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gelu_x, Tensor dx)
 {
+    const bool at_once = !c->mode.split_backward;
     const Tensor w = param_value(c, l->weight);
     /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
-    Wgrad wgrad = { l->weight, dy, x, .gather_dy = c->mode.split_backward && c->world->sp.size > 1 };
+    Wgrad wgrad = { l->weight, dy, x, .gather_dy = !at_once && c->world->sp.size > 1 };
     Fp8Weight q;
     RowBands in;
     RowRun r;
@@ -186,9 +189,10 @@ static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gel
                                          .dy = run_of(in.rows, r),
                                          .w = w,
                                          .gelu_x = run_of(gelu_x, r),
-                                         .leaf = whole_leaf(l->out) }));
+                                         .leaf = whole_leaf(l->out) },
+                       at_once && in.count == 1 ? &wgrad : NULL));
     }
-    if (!c->mode.split_backward) wgrad.dy = in.rows;
+    if (at_once) wgrad.dy = in.rows;
     return wgrad_push(c, wgrad);
 }
 
@@ -199,7 +203,8 @@ static Err whole_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor d
     TRY(fp8_begin_backward(c, l->fp8, &wgrad, &q));
     TRY(product_dx(c, &q,
                    (linear_dx_args){
-                       .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out) }));
+                       .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out) },
+                   c->mode.split_backward ? NULL : &wgrad));
     TRY(grad_add_columns(c, l->bias, dy, 0));
     return wgrad_push(c, wgrad);
 }

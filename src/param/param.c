@@ -453,9 +453,21 @@ Err param_store_age(ParamStore *s, Stream *stream)
     return ERR_OK;
 }
 
+Err param_store_keep_amax(ParamStore *s, Arena *state)
+{
+    TRY(setup_array(s->reg->setup, s->reg->count, &s->amax_known));
+    return tensor_new(state, &s->amax, I64, s->reg->count);
+}
+
+void param_store_forget(ParamStore *s)
+{
+    for (int i = 0; i < s->reg->count && s->amax_known; i++) s->amax_known[i] = false;
+}
+
 void param_store_begin(ParamStore *s)
 {
     for (int i = 0; i < s->reg->count; i++) s->fresh[i] = true;
+    param_store_forget(s);
 }
 
 Err param_store_clear_fresh(ParamStore *s, Stream *stream, int id)

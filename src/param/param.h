@@ -282,6 +282,10 @@ typedef struct {
     /* [count] in host memory: nothing was added to the gradient in this step. Its memory then holds no number of this
      * step, and who adds first overwrites it, so that no pass over the gradients clears them. */
     bool *fresh;
+    /* For products of 8 bits with one scale for a whole weight (param_store_keep_amax); else absent. [count] i64: what op
+     * fp8_amax says of the newest value, over all ranks that have some of it; [count] in host memory: whether it has. */
+    Tensor amax;
+    bool *amax_known;
     ParamListener listener;
     Err failed; /* what listener.read or write returned: layers go on, the executor stops behind the action */
 } ParamStore;
@@ -306,7 +310,12 @@ Err param_store_keep_older(ParamStore *s, int count, Arena *state);
 /* The present values become one update older. To be called before the update. */
 Err param_store_age(ParamStore *s, Stream *stream);
 
-/* A step begins, perhaps the same once more: all gradients are fresh. */
+/* Makes room for the largest magnitudes of weights, in `state`. */
+Err param_store_keep_amax(ParamStore *s, Arena *state);
+/* Values may have changed: what was kept of them is forgotten. */
+void param_store_forget(ParamStore *s);
+
+/* A step begins, perhaps the same once more: all gradients are fresh, and nothing is known of values. */
 void param_store_begin(ParamStore *s);
 /* A parameter whose gradient is fresh has 0, and is so no more. Its bucket must be whole. */
 Err param_store_clear_fresh(ParamStore *s, Stream *stream, int id);

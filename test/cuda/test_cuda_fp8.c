@@ -49,17 +49,19 @@ static Fp8Blocks blocks_of(Fp8Kind kind, Fp8Scale scale)
     return kind == FP8_WHOLE ? (Fp8Blocks){ .scale = scale } : (Fp8Blocks){ rows, FP8_BLOCK, scale };
 }
 
-/* The codes of x, on both devices. */
-static void cast(CudaCase *c, Codes *y, Pair x, bool transposed, Fp8Scale scale)
+/* The codes of x, of x transposed, or both from one call; on both devices. */
+static void cast(CudaCase *c, Codes *y, Codes *turned, Pair x, Fp8Scale scale)
 {
+    const Pair none = { 0 };
+    const Fp8Kind kind = (y ? y : turned)->kind;
     Pair amax = { 0 };
-    if (y->kind == FP8_WHOLE) {
+    if (kind == FP8_WHOLE) {
         amax = pair_output(c, I64, 1);
         BOTH(c, fp8_amax, .amax = AT(amax), .x = AT(x), .fresh = 1);
         pair_check(c, amax, 0, "the largest");
     }
-    BOTH(c, fp8_cast, .y = AT(y->codes), .x = AT(x), .amax = AT(amax), .transposed = transposed,
-         .blocks = blocks_of(y->kind, scale));
+    BOTH(c, fp8_cast, .y = AT(y ? y->codes : none), .turned = AT(turned ? turned->codes : none), .x = AT(x),
+         .amax = AT(amax), .blocks = blocks_of(kind, scale));
 }
 
 static void check_codes(CudaCase *c, const Codes *x, const char *what)
@@ -103,16 +105,20 @@ static Pair numbers(CudaCase *c, int64_t rows, int64_t columns, bool wild)
     return x;
 }
 
-static void cast_case(int64_t rows, int64_t columns, DType T, Fp8Kind kind, bool transposed, Fp8Scale scale, bool wild)
+typedef enum { AS_IT_LIES, TURNED, AT_ONCE, FORMS } Form;
+
+static void cast_case(int64_t rows, int64_t columns, DType T, Fp8Kind kind, Form form, Fp8Scale scale, bool wild)
 {
     CudaCase *c = case_open();
     Pair x = numbers(c, rows, columns, wild);
-    Codes y = codes_new(c, T, kind, transposed ? columns : rows, transposed ? rows : columns);
+    Codes y = codes_new(c, T, kind, rows, columns), turned = codes_new(c, T, kind, columns, rows);
+    static const char *const forms[] = { "", " transposed", " both" };
     char what[128];
-    snprintf(what, sizeof what, "%s %s %d x %d%s%s%s", dtype_name(T), kinds[kind], (int)rows, (int)columns,
-             transposed ? " transposed" : "", scale == FP8_SCALE_EXACT ? "" : " powers of two", wild ? ", wild" : "");
-    cast(c, &y, x, transposed, scale);
-    check_codes(c, &y, what);
+    snprintf(what, sizeof what, "%s %s %d x %d%s%s%s", dtype_name(T), kinds[kind], (int)rows, (int)columns, forms[form],
+             scale == FP8_SCALE_EXACT ? "" : " powers of two", wild ? ", wild" : "");
+    cast(c, form == TURNED ? NULL : &y, form == AS_IT_LIES ? NULL : &turned, x, scale);
+    if (form != TURNED) check_codes(c, &y, what);
+    if (form != AS_IT_LIES) check_codes(c, &turned, what);
     case_close(c);
 }
 
@@ -120,9 +126,9 @@ TEST(codes_are_the_cpus)
 {
     static const int64_t size[][2] = { { 16, 16 }, { 128, 128 }, { 144, 80 }, { 48, 272 }, { 272, 656 }, { 32, 4112 } };
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
-        for (int form = 0; form < 48; form++)
-            cast_case(size[i][0], size[i][1], form & 1 ? E5M2 : E4M3, (Fp8Kind)(form / 16), form & 2,
-                      form & 4 ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT, form & 8);
+        for (int k = 0; k < 24 * FORMS; k++)
+            cast_case(size[i][0], size[i][1], k & 1 ? E5M2 : E4M3, (Fp8Kind)(k / 8 % 3), (Form)(k / 24),
+                      k & 2 ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT, k & 4);
 }
 
 /* Columns out of wider rows, as weights of a cut layer and parts of a projection are. */
@@ -131,12 +137,13 @@ TEST(codes_of_columns)
     CudaCase *c = case_open();
     Pair wide = numbers(c, 144, 400, false);
     for (int kind = 0; kind < 3; kind++)
-        for (int transposed = 0; transposed < 2; transposed++) {
+        for (int form = 0; form < FORMS; form++) {
             Pair x = wide;
-            Codes y = codes_new(c, E4M3, (Fp8Kind)kind, transposed ? 272 : 144, transposed ? 144 : 272);
+            Codes y = codes_new(c, E4M3, (Fp8Kind)kind, 144, 272), turned = codes_new(c, E4M3, (Fp8Kind)kind, 272, 144);
             for (int side = 0; side < 2; side++) x.t[side] = tensor_col_slice(wide.t[side], 64, 272);
-            cast(c, &y, x, transposed, FP8_SCALE_EXACT);
-            check_codes(c, &y, kinds[kind]);
+            cast(c, form == TURNED ? NULL : &y, form == AS_IT_LIES ? NULL : &turned, x, FP8_SCALE_EXACT);
+            if (form != TURNED) check_codes(c, &y, kinds[kind]);
+            if (form != AS_IT_LIES) check_codes(c, &turned, kinds[kind]);
         }
     case_close(c);
 }
@@ -174,7 +181,7 @@ TEST(values_of_all_codes)
         const DType T = form & 1 ? E5M2 : E4M3;
         Pair x = numbers(c, 256, 256, false), y = pair_output(c, F32, 256, 256);
         Codes codes = codes_new(c, T, (Fp8Kind)(form / 2), 256, 256);
-        cast(c, &codes, x, false, FP8_SCALE_EXACT);
+        cast(c, &codes, NULL, x, FP8_SCALE_EXACT);
         uint8_t all[256];
         for (int k = 0; k < 256; k++) all[k] = (uint8_t)k;
         for (int line = 0; line < 2; line++) { /* of two rows that differ in their factors */
@@ -259,8 +266,9 @@ static ProductCase product_open(Which which, bool blocks, bool exact, int64_t N,
         p.b = exact ? small_numbers(p.c, N, I, B, 1, blocks) : numbers(p.c, N, I, false);
         p.ca = codes_new(p.c, dy, rows, O, N), p.cb = codes_new(p.c, E4M3, rows, I, N);
     }
-    cast(p.c, &p.ca, p.a, p.turned_a, blocks || exact ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT);
-    cast(p.c, &p.cb, p.b, p.turned_b, blocks || exact ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT);
+    const Fp8Scale scale = blocks || exact ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT;
+    cast(p.c, p.turned_a ? NULL : &p.ca, p.turned_a ? &p.ca : NULL, p.a, scale);
+    cast(p.c, p.turned_b ? NULL : &p.cb, p.turned_b ? &p.cb : NULL, p.b, scale);
     p.sum = calloc((size_t)(p.M * p.N), sizeof *p.sum);
     p.sizes = calloc((size_t)(p.M * p.N), sizeof *p.sizes);
     return p;
@@ -453,6 +461,12 @@ TEST(refused)
     FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x),
              .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_E8M0)),
           ERR_CONFIG, "fp8_cast on cuda: mxfp8 is not built");
+    Codes half = codes_new(c, E5M2, FP8_ROW_BLOCKS, 80, 144);
+    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .turned = AT(half.codes), .x = AT(x),
+             .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_EXACT)),
+          ERR_SHAPE, "fp8_cast on cuda: nothing is to be written, or codes of two formats");
+    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x), .blocks = blocks_of(FP8_SQUARES, FP8_SCALE_EXACT)),
+          ERR_SHAPE, "fp8_cast on cuda: factors are not of amax, or of the blocks that are asked for");
     if (!has_products(c, false))
         FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .leaf = 80),
               ERR_CONFIG, "has no products of fp8");
