@@ -14,9 +14,9 @@
  *           runs        as turned; a block finds the run that its 128 columns of y are of by halving the runs
  *           both        a tile of 128 x 128: read as by squares, from whose registers go the codes as x lies and the
  *                       tile, then as by turned
- * Traffic   x once, 2 bytes an element (amax alone 2 as well), codes 1 for each form, factors 4 bytes in 128 elements or
- *           more. 65,536 x 768 at 4.3 TB/s: amax 23 us, a cast 35 us, both 47 us. From 8.9 on an instruction converts
- *           two numbers.
+ * Traffic   x once, 2 bytes an element (amax alone 2 as well), codes 1 for each form, factors 4 bytes in 128 elements
+ *           or more. 65,536 x 768 at 4.3 TB/s: amax 23 us, a cast 35 us, both 47 us. From 8.9 on an instruction
+ *           converts two numbers.
  * Needs     rows of x on 16 bytes, widths that are multiples of 16; turned: rows as well. bf16.
  */
 #include <cuda_fp8.h>

@@ -91,17 +91,15 @@ __device__ __forceinline__ void multiply_codes(CodeSums &s, const uint8_t *a, co
     const int l = w.lane;
     UNROLL
     for (int k = 0; k < CODE_DEPTH / 32; k++) {
-        uint32_t left[CODE_M][4], right[4];
+        uint32_t left[4], right[CODE_N / 2][4]; /* (of two columns of tiles each) */
         UNROLL
-        for (int m = 0; m < CODE_M; m++) ldmatrix_x4(left[m], a + code_offset(w.row + m * 16 + l % 16, k * 2 + l / 16));
+        for (int n = 0; n < CODE_N / 2; n++)
+            ldmatrix_x4(right[n], b + code_offset(w.column + n * 16 + l % 8 + l / 16 * 8, k * 2 + l / 8 % 2));
         UNROLL
-        for (int n = 0; n < CODE_N; n += 2) {
-            ldmatrix_x4(right, b + code_offset(w.column + n * 8 + l % 8 + l / 16 * 8, k * 2 + l / 8 % 2));
+        for (int m = 0; m < CODE_M; m++) {
+            ldmatrix_x4(left, a + code_offset(w.row + m * 16 + l % 16, k * 2 + l / 16));
             UNROLL
-            for (int m = 0; m < CODE_M; m++) {
-                mma_16832_e4m3(s.x[m][n], left[m], right);
-                mma_16832_e4m3(s.x[m][n + 1], left[m], right + 2);
-            }
+            for (int n = 0; n < CODE_N; n++) mma_16832_e4m3(s.x[m][n], left, right[n / 2] + n % 2 * 2);
         }
     }
 }

@@ -324,6 +324,8 @@ static const Rule rules[] = {
       "multiples of 16 rows, in each band", 2 },
     { "run.fp8=blockwise", "run.fp8=blockwise run.precision=fp8", "only precision = fp8 has operands of 8 bits", 1 },
     { "run.fp8_keep=2", "run.fp8_keep=2 run.precision=fp8", "only precision = fp8 has operands of 8 bits", 1 },
+    { "run.fp8_weights=true", "run.fp8_weights=true run.precision=fp8", "only precision = fp8 has operands of 8 bits",
+      1 },
     { "run.precision=fp8 model.layers=2", "run.precision=fp8 model.layers=3", "no block is left", 1 },
     { "run.precision=fp8 model.ffn=1000", "run.precision=fp8 model.ffn=1008", "must be multiples of 16", 1 },
     { "run.precision=fp8 run.fp8=mxfp8 model.ffn=1008", "run.precision=fp8 model.ffn=1008", "must be multiples of 32",

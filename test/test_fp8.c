@@ -158,8 +158,9 @@ static void cast_on(Isa isa, int threads, const Codes *y, const Codes *turned, T
     const Tensor amax = tensor_of(&most, I64, 1);
     OK(device_open(&dev, (DeviceChoice){ .threads = threads, .isa = isa }));
     if (!b.rows) OK(tested_op(&dev.stream, fp8_amax, .amax = amax, .x = x, .fresh = 1));
-    OK(tested_op(&dev.stream, fp8_cast, .y = y ? y->codes : (Tensor){ 0 }, .turned = turned ? turned->codes : (Tensor){ 0 },
-                 .x = x, .amax = b.rows ? (Tensor){ 0 } : amax, .blocks = b));
+    const Tensor none = { 0 };
+    OK(tested_op(&dev.stream, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x,
+                 .amax = b.rows ? none : amax, .blocks = b));
     device_close(&dev);
 }
 

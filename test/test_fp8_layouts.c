@@ -146,18 +146,60 @@ static Err go_on(Trainer *t, void *user)
     return ERR_OK;
 }
 
-/* Largest magnitudes of weights are those of the weights that are there: an evaluation and a step make them anew, so
- * that one between two steps changes nothing. */
+/* Largest magnitudes of weights, and their codes, are those of the weights that are there: an evaluation and a step make
+ * them anew, so that one between two steps changes nothing. */
 TEST(weights_that_have_changed)
 {
-    Further f = { 0 };
-    TrainSpec s = spec_of(tiny_gpt2(), FP8_TENSORWISE, 0);
-    TinyRun all = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 4), parted = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2);
-    parted.after = go_on, parted.user = &f;
-    tiny_train(&all), tiny_train(&parted);
-    CHECK_MSG(!all.err && !parted.err, "%s %s", all.message, parted.message);
-    CHECK(f.loss[0] == all.loss[2] && f.loss[1] == all.loss[3]);
-    CHECK(f.eval[0] == f.eval[1]);
+    for (int keeps = 0; keeps < 2; keeps++) {
+        Further f = { 0 };
+        TrainSpec s = spec_of(tiny_gpt2(), FP8_TENSORWISE, 0);
+        s.model.fp8.keeps_weights = keeps;
+        TinyRun all = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 4), parted = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2);
+        parted.after = go_on, parted.user = &f;
+        tiny_train(&all), tiny_train(&parted);
+        CHECK_MSG(!all.err && !parted.err, "%s %s", all.message, parted.message);
+        CHECK(f.loss[0] == all.loss[2] && f.loss[1] == all.loss[3]);
+        CHECK(f.eval[0] == f.eval[1]);
+    }
+}
+
+/* Codes that are kept are those that would be made again, whatever is recomputed, cut or updated on the way. */
+TEST(weights_that_are_kept)
+{
+    static const Layout all[] = { { 1, 1, 0, 1, 2, 1 }, { 2, 2, 1, 1, 2, 1, ISA_AUTO, 2 },
+                                  { 2, 1, 0, 1, 2, 1, ISA_AUTO, 3 }, { 1, 1, 0, 2, 2, 1, ISA_AUTO, 0, 1, "zb-h1" } };
+    for (Fp8Recipe k = FP8_TENSORWISE; k <= FP8_MXFP8; k++) {
+        uint64_t want = 0;
+        for (int i = 0; i < 5; i++) {
+            TrainSpec s = spec_of(tiny_gpt2(), k, 0);
+            s.model.fp8.keeps_weights = i;
+            if (i == 2) s.model.recompute = tiny_recompute(RECOMPUTE_FULL);
+            TinyRun r = run_of(s, all[i ? i - 1 : 0], 3);
+            tiny_train(&r);
+            CHECK_MSG(!r.err, "%s", r.message);
+            if (!i) want = r.hash;
+            CHECK_MSG(r.hash == want, "%s, %d", fp8_recipe_name(k), i);
+        }
+    }
+}
+
+/* Schedules that update on the way read older weights, too: nothing that is kept is of those. */
+TEST(weights_of_some_updates_ago)
+{
+    for (int pp = 1; pp <= 2; pp++) {
+        double loss[2][STEPS];
+        for (int keeps = 0; keeps < 2; keeps++) {
+            TrainSpec s = spec_of(tiny_gpt2(), FP8_TENSORWISE, 0);
+            s.model.fp8.keeps_weights = keeps;
+            s.exact = s.model.tied = false;
+            s.update.clip = 0;
+            TinyRun r = run_of(s, (Layout){ 1, 1, 0, pp, 2, 1, ISA_AUTO, 0, 1, "pipedream" }, STEPS);
+            tiny_train(&r);
+            CHECK_MSG(!r.err, "%s", r.message);
+            memcpy(loss[keeps], r.loss, sizeof *loss);
+        }
+        CHECK(!memcmp(loss[0], loss[1], sizeof *loss));
+    }
 }
 
 /* ---- beside bf16 ---- */
@@ -190,13 +232,15 @@ static double apart(const TinyRun *a, const TinyRun *b)
 }
 
 /* A number of 3 bits of mantissa is off by some 2.6 % on the average, so a product of two by 3.7 %; on the way back
- * through two blocks there are eight. */
+ * through two blocks there are eight. Gradients of 2 bits, which a scale for a tensor goes with, add to that. */
 TEST(gradients_are_near_those_of_bf16)
 {
     const TrainSpec specs[] = { tiny_gpt2(), tiny_llama(), tiny_latent(tiny_llama(), 24) };
     for (int i = 0; i < 3; i++) {
+        double whole = 0;
         for (Fp8Recipe k = FP8_TENSORWISE; k <= FP8_MXFP8; k++) {
-            TrainSpec s = spec_of(specs[i], k, 0), plain;
+            TrainSpec s = spec_of(specs[i], FP8_BLOCKWISE, 0), plain; /* (as wide for all) */
+            s.model.fp8.recipe = k;
             if (i == 2) s.model.head_dim = 14;
             plain = s;
             plain.model.fp8.recipe = FP8_NONE;
@@ -205,7 +249,9 @@ TEST(gradients_are_near_those_of_bf16)
             printf("    model %d, %-10s gradients %.4f apart, losses %.2e\n", i, fp8_recipe_name(k), far,
                    fabs(coarse.loss[0] - fine.loss[0]));
             CHECK_MSG(far > 0.005 && far < 0.13, "model %d, %s: gradients %.4f apart", i, fp8_recipe_name(k), far);
-            CHECK_CLOSE(coarse.loss[0], fine.loss[0], 2e-4, "model %d, %s", i, fp8_recipe_name(k));
+            CHECK_CLOSE(coarse.loss[0], fine.loss[0], 5e-4, "model %d, %s", i, fp8_recipe_name(k));
+            if (k == FP8_TENSORWISE) whole = far;
+            else CHECK_MSG(far < .9 * whole, "model %d, %s: no nearer than with a scale for a tensor", i, fp8_recipe_name(k));
             state_free(&coarse), state_free(&fine);
         }
     }

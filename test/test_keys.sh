@@ -28,6 +28,7 @@ run.name                   | otter        | same otter:
 run.device                 | cuda         | refused 2 CUDA
 run.precision              | bf16         | loss
 run.fp8                    | blockwise    | loss | run.precision=fp8 model.layers=3
+run.fp8_weights            | true         | same memory | run.precision=fp8 model.layers=3
 run.fp8_keep               | 0            | loss | run.precision=fp8 model.layers=3
 run.fp8_experts            | false        | loss | FP8_EXPERTS
 run.fp32_residual          | false        | loss | run.precision=bf16

@@ -124,7 +124,8 @@ OpWork op_work(OpId id, const void *args)
     }
     case OP_fp8_grouped_add: {
         const fp8_grouped_add_args *a = args;
-        const int64_t rows = a->dy.expected ? a->dy.expected : a->dy.dim[1], each = max64(1, rows / a->dw.dim[0]);
+        const int64_t rows = a->dy.expected ? a->dy.expected : a->dy.dim[1],
+                      each = max64(1, rows / a->dw.dim[0]);
         return product(each, a->dw.dim[1], a->dw.dim[2], (double)rows / (double)each);
     }
     case OP_attention_fwd: {

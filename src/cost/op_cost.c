@@ -229,7 +229,8 @@ double product_flop(Product p, double multiprocessors, double tile_depth, bool a
 
 static bool is_fp8(OpId id)
 {
-    return id == OP_fp8_product || id == OP_fp8_product_add || id == OP_fp8_grouped || id == OP_fp8_grouped_add;
+    return id == OP_fp8_product || id == OP_fp8_product_add || id == OP_fp8_grouped ||
+           id == OP_fp8_grouped_add;
 }
 
 static bool is_wide(OpId id, const void *args)

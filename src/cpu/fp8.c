@@ -152,7 +152,8 @@ static Err check_cast(const Cast *a)
     if (a->amax.data ? f->ndim != 1
                      : f->ndim != 2 || f->dim[0] != fp8_block_count(rows, a->blocks.rows) ||
                            f->dim[1] != fp8_block_count(columns, a->blocks.columns))
-        return err_set(ERR_SHAPE, "fp8_cast: %s has not a factor for each block", a->transposed ? "turned" : "y");
+        return err_set(ERR_SHAPE, "fp8_cast: %s has not a factor for each block",
+                       a->transposed ? "turned" : "y");
     return ERR_OK;
 }
 
@@ -169,7 +170,8 @@ static Err cast_into(Stream *s, const Cast *a)
 
 Err CPU(fp8_cast)(Stream *s, const fp8_cast_args *a)
 {
-    const Cast y = { a->x, a->y, a->amax, a->blocks, false }, turned = { a->x, a->turned, a->amax, a->blocks, true };
+    const Cast y = { a->x, a->y, a->amax, a->blocks, false },
+               turned = { a->x, a->turned, a->amax, a->blocks, true };
     if (!a->y.data && !a->turned.data) return err_set(ERR_SHAPE, "fp8_cast: nothing is to be written");
     if (a->y.data) TRY(cast_into(s, &y));
     return a->turned.data ? cast_into(s, &turned) : ERR_OK;
@@ -213,7 +215,8 @@ static Err check_cast_runs(const fp8_cast_runs_args *a)
     const int64_t B = a->blocks.columns, columns = a->y.dim[1];
     if (a->blocks.rows != 1 || B < 2 || columns % B || f->ndim != 2 || f->dim[0] != a->y.dim[0] ||
         f->dim[1] != columns / B)
-        return err_set(ERR_SHAPE, "fp8_cast_runs: y has not whole blocks of columns, or not a factor for each");
+        return err_set(ERR_SHAPE,
+                       "fp8_cast_runs: y has not whole blocks of columns, or not a factor for each");
     return ERR_OK;
 }
 
@@ -224,8 +227,8 @@ Err CPU(fp8_cast_runs)(Stream *s, const fp8_cast_runs_args *a)
     TRY(check_cast_runs(a));
     for (int64_t i = 0; i < X; i++) begin[i] = B * (offset[i] / B + i);
     if (begin[X - 1] > a->y.dim[1])
-        return err_set(ERR_SHAPE, "fp8_cast_runs: runs end at %lld, y has %lld columns", (long long)begin[X - 1],
-                       (long long)a->y.dim[1]);
+        return err_set(ERR_SHAPE, "fp8_cast_runs: runs end at %lld, y has %lld columns",
+                       (long long)begin[X - 1], (long long)a->y.dim[1]);
     par_units(s, a->x.dim[1], offset[X - 1], TILE_ROWS_ONE, cast_runs_part, a);
     return ERR_OK;
 }

@@ -29,7 +29,7 @@ typedef struct {
     int64_t leaf;          /* what fwd and dx sum as one chain */
     int64_t depth;         /* of fwd and dx */
     int64_t b_step;        /* fwd, dx: elements from one expert's b to the next */
-    bool turned;           /* b's rows lie along what is summed: of fwd and dx as columns of the output, of dw all */
+    bool turned; /* b's rows lie along what is summed: of fwd and dx as columns of the output, of dw all */
     grouped_dw_args dw;
     int64_t columns;                /* how many an expert's output has */
     int64_t row_pieces, col_pieces; /* an expert's output is cut into these, each a task */
@@ -246,8 +246,8 @@ Err CPU(fp8_grouped)(Stream *s, const fp8_grouped_args *a)
     if (a->w.dtype != F32 || a->x.dtype != F32)
         return err_set(ERR_INTERNAL, "products of 8 bits on the cpu are of a device with room to widen them");
     if (down * O != a->w.dim[0] || across * I != a->w.dim[1] || (down != 1 && across != 1))
-        return err_set(ERR_SHAPE, "fp8_grouped: w is [%lld, %lld], its experts [%lld, %lld]", (long long)a->w.dim[0],
-                       (long long)a->w.dim[1], (long long)O, (long long)I);
+        return err_set(ERR_SHAPE, "fp8_grouped: w is [%lld, %lld], its experts [%lld, %lld]",
+                       (long long)a->w.dim[0], (long long)a->w.dim[1], (long long)O, (long long)I);
     GroupedCall c = grouped_call(GROUPED_FWD, a->offset, down * across);
     c.out = a->y, c.a = a->x, c.b = a->w, c.leaf = a->leaf, c.columns = O;
     c.depth = I, c.b_step = across > 1 ? I : O * a->w.ld, c.turned = true;

@@ -130,9 +130,6 @@ void trainer_take_batch(Trainer *t, int64_t first, int64_t samples)
     t->executor.units = (int)(samples / t->world->grid.dp / trainer_batch_spec(t).B) * t->parts.step.slices;
 }
 
-/* Products of 8 bits have one scale for a whole tensor. */
-static bool has_whole_scales(const Trainer *t) { return t->spec.model.fp8.recipe == FP8_TENSORWISE; }
-
 static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, int number)
 {
     BatchSpec batch = trainer_batch_spec(t);
@@ -151,7 +148,8 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
     if (t->parts.step.slices > 1)
         TRY(setup_array(&t->memory.setup, stage_attention_layers(stage->model), &s->slot.keys));
     TRY(stage_save_init(stage->model, &s->save, &t->memory.setup));
-    if (has_whole_scales(t)) TRY(tensor_new(&t->memory.state, &s->slot.amax, I64, stage->params->reg->count));
+    if (t->spec.model.fp8.recipe == FP8_TENSORWISE)
+        TRY(tensor_new(&t->memory.state, &s->slot.amax, I64, stage->params->reg->count));
     return batch_alloc(&batch, &s->batch, &t->memory.state);
 }
 
@@ -315,7 +313,7 @@ static Err open_stores(Trainer *t)
                              (StoreKinds){ s->compute, s->update.moments, grads }));
         if (grads != GRADS_NONE)
             TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
-        if (has_whole_scales(t)) TRY(param_store_keep_amax(&t->stores[r], &t->memory.state));
+        TRY(fp8_keep_weights(&t->stores[r], &s->model.fp8, &t->memory.state));
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++) {
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
             t->stores[r].far[g] = parts_far(&t->parts, t->world, r, g);

@@ -12,11 +12,12 @@
  *   mxfp8       1 x 32                   e4m3
  *
  * dy is read once for its codes and for those of dy transposed, where dx and dw are of the same rows and dw is made at
- * once. x and weights are cast again in backward: their codes would take memory until then.
+ * once. x is cast again in backward, for its codes would take memory until then.
  *
  * The largest magnitude of a whole tensor is that over all ranks that share it: columns are cut over tp, rows over sp
  * and cp. The maximum over tp and over cp is right for all: where ranks have the same, it changes nothing. That of x is
- * kept from forward to backward, a forward that is made again included, and that of a weight until it changes.
+ * kept from forward to backward, a forward that is made again included, and that of a weight until it changes; so are
+ * a weight's codes, both ways, where that is asked for.
  */
 #include "layer/internal.h"
 
@@ -43,10 +44,10 @@ Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight)
     return (Fp8Blocks){ 0, 0, FP8_SCALE_EXACT };
 }
 
-Err fp8_factor_alloc(Ctx *c, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor)
+Err fp8_factor_alloc(Arena *at, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor)
 {
-    if (!b.rows) return tensor_new(c->scratch, factor, F32, 1);
-    TRY(tensor_new(c->scratch, factor, F32, fp8_block_count(rows, b.rows), fp8_factor_ld(b, columns)));
+    if (!b.rows) return tensor_new(at, factor, F32, 1);
+    TRY(tensor_new(at, factor, F32, fp8_block_count(rows, b.rows), fp8_factor_ld(b, columns)));
     *factor = tensor_col_slice(*factor, 0, fp8_block_count(columns, b.columns));
     return ERR_OK;
 }
@@ -55,7 +56,7 @@ static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t
 {
     const DType t = r.gradient && recipe == FP8_TENSORWISE ? E5M2 : E4M3;
     TRY(tensor_new(c->scratch, &out->codes, t, rows, columns));
-    TRY(fp8_factor_alloc(c, fp8_blocks_of(recipe, r.weight), rows, columns, &out->factor));
+    TRY(fp8_factor_alloc(c->scratch, fp8_blocks_of(recipe, r.weight), rows, columns, &out->factor));
     out->codes.scale = &out->factor;
     return ERR_OK;
 }
@@ -65,8 +66,8 @@ static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax,
 {
     if (turned) TRY(alloc_operand(c, recipe, r, x.dim[1], x.dim[0], turned));
     if (y) TRY(alloc_operand(c, recipe, r, x.dim[0], x.dim[1], y));
-    return op(c->s, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x, .amax = amax,
-              .blocks = fp8_blocks_of(recipe, r.weight));
+    return op(c->s, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x,
+              .amax = amax, .blocks = fp8_blocks_of(recipe, r.weight));
 }
 
 /* ---- largest magnitudes ---- */
@@ -91,9 +92,9 @@ static Err weight_amax(Ctx *c, int id, Tensor w, Tensor *amax)
     ParamStore *s = c->params;
     const bool keeps = c->mode.version == 0;
     if (!keeps) TRY(tensor_new(c->scratch, amax, I64, 1));
-    else *amax = tensor_row_slice(s->amax, id, 1);
-    if (keeps && s->amax_known[id]) return ERR_OK;
-    if (keeps) s->amax_known[id] = true;
+    else *amax = tensor_row_slice(s->eights.amax, id, 1);
+    if (keeps && s->eights.amax_known[id]) return ERR_OK;
+    if (keeps) s->eights.amax_known[id] = true;
     return make_amax(c, *amax, w);
 }
 
@@ -104,13 +105,57 @@ static Tensor input_amax(const Ctx *c, Fp8Recipe recipe, int weight)
 
 /* ---- weights ---- */
 
+static const Role a_weight = { .weight = true };
+
+static Err keep_codes(const ParamStore *s, int id, Fp8Recipe recipe, Arena *state)
+{
+    const Param *p = &s->reg->items[id];
+    ParamCodes *k = &s->eights.codes[id];
+    if (!(p->spec.flags & PARAM_EIGHT_BITS)) return ERR_OK;
+    for (int turned = 0; turned < 2; turned++) {
+        const int64_t rows = p->local[turned], columns = p->local[!turned];
+        TRY(tensor_new(state, &k->codes[turned], E4M3, rows, columns));
+        TRY(fp8_factor_alloc(state, fp8_blocks_of(recipe, true), rows, columns, &k->factor[turned]));
+        k->codes[turned].scale = &k->factor[turned];
+    }
+    return ERR_OK;
+}
+
+Err fp8_keep_weights(ParamStore *s, const Fp8Spec *spec, Arena *state)
+{
+    SetupArena *setup = s->reg->setup;
+    if (spec->recipe == FP8_TENSORWISE) {
+        TRY(tensor_new(state, &s->eights.amax, I64, s->reg->count));
+        TRY(setup_array(setup, s->reg->count, &s->eights.amax_known));
+    }
+    if (!spec->recipe || !spec->keeps_weights) return ERR_OK;
+    TRY(setup_array(setup, s->reg->count, &s->eights.codes));
+    TRY(setup_array(setup, s->reg->count, &s->eights.cast));
+    for (int id = 0; id < s->reg->count; id++) TRY(keep_codes(s, id, spec->recipe, state));
+    return ERR_OK;
+}
+
+/* Both ways at once, the first time. */
+static Err kept_weight(Ctx *c, Fp8Weight *out, int id, Tensor w, Tensor amax, bool transposed)
+{
+    const ParamEights *e = &c->params->eights;
+    const ParamCodes *k = &e->codes[id];
+    out->w = k->codes[transposed];
+    out->factor = k->factor[transposed];
+    if (e->cast[id]) return ERR_OK;
+    e->cast[id] = true;
+    return op(c->s, fp8_cast, .y = k->codes[false], .turned = k->codes[true], .x = w, .amax = amax,
+              .blocks = fp8_blocks_of(out->recipe, true));
+}
+
 static Err cast_weight(Ctx *c, Fp8Weight *out, int id, bool transposed)
 {
     const Tensor w = param_value(c, id);
     Tensor amax = none;
     Operand o;
     if (out->recipe == FP8_TENSORWISE) TRY(weight_amax(c, id, w, &amax));
-    TRY(cast_operand(c, out->recipe, (Role){ .weight = true }, w, amax, transposed ? NULL : &o, transposed ? &o : NULL));
+    if (c->params->eights.codes && c->mode.version == 0) return kept_weight(c, out, id, w, amax, transposed);
+    TRY(cast_operand(c, out->recipe, a_weight, w, amax, transposed ? NULL : &o, transposed ? &o : NULL));
     out->w = o.codes;
     out->factor = o.factor;
     return ERR_OK;
@@ -177,8 +222,7 @@ Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole)
 /* dy's codes, from before or now. */
 static Err turned_gradient(Ctx *c, const Wgrad *w, Tensor dy, Operand *out)
 {
-    if (!w->turned.data)
-        return cast_operand(c, w->fp8, (Role){ .gradient = true }, dy, w->amax, NULL, out);
+    if (!w->turned.data) return cast_operand(c, w->fp8, (Role){ .gradient = true }, dy, w->amax, NULL, out);
     *out = (Operand){ w->turned, w->factor };
     out->codes.scale = &out->factor;
     return ERR_OK;

@@ -6,8 +6,8 @@
  *   dx = dy w       dy [Q, O]           w transposed [I, E O]     side by side
  *   dw = dy^T x     dy transposed [O, C]  x transposed [I, C]     rows in runs
  *
- * A row's blocks are its own. Along tokens blocks begin with each run, the rows of an expert that are of one leaf of its
- * gradient, which are the same in every layout (docs/moe.md): so are the codes. C has room for the blocks that runs
+ * A row's blocks are its own. Along tokens blocks begin with each run, the rows of an expert that are of one leaf of
+ * its gradient, which are the same in every layout (docs/moe.md): so are the codes. C has room for the blocks that runs
  * leave unfilled. Experts' sizes are whole blocks, so that none has numbers of two experts.
  */
 #include "base/int64.h"
@@ -21,7 +21,7 @@ typedef struct {
 static Err operand_alloc(Ctx *c, Fp8Blocks b, int64_t rows, int64_t columns, Operand *out)
 {
     TRY(tensor_new(c->scratch, &out->codes, E4M3, rows, columns));
-    TRY(fp8_factor_alloc(c, b, rows, columns, &out->factor));
+    TRY(fp8_factor_alloc(c->scratch, b, rows, columns, &out->factor));
     out->codes.scale = &out->factor;
     return ERR_OK;
 }
@@ -36,7 +36,8 @@ static Err cast_weights(Ctx *c, Fp8Recipe recipe, Tensor w, bool transposed, Ope
                        (long long)w.dim[1], (long long)w.dim[2], b.columns);
     TRY(operand_alloc(c, b, all.dim[transposed], all.dim[!transposed], out));
     const Tensor none = { 0 }, codes = out->codes;
-    return op(c->s, fp8_cast, .y = transposed ? none : codes, .turned = transposed ? codes : none, .x = all, .blocks = b);
+    return op(c->s, fp8_cast, .y = transposed ? none : codes, .turned = transposed ? codes : none, .x = all,
+              .blocks = b);
 }
 
 /* The rows in use. */
@@ -59,7 +60,8 @@ static Err cast_runs(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor offset, Tensor b
     return ERR_OK;
 }
 
-static Err product(Ctx *c, Fp8Recipe recipe, Tensor y, Tensor x, Tensor w, bool transposed, Tensor offset, int64_t leaf)
+static Err product(Ctx *c, Fp8Recipe recipe, Tensor y, Tensor x, Tensor w, bool transposed, Tensor offset,
+                   int64_t leaf)
 {
     const ArenaMark mark = arena_mark(c->scratch);
     Operand weights, rows;

@@ -113,15 +113,14 @@ Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, int weight, Tensor x, Fp8Weight 
 Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a);
 /* backward: dy is the operand; what is known of it goes along with wgrad, which names it as this rank holds it. */
 Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out);
-/* dx = dy w of some rows dy, or the gradient of gelu_x. whole: dy are all rows that this weight gradient is of, and it is
- * made before scratch is released: it gets their codes from the same cast. NULL: they are not. */
+/* dx = dy w of some rows dy, or the gradient of gelu_x. whole: dy are all rows that this weight gradient is of, and it
+ * is made before scratch is released: it gets their codes from the same cast. NULL: they are not. */
 Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole);
 /* dw += dy^T x */
 Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);
-
-/* What has a scale; and room for the factors of codes, in scratch. */
+/* What has a scale; and room for the factors of codes. */
 Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight);
-Err fp8_factor_alloc(Ctx *c, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor);
+Err fp8_factor_alloc(Arena *at, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor);
 
 /* The products of experts of 8-bit operands (fp8_experts.c): as the ops of these arguments. `recipe` has blocks. */
 Err fp8_experts_fwd(Ctx *c, Fp8Recipe recipe, grouped_fwd_args a);

@@ -43,7 +43,7 @@ typedef struct {
     Tensor dy, x;
     bool gather_x, gather_dy; /* its rows are still sharded and must be gathered first */
     Fp8Recipe fp8;            /* of the product */
-    Tensor amax; /* [1] i64, for a recipe that scales whole tensors: what op fp8_amax says of dy */
+    Tensor amax;           /* [1] i64, for a recipe that scales whole tensors: what op fp8_amax says of dy */
     Tensor turned, factor; /* dy transposed in 8 bits, if it has been cast already */
     Tensor offset; /* for a weight of experts: where each expert's rows begin (ops.def); else absent */
 } Wgrad;
@@ -72,8 +72,8 @@ typedef struct {
     SliceKeys *keys; /* [attention layers of the stage]; NULL if sequences are not cut into slices */
     Wgrad *queue;
     int queued, queue_capacity;
-    /* [parameters of the stage] i64, by a linear layer's weight: what op fp8_amax said of its input in the forward, over
-     * all ranks that have some of it. Absent: no recipe scales whole tensors. */
+    /* [parameters of the stage] i64, by a linear layer's weight: what op fp8_amax said of its input in the forward,
+     * over all ranks that have some of it. Absent: no recipe scales whole tensors. */
     Tensor amax;
 } Slot;
 
@@ -344,6 +344,8 @@ typedef struct {
 } LinearSpec;
 
 Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);
+/* Room in `state` for what products of 8 bits keep of weights; *s is a store of `spec`'s layers. */
+Err fp8_keep_weights(ParamStore *s, const Fp8Spec *spec, Arena *state);
 /*
  * COLUMN: x [R, in] -> y [N, out / tp], with the bias.
  * ROW:    x [N, in / tp] -> y [R, out], WITHOUT the bias: the residual add applies it once.

@@ -34,7 +34,7 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
                     .head_rows = spec.head_rows,
                     .init = INIT_NORMAL,
                     .std = spec.std,
-                    .flags = PARAM_DECAY | PARAM_HIDDEN };
+                    .flags = PARAM_DECAY | PARAM_HIDDEN | (spec.fp8 ? PARAM_EIGHT_BITS : 0) };
     memcpy(w.section, spec.section, sizeof w.section);
     snprintf(name, sizeof name, "%s.%s.weight", spec.owner, spec.name);
     TRY(param_add(reg, w, &l->weight));

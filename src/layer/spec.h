@@ -131,7 +131,8 @@ static inline const char *fp8_recipe_name(Fp8Recipe r)
 }
 
 typedef struct {
-    Fp8Recipe recipe; /* of these blocks' linear layers: */
+    bool keeps_weights; /* codes of weights, from one update to the next */
+    Fp8Recipe recipe;   /* of these blocks' linear layers: */
     LayerSet blocks;
     bool experts; /* their products too; the recipe then has blocks */
 } Fp8Spec;

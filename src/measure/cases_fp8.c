@@ -81,7 +81,10 @@ BENCH(fp8_product_add, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2"
 /* ---- of experts, in blocks ---- */
 
 /* The columns that rows in runs need at most, an expert's being one. */
-static int64_t columns_of_runs(const Maker *m, int64_t rows) { return BLOCK * (rows / BLOCK + m->d->experts); }
+static int64_t columns_of_runs(const Maker *m, int64_t rows)
+{
+    return BLOCK * (rows / BLOCK + m->d->experts);
+}
 
 BENCH(fp8_cast_runs, { "fc1", FC1, 1 })
 {

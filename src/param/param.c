@@ -453,15 +453,11 @@ Err param_store_age(ParamStore *s, Stream *stream)
     return ERR_OK;
 }
 
-Err param_store_keep_amax(ParamStore *s, Arena *state)
-{
-    TRY(setup_array(s->reg->setup, s->reg->count, &s->amax_known));
-    return tensor_new(state, &s->amax, I64, s->reg->count);
-}
-
 void param_store_forget(ParamStore *s)
 {
-    for (int i = 0; i < s->reg->count && s->amax_known; i++) s->amax_known[i] = false;
+    const ParamEights *e = &s->eights;
+    for (int i = 0; i < s->reg->count && e->amax_known; i++) e->amax_known[i] = false;
+    for (int i = 0; i < s->reg->count && e->cast; i++) e->cast[i] = false;
 }
 
 void param_store_begin(ParamStore *s)

@@ -98,7 +98,8 @@ enum {
     PARAM_COPY = 2,   /* the parameter of this name in another registry is the one that counts (Param.copy) */
     PARAM_HIDDEN = 4, /* a matrix of a block: the wider the model, the more inputs it has */
     PARAM_TABLE = 8,  /* a row for each token or position, not a matrix that inputs are multiplied by */
-    PARAM_ROUTER = 16
+    PARAM_ROUTER = 16,
+    PARAM_EIGHT_BITS = 32 /* its products are of 8-bit operands */
 };
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 4, PARAM_NAME_MAX = 64 };
 
@@ -257,6 +258,19 @@ typedef struct {
 /* Allocates in `state`; without `gradients` only shifts and flags. */
 Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
 
+/* Codes of a weight and of it transposed, with their factors (ops.def). */
+typedef struct {
+    Tensor codes[2], factor[2];
+} ParamCodes;
+
+/* What products of 8-bit operands keep of the newest values until these change (layer.h, fp8_keep_weights). */
+typedef struct {
+    /* [count] i64: what op fp8_amax says, over all ranks that have some of it; or absent */
+    Tensor amax;
+    ParamCodes *codes;       /* [count] of those with PARAM_EIGHT_BITS; NULL: made for each product */
+    bool *amax_known, *cast; /* [count] in host memory: what of it holds */
+} ParamEights;
+
 /* The buffers of one registry. */
 typedef struct {
     const ParamRegistry *reg;
@@ -282,10 +296,7 @@ typedef struct {
     /* [count] in host memory: nothing was added to the gradient in this step. Its memory then holds no number of this
      * step, and who adds first overwrites it, so that no pass over the gradients clears them. */
     bool *fresh;
-    /* For products of 8 bits with one scale for a whole weight (param_store_keep_amax); else absent. [count] i64: what op
-     * fp8_amax says of the newest value, over all ranks that have some of it; [count] in host memory: whether it has. */
-    Tensor amax;
-    bool *amax_known;
+    ParamEights eights;
     ParamListener listener;
     Err failed; /* what listener.read or write returned: layers go on, the executor stops behind the action */
 } ParamStore;
@@ -310,8 +321,6 @@ Err param_store_keep_older(ParamStore *s, int count, Arena *state);
 /* The present values become one update older. To be called before the update. */
 Err param_store_age(ParamStore *s, Stream *stream);
 
-/* Makes room for the largest magnitudes of weights, in `state`. */
-Err param_store_keep_amax(ParamStore *s, Arena *state);
 /* Values may have changed: what was kept of them is forgotten. */
 void param_store_forget(ParamStore *s);
 

@@ -201,6 +201,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .offload = (int)cfg->train.offload };
     if (cfg->optim.mup_base) m.mup = mup_spec(cfg);
     if (cfg->run.precision == RUN_PRECISION_FP8) m.fp8 = fp8_spec(cfg);
+    m.fp8.keeps_weights = cfg->run.fp8_weights;
     layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
     m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);

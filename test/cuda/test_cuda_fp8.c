@@ -585,7 +585,8 @@ TEST(refused)
     FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .turned = AT(half.codes), .x = AT(x),
              .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_EXACT)),
           ERR_SHAPE, "fp8_cast on cuda: nothing is to be written, or codes of two formats");
-    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x), .blocks = blocks_of(FP8_SQUARES, FP8_SCALE_EXACT)),
+    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x),
+             .blocks = blocks_of(FP8_SQUARES, FP8_SCALE_EXACT)),
           ERR_SHAPE, "fp8_cast on cuda: factors are not of amax, or of the blocks that are asked for");
     if (!has_products(c, false))
         FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .leaf = 80),
