@@ -55,7 +55,7 @@ TESTS   := $(patsubst test/%.c,$(BUILD)/test/%,$(sort $(wildcard test/test_*.c))
 THREAD_RANKS := $(BUILD)/test/thread_ranks.o
 # An op without a test does not link (test/tested_op.h): test_ops has the objects of the other tests of ops, too. Each has a
 # main; a program's own comes first.
-OP_TESTS := $(patsubst %,$(BUILD)/test/test_%.o,attention cast fp8 linear moe_ops ops_step) $(BUILD)/test/every_op.o
+OP_TESTS := $(patsubst %,$(BUILD)/test/test_%.o,attention cast fp8 fp8_experts linear moe_ops ops_step) $(BUILD)/test/every_op.o
 FIRST_MAIN := -Wl,--allow-multiple-definition
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(sort $(wildcard bench/bench_*.c)))
 HEADERS := $(sort $(wildcard src/*/*.h))

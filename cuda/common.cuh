@@ -17,9 +17,10 @@
  *   a[0] rows g, k 2t..   a[1] row g+8, k 2t..   a[2] row g, k 2t+8..   a[3] row g+8, k 2t+8..
  *   b[0] k 2t.., column g              b[1] k 2t+8.., column g
  *   d[0], d[1] row g, columns 2t, 2t+1               d[2], d[3] row g+8
+ * Of m16n8k32 with 8-bit values four lie in a register, the first in the low byte: k 4t.. and 4t+16.. instead.
  * ldmatrix: lane l gives the address of row l % 8 of matrix l / 8 (16 bytes each, 16-byte aligned); register
  * i holds matrix i, row lane / 4, columns 2 (lane % 4) and the next; _trans: the transposed matrix.
- * Source: PTX ISA, sections on mma.m16n8k16, ldmatrix, cp.async.
+ * Source: PTX ISA, sections on mma.m16n8k16, mma.m16n8k32, ldmatrix, cp.async.
  */
 #ifndef MEGATRAIN_CUDA_COMMON_CUH
 #define MEGATRAIN_CUDA_COMMON_CUH
@@ -85,6 +86,20 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t r[4], const void *row
 MMA_16816(mma_16816, __nv_bfloat16, "bf16")
 MMA_16816(mma_16816, __half, "f16")
 #undef MMA_16816
+
+/* The same of e4m3 codes, 32 along k: from compute capability 8.9 on. */
+__device__ __forceinline__ void mma_16832_e4m3(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    (void)d, (void)a, (void)b;
+    __trap();
+#endif
+}
 
 /* 2^x in one instruction, to 2^-22; results below 2^-126 are 0. */
 __device__ __forceinline__ float exp2_approx(float x)

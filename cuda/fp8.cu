@@ -1,6 +1,6 @@
 /*
- * Codes of 8 bits and their factors: fp8_amax, fp8_cast, fp8_values (device/ops.def). The products of codes:
- * fp8_product.c. Codes and factors are those of the CPU to the last bit (base/fp8.h); where factors lie: fp8.h.
+ * Codes of 8 bits and their factors: fp8_amax, fp8_cast, fp8_cast_runs, fp8_values (device/ops.def). The products of
+ * codes: fp8_product.c, fp8_grouped.cu. Codes and factors are those of the CPU to the last bit (base/fp8.h); where factors lie: fp8.h.
  *
  * Mapping   amax        as maps (PackGrid), but blocks go on to further rows, so that few atomics meet; the largest of
  *                       numbers' bits, which is the same in any order
@@ -11,6 +11,7 @@
  *                       passes through shared memory. A thread has 16 rows of two neighbouring columns, 8 lanes the
  *                       tile's whole columns, whose codes are 128 bytes in a row of y. Packs of 16 bytes lie at their
  *                       number xor (row / 16), so that neither side of the turn meets in a bank
+ *           runs        as turned; a block finds the run that its 128 columns of y are of by halving the runs
  *           both        a tile of 128 x 128: read as by squares, from whose registers go the codes as x lies and the
  *                       tile, then as by turned
  * Traffic   x once, 2 bytes an element (amax alone 2 as well), codes 1 for each form, factors 4 bytes in 128 elements
@@ -129,6 +130,7 @@ struct CastArgs {
     int64_t rows, columns; /* of x */
     Fp8Kind kind;
     bool power_of_two;
+    RowCount used; /* of x, which lines alone ask for */
 };
 
 __device__ __forceinline__ uint32_t whole_most(const CastArgs &c) { return static_cast<uint32_t>(*c.amax); }
@@ -137,13 +139,14 @@ template <DType FORMAT>
 __global__ void __launch_bounds__(PACK_THREADS) fp8_lines_kernel(CastArgs c)
 {
     const int64_t part = blockIdx.y * static_cast<int64_t>(blockDim.x) + threadIdx.x, column = part * FP8_RUN;
+    const int64_t rows = rows_in_use(c.used);
     Pack<bf16> p[PACK_UNROLL][2] = {};
     int64_t row[PACK_UNROLL];
     const bool first = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0 && threadIdx.y == 0;
 #pragma unroll
     for (int u = 0; u < PACK_UNROLL; u++) {
         row[u] = (blockIdx.x * static_cast<int64_t>(PACK_UNROLL) + u) * blockDim.y + threadIdx.y;
-        if (row[u] >= c.rows || column >= c.columns) continue;
+        if (row[u] >= rows || column >= c.columns) continue;
         p[u][0] = load16(c.x.at(row[u]) + column);
         p[u][1] = load16(c.x.at(row[u]) + column + Pack<bf16>::COUNT);
     }
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(PACK_THREADS) fp8_lines_kernel(CastArgs c)
     for (int u = 0; u < PACK_UNROLL; u++) {
         const uint32_t most = c.amax ? whole_most(c) : lanes_most(max(pack_most(p[u][0]), pack_most(p[u][1])));
         const Factor8 f = factor_of<FORMAT>(most, c.power_of_two);
-        if (row[u] >= c.rows || column >= c.columns) continue;
+        if (row[u] >= rows || column >= c.columns) continue;
         store16_global(c.y.at(row[u]) + column, codes_of_packs<FORMAT>(p[u][0], p[u][1], f.scale));
         if (c.amax ? first && u == 0 : part % FP8_LANES == 0)
             c.factors[fp8_factor_place(c.kind, c.rows, c.columns, row[u], part / FP8_LANES)] = f.back;
@@ -332,6 +335,42 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_both_kernel(CastArgs c)
     store_turned<FORMAT, SQUARES, FP8_BLOCK>(c, tile, most);
 }
 
+/* ---- rows in runs ---- */
+
+__device__ __forceinline__ int64_t run_block(const int64_t *offset, int64_t run) { return offset[run] / FP8_BLOCK + run; }
+
+__global__ void __launch_bounds__(FP8_THREADS) fp8_begins_kernel(int64_t *begin, const int64_t *offset, int64_t count)
+{
+    const int64_t i = blockIdx.x * static_cast<int64_t>(FP8_THREADS) + threadIdx.x;
+    if (i < count) begin[i] = FP8_BLOCK * run_block(offset, i);
+}
+
+/* c.turned has c.rows columns: 128 of them, all of one run, to a block. */
+__global__ void __launch_bounds__(FP8_THREADS) fp8_runs_kernel(CastArgs c, const int64_t *offset, int64_t runs)
+{
+    constexpr int COLUMNS = FP8_BLOCK / 2, PACKS = COLUMNS / Pack<bf16>::COUNT, LOADS = FP8_BLOCK * PACKS / FP8_THREADS;
+    SHARED(Pack<bf16>, tile, [FP8_BLOCK][PACKS]);
+    int64_t run = 0, beyond = runs + 1; /* the last run that begins here or before */
+    while (beyond - run > 1) {
+        const int64_t middle = (run + beyond) / 2;
+        if (run_block(offset, middle) <= blockIdx.y) run = middle;
+        else beyond = middle;
+    }
+    if (run == runs) return;
+    const int64_t first = offset[run] + (blockIdx.y - run_block(offset, run)) * FP8_BLOCK, end = offset[run + 1];
+    const int64_t column0 = blockIdx.x * static_cast<int64_t>(COLUMNS);
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+        const int at = i * FP8_THREADS + threadIdx.x, row = at / PACKS;
+        const int64_t column = column0 + at % PACKS * Pack<bf16>::COUNT;
+        Pack<bf16> p = {};
+        if (first + row < end && column < c.columns) p = load16(c.x.at(first + row) + column);
+        store16(&tile[row][pack_place(row, at % PACKS)].v[0], p);
+    }
+    __syncthreads();
+    store_turned<E4M3, false, COLUMNS>(c, tile, 0);
+}
+
 /* ---- numbers again ---- */
 
 /* As many of y as a thread takes together. */
@@ -432,22 +471,26 @@ static Fp8Kind kind_of(const fp8_cast_args *a)
     return a->blocks.rows == FP8_BLOCK ? FP8_SQUARES : FP8_ROW_BLOCKS;
 }
 
-static Err check_output(const fp8_cast_args *a, Tensor y)
+static Err check_output(const fp8_cast_args *a, Tensor x, Tensor y)
 {
-    TRY(check_codes(OP_fp8_cast, a->x, y));
+    TRY(check_codes(OP_fp8_cast, x, y));
     if (fp8_kind(y) == kind_of(a) || (fp8_kind(y) != FP8_WHOLE && y.dim[0] == 1)) return ERR_OK;
     return err_set(ERR_SHAPE, "fp8_cast on cuda: factors are not of amax, or of the blocks that are asked for");
 }
 
 extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
 {
-    const Tensor x = a->x, y = a->y, turned = a->turned, one = y.data ? y : turned;
+    const RowCount used = row_count(a->x, a->x);
+    const Tensor turned = a->turned;
+    Tensor x = a->x, y = a->y;
+    if (y.data && !turned.data && kind_of(a) == FP8_ROW_BLOCKS) x.rows = y.rows = nullptr; /* lines */
+    const Tensor one = y.data ? y : turned;
     TRY(check_numbers(OP_fp8_cast, x));
     if (a->blocks.scale == FP8_SCALE_E8M0) return err_set(ERR_CONFIG, "fp8_cast on cuda: mxfp8 is not built");
     if (!one.data || (y.data && turned.data && y.dtype != turned.dtype))
         return err_set(ERR_SHAPE, "fp8_cast on cuda: nothing is to be written, or codes of two formats");
-    if (y.data) TRY(check_output(a, y));
-    if (turned.data) TRY(check_output(a, turned));
+    if (y.data) TRY(check_output(a, x, y));
+    if (turned.data) TRY(check_output(a, x, turned));
     const CastArgs c = { rows_of<const bf16>(x),
                          rows_of<uint8_t>(y),
                          rows_of<uint8_t>(turned),
@@ -457,9 +500,38 @@ extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
                          x.dim[0],
                          x.dim[1],
                          kind_of(a),
-                         a->blocks.scale == FP8_SCALE_POWER_OF_TWO };
+                         a->blocks.scale == FP8_SCALE_POWER_OF_TWO,
+                         used };
     if (one.dtype == E4M3) launch_cast<E4M3>(s, c, y.data, turned.data);
     else launch_cast<E5M2>(s, c, y.data, turned.data);
+    return ERR_OK;
+}
+
+extern "C" Err cuda_fp8_cast_runs(Stream *s, const fp8_cast_runs_args *a)
+{
+    const Tensor x = a->x, y = a->y;
+    const int64_t *offset = data_of<const int64_t>(a->offset), count = a->offset.dim[0];
+    TRY(check_numbers(OP_fp8_cast_runs, x));
+    TRY(check_codes(OP_fp8_cast_runs, x, y));
+    if (a->blocks.scale == FP8_SCALE_E8M0) return err_set(ERR_CONFIG, "fp8_cast_runs on cuda: mxfp8 is not built");
+    if (y.dtype != E4M3 || a->blocks.rows != 1 || y.dim[1] % FP8_BLOCK || fp8_kind(y) != FP8_ROW_BLOCKS ||
+        y.dim[1] < FP8_BLOCK * (x.dim[0] / FP8_BLOCK + count - 1))
+        return err_set(ERR_SHAPE, "fp8_cast_runs on cuda: y is not e4m3 in blocks of 128, or has not all columns");
+    const CastArgs c = { rows_of<const bf16>(x),
+                         {},
+                         rows_of<uint8_t>(y),
+                         nullptr,
+                         data_of<float>(*y.scale),
+                         nullptr,
+                         y.dim[1],
+                         x.dim[1],
+                         FP8_ROW_BLOCKS,
+                         a->blocks.scale == FP8_SCALE_POWER_OF_TWO,
+                         {} };
+    const dim3 grid(grid_blocks(ceil_div(x.dim[1], FP8_BLOCK / 2)), grid_blocks(y.dim[1] / FP8_BLOCK));
+    LAUNCH(fp8_begins_kernel, grid_blocks(ceil_div(count, FP8_THREADS)), FP8_THREADS, 0, cuda_stream(s),
+           data_of<int64_t>(a->begin), offset, count);
+    LAUNCH(fp8_runs_kernel, grid, FP8_THREADS, 0, cuda_stream(s), c, offset, count - 1);
     return ERR_OK;
 }
 

@@ -21,7 +21,10 @@ Err cuda_fp8_product(Stream *s, const fp8_product_args *a);
 Err cuda_fp8_product_add(Stream *s, const fp8_product_add_args *a);
 Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a); /* elementwise.cu */
 
-static Err check_gpu(const Stream *s, OpId op, bool blocks)
+/* blocks: of cuBLASLt's products. */
+Err cuda_fp8_gpu(const Stream *s, OpId op, bool blocks);
+
+Err cuda_fp8_gpu(const Stream *s, OpId op, bool blocks)
 {
     const CudaGemm *g = ((CudaDevice *)s->dev->cuda)->gemm;
     const char *name = op_info(op)->name;
@@ -58,7 +61,7 @@ static Err describe(Stream *s, OpId op, Tensor a, Tensor b, Tensor d, bool fast,
     const Fp8Kind ka = fp8_kind(a), kb = fp8_kind(b);
     const bool blocks = ka != FP8_WHOLE;
     TRY(check_codes(op, a, b));
-    TRY(check_gpu(s, op, blocks));
+    TRY(cuda_fp8_gpu(s, op, blocks));
     *out = gemm_product(op, a, true, b, false, d);
     out->a_scale = a.scale->data;
     out->b_scale = b.scale->data;

@@ -40,7 +40,8 @@ trap 'rm -rf "$tmp"' EXIT
 
 # ---- what each kernel must show in its PTX: the first line whose pattern is found in its name counts
 #   loads16, stores16   16-byte accesses of global memory      whole   and none of 1 or 2 bytes beside them
-#   async16             cp.async of 16 bytes                   mma     mma.sync m16n8k16, ldmatrix
+#   async16             cp.async of 16 bytes                   mma     mma.sync m16n8k16 (k32), ldmatrix
+#   from89   of code for 8.9 and later alone
 #   wgmma    wgmma and copies by TMA; of these kernels only what is compiled for sm_90a, all else is empty
 #   -                   nothing, for the reason behind it
 cat >"$tmp/rules" <<'EOT'
@@ -80,7 +81,9 @@ xent_stats_kernel                           loads16
 xent_(bwd|row)_kernel                       loads16 stores16
 (xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor
 fp8_amax_kernel                             loads16 whole
-fp8_(lines|squares|turned|both)_kernel      loads16 stores16 whole
+fp8_(lines|squares|turned|both|runs)_kernel loads16 stores16 whole
+fp8_begins_kernel                           - a number a run of rows
+fp8_grouped_(add_)?kernel                   mma async16 from89
 fp8_values_kernel                           - codes back to numbers, which tests alone do on a GPU
 fingerprint_kernel                          - a few times for each shape of a run
 zero_kernel                                 stores16
@@ -166,7 +169,7 @@ for f in "$build"/cuda/*.ptx; do
             if (!/\.v[248]\./ && /\.[busf](8|16)[ \t]/) narrow[k]++
         }
         /cp\.async\.cg\.shared\.global/ && /, 16/ { async[k]++ }
-        /mma\.sync\.aligned\.m16n8k16/ { mma[k]++ }
+        /mma\.sync\.aligned\.m16n8k(16|32)/ { mma[k]++ }
         /ldmatrix\.sync/ { matrix[k]++ }
         /wgmma\.mma_async/ { wgmma[k]++ }
         /cp\.async\.bulk\.tensor/ { tma[k]++ }
@@ -188,13 +191,14 @@ awk 'FILENAME == ARGV[1] {
         used[r] = 1
         if (wants[r] ~ /^-/) next
         if (wants[r] ~ /wgmma/ && $2 !~ /_90a/) next
+        if (wants[r] ~ /from89/ && $2 ~ /_8[0-8]/) next
         lacks = ""
         if (wants[r] ~ /loads16/ && !$3) lacks = lacks " 16-byte loads"
         if (wants[r] ~ /stores16/ && !$4) lacks = lacks " 16-byte stores"
         if (wants[r] ~ /whole/ && $5) lacks = lacks " accesses of whole packs alone (" $5 " are of 1 or 2 bytes)"
         if (wants[r] ~ /async16/ && !$6) lacks = lacks " cp.async of 16 bytes"
         if (wants[r] ~ /wgmma/ && (!$9 || !$10)) lacks = lacks " wgmma or copies by TMA"
-        if (wants[r] ~ /(^| )mma/ && (!$7 || !$8)) lacks = lacks " mma.sync m16n8k16 or ldmatrix"
+        if (wants[r] ~ /(^| )mma/ && (!$7 || !$8)) lacks = lacks " mma.sync or ldmatrix"
         if (lacks != "") { print "check-kernels: " $1 " in " $2 " lacks" lacks; bad = 1 } else seen++
     }
     END {

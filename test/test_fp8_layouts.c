@@ -14,11 +14,16 @@ typedef struct {
     Isa isa;
     int zero, bands;
     const char *schedule;
+    int ep, etp; /* of a mixture; 0 = 1 */
+    DispatcherKind dispatcher;
 } Layout;
 
 static TinyRun run_of(TrainSpec spec, Layout l, int steps)
 {
-    TinyRun r = { .spec = spec, .grid = { .tp = l.tp, .dp = l.dp, .sp = l.sp, .pp = l.pp }, .steps = steps };
+    TinyRun r = { .spec = spec, .grid = { .tp = l.tp, .dp = l.dp, .sp = l.sp, .pp = l.pp, .ep = l.ep, .etp = l.etp },
+                  .steps = steps };
+    r.spec.model.moe.dispatcher = l.dispatcher;
+    r.grid.ep_hosts = l.dispatcher == DISPATCH_NODE ? 2 : 0;
     r.spec.micro_batch = l.micro;
     r.spec.device.threads = l.threads;
     r.spec.device.isa = l.isa != ISA_AUTO && isa_supported(l.isa) ? l.isa : isa_best();
@@ -51,8 +56,9 @@ static void check_layouts(TrainSpec spec, const Layout *all, int count)
         if (!i) want = r.hash;
         CHECK_MSG(r.err == ERR_OK, "%s", r.message);
         CHECK_MSG(r.loss[STEPS - 1] < r.loss[0] - 0.02, "the loss must fall: %.4f -> %.4f", r.loss[0], r.loss[STEPS - 1]);
-        CHECK_MSG(r.hash == want, "%s, layout %d: dp%d tp%d sp%d pp%d micro%d %s", fp8_recipe_name(spec.model.fp8.recipe), i,
-                  all[i].dp, all[i].tp, all[i].sp, all[i].pp, all[i].micro, all[i].schedule ? all[i].schedule : "");
+        CHECK_MSG(r.hash == want, "%s, layout %d: dp%d tp%d sp%d pp%d ep%d etp%d micro%d %s",
+                  fp8_recipe_name(spec.model.fp8.recipe), i, all[i].dp, all[i].tp, all[i].sp, all[i].pp, all[i].ep,
+                  all[i].etp, all[i].micro, all[i].schedule ? all[i].schedule : "");
     }
 }
 #define CHECK_LAYOUTS(spec, ...) \
@@ -271,6 +277,74 @@ TEST(mixture)
     tiny_train(&one), tiny_train(&two);
     CHECK_MSG(!one.err && !two.err && one.hash == two.hash, "%s", one.message);
     CHECK(one.loss[STEPS - 1] < one.loss[0] - 0.02);
+}
+
+/* Experts, as wide as blocks want them. */
+static TrainSpec experts_of(TinyMixture kind, Fp8Recipe recipe)
+{
+    const bool blocks = recipe == FP8_BLOCKWISE;
+    TrainSpec s = spec_of(tiny_mixture(kind, 2), recipe, 0);
+    s.seq_blocks = 1;
+    s.model.fp8.experts = true;
+    s.model.moe.ffn = blocks ? 256 : 64;
+    if (s.model.moe.shared_ffn) s.model.moe.shared_ffn = 256;
+    return s;
+}
+
+/* Which rows lie beside each other in an expert depends on the layout, which of them share a scale does not. */
+TEST(experts_blockwise)
+{
+    CHECK_LAYOUTS(experts_of(TINY_MIXTRAL, FP8_BLOCKWISE), { 1, 1, 0, 1, 2, 1 }, { 1, 1, 0, 1, 2, 3, ISA_AVX2 },
+                  { 2, 1, 0, 1, 2, 1, ISA_AUTO, 1, .ep = 2 },
+                  { 4, 1, 0, 1, 2, 1, .ep = 4, .dispatcher = DISPATCH_ALLGATHER },
+                  { 4, 1, 0, 1, 2, 1, ISA_AUTO, 2, .ep = 4, .dispatcher = DISPATCH_NODE },
+                  { 2, 1, 0, 2, 2, 1, .ep = 2, .schedule = "zb-h1" });
+}
+
+TEST(experts_mxfp8)
+{
+    CHECK_LAYOUTS(experts_of(TINY_DEEPSEEK, FP8_MXFP8), { 1, 1, 0, 1, 2, 1 }, { 1, 1, 0, 1, 4, 2 },
+                  { 4, 1, 0, 1, 1, 1, ISA_AUTO, 1, .ep = 4 }, { 2, 1, 0, 2, 1, 1, .ep = 2, .dispatcher = DISPATCH_ALLGATHER },
+                  { 1, 2, 1, 1, 2, 1, .ep = 2 });
+}
+
+/* Parts of an expert are sums that ranks round, as in bf16: near, not the same. */
+TEST(experts_in_parts)
+{
+    TrainSpec s = experts_of(TINY_MIXTRAL, FP8_BLOCKWISE);
+    TinyRun one = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2), parts = run_of(s, (Layout){ 2, 1, 0, 1, 2, 1, .etp = 2 }, 2);
+    tiny_train(&one), tiny_train(&parts);
+    CHECK_MSG(!one.err && !parts.err, "%s %s", one.message, parts.message);
+    for (int i = 0; i < 2; i++) CHECK_CLOSE(parts.loss[i], one.loss[i], i ? 5e-3 : 2e-4, "step %d", i);
+}
+
+TEST(experts_recomputed)
+{
+    TrainSpec s = experts_of(TINY_MIXTRAL, FP8_MXFP8);
+    TinyRun kept = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2);
+    tiny_train(&kept);
+    for (int again = RECOMPUTE_SELECTIVE; again <= RECOMPUTE_FULL; again++) {
+        s.model.recompute = tiny_recompute(again);
+        TinyRun r = run_of(s, (Layout){ 2, 1, 0, 1, 2, 1, .ep = 2 }, 2);
+        tiny_train(&r);
+        CHECK_MSG(!kept.err && !r.err && r.hash == kept.hash, "recomputation %d %s", again, r.message);
+    }
+}
+
+/* Experts of 8 bits beside those of bf16 in a model that else is the same. */
+TEST(experts_gradients_are_near_those_of_bf16)
+{
+    for (Fp8Recipe k = FP8_BLOCKWISE; k <= FP8_MXFP8; k++) {
+        TrainSpec s = experts_of(TINY_MIXTRAL, k), plain = s;
+        plain.model.fp8.experts = false;
+        TinyRun coarse = state_of(s, 1), fine = state_of(plain, 1);
+        const double far = apart(&coarse, &fine);
+        printf("    experts, %-10s gradients %.4f apart, losses %.2e\n", fp8_recipe_name(k), far,
+               fabs(coarse.loss[0] - fine.loss[0]));
+        CHECK_MSG(far > 0.005 && far < 0.13, "%s: gradients %.4f apart", fp8_recipe_name(k), far);
+        CHECK_CLOSE(coarse.loss[0], fine.loss[0], 2e-4, "%s", fp8_recipe_name(k));
+        state_free(&coarse), state_free(&fine);
+    }
 }
 
 TEST_MAIN

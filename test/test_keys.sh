@@ -17,6 +17,7 @@
 #        unbuilt             the run ends with 2, the key and "not built yet"
 # context: RANKS=N            both runs are of N processes
 #          LATENT             both have latent attention
+#          FP8_EXPERTS        both have experts and operands of 8 bits
 #          ALONE              the run is one of two ranks, of which the other never comes; it is compared with nothing
 . "$(dirname "$0")/lib.sh"
 
@@ -29,6 +30,7 @@ run.precision              | bf16         | loss
 run.fp8                    | blockwise    | loss | run.precision=fp8 model.layers=3
 run.fp8_weights            | true         | same memory | run.precision=fp8 model.layers=3
 run.fp8_keep               | 0            | loss | run.precision=fp8 model.layers=3
+run.fp8_experts            | false        | loss | FP8_EXPERTS
 run.fp32_residual          | false        | loss | run.precision=bf16
 run.fp32_vectors           | false        | loss | run.precision=bf16
 run.seed                   | 5            | loss
@@ -252,6 +254,8 @@ run() {
     for w in "${@:2}"; do
         case $w in
         LATENT) words+=(model.attention=mla model.position=rope) ;;
+        FP8_EXPERTS) words+=(run.precision=fp8 run.fp8=blockwise run.fp8_keep=0 model.hidden=128 moe.ffn=128 moe.experts=4
+                             model.bias=false) ;;
         RANKS=*) launch=("$root/scripts/launch.sh" -n "${w#*=}" --) ;;
         ALONE) [ $# -gt 2 ] || return 0; launch=(env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1) ;;
         *) words+=("$w") ;;

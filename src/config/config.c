@@ -235,7 +235,7 @@ bool config_differs(const Config *was, const Config *now, ConfigId id)
     /* another device, or precision, has no choice */
     if (id == CFG_debug_dot && !(config_has_dots(was) && config_has_dots(now))) return false;
     /* nothing is of 8 bits */
-    if ((id == CFG_run_fp8 || id == CFG_run_fp8_keep) &&
+    if ((id == CFG_run_fp8 || id == CFG_run_fp8_keep || id == CFG_run_fp8_experts) &&
         !(was->run.precision == RUN_PRECISION_FP8 && now->run.precision == RUN_PRECISION_FP8))
         return false;
     /* all is fp32 in any case */

@@ -114,6 +114,12 @@ static bool fp8_widths_fit(const Config *c, int64_t unit)
     return widths_are_multiples(c, unit) && unit_rows(c) % (parts ? unit * c->parallel.tp : unit) == 0;
 }
 
+/* Have experts whole blocks, as ranks hold them? */
+static bool fp8_experts_fit(const Config *c, int64_t block)
+{
+    return c->model.hidden % block == 0 && c->moe.ffn / c->parallel.etp % block == 0;
+}
+
 /* Bands of rows, of so many in all. */
 static bool fp8_bands_fit(const Config *c, int64_t bands)
 {

@@ -118,6 +118,17 @@ OpWork op_work(OpId id, const void *args)
         const grouped_dw_args *a = args;
         return grouped(a->dy, a->x, a->dw.dim[0], a->dw.dim[1], a->dw.dim[2]);
     }
+    case OP_fp8_grouped: {
+        const fp8_grouped_args *a = args;
+        const int64_t outputs = a->y.dim[1], inputs = a->x.dim[1];
+        return grouped(a->y, a->x, a->w.dim[0] / outputs * (a->w.dim[1] / inputs), outputs, inputs);
+    }
+    case OP_fp8_grouped_add: {
+        const fp8_grouped_add_args *a = args;
+        const int64_t rows = a->dy.expected ? a->dy.expected : a->dy.dim[1],
+                      each = max64(1, rows / a->dw.dim[0]);
+        return product(each, a->dw.dim[1], a->dw.dim[2], (double)rows / (double)each);
+    }
     case OP_attention_fwd: {
         const attention_fwd_args *a = args;
         return attention(a->q, a->k, a->v, pairs(a->q_span, a->k_span, a->window));

@@ -34,7 +34,9 @@ OpFamily family_of(OpId id)
     case OP_fp8_product_add: return FAMILY_PRODUCTS;
     case OP_grouped_fwd:
     case OP_grouped_dx:
-    case OP_grouped_dw: return FAMILY_EXPERTS;
+    case OP_grouped_dw:
+    case OP_fp8_grouped:
+    case OP_fp8_grouped_add: return FAMILY_EXPERTS;
     case OP_attention_fwd:
     case OP_attention_bwd: return FAMILY_ATTENTION;
     case OP_adamw:
@@ -169,6 +171,7 @@ static Product product_of(OpId id, const void *args)
     switch (id) {
     case OP_linear_dw:
     case OP_fp8_product_add:
+    case OP_fp8_grouped_add:
     case OP_grouped_dw: return (Product){ outputs, inputs, rows, count };
     case OP_linear_dx:
     case OP_grouped_dx: return (Product){ rows, inputs, outputs, count };
@@ -224,7 +227,11 @@ double product_flop(Product p, double multiprocessors, double tile_depth, bool a
     return best;
 }
 
-static bool is_fp8(OpId id) { return id == OP_fp8_product || id == OP_fp8_product_add; }
+static bool is_fp8(OpId id)
+{
+    return id == OP_fp8_product || id == OP_fp8_product_add || id == OP_fp8_grouped ||
+           id == OP_fp8_grouped_add;
+}
 
 static bool is_wide(OpId id, const void *args)
 {

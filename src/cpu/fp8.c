@@ -76,17 +76,21 @@ typedef struct {
     bool transposed;
 } Cast;
 
-static void tile_read(CastTile *t, const Cast *a)
+/* Of x transposed: its columns from t->row on, its rows from `first` on. */
+static void tile_read_turned(CastTile *t, Tensor x, int64_t first)
 {
     float line[TILE];
-    if (!a->transposed) {
-        for (int64_t r = 0; r < t->rows; r++) read_row(t->x[r], a->x, t->row + r, t->column, t->columns);
-        return;
-    }
     for (int64_t c = 0; c < t->columns; c++) {
-        read_row(line, a->x, t->column + c, t->row, t->rows);
+        read_row(line, x, first + c, t->row, t->rows);
         for (int64_t r = 0; r < t->rows; r++) t->x[r][c] = line[r];
     }
+}
+
+static void tile_read(CastTile *t, const Cast *a)
+{
+    if (a->transposed) tile_read_turned(t, a->x, t->column);
+    else
+        for (int64_t r = 0; r < t->rows; r++) read_row(t->x[r], a->x, t->row + r, t->column, t->columns);
 }
 
 /* The code of NaN and the largest numbers come from base/fp8.h. */
@@ -171,6 +175,62 @@ Err CPU(fp8_cast)(Stream *s, const fp8_cast_args *a)
     if (!a->y.data && !a->turned.data) return err_set(ERR_SHAPE, "fp8_cast: nothing is to be written");
     if (a->y.data) TRY(cast_into(s, &y));
     return a->turned.data ? cast_into(s, &turned) : ERR_OK;
+}
+
+/* ---- codes of rows in runs ---- */
+
+/* Columns of y from a run's last number to the next run. */
+static void clear_columns(const fp8_cast_runs_args *a, int64_t row, int64_t first, int64_t end)
+{
+    const int64_t B = a->blocks.columns;
+    memset((uint8_t *)a->y.data + row * a->y.ld + first, 0, (size_t)(end - first));
+    for (int64_t b = (first + B - 1) / B; b < end / B; b++) row_f32(*a->y.scale, row)[b] = 1;
+}
+
+static void cast_runs_part(const void *args, int64_t first, int64_t end)
+{
+    const fp8_cast_runs_args *a = args;
+    const Cast as = { .x = a->x, .y = a->y, .blocks = a->blocks, .transposed = true };
+    const int64_t *offset = a->offset.data, *begin = a->begin.data, runs = a->offset.dim[0] - 1;
+    CastTile t;
+    for (t.row = first; t.row < end; t.row += t.rows) {
+        t.rows = min64(TILE_ROWS_ONE, end - t.row);
+        for (int64_t run = 0; run < runs; run++) {
+            const int64_t length = offset[run + 1] - offset[run];
+            for (int64_t at = 0; at < length; at += t.columns) {
+                t.columns = min64(TILE, length - at);
+                t.column = begin[run] + at;
+                tile_read_turned(&t, a->x, offset[run] + at);
+                for (int64_t r = 0; r < t.rows; r++) tile_write(&t, &as, r, 1);
+            }
+            for (int64_t r = 0; r < t.rows; r++)
+                clear_columns(a, t.row + r, begin[run] + length, begin[run + 1]);
+        }
+    }
+}
+
+static Err check_cast_runs(const fp8_cast_runs_args *a)
+{
+    const Tensor *f = a->y.scale;
+    const int64_t B = a->blocks.columns, columns = a->y.dim[1];
+    if (a->blocks.rows != 1 || B < 2 || columns % B || f->ndim != 2 || f->dim[0] != a->y.dim[0] ||
+        f->dim[1] != columns / B)
+        return err_set(ERR_SHAPE,
+                       "fp8_cast_runs: y has not whole blocks of columns, or not a factor for each");
+    return ERR_OK;
+}
+
+Err CPU(fp8_cast_runs)(Stream *s, const fp8_cast_runs_args *a)
+{
+    const int64_t *offset = a->offset.data, X = a->offset.dim[0], B = a->blocks.columns;
+    int64_t *begin = a->begin.data;
+    TRY(check_cast_runs(a));
+    for (int64_t i = 0; i < X; i++) begin[i] = B * (offset[i] / B + i);
+    if (begin[X - 1] > a->y.dim[1])
+        return err_set(ERR_SHAPE, "fp8_cast_runs: runs end at %lld, y has %lld columns",
+                       (long long)begin[X - 1], (long long)a->y.dim[1]);
+    par_units(s, a->x.dim[1], offset[X - 1], TILE_ROWS_ONE, cast_runs_part, a);
+    return ERR_OK;
 }
 
 /* ---- back ---- */

@@ -27,7 +27,10 @@ typedef struct {
     const int64_t *offset; /* where each run begins */
     int64_t E, runs;       /* how many experts; how many runs each has */
     int64_t leaf;          /* what fwd and dx sum as one chain */
-    const grouped_dw_args *dw;
+    int64_t depth;         /* of fwd and dx */
+    int64_t b_step;        /* fwd, dx: elements from one expert's b to the next */
+    bool turned; /* b's rows lie along what is summed: of fwd and dx as columns of the output, of dw all */
+    grouped_dw_args dw;
     int64_t columns;                /* how many an expert's output has */
     int64_t row_pieces, col_pieces; /* an expert's output is cut into these, each a task */
 } GroupedCall;
@@ -63,15 +66,14 @@ static GemmOperand operand_at(Tensor t, int64_t at, bool transposed)
 /* A piece of y or dx. */
 static Gemm rows_product(const GroupedCall *c, int64_t e, Range rows, Range cols)
 {
-    const bool fwd = c->kind == GROUPED_FWD;
-    const int64_t O = c->b.dim[1], I = c->b.dim[2], first = expert_start(c, e) + rows.first;
+    const int64_t first = expert_start(c, e) + rows.first;
     Gemm g = { .mode = GEMM_TREE,
                .leaf = c->leaf,
                .M = rows.end - rows.first,
                .N = cols.end - cols.first,
-               .K = fwd ? I : O,
+               .K = c->depth,
                .a = operand_at(c->a, tensor_row_at(c->a, first), false),
-               .b = operand_at(c->b, tensor_row_at(c->b, e * O) + cols.first * (fwd ? c->b.ld : 1), fwd),
+               .b = operand_at(c->b, e * c->b_step + cols.first * (c->turned ? c->b.ld : 1), c->turned),
                .ldc = c->out.ld };
     if (c->out.dtype == BF16)
         g.narrow.c = (uint16_t *)c->out.data + tensor_row_at(c->out, first) + cols.first;
@@ -79,17 +81,24 @@ static Gemm rows_product(const GroupedCall *c, int64_t e, Range rows, Range cols
     return g;
 }
 
+/* dw's operands have rows for tokens, or, turned, columns. */
+static GemmOperand gradient_operand(const GroupedCall *c, Tensor t, int64_t token, int64_t at, bool left)
+{
+    if (c->turned) return operand_at(t, at * t.ld + token, !left);
+    return operand_at(t, tensor_row_at(t, token) + at, left);
+}
+
 /* A piece of dw[e]. */
 static Gemm gradient_product(const GroupedCall *c, int64_t e, Range rows, Range cols)
 {
-    const grouped_dw_args *a = c->dw;
+    const grouped_dw_args *a = &c->dw;
     const int64_t start = expert_start(c, e), at = (e * c->out.dim[1] + rows.first) * c->out.ld + cols.first;
     Gemm g = { .mode = GEMM_CHAIN,
                .M = rows.end - rows.first,
                .N = cols.end - cols.first,
                .K = expert_start(c, e + 1) - start,
-               .a = operand_at(c->a, tensor_row_at(c->a, start) + rows.first, true),
-               .b = operand_at(c->b, tensor_row_at(c->b, start) + cols.first, false),
+               .a = gradient_operand(c, c->a, start, rows.first, true),
+               .b = gradient_operand(c, c->b, start, cols.first, false),
                .ldc = c->out.ld,
                .beta = !a->fresh };
     if (c->out.dtype == F32) {
@@ -205,6 +214,7 @@ Err CPU(grouped_fwd)(Stream *s, const grouped_fwd_args *a)
     GroupedCall c = grouped_call(GROUPED_FWD, a->offset, a->w.dim[0]);
     TRY(check_dtype("grouped_fwd", a->x));
     c.out = a->y, c.a = a->x, c.b = a->w, c.leaf = a->leaf, c.columns = a->y.dim[1];
+    c.depth = a->w.dim[2], c.b_step = a->w.dim[1] * a->w.ld, c.turned = true;
     grouped_run(s, &c);
     return ERR_OK;
 }
@@ -214,6 +224,7 @@ Err CPU(grouped_dx)(Stream *s, const grouped_dx_args *a)
     GroupedCall c = grouped_call(GROUPED_DX, a->offset, a->w.dim[0]);
     TRY(check_dtype("grouped_dx", a->dy));
     c.out = a->dx, c.a = a->dy, c.b = a->w, c.leaf = a->leaf, c.columns = a->dx.dim[1];
+    c.depth = a->w.dim[1], c.b_step = a->w.dim[1] * a->w.ld;
     grouped_run(s, &c);
     return ERR_OK;
 }
@@ -222,7 +233,35 @@ Err CPU(grouped_dw)(Stream *s, const grouped_dw_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_DW, a->offset, a->dw.dim[0]);
     TRY(check_dtype("grouped_dw", a->dy));
-    c.out = a->dw, c.a = a->dy, c.b = a->x, c.dw = a, c.columns = a->dw.dim[2];
+    c.out = a->dw, c.a = a->dy, c.b = a->x, c.dw = *a, c.columns = a->dw.dim[2];
+    if (grouped_run(s, &c)) *(int32_t *)a->overflow.data = 1;
+    return ERR_OK;
+}
+
+/* ---- of 8-bit operands, which are in fp32 now (device/widen.c) ---- */
+
+Err CPU(fp8_grouped)(Stream *s, const fp8_grouped_args *a)
+{
+    const int64_t O = a->y.dim[1], I = a->x.dim[1], down = a->w.dim[0] / O, across = a->w.dim[1] / I;
+    if (a->w.dtype != F32 || a->x.dtype != F32)
+        return err_set(ERR_INTERNAL, "products of 8 bits on the cpu are of a device with room to widen them");
+    if (down * O != a->w.dim[0] || across * I != a->w.dim[1] || (down != 1 && across != 1))
+        return err_set(ERR_SHAPE, "fp8_grouped: w is [%lld, %lld], its experts [%lld, %lld]",
+                       (long long)a->w.dim[0], (long long)a->w.dim[1], (long long)O, (long long)I);
+    GroupedCall c = grouped_call(GROUPED_FWD, a->offset, down * across);
+    c.out = a->y, c.a = a->x, c.b = a->w, c.leaf = a->leaf, c.columns = O;
+    c.depth = I, c.b_step = across > 1 ? I : O * a->w.ld, c.turned = true;
+    grouped_run(s, &c);
+    return ERR_OK;
+}
+
+Err CPU(fp8_grouped_add)(Stream *s, const fp8_grouped_add_args *a)
+{
+    GroupedCall c = grouped_call(GROUPED_DW, a->begin, a->dw.dim[0]);
+    if (a->dy.dtype != F32 || a->x.dtype != F32)
+        return err_set(ERR_INTERNAL, "products of 8 bits on the cpu are of a device with room to widen them");
+    c.out = a->dw, c.a = a->dy, c.b = a->x, c.columns = a->dw.dim[2], c.turned = true;
+    c.dw = (grouped_dw_args){ .shift = a->shift, .headroom_bits = a->headroom_bits, .fresh = a->fresh };
     if (grouped_run(s, &c)) *(int32_t *)a->overflow.data = 1;
     return ERR_OK;
 }

@@ -13,7 +13,7 @@
  * many rows of dim 0 and leave the others untouched.
  *
  * `expected`: how many rows of dim 0 are in use on the average, where the shape is a capacity; 0: all. What ops read,
- * write and compute is counted by it (DeviceCounters).
+ * write and compute is counted by it (DeviceCounters). Of codes it is of the last dim, which products sum over.
  *
  * `scale`: of a tensor of 8-bit codes, the f32 factors of its blocks, by which codes are multiplied (ops.def, :fp8).
  */

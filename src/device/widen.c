@@ -120,7 +120,8 @@ static bool is_native(OpId id, const void *args)
     case OP_xent_bwd:
     case OP_xent_row:
     case OP_fp8_amax:
-    case OP_fp8_cast: break;
+    case OP_fp8_cast:
+    case OP_fp8_cast_runs: break;
     case OP_fp8_values: return true;
     default: return false;
     }

@@ -150,9 +150,15 @@ static Err grad_add_grouped(Ctx *c, const Wgrad *w)
     bool fresh;
     const Tensor dw = grad_target(c, w->weight, &fresh);
     const int64_t outputs = w->dy.dim[1], inputs = w->x.dim[1];
-    TRY(op(c->s, grouped_dw, .dw = tensor_reshape(dw, dw.dim[0] / outputs, outputs, inputs), .dy = w->dy,
-           .x = w->x, .offset = w->offset, .shift = param_store_shift(c->params, w->weight),
-           .overflow = c->params->stats->overflow, .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
+    const grouped_dw_args a = { .dw = tensor_reshape(dw, dw.dim[0] / outputs, outputs, inputs),
+                                .dy = w->dy,
+                                .x = w->x,
+                                .offset = w->offset,
+                                .shift = param_store_shift(c->params, w->weight),
+                                .overflow = c->params->stats->overflow,
+                                .headroom_bits = c->canon.headroom_bits,
+                                .fresh = fresh };
+    TRY(w->fp8 ? fp8_experts_dw(c, w->fp8, a) : op_grouped_dw(c->s, &a));
     return grad_added(c, w->weight);
 }
 

@@ -122,6 +122,11 @@ Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);
 Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight);
 Err fp8_factor_alloc(Arena *at, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor);
 
+/* The products of experts of 8-bit operands (fp8_experts.c): as the ops of these arguments. `recipe` has blocks. */
+Err fp8_experts_fwd(Ctx *c, Fp8Recipe recipe, grouped_fwd_args a);
+Err fp8_experts_dx(Ctx *c, Fp8Recipe recipe, grouped_dx_args a);
+Err fp8_experts_dw(Ctx *c, Fp8Recipe recipe, grouped_dw_args a);
+
 /* x itself if it is in fp32, else a copy in scratch that is. */
 Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
 /* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */

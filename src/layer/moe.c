@@ -131,12 +131,22 @@ static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
                               moe_in_use(t->active_QF, t->owned));
 }
 
+/* (generation has all products in the compute dtype) */
+static Err grouped_fwd(const Moe *m, Ctx *c, grouped_fwd_args a)
+{
+    return m->fp8 && !c->block.kv ? fp8_experts_fwd(c, m->fp8, a) : op_grouped_fwd(c->s, &a);
+}
+
 /* The experts up to their second product. */
 static Err make_active(const Moe *m, Ctx *c, Tensor x_ND, const MoeRows *t)
 {
     TRY(moe_dispatcher(m, c)->send(m, c, t, x_ND, t->x_QD));
-    TRY(op(c->s, grouped_fwd, .y = t->hidden_QH, .x = t->x_QD, .w = expert_weights(m, c, m->fc1),
-           .offset = t->owned, .leaf = whole_leaf(m->model->hidden)));
+    TRY(grouped_fwd(m, c,
+                    (grouped_fwd_args){ .y = t->hidden_QH,
+                                        .x = t->x_QD,
+                                        .w = expert_weights(m, c, m->fc1),
+                                        .offset = t->owned,
+                                        .leaf = whole_leaf(m->model->hidden) }));
     TRY(add_bias(c, m->fc1_bias, moe_own_experts(m, c), t->hidden_QH, t->owned));
     return activate(m, c, t);
 }
@@ -148,8 +158,12 @@ static Err experts_forward(const Moe *m, Ctx *c, Tensor x_ND, Tensor y_ND, const
     MovedRows r = { .local = t->out_PD };
     TRY(make_active(m, c, x_ND, t));
     TRY(moe_remote_rows(m, c, t, &r));
-    TRY(op(c->s, grouped_fwd, .y = r.remote, .x = t->active_QF, .w = expert_weights(m, c, m->fc2),
-           .offset = t->owned, .leaf = tree_leaf(c, m->spec->ffn, t->active_QF.dim[1])));
+    TRY(grouped_fwd(m, c,
+                    (grouped_fwd_args){ .y = r.remote,
+                                        .x = t->active_QF,
+                                        .w = expert_weights(m, c, m->fc2),
+                                        .offset = t->owned,
+                                        .leaf = tree_leaf(c, m->spec->ffn, t->active_QF.dim[1]) }));
     TRY(d->bring_begin(m, c, t, &r));
     TRY(d->bring_end(c, &r));
     arena_release(c->scratch, mark);
@@ -257,13 +271,15 @@ static Err grouped_dx(const Moe *m, Ctx *c, int weight, const MoeRows *t, Tensor
 {
     const int64_t width = dy.dim[1], all = m->spec->ffn / own_ffn(m, c) * width;
     const int64_t leaf = weight == m->fc1 ? tree_leaf(c, all, width) : whole_leaf(width);
-    return op(c->s, grouped_dx, .dx = dx, .dy = dy, .w = expert_weights(m, c, weight), .offset = t->owned,
-              .leaf = leaf);
+    const grouped_dx_args a = {
+        .dx = dx, .dy = dy, .w = expert_weights(m, c, weight), .offset = t->owned, .leaf = leaf
+    };
+    return m->fp8 ? fp8_experts_dx(c, m->fp8, a) : op_grouped_dx(c->s, &a);
 }
 
-static Err grouped_weight(Ctx *c, int weight, const MoeRows *t, Tensor dy, Tensor x)
+static Err grouped_weight(const Moe *m, Ctx *c, int weight, const MoeRows *t, Tensor dy, Tensor x)
 {
-    return wgrad_push(c, (Wgrad){ .weight = weight, .dy = dy, .x = x, .offset = t->owned });
+    return wgrad_push(c, (Wgrad){ .weight = weight, .dy = dy, .x = x, .fp8 = m->fp8, .offset = t->owned });
 }
 
 /* dx += what came through the experts, from the gradient of their outputs. */
@@ -278,7 +294,7 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout_
     dhidden_QH = expect(m, c, dhidden_QH);
     dactive_QF = expect(m, c, dactive_QF);
     TRY(grouped_dx(m, c, m->fc2, t, dout_QD, dactive_QF));
-    TRY(grouped_weight(c, m->fc2, t, dout_QD, t->active_QF));
+    TRY(grouped_weight(m, c, m->fc2, t, dout_QD, t->active_QF));
     TRY(activation_backward(c, m->model, m->spec->ffn,
                             (ActivationGrad){ moe_in_use(t->hidden_QH, t->owned),
                                               moe_in_use(dactive_QF, t->owned),
@@ -288,7 +304,7 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout_
     TRY(moe_local_rows(m, c, t, &r));
     ArenaMark mark = arena_mark(c->scratch);
     TRY(d->bring_begin(m, c, t, &r));
-    TRY(grouped_weight(c, m->fc1, t, dhidden_QH, t->x_QD)); /* while rows travel */
+    TRY(grouped_weight(m, c, m->fc1, t, dhidden_QH, t->x_QD)); /* while rows travel */
     TRY(d->bring_end(c, &r));
     arena_release(c->scratch, mark);
     return op(c->s, unpermute_rows, .y = dx_ND, .x = r.local, .row = t->row_NK, .add = 1);

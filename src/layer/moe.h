@@ -20,6 +20,7 @@
 typedef struct {
     const ModelSpec *model;
     const MixtureSpec *spec;             /* &model->moe */
+    Fp8Recipe fp8;                       /* of the experts' products */
     int router, fc1, fc2;                /* weights */
     int router_bias, fc1_bias, fc2_bias; /* or -1 */
     int bias; /* STATE: a bias for choosing each expert; its accumulator counts rows */

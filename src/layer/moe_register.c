@@ -60,7 +60,10 @@ Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name,
     const int64_t E = s->moe.experts, D = s->hidden, F = s->moe.ffn,
                   gated = activation_gated(s->activation) ? 2 : 1;
     ASSERT(s->moe.balance.unit > 0);
-    *m = (Moe){ .model = s, .spec = &s->moe, .jitter_key = model_key(s, name, "jitter") };
+    *m = (Moe){ .model = s,
+                .spec = &s->moe,
+                .fp8 = s->fp8.experts ? model_fp8(s, layer) : FP8_NONE,
+                .jitter_key = model_key(s, name, "jitter") };
     ParamSpec router = { .shape = { E, D },
                          .std = model_hidden_std(s),
                          .partial = PARTIAL_ROWS,

@@ -134,6 +134,7 @@ typedef struct {
     bool keeps_weights; /* codes of weights, from one update to the next */
     Fp8Recipe recipe;   /* of these blocks' linear layers: */
     LayerSet blocks;
+    bool experts; /* their products too; the recipe then has blocks */
 } Fp8Spec;
 
 /* Of all blocks but `keep` at each end. */

@@ -77,3 +77,52 @@ BENCH(fp8_product_add, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2"
     a->fresh = 1;
     return ERR_OK;
 }
+
+/* ---- of experts, in blocks ---- */
+
+/* The columns that rows in runs need at most, an expert's being one. */
+static int64_t columns_of_runs(const Maker *m, int64_t rows)
+{
+    return BLOCK * (rows / BLOCK + m->d->experts);
+}
+
+BENCH(fp8_cast_runs, { "fc1", FC1, 1 })
+{
+    int64_t P = tokens_of(m) * m->d->topk, O, I;
+    expert_dims(m, &O, &I);
+    TRY(make_offset(m, &a->offset));
+    MAKE(begin, 1, ZERO, I64, tensor_count(a->offset));
+    ONCE(x, P, I);
+    a->blocks = (Fp8Blocks){ 1, BLOCK, FP8_SCALE_POWER_OF_TWO };
+    return make_codes(m, &a->y, 0, E4M3, I, BLOCK * (P / BLOCK + tensor_count(a->offset) - 1), 1);
+}
+
+BENCH(fp8_grouped, { "fc1", FC1, 1 }, { "fc2", FC2, 1 })
+{
+    int64_t P = tokens_of(m) * m->d->topk, O, I;
+    expert_dims(m, &O, &I);
+    TRY(make_offset(m, &a->offset));
+    ONCE(y, P, O);
+    TRY(make_codes(m, &a->x, 0, E4M3, P, I, 1));
+    TRY(make_codes(m, &a->w, 1, E4M3, m->d->experts * O, I, BLOCK));
+    a->leaf = I;
+    return ERR_OK;
+}
+
+/* As many rows for each expert. */
+BENCH(fp8_grouped_add, { "fc1", FC1, 1 }, { "fc2", FC2, 1 })
+{
+    int64_t C = columns_of_runs(m, tokens_of(m) * m->d->topk), E = m->d->experts, O, I;
+    expert_dims(m, &O, &I);
+    MAKE(dw, 1, UNIFORM, m->acc, E, O, I);
+    TRY(make_codes(m, &a->dy, 0, E4M3, O, C, 1));
+    TRY(make_codes(m, &a->x, 1, E4M3, I, C, 1));
+    MAKE(begin, 1, ZERO, I64, E + 1);
+    SHIFT_OF_GRADIENT;
+    a->fresh = 1;
+    for (int64_t e = 0; e <= E; e++) {
+        const int64_t at = C / BLOCK * e / E * BLOCK;
+        TRY(device_write(&m->dev->stream, (int64_t *)a->begin.data + e, &at, sizeof at));
+    }
+    return ERR_OK;
+}

@@ -153,6 +153,14 @@ static Err make_order(Maker *m, RowOrder *out)
     return ERR_OK;
 }
 
+Err make_offset(Maker *m, Tensor *offset)
+{
+    RowOrder order;
+    TRY(make_order(m, &order));
+    *offset = order.offset;
+    return ERR_OK;
+}
+
 /* Of one rank: the choices as they are. */
 BENCH(dispatch_choices, { "1 rank" })
 {
@@ -257,7 +265,7 @@ BENCH(unpermute_bwd, { "" })
 }
 
 /* shape FC1, FC2: of experts that are F / topk wide. */
-static void expert_dims(const Maker *m, int64_t *O, int64_t *I)
+void expert_dims(const Maker *m, int64_t *O, int64_t *I)
 {
     const int64_t width = m->d->F / m->d->topk;
     *O = m->c->shape == FC1 ? width : m->d->D;

@@ -42,6 +42,10 @@ static inline int64_t tokens_of(const Maker *m) { return m->d->B * m->d->T; }
 /* Tokens, outputs and inputs of the case's linear layer. */
 void linear_dims(const Maker *m, int64_t *N, int64_t *O, int64_t *I);
 
+/* Outputs and inputs of the case's experts; where each expert's rows begin that were chosen at random. */
+void expert_dims(const Maker *m, int64_t *O, int64_t *I);
+Err make_offset(Maker *m, Tensor *offset);
+
 /* Step values as in the middle of a run, in device memory. */
 Err make_step(Maker *m, StepValues **out);
 

@@ -152,7 +152,9 @@ static Fp8Spec fp8_spec(const Config *cfg)
     static const Fp8Recipe recipes[] = { [RUN_FP8_TENSORWISE] = FP8_TENSORWISE,
                                          [RUN_FP8_BLOCKWISE] = FP8_BLOCKWISE,
                                          [RUN_FP8_MXFP8] = FP8_MXFP8 };
-    return fp8_between(recipes[cfg->run.fp8], (int)cfg->model.layers, (int)cfg->run.fp8_keep);
+    Fp8Spec s = fp8_between(recipes[cfg->run.fp8], (int)cfg->model.layers, (int)cfg->run.fp8_keep);
+    s.experts = cfg->run.fp8_experts;
+    return s;
 }
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)

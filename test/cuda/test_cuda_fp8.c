@@ -416,6 +416,126 @@ TEST(bias_and_gelu)
     for (int form = 0; form < 16; form++) forward_case(form & 1, form & 2, form & 4, form & 8);
 }
 
+/* ---- experts ---- */
+
+enum { EXPERTS = 3, RUNS = 2, X = EXPERTS * RUNS + 1, SPARE = 19 };
+
+/* Rows of each run, and where they begin: none, a few, whole blocks and more. */
+typedef struct {
+    CudaCase *c;
+    int64_t at[X], rows; /* rows: with some that are not in use */
+    Pair offset;
+} Runs;
+
+static Runs runs_open(const int64_t *lengths)
+{
+    Runs r = { .c = case_open() };
+    for (int i = 0; i + 1 < X; i++) r.at[i + 1] = r.at[i] + lengths[i];
+    r.rows = r.at[X - 1] + SPARE;
+    r.offset = pair_values(r.c, I64, r.at, X);
+    return r;
+}
+
+static Codes codes_of_runs(const Runs *r, Pair x, Pair begin)
+{
+    CudaCase *c = r->c;
+    Codes y = codes_new(c, E4M3, FP8_ROW_BLOCKS, x.t[0].dim[1], FP8_BLOCK * (r->rows / FP8_BLOCK + X - 1));
+    BOTH(c, fp8_cast_runs, .y = AT(y.codes), .begin = AT(begin), .x = AT(x), .offset = AT(r->offset),
+         .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_POWER_OF_TWO));
+    return y;
+}
+
+static const int64_t some_lengths[][X - 1] = { { 5, 128, 0, 0, 131, 33 }, { 0, 0, 300, 1, 0, 0 }, { 0, 0, 0, 0, 0, 0 } };
+enum { LENGTHS = sizeof some_lengths / sizeof *some_lengths };
+
+TEST(codes_of_rows_in_runs)
+{
+    static const int64_t columns[] = { 16, 80, 272 };
+    for (int k = 0; k < LENGTHS * 6; k++) {
+        Runs r = runs_open(some_lengths[k % LENGTHS]);
+        Pair begin = pair_output(r.c, I64, X);
+        Codes y = codes_of_runs(&r, numbers(r.c, r.rows, columns[k / LENGTHS % 3], k / LENGTHS / 3), begin);
+        pair_check(r.c, begin, 0, "begins");
+        check_codes(r.c, &y, "rows in runs");
+        case_close(r.c);
+    }
+}
+
+/* Exact sums: of y, rounded once to bf16. beside: weights [O, I] as the codes of their transposed lie. */
+static void rows_case(const int64_t *lengths, bool beside)
+{
+    enum { O = 256, I = 384 };
+    Runs r = runs_open(lengths);
+    CudaCase *c = r.c;
+    const int64_t K = beside ? O : I, M = beside ? I : O, N = r.rows;
+    Pair x = small_numbers(c, N, K, 1, FP8_BLOCK, true), w = small_numbers(c, EXPERTS * O, I, FP8_BLOCK, FP8_BLOCK, true);
+    Pair y = pair_output(c, BF16, N, M);
+    Codes cx = codes_new(c, E4M3, FP8_ROW_BLOCKS, N, K);
+    Codes cw = codes_new(c, E4M3, FP8_SQUARES, beside ? I : EXPERTS * O, beside ? EXPERTS * O : I);
+    for (int side = 0; side < 2; side++)
+        x.t[side].rows = cx.codes.t[side].rows = (const int64_t *)r.offset.t[side].data + X - 1;
+    cast(c, &cx, NULL, x, FP8_SCALE_POWER_OF_TWO);
+    cast(c, beside ? NULL : &cw, beside ? &cw : NULL, w, FP8_SCALE_POWER_OF_TWO);
+    check_codes(c, &cx, "rows in use");
+    if (has_products(c, false)) {
+        TWICE(c, fp8_grouped, .y = AT(y), .x = AT(cx.codes), .w = AT(cw.codes), .offset = AT(r.offset), .leaf = K);
+        OK(device_read(&c->dev[CASE_GPU].stream, c->first, y.t[CASE_GPU].data, tensor_bytes(y.t[CASE_GPU])));
+        const float *px = x.t[CASE_CPU].data, *pw = w.t[CASE_CPU].data;
+        for (int64_t n = 0; n < N; n++) {
+            int e = 0;
+            while (e < EXPERTS && r.at[(e + 1) * RUNS] <= n) e++;
+            for (int64_t m = 0; m < M; m++) {
+                double sum = 0;
+                for (int64_t k = 0; k < K && e < EXPERTS; k++)
+                    sum += (double)px[n * K + k] * (double)(beside ? pw[(e * O + k) * I + m] : pw[(e * O + m) * I + k]);
+                const float got = case_load(c->first, BF16, n * M + m), want = bf16_to_float(bf16_from_float((float)sum));
+                CHECK_MSG(e == EXPERTS ? isnan(got) : got == want, "row %d of expert %d, column %d: %g, in float64 %g", (int)n,
+                          e, (int)m, (double)got, sum);
+            }
+        }
+    } else FAILS(op(case_stream(c), fp8_grouped, .y = AT(y), .x = AT(cx.codes), .w = AT(cw.codes), .offset = AT(r.offset)),
+                 ERR_CONFIG, "has no products of fp8");
+    case_close(c);
+}
+
+TEST(experts_rows)
+{
+    for (int k = 0; k < 2 * LENGTHS; k++) rows_case(some_lengths[k / 2], k % 2);
+}
+
+/* Exact sums, anew and onto them. */
+static void gradient_case(const int64_t *lengths)
+{
+    enum { O = 144, I = 208 };
+    Runs r = runs_open(lengths);
+    CudaCase *c = r.c;
+    Pair dy = small_numbers(c, r.rows, O, FP8_BLOCK, 1, true), x = small_numbers(c, r.rows, I, FP8_BLOCK, 1, true);
+    Pair begin = pair_output(c, I64, X), dw = pair_output(c, F32, EXPERTS, O, I);
+    Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+    Codes cdy = codes_of_runs(&r, dy, begin), cx = codes_of_runs(&r, x, begin);
+    const float *pdy = dy.t[CASE_CPU].data, *px = x.t[CASE_CPU].data;
+    for (int times = 1; times <= 2 && has_products(c, false); times++) {
+        TWICE(c, fp8_grouped_add, .dw = AT(dw), .dy = AT(cdy.codes), .x = AT(cx.codes), .begin = AT(begin),
+              .shift = AT(shift), .overflow = AT(overflow), .fresh = times == 1);
+        OK(device_read(&c->dev[CASE_GPU].stream, c->first, dw.t[CASE_GPU].data, tensor_bytes(dw.t[CASE_GPU])));
+        for (int64_t i = 0; i < EXPERTS * O * I; i++) {
+            const int64_t e = i / (O * I);
+            double sum = 0;
+            for (int64_t n = r.at[e * RUNS]; n < r.at[(e + 1) * RUNS]; n++)
+                sum += (double)pdy[n * O + i / I % O] * (double)px[n * I + i % I];
+            const float got = case_load(c->first, F32, i);
+            CHECK_MSG((double)got == times * sum, "expert %d, number %d: %g, in float64 %g", (int)e, (int)(i % (O * I)),
+                      (double)got, times * sum);
+        }
+    }
+    case_close(c);
+}
+
+TEST(experts_gradients)
+{
+    for (int k = 0; k < LENGTHS; k++) gradient_case(some_lengths[k]);
+}
+
 /* ---- choices by timing ---- */
 
 TEST(choices_of_fp8)

@@ -108,6 +108,7 @@ inline void land(Copy c)
 enum Half { BFLOAT16, FLOAT16 };
 void warp_ldmatrix(uint32_t out[4], const uint64_t row[2], bool transposed, Site at);
 void warp_mma(float d[4], const uint32_t a[4], const uint32_t b[2], Half type, Site at);
+void warp_mma_e4m3(float d[4], const uint32_t a[4], const uint32_t b[2], Site at);
 
 /* ---- rounding (round.cpp) ---- */
 
@@ -432,6 +433,11 @@ inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2], __nv
 inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2], __half, emu::Site at = emu::Site::here())
 {
     emu::warp_mma(d, a, b, emu::FLOAT16, at);
+}
+
+inline void mma_16832_e4m3(float d[4], const uint32_t a[4], const uint32_t b[2], emu::Site at = emu::Site::here())
+{
+    emu::warp_mma_e4m3(d, a, b, at);
 }
 
 /* Before an access of several elements at once: the host's processor may let a wrong address pass. */

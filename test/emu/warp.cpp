@@ -7,6 +7,7 @@
  * Lanes wait with a pointer to their own values; whoever comes last computes for all. Nothing here may call
  * memcpy or memset: under ThreadSanitizer they would count as accesses of the thread that happens to run.
  */
+#include "base/fp8.h"
 #include "runtime.h"
 
 #include <sys/mman.h>
@@ -443,6 +444,43 @@ void warp_mma(float d[4], const uint32_t a[4], const uint32_t b[2], Half type, S
     Fragments f = { d, a, b };
     whole_warp("mma_16816", at);
     meet("mma_16816", 0xffffffffu, &f, type == BFLOAT16 ? combine_mma<BFLOAT16> : combine_mma<FLOAT16>, at);
+}
+
+/* d (16 x 8) += a (16 x 32) b (32 x 8) of codes. */
+static void combine_mma_e4m3(Meeting &m, uint32_t)
+{
+    enum { K = 32 };
+    float a[16][K], b[8][K], d[16][8]; /* b: transposed */
+    for (int lane = 0; lane < WARP_LANES; lane++) {
+        const Fragments &f = *static_cast<Fragments *>(m.lane[lane]);
+        const int g = lane / 4, t = lane % 4 * 4;
+        for (int byte = 0; byte < 4; byte++) {
+            for (int i = 0; i < 4; i++)
+                a[g + i % 2 * 8][t + byte + i / 2 * 16] = e4m3_to_float(f.a[i] >> (8 * byte) & 0xff);
+            for (int i = 0; i < 2; i++) b[g][t + byte + i * 16] = e4m3_to_float(f.b[i] >> (8 * byte) & 0xff);
+        }
+        for (int i = 0; i < 4; i++) d[g + i / 2 * 8][lane % 4 * 2 + i % 2] = f.d[i];
+    }
+    for (int row = 0; row < 16; row++)
+        for (int column = 0; column < 8; column++) {
+            float &sum = d[row][column];
+            if (chip_rounding) sum = chip_sum_fp8(sum, a[row], 1, b[column], 1, K);
+            else
+                for (int k = 0; k < K; k++) sum += a[row][k] * b[column][k];
+        }
+    for (int lane = 0; lane < WARP_LANES; lane++) {
+        const Fragments &f = *static_cast<Fragments *>(m.lane[lane]);
+        for (int i = 0; i < 4; i++) f.d[i] = d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+    }
+}
+
+void warp_mma_e4m3(float d[4], const uint32_t a[4], const uint32_t b[2], Site at)
+{
+    Fragments f = { d, a, b };
+    const Gpu &chip = gpu();
+    if (chip.major * 10 + chip.minor < 89) fail("mma_16832_e4m3 at %s:%d: from 8.9 on", at.file, at.line);
+    whole_warp("mma_16832_e4m3", at);
+    meet("mma_16832_e4m3", 0xffffffffu, &f, combine_mma_e4m3, at);
 }
 
 /* ---- asynchronous copies ---- */
