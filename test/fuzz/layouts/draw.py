@@ -157,7 +157,7 @@ class Draw:
             self.precision = "bf16"
         elif not self.exact:
             self.precision = self.one("fp32", "bf16", "bf16", "fp16", "fp8", "fp8")
-        elif self.experts_on or self.mla or self.cp > 1 or self.slices > 1:
+        elif self.cp > 1 or self.slices > 1:
             self.precision = self.one("fp32", "bf16")
         else:
             self.precision = self.one("fp32", "bf16", "fp8")
@@ -177,6 +177,9 @@ class Draw:
         if self.fp8:
             put("fp8", self.fp8, "tensorwise")
             put("fp8_weights", self.chance(0.3), False)
+            fits = self.fp8 != "tensorwise" and self.experts_on and self.multiple == 32
+            if self.experts_on:
+                put("fp8_experts", fits and self.chance(0.7))
             put("fp8_keep", 1 if self.layers > 2 and self.chance(0.3) else 0, 1)
 
     def draw_batch(self):
