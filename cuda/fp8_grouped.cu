@@ -28,15 +28,14 @@ static_assert(CODE_SHARED <= 48 << 10, "all stages fit");
 /* An operand: rows of codes, and of each its factors, `step` floats from one block of the depth to the next. */
 struct CodeRows {
     const uint8_t *codes;
-    int64_t ld, rows;
     const float *factors;
-    int64_t step;
+    int ld, rows, step; /* (64 bits would be registers that there are not) */
 };
 
 /* What a block computes. */
 struct CodeTask {
     CodeRows a, b;
-    int64_t blocks; /* of the depth */
+    int blocks; /* of the depth */
 };
 
 struct CodeProduct {
@@ -47,10 +46,13 @@ struct CodeProduct {
     bool beside;            /* experts' weights lie side by side */
 };
 
-__device__ __forceinline__ CodeRows code_rows(const uint8_t *codes, int64_t ld, int64_t row, int64_t column, int64_t rows,
-                                              const float *factors, int64_t all)
+/* From a row and column on, at most a tile. */
+__device__ __forceinline__ CodeRows code_rows(const uint8_t *codes, int64_t ld, int64_t row, int64_t column,
+                                              int64_t rows, const float *factors, int64_t all)
 {
-    return { codes + row * ld + column, ld, rows, factors + column / FP8_BLOCK * all + row, all };
+    const int64_t some = rows < CODE_TILE ? rows : CODE_TILE;
+    return { codes + row * ld + column, factors + column / FP8_BLOCK * all + row, static_cast<int>(ld),
+             static_cast<int>(some), static_cast<int>(all) };
 }
 
 /* ---- stages ---- */
@@ -58,13 +60,14 @@ __device__ __forceinline__ CodeRows code_rows(const uint8_t *codes, int64_t ld, 
 /* Where 16-byte chunk `c` of row r lies, so that the 8 rows of a matrix fall into different banks. */
 __device__ __forceinline__ int code_offset(int r, int c) { return r * CODE_DEPTH + (c ^ (r / 2 & 3)) * CODE_CHUNK; }
 
-__device__ __forceinline__ void load_codes(uint8_t *to, const CodeRows &p, int64_t at)
+__device__ __forceinline__ void load_codes(uint8_t *to, const CodeRows &p, int at)
 {
     UNROLL
     for (int i = 0; i < CODE_STAGE / CODE_CHUNK / CODE_THREADS; i++) {
         const int n = i * CODE_THREADS + threadIdx.x, r = n / CODE_ACROSS, c = n % CODE_ACROSS;
         const bool there = r < p.rows;
-        cp_async_16(to + code_offset(r, c), there ? p.codes + r * p.ld + at + c * CODE_CHUNK : p.codes, there);
+        cp_async_16(to + code_offset(r, c), there ? p.codes + static_cast<int64_t>(r) * p.ld + at + c * CODE_CHUNK : p.codes,
+                    there);
     }
 }
 
@@ -107,10 +110,12 @@ __device__ __forceinline__ void multiply_codes(CodeSums &s, const uint8_t *a, co
 /* ---- a block of the depth ---- */
 
 /* all += part * factors, and part is 0 again. SQUARE: b's factor is one for all columns of the tile. */
-template <bool SQUARE> __device__ __forceinline__ void promote(CodeSums &all, CodeSums &part, const CodeTask &t, int64_t block)
+template <bool SQUARE>
+__device__ __forceinline__ void promote(CodeSums &all, CodeSums &part, const CodeTask &t, int block)
 {
     const CodeWarp w;
-    const float *a = t.a.factors + block * t.a.step, *b = t.b.factors + block * t.b.step;
+    const float *a = t.a.factors + static_cast<int64_t>(block) * t.a.step;
+    const float *b = t.b.factors + static_cast<int64_t>(block) * t.b.step;
     UNROLL
     for (int m = 0; m < CODE_M; m++)
         UNROLL
@@ -127,24 +132,25 @@ template <bool SQUARE> __device__ __forceinline__ void promote(CodeSums &all, Co
         }
 }
 
-template <bool SQUARE> __device__ __forceinline__ void sum_codes(CodeSums &all, const CodeTask &t, uint8_t *shared)
+template <bool SQUARE>
+__device__ __forceinline__ void sum_codes(CodeSums &all, const CodeTask &t, uint8_t *shared)
 {
     uint8_t *b_stages = shared + CODE_STAGES * CODE_STAGE;
-    const int64_t steps = t.blocks * CODE_STEPS;
+    const int steps = t.blocks * CODE_STEPS;
     CodeSums part = {};
-    for (int64_t k = 0; k < steps + CODE_STAGES - 1; k++) { /* the step that is loaded; multiplied: as many behind */
-        const int64_t now = k - (CODE_STAGES - 1);
+    for (int k = 0; k < steps + CODE_STAGES - 1; k++) { /* the step that is loaded; multiplied: as many behind */
+        const int now = k - (CODE_STAGES - 1);
         if (now >= 0) {
             cp_async_wait<CODE_STAGES - 2>();
             __syncthreads(); /* all see the step `now`, and are done with what the next load overwrites */
         }
-        const int slot = static_cast<int>(k % CODE_STAGES) * CODE_STAGE;
+        const int slot = k % CODE_STAGES * CODE_STAGE;
         if (k < steps) {
             load_codes(shared + slot, t.a, k * CODE_DEPTH);
             load_codes(b_stages + slot, t.b, k * CODE_DEPTH);
         }
         cp_async_commit();
-        const int own = static_cast<int>((k + 1) % CODE_STAGES) * CODE_STAGE; /* of step `now` */
+        const int own = (k + 1) % CODE_STAGES * CODE_STAGE; /* of step `now` */
         if (now < 0) continue;
         multiply_codes(part, shared + own, b_stages + own);
         if (now % CODE_STEPS == CODE_STEPS - 1) promote<SQUARE>(all, part, t, now / CODE_STEPS);
@@ -165,7 +171,9 @@ __global__ void __launch_bounds__(CODE_THREADS) fp8_grouped_kernel(CodeProduct p
     const int64_t at = p.beside ? r.expert * static_cast<int64_t>(p.g.I) : 0;
     CodeTask t;
     t.a = code_rows(p.g.a, p.g.lda, r.first, 0, high, p.a_factors, p.a_rows);
-    t.b = { p.g.b + row * p.g.ldb + at, p.g.ldb, CODE_TILE, p.b_factors + row / FP8_BLOCK * p.squares_ld + at / FP8_BLOCK, 1 };
+    t.b = code_rows(p.g.b, p.g.ldb, row, at, CODE_TILE, p.b_factors, p.b_rows);
+    t.b.factors = p.b_factors + row / FP8_BLOCK * p.squares_ld + at / FP8_BLOCK;
+    t.b.step = 1;
     t.blocks = p.g.I / FP8_BLOCK;
     CodeSums s = {};
     sum_codes<true>(s, t, shared);
@@ -193,7 +201,7 @@ __global__ void __launch_bounds__(CODE_THREADS) fp8_grouped_add_kernel(CodeProdu
     CodeTask t;
     t.a = code_rows(p.g.a, p.g.lda, row, at, p.g.O - row, p.a_factors, p.a_rows);
     t.b = code_rows(p.g.b, p.g.ldb, column, at, p.g.I - column, p.b_factors, p.b_rows);
-    t.blocks = (p.g.start(e + 1) - at) / FP8_BLOCK;
+    t.blocks = static_cast<int>((p.g.start(e + 1) - at) / FP8_BLOCK);
     CodeSums s = {};
     sum_codes<false>(s, t, shared);
     const CodeWarp w;
@@ -217,7 +225,10 @@ static Err check_codes(OpId op, Tensor codes, Fp8Kind kind)
 {
     const char *name = op_info(op)->name;
     if (codes.dtype != E4M3 || fp8_kind(codes) != kind)
-        return err_set(ERR_SHAPE, "%s on cuda: codes are not e4m3 with factors of 128%s", name, kind == FP8_SQUARES ? " x 128" : "");
+        return err_set(ERR_SHAPE, "%s on cuda: codes are not e4m3 with factors of 128%s", name,
+                       kind == FP8_SQUARES ? " x 128" : "");
+    if (codes.dim[0] > INT32_MAX || codes.ld > INT32_MAX)
+        return err_set(ERR_SHAPE, "%s on cuda numbers rows and columns of codes in 31 bits", name);
     if (codes.dim[1] % FP8_BLOCK || codes.ld % CODE_CHUNK || reinterpret_cast<uintptr_t>(codes.data) % CODE_CHUNK)
         return err_set(ERR_SHAPE, "%s on cuda: rows of codes are not whole blocks on 16 bytes", name);
     return ERR_OK;
