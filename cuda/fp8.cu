@@ -1,6 +1,7 @@
 /*
  * Codes of 8 bits and their factors: fp8_amax, fp8_cast, fp8_cast_runs, fp8_values (device/ops.def). The products of
- * codes: fp8_product.c, fp8_grouped.cu. Codes and factors are those of the CPU to the last bit (base/fp8.h); where factors lie: fp8.h.
+ * codes: fp8_product.c, fp8_grouped.cu. Codes and factors are those of the CPU to the last bit (base/fp8.h); where
+ * factors lie: fp8.h.
  *
  * Mapping   amax        as maps (PackGrid), but blocks go on to further rows, so that few atomics meet; the largest of
  *                       numbers' bits, which is the same in any order
@@ -337,7 +338,10 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_both_kernel(CastArgs c)
 
 /* ---- rows in runs ---- */
 
-__device__ __forceinline__ int64_t run_block(const int64_t *offset, int64_t run) { return offset[run] / FP8_BLOCK + run; }
+__device__ __forceinline__ int64_t run_block(const int64_t *offset, int64_t run)
+{
+    return offset[run] / FP8_BLOCK + run;
+}
 
 __global__ void __launch_bounds__(FP8_THREADS) fp8_begins_kernel(int64_t *begin, const int64_t *offset, int64_t count)
 {

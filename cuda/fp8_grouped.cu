@@ -6,11 +6,12 @@
  *
  * Both operands lie with what is summed contiguous, the one form that tensor cores have for 8 bits.
  *
- * Mapping   as grouped.cu's by mma.sync: tiles of 128 x 128, 8 warps with 64 x 32 each, three stages of 64 codes of the
+ * Mapping   as grouped.cu's by mma.sync: tiles of 128 x 64, 8 warps with 32 x 32 each, three stages of 64 codes of the
  *           depth by cp.async, blocks in bands. mma.sync m16n8k32 adds up 128 codes, the length of a block, in sums of
  *           its own, of which a chip keeps some 14 bits; these times the factors are added to fp32.
  * FLOP      2 P O I each. No GPU has run it.
- * Traffic   a tile reads 2 x 128 x depth codes: half of what bf16 takes; factors 4 bytes in 128 codes.
+ * Traffic   a tile reads 192 x depth codes, three quarters of what a result of a tile of 128 x 128 of bf16 takes;
+ *           factors are 4 bytes in 128 codes.
  * Needs     compute capability 8.9; rows of codes on 16 bytes, depths that are whole blocks; y is bf16, dw F32.
  */
 #include "grouped.cuh"
@@ -18,11 +19,13 @@ extern "C" {
 #include "fp8.h"
 }
 
-constexpr int CODE_TILE = 128, CODE_DEPTH = 64, CODE_STAGES = 3, CODE_THREADS = 256, CODE_CHUNK = 16;
-constexpr int CODE_STAGE = CODE_TILE * CODE_DEPTH, CODE_ACROSS = CODE_DEPTH / CODE_CHUNK;
-constexpr int CODE_DOWN = CODE_TILE / 64, CODE_M = 4, CODE_N = 4; /* warps down; tiles of 16 and 8 of a warp */
+constexpr int CODE_TILE = 128, CODE_WIDE = 64, CODE_DEPTH = 64, CODE_STAGES = 3, CODE_THREADS = 256, CODE_CHUNK = 16;
+constexpr int CODE_A_STAGE = CODE_TILE * CODE_DEPTH, CODE_B_STAGE = CODE_WIDE * CODE_DEPTH;
+constexpr int CODE_ACROSS = CODE_DEPTH / CODE_CHUNK;
+constexpr int CODE_M = 2, CODE_N = 4; /* tiles of 16 and 8 of a warp */
+constexpr int CODE_DOWN = CODE_TILE / (16 * CODE_M); /* warps down */
 constexpr int CODE_STEPS = FP8_BLOCK / CODE_DEPTH;                /* stages of a block of the depth */
-constexpr size_t CODE_SHARED = 2 * CODE_STAGES * CODE_STAGE;
+constexpr size_t CODE_SHARED = CODE_STAGES * (CODE_A_STAGE + CODE_B_STAGE);
 static_assert(CODE_SHARED <= 48 << 10, "all stages fit");
 
 /* An operand: rows of codes, and of each its factors, `step` floats from one block of the depth to the next. */
@@ -60,14 +63,14 @@ __device__ __forceinline__ CodeRows code_rows(const uint8_t *codes, int64_t ld, 
 /* Where 16-byte chunk `c` of row r lies, so that the 8 rows of a matrix fall into different banks. */
 __device__ __forceinline__ int code_offset(int r, int c) { return r * CODE_DEPTH + (c ^ (r / 2 & 3)) * CODE_CHUNK; }
 
-__device__ __forceinline__ void load_codes(uint8_t *to, const CodeRows &p, int at)
+template <int STAGE> __device__ __forceinline__ void load_codes(uint8_t *to, const CodeRows &p, int at)
 {
     UNROLL
-    for (int i = 0; i < CODE_STAGE / CODE_CHUNK / CODE_THREADS; i++) {
+    for (int i = 0; i < STAGE / CODE_CHUNK / CODE_THREADS; i++) {
         const int n = i * CODE_THREADS + threadIdx.x, r = n / CODE_ACROSS, c = n % CODE_ACROSS;
         const bool there = r < p.rows;
-        cp_async_16(to + code_offset(r, c), there ? p.codes + static_cast<int64_t>(r) * p.ld + at + c * CODE_CHUNK : p.codes,
-                    there);
+        const uint8_t *from = p.codes + static_cast<int64_t>(r) * p.ld + at + c * CODE_CHUNK;
+        cp_async_16(to + code_offset(r, c), there ? from : p.codes, there);
     }
 }
 
@@ -114,10 +117,10 @@ template <bool SQUARE>
 __device__ __forceinline__ void promote(CodeSums &all, CodeSums &part, const CodeTask &t, int block)
 {
     const CodeWarp w;
-    const float *a = t.a.factors + static_cast<int64_t>(block) * t.a.step;
-    const float *b = t.b.factors + static_cast<int64_t>(block) * t.b.step;
     UNROLL
-    for (int m = 0; m < CODE_M; m++)
+    for (int m = 0; m < CODE_M; m++) {
+        const int64_t here = in_place(block); /* not all factors at once */
+        const float *a = t.a.factors + here * t.a.step, *b = t.b.factors + here * t.b.step;
         UNROLL
         for (int i = 0; i < 4; i++) {
             const int row = w.row_of(m, i);
@@ -130,12 +133,13 @@ __device__ __forceinline__ void promote(CodeSums &all, CodeSums &part, const Cod
                 part.x[m][n][i] = 0;
             }
         }
+    }
 }
 
 template <bool SQUARE>
 __device__ __forceinline__ void sum_codes(CodeSums &all, const CodeTask &t, uint8_t *shared)
 {
-    uint8_t *b_stages = shared + CODE_STAGES * CODE_STAGE;
+    uint8_t *b_stages = shared + CODE_STAGES * CODE_A_STAGE;
     const int steps = t.blocks * CODE_STEPS;
     CodeSums part = {};
     for (int k = 0; k < steps + CODE_STAGES - 1; k++) { /* the step that is loaded; multiplied: as many behind */
@@ -144,15 +148,15 @@ __device__ __forceinline__ void sum_codes(CodeSums &all, const CodeTask &t, uint
             cp_async_wait<CODE_STAGES - 2>();
             __syncthreads(); /* all see the step `now`, and are done with what the next load overwrites */
         }
-        const int slot = k % CODE_STAGES * CODE_STAGE;
+        const int slot = k % CODE_STAGES;
         if (k < steps) {
-            load_codes(shared + slot, t.a, k * CODE_DEPTH);
-            load_codes(b_stages + slot, t.b, k * CODE_DEPTH);
+            load_codes<CODE_A_STAGE>(shared + slot * CODE_A_STAGE, t.a, k * CODE_DEPTH);
+            load_codes<CODE_B_STAGE>(b_stages + slot * CODE_B_STAGE, t.b, k * CODE_DEPTH);
         }
         cp_async_commit();
-        const int own = (k + 1) % CODE_STAGES * CODE_STAGE; /* of step `now` */
+        const int own = (k + 1) % CODE_STAGES; /* of step `now` */
         if (now < 0) continue;
-        multiply_codes(part, shared + own, b_stages + own);
+        multiply_codes(part, shared + own * CODE_A_STAGE, b_stages + own * CODE_B_STAGE);
         if (now % CODE_STEPS == CODE_STEPS - 1) promote<SQUARE>(all, part, t, now / CODE_STEPS);
     }
 }
@@ -163,7 +167,7 @@ __global__ void __launch_bounds__(CODE_THREADS) fp8_grouped_kernel(CodeProduct p
 {
     DYNAMIC_SHARED(uint8_t, shared); /* [stages] of A, then of B */
     const GroupedPlace place = grouped_place(blockIdx.x, p.g.rows, p.g.columns);
-    const int64_t column = place.column * static_cast<int64_t>(CODE_TILE);
+    const int64_t column = place.column * static_cast<int64_t>(CODE_WIDE);
     const RowTile r = find_rows(p.g, place.row, CODE_TILE);
     if (r.expert < 0) return;
     const int64_t high = r.end - r.first < CODE_TILE ? r.end - r.first : CODE_TILE;
@@ -171,7 +175,7 @@ __global__ void __launch_bounds__(CODE_THREADS) fp8_grouped_kernel(CodeProduct p
     const int64_t at = p.beside ? r.expert * static_cast<int64_t>(p.g.I) : 0;
     CodeTask t;
     t.a = code_rows(p.g.a, p.g.lda, r.first, 0, high, p.a_factors, p.a_rows);
-    t.b = code_rows(p.g.b, p.g.ldb, row, at, CODE_TILE, p.b_factors, p.b_rows);
+    t.b = code_rows(p.g.b, p.g.ldb, row, at, CODE_WIDE, p.b_factors, p.b_rows);
     t.b.factors = p.b_factors + row / FP8_BLOCK * p.squares_ld + at / FP8_BLOCK;
     t.b.step = 1;
     t.blocks = p.g.I / FP8_BLOCK;
@@ -195,7 +199,8 @@ __global__ void __launch_bounds__(CODE_THREADS) fp8_grouped_add_kernel(CodeProdu
 {
     DYNAMIC_SHARED(uint8_t, shared); /* [stages] of A, then of B */
     const GroupedPlace place = grouped_place(blockIdx.x, p.g.rows, p.g.columns);
-    const int64_t row = place.row * static_cast<int64_t>(CODE_TILE), column = place.column * static_cast<int64_t>(CODE_TILE);
+    const int64_t row = place.row * static_cast<int64_t>(CODE_TILE);
+    const int64_t column = place.column * static_cast<int64_t>(CODE_WIDE);
     const int e = blockIdx.y;
     const int64_t at = p.g.start(e);
     CodeTask t;
@@ -212,7 +217,8 @@ __global__ void __launch_bounds__(CODE_THREADS) fp8_grouped_add_kernel(CodeProdu
             UNROLL
             for (int i = 0; i < 4; i++) {
                 if (w.row_of(m, i) >= t.a.rows || w.column_of(n, i) >= t.b.rows) continue;
-                float *to = dw + (e * static_cast<int64_t>(p.g.O) + row + w.row_of(m, i)) * p.g.ldo + column + w.column_of(n, i);
+                const int64_t at_row = e * static_cast<int64_t>(p.g.O) + row + w.row_of(m, i);
+                float *to = dw + at_row * p.g.ldo + column + w.column_of(n, i);
                 *to = p.g.add ? *to + s.x[m][n][i] : s.x[m][n][i];
             }
 }
@@ -255,14 +261,15 @@ extern "C" Err cuda_fp8_grouped(Stream *s, const fp8_grouped_args *a)
     TRY(cuda_fp8_gpu(s, OP_fp8_grouped, false));
     TRY(check_codes(OP_fp8_grouped, a->x, FP8_ROW_BLOCKS));
     TRY(check_codes(OP_fp8_grouped, a->w, FP8_SQUARES));
-    if (a->y.dtype != BF16 || O % CODE_TILE || !rows_aligned(a->y))
+    if (a->y.dtype != BF16 || O % FP8_BLOCK || !rows_aligned(a->y))
         return err_set(ERR_SHAPE, "fp8_grouped on cuda: y is not bf16, or experts have not whole blocks");
-    if (down * O != a->w.dim[0] || across * I != a->w.dim[1] || (down != 1 && across != 1) || (a->offset.dim[0] - 1) % E)
+    if (down * O != a->w.dim[0] || across * I != a->w.dim[1] || (down != 1 && across != 1) ||
+        (a->offset.dim[0] - 1) % E)
         return err_set(ERR_SHAPE, "fp8_grouped on cuda: w, or offsets, are not of experts [%lld, %lld]",
                        static_cast<long long>(O), static_cast<long long>(I));
     CodeProduct p = product_of(a->x, a->w, a->offset, E, O, I);
     p.g.ldo = a->y.ld;
-    p.g.rows = grid_blocks(a->y.dim[0] / CODE_TILE + E), p.g.columns = grid_blocks(O / CODE_TILE);
+    p.g.rows = grid_blocks(a->y.dim[0] / CODE_TILE + E), p.g.columns = grid_blocks(O / CODE_WIDE);
     p.squares_ld = fp8_squares_ld(a->w.dim[1] / FP8_BLOCK);
     p.beside = across > 1;
     LAUNCH(fp8_grouped_kernel, dim3(p.g.rows * p.g.columns), CODE_THREADS, CODE_SHARED, cuda_stream(s), p,
@@ -281,8 +288,8 @@ extern "C" Err cuda_fp8_grouped_add(Stream *s, const fp8_grouped_add_args *a)
     CodeProduct p = product_of(a->dy, a->x, a->begin, E, O, I);
     p.g.ldo = a->dw.ld;
     p.g.add = !a->fresh;
-    p.g.rows = grid_blocks(ceil_div(O, CODE_TILE)), p.g.columns = grid_blocks(ceil_div(I, CODE_TILE));
-    LAUNCH(fp8_grouped_add_kernel, dim3(p.g.rows * p.g.columns, grid_blocks(E)), CODE_THREADS, CODE_SHARED, cuda_stream(s), p,
-           data_of<float>(a->dw));
+    p.g.rows = grid_blocks(ceil_div(O, CODE_TILE)), p.g.columns = grid_blocks(ceil_div(I, CODE_WIDE));
+    const dim3 grid(p.g.rows * p.g.columns, grid_blocks(E));
+    LAUNCH(fp8_grouped_add_kernel, grid, CODE_THREADS, CODE_SHARED, cuda_stream(s), p, data_of<float>(a->dw));
     return ERR_OK;
 }

@@ -137,6 +137,16 @@ run aux-fp8-cpu aux.ini run.device=cpu run.precision=fp8 run.fp8_keep=0
 if run_fp8 aux-fp8 aux.ini run.device=cuda run.precision=fp8 run.fp8_keep=0; then
     check "aux fp8: losses within 2e-2 of the CPU's" close aux-fp8 aux-fp8-cpu 2e-2
 fi
+# experts of 8 bits, too: their sizes are whole blocks
+experts=(run.precision=fp8 run.fp8=blockwise run.fp8_keep=0 run.fp8_experts=true model.hidden=128 moe.ffn=128)
+run experts-fp8-cpu aux.ini run.device=cpu "${experts[@]}"
+if run_fp8 experts-fp8 aux.ini run.device=cuda "${experts[@]}"; then
+    check "experts fp8: losses within 2e-2 of the CPU's" close experts-fp8 experts-fp8-cpu 2e-2
+    run experts-full aux.ini run.device=cuda "${experts[@]}" train.recompute=full
+    check "experts fp8: full recomputation gives the same bits" same_losses experts-full experts-fp8
+    run experts-bf16 aux.ini run.device=cuda "${experts[@]}" run.fp8_experts=false
+    ! close experts-fp8 experts-bf16 1e-7 || bad "experts fp8: losses are those of experts in bf16"
+fi
 for c in aux bias full; do
     run $c-cpu $c.ini run.device=cpu run.precision=fp32 run.reproducible=run
     run $c-cuda $c.ini run.device=cuda run.precision=fp32
