@@ -146,7 +146,7 @@ class Trial:
     def go_load(self):
         source = {k: v for k, v in self.case.model.items() if k not in ("checkpoint.upcycle", "checkpoint.load")}
         if "checkpoint.upcycle" in self.case.model:
-            source = {k: v for k, v in source.items() if not k.startswith("moe.")}
+            source = {k: v for k, v in source.items() if not k.startswith("moe.") and k != "run.fp8_experts"}
         source |= {"run.seed": "4321", "train.steps": "1"}
         (self.folder / "source.ini").write_text(ini(source))
         self.command("--config", "source.ini", "run.dir=source", *words(self.case.alone))
