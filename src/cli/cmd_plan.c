@@ -231,11 +231,12 @@ static void put_device(const PlanTable *t)
 static void put_fp8(const ModelSpec *m)
 {
     const int keep = (m->layers - layer_set_count(&m->fp8.blocks)) / 2;
-    printf("fp8     %s, blocks %d to %d%s; codes and factors lie in scratch while a product runs\n",
+    printf("fp8     %s, blocks %d to %d%s; codes and factors lie in scratch while a product runs%s\n",
            fp8_recipe_name(m->fp8.recipe), keep, m->layers - keep - 1,
            !m->moe.experts  ? ""
            : m->fp8.experts ? ", experts too"
-                            : ", experts in bf16");
+                            : ", experts in bf16",
+           m->fp8.keeps_weights ? ", those of weights in state" : "");
 }
 
 static void put_latent(const ModelSpec *m)
