@@ -302,6 +302,12 @@ typedef struct {
 #define EIGHT(text) text text text text text text text text
 #define LONG EIGHT(EIGHT(EIGHT("12345678"))) /* 4,096 bytes */
 
+/* Of a sample of 64 tokens each of 4 ranks has 16. */
+#define LATENT_ROWS                                                                                              \
+    "run.precision=fp8 run.fp8=mxfp8 run.reproducible=layout parallel.tp=4 parallel.seq_blocks=4 model.seq=64 " \
+    "model.attention=mla model.position=rope model.kv_lora_rank=64 model.qk_rope_head_dim=32 "                  \
+    "model.qk_nope_head_dim=32 model.v_head_dim=32 "
+
 static const Rule rules[] = {
     { "run.dir=" LONG, "run.dir=x", "a path of at most 3840 bytes", 1 },
     { "data.tokenizer=" LONG, "data.tokenizer=x", "a path of at most 3840 bytes", 1 },
@@ -338,13 +344,14 @@ static const Rule rules[] = {
       "run.precision=fp8 run.reproducible=layout model.seq=64", "cuts a block of numbers", 1 },
     { "run.precision=fp8 run.fp8=blockwise run.reproducible=layout parallel.tp=4",
       "run.precision=fp8 run.fp8=blockwise run.reproducible=layout parallel.tp=2", "cuts a block of numbers", 4 },
+    { LATENT_ROWS "train.micro_batch=1", LATENT_ROWS "train.micro_batch=2", "cuts a block of numbers", 4 },
     { "run.fp8_experts=true", "run.fp8_experts=true run.precision=fp8 run.fp8=blockwise moe.experts=8",
       "only precision = fp8 has operands of 8 bits, and mixtures experts", 1 },
     { "run.fp8_experts=true run.precision=fp8 run.fp8=blockwise",
       "run.fp8_experts=true run.precision=fp8 run.fp8=blockwise moe.experts=8", "and mixtures experts", 1 },
     { "run.fp8_experts=true run.precision=fp8 moe.experts=8",
       "run.fp8_experts=true run.precision=fp8 run.fp8=mxfp8 moe.experts=8", "whose tensors have one scale each", 1 },
-    { "run.precision=fp8 run.fp8=blockwise moe.experts=8 moe.ffn=192",
+    { "run.precision=fp8 run.fp8=blockwise run.fp8_experts=true moe.experts=8 moe.ffn=192",
       "run.precision=fp8 run.fp8=mxfp8 moe.experts=8 moe.ffn=192", "must be multiples of 128", 1 },
     { "run.precision=fp8 run.fp8=blockwise moe.experts=8 moe.ffn=128 parallel.etp=2",
       "run.precision=fp8 run.fp8=blockwise moe.experts=8 moe.ffn=256 parallel.etp=2", "what etp leaves of an expert's width", 2 },

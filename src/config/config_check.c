@@ -126,10 +126,13 @@ static bool fp8_bands_fit(const Config *c, int64_t bands)
     return !is_fp8(c) || on_cpu(c) || bands < 2 || unit_rows(c) % (16 * bands) == 0;
 }
 
-/* The canonical places of blocks are those of one rank and of one sample after the other. */
+/* The canonical places of blocks are those of one rank and of one sample after the other. With sp a rank makes latents
+ * of rows of its own. */
 static bool fp8_blocks_fit(const Config *c, int64_t block)
 {
-    return c->model.seq % block == 0 && (c->parallel.tp == 1 || widths_are_multiples(c, block));
+    const bool own_rows = config_is_latent(c) && c->parallel.tp > 1 && c->parallel.sp;
+    return c->model.seq % block == 0 && (c->parallel.tp == 1 || widths_are_multiples(c, block)) &&
+           (!own_rows || unit_rows(c) / c->parallel.tp % block == 0);
 }
 
 static bool is_balanced_by_loss(const Config *c)

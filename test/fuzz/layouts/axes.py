@@ -9,6 +9,7 @@ KINDS = {  # the values of each axis
     "mode": ("train", "resume", "load", "upcycle", "eval", "repeat"),
     "precision": ("fp32", "bf16", "fp16", "fp8"),
     "residual": ("as chosen", "fp32", "16 bits"), "fp8": ("tensorwise", "blockwise", "mxfp8"), "fp8_keep": ("0", "1"), "fp8_weights": YES,
+    "fp8_experts": YES,
     "vectors": ("as chosen", "fp32", "16 bits"), "dot": ("auto", "fma", "vdpbf16"),
     "arch": ("gpt2", "llama"),
     "attention": ("mha", "grouped", "one key head", "mla"),
@@ -135,6 +136,8 @@ def precision_axes(c):
     if precision == "fp8":
         axes |= {"fp8": c.get("run.fp8", "tensorwise"), "fp8_keep": c.get("run.fp8_keep", "1"),
                  "fp8_weights": yes(c, "run.fp8_weights")}
+        if "moe.experts" in c.model:
+            axes["fp8_experts"] = yes(c, "run.fp8_experts")
     return axes
 
 

@@ -162,8 +162,8 @@ class Draw:
         else:
             self.precision = self.one("fp32", "bf16", "fp8")
         if self.precision == "fp8":
-            recipes = ["tensorwise", "tensorwise", "blockwise", "mxfp8"]
-            self.fp8 = self.rng.choice(recipes[:2] if self.exact and self.tp > 1 else recipes)
+            recipes = ["tensorwise", "tensorwise", "mxfp8", "blockwise"]  # (which would want widths of 128 with tp)
+            self.fp8 = self.rng.choice(recipes[:3] if self.exact and self.tp > 1 else recipes)
             self.multiple = 32 if self.fp8 == "mxfp8" else 16
 
     def put_precision(self):
