@@ -163,7 +163,6 @@ bool placement_of(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUni
 /* The topology, and in `allowed` what this process may use of it. */
 static bool topology_open(hwloc_topology_t *t, hwloc_bitmap_t allowed)
 {
-    setenv("HWLOC_HIDE_ERRORS", "2", 0); /* what a BIOS says wrongly is not a run's error */
     if (hwloc_topology_init(t)) return false;
     if (!hwloc_topology_load(*t)) {
         hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(*t));
@@ -213,32 +212,40 @@ static void list_sets(hwloc_bitmap_t *sets, int count, char *text, size_t size)
     if (used >= size) snprintf(text + size - 4, 4, "...");
 }
 
-static int bind_in(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUnit unit, int rank,
-                   hwloc_bitmap_t *sets, int ranks, char *text, size_t size)
+static int bind_in(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementChoice c, hwloc_bitmap_t *sets,
+                   char *text, size_t size)
 {
+    const int ranks = c.ranks;
+    int least = INT_MAX;
     for (int i = 0; i < ranks; i++)
         if (!(sets[i] = hwloc_bitmap_alloc())) return snprintf(text, size, "no memory"), 0;
     if (!hwloc_topology_is_thissystem(t))
         return snprintf(text, size, "hwloc was given another machine's topology"), 0;
-    if (!placement_of(t, allowed, unit, ranks, sets))
+    if (!placement_of(t, allowed, PLACEMENT_CORE, ranks, sets))
         return snprintf(text, size, "%d ranks on %d processors", ranks, hwloc_bitmap_weight(allowed)), 0;
-    if (hwloc_set_cpubind(t, sets[rank], HWLOC_CPUBIND_PROCESS))
+    for (int i = 0; i < ranks; i++)
+        least = hwloc_bitmap_weight(sets[i]) < least ? hwloc_bitmap_weight(sets[i]) : least;
+    if (c.threads > least)
+        return snprintf(text, size, "%d threads, and a rank would have %d processors", c.threads, least), 0;
+    const int own = hwloc_bitmap_weight(sets[c.rank]);
+    for (int i = 0; i < ranks && c.unit == PLACEMENT_NODE; i++) widen_to_nodes(t, allowed, sets[i]);
+    if (hwloc_set_cpubind(t, sets[c.rank], HWLOC_CPUBIND_PROCESS))
         return snprintf(text, size, "the system refuses: %s", strerror(errno)), 0;
     list_sets(sets, ranks, text, size);
-    return hwloc_bitmap_weight(sets[rank]);
+    return own;
 }
 
-int placement_bind(PlacementUnit unit, int ranks, int rank, char *text, size_t size)
+int placement_bind(PlacementChoice c, char *text, size_t size)
 {
     int bound = 0;
     hwloc_topology_t t;
-    hwloc_bitmap_t allowed = hwloc_bitmap_alloc(), *sets = calloc((size_t)ranks, sizeof *sets);
+    hwloc_bitmap_t allowed = hwloc_bitmap_alloc(), *sets = calloc((size_t)c.ranks, sizeof *sets);
     snprintf(text, size, "hwloc cannot tell this machine's processors");
     if (allowed && sets && topology_open(&t, allowed)) {
-        bound = bind_in(t, allowed, unit, rank, sets, ranks, text, size);
+        bound = bind_in(t, allowed, c, sets, text, size);
         hwloc_topology_destroy(t);
     }
-    for (int i = 0; i < ranks && sets; i++) hwloc_bitmap_free(sets[i]);
+    for (int i = 0; i < c.ranks && sets; i++) hwloc_bitmap_free(sets[i]);
     free(sets);
     hwloc_bitmap_free(allowed);
     return bound;

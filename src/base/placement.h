@@ -18,9 +18,9 @@ typedef enum { PLACEMENT_CORE, PLACEMENT_NODE } PlacementUnit;
  * The processors of `allowed` for each of `ranks` ranks; sets: so many empty ones, which are filled. It depends on
  * nothing else.
  *
- *   CORE   each has its own cores, neighbours of one another, and all of their processors. They are equally many,
- *          but for what does not divide. Within a socket, a node, a cache, where no rank gets fewer by that. Where
- *          there are more ranks than cores each has processors of its own, and cores are shared.
+ *   CORE   each has its own cores, neighbours of one another, and all of their processors. The fewest that one has are
+ *          as many as they can be. Within a socket, a node, a cache, where that takes none of these. Where there are
+ *          more ranks than cores each has processors of its own, and cores are shared.
  *   NODE   the whole nodes in which those lie: others' ranks may have them, too
  *
  * False: there are fewer processors than ranks, or no memory.
@@ -38,9 +38,13 @@ bool machine_look(Machine *m);
 
 /*
  * Binds all threads of this process, and so those that they will make, to what placement_of gives it as number `rank`.
- * In `text` are the sets of all, as "0-3 4-7", or why nothing was done. Returns how many processors this rank has; 0:
- * nothing was done.
+ * In `text` are the sets of all, as "0-3 4-7", or why nothing was done: among others that a rank has more `threads` (0:
+ * whatever it will get) than processors of its own. Returns how many of its own this rank has; 0: nothing was done.
  */
-int placement_bind(PlacementUnit unit, int ranks, int rank, char *text, size_t size);
+typedef struct {
+    PlacementUnit unit;
+    int ranks, rank, threads;
+} PlacementChoice;
+int placement_bind(PlacementChoice c, char *text, size_t size);
 
 #endif

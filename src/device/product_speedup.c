@@ -4,7 +4,10 @@
 double product_speedup(OpId id, ProductShape shape, int threads)
 {
     const Isa isa = isa_best();
-    const Device dev = { .isa = isa, .threads = threads, .dot_pairs = dot_supported() };
+    const bool pairs = dot_supported();
+    const Device dev = {
+        .isa = isa, .threads = threads, .dot = pairs ? DOT_VDPBF16 : DOT_FMA, .dot_pairs = pairs
+    };
     const bool shared = id == OP_linear_fwd || id == OP_linear_dx || id == OP_linear_dw;
     if (!shared || threads < 2) return 1;
     if (isa == ISA_AVX512) return cpu_avx512_product_speedup(&dev, id, shape);

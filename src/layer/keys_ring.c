@@ -1,7 +1,6 @@
 /*
  * Keys that come part by part, in the order of positions, each from the rank that has it: where all layouts have the
- * same bits, and all is fp32, and where sequences pass in slices (else keys_rotate.c). While a part is worked on the
- * next one travels:
+ * same bits, and where sequences pass in slices (else keys_rotate.c). While a part is worked on the next one travels:
  *
  *   part          0    1    2    3    4    5    6    7      cp = 4: rank 1 has parts 1 and 6
  *   of rank       0    1    2    3    3    2    1    0

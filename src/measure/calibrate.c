@@ -329,9 +329,11 @@ static Err measure_ops(LocalRank *r, void *user)
     b->rank = r;
     b->times = t;
     /* (staging: operands of 8 bits are widened, in fp32 as well) */
-    TRY(device_open(&b->dev, (DeviceChoice){ .kind = DEVICE_CPU,
-                                             .threads = round->threads,
-                                             .staging_bytes = STAGING_BYTES }));
+    TRY(device_open(&b->dev,
+                    (DeviceChoice){ .kind = DEVICE_CPU,
+                                    .threads = round->threads,
+                                    .dot = dot_supported() ? DOT_VDPBF16 : DOT_FMA, /* as debug.dot = auto */
+                                    .staging_bytes = STAGING_BYTES }));
     const Err err = measure_jobs(b);
     device_close(&b->dev);
     free(b->other);
@@ -641,9 +643,9 @@ static Err sweep(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_RUNS])
     const double begin = clock_s(), sweep_s = o.seconds / SWEEPS;
     double took = 0;
     for (int i = 0; i == 0 || (i < SWEEPS && took * (i + 1) / i < o.seconds); i++) {
-        TRY(run_comm(comm, 0.2 * sweep_s));
-        TRY(run_rounds(ops, 0.35 * sweep_s));
-        if (!o.brief) TRY(run_comm(comm, 0.2 * sweep_s));
+        TRY(run_comm(comm, 0.15 * sweep_s));
+        TRY(run_rounds(ops, 0.3 * sweep_s));
+        if (!o.brief) TRY(run_comm(comm, 0.15 * sweep_s));
         took = clock_s() - begin;
     }
     return ERR_OK;

@@ -46,7 +46,8 @@ void bind_rank(const Config *cfg, const Ranks *ranks, int *threads, bool chosen)
     const char *how = unit == PLACEMENT_CORE ? "core" : "node";
     int bound = 0;
     find_hindrance(ranks, &m, *threads, text, sizeof text);
-    if (!*text) bound = placement_bind(unit, ranks->local_size, ranks->local_rank, text, sizeof text);
+    const PlacementChoice choice = { unit, ranks->local_size, ranks->local_rank, chosen ? 0 : *threads };
+    if (!*text) bound = placement_bind(choice, text, sizeof text);
     if (bound) log_info("run.bind=%s: this host's ranks are bound to processors %s", how, text);
     else if (!asked) log_info("run.bind=auto: no rank is bound: %s", text);
     else if (ranks->local_rank == 0) log_warn("run.bind=%s: no rank is bound: %s", how, text);

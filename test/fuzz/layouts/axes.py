@@ -36,7 +36,7 @@ KINDS = {  # the values of each axis
     "cp_comm": ("allgather", "ring", "a2a", "hierarchical", "several"),
     "cp_cut": ("zigzag", "contiguous"),
     "ep": ("1", "2", "3", "4", "6", "8"), "etp": ("1", "2", "3", "4", "6", "8"),
-    "dp": ("1", "2", "3", "4", "6", "8"), "zero": ("0", "1"),
+    "dp": ("1", "2", "3", "4", "6", "8"), "zero": ("0", "1", "2", "3"),
     "pp": ("1", "2", "3", "4", "6", "8"), "chunks": ("1", "2", "3", "4"),
     "schedule": ("gpipe", "1f1b", "eager-1f1b", "seq1f1b", "zb-h1", "zb-h2", "interleaved", "bfs", "zb-h1-int", "zb-v",
                  "v-half", "v-min", "hanayo", "dualpipev", "dualpipev-serial", "chimera", "chimera-fdouble",

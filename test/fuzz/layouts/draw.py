@@ -281,7 +281,8 @@ class Draw:
         if self.cp > 1:
             put("parallel.cp_cut", self.one("zigzag", "contiguous"), "zigzag")
         copies = self.dp * self.cp > 1
-        put("parallel.zero", self.one(0, 1) if copies or self.chance(0.1) else 0, 0)
+        zeros = (0, 1, 2) if self.schedule in ASYNC else (0, 1, 2, 3)
+        put("parallel.zero", self.one(*zeros) if copies or self.chance(0.1) else 0, 0)
         put("parallel.overlap_grad", copies and self.chance(0.4), False)
         put("parallel.overlap_param", copies and "parallel.zero" in self.layout and self.chance(0.5), False)
         put("parallel.overlap_moe", self.overlap_moe, False)
