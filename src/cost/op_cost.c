@@ -275,7 +275,7 @@ static double fp8_seconds(const CostModel *m, Product p)
     return flop / (m->device->fp8_tflops > 0 ? peak : peak_of(m, false));
 }
 
-static const Tile GROUPED_TILE = { 128, 128, 1 };     /* cuda/grouped.cu's */
+static const Tile GROUPED_TILE = { 128, 128, 1 };    /* cuda/grouped.cu's */
 static const Tile GROUPED_FP8_TILE = { 128, 64, 1 }; /* cuda/fp8_grouped.cu's */
 
 /* ASSUMED: of the peak of 8 bits the share that experts' products by mma.sync reach of that of 16 bits. */
