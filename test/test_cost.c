@@ -126,6 +126,75 @@ TEST(products_of_8_bits)
     SAME(cost_op(&m, OP_fp8_product, &fwd, 0).seconds, tile);
 }
 
+/* Codes with factors of 1 x 128, whose address is all that is needed. */
+static Tensor codes(Tensor *factors, int64_t rows, int64_t columns)
+{
+    Tensor t = tensor_of(somewhere, E4M3, rows, columns);
+    *factors = tensor_of(somewhere, F32, rows, columns / 128);
+    t.scale = factors;
+    return t;
+}
+
+/* By mma.sync, whatever the device has for 16 bits: tiles of 128 x 64 at experts_share of the peak of 8 bits. A run
+ * leaves half a block unfilled, which is multiplied, too. */
+TEST(experts_of_8_bits)
+{
+    enum { E = 8, C = 2048 };
+    DeviceFile d = round_device();
+    Tensor factors[5];
+    const fp8_grouped_args fwd = { .y = bf16(2, E * 128, 192, 0, 0), .x = codes(&factors[0], E * 128, 1024),
+                                   .w = codes(&factors[1], E * 192, 1024) };
+    fp8_grouped_add_args add = { .dw = tensor_of(somewhere, F32, E, 128, 128), .dy = codes(&factors[2], 128, C),
+                                 .x = codes(&factors[3], 128, C), .begin = tensor_of(somewhere, I64, E + 1) };
+    const double tile = 2. * 128 * 64 / (1e12 / 4); /* of which 4 multiprocessors have 24, or 16 */
+    for (int hopper = 0; hopper < 2; hopper++) {
+        CostModel m;
+        d.hopper = hopper;
+        d.fp8_tflops = 2;
+        OK(cost_open(&m, &d, 1));
+        SAME(cost_op(&m, OP_fp8_grouped, &fwd, 0).seconds, 6 * tile * 1024);
+        SAME(cost_op(&m, OP_fp8_grouped_add, &add, 0).seconds, 4 * tile * C / E / .83);
+        for (int known = 0; known < 2; known++) {
+            fp8_grouped_add_args some = add;
+            *(known ? &some.x.expected : &some.dy.expected) = E * 128;
+            SAME(cost_op(&m, OP_fp8_grouped_add, &some, 0).seconds, 4 * tile * (128 + 64) / .83);
+        }
+        d.fp8_tflops = 0;
+        OK(cost_open(&m, &d, 1));
+        SAME(cost_op(&m, OP_fp8_grouped, &fwd, 0).seconds, 2 * 6 * tile * 1024);
+    }
+}
+
+/* Of codes transposed the columns that are in use, of rows the rows. */
+TEST(codes_in_use_are_what_passes_memory)
+{
+    enum { E = 2, O = 64, C = 4096, SOME = 1024 };
+    DeviceFile d = round_device();
+    CostModel m;
+    Tensor factors[3];
+    d.memory_gb_s = 1e-3;
+    OK(cost_open(&m, &d, 1));
+    const Tensor begin = tensor_of(somewhere, I64, E + 1);
+    fp8_grouped_add_args add = { .dw = tensor_of(somewhere, F32, E, O, O), .dy = codes(&factors[0], O, C),
+                                 .x = codes(&factors[1], O, C), .begin = begin };
+    for (int known = 0; known < 2; known++) {
+        add.dy.expected = known ? 0 : SOME, add.x.expected = known ? SOME : 0;
+        SAME(cost_op(&m, OP_fp8_grouped_add, &add, 0).seconds, (2 * 4. * E * O * O + 2. * O * SOME + 8 * (E + 1)) / 1e6);
+    }
+    add.fresh = 1;
+    SAME(cost_op(&m, OP_fp8_grouped_add, &add, 0).seconds, (4. * E * O * O + 2. * O * SOME + 8 * (E + 1)) / 1e6);
+    fp8_cast_runs_args cast = { .y = codes(&factors[2], O, C), .x = bf16(2, C / 2, O, 0, 0), .begin = begin,
+                                .offset = begin };
+    cast.x.expected = cast.y.expected = SOME;
+    const double bytes = (1. + 2) * O * SOME + 2 * 8 * (E + 1);
+    SAME(cost_op(&m, OP_fp8_cast_runs, &cast, 0).seconds, bytes / 1e6);
+    SAME(op_work(OP_fp8_cast_runs, &cast).shape[0], bytes);
+    CHECK(cost_op(&m, OP_fp8_cast_runs, &cast, 0).launches == 2);
+    fp8_grouped_args rows = { .y = bf16(2, C, O, 0, 0), .x = codes(&factors[0], C, O), .w = codes(&factors[1], E * O, O) };
+    rows.y.expected = SOME;
+    SAME(cost_op(&m, OP_fp8_grouped, &rows, 0).seconds, ((2. + 1) * SOME * O + E * O * O) / 1e6);
+}
+
 /* A tile alone is cut into as many sums as there are multiprocessors, none of them shorter than 512. */
 TEST(long_sums_of_few_tiles_are_cut)
 {
@@ -200,6 +269,10 @@ TEST(fresh_gradients_are_not_read)
     SAME(cost_op(&m, OP_linear_dw, &a, 0).seconds, (2 * 4 + 2 + 2) * 64. * 64 / 1e9);
     a.fresh = 1;
     SAME(cost_op(&m, OP_linear_dw, &a, 0).seconds, (4 + 2 + 2) * 64. * 64 / 1e9);
+    grouped_dw_args experts = { .dw = tensor_of(somewhere, F32, 2, 64, 64), .dy = a.dy, .x = a.x };
+    SAME(cost_op(&m, OP_grouped_dw, &experts, 0).seconds, (4 * 4 + 2 + 2) * 64. * 64 / 1e9);
+    experts.fresh = 1;
+    SAME(cost_op(&m, OP_grouped_dw, &experts, 0).seconds, (2 * 4 + 2 + 2) * 64. * 64 / 1e9);
     norm_bwd_args norm = { .dx = bf16(2, 64, 64, 0, 0), .dy = bf16(2, 64, 64, 0, 0), .x = bf16(2, 64, 64, 0, 0) };
     SAME(cost_op(&m, OP_norm_bwd, &norm, 0).seconds, 4 * 2 * 64. * 64 / (1e9 * .80 / .9));
     norm.fresh_dx = 1;

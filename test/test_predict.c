@@ -525,6 +525,63 @@ TEST(a_step_with_pairs_takes_what_its_events_take)
     CHECK(predicted(&turns).step_s < predicted(&apart).step_s);
 }
 
+/* ---- operands of 8 bits ---- */
+
+/* Experts over two ranks, in blocks as wide as experts of 8 bits want them. */
+static Case experts_of_8_bits(bool experts)
+{
+    Case c = stages(2, 1, 2);
+    c.spec.model = tiny_mixture(TINY_MIXTRAL, 2).model;
+    c.spec.compute = BF16;
+    c.spec.seq_blocks = 1;
+    c.spec.model.hidden = c.spec.model.moe.ffn = 256;
+    c.spec.model.head_dim = 32;
+    c.spec.model.fp8 = fp8_between(FP8_BLOCKWISE, 2, 0);
+    c.spec.model.fp8.experts = experts;
+    c.grid = (Grid){ .tp = 1, .dp = 2, .pp = 1, .ep = 2 };
+    c.device.fp8_tflops = 2;
+    return c;
+}
+
+/* Products of 8 bits are as many as those of 16, of the rows that are expected, whichever tensor of theirs says so. */
+TEST(experts_of_8_bits_multiply_the_rows_that_are_expected)
+{
+    MemoryPlan plan[2];
+    for (int eight = 0; eight < 2; eight++) {
+        const Case c = experts_of_8_bits(eight);
+        OK(trainer_plan(&c.spec, c.grid, 0, &plan[eight]));
+    }
+    CHECK_MSG(plan[0].flop == plan[1].flop, "%lld and %lld FLOP", (long long)plan[0].flop, (long long)plan[1].flop);
+}
+
+/* What weights need once a step is no cost of a unit: a part alone takes what it takes among many units. */
+TEST(parts_cost_what_units_do_behind_the_first)
+{
+    for (int keeps = 0; keeps < 3; keeps++) {
+        CostModel m;
+        BlockKinds kinds;
+        LayerCosts costs;
+        MemoryPlan plan;
+        StepTimes t;
+        Case c = stages(3, 5, 10);
+        c.spec.compute = BF16;
+        c.spec.seq_blocks = 1;
+        c.spec.model.hidden = c.spec.model.ffn = 256;
+        c.spec.model.head_dim = 32;
+        c.spec.model.fp8 = fp8_between(keeps < 2 ? FP8_BLOCKWISE : FP8_TENSORWISE, 3, 0);
+        c.spec.model.fp8.keeps_weights = keeps == 1;
+        c.spec.pipeline.layout = "E|t|t|t|L";
+        c.device.fp8_tflops = 2;
+        OK(cost_open(&m, &c.device, 1));
+        const CostSource source = predict_source(&m);
+        CHECK(block_kinds(&c.spec.model, &kinds) && kinds.count == 1);
+        OK(layer_costs(&source, &c.spec, c.grid, &kinds, PARTS_ALL, &costs));
+        one_rank(&c, 2, &plan, &t);
+        NEAR(costs.block[0].cost[BACKWARD_WHOLE].f, t.unit[0].f, 1e-9);
+        NEAR(costs.block[0].cost[BACKWARD_WHOLE].i, t.unit[0].i, 1e-9);
+    }
+}
+
 /* ---- besides ---- */
 
 /* Units one behind the other through stages: the way of the first, and the longest stage once for each further one. */

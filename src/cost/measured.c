@@ -23,6 +23,17 @@ static OpWork grouped(Tensor a, Tensor b, int64_t experts, int64_t outputs, int6
     return product(each, outputs, inputs, (double)rows / (double)each);
 }
 
+/* Experts' sums over codes begin with whole blocks: each run leaves half of one unfilled on the average. */
+static OpWork grouped_codes(const fp8_grouped_add_args *a)
+{
+    const Tensor dy = a->dy;
+    const int64_t known = dy.expected ? dy.expected : a->x.expected, runs = a->begin.dim[0] - 1;
+    const int64_t block = dy.dim[1] / max64(1, dy.scale->dim[dy.scale->ndim - 1]);
+    const int64_t rows = known ? min64(known + block * runs / 2, dy.dim[1]) : dy.dim[1],
+                  each = max64(1, rows / a->dw.dim[0]);
+    return product(each, a->dw.dim[1], a->dw.dim[2], (double)rows / (double)each);
+}
+
 /* Of `count` keys those before the positions 1, 2, ... `last`, counted from the first key on, all together. */
 static int64_t keys_before(int64_t last, int64_t count)
 {
@@ -65,11 +76,15 @@ static bool is_table(const char *field)
            !strcmp(field, "sin");
 }
 
-static double bytes_of(Tensor t)
+int counted_dim(Tensor t) { return t.scale ? t.ndim - 1 : 0; }
+
+double expected_share(Tensor t)
 {
-    const double all = (double)tensor_bytes(t);
-    return t.expected && t.dim[0] ? all * (double)t.expected / (double)t.dim[0] : all;
+    const int64_t all = t.dim[counted_dim(t)];
+    return t.expected && all ? (double)t.expected / (double)all : 1;
 }
+
+static double bytes_of(Tensor t) { return (double)tensor_bytes(t) * expected_share(t); }
 
 static OpWork memory(OpId id, const void *args)
 {
@@ -123,12 +138,7 @@ OpWork op_work(OpId id, const void *args)
         const int64_t outputs = a->y.dim[1], inputs = a->x.dim[1];
         return grouped(a->y, a->x, a->w.dim[0] / outputs * (a->w.dim[1] / inputs), outputs, inputs);
     }
-    case OP_fp8_grouped_add: {
-        const fp8_grouped_add_args *a = args;
-        const int64_t rows = a->dy.expected ? a->dy.expected : a->dy.dim[1],
-                      each = max64(1, rows / a->dw.dim[0]);
-        return product(each, a->dw.dim[1], a->dw.dim[2], (double)rows / (double)each);
-    }
+    case OP_fp8_grouped_add: return grouped_codes(args);
     case OP_attention_fwd: {
         const attention_fwd_args *a = args;
         return attention(a->q, a->k, a->v, pairs(a->q_span, a->k_span, a->window));

@@ -27,6 +27,10 @@ typedef struct {
 
 OpWork op_work(OpId id, const void *args);
 
+/* The dim that a tensor's `expected` is of, and what of the tensor that is; 1: all. */
+int counted_dim(Tensor t);
+double expected_share(Tensor t);
+
 /* Heads, or experts, of a call by which a point was measured. */
 enum { MEASURED_AT_ONCE = 4 };
 

@@ -61,6 +61,7 @@ static int launches_of(OpId id, int64_t columns)
     switch (id) {
     case OP_norm_bwd: return columns <= NORM_IN_BLOCK ? 2 : 3;
     case OP_fp8_amax:
+    case OP_fp8_cast_runs:
     case OP_bias_grad:
     case OP_attention_bwd: return 2;
     case OP_permute_index: return 3;
@@ -81,12 +82,26 @@ static int64_t columns_of(OpId id, const void *args)
     return first && first->ndim ? first->dim[first->ndim - 1] : 0;
 }
 
-/* A tensor of the call whose rows are not all in use; all with as many rows have as many in use. NULL: none. */
-static const Tensor *partly_used(const OpInfo *info, const void *args)
+/* The letter of a field's dim, or 0. */
+static char letter_at(const OpField *f, int dim)
 {
-    for (int i = 0; i < info->field_count; i++)
-        if (tensor_at(&info->fields[i], args)->expected) return tensor_at(&info->fields[i], args);
-    return NULL;
+    const char *p = f->dims + (*f->dims == '?');
+    for (; *p && *p != ':'; p++)
+        if (*p != ' ' && *p != '*' && !dim--) return *p;
+    return 0;
+}
+
+/* What is in use of a tensor, whose dims may be letters that another one of the call knows more of. */
+static double used_share(const OpInfo *info, const void *args, const OpField *f)
+{
+    const Tensor *t = tensor_at(f, args);
+    for (int i = 0; i < info->field_count; i++) {
+        const Tensor *part = tensor_at(&info->fields[i], args);
+        const char letter = part->expected ? letter_at(&info->fields[i], counted_dim(*part)) : 0;
+        for (int d = 0; letter && d < t->ndim; d++)
+            if (letter_at(f, d) == letter) return expected_share(*part);
+    }
+    return 1;
 }
 
 /* Elements that all parts, or boxes, of the flat buffers (step.h) may have; of other ops more than any tensor has. */
@@ -125,23 +140,24 @@ static double fresh_bytes(OpId id, const void *args)
     const linear_dw_args *dw = args;
     const norm_bwd_args *norm = args;
     const fp8_product_add_args *add = args;
+    const fp8_grouped_add_args *codes = args;
+    const grouped_dw_args *experts = args;
     if (id == OP_fp8_product_add && add->fresh) return (double)tensor_bytes(add->dw);
+    if (id == OP_fp8_grouped_add && codes->fresh) return (double)tensor_bytes(codes->dw);
+    if (id == OP_grouped_dw && experts->fresh) return (double)tensor_bytes(experts->dw);
     if (id == OP_linear_dw && dw->fresh) return (double)tensor_bytes(dw->dw);
     return id == OP_norm_bwd && norm->fresh_dx ? (double)tensor_bytes(norm->dx) : 0;
 }
 
-/* Each tensor once, what changes in place twice; of rows those in use. */
+/* Each tensor once, what changes in place twice; of rows, or columns of codes, those in use. */
 static double tensor_traffic(OpId id, const void *args)
 {
     const OpInfo *info = op_info(id);
-    const Tensor *part = partly_used(info, args);
     double bytes = 0;
     for (int i = 0; i < info->field_count; i++) {
         const OpField *f = &info->fields[i];
-        const Tensor *t = tensor_at(f, args);
-        const bool is_part = part && t->dim[0] == part->dim[0];
-        const double used = is_part ? (double)part->expected / (double)part->dim[0] : 1;
-        if (t->data) bytes += used * tensor_part(id, args, f) * (f->read + f->written);
+        if (!tensor_at(f, args)->data) continue;
+        bytes += used_share(info, args, f) * tensor_part(id, args, f) * (f->read + f->written);
     }
     return bytes - fresh_bytes(id, args);
 }
@@ -259,7 +275,17 @@ static double fp8_seconds(const CostModel *m, Product p)
     return flop / (m->device->fp8_tflops > 0 ? peak : peak_of(m, false));
 }
 
-static const Tile GROUPED_TILE = { 128, 128, 1 }; /* cuda/grouped.cu's */
+static const Tile GROUPED_TILE = { 128, 128, 1 };    /* cuda/grouped.cu's */
+static const Tile GROUPED_FP8_TILE = { 128, 64, 1 }; /* cuda/fp8_grouped.cu's */
+
+/* ASSUMED: of the peak of 8 bits the share that experts' products by mma.sync reach of that of 16 bits. */
+static double fp8_experts_seconds(const CostModel *m, OpId id, Product p)
+{
+    const DeviceFile *d = m->device;
+    const double peak = d->fp8_tflops > 0 ? 1e12 * d->matrix_share * d->fp8_tflops : peak_of(m, false);
+    return tiled(p, GROUPED_FP8_TILE, d->multiprocessors, 2 * d->tile_depth, false) /
+           (peak * d->experts_share * reached_by_experts(id, FORM_MMA_SYNC));
+}
 
 /* ---- attention ---- */
 
@@ -288,7 +314,7 @@ static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
     if (family != FAMILY_PRODUCTS && family != FAMILY_EXPERTS) return 0;
     const Product p = product_of(id, args);
     const double multiprocessors = m->device->multiprocessors, depth = m->device->tile_depth;
-    if (is_fp8(id)) return fp8_seconds(m, p);
+    if (is_fp8(id)) return family == FAMILY_EXPERTS ? fp8_experts_seconds(m, id, p) : fp8_seconds(m, p);
     if (family == FAMILY_PRODUCTS) return product_flop(p, multiprocessors, depth, false) / peak_of(m, wide);
     const double reached = reached_by_experts(id, kernel_form(id, m->device->hopper > 0 && !wide, 0));
     return tiled(p, GROUPED_TILE, multiprocessors, depth, false) /

@@ -86,7 +86,8 @@ double reached_by_experts(OpId id, KernelForm form)
 {
     static const double fwd[KERNEL_FORMS] = { 1, 2.37 }, dx[KERNEL_FORMS] = { .90, 2.22 },
                         dw[KERNEL_FORMS] = { .83, 2.1 };
-    return (id == OP_grouped_dx ? dx : id == OP_grouped_dw ? dw : fwd)[form];
+    const bool sums = id == OP_grouped_dw || id == OP_fp8_grouped_add;
+    return (id == OP_grouped_dx ? dx : sums ? dw : fwd)[form];
 }
 
 /* (64 wide, mma.sync: 184 and 139 TFLOP/s of 1,024 causal keys, 53 and 39 of 128. 128 and 256 wide: FlashAttention's

@@ -55,9 +55,15 @@ static Err cast_runs(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor offset, Tensor b
     const Fp8Blocks b = fp8_blocks_of(recipe, false);
     const int64_t columns = b.columns * (x.dim[0] / b.columns + offset.dim[0] - 1);
     TRY(operand_alloc(c, b, x.dim[1], columns, out));
-    TRY(op(c->s, fp8_cast_runs, .y = out->codes, .begin = begin, .x = x, .offset = offset, .blocks = b));
     out->codes.expected = x.expected;
-    return ERR_OK;
+    return op(c->s, fp8_cast_runs, .y = out->codes, .begin = begin, .x = x, .offset = offset, .blocks = b);
+}
+
+/* Of two tensors with the same rows one may know how many are in use. */
+static void share_expected(Tensor *a, Tensor *b)
+{
+    if (!a->expected) a->expected = b->expected;
+    b->expected = a->expected;
 }
 
 static Err product(Ctx *c, Fp8Recipe recipe, Tensor y, Tensor x, Tensor w, bool transposed, Tensor offset,
@@ -65,9 +71,9 @@ static Err product(Ctx *c, Fp8Recipe recipe, Tensor y, Tensor x, Tensor w, bool 
 {
     const ArenaMark mark = arena_mark(c->scratch);
     Operand weights, rows;
+    share_expected(&x, &y);
     TRY(cast_weights(c, recipe, w, transposed, &weights));
     TRY(cast_rows(c, recipe, x, offset, &rows));
-    y.expected = x.expected;
     TRY(op(c->s, fp8_grouped, .y = y, .x = rows.codes, .w = weights.codes, .offset = offset, .leaf = leaf));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -88,6 +94,7 @@ Err fp8_experts_dw(Ctx *c, Fp8Recipe recipe, grouped_dw_args a)
     const ArenaMark mark = arena_mark(c->scratch);
     Operand dy, x;
     Tensor begin;
+    share_expected(&a.dy, &a.x);
     TRY(tensor_new(c->scratch, &begin, I64, a.offset.dim[0]));
     TRY(cast_runs(c, recipe, a.dy, a.offset, begin, &dy));
     TRY(cast_runs(c, recipe, a.x, a.offset, begin, &x));

@@ -126,7 +126,9 @@ Err layer_costs(const CostSource *source, const TrainSpec *spec, Grid grid, cons
     write_layout(&s.model, layout);
     s.pipeline = (PipelineSpec){ .layout = layout };
     s.overlap_moe = false;
-    s.global_batch = s.micro_batch * g.dp; /* (a further unit costs what the first does, or more) */
+    /* (a further unit costs what the first does, or more; but what weights need of 8 bits may be made once a step, and
+     * a clock says what the fastest unit takes) */
+    s.global_batch = (s.model.fp8.recipe ? 2 : 1) * s.micro_batch * g.dp;
     s.ramp = batch_ramp_flat(s.global_batch);
     const int modules = s.model.mtp.count > 0, head = 1 + kinds->count + modules;
     g.pp = head + 1;
