@@ -81,7 +81,7 @@ xent_stats_kernel                           loads16
 xent_(bwd|row)_kernel                       loads16 stores16
 (xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor
 fp8_amax_kernel                             loads16 whole
-fp8_(lines|squares|turned|both|runs)_kernel loads16 stores16 whole
+fp8_(lines|squares|turned|both|runs)_kernel  loads16 stores16 whole
 fp8_begins_kernel                           - a number a run of rows
 fp8_grouped_(add_)?kernel                   mma async16 from89
 fp8_values_kernel                           - codes back to numbers, which tests alone do on a GPU
@@ -180,7 +180,7 @@ done | sort >"$tmp/accesses"
 [ -s "$tmp/accesses" ] || complain "no kernel in $build/cuda/*.ptx"
 
 awk 'FILENAME == ARGV[1] {
-        match($0, /  +/)
+        if (!match($0, /  +/)) { print "check-kernels: no two blanks behind the pattern: " $0; bad = 1; next }
         pattern[++n] = substr($0, 1, RSTART - 1)
         wants[n] = substr($0, RSTART + RLENGTH)
         next
