@@ -45,7 +45,7 @@ static const Scale tiny = {
     .gemm = 64,
     .pattern_items = 1 << 12,
     .models = 1,
-    .model = { { "tiny, B2 T32", 2, 32, 64, 128, 256, 20000, 2, 1, 32, 4, 2 } },
+    .model = { { "tiny, B2 T32", 2, 32, 128, 256, 256, 20000, 4, 2, 32, 4, 2 } },
 };
 
 typedef struct {
@@ -234,8 +234,9 @@ static Err make_sets(Bench *b, Maker *m, OpId id, const Case *c, AnyArgs *sets, 
 static bool counts_flop(OpId id)
 {
     const char *name = op_info(id)->name;
-    return !strncmp(name, "linear_", 7) || !strncmp(name, "fp8_product", 11) || id == OP_grouped_fwd ||
-           id == OP_grouped_dx || id == OP_grouped_dw || id == OP_attention_fwd || id == OP_attention_bwd;
+    return !strncmp(name, "linear_", 7) || !strncmp(name, "fp8_product", 11) ||
+           !strncmp(name, "fp8_grouped", 11) || id == OP_grouped_fwd || id == OP_grouped_dx ||
+           id == OP_grouped_dw || id == OP_attention_fwd || id == OP_attention_bwd;
 }
 
 static Err run_case(Bench *b, Maker *m, OpId id, const Case *c)
