@@ -121,7 +121,7 @@ static void divide(Unit *u, int n, int level, int ranks, int least, hwloc_bitmap
     }
 }
 
-static void widen_to_nodes(hwloc_topology_t t, hwloc_const_bitmap_t allowed, hwloc_bitmap_t set)
+static void widen_one(hwloc_topology_t t, hwloc_const_bitmap_t allowed, hwloc_bitmap_t set)
 {
     const int nodes = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_NUMANODE);
     hwloc_bitmap_t own = hwloc_bitmap_dup(set), one = hwloc_bitmap_alloc();
@@ -142,6 +142,13 @@ static void widen_to_nodes(hwloc_topology_t t, hwloc_const_bitmap_t allowed, hwl
     hwloc_bitmap_free(one);
 }
 
+/* From cores to what `unit` is. */
+static void widen(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUnit unit, int ranks,
+                  hwloc_bitmap_t *sets)
+{
+    for (int i = 0; i < ranks && unit == PLACEMENT_NODE; i++) widen_one(t, allowed, sets[i]);
+}
+
 bool placement_of(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUnit unit, int ranks,
                   hwloc_bitmap_t *sets)
 {
@@ -154,7 +161,7 @@ bool placement_of(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUni
     const bool fits = units && count >= ranks;
     if (fits) divide(units, count, 0, ranks, count / ranks, sets);
     if (units) units_free(units, count);
-    for (int i = 0; i < ranks && fits && unit == PLACEMENT_NODE; i++) widen_to_nodes(t, allowed, sets[i]);
+    if (fits) widen(t, allowed, unit, ranks, sets);
     return fits;
 }
 
@@ -223,12 +230,14 @@ static int bind_in(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementCh
         return snprintf(text, size, "hwloc was given another machine's topology"), 0;
     if (!placement_of(t, allowed, PLACEMENT_CORE, ranks, sets))
         return snprintf(text, size, "%d ranks on %d processors", ranks, hwloc_bitmap_weight(allowed)), 0;
-    for (int i = 0; i < ranks; i++)
-        least = hwloc_bitmap_weight(sets[i]) < least ? hwloc_bitmap_weight(sets[i]) : least;
+    for (int i = 0; i < ranks; i++) {
+        const int has = hwloc_bitmap_weight(sets[i]);
+        if (has < least) least = has;
+    }
     if (c.threads > least)
         return snprintf(text, size, "%d threads, and a rank would have %d processors", c.threads, least), 0;
     const int own = hwloc_bitmap_weight(sets[c.rank]);
-    for (int i = 0; i < ranks && c.unit == PLACEMENT_NODE; i++) widen_to_nodes(t, allowed, sets[i]);
+    widen(t, allowed, c.unit, ranks, sets);
     if (hwloc_set_cpubind(t, sets[c.rank], HWLOC_CPUBIND_PROCESS))
         return snprintf(text, size, "the system refuses: %s", strerror(errno)), 0;
     list_sets(sets, ranks, text, size);

@@ -76,11 +76,9 @@ static bool is_table(const char *field)
            !strcmp(field, "sin");
 }
 
-int counted_dim(Tensor t) { return t.scale ? t.ndim - 1 : 0; }
-
 double expected_share(Tensor t)
 {
-    const int64_t all = t.dim[counted_dim(t)];
+    const int64_t all = t.dim[tensor_counted_dim(t)];
     return t.expected && all ? (double)t.expected / (double)all : 1;
 }
 

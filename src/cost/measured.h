@@ -27,8 +27,7 @@ typedef struct {
 
 OpWork op_work(OpId id, const void *args);
 
-/* The dim that a tensor's `expected` is of, and what of the tensor that is; 1: all. */
-int counted_dim(Tensor t);
+/* What of a tensor is in use, by its `expected`; 1: all. */
 double expected_share(Tensor t);
 
 /* Heads, or experts, of a call by which a point was measured. */

@@ -97,7 +97,7 @@ static double used_share(const OpInfo *info, const void *args, const OpField *f)
     const Tensor *t = tensor_at(f, args);
     for (int i = 0; i < info->field_count; i++) {
         const Tensor *part = tensor_at(&info->fields[i], args);
-        const char letter = part->expected ? letter_at(&info->fields[i], counted_dim(*part)) : 0;
+        const char letter = part->expected ? letter_at(&info->fields[i], tensor_counted_dim(*part)) : 0;
         for (int d = 0; letter && d < t->ndim; d++)
             if (letter_at(f, d) == letter) return expected_share(*part);
     }

@@ -269,12 +269,6 @@ Err CPU(fp8_values)(Stream *s, const fp8_values_args *a)
 
 /* ---- products, of operands that are in fp32 now (device/widen.c) ---- */
 
-static Err check_widened(Tensor x, Tensor y)
-{
-    if (x.dtype == F32 && y.dtype == F32) return ERR_OK;
-    return err_set(ERR_INTERNAL, "products of 8 bits on the cpu are of a device with room to widen them");
-}
-
 Err CPU(fp8_product)(Stream *s, const fp8_product_args *a)
 {
     TRY(check_widened(a->x, a->w));

@@ -10,7 +10,7 @@
  */
 #include <stdatomic.h>
 
-#include "cpu/gemm.h"
+#include "cpu/linear.h"
 #include "cpu/rows.h"
 
 enum {
@@ -243,8 +243,7 @@ Err CPU(grouped_dw)(Stream *s, const grouped_dw_args *a)
 Err CPU(fp8_grouped)(Stream *s, const fp8_grouped_args *a)
 {
     const int64_t O = a->y.dim[1], I = a->x.dim[1], down = a->w.dim[0] / O, across = a->w.dim[1] / I;
-    if (a->w.dtype != F32 || a->x.dtype != F32)
-        return err_set(ERR_INTERNAL, "products of 8 bits on the cpu are of a device with room to widen them");
+    TRY(check_widened(a->x, a->w));
     if (down * O != a->w.dim[0] || across * I != a->w.dim[1] || (down != 1 && across != 1))
         return err_set(ERR_SHAPE, "fp8_grouped: w is [%lld, %lld], its experts [%lld, %lld]",
                        (long long)a->w.dim[0], (long long)a->w.dim[1], (long long)O, (long long)I);
@@ -258,8 +257,7 @@ Err CPU(fp8_grouped)(Stream *s, const fp8_grouped_args *a)
 Err CPU(fp8_grouped_add)(Stream *s, const fp8_grouped_add_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_DW, a->begin, a->dw.dim[0]);
-    if (a->dy.dtype != F32 || a->x.dtype != F32)
-        return err_set(ERR_INTERNAL, "products of 8 bits on the cpu are of a device with room to widen them");
+    TRY(check_widened(a->dy, a->x));
     c.out = a->dw, c.a = a->dy, c.b = a->x, c.columns = a->dw.dim[2], c.turned = true;
     c.dw = (grouped_dw_args){ .shift = a->shift, .headroom_bits = a->headroom_bits, .fresh = a->fresh };
     if (grouped_run(s, &c)) *(int32_t *)a->overflow.data = 1;

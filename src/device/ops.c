@@ -125,7 +125,7 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
             return err_set(ERR_SHAPE, "%s: %s: %c is %lld here, %lld in %s", info->name, f->name, *p,
                            (long long)t->dim[d], (long long)b->size[(int)*p], b->by[(int)*p]);
         }
-        if (d == (t->scale ? t->ndim - 1 : 0) && t->expected) b->used[(int)*p] = t->expected;
+        if (d == tensor_counted_dim(*t) && t->expected) b->used[(int)*p] = t->expected;
         d++;
     }
     if (d != t->ndim || (*p && *p != ':'))

@@ -40,6 +40,9 @@ typedef struct Tensor {
     int64_t group; /* rows that lie side by side; 0: none */
 } Tensor;
 
+/* The dim that `expected` is of. */
+static inline int tensor_counted_dim(Tensor t) { return t.scale ? t.ndim - 1 : 0; }
+
 int64_t dtype_size(DType t); /* bytes */
 const char *dtype_name(DType t);
 

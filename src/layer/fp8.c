@@ -23,11 +23,6 @@
 
 static const Tensor none;
 
-/* An operand: its codes, whose scale points to the factor beside them. Not to be copied. */
-typedef struct {
-    Tensor codes, factor;
-} Operand;
-
 /* What is cast. */
 typedef struct {
     bool weight, gradient;
@@ -44,25 +39,27 @@ Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight)
     return (Fp8Blocks){ 0, 0, FP8_SCALE_EXACT };
 }
 
-Err fp8_factor_alloc(Arena *at, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor)
+Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *codes,
+                    Tensor *factor)
 {
+    TRY(tensor_new(at, codes, t, rows, columns));
+    codes->scale = factor;
     if (!b.rows) return tensor_new(at, factor, F32, 1);
     TRY(tensor_new(at, factor, F32, fp8_block_count(rows, b.rows), fp8_factor_ld(b, columns)));
     *factor = tensor_col_slice(*factor, 0, fp8_block_count(columns, b.columns));
     return ERR_OK;
 }
 
-static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t columns, Operand *out)
+static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t columns, Fp8Operand *out)
 {
     const DType t = r.gradient && recipe == FP8_TENSORWISE ? E5M2 : E4M3;
-    TRY(tensor_new(c->scratch, &out->codes, t, rows, columns));
-    TRY(fp8_factor_alloc(c->scratch, fp8_blocks_of(recipe, r.weight), rows, columns, &out->factor));
-    out->codes.scale = &out->factor;
-    return ERR_OK;
+    return fp8_codes_alloc(c->scratch, t, fp8_blocks_of(recipe, r.weight), rows, columns, &out->codes,
+                           &out->factor);
 }
 
 /* x as it lies, or transposed, or both. NULL: it is not wanted. */
-static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax, Operand *y, Operand *turned)
+static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax, Fp8Operand *y,
+                        Fp8Operand *turned)
 {
     if (turned) TRY(alloc_operand(c, recipe, r, x.dim[1], x.dim[0], turned));
     if (y) TRY(alloc_operand(c, recipe, r, x.dim[0], x.dim[1], y));
@@ -114,9 +111,8 @@ static Err keep_codes(const ParamStore *s, int id, Fp8Recipe recipe, Arena *stat
     if (!(p->spec.flags & PARAM_EIGHT_BITS)) return ERR_OK;
     for (int turned = 0; turned < 2; turned++) {
         const int64_t rows = p->local[turned], columns = p->local[!turned];
-        TRY(tensor_new(state, &k->codes[turned], E4M3, rows, columns));
-        TRY(fp8_factor_alloc(state, fp8_blocks_of(recipe, true), rows, columns, &k->factor[turned]));
-        k->codes[turned].scale = &k->factor[turned];
+        TRY(fp8_codes_alloc(state, E4M3, fp8_blocks_of(recipe, true), rows, columns, &k->codes[turned],
+                            &k->factor[turned]));
     }
     return ERR_OK;
 }
@@ -152,7 +148,7 @@ static Err cast_weight(Ctx *c, Fp8Weight *out, int id, bool transposed)
 {
     const Tensor w = param_value(c, id);
     Tensor amax = none;
-    Operand o;
+    Fp8Operand o;
     if (out->recipe == FP8_TENSORWISE) TRY(weight_amax(c, id, w, &amax));
     if (c->params->eights.codes && c->mode.version == 0) return kept_weight(c, out, id, w, amax, transposed);
     TRY(cast_operand(c, out->recipe, a_weight, w, amax, transposed ? NULL : &o, transposed ? &o : NULL));
@@ -183,7 +179,7 @@ Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, int weight, Tensor x, Fp8Weight 
 Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a)
 {
     const ArenaMark mark = arena_mark(c->scratch);
-    Operand x;
+    Fp8Operand x;
     TRY(cast_operand(c, w->recipe, (Role){ 0 }, a.x, w->amax, &x, NULL));
     TRY(op(c->s, fp8_product, .y = a.y, .x = x.codes, .w = weight_of(w), .bias = a.bias, .gelu = a.gelu,
            .leaf = a.leaf, .fast = w->recipe == FP8_TENSORWISE));
@@ -210,7 +206,7 @@ Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out)
 Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole)
 {
     const Role gradient = { .gradient = true };
-    Operand dy, turned;
+    Fp8Operand dy, turned;
     ArenaMark mark = arena_mark(c->scratch);
     TRY(cast_operand(c, w->recipe, gradient, a.dy, w->amax, &dy, whole ? &turned : NULL));
     if (whole) whole->turned = turned.codes, whole->factor = turned.factor;
@@ -220,10 +216,10 @@ Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole)
 }
 
 /* dy's codes, from before or now. */
-static Err turned_gradient(Ctx *c, const Wgrad *w, Tensor dy, Operand *out)
+static Err turned_gradient(Ctx *c, const Wgrad *w, Tensor dy, Fp8Operand *out)
 {
     if (!w->turned.data) return cast_operand(c, w->fp8, (Role){ .gradient = true }, dy, w->amax, NULL, out);
-    *out = (Operand){ w->turned, w->factor };
+    *out = (Fp8Operand){ w->turned, w->factor };
     out->codes.scale = &out->factor;
     return ERR_OK;
 }
@@ -231,7 +227,7 @@ static Err turned_gradient(Ctx *c, const Wgrad *w, Tensor dy, Operand *out)
 Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a)
 {
     const ArenaMark mark = arena_mark(c->scratch);
-    Operand dy, x;
+    Fp8Operand dy, x;
     TRY(turned_gradient(c, w, a.dy, &dy));
     TRY(cast_operand(c, w->fp8, (Role){ 0 }, a.x, input_amax(c, w->fp8, w->weight), NULL, &x));
     TRY(op(c->s, fp8_product_add, .dw = a.dw, .dy = dy.codes, .x = x.codes, .shift = a.shift,

@@ -13,21 +13,13 @@
 #include "base/int64.h"
 #include "layer/internal.h"
 
-/* Codes, whose scale points to the factors beside them. Not to be copied. */
-typedef struct {
-    Tensor codes, factor;
-} Operand;
-
-static Err operand_alloc(Ctx *c, Fp8Blocks b, int64_t rows, int64_t columns, Operand *out)
+static Err operand_alloc(Ctx *c, Fp8Blocks b, int64_t rows, int64_t columns, Fp8Operand *out)
 {
-    TRY(tensor_new(c->scratch, &out->codes, E4M3, rows, columns));
-    TRY(fp8_factor_alloc(c->scratch, b, rows, columns, &out->factor));
-    out->codes.scale = &out->factor;
-    return ERR_OK;
+    return fp8_codes_alloc(c->scratch, E4M3, b, rows, columns, &out->codes, &out->factor);
 }
 
 /* The weights [E, O, I] as [E O, I], or transposed. */
-static Err cast_weights(Ctx *c, Fp8Recipe recipe, Tensor w, bool transposed, Operand *out)
+static Err cast_weights(Ctx *c, Fp8Recipe recipe, Tensor w, bool transposed, Fp8Operand *out)
 {
     const Tensor all = tensor_reshape(w, w.dim[0] * w.dim[1], w.dim[2]);
     const Fp8Blocks b = fp8_blocks_of(recipe, true);
@@ -41,7 +33,7 @@ static Err cast_weights(Ctx *c, Fp8Recipe recipe, Tensor w, bool transposed, Ope
 }
 
 /* The rows in use. */
-static Err cast_rows(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor offset, Operand *out)
+static Err cast_rows(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor offset, Fp8Operand *out)
 {
     const Fp8Blocks b = fp8_blocks_of(recipe, false);
     x.rows = (const int64_t *)offset.data + offset.dim[0] - 1;
@@ -50,7 +42,7 @@ static Err cast_rows(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor offset, Operand 
     return op(c->s, fp8_cast, .y = out->codes, .x = x, .blocks = b);
 }
 
-static Err cast_runs(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor offset, Tensor begin, Operand *out)
+static Err cast_runs(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor offset, Tensor begin, Fp8Operand *out)
 {
     const Fp8Blocks b = fp8_blocks_of(recipe, false);
     const int64_t columns = b.columns * (x.dim[0] / b.columns + offset.dim[0] - 1);
@@ -70,7 +62,7 @@ static Err product(Ctx *c, Fp8Recipe recipe, Tensor y, Tensor x, Tensor w, bool 
                    int64_t leaf)
 {
     const ArenaMark mark = arena_mark(c->scratch);
-    Operand weights, rows;
+    Fp8Operand weights, rows;
     share_expected(&x, &y);
     TRY(cast_weights(c, recipe, w, transposed, &weights));
     TRY(cast_rows(c, recipe, x, offset, &rows));
@@ -92,7 +84,7 @@ Err fp8_experts_dx(Ctx *c, Fp8Recipe recipe, grouped_dx_args a)
 Err fp8_experts_dw(Ctx *c, Fp8Recipe recipe, grouped_dw_args a)
 {
     const ArenaMark mark = arena_mark(c->scratch);
-    Operand dy, x;
+    Fp8Operand dy, x;
     Tensor begin;
     share_expected(&a.dy, &a.x);
     TRY(tensor_new(c->scratch, &begin, I64, a.offset.dim[0]));

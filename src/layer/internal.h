@@ -118,9 +118,15 @@ Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out);
 Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole);
 /* dw += dy^T x */
 Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);
-/* What has a scale; and room for the factors of codes. */
+/* What has a scale. */
 Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight);
-Err fp8_factor_alloc(Arena *at, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *factor);
+/* Room for codes, whose scale then points to *factor, and for their factors. */
+Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *codes,
+                    Tensor *factor);
+/* An operand: codes, and the factors that their scale points to. Not to be copied. */
+typedef struct {
+    Tensor codes, factor;
+} Fp8Operand;
 
 /* The products of experts of 8-bit operands (fp8_experts.c): as the ops of these arguments. `recipe` has blocks. */
 Err fp8_experts_fwd(Ctx *c, Fp8Recipe recipe, grouped_fwd_args a);
