@@ -510,8 +510,6 @@ class Draw:
         put("optim.clip", 0 if self.schedule in ASYNC else self.one(0, 1))
         put("optim.mup_base", self.one(0, 0, 24), 0)
         most = [d for d in divisors(G) if d % self.unit == 0 and d <= 8]
-        if self.fp8:  # (one scale for the rows of a micro-batch, and a number of rows that fits)
-            most = [self.micro // self.unit_div]
         self.put(self.alone, "train.micro_batch", self.rng.choice(most), 1)
         self.put_precision()
         put("run.reproducible", "layout" if self.exact else "run")
@@ -566,7 +564,15 @@ class Draw:
         return Case(self.name, self.mode, self.dp, self.model, self.layout, self.alone)
 
 
+def same_rows(case):
+    """In 8 bits the rows of a micro-batch have one scale, so one rank has as large ones, whatever key was mistaken."""
+    if case.get("run.precision") != "fp8":
+        return case
+    halves = 2 if case.get("parallel.schedule", "").startswith("chimera-bhalf") else 1
+    return case.but(alone=case.alone | {"train.micro_batch": str(case.number("train.micro_batch") // halves)})
+
+
 def draw(name):
     """The case of that name, always the same one; 'm' at its end: with a mistake in it."""
     d = Draw(name)
-    return d.mistaken(d.case()) if name.endswith("m") else d.case()
+    return same_rows(d.mistaken(d.case()) if name.endswith("m") else d.case())
