@@ -11,7 +11,7 @@
 all=${MEGATRAIN_FAULTS:-}
 launch=$root/scripts/launch.sh
 export OMP_NUM_THREADS=1
-freeze_s=2 stall_s=3
+freeze_s=4 stall_s=6 # where a case is about them. (A busy machine keeps all waiting for seconds.)
 make_tiny
 cat >faults.ini <<EOI
 [model]
@@ -26,8 +26,8 @@ zero = 1
 bucket_mb = 1
 seq_blocks = 8
 attn_block = 4
-freeze_s = $freeze_s
-stall_s = $stall_s
+freeze_s = 900
+stall_s = 900
 timeout_s = 20
 [train]
 micro_batch = 2
@@ -44,7 +44,6 @@ every = 3
 keep = 0
 EOI
 overlap=(parallel.overlap_grad=true parallel.overlap_param=true)
-never_frozen=parallel.freeze_s=900 never_stalled=parallel.stall_s=900 # beyond the time that a case may take
 
 # the times, by what was done; the counts
 close() {
@@ -147,17 +146,16 @@ restarts() { # DIR WORDS...
 again=yes
 cases=0
 at() {
-    local rank=$1 action=$4 words=("${@:5}") limits=()
+    local rank=$1 action=$4 words=("${@:5}") limit=
     cases=$((cases + 1))
     case ${HALF:-}$((cases % 3)) in first0 | second[12]) return ;; esac
     case $action in
-    kill | exit) limits=($never_frozen $never_stalled) ;;
-    stop) limits=($never_stalled) ;;
-    loop) limits=($never_frozen) ;;
+    stop) limit=parallel.freeze_s=$freeze_s ;;
+    loop) limit=parallel.stall_s=$stall_s ;;
     esac
     what="rank $1: $4 at $2, call $3"
     new_port
-    MEGATRAIN_RANK_FAULT=$1:$2:$3:$4 begin run "${words[@]}" "${limits[@]}"
+    MEGATRAIN_RANK_FAULT=$1:$2:$3:$4 begin run "${words[@]}" $limit
     follow "$rank"
     check "$what: the place was never reached" [ -n "$begun_us" ]
     case $action in
@@ -369,11 +367,11 @@ fi
 steps_saved() { ls run/checkpoints 2>/dev/null | grep -c '^step-[0-9]*$'; }
 pass_term() { kill -TERM $launcher; }
 # SIGTERM while a rank is lost or being judged: no checkpoint but the one of step 3
-no_checkpoint() { # WHAT FAULT CODE PATTERN
+no_checkpoint() { # WHAT FAULT CODE PATTERN WORDS...
     what=$1
     new_port
     on_fault=pass_term
-    MEGATRAIN_RANK_FAULT=$2 begin run
+    MEGATRAIN_RANK_FAULT=$2 begin run "${@:5}"
     follow "${2%%:*}"
     on_fault=
     ends "$3" "rank ${2%%:*} .*$4"
@@ -381,12 +379,12 @@ no_checkpoint() { # WHAT FAULT CODE PATTERN
     restarts run
 }
 if [ -n "$all" ]; then
-    no_checkpoint 'SIGTERM while a frozen rank is being judged' 2:step:5:stop 7 'gave no sign of life'
+    no_checkpoint 'SIGTERM while a frozen rank is being judged' 2:step:5:stop 7 'gave no sign of life' \
+        parallel.freeze_s=$freeze_s
     no_checkpoint 'SIGTERM when a rank is killed' 1:backward:9:kill 7 'was lost'
-    no_checkpoint 'SIGTERM while a rank hangs' 3:update:5:loop 8 ''
+    no_checkpoint 'SIGTERM while a rank hangs' 3:update:5:loop 8 '' parallel.stall_s=$stall_s
 fi
 # A run that stands still before step 4, in rank 1: what is sent to it meanwhile comes neither too early nor too late.
-patient=($never_frozen $never_stalled)
 comes() { # COMMAND...: waits until it is true
     local i
     for ((i = 0; i < 9000; i++)); do "$@" && return; pause 0.01; done
@@ -402,7 +400,7 @@ together() { # RANK...
     local r pids=()
     what="ranks $* are killed together"
     new_port
-    MEGATRAIN_RANK_FAULT=1:step:4:stop begin run "${patient[@]}"
+    MEGATRAIN_RANK_FAULT=1:step:4:stop begin run
     waits_at_4
     for r in "$@"; do pids+=("${ranks[r]}"); done
     kill -KILL "${pids[@]}"
@@ -419,7 +417,7 @@ fi
 what="both of two ranks are killed"
 rm -f pid.*
 MEGATRAIN_RANK_FAULT=1:step:4:stop "$launch" -n 2 -- "$work/rank.sh" --config faults.ini run.dir=run parallel.tp=2 \
-    "${patient[@]}" >/dev/null 2>run.err &
+    >/dev/null 2>run.err &
 launcher=$!
 both_are_there() { read -r ranks[0] <pid.0 && read -r ranks[1] <pid.1; } 2>/dev/null
 comes both_are_there
@@ -432,7 +430,7 @@ check "$what: $(grep -v step run.err)" grep -q '^launch: no rank was left' run.e
 rm -rf run
 what="SIGTERM"
 new_port
-MEGATRAIN_RANK_FAULT=1:step:4:stop begin run "${patient[@]}"
+MEGATRAIN_RANK_FAULT=1:step:4:stop begin run
 waits_at_4
 kill -TERM $launcher
 go_on_with 15
@@ -462,7 +460,7 @@ if [ -n "$all" ]; then
         ranks=()
         # as at a terminal: the signal goes to a process group of shell and launcher (in the background it is ignored)
         MEGATRAIN_RANK_FAULT=1:step:4:stop setsid env --default-signal=INT bash -c "trap : INT
-            '$launch' -n 4 -p $port -- '$work/rank.sh' --config '$work/faults.ini' run.dir=run ${patient[*]} \
+            '$launch' -n 4 -p $port -- '$work/rank.sh' --config '$work/faults.ini' run.dir=run \
             >/dev/null 2>run.err; echo \$? >code" &
         group=$!
         waits_at_4
