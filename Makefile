@@ -200,6 +200,17 @@ $(foreach i,$(ISAS),$(eval $(call CPU_RULE,$(i))))
 PAIRS_FLAG := $(shell $(CC) -mavx512bf16 -E -x c /dev/null >/dev/null 2>&1 && echo -mavx512bf16)
 $(BUILD)/src/cpu/avx512/gemm_pairs.o: CFLAGS += $(PAIRS_FLAG)
 
+# (the same with TDPBF16PS; of the tests' own build the instruction is emulated)
+TILES_FLAG := $(shell $(CC) -mamx-tile -mamx-bf16 -E -x c /dev/null >/dev/null 2>&1 && echo -mamx-tile -mamx-bf16)
+$(BUILD)/src/cpu/avx512/gemm_tiles.o: CFLAGS += $(TILES_FLAG)
+EMULATED_TILES := $(BUILD)/test/gemm_tiles.o $(BUILD)/test/tile_emulation.o
+$(BUILD)/test/gemm_tiles.o: src/cpu/gemm_tiles.c
+	@mkdir -p $(@D)
+	@echo "  CC $< (emulated)"
+	@$(CC) $(CFLAGS) $(c_FLAGS) -Itest -DCPU_ISA=c -DCPU_ISA_c -DTILE_EMULATION -c -o $@ $<
+$(BUILD)/test/tile_emulation.o: CFLAGS += -Itest -O3
+$(BUILD)/test/test_dot: $(EMULATED_TILES)
+
 $(BUILD)/test/test_%.o: CFLAGS += -Itest
 $(BUILD)/test/test_ops: $(OP_TESTS)
 $(BUILD)/test/test_ops: LDFLAGS += $(FIRST_MAIN)

@@ -50,9 +50,24 @@ static float dot_pairs(const Gemm *g, int64_t i, int64_t j, int64_t k, int64_t e
     return c;
 }
 
+/* Depths of 32, the last one filled up with 0. */
+static float dot_depths(const Gemm *g, int64_t i, int64_t j, int64_t k, int64_t end, float c)
+{
+    for (; k < end; k += 32) {
+        float sum[2] = { 0, 0 };
+        for (int64_t q = 0; q < 32; q++) {
+            const bool there = k + q < end;
+            sum[q % 2] = dot_step(there ? at(g->a, i, k + q) : 0, there ? at(g->b, k + q, j) : 0, sum[q % 2]);
+        }
+        c = flushed(flushed(c) + flushed(sum[0] + sum[1]));
+    }
+    return c;
+}
+
 static float chain(const Gemm *g, int64_t i, int64_t j, int64_t k, int64_t end, float c)
 {
     if (g->a.bf16 && defined_dot == DOT_VDPBF16) return dot_pairs(g, i, j, k, end, c);
+    if (g->a.bf16 && defined_dot == DOT_AMX) return dot_depths(g, i, j, k, end, c);
     for (; k < end; k++) c = fmaf(at(g->a, i, k), at(g->b, k, j), c);
     return c;
 }

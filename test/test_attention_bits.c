@@ -32,7 +32,7 @@ static float sum_lanes(const float *x)
     return vf_sum(vf_load(x));
 }
 
-static bool in_pairs(const Problem *p) { return p->narrow && p->dot == DOT_VDPBF16; }
+static bool in_pairs(const Problem *p) { return p->narrow && p->dot != DOT_FMA; }
 
 /* The chain of products over a row. */
 static float row_chain(const Problem *p, const float *x, const float *y, int64_t n)

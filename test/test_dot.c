@@ -6,20 +6,24 @@
 #include "gemm_definition.h"
 
 #include "device/ops.h"
+#include "tile_emulation.h"
 
 typedef struct {
     const char *name;
     Isa isa;
-    bool pairs;
+    bool pairs, tiles;
     bool (*gemm)(const Device *, const Gemm *);
 } Build;
 
-static const Build builds[] = { { "VDPBF16PS", ISA_AVX512, true, cpu_avx512_gemm },
-                                { "avx512", ISA_AVX512, false, cpu_avx512_gemm },
-                                { "avx2", ISA_AVX2, false, cpu_avx2_gemm },
-                                { "c", ISA_C, false, cpu_c_gemm } };
+static const Build builds[] = { { "VDPBF16PS", ISA_AVX512, .pairs = true, .gemm = cpu_avx512_gemm },
+                                { "avx512", ISA_AVX512, .gemm = cpu_avx512_gemm },
+                                { "avx2", ISA_AVX2, .gemm = cpu_avx2_gemm },
+                                { "c", ISA_C, .gemm = cpu_c_gemm },
+                                { "TDPBF16PS, emulated", ISA_C, .tiles = true, .gemm = cpu_c_gemm } };
 static bool has(const Build *b) { return isa_supported(b->isa) && (!b->pairs || dot_supported()); }
-#define EACH_BUILD(b) for (const Build *b = builds; b < builds + 4; b++) if (has(b))
+#define EACH_BUILD(b) for (const Build *b = builds; b < builds + 5; b++) if (has(b))
+/* (tiles take part in products of their own kind) */
+static bool takes(const Build *b, DotKind dot) { return !b->tiles || dot == DOT_AMX; }
 
 /* What numbers are drawn. */
 typedef enum { PLAIN, TINY, LARGE, ODD, SETS } Numbers;
@@ -108,8 +112,9 @@ static void check_case(Case *c, int threads)
         canonical(c, want);
         EACH_BUILD(b)
         {
+            if (!takes(b, defined_dot)) continue;
             Device dev = device(threads);
-            dev.dot = defined_dot, dev.dot_pairs = b->pairs;
+            dev.dot = defined_dot, dev.dot_pairs = b->pairs, dev.dot_tiles = b->tiles;
             memcpy(got, c->c, (size_t)c->c_bytes);
             g = with_c(c, got);
             memset(workspace, 0xff, 1 << 20); /* stale memory is NaN */
@@ -176,6 +181,51 @@ TEST(edges)
         }
 }
 
+/* Processors whose tiles sum otherwise, and the one of the manual: what a run's first step asks them. */
+TEST(tiles_are_checked)
+{
+    const long before = tile_products;
+    for (int kind = 0; kind < TILES_KINDS; kind++) {
+        const bool right = kind == TILES_AS_DEFINED || kind == TILES_ODD_FIRST;
+        tiles_kind = (TilesKind)kind;
+        CHECK_MSG(cpu_c_tiles_agree() == right, "tiles of kind %d", kind);
+    }
+    tiles_kind = TILES_AS_DEFINED;
+    CHECK(tile_products > before && !tile_fault);
+}
+
+/* What a processor refuses is refused here. */
+TEST(tiles_that_are_none)
+{
+    TileShapes shapes = { .palette = 1 };
+    static float memory[16 * 16];
+    CHECK(!tile_fault);
+    tile_release();
+    tile_move(0, (char *)memory, 64, 0);
+    CHECK_MSG(tile_fault, "a load without shapes");
+    for (int i = 0; i < 8; i++) shapes.rows[i] = 16, shapes.bytes[i] = 64;
+    shapes.rows[3] = 17, tile_fault = NULL;
+    tile_loadconfig(&shapes);
+    CHECK_MSG(tile_fault, "17 rows");
+    shapes.rows[3] = 16, shapes.bytes[3] = 68, tile_fault = NULL;
+    tile_loadconfig(&shapes);
+    CHECK_MSG(tile_fault, "rows of 68 bytes");
+    shapes.bytes[3] = 64, shapes.rows[5] = 15, tile_fault = NULL;
+    tile_loadconfig(&shapes);
+    tile_multiply(0, 1, 2);
+    CHECK(!tile_fault);
+    tile_multiply(0, 1, 5);
+    CHECK_MSG(tile_fault, "16 pairs and 15 rows of them");
+    tile_fault = NULL;
+    tile_multiply(0, 0, 1);
+    CHECK_MSG(tile_fault, "a register twice");
+    tile_fault = NULL;
+    tile_move(1, (char *)memory, 60, 1);
+    CHECK_MSG(tile_fault, "rows over each other");
+    tile_fault = NULL;
+    tile_release();
+}
+
 /* One product each: which of a pair is first, what is no denormal in and out, what rounds up to 2^-126. */
 TEST(one_pair)
 {
@@ -233,8 +283,10 @@ TEST(errors_beside_double)
             }
         error[kind] = sqrt(off / size);
     }
-    printf("    relative error of chains of %d: fma %.2e, vdpbf16 %.2e\n", K, error[DOT_FMA], error[DOT_VDPBF16]);
+    printf("    relative error of chains of %d: fma %.2e, vdpbf16 %.2e, amx %.2e\n", K, error[DOT_FMA], error[DOT_VDPBF16],
+           error[DOT_AMX]);
     CHECK(error[DOT_VDPBF16] < 1.25 * error[DOT_FMA] && error[DOT_FMA] < 5e-6);
+    CHECK(error[DOT_AMX] < error[DOT_FMA]); /* (chains of 16 and of 64, for one of 2,048) */
     free(a), free(b);
 }
 
@@ -316,7 +368,7 @@ static void experts_check(const Experts *e, const Build *b, int threads, bool wi
     Stream s = { &dev };
     const Tensor x = tensor_of(e->x, BF16, P, I), w = tensor_of(e->w, BF16, e->E, O, I), of = tensor_of(e->dy, BF16, P, O);
     const Tensor offset = tensor_of((void *)e->offset, I64, e->E * e->runs + 1);
-    dev.dot = defined_dot, dev.dot_pairs = b->pairs;
+    dev.dot = defined_dot, dev.dot_pairs = b->pairs, dev.dot_tiles = b->tiles;
     for (int64_t i = 0; i < weights; i++) got_dw[i] = e->start;
     OK(op->grouped_fwd(&s, &(grouped_fwd_args){ tensor_of(got_y, type, P, O), x, w, offset, .leaf = e->leaf }));
     OK(op->grouped_dx(&s, &(grouped_dx_args){ tensor_of(got_dx, type, P, I), of, w, offset, .leaf = e->leaf }));

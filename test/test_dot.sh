@@ -7,11 +7,10 @@ narrow=(train.steps=6 run.precision=bf16 run.reproducible=layout)
 run() { "$mt" --config tiny.ini run.dir="$1" "${narrow[@]}" "${@:2}" >/dev/null 2>"$1.err"; }
 ranks() { "$root/scripts/launch.sh" -n "$1" -- "$mt" --config tiny.ini run.dir="$2" "${narrow[@]}" "${@:3}" >/dev/null 2>"$2.err"; }
 
-usual=fma
-"$mt" doctor 2>/dev/null | grep -q '^bf16 dots *vdpbf16' && usual=vdpbf16
+usual=$("$mt" doctor 2>/dev/null | sed -n 's/^bf16 dots *\([a-z0-9]*\).*/\1/p')
 "$mt" plan --config tiny.ini "${narrow[@]}" >plan.txt 2>/dev/null
 check "plan names the processor's kind: $usual" grep -q "^device .*products by $usual" plan.txt
-for dot in fma vdpbf16; do
+for dot in fma vdpbf16 amx; do
     run $dot debug.dot=$dot
     check "$dot: the log names it: $(grep -m1 error $dot.err)" grep -q "bf16 by $dot" $dot.err
     run $dot-c debug.dot=$dot debug.isa=c
@@ -25,7 +24,10 @@ ranks 2 experts-parts parallel.tp=2 parallel.etp=2 train.micro_batch=5 "${expert
 check "parts of experts have their run: $(grep -m1 error experts-parts.err)" same_run experts-parts experts 6
 ranks 2 experts-cp parallel.cp=2 parallel.ep=2 "${experts[@]}"
 check "ranks of cp, too: $(grep -m1 error experts-cp.err)" same_run experts-cp experts 6
-check "the kinds differ" [ "$(digest fma 6)" != "$(digest vdpbf16 6)" ]
+check "the kinds differ" [ "$( (digest fma 6; digest vdpbf16 6; digest amx 6) | sort -u | wc -l)" -eq 3 ]
+run amx-experts debug.dot=amx "${experts[@]}"
+ranks 2 amx-parts debug.dot=amx parallel.tp=2 parallel.etp=2 train.micro_batch=5 "${experts[@]}"
+check "amx: parts of experts have their run: $(grep -m1 error amx-parts.err)" same_run amx-parts amx-experts 6
 run auto
 check "auto is $usual" same_losses auto $usual
 

@@ -896,6 +896,7 @@ static void run_narrow_exact(TrainSpec spec, DotKind dot, bool fp32_residual, bo
 
 TEST(bf16_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA, false, false); }
 TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16, false, true); }
+TEST(bf16_amx) { run_narrow_exact(tiny_llama(), DOT_AMX, false, true); }
 TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, true, true); }
 
 /* The same model in bf16, with one kind of dot product. */

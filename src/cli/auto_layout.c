@@ -52,6 +52,7 @@ static ConfigSource source_of(const AutoLayout *a, int64_t world)
     return (ConfigSource){ .path = a->path,
                            .gpus = device_cuda_count(why, sizeof why),
                            .pairs = dot_supported(),
+                           .tiles = dot_best() == DOT_AMX,
                            .overrides = a->given,
                            .override_count = a->given_count,
                            .world_size = world };

@@ -215,14 +215,13 @@ static void put_device(const PlanTable *t)
     const bool found = c->origin[CFG_run_device].kind == ORIGIN_AUTO;
     const bool cpu = t->spec.device.kind == DEVICE_CPU;
     char precision[CONFIG_VALUE_BYTES];
-    const char *dots = !cpu || t->spec.compute != BF16 ? ""
-                       : t->spec.device.dot == DOT_FMA ? ", products by fma"
-                                                       : ", products by vdpbf16";
-    printf("device  %s, %s%s%s\n",
+    const bool dots = cpu && t->spec.compute == BF16;
+    printf("device  %s, %s%s%s%s\n",
            t->target ? t->target->name
            : cpu     ? "cpu"
                      : "cuda",
-           config_value(c, CFG_run_precision, precision), dots,
+           config_value(c, CFG_run_precision, precision), dots ? ", products by " : "",
+           dots ? dot_name(t->spec.device.dot) : "",
            !found ? ""
            : cpu  ? " (this machine has no GPU; --device h100 plans for one)"
                   : " (this machine's; --device plans for another)");

@@ -18,6 +18,7 @@ Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
     return config_read(c, (ConfigSource){ .path = path,
                                           .gpus = device_cuda_count(why, sizeof why),
                                           .pairs = dot_supported(),
+                                          .tiles = dot_best() == DOT_AMX,
                                           .judge = grid_judge,
                                           .overrides = overrides.items,
                                           .override_count = overrides.count,
@@ -78,6 +79,7 @@ static Err config_of(Config *c, const Source *s, Words overrides, int64_t world_
     ConfigSource source = { .path = s->path, .text = s->meta.config, .world_size = CONFIG_ANY_WORLD };
     source.gpus = device_cuda_count(why, sizeof why);
     source.pairs = dot_supported();
+    source.tiles = dot_best() == DOT_AMX;
     TRY(err_as(config_read(c, source), ERR_CKPT));
     config_release(c);
     source.overrides = overrides.items;

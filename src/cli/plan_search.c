@@ -75,7 +75,8 @@ static Err ask(Query *q, const PlanSearch *p)
                                     .overrides = p->overrides.items,
                                     .override_count = p->overrides.count,
                                     .gpus = device_cuda_count(why, sizeof why),
-                                    .pairs = dot_supported() },
+                                    .pairs = dot_supported(),
+                                    .tiles = dot_best() == DOT_AMX },
                     &q->base));
     const Config *c = &q->base;
     TRY(planner_open(&q->planner, p->device, (int)p->world));

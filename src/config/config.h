@@ -65,7 +65,7 @@ typedef struct {
         int64_t world_size, dp;          /* ranks; data-parallel ranks */
         bool any_world;                  /* the first was asked for as CONFIG_ANY_WORLD */
         int gpus;                        /* of this host */
-        bool pairs;                      /* its processor has VDPBF16PS */
+        bool pairs, tiles;               /* its processor has VDPBF16PS; TDPBF16PS */
         BatchRamp batch;                 /* train.global_batch */
         int64_t global_batch;            /* of the largest step */
         int64_t microbatches;            /* of that step, on one rank: global_batch / (micro_batch * dp) */
@@ -108,7 +108,7 @@ typedef struct {
     int override_count;
     int64_t world_size; /* ranks, at most CONFIG_RANKS_MAX; 0 counts as 1; CONFIG_ANY_WORLD */
     int gpus;           /* of this host, for run.device = auto */
-    bool pairs;         /* its processor has VDPBF16PS, for debug.dot = auto */
+    bool pairs, tiles;  /* its processor has VDPBF16PS; TDPBF16PS; for debug.dot = auto */
     /* Asked only of what has mistakes already, so that they are all named at once: what else there is against it, given
      * the keys that are complained of (NULL: nobody is asked). Its ERR_CONFIG is one more of them. */
     Err (*judge)(const Config *c, const bool doubtful[CFG_COUNT]);

@@ -153,6 +153,7 @@ Err config_read(Config *c, ConfigSource source)
     c->derived.any_world = source.world_size == CONFIG_ANY_WORLD;
     c->derived.gpus = source.gpus;
     c->derived.pairs = source.pairs;
+    c->derived.tiles = source.tiles;
     c->path = config_keep(&r, "%s", source.path ? source.path : "");
     if (source.text) config_read_text(&r, source.text);
     else if (source.path) TRY(config_read_file(&r, source.path));

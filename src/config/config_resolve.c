@@ -291,8 +291,12 @@ static void resolve_run(ConfigReader *r)
     /* (of several ranks no GPU has run them yet: docs/gpu.md) */
     const bool alone = c->derived.world_size == 1;
     FILL(-1, run, graphs, !cpu && alone && !c->train.offload && !config_updates_in_step(c), CFG_run_device);
-    const bool pairs = config_has_dots(c) && c->derived.pairs;
-    FILL(DEBUG_DOT_AUTO, debug, dot, pairs ? DEBUG_DOT_VDPBF16 : DEBUG_DOT_FMA, CFG_run_precision);
+    const bool tiles = config_has_dots(c) && c->derived.tiles, pairs = config_has_dots(c) && c->derived.pairs;
+    FILL(DEBUG_DOT_AUTO, debug, dot,
+         tiles   ? DEBUG_DOT_AMX
+         : pairs ? DEBUG_DOT_VDPBF16
+                 : DEBUG_DOT_FMA,
+         CFG_run_precision);
     FILL(-1, run, autotune, !cpu, CFG_run_device);
     const bool copies = c->derived.dp * c->parallel.cp > 1; /* of dense weights: their gradients are summed */
     const bool gems = config_schedule_is(c, "gems");        /* refused beside it (config.def) */

@@ -28,6 +28,7 @@
 #include <stdatomic.h>
 
 #include "base/err.h"
+#include "cpu/gemm_depths.h"
 #include "cpu/gemm_fixed.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/gemm_narrow.h"
@@ -43,18 +44,22 @@ enum {
     SLAB_K_FIXED = 512,          /* integers are twice as wide: rather fewer rounds over them */
     SLAB_BYTES = 600 << 10,      /* what packed B takes: L2 has room for another thread */
     SLAB_BYTES_WIDE = 800 << 10, /* a transposed A is packed for each column of tasks: fewer pay */
-    CHUNK_ROWS = 8 * TILE_ROWS,  /* so many rows of a transposed A are packed at a time */
-    TASK_ROWS_MIN = 96,          /* below this, packing B for so few rows would show */
-    TASK_ROWS_MIN_DIRECT = 256,  /* an A that is not packed costs little when columns are cut instead */
+    CHUNK_ROWS =
+        (TILE_ROWS < 32 ? 8 : 2) * TILE_ROWS, /* so many rows of a transposed A are packed at a time */
+    TASK_ROWS_MIN = 96,                       /* below this, packing B for so few rows would show */
+    TASK_ROWS_MIN_DIRECT = 256, /* an A that is not packed costs little when columns are cut instead */
     TASKS_PER_THREAD = 2,
     AHEAD_PACKED = 8, /* rows of B to prefetch */
     AHEAD_DIRECT = 24,
     DIRECT_ROWS = 2 * TILE_ROWS, /* up to so many rows B is not packed but read where it lies */
     SLOT_BYTES_MAX = 4 << 20,
     STREAM_BYTES = 4 << 20,
-    SMALL_FLOP = 200000, /* not worth a second thread */
-    LEVELS = 12,         /* the tree inside a slab has no more */
+    SMALL_FLOP = 200000,                        /* not worth a second thread */
+    LEVELS = 12,                                /* the tree inside a slab has no more */
+    TURNED = (TILE_ROWS + VEC - 1) / VEC * VEC, /* columns of a tile that is turned round */
 };
+
+#if !defined(GEMM_TILES)
 
 /* A tile smaller than the largest instance, as several. */
 static __attribute__((noinline)) void tile_edge(const TileKernels *kernels, const Tile *tile)
@@ -75,14 +80,23 @@ static __attribute__((noinline)) void tile_edge(const TileKernels *kernels, cons
     }
 }
 
+/* kernels NULL: depths. */
 static inline void tile_run(const TileKernels *kernels, const Tile *t)
 {
-    if (t->rows == TILE_ROWS && t->cols == TILE_COLS) kernels[0].by_vecs[TILE_VECS](t, 0);
+    if (!kernels) tile_depths(t);
+    else if (t->rows == TILE_ROWS && t->cols == TILE_COLS) kernels[0].by_vecs[TILE_VECS](t, 0);
     else tile_edge(kernels, t);
 }
 
 TILE_FAMILY(TILE_FMA, tiles_fma)
 TILE_FAMILY(TILE_FLUSHED, tiles_flushed)
+#else
+static inline void tile_run(const TileKernels *kernels, const Tile *t)
+{
+    (void)kernels;
+    tile_depths(t);
+}
+#endif
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -95,7 +109,7 @@ typedef struct {
     int64_t M, N,
         K; /* the product that is computed: turned round if `swap`; K, as all k's below, in units of the form */
     bool swap, copy_a, copy_b;
-    bool rows_of_a; /* a copied A is not transposed: its rows are copied as rows */
+    bool rows_of_a; /* of a copied A all that a row has lies together, else what a k has */
     bool in_place;  /* sums build up in C itself */
     bool stream;    /* the result, written once, passes the caches */
     int64_t leaf, slab, group;
@@ -151,7 +165,7 @@ static Tile tile_open(const Task *t, int64_t row, int64_t col)
         tile.a = t->a + (row - t->chunk) / TILE_ROWS * p->a_panel;
         tile.a_row = p->rows_of_a ? p->a_panel / TILE_ROWS : 1;
         tile.a_k = p->rows_of_a ? 1 : TILE_ROWS;
-    } else if (p->form == FORM_PAIRS) {
+    } else if (form_packs(p->form)) {
         tile.a = (const void *)(p->a.bf16 + (t->row + row) * p->a.ld + 2 * t->k);
         tile.a_row = p->a.ld / 2;
         tile.a_k = 1;
@@ -249,8 +263,9 @@ static void output_swapped(const Task *t, int64_t row, int64_t col, Sum sum)
 {
     const Gemm *g = t->p->g;
     int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
-    float bias[VEC];
-    if (has_bias(g)) vf_store(bias, bias_at(g, t->row + row, rows));
+    float bias[TURNED];
+    for (int64_t i = 0; has_bias(g) && i < rows; i += VEC)
+        vf_store(bias + i, bias_at(g, t->row + row + i, rows - i));
     for (int64_t i = 0; has_bias(g) && i < rows; i++) {
         vf b = vf_set1(bias[i]);
         for (float *s = sum.at + i * sum.ld; s < sum.at + i * sum.ld + cols; s += VEC)
@@ -268,12 +283,12 @@ static void output_narrow(const Task *t, int64_t row, int64_t col, Sum sum)
 {
     const Gemm *g = t->p->g;
     const GemmNarrow *n = &g->narrow;
-    float turned[TILE_COLS * VEC] __attribute__((aligned(64)));
+    float turned[TILE_COLS * TURNED] __attribute__((aligned(64)));
     Part at = { t->row + row, t->col + col, min64(t->rows - row, TILE_ROWS),
                 min64(t->cols - col, TILE_COLS) };
     if (t->p->swap) {
-        transpose_any(turned, VEC, sum.at, sum.ld, at.rows, at.cols);
-        sum = (Sum){ turned, VEC };
+        transpose_any(turned, TURNED, sum.at, sum.ld, at.rows, at.cols);
+        sum = (Sum){ turned, TURNED };
         at = (Part){ at.col, at.row, at.cols, at.rows };
     }
     for (int64_t i = 0; i < at.rows; i++) {
@@ -511,7 +526,10 @@ static void task_pack_a(Task *t, int64_t row)
     }
     for (int64_t at = 0; at < t->slab_k;) {
         const Run r = run_at(t, at);
-        if (p->rows_of_a)
+        if (p->rows_of_a && p->a.transposed)
+            narrow_pack_turned(p->form, t->a + at, p->a_panel / TILE_ROWS,
+                               p->a.bf16 + r.number * p->a.ld + first, p->a.ld, r.numbers, rows);
+        else if (p->rows_of_a)
             narrow_pack_rows(p->form, t->a + at, p->a_panel / TILE_ROWS,
                              p->a.bf16 + first * p->a.ld + r.number, p->a.ld, r.numbers, rows);
         else
@@ -601,7 +619,9 @@ static void thread_run(Plan *p, int64_t thread)
     float *memory = (float *)(void *)(p->workspace + p->starts_bytes) + thread * p->thread_elems;
     Task t = { .p = p, .packed_col = -1, .a = memory, .b = memory + p->a_elems };
     t.slot = t.b + p->b_elems;
+    depths_begin();
     for (int64_t i; (i = atomic_fetch_add(&p->next, 1)) < p->tasks;) task_run(&t, i);
+    depths_end();
     if (t.overflow) atomic_store(&p->overflow, true);
     if (p->stream) atomic_thread_fence(memory_order_seq_cst); /* orders streamed lines, too */
 }
@@ -629,15 +649,15 @@ static int64_t count_leaves(Plan *p, int64_t *to)
 static void plan_leaves(Plan *p)
 {
     const Gemm *g = p->g;
-    const bool paired = form_pairs(p->form);
+    const int64_t step = form_step(p->form);
     const int64_t leaf = g->mode == GEMM_CHAIN ? g->K : min64(g->leaf, g->K);
     if (g->starts) {
         const int64_t count = count_leaves(p, NULL);
-        if (paired) p->starts_bytes = ceil_div((count + 1) * (int64_t)sizeof *p->starts, 64) * 64;
+        if (step > 1) p->starts_bytes = ceil_div((count + 1) * (int64_t)sizeof *p->starts, 64) * 64;
         else p->starts = g->starts;
         return;
     }
-    p->run = paired && leaf % 2 ? leaf : g->K;
+    p->run = leaf % step ? leaf : g->K;
     p->leaf = max64(form_units(p->form, leaf), 1);
     p->K = form_units(p->form, g->K);
     if (p->run < g->K) p->K = g->K / leaf * p->leaf + form_units(p->form, g->K % leaf);
@@ -646,6 +666,7 @@ static void plan_leaves(Plan *p)
 static void plan_k(Plan *p)
 {
     const Gemm *g = p->g;
+    const int64_t step = max64(form_units(p->form, form_step(p->form)), VEC); /* slabs begin with a depth */
     int64_t most = SLAB_K;
     if (p->copy_a) most = g->mode == GEMM_I64 ? SLAB_K_FIXED : SLAB_K_COPY_A;
     else if (p->swap) most = SLAB_K_SWAP;
@@ -654,7 +675,7 @@ static void plan_k(Plan *p)
         p->slab = min64(most, ceil_div(p->K, VEC) * VEC);
     } else if (p->leaf > most) {
         p->group = p->leaf;
-        p->slab = ceil_div(ceil_div(p->leaf, ceil_div(p->leaf, most)), VEC) * VEC;
+        p->slab = ceil_div(ceil_div(p->leaf, ceil_div(p->leaf, most)), step) * step;
     } else {
         int64_t leaves = p->leaf < p->K ? most / p->leaf : 1;
         if (g->mode == GEMM_I64)
@@ -720,12 +741,15 @@ static void plan_operands(Plan *p)
     p->a.transposed ^= p->swap;
     p->b.transposed ^= p->swap;
     /* an A of pairs is read where it lies if they are pairs there, too */
-    const bool pairs_lie = p->form == FORM_PAIRS && p->run == g->K && g->K % 2 == 0 && p->a.ld % 2 == 0;
-    p->rows_of_a = p->form != FORM_F32 && !p->a.transposed && !pairs_lie;
+    const bool pairs_lie = form_packs(p->form) && !p->a.transposed && p->run == g->K &&
+                           g->K % form_step(p->form) == 0 && p->a.ld % 2 == 0;
+    const bool rows = p->form == FORM_TILES || (p->form != FORM_F32 && !p->a.transposed);
+    p->rows_of_a = rows && !pairs_lie;
     p->copy_a = p->a.transposed || p->rows_of_a;
     p->copy_b = p->b.transposed || p->M > DIRECT_ROWS || g->mode == GEMM_I64 || p->form != FORM_F32;
 }
 
+#if !defined(GEMM_TILES)
 GemmForm CPU(gemm_form)(const Device *dev)
 {
     if (dev->dot == DOT_FMA) return FORM_WIDE;
@@ -734,15 +758,24 @@ GemmForm CPU(gemm_form)(const Device *dev)
 
 static const TileKernels *kernels_of(GemmForm form)
 {
+    if (form == FORM_DEPTHS) return NULL;
     return form == FORM_PAIRS ? CPU(tile_pairs)() : form == FORM_SWAPPED ? tiles_flushed : tiles_fma;
 }
 
 static void plan_form(Plan *p, const Device *dev)
 {
-    p->form = p->g->a.bf16 ? CPU(gemm_form)(dev) : FORM_F32;
+    p->form = !p->g->a.bf16 ? FORM_F32 : dev->dot == DOT_AMX ? FORM_DEPTHS : CPU(gemm_form)(dev);
     p->kernels = kernels_of(p->form);
     plan_leaves(p);
 }
+#else
+static void plan_form(Plan *p, const Device *dev)
+{
+    (void)dev;
+    p->form = FORM_TILES;
+    plan_leaves(p);
+}
+#endif
 
 /* The fixed-point result of no leaf at all. */
 static void output_zero(const Gemm *g)
@@ -751,9 +784,21 @@ static void output_zero(const Gemm *g)
         memset(g->fixed + i * g->ldc, 0, (size_t)g->N * sizeof *g->fixed);
 }
 
-int64_t CPU(gemm_bytes)(const Device *dev, const Gemm *g)
+#if !defined(GEMM_TILES)
+static bool by_tiles(const Device *dev, const Gemm *g)
+{
+    return g->a.bf16 && dev->dot == DOT_AMX && dev->dot_tiles;
+}
+#define OWN_NAME(name) CPU(name)
+#else
+static bool by_tiles(const Device *dev, const Gemm *g) { return (void)dev, (void)g, false; }
+#define OWN_NAME(name) CPU(name##_by_tiles)
+#endif
+
+int64_t OWN_NAME(gemm_bytes)(const Device *dev, const Gemm *g)
 {
     Plan p = { .g = g };
+    if (by_tiles(dev, g)) return CPU(gemm_bytes_by_tiles)(dev, g);
     if (g->M == 0 || g->N == 0 || (g->K == 0 && g->mode == GEMM_I64)) return 0;
     plan_form(&p, dev);
     plan_operands(&p);
@@ -767,6 +812,7 @@ static int64_t threads_for(const Device *dev, const Gemm *g)
     return 2 * g->M * g->N * g->K < SMALL_FLOP ? 1 : dev->threads;
 }
 
+#if !defined(GEMM_TILES)
 double CPU(gemm_speedup)(const Device *dev, const Gemm *g)
 {
     enum { THREADS_MOST = 64 };
@@ -788,9 +834,11 @@ double CPU(gemm_speedup)(const Device *dev, const Gemm *g)
     }
     return (double)(p.M * p.N) / most;
 }
+#endif
 
-bool CPU(gemm)(const Device *dev, const Gemm *g)
+bool OWN_NAME(gemm)(const Device *dev, const Gemm *g)
 {
+    if (by_tiles(dev, g)) return CPU(gemm_by_tiles)(dev, g);
     Plan p = { .g = g, .workspace = dev->workspace };
     ASSERT(g->mode == GEMM_CHAIN || g->starts || g->leaf > 0);
     ASSERT(!g->starts || g->mode == GEMM_I64);
@@ -820,6 +868,7 @@ bool CPU(gemm)(const Device *dev, const Gemm *g)
     return atomic_load(&p.overflow);
 }
 
+#if !defined(GEMM_TILES)
 void CPU(transpose)(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, int64_t cols)
 {
     transpose_any(dst, ldd, src, lds, rows, cols);
@@ -847,3 +896,4 @@ void CPU(tile_gemm)(const TileGemm *g)
         }
     }
 }
+#endif

@@ -21,7 +21,15 @@
  *     c = step(A(i,k+1), B(k+1,j), c); c = step(A(i,k), B(k,j), c)
  *   step(a, b, c) = fmaf(a, b, c), or 0 of its sign where a b + c is below 2^-126 once it is rounded to 24 bits
  *
- * Trees, integers and bias are the same for both kinds. A CHAIN of pairs goes on over calls that begin at even k's.
+ * DOT_AMX is that of the instruction TDPBF16PS on tiles of 32 k's. A leaf is depths of 32 k's from its first on, the last
+ * one filled up with 0 of both operands; with the same step and flush:
+ *
+ *   for each depth: even = odd = 0; for k of each pair of it, ascending:
+ *     even = step(A(i,k), B(k,j), even); odd = step(A(i,k+1), B(k+1,j), odd)
+ *     c = flush(flush(c) + flush(even + odd))
+ *
+ * Trees, integers and bias are the same for all kinds. A CHAIN of pairs goes on over calls that begin at even k's, one of
+ * depths over calls that begin at multiples of 32.
  */
 #ifndef MEGATRAIN_CPU_GEMM_H
 #define MEGATRAIN_CPU_GEMM_H
@@ -70,7 +78,7 @@ typedef struct {
 } Gemm;
 
 /* What kernels read, four bytes along k at a time: numbers, or pairs of bf16 numbers (gemm_form.h). */
-typedef enum { FORM_F32, FORM_WIDE, FORM_SWAPPED, FORM_PAIRS } GemmForm;
+typedef enum { FORM_F32, FORM_WIDE, FORM_SWAPPED, FORM_PAIRS, FORM_DEPTHS, FORM_TILES } GemmForm;
 
 /*
  * A small product, for tiles that lie in the L1 or L2 cache: C[m x n] = (beta ? C : 0) + A[m x k] B[k x n]
@@ -96,7 +104,10 @@ typedef struct {
  *            if an I64 leaf was NaN or |leaf * 2^shift| >= 2^(62 - headroom_bits); such a leaf adds 0.
  * gemm_bytes the workspace that it needs with one thread.
  * gemm_speedup  by so much more than one thread do dev->threads threads at once: tasks are few, and not of one size.
- * gemm_form  the form of operands of bf16 on this device.
+ * gemm_form  the form of operands of bf16 that a small product (tile_gemm) has on this device. By DOT_AMX such products
+ *            are those of DOT_VDPBF16: their tiles are too small to fill those of the instruction.
+ * by_tiles   gemm and gemm_bytes of bf16 by TDPBF16PS, where this build has it (gemm_tiles.c): of dev->dot_tiles alone.
+ * tiles_agree  whether the instruction, which this processor must have, gives the bits of the definition.
  * tile_gemm  one thread, no workspace.
  * transpose  dst[j * ldd + i] = src[i * lds + j] for i < rows, j < cols; one thread.
  */
@@ -104,6 +115,9 @@ typedef struct {
     bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                         \
     int64_t cpu_##isa##_gemm_bytes(const Device *dev, const Gemm *g);                                \
     double cpu_##isa##_gemm_speedup(const Device *dev, const Gemm *g);                               \
+    bool cpu_##isa##_gemm_by_tiles(const Device *dev, const Gemm *g);                                \
+    int64_t cpu_##isa##_gemm_bytes_by_tiles(const Device *dev, const Gemm *g);                       \
+    bool cpu_##isa##_tiles_agree(void);                                                              \
     GemmForm cpu_##isa##_gemm_form(const Device *dev);                                               \
     void cpu_##isa##_tile_gemm(const TileGemm *g);                                                   \
     void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, \

@@ -30,6 +30,8 @@ static void narrow_pack_b(GemmForm form, float *dst, int64_t panel, int64_t at, 
 {
     if (form == FORM_PAIRS) narrow_pack_b_form(FORM_PAIRS, dst, panel, at, src, ld, numbers, cols);
     else if (form == FORM_WIDE) narrow_pack_b_form(FORM_WIDE, dst, panel, at, src, ld, numbers, cols);
+    else if (form == FORM_DEPTHS) narrow_pack_b_form(FORM_DEPTHS, dst, panel, at, src, ld, numbers, cols);
+    else if (form == FORM_TILES) narrow_pack_b_form(FORM_TILES, dst, panel, at, src, ld, numbers, cols);
     else narrow_pack_b_form(FORM_SWAPPED, dst, panel, at, src, ld, numbers, cols);
 }
 
@@ -68,6 +70,22 @@ static void narrow_pack_a(GemmForm form, float *dst, int64_t panel, const uint16
             if (rows - r >= TILE_ROWS) memcpy(out, line + r, TILE_ROWS * sizeof *out);
             else memcpy(out, line + r, (size_t)(rows - r) * sizeof *out);
         }
+    }
+}
+
+/* As narrow_pack_rows, of a transposed A. */
+static inline void narrow_pack_turned(GemmForm form, float *dst, int64_t stride, const uint16_t *src,
+                                      int64_t ld, int64_t numbers, int64_t rows)
+{
+    float lines[VEC * NARROW_ROWS_MOST] __attribute__((aligned(64)));
+    const int64_t units = form_units(form, numbers);
+    for (int64_t q = 0; q < units; q += VEC) {
+        const int64_t count = units - q < VEC ? units - q : VEC;
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t r = 0; r < rows; r += VEC)
+                vf_store(lines + i * NARROW_ROWS_MOST + r,
+                         narrow_line(form, src, ld, numbers, q + i, r, rows - r));
+        transpose_any(dst + q, stride, lines, NARROW_ROWS_MOST, count, rows);
     }
 }
 

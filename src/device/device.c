@@ -41,11 +41,32 @@ Isa isa_best(void)
     return isa_supported(ISA_AVX512) ? ISA_AVX512 : isa_supported(ISA_AVX2) ? ISA_AVX2 : ISA_C;
 }
 
-static const char *const dot_names[DOT_KINDS] = { "fma", "vdpbf16" };
+static const char *const dot_names[DOT_KINDS] = { "fma", "vdpbf16", "amx" };
 
 const char *dot_name(DotKind kind) { return dot_names[kind]; }
 
 bool dot_supported(void) { return isa_supported(ISA_AVX512) && cpu_avx512_has_pairs(); }
+
+static Tiles tiles_found;
+
+static void find_tiles(void)
+{
+    /* (attention keeps to VDPBF16PS) */
+    if (dot_supported() && cpu_avx512_has_tiles())
+        tiles_found = cpu_avx512_tiles_agree() ? TILES_AGREE : TILES_DIFFER;
+}
+
+Tiles dot_tiles(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, find_tiles);
+    return tiles_found;
+}
+
+DotKind dot_best(void)
+{
+    return dot_tiles() == TILES_AGREE ? DOT_AMX : dot_supported() ? DOT_VDPBF16 : DOT_FMA;
+}
 
 static Err map_memory(int64_t size_bytes, void **out)
 {
@@ -72,9 +93,15 @@ static Err cpu_open(Device *dev, int index, Isa isa)
     if (!isa_supported(isa))
         return err_set(ERR_CONFIG, "this processor has no %s", isa_name(isa)),
                err_hint("set debug.isa=auto (here: %s)", isa_name(isa_best()));
+    if (isa == ISA_AVX512 && dev->dot == DOT_AMX && dot_tiles() == TILES_DIFFER)
+        return err_set(ERR_CONFIG,
+                       "debug.dot=amx: this processor's TDPBF16PS does not sum as its manual says"),
+               err_hint("set debug.dot=%s, or debug.isa=avx2 for its bits by other instructions, slowly",
+                        dot_name(dot_best()));
     dev->isa = isa;
     dev->ops = tables[isa];
     dev->dot_pairs = isa == ISA_AVX512 && dot_supported();
+    dev->dot_tiles = isa == ISA_AVX512 && dot_tiles() == TILES_AGREE;
     void *workspace;
     TRY(map_memory(DEVICE_WORKSPACE_BYTES, &workspace)); /* not touched: small shapes use little of it */
     dev->workspace = workspace;

@@ -49,8 +49,13 @@ typedef struct Event {
 
 typedef enum { ISA_AUTO, ISA_AVX512, ISA_AVX2, ISA_C, ISA_COUNT } Isa;
 
-/* How the cpu sums products of bf16 numbers (cpu/gemm.h): by an fp32 chain of all, or by VDPBF16PS's chain of pairs. */
-typedef enum { DOT_FMA, DOT_VDPBF16, DOT_KINDS } DotKind;
+/* How the cpu sums products of bf16 numbers (cpu/gemm.h): by an fp32 chain of all, by VDPBF16PS's chain of pairs, or by
+ * TDPBF16PS's depths of 32. */
+typedef enum { DOT_FMA, DOT_VDPBF16, DOT_AMX, DOT_KINDS } DotKind;
+
+/* Intel's AMX tiles: a processor has none (or its system lends none), has such as sum otherwise than their manual says, or
+ * such as keep to it. */
+typedef enum { TILES_ABSENT, TILES_DIFFER, TILES_AGREE } Tiles;
 
 __extension__ typedef __int128 WideCount; /* (a GPU does 2^63 FLOP in a few hours) */
 
@@ -134,6 +139,7 @@ struct Device {
     Isa isa;
     DotKind dot;
     bool dot_pairs;  /* DOT_VDPBF16 by the instruction itself; else its definition by others, slowly */
+    bool dot_tiles;  /* the same of DOT_AMX */
     char *workspace; /* kernels' own scratch: packing buffers, partial sums */
     int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on cpu and cuda */
     int64_t pinned_bytes;    /* on cuda: of the ring through which host data travels */
@@ -305,10 +311,14 @@ const char *isa_name(Isa isa);
 bool isa_supported(Isa isa);
 const char *dot_name(DotKind kind);
 bool dot_supported(void); /* this processor and this build have VDPBF16PS */
+Tiles dot_tiles(void);    /* and TDPBF16PS, which the first call asks for and checks */
+DotKind dot_best(void);   /* the fastest here, for debug.dot = auto */
 
 /* The backends' op tables, one per build of src/cpu/ (src/cpu/table.c), and the null table (ops.c). */
 extern const OpTable cpu_avx512_ops, cpu_avx2_ops, cpu_c_ops, null_ops;
-extern const OpTable widened_ops; /* widen.c */
-bool cpu_avx512_has_pairs(void);  /* src/cpu/gemm_pairs.c: VDPBF16PS, of the build and of the processor */
+extern const OpTable widened_ops;  /* widen.c */
+bool cpu_avx512_has_pairs(void);   /* src/cpu/gemm_pairs.c: VDPBF16PS, of the build and of the processor */
+bool cpu_avx512_has_tiles(void);   /* src/cpu/gemm_tiles.c: TDPBF16PS, and the system's leave to use it */
+bool cpu_avx512_tiles_agree(void); /* it gives the bits of its definition; asked where there is one */
 
 #endif

@@ -329,11 +329,10 @@ static Err measure_ops(LocalRank *r, void *user)
     b->rank = r;
     b->times = t;
     /* (staging: operands of 8 bits are widened, in fp32 as well) */
-    TRY(device_open(&b->dev,
-                    (DeviceChoice){ .kind = DEVICE_CPU,
-                                    .threads = round->threads,
-                                    .dot = dot_supported() ? DOT_VDPBF16 : DOT_FMA, /* as debug.dot = auto */
-                                    .staging_bytes = STAGING_BYTES }));
+    TRY(device_open(&b->dev, (DeviceChoice){ .kind = DEVICE_CPU,
+                                             .threads = round->threads,
+                                             .dot = dot_best(), /* as debug.dot = auto */
+                                             .staging_bytes = STAGING_BYTES }));
     const Err err = measure_jobs(b);
     device_close(&b->dev);
     free(b->other);

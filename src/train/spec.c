@@ -298,6 +298,10 @@ ZeroCut spec_zero_cut(int64_t zero, int reshard, int64_t pp)
 
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 {
+    static const DotKind dots[] = { [DEBUG_DOT_AUTO] = DOT_FMA,
+                                    [DEBUG_DOT_AMX] = DOT_AMX,
+                                    [DEBUG_DOT_VDPBF16] = DOT_VDPBF16,
+                                    [DEBUG_DOT_FMA] = DOT_FMA };
     static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO,
                                 [DEBUG_ISA_AVX512] = ISA_AVX512,
                                 [DEBUG_ISA_AVX2] = ISA_AVX2,
@@ -341,7 +345,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .seed = (uint64_t)cfg->run.seed,
                         .device.threads = (int)cfg->debug.threads,
                         .device.isa = isas[cfg->debug.isa],
-                        .device.dot = cfg->debug.dot == DEBUG_DOT_VDPBF16 ? DOT_VDPBF16 : DOT_FMA,
+                        .device.dot = dots[cfg->debug.dot],
                         .purpose.ahead = true,
                         .purpose.snapshot = cfg->checkpoint.async,
                         .purpose.scores = *cfg->train.eval_tasks != 0,

@@ -69,6 +69,21 @@ static void say_fp8(const ModelSpec *m)
                               : ", and experts' products in bf16");
 }
 
+/* Of products of bf16: that they are slow here, or that the fastest kind could not be taken. */
+static void say_dots(const Loop *l)
+{
+    const Device *d = &l->run.trainer.device;
+    if (d->dot == DOT_VDPBF16 && !d->dot_pairs)
+        log_warn("debug.dot=vdpbf16: these kernels have no VDPBF16PS, and others give its bits several times "
+                 "slower");
+    if (d->dot == DOT_AMX && !d->dot_tiles)
+        log_warn(
+            "debug.dot=amx: these kernels have no TDPBF16PS, and others give its bits several times slower");
+    if (dot_tiles() == TILES_DIFFER && l->cfg->origin[CFG_debug_dot].kind == ORIGIN_AUTO)
+        log_warn("debug.dot=auto takes %s: this processor's TDPBF16PS does not sum as its manual says",
+                 dot_name(d->dot));
+}
+
 /* end: the last step of this start. */
 static void say_start(const Loop *l, int64_t end)
 {
@@ -87,10 +102,7 @@ static void say_start(const Loop *l, int64_t end)
              units_count(a, (double)p->params), units_bytes(b, memory_plan_total(p)),
              units_bytes(c, p->state), units_bytes(d, p->save), units_bytes(e, p->scratch), where,
              l->peak_source, l->peak_flops * 1e-9);
-    if (t->spec.compute == BF16 && t->device.dot == DOT_VDPBF16 && !t->device.dot_pairs &&
-        t->device.kind == DEVICE_CPU)
-        log_warn("debug.dot=vdpbf16: these kernels have no VDPBF16PS, and others give its bits several times "
-                 "slower");
+    if (t->spec.compute == BF16 && t->device.kind == DEVICE_CPU) say_dots(l);
     say_fp8(&t->spec.model);
     say_ranks(l);
     if (p->states && p->host_apart)
