@@ -913,6 +913,7 @@ TEST(bf16_experts)
     run_all(narrow(tiny_mixture(TINY_QWEN3, 2), DOT_FMA, false), mode_is("all") ? 1 : 30);
     run_all(narrow(tiny_mixture(TINY_DEEPSEEK, 2), DOT_VDPBF16, false), mode_is("all") ? 1 : 30);
     run_all(narrow(tiny_gptoss(2), DOT_FMA, true), mode_is("all") ? 1 : 30);
+    run_all(narrow(tiny_mixture(TINY_MIXTRAL, 2), DOT_AMX, false), mode_is("all") ? 1 : 30);
 }
 TEST(bf16_capacity) { run_all(narrow(of_capacity(TINY_DEEPSEEK, 0.5, true, 1), DOT_FMA, true), mode_is("all") ? 1 : 18); }
 TEST(bf16_hosts) { check_on_hosts(narrow(tiny_mixture(TINY_QWEN3, 2), DOT_VDPBF16, true), 3, NULL); }
