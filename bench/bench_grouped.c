@@ -163,12 +163,10 @@ static Err run_all(void)
     json_open(&bench.json, NULL, '{');
     json_put_int(&bench.json, "threads", bench.dev.threads);
     json_open(&bench.json, "rows", '[');
-    printf("%s, %s%s, %d threads; fwd, dx and dw\n%-34s %9s %9s %9s\n", isa_name(bench.dev.isa),
-           dtype_name(bench.dtype),
-           bench.dtype == F32         ? ""
-           : bench.dot == DOT_VDPBF16 ? " by vdpbf16"
-                                      : " by fma",
-           bench.dev.threads, "", "grouped", "one by one", "speed");
+    printf("%s, %s%s%s, %d threads; fwd, dx and dw\n%-34s %9s %9s %9s\n", isa_name(bench.dev.isa),
+           dtype_name(bench.dtype), bench.dtype == F32 ? "" : " by ",
+           bench.dtype == F32 ? "" : dot_name(bench.dot), bench.dev.threads, "", "grouped", "one by one",
+           "speed");
     Err err = ERR_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && !err; i++) err = run_row(&rows[i]);
     json_close(&bench.json, ']');

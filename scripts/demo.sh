@@ -82,8 +82,8 @@ done
 why="of DEMO_PRECISION" precision=${DEMO_PRECISION:-}
 if [ -z "$precision" ]; then
     precision=fp32 why="this processor has no instruction for products of bf16 numbers"
-    if grep -q '^bf16 dots *vdpbf16, fma' <<<"$(mt doctor)"; then
-        precision=bf16 why="this processor multiplies pairs of bf16 numbers, by VDPBF16PS"
+    if grep -q '^bf16 dots *\(amx, \)\?vdpbf16, fma' <<<"$(mt doctor)"; then
+        precision=bf16 why="this processor multiplies bf16 numbers faster than fp32, by VDPBF16PS"
     fi
 fi
 

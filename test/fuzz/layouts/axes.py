@@ -10,7 +10,7 @@ KINDS = {  # the values of each axis
     "precision": ("fp32", "bf16", "fp16", "fp8"),
     "residual": ("as chosen", "fp32", "16 bits"), "fp8": ("tensorwise", "blockwise", "mxfp8"), "fp8_keep": ("0", "1"), "fp8_weights": YES,
     "fp8_experts": YES,
-    "vectors": ("as chosen", "fp32", "16 bits"), "dot": ("auto", "fma", "vdpbf16"),
+    "vectors": ("as chosen", "fp32", "16 bits"), "dot": ("auto", "fma", "vdpbf16", "amx"),
     "arch": ("gpt2", "llama"),
     "attention": ("mha", "grouped", "one key head", "mla"),
     "position": ("learned", "rope", "rope in part", "none"),

@@ -173,7 +173,7 @@ class Draw:
             put("fp32_residual", self.chance(0.5))
             put("fp32_vectors", self.chance(0.5))
         if self.precision == "bf16":
-            self.put(self.model, "debug.dot", self.one("auto", "fma", "vdpbf16"), "auto")
+            self.put(self.model, "debug.dot", self.one("auto", "fma", "vdpbf16", "amx"), "auto")
         if self.fp8:
             put("fp8", self.fp8, "tensorwise")
             put("fp8_weights", self.chance(0.3), False)
