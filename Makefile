@@ -207,7 +207,7 @@ EMULATED_TILES := $(BUILD)/test/gemm_tiles.o $(BUILD)/test/tile_emulation.o
 $(BUILD)/test/gemm_tiles.o: src/cpu/gemm_tiles.c
 	@mkdir -p $(@D)
 	@echo "  CC $< (emulated)"
-	@$(CC) $(CFLAGS) $(c_FLAGS) -Itest -DCPU_ISA=c -DCPU_ISA_c -DTILE_EMULATION -c -o $@ $<
+	@$(CC) $(CFLAGS) $(c_FLAGS) -Itest -DCPU_ISA=c -DCPU_ISA_c -DTILE_EMULATION='"tile_emulation.h"' -c -o $@ $<
 $(BUILD)/test/tile_emulation.o: CFLAGS += -Itest -O3
 $(BUILD)/test/test_dot: $(EMULATED_TILES)
 

@@ -7,7 +7,7 @@
 #define MEGATRAIN_TEST_TILE_EMULATION_H
 
 #if !defined(TILE_EMULATION)
-#define TILE_EMULATION /* (in the tests themselves) */
+#define TILE_EMULATION "tile_emulation.h" /* (in the tests themselves) */
 #endif
 #include "cpu/tiles.h"
 

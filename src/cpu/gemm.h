@@ -21,15 +21,15 @@
  *     c = step(A(i,k+1), B(k+1,j), c); c = step(A(i,k), B(k,j), c)
  *   step(a, b, c) = fmaf(a, b, c), or 0 of its sign where a b + c is below 2^-126 once it is rounded to 24 bits
  *
- * DOT_AMX is that of the instruction TDPBF16PS on tiles of 32 k's. A leaf is depths of 32 k's from its first on, the last
- * one filled up with 0 of both operands; with the same step and flush:
+ * DOT_AMX is that of the instruction TDPBF16PS on tiles of 32 k's. A leaf is depths of 32 k's from its first on, the
+ * last one filled up with 0 of both operands; with the same step and flush:
  *
  *   for each depth: even = odd = 0; for k of each pair of it, ascending:
  *     even = step(A(i,k), B(k,j), even); odd = step(A(i,k+1), B(k+1,j), odd)
  *     c = flush(flush(c) + flush(even + odd))
  *
- * Trees, integers and bias are the same for all kinds. A CHAIN of pairs goes on over calls that begin at even k's, one of
- * depths over calls that begin at multiples of 32.
+ * Trees, integers and bias are the same for all kinds. A CHAIN of pairs goes on over calls that begin at even k's, one
+ * of depths over calls that begin at multiples of 32.
  */
 #ifndef MEGATRAIN_CPU_GEMM_H
 #define MEGATRAIN_CPU_GEMM_H

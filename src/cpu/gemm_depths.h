@@ -1,6 +1,6 @@
 /*
- * Tiles of products of bf16 summed as DOT_AMX does (gemm.h): by vectors, for operands of FORM_DEPTHS; or, where gemm.c is
- * compiled a second time as gemm_tiles.c, by the instruction itself, for FORM_TILES. Used by gemm.c alone.
+ * Tiles of products of bf16 summed as DOT_AMX does (gemm.h): by vectors, for operands of FORM_DEPTHS; or, where gemm.c
+ * is compiled a second time as gemm_tiles.c, by the instruction itself, for FORM_TILES. Used by gemm.c alone.
  */
 #ifndef MEGATRAIN_CPU_GEMM_DEPTHS_H
 #define MEGATRAIN_CPU_GEMM_DEPTHS_H
@@ -19,7 +19,7 @@ typedef struct {
 
 enum { TILE_SIDE = 16, DEPTH_UNITS = DEPTH / 2, UNIT = sizeof(float) };
 
-/* Each thread that multiplies says so to its processor, and when it is done: what tiles hold is then saved no longer. */
+/* Each thread that multiplies says so to its processor, and when it is done: what tiles hold is then not saved. */
 static void depths_begin(void)
 {
     TileShapes shapes = { .palette = 1 };
@@ -41,8 +41,8 @@ static inline const float *depth_rows(const float *a, int64_t *row, int64_t rows
 
 /*
  * Up to 2 x 2 tiles of sums, in registers 0 to 3; A is in 4 and 5, B in 6 and 7. Registers are numbers of the
- * instructions, so each case is written out. (What C wrote before must be in memory: the intrinsics do not say that they
- * read it.)
+ * instructions, so each case is written out. (What C wrote before must be in memory: the intrinsics do not say that
+ * they read it.)
  */
 #define EACH_TILE(op)                  \
     do {                               \

@@ -10,8 +10,8 @@
  *   FORM_TILES    two numbers as in FORM_PAIRS: what TDPBF16PS reads
  *
  * Where forms have pairs, every leaf begins with one, and behind an odd last number there is a 0; those of DOT_AMX have
- * depths of 32 numbers instead of pairs. A run below is a leaf's numbers, or some of them from one on that begins a pair
- * (a depth). Used by gemm.c and, but for the last two, by attention.
+ * depths of 32 numbers instead of pairs. A run below is a leaf's numbers, or some of them from one on that begins a
+ * pair (a depth). Used by gemm.c and, but for the last two, by attention.
  */
 #ifndef MEGATRAIN_CPU_GEMM_FORM_H
 #define MEGATRAIN_CPU_GEMM_FORM_H

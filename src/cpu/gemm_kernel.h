@@ -12,8 +12,8 @@
  * row-major A needs no packing; B needs contiguous rows.
  *
  * There are three families of them, by what a k is (gemm.h, DOT_VDPBF16): fma as above; flushed, the same without
- * denormals; pairs, where an element is two bf16 numbers that lie in place of a float, and k counts these. Beside them are
- * depths (gemm_depths.h), which sum as DOT_AMX does.
+ * denormals; pairs, where an element is two bf16 numbers that lie in place of a float, and k counts these. Beside them
+ * are depths (gemm_depths.h), which sum as DOT_AMX does.
  *
  * 8 x 48 (AVX-512): 24 accumulators, 8 broadcasts and 3 loads for 24 fma. 6 x 16 (AVX2): 12 accumulators.
  */

@@ -1,6 +1,6 @@
 /*
- * Intel's AMX tiles, eight registers of up to 16 rows of 64 bytes: the compiler's intrinsics, or, with TILE_EMULATION, the
- * same in C (test/tile_emulation.h), by which tests execute the kernels on a processor without them. Used by
+ * Intel's AMX tiles, eight registers of up to 16 rows of 64 bytes: the compiler's intrinsics, or those of the header
+ * that TILE_EMULATION names, the same in C, by which tests execute the kernels on a processor without them. Used by
  * gemm_depths.h alone.
  *
  *   _tile_loadconfig(shapes)   the shapes of all eight; what they hold is 0 then
@@ -22,7 +22,7 @@ typedef struct {
 } TileShapes;
 
 #if defined(TILE_EMULATION)
-#include "tile_emulation.h"
+#include TILE_EMULATION
 #else
 #include <immintrin.h>
 #endif

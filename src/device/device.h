@@ -53,8 +53,8 @@ typedef enum { ISA_AUTO, ISA_AVX512, ISA_AVX2, ISA_C, ISA_COUNT } Isa;
  * TDPBF16PS's depths of 32. */
 typedef enum { DOT_FMA, DOT_VDPBF16, DOT_AMX, DOT_KINDS } DotKind;
 
-/* Intel's AMX tiles: a processor has none (or its system lends none), has such as sum otherwise than their manual says, or
- * such as keep to it. */
+/* Intel's AMX tiles: a processor has none (or its system lends none), has such as sum otherwise than their manual says,
+ * or such as keep to it. */
 typedef enum { TILES_ABSENT, TILES_DIFFER, TILES_AGREE } Tiles;
 
 __extension__ typedef __int128 WideCount; /* (a GPU does 2^63 FLOP in a few hours) */
