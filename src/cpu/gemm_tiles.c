@@ -1,7 +1,7 @@
 /*
  * gemm.c once more, with tiles of TDPBF16PS below it instead of registers of vectors: one instruction multiplies
- * 16 x 16 x 16 pairs. Of the build for AVX-512 this file alone is compiled for AMX (Makefile), if the compiler knows it.
- * Whether the processor has it, whether the system lends it, and whether it keeps to its definition is asked at run
+ * 16 x 16 x 16 pairs. Of the build for AVX-512 this file alone is compiled for AMX (Makefile), if the compiler knows
+ * it. Whether the processor has it, whether the system lends it, and whether it keeps to its definition is asked at run
  * time (dot_tiles).
  */
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(CPU_ISA_avx512)
@@ -102,7 +102,7 @@ bool CPU(tiles_agree)(void) { return false; }
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Linux (5.16 and later) lends the state of tiles, 8 KiB a thread, to a process that asks for it: to all its threads. */
+/* Linux (5.16 and later) lends the state of tiles, 8 KiB a thread, to a process that asks: to all its threads. */
 bool cpu_avx512_has_tiles(void)
 {
     enum { REQUEST_STATE = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
