@@ -433,7 +433,8 @@ TEST(copies_are_scaled)
     for (int wide = 0; wide < 2; wide++) {
         uint64_t hash = 0;
         for (ZeroCut zero = ZERO_NONE; zero <= ZERO_VALUES; zero++) {
-            TinyRun r = { .spec = clipped(tiny_gpt2()), .grid = { .tp = 1, .dp = 2 }, .steps = STEPS, .after = rounded };
+            TinyRun r = { .spec = clipped(tiny_gpt2()), .grid = { .tp = 1, .dp = 2 }, .steps = STEPS };
+            r.after = rounded;
             r.spec.compute = BF16;
             r.spec.fp32_vectors = wide;
             r.spec.exact = false;
