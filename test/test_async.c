@@ -24,6 +24,7 @@ typedef struct {
     Rule rule;
     int pp, dp, zero, zero_group, group; /* group: micro-batches of an update, over one dp rank */
     Recompute recompute;
+    bool narrow; /* in bf16, what is no matrix in fp32 beside */
 } Case;
 
 static TrainSpec spec_of(const Case *c)
@@ -37,6 +38,7 @@ static TrainSpec spec_of(const Case *c)
     s.update.zero = c->zero;
     s.model.recompute = layer_pattern_all(c->recompute);
     s.pipeline = (PipelineSpec){ .schedule = c->schedule, .group = c->rule == DOUBLE ? c->group : 0 };
+    if (c->narrow) s.compute = BF16, s.fp32_vectors = true;
     return s;
 }
 
@@ -46,7 +48,7 @@ typedef struct {
     Case c;
     World world;
     Trainer t;
-    float *version[UPDATES + 1]; /* all weights after so many updates of the step */
+    char *version[UPDATES + 1]; /* all weights after so many updates of the step */
 } Loop;
 
 /* The pipeline stage of a parameter: four blocks in even shares, embedding first, norm and head last. */
@@ -68,8 +70,9 @@ static void compose(Loop *l, int update)
     ParamStore *s = &l->t.stores[0];
     for (int i = 0; i < s->reg->count; i++) {
         const Param *p = &s->reg->items[i];
-        const float *from = l->version[version_of(l, stage_of(l, p->name), update)];
-        memcpy((float *)s->value.data + p->offset, from + p->offset, (size_t)p->count * sizeof *from);
+        const char *from = l->version[version_of(l, stage_of(l, p->name), update)];
+        const Tensor value = param_store_value(s, i, 0);
+        memcpy(value.data, from + ((char *)value.data - (char *)s->value.data), (size_t)tensor_bytes(value));
     }
 }
 
@@ -212,6 +215,16 @@ TEST(two_buffered_weights)
     compare(&(Case){ "2bw", DOUBLE, .pp = 4, .dp = 1, .group = 4, .recompute = RECOMPUTE_SELECTIVE });
     compare(&(Case){ "2bw", DOUBLE, .pp = 2, .dp = 2, .zero = 1, .group = 2 });
     compare(&(Case){ "2bw", DOUBLE, .pp = 2, .dp = 4, .zero = 2, .zero_group = 2, .group = 2 });
+}
+
+/* Versions of 16 bits and of the vectors in fp32 that lie behind them: what layers read, not what is updated. */
+TEST(versions_in_16_bits)
+{
+    compare(&(Case){ "pipedream", STASH, .pp = 2, .dp = 1, .group = 1, .narrow = true });
+    compare(&(Case){ "pipedream", STASH, .pp = 4, .dp = 1, .group = 1, .recompute = RECOMPUTE_FULL, .narrow = true });
+    compare(&(Case){ "pipedream", STASH, .pp = 2, .dp = 2, .zero = 2, .group = 1, .narrow = true });
+    compare(&(Case){ "pipedream-vertical", VERTICAL, .pp = 2, .dp = 1, .group = 1, .narrow = true });
+    compare(&(Case){ "2bw", DOUBLE, .pp = 2, .dp = 2, .zero = 1, .group = 2, .narrow = true });
 }
 
 /* A delay changes the numbers: the rules are not one rule. */

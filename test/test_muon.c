@@ -708,9 +708,9 @@ static const Layout mixtures[] = {
 
 static int ones(int n) { return n ? n : 1; }
 
-static TinyRun run_of(Model kind, const Layout *l)
+static TinyRun run_of(TrainSpec s, const Layout *l)
 {
-    TinyRun r = { .spec = spec_of(kind),
+    TinyRun r = { .spec = s,
                   .steps = STEPS,
                   .grid = { .tp = ones(l->tp), .cp = ones(l->cp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp,
                             .order = l->order, .zero_group = l->zero_group } };
@@ -734,24 +734,29 @@ static bool left_out(void)
     return env_is("MEGATRAIN_LAYOUTS", "brief") && turn++ % 6;
 }
 
-static void check_layouts(Model kind, const Layout *list, int count, int every)
+static void check_layouts_of(Model kind, TrainSpec s, const Layout *list, int count, int every)
 {
     static const Layout one = { 1, 0, 1, 1, 0, 0, 4, 1 };
     static int turn;
-    TinyRun want = run_of(kind, &one);
+    TinyRun want = run_of(s, &one);
     tiny_train(&want);
     CHECK_MSG(!want.err, "%s: %s", model_names[kind], want.message);
     CHECK(want.loss[STEPS - 1] < want.loss[0]);
     for (int i = turn++ % every; i < count; i += every) {
         const Layout *l = &list[i];
         if (left_out()) continue;
-        TinyRun r = run_of(kind, l);
+        TinyRun r = run_of(s, l);
         tiny_train(&r);
         CHECK_MSG(!r.err && r.hash == want.hash,
                   "%s: tp %d sp %d cp %d dp %d ep %d etp %d zero %d/%d %s pp %d x %d, micro %d: %s", model_names[kind], l->tp,
                   l->sp, l->cp, l->dp, l->ep, l->etp, l->zero, l->zero_group, l->schedule ? l->schedule : "", l->pp,
                   l->chunks, l->micro, r.err ? r.message : "other bits");
     }
+}
+
+static void check_layouts(Model kind, const Layout *list, int count, int every)
+{
+    check_layouts_of(kind, spec_of(kind), list, count, every);
 }
 
 #define LIST(l) (l), (int)(sizeof(l) / sizeof *(l))
@@ -775,6 +780,18 @@ TEST(layouts_of_lion_and_sgd)
 {
     check_layouts(LION, LIST(dense), 3);
     check_layouts(SGD, LIST(mixtures), 3);
+}
+
+/* Matrices in 16 bits, which Muon updates, beside buckets in fp32, which AdamW does: biases, norms and positions. */
+TEST(layouts_beside_fp32_vectors)
+{
+    static const Model kinds[] = { GPT2, VARIANTS };
+    for (int i = 0; i < 2; i++) {
+        TrainSpec s = spec_of(kinds[i]);
+        s.compute = BF16;
+        s.fp32_vectors = true;
+        check_layouts_of(kinds[i], s, LIST(dense), 2);
+    }
 }
 
 /* ---- plans ---- */

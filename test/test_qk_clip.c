@@ -417,25 +417,34 @@ static Err rounded(Trainer *t, void *user)
     for (int i = 0; i < s->reg->count; i++) {
         const Tensor master = param_zero_shard_master(s, i), value = param_zero_shard_value(s, i);
         int64_t wrong = 0;
+        const float *is = master.data;
+        if (s->reg->items[i].spec.ndim == 1) CHECK(value.dtype == (t->spec.fp32_vectors ? F32 : BF16));
         for (int64_t e = 0; e < master.dim[0]; e++)
-            wrong += ((const uint16_t *)value.data)[e] != bf16_from_float(((const float *)master.data)[e]);
+            wrong += value.dtype == F32 ? !(((const float *)value.data)[e] == is[e])
+                                        : ((const uint16_t *)value.data)[e] != bf16_from_float(is[e]);
         CHECK_MSG(wrong == 0, "%s: %lld", s->reg->items[i].name, (long long)wrong);
     }
     return ERR_OK;
 }
 
+/* Copies in 16 bits, and those of biases in fp32 beside them. */
 TEST(copies_are_scaled)
 {
-    uint64_t hash = 0;
-    for (ZeroCut zero = ZERO_NONE; zero <= ZERO_VALUES; zero++) {
-        TinyRun r = { .spec = clipped(tiny_gpt2()), .grid = { .tp = 1, .dp = 2 }, .steps = STEPS, .after = rounded };
-        r.spec.compute = BF16;
-        r.spec.exact = false;
-        r.spec.update.zero = zero;
-        tiny_train(&r);
-        CHECK_MSG(!r.err, "%s", r.message);
-        if (zero == ZERO_NONE) hash = r.hash;
-        CHECK_MSG(r.hash == hash || zero > ZERO_STATES, "zero %d", (int)zero); /* (whose sums have another order) */
+    for (int wide = 0; wide < 2; wide++) {
+        uint64_t hash = 0;
+        for (ZeroCut zero = ZERO_NONE; zero <= ZERO_VALUES; zero++) {
+            TinyRun r = { .spec = clipped(tiny_gpt2()), .grid = { .tp = 1, .dp = 2 }, .steps = STEPS };
+            r.after = rounded;
+            r.spec.compute = BF16;
+            r.spec.fp32_vectors = wide;
+            r.spec.exact = false;
+            r.spec.update.zero = zero;
+            tiny_train(&r);
+            CHECK_MSG(!r.err, "%s", r.message);
+            if (zero == ZERO_NONE) hash = r.hash;
+            /* (of the others sums have another order) */
+            CHECK_MSG(r.hash == hash || zero > ZERO_STATES, "fp32 vectors %d, zero %d", wide, (int)zero);
+        }
     }
 }
 
