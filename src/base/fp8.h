@@ -118,7 +118,10 @@ static inline int64_t fp8_block_count(int64_t length, int64_t block)
  * with e8m0 there is also room for a multiple of so many rows: their tiles of 128 rows have a byte a factor. */
 enum { FP8_FACTORS_UNIT = 4, FP8_E8M0_ROWS_UNIT = 32 };
 
-static inline int64_t fp8_whole_units(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+static inline int64_t fp8_whole_units(int64_t count, int64_t unit)
+{
+    return (count + unit - 1) / unit * unit;
+}
 
 /* Factors from one row of them to the next. */
 static inline int64_t fp8_factor_ld(Fp8Blocks b, int64_t columns)
