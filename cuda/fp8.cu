@@ -5,8 +5,8 @@
  *
  * Mapping   amax        as maps (PackGrid), but blocks go on to further rows, so that few atomics meet; the largest of
  *                       numbers' bits, which is the same in any order
- *           lines       codes as x lies, factors of 128 columns of a row, or one: a thread has 16 neighbours of 2
- *                       rows; 8 lanes find their block's largest by shuffles
+ *           lines       codes as x lies, factors of 128 or 32 columns of a row, or one: a thread has 16 neighbours of 2
+ *                       rows; 8 or 2 lanes find their block's largest by shuffles
  *           squares     codes as x lies, factors of 128 x 128: a block's threads hold the square in registers
  *           turned      codes of x transposed: a tile of 128 rows and 64 columns (128 where factors are of squares)
  *                       passes through shared memory. A thread has 16 rows of two neighbouring columns, 8 lanes the
@@ -29,6 +29,7 @@ extern "C" {
 
 constexpr int FP8_THREADS = 256, FP8_RUN = 16, FP8_LANES = FP8_BLOCK / FP8_RUN;
 constexpr uint32_t FLOAT_INFINITE = 0x7F800000, FLOAT_MOST = 0x7F7FFFFF, HIGH_SIZE = 0x7FFF0000;
+constexpr uint32_t FLOAT_NAN = 0x7FC00000, FLOAT_LEAST_POWER = 0x400000; /* 2^-127, e8m0's smallest */
 
 /* ---- numbers ---- */
 
@@ -60,6 +61,30 @@ template <DType FORMAT> __device__ __forceinline__ Factor8 factor_of(uint32_t am
     return Factor8{ __uint_as_float(bits), __fdiv_rn(1, __uint_as_float(bits)) };
 }
 
+/* fp8_factor_e8m0 of base/fp8.h. */
+template <DType FORMAT> __device__ __forceinline__ Factor8 factor_e8m0(uint32_t amax)
+{
+    constexpr float MOST = FORMAT == E4M3 ? E4M3_MOST : E5M2_MOST;
+    if (amax > FLOAT_INFINITE) return Factor8{ __uint_as_float(FLOAT_NAN), __uint_as_float(FLOAT_NAN) };
+    const uint32_t bits = __float_as_uint(__fdiv_rn(__uint_as_float(amax), MOST)), mantissa = bits & 0x7FFFFF;
+    uint32_t exponent = min(bits >> 23, 0xFEu);
+    const bool above = exponent ? mantissa > 0 : mantissa > FLOAT_LEAST_POWER;
+    if (exponent != 0xFE && above) exponent++;
+    return Factor8{ __uint_as_float(exponent == 0xFE ? FLOAT_LEAST_POWER : (254 - exponent) << 23),
+                    __uint_as_float(exponent == 0 ? FLOAT_LEAST_POWER : exponent << 23) };
+}
+
+/* The byte of a factor of e8m0, and back. */
+__device__ __forceinline__ uint8_t exponent_of(float factor)
+{
+    return static_cast<uint8_t>(__float_as_uint(factor) >> 23);
+}
+
+__device__ __forceinline__ float power_of(uint8_t e)
+{
+    return __uint_as_float(e == 0 ? FLOAT_LEAST_POWER : e == 0xFF ? FLOAT_NAN : static_cast<uint32_t>(e) << 23);
+}
+
 template <DType FORMAT> __device__ __forceinline__ uint32_t codes_of(float low, float high, float scale)
 {
     return __nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(low, scale), __fmul_rn(high, scale)), __NV_SATFINITE,
@@ -82,12 +107,15 @@ __device__ __forceinline__ Pack<uint8_t> codes_of_packs(const Pack<bf16> &a, con
     return out;
 }
 
-/* The largest of FP8_LANES neighbours, all of which are there. */
-__device__ __forceinline__ uint32_t lanes_most(uint32_t most)
+/* How many neighbours have a block's numbers of a row. KIND: FP8_ROW_BLOCKS also where the tensor has one factor. */
+template <Fp8Kind KIND> constexpr int LANES = KIND == FP8_TILES ? FP8_E8M0_BLOCK / FP8_RUN : FP8_LANES;
+
+/* The largest that they have; all FP8_LANES neighbours are there. */
+template <Fp8Kind KIND> __device__ __forceinline__ uint32_t lanes_most(uint32_t most)
 {
     const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % WARP;
     const unsigned mask = 0xFFu << lane / FP8_LANES * FP8_LANES;
-    for (int d = FP8_LANES / 2; d > 0; d /= 2) most = max(most, __shfl_xor_sync(mask, most, d));
+    for (int d = LANES<KIND> / 2; d > 0; d /= 2) most = max(most, __shfl_xor_sync(mask, most, d));
     return most;
 }
 
@@ -136,7 +164,18 @@ struct CastArgs {
 
 __device__ __forceinline__ uint32_t whole_most(const CastArgs &c) { return static_cast<uint32_t>(*c.amax); }
 
-template <DType FORMAT>
+template <DType FORMAT, Fp8Kind KIND> __device__ __forceinline__ Factor8 factor_for(const CastArgs &c, uint32_t most)
+{
+    return KIND == FP8_TILES ? factor_e8m0<FORMAT>(most) : factor_of<FORMAT>(most, c.power_of_two);
+}
+
+template <Fp8Kind KIND> __device__ __forceinline__ void store_factor(float *factors, int64_t place, float factor)
+{
+    if (KIND == FP8_TILES) reinterpret_cast<uint8_t *>(factors)[place] = exponent_of(factor);
+    else factors[place] = factor;
+}
+
+template <DType FORMAT, Fp8Kind KIND>
 __global__ void __launch_bounds__(PACK_THREADS) fp8_lines_kernel(CastArgs c)
 {
     const int64_t part = blockIdx.y * static_cast<int64_t>(blockDim.x) + threadIdx.x, column = part * FP8_RUN;
@@ -153,12 +192,13 @@ __global__ void __launch_bounds__(PACK_THREADS) fp8_lines_kernel(CastArgs c)
     }
 #pragma unroll
     for (int u = 0; u < PACK_UNROLL; u++) {
-        const uint32_t most = c.amax ? whole_most(c) : lanes_most(max(pack_most(p[u][0]), pack_most(p[u][1])));
-        const Factor8 f = factor_of<FORMAT>(most, c.power_of_two);
+        const uint32_t most = c.amax ? whole_most(c) : lanes_most<KIND>(max(pack_most(p[u][0]), pack_most(p[u][1])));
+        const Factor8 f = factor_for<FORMAT, KIND>(c, most);
         if (row[u] >= rows || column >= c.columns) continue;
         store16_global(c.y.at(row[u]) + column, codes_of_packs<FORMAT>(p[u][0], p[u][1], f.scale));
-        if (c.amax ? first && u == 0 : part % FP8_LANES == 0)
-            c.factors[fp8_factor_place(c.kind, c.rows, c.columns, row[u], part / FP8_LANES)] = f.back;
+        if (c.amax ? first && u == 0 : part % LANES<KIND> == 0)
+            store_factor<KIND>(c.factors, fp8_factor_place(c.kind, c.rows, c.columns, row[u], part / LANES<KIND>),
+                               f.back);
     }
 }
 
@@ -208,19 +248,22 @@ __device__ __forceinline__ uint32_t runs_most(const SquareRuns &s)
 }
 
 /* most: of the square. */
-template <DType FORMAT, bool SQUARES>
+template <DType FORMAT, Fp8Kind KIND>
 __device__ __forceinline__ void store_square(const CastArgs &c, const SquareRuns &s, uint32_t most)
 {
+    constexpr bool SQUARES = KIND == FP8_SQUARES;
+    const int64_t block = SQUARES ? blockIdx.x : s.column / (FP8_RUN * LANES<KIND>);
     const bool first = SQUARES ? threadIdx.x == 0 : blockIdx.x + blockIdx.y + threadIdx.x == 0;
 #pragma unroll
     for (int i = 0; i < SQUARE_TIMES; i++) {
         const int64_t row = s.row + i * SQUARE_ROWS;
-        if (!SQUARES) most = c.amax ? whole_most(c) : lanes_most(run_most(s, i));
-        const Factor8 f = factor_of<FORMAT>(most, c.power_of_two);
+        if (!SQUARES) most = c.amax ? whole_most(c) : lanes_most<KIND>(run_most(s, i));
+        const Factor8 f = factor_for<FORMAT, KIND>(c, most);
         if (row >= c.rows || s.column >= c.columns) continue;
         store16_global(c.y.at(row) + s.column, codes_of_packs<FORMAT>(s.p[i][0], s.p[i][1], f.scale));
-        if (SQUARES || c.amax ? first && i == 0 : threadIdx.x % FP8_LANES == 0)
-            c.factors[fp8_factor_place(c.kind, c.rows, c.columns, SQUARES ? blockIdx.y : row, blockIdx.x)] = f.back;
+        if (SQUARES || c.amax ? first && i == 0 : threadIdx.x % LANES<KIND> == 0)
+            store_factor<KIND>(c.factors,
+                               fp8_factor_place(c.kind, c.rows, c.columns, SQUARES ? blockIdx.y : row, block), f.back);
     }
 }
 
@@ -229,7 +272,7 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_squares_kernel(CastArgs c)
 {
     SHARED(uint32_t, part, [FP8_THREADS / WARP]);
     const SquareRuns s = load_square(c);
-    store_square<FORMAT, true>(c, s, block_most(runs_most(s), part));
+    store_square<FORMAT, FP8_SQUARES>(c, s, block_most(runs_most(s), part));
 }
 
 /* 16 rows of two neighbouring columns in a tile. */
@@ -255,10 +298,11 @@ __device__ __forceinline__ Pack<uint8_t> codes_of_column(const TwoColumns &x, fl
 __device__ __forceinline__ int pack_place(int row, int pack) { return pack ^ row / FP8_RUN; }
 
 /* From a tile of 128 rows and COLUMNS columns of x, whose largest is `most`. */
-template <DType FORMAT, bool SQUARES, int COLUMNS>
+template <DType FORMAT, Fp8Kind KIND, int COLUMNS>
 __device__ __forceinline__ void store_turned(const CastArgs &c,
                                              const Pack<bf16> (*tile)[COLUMNS / Pack<bf16>::COUNT], uint32_t most)
 {
+    constexpr bool SQUARES = KIND == FP8_SQUARES;
     constexpr int PAIRS = FP8_THREADS / FP8_LANES;
     const int64_t column0 = blockIdx.x * static_cast<int64_t>(COLUMNS);
     const int run = threadIdx.x % FP8_LANES; /* its 16 rows */
@@ -277,25 +321,27 @@ __device__ __forceinline__ void store_turned(const CastArgs &c,
         }
         if (SQUARES) low = high = most;
         else if (c.amax) low = high = whole_most(c);
-        else low = lanes_most(low), high = lanes_most(high);
-        const Factor8 f = factor_of<FORMAT>(low, c.power_of_two), g = factor_of<FORMAT>(high, c.power_of_two);
+        else low = lanes_most<KIND>(low), high = lanes_most<KIND>(high);
+        const Factor8 f = factor_for<FORMAT, KIND>(c, low), g = factor_for<FORMAT, KIND>(c, high);
         if (row >= c.rows || column >= c.columns) continue;
         store16_global(c.turned.at(column) + row, codes_of_column<FORMAT, false>(x, f.scale));
         store16_global(c.turned.at(column + 1) + row, codes_of_column<FORMAT, true>(x, g.scale));
         if (SQUARES || c.amax) { /* one of the tile, or of all tiles */
             if (run == 0 && pair == 0 && (SQUARES || blockIdx.x + blockIdx.y == 0))
                 c.turned_factors[fp8_factor_place(c.kind, c.columns, c.rows, blockIdx.x, blockIdx.y)] = f.back;
-        } else if (run == 0) {
-            float *to = c.turned_factors + fp8_factor_place(c.kind, c.columns, c.rows, column, blockIdx.y);
-            to[0] = f.back, to[1] = g.back;
+        } else if (run % LANES<KIND> == 0) {
+            const int64_t block = row / (FP8_RUN * LANES<KIND>);
+            const int64_t at = fp8_factor_place(c.kind, c.columns, c.rows, column, block);
+            const int64_t next = fp8_factor_place(c.kind, c.columns, c.rows, column + 1, block);
+            store_factor<KIND>(c.turned_factors, at, f.back), store_factor<KIND>(c.turned_factors, next, g.back);
         }
     }
 }
 
-template <DType FORMAT, bool SQUARES>
+template <DType FORMAT, Fp8Kind KIND>
 __global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
 {
-    constexpr int COLUMNS = SQUARES ? FP8_BLOCK : FP8_BLOCK / 2;
+    constexpr int COLUMNS = KIND == FP8_SQUARES ? FP8_BLOCK : FP8_BLOCK / 2;
     constexpr int PACKS = COLUMNS / Pack<bf16>::COUNT, LOADS = FP8_BLOCK * PACKS / FP8_THREADS;
     SHARED(Pack<bf16>, tile, [FP8_BLOCK][PACKS]);
     SHARED(uint32_t, part, [FP8_THREADS / WARP]);
@@ -316,10 +362,10 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_turned_kernel(CastArgs c)
         most = max(most, pack_most(p[i]));
     }
     most = block_most(most, part); /* a barrier in any case */
-    store_turned<FORMAT, SQUARES, COLUMNS>(c, tile, most);
+    store_turned<FORMAT, KIND, COLUMNS>(c, tile, most);
 }
 
-template <DType FORMAT, bool SQUARES>
+template <DType FORMAT, Fp8Kind KIND>
 __global__ void __launch_bounds__(FP8_THREADS) fp8_both_kernel(CastArgs c)
 {
     constexpr int PACKS = FP8_BLOCK / Pack<bf16>::COUNT;
@@ -332,8 +378,8 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_both_kernel(CastArgs c)
         for (int k = 0; k < 2; k++) store16(&tile[row][pack_place(row, pack + k)].v[0], s.p[i][k]);
     }
     const uint32_t most = block_most(runs_most(s), part); /* a barrier in any case */
-    store_square<FORMAT, SQUARES>(c, s, most);
-    store_turned<FORMAT, SQUARES, FP8_BLOCK>(c, tile, most);
+    store_square<FORMAT, KIND>(c, s, most);
+    store_turned<FORMAT, KIND, FP8_BLOCK>(c, tile, most);
 }
 
 /* ---- rows in runs ---- */
@@ -372,7 +418,7 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_runs_kernel(CastArgs c, const
         store16(&tile[row][pack_place(row, at % PACKS)].v[0], p);
     }
     __syncthreads();
-    store_turned<E4M3, false, COLUMNS>(c, tile, 0);
+    store_turned<E4M3, FP8_ROW_BLOCKS, COLUMNS>(c, tile, 0);
 }
 
 /* ---- numbers again ---- */
@@ -396,7 +442,10 @@ __global__ void __launch_bounds__(FP8_THREADS)
     for (int64_t i = threadIdx.x * VALUES; i < columns; i += FP8_THREADS * VALUES) {
         const uint32_t codes = *reinterpret_cast<const uint32_t *>(x.at(row) + i);
         const int64_t row_block = kind == FP8_SQUARES ? row / FP8_BLOCK : row;
-        const float factor = factors[fp8_factor_place(kind, rows, columns, row_block, i / FP8_BLOCK)];
+        const int64_t block = i / (kind == FP8_TILES ? FP8_E8M0_BLOCK : FP8_BLOCK);
+        const int64_t place = fp8_factor_place(kind, rows, columns, row_block, block);
+        const uint8_t *bytes = reinterpret_cast<const uint8_t *>(factors);
+        const float factor = kind == FP8_TILES ? power_of(bytes[place]) : factors[place];
         Pack<float> p;
         for (int k = 0; k < VALUES; k++) p.v[k] = value_of<FORMAT>(codes >> 8 * k & 255) * factor;
         store16_global(y.at(row) + i, p);
@@ -415,7 +464,8 @@ static Err check_codes(OpId op, Tensor x, Tensor codes)
     if (codes.dim[1] % FP8_RUN || codes.ld % FP8_RUN || reinterpret_cast<uintptr_t>(codes.data) % FP8_RUN)
         return err_set(ERR_SHAPE, "%s on cuda: rows of codes are no multiples of 16 bytes", op_info(op)->name);
     if (kind == FP8_OTHER_BLOCKS)
-        return err_set(ERR_SHAPE, "%s on cuda: factors are of 128 columns, of 128 x 128, or one", op_info(op)->name);
+        return err_set(ERR_SHAPE, "%s on cuda: factors are of 32 or 128 columns, of 128 x 128, or one",
+                       op_info(op)->name);
     if (kind == FP8_SQUARES ? f.ld != fp8_squares_ld(blocks) : kind == FP8_ROW_BLOCKS && f.ld != blocks)
         return err_set(ERR_SHAPE, "%s on cuda: rows of factors lie %lld apart", op_info(op)->name,
                        static_cast<long long>(f.ld));
@@ -444,34 +494,38 @@ extern "C" Err cuda_fp8_amax(Stream *s, const fp8_amax_args *a)
 }
 
 /* The threads of a block lie across so many runs of 16 that no factor's block is cut. */
-template <DType FORMAT> static void launch_lines(Stream *s, const CastArgs &c)
+template <DType FORMAT, Fp8Kind KIND> static void launch_lines(Stream *s, const CastArgs &c)
 {
     const int64_t runs = ceil_div(c.columns, FP8_BLOCK) * FP8_LANES, across = ceil_div(runs, PACK_THREADS);
     const int64_t x = ceil_div(ceil_div(runs, across), FP8_LANES) * FP8_LANES, y = PACK_THREADS / x;
     const dim3 grid(grid_blocks(ceil_div(c.rows, y * PACK_UNROLL)), static_cast<unsigned>(across));
     const dim3 block(static_cast<unsigned>(x), static_cast<unsigned>(y));
-    LAUNCH(fp8_lines_kernel<FORMAT>, grid, block, 0, cuda_stream(s), c);
+    LAUNCH((fp8_lines_kernel<FORMAT, KIND>), grid, block, 0, cuda_stream(s), c);
 }
 
-template <DType FORMAT> static void launch_cast(Stream *s, const CastArgs &c, bool straight, bool turned)
+template <DType FORMAT, Fp8Kind KIND> static void launch_cast(Stream *s, const CastArgs &c, bool straight, bool turned)
 {
-    const bool squares = c.kind == FP8_SQUARES;
-    const int width = squares || straight ? FP8_BLOCK : FP8_BLOCK / 2;
+    constexpr bool SQUARES = KIND == FP8_SQUARES;
+    const int width = SQUARES || straight ? FP8_BLOCK : FP8_BLOCK / 2;
     const dim3 grid(grid_blocks(ceil_div(c.columns, width)), grid_blocks(ceil_div(c.rows, FP8_BLOCK)));
-    if (straight && turned && squares)
-        LAUNCH((fp8_both_kernel<FORMAT, true>), grid, FP8_THREADS, 0, cuda_stream(s), c);
-    else if (straight && turned)
-        LAUNCH((fp8_both_kernel<FORMAT, false>), grid, FP8_THREADS, 0, cuda_stream(s), c);
-    else if (straight && !squares) launch_lines<FORMAT>(s, c);
-    else if (straight) LAUNCH(fp8_squares_kernel<FORMAT>, grid, FP8_THREADS, 0, cuda_stream(s), c);
-    else if (squares) LAUNCH((fp8_turned_kernel<FORMAT, true>), grid, FP8_THREADS, 0, cuda_stream(s), c);
-    else LAUNCH((fp8_turned_kernel<FORMAT, false>), grid, FP8_THREADS, 0, cuda_stream(s), c);
+    if (straight && turned) LAUNCH((fp8_both_kernel<FORMAT, KIND>), grid, FP8_THREADS, 0, cuda_stream(s), c);
+    else if (straight && SQUARES) LAUNCH(fp8_squares_kernel<FORMAT>, grid, FP8_THREADS, 0, cuda_stream(s), c);
+    else if (straight) launch_lines<FORMAT, KIND>(s, c);
+    else LAUNCH((fp8_turned_kernel<FORMAT, KIND>), grid, FP8_THREADS, 0, cuda_stream(s), c);
+}
+
+template <DType FORMAT> static void launch_kind(Stream *s, const CastArgs &c, bool straight, bool turned)
+{
+    if (c.kind == FP8_SQUARES) launch_cast<FORMAT, FP8_SQUARES>(s, c, straight, turned);
+    else if (c.kind == FP8_TILES) launch_cast<FORMAT, FP8_TILES>(s, c, straight, turned);
+    else launch_cast<FORMAT, FP8_ROW_BLOCKS>(s, c, straight, turned);
 }
 
 /* What factors belong to, by what a call says of them. */
 static Fp8Kind kind_of(const fp8_cast_args *a)
 {
     if (a->amax.data) return FP8_WHOLE;
+    if (a->blocks.scale == FP8_SCALE_E8M0) return FP8_TILES;
     return a->blocks.rows == FP8_BLOCK ? FP8_SQUARES : FP8_ROW_BLOCKS;
 }
 
@@ -482,6 +536,14 @@ static Err check_output(const fp8_cast_args *a, Tensor x, Tensor y)
     return err_set(ERR_SHAPE, "fp8_cast on cuda: factors are not of amax, or of the blocks that are asked for");
 }
 
+/* Zeros where codes end within a tile of factors. */
+static Err clear_tiles(Stream *s, Tensor codes)
+{
+    if (!codes.data || (codes.dim[0] % FP8_TILE_ROWS == 0 && codes.dim[1] % (FP8_TILE_BLOCKS * FP8_E8M0_BLOCK) == 0))
+        return ERR_OK;
+    return device_zero(s, codes.scale->data, static_cast<size_t>(fp8_tiles_bytes(codes.dim[0], codes.dim[1])));
+}
+
 extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
 {
     const RowCount used = row_count(a->x, a->x);
@@ -490,11 +552,12 @@ extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
     if (y.data && !turned.data && kind_of(a) == FP8_ROW_BLOCKS) x.rows = y.rows = nullptr; /* lines */
     const Tensor one = y.data ? y : turned;
     TRY(check_numbers(OP_fp8_cast, x));
-    if (a->blocks.scale == FP8_SCALE_E8M0) return err_set(ERR_CONFIG, "fp8_cast on cuda: mxfp8 is not built");
     if (!one.data || (y.data && turned.data && y.dtype != turned.dtype))
         return err_set(ERR_SHAPE, "fp8_cast on cuda: nothing is to be written, or codes of two formats");
     if (y.data) TRY(check_output(a, x, y));
     if (turned.data) TRY(check_output(a, x, turned));
+    if (kind_of(a) == FP8_TILES) TRY(clear_tiles(s, y));
+    if (kind_of(a) == FP8_TILES) TRY(clear_tiles(s, turned));
     const CastArgs c = { rows_of<const bf16>(x),
                          rows_of<uint8_t>(y),
                          rows_of<uint8_t>(turned),
@@ -506,8 +569,8 @@ extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
                          kind_of(a),
                          a->blocks.scale == FP8_SCALE_POWER_OF_TWO,
                          used };
-    if (one.dtype == E4M3) launch_cast<E4M3>(s, c, y.data, turned.data);
-    else launch_cast<E5M2>(s, c, y.data, turned.data);
+    if (one.dtype == E4M3) launch_kind<E4M3>(s, c, y.data, turned.data);
+    else launch_kind<E5M2>(s, c, y.data, turned.data);
     return ERR_OK;
 }
 
@@ -517,7 +580,8 @@ extern "C" Err cuda_fp8_cast_runs(Stream *s, const fp8_cast_runs_args *a)
     const int64_t *offset = data_of<const int64_t>(a->offset), count = a->offset.dim[0];
     TRY(check_numbers(OP_fp8_cast_runs, x));
     TRY(check_codes(OP_fp8_cast_runs, x, y));
-    if (a->blocks.scale == FP8_SCALE_E8M0) return err_set(ERR_CONFIG, "fp8_cast_runs on cuda: mxfp8 is not built");
+    if (a->blocks.scale == FP8_SCALE_E8M0)
+        return err_set(ERR_CONFIG, "fp8_cast_runs on cuda: experts of mxfp8 are not built");
     if (y.dtype != E4M3 || a->blocks.rows != 1 || y.dim[1] % FP8_BLOCK || fp8_kind(y) != FP8_ROW_BLOCKS ||
         y.dim[1] < FP8_BLOCK * (x.dim[0] / FP8_BLOCK + count - 1))
         return err_set(ERR_SHAPE, "fp8_cast_runs on cuda: y is not e4m3 in blocks of 128, or has not all columns");

@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(CODE_THREADS) fp8_grouped_add_kernel(CodeProdu
 
 /* ---- launching ---- */
 
-extern "C" Err cuda_fp8_gpu(const Stream *s, OpId op, bool blocks); /* fp8_product.c */
+extern "C" Err cuda_fp8_gpu(const Stream *s, OpId op, Fp8Kind kind); /* fp8_product.c */
 
 static Err check_codes(OpId op, Tensor codes, Fp8Kind kind)
 {
@@ -258,7 +258,7 @@ static CodeProduct product_of(Tensor a, Tensor b, Tensor offset, int64_t experts
 extern "C" Err cuda_fp8_grouped(Stream *s, const fp8_grouped_args *a)
 {
     const int64_t O = a->y.dim[1], I = a->x.dim[1], down = a->w.dim[0] / O, across = a->w.dim[1] / I, E = down * across;
-    TRY(cuda_fp8_gpu(s, OP_fp8_grouped, false));
+    TRY(cuda_fp8_gpu(s, OP_fp8_grouped, FP8_WHOLE));
     TRY(check_codes(OP_fp8_grouped, a->x, FP8_ROW_BLOCKS));
     TRY(check_codes(OP_fp8_grouped, a->w, FP8_SQUARES));
     if (a->y.dtype != BF16 || O % FP8_BLOCK || !rows_aligned(a->y))
@@ -280,7 +280,7 @@ extern "C" Err cuda_fp8_grouped(Stream *s, const fp8_grouped_args *a)
 extern "C" Err cuda_fp8_grouped_add(Stream *s, const fp8_grouped_add_args *a)
 {
     const int64_t E = a->dw.dim[0], O = a->dw.dim[1], I = a->dw.dim[2];
-    TRY(cuda_fp8_gpu(s, OP_fp8_grouped_add, false));
+    TRY(cuda_fp8_gpu(s, OP_fp8_grouped_add, FP8_WHOLE));
     TRY(check_codes(OP_fp8_grouped_add, a->dy, FP8_ROW_BLOCKS));
     TRY(check_codes(OP_fp8_grouped_add, a->x, FP8_ROW_BLOCKS));
     if (a->dw.dtype != F32) return err_set(ERR_SHAPE, "fp8_grouped_add on cuda has no fixed point: dw is f32");

@@ -5,8 +5,9 @@
  *   fp8_product_add  dw^T [I x O] = x^T dy      A = x transposed   B = dy   m I  n O  k N   D fp32, C = D
  *
  * Both operands lie with k contiguous, the one form that the library has for fp8 (8.9, 9.0). Factors: one for each
- * matrix from 8.9 on; of 128 elements along k, of one of them 128 x 128, on 9.0 alone, from cuBLAS 12.9 on. The library
- * multiplies by them, and rounds once: y from fp32, after the bias.
+ * matrix from 8.9 on; of 128 elements along k, of one of them 128 x 128, on 9.0 alone, from cuBLAS 12.9 on; of 32 along
+ * k, as exponents, on 10.0 and 10.3, from 12.8 on. The library multiplies by them, and rounds once: y from fp32, after
+ * the bias.
  *
  * `fast`: what tensor cores add up stays in their registers, with some 14 bits, to the end; else the library adds it to
  * sums in fp32 on the way, as it always does with factors of blocks.
@@ -21,17 +22,30 @@ Err cuda_fp8_product(Stream *s, const fp8_product_args *a);
 Err cuda_fp8_product_add(Stream *s, const fp8_product_add_args *a);
 Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a); /* elementwise.cu */
 
-/* blocks: of cuBLASLt's products. */
-Err cuda_fp8_gpu(const Stream *s, OpId op, bool blocks);
+/* kind: of cuBLASLt's products. */
+Err cuda_fp8_gpu(const Stream *s, OpId op, Fp8Kind kind);
 
-Err cuda_fp8_gpu(const Stream *s, OpId op, bool blocks)
+static Err check_tiles(const CudaGemm *g, const char *name)
+{
+    if (g->capability != 100 && g->capability != 103)
+        return err_set(ERR_CONFIG, "%s: mxfp8 has products on compute capability 10.0 and 10.3 alone, not on %s", name,
+                       g->gpu),
+               err_hint("set run.fp8=tensorwise");
+    if (CUBLAS_VERSION < 120800 || cublasLtGetVersion() < 120800)
+        return err_set(ERR_CONFIG, "%s: cuBLASLt has products of mxfp8 from CUDA 12.8 on", name),
+               err_hint("set run.fp8=tensorwise");
+    return ERR_OK;
+}
+
+Err cuda_fp8_gpu(const Stream *s, OpId op, Fp8Kind kind)
 {
     const CudaGemm *g = ((CudaDevice *)s->dev->cuda)->gemm;
     const char *name = op_info(op)->name;
     if (g->capability < 89)
         return err_set(ERR_CONFIG, "%s: %s has no products of fp8", name, g->gpu),
                err_hint("they begin with compute capability 8.9: set run.precision=bf16");
-    if (!blocks) return ERR_OK;
+    if (kind == FP8_WHOLE) return ERR_OK;
+    if (kind == FP8_TILES) return check_tiles(g, name);
     if (g->capability != 90)
         return err_set(ERR_CONFIG, "%s: cuBLASLt has products of fp8 in blocks on compute capability 9.0 alone", name),
                err_hint("set run.fp8=tensorwise");
@@ -50,8 +64,10 @@ static Err check_codes(OpId op, Tensor a, Tensor b)
     if (a.dim[0] % 16 || b.dim[0] % 16 || a.dim[1] % 16 || a.ld % 16 || b.ld % 16)
         return err_set(ERR_SHAPE, "%s on cuda: sizes are no multiples of 16", name);
     if (ka == FP8_OTHER_BLOCKS || kb == FP8_OTHER_BLOCKS || (ka == FP8_WHOLE) != (kb == FP8_WHOLE) ||
-        (ka == FP8_SQUARES && kb == FP8_SQUARES))
+        (ka == FP8_TILES) != (kb == FP8_TILES) || (ka == FP8_SQUARES && kb == FP8_SQUARES))
         return err_set(ERR_SHAPE, "%s on cuda: factors of %s", name, "blocks that the library has no product for");
+    if (ka == FP8_TILES && a.dim[1] % FP8_E8M0_BLOCK)
+        return err_set(ERR_SHAPE, "%s on cuda: with mxfp8 the sum is over no multiple of 32", name);
     if (a.dtype == E5M2) return err_set(ERR_SHAPE, "%s on cuda: w, or x, is e5m2", name);
     return ERR_OK;
 }
@@ -59,13 +75,13 @@ static Err check_codes(OpId op, Tensor a, Tensor b)
 static Err describe(Stream *s, OpId op, Tensor a, Tensor b, Tensor d, bool fast, Product *out)
 {
     const Fp8Kind ka = fp8_kind(a), kb = fp8_kind(b);
-    const bool blocks = ka != FP8_WHOLE;
+    const int64_t how = ka == FP8_TILES ? FP8_ROWS_E8M0 : ka != FP8_WHOLE ? FP8_ROWS : fast ? FP8_FAST : 0;
     TRY(check_codes(op, a, b));
-    TRY(cuda_fp8_gpu(s, op, blocks));
+    TRY(cuda_fp8_gpu(s, op, ka));
     *out = gemm_product(op, a, true, b, false, d);
     out->a_scale = a.scale->data;
     out->b_scale = b.scale->data;
-    out->key.fp8 = FP8_PRODUCT | (b.dtype == E5M2 ? FP8_E5M2_B : 0) | (blocks ? FP8_ROWS : fast ? FP8_FAST : 0) |
+    out->key.fp8 = FP8_PRODUCT | (b.dtype == E5M2 ? FP8_E5M2_B : 0) | how |
                    (ka == FP8_SQUARES ? FP8_SQUARES_A : 0) | (kb == FP8_SQUARES ? FP8_SQUARES_B : 0);
     return ERR_OK;
 }
@@ -86,7 +102,7 @@ Err cuda_fp8_product(Stream *s, const fp8_product_args *a)
     TRY(describe(s, OP_fp8_product, a->w, a->x, a->y, a->fast, &x));
     gemm_add_bias(&x, a->bias);
     if (!a->gelu.data) return gemm_run(s, &x);
-    if (!(x.key.fp8 & FP8_ROWS))
+    if (!(x.key.fp8 & (FP8_ROWS | FP8_ROWS_E8M0)))
         TRY(gemm_run_with_gelu(s, x, a->gelu, a->y,
                                x.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, &done));
     if (done) return ERR_OK;

@@ -187,13 +187,27 @@ static cublasStatus_t set_pointers(Plan *p, const Product *x)
     return desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x->aux, sizeof x->aux);
 }
 
+/* Both have factors of e8m0. */
+static cublasStatus_t set_tiles(Plan *p)
+{
+#if CUBLAS_VERSION >= 120800
+    const int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+    const cublasStatus_t status = desc_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode, sizeof mode);
+    return status ? status : desc_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode, sizeof mode);
+#else
+    (void)p;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+#endif
+}
+
 /* What is special to fp8. One factor a matrix is how the library takes them unless it is told otherwise. */
 static cublasStatus_t describe_fp8(Plan *p)
 {
     const int64_t fp8 = p->key.fp8;
     const int8_t fast = (fp8 & FP8_FAST) != 0;
     cublasStatus_t status = desc_set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
-    if (status || !(fp8 & FP8_ROWS)) return status;
+    if (status || !(fp8 & (FP8_ROWS | FP8_ROWS_E8M0))) return status;
+    if (fp8 & FP8_ROWS_E8M0) return set_tiles(p);
 #if CUBLAS_VERSION >= 120900
     const int32_t rows = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, squares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
     status = desc_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, fp8 & FP8_SQUARES_A ? &squares : &rows, sizeof rows);

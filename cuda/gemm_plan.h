@@ -23,7 +23,8 @@ enum {
     FP8_ROWS = 4,        /* a factor for 128 elements of a row of B, and of A unless FP8_SQUARES; else one a matrix */
     FP8_SQUARES_A = 8,   /* a factor for 128 x 128 elements of A */
     FP8_SQUARES_B = 16,  /* or of B */
-    FP8_PRODUCT = 32     /* it is one */
+    FP8_PRODUCT = 32,    /* it is one */
+    FP8_ROWS_E8M0 = 64   /* a factor for 32 elements of a row of each, as a byte */
 };
 
 /* All that the choice of an algorithm depends on. Only int64_t, so that it compares and prints as an array. */

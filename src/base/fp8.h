@@ -114,14 +114,27 @@ static inline int64_t fp8_block_count(int64_t length, int64_t block)
     return block ? (length + block - 1) / block : 1;
 }
 
-/* Rows of factors of square blocks have room for a multiple of so many, as the products of GPUs want it. */
-enum { FP8_SQUARES_UNIT = 4 };
+/* Rows of factors of square blocks, and of e8m0, have room for a multiple of so many, as the products of GPUs want it;
+ * with e8m0 there is also room for a multiple of so many rows: their tiles of 128 rows have a byte a factor. */
+enum { FP8_FACTORS_UNIT = 4, FP8_E8M0_ROWS_UNIT = 32 };
+
+static inline int64_t fp8_whole_units(int64_t count, int64_t unit)
+{
+    return (count + unit - 1) / unit * unit;
+}
 
 /* Factors from one row of them to the next. */
 static inline int64_t fp8_factor_ld(Fp8Blocks b, int64_t columns)
 {
     const int64_t blocks = fp8_block_count(columns, b.columns);
-    return b.rows > 1 ? (blocks + FP8_SQUARES_UNIT - 1) / FP8_SQUARES_UNIT * FP8_SQUARES_UNIT : blocks;
+    return b.rows > 1 || b.scale == FP8_SCALE_E8M0 ? fp8_whole_units(blocks, FP8_FACTORS_UNIT) : blocks;
+}
+
+/* Rows of factors that there is room for. */
+static inline int64_t fp8_factor_rows(Fp8Blocks b, int64_t rows)
+{
+    const int64_t blocks = fp8_block_count(rows, b.rows);
+    return b.scale == FP8_SCALE_E8M0 ? fp8_whole_units(blocks, FP8_E8M0_ROWS_UNIT) : blocks;
 }
 
 #endif

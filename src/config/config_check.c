@@ -121,9 +121,12 @@ static bool fp8_experts_fit(const Config *c, int64_t block)
 }
 
 /* Bands of rows, of so many in all. */
+/* What the rows of a product are a multiple of. */
+static int64_t fp8_rows_unit(const Config *c) { return c->run.fp8 == RUN_FP8_MXFP8 ? 32 : 16; }
+
 static bool fp8_bands_fit(const Config *c, int64_t bands)
 {
-    return !is_fp8(c) || on_cpu(c) || bands < 2 || unit_rows(c) % (16 * bands) == 0;
+    return !is_fp8(c) || on_cpu(c) || bands < 2 || unit_rows(c) % (fp8_rows_unit(c) * bands) == 0;
 }
 
 /* The canonical places of blocks are those of one rank and of one sample after the other. With sp a rank makes latents

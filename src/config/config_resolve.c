@@ -264,9 +264,10 @@ static int64_t bands_beside_products(const Config *c)
     enum { BANDS_MOST = 4, ROWS_LEAST = 1024 };
     const int64_t rows = c->train.micro_batch * c->model.seq / c->parallel.cp;
     const bool fp8 = c->run.precision == RUN_PRECISION_FP8;
+    const int64_t unit = c->run.fp8 == RUN_FP8_MXFP8 ? 32 : 16;
     int64_t bands = BANDS_MOST;
     while (bands > 1 && (c->parallel.tp % bands || rows / bands < ROWS_LEAST ||
-                         (fp8 && rows % (16 * c->parallel.slices * bands))))
+                         (fp8 && rows % (unit * c->parallel.slices * bands))))
         bands--;
     return bands;
 }

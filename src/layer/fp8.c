@@ -45,7 +45,8 @@ Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t colum
     TRY(tensor_new(at, codes, t, rows, columns));
     codes->scale = factor;
     if (!b.rows) return tensor_new(at, factor, F32, 1);
-    TRY(tensor_new(at, factor, F32, fp8_block_count(rows, b.rows), fp8_factor_ld(b, columns)));
+    TRY(tensor_new(at, factor, F32, fp8_factor_rows(b, rows), fp8_factor_ld(b, columns)));
+    *factor = tensor_row_slice(*factor, 0, fp8_block_count(rows, b.rows));
     *factor = tensor_col_slice(*factor, 0, fp8_block_count(columns, b.columns));
     return ERR_OK;
 }

@@ -6,7 +6,7 @@
 #include "fp8.h"
 #include "gemm_plan.h"
 
-static const char *const kinds[] = { "whole", "rows", "squares" };
+static const char *const kinds[] = { "whole", "rows", "squares", "tiles" };
 
 static CudaGemm *gemm_of(CudaCase *c) { return ((CudaDevice *)c->dev[CASE_GPU].cuda)->gemm; }
 
@@ -30,14 +30,18 @@ static Tensor *place_for_factors(void)
 
 static Codes codes_new(CudaCase *c, DType T, Fp8Kind kind, int64_t rows, int64_t columns)
 {
-    const int64_t blocks = fp8_block_count(columns, FP8_BLOCK);
+    const int64_t blocks = fp8_block_count(columns, kind == FP8_TILES ? FP8_E8M0_BLOCK : FP8_BLOCK);
+    const Fp8Blocks tiles = { 1, FP8_E8M0_BLOCK, FP8_SCALE_E8M0 };
     Codes x = { .codes = pair_zero(c, T, rows, columns), .kind = kind };
     Tensor *factors = place_for_factors();
     if (kind == FP8_WHOLE) x.factors = pair_output(c, F32, 1);
     else if (kind == FP8_ROW_BLOCKS) x.factors = pair_output(c, F32, rows, blocks);
-    else x.factors = pair_output(c, F32, fp8_block_count(rows, FP8_BLOCK), fp8_squares_ld(blocks));
+    else if (kind == FP8_SQUARES)
+        x.factors = pair_output(c, F32, fp8_block_count(rows, FP8_BLOCK), fp8_squares_ld(blocks));
+    else x.factors = pair_output(c, F32, fp8_factor_rows(tiles, rows), fp8_factor_ld(tiles, columns));
     for (int side = 0; side < 2; side++) {
         factors[side] = kind == FP8_WHOLE ? x.factors.t[side] : tensor_col_slice(x.factors.t[side], 0, blocks);
+        if (kind == FP8_TILES) factors[side] = tensor_row_slice(factors[side], 0, rows);
         x.codes.t[side].scale = &factors[side];
     }
     return x;
@@ -46,6 +50,7 @@ static Codes codes_new(CudaCase *c, DType T, Fp8Kind kind, int64_t rows, int64_t
 static Fp8Blocks blocks_of(Fp8Kind kind, Fp8Scale scale)
 {
     const int rows = kind == FP8_ROW_BLOCKS ? 1 : FP8_BLOCK;
+    if (kind == FP8_TILES) return (Fp8Blocks){ 1, FP8_E8M0_BLOCK, FP8_SCALE_E8M0 };
     return kind == FP8_WHOLE ? (Fp8Blocks){ .scale = scale } : (Fp8Blocks){ rows, FP8_BLOCK, scale };
 }
 
@@ -64,6 +69,12 @@ static void cast(CudaCase *c, Codes *y, Codes *turned, Pair x, Fp8Scale scale)
          .amax = AT(amax), .blocks = blocks_of(kind, scale));
 }
 
+static float power_of(uint8_t exponent)
+{
+    const uint32_t bits = exponent == 255 ? 0x7FC00000 : exponent ? (uint32_t)exponent << 23 : 0x400000;
+    return half_float_of(bits);
+}
+
 static void check_codes(CudaCase *c, const Codes *x, const char *what)
 {
     const Tensor t = x->codes.t[CASE_CPU], f = *t.scale;
@@ -80,7 +91,9 @@ static void check_codes(CudaCase *c, const Codes *x, const char *what)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t k = 0; k < columns; k++) {
             const float *want = (const float *)f.data + r * f.ld + k;
-            const float *got = (const float *)c->first + fp8_factor_place(x->kind, t.dim[0], t.dim[1], r, k);
+            const int64_t place = fp8_factor_place(x->kind, t.dim[0], t.dim[1], r, k);
+            const float power = x->kind == FP8_TILES ? power_of(((const uint8_t *)c->first)[place]) : 0;
+            const float *got = x->kind == FP8_TILES ? &power : (const float *)c->first + place;
             CHECK_MSG(!memcmp(want, got, sizeof *want), "%s: factor %d %d is %g, on the CPU %g", what, (int)r, (int)k,
                       (double)*got, (double)*want);
         }
@@ -129,6 +142,9 @@ TEST(codes_are_the_cpus)
         for (int k = 0; k < 24 * FORMS; k++)
             cast_case(size[i][0], size[i][1], k & 1 ? E5M2 : E4M3, (Fp8Kind)(k / 8 % 3), (Form)(k / 24),
                       k & 2 ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_EXACT, k & 4);
+    for (size_t i = 0; i < sizeof size / sizeof *size; i++)
+        for (int k = 0; k < 4 * FORMS; k++)
+            cast_case(size[i][0], size[i][1], k & 1 ? E5M2 : E4M3, FP8_TILES, (Form)(k / 4), FP8_SCALE_E8M0, k & 2);
 }
 
 /* Columns out of wider rows, as weights of a cut layer and parts of a projection are. */
@@ -136,7 +152,7 @@ TEST(codes_of_columns)
 {
     CudaCase *c = case_open();
     Pair wide = numbers(c, 144, 400, false);
-    for (int kind = 0; kind < 3; kind++)
+    for (int kind = 0; kind < 4; kind++)
         for (int form = 0; form < FORMS; form++) {
             Pair x = wide;
             Codes y = codes_new(c, E4M3, (Fp8Kind)kind, 144, 272), turned = codes_new(c, E4M3, (Fp8Kind)kind, 272, 144);
@@ -176,7 +192,7 @@ TEST(the_largest_magnitude)
 /* All codes, times factors that differ. */
 TEST(values_of_all_codes)
 {
-    for (int form = 0; form < 6; form++) {
+    for (int form = 0; form < 8; form++) {
         CudaCase *c = case_open();
         const DType T = form & 1 ? E5M2 : E4M3;
         Pair x = numbers(c, 256, 256, false), y = pair_output(c, F32, 256, 256);
@@ -244,12 +260,13 @@ typedef struct {
 } ProductCase;
 
 /* The operands of one of a layer's three products, N tokens, in bf16 and as codes. */
-static ProductCase product_open(Which which, bool blocks, bool exact, int64_t N, int64_t O, int64_t I)
+static ProductCase product_open(Which which, Fp8Kind kind, bool exact, int64_t N, int64_t O, int64_t I)
 {
     ProductCase p = { .c = case_open() };
-    const Fp8Kind rows = blocks ? FP8_ROW_BLOCKS : FP8_WHOLE, squares = blocks ? FP8_SQUARES : FP8_WHOLE;
+    const bool blocks = kind != FP8_WHOLE, tiles = kind == FP8_TILES;
+    const Fp8Kind rows = kind, squares = kind == FP8_ROW_BLOCKS ? FP8_SQUARES : kind;
     const DType dy = blocks ? E4M3 : E5M2;
-    const int64_t B = FP8_BLOCK;
+    const int64_t B = tiles ? FP8_E8M0_BLOCK : FP8_BLOCK;
     if (which == FORWARD) { /* x w^T */
         p.M = N, p.N = O, p.K = I;
         p.a = exact ? small_numbers(p.c, N, I, 1, B, blocks) : numbers(p.c, N, I, false);
@@ -296,10 +313,11 @@ static void product_check(const ProductCase *p, const double *add, double part, 
               bad < 0 ? 0 : p->sizes[bad]);
 }
 
-static bool has_products(CudaCase *c, bool blocks)
+static bool has_products(CudaCase *c, Fp8Kind kind)
 {
     const int capability = gemm_of(c)->capability;
-    return blocks ? capability == 90 : capability >= 89;
+    if (kind == FP8_TILES) return capability == 100 || capability == 103;
+    return kind == FP8_WHOLE ? capability >= 89 : capability == 90;
 }
 
 static void product_run(ProductCase *p, Which which, bool fast, bool fresh)
@@ -313,15 +331,17 @@ static void product_run(ProductCase *p, Which which, bool fast, bool fresh)
         TWICE(c, fp8_product, .y = AT(p->y), .x = AT(p->ca.codes), .w = AT(p->cb.codes), .leaf = p->K, .fast = fast);
 }
 
+static const char *const of_kind[] = { "", " in blocks", "", " of mxfp8" };
+
 /* Sums that are exact: every element's every bit, so every factor where the library looks for it. */
-static void exact_case(Which which, bool blocks, int64_t N, int64_t O, int64_t I)
+static void exact_case(Which which, Fp8Kind kind, int64_t N, int64_t O, int64_t I)
 {
-    ProductCase p = product_open(which, blocks, true, N, O, I);
+    ProductCase p = product_open(which, kind, true, N, O, I);
     char what[128];
-    snprintf(what, sizeof what, "product %d%s, N %d O %d I %d", which, blocks ? " in blocks" : "", (int)N, (int)O,
+    snprintf(what, sizeof what, "product %d%s, N %d O %d I %d", which, of_kind[kind], (int)N, (int)O,
              (int)I);
     p.y = pair_output(p.c, F32, p.M, p.N);
-    if (has_products(p.c, blocks)) {
+    if (has_products(p.c, kind)) {
         product64(p.sum, p.sizes, p.a, p.b, p.turned_a, p.turned_b, p.M, p.N, p.K);
         product_run(&p, which, false, true);
         product_check(&p, NULL, 0, 0, what);
@@ -339,7 +359,11 @@ TEST(exact_products)
     static const int64_t size[][3] = { { 16, 16, 16 }, { 144, 272, 80 }, { 48, 400, 656 }, { 512, 128, 16 } };
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
         for (int form = 0; form < 2 * PRODUCTS; form++)
-            exact_case((Which)(form / 2), form % 2, size[i][0], size[i][1], size[i][2]);
+            exact_case((Which)(form / 2), form % 2 ? FP8_ROW_BLOCKS : FP8_WHOLE, size[i][0], size[i][1], size[i][2]);
+    static const int64_t of_32[][3] = { { 32, 32, 32 }, { 160, 288, 96 }, { 64, 416, 672 }, { 512, 128, 32 } };
+    for (size_t i = 0; i < sizeof of_32 / sizeof *of_32; i++)
+        for (int which = 0; which < PRODUCTS; which++)
+            exact_case((Which)which, FP8_TILES, of_32[i][0], of_32[i][1], of_32[i][2]);
 }
 
 /* The numbers that codes stand for instead of those that were cast. */
@@ -356,14 +380,14 @@ static Pair values(CudaCase *c, const Codes *x)
  * Any numbers, to what tensor cores cut off: 32 products and the sum so far each lose less than 2^-13 of the largest of
  * them, which no one is many times as large as their mean. (A wrong factor is off by half of it or more.)
  */
-static void any_case(Which which, bool blocks, bool fast, DType out, int64_t N, int64_t O, int64_t I)
+static void any_case(Which which, Fp8Kind kind, bool fast, DType out, int64_t N, int64_t O, int64_t I)
 {
-    ProductCase p = product_open(which, blocks, false, N, O, I);
+    ProductCase p = product_open(which, kind, false, N, O, I);
     char what[128];
-    snprintf(what, sizeof what, "product %d%s%s, %s, N %d O %d I %d", which, blocks ? " in blocks" : "",
+    snprintf(what, sizeof what, "product %d%s%s, %s, N %d O %d I %d", which, of_kind[kind],
              fast ? " fast" : "", dtype_name(out), (int)N, (int)O, (int)I);
     p.y = pair_output(p.c, out, p.M, p.N);
-    if (has_products(p.c, blocks)) {
+    if (has_products(p.c, kind)) {
         product64(p.sum, p.sizes, values(p.c, &p.ca), values(p.c, &p.cb), false, false, p.M, p.N, p.K);
         product_run(&p, which, fast, true);
         product_check(&p, NULL, case_tolerance(out), 32 * 0x1p-13, what);
@@ -374,28 +398,34 @@ static void any_case(Which which, bool blocks, bool fast, DType out, int64_t N, 
 TEST(products_of_any_numbers)
 {
     for (int form = 0; form < 8; form++) {
-        any_case(FORWARD, form & 1, form & 2, (DType)(form / 4), 48, 144, 400);
-        any_case(INPUT_GRADIENT, form & 1, form & 2, (DType)(form / 4), 48, 144, 80);
+        const Fp8Kind kind = form & 1 ? FP8_ROW_BLOCKS : FP8_WHOLE;
+        any_case(FORWARD, kind, form & 2, (DType)(form / 4), 48, 144, 400);
+        any_case(INPUT_GRADIENT, kind, form & 2, (DType)(form / 4), 48, 144, 80);
     }
-    any_case(WEIGHT_GRADIENT, false, false, F32, 272, 144, 80);
-    any_case(WEIGHT_GRADIENT, true, false, F32, 272, 144, 80);
+    any_case(WEIGHT_GRADIENT, FP8_WHOLE, false, F32, 272, 144, 80);
+    any_case(WEIGHT_GRADIENT, FP8_ROW_BLOCKS, false, F32, 272, 144, 80);
+    for (int out = 0; out < 2; out++) {
+        any_case(FORWARD, FP8_TILES, false, (DType)out, 64, 160, 416);
+        any_case(INPUT_GRADIENT, FP8_TILES, false, (DType)out, 64, 160, 96);
+    }
+    any_case(WEIGHT_GRADIENT, FP8_TILES, false, F32, 288, 160, 96);
 }
 
 /* Bias and GELU, in the product or behind it. */
-static void forward_case(bool blocks, bool with_bias, bool with_gelu, bool fuse)
+static void forward_case(Fp8Kind kind, bool with_bias, bool with_gelu, bool fuse)
 {
-    ProductCase p = product_open(FORWARD, blocks, true, 48, 144, 80);
+    ProductCase p = product_open(FORWARD, kind, true, 48, 144, kind == FP8_TILES ? 96 : 80);
     Pair bias = { 0 }, gelu = { 0 };
     double add[144];
     char what[128];
-    snprintf(what, sizeof what, "forward%s, bias %d, gelu %d, in the product %d", blocks ? " in blocks" : "", with_bias,
+    snprintf(what, sizeof what, "forward%s, bias %d, gelu %d, in the product %d", of_kind[kind], with_bias,
              with_gelu, fuse);
     p.y = pair_output(p.c, BF16, p.M, p.N);
     if (with_bias) bias = pair_random(p.c, BF16, 1, p.N);
     if (with_gelu) gelu = pair_output(p.c, BF16, p.M, p.N);
     for (int64_t i = 0; i < p.N; i++) add[i] = with_bias ? (double)((float *)bias.t[CASE_CPU].data)[i] : 0;
     cuda_gemm_fuse_gelu(gemm_of(p.c), fuse);
-    if (has_products(p.c, blocks)) {
+    if (has_products(p.c, kind)) {
         product64(p.sum, p.sizes, p.a, p.b, false, false, p.M, p.N, p.K);
         TWICE(p.c, fp8_product, .y = AT(p.y), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .bias = AT(bias),
              .gelu = AT(gelu), .leaf = p.K);
@@ -413,7 +443,8 @@ static void forward_case(bool blocks, bool with_bias, bool with_gelu, bool fuse)
 
 TEST(bias_and_gelu)
 {
-    for (int form = 0; form < 16; form++) forward_case(form & 1, form & 2, form & 4, form & 8);
+    static const Fp8Kind of[] = { FP8_WHOLE, FP8_ROW_BLOCKS, FP8_TILES };
+    for (int form = 0; form < 24; form++) forward_case(of[form / 8], form & 1, form & 2, form & 4);
 }
 
 /* ---- experts ---- */
@@ -477,7 +508,7 @@ static void rows_case(const int64_t *lengths, bool beside)
     cast(c, &cx, NULL, x, FP8_SCALE_POWER_OF_TWO);
     cast(c, beside ? NULL : &cw, beside ? &cw : NULL, w, FP8_SCALE_POWER_OF_TWO);
     check_codes(c, &cx, "rows in use");
-    if (has_products(c, false)) {
+    if (has_products(c, FP8_WHOLE)) {
         TWICE(c, fp8_grouped, .y = AT(y), .x = AT(cx.codes), .w = AT(cw.codes), .offset = AT(r.offset), .leaf = K);
         OK(device_read(&c->dev[CASE_GPU].stream, c->first, y.t[CASE_GPU].data, tensor_bytes(y.t[CASE_GPU])));
         const float *px = x.t[CASE_CPU].data, *pw = w.t[CASE_CPU].data;
@@ -514,7 +545,7 @@ static void gradient_case(const int64_t *lengths)
     Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
     Codes cdy = codes_of_runs(&r, dy, begin), cx = codes_of_runs(&r, x, begin);
     const float *pdy = dy.t[CASE_CPU].data, *px = x.t[CASE_CPU].data;
-    for (int times = 1; times <= 2 && has_products(c, false); times++) {
+    for (int times = 1; times <= 2 && has_products(c, FP8_WHOLE); times++) {
         TWICE(c, fp8_grouped_add, .dw = AT(dw), .dy = AT(cdy.codes), .x = AT(cx.codes), .begin = AT(begin),
               .shift = AT(shift), .overflow = AT(overflow), .fresh = times == 1);
         OK(device_read(&c->dev[CASE_GPU].stream, c->first, dw.t[CASE_GPU].data, tensor_bytes(dw.t[CASE_GPU])));
@@ -543,11 +574,11 @@ TEST(choices_of_fp8)
     CudaCase *c = case_open();
     char *text = malloc(CUDA_GEMM_TEXT_BYTES), *again = malloc(CUDA_GEMM_TEXT_BYTES);
     cuda_gemm_autotune(gemm_of(c), TUNE_FASTEST);
-    for (int which = 0; which < PRODUCTS; which++) exact_case((Which)which, false, 48, 144, 80);
+    for (int which = 0; which < PRODUCTS; which++) exact_case((Which)which, FP8_WHOLE, 48, 144, 80);
     OK(cuda_gemm_load(gemm_of(c), (cuda_gemm_save(gemm_of(c), text), text)));
     cuda_gemm_save(gemm_of(c), again);
     CHECK(!strcmp(text, again));
-    CHECK(!has_products(c, false) ||
+    CHECK(!has_products(c, FP8_WHOLE) ||
           (strstr(text, "fp8_product e4m3 f32") && strstr(text, "fp8_product_add e4m3 f32")));
     cuda_gemm_autotune(gemm_of(c), TUNE_OFF);
     free(text);
@@ -559,7 +590,7 @@ TEST(choices_of_fp8)
 TEST(refused)
 {
     CudaCase *c = case_open();
-    ProductCase p = product_open(FORWARD, false, true, 48, 144, 80);
+    ProductCase p = product_open(FORWARD, FP8_WHOLE, true, 48, 144, 80);
     Pair y = pair_output(c, BF16, 48, 144), wide = pair_output(c, F32, 48, 144), bias = pair_random(c, F32, 1, 144);
     Codes wrong = codes_new(c, E5M2, FP8_WHOLE, 144, 80), rows = codes_new(c, E4M3, FP8_ROW_BLOCKS, 144, 80);
     Codes odd = codes_new(c, E4M3, FP8_WHOLE, 136, 80);
@@ -578,9 +609,15 @@ TEST(refused)
              .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_EXACT)),
           ERR_SHAPE, "fp8_cast on cuda: x is not bf16");
     Pair x = pair_random(c, BF16, 1, 144, 80);
-    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x),
-             .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_E8M0)),
-          ERR_CONFIG, "fp8_cast on cuda: mxfp8 is not built");
+    FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x), .blocks = blocks_of(FP8_TILES, FP8_SCALE_E8M0)),
+          ERR_SHAPE, "fp8_cast on cuda: factors are not of amax, or of the blocks that are asked for");
+    Codes tx = codes_new(c, E4M3, FP8_TILES, 48, 80), tw = codes_new(c, E4M3, FP8_TILES, 144, 80);
+    FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(tx.codes), .w = AT(tw.codes), .leaf = 80), ERR_SHAPE,
+          "fp8_product on cuda: with mxfp8 the sum is over no multiple of 32");
+    Codes tx96 = codes_new(c, E4M3, FP8_TILES, 48, 96), tw96 = codes_new(c, E4M3, FP8_TILES, 144, 96);
+    if (!has_products(c, FP8_TILES) && has_products(c, FP8_WHOLE))
+        FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(tx96.codes), .w = AT(tw96.codes), .leaf = 96),
+              ERR_CONFIG, "fp8_product: mxfp8 has products on compute capability 10.0 and 10.3 alone");
     Codes half = codes_new(c, E5M2, FP8_ROW_BLOCKS, 80, 144);
     FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .turned = AT(half.codes), .x = AT(x),
              .blocks = blocks_of(FP8_ROW_BLOCKS, FP8_SCALE_EXACT)),
@@ -588,7 +625,7 @@ TEST(refused)
     FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x),
              .blocks = blocks_of(FP8_SQUARES, FP8_SCALE_EXACT)),
           ERR_SHAPE, "fp8_cast on cuda: factors are not of amax, or of the blocks that are asked for");
-    if (!has_products(c, false))
+    if (!has_products(c, FP8_WHOLE))
         FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .leaf = 80),
               ERR_CONFIG, "has no products of fp8");
     product_close(&p);

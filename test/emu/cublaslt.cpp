@@ -15,8 +15,10 @@
  *   - the default stream is refused
  * Products of fp8, as its manual has them (chapter 3.1.4): both operands with k contiguous ("TN"), at most one of E5M2;
  * m, n and k multiples of 16; from compute capability 8.9 on. Factors: one for a matrix, or on 9.0 one for 128 elements
- * of a column or for blocks of 128 x 128, of A or of B but not of both; each lies as the manual's "Scaling factors
- * layouts" says. FAST_ACCUM with such is refused, and so is GELU; a bias on fp32 results, which is bf16 there, as well.
+ * of a column or for blocks of 128 x 128, of A or of B but not of both; on 10.x one for 32 elements of a column of each,
+ * as exponents of 8 bits, with k a multiple of 32. Each lies as the manual's "Scaling factors layouts" says; what
+ * stands in tiles of exponents behind the end of k multiplies zeros. FAST_ACCUM with factors of blocks is refused, and
+ * so is GELU; a bias on fp32 results, which is bf16 there, as well.
  * With a mask that lets sums be reduced in place, the heuristic offers such an algorithm first, and its sums
  * change from call to call: a test of repeats then fails.
  *
@@ -215,7 +217,8 @@ void chain(float *sum, const float *a, const float *x, bool halves, int64_t M, i
 
 /* ---- products of fp8 ---- */
 
-constexpr int64_t BLOCK = 128;
+constexpr int64_t BLOCK = 128, TILE = 512; /* TILE: exponents of 128 columns, 4 of each */
+constexpr int32_t EXPONENTS = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
 
 int64_t blocks_of(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
 
@@ -227,6 +230,22 @@ int64_t factors_of(int32_t mode, int64_t across, int64_t k)
 {
     if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F) return across * blocks_of(k);
     return mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F ? between_rows(k) * blocks_of(across) : 1;
+}
+
+/* Tiles of 128 columns with 4 exponents each that are beside one another along k. */
+int64_t tiles_of(int64_t k) { return blocks_of(k); }
+
+/* Bytes of the factors of a matrix with `across` columns, as it is read. */
+int64_t factor_bytes(int32_t mode, int64_t across, int64_t k)
+{
+    return mode == EXPONENTS ? blocks_of(across) * tiles_of(k) * TILE : 4 * factors_of(mode, across, k);
+}
+
+float power_of(const float *scale, int64_t at, int64_t block, int64_t k)
+{
+    const int64_t tile = at / BLOCK * tiles_of(k) + block / 4, line = at % BLOCK;
+    const uint8_t e = reinterpret_cast<const uint8_t *>(scale)[tile * TILE + line % 32 * 16 + line / 32 * 4 + block % 4];
+    return e == 255 ? NAN : ldexpf(1, e - 127);
 }
 
 float factor_of(const float *scale, int32_t mode, int64_t at, int64_t across, int64_t block, int64_t k)
@@ -246,6 +265,23 @@ void chain_fp8(float *sum, const float *a, const float *x, int64_t M, int64_t fi
                 sum[i] = emu::chip_sum_fp8(sum[i], a + k * M + i, static_cast<int>(M), x + k, 1, count);
             for (int64_t l = k; !emu::chip_rounding && l < k + count; l++) sum[i] += a[l * M + i] * x[l];
         }
+}
+
+/* Products of 32 at a time with both their exponents; to the end of the last tile. */
+void chain_exponents(const Product &p, float *sum, const float *a, const float *x, int64_t j, int64_t first, int64_t end)
+{
+    const Desc &desc = p.desc;
+    const int64_t M = p.m(), K = p.k(), last = end == K ? tiles_of(K) * BLOCK : end;
+    std::vector<float> part(static_cast<size_t>(M));
+    for (int64_t i = 0; i < M; i++) sum[i] = 0;
+    for (int64_t k = first, stop; k < last; k = stop) {
+        stop = (k / 32 + 1) * 32 < last ? (k / 32 + 1) * 32 : last;
+        std::fill(part.begin(), part.end(), 0.0f);
+        if (k < K) chain_fp8(part.data(), a, x, M, k, stop);
+        for (int64_t i = 0; i < M; i++)
+            sum[i] += part[static_cast<size_t>(i)] *
+                      (power_of(desc.scale[0], i, k / 32, K) * power_of(desc.scale[1], j, k / 32, K));
+    }
 }
 
 /* Without FAST_ACCUM what the tensor cores add up is added to sums in fp32 after each 128 of k, here times factors. */
@@ -295,7 +331,9 @@ void compute(const Product &p)
             const int piece = (s + first) % p.split;
             const int64_t from = K * piece / p.split, to = K * (piece + 1) / p.split;
             float *const into = s ? part : sum;
-            if (fp8) chain_promoted(p, into, a.data(), b.data() + j * K, j, from, to);
+            if (fp8 && p.desc.mode[0] == EXPONENTS)
+                chain_exponents(p, into, a.data(), b.data() + j * K, j, from, to);
+            else if (fp8) chain_promoted(p, into, a.data(), b.data() + j * K, j, from, to);
             else chain(into, a.data(), b.data() + j * K, p.a.type != CUDA_R_32F, M, from, to);
             for (int64_t i = 0; s && i < M; i++) sum[i] += part[i];
         }
@@ -332,6 +370,11 @@ const char *fp8_wrong(const Desc &x, const Layout &a, const Layout &b, const Lay
     if (d.rows % 16 || d.cols % 16 || a.rows % 16) return "fp8 with sizes that are no multiples of 16";
     if (d.type == CUDA_R_32F && x.has_bias()) return "fp8 with a bias on fp32 results, which is none of fp32";
     if (!x.in_blocks()) return nullptr;
+    if (x.mode[0] == EXPONENTS && x.mode[1] == EXPONENTS)
+        return capability / 10 != 10 ? "exponents as factors on a GPU that is not of 10.x"
+               : a.rows % 32         ? "exponents as factors with a k that is no multiple of 32"
+               : x.fast              ? "FAST_ACCUM with exponents as factors"
+                                     : nullptr;
     if (capability != 90) return "factors of blocks on a GPU that is not of 9.0";
     if (x.fast) return "FAST_ACCUM with factors of blocks";
     for (int32_t mode : x.mode)
@@ -404,8 +447,8 @@ const char *factors_wrong(const Product &p)
 {
     if (!is_fp8(p.a.type)) return nullptr;
     for (int i = 0; i < 2; i++) {
-        const int64_t count = factors_of(p.desc.mode[i], i ? p.n() : p.m(), p.k());
-        if (!emu::device_holds(p.desc.scale[i], static_cast<size_t>(count) * sizeof(float)))
+        const int64_t bytes = factor_bytes(p.desc.mode[i], i ? p.n() : p.m(), p.k());
+        if (!emu::device_holds(p.desc.scale[i], static_cast<size_t>(bytes)))
             return "fp8 without factors, or with some outside device memory";
         if (reinterpret_cast<uintptr_t>(p.desc.scale[i]) % (p.desc.mode[i] ? 16 : 4))
             return "factors that are not on a 16-byte boundary";
