@@ -276,7 +276,7 @@ static double fp8_seconds(const CostModel *m, Product p)
 }
 
 static const Tile GROUPED_TILE = { 128, 128, 1 };    /* cuda/grouped.cu's */
-static const Tile GROUPED_FP8_TILE = { 128, 64, 1 }; /* cuda/fp8_grouped.cu's; on Hopper as wide as of 16 bits */
+static const Tile GROUPED_FP8_TILE = { 128, 64, 1 }; /* cuda/fp8_grouped.cu's; on Hopper the other */
 
 static double fp8_experts_seconds(const CostModel *m, OpId id, Product p)
 {

@@ -24,7 +24,7 @@ double reached_of_copy(OpId id);
 /* Products of fp8: over the share of the peak of 16 bits that matrix_share is. */
 double reached_by_fp8(void);
 
-/* Experts' products: over the share that experts_share of a device's file is, which is the forward ones' by mma.sync. */
+/* Experts' products: over the share that experts_share of a device's file is, the forward ones' by mma.sync. */
 double reached_by_experts(OpId id, KernelForm form);
 double reached_by_fp8_experts(OpId id, KernelForm form); /* of 8 bits, over the same share of their peak */
 
