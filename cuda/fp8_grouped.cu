@@ -12,9 +12,10 @@
  * FLOP      2 P O I each. No GPU has run it.
  * Traffic   a tile reads 192 x depth codes, three quarters of what a result of a tile of 128 x 128 of bf16 takes;
  *           factors are 4 bytes in 128 codes.
+ * Hopper    where object code of sm_90a runs: fp8_grouped_hopper.cu, by wgmma.
  * Needs     compute capability 8.9; rows of codes on 16 bytes, depths that are whole blocks; y is bf16, dw F32.
  */
-#include "grouped.cuh"
+#include "fp8_grouped.cuh"
 extern "C" {
 #include "fp8.h"
 }
@@ -39,14 +40,6 @@ struct CodeRows {
 struct CodeTask {
     CodeRows a, b;
     int blocks; /* of the depth */
-};
-
-struct CodeProduct {
-    Grouped<uint8_t, void> g;
-    const float *a_factors, *b_factors;
-    int64_t a_rows, b_rows; /* of all codes: rows whose factors lie side by side */
-    int64_t squares_ld;     /* fp8_grouped: of b's factors */
-    bool beside;            /* experts' weights lie side by side */
 };
 
 /* From a row and column on, at most a tile. */
@@ -272,6 +265,9 @@ extern "C" Err cuda_fp8_grouped(Stream *s, const fp8_grouped_args *a)
     p.g.rows = grid_blocks(a->y.dim[0] / CODE_TILE + E), p.g.columns = grid_blocks(O / CODE_WIDE);
     p.squares_ld = fp8_squares_ld(a->w.dim[1] / FP8_BLOCK);
     p.beside = across > 1;
+    bool done;
+    TRY(fp8_grouped_hopper(s, p, a->x, a->w, a->y, &done));
+    if (done) return ERR_OK;
     LAUNCH(fp8_grouped_kernel, dim3(p.g.rows * p.g.columns), CODE_THREADS, CODE_SHARED, cuda_stream(s), p,
            data_of<bf16>(a->y));
     return ERR_OK;
@@ -289,6 +285,9 @@ extern "C" Err cuda_fp8_grouped_add(Stream *s, const fp8_grouped_add_args *a)
     p.g.ldo = a->dw.ld;
     p.g.add = !a->fresh;
     p.g.rows = grid_blocks(ceil_div(O, CODE_TILE)), p.g.columns = grid_blocks(ceil_div(I, CODE_WIDE));
+    bool done;
+    TRY(fp8_grouped_add_hopper(s, p, a->dy, a->x, a->dw, &done));
+    if (done) return ERR_OK;
     const dim3 grid(p.g.rows * p.g.columns, grid_blocks(E));
     LAUNCH(fp8_grouped_add_kernel, grid, CODE_THREADS, CODE_SHARED, cuda_stream(s), p, data_of<float>(a->dw));
     return ERR_OK;

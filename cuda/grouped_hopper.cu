@@ -12,8 +12,7 @@
  * Sums      one chain in ascending depth, 16 numbers an instruction, in tiles of any width: of the same bits as by
  *           mma.sync on an H100.
  */
-#include "grouped.cuh"
-#include "hopper.cuh"
+#include "grouped_hopper.cuh"
 extern "C" {
 #include "device_cuda.h"
 }
@@ -22,21 +21,15 @@ extern "C" {
 enum : int {
     HOPPER_WIDE = 256, /* columns of a tile, if not narrow */
     HOPPER_NARROW = 128,
-    HOPPER_ROWS = 128,
-    HOPPER_DEPTH = 64,  /* of a step */
-    HOPPER_GROUP = 128, /* threads of a warpgroup */
-    HOPPER_WORKERS = 2, /* warpgroups that multiply */
-    HOPPER_THREADS = HOPPER_GROUP * (1 + HOPPER_WORKERS),
+    HOPPER_DEPTH = 64, /* of a step */
     HOPPER_BOX = 64 * 64, /* elements that lie together: rows of 128 bytes, swizzled */
     HOPPER_A = HOPPER_ROWS * HOPPER_DEPTH,
     HOPPER_STAGE = HOPPER_A + HOPPER_WIDE * HOPPER_DEPTH,
     HOPPER_STAGES = 4,
-    HOPPER_SHEET = 4096, /* bytes: a warp's results on their way */
     HOPPER_SHARED = HOPPER_STAGES * HOPPER_STAGE * 2 + HOPPER_WORKERS * 4 * HOPPER_SHEET,
     HOPPER_AHEAD = 24 /* steps before the last that what results are added to is fetched */
 };
-static_assert(HOPPER_ROWS == 64 * HOPPER_WORKERS && HOPPER_DEPTH == 64,
-              "a warpgroup's rows of a step are a box");
+static_assert(HOPPER_DEPTH == 64, "a warpgroup's rows of a step are a box");
 
 /* What a tile is. Results: rows from `row` on, `rows` of them or fewer than a tile has; columns likewise. */
 struct HopperJob {
@@ -127,14 +120,7 @@ template <int KIND, class G> struct HopperTiles {
     }
 };
 
-/* A place in the ring of stages, and the parity of its barriers. */
-struct HopperRing {
-    int at = 0, parity = 0;
-    __device__ __forceinline__ void next()
-    {
-        if (++at == HOPPER_STAGES) at = 0, parity ^= 1;
-    }
-};
+typedef StageRing<HOPPER_STAGES> HopperRing;
 
 template <class T> struct HopperShared {
     T *stages;
@@ -231,81 +217,6 @@ __device__ __forceinline__ void hopper_step(float (&d)[N / 2], const T *stage, b
     UNROLL
     for (int i = 0; i < HOPPER_DEPTH / 16; i++)
         wgmma<Down<KIND>::A, Down<KIND>::B>(d, a + i * A_STEP, b + i * B_STEP, keep || i > 0, T());
-}
-
-/* This warp's 16 rows, 64 columns at a time: its sheet holds two such, rows of 128 bytes with their chunks moved. */
-template <int N, class T>
-__device__ __forceinline__ void store_product(const float (&d)[N / 2], char *sheets, const Panel<T> &out)
-{
-    const int l = threadIdx.x % WARP;
-    UNROLL
-    for (int c = 0; c < N / 64; c++) {
-        T *sheet = reinterpret_cast<T *>(sheets + c % 2 * (HOPPER_SHEET / 2));
-        UNROLL
-        for (int j = 0; j < 8; j++) UNROLL
-        for (int h = 0; h < 2; h++) {
-            const int row = l / 4 + h * 8, r = c * 32 + j * 4 + h * 2;
-            *reinterpret_cast<uint32_t *>(sheet + row * 64 + (j ^ (row & 7)) * 8 + l % 4 * 2) =
-                pack_pair(d[r], d[r + 1], T());
-        }
-        __syncwarp(); /* who has passed this has read the other half */
-        UNROLL
-        for (int i = 0; i < 4; i++) {
-            const int row = i * 4 + l / 8, chunk = l % 8, column = c * 64 + chunk * 8;
-            if (row < out.rows && column < out.columns)
-                store16_global(out.data + row * out.ld + column,
-                               load16(sheet + row * 64 + (chunk ^ (row & 7)) * 8));
-        }
-    }
-}
-
-/* Lane l's part of 16 rows and 64 columns of fp32 from `column` on: 4 columns of every second row. */
-struct HopperPart {
-    Pack<float> x[8];
-};
-
-__device__ __forceinline__ void load_part(HopperPart *p, const Panel<float> &out, int column, bool add)
-{
-    const int l = threadIdx.x % WARP;
-    column += l % 16 * 4;
-    UNROLL
-    for (int i = 0; i < 8; i++) {
-        const int row = i * 2 + l / 16;
-        if (add && row < out.rows && column < out.columns) p->x[i] = load16(out.data + row * out.ld + column);
-        else p->x[i] = Pack<float>{};
-    }
-}
-
-/* The same as store_product of fp32: a sheet of 64 columns. `some`: else the product of no rows. */
-template <int N>
-__device__ __forceinline__ void add_product(const float (&d)[N / 2], char *sheets, const Panel<float> &out,
-                                            bool add, bool some)
-{
-    const int l = threadIdx.x % WARP;
-    float *sheet = reinterpret_cast<float *>(sheets);
-    UNROLL
-    for (int c = 0; c < N / 64; c++) {
-        HopperPart now;
-        load_part(&now, out, c * 64, add);
-        UNROLL
-        for (int j = 0; j < 8; j++) UNROLL
-        for (int h = 0; h < 2; h++) {
-            const int row = l / 4 + h * 8, r = c * 32 + j * 4 + h * 2, chunk = j * 2 + l % 4 / 2;
-            *reinterpret_cast<float2 *>(sheet + row * 64 + (chunk ^ (row & 7) * 2) * 4 + l % 2 * 2) =
-                make_float2(some ? d[r] : 0.0f, some ? d[r + 1] : 0.0f);
-        }
-        __syncwarp();
-        UNROLL
-        for (int i = 0; i < 8; i++) {
-            const int row = i * 2 + l / 16, chunk = l % 16, column = c * 64 + chunk * 4;
-            const Pack<float> sum = load16(sheet + row * 64 + (chunk ^ (row & 7) * 2) * 4);
-            UNROLL
-            for (int v = 0; v < 4; v++) now.x[i].v[v] += sum.v[v];
-            if (row < out.rows && column < out.columns)
-                store16_global(out.data + row * out.ld + column, now.x[i]);
-        }
-        __syncwarp(); /* the sheet has been read */
-    }
 }
 
 template <int KIND, int N, class T, class Out>

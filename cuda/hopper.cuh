@@ -1,5 +1,5 @@
 /*
- * Hopper's own instructions (sm_90a), for kernels of 16-bit products: wgmma, the bulk tensor copy (TMA), mbarrier,
+ * Hopper's own instructions (sm_90a), for kernels of 16-bit and 8-bit products: wgmma, the bulk tensor copy (TMA), mbarrier,
  * setmaxnreg, named barriers, proxy fences. PTX stands here and in common.cuh alone; on a CPU test/emu executes the
  * same names (emu_hopper.h). Tensor maps, made by the host: tensor_map.h.
  *
@@ -28,13 +28,15 @@
  *
  *   wgmma<TRANS_A, TRANS_B>(d, a, b, keep, T())      a, b: matrices in shared memory, by descriptor
  *   wgmma_rows<TRANS_B>(d, a, b, keep, T())          a in registers
+ *   wgmma_e4m3(d, a, b, keep)                        8-bit codes, 32 of the depth, which lies along rows of both: 8 bits
+ *                                                    have no other form. Of 32 products and d some 14 bits are kept
  *
  * d[r] of thread t: row 16 (t / 32) + 8 (r / 2 % 2) + t % 32 / 4, column 8 (r / 4) + 2 (t % 4) + r % 2. Register j of
  * a: row 16 (t / 32) + t % 32 / 4 + 8 (j % 2), depth 2 (t % 4) + 8 (j / 2) and the next: d of 8 columns pairs, rounded.
  *
  * Descriptor of a tile that TMA wrote in the same swizzle; S bytes a row of the swizzle, tile at a multiple of 8 S:
  *   depth along rows (TRANS false)  rows of S bytes; stride 8 S from 8 rows to the next 8; lead unused. 16 of the depth
- *                                   further: + 32 bytes, + 2 in the descriptor
+ *                                   (32 codes) further: + 32 bytes, + 2 in the descriptor
  *   depth down (TRANS true)         rows of S bytes are S / 2 numbers of one depth; lead from S / 2 rows (columns) of
  *                                   the operand to the next; stride 8 S from 8 of the depth to the next 8. 16 of the
  *                                   depth further: + 16 S bytes
@@ -235,6 +237,14 @@ WGMMA_BOTH(96, 48, 48, 49, 50, 51, 52, 53, 54)
 WGMMA_BOTH(128, 64, 64, 65, 66, 67, 68, 69, 70)
 WGMMA_BOTH(192, 96, 96, 97, 98, 99, 100, 101, 102)
 WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132, 133, 134)
+
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b, bool keep)
+{
+    HOPPER_ASM("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" TEXT_64
+               "}, %64, %65, p, 1, 1; }\n"
+               : LIST_64(0)
+               : "l"(a), "l"(b), "r"(static_cast<int>(keep)));
+}
 
 #else
 #include "emu_hopper.h"

@@ -45,8 +45,9 @@ Err tensor_map(TensorMap *out, const TensorBox *b)
         box[i] = (cuuint32_t)b->box[i];
         if (i > 0) stride[i - 1] = (cuuint64_t)b->stride[i];
     }
-    const CUresult code = encode(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)b->rank, (void *)(uintptr_t)b->data,
-                                 dim, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(b->swizzle),
+    const CUtensorMapDataType type = b->codes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUresult code = encode(out, type, (cuuint32_t)b->rank, (void *)(uintptr_t)b->data, dim, stride, box, step,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(b->swizzle),
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (code == CUDA_SUCCESS) return ERR_OK;
     return err_set(ERR_SHAPE, "the driver makes no tensor map (%d) of rank %d: '%lld' x '%lld', boxes %d x %d, %p", code,

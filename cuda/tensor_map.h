@@ -4,7 +4,8 @@
  *
  * tensor_map(out, ...)  rank 2 to 5, dimensions innermost first, dense in the innermost. dim: elements of each;
  *     stride: bytes from one element to the next of dimensions 1 and up; box: elements a copy moves of each, at most 256,
- *     innermost at most the swizzle's bytes. data at a multiple of 16 bytes, strides multiples of 16. Elements of 2 bytes.
+ *     innermost at most the swizzle's bytes. data at a multiple of 16 bytes, strides multiples of 16. Elements of 2 bytes,
+ *     or of 1 where `codes` says so.
  *     ERR_SHAPE where the driver does not take it, ERR_DEVICE where it has no such call.
  *     Source: CUDA driver API, cuTensorMapEncodeTiled.
  */
@@ -29,6 +30,7 @@ typedef struct {
     int64_t dim[5], stride[5]; /* stride[0] is not read */
     int box[5];
     int swizzle; /* bytes: 0, 32, 64 or 128 */
+    bool codes;
 } TensorBox;
 
 Err tensor_map(TensorMap *out, const TensorBox *b);

@@ -73,7 +73,7 @@ sinkhorn_kernel                             - a unit's logits in L2, in neighbou
 router_even_kernel                          - 4 bytes an expert, in neighbours
 router_count_kernel                         - 4 bytes a choice, beside rows of D elements
 expert_(count|bias)_kernel                  - a few numbers an expert
-grouped_wgmma_kernel                        wgmma stores16
+(fp8_)?grouped_wgmma_kernel                 wgmma stores16
 grouped_mma_kernel<.*,2,true>               mma async16
 grouped_mma_kernel<.*,true>                 mma async16 stores16 whole
 grouped_mma_kernel<.*,false>                mma

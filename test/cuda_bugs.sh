@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Would the emulator's lanes notice a bug in a kernel? Puts the bugs of test/cuda_bugs.txt one at a time into a copy
 # of the tree and runs the test that must fail, in the lane that must see it (test/emu/README.md): forward, reverse,
-# random:SEED, streams (by chance), asan, tsan, or on the GPU of a compute capability, 8.6. A bug that passes there, does not compile, or no longer finds its place is a failure.
+# random:SEED, streams (by chance), asan, tsan, or on the GPU of a compute capability, 8.6, in an order
+# too, 8.9:random:1. A bug that passes there, does not compile, or no longer finds its place is a failure.
 #
 #   FULL=1 test/cuda_bugs.sh        all of them; without it some (mutate.sh)
 #   test/cuda_bugs.sh WORD          those whose name contains WORD
@@ -39,6 +40,7 @@ run_test() {
     local order=$lane gpu=9.0 streams=late
     case $lane in
     asan | tsan) order=forward ;;
+    [0-9]*.[0-9]:*) order=${lane#*:} gpu=${lane%%:*} ;;
     *[0-9].[0-9]) order=forward gpu=$lane ;;
     streams) order=forward streams=random ;;
     esac

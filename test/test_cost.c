@@ -135,8 +135,8 @@ static Tensor codes(Tensor *factors, int64_t rows, int64_t columns)
     return t;
 }
 
-/* By mma.sync, whatever the device has for 16 bits: tiles of 128 x 64 at experts_share of the peak of 8 bits. A run
- * leaves half a block unfilled, which is multiplied, too. */
+/* Tiles of 128 x 64 at experts_share of the peak of 8 bits; on Hopper of 128 x 128 and of other rates. A run leaves half
+ * a block unfilled, which is multiplied, too. */
 TEST(experts_of_8_bits)
 {
     enum { E = 8, C = 2048 };
@@ -146,22 +146,23 @@ TEST(experts_of_8_bits)
                                    .w = codes(&factors[1], E * 192, 1024) };
     fp8_grouped_add_args add = { .dw = tensor_of(somewhere, F32, E, 128, 128), .dy = codes(&factors[2], 128, C),
                                  .x = codes(&factors[3], 128, C), .begin = tensor_of(somewhere, I64, E + 1) };
-    const double tile = 2. * 128 * 64 / (1e12 / 4); /* of which 4 multiprocessors have 24, or 16 */
+    const double tile = 2. * 128 * 64 / (1e12 / 4); /* of which 4 multiprocessors have 24, or 16; of twice as wide 16, or 8 */
     for (int hopper = 0; hopper < 2; hopper++) {
+        const double rows = hopper ? 8 * tile / 1.74 : 6 * tile, sums = 4 * tile / (hopper ? 1.54 : .83);
         CostModel m;
         d.hopper = hopper;
         d.fp8_tflops = 2;
         OK(cost_open(&m, &d, 1));
-        SAME(cost_op(&m, OP_fp8_grouped, &fwd, 0).seconds, 6 * tile * 1024);
-        SAME(cost_op(&m, OP_fp8_grouped_add, &add, 0).seconds, 4 * tile * C / E / .83);
+        SAME(cost_op(&m, OP_fp8_grouped, &fwd, 0).seconds, rows * 1024);
+        SAME(cost_op(&m, OP_fp8_grouped_add, &add, 0).seconds, sums * C / E);
         for (int known = 0; known < 2; known++) {
             fp8_grouped_add_args some = add;
             *(known ? &some.x.expected : &some.dy.expected) = E * 128;
-            SAME(cost_op(&m, OP_fp8_grouped_add, &some, 0).seconds, 4 * tile * (128 + 64) / .83);
+            SAME(cost_op(&m, OP_fp8_grouped_add, &some, 0).seconds, sums * (128 + 64));
         }
         d.fp8_tflops = 0;
         OK(cost_open(&m, &d, 1));
-        SAME(cost_op(&m, OP_fp8_grouped, &fwd, 0).seconds, 2 * 6 * tile * 1024);
+        SAME(cost_op(&m, OP_fp8_grouped, &fwd, 0).seconds, 2 * rows * 1024);
     }
 }
 
@@ -227,7 +228,8 @@ TEST(rates_that_kernels_reach)
         CHECK(reached_of_copy((OpId)id) > 0 && reached_of_copy((OpId)id) < 1.1);
         for (int form = 0; form < KERNEL_FORMS; form++) {
             const double experts = reached_by_experts((OpId)id, form), wide = reached_by_attention((OpId)id, form, 128);
-            CHECK(experts > 0 && experts < 4 && wide > 0 && wide < 4);
+            const double codes = reached_by_fp8_experts((OpId)id, form);
+            CHECK(experts > 0 && experts < 4 && wide > 0 && wide < 4 && codes > 0 && codes <= experts);
             CHECK(reached_by_attention((OpId)id, form, 64) < wide);
         }
     }

@@ -191,6 +191,10 @@ if [ -s gpt2-cuda.kernels ]; then
     # (what that one does not have: on Hopper)
     EMU_GPU=9.0 EMU_CLOSED=0 EMU_REPORT=$PWD/products.kernels "$(dirname "$mt")/test_cuda_moe" products >ops.out 2>&1 ||
         bad "test_cuda_moe on 9.0"
+    EMU_GPU=9.0 EMU_CLOSED=0 EMU_REPORT=$PWD/codes.kernels "$(dirname "$mt")/test_cuda_fp8" experts_ >ops.out 2>&1 ||
+        bad "test_cuda_fp8 on 9.0"
+    EMU_GPU=8.9 EMU_CLOSED=0 EMU_REPORT=$PWD/codes89.kernels "$(dirname "$mt")/test_cuda_fp8" experts_ >ops.out 2>&1 ||
+        bad "test_cuda_fp8 on 8.9"
     EMU_GPU=9.0 EMU_CLOSED=0 EMU_REPORT=$PWD/rings.kernels "$(dirname "$mt")/test_cuda_attention" attention_rings >ops.out 2>&1 ||
         bad "test_cuda_attention on 9.0"
     kernels=$(grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/cuda/*.cu "$root"/cuda/*.cuh | sort -u)

@@ -276,15 +276,16 @@ static double fp8_seconds(const CostModel *m, Product p)
 }
 
 static const Tile GROUPED_TILE = { 128, 128, 1 };    /* cuda/grouped.cu's */
-static const Tile GROUPED_FP8_TILE = { 128, 64, 1 }; /* cuda/fp8_grouped.cu's */
+static const Tile GROUPED_FP8_TILE = { 128, 64, 1 }; /* cuda/fp8_grouped.cu's; on Hopper the other */
 
-/* ASSUMED: of the peak of 8 bits the share that experts' products by mma.sync reach of that of 16 bits. */
 static double fp8_experts_seconds(const CostModel *m, OpId id, Product p)
 {
     const DeviceFile *d = m->device;
     const double peak = d->fp8_tflops > 0 ? 1e12 * d->matrix_share * d->fp8_tflops : peak_of(m, false);
-    return tiled(p, GROUPED_FP8_TILE, d->multiprocessors, 2 * d->tile_depth, false) /
-           (peak * d->experts_share * reached_by_experts(id, FORM_MMA_SYNC));
+    const KernelForm form = kernel_form(id, d->hopper > 0, 0);
+    const Tile tile = form == FORM_WGMMA ? GROUPED_TILE : GROUPED_FP8_TILE;
+    return tiled(p, tile, d->multiprocessors, 2 * d->tile_depth, false) /
+           (peak * d->experts_share * reached_by_fp8_experts(id, form));
 }
 
 /* ---- attention ---- */

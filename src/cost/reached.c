@@ -90,6 +90,17 @@ double reached_by_experts(OpId id, KernelForm form)
     return (id == OP_grouped_dx ? dx : sums ? dw : fwd)[form];
 }
 
+/* ASSUMED: not measured here. By mma.sync of the peak of 8 bits what those of 16 bits reach of theirs. By wgmma that
+ * would be 1,486 TFLOP/s of an H100's 1,979 forward, which nobody has: DeepGEMM, whose kernels add each block's sum
+ * in fp32 as ours do, gave 1,093 and 1,099 of depth 2048 and 1,288 and 1,297 of depth 7168 on an H800 (README of
+ * 2025-03, grouped, contiguous). Ours is taken to reach the lowest of these, and to be behind in sums over tokens as in
+ * 16 bits. */
+double reached_by_fp8_experts(OpId id, KernelForm form)
+{
+    if (form == FORM_MMA_SYNC) return reached_by_experts(id, form);
+    return id == OP_fp8_grouped_add ? 1.54 : 1.74;
+}
+
 /* (64 wide, mma.sync: 184 and 139 TFLOP/s of 1,024 causal keys, 53 and 39 of 128. 128 and 256 wide: FlashAttention's
  * charts. By wgmma, forward: 64 wide 319 of 1,024 causal keys and 455 of 2,048; 128 wide 519 of 2,048 causal keys, 584
  * of all, 645 of 8,192; 192 wide 533; backward 260 and, 128 wide, 418: docs/gpu.md) */

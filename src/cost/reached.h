@@ -24,9 +24,9 @@ double reached_of_copy(OpId id);
 /* Products of fp8: over the share of the peak of 16 bits that matrix_share is. */
 double reached_by_fp8(void);
 
-/* Experts' products, those of 8 bits taken to be alike: over the share that experts_share of a device's file is, which
- * is the forward ones'. */
+/* Experts' products: over the share that experts_share of a device's file is, the forward ones' by mma.sync. */
 double reached_by_experts(OpId id, KernelForm form);
+double reached_by_fp8_experts(OpId id, KernelForm form); /* of 8 bits, over the same share of their peak */
 
 /* Attention by heads so wide, for many keys: over the share that attention_share is, which is that of 128. */
 double reached_by_attention(OpId id, KernelForm form, int64_t width);

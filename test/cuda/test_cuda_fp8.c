@@ -476,7 +476,8 @@ static Codes codes_of_runs(const Runs *r, Pair x, Pair begin)
     return y;
 }
 
-static const int64_t some_lengths[][X - 1] = { { 5, 128, 0, 0, 131, 33 }, { 0, 0, 300, 1, 0, 0 }, { 0, 0, 0, 0, 0, 0 } };
+static const int64_t some_lengths[][X - 1] = { { 5, 128, 0, 0, 131, 33 }, { 0, 0, 300, 1, 0, 0 }, { 0, 0, 0, 0, 0, 0 },
+                                                { 700, 0, 5, 300, 1, 140 } };
 enum { LENGTHS = sizeof some_lengths / sizeof *some_lengths };
 
 TEST(codes_of_rows_in_runs)

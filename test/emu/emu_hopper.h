@@ -31,6 +31,7 @@ struct Product {
     const uint32_t *rows; /* a in registers, or null */
     int columns;
     bool trans_a, trans_b, keep;
+    bool codes; /* of e4m3, else numbers of `type` */
     Half type;
     Site at;
 };
@@ -132,7 +133,7 @@ template <bool TRANS_A, bool TRANS_B, int R, class T>
 void wgmma(float (&d)[R], uint64_t a, uint64_t b, bool keep, T, emu::Site at = emu::Site::here())
 {
     static_assert(emu::wgmma_columns(2 * R), "columns that hopper.cuh has");
-    emu::wgmma_issue(d, { a, b, nullptr, 2 * R, TRANS_A, TRANS_B, keep, emu::half_of<T>(), at });
+    emu::wgmma_issue(d, { a, b, nullptr, 2 * R, TRANS_A, TRANS_B, keep, false, emu::half_of<T>(), at });
 }
 
 template <bool TRANS_B, int R, class T>
@@ -140,7 +141,12 @@ void wgmma_rows(float (&d)[R], const uint32_t (&a)[4], uint64_t b, bool keep, T,
                 emu::Site at = emu::Site::here())
 {
     static_assert(emu::wgmma_columns(2 * R), "columns that hopper.cuh has");
-    emu::wgmma_issue(d, { 0, b, a, 2 * R, false, TRANS_B, keep, emu::half_of<T>(), at });
+    emu::wgmma_issue(d, { 0, b, a, 2 * R, false, TRANS_B, keep, false, emu::half_of<T>(), at });
+}
+
+inline void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b, bool keep, emu::Site at = emu::Site::here())
+{
+    emu::wgmma_issue(d, { a, b, nullptr, 128, false, false, keep, true, emu::BFLOAT16, at });
 }
 
 #endif

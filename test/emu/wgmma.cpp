@@ -6,6 +6,7 @@
  *
  * Descriptors are decoded from their bits. Source: PTX ISA, "Matrix descriptor" and "Strides" of wgmma.
  */
+#include "base/fp8.h"
 #include "hopper.h"
 
 #include <deque>
@@ -14,7 +15,7 @@
 namespace emu
 {
 
-enum { GROUP_THREADS = 128, GROUP_WARPS = 4, ROWS = 64, DEPTH = 16, COLUMNS_MOST = 256, WARP_ROWS = 16 };
+enum { GROUP_THREADS = 128, GROUP_WARPS = 4, ROWS = 64, DEPTH = 16, CODE_DEPTH = 32, COLUMNS_MOST = 256, WARP_ROWS = 16 };
 enum : uint32_t { UNDER_WAY = 0x7fc0dead }; /* a NaN: what d holds */
 
 /* A matrix of sums that products add to, in the registers of a warpgroup. */
@@ -326,6 +327,16 @@ static void read_matrix(float (*to)[COLUMNS_MOST], const Matrix &m, uint32_t fir
         }
 }
 
+/* The same of codes: 16 of them lie where 8 numbers would. */
+static void read_codes(float (*to)[COLUMNS_MOST], const Matrix &m, uint32_t first, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t k = 0; k < CODE_DEPTH; k += 16) {
+            const uint8_t *x = reinterpret_cast<const uint8_t *>(read_chunk(m, first + i, k / 2));
+            for (uint32_t e = 0; e < 16; e++) to[k + e][i] = e4m3_to_float(x[e]);
+        }
+}
+
 template <Half TYPE> static void rows_of_registers(float (*to)[COLUMNS_MOST], const Asked &asked, int warp)
 {
     for (int lane = 0; lane < WARP_LANES; lane++)
@@ -339,32 +350,34 @@ typedef float Eight __attribute__((vector_size(32), aligned(4)));
 
 /* In ascending order of the depth, in fp32, or as the chip: as warp_mma() does. */
 static void add_row(float *sum, const float (*a)[COLUMNS_MOST], const float (*b)[COLUMNS_MOST], int row,
-                    int columns)
+                    const Product &p)
 {
+    const auto chip = p.codes ? chip_sum_fp8 : chip_sum;
+    const int columns = p.columns, depth = p.codes ? CODE_DEPTH : DEPTH;
     for (int c = 0; c < columns && chip_rounding; c++)
-        sum[c] = chip_sum(sum[c], a[0] + row, COLUMNS_MOST, b[0] + c, COLUMNS_MOST, DEPTH);
+        sum[c] = chip(sum[c], a[0] + row, COLUMNS_MOST, b[0] + c, COLUMNS_MOST, depth);
     for (int c = 0; c < columns && !chip_rounding; c += 8) {
         Eight s = *reinterpret_cast<const Eight *>(sum + c);
-        for (int k = 0; k < DEPTH; k++) s += a[k][row] * *reinterpret_cast<const Eight *>(b[k] + c);
+        for (int k = 0; k < depth; k++) s += a[k][row] * *reinterpret_cast<const Eight *>(b[k] + c);
         *reinterpret_cast<Eight *>(sum + c) = s;
     }
 }
 
 template <Half TYPE> static void multiply(Asked &asked, uint32_t warps)
 {
-    static float a[DEPTH][COLUMNS_MOST], b[DEPTH][COLUMNS_MOST];
+    static float a[CODE_DEPTH][COLUMNS_MOST], b[CODE_DEPTH][COLUMNS_MOST];
     const Product &p = asked.p;
-    read_matrix<TYPE>(b, matrix_of(p.b, p.trans_b, "b", p.at), 0, static_cast<uint32_t>(p.columns));
+    const auto read = p.codes ? read_codes : read_matrix<TYPE>;
+    read(b, matrix_of(p.b, p.trans_b, "b", p.at), 0, static_cast<uint32_t>(p.columns));
     for (int w = 0; w < GROUP_WARPS; w++) {
         if (!(warps >> w & 1)) continue;
         if (p.rows) rows_of_registers<TYPE>(a, asked, w);
         else
-            read_matrix<TYPE>(a, matrix_of(p.a, p.trans_a, "a", p.at), static_cast<uint32_t>(w * WARP_ROWS),
-                              WARP_ROWS);
+            read(a, matrix_of(p.a, p.trans_a, "a", p.at), static_cast<uint32_t>(w * WARP_ROWS), WARP_ROWS);
         for (int row = 0; row < WARP_ROWS; row++) {
             float *sum = asked.sum->value + (w * WARP_ROWS + row) * p.columns;
             for (int c = 0; c < p.columns && !p.keep; c++) sum[c] = 0;
-            add_row(sum, a, b, row, p.columns);
+            add_row(sum, a, b, row, p);
         }
     }
 }
