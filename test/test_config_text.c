@@ -8,6 +8,8 @@
 #include "base/file.h"
 #include "config_case.h"
 
+#define MIXTURE "moe.experts=8 moe.ffn=128 model.hidden=256 model.heads=4 model.bias=false"
+
 /* ---- mistypes ---- */
 
 /* True if at most `edits` insertions, deletions and replacements turn a into b. */
@@ -621,6 +623,60 @@ TEST(what_may_change_on_resume)
     FAILS(config_same_run(&was, &now), ERR_CKPT, "model.vocab was '257' and is '258'");
     config_release(&was);
     config_release(&now);
+}
+
+/* A dump in which keys that older programs did not have are comments. */
+static void dump_older(const Config *c, char *text, int size)
+{
+    static const char *const later[] = { "\nfp8_experts = ", "\nfp32_residual = ", "\nfp32_vectors = " };
+    char *all = dumped(c, false);
+    CHECK(snprintf(text, (size_t)size, "%s", all) < size);
+    free(all);
+    for (int i = 0; i < 3; i++) {
+        char *line = strstr(text, later[i]);
+        CHECK(line && !strstr(line + 1, later[i]));
+        line[1] = ';';
+    }
+}
+
+/* A checkpoint of a program without a key says what that program did, not what `auto` comes to since. */
+TEST(keys_that_an_older_program_lacked)
+{
+    static const char *const runs[] = { "run.precision=bf16", "run.precision=fp32",
+                                        "run.precision=fp8 run.fp8=blockwise " MIXTURE,
+                                        "run.precision=fp8 run.fp8=mxfp8 " MIXTURE };
+    for (int i = 0; i < 4; i++) {
+        Config now, was, as_read;
+        char set[256], text[16384];
+        OK(read_as(&now, NULL, runs[i], 1));
+        dump_older(&now, text, sizeof text);
+        const ConfigSource older = { .text = text, .path = "older", .world_size = 1, .earlier = true };
+        OK(config_read(&was, older));
+        CHECK(!was.run.fp32_residual && !was.run.fp32_vectors && !was.run.fp8_experts);
+        CHECK(now.run.fp32_residual && now.run.fp32_vectors && now.run.fp8_experts == (i >= 2));
+        if (i == 1) OK(config_same_run(&was, &now)); /* (all is fp32) */
+        else FAILS(config_same_run(&was, &now), ERR_CKPT, "run.fp32_vectors was 'false' and is 'true'");
+        config_release(&now);
+        snprintf(set, sizeof set, "%s run.fp32_residual=false run.fp32_vectors=false run.fp8_experts=false", runs[i]);
+        OK(read_as(&now, NULL, set, 1));
+        OK(config_same_run(&was, &now));
+        OK(read_as(&as_read, text, "", 1)); /* a file that somebody writes today */
+        CHECK(as_read.run.fp32_residual && as_read.run.fp32_vectors && as_read.run.fp8_experts == (i >= 2));
+        config_release(&as_read);
+        config_release(&was);
+        config_release(&now);
+    }
+}
+
+/* What a text does say stands, whether a dump says it or a word beside. */
+TEST(keys_that_an_older_program_had)
+{
+    static const char *const words[] = { "run.fp32_vectors=true" };
+    Config c;
+    OK(config_read(&c, (ConfigSource){ .text = "[run]\nprecision = bf16\nfp32_residual = true\n", .path = "older",
+                                       .overrides = words, .override_count = 1, .world_size = 1, .earlier = true }));
+    CHECK(c.run.fp32_residual && c.run.fp32_vectors && !c.run.fp8_experts);
+    config_release(&c);
 }
 
 TEST(what_may_differ_by_name)

@@ -53,6 +53,27 @@ check "the vocabulary's size in use is no other configuration (got $?)" grep -q 
 run half model.vocab=300
 check "another is (got $?)" grep -qF "tensor 'embedding.token.weight' has shape '[257, 32]' in checkpoint 'half/checkpoints/step-00000040' and '[300, 32]' in the model" half.err
 
+# a checkpoint of a program that did not have some keys goes on as it was, whatever these come to now
+crc32c_line() { # as manifest.crc has it
+    local crc=$((0xffffffff)) byte i
+    for byte in $(od -An -v -tu1 "$1"); do
+        crc=$((crc ^ byte))
+        for i in 1 2 3 4 5 6 7 8; do crc=$((crc >> 1 ^ (0x82f63b78 & -(crc & 1)))); done
+    done
+    printf 'crc32c %08x size %d\n' $((crc ^ 0xffffffff)) "$(stat -c %s "$1")"
+}
+older=(run.precision=bf16 run.fp32_residual=false run.fp32_vectors=false)
+run older "${older[@]}" train.stop_at=1
+manifest=older/checkpoints/step-00000001/manifest
+check "the CRC of a manifest" [ "$(crc32c_line $manifest.json)" = "$(cat $manifest.crc)" ]
+sed -i -E 's/\\u000a(fp32_residual|fp32_vectors|fp8_experts) = [a-z]*//g' $manifest.json
+crc32c_line $manifest.json >$manifest.crc
+check "keys are gone" [ "$(grep -c 'fp32_\|fp8_experts' $manifest.json)" -eq 0 ]
+run older run.precision=bf16 train.stop_at=2
+check "what keys are now is another run (got $?)" grep -q "run.fp32_residual was 'false' and is 'true'; run.fp32_vectors was 'false' and" older.err
+run older "${older[@]}" train.stop_at=2
+check "what the program did then is the same (got $?)" grep -q "resuming from older/checkpoints/step-00000001" older.err
+
 # weights of a folder that is being trained in: the checkpoint that was found is removed before it is read, and the only
 # one is newer
 run live train.stop_at=7

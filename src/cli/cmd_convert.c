@@ -260,6 +260,7 @@ static Err open_ours(Model *m, Source *out)
     TRY(ckpt_tensor_shape(out->path, "embedding.token.weight", shape));
     const ConfigSource source = { .path = "the checkpoint's configuration",
                                   .text = meta.config,
+                                  .earlier = true,
                                   .world_size = CONFIG_ANY_WORLD };
     TRY_AS(ERR_CKPT, model_open(m, source, shape[0]));
     out->vocab = shape[0];

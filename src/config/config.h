@@ -109,6 +109,7 @@ typedef struct {
     int64_t world_size; /* ranks, at most CONFIG_RANKS_MAX; 0 counts as 1; CONFIG_ANY_WORLD */
     int gpus;           /* of this host, for run.device = auto */
     bool pairs, tiles;  /* its processor has VDPBF16PS; TDPBF16PS; for debug.dot = auto */
+    bool earlier;       /* `text` may be an older program's: of keys that it had not, what it did */
     /* Asked only of what has mistakes already, so that they are all named at once: what else there is against it, given
      * the keys that are complained of (NULL: nobody is asked). Its ERR_CONFIG is one more of them. */
     Err (*judge)(const Config *c, const bool doubtful[CFG_COUNT]);

@@ -352,3 +352,20 @@ void config_read_override(ConfigReader *r, const char *text)
     }
     free(copy);
 }
+
+/* ---- texts of older programs ---- */
+
+static void set_before(ConfigReader *r, ConfigId id, const char *value)
+{
+    const ConfigKey *key = config_key(id);
+    if (r->config->origin[id].kind == ORIGIN_DEFAULT)
+        set_value(r, key->section, key->name, value, (ConfigOrigin){ ORIGIN_FILE, 0 });
+}
+
+void config_read_before(ConfigReader *r)
+{
+    ConfigId self;
+#define ANY(section, key) self = CFG_##section##_##key;
+#define BEFORE(value) set_before(r, self, value);
+#include "config/config.def"
+}

@@ -57,6 +57,9 @@ void config_read_text(ConfigReader *r, const char *text);
 Err config_read_file(ConfigReader *r, const char *path); /* ERR_CONFIG: it cannot be read */
 void config_read_override(ConfigReader *r, const char *text);
 
+/* Of keys that nobody gave, what programs did that did not have them yet. */
+void config_read_before(ConfigReader *r);
+
 /* ---- facts of a configuration (config_resolve.c) ---- */
 
 bool config_is_default(const Config *c, ConfigId id); /* is its value that of config_defaults? */

@@ -317,33 +317,13 @@ static Err compare_runs(Run *r, const Config *was, const CkptMeta *meta)
     return ERR_OK;
 }
 
-/* Keys that older programs did not have, where `auto` is not what these did in 16 bits. */
-enum { LATER_KEYS = 3 };
-
-/* Returns how many the text lacks; words: they, as they were then. */
-static int lacking_keys(const char *text, const char *words[LATER_KEYS])
-{
-    static const struct {
-        const char *line, *word;
-    } keys[LATER_KEYS] = { { "\nfp32_residual = ", "run.fp32_residual=false" },
-                           { "\nfp32_vectors = ", "run.fp32_vectors=false" },
-                           { "\nfp8_experts = ", "run.fp8_experts=false" } };
-    int count = 0;
-    if (strstr(text, "\nprecision = fp32")) return 0;
-    for (int i = 0; i < LATER_KEYS; i++)
-        if (!strstr(text, keys[i].line)) words[count++] = keys[i].word;
-    return count;
-}
-
 /* A resumed run must be the same run: keys that change the numbers, and the data. */
 static Err check_same_run(Run *r, const CkptMeta *meta)
 {
     Config was;
-    const char *words[LATER_KEYS];
     Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration",
                                                 .text = meta->config,
-                                                .overrides = words,
-                                                .override_count = lacking_keys(meta->config, words),
+                                                .earlier = true,
                                                 .world_size = CONFIG_ANY_WORLD });
     if (err) err = err_prefix(err_as(err, ERR_CKPT), "cannot compare configurations");
     else err = compare_runs(r, &was, meta);
