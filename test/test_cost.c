@@ -506,6 +506,29 @@ TEST(between_sizes_threads_share_tasks)
     }
 }
 
+/* Points of 1 and of 4 threads are as far from 2: a prediction is of one kind, in whatever order a file has them. */
+TEST(points_of_two_kinds_do_not_mix)
+{
+    DevicePoint points[16];
+    linear_fwd_args a = linear(256, 192, 192);
+    a.y.dtype = a.x.dtype = a.w.dtype = F32;
+    for (int kind = 0; kind < 4; kind++) { /* other threads, other ranks, each in both orders */
+        double alone = 0, seconds = 0;
+        for (int i = 0; i < 16; i++) {
+            const bool many = (i / 8 == 1) != (kind % 2 == 1);
+            const int wide = many ? 4 : 1, ranks = kind < 2 ? 1 : wide, threads = kind < 2 ? wide : 1;
+            points[i] = (DevicePoint){ "linear_fwd", "f32", ranks, threads, 3,
+                                       { i & 4 ? 512 : 128, i & 2 ? 512 : 128, i & 1 ? 512 : 128 }, many ? 7 + i % 8 : 100 };
+        }
+        const DevicePoints few = { .items = points + 8 * (kind % 2), .count = 8, .names = 1 };
+        const DevicePoints all = { .items = points, .count = 16, .names = 1 };
+        const int ranks = kind < 2 ? 1 : 2, threads = kind < 2 ? 2 : 1;
+        CHECK(measured_op(&few, OP_linear_fwd, &a, ranks, threads, &alone));
+        CHECK(measured_op(&all, OP_linear_fwd, &a, ranks, threads, &seconds));
+        SAME(seconds, alone);
+    }
+}
+
 /* A GPU's by its link; a host's processors read and write, all ranks at once. */
 TEST(copies_take_their_bytes)
 {

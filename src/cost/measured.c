@@ -180,20 +180,30 @@ typedef struct {
 
 static double apart(double a, double b) { return fabs(log2(a / b)); }
 
-/* Those measured with what is nearest to so many ranks and threads: threads first. */
+/* How far a point is from so many ranks and threads: threads first. */
 static double unlike(const DevicePoint *p, int ranks, int threads)
 {
     return 16 * apart(p->threads, threads) + apart(p->ranks, ranks);
 }
 
+/* Is `a` nearer than b; of two as near, the one of fewer threads, or ranks? */
+static bool nearer(const DevicePoint *a, const DevicePoint *b, int ranks, int threads)
+{
+    const double here = unlike(a, ranks, threads), there = unlike(b, ranks, threads);
+    if (here != there) return here < there;
+    return a->threads != b->threads ? a->threads < b->threads : a->ranks < b->ranks;
+}
+
+/* Those measured with the ranks and threads that are nearest to so many; never some of one kind and some of another, as
+ * far above as those are below. */
 static void choose(Chosen *c, const DevicePoint *all, int count, const char *dtype, int ranks, int threads)
 {
-    double least = INFINITY;
+    const DevicePoint *like = NULL;
     c->count = 0;
     for (int i = 0; i < count; i++)
-        if (!strcmp(all[i].dtype, dtype)) least = fmin(least, unlike(&all[i], ranks, threads));
+        if (!strcmp(all[i].dtype, dtype) && (!like || nearer(&all[i], like, ranks, threads))) like = &all[i];
     for (int i = 0; i < count && c->count < POINTS_MOST; i++)
-        if (!strcmp(all[i].dtype, dtype) && unlike(&all[i], ranks, threads) == least)
+        if (!strcmp(all[i].dtype, dtype) && all[i].ranks == like->ranks && all[i].threads == like->threads)
             c->at[c->count++] = &all[i];
 }
 
