@@ -23,14 +23,17 @@ static OpWork grouped(Tensor a, Tensor b, int64_t experts, int64_t outputs, int6
     return product(each, outputs, inputs, (double)rows / (double)each);
 }
 
-/* Experts' sums over codes begin with whole blocks: each run leaves half of one unfilled on the average. */
-static OpWork grouped_codes(const fp8_grouped_add_args *a)
+int64_t codes_in_use(const fp8_grouped_add_args *a)
 {
     const Tensor dy = a->dy;
     const int64_t known = dy.expected ? dy.expected : a->x.expected, runs = a->begin.dim[0] - 1;
     const int64_t block = dy.dim[1] / max64(1, dy.scale->dim[dy.scale->ndim - 1]);
-    const int64_t rows = known ? min64(known + block * runs / 2, dy.dim[1]) : dy.dim[1],
-                  each = max64(1, rows / a->dw.dim[0]);
+    return known ? min64(known + block * runs / 2, dy.dim[1]) : dy.dim[1];
+}
+
+static OpWork grouped_codes(const fp8_grouped_add_args *a)
+{
+    const int64_t rows = codes_in_use(a), each = max64(1, rows / a->dw.dim[0]);
     return product(each, a->dw.dim[1], a->dw.dim[2], (double)rows / (double)each);
 }
 
