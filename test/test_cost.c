@@ -178,12 +178,13 @@ TEST(codes_in_use_are_what_passes_memory)
     const Tensor begin = tensor_of(somewhere, I64, E + 1);
     fp8_grouped_add_args add = { .dw = tensor_of(somewhere, F32, E, O, O), .dy = codes(&factors[0], O, C),
                                  .x = codes(&factors[1], O, C), .begin = begin };
+    const double passed = 2. * O * (SOME + 128 / 2 * E) + 8 * (E + 1); /* half a block of each expert is padding */
     for (int known = 0; known < 2; known++) {
         add.dy.expected = known ? 0 : SOME, add.x.expected = known ? SOME : 0;
-        SAME(cost_op(&m, OP_fp8_grouped_add, &add, 0).seconds, (2 * 4. * E * O * O + 2. * O * SOME + 8 * (E + 1)) / 1e6);
+        SAME(cost_op(&m, OP_fp8_grouped_add, &add, 0).seconds, (2 * 4. * E * O * O + passed) / 1e6);
     }
     add.fresh = 1;
-    SAME(cost_op(&m, OP_fp8_grouped_add, &add, 0).seconds, (4. * E * O * O + 2. * O * SOME + 8 * (E + 1)) / 1e6);
+    SAME(cost_op(&m, OP_fp8_grouped_add, &add, 0).seconds, (4. * E * O * O + passed) / 1e6);
     fp8_cast_runs_args cast = { .y = codes(&factors[2], O, C), .x = bf16(2, C / 2, O, 0, 0), .begin = begin,
                                 .offset = begin };
     cast.x.expected = cast.y.expected = SOME;
@@ -505,6 +506,29 @@ TEST(between_sizes_threads_share_tasks)
         double seconds = 0;
         CHECK(measured_op(&all, OP_linear_fwd, &a, 1, 2, &seconds));
         SAME(seconds, (double)(256 * n * n) / gflop_s * 2e-9 / product_speedup(OP_linear_fwd, (ProductShape){ 256, n, n, false }, 2));
+    }
+}
+
+/* Points of 1 and of 4 threads are as far from 2: a prediction is of one kind, in whatever order a file has them. */
+TEST(points_of_two_kinds_do_not_mix)
+{
+    DevicePoint points[16];
+    linear_fwd_args a = linear(256, 192, 192);
+    a.y.dtype = a.x.dtype = a.w.dtype = F32;
+    for (int kind = 0; kind < 4; kind++) { /* other threads, other ranks, each in both orders */
+        double alone = 0, seconds = 0;
+        for (int i = 0; i < 16; i++) {
+            const bool many = (i / 8 == 1) != (kind % 2 == 1);
+            const int wide = many ? 4 : 1, ranks = kind < 2 ? 1 : wide, threads = kind < 2 ? wide : 1;
+            points[i] = (DevicePoint){ "linear_fwd", "f32", ranks, threads, 3,
+                                       { i & 4 ? 512 : 128, i & 2 ? 512 : 128, i & 1 ? 512 : 128 }, many ? 7 + i % 8 : 100 };
+        }
+        const DevicePoints few = { .items = points + 8 * (kind % 2), .count = 8, .names = 1 };
+        const DevicePoints all = { .items = points, .count = 16, .names = 1 };
+        const int ranks = kind < 2 ? 1 : 2, threads = kind < 2 ? 2 : 1;
+        CHECK(measured_op(&few, OP_linear_fwd, &a, ranks, threads, &alone));
+        CHECK(measured_op(&all, OP_linear_fwd, &a, ranks, threads, &seconds));
+        SAME(seconds, alone);
     }
 }
 

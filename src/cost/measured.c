@@ -23,14 +23,17 @@ static OpWork grouped(Tensor a, Tensor b, int64_t experts, int64_t outputs, int6
     return product(each, outputs, inputs, (double)rows / (double)each);
 }
 
-/* Experts' sums over codes begin with whole blocks: each run leaves half of one unfilled on the average. */
-static OpWork grouped_codes(const fp8_grouped_add_args *a)
+int64_t codes_in_use(const fp8_grouped_add_args *a)
 {
     const Tensor dy = a->dy;
     const int64_t known = dy.expected ? dy.expected : a->x.expected, runs = a->begin.dim[0] - 1;
     const int64_t block = dy.dim[1] / max64(1, dy.scale->dim[dy.scale->ndim - 1]);
-    const int64_t rows = known ? min64(known + block * runs / 2, dy.dim[1]) : dy.dim[1],
-                  each = max64(1, rows / a->dw.dim[0]);
+    return known ? min64(known + block * runs / 2, dy.dim[1]) : dy.dim[1];
+}
+
+static OpWork grouped_codes(const fp8_grouped_add_args *a)
+{
+    const int64_t rows = codes_in_use(a), each = max64(1, rows / a->dw.dim[0]);
     return product(each, a->dw.dim[1], a->dw.dim[2], (double)rows / (double)each);
 }
 
@@ -180,20 +183,30 @@ typedef struct {
 
 static double apart(double a, double b) { return fabs(log2(a / b)); }
 
-/* Those measured with what is nearest to so many ranks and threads: threads first. */
+/* How far a point is from so many ranks and threads: threads first. */
 static double unlike(const DevicePoint *p, int ranks, int threads)
 {
     return 16 * apart(p->threads, threads) + apart(p->ranks, ranks);
 }
 
+/* Is `a` nearer than b; of two as near, the one of fewer threads, or ranks? */
+static bool nearer(const DevicePoint *a, const DevicePoint *b, int ranks, int threads)
+{
+    const double here = unlike(a, ranks, threads), there = unlike(b, ranks, threads);
+    if (here != there) return here < there;
+    return a->threads != b->threads ? a->threads < b->threads : a->ranks < b->ranks;
+}
+
+/* Those measured with the ranks and threads that are nearest to so many; never some of one kind and some of another, as
+ * far above as those are below. */
 static void choose(Chosen *c, const DevicePoint *all, int count, const char *dtype, int ranks, int threads)
 {
-    double least = INFINITY;
+    const DevicePoint *like = NULL;
     c->count = 0;
     for (int i = 0; i < count; i++)
-        if (!strcmp(all[i].dtype, dtype)) least = fmin(least, unlike(&all[i], ranks, threads));
+        if (!strcmp(all[i].dtype, dtype) && (!like || nearer(&all[i], like, ranks, threads))) like = &all[i];
     for (int i = 0; i < count && c->count < POINTS_MOST; i++)
-        if (!strcmp(all[i].dtype, dtype) && unlike(&all[i], ranks, threads) == least)
+        if (!strcmp(all[i].dtype, dtype) && all[i].ranks == like->ranks && all[i].threads == like->threads)
             c->at[c->count++] = &all[i];
 }
 

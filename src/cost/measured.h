@@ -30,6 +30,10 @@ OpWork op_work(OpId id, const void *args);
 /* What of a tensor is in use, by its `expected`; 1: all. */
 double expected_share(Tensor t);
 
+/* Columns that experts' sums over codes pass: those begin with whole blocks, so that each run leaves half of one
+ * unfilled on the average. */
+int64_t codes_in_use(const fp8_grouped_add_args *a);
+
 /* Heads, or experts, of a call by which a point was measured. */
 enum { MEASURED_AT_ONCE = 4 };
 

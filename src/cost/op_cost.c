@@ -95,6 +95,9 @@ static char letter_at(const OpField *f, int dim)
 static double used_share(const OpInfo *info, const void *args, const OpField *f)
 {
     const Tensor *t = tensor_at(f, args);
+    const fp8_grouped_add_args *codes = args;
+    if (info == op_info(OP_fp8_grouped_add) && (t == &codes->dy || t == &codes->x))
+        return (double)codes_in_use(codes) / (double)t->dim[1];
     for (int i = 0; i < info->field_count; i++) {
         const Tensor *part = tensor_at(&info->fields[i], args);
         const char letter = part->expected ? letter_at(&info->fields[i], tensor_counted_dim(*part)) : 0;

@@ -50,6 +50,9 @@ KINDS = {  # the values of each axis
     "data": ("plain", "blend", "stages", "split", "sets"), "data.order": ("keyed", "megatron"),
     "mask_eod": YES, "reset_at_eod": YES,
     "async": YES, "isa": ("auto", "avx2", "c"), "threads": ("1", "2", "3"), "clip": YES,
+    "optimizer": ("adamw", "adamw in bf16", "muon", "lion", "sgd"), "mup": YES, "qk_clip": YES,
+    "muon_split": ("qkv", "head", "none"), "muon_scale": ("match_rms_adamw", "spectral", "shape", "unit_rms_norm"),
+    "muon_router": ("muon", "adamw"),
 }
 
 
@@ -153,12 +156,23 @@ def training_axes(c):
     }
 
 
+def optimizer_axes(c):
+    name = c.get("optim.name", "adamw")
+    axes = {"optimizer": name + (" in bf16" if c.get("optim.moments") == "bf16" else ""),
+            "mup": yes(c, "optim.mup_base"), "qk_clip": yes(c, "optim.qk_clip")}
+    if name == "muon":
+        axes |= {"muon_split": c.get("optim.muon_split", "qkv"), "muon_scale": c.get("optim.muon_scale", "match_rms_adamw")}
+        if "moe.experts" in c.model:
+            axes["muon_router"] = c.get("optim.muon_router", "muon")
+    return axes
+
+
 def pairs(case):
     """
     {((axis, value), (axis, value))}; an axis that a case lacks, as router without experts, is in none, nor is a value
     that only a mistake can have.
     """
-    at = training_axes(case) | precision_axes(case) | model_axes(case) | expert_axes(case) | layout_axes(case)
+    at = training_axes(case) | optimizer_axes(case) | precision_axes(case) | model_axes(case) | expert_axes(case) | layout_axes(case)
     return set(combinations([(axis, at[axis]) for axis in KINDS if at.get(axis) in KINDS[axis]], 2))
 
 

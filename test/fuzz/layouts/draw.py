@@ -48,7 +48,8 @@ OTHERWISE = {  # values that a key is given at random, to be refused or not
     "moe.every": ("3", "0*9"), "run.reproducible": ("layout",), "run.precision": ("bf16", "fp16", "fp8"),
     "run.fp8": ("tensorwise", "blockwise", "mxfp8"), "run.fp8_keep": (0, 1, 4), "run.fp32_residual": FLAG,
     "run.fp32_vectors": FLAG, "run.fp8_weights": ("true",),
-    "data.order": ("megatron",), "optim.clip": (1,),
+    "run.fp8_experts": FLAG, "data.order": ("megatron",), "optim.clip": (1,), "optim.name": ("adamw", "muon", "lion", "sgd"),
+    "optim.moments": ("bf16",), "optim.qk_clip": (0.1, 4), "optim.mup_base": (24,),
 }
 
 
@@ -152,7 +153,7 @@ class Draw:
 
     def draw_precision(self):
         """And of what numbers widths and rows are multiples, for products of 8 bits."""
-        self.precision, self.fp8, self.multiple = "fp32", None, 1
+        self.precision, self.fp8, self.multiple, self.block = "fp32", None, 1, 0
         if self.schedule in ASYNC:
             self.precision = "bf16"
         elif not self.exact:
@@ -162,9 +163,13 @@ class Draw:
         else:
             self.precision = self.one("fp32", "bf16", "fp8")
         if self.precision == "fp8":
-            recipes = ["tensorwise", "tensorwise", "mxfp8", "blockwise"]  # (which would want widths of 128 with tp)
-            self.fp8 = self.rng.choice(recipes[:3] if self.exact and self.tp > 1 else recipes)
+            recipes = ["tensorwise", "tensorwise", "mxfp8"]
+            if not self.exact or self.tp == 1:  # (with tp all widths would have to be multiples of 128)
+                recipes += ["blockwise"] * (2 if self.experts_on else 1)
+            self.fp8 = self.rng.choice(recipes)
             self.multiple = 32 if self.fp8 == "mxfp8" else 16
+            if self.fp8 == "blockwise" and self.experts_on and self.chance(0.7):
+                self.block = 128  # of experts' widths
 
     def put_precision(self):
         put = lambda key, value, default=None: self.put(self.model, "run." + key, value, default)
@@ -177,9 +182,9 @@ class Draw:
         if self.fp8:
             put("fp8", self.fp8, "tensorwise")
             put("fp8_weights", self.chance(0.3), False)
-            fits = self.fp8 != "tensorwise" and self.experts_on and self.multiple == 32
+            fits = self.multiple == 32 or self.block
             if self.experts_on:
-                put("fp8_experts", fits and self.chance(0.7))
+                put("fp8_experts", bool(fits) and self.chance(0.7))
             put("fp8_keep", 1 if self.layers > 2 and self.chance(0.3) else 0, 1)
 
     def draw_batch(self):
@@ -415,6 +420,8 @@ class Draw:
         hidden = self.one(32, 32, 64, 96) if self.fp8 else self.one(8, 16, 24, 31, 32, 64)
         if self.mtp:
             hidden = self.width * self.one(2, 4)
+        while self.block and (hidden % self.block or self.mtp and hidden % self.width):
+            hidden = (hidden // self.block + 1) * self.block
         put("hidden", hidden)
         put("seq", self.seq)
         put("mtp_layers", self.mtp, 0)
@@ -447,7 +454,8 @@ class Draw:
         experts = self.ep * (self.rng.choice(each) if each else self.topk)
         put("experts", experts)
         put("topk", self.topk)
-        put("ffn", self.width * self.one(1, 2, 3))
+        width = self.block * self.etp if self.block else self.width
+        put("ffn", width * (self.one(1, 1, 2) if self.block else self.one(1, 2, 3)))
         self.router = self.one("sigmoid", "sqrt_softplus") if self.balance == "bias" else \
             self.one("softmax", "softmax_pre", "sigmoid", "sqrt_softplus")
         put("router", self.router, "softmax")
@@ -508,11 +516,31 @@ class Draw:
         put("optim.lr", "1e-2")
         put("optim.schedule", self.one("constant", "cosine"))
         put("optim.clip", 0 if self.schedule in ASYNC else self.one(0, 1))
-        put("optim.mup_base", self.one(0, 0, 24), 0)
+        self.put_optimizer()
         most = [d for d in divisors(G) if d % self.unit == 0 and d <= 8]
         self.put(self.alone, "train.micro_batch", self.rng.choice(most), 1)
         self.put_precision()
         put("run.reproducible", "layout" if self.exact else "run")
+
+    def put_optimizer(self):
+        put = lambda key, value, default=None: self.put(self.model, "optim." + key, value, default)
+        names = [n for n in ("adamw", "adamw", "muon", "muon", "lion", "sgd") if n != "muon" or self.schedule not in ASYNC]
+        name = self.rng.choice(names)
+        mup = name != "sgd" and self.chance(0.3)
+        put("name", name, "adamw")
+        put("mup_base", 24 if mup else 0, 0)
+        put("moments", "bf16" if name == "adamw" and self.chance(0.2) else "fp32", "fp32")
+        if name == "muon":
+            scales = ("match_rms_adamw", "spectral", "shape", "unit_rms_norm")
+            put("muon_split", self.one("qkv", "head", "none"), "qkv")
+            put("muon_scale", "unit_rms_norm" if mup else self.rng.choice(scales), "match_rms_adamw")
+            put("muon_coefficients", self.one("simple", "quintic", "polar_express", "deepseekv4"), "simple")
+            put("muon_steps", self.one(0, 1, 2, 3), 0)
+            put("muon_nesterov", self.chance(0.7), True)
+            put("muon_router", "adamw" if self.chance(0.3) else "muon", "muon")
+        if self.schedule not in ASYNC and "model.qk_norm" not in self.model and self.chance(0.4):
+            put("qk_clip", self.one(0.001, 0.01, 0.1))  # (below each softcap; logits of new weights are small)
+            put("qk_clip_alpha", self.one(0.5, 0, 1), 0.5)
 
     def upcycle(self):
         """Whether the case can begin as a dense model: its keys, if so."""

@@ -1,5 +1,6 @@
 """The program under test: its runs, and what they leave behind."""
 import json
+import math
 import os
 import pathlib
 import re
@@ -111,13 +112,13 @@ def read_shard(path):
     return {k: body[slice(*v["data_offsets"])] for k, v in header.items() if k != "__metadata__"}
 
 
-def put_piece(whole, shape, piece, data):
-    """A piece's rows into a whole tensor of 4-byte elements."""
+def put_piece(whole, shape, piece, data, size):
+    """A piece's rows into a whole tensor of elements of so many bytes."""
     first, cols = piece["offset"] + [0], shape[1] if len(shape) > 1 else 1
     own = piece["shape"][1] if len(shape) > 1 else 1
     for r in range(piece["shape"][0]):
-        at = 4 * ((first[0] + r) * cols + (first[1] if len(shape) > 1 else 0))
-        whole[at:at + 4 * own] = data[4 * r * own:4 * (r + 1) * own]
+        at = size * ((first[0] + r) * cols + (first[1] if len(shape) > 1 else 0))
+        whole[at:at + size * own] = data[size * r * own:size * (r + 1) * own]
 
 
 def key_of(piece):
@@ -133,10 +134,10 @@ def checkpoint(folder):
     shards = {f["name"]: read_shard(last / f["name"]) for f in manifest["files"]}
     whole = {}
     for piece in manifest["pieces"]:
-        shape = piece["global"]
-        size = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        tensor = whole.setdefault((piece["state"], piece["name"]), bytearray(size))
-        put_piece(tensor, shape, piece, shards[piece["file"]][key_of(piece)])
+        shape, data = piece["global"], shards[piece["file"]][key_of(piece)]
+        size = len(data) // math.prod(piece["shape"])  # (moments may be of 16 bits)
+        tensor = whole.setdefault((piece["state"], piece["name"]), bytearray(size * math.prod(shape)))
+        put_piece(tensor, shape, piece, data, size)
     state = {f"{kind} of {name}": bytes(data) for (kind, name), data in whole.items()}
     state |= {f"shift of {p['name']}": p["shift"] for p in manifest["parameters"]}
     state |= {k: manifest[k] for k in ("step", "samples", "tokens", "blocks", "counters")}
