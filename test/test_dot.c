@@ -15,13 +15,18 @@ typedef struct {
     bool (*gemm)(const Device *, const Gemm *);
 } Build;
 
-static const Build builds[] = { { "VDPBF16PS", ISA_AVX512, .pairs = true, .gemm = cpu_avx512_gemm },
+static const Build builds[] = { { "TDPBF16PS", ISA_AVX512, .pairs = true, .tiles = true, .gemm = cpu_avx512_gemm },
+                                { "VDPBF16PS", ISA_AVX512, .pairs = true, .gemm = cpu_avx512_gemm },
                                 { "avx512", ISA_AVX512, .gemm = cpu_avx512_gemm },
                                 { "avx2", ISA_AVX2, .gemm = cpu_avx2_gemm },
                                 { "c", ISA_C, .gemm = cpu_c_gemm },
                                 { "TDPBF16PS, emulated", ISA_C, .tiles = true, .gemm = cpu_c_gemm } };
-static bool has(const Build *b) { return isa_supported(b->isa) && (!b->pairs || dot_supported()); }
-#define EACH_BUILD(b) for (const Build *b = builds; b < builds + 5; b++) if (has(b))
+static bool has(const Build *b)
+{
+    if (b->tiles && b->pairs && dot_tiles() != TILES_AGREE) return false;
+    return isa_supported(b->isa) && (!b->pairs || dot_supported());
+}
+#define EACH_BUILD(b) for (const Build *b = builds; b < builds + 6; b++) if (has(b))
 /* (tiles take part in products of their own kind) */
 static bool takes(const Build *b, DotKind dot) { return !b->tiles || dot == DOT_AMX; }
 

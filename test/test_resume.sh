@@ -69,6 +69,10 @@ check "the CRC of a manifest" [ "$(crc32c_line $manifest.json)" = "$(cat $manife
 sed -i -E 's/\\u000a(fp32_residual|fp32_vectors|fp8_experts) = [a-z]*//g' $manifest.json
 crc32c_line $manifest.json >$manifest.crc
 check "keys are gone" [ "$(grep -c 'fp32_\|fp8_experts' $manifest.json)" -eq 0 ]
+loss_of() { "$mt" eval --run older "$@" 2>/dev/null | grep -o 'loss [0-9.]*'; }
+check "what reads its weights takes them as it did: $(loss_of), not $(loss_of run.fp32_residual=true run.fp32_vectors=true)" \
+    [ -n "$(loss_of)" -a "$(loss_of)" = "$(loss_of run.fp32_residual=false run.fp32_vectors=false)" -a \
+        "$(loss_of)" != "$(loss_of run.fp32_residual=true run.fp32_vectors=true)" ]
 run older run.precision=bf16 train.stop_at=2
 check "what keys are now is another run (got $?)" grep -q "run.fp32_residual was 'false' and is 'true'; run.fp32_vectors was 'false' and" older.err
 run older "${older[@]}" train.stop_at=2

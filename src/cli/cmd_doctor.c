@@ -89,7 +89,7 @@ static void check_processor(void)
     printf("bf16 dots    %s (debug.dot)\n",
            !dot_supported()              ? "fma; vdpbf16 and amx by other instructions, slowly"
            : dot_tiles() == TILES_AGREE  ? "amx, vdpbf16, fma"
-           : dot_tiles() == TILES_DIFFER ? "vdpbf16, fma; not amx: tiles do not sum as their manual says"
+           : dot_tiles() == TILES_DIFFER ? "vdpbf16, fma; amx by other instructions, slowly: tiles do not sum as their manual says"
                                          : "vdpbf16, fma; amx by other instructions, slowly");
     bind_describe(places, sizeof places);
     printf("placement    %s\n", places);

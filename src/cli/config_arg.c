@@ -76,7 +76,9 @@ static Err find_meta(const char *run_dir, int64_t step, Source *s)
 static Err config_of(Config *c, const Source *s, Words overrides, int64_t world_size)
 {
     char why[256];
-    ConfigSource source = { .path = s->path, .text = s->meta.config, .world_size = CONFIG_ANY_WORLD };
+    ConfigSource source = {
+        .path = s->path, .text = s->meta.config, .earlier = true, .world_size = CONFIG_ANY_WORLD
+    };
     source.gpus = device_cuda_count(why, sizeof why);
     source.pairs = dot_supported();
     source.tiles = dot_best() == DOT_AMX;

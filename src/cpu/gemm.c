@@ -812,13 +812,13 @@ static int64_t threads_for(const Device *dev, const Gemm *g)
     return 2 * g->M * g->N * g->K < SMALL_FLOP ? 1 : dev->threads;
 }
 
-#if !defined(GEMM_TILES)
-double CPU(gemm_speedup)(const Device *dev, const Gemm *g)
+double OWN_NAME(gemm_speedup)(const Device *dev, const Gemm *g)
 {
     enum { THREADS_MOST = 64 };
     double elements[THREADS_MOST] = { 0 }, most = 0;
     Plan p = { .g = g };
     const int64_t threads = min64(threads_for(dev, g), THREADS_MOST);
+    if (by_tiles(dev, g)) return CPU(gemm_speedup_by_tiles)(dev, g);
     if (threads == 1 || g->M == 0 || g->N == 0 || g->K == 0) return 1;
     plan_form(&p, dev);
     plan_operands(&p);
@@ -834,7 +834,6 @@ double CPU(gemm_speedup)(const Device *dev, const Gemm *g)
     }
     return (double)(p.M * p.N) / most;
 }
-#endif
 
 bool OWN_NAME(gemm)(const Device *dev, const Gemm *g)
 {

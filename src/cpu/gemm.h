@@ -106,7 +106,7 @@ typedef struct {
  * gemm_speedup  by so much more than one thread do dev->threads threads at once: tasks are few, and not of one size.
  * gemm_form  the form of operands of bf16 that a small product (tile_gemm) has on this device. By DOT_AMX such products
  *            are those of DOT_VDPBF16: their tiles are too small to fill those of the instruction.
- * by_tiles   gemm and gemm_bytes of bf16 by TDPBF16PS, where this build has it (gemm_tiles.c): of dev->dot_tiles alone.
+ * by_tiles   the three of bf16 by TDPBF16PS, where this build has it (gemm_tiles.c): of dev->dot_tiles alone.
  * tiles_agree  whether the instruction, which this processor must have, gives the bits of the definition.
  * tile_gemm  one thread, no workspace.
  * transpose  dst[j * ldd + i] = src[i * lds + j] for i < rows, j < cols; one thread.
@@ -117,6 +117,7 @@ typedef struct {
     double cpu_##isa##_gemm_speedup(const Device *dev, const Gemm *g);                               \
     bool cpu_##isa##_gemm_by_tiles(const Device *dev, const Gemm *g);                                \
     int64_t cpu_##isa##_gemm_bytes_by_tiles(const Device *dev, const Gemm *g);                       \
+    double cpu_##isa##_gemm_speedup_by_tiles(const Device *dev, const Gemm *g);                      \
     bool cpu_##isa##_tiles_agree(void);                                                              \
     GemmForm cpu_##isa##_gemm_form(const Device *dev);                                               \
     void cpu_##isa##_tile_gemm(const TileGemm *g);                                                   \

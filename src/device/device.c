@@ -93,11 +93,6 @@ static Err cpu_open(Device *dev, int index, Isa isa)
     if (!isa_supported(isa))
         return err_set(ERR_CONFIG, "this processor has no %s", isa_name(isa)),
                err_hint("set debug.isa=auto (here: %s)", isa_name(isa_best()));
-    if (isa == ISA_AVX512 && dev->dot == DOT_AMX && dot_tiles() == TILES_DIFFER)
-        return err_set(ERR_CONFIG,
-                       "debug.dot=amx: this processor's TDPBF16PS does not sum as its manual says"),
-               err_hint("set debug.dot=%s, or debug.isa=avx2 for its bits by other instructions, slowly",
-                        dot_name(dot_best()));
     dev->isa = isa;
     dev->ops = tables[isa];
     dev->dot_pairs = isa == ISA_AVX512 && dot_supported();

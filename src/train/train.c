@@ -78,7 +78,8 @@ static void say_dots(const Loop *l)
                  "slower");
     if (d->dot == DOT_AMX && !d->dot_tiles)
         log_warn(
-            "debug.dot=amx: these kernels have no TDPBF16PS, and others give its bits several times slower");
+            "debug.dot=amx: these kernels have no TDPBF16PS%s, and others give its bits several times slower",
+            dot_tiles() == TILES_DIFFER ? " that sums as its manual says" : "");
     if (dot_tiles() == TILES_DIFFER && l->cfg->origin[CFG_debug_dot].kind == ORIGIN_AUTO)
         log_warn("debug.dot=auto takes %s: this processor's TDPBF16PS does not sum as its manual says",
                  dot_name(d->dot));
