@@ -87,10 +87,11 @@ static void check_processor(void)
            allowed, threads);
     printf("kernels      %s (of avx512, avx2, c)\n", isa_name(isa_best()));
     printf("bf16 dots    %s (debug.dot)\n",
-           !dot_supported()              ? "fma; vdpbf16 and amx by other instructions, slowly"
-           : dot_tiles() == TILES_AGREE  ? "amx, vdpbf16, fma"
-           : dot_tiles() == TILES_DIFFER ? "vdpbf16, fma; amx by other instructions, slowly: tiles do not sum as their manual says"
-                                         : "vdpbf16, fma; amx by other instructions, slowly");
+           !dot_supported()             ? "fma; vdpbf16 and amx by other instructions, slowly"
+           : dot_tiles() == TILES_AGREE ? "amx, vdpbf16, fma"
+           : dot_tiles() == TILES_DIFFER
+               ? "vdpbf16, fma; amx by other instructions, slowly: tiles do not sum as their manual says"
+               : "vdpbf16, fma; amx by other instructions, slowly");
     bind_describe(places, sizeof places);
     printf("placement    %s\n", places);
     advise(threads > allowed, "more threads than processors: unset OMP_NUM_THREADS or set it to %d", allowed);
