@@ -81,7 +81,8 @@ xent_stats_kernel                           loads16
 xent_(bwd|row)_kernel                       loads16 stores16
 (xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor
 fp8_amax_kernel                             loads16 whole
-fp8_(lines|squares|turned|both|runs)_kernel  loads16 stores16 whole
+fp8_(lines|turned|both)_kernel              loads16 stores16 - factors of mxfp8 are bytes
+fp8_(squares|runs)_kernel                   loads16 stores16 whole
 fp8_begins_kernel                           - a number a run of rows
 fp8_grouped_(add_)?kernel                   mma async16 from89
 fp8_values_kernel                           - codes back to numbers, which tests alone do on a GPU
