@@ -329,6 +329,23 @@ TEST(experts_recomputed)
     }
 }
 
+/* A step that is done again in pieces, where rows have no room, has the codes of a run with room for all. */
+TEST(experts_redone)
+{
+    for (Fp8Recipe k = FP8_BLOCKWISE; k <= FP8_MXFP8; k++) {
+        TrainSpec s = experts_of(TINY_QWEN3, k);
+        s.seq_blocks = 4;
+        TinyRun whole = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 1);
+        tiny_train(&whole);
+        s.model.moe.capacity = (Capacity){ .slack = 1, .redo = true };
+        TinyRun pieces = run_of(s, (Layout){ 4, 1, 0, 1, 2, 1, .ep = 4 }, 1);
+        tiny_train(&pieces);
+        CHECK_MSG(!whole.err && !pieces.err && pieces.hash == whole.hash, "%s: %s %s", fp8_recipe_name(k),
+                  whole.message, pieces.message);
+        CHECK_MSG(pieces.retried_in_pieces > 0, "%s: no step lacked room", fp8_recipe_name(k));
+    }
+}
+
 /* Experts of 8 bits beside those of bf16 in a model that else is the same. */
 TEST(experts_gradients_are_near_those_of_bf16)
 {
