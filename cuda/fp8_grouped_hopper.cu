@@ -271,14 +271,7 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     SHARED(Barrier, empty, [CODES_STAGES]);
     SHARED(CodesJob, job, [CODES_STAGES]);
     const CodesShared s = { stages, reinterpret_cast<char *>(stages + CODES_STAGES * CODES_STAGE), full, empty, job };
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < CODES_STAGES; i++) {
-            barrier_init(full + i, 1);
-            barrier_init(empty + i, HOPPER_WORKERS * HOPPER_GROUP / WARP);
-        }
-        barriers_ready();
-    }
-    __syncthreads();
+    ring_ready<CODES_STAGES>(full, empty);
     if (threadIdx.x < HOPPER_GROUP) {
         registers_give<40>();
         if (threadIdx.x < WARP) copy_codes<DW>(p, out, taken, s, map_a, map_b);

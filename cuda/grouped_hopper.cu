@@ -276,14 +276,7 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     SHARED(HopperJob, job, [HOPPER_STAGES]);
     char *sheets = reinterpret_cast<char *>(stages + HOPPER_STAGES * HOPPER_STAGE);
     const HopperShared<T> s = { stages, sheets, full, empty, job };
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < HOPPER_STAGES; i++) {
-            barrier_init(full + i, 1);
-            barrier_init(empty + i, HOPPER_WORKERS * HOPPER_GROUP / WARP);
-        }
-        barriers_ready();
-    }
-    __syncthreads();
+    ring_ready<HOPPER_STAGES>(full, empty);
     if (threadIdx.x < HOPPER_GROUP) {
         registers_give<40>();
         if (threadIdx.x < WARP) copy_tiles<KIND>(g, taken, s, map_a, map_b);

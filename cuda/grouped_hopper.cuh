@@ -25,6 +25,19 @@ template <int STAGES> struct StageRing {
     }
 };
 
+/* By all threads, first: one arrival fills a stage, each warp that multiplies gives it back. */
+template <int STAGES> __device__ __forceinline__ void ring_ready(Barrier *full, Barrier *empty)
+{
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(full + i, 1);
+            barrier_init(empty + i, HOPPER_WORKERS * HOPPER_GROUP / WARP);
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+}
+
 /* This warp's 16 rows, 64 columns at a time: its sheet holds two such, rows of 128 bytes with their chunks moved. */
 template <int N, class T>
 __device__ __forceinline__ void store_product(const float (&d)[N / 2], char *sheets, const Panel<T> &out)
