@@ -48,14 +48,7 @@ static bool stays(const Config *c, ConfigId id)
 
 static ConfigSource source_of(const AutoLayout *a, int64_t world)
 {
-    char why[256];
-    return (ConfigSource){ .path = a->path,
-                           .gpus = device_cuda_count(why, sizeof why),
-                           .pairs = dot_supported(),
-                           .tiles = dot_best() == DOT_AMX,
-                           .overrides = a->given,
-                           .override_count = a->given_count,
-                           .world_size = world };
+    return config_source_here(a->path, (Words){ a->given, a->given_count }, world);
 }
 
 Err auto_layout_open(AutoLayout *a, const char *path, Words words, Config *c)

@@ -12,17 +12,23 @@
 #include "train/kept.h"
 #include "train/spec.h"
 
-Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
+ConfigSource config_source_here(const char *path, Words overrides, int64_t world_size)
 {
     char why[256];
-    return config_read(c, (ConfigSource){ .path = path,
-                                          .gpus = device_cuda_count(why, sizeof why),
-                                          .pairs = dot_supported(),
-                                          .tiles = dot_best() == DOT_AMX,
-                                          .judge = grid_judge,
-                                          .overrides = overrides.items,
-                                          .override_count = overrides.count,
-                                          .world_size = world_size });
+    return (ConfigSource){ .path = path,
+                           .gpus = device_cuda_count(why, sizeof why),
+                           .pairs = dot_supported(),
+                           .tiles = dot_best() == DOT_AMX,
+                           .overrides = overrides.items,
+                           .override_count = overrides.count,
+                           .world_size = world_size };
+}
+
+Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
+{
+    ConfigSource source = config_source_here(path, overrides, world_size);
+    source.judge = grid_judge;
+    return config_read(c, source);
 }
 
 /* A checkpoint's folder instead of its run's: it has a manifest, and lies as a run has its own. */
@@ -75,13 +81,9 @@ static Err find_meta(const char *run_dir, int64_t step, Source *s)
 /* First as it is: what is wrong then is the checkpoint's fault. */
 static Err config_of(Config *c, const Source *s, Words overrides, int64_t world_size)
 {
-    char why[256];
-    ConfigSource source = {
-        .path = s->path, .text = s->meta.config, .earlier = true, .world_size = CONFIG_ANY_WORLD
-    };
-    source.gpus = device_cuda_count(why, sizeof why);
-    source.pairs = dot_supported();
-    source.tiles = dot_best() == DOT_AMX;
+    ConfigSource source = config_source_here(s->path, (Words){ 0 }, CONFIG_ANY_WORLD);
+    source.text = s->meta.config;
+    source.earlier = true;
     TRY(err_as(config_read(c, source), ERR_CKPT));
     config_release(c);
     source.overrides = overrides.items;

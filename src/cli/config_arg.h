@@ -7,6 +7,9 @@
 
 #define REST_OVERRIDES "[section.key=value ...]"
 
+/* What config_read is to read: that file (NULL: none), these overrides, this many ranks, on this machine. */
+ConfigSource config_source_here(const char *path, Words overrides, int64_t world_size);
+
 /* config_read for that file (NULL: none), these overrides and this many ranks. config_release also on error. */
 Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size);
 

@@ -9,9 +9,9 @@
 
 #include "base/json.h"
 #include "base/units.h"
+#include "cli/config_arg.h"
 #include "cli/memory_arg.h"
 #include "cli/plan.h"
-#include "device/device.h"
 #include "plan/planner.h"
 #include "plan/search.h"
 
@@ -69,15 +69,8 @@ static Err compare_others(Query *q, const char *text)
 
 static Err ask(Query *q, const PlanSearch *p)
 {
-    char why[256];
     *q = (Query){ .asked = p };
-    TRY(layout_base((ConfigSource){ .path = p->config_path,
-                                    .overrides = p->overrides.items,
-                                    .override_count = p->overrides.count,
-                                    .gpus = device_cuda_count(why, sizeof why),
-                                    .pairs = dot_supported(),
-                                    .tiles = dot_best() == DOT_AMX },
-                    &q->base));
+    TRY(layout_base(config_source_here(p->config_path, p->overrides, 0), &q->base));
     const Config *c = &q->base;
     TRY(planner_open(&q->planner, p->device, (int)p->world));
     q->q = planner_question(&q->planner, c, p->world);

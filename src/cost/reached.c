@@ -93,7 +93,7 @@ double reached_by_experts(OpId id, KernelForm form)
 /* ASSUMED: not measured here. By mma.sync of the peak of 8 bits what those of 16 bits reach of theirs. By wgmma that
  * would be 1,486 TFLOP/s of an H100's 1,979 forward, which nobody has: DeepGEMM, whose kernels add each block's sum
  * in fp32 as ours do, gave 1,093 and 1,099 of depth 2048 and 1,288 and 1,297 of depth 7168 on an H800 (README of
- * 2025-03, grouped, contiguous). Ours is taken to reach the lowest of these, and to be behind in sums over tokens as in
+ * 2025, grouped, contiguous). Ours is taken to reach the lowest of these, and to be behind in sums over tokens as in
  * 16 bits. */
 double reached_by_fp8_experts(OpId id, KernelForm form)
 {
