@@ -311,11 +311,13 @@ fi
 
 # ---- strangers ----
 
-# others PYTHON: something else on the ports; it says "ready"
+# others PYTHON: something else on the ports; it says "ready" and the first of them
 others() {
-    python3 -u -c "import socket, os, time, sys; port = $port; $1" >others.txt 2>&1 &
+    python3 -u -c "import socket, os, random, time, sys; base, port = $base, $port; $1" >others.txt 2>&1 &
     other=$!
     for ((i = 0; i < 3000; i++)); do grep -q ready others.txt && break; pause 0.02; done
+    port=$(sed -n 's/^ready //p' others.txt)
+    check "$what: something else on the ports: $(tail -1 others.txt)" [ -n "$port" ]
 }
 undisturbed_by() {
     begin run
@@ -324,15 +326,22 @@ undisturbed_by() {
     check "$what: same bits" same run
     rm -rf run
 }
-hold='s = [socket.create_server(("127.0.0.1", port + i), backlog=64) for i in range(COUNT)]; print("ready"); time.sleep(60)'
+# (It chooses the ports itself: one that looks free may be the local end of somebody's connection.)
+hold='
+while True:
+    try:
+        port = base + random.randrange(4400)
+        s = [socket.create_server(("127.0.0.1", port + i), backlog=64) for i in range(16)][:COUNT]
+        break
+    except OSError: pass
+print("ready", port)
+time.sleep(300)'
 what="three ports are taken"
-new_port
 others "${hold/COUNT/3}"
 undisturbed_by
 kill $other
 if [ -n "$all" ]; then
     what="all ports are taken"
-    new_port
     others "${hold/COUNT/16}"
     begin run
     follow 9
@@ -342,7 +351,7 @@ if [ -n "$all" ]; then
     what="garbage is sent to the port"
     new_port
     others '
-print("ready")
+print("ready", port)
 end = time.time() + 2
 while time.time() < end:
     for p in range(port, port + 3):

@@ -73,12 +73,20 @@ check "the ranks' exit code is the launcher's" [ $? -eq 3 ]
 said launch '(environment)'
 
 # What torchrun sets. Its agent keeps MASTER_PORT for its own store; older ones leave it to rank 0.
-listen() { # PORT
-    python3 -u -c "import socket, time; s = socket.create_server(('127.0.0.1', $1), backlog=64); print('ready'); time.sleep(60)" \
-        >listener.txt 2>&1 &
+listen() { # port: one that it takes
+    python3 -u -c "import socket, random, time
+while True:
+    try:
+        port = random.randrange(20000, 30000)
+        s = socket.create_server(('127.0.0.1', port), backlog=64)
+        break
+    except OSError: pass
+print('ready', port)
+time.sleep(300)" >listener.txt 2>&1 &
     listener=$!
-    for ((i = 0; i < 6000; i++)); do grep -q ready listener.txt && return; sleep 0.01; done
-    bad "no listener on port $1: $(cat listener.txt)"
+    for ((i = 0; i < 6000; i++)); do grep -q ready listener.txt && break; sleep 0.01; done
+    port=$(sed -n 's/^ready //p' listener.txt)
+    check "no listener: $(tail -1 listener.txt)" [ -n "$port" ]
 }
 like_torchrun() { # DIR NAME=VALUE...
     local rank pids=()
@@ -91,8 +99,7 @@ like_torchrun() { # DIR NAME=VALUE...
     code=0
     for rank in "${pids[@]}"; do wait "$rank" || code=$?; done
 }
-port=$((port + 40))
-listen $port
+listen
 like_torchrun agent TORCHELASTIC_USE_AGENT_STORE=True
 check "torchrun's variables, its agent on the port: exit $code, $(error_of agent)" same agent
 said agent '(torchrun)'
