@@ -874,30 +874,33 @@ static void run_narrow(TrainSpec spec, DType compute)
     }
 }
 
-/* Every layout of all, in bf16, with one kind of dot product: one hash. */
-static void run_narrow_exact(TrainSpec spec, DotKind dot, bool fp32_residual, bool fp32_vectors)
+/* Layouts in bf16, with one kind of product: one hash. Each kind has a quarter of them, which together are all, and both of
+ * plain C. */
+static void run_narrow_exact(TrainSpec spec, DotKind dot, int quarter, bool fp32_residual, bool fp32_vectors)
 {
     Layout all[128];
     const Layout some[] = { { 1, 1, 0, 8, 1 }, { 1, 8, 0, 8, 1 }, { 2, 2, 1, 2, 2, ISA_AVX2, 1, 1 } };
-    const int count = in_few() ? 3 : layouts(all);
+    const int count = in_few() ? 3 : layouts(all), steps = mode_is("all") ? STEPS : SAMPLE_STEPS;
     double first, last;
     uint64_t want = 0;
     if (in_few()) memcpy(all, some, sizeof some);
     spec.compute = BF16, spec.device.dot = dot;
     spec.fp32_residual = fp32_residual, spec.fp32_vectors = fp32_vectors;
     for (int i = 0; i < count; i++) {
-        const uint64_t hash = hash_of(spec, all[i], STEPS, &first, &last);
+        const bool plain_c = all[i].isa == ISA_C;
+        if (i && !in_few() && !mode_is("all") && !plain_c && (i + i / 4) % 4 != quarter) continue;
+        const uint64_t hash = hash_of(spec, all[i], steps, &first, &last);
         if (!i) want = hash;
-        CHECK_MSG(mode_is("brief") || last < first - 0.2, "the loss must fall: %.4f -> %.4f", first, last);
+        CHECK_MSG(mode_is("brief") || last < first - 0.02 * steps, "the loss must fall: %.4f -> %.4f", first, last);
         CHECK_MSG(hash == want, "%s", dot_name(dot));
         print_layout(all[i], hash, hash == want ? "" : "DIFFERS");
     }
 }
 
-TEST(bf16_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA, false, false); }
-TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16, false, true); }
-TEST(bf16_amx) { run_narrow_exact(tiny_llama(), DOT_AMX, false, true); }
-TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, true, true); }
+TEST(bf16_fma) { run_narrow_exact(tiny_gpt2(), DOT_FMA, 0, false, false); }
+TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16, 1, false, true); }
+TEST(bf16_amx) { run_narrow_exact(tiny_llama(), DOT_AMX, 2, false, true); }
+TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, 3, true, true); }
 
 /* The same model in bf16, with one kind of dot product. */
 static TrainSpec narrow(TrainSpec s, DotKind dot, bool fp32_residual)
