@@ -29,7 +29,7 @@ fi
 run() {
     local visible
     visible=$(seq -s, 0 $(($3 - 1)))
-    EMU_DEVICES=$3 CUDA_VISIBLE_DEVICES=$visible timeout 200 "$launch" -n "$2" -- "$mt" --config ranks.ini run.dir="$1" \
+    EMU_DEVICES=$3 CUDA_VISIBLE_DEVICES=$visible timeout 600 "$launch" -n "$2" -- "$mt" --config ranks.ini run.dir="$1" \
         run.device=cuda "${@:4}" >/dev/null 2>"$1.err" || bad "$1: $(grep -m1 error "$1.err")"
 }
 words() { # tp zero overlap
