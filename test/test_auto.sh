@@ -23,7 +23,7 @@ run() {
     shift 2
     local start=("$root/scripts/launch.sh" -n "$n")
     [ "$n" = 1 ] && start=()
-    timeout 120 "${start[@]}" "$mt" --config tiny.ini run.dir="$name" parallel.auto_device=fast.ini "$@" >"$name.out" 2>"$name.err"
+    timeout 600 "${start[@]}" "$mt" --config tiny.ini run.dir="$name" parallel.auto_device=fast.ini "$@" >"$name.out" 2>"$name.err"
 }
 value() { sed -n "/^\[$2\]/,/^\[/s/^$3 = //p" "$1"; } # of FILE SECTION KEY
 layout() { sed -n '/^\[parallel\]/,/^$/p; s/^micro_batch/&/p; s/^recompute/&/p' "$1" | grep -v '^auto'; }
@@ -37,7 +37,7 @@ for n in 1 2 4; do
     check "its configuration has it on $n" test "$(value "auto$n/config.ini" parallel auto)" = true
     ranks=$(($(value "auto$n/config.ini" parallel tp) * $(value "auto$n/config.ini" parallel pp) * $(value "auto$n/config.ini" parallel cp)))
     check "which divides $n ranks: $ranks" test $((n % ranks)) = 0
-    check "by hand on $n" timeout 120 "$root/scripts/launch.sh" -n "$n" "$mt" --config tiny.ini run.dir="hand$n" train.micro_batch=1 $(words "auto$n") >hand.out 2>&1
+    check "by hand on $n" timeout 600 "$root/scripts/launch.sh" -n "$n" "$mt" --config tiny.ini run.dir="hand$n" train.micro_batch=1 $(words "auto$n") >hand.out 2>&1
     check "the layout by hand on $n" diff <(layout "auto$n/config.ini") <(layout "hand$n/config.ini")
     check "four losses on $n" test "$(losses "auto$n" | wc -l)" = 4
     check "the losses on $n" test "$(losses "auto$n")" = "$(losses "hand$n")"
@@ -115,8 +115,8 @@ expect 2 "nothing is planned" "$mt" --config tiny.ini run.dir=e parallel.auto_de
 expect 2 "must be one of" "$mt" --config tiny.ini run.dir=e parallel.auto=perhaps
 expect 4 "the least that one takes" "$mt" --config tiny.ini run.dir=e parallel.auto=true parallel.auto_device=small.ini
 expect 2 "parallel.tp" "$mt" --config tiny.ini run.dir=e parallel.auto=true parallel.auto_device=fast.ini parallel.tp=3
-expect 4 "the least that one takes" timeout 60 "$root/scripts/launch.sh" -n 2 "$mt" --config tiny.ini run.dir=e parallel.auto=true parallel.auto_device=small.ini
-expect 2 "no layout" timeout 60 "$root/scripts/launch.sh" -n 3 "$mt" --config tiny.ini run.dir=e parallel.auto=true parallel.auto_device=fast.ini
+expect 4 "the least that one takes" timeout 600 "$root/scripts/launch.sh" -n 2 "$mt" --config tiny.ini run.dir=e parallel.auto=true parallel.auto_device=small.ini
+expect 2 "no layout" timeout 600 "$root/scripts/launch.sh" -n 3 "$mt" --config tiny.ini run.dir=e parallel.auto=true parallel.auto_device=fast.ini
 check "no folder of what failed" test ! -e e
 expect 0 "bits_per_byte" "$mt" eval --run auto4
 finish

@@ -219,12 +219,14 @@ TEST(a_layout_out_of_order)
 
 TEST(layouts)
 {
+    const int every = env_is("MEGATRAIN_LAYOUTS", "brief") ? 11 : 1; /* under a sanitizer */
     int seen = 0, two_way = 0, cut = 0, sixteen = 0;
     for (int i = 0, turn = 0; schedule_name(i); i++)
         for (int pp = 2; pp <= 4; pp += 2)
             for (int k = 0; k < 12; k++, turn++) {
                 TrainSpec s;
                 Grid g;
+                if (turn % every) continue;
                 layout_of(schedule_name(i), pp, turn, &s, &g);
                 OK(schedule_two_way(schedule_name(i), &g.bidirectional));
                 g.zero_group = param_zero_group(g, s.update.zero, 0);
@@ -238,7 +240,7 @@ TEST(layouts)
             }
     printf("    %d layouts, of them %d with two replicas and ZeRO, %d with shards of gradients, %d in 16 bits\n", seen,
            two_way, cut, sixteen);
-    CHECK(seen >= 200 && two_way >= 20 && cut >= 10 && sixteen >= 5);
+    CHECK(every > 1 ? seen >= 15 : seen >= 200 && two_way >= 20 && cut >= 10 && sixteen >= 5);
 }
 
 TEST_MAIN

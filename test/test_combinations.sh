@@ -40,7 +40,7 @@ run() {
     [[ " $* " == *" optim.clip="* ]] && keys=()
     [[ " $* " == *" train.micro_batch="* ]] || keys+=(train.micro_batch=1)
     [ "$2" = 1 ] || start=("$root/scripts/launch.sh" -n "$2" --)
-    timeout 100 "${start[@]}" "$mt" --config "$3.ini" run.dir="$1" "${keys[@]}" "${@:4}" >/dev/null 2>"$1.err"
+    timeout 600 "${start[@]}" "$mt" --config "$3.ini" run.dir="$1" "${keys[@]}" "${@:4}" >/dev/null 2>"$1.err"
 }
 whole() { [ -d "whole-$1" ] || run "whole-$1" 1 "$1"; } # the run of one rank, once
 

@@ -140,10 +140,13 @@ static void say_skipped(void)
     if (!dot_supported()) printf("    SKIPPED: VDPBF16PS itself, which this processor or build lacks\n");
 }
 
+/* Of random ones; a fifth of them under a sanitizer. */
+static int cases_of(int count) { return env_is("MEGATRAIN_LAYOUTS", "brief") ? count / 5 : count; }
+
 TEST(random_shapes)
 {
     say_skipped();
-    for (int i = 0; i < 2000; i++) {
+    for (int i = 0; i < cases_of(2000); i++) {
         int64_t M = pick(1, 40), N = pick(1, 60), K = pick(1, 120);
         if (i % 8 == 1) M = pick(1, 6), K = pick(1, 400);
         if (i % 8 == 2) N = pick(1, 6), K = pick(1, 400);
@@ -159,7 +162,7 @@ TEST(random_shapes)
 TEST(leaves_of_any_length)
 {
     enum { LEAVES_MOST = 24 };
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < cases_of(60); i++) {
         int64_t starts[LEAVES_MOST + 1] = { pick(0, 100) }, most[] = { 3, 20, 100, 700 };
         const int64_t leaves = pick(1, LEAVES_MOST), longest = most[i % 4];
         for (int64_t l = 0; l < leaves; l++) starts[l + 1] = starts[l] + (pick(0, 2) ? pick(0, longest) : 0);
@@ -390,7 +393,7 @@ static void experts_check(const Experts *e, const Build *b, int threads, bool wi
 TEST(grouped_ops)
 {
     say_skipped();
-    for (int i = 0; i < 150; i++) {
+    for (int i = 0; i < cases_of(150); i++) {
         Experts e = experts_make(i);
         const int64_t P = e.offset[e.E * e.runs];
         float *y = malloc((size_t)(P * e.O + 1) * 4), *dx = malloc((size_t)(P * e.I + 1) * 4);

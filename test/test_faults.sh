@@ -136,7 +136,7 @@ noted() { # KIND: the times, for the table at the end
     echo "$1 ${known_us:-0} ${gone_us:-0}" >>times
 }
 restarts() { # DIR WORDS...
-    timeout 60 "$launch" -n 4 -- "$mt" --config "$work/faults.ini" run.dir="$1" "${@:2}" >/dev/null 2>again.err
+    timeout 600 "$launch" -n 4 -- "$mt" --config "$work/faults.ini" run.dir="$1" "${@:2}" >/dev/null 2>again.err
     check "$what: started again: exit $?, $(grep -m1 error again.err)" same "$1"
     rm -rf "$1"
 }
@@ -173,7 +173,7 @@ at() {
 }
 
 # (one process: any layout has its bits)
-timeout 60 "$mt" --config faults.ini run.dir=undisturbed parallel.tp=1 parallel.zero=0 >/dev/null 2>run.err
+timeout 600 "$mt" --config faults.ini run.dir=undisturbed parallel.tp=1 parallel.zero=0 >/dev/null 2>run.err
 check "the undisturbed run: exit $?, $(grep -m1 error run.err)" same undisturbed
 
 # ---- a rank at a place ----
@@ -364,7 +364,7 @@ while time.time() < end:
     kill $other 2>/dev/null
     what="another run on the same port"
     new_port
-    timeout 60 "$launch" -n 4 -p "$port" -- "$mt" --config "$work/faults.ini" run.dir=second >/dev/null 2>second.err &
+    timeout 600 "$launch" -n 4 -p "$port" -- "$mt" --config "$work/faults.ini" run.dir=second >/dev/null 2>second.err &
     second=$!
     undisturbed_by
     wait $second

@@ -43,10 +43,10 @@ error_of() { grep -Em1 '^megatrain: (error|stopped)' "$1.err"; }
 # said DIR TEXT: the start line of the run
 said() { check "$1: '$2' is not in: $(grep -m1 ranks "$1.err")" grep -qF "$2" "$1.err"; }
 
-timeout 60 "$mt" train "${words[@]}" run.dir=alone parallel.tp=1 parallel.zero=0 >/dev/null 2>alone.err
+timeout 600 "$mt" train "${words[@]}" run.dir=alone parallel.tp=1 parallel.zero=0 >/dev/null 2>alone.err
 check "one process: $(error_of alone)" same alone
 
-timeout 60 "$root/scripts/launch.sh" -n 4 -p $port -- "$mt" "${words[@]}" run.dir=launch >/dev/null 2>launch.err
+timeout 600 "$root/scripts/launch.sh" -n 4 -p $port -- "$mt" "${words[@]}" run.dir=launch >/dev/null 2>launch.err
 check "launch.sh: exit $?, $(error_of launch)" same launch
 
 # Ctrl-Z: the ranks stop with the launcher, and go on with it
@@ -93,7 +93,7 @@ like_torchrun() { # DIR NAME=VALUE...
     for rank in 0 1 2 3; do
         env RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=4 GROUP_RANK=0 ROLE_RANK=$rank ROLE_WORLD_SIZE=4 \
             MASTER_ADDR=localhost MASTER_PORT=$port TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=0 \
-            TORCHELASTIC_MAX_RESTARTS=3 "${@:2}" timeout 60 "$mt" "${words[@]}" run.dir="$1" >/dev/null 2>>"$1.err" &
+            TORCHELASTIC_MAX_RESTARTS=3 "${@:2}" timeout 600 "$mt" "${words[@]}" run.dir="$1" >/dev/null 2>>"$1.err" &
         pids+=($!)
     done
     code=0
@@ -115,14 +115,14 @@ wait $listener 2>/dev/null
 if command -v mpirun >/dev/null && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
     export MASTER_PORT=$((port + 40))
     mpi=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
-    timeout 60 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi >/dev/null 2>mpi.err
+    timeout 600 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi >/dev/null 2>mpi.err
     check "mpirun: exit $?, $(error_of mpi)" same mpi
     said mpi '(mpirun)'
-    MEGATRAIN_RANK_FAULT=1:backward:9:kill timeout 60 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi-kill >/dev/null 2>mpi-kill.err
+    MEGATRAIN_RANK_FAULT=1:backward:9:kill timeout 600 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi-kill >/dev/null 2>mpi-kill.err
     code=$?
     check "mpirun, rank 1 killed: exit $code, $(error_of mpi-kill)" [ $code -ne 0 ]
     check "mpirun, rank 1 killed: ranks left" [ -z "$(pgrep -f "$work/launch.ini")" ]
-    timeout 60 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi-kill >/dev/null 2>mpi-kill.err
+    timeout 600 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi-kill >/dev/null 2>mpi-kill.err
     check "mpirun, after that: exit $?, $(error_of mpi-kill)" same mpi-kill
     unset MASTER_PORT
 else skip "mpirun: no Open MPI (Debian: openmpi-bin)"; fi
@@ -140,7 +140,7 @@ EOI
 python=
 for p in python3 /usr/bin/python3; do "$p" -c 'import torch.distributed.run' 2>/dev/null && python=$p; done
 if [ -n "$python" ]; then
-    timeout 120 "$python" torchrun.py --no_python --nproc_per_node 4 --master_port $((port + 80)) "$mt" "${words[@]}" run.dir=torchrun \
+    timeout 600 "$python" torchrun.py --no_python --nproc_per_node 4 --master_port $((port + 80)) "$mt" "${words[@]}" run.dir=torchrun \
         >/dev/null 2>torchrun.err
     check "torchrun: exit $?, $(error_of torchrun)" same torchrun
     said torchrun '(torchrun)'
@@ -160,17 +160,17 @@ if ! "$slurm" start "$work/slurm" 2 8 >slurm.log 2>&1; then
 fi
 export SLURM_CONF=$work/slurm/slurm.conf MASTER_ADDR=127.0.0.1 # (the two nodes are this host, their names are not)
 
-timeout 60 srun -N2 -n4 "$mt" "${words[@]}" run.dir=srun >/dev/null 2>srun.err
+timeout 600 srun -N2 -n4 "$mt" "${words[@]}" run.dir=srun >/dev/null 2>srun.err
 check "srun, 2 nodes of 2 ranks: exit $?, $(error_of srun)" same srun
 said srun '(srun)'
-timeout 60 srun -N2 -n8 --ntasks-per-node=4 "$mt" "${words[@]}" run.dir=srun-8 >/dev/null 2>srun-8.err
+timeout 600 srun -N2 -n8 --ntasks-per-node=4 "$mt" "${words[@]}" run.dir=srun-8 >/dev/null 2>srun-8.err
 check "srun, 2 nodes of 4 ranks: exit $?, $(error_of srun-8)" same srun-8
 for mode in none pmi2; do
-    timeout 60 srun --mpi=$mode -N1 -n2 "$mt" "${words[@]}" run.dir=srun-$mode >/dev/null 2>srun-$mode.err
+    timeout 600 srun --mpi=$mode -N1 -n2 "$mt" "${words[@]}" run.dir=srun-$mode >/dev/null 2>srun-$mode.err
     check "srun --mpi=$mode: exit $?, $(error_of srun-$mode)" same srun-$mode
 done
 if command -v mpirun >/dev/null; then
-    timeout 60 salloc -N2 -n4 mpirun --allow-run-as-root --bind-to none -n 4 "$mt" "${words[@]}" run.dir=salloc \
+    timeout 600 salloc -N2 -n4 mpirun --allow-run-as-root --bind-to none -n 4 "$mt" "${words[@]}" run.dir=salloc \
         >/dev/null 2>salloc.err
     check "salloc, mpirun: exit $?, $(error_of salloc)" same salloc
 fi
@@ -191,7 +191,7 @@ EOI
 chmod +x megatrain
 # submit SCRIPT NAME WORDS...: job
 submit() {
-    job=$(timeout 60 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
+    job=$(timeout 600 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
         --output="$work/$2.err" "$installed/scripts/slurm/$1" "${words[@]}" "${@:3}") && [ -n "$job" ] ||
         { bad "sbatch $1"; job=0; }
 }

@@ -24,7 +24,7 @@ make_ini net.ini model.layers=2 model.hidden=32 model.heads=4 model.seq=32 paral
 words=(--config "$work/net.ini")
 port=$((15000 + RANDOM % 4000))
 
-timeout 60 "$mt" "${words[@]}" run.dir=alone parallel.tp=1 parallel.zero=0 >/dev/null 2>alone.err
+timeout 600 "$mt" "${words[@]}" run.dir=alone parallel.tp=1 parallel.zero=0 >/dev/null 2>alone.err
 check "one process: exit $?" [ -s alone/metrics.jsonl ]
 same() { same_run "$1" "$work/alone" 8; }
 
@@ -33,7 +33,7 @@ begin() {
     local r
     ranks=()
     for r in 0 1 2 3; do
-        RANK=$r WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 60 "$mt" "${words[@]}" run.dir="$1" "${@:2}" \
+        RANK=$r WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 600 "$mt" "${words[@]}" run.dir="$1" "${@:2}" \
             >/dev/null 2>"$1.err.$r" &
         ranks+=($!)
     done

@@ -18,7 +18,7 @@ gpt2=(model.tied=true model.dropout=0.1 model.attention_dropout=0.1)
 llama=(model.arch=llama model.kv_heads=2 model.tied=false)
 
 # run DIR RANKS WORDS...
-run() { timeout 120 "$launch" -n "$2" -- "$mt" --config pipe.ini run.dir="$1" "${@:3}" >/dev/null 2>"$1.err"; }
+run() { timeout 600 "$launch" -n "$2" -- "$mt" --config pipe.ini run.dir="$1" "${@:3}" >/dev/null 2>"$1.err"; }
 valids() { sed -n 's/.*"step":\([0-9]*\),.*"valid_loss":\([^,}]*\)[,}].*/\1 \2/p' "$1/metrics.jsonl"; }
 same_valids() { [ "$(valids "$1" | wc -l)" -eq 3 ] && [ "$(valids "$1")" = "$(valids "$2")" ]; }
 # words LINE: "pp schedule tp dp FURTHER...": ranks, and what to say to all commands

@@ -24,7 +24,7 @@ words() {
         parallel.overlap_grad="$overlap" parallel.overlap_param="$overlap" train.micro_batch="$micro"
 }
 # run DIR RANKS WORDS...
-run() { timeout 120 "$launch" -n "$2" -- "$mt" --config ranks.ini run.dir="$1" "${@:3}" >/dev/null 2>"$1.err"; }
+run() { timeout 600 "$launch" -n "$2" -- "$mt" --config ranks.ini run.dir="$1" "${@:3}" >/dev/null 2>"$1.err"; }
 # layouts MODEL: lines "ranks tp sp zero overlap micro"
 layouts() {
     if [ -z "$all" ]; then

@@ -22,7 +22,7 @@ typedef struct {
 
 static Plan plan_of(int size)
 {
-    Plan p = { .size = size, .port = free_port(), .timeout_s = 20 };
+    Plan p = { .size = size, .port = free_port(), .timeout_s = 100 };
     for (int i = 0; i < RANKS_MAX; i++) p.as_rank[i] = i;
     return p;
 }
@@ -51,9 +51,10 @@ static void start(int (*fn)(int, void *), int first, int count, Plan *p)
     for (int i = first; i < first + count; i++) ranks_start(&ranks, fn, i, p);
 }
 
+/* (ten times as long on the slowest machine) */
 static void finish(double seconds)
 {
-    CHECK_MSG(ranks_listen(&ranks, seconds, NULL), "the processes did not end");
+    CHECK_MSG(ranks_listen(&ranks, 10 * seconds, NULL), "the processes did not end");
     CHECK_MSG(ranks_end(&ranks) == 0, "processes were left over");
 }
 
@@ -105,7 +106,7 @@ static bool last_has_ended(const Ranks *g)
 static void wait_for_listener(int port)
 {
     int fd = -1;
-    for (double end = test_now() + 10; fd < 0 && test_now() < end; usleep(1000)) fd = connect_at(port);
+    for (double end = test_now() + 60; fd < 0 && test_now() < end; usleep(1000)) fd = connect_at(port);
     CHECK_MSG(fd >= 0, "nobody listens on port %d", port);
     close(fd);
 }
@@ -148,7 +149,7 @@ static int use_values(int rank, void *arg)
     NEED(!store_get(s, "name/0", text, sizeof text, &size, 10) && size == 6); /* and goes on */
     double t0 = test_now();
     NEED(store_get(s, "never", text, sizeof text, &size, 0.2) == ERR_PEER && strstr(err_message(), "'never'"));
-    NEED(test_now() - t0 >= 0.199 && test_now() - t0 < 10);
+    NEED(test_now() - t0 >= 0.199 && test_now() - t0 < 60);
     NEED(!store_get(s, "name/0", text, sizeof text, &size, 10) && size == 6); /* not the answer to that */
     NEED(!store_local_addr(s, text, sizeof text) && !strcmp(text, "127.0.0.1"));
     store_close(s, 10);
@@ -233,7 +234,7 @@ TEST(taken_ports)
     int talker = listen_at(p.port), silent = listen_at(p.port + 1);
     CHECK(talker >= 0 && silent >= 0);
     start(just_open, 0, 4, &p);
-    double end = test_now() + 15;
+    double end = test_now() + 60;
     while (!ranks_listen(&ranks, 0.02, NULL) && test_now() < end) {
         struct pollfd poll_talker = { .fd = talker, .events = POLLIN };
         if (poll(&poll_talker, 1, 0) <= 0) continue;
@@ -283,11 +284,11 @@ TEST(another_job_is_named)
     ranks.count = 0;
     Plan a = plan_of(2), b = a;
     a.job = "job one";
-    b.timeout_s = 0.7;
+    b.timeout_s = 3;
     start(just_open, 0, 1, &a);
     wait_for_listener(a.port);
     start(just_open, 1, 1, &b);
-    CHECK(ranks_listen(&ranks, 12, last_has_ended));
+    CHECK(ranks_listen(&ranks, 60, last_has_ended));
     kill(ranks.rank[0].pid, SIGUSR1);
     finish(5);
     says(0, 10, " s for rank 1 of 2");
@@ -337,7 +338,7 @@ TEST(missing_ranks_are_named)
     for (int i = 0; i < 2; i++) {
         double patience = began_at(i) + seconds_of(i) - first;
         says(i, 10, "waited 1 s for ranks 1, 3 of 4");
-        CHECK_MSG(patience > 0.9999 && seconds_of(i) < 8, "process %d: %.3f s, %.3f", i, seconds_of(i), patience);
+        CHECK_MSG(patience > 0.9999 && seconds_of(i) < 60, "process %d: %.3f s, %.3f", i, seconds_of(i), patience);
     }
 }
 
@@ -349,7 +350,7 @@ TEST(rank_0_missing)
     start(just_open, 1, 1, &p);
     finish(10);
     says(0, 10, "waited 1 s for rank 0 of 2 at '127.0.0.1'");
-    CHECK_MSG(seconds_of(0) >= 1 && seconds_of(0) < 8, "%.3f s", seconds_of(0));
+    CHECK_MSG(seconds_of(0) >= 1 && seconds_of(0) < 60, "%.3f s", seconds_of(0));
 }
 
 /* Meets rank 0, says so, and no more. */
@@ -480,7 +481,7 @@ TEST(one_rank_twice)
     finish(10);
     both_name(1, 2);
     says(0, 10, "two processes are rank 1 of 3");
-    for (int i = 0; i < 3; i++) CHECK_MSG(seconds_of(i) < 8, "process %d: %.3f s", i, seconds_of(i));
+    for (int i = 0; i < 3; i++) CHECK_MSG(seconds_of(i) < 60, "process %d: %.3f s", i, seconds_of(i));
 }
 
 TEST(rank_0_twice)
@@ -610,7 +611,7 @@ TEST(frames_have_a_limit)
     link_drop_frame(&l);
     CHECK(link_frame(&l, &f) == 0 && link_fill(&l) == 0);
     double t0 = test_now();
-    CHECK(!link_wait(&l, &f, t0 + 0.1) && errno == ETIMEDOUT && test_now() - t0 >= 0.1 && test_now() - t0 < 10);
+    CHECK(!link_wait(&l, &f, t0 + 0.1) && errno == ETIMEDOUT && test_now() - t0 >= 0.1 && test_now() - t0 < 60);
     static char flood[1 << 16];
     CHECK(write(ends[1], flood, sizeof flood) > 1000);
     for (int i = 0; i < 10; i++) link_fill(&l);

@@ -23,7 +23,7 @@ from draw import draw
 from shrink import shrink
 from trial import Finding, Trial
 
-CANDIDATES = 6  # of which the one with most pairs not yet tried is taken
+CANDIDATES = 40  # of which the one with most pairs not yet tried is taken
 
 
 def options():
