@@ -125,6 +125,7 @@ static Err this_gpu(DeviceFile *out)
                        gpu.name),
                err_hint("parallel.auto_device=h100, or the path of a file like config/devices/h100.ini");
     out->memory_mib = gpu.total_bytes >> 20;
+    out->capability = device_info_capability(&gpu) / 10.;
     return ERR_OK;
 }
 

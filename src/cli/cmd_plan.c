@@ -642,6 +642,15 @@ static void put_checkpoint(const PlanTable *t)
     printf(", and a manifest\n");
 }
 
+/* What the run would refuse at its start. */
+static Err check_gpu(const PlanTable *t)
+{
+    DeviceInfo here;
+    if (t->target) return predict_allowed(t->target, &t->spec);
+    if (t->spec.device.kind != DEVICE_CUDA || device_cuda_info(0, &here)) return ERR_OK;
+    return fp8_spec_on_gpu(&t->spec.model.fp8, device_info_capability(&here), here.name);
+}
+
 static Err print_plan(PlanTable *t)
 {
     int64_t vocab;
@@ -650,6 +659,7 @@ static Err print_plan(PlanTable *t)
                  "(plan --search says which it would be)");
     TRY(plan_vocab(t->cfg, &vocab));
     TRY(train_spec(t->cfg, vocab, &t->spec));
+    TRY(check_gpu(t));
     TRY(grid_spec(t->cfg, &t->grid));
     TRY(count_kinds(t));
     t->shards = calloc((size_t)grid_size(t->grid), sizeof *t->shards);
