@@ -509,6 +509,39 @@ TEST(between_sizes_threads_share_tasks)
     }
 }
 
+/* Gradients' sums are of fixed point or a chain, which threads share otherwise: points of fp32 are of the former, those
+ * of bf16 of the latter, and what is asked for is of either. */
+TEST(threads_share_sums_of_gradients_as_they_are_made)
+{
+    const double gflop_s = 50;
+    int differ = 0;
+    for (int narrow = 0; narrow < 2; narrow++) {
+        DevicePoint points[8];
+        for (int i = 0; i < 8; i++) {
+            const ProductShape at = { i & 4 ? 1024 : 64, i & 2 ? 512 : 64, i & 1 ? 512 : 64, narrow, !narrow };
+            points[i] = (DevicePoint){ "linear_dw", "", 1, 2, 3, { (double)at.rows, (double)at.outputs, (double)at.inputs },
+                                       (double)(at.rows * at.outputs * at.inputs) / gflop_s * 2e-3 /
+                                           product_speedup(OP_linear_dw, at, 2) };
+            snprintf(points[i].dtype, sizeof points[i].dtype, "%s", narrow ? "bf16" : "f32");
+        }
+        const DevicePoints all = { .items = points, .count = 8, .names = 1 };
+        for (int i = 0; i < 64; i++) {
+            double seconds[2], speedup[2];
+            const int64_t n = 64 + 64 * (i / 8), m = 64 + 64 * (i % 8);
+            for (int fixed = 0; fixed < 2; fixed++) {
+                linear_dw_args a = { .dy = bf16(2, 512, n, 0, 0), .x = bf16(2, 512, m, 0, 0),
+                                     .dw = tensor_of(somewhere, fixed ? I64 : F32, n, m) };
+                a.dy.dtype = a.x.dtype = narrow ? BF16 : F32;
+                speedup[fixed] = product_speedup(OP_linear_dw, (ProductShape){ 512, n, m, narrow, fixed }, 2);
+                CHECK(measured_op(&all, OP_linear_dw, &a, 1, 2, &seconds[fixed]));
+                SAME(seconds[fixed], (double)(512 * n * m) / gflop_s * 2e-9 / speedup[fixed]);
+            }
+            differ += fabs(speedup[0] / speedup[1] - 1) > .01;
+        }
+    }
+    CHECK_MSG(differ > 0, "no shape is shared otherwise");
+}
+
 /* Points of 1 and of 4 threads are as far from 2: a prediction is of one kind, in whatever order a file has them. */
 TEST(points_of_two_kinds_do_not_mix)
 {

@@ -112,7 +112,9 @@ OpWork op_work(OpId id, const void *args)
     }
     case OP_linear_dw: {
         const linear_dw_args *a = args;
-        return product(rows_of(a->dy), a->dw.dim[0], a->dw.dim[1], 1);
+        OpWork w = product(rows_of(a->dy), a->dw.dim[0], a->dw.dim[1], 1);
+        w.fixed = a->dw.dtype == I64;
+        return w;
     }
     case OP_fp8_product: {
         const fp8_product_args *a = args;
@@ -239,18 +241,21 @@ typedef struct {
 
 /* Threads share a product by tasks of whole tiles, of which small ones have few: what one of them has to itself is no
  * property of sizes in between. Rates are compared as those of one thread. */
-static double speedup(OpId id, const DevicePoint *measured_like, const double *shape)
+static double speedup(OpId id, const DevicePoint *measured_like, const double *shape, bool fixed)
 {
     const ProductShape product = { (int64_t)llround(shape[0]), (int64_t)llround(shape[1]),
                                    (int64_t)llround(shape[2]),
-                                   !strcmp(measured_like->dtype, dtype_name(BF16)) };
+                                   .bf16 = !strcmp(measured_like->dtype, dtype_name(BF16)),
+                                   .fixed = fixed };
     return product_speedup(id, product, measured_like->threads);
 }
 
 static void mean_add(Mean *m, OpId id, const DevicePoint *p, double weight)
 {
     m->weights += weight;
-    m->sum += weight * log(volume(id, p->shape) / p->us / speedup(id, p, p->shape));
+    /* (sums of gradients were measured as they are by default: calibrate.c) */
+    const bool fixed = !strcmp(p->dtype, dtype_name(F32));
+    m->sum += weight * log(volume(id, p->shape) / p->us / speedup(id, p, p->shape, fixed));
 }
 
 static const DevicePoint *point_at(const Chosen *c, const double *shape)
@@ -312,7 +317,7 @@ static double by_shape(const Chosen *c, OpId id, const OpWork *w)
 {
     Mean m = by_corners(c, id, w);
     if (m.weights < 0.5) m = by_distance(c, id, w);
-    return volume(id, w->shape) / exp(m.sum / m.weights) / speedup(id, c->at[0], w->shape);
+    return volume(id, w->shape) / exp(m.sum / m.weights) / speedup(id, c->at[0], w->shape, w->fixed);
 }
 
 /* Microseconds of what a point of the op stands for, by so many ranks and threads. false: nothing was measured. */

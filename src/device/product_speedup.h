@@ -12,6 +12,7 @@
 typedef struct {
     int64_t rows, outputs, inputs;
     bool bf16;
+    bool fixed; /* of linear_dw: dw is of fixed point, as with run.reproducible = layout */
 } ProductShape;
 
 /* Of linear_fwd, linear_dx and linear_dw: by how much faster than one thread so many are, were tasks all that counts,
