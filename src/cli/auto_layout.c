@@ -308,6 +308,7 @@ static Err search_layout(const Config *base, const Boot *boot, const Planner *p,
 {
     enum { ANSWERS = 3 };
     Config chosen = { 0 };
+    planner_warn(&p->device, base, true);
     SearchQuestion q = planner_question(p, base, boot->size);
     q.best = ANSWERS;
     q.memory = rank_memory(p, boot);

@@ -216,12 +216,15 @@ static void put_device(const PlanTable *t)
     const bool cpu = t->spec.device.kind == DEVICE_CPU;
     char precision[CONFIG_VALUE_BYTES];
     const bool dots = cpu && t->spec.compute == BF16;
+    const bool theirs = t->target && *t->target->points.dot && c->origin[CFG_debug_dot].kind == ORIGIN_AUTO;
     printf("device  %s, %s%s%s%s\n",
            t->target ? t->target->name
            : cpu     ? "cpu"
                      : "cuda",
            config_value(c, CFG_run_precision, precision), dots ? ", products by " : "",
-           dots ? dot_name(t->spec.device.dot) : "",
+           !dots    ? ""
+           : theirs ? t->target->points.dot
+                    : dot_name(t->spec.device.dot),
            !found ? ""
            : cpu  ? " (this machine has no GPU; --device h100 plans for one)"
                   : " (this machine's; --device plans for another)");

@@ -7,6 +7,9 @@
  *   match = H100             part of the name that the driver gives the GPU
  *   bf16_tflops = 989        and the other numbers below
  *
+ *   isa = avx512             of processors: by which instructions what follows was measured (debug.isa, debug.dot)
+ *   dot = vdpbf16
+ *
  *   [op.NAME], [comm.NAME]   what was measured (config/device_points.h)
  *
  * Only memory_mib is required; `plan` says no time where a number lacks that times need (cost/cost.h). Shares

@@ -349,8 +349,9 @@ Err trainer_row_logits(Trainer *t, TokenSource source, int64_t first, int64_t sa
 
 /*
  * *scores [samples, seq], on every rank: of samples of requests, of which one call takes the largest global batch at
- * most. With `first` 0 an evaluation begins: until the next one values stay. Requests do not see each other. The memory is the trainer's, until the next call. Bits as for trainer_eval;
- * ERR_MEMORY as trainer_step. For trainers opened for it.
+ * most. With `first` 0 an evaluation begins: until the next one values stay. Requests do not see each other. The
+ * memory is the trainer's, until the next call. Bits as for trainer_eval; ERR_MEMORY as trainer_step. For trainers
+ * opened for it.
  */
 Err trainer_scores(Trainer *t, TokenSource source, int64_t first, int64_t samples, const RowScore **scores);
 
