@@ -14,6 +14,7 @@
  *
  * Source: cublasLt.h of CUDA 13 and the cuBLAS manual, "Narrow Precision Data Types Usage" and cublasLtMatmul.
  */
+#include "device/fp8_gpus.h"
 #include "device/ops.h"
 #include "fp8.h"
 #include "gemm_plan.h"
@@ -25,34 +26,20 @@ Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a); /* elementwise.cu */
 /* kind: of cuBLASLt's products. */
 Err cuda_fp8_gpu(const Stream *s, OpId op, Fp8Kind kind);
 
-static Err check_tiles(const CudaGemm *g, const char *name)
-{
-    if (g->capability != 100 && g->capability != 103)
-        return err_set(ERR_CONFIG, "%s: mxfp8 has products on compute capability 10.0 and 10.3 alone, not on %s", name,
-                       g->gpu),
-               err_hint("set run.fp8=tensorwise");
-    if (CUBLAS_VERSION < 120800 || cublasLtGetVersion() < 120800)
-        return err_set(ERR_CONFIG, "%s: cuBLASLt has products of mxfp8 from CUDA 12.8 on", name),
-               err_hint("set run.fp8=tensorwise");
-    return ERR_OK;
-}
-
 Err cuda_fp8_gpu(const Stream *s, OpId op, Fp8Kind kind)
 {
     const CudaGemm *g = ((CudaDevice *)s->dev->cuda)->gemm;
     const char *name = op_info(op)->name;
-    if (g->capability < 89)
-        return err_set(ERR_CONFIG, "%s: %s has no products of fp8", name, g->gpu),
-               err_hint("they begin with compute capability 8.9: set run.precision=bf16");
+    const Fp8Factors factors = kind == FP8_WHOLE   ? FP8_FACTOR_OF_TENSOR
+                               : kind == FP8_TILES ? FP8_FACTORS_OF_32
+                                                   : FP8_FACTORS_OF_128;
+    TRY(err_prefix(fp8_gpu_multiplies(factors, g->capability, g->gpu), "%s", name));
     if (kind == FP8_WHOLE) return ERR_OK;
-    if (kind == FP8_TILES) return check_tiles(g, name);
-    if (g->capability != 90)
-        return err_set(ERR_CONFIG, "%s: cuBLASLt has products of fp8 in blocks on compute capability 9.0 alone", name),
-               err_hint("set run.fp8=tensorwise");
-    if (CUBLAS_VERSION < 120900 || cublasLtGetVersion() < 120900)
-        return err_set(ERR_CONFIG, "%s: cuBLASLt has products of fp8 in blocks from CUDA 12.9 on", name),
-               err_hint("set run.fp8=tensorwise");
-    return ERR_OK;
+    const size_t needs = kind == FP8_TILES ? 120800 : 120900;
+    if (CUBLAS_VERSION >= needs && cublasLtGetVersion() >= needs) return ERR_OK;
+    return err_set(ERR_CONFIG, "%s: cuBLASLt has products of %s from CUDA 12.%zu on", name,
+                   kind == FP8_TILES ? "mxfp8" : "fp8 in blocks", needs / 100 % 100),
+           err_hint("set run.fp8=tensorwise");
 }
 
 /* Sizes of the codes that are A and B, [m, k] and [n, k], and where the library does not have their kinds. */

@@ -13,7 +13,7 @@ import re, sys
 text = open("here.ini").read()
 ops = re.findall(r"^OP\((\w+),", open(sys.argv[1] + "/src/device/ops.def").read(), re.M)
 found = set(re.findall(r"^\[op\.(\w+)\]", text, re.M)), len(set(re.findall(r"^\[comm\.", text, re.M)))
-figures = [float(line.split()[-1]) for line in text.splitlines() if re.match(r"\w+ = ", line)]
+figures = [float(line.split()[-1]) for line in text.splitlines() if re.match(r"(?!isa|dot)\w+ = ", line)]
 missing = set(ops) - found[0]
 print(missing, len(ops), found[1], len(figures))
 sys.exit(not (ops and not missing and text.count("\n[comm.") == 11 and all(0 < f < 1e9 for f in figures)))
@@ -25,6 +25,21 @@ check "calls behind work" grep -q '^us = 2 ' <(sed -n '/^\[comm.skew\]/,/^$/p' h
 check "calls of pairs behind work" grep -q '^us = 4 ' <(sed -n '/^\[comm.skew-of-pairs\]/,/^$/p' here.ini)
 check "by one rank and by several, in fp32 and bf16" test "$(grep -A99 '^\[op.gelu_fwd' here.ini | sed -n '2,/^$/s/us = \([a-z0-9]* [0-9]*x[0-9]*\) .*/\1/p' |
     sort -u | cut -d' ' -f1 | uniq -c | awk '$1 >= 1 { n++ } END { print n }')" = 2
+
+# by which instructions, which plan goes by: it says so where a configuration has others
+isa=$(sed -n 's/^isa = //p' here.ini) dot=$(sed -n 's/^dot = //p' here.ini)
+check "isa = $isa, dot = $dot" grep -qE '^(avx512|avx2|c) (amx|vdpbf16|fma)$' <<<"$isa $dot"
+other=$([ "$dot" = fma ] && echo amx || echo fma)
+says() { "$mt" plan --config tiny.ini --device "$1" "${@:2}" 2>&1 >plan.out | grep 'measured'; }
+check "nothing to say" [ -z "$(says ./here.ini run.precision=bf16)" ]
+check "nor of fp32" [ -z "$(says ./here.ini run.precision=fp32)" ]
+check "another kind of dot was not measured" grep -q "'here' was measured with debug.dot=$dot: how long products take with debug.dot=$other nobody" \
+    <(says ./here.ini run.precision=bf16 debug.dot="$other")
+sed 's/^isa = .*/isa = avx1024/; s/^dot = .*/dot = amx/' here.ini >wide.ini
+check "a set that is not here" grep -q "'wide' was measured by avx1024, which this processor lacks: .* by $isa$" <(says ./wide.ini)
+check "of a file its own kind" grep -q "products by amx" <("$mt" plan --config tiny.ini --device ./wide.ini run.precision=bf16 2>/dev/null)
+sed '/^isa = /d; /^dot = /d' here.ini >older.ini
+check "an older file says nothing" [ -z "$(says ./older.ini run.precision=bf16 debug.dot=fma)" ]
 
 # one processor: no ranks beside each other, and a file all the same
 expect 0 "measured     1 processors" taskset -c "$(taskset -cp $$ | sed 's/.*: *//; s/[-,].*//')" "$mt" doctor --calibrate ./one.ini --seconds 0.5

@@ -101,6 +101,26 @@ TEST(recipes_and_what_follows)
         CHECK_MSG(c.model.ffn == ffn[i][1], "%s: %d", text, (int)c.model.ffn);
         config_release(&c);
     }
+    /* longer runs of experts' rows, where they are of 8 bits on a GPU, and a word has the last word */
+    static const struct {
+        const char *words;
+        int64_t blocks;
+    } eights[] = { { "run.device=cuda run.fp8_experts=true model.seq=4096", 4 },
+                   { "run.device=cuda run.fp8_experts=true model.seq=256", 2 },
+                   { "run.device=cuda run.fp8_experts=true model.seq=4096 parallel.seq_blocks=8", 8 },
+                   { "run.device=cuda model.seq=4096", 8 },
+                   { "run.device=cpu run.fp8_experts=true model.seq=4096", 8 },
+                   { "run.device=cpu run.fp8_experts=true model.seq=4096 run.reproducible=layout", 8 } };
+    for (size_t i = 0; i < sizeof eights / sizeof *eights; i++) {
+        char text[300];
+        snprintf(text, sizeof text,
+                 "model.hidden=256 model.heads=4 model.ffn=256 moe.experts=4 moe.topk=2 moe.ffn=256 model.layers=4 "
+                 "run.precision=fp8 run.fp8=blockwise %s",
+                 eights[i].words);
+        OK(read_as(&c, NULL, text, 1));
+        CHECK_MSG(c.parallel.seq_blocks == eights[i].blocks, "%s: %lld", text, (long long)c.parallel.seq_blocks);
+        config_release(&c);
+    }
     OK(read_as(&c, NULL, "model.hidden=36 model.heads=3 model.seq=516", 1)); /* as many blocks as divide */
     CHECK(c.parallel.tp_blocks == 4 && c.parallel.seq_blocks == 4);
     config_release(&c);

@@ -481,22 +481,22 @@ TEST(between_sizes_threads_share_tasks)
         int cut = 0;
         for (int i = 0; i < 512; i++) {
             const ProductShape shape = { sizes[i / 64], sizes[i / 8 % 8], sizes[i % 8], false };
-            const double one = product_speedup(ids[k], shape, 1), two = product_speedup(ids[k], shape, 2),
-                         three = product_speedup(ids[k], shape, 3);
+            const double one = product_speedup(product_by_here(), ids[k], shape, 1), two = product_speedup(product_by_here(), ids[k], shape, 2),
+                         three = product_speedup(product_by_here(), ids[k], shape, 3);
             CHECK(one == 1 && two >= 1 && two <= 2 && three >= 1 && three <= 3);
             cut += two > 1 && two < 1.9;
         }
         CHECK(cut > 0);
-        CHECK(product_speedup(ids[k], (ProductShape){ 2048, 2048, 2048, false }, 2) > 1.7);
-        CHECK(product_speedup(ids[k], (ProductShape){ 8, 16, 8, false }, 2) == 1);
+        CHECK(product_speedup(product_by_here(), ids[k], (ProductShape){ 2048, 2048, 2048, false }, 2) > 1.7);
+        CHECK(product_speedup(product_by_here(), ids[k], (ProductShape){ 8, 16, 8, false }, 2) == 1);
     }
-    CHECK(product_speedup(OP_attention_fwd, (ProductShape){ 2048, 2048, 2048, false }, 2) == 1);
+    CHECK(product_speedup(product_by_here(), OP_attention_fwd, (ProductShape){ 2048, 2048, 2048, false }, 2) == 1);
 
     const double gflop_s = 50;
     DevicePoint points[8];
     for (int i = 0; i < 8; i++) {
         const ProductShape at = { i & 4 ? 512 : 128, i & 2 ? 512 : 128, i & 1 ? 512 : 128, false };
-        const double us = (double)(at.rows * at.outputs * at.inputs) / gflop_s * 2e-3 / product_speedup(OP_linear_fwd, at, 2);
+        const double us = (double)(at.rows * at.outputs * at.inputs) / gflop_s * 2e-3 / product_speedup(product_by_here(), OP_linear_fwd, at, 2);
         points[i] = (DevicePoint){ "linear_fwd", "f32", 1, 2, 3, { (double)at.rows, (double)at.outputs, (double)at.inputs }, us };
     }
     const DevicePoints all = { .items = points, .count = 8, .names = 1 };
@@ -505,8 +505,74 @@ TEST(between_sizes_threads_share_tasks)
         a.y.dtype = a.x.dtype = a.w.dtype = F32;
         double seconds = 0;
         CHECK(measured_op(&all, OP_linear_fwd, &a, 1, 2, &seconds));
-        SAME(seconds, (double)(256 * n * n) / gflop_s * 2e-9 / product_speedup(OP_linear_fwd, (ProductShape){ 256, n, n, false }, 2));
+        SAME(seconds, (double)(256 * n * n) / gflop_s * 2e-9 / product_speedup(product_by_here(), OP_linear_fwd, (ProductShape){ 256, n, n, false }, 2));
     }
+}
+
+/* Gradients' sums are of fixed point or a chain, which threads share otherwise: points of fp32 are of the former, those
+ * of bf16 of the latter, and what is asked for is of either. */
+TEST(threads_share_sums_of_gradients_as_they_are_made)
+{
+    const double gflop_s = 50;
+    int differ = 0;
+    for (int narrow = 0; narrow < 2; narrow++) {
+        DevicePoint points[8];
+        for (int i = 0; i < 8; i++) {
+            const ProductShape at = { i & 4 ? 1024 : 64, i & 2 ? 512 : 64, i & 1 ? 512 : 64, narrow, !narrow };
+            points[i] = (DevicePoint){ "linear_dw", "", 1, 2, 3, { (double)at.rows, (double)at.outputs, (double)at.inputs },
+                                       (double)(at.rows * at.outputs * at.inputs) / gflop_s * 2e-3 /
+                                           product_speedup(product_by_here(), OP_linear_dw, at, 2) };
+            snprintf(points[i].dtype, sizeof points[i].dtype, "%s", narrow ? "bf16" : "f32");
+        }
+        const DevicePoints all = { .items = points, .count = 8, .names = 1 };
+        for (int i = 0; i < 64; i++) {
+            double seconds[2], speedup[2];
+            const int64_t n = 64 + 64 * (i / 8), m = 64 + 64 * (i % 8);
+            for (int fixed = 0; fixed < 2; fixed++) {
+                linear_dw_args a = { .dy = bf16(2, 512, n, 0, 0), .x = bf16(2, 512, m, 0, 0),
+                                     .dw = tensor_of(somewhere, fixed ? I64 : F32, n, m) };
+                a.dy.dtype = a.x.dtype = narrow ? BF16 : F32;
+                speedup[fixed] = product_speedup(product_by_here(), OP_linear_dw, (ProductShape){ 512, n, m, narrow, fixed }, 2);
+                CHECK(measured_op(&all, OP_linear_dw, &a, 1, 2, &seconds[fixed]));
+                SAME(seconds[fixed], (double)(512 * n * m) / gflop_s * 2e-9 / speedup[fixed]);
+            }
+            differ += fabs(speedup[0] / speedup[1] - 1) > .01;
+        }
+    }
+    CHECK_MSG(differ > 0, "no shape is shared otherwise");
+}
+
+/* Between points threads share products as they did by the instructions that the file names, as far as this processor
+ * has these. */
+TEST(products_are_shared_as_where_they_were_measured)
+{
+    static const Isa isas[] = { ISA_AVX512, ISA_AVX2, ISA_C };
+    const ProductBy here = product_by_here();
+    int differ = 0;
+    for (int k = 0; k < 3; k++) {
+        const ProductBy by = { isa_supported(isas[k]) ? isas[k] : here.isa, DOT_FMA };
+        DevicePoint points[8];
+        for (int i = 0; i < 8; i++) {
+            const ProductShape at = { i & 4 ? 512 : 64, i & 2 ? 512 : 64, i & 1 ? 512 : 64, false };
+            points[i] = (DevicePoint){ "linear_fwd", "f32", 1, 2, 3, { (double)at.rows, (double)at.outputs, (double)at.inputs },
+                                       2 / product_speedup(by, OP_linear_fwd, at, 2) * (double)(at.rows * at.outputs * at.inputs) };
+        }
+        DevicePoints all = { .items = points, .count = 8, .names = 1 };
+        snprintf(all.isa, sizeof all.isa, "%s", isa_name(isas[k]));
+        snprintf(all.dot, sizeof all.dot, "%s", dot_name(DOT_FMA));
+        for (int64_t n = 64; n <= 512; n += 16) {
+            const ProductShape shape = { 200, n, n, false };
+            linear_fwd_args a = linear(200, n, n);
+            a.y.dtype = a.x.dtype = a.w.dtype = F32;
+            double seconds = 0;
+            CHECK(measured_op(&all, OP_linear_fwd, &a, 1, 2, &seconds));
+            SAME(seconds, 2e-6 / product_speedup(by, OP_linear_fwd, shape, 2) * (double)(200 * n * n));
+            differ += fabs(product_speedup(by, OP_linear_fwd, shape, 2) / product_speedup(here, OP_linear_fwd, shape, 2) - 1) > .01;
+        }
+    }
+    CHECK_MSG(differ > 0 || here.isa == ISA_C, "no shape is shared otherwise by other instructions");
+    CHECK(product_by_names("", "").isa == here.isa && product_by_names("", "").dot == here.dot);
+    CHECK(product_by_names("avx2", "vdpbf16").dot == DOT_VDPBF16);
 }
 
 /* Points of 1 and of 4 threads are as far from 2: a prediction is of one kind, in whatever order a file has them. */

@@ -60,6 +60,15 @@ if [ -z "$now" ]; then
     done
     # (on the emulator a GPU that has such products)
     EMU_GPU=10.0 fp8 llama mxfp8 model.hidden=64 model.seq=32
+    # What a GPU does not have is refused before the first step, in the words of a plan for it.
+    if [ -x "$(dirname "$mt")/test_cuda_fp8" ]; then
+        of=(run.precision=fp8 run.fp8=mxfp8 run.fp8_keep=0 model.hidden=64 model.seq=32)
+        EMU_GPU=9.0 "$mt" --config llama.ini run.dir=refused run.device=cuda "${of[@]}" >refused.out 2>refused.err
+        check "mxfp8 on 9.0: refused" [ $? -eq 2 ]
+        words="mxfp8 has products on compute capability 10.0 and 10.3 alone, not on "
+        check "in one line: $(head -1 refused.err)" grep -qE "^megatrain: error \(configuration\): $words.* \(9.0\)$" refused.err
+        check "before step 1" [ "$(grep -c 'step ' refused.out)" -eq 0 ]
+    fi
     attention variants "cap, sinks and gate"
 else
     fp8 llama tensorwise

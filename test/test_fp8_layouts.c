@@ -172,6 +172,46 @@ TEST(weights_that_have_changed)
     }
 }
 
+typedef struct {
+    double loss[2];
+    int64_t ops[2], casts; /* of one batch, of two; weights that are cast */
+} Batches;
+
+static Err evaluate(Trainer *t, void *user)
+{
+    Batches *b = user;
+    int64_t counted;
+    for (int i = 0; i < t->stores[0].reg->count; i++)
+        b->casts += (t->stores[0].reg->items[i].spec.flags & PARAM_EIGHT_BITS) != 0;
+    for (int i = 0; i < 2; i++) {
+        const int64_t before = t->device.counters.ops;
+        TRY(trainer_eval(t, tiny_source(t), 0, (1 + i) * t->spec.global_batch, &b->loss[i], &counted));
+        b->ops[i] = t->device.counters.ops - before;
+    }
+    return ERR_OK;
+}
+
+/* Of weights that are kept an evaluation casts each once, however many batches it has; and it says what others say. */
+TEST(batches_of_an_evaluation_share_codes)
+{
+    for (Fp8Recipe k = FP8_TENSORWISE; k <= FP8_MXFP8; k++) {
+        Batches b[2] = { 0 };
+        for (int keeps = 0; keeps < 2; keeps++) {
+            TrainSpec s = spec_of(tiny_gpt2(), k, 0);
+            s.model.fp8.keeps_weights = keeps;
+            TinyRun r = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 1);
+            r.after = evaluate, r.user = &b[keeps];
+            tiny_train(&r);
+            CHECK_MSG(!r.err, "%s", r.message);
+        }
+        CHECK(!memcmp(b[0].loss, b[1].loss, sizeof b[0].loss));
+        /* (with it the tensor's largest magnitude, which is known as long) */
+        const int64_t once = b[1].casts * (k == FP8_TENSORWISE ? 2 : 1), saved = 2 * b[1].ops[0] - b[1].ops[1];
+        CHECK_MSG(b[1].casts > 0 && saved == once, "%s: %lld of %lld ops", fp8_recipe_name(k), (long long)saved,
+                  (long long)once);
+    }
+}
+
 /* Codes that are kept are those that would be made again, whatever is recomputed, cut or updated on the way. */
 TEST(weights_that_are_kept)
 {

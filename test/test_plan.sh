@@ -718,4 +718,31 @@ check "a price of nothing costs nothing" grep -q '"cost":0,' search.json
 search --world 2 --device h100 --json
 check "no price, no cost" grep -q '"cost":null' search.json
 check "no amount" refused 2 "no amount of memory" --world 4 --device h100 --memory 8x
+
+# Products of 8 bits that a GPU does not have: `plan` says of each device what a run there would say at its start, and a
+# search proposes none of it.
+eights=(model.hidden=128 model.ffn=256 model.heads=4 model.vocab=512 run.precision=fp8 run.fp8_keep=0)
+of() { "$mt" plan --config plan.ini --world 1 --device "$1" "${eights[@]}" "${@:2}" 2>&1 >plan.txt | head -1; }
+has() { # recipe, devices...
+    local recipe=$1 name
+    for name in "$root"/config/devices/*.ini; do
+        name=$(basename "$name" .ini)
+        if [[ " ${*:2} " == *" $name "* ]]; then [ -z "$(of "$name" run.fp8="$recipe")" ] || echo "$name: no $recipe"
+        else [[ $(of "$name" run.fp8="$recipe") == *" has "*products* ]] || echo "$name: has $recipe"; fi
+    done >wrong.txt
+    [ ! -s wrong.txt ]
+}
+hopper=(h100 h100-nvl h100-pcie h200) blackwell=(b200 b300 gb200 gb300)
+check "GPUs with one factor a tensor" has tensorwise 4090 5090 l40s rtx-pro-6000 "${hopper[@]}" "${blackwell[@]}"
+check "GPUs with blocks of 128: $(cat wrong.txt)" has blockwise "${hopper[@]}"
+check "GPUs with blocks of 32: $(cat wrong.txt)" has mxfp8 "${blackwell[@]}"
+words="mxfp8 has products on compute capability 10.0 and 10.3 alone, not on h100 (9.0)"
+check "in one line, which a run says, too" [ "$(of h100 run.fp8=mxfp8)" = "megatrain: error (configuration): $words" ]
+check "of what has no fp8" grep -qF "a100 has no products of fp8" <(of a100)
+check "a search refuses it" refused 2 "$words" --world 4 --device h100 "${eights[@]}" run.fp8=mxfp8
+check "and finds what there is" [ "$(search --world 4 --device b200 --json "${eights[@]}" run.fp8=mxfp8; grep -c '"best":\[{' search.json)" = 1 ]
+search --world 4 --device h100 --json "${eights[@]}" --compare "run.fp8=mxfp8"
+check "another's recipe, too" grep -qF "refused: $words" search.json
+sed '/^capability/d' "$root/config/devices/h100.ini" >any.ini
+check "where a file does not say which GPU it is, nothing is refused" [ -z "$(of ./any.ini run.fp8=mxfp8)" ]
 finish

@@ -125,6 +125,7 @@ static Err this_gpu(DeviceFile *out)
                        gpu.name),
                err_hint("parallel.auto_device=h100, or the path of a file like config/devices/h100.ini");
     out->memory_mib = gpu.total_bytes >> 20;
+    out->capability = device_info_capability(&gpu) / 10.;
     return ERR_OK;
 }
 
@@ -307,6 +308,7 @@ static Err search_layout(const Config *base, const Boot *boot, const Planner *p,
 {
     enum { ANSWERS = 3 };
     Config chosen = { 0 };
+    planner_warn(&p->device, base, true);
     SearchQuestion q = planner_question(p, base, boot->size);
     q.best = ANSWERS;
     q.memory = rank_memory(p, boot);

@@ -216,12 +216,15 @@ static void put_device(const PlanTable *t)
     const bool cpu = t->spec.device.kind == DEVICE_CPU;
     char precision[CONFIG_VALUE_BYTES];
     const bool dots = cpu && t->spec.compute == BF16;
+    const bool theirs = t->target && *t->target->points.dot && c->origin[CFG_debug_dot].kind == ORIGIN_AUTO;
     printf("device  %s, %s%s%s%s\n",
            t->target ? t->target->name
            : cpu     ? "cpu"
                      : "cuda",
            config_value(c, CFG_run_precision, precision), dots ? ", products by " : "",
-           dots ? dot_name(t->spec.device.dot) : "",
+           !dots    ? ""
+           : theirs ? t->target->points.dot
+                    : dot_name(t->spec.device.dot),
            !found ? ""
            : cpu  ? " (this machine has no GPU; --device h100 plans for one)"
                   : " (this machine's; --device plans for another)");
@@ -642,6 +645,15 @@ static void put_checkpoint(const PlanTable *t)
     printf(", and a manifest\n");
 }
 
+/* What the run would refuse at its start. */
+static Err check_gpu(const PlanTable *t)
+{
+    DeviceInfo here;
+    if (t->target) return predict_allowed(t->target, &t->spec);
+    if (t->spec.device.kind != DEVICE_CUDA || device_cuda_info(0, &here)) return ERR_OK;
+    return fp8_spec_on_gpu(&t->spec.model.fp8, device_info_capability(&here), here.name);
+}
+
 static Err print_plan(PlanTable *t)
 {
     int64_t vocab;
@@ -650,6 +662,7 @@ static Err print_plan(PlanTable *t)
                  "(plan --search says which it would be)");
     TRY(plan_vocab(t->cfg, &vocab));
     TRY(train_spec(t->cfg, vocab, &t->spec));
+    TRY(check_gpu(t));
     TRY(grid_spec(t->cfg, &t->grid));
     TRY(count_kinds(t));
     t->shards = calloc((size_t)grid_size(t->grid), sizeof *t->shards);

@@ -73,6 +73,7 @@ static Err ask(Query *q, const PlanSearch *p)
     TRY(layout_base(config_source_here(p->config_path, p->overrides, 0), &q->base));
     const Config *c = &q->base;
     TRY(planner_open(&q->planner, p->device, (int)p->world));
+    planner_warn(&q->planner.device, c, false);
     q->q = planner_question(&q->planner, c, p->world);
     q->q.best = (int)p->best;
     TRY(plan_vocab(c, &q->q.vocab));

@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "cli/plan.h"
 #include "plan/besides.h"
+#include "plan/planner.h"
 
 static int by_seconds(const void *a, const void *b)
 {
@@ -99,7 +100,7 @@ Err plan_time(PlanTable *t, const char *svg)
             "writes");
     else if (cost_open(&m, t->target, grid_size(t->grid)))
         snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
-    else t->has_time = true;
+    else t->has_time = true, planner_warn(t->target, t->cfg, false);
     const char *asked = svg ? "svg" : t->advised ? "advise" : t->ops ? "ops" : NULL;
     if (!t->has_time && asked)
         return err_set(ERR_CONFIG, "--%s is about a predicted step, and none is predicted", asked),

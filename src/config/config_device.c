@@ -88,6 +88,8 @@ static Err take_line(DeviceFile *f, const char *section, const char *key, const 
     if (strcmp(section, "device") != 0) return err_set(ERR_CONFIG, "no section '%s'", section);
     if (number) return take_number(key, value, number);
     if (strcmp(key, "match") == 0) return text_cut(f->match, sizeof f->match, value), ERR_OK;
+    if (strcmp(key, "isa") == 0) return text_cut(f->points.isa, sizeof f->points.isa, value), ERR_OK;
+    if (strcmp(key, "dot") == 0) return text_cut(f->points.dot, sizeof f->points.dot, value), ERR_OK;
     if (strcmp(key, "memory_mib") != 0) return err_set(ERR_CONFIG, "no key '%s'", key);
     TRY(take_number("memory_mib", value, &mib));
     f->memory_mib = (int64_t)mib;

@@ -7,6 +7,9 @@
  *   match = H100             part of the name that the driver gives the GPU
  *   bf16_tflops = 989        and the other numbers below
  *
+ *   isa = avx512             of processors: by which instructions what follows was measured (debug.isa, debug.dot)
+ *   dot = vdpbf16
+ *
  *   [op.NAME], [comm.NAME]   what was measured (config/device_points.h)
  *
  * Only memory_mib is required; `plan` says no time where a number lacks that times need (cost/cost.h). Shares
@@ -34,6 +37,7 @@ enum { DEVICE_NAME_BYTES = 64 };
     NUMBER(fp32_tflops, 0, "without TF32")                                                      \
     NUMBER(fp8_tflops, 0, "products, dense")                                                    \
     NUMBER(memory_gb_s, 0, "of device memory, read and written together")                       \
+    NUMBER(capability, 0, "of a GPU, as NVIDIA counts (9.0): which products of 8 bits it has")  \
     NUMBER(multiprocessors, 0, "of a GPU; 0: the device is the processors of a host")           \
     NUMBER(processors, 0, "of a host")                                                          \
     NUMBER(attention_fwd_tflops, 0,                                                             \
@@ -71,6 +75,9 @@ typedef struct {
 
 /* Bytes a second of a copy between a GPU and its host's memory. */
 static inline double device_host_rate(const DeviceFile *f) { return 1e9 * f->host_link_gb_s * f->link_share; }
+
+/* Of a GPU: 90 is 9.0; 0: not known. */
+static inline int device_capability(const DeviceFile *f) { return (int)(10 * f->capability + .5); }
 
 /* By a name (h100, H100) or by a path, which holds a '/' or ends in .ini. ERR_CONFIG: there is none, or it is wrong. */
 Err device_file_read(const char *name, DeviceFile *out);

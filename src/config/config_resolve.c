@@ -306,6 +306,22 @@ static void resolve_run(ConfigReader *r)
     FILL(0, parallel, overlap_tp, cpu ? 1 : bands_beside_products(c), CFG_run_device);
 }
 
+/* A run of an expert's rows begins with each block and leaves part of a block of codes unfilled; and no GPU promises
+ * the bits of all layouts. With fewer blocks still a step that is done again in pieces has longer pieces, for which its
+ * memory then has room (least_slack). */
+static void resolve_blocks_of_experts(ConfigReader *r)
+{
+    enum { BLOCKS_MOST = 4 };
+    Config *c = r->config;
+    const bool found = c->origin[CFG_parallel_seq_blocks].kind == ORIGIN_AUTO;
+    const bool eights = c->run.precision == RUN_PRECISION_FP8 && c->run.fp8_experts;
+    if (!found || !eights || c->run.device != RUN_DEVICE_CUDA || c->parallel.seq_blocks <= BLOCKS_MOST ||
+        c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT)
+        return;
+    c->parallel.seq_blocks = BLOCKS_MOST;
+    filled(r, CFG_parallel_seq_blocks, CFG_run_fp8_experts);
+}
+
 static void resolve_length(ConfigReader *r)
 {
     Config *c = r->config;
@@ -345,6 +361,7 @@ void config_resolve(ConfigReader *r)
     resolve_batch(r);
     resolve_parallel(r);
     resolve_run(r);
+    resolve_blocks_of_experts(r);
     resolve_room(r);
     resolve_length(r);
     resolve_trace(r);

@@ -31,7 +31,10 @@ typedef struct {
 
 enum { POINT_NAMES_MOST = 256 };
 
+/* isa, dot: by which instructions products of the CPU were computed, in words of debug.isa and debug.dot; "": it is not
+ * said. */
 typedef struct {
+    char isa[POINT_DTYPE_BYTES], dot[POINT_DTYPE_BYTES];
     DevicePoint *items; /* freed by device_points_free */
     int count, room;
     int names;                   /* once they are in order a name's points are neighbours, */

@@ -112,7 +112,9 @@ OpWork op_work(OpId id, const void *args)
     }
     case OP_linear_dw: {
         const linear_dw_args *a = args;
-        return product(rows_of(a->dy), a->dw.dim[0], a->dw.dim[1], 1);
+        OpWork w = product(rows_of(a->dy), a->dw.dim[0], a->dw.dim[1], 1);
+        w.fixed = a->dw.dtype == I64;
+        return w;
     }
     case OP_fp8_product: {
         const fp8_product_args *a = args;
@@ -239,18 +241,21 @@ typedef struct {
 
 /* Threads share a product by tasks of whole tiles, of which small ones have few: what one of them has to itself is no
  * property of sizes in between. Rates are compared as those of one thread. */
-static double speedup(OpId id, const DevicePoint *measured_like, const double *shape)
+static double speedup(ProductBy by, OpId id, const DevicePoint *measured_like, const double *shape,
+                      bool fixed)
 {
     const ProductShape product = { (int64_t)llround(shape[0]), (int64_t)llround(shape[1]),
                                    (int64_t)llround(shape[2]),
-                                   !strcmp(measured_like->dtype, dtype_name(BF16)) };
-    return product_speedup(id, product, measured_like->threads);
+                                   .bf16 = !strcmp(measured_like->dtype, dtype_name(BF16)), .fixed = fixed };
+    return product_speedup(by, id, product, measured_like->threads);
 }
 
-static void mean_add(Mean *m, OpId id, const DevicePoint *p, double weight)
+static void mean_add(Mean *m, ProductBy by, OpId id, const DevicePoint *p, double weight)
 {
     m->weights += weight;
-    m->sum += weight * log(volume(id, p->shape) / p->us / speedup(id, p, p->shape));
+    /* (sums of gradients were measured as they are by default: calibrate.c) */
+    const bool fixed = !strcmp(p->dtype, dtype_name(F32));
+    m->sum += weight * log(volume(id, p->shape) / p->us / speedup(by, id, p, p->shape, fixed));
 }
 
 static const DevicePoint *point_at(const Chosen *c, const double *shape)
@@ -274,7 +279,7 @@ static void bracket(const Chosen *c, int k, double x, double side[2])
 }
 
 /* Where a grid was measured: the corners of the cell around. */
-static Mean by_corners(const Chosen *c, OpId id, const OpWork *w)
+static Mean by_corners(const Chosen *c, ProductBy by, OpId id, const OpWork *w)
 {
     double side[POINT_SHAPE_MOST][2], part[POINT_SHAPE_MOST];
     Mean m = { 0 };
@@ -290,29 +295,29 @@ static Mean by_corners(const Chosen *c, OpId id, const OpWork *w)
             weight *= high ? part[k] : 1 - part[k];
         }
         const DevicePoint *p = weight > 0 ? point_at(c, shape) : NULL;
-        if (p) mean_add(&m, id, p, weight);
+        if (p) mean_add(&m, by, id, p, weight);
     }
     return m;
 }
 
 /* Elsewhere all points, of which the nearest weigh most. */
-static Mean by_distance(const Chosen *c, OpId id, const OpWork *w)
+static Mean by_distance(const Chosen *c, ProductBy by, OpId id, const OpWork *w)
 {
     Mean m = { 0 };
     for (int i = 0; i < c->count; i++) {
         double square = 1e-6;
         for (int k = 0; k < POINT_SHAPE_MOST; k++) square += pow(apart(c->at[i]->shape[k], w->shape[k]), 2);
-        mean_add(&m, id, c->at[i], pow(square, -3));
+        mean_add(&m, by, id, c->at[i], pow(square, -3));
     }
     return m;
 }
 
 /* Microseconds by the mean logarithm of rates measured at shapes around; half of a cell's corners must be known. */
-static double by_shape(const Chosen *c, OpId id, const OpWork *w)
+static double by_shape(const Chosen *c, ProductBy by, OpId id, const OpWork *w)
 {
-    Mean m = by_corners(c, id, w);
-    if (m.weights < 0.5) m = by_distance(c, id, w);
-    return volume(id, w->shape) / exp(m.sum / m.weights) / speedup(id, c->at[0], w->shape);
+    Mean m = by_corners(c, by, id, w);
+    if (m.weights < 0.5) m = by_distance(c, by, id, w);
+    return volume(id, w->shape) / exp(m.sum / m.weights) / speedup(by, id, c->at[0], w->shape, w->fixed);
 }
 
 /* Microseconds of what a point of the op stands for, by so many ranks and threads. false: nothing was measured. */
@@ -326,7 +331,7 @@ static bool one_of(const DevicePoints *all, OpId id, const char *dtype, const Op
     choose(&c, points, count, dtype, ranks, threads);
     if (!c.count) choose(&c, points, count, dtype_name(F32), ranks, threads);
     if (!c.count) return false;
-    *us = w->dims == 1 ? by_size(&c, w->shape[0]) : by_shape(&c, id, w);
+    *us = w->dims == 1 ? by_size(&c, w->shape[0]) : by_shape(&c, product_by_names(all->isa, all->dot), id, w);
     return true;
 }
 

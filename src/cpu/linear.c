@@ -114,7 +114,8 @@ Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
     return CPU(add_product)(s, a, operand(a->dy, true), operand(a->x, false), token_rows(a->dy, a->x));
 }
 
-/* (As most of these are: sums of one leaf, gradients of fixed point added to by leaves of 128 tokens.) */
+/* (As most of these are: sums of one leaf, gradients of fixed point added to by leaves of 128 tokens; others by one
+ * chain over all.) */
 double CPU(product_speedup)(const Device *dev, OpId id, ProductShape shape)
 {
     enum { LEAF = 128 };
@@ -127,14 +128,14 @@ double CPU(product_speedup)(const Device *dev, OpId id, ProductShape shape)
     Gemm g = { .mode = GEMM_TREE, .M = N, .N = O, .K = I, .leaf = I, .a = a, .b = turned };
     if (id == OP_linear_dx) g.N = I, g.K = g.leaf = O, g.b = a;
     if (id == OP_linear_dw)
-        g = (Gemm){ .mode = GEMM_I64,
+        g = (Gemm){ .mode = shape.fixed ? GEMM_I64 : GEMM_CHAIN,
                     .M = O,
                     .N = I,
                     .K = N,
                     .leaf = LEAF,
                     .a = turned,
                     .b = a,
-                    .fixed = &sums,
+                    .fixed = shape.fixed ? &sums : NULL,
                     .beta = true };
     g.a.ld = g.a.transposed ? g.M : g.K;
     g.b.ld = g.b.transposed ? g.K : g.N;

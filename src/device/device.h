@@ -212,6 +212,9 @@ typedef struct {
     int driver, runtime; /* versions: 1000 * major + 10 * minor */
 } DeviceInfo;
 
+/* 90 is 9.0. */
+static inline int device_info_capability(const DeviceInfo *gpu) { return 10 * gpu->major + gpu->minor; }
+
 /* Of GPU `index`. ERR_CONFIG when there is none. */
 Err device_cuda_info(int index, DeviceInfo *out);
 

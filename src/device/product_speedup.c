@@ -1,17 +1,30 @@
 /* See product_speedup.h. */
 #include "device/product_speedup.h"
 
-double product_speedup(OpId id, ProductShape shape, int threads)
+#include <string.h>
+
+ProductBy product_by_here(void) { return (ProductBy){ isa_best(), dot_best() }; }
+
+ProductBy product_by_names(const char *isa, const char *dot)
 {
-    const Isa isa = isa_best();
-    const Device dev = { .isa = isa,
+    ProductBy by = product_by_here();
+    for (Isa i = ISA_AUTO + 1; i < ISA_COUNT && *isa; i++)
+        if (!strcmp(isa, isa_name(i)) && isa_supported(i)) by.isa = i;
+    for (DotKind k = 0; k < DOT_KINDS && *dot; k++)
+        if (!strcmp(dot, dot_name(k))) by.dot = k;
+    return by;
+}
+
+double product_speedup(ProductBy by, OpId id, ProductShape shape, int threads)
+{
+    const Device dev = { .isa = by.isa,
                          .threads = threads,
-                         .dot = dot_best(),
-                         .dot_pairs = dot_supported(),
-                         .dot_tiles = dot_tiles() == TILES_AGREE };
+                         .dot = by.dot,
+                         .dot_pairs = by.dot != DOT_FMA,
+                         .dot_tiles = by.dot == DOT_AMX };
     const bool shared = id == OP_linear_fwd || id == OP_linear_dx || id == OP_linear_dw;
     if (!shared || threads < 2) return 1;
-    if (isa == ISA_AVX512) return cpu_avx512_product_speedup(&dev, id, shape);
-    return isa == ISA_AVX2 ? cpu_avx2_product_speedup(&dev, id, shape)
-                           : cpu_c_product_speedup(&dev, id, shape);
+    if (by.isa == ISA_AVX512) return cpu_avx512_product_speedup(&dev, id, shape);
+    return by.isa == ISA_AVX2 ? cpu_avx2_product_speedup(&dev, id, shape)
+                              : cpu_c_product_speedup(&dev, id, shape);
 }

@@ -12,11 +12,24 @@
 typedef struct {
     int64_t rows, outputs, inputs;
     bool bf16;
+    bool fixed; /* of linear_dw: dw is of fixed point, as with run.reproducible = layout */
 } ProductShape;
 
-/* Of linear_fwd, linear_dx and linear_dw: by how much faster than one thread so many are, were tasks all that counts,
- * by this processor's instruction set. Other ops: 1. */
-double product_speedup(OpId id, ProductShape shape, int threads);
+/* By which instructions; product_by_here: by this processor's best. */
+typedef struct {
+    Isa isa;
+    DotKind dot;
+} ProductBy;
+
+ProductBy product_by_here(void);
+
+/* By the names that a device's file has (config/device_points.h): what it does not say, and an instruction set that
+ * this processor cannot execute the rules of, are those of here. */
+ProductBy product_by_names(const char *isa, const char *dot);
+
+/* Of linear_fwd, linear_dx and linear_dw: by how much faster than one thread so many are, were tasks all that counts.
+ * Other ops: 1. */
+double product_speedup(ProductBy by, OpId id, ProductShape shape, int threads);
 
 /* By the builds of src/cpu/ (linear.c). */
 double cpu_avx512_product_speedup(const Device *dev, OpId id, ProductShape shape);

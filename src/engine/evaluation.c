@@ -21,13 +21,18 @@ static void take_eval_batch(Trainer *t, int64_t first, int64_t samples)
     t->serving.counting = samples;
 }
 
+/* Weights may have changed since the last one; between its batches they do not. */
+static void begin_evaluation(Trainer *t)
+{
+    for (int r = 0; r < t->params.replicas; r++) param_store_forget(&t->stores[r]);
+}
+
 /* Loss, counted tokens and non-finite flag of the batch that was taken. */
 static Err eval_batch(Trainer *t, int64_t sums[3])
 {
     Stream *stream = &t->device.stream;
     Tensor device_sums = t->executor.sums;
     bool *retry_in_pieces = &t->executor.ctx.mode.retry_in_pieces, within = false;
-    for (int r = 0; r < t->params.replicas; r++) param_store_forget(&t->stores[r]);
     while (!within) {
         TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
         TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
@@ -48,6 +53,7 @@ Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples,
     int64_t sums[3] = { 0 }, nats = 0, rest = 0, bad = 0;
     t->serving.source = source;
     *counted = 0;
+    begin_evaluation(t);
     for (int64_t done = 0; done < samples; done += most) {
         take_eval_batch(t, first + done, samples - done < most ? samples - done : most);
         TRY(eval_batch(t, sums));
@@ -137,6 +143,7 @@ Err trainer_scores(Trainer *t, TokenSource source, int64_t first, int64_t sample
     t->serving.source = source;
     *scores = t->rows.scores = t->rows.room;
     t->batches.requests = true;
+    if (!first) begin_evaluation(t);
     take_eval_batch(t, first, samples);
     Err err = eval_batch(t, sums);
     t->batches.requests = false;
@@ -156,6 +163,7 @@ Err trainer_row_logits(Trainer *t, TokenSource source, int64_t first, int64_t sa
     memset(logits, 0, (size_t)words * sizeof(int64_t));
     t->serving.source = source;
     t->rows = (RowsOut){ logits, positions };
+    if (!first) begin_evaluation(t);
     take_eval_batch(t, first, samples);
     Err err = eval_batch(t, sums);
     t->rows.logits = NULL;

@@ -340,7 +340,8 @@ Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples,
 /*
  * logits [samples, positions, vocab], on every rank: those of the first `positions` positions of `samples` samples from
  * `first` of source on, of which one call takes trainer_row_samples at most. There is room for an even number of
- * floats. Bits as for trainer_eval. ERR_MEMORY as trainer_step. For trainers opened for it.
+ * floats. With `first` 0 an evaluation begins: until the next one values stay. Bits as for trainer_eval. ERR_MEMORY as
+ * trainer_step. For trainers opened for it.
  */
 int64_t trainer_row_samples(const Trainer *t);
 Err trainer_row_logits(Trainer *t, TokenSource source, int64_t first, int64_t samples, int64_t positions,
@@ -348,8 +349,9 @@ Err trainer_row_logits(Trainer *t, TokenSource source, int64_t first, int64_t sa
 
 /*
  * *scores [samples, seq], on every rank: of samples of requests, of which one call takes the largest global batch at
- * most. Requests do not see each other. The memory is the trainer's, until the next call. Bits as for trainer_eval;
- * ERR_MEMORY as trainer_step. For trainers opened for it.
+ * most. With `first` 0 an evaluation begins: until the next one values stay. Requests do not see each other. The
+ * memory is the trainer's, until the next call. Bits as for trainer_eval; ERR_MEMORY as trainer_step. For trainers
+ * opened for it.
  */
 Err trainer_scores(Trainer *t, TokenSource source, int64_t first, int64_t samples, const RowScore **scores);
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/rng.h"
+#include "device/fp8_gpus.h"
 #include "param/param.h"
 
 float model_hidden_std(const ModelSpec *s) { return s->init_std / sqrtf(model_width(s)); }
@@ -27,4 +28,12 @@ uint64_t model_key(const ModelSpec *spec, const char *owner, const char *site)
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.%s", owner, site);
     return rng_key(spec->seed, name);
+}
+
+Err fp8_spec_on_gpu(const Fp8Spec *s, int capability, const char *gpu)
+{
+    const Fp8Factors factors = s->recipe == FP8_MXFP8       ? FP8_FACTORS_OF_32
+                               : s->recipe == FP8_BLOCKWISE ? FP8_FACTORS_OF_128
+                                                            : FP8_FACTOR_OF_TENSOR;
+    return s->recipe == FP8_NONE ? ERR_OK : fp8_gpu_multiplies(factors, capability, gpu);
 }

@@ -7,6 +7,7 @@
 
 #include "base/activation.h"
 #include "base/dispatcher.h"
+#include "base/err.h"
 #include "base/layer_set.h"
 #include "device/step.h"
 
@@ -136,6 +137,9 @@ typedef struct {
     LayerSet blocks;
     bool experts; /* their products too; the recipe then has blocks */
 } Fp8Spec;
+
+/* ERR_CONFIG: the GPU (capability: 90 is 9.0) has no products of the recipe (device/fp8_gpus.h). */
+Err fp8_spec_on_gpu(const Fp8Spec *s, int capability, const char *gpu);
 
 /* Of all blocks but `keep` at each end. */
 static inline Fp8Spec fp8_between(Fp8Recipe recipe, int layers, int keep)

@@ -652,6 +652,8 @@ static Err sweep(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_RUNS])
 
 static Err run_all(CalibrateOptions o, OpTimes *ops, CommTimes comm[COMM_RUNS], Calibration *out)
 {
+    text_cut(out->points.isa, sizeof out->points.isa, isa_name(isa_best()));
+    text_cut(out->points.dot, sizeof out->points.dot, dot_name(dot_best()));
     make_jobs(ops, o.brief);
     make_rounds(ops, out->processors);
     for (int i = 0; i < COMM_RUNS; i++) comm[i].sizes = o.brief ? 2 : COMM_SIZES;
@@ -723,9 +725,9 @@ static int64_t put_head(const Calibration *c, char *out)
         out, HEAD_BYTES,
         "; The CPUs of this machine, measured by megatrain doctor --calibrate. See docs/planner.md.\n"
         "[device]\nmemory_mib = %lld\nprocessors = %d\nfp32_tflops = %.4g\nbf16_tflops = %.4g\n"
-        "memory_gb_s = %.4g\nlink_gb_s = %.4g\nlink_us = %.4g\n",
+        "memory_gb_s = %.4g\nlink_gb_s = %.4g\nlink_us = %.4g\nisa = %s\ndot = %s\n",
         (long long)c->memory_mib, c->processors, c->fp32_tflops, c->bf16_tflops, c->memory_gb_s, c->link_gb_s,
-        c->link_us);
+        c->link_us, c->points.isa, c->points.dot);
     if (c->disk_gb_s > 0) n += snprintf(out + n, HEAD_BYTES - (size_t)n, "disk_gb_s = %.4g\n", c->disk_gb_s);
     return n;
 }

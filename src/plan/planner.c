@@ -1,7 +1,37 @@
 /* See planner.h. */
 #include "plan/planner.h"
 
+#include <string.h>
+
+#include "base/log.h"
 #include "base/processors.h"
+#include "device/device.h"
+#include "device/product_speedup.h"
+
+static void warn_of(const DeviceFile *d, const Config *c, ConfigId id, const char *was, bool here)
+{
+    char is[CONFIG_VALUE_BYTES];
+    const char *word = config_value(c, id, is);
+    const bool open = c->origin[id].kind == ORIGIN_AUTO || c->origin[id].kind == ORIGIN_DEFAULT;
+    if (!*was || (open && !here) || !strcmp(word, was) || !strcmp(word, "auto")) return;
+    log_warn("'%s' was measured with debug.%s=%s: how long products take with debug.%s=%s nobody measured, "
+             "and what "
+             "is predicted is of the former",
+             d->name, config_key(id)->name, was, config_key(id)->name, word);
+}
+
+void planner_warn(const DeviceFile *d, const Config *c, bool here)
+{
+    const char *isa = d->points.isa, *used = isa_name(product_by_names(isa, "").isa);
+    if (!(d->processors > 0)) return;
+    if (*isa && strcmp(used, isa) != 0)
+        log_warn("'%s' was measured by %s, which this processor lacks: threads are taken to share products "
+                 "as they do "
+                 "by %s",
+                 d->name, isa, used);
+    warn_of(d, c, CFG_debug_isa, isa, here);
+    if (config_has_dots(c)) warn_of(d, c, CFG_debug_dot, d->points.dot, here);
+}
 
 Err planner_open(Planner *p, const char *device, int ranks)
 {

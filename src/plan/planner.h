@@ -18,6 +18,11 @@ typedef struct {
 Err planner_open(Planner *p, const char *device, int ranks);
 void planner_close(Planner *p);
 
+/* Warns where that configuration of a CPU computes otherwise than the processors of the file did when they were
+ * measured, so that predicted products are those of other instructions. here: the run is this machine's, whose `auto`
+ * is its own; else auto is that of the machine that was measured. */
+void planner_warn(const DeviceFile *device, const Config *c, bool here);
+
 /* What a search asks of that device: `base` on so many ranks, in the usual limits; the vocabulary and how many answers
  * are the caller's. */
 SearchQuestion planner_question(const Planner *p, const Config *base, int64_t world);

@@ -375,12 +375,19 @@ static Err use_threads(const CostModel *m, const TrainSpec *spec, Grid grid, Cos
     return ERR_OK;
 }
 
+Err predict_allowed(const DeviceFile *d, const TrainSpec *spec)
+{
+    const int capability = device_capability(d);
+    return capability ? fp8_spec_on_gpu(&spec->model.fp8, capability, d->name) : ERR_OK;
+}
+
 /* On how many threads a rank computes is a property of the model, of which the source then has a copy. */
 static Err open_source(const CostSource *asked, const TrainSpec *spec, Grid grid, CostModel *m,
                        CostSource *out)
 {
     *out = *asked;
     if (!asked->model) return ERR_OK;
+    TRY(predict_allowed(asked->model->device, spec));
     TRY(use_threads(asked->model, spec, grid, m));
     *out = predict_source(m);
     return ERR_OK;

@@ -46,7 +46,10 @@ CostSource predict_source(const CostModel *m);
  * other tp and cp ranks whose bytes may differ. The first two run one rank of each pipeline rank. */
 typedef enum { PREDICT_BRIEF, PREDICT_STEP, PREDICT_RANKS } PredictHow;
 
-/* Errors: those of trainer_plan. */
+/* ERR_CONFIG: the device has no products of the recipe, in the words of a run that begins there (fp8_spec_on_gpu). */
+Err predict_allowed(const DeviceFile *d, const TrainSpec *spec);
+
+/* Errors: those of trainer_plan and predict_allowed. */
 Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out);
 
 /* By any source, without forward_s; brief: nearly so. Of costs that are no numbers step_s is NaN. */

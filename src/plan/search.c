@@ -830,6 +830,7 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
     s.results = calloc(FINALS + SMALLEST + TOGETHER + (VARIED + PAIRED) * VARIANTS, sizeof *s.results);
     Err err = s.results ? add_inner(&s, &first) : err_set(ERR_MEMORY, "no memory for a search");
     if (!err) err = train_spec(q->base, q->vocab, &s.inners[0].spec);
+    if (!err && q->source.model) err = predict_allowed(q->source.model->device, &s.inners[0].spec);
     if (!err) err = run(&s);
     shape_table_free(&s.shapes);
     free(s.results);

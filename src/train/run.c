@@ -173,6 +173,15 @@ static Err check_memory(const Run *r)
                : hint_smaller(r);
 }
 
+/* Before step 1, too: products that the GPU does not have. */
+static Err check_gpu(const Run *r)
+{
+    DeviceInfo gpu;
+    if (r->spec.device.kind != DEVICE_CUDA) return ERR_OK;
+    TRY(device_cuda_info(r->spec.device.index, &gpu));
+    return fp8_spec_on_gpu(&r->spec.model.fp8, device_info_capability(&gpu), gpu.name);
+}
+
 /* run.device = auto that finds no GPU. Why is of interest only where there is a driver, and so should be one. */
 static void say_device(const Config *c)
 {
@@ -218,6 +227,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     if (inputs == ERR_DATA) return (purpose == RUN_TRAIN ? preflight_hint : preflight_hint_of_run)(c, inputs);
     TRY(inputs);
     if (r->ranks) r->spec.device.index = r->ranks->gpu.index;
+    TRY(check_gpu(r));
     r->spec.purpose.forward_only = purpose != RUN_TRAIN;
     if (r->spec.purpose.forward_only)
         r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
