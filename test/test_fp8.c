@@ -264,7 +264,8 @@ TEST(blocks_without_a_factor)
         device_close(&dev);
         const float *factors = c.factors.data;
         CHECK(factors[0] == 0 && (way || factors[1] == 0));
-        for (int i = 0; i < B; i++) CHECK(back[i] == 0 && (way || back[B + i] == 0));
+        const uint8_t *codes = c.codes.data;
+        for (int i = 0; i < B; i++) CHECK(codes[i] == (i == 3 ? 8 : 0) && back[i] == 0 && (way || back[B + i] == 0));
         for (int i = 2 * B; i < 3 * B; i++) CHECK_CLOSE(back[i], x[i], 0.21 * (double)fabsf(x[i]) + 0.3, "%d", i);
         if (!way) CHECK(back[5 * B - 1] == 16);
         if (way) CHECK(back[3 * B + 2] == -448 * 6);

@@ -36,7 +36,6 @@ static void put_item(const Maker *m, Fill fill, DType t, char *at, int64_t i)
     else if (t == F32) ((float *)at)[i] = (float)value;
     else if (t == E4M3) ((uint8_t *)at)[i] = e4m3_from_float((float)value * E4M3_MOST);
     else if (t == E5M2) ((uint8_t *)at)[i] = e5m2_from_float((float)value * E5M2_MOST);
-    else if (t == E2M1) ((uint8_t *)at)[i] = e2m1_from_float((float)value * E2M1_MOST);
     else ((uint16_t *)at)[i] = t == BF16 ? bf16_from_float((float)value) : f16_from_float((float)value);
 }
 
@@ -55,7 +54,7 @@ static Err make_patterns(Maker *m, void *host)
     } wanted[] = { { FILL_UNIFORM, F32 },  { FILL_UNIFORM, BF16 },  { FILL_UNIFORM, F16 },
                    { FILL_POSITIVE, F32 }, { FILL_POSITIONS, I32 }, { FILL_DOCUMENTS, I32 },
                    { FILL_SAMPLES, I64 },  { FILL_EXPERTS, I32 },   { FILL_UNIFORM, E4M3 },
-                   { FILL_UNIFORM, E5M2 }, { FILL_UNIFORM, E2M1 },  { FILL_TOKENS, I32 } }; /* the tokens, made last, stay */
+                   { FILL_UNIFORM, E5M2 }, { FILL_TOKENS, I32 } }; /* the tokens, made last, stay */
     if (m->acc == I64) TRY(make_pattern(m, FILL_UNIFORM, I64, host));
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         TRY(make_pattern(m, wanted[i].fill, wanted[i].t, host));
