@@ -118,10 +118,10 @@ static inline Fp8Factor fp8_factor(Fp8Scale kind, uint32_t amax, float most)
 }
 
 /*
- * Of a block of e2m1 in a tensor: `amax` and `whole` are the bits of their largest magnitudes. The tensor's scale brings
- * the largest factor to 448 and the largest number to 6. The factor of a block is of 8 bits, rounded to nearest, so its
- * largest number may lie beyond 6, or a sixth below. A factor of 0 (of a block of zeros, or of one too small for e4m3)
- * has the largest scale of a float. NaN is in the factor, and so in the whole block.
+ * Of a block of e2m1 in a tensor: `amax` and `whole` are the bits of their largest magnitudes. The tensor's scale
+ * brings the largest factor to 448 and the largest number to 6. The factor of a block is rounded to 8 bits, so its
+ * largest number comes to a sixteenth more or less than 6 at most. A factor of 0 (of a block of zeros, or of one too
+ * small for e4m3) has the largest scale of a float. NaN is in the factor, and so in the whole block.
  */
 static inline Fp8Factor fp8_factor_two_levels(uint32_t whole, uint32_t amax)
 {

@@ -170,7 +170,7 @@ static Err check_cast(const Cast *a)
         return err_set(ERR_SHAPE, "fp8_cast: factors of two levels, and no others, are of e2m1");
     if (!blocks ? f->ndim != 1
                 : f->ndim != 2 || f->dim[0] != fp8_block_count(rows, a->blocks.rows) ||
-                           f->dim[1] != fp8_block_count(columns, a->blocks.columns))
+                      f->dim[1] != fp8_block_count(columns, a->blocks.columns))
         return err_set(ERR_SHAPE, "fp8_cast: %s has not a factor for each block",
                        a->transposed ? "turned" : "y");
     return ERR_OK;

@@ -1,6 +1,6 @@
 /*
- * Products of linear layers by operands of 8 bits, or 4 (docs/precision.md). Weights, activations and gradients stay as they are;
- * each operand is cast when a product is made, in scratch, with the dim that it sums over last:
+ * Products of linear layers by operands of 8 bits, or 4 (docs/precision.md). Weights, activations and gradients stay as
+ * they are; each operand is cast when a product is made, in scratch, with the dim that it sums over last:
  *
  *   y  = x w^T      x [N, I]            w [O, I]
  *   dx = dy w       dy [N, O]           w transposed [I, O]
@@ -15,10 +15,10 @@
  * dy is read once for its codes and for those of dy transposed, where dx and dw are of the same rows and dw is made at
  * once. x is cast again in backward, for its codes would take memory until then.
  *
- * The largest magnitude of a whole tensor (tensorwise, nvfp4) is that over all ranks that share it: columns are cut over tp, rows over sp
- * and cp. The maximum over tp and over cp is right for all: where ranks have the same, it changes nothing. That of x is
- * kept from forward to backward, a forward that is made again included, and that of a weight until it changes; so are
- * a weight's codes, both ways, where that is asked for.
+ * The largest magnitude of a whole tensor (tensorwise, nvfp4) is that over all ranks that share it: columns are cut over
+ * tp, rows over sp and cp. The maximum over tp and over cp is right for all: where ranks have the same, it changes
+ * nothing. That of x is kept from forward to backward, a forward that is made again included, and that of a weight
+ * until it changes; so are a weight's codes, both ways, where that is asked for.
  */
 #include "layer/internal.h"
 
@@ -62,8 +62,8 @@ static DType format_of(Fp8Recipe recipe, Role r)
 
 static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t columns, Fp8Operand *out)
 {
-    return fp8_codes_alloc(c->scratch, format_of(recipe, r), fp8_blocks_of(recipe, r.weight), rows, columns, &out->codes,
-                           &out->factor);
+    return fp8_codes_alloc(c->scratch, format_of(recipe, r), fp8_blocks_of(recipe, r.weight), rows, columns,
+                           &out->codes, &out->factor);
 }
 
 /* x as it lies, or transposed, or both. NULL: it is not wanted. */
