@@ -15,8 +15,8 @@
  * dy is read once for its codes and for those of dy transposed, where dx and dw are of the same rows and dw is made at
  * once. x is cast again in backward, for its codes would take memory until then.
  *
- * The largest magnitude of a whole tensor (tensorwise, nvfp4) is that over all ranks that share it: columns are cut over
- * tp, rows over sp and cp. The maximum over tp and over cp is right for all: where ranks have the same, it changes
+ * The largest magnitude of a whole tensor (tensorwise, nvfp4) is that over all ranks that share it: columns are cut
+ * over tp, rows over sp and cp. The maximum over tp and over cp is right for all: where ranks have the same, it changes
  * nothing. That of x is kept from forward to backward, a forward that is made again included, and that of a weight
  * until it changes; so are a weight's codes, both ways, where that is asked for.
  */
