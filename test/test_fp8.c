@@ -1,5 +1,5 @@
 /*
- * The 8-bit formats, their scales and casts (base/fp8.h, src/cpu/fp8.c) against what another definition of them gave
+ * The formats of 8 and 4 bits, their scales and casts (base/fp8.h, src/cpu/fp8.c) against what another definition of them gave
  * (test/golden/fp8.txt, by test/tools/golden_fp8.py), to the bit and in every build of the kernels; products against
  * float64 loops over the numbers that codes stand for.
  */
@@ -9,13 +9,20 @@
 
 /* ---- golden/fp8.txt ---- */
 
-static DType format_of(const char *name) { return strcmp(name, "e5m2") ? E4M3 : E5M2; }
+static DType format_of(const char *name) { return !strcmp(name, "e2m1") ? E2M1 : strcmp(name, "e5m2") ? E4M3 : E5M2; }
 static float most_of(DType t) { return t == E4M3 ? E4M3_MOST : E5M2_MOST; }
-static float value_of(DType t, uint8_t code) { return t == E4M3 ? e4m3_to_float(code) : e5m2_to_float(code); }
-static uint8_t code_of(DType t, float x) { return t == E4M3 ? e4m3_from_float(x) : e5m2_from_float(x); }
+static float value_of(DType t, uint8_t code)
+{
+    return t == E2M1 ? e2m1_to_float(code) : t == E4M3 ? e4m3_to_float(code) : e5m2_to_float(code);
+}
+static uint8_t code_of(DType t, float x)
+{
+    return t == E2M1 ? e2m1_from_float(x) : t == E4M3 ? e4m3_from_float(x) : e5m2_from_float(x);
+}
 
 static Fp8Scale scale_of(const char *name)
 {
+    if (!strcmp(name, "levels")) return FP8_SCALE_TWO_LEVELS;
     return !strcmp(name, "exact") ? FP8_SCALE_EXACT : !strcmp(name, "power") ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_E8M0;
 }
 
@@ -46,8 +53,9 @@ static uint32_t hex(const char *s) { return (uint32_t)strtoul(s, NULL, 16); }
 static void check_values(char **word, int count)
 {
     const DType t = format_of(word[1]);
-    CHECK(count == 258);
-    for (int c = 0; c < 256; c++) {
+    const int codes = t == E2M1 ? 16 : 256;
+    CHECK(count == 2 + codes);
+    for (int c = 0; c < codes; c++) {
         const float x = value_of(t, (uint8_t)c);
         CHECK_MSG(same_float(x, hex(word[2 + c])), "%s %02x", word[1], (unsigned)c);
         if (!isnan(x) && !isinf(x)) CHECK(code_of(t, x) == c);
@@ -71,10 +79,18 @@ static void check_scale(char **word, int count)
               word[2], word[3], half_float_bits(f.scale), half_float_bits(f.back));
 }
 
+static void check_levels(char **word, int count)
+{
+    CHECK(count == 5);
+    const Fp8Factor f = fp8_factor_two_levels(hex(word[1]), hex(word[2]));
+    CHECK_MSG(same_float(f.scale, hex(word[3])) && same_float(f.back, hex(word[4])), "%s %s: %08x %08x", word[1], word[2],
+              half_float_bits(f.scale), half_float_bits(f.back));
+}
+
 TEST(formats)
 {
-    CHECK(each_line("values", check_values) == 2);
-    CHECK(each_line("codes", check_codes) == 2);
+    CHECK(each_line("values", check_values) == 3);
+    CHECK(each_line("codes", check_codes) == 3);
 }
 
 /* Every scale that the recipes' description gives as an example, too. */
@@ -86,6 +102,22 @@ TEST(scales)
     CHECK(fp8_factor(FP8_SCALE_POWER_OF_TWO, half_float_bits(3), 448).scale == 128);
     CHECK(fp8_factor(FP8_SCALE_POWER_OF_TWO, half_float_bits(3), 57344).scale == 16384);
     CHECK(fp8_factor(FP8_SCALE_E8M0, half_float_bits(3), 448).back == 0x1p-7f);
+}
+
+/* What the recipes' description says of e2m1: ties, and a block of 1 in a tensor of 3, whose factor is 144 / 896. */
+TEST(scales_of_two_levels)
+{
+    static const float ties[][2] = { { 0.25f, 0 }, { 0.75f, 1 }, { 1.25f, 1 }, { 1.75f, 2 }, { 2.5f, 2 }, { 3.5f, 4 }, { 5, 4 } };
+    CHECK(each_line("levels", check_levels) == 112);
+    for (int i = 0; i < 7; i++)
+        for (int sign = -1; sign < 2; sign += 2)
+            CHECK(e2m1_to_float(e2m1_from_float((float)sign * ties[i][0])) == (float)sign * ties[i][1]);
+    const Fp8Factor f = fp8_factor_two_levels(half_float_bits(3), half_float_bits(1));
+    CHECK(f.back == 144 / 896.0f);
+    CHECK_CLOSE(f.scale, 6.2222, 1e-5, "scale");
+    CHECK(e2m1_to_float(e2m1_from_float(0.5f * f.scale)) == 3 && e2m1_to_float(e2m1_from_float(f.scale)) == 6);
+    CHECK_CLOSE(3 * f.back, 0.482143, 1e-6, "0.5");
+    CHECK_CLOSE(6 * f.back, 0.964286, 1e-6, "1");
 }
 
 /* ---- casts of whole tensors ---- */
@@ -157,10 +189,11 @@ static void cast_on(Isa isa, int threads, const Codes *y, const Codes *turned, T
     Device dev;
     const Tensor amax = tensor_of(&most, I64, 1);
     OK(device_open(&dev, (DeviceChoice){ .threads = threads, .isa = isa }));
-    if (!b.rows) OK(tested_op(&dev.stream, fp8_amax, .amax = amax, .x = x, .fresh = 1));
+    const bool whole = !b.rows || b.scale == FP8_SCALE_TWO_LEVELS;
+    if (whole) OK(tested_op(&dev.stream, fp8_amax, .amax = amax, .x = x, .fresh = 1));
     const Tensor none = { 0 };
     OK(tested_op(&dev.stream, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x,
-                 .amax = b.rows ? none : amax, .blocks = b));
+                 .amax = whole ? amax : none, .blocks = b));
     device_close(&dev);
 }
 
@@ -210,7 +243,36 @@ static void check_cast(char **word, int count)
         if (isa_supported(isa)) check_cast_by(isa, 1 + atoi(word[1]) % 3, word);
 }
 
-TEST(casts) { CHECK(each_line("cast", check_cast) == 100); }
+TEST(casts) { CHECK(each_line("cast", check_cast) == 200); }
+
+/* Of two levels: a block of zeros has the factor 0 and is zeros, and one too small for a factor is; a NaN makes its own
+ * block NaN, and an infinity becomes the largest number of its block. */
+TEST(blocks_without_a_factor)
+{
+    enum { B = 16, BLOCKS = 5, I = B * BLOCKS };
+    static float x[I], back[I];
+    for (int way = 0; way < 2; way++) {
+        Device dev;
+        Codes c;
+        for (int i = 0; i < I; i++) x[i] = i < B ? 0 : i < 2 * B ? 1e-7f : 1 + (float)(i % B);
+        x[3] = -0.0f;
+        if (way) x[3 * B + 2] = -INFINITY, x[4 * B + 5] = NAN;
+        codes_alloc(&c, E2M1, 1, I, (Fp8Blocks){ 1, B, FP8_SCALE_TWO_LEVELS }, 0);
+        cast_on(isa_best(), 1, &c, NULL, tensor_of(x, F32, 1, I), (Fp8Blocks){ 1, B, FP8_SCALE_TWO_LEVELS });
+        OK(device_open(&dev, (DeviceChoice){ .threads = 1, .isa = isa_best() }));
+        OK(tested_op(&dev.stream, fp8_values, .y = tensor_of(back, F32, 1, I), .x = c.codes));
+        device_close(&dev);
+        const float *factors = c.factors.data;
+        CHECK(factors[0] == 0 && (way || factors[1] == 0));
+        const uint8_t *codes = c.codes.data;
+        for (int i = 0; i < B; i++) CHECK(codes[i] == (i == 3 ? 8 : 0) && back[i] == 0 && (way || back[B + i] == 0));
+        for (int i = 2 * B; i < 3 * B; i++) CHECK_CLOSE(back[i], x[i], 0.21 * (double)fabsf(x[i]) + 0.3, "%d", i);
+        if (!way) CHECK(back[5 * B - 1] == 16);
+        if (way) CHECK(back[3 * B + 2] == -448 * 6);
+        for (int i = 4 * B; way && i < I; i++) CHECK(isnan(back[i]));
+        codes_free(&c);
+    }
+}
 
 /* ---- the largest magnitude ---- */
 
@@ -248,17 +310,20 @@ TEST(largest_magnitudes)
 TEST(rows_in_use)
 {
     enum { N = 70, USED = 41, I = 50 };
-    static const Fp8Blocks blocks[] = { { 1, 32, FP8_SCALE_E8M0 }, { 1, 128, FP8_SCALE_POWER_OF_TWO }, { 0, 0, FP8_SCALE_EXACT } };
+    static const Fp8Blocks blocks[] = { { 1, 32, FP8_SCALE_E8M0 }, { 1, 128, FP8_SCALE_POWER_OF_TWO }, { 0, 0, FP8_SCALE_EXACT },
+                                        { 1, 16, FP8_SCALE_TWO_LEVELS } };
     static uint16_t x[N * I];
     static float back[N * I];
     const int64_t used = USED;
     golden_tensor(5, N, I, I, x);
-    for (int k = 0; k < 3; k++) {
+    x[0] = bf16_from_float(1e9f); /* (the largest of all is one of the rows in use) */
+    for (int k = 0; k < 4; k++) {
+        const DType t = k == 3 ? E2M1 : E4M3;
         Codes few, all;
         Tensor from = tensor_of(x, BF16, N, I), some = tensor_row_slice(from, 0, USED);
         from.rows = &used;
-        codes_alloc(&few, E4M3, USED, I, blocks[k], 0);
-        codes_alloc(&all, E4M3, N, I, blocks[k], 0);
+        codes_alloc(&few, t, USED, I, blocks[k], 0);
+        codes_alloc(&all, t, N, I, blocks[k], 0);
         cast_on(isa_best(), 2, &few, NULL, some, blocks[k]);
         cast_on(isa_best(), 2, &all, NULL, from, blocks[k]);
         CHECK(!memcmp(few.codes.data, all.codes.data, USED * I));
@@ -271,7 +336,7 @@ TEST(rows_in_use)
         device_close(&dev);
         for (int i = 0; i < USED * I; i++) {
             const int block = blocks[k].rows ? i / I * (int)few.factors.dim[1] + i % I / blocks[k].columns : 0;
-            CHECK(back[i] == e4m3_to_float(codes[i]) * ((const float *)few.factors.data)[block]);
+            CHECK(back[i] == value_of(t, codes[i]) * ((const float *)few.factors.data)[block]);
         }
         codes_free(&few), codes_free(&all);
     }
@@ -298,7 +363,8 @@ static void random_codes(Codes *c, int seed, DType t, int64_t rows, int64_t colu
         const float *f = c->factors.data;
         const int64_t at = b.rows ? r / b.rows * c->factors.dim[1] + k / b.columns : 0;
         numbers[i] = (double)value_of(t, ((const uint8_t *)c->codes.data)[r * c->codes.ld + k]) * (double)f[at];
-        CHECK(fabs(numbers[i] - (double)x[i]) <= 0.07 * fabs((double)x[i]) + 1.0 / 256 + (t == E5M2 ? 0.07 * fabs((double)x[i]) : 0));
+        const double size = fabs((double)x[i]), apart = fabs(numbers[i] - (double)x[i]);
+        CHECK(t == E2M1 ? apart <= 0.35 * size + 0.1 : apart <= (t == E5M2 ? 0.14 : 0.07) * size + 1.0 / 256);
     }
     free(x);
 }
@@ -315,8 +381,11 @@ static const ProductCase product_cases[] = {
     { 33, 48, 256, 64, { 0, 0, FP8_SCALE_EXACT }, { 0, 0, FP8_SCALE_EXACT }, E5M2, true },
     { 64, 272, 400, 400, { 1, 128, FP8_SCALE_POWER_OF_TWO }, { 128, 128, FP8_SCALE_POWER_OF_TWO }, E4M3, true },
     { 17, 144, 160, 32, { 1, 32, FP8_SCALE_E8M0 }, { 1, 32, FP8_SCALE_E8M0 }, E4M3, false },
+    { 21, 80, 112, 56, { 1, 16, FP8_SCALE_TWO_LEVELS }, { 16, 16, FP8_SCALE_TWO_LEVELS }, E2M1, true },
 };
 enum { PRODUCT_CASES = sizeof product_cases / sizeof *product_cases };
+
+static DType weights_of(const ProductCase *p) { return p->tx == E2M1 ? E2M1 : E4M3; }
 
 /* Sums of products in fp32 are off by what their largest parts round, at most. */
 static double bound_of(double sum_of_sizes) { return 4e-6 * sum_of_sizes + 1e-30; }
@@ -331,7 +400,7 @@ static void check_product(const ProductCase *p, Isa isa, int threads, uint64_t *
     Codes cx, cw;
     Device dev;
     random_codes(&cx, 7, p->tx, N, I, p->x, x);
-    random_codes(&cw, 8, E4M3, O, I, p->w, w);
+    random_codes(&cw, 8, weights_of(p), O, I, p->w, w);
     for (int64_t o = 0; o < O; o++) {
         narrow_bias[o] = bf16_from_float((float)o * 0.01f - 0.3f);
         bias[o] = bf16_to_float(narrow_bias[o]);
@@ -383,7 +452,7 @@ static void check_product_add(const ProductCase *p, bool fixed, bool fresh)
     Codes cdy, cx;
     Device dev;
     random_codes(&cdy, 9, p->tx, O, N, p->x, dy);
-    random_codes(&cx, 10, E4M3, I, N, p->x, x);
+    random_codes(&cx, 10, weights_of(p), I, N, p->x, x);
     for (int64_t i = 0; i < O * I; i++) plain[i] = HELD, units[i] = (int64_t)HELD << SHIFT;
     const Tensor dw = fixed ? tensor_of(units, I64, O, I) : tensor_of(plain, F32, O, I);
     wide_open(&dev, isa_best(), 2);
@@ -463,6 +532,16 @@ TEST(operands_are_checked)
     CHECK(op(&dev.stream, fp8_cast, .y = many, .x = plain, .blocks = { 1, 128, FP8_SCALE_EXACT }) == ERR_SHAPE &&
           strstr(err_message(), "a factor for each block"));
     CHECK(op(&dev.stream, fp8_cast, .y = x, .x = plain) == ERR_SHAPE && strstr(err_message(), "either blocks or amax"));
+    int64_t most = 0;
+    const Fp8Blocks two = { 1, 16, FP8_SCALE_TWO_LEVELS };
+    const Tensor amax = tensor_of(&most, I64, 1), sixteenth = tensor_of(factors, F32, N, 1);
+    Tensor small = tensor_of(codes, E2M1, N, N), large = x;
+    small.scale = large.scale = &sixteenth;
+    OK(op(&dev.stream, fp8_cast, .y = small, .x = plain, .amax = amax, .blocks = two));
+    CHECK(op(&dev.stream, fp8_cast, .y = small, .x = plain, .blocks = two) == ERR_SHAPE && strstr(err_message(), "and of amax"));
+    CHECK(op(&dev.stream, fp8_cast, .y = small, .x = plain, .amax = amax) == ERR_SHAPE && strstr(err_message(), "of e2m1"));
+    CHECK(op(&dev.stream, fp8_cast, .y = large, .x = plain, .amax = amax, .blocks = two) == ERR_SHAPE &&
+          strstr(err_message(), "of e2m1"));
     CHECK(op(&dev.stream, fp8_cast, .x = plain, .blocks = { 1, 128, FP8_SCALE_EXACT }) == ERR_SHAPE &&
           strstr(err_message(), "nothing is to be written"));
     device_close(&dev);

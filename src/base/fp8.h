@@ -1,10 +1,13 @@
 /*
- * The two 8-bit float formats as bit patterns, to and from float, and the scales by which numbers are brought into
- * their range (docs/precision.md). Rounding is to nearest, ties to even; what is too large, infinity too, becomes the
- * largest number of its sign; every NaN becomes 0x7F. Needs the rounding mode and denormals of a fresh thread.
+ * The two 8-bit float formats and the one of 4 bits as bit patterns, to and from float, and the scales by which numbers
+ * are brought into their range (docs/precision.md). Rounding is to nearest, ties to even; what is too large, infinity
+ * too, becomes the largest number of its sign; every NaN becomes 0x7F. Needs the rounding mode and denormals of a fresh
+ * thread.
  *
  *   e4m3  4 exponent bits, 3 of mantissa: 448 is the largest, 2^-9 the smallest positive number; no infinities
  *   e5m2  5 exponent bits, 2 of mantissa: 57344 and 2^-16; has infinities, which no number is rounded to
+ *   e2m1  2 exponent bits, 1 of mantissa: 0 .5 1 1.5 2 3 4 6 and their negatives, in the low bits of a byte. No NaN: it
+ *         becomes 6, and what it is multiplied by is NaN
  */
 #ifndef MEGATRAIN_BASE_FP8_H
 #define MEGATRAIN_BASE_FP8_H
@@ -14,19 +17,20 @@
 
 #include "base/half.h"
 
-enum { E4M3_MOST = 448, E5M2_MOST = 57344 };
+enum { E4M3_MOST = 448, E5M2_MOST = 57344, E2M1_MOST = 6 };
 
 /* How a scale follows from the largest magnitude of what it is for. */
 typedef enum {
     FP8_SCALE_EXACT,        /* MOST / amax */
     FP8_SCALE_POWER_OF_TWO, /* the power of two at or below that */
-    FP8_SCALE_E8M0 /* one over the power of two at or above amax / MOST: what an 8-bit exponent can say */
+    FP8_SCALE_E8M0, /* one over the power of two at or above amax / MOST: what an 8-bit exponent can say */
+    FP8_SCALE_TWO_LEVELS /* of e2m1: an e4m3 of a block, and a scale of the tensor (fp8_factor_two_levels) */
 } Fp8Scale;
 
 /* What has one scale: blocks of rows and columns of the codes, the last ones cut short by the end. 0 rows and columns:
  * the whole tensor. */
 typedef struct {
-    int rows, columns; /* each 1, 32 or 128 */
+    int rows, columns; /* each 1, 16, 32 or 128 */
     Fp8Scale scale;
 } Fp8Blocks;
 
@@ -50,6 +54,15 @@ static inline uint8_t e5m2_from_float(float x)
     return (uint8_t)(a > 0x7F800000 ? 0x7F : sign | code);
 }
 
+static inline uint8_t e2m1_from_float(float x)
+{
+    const uint32_t bits = half_float_bits(x), sign = bits >> 28 & 8, a = bits & 0x7FFFFFFF;
+    const uint32_t small = half_float_bits(half_float_of(a) + 0x1p22f) - 0x4A800000;
+    const uint32_t normal = (a - 0x3F000000 + 0x1FFFFF + (a >> 22 & 1)) >> 22;
+    const uint32_t code = a < 0x3F800000 ? small : a < 0x40C00000 ? normal : 7;
+    return (uint8_t)(a > 0x7F800000 ? 7 : sign | code);
+}
+
 /* The exponent is rebased by a product, which is exact and takes denormals along. */
 static inline float e4m3_to_float(uint8_t code)
 {
@@ -63,6 +76,12 @@ static inline float e5m2_to_float(uint8_t code)
     const uint32_t sign = (uint32_t)(code & 0x80) << 24, bits = (uint32_t)(code & 0x7F) << 21;
     const uint32_t finite = half_float_bits(half_float_of(bits) * 0x1p112f);
     return half_float_of(sign | ((code & 0x7C) == 0x7C ? bits | 0x7F800000 : finite));
+}
+
+static inline float e2m1_to_float(uint8_t code)
+{
+    const uint32_t sign = (uint32_t)(code & 8) << 28, bits = (uint32_t)(code & 7) << 22;
+    return half_float_of(sign | half_float_bits(half_float_of(bits) * 0x1p126f));
 }
 
 /* A scale and what a code is multiplied by to have the number back. */
@@ -98,12 +117,26 @@ static inline Fp8Factor fp8_factor(Fp8Scale kind, uint32_t amax, float most)
     return (Fp8Factor){ half_float_of(bits), 1 / half_float_of(bits) };
 }
 
+/*
+ * Of a block of e2m1 in a tensor: `amax` and `whole` are the bits of their largest magnitudes. The tensor's scale
+ * brings the largest factor to 448 and the largest number to 6. The factor of a block is rounded to 8 bits, so its
+ * largest number comes to a sixteenth more or less than 6 at most. A factor of 0 (of a block of zeros, or of one too
+ * small for e4m3) has the largest scale of a float. NaN is in the factor, and so in the whole block.
+ */
+static inline Fp8Factor fp8_factor_two_levels(uint32_t whole, uint32_t amax)
+{
+    const float of_all = fp8_factor(FP8_SCALE_EXACT, whole, E4M3_MOST * E2M1_MOST).scale;
+    const float back = e4m3_to_float(e4m3_from_float(half_float_of(amax) * of_all / E2M1_MOST)) / of_all;
+    const float scale = 1 / back;
+    return (Fp8Factor){ half_float_bits(scale) == 0x7F800000 ? half_float_of(0x7F7FFFFF) : scale, back };
+}
+
 /* Length of the blocks of which there are `blocks` in so many rows or columns. (Where two lengths would do they are as
  * good: there is one block, or each has one element.) */
 static inline int64_t fp8_block(int64_t length, int64_t blocks)
 {
-    static const int64_t lengths[] = { 1, 32, 128 };
-    for (int i = 0; i < 3; i++)
+    static const int64_t lengths[] = { 1, 32, 128, 16 };
+    for (int i = 0; i < 4; i++)
         if ((length + lengths[i] - 1) / lengths[i] == blocks) return lengths[i];
     return length;
 }

@@ -129,6 +129,17 @@ static bool fp8_bands_fit(const Config *c, int64_t bands)
     return !is_fp8(c) || on_cpu(c) || bands < 2 || unit_rows(c) % (fp8_rows_unit(c) * bands) == 0;
 }
 
+/* Numbers that have a scale. */
+static int64_t fp8_block_length(const Config *c)
+{
+    return c->run.fp8 == RUN_FP8_MXFP8 ? 32 : c->run.fp8 == RUN_FP8_NVFP4 ? 16 : 128;
+}
+
+static bool fp8_scales_tensors(const Config *c)
+{
+    return c->run.fp8 == RUN_FP8_TENSORWISE || c->run.fp8 == RUN_FP8_NVFP4;
+}
+
 /* The canonical places of blocks are those of one rank and of one sample after the other. With sp a rank makes latents
  * of rows of its own. */
 static bool fp8_blocks_fit(const Config *c, int64_t block)

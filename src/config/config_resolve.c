@@ -281,7 +281,8 @@ static void resolve_run(ConfigReader *r)
     const bool plain = c->run.precision == RUN_PRECISION_FP32;
     FILL(-1, run, fp32_residual, cpu || plain, CFG_run_precision);
     FILL(-1, run, fp32_vectors, cpu || plain, CFG_run_precision);
-    const bool blocks = c->run.precision == RUN_PRECISION_FP8 && c->run.fp8 != RUN_FP8_TENSORWISE;
+    const bool blocks = c->run.precision == RUN_PRECISION_FP8 &&
+                        (c->run.fp8 == RUN_FP8_BLOCKWISE || c->run.fp8 == RUN_FP8_MXFP8);
     const int64_t block = c->run.fp8 == RUN_FP8_MXFP8 ? 32 : 128;
     /* (etp may change on resume, so it is not asked) */
     const bool whole = c->moe.experts && c->model.hidden % block == 0 && c->moe.ffn % block == 0;

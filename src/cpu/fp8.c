@@ -1,5 +1,5 @@
 /*
- * 8-bit operands and their products; the formats and scales are base/fp8.h's.
+ * Operands of 8 bits, or 4, and their products; the formats and scales are base/fp8.h's.
  *
  * A product is that in fp32 of the numbers that codes stand for (op fp8_values), which device/widen.c makes as it
  * widens other tensors: so its order of sums is that of the linear ops in fp32, whatever the recipe.
@@ -98,28 +98,43 @@ static void write_codes(uint8_t *to, DType format, const float *x, float scale, 
 {
     if (format == E4M3)
         for (int64_t k = 0; k < count; k++) to[k] = e4m3_from_float(x[k] * scale);
-    else
+    else if (format == E5M2)
         for (int64_t k = 0; k < count; k++) to[k] = e5m2_from_float(x[k] * scale);
+    else
+        for (int64_t k = 0; k < count; k++) to[k] = e2m1_from_float(x[k] * scale);
 }
 
 static float most_of(DType format) { return format == E4M3 ? E4M3_MOST : E5M2_MOST; }
 
-/* Rows r to r + rows of the tile, by one factor for each block of columns; by the tensor's amax, if there is one. */
+static bool has_two_levels(Fp8Blocks b) { return b.scale == FP8_SCALE_TWO_LEVELS; }
+
+/* The bits of the tensor's largest magnitude. */
+static uint32_t amax_of(const Cast *a) { return (uint32_t) * (const int64_t *)a->amax.data; }
+
+/* amax: of what has the factor. */
+static Fp8Factor factor_of(const Cast *a, uint32_t amax)
+{
+    return has_two_levels(a->blocks) ? fp8_factor_two_levels(amax_of(a), amax)
+                                     : fp8_factor(a->blocks.scale, amax, most_of(a->y.dtype));
+}
+
+/* Rows r to r + rows of the tile, by one factor for each block of columns, or by the tensor's. */
 static void tile_write(const CastTile *t, const Cast *a, int64_t r, int64_t rows)
 {
     const Tensor *factors = a->y.scale;
-    const int64_t width = a->amax.data ? TILE : a->blocks.columns;
+    const bool whole = !a->blocks.rows;
+    const int64_t width = whole ? TILE : a->blocks.columns;
     for (int64_t c = 0; c < t->columns; c += width) {
         const int64_t count = min64(width, t->columns - c);
         uint32_t amax = 0;
-        if (a->amax.data) amax = (uint32_t) * (const int64_t *)a->amax.data;
+        if (whole) amax = amax_of(a);
         else
             for (int64_t k = r; k < r + rows; k++) amax = magnitude(t->x[k] + c, count, amax);
-        const Fp8Factor f = fp8_factor(a->blocks.scale, amax, most_of(a->y.dtype));
+        const Fp8Factor f = factor_of(a, amax);
         for (int64_t k = r; k < r + rows; k++)
             write_codes((uint8_t *)a->y.data + (t->row + k) * a->y.ld + t->column + c, a->y.dtype,
                         t->x[k] + c, f.scale, count);
-        if (!a->amax.data)
+        if (!whole)
             row_f32(*factors, (t->row + r) / a->blocks.rows)[(t->column + c) / a->blocks.columns] = f.back;
     }
 }
@@ -147,11 +162,15 @@ static Err check_cast(const Cast *a)
 {
     const int64_t rows = a->x.dim[a->transposed ? 1 : 0], columns = a->x.dim[a->transposed ? 0 : 1];
     const Tensor *f = a->y.scale;
-    if (!a->amax.data == !(a->blocks.rows && a->blocks.columns))
-        return err_set(ERR_SHAPE, "fp8_cast: either blocks or amax say what has a factor");
-    if (a->amax.data ? f->ndim != 1
-                     : f->ndim != 2 || f->dim[0] != fp8_block_count(rows, a->blocks.rows) ||
-                           f->dim[1] != fp8_block_count(columns, a->blocks.columns))
+    const bool blocks = a->blocks.rows && a->blocks.columns, two = has_two_levels(a->blocks);
+    if (two ? !a->amax.data || !blocks : !a->amax.data == !blocks)
+        return err_set(ERR_SHAPE, two ? "fp8_cast: factors of two levels are of blocks and of amax"
+                                      : "fp8_cast: either blocks or amax say what has a factor");
+    if (two != (a->y.dtype == E2M1))
+        return err_set(ERR_SHAPE, "fp8_cast: factors of two levels, and no others, are of e2m1");
+    if (!blocks ? f->ndim != 1
+                : f->ndim != 2 || f->dim[0] != fp8_block_count(rows, a->blocks.rows) ||
+                      f->dim[1] != fp8_block_count(columns, a->blocks.columns))
         return err_set(ERR_SHAPE, "fp8_cast: %s has not a factor for each block",
                        a->transposed ? "turned" : "y");
     return ERR_OK;
@@ -160,9 +179,7 @@ static Err check_cast(const Cast *a)
 static Err cast_into(Stream *s, const Cast *a)
 {
     TRY(check_cast(a));
-    if (a->amax.data)
-        *(float *)a->y.scale->data =
-            fp8_factor(a->blocks.scale, (uint32_t) * (const int64_t *)a->amax.data, most_of(a->y.dtype)).back;
+    if (!a->blocks.rows) *(float *)a->y.scale->data = factor_of(a, amax_of(a)).back;
     par_units(s, a->transposed ? a->x.dim[1] : rows_used(a->x), a->x.dim[a->transposed ? 0 : 1], tile_rows(a),
               cast_part, a);
     return ERR_OK;
@@ -213,6 +230,8 @@ static Err check_cast_runs(const fp8_cast_runs_args *a)
 {
     const Tensor *f = a->y.scale;
     const int64_t B = a->blocks.columns, columns = a->y.dim[1];
+    if (has_two_levels(a->blocks) || a->y.dtype == E2M1)
+        return err_set(ERR_SHAPE, "fp8_cast_runs: rows in runs have no amax, which e2m1 needs");
     if (a->blocks.rows != 1 || B < 2 || columns % B || f->ndim != 2 || f->dim[0] != a->y.dim[0] ||
         f->dim[1] != columns / B)
         return err_set(ERR_SHAPE,
@@ -262,7 +281,9 @@ Err CPU(fp8_values)(Stream *s, const fp8_values_args *a)
 {
     CodeTable t = { .args = a };
     for (int k = 0; k < 256; k++)
-        t.of[k] = a->x.dtype == E4M3 ? e4m3_to_float((uint8_t)k) : e5m2_to_float((uint8_t)k);
+        t.of[k] = a->x.dtype == E4M3   ? e4m3_to_float((uint8_t)k)
+                  : a->x.dtype == E5M2 ? e5m2_to_float((uint8_t)k)
+                                       : e2m1_to_float((uint8_t)k);
     par_rows(s, rows_used(a->x), a->x.dim[1], values_part, &t);
     return ERR_OK;
 }

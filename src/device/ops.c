@@ -57,7 +57,7 @@ static Err check_dtype(const OpInfo *info, const OpField *f, const char *suffix,
     } table[] = { { ":f32", F32, F32 }, { ":i32", I32, I32 }, { ":i64", I64, I64 }, { ":acc", I64, F32 } };
     bool computes = got == F32 || got == BF16 || got == F16;
     if (!strcmp(suffix, ":any") && computes) return ERR_OK;
-    if (!strcmp(suffix, ":fp8") && (got == E4M3 || got == E5M2)) return ERR_OK;
+    if (!strcmp(suffix, ":fp8") && (got == E4M3 || got == E5M2 || got == E2M1)) return ERR_OK;
     const bool wide = !strcmp(suffix, ":wide");
     if (wide && got == F32) return ERR_OK;
     if (!*suffix || wide) {

@@ -8,7 +8,7 @@ static const struct {
     const char *name;
 } dtypes[DTYPE_COUNT] = {
     [F32] = { 4, "f32" }, [BF16] = { 2, "bf16" }, [F16] = { 2, "f16" },   [I32] = { 4, "i32" },
-    [I64] = { 8, "i64" }, [E4M3] = { 1, "e4m3" }, [E5M2] = { 1, "e5m2" },
+    [I64] = { 8, "i64" }, [E4M3] = { 1, "e4m3" }, [E5M2] = { 1, "e5m2" }, [E2M1] = { 1, "e2m1" },
 };
 
 int64_t dtype_size(DType t)

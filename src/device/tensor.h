@@ -15,7 +15,8 @@
  * `expected`: how many rows of dim 0 are in use on the average, where the shape is a capacity; 0: all. What ops read,
  * write and compute is counted by it (DeviceCounters). Of codes it is of the last dim, which products sum over.
  *
- * `scale`: of a tensor of 8-bit codes, the f32 factors of its blocks, by which codes are multiplied (ops.def, :fp8).
+ * `scale`: of a tensor of codes, the f32 factors of its blocks, by which codes are multiplied (ops.def, :fp8). A code
+ * takes a byte, one of 4 bits too.
  */
 #ifndef MEGATRAIN_DEVICE_TENSOR_H
 #define MEGATRAIN_DEVICE_TENSOR_H
@@ -24,7 +25,7 @@
 
 #include "base/arena.h"
 
-typedef enum { F32, BF16, F16, I32, I64, E4M3, E5M2, DTYPE_COUNT } DType;
+typedef enum { F32, BF16, F16, I32, I64, E4M3, E5M2, E2M1, DTYPE_COUNT } DType;
 
 enum { TENSOR_MAX_DIMS = 4 };
 

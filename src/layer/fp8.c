@@ -1,6 +1,6 @@
 /*
- * Products of linear layers by 8-bit operands (docs/precision.md). Weights, activations and gradients stay as they are;
- * each operand is cast when a product is made, in scratch, with the dim that it sums over last:
+ * Products of linear layers by operands of 8 bits, or 4 (docs/precision.md). Weights, activations and gradients stay as
+ * they are; each operand is cast when a product is made, in scratch, with the dim that it sums over last:
  *
  *   y  = x w^T      x [N, I]            w [O, I]
  *   dx = dy w       dy [N, O]           w transposed [I, O]
@@ -10,14 +10,15 @@
  *   tensorwise  the tensor               e5m2
  *   blockwise   1 x 128, w 128 x 128     e4m3
  *   mxfp8       1 x 32                   e4m3
+ *   nvfp4       1 x 16, w 16 x 16        e2m1, as all are; factors by the tensor's largest magnitude, too
  *
  * dy is read once for its codes and for those of dy transposed, where dx and dw are of the same rows and dw is made at
  * once. x is cast again in backward, for its codes would take memory until then.
  *
- * The largest magnitude of a whole tensor is that over all ranks that share it: columns are cut over tp, rows over sp
- * and cp. The maximum over tp and over cp is right for all: where ranks have the same, it changes nothing. That of x is
- * kept from forward to backward, a forward that is made again included, and that of a weight until it changes; so are
- * a weight's codes, both ways, where that is asked for.
+ * The largest magnitude of a whole tensor (tensorwise, nvfp4) is that over all ranks that share it: columns are cut
+ * over tp, rows over sp and cp. The maximum over tp and over cp is right for all: where ranks have the same, it changes
+ * nothing. That of x is kept from forward to backward, a forward that is made again included, and that of a weight
+ * until it changes; so are a weight's codes, both ways, where that is asked for.
  */
 #include "layer/internal.h"
 
@@ -33,8 +34,10 @@ Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight)
     switch (recipe) {
     case FP8_BLOCKWISE: return (Fp8Blocks){ weight ? 128 : 1, 128, FP8_SCALE_POWER_OF_TWO };
     case FP8_MXFP8: return (Fp8Blocks){ 1, 32, FP8_SCALE_E8M0 };
+    case FP8_NVFP4: return (Fp8Blocks){ weight ? 16 : 1, 16, FP8_SCALE_TWO_LEVELS };
     case FP8_NONE:
-    case FP8_TENSORWISE: break;
+    case FP8_TENSORWISE:
+    case FP8_RECIPES: break;
     }
     return (Fp8Blocks){ 0, 0, FP8_SCALE_EXACT };
 }
@@ -51,11 +54,16 @@ Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t colum
     return ERR_OK;
 }
 
+static DType format_of(Fp8Recipe recipe, Role r)
+{
+    if (recipe == FP8_NVFP4) return E2M1;
+    return r.gradient && recipe == FP8_TENSORWISE ? E5M2 : E4M3;
+}
+
 static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t columns, Fp8Operand *out)
 {
-    const DType t = r.gradient && recipe == FP8_TENSORWISE ? E5M2 : E4M3;
-    return fp8_codes_alloc(c->scratch, t, fp8_blocks_of(recipe, r.weight), rows, columns, &out->codes,
-                           &out->factor);
+    return fp8_codes_alloc(c->scratch, format_of(recipe, r), fp8_blocks_of(recipe, r.weight), rows, columns,
+                           &out->codes, &out->factor);
 }
 
 /* x as it lies, or transposed, or both. NULL: it is not wanted. */
@@ -98,7 +106,7 @@ static Err weight_amax(Ctx *c, int id, Tensor w, Tensor *amax)
 
 static Tensor input_amax(const Ctx *c, Fp8Recipe recipe, int weight)
 {
-    return recipe == FP8_TENSORWISE ? tensor_row_slice(c->slot->amax, weight, 1) : none;
+    return fp8_has_amax(recipe) ? tensor_row_slice(c->slot->amax, weight, 1) : none;
 }
 
 /* ---- weights ---- */
@@ -112,8 +120,8 @@ static Err keep_codes(const ParamStore *s, int id, Fp8Recipe recipe, Arena *stat
     if (!(p->spec.flags & PARAM_EIGHT_BITS)) return ERR_OK;
     for (int turned = 0; turned < 2; turned++) {
         const int64_t rows = p->local[turned], columns = p->local[!turned];
-        TRY(fp8_codes_alloc(state, E4M3, fp8_blocks_of(recipe, true), rows, columns, &k->codes[turned],
-                            &k->factor[turned]));
+        TRY(fp8_codes_alloc(state, format_of(recipe, a_weight), fp8_blocks_of(recipe, true), rows, columns,
+                            &k->codes[turned], &k->factor[turned]));
     }
     return ERR_OK;
 }
@@ -121,7 +129,7 @@ static Err keep_codes(const ParamStore *s, int id, Fp8Recipe recipe, Arena *stat
 Err fp8_keep_weights(ParamStore *s, const Fp8Spec *spec, Arena *state)
 {
     SetupArena *setup = s->reg->setup;
-    if (spec->recipe == FP8_TENSORWISE) {
+    if (fp8_has_amax(spec->recipe)) {
         TRY(tensor_new(state, &s->eights.amax, I64, s->reg->count));
         TRY(setup_array(setup, s->reg->count, &s->eights.amax_known));
     }
@@ -150,7 +158,7 @@ static Err cast_weight(Ctx *c, Fp8Weight *out, int id, bool transposed)
     const Tensor w = param_value(c, id);
     Tensor amax = none;
     Fp8Operand o;
-    if (out->recipe == FP8_TENSORWISE) TRY(weight_amax(c, id, w, &amax));
+    if (fp8_has_amax(out->recipe)) TRY(weight_amax(c, id, w, &amax));
     if (c->params->eights.codes && c->mode.version == 0) return kept_weight(c, out, id, w, amax, transposed);
     TRY(cast_operand(c, out->recipe, a_weight, w, amax, transposed ? NULL : &o, transposed ? &o : NULL));
     out->w = o.codes;
@@ -174,7 +182,7 @@ Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, int weight, Tensor x, Fp8Weight 
     if (!recipe) return ERR_OK;
     TRY(cast_weight(c, out, weight, false));
     const bool again = c->mode.pass == PASS_BACKWARD;
-    return recipe == FP8_TENSORWISE && !again ? make_amax(c, out->amax, x) : ERR_OK;
+    return fp8_has_amax(recipe) && !again ? make_amax(c, out->amax, x) : ERR_OK;
 }
 
 Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a)
@@ -196,7 +204,7 @@ Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out)
     *out = (Fp8Weight){ .recipe = recipe };
     wgrad->fp8 = recipe;
     if (!recipe) return ERR_OK;
-    if (recipe == FP8_TENSORWISE) {
+    if (fp8_has_amax(recipe)) {
         TRY(tensor_new(c->mode.split_backward ? c->into[REGION_W] : c->scratch, &out->amax, I64, 1));
         TRY(make_amax(c, out->amax, wgrad->dy));
         wgrad->amax = out->amax;

@@ -122,14 +122,20 @@ typedef struct {
     int head_dim; /* of the base model */
 } MupSpec;
 
-/* How operands of linear layers' products are brought to 8 bits (docs/precision.md). */
-typedef enum { FP8_NONE, FP8_TENSORWISE, FP8_BLOCKWISE, FP8_MXFP8 } Fp8Recipe;
+/* How operands of linear layers' products are brought to 8 bits, or to 4 (docs/precision.md). */
+typedef enum { FP8_NONE, FP8_TENSORWISE, FP8_BLOCKWISE, FP8_MXFP8, FP8_NVFP4, FP8_RECIPES } Fp8Recipe;
 
 static inline const char *fp8_recipe_name(Fp8Recipe r)
 {
-    static const char *const names[] = { "none", "tensorwise", "blockwise", "mxfp8" };
+    static const char *const names[FP8_RECIPES] = { "none", "tensorwise", "blockwise", "mxfp8", "nvfp4" };
     return names[r];
 }
+
+/* Bits of a code. */
+static inline int fp8_recipe_bits(Fp8Recipe r) { return r == FP8_NVFP4 ? 4 : 8; }
+
+/* Do its scales need the largest magnitude of a whole tensor? */
+static inline bool fp8_has_amax(Fp8Recipe r) { return r == FP8_TENSORWISE || r == FP8_NVFP4; }
 
 typedef struct {
     bool keeps_weights; /* codes of weights, from one update to the next */

@@ -151,7 +151,8 @@ static Fp8Spec fp8_spec(const Config *cfg)
 {
     static const Fp8Recipe recipes[] = { [RUN_FP8_TENSORWISE] = FP8_TENSORWISE,
                                          [RUN_FP8_BLOCKWISE] = FP8_BLOCKWISE,
-                                         [RUN_FP8_MXFP8] = FP8_MXFP8 };
+                                         [RUN_FP8_MXFP8] = FP8_MXFP8,
+                                         [RUN_FP8_NVFP4] = FP8_NVFP4 };
     Fp8Spec s = fp8_between(recipes[cfg->run.fp8], (int)cfg->model.layers, (int)cfg->run.fp8_keep);
     s.experts = cfg->run.fp8_experts;
     return s;

@@ -61,12 +61,14 @@ static void say_fp8(const ModelSpec *m)
 {
     if (!m->fp8.recipe) return;
     const int blocks = layer_set_count(&m->fp8.blocks);
-    log_info("run.fp8=%s: operands of the products of %d of %d blocks in 8 bits, of the first and last %d in "
-             "bf16%s",
-             fp8_recipe_name(m->fp8.recipe), blocks, m->layers, (m->layers - blocks) / 2,
-             !m->moe.experts  ? ""
-             : m->fp8.experts ? ", experts' products too"
-                              : ", and experts' products in bf16");
+    log_info(
+        "run.fp8=%s: operands of the products of %d of %d blocks in %d bits, of the first and last %d in "
+        "bf16%s",
+        fp8_recipe_name(m->fp8.recipe), blocks, m->layers, fp8_recipe_bits(m->fp8.recipe),
+        (m->layers - blocks) / 2,
+        !m->moe.experts  ? ""
+        : m->fp8.experts ? ", experts' products too"
+                         : ", and experts' products in bf16");
 }
 
 /* Of products of bf16: that they are slow here, or that the fastest kind could not be taken. */

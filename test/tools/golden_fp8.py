@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Writes test/golden/fp8.txt, which test_fp8 compares the CPU's 8-bit casts with.
+"""Writes test/golden/fp8.txt, which test_fp8 compares the CPU's casts to 8 and 4 bits with.
 
     test/tools/golden_fp8.py > test/golden/fp8.txt
 
 Another way to the same numbers: a format is the sorted list of its values, a cast looks for the nearest of them (of two,
 the one with the even code), scales are made of Python's floats, which are doubles, rounded to fp32 after each operation.
 
-    values FORMAT BITS...              the float of each code, 256 of them
+    values FORMAT BITS...              the float of each code, 256 of them, or 16
     codes FORMAT BITS:CODE...          what floats are cast to
     scale RULE FORMAT AMAX SCALE BACK  bits of floats
+    levels WHOLE AMAX SCALE BACK       the same of a block, by the tensor's largest magnitude
     cast NUMBER RULE FORMAT BLOCK_ROWS BLOCK_COLUMNS TRANSPOSED ROWS COLUMNS CODES FACTORS
                                        a tensor made by tensor(), its codes and factors as hashes
 """
@@ -16,7 +17,9 @@ import bisect
 import math
 import struct
 
-FORMATS = {"e4m3": (4, 3, 7, 448.0), "e5m2": (5, 2, 15, 57344.0)}  # bits of exponent and mantissa, bias, largest
+# bits of exponent and mantissa, bias, largest
+FORMATS = {"e4m3": (4, 3, 7, 448.0), "e5m2": (5, 2, 15, 57344.0), "e2m1": (2, 1, 1, 6.0)}
+EIGHTS = ("e4m3", "e5m2")
 RULES = ("exact", "power", "e8m0")
 NAN = 0x7FC00000
 
@@ -40,6 +43,8 @@ def single(x):
 
 def value(name, code):
     exponents, mantissas, bias, _ = FORMATS[name]
+    if name == "e2m1":
+        code = (code & 8) << 4 | code & 7
     sign, e, m = -1.0 if code & 0x80 else 1.0, (code & 0x7F) >> mantissas, code & ((1 << mantissas) - 1)
     if name == "e4m3" and code & 0x7F == 0x7F:
         return math.nan
@@ -50,13 +55,15 @@ def value(name, code):
     return sign * (1 + m / 2 ** mantissas) * 2.0 ** (e - bias)
 
 
-VALUES = {name: [value(name, c) for c in range(127 if name == "e4m3" else 124)] for name in FORMATS}
+CODES = {"e4m3": 127, "e5m2": 124, "e2m1": 8}  # of finite numbers without a sign
+VALUES = {name: [value(name, c) for c in range(count)] for name, count in CODES.items()}
 
 
 def code(name, x):
     if math.isnan(x):
-        return 0x7F
-    of, a, sign = VALUES[name], abs(x), 0x80 if math.copysign(1, x) < 0 else 0
+        return 7 if name == "e2m1" else 0x7F
+    of, a, sign = VALUES[name], abs(x), CODES[name] if name == "e2m1" else 0x80
+    sign = sign if math.copysign(1, x) < 0 else 0
     if a >= of[-1]:
         return sign | len(of) - 1
     above = bisect.bisect_right(of, a)
@@ -87,6 +94,16 @@ def scale(rule, name, amax):
     if rule == "power":
         s = 2.0 ** (math.frexp(s)[1] - 1)
     return s, single(1 / s)
+
+
+def levels(whole, amax):
+    """Of a block whose largest magnitude has the bits amax, in a tensor whose has those of whole."""
+    g = 1.0 if whole == 0 or not is_finite(whole) else min(single(2688.0 / real(whole)), real(0x7F7FFFFF))
+    if amax > 0x7F800000:
+        return math.nan, math.nan
+    d = VALUES["e4m3"][code("e4m3", single(single(real(amax) * g) / 6))]
+    back = single(d / g)
+    return min(single(1 / back) if back else math.inf, real(0x7F7FFFFF)), back
 
 
 class Random:
@@ -124,12 +141,13 @@ def cast(rule, name, high, wide, transposed, rows, columns, x):
     """Codes and factors of x [rows, columns], or of its transpose, in blocks of high x wide; 0: of all."""
     if transposed:
         x, rows, columns = [x[n * columns + i] for i in range(columns) for n in range(rows)], columns, rows
-    high, wide = high or rows, wide or columns
+    high, wide, whole = high or rows, wide or columns, max((b & 0x7FFF) << 16 for b in x)
     codes, factors = bytearray(rows * columns), []
     for r in range(0, rows, high):
         for c in range(0, columns, wide):
             places = [i * columns + k for i in range(r, min(r + high, rows)) for k in range(c, min(c + wide, columns))]
-            s, back = scale(rule, name, max((x[p] & 0x7FFF) << 16 for p in places))
+            amax = max((x[p] & 0x7FFF) << 16 for p in places)
+            s, back = levels(whole, amax) if rule == "levels" else scale(rule, name, amax)
             factors.append(bits(back))
             for p in places:
                 codes[p] = code(name, single(real(x[p] << 16) * s))
@@ -148,15 +166,20 @@ def edges(name):
 
 def main():
     for name in FORMATS:
-        print("values", name, *("%08x" % bits(value(name, c)) for c in range(256)))
+        print("values", name, *("%08x" % bits(value(name, c)) for c in range(16 if name == "e2m1" else 256)))
         print("codes", name, *("%08x:%02x" % (b, code(name, real(b))) for b in edges(name)))
     amaxes = [0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x40400000, 0x43E00000, 0x43E00001, 0x47600000, 0x7F000000, 0x7F7FFFFF,
               0x7F800000, NAN, 0x00E00000, 0x03E00000, 0x7EFFFFFF]
     for rule in RULES:
-        for name in FORMATS:
+        for name in EIGHTS:
             for a in amaxes:
                 s, back = scale(rule, name, a)
                 print("scale", rule, name, "%08x %08x %08x" % (a, bits(s), bits(back)))
+    for whole in amaxes:
+        for share in (1, 0.4, 1 / 3, 1e-3, 2e-6, 3e-7, 0):
+            a = bits(real(whole) * share) if is_finite(whole) else whole if share == 1 else bits(share)
+            s, back = levels(whole, a)
+            print("levels %08x %08x %08x %08x" % (whole, a, bits(s), bits(back)))
     ways = [("exact", "e4m3", 0, 0), ("exact", "e5m2", 0, 0), ("power", "e4m3", 1, 128), ("power", "e4m3", 128, 128),
             ("e8m0", "e4m3", 1, 32)]
     for number in range(100):
@@ -167,6 +190,13 @@ def main():
             rows, columns = rows % 20 + 1, columns % 80 + 1
         found = cast(rule, name, high, wide, transposed, rows, columns, tensor(number, rows, columns))
         print("cast", number, rule, name, high, wide, transposed, rows, columns, "%016x %016x" % found)
+    for number in range(100, 200):
+        r = Random(1000 + number)
+        rows, columns, high = 1 + r.next() % 150, 1 + r.next() % 300, 16 if number % 3 == 2 else 1
+        if number < 160:
+            rows, columns = rows % 40 + 1, columns % 80 + 1
+        found = cast("levels", "e2m1", high, 16, number // 3 % 2, rows, columns, tensor(number, rows, columns))
+        print("cast", number, "levels e2m1", high, 16, number // 3 % 2, rows, columns, "%016x %016x" % found)
 
 
 main()

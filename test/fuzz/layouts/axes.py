@@ -8,7 +8,7 @@ YES = ("no", "yes")
 KINDS = {  # the values of each axis
     "mode": ("train", "resume", "load", "upcycle", "eval", "repeat"),
     "precision": ("fp32", "bf16", "fp16", "fp8"),
-    "residual": ("as chosen", "fp32", "16 bits"), "fp8": ("tensorwise", "blockwise", "mxfp8"), "fp8_keep": ("0", "1"), "fp8_weights": YES,
+    "residual": ("as chosen", "fp32", "16 bits"), "fp8": ("tensorwise", "blockwise", "mxfp8", "nvfp4"), "fp8_keep": ("0", "1"), "fp8_weights": YES,
     "fp8_experts": YES,
     "vectors": ("as chosen", "fp32", "16 bits"), "dot": ("auto", "fma", "vdpbf16", "amx"),
     "arch": ("gpt2", "llama"),

@@ -46,7 +46,7 @@ OTHERWISE = {  # values that a key is given at random, to be refused or not
     "moe.jitter": (0.1,), "moe.router": ("softmax", "sigmoid"), "moe.normalize": FLAG, "moe.shared_ffn": (3, 8),
     "moe.shared_gate": ("true",), "moe.pad": ("true",), "moe.slack": (0.5,), "moe.overflow": ("redo", "drop"),
     "moe.every": ("3", "0*9"), "run.reproducible": ("layout",), "run.precision": ("bf16", "fp16", "fp8"),
-    "run.fp8": ("tensorwise", "blockwise", "mxfp8"), "run.fp8_keep": (0, 1, 4), "run.fp32_residual": FLAG,
+    "run.fp8": ("tensorwise", "blockwise", "mxfp8", "nvfp4"), "run.fp8_keep": (0, 1, 4), "run.fp32_residual": FLAG,
     "run.fp32_vectors": FLAG, "run.fp8_weights": ("true",),
     "run.fp8_experts": FLAG, "data.order": ("megatron",), "optim.clip": (1,), "optim.name": ("adamw", "muon", "lion", "sgd"),
     "optim.moments": ("bf16",), "optim.qk_clip": (0.1, 4), "optim.mup_base": (24,),
@@ -163,7 +163,7 @@ class Draw:
         else:
             self.precision = self.one("fp32", "bf16", "fp8")
         if self.precision == "fp8":
-            recipes = ["tensorwise", "tensorwise", "mxfp8"]
+            recipes = ["tensorwise", "mxfp8", "nvfp4"]
             if not self.exact or self.tp == 1:  # (with tp all widths would have to be multiples of 128)
                 recipes += ["blockwise"] * (2 if self.experts_on else 1)
             self.fp8 = self.rng.choice(recipes)
@@ -209,7 +209,7 @@ class Draw:
         if self.sp:
             while self.micro * self.seq // self.slices % (self.tp * self.cp) or self.seq % (self.tp * self.cuts):
                 self.seq += least
-        sample = {"blockwise": 128, "mxfp8": 32}.get(self.fp8, 1) if self.exact else 1 # (which no block may cross)
+        sample = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}.get(self.fp8, 1) if self.exact else 1 # (which no block may cross)
         while self.seq % sample or self.micro // div * self.seq // self.cuts % self.multiple:
             self.seq += least
         self.global_batch = self.micro * self.dp * self.micro_batches
