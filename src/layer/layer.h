@@ -232,7 +232,7 @@ static inline bool ctx_recomputes(const Ctx *c, const ModelSpec *spec)
 /* The dtype of the residual stream and its gradient. */
 static inline DType ctx_residual(const Ctx *c) { return c->fp32_residual ? F32 : c->dtype; }
 
-/* Of sums of rows beside the stream (LayerKind.sums_rows): not rounded where the stream and the norms around are not. */
+/* Of sums of rows beside the stream (LayerKind.sums_rows): not rounded where the stream and norms' weights are not. */
 static inline DType ctx_row_sums(const Ctx *c) { return c->fp32_vectors ? ctx_residual(c) : c->dtype; }
 
 int64_t ctx_rows(const Ctx *c); /* R: rows that this rank holds outside of tensor-parallel regions */

@@ -196,7 +196,8 @@ int block_linears(const Block *b); /* weight gradients that it can queue */
  */
 typedef struct {
     ResidualSum sum;
-    Tensor branch; /* [R, D] scratch: what each branch leaves until its sum is made, with room for the widest */
+    Tensor
+        branch; /* [R, D] scratch: what each branch leaves until its sum is made, with room for the widest */
 } ResidualStream;
 /* Begins it with x, which is made. */
 Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out);
