@@ -297,6 +297,7 @@ extern "C" Err cuda_residual_norm_fwd(Stream *s, const residual_norm_fwd_args *a
 {
     if (a->residual.dtype != a->sum.dtype)
         return err_set(ERR_SHAPE, "residual_norm_fwd on cuda: residual and sum are of one dtype");
+    if (a->x.dtype != a->y.dtype) return err_set(ERR_SHAPE, "residual_norm_fwd on cuda: x and y are of one dtype");
     DISPATCH_STREAM(a->sum.dtype, a->x.dtype, (launch_residual_norm_fwd<T, N>(s, a)));
     return ERR_OK;
 }

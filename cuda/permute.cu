@@ -105,8 +105,15 @@ template <class T> static void launch_take(Stream *s, const take_rows_args *a)
     else LAUNCH((take_rows_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), args, g);
 }
 
+/* (a residual stream in fp32 has sums of rows of its dtype on the CPU alone) */
+static Err one_dtype(const char *op, Tensor a, Tensor b)
+{
+    return a.dtype == b.dtype ? ERR_OK : err_set(ERR_SHAPE, "%s on cuda: rows are of one dtype", op);
+}
+
 extern "C" Err cuda_take_rows(Stream *s, const take_rows_args *a)
 {
+    TRY(one_dtype("take_rows", a->y, a->x));
     DISPATCH(a->y.dtype, launch_take<T>(s, a));
     return ERR_OK;
 }
@@ -174,6 +181,7 @@ template <class T> static void launch_unpermute(Stream *s, const unpermute_rows_
 
 extern "C" Err cuda_unpermute_rows(Stream *s, const unpermute_rows_args *a)
 {
+    TRY(one_dtype("unpermute_rows", a->y, a->x));
     DISPATCH(a->y.dtype, launch_unpermute<T>(s, a));
     return ERR_OK;
 }
@@ -248,6 +256,7 @@ template <class T> static void launch_unpermute_bwd(Stream *s, const unpermute_b
 
 extern "C" Err cuda_unpermute_bwd(Stream *s, const unpermute_bwd_args *a)
 {
+    TRY(one_dtype("unpermute_bwd", a->dy, a->x));
     DISPATCH(a->dy.dtype, launch_unpermute_bwd<T>(s, a));
     return ERR_OK;
 }
@@ -356,6 +365,8 @@ template <class T> static void launch_gated_add(Stream *s, const gated_add_fwd_a
 
 extern "C" Err cuda_gated_add_fwd(Stream *s, const gated_add_fwd_args *a)
 {
+    TRY(one_dtype("gated_add_fwd", a->y, a->x));
+    TRY(one_dtype("gated_add_fwd", a->residual, a->x));
     DISPATCH(a->y.dtype, launch_gated_add<T>(s, a));
     return ERR_OK;
 }
@@ -391,6 +402,7 @@ template <class T> static void launch_gated_add_bwd(Stream *s, const gated_add_b
 
 extern "C" Err cuda_gated_add_bwd(Stream *s, const gated_add_bwd_args *a)
 {
+    TRY(one_dtype("gated_add_bwd", a->dy, a->x));
     DISPATCH(a->dy.dtype, launch_gated_add_bwd<T>(s, a));
     return ERR_OK;
 }

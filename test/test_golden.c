@@ -639,11 +639,10 @@ static bool below(Errors e, double most) { return e.median > 0 && e.median <= mo
 
 /*
  * Gradients of a step in bf16, by their errors, beside those of PyTorch under autocast, whose residual stream is fp32,
- * as are its weights of norms, biases and tables. With a stream and vectors in fp32 they come at least as near; of a
- * mixture, whose sum over experts PyTorch leaves in fp32, within chance as near: of 244 other batches the middle ratios
- * are 0.98 and 1.02 (docs/speed.md), and what is left of these eight is up to a twentieth off. A ratio is the middle one of
- * several batches, as that of one alone may be a fifth larger or smaller; batches in which either chooses other experts
- * than in float64 are left out. `rounded`: PyTorch's with all weights in bf16.
+ * as are its weights of norms, biases and tables. With a stream and vectors in fp32 they come at least as near. That holds
+ * for a mixture on other batches, too (docs/speed.md): of eight alone its middle ratio is good to a twentieth. A ratio is the
+ * middle one of several batches, as that of one alone may be a fifth larger or smaller; batches in which either chooses
+ * other experts than in float64 are left out. `rounded`: PyTorch's with all weights in bf16.
  */
 static void bf16_beside_autocast(NarrowRun of)
 {
@@ -681,8 +680,8 @@ TEST(bf16_gpt2_layout) { bf16_beside_autocast((NarrowRun){ "gpt2", true, DOT_FMA
 TEST(bf16_llama) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_FMA, 0.95 }); }
 TEST(bf16_llama_pairs) { bf16_beside_autocast((NarrowRun){ "llama", false, DOT_VDPBF16, 0.95 }); }
 TEST(bf16_llama_layout) { bf16_beside_autocast((NarrowRun){ "llama", true, DOT_FMA, 0.95 }); }
-TEST(bf16_gptoss) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_FMA, 1.05 }); }
-TEST(bf16_gptoss_pairs) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_VDPBF16, 1.05 }); }
+TEST(bf16_gptoss) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_FMA, 1 }); }
+TEST(bf16_gptoss_pairs) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_VDPBF16, 1 }); }
 
 /* What layers read after some updates: vectors and positions as the masters are, matrices and the table of tokens rounded. */
 TEST(fp32_vectors_follow_masters)

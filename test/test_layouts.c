@@ -914,10 +914,11 @@ TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16, 1, false, true)
 TEST(bf16_amx) { run_narrow_exact(tiny_llama(), DOT_AMX, 2, false, true); }
 TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, 3, true, true); }
 
-/* The same model in bf16, with one kind of dot product. */
-static TrainSpec narrow(TrainSpec s, DotKind dot, bool fp32_residual)
+/* The same model in bf16, with one kind of dot product. wide: a run's default beside it, by which a mixture's sums of rows
+ * are fp32, too. */
+static TrainSpec narrow(TrainSpec s, DotKind dot, bool wide)
 {
-    s.compute = BF16, s.device.dot = dot, s.fp32_residual = fp32_residual;
+    s.compute = BF16, s.device.dot = dot, s.fp32_residual = s.fp32_vectors = wide;
     return s;
 }
 

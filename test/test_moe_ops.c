@@ -1070,4 +1070,67 @@ TEST(gated_add)
     CASES(case_gated, { 1, 1, 0, 0, 0 }, { 5, 16, 0, 0, 0 }, { 8, 33, 0, 0, 0 }, { 300, 70, 0, 0, 0 });
 }
 
+/* ---- sums in fp32 of rows of 16 bits ---- */
+
+/* t in 16 bits; t itself gets what is left of its numbers. */
+static Tensor rounded(Env *e, Tensor t)
+{
+    Tensor narrow = env_out(e, BF16, 0, 1, t.dim[0], t.dim[1]);
+    for (int64_t n = 0; n < t.dim[0]; n++)
+        for (int64_t i = 0; i < t.dim[1]; i++) {
+            uint16_t *half = (uint16_t *)(void *)env_row(&narrow, n) + i;
+            *half = bf16_from_float(env_f(t, n)[i]);
+            env_f(t, n)[i] = bf16_to_float(*half);
+        }
+    return narrow;
+}
+
+/* `narrow` has the numbers of `wide`, each rounded once. */
+static bool same_rounded(Tensor narrow, Tensor wide)
+{
+    for (int64_t n = 0; n < wide.dim[0]; n++)
+        for (int64_t i = 0; i < wide.dim[1]; i++)
+            if (((uint16_t *)(void *)env_row(&narrow, n))[i] != bf16_from_float(env_f(wide, n)[i])) return false;
+    return true;
+}
+
+static bool same_bits(Tensor a, Tensor b)
+{
+    bool same = true;
+    for (int64_t n = 0; n < a.dim[0]; n++)
+        same &= !memcmp(env_f(a, n), env_f(b, n), (size_t)a.dim[1] * sizeof(float));
+    return same;
+}
+
+/* What is fp32 is neither rounded nor read rounded: the bits are those of the op in fp32 on the same numbers, and a row of
+ * a gradient is rounded once, whether it is weighed where the token is or where the expert is. */
+TEST(sums_beside_16_bits)
+{
+    enum { N = 37, K = 3, E = 5, D = 50, P = N * K };
+    Env e = { .pad = 5 };
+    OK(device_open(&e.dev, (DeviceChoice){ .threads = 2, .isa = isa_best(), .staging_bytes = 1 << 20 }));
+    const Order o = make_order(&e, N, K, E);
+    Tensor out = env_in(&e, F32, -1, 1, P, D), out16 = rounded(&e, out), weight = env_in(&e, F32, 0, 1, N, K);
+    Tensor dy = env_in(&e, F32, -1, 1, N, D), gate = env_in(&e, F32, -4, 4, P, 1), from = env_in(&e, F32, -1, 1, P, D);
+    Tensor y[2], dx[3], dx16[3], dw[2], sum[2], dgate[2];
+    for (int k = 0; k < 2; k++) {
+        y[k] = env_out(&e, F32, 8, 9, N, D), dw[k] = env_out(&e, F32, 8, 9, N, K);
+        sum[k] = env_out(&e, F32, 8, 9, P, D), dgate[k] = env_out(&e, F32, 8, 9, P, 1);
+        for (int64_t n = 0; n < N; n++) memcpy(env_f(y[k], n), env_f(dy, n), D * sizeof(float));
+    }
+    for (int k = 0; k < 3; k++) dx[k] = env_out(&e, F32, 8, 9, P, D), dx16[k] = env_out(&e, BF16, 0, 1, P, D);
+    for (int k = 0; k < 2; k++) {
+        const Tensor x = k ? out16 : out, *to = k ? dx16 : dx;
+        RUN(&e, unpermute_rows, .y = y[k], .x = x, .row = o.row, .weight = weight, .add = 1);
+        RUN(&e, unpermute_bwd, .dx = to[0], .dweight = dw[k], .dy = dy, .x = x, .row = o.row, .weight = weight);
+        RUN(&e, take_rows, .y = to[1], .x = dy, .choice = o.choice, .weight = weight, .topk = K);
+        RUN(&e, gated_add_fwd, .y = sum[k], .residual = from, .x = x, .gate = gate);
+        RUN(&e, gated_add_bwd, .dx = to[2], .dgate = dgate[k], .dy = from, .x = x, .gate = gate);
+    }
+    CHECK(same_bits(y[1], y[0]) && same_bits(dw[1], dw[0]) && same_bits(sum[1], sum[0]) && same_bits(dgate[1], dgate[0]));
+    for (int k = 0; k < 3; k++) CHECK(same_rounded(dx16[k], dx[k]));
+    CHECK(same_bits(dx[0], dx[1]));
+    env_close(&e);
+}
+
 TEST_MAIN

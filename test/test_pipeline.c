@@ -895,14 +895,14 @@ TEST(slices_in_16_bits)
         s.attn_block = experts.attn_block = 4;
         s.compute = experts.compute = BF16;
         s.device.dot = experts.device.dot = (DotKind)kind;
-        s.fp32_residual = kind;
+        s.fp32_residual = experts.fp32_residual = experts.fp32_vectors = kind;
         experts.model.moe.balance.aux = 0;
         check_kind(&s, (DotKind)kind, list, (int)(sizeof list / sizeof *list));
         if (!in_part() || kind != DOT_AMX) CHECK_SLICES(experts, of_experts);
     }
 }
 
-/* Mixtures in bf16 under schedules of each kind. */
+/* Mixtures in bf16 under schedules of each kind, with sums of rows in fp32 and without. */
 TEST(mixtures_in_16_bits)
 {
     static const Layout list[] = {
@@ -918,8 +918,38 @@ TEST(mixtures_in_16_bits)
         TrainSpec s = mixture(kind ? TINY_MIXTRAL : TINY_DEEPSEEK, 4);
         s.compute = BF16;
         s.device.dot = (DotKind)kind;
-        s.fp32_residual = !kind;
+        s.fp32_residual = s.fp32_vectors = !kind;
         check_kind(&s, (DotKind)kind, list, (int)(sizeof list / sizeof *list));
+    }
+}
+
+/*
+ * Sums of a mixture's rows in fp32 beside bf16, where they meet what else a block may have: norms behind layers, alone and
+ * too, which read a mixture's y in 16 bits; a dense block before the mixtures; modules of multi-token prediction; a step
+ * that is done again in pieces. Recomputed in part, with weights' gradients later, and by dispatchers that send rows, or
+ * gradients of tokens to be weighed.
+ */
+TEST(sums_of_rows_in_fp32)
+{
+    static const Layout list[] = {
+        { "zb-h1", .pp = 2, .dp = 2, .zero = 3, .ep = 2, .dispatcher = DISPATCH_ALLGATHER },
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .recompute = TINY_FULL_LAST },
+        { "zb-v", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .ep = 2, .etp = 2, .dispatcher = DISPATCH_NODE, .hosts = 2 },
+    };
+    const Layout alone = { .pp = 1 };
+    TrainSpec specs[] = { mixture(TINY_DEEPSEEK, 4), mixture(TINY_DEEPSEEK, 4), mixture(TINY_MIXTRAL, 4),
+                          tiny_further(mixture(TINY_DEEPSEEK, 4), 1), mixture(TINY_MIXTRAL, 4) };
+    specs[0].model.block_norms = BLOCK_NORMS_POST, specs[1].model.block_norms = BLOCK_NORMS_BOTH;
+    specs[2].model.dropout = 0.1f;
+    for (int i = 0; i < 5; i++) {
+        TrainSpec s = specs[i];
+        s.compute = BF16;
+        s.fp32_residual = s.fp32_vectors = true;
+        const uint64_t want = hash_of(&s, &alone);
+        s.model.moe.capacity = (Capacity){ .slack = i == 4, .redo = i == 4 };
+        for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
+            if (!in_part() || k % 2 == i % 2) check_layouts(&s, want, &list[k], 1);
     }
 }
 

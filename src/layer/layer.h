@@ -212,6 +212,7 @@ typedef struct {
     DType dtype;    /* of activations, and of the weights that layers read */
     bool
         fp32_residual; /* the residual stream and its gradient are fp32 whatever the others are: ctx_residual */
+    bool fp32_vectors; /* so is what layers read of weights that are no matrices */
     Mode mode;
     BlockAt block;
     Slices slices;
@@ -230,6 +231,9 @@ static inline bool ctx_recomputes(const Ctx *c, const ModelSpec *spec)
 
 /* The dtype of the residual stream and its gradient. */
 static inline DType ctx_residual(const Ctx *c) { return c->fp32_residual ? F32 : c->dtype; }
+
+/* Of sums of rows beside the stream (LayerKind.sums_rows): not rounded where the stream and norms' weights are not. */
+static inline DType ctx_row_sums(const Ctx *c) { return c->fp32_vectors ? ctx_residual(c) : c->dtype; }
 
 int64_t ctx_rows(const Ctx *c); /* R: rows that this rank holds outside of tensor-parallel regions */
 Tensor ctx_row_slice(const Ctx *c, Tensor per_row); /* this rank's R of the N entries */
@@ -465,6 +469,8 @@ typedef struct {
     int linears; /* the most weight gradients that one call of backward queues */
     /* Sums its weights' gradients over the rows that this rank holds outside of tensor-parallel regions. */
     bool sums_own_rows;
+    /* y is a sum of several rows for each, and dx of their gradients: both, and dy, may also be of ctx_row_sums. */
+    bool sums_rows;
     /* Registers the parameters. name: "layers.3.attn". layer: the block's number in the model. */
     Err (*add)(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
     /* x and y [R, D]; y must not be x. If there is a cache c->block.kv, the keys and values of the rows go into it, and

@@ -357,6 +357,10 @@ static Err shared_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x_N
     Tensor dshared_ND = dy_ND, through;
     if (!m->spec->shared_ffn) return ERR_OK;
     if (m->shared_gate >= 0) TRY(gate_backward(m, c, save, x_ND, dy_ND, dx_ND, &dshared_ND));
+    else if (dy_ND.dtype != c->dtype) {
+        TRY(dy_alloc(c, &dshared_ND, dy_ND.dim[0], dy_ND.dim[1]));
+        TRY(cast_values(c, dshared_ND, dy_ND));
+    }
     TRY(grad_add_columns(c, m->shared.fc2.bias, dshared_ND, 0));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx_ND.dim[0], dx_ND.dim[1]));
     TRY(mlp_backward(&m->shared, c, &save->shared, x_ND, dshared_ND, through));
@@ -455,6 +459,7 @@ const LayerKind moe_kind = { .own_bytes = sizeof(Moe),
                              .save_bytes = sizeof(MoeSave),
                              .linears = 6,
                              .sums_own_rows = true,
+                             .sums_rows = true,
                              .add = moe_add,
                              .forward = moe_forward,
                              .backward = moe_backward,

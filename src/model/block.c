@@ -63,6 +63,18 @@ Err stream_new(Ctx *c, const ModelSpec *spec, Tensor *x, Saved *saved)
     return save_new(c, region, x, saved, ctx_residual(c), ctx_rows(c), spec->hidden);
 }
 
+/* Of what a branch adds to the stream, and of the gradient that it reads of that. A norm of its own would round it. */
+static DType branch_dtype(const Ctx *c, const ModelSpec *spec, bool sums_rows)
+{
+    return sums_rows && !model_post_norms(spec) ? ctx_row_sums(c) : c->dtype;
+}
+
+/* Of the gradient of what a branch's layer reads: the norm before the layer takes it as it is. */
+static DType input_dtype(const Ctx *c, const ModelSpec *spec, bool sums_rows)
+{
+    return sums_rows && model_pre_norms(spec) ? ctx_row_sums(c) : c->dtype;
+}
+
 int block_linears(const Block *b) { return b->mixer.kind->linears + b->ffn.kind->linears; }
 
 /* ---- forward ---- */
@@ -79,10 +91,11 @@ static ResidualSum behind(const Block *b, const Branch *r, const Ctx *c, Tensor 
                           .dropout = ctx_dropout(c, b->spec->dropout, r->dropout_key) };
 }
 
-Err residual_stream(Ctx *c, Tensor x, ResidualStream *out)
+Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out)
 {
+    const DType widest = branch_dtype(c, spec, spec->moe.experts > 0);
     *out = (ResidualStream){ .sum = { .sum = x } };
-    return tensor_new(c->scratch, &out->branch, c->dtype, x.dim[0], x.dim[1]);
+    return tensor_new(c->scratch, &out->branch, widest, x.dim[0], x.dim[1]);
 }
 
 /* y [R, D], in scratch, of what the layer reads; behind a norm of its own if the block has those. */
@@ -116,10 +129,11 @@ static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStrea
                           Tensor y)
 {
     const Tensor in = x->sum.sum;
-    Tensor n;
+    Tensor n, branch = x->branch;
+    branch.dtype = branch_dtype(c, b->spec, r->kind->sums_rows);
     TRY(layer_input(b, r, c, &x->sum, save, &n));
-    TRY(layer_forward(b, r, c, n, save, x->branch));
-    x->sum = behind(b, r, c, in, x->branch, y);
+    TRY(layer_forward(b, r, c, n, save, branch));
+    x->sum = behind(b, r, c, in, branch, y);
     return ERR_OK;
 }
 
@@ -135,16 +149,19 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
 
 /*
  * Gradient of the branch behind a residual add: d through the dropout mask. Without dropout it is d itself, unless a
- * queued weight gradient will read it after d has moved on, or d is wider than what layers read. summed: the gradient
- * of the bias has been. Without dropout it is the sum of d as the norm behind has summed it elsewhere: not of a rounded
- * copy.
+ * queued weight gradient will read it after d has moved on, or d is wider than what the layer reads. (Where that is
+ * wider than what weights' gradients are made of, these read a copy of the layer's own.) summed: the gradient of the
+ * bias has been. Without dropout it is the sum of d as the norm behind has summed it elsewhere: not of a rounded copy.
  */
 static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bool summed, Tensor *out)
 {
     const Dropout drop = ctx_dropout(c, b->spec->dropout, r->dropout_key);
+    const DType dtype = branch_dtype(c, b->spec, r->kind->sums_rows);
+    const bool queued = dtype == c->dtype;
     *out = d;
-    if (drop.threshold || c->mode.split_backward || d.dtype != c->dtype) {
-        TRY(dy_alloc(c, out, d.dim[0], d.dim[1]));
+    if (drop.threshold || (queued && c->mode.split_backward) || d.dtype != dtype) {
+        TRY(queued ? dy_alloc(c, out, d.dim[0], d.dim[1])
+                   : tensor_new(c->scratch, out, dtype, d.dim[0], d.dim[1]));
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
     }
@@ -192,12 +209,13 @@ static Err stream_backward(const Block *b, const Branch *r, Ctx *c, const Branch
     return add_rows(c, rows.dx, rows.dy);
 }
 
-/* d in: the gradient of the sum behind the branch, out: that of x, the sum before it. dn [R, D]: scratch. */
+/* d in: the gradient of the sum behind the branch, out: that of x, the sum before it. rows.dy [R, D]: scratch. */
 static Err branch_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows,
                            InputSum sums)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor n, dbranch;
+    rows.dy.dtype = input_dtype(c, b->spec, r->kind->sums_rows);
     TRY(branch_gradient(b, r, c, rows.dx, sums.done, &dbranch));
     TRY(layer_input_again(b, c, &r->norm, save->n, rows.x, &n));
     TRY(layer_backward(b, r, c, save, n, dbranch, rows.dy));
@@ -210,8 +228,9 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
 {
     ArenaMark mark = arena_mark(c->scratch);
     const int between = bias_of_stream(b, &b->mixer, c);
+    const DType widest = input_dtype(c, b->spec, b->ffn.kind->sums_rows);
     Tensor dn;
-    TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
+    TRY(tensor_new(c->scratch, &dn, widest, d.dim[0], d.dim[1]));
     TRY(branch_backward(b, &b->ffn, c, &save->ffn, (NormRows){ save_get(c, save->mid), dn, d },
                         (InputSum){ .bias = between, .done = sums.done }));
     TRY(branch_backward(b, &b->mixer, c, &save->mixer, (NormRows){ x, dn, d },
@@ -268,7 +287,7 @@ static Err backward_again(const Block *b, Ctx *c, BlockSave *save, Tensor x, Ten
     saves_to_scratch(c);
     c->mode.split_backward = false; /* its W must follow at once: the inputs live in scratch */
     segment_begin(c, save->mid.segment);
-    TRY(residual_stream(c, x, &stream));
+    TRY(residual_stream(c, b->spec, x, &stream));
     TRY(block_forward(b, c, &stream, save, (Tensor){ 0 }));
     TRY(block_backward(b, c, save, x, d, sums));
     *g = saved_segment; /* where the block's input still lies */

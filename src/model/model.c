@@ -180,7 +180,7 @@ static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *i
     TRY(begin_segment(st, c, save, 0, out, &x));
     if (st->share.embedding) TRY(embedding_forward(&st->embedding, c, c->batch->token, x));
     else TRY(device_copy(c->s, x.data, in->t[0].data, tensor_bytes(x)));
-    return residual_stream(c, x, stream);
+    return residual_stream(c, st->spec, x, stream);
 }
 
 static Err run_final_norm(const Stage *st, Ctx *c, StageSave *save, const ResidualStream *x, Tensor *out)

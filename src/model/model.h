@@ -196,10 +196,11 @@ int block_linears(const Block *b); /* weight gradients that it can queue */
  */
 typedef struct {
     ResidualSum sum;
-    Tensor branch; /* [R, D] scratch: what each branch leaves until its sum is made */
+    Tensor
+        branch; /* [R, D] scratch: what each branch leaves until its sum is made, with room for the widest */
 } ResidualStream;
 /* Begins it with x, which is made. */
-Err residual_stream(Ctx *c, Tensor x, ResidualStream *out);
+Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out);
 
 /* y: where the sum goes that is the block's output. */
 Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y);

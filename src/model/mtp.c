@@ -108,7 +108,7 @@ Err mtp_forward(const Mtp *m, Ctx *c, Tensor h, MtpSave *save)
     TRY(forward_input(m, c, h, save, &x));
     segment_end(c);
     segment_begin(c, m->segment + 1);
-    TRY(residual_stream(c, x, &stream));
+    TRY(residual_stream(c, m->block.spec, x, &stream));
     TRY(block_run(&m->block, c, &stream, &save->block));
     segment_begin(c, m->segment + 2);
     TRY(save_new(c, REGION_I, &y, &save->y, ctx_residual(c), R, D));
