@@ -572,7 +572,7 @@ TEST(head_and_loss)
 static Err block_f(Rig *r)
 {
     ResidualStream x;
-    TRY(residual_stream(&r->ctx, r->x, &x));
+    TRY(residual_stream(&r->ctx, &r->spec, r->x, &x));
     TRY(block_forward(&r->block, &r->ctx, &x, &r->block_save, r->y));
     return residual_add(&r->ctx, &x.sum);
 }
