@@ -22,7 +22,7 @@ static uint8_t code_of(DType t, float x)
 
 static Fp8Scale scale_of(const char *name)
 {
-    if (!strcmp(name, "levels")) return FP8_SCALE_TWO_LEVELS;
+    if (!strcmp(name, "levels") || !strcmp(name, "mixed")) return FP8_SCALE_TWO_LEVELS;
     return !strcmp(name, "exact") ? FP8_SCALE_EXACT : !strcmp(name, "power") ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_E8M0;
 }
 
@@ -183,18 +183,24 @@ static bool codes_same(const Codes *a, const Codes *b)
 static void codes_free(Codes *c) { free(c->codes.data), free(c->factors.data); }
 
 /* Casts with the largest magnitude of all before them, where that is wanted: of x, of x transposed, or both at once. */
-static void cast_on(Isa isa, int threads, const Codes *y, const Codes *turned, Tensor x, Fp8Blocks b)
+static void cast_mixed(Isa isa, int threads, const Codes *y, const Codes *turned, Tensor x, Fp8Blocks b, bool mixed)
 {
-    int64_t most = INT64_MAX;
+    int64_t most = INT64_MAX, most_mixed = INT64_MAX;
     Device dev;
     const Tensor amax = tensor_of(&most, I64, 1);
     OK(device_open(&dev, (DeviceChoice){ .threads = threads, .isa = isa }));
     const bool whole = !b.rows || b.scale == FP8_SCALE_TWO_LEVELS;
     if (whole) OK(tested_op(&dev.stream, fp8_amax, .amax = amax, .x = x, .fresh = 1));
-    const Tensor none = { 0 };
+    const Tensor none = { 0 }, amax_mixed = tensor_of(&most_mixed, I64, 1);
+    if (mixed) OK(tested_op(&dev.stream, fp8_amax, .amax = amax_mixed, .x = x, .fresh = 1, .mixed = 1));
     OK(tested_op(&dev.stream, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x,
-                 .amax = whole ? amax : none, .blocks = b));
+                 .amax = whole ? amax : none, .turned_amax = mixed ? amax_mixed : none, .blocks = b, .mixed = mixed));
     device_close(&dev);
+}
+
+static void cast_on(Isa isa, int threads, const Codes *y, const Codes *turned, Tensor x, Fp8Blocks b)
+{
+    cast_mixed(isa, threads, y, turned, x, b, false);
 }
 
 static void check_cast_by(Isa isa, int threads, char **word)
@@ -202,7 +208,7 @@ static void check_cast_by(Isa isa, int threads, char **word)
     enum { GAP = 3 };
     const int number = atoi(word[1]);
     const Fp8Blocks b = { atoi(word[4]), atoi(word[5]), scale_of(word[2]) };
-    const bool transposed = atoi(word[6]);
+    const bool transposed = atoi(word[6]), mixed = !strcmp(word[2], "mixed");
     const int64_t rows = atoi(word[7]), columns = atoi(word[8]), gap = number % 2 * GAP;
     const DType t = format_of(word[3]);
     uint16_t *x = calloc((size_t)(rows * (columns + gap)), sizeof *x);
@@ -214,9 +220,9 @@ static void check_cast_by(Isa isa, int threads, char **word)
     codes_alloc(&again, t, transposed ? columns : rows, transposed ? rows : columns, b, gap);
     codes_alloc(&other, t, transposed ? rows : columns, transposed ? columns : rows, b, gap);
     codes_alloc(&other_alone, t, transposed ? rows : columns, transposed ? columns : rows, b, gap);
-    cast_on(isa, threads, transposed ? NULL : &to, transposed ? &to : NULL, from, b);
+    cast_mixed(isa, threads, transposed ? NULL : &to, transposed ? &to : NULL, from, b, mixed);
     cast_on(isa, threads, transposed ? &other_alone : NULL, transposed ? NULL : &other_alone, from, b);
-    cast_on(isa, threads, transposed ? &other : &again, transposed ? &again : &other, from, b);
+    cast_mixed(isa, threads, transposed ? &other : &again, transposed ? &again : &other, from, b, mixed);
     CHECK_MSG(codes_same(&again, &to) && codes_same(&other, &other_alone), "%s, %d threads: tensor %d, both at once",
               isa_name(isa), threads, number);
     uint64_t h = FNV;
@@ -243,7 +249,34 @@ static void check_cast(char **word, int count)
         if (isa_supported(isa)) check_cast_by(isa, 1 + atoi(word[1]) % 3, word);
 }
 
-TEST(casts) { CHECK(each_line("cast", check_cast) == 200); }
+TEST(casts) { CHECK(each_line("cast", check_cast) == 240); }
+
+/* Of 16 tokens: to the bit, and against Hadamard's matrix in float64. */
+static void check_mix(char **word, int count)
+{
+    static const char signs[] = "+++-+------+-+--";
+    float x[FP8_MIXED];
+    double size = 0;
+    bool finite = true;
+    CHECK(count == 33);
+    for (int i = 0; i < FP8_MIXED; i++) {
+        x[i] = half_float_of(hex(word[1 + i]));
+        finite &= isfinite(x[i]) != 0;
+        size += fabs((double)x[i]);
+    }
+    fp8_mix(x);
+    for (int i = 0; i < FP8_MIXED; i++) {
+        double want = 0;
+        for (int k = 0; k < FP8_MIXED; k++) {
+            const double sign = signs[k] == '+' ? 0.25 : -0.25;
+            want += (__builtin_popcount((unsigned)(i & k)) % 2 ? -sign : sign) * (double)half_float_of(hex(word[1 + k]));
+        }
+        CHECK(same_float(x[i], hex(word[17 + i])));
+        if (finite) CHECK(fabs((double)x[i] - want) <= 1e-6 * size);
+    }
+}
+
+TEST(tokens_that_are_mixed) { CHECK(each_line("mix", check_mix) == 40); }
 
 /* Of two levels: a block of zeros has the factor 0 and is zeros, and one too small for a factor is; a NaN makes its own
  * block NaN, and an infinity becomes the largest number of its block. */
@@ -542,6 +575,11 @@ TEST(operands_are_checked)
     CHECK(op(&dev.stream, fp8_cast, .y = small, .x = plain, .amax = amax) == ERR_SHAPE && strstr(err_message(), "of e2m1"));
     CHECK(op(&dev.stream, fp8_cast, .y = large, .x = plain, .amax = amax, .blocks = two) == ERR_SHAPE &&
           strstr(err_message(), "of e2m1"));
+    Tensor few = tensor_row_slice(plain, 0, N - 1), narrow = tensor_of(codes, E2M1, N, N - 1);
+    narrow.scale = &sixteenth;
+    CHECK(op(&dev.stream, fp8_cast, .turned = narrow, .x = few, .amax = amax, .blocks = two, .mixed = 1) == ERR_SHAPE &&
+          strstr(err_message(), "not to be mixed"));
+    CHECK(op(&dev.stream, fp8_amax, .amax = amax, .x = few, .mixed = 1) == ERR_SHAPE && strstr(err_message(), "not to be mixed"));
     CHECK(op(&dev.stream, fp8_cast, .x = plain, .blocks = { 1, 128, FP8_SCALE_EXACT }) == ERR_SHAPE &&
           strstr(err_message(), "nothing is to be written"));
     device_close(&dev);

@@ -131,6 +131,27 @@ static inline Fp8Factor fp8_factor_two_levels(uint32_t whole, uint32_t amax)
     return (Fp8Factor){ half_float_bits(scale) == 0x7F800000 ? half_float_of(0x7F7FFFFF) : scale, back };
 }
 
+/*
+ * What weight gradients of e2m1 are made of instead of 16 tokens: H D x / 4, with Hadamard's matrix H and fixed signs
+ * D, so that no one token has the largest magnitude alone. Products of two that are mixed so are those of the tokens.
+ * Sums are those of pairs 1, 2, 4 and 8 apart, in fp32.
+ */
+enum { FP8_MIXED = 16 };
+
+static inline void fp8_mix(float x[FP8_MIXED])
+{
+    static const float signs[FP8_MIXED] = { 1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1 };
+    for (int i = 0; i < FP8_MIXED; i++) x[i] *= signs[i];
+    for (int apart = 1; apart < FP8_MIXED; apart *= 2) {
+        for (int i = 0; i < FP8_MIXED; i++) {
+            if (i & apart) continue;
+            const float a = x[i], b = x[i + apart];
+            x[i] = a + b, x[i + apart] = a - b;
+        }
+    }
+    for (int i = 0; i < FP8_MIXED; i++) x[i] *= 0.25f;
+}
+
 /* Length of the blocks of which there are `blocks` in so many rows or columns. (Where two lengths would do they are as
  * good: there is one block, or each has one element.) */
 static inline int64_t fp8_block(int64_t length, int64_t blocks)

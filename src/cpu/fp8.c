@@ -37,10 +37,15 @@ static uint32_t magnitude(const float *x, int64_t count, uint32_t most)
 
 /* ---- the largest magnitude ---- */
 
+static void raise_to(_Atomic int64_t *to, uint32_t most)
+{
+    int64_t held = atomic_load(to);
+    while (held < (int64_t)most && !atomic_compare_exchange_weak(to, &held, (int64_t)most)) continue;
+}
+
 static void amax_part(const void *args, int64_t first, int64_t end)
 {
     const fp8_amax_args *a = args;
-    _Atomic int64_t *to = a->amax.data;
     float part[TILE];
     uint32_t most = 0;
     for (int64_t n = first; n < end; n++) {
@@ -50,12 +55,44 @@ static void amax_part(const void *args, int64_t first, int64_t end)
             most = magnitude(part, count, most);
         }
     }
-    int64_t held = atomic_load(to);
-    while (held < (int64_t)most && !atomic_compare_exchange_weak(to, &held, (int64_t)most)) continue;
+    raise_to(a->amax.data, most);
+}
+
+/* first and end: of runs of rows that are mixed with each other, in each column. */
+static void mixed_amax_part(const void *args, int64_t first, int64_t end)
+{
+    const fp8_amax_args *a = args;
+    float row[TILE], turned[TILE][FP8_MIXED];
+    uint32_t most = 0;
+    for (int64_t n = first; n < end; n++) {
+        for (int64_t i = 0; i < a->x.dim[1]; i += TILE) {
+            const int64_t count = min64(TILE, a->x.dim[1] - i);
+            for (int64_t r = 0; r < FP8_MIXED; r++) {
+                read_row(row, a->x, n * FP8_MIXED + r, i, count);
+                for (int64_t k = 0; k < count; k++) turned[k][r] = row[k];
+            }
+            for (int64_t k = 0; k < count; k++) {
+                fp8_mix(turned[k]);
+                most = magnitude(turned[k], FP8_MIXED, most);
+            }
+        }
+    }
+    raise_to(a->amax.data, most);
+}
+
+static Err mixed_amax(Stream *s, const fp8_amax_args *a)
+{
+    if (rows_used(a->x) % FP8_MIXED)
+        return err_set(ERR_SHAPE, "fp8_amax: %lld rows are not to be mixed, which is done with 16 at a time",
+                       (long long)rows_used(a->x));
+    if (a->fresh) *(int64_t *)a->amax.data = 0;
+    par_rows(s, rows_used(a->x) / FP8_MIXED, FP8_MIXED * a->x.dim[1], mixed_amax_part, a);
+    return ERR_OK;
 }
 
 Err CPU(fp8_amax)(Stream *s, const fp8_amax_args *a)
 {
+    if (a->mixed) return mixed_amax(s, a);
     if (a->fresh) *(int64_t *)a->amax.data = 0;
     par_rows(s, rows_used(a->x), a->x.dim[1], amax_part, a);
     return ERR_OK;
@@ -73,7 +110,7 @@ typedef struct {
 typedef struct {
     Tensor x, y, amax;
     Fp8Blocks blocks;
-    bool transposed;
+    bool transposed, mixed;
 } Cast;
 
 /* Of x transposed: its columns from t->row on, its rows from `first` on. */
@@ -91,6 +128,8 @@ static void tile_read(CastTile *t, const Cast *a)
     if (a->transposed) tile_read_turned(t, a->x, t->column);
     else
         for (int64_t r = 0; r < t->rows; r++) read_row(t->x[r], a->x, t->row + r, t->column, t->columns);
+    for (int64_t r = 0; a->mixed && r < t->rows; r++)
+        for (int64_t c = 0; c < t->columns; c += FP8_MIXED) fp8_mix(t->x[r] + c);
 }
 
 /* The code of NaN and the largest numbers come from base/fp8.h. */
@@ -166,6 +205,9 @@ static Err check_cast(const Cast *a)
     if (two ? !a->amax.data || !blocks : !a->amax.data == !blocks)
         return err_set(ERR_SHAPE, two ? "fp8_cast: factors of two levels are of blocks and of amax"
                                       : "fp8_cast: either blocks or amax say what has a factor");
+    if (a->mixed && a->x.dim[0] % FP8_MIXED)
+        return err_set(ERR_SHAPE, "fp8_cast: %lld rows are not to be mixed, which is done with 16 at a time",
+                       (long long)a->x.dim[0]);
     if (two != (a->y.dtype == E2M1))
         return err_set(ERR_SHAPE, "fp8_cast: factors of two levels, and no others, are of e2m1");
     if (!blocks ? f->ndim != 1
@@ -187,8 +229,9 @@ static Err cast_into(Stream *s, const Cast *a)
 
 Err CPU(fp8_cast)(Stream *s, const fp8_cast_args *a)
 {
-    const Cast y = { a->x, a->y, a->amax, a->blocks, false },
-               turned = { a->x, a->turned, a->amax, a->blocks, true };
+    const Tensor turned_amax = a->turned_amax.data ? a->turned_amax : a->amax;
+    const Cast y = { a->x, a->y, a->amax, a->blocks, false, false };
+    const Cast turned = { a->x, a->turned, turned_amax, a->blocks, true, a->mixed };
     if (!a->y.data && !a->turned.data) return err_set(ERR_SHAPE, "fp8_cast: nothing is to be written");
     if (a->y.data) TRY(cast_into(s, &y));
     return a->turned.data ? cast_into(s, &turned) : ERR_OK;

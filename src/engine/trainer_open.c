@@ -149,7 +149,8 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
         TRY(setup_array(&t->memory.setup, stage_attention_layers(stage->model), &s->slot.keys));
     TRY(stage_save_init(stage->model, &s->save, &t->memory.setup));
     if (fp8_has_amax(t->spec.model.fp8.recipe))
-        TRY(tensor_new(&t->memory.state, &s->slot.amax, I64, stage->params->reg->count));
+        TRY(tensor_new(&t->memory.state, &s->slot.amax, I64,
+                       fp8_amax_count(t->spec.model.fp8.recipe) * stage->params->reg->count));
     return batch_alloc(&batch, &s->batch, &t->memory.state);
 }
 

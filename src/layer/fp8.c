@@ -10,7 +10,8 @@
  *   tensorwise  the tensor               e5m2
  *   blockwise   1 x 128, w 128 x 128     e4m3
  *   mxfp8       1 x 32                   e4m3
- *   nvfp4       1 x 16, w 16 x 16        e2m1, as all are; factors by the tensor's largest magnitude, too
+ *   nvfp4       1 x 16, w 16 x 16        e2m1, as all are; factors by the tensor's largest magnitude, too; in dw each
+ *                                        16 tokens are mixed, of x and of dy
  *
  * dy is read once for its codes and for those of dy transposed, where dx and dw are of the same rows and dw is made at
  * once. x is cast again in backward, for its codes would take memory until then.
@@ -70,10 +71,13 @@ static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t
 static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax, Fp8Operand *y,
                         Fp8Operand *turned)
 {
+    const bool mixed = recipe == FP8_NVFP4 && !r.weight;
     if (turned) TRY(alloc_operand(c, recipe, r, x.dim[1], x.dim[0], turned));
     if (y) TRY(alloc_operand(c, recipe, r, x.dim[0], x.dim[1], y));
     return op(c->s, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x,
-              .amax = amax, .blocks = fp8_blocks_of(recipe, r.weight));
+              .amax = mixed ? tensor_row_slice(amax, 0, 1) : amax,
+              .turned_amax = mixed ? tensor_row_slice(amax, 1, 1) : none,
+              .blocks = fp8_blocks_of(recipe, r.weight), .mixed = mixed);
 }
 
 /* ---- largest magnitudes ---- */
@@ -86,9 +90,12 @@ static Err over_ranks(Ctx *c, Tensor amax)
     return ERR_OK;
 }
 
+/* Of one number, or of two: as x is and as it is mixed. */
 static Err make_amax(Ctx *c, Tensor amax, Tensor x)
 {
-    TRY(op(c->s, fp8_amax, .amax = amax, .x = x, .fresh = true));
+    for (int mixed = 0; mixed < amax.dim[0]; mixed++)
+        TRY(op(c->s, fp8_amax, .amax = tensor_row_slice(amax, mixed, 1), .x = x, .fresh = true,
+               .mixed = mixed));
     return over_ranks(c, amax);
 }
 
@@ -106,7 +113,8 @@ static Err weight_amax(Ctx *c, int id, Tensor w, Tensor *amax)
 
 static Tensor input_amax(const Ctx *c, Fp8Recipe recipe, int weight)
 {
-    return fp8_has_amax(recipe) ? tensor_row_slice(c->slot->amax, weight, 1) : none;
+    const int count = fp8_amax_count(recipe);
+    return fp8_has_amax(recipe) ? tensor_row_slice(c->slot->amax, count * weight, count) : none;
 }
 
 /* ---- weights ---- */
@@ -205,7 +213,8 @@ Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out)
     wgrad->fp8 = recipe;
     if (!recipe) return ERR_OK;
     if (fp8_has_amax(recipe)) {
-        TRY(tensor_new(c->mode.split_backward ? c->into[REGION_W] : c->scratch, &out->amax, I64, 1));
+        TRY(tensor_new(c->mode.split_backward ? c->into[REGION_W] : c->scratch, &out->amax, I64,
+                       fp8_amax_count(recipe)));
         TRY(make_amax(c, out->amax, wgrad->dy));
         wgrad->amax = out->amax;
     }

@@ -43,7 +43,7 @@ typedef struct {
     Tensor dy, x;
     bool gather_x, gather_dy; /* its rows are still sharded and must be gathered first */
     Fp8Recipe fp8;            /* of the product */
-    Tensor amax;              /* [1] i64, for a recipe with fp8_has_amax(): what op fp8_amax says of dy */
+    Tensor amax;              /* [fp8_amax_count] i64, if fp8_has_amax(): what op fp8_amax says of dy */
     Tensor turned, factor;    /* dy transposed in 8 bits, if it has been cast already */
     Tensor offset; /* for a weight of experts: where each expert's rows begin (ops.def); else absent */
 } Wgrad;
@@ -72,8 +72,8 @@ typedef struct {
     SliceKeys *keys; /* [attention layers of the stage]; NULL if sequences are not cut into slices */
     Wgrad *queue;
     int queued, queue_capacity;
-    /* [parameters of the stage] i64, by a linear layer's weight: what op fp8_amax said of its input in the forward,
-     * over all ranks that have some of it. Absent: no recipe wants it. */
+    /* [parameters of the stage x fp8_amax_count] i64, by a linear layer's weight: what op fp8_amax said of its input in
+     * the forward, over all ranks that have some of it. Absent: no recipe wants it. */
     Tensor amax;
 } Slot;
 

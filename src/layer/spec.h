@@ -137,6 +137,9 @@ static inline int fp8_recipe_bits(Fp8Recipe r) { return r == FP8_NVFP4 ? 4 : 8; 
 /* Do its scales need the largest magnitude of a whole tensor? */
 static inline bool fp8_has_amax(Fp8Recipe r) { return r == FP8_TENSORWISE || r == FP8_NVFP4; }
 
+/* How many of inputs and of gradients of outputs? The second is of tokens that are mixed. */
+static inline int fp8_amax_count(Fp8Recipe r) { return r == FP8_NVFP4 ? 2 : 1; }
+
 typedef struct {
     bool keeps_weights; /* codes of weights, from one update to the next */
     Fp8Recipe recipe;   /* of these blocks' linear layers: */

@@ -10,6 +10,7 @@ the one with the even code), scales are made of Python's floats, which are doubl
     codes FORMAT BITS:CODE...          what floats are cast to
     scale RULE FORMAT AMAX SCALE BACK  bits of floats
     levels WHOLE AMAX SCALE BACK       the same of a block, by the tensor's largest magnitude
+    mix BITS... BITS...                16 floats and what they are mixed to
     cast NUMBER RULE FORMAT BLOCK_ROWS BLOCK_COLUMNS TRANSPOSED ROWS COLUMNS CODES FACTORS
                                        a tensor made by tensor(), its codes and factors as hashes
 """
@@ -106,6 +107,24 @@ def levels(whole, amax):
     return min(single(1 / back) if back else math.inf, real(0x7F7FFFFF)), back
 
 
+SIGNS = "+++-+------+-+--"
+
+
+def mix(x):
+    """Sums of sums: numbers whose index has the same bits below that of the pair, first those with bit 1."""
+    def at(i, level):  # number i behind the stage of `level`
+        if level == 0:
+            return x[i] if SIGNS[i] == "+" else -x[i]
+        apart = 1 << (level - 1)
+        a, b = known[level - 1][i & ~apart], known[level - 1][i | apart]
+        return single(a - b) if i & apart else single(a + b)
+
+    known = []
+    for level in range(5):
+        known.append([at(i, level) for i in range(16)])
+    return [single(v / 4) for v in known[4]]
+
+
 class Random:
     def __init__(self, seed):
         self.state = seed
@@ -141,16 +160,20 @@ def cast(rule, name, high, wide, transposed, rows, columns, x):
     """Codes and factors of x [rows, columns], or of its transpose, in blocks of high x wide; 0: of all."""
     if transposed:
         x, rows, columns = [x[n * columns + i] for i in range(columns) for n in range(rows)], columns, rows
-    high, wide, whole = high or rows, wide or columns, max((b & 0x7FFF) << 16 for b in x)
+    x = [real(b << 16) for b in x]
+    if rule == "mixed":
+        x = [v for i in range(0, len(x), 16) for v in mix(x[i:i + 16])]
+    sizes = [bits(v) & 0x7FFFFFFF for v in x]
+    high, wide, whole = high or rows, wide or columns, max(sizes)
     codes, factors = bytearray(rows * columns), []
     for r in range(0, rows, high):
         for c in range(0, columns, wide):
             places = [i * columns + k for i in range(r, min(r + high, rows)) for k in range(c, min(c + wide, columns))]
-            amax = max((x[p] & 0x7FFF) << 16 for p in places)
-            s, back = levels(whole, amax) if rule == "levels" else scale(rule, name, amax)
+            amax = max(sizes[p] for p in places)
+            s, back = levels(whole, amax) if rule in ("levels", "mixed") else scale(rule, name, amax)
             factors.append(bits(back))
             for p in places:
-                codes[p] = code(name, single(real(x[p] << 16) * s))
+                codes[p] = code(name, single(x[p] * s))
     return fnv(codes), fnv(struct.pack("<%dI" % len(factors), *factors))
 
 
@@ -197,6 +220,14 @@ def main():
             rows, columns = rows % 40 + 1, columns % 80 + 1
         found = cast("levels", "e2m1", high, 16, number // 3 % 2, rows, columns, tensor(number, rows, columns))
         print("cast", number, "levels e2m1", high, 16, number // 3 % 2, rows, columns, "%016x %016x" % found)
+    for number in range(200, 240):
+        r = Random(1000 + number)
+        rows, columns = 16 * (1 + r.next() % 12), 1 + r.next() % (300 if number < 220 else 40)
+        x = tensor(number, rows, columns)
+        found = cast("mixed", "e2m1", 1, 16, 1, rows, columns, x)
+        print("cast", number, "mixed e2m1 1 16 1", rows, columns, "%016x %016x" % found)
+        sixteen = [real(b << 16) for b in x[:16]]
+        print("mix", *("%08x" % bits(v) for v in sixteen + mix(sixteen)))
 
 
 main()

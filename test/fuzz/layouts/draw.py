@@ -210,7 +210,8 @@ class Draw:
             while self.micro * self.seq // self.slices % (self.tp * self.cp) or self.seq % (self.tp * self.cuts):
                 self.seq += least
         sample = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}.get(self.fp8, 1) if self.exact else 1 # (which no block may cross)
-        while self.seq % sample or self.micro // div * self.seq // self.cuts % self.multiple:
+        rows = self.multiple * (self.tp if self.fp8 == "nvfp4" and self.sp else 1)
+        while self.seq % sample or self.micro // div * self.seq // self.cuts % rows:
             self.seq += least
         self.global_batch = self.micro * self.dp * self.micro_batches
 
