@@ -4,8 +4,8 @@
  * with the median of the ratios of neighbouring steps to those of the last mode. `both` is layout,run; bf16,
  * bf16-fma, bf16-stream and bf16-narrow are run in bf16, with products by VDPBF16PS, by fma, with vectors of 16 bits,
  * and with these and the residual stream of 16 bits (others have them in fp32); bf16-layout is layout in bf16. Least
- * processor time (with OMP_WAIT_POLICY=passive) says most where others use the machine. bench/run.py alternates this with
- * PyTorch on the same shapes.
+ * processor time (with OMP_WAIT_POLICY=passive) says most where others use the machine. bench/run.py alternates this
+ * with PyTorch on the same shapes.
  *
  *   bench_step LAYERS HIDDEN HEADS BATCH SEQ STEPS [MODE,...|both] [THREADS] [trace.json]
  */
@@ -118,9 +118,10 @@ static void peer_print(const Peer *p, int steps)
     const double flop = (double)model_flop_per_token(&p->spec.model, p->plan.params) * tokens;
     double least = p->ms[0];
     for (int i = 1; i < steps; i++) least = p->ms[i] < least ? p->ms[i] : least;
-    printf("{\"peer\":\"megatrain\",\"mode\":\"%s\",\"ms\":%.1f,\"min_ms\":%.1f,\"min_cpu_ms\":%.1f,\"tok_s\":%.1f,\"gflops_best\":%.1f,"
-           "\"memory_gb\":%.2f}\n",
-           p->mode, mid, least, p->least_cpu, tokens / mid * 1e3, flop / least * 1e-6, (double)memory_plan_total(&p->plan) * 1e-9);
+    printf("{\"peer\":\"megatrain\",\"mode\":\"%s\",\"ms\":%.1f,\"min_ms\":%.1f,\"min_cpu_ms\":%.1f,\"tok_s\":%.1f,"
+           "\"gflops_best\":%.1f,\"memory_gb\":%.2f}\n",
+           p->mode, mid, least, p->least_cpu, tokens / mid * 1e3, flop / least * 1e-6,
+           (double)memory_plan_total(&p->plan) * 1e-9);
 }
 
 /* Peers take turns, and turns at being first: their ratios hold whatever else the machine does. */
