@@ -139,6 +139,8 @@ typedef struct {
     float *a, *b, *slot;
     int64_t chunk;                /* first row of the packed chunk of A */
     int64_t packed_col, packed_k; /* what of B is packed */
+    const char *soon;             /* rows of integers that the kernel asks for beforehand */
+    int64_t soon_rows;
     bool overflow;
 } Task;
 
@@ -435,9 +437,10 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     const Gemm *g = p->g;
     float leaves[LEAVES * TILE_ELEMS] __attribute__((aligned(64)));
     int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
-    TileFixed fixed = { .limit2 = p->quick };
+    TileFixed fixed = { .limit2 = p->quick, .soon = t->soon, .soon_rows = t->soon_rows };
     Tile tile = tile_open(t, row, col);
     const Sum sum = t->long_leaf ? slot_of(t, 0, row, col) : (Sum){ leaves, TILE_COLS };
+    fixed.soon_row = g->ldc * (int64_t)sizeof *g->fixed;
     tile.fixed = t->last ? &fixed : NULL;
     tile.c_tile = TILE_ELEMS;
     if (!t->last) return tile_chain(p, &tile, t->slab_k, t->first ? TILE_SET : TILE_CONTINUE, sum);
@@ -539,17 +542,29 @@ static void task_pack_a(Task *t, int64_t row)
     }
 }
 
-/* Asks for the C (or G) of a tile while the one before it is computed: else the chain waits for memory. */
-static void task_prefetch_c(const Task *t, int64_t row, int64_t col)
+/* Asks for the C (or G) of a tile, from row `first` of it on, while the one before it is computed: else the chain waits
+ * for memory. */
+static void task_prefetch_c(const Task *t, int64_t row, int64_t col, int64_t first)
 {
     const Gemm *g = t->p->g;
     const bool fixed = g->fixed != NULL;
     const int64_t size = fixed ? sizeof *g->fixed : sizeof *g->c, line = 64;
     const int64_t rows = min64(t->rows - row, TILE_ROWS), bytes = min64(t->cols - col, TILE_COLS) * size;
     const char *c = fixed ? (const char *)g->fixed : (const char *)g->c;
-    c += ((t->row + row) * g->ldc + t->col + col) * size;
-    for (int64_t i = 0; i < rows; i++, c += g->ldc * size)
+    c += ((t->row + row + first) * g->ldc + t->col + col) * size;
+    for (int64_t i = first; i < rows; i++, c += g->ldc * size)
         for (int64_t j = 0; j < bytes; j += line) __builtin_prefetch(c + j, 1);
+}
+
+/* The same of integers: as many rows as there is time for by the kernel, the rest at once. */
+static void task_prefetch_fixed(Task *t, int64_t row, int64_t col)
+{
+    const Gemm *g = t->p->g;
+    const bool whole = t->cols - col >= TILE_COLS;
+    const int64_t rows = min64(t->rows - row, TILE_ROWS), time = t->p->kernels ? t->slab_k / SOON_K : 0;
+    t->soon = (const char *)(g->fixed + (t->row + row) * g->ldc + t->col + col);
+    t->soon_rows = whole && rows > 0 ? min64(rows, time) : 0;
+    task_prefetch_c(t, row, col, t->soon_rows);
 }
 
 static void task_slab(Task *t)
@@ -564,7 +579,9 @@ static void task_slab(Task *t)
         int64_t col = strips && t->rows - row >= TILE_ROWS ? tile_strip(t, row) : 0;
         for (; col < t->cols; col += TILE_COLS) {
             const bool end = col + TILE_COLS >= t->cols;
-            if (reread) task_prefetch_c(t, end ? row + TILE_ROWS : row, end ? 0 : col + TILE_COLS);
+            const int64_t next_row = end ? row + TILE_ROWS : row, next_col = end ? 0 : col + TILE_COLS;
+            if (reread && fixed) task_prefetch_fixed(t, next_row, next_col);
+            else if (reread) task_prefetch_c(t, next_row, next_col, 0);
             if (p->g->mode == GEMM_I64) tile_fixed(t, row, col);
             else tile_float(t, row, col);
         }

@@ -45,10 +45,16 @@ typedef enum {
 
 typedef enum { TILE_FMA, TILE_FLUSHED, TILE_PAIRS } TileFamily;
 
-/* For chains that will be integers: notes squares, of one or summed, not below `limit2`. Whole vectors only. */
+/* For chains that will be integers: notes squares, of one or summed, not below `limit2`. Whole vectors only. Meanwhile
+ * the kernel asks for rows of integers that come next, one every SOON_K k's: of more lines at once than a processor
+ * keeps track of the chain would wait for the rest. */
+enum { SOON_K = 32 };
 typedef struct {
     float limit2;
-    bool beyond; /* set, never cleared */
+    bool beyond;      /* set, never cleared */
+    const char *soon; /* these rows: TILE_COLS integers each */
+    int64_t soon_row; /* bytes from one to the next */
+    int64_t soon_rows;
 } TileFixed;
 
 typedef struct {
@@ -110,6 +116,8 @@ VEC_FN void tile_kernel(const Tile *t, TileFamily family, int rows, int vecs, in
     const bool fixed = t->fixed && !cols;
     vf squares[TILE_VECS];
     EACH_VEC squares[v] = vf_zero();
+    int64_t soon_rows = fixed ? t->fixed->soon_rows : 0;
+    const char *soon = fixed ? t->fixed->soon : NULL;
     do {
         const float *b = b_tile, *a = a_tile, *a3 = rows > 3 ? a + 3 * s : a, *a6 = rows > 6 ? a + 6 * s : a;
         if (start == TILE_CONTINUE) {
@@ -125,18 +133,29 @@ VEC_FN void tile_kernel(const Tile *t, TileFamily family, int rows, int vecs, in
         } else {
             EACH_ROW EACH_VEC acc[i][v] = vf_zero();
         }
-        for (int64_t k = starts ? starts[1] - starts[0] : t->k; k > 0; k--) {
-            vf row[TILE_VECS];
-            EACH_VEC row[v] = LOAD(b + v * VEC);
-            EACH_VEC __builtin_prefetch(b + ahead + v * VEC);
-            EACH_ROW
-            {
-                /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
-                const float *p = i >= 6 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
-                const vf x = family == TILE_PAIRS ? vf_pair(p) : vf_set1(*p);
-                EACH_VEC acc[i][v] = tile_step(family, x, row[v], acc[i][v]);
+        for (int64_t left = starts ? starts[1] - starts[0] : t->k; left > 0;) {
+            int64_t k = left < SOON_K ? left : SOON_K;
+            left -= k;
+            if (soon_rows > 0) {
+                for (int v = 0; v < 2 * vecs; v++) __builtin_prefetch(soon + v * 64, 1);
+                soon += t->fixed->soon_row;
+                soon_rows--;
             }
-            a += a_k, a3 += a_k, a6 += a_k, b += b_k;
+            for (; k > 0; k--) {
+                vf row[TILE_VECS];
+                EACH_VEC row[v] = LOAD(b + v * VEC);
+                EACH_VEC __builtin_prefetch(b + ahead + v * VEC);
+                EACH_ROW
+                {
+                    /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
+                    const float *p = i >= 6             ? a6 + (i - 6) * s
+                                     : i == 3 || i == 5 ? a3 + (i - 3) * s
+                                                        : a + i * s;
+                    const vf x = family == TILE_PAIRS ? vf_pair(p) : vf_set1(*p);
+                    EACH_VEC acc[i][v] = tile_step(family, x, row[v], acc[i][v]);
+                }
+                a += a_k, a3 += a_k, a6 += a_k, b += b_k;
+            }
         }
         if (fixed) EACH_ROW EACH_VEC squares[v] = vf_fma(acc[i][v], acc[i][v], squares[v]);
         float *row = c;
@@ -168,6 +187,7 @@ VEC_FN void tile_kernel(const Tile *t, TileFamily family, int rows, int vecs, in
         vm fit = vm_first_n(VEC);
         EACH_VEC fit = vm_and(fit, vf_lt(squares[v], vf_set1(t->fixed->limit2)));
         if (vm_any(vm_not(fit))) t->fixed->beyond = true;
+        t->fixed->soon = soon, t->fixed->soon_rows = soon_rows;
     }
 #undef LOAD
 #undef HIDE
