@@ -107,6 +107,7 @@ TEST(recipes_and_what_follows)
         int64_t blocks;
     } eights[] = { { "run.device=cuda run.fp8_experts=true model.seq=4096", 4 },
                    { "run.device=cuda run.fp8_experts=true model.seq=256", 2 },
+                   { "run.device=cuda run.fp8_experts=true model.seq=4096 moe.slack=4", 8 },
                    { "run.device=cuda run.fp8_experts=true model.seq=4096 parallel.seq_blocks=8", 8 },
                    { "run.device=cuda model.seq=4096", 8 },
                    { "run.device=cpu run.fp8_experts=true model.seq=4096", 8 },

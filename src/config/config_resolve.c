@@ -309,7 +309,7 @@ static void resolve_run(ConfigReader *r)
 
 /* A run of an expert's rows begins with each block and leaves part of a block of codes unfilled; and no GPU promises
  * the bits of all layouts. With fewer blocks still a step that is done again in pieces has longer pieces, for which its
- * memory then has room (least_slack). */
+ * memory then has room (least_slack): a slack that is given may be enough for the others alone. */
 static void resolve_blocks_of_experts(ConfigReader *r)
 {
     enum { BLOCKS_MOST = 4 };
@@ -317,7 +317,7 @@ static void resolve_blocks_of_experts(ConfigReader *r)
     const bool found = c->origin[CFG_parallel_seq_blocks].kind == ORIGIN_AUTO;
     const bool eights = c->run.precision == RUN_PRECISION_FP8 && c->run.fp8_experts;
     if (!found || !eights || c->run.device != RUN_DEVICE_CUDA || c->parallel.seq_blocks <= BLOCKS_MOST ||
-        c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT)
+        c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT || c->moe.slack > 0)
         return;
     c->parallel.seq_blocks = BLOCKS_MOST;
     filled(r, CFG_parallel_seq_blocks, CFG_run_fp8_experts);

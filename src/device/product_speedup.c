@@ -8,9 +8,10 @@ ProductBy product_by_here(void) { return (ProductBy){ isa_best(), dot_best() }; 
 ProductBy product_by_names(const char *isa, const char *dot)
 {
     ProductBy by = product_by_here();
+    bool has = false;
     for (Isa i = ISA_AUTO + 1; i < ISA_COUNT && *isa; i++)
-        if (!strcmp(isa, isa_name(i)) && isa_supported(i)) by.isa = i;
-    for (DotKind k = 0; k < DOT_KINDS && *dot; k++)
+        if (!strcmp(isa, isa_name(i)) && isa_supported(i)) by.isa = i, has = true;
+    for (DotKind k = 0; k < DOT_KINDS && has; k++)
         if (!strcmp(dot, dot_name(k))) by.dot = k;
     return by;
 }

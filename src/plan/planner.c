@@ -12,7 +12,9 @@ static void warn_of(const DeviceFile *d, const Config *c, ConfigId id, const cha
 {
     char is[CONFIG_VALUE_BYTES];
     const char *word = config_value(c, id, is);
-    const bool open = c->origin[id].kind == ORIGIN_AUTO || c->origin[id].kind == ORIGIN_DEFAULT;
+    const bool is_auto = !strcmp(word, "auto");
+    const bool open = is_auto || c->origin[id].kind == ORIGIN_AUTO || c->origin[id].kind == ORIGIN_DEFAULT;
+    if (is_auto && id == CFG_debug_isa) word = isa_name(isa_best());
     if (!*was || (open && !here) || !strcmp(word, was) || !strcmp(word, "auto")) return;
     log_warn("'%s' was measured with debug.%s=%s: how long products take with debug.%s=%s nobody measured, "
              "and what "
