@@ -50,6 +50,7 @@ static TrainSpec spec_of(char **a, const char *mode)
                     .compute = strncmp(mode, "bf16", 4) ? F32 : BF16,
                     .fp32_residual = !narrow,
                     .fp32_vectors = !narrow && !stream,
+                    .fp32_row_sums = !narrow && !stream,
                     .device.dot = !strcmp(mode, "bf16") || narrow || stream || exact ? DOT_VDPBF16 : DOT_FMA,
                     .update.adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
                     .update.clip = 1,

@@ -628,11 +628,12 @@ TEST(what_may_change_on_resume)
 /* A dump in which keys that older programs did not have are comments. */
 static void dump_older(const Config *c, char *text, int size)
 {
-    static const char *const later[] = { "\nfp8_experts = ", "\nfp32_residual = ", "\nfp32_vectors = " };
+    static const char *const later[] = { "\nfp8_experts = ", "\nfp32_residual = ", "\nfp32_vectors = ",
+                                        "\nfp32_row_sums = " };
     char *all = dumped(c, false);
     CHECK(snprintf(text, (size_t)size, "%s", all) < size);
     free(all);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         char *line = strstr(text, later[i]);
         CHECK(line && !strstr(line + 1, later[i]));
         line[1] = ';';
@@ -652,8 +653,8 @@ TEST(keys_that_an_older_program_lacked)
         dump_older(&now, text, sizeof text);
         const ConfigSource older = { .text = text, .path = "older", .world_size = 1, .earlier = true };
         OK(config_read(&was, older));
-        CHECK(!was.run.fp32_residual && !was.run.fp32_vectors && !was.run.fp8_experts);
-        CHECK(now.run.fp32_residual && now.run.fp32_vectors && now.run.fp8_experts == (i >= 2));
+        CHECK(!was.run.fp32_residual && !was.run.fp32_vectors && !was.run.fp32_row_sums && !was.run.fp8_experts);
+        CHECK(now.run.fp32_residual && now.run.fp32_vectors && now.run.fp32_row_sums && now.run.fp8_experts == (i >= 2));
         if (i == 1) OK(config_same_run(&was, &now)); /* (all is fp32) */
         else FAILS(config_same_run(&was, &now), ERR_CKPT, "run.fp32_vectors was 'false' and is 'true'");
         config_release(&now);
@@ -661,7 +662,7 @@ TEST(keys_that_an_older_program_lacked)
         OK(read_as(&now, NULL, set, 1));
         OK(config_same_run(&was, &now));
         OK(read_as(&as_read, text, "", 1)); /* a file that somebody writes today */
-        CHECK(as_read.run.fp32_residual && as_read.run.fp32_vectors && as_read.run.fp8_experts == (i >= 2));
+        CHECK(as_read.run.fp32_residual && as_read.run.fp32_vectors && as_read.run.fp32_row_sums && as_read.run.fp8_experts == (i >= 2));
         config_release(&as_read);
         config_release(&was);
         config_release(&now);
@@ -677,6 +678,31 @@ TEST(keys_that_an_older_program_had)
                                        .overrides = words, .override_count = 1, .world_size = 1, .earlier = true }));
     CHECK(c.run.fp32_residual && c.run.fp32_vectors && !c.run.fp8_experts);
     config_release(&c);
+}
+
+/* A program whose streams and vectors were fp32, and a mixture's sums of rows not: of a dense model there are none. */
+TEST(sums_of_rows_in_an_older_run)
+{
+    static const char *const runs[] = { "run.precision=bf16", "run.precision=fp32 " MIXTURE, "run.precision=bf16 " MIXTURE,
+                                        "run.precision=bf16 run.fp32_residual=false " MIXTURE,
+                                        "run.precision=fp16 run.fp32_vectors=false " MIXTURE };
+    for (int i = 0; i < 5; i++) {
+        Config now, was;
+        char text[16384];
+        OK(read_as(&now, NULL, runs[i], 1));
+        char *all = dumped(&now, false), *line = strstr(all, "\nfp32_row_sums = ");
+        CHECK(line && now.run.fp32_row_sums == (i < 3));
+        line[1] = ';';
+        snprintf(text, sizeof text, "%s", all);
+        free(all);
+        OK(config_read(&was, (ConfigSource){ .text = text, .path = "older", .world_size = 1, .earlier = true }));
+        CHECK(!was.run.fp32_row_sums && was.run.fp32_residual == now.run.fp32_residual &&
+              was.run.fp32_vectors == now.run.fp32_vectors);
+        if (i != 2) OK(config_same_run(&was, &now));
+        else FAILS(config_same_run(&was, &now), ERR_CKPT, "run.fp32_row_sums was 'false' and is 'true'");
+        config_release(&was);
+        config_release(&now);
+    }
 }
 
 TEST(what_may_differ_by_name)

@@ -596,6 +596,7 @@ static bool bf16_errors(const NarrowRun *of, Wide wide, int64_t batch, const Tru
     r.g.spec.compute = BF16;
     r.g.spec.fp32_residual = wide.residual;
     r.g.spec.fp32_vectors = wide.vectors;
+    r.g.spec.fp32_row_sums = wide.residual && wide.vectors;
     r.g.spec.device.dot = of->dot;
     first_gradients(&r);
     double *off = calloc((size_t)r.t.stores[0].reg->count, sizeof *off);

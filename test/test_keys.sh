@@ -33,6 +33,7 @@ run.fp8_keep               | 0            | loss | run.precision=fp8 model.layer
 run.fp8_experts            | false        | loss | FP8_EXPERTS
 run.fp32_residual          | false        | loss | run.precision=bf16
 run.fp32_vectors           | false        | loss | run.precision=bf16
+run.fp32_row_sums          | false        | loss | run.precision=bf16 moe.experts=4 model.bias=false
 run.seed                   | 5            | loss
 run.reproducible           | run          | loss
 run.graphs                 | true         | refused 2 only device=cuda

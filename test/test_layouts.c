@@ -918,7 +918,7 @@ TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, 3, true, true); 
  * are fp32, too. */
 static TrainSpec narrow(TrainSpec s, DotKind dot, bool wide)
 {
-    s.compute = BF16, s.device.dot = dot, s.fp32_residual = s.fp32_vectors = wide;
+    s.compute = BF16, s.device.dot = dot, s.fp32_residual = s.fp32_vectors = s.fp32_row_sums = wide;
     return s;
 }
 

@@ -895,7 +895,7 @@ TEST(slices_in_16_bits)
         s.attn_block = experts.attn_block = 4;
         s.compute = experts.compute = BF16;
         s.device.dot = experts.device.dot = (DotKind)kind;
-        s.fp32_residual = experts.fp32_residual = experts.fp32_vectors = kind;
+        s.fp32_residual = experts.fp32_residual = experts.fp32_vectors = experts.fp32_row_sums = kind;
         experts.model.moe.balance.aux = 0;
         check_kind(&s, (DotKind)kind, list, (int)(sizeof list / sizeof *list));
         if (!in_part() || kind != DOT_AMX) CHECK_SLICES(experts, of_experts);
@@ -918,7 +918,7 @@ TEST(mixtures_in_16_bits)
         TrainSpec s = mixture(kind ? TINY_MIXTRAL : TINY_DEEPSEEK, 4);
         s.compute = BF16;
         s.device.dot = (DotKind)kind;
-        s.fp32_residual = s.fp32_vectors = !kind;
+        s.fp32_residual = s.fp32_vectors = s.fp32_row_sums = !kind;
         check_kind(&s, (DotKind)kind, list, (int)(sizeof list / sizeof *list));
     }
 }
@@ -946,7 +946,10 @@ TEST(sums_of_rows_in_fp32)
         TrainSpec s = specs[i];
         s.compute = BF16;
         s.fp32_residual = s.fp32_vectors = true;
+        const uint64_t narrow = hash_of(&s, &alone);
+        s.fp32_row_sums = true;
         const uint64_t want = hash_of(&s, &alone);
+        CHECK_MSG((want != narrow) == (i > 0), "model %d", i); /* (norms behind layers alone: all sums are rounded) */
         s.model.moe.capacity = (Capacity){ .slack = i == 4, .redo = i == 4 };
         for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
             if (!in_part() || k % 2 == i % 2) check_layouts(&s, want, &list[k], 1);

@@ -66,7 +66,7 @@ older=(run.precision=bf16 run.fp32_residual=false run.fp32_vectors=false)
 run older "${older[@]}" train.stop_at=1
 manifest=older/checkpoints/step-00000001/manifest
 check "the CRC of a manifest" [ "$(crc32c_line $manifest.json)" = "$(cat $manifest.crc)" ]
-sed -i -E 's/\\u000a(fp32_residual|fp32_vectors|fp8_experts) = [a-z]*//g' $manifest.json
+sed -i -E 's/\\u000a(fp32_residual|fp32_vectors|fp32_row_sums|fp8_experts) = [a-z]*//g' $manifest.json
 crc32c_line $manifest.json >$manifest.crc
 check "keys are gone" [ "$(grep -c 'fp32_\|fp8_experts' $manifest.json)" -eq 0 ]
 loss_of() { "$mt" eval --run older "$@" 2>/dev/null | grep -o 'loss [0-9.]*'; }
@@ -77,6 +77,22 @@ run older run.precision=bf16 train.stop_at=2
 check "what keys are now is another run (got $?)" grep -q "run.fp32_residual was 'false' and is 'true'; run.fp32_vectors was 'false' and" older.err
 run older "${older[@]}" train.stop_at=2
 check "what the program did then is the same (got $?)" grep -q "resuming from older/checkpoints/step-00000001" older.err
+
+# nor does a mixture's change whose stream and vectors were fp32 when its sums of rows were not
+older=(run.precision=bf16 moe.experts=4 model.bias=false)
+run rows "${older[@]}" run.fp32_row_sums=false train.stop_at=1
+manifest=rows/checkpoints/step-00000001/manifest
+sed -i 's/\\u000afp32_row_sums = false//' $manifest.json
+crc32c_line $manifest.json >$manifest.crc
+check "the key is gone, those that it asks for are not" \
+    [ "$(grep -c 'fp32_residual = true.*fp32_vectors = true' $manifest.json)-$(grep -c fp32_row_sums $manifest.json)" = 1-0 ]
+loss_of() { "$mt" eval --run rows "$@" 2>/dev/null | grep -o 'loss [0-9.]*'; }
+check "its sums are rounded as they were: $(loss_of), not $(loss_of run.fp32_row_sums=true)" \
+    [ -n "$(loss_of)" -a "$(loss_of)" = "$(loss_of run.fp32_row_sums=false)" -a "$(loss_of)" != "$(loss_of run.fp32_row_sums=true)" ]
+run rows "${older[@]}" train.stop_at=2
+check "sums in fp32 are another run" grep -q "configuration: run.fp32_row_sums was 'false' and is 'true'" rows.err
+run rows "${older[@]}" run.fp32_row_sums=false train.stop_at=2
+check "rounded ones are the same" grep -q "resuming from rows/checkpoints/step-00000001" rows.err
 
 # weights of a folder that is being trained in: the checkpoint that was found is removed before it is read, and the only
 # one is newer

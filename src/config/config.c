@@ -239,9 +239,11 @@ bool config_differs(const Config *was, const Config *now, ConfigId id)
         !(was->run.precision == RUN_PRECISION_FP8 && now->run.precision == RUN_PRECISION_FP8))
         return false;
     /* all is fp32 in any case */
-    if ((id == CFG_run_fp32_residual || id == CFG_run_fp32_vectors) &&
+    if ((id == CFG_run_fp32_residual || id == CFG_run_fp32_vectors || id == CFG_run_fp32_row_sums) &&
         was->run.precision == RUN_PRECISION_FP32 && now->run.precision == RUN_PRECISION_FP32)
         return false;
+    /* only mixtures sum rows */
+    if (id == CFG_run_fp32_row_sums && !was->moe.experts && !now->moe.experts) return false;
     return strcmp(config_value(was, id, a), config_value(now, id, b)) != 0;
 }
 

@@ -281,6 +281,7 @@ static void resolve_run(ConfigReader *r)
     const bool plain = c->run.precision == RUN_PRECISION_FP32;
     FILL(-1, run, fp32_residual, cpu || plain, CFG_run_precision);
     FILL(-1, run, fp32_vectors, cpu || plain, CFG_run_precision);
+    FILL(-1, run, fp32_row_sums, c->run.fp32_residual == 1 && c->run.fp32_vectors == 1, CFG_run_precision);
     const bool blocks = c->run.precision == RUN_PRECISION_FP8 &&
                         (c->run.fp8 == RUN_FP8_BLOCKWISE || c->run.fp8 == RUN_FP8_MXFP8);
     const int64_t block = c->run.fp8 == RUN_FP8_MXFP8 ? 32 : 128;

@@ -63,6 +63,7 @@ typedef struct {
     DType compute;      /* F32, BF16, F16: activations, and weights as the layers see them */
     bool fp32_residual; /* the residual stream is fp32 in any case */
     bool fp32_vectors;  /* so is what layers read of weights that are no matrices (param/param.h) */
+    bool fp32_row_sums; /* so are sums that mixtures make of rows, where the two above hold (layer/layer.h) */
     bool exact;         /* reproducible = layout */
     UpdateSpec update;
     int overlap_tp; /* bands of rows that travel beside tensor-parallel products (layer/bands.c); 0 or 1: none do */

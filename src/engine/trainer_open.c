@@ -280,7 +280,7 @@ static Err open_executor(Trainer *t)
                     .slices.count = t->parts.step.slices,
                     .dtype = t->spec.compute,
                     .fp32_residual = t->spec.fp32_residual,
-                    .fp32_vectors = t->spec.fp32_vectors };
+                    .fp32_row_sums = t->spec.fp32_row_sums };
     TRY(tensor_new(&t->memory.state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
     TRY(open_logits(t));
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->memory.state, &t->memory.setup, &e->ctx.rope));

@@ -212,7 +212,7 @@ typedef struct {
     DType dtype;    /* of activations, and of the weights that layers read */
     bool
         fp32_residual; /* the residual stream and its gradient are fp32 whatever the others are: ctx_residual */
-    bool fp32_vectors; /* so is what layers read of weights that are no matrices */
+    bool fp32_row_sums; /* so are sums of rows beside the stream: ctx_row_sums */
     Mode mode;
     BlockAt block;
     Slices slices;
@@ -232,8 +232,8 @@ static inline bool ctx_recomputes(const Ctx *c, const ModelSpec *spec)
 /* The dtype of the residual stream and its gradient. */
 static inline DType ctx_residual(const Ctx *c) { return c->fp32_residual ? F32 : c->dtype; }
 
-/* Of sums of rows beside the stream (LayerKind.sums_rows): not rounded where the stream and norms' weights are not. */
-static inline DType ctx_row_sums(const Ctx *c) { return c->fp32_vectors ? ctx_residual(c) : c->dtype; }
+/* Of sums of rows beside the stream (LayerKind.sums_rows): never wider than the stream. */
+static inline DType ctx_row_sums(const Ctx *c) { return c->fp32_row_sums ? ctx_residual(c) : c->dtype; }
 
 int64_t ctx_rows(const Ctx *c); /* R: rows that this rank holds outside of tensor-parallel regions */
 Tensor ctx_row_slice(const Ctx *c, Tensor per_row); /* this rank's R of the N entries */

@@ -316,6 +316,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .compute = dtypes[cfg->run.precision],
                         .fp32_residual = cfg->run.fp32_residual,
                         .fp32_vectors = cfg->run.fp32_vectors,
+                        .fp32_row_sums = cfg->run.fp32_row_sums,
                         .model = model_spec(cfg, vocab),
                         .pipeline = pipeline_spec(cfg),
                         .micro_batch = cfg->train.micro_batch,

@@ -10,7 +10,8 @@ KINDS = {  # the values of each axis
     "precision": ("fp32", "bf16", "fp16", "fp8"),
     "residual": ("as chosen", "fp32", "16 bits"), "fp8": ("tensorwise", "blockwise", "mxfp8", "nvfp4"), "fp8_keep": ("0", "1"), "fp8_weights": YES,
     "fp8_experts": YES,
-    "vectors": ("as chosen", "fp32", "16 bits"), "dot": ("auto", "fma", "vdpbf16", "amx"),
+    "vectors": ("as chosen", "fp32", "16 bits"), "row_sums": ("as chosen", "fp32", "16 bits"),
+    "dot": ("auto", "fma", "vdpbf16", "amx"),
     "arch": ("gpt2", "llama"),
     "attention": ("mha", "grouped", "one key head", "mla"),
     "position": ("learned", "rope", "rope in part", "none"),
@@ -132,7 +133,7 @@ def precision_axes(c):
     precision = c.get("run.precision", "fp32")
     axes = {"precision": precision}
     if precision != "fp32":
-        for axis in ("residual", "vectors"):
+        for axis in ("residual", "vectors") + ("row_sums",) * ("moe.experts" in c.model):
             axes[axis] = {"true": "fp32", "false": "16 bits"}.get(c.get("run.fp32_" + axis), "as chosen")
     if precision == "bf16":
         axes["dot"] = c.get("debug.dot", "auto")

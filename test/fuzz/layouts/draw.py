@@ -47,7 +47,7 @@ OTHERWISE = {  # values that a key is given at random, to be refused or not
     "moe.shared_gate": ("true",), "moe.pad": ("true",), "moe.slack": (0.5,), "moe.overflow": ("redo", "drop"),
     "moe.every": ("3", "0*9"), "run.reproducible": ("layout",), "run.precision": ("bf16", "fp16", "fp8"),
     "run.fp8": ("tensorwise", "blockwise", "mxfp8", "nvfp4"), "run.fp8_keep": (0, 1, 4), "run.fp32_residual": FLAG,
-    "run.fp32_vectors": FLAG, "run.fp8_weights": ("true",),
+    "run.fp32_vectors": FLAG, "run.fp32_row_sums": FLAG, "run.fp8_weights": ("true",),
     "run.fp8_experts": FLAG, "data.order": ("megatron",), "optim.clip": (1,), "optim.name": ("adamw", "muon", "lion", "sgd"),
     "optim.moments": ("bf16",), "optim.qk_clip": (0.1, 4), "optim.mup_base": (24,),
 }
@@ -174,9 +174,14 @@ class Draw:
     def put_precision(self):
         put = lambda key, value, default=None: self.put(self.model, "run." + key, value, default)
         put("precision", self.precision, "fp32")
+        wide = True  # (what both come to on the CPU)
         if self.precision != "fp32" and self.chance(0.5):
-            put("fp32_residual", self.chance(0.5))
-            put("fp32_vectors", self.chance(0.5))
+            residual, vectors = self.chance(0.5), self.chance(0.5)
+            put("fp32_residual", residual)
+            put("fp32_vectors", vectors)
+            wide = residual and vectors
+        if self.precision != "fp32" and self.experts_on and self.chance(0.4):
+            put("fp32_row_sums", wide and self.chance(0.5))
         if self.precision == "bf16":
             self.put(self.model, "debug.dot", self.one("auto", "fma", "vdpbf16", "amx"), "auto")
         if self.fp8:
