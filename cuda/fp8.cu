@@ -455,11 +455,18 @@ __global__ void __launch_bounds__(FP8_THREADS)
 /* ---- launchers ---- */
 
 /* What no configuration asks for. */
+static Err check_bits(OpId op, bool mixed, DType codes)
+{
+    if (!mixed && codes != E2M1) return ERR_OK;
+    return err_set(ERR_SHAPE, "%s on cuda: %s", op_info(op)->name, E2M1_NOT_ON_GPUS);
+}
+
 static Err check_codes(OpId op, Tensor x, Tensor codes)
 {
     const Tensor f = *codes.scale;
     const int64_t blocks = ceil_div(codes.dim[1], FP8_BLOCK);
     const Fp8Kind kind = fp8_kind(codes);
+    TRY(check_bits(op, false, codes.dtype));
     if (x.rows || codes.rows) return err_set(ERR_SHAPE, "%s on cuda takes no row counts", op_info(op)->name);
     if (codes.dim[1] % FP8_RUN || codes.ld % FP8_RUN || reinterpret_cast<uintptr_t>(codes.data) % FP8_RUN)
         return err_set(ERR_SHAPE, "%s on cuda: rows of codes are no multiples of 16 bytes", op_info(op)->name);
@@ -483,6 +490,7 @@ static Err check_numbers(OpId op, Tensor x)
 extern "C" Err cuda_fp8_amax(Stream *s, const fp8_amax_args *a)
 {
     enum { BLOCKS = 8 }; /* a multiprocessor */
+    TRY(check_bits(OP_fp8_amax, a->mixed, a->x.dtype));
     TRY(check_numbers(OP_fp8_amax, a->x));
     PackGrid g = pack_grid(row_count(a->x, a->x), 1, a->x.dim[1], Pack<bf16>::COUNT);
     const int64_t steps = g.grid.x, most = static_cast<int64_t>(s->dev->threads) * BLOCKS;
@@ -551,6 +559,7 @@ extern "C" Err cuda_fp8_cast(Stream *s, const fp8_cast_args *a)
     Tensor x = a->x, y = a->y;
     if (y.data && !turned.data && kind_of(a) == FP8_ROW_BLOCKS) x.rows = y.rows = nullptr; /* lines */
     const Tensor one = y.data ? y : turned;
+    TRY(check_bits(OP_fp8_cast, a->mixed || a->turned_amax.data, one.dtype));
     TRY(check_numbers(OP_fp8_cast, x));
     if (!one.data || (y.data && turned.data && y.dtype != turned.dtype))
         return err_set(ERR_SHAPE, "fp8_cast on cuda: nothing is to be written, or codes of two formats");

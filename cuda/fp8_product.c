@@ -47,6 +47,7 @@ static Err check_codes(OpId op, Tensor a, Tensor b)
 {
     const Fp8Kind ka = fp8_kind(a), kb = fp8_kind(b);
     const char *name = op_info(op)->name;
+    if (a.dtype == E2M1 || b.dtype == E2M1) return err_set(ERR_SHAPE, "%s on cuda: %s", name, E2M1_NOT_ON_GPUS);
     if (a.rows || b.rows) return err_set(ERR_SHAPE, "%s on cuda takes no row counts in device memory", name);
     if (a.dim[0] % 16 || b.dim[0] % 16 || a.dim[1] % 16 || a.ld % 16 || b.ld % 16)
         return err_set(ERR_SHAPE, "%s on cuda: sizes are no multiples of 16", name);

@@ -19,6 +19,9 @@
 
 enum { E4M3_MOST = 448, E5M2_MOST = 57344, E2M1_MOST = 6 };
 
+/* Why e2m1 is refused there, by whoever notices first. */
+#define E2M1_NOT_ON_GPUS "codes of 4 bits have no products on GPUs here"
+
 /* How a scale follows from the largest magnitude of what it is for. */
 typedef enum {
     FP8_SCALE_EXACT,        /* MOST / amax */
@@ -120,8 +123,10 @@ static inline Fp8Factor fp8_factor(Fp8Scale kind, uint32_t amax, float most)
 /*
  * Of a block of e2m1 in a tensor: `amax` and `whole` are the bits of their largest magnitudes. The tensor's scale
  * brings the largest factor to 448 and the largest number to 6. The factor of a block is rounded to 8 bits, so its
- * largest number comes to a sixteenth more or less than 6 at most. A factor of 0 (of a block of zeros, or of one too
- * small for e4m3) has the largest scale of a float. NaN is in the factor, and so in the whole block.
+ * largest number comes to a sixteenth more or less than 6 at most. That is so where the factor is a normal e4m3, for
+ * an amax from whole / 28,672 on. Below, factors are whole units of 2^-9 and it is up to a half: of .51 units, which
+ * become 1, the largest number comes to 3.06, of 1.49 to 8.94, which is cut to 6. A factor of 0 (of a block of zeros,
+ * or of one too small for e4m3) has the largest scale of a float. NaN is in the factor, and so in the whole block.
  */
 static inline Fp8Factor fp8_factor_two_levels(uint32_t whole, uint32_t amax)
 {
@@ -134,7 +139,7 @@ static inline Fp8Factor fp8_factor_two_levels(uint32_t whole, uint32_t amax)
 /*
  * What weight gradients of e2m1 are made of instead of 16 tokens: H D x / 4, with Hadamard's matrix H and fixed signs
  * D, so that no one token has the largest magnitude alone. Products of two that are mixed so are those of the tokens.
- * Sums are those of pairs 1, 2, 4 and 8 apart, in fp32.
+ * Sums are those of pairs 1, 2, 4 and 8 apart, in fp32. One infinity makes all 16 infinite, two make some of them NaN.
  */
 enum { FP8_MIXED = 16 };
 

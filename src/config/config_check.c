@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "config/config_reader.h"
+#include "base/fp8.h"
 #include "base/heads.h"
 #include "base/int64.h"
 #include "base/rank_list.h"

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/fp8.h"
 #include "base/rng.h"
 #include "device/fp8_gpus.h"
 #include "param/param.h"
@@ -35,5 +36,7 @@ Err fp8_spec_on_gpu(const Fp8Spec *s, int capability, const char *gpu)
     const Fp8Factors factors = s->recipe == FP8_MXFP8       ? FP8_FACTORS_OF_32
                                : s->recipe == FP8_BLOCKWISE ? FP8_FACTORS_OF_128
                                                             : FP8_FACTOR_OF_TENSOR;
+    if (s->recipe == FP8_NVFP4)
+        return err_set(ERR_CONFIG, "%s", E2M1_NOT_ON_GPUS), err_hint("set run.fp8=tensorwise");
     return s->recipe == FP8_NONE ? ERR_OK : fp8_gpu_multiplies(factors, capability, gpu);
 }

@@ -626,6 +626,18 @@ TEST(refused)
     FAILS(op(case_stream(c), fp8_cast, .y = AT(rows.codes), .x = AT(x),
              .blocks = blocks_of(FP8_SQUARES, FP8_SCALE_EXACT)),
           ERR_SHAPE, "fp8_cast on cuda: factors are not of amax, or of the blocks that are asked for");
+    Codes four = codes_new(c, E2M1, FP8_WHOLE, 144, 80), eight = codes_new(c, E4M3, FP8_WHOLE, 80, 144);
+    Pair amax = pair_output(c, I64, 1), values = pair_output(c, F32, 144, 80);
+    FAILS(op(case_stream(c), fp8_amax, .amax = AT(amax), .x = AT(x), .fresh = 1, .mixed = 1), ERR_SHAPE,
+          "fp8_amax on cuda: " E2M1_NOT_ON_GPUS);
+    FAILS(op(case_stream(c), fp8_cast, .y = AT(four.codes), .x = AT(x), .amax = AT(amax)), ERR_SHAPE,
+          "fp8_cast on cuda: " E2M1_NOT_ON_GPUS);
+    FAILS(op(case_stream(c), fp8_cast, .turned = AT(eight.codes), .x = AT(x), .amax = AT(amax), .mixed = 1), ERR_SHAPE,
+          "fp8_cast on cuda: " E2M1_NOT_ON_GPUS);
+    FAILS(op(case_stream(c), fp8_values, .y = AT(values), .x = AT(four.codes)), ERR_SHAPE,
+          "fp8_values on cuda: " E2M1_NOT_ON_GPUS);
+    FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(p.ca.codes), .w = AT(four.codes), .leaf = 80), ERR_SHAPE,
+          "fp8_product on cuda: " E2M1_NOT_ON_GPUS);
     if (!has_products(c, FP8_WHOLE))
         FAILS(op(case_stream(c), fp8_product, .y = AT(y), .x = AT(p.ca.codes), .w = AT(p.cb.codes), .leaf = 80),
               ERR_CONFIG, "has no products of fp8");

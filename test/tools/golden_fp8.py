@@ -228,6 +228,9 @@ def main():
         print("cast", number, "mixed e2m1 1 16 1", rows, columns, "%016x %016x" % found)
         sixteen = [real(b << 16) for b in x[:16]]
         print("mix", *("%08x" % bits(v) for v in sixteen + mix(sixteen)))
+    for infinite in ({5: 1}, {12: -1}, {0: 1, 1: 1}, {2: 1, 9: -1}, {3: -1, 8: -1}):
+        sixteen = [infinite[i] * math.inf if i in infinite else i - 6.5 for i in range(16)]
+        print("mix", *("%08x" % bits(v) for v in sixteen + mix(sixteen)))
 
 
 main()
