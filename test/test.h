@@ -125,6 +125,9 @@ static inline bool env_is(const char *name, const char *word)
     return set && !strcmp(set, word);
 }
 
+/* Under a sanitizer, for memory: what compares numbers and bits does so without it, so less is run. */
+static inline bool brief(void) { return env_is("MEGATRAIN_LAYOUTS", "brief"); }
+
 static inline double test_now(void)
 {
     struct timespec t;

@@ -11,10 +11,10 @@
 
 enum { STEPS = 3, UPDATES = 20 };
 
-/* Under a sanitizer (MEGATRAIN_LAYOUTS=short) one step, of every second case. */
+/* Under a sanitizer (brief) one step, of every second case. */
 static int step_count(void)
 {
-    return env_is("MEGATRAIN_LAYOUTS", "brief") ? 1 : STEPS;
+    return brief() ? 1 : STEPS;
 }
 
 typedef enum { STASH, VERTICAL, DOUBLE } Rule;

@@ -219,7 +219,7 @@ TEST(a_layout_out_of_order)
 
 TEST(layouts)
 {
-    const int every = env_is("MEGATRAIN_LAYOUTS", "brief") ? 11 : 1; /* under a sanitizer */
+    const int every = brief() ? 11 : 1; /* under a sanitizer */
     int seen = 0, two_way = 0, cut = 0, sixteen = 0;
     for (int i = 0, turn = 0; schedule_name(i); i++)
         for (int pp = 2; pp <= 4; pp += 2)

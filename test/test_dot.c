@@ -141,7 +141,7 @@ static void say_skipped(void)
 }
 
 /* Of random ones; a fifth of them under a sanitizer. */
-static int cases_of(int count) { return env_is("MEGATRAIN_LAYOUTS", "brief") ? count / 5 : count; }
+static int cases_of(int count) { return brief() ? count / 5 : count; }
 
 TEST(random_shapes)
 {

@@ -76,7 +76,6 @@ static TinyRun run_of(TrainSpec spec, Layout l, int steps)
     return r;
 }
 
-static bool brief(void) { return mode_is("brief"); }
 static int steps_of(int steps) { return brief() ? 2 : steps; }
 static bool in_few(void) { return mode_is("short") || brief(); }
 

@@ -602,8 +602,6 @@ static void oracle_close(Oracle *o, const Trainer *t)
     free(o->shift);
 }
 
-static bool brief(void) { return env_is("MEGATRAIN_LAYOUTS", "brief"); }
-
 /* Moments go on in float64 from step to step; of a model of each kind for longer. */
 static int compared_steps(Model k)
 {

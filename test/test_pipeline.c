@@ -50,9 +50,7 @@ static bool in_part(void) { return !extent_is("each") && !extent_is("all"); }
 
 /* Under a sanitizer (MEGATRAIN_LAYOUTS=brief) two steps, and one layout in twelve, of which the memory is looked at: the
  * bits are compared without it, where one rank runs as well. */
-static bool sanitized(void) { return env_is("MEGATRAIN_LAYOUTS", "brief"); }
-
-static int step_count(void) { return sanitized() ? 2 : in_part() ? STEPS : STEPS_GRID; }
+static int step_count(void) { return brief() ? 2 : in_part() ? STEPS : STEPS_GRID; }
 
 static int ones(int n) { return n ? n : 1; }
 
@@ -97,13 +95,13 @@ static uint64_t hash_of(const TrainSpec *spec, const Layout *l)
 static bool left_out(void)
 {
     static int turn;
-    return sanitized() && turn++ % 12;
+    return brief() && turn++ % 12;
 }
 
 /* What the others are compared with. */
 static uint64_t alone(const TrainSpec *spec)
 {
-    return sanitized() ? 0 : hash_of(spec, &(Layout){ .pp = 1 });
+    return brief() ? 0 : hash_of(spec, &(Layout){ .pp = 1 });
 }
 
 static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *list, int count)
@@ -114,7 +112,7 @@ static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *li
         if (left_out()) continue;
         const uint64_t h = hash_of(spec, l);
         CHECK_MSG(
-            h == want || sanitized(),
+            h == want || brief(),
             "%s layout '%s' pp %d x %d, tp %d sp %d cp %d dp %d zero %d overlap %d recompute %d micro %d "
             "slices %d bands %d offload %d",
             l->schedule ? l->schedule : "1f1b", l->layout ? l->layout : "", l->pp, l->chunks, l->tp, l->sp,
@@ -315,7 +313,7 @@ TEST(two_directions_in_16_bits)
     static const Layout list[] = { { "chimera", .pp = 2, .dp = 2, .zero = 3 },
                                    { "dualpipe", .pp = 2, .dp = 2, .zero = 2, .overlap = 1, .micro = 1 },
                                    { "chimera", .pp = 2, .dp = 4, .zero = 3, .zero_group = 2, .micro = 1 } };
-    for (size_t i = 0; i < (sanitized() ? 1 : sizeof list / sizeof *list); i++) {
+    for (size_t i = 0; i < (brief() ? 1 : sizeof list / sizeof *list); i++) {
         TrainSpec s = model(true, 8);
         Layout whole = list[i];
         s.exact = false;
@@ -494,10 +492,10 @@ TEST(experts_in_pieces)
     const uint64_t want = alone(&s);
     s.model.moe.capacity = (Capacity){ .slack = 1, .redo = true };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        if (sanitized() && i % 5) continue;
+        if (brief() && i % 5) continue;
         TinyRun r = run_of(&s, &list[i]);
         tiny_train(&r);
-        CHECK_MSG(!r.err && (r.hash == want || sanitized()), "%s number %zu: %s", list[i].schedule, i, r.message);
+        CHECK_MSG(!r.err && (r.hash == want || brief()), "%s number %zu: %s", list[i].schedule, i, r.message);
         CHECK_MSG(r.retried_in_pieces > 0, "%s number %zu", list[i].schedule, i);
     }
 }
@@ -609,7 +607,7 @@ TEST(fp32_residual)
         const uint64_t narrow = alone(&s);
         s.fp32_residual = true;
         const uint64_t want = alone(&s);
-        CHECK(want != narrow || sanitized());
+        CHECK(want != narrow || brief());
         for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
             if (!in_part() || k % 3 == i % 3) check_layouts(&s, want, &list[k], 1);
         if (i == 4) CHECK_LIST(s, want, apart);
@@ -639,7 +637,7 @@ TEST(fp32_vectors)
         const uint64_t narrow = alone(&s);
         s.fp32_vectors = true;
         const uint64_t want = alone(&s);
-        CHECK(want != narrow || sanitized());
+        CHECK(want != narrow || brief());
         for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
             if (!in_part() || k % 3 == i % 3) check_layouts(&s, want, &list[k], 1);
     }
@@ -818,7 +816,7 @@ TEST(slices_in_any_order)
                                    { "seq1f1b", .pp = 1, .slices = 4, .cp = 2, .context = CONTEXT_RING },
                                    { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .context = CONTEXT_A2A } };
     enum { LAYOUTS = sizeof list / sizeof *list };
-    for (int narrow = sanitized(); narrow < 2; narrow++) {
+    for (int narrow = brief(); narrow < 2; narrow++) {
         TrainSpec s = of_slices(tiny_llama(), 2);
         TinyRun r[LAYOUTS];
         s.exact = false;
@@ -1080,7 +1078,7 @@ TEST(checkpoints_between_pipelines)
     for (int llama = 0; llama < (in_part() ? 1 : 2); llama++) {
         const TrainSpec s = model(llama, 8);
         Hop one = { 0 }, many = { 0 };
-        for (int i = 0; i < (sanitized() ? 2 : HOPS); i++) {
+        for (int i = 0; i < (brief() ? 2 : HOPS); i++) {
             snprintf(one.folder, sizeof one.folder, "%s", in_dir(llama ? "llama-one" : "one"));
             snprintf(many.folder, sizeof many.folder, "%s", in_dir(llama ? "llama-many" : "many"));
             CHECK_MSG(hop(&s, &ring[i], &many) == hop(&s, &alone, &one), "hop %d, %s pp %d", i,
@@ -1141,7 +1139,7 @@ TEST(narrow_moments)
     TrainSpec s = model(true, 4), experts = mixture(TINY_DEEPSEEK, 4);
     const uint64_t wide = alone(&s);
     s.update.moments = experts.update.moments = BF16;
-    CHECK(alone(&s) != wide || sanitized());
+    CHECK(alone(&s) != wide || brief());
     CHECK_LIST(s, alone(&s), list);
     check_layouts(&experts, alone(&experts), list, 2);
 }
