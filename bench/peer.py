@@ -2,11 +2,13 @@
 memory, which is the faster way to run PyTorch: Debian's (python3-torch under /usr/bin/python3), and for whole steps
 PyPI's, too (torch_here.py)."""
 import os
+import statistics
 import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = "/usr/bin/python3"
+NEWEST = [(way, precision) for precision in ("fp32", "bf16") for way in ("eager", "compile")]  # of PyPI's
 KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
 
 
@@ -42,3 +44,18 @@ def newest_torch():
 def torch_ms(script, *words, python=PYTHON):
     """Milliseconds of its steps after the first."""
     return step_times(run([python, os.path.join(HERE, script), *words], **KEEP))
+
+
+def newest_ms(times, python, script, *words):
+    """Adds to `times` what PyPI's PyTorch takes for it: each way, in fp32 and under autocast."""
+    for way, precision in NEWEST if python else []:
+        times.setdefault(f"{way} {precision}", []).extend(torch_ms(script, *words, way, precision, python=python))
+
+
+def faster(times, ours, theirs):
+    """By which factor `ours` is faster than the best of `theirs`: of best steps, and of medians."""
+    peers = [p for p in theirs if p in times]
+    if not peers:
+        return None
+    return {"best": min(min(times[p]) for p in peers) / min(times[ours]),
+            "median": min(statistics.median(times[p]) for p in peers) / statistics.median(times[ours])}

@@ -25,7 +25,7 @@ import mixtures
 import neighbour
 import ranks
 import tokens
-from peer import has_torch, newest_torch, run, step_times, torch_ms
+from peer import faster, has_torch, newest_ms, newest_torch, run, step_times, torch_ms
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
@@ -38,16 +38,6 @@ STEPS = [  # layers, width, heads, batch, context; the ratio to reach
 
 
 OURS = ("layout", "run", "bf16")
-NEWEST = [(way, precision) for precision in ("fp32", "bf16") for way in ("eager", "compile")]
-
-
-def faster(times, ours, theirs):
-    """By which factor `ours` is faster than the best of `theirs`: of best steps, and of medians."""
-    peers = [p for p in theirs if p in times]
-    if not peers:
-        return None
-    return {"best": min(min(times[p]) for p in peers) / min(times[ours]),
-            "median": min(statistics.median(times[p]) for p in peers) / statistics.median(times[ours])}
 
 
 def steps_section(rounds, steps):
@@ -60,20 +50,19 @@ def steps_section(rounds, steps):
                 times[mode] += step_times(text, mode + " step ")
             if debian:
                 times.setdefault("debian", []).extend(torch_ms("torch_gpt.py", *shape, steps))
-            for way, precision in NEWEST if newest else []:
-                times.setdefault(f"{way} {precision}", []).extend(
-                    torch_ms("torch_gpt.py", *shape, steps, way, precision, python=newest))
+            newest_ms(times, newest, "torch_gpt.py", *shape, steps)
         # neighbouring steps: what else the machine does hits both alike
         over = statistics.median(a / b for a, b in zip(times["layout"], times["run"]))
         row = {"config": name, "shape": shape, "goal": goal, "best_ms": {p: min(t) for p, t in times.items()},
                "median_ms": {p: statistics.median(t) for p, t in times.items()}, "layout_over_run": over,
                "over_debian": faster(times, "layout", ["debian"]),
                "over_newest": faster(times, "layout", ["eager fp32", "compile fp32"]),
+               "run_over_newest": faster(times, "run", ["eager fp32", "compile fp32"]),
                "over_newest_bf16": faster(times, "bf16", ["eager bf16", "compile bf16"])}
         print(f"{name} (aim {goal}): ms a step, best / median; layout takes {100 * (over - 1):+.1f} % over run")
         for p, t in times.items():
             print(f"  {p:14} {min(t):8.1f} / {statistics.median(t):8.1f}")
-        for peer in ("over_debian", "over_newest", "over_newest_bf16"):
+        for peer in ("over_debian", "over_newest", "run_over_newest", "over_newest_bf16"):
             if row[peer]:
                 print(f"  speed {peer:18} {row[peer]['best']:.2f} / {row[peer]['median']:.2f}", flush=True)
         rows.append(row)

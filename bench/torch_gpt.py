@@ -81,8 +81,15 @@ def adamw(model):
         return torch.optim.AdamW(model.parameters(), **settings)
 
 
-def train(model, vocab, batch, seq, steps, autocast=contextlib.nullcontext):
-    """Random tokens, AdamW, clip at 1.0. Prints one line a step and a closing JSON line."""
+def train(model, vocab, batch, seq, steps, ways):
+    """Random tokens, AdamW, clip at 1.0; `ways` are words of the command line. Prints one line a step and a closing
+    JSON line."""
+    autocast = contextlib.nullcontext
+    if "compile" in ways:
+        model = torch.compile(model)
+    if "bf16" in ways:
+        def autocast():
+            return torch.autocast("cpu", dtype=torch.bfloat16)
     optimizer = adamw(model)
     ms = []
     for step in range(steps + 1):
@@ -107,13 +114,7 @@ def main():
     layers, width, heads, batch, seq, steps = (int(a) for a in sys.argv[1:7])
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    model, autocast = Gpt(layers, width, heads, seq), contextlib.nullcontext
-    if "compile" in sys.argv[7:]:
-        model = torch.compile(model)
-    if "bf16" in sys.argv[7:]:
-        def autocast():
-            return torch.autocast("cpu", dtype=torch.bfloat16)
-    train(model, VOCAB, batch, seq, steps, autocast)
+    train(Gpt(layers, width, heads, seq), VOCAB, batch, seq, steps, sys.argv[7:])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The peer of bench/mixtures.py: the same mixture of experts in PyTorch, eager, fp32, on the CPU: tokens of an expert
-are picked by index, multiplied, and added where they came from.
+"""The peer of bench/mixtures.py: the same mixture of experts in PyTorch on the CPU: tokens of an expert are picked by
+index, multiplied, and added where they came from.
 
-  torch_moe.py LAYERS HIDDEN HEADS BATCH SEQ VOCAB EXPERTS TOPK FFN STEPS
+  torch_moe.py LAYERS HIDDEN HEADS BATCH SEQ VOCAB EXPERTS TOPK FFN STEPS [eager|compile] [fp32|bf16]
 
 Random tokens, rotary positions, RMSNorm, SwiGLU experts, a softmax over the chosen logits, tied head, AdamW, clip at
-1.0. Prints one line a step and a closing JSON line.
+1.0. bf16: under autocast. Prints one line a step and a closing JSON line.
 """
 import sys
 
@@ -42,7 +42,7 @@ class Mixture(nn.Module):
             token, choice = torch.where(index == e)
             gate, up = F.linear(rows[token], self.fc1[e]).chunk(2, dim=-1)
             y = F.linear(F.silu(gate) * up, self.fc2[e])
-            out = out.index_add(0, token, y * weight[token, choice, None])
+            out = out.index_add(0, token, (y * weight[token, choice, None]).to(out.dtype))
         return out.view_as(x)
 
 
@@ -96,7 +96,8 @@ def main():
     layers, width, heads, batch, seq, vocab, experts, topk, ffn, steps = (int(a) for a in sys.argv[1:11])
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    train(Model(layers, width, heads, seq, vocab, experts, topk, ffn), vocab, batch, seq, steps)
+    train(Model(layers, width, heads, seq, vocab, experts, topk, ffn), vocab, batch, seq, steps,
+          sys.argv[11:])
 
 
 if __name__ == "__main__":
