@@ -19,6 +19,7 @@
  * Traffic per parameter: grad_stats reads 8 bytes (4 for floats); adamw reads w, m, v, g and writes w, m, v: 32
  * bytes (28), with moments in bf16 24 (20). Both make one pass and are bound by memory.
  */
+#include "base/int64.h"
 #include "cpu/rows.h"
 
 enum { LIMBS = 4, FLOAT_INF_BITS = 0x7F800000 };
@@ -334,11 +335,15 @@ static Tensor part_copy(Tensor copy, const FlatPart *p)
 
 static void adam_copy(Tensor copy, const float *w, int64_t first, int64_t end)
 {
-    if (copy.dtype == BF16)
-        for (int64_t i = first; i < end; i++) ((uint16_t *)copy.data)[i] = bf16_from_float(w[i]);
-    else
+    const Row to = { copy.data, copy.dtype == BF16 };
+    if (copy.dtype == F16)
         for (int64_t i = first; i < end; i++) any_store(copy, i, w[i]);
+    else
+        for (int64_t i = first; i < end; i += VEC) row_put(to, i, row_load(w + i, end - i), end - i);
 }
+
+/* Elements that pass at a time through the nearest cache, from which what becomes of them is read again. */
+enum { RUN = 512 };
 
 VEC_FN void adam_lanes(const AdamConstants *c, vf g, float *pw, float *pm, float *pv, int64_t left)
 {
@@ -362,37 +367,39 @@ VEC_FN void grad_prefetch(const Grads *g, int64_t at)
 }
 
 /* Elements [first, end), of which the first has its moments at m[0] and v[0]. */
-static void adam_run(const Adam *a, int64_t first, int64_t end, float *m, float *v)
+static void adam_run(const Adam *a, const AdamConstants *c, const Grads *g, int64_t first, int64_t end,
+                     float *m, float *v)
 {
-    const Grads g = grads_of(a->op->g, a->op->shift, a->part->number, a->op->step);
-    const AdamConstants c = adam_constants(a->op, a->part);
     for (int64_t i = first; i < end; i += VEC) {
         const int64_t left = end - i, at = i - first;
-        grad_prefetch(&g, a->part->grad + i);
-        adam_lanes(&c, grad_load(&g, a->part->grad + i, left), a->w + i, m + at, v + at, left);
+        grad_prefetch(g, a->part->grad + i);
+        adam_lanes(c, grad_load(g, a->part->grad + i, left), a->w + i, m + at, v + at, left);
     }
 }
 
-/* Moments in bf16 pass through floats, a run at a time, which stays in the nearest cache. */
-static void adam_narrow(const Adam *a, int64_t first, int64_t end)
+/* The same with moments in bf16. */
+static void adam_narrow(const Adam *a, const AdamConstants *c, const Grads *g, int64_t first, int64_t end)
 {
-    enum { RUN = 512 };
     float m[RUN], v[RUN];
-    uint16_t *pm = a->m.data, *pv = a->v.data;
-    for (int64_t i = first, n; i < end; i += n) {
-        n = end - i < RUN ? end - i : RUN;
-        for (int64_t k = 0; k < n; k++) m[k] = bf16_to_float(pm[i + k]), v[k] = bf16_to_float(pv[i + k]);
-        adam_run(a, i, i + n, m, v);
-        for (int64_t k = 0; k < n; k++) pm[i + k] = bf16_from_float(m[k]), pv[i + k] = bf16_from_float(v[k]);
-    }
+    uint16_t *pm = (uint16_t *)a->m.data + first, *pv = (uint16_t *)a->v.data + first;
+    const int64_t n = end - first;
+    for (int64_t k = 0; k < n; k++) m[k] = bf16_to_float(pm[k]), v[k] = bf16_to_float(pv[k]);
+    adam_run(a, c, g, first, end, m, v);
+    for (int64_t k = 0; k < n; k++) pm[k] = bf16_from_float(m[k]), pv[k] = bf16_from_float(v[k]);
 }
 
 static void adamw_part(const void *args, int64_t first, int64_t end)
 {
     const Adam *a = args;
-    if (a->m.dtype == F32) adam_run(a, first, end, (float *)a->m.data + first, (float *)a->v.data + first);
-    else adam_narrow(a, first, end);
-    if (a->copy.data) adam_copy(a->copy, a->w, first, end);
+    const Grads g = grads_of(a->op->g, a->op->shift, a->part->number, a->op->step);
+    const AdamConstants c = adam_constants(a->op, a->part);
+    float *m = a->m.data, *v = a->v.data;
+    for (int64_t i = first, next; i < end; i = next) {
+        next = min64(i + RUN, end);
+        if (a->m.dtype == F32) adam_run(a, &c, &g, i, next, m + i, v + i);
+        else adam_narrow(a, &c, &g, i, next);
+        if (a->copy.data) adam_copy(a->copy, a->w, i, next);
+    }
 }
 
 static Err adam_moments(const adamw_args *a)
@@ -471,11 +478,13 @@ static void one_moment_part(const void *args, int64_t first, int64_t end)
     const OneMoment *a = args;
     const Grads g = grads_of(a->op->g, a->op->shift, a->part->number, a->op->step);
     const OneMomentConstants c = one_moment_constants(a->op, a->part);
-    for (int64_t i = first; i < end; i += VEC) {
-        const int64_t left = end - i;
-        one_moment_lanes(&c, grad_load(&g, a->part->grad + i, left), a->w + i, a->m + i, left, a->op->lion);
+    for (int64_t i = first, next; i < end; i = next) {
+        next = min64(i + RUN, end);
+        for (int64_t j = i; j < next; j += VEC)
+            one_moment_lanes(&c, grad_load(&g, a->part->grad + j, next - j), a->w + j, a->m + j, next - j,
+                             a->op->lion);
+        if (a->copy.data) adam_copy(a->copy, a->w, i, next);
     }
-    if (a->copy.data) adam_copy(a->copy, a->w, first, end);
 }
 
 Err CPU(one_moment)(Stream *s, const one_moment_args *a)
