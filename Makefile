@@ -405,7 +405,7 @@ soak: deps-dev
 	@BUILD=$(BUILD) test/run.sh soak
 
 test-slow test-files test-grid: test-%: deps-dev
-	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS)
+	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS) $(if $(filter test-slow,$@),$(BENCHES))
 	@BUILD=$(BUILD) test/run.sh $*
 
 # (the plain C kernels without optimisation: instrumented and optimised they compile for a quarter of an hour)

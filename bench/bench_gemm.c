@@ -203,7 +203,7 @@ static void run_row(Row *r)
     }
     g->shift = 40, g->headroom_bits = 16;
     Gemm chain = *g;
-    chain.mode = GEMM_CHAIN;
+    chain.mode = GEMM_CHAIN, chain.fixed = NULL;
     double run[CONTENDERS];
     run_once(g, &chain, run); /* fills the caches */
     int runs = 0;

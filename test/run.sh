@@ -55,7 +55,7 @@ grid) commands=("$BUILD/test/test_pipeline" "MEGATRAIN_LAYOUTS=all|$BUILD/test/t
     export MEGATRAIN_PIPELINES=$extent ;;
 launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
 soak) commands=(test/soak/flat.sh test/soak/faults.sh) ;;
-slow) mapfile -t commands < <(printf '%s\n' test/fuzz_layouts.sh test/test_fuzz_layouts.sh test/first_loss.sh; halves test/mutants.sh test/layout_controls.sh) ;;
+slow) mapfile -t commands < <(printf '%s\n' test/fuzz_layouts.sh test/test_fuzz_layouts.sh test/first_loss.sh test/test_bench.sh; halves test/mutants.sh test/layout_controls.sh) ;;
 files)
     commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
