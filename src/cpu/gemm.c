@@ -55,6 +55,7 @@ enum {
     DIRECT_ROWS = 2 * TILE_ROWS, /* up to so many rows B is not packed but read where it lies */
     SLOT_BYTES_MAX = 4 << 20,
     STREAM_BYTES = 4 << 20,
+    LEAF_K_MIN = 16,                            /* of shorter leaves rather several are rounded at once */
     SMALL_FLOP = 200000,                        /* not worth a second thread */
     LEVELS = 12,                                /* the tree inside a slab has no more */
     TURNED = (TILE_ROWS + VEC - 1) / VEC * VEC, /* columns of a tile that is turned round */
@@ -118,6 +119,7 @@ typedef struct {
     bool in_place;  /* sums build up in C itself */
     bool stream;    /* the result, written once, passes the caches */
     int64_t leaf, slab, group;
+    int64_t mean_leaf;        /* of all; `leaf` is the longest */
     const int64_t *starts;    /* Gemm.starts, in units, from 0 on; NULL: `leaf` says */
     int64_t run;              /* numbers of a leaf of bf16; K, if all leaves can be packed as one */
     int64_t slots;            /* levels of waiting sums */
@@ -760,12 +762,13 @@ static void plan_leaves(Plan *p)
     const int64_t leaf = g->mode == GEMM_CHAIN ? g->K : min64(g->leaf, g->K);
     if (g->starts) {
         const int64_t count = count_leaves(p, NULL);
+        p->mean_leaf = p->K / max64(count, 1);
         if (step > 1) p->starts_bytes = ceil_div((count + 1) * (int64_t)sizeof *p->starts, 64) * 64;
         else p->starts = g->starts;
         return;
     }
     p->run = leaf % step ? leaf : g->K;
-    p->leaf = max64(form_units(p->form, leaf), 1);
+    p->mean_leaf = p->leaf = max64(form_units(p->form, leaf), 1);
     p->K = form_units(p->form, g->K);
     if (p->run < g->K) p->K = g->K / leaf * p->leaf + form_units(p->form, g->K % leaf);
 }
@@ -854,7 +857,8 @@ static void plan_operands(Plan *p)
     const bool rows = p->form == FORM_TILES || (p->form != FORM_F32 && !p->a.transposed);
     p->rows_of_a = rows && !pairs_lie;
     p->copy_a = p->a.transposed || p->rows_of_a;
-    if (!p->copy_a || rows) p->leaf_kernel = NULL; /* it reads A by columns */
+    /* (it reads A by columns) */
+    if (!p->copy_a || rows || p->mean_leaf < LEAF_K_MIN) p->leaf_kernel = NULL;
     p->copy_b = p->b.transposed || p->M > DIRECT_ROWS || g->mode == GEMM_I64 || p->form != FORM_F32;
 }
 

@@ -1,6 +1,6 @@
 /*
- * The register kernel of a fixed-point product's leaves: whole tiles of packed operands. A leaf that is made lies in the
- * L1 cache, in floats, and waits for the kernel of the next one, which rounds it and adds it to integers while its own
+ * The register kernel of leaves of a fixed-point product: whole tiles of packed operands. A leaf that is made lies in
+ * the L1 cache, in floats, and waits for the kernel of the next one, which rounds it and adds it to integers while its own
  * chain runs, a vector at each k. A chain fills the pipes that multiply and leaves the others idle; rounding alone does
  * the reverse. Used by gemm.c and gemm_pairs.c.
  */
@@ -74,7 +74,8 @@ typedef struct {
 VEC_FN void leaf_add(const Waiting *w, int v)
 {
     for (int j = v * VEC; j < (v + 1) * VEC; j += 8) {
-        const __m512d x = _mm512_add_pd(_mm512_cvtps_pd(_mm256_loadu_ps(w->leaf + j)), _mm512_set1_pd(w->magic));
+        const __m512d x =
+            _mm512_add_pd(_mm512_cvtps_pd(_mm256_loadu_ps(w->leaf + j)), _mm512_set1_pd(w->magic));
         const __m512i n = _mm512_sub_epi64(_mm512_castpd_si512(x), _mm512_set1_epi64(w->magic_bits));
         const __m512i sum = _mm512_add_epi64(n, _mm512_loadu_si512(w->from + j));
         if (w->stream) _mm512_stream_si512((void *)(w->to + j), sum);
@@ -137,7 +138,8 @@ VEC_FN void leaf_kernel(const Leaf *t, TileFamily family)
 #undef EACH_VEC
 #undef EACH_ROW
 
-#define LEAF_KERNEL(family, name) static void name(const Leaf *t) { leaf_kernel(t, family); }
+#define LEAF_KERNEL(family, name) \
+    static void name(const Leaf *t) { leaf_kernel(t, family); }
 #endif
 
 /* That of pairs, where there are tile_pairs. gemm_pairs.c. */
