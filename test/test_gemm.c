@@ -149,6 +149,18 @@ TEST(leaves_of_any_length)
     }
 }
 
+/* In a tile that is whole: what is left of the short ones must not take the place of the long one's sum. */
+TEST(long_leaf_behind_short_ones)
+{
+    for (int i = 0; i < 12; i++) {
+        const int64_t starts[] = { 0, 40, 80, 780, 820 };
+        Case c = make(GEMM_I64, 8, 48, 820, 0);
+        c.g.starts = starts;
+        check_case(&c, 1);
+        drop(&c);
+    }
+}
+
 /* ---- cuts ---- */
 
 TEST(cut_rows_and_columns)
