@@ -1,8 +1,8 @@
 /*
  * The register kernel of leaves of a fixed-point product, for whole tiles of packed operands. A leaf that is made lies
- * in the L1 cache, in floats, and waits for the kernel of the next one. That one rounds it and adds it to integers while
- * its own chain runs, a vector at each k. A chain fills the pipes that multiply and leaves the others idle; rounding
- * alone does the reverse. Used by gemm.c and gemm_pairs.c.
+ * in the L1 cache, in floats, and waits for the kernel of the next one. That one rounds it and adds it to integers
+ * while its own chain runs, a vector at each k. A chain fills the pipes that multiply and leaves the others idle;
+ * rounding alone does the reverse. Used by gemm.c and gemm_pairs.c.
  */
 #ifndef MEGATRAIN_CPU_GEMM_LEAF_H
 #define MEGATRAIN_CPU_GEMM_LEAF_H
