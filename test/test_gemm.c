@@ -149,6 +149,18 @@ TEST(leaves_of_any_length)
     }
 }
 
+/* In a tile that is whole: what is left of the short ones must not take the place of the long one's sum. */
+TEST(long_leaf_behind_short_ones)
+{
+    for (int i = 0; i < 12; i++) {
+        const int64_t starts[] = { 0, 40, 80, 780, 820 };
+        Case c = make(GEMM_I64, 8, 48, 820, 0);
+        c.g.starts = starts;
+        check_case(&c, 1);
+        drop(&c);
+    }
+}
+
 /* ---- cuts ---- */
 
 TEST(cut_rows_and_columns)
@@ -273,6 +285,26 @@ TEST(cut_fixed)
     free(a), free(b), free(whole), free(parts);
 }
 
+/* So many integers that they pass the caches, of aligned rows; tiles that are whole, and at the edges others. */
+TEST(streamed)
+{
+    enum { M = 524, N = 1064, K = 70, LEAF = 32 };
+    const size_t bytes = (size_t)M * N * sizeof(int64_t);
+    float *a = random_floats(M * K), *b = random_floats(K * N);
+    int64_t *want = malloc(bytes), *got = aligned_alloc(64, bytes);
+    Gemm g = { GEMM_I64, M, N, K, LEAF, { a, M, true }, { b, N, false }, .fixed = want, .ldc = N,
+               .shift = 40, .headroom_bits = 16 };
+    CHECK(!define(&g));
+    g.fixed = got;
+    EACH_BUILD(e) for (int threads = 1; threads <= 3; threads += 2) {
+        Device dev = device(threads);
+        memset(got, 0x55, bytes);
+        CHECK(!e->gemm(&dev, &g));
+        CHECK_MSG(!memcmp(want, got, bytes), "%s, %d threads", isa_name(e->isa), threads);
+    }
+    free(a), free(b), free(want), free(got);
+}
+
 /* ---- overflow of the fixed point ---- */
 
 TEST(overflow_flag)
@@ -358,7 +390,7 @@ TEST(fixed_sizes)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (int shift = cases[i].first; shift <= cases[i].last; shift++) {
-            const int64_t leaf = pick(1, 9), K = leaf * pick(1, 9) - pick(0, leaf - 1);
+            const int64_t leaf = shift % 2 ? pick(1, 9) : pick(20, 60), K = leaf * pick(1, 9) - pick(0, leaf - 1);
             Case c = make(GEMM_I64, pick(20, 60), pick(20, 130), K, leaf);
             c.g.shift = shift, c.g.headroom_bits = cases[i].headroom_bits;
             fill(c.g.a, c.g.M, K, cases[i].unit), fill(c.g.b, K, c.g.N, 1);

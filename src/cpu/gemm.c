@@ -19,11 +19,15 @@
  * as many levels of slots as the tree is high. Leaves of any lengths (Gemm.starts) are taken as many at a time as a
  * slab holds.
  *
+ * Leaves of whole tiles that will be integers are made one by one where gemm_leaf.h has a kernel for them; else, and of
+ * tiles at the edges, up to four at once (gemm_fixed.h).
+ *
  * x w^T with few tokens is turned round (C^T = w x^T): the large operand is then A, which is read from
  * memory once and never packed, and only the small one is transposed.
  */
 #include "cpu/gemm.h"
 
+#include <math.h>
 #include <omp.h>
 #include <stdatomic.h>
 
@@ -54,6 +58,7 @@ enum {
     DIRECT_ROWS = 2 * TILE_ROWS, /* up to so many rows B is not packed but read where it lies */
     SLOT_BYTES_MAX = 4 << 20,
     STREAM_BYTES = 4 << 20,
+    LEAF_K_MIN = 16,                            /* of shorter leaves rather several are rounded at once */
     SMALL_FLOP = 200000,                        /* not worth a second thread */
     LEVELS = 12,                                /* the tree inside a slab has no more */
     TURNED = (TILE_ROWS + VEC - 1) / VEC * VEC, /* columns of a tile that is turned round */
@@ -90,6 +95,9 @@ static inline void tile_run(const TileKernels *kernels, const Tile *t)
 
 TILE_FAMILY(TILE_FMA, tiles_fma)
 TILE_FAMILY(TILE_FLUSHED, tiles_flushed)
+#if defined(CPU_ISA_avx512)
+LEAF_KERNEL(TILE_FMA, leaf_of_fma)
+#endif
 #else
 static inline void tile_run(const TileKernels *kernels, const Tile *t)
 {
@@ -106,6 +114,7 @@ typedef struct {
     GemmOperand a, b;
     GemmForm form;
     const TileKernels *kernels;
+    LeafKernel leaf_kernel; /* of whole tiles of I64; NULL: `kernels` serve these, too */
     int64_t M, N,
         K; /* the product that is computed: turned round if `swap`; K, as all k's below, in units of the form */
     bool swap, copy_a, copy_b;
@@ -113,10 +122,12 @@ typedef struct {
     bool in_place;  /* sums build up in C itself */
     bool stream;    /* the result, written once, passes the caches */
     int64_t leaf, slab, group;
+    int64_t mean_leaf;        /* of all; `leaf` is the longest */
     const int64_t *starts;    /* Gemm.starts, in units, from 0 on; NULL: `leaf` says */
     int64_t run;              /* numbers of a leaf of bf16; K, if all leaves can be packed as one */
     int64_t slots;            /* levels of waiting sums */
     float quick;              /* leaves whose square is below this need no check */
+    double magic;             /* Leaf.magic */
     int64_t a_panel, b_panel; /* floats from one packed panel to the next */
     int64_t rows, cols;       /* what a task has */
     int64_t row_tasks, tasks;
@@ -126,6 +137,14 @@ typedef struct {
     _Atomic int64_t next;
     atomic_bool overflow;
 } Plan;
+
+/* What a thread has of leaves that leaf_kernel made. */
+typedef struct {
+    FixedAdd add; /* of the one that waits for the next kernel; its `leaf` NULL: none does */
+    float leaves[2][TILE_ELEMS] __attribute__((aligned(64))); /* the one that waits, and the next one */
+    int64_t sums[TILE_ELEMS] __attribute__((aligned(64)));    /* of a tile that has further leaves */
+    int next;
+} LeafWait;
 
 /* A task in the hands of a thread. */
 typedef struct {
@@ -141,6 +160,7 @@ typedef struct {
     int64_t packed_col, packed_k; /* what of B is packed */
     const char *soon;             /* rows of integers that the kernel asks for beforehand */
     int64_t soon_rows;
+    LeafWait *wait;
     bool overflow;
 } Task;
 
@@ -427,6 +447,13 @@ static int64_t leaf_sums(const Task *t, Tile *tile, LeafPlace *at, Sum sum)
     return count;
 }
 
+static TileFixed fixed_open(const Task *t)
+{
+    TileFixed fixed = { .limit2 = t->p->quick, .soon = t->soon, .soon_rows = t->soon_rows };
+    fixed.soon_row = t->p->g->ldc * (int64_t)sizeof *t->p->g->fixed;
+    return fixed;
+}
+
 /*
  * Leaves are chains in memory of their own, made by one call of the kernel; then all are converted and added at
  * once, so that integers, twice as wide, are read and written as seldom as can be.
@@ -437,10 +464,9 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     const Gemm *g = p->g;
     float leaves[LEAVES * TILE_ELEMS] __attribute__((aligned(64)));
     int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
-    TileFixed fixed = { .limit2 = p->quick, .soon = t->soon, .soon_rows = t->soon_rows };
+    TileFixed fixed = fixed_open(t);
     Tile tile = tile_open(t, row, col);
     const Sum sum = t->long_leaf ? slot_of(t, 0, row, col) : (Sum){ leaves, TILE_COLS };
-    fixed.soon_row = g->ldc * (int64_t)sizeof *g->fixed;
     tile.fixed = t->last ? &fixed : NULL;
     tile.c_tile = TILE_ELEMS;
     if (!t->last) return tile_chain(p, &tile, t->slab_k, t->first ? TILE_SET : TILE_CONTINUE, sum);
@@ -461,6 +487,63 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
         add.from = add.to, add.from_row = add.to_row;
     }
     if (!at_home) output_fixed(t, row, col, home);
+}
+
+/* ---- the same of a whole tile by leaf_kernel ---- */
+
+static int64_t next_leaf(const Task *t, LeafPlace *at)
+{
+    const int64_t *s = t->p->starts;
+    int64_t k = min64(t->p->leaf, t->slab_k - at->k);
+    if (s) {
+        while (s[at->leaf + 1] == s[at->leaf]) at->leaf++;
+        k = s[at->leaf + 1] - s[at->leaf];
+        at->leaf++;
+    }
+    at->k += k;
+    return k;
+}
+
+/* Adds the leaf that waits, where no kernel comes that could. */
+static void add_waiting(Task *t)
+{
+    if (t->wait->add.leaf) fixed_add(&t->wait->add, 1);
+    t->wait->add.leaf = NULL;
+}
+
+/* Even the last leaf waits, for the first one of the next tile. One that must be looked at is added at once. */
+static void tile_fixed_whole(Task *t, int64_t row, int64_t col)
+{
+    static const int64_t zero[TILE_COLS];
+    const Plan *p = t->p;
+    const Gemm *g = p->g;
+    LeafWait *wait = t->wait;
+    TileFixed fixed = fixed_open(t);
+    const Tile tile = tile_open(t, row, col);
+    Leaf leaf = { .a = tile.a, .b = tile.b, .magic = p->magic, .fixed = &fixed };
+    int64_t *home = g->fixed + (t->row + row) * g->ldc + t->col + col;
+    FixedAdd add = { .rows = TILE_ROWS, .cols = TILE_COLS, .from = zero };
+    add.scale = fix_scale(g->shift), add.limit = fix_limit(g->headroom_bits);
+    if (t->group > 0 || g->beta) add.from = home, add.from_row = g->ldc;
+    for (LeafPlace at = { 0, t->leaf }; at.k < t->slab_k;) {
+        leaf.k = next_leaf(t, &at);
+        leaf.sum = wait->leaves[wait->next];
+        leaf.waiting = wait->add.leaf ? &wait->add : NULL;
+        p->leaf_kernel(&leaf);
+        wait->next ^= 1;
+        leaf.a += leaf.k * TILE_ROWS, leaf.b += leaf.k * TILE_COLS;
+        const bool end = at.k >= t->slab_k;
+        add.leaf = leaf.sum;
+        add.to = end ? home : wait->sums, add.to_row = end ? g->ldc : TILE_COLS;
+        add.stream = end && p->stream;
+        wait->add = add;
+        if (fixed.beyond) {
+            if (fixed_add_checked(&add, 1)) t->overflow = true;
+            wait->add.leaf = NULL;
+            fixed.beyond = false;
+        }
+        add.from = add.to, add.from_row = add.to_row;
+    }
 }
 
 /* ---- a task ---- */
@@ -567,6 +650,16 @@ static void task_prefetch_fixed(Task *t, int64_t row, int64_t col)
     task_prefetch_c(t, row, col, t->soon_rows);
 }
 
+static void task_tile(Task *t, int64_t row, int64_t col)
+{
+    const Plan *p = t->p;
+    const bool whole = t->rows - row >= TILE_ROWS && t->cols - col >= TILE_COLS;
+    if (p->g->mode != GEMM_I64) return tile_float(t, row, col);
+    if (whole && p->leaf_kernel && !t->long_leaf) return tile_fixed_whole(t, row, col);
+    add_waiting(t);
+    tile_fixed(t, row, col);
+}
+
 static void task_slab(Task *t)
 {
     const Plan *p = t->p;
@@ -582,8 +675,7 @@ static void task_slab(Task *t)
             const int64_t next_row = end ? row + TILE_ROWS : row, next_col = end ? 0 : col + TILE_COLS;
             if (reread && fixed) task_prefetch_fixed(t, next_row, next_col);
             else if (reread) task_prefetch_c(t, next_row, next_col, 0);
-            if (p->g->mode == GEMM_I64) tile_fixed(t, row, col);
-            else tile_float(t, row, col);
+            task_tile(t, row, col);
         }
     }
 }
@@ -634,11 +726,14 @@ static void task_run(Task *t, int64_t index)
 static void thread_run(Plan *p, int64_t thread)
 {
     float *memory = (float *)(void *)(p->workspace + p->starts_bytes) + thread * p->thread_elems;
-    Task t = { .p = p, .packed_col = -1, .a = memory, .b = memory + p->a_elems };
+    LeafWait wait;
+    wait.add.leaf = NULL, wait.next = 0;
+    Task t = { .p = p, .packed_col = -1, .a = memory, .b = memory + p->a_elems, .wait = &wait };
     t.slot = t.b + p->b_elems;
     depths_begin();
     for (int64_t i; (i = atomic_fetch_add(&p->next, 1)) < p->tasks;) task_run(&t, i);
     depths_end();
+    add_waiting(&t);
     if (t.overflow) atomic_store(&p->overflow, true);
     if (p->stream) atomic_thread_fence(memory_order_seq_cst); /* orders streamed lines, too */
 }
@@ -670,12 +765,13 @@ static void plan_leaves(Plan *p)
     const int64_t leaf = g->mode == GEMM_CHAIN ? g->K : min64(g->leaf, g->K);
     if (g->starts) {
         const int64_t count = count_leaves(p, NULL);
+        p->mean_leaf = p->K / max64(count, 1);
         if (step > 1) p->starts_bytes = ceil_div((count + 1) * (int64_t)sizeof *p->starts, 64) * 64;
         else p->starts = g->starts;
         return;
     }
     p->run = leaf % step ? leaf : g->K;
-    p->leaf = max64(form_units(p->form, leaf), 1);
+    p->mean_leaf = p->leaf = max64(form_units(p->form, leaf), 1);
     p->K = form_units(p->form, g->K);
     if (p->run < g->K) p->K = g->K / leaf * p->leaf + form_units(p->form, g->K % leaf);
 }
@@ -706,6 +802,7 @@ static void plan_k(Plan *p)
     if (tree) p->slots = 64 - __builtin_clzll((uint64_t)groups);
     else p->slots = p->group > p->slab && !p->in_place;
     p->quick = fixed_quick(g->shift, g->headroom_bits);
+    p->magic = ldexp(1.5, 52 - g->shift);
 }
 
 static void plan_tasks(Plan *p, int64_t threads)
@@ -763,6 +860,8 @@ static void plan_operands(Plan *p)
     const bool rows = p->form == FORM_TILES || (p->form != FORM_F32 && !p->a.transposed);
     p->rows_of_a = rows && !pairs_lie;
     p->copy_a = p->a.transposed || p->rows_of_a;
+    /* (it reads A by columns) */
+    if (!p->copy_a || rows || p->mean_leaf < LEAF_K_MIN) p->leaf_kernel = NULL;
     p->copy_b = p->b.transposed || p->M > DIRECT_ROWS || g->mode == GEMM_I64 || p->form != FORM_F32;
 }
 
@@ -779,11 +878,22 @@ static const TileKernels *kernels_of(GemmForm form)
     return form == FORM_PAIRS ? CPU(tile_pairs)() : form == FORM_SWAPPED ? tiles_flushed : tiles_fma;
 }
 
+static LeafKernel leaf_kernel_of(GemmForm form)
+{
+#if defined(CPU_ISA_avx512)
+    if (form == FORM_PAIRS) return CPU(leaf_pairs)();
+    if (form == FORM_F32 || form == FORM_WIDE) return leaf_of_fma;
+#endif
+    (void)form;
+    return NULL;
+}
+
 static void plan_form(Plan *p, const Device *dev)
 {
     p->form = !p->g->a.bf16 ? FORM_F32 : dev->dot == DOT_AMX ? FORM_DEPTHS : CPU(gemm_form)(dev);
     p->kernels = kernels_of(p->form);
     plan_leaves(p);
+    p->leaf_kernel = leaf_kernel_of(p->form);
 }
 #else
 static void plan_form(Plan *p, const Device *dev)

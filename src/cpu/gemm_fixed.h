@@ -6,7 +6,7 @@
 #ifndef MEGATRAIN_CPU_GEMM_FIXED_H
 #define MEGATRAIN_CPU_GEMM_FIXED_H
 
-#include "cpu/gemm_kernel.h"
+#include "cpu/gemm_leaf.h"
 
 enum { LEAVES = 4 }; /* so many are converted at once */
 
@@ -19,18 +19,6 @@ static float fixed_quick(int shift, int headroom_bits)
     const int power = 2 * ((62 - headroom_bits < 51 ? 62 - headroom_bits : 51) - shift);
     return power >= -126 && power <= 127 ? fix_scale(power) : 0;
 }
-
-/* Leaves of a tile that lie in memory: `count` of them, TILE_ELEMS apart, become one sum of integers. */
-typedef struct {
-    const float *leaf;
-    int64_t rows, cols;
-    const int64_t *from; /* what they are added to; NULL: 0 */
-    int64_t *to;         /* where the sum goes */
-    int64_t from_row, to_row;
-    float scale; /* 2^shift */
-    float limit; /* a leaf times 2^shift must be below */
-    bool stream; /* the result passes the caches */
-} FixedAdd;
 
 /* Whole lines that nobody reads soon: not fetched before they are written. */
 static inline void store_line_l(int64_t *p, vl v, bool stream)

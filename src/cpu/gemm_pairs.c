@@ -3,12 +3,15 @@
  * twice what fp32 has. Of the build for AVX-512 this file alone is compiled for AVX512-BF16 (Makefile), if the compiler
  * knows it; whether the processor does is asked at run time (dot_supported).
  */
-#include "cpu/gemm_kernel.h"
+#include "cpu/gemm_leaf.h"
 
 #if defined(__AVX512BF16__)
 TILE_FAMILY(TILE_PAIRS, tiles_pairs)
 
+LEAF_KERNEL(TILE_PAIRS, leaf_of_pairs)
+
 const TileKernels *CPU(tile_pairs)(void) { return tiles_pairs; }
+LeafKernel CPU(leaf_pairs)(void) { return leaf_of_pairs; }
 
 bool cpu_avx512_has_pairs(void) { return __builtin_cpu_supports("avx512bf16"); }
 
@@ -30,6 +33,7 @@ void CPU(pairs_of_columns)(float *to, const float *from, int64_t ld, int64_t n)
 }
 #else
 const TileKernels *CPU(tile_pairs)(void) { return NULL; }
+LeafKernel CPU(leaf_pairs)(void) { return NULL; }
 void CPU(pairs_of_rows)(float *to, const float *from, int64_t ld, int64_t n)
 {
     (void)to, (void)from, (void)ld, (void)n;
