@@ -80,6 +80,7 @@ __attribute__((target("avx2,fma"), noinline)) static float chains_avx2(void)
 
 static void measure_peak(void)
 {
+    if (!isa_supported(ISA_AVX2)) return;
     volatile float sink = 0;
     int lanes = isa_supported(ISA_AVX512) ? 16 : 8;
     for (int repeat = 0; repeat < 3; repeat++) {

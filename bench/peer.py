@@ -1,6 +1,6 @@
 """How bench/run.py and its sections run programs and PyTorch, the peer: with two threads, and malloc told to keep its
-memory, which is the faster way to run PyTorch: Debian's (python3-torch under /usr/bin/python3), and for whole steps
-PyPI's, too (torch_here.py)."""
+memory, which is the faster way to run PyTorch: Debian's (python3-torch under /usr/bin/python3), and for whole steps and
+mixtures PyPI's, too (torch_here.py)."""
 import os
 import statistics
 import subprocess

@@ -49,6 +49,11 @@ try_fault() {
     name=$(field name)
     case $name in *"$only"*) ;; *) return ;; esac
     [ -n "$chosen" ] || { find_place "$name"; return; }
+    if lacking; then
+        printf '%-62s skipped: this processor has no %s\n' "$name" "$(field needs)"
+        skipped=$((skipped + 1))
+        return
+    fi
     choose_test
     if ! why=$(mutate); then
         printf '%-62s NOT APPLIED: %s\n' "$name" "$why"

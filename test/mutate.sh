@@ -8,7 +8,8 @@
 #   from  a piece of it, which must occur exactly once; a blank stands for any white space, line ends too
 #   to    what stands there instead (nothing: it is left out)
 #
-# and one more field for what is expected ('test' or 'differ', see the two scripts). The copy has a copy of the
+# and one more field for what is expected ('test' or 'differ', see the two scripts); perhaps `needs`, a flag of
+# /proc/cpuinfo without which no test can see the fault: it is skipped there. The copy has a copy of the
 # folder of objects too, so that a fault costs the compilation of one file.
 #
 # FULL=1 tries every record. Without it those are tried that are the first of their kind, or of one of their kinds (the
@@ -19,7 +20,7 @@ build=${BUILD:-build}
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 work=$(mktemp -d "${TMPDIR:-/tmp}/megatrain-mutants.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
+passed=0 failed=0 skipped=0
 
 # copy_tree PROGRAM...: the tree and its objects in $work, test programs built. The caller's folder is then $work.
 copy_tree() {
@@ -54,15 +55,13 @@ field() {
     sed -n "s/^$1 *//p" <<<"$record"
 }
 
-# What is built from a source file.
+# What is built from a file: objects whose dependencies name it.
 objects_of() {
-    case $1 in
-    src/cpu/*) ls "$build"/src/cpu/*/"$(basename "${1%.c}")".o ;;
-    *) echo "$build/${1%.c}.o" ;;
-    esac
+    grep -rlF --include='*.d' " $1" "$build" | sed 's/d$/o/' | xargs -r ls 2>/dev/null
 }
 
-# The record's fault is put into the copy; says why it cannot be. File and objects as they were go to $work/kept.
+# The record's fault is put into the copy; says why it cannot be. The file and, of a record that is tried, objects as they
+# were go to $work/kept.
 mutate() {
     local file
     file=$(field file)
@@ -70,7 +69,7 @@ mutate() {
     rm -rf "$work/kept"
     mkdir "$work/kept"
     # shellcheck disable=SC2046
-    cp -p --parents "$file" $(objects_of "$file") "$work/kept"
+    cp -p --parents "$file" $([ -z "$chosen" ] || objects_of "$file") "$work/kept"
     FROM=$(field from) TO=$(field to) perl -0777 -i -pe '
         my $from = join "\\s+", map { quotemeta } split " ", $ENV{"FROM"};
         my @found = length $from ? /$from/g : ();
@@ -120,10 +119,17 @@ find_place() {
     fi
 }
 
+# Whether this processor lacks what the record needs.
+lacking() {
+    local flag
+    flag=$(field needs)
+    [ -n "$flag" ] && ! grep -qw "$flag" /proc/cpuinfo
+}
+
 good() { passed=$((passed + 1)); }
 bad() { failed=$((failed + 1)); }
 
 finish() {
-    echo "$passed passed, $failed failed"
+    [ $skipped -eq 0 ] && echo "$passed passed, $failed failed" || echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ]
 }

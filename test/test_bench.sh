@@ -19,8 +19,8 @@ modes() {
     "$bench/bench_step" 1 64 4 2 32 2 "$1" 1 >steps.txt 2>steps.err || { tail -2 steps.err; return 1; }
     local count
     count=$(tr , '\n' <<<"$1" | wc -l)
-    [ "$(grep -cE '^[a-z0-9-]+ step [0-2] loss 1[0-9]\.[0-9]+ ms [0-9.]+$' steps.txt)" = $((3 * count)) ] &&
-        [ "$(grep -c '"min_ms":[0-9.]*,' steps.txt)" = "$count" ]
+    [ "$(grep -cE '^[a-z0-9-]+ step [0-2] loss 1[0-9]\.[0-9]+ ms [0-9.]*[1-9][0-9.]*$' steps.txt)" = $((3 * count)) ] &&
+        [ "$(grep -cE '"min_ms":[0-9.]*[1-9][0-9.]*,' steps.txt)" = "$count" ]
 }
 
 check "products" "$bench/bench_gemm" --seconds 0 --no-blas --only 256x768x768 --json gemm.json

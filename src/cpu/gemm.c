@@ -19,8 +19,9 @@
  * as many levels of slots as the tree is high. Leaves of any lengths (Gemm.starts) are taken as many at a time as a
  * slab holds.
  *
- * Leaves of whole tiles that will be integers are made one by one where gemm_leaf.h has a kernel for them; else, and of
- * tiles at the edges, up to four at once (gemm_fixed.h).
+ * Leaves of whole tiles that will be integers are made one by one where gemm_leaf.h has a kernel for them, A is transposed
+ * and they are not short (their mean counts); else, at the edges, and of leaves longer than a slab, up to four at once
+ * (gemm_fixed.h).
  *
  * x w^T with few tokens is turned round (C^T = w x^T): the large operand is then A, which is read from
  * memory once and never packed, and only the small one is transposed.
@@ -860,8 +861,6 @@ static void plan_operands(Plan *p)
     const bool rows = p->form == FORM_TILES || (p->form != FORM_F32 && !p->a.transposed);
     p->rows_of_a = rows && !pairs_lie;
     p->copy_a = p->a.transposed || p->rows_of_a;
-    /* (it reads A by columns) */
-    if (!p->copy_a || rows || p->mean_leaf < LEAF_K_MIN) p->leaf_kernel = NULL;
     p->copy_b = p->b.transposed || p->M > DIRECT_ROWS || g->mode == GEMM_I64 || p->form != FORM_F32;
 }
 
@@ -878,6 +877,13 @@ static const TileKernels *kernels_of(GemmForm form)
     return form == FORM_PAIRS ? CPU(tile_pairs)() : form == FORM_SWAPPED ? tiles_flushed : tiles_fma;
 }
 
+static void plan_form(Plan *p, const Device *dev)
+{
+    p->form = !p->g->a.bf16 ? FORM_F32 : dev->dot == DOT_AMX ? FORM_DEPTHS : CPU(gemm_form)(dev);
+    p->kernels = kernels_of(p->form);
+    plan_leaves(p);
+}
+
 static LeafKernel leaf_kernel_of(GemmForm form)
 {
 #if defined(CPU_ISA_avx512)
@@ -887,15 +893,9 @@ static LeafKernel leaf_kernel_of(GemmForm form)
     (void)form;
     return NULL;
 }
-
-static void plan_form(Plan *p, const Device *dev)
-{
-    p->form = !p->g->a.bf16 ? FORM_F32 : dev->dot == DOT_AMX ? FORM_DEPTHS : CPU(gemm_form)(dev);
-    p->kernels = kernels_of(p->form);
-    plan_leaves(p);
-    p->leaf_kernel = leaf_kernel_of(p->form);
-}
 #else
+static LeafKernel leaf_kernel_of(GemmForm form) { return (void)form, NULL; }
+
 static void plan_form(Plan *p, const Device *dev)
 {
     (void)dev;
@@ -903,6 +903,12 @@ static void plan_form(Plan *p, const Device *dev)
     plan_leaves(p);
 }
 #endif
+
+/* (It reads A by columns.) */
+static void plan_leaf_kernel(Plan *p)
+{
+    if (p->copy_a && !p->rows_of_a && p->mean_leaf >= LEAF_K_MIN) p->leaf_kernel = leaf_kernel_of(p->form);
+}
 
 /* The fixed-point result of no leaf at all. */
 static void output_zero(const Gemm *g)
@@ -980,6 +986,7 @@ bool OWN_NAME(gemm)(const Device *dev, const Gemm *g)
     plan_k(&p);
     plan_tasks(&p, threads);
     plan_stream(&p);
+    plan_leaf_kernel(&p);
     if (p.starts_bytes) {
         ASSERT(p.starts_bytes <= dev->workspace_bytes);
         count_leaves(&p, (int64_t *)(void *)p.workspace);
