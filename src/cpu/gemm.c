@@ -19,9 +19,9 @@
  * as many levels of slots as the tree is high. Leaves of any lengths (Gemm.starts) are taken as many at a time as a
  * slab holds.
  *
- * Leaves of whole tiles that will be integers are made one by one where gemm_leaf.h has a kernel for them, A is transposed
- * and they are not short (their mean counts); else, at the edges, and of leaves longer than a slab, up to four at once
- * (gemm_fixed.h).
+ * Leaves of whole tiles that will be integers are made one by one where gemm_leaf.h has a kernel for them, A is
+ * transposed and they are not short (their mean counts); else, at the edges, and of leaves longer than a slab, up to
+ * four at once (gemm_fixed.h).
  *
  * x w^T with few tokens is turned round (C^T = w x^T): the large operand is then A, which is read from
  * memory once and never packed, and only the small one is transposed.
