@@ -6,7 +6,7 @@ Whole runs take turns; of each, the step times that it wrote itself, without the
 """
 import tempfile
 
-from peer import faster, has_torch, newest_ms, newest_torch, torch_ms
+from peer import faster, has_torch, newest_ms, newest_torch, print_faster, torch_ms
 from ranks import ratio, step_ms, write_tokens
 
 VOCAB, LAYERS, HIDDEN, HEADS, MICRO, SEQ = 2048, 4, 256, 8, 8, 256
@@ -52,8 +52,6 @@ def section(rounds, steps):
                   f"{row['of_dense']['best']:.2f} (best) {row['of_dense']['median']:.2f} (median), aim 0.8; "
                   f"ep 2 of ep 1 "
                   f"{row['ep2_of_ep1']['best']:.2f} {row['ep2_of_ep1']['median']:.2f}, aim 0.8")
-            for of in ("over_debian", "over_newest", "over_newest_bf16"):
-                if row[of]:
-                    print(f"  speed {of:18} {row[of]['best']:.2f} / {row[of]['median']:.2f}", flush=True)
+            print_faster(row)
             rows.append(row)
     return rows

@@ -59,3 +59,10 @@ def faster(times, ours, theirs):
         return None
     return {"best": min(min(times[p]) for p in peers) / min(times[ours]),
             "median": min(statistics.median(times[p]) for p in peers) / statistics.median(times[ours])}
+
+
+def print_faster(row):
+    """What `faster` gave for the row's names with "over_" in them and a peer."""
+    for name, factor in row.items():
+        if "over_" in name and isinstance(factor, dict):
+            print(f"  speed {name:18} {factor['best']:.2f} / {factor['median']:.2f}", flush=True)

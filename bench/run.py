@@ -25,7 +25,7 @@ import mixtures
 import neighbour
 import ranks
 import tokens
-from peer import faster, has_torch, newest_ms, newest_torch, run, step_times, torch_ms
+from peer import faster, has_torch, newest_ms, newest_torch, print_faster, run, step_times, torch_ms
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
@@ -62,9 +62,7 @@ def steps_section(rounds, steps):
         print(f"{name} (aim {goal}): ms a step, best / median; layout takes {100 * (over - 1):+.1f} % over run")
         for p, t in times.items():
             print(f"  {p:14} {min(t):8.1f} / {statistics.median(t):8.1f}")
-        for peer in ("over_debian", "over_newest", "run_over_newest", "over_newest_bf16"):
-            if row[peer]:
-                print(f"  speed {peer:18} {row[peer]['best']:.2f} / {row[peer]['median']:.2f}", flush=True)
+        print_faster(row)
         rows.append(row)
     return rows
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Can the tests fail? Applies the small faults of test/mutants.txt one at a time to a copy of the tree and runs
-# the test that must notice. A fault that passes, does not compile, or no longer finds its place is a failure.
+# the test that must notice. A fault that passes, does not compile, or no longer finds its place is a failure. A record
+# may have a field `needs`, a flag of /proc/cpuinfo without which no test can see the fault: it is skipped there.
 #
 #   FULL=1 test/mutants.sh      all of them; without it some (mutate.sh)
 #   test/mutants.sh WORD        those whose name contains WORD
@@ -21,6 +22,13 @@ run_test() {
 choose_test() {
     read -r program filter <<<"$(field test)"
     made=${program/*.sh/megatrain}
+}
+
+# Whether this processor lacks what the record needs.
+lacking() {
+    local flag
+    flag=$(field needs)
+    [ -n "$flag" ] && ! grep -qw "$flag" /proc/cpuinfo
 }
 
 # Every test that is to turn red must be green before.

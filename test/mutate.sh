@@ -8,8 +8,7 @@
 #   from  a piece of it, which must occur exactly once; a blank stands for any white space, line ends too
 #   to    what stands there instead (nothing: it is left out)
 #
-# and one more field for what is expected ('test' or 'differ', see the two scripts); perhaps `needs`, a flag of
-# /proc/cpuinfo without which no test can see the fault: it is skipped there. The copy has a copy of the
+# and one more field for what is expected ('test' or 'differ', see the two scripts). The copy has a copy of the
 # folder of objects too, so that a fault costs the compilation of one file.
 #
 # FULL=1 tries every record. Without it those are tried that are the first of their kind, or of one of their kinds (the
@@ -119,17 +118,12 @@ find_place() {
     fi
 }
 
-# Whether this processor lacks what the record needs.
-lacking() {
-    local flag
-    flag=$(field needs)
-    [ -n "$flag" ] && ! grep -qw "$flag" /proc/cpuinfo
-}
-
 good() { passed=$((passed + 1)); }
 bad() { failed=$((failed + 1)); }
 
 finish() {
-    [ $skipped -eq 0 ] && echo "$passed passed, $failed failed" || echo "$passed passed, $failed failed, $skipped skipped"
+    local tail=
+    [ $skipped -eq 0 ] || tail=", $skipped skipped"
+    echo "$passed passed, $failed failed$tail"
     [ "$failed" -eq 0 ]
 }
