@@ -10,6 +10,9 @@ grep -nP '\t' $files && complain "tabs"
 grep -nE '[ ]+$' $files && complain "blanks at the end of a line"
 grep -nE 'TODO|FIXME' $files && complain "unfinished places"
 { clang-format --dry-run -Werror src/*/*.[ch] src/*/*.cc main.c 2>&1 || true; } | grep -m 20 . && complain "format: make fmt"
-build=${BUILD:-build}-lint
-make --no-print-directory -j"$(nproc)" BUILD="$build" CUDA=0 EXTRA_CFLAGS=-Werror "$build/main.o" "$build/libmegatrain.a" >/dev/null || complain "warnings"
+# (a build whose warnings are errors has said them all)
+[[ ${EXTRA_CFLAGS:-} == *-Werror* ]] || {
+    build=${BUILD:-build}-lint
+    make --no-print-directory -j"$(nproc)" BUILD="$build" CUDA=0 EXTRA_CFLAGS=-Werror "$build/main.o" "$build/libmegatrain.a" >/dev/null || complain "warnings"
+}
 exit $bad

@@ -34,6 +34,7 @@ command:python3      python3             python3             python
 EOT
     case ${1:-} in
     dev) cat <<'EOT' ;;
+command:ccache       ccache              ccache              ccache
 command:clang        clang               clang               clang
 command:clang-format clang-format        clang-tools-extra   clang-format
 command:ip           iproute2            iproute             iproute2

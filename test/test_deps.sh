@@ -13,7 +13,7 @@ machine() {
     mkdir "$bin" lacks
     : >"$log"
     for p in bash cat mkdir rm make; do ln -s "$(real $p)" "$bin/$p"; done
-    for p in g++ xz bzip2 ps python3 clang clang-format mpirun slurmctld slurmd munged sudo conda; do stub $p; done
+    for p in g++ xz bzip2 ps python3 ccache clang clang-format mpirun slurmctld slurmd munged sudo conda; do stub $p; done
     printf '#!%s\necho %s\n' "$(real bash)" "$user" >"$bin/id"
     # the compiler finds a header unless there is a file of its name in lacks/
     cat >"$bin/gcc" <<EOS
