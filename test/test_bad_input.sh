@@ -81,7 +81,10 @@ refuse 2 "model.layres" model.layres=2
 refuse 2 "parallel.tp = '2'" parallel.tp=2
 refuse 2 CUDA run.device=cuda
 refuse 2 "data.train is empty" data.train=
-refuse 2 "cannot read the data set" data.train="3 a b"
+refuse 2 "command line: data.train: cannot read the data set" data.train="3 a b"
+ini '[data]' 'train = 3 a b'
+expect 2 "bad.ini:2: data.train: cannot read the data set '3 a b'" "$mt" --config bad.ini
+expect 2 "hint: --output ~/x" "$mt" report r --output=~/x
 refuse 2 "not a positive number" data.train="-1 a 2 b"
 for o in keyed megatron; do refuse 2 "'2' is nothing beside the others" data.train="1e299 a 1e-320 b" data.order=$o; done
 refuse 2 "model.vocab is 100" model.vocab=100

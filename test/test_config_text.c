@@ -199,6 +199,46 @@ TEST(numbers_as_people_write_them)
 }
 
 /* Values that others' are translated to are legal ones. */
+/* What a shell or another format would read otherwise is expanded or refused, and never becomes part of a name. */
+TEST(texts_as_people_write_them)
+{
+    static const struct {
+        const char *line, *says;
+    } wrong[] = {
+        { "[run]\nname = foo # x", "t.ini:2: run.name = 'foo # x': must not contain '#' after a blank; a comment behind" },
+        { "[data]\ntrain = d/x # mine", "t.ini:2: data.train = 'd/x # mine': must not contain '#' after a blank; a" },
+        { "[run]\nname = foo\t# x", "must not contain control characters; a comment behind a value begins with ';'" },
+        { "[run]\ndir = ~", "t.ini:2: run.dir = '~': '~' is the home folder before '/' alone" },
+        { "[checkpoint]\nload = ~you/x", "t.ini:2: checkpoint.load = '~you/x': '~' is the home folder before '/' alone" },
+        { "[model]\nlayers = \"2\"", "t.ini:2: model.layers = '\"2\"': not an integer; leave the quotes out" },
+        { "[optim]\nlr = '1e-3'", "t.ini:2: optim.lr = ''1e-3'': not a number; leave the quotes out" },
+        { "[model]\narch = \"llama\"", "must be one of: gpt2 llama; leave the quotes out" },
+        { "[run]\ndir = \"my runs/x\"", "t.ini:2: run.dir = '\"my runs/x\"': leave the quotes out" },
+        { "model.layers = 2", "t.ini:1: unknown key 'model.layers'; in a file it is the line 'layers = ...' under a line [model]" },
+        { "[model]\nmodel.layers = 2", "in a file it is the line 'layers = ...' under a line [model]" },
+    };
+    char base[64], ini[96];
+    Config c;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const char *said = complaint(wrong[i].line, "", 1);
+        CHECK_MSG(strstr(said, wrong[i].says), "'%s': %s", wrong[i].line, said);
+    }
+    CHECK(strstr(complaint(NULL, "run.dir=~", 1), "command line: run.dir = '~': '~' is the home folder"));
+    snprintf(base, sizeof base, "%s", getenv("HOME") ? getenv("HOME") : "");
+    setenv("HOME", "/home/me", 1);
+    snprintf(ini, sizeof ini, "[data]\ntrain = 0.7 ~/a 0.3 '~/b c' @9 @~/l.txt\ntokenizer = a~/b");
+    CHECK(!read_as(&c, ini, "run.dir=~/runs/x", 1));
+    CHECK(!strcmp(c.run.dir, "/home/me/runs/x") && !strcmp(c.data.tokenizer, "a~/b"));
+    CHECK(!strcmp(c.data.train, "0.7 /home/me/a 0.3 '/home/me/b c' @9 @/home/me/l.txt"));
+    config_release(&c);
+    unsetenv("HOME");
+    CHECK(strstr(complaint("[run]\ndir = ~/x", "", 1), "HOME is not set"));
+    setenv("HOME", base, 1);
+    CHECK(!config_read(&c, (ConfigSource){ .path = "old", .text = "[run]\nname = foo # x\ndir = ~\n", .earlier = true }));
+    CHECK(!strcmp(c.run.name, "foo # x") && !strcmp(c.run.dir, "~"));
+    config_release(&c);
+}
+
 TEST(translated_values_are_ours)
 {
     static const char *const theirs[] = {

@@ -385,6 +385,40 @@ TEST(dataset_errors)
     FAILS(dataset_open(&o, &d), ERR_DATA, "gone.idx");
 }
 
+/* A name with blanks stands in quotes, or in a line of a list; quotes inside of a word are characters. */
+TEST(names_with_blanks)
+{
+    char spec[1024], list[256];
+    Dataset *d;
+    Sets s;
+    write_pair("my data", TOKEN_U16, (int[]){ 40 }, 1, 100);
+    write_pair("it's", TOKEN_U16, (int[]){ 30 }, 1, 100);
+    DatasetOptions o = { .spec = spec, .seq = 4 };
+    snprintf(spec, sizeof spec, "'%s'", in_dir("my data"));
+    OK(dataset_open(&o, &d));
+    CHECK(!strcmp(dataset_source_name(d, 0), in_dir("my data")));
+    dataset_close(d);
+    snprintf(spec, sizeof spec, "0.7 \"%s\" 0.3 %s", in_dir("my data"), in_dir("it's"));
+    OK(dataset_open(&o, &d));
+    CHECK(dataset_source_count(d) == 2 && dataset_samples(d) == 9 + 7);
+    dataset_close(d);
+    snprintf(spec, sizeof spec, "%s", in_dir("my data"));
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "cannot read the data set");
+    CHECK(strstr(err_hint_text(), "a name with blanks stands in quotes: \""));
+    snprintf(list, sizeof list, "%s", in_dir("list of two.txt"));
+    FILE *f = fopen(list, "w");
+    fprintf(f, "# two\n  %s \n\n'%s'\n", in_dir("my data"), in_dir("it's"));
+    fclose(f);
+    snprintf(spec, sizeof spec, "'@%s'", list);
+    OK(dataset_open(&o, &d));
+    CHECK(dataset_source_count(d) == 1 && dataset_tokens(d) == 70);
+    dataset_close(d);
+    snprintf(spec, sizeof spec, "a: '%s'  b: %s", in_dir("my data"), in_dir("it's"));
+    OK(sets_open(&o, &s));
+    CHECK(s.count == 2 && !strcmp(s.set[1].name, "b"));
+    sets_close(&s);
+}
+
 /* ---- several under names ---- */
 
 TEST(named_sets)

@@ -1,6 +1,7 @@
 /* See words.h. One row of the table of distances is kept. */
 #include "base/words.h"
 
+#include <ctype.h>
 #include <string.h>
 
 int word_distance(const char *a, const char *b)
@@ -51,4 +52,28 @@ void text_cut(char *out, size_t size_bytes, const char *text)
         for (n = size_bytes - 1; n > 0 && (text[n] & 0xC0) == 0x80; n--) {}
     memcpy(out, text, n);
     out[n] = 0;
+}
+
+/* Where the quote that a word begins with closes; NULL: it has none. */
+static const char *closing_quote(const char *word)
+{
+    if (*word != '\'' && *word != '"') return NULL;
+    for (const char *at = word; (at = strchr(at + 1, *word));)
+        if (!at[1] || isspace((unsigned char)at[1])) return at;
+    return NULL;
+}
+
+size_t word_length(const char *word)
+{
+    const char *quote = closing_quote(word), *end = quote ? quote + 1 : word;
+    while (*end && !isspace((unsigned char)*end)) end++;
+    return (size_t)(end - word);
+}
+
+char *word_bare(char *word)
+{
+    const char *quote = closing_quote(word);
+    if (!quote || quote[1]) return word;
+    word[quote - word] = 0;
+    return word + 1;
 }

@@ -81,6 +81,10 @@ static Err read_value(Reader *r, const Option *o, const char *equals)
         return err_hint("a value that begins with '-': --%s='%s'", o->name, text);
     }
     if (!equals) r->at++;
+    if (equals && (!strcmp(text, "~") || !strncmp(text, "~/", 2)) && strcmp(o->value, "TEXT") != 0)
+        return err_set(ERR_CONFIG, "--%s=%s: a shell knows '~' as the home folder only behind a blank",
+                       o->name, text),
+               err_hint("--%s %s", o->name, text);
     if (o->kind == OPTION_INT) return read_int(o, text);
     if (o->kind == OPTION_REAL) return read_real(o, text);
     *(const char **)o->out = text;

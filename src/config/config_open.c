@@ -146,7 +146,7 @@ static void warn_of_bits(const Config *c)
 
 Err config_read(Config *c, ConfigSource source)
 {
-    ConfigReader r = { .config = c, .again = read_again };
+    ConfigReader r = { .config = c, .again = read_again, .written = source.earlier };
     *c = config_defaults;
     setup_init(&c->memory);
     c->derived.world_size = source.world_size > 0 ? source.world_size : 1;
@@ -157,6 +157,7 @@ Err config_read(Config *c, ConfigSource source)
     c->path = config_keep(&r, "%s", source.path ? source.path : "");
     if (source.text) config_read_text(&r, source.text);
     else if (source.path) TRY(config_read_file(&r, source.path));
+    r.written = false;
     for (int i = 0; i < source.override_count; i++) config_read_override(&r, source.overrides[i]);
     if (source.earlier) config_read_before(&r);
     config_resolve(&r);

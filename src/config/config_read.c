@@ -129,9 +129,41 @@ static const char *parse_pick(const ConfigKey *key, const char *text, unsigned *
     return why;
 }
 
-static const char *parse_text(ConfigReader *r, const char *text, const char **out)
+static bool is_quoted(const char *text)
 {
+    const size_t n = strlen(text);
+    return n > 1 && (*text == '"' || *text == '\'') && text[n - 1] == *text;
+}
+
+/* The next '~' that a path begins with: the text, or one of its words, also behind '@', ',' or a quote. NULL: none. */
+static const char *find_home(const char *text, const char *from)
+{
+    for (const char *at = from; (at = strchr(at, '~')); at++)
+        if (at == text || strchr(" @,'\"", at[-1])) return at;
+    return NULL;
+}
+
+/* "~/" is the home folder, as in a shell, which leaves alone what it reads of "run.dir=~/x". */
+static const char *expand_home(ConfigReader *r, const char *text, const char **out)
+{
+    const char *home = getenv("HOME"), *from = text, *whole = "";
+    for (const char *at; (at = find_home(text, from)); from = at + 1) {
+        if (at[1] != '/') return "'~' is the home folder before '/' alone: write the whole path, or './~...'";
+        if (!home || *home != '/') return "HOME is not set, so that '~' has no meaning: write the whole path";
+        whole = config_keep(r, "%s%.*s%s", whole, (int)(at - from), from, home);
+    }
+    *out = config_keep(r, "%s%s", whole, from);
+    return NULL;
+}
+
+/* A text that a run wrote is taken as it is. */
+static const char *parse_text(ConfigReader *r, ConfigId id, const char *text, const char **out)
+{
+    const bool words = id == CFG_data_train || id == CFG_data_valid;
     const char *why = config_text_fault(text);
+    if (!why && !r->written && strstr(text, " #")) why = "must not contain '#' after a blank";
+    if (!why && !r->written && !words && is_quoted(text)) why = "leave the quotes out";
+    if (!why && !r->written && id != CFG_run_name) return expand_home(r, text, out);
     if (!why) *out = config_keep(r, "%s", text);
     return why;
 }
@@ -145,7 +177,7 @@ static const char *parse_value(ConfigReader *r, ConfigId id, const char *text)
     case CONFIG_REAL: return parse_real(key, text, at);
     case CONFIG_BOOL: return parse_bool(key, text, at);
     case CONFIG_PICK: return parse_pick(key, text, at);
-    case CONFIG_TEXT: return parse_text(r, text, at);
+    case CONFIG_TEXT: return parse_text(r, id, text, at);
     }
     return "of no known kind";
 }
@@ -156,20 +188,36 @@ static void place_text(const ConfigReader *r, ConfigOrigin o, char *out, int siz
     else snprintf(out, (size_t)size_bytes, "command line");
 }
 
+/* "model.layers" in a file: the section stands in a line of its own. False: that is no key either. */
+static bool suggest_section(const char *name, char out[CONFIG_SUGGEST_BYTES])
+{
+    char section[16];
+    const char *dot = strchr(name, '.');
+    ConfigId id;
+    if (!dot || dot - name >= (int)sizeof section) return false;
+    snprintf(section, sizeof section, "%.*s", (int)(dot - name), name);
+    if (!config_find(section, dot + 1, &id)) return false;
+    snprintf(out, CONFIG_SUGGEST_BYTES, "in a file it is the line '%s = ...' under a line [%s]", dot + 1,
+             section);
+    return true;
+}
+
 static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name,
                              const char *value)
 {
     char meant[CONFIG_SUGGEST_BYTES] = "";
-    if (!config_report_is_full(r)) config_suggest(section, name, *section ? value : NULL, meant);
+    if (!config_report_is_full(r) && !suggest_section(name, meant))
+        config_suggest(section, name, *section ? value : NULL, meant);
     config_complain(r, "%s: unknown key '%s%s%s'%s%s", place, section, *section ? "." : "", name,
                     *meant ? "; " : "", meant);
 }
 
-/* '#' begins a comment where it begins a line only. */
-static const char *comment_hint(const char *text, ConfigOrigin origin)
+/* '#' begins a comment where it begins a line only; quotes are part of a value. */
+static const char *value_hint(const ConfigKey *key, const char *text, ConfigOrigin origin)
 {
-    return origin.kind == ORIGIN_FILE && strstr(text, " #") ? "; a comment behind a value begins with ';'"
-                                                            : "";
+    if (origin.kind == ORIGIN_FILE && (strstr(text, " #") || strstr(text, "\t#")))
+        return "; a comment behind a value begins with ';'";
+    return key->kind != CONFIG_TEXT && is_quoted(text) ? "; leave the quotes out" : "";
 }
 
 static void set_value(ConfigReader *r, const char *section, const char *name, const char *text,
@@ -190,7 +238,7 @@ static void set_value(ConfigReader *r, const char *section, const char *name, co
     const char *why = parse_value(r, id, text);
     if (why)
         config_complain(r, "%s: %s.%s = '%s': %s%s", place, section, name, text, why,
-                        comment_hint(text, origin));
+                        value_hint(config_key(id), text, origin));
     r->bad[id] = why != NULL;
     *before = origin;
 }

@@ -16,6 +16,7 @@ typedef struct {
 typedef struct ConfigReader ConfigReader;
 struct ConfigReader {
     Config *config;
+    bool written;             /* the text that is read was written by a run, not by a user */
     bool bad[CFG_COUNT];      /* its value was refused: rules about it are not looked at */
     bool doubtful[CFG_COUNT]; /* a rule about it is broken */
     int mistakes;

@@ -112,22 +112,24 @@ static Err choose_part(Source *s, const DatasetOptions *o)
     return ERR_DATA;
 }
 
-/* Next word of a text separated by blanks, cut off in place; NULL at the end. */
+/* Next word of a text, cut off in place; NULL at the end. */
 static char *next_word(char **at)
 {
     while (isspace((unsigned char)**at)) ++*at;
     if (!**at) return NULL;
     char *word = *at;
-    while (**at && !isspace((unsigned char)**at)) ++*at;
+    *at += word_length(word);
     if (**at) *(*at)++ = 0;
-    return word;
+    return word_bare(word);
 }
 
 static Err blend_syntax(const char *spec)
 {
     err_set(ERR_CONFIG, "cannot read the data set '%s'", spec);
-    err_hint("give one prefix, or `weight prefix weight prefix ...`");
-    return ERR_CONFIG;
+    if (strchr(spec, ' ') && !shards_missing(spec))
+        return err_hint("a name with blanks stands in quotes: \"%s\"", spec);
+    return err_hint(
+        "give one prefix, or `weight prefix weight prefix ...`; a name with blanks stands in quotes");
 }
 
 /* Weights, and names of files into `files`, of one stage. One word alone is a name. */
@@ -153,8 +155,10 @@ static Err parse_blend(Dataset *d, Stage *g, char **files)
 /* The next "@N" of a text, a word by itself; NULL: none. */
 static char *find_stage(char *text)
 {
-    for (char *at = text; (at = strchr(at, '@')); at++)
-        if ((at == text || isspace((unsigned char)at[-1])) && isdigit((unsigned char)at[1])) return at;
+    for (char *at = text; *at; at += word_length(at)) {
+        while (isspace((unsigned char)*at)) at++;
+        if (*at == '@' && isdigit((unsigned char)at[1])) return at;
+    }
     return NULL;
 }
 
@@ -207,8 +211,10 @@ static Err parse_stages(Dataset *d, const DatasetOptions *o)
 static int count_words(const char *text)
 {
     int n = 0;
-    for (const char *at = text; *at; at++)
-        n += !isspace((unsigned char)*at) && (at == text || isspace((unsigned char)at[-1]));
+    for (const char *at = text; *at; at += word_length(at)) {
+        while (isspace((unsigned char)*at)) at++;
+        n += *at != 0;
+    }
     return n;
 }
 

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "base/words.h"
+
 static Err refuse(const char *spec, const char *why, const char *word)
 {
     err_set(ERR_CONFIG, "validation sets '%s': %s '%s'", spec, why, word);
@@ -30,7 +32,7 @@ static Err parse(Sets *s, const char *spec, const char *behind[SETS_MAX])
     size_t n;
     TRY(setup_strdup(&s->mem, spec, &at));
     for (const char *text = at; *(at += strspn(at, blanks)); at += n) {
-        n = strcspn(at, blanks);
+        n = word_length(at);
         if (at[n - 1] != ':') {
             if (s->count == 0) return refuse(spec, "there is no name before", spec);
             continue;
@@ -48,8 +50,10 @@ static Err parse(Sets *s, const char *spec, const char *behind[SETS_MAX])
 
 static bool has_names(const char *spec)
 {
-    for (const char *p = strchr(spec, ':'); p; p = strchr(p + 1, ':'))
-        if (!p[1] || strchr(blanks, p[1])) return true;
+    for (size_t n; *(spec += strspn(spec, blanks)); spec += n) {
+        n = word_length(spec);
+        if (spec[n - 1] == ':') return true;
+    }
     return false;
 }
 

@@ -63,8 +63,10 @@ static Err add_lines(Names *n, const char *list, char *text)
         number++;
         line = trimmed(line);
         if (!*line || *line == '#') continue;
-        if (line[strcspn(line, " \t")]) return list_line(list, number, line, "is more than one word");
+        line = word_bare(line);
         TRY(add_name(n, line));
+        if (line[strcspn(line, " \t")] && !is_pair(n->prefix[n->count - 1]))
+            return list_line(list, number, line, "names no token file");
     }
     return ERR_OK;
 }

@@ -3,8 +3,8 @@
  *
  *   prefix                       one pair, PREFIX.bin and PREFIX.idx (indexed.h); either name is taken for the prefix
  *   folder, folder/part-*        all pairs in the folder, all whose prefix matches, in the order of their names' bytes
- *   @list.txt                    the prefixes in a text file, one a line, in its order; blank lines and lines that
- *                                begin with '#' say nothing
+ *   @list.txt                    the prefixes in a text file, one a line (blanks in it are part of the name), in its
+ *                                order; blank lines and lines that begin with '#' say nothing
  *
  * Sequences, documents and tokens are counted through, over all files. The files may have different types of token.
  */

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/words.h"
+
 /* Words that end in ':' begin a set (data/sets.h). */
 int besides_sets(const Config *cfg)
 {
@@ -11,7 +13,7 @@ int besides_sets(const Config *cfg)
     int named = 0;
     if (!*at) return *cfg->data.split ? 1 : 0;
     for (size_t n; *(at += strspn(at, " ")); at += n) {
-        n = strcspn(at, " ");
+        n = word_length(at);
         named += at[n - 1] == ':';
     }
     return named ? named : 1;

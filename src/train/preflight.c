@@ -41,13 +41,13 @@ static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
     Err err = *c->data.train ? dataset_open(&o, &train)
                              : err_set(ERR_DATA, "it is empty: there is nothing to train on");
     dataset_close(train);
-    if (err == ERR_CONFIG) return err;
+    if (err == ERR_CONFIG) return data_error(c, CFG_data_train, err);
     warn_of(err, "data.train", found);
     o = valid_spec(c, t);
     if (!*o.spec || (!*c->data.valid && !*c->data.split)) return ERR_OK;
     err = sets_open(&o, &valid);
     if (!err) sets_close(&valid);
-    if (err == ERR_CONFIG) return err;
+    if (err == ERR_CONFIG) return data_error(c, CFG_data_valid, err);
     warn_of(err, *c->data.split ? "data.split" : "data.valid", found);
     return ERR_OK;
 }
@@ -67,17 +67,22 @@ static Err look_for_tasks(const Config *c, const Tokenizer *t, int *found)
 static bool lacks_tokens(const Config *c)
 {
     const char *prefix = c->data.train;
-    return *prefix && !strpbrk(prefix, " @") && shards_missing(prefix);
+    return *prefix && !strpbrk(prefix, " @'\"") && shards_missing(prefix);
 }
 
 Err preflight_hint_of_run(const Config *c, Err err)
 {
-    char words[2048], *rest = words;
+    char words[2048];
     bool missing = false;
     text_cut(words, sizeof words, *c->data.valid ? c->data.valid : c->data.train);
-    for (const char *word; (word = strtok_r(rest, " ", &rest));)
+    for (char *at = words + strspn(words, " "), *word; *at; at += strspn(at, " ")) {
+        word = at;
+        at += word_length(at);
+        if (*at) *at++ = 0;
+        word = word_bare(word);
         missing |= *word != '/' && !(*word == '@' && isdigit((unsigned char)word[1])) && !strchr(word, ':') &&
                    word[strspn(word, "0123456789.eE+-")] && shards_missing(word);
+    }
     if (!missing) return err;
     return err_hint("the paths are relative to the folder in which the run was started: go there, or give "
                     "data.%s=PATH from here",

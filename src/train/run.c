@@ -31,7 +31,7 @@ static Err open_train(Run *r)
     DatasetOptions o = data_spec(r->cfg, r->tokenizer);
     const double began_s = clock_s();
     o.vocab = r->spec.model.vocab;
-    TRY(dataset_open(&o, &r->train));
+    TRY(data_error(r->cfg, CFG_data_train, dataset_open(&o, &r->train)));
     if (o.order == ORDER_MEGATRON && r->world->rank == 0)
         log_info("data.order=megatron: order of %lld samples, %.1f MiB on each rank, made in %.1f s",
                  (long long)o.samples, (double)dataset_index_bytes(r->train) / (1 << 20),
@@ -56,7 +56,7 @@ static Err open_valid(Run *r)
 {
     DatasetOptions o = valid_spec(r->cfg, r->tokenizer);
     o.vocab = r->spec.model.vocab;
-    return sets_open(&o, &r->valid);
+    return data_error(r->cfg, CFG_data_valid, sets_open(&o, &r->valid));
 }
 
 static Err open_data(Run *r, RunPurpose purpose)

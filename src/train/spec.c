@@ -263,6 +263,14 @@ DatasetOptions data_spec(const Config *cfg, const Tokenizer *t)
                              .ramp = &cfg->derived.batch };
 }
 
+Err data_error(const Config *cfg, ConfigId id, Err err)
+{
+    char place[512];
+    if (id == CFG_data_valid && *cfg->data.split) id = CFG_data_split;
+    config_origin(cfg, id, place, sizeof place);
+    return err == ERR_CONFIG ? err_prefix(err, "%s: data.%s", place, config_key(id)->name) : err;
+}
+
 DatasetOptions valid_spec(const Config *cfg, const Tokenizer *t)
 {
     DatasetOptions o = data_spec(cfg, t);
@@ -377,7 +385,7 @@ static Err check_pairs(const Config *cfg)
 static Err check_data(const Config *cfg)
 {
     const DatasetOptions o = data_spec(cfg, NULL);
-    return *o.spec ? dataset_check_text(&o) : ERR_OK;
+    return *o.spec ? data_error(cfg, CFG_data_train, dataset_check_text(&o)) : ERR_OK;
 }
 
 /* What a host is taken to have where nothing says it. */

@@ -18,6 +18,9 @@ Err spec_eod(const Config *cfg, const Tokenizer *t, int32_t *out);
 DatasetOptions data_spec(const Config *cfg, const Tokenizer *t);
 DatasetOptions valid_spec(const Config *cfg, const Tokenizer *t);
 
+/* Says where data.train or data.valid was given, before an ERR_CONFIG about its text; returns err. */
+Err data_error(const Config *cfg, ConfigId id, Err err);
+
 /* Learning rates by update. */
 LrSchedule lr_spec(const Config *cfg);
 
