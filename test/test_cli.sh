@@ -143,6 +143,8 @@ done <<'EOF'
 2|config check --config first.ini train.steps=2|to try the first steps of a longer run: train.stop_at=2
 0|config check --config first.ini train.stop_at=2|^first.ini: ok
 0|config dump --config first.ini optim.lr=1e-3 optim.lr=2e-3|^lr = 0.002 +; command line
+0|config dump --config first.ini --override optim.lr optim.lr=1e-3|^lr = 0.001 +; command line
+2|config dump --config first.ini --override optim.lrr optim.lr=1e-3|did you mean 'optim.lr'?
 2|--config first.ini model.n_layer=4|did you mean 'model.layers'?
 2|--config first.ini train.batch_size=4|did you mean 'train.micro_batch' or 'train.global_batch'?
 2|--config first.ini optim.learning_rate=1e-3|did you mean 'optim.lr'?
@@ -155,7 +157,7 @@ done <<'EOF'
 2|--config note.ini|a comment behind a value begins with ';'
 2|config explain n_head|did you mean 'model.heads'?
 EOF
-check "slips: $slips" test $slips -eq 14
+check "slips: $slips" test $slips -eq 16
 
 # ---- a tiny run, from text to text
 text=$dir/text.txt

@@ -179,20 +179,23 @@ fi
 installed=$work/prefix/share/megatrain
 make -s -C "$root" install PREFIX="$work/prefix" >install.log 2>&1 && [ -x "$work/prefix/bin/megatrain" ] ||
     { bad "make install: $(tail -3 install.log)"; finish; }
-# NOTE=FILE: the first time rank 1 notes its pid there, and stands still before step 3
+# NOTE=FILE: the first time rank 1, of an array's last task, notes its pid there, and stands still before step 3.
+# TOLD=FILE: what the ranks were told.
 cat >megatrain <<EOI
 #!/bin/bash
-if [ -n "\${NOTE:-}" ] && [ "\$SLURM_PROCID" = 1 ] && [ ! -e "\$NOTE" ]; then
+[ -z "\${TOLD:-}" ] || echo "\${#MEGATRAIN_SECRET} digits, \${OMP_NUM_THREADS:-no} thread" >"\$TOLD"
+if [ -n "\${NOTE:-}" ] && [ "\$SLURM_PROCID\${SLURM_ARRAY_TASK_ID:-1}" = 11 ] && [ ! -e "\$NOTE" ]; then
     echo \$\$ >"\$NOTE"
     export MEGATRAIN_RANK_FAULT=1:step:3:stop
 fi
 exec "$mt" "\$@"
 EOI
 chmod +x megatrain
+options=() # of sbatch, besides
 # submit SCRIPT NAME WORDS...: job
 submit() {
     job=$(timeout 600 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
-        --output="$work/$2.err" "$installed/scripts/slurm/$1" "${words[@]}" "${@:3}") && [ -n "$job" ] ||
+        --output="$work/$2.err" "${options[@]}" "$installed/scripts/slurm/$1" "${words[@]}" "${@:3}") && [ -n "$job" ] ||
         { bad "sbatch $1"; job=0; }
 }
 state() { scontrol -o show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z_]*\).* Reason=\([^ ]*\).*ExitCode=\([0-9]*\).*Restarts=\([0-9]*\).*/\1/p'; }
@@ -212,9 +215,12 @@ export NOTE=$work/rank_1 MEGATRAIN=$work/megatrain
 submit one-node.sbatch term run.dir="$work/term"
 unset NOTE
 check "one-node.sbatch: no step 3: $(field JobState), $(tail -3 "$work/slurm/slurmctld.log")" until_ rank_1_waits
-scancel --signal=TERM "$job"
-check "SIGTERM: not sent to rank 1" until_ has_pending "$(cat "$work/rank_1")" 15
-kill -CONT "$(cat "$work/rank_1")"
+end_by_term() {
+    scancel --signal=TERM "$job"
+    check "$job, SIGTERM: not sent to rank 1" until_ has_pending "$(cat "$work/rank_1")" 15
+    kill -CONT "$(cat "$work/rank_1")"
+}
+end_by_term
 check "SIGTERM: not queued again: $(field JobState), $(tail -2 "$work/term.err")" go_on 1
 check "SIGTERM: no word of the checkpoint" grep -q '^megatrain: stopped by SIGTERM after step 3, with a checkpoint' "$work/term.err"
 until_ ended
@@ -231,4 +237,45 @@ check "a rank is killed: the culprit is named: $(error_of "$work/lost")" grep -q
 submit one-node.sbatch wrong optim.no_such=1 run.dir="$work/wrong"
 until_ ended
 check "a mistake in the configuration ends the job: $(field JobState), exit $(field ExitCode)" [ "$(field JobState) $(field ExitCode)" = 'FAILED 2:0' ]
+
+# another learning rate from here on
+submit one-node.sbatch override run.dir="$work/term" train.steps=9 --override optim.lr optim.lr=1e-3
+until_ ended
+check "--override: $(field JobState), $(error_of "$work/override")" [ "$(field JobState)" = COMPLETED ]
+check "--override: nothing in metrics.jsonl" grep -q '"override":' "$work/term/metrics.jsonl"
+# a job array: a folder for each task; the last one, whose id is the array's, queues again alone
+rm -f "$work/rank_1"
+export NOTE=$work/rank_1
+options=(--array=0-1 --ntasks-per-node=2)
+submit one-node.sbatch array run.dir="$work/array-%a"
+unset NOTE
+array=$job job=${job}_0
+until_ ended
+check "an array's first task: $(field JobState), $(error_of "$work/array")" same "$work/array-0"
+job=${array}_1
+check "an array's last task: no step 3: $(field JobState)" until_ rank_1_waits
+end_by_term
+check "an array's last task: not queued again: $(field JobState)" go_on 1
+job=${array}_0
+check "an array's first task: $(field JobState), queued again" [ "$(field JobState) $(field Restarts)" = 'COMPLETED 0' ]
+job=${array}_1
+until_ ended
+check "an array's last task: $(field JobState), $(error_of "$work/array")" same "$work/array-1"
+# a site that passes no environment on to jobs: a copy of the script sets it
+sed "s|^#module.*|export MEGATRAIN='$work/megatrain' MASTER_ADDR=127.0.0.1 TOLD='$work/told'|" \
+    "$installed/scripts/slurm/nodes.sbatch" >"$installed/scripts/slurm/site.sbatch"
+options=(--export=NONE --ntasks-per-node=1)
+submit site.sbatch none run.dir="$work/none"
+until_ ended
+check "--export=NONE: $(field JobState), $(error_of "$work/none")" same "$work/none"
+check "--export=NONE: ranks got $(cat "$work/told")" [ "$(cat "$work/told")" = '64 digits, 1 thread' ]
+# a limit below the ten minutes before it at which ranks are to stop: not for ever
+mkdir -p "$work/short" && echo none 3 >"$work/short/requeues"
+options=(--time=3)
+submit one-node.sbatch short run.dir="$work/short" train.steps=1000000 debug.comm_delay_ms=20
+until_ ended
+check "--time=3: $(field JobState) after $(field Restarts) restarts, exit $(field ExitCode)" \
+    [ "$(field JobState) $(field Restarts) $(field ExitCode)" = 'FAILED 0 75:0' ]
+check "--time=3: $(tail -1 "$work/short.err")" grep -q 'of 180 s lay behind --signal in 3 attempts' "$work/short.err"
+check "--time=3: not said at the start" grep -q 'time limit of 180 s is not above the 600 s' "$work/short.err"
 finish

@@ -7,7 +7,7 @@
 #include "train/preflight.h"
 #include "train/spec.h"
 
-static const char *config_path;
+static const char *config_path, *may_differ;
 static int64_t world_size;
 
 static const Option options[] = {
@@ -15,6 +15,8 @@ static const Option options[] = {
       .help = "configuration (INI); none: the defaults" },
     { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "ranks to read it for; none: the launcher's, or the fewest that its cuts take" },
+    { "override", OPTION_TEXT, &may_differ, .value = "KEY,KEY",
+      .help = "as train takes it; the names are checked, and no value changes by it" },
 };
 
 static bool is_override(const char *word) { return strchr(word, '=') != NULL; }
@@ -88,6 +90,7 @@ static Err config(Words rest)
     int64_t ranks;
     TRY(config_world(world_size, &ranks));
     Err err = config_arg(&c, config_path, (Words){ rest.items + used, rest.count - used }, ranks);
+    if (!err && may_differ) err = config_let_differ(&c, may_differ);
     if (!err) err = answer(&c, verb, key);
     config_release(&c);
     return err;
