@@ -98,6 +98,25 @@ for key in run.dir data.tokenizer checkpoint.resume checkpoint.load; do
     expect 2 "a path of at most 3840 bytes" "$mt" --config small.ini "$key=$long"
 done
 expect 2 "the first beyond 32" "$mt" config check --config small.ini "data.valid=$(printf 's%d: numbers ' $(seq 1 65))"
+# what is dumped is the same configuration: layouts that leave to each other what schedule and chunks are
+while read -r words; do
+    "$mt" config dump --config small.ini --world 2 $words >dumped.ini 2>err.txt
+    check "$words: is dumped: $(head -1 err.txt)" [ -s dumped.ini ]
+    expect 0 "ok on 2 ranks" "$mt" config check --config dumped.ini --world 2
+    "$mt" plan --config small.ini --world 2 --json $words >plan-1.json 2>/dev/null
+    "$mt" plan --config dumped.ini --world 2 --json >plan-2.json 2>/dev/null
+    check "$words: the dump has the same plan" bash -c '[ -s plan-1.json ] && cmp plan-1.json plan-2.json'
+done <<'W'
+parallel.pp=2 parallel.vpp=2
+parallel.pp=2 parallel.slices=2
+parallel.pp=2 parallel.schedule=bfs
+parallel.pp=2 parallel.schedule=zb-v parallel.layout=Ett|tt|tt|ttL
+parallel.pp=2 parallel.schedule=interleaved parallel.layout=Ett|tt|tt|ttL
+W
+expect 0 "seq1f1b" "$mt" plan --search --device h100 --config small.ini --world 2 run.precision=bf16 parallel.slices=2 \
+    parallel.pp=2
+refused 2 "schedule 'zb-v' has 2 chunks a rank, not 1" 'take parallel.vpp=0' parallel.pp=2 parallel.schedule=zb-v \
+    parallel.vpp=1
 expect 0 "ok on 2 ranks (more ranks were not checked" "$mt" config check --config small.ini parallel.pp=2
 expect 0 "ok on 4 ranks" "$mt" config check --config small.ini --world 4 parallel.pp=2
 WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 expect 2 "the world size is 3" "$mt" config check --config small.ini parallel.pp=2

@@ -385,6 +385,28 @@ TEST(files_that_cannot_be_read)
     config_release(&c);
 }
 
+/* (not inlined: gcc 12 would take what strstr finds in the text for a pointer into the variable that held it) */
+__attribute__((noinline)) static char *dumped(const Config *c, bool origins)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    config_dump(c, f, origins);
+    fclose(f);
+    return text;
+}
+
+/* What a run leaves as its configuration is that configuration, whatever was left open. */
+static void reads_back(const Config *c, int64_t world_size)
+{
+    Config again;
+    char *text = dumped(c, false);
+    OK(config_read(&again, (ConfigSource){ .path = c->path, .text = text, .world_size = world_size }));
+    CHECK_MSG(same_values(c, &again), "%s", text);
+    config_release(&again);
+    free(text);
+}
+
 TEST(the_configurations_that_come_along)
 {
     glob_t found;
@@ -393,6 +415,7 @@ TEST(the_configurations_that_come_along)
         Config c;
         OK(config_read(&c, (ConfigSource){ .path = found.gl_pathv[i], .world_size = CONFIG_ANY_WORLD }));
         CHECK(strncmp(c.run.dir, "runs/", 5) == 0 && strstr(found.gl_pathv[i], c.run.name));
+        reads_back(&c, CONFIG_ANY_WORLD);
         config_release(&c);
     }
     globfree(&found);
@@ -442,17 +465,6 @@ TEST(damaged_files)
 }
 
 /* ---- dump, explain, resume ---- */
-
-/* (not inlined: gcc 12 would take what strstr finds in the text for a pointer into the variable that held it) */
-__attribute__((noinline)) static char *dumped(const Config *c, bool origins)
-{
-    char *text = NULL;
-    size_t n = 0;
-    FILE *f = open_memstream(&text, &n);
-    config_dump(c, f, origins);
-    fclose(f);
-    return text;
-}
 
 TEST(a_dump_reads_back_to_the_same)
 {
@@ -743,6 +755,27 @@ TEST(sums_of_rows_in_an_older_run)
         else FAILS(config_same_run(&was, &now), ERR_CKPT, "run.fp32_row_sums was 'false' and is 'true'");
         config_release(&was);
         config_release(&now);
+    }
+}
+
+/* A program that wrote 1f1b and 1 where vpp, slices or a layout had said what else is run. */
+TEST(pipelines_of_an_older_run)
+{
+    static const struct {
+        const char *text, *schedule;
+        int64_t vpp;
+    } runs[] = { { "vpp = 2\nschedule = 1f1b\n", "interleaved", 2 }, { "vpp = 1\nschedule = zb-v\n", "zb-v", 0 },
+                 { "vpp = 1\nslices = 2\nschedule = 1f1b\n", "seq1f1b", 0 }, { "vpp = 1\nschedule = 1f1b\n", "1f1b", 0 } };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        Config was;
+        char text[200];
+        snprintf(text, sizeof text, "[parallel]\n%s", runs[i].text);
+        OK(config_read(&was, (ConfigSource){ .text = text, .path = "older", .world_size = 1, .earlier = true }));
+        CHECK(strcmp(was.parallel.schedule, runs[i].schedule) == 0 && was.parallel.vpp == runs[i].vpp);
+        config_release(&was);
+        OK(read_as(&was, text, "", 1)); /* a file that somebody writes today */
+        CHECK(was.parallel.vpp == (runs[i].vpp ? runs[i].vpp : 1));
+        config_release(&was);
     }
 }
 

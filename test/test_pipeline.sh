@@ -134,6 +134,15 @@ done
 check "the ring of ${#ring[@]} layouts: $(grep -m1 error ring.err)" same_run ring gpt2-1 12
 text() { "$mt" generate --run "$1" --prompt Line --tokens 12 2>/dev/null; }
 check "generate from it: '$(text ring)'" [ "$(text ring)" = "$(text gpt2-1)" ]
+# of one rank with several chunks, whatever shape its schedule wants
+for words in "bfs 1" "dualpipev 2"; do
+    read -r schedule micro <<<"$words"
+    rm -rf chunks
+    "$mt" --config pipe.ini run.dir=chunks train.stop_at=1 train.micro_batch="$micro" parallel.vpp=2 \
+        parallel.schedule="$schedule" >chunks.log 2>&1
+    check "generate after $schedule: $(tail -1 chunks.log)" \
+        [ "$("$mt" generate --run chunks --prompt Line --tokens 4 2>&1 | grep -c '^Line')" = 1 ]
+done
 check "generate says something" [ "$(text ring | wc -c)" -gt 8 ]
 
 # every pair: saved as A, gone on with as B

@@ -169,11 +169,13 @@ static bool alternative_of(const LayoutSpace *s, const Layout *best, const Alter
     out->value[a->key] = a->value;
     if (s->fixed[a->key] || best->value[a->key] == a->value || (a->key == LAYOUT_EP && !experts))
         return false;
-    if (a->key == LAYOUT_SCHEDULE && best->value[LAYOUT_PP] == 1) return false;
+    if (a->key == LAYOUT_SCHEDULE &&
+        (best->value[LAYOUT_PP] == 1 || s->value[LAYOUT_SCHEDULE][0] != a->value))
+        return false;
     if (a->key == LAYOUT_ZERO && layout_zero(s, out) == layout_zero(s, best)) return false;
     if (a->value == ZERO_VALUES && a->key == LAYOUT_ZERO && layout_zero(s, out) != ZERO_VALUES) return false;
     if ((a->key == LAYOUT_PP || a->key == LAYOUT_SCHEDULE) && !s->fixed[LAYOUT_SCHEDULE]) {
-        out->value[LAYOUT_SCHEDULE] = 0;
+        out->value[LAYOUT_SCHEDULE] = s->value[LAYOUT_SCHEDULE][0];
         if (!s->fixed[LAYOUT_VPP]) out->value[LAYOUT_VPP] = 1;
         *out->stages = 0;
     }

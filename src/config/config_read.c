@@ -410,9 +410,18 @@ static void set_before(ConfigReader *r, ConfigId id, const char *value)
         set_value(r, key->section, key->name, value, (ConfigOrigin){ ORIGIN_FILE, 0 });
 }
 
+/* They wrote down 1 and 1f1b for what was left to layout, vpp and slices: given so it would have been refused. */
+static void open_pipeline(Config *c)
+{
+    const ConfigOrigin *vpp = &c->origin[CFG_parallel_vpp], *schedule = &c->origin[CFG_parallel_schedule];
+    if (vpp->kind == ORIGIN_FILE && c->parallel.vpp == 1) c->parallel.vpp = 0;
+    if (schedule->kind == ORIGIN_FILE && !strcmp(c->parallel.schedule, "1f1b")) c->parallel.schedule = "auto";
+}
+
 void config_read_before(ConfigReader *r)
 {
     ConfigId self;
+    open_pipeline(r->config);
 #define ANY(section, key) self = CFG_##section##_##key;
 #define BEFORE(value) set_before(r, self, value);
 #include "config/config.def"

@@ -187,9 +187,19 @@ static int64_t fewest_ranks(const Config *c)
     return fewest < CONFIG_RANKS_MAX ? fewest : CONFIG_RANKS_MAX;
 }
 
+/* vpp or slices alone ask for the schedule that is made for them. */
+static void resolve_schedule(ConfigReader *r)
+{
+    Config *c = r->config;
+    if (strcmp(c->parallel.schedule, "auto") != 0) return;
+    c->parallel.schedule = c->parallel.slices > 1 ? "seq1f1b" : c->parallel.vpp > 1 ? "interleaved" : "1f1b";
+    filled(r, CFG_parallel_schedule, c->parallel.slices > 1 ? CFG_parallel_slices : CFG_parallel_vpp);
+}
+
 static void resolve_parallel(ConfigReader *r)
 {
     Config *c = r->config;
+    resolve_schedule(r);
     FILL(0, parallel, tp_blocks, usual_tp_blocks(c), CFG_model_hidden);
     FILL(0, parallel, seq_blocks, usual_seq_blocks(c->model.seq), CFG_model_seq);
     FILL(0, parallel, attn_block, 64, CFG_model_seq);

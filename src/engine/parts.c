@@ -150,6 +150,8 @@ Err parts_check(const PartsSpec *spec, int ranks, int64_t *unit)
     if (err && *layout_of(spec) && !spec->pipeline.chunks)
         err = err_prefix(err, "parallel.layout='%s', %d stages for %d ranks", layout_of(spec),
                          asked.chunks * ranks, ranks);
+    if (err == ERR_CONFIG && spec->pipeline.chunks) err_take("parallel.vpp=0");
+    if (err == ERR_CONFIG) err_take("parallel.schedule=auto");
     TRY(err);
     TRY(check_units(spec, &s));
     *unit = spec->micro_batch / s.unit_div;

@@ -9,8 +9,10 @@
 
 /* The schedules that a step may take without being another algorithm, or slower by construction than one of these. A
  * fixed one is the base's. */
-static const char *const schedules[] = { "1f1b", "interleaved", "zb-h1",    "zb-h2",
-                                         "zb-v", "v-half",      "dualpipe", "dualpipev" };
+static const char *const schedules[] = { "1f1b",   "interleaved", "zb-h1",     "zb-h2",  "zb-v",
+                                         "v-half", "dualpipe",    "dualpipev", "seq1f1b" };
+enum { SLICED = 8 }; /* the one that passes slices, which no other does */
+
 static const char *const exchanges[] = { "allgather", "ring", "a2a", "hierarchical" };
 enum { SCHEDULES = sizeof schedules / sizeof *schedules, EXCHANGES = sizeof exchanges / sizeof *exchanges };
 
@@ -59,7 +61,8 @@ static void fill(LayoutSpace *s, LayoutLimits l)
     for (int i = 0; i <= DISPATCH_NODE; i++) add(s, LAYOUT_DISPATCHER, i);
     add_divisors(s, LAYOUT_PP, world, c->model.layers);
     for (int64_t v = 1; v <= 12; v++) add(s, LAYOUT_VPP, v);
-    for (int i = 0; i < SCHEDULES; i++) add(s, LAYOUT_SCHEDULE, i);
+    for (int i = 0; i < SCHEDULES; i++)
+        if ((i == SLICED) == (c->parallel.slices > 1)) add(s, LAYOUT_SCHEDULE, i);
     for (int zero = 1; zero >= 0; zero--) add(s, LAYOUT_ZERO, zero);
     for (int zero = 2; zero <= 3; zero++) add(s, LAYOUT_ZERO, zero);
     for (int i = 0; i < 2; i++) add(s, LAYOUT_ORDER, i);
@@ -76,8 +79,8 @@ static const char *const alone[] = { "parallel.tp=1",
                                      "parallel.ep=1",
                                      "parallel.etp=1",
                                      "parallel.pp=1",
-                                     "parallel.vpp=1",
-                                     "parallel.schedule=1f1b",
+                                     "parallel.vpp=0",
+                                     "parallel.schedule=auto",
                                      "parallel.group=0",
                                      "parallel.slices=1",
                                      "parallel.layout=",
@@ -149,6 +152,7 @@ void layout_space(const Config *base, int64_t world, LayoutLimits limits, Layout
     out->fixed_stages = base->origin[CFG_parallel_layout].kind == ORIGIN_COMMAND_LINE;
     for (LayoutKey k = 0; k < LAYOUT_KEYS; k++) {
         if (base->origin[ids[k]].kind != ORIGIN_COMMAND_LINE) continue;
+        if (k == LAYOUT_VPP && !base->parallel.vpp) continue; /* (that is auto) */
         out->fixed[k] = true;
         out->count[k] = 0;
         add(out, k, value_of(base, k));

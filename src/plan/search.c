@@ -116,8 +116,8 @@ static bool inner_matters(const LayoutSpace *s, const Layout *l)
 static const struct {
     const char *name;
     int chunks; /* 0: any number above 1 */
-} chunks_of[] = { { "1f1b", 1 }, { "zb-h1", 1 },  { "zb-h2", 1 },     { "dualpipe", 1 },
-                  { "zb-v", 2 }, { "v-half", 2 }, { "dualpipev", 2 }, { "interleaved", 0 } };
+} chunks_of[] = { { "1f1b", 1 }, { "seq1f1b", 1 }, { "zb-h1", 1 },     { "zb-h2", 1 },      { "dualpipe", 1 },
+                  { "zb-v", 2 }, { "v-half", 2 },  { "dualpipev", 2 }, { "interleaved", 0 } };
 
 /* Whether so many chunks are worth to be asked of the schedule's own rule: it refuses the others. */
 static bool may_have_chunks(const char *schedule, int chunks)

@@ -107,8 +107,7 @@ static int64_t more_slices(const Run *r)
 {
     const Config *c = r->cfg;
     const int64_t slices = 2 * c->parallel.slices;
-    const bool free = c->origin[CFG_parallel_schedule].kind == ORIGIN_DEFAULT &&
-                      c->origin[CFG_parallel_vpp].kind == ORIGIN_DEFAULT;
+    const bool free = c->origin[CFG_parallel_schedule].kind == ORIGIN_AUTO && !c->parallel.vpp;
     char values[64];
     if (r->spec.purpose.forward_only || c->parallel.pp == 1 || !(free || c->parallel.slices > 1)) return 0;
     snprintf(values, sizeof values, "parallel.slices=%lld", (long long)slices);
@@ -236,8 +235,8 @@ static Err open_all(Run *r, RunPurpose purpose)
     r->spec.purpose.scores = r->tasks.count > 0;
     r->spec.purpose.ahead &= purpose == RUN_TRAIN;
     r->spec.purpose.snapshot &= purpose == RUN_TRAIN;
-    if (r->world->grid.pp != c->parallel.pp)
-        r->spec.pipeline = (PipelineSpec){ 0 }; /* read whole, by one process */
+    if (r->world->grid.pp != c->parallel.pp || (purpose != RUN_TRAIN && r->world->grid.pp == 1))
+        r->spec.pipeline = (PipelineSpec){ 0 }; /* read whole, in one stage */
     if (purpose == RUN_GENERATE) {
         r->spec.micro_batch = r->spec.global_batch = r->spec.model.moe.balance.unit = 1;
         r->spec.ramp.count = 0;

@@ -281,20 +281,11 @@ DatasetOptions valid_spec(const Config *cfg, const Tokenizer *t)
     return o;
 }
 
-/* vpp or slices alone ask for the schedule that is made for them. */
-static const char *schedule_of(const Config *cfg)
-{
-    if (cfg->origin[CFG_parallel_schedule].kind != ORIGIN_DEFAULT) return cfg->parallel.schedule;
-    if (cfg->parallel.slices > 1) return "seq1f1b";
-    return cfg->parallel.vpp > 1 ? "interleaved" : cfg->parallel.schedule;
-}
-
 static PipelineSpec pipeline_spec(const Config *cfg)
 {
-    const bool chunks = cfg->origin[CFG_parallel_vpp].kind != ORIGIN_DEFAULT;
-    return (PipelineSpec){ .schedule = schedule_of(cfg),
+    return (PipelineSpec){ .schedule = cfg->parallel.schedule,
                            .layout = cfg->parallel.layout,
-                           .chunks = chunks ? (int)cfg->parallel.vpp : 0,
+                           .chunks = (int)cfg->parallel.vpp,
                            .group = (int)cfg->parallel.group,
                            .slices = (int)cfg->parallel.slices };
 }
