@@ -5,6 +5,9 @@
  */
 #include "test.h"
 
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
 #include "base/json.h"
 #include "base/utf8.h"
 #include "data/pretoken.h"
@@ -201,6 +204,142 @@ TEST(a_long_run_of_blanks)
         OK(splitter_next(w, text, N, 0, &end, &is_match));
         OK(splitter_next(w, text, N, end, &last, &is_match));
         CHECK_MSG(end == N - 2 && last == N, "%s: %lld", split_regex(kind), (long long)end);
+        splitter_work_close(w);
+        splitter_close(s);
+    }
+    free(text);
+}
+
+/* Long texts without an end to a word: nothing is refused, however many steps another pattern would be allowed. */
+TEST(long_words_in_published_patterns)
+{
+    static const char *const of[] = { "a", "A", "aA", "Aa", "7", "!", "\n", " \n", "'s", " a", "\u4E2D", "e\u0301", "\u0301", "\t!", "(a" };
+    enum { BYTES = 64 << 10 };
+    char *text = malloc(BYTES + 8);
+    for (SplitKind kind = 0; kind < SPLIT_COUNT; kind++)
+        for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+            int64_t size = 0;
+            while (size < BYTES) size += sprintf(text + size, "%s", of[i]);
+            Splitter *s;
+            SplitterWork *w;
+            bool is_match;
+            int64_t end;
+            OK(splitter_open(split_regex(kind), &s));
+            OK(splitter_work_open(s, &w));
+            for (int64_t at = 0; at < size; at = end) OK(splitter_next(w, text, size, at, &end, &is_match));
+            splitter_work_close(w);
+            splitter_close(s);
+        }
+    free(text);
+}
+
+/* A pattern in a group means the same and is not published, so its steps are counted. */
+TEST(counted_patterns_cut_as_published_ones)
+{
+    static const char *const of[] = { "a", "B", "\u00E9", "\u4E2D", "\u0301", "7", "\u0669", " ", "\n", "\r", "\u00A0",
+                                      "'s", "'T", "'ll", "!", "\u3002", "/", "\U0001F600", "\t", "\u01C5", "\u02B0" };
+    uint64_t seed = 11;
+    for (SplitKind kind = 0; kind < SPLIT_COUNT; kind++) {
+        char group[1024], text[4096];
+        int64_t size = 0, ends[2] = { 0 };
+        bool matches[2];
+        Splitter *s[2];
+        SplitterWork *w[2];
+        snprintf(group, sizeof group, "(?:%s)", split_regex(kind));
+        while (size < 4000) size += sprintf(text + size, "%s", of[test_rand(&seed) % (sizeof of / sizeof *of)]);
+        OK(splitter_open(split_regex(kind), &s[0]));
+        OK(splitter_open(group, &s[1]));
+        CHECK(splitter_kind(s[0]) == kind && splitter_kind(s[1]) == SPLIT_COUNT);
+        for (int i = 0; i < 2; i++) OK(splitter_work_open(s[i], &w[i]));
+        splitter_work_allow(w[1], size);
+        for (int64_t at = 0; at < size; at = ends[0]) {
+            for (int i = 0; i < 2; i++) OK(splitter_next(w[i], text, size, at, &ends[i], &matches[i]));
+            CHECK_MSG(ends[0] == ends[1] && matches[0] == matches[1], "%s at %lld: %lld, %lld", group, (long long)at,
+                      (long long)ends[0], (long long)ends[1]);
+        }
+        for (int i = 0; i < 2; i++) splitter_work_close(w[i]), splitter_close(s[i]);
+    }
+}
+
+static void draw_pattern(uint64_t *seed, int depth, char *out)
+{
+    static const char *const items[] = { "a", "b", "\u00E9", "[ab]", "[^a]", "[^\u00E9b]", "\\n" };
+    static const char *const counts[] = { "", "", "", "?", "*", "+", "??", "*?", "+?", "?+", "*+", "++", "{2}", "{1,2}", "{2,}", "{0,3}" };
+    static const char *const groups[] = { "(?:", "(?i:", "(?=", "(?!" };
+    const int parts = 1 + (int)(test_rand(seed) % 4);
+    for (int i = 0; i < parts; i++) {
+        if (i && test_rand(seed) % 4 == 0) strcat(out, "|");
+        if (depth && test_rand(seed) % 3 == 0) {
+            strcat(out, groups[test_rand(seed) % 4]);
+            draw_pattern(seed, depth - 1, out);
+            strcat(out, ")");
+            if (test_rand(seed) % 2) strcat(out, counts[3 * (test_rand(seed) % 4)]); /* none, ?, ?? and ?+ */
+        } else {
+            strcat(out, items[test_rand(seed) % 7]);
+            strcat(out, counts[test_rand(seed) % 16]);
+        }
+    }
+}
+
+/* Random patterns, against PCRE2 itself. (Its own possessive repeats are wrong before `(...)?+` in 10.42.) */
+TEST(counted_patterns_mean_what_pcre2_means)
+{
+    uint64_t seed = 3;
+    int compared = 0;
+    for (int round = 0; round < 3000; round++) {
+        char pattern[1024] = "", text[64];
+        int64_t size = 0, end, steps_end = 0;
+        Splitter *s;
+        SplitterWork *w;
+        draw_pattern(&seed, 3, pattern);
+        while (size < 24) size += sprintf(text + size, "%s", (const char *[]){ "a", "b", "A", "B", "\u00E9", "\n" }[test_rand(&seed) % 6]);
+        if (splitter_open(pattern, &s)) continue; /* it can match the empty text */
+        int error;
+        PCRE2_SIZE where;
+        pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_NO_AUTO_POSSESS, &error, &where, NULL);
+        pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+        OK(splitter_work_open(s, &w));
+        splitter_work_allow(w, size);
+        for (int64_t at = 0; at < size; at = end) {
+            bool is_match;
+            OK(splitter_next(w, text, size, at, &end, &is_match));
+            const int n = pcre2_match(code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at, 0, match, NULL);
+            const PCRE2_SIZE *found = pcre2_get_ovector_pointer(match);
+            const int64_t from = n < 0 ? size : (int64_t)found[0];
+            steps_end = from > at ? from : (int64_t)found[1];
+            CHECK_MSG(end == steps_end && is_match == (from == at), "'%s' on '%.*s' at %lld: %lld, wants %lld", pattern,
+                      (int)size, text, (long long)at, (long long)end, (long long)steps_end);
+            compared++;
+        }
+        pcre2_match_data_free(match);
+        pcre2_code_free(code);
+        splitter_work_close(w);
+        splitter_close(s);
+    }
+    CHECK_MSG(compared > 5000, "%d", compared);
+}
+
+/* Each of them takes time that grows with a power of the text, in a way that PCRE2's match limit does not count. */
+TEST(patterns_that_take_too_long)
+{
+    static const char *const cases[] = { "(?:[^~]|[^~])", "[^~]?", "(?:[^~]|[^~][^~])?", "[^~]*[^~]*", "[^~]*?[^~]*?", "[^~]*(?=[^~]*)", "[^~]*(?=[^~]*+)", "" };
+    enum { BYTES = 64 << 10 };
+    char *text = malloc(BYTES), pattern[2048];
+    memset(text, 'a', BYTES);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Splitter *s;
+        SplitterWork *w;
+        bool is_match;
+        int64_t end = 0;
+        Err err = ERR_OK;
+        for (int n = *pattern = 0; n < (i < 3 ? 40 : 1); n++) strcat(pattern, cases[i]);
+        strcat(pattern, i + 1 < sizeof cases / sizeof *cases ? "[~`]" : "[^~]++[~`]|(?:[^~]{60000}~)");
+        OK(splitter_open(pattern, &s));
+        OK(splitter_work_open(s, &w));
+        splitter_work_allow(w, BYTES);
+        for (int64_t at = 0; at < BYTES && !err; at = end) err = splitter_next(w, text, BYTES, at, &end, &is_match);
+        CHECK_MSG(err == ERR_DATA && strstr(err_message(), "its split pattern takes too long"), "%s: %s", pattern,
+                  err_message());
         splitter_work_close(w);
         splitter_close(s);
     }

@@ -246,6 +246,28 @@ TEST(refusals_of_characters)
     FAILS(tokenizer_open(in_dir("spm/tokenizer.model"), &t), ERR_DATA, "is no tokenizer.json");
 }
 
+/* A stranger's file may neither take unbounded time nor grow a text without bound. */
+TEST(bounded_work_and_growth)
+{
+    char parts[2048] = "{\"type\":\"Sequence\",\"normalizers\":[";
+    Tokenizer *t;
+    TokenList ids;
+    for (int i = 0; i < 20; i++)
+        sprintf(parts + strlen(parts), "%s{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"aa\"}",
+                i ? "," : "");
+    strcat(parts, "]}");
+    OK(tokenizer_open(make_json((JsonParts){ .normalizer = parts }), &t));
+    FAILS(tokenizer_encode(t, "aaaaaaaa", 8, &ids), ERR_DATA, "makes a text too long");
+    CHECK(strstr(err_message(), ".json'"));
+    tokenizer_close(t);
+    OK(tokenizer_open(make_json((JsonParts){ .pre = SPLIT("[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?"
+                                                          "[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?~", "Isolated") }), &t));
+    FAILS(tokenizer_encode(t, "a plain line of text, longer than forty characters", 50, &ids), ERR_DATA,
+          "its split pattern takes too long");
+    CHECK(strstr(err_message(), ".json'"));
+    tokenizer_close(t);
+}
+
 TEST(json_refusals)
 {
     static const struct {
@@ -274,6 +296,7 @@ TEST(json_refusals)
         { { .pre = SPLIT("a{,3}", "Isolated") }, "at '{,3}'" },
         { { .pre = SPLIT("a{3}?", "Isolated") }, "at '{3}?'" },
         { { .pre = SPLIT("a{3}+", "Isolated") }, "at '{3}+'" },
+        { { .pre = SPLIT("a{2}{3}b", "Isolated") }, "quantifier does not follow" },
         { { .pre = SPLIT("(a+)+b", "Isolated") }, "at ')+b'" },
         { { .pre = SPLIT("^a", "Isolated") }, "at '^a'" },
         { { .pre = SPLIT("\\\\w", "Isolated") }, "at '\\w'" },

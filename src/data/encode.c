@@ -17,8 +17,12 @@ struct Encoder {
     BpeWork *bpe;
     SplitterWork *split[STAGES_MAX];
     StageBuffer text[STAGES_MAX]; /* what a stage has made of the text that it was given */
+    int64_t room;                 /* bytes by which the stages may still make this text longer */
     TokenList *out;
 };
+
+/* Bytes by which a text may become longer, and by which each of its bytes may. A mark in place of a blank adds two. */
+enum { GROWTH_ANYWAY = 1 << 16, GROWTH_A_BYTE = 64 };
 
 Err encoder_open(const Tokenizer *t, Encoder **out)
 {
@@ -48,6 +52,10 @@ void encoder_close(Encoder *e)
 
 static Err put(StageBuffer *b, const char *text, int64_t size)
 {
+    if (size > b->most - b->size)
+        return err_set(ERR_DATA,
+                       "its normalizer, pre_tokenizer or decoder makes a text too long: above '%lld' bytes",
+                       (long long)b->most);
     TRY(grow_to(&b->text, &b->capacity, b->size + size));
     if (size) memcpy(b->text + b->size, text, (size_t)size);
     b->size += size;
@@ -177,7 +185,10 @@ static Err run(Encoder *e, int i, const char *text, int64_t size, Place place)
     if (i == t->stage_count) return bpe_encode(&t->bpe, e->bpe, text, size, e->out);
     if (t->stages[i].kind == STAGE_ADDED) return run_added(e, i, text, size, place);
     if (t->stages[i].kind == STAGE_SPLIT) return run_split(e, i, text, size, place);
+    const int64_t before = size;
+    e->text[i].most = size + e->room;
     TRY(stage_rewrite(&t->stages[i], &text, &size, place, &e->text[i]));
+    if (size > before) e->room -= size - before;
     return run(e, i + 1, text, size, place);
 }
 
@@ -198,16 +209,26 @@ static int32_t byte_token(const Tokenizer *t, uint8_t byte)
     return t->bpe.byte_id[byte] >= 0 ? t->bpe.byte_id[byte] : t->bpe.unknown;
 }
 
+/* The work that a text is worth, however the stages cut it up. */
+static void allow(Encoder *e, int64_t size)
+{
+    e->room = GROWTH_ANYWAY + GROWTH_A_BYTE * size;
+    for (int i = 0; i < e->tokenizer->stage_count; i++)
+        if (e->split[i]) splitter_work_allow(e->split[i], size);
+}
+
 Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, TokenList *out,
                 int64_t *invalid_bytes)
 {
     e->out = out;
+    allow(e, size);
     for (int64_t at = 0;; continues = true) {
         int64_t valid = utf8_valid_bytes(text + at, size - at);
         if (at + valid < size && !invalid_bytes)
             return err_set(ERR_DATA, "invalid UTF-8 at byte offset '%lld' (byte '0x%02x')",
                            (long long)(at + valid), (uint8_t)text[at + valid]);
-        TRY(encode_valid(e, text + at, valid, continues ? PLACE_CONTINUES : PLACE_FIRST));
+        Err err = encode_valid(e, text + at, valid, continues ? PLACE_CONTINUES : PLACE_FIRST);
+        if (err) return err == ERR_DATA ? err_prefix(err, "tokenizer '%s'", e->tokenizer->path) : err;
         at += valid;
         if (at == size) return ERR_OK;
         TRY(token_list_add(out, byte_token(e->tokenizer, (uint8_t)text[at++])));

@@ -7,6 +7,7 @@
 #include <utf8proc.h>
 
 #include "base/utf8.h"
+#include "data/backtrack.h"
 #include "data/grow.h"
 
 /* Unicode's White_Space, 25 code points, for use inside a class. */
@@ -97,7 +98,14 @@ static const struct {
 /* Backtracking beyond the machine stack happens only on odd text; the JIT may then take this much. */
 enum { JIT_STACK_START_BYTES = 32 << 10, JIT_STACK_MAX_BYTES = 16 << 20 };
 
+/* Steps that an unpublished pattern may take: in any text, and for each byte. */
+enum { STEPS_ANYWAY = 1 << 18, STEPS_A_BYTE = 512 };
+
+/* One of three: a text, an unpublished pattern, or else a published one for PCRE2. */
 struct Splitter {
+    char *text;
+    int64_t text_size;
+    Backtrack *counted;
     pcre2_code *code;
     int (*match)(const pcre2_code *, PCRE2_SPTR, PCRE2_SIZE, PCRE2_SIZE, uint32_t, pcre2_match_data *,
                  pcre2_match_context *);
@@ -106,6 +114,8 @@ struct Splitter {
 
 struct SplitterWork {
     const Splitter *splitter;
+    BacktrackWork *counted;
+    int64_t steps; /* that it may still take */
     pcre2_match_data *match;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
@@ -255,29 +265,20 @@ static Err pattern_error(const char *doing, int code)
     return err_set(ERR_INTERNAL, "%s: PCRE2: %s (%d)", doing, text, code);
 }
 
-static Err compile(const char *pattern, int64_t size, uint32_t options, Splitter *s)
+static Err compile(const Rewriting *r, bool covers, Splitter *s)
 {
     int code;
     uint32_t empty = 0;
     PCRE2_SIZE where;
-    s->code = pcre2_compile((PCRE2_SPTR)pattern, (PCRE2_SIZE)size, PCRE2_UTF | options, &code, &where, NULL);
+    s->code = pcre2_compile((PCRE2_SPTR)r->text, (PCRE2_SIZE)r->size,
+                            PCRE2_UTF | (covers ? PCRE2_ANCHORED : 0), &code, &where, NULL);
     if (!s->code) return err_as(pattern_error("it cannot be compiled", code), ERR_DATA);
     pcre2_pattern_info(s->code, PCRE2_INFO_MATCHEMPTY, &empty);
     if (empty) return err_set(ERR_DATA, "it can match the empty text, which is not supported");
+    if (s->kind == SPLIT_COUNT) return backtrack_open(r->text, &s->counted);
     /* without a JIT for this processor pcre2_match interprets: slower, same result */
     s->match = pcre2_jit_compile(s->code, PCRE2_JIT_COMPLETE) ? pcre2_match : pcre2_jit_match;
     return ERR_OK;
-}
-
-static Err open_pattern(const char *pattern, int64_t size, uint32_t options, Splitter **out)
-{
-    Splitter *s = calloc(1, sizeof *s);
-    if (!s) return err_set(ERR_MEMORY, "no memory for a pattern");
-    s->kind = SPLIT_COUNT;
-    Err err = compile(pattern, size, options, s);
-    if (err) splitter_close(s);
-    else *out = s;
-    return err;
 }
 
 /* Published expressions are known by what they are rewritten to. */
@@ -293,23 +294,33 @@ static Err find_published(const Rewriting *r, SplitKind *out)
     return ERR_OK;
 }
 
+static Err open_rewritten(const Rewriting *r, Splitter *s)
+{
+    TRY(find_published(r, &s->kind));
+    return compile(r, s->kind < SPLIT_COUNT && published[s->kind].covers, s);
+}
+
 Err splitter_open(const char *regex, Splitter **out)
 {
     Rewriting r;
-    SplitKind kind;
     if (!*regex) return err_set(ERR_DATA, "a split pattern is empty");
     TRY(rewritten(regex, &r));
-    Err err = find_published(&r, &kind);
-    const bool covers = !err && kind < SPLIT_COUNT && published[kind].covers;
-    if (!err) err = open_pattern(r.text, r.size, covers ? PCRE2_ANCHORED : 0, out);
-    if (!err) (*out)->kind = kind;
+    Splitter *s = calloc(1, sizeof *s);
+    Err err = s ? open_rewritten(&r, s) : err_set(ERR_MEMORY, "no memory for a pattern");
     free(r.text);
-    return err ? err_prefix(err, "split pattern '%s'", regex) : ERR_OK;
+    if (!err) return *out = s, ERR_OK;
+    splitter_close(s);
+    return err_prefix(err, "split pattern '%s'", regex);
 }
 
 Err splitter_open_text(const char *text, int64_t size, Splitter **out)
 {
-    return open_pattern(text, size, PCRE2_LITERAL, out);
+    Splitter *s = calloc(1, sizeof *s);
+    char *copy = malloc((size_t)size);
+    if (!s || !copy) return free(s), free(copy), err_set(ERR_MEMORY, "no memory for a pattern");
+    *s = (Splitter){ .text = memcpy(copy, text, (size_t)size), .text_size = size, .kind = SPLIT_COUNT };
+    *out = s;
+    return ERR_OK;
 }
 
 SplitKind splitter_kind(const Splitter *s) { return s->kind; }
@@ -321,8 +332,22 @@ SplitAtCut splitter_at_cut(const Splitter *s)
 
 void splitter_close(Splitter *s)
 {
-    if (s) pcre2_code_free(s->code);
+    if (!s) return;
+    pcre2_code_free(s->code);
+    backtrack_close(s->counted);
+    free(s->text);
     free(s);
+}
+
+static Err open_engine(SplitterWork *w)
+{
+    w->match = pcre2_match_data_create(1, NULL);
+    w->context = pcre2_match_context_create(NULL);
+    w->stack = pcre2_jit_stack_create(JIT_STACK_START_BYTES, JIT_STACK_MAX_BYTES, NULL);
+    if (!w->match || !w->context) return err_set(ERR_MEMORY, "no memory for a pattern");
+    pcre2_set_match_limit(w->context, UINT32_MAX); /* ten million, the usual one, are as many blanks */
+    if (w->stack) pcre2_jit_stack_assign(w->context, NULL, w->stack);
+    return ERR_OK;
 }
 
 Err splitter_work_open(const Splitter *s, SplitterWork **out)
@@ -330,45 +355,75 @@ Err splitter_work_open(const Splitter *s, SplitterWork **out)
     SplitterWork *w = calloc(1, sizeof *w);
     if (!w) return err_set(ERR_MEMORY, "no memory for a pattern");
     w->splitter = s;
-    w->match = pcre2_match_data_create(1, NULL);
-    w->context = pcre2_match_context_create(NULL);
-    w->stack = pcre2_jit_stack_create(JIT_STACK_START_BYTES, JIT_STACK_MAX_BYTES, NULL);
-    if (!w->match || !w->context) {
-        splitter_work_close(w);
-        return err_set(ERR_MEMORY, "no memory for a pattern");
-    }
-    pcre2_set_match_limit(w->context, UINT32_MAX); /* ten million, the usual one, are as many blanks */
-    if (w->stack) pcre2_jit_stack_assign(w->context, NULL, w->stack);
-    *out = w;
-    return ERR_OK;
+    Err err = s->counted ? backtrack_work_open(s->counted, &w->counted) : s->text ? ERR_OK : open_engine(w);
+    if (err) splitter_work_close(w);
+    else *out = w;
+    return err;
 }
 
 void splitter_work_close(SplitterWork *w)
 {
     if (!w) return;
+    backtrack_work_close(w->counted);
     pcre2_match_data_free(w->match);
     pcre2_match_context_free(w->context);
     pcre2_jit_stack_free(w->stack);
     free(w);
 }
 
+void splitter_work_allow(SplitterWork *w, int64_t size) { w->steps = STEPS_ANYWAY + STEPS_A_BYTE * size; }
+
+/* The next match from `at` on; *from = size: there is none. */
+typedef Err FindNext(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *from, int64_t *to);
+
+static Err find_text(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *from, int64_t *to)
+{
+    const Splitter *s = w->splitter;
+    const char *found = memmem(text + at, (size_t)(size - at), s->text, (size_t)s->text_size);
+    *from = found ? found - text : size;
+    *to = *from + s->text_size;
+    return ERR_OK;
+}
+
+static Err find_counted(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *from,
+                        int64_t *to)
+{
+    int bytes;
+    for (*from = at, *to = -1; *from < size; *from += bytes) {
+        TRY(backtrack_match(w->counted, text, size, *from, &w->steps, to));
+        if (*to >= 0) return ERR_OK;
+        utf8_get(text + *from, &bytes);
+    }
+    return ERR_OK;
+}
+
+static Err find_published_match(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *from,
+                                int64_t *to)
+{
+    const int n = w->splitter->match(w->splitter->code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at,
+                                     PCRE2_NO_UTF_CHECK, w->match, w->context);
+    if (n < 0 && n != PCRE2_ERROR_NOMATCH) return pattern_error("cannot split text into pieces", n);
+    const PCRE2_SIZE *found = pcre2_get_ovector_pointer(w->match);
+    *from = n < 0 ? size : (int64_t)found[0];
+    *to = n < 0 ? size : (int64_t)found[1];
+    return ERR_OK;
+}
+
 Err splitter_next(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *end, bool *is_match)
 {
+    FindNext *find = w->counted ? find_counted : w->splitter->text ? find_text : find_published_match;
+    int64_t from, to;
     *is_match = true;
     *end = w->match_to;
     if (at == w->match_from && at > 0) return ERR_OK;
-    int n = w->splitter->match(w->splitter->code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at,
-                               PCRE2_NO_UTF_CHECK, w->match, w->context);
     w->match_from = 0;
-    if (n < 0 && n != PCRE2_ERROR_NOMATCH) return pattern_error("cannot split text into pieces", n);
-    const PCRE2_SIZE *found = pcre2_get_ovector_pointer(w->match);
-    const int64_t from = n < 0 ? size : (int64_t)found[0];
+    TRY(find(w, text, size, at, &from, &to));
     *is_match = from == at;
-    *end = *is_match ? (int64_t)found[1] : from;
+    *end = *is_match ? to : from;
     if (*end <= at) return err_set(ERR_INTERNAL, "a split pattern matched nothing");
-    if (*is_match || n < 0) return ERR_OK;
+    if (*is_match || from == size) return ERR_OK;
     w->match_from = from;
-    w->match_to = (int64_t)found[1];
+    w->match_to = to;
     return ERR_OK;
 }
 

@@ -5,6 +5,9 @@
  * It is rewritten for PCRE2 with its JIT, and means the same there: classes of characters are written out, so they are
  * those of Unicode 16 whatever the library knows, and white space is Unicode's 25 code points (without PCRE2_UCP `\s`
  * is ASCII only, with it `\s` has 26 code points). What the rewriting does not know is refused.
+ *
+ * Published patterns take a few steps for each byte of any text, and run in the JIT. Another pattern may take time that
+ * grows with the square of the text or faster, so its steps are counted (backtrack.h) and have a limit.
  */
 #ifndef MEGATRAIN_DATA_PRETOKEN_H
 #define MEGATRAIN_DATA_PRETOKEN_H
@@ -39,10 +42,13 @@ void splitter_close(Splitter *s);                                       /* NULL 
 Err splitter_work_open(const Splitter *s, SplitterWork **out);
 void splitter_work_close(SplitterWork *w); /* NULL is fine */
 
+/* What patterns that nobody published may take for `size` bytes of text; a new work has none. */
+void splitter_work_allow(SplitterWork *w, int64_t size);
+
 /*
  * *end = where the span that starts at `at` ends: a match, or what lies before the next match or the end of the text.
- * The text must be valid UTF-8, at < size, and `at` the *end of the call before, or 0 in a new text. ERR_INTERNAL if
- * the pattern engine gives up.
+ * The text must be valid UTF-8, at < size, and `at` the *end of the call before, or 0 in a new text. ERR_DATA: it takes
+ * more steps than were allowed. ERR_INTERNAL: PCRE2 gives up.
  */
 Err splitter_next(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *end, bool *is_match);
 

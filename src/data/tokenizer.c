@@ -98,7 +98,10 @@ Err tokenizer_open(const char *spec, Tokenizer **out)
     Tokenizer *t = calloc(1, sizeof *t);
     if (!t) return err_set(ERR_MEMORY, "no memory for a tokenizer");
     setup_init(&t->mem);
-    Err err = load(t, spec);
+    TokenText path = { 0 };
+    Err err = tokenizer_copy_text(t, spec, (int64_t)strlen(spec) + 1, &path);
+    t->path = path.bytes;
+    if (!err) err = load(t, spec);
     if (!err && !t->is_byte) {
         added_index(t->added, t->added_count, t->sets);
         t->eod = find_eod(t);

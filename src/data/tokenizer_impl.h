@@ -57,6 +57,7 @@ typedef enum {
 typedef struct {
     char *text;
     int64_t size, capacity;
+    int64_t most; /* bytes that it may hold */
 } StageBuffer;
 
 /* How the texts of tokens of characters join. (Bytes just follow one another.) */
@@ -68,7 +69,8 @@ typedef enum {
 
 struct Tokenizer {
     SetupArena mem; /* holds everything below except the patterns */
-    bool is_byte;   /* the `byte` tokenizer: only vocab and eod are set */
+    const char *path;
+    bool is_byte; /* the `byte` tokenizer: only vocab and eod are set */
     Bpe bpe;
     Stage stages[STAGES_MAX];
     int stage_count,
@@ -94,8 +96,11 @@ struct Tokenizer {
     char blank;    /* the first byte of what a blank becomes before normalized added tokens are sought */
 };
 
-/* Rewrites by one stage that does; *text then is in the buffer, unless nothing changes. */
+/* Rewrites by one stage that does; *text then is in the buffer, unless nothing changes. ERR_DATA: it holds too much. */
 Err stage_rewrite(const Stage *s, const char **text, int64_t *size, Place place, StageBuffer *b);
+
+/* Bytes that the stages may make of a token's text. A mark in place of a blank makes three of one. */
+static inline int64_t token_most(int64_t size) { return 64 + 4 * size; }
 
 /* Stages and decoder from the members of a tokenizer.json around the model. *characters: tokens are spelled in
  * characters, not in the alphabet of bytes. ERR_DATA names what is not supported. */

@@ -188,7 +188,7 @@ static Err load_model(Tokenizer *t, bool characters, const Json *model, const Js
 /* What an added token becomes where a text consists of it alone: that is sought in the normalized texts. */
 static Err normalized_text(Tokenizer *t, const char *content, int64_t size, TokenText *out)
 {
-    StageBuffer buffers[2] = { 0 };
+    StageBuffer buffers[2] = { { .most = token_most(size) }, { .most = token_most(size) } };
     Err err = ERR_OK;
     for (int i = 1; i <= t->normalizers && !err; i++)
         err = stage_rewrite(&t->stages[i], &content, &size, PLACE_FIRST, &buffers[i % 2]);

@@ -423,7 +423,7 @@ static int spelled_byte(TokenText t)
 
 static Err replace_in(Tokenizer *t, const Stage *stages, int count, TokenText token, TokenText *out)
 {
-    StageBuffer buffers[2] = { 0 };
+    StageBuffer buffers[2] = { { .most = token_most(token.size) }, { .most = token_most(token.size) } };
     const char *text = token.bytes;
     int64_t size = token.size;
     Err err = ERR_OK;
