@@ -746,6 +746,7 @@ static const Rule rules[] = {
     { "train.steps=1000000000000 train.global_batch=1073741824",
       "train.steps=1000000 train.global_batch=1073741824", "more tokens than can be counted", 1 },
     { "optim.min_lr=0.001", "optim.min_lr=0.0003", "min_lr must not be above lr", 1 },
+    { "optim.min_lr=1e-5 optim.min_lr_ratio=0.1", "optim.min_lr_ratio=0.1", "give either min_lr or min_lr_ratio", 1 },
     { "optim.beta1=1", "optim.beta1=0", "optim.beta1 = '1': must be below 1", 1 },
     { "optim.beta1=0.99999999", "optim.beta1=0.9999999", "optim.beta1 = '0.99999999': must be below 1", 1 },
     { "optim.beta2=1", "optim.beta2=0.999", "optim.beta2 = '1': must be below 1", 1 },

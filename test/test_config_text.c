@@ -198,7 +198,6 @@ TEST(numbers_as_people_write_them)
                   complaint(NULL, wrong[i][0], 1));
 }
 
-/* Values that others' are translated to are legal ones. */
 /* What a shell or another format would read otherwise is expanded or refused, and never becomes part of a name. */
 TEST(texts_as_people_write_them)
 {
@@ -239,6 +238,7 @@ TEST(texts_as_people_write_them)
     config_release(&c);
 }
 
+/* Values that others' are translated to are legal ones. */
 TEST(translated_values_are_ours)
 {
     static const char *const theirs[] = {
@@ -466,6 +466,35 @@ TEST(damaged_files)
 
 /* ---- dump, explain, resume ---- */
 
+TEST(auto_is_a_value)
+{
+    Config c;
+    OK(read_as(&c, "[moe]\naux_coeff = auto\nexperts = 4\nbalance = aux\n[model]\nbias = false\nrope_factor = auto\n", "", 1));
+    CHECK(c.moe.aux_coeff == 0.01 && c.model.rope_factor == 1);
+    config_release(&c);
+    CHECK(strstr(complaint(NULL, "optim.lr=auto", 1), "optim.lr = 'auto': not a number"));
+}
+
+TEST(least_learning_rate)
+{
+    Config c;
+    OK(read_as(&c, NULL, "optim.lr=0.004 optim.min_lr_ratio=0.25", 1));
+    CHECK(c.derived.min_lr == 0.001 && c.optim.min_lr == 0);
+    char *dump = dumped(&c, false);
+    config_release(&c);
+    OK(config_read(&c, (ConfigSource){ .text = dump, .path = "dump", .world_size = 1 }));
+    CHECK(c.derived.min_lr == 0.001);
+    config_release(&c);
+    free(dump);
+    OK(read_as(&c, NULL, "optim.lr=0.004 optim.min_lr=0.002", 1));
+    CHECK(c.derived.min_lr == 0.002);
+    config_release(&c);
+    CHECK(strstr(complaint(NULL, "optim.min_lr=1e-5 optim.min_lr_ratio=0.1", 1),
+                 "give either min_lr or min_lr_ratio; take optim.min_lr=0"));
+    CHECK(strstr(complaint("[optim]\nmin_lr = 3e-4", "optim.lr=1e-4", 1),
+                 "min_lr must not be above lr; take optim.min_lr=0 optim.min_lr_ratio=0.1"));
+}
+
 TEST(a_dump_reads_back_to_the_same)
 {
     char longer[3000];
@@ -640,6 +669,8 @@ TEST(explain)
     fclose(f);
     CHECK(strstr(text, "model.layers = 3    (t.ini:2)\n    integer, 1 to 1024; default: 12; fixed on resume\n") == text);
     CHECK(strstr(text, "optim.beta1 = 0.9") && strstr(text, "debug.isa = auto"));
+    CHECK(strstr(text, "\nmodel.rope_factor = 1    (auto)\n    number, 1 to 1000000, or auto; default: auto; "));
+    CHECK(!strstr(text, "default: -1"));
     FAILS(config_explain(&c, "optim.lrr", stdout), ERR_CONFIG, "there is no key 'optim.lrr'");
     CHECK(strcmp(err_hint_text(), "did you mean 'optim.lr'?") == 0);
     FAILS(config_explain(&c, "modl", stderr), ERR_CONFIG, "there is no key 'modl'");

@@ -162,6 +162,7 @@ train.offload              | 1            | same memory
 optim.name                 | muon         | loss
 optim.lr                   | 1e-2         | loss
 optim.min_lr               | 1e-3         | loss
+optim.min_lr_ratio         | 0.5          | loss
 optim.schedule             | constant     | loss
 optim.warmup               | 2            | loss
 optim.decay_steps          | 6            | loss

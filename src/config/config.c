@@ -22,9 +22,9 @@ static const ConfigKey keys[CFG_COUNT] = {
 #define DOTS(s, k, key, start, low, high, resume, help) \
     [CFG_##s##_##                                       \
         k] = { #s, key, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
-#define REAL(s, k, start, low, high, resume, help) \
-    [CFG_##s##_##                                  \
-        k] = { #s, #k, help, NULL, CONFIG_REAL, resume, false, offsetof(Config, s.k), 0, 0, low, high },
+#define REAL(s, k, start, low, high, resume, help)                                                       \
+    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_REAL, resume, (start) == AUTO, offsetof(Config, s.k), \
+                        0,  0,  low,  high },
 #define BOOL(s, k, start, resume, help) \
     [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_BOOL, resume, (start) == AUTO, offsetof(Config, s.k) },
 #define C(name, text) text " "
@@ -86,7 +86,10 @@ const char *config_value(const Config *c, ConfigId id, char buf[CONFIG_VALUE_BYT
     const char *at = (const char *)c + key->offset;
     switch (key->kind) {
     case CONFIG_INT: snprintf(buf, CONFIG_VALUE_BYTES, "%lld", (long long)*(const int64_t *)at); break;
-    case CONFIG_REAL: json_number_text(*(const double *)at, buf); break;
+    case CONFIG_REAL:
+        if (key->has_auto && *(const double *)at == AUTO) snprintf(buf, CONFIG_VALUE_BYTES, "auto");
+        else json_number_text(*(const double *)at, buf);
+        break;
     case CONFIG_BOOL: {
         int value = *(const int *)at;
         snprintf(buf, CONFIG_VALUE_BYTES, "%s", value == AUTO ? "auto" : value ? "true" : "false");
@@ -202,7 +205,7 @@ void config_range(ConfigId id, char *out, int size_bytes)
     case CONFIG_REAL:
         json_number_text(key->real_low, low);
         json_number_text(key->real_high, high);
-        snprintf(out, n, "number, %s to %s", low, high);
+        snprintf(out, n, "number, %s to %s%s", low, high, key->has_auto ? ", or auto" : "");
         break;
     case CONFIG_BOOL: snprintf(out, n, key->has_auto ? "true, false or auto" : "true or false"); break;
     case CONFIG_PICK: snprintf(out, n, "one of: %.*s", (int)strlen(key->choices) - 1, key->choices); break;

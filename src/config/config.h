@@ -70,6 +70,7 @@ typedef struct {
         int64_t global_batch;            /* of the largest step */
         int64_t microbatches;            /* of that step, on one rank: global_batch / (micro_batch * dp) */
         int64_t steps;                   /* of the whole run, also when train.tokens is given */
+        double min_lr;                   /* optim.min_lr, or min_lr_ratio's share of lr */
         int64_t decay_steps;             /* optim.decay_steps, or steps */
         int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
         int64_t trace_first, trace_last; /* log.trace_steps; 0: none */
@@ -92,7 +93,7 @@ typedef struct {
     const char *choices; /* PICK: words, in the enum's order */
     ConfigKind kind;
     bool fixed;     /* must not change on resume */
-    bool has_auto;  /* BOOL that may be 'auto' */
+    bool has_auto;  /* BOOL or REAL that may be 'auto', which is -1 until config_resolve */
     int64_t offset; /* in Config */
     int64_t int_low, int_high;
     double real_low, real_high;

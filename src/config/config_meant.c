@@ -117,7 +117,7 @@ static const Alias aliases[] = {
     WORDS("lr_scheduler lr_schedule lr_scheduler_type lr_decay_style decay_type", optim, schedule,
           "constant=constant linear=linear cosine=cosine wsd=wsd inverse_square_root=inverse_sqrt"),
     WORDS("decay_lr", optim, schedule, "true=cosine false=constant"),
-    WORDS("min_lr_factor lr_min", optim, min_lr, ""),
+    ONE("min_lr_factor min_lr_rate lr_min", optim, min_lr_ratio),
     WORDS("decay_ratio", optim, wsd_decay, ""),
     ONE("warmup_iters warmup_steps num_warmup_steps lr_warmup_iters", optim, warmup),
     ONE("lr_decay_iters lr_decay_steps", optim, decay_steps),

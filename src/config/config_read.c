@@ -72,6 +72,7 @@ static const char *parse_real(const ConfigKey *key, const char *text, double *ou
     const double unit = seconds_of(key);
     char *end;
     double value = strtod(text, &end);
+    if (key->has_auto && !strcmp(text, "auto")) return *out = -1, NULL;
     if (end == text || *end) {
         if (!unit || !quantity_seconds(text, &value))
             return unit ? "not a number, or such as 2h30m" : "not a number";

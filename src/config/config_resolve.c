@@ -347,6 +347,7 @@ static void resolve_length(ConfigReader *r)
         c->derived.steps = batch_ramp_steps(&c->derived.batch, (c->train.tokens - 1) / c->model.seq + 1);
     c->derived.decay_steps = c->optim.decay_steps ? c->optim.decay_steps : c->derived.steps;
     int64_t tenth = c->derived.decay_steps / 10;
+    c->derived.min_lr = c->optim.min_lr_ratio > 0 ? c->optim.min_lr_ratio * c->optim.lr : c->optim.min_lr;
     c->derived.wsd_decay = c->optim.wsd_decay ? c->optim.wsd_decay : tenth ? tenth : 1;
 }
 

@@ -41,8 +41,7 @@ typedef enum {
 typedef enum { PART_TRAIN, PART_VALID, PART_TEST, PART_COUNT } DataPart;
 
 typedef struct {
-    const char *
-        spec; /* "prefix", or a blend "weight prefix weight prefix ..."; of several stages; words as in base/words.h */
+    const char *spec;  /* "prefix", or a blend "weight prefix weight prefix ..."; of several stages */
     const char *split; /* weights of train, valid, test; NULL or "": the whole files */
     DataPart part;     /* which part of the split */
     int64_t seq;       /* T: how many tokens of a sample are predicted */

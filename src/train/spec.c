@@ -226,7 +226,7 @@ LrSchedule lr_spec(const Config *cfg)
                                       [OPTIM_SCHEDULE_INVERSE_SQRT] = LR_INVERSE_SQRT };
     return (LrSchedule){ .shape = shapes[cfg->optim.schedule],
                          .lr = cfg->optim.lr,
-                         .min_lr = cfg->optim.min_lr,
+                         .min_lr = cfg->derived.min_lr,
                          .warmup = cfg->optim.warmup,
                          .decay_steps = cfg->derived.decay_steps,
                          .wsd_decay = cfg->derived.wsd_decay };
