@@ -7,7 +7,6 @@
 #include <utf8proc.h>
 
 #include "base/utf8.h"
-#include "data/backtrack.h"
 #include "data/grow.h"
 
 /* Unicode's White_Space, 25 code points, for use inside a class. */
@@ -98,14 +97,14 @@ static const struct {
 /* Backtracking beyond the machine stack happens only on odd text; the JIT may then take this much. */
 enum { JIT_STACK_START_BYTES = 32 << 10, JIT_STACK_MAX_BYTES = 16 << 20 };
 
-/* Steps that an unpublished pattern may take: in any text, and for each byte. */
-enum { STEPS_ANYWAY = 1 << 18, STEPS_A_BYTE = 512 };
+/* Steps that an unpublished pattern may take: in any text, and for each byte. No repeat of it is of more characters than
+ * REPEATS: what a repeat reads in vain is not counted. */
+enum { STEPS_ANYWAY = 1 << 18, STEPS_A_BYTE = 512, REPEATS = 255 };
 
-/* One of three: a text, an unpublished pattern, or else a published one for PCRE2. */
+/* A text, or else a pattern. */
 struct Splitter {
     char *text;
     int64_t text_size;
-    Backtrack *counted;
     pcre2_code *code;
     int (*match)(const pcre2_code *, PCRE2_SPTR, PCRE2_SIZE, PCRE2_SIZE, uint32_t, pcre2_match_data *,
                  pcre2_match_context *);
@@ -114,8 +113,8 @@ struct Splitter {
 
 struct SplitterWork {
     const Splitter *splitter;
-    BacktrackWork *counted;
-    int64_t steps; /* that it may still take */
+    int64_t steps;     /* that it may still take */
+    PCRE2_SIZE before; /* where the last one was */
     pcre2_match_data *match;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
@@ -221,6 +220,10 @@ static Err rewrite_count(Rewriting *r)
     const char *end = r->at + 1 + low;
     if (*end == ',') end += 1 + strspn(end + 1, digits);
     if (low == 0 || *end != '}' || end[1] == '?' || end[1] == '+') return not_known(r->at);
+    if (strtol(r->at + 1, NULL, 10) > REPEATS ||
+        (r->at[1 + low] == ',' && strtol(r->at + 2 + low, NULL, 10) > REPEATS))
+        return err_set(ERR_DATA, "at '%.40s' it repeats something more than %d times, which is not supported",
+                       r->at, REPEATS);
     TRY(put(r, r->at, end + 1 - r->at));
     r->at = end + 1;
     return ERR_OK;
@@ -270,12 +273,12 @@ static Err compile(const Rewriting *r, bool covers, Splitter *s)
     int code;
     uint32_t empty = 0;
     PCRE2_SIZE where;
-    s->code = pcre2_compile((PCRE2_SPTR)r->text, (PCRE2_SIZE)r->size,
-                            PCRE2_UTF | (covers ? PCRE2_ANCHORED : 0), &code, &where, NULL);
+    const uint32_t options =
+        PCRE2_UTF | (covers ? PCRE2_ANCHORED : 0) | (s->kind == SPLIT_COUNT ? PCRE2_AUTO_CALLOUT : 0);
+    s->code = pcre2_compile((PCRE2_SPTR)r->text, (PCRE2_SIZE)r->size, options, &code, &where, NULL);
     if (!s->code) return err_as(pattern_error("it cannot be compiled", code), ERR_DATA);
     pcre2_pattern_info(s->code, PCRE2_INFO_MATCHEMPTY, &empty);
     if (empty) return err_set(ERR_DATA, "it can match the empty text, which is not supported");
-    if (s->kind == SPLIT_COUNT) return backtrack_open(r->text, &s->counted);
     /* without a JIT for this processor pcre2_match interprets: slower, same result */
     s->match = pcre2_jit_compile(s->code, PCRE2_JIT_COMPLETE) ? pcre2_match : pcre2_jit_match;
     return ERR_OK;
@@ -334,20 +337,18 @@ void splitter_close(Splitter *s)
 {
     if (!s) return;
     pcre2_code_free(s->code);
-    backtrack_close(s->counted);
     free(s->text);
     free(s);
 }
 
-static Err open_engine(SplitterWork *w)
+/* PCRE2 calls this before each item of an unpublished pattern that it tries. How far it read since then counts, too. */
+static int count_step(pcre2_callout_block *b, void *user)
 {
-    w->match = pcre2_match_data_create(1, NULL);
-    w->context = pcre2_match_context_create(NULL);
-    w->stack = pcre2_jit_stack_create(JIT_STACK_START_BYTES, JIT_STACK_MAX_BYTES, NULL);
-    if (!w->match || !w->context) return err_set(ERR_MEMORY, "no memory for a pattern");
-    pcre2_set_match_limit(w->context, UINT32_MAX); /* ten million, the usual one, are as many blanks */
-    if (w->stack) pcre2_jit_stack_assign(w->context, NULL, w->stack);
-    return ERR_OK;
+    SplitterWork *w = user;
+    const PCRE2_SIZE now = b->current_position;
+    w->steps -= 1 + (int64_t)(now > w->before ? now - w->before : w->before - now);
+    w->before = now;
+    return w->steps < 0 ? PCRE2_ERROR_CALLOUT : 0;
 }
 
 Err splitter_work_open(const Splitter *s, SplitterWork **out)
@@ -355,16 +356,23 @@ Err splitter_work_open(const Splitter *s, SplitterWork **out)
     SplitterWork *w = calloc(1, sizeof *w);
     if (!w) return err_set(ERR_MEMORY, "no memory for a pattern");
     w->splitter = s;
-    Err err = s->counted ? backtrack_work_open(s->counted, &w->counted) : s->text ? ERR_OK : open_engine(w);
-    if (err) splitter_work_close(w);
-    else *out = w;
-    return err;
+    w->match = pcre2_match_data_create(1, NULL);
+    w->context = pcre2_match_context_create(NULL);
+    w->stack = pcre2_jit_stack_create(JIT_STACK_START_BYTES, JIT_STACK_MAX_BYTES, NULL);
+    if (!w->match || !w->context) {
+        splitter_work_close(w);
+        return err_set(ERR_MEMORY, "no memory for a pattern");
+    }
+    pcre2_set_match_limit(w->context, UINT32_MAX); /* ten million, the usual one, are as many blanks */
+    pcre2_set_callout(w->context, count_step, w);
+    if (w->stack) pcre2_jit_stack_assign(w->context, NULL, w->stack);
+    *out = w;
+    return ERR_OK;
 }
 
 void splitter_work_close(SplitterWork *w)
 {
     if (!w) return;
-    backtrack_work_close(w->counted);
     pcre2_match_data_free(w->match);
     pcre2_match_context_free(w->context);
     pcre2_jit_stack_free(w->stack);
@@ -374,50 +382,36 @@ void splitter_work_close(SplitterWork *w)
 void splitter_work_allow(SplitterWork *w, int64_t size) { w->steps = STEPS_ANYWAY + STEPS_A_BYTE * size; }
 
 /* The next match from `at` on; *from = size: there is none. */
-typedef Err FindNext(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *from, int64_t *to);
-
-static Err find_text(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *from, int64_t *to)
+static void find_text(const Splitter *s, const char *text, int64_t size, int64_t at, int64_t *from,
+                      int64_t *to)
 {
-    const Splitter *s = w->splitter;
     const char *found = memmem(text + at, (size_t)(size - at), s->text, (size_t)s->text_size);
     *from = found ? found - text : size;
     *to = *from + s->text_size;
-    return ERR_OK;
 }
 
-static Err find_counted(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *from,
-                        int64_t *to)
+static Err find_match(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *from, int64_t *to)
 {
-    int bytes;
-    for (*from = at, *to = -1; *from < size; *from += bytes) {
-        TRY(backtrack_match(w->counted, text, size, *from, &w->steps, to));
-        if (*to >= 0) return ERR_OK;
-        utf8_get(text + *from, &bytes);
-    }
-    return ERR_OK;
-}
-
-static Err find_published_match(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *from,
-                                int64_t *to)
-{
+    w->before = (PCRE2_SIZE)at;
     const int n = w->splitter->match(w->splitter->code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at,
                                      PCRE2_NO_UTF_CHECK, w->match, w->context);
-    if (n < 0 && n != PCRE2_ERROR_NOMATCH) return pattern_error("cannot split text into pieces", n);
     const PCRE2_SIZE *found = pcre2_get_ovector_pointer(w->match);
     *from = n < 0 ? size : (int64_t)found[0];
     *to = n < 0 ? size : (int64_t)found[1];
-    return ERR_OK;
+    if (n >= 0 || n == PCRE2_ERROR_NOMATCH) return ERR_OK;
+    if (w->splitter->kind != SPLIT_COUNT) return pattern_error("cannot split text into pieces", n);
+    return err_set(ERR_DATA, "its split pattern takes too long");
 }
 
 Err splitter_next(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *end, bool *is_match)
 {
-    FindNext *find = w->counted ? find_counted : w->splitter->text ? find_text : find_published_match;
     int64_t from, to;
     *is_match = true;
     *end = w->match_to;
     if (at == w->match_from && at > 0) return ERR_OK;
     w->match_from = 0;
-    TRY(find(w, text, size, at, &from, &to));
+    if (w->splitter->text) find_text(w->splitter, text, size, at, &from, &to);
+    else TRY(find_match(w, text, size, at, &from, &to));
     *is_match = from == at;
     *end = *is_match ? to : from;
     if (*end <= at) return err_set(ERR_INTERNAL, "a split pattern matched nothing");

@@ -7,7 +7,7 @@
  * is ASCII only, with it `\s` has 26 code points). What the rewriting does not know is refused.
  *
  * Published patterns take a few steps for each byte of any text, and run in the JIT. Another pattern may take time that
- * grows with the square of the text or faster, so its steps are counted (backtrack.h) and have a limit.
+ * grows with the square of the text or faster, so PCRE2 counts its steps, and they have a limit.
  */
 #ifndef MEGATRAIN_DATA_PRETOKEN_H
 #define MEGATRAIN_DATA_PRETOKEN_H
