@@ -619,6 +619,37 @@ TEST(crc32c_published)
     CHECK(crc32c(0, b, 0) == 0 && crc32c(7, b, 0) == 7);
 }
 
+TEST(a_sample_of_a_file)
+{
+    enum { BYTES = 1 << 20, BUDGET = 256 << 10 };
+    static uint8_t b[BYTES];
+    uint64_t seed = 7;
+    uint32_t whole = 0, sample = 0, other;
+    const char *path = in_temp("long");
+    for (int i = 0; i < BYTES; i++) b[i] = (uint8_t)test_rand(&seed);
+    OK(file_replace(path, b, BYTES));
+    OK(file_sample_crc(path, BYTES, &whole));
+    CHECK(whole == crc32c(0, b, BYTES)); /* all of it, where it is not longer than the budget */
+    OK(file_sample_crc(path, BUDGET, &sample));
+    CHECK(sample != whole);
+    static const int seen[] = { 0, BYTES - 1 }; /* both ends belong to every sample */
+    for (int i = 0; i < 2; i++) {
+        b[seen[i]] ^= 1;
+        OK(file_replace(path, b, BYTES));
+        OK(file_sample_crc(path, BUDGET, (other = 0, &other)));
+        CHECK_MSG(other != sample, "byte %d", seen[i]);
+        b[seen[i]] ^= 1;
+    }
+    for (int i = BYTES / 4; i < BYTES / 2; i++) b[i] ^= 1; /* so much is never missed */
+    OK(file_replace(path, b, BYTES));
+    OK(file_sample_crc(path, BUDGET, (other = 0, &other)));
+    CHECK(other != sample);
+    OK(file_replace(path, b, 0));
+    OK(file_sample_crc(path, BUDGET, (other = 3, &other)));
+    CHECK(other == 3);
+    CHECK(file_sample_crc(in_temp("none"), BUDGET, &other) == ERR_IO);
+}
+
 TEST(crc32c_two_ways)
 {
     static unsigned char b[40000]; /* (three lanes of some KiB, more than once) */

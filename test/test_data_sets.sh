@@ -159,4 +159,30 @@ expect 0 "warning: checkpoint.load: the tokenizer is not the checkpoint's" "$mt"
 cp text.json t.json
 expect 0 "weights from" "$mt" --config tiny.ini run.dir=new2 "${own[@]}" train.steps=2 checkpoint.load=own
 check "the same tokenizer is no warning" [ "$(grep -c warning err.txt)" -eq 0 ]
+
+# ---- ranks that would read other files under the same names: refused before step 1
+mkdir host0 host1
+cp a.* b.* host0 && cp a.* b.* host1
+apart() { # KEYS...: two ranks, each in a folder of its own
+    "$root/scripts/launch.sh" -n 2 -- bash -c "cd $work/host\$RANK && exec '$mt' --config $work/tiny.ini run.dir=$work/hosts \
+        train.steps=2 optim.warmup=1 train.micro_batch=1 train.global_batch=2 $*"
+}
+tr a-m n-z <text.txt >other.txt
+"$mt" preprocess --input other.txt --tokenizer byte --output c --append-eod >/dev/null 2>&1
+differ="rank 1 and rank 0 differ: '"
+for f in bin idx crc; do cp c.$f host1/b.$f; done # another number of samples
+expect 3 "the ranks do not read the same data: ${differ}data.valid: b: " apart
+cp b.* host1
+head -c 100 c.bin | dd of=host1/a.bin conv=notrunc status=none # other tokens, which index and .crc do not tell
+expect 3 "the ranks do not read the same data: ${differ}data.train: a: " apart parallel.pp=2
+cp a.* host1
+for i in 0 1; do run host$i/w train.steps=1 optim.warmup=0 train.eval_every=0 model.dropout=0 run.seed=$i; done
+mv host0/w host0/weights && mv host1/w host1/weights
+expect 4 "the ranks do not load the same weights: ${differ}weights/checkpoints/step-00000001/manifest.json: " \
+    apart parallel.tp=2 checkpoint.load=weights
+rm -r host1/weights
+expect 4 "${differ}weights: no folder' there, 'weights: a run's folder' here" apart checkpoint.load=weights
+check "no step was done" [ ! -s hosts/metrics.jsonl ]
+cp -r host0/weights host1
+expect 0 "done: step 2" apart checkpoint.load=weights
 finish

@@ -764,8 +764,11 @@ static int agree(int i, void *arg)
     const Plan *p = arg;
     NEED(!join(i, arg, &s));
     double t0 = test_now();
-    Err err = store_agree(s, "program: 1\nshape: same", 10);
-    if (!err) err = store_agree(s, p->facts[i] ? p->facts[i] : "program: 1\nconfiguration: abc", 10);
+    const Agreement same = { "program: 1\nshape: same", ERR_CONFIG, "another job", "start them alike" };
+    const char *mine = p->facts[i] ? p->facts[i] : "program: 1\nconfiguration: abc";
+    const Agreement own = { mine, ERR_DATA, "other data", "copy them" };
+    Err err = store_agree(s, &same, 10);
+    if (!err) err = store_agree(s, &own, 10);
     int status = tell(err, t0);
     store_close(s, 10);
     return status;
@@ -785,7 +788,7 @@ TEST(a_rank_that_differs_is_named)
     start(agree, 0, 4, &p);
     finish(15);
     for (int i = 0; i < 4; i++)
-        says(i, 2, "rank 2 and rank 0 differ: 'configuration: abd' there, 'configuration: abc' here");
+        says(i, 3, "other data: rank 2 and rank 0 differ: 'configuration: abd' there, 'configuration: abc' here");
 }
 
 TEST_MAIN

@@ -149,5 +149,5 @@ apart() { # two ranks, each in a folder of its own
 }
 expect 0 "task q questions 1" apart
 printf '{"query":"a","choices":["b","c"],"gold":1}\n' >host1/q.jsonl
-expect 3 "the ranks see different tasks in 'q.jsonl'" apart
+expect 3 "the ranks do not read the same data: rank 1 and rank 0 differ: 'train.eval_tasks: q.jsonl: 1 questions, checksum" apart
 finish

@@ -180,6 +180,33 @@ Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes
     return err;
 }
 
+enum { SAMPLE_BLOCK = 16 << 10 };
+
+/* At `offset`, a block more. */
+static Err sample_block(int fd, const char *path, int64_t offset, uint32_t *crc)
+{
+    char block[SAMPLE_BLOCK];
+    const int64_t n = read_some(fd, offset, block, sizeof block);
+    if (n < 0) return io_error("read", path);
+    *crc = crc32c(*crc, block, (size_t)n);
+    return ERR_OK;
+}
+
+Err file_sample_crc(const char *path, int64_t budget, uint32_t *crc)
+{
+    int fd;
+    int64_t bytes;
+    Err err = ERR_OK;
+    TRY(file_open_regular(path, &fd, &bytes));
+    const int64_t blocks = (bytes + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK, most = budget / SAMPLE_BLOCK + 1;
+    const int64_t taken = bytes <= budget ? blocks : most < blocks ? most : blocks;
+    const double apart = taken > 1 ? (double)(bytes - SAMPLE_BLOCK) / (double)(taken - 1) : 0;
+    for (int64_t i = 0; i < taken && !err; i++)
+        err = sample_block(fd, path, taken == blocks ? i * SAMPLE_BLOCK : (int64_t)(apart * (double)i), crc);
+    close(fd);
+    return err;
+}
+
 Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size_bytes)
 {
     int fd;

@@ -44,6 +44,12 @@ Err file_open_regular(const char *path, int *fd, int64_t *size_bytes);
 Err file_read_some(int fd, const char *path, int64_t offset, void *out, int64_t size_bytes, int64_t *got);
 /* Reads exactly size_bytes at offset; a short file is an error. */
 Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes);
+/*
+ * Continues a CRC32C over a sample of a file's content: the whole file if it has at most `budget` bytes, else blocks of
+ * 16 KiB, spread evenly from its first byte to its last, of `budget` bytes together. It tells files of other content
+ * apart in milliseconds, however long they are; a few bytes that differ in a long file it may miss.
+ */
+Err file_sample_crc(const char *path, int64_t budget, uint32_t *crc);
 /* Whole file into malloc'ed memory with a 0 byte after it. ERR_IO if larger than max_bytes. */
 Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size_bytes);
 

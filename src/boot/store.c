@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/rng.h"
 #include "boot/meet.h"
 
 #define ANSWER_S 10.0 /* how long an answer that rank 0 gives at once may take */
@@ -198,48 +199,100 @@ static bool differing_line(const char *a, const char *b, const char **line_a, co
     return false;
 }
 
-/* Rank 0 compares all with its own. The verdict is "" or the error's text. */
-static Err compare_facts(Store *s, const char *facts, double deadline, char *verdict, size_t verdict_size)
+/* Ranks send this, and rank 0 compares thousands of them without a text on the way. */
+typedef struct {
+    int64_t bytes;
+    uint64_t hash;
+} Digest;
+
+static Digest digest_of(const char *text)
+{
+    return (Digest){ .bytes = (int64_t)strlen(text), .hash = rng_key(0, text) };
+}
+
+enum { NOBODY = -1, LINE_SHOWN = 600 };
+
+/* Rank 0: the lowest rank whose digest is not its own. */
+static Err find_other(Store *s, Digest own, double deadline, int32_t *other)
+{
+    char key[64];
+    *other = NOBODY;
+    for (int r = 1; r < s->boot.size && *other == NOBODY; r++) {
+        Digest theirs;
+        size_t size = 0;
+        snprintf(key, sizeof key, "agree/%d/%d", s->agreements, r);
+        const double left = deadline - clock_s();
+        TRY(err_prefix(store_get(s, key, &theirs, sizeof theirs, &size, left > 0 ? left : 0),
+                       "rank %d's facts", r));
+        if (size != sizeof theirs || theirs.bytes != own.bytes || theirs.hash != own.hash) *other = r;
+    }
+    return ERR_OK;
+}
+
+/* Rank 0 has asked `other` for its text: which line is the first that differs? */
+static Err compare_texts(Store *s, const Agreement *a, int other, double timeout_s, char *verdict,
+                         size_t verdict_size)
 {
     char key[64], *theirs = malloc(STORE_VALUE_MAX + 1);
+    const char *our_line = "", *their_line = "";
+    size_t size = 0;
     if (!theirs) return err_set(ERR_MEMORY, "no memory for the store");
-    Err err = ERR_OK;
-    *verdict = 0;
-    for (int r = 1; r < s->boot.size && !err && !*verdict; r++) {
-        size_t size = 0;
-        const char *ours_line, *their_line;
-        snprintf(key, sizeof key, "agree/%d/%d", s->agreements, r);
-        double left = deadline - clock_s();
-        err = err_prefix(store_get(s, key, theirs, STORE_VALUE_MAX, &size, left > 0 ? left : 0),
-                         "rank %d's facts", r);
-        if (!err) theirs[size] = 0; /* else there is no value, and `size` may be more than fits */
-        if (err || !differing_line(facts, theirs, &ours_line, &their_line)) continue;
-        snprintf(verdict, verdict_size, "rank %d and rank 0 differ: '%.*s' there, '%.*s' here", r,
-                 (int)line_bytes(their_line), their_line, (int)line_bytes(ours_line), ours_line);
+    snprintf(key, sizeof key, "agree/%d/text", s->agreements);
+    Err err =
+        err_prefix(store_get(s, key, theirs, STORE_VALUE_MAX, &size, timeout_s), "rank %d's facts", other);
+    if (!err) {
+        theirs[size] = 0;
+        differing_line(a->facts, theirs, &our_line, &their_line);
+        const size_t n = line_bytes(their_line), m = line_bytes(our_line);
+        snprintf(verdict, verdict_size, "rank %d and rank 0 differ: '%.*s' there, '%.*s' here", other,
+                 (int)(n < LINE_SHOWN ? n : LINE_SHOWN), their_line, (int)(m < LINE_SHOWN ? m : LINE_SHOWN),
+                 our_line);
     }
     free(theirs);
     return err;
 }
 
-Err store_agree(Store *s, const char *facts, double timeout_s)
+/* The verdict is "" or the error's text. */
+static Err agree_as_first(Store *s, const Agreement *a, double timeout_s, char *verdict, size_t verdict_size)
 {
-    double deadline = clock_s() + timeout_s;
-    char key[64], verdict_key[64], verdict[1024];
-    size_t size = 0;
-    s->agreements++;
+    char asked[64], judged[64];
+    int32_t other;
+    snprintf(asked, sizeof asked, "agree/%d/asked", s->agreements);
+    snprintf(judged, sizeof judged, "agree/%d/verdict", s->agreements);
+    TRY(find_other(s, digest_of(a->facts), clock_s() + timeout_s, &other));
+    TRY(store_set(s, asked, &other, sizeof other));
+    if (other == NOBODY) return ERR_OK;
+    TRY(compare_texts(s, a, other, timeout_s, verdict, verdict_size));
+    return store_set(s, judged, verdict, strlen(verdict));
+}
+
+static Err agree_as_other(Store *s, const Agreement *a, double timeout_s, char *verdict, size_t verdict_size)
+{
+    char key[64];
+    size_t size = 0, n = strlen(a->facts);
+    int32_t other = NOBODY;
+    const Digest own = digest_of(a->facts);
     snprintf(key, sizeof key, "agree/%d/%d", s->agreements, s->boot.rank);
-    snprintf(verdict_key, sizeof verdict_key, "agree/%d/verdict", s->agreements);
-    if (s->boot.rank == 0) {
-        TRY(compare_facts(s, facts, deadline, verdict, sizeof verdict));
-        TRY(store_set(s, verdict_key, verdict, strlen(verdict)));
-    } else {
-        TRY(store_set(s, key, facts, strlen(facts)));
-        TRY(store_get(s, verdict_key, verdict, sizeof verdict - 1, &size, timeout_s));
-        verdict[size] = 0;
-        verdict[line_bytes(verdict)] = 0;
-    }
+    TRY(store_set(s, key, &own, sizeof own));
+    snprintf(key, sizeof key, "agree/%d/asked", s->agreements);
+    TRY(store_get(s, key, &other, sizeof other, &size, timeout_s));
+    if (other == NOBODY) return ERR_OK;
+    snprintf(key, sizeof key, "agree/%d/text", s->agreements);
+    if (other == s->boot.rank) TRY(store_set(s, key, a->facts, n < STORE_VALUE_MAX ? n : STORE_VALUE_MAX));
+    snprintf(key, sizeof key, "agree/%d/verdict", s->agreements);
+    TRY(store_get(s, key, verdict, verdict_size - 1, &size, timeout_s));
+    verdict[size] = 0;
+    verdict[line_bytes(verdict)] = 0;
+    return ERR_OK;
+}
+
+Err store_agree(Store *s, const Agreement *a, double timeout_s)
+{
+    char verdict[2 * LINE_SHOWN + 128] = "";
+    s->agreements++;
+    TRY((s->boot.rank ? agree_as_other : agree_as_first)(s, a, timeout_s, verdict, sizeof verdict));
     if (!*verdict) return ERR_OK;
-    err_set(ERR_CONFIG, "the ranks do not run the same job: %s", verdict);
-    Err err = err_hint("start every rank with the same program and the same configuration");
+    err_set(a->err, "%s: %s", a->what, verdict);
+    Err err = err_hint("%s", a->way);
     return s->boot.rank ? err_elsewhere(err) : err;
 }

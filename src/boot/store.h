@@ -39,9 +39,16 @@ Err store_get(Store *s, const char *key, void *value, size_t capacity, size_t *s
 /* Adds to a 64-bit counter that starts at 0. *sum (may be NULL): what it is then. */
 Err store_add(Store *s, const char *key, int64_t delta, int64_t *sum);
 
-/* Collective. `facts`: lines "what: value". ERR_CONFIG on every rank if one differs from rank 0's (whose error it
- * is: err_elsewhere), naming the first such rank and line. */
-Err store_agree(Store *s, const char *facts, double timeout_s);
+/* Something that all ranks must have alike. */
+typedef struct {
+    const char *facts;      /* lines "what: value" */
+    Err err;                /* of a difference */
+    const char *what, *way; /* how its message begins; what to do about it */
+} Agreement;
+
+/* Collective. The ranks compare digests of their facts, and two texts only where these differ. a->err on every rank if
+ * one differs from rank 0's (whose error it is: err_elsewhere), naming the first such rank and line. */
+Err store_agree(Store *s, const Agreement *a, double timeout_s);
 
 /* The numeric address by which this process reaches rank 0, and so by which the others can reach this process. */
 Err store_local_addr(const Store *s, char *out, size_t size);

@@ -440,6 +440,11 @@ DatasetSource dataset_source(const Dataset *d, int source)
     return s;
 }
 
+Err dataset_sample_crc(const Dataset *d, int source, uint32_t *crc)
+{
+    return shards_sample_crc(&d->sources[source].file, crc);
+}
+
 /* What Megatron's order depends on besides; the run's length matters only where it changes that of an epoch. */
 static uint32_t order_crc(const Dataset *d, int source, uint32_t crc)
 {

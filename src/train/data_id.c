@@ -5,6 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+void data_id_put_source(FILE *f, DatasetSource s)
+{
+    fprintf(f, "%s: ", s.name);
+    if (s.files > 1) fprintf(f, "%d files, ", s.files);
+    fprintf(f, "%lld bytes, %lld documents, %lld tokens, index %08x", (long long)s.bytes,
+            (long long)s.documents, (long long)s.tokens, s.index_crc);
+    if (s.has_content_crc) fprintf(f, ", content %08x", s.content_crc);
+}
+
 Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *setup, char **out)
 {
     char *text = NULL;
@@ -17,11 +26,8 @@ Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *s
         const DatasetSource s = dataset_source(train, i);
         if (s.first != stage) fprintf(f, "\nfrom sample %lld on", (long long)s.first);
         stage = s.first;
-        fprintf(f, "\n%s: ", s.name);
-        if (s.files > 1) fprintf(f, "%d files, ", s.files);
-        fprintf(f, "%lld bytes, %lld documents, %lld tokens, index %08x", (long long)s.bytes,
-                (long long)s.documents, (long long)s.tokens, s.index_crc);
-        if (s.has_content_crc) fprintf(f, ", content %08x", s.content_crc);
+        fputc('\n', f);
+        data_id_put_source(f, s);
     }
     if (fclose(f)) return err_set(ERR_MEMORY, "no memory for the identity of the training data");
     Err err = setup_strdup(setup, text, out);

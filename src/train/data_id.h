@@ -14,9 +14,14 @@
 #ifndef MEGATRAIN_TRAIN_DATA_ID_H
 #define MEGATRAIN_TRAIN_DATA_ID_H
 
+#include <stdio.h>
+
 #include "base/arena.h"
 #include "data/dataset.h"
 #include "data/tokenizer.h"
+
+/* A source's line. */
+void data_id_put_source(FILE *f, DatasetSource s);
 
 /* Makes the text, in `setup`. */
 Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *setup, char **out);

@@ -308,7 +308,11 @@ static Err meet(Ranks *r, const RanksOptions *o)
 
 static Err open_many(Ranks *r, const RanksOptions *o)
 {
-    TRY(store_agree(r->store, o->facts, o->timeout_s));
+    const Agreement job = { .facts = o->facts,
+                            .err = ERR_CONFIG,
+                            .what = "the ranks do not run the same job",
+                            .way = "start every rank with the same program and the same configuration" };
+    TRY(store_agree(r->store, &job, o->timeout_s));
     TRY(count_hosts(r, o));
     TRY(connect_ranks(r, o));
     if (o->cuda) TRY(connect_gpus(r, o));
@@ -348,6 +352,11 @@ Err ranks_tell(Ranks *r, const char *key, char *text, size_t size)
     TRY(store_get(r->store, key, text, size - 1, &n, r->timeout_s));
     text[n] = 0;
     return ERR_OK;
+}
+
+Err ranks_agree(Ranks *r, const Agreement *a)
+{
+    return r->boot.size == 1 ? ERR_OK : store_agree(r->store, a, r->timeout_s);
 }
 
 Err ranks_connect(Ranks *r, const RanksOptions *o)

@@ -79,6 +79,9 @@ Err ranks_meet(Ranks *r, const Boot *boot, const RanksOptions *o);
 Err ranks_tell(Ranks *r, const char *key, char *text, size_t size);
 Err ranks_connect(Ranks *r, const RanksOptions *o);
 
+/* Collective: store_agree among the ranks of a run. */
+Err ranks_agree(Ranks *r, const Agreement *a);
+
 /*
  * To be called when the run is over. After a failure of communication it first waits for the verdict, which replaces
  * the failure; a verdict that was passed meanwhile ends the process here. After a failure nobody waits for peers any

@@ -18,6 +18,7 @@
 #include "hf/load.h"
 #include "train/bind.h"
 #include "train/data_id.h"
+#include "train/inputs.h"
 #include "train/kept.h"
 #include "train/preflight.h"
 #include "train/spec.h"
@@ -225,6 +226,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     const Err inputs = open_inputs(r, purpose);
     if (inputs == ERR_DATA) return (purpose == RUN_TRAIN ? preflight_hint : preflight_hint_of_run)(c, inputs);
     TRY(inputs);
+    TRY(inputs_agree(r));
     if (r->ranks) r->spec.device.index = r->ranks->gpu.index;
     TRY(check_gpu(r));
     r->spec.purpose.forward_only = purpose != RUN_TRAIN;
@@ -370,6 +372,7 @@ static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
                       .stream = &r->trainer.device.stream,
                       .weights_only = weights_only,
                       .upcycle = weights_only && upcycle.parts ? &upcycle : NULL };
+    TRY(inputs_agree_on_weights(r, path, damaged));
     if (!weights_only) {
         *damaged = true;
         TRY(ckpt_meta(path, &r->setup, &meta));
@@ -465,7 +468,9 @@ static Err load_hub_folder(Run *r, const char *from)
                             .stream = &r->trainer.device.stream,
                             .weights_only = true,
                             .upcycle = r->spec.model.moe.parts ? &(Upcycle){ 0 } : NULL };
+    bool damaged;
     fault_point("read");
+    TRY(inputs_agree_on_weights(r, from, &damaged));
     TRY(hf_load(&load, r->cfg));
     log_info("weights from %s", from);
     return ERR_OK;
@@ -475,13 +480,19 @@ Err run_load_weights(Run *r, const char *from, int64_t step)
 {
     char path[PATH_MAX];
     bool found, damaged;
-    if (hf_folder_is(from)) return load_hub_folder(r, from);
+    snprintf(path, sizeof path, "%s/manifest.json", from);
+    const bool hub = hf_folder_is(from), checkpoint = file_exists(path);
+    TRY(inputs_agree_on_source(r, from,
+                               hub                 ? "a model of Hugging Face's"
+                               : checkpoint        ? "a checkpoint"
+                               : file_is_dir(from) ? "a run's folder"
+                                                   : "no folder"));
+    if (hub) return load_hub_folder(r, from);
     if (step >= 0) {
         TRY(ckpt_of_step(from, step, path));
         return run_load(r, path, true, &damaged);
     }
-    snprintf(path, sizeof path, "%s/manifest.json", from);
-    if (file_exists(path)) return run_load(r, from, true, &damaged);
+    if (checkpoint) return run_load(r, from, true, &damaged);
     TRY(load_newest(r, from, true, &found));
     if (found) return ERR_OK;
     return err_set(ERR_CKPT, "no checkpoint in '%s'", from), err_hint("train first: megatrain --config FILE");
@@ -599,22 +610,10 @@ static void score_request(TaskRequest *q, const RowScore *scores)
     }
 }
 
-/* Their tokens, what of these is scored, and where they stand. */
-static Err same_tasks(Run *r)
-{
-    const uint32_t crc = tasks_crc(&r->tasks);
-    int64_t ends[2] = { crc, -(int64_t)crc };
-    TRY(comm_max_i64(&r->world->host, &r->trainer.device.stream, ends, 2, NULL));
-    if (ends[0] == -ends[1]) return ERR_OK;
-    return err_set(ERR_DATA, "the ranks see different tasks in '%s'", r->cfg->train.eval_tasks),
-           err_hint("they must be the same files on all hosts");
-}
-
 Err run_score_tasks(Run *r)
 {
     const int64_t most = r->spec.global_batch, seq = r->spec.model.seq;
     const TokenSource source = { &r->tasks, tasks_tokens, tasks_requests };
-    if (r->tasks.count) TRY(same_tasks(r));
     for (int64_t first = 0; first < r->tasks.samples; first += most) {
         const int64_t left = r->tasks.samples - first, count = left < most ? left : most;
         const RowScore *scores;

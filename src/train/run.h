@@ -69,8 +69,7 @@ int64_t run_valid_samples(const Run *r, const Dataset *set);
 /* Is there anything to evaluate on? */
 bool run_evaluates(const Run *r);
 
-/* Gives all requests of the tasks their scores. Collective. ERR_DATA: the ranks have read different files; others as
- * trainer_scores. */
+/* Gives all requests of the tasks their scores. Collective. Errors as trainer_scores. */
 Err run_score_tasks(Run *r);
 
 /* A source of tokens from one of the data sets, without prefetching. */

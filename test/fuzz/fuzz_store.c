@@ -57,6 +57,11 @@ static void check_counter(const uint8_t *data, size_t size, int64_t sum)
                "%u bytes for a counter", head.bytes);
 }
 
+static const Agreement agreement = { .facts = "what: this\nthat: other",
+                                     .err = ERR_CONFIG,
+                                     .what = "the ranks differ",
+                                     .way = "make them alike" };
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char value[64];
@@ -82,7 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (calls == ADD && !err) check_counter(data + 1, size - 1, sum);
     }
     if (!err && calls & SET) err = store_set(s, "key", "value", 5);
-    if (!err && calls & AGREE) err = store_agree(s, "what: this\nthat: other", 1);
+    if (!err && calls & AGREE) err = store_agree(s, &agreement, 1);
     FUZZ_MEMORY_BOUND(size, 4, 2 * STORE_FRAME_MAX + (1 << 18));
     fuzz_check_error(err, err == ERR_CONFIG ? ERR_CONFIG : ERR_RENDEZVOUS, ERR_PEER, false);
     store_free(s, other_side);
