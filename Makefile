@@ -15,6 +15,7 @@
 #   FULL=1          with test-slow, test-ranks, test-grid, test-faults, emu-bugs: every fault, bug and layout, not just some of each kind
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
 #   make pictures   docs/architecture.svg, from the source
+#   make published  the tables of docs/published.md: predictions beside steps that others have published
 #   make install    the program, its manual and completion, launchers and configurations; PREFIX=/usr/local
 #   make cuda-12    compiles the CUDA backend by CUDA 12.4, the oldest that it is for (headers from PyPI, clang)
 #   make toys       the examples of docs/adding.md, added to a copy of the source and tried
@@ -158,7 +159,7 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(B
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all help deps deps-dev deps-launchers deps-hf demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint cuda-12 toys pictures fmt figures hdr-check install clean
+.PHONY: all help deps deps-dev deps-launchers deps-hf demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint cuda-12 toys pictures published fmt figures hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
@@ -435,6 +436,9 @@ toys: deps
 
 pictures:
 	@/usr/bin/python3 scripts/architecture.py
+
+published: $(BUILD)/bench/bench_published
+	@$< --moves --fit | bench/published/page.py
 
 figures:
 	@scripts/figures.py

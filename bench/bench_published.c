@@ -1,6 +1,6 @@
 /*
  * Predictions beside what others have measured: steps of published runs (published/rows.txt), steps and memory of small
- * ones (published/simumax.txt). docs/planner.md explains the tables.
+ * ones (published/simumax.txt). docs/published.md explains the tables.
  *
  *   bench_published [--moves] [--fit] [--rows FILE]
  *   bench_published --layouts FILE

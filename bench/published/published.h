@@ -325,7 +325,7 @@ static inline Err memory_of(const Run *run, double *planned, double *dummies)
 
 /* ---- constants ---- */
 
-/* Fitted by bench_published --fit, rounded; docs/planner.md says where each began and what a tenth of it moves. */
+/* Fitted by bench_published --fit, rounded; docs/published.md says where each began and what a tenth of it moves. */
 static const Rates published_rates = { .bf16 = .71,
                                        .fp8 = .595,
                                        .depth = 200,

@@ -28,8 +28,8 @@ enum { DEVICE_NAME_BYTES = 64 };
 
 /*
  * The numbers of a device: NUMBER(key, value where a file has none, meaning). 0: not known. Those with another value
- * are shares of a data sheet's figures that programs reach, or small times; docs/planner.md has the source of each, and
- * how far a tenth of it moves predictions.
+ * are shares of a data sheet's figures that programs reach, or small times; docs/prediction.md has the source of each,
+ * and how far a tenth of it moves predictions.
  */
 #define DEVICE_NUMBERS(NUMBER)                                                                  \
     NUMBER(sold_gb, 0, "memory that it is sold with")                                           \

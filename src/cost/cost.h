@@ -1,7 +1,7 @@
 /*
  * How long an op or a call of a communicator takes on a device that may be absent: a device's file
  * (config/config_device.h) and, on the processors of a host, which ranks share it. time_line.h puts such times behind
- * and beside each other; docs/planner.md says where the figures are from.
+ * and beside each other; docs/prediction.md says where the figures are from.
  *
  *   GPUs    facts of the data sheet times shares that kernels reach (op_cost.c, comm_cost.c)
  *   CPUs    what was measured (measured.h)

@@ -77,7 +77,7 @@ KernelForm kernel_form(OpId id, bool hopper, int64_t width)
 }
 
 /* ASSUMED: not measured here. Of published runs on H100 and B200 .595 of the peak fits where .71 does for 16 bits
- * (bench/published, docs/planner.md). */
+ * (bench/published, docs/published.md). */
 double reached_by_fp8(void) { return .84; }
 
 /* (8 experts 1,536 wide: by mma.sync 278 and 294 TFLOP/s forward, 257 and 259 of dx, 262 and 252 of dw; by wgmma 663

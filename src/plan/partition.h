@@ -1,7 +1,7 @@
 /*
  * Where a pipeline is cut: the items of a model (embedding, blocks, modules, head) form a chain, and each stage is a
  * run of them. A dynamic program keeps the cuts of the least bound; which of them is the fastest only a replay of the
- * schedule tells (pipeline/simulate.h), for the order by the bound is not that by time. docs/planner.md says why.
+ * schedule tells (pipeline/simulate.h), for the order by the bound is not that by time. docs/prediction.md says why.
  *
  * For schedules in which stage s is on rank s. Seconds and bytes are the caller's.
  */

@@ -1,7 +1,7 @@
 /*
  * How long a step takes on a device that may be absent: dry runs of the pipeline's ranks on a time line
- * (cost/time_line.h), then the schedule with what each stage takes (pipeline/simulate.h). docs/planner.md says how far
- * that is from measured steps.
+ * (cost/time_line.h), then the schedule with what each stage takes (pipeline/simulate.h). docs/prediction.md says how
+ * far that is from measured steps.
  *
  *   step    the schedule's units + what the slowest rank does besides: sums of gradients that units do not hide, the
  *           norm, the update

@@ -18,7 +18,7 @@ static const char *variable_of_threads(void)
 }
 
 /* Where there are several nodes memory is near or far, and threads that move leave theirs. With a quota others have the
- * machine, too: bound beside them a rank loses more than it wins (docs/planner.md, "Bound threads"). */
+ * machine, too: bound beside them a rank loses more than it wins (docs/prediction.md, "Bound threads"). */
 static bool has_nodes(const Machine *m) { return m->nodes > 1 && !(processors_quota("") > 0); }
 
 /* What stands against it; "": nothing. */
