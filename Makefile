@@ -33,6 +33,8 @@ CC      := gcc
 endif
 WARN    := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wno-missing-field-initializers
 OPT     ?= -O2 -g
+# no frame of src/ is larger, so that megatrain runs on a stack of 512 KiB (ulimit -s; base/heap.h)
+FRAMES  ?= -Wframe-larger-than=32768
 CFLAGS  := -std=gnu17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP $(WARN) $(EXTRA_CFLAGS)
 CXX_SRC := $(sort $(wildcard src/*/*.cc))
 CXXFLAGS := -std=gnu++17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP -Wall -Wextra -Wshadow $(EXTRA_CFLAGS)
@@ -187,6 +189,8 @@ $(BUILD)/%.o: %.cc
 	@echo "  CXX $<"
 	@$(CXX) $(CXXFLAGS) -c -o $@ $<
 
+$(OBJ): CFLAGS += $(FRAMES)
+$(OBJ): CXXFLAGS += $(FRAMES)
 $(BUILD)/src/comm/reduce.o: CFLAGS += -O3 # its loops are to be vectorised
 
 define CPU_RULE
@@ -411,7 +415,7 @@ test-slow test-files test-grid: test-%: deps-dev
 
 # (the plain C kernels without optimisation: instrumented and optimised they compile for a quarter of an hour)
 asan: deps-dev
-	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=build-asan CUDA=0 OPT="-O1 -g1" VEC_OPT=-O1 ASAN_GEMM_OPT=-O2 c_FLAGS=-O0 \
+	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=build-asan CUDA=0 FRAMES= OPT="-O1 -g1" VEC_OPT=-O1 ASAN_GEMM_OPT=-O2 c_FLAGS=-O0 \
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize=$(ASAN_SEES) -fno-sanitize-recover=all -fno-omit-frame-pointer" \
 	    EXTRA_LDFLAGS="-fsanitize=address,undefined" $(TESTS:$(BUILD)/%=build-asan/%)
 	@BUILD=build-asan test/run.sh asan

@@ -9,7 +9,7 @@
 #include "base/int64.h"
 #include "ckpt/manifest.h"
 
-enum { PART_BYTES = 1 << 16 };
+enum { PART_BYTES = 1 << 14 };
 
 typedef struct {
     Box box;

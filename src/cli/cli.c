@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/processors.h"
@@ -117,6 +118,18 @@ static Err answer(int argc, const char *const *argv)
     return ERR_OK;
 }
 
+/* Below it a run could end in the middle, without a line. No frame is above 32 KiB (Makefile, FRAMES). */
+enum { STACK_LEAST_KIB = 512 };
+
+static Err check_stack(void)
+{
+    struct rlimit stack;
+    if (getrlimit(RLIMIT_STACK, &stack) || stack.rlim_cur >= STACK_LEAST_KIB * 1024ull) return ERR_OK;
+    err_set(ERR_MEMORY, "the stack's limit is '%llu' KiB, and '%d' are needed",
+            (unsigned long long)stack.rlim_cur / 1024, STACK_LEAST_KIB);
+    return err_hint("ulimit -s 8192, the usual one");
+}
+
 int cli_main(int argc, char **argv)
 {
     hold_streams();
@@ -125,7 +138,8 @@ int cli_main(int argc, char **argv)
         program_help(stderr);
         return err_exit_code(ERR_CONFIG);
     }
-    Err err = processors_check();
+    Err err = check_stack();
+    if (!err) err = processors_check();
     if (!err) err = answer(argc - 1, (const char *const *)argv + 1);
     if (!err) err = flush_results();
     if (err) err_print(err, err == ERR_INTERNAL || err == ERR_SHAPE);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/processors.h"
 #include "base/version.h"
@@ -320,7 +321,7 @@ static Err write_hf(const Model *m, const Source *from, Stored stored)
         [STORED_F32] = "float32", [STORED_BF16] = "bfloat16", [STORED_F16] = "float16"
     };
     int64_t shard_bytes;
-    HfCopy copies[COPIES_MOST];
+    ON_HEAP(HfCopy, copies, COPIES_MOST);
     char end[256];
     int count = 0;
     HfExport about = { .dtype = dtypes[stored], .vocab = from->vocab, .bos = -1, .eos = -1, .pad = -1 };
@@ -378,7 +379,7 @@ static Err export(Model *m)
 
 static Err convert(Words rest)
 {
-    Model m;
+    ON_HEAP(Model, m, 1);
     (void)rest;
     const bool out = strcmp(format, "megatrain") != 0;
     if (out && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0)
@@ -389,9 +390,9 @@ static Err convert(Words rest)
         return err_set(ERR_CONFIG, "'%s' is Hugging Face's: first make it --format megatrain", from_path);
     if (out == theirs)
         return err_set(ERR_CONFIG, "'%s' is %s already", from_path, out ? "Hugging Face's" : "megatrain's");
-    model_init(&m);
-    const Err err = out ? export(&m) : import(&m);
-    model_close(&m);
+    model_init(m);
+    const Err err = out ? export(m) : import(m);
+    model_close(m);
     if (!err) log_info("%s from %s", to_path, from_path);
     return err;
 }

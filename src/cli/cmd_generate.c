@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/heap.h"
 #include "base/mathx.h"
 #include "base/rng.h"
 #include "cli/config_arg.h"
@@ -175,13 +176,15 @@ static Err generate_with(Generator *g, const Config *cfg)
 static Err generate(Words rest)
 {
     Config cfg = { 0 };
-    Generator g = { .out = { .file = stdout, .terminal = isatty(STDOUT_FILENO) } };
+    ON_HEAP(Generator, g, 1);
+    g->out.file = stdout;
+    g->out.terminal = isatty(STDOUT_FILENO);
     TRY(single_process());
     Err err = config_of_run(&cfg, run_dir, step, rest, CONFIG_ANY_WORLD);
-    if (!err) err = generate_with(&g, &cfg);
-    free(g.text.ids);
-    free(g.logits);
-    free(g.sorted);
+    if (!err) err = generate_with(g, &cfg);
+    free(g->text.ids);
+    free(g->logits);
+    free(g->sorted);
     config_release(&cfg);
     return err;
 }

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { PIECE = 512, DEPTH = 32 }; /* elements; a tree over 2^31 ranks */
+enum { PIECE = 256, DEPTH = 24 }; /* elements; a tree over 2^22 ranks */
 
 /* (out may be a: the same index, so nothing in the way of vectors) */
 static void add_f32(float *out, const float *a, const float *b, int64_t n)

@@ -55,7 +55,7 @@ static void read_again(ConfigReader *r, const Config *c, const char *values, int
 
 bool config_with(const Config *c, const char *values, Config *out)
 {
-    Config same;
+    static _Thread_local Config same; /* two are too large for a stack */
     ConfigReader was = { .config = &same }, now = { .config = out };
     read_again(&was, c, "", 0);
     config_release(&same);

@@ -100,9 +100,11 @@ Err CPU(fp8_amax)(Stream *s, const fp8_amax_args *a)
 
 /* ---- codes ---- */
 
+_Static_assert(sizeof(float[TILE][TILE]) <= CPU_SCRATCH_BYTES, "a tile fits");
+
 /* Some rows and columns of y in fp32. */
 typedef struct {
-    float x[TILE][TILE];
+    float (*x)[TILE]; /* [TILE], the thread's scratch */
     int64_t row, column, rows, columns;
 } CastTile;
 
@@ -186,7 +188,7 @@ static void cast_part(const void *args, int64_t first, int64_t end)
     const Cast *a = args;
     const int64_t columns = a->transposed ? rows_used(a->x) : a->x.dim[1];
     const int64_t unit = a->blocks.rows ? a->blocks.rows : tile_rows(a);
-    CastTile t;
+    CastTile t = { .x = (float(*)[TILE])cpu_scratch };
     for (t.row = first; t.row < end; t.row += t.rows) {
         t.rows = min64(tile_rows(a), end - t.row);
         for (t.column = 0; t.column < columns; t.column += TILE) {
@@ -252,7 +254,7 @@ static void cast_runs_part(const void *args, int64_t first, int64_t end)
     const fp8_cast_runs_args *a = args;
     const Cast as = { .x = a->x, .y = a->y, .blocks = a->blocks, .transposed = true };
     const int64_t *offset = a->offset.data, *begin = a->begin.data, runs = a->offset.dim[0] - 1;
-    CastTile t;
+    CastTile t = { .x = (float(*)[TILE])cpu_scratch };
     for (t.row = first; t.row < end; t.row += t.rows) {
         t.rows = min64(TILE_ROWS_ONE, end - t.row);
         for (int64_t run = 0; run < runs; run++) {

@@ -217,12 +217,13 @@ Err CPU(xent_bwd)(Stream *s, const xent_bwd_args *a)
 /* ---- all three ---- */
 
 enum { BLOCKS_MOST = 4096 };
+_Static_assert(2 * BLOCKS_MOST * sizeof(float) <= CPU_SCRATCH_BYTES, "both arrays fit");
 
 static void xent_row_part(const void *args, int64_t first, int64_t end)
 {
     const xent_row_args *a = args;
     const int64_t J = a->logits.dim[1] / a->block;
-    float max[BLOCKS_MOST], sum[BLOCKS_MOST], at_target, row_max, row_sum;
+    float *max = (float *)cpu_scratch, *sum = max + BLOCKS_MOST, at_target, row_max, row_sum;
     for (int64_t n = first; n < end; n++) {
         const Tensor logits = tensor_row_slice(a->logits, n, 1), target = tensor_row_slice(a->target, n, 1);
         const xent_stats_args stats = { .block_max = tensor_of(max, F32, 1, J),

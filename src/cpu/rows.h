@@ -28,6 +28,10 @@ static inline float sigmoid_f32(float x) { return (float)(1 / (1 + m_exp(-(doubl
 /* Does the items [first, end). */
 typedef void PartFn(const void *args, int64_t first, int64_t end);
 
+/* A thread's: arrays of one part that are too large for a stack. It holds nothing from one part to the next. */
+enum { CPU_SCRATCH_BYTES = 64 << 10 };
+extern _Thread_local char cpu_scratch[CPU_SCRATCH_BYTES];
+
 enum { PAR_GRAIN = 16384 }; /* with fewer elements another thread costs more than it saves (about 5 us) */
 
 /* Sets round to nearest, keeps denormals and takes no traps, whatever somebody else left the thread with. */

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/heap.h"
 #include "ckpt/ckpt.h"
 #include "data/loader.h"
 #include "engine/async.h"
@@ -319,7 +320,8 @@ static Err time_pair(Trainer *t, const Walk *w, const Action *pair, ActionList *
 static Err time_stage_pairs(Trainer *t, const Walk *w, ActionList *part, double sum[CLOCK_COUNTS])
 {
     const ActionList *whole = &t->parts.step.rank[t->world->pp_rank];
-    double saved[PARTS_STAGES][CLOCK_COUNTS];
+    typedef double Clock[CLOCK_COUNTS];
+    ON_HEAP(Clock, saved, PARTS_STAGES);
     bool timed[PARTS_STAGES] = { false };
     for (int i = 0; i < whole->count; i++) {
         const Action *a = &whole->action[i];
@@ -523,22 +525,22 @@ static Err open_unlimited(Trainer *t, const TrainSpec *asked, TrainSpec *spec, W
 static Err plan_rank(const TrainSpec *asked, Grid grid, int rank, const DryClock *clock, UnitTimes *times,
                      MemoryPlan *out)
 {
-    World world;
-    Trainer t;
-    TrainSpec largest, *spec = &largest;
+    ON_HEAP(World, world, 1);
+    ON_HEAP(Trainer, t, 1);
+    ON_HEAP(TrainSpec, spec, 1);
     *out = (MemoryPlan){ 0 };
     TRY(trainer_check_shape(asked, grid)); /* (two directions over an odd number of ranks are no grid) */
-    TRY(world_open_null(&world, grid, rank));
-    Err err = open_unlimited(&t, asked, spec, &world);
-    if (!err) err = dry_run(&t, clock, times, out);
-    if (!err && spec->purpose.snapshot) err = ckpt_snapshot_bytes(&t.params, &world, &out->snapshot);
-    if (spec->device.kind == DEVICE_CUDA) out->pinned = rows_on_their_way(&t);
+    TRY(world_open_null(world, grid, rank));
+    Err err = open_unlimited(t, asked, spec, world);
+    if (!err) err = dry_run(t, clock, times, out);
+    if (!err && spec->purpose.snapshot) err = ckpt_snapshot_bytes(&t->params, world, &out->snapshot);
+    if (spec->device.kind == DEVICE_CUDA) out->pinned = rows_on_their_way(t);
     if (spec->purpose.ahead)
         out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq) + out->pinned;
     out->host_apart = spec->device.kind == DEVICE_CUDA;
     if (err == ERR_MEMORY) err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
-    trainer_close(&t);
-    world_close(&world);
+    trainer_close(t);
+    world_close(world);
     return err;
 }
 
@@ -558,13 +560,13 @@ Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clo
 
 Err trainer_shard_bytes(const TrainSpec *asked, Grid grid, int64_t *bytes)
 {
-    World world;
-    Trainer t;
-    TrainSpec spec;
-    TRY(world_open_null(&world, grid, 0));
-    Err err = open_unlimited(&t, asked, &spec, &world);
-    if (!err) err = ckpt_shard_bytes(&t.params, &world, bytes);
-    trainer_close(&t);
-    world_close(&world);
+    ON_HEAP(World, world, 1);
+    ON_HEAP(Trainer, t, 1);
+    ON_HEAP(TrainSpec, spec, 1);
+    TRY(world_open_null(world, grid, 0));
+    Err err = open_unlimited(t, asked, spec, world);
+    if (!err) err = ckpt_shard_bytes(&t->params, world, bytes);
+    trainer_close(t);
+    world_close(world);
     return err;
 }

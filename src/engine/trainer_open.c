@@ -6,6 +6,7 @@
 #include <omp.h>
 #include <string.h>
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "engine/async.h"
 #include "engine/expert_load.h"
@@ -488,16 +489,18 @@ Err trainer_check_shape(const TrainSpec *s, Grid grid)
 /* The parts are those that a run opens, by the same call: what it would refuse is refused here. */
 Err trainer_check(const TrainSpec *s, Grid grid)
 {
-    World world;
-    Trainer t = { .spec = *s, .world = &world };
+    ON_HEAP(World, world, 1);
+    ON_HEAP(Trainer, t, 1);
+    t->spec = *s;
+    t->world = world;
     TRY(trainer_check_shape(s, grid));
     TRY(trainer_grid(s, &grid));
-    TRY(world_open_null(&world, grid, 0));
-    setup_init(&t.memory.setup);
-    Err err = open_parts(&t);
-    parts_release(&t.parts);
-    setup_release(&t.memory.setup);
-    world_close(&world);
+    TRY(world_open_null(world, grid, 0));
+    setup_init(&t->memory.setup);
+    Err err = open_parts(t);
+    parts_release(&t->parts);
+    setup_release(&t->memory.setup);
+    world_close(world);
     return err;
 }
 

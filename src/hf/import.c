@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/heap.h"
 #include "base/int64.h"
 #include "data/progress.h"
 #include "hf/convert.h"
@@ -99,7 +100,7 @@ static Err save(Import *m, World *world, SetupArena *a)
 static Err import(Import *m, SetupArena *a)
 {
     const HfImport *x = m->x;
-    World world;
+    ON_HEAP(World, world, 1);
     int lock;
     TRY(hf_weights_open(x->from, x->hf, x->cfg, x->whole, a, &m->model));
     TRY(hf_weights_check_twins(&m->model, x->whole));
@@ -108,18 +109,18 @@ static Err import(Import *m, SetupArena *a)
         return err_hint("give --to another folder");
     }
     const bool made = !file_exists(x->run_dir);
-    TRY(world_open_self(&world));
+    TRY(world_open_self(world));
     Err err = ckpt_lock(x->run_dir, &lock);
     if (!err) {
         ErrKept why;
         err = x->keep ? x->keep(x->user, x->run_dir) : ERR_OK;
-        if (!err) err = save(m, &world, a);
+        if (!err) err = save(m, world, a);
         if (err) err_keep(&why);
         if (err && made) (void)file_remove_tree(x->run_dir);
         file_unlock(lock);
         if (err) err_again(&why, err);
     }
-    world_close(&world);
+    world_close(world);
     return err;
 }
 

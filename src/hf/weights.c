@@ -7,7 +7,7 @@
 #include "base/half.h"
 #include "base/int64.h"
 
-enum { RUN_BYTES = 1 << 16, MX_BLOCK = 32 };
+enum { RUN_BYTES = 1 << 14, MX_BLOCK = 32 };
 
 /* ---- opening ---- */
 

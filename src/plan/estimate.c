@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/heap.h"
 #include "plan/partition.h"
 
 enum { STAGES_MOST = 1024 };
@@ -223,7 +224,7 @@ static double longest_tail(const Pipeline *p, const PartCost *stages)
 
 Err pipeline_seconds(const Pipeline *p, double *seconds)
 {
-    StageCost costs[STAGES_MOST];
+    ON_HEAP(StageCost, costs, STAGES_MOST);
     PartCost *stages;
     TRY(stage_costs(p, &stages));
     const Schedule *s = &p->shape->s;
@@ -356,7 +357,7 @@ static Err cuts_of_chain(const CutSearch *c)
     const Pipeline *p = c->p;
     const Schedule *s = &p->shape->s;
     const ModelSpec *m = &p->inner->spec.model;
-    ChainItem items[PARTITION_ITEMS];
+    ON_HEAP(ChainItem, items, PARTITION_ITEMS);
     int in_flight[PARTITION_STAGES], cuts_found;
     ChainCut *cuts;
     Chain chain = {

@@ -159,7 +159,7 @@ Err partition(const Chain *c, int most, ChainCut *cuts, int *count)
 
 double partition_bound(const Chain *c, const int16_t *end)
 {
-    Prefix p[1 + PARTITION_ITEMS];
+    static _Thread_local Prefix p[1 + PARTITION_ITEMS]; /* too large for a stack */
     sum_items(c, p);
     double most = unit_bound(c, p);
     for (int s = 0; s < c->stages; s++) {
@@ -171,7 +171,7 @@ double partition_bound(const Chain *c, const int16_t *end)
 
 bool partition_fits(const Chain *c, const int16_t *end)
 {
-    Prefix p[1 + PARTITION_ITEMS];
+    static _Thread_local Prefix p[1 + PARTITION_ITEMS]; /* too large for a stack */
     sum_items(c, p);
     for (int s = 0; s < c->stages; s++)
         if (!stage_fits(c, p, s, s ? end[s - 1] : 0, end[s])) return false;

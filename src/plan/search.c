@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/heap.h"
 #include "plan/estimate.h"
 
 /* (qsort takes no list that is not there) */
@@ -438,7 +439,7 @@ static void count_faster(Search *s)
 static Err replay(Search *s)
 {
     int left[REPLAYED] = { REPLAYS, HOPES, CUT_MORE };
-    Candidate kept[REPLAYS + HOPES + CUT_MORE];
+    ON_HEAP(Candidate, kept, REPLAYS + HOPES + CUT_MORE);
     int count = 0;
     ORDER(s->items, s->count, by_bound);
     for (int64_t i = 0; i < s->count && left[AS_USUAL] > 0; i++) {
@@ -841,14 +842,16 @@ Err search(const SearchQuestion *q, SearchAnswer *out)
 
 int64_t search_memory_bound(const SearchQuestion *q, const LayoutSpace *space, const Layout *l)
 {
-    SearchAnswer unused;
-    Search s = { .q = q, .out = &unused, .space = space };
+    SearchAnswer *unused = calloc(1, sizeof *unused);
+    Search s = { .q = q, .out = unused, .space = space };
     StageShare shares[STAGES_MOST];
     Pipeline p;
     int64_t bytes = 0;
-    if (!add_inner(&s, l) && read_inner(&s, s.inners) && block_kinds(&s.inners->spec.model, &s.kinds) &&
-        !measure_run(&s, 0, 1, INT64_MAX) && s.inners->measured && !pipeline_of(&s, l, 0, true, shares, &p))
+    if (unused && !add_inner(&s, l) && read_inner(&s, s.inners) &&
+        block_kinds(&s.inners->spec.model, &s.kinds) && !measure_run(&s, 0, 1, INT64_MAX) &&
+        s.inners->measured && !pipeline_of(&s, l, 0, true, shares, &p))
         bytes = pipeline_bytes(&p);
+    free(unused);
     shape_table_free(&s.shapes);
     free(s.inners);
     return bytes;

@@ -116,28 +116,25 @@ static void write_line(Metrics *m, JsonOut *j)
 
 static void line_step(Metrics *m, const MetricsRecord *r)
 {
-    char buf[RECORD_BYTES];
     JsonOut j;
-    json_out_init(&j, buf, sizeof buf);
+    json_out_init(&j, m->line, sizeof m->line);
     record_put_step(&j, r);
     write_line(m, &j);
 }
 
 static void line_valid(Metrics *m, const ValidRecord *r)
 {
-    char buf[RECORD_BYTES];
     JsonOut j;
-    json_out_init(&j, buf, sizeof buf);
+    json_out_init(&j, m->line, sizeof m->line);
     record_put_valid(&j, r);
     write_line(m, &j);
 }
 
 void metrics_override(Metrics *m, const OverrideRecord *r)
 {
-    char buf[RECORD_BYTES];
     JsonOut j;
     if (!m->open || !m->o.jsonl) return;
-    json_out_init(&j, buf, sizeof buf);
+    json_out_init(&j, m->line, sizeof m->line);
     record_put_override(&j, r);
     write_line(m, &j);
 }
@@ -316,10 +313,10 @@ void metrics_valid(Metrics *m, const ValidRecord *r)
 
 void metrics_task(Metrics *m, const TaskRecord *r)
 {
-    char buf[RECORD_BYTES], text[LOG_STATUS_BYTES];
+    char text[LOG_STATUS_BYTES];
     JsonOut j;
     if (!m->open) return;
-    json_out_init(&j, buf, sizeof buf);
+    json_out_init(&j, m->line, sizeof m->line);
     record_put_task(&j, r);
     if (m->o.jsonl) write_line(m, &j);
     int used = snprintf(text, sizeof text, "step %lld: %s", (long long)r->step, r->name);

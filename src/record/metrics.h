@@ -50,6 +50,7 @@ typedef struct {
     bool said;                   /* text is a line of the log, not only the live one */
     char text[LOG_STATUS_BYTES]; /* of the last step */
     char title[256];
+    char line[RECORD_BYTES]; /* of metrics.jsonl, as it is made */
     char jsonl_path[PATH_MAX], svg_path[PATH_MAX];
 } Metrics;
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/fault.h"
+#include "base/heap.h"
 #include "base/json.h"
 #include "base/mathx.h"
 #include "train/announce.h"
@@ -168,24 +169,24 @@ static Err eval_print(Run *r, const EvalOptions *o)
 /* ranks: NULL for one process, which reads the model of any layout as a whole. */
 static Err eval_on(const Config *cfg, const EvalOptions *o, Ranks *ranks)
 {
-    Run r;
-    Err err = run_open(&r, cfg, o->logits ? RUN_LOGITS : RUN_EVAL, ranks);
+    ON_HEAP(Run, r, 1);
+    Err err = run_open(r, cfg, o->logits ? RUN_LOGITS : RUN_EVAL, ranks);
     const bool open = !err;
-    if (open) err = eval_print(&r, o);
+    if (open) err = eval_print(r, o);
     if (ranks) err = ranks_end(ranks, err); /* what is still on its way must not meet memory that is gone */
-    if (open) run_close(&r);
+    if (open) run_close(r);
     return err;
 }
 
 Err eval_run(const Config *cfg, const Boot *boot, const EvalOptions *o)
 {
-    Ranks ranks = { 0 };
+    ON_HEAP(Ranks, ranks, 1);
     char *text = NULL;
     if (boot->size == 1) return eval_on(cfg, o, NULL);
-    Err err = join_ranks(&ranks, cfg, boot, o->run_dir ? o->run_dir : cfg->run.dir, NULL, &text);
-    if (!err) watch_phase(ranks.watch, PHASE_LOAD, 0);
-    if (!err) err = eval_on(cfg, o, &ranks);
-    else err = ranks_end(&ranks, err);
+    Err err = join_ranks(ranks, cfg, boot, o->run_dir ? o->run_dir : cfg->run.dir, NULL, &text);
+    if (!err) watch_phase(ranks->watch, PHASE_LOAD, 0);
+    if (!err) err = eval_on(cfg, o, ranks);
+    else err = ranks_end(ranks, err);
     free(text);
-    return ranks_close(&ranks, err);
+    return ranks_close(ranks, err);
 }

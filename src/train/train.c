@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/fault.h"
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/trace.h"
 #include "base/units.h"
@@ -548,13 +549,13 @@ static void say_end(const Loop *l)
 
 Err train_run(Config *cfg, const Boot *boot, const LayoutChoice *choice)
 {
-    Loop l;
+    ON_HEAP(Loop, l, 1);
     signals_catch(boot->rank == 0);
     signals_follow_launcher();
-    Err err = loop_open(&l, cfg, boot, choice);
-    if (!err) err = loop_run(&l);
+    Err err = loop_open(l, cfg, boot, choice);
+    if (!err) err = loop_run(l);
     if (!err) fault_point("end");
-    err = close_metrics(&l, err);
-    if (!err) say_end(&l);
-    return loop_close(&l, err);
+    err = close_metrics(l, err);
+    if (!err) say_end(l);
+    return loop_close(l, err);
 }
