@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/heap.h"
 #include "base/int64.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -686,17 +687,18 @@ static Err print_plan(PlanTable *t)
 
 static Err plan_config(const Config *cfg, Words words)
 {
-    PlanTable t = { .cfg = cfg,
-                    .path = config_path,
-                    .words = words,
-                    .ops = with_ops,
-                    .advised = advise,
-                    .target = *target.name ? &target : NULL,
-                    .kinds = calloc(MAX_KINDS, sizeof *t.kinds) };
-    if (!t.kinds) return err_set(ERR_MEMORY, "no memory for %d plans", MAX_KINDS);
-    Err err = print_plan(&t);
-    free(t.kinds);
-    free(t.shards);
+    ON_HEAP(PlanTable, t, 1);
+    t->cfg = cfg;
+    t->path = config_path;
+    t->words = words;
+    t->ops = with_ops;
+    t->advised = advise;
+    t->target = *target.name ? &target : NULL;
+    t->kinds = calloc(MAX_KINDS, sizeof *t->kinds);
+    if (!t->kinds) return err_set(ERR_MEMORY, "no memory for %d plans", MAX_KINDS);
+    Err err = print_plan(t);
+    free(t->kinds);
+    free(t->shards);
     return err;
 }
 
