@@ -24,9 +24,15 @@ case $FAULT-$1-$2 in
 warning-config-check) echo "case.ini: ok, but a run would not start here"; exit 0 ;;
 blind-config-check) echo "case.ini: ok"; exit 0 ;;
 crash-plan-*) kill -ABRT $$ ;;
+silent-generate-*) kill -SEGV $$ ;;
+class-config-from-hf) echo "megatrain: error (format): made up" >&2; exit 4 ;;
 esac
 "$real" "$@" >"$$.out" 2>"$$.err"
 status=$?
+case $FAULT-$1-$* in
+read-plan-*/config.ini*) sed -i 's/"total":\([0-9]*\)/"total":1\1/' $$.out ;;
+left-eval-*--json*) sed -i 's/"loss":/"loss":1/' $$.out ;;
+esac
 case $FAULT-$1 in
 bytes-plan) sed -i 's/"total":\([0-9]*\)/"total":1\1/' $$.out ;;
 other-plan) sed -i 's/error (configuration): ./&&/' $$.err ;;
@@ -67,6 +73,20 @@ found() { # FAULT KIND OPTIONS...: each of the cases is found, and as that
     check "$fault: the line that runs it again" grep -q "^  again: .*--case 1\." fuzz.txt
 }
 runs=(--count 1 --refused 0 --only)
+# ---- what is drawn
+/usr/bin/python3 "$root/test/fuzz/layouts" --keys >keys.txt
+status=$?
+check "a key is neither drawn nor left out with a reason: $(head -3 keys.txt)" [ $status -eq 0 ]
+{
+    cat "$root/src/config/config.def"
+    echo 'INT (moe, never_drawn, 0, 0, 1, FREE, "made up")'
+    echo 'PICK(optim, odd, OPTIM_ODD_A, C(OPTIM_ODD_A, "a") C(OPTIM_ODD_B, "b"), FREE, "made up")'
+} >more.def
+/usr/bin/python3 "$root/test/fuzz/layouts" --keys more.def >keys.txt
+check "a new key is missed: $(cat keys.txt)" \
+    [ "$(grep -c 'never_drawn\|optim.odd' keys.txt)-$(grep -vc 'never_drawn\|optim.odd' keys.txt)" = 2-0 ]
+
+# ---- what is found
 fuzz none --count 4 --refused 4
 check "nothing wrong, nothing found: $(tail -3 fuzz.txt)" grep -q '^8 passed, 0 failed$' fuzz.txt
 check "it says what was tried" grep -q '^  pairs of values tried: [1-9]' fuzz.txt
@@ -85,6 +105,10 @@ found status 'exit 9' "${runs[@]}" train
 found hang hang --limit 4 "${runs[@]}" train
 found warning 'config check warns' "${runs[@]}" train
 found crash 'exit -6' "${runs[@]}" train
+found read 'config.ini plans otherwise' "${runs[@]}" train
+found left 'evaluation differs' "${runs[@]}" train
+found silent 'exit -11' "${runs[@]}" train
+found class 'exit 4' "${runs[@]}" class=mistral
 found blind 'refused by some' --count 0 --refused 1
 found other 'refused otherwise' --count 0 --refused 1
 found hint 'hint refused' --count 0 --refused 2

@@ -15,11 +15,13 @@ import tempfile
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
+import keys
 import program as files
 import refusal
 from axes import Coverage
 from case import ini, words
 from draw import draw
+from known import known
 from shrink import shrink
 from trial import Finding, Trial
 
@@ -31,13 +33,14 @@ def options():
     p.add_argument("--seed", default="1", help="of the draws (1)")
     p.add_argument("--count", type=int, default=100, help="pairs of a model and a layout (100)")
     p.add_argument("--refused", type=int, default=20, help="trials of refusals, of layouts with a mistake (20)")
-    p.add_argument("--only", nargs="*", default=[], help="a mode (train, resume, load, eval, repeat), keys: section.key=value")
+    p.add_argument("--only", nargs="*", default=[], help="a mode (train, resume, load, eval, repeat), class=NAME, keys: section.key=value")
     p.add_argument("--case", help="the name of one case, to run it again")
     p.add_argument("--shrink", action="store_true", help="make findings small")
     p.add_argument("--tries", type=int, default=300, help="runs that making one small may take (300)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at a time (as many as processors)")
     p.add_argument("--limit", type=float, default=300, help="seconds that no command may take (300)")
     p.add_argument("--missing", type=int, default=0, help="print so many pairs that were not tried")
+    p.add_argument("--keys", nargs="?", const=files.ROOT / "src" / "config" / "config.def", metavar="CONFIG.DEF", help="which keys of a configuration are neither drawn nor left out")
     p.add_argument("--keep", help="folder for findings: configuration, runs, command lines")
     return p.parse_args()
 
@@ -52,6 +55,7 @@ class Fuzz:
         files.make_tokens(self.program, self.tokens)
         self.coverage = Coverage()
         self.passed = self.failed = self.refused = self.hints = 0
+        self.exported = {}
         self.lock = threading.Lock()
 
     # ---- one case
@@ -113,12 +117,13 @@ class Fuzz:
 
     def wanted(self, case):
         """Of --only: its mode, and keys that it has."""
-        return all(w == case.mode or w in words(case.model | case.layout) for w in self.o.only)
+        named = {case.mode, f"class={case.published}", *words(case.model | case.layout)}
+        return all(w in named for w in self.o.only)
 
     def next_case(self, number, mistaken):
         """Of some candidates the one with the most new pairs; None if no one is wanted."""
         drawn = [draw(f"{self.o.seed}.{number}.{i}" + ("m" if mistaken else "")) for i in range(CANDIDATES)]
-        drawn = [case for case in drawn if self.wanted(case)]
+        drawn = [case for case in drawn if self.wanted(case) and not known(case)]
         return self.open(max(drawn, key=self.coverage.gain)) if drawn else None
 
     def draws(self):
@@ -156,6 +161,8 @@ class Fuzz:
             self.hints += hints
             self.passed += finding is None
             self.failed += finding is not None
+            if trial.exported:
+                self.exported[trial.exported] = self.exported.get(trial.exported, 0) + 1
         if finding:
             self.report(trial, finding)
         shutil.rmtree(trial.folder, ignore_errors=True)
@@ -172,6 +179,10 @@ def indent(text):
 
 def main():
     o = options()
+    if o.keys:
+        wrong = keys.wrong(o.keys)
+        print("\n".join(wrong or ["each key is drawn, or left out with a reason"]))
+        return bool(wrong)
     fuzz = Fuzz(o)
     if o.case:
         trial = fuzz.open(draw(o.case))
@@ -180,6 +191,8 @@ def main():
         fuzz.many()
         print(f"pairs of axes, of {o.count} pairs of a model and a layout:")
         print(fuzz.coverage.text(o.missing))
+        classes = ", ".join(f"{name} {n}" for name, n in sorted(fuzz.exported.items()))
+        print(f"{sum(fuzz.exported.values())} went out as a class of transformers', and in again: {classes}")
         print(f"{fuzz.refused} mistakes were to be refused by check, plan and run alike; {fuzz.hints} hints were followed")
     return fuzz.close()
 

@@ -4,9 +4,12 @@ few drawn, that brings the most pairs not yet tried.
 """
 from itertools import combinations
 
+import published
+
 YES = ("no", "yes")
 KINDS = {  # the values of each axis
     "mode": ("train", "resume", "load", "upcycle", "eval", "repeat"),
+    "class": ("none", *published.CLASSES, *published.MIXTURES, *published.LATENT),
     "precision": ("fp32", "bf16", "fp16", "fp8"),
     "residual": ("as chosen", "fp32", "16 bits"), "fp8": ("tensorwise", "blockwise", "mxfp8", "nvfp4"), "fp8_keep": ("0", "1"), "fp8_weights": YES,
     "fp8_experts": YES,
@@ -19,14 +22,15 @@ KINDS = {  # the values of each axis
     "window": ("none", "all blocks", "some blocks"),
     "softcap": YES, "sinks": YES, "gate": YES, "qk_norm": ("false", "true", "full"),
     "block_norms": ("pre", "both", "post"),
-    "norm": ("layernorm", "rmsnorm"),
+    "norm": ("layernorm", "rmsnorm"), "embed_scale": YES, "final_softcap": YES, "attention_scale": YES, "vocab": YES,
+    "attention_bias": ("auto", "none", "qkv", "all"), "rope_base_local": YES,
     "activation": ("gelu", "swiglu", "geglu", "clamped_swiglu"),
     "bias": YES, "tied": YES, "dropout": YES, "attention_dropout": YES,
     "mtp": ("0", "1", "2"),
     "experts": YES,
     "router": ("softmax", "softmax_pre", "sigmoid", "sqrt_softplus"),
     "balance": ("none", "aux", "seq_aux", "global_aux", "bias", "bias+aux", "sinkhorn", "forced"),
-    "unit": ("1", "2"), "groups": YES, "z": YES, "jitter": YES,
+    "unit": ("1", "2"), "groups": ("no", "yes", "best given"), "z": YES, "jitter": YES,
     "shared": ("no", "yes", "gated"),
     "every": ("all blocks", "some blocks"),
     "capacity": ("none", "probs", "position"),
@@ -38,12 +42,13 @@ KINDS = {  # the values of each axis
     "cp_cut": ("zigzag", "contiguous"),
     "ep": ("1", "2", "3", "4", "6", "8"), "etp": ("1", "2", "3", "4", "6", "8"),
     "dp": ("1", "2", "3", "4", "6", "8"), "zero": ("0", "1", "2", "3"),
+    "zero_group": YES, "reshard": ("auto", "always", "never"), "offload": YES, "states": ("device", "host"),
     "pp": ("1", "2", "3", "4", "6", "8"), "chunks": ("1", "2", "3", "4"),
     "schedule": ("gpipe", "1f1b", "eager-1f1b", "seq1f1b", "zb-h1", "zb-h2", "interleaved", "bfs", "zb-h1-int", "zb-v",
                  "v-half", "v-min", "hanayo", "dualpipev", "dualpipev-serial", "chimera", "chimera-fdouble",
                  "chimera-bhalf", "gems", "dualpipe", "dualpipe-serial", "pipedream", "pipedream-vertical", "2bw"),
     "split": YES, "slices": ("1", "2", "4", "8"),
-    "stages": ("even", "given", "E or L alone", "m apart"),
+    "stages": ("even", "given", "E or L alone", "m apart", "empty"),
     "recompute": ("none", "selective", "full", "several"),
     "overlap_grad": YES, "overlap_param": YES, "overlap_moe": YES, "overlap_tp": ("1", "2", "more"),
     "order": ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"),
@@ -54,6 +59,8 @@ KINDS = {  # the values of each axis
     "optimizer": ("adamw", "adamw in bf16", "muon", "lion", "sgd"), "mup": YES, "qk_clip": YES,
     "muon_split": ("qkv", "head", "none"), "muon_scale": ("match_rms_adamw", "spectral", "shape", "unit_rms_norm"),
     "muon_router": ("muon", "adamw"),
+    "lr": ("constant", "linear", "cosine", "wsd", "inverse_sqrt"), "warmup": YES, "length": ("steps", "tokens"),
+    "keep": ("newest", "best"), "tasks": YES, "max_logit": YES, "trace": YES, "extra_shift": YES,
 }
 
 
@@ -72,6 +79,9 @@ def model_axes(c):
         "position": position + " in part" if position == "rope" and in_part else position,
         "rope_scaling": c.get("model.rope_scaling", "none"),
         "window": "none" if window == "0" else "some blocks" if "," in window else "all blocks",
+        "embed_scale": yes(c, "model.embed_scale"), "final_softcap": yes(c, "model.final_softcap"),
+        "attention_scale": yes(c, "model.attention_scale"), "vocab": yes(c, "model.vocab"),
+        "attention_bias": c.get("model.attention_bias", "auto"), "rope_base_local": yes(c, "model.rope_base_local"),
         "softcap": yes(c, "model.attention_softcap"), "sinks": yes(c, "model.sinks"),
         "gate": yes(c, "model.attention_gate"), "qk_norm": c.get("model.qk_norm", "false"),
         "block_norms": c.get("model.block_norms", "pre"), "norm": c.get("model.norm"),
@@ -88,7 +98,7 @@ def expert_axes(c):
     balance = c.get("moe.balance", "none") + ("+aux" if "moe.aux_coeff" in c.model else "")
     return {
         "router": c.get("moe.router", "softmax"), "balance": balance, "unit": c.get("moe.unit", "1"),
-        "groups": yes(c, "moe.groups"), "z": yes(c, "moe.z_coeff"), "jitter": yes(c, "moe.jitter"), "shared": shared,
+        "groups": "best given" if "moe.group_best" in c.model else yes(c, "moe.groups"), "z": yes(c, "moe.z_coeff"), "jitter": yes(c, "moe.jitter"), "shared": shared,
         "every": "some blocks" if "moe.every" in c.model else "all blocks",
         "capacity": c.get("moe.drop", "probs") if "moe.capacity" in c.model else "none",
         "dispatcher": c.get("moe.dispatcher", "alltoall"), "overflow": c.get("moe.overflow", "stop"),
@@ -103,6 +113,8 @@ def stages_value(text):
     shares = text.split("|")
     if "m" in shares[-2:][0] and "m" not in shares[-1]:
         return "m apart"
+    if "" in shares:
+        return "empty"
     return "E or L alone" if shares[0] == "E" or shares[-1] == "L" else "given"
 
 
@@ -120,7 +132,9 @@ def layout_axes(c):
         axes["cp_cut"] = c.get("parallel.cp_cut", "zigzag")
     again = c.get("train.recompute", "none")
     return axes | {
-        "dp": str(c.dp), "zero": c.get("parallel.zero", "0"),
+        "dp": str(c.dp), "zero": c.get("parallel.zero", "0"), "zero_group": yes(c, "parallel.zero_group"),
+        "reshard": c.get("parallel.reshard", "auto"), "offload": yes(c, "train.offload"),
+        "states": c.get("optim.states", "device"),
         "chunks": c.get("parallel.vpp", str(max(1, stages // c.number("parallel.pp")))),
         "schedule": schedule, "split": YES[bool(split)], "stages": stages_value(c.get("parallel.layout")),
         "recompute": "several" if "," in again else again, "overlap_grad": yes(c, "parallel.overlap_grad"),
@@ -150,9 +164,14 @@ def training_axes(c):
     data = "stages" if "@" in train else "blend" if " " in train else "plain"
     data = "split" if "data.split" in c.model else "sets" if ":" in c.get("data.valid", "") else data
     return {
-        "mode": "upcycle" if "checkpoint.upcycle" in c.model else c.mode,
+        "class": c.published, "mode": "upcycle" if "checkpoint.upcycle" in c.model else c.mode,
         "batch": "ramp" if "*" in c.get("train.global_batch") else "one size",
         "micro_batch": micro if int(micro) <= 3 else "more", "data": data, "data.order": c.get("data.order", "keyed"),
+        "lr": c.get("optim.schedule"), "warmup": yes(c, "optim.warmup"),
+        "length": "tokens" if "train.tokens" in c.model else "steps",
+        "keep": "best" if "checkpoint.keep_best" in c.model else "newest", "tasks": yes(c, "train.eval_tasks"),
+        "max_logit": yes(c, "log.max_attention_logit"), "extra_shift": yes(c, "debug.extra_shift"),
+        "trace": YES["log.trace_every" in c.layout or "log.trace_steps" in c.layout],
         "mask_eod": yes(c, "data.mask_eod"), "reset_at_eod": yes(c, "data.reset_at_eod"), "clip": yes(c, "optim.clip"),
     }
 

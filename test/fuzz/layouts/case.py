@@ -13,6 +13,7 @@ class Case:
     model: dict  # what each run of the case is told
     layout: dict  # what the run on several ranks is told besides
     alone: dict = field(default_factory=dict)  # what that of one rank is told besides
+    published: str = "none"  # the class of transformers' that the model was drawn as
 
     def get(self, key, default=None):
         return self.layout.get(key, self.model.get(key, default))

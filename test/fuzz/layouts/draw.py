@@ -5,6 +5,7 @@ and src/pipeline/table.c, but as a way to make numbers that fit, never as a test
 """
 import random
 
+import published
 from case import Case
 
 RANKS_MAX = 8
@@ -248,7 +249,8 @@ class Draw:
         """Even shares, or a layout string."""
         stages = self.pp * self.chunks
         self.stages = None
-        if stages > 1 and (stages > 8 or self.chance(0.45)):
+        self.hollow = stages > 2 and self.chance(0.3)  # stages in the middle have no block
+        if stages > 1 and (self.hollow or stages > 8 or self.chance(0.45)):
             self.layers = self.rng.randint(1, min(8, stages + 2))
             self.stages = self.draw_stage_list(stages)
         else:
@@ -261,8 +263,9 @@ class Draw:
         if first >= last:
             first = 0
         counts = [0] * stages
+        full = [i for i in range(first, last) if i in (first, last - 1) or not self.hollow]
         for _ in range(self.layers):
-            counts[self.rng.randrange(first, last)] += 1
+            counts[self.rng.choice(full)] += 1
         texts = [self.times("t", n) for n in counts]
         texts[0] = "E" + texts[0]
         texts[-2 if apart else -1] += self.times("m", self.mtp)
@@ -294,6 +297,8 @@ class Draw:
         copies = self.dp * self.cp > 1
         zeros = (0, 1, 2) if self.schedule in ASYNC else (0, 1, 2, 3)
         put("parallel.zero", self.one(*zeros) if copies or self.chance(0.1) else 0, 0)
+        if "parallel.zero" in self.layout:
+            self.put_cut(put)
         put("parallel.overlap_grad", copies and self.chance(0.4), False)
         put("parallel.overlap_param", copies and "parallel.zero" in self.layout and self.chance(0.5), False)
         put("parallel.overlap_moe", self.overlap_moe, False)
@@ -301,15 +306,35 @@ class Draw:
         if self.pp == 1 or self.ep * self.etp in (1 if not self.experts_on else 0, self.tp * self.cp):
             put("parallel.order", self.one("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"), "tp-cp-ep-dp-pp")
         put("train.recompute", self.one("none", "none", "selective", "full", self.recomputed_in_part()), "none")
+        put("train.offload", self.rng.randint(1, self.layers) if self.slices == 1 and self.chance(0.25) else 0, 0)
+        put("optim.states", self.one("device", "device", "device", "host"), "device")
         put("checkpoint.async", self.chance(0.15), False)
-        put("debug.isa", self.one("auto", "auto", "auto", "avx2", "c"), "auto")
+        slow = self.ranks > 4 or self.precision == "fp8"  # (in plain C they take minutes)
+        put("debug.isa", self.one("auto", "auto", "auto", "avx2", "auto" if slow else "c"), "auto")
         threads = self.one(0, 0, 0, 2, 3)
         put("debug.threads", threads if self.ranks <= 4 else 0, 0)  # (8 ranks of 3 threads take minutes on two cores)
         put("debug.comm_check", self.ranks > 1 and self.chance(0.2), False)
         put("debug.comm_delay_ms", 1 if self.ranks > 1 and self.chance(0.05) else 0, 0)
         put("debug.poison", self.chance(0.2), False)
+        self.put_watching(put)
         if self.experts_on:
             self.put_experts_layout(put)
+
+    def put_cut(self, put):
+        """Over whom zero cuts, and when weights are given up."""
+        if self.layout["parallel.zero"] == "3":
+            put("parallel.reshard", self.one("auto", "always", "never"), "auto")
+        groups = [self.cp * d for d in divisors(self.dp)]
+        spread = self.ep * self.etp
+        groups = [g for g in groups if not self.experts_on or g * self.tp % spread == 0 or spread % (g * self.tp) == 0]
+        put("parallel.zero_group", self.rng.choice(groups) if groups and self.chance(0.5) else 0, 0)
+        put("parallel.bucket_mb", self.one(40, 40, 1), 40)
+
+    def put_watching(self, put):
+        put("log.tensorboard", self.chance(0.05), False)
+        if self.chance(0.1):
+            put(*self.one(("log.trace_every", 1), ("log.trace_steps", 2), ("log.trace_steps", "1-2")))
+            put("log.trace_ranks", self.one("", "all", "0"), "")
 
     def recomputed_in_part(self):
         """Several kinds, the last for the blocks of a stage behind those of the list."""
@@ -383,6 +408,7 @@ class Draw:
             put("kv_heads", self.kv_heads, self.heads)
             put("head_dim", self.head_dim)
             put("qk_norm", self.one("false", "false", "false", "true", "full"), "false")
+            put("attention_scale", self.one(0, 0, 0, 0.3), 0)
         self.put_position(put)
         windows = ["0", "9", "1", "5,0", "3*2,0"]
         window = self.rng.choice(windows[:3] if self.layers < 3 else windows)
@@ -412,12 +438,19 @@ class Draw:
             put("rope_dim", 2)
         scaling = self.one("none", "none", "none", "linear", "llama3", "yarn")
         put("rope_scaling", scaling, "none")
+        put("rope_base", self.one(10000, 10000, 500), 10000)
+        put("rope_base_local", self.one(0, 0, 100) if not self.mla else 0, 0)
         if scaling != "none":
             put("rope_factor", 2)
         if scaling in ("llama3", "yarn"):
             put("rope_original", 8)
-        if scaling == "yarn" and self.mla and self.chance(0.5):
-            put("rope_mscale_all", 1)
+            if self.chance(0.4):
+                put("rope_slow", self.one(1, 1.5))
+                put("rope_fast", self.one(3, 4.5))
+        if scaling == "yarn":
+            put("rope_mscale_all", self.one(0, 1) if self.mla else 0, 0)
+            put("rope_magnitude", self.one(0, 0, 1.5), 0)
+            put("rope_truncate", self.chance(0.7), True)
 
     def put_model(self):
         put = lambda key, value, default=None: self.put(self.model, "model." + key, value, default)
@@ -439,11 +472,18 @@ class Draw:
         put("norm", self.one("layernorm", "rmsnorm"))
         activation = self.one("gelu", "swiglu", "geglu", "clamped_swiglu")
         put("activation", activation)
+        put("norm_eps", self.one("1e-5", "1e-5", "1e-3"), "1e-5")
+        if self.model["model.position"] != "learned":
+            put("embed_scale", self.one(1, 1, 1, 4), 1)
+        put("final_softcap", self.one(0, 0, 0, 3), 0)
+        put("vocab", self.one(0, 0, 0, 0, 300, 2000), 0)
         if activation == "clamped_swiglu":
             put("activation_limit", 0.05)
         norms = self.one("pre", "pre", "pre", "both", "post")
         put("block_norms", norms, "pre")
         put("bias", norms == "pre" and self.chance(0.5))
+        biases = ["none"] + ["all"] * (norms == "pre") + ["qkv"] * (not self.mla)
+        put("attention_bias", self.rng.choice(biases) if self.chance(0.25) else "auto", "auto")
         put("tied", self.chance(0.5) and self.schedule not in ASYNC)
         put("dropout", self.one(0, 0, 0.1, 0.5), 0)
         put("attention_dropout", self.one(0, 0, 0.2), 0)
@@ -470,6 +510,8 @@ class Draw:
         put("balance", self.balance, "none")
         if self.balance == "bias" and self.slices == 1 and self.chance(0.3):
             put("aux_coeff", 0.05)
+        if self.balance == "bias":
+            put("bias_rate", self.one(0.001, 0.1), 0.001)
         put("unit", self.unit, 1)
         self.put_groups(put, experts)
         put("scale", self.one(1, 1, 2.5), 1)
@@ -494,6 +536,7 @@ class Draw:
             groups, most = self.rng.choice(fits)
             put("groups", groups)
             put("group_topk", most, 1)
+            put("group_best", self.rng.randint(1, experts // groups) if self.chance(0.4) else 0, 0)
 
     # ---- data and training
 
@@ -516,17 +559,49 @@ class Draw:
         ramp = self.schedule not in ASYNC and self.chance(0.15)
         G = self.global_batch
         put("train.global_batch", f"{G}*1,{2 * G}" if ramp and G <= 16 else G)
-        put("train.steps", 3 if self.mode == "resume" or self.chance(0.3) else 2)
+        steps = 3 if self.mode == "resume" or self.chance(0.3) else 2
+        put("train.steps", steps)
+        if not ramp and self.chance(0.15):
+            put("train.steps", 0)
+            put("train.tokens", steps * G * self.seq)
         put("train.eval_every", 2)
         put("train.eval_batches", self.one(0, 1, 2), 0)
-        put("optim.lr", "1e-2")
-        put("optim.schedule", self.one("constant", "cosine"))
+        put("train.eval_tasks", self.one("", "", "", "", "", "asked.jsonl"), "")
+        self.put_rate(put, steps)
+        self.put_kept(put)
+        put("log.every", self.one(1, 1, 1, 2) if self.exact else 1, 1)
+        put("log.max_attention_logit", self.chance(0.1), False)
+        put("debug.extra_shift", 30 if self.chance(0.08) else 0, 0)
         put("optim.clip", 0 if self.schedule in ASYNC else self.one(0, 1))
         self.put_optimizer()
         most = [d for d in divisors(G) if d % self.unit == 0 and d <= 8]
         self.put(self.alone, "train.micro_batch", self.rng.choice(most), 1)
         self.put_precision()
         put("run.reproducible", "layout" if self.exact else "run")
+
+    def put_rate(self, put, steps):
+        """Ends of warm-up and decay that a run of so many steps meets."""
+        put("optim.lr", "1e-2")
+        course = self.one("constant", "linear", "cosine", "wsd", "inverse_sqrt")
+        put("optim.schedule", course)
+        put("optim.min_lr", self.one("0", "1e-3"), "0")
+        put("optim.warmup", 1 if self.chance(0.4) else 0, 0)
+        end = self.one(0, 0, 2, 5)
+        put("optim.decay_steps", end, 0)
+        if course == "wsd":
+            put("optim.wsd_decay", self.one(0, 1, max(1, (end or steps) - 1)), 0)
+
+    def put_kept(self, put):
+        """Which checkpoints are saved, and which of them kept."""
+        put("checkpoint.keep", self.one(2, 2, 0, 1), 2)
+        if not self.chance(0.15):
+            return
+        put("checkpoint.every", 1)
+        put("train.eval_every", self.one(1, 2))
+        if "data.valid" in self.model or "data.split" in self.model:
+            put("checkpoint.keep_best", 1)
+            put("checkpoint.best_set", "two" if "two:" in self.model.get("data.valid", "") else "", "")
+        put("checkpoint.keep_every", self.one(0, 1, 2), 0)
 
     def put_optimizer(self):
         put = lambda key, value, default=None: self.put(self.model, "optim." + key, value, default)
@@ -535,6 +610,13 @@ class Draw:
         mup = name != "sgd" and self.chance(0.3)
         put("name", name, "adamw")
         put("mup_base", 24 if mup else 0, 0)
+        put("mup_head_dim", self.one(0, 4) if mup else 0, 0)
+        put("weight_decay", self.one(0.1, 0.1, 0, 0.5), 0.1)
+        put("beta1", self.one(0.9, 0.9, 0.5, 0), 0.9)
+        if name != "sgd":
+            put("beta2", self.one(0.95, 0.95, 0.9, 0), 0.95)
+        if name in ("adamw", "muon"):
+            put("eps", self.one("1e-8", "1e-8", "1e-4"), "1e-8")
         put("moments", "bf16" if name == "adamw" and self.chance(0.2) else "fp32", "fp32")
         if name == "muon":
             scales = ("match_rms_adamw", "spectral", "shape", "unit_rms_norm")
@@ -542,6 +624,7 @@ class Draw:
             put("muon_scale", "unit_rms_norm" if mup else self.rng.choice(scales), "match_rms_adamw")
             put("muon_coefficients", self.one("simple", "quintic", "polar_express", "deepseekv4"), "simple")
             put("muon_steps", self.one(0, 1, 2, 3), 0)
+            put("muon_momentum", self.one(0.95, 0.5), 0.95)
             put("muon_nesterov", self.chance(0.7), True)
             put("muon_router", "adamw" if self.chance(0.3) else "muon", "muon")
         if self.schedule not in ASYNC and "model.qk_norm" not in self.model and self.chance(0.4):
@@ -589,13 +672,14 @@ class Draw:
         self.draw_context()
         self.draw_attn_block()
         self.put_experts()
+        name = published.publish(self) if self.chance(0.3) else "none"
         self.put_data()
         self.put_training()
         self.put_layout()
         if self.mode == "load":
             self.model["checkpoint.load"] = "source"
             self.upcycle()
-        return Case(self.name, self.mode, self.dp, self.model, self.layout, self.alone)
+        return Case(self.name, self.mode, self.dp, self.model, self.layout, self.alone, name)
 
 
 def same_rows(case):

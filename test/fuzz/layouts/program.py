@@ -144,8 +144,9 @@ def checkpoint(folder):
     return state
 
 
-# ---- token files
+# ---- token files and questions
 
+GIVEN = ("[abc].*", "asked.jsonl")  # to each case
 WORDS = "ships tides harbours lamps of the and under seven grey birds wind over salt ropes".split()
 
 
@@ -162,3 +163,5 @@ def make_tokens(program, folder):
                             "--append-eod", "--split-blank-lines", "--force")
         if ended.status:
             raise SystemExit("layouts: no token files: " + ended.err)
+    (folder / "asked.jsonl").write_text("".join(json.dumps({"query": f"seven {WORDS[i]}", "choices": WORDS[i:i + 3], "gold": 1}) + "\n"
+                                                for i in range(5)))

@@ -11,6 +11,7 @@ import shutil
 
 import program as files
 from case import ini, words
+from left import Left
 
 
 class Finding(Exception):
@@ -29,13 +30,13 @@ def first_difference(a, b):
 
 
 def line_of(record):
-    """Which line of the metrics it is: of a step, or of an evaluation of a set."""
-    return record["step"], "loss" in record, record.get("valid")
+    """Which line of the metrics it is: of a step, or of an evaluation of a set or task."""
+    return record["step"], "loss" in record, record.get("valid"), record.get("task")
 
 
 def is_finite(record):
-    loss = record.get("loss", record.get("valid_loss"))
-    return loss is not None and math.isfinite(float(loss))
+    number = next((record[key] for key in ("loss", "valid_loss", "acc") if key in record), "nan")
+    return math.isfinite(float(number))
 
 
 class Trial:
@@ -43,14 +44,18 @@ class Trial:
 
     def __init__(self, program, case, folder, tokens):
         self.program, self.case, self.folder = program, case, pathlib.Path(folder)
-        self.commands = []
+        self.commands, self.exported = [], None
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        for f in pathlib.Path(tokens).glob("[abc].*"):
+        for f in [f for name in files.GIVEN for f in pathlib.Path(tokens).glob(name)]:
             (self.folder / f.name).symlink_to(f.resolve())
         (self.folder / "case.ini").write_text(ini(case.model))
 
     # ---- commands
+
+    @staticmethod
+    def finding(kind, text):
+        return Finding(kind, text)
 
     def command(self, *line, ranks=1):
         """One command of the case; it must end well."""
@@ -130,6 +135,17 @@ class Trial:
                             *words(self.case.layout))
         if not re.fullmatch(r"case\.ini: ok( on \d+ ranks?)?", said.out.strip()):
             raise Finding("config check warns", said.out.strip() + " " + said.err.strip())
+        self.left()
+
+    def left(self):
+        """What the runs left; with the same weights one rank's run generates the same text."""
+        run, one = {"eval": ("alone", None), "resume": ("there", "whole"), "repeat": ("many", None)}.get(
+            self.case.mode, ("many", "alone"))
+        of = Left(self, run, *((1, self.case.alone) if run == "alone" else (self.case.ranks, self.case.layout)))
+        text = of.go()
+        self.exported = of.exported
+        if one and text != Left(self, one, 1, self.case.alone).generate():
+            raise Finding("generated otherwise", f"{run}: {text!r}")
 
     def go_train(self):
         self.same(self.alone("alone"), self.many("many"))
@@ -147,7 +163,8 @@ class Trial:
         source = {k: v for k, v in self.case.model.items() if k not in ("checkpoint.upcycle", "checkpoint.load")}
         if "checkpoint.upcycle" in self.case.model:
             source = {k: v for k, v in source.items() if not k.startswith("moe.") and k != "run.fp8_experts"}
-        source |= {"run.seed": "4321", "train.steps": "1"}
+        source = {k: v for k, v in source.items() if k not in ("train.tokens", "optim.warmup", "optim.decay_steps", "optim.wsd_decay")}
+        source |= {"run.seed": "4321", "train.steps": "1", "optim.schedule": "constant"}
         (self.folder / "source.ini").write_text(ini(source))
         self.command("--config", "source.ini", "run.dir=source", *words(self.case.alone))
         alone, many = self.alone("alone"), self.many("many")
