@@ -584,7 +584,7 @@ class Draw:
         put("optim.lr", "1e-2")
         course = self.one("constant", "linear", "cosine", "wsd", "inverse_sqrt")
         put("optim.schedule", course)
-        put("optim.min_lr", self.one("0", "1e-3"), "0")
+        put(*self.one(("optim.min_lr", 0), ("optim.min_lr", "1e-3"), ("optim.min_lr_ratio", 0.2)), 0)
         put("optim.warmup", 1 if self.chance(0.4) else 0, 0)
         end = self.one(0, 0, 2, 5)
         put("optim.decay_steps", end, 0)
