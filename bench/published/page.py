@@ -3,8 +3,8 @@
 
   build/bench/bench_published --moves --fit | bench/published/page.py [--check]
 
-A table stands between "<!-- table NAME -->" and "<!-- end -->". With --check nothing is written, and a page that differs
-is an error.
+A table stands between "<!-- table NAME -->" and "<!-- end -->". With --check nothing is written, and a page that
+differs is an error.
 """
 import pathlib
 import sys
@@ -12,8 +12,8 @@ import sys
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "published.md"
 
 # the tables of bench_published, in its order
-NAMES = ["rows", "errors", "moves", "errors-unfitted", "errors-fitted", "errors-others", "simumax-rows", "errors-simumax",
-         "planned", "errors-planned", "memory", "errors-memory"]
+NAMES = ["rows", "errors", "moves", "errors-unfitted", "errors-fitted", "errors-others", "simumax-rows",
+         "errors-simumax", "planned", "errors-planned", "memory", "errors-memory"]
 
 # of the table "summary": which lines of which table, by which name
 SUMMARY = [("errors", "dense", "dense"), ("errors", "mixtures", "mixtures"), ("errors", "both", "both"),
