@@ -16,7 +16,8 @@
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
 #   make pictures   docs/architecture.svg, from the source
 #   make published  the tables of docs/published.md: predictions beside steps that others have published
-#   make install    the program, its manual and completion, launchers and configurations; PREFIX=/usr/local
+#   make install    the program, its manual, documents and completion, launchers and configurations; PREFIX=/usr/local,
+#                   DESTDIR=; make uninstall takes them away
 #   make cuda-12    compiles the CUDA backend by CUDA 12.4, the oldest that it is for (headers from PyPI, clang)
 #   make toys       the examples of docs/adding.md, added to a copy of the source and tried
 #   make figures    how easy the source is to change: edits for a key or an operation, circles, lengths
@@ -27,6 +28,7 @@
 # installs what is missing, else it names it and the command that installs it.
 
 .DEFAULT_GOAL := all
+comma   := ,
 BUILD   ?= build
 ifeq ($(origin CC),default)
 CC      := gcc
@@ -35,10 +37,15 @@ WARN    := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes
 OPT     ?= -O2 -g
 # no frame of src/ is larger, so that megatrain runs on a stack of 512 KiB (ulimit -s; base/heap.h)
 FRAMES  ?= -Wframe-larger-than=32768
-CFLAGS  := -std=gnu17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP $(WARN) $(EXTRA_CFLAGS)
+# HARDEN=0 leaves them out: guards of stacks and of the libraries' copies, and addresses that are bound before main. The
+# CPU's kernels, which read no foreign bytes, have none of them. FORTIFY wants an optimiser, and no sanitizer.
+HARDEN  ?= 1
+GUARDS  := $(if $(filter 1,$(HARDEN)),-fstack-protector-strong $(if $(findstring -fsanitize,$(EXTRA_CFLAGS)),,$(if \
+             $(filter -O1 -O2 -O3,$(OPT)),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2)))
+CFLAGS  := -std=gnu17 $(OPT) $(GUARDS) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP $(WARN) $(EXTRA_CFLAGS)
 CXX_SRC := $(sort $(wildcard src/*/*.cc))
-CXXFLAGS := -std=gnu++17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP -Wall -Wextra -Wshadow $(EXTRA_CFLAGS)
-LDFLAGS := -fopenmp $(EXTRA_LDFLAGS)
+CXXFLAGS := -std=gnu++17 $(OPT) $(GUARDS) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP -Wall -Wextra -Wshadow $(EXTRA_CFLAGS)
+LDFLAGS := -fopenmp $(if $(filter 1,$(HARDEN)),-Wl$(comma)-z$(comma)relro$(comma)-z$(comma)now) $(EXTRA_LDFLAGS)
 HOST_LIBS := -linih -lhwloc -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lgloo -lstdc++ -ldl -lpthread -lm
 LIBS    := $(HOST_LIBS)
 PREFIX  ?= /usr/local
@@ -84,9 +91,23 @@ OBJ       := $(filter-out $(BUILD)/src/comm/without_cuda.o,$(OBJ)) \
              $(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o)
 # (an rpath of the old kind: libraries in the bundle's lib/ find those that they need there, too)
 CUDA_LIBRARIES := $(call TOOLKIT,libraries)
-LIBS      += $(CUDA_LIBRARIES:%=-L%) -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib$(CUDA_LIBRARIES:%=:%)' -lcudart_static -lrt
+RPATH     := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib$(CUDA_LIBRARIES:%=:%)'
+# (installed: behind LD_LIBRARY_PATH, so that a module's library comes first)
+RUNPATH   := $(CUDA_LIBRARIES:%=-Wl,--enable-new-dtags,-rpath,%)
+LIBS      += $(CUDA_LIBRARIES:%=-L%) $(RPATH) -lcudart_static -lrt
 $(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
 endif
+# main.c alone knows the commit, so that no other object is built anew by each
+ifndef COMMIT
+COMMIT := $(shell scripts/commit.sh)
+endif
+$(BUILD)/main.o: CFLAGS += -DMEGATRAIN_COMMIT='"$(COMMIT)"'
+$(BUILD)/main.o: $(BUILD)/.commit-$(COMMIT)
+$(BUILD)/.commit-$(COMMIT):
+	@mkdir -p $(@D)
+	@rm -f $(BUILD)/.commit-*
+	@touch $@
+
 $(BUILD)/src/device/device.o: $(BUILD)/.cuda-$(CUDA) # the one file that knows; built anew when CUDA= changes
 $(BUILD)/.cuda-$(CUDA):
 	@mkdir -p $(@D)
@@ -161,7 +182,7 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(B
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all help deps deps-dev deps-launchers deps-hf demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint cuda-12 toys pictures published fmt figures hdr-check install clean
+.PHONY: all help deps deps-dev deps-launchers deps-hf demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint cuda-12 toys pictures published fmt figures hdr-check install uninstall clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
@@ -197,7 +218,7 @@ define CPU_RULE
 $(BUILD)/src/cpu/$(1)/%.o: src/cpu/%.c
 	@mkdir -p $$(@D)
 	@echo "  CC $$< ($(1))"
-	@$$(CC) $$(CFLAGS) $$($(1)_FLAGS) -DCPU_ISA=$(1) -DCPU_ISA_$(1) -c -o $$@ $$<
+	@$$(CC) $$(CFLAGS) $$($(1)_FLAGS) -fno-stack-protector -U_FORTIFY_SOURCE -DCPU_ISA=$(1) -DCPU_ISA_$(1) -c -o $$@ $$<
 endef
 $(foreach i,$(ISAS),$(eval $(call CPU_RULE,$(i))))
 
@@ -461,16 +482,37 @@ hdr-check:
 	    echo "#include \"$${h#src/}\"" | $(CC) $(CFLAGS) $$f -MF /dev/null -Wno-unused-function -DCPU_ISA=$$i -DCPU_ISA_$$i \
 	    -x c -fsyntax-only - || exit 1; done; done
 
+# what is installed, and from where; uninstall removes these files, and the folders that are then empty
+INSTALLED = $(DESTDIR)$(PREFIX)
+SHARED    = $(INSTALLED)/share/megatrain
+DOCUMENTS = $(INSTALLED)/share/doc/megatrain
+
+$(BUILD)/installed/megatrain: megatrain
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(LDFLAGS) -o $@ $(BUILD)/main.o $(BUILD)/libmegatrain.a $(subst $(RPATH),$(RUNPATH),$(LIBS))
+
 install: all
-	install -D megatrain $(DESTDIR)$(PREFIX)/bin/megatrain
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
-	./megatrain help --man >$(DESTDIR)$(PREFIX)/share/man/man1/megatrain.1
-	./megatrain help --bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/megatrain
-	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/megatrain/,config/devices scripts/slurm)
-	install -m 644 config/*.ini $(DESTDIR)$(PREFIX)/share/megatrain/config
-	install -m 644 config/devices/*.ini $(DESTDIR)$(PREFIX)/share/megatrain/config/devices
-	install scripts/launch.sh $(DESTDIR)$(PREFIX)/share/megatrain/scripts
-	install scripts/slurm/* $(DESTDIR)$(PREFIX)/share/megatrain/scripts/slurm
+	@$(MAKE) --no-print-directory $(BUILD)/installed/megatrain
+	install -D $(BUILD)/installed/megatrain "$(INSTALLED)/bin/megatrain"
+	install -d "$(INSTALLED)/share/man/man1" "$(INSTALLED)/share/bash-completion/completions"
+	./megatrain help --man >"$(INSTALLED)/share/man/man1/megatrain.1"
+	./megatrain help --bash >"$(INSTALLED)/share/bash-completion/completions/megatrain"
+	install -d "$(SHARED)/config/devices" "$(SHARED)/scripts/slurm" "$(DOCUMENTS)/docs"
+	install -m 644 config/*.ini "$(SHARED)/config"
+	install -m 644 config/devices/*.ini "$(SHARED)/config/devices"
+	install scripts/launch.sh "$(SHARED)/scripts"
+	install scripts/slurm/* "$(SHARED)/scripts/slurm"
+	install -m 644 README.md LICENSE "$(DOCUMENTS)"
+	install -m 644 docs/*.md docs/*.svg "$(DOCUMENTS)/docs"
+
+uninstall:
+	rm -f "$(INSTALLED)/bin/megatrain" "$(INSTALLED)/share/man/man1/megatrain.1"
+	rm -f "$(INSTALLED)/share/bash-completion/completions/megatrain"
+	for file in config/*.ini config/devices/*.ini scripts/launch.sh scripts/slurm/*; do rm -f "$(SHARED)/$$file"; done
+	for file in README.md LICENSE docs/*.md docs/*.svg; do rm -f "$(DOCUMENTS)/$$file"; done
+	for folder in config/devices config scripts/slurm scripts .; do rmdir "$(SHARED)/$$folder" 2>/dev/null || true; done
+	rmdir "$(DOCUMENTS)/docs" "$(DOCUMENTS)" "$(SHARED)" 2>/dev/null || true
 
 clean:
 	rm -rf $(BUILD) build-asan build-lint megatrain

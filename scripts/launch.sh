@@ -12,13 +12,15 @@
 # before the ranks had met) SIGTERM asks them to. The exit code is the verdict: the first documented one that a rank
 # gave, 128 + the signal only if none did. Ranks of a launcher that is killed take that for SIGTERM.
 set -u
-usage() { sed -n '2,5p' "$0" >&2; exit 2; }
+help() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; }
+usage() { help | head -3 >&2; exit 2; }
 n='' port=${MASTER_PORT:-}
 while [ $# -gt 0 ]; do
     case $1 in
         -n) n=${2:-}; shift 2 || usage ;;
         -p) port=${2:-}; shift 2 || usage ;;
         --) shift; break ;;
+        -h | --help) help; exit ;;
         -*) usage ;;
         *) break ;;
     esac
@@ -30,6 +32,12 @@ export MEGATRAIN_JOB=${MEGATRAIN_JOB:-launch.$$.$EPOCHREALTIME} # another one on
 MEGATRAIN_SECRET=$(od -An -N32 -v -tx1 /dev/urandom | tr -d ' \n')
 export MEGATRAIN_SECRET
 export MEGATRAIN_LAUNCHER_WORDS="${*:2}" # a mistake in them is every rank's, and rank 0 says it
+# The others leave it in this file, which has no name any more: where rank 0 made no such mistake we say it.
+if left=$(mktemp); then
+    exec {MEGATRAIN_LAUNCHER_LEFT}>>"$left" {left_by_ranks}<"$left"
+    rm -f "$left"
+    export MEGATRAIN_LAUNCHER_LEFT
+fi
 export MASTER_PORT=${port:-$((20000 + $$ % 20000))}
 
 pids=() ranks=() early=()
@@ -61,7 +69,7 @@ next_to_end() {
         read -rt 0.05 -u "$never"
     done
 }
-verdict=0 signalled=0 timer='' stage=0
+verdict=0 signalled=0 timer='' stage=0 code_of_0=0
 while [ ${#pids[@]} -gt 0 ]; do
     next_to_end
     if [ "$ended" = "$timer" ]; then
@@ -74,6 +82,7 @@ while [ ${#pids[@]} -gt 0 ]; do
     fi
     rank=${ranks[ended]}
     unset "pids[rank]"
+    [ "$rank" != 0 ] || code_of_0=$code
     if [ $code -gt 128 ] && [ $code -ne 130 ]; then
         [ $stage -gt 1 ] || echo "launch: rank $rank (pid $ended) was ended by SIG$(kill -l "$code")" >&2
         signalled=${signalled/#0/$code}
@@ -81,6 +90,9 @@ while [ ${#pids[@]} -gt 0 ]; do
     if [ $code -ne 0 ] && [ $code -ne 75 ] && [ -z "$timer" ] && [ $stage -eq 0 ]; then grace 4; fi
 done
 [ -n "$timer" ] && kill "$timer" 2>/dev/null
+if [ $code_of_0 -ne 2 ] && [ -n "${MEGATRAIN_LAUNCHER_LEFT:-}" ]; then
+    awk '/^megatrain: error/ && n++ { exit } 1' <&"$left_by_ranks" >&2
+fi
 [ $verdict -ne 0 ] && exit $verdict
 [ "$signalled" -eq 0 ] || echo "launch: no rank was left to say more; a start anew goes on from the newest checkpoint" >&2
 exit "$signalled"

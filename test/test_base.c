@@ -395,6 +395,22 @@ TEST(file_append_goes_on)
     free(text);
 }
 
+TEST(file_append_goes_on_where_it_was_cut)
+{
+    FileWriter w;
+    char *text;
+    int64_t n;
+    const char *path = in_temp("cut");
+    OK(file_append(path, &w));
+    OK(file_write(&w, "an old line\n", 12));
+    CHECK(truncate(path, 0) == 0);
+    OK(file_write_or_undo(&w, "a new one\n", 10));
+    OK(file_sync_close(&w));
+    OK(file_read_all(path, 100, &text, &n));
+    CHECK_MSG(n == 10 && strcmp(text, "a new one\n") == 0, "%lld bytes", (long long)n);
+    free(text);
+}
+
 static const struct statvfs *claimed; /* by every file system */
 
 /* In place of the library's. */

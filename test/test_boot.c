@@ -43,6 +43,7 @@ static const Case cases[] = {
     { "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_PORT=500", "environment", 1, 2, 1, 2, "127.0.0.1",
       500, true, 0 },
     { "RANK=1 WORLD_SIZE=2 MASTER_ADDR=n0", "environment", 1, 2, -1, -1, "n0", 29500, false, 0 },
+    { "RANK=1 WORLD_SIZE=2 MASTER_ADDR=[::1]", "environment", 1, 2, 1, 2, "::1", 29500, false, 0 },
     /* torchrun, whose agent may sit on MASTER_PORT */
     { TORCH, "torchrun", 3, 8, 1, 2, "n0", 4000, true, 0 },
     { TORCH "TORCHELASTIC_USE_AGENT_STORE=False", "torchrun", 3, 8, 1, 2, "n0", 4000, true, 0 },
@@ -125,6 +126,25 @@ static const struct {
     { "SLURM_STEP_ID=0 SLURM_JOB_ID=1 SLURM_STEP_NUM_TASKS=2", "SLURM_PROCID is not" },
     { STEP "SLURM_STEP_NUM_NODES=2", "no MASTER_ADDR" },
 };
+
+TEST(slurm_tasks_that_srun_did_not_start)
+{
+    static const struct {
+        const char *env;
+        int tasks;
+    } all[] = { { "SLURM_JOB_ID=77 SLURM_NTASKS=2", 2 },
+                { "SLURM_JOB_ID=77 SLURM_NTASKS=2 SLURM_PROCID=0", 2 }, /* a batch script */
+                { "SLURM_JOB_ID=77", 0 },
+                { "SLURM_NTASKS=2", 0 },
+                { "SLURM_JOB_ID=77 SLURM_NTASKS=x", 0 },
+                { STEP "SLURM_NTASKS=3 MASTER_ADDR=n0", 0 },
+                { OMPI "OMPI_COMM_WORLD_LOCAL_SIZE=4 SLURM_JOB_ID=77 SLURM_NTASKS=4", 0 } };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        Boot b;
+        OK(boot_read(&b, get, (void *)all[i].env));
+        CHECK_MSG(b.job_tasks == all[i].tasks, "%s: %d", all[i].env, b.job_tasks);
+    }
+}
 
 TEST(one_clear_error)
 {

@@ -50,7 +50,7 @@ for w in "tokenizer --help" "help tokenizer"; do # half of a name
     says out "^usage: megatrain tokenizer train"
 done
 run 0 --version
-for w in '^megatrain [0-9]' '^compiler' '^backends .*cpu' '^libraries .*Jansson [0-9].*PCRE2 [0-9].*utf8proc [0-9]'; do says out "$w"; done
+for w in '^megatrain [0-9]' '^commit +([0-9a-f]{12}( with changes)?|unknown)$' '^binary +[0-9a-f]{8}$' '^compiler' '^backends .*cpu' '^libraries .*Jansson [0-9].*PCRE2 [0-9].*utf8proc [0-9]'; do says out "$w"; done
 run 2
 check "no words: the help goes to stderr" test ! -s "$dir/out" -a -s "$dir/err"
 
@@ -235,6 +235,10 @@ check "all of it: $(diff <(cut -d' ' -f2- "$log") "$dir/err" | head -3)" cmp -s 
 check "the configuration of the start" cmp -s <(tail -n +2 "$dir/runs/tiny/starts/1.ini") "$dir/runs/tiny/config.ini"
 check "and its place" grep -qE "^; start 1, 20[0-9-]{8}T[0-9:]{8}Z, from step 0, megatrain " "$dir/runs/tiny/starts/1.ini"
 run 0 --config tiny.ini train.steps=7
+binary=$("$mt" --version | sed -n 's/^binary *//p')
+says runs/tiny/starts/1.ini "^; start 1, .*, megatrain [0-9.]*, commit .*, binary $binary, host '.*', .*, one process$"
+run 0 inspect runs/tiny
+says out "^format  *[0-9]+, written by [0-9.]+, commit .*, binary $binary$"
 check "a second start has its own" grep -q "^; start 2, .*, from step 6, " "$dir/runs/tiny/starts/2.ini"
 check "the first one's is still there" grep -q "^steps = 6" "$dir/runs/tiny/starts/1.ini"
 check "the log goes on" grep -qE "Z step 7/7 " "$log"
@@ -274,6 +278,15 @@ refused 2 "optim.lrr" eval --run runs/tiny optim.lrr=1
 launch=$PWD/scripts/launch.sh
 (cd "$dir" && "$launch" -n 2 -- "$mt" eval --run runs/tiny --step 3 parallel.tp=2 train.micro_batch=1 >two 2>err)
 check "eval --run on two ranks" cmp -s "$dir/two" "$dir/eval3"
+(cd "$dir" && mkdir -p elsewhere && mt=$mt "$launch" -n 2 -- bash -c '[ $RANK = 0 ] || cd elsewhere; exec "$mt" --config tiny.ini run.dir=left' >out 2>err)
+check "rank 1 does not find its configuration: exit $?" test $? -eq 2
+says err '^megatrain: error .configuration.: rank 1: .*tiny.ini'
+check "and that is the only error" test "$(grep -c '^megatrain: error' "$dir/err")" -eq 1
+"$launch" --help >"$dir/out" 2>"$dir/err"
+check "launch.sh --help: exit $?" test $? -eq 0 -a ! -s "$dir/err"
+says out '^  *scripts/launch.sh -n N'
+SLURM_JOB_ID=7 SLURM_NTASKS=2 run 0 eval --run runs/tiny --step 3
+says err 'warning.*the Slurm job has 2 tasks: srun'
 for p in runs/tiny runs/tiny/checkpoints/step-00000003; do run 0 inspect $p; says out "checksums +every byte"; done
 for p in data/tiny data/tiny.idx data/tiny.bin; do run 0 inspect $p; says out "^documents 1$"; done
 run 0 preprocess --input "$text" --tokenizer byte --output data/odd.bin # writes data/odd.bin.bin

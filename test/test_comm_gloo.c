@@ -544,7 +544,7 @@ static Err connect_with(int rank, int strangers, int more, double timeout_s)
     char addresses[2][MESH_ADDRESS_BYTES];
     int fds[2] = { 0 }, calls[MOST], port;
     Mesh *m;
-    OK(mesh_open(rank, 2, "127.0.0.1", "a secret of tests", &m));
+    OK(mesh_open(rank, 2, (MeshPlace){ "127.0.0.1" }, "a secret of tests", &m));
     for (int p = 0; p < 2; p++) mesh_address(m, addresses[p]);
     CHECK(sscanf(addresses[0], "127.0.0.1 %d", &port) == 1);
     for (int i = 0; i < strangers; i++) calls[i] = net_connect("127.0.0.1", port);
@@ -565,6 +565,23 @@ static void without_descriptors(int rank, int size, void *arg)
     FAILS(connect_with(1, 0, 0, 600), ERR_RENDEZVOUS, "rank 1 has no file descriptor left for its connection to rank 0");
     /* what a stranger has comes back */
     FAILS(connect_with(0, 2, 1, 0.2), ERR_RENDEZVOUS, "rank 0 and rank 1 do not connect in 0.2 s");
+}
+
+/* The first port is ours: the second is taken, or a later one if somebody has that, too. */
+TEST(data_ports)
+{
+    const int ours = net_listen_on("127.0.0.1", 0), port = net_local_port(ours);
+    char address[MESH_ADDRESS_BYTES];
+    int got = 0;
+    Mesh *m;
+    OK(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 1 }, "a secret of tests", &m));
+    mesh_address(m, address);
+    mesh_close(m);
+    CHECK_MSG(sscanf(address, "127.0.0.1 %d", &got) == 1 && got > port && got < port + MESH_PORTS, "%d, not above %d", got,
+              port);
+    FAILS(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 0 }, "a secret of tests", &m), ERR_RENDEZVOUS,
+          "of this rank are all taken");
+    close(ours);
 }
 
 TEST(without_descriptors) { fork_ranks(without_descriptors, 1, NULL, -1, CASE_S); }

@@ -32,6 +32,13 @@ if command -v man >/dev/null; then
     while IFS=: read -r c o; do check "the manual has no $o of $c" grep -qE "^ +$o( |$)" man.txt; done <options.txt
     while read -r k; do check "the manual has no $k" grep -qE "^ +${k//./\\.}( |$)" man.txt; done <keys.txt
     for s in 0 2 3 4 5 6 7 8 9 10 75; do check "the manual has no status $s" grep -qE "^ +$s +[a-z]" man.txt; done
+    # every variable that the program reads, but those of tests, of launch.sh, and the shell's PATH
+    sed -n '/^ENVIRONMENT/,/^FILES/p' man.txt >environment.txt
+    variables=$({ grep -rhoE 'getenv\("[A-Z_]+' "$root"/src "$root"/cuda
+        grep -oE '(value_of|have|number|need)\(e, "[A-Z_]+' "$root/src/boot/boot.c"; } | sed 's/.*"//' | sort -u |
+        grep -vE '^(PATH|MEGATRAIN_(LAUNCHER_.*|.*_FAULT)|(SLURM|OMPI|PMI|PMIX|MPI|TORCHELASTIC)_.*)$')
+    check "variables: $(wc -w <<<"$variables")" [ "$(wc -w <<<"$variables")" -ge 12 ]
+    for v in $variables; do check "the manual has no $v" grep -qw "$v" environment.txt; done
     check "hyphens are hyphens" grep -q -- "--append-eod" man.txt
 else skip "the manual: no man"; fi
 if command -v mandoc >/dev/null; then

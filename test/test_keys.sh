@@ -141,6 +141,7 @@ parallel.overlap_moe       | true         | same memory | RANKS=2 moe.experts=4 
 parallel.auto              | true         | refused 2 doctor --calibrate
 parallel.auto_device       | h100         | refused 2 nothing is planned
 parallel.staged            | true         | refused 2 only device=cuda
+parallel.data_port         | 28000        | same data ports from 28000 on | RANKS=2
 parallel.timeout_s         | 1            | refused 10 waited 1 s | ALONE
 parallel.freeze_s          | 5            | same frozen after 5 s | RANKS=2
 parallel.stall_s           | 5            | same hung after 5 s | RANKS=2

@@ -176,9 +176,15 @@ if command -v mpirun >/dev/null; then
 fi
 
 # the batch scripts, as `make install` puts them, from the folder of the configuration
-installed=$work/prefix/share/megatrain
-make -s -C "$root" install PREFIX="$work/prefix" >install.log 2>&1 && [ -x "$work/prefix/bin/megatrain" ] ||
+prefix="$work/pre fix" installed="$work/pre fix/share/megatrain"
+make -s -C "$root" install PREFIX="$prefix" >install.log 2>&1 && [ -x "$prefix/bin/megatrain" ] ||
     { bad "make install: $(tail -3 install.log)"; finish; }
+for file in README.md LICENSE docs/ranks.md docs/architecture.svg; do
+    check "make install: no $file" [ -s "$prefix/share/doc/megatrain/$file" ]
+done
+dynamic=$(readelf -dW "$prefix/bin/megatrain")
+check "what is installed binds late" grep -q BIND_NOW <<<"$dynamic"
+check "what is installed looks for libraries by RPATH" bash -c '! grep -q "(RPATH)"' <<<"$dynamic"
 # NOTE=FILE: the first time rank 1, of an array's last task, notes its pid there, and stands still before step 3.
 # TOLD=FILE: what the ranks were told.
 cat >megatrain <<EOI
@@ -278,4 +284,7 @@ check "--time=3: $(field JobState) after $(field Restarts) restarts, exit $(fiel
     [ "$(field JobState) $(field Restarts) $(field ExitCode)" = 'FAILED 0 75:0' ]
 check "--time=3: $(tail -1 "$work/short.err")" grep -q 'of 180 s lay behind --signal in 3 attempts' "$work/short.err"
 check "--time=3: not said at the start" grep -q 'time limit of 180 s is not above the 600 s' "$work/short.err"
+rm "$installed/scripts/slurm/site.sbatch"
+make -s -C "$root" uninstall PREFIX="$prefix" >>install.log 2>&1
+check "make uninstall leaves $(find "$prefix" -type f | head -3)" [ -z "$(find "$prefix" -type f)" ]
 finish

@@ -137,7 +137,8 @@ Err err_prefix(Err err, const char *fmt, ...)
     va_end(args);
     plain_make(draft, PLAIN_LINE);
     strncat(draft, ": ", sizeof draft - strlen(draft) - 1);
-    strncat(draft, record.message, sizeof draft - strlen(draft) - 1);
+    const size_t used = strlen(draft);
+    snprintf(draft + used, sizeof draft - used, "%s", record.message);
     memcpy(record.message, draft, strlen(draft) + 1);
     return err;
 }

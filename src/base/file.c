@@ -309,16 +309,21 @@ Err file_create_beside(const char *path, FileWriter *out)
     }
 }
 
+/* Somebody who turns logs over may have cut the file. */
+static Err find_end(FileWriter *w)
+{
+    struct stat st;
+    if (fstat(w->fd, &st) != 0) return io_error("stat", w->path);
+    w->written_bytes = st.st_size;
+    return ERR_OK;
+}
+
 Err file_append(const char *path, FileWriter *out)
 {
-    TRY(writer_open(path, O_CREAT, out));
-    struct stat st;
-    if (fstat(out->fd, &st) == 0) {
-        out->written_bytes = st.st_size;
-        return ERR_OK;
-    }
-    Err err = io_error("stat", path);
-    writer_release(out);
+    TRY(writer_open(path, O_CREAT | O_APPEND, out));
+    out->appends = true;
+    const Err err = find_end(out);
+    if (err) writer_release(out);
     return err;
 }
 
@@ -380,6 +385,7 @@ Err file_write_at(FileWriter *w, int64_t offset, const void *data, int64_t size_
 
 Err file_write(FileWriter *w, const void *data, int64_t size_bytes)
 {
+    if (w->appends && !w->failed) TRY(find_end(w));
     return file_write_at(w, w->written_bytes, data, size_bytes);
 }
 

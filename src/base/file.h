@@ -20,7 +20,7 @@ typedef struct {
     int fd;
     char path[PATH_MAX]; /* not allocated: training writes files too */
     int64_t written_bytes;
-    bool failed;
+    bool failed, appends; /* appends: at the end of the file, wherever somebody else has cut it to */
 } FileWriter;
 
 /* A new file, which nobody else has open, in place of a file or a link that has the name. */

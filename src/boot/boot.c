@@ -174,6 +174,15 @@ static Err read_slurm(Env *e, Boot *b)
     return ERR_OK;
 }
 
+/* salloc, or a batch script: the tasks are there for srun to start. */
+static int tasks_without_step(const Env *e)
+{
+    const char *tasks = value_of(e, "SLURM_NTASKS");
+    if (!have(e, "SLURM_JOB_ID") || !tasks) return 0;
+    const long n = strtol(tasks, NULL, 10);
+    return n > 0 && n <= RANKS_MAX ? (int)n : 0;
+}
+
 /* srun --mpi=pmi2 sets PMI_*, too; Slurm's variables then say more. Hydra's proxies, started by srun, have others. */
 static bool pmi_is_slurms(const Env *e)
 {
@@ -194,6 +203,7 @@ static Err read_launcher(Env *e, Boot *b)
     if (have(e, "SLURM_STEP_ID")) return read_slurm(e, b);
     b->launcher = "none";
     b->local_rank = 0;
+    b->job_tasks = tasks_without_step(e);
     return ERR_OK;
 }
 
@@ -215,12 +225,20 @@ static bool is_loopback(const char *addr)
     return !strcmp(addr, "localhost") || !strncmp(addr, "127.", 4) || !strcmp(addr, "::1");
 }
 
+/* As in a URL, "[::1]" is the address ::1. */
+static void copy_address(const char *text, char *out)
+{
+    const size_t n = strlen(text);
+    const bool brackets = n > 2 && text[0] == '[' && text[n - 1] == ']';
+    sprintf(out, "%.*s", (int)(brackets ? n - 2 : n), text + brackets);
+}
+
 static Err read_address(const Env *e, Boot *b)
 {
     const char *addr = value_of(e, "MASTER_ADDR");
     if (addr && strlen(addr) >= sizeof b->addr)
         return err_set(ERR_CONFIG, "environment: MASTER_ADDR is too long");
-    if (addr) strcpy(b->addr, addr);
+    if (addr) copy_address(addr, b->addr);
     if (b->size == 1) b->local_size = 1;
     bool one_node = b->local_size == b->size;
     if (!*b->addr && one_node) strcpy(b->addr, "127.0.0.1");

@@ -284,9 +284,9 @@ static struct addrinfo *numeric(const char *address, int port)
     return list;
 }
 
-int net_listen_on(const char *address)
+int net_listen_on(const char *address, int port)
 {
-    struct addrinfo *a = numeric(address, 0);
+    struct addrinfo *a = numeric(address, port);
     if (!a) return -1;
     int fd = listen_on(a->ai_family, a->ai_addr, a->ai_addrlen, false), why = errno;
     freeaddrinfo(a);

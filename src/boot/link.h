@@ -105,8 +105,9 @@ int link_thread(pthread_t *thread, void *(*run)(void *), void *arg);
  * the port is in use, and if not, errno says why. */
 int net_listen(int port, bool loopback_only, bool *taken);
 
-/* Listens on a free port of this numeric address. -1: it failed, see errno; EINVAL: the address is not numeric. */
-int net_listen_on(const char *address);
+/* Listens on this port of this numeric address; 0: a free one. -1: it failed, see errno; EINVAL: the address is not
+ * numeric. */
+int net_listen_on(const char *address, int port);
 /* Begins to connect to a numeric address. When the descriptor is writable, it is connected or has an error
  * (net_connected). -1: it failed, see errno. */
 int net_connect(const char *address, int port);

@@ -8,9 +8,9 @@
 
 #include "base/file.h"
 #include "base/heap.h"
+#include "base/identity.h"
 #include "base/log.h"
 #include "base/processors.h"
-#include "base/version.h"
 #include "ckpt/values.h"
 #include "cli/command.h"
 #include "cli/memory_arg.h"
@@ -171,7 +171,7 @@ static Err import(Model *m)
                             .seq_blocks = m->spec.seq_blocks,
                             .attn_block = m->spec.attn_block,
                             .reproducible = m->spec.exact ? "layout" : "run",
-                            .program = MEGATRAIN_VERSION,
+                            .program = identity_program(),
                             .config = text,
                             .data = data,
                             .overrides = "" };

@@ -46,6 +46,10 @@ static Err begin(Boot *boot)
     log_set_rank(boot->rank, boot->size);
     fault_init(boot->rank);
     if (boot->rank) log_set_level(LOG_WARN);
+    if (boot->job_tasks > 1)
+        log_warn("one rank alone, though the Slurm job has %d tasks: srun starts a rank for each (srun "
+                 "megatrain ...)",
+                 boot->job_tasks);
     if (boot->size > 1) device_cuda_for_several();
     return ERR_OK;
 }

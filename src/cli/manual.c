@@ -123,6 +123,51 @@ static void put_status(FILE *out, int status)
     if (any) fputc('\n', out);
 }
 
+/* What an environment tells a run; the variables of tests are not told (test_help.sh has the list of those). */
+static void put_environment(FILE *out)
+{
+    static const struct {
+        const char *names, *text;
+    } all[] = {
+        { "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE",
+          "which rank this process is, as torchrun and scripts/launch.sh set it; mpirun's, mpiexec's and "
+          "srun's own "
+          "variables do as well" },
+        { "MASTER_ADDR, MASTER_PORT", "rank 0's host, by a name or a number that all hosts reach, and the "
+                                      "first of 16 ports where the ranks meet" },
+        { "MEGATRAIN_SECRET",
+          "16 to 255 bytes by which the ranks of a start know each other; without it rank 0 leaves a "
+          "secret in the run's folder" },
+        { "MEGATRAIN_JOB",
+          "a name of the job, where the launcher has none: two jobs on one port are told apart by it" },
+        { "OMP_NUM_THREADS",
+          "threads of a rank; debug.threads comes first, none: its share of the processors" },
+        { "OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY", "bind threads; run.bind then binds no rank" },
+        { "OMP_WAIT_POLICY, GOMP_SPINCOUNT",
+          "how long waiting threads spin; where neither is set megatrain sets the latter for itself" },
+        { "CUDA_VISIBLE_DEVICES", "the GPUs that there are for a rank" },
+        { "NCCL_HOME", "the folder of the NCCL to load; NCCL's own variables (NCCL_SOCKET_IFNAME, "
+                       "NCCL_IB_HCA, NCCL_DEBUG, "
+                       "...) hold as well" },
+        { "NCCL_ALGO, NCCL_NVLS_ENABLE, NCCL_COMM_ID",
+          "refused where they would change sums, or leave the ranks' own meeting" },
+        { "HOME", "what a path that begins with ~ means" },
+        { "LD_LIBRARY_PATH", "where CUDA's libraries and NCCL are looked for" },
+        { "TMPDIR", "of scripts/launch.sh: a folder for a file that it removes at once" },
+        { "NO_COLOR, TERM", "NO_COLOR set or TERM=dumb: log lines without colours (log.color)" },
+        { "MEGATRAIN, MEGATRAIN_HOME, RUN_DIR, SRUN_ARGS, NET_SUFFIX",
+          "of the batch scripts in scripts/slurm, which describe them" },
+    };
+    fprintf(out, ".SH ENVIRONMENT\n");
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        fprintf(out, ".TP\n");
+        put_bold(out, all[i].names);
+        fputc('\n', out);
+        put_plain(out, all[i].text);
+        fputc('\n', out);
+    }
+}
+
 void manual_print(FILE *out)
 {
     int count;
@@ -149,6 +194,7 @@ void manual_print(FILE *out)
     fprintf(out, ".SH EXIT STATUS\n"
                  "One line on stderr names what failed, where and why, and a hint what to do.\n");
     for (int status = 0; status < 256; status++) put_status(out, status);
+    put_environment(out);
     fprintf(out, ".SH FILES\nA run leaves in its folder (\\fBrun.dir\\fR, runs/NAME):\n"
                  ".TP\n.B config.ini\nthe resolved configuration\n"
                  ".TP\n.B starts/N.ini\nthat of the N\\-th start\n"

@@ -1,6 +1,7 @@
 /* --version, and the lines about libraries that doctor prints too. */
 #include <gnu/libc-version.h>
 
+#include "base/identity.h"
 #include "base/json.h"
 #include "base/version.h"
 #include "cli/command.h"
@@ -11,7 +12,10 @@
 void version_print(FILE *out)
 {
     char libraries[LIBRARIES_BYTES];
-    fprintf(out, "megatrain %s\n", MEGATRAIN_VERSION);
+    uint32_t crc;
+    fprintf(out, "megatrain %s\ncommit     %s\n", MEGATRAIN_VERSION, identity_commit());
+    if (!identity_binary(&crc)) fprintf(out, "binary     %08x\n", crc);
+    else fprintf(out, "binary     unknown (%s)\n", err_message());
     fprintf(out, "compiler   gcc %s, OpenMP %d\n", __VERSION__, _OPENMP);
     fprintf(out, "backends   cpu (");
     for (int isa = ISA_AVX512; isa < ISA_COUNT; isa++)

@@ -300,7 +300,7 @@ Err connect_all(GlooWorld *w, const GlooOptions &o)
     Sockets sockets(w->size);
     Addresses addresses((size_t)w->size);
     Mesh *mesh;
-    TRY(mesh_open(w->rank, w->size, o.address, o.secret, &mesh));
+    TRY(mesh_open(w->rank, w->size, { o.address, o.port, o.port_step }, o.secret, &mesh));
     std::unique_ptr<Mesh, decltype(&mesh_close)> closing(mesh, mesh_close);
     mesh_address(mesh, addresses[w->rank].data());
     TRY(exchange_addresses(w, o.store, o.timeout_s, &addresses));

@@ -39,7 +39,8 @@ typedef struct {
     const char *secret;  /* what all ranks of the run know (boot/secret.h) */
     double timeout_s;    /* limits connecting, and each later wait for a peer */
     GlooStore store;
-    int delay_ms; /* every completion is held back that long (a test that nothing depends on timing) */
+    int delay_ms;        /* every completion is held back that long (a test that nothing depends on timing) */
+    int port, port_step; /* as MeshPlace */
 } GlooOptions;
 
 /*

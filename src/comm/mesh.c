@@ -51,25 +51,44 @@ struct Mesh {
     int exhausted;    /* errno where no descriptor was left and none can come back; 0 */
 };
 
-Err mesh_open(int rank, int size, const char *address, const char *secret, Mesh **out)
+/* -1: it failed, see errno. */
+static int listen_at(MeshPlace place)
+{
+    int fd = -1;
+    for (int i = 0; fd < 0 && i < MESH_PORTS; i++) {
+        fd = net_listen_on(place.address, place.port + i * place.step);
+        if (fd < 0 && (errno != EADDRINUSE || !place.port)) return -1;
+    }
+    return fd;
+}
+
+static Err no_listener(MeshPlace place)
+{
+    if (errno == EINVAL)
+        return err_set(ERR_CONFIG, "address '%s' of this rank is not numeric", place.address);
+    if (errno != EADDRINUSE || !place.port)
+        return err_set(ERR_CONFIG, "cannot listen on address '%s': %s", place.address, strerror(errno));
+    err_set(ERR_RENDEZVOUS, "the %d data ports %d, %d, ... %d of this rank are all taken", MESH_PORTS,
+            place.port, place.port + place.step, place.port + (MESH_PORTS - 1) * place.step);
+    return err_hint("give another parallel.data_port, or 0 for any free port");
+}
+
+Err mesh_open(int rank, int size, MeshPlace place, const char *secret, Mesh **out)
 {
     Mesh *m = calloc(1, sizeof *m);
     if (!m) return err_set(ERR_MEMORY, "no memory for connections of %d ranks", size);
-    *m = (Mesh){
-        .rank = rank, .size = size, .key = greet_key(secret, "data"), .listener = net_listen_on(address)
-    };
+    *m = (Mesh){ .rank = rank, .size = size, .key = greet_key(secret, "data"), .listener = listen_at(place) };
+    if (m->listener < 0) {
+        const Err err = no_listener(place);
+        mesh_close(m);
+        return err;
+    }
     m->capacity = size + STRANGERS_MAX;
     m->ends = calloc((size_t)m->capacity, sizeof *m->ends);
     m->polls = calloc((size_t)m->capacity + 1, sizeof *m->polls);
     m->call_at = calloc((size_t)size, sizeof *m->call_at);
-    Err err = ERR_OK;
-    if (m->listener < 0 && errno == EINVAL)
-        err = err_set(ERR_CONFIG, "address '%s' of this rank is not numeric", address);
-    else if (m->listener < 0)
-        err = err_set(ERR_CONFIG, "cannot listen on address '%s': %s", address, strerror(errno));
-    else if (!m->ends || !m->polls || !m->call_at)
-        err = err_set(ERR_MEMORY, "no memory for connections of %d ranks", size);
-    if (err) return mesh_close(m), err;
+    if (!m->ends || !m->polls || !m->call_at)
+        return mesh_close(m), err_set(ERR_MEMORY, "no memory for connections of %d ranks", size);
     m->port = net_local_port(m->listener);
     *out = m;
     return ERR_OK;

@@ -12,8 +12,16 @@ enum { MESH_ADDRESS_BYTES = 64 };
 
 typedef struct Mesh Mesh;
 
-/* Listens on this numeric address of this host. ERR_CONFIG: it is not numeric, or not of this host. */
-Err mesh_open(int rank, int size, const char *address, const char *secret, Mesh **out);
+/* Where a rank listens: a numeric address of this host, and the first free port of MESH_PORTS: port, port + step, ...,
+ * where step is how many ranks the host has. Port 0: any. */
+enum { MESH_PORTS = 16 };
+typedef struct {
+    const char *address;
+    int port, step;
+} MeshPlace;
+
+/* ERR_CONFIG: the address is not numeric, or not of this host. ERR_RENDEZVOUS: all of its ports are taken. */
+Err mesh_open(int rank, int size, MeshPlace place, const char *secret, Mesh **out);
 /* Where the others reach this rank: "10.1.2.3 40123", the rest of it zeros. */
 void mesh_address(const Mesh *m, char out[MESH_ADDRESS_BYTES]);
 /* Collective. fds[p]: the connection to rank p, non-blocking, which the caller owns; -1 for this rank and after an

@@ -7,8 +7,8 @@
 #include <time.h>
 
 #include "base/file.h"
+#include "base/identity.h"
 #include "base/log.h"
-#include "base/version.h"
 
 enum { TOKENIZER_MAX_BYTES = 1 << 30, STARTS_MAX = 1000000 };
 
@@ -21,17 +21,18 @@ static Err path_of(char out[PATH_MAX], const char *folder, const char *name)
 /* ---- starts ---- */
 
 /* The configuration behind a line that says of which start it is. */
-static Err write_start(const char *path, int number, const char *config_text, int64_t step)
+static Err write_start(const char *path, int number, const char *config_text, int64_t step, const char *job)
 {
-    char date[32], *text = NULL;
+    char date[32], machine[IDENTITY_MACHINE_BYTES], *text = NULL;
     size_t size = 0;
     struct tm t;
     const time_t now = time(NULL);
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &t));
     FILE *f = open_memstream(&text, &size);
     if (!f) return err_set(ERR_MEMORY, "no memory for the configuration");
-    fprintf(f, "; start %d, %s, from step %lld, megatrain %s\n%s", number, date, (long long)step,
-            MEGATRAIN_VERSION, config_text);
+    identity_machine(machine);
+    fprintf(f, "; start %d, %s, from step %lld, megatrain %s, %s, %s\n%s", number, date, (long long)step,
+            identity_program(), machine, job, config_text);
     const bool whole = !ferror(f);
     Err err = fclose(f) || !whole ? err_set(ERR_MEMORY, "no memory for the configuration")
                                   : file_replace(path, text, (int64_t)size);
@@ -39,7 +40,7 @@ static Err write_start(const char *path, int number, const char *config_text, in
     return err;
 }
 
-Err kept_start(const char *run_dir, const char *config_text, int64_t step)
+Err kept_start(const char *run_dir, const char *config_text, int64_t step, const char *job)
 {
     char folder[PATH_MAX], name[32], path[PATH_MAX];
     TRY(path_of(path, run_dir, "log.txt"));
@@ -50,7 +51,7 @@ Err kept_start(const char *run_dir, const char *config_text, int64_t step)
     for (int number = 1; number < STARTS_MAX; number++) {
         snprintf(name, sizeof name, "%d.ini", number);
         TRY(path_of(path, folder, name));
-        if (!file_exists(path)) return write_start(path, number, config_text, step);
+        if (!file_exists(path)) return write_start(path, number, config_text, step, job);
     }
     return err_set(ERR_IO, "too many starts in '%s'", folder);
 }

@@ -3,6 +3,7 @@
  */
 #include "train/loop.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@
 #include "base/fault.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/plain.h"
 #include "base/trace.h"
 #include "train/join.h"
 #include "train/kept.h"
@@ -25,14 +27,25 @@ static Err take_folder(Loop *l)
     return ERR_OK;
 }
 
+/* Who started the run: "srun '77.0', 4 ranks, port 21042, start 0", and Slurm's number where another launcher did. */
+static void job_text(const Boot *b, char *out, size_t size)
+{
+    const char *slurm = getenv("SLURM_JOB_ID");
+    int n = snprintf(out, size, "%s", b->size > 1 ? b->job : "one process");
+    if (slurm && n < (int)size && strcmp(b->launcher, "srun"))
+        snprintf(out + n, size - (size_t)n, ", Slurm job %.40s", slurm);
+    plain_make(out, PLAIN_LINE);
+}
+
 static Err write_config(Loop *l)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], job[320];
     const char *dir = l->cfg->run.dir;
     if (!l->lead) return ERR_OK;
     snprintf(path, sizeof path, "%s/config.ini", dir);
     TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
-    TRY(kept_start(dir, l->config_text, l->run.trainer.progress.step));
+    job_text(&l->ranks.boot, job, sizeof job);
+    TRY(kept_start(dir, l->config_text, l->run.trainer.progress.step, job));
     return kept_tokenizer(dir, l->cfg->data.tokenizer);
 }
 

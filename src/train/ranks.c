@@ -198,6 +198,8 @@ static Err connect_ranks(Ranks *r, const RanksOptions *o)
                       .secret = r->boot.secret,
                       .timeout_s = o->timeout_s,
                       .delay_ms = o->delay_ms,
+                      .port = o->data_port ? o->data_port + r->local_rank : 0,
+                      .port_step = r->local_size,
                       .store = { r->store, gloo_set, gloo_get } };
     return gloo_world_open(g, &r->gloo);
 }

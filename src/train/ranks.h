@@ -52,6 +52,7 @@ typedef struct {
     /* All ranks see this folder. There they agree on who speaks, and have the secret if the launcher gives none. */
     const char *folder;
     const volatile sig_atomic_t *stop; /* not 0: nobody waits any longer for ranks that have not come */
+    int data_port;                     /* parallel.data_port */
     const char *facts; /* lines "what: value", the same on all ranks; NULL if there is one rank */
     int delay_ms;      /* every communication is held back that long */
     bool check_calls;  /* every collective call is compared with the peers' */

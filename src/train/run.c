@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/file.h"
+#include "base/identity.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "hf/folder.h"
@@ -23,7 +24,6 @@
 #include "train/preflight.h"
 #include "train/spec.h"
 #include "train/threads.h"
-#include "base/version.h"
 
 /* ---- opening ---- */
 
@@ -290,7 +290,7 @@ CkptMeta run_meta(const Run *r, const char *config_text)
                    .seq_blocks = r->spec.seq_blocks,
                    .attn_block = r->spec.attn_block,
                    .reproducible = r->spec.exact ? "layout" : "run",
-                   .program = MEGATRAIN_VERSION,
+                   .program = identity_program(),
                    .config = config_text,
                    .data = r->data_id,
                    .overrides = r->overrides.text,
@@ -318,6 +318,14 @@ static void warn_of_lr(const Run *r, const Config *was, const CkptMeta *meta)
              (long long)before.decay_steps);
 }
 
+/* Its results may differ, so that a run which two builds computed says so. */
+static void say_other_build(const Run *r, const CkptMeta *meta)
+{
+    if (r->world->rank || !strcmp(meta->program, identity_program())) return;
+    log_info("the checkpoint is by another build, megatrain %s; this is megatrain %s", meta->program,
+             identity_program());
+}
+
 /* What differs of the configuration and the data, and may. */
 static Err compare_runs(Run *r, const Config *was, const CkptMeta *meta)
 {
@@ -325,6 +333,7 @@ static Err compare_runs(Run *r, const Config *was, const CkptMeta *meta)
     TRY(data_id_same(r->data_id, meta->data, overrides_data(was, r->cfg)));
     TRY(overrides_find(&r->overrides, was, r->cfg, meta, data_id_differs(r->data_id, meta->data), &r->setup));
     warn_of_lr(r, was, meta);
+    say_other_build(r, meta);
     return ERR_OK;
 }
 

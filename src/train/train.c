@@ -31,7 +31,7 @@ static void say_ranks(const Loop *l)
     const Config *c = l->cfg;
     const Schedule *s = &l->run.trainer.parts.step;
     if (r->boot.size == 1) return;
-    char cp[24] = "", bands[32] = "", zero[48] = "";
+    char cp[24] = "", bands[32] = "", zero[48] = "", data[40] = "";
     const int states = reg->place.zero_shards[PARAM_DENSE] > 1 ? ZERO_STATES : ZERO_NONE;
     const int level = reg->place.near_shards[PARAM_DENSE] > 1 ? (int)reg->place.zero : states;
     if (level) snprintf(zero, sizeof zero, " with ZeRO-%d", level);
@@ -40,9 +40,11 @@ static void say_ranks(const Loop *l)
     if (g.cp > 1) snprintf(cp, sizeof cp, "cp %d x ", g.cp);
     if (c->parallel.overlap_tp > 1)
         snprintf(bands, sizeof bands, " in %d bands", (int)c->parallel.overlap_tp);
-    log_info("%d ranks on %d host%s (%s): tp %d%s%s x %sdp %d%s x pp %d; port %d, ready after %.2f s",
+    if (c->parallel.data_port)
+        snprintf(data, sizeof data, ", data ports from %d on", (int)c->parallel.data_port);
+    log_info("%d ranks on %d host%s (%s): tp %d%s%s x %sdp %d%s x pp %d; port %d%s, ready after %.2f s",
              r->boot.size, r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "",
-             bands, cp, g.dp, zero, g.pp, store_port(r->store), r->ready_s);
+             bands, cp, g.dp, zero, g.pp, store_port(r->store), data, r->ready_s);
     if (g.pp > 1)
         log_info(
             "pipeline %s: %d stages, %d chunk%s a rank%s, %d micro-batches a step; ranks are numbered %s",
