@@ -14,7 +14,7 @@
 #                   make emu-asan, make emu-tsan; whether bugs in kernels are caught: make emu-bugs
 #   FULL=1          with test-slow, test-ranks, test-grid, test-faults, emu-bugs: every fault, bug and layout, not just some of each kind
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
-#   make pictures   docs/architecture.svg, from the source
+#   make pictures   docs/architecture.svg and the table of layers in docs/architecture.md, from the source
 #   make published  the tables of docs/published.md: predictions beside steps that others have published
 #   make install    the program, its manual, documents and completion, launchers and configurations; PREFIX=/usr/local,
 #                   DESTDIR=; make uninstall takes them away
