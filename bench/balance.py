@@ -34,7 +34,7 @@ ffn=64
 [train]
 micro_batch=4
 global_batch=8
-eval_batches=16
+eval_samples=128
 [optim]
 lr=1e-2
 min_lr=1e-3

@@ -37,7 +37,7 @@ train() {
         data.tokenizer="$data/tokenizer.json" data.seed="$4" run.seed="$4" \
         run.device="$device" run.precision="$precision" \
         optim.name="$2" optim.lr="$3" optim.min_lr="$(awk -v r="$3" 'BEGIN { printf "%g", r / 10 }')" \
-        optim.warmup=$(($5 / 10)) train.steps="$5" train.eval_every=$(($5 / 12)) train.eval_batches=0 \
+        optim.warmup=$(($5 / 10)) train.steps="$5" train.eval_every=$(($5 / 12)) train.eval_samples=0 \
         checkpoint.every=0 \
         >"$work/$name.log" 2>&1 || { echo "$name: $(grep -m1 error "$work/$name.log")" >&2; return 1; }
     seconds=$(awk -v a="$from" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')

@@ -101,7 +101,7 @@ say "Training: $steps steps of about $ms ms"
 mt --config $config "${common[@]}" train.steps="$steps" log.every=$((steps / 20 + 1))
 
 say "Validation: $(stat -c %s "$data/valid.txt") bytes of text that training has not seen"
-report=$(mt eval --config $config "${common[@]}" train.steps="$steps" train.eval_batches=0)
+report=$(mt eval --config $config "${common[@]}" train.steps="$steps" train.eval_samples=0)
 bpb=$(sed -n 's/^bits_per_byte //p' <<<"$report")
 packed() { "$@" <"$data/valid.txt" | wc -c | awk -v n="$(stat -c %s "$data/valid.txt")" '{ printf "%.3f", 8 * $1 / n }'; }
 printf '  %-28s %s bits per byte\n' "this model" "$bpb" "xz -9e" "$(packed xz -9e -c)" "bzip2 -9" "$(packed bzip2 -9 -c)"

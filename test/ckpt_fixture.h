@@ -63,6 +63,7 @@ typedef struct {
     int keep, saves;            /* checkpoints step .. step + saves - 1; 0 = 1 */
     int64_t keep_every, keep_best, bad_from;
     const double *loss; /* by step, on the set "sea"; NULL: not evaluated */
+    int64_t valid_samples; /* that these losses are of */
     const char *best_set;
     bool load_weights_only, poison, collect_waits;
     void (*loading)(bool begins); /* called before the first rank begins and after the last has ended */
@@ -208,7 +209,7 @@ static inline CkptMeta evaluated(const Job *j, int64_t step)
 {
     CkptMeta meta = meta_of(step);
     if (j->loss) meta.valid[meta.valid_count++] = (CkptValid){ "land", 0.5 };
-    if (j->loss) meta.valid[meta.valid_count++] = (CkptValid){ "sea", j->loss[step] };
+    if (j->loss) meta.valid[meta.valid_count++] = (CkptValid){ "sea", j->loss[step], j->valid_samples, 7 };
     return meta;
 }
 

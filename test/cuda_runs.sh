@@ -6,7 +6,7 @@ MEGATRAIN=${MEGATRAIN:-${BUILD:-build}/emu/megatrain}
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 make_tiny
 steps=6 half=3
-sed "s/^micro_batch = .*/micro_batch = 1/; s/^global_batch = .*/global_batch = 3/; s/^steps = .*/steps = $steps/; s/^eval_batches = .*/eval_batches = 2/
+sed "s/^micro_batch = .*/micro_batch = 1/; s/^global_batch = .*/global_batch = 3/; s/^steps = .*/steps = $steps/; s/^eval_samples = .*/eval_samples = 6/
     s/^every = .*/every = $half/" tiny.ini >gpt2.ini
 cat >llama.ini <<EOI
 [model]
@@ -27,7 +27,7 @@ rope_scaling = yarn
 micro_batch = 2
 global_batch = 4
 steps = $steps
-eval_batches = 2
+eval_samples = 8
 recompute = selective
 [optim]
 lr = 3e-3

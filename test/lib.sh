@@ -49,7 +49,7 @@ attention_dropout = 0.1
 micro_batch = 3
 global_batch = 15
 steps = 40
-eval_batches = 4
+eval_samples = 60
 [optim]
 lr = 3e-3
 min_lr = 3e-4
@@ -68,7 +68,7 @@ EOI
 make_ini() {
     local file=$1
     shift
-    printf '%s\n' parallel.bucket_mb=1 train.micro_batch=2 train.eval_batches=2 optim.warmup=2 optim.clip=0.5 \
+    printf '%s\n' parallel.bucket_mb=1 train.micro_batch=2 train.eval_samples=8 optim.warmup=2 optim.clip=0.5 \
         data.train=a data.valid=b checkpoint.every=0 "$@" | sort |
         awk -F. '$1 != section { print "[" $1 "]"; section = $1 } { print substr($0, length($1) + 2) }' >"$file"
 }

@@ -573,6 +573,19 @@ TEST(the_best_stay_beside_the_newest)
     LEFT(dir, "3 6 8 9");
 }
 
+/* A low loss on easier samples is no reason to drop the best on others. */
+TEST(losses_of_other_samples_are_not_compared)
+{
+    static const double loss[] = { [1] = 3, 4, 5, 1, 2, 2, 2 };
+    const char *dir = fresh_dir();
+    Job j = { .grid = ONE, .run_dir = dir, .step = 1, .saves = 3, .keep = 2, .keep_best = 1, .loss = loss, .valid_samples = 8 };
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "1 2 3");
+    j.step = 4, j.saves = 4, j.valid_samples = 16;
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "1 4 6 7"); /* the best on 8 samples, the best on 16, the newest two */
+}
+
 /* What was passed over as damaged is not the best, whatever its manifest says. */
 TEST(a_damaged_one_is_not_the_best)
 {

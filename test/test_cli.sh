@@ -177,7 +177,7 @@ micro_batch = 2
 global_batch = 4
 steps = 6
 eval_every = 3
-eval_batches = 1
+eval_samples = 4
 [data]
 train = data/tiny
 valid = data/tiny

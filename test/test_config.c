@@ -827,6 +827,8 @@ static const Rule rules[] = {
       1 },
     { "checkpoint.keep_every=1500 checkpoint.every=0", "checkpoint.keep_every=1500 checkpoint.every=500",
       "keep_every must be a multiple of every", 1 },
+    { "train.eval_batches=1 train.eval_samples=8", "train.eval_samples=8", "give either eval_samples or eval_batches",
+      1 },
     { "checkpoint.keep_best=1 train.eval_every=500",
       "checkpoint.keep_best=1 train.eval_every=500 data.valid=x", "give data.valid or data.split", 1 },
     { "checkpoint.keep_best=1 data.valid=x", "checkpoint.keep_best=1 data.valid=x train.eval_every=2000",

@@ -29,7 +29,7 @@ run() {
     local visible
     visible=$(seq -s, 0 $(($3 - 1)))
     EMU_DEVICES=$3 CUDA_VISIBLE_DEVICES=$visible timeout 600 "$launch" -n "$2" -- "$mt" --config graphs.ini run.dir="$1" \
-        train.eval_batches=1 checkpoint.every=4 "${@:4}" >/dev/null 2>"$1.err" || { bad "$1: $(grep -m1 error "$1.err")"; sed -n 2,4p "$1.err"; }
+        train.eval_samples=4 checkpoint.every=4 "${@:4}" >/dev/null 2>"$1.err" || { bad "$1: $(grep -m1 error "$1.err")"; sed -n 2,4p "$1.err"; }
 }
 said() { grep -o "graphs: a step's .*" "$1.err" | tail -1; }
 recorded() { [ -n "$(said "$1")" ]; }

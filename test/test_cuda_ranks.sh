@@ -202,7 +202,7 @@ if [ "$count" -ge 4 ]; then
 fi
 
 # sequences over two ranks: keys part by part, gathered, for heads; documents and windows
-long=(model.arch=llama model.kv_heads=2 model.window=9,0 data.reset_at_eod=true train.global_batch=4 train.eval_batches=1)
+long=(model.arch=llama model.kv_heads=2 model.window=9,0 data.reset_at_eod=true train.global_batch=4 train.eval_samples=4)
 while read -r precision tolerance way devices; do
     d=cp-$precision-$way
     [ -d long-$precision ] || run long-$precision 1 1 "${long[@]}" run.precision=$precision
@@ -238,7 +238,7 @@ done <<<$'fp32 1e-5 2 ring,allgather\nbf16 1e-2 2 a2a,ring'
 # mixtures: experts on several ranks, rows to them over NCCL and staged; and the other layouts (short runs, for products
 # of experts are slow on the emulator)
 mixture=(model.arch=llama model.bias=false moe.experts=6 moe.topk=2 moe.ffn=24 moe.shared_ffn=16 moe.shared_gate=true
-    moe.balance=aux moe.aux_coeff=0.1 train.global_batch=4 train.eval_batches=1)
+    moe.balance=aux moe.aux_coeff=0.1 train.global_batch=4 train.eval_samples=4)
 for precision in fp32 $([ -n "$queue" ] || echo bf16); do
     tolerance=$([ $precision = fp32 ] && echo 1e-5 || echo 1e-2)
     moe=("${mixture[@]}" run.precision=$precision)

@@ -10,7 +10,7 @@ run gpt2-cpu gpt2.ini run.device=cpu run.precision=fp32 run.reproducible=run
 ahead() { # CONFIG KEYS...: a run that waits for its first and last step, and one that waits for each
     local keys=(run.device=cuda checkpoint.every=0 "${@:2}")
     run "$1-long" "$1.ini" "${keys[@]}" train.eval_every=0
-    run "$1-waits" "$1.ini" "${keys[@]}" train.eval_every=1 train.eval_batches=1
+    run "$1-waits" "$1.ini" "${keys[@]}" train.eval_every=1 train.eval_samples=3
     check "$1 ahead: the same losses, norms and tensors" same_run "$1-long" "$1-waits" $steps
     check "$1 ahead: the same learning rates" [ "$(rates "$1-long")" = "$(rates "$1-waits")" ]
 }
@@ -21,7 +21,7 @@ ahead aux model.mtp_layers=1
 for every in 0 1; do
     EMU_DEVICES=2 timeout 300 "$root/scripts/launch.sh" -n 2 -- "$mt" --config aux.ini run.dir=pieces-$every \
         run.device=cuda checkpoint.every=0 train.micro_batch=2 parallel.ep=2 moe.slack=1 moe.overflow=redo \
-        train.eval_every=$every train.eval_batches=1 >/dev/null 2>pieces-$every.err
+        train.eval_every=$every train.eval_samples=3 >/dev/null 2>pieces-$every.err
 done
 check "in pieces ahead: some steps are" grep -q 'done again in pieces' pieces-0.err
 check "in pieces ahead: the same losses, norms and tensors" same_run pieces-0 pieces-1 $steps

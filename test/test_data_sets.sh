@@ -6,7 +6,7 @@ run() { "$mt" --config tiny.ini run.dir="$1" "${@:2}" >/dev/null 2>"$1.err"; }
 valids() { grep -o '"step":[0-9]*,.*"valid_loss":[^,}]*' "$1/metrics.jsonl" | sed 's/"tokens":[0-9]*,//'; }
 
 # ---- data.order = megatron: the same run in two pieces, in another layout, and not for another number of epochs
-m=(data.order=megatron train.eval_batches=1) o=("${m[@]}" train.steps=20)
+m=(data.order=megatron train.eval_samples=15) o=("${m[@]}" train.steps=20)
 run whole "${o[@]}"
 check "Megatron's order: $(tail -1 whole.err)" [ "$(losses whole | wc -l)" -eq 20 ]
 check "it says what the order costs" grep -q 'order of 300 samples, [0-9.]* MiB on each rank' whole.err
@@ -14,7 +14,7 @@ run half "${o[@]}" train.stop_at=7
 run half "${o[@]}"
 check "stopped and resumed: losses" same_losses half whole
 check "stopped and resumed: tensors" same_tensors half whole 20
-run keyed train.steps=20 train.eval_batches=1
+run keyed train.steps=20 train.eval_samples=15
 check "another order than the keyed one" [ "$(losses keyed)" != "$(losses whole)" ]
 "$root/scripts/launch.sh" -n 2 -- "$mt" --config tiny.ini run.dir=two "${o[@]}" train.global_batch=15 train.micro_batch=5 \
     parallel.tp=2 >/dev/null 2>two.err

@@ -3,7 +3,7 @@
 # global_batch, micro_batch and layout, also where the last batch is not full or the set is smaller than one.
 . "$(dirname "$0")/lib.sh"
 make_tiny
-sed -i "/^eval_batches/d" tiny.ini
+sed -i "/^eval_samples/d" tiny.ini
 # sets of 20 and 327 samples of 32 tokens, and the 20 in four parts (neighbours share a token, so do the parts)
 tokens() { "$mt" preprocess --input "$1".txt --tokenizer byte --output "$1" >/dev/null 2>&1 || bad "preprocess $1"; }
 head -c $((20 * 32 + 1)) big.txt >v20.txt
@@ -65,10 +65,14 @@ parts=$(for i in 0 1 2 3; do eval_of data.valid=part$i train.global_batch=64 tra
 check "20 samples have the mean loss of their four parts: $whole of $(xargs <<<"$parts")" \
     awk -v w="$whole" '{ sum += $1 } END { d = sum / 4 - w; exit !(NR == 4 && d < 2e-6 && d > -2e-6) }' <<<"$parts"
 check "which differ" [ "$(sort -u <<<"$parts" | wc -l)" -eq 4 ]
-check "a bound: the first batches alone" \
-    [ "$(eval_of data.valid=v327 train.global_batch=6 train.eval_batches=4 | field tokens)" = $((24 * 32)) ]
+for batch in 6 64; do eval_of data.valid=v327 train.global_batch=$batch train.micro_batch=2 train.eval_samples=25 >first$batch.txt; done
+check "a bound: the first samples alone" [ "$(field tokens <first6.txt)" = $((25 * 32)) ]
+check "the same ones with another batch: $(field loss <first6.txt)" cmp -s first6.txt first64.txt
 check "a bound beyond the set is none" \
-    [ "$(eval_of data.valid=v20 train.global_batch=6 train.eval_batches=1000000000 | field tokens)" = 640 ]
+    [ "$(eval_of data.valid=v20 train.global_batch=6 train.eval_samples=1000000000 | field tokens)" = 640 ]
+check "the older form, in batches" \
+    [ "$(eval_of data.valid=v327 train.global_batch=6 train.eval_batches=4 | field tokens)" = $((24 * 32)) ]
+expect 2 "give either eval_samples or eval_batches" "$mt" config check --config tiny.ini train.eval_samples=1 train.eval_batches=1
 # from another folder: the run's paths began where it was started
 run saved checkpoint.every=1 data.valid=v20
 mkdir elsewhere

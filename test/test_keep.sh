@@ -5,7 +5,7 @@
 make_tiny
 sed -i 's/^every = 7/every = 2/; s/^keep = 0/keep = 2/' tiny.ini
 # a learning rate that is too high: losses go up and down, the lowest is that of step 16
-keys=(train.steps=24 train.eval_every=2 train.eval_batches=1 optim.lr=0.03 optim.min_lr=0.03)
+keys=(train.steps=24 train.eval_every=2 train.eval_samples=15 optim.lr=0.03 optim.min_lr=0.03)
 run() { "$mt" --config tiny.ini run.dir="$1" "${keys[@]}" "${@:2}" >/dev/null 2>"$1.err"; }
 steps() { ls "$1/checkpoints" | sed -n 's/^step-0*//p' | sort -n | paste -sd ' '; }
 # best RUN COUNT [SET]: the steps with the lowest losses, of equals the first, and the newest two
@@ -23,7 +23,7 @@ first=$(steps best | cut -d' ' -f1)
 path() { printf '%s/checkpoints/step-%08d' "$1" "$2"; } # RUN STEP
 loss=$(sed -n "s/.*\"step\":$first,.*\"valid_loss\":\([^,}]*\)[,}].*/\1/p" best/metrics.jsonl)
 check "their loss is in the manifest" \
-    grep -qF "\"valid\":[{\"set\":\"\",\"loss\":$loss}]" "$(path best "$first")/manifest.json"
+    grep -qF "\"valid\":[{\"set\":\"\",\"loss\":$loss,\"samples\":15,\"data\":" "$(path best "$first")/manifest.json"
 "$mt" inspect "$(path best "$first")" >inspect.txt 2>/dev/null
 check "inspect shows it" [ "$(grep -c '^valid loss  *[0-9]' inspect.txt)" -eq 1 ]
 

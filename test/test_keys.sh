@@ -156,7 +156,8 @@ train.tokens               | 250          | rows 2
 train.stop_at              | 2            | rows 2
 train.max_minutes          | 1e-9         | refused 75 train.max_minutes
 train.eval_every           | 2            | valid
-train.eval_batches         | 3            | valid
+train.eval_batches         | 3            | valid | train.eval_samples=0
+train.eval_samples         | 12           | valid
 train.eval_tasks           | asked.jsonl  | same step 3: asked, acc
 train.recompute            | full*1,none  | same memory | model.layers=2
 train.offload              | 1            | same memory
@@ -245,7 +246,7 @@ seq = 32
 [train]
 micro_batch = 2
 global_batch = 4
-eval_batches = 1
+eval_samples = 4
 [optim]
 lr = 3e-3
 [data]

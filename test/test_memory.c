@@ -173,7 +173,7 @@ static void train_counted(const char *run_dir, const char *const *more, int more
                                   "train.global_batch=8",
                                   "train.steps=8",
                                   "train.eval_every=3",
-                                  "train.eval_batches=2",
+                                  "train.eval_samples=16",
                                   "checkpoint.every=2",
                                   "checkpoint.keep=2",
                                   "debug.threads=2" };

@@ -609,7 +609,8 @@ TEST(an_evaluation_takes_its_forwards)
 TEST(what_a_run_does_besides_is_so_much_of_a_step)
 {
     Config c = { .data = { .valid = "a: x  b: 0.7 y 0.3 z", .split = "" },
-                 .train = { .eval_every = 100, .eval_batches = 3, .eval_tasks = "" },
+                 .train = { .eval_every = 100, .eval_tasks = "" },
+                 .derived = { .eval_samples = 24, .global_batch = 8 },
                  .checkpoint = { .every = 20 } };
     DeviceFile d = { .host_link_gb_s = 80, .link_share = .75, .disk_gb_s = 2, .step_us = 250 };
     const BesidesOf of = { 2, .5, 4, 80000000000, 30000000000 };
@@ -648,7 +649,7 @@ TEST(what_nobody_knows_is_said_to_be_unknown)
     b = besides_of(&c, &d, &of);
     CHECK(b.evaluations == 0 && besides_sets(&c) == 0 && isnan(b.tasks));
     NEAR(besides_sum(&b), 1e-4, 1e-12);
-    c.data.split = "98,2", c.train.eval_batches = 1;
+    c.data.split = "98,2", c.derived.eval_samples = c.derived.global_batch = 4;
     b = besides_of(&c, &d, &of);
     NEAR(b.evaluations, .05, 1e-12);
 }

@@ -124,12 +124,12 @@ check "the file is back: losses" same_losses cut whole
 check "the file is back: tensors" same_tensors cut whole 40
 
 # operations of the first save, counted, then killed at ten of them
-MEGATRAIN_FILE_FAULT=count run count train.stop_at=7 train.eval_batches=1
+MEGATRAIN_FILE_FAULT=count run count train.stop_at=7 train.eval_samples=15
 total=$(sed -n 's/^file operations: \([0-9]*\)$/\1/p' count.err | tail -1)
 check "file operations are counted (${total:-none})" [ "${total:-0}" -ge 20 ]
 for i in $(seq 1 10); do
     d=kill$i at=$((total * i / 10))
-    MEGATRAIN_FILE_FAULT=kill@$at run $d train.stop_at=7 train.eval_batches=1
+    MEGATRAIN_FILE_FAULT=kill@$at run $d train.stop_at=7 train.eval_samples=15
     if [ -d $d/checkpoints ]; then MEGATRAIN_FILE_FAULT=kill@$((at + 25)) run $d checkpoint.async=true; fi
     run $d
     check "killed at file operation $at of $total, then run to the end" [ $? -eq 0 ]

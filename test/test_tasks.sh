@@ -3,7 +3,7 @@
 # same bytes from every layout and batch; in a run; what is refused.
 . "$(dirname "$0")/lib.sh"
 make_tiny
-sed -i '/^eval_batches/d' tiny.ini
+sed -i '/^eval_samples/d' tiny.ini
 keys=(run.dir=trained model.layers=4 parallel.seq_blocks=8 parallel.attn_block=8 train.stop_at=20 checkpoint.every=0)
 "$mt" --config tiny.ini "${keys[@]}" >/dev/null 2>train.err || bad "training: $(tail -1 train.err)"
 other() { PYTHONPATH=$root/test/tools /usr/bin/python3 "$root/test/tools/tasks.py" "$@"; }

@@ -77,7 +77,7 @@ check "the lines that stay: $(stay)" [ "$(stay)" = "10 20 30 40" ]
 trace_holds() { python3 "$root/test/tools/check_trace.py" "$1/timeline.json" >"$1.trace" 2>&1; }
 planned() { sed -n "s/^  $1 *\([0-9,]*\) .*/\1/p" plan.txt | tr -d ,; }
 "$mt" plan --config tiny.ini >plan.txt 2>&1
-run traced log.trace_steps=7-8 train.eval_every=7 train.eval_batches=10 checkpoint.every=7 train.stop_at=9
+run traced log.trace_steps=7-8 train.eval_every=7 train.eval_samples=150 checkpoint.every=7 train.stop_at=9
 check "a traced run: $(trace_holds traced; grep -m3 '^bad' traced.trace)" trace_holds traced
 # (an evaluation's ten batches are forwards, too)
 for want in 'step: 3' 'evaluation: 1' 'checkpoint: 1' 'forward: 65' 'backward: 15' 'next batch: 15'; do

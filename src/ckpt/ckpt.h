@@ -45,6 +45,8 @@ typedef struct {
 typedef struct {
     const char *set; /* its name; "": the only one */
     double loss;     /* a checkpoint has finite ones only */
+    int64_t samples; /* how many it is the mean of; 0: an earlier version did not say */
+    int64_t crc;     /* says which samples: dataset_crc of the set */
 } CkptValid;
 
 /* All of a run's state that is not a tensor. Texts belong to the caller, or to the arena of a load. */
@@ -95,7 +97,7 @@ typedef struct {
     int64_t bad_from;
     /* Besides the newest these stay: */
     int64_t keep_every;   /* the checkpoints of steps that this divides; 0: none */
-    int64_t keep_best;    /* so many checkpoints with the lowest losses */
+    int64_t keep_best;    /* so many checkpoints with the lowest losses, of those on the same samples */
     const char *best_set; /* the validation set whose losses these are */
     /* What the checkpoint holds: values alone, of one rank, whose store has no memory. NULL: what the stores hold. */
     const CkptSource *source;
@@ -122,7 +124,8 @@ typedef struct {
 /* A checkpoint that may be removed one day. */
 typedef struct {
     int64_t step;
-    double loss; /* its loss on o.best_set; NaN: not known */
+    double loss;          /* its loss on o.best_set; NaN: not known */
+    int64_t samples, crc; /* of CkptValid: only losses of the same samples are compared */
 } CkptKept;
 
 typedef struct {

@@ -136,6 +136,7 @@ static void print_valid(const CkptValid *v, FILE *out)
 {
     fprintf(out, "%-13s %.6f%s", "valid loss", v->loss, *v->set ? " on " : "");
     put_text(v->set, out);
+    if (v->samples) fprintf(out, " (%lld samples)", (long long)v->samples);
     fputc('\n', out);
 }
 

@@ -198,6 +198,8 @@ static Err parse_valid(const Parse *p, const Json *list, CkptMeta *meta)
         TRY(get_text(p, item, "set", &v->set));
         if (!json_is_number(loss)) return bad(p, "no validation loss on", v->set);
         v->loss = json_number(loss, NAN);
+        if (json_get(item, "samples")) TRY(get_int(p, item, "samples", natural, &v->samples));
+        if (json_get(item, "data")) TRY(get_int(p, item, "data", crc_range, &v->crc));
     }
     return ERR_OK;
 }

@@ -265,6 +265,8 @@ static void put_valid(JsonOut *j, const CkptMeta *m)
         json_open(j, NULL, '{');
         json_put_text(j, "set", m->valid[i].set);
         json_put_number(j, "loss", m->valid[i].loss);
+        json_put_int(j, "samples", m->valid[i].samples);
+        json_put_int(j, "data", m->valid[i].crc);
         json_close(j, '}');
     }
     json_close(j, ']');

@@ -23,9 +23,11 @@ static bool is_bad(const Ckpt *c, int64_t step) { return c->o.bad_from && step >
 
 static CkptKept kept_of(const Ckpt *c, const CkptMeta *m)
 {
-    CkptKept k = { m->step, NAN };
-    for (int i = 0; c->o.keep_best && i < m->valid_count; i++)
-        if (!strcmp(m->valid[i].set, c->o.best_set)) k.loss = m->valid[i].loss;
+    CkptKept k = { .step = m->step, .loss = NAN };
+    for (int i = 0; c->o.keep_best && i < m->valid_count; i++) {
+        const CkptValid *v = &m->valid[i];
+        if (!strcmp(v->set, c->o.best_set)) k = (CkptKept){ m->step, v->loss, v->samples, v->crc };
+    }
     return k;
 }
 
@@ -109,14 +111,21 @@ static void remember(Ckpt *c, CkptKept k)
     c->kept_count++;
 }
 
-/* Is it one of o.keep_best? Of equals the older is better: it has been kept so far. */
+static bool comparable(const CkptKept *a, const CkptKept *b)
+{
+    return a->samples == b->samples && a->crc == b->crc;
+}
+
+/* Is it one of o.keep_best, among those whose losses are of the same samples? Of equals the older is better: it has been
+ * kept so far. */
 static bool is_best(const Ckpt *c, int at)
 {
     const CkptKept *k = c->kept;
     int64_t better = 0;
     if (at < c->bad_count || !isfinite(k[at].loss)) return false;
     for (int i = c->bad_count; i < c->kept_count; i++)
-        better += k[i].loss < k[at].loss || (k[i].loss == k[at].loss && i < at);
+        better +=
+            comparable(&k[i], &k[at]) && (k[i].loss < k[at].loss || (k[i].loss == k[at].loss && i < at));
     return better < c->o.keep_best;
 }
 

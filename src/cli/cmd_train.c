@@ -109,7 +109,7 @@ const Command command_eval = {
     .rest = REST_OVERRIDES,
     .text = "From the newest checkpoint of the run, or the one that --step, checkpoint.load or "
             "checkpoint.resume\n"
-            "names. Every sample of the validation data is read once, or train.eval_batches global batches.\n"
+            "names. Every sample of the validation data is read once, or the first train.eval_samples.\n"
             "One process reads a checkpoint of any layout; several are the ranks of the layout configured.\n",
     OPTIONS(eval_options),
     .run = eval,

@@ -138,15 +138,15 @@ static void put_besides(const PlanTable *t)
     const Config *c = t->cfg;
     const Besides b = besides(t);
     char evaluations[120], checkpoints[120], bytes[UNITS_BYTES];
-    snprintf(evaluations, sizeof evaluations, "%lld global batches of %d set%s every %lld steps",
-             (long long)c->train.eval_batches, besides_sets(c), besides_sets(c) == 1 ? "" : "s",
+    snprintf(evaluations, sizeof evaluations, "%lld samples of %d set%s every %lld steps",
+             (long long)c->derived.eval_samples, besides_sets(c), besides_sets(c) == 1 ? "" : "s",
              (long long)c->train.eval_every);
     snprintf(checkpoints, sizeof checkpoints, "%s every %lld steps%s", units_bytes(bytes, plan_checkpoint(t)),
              (long long)c->checkpoint.every, c->checkpoint.async ? ", written beside them" : "");
     if (!isnan(b.evaluations + b.tasks + b.checkpoints) && !(besides_sum(&b) > 0)) return;
     printf("  and besides, on the average of a step:\n");
-    put_beside(t, "evaluations", b.evaluations, c->train.eval_batches ? evaluations : "whole sets",
-               "train.eval_batches says how much of them");
+    put_beside(t, "evaluations", b.evaluations, c->derived.eval_samples ? evaluations : "whole sets",
+               "train.eval_samples says how much of them");
     put_beside(t, "questions", b.tasks, "train.eval_tasks", "its files alone say how many");
     put_beside(t, "checkpoints", b.checkpoints, checkpoints, "the device's file has no disk_gb_s");
     put_beside(t, "the host between two steps", b.host, "step_us of the device's file", "");

@@ -68,6 +68,7 @@ typedef struct {
         bool pairs, tiles;               /* its processor has VDPBF16PS; TDPBF16PS */
         BatchRamp batch;                 /* train.global_batch */
         int64_t global_batch;            /* of the largest step */
+        int64_t eval_samples;            /* of each validation set, at most; 0: all */
         int64_t microbatches;            /* of that step, on one rank: global_batch / (micro_batch * dp) */
         int64_t steps;                   /* of the whole run, also when train.tokens is given */
         double min_lr;                   /* optim.min_lr, or min_lr_ratio's share of lr */

@@ -108,7 +108,7 @@ static const Alias aliases[] = {
     TWO("epochs num_epochs num_train_epochs", train, steps, tokens),
     ONE("max_tokens total_tokens train_tokens", train, tokens),
     ONE("eval_interval eval_steps val_every validation.freq", train, eval_every),
-    ONE("eval_iters val_batches validation.steps", train, eval_batches),
+    WORDS("eval_iters val_batches validation.steps", train, eval_samples, ""),
     WORDS("gradient_checkpointing activation_checkpointing", train, recompute, "true=full false=none"),
     ONE("recompute_granularity activation_checkpoint.mode", train, recompute),
     WORDS("optimizer optimizer.name", optim, name, "adamw=adamw adam=adamw muon=muon lion=lion sgd=sgd"),

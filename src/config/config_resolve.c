@@ -220,6 +220,8 @@ static void resolve_batch(ConfigReader *r)
     char place[512];
     const char *why = batch_ramp_read(c->train.global_batch, &c->derived.batch);
     c->derived.global_batch = batch_ramp_most(&c->derived.batch);
+    c->derived.eval_samples = c->train.eval_samples;
+    if (c->train.eval_batches) c->derived.eval_samples = c->train.eval_batches * c->derived.global_batch;
     if (!why) return;
     config_origin(c, CFG_train_global_batch, place, sizeof place);
     config_complain(r, "%s: train.global_batch = '%s': %s", place, c->train.global_batch, why);

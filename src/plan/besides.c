@@ -21,9 +21,10 @@ int besides_sets(const Config *cfg)
 
 static double evaluations(const Config *cfg, const BesidesOf *of)
 {
-    const double batches = (double)cfg->train.eval_batches * besides_sets(cfg);
+    const double samples = (double)cfg->derived.eval_samples * besides_sets(cfg);
     if (!cfg->train.eval_every || !besides_sets(cfg)) return 0;
-    return cfg->train.eval_batches ? batches * of->forward_s / (double)cfg->train.eval_every : NAN;
+    if (!cfg->derived.eval_samples) return NAN;
+    return samples / (double)cfg->derived.global_batch * of->forward_s / (double)cfg->train.eval_every;
 }
 
 /* What a rank copies of itself. Of processors memory is read and written, by all ranks at once. */

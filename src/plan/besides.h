@@ -1,7 +1,7 @@
 /*
  * What a run does besides its steps, as so much more of each: evaluations, checkpoints, and the host between two steps.
  *
- *   evaluations   data.valid's sets, train.eval_batches global batches of each every train.eval_every steps: forwards
+ *   evaluations   data.valid's sets, train.eval_samples samples of each every train.eval_every steps: forwards
  *   tasks         the questions of train.eval_tasks, whose files alone say how many there are: never known
  *   checkpoints   all shards over the device's file's disk_gb_s, every checkpoint.every steps. With checkpoint.async
  *                 training stands still for the copy alone, and for what of a write is left when the next is due

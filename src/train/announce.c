@@ -25,10 +25,14 @@ void announce_validation(const Run *r)
     if (r->tasks.count) announce_tasks(&r->tasks);
     if (!samples) return;
     log_info("%lld samples an evaluation", (long long)samples);
+    if (r->cfg->train.eval_batches)
+        log_warn("train.eval_batches=%lld counts global batches: with another train.global_batch other "
+                 "samples are evaluated; train.eval_samples=%lld reads these with any",
+                 (long long)r->cfg->train.eval_batches, (long long)r->cfg->derived.eval_samples);
     if (r->cfg->checkpoint.keep_best && r->valid.count > 1)
         log_info("checkpoint.keep_best goes by the loss on '%s'", r->valid.set[r->best_set].name);
     if (every && samples / batch >= every)
-        log_warn("an evaluation reads %lld samples, training %lld between two of them: train.eval_batches "
+        log_warn("an evaluation reads %lld samples, training %lld between two of them: train.eval_samples "
                  "bounds it",
                  (long long)samples, (long long)(every * batch));
 }

@@ -54,7 +54,7 @@ static int64_t meta_bytes(const Loop *l)
 {
     const char *overrides = l->run.overrides.text;
     return (int64_t)(strlen(l->config_text) + strlen(l->run.data_id) + (overrides ? strlen(overrides) : 0)) +
-           l->run.valid.count * (SET_NAME_BYTES + 64) + 1024;
+           l->run.valid.count * (SET_NAME_BYTES + 112) + 1024;
 }
 
 /* Saves up to the end of this start; what a signal asks for comes besides. */

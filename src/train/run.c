@@ -279,6 +279,15 @@ void run_close(Run *r)
 
 /* ---- checkpoints ---- */
 
+static CkptValid valid_of(const Run *r, int set)
+{
+    const NamedSet *v = &r->valid.set[set];
+    return (CkptValid){ .set = v->name,
+                        .loss = r->valid_loss[set],
+                        .samples = run_valid_samples(r, v->data),
+                        .crc = dataset_crc(v->data) };
+}
+
 CkptMeta run_meta(const Run *r, const char *config_text)
 {
     const Trainer *t = &r->trainer;
@@ -301,8 +310,25 @@ CkptMeta run_meta(const Run *r, const char *config_text)
                    .counter_count = 4 };
     _Static_assert((int)SETS_MAX <= (int)CKPT_MAX_VALID, "a manifest has room for all validation sets");
     for (int i = 0; r->valid_step == t->progress.step && i < r->valid.count; i++)
-        m.valid[m.valid_count++] = (CkptValid){ r->valid.set[i].name, r->valid_loss[i] };
+        m.valid[m.valid_count++] = valid_of(r, i);
     return m;
+}
+
+/* Losses of other samples are not to be compared with those that the run had. */
+static void warn_of_valid(const Run *r, const CkptMeta *meta)
+{
+    for (int i = 0; i < r->valid.count && !r->world->rank; i++) {
+        const CkptValid now = valid_of(r, i);
+        for (int k = 0; k < meta->valid_count; k++) {
+            const CkptValid *was = &meta->valid[k];
+            if (strcmp(was->set, now.set) || !was->samples) continue;
+            if (was->samples == now.samples && was->crc == now.crc) continue;
+            log_warn("validation losses%s%s are of %lld samples from here on, up to step %lld they were of "
+                     "%lld%s: do not compare them",
+                     *now.set ? " on " : "", now.set, (long long)now.samples, (long long)meta->step,
+                     (long long)was->samples, was->samples == now.samples ? " others" : "");
+        }
+    }
 }
 
 /* A schedule that ends with the run changes with its length, and the steps done so far had the old one. */
@@ -396,6 +422,7 @@ static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
                             : "resuming",
              path);
     if (weights_only) return ERR_OK;
+    warn_of_valid(r, &meta);
     r->trainer.progress.step = meta.step;
     r->trainer.progress.samples = meta.samples;
     r->trainer.progress.updates = ckpt_counter(&meta, "updates", meta.step);
@@ -637,6 +664,6 @@ Err run_score_tasks(Run *r)
 
 int64_t run_valid_samples(const Run *r, const Dataset *set)
 {
-    const int64_t all = dataset_samples(set), batches = r->cfg->train.eval_batches;
-    return batches && batches <= all / r->spec.global_batch ? batches * r->spec.global_batch : all;
+    const int64_t all = dataset_samples(set), most = r->cfg->derived.eval_samples;
+    return most && most < all ? most : all;
 }

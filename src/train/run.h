@@ -63,7 +63,7 @@ Err run_resume(Run *r);
 /* What a checkpoint of the present state says. The texts live as long as the run. */
 CkptMeta run_meta(const Run *r, const char *config_text);
 
-/* How many samples an evaluation on a validation set has: all, or those of train.eval_batches. */
+/* How many samples an evaluation on a validation set has: all, or at most train.eval_samples. */
 int64_t run_valid_samples(const Run *r, const Dataset *set);
 
 /* Is there anything to evaluate on? */

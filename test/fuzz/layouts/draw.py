@@ -565,7 +565,7 @@ class Draw:
             put("train.steps", 0)
             put("train.tokens", steps * G * self.seq)
         put("train.eval_every", 2)
-        put("train.eval_batches", self.one(0, 1, 2), 0)
+        put("train.eval_samples", self.one(0, 1, 2) * G, 0)
         put("train.eval_tasks", self.one("", "", "", "", "", "asked.jsonl"), "")
         self.put_rate(put, steps)
         self.put_kept(put)

@@ -19,6 +19,7 @@ FIXED = {  # "key", or "key=choice", and why it is not drawn
     "parallel.auto": "puts another layout in the place of the one drawn: test/test_auto.sh",
     "parallel.auto_device": "of parallel.auto",
     "parallel.timeout_s": "a time", "parallel.freeze_s": "a time", "parallel.stall_s": "a time",
+    "train.eval_batches": "the older form of train.eval_samples",
     "train.stop_at": "given by mode resume", "train.max_minutes": "a time",
     "checkpoint.resume": "a path; modes resume and repeat go on, or begin, by its default",
     "log.jsonl": "metrics.jsonl is what is compared", "log.color": "of a terminal",
