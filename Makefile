@@ -178,7 +178,7 @@ $(BUILD)/test/fuzz_choices: CFLAGS += $(CUDA_INC)
 FUZZER      := $(BUILD)/fuzz
 FUZZ_LINKED := $(FUZZ:$(BUILD)/test/%=$(FUZZER)/%)
 FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(BUILD)/%.o),$(filter \
-                 $(addprefix $(BUILD)/src/,base/% config/% boot/% data/% ckpt/% comm/% record/metrics.o record/curve_svg.o),$(OBJ))))
+                 $(addprefix $(BUILD)/src/,base/% config/% boot/% data/% ckpt/% comm/% hf/% record/metrics.o record/curve_svg.o),$(OBJ))))
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 

@@ -1,6 +1,7 @@
 /* See device_points.h. */
 #include "config/device_points.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,13 +79,22 @@ static bool read_shape(const char *text, DevicePoint *p)
     for (p->dims = 0; p->dims < POINT_SHAPE_MOST; text = end + 1) {
         double *size = &p->shape[p->dims++];
         *size = strtod(text, &end);
-        if (end == text || !(*size > 0 && *size < 1e15)) return false;
+        if (end == text || !(*size >= 1 && *size < 1e15) || *size != floor(*size)) return false;
         if (*end != 'x') return !*end;
     }
     return false;
 }
 
 static const double US_MOST = 1e12; /* 11 days */
+
+/* Letters and digits, so that the line can be written and read again: a ';' would begin a comment. */
+static bool is_word(const char *text)
+{
+    if (!*text) return false;
+    for (; *text; text++)
+        if (!isalnum((unsigned char)*text)) return false;
+    return true;
+}
 
 static bool read_point(const char *value, bool op, DevicePoint *p)
 {
@@ -94,7 +104,7 @@ static bool read_point(const char *value, bool op, DevicePoint *p)
     else sscanf(value, "%7d %63s %lf%n", &p->ranks, shape, &p->us, &at);
     if (!op) p->threads = 1;
     return at > 0 && !value[at] && p->ranks > 0 && p->threads > 0 && p->us > 0 && p->us < US_MOST &&
-           read_shape(shape, p) && (op || p->dims == 1);
+           read_shape(shape, p) && (op ? is_word(p->dtype) : p->dims == 1);
 }
 
 Err device_points_read(DevicePoints *all, const char *section, const char *key, const char *value)
@@ -103,7 +113,7 @@ Err device_points_read(DevicePoints *all, const char *section, const char *key, 
     DevicePoint p = { 0 };
     const char *name = section + strlen(op ? OP : COMM);
     text_cut(p.name, sizeof p.name, name);
-    if (strcmp(key, "us") != 0 || strcmp(p.name, name) != 0 || !read_point(value, op, &p))
+    if (strcmp(key, "us") != 0 || !*name || strcmp(p.name, name) != 0 || !read_point(value, op, &p))
         return err_set(ERR_CONFIG, "[%s] has lines such as 'us = %s'", section,
                        op ? "f32 2x1 256x512x128 690.5" : "2 65536 41.2");
     return device_points_add(all, &p);

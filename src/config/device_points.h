@@ -8,7 +8,7 @@
  *   [comm.all-gather]
  *   us = 2 65536 41.2                    members, bytes that a member sends, microseconds
  *
- * A shape has one to three numbers; which these are, cost/measured.h says.
+ * A shape has one to three whole numbers; which these are, cost/measured.h says.
  */
 #ifndef MEGATRAIN_CONFIG_DEVICE_POINTS_H
 #define MEGATRAIN_CONFIG_DEVICE_POINTS_H
