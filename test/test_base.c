@@ -20,6 +20,7 @@
 #include "base/layer_set.h"
 #include "base/map.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "base/words.h"
 #include "test.h"
 
@@ -803,6 +804,19 @@ TEST(layer_patterns)
     CHECK(layer_pattern_read_words("rings", words, 2, &p) == 1 && !layer_pattern_has(&p, 0));
     static const char *const no_words[] = { "", "rin", "ring,", ",ring", "ring*", "ring*0", "ring 2", "1" };
     for (int i = 0; i < 8; i++) CHECK_MSG(layer_pattern_read_words(no_words[i], words, 2, &p) == -1, "'%s'", no_words[i]);
+}
+
+TEST(numbers_for_people)
+{
+    char a[UNITS_BYTES], b[32];
+    static const struct {
+        double seconds;
+        const char *text;
+    } steps[] = { { 0.000123, "0.12 ms" }, { 0.0718, "71.80 ms" }, { 0.9712, "971.2 ms" }, { 9.8123, "9.81 s" },
+                  { 118.4, "118.4 s" }, { 1265, "21m05s" }, { NAN, "?" } };
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        CHECK_MSG(!strcmp(units_step(a, steps[i].seconds), steps[i].text), "%s", a);
+    CHECK(!strcmp(units_commas(b, 1234567), "1,234,567") && !strcmp(units_commas(b, 999), "999"));
 }
 
 TEST(words)

@@ -146,7 +146,7 @@ while read -r n tp sp zero model kind; do
     bf16) words+=(run.device=cuda run.precision=bf16) ;;
     *) words+=(run.device=cpu run.reproducible="$kind") ;;
     esac
-    "$mt" plan --config plan.ini --world "$n" "${words[@]}" >plan.txt 2>&1
+    "$mt" plan --config plan.ini --world "$n" "${words[@]}" --all >plan.txt 2>&1
     check "$n ranks, tp $tp, sp $sp, zero $zero, $model, $kind: $(python3 closed.py "$n" "$tp" "$sp" "$zero" "$model" "$kind" <plan.txt 2>&1 | tail -3)" \
         python3 closed.py "$n" "$tp" "$sp" "$zero" "$model" "$kind" <plan.txt
     count=$((count + 1))
@@ -284,7 +284,7 @@ golden=$root/test/golden/schedules.tsv
 while read -r pp dp m schedule chunks; do
     words=(model.layers=16 "${gpt2[@]}" parallel.pp="$pp" parallel.schedule="$schedule" train.global_batch=$((2 * m * dp)))
     [ "$chunks" = 1 ] || words+=(parallel.vpp="$chunks")
-    "$mt" plan --config plan.ini --world $((pp * dp)) "${words[@]}" run.device=cpu >plan.txt 2>&1
+    "$mt" plan --config plan.ini --world $((pp * dp)) "${words[@]}" run.device=cpu --all >plan.txt 2>&1
     args=("$pp" "$dp" "$m" "$schedule" "$chunks" "$golden")
     check "pp $pp, dp $dp, $m micro-batches, $schedule x $chunks: $(python3 pipeline.py "${args[@]}" <plan.txt 2>&1 | tail -3)" \
         python3 pipeline.py "${args[@]}" <plan.txt
@@ -358,7 +358,7 @@ finish(7 + 4 * pp)
 EOP
 while read -r model world; do
     "$mt" plan --config "$root/config/$model.ini" --world "$world" --device h100 --json >plan.json 2>&1
-    "$mt" plan --config "$root/config/$model.ini" --world "$world" --device h100 >plan.txt 2>&1
+    "$mt" plan --config "$root/config/$model.ini" --world "$world" --device h100 --all >plan.txt 2>&1
     check "$model on $world GPUs: $(python3 mixture.py "$world" "$model" plan.json plan.txt 2>&1 | tail -3)" \
         python3 mixture.py "$world" "$model" plan.json plan.txt
     check "$model fits $world of 80 GB" grep -q "fits 80 GB: yes" plan.txt
@@ -380,7 +380,7 @@ while read -r model layers hidden ffn least most; do
     check "$model's first line names $least to $most" grep -q "Fits $least to $(sed 's/....*/&/; s/\(.\)\(...\)$/\1,\2/' <<<"$most") GPUs" \
         <(head -1 "$root/config/$model.ini")
     for world in "$least" 64 "$most"; do
-        "$mt" plan --config "$root/config/$model.ini" --world "$world" --device h100 >plan.txt 2>&1
+        "$mt" plan --config "$root/config/$model.ini" --world "$world" --device h100 --all >plan.txt 2>&1
         check "$model fits $world" grep -q "fits 80 GB: yes" plan.txt
         check "$model has $want parameters" [ "$(sed -n 's/^ *\([0-9,]*\) parameters$/\1/p' plan.txt | tr -d ,)" = "$want" ]
     done
@@ -427,7 +427,7 @@ EOP
 # (as DeepSeek cut it, on 8 hosts)
 wide=(parallel.ep=64 moe.dispatcher=node parallel.seq_blocks=16 parallel.schedule=1f1b parallel.vpp=1 parallel.overlap_moe=false)
 "$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 "${wide[@]}" --json >plan.json 2>&1
-"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 "${wide[@]}" >plan.txt 2>&1
+"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 "${wide[@]}" --all >plan.txt 2>&1
 check "DeepSeek-V3: $(python3 deepseek.py plan.json plan.txt 2>&1 | tail -3)" python3 deepseek.py plan.json plan.txt
 check "DeepSeek-V3 fits 2048 of 80 GB" grep -q "fits 80 GB: yes" plan.txt
 check "as it is shipped, too" grep -q "fits 80 GB: yes" <("$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100)
@@ -464,17 +464,26 @@ has tp-cp-ep-pp-dp '\(0 4\) \(1 5\) \(2 6\) \(3 7\)   dp'
 has tp-cp-ep-pp-dp '\(0 2\) \(1 3\) \(4 6\) \(5 7\)   pp'
 # ---- what it is for; whether that is enough; short lines of many ranks; the same as JSON
 plan() { "$mt" plan --config plan.ini "$@" 2>err.txt; }
-if [ "$(plan | head -1)" = "device  cpu, fp32 (this machine has no GPU; --device h100 plans for one)" ]; then ok
-else check "the device comes first: $(plan | head -1)" grep -q "^device  cuda, bf16 (this machine's" <(plan); fi
+if [ "$(plan | grep -m1 ^device)" = "device  cpu, fp32 (this machine has no GPU; --device h100 plans for one)" ]; then ok
+else check "the device: $(plan | grep -m1 ^device)" grep -q "^device  cuda, bf16 (this machine's" <(plan); fi
 check "a device that was asked for" grep -qx "device  cpu, fp32" <(plan run.device=cpu)
 check "--device" grep -qx "device  h100, bf16" <(plan --device h100 run.device=cpu)
-check "it fits" grep -q "^  fits 80 GB: yes (.* of 79.6 GiB, and up to 768 MiB for CUDA's libraries)$" <(plan --device h100)
+check "it fits" grep -q "^fits 80 GB: yes (.* of 79.6 GiB, and up to 768 MiB for CUDA's libraries)$" <(plan --device h100)
 large=(model.layers=40 model.hidden=4096 model.heads=32 model.seq=2048 train.micro_batch=1)
-check "it does not" grep -q "^  fits 40 GB: no (" <(plan --device a100-40 "${large[@]}")
+check "it does not" grep -q "^fits 40 GB: no (" <(plan --device a100-40 "${large[@]}")
+check "the answer comes first" [ "$(plan --device h100 | sed 's/[ :].*//' | head -3 | tr '\n' ' ')" = "fits a a " ]
+check "a guess for this machine" grep -qE "^10 steps take (less than a second|about [0-9.]+m?[0-9]*s to [0-9.]+m?[0-9]*s) on the [0-9]+ processors? of this machine \(a guess" \
+    <(plan run.device=cpu | head -1)
+many=(--world 64 --config "$root/config/llama3-70b.ini" --device h100)
+"$mt" plan "${many[@]}" >brief.txt 2>/dev/null; "$mt" plan "${many[@]}" --all >long.txt 2>/dev/null
+check "tables of many kinds are short: $(wc -l <brief.txt), $(wc -l <long.txt)" [ "$(wc -l <brief.txt)" -lt 100 -a "$(wc -l <long.txt)" -gt 100 ]
+check "--all says more of the same" sh -c "grep -E '^(fits|a step|a rank|device|model|layout|groups|  total)' brief.txt | cut -c1-40 >a.txt
+    [ \$(wc -l <a.txt) -gt 9 ] && grep -vE '^  total' a.txt | while IFS= read -r line; do grep -qF \"\$line\" long.txt || exit 1; done"
+check "numbers as people write them" [ "$(grep -cE '[0-9]e[+-][0-9]' brief.txt)" -eq 0 ]
 check "nothing of that without --device" [ "$(plan run.device=cpu | grep -c fits)" -eq 0 ]
 expect 2 "device 'tpu' is none that is known" "$mt" plan --config plan.ini --device tpu
 printf '[device]\nmemory_mib = 12288\n' >own.ini
-check "a device of one's own" grep -q "^  fits there: yes (.* of 12.0 GiB, " <(plan --device own.ini)
+check "a device of one's own" grep -q "^fits there: yes (.* of 12.0 GiB, " <(plan --device own.ini)
 expect 2 "no file 'other.ini'" "$mt" plan --config plan.ini --device other.ini
 plan --world 512 parallel.tp=16 model.heads=16 model.hidden=128 train.global_batch=64 >many.txt
 check "512 ranks: lines of groups have $(grep '^groups' many.txt | cut -d')' -f1-9 | wc -L) columns" grep -qE \

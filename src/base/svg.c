@@ -24,7 +24,10 @@ void svg_fit(Svg *s, const SvgPoint *points, int count)
     }
 }
 
-double svg_x(const Svg *s, double x) { return s->left + (s->right - s->left) * x / s->last; }
+double svg_x(const Svg *s, double x)
+{
+    return s->left + (s->right - s->left) * (x - s->first) / (s->last - s->first);
+}
 
 double svg_y(const Svg *s, double y)
 {
@@ -69,9 +72,10 @@ const char *svg_label(char buf[SVG_LABEL_BYTES], double value, double distance)
 
 void svg_x_axis(const Svg *s, int ticks, const char *name)
 {
-    const double distance = distance_of(s->last, ticks), d = s->times ? distance : fmax(1, distance);
+    const double distance = distance_of(s->last - s->first, ticks),
+                 d = s->times ? distance : fmax(1, distance);
     char label[SVG_LABEL_BYTES];
-    for (double k = 0; k * d <= s->last * (1 + 1e-9); k++) {
+    for (double k = ceil(s->first / d); k * d <= s->last * (1 + 1e-9); k++) {
         const double x = svg_x(s, k * d);
         if (!s->bare) fprintf(s->out, "<path class=\"grid\" d=\"M%.1f %gV%g\"/>", x, s->top, s->bottom);
         if (s->times) snprintf(label, sizeof label, "%g", k * d);

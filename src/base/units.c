@@ -42,3 +42,23 @@ const char *units_seconds(char buf[UNITS_BYTES], double seconds)
     }
     return buf;
 }
+
+const char *units_step(char buf[UNITS_BYTES], double seconds)
+{
+    if (!(seconds >= 0 && seconds < 600)) return units_seconds(buf, seconds);
+    if (seconds < 1) snprintf(buf, UNITS_BYTES, "%.*f ms", seconds < 0.1 ? 2 : 1, 1e3 * seconds);
+    else snprintf(buf, UNITS_BYTES, "%.*f s", seconds < 10 ? 2 : 1, seconds);
+    return buf;
+}
+
+const char *units_commas(char buf[32], int64_t value)
+{
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%lld", (long long)value), used = 0;
+    for (int i = 0; i < n; i++) {
+        if (i && (n - i) % 3 == 0) buf[used++] = ',';
+        buf[used++] = digits[i];
+    }
+    buf[used] = 0;
+    return buf;
+}

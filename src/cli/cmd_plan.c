@@ -24,13 +24,14 @@ enum {
     USUAL_ANSWERS = 5,
     MAX_KINDS = 4096,
     KINDS_ABREAST = 4,
+    STAGES_SHOWN = 16, /* lines of the table of stages, without --all */
     FIGURES_MOST = 16,
     SENDERS_NAMED = 6
 };
 
 static const char *config_path, *device;
 static int64_t world_size, max_world, best; /* 0: not given */
-static bool as_json, advise, with_ops, is_search;
+static bool as_json, all_tables, advise, with_ops, is_search;
 static const char *svg_path, *memory;
 static double price = NAN;
 static const char *compare;
@@ -43,6 +44,7 @@ static const Option options[] = {
     { "device", OPTION_TEXT, &device, .value = "NAME|FILE",
       .help = "cpu, h100, ... (config/devices); none: this machine's" },
     { "json", OPTION_FLAG, &as_json, .help = "figures as JSON" },
+    { "all", OPTION_FLAG, &all_tables, .help = "tables of every kind of ranks and every stage" },
     { "advise", OPTION_FLAG, &advise, .help = "of --device: three changes that would help most" },
     { "ops", OPTION_FLAG, &with_ops, .help = "of --device: the time of each op" },
     { "svg", OPTION_TEXT, &svg_path, .value = "FILE",
@@ -123,19 +125,6 @@ static Err count_kinds(PlanTable *t)
 
 /* ---- printing ---- */
 
-/* 1234567 as 1,234,567. */
-static const char *commas(char buf[32], int64_t value)
-{
-    char digits[24];
-    int n = snprintf(digits, sizeof digits, "%lld", (long long)value), used = 0;
-    for (int i = 0; i < n; i++) {
-        if (i && (n - i) % 3 == 0) buf[used++] = ',';
-        buf[used++] = digits[i];
-    }
-    buf[used] = 0;
-    return buf;
-}
-
 static void put_pipeline(const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;
@@ -170,9 +159,9 @@ static void put_limits(const PlanTable *t)
     char a[32], b[32], c[32];
     printf("experts %d on each of %d ranks, with room for %s rows of a layer and %smicro-batch; even is %s, "
            "the most that can come %s",
-           e->experts / g.ep, g.ep * cut.etp, commas(a, limits.owned),
-           unit < t->spec.micro_batch ? "part of a " : "", commas(b, cut.rows * e->topk * cut.etp),
-           commas(c, limits.worst));
+           e->experts / g.ep, g.ep * cut.etp, units_commas(a, limits.owned),
+           unit < t->spec.micro_batch ? "part of a " : "", units_commas(b, cut.rows * e->topk * cut.etp),
+           units_commas(c, limits.worst));
     if (e->capacity.redo && limits.piece < cut.rows)
         printf("; beyond it in %lld pieces", (long long)((cut.rows + limits.piece - 1) / limits.piece));
     putchar('\n');
@@ -204,8 +193,9 @@ static void put_hosts(const PlanTable *t)
 static void put_params(const ModelSpec *m, int64_t params)
 {
     char a[32], b[32];
-    printf("        %s parameters", commas(a, params));
-    if (m->moe.experts) printf(", %s of them active for a token", commas(b, model_active_params(m, params)));
+    printf("        %s parameters", units_commas(a, params));
+    if (m->moe.experts)
+        printf(", %s of them active for a token", units_commas(b, model_active_params(m, params)));
     putchar('\n');
 }
 
@@ -281,8 +271,8 @@ static void put_model(const PlanTable *t)
     if (t->spec.ramp.count > 1)
         printf("ramp    train.global_batch = %s; what follows is of a step of the largest batch\n",
                t->cfg->train.global_batch);
-    printf("step    %s samples, %s tokens; %s steps\n", commas(a, t->spec.global_batch), commas(b, tokens),
-           commas(c, t->cfg->derived.steps));
+    printf("step    %s samples, %s tokens; %s steps\n", units_commas(a, t->spec.global_batch),
+           units_commas(b, tokens), units_commas(c, t->cfg->derived.steps));
 }
 
 /* "tp rank 0", "cp ranks 0-3", before it the separator; nothing where the axis has one rank. */
@@ -341,7 +331,7 @@ static void put_line(const PlanTable *t, const PlanFigure *f)
     snprintf(label, sizeof label, "%s%s", is_apart(t, f) ? "of the host: " : "", f->label);
     printf("  %-34s", label);
     for (int i = 0; i < t->count; i++)
-        printf(" %18s %9s", f->is_count ? "" : commas(a, plan_value(t, &t->kinds[i], f)),
+        printf(" %18s %9s", f->is_count ? "" : units_commas(a, plan_value(t, &t->kinds[i], f)),
                figure_text(t, &t->kinds[i], f, b));
     putchar('\n');
 }
@@ -391,18 +381,58 @@ static void put_columns(const PlanTable *t, const char *title, const PlanFigure 
             printf("  each: %s %s\n", figures[i]->label, figure_text(t, &t->kinds[0], figures[i], text));
 }
 
+static const PlanKind *least_kind(const PlanTable *t)
+{
+    const PlanKind *least = t->kinds;
+    for (int i = 1; i < t->count; i++)
+        if (memory_plan_total(&t->kinds[i].plan) < memory_plan_total(&least->plan)) least = &t->kinds[i];
+    return least;
+}
+
+/* Of many kinds the one that takes the most and the one that takes the least. */
+static void put_extremes(const PlanTable *t, const char *title, const PlanFigure *const *figures, int count)
+{
+    const PlanKind *most = plan_largest(t), *least = least_kind(t);
+    PlanTable *brief = malloc(sizeof *brief);
+    PlanKind *two = calloc(2, sizeof *two);
+    if (brief && two) {
+        two[0] = *most;
+        two[1] = *least;
+        *brief = *t;
+        brief->kinds = two;
+        brief->count = most == least ? 1 : 2;
+        put_lines(brief, title, figures, count);
+        printf("  (%s of %d kinds of ranks; --all shows each)\n",
+               most == least ? "one" : "that of the most bytes and that of the least", t->count);
+    }
+    free(brief);
+    free(two);
+}
+
 static void put_figures(const PlanTable *t, const char *title, const PlanFigure *figures)
 {
     const PlanFigure *chosen[FIGURES_MOST];
     const int count = choose_figures(t, figures, chosen);
     if (t->count <= KINDS_ABREAST) put_lines(t, title, chosen, count);
-    else put_columns(t, title, chosen, count);
+    else if (all_tables) put_columns(t, title, chosen, count);
+    else put_extremes(t, title, chosen, count);
+}
+
+static int stage_lines(const PlanTable *t)
+{
+    int n = 0;
+    for (int i = 0; i < t->count; i++) n += t->kinds[i].plan.stage_count;
+    return n;
 }
 
 /* What each stage keeps, and each rank takes. */
 static void put_stages(const PlanTable *t)
 {
     if (t->count == 1 && t->kinds[0].plan.stage_count == 1) return;
+    if (!all_tables && stage_lines(t) > STAGES_SHOWN) {
+        printf("\nstages  what each keeps and what it has in flight: --all\n");
+        return;
+    }
     printf("\n%-18s %5s %7s %6s %9s %18s %18s %18s %18s\n", "stages", "stage", "replica", "blocks",
            "in flight", "a unit keeps to I", "to W", "saves of the rank", "rank's total");
     for (int i = 0; i < t->count; i++) {
@@ -412,31 +442,11 @@ static void put_stages(const PlanTable *t)
             char name[80], a[32], b[32], c[32], d[32];
             kind_name(t, &t->kinds[i], name, sizeof name);
             printf("  %-16s %5d %7d %6d %9d %19s %18s %18s %18s\n", s ? "" : name, q->stage, q->replica,
-                   q->layers, q->in_flight, commas(a, q->save[REGION_I]), commas(b, q->save[REGION_W]),
-                   s ? "" : commas(c, p->save), s ? "" : commas(d, memory_plan_total(p)));
+                   q->layers, q->in_flight, units_commas(a, q->save[REGION_I]),
+                   units_commas(b, q->save[REGION_W]), s ? "" : units_commas(c, p->save),
+                   s ? "" : units_commas(d, memory_plan_total(p)));
         }
     }
-}
-
-static void put_fit(const PlanTable *t)
-{
-    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[80] = "", sold[32] = "there";
-    const int count = world_groups(t->grid), pairs = plan_pairs(t);
-    if (!t->target) return;
-    if (t->target->processors > 0) {
-        printf("\n  fits there: %s (%s of each rank, %s for all)\n", plan_fits(t) ? "yes" : "no",
-               units_bytes(a, plan_largest_total(t)), units_bytes(b, t->target->memory_mib << 20));
-        return;
-    }
-    int n =
-        count ? snprintf(groups, sizeof groups, " and %d communicator%s", count, count == 1 ? "" : "s") : 0;
-    if (pairs)
-        snprintf(groups + n, sizeof groups - (size_t)n, ", with %d pair%s of ranks on a host", pairs,
-                 pairs == 1 ? "" : "s");
-    if (t->target->sold_gb > 0) snprintf(sold, sizeof sold, "%g GB", t->target->sold_gb);
-    printf("\n  fits %s: %s (%s of %s, and up to %s for CUDA's libraries%s)\n", sold,
-           plan_fits(t) ? "yes" : "no", units_bytes(a, plan_largest_total(t)),
-           units_bytes(b, t->target->memory_mib << 20), units_bytes(c, plan_library_bytes(t)), groups);
 }
 
 /* What one parameter costs, and what the layout leaves empty. */
@@ -448,14 +458,13 @@ static void put_state(const PlanTable *t)
     double each = (double)plan_param_bytes(t, k) / (double)used;
     char a[32], b[32];
     printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding%s\n",
-           each, commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", commas(b, p->padding),
+           each, units_commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", units_commas(b, p->padding),
            t->spec.exact ? "; gradients are of 64-bit fixed point" : "");
 }
 
 static void put_memory(const PlanTable *t)
 {
     put_figures(t, "bytes of one rank", plan_memory);
-    put_fit(t);
     put_state(t);
 }
 
@@ -559,7 +568,7 @@ static bool shown_before(const PlanTable *t, int kind)
 static void put_comm(const PlanTable *t, int kind)
 {
     const MemoryPlan *p = &t->kinds[kind].plan;
-    if (!p->comm_bytes || shown_before(t, kind)) return;
+    if (!p->comm_bytes) return;
     printf("\n%-36s %15s %18s   ", "communication of one step", "calls", "bytes sent");
     put_senders(t, kind);
     for (int i = 0; i < WORLD_COMMS; i++)
@@ -567,9 +576,11 @@ static void put_comm(const PlanTable *t, int kind)
             char name[64], a[32], b[32];
             if (!p->comm[i][k].bytes) continue;
             snprintf(name, sizeof name, "%s %s", group_name((GroupKind)i), comm_kind_name((CommKind)k));
-            printf("  %-34s %15s %18s", name, commas(a, p->comm[i][k].calls), commas(b, p->comm[i][k].bytes));
+            printf("  %-34s %15s %18s", name, units_commas(a, p->comm[i][k].calls),
+                   units_commas(b, p->comm[i][k].bytes));
             if (p->comm[i][k].most)
-                printf("   if experts get equally many rows; at most %s", commas(a, p->comm[i][k].most));
+                printf("   if experts get equally many rows; at most %s",
+                       units_commas(a, p->comm[i][k].most));
             putchar('\n');
         }
 }
@@ -598,19 +609,28 @@ static void put_muon(const PlanTable *t, double all_flop)
 static void put_work(const PlanTable *t)
 {
     const ModelSpec *m = &t->spec.model;
-    double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = 0;
+    const double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = plan_flop(t);
     int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params),
             attention = model_attention_flop_per_token(m);
     put_figures(t, "work of one rank", plan_work);
-    for (int i = 0; i < t->count; i++) {
-        const PlanKind *k = &t->kinds[i];
-        all_flop += (double)k->plan.flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
-    }
     printf("\n%-36s %15s %15s\n", "FLOP", "a token", "a step");
     put_flop("counted op by op, all ranks", all_flop / tokens, tokens);
     put_flop("6 N + 12 L C T, what mfu uses", (double)full, tokens);
     put_flop("causal half: 6 N + 6 L C T", (double)(full - attention / 2), tokens);
     if (t->spec.update.optimizer == OPTIMIZER_MUON) put_muon(t, all_flop);
+}
+
+/* Of many kinds without --all: that of the rank with the most bytes. */
+static void put_communication(const PlanTable *t)
+{
+    const bool brief = !all_tables && t->count > KINDS_ABREAST;
+    const int largest = (int)(plan_largest(t) - t->kinds);
+    bool others = false;
+    for (int kind = 0; kind < t->count; kind++)
+        if (brief) others |= !same_comm(&t->kinds[largest], &t->kinds[kind]);
+        else if (!shown_before(t, kind)) put_comm(t, kind);
+    if (brief) put_comm(t, largest);
+    if (others) printf("  (other kinds of ranks send otherwise: --all)\n");
 }
 
 /* ---- the command ---- */
@@ -640,7 +660,7 @@ static void put_checkpoint(const PlanTable *t)
         if (bytes < least) least = bytes;
         if (bytes > most) most = bytes;
     }
-    printf("\n  checkpoint: %s bytes (%s) in %d shard%s", commas(a, plan_checkpoint(t)),
+    printf("\n  checkpoint: %s bytes (%s) in %d shard%s", units_commas(a, plan_checkpoint(t)),
            units_bytes(b, plan_checkpoint(t)), shards, shards == 1 ? "" : "s");
     if (shards > 1) printf(" of %s to %s", units_bytes(c, least), units_bytes(d, most));
     printf(", and a manifest\n");
@@ -673,6 +693,7 @@ static Err print_plan(PlanTable *t)
     TRY(plan_time(t, svg_path));
     if (advise) TRY(plan_advise(t));
     if (as_json) return plan_print_json(t);
+    plan_put_answer(t);
     put_model(t);
     put_groups(t);
     put_memory(t);
@@ -680,7 +701,7 @@ static Err print_plan(PlanTable *t)
     put_stages(t);
     plan_put_recompute(t);
     put_work(t);
-    for (int kind = 0; kind < t->count; kind++) put_comm(t, kind);
+    put_communication(t);
     plan_put_time(t);
     return ERR_OK;
 }
@@ -730,7 +751,11 @@ static Err words_agree(void)
                             : !isnan(price) ? "price"
                             : compare       ? "compare"
                                             : NULL;
-    const char *of_layout = svg_path ? "svg" : advise ? "advise" : with_ops ? "ops" : NULL;
+    const char *of_layout = svg_path     ? "svg"
+                            : all_tables ? "all"
+                            : advise     ? "advise"
+                            : with_ops   ? "ops"
+                                         : NULL;
     if (is_search && of_layout)
         return err_set(ERR_CONFIG, "--%s is about one layout", of_layout), err_hint("leave out --search");
     if (!is_search && of_search)
@@ -773,7 +798,7 @@ const Command command_plan = {
     .rest = REST_OVERRIDES,
     .text =
         "A dry run computes nothing and counts everything: a run takes exactly this memory. With --device\n"
-        "of a GPU: does it fit, and how long is a step?\n",
+        "of a GPU: does it fit, and how long is a step? The first lines answer, tables follow.\n",
     OPTIONS(options),
     .run = plan,
 };

@@ -75,6 +75,7 @@ bool plan_holds(const DeviceFile *target, const Config *cfg, Grid grid, int64_t 
 int64_t plan_library_bytes(const PlanTable *t);
 int plan_pairs(const PlanTable *t); /* of ranks on a host (world_pairs) */
 
+double plan_flop(const PlanTable *t);        /* of a step, all ranks together, op by op */
 int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
 
 /* What each kind of recomputation takes. Errors: those of trainer_plan. */
@@ -91,6 +92,9 @@ void plan_put_time(const PlanTable *t);
 Err plan_advise(PlanTable *t);
 void plan_gain(const Prediction *before, const Prediction *after, Advice *out); /* the shares of *out */
 void plan_json_time(JsonOut *j, const PlanTable *t);
+
+/* Prints what a plan is asked for first: does it fit, how long does it take, how many bytes. */
+void plan_put_answer(const PlanTable *t);
 
 /* Prints to stdout. ERR_MEMORY. */
 Err plan_print_json(const PlanTable *t);

@@ -113,6 +113,16 @@ int64_t plan_checkpoint(const PlanTable *t)
     return bytes;
 }
 
+double plan_flop(const PlanTable *t)
+{
+    double flop = 0;
+    for (int i = 0; i < t->count; i++) {
+        const PlanKind *k = &t->kinds[i];
+        flop += (double)k->plan.flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
+    }
+    return flop;
+}
+
 /* What CUDA and its libraries take beside a plan. */
 static int64_t libraries(const Config *cfg, Grid grid)
 {

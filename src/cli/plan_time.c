@@ -124,20 +124,29 @@ static Besides besides(const PlanTable *t)
     return besides_of(t->cfg, t->target, &of);
 }
 
+/* "12.34 ms", or of long steps "12.34 s": one unit in all lines of a table. */
+static const char *share_text(const PlanTable *t, double seconds, char out[UNITS_BYTES])
+{
+    const bool is_long = t->predicted.step_s >= 10;
+    snprintf(out, UNITS_BYTES, "%.2f %s", is_long ? seconds : 1e3 * seconds, is_long ? "s" : "ms");
+    return out;
+}
+
 static void put_beside(const PlanTable *t, const char *name, double seconds, const char *what,
                        const char *lacks)
 {
+    char time[UNITS_BYTES];
     if (isnan(seconds)) printf("  %-34s %15s %9s  (%s: %s)\n", name, "not known", "", what, lacks);
     else if (seconds > 0)
-        printf("  %-34s %12.2f ms %9.2f %%  (%s)\n", name, 1e3 * seconds, 100 * seconds / t->predicted.step_s,
-               what);
+        printf("  %-34s %15s %9.2f %%  (%s)\n", name, share_text(t, seconds, time),
+               100 * seconds / t->predicted.step_s, what);
 }
 
 static void put_besides(const PlanTable *t)
 {
     const Config *c = t->cfg;
     const Besides b = besides(t);
-    char evaluations[120], checkpoints[120], bytes[UNITS_BYTES];
+    char evaluations[120], checkpoints[120], bytes[UNITS_BYTES], time[UNITS_BYTES], tokens[32];
     snprintf(evaluations, sizeof evaluations, "%lld samples of %d set%s every %lld steps",
              (long long)c->derived.eval_samples, besides_sets(c), besides_sets(c) == 1 ? "" : "s",
              (long long)c->train.eval_every);
@@ -151,7 +160,8 @@ static void put_besides(const PlanTable *t)
     put_beside(t, "checkpoints", b.checkpoints, checkpoints, "the device's file has no disk_gb_s");
     put_beside(t, "the host between two steps", b.host, "step_us of the device's file", "");
     const double all = t->predicted.step_s + besides_sum(&b);
-    printf("  %.4g ms in all: %.0f tokens/s\n", 1e3 * all, t->predicted.tokens_s * t->predicted.step_s / all);
+    printf("  %s in all: %s tokens/s\n", units_step(time, all),
+           units_commas(tokens, llround(t->predicted.tokens_s * t->predicted.step_s / all)));
 }
 
 static void json_besides(JsonOut *j, const PlanTable *t)
@@ -184,19 +194,21 @@ void plan_put_time(const PlanTable *t)
 {
     const Prediction *p = &t->predicted;
     PredictionShare share[PREDICTION_SHARES];
+    char time[UNITS_BYTES], all[32], each[32];
     if (!t->has_time) {
         printf("\ntime    not predicted: %s\n", t->no_time);
         return;
     }
     printf("\ntime of a step on %s, predicted, not measured (docs/planner.md)\n", t->target->name);
-    printf("  %.4g ms: %.0f tokens/s, %.0f on each rank; %.4g TFLOP/s on each", 1e3 * p->step_s, p->tokens_s,
-           p->tokens_s / grid_size(t->grid), 1e-12 * p->flop_s);
+    printf("  %s: %s tokens/s, %s on each rank; %.4g TFLOP/s on each", units_step(time, p->step_s),
+           units_commas(all, llround(p->tokens_s)),
+           units_commas(each, llround(p->tokens_s / grid_size(t->grid))), 1e-12 * p->flop_s);
     if (p->mfu > 0) printf(", MFU %.1f %%", 100 * p->mfu);
     if (t->grid.pp > 1) printf("\n  of it, on pp rank %d, which is busy longest:\n", t->predicted.pp_rank);
     else printf("\n  of it:\n");
     const int n = shares_of(p, share);
     for (int i = 0; i < n; i++)
-        printf("  %-34s %12.2f ms %9.1f %%\n", share[i].name, 1e3 * share[i].seconds,
+        printf("  %-34s %15s %9.1f %%\n", share[i].name, share_text(t, share[i].seconds, time),
                100 * share[i].seconds / p->step_s);
     put_besides(t);
     printf("  not in it: waiting for data, steps that are done again\n");

@@ -3,8 +3,9 @@
  * which idle time shows; computes; unit numbers. Pairs that overlap share their time, one above the other.
  *
  *   colours  two sets, chosen by the reader's browser (prefers-color-scheme); kinds also differ in lightness
- *   size     the shortest compute is CELL wide, within limits; schedules of more than DETAIL computes have
- *            neither numbers nor tool tips
+ *   size     the shortest compute is CELL wide, or a little less. A picture that is then wider than WIDTH_MAX, where
+ *            a page would make its text too small, is drawn in two parts, one below the other. They hold all, or the
+ *            beginning and the end alone.
  */
 #include <math.h>
 #include <string.h>
@@ -21,9 +22,13 @@ enum {
     BAR = 24,
     CAPTION = 30, /* above each of several runs */
     CELL = 22,
+    CELL_LEAST = 19, /* a number of two digits has room */
     WIDTH_MIN = 640,
-    WIDTH_MAX = 2400,
+    WIDTH_MAX = 1040,
+    PARTS = 2,
+    PART_GAP = 30, /* between two parts: the axis of the upper one */
     SHADES = 4,
+    UNEVEN = 4, /* a compute shorter than the mean over this may be narrower than CELL */
     DETAIL = 6000
 };
 
@@ -32,7 +37,10 @@ typedef struct {
     const ChartRuns *runs;
     const Simulation *sim; /* the run that is drawn, */
     double top;            /* and where */
-    Svg svg;               /* x: time, to the end of the longest run */
+    Svg svg;               /* x: time, of the part that is drawn */
+    int parts;
+    double longest; /* time of the longest run */
+    double shown;   /* time that a part shows */
     bool detail, captions;
 } Picture;
 
@@ -60,19 +68,35 @@ static int64_t compute_count(const Schedule *s)
 static void measure(Picture *p)
 {
     const Simulation *plan = p->runs->run[p->runs->runs - 1];
-    double least = INFINITY, longest = 0;
+    double least = INFINITY, longest = 0, sum = 0;
     for (int r = 0; r < p->s->ranks; r++)
         for (int i = 0; i < p->s->rank[r].count; i++) {
             const double time = plan->span[r][i].end - plan->span[r][i].start;
-            if (time > 0) least = fmin(least, time);
+            if (!(time > 0)) continue;
+            least = fmin(least, time);
+            sum += time;
         }
+    least = fmax(least, sum / (double)compute_count(p->s) / UNEVEN);
     for (int i = 0; i < p->runs->runs; i++) longest = fmax(longest, p->runs->run[i]->makespan);
-    const double inner = fmin(fmax(longest / least * CELL, WIDTH_MIN), WIDTH_MAX);
-    /* lines of the axis stand out of the rows */
-    p->svg = svg_frame(p->svg.out, LEFT, TOP - 6, LEFT + inner, TOP + p->runs->runs * run_height(p) + 4);
-    p->svg.last = longest;
+    const double wide = longest / least * CELL, inner = fmin(fmax(wide, WIDTH_MIN), WIDTH_MAX);
+    p->parts = wide * CELL_LEAST / CELL > WIDTH_MAX ? PARTS : 1;
+    p->detail = p->parts > 1 || compute_count(p->s) <= DETAIL;
+    p->longest = longest;
+    p->shown = p->parts == 1 ? longest : fmin(longest / PARTS, inner / CELL * least);
+    p->svg = svg_frame(p->svg.out, LEFT, 0, LEFT + inner, 0);
     p->svg.times = true;
-    p->detail = compute_count(p->s) <= DETAIL;
+}
+
+static double part_height(const Picture *p) { return p->runs->runs * run_height(p); }
+
+/* The picture's axes become those of a part. (Their lines stand out of the rows.) */
+static void begin_part(Picture *p, int part)
+{
+    const double top = TOP + part * (part_height(p) + PART_GAP);
+    p->svg.top = top - 6;
+    p->svg.bottom = top + part_height(p) + 4;
+    p->svg.first = part ? p->longest - p->shown : 0;
+    p->svg.last = p->svg.first + p->shown;
 }
 
 /* ---- what stands around the rows ---- */
@@ -121,7 +145,8 @@ static void put_style(FILE *out)
 static void put_head(const Picture *p)
 {
     FILE *out = p->svg.out;
-    const double width = p->svg.right + RIGHT, height = p->svg.bottom + BOTTOM;
+    const double width = p->svg.right + RIGHT;
+    const double height = TOP + p->parts * (part_height(p) + PART_GAP) - PART_GAP + 4 + BOTTOM;
     svg_open(out, width, height);
     put_title(p);
     fprintf(out, "</title>\n<desc id=\"d\">");
@@ -133,6 +158,9 @@ static void put_head(const Picture *p)
     put_title(p);
     fprintf(out, "</text>\n<text x=\"%d\" y=\"44\">", LEFT);
     put_figures(p);
+    if (p->parts * p->shown < 0.999 * p->longest)
+        fprintf(out, "; shown are the first and the last %.3g%s%s", p->shown, p->runs->unit ? " " : "",
+                p->runs->unit ? p->runs->unit : "");
     fprintf(out, "</text>\n");
 }
 
@@ -190,8 +218,10 @@ static void put_compute(const Picture *p, int rank, int i)
     const Span *other = p->sim->span[rank];
     const bool first = a->flags & ACTION_PAIR && other[i + 1].start == t.start;
     const bool second = i > 0 && a[-1].flags & ACTION_PAIR && other[i - 1].start == t.start;
-    const double x = svg_x(&p->svg, t.start), y = p->top + (double)rank * ROW + (second ? BAR / 2.0 : 0);
-    const double whole = svg_x(&p->svg, t.end) - x, width = whole > 6 ? whole - 1 : whole;
+    if (t.end <= p->svg.first || t.start >= p->svg.last) return;
+    const double x = svg_x(&p->svg, fmax(t.start, p->svg.first)),
+                 y = p->top + (double)rank * ROW + (second ? BAR / 2.0 : 0);
+    const double whole = svg_x(&p->svg, fmin(t.end, p->svg.last)) - x, width = whole > 6 ? whole - 1 : whole;
     const double high = first || second ? BAR / 2.0 : BAR;
     const int shade = shade_of(p->s, a);
     char unit[CHART_UNIT_BYTES];
@@ -219,13 +249,17 @@ static void put_row(const Picture *p, int rank)
     double now = 0;
     fprintf(p->svg.out, "<text x=\"%d\" y=\"%.0f\" class=\"e\">%s %d</text>\n", LEFT - 8, y + BAR / 2.0 + 4,
             p->captions ? "pp" : "rank", rank);
-    fprintf(p->svg.out, "<rect class=\"idle\" x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" rx=\"2\"/>\n",
-            LEFT, y, svg_x(&p->svg, p->sim->makespan) - LEFT, BAR);
+    const double end = fmin(p->sim->makespan, p->svg.last);
+    if (end > p->svg.first)
+        fprintf(p->svg.out,
+                "<rect class=\"idle\" x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" rx=\"2\"/>\n", LEFT, y,
+                svg_x(&p->svg, end) - LEFT, BAR);
     for (int i = 0; i < list->count; i++) {
         if (action_is_compute(list->action[i].kind)) {
             put_compute(p, rank, i);
             now = p->sim->span[rank][i].end;
-        } else if (list->action[i].kind == ACT_UPDATE && p->s->versions != VERSIONS_STEP) {
+        } else if (list->action[i].kind == ACT_UPDATE && p->s->versions != VERSIONS_STEP &&
+                   now > p->svg.first && now <= p->svg.last) {
             fprintf(p->svg.out, "<path class=\"step\" d=\"M%.2f %.0fv%d\"><title>update</title></path>\n",
                     svg_x(&p->svg, now), y - 2, BAR + 4);
         }
@@ -235,7 +269,7 @@ static void put_row(const Picture *p, int rank)
 static void put_run(Picture *p, int run)
 {
     p->sim = p->runs->run[run];
-    p->top = TOP + run * run_height(p) + (p->captions ? CAPTION : 0);
+    p->top = p->svg.top + 6 + run * run_height(p) + (p->captions ? CAPTION : 0);
     if (p->captions)
         fprintf(p->svg.out, "<text class=\"name\" x=\"%d\" y=\"%.0f\">%s</text>\n", LEFT, p->top - 9,
                 p->runs->name[run]);
@@ -248,8 +282,11 @@ void chart_svg_runs(const Schedule *s, const ChartRuns *runs, FILE *out)
     measure(&p);
     put_head(&p);
     put_legend(&p);
-    put_axis(&p);
-    for (int i = 0; i < runs->runs; i++) put_run(&p, i);
+    for (int part = 0; part < p.parts; part++) {
+        begin_part(&p, part);
+        put_axis(&p);
+        for (int i = 0; i < runs->runs; i++) put_run(&p, i);
+    }
     fprintf(out, "</svg>\n");
 }
 
@@ -260,11 +297,12 @@ void chart_svg(const Schedule *s, const Simulation *sim, FILE *out)
 
 int64_t chart_svg_bytes(const Schedule *s, int runs)
 {
-    enum { AROUND = 8 << 10, ROW_BYTES = 256, DETAIL_BYTES = 384, PLAIN_BYTES = 112, UPDATE_BYTES = 96 };
+    enum { AROUND = 8 << 10, ROW_BYTES = 256, DETAIL_BYTES = 384, UPDATE_BYTES = 96 };
     const int64_t computes = compute_count(s);
     int64_t updates = 0;
     for (int r = 0; r < s->ranks; r++)
         for (int i = 0; i < s->rank[r].count; i++) updates += s->rank[r].action[i].kind == ACT_UPDATE;
-    return AROUND + runs * (s->ranks * ROW_BYTES + updates * UPDATE_BYTES +
-                            computes * (computes <= DETAIL ? DETAIL_BYTES : PLAIN_BYTES));
+    /* (a compute that two parts share is drawn twice: at most one of a rank) */
+    return AROUND + PARTS * runs * s->ranks * (ROW_BYTES + DETAIL_BYTES) +
+           runs * (s->ranks * ROW_BYTES + updates * UPDATE_BYTES + computes * DETAIL_BYTES);
 }

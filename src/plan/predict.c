@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/units.h"
 #include "pipeline/chart.h"
 #include "pipeline/simulate.h"
 #include "plan/shape.h"
@@ -297,7 +298,7 @@ static void conclude(const Pipeline *p, const Simulation *s, Prediction *out)
 /* The step's title and figures above its units, in milliseconds. */
 static Err draw(Pipeline *p, const Prediction *step, FILE *out)
 {
-    char title[128], figures[160];
+    char title[128], figures[160], whole[UNITS_BYTES], units[UNITS_BYTES], rest[UNITS_BYTES];
     const Schedule *s = &p->schedule;
     Simulation ms;
     for (int i = 0; i < s->stages; i++)
@@ -308,8 +309,9 @@ static Err draw(Pipeline *p, const Prediction *step, FILE *out)
     snprintf(title, sizeof title, "a step of %lld samples on %s, predicted", (long long)p->spec->global_batch,
              p->source->model->device->name);
     snprintf(figures, sizeof figures,
-             "%.4g ms: units %.4g, of them %.1f %% idle; sums, norm and update behind them %.4g",
-             1e3 * step->step_s, ms.makespan, err ? 0 : 100 * simulation_idle(s, &ms), 1e3 * step->rest_s);
+             "a step of %s: units %s, of them %.1f %% idle; sums, norm and update behind them %s",
+             units_step(whole, step->step_s), units_step(units, 1e-3 * ms.makespan),
+             err ? 0 : 100 * simulation_idle(s, &ms), units_step(rest, step->rest_s));
     if (!err)
         chart_svg_runs(s,
                        &(ChartRuns){

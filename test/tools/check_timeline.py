@@ -110,15 +110,16 @@ def check_svg(run, lists, step):
     texts = ["".join(t.itertext()) for t in root.iter(f"{SVG}text")]
     computes = sum(bool(re.match(r"[FBIW]\d", word)) for words in lists for word in words)
     bars = [r for r in root.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
-    if len(bars) != 2 * computes:
-        bad.append(f"{len(bars)} bars for 2 x {computes} computes")
+    drawn = {"".join(b.find(f"{SVG}title").itertext()) for b in bars} # (one at the border of two parts is in both)
+    if len(drawn) != 2 * computes and not any("shown are the first and the last" in text for text in texts):
+        bad.append(f"{len(drawn)} bars for 2 x {computes} computes")
     if len({float(b.get('y')) for b in bars}) < 2 * len(lists):
         bad.append("not a row for each rank and panel")
     width = float(root.get("viewBox").split()[2])
     if any(not 0 <= float(b.get("x")) <= float(b.get("x")) + float(b.get("width")) <= width for b in bars):
         bad.append("a bar outside the picture")
     for rank in range(len(lists)):
-        if texts.count(f"pp {rank}") != 2:
+        if texts.count(f"pp {rank}") not in (2, 4): # (a picture in two parts has each twice)
             bad.append(f"rows of pp {rank}")
     records = [json.loads(line) for line in open(f"{run}/metrics.jsonl")]
     traced = [r for r in records if "bubble" in r]
