@@ -282,6 +282,16 @@ check "eval --run on two ranks" cmp -s "$dir/two" "$dir/eval3"
 check "rank 1 does not find its configuration: exit $?" test $? -eq 2
 says err '^megatrain: error .configuration.: rank 1: .*tiny.ini'
 check "and that is the only error" test "$(grep -c '^megatrain: error' "$dir/err")" -eq 1
+# doctor's table of ranks: of those that share a folder, and of one that is elsewhere
+(cd "$dir" && "$launch" -n 2 -- "$mt" doctor --cluster --folder runs >out 2>err)
+check "doctor --cluster: exit $?, $(tail -2 "$dir/out")" test $? -eq 0
+says out '^0 .* all  .* shared  hold  '
+says out '^1 .* all  .* shared  hold  '
+(cd "$dir" && mt=$mt "$launch" -n 2 -- bash -c '[ $RANK = 0 ] || cd elsewhere; exec "$mt" doctor --cluster --folder runs' >out 2>err)
+check "doctor --cluster without a shared folder: exit $?" test $? -eq 5
+says out "^! rank 1: does not see the file that rank 0 has made in 'runs': "
+check "doctor leaves nothing behind" test -z "$(find "$dir" -name '.doctor*')"
+refused 2 "this is one process" doctor --cluster
 "$launch" --help >"$dir/out" 2>"$dir/err"
 check "launch.sh --help: exit $?" test $? -eq 0 -a ! -s "$dir/err"
 says out '^  *scripts/launch.sh -n N'

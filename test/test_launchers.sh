@@ -169,6 +169,8 @@ for mode in none pmi2; do
     timeout 600 srun --mpi=$mode -N1 -n2 "$mt" "${words[@]}" run.dir=srun-$mode >/dev/null 2>srun-$mode.err
     check "srun --mpi=$mode: exit $?, $(error_of srun-$mode)" same srun-$mode
 done
+timeout 600 srun -N2 -n4 "$mt" doctor --cluster >doctor.out 2>doctor.err
+check "srun, doctor: exit $?, $(error_of doctor)" [ "$(grep -c '^[0-3] .* all  .* shared  hold ' doctor.out)" = 4 ]
 if command -v mpirun >/dev/null; then
     timeout 600 salloc -N2 -n4 mpirun --allow-run-as-root --bind-to none -n 4 "$mt" "${words[@]}" run.dir=salloc \
         >/dev/null 2>salloc.err

@@ -11,10 +11,12 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/processors.h"
 #include "base/plain.h"
 #include "base/units.h"
 #include "cli/command.h"
+#include "cli/doctor.h"
 #include "comm/gpu.h"
 #include "device/device.h"
 #include "measure/calibrate.h"
@@ -27,6 +29,8 @@ static int problems;
 static const char *device_path;
 static double seconds; /* 0: not given */
 static const char *folder;
+static bool cluster;
+static int64_t data_port;
 
 static const Option options[] = {
     { "calibrate", OPTION_TEXT, &device_path, .value = "FILE",
@@ -34,7 +38,11 @@ static const Option options[] = {
     { "seconds", OPTION_REAL, &seconds, .low = 0.1, .high = 86400, .value = "S",
       .help = "with --calibrate: to measure for, about; below 10: few and small shapes; none: 90" },
     { "folder", OPTION_TEXT, &folder, .value = "DIR",
-      .help = "with --calibrate: where checkpoints go, whose disk is measured; none: here" },
+      .help = "where checkpoints go: --calibrate times its disk, --cluster looks who shares it; none: here" },
+    { "cluster", OPTION_FLAG, &cluster,
+      .help = "instead: the ranks that a launcher has started, a line each" },
+    { "data-port", OPTION_INT, &data_port, .low = 1, .high = 49151, .value = "N",
+      .help = "with --cluster: as parallel.data_port" },
 };
 
 __attribute__((format(printf, 2, 3))) static void advise(bool needed, const char *fmt, ...)
@@ -277,14 +285,24 @@ static Err calibrate_into(const char *path)
     return err;
 }
 
+static Err look_at_cluster(void)
+{
+    Boot boot;
+    TRY(boot_from_env(&boot));
+    log_set_rank(boot.rank, boot.size);
+    if (boot.rank) log_set_level(LOG_WARN);
+    return doctor_cluster(&boot, folder ? folder : ".", (int)data_port);
+}
+
 static Err doctor(Words rest)
 {
     (void)rest;
     problems = 0;
     if (device_path) return calibrate_into(device_path);
+    if (cluster) return look_at_cluster();
     if (seconds > 0 || folder)
         return err_set(ERR_CONFIG, "--%s is about a calibration", seconds > 0 ? "seconds" : "folder"),
-               err_hint("add --calibrate FILE");
+               err_hint(folder ? "add --calibrate FILE, or --cluster" : "add --calibrate FILE");
     version_print(stdout);
     check_processor();
     check_memory();
@@ -300,6 +318,9 @@ static Err doctor(Words rest)
 const Command command_doctor = {
     .name = "doctor",
     .summary = "what this machine offers, what is missing, how to get it",
+    .text = "Under a launcher, as in srun -N4 megatrain doctor --cluster --folder runs: names, ports, "
+            "clocks, locks,\n"
+            "the folder and the program of every rank, in one table.\n",
     OPTIONS(options),
     .run = doctor,
 };

@@ -21,8 +21,8 @@ Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder
 
 /*
  * A mistake in the configuration, which every rank finds in the same words and file: rank 0's error line says it. With
- * scripts/launch.sh a rank knows that it was given other words, and says its own; with the same words it leaves the error
- * with launch.sh, for rank 0 may yet find another file under the name. Else it warns. Returns `err`.
+ * scripts/launch.sh a rank knows that it was given other words, and says its own; with the same words it leaves the
+ * error with launch.sh, for rank 0 may yet find another file under the name. Else it warns. Returns `err`.
  */
 Err join_said_once(const Boot *boot, Err err);
 

@@ -13,8 +13,8 @@
 
 #include "base/err.h"
 
-/* Keeps the configuration of a start, and which program, machine and job it is of. To be called under the folder's lock,
- * once it is known from which step the start goes on. job: for people, a line. ERR_IO. */
+/* Keeps the configuration of a start, and which program, machine and job it is of. To be called under the folder's
+ * lock, once it is known from which step the start goes on. job: for people, a line. ERR_IO. */
 Err kept_start(const char *run_dir, const char *config_text, int64_t step, const char *job);
 /* Keeps a copy of the tokenizer `spec`, which replaces what is there and differs. ERR_IO, ERR_MEMORY. */
 Err kept_tokenizer(const char *run_dir, const char *spec);
