@@ -9,6 +9,7 @@
 #include "cost/measured.h"
 #include "cost/reached.h"
 #include "device/product_speedup.h"
+#include "model/model.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -419,6 +420,31 @@ TEST(pairs_of_any_spans)
                 const double seen = op_work(OP_attention_fwd, &of).times * causal_pairs(ROWS, ROWS);
                 CHECK_CLOSE(seen, pairs_one_by_one(q, k, window), 1e-9, "window %d, %d, %d", (int)window, (int)a, (int)b);
             }
+}
+
+/* What plan, mfu and the costs of stages go by, and what an op counts, beside pairs that are counted one by one. */
+TEST(flop_of_windows)
+{
+    enum { T = 40, HEADS = 3, WIDTH = 8 };
+    static const char *const windows[] = { "0", "1", "7", "39", "40", "41", "8,0,15*2" };
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+        ModelSpec m = { .layers = 5, .heads = HEADS, .kv_heads = 1, .head_dim = WIDTH, .hidden = 24, .seq = T };
+        double all = 0, seen = 0;
+        CHECK(layer_pattern_read(windows[i], T + 1, &m.window) > 0);
+        for (int layer = 0; layer < m.layers; layer++) {
+            const int64_t window = layer_pattern_at(&m.window, layer);
+            const double pairs = pairs_one_by_one(spans_whole(T), spans_whole(T), window);
+            all += 12. * HEADS * WIDTH * (double)(window && window < T ? window : T);
+            seen += 12. * HEADS * WIDTH * pairs / T;
+            CHECK((double)spans_pairs(spans_whole(T), spans_whole(T), window) == pairs);
+        }
+        CHECK_CLOSE((double)model_attention_flop_per_token(&m), all, 1e-12, "all keys of '%s'", windows[i]);
+        CHECK_CLOSE((double)model_causal_flop_per_token(&m), seen, 1e-3, "keys seen of '%s'", windows[i]);
+        const StageShare first = { .layer_count = 1 }, both = { .layer_count = 2 };
+        const double step = (double)(stage_flop_per_token(&m, both) - 2 * stage_flop_per_token(&m, first) + m.hidden);
+        const int64_t w = layer_pattern_at(&m.window, 1), v = layer_pattern_at(&m.window, 0);
+        CHECK(step == 4. * HEADS * WIDTH * (double)((w && w < T ? w : T) - (v && v < T ? v : T)));
+    }
 }
 
 /* ---- calls ---- */

@@ -516,7 +516,9 @@ check "JSON has what the table has: $(/usr/bin/python3 same.py plan.txt plan.jso
 flop() { awk -v row="$1" 'index($0, row) { v = $(NF - 1); u = substr(v, length(v)); print v * (u == "G" ? 1e9 : u == "M" ? 1e6 : 1e3) }' flop.txt; }
 for m in arch=gpt2 "arch=gpt2 model.tied=false" arch=llama "arch=llama model.kv_heads=4" "arch=llama model.tied=true" \
     "arch=llama model.attention=mla model.kv_lora_rank=128 model.qk_nope_head_dim=32 model.qk_rope_head_dim=16" \
-    "arch=llama model.attention=mla model.kv_lora_rank=128 model.attention_gate=true model.bias=true"; do
+    "arch=llama model.attention=mla model.kv_lora_rank=128 model.attention_gate=true model.bias=true" \
+    "arch=llama model.window=8" "arch=llama model.window=8,300*2,0 model.sinks=true model.attention_gate=true" \
+    "arch=llama model.window=128 model.attention=mla model.kv_lora_rank=128"; do
     plan model.layers=6 model.hidden=512 model.seq=512 model.vocab=20000 model.$m train.micro_batch=1 >flop.txt
     check "$m: $(flop 'causal half') of the formula, $(flop 'counted op by op') of the ops" awk -v a="$(flop 'causal half')" \
         -v b="$(flop 'counted op by op')" 'BEGIN { exit !(a > 1e7 && a / b < 1.03 && a / b > 0.97) }'

@@ -37,27 +37,6 @@ static OpWork grouped_codes(const fp8_grouped_add_args *a)
     return product(each, a->dw.dim[1], a->dw.dim[2], (double)rows / (double)each);
 }
 
-/* Of `count` keys those before the positions 1, 2, ... `last`, counted from the first key on, all together. */
-static int64_t keys_before(int64_t last, int64_t count)
-{
-    const int64_t inside = min64(max64(last, 0), count);
-    return inside * (inside + 1) / 2 + max64(last - count, 0) * count;
-}
-
-/* Keys that the queries see, all together; documents are taken to be whole samples. A query sees what is before its end
- * and not before its window's begin. */
-static double pairs(Spans q, Spans k, int64_t window)
-{
-    int64_t sum = 0;
-    for (int i = 0; i < 4; i++) {
-        const int64_t count = k.count[i % 2], begin = q.first[i / 2] - k.first[i % 2],
-                      end = begin + q.count[i / 2];
-        sum += keys_before(end, count) - keys_before(begin, count);
-        if (window > 0) sum -= keys_before(end - window, count) - keys_before(begin - window, count);
-    }
-    return (double)sum;
-}
-
 /* Of all causal pairs of so many queries, at the end of so many keys. */
 double causal_pairs(double queries, double keys)
 {
@@ -144,11 +123,11 @@ OpWork op_work(OpId id, const void *args)
     case OP_fp8_grouped_add: return grouped_codes(args);
     case OP_attention_fwd: {
         const attention_fwd_args *a = args;
-        return attention(a->q, a->k, a->v, pairs(a->q_span, a->k_span, a->window));
+        return attention(a->q, a->k, a->v, (double)spans_pairs(a->q_span, a->k_span, a->window));
     }
     case OP_attention_bwd: {
         const attention_bwd_args *a = args;
-        return attention(a->q, a->k, a->v, pairs(a->q_span, a->k_span, a->window));
+        return attention(a->q, a->k, a->v, (double)spans_pairs(a->q_span, a->k_span, a->window));
     }
     default: return memory(id, args);
     }

@@ -135,6 +135,15 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
     return check_dtype(info, f, p, t->dtype, b);
 }
 
+/* Of one head and one sample; 0 of other ops than attention. */
+static int64_t seen_pairs(OpId id, const void *args)
+{
+    const attention_fwd_args *fwd = args;
+    const attention_bwd_args *bwd = args;
+    if (id == OP_attention_fwd) return spans_pairs(fwd->q_span, fwd->k_span, fwd->window);
+    return id == OP_attention_bwd ? spans_pairs(bwd->q_span, bwd->k_span, bwd->window) : 0;
+}
+
 /* The value of the number or letter at *text, which moves behind it. */
 static int64_t flop_term(const char **text, const Binding *b)
 {
@@ -210,6 +219,7 @@ Err op_begin(Stream *s, OpId id, const void *args)
     for (int i = 0; i < info->field_count; i++)
         c->bytes += counted_bytes(&info->fields[i], tensor_field(info, i, args), &b);
     c->ops++;
+    b.used['X'] = seen_pairs(id, args);
     c->flop += flop_count(info->flop, &b);
     return recorder_hears(s) ? recorder_work(s, op_digest(id, args)) : ERR_OK;
 }

@@ -204,6 +204,14 @@ static inline Spans spans_behind(Spans s, int64_t by)
     return (Spans){ { s.first[0] + by, s.first[1] + by }, { s.count[0], s.count[1] } };
 }
 
+/* Pairs of a query and a key that it sees: those up to its own position, of a window (0: none) the last so many.
+ * Documents are not known: they are taken to be whole samples. All counts of FLOP and all predictions go by it. */
+#ifdef __cplusplus
+extern "C"
+#endif
+    int64_t
+    spans_pairs(Spans q, Spans k, int64_t window);
+
 #ifdef __CUDACC__
 __host__ __device__
 #endif

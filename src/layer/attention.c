@@ -394,10 +394,7 @@ static int64_t attention_flop(const ModelSpec *s)
     return 2 * s->hidden * ((2 + s->attention_gate) * s->heads + 2 * s->kv_heads) * s->head_dim;
 }
 
-static int64_t attention_score_flop(const ModelSpec *s)
-{
-    return 4 * (int64_t)s->heads * s->head_dim * s->seq;
-}
+static int64_t attention_pair_flop(const ModelSpec *s) { return 4 * (int64_t)s->heads * s->head_dim; }
 
 static KvShape attention_cache(const ModelSpec *s)
 {
@@ -412,6 +409,6 @@ const LayerKind attention_kind = { .own_bytes = sizeof(Attention),
                                    .backward = attention_backward,
                                    .residual_bias = attention_bias,
                                    .flop = attention_flop,
-                                   .score_flop = attention_score_flop,
+                                   .pair_flop = attention_pair_flop,
                                    .keys = attention_keys,
                                    .cache = attention_cache };

@@ -483,9 +483,9 @@ typedef struct {
     int64_t (*flop)(const ModelSpec *spec);
     /* Parameters that a token does not meet; NULL: it meets all. */
     int64_t (*idle_params)(const ModelSpec *spec);
-    /* Mixers alone have these: FLOP of one token's scores and weighted values; the keys of a rank; what generation
-     * keeps. */
-    int64_t (*score_flop)(const ModelSpec *spec);
+    /* Mixers alone have these: FLOP of the scores of a query and a key, of all heads, and of the weighted value; the
+     * keys of a rank; what generation keeps. */
+    int64_t (*pair_flop)(const ModelSpec *spec);
     SliceKeyShape (*keys)(const void *own, const Ctx *c);
     KvShape (*cache)(const ModelSpec *spec);
 } LayerKind;

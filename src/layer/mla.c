@@ -492,9 +492,9 @@ static int64_t mla_flop(const ModelSpec *s)
     return 2 * (q + kv + (1 + s->attention_gate) * s->heads * w.value * D);
 }
 
-static int64_t mla_score_flop(const ModelSpec *s)
+static int64_t mla_pair_flop(const ModelSpec *s)
 {
-    return 2 * s->heads * (s->head_dim + s->latent.width.value) * s->seq;
+    return 2 * s->heads * (s->head_dim + s->latent.width.value);
 }
 
 static KvShape mla_cache(const ModelSpec *s)
@@ -511,6 +511,6 @@ const LayerKind mla_kind = { .own_bytes = sizeof(Mla),
                              .backward = mla_backward,
                              .residual_bias = mla_bias,
                              .flop = mla_flop,
-                             .score_flop = mla_score_flop,
+                             .pair_flop = mla_pair_flop,
                              .keys = mla_keys,
                              .cache = mla_cache };

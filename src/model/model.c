@@ -8,6 +8,7 @@
  */
 #include <stdio.h>
 
+#include "base/int64.h"
 #include "layer/offload.h"
 #include "model/model.h"
 
@@ -425,11 +426,33 @@ static int64_t lookup_params(const ModelSpec *spec)
     return (tokens + positions) * spec->hidden;
 }
 
+static int64_t window_of(const ModelSpec *spec, int block)
+{
+    return layer_pattern_at(&spec->window, model_like(spec, block));
+}
+
+/* By the convention that all keys of the sequence count, or all of the window, seen or not. */
+static int64_t score_flop_per_token(const ModelSpec *spec, int block)
+{
+    const int64_t window = window_of(spec, block), keys = window ? min64(window, spec->seq) : spec->seq;
+    return keys * model_mixer(spec, block)->pair_flop(spec);
+}
+
 int64_t model_attention_flop_per_token(const ModelSpec *spec)
 {
     int64_t flop = 0;
-    for (int i = 0; i < model_blocks(spec); i++) flop += model_mixer(spec, i)->score_flop(spec);
+    for (int i = 0; i < model_blocks(spec); i++) flop += score_flop_per_token(spec, i);
     return 3 * flop;
+}
+
+int64_t model_causal_flop_per_token(const ModelSpec *spec)
+{
+    const Spans all = spans_whole(spec->seq);
+    double flop = 0; /* of a sequence */
+    for (int i = 0; i < model_blocks(spec); i++)
+        flop +=
+            (double)spans_pairs(all, all, window_of(spec, i)) * (double)model_mixer(spec, i)->pair_flop(spec);
+    return (int64_t)(3 * flop / (double)spec->seq);
 }
 
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
@@ -442,7 +465,7 @@ int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
 static int64_t block_flop_per_token(const ModelSpec *spec, int block)
 {
     const LayerKind *mixer = model_mixer(spec, block), *ffn = model_ffn(spec, block);
-    return mixer->flop(spec) + mixer->score_flop(spec) + ffn->flop(spec);
+    return mixer->flop(spec) + score_flop_per_token(spec, block) + ffn->flop(spec);
 }
 
 int64_t stage_flop_per_token(const ModelSpec *spec, StageShare share)

@@ -170,8 +170,10 @@ Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena
 /* How many of so many parameters a token meets: all but the experts that it is not sent to. */
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded);
 /* FLOP of scores and weighted values, forward and backward: 12 L C T, C the columns of all heads (where keys and values
- * differ in width, the mean of both). */
+ * differ in width, the mean of both), T the sequence's keys, or those of a block's window where these are fewer. */
 int64_t model_attention_flop_per_token(const ModelSpec *spec);
+/* The same of the keys alone that queries see, on the mean: what the ops of a step count. */
+int64_t model_causal_flop_per_token(const ModelSpec *spec);
 /* 6 N and that: N the active parameters but tables that rows are only looked up in, which cost no FLOP. */
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
 /* FLOP of one stage's forward, without recomputation: of the products alone, and never 0. */
