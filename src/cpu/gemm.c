@@ -239,7 +239,7 @@ static void sum_add(Sum x, Sum y, int64_t rows, int64_t cols)
 static void tile_leaves(const Plan *p, Tile *tile, int64_t slab, Sum sum)
 {
     const int64_t leaf = p->leaf;
-    float stack[LEVELS][TILE_ELEMS] __attribute__((aligned(64)));
+    static _Thread_local float stack[LEVELS][TILE_ELEMS] __attribute__((aligned(64))); /* (as LeafWait's) */
     Sum level[LEVELS] = { sum };
     int top = 0;
     for (int64_t k = 0, n = 0; k < slab; k += leaf, n++) {
@@ -727,7 +727,7 @@ static void task_run(Task *t, int64_t index)
 static void thread_run(Plan *p, int64_t thread)
 {
     float *memory = (float *)(void *)(p->workspace + p->starts_bytes) + thread * p->thread_elems;
-    LeafWait wait;
+    static _Thread_local LeafWait wait; /* (larger than a frame may be) */
     wait.add.leaf = NULL, wait.next = 0;
     Task t = { .p = p, .packed_col = -1, .a = memory, .b = memory + p->a_elems, .wait = &wait };
     t.slot = t.b + p->b_elems;
