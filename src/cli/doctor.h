@@ -6,8 +6,8 @@
 
 /*
  * Collective. The ranks meet as a run's do, connect each with each, and look at a folder that is to be a run's; rank 0
- * prints a line a rank, and what stands in a run's way. data_port: parallel.data_port, or 0. ERR_CONFIG (rank 0): a rank
- * is another program; ERR_RENDEZVOUS: they do not meet or connect; ERR_STORAGE: one does not see the folder.
+ * prints a line a rank, and what stands in a run's way. data_port: parallel.data_port, or 0. ERR_CONFIG (rank 0): a
+ * rank is another program; ERR_RENDEZVOUS: they do not meet or connect; ERR_STORAGE: one does not see the folder.
  */
 Err doctor_cluster(const Boot *boot, const char *folder, int data_port);
 
