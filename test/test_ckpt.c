@@ -105,6 +105,8 @@ TEST(safetensors_reader_believes_nothing)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         FAILS(parse(cases[i].header, cases[i].data_bytes), ERR_CKPT, cases[i].text);
     OK(parse("{}", 0));
+    OK(parse("{\"__metadata__\":{}}", 0));
+    OK(parse("{\"__metadata__\":null}", 0));
     OK(parse("{\"b\":" T("BF16", "[2,0]", "8", "8") ",\"a\":" T("F64", "[]", "0", "8") "}   ", 8));
     int64_t n;
     FAILS(st_header_length("x", "\xff\xff\xff\xff\xff\xff\xff\xff", 1 << 20, &n), ERR_CKPT, "more than");

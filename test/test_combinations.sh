@@ -26,13 +26,22 @@ model queries $muon model.kv_heads=1
 model gated $muon model.attention_gate=true model.kv_heads=2
 model heads $muon optim.muon_split=head model.kv_heads=2
 model experts $muon "${mixture[@]}" moe.topk=1 model.seq=8 train.global_batch=2 parallel.seq_blocks=2
+model biased "${mixture[@]}" model.bias=true
+model latent model.attention=mla model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4 model.v_head_dim=8
+model dropped model.attention_dropout=0.1
+model deep model.layers=4
+model few
 model masked data.mask_eod=true data.reset_at_eod=true
 
 for i in $(seq 1 400); do # documents of very different lengths: ranks have unequally many tokens that count
     printf '{"text": "%s"}\n' "$(printf 'x%.0s' $(seq 1 $((i * i % 61 + 1))))"
 done >docs.jsonl
 sed -i 's/^train=a$/train=docs/' masked.ini
+sed -i 's/^train=a$/train=few/' few.ini
 "$mt" preprocess --input docs.jsonl --tokenizer byte --output docs --append-eod >/dev/null 2>err.txt || bad "preprocess: $(tail -1 err.txt)"
+
+head -20 docs.jsonl >few.jsonl # fewer samples than three steps take, so the last is of the second epoch
+"$mt" preprocess --input few.jsonl --tokenizer byte --output few --append-eod >/dev/null 2>err.txt || bad "preprocess: $(tail -1 err.txt)"
 
 # run DIR RANKS MODEL KEY=VALUE...
 run() {
@@ -86,6 +95,13 @@ Muon's experts, of which some idle     | experts   | 2 | parallel.ep=2 parallel.
 Muon's experts, cut and in groups      | experts   | 2 | parallel.tp=2 parallel.ep=1 parallel.etp=2
 the mean over tokens that count        | masked    | 2 | parallel.zero=1
 the mean over tokens that count        | masked    | 4 | parallel.pp=2 train.micro_batch=2
+micro-batches of unequal documents     | masked    | 2 | parallel.pp=2
+experts' biases over tp                | biased    | 2 | parallel.tp=2 parallel.ep=2
+experts' biases cut with the experts   | biased    | 2 | parallel.tp=2 parallel.etp=2
+the rotary key that all heads share    | latent    | 2 | parallel.tp=2
+dropout of attention under sp          | dropped   | 2 | parallel.tp=2 parallel.sp=true
+dropout of attention under cp          | dropped   | 2 | parallel.cp=2
+chunks of a stage begin apart          | deep      | 2 | parallel.pp=2 parallel.vpp=2
 EOT
 # what the rows are about is there: without it the runs are others
 differs() { # MODEL KEY=VALUE
@@ -123,8 +139,36 @@ norms | 2 parallel.zero=3                | 2 parallel.tp=2               | 4 par
 words | 2 parallel.tp=2                  | 1                             | 4 parallel.tp=4 parallel.sp=false
 aux   | 2 parallel.ep=2 parallel.zero=2  | 1                             | 4 parallel.tp=2 parallel.ep=4
 gated | 4 parallel.zero=3                | 2 parallel.tp=2 parallel.zero=1 | 4 parallel.pp=2 parallel.zero=2
+few   | 2 parallel.zero=1                | 1 train.micro_batch=4         | 2 parallel.pp=2
 bias  | 4 parallel.pp=2 parallel.ep=2    | 2 parallel.zero=3 parallel.ep=2 | 2 parallel.tp=2 parallel.ep=2
 EOT
+
+# an evaluation is of its set, whatever the batch, the masks and the run's state are; rates end; figures are the step's
+eval_of() { "$mt" eval --run whole-masked data.valid=few --json "$@" 2>/dev/null; }
+eval_of >few.1
+for words in train.micro_batch=4 train.global_batch=24; do
+    eval_of $words >few.2
+    check "an evaluation with $words: $(cat few.2)" [ -s few.1 -a "$(cat few.1)" = "$(cat few.2)" ]
+done
+run still 1 masked data.valid=few train.eval_every=1 optim.lr=1e-30 optim.warmup=0
+check "evaluations of a run that learns nothing: $(grep -c valid_loss still/metrics.jsonl)" \
+    [ "$(sed -n 's/.*"valid_loss":\([0-9.]*\),.*/\1/p' still/metrics.jsonl | sort | uniq -c | awk '{ print $1 }')" = 3 ]
+run ends 1 norms train.steps=4 optim.decay_steps=2 optim.warmup=0 optim.min_lr=0.003
+check "a learning rate past its end: $(grep -o '"lr":[^,]*' ends/metrics.jsonl | xargs)" \
+    [ "$(grep -c '"step":[34],.*"lr":0.00[23][09]*[0-9]*,' ends/metrics.jsonl)" -eq 2 ]
+run stages 2 norms parallel.pp=2
+why=$(/usr/bin/python3 - whole-norms stages 2>&1 <<'EOP'
+import json, sys
+flop = []
+for run, ranks in zip(sys.argv[1:], (1, 2)):
+    for m in map(json.loads, open(f"{run}/metrics.jsonl")):
+        if "tflops" in m:
+            assert abs(m["tokens_per_s"] * m["step_ms"] / 1e3 / (8 * 32) - 1) < 1e-6, f"{run}: tokens of another step"
+            flop.append(m["tflops"] * ranks / m["tokens_per_s"])
+assert len(flop) == 6 and max(flop) <= min(flop) * (1 + 1e-6), flop
+EOP
+)
+check "tokens and FLOP of a step, of the whole model: $why" [ -z "$why" ]
 
 # experts without tokens: some there are, and their weights only decay, in each layout the same
 for case in "one 1" "spread 2 parallel.ep=2 parallel.zero=1"; do

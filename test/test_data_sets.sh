@@ -134,14 +134,21 @@ expect 0 "bits_per_byte" "$mt" eval --config tiny.ini run.dir=own "${own[@]}"
 expect 0 "Line" "$mt" generate --run own --prompt Line --tokens 3
 # ids of single bytes: the same text in both tokenizers, and the same bytes, whatever the end of a document is spelled
 "$mt" tokenizer train --input text.txt --vocab-size 257 --output bytes.json >/dev/null 2>&1
-sed 's/$/\n/' text.txt >lines.txt
+{ sed 's/$/\n/' text.txt; echo 'straße née 中文 🙂'; } >lines.txt # (a token is a part of a character, too)
 for t in byte bytes.json; do
     "$mt" preprocess --input lines.txt lines.txt --split-blank-lines --tokenizer $t --output e-$t --append-eod >/dev/null 2>&1
     run of-$t data.train=e-$t data.valid=e-$t data.tokenizer=$t train.steps=2
     "$mt" eval --config tiny.ini run.dir=of-$t data.valid=e-$t data.tokenizer=$t >$t.eval 2>/dev/null
 done
-check "bytes of text: $(grep '^bytes' byte.eval bytes.json.eval)" \
+check "bytes of text, also of characters in parts: $(grep '^bytes' byte.eval bytes.json.eval)" \
     [ -n "$(grep '^bytes' byte.eval)" -a "$(grep '^bytes' byte.eval)" = "$(grep '^bytes' bytes.json.eval)" ]
+/usr/bin/python3 -c 'import json
+t = json.load(open("bytes.json"))
+t["added_tokens"].append(dict(id=257, content="<|début|>", single_word=False, lstrip=False, rstrip=False, normalized=False, special=True))
+json.dump(t, open("debut.json", "w"))'
+printf 'a<|début|>é' | "$mt" tokenize --tokenizer debut.json >debut.ids 2>err.txt
+check "an added token beyond ASCII comes back: $(head -1 err.txt)" \
+    [ "$(grep -cw 257 debut.ids)-$("$mt" tokenize --tokenizer debut.json --decode <debut.ids)" = '1-a<|début|>é' ]
 mkdir elsewhere
 expect 0 "Line" env -C elsewhere "$mt" generate --run ../own --prompt Line --tokens 3
 rm -r own/tokenizer # the copy that it took
