@@ -80,6 +80,9 @@ all_of "" help train ""
 all_of "tokenize tokenizer" help tok
 all_of "model.head_dim model.heads" config explain model.head
 all_of "--help" doctor --h
+all_of "zb-h1 zb-h1-int zb-h2 zb-v" train --config some.ini parallel.schedule = zb
+all_of "hanayo" simulate --schedule h
+all_of "cpu" plan --device c
 for c in "${commands[@]}"; do
     answer ${c%% *} >/dev/null
     check "completion knows $c" grep -q "\"$c\") words=" completion.bash

@@ -5,8 +5,10 @@
 #include <string.h>
 
 #include "config/config.h"
+#include "config/config_device.h"
 #include "base/version.h"
 #include "cli/command.h"
+#include "pipeline/schedule.h"
 
 /* ---- roff ---- */
 
@@ -251,18 +253,41 @@ static void put_command_words(FILE *out)
     }
 }
 
+static void put_device(void *out, const char *name) { fprintf(out, " %s", name); }
+
+static void put_schedules(FILE *out)
+{
+    for (int i = 0; schedule_name(i); i++) fprintf(out, " %s", schedule_name(i));
+}
+
+/* Names that the program knows, of options and keys whose values are texts. False: it knows none. */
+static bool put_known_names(FILE *out, const char *what)
+{
+    if (!strcmp(what, "device")) {
+        fprintf(out, "more=1 values=\"");
+        device_file_names(put_device, out);
+    } else if (!strcmp(what, "schedule")) {
+        fprintf(out, "values=\"auto");
+        put_schedules(out);
+    } else return false;
+    fprintf(out, "\"");
+    return true;
+}
+
 /* What may stand behind an option: one of its choices, a file, or something that nobody can guess. */
 static void put_option_values(FILE *out, const Command *c)
 {
     for (int i = 0; i < c->option_count; i++) {
         const Option *o = &c->options[i];
         if (!o->value || o->kind == OPTION_LIST) continue;
+        fprintf(out, "    \"%s --%s\") known=1 ", c->name, o->name);
+        if (put_known_names(out, o->name)) {
+            fprintf(out, " ;;\n");
+            continue;
+        }
         bool choices = strchr(o->value, '|') != NULL;
         bool free = o->kind != OPTION_TEXT || !strcmp(o->value, "TEXT") || !strcmp(o->value, "KEY");
-        fprintf(out, "    \"%s --%s\") known=1 %s", c->name, o->name,
-                choices ? "values=\""
-                : free  ? ""
-                        : "files=1");
+        fprintf(out, "%s", choices ? "values=\"" : free ? "" : "files=1");
         if (choices) put_choices(out, o->value);
         fprintf(out, "%s ;;\n", choices ? "\"" : "");
     }
@@ -273,7 +298,11 @@ static void put_key_values(FILE *out)
 {
     for (int i = 0; i < CFG_COUNT; i++) {
         const ConfigKey *key = config_key((ConfigId)i);
-        if (key->kind == CONFIG_TEXT) fprintf(out, "    %s.%s) files=1 ;;\n", key->section, key->name);
+        if (i == CFG_parallel_schedule || i == CFG_parallel_auto_device) {
+            fprintf(out, "    %s.%s) ", key->section, key->name);
+            put_known_names(out, i == CFG_parallel_schedule ? "schedule" : "device");
+            fprintf(out, " ;;\n");
+        } else if (key->kind == CONFIG_TEXT) fprintf(out, "    %s.%s) files=1 ;;\n", key->section, key->name);
         if (key->kind != CONFIG_PICK && key->kind != CONFIG_BOOL) continue;
         const char *values = key->kind == CONFIG_PICK ? key->choices
                              : key->has_auto          ? "true false auto"
@@ -298,7 +327,7 @@ static const char bash_begin[] =
     "_megatrain()\n{\n"
     "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]} at=2 "
     "place=2\n"
-    "  local second words verbs keys key front values known files suffix\n"
+    "  local second words verbs keys key front values known files more suffix\n"
     "  COMPREPLY=()\n"
     "  if [[ $cur == = ]]; then key=$prev cur=\n"
     "  elif [[ $prev == = ]]; then key=${COMP_WORDS[COMP_CWORD-2]}\n"
@@ -317,7 +346,9 @@ static const char bash_end[] =
     "  esac\n"
     "  if [[ -n $files ]]; then known= key=\n"
     "  elif [[ -n $known || -n $key ]]; then COMPREPLY=($(compgen -P \"$front\" -W \"$values\" -- "
-    "\"$cur\")); return\n"
+    "\"$cur\"))\n"
+    "    [[ -z $more || -n ${COMPREPLY[*]} ]] || compopt -o default 2>/dev/null # a file instead of a name\n"
+    "    return\n"
     "  elif [[ $cur == -* ]]; then COMPREPLY=($(compgen -W \"$words\" -- \"$cur\")); return\n"
     "  elif [[ -n $verbs ]] && (( COMP_CWORD == at )) && COMPREPLY=($(compgen -W \"$verbs\" -- \"$cur\")); "
     "then return\n"

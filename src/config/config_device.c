@@ -216,6 +216,15 @@ static Err read_known(Names *n, const char *name, DeviceFile *out)
     return refuse(n, name);
 }
 
+void device_file_names(void (*each)(void *user, const char *name), void *user)
+{
+    Names *n = malloc(sizeof *n);
+    each(user, "cpu");
+    if (n && !list_names(n))
+        for (int i = 0; i < n->count; i++) each(user, n->items[i]);
+    free(n);
+}
+
 Err device_file_read(const char *name, DeviceFile *out)
 {
     const bool is_path = strchr(name, '/') || text_ends(name, ".ini");

@@ -86,4 +86,7 @@ void device_file_release(DeviceFile *f); /* frees its points; after an error, to
  * passed over. */
 bool device_file_match(const char *gpu, DeviceFile *out);
 
+/* The names that device_file_read knows, "cpu" first. */
+void device_file_names(void (*each)(void *user, const char *name), void *user);
+
 #endif

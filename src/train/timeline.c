@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/rank_list.h"
@@ -159,13 +160,18 @@ static int64_t origin_of(const Timeline *t)
     return first;
 }
 
-static TraceProcess process_of(const World *w, int64_t origin_ns, char name[64])
+enum { PROCESS_BYTES = 128 };
+
+static TraceProcess process_of(const World *w, int64_t origin_ns, char name[PROCESS_BYTES])
 {
+    char host[49] = "";
     const Grid g = w->grid;
     const int plane = (w->dp_rank * g.cp + w->cp_rank) * g.tp + w->tp_rank; /* (messages stay in one) */
     char cp[20] = "";
     if (g.cp > 1) snprintf(cp, sizeof cp, "cp %d, ", w->cp_rank);
-    snprintf(name, sizeof(char[64]), "pp %d, tp %d, %sdp %d", w->pp_rank, w->tp_rank, cp, w->dp_rank);
+    if (gethostname(host, sizeof host - 1)) snprintf(host, sizeof host, "?");
+    snprintf(name, PROCESS_BYTES, "rank %d on %s: pp %d, tp %d, %sdp %d", w->rank, host, w->pp_rank,
+             w->tp_rank, cp, w->dp_rank);
     return (TraceProcess){ .name = name,
                            .pid = w->rank,
                            .place = 1 + plane * g.pp + w->pp_rank,
@@ -206,7 +212,7 @@ static void write_piece(Sink *sink, const char *text, int64_t bytes)
 
 static void write_own(Timeline *t, int64_t origin_ns, Sink *sink)
 {
-    char name[64];
+    char name[PROCESS_BYTES];
     const TraceProcess p = process_of(t->trainer->world, origin_ns, name);
     int64_t next = 0, bytes;
     while ((bytes = trace_text(&p, &next, t->piece.text, PIECE_BYTES)) > 0)
@@ -216,7 +222,7 @@ static void write_own(Timeline *t, int64_t origin_ns, Sink *sink)
 static Err send_text(Timeline *t)
 {
     int64_t origin_ns, next = 0;
-    char name[64];
+    char name[PROCESS_BYTES];
     TRY(pass(t, 0, false, &origin_ns, sizeof origin_ns));
     const TraceProcess p = process_of(t->trainer->world, origin_ns, name);
     do {

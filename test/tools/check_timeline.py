@@ -75,7 +75,7 @@ def check_json(path, lists):
     two = any("UPDATE.s" in word for words in lists for word in words)
     received = beside = ran = 0
     for pid, name in names.items():
-        match = re.fullmatch(r"pp (\d+), tp \d+, dp \d+", name)
+        match = re.fullmatch(r"rank \d+ on \S+: pp (\d+), tp \d+, dp \d+", name)
         if not match:
             bad.append(f"process {pid} is named '{name}'")
             continue
