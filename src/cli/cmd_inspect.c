@@ -227,7 +227,7 @@ static Err inspect(Words rest)
 }
 
 static const Option options[] = {
-    { "document", OPTION_INT, &document, .low = 0, .high = INT64_MAX, .value = "N",
+    { "document", OPTION_INT, &document, .low = 0, .high = 9e15, .value = "N",
       .help = "of token files: print the ids of document N, from 0" },
     { "tokenizer", OPTION_TEXT, &tokenizer, .value = "T",
       .help = "print it as the text that it was made from" },

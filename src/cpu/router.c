@@ -326,8 +326,8 @@ static void router_balance_part(const void *args, int64_t first, int64_t end)
                                scale * a->aux * mean) /
                   (scale * a->aux_coeff);
         if (a->z > 0) z = z_gradient(x, memory, dx, E, scale * a->z);
-        const bool told = tell_loss(&sums[0], aux) & tell_loss(&sums[1], z);
-        sums[2] += !told;
+        const bool told_aux = tell_loss(&sums[0], aux), told_z = tell_loss(&sums[1], z);
+        sums[2] += !(told_aux && told_z);
     }
     add_losses(a->losses, sums);
 }
