@@ -22,7 +22,7 @@ BUILD = os.environ.get("BUILD", "build")
 EDIT = re.compile(r"^- `([^`]+)`, (?:(below|above|instead of) `([^`]+)`|(at the end|a new file)): [^\n]+\n```[\w+]*\n(.*?)^```$", re.M | re.S)
 CHECK = re.compile(r"^Then `([^`]+)` says `([^`]+)`\.$", re.M)
 # compiled as the mutants are (test/mutate.sh): quickly
-FAST = ["CUDA=0", f"BUILD={BUILD}", "OPT=-O0", "VEC_OPT=-O1", "EXTRA_CFLAGS=-Werror", "EMU_FLAGS=-O0 -Werror"]
+FAST = ["CUDA=0", f"BUILD={BUILD}", "OPT=-O0", "VEC_OPT=-O1", "FRAMES=", "EXTRA_CFLAGS=-Werror", "EMU_FLAGS=-O0 -Werror"]
 
 
 class Bad(Exception):

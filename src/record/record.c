@@ -9,24 +9,14 @@
 
 typedef enum { FIELD_INT, FIELD_REAL, FIELD_BOOL } FieldKind;
 
-/* In the order of the file. */
 static const struct {
-    const char *name, *tag; /* in metrics.jsonl; in the event files */
+    const char *name, *tag;
     FieldKind kind;
     size_t offset;
 } fields[RECORD_FIELDS] = {
-    { "step", NULL, FIELD_INT, offsetof(MetricsRecord, step) },
-    { "tokens", "run/tokens", FIELD_INT, offsetof(MetricsRecord, tokens) },
-    { "loss", "loss/train", FIELD_REAL, offsetof(MetricsRecord, loss) },
-    { "grad_norm", "optim/grad_norm", FIELD_REAL, offsetof(MetricsRecord, grad_norm) },
-    { "lr", "optim/lr", FIELD_REAL, offsetof(MetricsRecord, lr) },
-    { "step_ms", "speed/step_ms", FIELD_REAL, offsetof(MetricsRecord, step_ms) },
-    { "tokens_per_s", "speed/tokens_per_s", FIELD_REAL, offsetof(MetricsRecord, tokens_per_s) },
-    { "mfu", "speed/mfu", FIELD_REAL, offsetof(MetricsRecord, mfu) },
-    { "tflops", "speed/tflops", FIELD_REAL, offsetof(MetricsRecord, tflops) },
-    { "memory_bytes", "run/memory_bytes", FIELD_INT, offsetof(MetricsRecord, memory_bytes) },
-    { "skipped", "optim/skipped", FIELD_BOOL, offsetof(MetricsRecord, skipped) },
-    { "time", NULL, FIELD_REAL, offsetof(MetricsRecord, time) },
+#define ROW(type, name, tag) { #name, tag, FIELD_##type, offsetof(MetricsRecord, name) },
+    RECORD_STEP_FIELDS(ROW)
+#undef ROW
 };
 
 static const void *member(const MetricsRecord *r, int field)

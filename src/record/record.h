@@ -40,16 +40,36 @@ typedef struct {
     int layer, head; /* whose it is */
 } MetricsLogits;
 
+/*
+ * The figures of a step, a line each: type, name in metrics.jsonl and of the member below, tag in TensorBoard's files
+ * (GROUP/NAME; NULL: none). They stand in the file in this order. train/train.c: record_step says their values, and
+ * docs/watching.md what they mean.
+ */
+/* clang-format off */
+#define RECORD_STEP_FIELDS(F)                     \
+    F(INT, step, NULL)                            \
+    F(INT, tokens, "run/tokens")                  \
+    F(REAL, loss, "loss/train")                   \
+    F(REAL, grad_norm, "optim/grad_norm")         \
+    F(REAL, lr, "optim/lr")                       \
+    F(REAL, step_ms, "speed/step_ms")             \
+    F(REAL, tokens_per_s, "speed/tokens_per_s")   \
+    F(REAL, mfu, "speed/mfu")                     \
+    F(REAL, tflops, "speed/tflops")               \
+    F(INT, memory_bytes, "run/memory_bytes")      \
+    F(BOOL, skipped, "optim/skipped")             \
+    F(REAL, time, NULL)
+/* clang-format on */
+
+#define RECORD_TYPE_INT int64_t
+#define RECORD_TYPE_REAL double
+#define RECORD_TYPE_BOOL bool
+#define RECORD_MEMBER(type, name, tag) RECORD_TYPE_##type name;
+#define RECORD_ONE(type, name, tag) +1
+
 /* One step. NaN and Inf are allowed and become null. */
 typedef struct {
-    int64_t step, tokens; /* tokens: so far, of the whole run */
-    double loss;          /* mean per token, nats */
-    double grad_norm, lr;
-    double step_ms, tokens_per_s;
-    double mfu, tflops; /* share of the peak; per device */
-    int64_t memory_bytes;
-    bool skipped;
-    double time; /* seconds since 1970, UTC, when the line was written */
+    RECORD_STEP_FIELDS(RECORD_MEMBER)
     /* not among the fields: */
     MetricsSave save;
     MetricsBubble bubble;
@@ -64,7 +84,10 @@ typedef struct {
 } MetricsRecord;
 
 /* JSON escapes make a byte six; a load or a logit is a number of at most 24 characters, a count one of 19. */
-enum { RECORD_FIELDS = 12, RECORD_BYTES = 1728 + 6 * 512 + (45 + 25) * LAYERS_MAX };
+enum {
+    RECORD_FIELDS = RECORD_STEP_FIELDS(RECORD_ONE),
+    RECORD_BYTES = 960 + 64 * RECORD_FIELDS + 6 * 512 + (45 + 25) * LAYERS_MAX
+};
 
 const char *record_tag(int field); /* of TensorBoard, GROUP/NAME; NULL: it has none */
 double record_value(const MetricsRecord *r, int field);
