@@ -42,7 +42,7 @@ export MASTER_PORT=${port:-$((20000 + $$ % 20000))}
 
 pids=() ranks=() early=()
 to_all() { for p in "${pids[@]}"; do kill -"$1" -- "-$p" 2>/dev/null; done; }
-for s in TERM USR1 INT; do trap "early+=($s)" $s; done
+for s in TERM USR1 HUP INT; do trap "early+=($s)" $s; done
 set -m # a process group for each rank: the terminal's Ctrl-C must not reach them twice
 for ((i = 0; i < n; i++)); do
     RANK=$i LOCAL_RANK=$i "$@" </dev/null &
@@ -50,7 +50,7 @@ for ((i = 0; i < n; i++)); do
 done
 set +m
 # signals end `wait` early; what they mean is the ranks' business
-for s in TERM USR1 INT; do trap "to_all $s" $s; done
+for s in TERM USR1 HUP INT; do trap "to_all $s" $s; done
 trap 'to_all STOP; kill -STOP $$; to_all CONT' TSTP
 for s in "${early[@]}"; do to_all "$s"; done
 

@@ -192,4 +192,9 @@ expect 4 "${differ}weights: no folder' there, 'weights: a run's folder' here" ap
 check "no step was done" [ ! -s hosts/metrics.jsonl ]
 cp -r host0/weights host1
 expect 0 "done: step 2" apart checkpoint.load=weights
+# ---- a run folder that the ranks do not share (here its name begins in a folder of each)
+expect 5 "does not see what rank 0 wrote into run.dir = 'mine'" \
+    "$root/scripts/launch.sh" -n 2 -- bash -c "cd $work/host\$RANK && exec '$mt' --config $work/tiny.ini run.dir=mine \
+        train.micro_batch=1 train.global_batch=2 parallel.timeout_s=2"
+check "no step was done" [ ! -e host0/mine/metrics.jsonl ]
 finish

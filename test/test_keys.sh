@@ -203,6 +203,7 @@ checkpoint.best_set        | nowhere      | refused 2 no validation set 'nowhere
 checkpoint.resume          | base/checkpoints/step-00000003 | rows 0
 checkpoint.load            | base         | loss
 checkpoint.upcycle         | true         | refused 2 checkpoint.upcycle
+checkpoint.fail_after      | -1           | refused 2 checkpoint.fail_after
 checkpoint.async           | true         | same memory
 log.every                  | 2            | no line step 1/3
 log.tensorboard            | true         | file events.out.tfevents.*

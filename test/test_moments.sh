@@ -64,4 +64,12 @@ for from in wide plain; do
     check "the same on three ranks: $(digest $from-1 20)" [ "$(digest $from-1 20)" = "$(digest $from-3 20)" ]
     check "and another run than before" [ "$(digest $from-1 20)" != "$(digest $from 20)" ]
 done
+
+# ---- moments in the host's memory, and a pipeline rank without a parameter: it saves and goes on like the others
+empty=(model.layers=2 parallel.pp=3 'parallel.layout=Ett||L' train.micro_batch=5 train.steps=6 train.eval_every=0 parallel.timeout_s=60)
+three() { "$root/scripts/launch.sh" -n 3 -- "$mt" --config tiny.ini run.dir="$1" "${empty[@]}" "${@:2}" >/dev/null 2>"$1.err"; }
+three on-host optim.states=host train.stop_at=3
+three on-host optim.states=host
+three on-device
+check "states on the host, saved and gone on with: $(grep -m1 error on-host.err)" same_run on-host on-device 6
 finish

@@ -199,4 +199,34 @@ wait $pid
 code=$?
 check "the second one leaves: $code" [ $code -eq 130 ]
 check "and says so" grep -q '^megatrain: quit in step [23] without saving$' interrupted.err
+# ---- checkpoints that are gone: nothing is cut, and the run does not begin anew
+run gone train.steps=9
+cp gone/metrics.jsonl before.jsonl
+rm -r gone/checkpoints/*
+expect 4 "'gone/metrics.jsonl' goes up to step 9, but 'gone/checkpoints' is empty" "$mt" --config tiny.ini run.dir=gone train.steps=12
+rmdir gone/checkpoints
+expect 4 "goes up to step 9, but 'gone/checkpoints' is not there" "$mt" --config tiny.ini run.dir=gone train.steps=9
+expect 4 "is its disk mounted?" "$mt" --config tiny.ini run.dir=gone train.steps=12
+check "its metrics stay" cmp -s gone/metrics.jsonl before.jsonl
+expect 0 "done: step 2" "$mt" --config tiny.ini run.dir=gone train.steps=9 train.stop_at=2 checkpoint.resume=none
+rm -r gone/checkpoints
+sed -i '/"saved":true/d' gone/metrics.jsonl # as if it had been killed before its first save
+expect 0 "done: step 9" "$mt" --config tiny.ini run.dir=gone train.steps=9
+
+# ---- saves that fail: a warning, or with checkpoint.fail_after the end
+mkdir full1 full2 && ln -s /proc/none full1/checkpoints && ln -s /proc/none full2/checkpoints
+keys=(checkpoint.every=1 train.steps=9 train.eval_every=0)
+expect 5 "megatrain: error (storage): cannot" "$mt" --config tiny.ini run.dir=full1 "${keys[@]}"
+check "the steps were done" [ "$(losses full1 | wc -l)" -eq 9 ]
+expect 5 "3 saves in a row failed (checkpoint.fail_after): " "$mt" --config tiny.ini run.dir=full2 "${keys[@]}" checkpoint.fail_after=3
+check "no more steps than that: $(losses full2 | wc -l)" [ "$(losses full2 | wc -l)" -eq 3 ]
+
+# ---- a terminal that is closed
+begin_and_stop 5 hangup
+kill -HUP $pid && kill -CONT $pid
+wait $pid
+check "SIGHUP: exit 75 (got $?)" grep -q "stopped by SIGHUP after step" hangup.err
+check "and a checkpoint" [ -n "$(ls hangup/checkpoints)" ]
+# (under nohup it is ignored)
+expect 0 "done: step 40" bash -c 'trap "" HUP; "$0" --config tiny.ini run.dir=nohup train.eval_every=0 2>nohup.err & kill -HUP $!; wait $!; rc=$?; cat nohup.err >&2; exit $rc' "$mt"
 finish

@@ -77,7 +77,7 @@ static Err check_param(Loader *x, int id)
 
 static Err check_fit(Loader *x)
 {
-    ASSERT(x->l->weights_only || (x->l->params->stores->m.data && !x->l->upcycle));
+    ASSERT(x->l->weights_only || (x->l->params->stores->trained && !x->l->upcycle));
     TRY(setup_array(&x->arena, x->m.param_count, &x->ids));
     for (int i = 0; i < x->m.param_count; i++) x->ids[i] = -1;
     for (int i = 0; i < whole(x)->count; i++) TRY(check_param(x, i));

@@ -116,8 +116,8 @@ static bool comparable(const CkptKept *a, const CkptKept *b)
     return a->samples == b->samples && a->crc == b->crc;
 }
 
-/* Is it one of o.keep_best, among those whose losses are of the same samples? Of equals the older is better: it has been
- * kept so far. */
+/* Is it one of o.keep_best, among those whose losses are of the same samples? Of equals the older is better, because it
+ * has been kept so far. */
 static bool is_best(const Ckpt *c, int at)
 {
     const CkptKept *k = c->kept;

@@ -91,7 +91,7 @@ static Err open_thread(Ckpt *c, SetupArena *setup)
 
 Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
 {
-    *c = (Ckpt){ .o = o, .states = o.params->stores->m.data ? CKPT_STATES : 1 };
+    *c = (Ckpt){ .o = o, .states = o.params->stores->trained ? CKPT_STATES : 1 };
     ASSERT(o.comm || !o.async || o.world->size == 1);
     if (!o.comm) c->o.comm = &o.world->host;
     TRY(save_open(c, setup));

@@ -97,7 +97,8 @@ const Command command_train = {
     .rest = REST_OVERRIDES,
     .text = "With checkpoint.resume = auto (the default) a run goes on from its newest checkpoint.\n"
             "What it computes must be the same then, but for what --override names, such as optim.lr.\n"
-            "SIGTERM, SIGUSR1 and the first SIGINT finish the step, write a checkpoint and exit with 75.\n"
+            "SIGTERM, SIGUSR1, SIGHUP and the first SIGINT finish the step, write a checkpoint and exit with "
+            "75.\n"
             "megatrain config explain lists all keys.\n",
     OPTIONS(train_options),
     .run = train,

@@ -378,7 +378,7 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
                      StoreKinds kinds)
 {
     Arena *state = memory.state;
-    *s = (ParamStore){ .reg = reg, .stats = stats };
+    *s = (ParamStore){ .reg = reg, .stats = stats, .trained = kinds.grads != GRADS_NONE };
     TRY(tensor_new(state, &s->value, kinds.value, reg->value_count));
     TRY(setup_array(reg->setup, reg->bucket_count, &s->whole_value));
     for (int b = 0; b < reg->bucket_count; b++) {

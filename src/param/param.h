@@ -286,6 +286,7 @@ typedef struct {
      * groups of ZeRO it is these in the rank's own, and `far` those that have the same near shard in others; else
      * NULL. */
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
+    bool trained;    /* it has gradients and moments: the same on all ranks, also where one has no parameter */
     Tensor value;    /* [value_count] of its dtype; an fp32 bucket in it is of F32 (param_bucket_value) */
     Tensor master;   /* value itself if that is f32, else it has the shape of m and v */
     Tensor m, v;     /* [zero_count], and less where some have no v (param_held); of one dtype */

@@ -98,6 +98,34 @@ static Err read_earlier(Metrics *m)
     return err;
 }
 
+static void look_at(MetricsLeft *left, const char *line, int64_t size_bytes)
+{
+    static const char saved[] = "\"saved\":true", failed[] = "\"saved\":false";
+    Record r;
+    record_read(line, size_bytes, &r);
+    if (r.kind == RECORD_STEP && r.step.step > left->last_step) left->last_step = r.step.step;
+    left->saved |= memmem(line, (size_t)size_bytes, saved, sizeof saved - 1) != NULL;
+    left->failed |= memmem(line, (size_t)size_bytes, failed, sizeof failed - 1) != NULL;
+}
+
+Err metrics_left(const char *run_dir, MetricsLeft *left)
+{
+    char path[PATH_MAX];
+    FileMap map;
+    *left = (MetricsLeft){ 0 };
+    if (snprintf(path, sizeof path, "%s/metrics.jsonl", run_dir) >= PATH_MAX || !file_exists(path))
+        return ERR_OK;
+    TRY_AS(ERR_STORAGE, file_map(path, &map));
+    const char *text = map.data, *end = text + map.size_bytes;
+    for (const char *next; text && text < end; text = next) {
+        const char *newline = memchr(text, '\n', (size_t)(end - text));
+        next = newline ? newline + 1 : end;
+        if (newline) look_at(left, text, newline - text);
+    }
+    file_unmap(&map);
+    return ERR_OK;
+}
+
 /* ---- lines and events ---- */
 
 /* A failed write is told once a file and counted. */

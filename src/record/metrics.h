@@ -54,6 +54,14 @@ typedef struct {
     char jsonl_path[PATH_MAX], svg_path[PATH_MAX];
 } Metrics;
 
+/* What metrics.jsonl of a run folder knows. */
+typedef struct {
+    int64_t last_step; /* 0: of no step */
+    bool saved;        /* a checkpoint was written */
+    bool failed;       /* a checkpoint could not be written */
+} MetricsLeft;
+Err metrics_left(const char *run_dir, MetricsLeft *left);
+
 /*
  * ERR_STORAGE: the folder cannot be written. ERR_MEMORY. On error nothing stays open.
  * Lines of an earlier metrics.jsonl that are no JSON are dropped: a torn last one silently, others with a warning.

@@ -49,6 +49,28 @@ static Err write_config(Loop *l)
     return kept_tokenizer(dir, l->cfg->data.tokenizer);
 }
 
+/* A run that begins anew cuts the metrics of the one before. Where that one had a checkpoint, its disk may not be there,
+ * or somebody removed too much: nothing is cut then. What was killed before its first checkpoint just begins again. */
+static Err check_earlier(const Loop *l)
+{
+    const char *dir = l->cfg->run.dir;
+    const int64_t stop = l->cfg->train.stop_at, steps = l->cfg->derived.steps;
+    char folder[PATH_MAX];
+    MetricsLeft left;
+    if (!l->lead || l->run.trainer.progress.step || strcmp(l->cfg->checkpoint.resume, "auto")) return ERR_OK;
+    TRY(metrics_left(dir, &left));
+    const bool ended =
+        left.last_step >= (stop && stop < steps ? stop : steps) && !left.failed; /* its end was saved */
+    const bool emptied = snprintf(folder, sizeof folder, "%s/checkpoints", dir) < PATH_MAX &&
+                         file_is_dir(folder) && !left.failed;
+    if (!left.last_step || !(left.saved || ended || emptied)) return ERR_OK;
+    return err_set(ERR_CKPT, "'%s/metrics.jsonl' goes up to step %lld, but '%s/checkpoints' %s", dir,
+                   (long long)left.last_step, dir, file_is_dir(folder) ? "is empty" : "is not there"),
+           err_hint(
+               "is its disk mounted? To begin anew in this folder, which cuts the metrics of these steps: "
+               "checkpoint.resume=none; else take another run.dir");
+}
+
 /* How long the texts of a checkpoint's meta data are at most. */
 static int64_t meta_bytes(const Loop *l)
 {
@@ -175,11 +197,13 @@ Err loop_open(Loop *l, Config *cfg, const Boot *boot, const LayoutChoice *choice
     if (choice) TRY(choose_layout(l, cfg, boot, choice));
     TRY(join_ranks(&l->ranks, cfg, boot, cfg->run.dir, &signals_stop, &l->config_text));
     TRY(take_folder(l));
+    TRY(ranks_see_folder(&l->ranks, cfg->run.dir));
     watch_phase(l->ranks.watch, PHASE_LOAD, 0);
     fault_point("load");
     TRY(run_open(&l->run, cfg, RUN_TRAIN, &l->ranks));
     if (l->lead) TRY(check_valid(&l->run));
     TRY(run_resume(&l->run));
+    TRY(check_earlier(l));
     TRY_AS(ERR_STORAGE, write_config(l));
     if (l->run.world->size > 1)
         TRY(rank_times_open(&l->times, l->run.world, &l->run.trainer.device.stream, &l->run.setup));

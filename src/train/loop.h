@@ -32,6 +32,7 @@ typedef struct {
     double begun_s; /* when the step of the next line of metrics began */
     const char *peak_source;
     int skipped_in_a_row;
+    int64_t failed_saves; /* in a row */
     int64_t saved_step, steps_done;
     double stall_s;    /* how long the save in flight has held training up */
     MetricsSave saved; /* what was saved since the last step */

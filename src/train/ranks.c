@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/fault.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "boot/secret.h"
 #include "train/speaker.h"
@@ -354,6 +355,56 @@ Err ranks_tell(Ranks *r, const char *key, char *text, size_t size)
     TRY(store_get(r->store, key, text, size - 1, &n, r->timeout_s));
     text[n] = 0;
     return ERR_OK;
+}
+
+static const double LOOK_S = 20,
+                    LOOK_EVERY_S = 0.05; /* a network file system may show a file a little later */
+
+static Err leave_mark(Ranks *r, const char *path)
+{
+    FileWriter mark;
+    TRY_AS(ERR_STORAGE, file_create(path, &mark));
+    TRY_AS(ERR_STORAGE, file_sync_close(&mark));
+    Err err = store_set(r->store, "folder/mark", path, strlen(path));
+    for (int other = 1; other < r->boot.size && !err; other++) {
+        char key[48];
+        snprintf(key, sizeof key, "folder/seen/%d", other);
+        err = store_get(r->store, key, NULL, 0, NULL, r->timeout_s);
+    }
+    unlink(path);
+    return err;
+}
+
+static Err look_for_mark(Ranks *r, const char *folder)
+{
+    char path[PATH_MAX], key[48], host[STORE_HOST_BYTES] = "";
+    size_t n = 0;
+    TRY(store_get(r->store, "folder/mark", path, sizeof path - 1, &n, r->timeout_s));
+    path[n] = 0;
+    const double look_s = r->timeout_s < LOOK_S ? r->timeout_s : LOOK_S;
+    for (const double until = clock_s() + look_s; !file_exists(path);) {
+        if (clock_s() < until) {
+            usleep((useconds_t)(1e6 * LOOK_EVERY_S));
+            continue;
+        }
+        gethostname(host, sizeof host - 1);
+        err_set(ERR_STORAGE, "rank %d on host '%s' does not see what rank 0 wrote into run.dir = '%s'",
+                r->boot.rank, host, folder);
+        return err_hint("run.dir must be one folder that all hosts share, by the same name on each of them");
+    }
+    snprintf(key, sizeof key, "folder/seen/%d", r->boot.rank);
+    return store_set(r->store, key, "", 0);
+}
+
+Err ranks_see_folder(Ranks *r, const char *folder)
+{
+    char path[PATH_MAX];
+    if (r->boot.size == 1) return ERR_OK;
+    if (r->boot.rank) return look_for_mark(r, folder);
+    if (snprintf(path, sizeof path, "%s/.shared-%d-%llx", folder, (int)getpid(),
+                 (unsigned long long)(1e6 * clock_unix_s())) >= PATH_MAX)
+        return err_set(ERR_CONFIG, "run.dir is too long: '%s'", folder);
+    return leave_mark(r, path);
 }
 
 Err ranks_agree(Ranks *r, const Agreement *a)

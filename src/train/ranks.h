@@ -80,6 +80,12 @@ Err ranks_meet(Ranks *r, const Boot *boot, const RanksOptions *o);
 Err ranks_tell(Ranks *r, const char *key, char *text, size_t size);
 Err ranks_connect(Ranks *r, const RanksOptions *o);
 
+/*
+ * Collective: does every rank see the run's folder? Rank 0 leaves a file there for a moment, which the others look for.
+ * ERR_STORAGE on a rank that does not find it.
+ */
+Err ranks_see_folder(Ranks *r, const char *folder);
+
 /* Collective: store_agree among the ranks of a run. */
 Err ranks_agree(Ranks *r, const Agreement *a);
 

@@ -582,7 +582,9 @@ static bool is_leftover(const char *name)
 {
     static const char *const files[] = { "config.ini", "gemm-algorithms.txt", "loss.svg", "metrics.jsonl",
                                          NULL };
+    static const char mark[] = ".shared-"; /* of ranks.c */
     const char *end = strstr(name, ".tmp-");
+    if (!strncmp(name, mark, sizeof mark - 1)) return true;
     if (!end || !end[5] || end[5 + strspn(end + 5, "0123456789")]) return false;
     const size_t n = (size_t)(end - name), number = strspn(name, "0123456789");
     if (number && number + 4 == n && strncmp(name + number, ".ini", 4) == 0) return true; /* starts/N.ini */

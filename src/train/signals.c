@@ -54,6 +54,8 @@ void signals_catch(bool lead)
     sigaction(SIGTERM, &a, NULL);
     sigaction(SIGUSR1, &a, NULL);
     sigaction(SIGINT, &a, NULL);
+    struct sigaction hangup; /* of the terminal: who ignores it (nohup) goes on */
+    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &a, NULL);
     signal(SIGPIPE, SIG_IGN); /* a closed pipe of the log must not end a run */
 }
 

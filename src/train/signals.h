@@ -1,6 +1,6 @@
 /*
- * Signals of a training run. SIGTERM, SIGUSR1 and the first SIGINT ask for a checkpoint behind the step at work, a
- * second SIGINT leaves at once.
+ * Signals of a training run. SIGTERM, SIGUSR1, SIGHUP (unless it is ignored, as under nohup) and the first SIGINT ask
+ * for a checkpoint behind the step at work, a second SIGINT leaves at once.
  */
 #ifndef MEGATRAIN_TRAIN_SIGNALS_H
 #define MEGATRAIN_TRAIN_SIGNALS_H

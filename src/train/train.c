@@ -263,6 +263,11 @@ static Err collect_save(Loop *l, bool wait, bool must)
     l->saved = (MetricsSave){ .step = o.step, .stall_ms = 1e3 * l->stall_s, .save_ms = 1e3 * o.seconds };
     if (o.err) text_cut(l->saved.failure, sizeof l->saved.failure, o.why.message);
     if (o.err && (must || o.err != ERR_STORAGE)) return err_again(&o.why, o.err);
+    const int64_t most = l->cfg->checkpoint.fail_after;
+    l->failed_saves = o.err ? l->failed_saves + 1 : 0;
+    if (most && l->failed_saves >= most)
+        return err_prefix(err_again(&o.why, o.err), "%lld save%s in a row failed (checkpoint.fail_after)",
+                          (long long)most, most == 1 ? "" : "s");
     if (o.err) log_warn("%s; training goes on", o.why.message);
     else if (l->lead)
         log_info("checkpoint of step %lld: training stood still for %.1f ms, written in %.1f ms",

@@ -18,7 +18,7 @@ typedef struct {
 
 /*
  * Trains, as the process `boot` of those that were started together, to the end, to train.stop_at, or until it is
- * told to stop. ERR_STOPPED after a SIGTERM, SIGUSR1, the first SIGINT or train.max_minutes, with a checkpoint
+ * told to stop. ERR_STOPPED after a SIGTERM, SIGUSR1, SIGHUP, the first SIGINT or train.max_minutes, with a checkpoint
  * written; other errors as they come. choice: of a configuration with parallel.auto, else NULL.
  */
 Err train_run(Config *cfg, const Boot *boot, const LayoutChoice *choice);

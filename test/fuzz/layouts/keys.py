@@ -21,6 +21,7 @@ FIXED = {  # "key", or "key=choice", and why it is not drawn
     "parallel.timeout_s": "a time", "parallel.freeze_s": "a time", "parallel.stall_s": "a time",
     "train.eval_batches": "the older form of train.eval_samples",
     "train.stop_at": "given by mode resume", "train.max_minutes": "a time",
+    "checkpoint.fail_after": "of a disk that fails: test/test_run_faults.c",
     "checkpoint.resume": "a path; modes resume and repeat go on, or begin, by its default",
     "log.jsonl": "metrics.jsonl is what is compared", "log.color": "of a terminal",
 }
