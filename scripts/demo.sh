@@ -73,7 +73,7 @@ say "Splitting"
 "$BUILD/split_text" "$data/text.txt" "$data/train.txt" "$data/valid.txt" $valid
 
 say "Vocabulary of $vocab and token files"
-mt tokenizer train --input "$data/train.txt" --vocab-size $vocab --output "$data/tokenizer.json"
+mt tokenizer train --input "$data/train.txt" --vocab-size $vocab --output "$data/tokenizer.json" --force
 for part in train valid; do
     mt preprocess --force --input "$data/$part.txt" --tokenizer "$data/tokenizer.json" --output "$data/$part" --append-eod
 done

@@ -167,6 +167,32 @@ cp text.json t.json
 expect 0 "weights from" "$mt" --config tiny.ini run.dir=new2 "${own[@]}" train.steps=2 checkpoint.load=own
 check "the same tokenizer is no warning" [ "$(grep -c warning err.txt)" -eq 0 ]
 
+# ---- a tokenizer that a run was trained with is not replaced without a word, and if it was, the run has its own
+"$mt" tokenizer train --input text.txt --vocab-size 290 --output twice.json >/dev/null 2>&1
+"$mt" preprocess --input big.txt --tokenizer twice.json --output twice --append-eod >/dev/null 2>&1
+cp twice.json first.json
+twice=(data.tokenizer=twice.json data.train=twice data.valid=twice train.steps=2 optim.warmup=1)
+run twice-run "${twice[@]}"
+expect 2 "'twice.json' is there already" "$mt" tokenizer train --input text.txt --vocab-size 300 --output twice.json
+check "it stays" cmp -s twice.json first.json
+expect 0 "vocabulary 300" "$mt" tokenizer train --input text.txt --vocab-size 300 --output twice.json --force
+expect 0 "warning: 'twice.json' is not the run's tokenizer any more: its copy in 'twice-run/tokenizer' is taken" \
+    "$mt" generate --run twice-run --prompt Line --tokens 3
+cp first.json twice.json
+expect 0 "loss " "$mt" eval --run twice-run
+check "the same data are no warning" [ "$(grep -c warning err.txt)" -eq 0 ]
+"$mt" preprocess --force --input text.txt --tokenizer twice.json --output twice --append-eod >/dev/null 2>&1
+expect 0 "warning: the validation data are not those that the checkpoint of step 2 was evaluated on" "$mt" eval --run twice-run
+expect 0 "loss " "$mt" eval --run twice-run data.valid=twice
+check "other data that are asked for are no warning" [ "$(grep -c 'warning: the valid' err.txt)" -eq 0 ]
+# what a command did not write it does not replace
+echo "a list" >notes.txt
+for c in "report twice-run --output notes.txt" "simulate --schedule 1f1b --stages 2 --microbatches 4 --svg notes.txt" \
+    "plan --config tiny.ini --device h100 --svg notes.txt"; do
+    expect 2 "'notes.txt' is there already, and is no file that this command writes" "$mt" $c
+done
+for i in 1 2; do "$mt" report twice-run --output page.html 2>err.txt; check "a page is replaced by one: $(head -1 err.txt)" [ $? -eq 0 ]; done
+
 # ---- ranks that would read other files under the same names: refused before step 1
 mkdir host0 host1
 cp a.* b.* host0 && cp a.* b.* host1

@@ -478,6 +478,21 @@ Err file_check_output(const char *path)
     return replaceable(path, target);
 }
 
+Err file_check_replaces(const char *path, const char *mark)
+{
+    char head[4096];
+    int fd;
+    int64_t bytes, got = 0;
+    TRY_AS(ERR_STORAGE, file_check_output(path));
+    if (!file_exists(path)) return ERR_OK;
+    TRY_AS(ERR_STORAGE, file_open_regular(path, &fd, &bytes));
+    Err err = err_as(file_read_some(fd, path, 0, head, sizeof head, &got), ERR_STORAGE);
+    close(fd);
+    if (err || !got || memmem(head, (size_t)got, mark, strlen(mark))) return err;
+    return err_set(ERR_CONFIG, "'%s' is there already, and is no file that this command writes", path),
+           err_hint("give another name, or remove it first");
+}
+
 static Err take_place(const char *temp, const char *path)
 {
     char dir[PATH_MAX];

@@ -254,7 +254,7 @@ static const Option train_options[] = {
     { "output", OPTION_TEXT, &output, .required = true, .value = "FILE.json", .help = "a tokenizer.json" },
     FORMAT,
     KEY,
-    { "force", OPTION_FLAG, &force, .help = "take what is no text" },
+    { "force", OPTION_FLAG, &force, .help = "replace a file that is there; take what is no text" },
     THREADS,
 };
 
@@ -269,6 +269,12 @@ static Err tokenizer_train_command(Words rest)
     };
     TRY(read_format(&o.format));
     TRY(input_files_check_output(inputs.items, inputs.count, output));
+    struct stat st;
+    if (!force && !lstat(output, &st) && S_ISREG(st.st_mode)) /* what else it is is told later */
+        return err_set(ERR_CONFIG, "'%s' is there already", output),
+               err_hint(
+                   "another --output, or --force, which replaces it: token files and runs made with it then "
+                   "want the old one");
     TRY(check_folder(output, &made));
     TRY(input_files_open(inputs.items, inputs.count, &files));
     o.inputs = files.paths;

@@ -256,7 +256,7 @@ static Err calibrate_into(const char *path)
 {
     const double wanted = seconds > 0 ? seconds : USUAL_S;
     Calibration c;
-    TRY_AS(ERR_STORAGE, file_check_output(path));
+    TRY(file_check_replaces(path, "[device]"));
     if (folder && !file_is_dir(folder)) return err_set(ERR_STORAGE, "--folder '%s' is no folder", folder);
     Err err = calibrate((CalibrateOptions){ wanted, wanted < BRIEF_S, folder ? folder : "." }, &c);
     if (!err) err = calibration_write(&c, path);

@@ -45,6 +45,7 @@ static Err report(Words rest)
     if (rest.count > REPORT_RUNS)
         return err_set(ERR_CONFIG, "'megatrain report' compares at most %d runs, not %d", REPORT_RUNS,
                        rest.count);
+    if (output) TRY(file_check_replaces(output, "<html lang"));
     runs = calloc((size_t)rest.count, sizeof *runs);
     if (!runs) return err_set(ERR_MEMORY, "no memory for %d runs", rest.count);
     for (int i = 0; i < rest.count && !err; i++) {

@@ -229,7 +229,7 @@ static Err simulate_one(const StageCost *cost)
 {
     const ScheduleSpec spec = spec_of(schedule_text);
     Paper p;
-    if (svg_path) TRY_AS(ERR_STORAGE, file_check_output(svg_path));
+    if (svg_path) TRY(file_check_replaces(svg_path, "<svg"));
     Err err = paper_make(&spec, cost, false, &p);
     if (!err) err = show(&p);
     paper_free(&p);

@@ -6,9 +6,11 @@
 
 #include "base/fault.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "boot/boot.h"
 #include "device/device.h"
+#include "train/data_id.h"
 #include "train/kept.h"
 #include "train/spec.h"
 
@@ -92,13 +94,27 @@ static Err config_of(Config *c, const Source *s, Words overrides, int64_t world_
     return config_read(c, source);
 }
 
-/* The run's tokenizer may be gone from where it was, or be relative to another folder: the run has a copy. */
-static Err find_tokenizer(Config *c, const char *run_dir)
+/* Is what lies there now the tokenizer that the checkpoint was trained with? */
+static bool same_tokenizer(const char *path, const char *data)
+{
+    Tokenizer *t = NULL;
+    const bool same = !tokenizer_open(path, &t) && !data_id_same_tokenizer(t, data);
+    tokenizer_close(t);
+    return same;
+}
+
+/* The run's tokenizer may be gone from where it was, be another one by now, or be relative to another folder: the run
+ * has a copy. */
+static Err find_tokenizer(Config *c, const char *run_dir, const char *data)
 {
     char copy[PATH_MAX], *kept;
     const bool named = c->origin[CFG_data_tokenizer].kind == ORIGIN_COMMAND_LINE;
-    if (named || !strcmp(c->data.tokenizer, "byte") || file_exists(c->data.tokenizer)) return ERR_OK;
-    if (!kept_find_tokenizer(run_dir, copy)) return ERR_OK;
+    if (named || !strcmp(c->data.tokenizer, "byte") || !kept_find_tokenizer(run_dir, copy)) return ERR_OK;
+    const bool there = file_exists(c->data.tokenizer);
+    if (there && (same_tokenizer(c->data.tokenizer, data) || !same_tokenizer(copy, data))) return ERR_OK;
+    if (there)
+        log_warn("'%s' is not the run's tokenizer any more: its copy in '%s' is taken", c->data.tokenizer,
+                 copy);
     TRY(setup_strdup(&c->memory, copy, &kept));
     c->data.tokenizer = kept;
     return ERR_OK;
@@ -125,8 +141,9 @@ Err config_of_run(Config *c, const char *run_dir, int64_t step, Words overrides,
     setup_init(&source.setup);
     Err err = find_meta(run_dir, step, &source);
     if (!err) err = config_of(c, &source, overrides, world_size);
+    if (!err) err = find_tokenizer(c, run_dir, source.meta.data);
     setup_release(&source.setup);
-    return err ? err : find_tokenizer(c, run_dir);
+    return err;
 }
 
 Err config_world(int64_t given, int64_t *out)

@@ -101,6 +101,7 @@ Err plan_time(PlanTable *t, const char *svg)
     else if (cost_open(&m, t->target, grid_size(t->grid)))
         snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
     else t->has_time = true, planner_warn(t->target, t->cfg, false);
+    if (svg) TRY(file_check_replaces(svg, "<svg"));
     const char *asked = svg ? "svg" : t->advised ? "advise" : t->ops ? "ops" : NULL;
     if (!t->has_time && asked)
         return err_set(ERR_CONFIG, "--%s is about a predicted step, and none is predicted", asked),

@@ -348,7 +348,7 @@ static Err write_all(Gguf *g, SetupArena *a)
     const GgufJob *x = g->x;
     TRY(check(g));
     TRY(gguf_tokens(x->tokenizer, x->vocab, a, &g->tokens));
-    TRY_AS(ERR_STORAGE, file_check_output(x->to));
+    TRY(file_check_replaces(x->to, "GGUF"));
     static const char *const archs[HF_CLASSES] = {
         [HF_LLAMA] = "llama", [HF_MISTRAL] = "llama", [HF_MIXTRAL] = "llama",
         [HF_QWEN2] = "qwen2", [HF_QWEN3] = "qwen3",   [HF_QWEN3_MOE] = "qwen3moe"

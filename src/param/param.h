@@ -286,10 +286,10 @@ typedef struct {
      * groups of ZeRO it is these in the rank's own, and `far` those that have the same near shard in others; else
      * NULL. */
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
-    bool trained;    /* it has gradients and moments: the same on all ranks, also where one has no parameter */
-    Tensor value;    /* [value_count] of its dtype; an fp32 bucket in it is of F32 (param_bucket_value) */
-    Tensor master;   /* value itself if that is f32, else it has the shape of m and v */
-    Tensor m, v;     /* [zero_count], and less where some have no v (param_held); of one dtype */
+    bool trained;  /* it has gradients and moments: the same on all ranks, also where one has no parameter */
+    Tensor value;  /* [value_count] of its dtype; an fp32 bucket in it is of F32 (param_bucket_value) */
+    Tensor master; /* value itself if that is f32, else it has the shape of m and v */
+    Tensor m, v;   /* [zero_count], and less where some have no v (param_held); of one dtype */
     int64_t *before; /* [count] elements of v that others before it do not have */
     /* [older_count] the values before the last updates, for schedules that update while they run: version i is
      * older[i % older_count]. updates: how many there were since these are kept. */

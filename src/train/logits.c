@@ -125,7 +125,7 @@ static Err write_file(Run *r, const IdFile *f, const char *out)
 {
     FileWriter w;
     char temp[PATH_MAX];
-    TRY(file_check_output(out));
+    TRY(file_check_replaces(out, "NUMPY"));
     TRY(file_create_beside(out, &w));
     snprintf(temp, sizeof temp, "%s", w.path);
     Err err = write_rows(r, f, &w);

@@ -279,13 +279,24 @@ void run_close(Run *r)
 
 /* ---- checkpoints ---- */
 
+/* The order of its samples, and as far as it is known what is in them. */
+static uint32_t set_crc(const Dataset *d)
+{
+    uint32_t crc = dataset_crc(d);
+    for (int i = 0; i < dataset_source_count(d); i++) {
+        const DatasetSource s = dataset_source(d, i);
+        if (s.has_content_crc) crc = crc32c(crc, &s.content_crc, sizeof s.content_crc);
+    }
+    return crc;
+}
+
 static CkptValid valid_of(const Run *r, int set)
 {
     const NamedSet *v = &r->valid.set[set];
     return (CkptValid){ .set = v->name,
                         .loss = r->valid_loss[set],
                         .samples = run_valid_samples(r, v->data),
-                        .crc = dataset_crc(v->data) };
+                        .crc = set_crc(v->data) };
 }
 
 CkptMeta run_meta(const Run *r, const char *config_text)
@@ -377,6 +388,24 @@ static Err check_same_run(Run *r, const CkptMeta *meta)
     return err;
 }
 
+/* An evaluation of a run on other files than it was evaluated on, under the same names. */
+static void warn_of_replaced(const Run *r, const CkptMeta *meta)
+{
+    static const ConfigId said[] = { CFG_data_valid, CFG_data_split, CFG_data_train, CFG_model_seq };
+    for (int i = 0; i < 4; i++)
+        if (r->cfg->origin[said[i]].kind == ORIGIN_COMMAND_LINE) return; /* other data are meant */
+    for (int i = 0; i < r->valid.count && !r->world->rank; i++) {
+        const CkptValid now = valid_of(r, i);
+        for (int k = 0; k < meta->valid_count; k++)
+            if (!strcmp(meta->valid[k].set, now.set) && meta->valid[k].samples &&
+                meta->valid[k].crc != now.crc)
+                log_warn(
+                    "the validation data%s%s are not those that the checkpoint of step %lld was evaluated "
+                    "on: the files were replaced, and this loss is not comparable with the run's",
+                    *now.set ? " of " : "", now.set, (long long)meta->step);
+    }
+}
+
 /* Whoever only reads a model needs its tokenizer; a new run from its weights may want another. */
 static Err check_tokenizer(const Run *r, const CkptMeta *meta)
 {
@@ -416,6 +445,7 @@ static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
     }
     TRY(ckpt_load(&load, &r->setup, &meta, damaged));
     if (weights_only) TRY(check_tokenizer(r, &meta));
+    if (r->spec.purpose.forward_only) warn_of_replaced(r, &meta);
     log_info("%s from %s",
              load.upcycle   ? "upcycling the dense weights"
              : weights_only ? "weights"
