@@ -81,6 +81,33 @@ TEST(a_run_reads_back)
     history_release(&h);
 }
 
+/* What --override changed stands in the figures and in each curve; the last start's steps may be fewer than were made. */
+TEST(changes_on_the_way)
+{
+    History h[2];
+    char line[512];
+    JsonOut j;
+    make_run("changed", "[train]\nsteps = 7\n[optim]\nlr = 0.001\n");
+    make_run("plain", "[train]\nsteps = 10\n");
+    json_out_init(&j, line, sizeof line);
+    record_put_override(&j, &(OverrideRecord){ .step = 11, .section = "optim", .key = "lr", .was = "0.003", .is = "<i>" });
+    FILE *f = fopen(in_dir("changed/metrics.jsonl"), "a");
+    fprintf(f, "%.*s\n{\"step\":11,\"override\":\"x\"}\n", (int)j.used_bytes, line);
+    fclose(f);
+    OK(history_read(in_dir("changed"), &h[0]));
+    OK(history_read(in_dir("plain"), &h[1]));
+    CHECK(h[0].changes == 1 && h[0].change[0].step == 11 && h[0].change[0].tokens == 5120 && h[1].changes == 0);
+    CHECK(!strcmp(h[0].change[0].key, "optim.lr") && !strcmp(h[0].change[0].was, "0.003"));
+    const char *page = page_of(h, 2);
+    CHECK(strstr(page, "changed on the way</th><td><code>optim.lr</code> 0.003 to &lt;i&gt; <small>(from step 11 on)"));
+    CHECK(strstr(page, "</small></td><td>nothing</td>"));
+    CHECK(strstr(page, "<path class=\"change ") && strstr(page, "optim.lr from 0.003 to &lt;i&gt;</title>"));
+    CHECK(strstr(page, "10 <small>(train.steps of the last start: 7)") && strstr(page, "10 of 10"));
+    CHECK(!strstr(page_of(&h[1], 1), "changed on the way"));
+    history_release(&h[0]);
+    history_release(&h[1]);
+}
+
 /* The first figure of this title, and the first number behind `key` in it. */
 static const char *figure(const char *page, const char *title)
 {

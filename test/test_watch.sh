@@ -57,6 +57,8 @@ check "keys of a configuration that is missing are no differences" grep -q 'No k
 expect 4 "is no run folder" "$mt" report whole nowhere
 mkdir notes
 expect 4 "is no run folder" "$mt" report notes
+echo stray >stray.txt
+expect 0 "'stray.txt' is no run folder: it has neither metrics.jsonl nor config.ini: it is left out" "$mt" report whole stray.txt
 expect 0 "'notes' is no run folder: it has neither metrics.jsonl nor config.ini: it is left out" "$mt" report notes whole
 check "the run beside it is on the page" grep -q 'whole' out.txt
 expect 3 "nowhere" "$mt" --config tiny.ini run.dir=failed data.train=nowhere

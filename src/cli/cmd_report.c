@@ -28,10 +28,10 @@ static Err write_page(const History *runs, int count)
     return err;
 }
 
-/* Some of what lies in runs/ may be no run; a folder that is not there at all is a mistake. */
+/* Some of what lies in runs/ may be no run, such as a file; a path where nothing is at all is a mistake. */
 static bool may_lack(const char *dir, Err err)
 {
-    if (err != ERR_CKPT || !file_is_dir(dir)) return false;
+    if (err != ERR_CKPT || !file_exists(dir)) return false;
     log_warn("%s: it is left out", err_message());
     return true;
 }

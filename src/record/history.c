@@ -64,6 +64,16 @@ static void take_valid(History *h, const ValidRecord *r)
     if (isfinite(r->loss) && !(v->best <= r->loss)) v->best = r->loss, v->best_step = r->step;
 }
 
+static Err take_override(History *h, const Record *r)
+{
+    if (h->changes == HISTORY_CHANGES) return ERR_OK;
+    HistoryChange *c = &h->change[h->changes++];
+    *c = (HistoryChange){ .step = r->step.step, .tokens = h->tokens };
+    TRY(setup_strdup(&h->memory, r->override.key, &c->key));
+    TRY(setup_strdup(&h->memory, r->override.was, &c->was));
+    return setup_strdup(&h->memory, r->override.is, &c->is);
+}
+
 static Err take_load(History *h, const MetricsRecord *r)
 {
     if (!r->load || r->step != h->last_step) return ERR_OK; /* (a disordered one) */
@@ -109,6 +119,7 @@ static Err take_lines(History *h, const char *text, int64_t size, Left *left)
         record_read(text + at, end - (text + at), &r);
         if (r.kind == RECORD_DAMAGED) left->damaged++;
         else if (r.kind == RECORD_VALID) take_valid(h, &r.valid);
+        else if (r.kind == RECORD_OVERRIDE) TRY(take_override(h, &r));
         else if (r.kind == RECORD_STEP && r.step.step > 0) {
             take_step(h, &r.step, left);
             TRY(take_load(h, &r.step));

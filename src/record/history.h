@@ -19,7 +19,13 @@ typedef enum {
     HISTORY_CURVES
 } HistoryCurve;
 
-enum { HISTORY_SKIPPED = 12, HISTORY_NOTES = 6, HISTORY_NOTE_BYTES = 1024 };
+enum { HISTORY_SKIPPED = 12, HISTORY_CHANGES = 32, HISTORY_NOTES = 6, HISTORY_NOTE_BYTES = 1024 };
+
+/* A key that --override changed: the first step that has it, tokens before that. */
+typedef struct {
+    int64_t step, tokens;
+    char *key, *was, *is;
+} HistoryChange;
 
 /* Losses of a validation set; NaN: none was finite. */
 typedef struct {
@@ -54,6 +60,8 @@ typedef struct {
     double seconds, trained_tokens, mfu_seconds; /* sums over steps; mfu times seconds */
     HistoryKey *keys;
     int key_count;
+    HistoryChange change[HISTORY_CHANGES]; /* the first ones */
+    int changes;                           /* so many are there */
     char notes[HISTORY_NOTES][HISTORY_NOTE_BYTES];
     int note_count;
 } History;

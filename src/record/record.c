@@ -156,7 +156,7 @@ void record_put_task(JsonOut *j, const TaskRecord *t)
 
 void record_put_override(JsonOut *j, const OverrideRecord *r)
 {
-    char key[96], text[256];
+    char key[RECORD_KEY_BYTES], text[RECORD_VALUE_BYTES];
     snprintf(key, sizeof key, "%s.%s", r->section, r->key);
     json_open(j, NULL, '{');
     json_put_int(j, "step", r->step);
@@ -220,6 +220,17 @@ static bool read_valid(const Json *j, ValidRecord *v)
     return true;
 }
 
+static bool read_override(const Json *j, Record *out)
+{
+    const char *key = json_text(json_get(j, "override"), NULL);
+    const char *was = json_text(json_get(j, "was"), NULL), *is = json_text(json_get(j, "is"), NULL);
+    if (!key || !was || !is) return false;
+    text_cut(out->override.key, sizeof out->override.key, key);
+    text_cut(out->override.was, sizeof out->override.was, was);
+    text_cut(out->override.is, sizeof out->override.is, is);
+    return true;
+}
+
 void record_read(const char *line, int64_t size_bytes, Record *out)
 {
     Json *j;
@@ -231,6 +242,7 @@ void record_read(const char *line, int64_t size_bytes, Record *out)
         read_load(j, out);
         out->kind = read_valid(j, &out->valid) ? RECORD_VALID
                     : json_get(j, "loss")      ? RECORD_STEP
+                    : read_override(j, out)    ? RECORD_OVERRIDE
                                                : RECORD_OTHER;
     }
     json_free(j);

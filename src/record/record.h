@@ -118,7 +118,9 @@ typedef struct {
     double time; /* as of a step */
 } OverrideRecord;
 
-typedef enum { RECORD_DAMAGED, RECORD_STEP, RECORD_VALID, RECORD_OTHER } RecordKind;
+typedef enum { RECORD_DAMAGED, RECORD_STEP, RECORD_VALID, RECORD_OVERRIDE, RECORD_OTHER } RecordKind;
+
+enum { RECORD_KEY_BYTES = 96, RECORD_VALUE_BYTES = 256 };
 
 typedef struct {
     RecordKind kind;
@@ -126,6 +128,10 @@ typedef struct {
      * the largest. */
     MetricsRecord step;
     ValidRecord valid;
+    struct {
+        char key[RECORD_KEY_BYTES], was[RECORD_VALUE_BYTES],
+            is[RECORD_VALUE_BYTES]; /* "section.key"; values cut */
+    } override;                     /* of the step `step.step` on */
     double load[LAYERS_MAX];
 } Record;
 
@@ -137,7 +143,7 @@ void record_put_override(JsonOut *j, const OverrideRecord *r); /* long values ar
 
 /*
  * Reads a line. An evaluation has valid_loss, and the set's name in `valid`. Members that are missing are NaN, or 0 for
- * whole numbers. RECORD_OTHER: neither that nor a loss (a task, an override); RECORD_DAMAGED: no JSON object, or none
+ * whole numbers. RECORD_OTHER: neither that nor a loss nor an override (a task); RECORD_DAMAGED: no JSON object, or none
  * with a step of 0 or more.
  */
 void record_read(const char *line, int64_t size_bytes, Record *out);

@@ -44,7 +44,8 @@ static const char style[] =
     "svg path{fill:none}.map rect{fill:var(--c1)}.grid{stroke:var(--line)}.line,.raw,.key "
     "path{stroke:var(--c);stroke-linejoin:round;"
     "stroke-linecap:round}.line,.key path{stroke-width:2}.raw{opacity:.25}svg .mark{fill:var(--c)}"
-    ".skip{stroke:var(--c);stroke-width:2}.cursor{stroke:var(--dim)}\n"
+    ".skip{stroke:var(--c);stroke-width:2}.cursor{stroke:var(--dim)}"
+    ".change{stroke:var(--c);stroke-dasharray:3 3}\n"
     ".c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--"
     "c5)}"
     ".line.k1,.key .k1{stroke-dasharray:8 4}.line.k2,.key .k2{stroke-dasharray:2 4}"
@@ -156,7 +157,10 @@ static void put_cell(const History *h, Row row, FILE *out)
     switch (row) {
     case ROW_STEPS:
         fprintf(out, "%lld", (long long)h->last_step);
-        if (h->planned_steps > 0) fprintf(out, " of %lld", (long long)h->planned_steps);
+        if (h->planned_steps >= h->last_step) fprintf(out, " of %lld", (long long)h->planned_steps);
+        else if (h->planned_steps > 0)
+            fprintf(out, " <small>(train.steps of the last start: %lld)</small>",
+                    (long long)h->planned_steps);
         break;
     case ROW_TOKENS:
         fputs(units_count(text, (double)h->tokens), out);
@@ -240,6 +244,33 @@ static bool any_compared(const Page *p)
     return any;
 }
 
+static bool any_changed(const Page *p)
+{
+    bool any = false;
+    for (int i = 0; i < p->count; i++) any |= p->runs[i].changes > 0;
+    return any;
+}
+
+/* Keys that --override changed: the last start's value alone would be wrong for the steps before. */
+static void put_changes(const Page *p)
+{
+    if (!any_changed(p)) return;
+    fprintf(p->out, "<tr><th scope=\"row\">changed on the way</th>");
+    for (int i = 0; i < p->count; i++) {
+        const History *h = &p->runs[i];
+        fprintf(p->out, h->changes ? "<td>" : "<td>nothing");
+        for (int k = 0; k < h->changes; k++) {
+            svg_text(p->out, k ? "<br><code>" : "<code>", h->change[k].key, "</code> ");
+            svg_text(p->out, "", *h->change[k].was ? h->change[k].was : "(empty)", " to ");
+            svg_text(p->out, "", *h->change[k].is ? h->change[k].is : "(empty)", "");
+            fprintf(p->out, " <small>(from step %lld on)</small>", (long long)h->change[k].step);
+        }
+        if (h->changes == HISTORY_CHANGES) fprintf(p->out, "<br>and perhaps more");
+        fprintf(p->out, "</td>");
+    }
+    fprintf(p->out, "</tr>\n");
+}
+
 static void put_figures(const Page *p)
 {
     static const char *const names[ROWS] = { "steps",
@@ -266,6 +297,7 @@ static void put_figures(const Page *p)
         }
         fprintf(p->out, "</tr>\n");
     }
+    put_changes(p);
     close_table(p);
 }
 
@@ -410,11 +442,13 @@ static void put_charts(const Page *p)
         put_name(report_name(p->runs, p->count, i), i, p->out);
         fprintf(p->out, "</li>");
     }
-    fprintf(p->out,
-            "</ul>\n<p class=\"dim\">Lines are smoothed, but learning rates; each step, or the mean of some, "
-            "is behind them where "
-            "there are few runs. Ticks on the lower edge are skipped steps. Losses of the first 5%% of the "
-            "steps may lie above a picture.</p>\n<div class=\"charts\">\n");
+    fprintf(
+        p->out,
+        "</ul>\n<p class=\"dim\">Lines are smoothed, but learning rates; each step, or the mean of some, "
+        "is behind them where "
+        "there are few runs. Ticks on the lower edge are skipped steps; a dashed upright line is a key that "
+        "--override changed. Losses of the first 5%% of the steps may lie above a picture.</p>\n<div "
+        "class=\"charts\">\n");
     for (int i = 0; i < 2; i++) put_chart(p, &losses[i]);
     each_set(p, put_valid_charts);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) put_chart(p, &others[i]);

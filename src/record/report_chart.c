@@ -159,6 +159,21 @@ static void put_skipped(const Picture *p, int run)
     fprintf(p->svg.out, "%lld skipped step%s</title></path>\n", (long long)total, total == 1 ? "" : "s");
 }
 
+static void put_changes(const Picture *p, int run)
+{
+    const History *h = &p->runs[run];
+    for (int i = 0; i < h->changes; i++) {
+        const HistoryChange *c = &h->change[i];
+        open_path(p, "change", run);
+        fprintf(p->svg.out, "d=\"M%.1f %gV%g", svg_x(&p->svg, x_of(p, c->step, c->tokens)), p->svg.top,
+                p->svg.bottom);
+        svg_text(p->svg.out, "\"><title>", report_name(p->runs, p->run_count, run), ": ");
+        svg_text(p->svg.out, "", c->key, " from ");
+        svg_text(p->svg.out, "", c->was, " to ");
+        svg_text(p->svg.out, "", c->is, "</title></path>\n");
+    }
+}
+
 static void put_run(Picture *p, int run)
 {
     if (shows_raw(p)) {
@@ -171,6 +186,7 @@ static void put_run(Picture *p, int run)
     if (p->c->set) put_marks(p, 0, run);
     else if (last >= 0 && is_short(p, last)) put_marks(p, last, run);
     if (p->c->mark_skipped) put_skipped(p, run);
+    put_changes(p, run);
 }
 
 static void put_description(Picture *p)

@@ -118,11 +118,12 @@ static void say_start(const Loop *l, int64_t end)
     const DatasetStage data = dataset_stage(l->run.train, t->progress.samples);
     const int64_t steps = l->cfg->derived.steps;
     char epochs[48] = "";
-    if (data.count == 1)
-        snprintf(epochs, sizeof epochs, ", which are %.3g epochs",
-                 (double)batch_ramp_samples(&l->cfg->derived.batch, steps) / (double)data.samples);
-    log_info("%lld samples of %lld tokens an epoch; step %lld of %lld%s", (long long)data.samples,
-             (long long)l->run.spec.model.seq, (long long)t->progress.step, (long long)steps, epochs);
+    const double all = (double)batch_ramp_samples(&l->cfg->derived.batch, steps) / (double)data.samples;
+    if (data.count == 1 && all < 1000) snprintf(epochs, sizeof epochs, ", which are %.3g epochs", all);
+    else if (data.count == 1) snprintf(epochs, sizeof epochs, ", which are %s epochs", units_count(a, all));
+    const char *order = t->progress.step > steps ? "beyond" : "of";
+    log_info("%lld samples of %lld tokens an epoch; step %lld %s %lld%s", (long long)data.samples,
+             (long long)l->run.spec.model.seq, (long long)t->progress.step, order, (long long)steps, epochs);
     announce_validation(&l->run);
     if (t->progress.step >= end)
         log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)",
