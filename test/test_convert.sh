@@ -27,6 +27,9 @@ for f in one three sixteen half; do
     into $f.out $f.again 2>err.txt
     check "$f: the same bytes after out and in: $(head -1 err.txt)" same_weights $f.run $f.again
 done
+cp -r one odd && chmod u+w odd/model.safetensors && printf '\0\0\300\177' |
+    dd of=odd/model.safetensors bs=1 seek=$(($(stat -c %s one/model.safetensors) - 4)) conv=notrunc 2>/dev/null
+expect 0 "has 1 numbers that are NaN or infinite, the first of them in what becomes '" into odd odd.run
 check "one file or three" same_weights one.run three.run
 check "what came in goes out" [ "$(values one)" = "$(values one.out)" ]
 out sixteen.run sixteen.bf16 --dtype bf16 2>err.txt
@@ -290,7 +293,7 @@ expect 4 "is missing" "$mt" --config ranks.ini run.dir=refused "${keys[@]}" chec
 "$root/scripts/launch.sh" -n 2 -- "$mt" --config ranks.ini run.dir=refused "${keys[@]}" checkpoint.load=broken parallel.pp=2 \
     >/dev/null 2>err.txt
 check "of two ranks one says so: $(grep -c 'error (' err.txt)" [ "$(grep -c 'error (checkpoint)' err.txt)" -eq 1 ]
-expect 4 "config.json says" "$mt" --config ranks.ini run.dir=refused "${keys[@]}" model.ffn=64 checkpoint.load=one
+expect 4 "and the model's configuration says" "$mt" --config ranks.ini run.dir=refused "${keys[@]}" model.ffn=64 checkpoint.load=one
 "$mt" --config ranks.ini run.dir=other "${keys[@]}" model.rope_base=500000 checkpoint.load=one >/dev/null 2>err.txt
 check "another base is said: $(head -2 err.txt)" grep -q "model.rope_base is 500000 in this run and 10000 in the folder" err.txt
 

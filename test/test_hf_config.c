@@ -267,6 +267,7 @@ static const struct {
     /* damage */
     { "llama", "\"hidden_size\":\"wide\"", ERR_CKPT, "'hidden_size' is 'wide', and should be an integer above 0" },
     { "llama", "\"hidden_size\":0", ERR_CKPT, "an integer above 0" },
+    { "llama", "\"hidden_size\":2147483648", ERR_CKPT, "is 2147483648, and should be at most 2147483647" },
     { "llama", "\"hidden_size\":-4096", ERR_CKPT, "an integer above 0" },
     { "llama", "\"hidden_size\":4096.5", ERR_CKPT, "an integer above 0" },
     { "llama", "\"hidden_size\":1e400", ERR_CKPT, "config.json" },

@@ -123,25 +123,14 @@ static Err config_text(const Config *cfg, SetupArena *a, char **out)
 static Err open_theirs(Model *m, const HfConfig *hf, const char *spec)
 {
     char key[PATH_MAX + 32];
-    const char *overrides[3] = { "run.device=cpu" };
+    const char *overrides[2] = { "run.device=cpu" };
     ConfigSource source = { .path = "config.json",
                             .text = hf->ini,
                             .overrides = overrides,
                             .override_count = 1,
                             .world_size = CONFIG_ANY_WORLD };
-    bool have_mtp = true;
     snprintf(key, sizeof key, "data.tokenizer=%s", spec);
     if (*spec) overrides[source.override_count++] = key;
-    TRY(config_read(&m->cfg, source));
-    if (m->cfg.model.mtp_layers) TRY(hf_weights_have_mtp(from_path, hf, &m->cfg, &have_mtp));
-    config_release(&m->cfg);
-    if (!have_mtp) {
-        log_warn(
-            "'%s' has no weights of the modules of multi-token prediction that its config.json speaks of: "
-            "model.mtp_layers = 0",
-            from_path);
-        overrides[source.override_count++] = "model.mtp_layers=0";
-    }
     return model_open(m, source, 0);
 }
 

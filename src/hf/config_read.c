@@ -3,14 +3,18 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/plain.h"
 #include "base/words.h"
+#include "hf/folder.h"
 #include "hf/model.h"
+#include "hf/tensors.h"
 
 enum { CONFIG_JSON_MOST = 16 << 20, VALUE_BYTES = 64, MEMBERS = sizeof(HfModel) / 8 };
 
 typedef struct {
-    const char *name; /* of the file, for messages */
+    const char *name;   /* of the file, for messages */
+    const char *folder; /* where it lies; NULL: it is a text */
     HfClass class;
     HfModel model;
     HfConfig *out;
@@ -63,7 +67,10 @@ static Err take_int(const Reader *r, const HfKey *k, const Json *v, int64_t *out
     enum { MOST = INT32_MAX };
     const int64_t n = json_int(v, -1);
     if (!json_is_int(v) || n < k->low || n > MOST)
-        return damaged(r, k, v, k->low ? "an integer above 0" : "an integer of 0 or more");
+        return damaged(r, k, v,
+                       n > MOST ? "at most 2147483647"
+                       : k->low ? "an integer above 0"
+                                : "an integer of 0 or more");
     *out = n;
     return ERR_OK;
 }
@@ -431,6 +438,32 @@ static Err settle(Reader *r)
     return settle_experts(r);
 }
 
+/* Releases of transformers keep the key and save no such modules. (A folder whose weights are not there yet has what it
+ * says.) */
+static void look_for_modules(Reader *r)
+{
+    HfFolder f;
+    SetupArena a;
+    char name[HF_NAME_MAX];
+    bool found = false;
+    if (!r->folder || r->model.mtp < 1) return;
+    setup_init(&a);
+    const Err err = hf_folder_open(r->folder, &a, &f);
+    for (const char *const *at = hf_prefixes(r->class, r->out->wrapped); *at && !err; at++) {
+        snprintf(name, sizeof name, "%slayers.%lld.enorm.weight", *at, (long long)r->model.layers);
+        found |= hf_folder_find(&f, name) != NULL;
+    }
+    hf_folder_close(&f);
+    setup_release(&a);
+    if (err || found) return;
+    r->model.mtp = 0;
+    if (!log_rank())
+        log_warn(
+            "'%s' has no weights of the modules of multi-token prediction that its config.json speaks of: "
+            "model.mtp_layers = 0",
+            r->folder);
+}
+
 static Err read_model(Reader *r, const Json *root, SetupArena *arena)
 {
     const Json *keys = root;
@@ -439,20 +472,27 @@ static Err read_model(Reader *r, const Json *root, SetupArena *arena)
     if (keys != root) TRY(take_wrapper(r, root));
     TRY(take_keys(r, keys, hf_keys, hf_key_count));
     TRY(settle(r));
+    look_for_modules(r);
     r->out->kind = r->class;
     r->out->interleaved = r->model.interleaved;
     return hf_ini(r->name, &r->model, r->class, arena, &r->out->ini);
 }
 
-Err hf_config_parse(const char *name, const char *text, int64_t size_bytes, SetupArena *arena, HfConfig *out)
+static Err parse(const char *name, const char *folder, const char *text, int64_t size_bytes,
+                 SetupArena *arena, HfConfig *out)
 {
     Json *root;
-    Reader r = { .name = name, .out = out };
+    Reader r = { .name = name, .folder = folder, .out = out };
     *out = (HfConfig){ 0 };
     TRY_AS(ERR_CKPT, json_parse(name, text, size_bytes, &root));
     const Err err = read_model(&r, root, arena);
     json_free(root);
     return err;
+}
+
+Err hf_config_parse(const char *name, const char *text, int64_t size_bytes, SetupArena *arena, HfConfig *out)
+{
+    return parse(name, NULL, text, size_bytes, arena, out);
 }
 
 Err hf_config_read(const char *folder, SetupArena *arena, HfConfig *out)
@@ -462,7 +502,7 @@ Err hf_config_read(const char *folder, SetupArena *arena, HfConfig *out)
     if (snprintf(path, sizeof path, "%s/config.json", folder) >= (int)sizeof path)
         return err_set(ERR_CKPT, "'%s': the path is too long", folder);
     TRY_AS(ERR_CKPT, file_read_all(path, CONFIG_JSON_MOST, &text, &size));
-    const Err err = hf_config_parse(path, text, size, arena, out);
+    const Err err = parse(path, folder, text, size, arena, out);
     free(text);
     return err;
 }

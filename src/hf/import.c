@@ -1,10 +1,13 @@
 /* A folder becomes a checkpoint (convert.h): parameter by parameter, some rows a job, in the order that ckpt/pieces.c
  * writes them in. */
+#include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/heap.h"
 #include "base/int64.h"
+#include "base/log.h"
 #include "data/progress.h"
 #include "hf/convert.h"
 #include "hf/jobs.h"
@@ -19,14 +22,36 @@ typedef struct {
     Jobs *jobs;
     Progress progress;
     int64_t done_bytes;
+    _Atomic int64_t not_finite; /* numbers */
+    _Atomic int first_of_them;  /* 1 + the first parameter that has such; 0: none */
 } Import;
 
 static int64_t rows_of_job(const Param *p) { return max64(1, JOB_FLOATS / p->spec.shape[1]); }
 
+/* Notes NaN and infinities of parameter `id`. */
+static void count_wrong(Import *m, int id, const float *x, int64_t count)
+{
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < count; i++) wrong += !isfinite(x[i]);
+    if (!wrong) return;
+    m->not_finite += wrong;
+    for (int first = m->first_of_them; !first || first > id + 1;)
+        if (atomic_compare_exchange_weak(&m->first_of_them, &first, id + 1)) break;
+}
+
+static void warn_of_wrong(const Import *m)
+{
+    if (!m->not_finite) return;
+    log_warn("'%s' has %lld numbers that are NaN or infinite, the first of them in what becomes '%s': the "
+             "model computes "
+             "nothing else",
+             m->x->from, (long long)m->not_finite, m->x->whole->items[m->first_of_them - 1].name);
+}
+
 /* Some rows of a parameter. */
 static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *size_bytes)
 {
-    const Import *m = user;
+    Import *m = user;
     const ParamRegistry *whole = m->x->whole;
     int low = 0, high = whole->count;
     (void)scratch;
@@ -39,7 +64,9 @@ static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *s
     const int64_t step = rows_of_job(p), row = (index - m->first_job[low]) * step;
     const Box box = { { row, 0 }, { min64(step, p->spec.shape[0] - row), p->spec.shape[1] } };
     *size_bytes = box_count(box) * (int64_t)sizeof(float);
-    return hf_weights_read(&m->model, p, box, (float *)slot, box.shape[1]);
+    TRY(hf_weights_read(&m->model, p, box, (float *)slot, box.shape[1]));
+    count_wrong(m, low, (const float *)slot, box_count(box));
+    return ERR_OK;
 }
 
 static Err next(void *user, const void **data, int64_t *size_bytes)
@@ -130,6 +157,7 @@ Err hf_import(const HfImport *x)
     SetupArena a;
     setup_init(&a);
     Err err = import(&m, &a);
+    if (!err) warn_of_wrong(&m);
     jobs_close(m.jobs);
     progress_close(&m.progress);
     hf_weights_close(&m.model);

@@ -24,6 +24,15 @@ static void shape_text(char out[96], int ndim, const int64_t *shape)
     snprintf(out + used, (size_t)(96 - used), "]");
 }
 
+/* Of a table of positions a model that is made for fewer has the first. */
+static bool has_first_rows(const HfTensor *t, int ndim, const int64_t *shape)
+{
+    static const char table[] = "wpe.weight";
+    const size_t n = strlen(t->t.name), end = sizeof table - 1;
+    return n >= end && !strcmp(t->t.name + n - end, table) && ndim == 2 && t->t.ndim == 2 &&
+           t->t.shape[0] >= shape[0] && t->t.shape[1] == shape[1];
+}
+
 static Err use(HfWeights *m, const char *name, int ndim, const int64_t *shape, const HfTensor **out)
 {
     char have[96], want[96];
@@ -31,10 +40,10 @@ static Err use(HfWeights *m, const char *name, int ndim, const int64_t *shape, c
     if (!t) return err_set(ERR_CKPT, "'%s' has no tensor '%s'", m->folder.path, name);
     bool same = t->t.ndim == ndim;
     for (int d = 0; d < ndim && same; d++) same = t->t.shape[d] == shape[d];
-    if (same) return ERR_OK;
+    if (same || has_first_rows(t, ndim, shape)) return ERR_OK;
     shape_text(have, t->t.ndim, t->t.shape);
     shape_text(want, ndim, shape);
-    return err_set(ERR_CKPT, "'%s': tensor '%s' has shape %s, config.json says %s",
+    return err_set(ERR_CKPT, "'%s': tensor '%s' has shape %s, and the model's configuration says %s",
                    m->folder.files[t->file].path, name, have, want);
 }
 
@@ -150,21 +159,6 @@ Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, con
                        out->folder.files[t->file].path, t->t.name);
     }
     return ERR_OK;
-}
-
-Err hf_weights_have_mtp(const char *path, const HfConfig *hf, const Config *cfg, bool *have)
-{
-    HfFolder f;
-    SetupArena a;
-    char name[HF_NAME_MAX];
-    setup_init(&a);
-    const Err err = hf_folder_open(path, &a, &f);
-    snprintf(name, sizeof name, "%slayers.%lld.enorm.weight", err ? "" : find_prefix(&f, hf),
-             (long long)cfg->model.layers);
-    *have = !err && hf_folder_find(&f, name);
-    hf_folder_close(&f);
-    setup_release(&a);
-    return err;
 }
 
 void hf_weights_close(HfWeights *m) { hf_folder_close(&m->folder); }

@@ -25,10 +25,6 @@ Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, con
                     SetupArena *a, HfWeights *out);
 void hf_weights_close(HfWeights *m);
 
-/* Does the folder hold the modules of multi-token prediction that its config.json speaks of? transformers leaves them
- * out when it saves a model. ERR_CKPT as above. */
-Err hf_weights_have_mtp(const char *path, const HfConfig *hf, const Config *cfg, bool *have);
-
 /* Tensors that the files hold twice (hf_twin) are alike. Reads them whole. ERR_CKPT. */
 Err hf_weights_check_twins(const HfWeights *m, const ParamRegistry *whole);
 
