@@ -320,7 +320,7 @@ static Err routing_of(Routing *r, const char *name, Tensor logits, int64_t K, Ro
 {
     const int64_t E = logits.dim[1],
                   fit = ROUTER_SHARED / (((r->ranked() ? 2 : 1) * E + router.groups + K) * 4);
-    ASSERT(K <= E && E % router.groups == 0 && K % router.group_topk == 0);
+    ASSERT(K <= E && E % router.groups == 0 && (router.group_best || K % router.group_topk == 0));
     ASSERT(router.group_topk <= router.groups && K <= router.group_topk * (E / router.groups));
     if (fit < 1) return err_set(ERR_SHAPE, "%s: %lld experts are too many", name, static_cast<long long>(E));
     r->logits = rows_of<const float>(logits);

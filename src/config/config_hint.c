@@ -65,7 +65,7 @@ static void add_way(ConfigReader *r, const char *way)
 void config_take(ConfigReader *r, const char *fmt, ...)
 {
     static const char part[] = ", or ";
-    char ways[3 * WAY_BYTES], *next;
+    char ways[3 * WAY_BYTES], *next, *taken = NULL;
     va_list args;
     if (!wanted(r)) return;
     va_start(args, fmt);
@@ -74,7 +74,11 @@ void config_take(ConfigReader *r, const char *fmt, ...)
     for (char *way = ways; way && wanted(r); way = next) {
         next = strstr(way, part);
         if (next) *next = 0, next += strlen(part);
-        if (passes(r, way, 0)) add_way(r, way);
+        if (taken && !strncmp(way, taken, strlen(taken)) && way[strlen(taken)] == ' ')
+            continue; /* what more it changes is not needed */
+        if (!passes(r, way, 0)) continue;
+        add_way(r, way);
+        taken = way;
     }
 }
 

@@ -198,7 +198,8 @@ Err CPU(router_fwd)(Stream *s, const router_fwd_args *a)
     const int64_t E = a->logits.dim[1], K = a->index.dim[1];
     ASSERT(K <= ROUTER_TOPK_MAX && K <= E && E % a->router.groups == 0 &&
            a->router.group_topk <= a->router.groups);
-    ASSERT(K % a->router.group_topk == 0 && K <= a->router.group_topk * (E / a->router.groups));
+    ASSERT((a->router.group_best || K % a->router.group_topk == 0) &&
+           K <= a->router.group_topk * (E / a->router.groups));
     return router_run(s, &(RouterWork){ .args = a }, rows_both(a->logits, a->index), E, router_fwd_part);
 }
 

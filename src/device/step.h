@@ -108,7 +108,7 @@ typedef struct {
     RouterScore score;
     int normalize;
     float scale;
-    int groups, group_topk; /* 1, 1: no groups; group_topk divides K */
+    int groups, group_topk; /* 1, 1: no groups; without group_best group_topk divides K */
     int group_best;         /* at most as many as a group has */
 } Router;
 
