@@ -74,20 +74,37 @@ static void check_blend(const double *weights, int n)
 {
     static Blend b;
     int64_t count[BLEND_SOURCES_MAX] = { 0 }, sum = 0, wrong = 0, far = 0;
-    OK(blend_init(&b, weights, n));
+    double all = 0;
+    SetupArena mem;
+    setup_init(&mem);
+    OK(blend_init(&b, weights, n, &mem));
+    for (int d = 0; d < n; d++) all += weights[d];
+    for (int d = 0; d < n; d++)
+        CHECK(b.units[d] > 0 && fabs(b.units[d] - weights[d] / all * b.block) < 1);
     for (int d = 0; d < n; d++) sum += b.units[d];
-    CHECK(sum == BLEND_BLOCK);
-    for (int64_t q = 0; q < 3 * BLEND_BLOCK; q++) {
+    CHECK(sum == b.block);
+    for (int64_t q = 0; q < 3 * b.block; q++) {
         int64_t earlier;
         int d = blend_draw(&b, q, &earlier);
         wrong += earlier != count[d];
         count[d]++;
         for (int k = 0; k < n; k++)
-            far += !(llabs(count[k] * BLEND_BLOCK - b.units[k] * (q + 1)) < BLEND_BLOCK);
+            far += !(llabs(count[k] * b.block - b.units[k] * (q + 1)) < b.block);
     }
     CHECK_MSG(wrong == 0 && far == 0,
               "%d sources: %lld draws not sequential, %lld a whole draw away", n, (long long)wrong,
               (long long)far);
+    setup_release(&mem);
+}
+
+static int32_t block_of(double a, double b)
+{
+    static Blend blend;
+    SetupArena mem;
+    setup_init(&mem);
+    OK(blend_init(&blend, (double[]){ a, b }, 2, &mem));
+    setup_release(&mem);
+    return blend.block;
 }
 
 TEST(blends)
@@ -98,17 +115,23 @@ TEST(blends)
     check_blend((double[]){ 0.5, 0.3, 0.2 }, 3);
     check_blend((double[]){ 1, 4095 }, 2);
     check_blend((double[]){ 4, 503, 852, 2733, 2, 2 }, 6);
+    check_blend((double[]){ 1, 5000, 5000 }, 3); /* less than a 4096th */
+    check_blend((double[]){ 1e-5, 1 }, 2);
+    CHECK(block_of(1, 4095) == 4096 && block_of(1, 9999) == 16384 && block_of(1, 3e5) == 1 << 19);
     for (int round = 0; round < 40; round++) {
         int n = 2 + (int)(test_rand(&seed) % (round % 4 ? 12 : 200));
         for (int d = 0; d < n; d++) w[d] = pow(test_uniform(&seed, 0.3, 1), round % 3 + 1);
         check_blend(w, n);
     }
     static Blend b;
-    FAILS(blend_init(&b, (double[]){ 1, 0 }, 2), ERR_CONFIG, "weight '0' of data set '2'");
-    FAILS(blend_init(&b, (double[]){ NAN, 1 }, 2), ERR_CONFIG, "not a positive number");
-    FAILS(blend_init(&b, (double[]){ 1, 1e6 }, 2), ERR_CONFIG, "less than 1/4096");
-    OK(blend_init(&b, (double[]){ 0.5, 0.3, 0.2 }, 3));
+    SetupArena mem;
+    setup_init(&mem);
+    FAILS(blend_init(&b, (double[]){ 1, 0 }, 2, &mem), ERR_CONFIG, "weight '0' of data set '2'");
+    FAILS(blend_init(&b, (double[]){ NAN, 1 }, 2, &mem), ERR_CONFIG, "not a positive number");
+    FAILS(blend_init(&b, (double[]){ 1, 1e7 }, 2, &mem), ERR_CONFIG, "less than 1/1048576");
+    OK(blend_init(&b, (double[]){ 0.5, 0.3, 0.2 }, 3, &mem));
     CHECK(b.units[0] == 2048 && b.units[1] == 1229 && b.units[2] == 819); /* 2048, 1228.8, 819.2 */
+    setup_release(&mem);
 }
 
 /* ---- splits and data sets ---- */

@@ -228,7 +228,7 @@ static Err parse_spec(Dataset *d, const DatasetOptions *o)
         g->source = d->source_count;
         TRY(parse_blend(d, g, files));
         TRY(o->order == ORDER_MEGATRON ? blend_check(g->weights, g->count)
-                                       : blend_init(&g->blend, g->weights, g->count));
+                                       : blend_init(&g->blend, g->weights, g->count, &d->mem));
         for (int i = 0; i < g->count; i++) d->sources[d->source_count++].word = files[i];
     }
     return ERR_OK;

@@ -37,9 +37,9 @@ int64_t order_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t i)
 static void round_weights(Blend *b, const double *weights, double sum)
 {
     double remainder[BLEND_SOURCES_MAX];
-    int left_over = BLEND_BLOCK;
+    int left_over = b->block;
     for (int d = 0; d < b->source_count; d++) {
-        double exact = weights[d] / sum * BLEND_BLOCK;
+        double exact = weights[d] / sum * b->block;
         b->units[d] = (int32_t)exact;
         remainder[d] = exact - b->units[d];
         left_over -= b->units[d];
@@ -56,10 +56,11 @@ static void round_weights(Blend *b, const double *weights, double sum)
 /* Share c of data set d spans the draws [c * block / units, (c + 1) * block / units). */
 static int next_source(const Blend *b, const int32_t *taken, int k)
 {
-    int best = -1, best_due = 0;
+    int best = -1;
+    int64_t best_due = 0;
     for (int d = 0; d < b->source_count; d++) {
-        int begun = taken[d] * BLEND_BLOCK / b->units[d];
-        int due = ((taken[d] + 1) * BLEND_BLOCK + b->units[d] - 1) / b->units[d];
+        const int64_t n = taken[d], begun = n * b->block / b->units[d];
+        const int64_t due = ((n + 1) * b->block + b->units[d] - 1) / b->units[d];
         if (begun <= k && (best < 0 || due < best_due)) {
             best = d;
             best_due = due;
@@ -87,23 +88,44 @@ Err blend_check(const double *weights, int source_count)
     return ERR_OK;
 }
 
-Err blend_init(Blend *b, const double *weights, int source_count)
+static bool rounds_to_nothing(const Blend *b)
+{
+    for (int d = 0; d < b->source_count; d++)
+        if (b->units[d] == 0) return true;
+    return false;
+}
+
+/* Draws of a block in which each weight has one. */
+static Err long_block(const double *weights, double sum, int source_count, int32_t *block)
+{
+    int least = 0;
+    for (int d = 1; d < source_count; d++)
+        if (weights[d] < weights[least]) least = d;
+    for (*block = BLEND_BLOCK; *block <= BLEND_BLOCK_MOST; *block *= 2)
+        if (weights[least] / sum * *block >= 1) return ERR_OK;
+    return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is less than 1/%d of all weights",
+                   weights[least], least + 1, BLEND_BLOCK_MOST);
+}
+
+Err blend_init(Blend *b, const double *weights, int source_count, SetupArena *mem)
 {
     int32_t taken[BLEND_SOURCES_MAX] = { 0 };
     double sum = 0;
     TRY(blend_check(weights, source_count));
     for (int d = 0; d < source_count; d++) sum += weights[d];
-    b->source_count = source_count;
+    *b = (Blend){ .source_count = source_count, .block = BLEND_BLOCK };
     round_weights(b, weights, sum);
-    for (int d = 0; d < source_count; d++)
-        if (b->units[d] == 0)
-            return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is less than 1/4096 of all weights",
-                           weights[d], d + 1);
-    for (int k = 0; k < BLEND_BLOCK; k++) {
+    if (rounds_to_nothing(b)) {
+        TRY(long_block(weights, sum, source_count, &b->block));
+        round_weights(b, weights, sum);
+    }
+    TRY(setup_array(mem, b->block, &b->source));
+    TRY(setup_array(mem, b->block, &b->prefix));
+    for (int k = 0; k < b->block; k++) {
         int d = next_source(b, taken, k);
         ASSERT(d >= 0);
         b->source[k] = (uint8_t)d;
-        b->prefix[k] = (uint16_t)taken[d]++;
+        b->prefix[k] = taken[d]++;
     }
     return ERR_OK;
 }
@@ -111,15 +133,15 @@ Err blend_init(Blend *b, const double *weights, int source_count)
 int blend_draw(const Blend *b, int64_t q, int64_t *earlier)
 {
     ASSERT(q >= 0);
-    int64_t k = q % BLEND_BLOCK;
+    int64_t k = q % b->block;
     int d = b->source[k];
-    *earlier = q / BLEND_BLOCK * b->units[d] + b->prefix[k];
+    *earlier = q / b->block * b->units[d] + b->prefix[k];
     return d;
 }
 
 int64_t blend_taken(const Blend *b, int64_t count, int source)
 {
-    int64_t n = count / BLEND_BLOCK * b->units[source];
-    for (int64_t k = 0; k < count % BLEND_BLOCK; k++) n += b->source[k] == source;
+    int64_t n = count / b->block * b->units[source];
+    for (int64_t k = 0; k < count % b->block; k++) n += b->source[k] == source;
     return n;
 }

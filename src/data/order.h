@@ -13,7 +13,8 @@
  *           for r = 0 .. ORDER_ROUNDS - 1
  *
  * Blend of several data sets: weights as 4096ths, one block of 4096 draws that every later block
- * repeats. Draw k goes to the data set that has begun its share by then and whose share is due
+ * repeats; where a weight would round to nothing, as parts of the least power of two in which the
+ * smallest weight has a draw, and the block is as long. Draw k goes to the data set that has begun its share by then and whose share is due
  * first (the first of equals). So after any number of draws no data set is a whole draw away from
  * its exact share.
  * Source: cycle walking: Black & Rogaway 2002; the blend: Tijdeman 1980 (the chairman assignment
@@ -24,28 +25,30 @@
 
 #include <stdint.h>
 
+#include "base/arena.h"
 #include "base/err.h"
 
-enum { ORDER_ROUNDS = 8, BLEND_BLOCK = 4096, BLEND_SOURCES_MAX = 256 };
+enum { ORDER_ROUNDS = 8, BLEND_BLOCK = 4096, BLEND_BLOCK_MOST = 1 << 20, BLEND_SOURCES_MAX = 256 };
 
 /* Which sample (0 to n-1) stands at position i (0 to n-1) of this epoch. n >= 1. */
 int64_t order_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t i);
 
 typedef struct {
     int source_count;
-    int32_t units[BLEND_SOURCES_MAX]; /* weights; they add up to BLEND_BLOCK */
-    uint8_t source[BLEND_BLOCK];      /* the data set of each draw */
-    uint16_t prefix[BLEND_BLOCK];     /* how many earlier draws in the block have the same data set */
+    int32_t block;                    /* draws; BLEND_BLOCK, or more where a weight is smaller */
+    int32_t units[BLEND_SOURCES_MAX]; /* weights; they add up to `block` */
+    uint8_t *source;                  /* [block] the data set of each draw */
+    int32_t *prefix;                  /* [block] how many earlier draws in the block have the same data set */
 } Blend;
 
 /* ERR_CONFIG: a weight is not positive and finite, or is nothing beside their sum; there are too many, or none. */
 Err blend_check(const double *weights, int source_count);
 
 /*
- * Rounds weights (any positive scale) to 4096ths by largest remainder and lays out the block.
- * ERR_CONFIG as in blend_check, and if a weight is so small that it rounds to nothing.
+ * Rounds weights (any positive scale) to parts of the block by largest remainder and lays it out, in `mem`.
+ * ERR_CONFIG as in blend_check, and if a weight is less than a BLEND_BLOCK_MOST-th of all.
  */
-Err blend_init(Blend *b, const double *weights, int source_count);
+Err blend_init(Blend *b, const double *weights, int source_count, SetupArena *mem);
 
 /* The data set of draw q >= 0, and how many draws that data set has had before. */
 int blend_draw(const Blend *b, int64_t q, int64_t *earlier);

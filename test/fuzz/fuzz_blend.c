@@ -76,13 +76,16 @@ static void check_words(const Dataset *d, const char *spec, bool keyed)
     int count = n > 1 ? n / 2 : 1;
     FUZZ_CHECK(n <= 2 * BLEND_SOURCES_MAX && (n == 1 || n % 2 == 0), "%d words", n);
     FUZZ_CHECK(dataset_source_count(d) == count, "%d files of %d words", dataset_source_count(d), n);
-    for (int i = 0; keyed && i < BLEND_BLOCK; i++) draws[dataset_place(d, i).source]++;
+    bool longer = false; /* (a weight is less than a 4096th of all: another block) */
     for (int i = 0; i < count; i++) {
         const char *word = words[n > 1 ? 2 * i + 1 : 0];
         FUZZ_CHECK(names_file(word, dataset_source_name(d, i)), "'%s' for '%s'", dataset_source_name(d, i), word);
         sum += n > 1 ? strtod(words[2 * i], NULL) : 1;
     }
-    for (int i = 0; keyed && i < count; i++) {
+    for (int i = 0; keyed && i < count; i++)
+        longer |= BLEND_BLOCK * (n > 1 ? strtod(words[2 * i], NULL) : 1) / sum < 1;
+    for (int i = 0; keyed && !longer && i < BLEND_BLOCK; i++) draws[dataset_place(d, i).source]++;
+    for (int i = 0; keyed && !longer && i < count; i++) {
         double share = BLEND_BLOCK * (n > 1 ? strtod(words[2 * i], NULL) : 1) / sum;
         FUZZ_CHECK(fabs(draws[i] - share) < 1 + 1e-9, "file %d: %d draws, and its share is %g", i, draws[i],
                    share);
