@@ -1,5 +1,5 @@
 /*
- * Inside gemm.c, gemm_timing.c and gemm_choices.c: what a product's algorithm depends on, the table of plans, the timed
+ * Inside gemm.c, gemm_plan.c, gemm_timing.c and gemm_choices.c: what a product's algorithm depends on, the table of plans, the timed
  * choices.
  */
 #ifndef MEGATRAIN_CUDA_GEMM_PLAN_H
@@ -108,6 +108,8 @@ static inline bool gemm_has_gelu(const GemmKey *k) { return k->ldaux > 0; }
 /* ERR_DEVICE with the product's name and sizes, and the library's text. */
 Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status);
 
+/* The plan of x's key, made if it is not in the table. */
+Err gemm_plan_of(CudaGemm *g, const Product *x, Plan **out);
 /* Fills in descriptor and layouts. */
 Err gemm_describe(Plan *p, const Product *x);
 /* What the library offers for p that adds in a fixed order; none: see `status`. */

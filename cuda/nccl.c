@@ -14,14 +14,6 @@
 
 /* ---- calls ---- */
 
-ncclResult_t nccl_message(Group *g, bool send, int peer, void *data, int64_t bytes)
-{
-    const size_t n = (size_t)bytes;
-    if (!n) return ncclSuccess;
-    return nccl_queued(send ? nccl.Send(data, n, ncclUint8, peer, g->comm, g->stream)
-                            : nccl.Recv(data, n, ncclUint8, peer, g->comm, g->stream));
-}
-
 /* One group, in which all messages make progress together. Empty ones move nothing, on both ends. */
 static ncclResult_t enqueue_messages(Group *g, const CommRequest *r)
 {

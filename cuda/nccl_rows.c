@@ -84,6 +84,14 @@ static ncclResult_t copy_own(Group *g, const CommRequest *r)
     return ncclSuccess;
 }
 
+ncclResult_t nccl_message(Group *g, bool send, int peer, void *data, int64_t bytes)
+{
+    const size_t n = (size_t)bytes;
+    if (!n) return ncclSuccess;
+    return nccl_queued(send ? nccl.Send(data, n, ncclUint8, peer, g->comm, g->stream)
+                            : nccl.Recv(data, n, ncclUint8, peer, g->comm, g->stream));
+}
+
 static ncclResult_t send_or_receive(Group *g, bool send, int member, CommPiece piece)
 {
     return nccl_message(g, send, member, piece.data, piece.bytes);

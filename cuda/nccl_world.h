@@ -91,12 +91,10 @@ struct NcclWorld {
     atomic_bool stopped, closing;
 };
 
-/* ---- calls (nccl.c) ---- */
+/* ---- messages, and rows from all to all (nccl_rows.c) ---- */
 
 /* A message inside a group of calls; an empty one moves nothing, on both ends. */
 ncclResult_t nccl_message(Group *g, bool send, int peer, void *data, int64_t bytes);
-
-/* ---- rows from all to all (nccl_rows.c) ---- */
 
 /* The host waits for the offsets of a call. From now on those of *r are the copies that it can read. Errors: those of
  * the world, or of the device; ERR_INTERNAL stops the world: the offsets do not fit. */

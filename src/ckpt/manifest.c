@@ -56,6 +56,8 @@ void ckpt_key(char out[KEY_MAX], int state, const char *name, int ndim, Box piec
     else snprintf(out, KEY_MAX, "%s%s#%lld,%lld", prefix, name, row, column);
 }
 
+const char *ckpt_dtype_name(DType dtype) { return dtype == BF16 ? "BF16" : "F32"; }
+
 void manifest_crc_text(char out[64], uint32_t crc, int64_t size_bytes)
 {
     snprintf(out, 64, "crc32c %08x size %lld\n", crc, (long long)size_bytes);

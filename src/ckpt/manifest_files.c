@@ -86,8 +86,6 @@ Err manifest_open(const Manifest *m, int file, char *chunk, SetupArena *a, Chunk
     return manifest_blame(m, r, open_shard(m, file, chunk, a, r, out));
 }
 
-const char *ckpt_dtype_name(DType dtype) { return dtype == BF16 ? "BF16" : "F32"; }
-
 Err manifest_tensor(const Manifest *m, const ManifestPiece *p, const StFile *f, const StTensor **out)
 {
     const ManifestParam *q = &m->params[p->param];

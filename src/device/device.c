@@ -468,20 +468,6 @@ Err device_wait(Stream *s, Event *e)
 
 bool device_can_record(const Device *dev) { return dev->backend->record_begin != NULL; }
 
-Err device_record_begin(Stream *s) { return s->dev->backend->record_begin(s); }
-
-Err device_record_end(Stream *s, DeviceGraph **out, int64_t *launches)
-{
-    return s->dev->backend->record_end(s, out, launches);
-}
-
-Err device_replay(Stream *s, DeviceGraph *graph) { return s->dev->backend->replay(s, graph); }
-
-void device_graph_free(Device *dev, DeviceGraph *graph)
-{
-    if (graph) dev->backend->graph_free(graph);
-}
-
 void device_autotune(Device *dev, DeviceTuning how)
 {
     if (dev->backend->autotune) dev->backend->autotune(dev, how);

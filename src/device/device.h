@@ -251,17 +251,8 @@ Err device_write_later(Stream *s, void *device_dst, const void *host_src, int64_
 Err device_mark(Stream *s, Event *e);
 Err device_wait(Stream *s, Event *e);
 
-/*
- * Between begin and end the stream's work is recorded, not done; replay does it, any number of times. Nothing
- * in between may wait for the device, mark or wait for an event, or move host memory. record_end after a failure drops
- * the record. *launches: how many the record is in one; if 0 there is no graph. (recorder.h does this for work that has
- * more in it.)
- */
+/* Whether a stream's work can be recorded as graphs (recorder.h). */
 bool device_can_record(const Device *dev);
-Err device_record_begin(Stream *s);
-Err device_record_end(Stream *s, DeviceGraph **out, int64_t *launches);
-Err device_replay(Stream *s, DeviceGraph *graph);
-void device_graph_free(Device *dev, DeviceGraph *graph); /* may be NULL */
 
 /*
  * Makes a call that no graph can hold, now; work that is recorded remembers it between its graphs, with a copy of the

@@ -5,6 +5,30 @@
 
 enum { ARGS_ALIGN = 16 };
 
+/*
+ * ---- graphs of the device ----
+ *
+ * Between begin and end the stream's work is recorded, not done; replay does it, any number of times. Nothing in between may
+ * wait for the device, mark or wait for an event, or move host memory. record_end after a failure drops the record.
+ * *launches: how many the record is in one; if 0 there is no graph.
+ */
+
+static Err record_begin(Stream *s) { return s->dev->backend->record_begin(s); }
+
+static Err record_end(Stream *s, DeviceGraph **out, int64_t *launches)
+{
+    return s->dev->backend->record_end(s, out, launches);
+}
+
+static Err replay(Stream *s, DeviceGraph *graph) { return s->dev->backend->replay(s, graph); }
+
+static void graph_free(Device *dev, DeviceGraph *graph)
+{
+    if (graph) dev->backend->graph_free(graph);
+}
+
+/* ---- items ---- */
+
 static Err grow(void **memory, int64_t *capacity, int64_t needed, int64_t size)
 {
     if (needed <= *capacity) return ERR_OK;
@@ -40,7 +64,7 @@ static Err add_call(Recording *r, DeviceCall *call, const void *args, int64_t by
 
 void recording_release(Recording *r, Device *dev)
 {
-    for (int64_t i = 0; i < r->count; i++) device_graph_free(dev, r->items[i].graph);
+    for (int64_t i = 0; i < r->count; i++) graph_free(dev, r->items[i].graph);
     free(r->items);
     free(r->args);
     *r = (Recording){ 0 };
@@ -51,7 +75,7 @@ Err recording_replay(const Recording *r, Stream *s)
     DeviceCounters *counters = &s->dev->counters;
     for (int64_t i = 0; i < r->count; i++) {
         const RecordedItem *item = &r->items[i];
-        if (item->graph) TRY(device_replay(s, item->graph));
+        if (item->graph) TRY(replay(s, item->graph));
         else TRY(item->call(s, r->args + item->at));
     }
     counters->flop += r->flop;
@@ -78,14 +102,14 @@ static Err close_piece(Recorder *r, Stream *s)
     RecordedItem piece = { .at = 0 };
     if (!r->open) return ERR_OK;
     r->open = false;
-    Err err = device_record_end(s, &piece.graph, &piece.launches);
+    Err err = record_end(s, &piece.graph, &piece.launches);
     if (err) return say_how(err);
     if (!piece.graph) return ERR_OK;
     err = add_item(r->into, piece);
-    if (err) return device_graph_free(s->dev, piece.graph), err;
+    if (err) return graph_free(s->dev, piece.graph), err;
     r->into->graphs++;
     r->into->launches += piece.launches;
-    return device_replay(s, piece.graph);
+    return replay(s, piece.graph);
 }
 
 /* Behind a failure of host code: what was captured is nothing. */
@@ -97,7 +121,7 @@ static void drop_piece(Recorder *r, Stream *s, Err err)
     if (!r->open) return;
     r->open = false;
     err_keep(&kept);
-    if (!device_record_end(s, &graph, &launches)) device_graph_free(s->dev, graph);
+    if (!record_end(s, &graph, &launches)) graph_free(s->dev, graph);
     err_again(&kept, err);
 }
 
@@ -131,7 +155,7 @@ Err recorder_work(Stream *s, uint64_t digest)
     if (s != &s->dev->stream) return recorder_refuse(s, "copies in a second stream");
     r->digest = digest_add(r->digest, digest);
     if (!r->into || r->open) return ERR_OK;
-    const Err err = device_record_begin(s);
+    const Err err = record_begin(s);
     r->open = !err;
     return err ? say_how(err) : ERR_OK;
 }

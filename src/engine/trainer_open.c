@@ -107,30 +107,6 @@ static Err alloc_states(Trainer *t, int64_t size_bytes)
     return ERR_OK;
 }
 
-BatchSpec trainer_batch_spec(const Trainer *t)
-{
-    const TrainSpec *s = &t->spec;
-    const int64_t seq = s->model.seq;
-    const int64_t slice = seq / t->parts.step.slices;
-    return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
-                        .seq = seq,
-                        .span = context_span(s->cut, slice, t->world->cp.size, t->world->cp_rank),
-                        .documents = s->documents,
-                        .scores = s->purpose.scores ? 1 + t->world->tp.size : 0 };
-}
-
-int64_t trainer_batch(const Trainer *t, int64_t step)
-{
-    return t->spec.ramp.count ? batch_ramp_at(&t->spec.ramp, step) : t->spec.global_batch;
-}
-
-void trainer_take_batch(Trainer *t, int64_t first, int64_t samples)
-{
-    t->serving.first_sample = first;
-    t->serving.batch = t->serving.counting = samples;
-    t->executor.units = (int)(samples / t->world->grid.dp / trainer_batch_spec(t).B) * t->parts.step.slices;
-}
-
 static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, int number)
 {
     BatchSpec batch = trainer_batch_spec(t);

@@ -16,10 +16,7 @@ Tensor grad_target(Ctx *c, int id, bool *fresh);
 /* To be called when the op that adds is on the stream. */
 Err grad_added(Ctx *c, int id);
 
-/* ---- parts of rows between ranks (bands.c) ---- */
-
-/* The ranks that sum rows of tensor-parallel regions: c->world->sp, or tp where rows are not sharded. */
-Comm *rows_group(const Ctx *c);
+/* ---- parts of rows between ranks (exchange.c) ---- */
 
 /* Part i of rows that are cut into as many parts as there are ranks; some parts may have a row more. */
 Tensor equal_part(Tensor rows, int ranks, int i);
@@ -36,6 +33,11 @@ typedef struct {
 /* The messages of one turn, 0 to bands - 1: scatter: to the band that is so many ahead, from the one as many behind;
  * gather: the other way round. Where a band has one rank turn 0 has none, and `done` is not used. */
 Err exchange_band(Ctx *c, const PartMoves *p, int turn, Event *done);
+
+/* ---- rows in bands (bands.c) ---- */
+
+/* The ranks that sum rows of tensor-parallel regions: c->world->sp, or tp where rows are not sharded. */
+Comm *rows_group(const Ctx *c);
 
 /* Some rows, one behind the other. */
 typedef struct {

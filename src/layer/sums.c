@@ -10,7 +10,7 @@
  */
 #include "layer/internal.h"
 
-/* x as rows: what is cut into a part for each rank (bands.c). */
+/* x as rows: what is cut into a part for each rank (exchange.c). */
 static Tensor rows_of(Tensor x)
 {
     const int64_t columns = x.dim[x.ndim - 1];
