@@ -450,6 +450,7 @@ lint: deps-dev hdr-check
 	@scripts/check-layers.sh
 	@scripts/check-style.sh
 	@/usr/bin/python3 scripts/architecture.py --check
+	@scripts/figures.py --check
 	@scripts/toys.py --places
 
 cuda-12:

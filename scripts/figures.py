@@ -2,6 +2,7 @@
 """How easy the source is to change, in figures (docs/architecture.md, "Figures").
 
 usage: scripts/figures.py [FOLDER]     of this source, or of another checkout
+       scripts/figures.py --check      only what is above a limit below; then an error (make lint)
 
 Files are found by name wherever they stand, so that the same commands measure a source whose rooms have moved.
 """
@@ -16,6 +17,20 @@ import sys
 MODEL_KEY = "attention_softcap"  # a number that attention alone needs
 OP = "gate_fwd"                  # an operation of the usual kind
 STRUCTS = ["Ctx", "Trainer", "TrainSpec", "ModelSpec"]
+
+# Limits of --check. What is named is above the general one and may have so much, but not more: whoever shortens one lowers its
+# number here, or takes it out.
+LINES = 45  # of a function; a kernel of CUDA is named by its file
+LONG = {"cuda/attention_dq_hopper.cu": 169, "cuda/attention_dkv_hopper.cu": 138, "compute_items": 98, "tile_kernel": 95,
+        "cuda/attention_dkv.cu": 62, "cuda/attention_dq.cu": 61, "train_spec": 60, "model_spec": 58, "cuda/attention_fwd.cu": 58,
+        "op_work": 54, "cuda/norm.cu": 48, "load_queries": 47}
+MEMBERS = 30  # of a struct in a header
+LARGE = {"HfModel": 60,    # a key of config.json each
+         "ModelSpec": 41,  # a key of the model each
+         "MemoryPlan": 39, # bytes, by what they are for
+         "Group": 33,      # of ranks, over Gloo
+         "Executor": 31}
+CIRCLES = ["cli/plan_figures cli/plan_recompute cli/plan_time", "cli/cmd_plan cli/plan_search"]
 
 
 def read(path):
@@ -109,6 +124,14 @@ def variables(text):
     return re.findall(r"^(?:extern \"C\" )?(?:const )?\w+ (\w+)(?:\[\w*\])* = ", without_comments(text), re.M)
 
 
+def declared_names(header):
+    """Names of the functions and variables that a header declares. (Members and arguments may have the name of either.)"""
+    text, n = header.replace('extern "C" {', ""), 1
+    while n:
+        text, n = re.subn(r"\{[^{}]*\}|(?<=\()[^()]+(?=\))|(?<!\w)\(\)", "", text)
+    return set(re.findall(r"\w+(?=[(;\[,])", text))
+
+
 def needs(files, headers):
     """{module: those whose functions or tables it names, as a header that it includes declares them}; a module is a
     file's path without its suffix."""
@@ -120,8 +143,7 @@ def needs(files, headers):
             if not static:
                 owner[name] = module
         owner.update({name: module for name in variables(text)})
-    words = {path: set(re.findall(r"\w+(?=\()|\w+(?=;)|\w+(?=\[)|\w+(?=,)", without_comments(text))) & set(owner)
-             for path, text in headers.items()}
+    words = {path: declared_names(without_comments(text)) & set(owner) for path, text in headers.items()}
     graph = collections.defaultdict(set)
     for path, text in files.items():
         module = path.rsplit(".", 1)[0]
@@ -182,7 +204,7 @@ def sees(header):
 
 
 def model_key(files, found):
-    word = rf"\b({MODEL_KEY}|{MODEL_KEY.split('_')[-1]})\b"
+    word = rf"\b{MODEL_KEY}\b"
     of_it = lambda p: room(p) not in ("cpu", "device", "cuda") and not re.search(r"config_(check|meant)", p)
     lines = matches(files, word, of_it) + matches({"test/golden/keys.txt": read("test/golden/keys.txt")}, word)
     relays = [s for s, (path, names) in found.items() if of_it(path)
@@ -228,6 +250,36 @@ def room_circles(files, headers):
         yield "", " ".join(re.sub("^src/", "", m) for m in c)
 
 
+def lengths(files):
+    """(lines, name) of each function; a kernel's name is that of its file."""
+    for path, text in files.items():
+        for name, _, lines in definitions(text):
+            yield lines, path if name.startswith("__") else name
+
+
+def above_limits():
+    """A line for each thing that is above its limit, and for each limit that is no longer needed."""
+    c, h, rest = source(".c", ".cc", ".cu"), source(".h", ".hpp", ".cuh"), source(".def")
+    longest, found = collections.defaultdict(int), structs(h)
+    for lines, name in lengths({**c, **h, **rest}):
+        longest[name] = max(longest[name], lines)
+    for what, limit, named, all in (("lines", LINES, LONG, longest),
+                                    ("members", MEMBERS, LARGE, {s: len(m) for s, (_, m) in found.items()})):
+        for name, count in sorted(all.items()):
+            if count > named.get(name, limit):
+                yield f"{name} has {count} {what}, and at most {named.get(name, limit)} are allowed"
+        for name in named:
+            if all.get(name, 0) <= limit:
+                yield f"{name} has at most {limit} {what}: take it out of the list of scripts/figures.py"
+    now = [" ".join(re.sub("^src/", "", m) for m in circle) for circle in circles(needs(c, h))]
+    for circle in now:
+        if circle not in CIRCLES:
+            yield f"files call each other in a circle: {circle}"
+    for circle in CIRCLES:
+        if circle not in now:
+            yield f"'{circle}' is no circle: take it out of the list of scripts/figures.py"
+
+
 def figures():
     c, h, rest = source(".c", ".cc", ".cu"), source(".h", ".hpp", ".cuh"), source(".def")
     found = structs(h)
@@ -260,7 +312,11 @@ def folders():
 
 
 def main():
-    os.chdir(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), ".."))
+    check = sys.argv[1:] == ["--check"]
+    os.chdir(sys.argv[1] if len(sys.argv) > 1 and not check else os.path.join(os.path.dirname(__file__), ".."))
+    if check:
+        found = list(above_limits())
+        sys.exit("\n".join("figures: " + line for line in found) if found else 0)
     for name, value in figures():
         print(f"{name:74}  {value}" if name else f"    {value}")
     print(f"\n{'room':10}{'files':>6}{'lines':>8}   functions: median, 95 %, longest")
