@@ -18,6 +18,7 @@ FIXED = {  # "key", or "key=choice", and why it is not drawn
     "run.bind": "of the machine's processors: test/test_threads.sh",
     "parallel.auto": "puts another layout in the place of the one drawn: test/test_auto.sh",
     "parallel.auto_device": "of parallel.auto",
+    "parallel.data_port": "a port: test/test_keys.sh",
     "parallel.timeout_s": "a time", "parallel.freeze_s": "a time", "parallel.stall_s": "a time",
     "train.eval_batches": "the older form of train.eval_samples",
     "train.stop_at": "given by mode resume", "train.max_minutes": "a time",
