@@ -237,6 +237,10 @@ check "and its place" grep -qE "^; start 1, 20[0-9-]{8}T[0-9:]{8}Z, from step 0,
 run 0 --config tiny.ini train.steps=7
 binary=$("$mt" --version | sed -n 's/^binary *//p')
 says runs/tiny/starts/1.ini "^; start 1, .*, megatrain [0-9.]*, commit .*, binary $binary, host '.*', .*, one process$"
+cp "$mt" "$dir/other" && echo >>"$dir/other" # another build, which runs as well
+(cd "$dir" && ./other --config tiny.ini train.steps=7 2>err)
+says err "^the checkpoint is by another build, megatrain .*, binary $binary; this is megatrain .*, binary [0-9a-f]{8}$"
+rm "$dir/other"
 run 0 inspect runs/tiny
 says out "^format  *[0-9]+, written by [0-9.]+, commit .*, binary $binary$"
 check "a second start has its own" grep -q "^; start 2, .*, from step 6, " "$dir/runs/tiny/starts/2.ini"
