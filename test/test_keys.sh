@@ -188,6 +188,7 @@ optim.muon_scale           | shape        | loss | optim.name=muon
 optim.muon_split           | head         | loss | optim.name=muon
 optim.muon_router          | adamw        | loss | optim.name=muon moe.experts=4 model.bias=false
 data.train                 | b            | loss
+data.start                 | 7            | loss
 data.valid                 | a            | valid
 data.split                 | 50,50        | loss | data.valid=
 data.tokenizer             | bpe.json     | loss | data.train=plain data.valid=plain

@@ -94,6 +94,17 @@ copy base data
 expect 4 "the training data is not the checkpoint's" "$mt" --config tiny.ini run.dir=data train.steps=20 data.train=b
 run data train.steps=20 data.train=b --override data.train
 check "a run goes on with other data: $(grep -m1 error data.err)" [ "$(lines data)" = "11 data.train a b" ]
+check "what is passed over is said" grep -q "the first 150 samples of the new data.train are passed over" data.err
+# or from the new data's first sample on; the same in two pieces
+start=(train.steps=20 data.train=b data.start=0)
+for d in one-start two-start; do copy base $d; done
+run one-start "${start[@]}" --override data.train
+check "nothing is passed over: $(grep -m1 error one-start.err)" [ "$(grep -c 'passed over' one-start.err)" -eq 0 ]
+run two-start "${start[@]}" --override data.train train.stop_at=15
+run two-start "${start[@]}" --override data.train
+check "data.start in two pieces: $(grep -m1 error two-start.err)" same_run one-start two-start 20
+check "and other samples than those behind" [ "$(losses one-start)" != "$(losses data)" ]
+expect 2 "stages begin by the steps" "$mt" --config tiny.ini run.dir=staged data.train='a @3 b' data.start=0
 check "these are read" [ "$(losses data | sed -n 11p)" != "$(losses plain | sed -n 11p)" ]
 copy base seed
 run seed train.steps=20 data.seed=5 --override data.seed

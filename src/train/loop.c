@@ -49,8 +49,9 @@ static Err write_config(Loop *l)
     return kept_tokenizer(dir, l->cfg->data.tokenizer);
 }
 
-/* A run that begins anew cuts the metrics of the one before. Where that one had a checkpoint, its disk may not be there,
- * or somebody removed too much: nothing is cut then. What was killed before its first checkpoint just begins again. */
+/* A run that begins anew cuts the metrics of the one before. Where that one had a checkpoint, its disk may not be
+ * there, or somebody removed too much: nothing is cut then. What was killed before its first checkpoint just begins
+ * again. */
 static Err check_earlier(const Loop *l)
 {
     const char *dir = l->cfg->run.dir;
@@ -111,7 +112,7 @@ static Err open_ckpt(Loop *l)
 static Err open_loader(Loop *l)
 {
     LoaderOptions o = { .dataset = l->run.train,
-                        .first_position = l->run.trainer.progress.samples,
+                        .first_position = run_data_position(&l->run, l->run.trainer.progress.samples),
                         .first_step = l->run.trainer.progress.step + 1,
                         .ramp = l->cfg->derived.batch,
                         .dp = l->run.world->grid.dp,

@@ -319,6 +319,10 @@ CkptMeta run_meta(const Run *r, const char *config_text)
                                  { "loss_scale_log2", t->progress.loss_scale.log2 },
                                  { "loss_scale_good_steps", t->progress.loss_scale.good_steps } },
                    .counter_count = 4 };
+    if (r->data_begun || r->data_start) {
+        m.counters[m.counter_count++] = (CkptCounter){ "data_begun", r->data_begun };
+        m.counters[m.counter_count++] = (CkptCounter){ "data_start", r->data_start };
+    }
     _Static_assert((int)SETS_MAX <= (int)CKPT_MAX_VALID, "a manifest has room for all validation sets");
     for (int i = 0; r->valid_step == t->progress.step && i < r->valid.count; i++)
         m.valid[m.valid_count++] = valid_of(r, i);
@@ -363,15 +367,53 @@ static void say_other_build(const Run *r, const CkptMeta *meta)
              identity_program());
 }
 
+int64_t run_data_position(const Run *r, int64_t samples)
+{
+    return samples < r->data_begun ? samples : samples - r->data_begun + r->data_start;
+}
+
+static Err refuse_start(const Run *r)
+{
+    if (r->cfg->data.start < 0 || dataset_stage(r->train, 0).count == 1) return ERR_OK;
+    return err_set(ERR_CONFIG,
+                   "data.start = %lld with data.train = '%.600s': stages begin by the steps of the run",
+                   (long long)r->cfg->data.start, r->cfg->data.train),
+           err_hint("leave data.start out, or name one data set");
+}
+
+/* Where the data are read on: where the checkpoint's run was, or, if they are others now, where data.start says. */
+static Err place_data(Run *r, const CkptMeta *meta, bool replaced)
+{
+    const int64_t start = r->cfg->data.start;
+    r->data_begun = ckpt_counter(meta, "data_begun", 0);
+    r->data_start = ckpt_counter(meta, "data_start", 0);
+    if (replaced && start >= 0) {
+        TRY(refuse_start(r));
+        r->data_begun = meta->samples;
+        r->data_start = start;
+    }
+    const int64_t at = run_data_position(r, meta->samples);
+    if (r->world->rank) return ERR_OK;
+    if (replaced && at)
+        log_info("the first %lld samples of the new data.train are passed over; data.start=0 begins with its "
+                 "first",
+                 (long long)at);
+    if (!replaced && start >= 0 && start != r->data_start)
+        log_warn("data.start=%lld has no effect: the run goes on with the data that it has, at sample %lld",
+                 (long long)start, (long long)at);
+    return ERR_OK;
+}
+
 /* What differs of the configuration and the data, and may. */
 static Err compare_runs(Run *r, const Config *was, const CkptMeta *meta)
 {
+    const unsigned data = data_id_differs(r->data_id, meta->data);
     TRY(config_same_run(was, r->cfg));
     TRY(data_id_same(r->data_id, meta->data, overrides_data(was, r->cfg)));
-    TRY(overrides_find(&r->overrides, was, r->cfg, meta, data_id_differs(r->data_id, meta->data), &r->setup));
+    TRY(overrides_find(&r->overrides, was, r->cfg, meta, data, &r->setup));
     warn_of_lr(r, was, meta);
     say_other_build(r, meta);
-    return ERR_OK;
+    return place_data(r, meta, (data & (DATA_FILES | DATA_ORDER)) && r->cfg->may_differ[CFG_data_train]);
 }
 
 /* A resumed run must be the same run: keys that change the numbers, and the data. */
@@ -595,6 +637,8 @@ Err run_resume(Run *r)
     }
     if (found) return ERR_OK;
     TRY(overrides_none(r->cfg));
+    TRY(refuse_start(r));
+    if (r->cfg->data.start > 0) r->data_start = r->cfg->data.start;
     return *load ? run_load_weights(r, load, RUN_NEWEST) : ERR_OK;
 }
 

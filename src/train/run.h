@@ -31,7 +31,9 @@ typedef struct {
     MemoryPlan plan;
     Trainer trainer;
     bool trainer_open;
-    char *data_id;       /* the identity of the training data (data_id.h), which checkpoints keep */
+    char *data_id; /* the identity of the training data (data_id.h), which checkpoints keep */
+    int64_t data_begun,
+        data_start;      /* since so many samples were done it reads this data.train, from this sample on */
     Overrides overrides; /* what differs from the checkpoint that the run went on from */
 } Run;
 
@@ -65,6 +67,9 @@ CkptMeta run_meta(const Run *r, const char *config_text);
 
 /* How many samples an evaluation on a validation set has: all, or at most train.eval_samples. */
 int64_t run_valid_samples(const Run *r, const Dataset *set);
+
+/* Where data.train is read after so many samples of the run. */
+int64_t run_data_position(const Run *r, int64_t samples);
 
 /* Is there anything to evaluate on? */
 bool run_evaluates(const Run *r);

@@ -385,7 +385,8 @@ static Err stop_trace(Loop *l)
 static Err loader_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 {
     trace_begin("next batch");
-    Err err = loader_get(user, first, count, tokens);
+    const Loop *l = user;
+    Err err = loader_get(l->loader, run_data_position(&l->run, first), count, tokens);
     trace_end();
     return err;
 }
@@ -424,7 +425,7 @@ static Err traced_step(Loop *l, int64_t end, StepReport *report)
         start_trace(l);
     }
     trace_begin("step");
-    TRY(start_step(l, (TokenSource){ l->loader, loader_tokens }));
+    TRY(start_step(l, (TokenSource){ l, loader_tokens }));
     if (waits_for(l, step, end)) TRY(trainer_finish(&l->run.trainer, report));
     trace_end();
     const bool last = due(step, c->log.trace_every) || step == c->derived.trace_last;

@@ -20,6 +20,7 @@ FIXED = {  # "key", or "key=choice", and why it is not drawn
     "parallel.auto_device": "of parallel.auto",
     "parallel.data_port": "a port: test/test_keys.sh",
     "parallel.timeout_s": "a time", "parallel.freeze_s": "a time", "parallel.stall_s": "a time",
+    "data.start": "which samples, not how they are computed: test/test_overrides.sh",
     "train.eval_batches": "the older form of train.eval_samples",
     "train.stop_at": "given by mode resume", "train.max_minutes": "a time",
     "checkpoint.fail_after": "of a disk that fails: test/test_run_faults.c",
