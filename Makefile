@@ -363,7 +363,7 @@ $(EMU_SELF): $(EMU)/%: $(EMU)/test/emu/%.o $(patsubst %.cu,$(EMU)/%.cu.o,$(wildc
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lpthread
 
 deps:
-	@scripts/install-deps.sh
+	@scripts/install-deps.sh && echo "all packages are there"
 
 deps-dev:
 	@scripts/install-deps.sh dev

@@ -100,6 +100,15 @@ refused 2 "--tokenizer belongs to --document" inspect x --tokenizer byte
 refused 3 "no token files 'nowhere'" inspect nowhere --document 0
 refused 4 "there is no 'nowhere'" inspect nowhere
 refused 4 "no checkpoint in 'nowhere'" generate --run nowhere
+mkdir "$dir"/{hfm,lone,patterned} && touch "$dir"/hfm/{config.json,model.safetensors} "$dir/lone/manifest.json"
+refused 4 "'$dir/hfm' is a model of Hugging Face's, not a run" generate --run "$dir/hfm"
+refused 4 "convert --from $dir/hfm --to RUN --format megatrain" eval --run "$dir/hfm"
+refused 4 "'$dir/lone' is a checkpoint's folder without its run" generate --run "$dir/lone"
+refused 2 "it takes several: --input PATH..." tokenizer train --input a --input b --vocab-size 300 --output t.json
+refused 2 "--vocab-size 4000, or --vocab-size 4096" tokenizer train --input a --vocab-size 4k --output t.json
+refused 3 "no file matches '$dir/patterned/*.txt'" tokenizer train --input "$dir/patterned/*.txt" --vocab-size 300 --output t.json
+printf 'BZh91AY&SYxxxx' >"$dir/patterned/a.bz2"
+refused 3 "bzip2 -dc '$dir/patterned/a.bz2' | megatrain" preprocess --input "$dir/patterned/a.bz2" --tokenizer byte --output p
 refused 3 "missing.txt" preprocess --input missing.txt --tokenizer byte --output p
 refused 3 "missing.json" tokenize --tokenizer missing.json
 refused 3 "missing.txt" tokenizer train --input missing.txt --vocab-size 300 --output t.json
@@ -163,7 +172,7 @@ check "slips: $slips" test $slips -eq 16
 text=$dir/text.txt
 for i in $(seq 400); do echo "Line $i: the quick brown fox jumps over the lazy dog, and äöü € 😀 too."; done >"$text"
 run 0 preprocess --input "$text" --tokenizer byte --output data/tiny --append-eod
-says out "^data/tiny.bin data/tiny.idx: 1 documents"
+says out "^data/tiny.bin data/tiny.idx: 1 document,"
 run 0 tokenizer train --input "$text" --vocab-size=300 --output bpe.json
 says out "^bpe.json: vocabulary 300"
 cat >"$dir/tiny.ini" <<'EOF'
@@ -366,6 +375,13 @@ check "generate --step: another model, another text" bash -c "! cmp -s '$dir/sai
 refused 4 "no checkpoint of step 4" generate --run runs/tiny --step 4
 run 0 generate --run runs/tiny --prompt "" --tokens 3
 run 0 generate --run runs/tiny --prompt "$(head -n 5 "$text")" --tokens 3 # longer than model.seq
+says err "the prompt has [0-9]+ tokens: the model sees the last [0-9]+ of them"
+# (where all of 257 are alike, 2000 draws without an end are 4 in 10000 of all; the seed is fixed)
+run 0 generate --run runs/tiny --prompt a --tokens 2000 --temperature 100
+says err "the document ends after [0-9]+ of 2000 tokens \(--ignore-eod goes on\)"
+ended=$(wc -c <"$dir/out")
+run 0 generate --run runs/tiny --prompt a --tokens 2000 --temperature 100 --ignore-eod
+check "--ignore-eod goes on" [ "$(wc -c <"$dir/out")" -gt "$ended" -a "$(grep -c 'document ends' "$dir/err")" -eq 0 ]
 run 0 generate --run runs/tiny --prompt only --tokens 0
 says out "^only$"
 refused 3 "UTF-8" generate --run runs/tiny --prompt $'\xff' --tokens 1

@@ -394,7 +394,7 @@ TEST(dataset_errors)
     o.seq = 8;
     FAILS(dataset_open(&o, &d), ERR_DATA, "too few for one sample of 8 + 1");
     o.seq = 2, o.split = "1,0,0", o.part = PART_TEST;
-    FAILS(dataset_open(&o, &d), ERR_DATA, "leaves no document of '2' for test");
+    FAILS(dataset_open(&o, &d), ERR_DATA, "leaves none of its 2 documents for test");
     o.split = "x";
     FAILS(dataset_open(&o, &d), ERR_CONFIG, "split 'x'");
     o.split = NULL, o.spec = "";

@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "base/heap.h"
+#include "base/log.h"
 #include "base/mathx.h"
 #include "base/rng.h"
 #include "cli/config_arg.h"
@@ -23,6 +24,7 @@
 static const char *run_dir, *prompt = "";
 static int64_t step = -1, token_count = 100, top_k = 0, seed = 1;
 static double temperature = 1, top_p = 1;
+static bool ignore_eod;
 
 static const Option options[] = {
     { "run", OPTION_TEXT, &run_dir, .required = true, .value = "DIR", .help = "the run's folder" },
@@ -32,6 +34,7 @@ static const Option options[] = {
       .help = "what to continue; empty: the start of a document" },
     { "tokens", OPTION_INT, &token_count, .low = 0, .high = 1e9, .value = "N",
       .help = "tokens to add, at most" },
+    { "ignore-eod", OPTION_FLAG, &ignore_eod, .help = "go on with another document where one ends" },
     { "temperature", OPTION_REAL, &temperature, .low = 0, .high = 100, .value = "T",
       .help = "0: always the most likely token" },
     { "top-k", OPTION_INT, &top_k, .low = 0, .high = 1e9, .value = "K",
@@ -127,19 +130,31 @@ static Err start(Generator *g)
     g->logits = malloc((size_t)vocab * sizeof *g->logits);
     g->sorted = malloc((size_t)g->choices * sizeof *g->sorted);
     if (!g->logits || !g->sorted) return err_set(ERR_MEMORY, "no memory for %lld logits", (long long)vocab);
-    if (*prompt) return tokenizer_encode(t, prompt, (int64_t)strlen(prompt), &g->text);
+    if (*prompt) {
+        TRY(tokenizer_encode(t, prompt, (int64_t)strlen(prompt), &g->text));
+        if (g->text.count > g->run.spec.model.seq)
+            log_warn("the prompt has %lld tokens: the model sees the last %lld of them (model.seq)",
+                     (long long)g->text.count, (long long)g->run.spec.model.seq);
+        return ERR_OK;
+    }
     if (tokenizer_eod(t) >= 0) return token_list_add(&g->text, tokenizer_eod(t));
     return err_set(ERR_CONFIG, "this tokenizer has no end of document to start from: give a --prompt");
 }
 
 static Err write_text(Generator *g)
 {
-    int32_t id = -1, size, eod = tokenizer_eod(g->run.tokenizer);
+    const int32_t eod = tokenizer_eod(g->run.tokenizer);
+    int32_t id = -1, size;
+    int64_t i = 0;
     utf8_out_write(&g->out, prompt, (int64_t)strlen(prompt));
-    for (int64_t i = 0; i < token_count; i++) {
+    for (; i < token_count; i++) {
         TRY(next_token(g, &id));
-        if (id == eod) break;
+        if (id == eod && !ignore_eod) break;
         TRY(token_list_add(&g->text, id));
+        if (id == eod) {
+            utf8_out_write(&g->out, "\n", 1);
+            continue;
+        }
         const bool begins = i == 0 && !*prompt;
         const char *bytes = tokenizer_bytes(g->run.tokenizer, id, begins, &size);
         utf8_out_write(&g->out, bytes, size);
@@ -147,6 +162,10 @@ static Err write_text(Generator *g)
     }
     utf8_out_end(&g->out);
     putchar('\n');
+    fflush(stdout);
+    if (i < token_count)
+        log_info("the document ends after %lld of %lld tokens (--ignore-eod goes on)", (long long)i,
+                 (long long)token_count);
     return ERR_OK;
 }
 

@@ -17,6 +17,7 @@
 #include "base/units.h"
 #include "ckpt/ckpt.h"
 #include "cli/command.h"
+#include "cli/config_arg.h"
 #include "data/indexed.h"
 #include "data/tokenizer.h"
 
@@ -210,6 +211,13 @@ static Err inspect_path(const char *path)
     if (holds(path, "manifest.json")) return ckpt_removed(path, inspect_ckpt(path, NULL));
     if (holds(path, "checkpoints") || holds(path, "config.ini")) return inspect_run(path);
     if (token_prefix(path, prefix)) return inspect_tokens(prefix);
+    if (config_arg_is_hf(path)) {
+        print_what(path, "a model of Hugging Face's");
+        printf(
+            "megatrain config from-hf %s prints its configuration, convert --format megatrain makes a run\n",
+            path);
+        if (!holds(path, "vocab.json") && !holds(path, "tokenizer.json")) return ERR_OK;
+    }
     bool folder = holds(path, "encoder.json") || holds(path, "vocab.json") || holds(path, "tokenizer.json");
     bool json = n > 5 && !strcmp(path + n - 5, ".json") && file_exists(path);
     if (folder || json) return inspect_tokenizer(path);

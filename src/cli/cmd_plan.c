@@ -797,9 +797,8 @@ const Command command_plan = {
     .name = "plan",
     .summary = "exact bytes, FLOP and communication, from a dry run",
     .rest = REST_OVERRIDES,
-    .text =
-        "A dry run computes nothing and counts everything: a run takes exactly this memory. With --device\n"
-        "of a GPU: does it fit, and how long is a step? The first lines answer, tables follow.\n",
+    .text = "A dry run counts everything: a run takes exactly these bytes. The first lines answer, tables "
+            "follow.\n",
     OPTIONS(options),
     .run = plan,
 };

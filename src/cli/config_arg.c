@@ -50,6 +50,33 @@ static Err refuse_checkpoint(const char *path)
                     strtoll(name + strlen(inside), NULL, 10));
 }
 
+static bool lies_in(const char *dir, const char *name)
+{
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s/%s", dir, name) < (int)sizeof path && file_exists(path);
+}
+
+bool config_arg_is_hf(const char *path)
+{
+    return lies_in(path, "config.json") &&
+           (lies_in(path, "model.safetensors") || lies_in(path, "model.safetensors.index.json"));
+}
+
+/* Other folders that are taken for a run's: a model of Hugging Face's, a checkpoint that was moved out of its run. */
+static Err refuse_folder(const char *path)
+{
+    if (lies_in(path, "checkpoints")) return ERR_OK;
+    if (lies_in(path, "manifest.json")) {
+        err_set(ERR_CKPT, "'%s' is a checkpoint's folder without its run", path);
+        return err_hint(
+            "move it to RUN/checkpoints/step-N, N being its step in 8 digits (megatrain inspect %s says it)",
+            path);
+    }
+    if (!config_arg_is_hf(path)) return ERR_OK;
+    err_set(ERR_CKPT, "'%s' is a model of Hugging Face's, not a run", path);
+    return err_hint("megatrain convert --from %s --to RUN --format megatrain makes a run of it", path);
+}
+
 /* A checkpoint's meta data, and where it is. */
 typedef struct {
     char path[PATH_MAX];
@@ -70,6 +97,7 @@ static Err find_meta(const char *run_dir, int64_t step, Source *s)
     bool found;
     char path[PATH_MAX];
     TRY(refuse_checkpoint(run_dir));
+    TRY(refuse_folder(run_dir));
     if (step >= 0) {
         TRY(ckpt_of_step(run_dir, step, path));
         return ckpt_removed(path, read_meta(path, s));

@@ -22,4 +22,7 @@ Err config_world(int64_t given, int64_t *out);
 /* ERR_CONFIG: a launcher has started more than one process, which is not built yet. */
 Err single_process(void);
 
+/* Is the folder a model of Hugging Face's? */
+bool config_arg_is_hf(const char *path);
+
 #endif

@@ -6,6 +6,7 @@
 
 #include "config/config.h"
 #include "base/file.h"
+#include "base/quantity.h"
 #include "base/words.h"
 #include "cli/command.h"
 
@@ -46,13 +47,26 @@ static Err unknown_option(const Command *c, const char *word)
     return err_hint("megatrain %s --help", c->name);
 }
 
+/* "4k": of two numbers the reader chooses. */
+static Err hint_of_letter(const Option *o, const char *text)
+{
+    int64_t tens;
+    char letter;
+    if (quantity_whole(text, &tens, &letter) != QUANTITY_WHOLE) return ERR_CONFIG;
+    if (letter != 'k' && letter != 'K') return err_hint("--%s %lld", o->name, (long long)tens);
+    return err_hint("--%s %lld, or --%s %lld", o->name, (long long)tens, o->name,
+                    (long long)tens / 1000 * 1024);
+}
+
 static Err read_int(const Option *o, const char *text)
 {
     char *end;
     errno = 0;
     long long value = strtoll(text, &end, 10);
-    if (end == text || *end || errno)
-        return err_set(ERR_CONFIG, "--%s wants an integer, not '%s'", o->name, text);
+    if (end == text || *end || errno) {
+        err_set(ERR_CONFIG, "--%s wants an integer, not '%s'", o->name, text);
+        return hint_of_letter(o, text);
+    }
     if ((double)value < o->low || (double)value > o->high)
         return err_set(ERR_CONFIG, "--%s must be %.17g to %.17g, not '%s'", o->name, o->low, o->high, text);
     *(int64_t *)o->out = value;
@@ -116,7 +130,9 @@ static Err read_option(Reader *r, const char *word)
     while (i < r->c->option_count && strcmp(name, r->c->options[i].name) != 0) i++;
     if (i == r->c->option_count) return unknown_option(r->c, full);
     const Option *o = &r->c->options[i];
-    if (r->given[i]) return err_set(ERR_CONFIG, "--%s is given twice", name);
+    if (r->given[i])
+        return err_set(ERR_CONFIG, "--%s is given twice", name),
+               o->kind == OPTION_LIST ? err_hint("it takes several: --%s %s", name, o->value) : ERR_CONFIG;
     r->given[i] = true;
     if (o->kind == OPTION_LIST) return read_list(r, o, equals);
     if (o->kind != OPTION_FLAG) return read_value(r, o, equals);

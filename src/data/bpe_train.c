@@ -71,7 +71,7 @@ static Err count_words(Trainer *t, const TokenizerTrainOptions *o)
     if (t->counts.word_count == 0)
         return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
     if (t->counts.invalid_bytes)
-        log_warn("'%lld' bytes of invalid UTF-8 in the input were not counted",
+        log_warn("%lld bytes of invalid UTF-8 in the input were not counted",
                  (long long)t->counts.invalid_bytes);
     return ERR_OK;
 }
@@ -310,7 +310,7 @@ static Err train(Trainer *t, const TokenizerTrainOptions *o)
     TRY(push_grown(t));
     TRY(merge_pairs(t, token_limit));
     if (t->token_count < token_limit)
-        log_warn("the text gives a vocabulary of '%lld' only, '%lld' was wanted: no pair occurs twice",
+        log_warn("the text gives a vocabulary of %lld only, %lld was wanted: no pair occurs twice",
                  (long long)t->token_count + 1, (long long)o->vocab);
     return tokenizer_json_write(o->output, t->lookup.tokens, t->token_count, t->merges, t->merge_count);
 }
@@ -331,7 +331,7 @@ static void trainer_release(Trainer *t)
 Err tokenizer_train(const TokenizerTrainOptions *o, int64_t *vocab_out)
 {
     if (o->vocab <= BYTES || o->vocab > VOCAB_LIMIT)
-        return err_set(ERR_CONFIG, "a vocabulary of '%lld' is impossible: 257 to %d", (long long)o->vocab,
+        return err_set(ERR_CONFIG, "a vocabulary of %lld is impossible: 257 to %d", (long long)o->vocab,
                        VOCAB_LIMIT);
     TRY(file_make_parents(o->output)); /* what cannot be written shall not be computed first */
     TRY(file_check_output(o->output));

@@ -93,8 +93,8 @@ static Err choose_part(Source *s, const DatasetOptions *o)
         from = bounds[o->part];
         to = bounds[o->part + 1];
         if (from >= to) {
-            err_set(ERR_DATA, "'%s': split '%s' leaves no document of '%lld' for %s", s->file.name, o->split,
-                    (long long)s->file.sequences, names[o->part]);
+            err_set(ERR_DATA, "'%s': split '%s' leaves none of its %lld documents for %s", s->file.name,
+                    o->split, (long long)s->file.sequences, names[o->part]);
             err_hint("split by document needs more documents (`preprocess --split-blank-lines` "
                      "makes many)");
             return ERR_DATA;

@@ -1,6 +1,7 @@
 /* Which files a job reads, where it is given folders (input.h). */
 #include <errno.h>
 #include <fts.h>
+#include <glob.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,13 +51,32 @@ static Err add_folder(InputFiles *f, const char *folder)
     return err;
 }
 
+/* Files that a quoted pattern names, in the order of their names' bytes; as a shell would have handed them over. */
+static Err add_pattern(InputFiles *f, const char *pattern)
+{
+    glob_t found;
+    Err err = ERR_OK;
+    const int rc = glob(pattern, 0, NULL, &found);
+    if (rc == GLOB_NOMATCH) return err_set(ERR_DATA, "no file matches '%s'", pattern);
+    if (rc) return err_set(rc == GLOB_NOSPACE ? ERR_MEMORY : ERR_DATA, "cannot list '%s': %m", pattern);
+    for (size_t i = 0; i < found.gl_pathc && !err; i++)
+        err = file_is_dir(found.gl_pathv[i]) ? add_folder(f, found.gl_pathv[i]) : add(f, found.gl_pathv[i]);
+    globfree(&found);
+    return err;
+}
+
+static Err add_word(InputFiles *f, const char *word)
+{
+    if (file_is_dir(word)) return add_folder(f, word);
+    return strpbrk(word, "*?[") && !file_exists(word) ? add_pattern(f, word) : add(f, word);
+}
+
 Err input_files_open(const char *const *words, int count, InputFiles *out)
 {
     *out = (InputFiles){ 0 };
     setup_init(&out->mem);
     Err err = ERR_OK;
-    for (int i = 0; !err && i < count; i++)
-        err = file_is_dir(words[i]) ? add_folder(out, words[i]) : add(out, words[i]);
+    for (int i = 0; !err && i < count; i++) err = add_word(out, words[i]);
     if (err) input_files_close(out);
     return err;
 }

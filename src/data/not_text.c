@@ -10,6 +10,7 @@ typedef struct {
     const char *name;
     const char *rows; /* for a table: Python that runs over its batches `b`; q is `module` */
     const char *module;
+    const char *unpack; /* the program that writes the file uncompressed with -dc; NULL: none */
 } Format;
 
 static const Format formats[] = {
@@ -24,10 +25,10 @@ static const Format formats[] = {
     { "PK\3\4", 4, 0, "a zip archive", NULL, NULL },
     { "7z\xBC\xAF\x27\x1C", 6, 0, "a 7z archive", NULL, NULL },
     { "ustar", 5, 257, "a tar archive", NULL, NULL },
-    { "BZh", 3, 0, "compressed by bzip2", NULL, NULL },
+    { "BZh", 3, 0, "compressed by bzip2", NULL, NULL, "bzip2" },
     { "\xFD"
       "7zXZ\0",
-      6, 0, "compressed by xz", NULL, NULL },
+      6, 0, "compressed by xz", NULL, NULL, "xz" },
     { "\x89PNG\r\n", 6, 0, "a picture", NULL, NULL },
     { "\xFF\xD8\xFF", 3, 0, "a picture", NULL, NULL },
     { "GIF8", 4, 0, "a picture", NULL, NULL },
@@ -79,6 +80,8 @@ Err not_text_check(const char *path, const char *key, const char *beginning, int
     if (!f && !has_many_zeros(beginning, size)) return ERR_OK;
     err_set(ERR_DATA, "'%s' is no text but %s", path, f ? f->name : "holds many zero bytes");
     if (f && f->rows) return hint_table(f, path, key);
+    if (f && f->unpack && strcmp(path, "-") != 0 && !strchr(path, '\''))
+        return err_hint("%s -dc '%s' | megatrain ... --input - ...", f->unpack, path);
     return err_hint(
         "give its text, in UTF-8, plain or compressed by gzip or zstd; --force takes the bytes as they are");
 }

@@ -479,7 +479,7 @@ Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result)
     if ((err == ERR_IO || err == ERR_INTERRUPTED) && j.saved)
         err_hint("'%s.part' keeps what is done: the same command goes on with it", o->output);
     if (!err && result->invalid_bytes)
-        log_warn("'%lld' bytes of the input were not UTF-8 and were kept as byte tokens",
+        log_warn("%lld bytes of the input were not UTF-8 and were kept as byte tokens",
                  (long long)result->invalid_bytes);
     return err;
 }
