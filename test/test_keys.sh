@@ -222,6 +222,7 @@ debug.comm_check           | true         | refused 2 debug.comm_check
 debug.comm_delay_ms        | 5            | refused 2 debug.comm_delay_ms
 debug.ranks_per_host       | 2            | refused 2 only moe.dispatcher=node goes by hosts | moe.experts=4 model.bias=false
 debug.extra_shift          | 30           | line done again
+debug.dump                 | layers.1.mlp.fc1.weight | file dump-0.safetensors | run.precision=fp8 model.layers=3
 EOT
 }
 

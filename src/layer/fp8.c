@@ -182,11 +182,55 @@ static Tensor weight_of(const Fp8Weight *q)
     return w;
 }
 
+/* ---- who looks on ---- */
+
+typedef struct {
+    const char *what;
+    Tensor t;
+} Shown;
+
+static Err show(Ctx *c, int weight, const Shown *list, int count)
+{
+    const char *name = c->params->reg->items[weight].name;
+    for (int i = 0; c->onlooker.see && i < count; i++)
+        if (list[i].t.data) TRY(c->onlooker.see(c->onlooker.user, name, list[i].what, list[i].t));
+    return ERR_OK;
+}
+
+static Err show_forward(Ctx *c, const Fp8Weight *w, const Fp8Operand *x, const linear_fwd_args *a)
+{
+    const Shown list[] = { { "forward.x", a->x },
+                           { "forward.x.codes", x->codes },
+                           { "forward.x.factor", x->factor },
+                           { "forward.w", a->w },
+                           { "forward.w.codes", w->w },
+                           { "forward.w.factor", w->factor },
+                           { "forward.bias", a->bias },
+                           { "forward.y", a->y } };
+    return show(c, w->id, list, (int)(sizeof list / sizeof *list));
+}
+
+static Err show_dx(Ctx *c, const Fp8Weight *w, const Fp8Operand *dy, const linear_dx_args *a)
+{
+    const Shown list[] = {
+        { "dx.dy", a->dy },     { "dx.dy.codes", dy->codes }, { "dx.dy.factor", dy->factor },
+        { "dx.w.codes", w->w }, { "dx.w.factor", w->factor }, { "dx.dx", a->dx }
+    };
+    return show(c, w->id, list, (int)(sizeof list / sizeof *list));
+}
+
+static Err show_dw(Ctx *c, int weight, const Fp8Operand *dy, const Fp8Operand *x, const linear_dw_args *a)
+{
+    const Shown list[] = { { "dw.dy", a->dy }, { "dw.dy.codes", dy->codes }, { "dw.dy.factor", dy->factor },
+                           { "dw.x", a->x },   { "dw.x.codes", x->codes },   { "dw.x.factor", x->factor } };
+    return show(c, weight, list, (int)(sizeof list / sizeof *list));
+}
+
 /* ---- forward ---- */
 
 Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, int weight, Tensor x, Fp8Weight *out)
 {
-    *out = (Fp8Weight){ .recipe = recipe, .amax = input_amax(c, recipe, weight) };
+    *out = (Fp8Weight){ .recipe = recipe, .id = weight, .amax = input_amax(c, recipe, weight) };
     if (!recipe) return ERR_OK;
     TRY(cast_weight(c, out, weight, false));
     const bool again = c->mode.pass == PASS_BACKWARD;
@@ -200,6 +244,7 @@ Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a)
     TRY(cast_operand(c, w->recipe, (Role){ 0 }, a.x, w->amax, &x, NULL));
     TRY(op(c->s, fp8_product, .y = a.y, .x = x.codes, .w = weight_of(w), .bias = a.bias, .gelu = a.gelu,
            .leaf = a.leaf, .fast = w->recipe == FP8_TENSORWISE));
+    TRY(show_forward(c, w, &x, &a));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -209,7 +254,7 @@ Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a)
 /* The largest magnitude of dy is kept as long as wgrad waits. */
 Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out)
 {
-    *out = (Fp8Weight){ .recipe = recipe };
+    *out = (Fp8Weight){ .recipe = recipe, .id = wgrad->weight };
     wgrad->fp8 = recipe;
     if (!recipe) return ERR_OK;
     if (fp8_has_amax(recipe)) {
@@ -229,6 +274,7 @@ Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole)
     TRY(cast_operand(c, w->recipe, gradient, a.dy, w->amax, &dy, whole ? &turned : NULL));
     if (whole) whole->turned = turned.codes, whole->factor = turned.factor;
     TRY(op(c->s, fp8_product, .y = a.dx, .x = dy.codes, .w = weight_of(w), .leaf = a.leaf));
+    TRY(show_dx(c, w, &dy, &a));
     if (!whole) arena_release(c->scratch, mark);
     return a.gelu_x.data ? op(c->s, gelu_bwd, .dx = a.dx, .dy = a.dx, .x = a.gelu_x) : ERR_OK;
 }
@@ -250,6 +296,7 @@ Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a)
     TRY(cast_operand(c, w->fp8, (Role){ 0 }, a.x, input_amax(c, w->fp8, w->weight), NULL, &x));
     TRY(op(c->s, fp8_product_add, .dw = a.dw, .dy = dy.codes, .x = x.codes, .shift = a.shift,
            .overflow = a.overflow, .leaf = a.leaf, .headroom_bits = a.headroom_bits, .fresh = a.fresh));
+    TRY(show_dw(c, w->weight, &dy, &x, &a));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -105,6 +105,7 @@ Tensor save_in(const Slot *slot, Saved saved);
  */
 typedef struct {
     Fp8Recipe recipe;
+    int id;           /* of the parameter */
     Tensor amax;      /* [fp8_amax_count] i64 of the operand; absent: blocks have theirs */
     Tensor w, factor; /* w: with the dim to sum over last; its scale is set for each call */
 } Fp8Weight;

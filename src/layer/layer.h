@@ -192,6 +192,15 @@ typedef struct {
     RopeTable all, local; /* local: of blocks with a window, if they turn in another way */
 } RopeTables;
 
+/*
+ * Who is shown the tensors of products of 8 bits as they are made (debug.dump). weight: the parameter's name; what: the
+ * product, the operand and what of it, such as "forward.x.codes". see = NULL: nobody looks.
+ */
+typedef struct {
+    Err (*see)(void *user, const char *weight, const char *what, Tensor t);
+    void *user;
+} Onlooker;
+
 /* What the layers of a stage share while they compute one unit. */
 typedef struct {
     Stream *s;
@@ -221,6 +230,7 @@ typedef struct {
      * seen it. Training forwards write it. Absent: nobody asks. */
     Tensor logit_max;
     RowMoves moves;
+    Onlooker onlooker;
 } Ctx;
 
 /* Layers of the block at work keep less of what backward needs, and make it again. */

@@ -215,6 +215,7 @@ Err loop_open(Loop *l, Config *cfg, const Boot *boot, const LayoutChoice *choice
     TRY(run_tune(&l->run));
     l->flop_per_token = (double)model_flop_per_token(&l->run.spec.model, l->run.plan.params);
     l->saved_step = l->run.trainer.progress.step;
+    dump_begin(&l->dump, &l->run.trainer.executor.ctx, cfg->debug.dump);
     return open_metrics(l);
 }
 
@@ -225,6 +226,7 @@ Err loop_close(Loop *l, Err err)
     ckpt_close(&l->ckpt);
     err = ranks_close(&l->ranks, err);
     timeline_close(l->timeline);
+    dump_close(&l->dump);
     trace_close();
     loader_close(l->loader);
     run_close(&l->run);

@@ -6,6 +6,7 @@
 
 #include "engine/expert_load.h"
 #include "record/metrics.h"
+#include "train/dump.h"
 #include "train/rank_times.h"
 #include "train/ranks.h"
 #include "train/run.h"
@@ -26,6 +27,7 @@ typedef struct {
     Loader *loader;
     Ckpt ckpt;
     Metrics metrics;
+    Dump dump;
     int lock_fd;
     char *config_text;
     double peak_flops, flop_per_token, started_s;

@@ -463,7 +463,10 @@ static Err one_step(Loop *l, int64_t end)
     watch_phase(l->ranks.watch, PHASE_STEP, step);
     fault_point("step");
     TRY(traced_step(l, end, &report));
-    if (l->steps_done++ == 0) TRY(run_keep_choices(&l->run)); /* every shape was met */
+    if (l->steps_done++ == 0) {
+        TRY(run_keep_choices(&l->run)); /* every shape was met */
+        TRY(dump_end(&l->dump, l->cfg->run.dir, l->run.world->rank, l->run.world->size == 1));
+    }
     TRY(take_report(l, &report));
     return report.step ? after_step(l, end) : ERR_OK;
 }

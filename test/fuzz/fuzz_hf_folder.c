@@ -1,6 +1,7 @@
 /*
  * hf/folder.c: weights of Hugging Face's, as a folder. Input: which files there are (a byte), bytes of data of two of
- * them (a byte each), how long the index is and the first header (2 bytes each, little endian), these, the second header.
+ * them (a byte each), how long the index is and the first header (2 bytes each, little endian), these, the second
+ * header.
  * What is accepted has each tensor once, within its file and where the index says, and every byte of it can be read.
  */
 #include <sys/stat.h>

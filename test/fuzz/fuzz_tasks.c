@@ -1,7 +1,7 @@
 /*
- * data/tasks.c: a file of questions. Input: model.seq (one byte, 1 to 64), the file. In what is accepted, questions tile
- * requests, a request fits into its sample beside no other, its tokens stand there, and a second reading has the same
- * checksum.
+ * data/tasks.c: a file of questions. Input: model.seq (one byte, 1 to 64), the file. In what is accepted, questions
+ * tile requests, a request fits into its sample beside no other, its tokens stand there, and a second reading has the
+ * same checksum.
  */
 #include "fuzz.h"
 

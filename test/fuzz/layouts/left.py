@@ -66,7 +66,9 @@ class Left:
         evaluation so small, one rank stands for all.
         """
         ranks = self.ranks if self.ranks <= EVALUATE_RANKS else 1
-        near = near or (ranks != self.ranks and not self.trial.case.exact)
+        case = self.trial.case
+        other = ranks != self.ranks or "parallel.slices" in case.layout  # (eval reads whole sequences: other scales in 8 bits)
+        near = near or (other and not case.exact)
         wanted = last_losses(self.trial.folder / self.run)
         if not wanted:
             return
