@@ -1006,50 +1006,8 @@ TEST(a_refused_value_breaks_no_further_rules)
               "%s", got);
 }
 
-/* ---- what is not built ---- */
-
-/* A value of the key that is not its default, or NULL. */
-static const char *another_value(ConfigId id, char buf[64])
+TEST(rules_between_keys)
 {
-    Config c;
-    char start[CONFIG_VALUE_BYTES];
-    const ConfigKey *key = config_key(id);
-    OK(read_as(&c, NULL, "", 1));
-    snprintf(start, sizeof start, "%s", config_value(&c, id, buf));
-    config_release(&c);
-    switch (key->kind) {
-    case CONFIG_INT: snprintf(buf, 64, "%lld", atoll(start) + 1); break;
-    case CONFIG_REAL: snprintf(buf, 64, "%.17g", (atof(start) + key->real_high) / 2); break;
-    case CONFIG_BOOL: snprintf(buf, 64, "%s", strcmp(start, "true") == 0 ? "false" : "true"); break;
-    case CONFIG_TEXT: snprintf(buf, 64, "x"); break;
-    case CONFIG_PICK: {
-        const char *last = strrchr(key->choices, ' ');
-        while (last > key->choices && last[-1] != ' ') last--;
-        snprintf(buf, 64, "%.*s", (int)strcspn(last, " "), last);
-        break;
-    }
-    }
-    return buf;
-}
-
-TEST(what_is_not_built_says_so)
-{
-    int count, rows = 0;
-    char buf[64], text[256], want[512];
-    const ConfigUnbuilt *u = config_unbuilt(&count);
-    for (int i = 0; i < CFG_COUNT; i++) {
-        const ConfigKey *key = config_key((ConfigId)i);
-        snprintf(want, sizeof want, "%s.%s", key->section, key->name);
-        for (int k = 0; k < count; k++) {
-            if (strcmp(want, u[k].key)) continue;
-            snprintf(text, sizeof text, "%s.%s=%s", key->section, key->name, another_value((ConfigId)i, buf));
-            snprintf(want, sizeof want, "command line: %s.%s = '%s': not built yet: ", key->section,
-                     key->name, buf);
-            CHECK_MSG(strstr(complaint(NULL, text, 1), want), "%s: %s", text, complaint(NULL, text, 1));
-            rows++;
-        }
-    }
-    CHECK(rows == count);
     CHECK(strstr(complaint(NULL, "parallel.nccl.tp.max_ctas=4", 1), "only device=cuda has NCCL"));
     CHECK(
         strstr(complaint(NULL, "parallel.nccl.dp.min_ctas=5 parallel.nccl.dp.max_ctas=4 run.device=cuda", 1),

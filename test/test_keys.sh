@@ -14,7 +14,6 @@
 #        no line TEXT        stderr does not say TEXT, which it says without
 #        elsewhere           the run is in other/place
 #        refused CODE TEXT   the run ends with that exit code and one error line that says TEXT
-#        unbuilt             the run ends with 2, the key and "not built yet"
 # context: RANKS=N            both runs are of N processes
 #          LATENT             both have latent attention
 #          FP8_EXPERTS        both have experts and operands of 8 bits
@@ -283,7 +282,6 @@ says() { grep -qF -- "$2" "$1.err"; }
 seen() {
     local key=$1 status=$2 r=$3 base=$4 what=$5 rest=("${@:6}")
     case $what in
-    unbuilt) [ "$status" -eq 2 ] && one_error "$r.err" && says "$r" "$key = " && says "$r" "not built yet"; return ;;
     refused) [ "$status" -eq "${rest[0]}" ] && one_error "$r.err" && says "$r" "${rest[*]:1}"; return ;;
     esac
     [ "$status" -eq 0 ] || return

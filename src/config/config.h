@@ -202,11 +202,4 @@ int config_meant(const char *section, const char *name, ConfigId out[CONFIG_MEAN
 const char *config_suggest(const char *section, const char *name, const char *value,
                            char out[CONFIG_SUGGEST_BYTES]);
 
-/* What this build cannot do: `key` may have only the `allowed` values (words; NULL: only the default). */
-typedef struct {
-    const char *key, *allowed, *why;
-} ConfigUnbuilt;
-
-const ConfigUnbuilt *config_unbuilt(int *count);
-
 #endif

@@ -1,8 +1,8 @@
 /*
- * What a configuration means as a whole: config_check_unbuilt() is the list of what this build cannot do, and
- * config_check() judges by rules, those that stand under their keys in config.def and others about many keys. A rule
- * about a key whose value was refused, or is not built, is not looked at, so one mistake is reported once. What a
- * complaint proposes stands behind the rule, as config_take (config_hint.c), and never in its text.
+ * What a configuration means as a whole: config_check() judges by rules, those that stand under their keys in
+ * config.def and others about many keys. A rule about a key whose value was refused is not looked at, so one mistake is
+ * reported once. What a complaint proposes stands behind the rule, as config_take (config_hint.c), and never in its
+ * text.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -312,42 +312,4 @@ void config_check(ConfigReader *r)
     r->before = &before;
     config_check_rules(r);
     r->before = NULL;
-}
-
-/* ---- what this build cannot do ---- */
-
-/* (nothing at present) */
-static const ConfigUnbuilt unbuilt[] = { { NULL, NULL, NULL } };
-
-const ConfigUnbuilt *config_unbuilt(int *count)
-{
-    for (*count = 0; unbuilt[*count].key;) ++*count;
-    return unbuilt;
-}
-
-static bool has_word(const char *words, const char *word)
-{
-    size_t n = strlen(word);
-    for (; *words; words += strcspn(words, " "), words += *words == ' ')
-        if (strcspn(words, " ") == n && strncmp(words, word, n) == 0) return true;
-    return false;
-}
-
-void config_check_unbuilt(ConfigReader *r)
-{
-    char place[512], full[96], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
-    for (int i = 0; i < CFG_COUNT; i++) {
-        ConfigId id = (ConfigId)i;
-        const ConfigKey *key = config_key(id);
-        snprintf(full, sizeof full, "%s.%s", key->section, key->name);
-        for (const ConfigUnbuilt *u = unbuilt; u->key; u++) {
-            if (strcmp(u->key, full) != 0 || r->bad[id]) continue;
-            const char *value = config_value(r->config, id, a);
-            const char *start = config_value(&config_defaults, id, b);
-            if (u->allowed ? has_word(u->allowed, value) : strcmp(value, start) == 0) continue;
-            config_origin(r->config, id, place, sizeof place);
-            config_complain(r, "%s: %s = '%s': not built yet: %s", place, full, value, u->why);
-            r->bad[id] = true;
-        }
-    }
 }

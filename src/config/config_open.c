@@ -49,7 +49,6 @@ static void read_again(ConfigReader *r, const Config *c, const char *values, int
     if (r->mistakes) return;
     if (ranks) r->config->derived.world_size = ranks, r->config->derived.any_world = false;
     config_resolve(r);
-    config_check_unbuilt(r);
     config_check_rules(r);
 }
 
@@ -161,7 +160,6 @@ Err config_read(Config *c, ConfigSource source)
     for (int i = 0; i < source.override_count; i++) config_read_override(&r, source.overrides[i]);
     if (source.earlier) config_read_before(&r);
     config_resolve(&r);
-    config_check_unbuilt(&r);
     config_check(&r);
     judge(&r, source);
     if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");

@@ -75,9 +75,8 @@ int64_t config_expert_ranks(const Config *c);
 
 /* ---- completing and judging ---- */
 
-/* The three stages after reading, in this order: rules are not looked at for a key whose value is not built. */
+/* The two stages after reading, in this order. */
 void config_resolve(ConfigReader *r);
-void config_check_unbuilt(ConfigReader *r);
 void config_check(ConfigReader *r);
 void config_check_rules(ConfigReader *r); /* config_check without ways out */
 void config_check_moe(ConfigReader *r);   /* parts of config_check */
