@@ -17,6 +17,7 @@ if [ "${1:-}" = -a ]; then every_lane=1 FULL=1; shift; fi
 only=${1:-} FULL=${FULL:-${1:+1}}
 kinds() { field lane; }
 list=$root/test/cuda_bugs.txt
+check_word "$list"
 
 # ---- a lane ----
 

@@ -67,6 +67,7 @@ try_control() {
     restore
 }
 
+check_word "$root/test/layout_controls.txt"
 copy_tree test_layouts
 report "nothing" gpt2 0
 report "nothing" llama 0

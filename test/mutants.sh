@@ -9,6 +9,7 @@
 only=${1:-} FULL=${FULL:-${1:+1}}
 kinds() { field file; field test | cut -d ' ' -f 1; }
 list=$root/test/mutants.txt
+check_word "$list"
 
 # run_test: the record's test program and case, or a whole shell test; its output in $work/test.log
 run_test() {

@@ -94,6 +94,11 @@ restore() {
     cp -rp "$work/kept/." .
 }
 
+# check_word LIST: ends the script where names are to contain $only and none does
+check_word() {
+    [ -z "$only" ] || grep '^name ' "$1" | grep -qF -- "$only" || { echo "no record's name contains '$only' ($1)" >&2; exit 2; }
+}
+
 # each_record LIST FUNCTION: calls it with $record set, and $chosen where the record is to be tried; HALF=first or
 # second: every other record of either kind, so that two scripts share a list
 each_record() {

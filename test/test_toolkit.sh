@@ -95,6 +95,27 @@ check "no other in: $nvcc" [ "$(grep -c sm_90a <<<"$nvcc")" -eq 0 ]
 ld=$(made "$work/conda" megatrain)
 check "libraries" grep -qF -- "-L$work/conda/targets/x86_64-linux/lib" <<<"$ld"
 
+# the demo builds kernels where a GPU is seen, where some were built before, or where it is told to
+demo_makes() { # RESULT VARIABLE=VALUE...
+    local got
+    got=$(env -u MAKEFLAGS -u CUDA make -s -C "$root" BUILD="$work/demo" CUDA_HOME="$work/conda" -n demo "${@:2}" 2>/dev/null |
+        grep -o 'CUDA=[01] megatrain')
+    check "the demo with ${*:2}: $got" [ "$got" = "$1 megatrain" ]
+}
+demo_makes CUDA=0 SEES_GPU=
+demo_makes CUDA=1 SEES_GPU=/dev/nvidia0
+demo_makes CUDA=0 SEES_GPU=/dev/nvidia0 CUDA=0
+demo_makes CUDA=1 SEES_GPU= CUDA=1
+mkdir -p demo && touch demo/.cuda-1
+demo_makes CUDA=1 SEES_GPU=
+
+# a word that no fault's name contains is no pass
+for list in mutants cuda_bugs layout_controls; do
+    "$root/test/$list.sh" "no such fault" >out.txt 2>&1
+    check "status of $list.sh" [ $? -eq 2 ]
+    check "a line of $list.sh: $(cat out.txt)" grep -qF "no record's name contains 'no such fault'" out.txt
+done
+
 # what is missing: one line, before any compiler has been called, with where it was looked for and what helps
 rm conda/targets/x86_64-linux/include/cublasLt.h
 for asked in cuda/gemm.o cuda/loss.o; do
