@@ -23,7 +23,8 @@
 #   make figures    how easy the source is to change: edits for a key or an operation, circles, lengths
 #   make help       this text
 #
-# CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found.
+# CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found. `make demo` leaves it out,
+# too, where it sees no GPU and nothing of it was built before: kernels take three quarters of a first build.
 # BUILD= chooses the folder of objects. Every target that needs packages looks for them first (make deps): as root it
 # installs what is missing, else it names it and the command that installs it.
 
@@ -377,8 +378,12 @@ deps-hf:
 	@$(BUILD)/venv-hf/bin/pip install --quiet torch 'transformers>=5' safetensors numpy
 	@$(BUILD)/venv-hf/bin/pip install --quiet --no-deps xllamacpp
 
-demo: all
-	@$(MAKE) --no-print-directory $(BUILD)/split_text
+SEES_GPU   = $(or $(wildcard /dev/nvidia[0-9]*),$(shell nvidia-smi -L 2>/dev/null | grep -m1 '^GPU'))
+# whether the demo builds CUDA's kernels: it does not switch off what was built before
+DEMO_CUDA  = $(if $(filter 1,$(CUDA)),$(if $(filter file,$(origin CUDA)),$(if $(wildcard $(BUILD)/.cuda-1)$(SEES_GPU),1,0),1),0)
+demo: deps
+	@[ $(CUDA)$(DEMO_CUDA) != 10 ] || echo "no GPU is seen: built for the CPU alone, without CUDA's kernels (CUDA=1 builds them, too)"
+	@$(MAKE) --no-print-directory -j$$(nproc) CUDA=$(DEMO_CUDA) megatrain $(BUILD)/split_text
 	@BUILD=$(BUILD) scripts/demo.sh
 
 $(BUILD)/split_text: scripts/split_text.c
