@@ -67,8 +67,8 @@ Err file_take_place(const char *temp, const char *name);
 
 /* ERR_IO for what file_replace would refuse, to be asked before the work whose result it is. */
 Err file_check_output(const char *path);
-/* ERR_STORAGE for that; ERR_CONFIG for a file that has something in it, and not `mark` among its first 4 KiB. It is none of those that
- * a command writes there, so replacing it would lose what another program or a person made. */
+/* ERR_STORAGE for that; ERR_CONFIG for a file that has something in it, and not `mark` among its first 4 KiB. It is
+ * none of those that a command writes there, so replacing it would lose what another program or a person made. */
 Err file_check_replaces(const char *path, const char *mark);
 Err file_rename(const char *from, const char *to);
 Err file_cut(const char *path, int64_t size_bytes); /* to its first bytes, synced */

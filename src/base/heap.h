@@ -11,7 +11,7 @@
 
 static inline void heap_free(void *pointer) { free(*(void **)pointer); }
 
-/* `name`: `count` zeroed objects on the heap until the block ends. The function returns ERR_MEMORY if there are none. */
+/* `name`: `count` zeroed objects on the heap until the block ends. Without memory the function returns ERR_MEMORY. */
 #define ON_HEAP(type, name, count)                                                            \
     __attribute__((cleanup(heap_free))) type *name = calloc((size_t)(count), sizeof *(name)); \
     if (!(name))                                                                              \

@@ -97,8 +97,8 @@ static const struct {
 /* Backtracking beyond the machine stack happens only on odd text; the JIT may then take this much. */
 enum { JIT_STACK_START_BYTES = 32 << 10, JIT_STACK_MAX_BYTES = 16 << 20 };
 
-/* Steps that an unpublished pattern may take: in any text, and for each byte. What a repeat reads in vain is not counted,
- * so none is of more characters than REPEATS. */
+/* Steps that an unpublished pattern may take: in any text, and for each byte. What a repeat reads in vain is not
+ * counted, so none is of more characters than REPEATS. */
 enum { STEPS_ANYWAY = 1 << 18, STEPS_A_BYTE = 512, REPEATS = 255 };
 
 /* A text, or else a pattern. */

@@ -8,9 +8,9 @@ enum { ARGS_ALIGN = 16 };
 /*
  * ---- graphs of the device ----
  *
- * Between begin and end the stream's work is recorded, not done; replay does it, any number of times. Nothing in between may
- * wait for the device, mark or wait for an event, or move host memory. record_end after a failure drops the record.
- * *launches: how many the record is in one; if 0 there is no graph.
+ * Between begin and end the stream's work is recorded, not done; replay does it, any number of times. Nothing in
+ * between may wait for the device, mark or wait for an event, or move host memory. record_end after a failure drops the
+ * record. *launches: how many the record is in one; if 0 there is no graph.
  */
 
 static Err record_begin(Stream *s) { return s->dev->backend->record_begin(s); }

@@ -1,6 +1,6 @@
 /*
- * Parts of rows between the ranks of a group, all at once or band by band: for sums (sums.c) and for rows that pass beside
- * products (bands.c).
+ * Parts of rows between the ranks of a group, all at once or band by band: for sums (sums.c) and for rows that pass
+ * beside products (bands.c).
  */
 #include "layer/internal.h"
 

@@ -143,8 +143,8 @@ void record_put_override(JsonOut *j, const OverrideRecord *r); /* long values ar
 
 /*
  * Reads a line. An evaluation has valid_loss, and the set's name in `valid`. Members that are missing are NaN, or 0 for
- * whole numbers. RECORD_OTHER: neither that nor a loss nor an override (a task); RECORD_DAMAGED: no JSON object, or none
- * with a step of 0 or more.
+ * whole numbers. RECORD_OTHER: neither that nor a loss nor an override (a task); RECORD_DAMAGED: no JSON object, or
+ * none with a step of 0 or more.
  */
 void record_read(const char *line, int64_t size_bytes, Record *out);
 
