@@ -797,8 +797,7 @@ const Command command_plan = {
     .name = "plan",
     .summary = "exact bytes, FLOP and communication, from a dry run",
     .rest = REST_OVERRIDES,
-    .text = "A dry run counts everything: a run takes exactly these bytes. The first lines answer, tables "
-            "follow.\n",
+    .text = "A run takes exactly these bytes. The first lines answer, tables follow.\n",
     OPTIONS(options),
     .run = plan,
 };
