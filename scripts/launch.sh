@@ -40,12 +40,19 @@ if left=$(mktemp); then
 fi
 export MASTER_PORT=${port:-$((20000 + $$ % 20000))}
 
+# (before any rank is there: without descriptors this script could not wait for them)
+files=$(ulimit -n)
+if [ "$files" != unlimited ] && [ "$files" -lt 16 ] || ! { exec {never}<> <(:); } 2>/dev/null; then
+    echo "launch: ulimit -n is $files: 16 file descriptors are needed to start ranks; raise it" >&2
+    exit 10
+fi
+
 pids=() ranks=() early=()
 to_all() { for p in "${pids[@]}"; do kill -"$1" -- "-$p" 2>/dev/null; done; }
 for s in TERM USR1 HUP INT; do trap "early+=($s)" $s; done
 set -m # a process group for each rank: the terminal's Ctrl-C must not reach them twice
 for ((i = 0; i < n; i++)); do
-    RANK=$i LOCAL_RANK=$i "$@" </dev/null &
+    RANK=$i LOCAL_RANK=$i "$@" </dev/null {never}>&- &
     pids[i]=$! ranks[$!]=$i
 done
 set +m
@@ -57,7 +64,6 @@ for s in "${early[@]}"; do to_all "$s"; done
 grace() { sleep "$1" </dev/null >/dev/null 2>&1 & timer=$!; }
 # ended, code: of one that has ended. Asked for every 50 ms: a `wait` that a signal interrupts can lose the exit code of
 # a rank that ends at that moment.
-exec {never}<> <(:)
 next_to_end() {
     while :; do
         for p in "${pids[@]}" $timer; do

@@ -26,7 +26,7 @@ static void open_rank(Rank *r, int rank, int size, double timeout_s)
 {
     OK(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
     shared_meet(size);
-    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", timeout_s,
+    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", "a start", timeout_s,
                                       { shared_page, shared_set, shared_get } },
                        &r->world));
     OK(comm_open_gloo(r->world, &r->comm, "world", all_ranks, size));
@@ -479,7 +479,7 @@ static void cannot_open(int rank, int size, void *arg)
 {
     (void)arg;
     GlooWorld *world;
-    GlooOptions o = { rank, size + 1, NULL, "a secret of tests", 0.5, { shared_page, shared_set, shared_get } };
+    GlooOptions o = { rank, size + 1, NULL, "a secret of tests", "a start", 0.5, { shared_page, shared_set, shared_get } };
     double t0 = test_now();
     o.address = "localhost";
     FAILS(gloo_world_open(o, &world), ERR_CONFIG, "address 'localhost' of this rank is not numeric");
@@ -500,7 +500,7 @@ static void gone_after_rendezvous(int rank, int size, void *arg)
 {
     (void)arg;
     GlooWorld *world;
-    GlooOptions o = { rank, size, "127.0.0.1", "a secret of tests", 0.5, { shared_page, shared_set, shared_get } };
+    GlooOptions o = { rank, size, "127.0.0.1", "a secret of tests", "a start", 0.5, { shared_page, shared_set, shared_get } };
     CHECK(rank < size);
     if (rank == 1) {
         o.timeout_s = 0.01; /* rank 0 comes later */
@@ -510,7 +510,7 @@ static void gone_after_rendezvous(int rank, int size, void *arg)
     }
     while (!shared_page->flag) usleep(1000);
     double t0 = test_now();
-    FAILS(gloo_world_open(o, &world), ERR_RENDEZVOUS, "rank 0 and rank 1 do not connect");
+    FAILS(gloo_world_open(o, &world), ERR_RENDEZVOUS, "do not connect");
     CHECK(test_now() - t0 < SOON_S);
 }
 
@@ -544,7 +544,7 @@ static Err connect_with(int rank, int strangers, int more, double timeout_s)
     char addresses[2][MESH_ADDRESS_BYTES];
     int fds[2] = { 0 }, calls[MOST], port;
     Mesh *m;
-    OK(mesh_open(rank, 2, (MeshPlace){ "127.0.0.1" }, "a secret of tests", &m));
+    OK(mesh_open(rank, 2, (MeshPlace){ "127.0.0.1" }, (MeshKey){ "a secret of tests", "a start" }, &m));
     for (int p = 0; p < 2; p++) mesh_address(m, addresses[p]);
     CHECK(sscanf(addresses[0], "127.0.0.1 %d", &port) == 1);
     for (int i = 0; i < strangers; i++) calls[i] = net_connect("127.0.0.1", port);
@@ -556,6 +556,18 @@ static Err connect_with(int rank, int strangers, int more, double timeout_s)
     for (int i = 0; i < strangers; i++) close(calls[i]);
     return err;
 }
+
+/* Rank 1 is of another job, and was told rank 0's address. */
+static void of_another_job(int rank, int size, void *arg)
+{
+    CHECK(!arg);
+    GlooOptions o = { rank, size, "127.0.0.1", "a secret of tests", rank ? "another start" : "a start", 0.5,
+                      { shared_page, shared_set, shared_get } };
+    GlooWorld *world;
+    FAILS(gloo_world_open(o, &world), ERR_RENDEZVOUS, "do not connect in 0.5 s");
+}
+
+TEST(of_another_job) { fork_ranks(of_another_job, 2, NULL, -1, CASE_S); }
 
 static void without_descriptors(int rank, int size, void *arg)
 {
@@ -574,15 +586,37 @@ TEST(data_ports)
     char address[MESH_ADDRESS_BYTES];
     int got = 0;
     Mesh *m;
-    OK(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 1 }, "a secret of tests", &m));
+    OK(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 1 }, (MeshKey){ "a secret of tests", "a start" }, &m));
     mesh_address(m, address);
     mesh_close(m);
     CHECK_MSG(sscanf(address, "127.0.0.1 %d", &got) == 1 && got > port && got < port + MESH_PORTS, "%d, not above %d", got,
               port);
-    FAILS(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 0 }, "a secret of tests", &m), ERR_RENDEZVOUS,
+    FAILS(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 0 }, (MeshKey){ "a secret of tests", "a start" }, &m), ERR_RENDEZVOUS,
           "of this rank are all taken");
     close(ours);
 }
+
+/* (Gloo's world raises the limit to the hard one, so that is low, and others have the descriptors) */
+static void gloo_without_descriptors(int rank, int size, void *arg)
+{
+    enum { MOST = 24 };
+    GlooOptions o = { 0, 2, "127.0.0.1", "a secret of tests", "a start", 0.05, { shared_page, shared_set, shared_get } };
+    GlooWorld *world;
+    int taken[MOST], count = 0;
+    CHECK(rank == 0 && size == 1 && !arg);
+    const int next = dup(0);
+    close(next);
+    CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ (rlim_t)next + MOST - 1, (rlim_t)next + MOST - 1 }) == 0);
+    while (count < MOST && (taken[count] = dup(0)) >= 0) count++;
+    for (int more = 0; more < 2; more++) {
+        FAILS(gloo_world_open(o, &world), ERR_RENDEZVOUS, "");
+        CHECK_MSG(strstr(err_hint_text(), "raise ulimit -n, now "), "%d: %s, %s", more, err_message(), err_hint_text());
+        close(taken[--count]);
+    }
+    while (count) close(taken[--count]);
+}
+
+TEST(gloo_without_descriptors) { fork_ranks(gloo_without_descriptors, 1, NULL, -1, CASE_S); }
 
 TEST(without_descriptors) { fork_ranks(without_descriptors, 1, NULL, -1, CASE_S); }
 

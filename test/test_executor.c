@@ -337,7 +337,7 @@ static void every_schedule(int rank, int size, void *arg)
     (void)arg;
     OK(device_open(&device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
     shared_meet(size);
-    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", 60, { shared_page, shared_set, shared_get } }, &world));
+    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", "a start", 60, { shared_page, shared_set, shared_get } }, &world));
     OK(comm_open_gloo(world, &pp, "pp", members, size));
     for (int i = 0; schedule_name(i); i++)
         for (int uneven = 0; uneven < 2; uneven++) run_schedule(schedule_name(i), uneven, &pp, &device.stream);

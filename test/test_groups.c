@@ -249,6 +249,39 @@ TEST(worlds_that_do_not_fit)
     CHECK(!grid_fits((GridShape){ .world = 0, .tp = 1, .cp = 1, .pp = 1, .ep = 1, .etp = 1 }));
 }
 
+typedef struct {
+    Comm *comm[WORLD_COMMS];
+    int opened, most;
+} Opening;
+
+/* The last one finds no memory. */
+static Err open_some(void *user, Comm *c, GroupKind kind, const int *members, int size)
+{
+    Opening *o = user;
+    CHECK(size == 0 || members[0] >= 0);
+    if (o->opened == o->most) return err_set(ERR_MEMORY, "no memory for group %d", o->opened);
+    comm_open_self(c, group_name(kind));
+    o->comm[o->opened++] = c;
+    return ERR_OK;
+}
+
+TEST(groups_that_were_opened_are_closed_when_another_is_not)
+{
+    static World w;
+    const Grid g = { .tp = 2, .dp = 2, .pp = 2 };
+    Opening o = { .most = 1000 };
+    OK(world_open(&w, g, 3, (CommOpener){ &o, open_some }));
+    const int groups = o.opened;
+    CHECK(groups > 3);
+    world_close(&w);
+    for (int most = 0; most < groups; most++) {
+        o = (Opening){ .most = most };
+        FAILS(world_open(&w, g, 3, (CommOpener){ &o, open_some }), ERR_MEMORY, "no memory for group");
+        CHECK(o.opened == most);
+        for (int kind = 0; kind < WORLD_COMMS; kind++) CHECK(!w.comm[kind].table);
+    }
+}
+
 TEST_MAIN
 
 static int64_t letter(const void *hosts, int rank) { return ((const char *)hosts)[rank]; }

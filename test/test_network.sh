@@ -78,11 +78,24 @@ name=$(name_of_secret)
 mkdir readable
 printf '%064d' 0 >readable/$name
 chmod 644 readable/$name
-begin readable
-wait "${ranks[0]}"
-check "a secret that others may read: exit $?, $(cat readable.err.0)" grep -q 'error (storage).*mode 644' readable.err.0
-for p in "${ranks[@]}"; do wait "$p"; done
-check "a secret that others may read: error lines" [ "$(cat readable.err.? | grep -c 'megatrain: error')" -ge 1 ]
+mkdir -p pipe folder/"$name"
+mkfifo -m 600 pipe/"$name"
+bad_secret() { # the run's folder, and what is said of the secret there, by one rank
+    local p codes=''
+    begin "$1"
+    for p in "${ranks[@]}"; do wait "$p"; codes+="$? "; done
+    check "$1: exit $codes, $(cat "$1".err.0)" [ "$codes" = "5 5 5 5 " ]
+    check "$1: $(cat "$1".err.?)" [ "$(cat "$1".err.? | grep -c 'megatrain: error')" -eq 1 ]
+    check "$1: '$2' in $(cat "$1".err.?)" grep -q "error (storage).*$2" <(cat "$1".err.?)
+}
+bad_secret readable 'mode 644'
+bad_secret pipe 'is a FIFO, and should be a plain file'
+bad_secret folder 'is a folder, and should be a plain file'
+
+# ---- few descriptors ----
+
+(ulimit -n 10; "$root/scripts/launch.sh" -n 2 -- true 2>few.txt)
+check "launch.sh without descriptors: exit $?, $(cat few.txt)" grep -q 'launch: ulimit -n is 10: 16 file descriptors' few.txt
 
 # ---- ports of a start ----
 

@@ -4,9 +4,14 @@
  */
 #include "ranks.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include "comm/gloo.h"
 #include "boot/judge.h"
 #include "boot/watch.h"
+#include "scratch.h"
+#include "train/speaker.h"
 
 #define FREEZE_S 1.0
 #define STALL_S 1.0
@@ -82,7 +87,7 @@ static Err get_from_store(void *user, const char *key, void *bytes, int64_t cap,
 static int chain(int rank, const Plan *p, Store *s, Watch *w)
 {
     static const int members[] = { 0, 1, 2, 3 };
-    GlooOptions o = { .rank = rank, .size = p->size, .address = "127.0.0.1", .secret = "a secret of tests", .timeout_s = 20,
+    GlooOptions o = { .rank = rank, .size = p->size, .address = "127.0.0.1", .secret = "a secret of tests", .start = "a start", .timeout_s = 20,
                       .store = { s, set_in_store, get_from_store } };
     GlooWorld *world;
     Device device;
@@ -393,6 +398,30 @@ TEST(orderly_ends_are_nobodys_fault)
     }
 }
 
+/* ---- who speaks ---- */
+
+TEST(one_rank_of_a_start_speaks_whatever_another_start_does)
+{
+    const char *dir = in_dir("run");
+    static Speaker two[2], other, later;
+    OK(file_make_dirs(dir));
+    for (int r = 0; r < 2; r++) speaker_open(&two[r], dir, "a secret of tests", "a start");
+    speaker_open(&other, dir, "a secret of tests", "another start");
+    CHECK(speaker_is_me(&other, 0));
+    CHECK(speaker_is_me(&two[1], 0));
+    speaker_open(&other, dir, "a secret of tests", "another start");
+    CHECK(!speaker_is_me(&two[0], 0) && !speaker_is_me(&two[1], 1));
+    /* the same start once more, later: what is there is of the last time */
+    speaker_open(&later, dir, "a secret of tests", "a start");
+    later.since.tv_sec += 60;
+    CHECK(speaker_is_me(&later, 0));
+    /* of long ago */
+    struct timespec old[2] = { { 1000, 0 }, { 1000, 0 } };
+    CHECK(utimensat(AT_FDCWD, other.path, old, 0) == 0 && file_exists(other.path));
+    speaker_open(&two[0], dir, "a secret of tests", "a start");
+    CHECK(!file_exists(other.path) && file_exists(two[0].path));
+}
+
 /* ---- the judge alone ---- */
 
 typedef struct {
@@ -439,6 +468,23 @@ static Verdict hang_of(int size, const Calls *calls)
     CHECK(given);
     judge_close(j);
     return v;
+}
+
+/* Rank 2 is stopped long before freeze_s. It said last that it waits for rank 0, as the others wait for it. */
+TEST(silence_comes_before_counters)
+{
+    const Calls calls[] = { { { 3, 99, 99 }, { 2, 99, 99 } }, { { 3, 99, 99 }, { 2, 99, 99 } }, { { 3, 99, 99 }, { 2, 99, 99 } } };
+    Verdict v = { .rank = -1 };
+    Judge *j = judge_of(3, 0);
+    bool given = false;
+    for (double now = 0.5; now < 30 && !given; now += 0.5) {
+        for (int r = 0; r < 3; r++)
+            if (r < 2 || now < 2) tell_beat(j, now, r, 4, &calls[r]);
+        given = judge_tick(j, now, &v);
+    }
+    CHECK_MSG(given && v.rank == 2 && v.what == WATCH_HUNG, "rank %d: %s", v.rank, v.text);
+    CHECK_MSG(strstr(v.text, "rank 2 (host h, pid 102) gave no sign of life for"), "%s", v.text);
+    judge_close(j);
 }
 
 TEST(the_culprit_of_a_hang_is_waited_for)

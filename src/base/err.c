@@ -6,11 +6,13 @@
  */
 #include "base/err.h"
 
+#include <errno.h>
 #include <execinfo.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -66,6 +68,21 @@ Err err_hint(const char *fmt, ...)
     plain_make(draft, PLAIN_LINE);
     memcpy(record.hint, draft, strlen(draft) + 1);
     return record.code;
+}
+
+Err err_no_thread(const char *what, int error)
+{
+    err_set(ERR_MEMORY, "%s: no thread: %s", what, strerror(error));
+    return err_hint("raise ulimit -u, pids.max of the control group, or ulimit -v");
+}
+
+Err err_hint_descriptors(int error)
+{
+    struct rlimit files = { 0 };
+    if (error == ENFILE) return err_hint("raise the system's limit, fs.file-max");
+    getrlimit(RLIMIT_NOFILE, &files);
+    return err_hint("raise ulimit -n, now %llu: a rank has a connection to each other",
+                    (unsigned long long)files.rlim_cur);
 }
 
 Err err_take(const char *fmt, ...)

@@ -67,6 +67,11 @@ typedef struct {
 void err_keep(ErrKept *out);
 Err err_again(const ErrKept *kept, Err err);
 
+/* The system refuses a thread (`error`, of pthread_create): ERR_MEMORY, with the limits to look at. */
+Err err_no_thread(const char *what, int error);
+/* The hint where no file descriptor is left (`error`: EMFILE or ENFILE). */
+Err err_hint_descriptors(int error);
+
 /* Used by TRY. */
 Err err_trail(Err err, const char *file, int line, const char *expr);
 

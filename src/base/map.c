@@ -5,6 +5,7 @@
  */
 #include "base/map.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -73,7 +74,8 @@ static Err map_fd(int fd, int64_t size_bytes, const char *path, FileMap *m)
     if (!m->path) return err_set(ERR_MEMORY, "no memory for the name of '%s'", path);
     if (size_bytes == 0) return ERR_OK;
     void *data = mmap(NULL, (size_t)size_bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (data == MAP_FAILED) return err_set(ERR_IO, "cannot map '%s': %m", path);
+    if (data == MAP_FAILED)
+        return err_set(errno == ENOMEM ? ERR_MEMORY : ERR_IO, "cannot map '%s': %m", path);
     m->data = data;
     m->size_bytes = size_bytes;
     return guard(m);

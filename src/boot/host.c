@@ -66,12 +66,25 @@ static void limit_strangers(Host *h)
     if (strangers >= STRANGERS_MAX + h->boot.size) drop(h, oldest);
 }
 
+/* Without descriptors the listener would stay readable and this thread spin. */
+static void pause_accepting(Host *h, double now)
+{
+    struct rlimit files = { 0 };
+    const int why = errno;
+    if (why == EAGAIN || why == EINTR || why == ECONNABORTED) return;
+    h->accept_after = now + ACCEPT_PAUSE_S;
+    if (why != EMFILE || h->said_full) return;
+    h->said_full = true;
+    getrlimit(RLIMIT_NOFILE, &files);
+    log_warn("rank 0 has no file descriptor left for a rank that calls: raise ulimit -n, now %llu",
+             (unsigned long long)files.rlim_cur);
+}
+
 static void accept_one(Host *h, double now)
 {
     int fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) { /* without descriptors the listener would stay readable and this thread spin */
-        if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-            h->accept_after = now + ACCEPT_PAUSE_S;
+    if (fd < 0) {
+        pause_accepting(h, now);
         return;
     }
     limit_strangers(h);
@@ -493,9 +506,10 @@ Err host_open(const Boot *boot, const Hello *self, int listener, Host **out)
     if (h->wake < 0 || !h->peers || !h->judge || !kv_open(&h->values, boot->size) || !grow(h))
         return free_host(h), err_set(ERR_MEMORY, "no memory for the store");
     h->peers[0] = (Peer){ .known = true, .hello = *self };
-    if (link_thread(&h->thread, serve, h)) {
+    const int error = link_thread(&h->thread, serve, h);
+    if (error) {
         free_host(h);
-        return err_set(ERR_MEMORY, "cannot start the store's thread");
+        return err_no_thread("serving the store", error);
     }
     *out = h;
     return ERR_OK;

@@ -50,6 +50,7 @@ struct Host {
     struct pollfd *polls;
     int count, capacity;
     double accept_after, stranger_line_at;
+    bool said_full; /* that no descriptor is left */
     Peer *peers;
     bool all_here;
     bool failed;

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SILENT_BEATS 4 /* a rank that missed so many is silent */
 #define COLLECT_S 0.3
 #define COLLECT_REPORT_S 0.6 /* a peer failed: whose death is that, on a host that may be busy? */
 #define COLLECT_HANG_S 0.05  /* nothing else is on the way */
@@ -336,8 +337,40 @@ static void wait_text(const Wait *w, char *out, size_t size)
                  (unsigned long long)x->completed + 1);
 }
 
+/* Whoever beats no more comes first: what it said last is of the past, and others seem to wait for each other. -1: all
+ * beat. */
+static int first_to_fall_silent(const Judge *j, double now)
+{
+    int best = -1;
+    for (int r = 0; r < j->size; r++) {
+        const Subject *s = &j->ranks[r];
+        if (!s->watched || s->left || now - s->last_beat <= SILENT_BEATS * judge_beat_s(j, r)) continue;
+        if (best < 0 || s->last_beat < j->ranks[best].last_beat) best = r;
+    }
+    return best;
+}
+
+static void accuse_of_silence(Judge *j, double now, double limit, int rank)
+{
+    char who[160], place[80], text[WATCH_TEXT_BYTES];
+    const Subject *s = &j->ranks[rank];
+    who_text(j, rank, who, sizeof who);
+    place_text(s, place, sizeof place);
+    snprintf(
+        text, sizeof text,
+        "no rank got on for %.4g s, and %s gave no sign of life for %.3g s, the last one %s: it is stopped, "
+        "frozen, or its host is gone",
+        limit, who, now - s->last_beat, place);
+    accuse(j, now, rank, WATCH_HUNG, err_exit_code(ERR_HANG), text);
+}
+
 static void accuse_of_hang(Judge *j, double now, double limit)
 {
+    const int silent = first_to_fall_silent(j, now);
+    if (silent >= 0) {
+        accuse_of_silence(j, now, limit, silent);
+        return;
+    }
     char who[160], place[80], wait[160] = "", text[WATCH_TEXT_BYTES];
     Wait w = { 0 };
     const bool end = find_end_of_waiting(j, true, &w), circle = !end && find_circle(j, &w);

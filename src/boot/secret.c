@@ -42,7 +42,15 @@ static Err check_owner(int fd, const char *path)
 {
     struct stat s;
     if (fstat(fd, &s)) return cannot("look at", path);
-    if (S_ISREG(s.st_mode) && s.st_uid == geteuid() && !(s.st_mode & 077)) return ERR_OK;
+    if (!S_ISREG(s.st_mode)) {
+        err_set(ERR_STORAGE, "'%s' is %s, and should be a plain file", path,
+                S_ISDIR(s.st_mode)    ? "a folder"
+                : S_ISFIFO(s.st_mode) ? "a FIFO"
+                                      : "a socket or a device");
+        return err_hint(
+            "somebody made it where the ranks keep their secret while they meet: see who, and remove it");
+    }
+    if (s.st_uid == geteuid() && !(s.st_mode & 077)) return ERR_OK;
     err_set(ERR_STORAGE, "'%s' is not a file that user %u alone may read: it is user %u's, mode %03o", path,
             (unsigned)geteuid(), (unsigned)s.st_uid, (unsigned)s.st_mode & 0777);
     return err_hint("somebody else can write into this folder, or changed the file: see who, and remove it");

@@ -21,6 +21,7 @@ struct Store {
     pthread_mutex_t lock;
     uint32_t requests;
     int agreements;
+    char start[320];
 };
 
 static Err lost(const Store *s)
@@ -91,6 +92,8 @@ Err store_open(const Boot *boot, double timeout_s, Store **out)
     if (!err) err = wait_all_here(s, timeout_s, deadline);
     char ignored[1];
     if (err) return leave(s, 1, ignored, sizeof ignored), err;
+    snprintf(s->start, sizeof s->start, "%s, process %016llx", boot->job,
+             (unsigned long long)s->meeting.welcome.process);
     *out = s;
     return ERR_OK;
 }
@@ -176,6 +179,8 @@ Err store_local_addr(const Store *s, char *out, size_t size)
 }
 
 int store_port(const Store *s) { return s->meeting.port; }
+
+const char *store_start(const Store *s) { return s->start; }
 
 const Meeting *store_meeting(const Store *s) { return &s->meeting; }
 

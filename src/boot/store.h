@@ -55,4 +55,7 @@ Err store_local_addr(const Store *s, char *out, size_t size);
 
 int store_port(const Store *s); /* the port where the ranks met */
 
+/* A text that the ranks of this start have in common, and no other start: the job and rank 0's process. */
+const char *store_start(const Store *s);
+
 #endif

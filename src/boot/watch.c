@@ -301,8 +301,8 @@ static Err start(Watch *w, Store *s)
     put_beat(w);
     if (!link_flush_until(&w->link, deadline))
         return err_set(ERR_PEER, "rank 0 (host %s, pid %u) does not listen", w->rank_0.host, w->rank_0.pid);
-    if (link_thread(&w->thread, run_thread, w)) return err_set(ERR_MEMORY, "cannot start the watch's thread");
-    return ERR_OK;
+    const int error = link_thread(&w->thread, run_thread, w);
+    return error ? err_no_thread("watching the ranks", error) : ERR_OK;
 }
 
 static void free_watch(Watch *w)

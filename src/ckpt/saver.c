@@ -83,8 +83,8 @@ static Err open_thread(Ckpt *c, SetupArena *setup)
     memset(c->snapshot, 0xFF, (size_t)bytes); /* its pages are there before the first save */
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    if (pthread_create(&s->thread, NULL, saver_main, c))
-        return err_set(ERR_MEMORY, "no thread to write checkpoints with: %m");
+    const int error = pthread_create(&s->thread, NULL, saver_main, c);
+    if (error) return err_no_thread("writing checkpoints", error);
     s->open = true;
     return ERR_OK;
 }

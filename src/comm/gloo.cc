@@ -191,7 +191,7 @@ class Held final : public gloo::transport::tcp::Handler
   public:
     explicit Held(gloo::transport::tcp::Device *d) : device(d), fd(eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK))
     {
-        if (fd < 0) throw Failure(ERR_MEMORY, "no descriptor for connecting");
+        if (fd < 0) throw std::runtime_error(strerror(errno));
         device->registerDescriptor(fd, EPOLLIN, this);
         std::unique_lock<std::mutex> guard(lock);
         changed.wait(guard, [&] { return held; });
@@ -300,7 +300,7 @@ Err connect_all(GlooWorld *w, const GlooOptions &o)
     Sockets sockets(w->size);
     Addresses addresses((size_t)w->size);
     Mesh *mesh;
-    TRY(mesh_open(w->rank, w->size, { o.address, o.port, o.port_step }, o.secret, &mesh));
+    TRY(mesh_open(w->rank, w->size, { o.address, o.port, o.port_step }, { o.secret, o.start }, &mesh));
     std::unique_ptr<Mesh, decltype(&mesh_close)> closing(mesh, mesh_close);
     mesh_address(mesh, addresses[w->rank].data());
     TRY(exchange_addresses(w, o.store, o.timeout_s, &addresses));
@@ -351,6 +351,21 @@ void open_group(GlooWorld *w, Comm *c, const char *name, const int *members, int
     comm_init(c, &gloo_table, name, rank, size, g.release());
 }
 
+bool says(const char *text, int error) { return strstr(text, strerror(error)) != nullptr; }
+
+/* Gloo and the C++ library say in a text alone what the system refused, and of descriptors not even that. */
+Err refused(const char *what, const char *text) noexcept
+{
+    const int another = eventfd(0, EFD_CLOEXEC), full = another < 0 ? errno : says(text, EMFILE) ? EMFILE : 0;
+    if (another >= 0) ::close(another);
+    if (full == EMFILE || full == ENFILE) {
+        err_set(ERR_RENDEZVOUS, "%s: no file descriptor is left: %s", what, text);
+        return err_hint_descriptors(full);
+    }
+    if (says(text, EAGAIN)) return err_no_thread(what, EAGAIN);
+    return err_set(says(text, ENOMEM) ? ERR_MEMORY : ERR_INTERNAL, "%s: %s", what, text);
+}
+
 template <class Fn> Err guarded(const char *what, Fn fn) noexcept
 {
     try {
@@ -360,7 +375,7 @@ template <class Fn> Err guarded(const char *what, Fn fn) noexcept
     } catch (const std::bad_alloc &) {
         return err_set(ERR_MEMORY, "%s: no memory", what);
     } catch (const std::exception &e) {
-        return err_set(ERR_INTERNAL, "%s: %s", what, without_place(e.what()));
+        return refused(what, without_place(e.what()));
     } catch (...) {
         return err_set(ERR_INTERNAL, "%s: unknown exception", what);
     }

@@ -37,6 +37,7 @@ typedef struct {
     int rank, size;
     const char *address; /* numeric: where other ranks reach this host; one family for all ranks */
     const char *secret;  /* what all ranks of the run know (boot/secret.h) */
+    const char *start;   /* what they have in common with no other start (store_start) */
     double timeout_s;    /* limits connecting, and each later wait for a peer */
     GlooStore store;
     int delay_ms;        /* every completion is held back that long (a test that nothing depends on timing) */

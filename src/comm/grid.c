@@ -147,7 +147,11 @@ Err world_open(World *w, Grid g, int rank, CommOpener o)
         else err = o.open(o.user, &w->comm[kind], kind, members, index < 0 ? 0 : size);
     }
     free(members);
-    return err;
+    if (!err) return ERR_OK;
+    ErrKept why;
+    err_keep(&why);
+    world_close(w);
+    return err_again(&why, err);
 }
 
 int world_first_member(const World *w, GroupKind kind)

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -64,20 +63,27 @@ static int listen_at(MeshPlace place)
 
 static Err no_listener(MeshPlace place)
 {
-    if (errno == EINVAL)
+    const int error = errno;
+    if (error == EMFILE || error == ENFILE) {
+        err_set(ERR_RENDEZVOUS, "cannot listen on address '%s': %s", place.address, strerror(error));
+        return err_hint_descriptors(error);
+    }
+    if (error == EINVAL)
         return err_set(ERR_CONFIG, "address '%s' of this rank is not numeric", place.address);
-    if (errno != EADDRINUSE || !place.port)
-        return err_set(ERR_CONFIG, "cannot listen on address '%s': %s", place.address, strerror(errno));
+    if (error != EADDRINUSE || !place.port)
+        return err_set(ERR_CONFIG, "cannot listen on address '%s': %s", place.address, strerror(error));
     err_set(ERR_RENDEZVOUS, "the %d data ports %d, %d, ... %d of this rank are all taken", MESH_PORTS,
             place.port, place.port + place.step, place.port + (MESH_PORTS - 1) * place.step);
     return err_hint("give another parallel.data_port, or 0 for any free port");
 }
 
-Err mesh_open(int rank, int size, MeshPlace place, const char *secret, Mesh **out)
+Err mesh_open(int rank, int size, MeshPlace place, MeshKey key, Mesh **out)
 {
     Mesh *m = calloc(1, sizeof *m);
     if (!m) return err_set(ERR_MEMORY, "no memory for connections of %d ranks", size);
-    *m = (Mesh){ .rank = rank, .size = size, .key = greet_key(secret, "data"), .listener = listen_at(place) };
+    *m = (Mesh){
+        .rank = rank, .size = size, .key = greet_key(key.secret, key.start), .listener = listen_at(place)
+    };
     if (m->listener < 0) {
         const Err err = no_listener(place);
         mesh_close(m);
@@ -325,13 +331,9 @@ static int first_missing(const Mesh *m)
 
 static Err no_descriptor(const Mesh *m, int peer)
 {
-    struct rlimit files = { 0 };
-    getrlimit(RLIMIT_NOFILE, &files);
     err_set(ERR_RENDEZVOUS, "rank %d has no file descriptor left for its connection to rank %d: %s", m->rank,
             peer, strerror(m->exhausted));
-    if (m->exhausted == ENFILE) return err_hint("raise the system's limit, fs.file-max");
-    return err_hint("raise ulimit -n, now %llu: a rank has a connection to each other",
-                    (unsigned long long)files.rlim_cur);
+    return err_hint_descriptors(m->exhausted);
 }
 
 static Err not_connected(const Mesh *m, int peer, double timeout_s)

@@ -20,8 +20,13 @@ typedef struct {
     int port, step;
 } MeshPlace;
 
+/* Who may connect: the ranks with this secret (boot/secret.h) of this start of a job (store_start). */
+typedef struct {
+    const char *secret, *start;
+} MeshKey;
+
 /* ERR_CONFIG: the address is not numeric, or not of this host. ERR_RENDEZVOUS: all of its ports are taken. */
-Err mesh_open(int rank, int size, MeshPlace place, const char *secret, Mesh **out);
+Err mesh_open(int rank, int size, MeshPlace place, MeshKey key, Mesh **out);
 /* Where the others reach this rank: "10.1.2.3 40123", the rest of it zeros. */
 void mesh_address(const Mesh *m, char out[MESH_ADDRESS_BYTES]);
 /* Collective. fds[p]: the connection to rank p, non-blocking, which the caller owns; -1 for this rank and after an

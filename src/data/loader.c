@@ -93,9 +93,8 @@ static Err open_parts(Loader *l)
     l->position = o->first_position;
     l->next.first = l->position + window_samples(l) * o->dp_rank;
     l->busy = true;
-    if (pthread_create(&l->thread, NULL, prefetch, l) != 0)
-        return err_set(ERR_MEMORY, "cannot start the thread that reads data ahead");
-    return ERR_OK;
+    const int error = pthread_create(&l->thread, NULL, prefetch, l);
+    return error ? err_no_thread("reading data ahead", error) : ERR_OK;
 }
 
 Err loader_open(const LoaderOptions *o, Loader **out)

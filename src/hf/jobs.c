@@ -71,8 +71,8 @@ Err jobs_open(const JobsSpec *spec, SetupArena *a, Jobs **out)
     for (; j->started < spec->threads; j->started++) {
         Worker *w = &j->workers[j->started];
         w->jobs = j;
-        if (pthread_create(&w->thread, NULL, worker_main, w))
-            return err_set(ERR_MEMORY, "no thread to convert tensors with: %m");
+        const int error = pthread_create(&w->thread, NULL, worker_main, w);
+        if (error) return err_no_thread("converting tensors", error);
     }
     return ERR_OK;
 }

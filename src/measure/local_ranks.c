@@ -89,10 +89,14 @@ static Err store_get(void *user, const char *key, void *bytes, int64_t cap, int6
 
 Err local_ranks_connect(LocalRank *r, GlooWorld **out)
 {
-    return gloo_world_open(
-        (GlooOptions){
-            r->rank, r->size, "127.0.0.1", r->all->secret, PATIENCE_S, { r->all, store_set, store_get } },
-        out);
+    return gloo_world_open((GlooOptions){ r->rank,
+                                          r->size,
+                                          "127.0.0.1",
+                                          r->all->secret,
+                                          "ranks of this machine",
+                                          PATIENCE_S,
+                                          { r->all, store_set, store_get } },
+                           out);
 }
 
 /* ---- outside ---- */

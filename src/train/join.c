@@ -138,7 +138,7 @@ Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder
     *text = NULL;
     TRY(join_said_once(boot, grid_spec(cfg, &grid)));
     TRY(dump_config(cfg, text));
-    if (boot->size > 1) TRY(facts_of(cfg, *text, &facts));
+    if (boot->size > 1) TRY(join_said_once(boot, facts_of(cfg, *text, &facts)));
     RanksOptions o = options_of(cfg, grid);
     o.stop = stop;
     o.folder = folder;

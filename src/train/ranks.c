@@ -15,7 +15,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "boot/secret.h"
-#include "train/speaker.h"
 
 enum { HOST_ID_BYTES = 128, LAST_WORDS_US = 500 * 1000, JUDGED_S = 10, LEAVE_S = 10 };
 enum { ABORT_S = 3 }; /* launch.sh kills a rank 5 s after another failed */
@@ -33,6 +32,11 @@ static Err host_id(char id[HOST_ID_BYTES])
 {
     char boot[64] = "";
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    const int full = !f && (errno == EMFILE || errno == ENFILE) ? errno : 0;
+    if (full) {
+        err_set(ERR_RENDEZVOUS, "no file descriptor is left: %s", strerror(full));
+        return err_hint_descriptors(full);
+    }
     if (f) {
         if (!fgets(boot, sizeof boot, f)) boot[0] = 0;
         fclose(f);
@@ -153,8 +157,10 @@ static void on_verdict(void *context, const Verdict *v)
     Ranks *r = context;
     log_set_rank(r->boot.rank, r->boot.size);
     if (speaks_itself(v) && v->rank == r->boot.rank) return; /* the main thread is about to */
-    const int turn = r->boot.rank - (v->rank < r->boot.rank);
-    if (!speaks_itself(v) && v->rank != r->boot.rank && speaker_is_me(r->folder, turn)) {
+    /* (the culprit of a hang may live when nobody else can speak) */
+    const bool last = v->what == WATCH_HUNG && v->rank == r->boot.rank;
+    const int turn = last ? r->boot.size - 1 : r->boot.rank - (v->rank < r->boot.rank);
+    if (!speaks_itself(v) && (last || v->rank != r->boot.rank) && speaker_is_me(&r->speaker, turn)) {
         err_set(kind_of(v), "%s", v->text);
         if (v->what == WATCH_KILLED || v->what == WATCH_FROZEN)
             err_hint("look at that rank's host and log; the run goes on from its newest checkpoint when "
@@ -197,6 +203,7 @@ static Err connect_ranks(Ranks *r, const RanksOptions *o)
                       .size = r->boot.size,
                       .address = address,
                       .secret = r->boot.secret,
+                      .start = store_start(r->store),
                       .timeout_s = o->timeout_s,
                       .delay_ms = o->delay_ms,
                       .port = o->data_port ? o->data_port + r->local_rank : 0,
@@ -289,7 +296,7 @@ static Err open_saver(Ranks *r)
 static Err leave_to_one(const Ranks *r, Err err)
 {
     if (!err || err_is_elsewhere()) return err;
-    if (speaker_is_me(r->folder, r->boot.rank > 1 ? r->boot.rank - 1 : 0)) return err;
+    if (speaker_is_me(&r->speaker, r->boot.rank > 1 ? r->boot.rank - 1 : 0)) return err;
     log_warn("%s: %s", err_name(err), err_message());
     return err_elsewhere(err);
 }
@@ -298,13 +305,14 @@ static Err meet(Ranks *r, const RanksOptions *o)
 {
     const bool from_file = !*r->boot.secret;
     const double began = clock_s();
-    speaker_clear(o->folder);
+    speaker_open(&r->speaker, o->folder, r->boot.secret, r->boot.job);
     fault_point("rendezvous");
     if (from_file) TRY(secret_find(&r->boot, o->folder, o->timeout_s));
     Err err =
         store_open(&r->boot, o->timeout_s - (from_file && r->boot.rank ? clock_s() - began : 0), &r->store);
     if (from_file) secret_forget(&r->boot, o->folder);
     TRY(err);
+    speaker_open(&r->speaker, o->folder, r->boot.secret, store_start(r->store));
     fault_point("met");
     return watch_open(r->store, o->freeze_s, o->stall_s, on_verdict, r, &r->watch);
 }
@@ -336,7 +344,6 @@ Err ranks_meet(Ranks *r, const Boot *boot, const RanksOptions *o)
                   .cpu_sharers = 1,
                   .hosts = 1,
                   .gpu = { .sharers = 1 },
-                  .folder = o->folder,
                   .timeout_s = o->timeout_s,
                   .met = true };
     r->boot.stop = o->stop;

@@ -19,6 +19,7 @@
 #include "comm/grid.h"
 #include "boot/watch.h"
 #include "train/gpus.h"
+#include "train/speaker.h"
 
 typedef struct {
     Boot boot;
@@ -40,8 +41,8 @@ typedef struct {
     World world;
     bool met; /* ranks_meet was called */
     bool world_open;
-    Comm save;          /* has all ranks, for the thread that writes checkpoints; open with `saver` */
-    const char *folder; /* see RanksOptions */
+    Comm save; /* has all ranks, for the thread that writes checkpoints; open with `saver` */
+    Speaker speaker;
     double timeout_s;
     double ready_s; /* how long meeting and opening all groups took */
 } Ranks;

@@ -1,28 +1,51 @@
 /* See speaker.h. */
 #include "train/speaker.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "boot/greet.h"
 
-enum { LOOK_US = 20 * 1000 };
+#define NAME ".spoken"
+enum {
+    LOOK_US = 20 * 1000,
+    LONG_AGO_S = 3600,
+    TOGETHER_S = 1
+};                       /* ranks of one start begin within TOGETHER_S */
 #define FIRST_WAIT_S 0.6 /* rank 0 hears its own verdict up to 0.4 s after the others (boot/host.c) */
 #define NEXT_WAIT_S 0.1
 #define LAST_WAIT_S 3.0
 
-static bool path_of(const char *folder, char path[PATH_MAX])
+/* A start is over by then, so nobody looks for them any more. */
+static void clear_old(const char *folder)
 {
-    return snprintf(path, PATH_MAX, "%s/.spoken", folder) < PATH_MAX;
+    DIR *d = opendir(folder);
+    const time_t now = time(NULL);
+    struct stat s;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (strncmp(e->d_name, NAME, strlen(NAME)) != 0) continue;
+        if (!fstatat(dirfd(d), e->d_name, &s, AT_SYMLINK_NOFOLLOW) && now - s.st_mtim.tv_sec > LONG_AGO_S)
+            unlinkat(dirfd(d), e->d_name, 0);
+    }
+    if (d) closedir(d);
 }
 
-void speaker_clear(const char *folder)
+void speaker_open(Speaker *s, const char *folder, const char *secret, const char *start)
 {
-    char path[PATH_MAX];
-    if (path_of(folder, path)) unlink(path);
+    const GreetKey key = greet_key(secret, start);
+    unsigned long long name;
+    memcpy(&name, key.bytes, sizeof name);
+    if (snprintf(s->path, sizeof s->path, "%s/" NAME "-%016llx", folder, name) >= (int)sizeof s->path)
+        s->path[0] = 0;
+    clock_gettime(CLOCK_REALTIME, &s->since);
+    s->since.tv_sec -= TOGETHER_S;
+    clear_old(folder);
 }
 
 static double wait_of(int turn)
@@ -31,13 +54,22 @@ static double wait_of(int turn)
     return turn == 0 ? 0 : s < LAST_WAIT_S ? s : LAST_WAIT_S;
 }
 
-bool speaker_is_me(const char *folder, int turn)
+/* Has a rank of this start spoken? */
+static bool is_spoken(const Speaker *s)
 {
-    char path[PATH_MAX];
-    if (!path_of(folder, path)) return turn == 0;
+    struct stat f;
+    if (lstat(s->path, &f)) return false;
+    const struct timespec at = f.st_mtim, since = s->since;
+    return at.tv_sec > since.tv_sec || (at.tv_sec == since.tv_sec && at.tv_nsec >= since.tv_nsec);
+}
+
+bool speaker_is_me(const Speaker *s, int turn)
+{
+    if (!*s->path) return turn == 0;
     for (const double end = clock_s() + wait_of(turn); clock_s() < end; usleep(LOOK_US))
-        if (access(path, F_OK) == 0) return false;
-    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (is_spoken(s)) return false;
+    if (!is_spoken(s)) unlink(s->path);
+    const int fd = open(s->path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return errno != EEXIST && turn == 0;
     close(fd);
     return true;

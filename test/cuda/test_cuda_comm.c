@@ -72,7 +72,7 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
     const int gpu = how.staged ? 0 : rank;
     *r = (Rank){ 0 };
     device_cuda_for_several();
-    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", timeout_s, { shared_page, shared_set, shared_get } },
+    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", "a start", timeout_s, { shared_page, shared_set, shared_get } },
                        &r->gloo));
     NcclOptions o = options_of(rank, size, gpu, timeout_s);
     o.delay_ms = how.delay_ms;
