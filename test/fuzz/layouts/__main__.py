@@ -21,7 +21,6 @@ import refusal
 from axes import Coverage
 from case import ini, words
 from draw import draw
-from known import known
 from shrink import shrink
 from trial import Finding, Trial
 
@@ -123,7 +122,7 @@ class Fuzz:
     def next_case(self, number, mistaken):
         """Of some candidates the one with the most new pairs; None if no one is wanted."""
         drawn = [draw(f"{self.o.seed}.{number}.{i}" + ("m" if mistaken else "")) for i in range(CANDIDATES)]
-        drawn = [case for case in drawn if self.wanted(case) and not known(case)]
+        drawn = [case for case in drawn if self.wanted(case)]
         return self.open(max(drawn, key=self.coverage.gain)) if drawn else None
 
     def draws(self):
