@@ -790,6 +790,7 @@ static const Rule rules[] = {
     { "optim.qk_clip_alpha=0.4", "optim.qk_clip_alpha=0.4 optim.qk_clip=100", "only qk_clip > 0 scales rows", 1 },
     { "optim.schedule=wsd optim.warmup=950", "optim.schedule=wsd optim.warmup=900",
       "warm-up and closing decay must fit", 1 },
+    { "data.start=5 data.order=megatron", "data.start=5", "take order=keyed", 1 },
     { "data.valid=a data.split=98,2", "data.split=98,2", "give either valid or split", 1 },
     { "data.split=98", "data.split=969,30,1", "two or three shares", 1 },
     { "parallel.nccl.tp.min_ctas=5 parallel.nccl.tp.max_ctas=4 run.device=cuda",
