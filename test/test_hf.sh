@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Models of transformers through `convert` and back, held to transformers itself: for small random models of each class
 # the logits of a batch, in fp64 there and in fp32 here; the same bytes after out and in again; an export that transformers
-# opens without a tensor too many or too few; weights in fp8 and MXFP4; modules of multi-token prediction. Needs
-# build/venv-hf (make deps-hf), or HF_PYTHON: a Python with torch and transformers. Words choose classes.
+# opens without a tensor too many or too few; weights in fp8 and MXFP4; modules of multi-token prediction; each key of a
+# config.json changed alone (tools/hf_keys.py). Needs build/venv-hf (make deps-hf), or HF_PYTHON: a Python with torch and
+# transformers. Words choose classes.
 . "$(dirname "$0")/lib.sh"
 python=${HF_PYTHON:-$root/${BUILD:-build}/venv-hf/bin/python}
 cases() { "$python" "$root/test/tools/hf_cases.py" "$@" 2>>cases.err; }
@@ -63,8 +64,41 @@ if [ -d c/gpt_oss-0 ]; then
     into mx.plain mx.plain.run || bad "MXFP4: $(says)"
     check "MXFP4 is what its blocks stand for" same_weights mx.run mx.plain.run
 fi
-# ---- training goes on from a folder as PyTorch's AdamW does in fp64: 20 steps
 make_tiny
+if [ -d c/deepseek_v3-0 ]; then # (transformers saves no modules, and speaks of one)
+    "$mt" config from-hf c/deepseek_v3-0 >module.ini 2>module.err
+    check "a folder without modules has none: $(cat module.err)" bash -c '! grep -q mtp_layers module.ini'
+    check "and that is said" grep -q 'has no weights of the modules' module.err
+fi
+if [ -d c/gpt2-0 ]; then # sequences shorter than its table of positions
+    "$mt" config from-hf c/gpt2-0 >gpt2.ini
+    one_step() { "$mt" --config gpt2.ini run.device=cpu data.train=a train.steps=1 train.global_batch=1 "$@" 2>err.txt; }
+    one_step run.dir=short model.seq=32 checkpoint.load=c/gpt2-0
+    check "GPT-2 in short: $(says)" [ -s short/metrics.jsonl ]
+    one_step run.dir=long model.seq=128 checkpoint.load=c/gpt2-0
+    check "and not in long: $(says)" grep -q "has shape .*and the model's configuration says" err.txt
+fi
+if [ -d c/mistral-0 ]; then # as the text model of one that sees images
+    /usr/bin/python3 - "$root/test/tools" <<'P' || bad "no wrapped folder"
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+import hf_folder
+t = hf_folder.read("c/mistral-0/model.safetensors")
+c = json.load(open("c/mistral-0/config.json"))
+os.makedirs("wrapped")
+outer = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "text_config": c}
+json.dump(outer, open("wrapped/config.json", "w"))
+hf_folder.write("wrapped/model.safetensors", {"language_model." + n: v for n, v in t.items()})
+P
+    into wrapped wrapped.run
+    check "mistral3: $(says)" same_weights wrapped.run r/mistral-0
+fi
+# ---- each key alone changes there what it changes here
+"$python" "$root/test/tools/hf_keys.py" "$root" "$mt" ids.txt keys "$@" >keys.txt 2>>cases.err
+check "keys one by one: $(tail -3 keys.txt)" grep -q ', 0 differences$' keys.txt
+check "most keys change something" [ "$(grep -oE '[0-9]+ of them' keys.txt | grep -oE '^[0-9]+')" -ge 20 ]
+
+# ---- training goes on from a folder as PyTorch's AdamW does in fp64: 20 steps
 tokens=$(stat -c %s big.txt)
 /usr/bin/python3 "$root/test/tools/order.py" 1234 0 $(((tokens - 1) / 32)) >order.txt
 follows() { # CASE KEY=VALUE...

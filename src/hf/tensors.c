@@ -197,6 +197,13 @@ static const char *layers_word(const HfNaming *n)
     return n->gguf ? "blk" : n->kind == HF_GPT2 ? "h" : "layers";
 }
 
+/* What stands before the head's name: it lies beside the model, in its wrapper. */
+static const char *bare_prefix(const HfNaming *n)
+{
+    static const char wrapper[] = "language_model.";
+    return strncmp(n->prefix, wrapper, sizeof wrapper - 1) ? "" : wrapper;
+}
+
 /* The which-th name of a row, of expert e. */
 static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, char out[HF_NAME_MAX])
 {
@@ -210,8 +217,8 @@ static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, 
     snprintf(expert, sizeof expert, "%lld", (long long)e);
     if (at->layer >= 0) snprintf(layer, sizeof layer, "%s.%lld.", layers_word(n), (long long)at->layer);
     if (r->flags & FUSED && !n->gguf) suffix = strcmp(suffix, ".bias") ? "" : "_bias";
-    snprintf(out, HF_NAME_MAX, "%s%s%.*s%s%.*s%s", r->flags & BARE ? "" : n->prefix, layer, before, stem,
-             hash ? expert : "", hash ? length - before - 1 : 0, hash ? hash + 1 : "", suffix);
+    snprintf(out, HF_NAME_MAX, "%s%s%.*s%s%.*s%s", r->flags & BARE ? bare_prefix(n) : n->prefix, layer,
+             before, stem, hash ? expert : "", hash ? length - before - 1 : 0, hash ? hash + 1 : "", suffix);
 }
 
 /* ---- places ---- */
@@ -238,13 +245,14 @@ static int slices(const HfNaming *n, Form form)
 }
 
 /* The k-th of `head` rows that turn in pairs behind `before` that do not: those, then first elements, then second. */
-static Slice pairs(int64_t base, int64_t before, int64_t turning, int k)
+static Slice pairs(const HfNaming *n, int64_t base, int64_t before, int k)
 {
-    const int64_t half = turning / 2;
+    const int64_t half = n->rope / 2, first = base + before;
     if (!k) return (Slice){ .ours = base, .rows = before, .theirs = base, .step = 1 };
-    return (Slice){
-        .ours = base + before + (k - 1) * half, .rows = half, .theirs = base + before + k - 1, .step = 2
-    };
+    return (Slice){ .ours = first + (k - 1) * half,
+                    .rows = half,
+                    .theirs = first + (k - 1) * (n->halves ? half : 1),
+                    .step = n->halves ? 1 : 2 };
 }
 
 /* The k-th of queries, keys (0, 1) and values. */
@@ -280,8 +288,8 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     case QKV_PAIRS: s = half_of_head(n, k); break;
     case GATE_UP: s = (Slice){ k * half, half, 0, 1, half, k }; break;
     case ALTERNATING: s = (Slice){ k * half, half, k, 2, rows, 0 }; break;
-    case HEADS: s = pairs(k / 3 * (n->nope + n->rope), n->nope, n->rope, k % 3); break;
-    case LATENT: s = pairs(0, n->kv_rank, n->rope, k); break;
+    case HEADS: s = pairs(n, k / 3 * (n->nope + n->rope), n->nope, k % 3); break;
+    case LATENT: s = pairs(n, 0, n->kv_rank, k); break;
     }
     if (form == HEADS || form == LATENT) s.their_rows = rows;
     return s;
@@ -354,7 +362,7 @@ bool hf_twin(const HfNaming *n, int64_t mtp_layers, int index, HfTwin *out)
                                                                  n->tied ? table_name : "head.weight";
     *out = (HfTwin){ .written = true };
     if (n->tied && !index--) {
-        snprintf(out->name, sizeof out->name, "lm_head.weight");
+        snprintf(out->name, sizeof out->name, "%slm_head.weight", bare_prefix(n));
         snprintf(out->ours, sizeof out->ours, "%s", table_name);
         out->written = false;
         return true;
