@@ -295,6 +295,16 @@ TEST(asks_for_nothing)
         CHECK_MSG(parse(of_class("llama", asks[i]), &hf) == ERR_CONFIG, "%s is taken", asks[i]);
 }
 
+TEST(unknown_keys_all_at_once)
+{
+    HfConfig hf;
+    CHECK(parse(of_class("llama", "\"alibi\":true,\"is_llama_config\":true,\"delta\":3,\"gamma\":0.5"), &hf) == ERR_CONFIG);
+    CHECK_MSG(strstr(err_message(), "'alibi'") && strstr(err_message(), "'delta'") && strstr(err_message(), "'gamma'") &&
+                  !strstr(err_message(), "is_llama_config"), "%s", err_message());
+    OK(parse(of_class("gemma2", "\"sliding_window_size\":4096"), &hf));
+    CHECK(parse(of_class("gemma2", "\"sliding_window_size\":512,\"sliding_window\":4096"), &hf) == ERR_CKPT);
+}
+
 static bool one_line(const char *text) { return *text && !strchr(text, '\n'); }
 
 TEST(refused)

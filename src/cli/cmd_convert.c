@@ -90,7 +90,10 @@ static Err find_tokenizer(const char *folder, char spec[PATH_MAX], uint32_t *crc
     } else if (holds(folder, "vocab.json", path) && holds(folder, "merges.txt", path)) {
         snprintf(spec, PATH_MAX, "%s", folder);
     } else {
-        log_warn("'%s' has no tokenizer.json: data.tokenizer is yours to give", folder);
+        log_warn("'%s' has no tokenizer.json: data.tokenizer is yours to give%s", folder,
+                 holds(folder, "generation_config.json", path)
+                     ? ", and the ids of its generation_config.json are not taken along"
+                     : "");
         return ERR_OK;
     }
     const Err err = tokenizer_open(spec, &t);
@@ -315,6 +318,8 @@ static Err write_hf(const Model *m, const Source *from, Stored stored)
     int count = 0;
     HfExport about = { .dtype = dtypes[stored], .vocab = from->vocab, .bos = -1, .eos = -1, .pad = -1 };
     TRY(memory_arg("max-shard-size", shard_size, &shard_bytes));
+    if (from->tokenizer && !strcmp(from->tokenizer_spec, "byte"))
+        log_warn("no tokenizer is written: with `byte` ids 0 to 255 are bytes, and 256 ends a document");
     if (from->tokenizer && strcmp(from->tokenizer_spec, "byte") != 0) {
         if (!is_trained_with(from)) return refuse_tokenizer(from);
         if (tokenizer_vocab(from->tokenizer) > from->vocab)

@@ -18,6 +18,9 @@ typedef struct {
     HfClass class;
     HfModel model;
     HfConfig *out;
+    int unknown;             /* keys that nobody knows, of which the first is the message's */
+    char unknown_names[256]; /* the others */
+    ErrKept unknown_error;   /* that message */
     const char *by[MEMBERS]; /* the key that a member has its value from */
 } Reader;
 
@@ -230,15 +233,38 @@ static bool asks_for_nothing(const Json *v)
     return !json_is_true(v) && !json_is_number(v) && !json_is_string(v);
 }
 
-static Err unknown_key(const Reader *r, const char *name, const Json *v)
+/* All of them are named at once. */
+static Err note_unknown(Reader *r, const char *name, const Json *v)
+{
+    char word[VALUE_BYTES];
+    const size_t used = strlen(r->unknown_names);
+    if (r->unknown++) {
+        word_text(name, word);
+        snprintf(r->unknown_names + used, sizeof r->unknown_names - used, "%s'%s'", used ? ", " : "", word);
+        return ERR_OK;
+    }
+    refused(r, name, v, "not a key that megatrain knows of this class",
+            "it may change what the model computes");
+    err_keep(&r->unknown_error);
+    return ERR_OK;
+}
+
+static Err refuse_unknown(const Reader *r)
+{
+    if (!r->unknown) return ERR_OK;
+    if (r->unknown > 1) err_set(ERR_CONFIG, "%s; and so are %s", r->unknown_error.message, r->unknown_names);
+    else err_again(&r->unknown_error, ERR_CONFIG);
+    return err_hint("if %s not, take %s out of config.json", r->unknown > 1 ? "they do" : "it does",
+                    r->unknown > 1 ? "them" : "it");
+}
+
+static Err unknown_key(Reader *r, const char *name, const Json *v)
 {
     const HfKey *elsewhere = find_key(hf_keys, hf_key_count, name, ~0u);
     if (asks_for_nothing(v) || name[0] == '_') return ERR_OK; /* (or a note of whoever wrote the file) */
     if (elsewhere && elsewhere->kind == HF_KEY_IDLE) return ERR_OK;
     if (elsewhere) return refused(r, name, v, elsewhere->meaning, "the class has no such key");
-    refused(r, name, v, "not a key that megatrain knows of this class",
-            "it may change what the model computes");
-    return err_hint("if it does not, take it out of config.json");
+    return note_unknown(r, name, v);
 }
 
 static Err take_keys(Reader *r, const Json *object, const HfKey *keys, int count)
@@ -322,6 +348,7 @@ static Err find_class(Reader *r, const Json *root, const Json **keys)
         const HfClassRow *row = &hf_classes[c];
         r->class = (HfClass)c;
         if (strcmp(type, row->names.model_type) == 0) return check_head(r, root);
+        if (row->alias && strcmp(type, row->alias) == 0) return check_head(r, root);
         r->out->wrapped = row->wrapper && strcmp(type, row->wrapper) == 0;
         if (r->out->wrapped) {
             *keys = json_get(root, "text_config");
@@ -471,6 +498,7 @@ static Err read_model(Reader *r, const Json *root, SetupArena *arena)
     r->model = hf_classes[r->class].usual;
     if (keys != root) TRY(take_wrapper(r, root));
     TRY(take_keys(r, keys, hf_keys, hf_key_count));
+    TRY(refuse_unknown(r));
     TRY(settle(r));
     look_for_modules(r);
     r->out->kind = r->class;

@@ -65,6 +65,7 @@ typedef enum {
 
 typedef struct {
     HfClassNames names;
+    const char *alias;   /* another model_type of the same class; NULL: none */
     const char *wrapper; /* model_type of a folder with images whose text_config is the class's; NULL: none */
     const char *model, *moe; /* lines of the two sections that all models of the class have */
     HfWindows windows;
