@@ -835,6 +835,7 @@ static const Rule rules[] = {
       1 },
     { "checkpoint.keep_every=1500 checkpoint.every=0", "checkpoint.keep_every=1500 checkpoint.every=500",
       "keep_every must be a multiple of every", 1 },
+    { "data.start=0 data.order=megatron", "data.start=0", "Megatron's order is made for the whole run", 1 },
     { "train.eval_batches=1 train.eval_samples=8", "train.eval_samples=8", "give either eval_samples or eval_batches",
       1 },
     { "checkpoint.keep_best=1 train.eval_every=500",

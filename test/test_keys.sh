@@ -208,6 +208,7 @@ checkpoint.async           | true         | same memory
 log.every                  | 2            | no line step 1/3
 log.tensorboard            | true         | file events.out.tfevents.*
 log.jsonl                  | false        | no file metrics.jsonl
+log.prometheus             | now.prom     | file now.prom
 log.max_attention_logit    | true         | same max logit
 log.color                  | always       | same [1;36m
 log.trace_every            | 3            | file timeline.json

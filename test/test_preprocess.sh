@@ -480,4 +480,18 @@ open("want.jsonl", "w").writelines("{\"body\":\"%s\"}\n" % s for s in ["one \u00
 else
     skip "reading Parquet and Arrow: $arrow has no pyarrow (PYARROW names another python)"
 fi
+
+# ---- a JSON list is not trained on, a byte order mark neither
+printf '[\n {"text": "one"},\n {"text": "two"}]\n' >list.json
+expect 3 "'list.json' is one JSON list, not a line for each document" "$mt" preprocess --input list.json --tokenizer byte --output listed
+check "the way out: $(tail -1 err.txt)" grep -qF "jq -c '.[]' 'list.json' | megatrain preprocess --input -" err.txt
+expect 3 "is one JSON list" "$mt" preprocess --input list.json --format jsonl --tokenizer byte --output listed
+expect 3 "is one JSON list" "$mt" tokenizer train --input list.json --vocab-size 300 --output listed.json
+expect 0 "" "$mt" preprocess --input list.json --format text --tokenizer byte --output listed --force
+printf '\xef\xbb\xbfhello' >marked.txt
+printf '\xef\xbb\xbf{"text":"hello"}\n' >marked.jsonl
+for f in marked.txt marked.jsonl; do
+    "$mt" preprocess --input $f --tokenizer byte --output marked --force >/dev/null 2>err.txt
+    check "$f: no byte order mark: $(head -1 err.txt)" cmp -s marked.bin <(printf 'h\0e\0l\0l\0o\0')
+done
 finish

@@ -103,4 +103,14 @@ check "its trace: $(trace_holds wild; tail -1 wild.trace)" trace_holds wild
     train.global_batch=4 parallel.zero=1 >/dev/null 2>&1
 check "two ranks: $(trace_holds two; grep -m3 '^bad' two.trace)" trace_holds two
 check "with spans of their communication" grep -q '^span reduce-scatter' two.trace
+
+# ---- gauges for Prometheus: the last step's, in a file that is replaced as a whole
+run gauges train.steps=6 train.eval_every=3 log.prometheus=now.prom
+value() { sed -n "s/^megatrain_$1{run=\"gauges\"} //p" gauges/now.prom; }
+check "the step: $(head -c 200 gauges/now.prom)" [ "$(value step)" = 6 ]
+check "the loss: $(value loss)" awk -v a="$(value loss)" -v b="$(losses gauges | tail -1 | cut -d' ' -f2)" 'BEGIN { d = a - b; exit !(d < 1e-9 && d > -1e-9 && a > 1) }'
+check "the validation loss: $(value valid_loss)" [ "$(value valid_loss | cut -c1-8)" = "$(sed -n 's/.*"valid_loss":\([^,}]*\).*/\1/p' gauges/metrics.jsonl | tail -1 | cut -c1-8)" ]
+check "every gauge has a type" [ "$(grep -c '^# TYPE' gauges/now.prom)" -eq "$(grep -c '^megatrain_' gauges/now.prom)" ]
+echo "a list" >notes.txt
+expect 2 "is no file that this command writes" "$mt" --config tiny.ini run.dir=refused train.steps=6 log.prometheus=./notes.txt
 finish

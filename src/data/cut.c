@@ -17,6 +17,7 @@ struct Cutter {
     Input *input;            /* NULL: the next one is to be opened */
     ChunkKind kind;          /* what the input holds */
     bool told;               /* it was said that an input holds JSON lines */
+    bool marked;             /* the input begins with a byte order mark */
     int64_t consumed_before; /* bytes of the files before it */
     char *ahead;
     int64_t ahead_size, ahead_capacity;
@@ -235,14 +236,47 @@ static Err cut_lines(Cutter *c, Chunk *out)
 
 /* ---- the whole ---- */
 
+static const char byte_order_mark[] = "\xEF\xBB\xBF";
+
+static bool has_mark(const char *text, int64_t size)
+{
+    return size >= 3 && !memcmp(text, byte_order_mark, 3);
+}
+
+/* A list of objects, as many data sets come: its brackets and names would be trained on. */
+static bool is_json_list(const char *text, int64_t size)
+{
+    const char *end = text + size;
+    if (has_mark(text, size)) text += 3;
+    while (text < end && strchr(" \t\r\n", *text) && *text) text++;
+    if (text == end || *text++ != '[') return false;
+    while (text < end && strchr(" \t\r\n", *text) && *text) text++;
+    return text < end && *text == '{';
+}
+
+static Err refuse_list(const Cutter *c)
+{
+    const char *path = c->o.inputs[c->at.input];
+    const bool quotable = strcmp(path, "-") && !strchr(path, '\'');
+    err_set(ERR_DATA, "'%s' is one JSON list, not a line for each document", path);
+    return err_hint(
+        "jq -c '.[]' '%s' | megatrain preprocess --input - --format jsonl --key '%s' ...; or --format text, "
+        "which takes it as it is",
+        quotable ? path : "FILE", strchr(c->o.key.text, '\'') ? "KEY" : c->o.key.text);
+}
+
 static Err choose_kind(Cutter *c)
 {
     const char *text;
     int64_t size;
     c->kind = c->o.kind;
+    c->marked = false;
     if (!c->o.tell_lines && c->o.any_bytes) return ERR_OK;
     TRY(input_peek(c->input, &text, &size));
+    c->marked = has_mark(text, size);
     if (!c->o.any_bytes) TRY(not_text_check(c->o.inputs[c->at.input], c->o.key.text, text, size));
+    if ((c->o.tell_lines || c->kind == CHUNK_LINES) && !c->o.any_bytes && is_json_list(text, size))
+        return refuse_list(c);
     if (!c->o.tell_lines || !jsonl_begins(text, size)) return ERR_OK;
     c->kind = CHUNK_LINES;
     if (!c->told)
@@ -250,6 +284,14 @@ static Err choose_kind(Cutter *c)
                  c->o.inputs[c->at.input], c->o.key.text);
     c->told = true;
     return ERR_OK;
+}
+
+/* A byte order mark at the beginning of a file is no text. */
+static Err pass_mark(Cutter *c)
+{
+    if (!c->marked) return ERR_OK;
+    c->at.offset = 3;
+    return input_skip(c->input, 3);
 }
 
 static Err open_next(Cutter *c)
@@ -265,7 +307,7 @@ static Err open_next(Cutter *c)
         return err_hint("start it again");
     }
     *known = opened;
-    return c->at.offset > 0 ? input_skip(c->input, c->at.offset) : ERR_OK;
+    return c->at.offset > 0 ? input_skip(c->input, c->at.offset) : pass_mark(c);
 }
 
 Err cutter_next(Cutter *c, Chunk *out, bool *more)

@@ -297,6 +297,7 @@ Err metrics_open(Metrics *m, MetricsOptions o)
     if (snprintf(m->jsonl_path, PATH_MAX, "%s/metrics.jsonl", o.run_dir) > room)
         return err_set(ERR_STORAGE, "path is too long: '%s'", o.run_dir);
     snprintf(m->svg_path, PATH_MAX, "%.*s/loss.svg", room, o.run_dir);
+    TRY(prometheus_open(&m->prometheus, o.prometheus ? o.prometheus : "", o.run_dir, m->title));
     setup_init(&m->memory);
     Err err = open_files(m);
     if (err) {
@@ -319,6 +320,7 @@ void metrics_step(Metrics *m, const MetricsRecord *r)
     if (!m->open) return;
     curve_add(&m->curve, r->step, r->tokens, r->loss, r->skipped);
     if (m->o.jsonl) line_step(m, r);
+    prometheus_step(&m->prometheus, r);
     if (m->o.tensorboard) event_done(m, events_step(&m->events, r));
     if (m->o.tensorboard && r->mtp) event_done(m, events_mtp(&m->events, r));
     if (m->o.tensorboard && r->load) event_done(m, events_load(&m->events, r));
@@ -334,6 +336,7 @@ void metrics_valid(Metrics *m, const ValidRecord *r)
     if (!m->open) return;
     curve_add_dot(&m->curve, r->step, r->tokens, r->loss, r->name);
     if (m->o.jsonl) line_valid(m, r);
+    prometheus_valid(&m->prometheus, r);
     if (m->o.tensorboard) event_done(m, events_valid(&m->events, r->step, r->name, r->loss));
     log_info("step %lld: validation loss %.4f%s%s", (long long)r->step, r->loss, *r->name ? " on " : "",
              r->name);
@@ -368,6 +371,7 @@ Err metrics_close(Metrics *m)
     if (!m->open) return ERR_OK;
     if (m->live) log_status(NULL);
     if (m->live && m->text[0] && !m->said) log_info("%s", m->text);
+    prometheus_close(&m->prometheus);
     Err err = close_file(&m->jsonl, m->o.jsonl, m->lost_lines, "lines");
     if (!err) err = close_file(&m->events.file, m->o.tensorboard, m->lost_events, "events");
     if (!err) err = write_picture(m);

@@ -20,19 +20,21 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "record/events.h"
+#include "record/prometheus.h"
 #include "record/record.h"
 
 typedef struct {
-    const char *run_dir;  /* exists */
-    const char *title;    /* of the picture: the run folder's name; copied */
-    bool jsonl;           /* log.jsonl */
-    bool tensorboard;     /* log.tensorboard */
-    int color;            /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
-    int64_t log_every;    /* steps between lines that stay; on a terminal the others show below them */
-    int64_t total_steps;  /* for the time left; 0: not known */
-    int64_t epoch_tokens; /* for the epoch; 0: not known */
-    const char *config;   /* the resolved configuration, for TensorBoard; NULL: not shown */
-    int64_t resume_step;  /* of the checkpoint the run starts from; 0: from the beginning */
+    const char *run_dir;    /* exists */
+    const char *title;      /* of the picture: the run folder's name; copied */
+    bool jsonl;             /* log.jsonl */
+    bool tensorboard;       /* log.tensorboard */
+    int color;              /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
+    int64_t log_every;      /* steps between lines that stay; on a terminal the others show below them */
+    int64_t total_steps;    /* for the time left; 0: not known */
+    int64_t epoch_tokens;   /* for the epoch; 0: not known */
+    const char *prometheus; /* log.prometheus; NULL or "": none */
+    const char *config;     /* the resolved configuration, for TensorBoard; NULL: not shown */
+    int64_t resume_step;    /* of the checkpoint the run starts from; 0: from the beginning */
 } MetricsOptions;
 
 typedef struct {
@@ -41,6 +43,7 @@ typedef struct {
     SetupArena memory;
     FileWriter jsonl;
     Events events;
+    Prometheus prometheus;
     int64_t lost_lines, lost_events;
     Curve curve; /* of the loss */
     SvgSheet picture;

@@ -149,6 +149,7 @@ static Err open_metrics(Loop *l)
                          .title = slash && slash[1] ? slash + 1 : l->cfg->run.dir,
                          .jsonl = l->cfg->log.jsonl,
                          .tensorboard = l->cfg->log.tensorboard,
+                         .prometheus = l->cfg->log.prometheus,
                          .color = (int)l->cfg->log.color,
                          .log_every = l->cfg->log.every,
                          .total_steps = l->cfg->derived.steps,

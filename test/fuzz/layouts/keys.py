@@ -23,10 +23,10 @@ FIXED = {  # "key", or "key=choice", and why it is not drawn
     "data.start": "which samples, not how they are computed: test/test_overrides.sh",
     "train.eval_batches": "the older form of train.eval_samples",
     "train.stop_at": "given by mode resume", "train.max_minutes": "a time",
-    "checkpoint.fail_after": "of a disk that fails: test/test_run_faults.c",
+    "checkpoint.fail_after": "of a disk that fails: test/test_resume.sh",
     "checkpoint.resume": "a path; modes resume and repeat go on, or begin, by its default",
     "debug.dump": "a weight's name; what is written is looked at by test/test_dump.sh",
-    "log.jsonl": "metrics.jsonl is what is compared", "log.color": "of a terminal",
+    "log.jsonl": "metrics.jsonl is what is compared", "log.color": "of a terminal", "log.prometheus": "of metrics, which are compared",
 }
 DECLARATION = r"^(INT|REAL|BOOL|PICK|TEXT|DOTS|WORD) ?\((\w+), *(\w+), *(.*)"
 
