@@ -479,13 +479,14 @@ static Err answer(Query *q, SearchAnswer *a)
 
 Err plan_search(const PlanSearch *p)
 {
-    Query q;
     SearchAnswer *a = malloc(sizeof *a);
-    if (!a) return err_set(ERR_MEMORY, "no memory for an answer");
-    Err err = ask(&q, p);
-    if (!err) err = answer(&q, a);
-    planner_close(&q.planner);
-    config_release(&q.base);
+    Query *q = malloc(sizeof *q); /* (a configuration and more: too much for a stack) */
+    if (!a || !q) return free(a), free(q), err_set(ERR_MEMORY, "no memory for an answer");
+    Err err = ask(q, p);
+    if (!err) err = answer(q, a);
+    planner_close(&q->planner);
+    config_release(&q->base);
+    free(q);
     free(a);
     return err;
 }
