@@ -29,6 +29,7 @@ TEST(known_cases)
         { "\033[1;31mred\033[0m\033[2J\033[m", PLAIN_COLORS, "\033[1;31mred\033[0m?[2J\033[m" },
         { "\033[1;31", PLAIN_COLORS, "?[1;31" },
         { "cut \xE2\x82", PLAIN_LINE, "cut ??" },
+        { "a\u202Etxt.b\u2069 \u2070\u200F", PLAIN_LINES, "a???txt.b??? \u2070\u200F" }, /* turned round; not these */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *got = made(cases[i].in, cases[i].kept);

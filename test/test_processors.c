@@ -10,7 +10,7 @@
 #include "scratch.h"
 
 /* A root with this /proc/self/cgroup, and files of groups, as pairs of path and text that end with NULL. */
-static double quota_of(const char *groups, const char *const *files)
+static void make_groups(const char *groups, const char *const *files)
 {
     char path[512], folder[512];
     OK(file_remove_tree(in_dir("root")));
@@ -23,7 +23,38 @@ static double quota_of(const char *groups, const char *const *files)
         OK(file_make_dirs(folder));
         write_bytes(path, files[1], (int64_t)strlen(files[1]));
     }
+}
+
+static double quota_of(const char *groups, const char *const *files)
+{
+    make_groups(groups, files);
     return processors_quota(in_dir("root"));
+}
+
+/* The limit in MiB, and what is left of it. */
+static void check_memory(const char *groups, const char *const *files, double limit, double left)
+{
+    make_groups(groups, files);
+    const double got = group_memory_limit(in_dir("root")) / (1 << 20), rest = group_memory_left(in_dir("root")) / (1 << 20);
+    CHECK_MSG(got == limit && rest == left, "%s: %g MiB, %g left", groups, got, rest);
+}
+
+TEST(memory_limits_of_groups)
+{
+    /* version 2: the least of the own group and all above it; files in memory can be dropped */
+    check_memory("0::/a/b\n", (const char *const[]){ "a/b/memory.max", "max\n", NULL }, 0, 0);
+    check_memory("0::/a/b\n", (const char *const[]){ "a/b/memory.max", "max\n", "a/memory.max", "157286400\n", "a/memory.current",
+                                                    "104857600\n", "a/memory.stat", "anon 5\ninactive_file 10485760\nactive_file 10485760\n",
+                                                    NULL }, 150, 70);
+    check_memory("0::/a\n", (const char *const[]){ "a/memory.max", "209715200\n", "a/memory.current", "0\n", "memory.max",
+                                                  "104857600\n", "memory.current", "52428800\n", NULL }, 100, 50);
+    /* version 1; its number for none */
+    const char *older[] = { "memory/job/memory.limit_in_bytes", "9223372036854771712\n", "memory/job/memory.usage_in_bytes",
+                            "1048576\n", "memory/job/memory.stat", "inactive_file 7\ntotal_inactive_file 524288\n", NULL };
+    check_memory("4:memory:/job/step\n3:cpu:/\n", older, 0, 0);
+    older[1] = "2097152\n";
+    check_memory("4:memory:/job/step\n3:cpu:/\n", older, 2, 1.5);
+    check_memory("4:cpu:/job\n", older, 0, 0);
 }
 
 TEST(a_quota_of_version_2)

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/processors.h"
 #include "base/trace.h"
 
 enum { SETUP_ALIGN = 64, SETUP_CHUNK_BYTES = 1 << 18 };
@@ -23,7 +24,9 @@ double host_free_bytes(void)
     FILE *f = fopen("/proc/meminfo", "re");
     while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lf", &kib) != 1) continue;
     if (f) fclose(f);
-    return kib > 0 ? 1024 * kib : (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    const double all = kib > 0 ? 1024 * kib : (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    const double group = group_memory_left("");
+    return group > 0 && group < all ? group : all;
 }
 
 void arena_init(Arena *a, const char *name, void *base, int64_t size_bytes)

@@ -1,6 +1,7 @@
 /* See plain.h. */
 #include "base/plain.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/utf8.h"
@@ -16,6 +17,13 @@ static int64_t color_bytes(const char *s, int64_t size)
     return n < size && s[n] == 'm' ? n + 1 : 0;
 }
 
+/* U+202A to U+202E and U+2066 to U+2069 turn what stands behind them round, up to their end or the line's. */
+static bool turns_text(const uint8_t *s)
+{
+    return s[0] == 0xE2 &&
+           ((s[1] == 0x80 && s[2] >= 0xAA && s[2] <= 0xAE) || (s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9));
+}
+
 /* Bytes of what may stay at the front of s; 0: its first byte may not. */
 static int64_t plain_bytes(const char *s, int64_t size, const char *kept)
 {
@@ -25,6 +33,7 @@ static int64_t plain_bytes(const char *s, int64_t size, const char *kept)
         return c == ESCAPE ? color_bytes(s, size) : 1;
     }
     const int n = utf8_char_bytes((const uint8_t *)s, size);
+    if (n == 3 && turns_text((const uint8_t *)s)) return 0;
     return c == 0xC2 && n && (uint8_t)s[1] < 0xA0 ? 0 : n; /* U+0080 to U+009F: C1 */
 }
 

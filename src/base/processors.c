@@ -64,13 +64,16 @@ static bool read_quota(const char *folder, double *processors)
     return true;
 }
 
+/* What a group's folder says; false: nothing. */
+typedef bool ReadGroup(const char *folder, double *value);
+
 /* The least of a group's and those above it. `folder` is cut on the way. A container may see groups under names of
  * the machine: those that are not there are passed over, up to the first folder, which is its own. */
-static double least_quota(char *folder, size_t mount_bytes)
+static double least_of_path(ReadGroup *read, char *folder, size_t mount_bytes)
 {
     double least = 0, x;
     for (;;) {
-        if (read_quota(folder, &x) && (least == 0 || x < least)) least = x;
+        if (read(folder, &x) && (least == 0 || x < least)) least = x;
         char *slash = strrchr(folder, '/');
         if (strlen(folder) <= mount_bytes || !slash) return least;
         *slash = 0;
@@ -78,14 +81,16 @@ static double least_quota(char *folder, size_t mount_bytes)
 }
 
 /* Is "cpu" one of the words of "cpu,cpuacct"? */
-static bool has_cpu(const char *words, size_t bytes)
+static bool has_word(const char *words, size_t bytes, const char *word)
 {
+    const size_t n = strlen(word);
     for (const char *at = words, *end = words + bytes; at < end; at += strcspn(at, ",:") + 1)
-        if (!strncmp(at, "cpu", 3) && strchr(",:", at[3])) return true;
+        if (!strncmp(at, word, n) && strchr(",:", at[n])) return true;
     return false;
 }
 
-double processors_quota(const char *root)
+/* The least of all groups that this process is in; 0: none says anything. */
+static double least_of_groups(const char *root, const char *controller, ReadGroup *read)
 {
     char path[PATH_MAX], line[PATH_MAX];
     double least = 0;
@@ -95,16 +100,75 @@ double processors_quota(const char *root)
         char *words = strchr(line, ':'), *group = words ? strchr(words + 1, ':') : NULL;
         if (!group) continue;
         const size_t bytes = (size_t)(group - ++words);
-        if (bytes && !has_cpu(words, bytes)) continue;
+        if (bytes && !has_word(words, bytes, controller)) continue;
         group[1 + strcspn(group + 1, "\n")] = 0;
-        const int mount = snprintf(path, sizeof path, "%s/sys/fs/cgroup%s", root, bytes ? "/cpu" : "");
+        const int mount = snprintf(path, sizeof path, "%s/sys/fs/cgroup%s%s", root, bytes ? "/" : "",
+                                   bytes ? controller : "");
         snprintf(path + mount, sizeof path - (size_t)mount, "%s", group + 1);
-        const double x = least_quota(path, (size_t)mount);
+        const double x = least_of_path(read, path, (size_t)mount);
         if (x > 0 && (least == 0 || x < least)) least = x;
     }
     if (f) fclose(f);
     return least;
 }
+
+double processors_quota(const char *root) { return least_of_groups(root, "cpu", read_quota); }
+
+/* ---- the control groups' memory ---- */
+
+#define NO_LIMIT 1e15 /* version 1 says "none" by a number above it */
+
+/* The number in the first of two files that is there; false: in neither. */
+static bool read_number(const char *folder, const char *name, const char *older, double *out)
+{
+    char path[PATH_MAX + 32];
+    int known = 0;
+    for (int i = 0; i < 2 && known != 1; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, i ? older : name);
+        FILE *f = fopen(path, "re");
+        if (f) known = fscanf(f, "%lf", out);
+        if (f) fclose(f);
+    }
+    return known == 1;
+}
+
+static bool read_memory_limit(const char *folder, double *bytes)
+{
+    return read_number(folder, "memory.max", "memory.limit_in_bytes", bytes) && *bytes > 0 &&
+           *bytes < NO_LIMIT;
+}
+
+/* Pages of files, which the kernel takes back where a group is full: its own and those of the groups in it. */
+static double cached_bytes(const char *folder)
+{
+    char path[PATH_MAX + 32], line[128];
+    double x, own = 0, total = 0;
+    snprintf(path, sizeof path, "%s/memory.stat", folder);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "inactive_file %lf", &x) == 1 || sscanf(line, "active_file %lf", &x) == 1) own += x;
+        if (sscanf(line, "total_inactive_file %lf", &x) == 1 ||
+            sscanf(line, "total_active_file %lf", &x) == 1)
+            total += x;
+    }
+    if (f) fclose(f);
+    return total > 0 ? total : own;
+}
+
+static bool read_memory_left(const char *folder, double *bytes)
+{
+    double limit, used;
+    if (!read_memory_limit(folder, &limit)) return false;
+    if (!read_number(folder, "memory.current", "memory.usage_in_bytes", &used)) used = 0;
+    *bytes = limit - used + cached_bytes(folder);
+    if (*bytes > limit) *bytes = limit;
+    if (*bytes < 1) *bytes = 1; /* (0 says that there is no limit) */
+    return true;
+}
+
+double group_memory_limit(const char *root) { return least_of_groups(root, "memory", read_memory_limit); }
+
+double group_memory_left(const char *root) { return least_of_groups(root, "memory", read_memory_left); }
 
 /* ---- both ---- */
 

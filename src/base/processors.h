@@ -36,6 +36,11 @@ int processors_share(int same, int local);
  * stands for / in tests. */
 double processors_quota(const char *root);
 
+/* The least memory limit of this process's control groups and of all above them, in bytes, and what they leave of it, files
+ * that the kernel may drop from memory not counted; 0: none has a limit. */
+double group_memory_limit(const char *root);
+double group_memory_left(const char *root);
+
 /* Seconds that all programs together, and others of this machine's host, have had of this process's processors since
  * they were started; *own: those of this process and the children that it has waited for. False: nobody says so, or a
  * quota makes it no measure of what is left. */

@@ -107,23 +107,19 @@ static void check_processor(void)
                                 "processor that has it (x86-64-v3)");
 }
 
-/* The control group's limit, or 0: none, or not to be seen. */
-static int64_t group_limit(void)
-{
-    char text[LINE_BYTES];
-    kernel_value("/sys/fs/cgroup/memory.max", "", text);
-    return strtoll(text, NULL, 10); /* "max" is 0 */
-}
-
 static void check_memory(void)
 {
     char a[UNITS_BYTES], b[UNITS_BYTES], huge[LINE_BYTES];
-    int64_t limit = group_limit();
-    const int64_t total = meminfo("MemTotal"), available = meminfo("MemAvailable");
+    const int64_t limit = (int64_t)group_memory_limit(""), left = (int64_t)group_memory_left("");
+    const int64_t total = meminfo("MemTotal");
+    int64_t available = meminfo("MemAvailable");
     if (total && available)
         printf("memory       %s, %s available\n", units_bytes(a, total), units_bytes(b, available));
     else printf("memory       unknown (/proc/meminfo cannot be read)\n");
-    if (limit > 0) printf("memory limit %s (control group)\n", units_bytes(a, limit));
+    if (limit > 0)
+        printf("memory limit %s (control group), %s of it left\n", units_bytes(a, limit),
+               units_bytes(b, left));
+    if (left > 0 && left < available) available = left;
     kernel_value("/sys/kernel/mm/transparent_hugepage/enabled", "", huge);
     printf("huge pages   %s\n", huge[0] ? huge : "unknown");
     advise(strstr(huge, "[never]") != NULL,

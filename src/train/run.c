@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/identity.h"
 #include "base/log.h"
+#include "base/processors.h"
 #include "base/units.h"
 #include "hf/folder.h"
 #include "hf/load.h"
@@ -138,6 +139,11 @@ static Err check_memory(const Run *r)
     double need = (double)memory_plan_total(&r->plan);
     char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES],
          e[UNITS_BYTES], f[UNITS_BYTES];
+    const double group = group_memory_left("");
+    if (group > 0 &&
+        host_free_bytes() >= 0.9 * group) /* (it says the least of both, and what is free changes) */
+        snprintf(where, sizeof where, "the control group's memory limit of %s",
+                 units_bytes(a, (int64_t)group_memory_limit("")));
     if (r->ranks && r->ranks->local_size > 1) {
         have /= r->ranks->local_size;
         snprintf(where, sizeof where, "each of %d ranks on this machine", r->ranks->local_size);
