@@ -700,6 +700,32 @@ static void add_up(Adder *a, int64_t i)
     a->sum += here;
 }
 
+/* NAME.tmp-NUMBER of a process that was killed goes; not one that is written, that is new, or that is no such name. */
+TEST(files_that_killed_processes_have_left)
+{
+    static const char *const names[] = { "left.tmp-99", "left.tmp-98", "left.tmp-97", "left.tmp-9x", "left.tmp-", "sleft.tmp-99" };
+    const struct timespec old[2] = { { 1000, 0 }, { 1000, 0 } };
+    char path[256];
+    int held = -1;
+    for (int i = 0; i < 6; i++) {
+        snprintf(path, sizeof path, "%s/%s", temp_dir(), names[i]);
+        const int fd = open(path, O_WRONLY | O_CREAT, 0600);
+        CHECK(fd >= 0);
+        if (i != 2) CHECK(!futimens(fd, old));
+        if (i == 1) held = fd;
+        else close(fd);
+    }
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    CHECK(!fcntl(held, F_OFD_SETLK, &lock));
+    snprintf(path, sizeof path, "%s/left", temp_dir());
+    OK(file_replace(path, "whole", 5));
+    for (int i = 0; i < 6; i++) {
+        snprintf(path, sizeof path, "%s/%s", temp_dir(), names[i]);
+        CHECK_MSG(file_exists(path) == (i > 0), "%s", names[i]);
+    }
+    close(held);
+}
+
 static void add_five(void *adder) { add_up(adder, 1); }
 
 TEST(coroutines_take_turns)

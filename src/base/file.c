@@ -7,6 +7,7 @@
  */
 #include "base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -21,6 +22,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 static Err io_error(const char *verb, const char *path)
@@ -296,15 +298,65 @@ Err file_create(const char *path, FileWriter *out)
     return writer_open(path, NEW, out);
 }
 
+/* ---- what killed processes have left beside a file ---- */
+
+static int lock_whole(int fd)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    return fcntl(fd, F_OFD_SETLK, &lock);
+}
+
+/* Its writer holds a lock on it, and a minute is more than lies between making and locking, or closing and renaming. A
+ * file system without locks keeps everything. */
+static bool is_left_over(int dir, const char *name)
+{
+    enum { NEW_S = 60 };
+    struct stat s;
+    if (fstatat(dir, name, &s, AT_SYMLINK_NOFOLLOW) || !S_ISREG(s.st_mode)) return false;
+    if (time(NULL) - s.st_mtim.tv_sec < NEW_S) return false;
+    const int fd = openat(dir, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const bool free = fd >= 0 && !lock_whole(fd);
+    if (fd >= 0) close(fd);
+    return free;
+}
+
+static void remove_left_over(const char *path)
+{
+    static const char mark[] = ".tmp-";
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const size_t size = strlen(name);
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash + 1 - path) : 1, slash ? path : ".");
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const char *number = e->d_name + size + strlen(mark);
+        if (strncmp(e->d_name, name, size) || strncmp(e->d_name + size, mark, strlen(mark))) continue;
+        if (!*number || number[strspn(number, "0123456789")] || !is_left_over(dirfd(d), e->d_name)) continue;
+        unlinkat(dirfd(d), e->d_name, 0);
+    }
+    if (d) closedir(d);
+}
+
+/* Once for each file that a process writes again and again. */
+static void tidy_beside(const char *path)
+{
+    static _Thread_local char last[PATH_MAX];
+    if (!strcmp(path, last)) return;
+    snprintf(last, sizeof last, "%s", path);
+    remove_left_over(path);
+}
+
 Err file_create_beside(const char *path, FileWriter *out)
 {
     enum { MOST = 1000 }; /* names that killed processes of our number may have left */
     char temp[PATH_MAX];
+    tidy_beside(path);
     for (int i = 0;; i++) {
         const int n = i ? snprintf(temp, sizeof temp, "%s.tmp-%d%03d", path, (int)getpid(), i)
                         : snprintf(temp, sizeof temp, "%s.tmp-%d", path, (int)getpid());
         if (n >= (int)sizeof temp) return err_set(ERR_IO, "path is too long: '%s'", path);
         const Err err = writer_open(temp, NEW, out);
+        if (!err) lock_whole(out->fd); /* (until it is closed) */
         if (!err || errno != EEXIST || i == MOST - 1) return err;
     }
 }
@@ -648,15 +700,18 @@ Err file_lock(const char *path, int *fd_out)
     int fd = open_file(path, O_RDWR | O_CREAT);
     if (fd < 0) return io_error("open lock file", path);
     char text[320] = "";
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-    if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
+    if (lock_whole(fd) != 0) {
+        const bool no_locks = errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
         Err err = errno == EAGAIN || errno == EACCES ? ERR_STORAGE : io_error("lock", path);
         if (err == ERR_STORAGE) {
             int64_t n = read_some(fd, 0, text, sizeof text - 1);
             while (n > 0 && text[n - 1] == '\n') text[--n] = 0;
             err_set(ERR_STORAGE, "'%s' is held by another run (host and process: '%s')", path, text);
             err_hint("wait for that run to end, or choose another run.dir");
-        }
+        } else if (no_locks)
+            err_hint("this file system takes no locks, by which two runs are kept out of one folder: mount "
+                     "it with "
+                     "them (Lustre: -o flock; NFS: without nolock), or choose a run.dir elsewhere");
         close(fd);
         return err;
     }
