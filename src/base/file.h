@@ -25,8 +25,7 @@ typedef struct {
 
 /* A new file, which nobody else has open, in place of a file or a link that has the name. */
 Err file_create(const char *path, FileWriter *out);
-/* A new file with a new name, which is out->path: that of a file to be, .tmp- and a number. What a process that was killed
- * has left under such names goes. */
+/* A new file, out->path: NAME.tmp- and a number. What killed processes have left under such names goes. */
 Err file_create_beside(const char *path, FileWriter *out);
 Err file_append(const char *path, FileWriter *out); /* goes on behind what is there; made if missing */
 /* Goes on behind the first size_bytes of a file that is there; what follows them is cut off. */

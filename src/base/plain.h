@@ -1,7 +1,6 @@
 /*
  * Text that others wrote (manifests, metrics, names of files, a model's output), made fit for a terminal and for a line
- * of ours: no control character (C0, DEL, C1), no mark that turns the direction of text (U+202E and its kin) and no byte
- * that is not UTF-8 is left, each such byte becomes '?'.
+ * of ours: no control character, no mark that turns text round (U+202E), no byte that is not UTF-8; each becomes '?'.
  *
  * `kept` names control characters that may stay, such as "\n". With an escape in it colours stay (ESC [ digits and
  * semicolons m), and no other sequence does.
