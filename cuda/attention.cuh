@@ -19,8 +19,8 @@
  *   E::store                       o times a factor a row, to global memory
  *   E::add_wide                    the same, added to what fp32 memory has times another factor
  *
- * Hopper has a third one (attention_wgmma.cuh: wgmma on tiles that TMA brings) and, since there are warps that only load,
- * a second form of the loops: attention_fwd_hopper.cu.
+ * Hopper has a third one (attention_wgmma.cuh: wgmma on tiles that TMA brings) and, since there are warps that only
+ * load, a second form of the loops: attention_fwd_hopper.cu.
  *
  * Row t of a side stands at position spans_position(span, t). A tile never leaves its span, so its positions
  * are consecutive. Query at position p sees keys from `low` to p; low follows from the document and the window.
@@ -74,7 +74,8 @@ template <class T> static inline Heads<T> heads_of(Tensor t)
 template <class T> struct QueryHeads {
     T *data;
     int64_t sample, row, head;
-    int64_t between; /* from where the next head of a group would lie to the first of the next group; 0: they are even */
+    /* from where the next head of a group would lie to the first of the next group; 0: they are even */
+    int64_t between;
     /* The division takes registers that a loop may not have: loops have where their heads begin in shared memory. */
     __device__ __forceinline__ int64_t offset(const AttnProblem &p, int b, int t, int h) const
     {

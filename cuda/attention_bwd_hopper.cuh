@@ -10,8 +10,9 @@
  * ahead of the others by as many tiles as there are stages, and into the next rows' work while they store the last.
  * A block works on row tiles until none is left (`BlockOrder`), so no loads of rows stop the products.
  *
- * Tiles: columns in runs of ATOM (128 bytes), a run after the other; as TMA writes them, swizzled. Widths that are less than W are filled with zeros. Rows beyond a tile's count are those that
- * follow in the tensor, or zeros: what is computed of them has weight 0.
+ * Tiles: columns in runs of ATOM (128 bytes), a run after the other; as TMA writes them, swizzled. Widths that are less
+ * than W are filled with zeros. Rows beyond a tile's count are those that follow in the tensor, or zeros: what is
+ * computed of them has weight 0.
  */
 #ifndef MEGATRAIN_CUDA_ATTENTION_BWD_HOPPER_CUH
 #define MEGATRAIN_CUDA_ATTENTION_BWD_HOPPER_CUH

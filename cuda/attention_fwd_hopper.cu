@@ -3,9 +3,9 @@
  * computed from, and how its statistics are kept: there. Engine: attention_wgmma.cuh.
  *
  * Mapping  as many blocks as multiprocessors. Each takes items one after another, by a counter: 64 queries a warpgroup,
- *          of one head. A warp of the last warpgroup brings what the others need: it finds the next item and has TMA load
- *          queries, keys and values, ahead of their use, into rings of tiles. A warpgroup leaves out the tiles that none
- *          of its own rows sees. What a span has beyond whole items is the first one, which sees fewest keys.
+ *          of one head. A warp of the last warpgroup brings what the others need: it finds the next item and has TMA
+ *          load queries, keys and values, ahead of their use, into rings of tiles. A warpgroup leaves out the tiles
+ *          that none of its own rows sees. What a span has beyond whole items is the first one, which sees fewest keys.
  * Overlap  a warpgroup issues the scores of a tile and, behind them, weights of the tile before times its values; while
  *          these run it turns scores into weights. Issuing goes round the warpgroups, so that the exponentials of one
  *          run beside the products of another. Where there is room for queries twice, the last product of an item runs
@@ -17,8 +17,8 @@
  *          for sm_90a. Other calls go to mma.sync (attention_fwd.cu): fp32 to FMA. This depends on the shape alone, so
  *          that repeats are equal bits.
  * Rate     H100, bf16, TFLOP/s (half of T^2 counted where causal; in brackets mma.sync): B 64 H 12 T 1024 width 64
- *          causal 305 (185); B 8 H 16 T 2048 width 64 full 459 (246), 96 causal 411 (221), 128 causal 526 (259) and full
- *          584 (314), 192 with values of 128 causal 531 (194); B 1 H 32 T 8192 width 128 causal 645 (292).
+ *          causal 305 (185); B 8 H 16 T 2048 width 64 full 459 (246), 96 causal 411 (221), 128 causal 526 (259) and
+ *          full 584 (314), 192 with values of 128 causal 531 (194); B 1 H 32 T 8192 width 128 causal 645 (292).
  *          Width 64 is bound by exponentials and products alike: 16 a clock and multiprocessor take as long as the
  *          products of their scores at the chip's full rate.
  * Needs    rows at multiples of 16 bytes; 4 bytes of the device's workspace, for the counter.
@@ -53,7 +53,8 @@ template <class E, int STAGES_, int QUERIES_> struct FwdShared {
     static constexpr int Q = E::GROUP_ROWS * E::C, K = E::COLS * E::C, V = E::COLS * E::V; /* elements of a tile */
     static constexpr int BYTES = (QUERIES * E::GROUPS * Q + STAGES * (K + V)) * static_cast<int>(sizeof(T));
     struct Bars {
-        Barrier q_full[E::GROUPS * QUERIES], q_empty[E::GROUPS * QUERIES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+        Barrier q_full[E::GROUPS * QUERIES], q_empty[E::GROUPS * QUERIES], k_full[STAGES], k_empty[STAGES],
+            v_full[STAGES], v_empty[STAGES];
         Barrier item_full[ITEMS], item_empty[ITEMS];
         FwdItem<E::GROUPS> item[ITEMS];
     };
@@ -65,7 +66,10 @@ template <class E, int STAGES_, int QUERIES_> struct FwdShared {
 template <int COUNT> __device__ __forceinline__ int ring_at(int n) { return n % COUNT; }
 template <int COUNT> __device__ __forceinline__ int ring_phase(int n) { return n / COUNT & 1; }
 
-__device__ __forceinline__ bool overlap(const Range &a, const Range &b) { return a.first <= b.last && b.first <= a.last; }
+__device__ __forceinline__ bool overlap(const Range &a, const Range &b)
+{
+    return a.first <= b.last && b.first <= a.last;
+}
 
 /* ---- the warp that loads ---- */
 
@@ -186,7 +190,8 @@ __device__ __forceinline__ void warp_arrive(Barrier *b)
     if (threadIdx.x % WARP == 0) barrier_arrive(b);
 }
 
-/* -inf to scores that the mask excludes, of columns 4 BEGIN .. 4 END - 1. LOWS: there may be keys before a row's low. */
+/* -inf to scores that the mask excludes, of columns 4 BEGIN .. 4 END - 1. LOWS: there may be keys before a row's
+ * low. */
 template <class E, int BEGIN, int END, bool LOWS>
 __device__ __forceinline__ void mask_scores(const AttnProblem &p, typename E::Scores &s, int b, const RowTile &q,
                                             const RowTile &k)
@@ -467,7 +472,8 @@ static FwdOrder order_of(const AttnProblem &p, const AttnForward &a, int rows)
     return o;
 }
 
-template <class E, int STAGES, int QUERIES> static Err launch_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
+template <class E, int STAGES, int QUERIES>
+static Err launch_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
 {
     typedef typename E::T T;
     typedef FwdShared<E, STAGES, QUERIES> Shared;
@@ -484,8 +490,8 @@ template <class E, int STAGES, int QUERIES> static Err launch_hopper(Stream *s, 
     const RunningRows running = { wide_rows(a.o, a.q.dtype, a.resumed || a.unfinished, a.resumed), values_of(a.max),
                                   values_of(a.sum), a.unfinished };
     const unsigned blocks = static_cast<unsigned>(items < s->dev->threads ? items : s->dev->threads);
-    LAUNCH((attention_fwd_hopper_kernel<E, STAGES, QUERIES>), blocks, Shared::THREADS, Shared::BYTES, cuda_stream(s), p, order,
-           next, heads_of<T>(a.o), values_of(a.lse), running, data_of<long long>(a.logit_max), q, k, v);
+    LAUNCH((attention_fwd_hopper_kernel<E, STAGES, QUERIES>), blocks, Shared::THREADS, Shared::BYTES, cuda_stream(s), p,
+           order, next, heads_of<T>(a.o), values_of(a.lse), running, data_of<long long>(a.logit_max), q, k, v);
     return ERR_OK;
 }
 

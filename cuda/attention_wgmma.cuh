@@ -53,9 +53,13 @@ template <class T_, int C_, int V_, int COLS_, int GROUPS_, bool PLAIN_> struct 
     static __device__ __forceinline__ void keep_bits(Keep &keep, const HeadDropout &d, int rows, int columns)
     {
         UNROLL
-        for (int i = 0; i < COLS / 32; i++) Part::template keep_bits<KEYS_DOWN>(keep.part[i], d, rows, columns + 32 * i);
+        for (int i = 0; i < COLS / 32; i++)
+            Part::template keep_bits<KEYS_DOWN>(keep.part[i], d, rows, columns + 32 * i);
     }
-    static __device__ __forceinline__ bool kept(const Keep &k, int i, int j) { return Part::kept(k.part[j / 8], i, j % 8); }
+    static __device__ __forceinline__ bool kept(const Keep &k, int i, int j)
+    {
+        return Part::kept(k.part[j / 8], i, j % 8);
+    }
 
     /* ---- products: issued, to be committed and waited for ---- */
 

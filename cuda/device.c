@@ -213,7 +213,8 @@ static Err cuda_read(Stream *s, void *to, const void *from, int64_t size_bytes)
     for (int64_t done = 0, n; done < size_bytes; done += n) {
         char *at;
         TRY(pinned_take(s, size_bytes - done, &at, &n));
-        TRY(cuda_check(cudaMemcpyAsync(at, (const char *)from + done, (size_t)n, cudaMemcpyDefault, device_of(s)->stream),
+        TRY(cuda_check(cudaMemcpyAsync(at, (const char *)from + done, (size_t)n, cudaMemcpyDefault,
+                                       device_of(s)->stream),
                        "copying from the GPU"));
         TRY(cuda_sync(s));
         memcpy((char *)to + done, at, (size_t)n);

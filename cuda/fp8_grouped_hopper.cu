@@ -1,14 +1,14 @@
 /*
  * The products of fp8_grouped.cu on Hopper: codes arrive by TMA and are multiplied by wgmma (hopper.cuh).
  *
- * Mapping   as grouped_hopper.cu: one block a multiprocessor, tile after tile of 128 x 128; warp 0 has steps copied into
- *           a ring of six stages, two warpgroups multiply 64 rows each. A step is 128 codes of the depth: a row of the
- *           swizzle, and a block with factors of its own.
+ * Mapping   as grouped_hopper.cu: one block a multiprocessor, tile after tile of 128 x 128; warp 0 has steps copied
+ *           into a ring of six stages, two warpgroups multiply 64 rows each. A step is 128 codes of the depth: a row of
+ *           the swizzle, and a block with factors of its own.
  * Sums      the four wgmma of a step begin anew, in a sum of which a chip keeps some 14 bits. This times the factors is
  *           added in fp32 to what the steps before gave (the promotion of DeepSeek-AI 2024), while the tensor cores
  *           multiply for the other warpgroup. Two sums are 128 registers, so that tiles are no wider.
- * Factors   reach each warp from L2, loaded a step ahead. fp8_grouped: a number for each of a thread's two rows, and one
- *           for the tile's columns. fp8_grouped_add: 128 of columns besides, which pass through the warp's sheet.
+ * Factors   reach each warp from L2, loaded a step ahead. fp8_grouped: a number for each of a thread's two rows, and
+ *           one for the tile's columns. fp8_grouped_add: 128 of columns besides, which pass through the warp's sheet.
  * Depth     is whole blocks in both forms, so that no step holds codes of two experts.
  * FLOP      2 P O I each. No GPU has run it.
  * Traffic   a tile reads 256 x depth codes, half of what one of 16 bits takes.
@@ -111,7 +111,8 @@ template <bool DW> struct CodesTiles {
         const GroupedPlace place = grouped_place(tile % tiles, p.g.rows, p.g.columns);
         const int row = static_cast<int>(place.row) * HOPPER_ROWS, column = static_cast<int>(place.column) * CODES_WIDE;
         const int64_t block = first / FP8_BLOCK;
-        *j = { e * p.g.O + row, p.g.O - row,           column, p.g.I - column, depth / CODES_DEPTH, block * p.a_rows + row,
+        *j = { e * p.g.O + row,          p.g.O - row,         column,
+               p.g.I - column,           depth / CODES_DEPTH, block * p.a_rows + row,
                block * p.b_rows + column };
         *f = { row, column, first, first };
         return true;
@@ -255,7 +256,8 @@ __device__ __forceinline__ void multiply_codes(const CodeProduct &p, Out *out, c
             ring.next();
         }
         if (DW) __syncwarp(); /* the sheet's factors have been read */
-        const Panel<Out> to = { out + (j.row + warp * 16) * p.g.ldo + j.column, p.g.ldo, j.rows - warp * 16, j.columns };
+        const Panel<Out> to = { out + (j.row + warp * 16) * p.g.ldo + j.column, p.g.ldo, j.rows - warp * 16,
+                                j.columns };
         if constexpr (DW) add_product<CODES_WIDE>(all, sheets, to, p.g.add, true);
         else store_product<CODES_WIDE>(all, sheets, to);
     }
@@ -300,8 +302,8 @@ static Err launch_codes(Stream *s, CodeProduct p, Tensor a, Tensor b, Tensor out
 {
     static const bool there = hopper_code(fp8_grouped_wgmma_kernel<DW, Out>);
     const int64_t most = INT32_MAX - HOPPER_ROWS; /* coordinates of copies are of 32 bits */
-    *done = there && rows_aligned(out) && a.dim[0] <= most && a.dim[1] <= most && b.dim[0] <= most && b.dim[1] <= most &&
-            a.dim[1] > 0 && (!DW || static_cast<int64_t>(p.g.experts) * p.g.O <= most);
+    *done = there && rows_aligned(out) && a.dim[0] <= most && a.dim[1] <= most && b.dim[0] <= most &&
+            b.dim[1] <= most && a.dim[1] > 0 && (!DW || static_cast<int64_t>(p.g.experts) * p.g.O <= most);
     if (!*done) return ERR_OK;
     p.g.columns = grid_blocks(ceil_div(DW ? p.g.I : p.g.O, CODES_WIDE));
     TensorMap map_a, map_b;

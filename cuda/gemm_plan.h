@@ -1,6 +1,6 @@
 /*
- * Inside gemm.c, gemm_plan.c, gemm_timing.c and gemm_choices.c: what a product's algorithm depends on, the table of plans, the timed
- * choices.
+ * Inside gemm.c, gemm_plan.c, gemm_timing.c and gemm_choices.c: what a product's algorithm depends on, the table of
+ * plans, the timed choices.
  */
 #ifndef MEGATRAIN_CUDA_GEMM_PLAN_H
 #define MEGATRAIN_CUDA_GEMM_PLAN_H
@@ -116,8 +116,8 @@ Err gemm_describe(Plan *p, const Product *x);
 Err gemm_candidates(CudaGemm *g, Plan *p, Candidates *out);
 cublasStatus_t gemm_multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo);
 
-/* Whether it may be run several times now: a product that reads what it writes must run once, and a stream that is being
- * captured runs nothing. */
+/* Whether it may be run several times now: a product that reads what it writes must run once, and a stream that is
+ * being captured runs nothing. */
 Err gemm_can_time(Stream *s, const Product *x, bool *yes);
 /* Chooses p's algorithm, and that of the same product beside collectives, by timing (gemm.h): for good, or for now if
  * results overflowed and only other data will tell their bits apart. There is room for two choices. */

@@ -14,10 +14,10 @@
  *           16 bits, rows at multiples of 16 bytes, a GPU of 9.0 and its object code: grouped_hopper.cu, by wgmma.
  * FLOP      2 P O I each. P 131,072 rows (65,536 tokens, 2 choices), O 3072, I 768, 8 experts: 0.62 TFLOP. On an H100
  *           2.2 to 2.7 ms, 230 to 280 TFLOP/s, by mma.sync; 0.81 to 0.95 ms, 650 to 760 TFLOP/s, by wgmma.
- * Traffic   bf16: a tile reads 2 x 128 x depth numbers, so that L2 serves P O I / 32 bytes, 9.7 GB for the above. Device
- *           memory serves 2 P (O + I) bytes and the weights, where a band of 16 tiles fits into L2, 1.0 GB, 0.35 ms; up
- *           to four times that with depths of 14,336 (test_grouped_order counts). Bound by the tensor cores once an
- *           expert has some 300 rows; with fewer by the weights.
+ * Traffic   bf16: a tile reads 2 x 128 x depth numbers, so that L2 serves P O I / 32 bytes, 9.7 GB for the above.
+ *           Device memory serves 2 P (O + I) bytes and the weights, where a band of 16 tiles fits into L2, 1.0 GB, 0.35
+ *           ms; up to four times that with depths of 14,336 (test_grouped_order counts). Bound by the tensor cores once
+ *           an expert has some 300 rows; with fewer by the weights.
  * Needs     16-byte aligned rows for cp.async, else element by element; dw is F32.
  */
 #include "grouped.cuh"

@@ -1,7 +1,7 @@
 /*
- * Hopper's own instructions (sm_90a), for kernels of 16-bit and 8-bit products: wgmma, the bulk tensor copy (TMA), mbarrier,
- * setmaxnreg, named barriers, proxy fences. PTX stands here and in common.cuh alone; on a CPU test/emu executes the
- * same names (emu_hopper.h). Tensor maps, made by the host: tensor_map.h.
+ * Hopper's own instructions (sm_90a), for kernels of 16-bit and 8-bit products: wgmma, the bulk tensor copy (TMA),
+ * mbarrier, setmaxnreg, named barriers, proxy fences. PTX stands here and in common.cuh alone; on a CPU test/emu
+ * executes the same names (emu_hopper.h). Tensor maps, made by the host: tensor_map.h.
  *
  * HOPPER is 1 where the instructions exist; a kernel's body stands in `#if HOPPER`, so that it is empty in the object
  * code of other GPUs, which never launch it (hopper_code).
@@ -10,7 +10,8 @@
  *   barrier_expect(b, bytes)  an arrival; the phase waits for so many bytes of copies, too
  *   barrier_arrive(b)         an arrival
  *   barrier_wait(b, parity)   until the phase of this parity is over: fresh, parity 0 waits and 1 passes
- *   tma_load_2d(to, map, b, x, y), _3d .. _5d    by one thread; coordinates in elements, innermost first, x a multiple of
+ *   tma_load_2d(to, map, b, x, y), _3d .. _5d    by one thread; coordinates in elements, innermost first, x a multiple
+ *                                                of
  *                             16 bytes, outside as well; what lies outside becomes 0 and counts as bytes all the same.
  *                             Rows of a box shorter than the swizzle's lie each in a row of the swizzle
  *   proxy_fence()             by each thread that wrote shared memory by stores, before the barrier behind which wgmma
@@ -28,8 +29,9 @@
  *
  *   wgmma<TRANS_A, TRANS_B>(d, a, b, keep, T())      a, b: matrices in shared memory, by descriptor
  *   wgmma_rows<TRANS_B>(d, a, b, keep, T())          a in registers
- *   wgmma_e4m3(d, a, b, keep)                        8-bit codes, 32 of the depth, which lies along rows of both: 8 bits
- *                                                    have no other form. Of 32 products and d some 14 bits are kept
+ *   wgmma_e4m3(d, a, b, keep)                        8-bit codes, 32 of the depth, which lies along rows of both: 8
+ *                                                    bits have no other form. Of 32 products and d some 14 bits are
+ *                                                    kept
  *
  * d[r] of thread t: row 16 (t / 32) + 8 (r / 2 % 2) + t % 32 / 4, column 8 (r / 4) + 2 (t % 4) + r % 2. Register j of
  * a: row 16 (t / 32) + t % 32 / 4 + 8 (j % 2), depth 2 (t % 4) + 8 (j / 2) and the next: d of 8 columns pairs, rounded.
@@ -62,8 +64,8 @@ enum Swizzle : int { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_
 
 typedef uint64_t Barrier;
 
-/* A parameter that copies read from: the map itself, not its address, passes to the kernel. (clang, by which CI compiles
- * against older headers, knows no such attribute.) */
+/* A parameter that copies read from: the map itself, not its address, passes to the kernel. (clang, by which CI
+ * compiles against older headers, knows no such attribute.) */
 #ifdef __clang__
 #define TENSOR_MAP(name) const TensorMap name
 #else

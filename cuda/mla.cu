@@ -124,7 +124,8 @@ extern "C" Err cuda_mla_merge(Stream *s, const mla_merge_args *a)
     const MlaTensors t = { a->k, a->v, a->kv, a->pe };
     TRY(check_widths(t));
     if (a->pe.dtype != a->k.dtype)
-        return err_set(ERR_SHAPE, "mla_merge on cuda writes %s, not %s", dtype_name(a->k.dtype), dtype_name(a->pe.dtype));
+        return err_set(ERR_SHAPE, "mla_merge on cuda writes %s, not %s", dtype_name(a->k.dtype),
+                       dtype_name(a->pe.dtype));
     if (dtype_size(a->k.dtype) == 4) launch_move<uint32_t, true>(s, t);
     else launch_move<uint16_t, true>(s, t);
     DISPATCH(a->k.dtype, launch_sum<T>(s, t));

@@ -199,8 +199,9 @@ Err nccl_set_variables(const NcclOptions *o)
     /* kernels of several groups start in the order of issue on every rank: none waits for another's multiprocessors */
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     if (o->rank == 0 && look_up.number < NCCL_ORDERS)
-        log_warn("NCCL %s does not start kernels of several groups in one order on all ranks, as 2.26 does: if they ever "
-                 "wait for each other, the run ends after parallel.timeout_s",
-                 look_up.version);
+        log_warn(
+            "NCCL %s does not start kernels of several groups in one order on all ranks, as 2.26 does: if they ever "
+            "wait for each other, the run ends after parallel.timeout_s",
+            look_up.version);
     return ERR_OK;
 }

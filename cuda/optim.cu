@@ -21,14 +21,15 @@
  *           hundreds of tensors 8 to 10 loads that L1 keeps. grad_stats: 256 threads for a chunk of 32,768 elements, 16
  *           bytes at a time, 4 under way. step_finish: one block of 256 threads, thread t has the tensors t, t + 256,
  *           ... adamw: 4 blocks a chunk, a thread takes 4 neighbours, twice, 256 * 4 apart: eight loads of 16 bytes
- *           under way, 4 times. one_moment, muon_moment: likewise. cast: likewise, once, over one tensor. qk_clip: a block a row,
- *           which does nothing in most steps.
+ *           under way, 4 times. one_moment, muon_moment: likewise. cast: likewise, once, over one tensor. qk_clip: a
+ *           block a row, which does nothing in most steps.
  * Traffic   per element: grad_stats reads 4 bytes; adamw reads w, m, v, g and writes w, m, v, 28 (with m and v in
- *           bf16 20), and writes a copy of 2: 30; cast to bf16 6. At 4.3 TB/s, for 124 million parameters: 0.12 ms, 0.87 ms, 0.17 ms.
- *           grad_stats 3 FLOP, adamw 17 (one division, one root): bound by memory. step_finish moves 56 bytes a
- *           tensor, some microseconds.
+ *           bf16 20), and writes a copy of 2: 30; cast to bf16 6. At 4.3 TB/s, for 124 million parameters: 0.12 ms,
+ *           0.87 ms, 0.17 ms. grad_stats 3 FLOP, adamw 17 (one division, one root): bound by memory. step_finish moves
+ *           56 bytes a tensor, some microseconds.
  *           one_moment reads w, m, g and writes w, m and a copy: 22.
- * Rounding  adamw and one_moment round as the CPU does, operation by operation (IEEE division and root, fma where written).
+ * Rounding  adamw and one_moment round as the CPU does, operation by operation (IEEE division and root, fma where
+ *           written).
  * Needs     16-byte aligned tensors (copy and 16-bit operands: 8) for full speed, else element by element; any
  *           number of elements; F32 accumulators.
  * Source    Loshchilov & Hutter 2019 (AdamW); Chen et al. 2023 (Lion).
@@ -339,7 +340,8 @@ template <class M> __device__ __forceinline__ AdamStep adam_step(const AdamArgs<
 }
 
 template <class M>
-__device__ __forceinline__ float adam_element(const AdamArgs<M> &a, const AdamStep &c, float w, M *pm, M *pv, float grad)
+__device__ __forceinline__ float adam_element(const AdamArgs<M> &a, const AdamStep &c, float w, M *pm, M *pv,
+                                              float grad)
 {
     const float g = grad * c.scale;
     const float m = fmaf(a.beta1, to_float(*pm), c.rest1 * g);

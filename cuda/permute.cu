@@ -2,7 +2,8 @@
  * Rows of tokens to rows of experts and back, and the gate of a shared expert. The order: permute_index.cu.
  *
  *   permute_rows      y[p] = x[choice[p] / topk]
- *   take_rows         the same of all ranks' tokens, or of some of them, for the rows of some experts, times their weights
+ *   take_rows         the same of all ranks' tokens, or of some of them, for the rows of some experts, times their
+ *                     weights
  *   unpermute_rows    y[n] = sum over k of weight[n][k] x[row[n][k]] (+ y[n]), k ascending, in fp32; no row: row -1
  *   unpermute_bwd     dx[row[n][k]] = weight[n][k] dy[n], dweight[n][k] = sum dy[n] x[row[n][k]]
  *   sum_parts         y[p] = the tree over parts i of x[i P + p], in fp32

@@ -281,8 +281,15 @@ __global__ void __launch_bounds__(GROUP_THREADS) choice_groups_kernel(Groups a)
 
 extern "C" Err cuda_choice_groups(Stream *s, const choice_groups_args *a)
 {
-    const Groups g = { rows_of<int32_t>(a->group), rows_of<const int32_t>(a->index), rows_of<const int32_t>(a->row),
-                       a->group.dim[0], a->index.dim[0], a->first, a->own, a->count, static_cast<int>(a->index.dim[1]) };
+    const Groups g = { rows_of<int32_t>(a->group),
+                       rows_of<const int32_t>(a->index),
+                       rows_of<const int32_t>(a->row),
+                       a->group.dim[0],
+                       a->index.dim[0],
+                       a->first,
+                       a->own,
+                       a->count,
+                       static_cast<int>(a->index.dim[1]) };
     if (g.R < g.N)
         return err_set(ERR_SHAPE, "choice_groups: %lld tokens, room for %lld", static_cast<long long>(g.N),
                        static_cast<long long>(g.R));

@@ -264,8 +264,8 @@ struct Balance {
     unsigned long long *losses; /* [3], or NULL */
 };
 
-/* dx += the gradients g[e] = pull * load[e] of the scores q, divided by their sum, through both. Returns the sum of g q:
- * the loss as pull weighs it. */
+/* dx += the gradients g[e] = pull * load[e] of the scores q, divided by their sum, through both. Returns the sum of g
+ * q: the loss as pull weighs it. */
 __device__ __forceinline__ float aux_gradient(RouterScore kind, const RoutedRow &row,
                                               Rows<const float> logits, int E, const int64_t *load,
                                               float pull, float *dx)

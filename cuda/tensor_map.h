@@ -3,9 +3,9 @@
  * them; kernels get them by value, as __grid_constant__ parameters.
  *
  * tensor_map(out, ...)  rank 2 to 5, dimensions innermost first, dense in the innermost. dim: elements of each;
- *     stride: bytes from one element to the next of dimensions 1 and up; box: elements a copy moves of each, at most 256,
- *     innermost at most the swizzle's bytes. data at a multiple of 16 bytes, strides multiples of 16. Elements of 2 bytes,
- *     or of 1 where `codes` says so.
+ *     stride: bytes from one element to the next of dimensions 1 and up; box: elements a copy moves of each, at most
+ *     256, innermost at most the swizzle's bytes. data at a multiple of 16 bytes, strides multiples of 16. Elements of
+ *     2 bytes, or of 1 where `codes` says so.
  *     ERR_SHAPE where the driver does not take it, ERR_DEVICE where it has no such call.
  *     Source: CUDA driver API, cuTensorMapEncodeTiled.
  */

@@ -13,8 +13,8 @@
  * shows for all timings whether it is everybody's.
  *
  * On a GPU each group has a stream, and streams may share queues of the hardware: a call may then wait for whatever its
- * rank issued before. In a second play, in one queue, it waits for all of that. If this one comes to its end, no sharing
- * locks up, as each has fewer waits.
+ * rank issued before. In a second play, in one queue, it waits for all of that. If this one comes to its end, no
+ * sharing locks up, as each has fewer waits.
  */
 #ifndef MEGATRAIN_TEST_CALL_ORDER_H
 #define MEGATRAIN_TEST_CALL_ORDER_H
@@ -237,8 +237,8 @@ static inline Err play_group(CallLog *logs, GroupKind group, const int *members,
 
 static inline Err stuck(const CallLog *log, int rank, const LogEntry *e, const char *what)
 {
-    return err_set(ERR_INTERNAL, "rank %d, entry %d: %s %s of %lld x %lld bytes (call %llu) in %s, which never ends", rank,
-                   log->at, what, comm_kind_name((CommKind)e->call.kind), (long long)e->call.count,
+    return err_set(ERR_INTERNAL, "rank %d, entry %d: %s %s of %lld x %lld bytes (call %llu) in %s, which never ends",
+                   rank, log->at, what, comm_kind_name((CommKind)e->call.kind), (long long)e->call.count,
                    (long long)e->call.elem_bytes, (unsigned long long)e->call.sequence, group_name(e->group));
 }
 
@@ -299,7 +299,8 @@ static inline Err call_order_of(const TrainSpec *spec, Grid grid)
     ASSERT(ranks <= RANKS);
     for (int r = 0; r < ranks && !err; r++) err = call_log_record(spec, grid, r, &logs[r]);
     if (!err) err = call_order_check(grid_shape(grid), logs, GROUPS_BESIDE);
-    if (!err && may_share_queues(spec)) err = err_prefix(call_order_check(grid_shape(grid), logs, ONE_QUEUE), "in one queue");
+    if (!err && may_share_queues(spec))
+        err = err_prefix(call_order_check(grid_shape(grid), logs, ONE_QUEUE), "in one queue");
     call_logs_free(logs, ranks);
     return err;
 }

@@ -300,7 +300,8 @@ typedef struct {
 
 static inline uint8_t case_byte(CaseMessage m, int64_t i)
 {
-    uint64_t s = ((uint64_t)m.from << 48 ^ (uint64_t)m.to << 40 ^ (uint64_t)m.number << 8) + (uint64_t)i / 8 * 0x9e3779b1u;
+    uint64_t s =
+        ((uint64_t)m.from << 48 ^ (uint64_t)m.to << 40 ^ (uint64_t)m.number << 8) + (uint64_t)i / 8 * 0x9e3779b1u;
     return (uint8_t)(test_rand(&s) >> 8 * (i % 8));
 }
 
@@ -349,8 +350,8 @@ static inline Err case_finish_flight(CaseRun *run, CaseFlight *f, double timeout
         if (run->memory && !err) err = device_read(run->stream, data, f->messages[k].data, m.bytes + CASE_GUARD);
         for (int64_t i = 0; !err && i < m.bytes; i++) wrong += data[i] != case_byte(m, i);
         for (int64_t i = m.bytes; i < m.bytes + CASE_GUARD; i++) wrong += data[i] != 0xA5;
-        CHECK_MSG(!wrong, "rank %d: message %u from %d to %d: %lld of %lld bytes wrong", run->comm->rank, m.number, m.from,
-                  m.to, (long long)wrong, (long long)m.bytes);
+        CHECK_MSG(!wrong, "rank %d: message %u from %d to %d: %lld of %lld bytes wrong", run->comm->rank, m.number,
+                  m.from, m.to, (long long)wrong, (long long)m.bytes);
         free(data);
     }
     f->count = 0;
@@ -384,13 +385,15 @@ static inline Err case_exchanges(CaseRun *run, uint64_t seed, int total)
         const bool mine = list[i].from == rank || (list[i].from >= 0 && list[i].to == rank);
         if (mine) err = case_add_message(run, f, list[i]);
         if (list[i].from == rank) want += list[i].bytes;
-        const bool here = run->together ? i % 8 == 7 : f->count == COMM_MESSAGES_MAX || (mine && test_rand(&own) % 4 == 0);
+        const bool here =
+            run->together ? i % 8 == 7 : f->count == COMM_MESSAGES_MAX || (mine && test_rand(&own) % 4 == 0);
         const bool cut = i == total - 1 || list[i].from < 0 || here;
         if (cut && f->count && !err) {
             err = case_start_flight(run, f);
             if (!err) err = case_finish_flight(run, &flights[++next % CASE_FLIGHTS], 30);
         }
-        if (!err && list[i].from < 0) err = run->memory ? comm_barrier(run->comm, run->stream) : case_integers(run, 5, false);
+        if (!err && list[i].from < 0)
+            err = run->memory ? comm_barrier(run->comm, run->stream) : case_integers(run, 5, false);
     }
     for (int i = 0; i < CASE_FLIGHTS; i++) {
         Err ended = case_finish_flight(run, &flights[i], 30);
@@ -473,8 +476,8 @@ static inline Err case_world(World *w, Stream *s)
         int n = 0;
         for (int i = 0; i < 64; i++) members[i] = -1;
         members[c->rank] = w->rank;
-        TRY(comm_all_gather(c, s, tensor_of(members, I64, (int64_t)c->size), tensor_of(&members[c->rank], I64, (int64_t)1),
-                            NULL));
+        TRY(comm_all_gather(c, s, tensor_of(members, I64, (int64_t)c->size),
+                            tensor_of(&members[c->rank], I64, (int64_t)1), NULL));
         TRY(comm_sum_i64(c, s, &sum, 1, NULL));
         for (int r = 0; r < w->size; r++) {
             if (!case_together(w->grid, kind, w->rank, r)) continue;
@@ -482,14 +485,15 @@ static inline Err case_world(World *w, Stream *s)
                       (long long)members[n - 1], r);
             want += r + 1;
         }
-        CHECK_MSG(c->size == n && sum == want && !strcmp(c->name, group_name(kind)), "%s of rank %d: %d members, not %d",
-                  group_name(kind), w->rank, c->size, n);
+        CHECK_MSG(c->size == n && sum == want && !strcmp(c->name, group_name(kind)),
+                  "%s of rank %d: %d members, not %d", group_name(kind), w->rank, c->size, n);
         CHECK(world_first_member(w, kind) == members[0]);
     }
     CHECK(&w->tp == &w->comm[GROUP_TP] && &w->stage_high == &w->comm[GROUP_STAGE_HIGH] &&
           &w->host == &w->comm[GROUP_HOST]);
     const GridCoords at = case_coords(w->grid, w->rank);
-    CHECK(w->tp_rank == at.tp && w->cp_rank == at.cp && w->dp_rank == at.dp && w->pp_rank == at.pp && w->pp.rank == at.pp);
+    CHECK(w->tp_rank == at.tp && w->cp_rank == at.cp && w->dp_rank == at.dp && w->pp_rank == at.pp &&
+          w->pp.rank == at.pp);
     return ERR_OK;
 }
 
@@ -527,7 +531,14 @@ static const Grid case_grids[] = {
     { .tp = 2, .cp = 2, .dp = 2, .owners = true },
     { .tp = 2, .dp = 2, .pp = 2, .owners = true, .order = ORDER_PP_DP },
     { .tp = 1, .dp = 2, .pp = 4, .owners = true, .bidirectional = true },
-    { .tp = 2, .dp = 2, .pp = 2, .ep = 2, .zero_group = 1, .owners = true, .bidirectional = true, .order = ORDER_PP_DP },
+    { .tp = 2,
+      .dp = 2,
+      .pp = 2,
+      .ep = 2,
+      .zero_group = 1,
+      .owners = true,
+      .bidirectional = true,
+      .order = ORDER_PP_DP },
 };
 enum { CASE_GRIDS = sizeof case_grids / sizeof *case_grids };
 

@@ -1,6 +1,6 @@
 /*
- * Graphs on the CPU, for tests of what is recorded (device/recorder.h): a graph is a list of ops with their arguments, and
- * of copies. What is captured is not done, as on a GPU. One device a thread.
+ * Graphs on the CPU, for tests of what is recorded (device/recorder.h): a graph is a list of ops with their arguments,
+ * and of copies. What is captured is not done, as on a GPU. One device a thread.
  */
 #ifndef MEGATRAIN_TEST_CPU_GRAPHS_H
 #define MEGATRAIN_TEST_CPU_GRAPHS_H

@@ -91,7 +91,8 @@ static void crash_write(CrashTree *t, const CrashOp *o, int variant)
     if ((variant - 1) % 3 == HOLE && hole > crash.sector) hole = crash.sector;
     crash_put(t, o->node, o->offset, o->data, kept);
     if ((variant - 1) % 3 != ENDS) crash_put(t, o->node, o->offset + kept, NULL, hole);
-    if ((variant - 1) % 3 == HOLE) crash_put(t, o->node, o->offset + kept + hole, o->data + kept + hole, o->size - kept - hole);
+    if ((variant - 1) % 3 == HOLE)
+        crash_put(t, o->node, o->offset + kept + hole, o->data + kept + hole, o->size - kept - hole);
 }
 
 /* Does it, if what it needs is there. `variant`: of a write, see crash_variants. */
@@ -331,7 +332,8 @@ typedef struct {
 static bool crash_new(CrashSet *s, uint64_t hash)
 {
     if (2 * s->count >= s->room) {
-        CrashSet grown = { calloc((size_t)(s->room ? 2 * s->room : 4096), sizeof *s->slot), s->room ? 2 * s->room : 4096, 0 };
+        CrashSet grown = { calloc((size_t)(s->room ? 2 * s->room : 4096), sizeof *s->slot),
+                           s->room ? 2 * s->room : 4096, 0 };
         for (int64_t i = 0; i < s->room; i++)
             if (s->slot[i]) crash_new(&grown, s->slot[i]);
         free(s->slot);

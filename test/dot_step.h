@@ -1,4 +1,5 @@
-/* What the instruction VDPBF16PS does with one product, in plain C (cpu/gemm.h): for the tests of what is built of it. */
+/* What the instruction VDPBF16PS does with one product, in plain C (cpu/gemm.h): for the tests of what is built of
+ * it. */
 #ifndef MEGATRAIN_TEST_DOT_STEP_H
 #define MEGATRAIN_TEST_DOT_STEP_H
 

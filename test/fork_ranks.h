@@ -32,8 +32,8 @@ typedef struct {
 
 static SharedPage *shared_page;
 
-/* Returns when all `size` ranks have called it, as often as it was called before. At the start: from here on the patience
- * of one with another counts. Before one dies: what came before is behind them all. */
+/* Returns when all `size` ranks have called it, as often as it was called before. At the start: from here on the
+ * patience of one with another counts. Before one dies: what came before is behind them all. */
 static inline void shared_meet(int size)
 {
     const int turn = atomic_fetch_add(&shared_page->met, 1) / size;

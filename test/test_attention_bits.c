@@ -1,7 +1,7 @@
 /*
  * Attention bit for bit: against the scalar loops that define it, and against itself under every cut:
- * instruction sets, threads, heads, query heads of one key head, samples, zigzag context parallelism, rows out of order,
- * little workspace. In fp32, and of bf16 with both kinds of dot product.
+ * instruction sets, threads, heads, query heads of one key head, samples, zigzag context parallelism, rows out of
+ * order, little workspace. In fp32, and of bf16 with both kinds of dot product.
  */
 #define CPU_ISA_c /* the scalar build of vec.h, for the definition */
 #define CPU_ISA c
@@ -406,14 +406,15 @@ static Err play_pieces(const Problem *p, int64_t pieces, Result *r, Result *chun
             move(true, &cut, keys, k, p->k, p, p->K, 0), move(true, &cut, keys, v, p->v, p, p->K, 0);
             if (!backward)
                 TRY(op(s, attention_fwd, .o = o, .lse = lse, .max = max, .sum = sum,
-                       .logit_max = tensor_of(r->logit_max, I64, p->H), .q = q, .k = k, .v = v, .sink = sink, .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q, .k_span = keys,
-                       .scale = p->scale, .softcap = p->softcap, .block = p->block, .window = p->window, .dropout = p->dropout, .resumed = i > 0,
-                       .unfinished = i < pieces - 1));
+                       .logit_max = tensor_of(r->logit_max, I64, p->H), .q = q, .k = k, .v = v, .sink = sink,
+                       .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q, .k_span = keys, .scale = p->scale,
+                       .softcap = p->softcap, .block = p->block, .window = p->window, .dropout = p->dropout,
+                       .resumed = i > 0, .unfinished = i < pieces - 1));
             else
                 TRY(op(s, attention_bwd, .dq = dq, .dk = dk, .dv = dv, .go = go, .q = q, .k = k, .v = v, .o = stored,
                        .lse = lse, .delta = delta, .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q,
-                       .k_span = keys, .scale = p->scale, .softcap = p->softcap, .block = p->block,
-                       .window = p->window, .dropout = p->dropout, .chunk = p->H / p->K / chunks, .leaf = p->leaf, .positions = p->T,
+                       .k_span = keys, .scale = p->scale, .softcap = p->softcap, .block = p->block, .window = p->window,
+                       .dropout = p->dropout, .chunk = p->H / p->K / chunks, .leaf = p->leaf, .positions = p->T,
                        .resumed = i > 0));
             if (!backward) continue;
             take_chunks(p, &cut, keys, dk, chunk, DK), take_chunks(p, &cut, keys, dv, chunk, DV);

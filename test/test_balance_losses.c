@@ -25,10 +25,12 @@ static ExpertLoads told_by(TrainSpec spec, Grid grid, int steps)
     TinyRun run = { .spec = spec, .grid = grid, .steps = steps, .after = read_loads, .user = &told };
     memset(&told, 0, sizeof told);
     tiny_train(&run);
-    CHECK_MSG(!run.err, "tp %d sp %d cp %d dp %d pp %d ep %d: %s", grid.tp, grid.sp, grid.cp, grid.dp, grid.pp, grid.ep, run.message);
+    CHECK_MSG(!run.err, "tp %d sp %d cp %d dp %d pp %d ep %d: %s", grid.tp, grid.sp, grid.cp, grid.dp, grid.pp, grid.ep,
+              run.message);
     for (int r = 1; r < grid_size(run.grid); r++) {
         const ExpertLoads *a = &told.loads[0], *b = &told.loads[r];
-        CHECK(a->aux_loss == b->aux_loss && a->z_loss == b->z_loss && !memcmp(a->load, b->load, (size_t)blocks * sizeof *a->load));
+        CHECK(a->aux_loss == b->aux_loss && a->z_loss == b->z_loss &&
+              !memcmp(a->load, b->load, (size_t)blocks * sizeof *a->load));
     }
     return told.loads[0];
 }
@@ -36,14 +38,14 @@ static ExpertLoads told_by(TrainSpec spec, Grid grid, int steps)
 static void same_everywhere(const char *name, TrainSpec spec, const Grid *grids, int count)
 {
     const ExpertLoads one = told_by(spec, (Grid){ .tp = 1, .dp = 1 }, 2);
-    CHECK_MSG(isfinite(one.aux_loss) && isfinite(one.z_loss) && one.aux_loss + one.z_loss > 0, "%s: %g, %g", name, one.aux_loss,
-              one.z_loss);
+    CHECK_MSG(isfinite(one.aux_loss) && isfinite(one.z_loss) && one.aux_loss + one.z_loss > 0, "%s: %g, %g", name,
+              one.aux_loss, one.z_loss);
     for (int i = 0; i < count; i++) {
         const Grid g = grids[i];
         const ExpertLoads other = told_by(spec, g, 2);
         CHECK_MSG(other.aux_loss == one.aux_loss && other.z_loss == one.z_loss,
-                  "%s, tp %d sp %d cp %d dp %d pp %d ep %d: aux %.17g, z %.17g, one rank: %.17g, %.17g", name, g.tp, g.sp, g.cp,
-                  g.dp, g.pp, g.ep, other.aux_loss, other.z_loss, one.aux_loss, one.z_loss);
+                  "%s, tp %d sp %d cp %d dp %d pp %d ep %d: aux %.17g, z %.17g, one rank: %.17g, %.17g", name, g.tp,
+                  g.sp, g.cp, g.dp, g.pp, g.ep, other.aux_loss, other.z_loss, one.aux_loss, one.z_loss);
         CHECK_MSG(!memcmp(other.load, one.load, sizeof one.load), "%s, layout %d: loads", name, i);
     }
 }

@@ -513,8 +513,8 @@ TEST(file_replace_of_what_is_no_file)
     OK(file_remove_tree(in_temp("odd")));
 }
 
-/* What lies in the way of a temporary file, of a killed process of our number or of a stranger, is neither written through
- * nor removed; what has the name of a new file is put away, be it a link. */
+/* What lies in the way of a temporary file, of a killed process of our number or of a stranger, is neither written
+ * through nor removed; what has the name of a new file is put away, be it a link. */
 TEST(new_files_are_new)
 {
     char beside[320];
@@ -673,7 +673,8 @@ TEST(crc32c_two_ways)
     uint64_t seed = 2;
     for (size_t i = 0; i < sizeof b; i++) b[i] = (unsigned char)test_rand(&seed);
     for (int i = 0; i < 500; i++) {
-        size_t first = test_rand(&seed) % 64, n = test_rand(&seed) % (i % 2 ? 1900 : 39900), cut = n ? test_rand(&seed) % n : 0;
+        size_t first = test_rand(&seed) % 64, n = test_rand(&seed) % (i % 2 ? 1900 : 39900),
+               cut = n ? test_rand(&seed) % n : 0;
         uint32_t start = (uint32_t)test_rand(&seed), whole = crc32c(start, b + first, n);
         CHECK(whole == crc32c_table(start, b + first, n));
         CHECK(whole == crc32c(crc32c(start, b + first, cut), b + first + cut, n - cut));
@@ -750,7 +751,8 @@ TEST(coroutines_take_turns)
     coroutine_close(a.coroutine);
     coroutine_close(b.coroutine);
     coroutine_close(NULL);
-    FAILS(coroutine_open((int64_t)1 << 60, &a.coroutine), ERR_MEMORY, "no memory for a stack of 1152921504606846976 bytes");
+    FAILS(coroutine_open((int64_t)1 << 60, &a.coroutine), ERR_MEMORY,
+          "no memory for a stack of 1152921504606846976 bytes");
 }
 
 TEST(batch_ramps)
@@ -829,7 +831,8 @@ TEST(layer_patterns)
     CHECK(layer_pattern_at(&p, 5) == 0 && layer_pattern_has(&p, 0) && !layer_pattern_has(&p, 2));
     CHECK(layer_pattern_read_words("rings", words, 2, &p) == 1 && !layer_pattern_has(&p, 0));
     static const char *const no_words[] = { "", "rin", "ring,", ",ring", "ring*", "ring*0", "ring 2", "1" };
-    for (int i = 0; i < 8; i++) CHECK_MSG(layer_pattern_read_words(no_words[i], words, 2, &p) == -1, "'%s'", no_words[i]);
+    for (int i = 0; i < 8; i++)
+        CHECK_MSG(layer_pattern_read_words(no_words[i], words, 2, &p) == -1, "'%s'", no_words[i]);
 }
 
 TEST(numbers_for_people)

@@ -1,7 +1,7 @@
 /*
- * The calls of all ranks never wait for each other (call_order.h): found where they would, in logs by hand and in one of
- * a real layout that is put out of order; and shown for layouts of every schedule beside all that cuts a model. Every
- * layout that other tests train (tiny.h) is looked at, too.
+ * The calls of all ranks never wait for each other (call_order.h): found where they would, in logs by hand and in one
+ * of a real layout that is put out of order; and shown for layouts of every schedule beside all that cuts a model.
+ * Every layout that other tests train (tiny.h) is looked at, too.
  */
 #include "call_order.h"
 
@@ -120,7 +120,8 @@ TEST(a_ring)
 {
     static const int first[RANKS] = { GROUP_TP, GROUP_DP, GROUP_DP, GROUP_TP }; /* (0 1) (2 3), (0 2) (1 3) */
     CallLog logs[RANKS] = { { 0 } };
-    for (int r = 0; r < 4; r++) call_and_wait(&logs[r], first[r]), call_and_wait(&logs[r], GROUP_TP + GROUP_DP - first[r]);
+    for (int r = 0; r < 4; r++)
+        call_and_wait(&logs[r], first[r]), call_and_wait(&logs[r], GROUP_TP + GROUP_DP - first[r]);
     CHECK_SAYS(four_ranks, logs, "never ends");
 }
 

@@ -125,10 +125,20 @@ TEST(every_layout_loads_what_any_other_saved)
     static const struct {
         Grid grid;
         ZeroCut cut;
-    } layouts[] = { { { 1, 1, 0 }, 0 }, { { 2, 1, 1 }, 0 }, { { 4, 1, 0 }, 0 }, { { 2, 2, 0 }, 0 }, { { 1, 2, 0 }, 0 },
-                    { { 1, 2, 0 }, ZERO_STATES }, { { 2, 2, 0 }, ZERO_STATES }, { { 1, 3, 0 }, ZERO_STATES }, { { 1, 4, 0 }, ZERO_STATES },
-                    { { 1, 2, 0 }, ZERO_VALUES }, { { 2, 2, 0 }, ZERO_GRADS }, { { 1, 3, 0 }, ZERO_VALUES },
-                    { { 1, 4, .zero_group = 2 }, ZERO_VALUES }, { { 1, 4, .zero_group = 2 }, ZERO_STATES } };
+    } layouts[] = { { { 1, 1, 0 }, 0 },
+                    { { 2, 1, 1 }, 0 },
+                    { { 4, 1, 0 }, 0 },
+                    { { 2, 2, 0 }, 0 },
+                    { { 1, 2, 0 }, 0 },
+                    { { 1, 2, 0 }, ZERO_STATES },
+                    { { 2, 2, 0 }, ZERO_STATES },
+                    { { 1, 3, 0 }, ZERO_STATES },
+                    { { 1, 4, 0 }, ZERO_STATES },
+                    { { 1, 2, 0 }, ZERO_VALUES },
+                    { { 2, 2, 0 }, ZERO_GRADS },
+                    { { 1, 3, 0 }, ZERO_VALUES },
+                    { { 1, 4, .zero_group = 2 }, ZERO_VALUES },
+                    { { 1, 4, .zero_group = 2 }, ZERO_STATES } };
     enum { COUNT = sizeof layouts / sizeof *layouts };
     uint64_t first = 0, digest;
     for (int a = 0; a < COUNT; a++) {
@@ -214,8 +224,8 @@ TEST(what_a_snapshot_takes_is_known)
     cut_states = ZERO_NONE;
 }
 
-/* Boxes of a tensor of more than two chunks, whose chunk 1 is damaged at a byte of it: what is read there fails, at once and
- * again, and the rest does not. */
+/* Boxes of a tensor of more than two chunks, whose chunk 1 is damaged at a byte of it: what is read there fails, at
+ * once and again, and the rest does not. */
 static void check_values_of_damaged(const char *folder, const char *damage)
 {
     enum { ROWS = 1000, COLUMNS = 640 };
@@ -549,8 +559,9 @@ TEST(every_nth_stays_beside_the_newest)
 TEST(the_best_stay_beside_the_newest)
 {
     static const double loss[] = { [1] = 5, 3, 4, 2, 6, 2, NAN, 7, INFINITY, 1 };
-    static const char *const left[] = { [1] = "1", "1 2", "2 3", "2 3 4", "2 4 5", "4 5 6", "4 6 7", "4 6 7 8", "4 6 8 9",
-                                        "4 9 10" }; /* keep = 2, keep_best = 2; of equals the older */
+    static const char *const left[] = {
+        [1] = "1", "1 2", "2 3", "2 3 4", "2 4 5", "4 5 6", "4 6 7", "4 6 7 8", "4 6 8 9", "4 9 10"
+    };                                     /* keep = 2, keep_best = 2; of equals the older */
     for (int anew = 0; anew < 2; anew++) { /* one start saves all; or each is saved by a start of its own */
         const char *dir = fresh_dir();
         Job j = { .grid = { 2, 1, 0 }, .run_dir = dir, .keep = 2, .keep_best = 2, .loss = loss };
@@ -567,7 +578,9 @@ TEST(the_best_stay_beside_the_newest)
         OK(ckpt_verify(step_path(dir, 4, "")));
     }
     const char *dir = fresh_dir(); /* both rules, and a set that nothing is known of */
-    Job j = { .grid = ONE, .run_dir = dir, .step = 1, .saves = 8, .keep = 2, .keep_best = 1, .keep_every = 3, .loss = loss };
+    Job j = {
+        .grid = ONE, .run_dir = dir, .step = 1, .saves = 8, .keep = 2, .keep_best = 1, .keep_every = 3, .loss = loss
+    };
     OK(run_ranks(&j, rank_save));
     LEFT(dir, "3 4 6 7 8");
     j.best_set = "sky", j.step = 9, j.saves = 1;
@@ -580,7 +593,9 @@ TEST(losses_of_other_samples_are_not_compared)
 {
     static const double loss[] = { [1] = 3, 4, 5, 1, 2, 2, 2 };
     const char *dir = fresh_dir();
-    Job j = { .grid = ONE, .run_dir = dir, .step = 1, .saves = 3, .keep = 2, .keep_best = 1, .loss = loss, .valid_samples = 8 };
+    Job j = {
+        .grid = ONE, .run_dir = dir, .step = 1, .saves = 3, .keep = 2, .keep_best = 1, .loss = loss, .valid_samples = 8
+    };
     OK(run_ranks(&j, rank_save));
     LEFT(dir, "1 2 3");
     j.step = 4, j.saves = 4, j.valid_samples = 16;

@@ -59,7 +59,8 @@ TEST(every_flipped_byte_is_found_and_named)
             for (int bit = every_bit() ? 0 : (int)(at % 8); bit < 8; bit += i == 3 || every_bit() ? 1 : 8) {
                 char flipped = (char)(bytes[at] ^ 1 << bit);
                 fseek(f, at, SEEK_SET), fwrite(&flipped, 1, 1, f);
-                if (ckpt_verify(folder) != ERR_CKPT || !names(files_of_two[i]) || !strstr(err_message(), place)) missed++;
+                if (ckpt_verify(folder) != ERR_CKPT || !names(files_of_two[i]) || !strstr(err_message(), place))
+                    missed++;
                 fseek(f, at, SEEK_SET), fwrite(&bytes[at], 1, 1, f);
                 tried++;
             }

@@ -115,7 +115,8 @@ TEST(null_worlds)
                     size++;
                     before += r < rank;
                 }
-                CHECK_MSG(w.comm[kind].size == size && w.comm[kind].rank == before, "%s of rank %d", group_name(kind), rank);
+                CHECK_MSG(w.comm[kind].size == size && w.comm[kind].rank == before, "%s of rank %d", group_name(kind),
+                          rank);
             }
             world_close(&w);
         }
@@ -218,8 +219,9 @@ TEST(threads_differing_messages)
     run_threads(t, 3, differing_messages);
     CHECK(t[0].err == ERR_PEER && t[1].err == ERR_INTERNAL && t[2].err == ERR_PEER);
     for (int r = 0; r < 3; r++)
-        CHECK_MSG(strstr(t[r].message, "all: message 1 from member 0 to member 1: sent as gradient of micro-batch 6 for "
-                                       "stage 2 of 16 bytes, received as gradient of micro-batch 6 for stage 2 of 24"),
+        CHECK_MSG(strstr(t[r].message,
+                         "all: message 1 from member 0 to member 1: sent as gradient of micro-batch 6 for "
+                         "stage 2 of 16 bytes, received as gradient of micro-batch 6 for stage 2 of 24"),
                   "%s", t[r].message);
 }
 

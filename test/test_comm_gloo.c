@@ -18,8 +18,8 @@ static const int all_ranks[SHARED_RANKS] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1
 
 #define SHORT_S 4.0 /* patience of ranks that wait in vain; time enough to connect */
 
-/* Limits that only what hangs comes to, on the slowest machine: of waits that are to end by themselves, of what these are
- * told, of a case. */
+/* Limits that only what hangs comes to, on the slowest machine: of waits that are to end by themselves, of what these
+ * are told, of a case. */
 enum { SOON_S = 60, PATIENT_S = 300, CASE_S = 400 };
 
 static void open_rank(Rank *r, int rank, int size, double timeout_s)
@@ -479,7 +479,9 @@ static void cannot_open(int rank, int size, void *arg)
 {
     (void)arg;
     GlooWorld *world;
-    GlooOptions o = { rank, size + 1, NULL, "a secret of tests", "a start", 0.5, { shared_page, shared_set, shared_get } };
+    GlooOptions o = {
+        rank, size + 1, NULL, "a secret of tests", "a start", 0.5, { shared_page, shared_set, shared_get }
+    };
     double t0 = test_now();
     o.address = "localhost";
     FAILS(gloo_world_open(o, &world), ERR_CONFIG, "address 'localhost' of this rank is not numeric");
@@ -500,7 +502,9 @@ static void gone_after_rendezvous(int rank, int size, void *arg)
 {
     (void)arg;
     GlooWorld *world;
-    GlooOptions o = { rank, size, "127.0.0.1", "a secret of tests", "a start", 0.5, { shared_page, shared_set, shared_get } };
+    GlooOptions o = {
+        rank, size, "127.0.0.1", "a secret of tests", "a start", 0.5, { shared_page, shared_set, shared_get }
+    };
     CHECK(rank < size);
     if (rank == 1) {
         o.timeout_s = 0.01; /* rank 0 comes later */
@@ -572,9 +576,11 @@ TEST(of_another_job) { fork_ranks(of_another_job, 2, NULL, -1, CASE_S); }
 static void without_descriptors(int rank, int size, void *arg)
 {
     CHECK(size == 1 && rank == 0 && !arg);
-    FAILS(connect_with(0, 1, 0, 600), ERR_RENDEZVOUS, "rank 0 has no file descriptor left for its connection to rank 1");
+    FAILS(connect_with(0, 1, 0, 600), ERR_RENDEZVOUS,
+          "rank 0 has no file descriptor left for its connection to rank 1");
     CHECK_MSG(strstr(err_hint_text(), "raise ulimit -n, now "), "%s", err_hint_text());
-    FAILS(connect_with(1, 0, 0, 600), ERR_RENDEZVOUS, "rank 1 has no file descriptor left for its connection to rank 0");
+    FAILS(connect_with(1, 0, 0, 600), ERR_RENDEZVOUS,
+          "rank 1 has no file descriptor left for its connection to rank 0");
     /* what a stranger has comes back */
     FAILS(connect_with(0, 2, 1, 0.2), ERR_RENDEZVOUS, "rank 0 and rank 1 do not connect in 0.2 s");
 }
@@ -589,10 +595,10 @@ TEST(data_ports)
     OK(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 1 }, (MeshKey){ "a secret of tests", "a start" }, &m));
     mesh_address(m, address);
     mesh_close(m);
-    CHECK_MSG(sscanf(address, "127.0.0.1 %d", &got) == 1 && got > port && got < port + MESH_PORTS, "%d, not above %d", got,
-              port);
-    FAILS(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 0 }, (MeshKey){ "a secret of tests", "a start" }, &m), ERR_RENDEZVOUS,
-          "of this rank are all taken");
+    CHECK_MSG(sscanf(address, "127.0.0.1 %d", &got) == 1 && got > port && got < port + MESH_PORTS, "%d, not above %d",
+              got, port);
+    FAILS(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 0 }, (MeshKey){ "a secret of tests", "a start" }, &m),
+          ERR_RENDEZVOUS, "of this rank are all taken");
     close(ours);
 }
 
@@ -600,7 +606,9 @@ TEST(data_ports)
 static void gloo_without_descriptors(int rank, int size, void *arg)
 {
     enum { MOST = 24 };
-    GlooOptions o = { 0, 2, "127.0.0.1", "a secret of tests", "a start", 0.05, { shared_page, shared_set, shared_get } };
+    GlooOptions o = {
+        0, 2, "127.0.0.1", "a secret of tests", "a start", 0.05, { shared_page, shared_set, shared_get }
+    };
     GlooWorld *world;
     int taken[MOST], count = 0;
     CHECK(rank == 0 && size == 1 && !arg);

@@ -56,7 +56,8 @@ TEST(mistypes_are_answered_with_a_key_as_near)
                 strcpy(typed, key->name);
                 for (int e = 0; e < edits; e++) mistype(typed, &seed);
                 if (config_find(key->section, typed, &unused)) continue;
-                if (!strcmp(typed, "dp") || !strcmp(typed, "mscale") || !strcmp(typed, "val_batches")) continue; /* (others' names: no mistypes) */
+                /* (others' names: no mistypes) */
+                if (!strcmp(typed, "dp") || !strcmp(typed, "mscale") || !strcmp(typed, "val_batches")) continue;
                 ConfigId near = config_nearest(key->section, typed);
                 CHECK_MSG(near < CFG_COUNT, "%s.%s for %s", key->section, typed, key->name);
                 if (near == CFG_COUNT) continue;
@@ -79,8 +80,10 @@ TEST(keys_in_the_wrong_place)
     CHECK(strstr(complaint("[train]\nlr = 1\n", "", 1), "unknown key 'train.lr'; did you mean 'optim.lr'?"));
     CHECK(strstr(complaint("lr = 1\n", "", 1), "t.ini:1: unknown key 'lr'; did you mean 'optim.lr'?"));
     CHECK(strstr(complaint(NULL, "optm.lr=1", 1), "did you mean 'optim.lr'?"));
-    CHECK(strcmp(complaint("[train]\nsomething_else = 1\n", "", 1), "t.ini:2: unknown key 'train.something_else'") == 0);
-    CHECK(strcmp(complaint("[trian]\nlr = 1\n", "", 1), "t.ini:1: unknown section '[trian]'; did you mean '[train]'?") == 0);
+    CHECK(strcmp(complaint("[train]\nsomething_else = 1\n", "", 1), "t.ini:2: unknown key 'train.something_else'") ==
+          0);
+    CHECK(strcmp(complaint("[trian]\nlr = 1\n", "", 1),
+                 "t.ini:1: unknown section '[trian]'; did you mean '[train]'?") == 0);
     CHECK(strcmp(complaint("[elsewhere]\n", "", 1), "t.ini:1: unknown section '[elsewhere]'") == 0);
 }
 
@@ -204,16 +207,19 @@ TEST(texts_as_people_write_them)
     static const struct {
         const char *line, *says;
     } wrong[] = {
-        { "[run]\nname = foo # x", "t.ini:2: run.name = 'foo # x': must not contain '#' after a blank; a comment behind" },
+        { "[run]\nname = foo # x",
+          "t.ini:2: run.name = 'foo # x': must not contain '#' after a blank; a comment behind" },
         { "[data]\ntrain = d/x # mine", "t.ini:2: data.train = 'd/x # mine': must not contain '#' after a blank; a" },
         { "[run]\nname = foo\t# x", "must not contain control characters; a comment behind a value begins with ';'" },
         { "[run]\ndir = ~", "t.ini:2: run.dir = '~': '~' is the home folder before '/' alone" },
-        { "[checkpoint]\nload = ~you/x", "t.ini:2: checkpoint.load = '~you/x': '~' is the home folder before '/' alone" },
+        { "[checkpoint]\nload = ~you/x",
+          "t.ini:2: checkpoint.load = '~you/x': '~' is the home folder before '/' alone" },
         { "[model]\nlayers = \"2\"", "t.ini:2: model.layers = '\"2\"': not an integer; leave the quotes out" },
         { "[optim]\nlr = '1e-3'", "t.ini:2: optim.lr = ''1e-3'': not a number; leave the quotes out" },
         { "[model]\narch = \"llama\"", "must be one of: gpt2 llama; leave the quotes out" },
         { "[run]\ndir = \"my runs/x\"", "t.ini:2: run.dir = '\"my runs/x\"': leave the quotes out" },
-        { "model.layers = 2", "t.ini:1: unknown key 'model.layers'; in a file it is the line 'layers = ...' under a line [model]" },
+        { "model.layers = 2",
+          "t.ini:1: unknown key 'model.layers'; in a file it is the line 'layers = ...' under a line [model]" },
         { "[model]\nmodel.layers = 2", "in a file it is the line 'layers = ...' under a line [model]" },
     };
     char base[64], ini[96];
@@ -233,7 +239,8 @@ TEST(texts_as_people_write_them)
     unsetenv("HOME");
     CHECK(strstr(complaint("[run]\ndir = ~/x", "", 1), "HOME is not set"));
     setenv("HOME", base, 1);
-    CHECK(!config_read(&c, (ConfigSource){ .path = "old", .text = "[run]\nname = foo # x\ndir = ~\n", .earlier = true }));
+    CHECK(
+        !config_read(&c, (ConfigSource){ .path = "old", .text = "[run]\nname = foo # x\ndir = ~\n", .earlier = true }));
     CHECK(!strcmp(c.run.name, "foo # x") && !strcmp(c.run.dir, "~"));
     config_release(&c);
 }
@@ -242,12 +249,29 @@ TEST(texts_as_people_write_them)
 TEST(translated_values_are_ours)
 {
     static const char *const theirs[] = {
-        "bf16=true", "fp16=true", "dtype=float32", "dtype=half", "multi_latent_attention=true", "normalization=RMSNorm",
-        "swiglu=true", "position_embedding_type=learned_absolute", "untie-embeddings-and-output-weights=true",
-        "cp_comm_type=a2a+p2p", "cp_comm_type=p2p", "pipeline_parallel_schedule=ZBVZeroBubble",
-        "pipeline_parallel_schedule=1F1B", "use_distributed_optimizer=false", "gradient_checkpointing=true",
-        "optimizer=adam", "lr_decay_style=inverse-square-root", "decay_lr=true", "init_from=scratch", "init_from=resume",
-        "async_mode=async_with_pinned_mem", "enable_profiling=false", "softmax_type=learnable",
+        "bf16=true",
+        "fp16=true",
+        "dtype=float32",
+        "dtype=half",
+        "multi_latent_attention=true",
+        "normalization=RMSNorm",
+        "swiglu=true",
+        "position_embedding_type=learned_absolute",
+        "untie-embeddings-and-output-weights=true",
+        "cp_comm_type=a2a+p2p",
+        "cp_comm_type=p2p",
+        "pipeline_parallel_schedule=ZBVZeroBubble",
+        "pipeline_parallel_schedule=1F1B",
+        "use_distributed_optimizer=false",
+        "gradient_checkpointing=true",
+        "optimizer=adam",
+        "lr_decay_style=inverse-square-root",
+        "decay_lr=true",
+        "init_from=scratch",
+        "init_from=resume",
+        "async_mode=async_with_pinned_mem",
+        "enable_profiling=false",
+        "softmax_type=learnable",
     };
     for (size_t i = 0; i < sizeof theirs / sizeof *theirs; i++) {
         const char *got = strstr(complaint(NULL, theirs[i], 1), "did you mean '");
@@ -255,7 +279,8 @@ TEST(translated_values_are_ours)
         if (got) snprintf(ours, sizeof ours, "%.*s", (int)strcspn(got + 14, "'"), got + 14);
         CHECK_MSG(strchr(ours, '='), "%s: %s", theirs[i], ours);
         got = complaint(NULL, ours, 1);
-        CHECK_MSG(!strstr(got, "unknown") && !strstr(got, "must be one of") && !strstr(got, "not an"), "%s: %s", ours, got);
+        CHECK_MSG(!strstr(got, "unknown") && !strstr(got, "must be one of") && !strstr(got, "not an"), "%s: %s", ours,
+                  got);
     }
 }
 
@@ -331,7 +356,8 @@ TEST(forms_of_lines)
     OK(read_as(&c, "[run]\nseed = 5\n", "run.seed=6", 1)); /* the command line wins over the file */
     CHECK(c.run.seed == 6);
     config_release(&c);
-    OK(read_as(&c, "[run]\nseed = 5\n", "run.seed=6 optim.lr=1 run.seed=7", 1)); /* and its later value over the earlier */
+    /* and its later value over the earlier */
+    OK(read_as(&c, "[run]\nseed = 5\n", "run.seed=6 optim.lr=1 run.seed=7", 1));
     CHECK(c.run.seed == 7 && c.optim.lr == 1);
     config_release(&c);
 }
@@ -469,7 +495,8 @@ TEST(damaged_files)
 TEST(auto_is_a_value)
 {
     Config c;
-    OK(read_as(&c, "[moe]\naux_coeff = auto\nexperts = 4\nbalance = aux\n[model]\nbias = false\nrope_factor = auto\n", "", 1));
+    OK(read_as(&c, "[moe]\naux_coeff = auto\nexperts = 4\nbalance = aux\n[model]\nbias = false\nrope_factor = auto\n",
+               "", 1));
     CHECK(c.moe.aux_coeff == 0.01 && c.model.rope_factor == 1);
     config_release(&c);
     CHECK(strstr(complaint(NULL, "optim.lr=auto", 1), "optim.lr = 'auto': not a number"));
@@ -535,8 +562,10 @@ TEST(a_dump_reads_back_to_the_same)
 /* A text for this key: often a good one, and else made of whatever means something to a reader of INI files. */
 static void random_value(ConfigId id, char *out, size_t size, uint64_t *seed)
 {
-    static const char *const parts[] = { "a", " ", "b ", ";", " ;", "#", "=", ":", "[", "]", "\"", "'", "\\", "\xC3\xA9", "\x7F",
-                                         "\xEF\xBB\xBF", "\xC2\xA0", "\xC3", "\t", "\r", "\v", "/", ".ini", "0", "-", "%s", "," };
+    static const char *const parts[] = { "a",        " ",    "b ", ";",  " ;", "#",        "=",    ":",
+                                         "[",        "]",    "\"", "'",  "\\", "\xC3\xA9", "\x7F", "\xEF\xBB\xBF",
+                                         "\xC2\xA0", "\xC3", "\t", "\r", "\v", "/",        ".ini", "0",
+                                         "-",        "%s",   "," };
     const ConfigKey *key = config_key(id);
     const uint64_t kind = test_rand(seed) % 8;
     int64_t bits = (int64_t)test_rand(seed);
@@ -544,7 +573,10 @@ static void random_value(ConfigId id, char *out, size_t size, uint64_t *seed)
     *out = 0;
     if (kind < 5) switch (key->kind) {
         case CONFIG_INT:
-            snprintf(out, size, "%lld", (long long)(kind == 0 ? key->int_low : kind == 1 ? key->int_high : bits >> (bits & 63)));
+            snprintf(out, size, "%lld",
+                     (long long)(kind == 0   ? key->int_low
+                                 : kind == 1 ? key->int_high
+                                             : bits >> (bits & 63)));
             return;
         case CONFIG_REAL:
             memcpy(&real, &bits, sizeof real);
@@ -557,7 +589,9 @@ static void random_value(ConfigId id, char *out, size_t size, uint64_t *seed)
             snprintf(out, size, "%.*s", (int)strcspn(word, " "), word);
             return;
         }
-        case CONFIG_BOOL: snprintf(out, size, "%s", (const char *[]){ "true", "off", "1", "auto" }[(uint64_t)bits % 4]); return;
+        case CONFIG_BOOL:
+            snprintf(out, size, "%s", (const char *[]){ "true", "off", "1", "auto" }[(uint64_t)bits % 4]);
+            return;
         case CONFIG_TEXT: break;
         }
     /* a short one; one as long as a line that the reader of INI files takes whole (200); a long one */
@@ -667,7 +701,8 @@ TEST(explain)
     OK(config_explain(&c, "optim", f));
     OK(config_explain(&c, NULL, f));
     fclose(f);
-    CHECK(strstr(text, "model.layers = 3    (t.ini:2)\n    integer, 1 to 1024; default: 12; fixed on resume\n") == text);
+    CHECK(strstr(text, "model.layers = 3    (t.ini:2)\n    integer, 1 to 1024; default: 12; fixed on resume\n") ==
+          text);
     CHECK(strstr(text, "optim.beta1 = 0.9") && strstr(text, "debug.isa = auto"));
     CHECK(strstr(text, "\nmodel.rope_factor = 1    (auto)\n    number, 1 to 1000000, or auto; default: auto; "));
     CHECK(!strstr(text, "default: -1"));
@@ -738,7 +773,8 @@ TEST(keys_that_an_older_program_lacked)
         const ConfigSource older = { .text = text, .path = "older", .world_size = 1, .earlier = true };
         OK(config_read(&was, older));
         CHECK(!was.run.fp32_residual && !was.run.fp32_vectors && !was.run.fp32_row_sums && !was.run.fp8_experts);
-        CHECK(now.run.fp32_residual && now.run.fp32_vectors && now.run.fp32_row_sums && now.run.fp8_experts == (i >= 2));
+        CHECK(now.run.fp32_residual && now.run.fp32_vectors && now.run.fp32_row_sums &&
+              now.run.fp8_experts == (i >= 2));
         if (i == 1) OK(config_same_run(&was, &now)); /* (all is fp32) */
         else FAILS(config_same_run(&was, &now), ERR_CKPT, "run.fp32_vectors was 'false' and is 'true'");
         config_release(&now);
@@ -746,7 +782,8 @@ TEST(keys_that_an_older_program_lacked)
         OK(read_as(&now, NULL, set, 1));
         OK(config_same_run(&was, &now));
         OK(read_as(&as_read, text, "", 1)); /* a file that somebody writes today */
-        CHECK(as_read.run.fp32_residual && as_read.run.fp32_vectors && as_read.run.fp32_row_sums && as_read.run.fp8_experts == (i >= 2));
+        CHECK(as_read.run.fp32_residual && as_read.run.fp32_vectors && as_read.run.fp32_row_sums &&
+              as_read.run.fp8_experts == (i >= 2));
         config_release(&as_read);
         config_release(&was);
         config_release(&now);
@@ -767,7 +804,8 @@ TEST(keys_that_an_older_program_had)
 /* A program whose streams and vectors were fp32, and a mixture's sums of rows not: of a dense model there are none. */
 TEST(sums_of_rows_in_an_older_run)
 {
-    static const char *const runs[] = { "run.precision=bf16", "run.precision=fp32 " MIXTURE, "run.precision=bf16 " MIXTURE,
+    static const char *const runs[] = { "run.precision=bf16", "run.precision=fp32 " MIXTURE,
+                                        "run.precision=bf16 " MIXTURE,
                                         "run.precision=bf16 run.fp32_residual=false " MIXTURE,
                                         "run.precision=fp16 run.fp32_vectors=false " MIXTURE };
     for (int i = 0; i < 5; i++) {
@@ -795,8 +833,10 @@ TEST(pipelines_of_an_older_run)
     static const struct {
         const char *text, *schedule;
         int64_t vpp;
-    } runs[] = { { "vpp = 2\nschedule = 1f1b\n", "interleaved", 2 }, { "vpp = 1\nschedule = zb-v\n", "zb-v", 0 },
-                 { "vpp = 1\nslices = 2\nschedule = 1f1b\n", "seq1f1b", 0 }, { "vpp = 1\nschedule = 1f1b\n", "1f1b", 0 } };
+    } runs[] = { { "vpp = 2\nschedule = 1f1b\n", "interleaved", 2 },
+                 { "vpp = 1\nschedule = zb-v\n", "zb-v", 0 },
+                 { "vpp = 1\nslices = 2\nschedule = 1f1b\n", "seq1f1b", 0 },
+                 { "vpp = 1\nschedule = 1f1b\n", "1f1b", 0 } };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         Config was;
         char text[200];

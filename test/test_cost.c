@@ -16,10 +16,25 @@
 /* 4 multiprocessors, 1 TFLOP/s, 1 GB/s of memory; hosts of 4 devices, 100 GB/s between these, 10 to others. */
 static DeviceFile round_device(void)
 {
-    return (DeviceFile){ .name = "round", .memory_mib = 1, .bf16_tflops = 1, .fp32_tflops = .5, .memory_gb_s = 1000,
-                         .multiprocessors = 4, .attention_fwd_tflops = .5, .attention_bwd_tflops = .25,
-                         .host_devices = 4, .link_gb_s = 100, .network_gb_s = 10, .link_us = 5, .network_us = 20,
-                         .matrix_share = 1, .memory_share = 1, .attention_share = 1, .experts_share = .5, .link_share = 1, .overlap_cost = .25 };
+    return (DeviceFile){ .name = "round",
+                         .memory_mib = 1,
+                         .bf16_tflops = 1,
+                         .fp32_tflops = .5,
+                         .memory_gb_s = 1000,
+                         .multiprocessors = 4,
+                         .attention_fwd_tflops = .5,
+                         .attention_bwd_tflops = .25,
+                         .host_devices = 4,
+                         .link_gb_s = 100,
+                         .network_gb_s = 10,
+                         .link_us = 5,
+                         .network_us = 20,
+                         .matrix_share = 1,
+                         .memory_share = 1,
+                         .attention_share = 1,
+                         .experts_share = .5,
+                         .link_share = 1,
+                         .overlap_cost = .25 };
 }
 
 static char somewhere[1]; /* (no op runs: an address is all that is needed) */
@@ -136,8 +151,8 @@ static Tensor codes(Tensor *factors, int64_t rows, int64_t columns)
     return t;
 }
 
-/* Tiles of 128 x 64 at experts_share of the peak of 8 bits; on Hopper of 128 x 128 and of other rates. A run leaves half
- * a block unfilled, which is multiplied, too. */
+/* Tiles of 128 x 64 at experts_share of the peak of 8 bits; on Hopper of 128 x 128 and of other rates. A run leaves
+ * half a block unfilled, which is multiplied, too. */
 TEST(experts_of_8_bits)
 {
     enum { E = 8, C = 2048 };
@@ -147,7 +162,8 @@ TEST(experts_of_8_bits)
                                    .w = codes(&factors[1], E * 192, 1024) };
     fp8_grouped_add_args add = { .dw = tensor_of(somewhere, F32, E, 128, 128), .dy = codes(&factors[2], 128, C),
                                  .x = codes(&factors[3], 128, C), .begin = tensor_of(somewhere, I64, E + 1) };
-    const double tile = 2. * 128 * 64 / (1e12 / 4); /* of which 4 multiprocessors have 24, or 16; of twice as wide 16, or 8 */
+    /* of which 4 multiprocessors have 24, or 16; of twice as wide 16, or 8 */
+    const double tile = 2. * 128 * 64 / (1e12 / 4);
     for (int hopper = 0; hopper < 2; hopper++) {
         const double rows = hopper ? 8 * tile / 1.74 : 6 * tile, sums = 4 * tile / (hopper ? 1.54 : .83);
         CostModel m;
@@ -193,7 +209,9 @@ TEST(codes_in_use_are_what_passes_memory)
     SAME(cost_op(&m, OP_fp8_cast_runs, &cast, 0).seconds, bytes / 1e6);
     SAME(op_work(OP_fp8_cast_runs, &cast).shape[0], bytes);
     CHECK(cost_op(&m, OP_fp8_cast_runs, &cast, 0).launches == 2);
-    fp8_grouped_args rows = { .y = bf16(2, C, O, 0, 0), .x = codes(&factors[0], C, O), .w = codes(&factors[1], E * O, O) };
+    fp8_grouped_args rows = { .y = bf16(2, C, O, 0, 0),
+                              .x = codes(&factors[0], C, O),
+                              .w = codes(&factors[1], E * O, O) };
     rows.y.expected = SOME;
     SAME(cost_op(&m, OP_fp8_grouped, &rows, 0).seconds, ((2. + 1) * SOME * O + E * O * O) / 1e6);
 }
@@ -301,8 +319,8 @@ static double grouped_seconds(const CostModel *m, int64_t rows, int64_t O, int64
     return cost_op(m, OP_grouped_fwd, &a, 0).seconds;
 }
 
-/* L2 does not hold all that tiles share, and some comes twice: by a model of it that walks the kernel's own order of tiles
- * that is less than the arithmetic takes, so that counting each byte once is enough. */
+/* L2 does not hold all that tiles share, and some comes twice: by a model of it that walks the kernel's own order of
+ * tiles that is less than the arithmetic takes, so that counting each byte once is enough. */
 TEST(bytes_that_come_again_do_not_bound_experts)
 {
     static const char *const names[] = { "a100", "h100", "b200" };
@@ -414,11 +432,17 @@ TEST(pairs_of_any_spans)
     for (int64_t window = 0; window < 40; window += 7)
         for (int64_t a = 0; a < 12; a += 3)
             for (int64_t b = 0; b < 12; b += 3) {
-                const Spans q = { .first = { a, a + 30 }, .count = { 9, a } }, k = { .first = { b, 41 - b }, .count = { 5 + b, b } };
-                const attention_fwd_args of = { .q = bf16(4, 1, ROWS, 1, 64), .k = bf16(4, 1, ROWS, 1, 64),
-                                                .v = bf16(4, 1, ROWS, 1, 64), .q_span = q, .k_span = k, .window = window };
+                const Spans q = { .first = { a, a + 30 }, .count = { 9, a } },
+                            k = { .first = { b, 41 - b }, .count = { 5 + b, b } };
+                const attention_fwd_args of = { .q = bf16(4, 1, ROWS, 1, 64),
+                                                .k = bf16(4, 1, ROWS, 1, 64),
+                                                .v = bf16(4, 1, ROWS, 1, 64),
+                                                .q_span = q,
+                                                .k_span = k,
+                                                .window = window };
                 const double seen = op_work(OP_attention_fwd, &of).times * causal_pairs(ROWS, ROWS);
-                CHECK_CLOSE(seen, pairs_one_by_one(q, k, window), 1e-9, "window %d, %d, %d", (int)window, (int)a, (int)b);
+                CHECK_CLOSE(seen, pairs_one_by_one(q, k, window), 1e-9, "window %d, %d, %d", (int)window, (int)a,
+                            (int)b);
             }
 }
 
@@ -507,7 +531,8 @@ TEST(between_sizes_threads_share_tasks)
         int cut = 0;
         for (int i = 0; i < 512; i++) {
             const ProductShape shape = { sizes[i / 64], sizes[i / 8 % 8], sizes[i % 8], false };
-            const double one = product_speedup(product_by_here(), ids[k], shape, 1), two = product_speedup(product_by_here(), ids[k], shape, 2),
+            const double one = product_speedup(product_by_here(), ids[k], shape, 1),
+                         two = product_speedup(product_by_here(), ids[k], shape, 2),
                          three = product_speedup(product_by_here(), ids[k], shape, 3);
             CHECK(one == 1 && two >= 1 && two <= 2 && three >= 1 && three <= 3);
             cut += two > 1 && two < 1.9;
@@ -522,8 +547,11 @@ TEST(between_sizes_threads_share_tasks)
     DevicePoint points[8];
     for (int i = 0; i < 8; i++) {
         const ProductShape at = { i & 4 ? 512 : 128, i & 2 ? 512 : 128, i & 1 ? 512 : 128, false };
-        const double us = (double)(at.rows * at.outputs * at.inputs) / gflop_s * 2e-3 / product_speedup(product_by_here(), OP_linear_fwd, at, 2);
-        points[i] = (DevicePoint){ "linear_fwd", "f32", 1, 2, 3, { (double)at.rows, (double)at.outputs, (double)at.inputs }, us };
+        const double us = (double)(at.rows * at.outputs * at.inputs) / gflop_s * 2e-3 /
+                          product_speedup(product_by_here(), OP_linear_fwd, at, 2);
+        points[i] = (DevicePoint){
+            "linear_fwd", "f32", 1, 2, 3, { (double)at.rows, (double)at.outputs, (double)at.inputs }, us
+        };
     }
     const DevicePoints all = { .items = points, .count = 8, .names = 1 };
     for (int64_t n = 128; n <= 512; n += 64) {
@@ -531,7 +559,8 @@ TEST(between_sizes_threads_share_tasks)
         a.y.dtype = a.x.dtype = a.w.dtype = F32;
         double seconds = 0;
         CHECK(measured_op(&all, OP_linear_fwd, &a, 1, 2, &seconds));
-        SAME(seconds, (double)(256 * n * n) / gflop_s * 2e-9 / product_speedup(product_by_here(), OP_linear_fwd, (ProductShape){ 256, n, n, false }, 2));
+        SAME(seconds, (double)(256 * n * n) / gflop_s * 2e-9 /
+                          product_speedup(product_by_here(), OP_linear_fwd, (ProductShape){ 256, n, n, false }, 2));
     }
 }
 
@@ -545,7 +574,12 @@ TEST(threads_share_sums_of_gradients_as_they_are_made)
         DevicePoint points[8];
         for (int i = 0; i < 8; i++) {
             const ProductShape at = { i & 4 ? 1024 : 64, i & 2 ? 512 : 64, i & 1 ? 512 : 64, narrow, !narrow };
-            points[i] = (DevicePoint){ "linear_dw", "", 1, 2, 3, { (double)at.rows, (double)at.outputs, (double)at.inputs },
+            points[i] = (DevicePoint){ "linear_dw",
+                                       "",
+                                       1,
+                                       2,
+                                       3,
+                                       { (double)at.rows, (double)at.outputs, (double)at.inputs },
                                        (double)(at.rows * at.outputs * at.inputs) / gflop_s * 2e-3 /
                                            product_speedup(product_by_here(), OP_linear_dw, at, 2) };
             snprintf(points[i].dtype, sizeof points[i].dtype, "%s", narrow ? "bf16" : "f32");
@@ -558,7 +592,8 @@ TEST(threads_share_sums_of_gradients_as_they_are_made)
                 linear_dw_args a = { .dy = bf16(2, 512, n, 0, 0), .x = bf16(2, 512, m, 0, 0),
                                      .dw = tensor_of(somewhere, fixed ? I64 : F32, n, m) };
                 a.dy.dtype = a.x.dtype = narrow ? BF16 : F32;
-                speedup[fixed] = product_speedup(product_by_here(), OP_linear_dw, (ProductShape){ 512, n, m, narrow, fixed }, 2);
+                speedup[fixed] =
+                    product_speedup(product_by_here(), OP_linear_dw, (ProductShape){ 512, n, m, narrow, fixed }, 2);
                 CHECK(measured_op(&all, OP_linear_dw, &a, 1, 2, &seconds[fixed]));
                 SAME(seconds[fixed], (double)(512 * n * m) / gflop_s * 2e-9 / speedup[fixed]);
             }
@@ -580,8 +615,14 @@ TEST(products_are_shared_as_where_they_were_measured)
         DevicePoint points[8];
         for (int i = 0; i < 8; i++) {
             const ProductShape at = { i & 4 ? 512 : 64, i & 2 ? 512 : 64, i & 1 ? 512 : 64, false };
-            points[i] = (DevicePoint){ "linear_fwd", "f32", 1, 2, 3, { (double)at.rows, (double)at.outputs, (double)at.inputs },
-                                       2 / product_speedup(by, OP_linear_fwd, at, 2) * (double)(at.rows * at.outputs * at.inputs) };
+            points[i] = (DevicePoint){ "linear_fwd",
+                                       "f32",
+                                       1,
+                                       2,
+                                       3,
+                                       { (double)at.rows, (double)at.outputs, (double)at.inputs },
+                                       2 / product_speedup(by, OP_linear_fwd, at, 2) *
+                                           (double)(at.rows * at.outputs * at.inputs) };
         }
         DevicePoints all = { .items = points, .count = 8, .names = 1 };
         snprintf(all.isa, sizeof all.isa, "%s", isa_name(isas[k]));
@@ -593,7 +634,9 @@ TEST(products_are_shared_as_where_they_were_measured)
             double seconds = 0;
             CHECK(measured_op(&all, OP_linear_fwd, &a, 1, 2, &seconds));
             SAME(seconds, 2e-6 / product_speedup(by, OP_linear_fwd, shape, 2) * (double)(200 * n * n));
-            differ += fabs(product_speedup(by, OP_linear_fwd, shape, 2) / product_speedup(here, OP_linear_fwd, shape, 2) - 1) > .01;
+            differ +=
+                fabs(product_speedup(by, OP_linear_fwd, shape, 2) / product_speedup(here, OP_linear_fwd, shape, 2) -
+                     1) > .01;
         }
     }
     /* (AVX2 and plain C have panels of one shape) */
@@ -617,8 +660,13 @@ TEST(points_of_two_kinds_do_not_mix)
         for (int i = 0; i < 16; i++) {
             const bool many = (i / 8 == 1) != (kind % 2 == 1);
             const int wide = many ? 4 : 1, ranks = kind < 2 ? 1 : wide, threads = kind < 2 ? wide : 1;
-            points[i] = (DevicePoint){ "linear_fwd", "f32", ranks, threads, 3,
-                                       { i & 4 ? 512 : 128, i & 2 ? 512 : 128, i & 1 ? 512 : 128 }, many ? 7 + i % 8 : 100 };
+            points[i] = (DevicePoint){ "linear_fwd",
+                                       "f32",
+                                       ranks,
+                                       threads,
+                                       3,
+                                       { i & 4 ? 512 : 128, i & 2 ? 512 : 128, i & 1 ? 512 : 128 },
+                                       many ? 7 + i % 8 : 100 };
         }
         const DevicePoints few = { .items = points + 8 * (kind % 2), .count = 8, .names = 1 };
         const DevicePoints all = { .items = points, .count = 16, .names = 1 };

@@ -553,8 +553,10 @@ TEST(identity_names_what_differs)
     OK(data_id_same(now, was, 0));
     OK(data_id_same(was, now, 0));
     /* moved: with a checksum it is the same file, without one nobody knows */
-    OK(data_id_same("train 1, tokenizer 2\nx:/y/a: 10 bytes, content 4", "train 1, tokenizer 2\na: 10 bytes, content 4", 0));
-    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes, content 5", "train 1, tokenizer 2\na: 10 bytes, content 4", 0),
+    OK(data_id_same("train 1, tokenizer 2\nx:/y/a: 10 bytes, content 4", "train 1, tokenizer 2\na: 10 bytes, content 4",
+                    0));
+    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes, content 5", "train 1, tokenizer 2\na: 10 bytes, content 4",
+                       0),
           ERR_CKPT, "a token file: 'x/a: 10 bytes, content 5' now");
     FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes", "train 1, tokenizer 2\na: 10 bytes", 0), ERR_CKPT,
           "a token file: 'x/a: 10 bytes' now");

@@ -1,7 +1,7 @@
 /*
- * Products of bf16 numbers against their definition (cpu/gemm.h), bit for bit: both kinds of dot product in every build,
- * and, where the processor has it, by the instruction itself; every mode, transposition and dtype of the result; odd
- * leaves and rows, denormals, infinities and NaN.
+ * Products of bf16 numbers against their definition (cpu/gemm.h), bit for bit: both kinds of dot product in every
+ * build, and, where the processor has it, by the instruction itself; every mode, transposition and dtype of the result;
+ * odd leaves and rows, denormals, infinities and NaN.
  */
 #include "gemm_definition.h"
 
@@ -244,7 +244,8 @@ TEST(one_pair)
         { { 1, 1 }, { 0x1p-24f, 0x1p24f }, 0, 0x1p24f },               /* the second first: the first is lost */
         { { 1, -1 }, { 0x1.8p24f, 0x1.8p24f }, 1, 0 },                 /* (1 is lost before they cancel) */
         { { 0, 0x1p-63f }, { 0, 0x1p-64f }, 0, 0 },                    /* 2^-127 is 0 */
-        { { 0, -0x1p-63f }, { 0, 0x1p-64f }, -0.0f, -0.0f },           /* of its sign, and the first pair's +0 0 adds 0 */
+        /* of its sign, and the first pair's +0 0 adds 0 */
+        { { 0, -0x1p-63f }, { 0, 0x1p-64f }, -0.0f, -0.0f },
         { { 0x1p-63f, 0 }, { 0x1p-63f, 0 }, 0, 0x1p-126f },
         { { 0x1p-130f, 0 }, { 0x1p100f, 0 }, 0, 0 },                   /* a denormal counts as 0 */
         { { 0, 0 }, { 0, 0 }, 0x1p-130f, 0 },                          /* the sum's, too */
@@ -291,8 +292,8 @@ TEST(errors_beside_double)
             }
         error[kind] = sqrt(off / size);
     }
-    printf("    relative error of chains of %d: fma %.2e, vdpbf16 %.2e, amx %.2e\n", K, error[DOT_FMA], error[DOT_VDPBF16],
-           error[DOT_AMX]);
+    printf("    relative error of chains of %d: fma %.2e, vdpbf16 %.2e, amx %.2e\n", K, error[DOT_FMA],
+           error[DOT_VDPBF16], error[DOT_AMX]);
     CHECK(error[DOT_VDPBF16] < 1.25 * error[DOT_FMA] && error[DOT_FMA] < 5e-6);
     CHECK(error[DOT_AMX] < error[DOT_FMA]); /* (chains of 16 and of 64, for one of 2,048) */
     free(a), free(b);
@@ -374,19 +375,21 @@ static void experts_check(const Experts *e, const Build *b, int threads, bool wi
     int32_t shift = 30, overflow = 0;
     Device dev = device(threads);
     Stream s = { &dev };
-    const Tensor x = tensor_of(e->x, BF16, P, I), w = tensor_of(e->w, BF16, e->E, O, I), of = tensor_of(e->dy, BF16, P, O);
+    const Tensor x = tensor_of(e->x, BF16, P, I), w = tensor_of(e->w, BF16, e->E, O, I),
+                 of = tensor_of(e->dy, BF16, P, O);
     const Tensor offset = tensor_of((void *)e->offset, I64, e->E * e->runs + 1);
     dev.dot = defined_dot, dev.dot_pairs = b->pairs, dev.dot_tiles = b->tiles;
     for (int64_t i = 0; i < weights; i++) got_dw[i] = e->start;
     OK(op->grouped_fwd(&s, &(grouped_fwd_args){ tensor_of(got_y, type, P, O), x, w, offset, .leaf = e->leaf }));
     OK(op->grouped_dx(&s, &(grouped_dx_args){ tensor_of(got_dx, type, P, I), of, w, offset, .leaf = e->leaf }));
-    OK(op->grouped_dw(&s, &(grouped_dw_args){ tensor_of(got_dw, I64, e->E, O, I), of, x, offset, tensor_of(&shift, I32, 1),
-                                              tensor_of(&overflow, I32, 1), .headroom_bits = 16 }));
+    OK(op->grouped_dw(&s,
+                      &(grouped_dw_args){ tensor_of(got_dw, I64, e->E, O, I), of, x, offset, tensor_of(&shift, I32, 1),
+                                          tensor_of(&overflow, I32, 1), .headroom_bits = 16 }));
     const bool same = wide ? !memcmp(got_y, y, (size_t)(P * O) * 4) && !memcmp(got_dx, dx, (size_t)(P * I) * 4)
                            : !wrong((uint16_t *)got_y, y, P * O) && !wrong((uint16_t *)got_dx, dx, P * I);
     CHECK_MSG(same && !memcmp(got_dw, dw, (size_t)weights * 8) && !overflow,
-              "%s %s, %d experts, %lld rows, %lld x %lld, leaf %lld, wide %d, %d threads", dot_name(defined_dot), b->name,
-              (int)e->E, (long long)P, (long long)O, (long long)I, (long long)e->leaf, wide, threads);
+              "%s %s, %d experts, %lld rows, %lld x %lld, leaf %lld, wide %d, %d threads", dot_name(defined_dot),
+              b->name, (int)e->E, (long long)P, (long long)O, (long long)I, (long long)e->leaf, wide, threads);
     free(got_y), free(got_dx), free(got_dw);
 }
 
@@ -491,12 +494,22 @@ TEST(rows_of_16_bits)
         CHECK_MSG(!wrong(y, y32, N * D) && !memcmp(mean[0], mean[1], sizeof mean[0]) &&
                       !memcmp(rstd[0], rstd[1], sizeof rstd[0]), "%s residual_norm_fwd in fp32", b->name);
         for (int k = 0; k < 2; k++) /* dy and w narrow, then wide: dx of fp32 is the same */
-            OK(op->norm_bwd(&s, &(norm_bwd_args){
-                .dx = k ? wide : tensor_of(d32, F32, N, D), .dw = tensor_of(sum[k], I64, D), .dsum = tensor_of(bsum[k], I64, D),
-                .dy = k ? vx : tx, .x = t2, .w = k ? vw : tw, .mean = tensor_of(mean[1], F32, N),
-                .rstd = tensor_of(rstd[1], F32, N), .shift_w = tensor_of(&shift, I32, 1),
-                .shift_sum = tensor_of(&shift, I32, 1), .overflow = tensor_of(&overflow, I32, 1), .leaf = 4,
-                .headroom_bits = 16, .fresh = 1, .fresh_sum = 1, .fresh_dx = 1 }));
+            OK(op->norm_bwd(&s, &(norm_bwd_args){ .dx = k ? wide : tensor_of(d32, F32, N, D),
+                                                  .dw = tensor_of(sum[k], I64, D),
+                                                  .dsum = tensor_of(bsum[k], I64, D),
+                                                  .dy = k ? vx : tx,
+                                                  .x = t2,
+                                                  .w = k ? vw : tw,
+                                                  .mean = tensor_of(mean[1], F32, N),
+                                                  .rstd = tensor_of(rstd[1], F32, N),
+                                                  .shift_w = tensor_of(&shift, I32, 1),
+                                                  .shift_sum = tensor_of(&shift, I32, 1),
+                                                  .overflow = tensor_of(&overflow, I32, 1),
+                                                  .leaf = 4,
+                                                  .headroom_bits = 16,
+                                                  .fresh = 1,
+                                                  .fresh_sum = 1,
+                                                  .fresh_dx = 1 }));
         CHECK_MSG(!memcmp(d32, y32, sizeof d32) && !memcmp(sum[0], sum[1], sizeof sum[0]) &&
                       !memcmp(bsum[0], bsum[1], sizeof bsum[0]) && !overflow, "%s norm_bwd in fp32", b->name);
         OK(op->embedding_fwd(&s, &(embedding_fwd_args){ t2, tr, tensor_of(index, I32, N) }));

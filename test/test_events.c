@@ -218,8 +218,9 @@ TEST(known_bytes)
     CHECK(bitwise_crc((const uint8_t *)"123456789", 9) == 0xE3069283u);
     check_bytes(&(EventRecord){ .kind = EVENT_VERSION, .wall_s = 1 },
                 "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a");
-    check_bytes(&(EventRecord){ .kind = EVENT_SCALARS, .wall_s = 2, .step = 300, .count = 1, .scalar = { { "loss", 2.5f } } },
-                "1b000000000000001a0d9e1309000000000000004010ac022a0d0a0b0a046c6f73731500002040de65814e");
+    check_bytes(
+        &(EventRecord){ .kind = EVENT_SCALARS, .wall_s = 2, .step = 300, .count = 1, .scalar = { { "loss", 2.5f } } },
+        "1b000000000000001a0d9e1309000000000000004010ac022a0d0a0b0a046c6f73731500002040de65814e");
 }
 
 /* The record of a text, as protobuf's own encoder made it of an Event of TensorBoard's. Lengths of two bytes. */

@@ -1,8 +1,8 @@
 /*
  * The executor against the simulator: every synchronous schedule on ranks that are processes with messages over Gloo,
- * whose stages sleep instead of computing. What is executed is what was simulated, unit by unit; every unit finds in its
- * boundary buffer what its neighbour made for it; nothing begins before what it needs has ended; and no step is shorter
- * than its simulation. How much longer it is depends on the machine:
+ * whose stages sleep instead of computing. What is executed is what was simulated, unit by unit; every unit finds in
+ * its boundary buffer what its neighbour made for it; nothing begins before what it needs has ended; and no step is
+ * shorter than its simulation. How much longer it is depends on the machine:
  *
  *   MEGATRAIN_EXECUTOR=measure test_executor      longer sleeps, prints the simulated time and the shortest and longest
  *                                                 measured of several; asserts the same
@@ -337,7 +337,10 @@ static void every_schedule(int rank, int size, void *arg)
     (void)arg;
     OK(device_open(&device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
     shared_meet(size);
-    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", "a start", 60, { shared_page, shared_set, shared_get } }, &world));
+    OK(gloo_world_open(
+        (GlooOptions){
+            rank, size, "127.0.0.1", "a secret of tests", "a start", 60, { shared_page, shared_set, shared_get } },
+        &world));
     OK(comm_open_gloo(world, &pp, "pp", members, size));
     for (int i = 0; schedule_name(i); i++)
         for (int uneven = 0; uneven < 2; uneven++) run_schedule(schedule_name(i), uneven, &pp, &device.stream);

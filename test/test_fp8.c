@@ -1,7 +1,7 @@
 /*
- * The formats of 8 and 4 bits, their scales and casts (base/fp8.h, src/cpu/fp8.c) against what another definition of them gave
- * (test/golden/fp8.txt, by test/tools/golden_fp8.py), to the bit and in every build of the kernels; products against
- * float64 loops over the numbers that codes stand for.
+ * The formats of 8 and 4 bits, their scales and casts (base/fp8.h, src/cpu/fp8.c) against what another definition of
+ * them gave (test/golden/fp8.txt, by test/tools/golden_fp8.py), to the bit and in every build of the kernels; products
+ * against float64 loops over the numbers that codes stand for.
  */
 #include "base/fp8.h"
 #include "base/int64.h"
@@ -26,7 +26,10 @@ static Fp8Scale scale_of(const char *name)
     return !strcmp(name, "exact") ? FP8_SCALE_EXACT : !strcmp(name, "power") ? FP8_SCALE_POWER_OF_TWO : FP8_SCALE_E8M0;
 }
 
-static bool same_float(float a, uint32_t bits) { return half_float_bits(a) == bits || (isnan(a) && isnan(half_float_of(bits))); }
+static bool same_float(float a, uint32_t bits)
+{
+    return half_float_bits(a) == bits || (isnan(a) && isnan(half_float_of(bits)));
+}
 
 /* Calls `check` with each line that begins with the word, split at blanks; returns how many. */
 typedef void LineFn(char **word, int count);
@@ -83,8 +86,8 @@ static void check_levels(char **word, int count)
 {
     CHECK(count == 5);
     const Fp8Factor f = fp8_factor_two_levels(hex(word[1]), hex(word[2]));
-    CHECK_MSG(same_float(f.scale, hex(word[3])) && same_float(f.back, hex(word[4])), "%s %s: %08x %08x", word[1], word[2],
-              half_float_bits(f.scale), half_float_bits(f.back));
+    CHECK_MSG(same_float(f.scale, hex(word[3])) && same_float(f.back, hex(word[4])), "%s %s: %08x %08x", word[1],
+              word[2], half_float_bits(f.scale), half_float_bits(f.back));
 }
 
 TEST(formats)
@@ -107,7 +110,8 @@ TEST(scales)
 /* What the recipes' description says of e2m1: ties, and a block of 1 in a tensor of 3, whose factor is 144 / 896. */
 TEST(scales_of_two_levels)
 {
-    static const float ties[][2] = { { 0.25f, 0 }, { 0.75f, 1 }, { 1.25f, 1 }, { 1.75f, 2 }, { 2.5f, 2 }, { 3.5f, 4 }, { 5, 4 } };
+    static const float ties[][2] = { { 0.25f, 0 }, { 0.75f, 1 }, { 1.25f, 1 }, { 1.75f, 2 },
+                                     { 2.5f, 2 },  { 3.5f, 4 },  { 5, 4 } };
     CHECK(each_line("levels", check_levels) == 112);
     for (int i = 0; i < 7; i++)
         for (int sign = -1; sign < 2; sign += 2)
@@ -267,7 +271,8 @@ static void check_mix(char **word, int count)
         double want = 0;
         for (int k = 0; k < FP8_MIXED; k++) {
             const double sign = signs[k] == '+' ? 0.25 : -0.25;
-            want += (__builtin_popcount((unsigned)(i & k)) % 2 ? -sign : sign) * (double)half_float_of(hex(word[1 + k]));
+            want +=
+                (__builtin_popcount((unsigned)(i & k)) % 2 ? -sign : sign) * (double)half_float_of(hex(word[1 + k]));
         }
         CHECK(same_float(x[i], hex(word[17 + i])));
         if (isfinite(want)) CHECK(fabs((double)x[i] - want) <= 1e-6 * size);
@@ -332,8 +337,9 @@ static void case_amax(Env *e, const Shape *p)
 
 TEST(largest_magnitudes)
 {
-    CASES(case_amax, { 1, 1, 0, 0, 1 }, { 3, 17, 0, 0, 1 }, { 35, 100, 0x3F800000, 0, 0 }, { 35, 100, 0x40800000, 0, 0 },
-          { 20, 1000, 0, 0, 1 }, { 9, 130, 0, 0, 3 }, { 9, 130, 0, 0, 7 }, { 300, 129, 0, 0, 0 });
+    CASES(case_amax, { 1, 1, 0, 0, 1 }, { 3, 17, 0, 0, 1 }, { 35, 100, 0x3F800000, 0, 0 },
+          { 35, 100, 0x40800000, 0, 0 }, { 20, 1000, 0, 0, 1 }, { 9, 130, 0, 0, 3 }, { 9, 130, 0, 0, 7 },
+          { 300, 129, 0, 0, 0 });
 }
 
 /* ---- rows in use, and back ---- */
@@ -342,7 +348,9 @@ TEST(largest_magnitudes)
 TEST(rows_in_use)
 {
     enum { N = 70, USED = 41, I = 50 };
-    static const Fp8Blocks blocks[] = { { 1, 32, FP8_SCALE_E8M0 }, { 1, 128, FP8_SCALE_POWER_OF_TWO }, { 0, 0, FP8_SCALE_EXACT },
+    static const Fp8Blocks blocks[] = { { 1, 32, FP8_SCALE_E8M0 },
+                                        { 1, 128, FP8_SCALE_POWER_OF_TWO },
+                                        { 0, 0, FP8_SCALE_EXACT },
                                         { 1, 16, FP8_SCALE_TWO_LEVELS } };
     static uint16_t x[N * I];
     static float back[N * I];
@@ -387,7 +395,8 @@ static void random_codes(Codes *c, int seed, DType t, int64_t rows, int64_t colu
 {
     float *x = malloc((size_t)(rows * columns) * sizeof *x);
     uint64_t state = (uint64_t)seed;
-    for (int64_t i = 0; i < rows * columns; i++) x[i] = (float)(test_uniform(&state, -1, 1) * exp2(test_uniform(&state, -6, 0)));
+    for (int64_t i = 0; i < rows * columns; i++)
+        x[i] = (float)(test_uniform(&state, -1, 1) * exp2(test_uniform(&state, -6, 0)));
     codes_alloc(c, t, rows, columns, b, seed % 2 * 5);
     cast_on(isa_best(), 1, c, NULL, tensor_of(x, F32, rows, columns), b);
     for (int64_t i = 0; i < rows * columns; i++) {
@@ -427,7 +436,8 @@ static void check_product(const ProductCase *p, Isa isa, int threads, uint64_t *
     const int64_t N = p->N, O = p->O, I = p->I;
     double *x = malloc((size_t)(N * I) * 8), *w = malloc((size_t)(O * I) * 8);
     float *y = malloc((size_t)(N * O) * 4), *bias = malloc((size_t)O * 4);
-    uint16_t *narrow = malloc((size_t)(N * O) * 2), *gelu = malloc((size_t)(N * O) * 2), *apart = malloc((size_t)(N * O) * 2);
+    uint16_t *narrow = malloc((size_t)(N * O) * 2), *gelu = malloc((size_t)(N * O) * 2),
+             *apart = malloc((size_t)(N * O) * 2);
     uint16_t *narrow_bias = malloc((size_t)O * 2);
     Codes cx, cw;
     Device dev;
@@ -449,8 +459,10 @@ static void check_product(const ProductCase *p, Isa isa, int threads, uint64_t *
     for (int64_t n = 0; n < N; n++) {
         for (int64_t o = 0; o < O; o++) {
             double sum = p->biased ? (double)bias[o] : 0, size = fabs(sum);
-            for (int64_t i = 0; i < I; i++) sum += x[n * I + i] * w[o * I + i], size += fabs(x[n * I + i] * w[o * I + i]);
-            CHECK_MSG(fabs((double)y[n * O + o] - sum) <= bound_of(size), "%g, in float64 %g", (double)y[n * O + o], sum);
+            for (int64_t i = 0; i < I; i++)
+                sum += x[n * I + i] * w[o * I + i], size += fabs(x[n * I + i] * w[o * I + i]);
+            CHECK_MSG(fabs((double)y[n * O + o] - sum) <= bound_of(size), "%g, in float64 %g", (double)y[n * O + o],
+                      sum);
             CHECK(narrow[n * O + o] == bf16_from_float(y[n * O + o]));
         }
     }
@@ -495,7 +507,8 @@ static void check_product_add(const ProductCase *p, bool fixed, bool fresh)
     for (int64_t o = 0; o < O; o++) {
         for (int64_t i = 0; i < I; i++) {
             double sum = fresh ? 0 : HELD, size = sum;
-            for (int64_t n = 0; n < N; n++) sum += dy[o * N + n] * x[i * N + n], size += fabs(dy[o * N + n] * x[i * N + n]);
+            for (int64_t n = 0; n < N; n++)
+                sum += dy[o * N + n] * x[i * N + n], size += fabs(dy[o * N + n] * x[i * N + n]);
             const double got = fixed ? ldexp((double)units[o * I + i], -SHIFT) : (double)plain[o * I + i];
             const double rounding = fixed ? ldexp((double)(N / p->leaf + 1), -SHIFT) : 0;
             CHECK_MSG(fabs(got - sum) <= bound_of(size) + rounding, "%g, in float64 %g", got, sum);
@@ -548,15 +561,18 @@ TEST(operands_are_checked)
     float y[N * N], factors[N * N];
     Device dev;
     wide_open(&dev, isa_best(), 1);
-    const Tensor one = tensor_of(factors, F32, 1), three = tensor_of(factors, F32, 3), wrong = tensor_of(factors, F32, 2, 1);
+    const Tensor one = tensor_of(factors, F32, 1), three = tensor_of(factors, F32, 3),
+                 wrong = tensor_of(factors, F32, 2, 1);
     Tensor x = tensor_of(codes, E4M3, N, N), bare = x, plain = tensor_of(y, F32, N, N);
     x.scale = &one;
     Tensor many = x, scaled = plain;
     many.scale = &three;
     scaled.scale = &one;
     const Tensor out = tensor_of(y, F32, N, N);
-    CHECK(op(&dev.stream, fp8_product, .y = out, .x = x, .w = bare, .leaf = N) == ERR_SHAPE && strstr(err_message(), "factors"));
-    CHECK(op(&dev.stream, fp8_product, .y = out, .x = many, .w = x, .leaf = N) == ERR_SHAPE && strstr(err_message(), "factors"));
+    CHECK(op(&dev.stream, fp8_product, .y = out, .x = x, .w = bare, .leaf = N) == ERR_SHAPE &&
+          strstr(err_message(), "factors"));
+    CHECK(op(&dev.stream, fp8_product, .y = out, .x = many, .w = x, .leaf = N) == ERR_SHAPE &&
+          strstr(err_message(), "factors"));
     CHECK(op(&dev.stream, fp8_product, .y = out, .x = plain, .w = x, .leaf = N) == ERR_SHAPE);
     CHECK(op(&dev.stream, fp8_product, .y = scaled, .x = x, .w = x, .leaf = N) == ERR_SHAPE &&
           strstr(err_message(), "of codes alone"));
@@ -570,15 +586,18 @@ TEST(operands_are_checked)
     Tensor small = tensor_of(codes, E2M1, N, N), large = x;
     small.scale = large.scale = &sixteenth;
     OK(op(&dev.stream, fp8_cast, .y = small, .x = plain, .amax = amax, .blocks = two));
-    CHECK(op(&dev.stream, fp8_cast, .y = small, .x = plain, .blocks = two) == ERR_SHAPE && strstr(err_message(), "and of amax"));
-    CHECK(op(&dev.stream, fp8_cast, .y = small, .x = plain, .amax = amax) == ERR_SHAPE && strstr(err_message(), "of e2m1"));
+    CHECK(op(&dev.stream, fp8_cast, .y = small, .x = plain, .blocks = two) == ERR_SHAPE &&
+          strstr(err_message(), "and of amax"));
+    CHECK(op(&dev.stream, fp8_cast, .y = small, .x = plain, .amax = amax) == ERR_SHAPE &&
+          strstr(err_message(), "of e2m1"));
     CHECK(op(&dev.stream, fp8_cast, .y = large, .x = plain, .amax = amax, .blocks = two) == ERR_SHAPE &&
           strstr(err_message(), "of e2m1"));
     Tensor few = tensor_row_slice(plain, 0, N - 1), narrow = tensor_of(codes, E2M1, N, N - 1);
     narrow.scale = &sixteenth;
     CHECK(op(&dev.stream, fp8_cast, .turned = narrow, .x = few, .amax = amax, .blocks = two, .mixed = 1) == ERR_SHAPE &&
           strstr(err_message(), "not to be mixed"));
-    CHECK(op(&dev.stream, fp8_amax, .amax = amax, .x = few, .mixed = 1) == ERR_SHAPE && strstr(err_message(), "not to be mixed"));
+    CHECK(op(&dev.stream, fp8_amax, .amax = amax, .x = few, .mixed = 1) == ERR_SHAPE &&
+          strstr(err_message(), "not to be mixed"));
     CHECK(op(&dev.stream, fp8_cast, .x = plain, .blocks = { 1, 128, FP8_SCALE_EXACT }) == ERR_SHAPE &&
           strstr(err_message(), "nothing is to be written"));
     device_close(&dev);

@@ -73,11 +73,13 @@ static const Fp8Blocks weight_blocks[] = { { 128, 128, FP8_SCALE_POWER_OF_TWO },
 
 static int64_t run_columns(Fp8Blocks b) { return b.columns * ((ROWS + SPARE) / b.columns + X - 1); }
 
-static void cast_runs(Device *dev, Codes *to, int64_t *begin, const uint16_t *x, int64_t I, int64_t *offset, Fp8Blocks b)
+static void cast_runs(Device *dev, Codes *to, int64_t *begin, const uint16_t *x, int64_t I, int64_t *offset,
+                      Fp8Blocks b)
 {
     codes_alloc(to, I, run_columns(b), b);
     OK(tested_op(&dev->stream, fp8_cast_runs, .y = to->codes, .begin = tensor_of(begin, I64, X),
-                 .x = tensor_of((void *)(uintptr_t)x, BF16, ROWS + SPARE, I), .offset = tensor_of(offset, I64, X), .blocks = b));
+                 .x = tensor_of((void *)(uintptr_t)x, BF16, ROWS + SPARE, I), .offset = tensor_of(offset, I64, X),
+                 .blocks = b));
 }
 
 /* A run's codes and factors are those that it has without the others; behind it are zeros up to the next. */
@@ -146,7 +148,8 @@ static void check_rows(int k, bool transposed, Isa isa, int threads, const int64
     rows.rows = cx.codes.rows = &offset[X - 1];
     OK(tested_op(&dev.stream, fp8_cast, .y = cx.codes, .x = rows, .blocks = bx));
     OK(tested_op(&dev.stream, fp8_cast, .y = transposed ? (Tensor){ 0 } : cw.codes,
-                 .turned = transposed ? cw.codes : (Tensor){ 0 }, .x = tensor_of(w, BF16, EXPERTS * O, I), .blocks = bw));
+                 .turned = transposed ? cw.codes : (Tensor){ 0 }, .x = tensor_of(w, BF16, EXPERTS * O, I),
+                 .blocks = bw));
     for (int64_t i = 0; i < (ROWS + SPARE) * across; i++) y[i] = 77;
     OK(tested_op(&dev.stream, fp8_grouped, .y = tensor_of(y, F32, ROWS + SPARE, across), .x = cx.codes, .w = cw.codes,
                  .offset = tensor_of((void *)(uintptr_t)offset, I64, X), .leaf = depth / 2));
@@ -202,9 +205,9 @@ static void check_gradient(int k, bool fixed, bool fresh)
     cast_runs(&dev, &cdy, begin, dy, O, offset, b);
     cast_runs(&dev, &cx, begin, x, I, offset, b);
     const Tensor dw = fixed ? tensor_of(units, I64, EXPERTS, O, I) : tensor_of(plain, F32, EXPERTS, O, I);
-    OK(tested_op(&dev.stream, fp8_grouped_add, .dw = dw, .dy = cdy.codes, .x = cx.codes, .begin = tensor_of(begin, I64, X),
-                 .shift = tensor_of(&shift, I32, 1), .overflow = tensor_of(&overflow, I32, 1), .headroom_bits = 10,
-                 .fresh = fresh));
+    OK(tested_op(&dev.stream, fp8_grouped_add, .dw = dw, .dy = cdy.codes, .x = cx.codes,
+                 .begin = tensor_of(begin, I64, X), .shift = tensor_of(&shift, I32, 1),
+                 .overflow = tensor_of(&overflow, I32, 1), .headroom_bits = 10, .fresh = fresh));
     CHECK(!overflow);
     for (int64_t at = 0; at < EXPERTS * O * I; at++) {
         const int64_t e = at / (O * I), o = at / I % O, i = at % I;

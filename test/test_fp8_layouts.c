@@ -1,6 +1,6 @@
 /*
- * Training by operands of 8 bits, or 4 (layer/fp8.c): every layout gives the same bits; gradients are near those of bf16; blocks
- * that are kept in bf16 are. tiny.h holds every step to the planned FLOP, bytes, messages and memory.
+ * Training by operands of 8 bits, or 4 (layer/fp8.c): every layout gives the same bits; gradients are near those of
+ * bf16; blocks that are kept in bf16 are. tiny.h holds every step to the planned FLOP, bytes, messages and memory.
  */
 #include <math.h>
 
@@ -10,8 +10,8 @@
 
 enum { STEPS = 6 };
 
-/* Under a sanitizer (MEGATRAIN_LAYOUTS=brief) two steps of one layout in three, each time others, whose memory is looked at:
- * numbers and bits are compared without it. */
+/* Under a sanitizer (MEGATRAIN_LAYOUTS=brief) two steps of one layout in three, each time others, whose memory is
+ * looked at: numbers and bits are compared without it. */
 static int steps_of(int steps) { return brief() && steps > 2 ? 2 : steps; }
 
 typedef struct {
@@ -63,7 +63,8 @@ static void check_layouts(TrainSpec spec, const Layout *all, int count)
         if (!i) want = r.hash;
         CHECK_MSG(r.err == ERR_OK, "%s", r.message);
         if (brief()) continue;
-        CHECK_MSG(r.loss[STEPS - 1] < r.loss[0] - 0.02, "the loss must fall: %.4f -> %.4f", r.loss[0], r.loss[STEPS - 1]);
+        CHECK_MSG(r.loss[STEPS - 1] < r.loss[0] - 0.02, "the loss must fall: %.4f -> %.4f", r.loss[0],
+                  r.loss[STEPS - 1]);
         CHECK_MSG(r.hash == want, "%s, layout %d: dp%d tp%d sp%d pp%d ep%d etp%d micro%d %s",
                   fp8_recipe_name(spec.model.fp8.recipe), i, all[i].dp, all[i].tp, all[i].sp, all[i].pp, all[i].ep,
                   all[i].etp, all[i].micro, all[i].schedule ? all[i].schedule : "");
@@ -86,7 +87,8 @@ TEST(tensorwise)
 TEST(blockwise)
 {
     CHECK_LAYOUTS(spec_of(tiny_gpt2(), FP8_BLOCKWISE, 0), { 1, 1, 0, 1, 2, 1 }, { 2, 1, 0, 1, 2, 2, ISA_AUTO, 1 },
-                  { 1, 2, 0, 1, 2, 1 }, { 2, 2, 1, 1, 2, 1, ISA_AUTO, 2 }, { 1, 2, 1, 2, 2, 1 }, { 1, 2, 1, 1, 2, 1, ISA_AUTO, 0, 2 });
+                  { 1, 2, 0, 1, 2, 1 }, { 2, 2, 1, 1, 2, 1, ISA_AUTO, 2 }, { 1, 2, 1, 2, 2, 1 },
+                  { 1, 2, 1, 1, 2, 1, ISA_AUTO, 0, 2 });
 }
 
 /* Blocks of 32 rows cross no sample of 64. */
@@ -142,7 +144,8 @@ TEST(codes_of_4_bits_are_refused_on_gpus)
     const Fp8Spec four = { .recipe = FP8_NVFP4 }, eight = { .recipe = FP8_TENSORWISE };
     for (int i = 0; i < 4; i++) {
         OK(fp8_spec_on_gpu(&eight, capabilities[i], "a GPU"));
-        CHECK(fp8_spec_on_gpu(&four, capabilities[i], "a GPU") == ERR_CONFIG && strstr(err_message(), E2M1_NOT_ON_GPUS));
+        CHECK(fp8_spec_on_gpu(&four, capabilities[i], "a GPU") == ERR_CONFIG &&
+              strstr(err_message(), E2M1_NOT_ON_GPUS));
     }
 }
 
@@ -154,7 +157,8 @@ TEST(shared_sequences)
         s.exact = false;
         const int steps = steps_of(STEPS);
         TinyRun one = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, steps);
-        TinyRun shared = run_of(s, (Layout){ 1, 2, 1, 1, 2, 1 }, steps), sliced = run_of(s, (Layout){ 1, 1, 0, 2, 2, 1 }, steps);
+        TinyRun shared = run_of(s, (Layout){ 1, 2, 1, 1, 2, 1 }, steps),
+                sliced = run_of(s, (Layout){ 1, 1, 0, 2, 2, 1 }, steps);
         shared.grid.cp = 2;
         sliced.spec.pipeline.schedule = "seq1f1b", sliced.spec.pipeline.slices = 2;
         tiny_train(&one), tiny_train(&shared), tiny_train(&sliced);
@@ -206,8 +210,8 @@ static Err go_on(Trainer *t, void *user)
     return ERR_OK;
 }
 
-/* Largest magnitudes of weights, and their codes, are those of the weights that are there: an evaluation and a step make
- * them anew, so that one between two steps changes nothing. */
+/* Largest magnitudes of weights, and their codes, are those of the weights that are there: an evaluation and a step
+ * make them anew, so that one between two steps changes nothing. */
 TEST(weights_that_have_changed)
 {
     for (int keeps = 0; keeps < 2; keeps++) {
@@ -332,8 +336,8 @@ static double apart(const TinyRun *a, const TinyRun *b)
 }
 
 /* A number of 3 bits of mantissa is off by some 2.6 % on the average, so a product of two by 3.7 %; on the way back
- * through two blocks there are eight. Gradients of 2 bits, which a scale for a tensor goes with, add to that. With 1 bit of
- * mantissa all is four times as far. */
+ * through two blocks there are eight. Gradients of 2 bits, which a scale for a tensor goes with, add to that. With 1
+ * bit of mantissa all is four times as far. */
 TEST(gradients_are_near_those_of_bf16)
 {
     const TrainSpec specs[] = { tiny_gpt2(), tiny_llama(), tiny_latent(tiny_llama(), 24) };
@@ -355,7 +359,9 @@ TEST(gradients_are_near_those_of_bf16)
             CHECK_CLOSE(coarse.loss[0], fine.loss[0], 5e-4 * times, "model %d, %s", i, fp8_recipe_name(k));
             if (k == FP8_TENSORWISE) whole = far;
             else if (k == FP8_NVFP4) CHECK_CLOSE(far, times * blocks, 0.1, "model %d", i);
-            else CHECK_MSG(far < .9 * whole, "model %d, %s: no nearer than with a scale for a tensor", i, fp8_recipe_name(k));
+            else
+                CHECK_MSG(far < .9 * whole, "model %d, %s: no nearer than with a scale for a tensor", i,
+                          fp8_recipe_name(k));
             if (k == FP8_MXFP8) blocks = far;
             state_free(&coarse), state_free(&fine);
         }
@@ -413,14 +419,15 @@ TEST(experts_blockwise)
 TEST(experts_mxfp8)
 {
     CHECK_LAYOUTS(experts_of(TINY_DEEPSEEK, FP8_MXFP8), { 1, 1, 0, 1, 2, 1 }, { 1, 1, 0, 1, 4, 2 },
-                  { 4, 1, 0, 1, 1, 1, ISA_AUTO, 1, .ep = 4 }, { 2, 1, 0, 2, 1, 1, .ep = 2, .dispatcher = DISPATCH_ALLGATHER },
-                  { 1, 2, 1, 1, 2, 1, .ep = 2 });
+                  { 4, 1, 0, 1, 1, 1, ISA_AUTO, 1, .ep = 4 },
+                  { 2, 1, 0, 2, 1, 1, .ep = 2, .dispatcher = DISPATCH_ALLGATHER }, { 1, 2, 1, 1, 2, 1, .ep = 2 });
 }
 
 TEST(experts_in_parts)
 {
     TrainSpec s = experts_of(TINY_MIXTRAL, FP8_BLOCKWISE);
-    TinyRun one = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2), parts = run_of(s, (Layout){ 2, 1, 0, 1, 2, 1, .etp = 2 }, 2);
+    TinyRun one = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2),
+            parts = run_of(s, (Layout){ 2, 1, 0, 1, 2, 1, .etp = 2 }, 2);
     tiny_train(&one), tiny_train(&parts);
     CHECK_MSG(!one.err && !parts.err && parts.hash == one.hash, "%s %s", one.message, parts.message);
 }

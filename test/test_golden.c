@@ -1,8 +1,8 @@
 /*
  * Numbers against PyTorch in float64: test/golden/ holds losses, gradients, gradient norms, rates and final
  * weights of tiny models, some of them mixtures of experts (see test/tools/golden.py, which made them and has the same
- * formula for initial weights and tokens). Checked with reproducible = layout and run: the first loss, the gradient of every
- * parameter, 20 AdamW steps with clipping and a cosine, the final weights, evaluation, generation's logits.
+ * formula for initial weights and tokens). Checked with reproducible = layout and run: the first loss, the gradient of
+ * every parameter, 20 AdamW steps with clipping and a cosine, the final weights, evaluation, generation's logits.
  * Recomputation and the micro-batch size must not change a bit.
  *
  * Gradients are seen through the executor's update hook: it is called between the norm and the update, which
@@ -173,14 +173,14 @@ static void golden_open(Golden *g, const char *name)
                            .seq_blocks = 2,
                            .attn_block = 8,
                            .exact = true,
-                           .update.adamw = { (float)number(o, "beta1"), (float)number(o, "beta2"), (float)number(o, "eps"),
-                                      (float)number(o, "weight_decay") },
+                           .update.adamw = { (float)number(o, "beta1"), (float)number(o, "beta2"),
+                                             (float)number(o, "eps"), (float)number(o, "weight_decay") },
                            .update.clip = (float)number(o, "clip"),
                            .update.lr = { .shape = LR_COSINE,
-                                   .lr = number(o, "lr"),
-                                   .min_lr = number(o, "min_lr"),
-                                   .warmup = whole(o, "warmup"),
-                                   .decay_steps = whole(o, "steps") },
+                                          .lr = number(o, "lr"),
+                                          .min_lr = number(o, "min_lr"),
+                                          .warmup = whole(o, "warmup"),
+                                          .decay_steps = whole(o, "steps") },
                            .seed = 1,
                            .device.threads = 2 };
 }
@@ -569,8 +569,8 @@ typedef struct {
     double rows[CHOSEN_MOST];
 } Truth;
 
-/* The gradients of the first batch are those in float64, those of others are in fp32: they are a thousandth as far off as
- * those in bf16. The caller frees. */
+/* The gradients of the first batch are those in float64, those of others are in fp32: they are a thousandth as far off
+ * as those in bf16. The caller frees. */
 static Truth truth_of(const char *name, int64_t batch)
 {
     Run r = { .batch = batch };
@@ -640,10 +640,10 @@ static bool below(Errors e, double most) { return e.median > 0 && e.median <= mo
 
 /*
  * Gradients of a step in bf16, by their errors, beside those of PyTorch under autocast, whose residual stream is fp32,
- * as are its weights of norms, biases and tables. With a stream and vectors in fp32 they come at least as near. That holds
- * for a mixture on other batches, too (docs/speed.md): of eight alone its middle ratio is good to a twentieth. A ratio is the
- * middle one of several batches, as that of one alone may be a fifth larger or smaller; batches in which either chooses
- * other experts than in float64 are left out. `rounded`: PyTorch's with all weights in bf16.
+ * as are its weights of norms, biases and tables. With a stream and vectors in fp32 they come at least as near. That
+ * holds for a mixture on other batches, too (docs/speed.md): of eight alone its middle ratio is good to a twentieth. A
+ * ratio is the middle one of several batches, as that of one alone may be a fifth larger or smaller; batches in which
+ * either chooses other experts than in float64 are left out. `rounded`: PyTorch's with all weights in bf16.
  */
 static void bf16_beside_autocast(NarrowRun of)
 {
@@ -684,7 +684,8 @@ TEST(bf16_llama_layout) { bf16_beside_autocast((NarrowRun){ "llama", true, DOT_F
 TEST(bf16_gptoss) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_FMA, 1 }); }
 TEST(bf16_gptoss_pairs) { bf16_beside_autocast((NarrowRun){ "gptoss", false, DOT_VDPBF16, 1 }); }
 
-/* What layers read after some updates: vectors and positions as the masters are, matrices and the table of tokens rounded. */
+/* What layers read after some updates: vectors and positions as the masters are, matrices and the table of tokens
+ * rounded. */
 TEST(fp32_vectors_follow_masters)
 {
     Run r = { 0 };
@@ -944,7 +945,8 @@ static void check_absorbed(const char *name)
             const int64_t window = layer_pattern_at(&m->window, i);
             more += !window || n <= window ? key : 0;
         }
-        if (n > 2) CHECK_MSG(work - last == more, "%s: token %d costs %lld more", name, (int)n, (long long)(work - last));
+        if (n > 2)
+            CHECK_MSG(work - last == more, "%s: token %d costs %lld more", name, (int)n, (long long)(work - last));
         last = work;
         OK(trainer_logits(&r.t, tokens, 0, n, split));
         for (int64_t i = 0; i < m->vocab; i++) CHECK_CLOSE((double)logits[i], (double)split[i], 2e-5, "%s", name);

@@ -87,10 +87,11 @@ static void check_case(const Case *c)
     const double was = (double)grouped_traffic(c->shape, down_columns, L2_BYTES);
     const double once = each_once(c->shape), apart = squares_apart(c->shape);
     const double fits = (double)grouped_traffic(c->shape, grouped_place, L2_BYTES / 2);
-    printf("   %-22s each once %6.2f GB, down columns %6.2f, in bands %6.2f (half the L2: %6.2f)\n", c->name, once * 1e-9,
-           was * 1e-9, is * 1e-9, fits * 1e-9);
+    printf("   %-22s each once %6.2f GB, down columns %6.2f, in bands %6.2f (half the L2: %6.2f)\n", c->name,
+           once * 1e-9, was * 1e-9, is * 1e-9, fits * 1e-9);
     CHECK_MSG(is >= once * 0.999, "%s: fewer bytes than there are", c->name);
-    CHECK_MSG(is <= 1.2 * once || is <= 1.3 * apart, "%s: %g bytes, each once %g, squares %g", c->name, is, once, apart);
+    CHECK_MSG(is <= 1.2 * once || is <= 1.3 * apart, "%s: %g bytes, each once %g, squares %g", c->name, is, once,
+              apart);
     CHECK_MSG(fits <= 1.5 * once || fits <= 1.3 * apart, "%s: %g bytes with half the L2", c->name, fits);
 }
 
@@ -109,7 +110,8 @@ TEST(model)
     /* Two waves of one column: the weights stay where L2 holds them, else they come once a wave */
     const GroupedShape tall = { 528 * ONE, ONE, 4 * ONE, 1, false };
     CHECK(grouped_traffic(tall, grouped_place, L2_BYTES) == (int64_t)each_once(tall));
-    CHECK(grouped_traffic(tall, grouped_place, 300 * (int64_t)L2_PIECE) == (int64_t)each_once(tall) + 4 * (int64_t)L2_PIECE);
+    CHECK(grouped_traffic(tall, grouped_place, 300 * (int64_t)L2_PIECE) ==
+          (int64_t)each_once(tall) + 4 * (int64_t)L2_PIECE);
     /* dw: a product for each expert, results of 4 bytes */
     const GroupedShape dw = { 2 * ONE, 2 * ONE, 4 * ONE, 3, true };
     CHECK(grouped_traffic(dw, grouped_place, L2_BYTES) == (int64_t)each_once(dw));

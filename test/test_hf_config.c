@@ -113,7 +113,8 @@ static const struct {
     const char *type, *members, *lines, *not_lines;
 } rules[] = {
     /* what is absent is the class's */
-    { "llama", "", "hidden = 4096|heads = 32|ffn = 11008|norm_eps = 1e-06|rope_base = 10000", "kv_heads|head_dim|window" },
+    { "llama", "", "hidden = 4096|heads = 32|ffn = 11008|norm_eps = 1e-06|rope_base = 10000",
+      "kv_heads|head_dim|window" },
     { "mistral", "", "kv_heads = 8|window = 4096|seq = 131072", "bias" },
     { "mistral", "\"sliding_window\":null", "kv_heads = 8", "window" },
     { "mixtral", "", "rope_base = 1000000|experts = 8|topk = 2|ffn = 14336|router = softmax", "window|every" },
@@ -137,16 +138,21 @@ static const struct {
       "window = 0*5,64*3", NULL },
     { "qwen2", "\"use_sliding_window\":true,\"max_window_layers\":0,\"num_hidden_layers\":8", "window = 4096", NULL },
     { "qwen2", "\"use_sliding_window\":true,\"max_window_layers\":8,\"num_hidden_layers\":8", "layers = 8", "window" },
-    { "qwen3", "\"use_sliding_window\":true,\"num_hidden_layers\":4,\"layer_types\":[\"full_attention\","
-      "\"sliding_attention\",\"full_attention\",\"sliding_attention\"]", "window = 0,4096", NULL },
+    { "qwen3",
+      "\"use_sliding_window\":true,\"num_hidden_layers\":4,\"layer_types\":[\"full_attention\","
+      "\"sliding_attention\",\"full_attention\",\"sliding_attention\"]",
+      "window = 0,4096", NULL },
     { "qwen3_moe", "\"use_sliding_window\":true,\"sliding_window\":32", "window = 32", NULL },
-    { "gpt_oss", "\"num_hidden_layers\":3,\"layer_types\":[\"full_attention\",\"full_attention\","
-      "\"sliding_attention\"]", "window = 0*2,128", NULL },
+    { "gpt_oss",
+      "\"num_hidden_layers\":3,\"layer_types\":[\"full_attention\",\"full_attention\","
+      "\"sliding_attention\"]",
+      "window = 0*2,128", NULL },
     /* angles */
     { "llama", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", "rope_scaling = linear|rope_factor = 4",
       "rope_original" },
     { "llama", "\"rope_scaling\":{\"rope_type\":\"default\"}", "rope_base = 10000", "rope_scaling" },
-    { "llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5e5}", "rope_base = 500000", "rope_scaling" },
+    { "llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5e5}", "rope_base = 500000",
+      "rope_scaling" },
     { "llama", "\"rope_theta\":5e5,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000}",
       "rope_base = 500000", NULL },
     { "qwen2", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":32768}",
@@ -165,20 +171,27 @@ static const struct {
     { "qwen3_moe", "\"num_experts_per_tok\":1,\"norm_topk_prob\":true", "router = softmax", "normalize" },
     { "qwen3_moe", "\"num_hidden_layers\":2,\"mlp_only_layers\":[0,1]", "ffn = 6144", "experts|[moe]" },
     { "qwen3_moe", "\"num_experts\":16,\"num_local_experts\":16", "experts = 16", NULL },
-    { "deepseek_v2", "\"num_experts_per_tok\":6,\"moe_intermediate_size\":1408,\"topk_method\":\"greedy\",\"n_group\":8",
+    { "deepseek_v2",
+      "\"num_experts_per_tok\":6,\"moe_intermediate_size\":1408,\"topk_method\":\"greedy\",\"n_group\":8",
       "router = softmax_pre|shared_ffn = 2816", "groups|every|balance" },
-    { "deepseek_v2", "\"num_experts_per_tok\":3,\"moe_intermediate_size\":1408,\"n_group\":8,\"topk_group\":3,"
-      "\"topk_method\":\"group_limited_greedy\"", "groups = 8|group_topk = 3", "group_best" },
-    { "deepseek_v2", "\"num_experts_per_tok\":6,\"n_group\":8,\"topk_group\":3,\"topk_method\":\"group_limited_greedy\"",
+    { "deepseek_v2",
+      "\"num_experts_per_tok\":3,\"moe_intermediate_size\":1408,\"n_group\":8,\"topk_group\":3,"
+      "\"topk_method\":\"group_limited_greedy\"",
+      "groups = 8|group_topk = 3", "group_best" },
+    { "deepseek_v2",
+      "\"num_experts_per_tok\":6,\"n_group\":8,\"topk_group\":3,\"topk_method\":\"group_limited_greedy\"",
       "groups = 8|group_topk = 3|group_best = 1", NULL },
     { "deepseek_v3", "\"topk_group\":2", "groups = 8|group_topk = 2|group_best = 2", NULL },
     { "deepseek_v3", "\"topk_group\":1,\"n_group\":1", "router = sigmoid", "groups|group_topk|group_best" },
     { "deepseek_v2", "\"num_experts_per_tok\":2,\"first_k_dense_replace\":32,\"q_lora_rank\":null", "attention = mla",
       "[moe]|q_lora_rank" },
-    { "mixtral", "\"router_jitter_noise\":0.1", "; not taken over: router_jitter_noise of 0.1, which is on what experts "
-      "get, too", "jitter" },
+    { "mixtral", "\"router_jitter_noise\":0.1",
+      "; not taken over: router_jitter_noise of 0.1, which is on what experts "
+      "get, too",
+      "jitter" },
     /* nothing is said by null, by notes, by what others compute with */
-    { "llama", "\"sliding_window\":null,\"_from\":3,\"use_cache\":false,\"torch_dtype\":\"bfloat16\"", "layers = 32", NULL },
+    { "llama", "\"sliding_window\":null,\"_from\":3,\"use_cache\":false,\"torch_dtype\":\"bfloat16\"", "layers = 32",
+      NULL },
     { "llama", "\"pruned_heads\":{},\"is_encoder_decoder\":false,\"summary_type\":\"mean\"", "layers = 32", NULL },
 };
 
@@ -218,11 +231,13 @@ static const struct {
     const char *text;
 } wrong[] = {
     { "mamba", "", ERR_CONFIG, "'model_type' is 'mamba' (the class of the model)" },
-    { "llama", "\"architectures\":[\"LlamaForSequenceClassification\"]", ERR_CONFIG, "megatrain reads language models" },
+    { "llama", "\"architectures\":[\"LlamaForSequenceClassification\"]", ERR_CONFIG,
+      "megatrain reads language models" },
     { "llama", "\"sliding_window\":4096", ERR_CONFIG,
       "'sliding_window' is 4096 (positions that a query sees): the class has no such key" },
     { "llama", "\"clip_qkv\":8", ERR_CONFIG, "'clip_qkv' is 8 (not a key that megatrain knows of this class)" },
-    { "llama", "\"hidden_act\":\"gelu\"", ERR_CONFIG, "'hidden_act' is 'gelu' (the activation of the feed-forward layer)" },
+    { "llama", "\"hidden_act\":\"gelu\"", ERR_CONFIG,
+      "'hidden_act' is 'gelu' (the activation of the feed-forward layer)" },
     { "gpt2", "\"activation_function\":\"gelu\"", ERR_CONFIG, "it can only be gelu_new gelu_pytorch_tanh" },
     { "gpt2", "\"scale_attn_by_inverse_layer_idx\":true", ERR_CONFIG, "divided by the block's number, too" },
     { "gpt2", "\"reorder_and_upcast_attn\":true", ERR_CONFIG, "scaled in another order" },
@@ -230,10 +245,12 @@ static const struct {
     { "llama", "\"pruned_heads\":{\"1\":[0]}", ERR_CONFIG, "heads that were taken out" },
     { "llama", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2.0}", ERR_CONFIG,
       "'type' is 'dynamic' (how rotary angles are scaled): megatrain has no such thing" },
-    { "phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}", ERR_CONFIG, "'longrope'" },
+    { "phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}", ERR_CONFIG,
+      "'longrope'" },
     { "llama", "\"rope_scaling\":{\"type\":\"linear\"}", ERR_CONFIG, "'rope_scaling' lacks 'factor'" },
     { "llama", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}", ERR_CONFIG, "'low_freq_factor'" },
-    { "llama", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":8,\"mrope_section\":[1]}", ERR_CONFIG, "'mrope_section'" },
+    { "llama", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":8,\"mrope_section\":[1]}", ERR_CONFIG,
+      "'mrope_section'" },
     { "llama", "\"rope_theta\":1e4,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5e5}", ERR_CKPT,
       "'rope_theta' and 'rope_theta' differ" },
     { "llama", "\"partial_rotary_factor\":0.5", ERR_CONFIG, "only a part of a head's columns turns" },
@@ -246,18 +263,22 @@ static const struct {
     { "deepseek_v3", "\"moe_layer_freq\":2", ERR_CONFIG, "only each block of so many has experts" },
     { "deepseek_v2", "\"num_experts_per_tok\":6,\"topk_method\":\"group_limited_greedy\"", ERR_CONFIG,
       "'n_group' or 'topk_group' is missing" },
-    { "deepseek_v2", "\"num_experts_per_tok\":6,\"norm_topk_prob\":true", ERR_CONFIG, "weights are divided by their sum" },
+    { "deepseek_v2", "\"num_experts_per_tok\":6,\"norm_topk_prob\":true", ERR_CONFIG,
+      "weights are divided by their sum" },
     { "deepseek_v2", "", ERR_CONFIG, "'num_experts_per_tok' (experts of a token) is missing" },
     { "gpt_oss", "\"swiglu_alpha\":1.5", ERR_CONFIG, "'swiglu_alpha' is 1.5" },
     { "qwen3", "\"layer_types\":[\"full_attention\"]", ERR_CONFIG, "not about as many blocks" },
     { "gpt_oss", "\"num_hidden_layers\":1,\"layer_types\":[\"linear_attention\"]", ERR_CONFIG, "'linear_attention'" },
-    { "qwen3", "\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]", ERR_CONFIG, "'sliding_window' says none" },
-    { "qwen3_moe", "\"use_sliding_window\":true,\"max_window_layers\":2", ERR_CONFIG, "releases of transformers differ" },
-    { "llama", "\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}", ERR_CONFIG, "'quant_method' is 'gptq'" },
+    { "qwen3", "\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]", ERR_CONFIG,
+      "'sliding_window' says none" },
+    { "qwen3_moe", "\"use_sliding_window\":true,\"max_window_layers\":2", ERR_CONFIG,
+      "releases of transformers differ" },
+    { "llama", "\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}", ERR_CONFIG,
+      "'quant_method' is 'gptq'" },
     { "llama", "\"quantization_config\":{\"quant_method\":\"mxfp4\"}", ERR_CONFIG, "'quant_method' is 'mxfp4'" },
     { "llama", "\"quantization_config\":{\"quant_method\":\"fp8\"}", ERR_CONFIG, "'weight_block_size' is" },
-    { "llama", "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\",\"weight_block_size\":[1,1]}", ERR_CONFIG,
-      "megatrain reads e4m3" },
+    { "llama", "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\",\"weight_block_size\":[1,1]}",
+      ERR_CONFIG, "megatrain reads e4m3" },
     /* values that make no model of ours: the rule's words */
     { "llama", "\"vocab_size\":16777217", ERR_CONFIG, "megatrain has no such model: model.vocab" },
     { "llama", "\"num_key_value_heads\":5", ERR_CONFIG, "heads must be a multiple of kv_heads" },
@@ -277,7 +298,8 @@ static const struct {
     { "llama", "\"rope_scaling\":[1]", ERR_CKPT, "an object" },
     { "qwen3", "\"layer_types\":\"full_attention\"", ERR_CKPT, "a list of words" },
     { "qwen3_moe", "\"mlp_only_layers\":[1024]", ERR_CKPT, "a list of blocks" },
-    { "qwen3_moe", "\"num_experts\":8,\"num_local_experts\":16", ERR_CKPT, "'num_experts' and 'num_local_experts' differ" },
+    { "qwen3_moe", "\"num_experts\":8,\"num_local_experts\":16", ERR_CKPT,
+      "'num_experts' and 'num_local_experts' differ" },
     { "llama", "\"quantization_config\":{}", ERR_CKPT, "an object with 'quant_method'" },
     { "gemma3", "", ERR_CKPT, "'text_config' is missing" },
 };
@@ -298,9 +320,11 @@ TEST(asks_for_nothing)
 TEST(unknown_keys_all_at_once)
 {
     HfConfig hf;
-    CHECK(parse(of_class("llama", "\"alibi\":true,\"is_llama_config\":true,\"delta\":3,\"gamma\":0.5"), &hf) == ERR_CONFIG);
-    CHECK_MSG(strstr(err_message(), "'alibi'") && strstr(err_message(), "'delta'") && strstr(err_message(), "'gamma'") &&
-                  !strstr(err_message(), "is_llama_config"), "%s", err_message());
+    CHECK(parse(of_class("llama", "\"alibi\":true,\"is_llama_config\":true,\"delta\":3,\"gamma\":0.5"), &hf) ==
+          ERR_CONFIG);
+    CHECK_MSG(strstr(err_message(), "'alibi'") && strstr(err_message(), "'delta'") &&
+                  strstr(err_message(), "'gamma'") && !strstr(err_message(), "is_llama_config"),
+              "%s", err_message());
     OK(parse(of_class("gemma2", "\"sliding_window_size\":4096"), &hf));
     CHECK(parse(of_class("gemma2", "\"sliding_window_size\":512,\"sliding_window\":4096"), &hf) == ERR_CKPT);
 }
@@ -312,8 +336,8 @@ TEST(refused)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         HfConfig hf;
         const Err err = parse(of_class(wrong[i].type, wrong[i].members), &hf);
-        CHECK_MSG(err == wrong[i].err && one_line(err_message()) && strstr(err_message(), wrong[i].text), "%s %s: %d %s",
-                  wrong[i].type, wrong[i].members, (int)err, err ? err_message() : hf.ini);
+        CHECK_MSG(err == wrong[i].err && one_line(err_message()) && strstr(err_message(), wrong[i].text),
+                  "%s %s: %d %s", wrong[i].type, wrong[i].members, (int)err, err ? err_message() : hf.ini);
     }
 }
 
@@ -358,7 +382,8 @@ TEST(files)
 
 /* ---- writing ---- */
 
-/* A folder of this name, where MEGATRAIN_HF_OUT (test_hf_config.sh, for transformers to read) or the test has its own. */
+/* A folder of this name, where MEGATRAIN_HF_OUT (test_hf_config.sh, for transformers to read) or the test has its
+ * own. */
 static const char *out_folder(const char *name)
 {
     static char path[512];
@@ -444,13 +469,17 @@ static const struct {
     { "model.arch=llama moe.experts=4 model.qk_norm=true", "qwen3_moe", NULL },
     { "model.arch=llama moe.experts=4 model.qk_norm=true moe.router=softmax_pre moe.every=3 moe.capacity=1.25",
       "qwen3_moe", NULL },
-    { "model.arch=llama model.attention=mla", NULL, "no class of transformers has this model: of deepseek_v3 config.json: 'rms_norm_eps'" },
+    { "model.arch=llama model.attention=mla", NULL,
+      "no class of transformers has this model: of deepseek_v3 config.json: 'rms_norm_eps'" },
     { "model.arch=llama model.attention=mla model.norm_eps=1e-6", "deepseek_v2", NULL },
     { "model.arch=llama model.attention=mla model.norm_eps=1e-6 moe.experts=8 moe.router=sigmoid moe.balance=bias "
-      "moe.every=0,1*11", "deepseek_v3", NULL },
-    { "model.arch=llama model.bias=true model.sinks=true model.activation=clamped_swiglu moe.experts=4", "gpt_oss", NULL },
+      "moe.every=0,1*11",
+      "deepseek_v3", NULL },
+    { "model.arch=llama model.bias=true model.sinks=true model.activation=clamped_swiglu moe.experts=4", "gpt_oss",
+      NULL },
     { "model.arch=llama model.bias=true model.sinks=true model.activation=clamped_swiglu moe.experts=4 "
-      "model.activation_limit=5 model.window=32*2,0", "gpt_oss", NULL },
+      "model.activation_limit=5 model.window=32*2,0",
+      "gpt_oss", NULL },
     { "model.arch=llama model.attention_gate=true", NULL, "model.attention_gate = true" },
     { "model.arch=llama model.norm=layernorm", NULL, "model.norm = layernorm" },
     { "model.arch=gpt2 model.position=rope", NULL, "no class of transformers has a model with" },
@@ -487,7 +516,8 @@ TEST(what_is_written)
     OK(file_make_dirs(in_dir("x")));
     OK(hf_config_write(&c, &x, in_dir("x")));
     OK(json_read_file(in_dir("x/config.json"), 1 << 20, &j));
-    CHECK(json_int(json_get(j, "vocab_size"), 0) == 300 && !strcmp(json_text(json_get(j, "torch_dtype"), NULL), "bfloat16"));
+    CHECK(json_int(json_get(j, "vocab_size"), 0) == 300 &&
+          !strcmp(json_text(json_get(j, "torch_dtype"), NULL), "bfloat16"));
     CHECK(!strcmp(json_text(json_at(json_get(j, "architectures"), 0), NULL), "LlamaForCausalLM"));
     CHECK(json_int(json_get(j, "bos_token_id"), 0) == 256 && json_is_null(json_get(j, "pad_token_id")));
     const Json *rope = json_get(j, "rope_scaling");

@@ -151,7 +151,8 @@ TEST(norms_of_gemma_are_one_more)
     for (int kind = 0; kind < HF_CLASSES; kind++) {
         const HfNaming n = naming_of((HfClass)kind);
         const float want = kind == HF_GEMMA2 || kind == HF_GEMMA3 ? 1 : 0;
-        if (hf_part_count(&n, &norm)) CHECK_CLOSE((double)hf_part(&n, &norm, 0).more, (double)want, 0, "class %d", kind);
+        if (hf_part_count(&n, &norm))
+            CHECK_CLOSE((double)hf_part(&n, &norm, 0).more, (double)want, 0, "class %d", kind);
         CHECK_CLOSE((double)hf_part(&n, &matrix, 0).more, 0, 0, "class %d", kind);
     }
 }

@@ -119,12 +119,23 @@ static char *many(const char *item, char open, int64_t count, int64_t *size)
 }
 
 /* What a tree takes is never allowed with a byte less: for each kind of value, alone and in tables of all sizes around
- * those at which they are doubled. What is allowed in vain is at most 56 bytes a value, half of it where there is text. */
+ * those at which they are doubled. What is allowed in vain is at most 56 bytes a value, half of it where there is
+ * text. */
 TEST(json_memory_was_counted_before)
 {
     static const char *const items[] = {
-        "null", "1", "-1.5e3", "\"\"", "\"abcdefgh\"", "\"\\u00e9\\n\\\"\"", "{}", "[]", "[[[[[]]]]]", "[1,2,3,4,5,6,7,8,9]",
-        "{\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9}", "[\"ab\",\"cd\"]",
+        "null",
+        "1",
+        "-1.5e3",
+        "\"\"",
+        "\"abcdefgh\"",
+        "\"\\u00e9\\n\\\"\"",
+        "{}",
+        "[]",
+        "[[[[[]]]]]",
+        "[1,2,3,4,5,6,7,8,9]",
+        "{\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9}",
+        "[\"ab\",\"cd\"]",
         "{\"name\":\"embed\",\"shape\":[1,2],\"file\":\"shard-00000.safetensors\"}",
         "\"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789\"",
     };
@@ -272,8 +283,9 @@ TEST(json_writes_and_reads_back)
     json_put_null(&o, "no");
     json_close(&o, '}');
     CHECK(json_out_ok(&o) && (int64_t)strlen(buf) == o.used_bytes);
-    CHECK(strstr(buf, "\"d\":0.1,\"nan\":null,\"inf\":null,\"b\":true,\"a\":[[],1,2],\"e\":{},\"z\":false,\"ms\":12.003,"
-                      "\"r\":7.0,\"t\":-0.5,\"m\":1e-06,\"no\":null}"));
+    CHECK(strstr(buf,
+                 "\"d\":0.1,\"nan\":null,\"inf\":null,\"b\":true,\"a\":[[],1,2],\"e\":{},\"z\":false,\"ms\":12.003,"
+                 "\"r\":7.0,\"t\":-0.5,\"m\":1e-06,\"no\":null}"));
     OK(parse(buf, &j));
     CHECK(strcmp(json_text(json_get(j, "s"), NULL), "q\"\\\n\x01\xc3\xa9") == 0);
     CHECK(json_int(json_get(j, "i"), 0) == INT64_MIN && json_is_null(json_get(j, "nan")));

@@ -343,9 +343,13 @@ static void check_linear(LinearKind kind)
     Rig r;
     rig_open(&r);
     OK(linear_register(&r.linear, &r.registry,
-                       (LinearSpec){
-                           .owner = "the", .name = "linear", .in = 34, .out = 22, .kind = kind, .bias = kind != LINEAR_WHOLE,
-                           .std = 1 }));
+                       (LinearSpec){ .owner = "the",
+                                     .name = "linear",
+                                     .in = 34,
+                                     .out = 22,
+                                     .kind = kind,
+                                     .bias = kind != LINEAR_WHOLE,
+                                     .std = 1 }));
     check_layer(&r, (Case){ linear_f, linear_b, 34, 22, .idle = kind == LINEAR_ROW });
 }
 
@@ -414,7 +418,10 @@ TEST(attention_norms) /* of single heads, and of all together; with kv heads who
                                          .attention_gate = kv_heads == 4,
                                          .rope.layers = layer_pattern_all(1) });
 }
-TEST(attention_softcap) { check_attention((ModelSpec){ .kv_heads = 2, .attention_softcap = 1.5f, .rope.layers = layer_pattern_all(1) }); }
+TEST(attention_softcap)
+{
+    check_attention((ModelSpec){ .kv_heads = 2, .attention_softcap = 1.5f, .rope.layers = layer_pattern_all(1) });
+}
 TEST(attention_sinks) { check_attention((ModelSpec){ .kv_heads = 2, .sinks = true, .window = layer_pattern_all(7) }); }
 TEST(attention_gate) { check_attention((ModelSpec){ .kv_heads = 2, .attention_gate = true, .bias = true }); }
 TEST(attention_variants)
@@ -463,8 +470,10 @@ TEST(latent_attention_recomputed)
                            .attention_softcap = 2,
                            .attention_dropout = 0.2f,
                            .recompute = layer_pattern_all(RECOMPUTE_SELECTIVE) });
-    check_mla((ModelSpec){
-        .latent.width.q_rank = 9, .bias = true, .attention_gate = true, .recompute = layer_pattern_all(RECOMPUTE_SELECTIVE) });
+    check_mla((ModelSpec){ .latent.width.q_rank = 9,
+                           .bias = true,
+                           .attention_gate = true,
+                           .recompute = layer_pattern_all(RECOMPUTE_SELECTIVE) });
 }
 
 static void check_mlp(Activation activation, bool bias, bool recompute)
@@ -489,7 +498,8 @@ TEST(mlp_clamped) { check_mlp(ACT_CLAMPED_SWIGLU, true, false); }
 TEST(mlp_recomputed) { check_mlp(ACT_SWIGLU, true, true); }
 TEST(mlp_gelu_recomputed) { check_mlp(ACT_GELU, true, true); }
 
-/* Every token goes to all experts: where a step changes the choice there is no derivative (test_golden.c has choices). */
+/* Every token goes to all experts: where a step changes the choice there is no derivative (test_golden.c has
+ * choices). */
 static void check_moe(ModelSpec s)
 {
     Rig r;
@@ -503,12 +513,20 @@ static void check_moe(ModelSpec s)
     check_kind(&r, model_ffn(&r.spec, 0), "moe", 0);
 }
 
-TEST(moe_softmax) { check_moe((ModelSpec){ .activation = ACT_SWIGLU, .moe.router = { .score = ROUTER_SOFTMAX, .normalize = 1 } }); }
-TEST(moe_softmax_pre) { check_moe((ModelSpec){ .activation = ACT_GELU, .moe.router = { .score = ROUTER_SOFTMAX_PRE } }); }
+TEST(moe_softmax)
+{
+    check_moe((ModelSpec){ .activation = ACT_SWIGLU, .moe.router = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
+}
+TEST(moe_softmax_pre)
+{
+    check_moe((ModelSpec){ .activation = ACT_GELU, .moe.router = { .score = ROUTER_SOFTMAX_PRE } });
+}
 TEST(moe_sigmoid_shared)
 {
-    check_moe((ModelSpec){ .activation = ACT_GELU, .moe.shared_ffn = 24, .bias = true, .moe.router = { .score = ROUTER_SIGMOID } });
-    check_moe((ModelSpec){ .activation = ACT_SWIGLU, .moe.shared_ffn = 24, .moe.router = { .score = ROUTER_SIGMOID, .normalize = 1 } });
+    check_moe((ModelSpec){
+        .activation = ACT_GELU, .moe.shared_ffn = 24, .bias = true, .moe.router = { .score = ROUTER_SIGMOID } });
+    check_moe((ModelSpec){
+        .activation = ACT_SWIGLU, .moe.shared_ffn = 24, .moe.router = { .score = ROUTER_SIGMOID, .normalize = 1 } });
 }
 /* (Limits so far out that few numbers lie near them: across one a step finds no derivative.) */
 TEST(moe_biases_clamped)
@@ -658,9 +676,21 @@ static void check_further(Recompute recompute, float dropout)
 {
     Rig r;
     rig_open(&r);
-    r.spec = (ModelSpec){ .layers = 1, .hidden = HIDDEN, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40,
-                          .tp_blocks = 2, .norm_eps = 1e-3f, .bias = true, .activation = ACT_GELU, .vocab = VOCAB,
-                          .padded_vocab = PADDED, .dropout = dropout, .seed = 5, .recompute = layer_pattern_all(recompute),
+    r.spec = (ModelSpec){ .layers = 1,
+                          .hidden = HIDDEN,
+                          .heads = 4,
+                          .kv_heads = 2,
+                          .head_dim = 8,
+                          .ffn = 40,
+                          .tp_blocks = 2,
+                          .norm_eps = 1e-3f,
+                          .bias = true,
+                          .activation = ACT_GELU,
+                          .vocab = VOCAB,
+                          .padded_vocab = PADDED,
+                          .dropout = dropout,
+                          .seed = 5,
+                          .recompute = layer_pattern_all(recompute),
                           .mup.width = dropout > 0 ? 0 : 1.5f };
     OK(head_register(&r.head, &r.registry, &r.spec, -1)); /* (as the table, too) */
     for (int i = 0; i < 2; i++) {

@@ -4,9 +4,9 @@
  * breaks one rule at a time and expects just the layouts that use the rule to differ.
  *
  * test_layouts [case]
- * MEGATRAIN_LAYOUTS=print lists the hash of each layout; =all runs every one, for more steps; =short runs and lists a few
- * layouts for a few steps and leaves the verdict to the reader; =brief, for sanitizers, runs a few for two steps: their
- * memory is looked at, the bits are compared without it.
+ * MEGATRAIN_LAYOUTS=print lists the hash of each layout; =all runs every one, for more steps; =short runs and lists a
+ * few layouts for a few steps and leaves the verdict to the reader; =brief, for sanitizers, runs a few for two steps:
+ * their memory is looked at, the bits are compared without it.
  */
 #include <math.h>
 
@@ -37,19 +37,36 @@ static const Layout reference = { 1, 1, 0, 4, 2, ISA_AUTO };
 
 /* At least two layouts with and without each property that a rule of docs/determinism.md is about. */
 static const Layout few[] = {
-    { 1, 1, 0, 8, 1, ISA_AUTO }, { 1, 1, 0, 1, 2, ISA_AUTO }, { 1, 1, 0, 4, 3, ISA_AVX2 },
-    { 2, 1, 0, 4, 1, ISA_AUTO, 0, 1 }, { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1 }, { 1, 2, 0, 4, 1, ISA_AUTO },
-    { 1, 2, 1, 4, 1, ISA_AUTO }, { 1, 4, 0, 8, 1, ISA_AUTO }, { 2, 2, 1, 2, 1, ISA_AVX2, 1, 0 },
+    { 1, 1, 0, 8, 1, ISA_AUTO },
+    { 1, 1, 0, 1, 2, ISA_AUTO },
+    { 1, 1, 0, 4, 3, ISA_AVX2 },
+    { 2, 1, 0, 4, 1, ISA_AUTO, 0, 1 },
+    { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1 },
+    { 1, 2, 0, 4, 1, ISA_AUTO },
+    { 1, 2, 1, 4, 1, ISA_AUTO },
+    { 1, 4, 0, 8, 1, ISA_AUTO },
+    { 2, 2, 1, 2, 1, ISA_AVX2, 1, 0 },
     { 1, 8, 1, 4, 1, ISA_AUTO },
-    { 1, 4, 1, 4, 1, ISA_AUTO, .bands = 2 }, { 1, 4, 0, 4, 1, ISA_AUTO, .bands = 4 }, { 1, 8, 1, 4, 1, ISA_AUTO, .bands = 4 },
+    { 1, 4, 1, 4, 1, ISA_AUTO, .bands = 2 },
+    { 1, 4, 0, 4, 1, ISA_AUTO, .bands = 4 },
+    { 1, 8, 1, 4, 1, ISA_AUTO, .bands = 4 },
 };
 
 static const Layout few_mixtures[] = {
-    { 1, 1, 0, 8, 1, ISA_AUTO }, { 1, 1, 0, 1, 2, ISA_AUTO }, { 1, 1, 0, 4, 3, ISA_AVX2 },
-    { 1, 2, 1, 4, 1, ISA_AUTO, 0, 0, 1, 2 }, { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 2, 2 }, { 2, 2, 1, 2, 1, ISA_AUTO, 1, 0, 1, 4 },
-    { 2, 1, 0, 2, 2, ISA_AUTO, 1, 0, 2, 1, 1 }, { 2, 2, 1, 2, 1, ISA_AUTO, 1, 0, 2, 2, 1 },
-    { 2, 1, 0, 4, 1, ISA_AUTO, 0, 1, 1 }, { 2, 1, 0, 2, 2, ISA_AUTO, 1, 0, 2 }, { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 2 },
-    { 4, 1, 0, 1, 1, ISA_AUTO, 0, 0, 4 }, { 1, 2, 1, 4, 1, ISA_AUTO, 0, 0, 2 }, { 2, 2, 1, 2, 1, ISA_AVX2, 1, 0, 2 },
+    { 1, 1, 0, 8, 1, ISA_AUTO },
+    { 1, 1, 0, 1, 2, ISA_AUTO },
+    { 1, 1, 0, 4, 3, ISA_AVX2 },
+    { 1, 2, 1, 4, 1, ISA_AUTO, 0, 0, 1, 2 },
+    { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 2, 2 },
+    { 2, 2, 1, 2, 1, ISA_AUTO, 1, 0, 1, 4 },
+    { 2, 1, 0, 2, 2, ISA_AUTO, 1, 0, 2, 1, 1 },
+    { 2, 2, 1, 2, 1, ISA_AUTO, 1, 0, 2, 2, 1 },
+    { 2, 1, 0, 4, 1, ISA_AUTO, 0, 1, 1 },
+    { 2, 1, 0, 2, 2, ISA_AUTO, 1, 0, 2 },
+    { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 2 },
+    { 4, 1, 0, 1, 1, ISA_AUTO, 0, 0, 4 },
+    { 1, 2, 1, 4, 1, ISA_AUTO, 0, 0, 2 },
+    { 2, 2, 1, 2, 1, ISA_AVX2, 1, 0, 2 },
 };
 
 /* What this processor runs for a wish. */
@@ -99,15 +116,19 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
     static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
                                         [CONTEXT_HIERARCHICAL] = "both" };
-    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d/%d overlap%d micro%d threads%d %-6s %016llx%s%s bands%d %s\n", l.dp, l.tp,
-           l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
-           dispatcher_text(l.dispatcher), l.hosts == 4 ? "4" : l.hosts ? "2" : "", l.zero, l.group, l.overlap, l.micro,
-           l.threads, isa_name(isa_of(l)),
-           (unsigned long long)hash, l.cut ? " in order" : "", l.mixed ? " mixed" : "", l.bands > 1 ? l.bands : 1, verdict);
+    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s%s zero%d/%d overlap%d micro%d threads%d %-6s %016llx%s%s bands%d %s\n",
+           l.dp, l.tp, l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1,
+           l.etp ? l.etp : 1, dispatcher_text(l.dispatcher),
+           l.hosts == 4 ? "4"
+           : l.hosts    ? "2"
+                        : "",
+           l.zero, l.group, l.overlap, l.micro, l.threads, isa_name(isa_of(l)), (unsigned long long)hash,
+           l.cut ? " in order" : "", l.mixed ? " mixed" : "", l.bands > 1 ? l.bands : 1, verdict);
     fflush(stdout);
 }
 
-/* dp x tp x sp x micro-batch with 1, 2, 4, 8 ranks; threads, instruction sets, ZeRO, overlap and bands cycle through. */
+/* dp x tp x sp x micro-batch with 1, 2, 4, 8 ranks; threads, instruction sets, ZeRO, overlap and bands cycle
+ * through. */
 static int layouts(Layout *out)
 {
     int n = 0, turn = 0;
@@ -125,8 +146,8 @@ static int layouts(Layout *out)
     return n;
 }
 
-/* The same of a mixture, with each ep and etp that the ranks of the plane hold; beside tp its rows are sharded, in whole
- * leaves; micro-batches are whole balance units. */
+/* The same of a mixture, with each ep and etp that the ranks of the plane hold; beside tp its rows are sharded, in
+ * whole leaves; micro-batches are whole balance units. */
 static int mixture_layouts(Layout *out, int64_t unit)
 {
     Layout all[128];
@@ -279,7 +300,8 @@ static void run_context(TrainSpec spec, int every)
     for (int i = 0; i < count; i += brief() ? 20 : mode_is("short") ? 5 : every) {
         const uint64_t hash = hash_of(spec, all[i], SHORT_STEPS, &first, &last);
         if (mode_is("short")) print_layout(all[i], hash, "");
-        else if (mode_is("print") || (hash != want && !brief())) print_layout(all[i], hash, hash == want ? "same" : "DIFFERENT");
+        else if (mode_is("print") || (hash != want && !brief()))
+            print_layout(all[i], hash, hash == want ? "same" : "DIFFERENT");
         different += hash != want;
         ran++;
     }
@@ -369,15 +391,20 @@ static TrainSpec of_global(TinyMixture kind, int64_t unit)
 TEST(global_balance_layouts)
 {
     static const Layout list[] = {
-        { 1, 1, 0, 8, 1 }, { 1, 1, 0, 2, 2 }, { 1, 2, 1, 4, 1, .ep = 2 }, { 1, 4, 1, 2, 1, .ep = 2, .etp = 2, .dispatcher = DISPATCH_ALLGATHER },
-        { 1, 1, 0, 4, 1, .ep = 2, .cp = 2 }, { 1, 2, 1, 2, 1, .ep = 4, .cp = 2, .context = CONTEXT_RING },
+        { 1, 1, 0, 8, 1 },
+        { 1, 1, 0, 2, 2 },
+        { 1, 2, 1, 4, 1, .ep = 2 },
+        { 1, 4, 1, 2, 1, .ep = 2, .etp = 2, .dispatcher = DISPATCH_ALLGATHER },
+        { 1, 1, 0, 4, 1, .ep = 2, .cp = 2 },
+        { 1, 2, 1, 2, 1, .ep = 4, .cp = 2, .context = CONTEXT_RING },
     };
     for (int unit = 1; unit <= 2; unit++) {
         const TrainSpec s = of_global(unit == 1 ? TINY_DEEPSEEK : TINY_MIXTRAL, unit);
         double first, last;
         const uint64_t want = reference_of(s, SHORT_STEPS);
         for (size_t i = 0; i < sizeof list / sizeof *list; i += brief() ? 3 : 1)
-            CHECK_MSG(hash_of(s, list[i], SHORT_STEPS, &first, &last) == want || brief(), "unit %d, layout %zu", unit, i);
+            CHECK_MSG(hash_of(s, list[i], SHORT_STEPS, &first, &last) == want || brief(), "unit %d, layout %zu", unit,
+                      i);
         if (brief()) continue;
         TrainSpec apart = s;
         apart.model.moe.balance.global = false;
@@ -421,8 +448,9 @@ static Err steps_of_same_samples(Trainer *t, void *user)
     return t->spec.model.moe.balance.global ? loads_add_up(t, NULL) : ERR_OK;
 }
 
-/* In a batch of 4 equal samples each has the loads of all before it on the mean: the loss is that over single ones. (By 1,
- * 2 and 4 it is divided exactly; the third sample's differs in its last bit, so the fourth step is not asked for.) */
+/* In a batch of 4 equal samples each has the loads of all before it on the mean: the loss is that over single ones. (By
+ * 1, 2 and 4 it is divided exactly; the third sample's differs in its last bit, so the fourth step is not asked
+ * for.) */
 TEST(global_balance_of_equal_samples)
 {
     float *weights[2];
@@ -434,13 +462,15 @@ TEST(global_balance_of_equal_samples)
         s.model.moe.balance.global = global;
         s.global_batch = 4;
         s.micro_batch = 1 + global;
-        r[global] = (TinyRun){ .spec = s, .grid = { .tp = 1, .dp = 1 }, .after = steps_of_same_samples, .keep_state = true };
+        r[global] =
+            (TinyRun){ .spec = s, .grid = { .tp = 1, .dp = 1 }, .after = steps_of_same_samples, .keep_state = true };
         tiny_train(&r[global]);
         CHECK_MSG(!r[global].err, "%s", r[global].message);
         weights[global] = r[global].state[0];
     }
     double worst = 0;
-    for (int64_t i = 0; i < r[0].global_count; i++) worst = fmax(worst, fabs((double)weights[0][i] - (double)weights[1][i]));
+    for (int64_t i = 0; i < r[0].global_count; i++)
+        worst = fmax(worst, fabs((double)weights[0][i] - (double)weights[1][i]));
     CHECK_MSG(worst <= 1e-6, "%g", worst);
     for (int k = 0; k < 6; k++) free(r[k / 3].state[k % 3]);
 }
@@ -475,7 +505,8 @@ static void check_on_hosts(TrainSpec spec, int every, Err (*before)(Trainer *t, 
     whole.before = before;
     if (!brief()) tiny_train(&whole);
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
-        if (i % (size_t)every || (in_few() && i / (size_t)every % 4 != 1) || hosts[i].micro % spec.model.moe.balance.unit)
+        if (i % (size_t)every || (in_few() && i / (size_t)every % 4 != 1) ||
+            hosts[i].micro % spec.model.moe.balance.unit)
             continue;
         const TinyRun r = run_on_hosts(spec, hosts[i], before);
         if (brief()) continue;
@@ -609,7 +640,8 @@ TEST(slack_overflow_drops)
         r.spec.device.threads = threads;
         tiny_train(&r);
         CHECK_MSG(r.err == ERR_OK, "%s", r.message);
-        CHECK_MSG(brief() || r.loss[STEPS - 1] < r.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", r.loss[0], r.loss[STEPS - 1]);
+        CHECK_MSG(brief() || r.loss[STEPS - 1] < r.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", r.loss[0],
+                  r.loss[STEPS - 1]);
         if (threads == 1) first = r.hash;
         CHECK(r.hash == first);
     }
@@ -664,7 +696,8 @@ static Err equal_scores(Trainer *t, void *user)
 /* and if all tokens choose the same experts, those of one rank: of equal scores the lower ones win. */
 TEST(slack_worst_case_redone) { check_redone(tiny_mixture(TINY_MIXTRAL, 2), equal_scores); }
 
-/* On hosts the rows that a rank passes on have room for an even share, too: an overflow there alone is seen and redone. */
+/* On hosts the rows that a rank passes on have room for an even share, too: an overflow there alone is seen and
+ * redone. */
 static void check_redone_on_hosts(TrainSpec spec, Err (*before)(Trainer *t, void *user), bool all_retried)
 {
     TinyRun whole = run_of(spec, reference, SHORT_STEPS);
@@ -745,7 +778,8 @@ TEST(hosts_slack_drops)
         r.spec.model.moe.capacity = (Capacity){ .slack = 1, .drop = true };
         tiny_train(&r);
         CHECK_MSG(r.err == ERR_OK, "%s", r.message);
-        CHECK_MSG(brief() || r.loss[STEPS - 1] < r.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", r.loss[0], r.loss[STEPS - 1]);
+        CHECK_MSG(brief() || r.loss[STEPS - 1] < r.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", r.loss[0],
+                  r.loss[STEPS - 1]);
         if (threads == 1) first = r.hash;
         CHECK(r.hash == first);
     }
@@ -766,13 +800,15 @@ TEST(slack_pieces_are_planned)
     OK(trainer_plan(&s, grid, 0, &tight));
     s.model.moe.capacity.redo = true;
     OK(trainer_plan(&s, grid, 0, &redo));
-    CHECK_MSG(memory_plan_total(&tight) <= memory_plan_total(&redo) && memory_plan_total(&redo) < memory_plan_total(&wide),
+    CHECK_MSG(memory_plan_total(&tight) <= memory_plan_total(&redo) &&
+                  memory_plan_total(&redo) < memory_plan_total(&wide),
               "%lld, in pieces %lld, for all %lld bytes", (long long)memory_plan_total(&tight),
               (long long)memory_plan_total(&redo), (long long)memory_plan_total(&wide));
     CHECK(redo.flop == tight.flop && redo.comm_bytes == tight.comm_bytes);
     s.seq_blocks = s.micro_batch = 1;
     CHECK(trainer_check(&s, grid) == ERR_CONFIG);
-    CHECK(strstr(err_message(), "the 64 tokens of a sequence block of each rank, sends a rank's experts up to 512 rows"));
+    CHECK(
+        strstr(err_message(), "the 64 tokens of a sequence block of each rank, sends a rank's experts up to 512 rows"));
 }
 
 /* A vocabulary whose chunks are cut into several leaves. */
@@ -852,9 +888,9 @@ static TinyRun run_16_bit(TrainSpec spec, DType compute, Layout l)
 }
 
 /*
- * 16-bit runs that are not exact promise less: the products of tensor-parallel ranks are rounded before they are summed, and gradients
- * are float sums. Losses stay near; and the same bits come from layouts with the same dp, tp and micro-batch, whatever
- * threads, ZeRO, overlap and bands are.
+ * 16-bit runs that are not exact promise less: the products of tensor-parallel ranks are rounded before they are
+ * summed, and gradients are float sums. Losses stay near; and the same bits come from layouts with the same dp, tp and
+ * micro-batch, whatever threads, ZeRO, overlap and bands are.
  */
 static void run_narrow(TrainSpec spec, DType compute)
 {
@@ -885,8 +921,8 @@ static void run_narrow(TrainSpec spec, DType compute)
     }
 }
 
-/* Layouts in bf16, with one kind of product: one hash. Each kind has a quarter of them, which together are all, and both of
- * plain C. */
+/* Layouts in bf16, with one kind of product: one hash. Each kind has a quarter of them, which together are all, and
+ * both of plain C. */
 static void run_narrow_exact(TrainSpec spec, DotKind dot, int quarter, bool fp32_residual, bool fp32_vectors)
 {
     Layout all[128];
@@ -913,15 +949,16 @@ TEST(bf16_vdpbf16) { run_narrow_exact(tiny_llama(), DOT_VDPBF16, 1, false, true)
 TEST(bf16_amx) { run_narrow_exact(tiny_llama(), DOT_AMX, 2, false, true); }
 TEST(bf16_of_fp32) { run_narrow_exact(tiny_gpt2(), DOT_VDPBF16, 3, true, true); }
 
-/* The same model in bf16, with one kind of dot product. wide: a run's default beside it, by which a mixture's sums of rows
- * are fp32, too. */
+/* The same model in bf16, with one kind of dot product. wide: a run's default beside it, by which a mixture's sums of
+ * rows are fp32, too. */
 static TrainSpec narrow(TrainSpec s, DotKind dot, bool wide)
 {
     s.compute = BF16, s.device.dot = dot, s.fp32_residual = s.fp32_vectors = s.fp32_row_sums = wide;
     return s;
 }
 
-/* Experts, whole and in parts, wherever they lie and however rows travel; with biases; of limited capacity; on hosts. */
+/* Experts, whole and in parts, wherever they lie and however rows travel; with biases; of limited capacity; on
+ * hosts. */
 TEST(bf16_experts)
 {
     run_all(narrow(tiny_mixture(TINY_MIXTRAL, 2), DOT_VDPBF16, true), mode_is("all") ? 1 : 15);
@@ -930,7 +967,10 @@ TEST(bf16_experts)
     run_all(narrow(tiny_gptoss(2), DOT_FMA, true), mode_is("all") ? 1 : 30);
     run_all(narrow(tiny_mixture(TINY_MIXTRAL, 2), DOT_AMX, false), mode_is("all") ? 1 : 30);
 }
-TEST(bf16_capacity) { run_all(narrow(of_capacity(TINY_DEEPSEEK, 0.5, true, 1), DOT_FMA, true), mode_is("all") ? 1 : 18); }
+TEST(bf16_capacity)
+{
+    run_all(narrow(of_capacity(TINY_DEEPSEEK, 0.5, true, 1), DOT_FMA, true), mode_is("all") ? 1 : 18);
+}
 TEST(bf16_hosts) { check_on_hosts(narrow(tiny_mixture(TINY_QWEN3, 2), DOT_VDPBF16, true), 3, NULL); }
 TEST(bf16_experts_recomputed)
 {
@@ -939,7 +979,8 @@ TEST(bf16_experts_recomputed)
     const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
     for (int again = RECOMPUTE_SELECTIVE; again < TINY_RECOMPUTES; again++) {
         s.model.recompute = tiny_recompute(again);
-        CHECK_MSG(hash_of(s, few_mixtures[again % 2 ? 4 : 7], SHORT_STEPS, &first, &last) == want, "recompute %d", again);
+        CHECK_MSG(hash_of(s, few_mixtures[again % 2 ? 4 : 7], SHORT_STEPS, &first, &last) == want, "recompute %d",
+                  again);
     }
 }
 
@@ -962,8 +1003,8 @@ TEST(bf16_context)
 
 TEST(bf16_layouts) { run_narrow(tiny_gpt2(), BF16); }
 
-/* A norm in one op with the sum that it reads, and GELU behind a product, have the bits of those made again from what is
- * stored. */
+/* A norm in one op with the sum that it reads, and GELU behind a product, have the bits of those made again from what
+ * is stored. */
 TEST(bf16_recomputed)
 {
     TrainSpec specs[] = { tiny_llama(), tiny_gpt2() };
@@ -973,7 +1014,8 @@ TEST(bf16_recomputed)
         const uint64_t kept = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash;
         for (int again = RECOMPUTE_SELECTIVE; again < TINY_RECOMPUTES; again += brief() ? 2 : 1) {
             s.model.recompute = tiny_recompute(again);
-            CHECK_MSG(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash == kept, "model %d, recomputation %d", i, again);
+            CHECK_MSG(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash == kept, "model %d, recomputation %d", i,
+                      again);
         }
     }
 }

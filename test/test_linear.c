@@ -133,13 +133,14 @@ TEST(leaves_of_long_sums)
         for (int blocks = 1; blocks <= 64; blocks *= 2) {
             const int64_t K = head_padded_vocab(vocabs[i], blocks), chunk = K / blocks, leaf = leaf_of(blocks, K, K);
             CHECK(K >= vocabs[i] && K % (16 * blocks) == 0 && K - vocabs[i] < blocks * (vocabs[i] / 2048 * 2 + 16));
-            CHECK_MSG(leaf <= LEAF_MOST && leaf * 2 > (chunk < LEAF_MOST ? chunk : LEAF_MOST), "%lld in %d chunks: %lld",
-                      (long long)vocabs[i], blocks, (long long)leaf);
+            CHECK_MSG(leaf <= LEAF_MOST && leaf * 2 > (chunk < LEAF_MOST ? chunk : LEAF_MOST),
+                      "%lld in %d chunks: %lld", (long long)vocabs[i], blocks, (long long)leaf);
             /* each rank's part is an aligned run of a power of two of leaves, the same ones whatever tp is */
             CHECK(chunk % leaf == 0 && ((chunk / leaf) & (chunk / leaf - 1)) == 0);
             for (int tp = 1; tp <= blocks; tp *= 2) CHECK(leaf_of(blocks, K, K / tp) == leaf);
         }
-    CHECK(leaf_of(8, 3072, 3072) == 384 && leaf_of(1, 1365, 1365) == 1365); /* short ones are chains, as the chunks are */
+    /* short ones are chains, as the chunks are */
+    CHECK(leaf_of(8, 3072, 3072) == 384 && leaf_of(1, 1365, 1365) == 1365);
     CHECK(leaf_of(1, 11009, 11009) == 1377 && whole_leaf(4096) == 2048 && whole_leaf(2048) == 2048);
     CHECK(leaf_of(2, 2 * 5001, 5001) == 5001); /* nothing to halve */
 }

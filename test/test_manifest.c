@@ -1,4 +1,5 @@
-/* Manifests with many pieces: the memory that reading them takes, and how many. (What is wrong in one: test_ckpt_damage.c.) */
+/* Manifests with many pieces: the memory that reading them takes, and how many. (What is wrong in one:
+ * test_ckpt_damage.c.) */
 #include <malloc.h>
 
 #include "ckpt/pieces.h"
@@ -38,10 +39,11 @@ TEST(a_manifest_is_read_piece_by_piece)
     char *text = malloc(4 << 20);
     Manifest m;
     SetupArena a;
-    int64_t n = sprintf(text,
-                        "{\"format\":1,\"program\":\"p\",\"step\":1,\"samples\":1,\"tokens\":1,\"seed\":1,\"reproducible\":"
-                        "\"layout\",\"blocks\":{\"tp\":1,\"seq\":1,\"attn\":1},\"counters\":{},\"data\":\"\",\"config\":\"\","
-                        "\"parameters\":[");
+    int64_t n =
+        sprintf(text,
+                "{\"format\":1,\"program\":\"p\",\"step\":1,\"samples\":1,\"tokens\":1,\"seed\":1,\"reproducible\":"
+                "\"layout\",\"blocks\":{\"tp\":1,\"seq\":1,\"attn\":1},\"counters\":{},\"data\":\"\",\"config\":\"\","
+                "\"parameters\":[");
     for (int i = 0; i < PARAMS; i++)
         n += sprintf(text + n, "%s{\"name\":\"p%03d\",\"shape\":[16,8],\"shift\":0}", i ? "," : "", i);
     n += sprintf(text + n, "],\"pieces\":[");
@@ -70,7 +72,9 @@ TEST(a_manifest_is_read_piece_by_piece)
 TEST(a_manifest_of_4096_ranks_is_read)
 {
     enum { TP = 8, DP = 512, PIECES = 3 * TP * DP };
-    const ParamSpec table = { .name = "embed", .ndim = 2, .shape = { 128256, 8192 }, .padded_rows = 128256, .cut = { CUT_TP } };
+    const ParamSpec table = {
+        .name = "embed", .ndim = 2, .shape = { 128256, 8192 }, .padded_rows = 128256, .cut = { CUT_TP }
+    };
     const Grid grid = { .tp = TP, .dp = DP };
     char *text = malloc(8 << 20);
     ParamRegistry reg;
@@ -89,17 +93,20 @@ TEST(a_manifest_of_4096_ranks_is_read)
     OK(world_open_null(&world, grid, 0));
     Ckpt c = { .o = { .params = &params, .world = &world }, .states = 1 };
     OK(pieces_open(&c, &a));
-    int64_t n = sprintf(text,
-                        "{\"format\":1,\"program\":\"p\",\"step\":1,\"samples\":1,\"tokens\":1,\"seed\":1,\"reproducible\":"
-                        "\"run\",\"blocks\":{\"tp\":8,\"seq\":1,\"attn\":1},\"counters\":{},\"data\":\"\",\"config\":\"\","
-                        "\"parameters\":[{\"name\":\"embed\",\"shape\":[128256,8192],\"shift\":0}],\"pieces\":["), pieces = 0;
+    int64_t n = sprintf(
+                text,
+                "{\"format\":1,\"program\":\"p\",\"step\":1,\"samples\":1,\"tokens\":1,\"seed\":1,\"reproducible\":"
+                "\"run\",\"blocks\":{\"tp\":8,\"seq\":1,\"attn\":1},\"counters\":{},\"data\":\"\",\"config\":\"\","
+                "\"parameters\":[{\"name\":\"embed\",\"shape\":[128256,8192],\"shift\":0}],\"pieces\":["),
+            pieces = 0;
     for (int rank = 0; rank < TP * DP; rank++)
         for (piece_first(&it, &c, rank); piece_next(&it);)
-            n += sprintf(text + n,
-                         "%s{\"name\":\"embed\",\"state\":\"value\",\"dtype\":\"F32\",\"global\":[128256,8192],\"offset\":"
-                         "[%lld,%lld],\"shape\":[%lld,%lld],\"file\":\"shard-%05d.safetensors\",\"crc32c\":1}",
-                         pieces++ ? "," : "", (long long)it.piece.offset[0], (long long)it.piece.offset[1],
-                         (long long)it.piece.shape[0], (long long)it.piece.shape[1], rank);
+            n += sprintf(
+                text + n,
+                "%s{\"name\":\"embed\",\"state\":\"value\",\"dtype\":\"F32\",\"global\":[128256,8192],\"offset\":"
+                "[%lld,%lld],\"shape\":[%lld,%lld],\"file\":\"shard-%05d.safetensors\",\"crc32c\":1}",
+                pieces++ ? "," : "", (long long)it.piece.offset[0], (long long)it.piece.offset[1],
+                (long long)it.piece.shape[0], (long long)it.piece.shape[1], rank);
     CHECK_MSG(pieces > PIECES / 2 && pieces <= PIECES, "%lld pieces", (long long)pieces);
     n += sprintf(text + n, "],\"files\":[");
     for (int rank = 0; rank < TP * DP; rank++)
@@ -119,11 +126,13 @@ TEST(a_manifest_may_be_larger_than_64_MiB)
 {
     enum { BLANKS = 65 << 20 };
     static const char head[] =
-        "{\"format\":1,\"program\":\"p\",\"step\":1,\"samples\":1,\"tokens\":1,\"seed\":1,\"reproducible\":\"run\",\"blocks\":"
-        "{\"tp\":1,\"seq\":1,\"attn\":1},\"counters\":{},\"data\":\"\",\"config\":\"\",\"parameters\":[{\"name\":\"p\",\"shape\":"
-        "[16],\"shift\":0}],\"files\":[{\"name\":\"f\",\"size\":4096,\"crc32c\":[1]}],\"pieces\":[";
-    static const char tail[] = "{\"name\":\"p\",\"state\":\"value\",\"dtype\":\"F32\",\"global\":[16],\"offset\":[0],\"shape\":"
-                               "[16],\"file\":\"f\",\"crc32c\":1}]}";
+        "{\"format\":1,\"program\":\"p\",\"step\":1,\"samples\":1,\"tokens\":1,\"seed\":1,\"reproducible\":\"run\","
+        "\"blocks\":{\"tp\":1,\"seq\":1,\"attn\":1},"
+        "\"counters\":{},\"data\":\"\",\"config\":\"\",\"parameters\":[{\"name\":\"p\","
+        "\"shape\":[16],\"shift\":0}],\"files\":[{\"name\":\"f\",\"size\":4096,\"crc32c\":[1]}],\"pieces\":[";
+    static const char tail[] =
+        "{\"name\":\"p\",\"state\":\"value\",\"dtype\":\"F32\",\"global\":[16],\"offset\":[0],\"shape\":"
+        "[16],\"file\":\"f\",\"crc32c\":1}]}";
     char *text = malloc(sizeof head + BLANKS + sizeof tail);
     int64_t n = sprintf(text, "%s", head);
     memset(text + n, ' ', BLANKS);

@@ -336,8 +336,8 @@ TEST(shared_sequences_take_their_share)
             CHECK_MSG(ring.scratch <= one.scratch / cp + (parts + 3) * keys / (2 * cp) + 8192,
                       "cp %d, exact %d: scratch %lld, one rank %lld", cp, exact, (long long)ring.scratch,
                       (long long)one.scratch);
-            CHECK_MSG(gathered.scratch > one.scratch / cp + keys && a2a.scratch <= gathered.scratch, "cp %d: %lld, a2a %lld",
-                      cp, (long long)gathered.scratch, (long long)a2a.scratch);
+            CHECK_MSG(gathered.scratch > one.scratch / cp + keys && a2a.scratch <= gathered.scratch,
+                      "cp %d: %lld, a2a %lld", cp, (long long)gathered.scratch, (long long)a2a.scratch);
         }
 }
 
@@ -397,8 +397,8 @@ TEST(pairs_take_the_scratch_of_a_forward_more)
 }
 
 /*
- * The first blocks' saves leave the device: there are two buffers instead, and their bytes in the host's memory, of each unit
- * in flight. Blocks are alike, so a block's share is what two models of which one has a block more differ in.
+ * The first blocks' saves leave the device: there are two buffers instead, and their bytes in the host's memory, of
+ * each unit in flight. Blocks are alike, so a block's share is what two models of which one has a block more differ in.
  */
 TEST(offloaded_layers_leave_the_device)
 {
@@ -422,7 +422,8 @@ TEST(offloaded_layers_leave_the_device)
             OK(trainer_plan(&shorter, grid, 0, &one_less));
             CHECK(kept.offload_buffers == 0 && kept.offload_host == 0);
             const StagePlan *a = &kept.stages[0], *b = &one_less.stages[0];
-            const int64_t block_i = a->save[REGION_I] - b->save[REGION_I], block_w = a->save[REGION_W] - b->save[REGION_W];
+            const int64_t block_i = a->save[REGION_I] - b->save[REGION_I],
+                          block_w = a->save[REGION_W] - b->save[REGION_W];
             const int64_t block = block_i + (split ? 0 : block_w);
             for (int n = 1; n <= LAYERS; n++) {
                 s.model.offload = n;
@@ -431,7 +432,8 @@ TEST(offloaded_layers_leave_the_device)
                           "%s, %d of recomputation %d: %lld less, a block %lld", ways[w].schedule, n, recompute,
                           (long long)(kept.save - p.save), (long long)block);
                 CHECK(p.offload_host == n * block * a->in_flight && p.offload_buffers == (n == 1 ? 1 : 2) * block);
-                CHECK(p.state == kept.state && p.scratch == kept.scratch && p.flop == kept.flop && p.op_bytes == kept.op_bytes);
+                CHECK(p.state == kept.state && p.scratch == kept.scratch && p.flop == kept.flop &&
+                      p.op_bytes == kept.op_bytes);
                 CHECK(memory_plan_host(&p) == memory_plan_host(&kept) + p.offload_host);
             }
             s.purpose.forward_only = true;
@@ -440,7 +442,8 @@ TEST(offloaded_layers_leave_the_device)
             s.purpose.forward_only = false;
             s.device.kind = DEVICE_CUDA, s.exact = false;
             OK(trainer_plan(&s, grid, 0, &p));
-            CHECK(memory_plan_total(&p) == p.state + p.save + p.offload_buffers + p.scratch + p.workspace && p.host_apart);
+            CHECK(memory_plan_total(&p) == p.state + p.save + p.offload_buffers + p.scratch + p.workspace &&
+                  p.host_apart);
         }
 }
 
@@ -458,8 +461,10 @@ TEST(bands_travel_beside_products)
     OK(trainer_plan(&s, grid, 0, &whole));
     s.overlap_tp = TP;
     OK(trainer_plan(&s, grid, 0, &bands));
-    CHECK_MSG(whole.comm_beside == (4 * LAYERS + 2) * call, "%lld, a call %lld", (long long)whole.comm_beside, (long long)call);
-    CHECK_MSG(bands.comm_beside == (10 * LAYERS + 3) * call, "%lld, a call %lld", (long long)bands.comm_beside, (long long)call);
+    CHECK_MSG(whole.comm_beside == (4 * LAYERS + 2) * call, "%lld, a call %lld", (long long)whole.comm_beside,
+              (long long)call);
+    CHECK_MSG(bands.comm_beside == (10 * LAYERS + 3) * call, "%lld, a call %lld", (long long)bands.comm_beside,
+              (long long)call);
     CHECK(bands.comm_bytes == whole.comm_bytes && bands.save == whole.save && bands.state == whole.state);
     s.compute = BF16, s.exact = false;
     OK(trainer_plan(&s, grid, 0, &bands));
@@ -491,7 +496,8 @@ TEST(planning_is_cheap)
     s = tiny_gpt2(); /* one micro-batch alone */
     s.micro_batch = s.global_batch = 256;
     s.model.seq = 1 << 24;
-    FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
+    FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG,
+          "more work on a rank than 64 bits count");
     s = tiny_llama(); /* as many rows of heads as the keys allow, 2^66: a sanitizer sees if they overflow */
     s.micro_batch = 1 << 14, s.global_batch = 1 << 30;
     s.model.seq = 1 << 24, s.model.heads = 4096, s.model.hidden = 8 * 4096;
@@ -532,11 +538,12 @@ TEST(a_long_sequence_takes_what_was_planned)
             count_stop();
             int64_t host_bytes = count.ours_bytes - memory_plan_total(&plan);
             if (!SANITIZED)
-                CHECK_MSG(host_bytes >= t.memory.setup.total_bytes && host_bytes < t.memory.setup.total_bytes + HOST_TABLES,
+                CHECK_MSG(host_bytes >= t.memory.setup.total_bytes &&
+                              host_bytes < t.memory.setup.total_bytes + HOST_TABLES,
                           "T %lld: %lld bytes, the plan says %lld, the host's tables are %lld", (long long)T,
-                          count.ours_bytes, (long long)memory_plan_total(&plan),
-                          (long long)t.memory.setup.total_bytes);
-            CHECK(t.device.counters.alloc_bytes + t.device.workspace_bytes == memory_plan_total(&plan) - plan.offload_host);
+                          count.ours_bytes, (long long)memory_plan_total(&plan), (long long)t.memory.setup.total_bytes);
+            CHECK(t.device.counters.alloc_bytes + t.device.workspace_bytes ==
+                  memory_plan_total(&plan) - plan.offload_host);
             CHECK((plan.offload_host > 0) == llama);
             count_start();
             OK(trainer_step(&t, tokens, &report));

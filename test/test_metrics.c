@@ -150,7 +150,8 @@ TEST(every_name_is_documented)
     OK(metrics_open(&m, options(0)));
     metrics_step(&m, &r);
     valid(&m, 1, 512, "books", 2);
-    metrics_override(&m, &(OverrideRecord){ .step = 1, .section = "optim", .key = "lr", .was = "1", .is = "2", .time = 3 });
+    metrics_override(&m,
+                     &(OverrideRecord){ .step = 1, .section = "optim", .key = "lr", .was = "1", .is = "2", .time = 3 });
     metrics_task(&m, &(TaskRecord){ .step = 1, .questions = 3, .name = "riddles", .metric = metrics, .metrics = 3 });
     OK(metrics_close(&m));
     Json *j[LINES];
@@ -419,11 +420,13 @@ TEST(odd_pictures)
     points[0] = (CurvePoint){ .step = 1, .count = 1, .sum = 4, .low = 4, .high = 4 };
     CHECK(draw(&c, buf) > 0 && strstr(buf, ">1<") && well_formed(buf));
 
-    points[1] = points[2] = points[3] = points[4] = (CurvePoint){ .step = 2, .low = INFINITY, .high = -INFINITY, .skipped = 1 };
+    points[1] = points[2] = points[3] = points[4] =
+        (CurvePoint){ .step = 2, .low = INFINITY, .high = -INFINITY, .skipped = 1 };
     dots[0] = (CurveDot){ .step = 5, .loss = NAN };
     c.count = 5, c.dot_count = 1, c.names = 1;
     CHECK(draw(&c, buf) > 0 && well_formed(buf) && !strstr(buf, "nan"));
-    CHECK_MSG(strstr(buf, "over 5 steps, 4.0000 at step 1. ") && strstr(buf, "loss is not finite at step 5. "), "%.600s", buf);
+    CHECK_MSG(strstr(buf, "over 5 steps, 4.0000 at step 1. ") && strstr(buf, "loss is not finite at step 5. "),
+              "%.600s", buf);
 
     /* the most there can be, with the longest numbers */
     for (int i = 0; i < 1024; i++) {
@@ -479,12 +482,15 @@ TEST(labels_of_an_axis)
     static const struct {
         double value, distance;
         const char *label;
-    } cases[] = { { 0, 1, "0" }, { 2e-4, 2e-4, "2e-4" }, { 1e-3, 2e-4, "1e-3" }, { 1.2e-3, 2e-4, "1.2e-3" },
-                  { 3e-3, 1e-4, "3e-3" }, { 1.05e-3, 5e-5, "1.05e-3" }, { 0.004, 1e-3, "0.004" }, { -6e-7, 2e-7, "-6e-7" },
-                  { 3.5, 0.5, "3.5" }, { 2000, 500, "2k" }, { 1500000, 500000, "1.5M" } };
+    } cases[] = {
+        { 0, 1, "0" },          { 2e-4, 2e-4, "2e-4" },       { 1e-3, 2e-4, "1e-3" },     { 1.2e-3, 2e-4, "1.2e-3" },
+        { 3e-3, 1e-4, "3e-3" }, { 1.05e-3, 5e-5, "1.05e-3" }, { 0.004, 1e-3, "0.004" },   { -6e-7, 2e-7, "-6e-7" },
+        { 3.5, 0.5, "3.5" },    { 2000, 500, "2k" },          { 1500000, 500000, "1.5M" }
+    };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char buf[SVG_LABEL_BYTES];
-        CHECK_MSG(strcmp(svg_label(buf, cases[i].value, cases[i].distance), cases[i].label) == 0, "%s, not %s", buf, cases[i].label);
+        CHECK_MSG(strcmp(svg_label(buf, cases[i].value, cases[i].distance), cases[i].label) == 0, "%s, not %s", buf,
+                  cases[i].label);
     }
 }
 
@@ -574,8 +580,8 @@ TEST(the_line_of_a_step)
     OK(metrics_close(&m));
     log_set_level(LOG_WARN);
     OK(file_read_all(path, 1 << 16, &text, &size));
-    CHECK_MSG(strstr(text, "  grad 4.44e+16  ") && strstr(text, "  grad 12.250  ") && strstr(text, "  epoch 0.25"), "%s",
-              text);
+    CHECK_MSG(strstr(text, "  grad 4.44e+16  ") && strstr(text, "  grad 12.250  ") && strstr(text, "  epoch 0.25"),
+              "%s", text);
     const char *last = strstr(text, "Z step 3/");
     CHECK_MSG(last && last - text >= 19 && last[-3] == ':' && text[0] == '2' && !strchr(text, '\x1b'), "%s", text);
     free(text);

@@ -1,6 +1,6 @@
 /*
- * The ops of mixtures of experts, each against an independent float64 loop, in all builds of the kernels and with 1 to 3
- * threads (ops_env.h says what else is demanded). Choices of experts are compared exactly. See docs/moe.md.
+ * The ops of mixtures of experts, each against an independent float64 loop, in all builds of the kernels and with 1 to
+ * 3 threads (ops_env.h says what else is demanded). Choices of experts are compared exactly. See docs/moe.md.
  */
 #include "ops_env.h"
 
@@ -134,7 +134,8 @@ static void case_router_ops(Env *e, const Shape *p)
             dw[want.index[k]] = (double)env_f(dweight, n)[k];
         }
         for (int64_t i = 0; i < E && !(p->flags & TIES); i++)
-            CHECK_CLOSE((double)env_f(dlogits, n)[i], slope(&r, x, E, K, i, dw), 2e-5, "row %d logit %d", (int)n, (int)i);
+            CHECK_CLOSE((double)env_f(dlogits, n)[i], slope(&r, x, E, K, i, dw), 2e-5, "row %d logit %d", (int)n,
+                        (int)i);
     }
 }
 
@@ -208,7 +209,8 @@ static void case_jitter(Env *e, const Shape *p)
     for (int64_t n = 0; e->check && n < env_n(e, p->N); n++)
         for (int64_t i = 0; i < p->D; i++) {
             const uint64_t s = (uint64_t)((int64_t *)sample.data)[n];
-            const Philox r = philox(77, (uint32_t)i / 4, (uint32_t)((int32_t *)position.data)[n], (uint32_t)s, (uint32_t)(s >> 32));
+            const Philox r =
+                philox(77, (uint32_t)i / 4, (uint32_t)((int32_t *)position.data)[n], (uint32_t)s, (uint32_t)(s >> 32));
             const double factor = 1 + (double)eps * (2 * (double)(r.v[i % 4] >> 8) / (1 << 24) - 1);
             CLOSE(env_f(y, n)[i], factor * (double)env_f(x, n)[i], 1, "row %d column %d", (int)n, (int)i);
             CHECK(factor >= 0.75 && factor < 1.25);
@@ -230,7 +232,8 @@ TEST(router_even)
     env_open(&e, isa_best(), 2, 0);
     Tensor logits = env_out(&e, F32, 0, 1, 2 * SEQ, E), position = env_in(&e, I32, 0, 1, 2 * SEQ);
     Tensor sample = env_in(&e, I64, 0, 1, 2 * SEQ);
-    for (int n = 0; n < 2 * SEQ; n++) ((int32_t *)position.data)[n] = n % SEQ, ((int64_t *)sample.data)[n] = 70 + n / SEQ;
+    for (int n = 0; n < 2 * SEQ; n++)
+        ((int32_t *)position.data)[n] = n % SEQ, ((int64_t *)sample.data)[n] = 70 + n / SEQ;
     RUN(&e, router_even, .logits = logits, .position = position, .sample = sample, .seq = SEQ, .topk = K);
     for (int n = 0; n < 2 * SEQ; n++)
         for (int k = 0; k < E; k++) {
@@ -273,7 +276,8 @@ static void definition_sinkhorn(const double *logits, int64_t rows, int64_t E, d
 static void case_sinkhorn(Env *e, const Shape *p)
 {
     const int64_t E = p->D, rows = p->a;
-    Tensor logits = env_in(e, F32, -2, 2, p->N, E), rank = env_out(e, F32, 0, 1, p->N, E), share = env_out(e, F32, 0, 1, p->N);
+    Tensor logits = env_in(e, F32, -2, 2, p->N, E), rank = env_out(e, F32, 0, 1, p->N, E),
+           share = env_out(e, F32, 0, 1, p->N);
     for (int64_t n = 0; n < p->N; n++) env_f(logits, n)[0] += 3; /* left alone most rows would go there */
     env_settle(e);
     RUN(e, sinkhorn, .rank = rank, .share = share, .logits = logits, .rows = rows);
@@ -283,8 +287,9 @@ static void case_sinkhorn(Env *e, const Shape *p)
         definition_sinkhorn(x, rows, E, want);
         for (int64_t n = 0; n < rows; n++)
             for (int64_t i = 0; i < E; i++)
-                CHECK_CLOSE((double)env_f(rank, u * rows + n)[i] * (double)(rows * E), want[n * E + i] * (double)(rows * E),
-                            3e-3 * (1 + want[n * E + i] * (double)(rows * E)), "unit %d row %d expert %d", (int)u, (int)n, (int)i);
+                CHECK_CLOSE((double)env_f(rank, u * rows + n)[i] * (double)(rows * E),
+                            want[n * E + i] * (double)(rows * E), 3e-3 * (1 + want[n * E + i] * (double)(rows * E)),
+                            "unit %d row %d expert %d", (int)u, (int)n, (int)i);
         free(x);
         free(want);
     }
@@ -308,11 +313,13 @@ TEST(router_by_rank)
     static const float x[E] = { 2, 1, 0, -1, -2 }, by[E] = { 0.1f, 0.3f, 0.1f, 0.9f, 0 };
     Env e;
     env_open(&e, isa_best(), 1, 0);
-    Tensor logits = env_in(&e, F32, 0, 1, 1, E), rank = env_in(&e, F32, 0, 1, 1, E), index = env_out(&e, I32, 0, 1, 1, K);
+    Tensor logits = env_in(&e, F32, 0, 1, 1, E), rank = env_in(&e, F32, 0, 1, 1, E),
+           index = env_out(&e, I32, 0, 1, 1, K);
     Tensor weight = env_out(&e, F32, 0, 1, 1, K);
     memcpy(logits.data, x, sizeof x);
     memcpy(rank.data, by, sizeof by);
-    RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits, .rank = rank, .router = { ROUTER_SIGMOID, 0, 1, 1, 1 });
+    RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits, .rank = rank,
+        .router = { ROUTER_SIGMOID, 0, 1, 1, 1 });
     const int want[K] = { 3, 1 };
     for (int k = 0; k < K; k++) {
         CHECK(env_i(index, 0)[k] == want[k]);
@@ -338,7 +345,8 @@ static double balance_scores(const Router *r, const double *x, int64_t E, double
 enum { FIRST = 3, UNIT = 8 }; /* place of row 0 in its micro-batch; rows of a unit */
 
 /* The cost of one row: what is left of the losses when loads are numbers. */
-static double balance_cost(const Router *r, const double *x, int64_t E, int64_t K, const int64_t *load, double aux, double z)
+static double balance_cost(const Router *r, const double *x, int64_t E, int64_t K, const int64_t *load, double aux,
+                           double z)
 {
     double q[E_MAX], sum = 0;
     const double log_sum = balance_scores(r, x, E, q);
@@ -354,13 +362,14 @@ static void case_balance(Env *e, const Shape *p)
     const float aux = p->b & 1 ? 0.5f : 0, z = p->b & 2 ? 0.25f : 0;
     const StepValues step = { .loss_scale = 4 };
     Tensor logits = env_in(e, F32, -3, 3, p->N, E), dlogits = env_out(e, F32, -1, 1, p->N, E);
-    Tensor index = env_out(e, I32, 0, 1, p->N, K), weight = env_out(e, F32, 0, 1, p->N, K), load = env_out(e, I64, 5, 6, 40, E);
+    Tensor index = env_out(e, I32, 0, 1, p->N, K), weight = env_out(e, F32, 0, 1, p->N, K),
+           load = env_out(e, I64, 5, 6, 40, E);
     RUN(e, router_fwd, .index = index, .weight = weight, .logits = env_used(e, logits), .router = r);
     RUN(e, router_count, .load = load, .index = env_used(e, index), .first = FIRST, .rows = UNIT);
     Tensor losses = env_out(e, I64, 5, 6, 3);
     RUN(e, router_balance, .dlogits = dlogits, .losses = losses, .logits = env_used(e, logits),
-        .load = aux > 0 ? load : (Tensor){ 0 }, .router = r, .step = &step, .topk = (int)K, .aux = aux, .aux_coeff = 2 * aux,
-        .z = z, .first = FIRST, .rows = UNIT);
+        .load = aux > 0 ? load : (Tensor){ 0 }, .router = r, .step = &step, .topk = (int)K, .aux = aux,
+        .aux_coeff = 2 * aux, .z = z, .first = FIRST, .rows = UNIT);
     double told[2] = { 0 };
     for (int64_t u = 0; e->check && u < U; u++)
         for (int64_t i = 0; i < E; i++) {
@@ -382,13 +391,14 @@ static void case_balance(Env *e, const Shape *p)
             x[i] = at - h;
             const double slope = (up - balance_cost(&r, x, E, K, unit, aux, z)) / (2 * h);
             x[i] = at;
-            CHECK_CLOSE((double)env_f(dlogits, n)[i], before + 4 * slope, 2e-5 * (1 + fabs(slope)), "row %d logit %d", (int)n,
-                        (int)i);
+            CHECK_CLOSE((double)env_f(dlogits, n)[i], before + 4 * slope, 2e-5 * (1 + fabs(slope)), "row %d logit %d",
+                        (int)n, (int)i);
         }
     }
     const int64_t *sums = losses.data;
     for (int i = 0; e->check && i < 2; i++)
-        CHECK_CLOSE(ldexp((double)(sums[i] - 5), -ROUTER_LOSS_BITS), told[i], 2e-6 * (1 + told[i]), "%s", i ? "z" : "aux");
+        CHECK_CLOSE(ldexp((double)(sums[i] - 5), -ROUTER_LOSS_BITS), told[i], 2e-6 * (1 + told[i]), "%s",
+                    i ? "z" : "aux");
     CHECK(!e->check || sums[2] == 5);
 }
 
@@ -399,9 +409,11 @@ TEST(balance_losses_that_cannot_be_shown)
     const StepValues step = { .loss_scale = 1 };
     Env e;
     env_open(&e, isa_best(), 1, 0);
-    Tensor logits = env_in(&e, F32, 0, 1, 3, 2), dlogits = env_out(&e, F32, 0, 0, 3, 2), losses = env_out(&e, I64, 0, 0, 3);
+    Tensor logits = env_in(&e, F32, 0, 1, 3, 2), dlogits = env_out(&e, F32, 0, 0, 3, 2),
+           losses = env_out(&e, I64, 0, 0, 3);
     memcpy(logits.data, x, sizeof x);
-    RUN(&e, router_balance, .dlogits = dlogits, .losses = losses, .logits = logits, .step = &step, .topk = 1, .z = 1, .rows = 3);
+    RUN(&e, router_balance, .dlogits = dlogits, .losses = losses, .logits = logits, .step = &step, .topk = 1, .z = 1,
+        .rows = 3);
     const int64_t *sums = losses.data;
     CHECK_CLOSE(ldexp((double)sums[1], -ROUTER_LOSS_BITS), log(2) * log(2), 1e-6);
     CHECK(sums[0] == 0 && sums[2] == 2);
@@ -411,7 +423,8 @@ TEST(balance_losses_that_cannot_be_shown)
 TEST(router_balance)
 {
     for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
-        CASES(case_balance, { 1, 1, 1, 1, score }, { 7, 8, 2, 1, score }, { 40, 17, 3, 2, score }, { 61, 64, 6, 3, score });
+        CASES(case_balance, { 1, 1, 1, 1, score }, { 7, 8, 2, 1, score }, { 40, 17, 3, 2, score },
+              { 61, 64, 6, 3, score });
 }
 
 /* Choices are those of score + bias, weights those of the score: as a definition with another score decides. */
@@ -425,7 +438,8 @@ TEST(router_bias)
     Tensor weight = env_out(&e, F32, 0, 1, 1, K);
     memcpy(logits.data, x, sizeof x);
     memcpy(b.data, bias, sizeof bias);
-    RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits, .bias = b, .router = { ROUTER_SIGMOID, 0, 1, 1, 1 });
+    RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits, .bias = b,
+        .router = { ROUTER_SIGMOID, 0, 1, 1, 1 });
     const int want[K] = { 1, 7, 4 }; /* 1.169, 0.997, 0.750; then 0.731 */
     for (int k = 0; k < K; k++) {
         CHECK(env_i(index, 0)[k] == want[k]);
@@ -461,7 +475,8 @@ static Tensor make_choice(Env *e, int64_t N, int64_t K, int64_t E)
     Tensor index = env_in(e, I32, 0, 1, N, K);
     for (int64_t n = 0; n < N; n++)
         for (int64_t k = 0; k < K; k++)
-            env_i(index, n)[k] = (int32_t)((rng_mix((uint64_t)n) % 5 * 3 + (uint64_t)k * (uint64_t)(E > 4 ? 2 : 1)) % (uint64_t)E);
+            env_i(index, n)[k] =
+                (int32_t)((rng_mix((uint64_t)n) % 5 * 3 + (uint64_t)k * (uint64_t)(E > 4 ? 2 : 1)) % (uint64_t)E);
     env_settle(e);
     return index;
 }
@@ -504,8 +519,8 @@ static void check_order(const Order *o, int64_t N, int64_t K, int64_t E)
     CHECK(offset[E * RUNS] == p && p == N * K);
 }
 
-/* Which groups of experts tokens go to: each once, by its first choice that has a row; and rows of tokens that lie in the
- * order of those that go to one group. */
+/* Which groups of experts tokens go to: each once, by its first choice that has a row; and rows of tokens that lie in
+ * the order of those that go to one group. */
 TEST(choices_in_groups)
 {
     enum { N = 37, K = 5, E = 12, R = 40, D = 20 };
@@ -514,7 +529,8 @@ TEST(choices_in_groups)
         const int64_t first = groups[which][0], own = groups[which][1], count = groups[which][2];
         Env e;
         env_open(&e, isa_best(), 2, 0);
-        Tensor index = make_choice(&e, N, K, E), row = env_in(&e, I32, 0, 1, N, K), group = env_out(&e, I32, 5, 6, R, K);
+        Tensor index = make_choice(&e, N, K, E), row = env_in(&e, I32, 0, 1, N, K),
+               group = env_out(&e, I32, 5, 6, R, K);
         for (int n = 0; n < N; n++)
             for (int k = 0; k < K; k++) {
                 if ((n + k) % 7 == 0) env_i(index, n)[k] = -1;
@@ -559,7 +575,8 @@ TEST(rows_of_some_tokens)
     env_close(&e);
 }
 
-/* The rows of the second rank's experts out of two ranks' tokens, gathered: an expert's from one rank, then the other. */
+/* The rows of the second rank's experts out of two ranks' tokens, gathered: an expert's from one rank, then the
+ * other. */
 TEST(gathered_rows)
 {
     enum { N = 7, K = 3, E = 4, OWN = 2, D = 20, P = N * K, X = E + 1 };
@@ -568,11 +585,13 @@ TEST(gathered_rows)
     Tensor index[2], all = env_in(&e, I64, 0, 1, 2, X), all_choice = env_in(&e, I32, 0, 1, 2, P);
     Tensor x = env_in(&e, F32, -1, 1, 2 * N, D), weight = env_in(&e, F32, 0, 1, 2 * N, K);
     for (int s = 0; s < 2; s++) {
-        Tensor row = env_out(&e, I32, 0, 1, N, K), choice = env_out(&e, I32, 0, 1, P), offset = env_out(&e, I64, 0, 1, X);
+        Tensor row = env_out(&e, I32, 0, 1, N, K), choice = env_out(&e, I32, 0, 1, P),
+               offset = env_out(&e, I64, 0, 1, X);
         index[s] = env_in(&e, I32, 0, 1, N, K);
         for (int n = 0; n < N; n++)
             for (int k = 0; k < K; k++) env_i(index[s], n)[k] = (n * (s + 2) + k + s) % E;
-        RUN(&e, permute_index, .row = row, .choice = choice, .offset = offset, .index = index[s], .experts = E, .run = N);
+        RUN(&e, permute_index, .row = row, .choice = choice, .offset = offset, .index = index[s], .experts = E,
+            .run = N);
         memcpy((int64_t *)all.data + s * X, offset.data, X * sizeof(int64_t));
         memcpy(env_i(all_choice, s), choice.data, P * sizeof(int32_t));
     }
@@ -670,7 +689,8 @@ TEST(permute)
 }
 
 /* The definition: choice i of a list's expert stays if fewer than `most` of the list are better than it. */
-static bool definition_kept(const Order *o, Tensor weight, int64_t N, int64_t K, int64_t i, int64_t most, bool by_weight)
+static bool definition_kept(const Order *o, Tensor weight, int64_t N, int64_t K, int64_t i, int64_t most,
+                            bool by_weight)
 {
     const int expert = env_i(o->index, i / K)[i % K];
     const float w = env_f(weight, i / K)[i % K];
@@ -702,7 +722,8 @@ static Tensor drop_weights(Env *e, const Shape *p)
     return weight;
 }
 
-/* a = K, b = E: first the order of all choices, then what is kept of it, then the order of that, whose rows are used. */
+/* a = K, b = E: first the order of all choices, then what is kept of it, then the order of that, whose rows are
+ * used. */
 static void case_drop(Env *e, const Shape *p)
 {
     const int64_t N = p->N, K = p->a, E = p->b, used = env_n(e, N);
@@ -736,7 +757,8 @@ TEST(choice_drop)
               { 301, 1, 3, 4, by | EQUAL }, { 33, 1, 4, 5, by | EQUAL | LIMITS }, { 40, 1, 2, 2, by | NANS });
 }
 
-/* Dropped choices have no output, their weights no gradient, and nothing is written for them. D columns, a = K, b = E */
+/* Dropped choices have no output, their weights no gradient, and nothing is written for them. D columns, a = K, b =
+ * E */
 static void case_dropped_rows(Env *e, const Shape *p)
 {
     const int64_t N = p->N, D = p->D, K = p->a, E = p->b, P = N * K;
@@ -818,8 +840,8 @@ TEST(room_limits)
 {
     enum { S = 3, E = 6, X = E + 1 };
     static const int64_t rows[S][E] = { { 5, 0, 3, 3, 0, 0 }, { 2, 1, 3, 3, 9, 0 }, { 4, 7, 3, 3, 1, 2 } };
-    /* room 10: rank 0 would get 5 2 4, 0 1 7; cut to 2 that is 9, and one more of the first. Rank 1: 3 3 3, 3 3 3; cut to
-     * 1 that is 6, and one more of the first four. Rank 2: 0 9 1, 0 0 2; cut to 7. */
+    /* room 10: rank 0 would get 5 2 4, 0 1 7; cut to 2 that is 9, and one more of the first. Rank 1: 3 3 3, 3 3 3; cut
+     * to 1 that is 6, and one more of the first four. Rank 2: 0 9 1, 0 0 2; cut to 7. */
     static const int64_t want[S][E] = { { 3, 0, 2, 2, 0, 0 }, { 2, 1, 2, 1, 7, 0 }, { 2, 2, 2, 1, 1, 2 } };
     for (int rank = 0; rank < S; rank++)
         for (int wide = 0; wide < 2; wide++) {
@@ -831,7 +853,8 @@ TEST(room_limits)
                     ((int64_t *)all.data)[s * X + i] = at;
                     at += i < E ? (int)rows[s][i] : 0;
                 }
-            RUN(&e, room_limits, .limit = limit, .full = full, .all = all, .own = 2, .room = wide ? 19 : 10, .rank = rank);
+            RUN(&e, room_limits, .limit = limit, .full = full, .all = all, .own = 2, .room = wide ? 19 : 10,
+                .rank = rank);
             CHECK(*(int32_t *)full.data == !wide);
             for (int i = 0; i < E; i++)
                 CHECK_MSG(((int64_t *)limit.data)[i] == (wide ? rows : want)[rank][i], "rank %d, expert %d", rank, i);
@@ -886,8 +909,12 @@ static void case_grouped(Env *e, const Shape *p)
     const int64_t K = p->a, E = p->b, I = p->D, O = I + 3, P = p->N * K;
     const DType acc = p->flags & PLAIN ? F32 : I64;
     const double high = acc == F32 ? 2 : 1e12;
-    Grouped g = { .o = make_order(e, p->N, K, E), .x = env_in(e, F32, -1, 1, P, I), .w = env_in(e, F32, -1, 1, E, O, I),
-                  .dy = env_in(e, F32, -1, 1, P, O), .y = env_out(e, F32, 8, 9, P, O), .dx = env_out(e, F32, 8, 9, P, I),
+    Grouped g = { .o = make_order(e, p->N, K, E),
+                  .x = env_in(e, F32, -1, 1, P, I),
+                  .w = env_in(e, F32, -1, 1, E, O, I),
+                  .dy = env_in(e, F32, -1, 1, P, O),
+                  .y = env_out(e, F32, 8, 9, P, O),
+                  .dx = env_out(e, F32, 8, 9, P, I),
                   .dw = env_out(e, acc, -high, high, E, O, I) };
     Tensor shift = env_int(e, 30), overflow = env_flag(e);
     RUN(e, grouped_fwd, .y = g.y, .x = g.x, .w = g.w, .offset = g.o.offset, .leaf = I / 2 + 1);
@@ -906,7 +933,8 @@ TEST(grouped)
           { 300, 40, 2, 6, 0 }, { 7, 5, 1, 12, 0 }, { 64, 64, 1, 1, PLAIN });
 }
 
-/* The integer of each leaf is that of linear_dw over the same rows alone: nothing but expert and run of tokens cuts a sum. */
+/* The integer of each leaf is that of linear_dw over the same rows alone: nothing but expert and run of tokens cuts a
+ * sum. */
 TEST(grouped_leaves)
 {
     enum { N = 22, K = 2, E = 3, O = 5, I = 20 };
@@ -938,8 +966,10 @@ TEST(grouped_tree)
     Env e;
     env_open(&e, isa_best(), 2, 0);
     const Order o = make_order(&e, N, K, E);
-    Tensor x = env_in(&e, F32, -1, 1, N * K, W), w = env_in(&e, F32, -1, 1, E, 5, W), y = env_out(&e, F32, 8, 9, N * K, 5);
-    Tensor dy = env_in(&e, F32, -1, 1, N * K, W), v = env_in(&e, F32, -1, 1, E, W, 5), dx = env_out(&e, F32, 8, 9, N * K, 5);
+    Tensor x = env_in(&e, F32, -1, 1, N * K, W), w = env_in(&e, F32, -1, 1, E, 5, W),
+           y = env_out(&e, F32, 8, 9, N * K, 5);
+    Tensor dy = env_in(&e, F32, -1, 1, N * K, W), v = env_in(&e, F32, -1, 1, E, W, 5),
+           dx = env_out(&e, F32, 8, 9, N * K, 5);
     Tensor part[2], dpart[2];
     RUN(&e, grouped_fwd, .y = y, .x = x, .w = w, .offset = o.offset, .leaf = LEAF);
     RUN(&e, grouped_dx, .dx = dx, .dy = dy, .w = v, .offset = o.offset, .leaf = LEAF);
@@ -951,8 +981,10 @@ TEST(grouped_tree)
             memcpy(env_f(wide, i), env_f(w, i) + h * (W / 2), W / 2 * sizeof(float));
         for (int64_t i = 0; i < E * (W / 2); i++)
             memcpy(env_f(half, i), env_f(v, i / (W / 2) * W + h * (W / 2) + i % (W / 2)), 5 * sizeof(float));
-        RUN(&e, grouped_fwd, .y = part[h], .x = tensor_col_slice(x, h * (W / 2), W / 2), .w = wide, .offset = o.offset, .leaf = LEAF);
-        RUN(&e, grouped_dx, .dx = dpart[h], .dy = tensor_col_slice(dy, h * (W / 2), W / 2), .w = half, .offset = o.offset, .leaf = LEAF);
+        RUN(&e, grouped_fwd, .y = part[h], .x = tensor_col_slice(x, h * (W / 2), W / 2), .w = wide, .offset = o.offset,
+            .leaf = LEAF);
+        RUN(&e, grouped_dx, .dx = dpart[h], .dy = tensor_col_slice(dy, h * (W / 2), W / 2), .w = half,
+            .offset = o.offset, .leaf = LEAF);
     }
     for (int64_t p = 0; p < N * K; p++)
         for (int i = 0; i < 5; i++) {
@@ -969,8 +1001,10 @@ TEST(grouped_overflow_and_nothing)
     for (int bad = 0; bad < 2; bad++) {
         Env e;
         env_open(&e, isa_best(), 2, 0);
-        Tensor index = env_in(&e, I32, 2, 2.5, N, 1), row = env_out(&e, I32, 0, 1, N, 1), choice = env_out(&e, I32, 0, 1, N);
-        Tensor offset = env_out(&e, I64, 0, 1, E + 1), x = env_in(&e, F32, -1, 1, N, I), dy = env_in(&e, F32, -1, 1, N, O);
+        Tensor index = env_in(&e, I32, 2, 2.5, N, 1), row = env_out(&e, I32, 0, 1, N, 1),
+               choice = env_out(&e, I32, 0, 1, N);
+        Tensor offset = env_out(&e, I64, 0, 1, E + 1), x = env_in(&e, F32, -1, 1, N, I),
+               dy = env_in(&e, F32, -1, 1, N, O);
         Tensor dw = env_out(&e, I64, -9, 9, E, O, I), shift = env_int(&e, 30), overflow = env_flag(&e);
         if (bad) env_f(dy, 4)[1] = NAN;
         RUN(&e, permute_index, .row = row, .choice = choice, .offset = offset, .index = index, .experts = E, .run = N);
@@ -1033,8 +1067,9 @@ TEST(grouped_bias_leaves)
         for (int64_t run = 0; run < o.offset.dim[0] - 1; run++) {
             const int64_t *at = (const int64_t *)o.offset.data + run, x = run / ((o.offset.dim[0] - 1) / E);
             if (at[0] == at[1]) continue;
-            RUN(&e, bias_grad, .dbias = tensor_of(env_row(&want, x), I64, O), .dy = tensor_row_slice(dy, at[0], at[1] - at[0]),
-                .shift = shift, .overflow = apart, .leaf = N * K, .headroom_bits = 10);
+            RUN(&e, bias_grad, .dbias = tensor_of(env_row(&want, x), I64, O),
+                .dy = tensor_row_slice(dy, at[0], at[1] - at[0]), .shift = shift, .overflow = apart, .leaf = N * K,
+                .headroom_bits = 10);
         }
         for (int64_t i = 0; i < E * O; i++)
             CHECK_MSG(((int64_t *)got.data)[i] == ((int64_t *)want.data)[i], "number %d", (int)i);
@@ -1048,7 +1083,8 @@ TEST(grouped_bias_leaves)
 static void case_gated(Env *e, const Shape *p)
 {
     const int64_t D = p->D;
-    Tensor x = env_in(e, F32, -1, 1, p->N, D), residual = env_in(e, F32, -1, 1, p->N, D), gate = env_in(e, F32, -4, 4, p->N, 1);
+    Tensor x = env_in(e, F32, -1, 1, p->N, D), residual = env_in(e, F32, -1, 1, p->N, D),
+           gate = env_in(e, F32, -4, 4, p->N, 1);
     Tensor dy = env_in(e, F32, -1, 1, p->N, D), y = env_out(e, F32, 8, 9, p->N, D), dx = env_out(e, F32, 8, 9, p->N, D);
     Tensor dgate = env_out(e, F32, 8, 9, p->N, 1);
     RUN(e, gated_add_fwd, .y = y, .residual = residual, .x = env_used(e, x), .gate = gate);
@@ -1103,8 +1139,8 @@ static bool same_bits(Tensor a, Tensor b)
     return same;
 }
 
-/* What is fp32 is neither rounded nor read rounded: the bits are those of the op in fp32 on the same numbers, and a row of
- * a gradient is rounded once, whether it is weighed where the token is or where the expert is. */
+/* What is fp32 is neither rounded nor read rounded: the bits are those of the op in fp32 on the same numbers, and a row
+ * of a gradient is rounded once, whether it is weighed where the token is or where the expert is. */
 TEST(sums_beside_16_bits)
 {
     enum { N = 37, K = 3, E = 5, D = 50, P = N * K };
@@ -1128,7 +1164,8 @@ TEST(sums_beside_16_bits)
         RUN(&e, gated_add_fwd, .y = sum[k], .residual = from, .x = x, .gate = gate);
         RUN(&e, gated_add_bwd, .dx = to[2], .dgate = dgate[k], .dy = from, .x = x, .gate = gate);
     }
-    CHECK(same_bits(y[1], y[0]) && same_bits(dw[1], dw[0]) && same_bits(sum[1], sum[0]) && same_bits(dgate[1], dgate[0]));
+    CHECK(same_bits(y[1], y[0]) && same_bits(dw[1], dw[0]) && same_bits(sum[1], sum[0]) &&
+          same_bits(dgate[1], dgate[0]));
     for (int k = 0; k < 3; k++) CHECK(same_rounded(dx16[k], dx[k]));
     CHECK(same_bits(dx[0], dx[1]));
     env_close(&e);

@@ -1,9 +1,10 @@
 /*
  * Muon: Newton-Schulz against published numbers and float64; steps of tiny models against a program in float64 that
- * knows the matrices by their names, also of Lion and SGD; and one hash of losses, weights and moments whatever the layout is, while each rank
- * does, sends and keeps what was planned for it (tiny.h).
+ * knows the matrices by their names, also of Lion and SGD; and one hash of losses, weights and moments whatever the
+ * layout is, while each rank does, sends and keeps what was planned for it (tiny.h).
  *
- * test_muon [case]. MEGATRAIN_LAYOUTS=brief, for sanitizers, takes one layout in six, whose bits are compared without it.
+ * test_muon [case]. MEGATRAIN_LAYOUTS=brief, for sanitizers, takes one layout in six, whose bits are compared without
+ * it.
  */
 #include "base/json.h"
 #include "test.h"
@@ -255,7 +256,8 @@ TEST(one_step)
         OK(op(s, muon_moment, .m = tensor_of(m, F32, 6), .g = tensor_of(g, F32, 6), .shift = tensor_of(&shift, I32, 1),
               .parts = parts, .chunks = 1, .step = &step, .beta = .95f));
         OK(op(s, muon_pack, .y = tensor_of(u, F32, 6), .m = tensor_of(m, F32, 6), .g = tensor_of(g, F32, 6),
-              .shift = tensor_of(&shift, I32, 1), .boxes = boxes, .chunks = 1, .step = &step, .beta = .95f, .nesterov = 1));
+              .shift = tensor_of(&shift, I32, 1), .boxes = boxes, .chunks = 1, .step = &step, .beta = .95f,
+              .nesterov = 1));
         run_newton_schulz(&b, u, y, 2, 3, MUON_SIMPLE, 5);
         OK(op(s, muon_apply, .w = tensor_of(w, F32, 6), .x = tensor_of(y, F32, 6), .boxes = boxes, .chunks = 1,
               .step = &step, .decay = .1f));
@@ -365,13 +367,15 @@ TEST(equals_torch)
         torch_steps(&c, k, steps, F32, w);
         const double wide = torch_distance(w, NULL, exact, first, n);
         torch_steps(&c, k, steps, BF16, w);
-        const double ours = torch_distance(w, NULL, exact, first, n), between = torch_distance(w, NULL, narrow, first, n),
+        const double ours = torch_distance(w, NULL, exact, first, n),
+                     between = torch_distance(w, NULL, narrow, first, n),
                      theirs = torch_distance(NULL, narrow, exact, first, n);
-        printf("    %lld x %lld: fp32 %.2g from float64, bf16 %.2g, torch's %.2g, between them %.2g\n", (long long)c.rows,
-               (long long)c.columns, wide, ours, theirs, between);
+        printf("    %lld x %lld: fp32 %.2g from float64, bf16 %.2g, torch's %.2g, between them %.2g\n",
+               (long long)c.rows, (long long)c.columns, wide, ours, theirs, between);
         CHECK_MSG(wide < 3e-6, "fp32: %.3g", wide);
         CHECK_MSG(theirs > 1e-3 && theirs < .03, "torch's own: %.3g", theirs);
-        CHECK_MSG(ours < 1.5 * theirs && between < 2 * theirs, "bf16: %.3g and %.3g, torch's %.3g", ours, between, theirs);
+        CHECK_MSG(ours < 1.5 * theirs && between < 2 * theirs, "bf16: %.3g and %.3g, torch's %.3g", ours, between,
+                  theirs);
         free(first);
         free(w);
     }
@@ -456,7 +460,8 @@ static void matrix_rows(const ModelSpec *m, const MuonSpec *u, const char *name,
 static bool by_muon(const MuonSpec *u, const char *name, const Plain *p)
 {
     if (p->columns == 1 || p->rows == 1 || !strstr(name, ".weight")) return false;
-    if (strstr(name, "embedding.token") || strstr(name, "embedding.position") || strstr(name, "head.weight")) return false;
+    if (strstr(name, "embedding.token") || strstr(name, "embedding.position") || strstr(name, "head.weight"))
+        return false;
     return u->router || !strstr(name, "router.weight");
 }
 
@@ -502,8 +507,8 @@ static void adamw_in_float64(const TrainSpec *s, Plain *p, double lr, double dec
     }
 }
 
-/* Lion's direction is a sign: of a sum that is nearly 0 the rounded program may have the other one, or none, and its weight
- * is then taken as right. `have`: the weights as they became. */
+/* Lion's direction is a sign: of a sum that is nearly 0 the rounded program may have the other one, or none, and its
+ * weight is then taken as right. `have`: the weights as they became. */
 static void lion_in_float64(const TrainSpec *s, Plain *p, double lr, double decay, const double *have)
 {
     const double b1 = (double)s->update.adamw.beta1, b2 = (double)s->update.adamw.beta2;
@@ -748,9 +753,9 @@ static void check_layouts_of(Model kind, TrainSpec s, const Layout *list, int co
         TinyRun r = run_of(s, l);
         tiny_train(&r);
         CHECK_MSG(!r.err && (r.hash == want.hash || brief()),
-                  "%s: tp %d sp %d cp %d dp %d ep %d etp %d zero %d/%d %s pp %d x %d, micro %d: %s", model_names[kind], l->tp,
-                  l->sp, l->cp, l->dp, l->ep, l->etp, l->zero, l->zero_group, l->schedule ? l->schedule : "", l->pp,
-                  l->chunks, l->micro, r.err ? r.message : "other bits");
+                  "%s: tp %d sp %d cp %d dp %d ep %d etp %d zero %d/%d %s pp %d x %d, micro %d: %s", model_names[kind],
+                  l->tp, l->sp, l->cp, l->dp, l->ep, l->etp, l->zero, l->zero_group, l->schedule ? l->schedule : "",
+                  l->pp, l->chunks, l->micro, r.err ? r.message : "other bits");
     }
 }
 

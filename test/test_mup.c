@@ -68,9 +68,11 @@ static bool ends_in(const char *name, const char *end)
 /* The definition's three kinds: matrices of blocks; of them, what is added to the stream; and all others. */
 static bool is_hidden(const char *name)
 {
-    static const char *const ends[] = { "attn.qkv.weight", "attn.q.weight", "attn.q_a.weight", "attn.q_b.weight", "attn.kv_a.weight",
-                                        "attn.kv_b.weight", "attn.gate.weight", "attn.proj.weight", "fc1.weight", "fc2.weight",
-                                        "router.weight", "shared_gate.weight" };
+    static const char *const ends[] = {
+        "attn.qkv.weight",  "attn.q.weight",    "attn.q_a.weight",  "attn.q_b.weight",
+        "attn.kv_a.weight", "attn.kv_b.weight", "attn.gate.weight", "attn.proj.weight",
+        "fc1.weight",       "fc2.weight",       "router.weight",    "shared_gate.weight"
+    };
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends_in(name, ends[i])) return true;
     return !strncmp(name, "mtp.", 4) && ends_in(name, ".proj.weight");
@@ -105,7 +107,8 @@ TEST(initial_weights)
             }
             const double factor = is_hidden(p->name) ? share : 1;
             for (int64_t e = 0; e < n; e++) CHECK_CLOSE((double)is[e], factor * (double)was[e], 1e-6, "%s", p->name);
-            const double std = 0.02 * factor * (ends_in(p->name, "attn.proj.weight") || ends_in(p->name, "fc2.weight") ? 0.5 : 1);
+            const double std =
+                0.02 * factor * (ends_in(p->name, "attn.proj.weight") || ends_in(p->name, "fc2.weight") ? 0.5 : 1);
             if (n > 4000) CHECK_CLOSE(root_mean_square(is, n), std, 0.06, "%s", p->name);
             CHECK_MSG(!!(p->spec.flags & PARAM_HIDDEN) == is_hidden(p->name), "%s", p->name);
             hidden += is_hidden(p->name);
@@ -154,7 +157,8 @@ TEST(one_update)
 
 /* ---- logits ---- */
 
-/* The master weights of the model with mup, whose head's are divided by `width`: powers of two, so nothing is rounded. */
+/* The master weights of the model with mup, whose head's are divided by `width`: powers of two, so nothing is
+ * rounded. */
 typedef struct {
     const float *weights;
     float width;
@@ -239,7 +243,8 @@ TEST(scores)
     for (int k = 0; k < 2; k++) {
         TrainSpec mup = specs[k], usual = specs[k];
         mup.model.mup = (MupSpec){ 1, BASE_HEAD };
-        if (k) usual.model.latent.scale = 1.2f * model_attention_scale(&mup.model, 1) * sqrtf((float)usual.model.head_dim);
+        if (k)
+            usual.model.latent.scale = 1.2f * model_attention_scale(&mup.model, 1) * sqrtf((float)usual.model.head_dim);
         else usual.model.attention_scale = sqrtf(2) / 8;
         TinyRun a = train(mup, one, 2), b = train(usual, one, 2), c = train(specs[k], one, 2);
         for (int i = 0; i < 2; i++) CHECK_CLOSE(a.loss[i], b.loss[i], k ? 1e-6 : 0, "step %d", i);
@@ -280,8 +285,8 @@ static void check_layouts(TrainSpec spec, const Grid *grids, int count)
             s.update.zero = (ZeroCut)zero;
             s.update.bucket_bytes = 64 << 10;
             TinyRun run = train(s, grids[i], 3);
-            CHECK_MSG(run.hash == want.hash, "tp %d, pp %d, dp %d, cp %d, zero %d", grids[i].tp, grids[i].pp, grids[i].dp,
-                      grids[i].cp, zero);
+            CHECK_MSG(run.hash == want.hash, "tp %d, pp %d, dp %d, cp %d, zero %d", grids[i].tp, grids[i].pp,
+                      grids[i].dp, grids[i].cp, zero);
             release(&run);
         }
     release(&want);
@@ -289,10 +294,14 @@ static void check_layouts(TrainSpec spec, const Grid *grids, int count)
 
 TEST(layouts)
 {
-    const Grid dense[] = { { .tp = 1, .dp = 1 }, { .tp = 2, .dp = 1, .sp = true }, { .tp = 1, .dp = 2 }, { .tp = 1, .dp = 1, .pp = 2 },
+    const Grid dense[] = { { .tp = 1, .dp = 1 }, { .tp = 2, .dp = 1, .sp = true },
+                           { .tp = 1, .dp = 2 }, { .tp = 1, .dp = 1, .pp = 2 },
                            { .tp = 2, .dp = 2 }, { .tp = 1, .dp = 1, .cp = 2 } };
-    const Grid sparse[] = { { .tp = 1, .dp = 1 }, { .tp = 1, .dp = 2, .ep = 2 }, { .tp = 2, .dp = 1, .sp = true, .ep = 2 },
-                            { .tp = 1, .dp = 2, .ep = 1, .etp = 2 }, { .tp = 1, .dp = 1, .pp = 2 } };
+    const Grid sparse[] = { { .tp = 1, .dp = 1 },
+                            { .tp = 1, .dp = 2, .ep = 2 },
+                            { .tp = 2, .dp = 1, .sp = true, .ep = 2 },
+                            { .tp = 1, .dp = 2, .ep = 1, .etp = 2 },
+                            { .tp = 1, .dp = 1, .pp = 2 } };
     TrainSpec mixture = tiny_mixture(TINY_DEEPSEEK, 2), further = tiny_further(tiny_llama(), 1);
     further.model.tied = true;
     check_layouts(wide(tiny_gpt2(), 3), dense, 6);

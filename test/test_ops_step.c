@@ -263,7 +263,8 @@ static Tensor stats_input(Env *e, const Shape *p)
     uint64_t state = 5;
     for (int64_t i = 0; i < p->N; i++) {
         int64_t x = (int64_t)(test_rand(&state) >> (64 - p->b)) >> test_rand(&state) % 40;
-        if (p->flags & STATS_LARGE) x = (1LL << p->b) - (1 + (x & 7)) * (1LL << (p->b - 24)); /* 24 bits are a float's */
+        /* 24 bits are a float's */
+        if (p->flags & STATS_LARGE) x = (1LL << p->b) - (1 + (x & 7)) * (1LL << (p->b - 24));
         if (i % 3 == 0) x = -x;
         if (p->flags & STATS_FLOAT) ((float *)g.data)[i] = (float)x * 0x1p-20f;
         else ((int64_t *)g.data)[i] = x;
@@ -282,7 +283,8 @@ static int64_t bits_of(float x)
 /* One tensor, of elements first .. first + count - 1. */
 static FlatPart part_of(int64_t first, int64_t count)
 {
-    return (FlatPart){ .grad = first, .value = first, .shard = first, .v = first, .count = count, .flags = FLAT_COUNTS };
+    return (
+        FlatPart){ .grad = first, .value = first, .shard = first, .v = first, .count = count, .flags = FLAT_COUNTS };
 }
 
 static Tensor parts_of(const FlatPart *part, int count)
@@ -317,8 +319,9 @@ TEST(grad_stats)
 {
     CASES(case_grad_stats, { 1, 0, 0, 30, 0 }, { 15, 0, 0, 60, 0 }, { 16, 0, 0, 30, 1 }, { 17, 0, 0, 62, 0 },
           { 31, 0, 0, 55, 1 }, { 33, 0, 0, 62, 1 }, { 50001, 0, 0, 62, 0 }, { 50002, 0, 0, 40, 1 },
-          { 1000, 0, 0, 20, 0 }, { 5000, 0, 0, 43, 0 }, { 3000, 0, 0, 43, STATS_LARGE }, { 3000, 0, 0, 44, STATS_LARGE },
-          { 3000, 0, 0, 44, STATS_FLOAT | STATS_LARGE }, { 3000, 0, 0, 45, STATS_FLOAT | STATS_LARGE });
+          { 1000, 0, 0, 20, 0 }, { 5000, 0, 0, 43, 0 }, { 3000, 0, 0, 43, STATS_LARGE },
+          { 3000, 0, 0, 44, STATS_LARGE }, { 3000, 0, 0, 44, STATS_FLOAT | STATS_LARGE },
+          { 3000, 0, 0, 45, STATS_FLOAT | STATS_LARGE });
 }
 
 TEST(grad_stats_splits)
@@ -519,8 +522,14 @@ static void adam_parts(FlatPart part[2], int64_t n)
 {
     const int64_t half = n / 2;
     part[0] = (FlatPart){ .grad = ADAM_AHEAD, .value = ADAM_AHEAD, .count = half - 1 };
-    part[1] = (FlatPart){ .grad = half + ADAM_AHEAD, .value = half + ADAM_AHEAD, .shard = half, .v = half, .count = n - half, .chunk = flat_chunks(half - 1),
-                          .number = 1, .flags = FLAT_DECAYS | FLAT_HIDDEN };
+    part[1] = (FlatPart){ .grad = half + ADAM_AHEAD,
+                          .value = half + ADAM_AHEAD,
+                          .shard = half,
+                          .v = half,
+                          .count = n - half,
+                          .chunk = flat_chunks(half - 1),
+                          .number = 1,
+                          .flags = FLAT_DECAYS | FLAT_HIDDEN };
 }
 
 static void case_adamw(Env *e, const Shape *p)
@@ -528,7 +537,8 @@ static void case_adamw(Env *e, const Shape *p)
     bool plain = p->flags & ADAM_PLAIN, skip = p->flags & ADAM_SKIP, copied = p->flags & ADAM_COPY;
     const int64_t whole = p->N + ADAM_AHEAD, n = env_n(e, p->N), ahead = copied ? 0 : ADAM_AHEAD;
     Tensor w = env_out(e, F32, -2, 2, p->N + ahead), m = env_out(e, F32, -1, 1, p->N), v = env_out(e, F32, 0, 1, p->N);
-    Tensor g = env_in(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, whole), shift = env_in(e, I32, 40, 41, 2);
+    Tensor g = env_in(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, whole),
+           shift = env_in(e, I32, 40, 41, 2);
     Tensor copy = { 0 };
     if (copied) copy = env_out(e, F32, -2, 2, whole);
     StepValues step = adam_step();
@@ -538,8 +548,8 @@ static void case_adamw(Env *e, const Shape *p)
     const int first = part[0].count > 0 ? 0 : 1; /* tables have no empty tensors */
     part[first].chunk = 0;
     RUN(e, adamw, .w = w, .m = m, .v = v, .g = g, .copy = copy, .shift = shift, .step = &step, .beta1 = 0.9f,
-        .beta2 = 0.95f, .eps = 1e-3f, .decay = 0.1f, .hidden_rate = ADAM_HIDDEN, .parts = parts_of(part + first, 2 - first),
-        .chunks = part[1].chunk + flat_chunks(part[1].count));
+        .beta2 = 0.95f, .eps = 1e-3f, .decay = 0.1f, .hidden_rate = ADAM_HIDDEN,
+        .parts = parts_of(part + first, 2 - first), .chunks = part[1].chunk + flat_chunks(part[1].count));
     for (int64_t i = 0; e->check && i < n; i++) {
         float w0 = *(const float *)env_before(e, env_f(w, i + ahead)), m0 = *(const float *)env_before(e, env_f(m, i));
         float v0 = *(const float *)env_before(e, env_f(v, i)), f, decay = i < part[1].shard ? 0 : 0.1f;
@@ -556,7 +566,8 @@ static void case_adamw(Env *e, const Shape *p)
         if (copied) CHECK(*to == (skip ? *(const float *)env_before(e, to) : w1));
         double dm = 0.9 * (double)m0 + 0.1 * (double)f, dv = 0.95 * (double)v0 + 0.05 * (double)f * (double)f;
         const double rate = i < part[1].shard ? 1 : 0.3;
-        double want = (double)w0 - 0.01 * rate * (dm / 0.271 / (sqrt(dv / 0.05) + 1e-3 * rate) + (double)decay * (double)w0);
+        double want =
+            (double)w0 - 0.01 * rate * (dm / 0.271 / (sqrt(dv / 0.05) + 1e-3 * rate) + (double)decay * (double)w0);
         if (!skip) CHECK_CLOSE((double)env_f(w, i + ahead)[0], want, 3e-7, "element %d", (int)i);
     }
 }
@@ -631,7 +642,8 @@ static void case_one_moment(Env *e, const Shape *p)
     const bool plain = p->flags & ADAM_PLAIN, copied = p->flags & ADAM_COPY, lion = p->flags & MOMENT_LION;
     const int64_t whole = p->N + ADAM_AHEAD, n = env_n(e, p->N), ahead = copied ? 0 : ADAM_AHEAD;
     Tensor w = env_out(e, F32, -2, 2, p->N + ahead), m = env_out(e, F32, -1, 1, p->N), copy = { 0 };
-    Tensor g = env_in(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, whole), shift = env_in(e, I32, 40, 41, 2);
+    Tensor g = env_in(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, whole),
+           shift = env_in(e, I32, 40, 41, 2);
     if (copied) copy = env_out(e, F32, -2, 2, whole);
     StepValues step = adam_step();
     FlatPart part[2];
@@ -639,11 +651,12 @@ static void case_one_moment(Env *e, const Shape *p)
     adam_parts(part, n);
     const int first = part[0].count > 0 ? 0 : 1; /* tables have no empty tensors */
     part[first].chunk = 0;
-    RUN(e, one_moment, .w = w, .m = m, .g = g, .copy = copy, .shift = shift, .step = &step, .beta1 = 0.9f, .beta2 = 0.99f,
-        .decay = 0.1f, .hidden_rate = ADAM_HIDDEN, .lion = lion, .parts = parts_of(part + first, 2 - first),
-        .chunks = part[1].chunk + flat_chunks(part[1].count));
+    RUN(e, one_moment, .w = w, .m = m, .g = g, .copy = copy, .shift = shift, .step = &step, .beta1 = 0.9f,
+        .beta2 = 0.99f, .decay = 0.1f, .hidden_rate = ADAM_HIDDEN, .lion = lion,
+        .parts = parts_of(part + first, 2 - first), .chunks = part[1].chunk + flat_chunks(part[1].count));
     for (int64_t i = 0; e->check && i < n; i++) {
-        const float w0 = *(const float *)env_before(e, env_f(w, i + ahead)), m0 = *(const float *)env_before(e, env_f(m, i));
+        const float w0 = *(const float *)env_before(e, env_f(w, i + ahead)),
+                    m0 = *(const float *)env_before(e, env_f(m, i));
         const float decay = i < part[1].shard ? 0 : 0.1f, share = i < part[1].shard ? 1 : ADAM_HIDDEN;
         const void *g0 = env_before(e, env_row(&g, i + ADAM_AHEAD));
         const float f = (plain ? *(const float *)g0 : (float)*(const int64_t *)g0 * 0x1p-40f) * 0.7f;
@@ -664,8 +677,8 @@ TEST(one_moment)
 {
     CASES(case_one_moment, { 1 }, { 15, 0, 0, 0, ADAM_PLAIN | MOMENT_LION }, { 16, 0, 0, 0, ADAM_SKIP },
           { 17, 0, 0, 0, MOMENT_LION }, { 31, 0, 0, 0, ADAM_PLAIN | ADAM_COPY },
-          { 33, 0, 0, 0, ADAM_SKIP | ADAM_PLAIN | ADAM_COPY | MOMENT_LION }, { 50003, 0, 0, 0, ADAM_COPY | MOMENT_LION },
-          { 40000, 0, 0, 0, ADAM_PLAIN });
+          { 33, 0, 0, 0, ADAM_SKIP | ADAM_PLAIN | ADAM_COPY | MOMENT_LION },
+          { 50003, 0, 0, 0, ADAM_COPY | MOMENT_LION }, { 40000, 0, 0, 0, ADAM_PLAIN });
 }
 
 /* Where moment and gradient are 0, so is Lion's direction; of numbers as small as there are it is not. */
@@ -694,8 +707,8 @@ static uint16_t nearest_bf16(double x)
     return bf16_from_float(fabs(x - (double)down) * 2 > fabs((double)step) ? down + step : down);
 }
 
-/* Moments in bf16: a loop in float64 that rounds them after each update, over several updates, and in each build the bits
- * of updates in fp32 whose moments are rounded behind each. */
+/* Moments in bf16: a loop in float64 that rounds them after each update, over several updates, and in each build the
+ * bits of updates in fp32 whose moments are rounded behind each. */
 TEST(adamw_narrow_moments)
 {
     enum { N = 1500, UPDATES = 6 };
@@ -714,7 +727,8 @@ TEST(adamw_narrow_moments)
     for (int u = 0; u < UPDATES; u++) {
         for (int i = 0; i < N; i++) g[i] = (float)test_uniform(&state, -3, 3);
         for (int kind = 0; kind < 2; kind++)
-            RUN(&e, adamw, .w = tensor_of(w[kind], F32, N), .m = kind ? tensor_of(m, BF16, N) : tensor_of(wide[0], F32, N),
+            RUN(&e, adamw, .w = tensor_of(w[kind], F32, N),
+                .m = kind ? tensor_of(m, BF16, N) : tensor_of(wide[0], F32, N),
                 .v = kind ? tensor_of(v, BF16, N) : tensor_of(wide[1], F32, N), .g = tensor_of(g, F32, N),
                 .shift = tensor_of(&bits, I32, 1), .step = &step, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
                 .parts = parts_of(&part, 1), .chunks = 1);
@@ -741,8 +755,8 @@ TEST(adamw_narrow_moments)
     }
     CHECK_MSG(off < UPDATES * N / 200, "%d moments are rounded to another number", (int)off);
     FAILS(op(&e.dev.stream, adamw, .w = tensor_of(w[0], F32, N), .m = tensor_of(m, BF16, N),
-             .v = tensor_of(wide[1], F32, N), .g = tensor_of(g, F32, N), .shift = tensor_of(&bits, I32, 1), .step = &step,
-             .parts = parts_of(&part, 1), .chunks = 1),
+             .v = tensor_of(wide[1], F32, N), .g = tensor_of(g, F32, N), .shift = tensor_of(&bits, I32, 1),
+             .step = &step, .parts = parts_of(&part, 1), .chunks = 1),
           ERR_SHAPE, "adamw: m is");
     env_close(&e);
 }
@@ -852,9 +866,16 @@ enum { MUON_PLAIN = 1, MUON_SKIP = 2, MUON_COPY = 4, MUON_TALL = 8, MUON_LOOKS_A
 static FlatBox box_of(const Env *e, const Shape *p, bool copied)
 {
     const int32_t rows = (int32_t)env_n(e, p->N), columns = (int32_t)p->D, tall = p->flags & MUON_TALL;
-    return (FlatBox){ .grad = MUON_AHEAD, .value = copied ? 2 * MUON_AHEAD : 0, .at = 1, .rows = rows, .columns = columns,
-                      .ld = columns + 2, .row_step = tall ? 1 : columns, .column_step = tall ? rows : 1,
-                      .flags = FLAT_DECAYS, .scale = 1.5f };
+    return (FlatBox){ .grad = MUON_AHEAD,
+                      .value = copied ? 2 * MUON_AHEAD : 0,
+                      .at = 1,
+                      .rows = rows,
+                      .columns = columns,
+                      .ld = columns + 2,
+                      .row_step = tall ? 1 : columns,
+                      .column_step = tall ? rows : 1,
+                      .flags = FLAT_DECAYS,
+                      .scale = 1.5f };
 }
 
 static float gradient_at(const Env *e, Tensor g, int64_t i)
@@ -873,15 +894,17 @@ static void case_muon(Env *e, const Shape *p)
     Tensor from = env_in(e, F32, -1, 1, most), there = env_out(e, F32, 0, 1, all), back = env_out(e, F32, 0, 1, most);
     if (copied) copy = env_out(e, F32, -2, 2, most + 2 * MUON_AHEAD);
     const StepValues step = { .lr = 0.01f, .grad_scale = 0.7f, .skip = skip };
-    const FlatPart part[2] = { { .grad = MUON_AHEAD, .count = n - 2, .flags = FLAT_MUON },
-                               { .grad = MUON_AHEAD + n - 2, .shard = n - 2, .count = 2, .chunk = flat_chunks(n - 2) } };
+    const FlatPart part[2] = {
+        { .grad = MUON_AHEAD, .count = n - 2, .flags = FLAT_MUON },
+        { .grad = MUON_AHEAD + n - 2, .shard = n - 2, .count = 2, .chunk = flat_chunks(n - 2) }
+    };
     const FlatBox box = box_of(e, p, copied);
     const Tensor boxes = tensor_of((void *)(uintptr_t)&box, I64, 1, sizeof box / sizeof(int64_t));
     const int64_t chunks = flat_chunks((int64_t)box.rows * box.columns);
     RUN(e, muon_moment, .m = m, .g = g, .shift = shift, .parts = parts_of(part, 2), .chunks = part[1].chunk + 1,
         .step = &step, .beta = 0.95f);
-    RUN(e, muon_pack, .y = y, .m = m, .g = g, .shift = shift, .boxes = boxes, .chunks = chunks, .step = &step, .beta = 0.95f,
-        .nesterov = p->flags & MUON_LOOKS_AHEAD);
+    RUN(e, muon_pack, .y = y, .m = m, .g = g, .shift = shift, .boxes = boxes, .chunks = chunks, .step = &step,
+        .beta = 0.95f, .nesterov = p->flags & MUON_LOOKS_AHEAD);
     RUN(e, muon_apply, .w = w, .copy = copy, .x = x, .boxes = boxes, .chunks = chunks, .step = &step, .decay = 0.1f);
     RUN(e, box_copy, .y = there, .x = from, .boxes = boxes, .chunks = chunks);
     RUN(e, box_copy, .y = back, .x = x, .boxes = boxes, .chunks = chunks, .back = 1);
@@ -914,7 +937,8 @@ TEST(muon)
 static void case_normalize(Env *e, const Shape *p)
 {
     const double size = p->flags ? 1e-30 : 2;
-    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), sums = env_out(e, I64, 0, 1, p->N), x = env_in(e, F32, -size, size, p->N, p->D);
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), sums = env_out(e, I64, 0, 1, p->N),
+           x = env_in(e, F32, -size, size, p->N, p->D);
     const int64_t n = env_n(e, p->N);
     RUN(e, normalize, .y = tensor_row_slice(y, 0, n), .sums = tensor_row_slice(sums, 0, n),
         .x = tensor_row_slice(x, 0, n), .eps = 1e-7f);

@@ -2,8 +2,8 @@
  * Pipelines: the same model under every schedule, cut over thread ranks, gives the hash of one rank alone: losses,
  * weights and both moments, in global plain order. Each rank does, sends and keeps what was planned for it (tiny.h).
  *
- * test_pipeline [case]. What is cut into many combinations is covered in part: every schedule and every layout with one of
- * two models. MEGATRAIN_PIPELINES=each (make test-grid) walks a grid of shapes in which each meets two of the other
+ * test_pipeline [case]. What is cut into many combinations is covered in part: every schedule and every layout with one
+ * of two models. MEGATRAIN_PIPELINES=each (make test-grid) walks a grid of shapes in which each meets two of the other
  * ways to cut a model, else one of sixteen does; MEGATRAIN_PIPELINES=all is all of it.
  */
 #include <math.h>
@@ -48,8 +48,8 @@ static bool extent_is(const char *word) { return env_is("MEGATRAIN_PIPELINES", w
 
 static bool in_part(void) { return !extent_is("each") && !extent_is("all"); }
 
-/* Under a sanitizer (MEGATRAIN_LAYOUTS=brief) two steps, and one layout in twelve, of which the memory is looked at: the
- * bits are compared without it, where one rank runs as well. */
+/* Under a sanitizer (MEGATRAIN_LAYOUTS=brief) two steps, and one layout in twelve, of which the memory is looked at:
+ * the bits are compared without it, where one rank runs as well. */
 static int step_count(void) { return brief() ? 2 : in_part() ? STEPS : STEPS_GRID; }
 
 static int ones(int n) { return n ? n : 1; }
@@ -183,7 +183,8 @@ TEST(every_schedule_on_two_ranks) { check_schedules(2, 1, 18); }
 TEST(every_schedule_on_four_ranks) { check_schedules(4, 1, 18); }
 TEST(schedules_of_one_chunk_on_eight_ranks) { check_schedules(8, in_part() ? 3 : 1, 8); }
 
-/* The grid: every schedule, whole and split, on 2 and 4 ranks with up to 4 chunks, beside each other way to cut a model. */
+/* The grid: every schedule, whole and split, on 2 and 4 ranks with up to 4 chunks, beside each other way to cut a
+ * model. */
 TEST(grid)
 {
     static const Layout ways[] = {
@@ -335,8 +336,8 @@ static TrainSpec mixture(TinyMixture kind, int layers)
     return s;
 }
 
-/* Mixtures of experts under schedules of each kind: gradients of experts queued for a later W, weights in two directions,
- * rows made again. */
+/* Mixtures of experts under schedules of each kind: gradients of experts queued for a later W, weights in two
+ * directions, rows made again. */
 TEST(mixtures)
 {
     static const Layout list[] = {
@@ -444,8 +445,8 @@ TEST(pairs_in_another_order_are_noticed)
     CHECK_MSG(r.err && strstr(r.message, "tp-ep: ranks issued different calls: member 0 "), "%s", r.message);
 }
 
-/* Stages count the batch so far, micro-batch by micro-batch; schedules with another order are refused, as ranks with shares
- * of the batch are. */
+/* Stages count the batch so far, micro-batch by micro-batch; schedules with another order are refused, as ranks with
+ * shares of the batch are. */
 TEST(experts_of_global_balance)
 {
     static const Layout list[] = {
@@ -482,11 +483,13 @@ TEST(experts_in_pieces)
         { "zb-h1", .pp = 2, .dp = 2, .zero = 3, .overlap = 1, .ep = 2 },
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .micro = 4, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
         { "zb-h1", .pp = 2, .dp = 2, .ep = 2, .recompute = RECOMPUTE_FULL },
-        { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .recompute = RECOMPUTE_FULL },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .dispatcher = DISPATCH_ALLGATHER,
+          .recompute = RECOMPUTE_FULL },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4 },
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1 },
         { "dualpipev", .pp = 2, .dp = 4, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2, .pairs = 1, .micro = 1 },
-        { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .pairs = 1, .recompute = RECOMPUTE_FULL },
+        { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .pairs = 1,
+          .recompute = RECOMPUTE_FULL },
     };
     TrainSpec s = mixture(TINY_MIXTRAL, 4);
     const uint64_t want = alone(&s);
@@ -615,8 +618,8 @@ TEST(fp32_residual)
 }
 
 /*
- * Vectors and positions in fp32 beside bf16, in buckets of their own: of norms, biases of all kinds, sinks, and positions,
- * beside units that are cut and copies in two replicas, with each optimizer that writes them.
+ * Vectors and positions in fp32 beside bf16, in buckets of their own: of norms, biases of all kinds, sinks, and
+ * positions, beside units that are cut and copies in two replicas, with each optimizer that writes them.
  */
 TEST(fp32_vectors)
 {
@@ -735,8 +738,8 @@ TEST(recomputed_in_part)
 }
 
 /* Saves of a stage's first blocks wait in the host's memory: some of its blocks or all, one or several micro-batches at
- * once, of stages in turn, for a later W, with blocks that keep less, of experts, in pairs, before modules behind them. What
- * is released is overwritten. Memory of the device and of the host is what was planned (tiny_run_eval). */
+ * once, of stages in turn, for a later W, with blocks that keep less, of experts, in pairs, before modules behind them.
+ * What is released is overwritten. Memory of the device and of the host is what was planned (tiny_run_eval). */
 TEST(offloaded)
 {
     static const Layout list[] = {
@@ -922,10 +925,10 @@ TEST(mixtures_in_16_bits)
 }
 
 /*
- * Sums of a mixture's rows in fp32 beside bf16, where they meet what else a block may have: norms behind layers, alone and
- * too, which read a mixture's y in 16 bits; a dense block before the mixtures; modules of multi-token prediction; a step
- * that is done again in pieces. Recomputed in part, with weights' gradients later, and by dispatchers that send rows, or
- * gradients of tokens to be weighed.
+ * Sums of a mixture's rows in fp32 beside bf16, where they meet what else a block may have: norms behind layers, alone
+ * and too, which read a mixture's y in 16 bits; a dense block before the mixtures; modules of multi-token prediction; a
+ * step that is done again in pieces. Recomputed in part, with weights' gradients later, and by dispatchers that send
+ * rows, or gradients of tokens to be weighed.
  */
 TEST(sums_of_rows_in_fp32)
 {
@@ -1144,8 +1147,8 @@ TEST(narrow_moments)
     check_layouts(&experts, alone(&experts), list, 2);
 }
 
-/* A checkpoint has moments as its run had them; one of fp32 is rounded where it is loaded as bf16, and one of bf16 is what
- * it is in fp32. Other layouts go on from it to the same bits. */
+/* A checkpoint has moments as its run had them; one of fp32 is rounded where it is loaded as bf16, and one of bf16 is
+ * what it is in fp32. Other layouts go on from it to the same bits. */
 TEST(narrow_moments_in_checkpoints)
 {
     static const Layout two[] = { { "1f1b", .pp = 1 }, { "zb-v", .pp = 2, .dp = 2, .zero = 1 } };
@@ -1247,10 +1250,10 @@ TEST(what_does_not_fit)
 /* Where all stages of a rank keep equally much, saves are the simulator's peak of units times that. */
 static void check_saves(const TrainSpec *s, const Schedule *made, int rank)
 {
-    const TinyRun r =
-        run_of(s,
-               &(Layout){
-                   .schedule = made->name, .pp = made->ranks, .micro = 1, .recompute = (int)model_recompute(&s->model, 0) });
+    const TinyRun r = run_of(s, &(Layout){ .schedule = made->name,
+                                           .pp = made->ranks,
+                                           .micro = 1,
+                                           .recompute = (int)model_recompute(&s->model, 0) });
     MemoryPlan p;
     OK(trainer_plan(&r.spec, r.grid, rank, &p));
     const int64_t I = p.stages[0].save[REGION_I], W = p.stages[0].save[REGION_W];
@@ -1294,8 +1297,8 @@ TEST(one_forward_one_backward_in_flight)
     }
 }
 
-/* Seq1F1B with k slices holds p - r + k - 1 of them: with 4, on the first of 4 ranks 7/4 of a micro-batch instead of 4, to
- * the byte where rows fill whole blocks of memory. What waits for earlier slices' keys is state. */
+/* Seq1F1B with k slices holds p - r + k - 1 of them: with 4, on the first of 4 ranks 7/4 of a micro-batch instead of 4,
+ * to the byte where rows fill whole blocks of memory. What waits for earlier slices' keys is state. */
 TEST(slices_in_flight)
 {
     TrainSpec s = of_slices(tiny_gpt2(), 8);

@@ -1,6 +1,6 @@
 /*
- * How long a step takes by plan/predict.h, on devices that are made up for it: against pipelines that are walked here, bytes
- * over a link, and what must hold of any prediction.
+ * How long a step takes by plan/predict.h, on devices that are made up for it: against pipelines that are walked here,
+ * bytes over a link, and what must hold of any prediction.
  */
 #include <math.h>
 #include <stddef.h>
@@ -85,8 +85,8 @@ static double waited(const Prediction *p)
 enum { UNITS_MOST = 32, RANKS_MOST = 8 };
 
 /*
- * 1F1B walked event by event, from what it is: rank r does p - 1 - r forwards, then forward and backward in turn, then what
- * backwards remain. Rounds over all ranks until nothing changes: each start is the latest of what it waits for.
+ * 1F1B walked event by event, from what it is: rank r does p - 1 - r forwards, then forward and backward in turn, then
+ * what backwards remain. Rounds over all ranks until nothing changes: each start is the latest of what it waits for.
  */
 static double walk_1f1b(const StageCost *stage, int p, int m, double hop)
 {
@@ -271,7 +271,8 @@ TEST(messages_are_work_where_ranks_take_turns)
     CHECK_MSG(more > 0.9 * work && more < 1.3 * work, "%g, not about %g, of %g", more, work, none);
 }
 
-/* Sums of gradients go on beside the backward: much of what is sent is not waited for, and with more arithmetic less is. */
+/* Sums of gradients go on beside the backward: much of what is sent is not waited for, and with more arithmetic less
+ * is. */
 TEST(sums_of_gradients_hide_behind_arithmetic)
 {
     Case c = stages(8, 1, 2);
@@ -305,8 +306,8 @@ TEST(a_slow_host_is_what_a_step_takes)
     CHECK(predicted(&c).shares.idle == 0);
 }
 
-/* With graphs: so much for each piece between calls and waits. One rank has one or none an action: 2 of each micro-batch,
- * the norm and the update. Four calls in each pass of a block cut those of two ranks. */
+/* With graphs: so much for each piece between calls and waits. One rank has one or none an action: 2 of each
+ * micro-batch, the norm and the update. Four calls in each pass of a block cut those of two ranks. */
 TEST(a_slow_host_issues_graphs)
 {
     enum { LAYERS = 2, UNITS = 2 };
@@ -333,9 +334,9 @@ static double copied_bytes(const Case *c, int units)
 }
 
 /*
- * Over a slow link copies are what a step takes, out and back one behind the other: all bytes of its units but what ops do
- * before the first and behind the last. Over a fast one they hide behind ops, but for the first that comes back: nothing is
- * between it and the end of the last block's forward but the head.
+ * Over a slow link copies are what a step takes, out and back one behind the other: all bytes of its units but what ops
+ * do before the first and behind the last. Over a fast one they hide behind ops, but for the first that comes back:
+ * nothing is between it and the end of the last block's forward but the head.
  */
 TEST(copies_over_the_host_link)
 {
@@ -349,7 +350,8 @@ TEST(copies_over_the_host_link)
     c.device.link_share = .5;
     NEAR(predicted(&c).step_s, 2 * copied_bytes(&c, UNITS) / 1e6, 1e-2);
     c.device.link_share = 1;
-    c.spec.model.layers = c.spec.model.offload = kept.spec.model.layers = 1; /* (each unit's begin behind the copies before) */
+    /* (each unit's begin behind the copies before) */
+    c.spec.model.layers = c.spec.model.offload = kept.spec.model.layers = 1;
     c.device.host_link_gb_s = 1e-9 * copied_bytes(&c, UNITS) / ops;
     const double alone = predicted(&kept).step_s, beside = predicted(&c).step_s - ops;
     CHECK_MSG(beside > .4 * alone && beside < alone, "%g s beside copies, of %g", beside, alone);
@@ -421,8 +423,8 @@ static int pairs_of(const Case *c, int pp, int stage)
     return pairs;
 }
 
-/* Of a unit's four trips of rows one is beside other work anyway, sums of its experts' gradients: three are waited for where
- * the halves come one by one, and none in a pair. */
+/* Of a unit's four trips of rows one is beside other work anyway, sums of its experts' gradients: three are waited for
+ * where the halves come one by one, and none in a pair. */
 TEST(a_pair_hides_what_its_halves_wait_for)
 {
     const double trip = 1e-6 * (CALL_US + 1); /* (a peer takes another microsecond) */
@@ -605,7 +607,8 @@ TEST(an_evaluation_takes_its_forwards)
     }
 }
 
-/* Worked by hand: a step of 2 s, an evaluation's batch of 0.5 s; 80 GB of checkpoint, 4 ranks, the largest of which has 30. */
+/* Worked by hand: a step of 2 s, an evaluation's batch of 0.5 s; 80 GB of checkpoint, 4 ranks, the largest of which has
+ * 30. */
 TEST(what_a_run_does_besides_is_so_much_of_a_step)
 {
     Config c = { .data = { .valid = "a: x  b: 0.7 y 0.3 z", .split = "" },

@@ -1,7 +1,7 @@
 /*
  * Predictions beside published runs (bench/published): FLOP a token are those that others count, and errors are no
- * larger than docs/published.md says. What makes them worse, in a step's ops and messages or in how long these are taken
- * to last, is seen here. No time is measured: all of it is arithmetic.
+ * larger than docs/published.md says. What makes them worse, in a step's ops and messages or in how long these are
+ * taken to last, is seen here. No time is measured: all of it is arithmetic.
  */
 #include "test.h"
 

@@ -141,13 +141,14 @@ TEST(notable_is_the_same_rank_five_times)
     for (int i = 0; i < STEPS; i++)
         for (int r = 0; r < 3; r++) {
             const MetricsRanks *s = &m[r].seen[i];
-            CHECK_MSG(slow_in[i] < 0 ? s->lag == 0 : s->slowest == slow_in[i] && s->lag == 1, "step %d, rank %d: %d by %g", i,
-                      r, s->slowest, s->lag);
+            CHECK_MSG(slow_in[i] < 0 ? s->lag == 0 : s->slowest == slow_in[i] && s->lag == 1,
+                      "step %d, rank %d: %d by %g", i, r, s->slowest, s->lag);
             CHECK_MSG(s->notable == (i == 9 || i == 10), "step %d, rank %d", i, r);
         }
     first = strstr(text, "rank 1 (host '");
     CHECK_MSG(first && strstr(first, "pp 0, dp 1, cp 0, tp 0) is slow"), "%s", text);
-    CHECK(first && strstr(first, "now 100 %, and they wait for it") && !strstr(first + 10, "(host '")); /* once, by rank 0 */
+    /* once, by rank 0 */
+    CHECK(first && strstr(first, "now 100 %, and they wait for it") && !strstr(first + 10, "(host '"));
     CHECK(!strstr(text, "stages"));
     free(text);
 }

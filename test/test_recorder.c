@@ -1,7 +1,7 @@
 /*
- * Recorded work (device/recorder.h) and steps of it (engine/replays.h), on a device that keeps what it captures as a list
- * of copies: what is replayed is what was given, in its order; digests tell all arguments of all ops apart; what cannot
- * be recorded is refused, and failures leave nothing behind.
+ * Recorded work (device/recorder.h) and steps of it (engine/replays.h), on a device that keeps what it captures as a
+ * list of copies: what is replayed is what was given, in its order; digests tell all arguments of all ops apart; what
+ * cannot be recorded is refused, and failures leave nothing behind.
  */
 #include "test.h"
 
@@ -216,7 +216,8 @@ TEST(work_is_replayed_in_its_order)
 
 /* ---- digests ---- */
 
-/* Its arguments, all of them absent, or with the `changed`th one of its fields another (from 0); false: it has fewer. */
+/* Its arguments, all of them absent, or with the `changed`th one of its fields another (from 0); false: it has
+ * fewer. */
 #define T(name, dims) \
     if (n++ == changed) a->name = tensor_of(some, F32, 4), found = true;
 #define S(type, name) \

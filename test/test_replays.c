@@ -1,8 +1,8 @@
 /*
- * Steps that are recorded and replayed (engine/replays.h) on ranks that are threads of a process, with graphs of the CPU
- * (cpu_graphs.h): every layout, schedule and kind of mixture gives the bits of the same run without them. An evaluation
- * comes between steps, and every completion of a communicator is late, so that what a replay does not wait for is read
- * too early. The same on the emulator, with CUDA's graphs: test_cuda_graphs.sh.
+ * Steps that are recorded and replayed (engine/replays.h) on ranks that are threads of a process, with graphs of the
+ * CPU (cpu_graphs.h): every layout, schedule and kind of mixture gives the bits of the same run without them. An
+ * evaluation comes between steps, and every completion of a communicator is late, so that what a replay does not wait
+ * for is read too early. The same on the emulator, with CUDA's graphs: test_cuda_graphs.sh.
  */
 #include "test.h"
 #include "tiny.h"

@@ -1,5 +1,5 @@
-/* A run's folder read back, whole, torn at every byte and with flipped ones; and the page made of it, whatever names and
- * values hold. */
+/* A run's folder read back, whole, torn at every byte and with flipped ones; and the page made of it, whatever names
+ * and values hold. */
 #include "test.h"
 
 #include "base/log.h"
@@ -21,7 +21,11 @@ static void make_run(const char *name, const char *config)
             json_out_init(&j, text + n, (int64_t)sizeof text - n);
             if (line == 0) record_put_step(&j, &r);
             else {
-                ValidRecord v = { .step = s, .tokens = 512 * s, .loss = line == 1 ? (s == 5 ? 2.5 : 3.5) : s == 5 ? 9.25 : 8.25 };
+                ValidRecord v = { .step = s,
+                                  .tokens = 512 * s,
+                                  .loss = line == 1 ? (s == 5 ? 2.5 : 3.5)
+                                          : s == 5  ? 9.25
+                                                    : 8.25 };
                 if (line == 2) strcpy(v.name, "code");
                 record_put_valid(&j, &v);
             }
@@ -81,7 +85,8 @@ TEST(a_run_reads_back)
     history_release(&h);
 }
 
-/* What --override changed stands in the figures and in each curve; the last start's steps may be fewer than were made. */
+/* What --override changed stands in the figures and in each curve; the last start's steps may be fewer than were
+ * made. */
 TEST(changes_on_the_way)
 {
     History h[2];
@@ -90,7 +95,8 @@ TEST(changes_on_the_way)
     make_run("changed", "[train]\nsteps = 7\n[optim]\nlr = 0.001\n");
     make_run("plain", "[train]\nsteps = 10\n");
     json_out_init(&j, line, sizeof line);
-    record_put_override(&j, &(OverrideRecord){ .step = 11, .section = "optim", .key = "lr", .was = "0.003", .is = "<i>" });
+    record_put_override(&j,
+                        &(OverrideRecord){ .step = 11, .section = "optim", .key = "lr", .was = "0.003", .is = "<i>" });
     FILE *f = fopen(in_dir("changed/metrics.jsonl"), "a");
     fprintf(f, "%.*s\n{\"step\":11,\"override\":\"x\"}\n", (int)j.used_bytes, line);
     fclose(f);
@@ -128,7 +134,8 @@ TEST(logits_are_drawn_where_they_are_known)
     CHECK(!strstr(page_of(&h, 1), "<figcaption>Largest logit of attention"));
     history_release(&h);
     for (int s = 1; s <= 10; s++)
-        n += snprintf(text + n, sizeof text - (size_t)n, "{\"step\":%d,\"loss\":1,\"max_attention_logit\":%d}\n", s, 10 * s);
+        n += snprintf(text + n, sizeof text - (size_t)n, "{\"step\":%d,\"loss\":1,\"max_attention_logit\":%d}\n", s,
+                      10 * s);
     OK(file_make_dirs(in_dir("logits")));
     write_bytes("logits/metrics.jsonl", text, n);
     OK(history_read(in_dir("logits"), &h));
@@ -144,12 +151,15 @@ TEST(a_jump_is_drawn_as_a_jump)
     int n = 0, heights = 0;
     char last[16] = "", y[16];
     for (int s = 1; s <= 400; s++)
-        n += snprintf(text + n, sizeof text - (size_t)n, "{\"step\":%d,\"loss\":1,\"lr\":%s}\n", s, s <= 200 ? "0" : "1e-4");
+        n += snprintf(text + n, sizeof text - (size_t)n, "{\"step\":%d,\"loss\":1,\"lr\":%s}\n", s,
+                      s <= 200 ? "0" : "1e-4");
     OK(file_make_dirs(in_dir("jump")));
     write_bytes("jump/metrics.jsonl", text, n);
     OK(history_read(in_dir("jump"), &h));
-    const char *at = strstr(figure(page_of(&h, 1), "<figcaption>Learning rate"), "class=\"line "), *end = at ? strstr(at, "/>") : NULL;
-    for (at = at ? strstr(at, "h0L") : NULL; at && at < end; at = strchr(at + 1, ' '), at = at ? strchr(at + 1, ' ') : NULL) {
+    const char *at = strstr(figure(page_of(&h, 1), "<figcaption>Learning rate"), "class=\"line "),
+               *end = at ? strstr(at, "/>") : NULL;
+    for (at = at ? strstr(at, "h0L") : NULL; at && at < end;
+         at = strchr(at + 1, ' '), at = at ? strchr(at + 1, ' ') : NULL) {
         if (sscanf(strchr(at, '.'), ".%*d %15[0-9.]", y) != 1) break;
         heights += strcmp(last, y) != 0;
         strcpy(last, y);
@@ -209,9 +219,12 @@ TEST(damage_is_left_out_and_told)
 {
     History h;
     make_run("run", "[run]\nname = x\n");
-    write_text("run/metrics.jsonl", "{\"step\":1,\"loss\":4}\nnonsense\n[]\n{\"step\":-1}\n{\"step\":3,\"loss\":3}\n"
-                                    "{\"step\":3,\"saved\":true,\"save_ms\":4}\n{\"step\":2,\"loss\":2}\n{\"step\":3,\"loss\":1}\n{\"step\":4,\"loss\":1e999}\n"
-                                    "{\"step\":9223372036854775807,\"loss\":\"x\",\"valid_loss\":\"y\"}\n{\"step\":5");
+    write_text(
+        "run/metrics.jsonl",
+        "{\"step\":1,\"loss\":4}\nnonsense\n[]\n{\"step\":-1}\n{\"step\":3,\"loss\":3}\n"
+        "{\"step\":3,\"saved\":true,\"save_ms\":4}\n{\"step\":2,\"loss\":2}\n{\"step\":3,\"loss\":1}\n"
+        "{\"step\":4,\"loss\":1e999}\n"
+        "{\"step\":9223372036854775807,\"loss\":\"x\",\"valid_loss\":\"y\"}\n{\"step\":5");
     OK(history_read(in_dir("run"), &h));
     CHECK(h.steps == 3 && h.last_step == INT64_MAX);
     CHECK(h.note_count == 3 && strstr(h.notes[0], "is torn"));
@@ -242,7 +255,8 @@ TEST(any_byte_torn_or_flipped)
     char *bad = malloc((size_t)size);
     for (int turn = 0; turn < 120; turn++) {
         memcpy(bad, text, (size_t)size);
-        for (int k = 0; k < 1 + turn % 4; k++) bad[test_rand(&state) % (uint64_t)size] ^= (char)(1 << test_rand(&state) % 8);
+        for (int k = 0; k < 1 + turn % 4; k++)
+            bad[test_rand(&state) % (uint64_t)size] ^= (char)(1 << test_rand(&state) % 8);
         write_bytes(turn % 2 ? "run/metrics.jsonl" : "run/config.ini", bad, size);
         OK(history_read(in_dir("run"), &h));
         if (turn % 8 == 0) page_of(&h, 1);
@@ -262,9 +276,10 @@ TEST(loads_of_experts)
     for (int s = 1; s <= 200; s++)
         n += snprintf(text + n, sizeof text - (size_t)n, "{\"step\":%d,\"loss\":1,\"expert_load\":[1,%.2f,%.2f]}\n", s,
                       1 + 0.02 * s, s <= 100 ? 8.0 : 1.0);
-    n += snprintf(text + n, sizeof text - (size_t)n,
-                  "{\"step\":201,\"loss\":1,\"expert_load\":[1,null,2]}\n{\"step\":202,\"loss\":1,\"expert_load\":[9,9]}\n"
-                  "{\"step\":203,\"loss\":1,\"expert_load\":{\"a\":9,\"b\":9,\"c\":9}}\n");
+    n += snprintf(
+        text + n, sizeof text - (size_t)n,
+        "{\"step\":201,\"loss\":1,\"expert_load\":[1,null,2]}\n{\"step\":202,\"loss\":1,\"expert_load\":[9,9]}\n"
+        "{\"step\":203,\"loss\":1,\"expert_load\":{\"a\":9,\"b\":9,\"c\":9}}\n");
     OK(file_make_dirs(in_dir("loads")));
     write_bytes("loads/metrics.jsonl", text, n);
     OK(history_read(in_dir("loads"), &h));
@@ -323,7 +338,8 @@ TEST(runs_of_one_name_are_told_apart)
     CHECK(!strcmp(report_name(h, 3, 0), h[0].dir) && !strcmp(report_name(h, 3, 1), h[1].dir));
     CHECK(!strcmp(report_name(h, 3, 2), "other") && !strcmp(report_name(h, 1, 0), "demo"));
     const char *legend = strstr(page_of(h, 3), "<ul class=\"legend\">");
-    CHECK(legend && strstr(legend, "/first/demo</li>") && strstr(legend, "/second/demo/</li>") && strstr(legend, "other</li>"));
+    CHECK(legend && strstr(legend, "/first/demo</li>") && strstr(legend, "/second/demo/</li>") &&
+          strstr(legend, "other</li>"));
     CHECK(strstr(legend, "/second/demo/: ") && strstr(legend, "/second/demo/: 1 skipped step</title>"));
     for (int i = 0; i < 3; i++) history_release(&h[i]);
 }
@@ -352,7 +368,10 @@ TEST(lines_hold_the_values)
     char text[8192], *at = text;
     make_run("run", "[run]\nname = x\n");
     for (int s = 1; s <= 100; s++)
-        at += sprintf(at, "{\"step\":%d,\"tokens\":%d,\"loss\":%g}\n", s, s, s == 1 ? 50.0 : s == 2 ? 1e5 : 3 + 0.01 * s);
+        at += sprintf(at, "{\"step\":%d,\"tokens\":%d,\"loss\":%g}\n", s, s,
+                      s == 1   ? 50.0
+                      : s == 2 ? 1e5
+                               : 3 + 0.01 * s);
     write_bytes("run/metrics.jsonl", text, at - text);
     OK(history_read(in_dir("run"), &h));
     const char *page = page_of(&h, 1), *axes = strstr(page, "data-box="), *line = axes;
@@ -400,7 +419,8 @@ TEST(long_runs_give_small_pages)
     int n = 0;
     make_run("run", "[run]\nname = x\n");
     for (int s = 1; s <= 60000; s++)
-        n += sprintf(text + n, "{\"step\":%d,\"tokens\":%d,\"loss\":%.4f,\"step_ms\":1,\"tokens_per_s\":9}\n", s, s, 1.0 / s);
+        n += sprintf(text + n, "{\"step\":%d,\"tokens\":%d,\"loss\":%.4f,\"step_ms\":1,\"tokens_per_s\":9}\n", s, s,
+                     1.0 / s);
     write_bytes("run/metrics.jsonl", text, n);
     OK(history_read(in_dir("run"), &h));
     CHECK(h.steps == 60000 && strlen(page_of(&h, 1)) < 400000);

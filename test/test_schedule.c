@@ -288,7 +288,8 @@ enum { FORMS = sizeof forms / sizeof *forms };
 static bool make_random(uint64_t *seed, const Form *form, Schedule *s)
 {
     const int p = 1 + (int)(test_rand(seed) % 16), m = 1 + (int)(test_rand(seed) % (4 * (uint64_t)p + 1));
-    static StageCost costs[1024]; /* of any stages: what they are expected to take changes the order of messages alone */
+    /* of any stages: what they are expected to take changes the order of messages alone */
+    static StageCost costs[1024];
     for (int i = 0; i < 1024; i++)
         costs[i] = (StageCost){ 1 + test_rand(seed) % 3, 1 + test_rand(seed) % 3, 1 + test_rand(seed) % 3 };
     ScheduleSpec spec = { .name = form->name, .ranks = p, .microbatches = m, .costs = p % 2 ? costs : NULL };
@@ -779,8 +780,9 @@ TEST(pictures_have_room)
         size_t size = 0;
         OK(schedule_make(&shapes[i], &s));
         OK(simulate(&s, &(SimulateCosts){ .each = { 1e7 / 3, 1e6 / 7, 1.23456789e-4 } }, &sim));
-        const ChartRuns runs = { .title = "t", .figures = "f", .unit = "ms", .name = { "a", "b" }, .run = { &sim, &sim },
-                                 .runs = 2 };
+        const ChartRuns runs = {
+            .title = "t", .figures = "f", .unit = "ms", .name = { "a", "b" }, .run = { &sim, &sim }, .runs = 2
+        };
         FILE *f = open_memstream(&text, &size);
         chart_svg_runs(&s, &runs, f);
         fclose(f);

@@ -157,7 +157,8 @@ TEST(seam05_collectives_from_day_one)
     for (int i = 0; i < 2; i++) {
         uint64_t want = train_hash(specs[i], (Grid){ .tp = 1, .dp = 1 }, 0);
         for (int tp = 2; tp <= 4; tp *= 2)
-            for (int sp = 0; sp < 2; sp++) CHECK(train_hash(specs[i], (Grid){ .tp = tp, .dp = 1, .sp = sp }, 0) == want);
+            for (int sp = 0; sp < 2; sp++)
+                CHECK(train_hash(specs[i], (Grid){ .tp = tp, .dp = 1, .sp = sp }, 0) == want);
     }
 }
 

@@ -175,7 +175,8 @@ static void count_sent(const MemoryPlan *p, double *copies, double *others)
     for (int k = 0; k < WORLD_COMMS; k++)
         for (int i = 0; i < COMM_KIND_COUNT; i++) {
             const bool once = group_of_copies((GroupKind)k) || k == GROUP_WORLD || k == GROUP_EMBD;
-            if (k != GROUP_PP && i != COMM_SUM_I64 && i != COMM_MAX_I64) *(once ? copies : others) += (double)p->comm[k][i].bytes;
+            if (k != GROUP_PP && i != COMM_SUM_I64 && i != COMM_MAX_I64)
+                *(once ? copies : others) += (double)p->comm[k][i].bytes;
         }
 }
 
@@ -230,9 +231,10 @@ static const char *const mixture[] = { "model.layers=4", "model.hidden=64", "mod
                                        "model.seq=64",   "model.vocab=256", "model.arch=llama", "moe.experts=8",
                                        "moe.topk=2",     "moe.ffn=64",      "moe.every=0,1*3",  "run.device=cuda",
                                        "run.precision=bf16", "train.global_batch=16" };
-static const char *const eights[] = { "model.layers=4", "model.hidden=256",    "model.heads=8",      "model.kv_heads=4",
-                                      "model.ffn=512",  "model.seq=128",       "model.vocab=512",    "model.arch=llama",
-                                      "run.device=cuda", "run.precision=fp8",  "run.fp8_weights=1",  "train.global_batch=16" };
+static const char *const eights[] = { "model.layers=4",    "model.hidden=256",  "model.heads=8",
+                                      "model.kv_heads=4",  "model.ffn=512",     "model.seq=128",
+                                      "model.vocab=512",   "model.arch=llama",  "run.device=cuda",
+                                      "run.precision=fp8", "run.fp8_weights=1", "train.global_batch=16" };
 
 typedef struct {
     Config base;
@@ -318,7 +320,9 @@ static bool is_repeated(const LayoutSpace *s, const Layout *l)
     bool other[LAYOUT_KEYS];
     for (int k = 0; k < LAYOUT_KEYS; k++) other[k] = v[k] != s->value[k][0];
     const bool one = v[LAYOUT_PP] == 1;
-    return (!one && v[LAYOUT_ZERO] == ZERO_VALUES) || (v[LAYOUT_TP] == 1 && (other[LAYOUT_SP] || other[LAYOUT_OVERLAP_TP])) || (v[LAYOUT_CP] == 1 && other[LAYOUT_CP_COMM]) ||
+    return (!one && v[LAYOUT_ZERO] == ZERO_VALUES) ||
+           (v[LAYOUT_TP] == 1 && (other[LAYOUT_SP] || other[LAYOUT_OVERLAP_TP])) ||
+           (v[LAYOUT_CP] == 1 && other[LAYOUT_CP_COMM]) ||
            (v[LAYOUT_EP] * v[LAYOUT_ETP] == 1 && (other[LAYOUT_DISPATCHER] || other[LAYOUT_OVERLAP_MOE])) ||
            (one && (other[LAYOUT_VPP] || other[LAYOUT_SCHEDULE] || other[LAYOUT_ORDER])) ||
            v[LAYOUT_VPP] > s->base->model.layers;
@@ -465,7 +469,8 @@ TEST(one_answer)
     OK(search(&a.q, &other));
     CHECK(one.count == other.count && one.count == 3);
     for (int i = 0; i < one.count; i++)
-        CHECK(!layout_compare(&one.best[i].layout, &other.best[i].layout) && one.best[i].time.step_s == other.best[i].time.step_s);
+        CHECK(!layout_compare(&one.best[i].layout, &other.best[i].layout) &&
+              one.best[i].time.step_s == other.best[i].time.step_s);
     config_release(&a.base);
 }
 

@@ -335,7 +335,8 @@ TEST(a_part_has_rows_of_every_section)
     setup_release(&a);
 }
 
-/* Slices are equal and begin where parameters may, also where experts have another number of them than what lies behind. */
+/* Slices are equal and begin where parameters may, also where experts have another number of them than what lies
+ * behind. */
 TEST(buckets_of_any_slices_are_cut_evenly)
 {
     for (int experts = 1; experts <= 6; experts++)
@@ -348,9 +349,12 @@ TEST(buckets_of_any_slices_are_cut_evenly)
             place.zero_shards[PARAM_EXPERT] = experts;
             place.zero_shards[PARAM_DENSE] = place.zero_shards[PARAM_STATE] = dense;
             param_registry_init(&r, &a, place);
-            OK(param_add(&r, (ParamSpec){ .name = "experts", .ndim = 1, .shape = { 100 }, .group = PARAM_EXPERT }, &id));
+            OK(param_add(&r, (ParamSpec){ .name = "experts", .ndim = 1, .shape = { 100 }, .group = PARAM_EXPERT },
+                         &id));
             OK(param_add(&r, (ParamSpec){ .name = "w", .ndim = 1, .shape = { 700 } }, &id));
-            OK(param_add(&r, (ParamSpec){ .name = "bias", .ndim = 1, .shape = { 9 }, .group = PARAM_STATE, .partial = PARTIAL_ROWS },
+            OK(param_add(&r,
+                         (ParamSpec){
+                             .name = "bias", .ndim = 1, .shape = { 9 }, .group = PARAM_STATE, .partial = PARTIAL_ROWS },
                          &id));
             OK(param_layout(&r, INT64_MAX));
             for (int b = 0; b < r.bucket_count; b++)

@@ -1,6 +1,7 @@
 /*
- * Read this first: a model of two layers, trained by nothing but calls of layers (src/layer/layer.h). There is no engine,
- * schedule or optimizer here, and there are no other ranks. The text counts in steps of 5, and the model learns it.
+ * Read this first: a model of two layers, trained by nothing but calls of layers (src/layer/layer.h). There is no
+ * engine, schedule or optimizer here, and there are no other ranks. The text counts in steps of 5, and the model learns
+ * it.
  */
 #include "test.h"
 
@@ -179,8 +180,14 @@ TEST(two_layers_learn_to_count)
     OK(param_store_init(&params, &reg, &stats, (StoreMemory){ &state, &state }, (StoreKinds){ .grads = GRADS_F32 }));
     OK(param_store_fill(&params, &device.stream, spec.seed, 1));
     OK(fill_batch(&batch, &state));
-    Ctx c = { .s = &device.stream, .world = &world, .params = &params, .slot = &slot, .scratch = &scratch, .batch = &batch,
-              .step = &step, .into = { &slot.region[REGION_I], &slot.region[REGION_W] },
+    Ctx c = { .s = &device.stream,
+              .world = &world,
+              .params = &params,
+              .slot = &slot,
+              .scratch = &scratch,
+              .batch = &batch,
+              .step = &step,
+              .into = { &slot.region[REGION_I], &slot.region[REGION_W] },
               .canon = { .tp_blocks = 1, .leaf_tokens = T, .leaf_rows = T, .attn_block = T, .query_leaf = T } };
     for (int i = 0; i < STEPS; i++) {
         OK(train_step(&model, &c, &loss));

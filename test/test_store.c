@@ -573,7 +573,8 @@ TEST(strangers_do_not_disturb)
         fcntl(fds[i], F_SETFL, O_NONBLOCK);
         if (i % 5 == 1) send(fds[i], junk, sizeof junk, MSG_NOSIGNAL);
         if (i % 5 == 2) send(fds[i], "MGTRAIN1", 8, MSG_NOSIGNAL); /* the magic, and no more */
-        if (i % 5 == 3) send(fds[i], "MGTRAIN1\1\0\0\0\0\0\0\0", 16, MSG_NOSIGNAL), send(fds[i], junk, 4096, MSG_NOSIGNAL);
+        if (i % 5 == 3)
+            send(fds[i], "MGTRAIN1\1\0\0\0\0\0\0\0", 16, MSG_NOSIGNAL), send(fds[i], junk, 4096, MSG_NOSIGNAL);
         if (i % 5 == 4) send(fds[i], "GET / HTTP/1.0\r\n\r\n", 18, MSG_NOSIGNAL);
     }
     for (int i = 0; i < 300; i += 7)

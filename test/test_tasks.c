@@ -29,8 +29,8 @@ static void expect_request(const Tasks *t, int n, const char *tokens, int scored
     CHECK_MSG(q->count == count && q->scored == scored, "request %d: %d tokens, %d scored", n, q->count, q->scored);
     CHECK(q->chars == chars && q->bytes == bytes);
     for (int i = 0; i < count && i < q->count; i++)
-        CHECK_MSG(t->pool[q->tokens + i] == (tokens[i] == '$' ? EOD : (uint8_t)tokens[i]), "request %d, token %d: %d", n,
-                  i, t->pool[q->tokens + i]);
+        CHECK_MSG(t->pool[q->tokens + i] == (tokens[i] == '$' ? EOD : (uint8_t)tokens[i]), "request %d, token %d: %d",
+                  n, i, t->pool[q->tokens + i]);
 }
 
 TEST(tokens_that_are_scored)
@@ -91,7 +91,8 @@ TEST(tokens_of_merges)
     write_text("input.txt", "ab ab ab ab");
     const char *inputs[] = { in_dir("input.txt") };
     const char *out = in_dir("tok.json"); /* merges "ab", then " ab" */
-    OK(tokenizer_train(&(TokenizerTrainOptions){ .inputs = inputs, .input_count = 1, .vocab = 259, .output = out }, NULL));
+    OK(tokenizer_train(&(TokenizerTrainOptions){ .inputs = inputs, .input_count = 1, .vocab = 259, .output = out },
+                       NULL));
     OK(tokenizer_open(out, &t));
     const int32_t eod = tokenizer_eod(t);
     OK(tasks_open(&tasks, write_text("one.jsonl", "{\"query\":\"\",\"choices\":[\"ab\",\"b\"],\"gold\":0}\n"
@@ -101,7 +102,8 @@ TEST(tokens_of_merges)
     static const int counts[] = { 2, 3, 2, 3, 4 }, scored[] = { 1, 2, 1, 2, 3 };
     const TaskRequest *q = tasks.requests;
     for (int i = 0; i < 5; i++)
-        CHECK_MSG(q[i].count == counts[i] && q[i].scored == scored[i], "request %d: %d of %d", i, q[i].scored, q[i].count);
+        CHECK_MSG(q[i].count == counts[i] && q[i].scored == scored[i], "request %d: %d of %d", i, q[i].scored,
+                  q[i].count);
     for (int i = 0; i < 3; i++) CHECK(tasks.pool[q[i].tokens] == eod);
     CHECK(tasks.pool[q[0].tokens + 1] == tasks.pool[q[2].tokens + 1]);
     tasks_close(&tasks);
@@ -114,12 +116,12 @@ static void make_questions(char *text, size_t room, int count, int longest)
 {
     size_t used = 0;
     for (int i = 0; i < count; i++) {
-        used += (size_t)snprintf(text + used, room - used, "{\"query\":\"%.*s\",\"choices\":[", (int)(rng_mix((uint64_t)i) % 20),
-                                 "the quick brown fox jumps");
+        used += (size_t)snprintf(text + used, room - used, "{\"query\":\"%.*s\",\"choices\":[",
+                                 (int)(rng_mix((uint64_t)i) % 20), "the quick brown fox jumps");
         for (int k = 0; k < 3; k++)
             used += (size_t)snprintf(text + used, room - used, "%s\"%.*s%d\"", k ? "," : "",
-                                     (int)(rng_mix((uint64_t)(3 * i + k) + 77) % (uint64_t)longest), "over a lazy dog and its",
-                                     i % 10);
+                                     (int)(rng_mix((uint64_t)(3 * i + k) + 77) % (uint64_t)longest),
+                                     "over a lazy dog and its", i % 10);
         used += (size_t)snprintf(text + used, room - used, "],\"gold\":%d}\n", i % 3);
         CHECK(used < room);
     }
@@ -157,8 +159,8 @@ TEST(requests_fill_samples)
             for (int32_t p = end; p < seq; p++) CHECK(begin[p] == end && !counts[p] && tokens[p] == 0);
         }
         CHECK(seen == t.request_count && t.request_count == 3 * COUNT);
-        CHECK_MSG(t.samples * (seq + 1) <= all * 104 / 100 + seq, "%lld samples of %d for %lld tokens", (long long)t.samples,
-                  seq + 1, (long long)all);
+        CHECK_MSG(t.samples * (seq + 1) <= all * 104 / 100 + seq, "%lld samples of %d for %lld tokens",
+                  (long long)t.samples, seq + 1, (long long)all);
         tasks_close(&t);
     }
 }
@@ -191,7 +193,8 @@ TEST(ties_and_what_is_not_finite)
 TEST(what_scores_are_divided_by)
 {
     Tasks t;
-    open_text(&t, "{\"query\":\"a\",\"choices\":[\"b\",\"cdef\",\"\xe7\x95\x8c\xe7\x95\x8c\xe7\x95\x8c\"],\"gold\":0}", SEQ);
+    open_text(&t, "{\"query\":\"a\",\"choices\":[\"b\",\"cdef\",\"\xe7\x95\x8c\xe7\x95\x8c\xe7\x95\x8c\"],\"gold\":0}",
+              SEQ);
     for (int gold = 0; gold < 3; gold++) {
         t.questions[0].gold = gold;
         set_scores(&t, (double[]){ -1, -1.6, -1.8 }); /* a character: 1, 0.4, 0.6; a byte: 1, 0.4, 0.2 */
@@ -230,7 +233,8 @@ TEST(standard_errors)
     CHECK(m.mean == 0.5);
     CHECK_CLOSE(m.error, 0.28867513459481287, 1e-15, "sqrt(0.5 x 0.5 / 3)");
     CHECK(task_mean(&t, &t.task[2], TASK_ACC).mean == 1 && isnan(task_mean(&t, &t.task[2], TASK_ACC).error));
-    CHECK(task_has(&t.task[2], TASK_ACC) && !task_has(&t.task[2], TASK_ACC_NORM) && task_has(&t.task[0], TASK_ACC_BYTES));
+    CHECK(task_has(&t.task[2], TASK_ACC) && !task_has(&t.task[2], TASK_ACC_NORM) &&
+          task_has(&t.task[0], TASK_ACC_BYTES));
     m = tasks_pooled(&t, TASK_ACC, &n);
     CHECK(n == 15 && m.mean == 0.4);
     CHECK_CLOSE(m.error, 0.13123346456686352, 1e-15, "sqrt((10 x 0.21 + 4 x 0.25) / (15 - 3) / 15)");

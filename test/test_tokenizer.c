@@ -210,7 +210,8 @@ TEST(a_long_run_of_blanks)
 /* Long texts without an end to a word: nothing is refused, however many steps another pattern would be allowed. */
 TEST(long_words_in_published_patterns)
 {
-    static const char *const of[] = { "a", "A", "aA", "Aa", "7", "!", "\n", " \n", "'s", " a", "\u4E2D", "e\u0301", "\u0301", "\t!", "(a" };
+    static const char *const of[] = { "a",  "A",  "aA",     "Aa",      "7",      "!",   "\n", " \n",
+                                      "'s", " a", "\u4E2D", "e\u0301", "\u0301", "\t!", "(a" };
     enum { BYTES = 64 << 10 };
     char *text = malloc(BYTES + 8);
     for (SplitKind kind = 0; kind < SPLIT_COUNT; kind++)
@@ -261,7 +262,8 @@ TEST(counted_patterns_cut_as_published_ones)
 /* Each of them takes time that grows with a power of the text, in a way that PCRE2's match limit does not count. */
 TEST(patterns_that_take_too_long)
 {
-    static const char *const cases[] = { "(?:[^~]|[^~])", "[^~]?", "(?:[^~]|[^~][^~])?", "[^~]*[^~]*", "[^~]*?[^~]*?", "[^~]*(?=[^~]*)", "[^~]*(?=[^~]*+)", "" };
+    static const char *const cases[] = { "(?:[^~]|[^~])", "[^~]?",          "(?:[^~]|[^~][^~])?", "[^~]*[^~]*",
+                                         "[^~]*?[^~]*?",  "[^~]*(?=[^~]*)", "[^~]*(?=[^~]*+)",    "" };
     enum { BYTES = 64 << 10 };
     char *text = malloc(BYTES), pattern[2048];
     memset(text, 'a', BYTES);
@@ -659,12 +661,34 @@ static const char composed[] = "{\"id\":400,\"content\":\"\\ud55c\",\"normalized
 
 TEST(cuts_change_nothing)
 {
-    static const char *const parts[] = { "cat", "s",    "'s ",      " ",        "\n",
-                                         "..",  "12",   "\xC3\xA9", "\xCC\x81", "<|x y|>",
-                                         "<|x", " y|>", "A",
-                                         "\xE5\xAD\x97", "\xE3\x80\x82", "\xEF\xBC\x8C", "\xED\x95\x98\xE1\x86\xAB", "\xE2\x84\xA6",
-                                         "\xD0\xB6", "\xD9\x86", ",", "\xE3\x80\x80", "\xE3\x81\x8B", "\xE3\x82\x99",
-                                         "\xCC\xB8", "\xE2\x81\x87", "\xC2\xA0", "\xF0\x9D\x90\x80" };
+    static const char *const parts[] = { "cat",
+                                         "s",
+                                         "'s ",
+                                         " ",
+                                         "\n",
+                                         "..",
+                                         "12",
+                                         "\xC3\xA9",
+                                         "\xCC\x81",
+                                         "<|x y|>",
+                                         "<|x",
+                                         " y|>",
+                                         "A",
+                                         "\xE5\xAD\x97",
+                                         "\xE3\x80\x82",
+                                         "\xEF\xBC\x8C",
+                                         "\xED\x95\x98\xE1\x86\xAB",
+                                         "\xE2\x84\xA6",
+                                         "\xD0\xB6",
+                                         "\xD9\x86",
+                                         ",",
+                                         "\xE3\x80\x80",
+                                         "\xE3\x81\x8B",
+                                         "\xE3\x82\x99",
+                                         "\xCC\xB8",
+                                         "\xE2\x81\x87",
+                                         "\xC2\xA0",
+                                         "\xF0\x9D\x90\x80" };
     static const char *const specs[] = { FIXTURES "/qwen3/tokenizer.json", "trained", "byte", all_flags, composed };
     uint64_t seed = 3;
     int64_t got;

@@ -36,7 +36,8 @@ static const char *make_json(JsonParts p)
              "\"model\":{%s%s\"vocab\":{%s},\"merges\":[%s]}}",
              p.added ? p.added : "", p.top ? p.top : "", p.normalizer ? p.normalizer : "null",
              p.pre ? p.pre : "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}",
-             p.no_type ? "" : "\"type\":\"BPE\",", p.model ? p.model : "", vocab, p.merges ? p.merges : "\"a b\",[\"ab\",\"c\"]");
+             p.no_type ? "" : "\"type\":\"BPE\",", p.model ? p.model : "", vocab,
+             p.merges ? p.merges : "\"a b\",[\"ab\",\"c\"]");
     return write_text("made.json", text);
 }
 
@@ -121,7 +122,10 @@ TEST(end_of_document)
     } cases[] = {
         { NULL, NULL, -1 },
         { NULL, "{\"id\":300,\"content\":\"<|endoftext|>\",\"special\":true}", 300 },
-        { NULL, "{\"id\":300,\"content\":\"<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>\"}", 300 },
+        { NULL,
+          "{\"id\":300,\"content\":\"<\xEF\xBD\x9C"
+          "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>\"}",
+          300 },
         { NULL, "{\"id\":300,\"content\":\"<|end\xE2\x96\x81of\xE2\x96\x81sentence|>\"}", -1 },
         { NULL, "{\"id\":300,\"content\":\"</s>\"},{\"id\":301,\"content\":\"<|end_of_text|>\"}", 301 },
         { NULL, "{\"id\":300,\"content\":\"</s>\",\"special\":true},{\"id\":301,\"content\":\"<|endoftext|>\"}", 300 },
@@ -183,7 +187,8 @@ TEST(an_added_token_has_up_to_65535_bytes)
         }
     }
     free(added);
-    FAILS(tokenizer_open(make_json((JsonParts){ .added = "{\"id\":300,\"content\":\"\"}" }), &t), ERR_DATA, "no content");
+    FAILS(tokenizer_open(make_json((JsonParts){ .added = "{\"id\":300,\"content\":\"\"}" }), &t), ERR_DATA,
+          "no content");
 }
 
 TEST(many_added_tokens_in_many_blanks)
@@ -261,7 +266,9 @@ TEST(bounded_work_and_growth)
     CHECK(strstr(err_message(), ".json'"));
     tokenizer_close(t);
     OK(tokenizer_open(make_json((JsonParts){ .pre = SPLIT("[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?"
-                                                          "[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[~`]", "Isolated") }), &t));
+                                                          "[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[^~]?[~`]",
+                                                          "Isolated") }),
+                      &t));
     FAILS(tokenizer_encode(t, "a plain line of text, longer than forty characters", 50, &ids), ERR_DATA,
           "its split pattern takes too long");
     CHECK(strstr(err_message(), ".json'"));
@@ -286,8 +293,11 @@ TEST(json_refusals)
         { { .pre = "{\"type\":\"ByteLevel\",\"add_prefix_space\":1}" }, "neither true nor false" },
         { { .pre = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"ByteLevel\"}]}" },
           "not supported behind ByteLevel" },
-        { { .pre = "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"last\"}" }, "prepend_scheme 'last'" },
-        { { .pre = "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"add_prefix_space\":false}" },
+        { { .pre = "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"last\"}" },
+          "prepend_scheme 'last'" },
+        { { .pre =
+                "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\","
+                "\"add_prefix_space\":false}" },
           "contradicts" },
         { { .pre = SPLIT("x", "Elsewhere") }, "behavior 'Elsewhere'" },
         { { .pre = SPLIT("x*", "Isolated") }, "can match the empty text" },
@@ -311,8 +321,7 @@ TEST(json_refusals)
         { { .top = "\"post_processor\":{\"type\":\"BertProcessing\"}," }, "post_processor" },
         { { .added = "{\"id\":300,\"content\":\"ab\"}" }, "has the id '300', and '256' in the vocabulary" },
         { { .added = "{\"id\":97,\"content\":\"<m>\"}" }, "of another token" },
-        { { .added = "{\"id\":300,\"content\":\"<a>\"},{\"id\":300,\"content\":\"<b>\"}" },
-          "two added tokens" },
+        { { .added = "{\"id\":300,\"content\":\"<a>\"},{\"id\":300,\"content\":\"<b>\"}" }, "two added tokens" },
         { { .added = "{\"id\":99999999999,\"content\":\"x\"}" }, "is not a number in" },
         { { .merges = "\"a b\",\"a b\"" }, "same as merge '1'" },
         { { .merges = "\"a z\"" }, "merged token is not in the vocabulary" },

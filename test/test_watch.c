@@ -87,7 +87,12 @@ static Err get_from_store(void *user, const char *key, void *bytes, int64_t cap,
 static int chain(int rank, const Plan *p, Store *s, Watch *w)
 {
     static const int members[] = { 0, 1, 2, 3 };
-    GlooOptions o = { .rank = rank, .size = p->size, .address = "127.0.0.1", .secret = "a secret of tests", .start = "a start", .timeout_s = 20,
+    GlooOptions o = { .rank = rank,
+                      .size = p->size,
+                      .address = "127.0.0.1",
+                      .secret = "a secret of tests",
+                      .start = "a start",
+                      .timeout_s = 20,
                       .store = { s, set_in_store, get_from_store } };
     GlooWorld *world;
     Device device;
@@ -473,7 +478,9 @@ static Verdict hang_of(int size, const Calls *calls)
 /* Rank 2 is stopped long before freeze_s. It said last that it waits for rank 0, as the others wait for it. */
 TEST(silence_comes_before_counters)
 {
-    const Calls calls[] = { { { 3, 99, 99 }, { 2, 99, 99 } }, { { 3, 99, 99 }, { 2, 99, 99 } }, { { 3, 99, 99 }, { 2, 99, 99 } } };
+    const Calls calls[] = { { { 3, 99, 99 }, { 2, 99, 99 } },
+                            { { 3, 99, 99 }, { 2, 99, 99 } },
+                            { { 3, 99, 99 }, { 2, 99, 99 } } };
     Verdict v = { .rank = -1 };
     Judge *j = judge_of(3, 0);
     bool given = false;
@@ -527,12 +534,18 @@ static Verdict exchange_hang_of(int size, const int *waits_for, const bool *take
             struct {
                 WatchBeat head;
                 WatchComm comm;
-            } b = { .head = { .phase = PHASE_STEP, .step = 5, .comms = 1, .beat_s = 0.5, .freeze_s = 15, .stall_s = 30 },
-                    .comm = { .id = 9, .name = "pp", .issued = 4, .completed = 4,
-                              .exchanges_issued = exchanges[r] + waits, .exchanges_completed = exchanges[r],
-                              .waits_for = waits ? waits_for[r] : OBSERVER_NOBODY,
-                              .waits_in = waits && taken[r] ? WAITS_IN_SEND : WAITS_IN_RECEIVE,
-                              .waits_what = { MESSAGE_ACTIVATION, (uint16_t)r, 7 } } };
+            } b = {
+                .head = { .phase = PHASE_STEP, .step = 5, .comms = 1, .beat_s = 0.5, .freeze_s = 15, .stall_s = 30 },
+                .comm = { .id = 9,
+                          .name = "pp",
+                          .issued = 4,
+                          .completed = 4,
+                          .exchanges_issued = exchanges[r] + waits,
+                          .exchanges_completed = exchanges[r],
+                          .waits_for = waits ? waits_for[r] : OBSERVER_NOBODY,
+                          .waits_in = waits && taken[r] ? WAITS_IN_SEND : WAITS_IN_RECEIVE,
+                          .waits_what = { MESSAGE_ACTIVATION, (uint16_t)r, 7 } }
+            };
             CHECK(judge_beat(j, now, r, &b, sizeof b));
         }
         given = judge_tick(j, now, &v);
@@ -547,15 +560,16 @@ TEST(waits_in_exchanges_are_followed)
     const bool receive[5] = { false };
     /* the ends of a pipeline have issued the fewest exchanges, and wait; rank 2 computes for ever */
     Verdict v = exchange_hang_of(5, (int[]){ 1, 2, -1, 2, 3 }, receive, (uint64_t[]){ 3, 7, 8, 7, 2 });
-    CHECK_MSG(v.rank == 2 && strstr(v.text, "rank 1 waits on 'pp' for it to send: activation of micro-batch 7 for stage 1"),
+    CHECK_MSG(v.rank == 2 &&
+                  strstr(v.text, "rank 1 waits on 'pp' for it to send: activation of micro-batch 7 for stage 1"),
               "%s", v.text);
     /* a message that is not taken */
     v = exchange_hang_of(3, (int[]){ 1, 2, -1 }, (bool[]){ true, true, false }, (uint64_t[]){ 9, 9, 1 });
     CHECK_MSG(v.rank == 2 && strstr(v.text, "rank 1 waits on 'pp' for it to take: activation"), "%s", v.text);
     /* a circle, with a rank that waits for one of it */
     v = exchange_hang_of(4, (int[]){ 2, 2, 3, 1 }, receive, (uint64_t[]){ 1, 5, 5, 5 });
-    CHECK_MSG(v.rank == 1 && strstr(v.text, "rank 3 waits on 'pp' for it to send") && strstr(v.text, "in a circle"), "%s",
-              v.text);
+    CHECK_MSG(v.rank == 1 && strstr(v.text, "rank 3 waits on 'pp' for it to send") && strstr(v.text, "in a circle"),
+              "%s", v.text);
     /* all wait but rank 0, for which nobody does */
     v = exchange_hang_of(3, (int[]){ -1, 2, 1 }, receive, (uint64_t[]){ 9, 5, 5 });
     CHECK_MSG(v.rank == 1 && strstr(v.text, "in a circle"), "%s", v.text);

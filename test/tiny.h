@@ -106,8 +106,8 @@ static inline TrainSpec tiny_further(TrainSpec s, int modules)
     return s;
 }
 
-/* Mixtures of experts with the routers of Mixtral, Qwen3-MoE and DeepSeek-V3; the last with a dense block before them, a
- * gated shared expert and groups. Balanced as these are: by a loss, by biases and a loss. */
+/* Mixtures of experts with the routers of Mixtral, Qwen3-MoE and DeepSeek-V3; the last with a dense block before them,
+ * a gated shared expert and groups. Balanced as these are: by a loss, by biases and a loss. */
 typedef enum { TINY_MIXTRAL, TINY_QWEN3, TINY_DEEPSEEK, TINY_MIXTURES } TinyMixture;
 
 static inline TrainSpec tiny_mixture(TinyMixture kind, int layers)
@@ -216,8 +216,8 @@ static inline int64_t tiny_start(const Trainer *t, int global)
     return at;
 }
 
-/* What this rank holds of one flat buffer of a store into the global plain array. Two ranks that hold the same must hold
- * the same bits: the one that comes second adds what makes it a NaN if not. */
+/* What this rank holds of one flat buffer of a store into the global plain array. Two ranks that hold the same must
+ * hold the same bits: the one that comes second adds what makes it a NaN if not. */
 static inline void tiny_scatter(const Trainer *t, const ParamStore *s, Tensor flat, float *out)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

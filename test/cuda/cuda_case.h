@@ -208,7 +208,8 @@ static inline double case_tolerance(DType T) { return T == BF16 ? 0x1p-7 : T == 
  * |gpu - cpu| <= tol * max(|cpu|, rms of the tensor), element by element; infinities must be equal, NaN
  * fails. Integers must be equal.
  */
-__attribute__((format(printf, 4, 5))) static inline void pair_check(CudaCase *c, Pair p, double tol, const char *fmt, ...)
+__attribute__((format(printf, 4, 5))) static inline void pair_check(CudaCase *c, Pair p, double tol, const char *fmt,
+                                                                    ...)
 {
     Tensor g = p.t[CASE_GPU], w = p.t[CASE_CPU];
     int64_t n = tensor_count(g), bad = 0, first = -1;

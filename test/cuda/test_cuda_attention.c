@@ -18,7 +18,8 @@ typedef struct {
     double drop, softcap;
     int sinks;
     int64_t V; /* width of values; 0: as keys */
-    int grouped; /* queries and dq are columns of a fused projection: those of a key head side by side, two heads apart */
+    /* queries and dq are columns of a fused projection: those of a key head side by side, two heads apart */
+    int grouped;
 } Shape;
 
 enum { POSITIONS = 512, HEAD0 = 3 };
@@ -125,8 +126,8 @@ static void attention_case(DType T, Shape s)
     if (s.sinks) sink = pair_random(c, T, 2, s.H);
     if (s.docs) doc = documents(c, &s, rows);
     Pair k_ = without_gap(k, &s), v_ = without_gap(v, &values), o_ = without_gap(o, &values);
-    BOTH(c, attention_fwd, .o = AT(o_), .lse = AT(lse), .logit_max = AT(logits), .q = AT(q_), .k = AT(k_), .v = AT(v_), .sink = AT(sink),
-         .doc = AT(doc), .sample = AT(sample), .q_span = s.q, .k_span = s.k, .scale = scale,
+    BOTH(c, attention_fwd, .o = AT(o_), .lse = AT(lse), .logit_max = AT(logits), .q = AT(q_), .k = AT(k_), .v = AT(v_),
+         .sink = AT(sink), .doc = AT(doc), .sample = AT(sample), .q_span = s.q, .k_span = s.k, .scale = scale,
          .softcap = (float)s.softcap, .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0);
     pair_check(c, o, 8 * unit_of(T), "o, %s", name);
     pair_check(c, lse, 1e-5, "lse, %s", name);
@@ -167,11 +168,13 @@ TEST(attention_lengths)
     for (int i = 0; i < 8; i++) {
         attention_case(types[i % 3], (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(0, lengths[i]) });
         attention_case(types[(i + 1) % 3],
-                       (Shape){ .B = 1 + i % 2, .H = 2, .K = 1, .C = 32, .q = run(0, lengths[i]), .window = i % 2 * 40 });
+                       (Shape){
+                           .B = 1 + i % 2, .H = 2, .K = 1, .C = 32, .q = run(0, lengths[i]), .window = i % 2 * 40 });
     }
 }
 
-/* More tiles than the rings of Hopper's kernels have stages, and more work than blocks; a last tile that is not full. */
+/* More tiles than the rings of Hopper's kernels have stages, and more work than blocks; a last tile that is not
+ * full. */
 TEST(attention_rings)
 {
     for (int i = 0; i < 2; i++) {
@@ -184,8 +187,8 @@ TEST(attention_rings)
     }
 }
 
-/* Where queries are two runs and keys one, or the other way round, as context parallelism has them: a warpgroup leaves out
- * as many tiles in a row as a ring has stages, short ones among them, while it still holds one. */
+/* Where queries are two runs and keys one, or the other way round, as context parallelism has them: a warpgroup leaves
+ * out as many tiles in a row as a ring has stages, short ones among them, while it still holds one. */
 TEST(attention_rings_left_out)
 {
     const Spans middle = { { 160, 320 }, { 160, 160 } }, last = { { 300, 400 }, { 100, 100 } };
@@ -202,7 +205,9 @@ TEST(attention_widths)
     static const int64_t widths[] = { 8, 32, 40, 64, 80, 96, 104, 128, 136, 192, 200, 256 };
     for (int t = 0; t < 3; t++)
         for (int i = 0; i < 12; i++)
-            attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = widths[i], .q = run(0, i % 2 ? 65 : 33), .gap = i % 4 * 8 });
+            attention_case(
+                types[t],
+                (Shape){ .B = 1, .H = 1, .K = 1, .C = widths[i], .q = run(0, i % 2 ? 65 : 33), .gap = i % 4 * 8 });
 }
 
 /* Where a block has the least shared memory that any GPU grants: the widths whose tiles are then smaller. */
@@ -262,7 +267,8 @@ TEST(attention_masks)
 {
     static const int64_t windows[] = { 1, 16, 31, 32, 33, 64, 65, 129 };
     for (int i = 0; i < 8; i++)
-        attention_case(types[i % 3], (Shape){ .B = 1, .H = 1, .K = 1, .C = 32, .q = run(0, 130), .window = windows[i] });
+        attention_case(types[i % 3],
+                       (Shape){ .B = 1, .H = 1, .K = 1, .C = 32, .q = run(0, 130), .window = windows[i] });
     for (int t = 0; t < 3; t++) {
         attention_case(types[t], (Shape){ .B = 2, .H = 1, .K = 1, .C = 32, .q = run(0, 131), .docs = 1 });
         attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = 64, .q = run(0, 300), .docs = 1, .window = 25 });
@@ -303,9 +309,12 @@ TEST(attention_softcap)
     for (int i = 0; i < 6; i++)
         attention_case(types[i % 3], (Shape){ .B = 1, .H = 2, .K = 1, .C = widths[i], .q = run(0, 70), .softcap = .7 });
     for (int t = 0; t < 3; t++) {
-        attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(0, 130), .softcap = 2, .window = 40 });
-        attention_case(types[t], (Shape){ .B = 2, .H = 2, .K = 2, .C = 32, .q = run(0, 66), .softcap = .5, .drop = .3 });
-        attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 32, .q = run(0, 131), .softcap = .5, .docs = 1 });
+        attention_case(types[t],
+                       (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(0, 130), .softcap = 2, .window = 40 });
+        attention_case(types[t],
+                       (Shape){ .B = 2, .H = 2, .K = 2, .C = 32, .q = run(0, 66), .softcap = .5, .drop = .3 });
+        attention_case(types[t],
+                       (Shape){ .B = 1, .H = 1, .K = 1, .C = 32, .q = run(0, 131), .softcap = .5, .docs = 1 });
     }
 }
 
@@ -315,7 +324,8 @@ TEST(attention_sinks)
         attention_case(types[t], (Shape){ .B = 2, .H = 4, .K = 2, .C = 32, .q = run(0, 70), .sinks = 1 });
         attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = 64, .q = run(0, 130), .sinks = 1, .window = 33,
                                           .drop = .2 });
-        attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = 128, .q = run(0, 40), .sinks = 1, .softcap = 1 });
+        attention_case(types[t],
+                       (Shape){ .B = 1, .H = 2, .K = 1, .C = 128, .q = run(0, 40), .sinks = 1, .softcap = 1 });
     }
     attention_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(0, 40), .k = run(40, 20), .sinks = 1 });
 }
@@ -351,7 +361,8 @@ static void parts_case(DType T, Shape s, int parts)
     const char *name = shape_name(T, &s);
     const float scale = 1.0f / sqrtf((float)s.C);
     const Dropout dropout = { 0x123456789ABCDEF, dropout_threshold((float)s.drop), 1 / (1 - (float)s.drop) };
-    Pair q = heads_random(c, T, 3, &s, rows, s.H), k[PARTS], v[PARTS], sample = samples(c, &s), doc = { 0 }, sink = { 0 };
+    Pair q = heads_random(c, T, 3, &s, rows, s.H), k[PARTS], v[PARTS], sample = samples(c, &s), doc = { 0 },
+         sink = { 0 };
     Pair o = pair_output(c, F32, s.B, rows, s.H, s.C), lse = pair_output(c, F32, s.B, rows, s.H);
     Pair max = pair_output(c, F32, s.B, rows, s.H), sum = pair_output(c, F32, s.B, rows, s.H);
     Pair logits = pair_zero(c, I64, s.H);
@@ -360,10 +371,10 @@ static void parts_case(DType T, Shape s, int parts)
     for (int i = 0; i < parts; i++) {
         k[i] = heads_random(c, T, 1, &s, length, s.K), v[i] = heads_random(c, T, 1, &s, length, s.K);
         BOTH(c, attention_fwd, .o = AT(o), .lse = AT(lse), .max = AT(max), .sum = AT(sum), .logit_max = AT(logits),
-             .q = AT(q), .k = AT(k[i]), .v = AT(v[i]), .sink = AT(sink), .doc = AT(doc), .sample = AT(sample), .q_span = s.q,
-             .k_span = run(s.k.first[0] + i * length, length), .scale = scale, .softcap = (float)s.softcap,
-             .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0, .resumed = i > 0,
-             .unfinished = i + 1 < parts);
+             .q = AT(q), .k = AT(k[i]), .v = AT(v[i]), .sink = AT(sink), .doc = AT(doc), .sample = AT(sample),
+             .q_span = s.q, .k_span = run(s.k.first[0] + i * length, length), .scale = scale,
+             .softcap = (float)s.softcap, .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0,
+             .resumed = i > 0, .unfinished = i + 1 < parts);
     }
     pair_check(c, o, 8 * unit_of(T), "o of %d parts, %s", parts, name);
     pair_check(c, lse, 1e-5, "lse of %d parts, %s", parts, name);
@@ -418,12 +429,19 @@ static int few_blocks(int blocks)
 TEST(attention_warpgroups)
 {
     const int all = few_blocks(2);
-    static const int64_t keys[] = { 40, 64, 80, 96, 128, 136, 192, 192, 256 }, values[] = { 64, 64, 96, 72, 128, 128, 128, 192, 232 };
+    static const int64_t keys[] = { 40, 64, 80, 96, 128, 136, 192, 192, 256 },
+                         values[] = { 64, 64, 96, 72, 128, 128, 128, 192, 232 };
     for (int i = 0; i < 9; i++) {
         attention_case(types[1 + i % 2], (Shape){ .B = 2, .H = 2, .K = 1, .C = keys[i], .V = values[i],
                                                   .q = run(0, i % 2 ? 333 : 256), .gap = i % 3 * 8 });
-        attention_case(types[2 - i % 2], (Shape){ .B = 1, .H = 2, .K = 2, .C = keys[i], .V = values[i], .q = run(1, 200),
-                                                  .drop = .2, .softcap = i % 2 ? 1.5 : 0 });
+        attention_case(types[2 - i % 2], (Shape){ .B = 1,
+                                                  .H = 2,
+                                                  .K = 2,
+                                                  .C = keys[i],
+                                                  .V = values[i],
+                                                  .q = run(1, 200),
+                                                  .drop = .2,
+                                                  .softcap = i % 2 ? 1.5 : 0 });
     }
     few_blocks(all);
 }
@@ -436,9 +454,16 @@ TEST(attention_warpgroups_masks)
     static const int64_t windows[] = { 1, 64, 100, 129 };
     const int all = few_blocks(2);
     for (int i = 0; i < 4; i++) {
-        attention_case(types[1 + i % 2], (Shape){ .B = 1, .H = 2, .K = 1, .C = 64, .q = run(0, 500), .window = windows[i] });
-        attention_case(types[2 - i % 2], (Shape){ .B = 1, .H = 1, .K = 1, .C = 128, .q = run(100, 257), .k = run(0, 357),
-                                                  .window = windows[i], .docs = i % 2 });
+        attention_case(types[1 + i % 2],
+                       (Shape){ .B = 1, .H = 2, .K = 1, .C = 64, .q = run(0, 500), .window = windows[i] });
+        attention_case(types[2 - i % 2], (Shape){ .B = 1,
+                                                  .H = 1,
+                                                  .K = 1,
+                                                  .C = 128,
+                                                  .q = run(100, 257),
+                                                  .k = run(0, 357),
+                                                  .window = windows[i],
+                                                  .docs = i % 2 });
     }
     for (int64_t C = 64; C <= 128; C += 32) {
         attention_case(BF16, (Shape){ .B = 2, .H = 2, .K = 2, .C = C, .q = run(0, 449), .docs = 1 });
@@ -479,8 +504,9 @@ TEST(attention_keeps_nan_in_its_rows)
         Pair logits = pair_zero(c, I64, H);
         int64_t order[H];
         case_side = CASE_GPU;
-        OK(op(case_stream(c), attention_fwd, .o = AT(out), .lse = AT(lse), .logit_max = AT(logits), .q = AT(q), .k = AT(k), .v = AT(k),
-              .sample = AT(sample), .q_span = spans_whole(T), .k_span = spans_whole(T), .scale = 0.2f, .block = 64));
+        OK(op(case_stream(c), attention_fwd, .o = AT(out), .lse = AT(lse), .logit_max = AT(logits), .q = AT(q),
+              .k = AT(k), .v = AT(k), .sample = AT(sample), .q_span = spans_whole(T), .k_span = spans_whole(T),
+              .scale = 0.2f, .block = 64));
         OK(device_read(case_stream(c), c->first, out.t[CASE_GPU].data, tensor_bytes(out.t[CASE_GPU])));
         for (int i = 0; i < T * H * C; i++) o[i] = case_load(c->first, types[t], i);
         for (int i = 0; i < T * H * C; i++) CHECK(isnan(o[i]) == (i / C == BAD * H + 1));

@@ -72,7 +72,13 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
     const int gpu = how.staged ? 0 : rank;
     *r = (Rank){ 0 };
     device_cuda_for_several();
-    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", "a start", timeout_s, { shared_page, shared_set, shared_get } },
+    OK(gloo_world_open((GlooOptions){ rank,
+                                      size,
+                                      "127.0.0.1",
+                                      "a secret of tests",
+                                      "a start",
+                                      timeout_s,
+                                      { shared_page, shared_set, shared_get } },
                        &r->gloo));
     NcclOptions o = options_of(rank, size, gpu, timeout_s);
     o.delay_ms = how.delay_ms;
@@ -85,7 +91,8 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
         OK(comm_open_staged(gpu, r->gloo, &r->part, "part", part, n));
     } else {
         OK(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", all_ranks, size,
-                          (NcclUse){ .ctas = { .min = 1 }, .messages = MESSAGES_ALL_PAIRS, .pieces = size * CASE_CHUNKS }));
+                          (NcclUse){
+                              .ctas = { .min = 1 }, .messages = MESSAGES_ALL_PAIRS, .pieces = size * CASE_CHUNKS }));
         OK(comm_open_nccl(r->nccl, r->gloo, &r->part, "part", part, n,
                           (NcclUse){ .ctas = { 1, 4 }, .messages = MESSAGES_ALL_PAIRS, .pieces = n * CASE_CHUNKS }));
     }
@@ -402,7 +409,8 @@ static void exchanges(int rank, int size, void *arg)
     CHECK((int)CASE_MEMORY_BYTES <= (int)MEMORY_BYTES);
     /* comparing over NCCL asks for that: the cases wait for data in between */
     const bool together = how.check && !how.staged;
-    CaseRun all = { &r.all, &r.device.stream, 1, r.memory, together }, part = { &r.part, &r.device.stream, 1, r.memory, 0 };
+    CaseRun all = { &r.all, &r.device.stream, 1, r.memory, together },
+            part = { &r.part, &r.device.stream, 1, r.memory, 0 };
     OK(case_exchanges(&all, 1, 80));
     if (part.comm->size > 1) OK(case_exchanges(&part, 2, 40));
     close_rank(&r);
@@ -476,7 +484,8 @@ static void grid_worlds(int rank, int size, void *arg)
         OK(device_write(&r.device.stream, r.memory, &sum, sizeof sum));
         OK(comm_sum_i64(&w.comm[kind], &r.device.stream, (int64_t *)r.memory, 1, NULL));
         OK(device_read(&r.device.stream, &sum, r.memory, sizeof sum));
-        CHECK_MSG(sum == want, "%s of rank %d: %lld, not %lld", group_name(kind), rank, (long long)sum, (long long)want);
+        CHECK_MSG(sum == want, "%s of rank %d: %lld, not %lld", group_name(kind), rank, (long long)sum,
+                  (long long)want);
     }
     world_close(&w);
     close_rank(&r);
@@ -614,8 +623,8 @@ TEST(staged_rows_in_bands)
 
 /* ---- failures ---- */
 
-/* Who learns of it by a message gets ERR_PEER, who only by the deadline ERR_HANG. The others wait for a message of rank 1,
- * or, with the deadline, for one of a rank that waits itself. */
+/* Who learns of it by a message gets ERR_PEER, who only by the deadline ERR_HANG. The others wait for a message of rank
+ * 1, or, with the deadline, for one of a rank that waits itself. */
 static void one_dies_in_a_chain(int rank, int size, void *arg)
 {
     const How how = *(const How *)arg;
@@ -663,8 +672,9 @@ static void different_messages(int rank, int size, void *arg)
     Err err = comm_exchange(&r.all, &r.device.stream, &m, 1, NULL);
     if (!err) err = device_read(&r.device.stream, &host, r.memory, sizeof host);
     if (rank)
-        CHECK_MSG(err == ERR_INTERNAL && strstr(err_message(), "message 0 from member 0 to member 1: sent as activation of "
-                                                               "micro-batch 4 for stage 1 of 900000 bytes, received as"),
+        CHECK_MSG(err == ERR_INTERNAL &&
+                      strstr(err_message(), "message 0 from member 0 to member 1: sent as activation of "
+                                            "micro-batch 4 for stage 1 of 900000 bytes, received as"),
                   "%s: %s", err_name(err), err_message());
     else CHECK_MSG(err != ERR_OK, "a message of another length was sent");
     close_rank(&r);
@@ -944,7 +954,8 @@ static void opened(int rank, int size, void *arg)
 
 TEST(opened_without_nvls)
 {
-    static char set[][64] = { "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_ALGO=Ring", "NCCL_ALGO=allreduce:^nvls;broadcast:ring" };
+    static char set[][64] = { "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_ALGO=Ring",
+                              "NCCL_ALGO=allreduce:^nvls;broadcast:ring" };
     NEED_GPUS(1);
     for (int i = -1; i < 3; i++) fork_ranks(opened, 1, i < 0 ? NULL : set[i], -1, 60);
 }

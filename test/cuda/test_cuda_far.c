@@ -520,7 +520,13 @@ static Ends ends_parts(PartsKind kind, const int64_t *chunks)
         const int64_t last = chunks[i] - 1, head = kind == PARTS_ENDS ? 1 : kind == PARTS_ONE ? chunks[i] : last;
         const FlatPart part[2] = {
             { .count = head * FLAT_CHUNK, .number = 0, .flags = FLAT_DECAYS | FLAT_COUNTS },
-            { .grad = last * FLAT_CHUNK, .value = last * FLAT_CHUNK, .shard = last * FLAT_CHUNK, .v = last * FLAT_CHUNK, .count = FLAT_CHUNK, .chunk = head, .number = 1,
+            { .grad = last * FLAT_CHUNK,
+              .value = last * FLAT_CHUNK,
+              .shard = last * FLAT_CHUNK,
+              .v = last * FLAT_CHUNK,
+              .count = FLAT_CHUNK,
+              .chunk = head,
+              .number = 1,
               .flags = FLAT_COUNTS },
         };
         const int64_t rows = kind == PARTS_ONE ? 1 : 2;
@@ -574,9 +580,11 @@ TEST(one_moment)
     OK(arena_alloc(&far.arena[NEAR], sizeof values, &step));
     OK(device_write(&far.dev.stream, step, &values, sizeof values));
     Ends w = ends_chunks(F32, chunks[FAR]), m = ends_chunks(F32, chunks[FAR]), g = ends_chunks(F32, chunks[FAR]);
-    Ends copy = ends_chunks(BF16, chunks[FAR]), shift = ends_list(I32, 2, zeros), parts = ends_parts(PARTS_ENDS, chunks);
-    BOTH_ENDS(one_moment, .w = END(w), .m = END(m), .g = END(g), .copy = END(copy), .shift = END(shift), .parts = END(parts),
-              .chunks = 2, .step = step, .beta1 = 0.9f, .beta2 = 0.99f, .decay = 0.1f, .hidden_rate = 1, .lion = 1);
+    Ends copy = ends_chunks(BF16, chunks[FAR]), shift = ends_list(I32, 2, zeros),
+         parts = ends_parts(PARTS_ENDS, chunks);
+    BOTH_ENDS(one_moment, .w = END(w), .m = END(m), .g = END(g), .copy = END(copy), .shift = END(shift),
+              .parts = END(parts), .chunks = 2, .step = step, .beta1 = 0.9f, .beta2 = 0.99f, .decay = 0.1f,
+              .hidden_rate = 1, .lion = 1);
     ends_check(w, SEEN, "w of one_moment");
     ends_check(m, SEEN, "m of one_moment");
     ends_check(copy, SEEN, "copy of one_moment");

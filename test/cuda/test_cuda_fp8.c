@@ -500,7 +500,8 @@ static void rows_case(const int64_t *lengths, bool beside)
     Runs r = runs_open(lengths);
     CudaCase *c = r.c;
     const int64_t K = beside ? O : I, M = beside ? I : O, N = r.rows;
-    Pair x = small_numbers(c, N, K, 1, FP8_BLOCK, true), w = small_numbers(c, EXPERTS * O, I, FP8_BLOCK, FP8_BLOCK, true);
+    Pair x = small_numbers(c, N, K, 1, FP8_BLOCK, true),
+         w = small_numbers(c, EXPERTS * O, I, FP8_BLOCK, FP8_BLOCK, true);
     Pair y = pair_output(c, BF16, N, M);
     Codes cx = codes_new(c, E4M3, FP8_ROW_BLOCKS, N, K);
     Codes cw = codes_new(c, E4M3, FP8_SQUARES, beside ? I : EXPERTS * O, beside ? EXPERTS * O : I);
@@ -520,13 +521,15 @@ static void rows_case(const int64_t *lengths, bool beside)
                 double sum = 0;
                 for (int64_t k = 0; k < K && e < EXPERTS; k++)
                     sum += (double)px[n * K + k] * (double)(beside ? pw[(e * O + k) * I + m] : pw[(e * O + m) * I + k]);
-                const float got = case_load(c->first, BF16, n * M + m), want = bf16_to_float(bf16_from_float((float)sum));
-                CHECK_MSG(e == EXPERTS ? isnan(got) : got == want, "row %d of expert %d, column %d: %g, in float64 %g", (int)n,
-                          e, (int)m, (double)got, sum);
+                const float got = case_load(c->first, BF16, n * M + m),
+                            want = bf16_to_float(bf16_from_float((float)sum));
+                CHECK_MSG(e == EXPERTS ? isnan(got) : got == want, "row %d of expert %d, column %d: %g, in float64 %g",
+                          (int)n, e, (int)m, (double)got, sum);
             }
         }
-    } else FAILS(op(case_stream(c), fp8_grouped, .y = AT(y), .x = AT(cx.codes), .w = AT(cw.codes), .offset = AT(r.offset)),
-                 ERR_CONFIG, "has no products of fp8");
+    } else
+        FAILS(op(case_stream(c), fp8_grouped, .y = AT(y), .x = AT(cx.codes), .w = AT(cw.codes), .offset = AT(r.offset)),
+              ERR_CONFIG, "has no products of fp8");
     case_close(c);
 }
 

@@ -30,9 +30,12 @@ static Padded padded(CudaCase *c, DType T, int64_t rows, int64_t cols)
 /* Sums of 16-bit products are exact to fp32 but for their order, and tensor cores cut bits off on the way. */
 static double sum_tolerance(DType T) { return T == F32 ? 1e-5 : 1e-4; }
 
-/* Where rows are not aligned, kernels of the library round the product to 16 bits, and what it is with the bias once more:
- * seen on an H100, 1.03 units of the last place. */
-static double biased_tolerance(DType T, bool with_bias) { return (with_bias && T != F32 ? 1.5 : 1) * case_tolerance(T); }
+/* Where rows are not aligned, kernels of the library round the product to 16 bits, and what it is with the bias once
+ * more: seen on an H100, 1.03 units of the last place. */
+static double biased_tolerance(DType T, bool with_bias)
+{
+    return (with_bias && T != F32 ? 1.5 : 1) * case_tolerance(T);
+}
 
 static void linear_case(DType T, int64_t N, int64_t O, int64_t I, bool with_bias)
 {

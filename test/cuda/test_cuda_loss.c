@@ -65,7 +65,8 @@ static void xent_case(Xent x)
     Pair target = targets(c, &x, vocab), step = pair_step(c, &v), use = pair_values(c, I64, &rows, 1);
     Pair max = pair_random(c, F32, 9, N, J), sum = pair_random(c, F32, 9, N, J), at = pair_random(c, F32, 9, N);
     Pair row_max = pair_random(c, F32, 9, N), row_sum = pair_random(c, F32, 9, N), loss = pair_random(c, F32, 9, N);
-    Pair row = pair_values(c, x.T, whole.t[CASE_CPU].data, N, x.before + x.V + x.after), row_loss = pair_random(c, F32, 9, N);
+    Pair row = pair_values(c, x.T, whole.t[CASE_CPU].data, N, x.before + x.V + x.after),
+         row_loss = pair_random(c, F32, 9, N);
     BOTH(c, xent_stats, .block_max = AT(max), .block_sum = AT(sum), .target_logit = AT(at),
          .logits = counted(AT(logits), &use), .target = AT(target), .block = x.block, .first = x.first, .vocab = vocab);
     pair_check(c, max, 0, "block max %s", what);

@@ -1,6 +1,7 @@
 /*
- * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, balance.cu, permute_index.cu, permute.cu, capacity.cu,
- * grouped.cu. Tokens and rows that are not in use, choices that are dropped, experts without rows, rows that lie apart.
+ * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, balance.cu, permute_index.cu, permute.cu,
+ * capacity.cu, grouped.cu. Tokens and rows that are not in use, choices that are dropped, experts without rows, rows
+ * that lie apart.
  */
 #include "pair_views.h"
 
@@ -216,7 +217,8 @@ static void check_losses(CudaCase *c, Pair losses, const char *name)
     for (int i = 0; i < 2; i++)
         CHECK_MSG(fabs((double)(got[i] - want[i])) <= 2e-5 * (double)want[i], "losses, %s: gpu %lld, cpu %lld", name,
                   (long long)got[i], (long long)want[i]);
-    CHECK_MSG(got[2] == want[2], "losses, %s: %lld rows not finite, cpu %lld", name, (long long)got[2], (long long)want[2]);
+    CHECK_MSG(got[2] == want[2], "losses, %s: %lld rows not finite, cpu %lld", name, (long long)got[2],
+              (long long)want[2]);
 }
 
 static void balance_case(RouterScore score, Balanced b)
@@ -240,9 +242,9 @@ static void balance_case(RouterScore score, Balanced b)
     pair_check(c, load, 0, "load, %s", name);
     const Pair *by = b.aux > 0 ? &load : &none;
     Pair losses = pair_zero(c, I64, 3);
-    BOTH(c, router_balance, .dlogits = AT(dlogits.view), .losses = AT(losses), .logits = AT(from), .load = AT(*by), .router = r,
-         .step = AT(step).data, .topk = (int)p.K, .aux = b.aux, .aux_coeff = 2 * b.aux, .z = b.z, .first = b.first,
-         .rows = b.rows);
+    BOTH(c, router_balance, .dlogits = AT(dlogits.view), .losses = AT(losses), .logits = AT(from), .load = AT(*by),
+         .router = r, .step = AT(step).data, .topk = (int)p.K, .aux = b.aux, .aux_coeff = 2 * b.aux, .z = b.z,
+         .first = b.first, .rows = b.rows);
     pair_check(c, dlogits.all, 2e-5, "dlogits, %s", name);
     check_losses(c, losses, name);
     case_close(c);
@@ -702,10 +704,10 @@ static void product_case(DType T, Product p)
     case_close(c);
 }
 
-/* Tiles of 64, 128 and 256, and a depth of 16, 32 and 64 at a time: below, equal, beyond, and beyond the four steps that
- * are under way at once; more experts than a warp has lanes; experts without rows, with all rows, with rows of several
- * tiles; several bands of tiles (grouped_order.h), the last one lower, beside several columns; more tiles than blocks
- * that stay, the last of them cut in two or not. */
+/* Tiles of 64, 128 and 256, and a depth of 16, 32 and 64 at a time: below, equal, beyond, and beyond the four steps
+ * that are under way at once; more experts than a warp has lanes; experts without rows, with all rows, with rows of
+ * several tiles; several bands of tiles (grouped_order.h), the last one lower, beside several columns; more tiles than
+ * blocks that stay, the last of them cut in two or not. */
 TEST(products)
 {
     static const Product shapes[] = {
@@ -782,7 +784,8 @@ static void add_bias_case(DType T, Product p)
              (int)p.choices.N, (int)p.choices.K, (int)E, (int)p.choices.used, (int)p.O, (int)p.gap, (int)p.skip,
              (int)p.spare);
     make_order(c, &p.choices, &o);
-    Matrix y = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip), dy = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip);
+    Matrix y = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip),
+           dy = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip);
     Matrix bias = matrix_uniform(c, T, -1, 1, E, p.O, p.gap, p.skip);
     Matrix dbias = matrix_uniform(c, F32, -1, 1, E, p.O, p.gap, p.skip);
     Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);

@@ -22,7 +22,9 @@ enum { BOXES = 3 };
 static Pair pair_boxes(CudaCase *c, Shape z, int64_t *chunks)
 {
     const int half = z.columns / 2, height = z.rows - 1;
-    const int cut[BOXES][4] = { { 0, 0, height, half }, { 0, half, height, z.columns - half }, { height, 0, 1, z.columns } };
+    const int cut[BOXES][4] = { { 0, 0, height, half },
+                                { 0, half, height, z.columns - half },
+                                { height, 0, 1, z.columns } };
     FlatBox box[BOXES];
     int n = 0;
     int64_t at = 0;
@@ -100,7 +102,8 @@ TEST(copies)
                 CudaCase *c = case_open();
                 int64_t chunks;
                 const int64_t flat = flat_of(z), matrix = (int64_t)z.rows * z.columns;
-                Pair x = pair_random(c, types[t], 1, back ? matrix : flat), y = pair_random(c, types[t], 1, back ? flat : matrix);
+                Pair x = pair_random(c, types[t], 1, back ? matrix : flat),
+                     y = pair_random(c, types[t], 1, back ? flat : matrix);
                 Pair boxes = pair_boxes(c, z, &chunks);
                 BOTH(c, box_copy, .y = AT(y), .x = AT(x), .boxes = AT(boxes), .chunks = chunks, .back = back);
                 pair_check(c, y, 0, "%d x %d, back %d", z.rows, z.columns, back);
@@ -117,7 +120,11 @@ TEST(moment)
         FlatPart part[] = {
             { .grad = first, .shard = first, .count = half, .flags = FLAT_MUON },
             { .grad = first + half + gap, .shard = first + half + gap, .count = 64, .chunk = flat_chunks(half) },
-            { .grad = half + 200, .shard = half + 200, .count = 1000, .chunk = flat_chunks(half) + 1, .flags = FLAT_MUON },
+            { .grad = half + 200,
+              .shard = half + 200,
+              .count = 1000,
+              .chunk = flat_chunks(half) + 1,
+              .flags = FLAT_MUON },
         };
         Pair m = pair_random(c, F32, 1, MOST), g = pair_random(c, F32, 3, MOST), step = pair_step(c, k == 1);
         Pair shift = pair_zero(c, I32, 1), parts = pair_values(c, I64, part, 3, sizeof *part / sizeof(int64_t));
@@ -140,7 +147,11 @@ TEST(normalize)
                 Pair x = pair_random(c, F32, tiny ? 1e-30 : 1, r, n), y = pair_output(c, types[t], r, n);
                 Pair sums[1] = { pair_zero(c, I64, r) };
                 BOTH(c, normalize, .y = AT(y), .sums = AT(sums[0]), .x = AT(x), .eps = 1e-7f);
-                pair_check(c, y, types[t] == BF16 ? 0x1p-8 : types[t] == F16 ? 0x1p-10 : 2e-7, "%d x %d", (int)r, (int)n);
+                pair_check(c, y,
+                           types[t] == BF16  ? 0x1p-8
+                           : types[t] == F16 ? 0x1p-10
+                                             : 2e-7,
+                           "%d x %d", (int)r, (int)n);
                 case_close(c);
             }
 }

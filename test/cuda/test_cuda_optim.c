@@ -145,7 +145,9 @@ static int64_t many_parts(FlatPart *part, int n, int64_t gap)
     static const int64_t length[] = { 1, 64, 1000, FLAT_CHUNK, 5, FLAT_CHUNK + 1, 2049, 128, 64, 3 };
     int64_t at = 0;
     for (int i = 0; i < n; i++) {
-        part[i] = (FlatPart){ .grad = at + 2 * gap, .value = at + gap, .shard = at, .v = at, .count = length[i % 10], .number = n - 1 - i };
+        part[i] = (FlatPart){
+            .grad = at + 2 * gap, .value = at + gap, .shard = at, .v = at, .count = length[i % 10], .number = n - 1 - i
+        };
         part[i].flags = (i % 7 == 3 ? 0 : FLAT_COUNTS) | (i % 2 ? FLAT_DECAYS : 0) | (i % 3 ? FLAT_HIDDEN : 0);
         at += part[i].count + gap;
     }
@@ -316,7 +318,8 @@ static void adam_case(Adam x)
     FlatPart range = { .grad = x.first, .value = x.first, .shard = x.first, .v = x.first, .count = rows,
                        .flags = FLAT_DECAYS | (x.first ? FLAT_HIDDEN : 0) };
     StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f, .skip = x.skip };
-    Pair w = pair_random(c, F32, 2, n), m = pair_random(c, x.moments, 1, n), v = pair_uniform(c, x.moments, 0, 1, 1, &n);
+    Pair w = pair_random(c, F32, 2, n), m = pair_random(c, x.moments, 1, n),
+         v = pair_uniform(c, x.moments, 0, 1, 1, &n);
     Pair g = pair_random(c, F32, 3, n), copy = pair_random(c, x.copy == NO_COPY ? F32 : (DType)x.copy, 2, n);
     Pair step = pair_step(c, &values), shift = pair_zero(c, I32, 1), parts = pair_parts(c, &range, 1, &chunks);
     Pair all[] = { w, m, v, g, copy };
@@ -365,8 +368,10 @@ TEST(adamw_of_many)
         FlatPart part[MOST];
         StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f };
         int64_t chunks, whole = many_parts(part, n, k == 1 ? 3 : 64);
-        Pair w = pair_random(c, F32, 2, whole), m = pair_random(c, F32, 1, whole), v = pair_uniform(c, F32, 0, 1, 1, &whole);
-        Pair g = pair_random(c, F32, 3, whole), copy = { 0 }, shift = pair_zero(c, I32, n), step = pair_step(c, &values);
+        Pair w = pair_random(c, F32, 2, whole), m = pair_random(c, F32, 1, whole),
+             v = pair_uniform(c, F32, 0, 1, 1, &whole);
+        Pair g = pair_random(c, F32, 3, whole), copy = { 0 }, shift = pair_zero(c, I32, n),
+             step = pair_step(c, &values);
         Pair parts = pair_parts(c, part, n, &chunks);
         if (copies[k] != NO_COPY) copy = pair_random(c, (DType)copies[k], 2, whole);
         BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
@@ -392,7 +397,9 @@ TEST(adamw_splits)
     Pair shift = pair_zero(c, I32, 1);
     for (int i = 0; i < 5; i++) {
         int64_t chunks;
-        FlatPart range = { .grad = cuts[i], .value = cuts[i], .shard = cuts[i], .v = cuts[i], .count = cuts[i + 1] - cuts[i] };
+        FlatPart range = {
+            .grad = cuts[i], .value = cuts[i], .shard = cuts[i], .v = cuts[i], .count = cuts[i + 1] - cuts[i]
+        };
         Pair parts = pair_parts(c, &range, 1, &chunks);
         BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
              .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .parts = AT(parts), .chunks = chunks);
@@ -456,14 +463,15 @@ static void clip_case(QkRows rows, int64_t columns, int64_t first, int64_t n, DT
     int64_t order[4];
     for (int i = 0; i < 4; i++) order[i] = logit_order(logit[i]);
     StepValues values = { .skip = skip };
-    Pair w = pair_random(c, F32, 2, n), copy = { 0 }, logits = pair_values(c, I64, order, 4), step = pair_step(c, &values);
+    Pair w = pair_random(c, F32, 2, n), copy = { 0 }, logits = pair_values(c, I64, order, 4),
+         step = pair_step(c, &values);
     if (copied != F32) copy = pair_random(c, copied, 2, n);
     BOTH(c, qk_clip, .w = AT(w), .copy = AT(copy), .logit_max = AT(logits), .step = AT(step).data, .rows = rows,
          .first = first, .columns = columns, .threshold = 100, .alpha = 0.25f);
     pair_check(c, w, 2e-7, "w: columns %d first %d n %d", (int)columns, (int)first, (int)n);
     if (copied != F32)
-        pair_check(c, copy, copied == BF16 ? 0x1p-8 : 0x1p-11, "copy: columns %d first %d n %d", (int)columns, (int)first,
-                   (int)n);
+        pair_check(c, copy, copied == BF16 ? 0x1p-8 : 0x1p-11, "copy: columns %d first %d n %d", (int)columns,
+                   (int)first, (int)n);
     case_close(c);
 }
 

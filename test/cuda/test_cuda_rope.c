@@ -208,10 +208,12 @@ TEST(heads_refused)
     Pair qkv = pair_random(c, F32, 1, 2, 16), q = pair_output(c, F32, 2, 8), few = pair_output(c, F32, 2, 4),
          k = pair_output(c, F32, 2, 4), v = pair_output(c, F32, 2, 4);
     case_side = CASE_GPU;
-    CHECK(op(case_stream(c), qkv_split, .q = AT(few), .k = AT(k), .v = AT(v), .qkv = AT(qkv), .chunks = 1) == ERR_SHAPE);
+    CHECK(op(case_stream(c), qkv_split, .q = AT(few), .k = AT(k), .v = AT(v), .qkv = AT(qkv), .chunks = 1) ==
+          ERR_SHAPE);
     for (int chunks = 0; chunks <= 3; chunks++) {
         Err want = chunks == 0 || chunks == 3 ? ERR_SHAPE : ERR_OK;
-        CHECK(op(case_stream(c), qkv_split, .q = AT(q), .k = AT(k), .v = AT(v), .qkv = AT(qkv), .chunks = chunks) == want);
+        CHECK(op(case_stream(c), qkv_split, .q = AT(q), .k = AT(k), .v = AT(v), .qkv = AT(qkv), .chunks = chunks) ==
+              want);
     }
     case_close(c);
 }

@@ -15,8 +15,8 @@
  *   - the default stream is refused
  * Products of fp8, as its manual has them (chapter 3.1.4): both operands with k contiguous ("TN"), at most one of E5M2;
  * m, n and k multiples of 16; from compute capability 8.9 on. Factors: one for a matrix, or on 9.0 one for 128 elements
- * of a column or for blocks of 128 x 128, of A or of B but not of both; on 10.x one for 32 elements of a column of each,
- * as exponents of 8 bits, with k a multiple of 32. Each lies as the manual's "Scaling factors layouts" says; what
+ * of a column or for blocks of 128 x 128, of A or of B but not of both; on 10.x one for 32 elements of a column of
+ * each, as exponents of 8 bits, with k a multiple of 32. Each lies as the manual's "Scaling factors layouts" says; what
  * stands in tiles of exponents behind the end of k multiplies zeros. FAST_ACCUM with factors of blocks is refused, and
  * so is GELU; a bias on fp32 results, which is bf16 there, as well.
  * With a mask that lets sums be reduced in place, the heuristic offers such an algorithm first, and its sums
@@ -206,7 +206,8 @@ void chain_as_chip(float *sum, const float *a, const float *x, int64_t M, int64_
                                    static_cast<int>(end - k < AT_ONCE ? end - k : AT_ONCE));
 }
 
-/* sum[i] = op(A)(i, k) x[k], k ascending from `first` to before `end`. a: op(A) as unpacked; halves: of 16 bits each. */
+/* sum[i] = op(A)(i, k) x[k], k ascending from `first` to before `end`. a: op(A) as unpacked; halves: of 16 bits
+ * each. */
 void chain(float *sum, const float *a, const float *x, bool halves, int64_t M, int64_t first, int64_t end)
 {
     for (int64_t i = 0; i < M; i++) sum[i] = 0;
@@ -244,7 +245,8 @@ int64_t factor_bytes(int32_t mode, int64_t across, int64_t k)
 float power_of(const float *scale, int64_t at, int64_t block, int64_t k)
 {
     const int64_t tile = at / BLOCK * tiles_of(k) + block / 4, line = at % BLOCK;
-    const uint8_t e = reinterpret_cast<const uint8_t *>(scale)[tile * TILE + line % 32 * 16 + line / 32 * 4 + block % 4];
+    const uint8_t e =
+        reinterpret_cast<const uint8_t *>(scale)[tile * TILE + line % 32 * 16 + line / 32 * 4 + block % 4];
     return e == 255 ? NAN : ldexpf(1, e - 127);
 }
 
@@ -268,7 +270,8 @@ void chain_fp8(float *sum, const float *a, const float *x, int64_t M, int64_t fi
 }
 
 /* Products of 32 at a time with both their exponents; to the end of the last tile. */
-void chain_exponents(const Product &p, float *sum, const float *a, const float *x, int64_t j, int64_t first, int64_t end)
+void chain_exponents(const Product &p, float *sum, const float *a, const float *x, int64_t j, int64_t first,
+                     int64_t end)
 {
     const Desc &desc = p.desc;
     const int64_t M = p.m(), K = p.k(), last = end == K ? tiles_of(K) * BLOCK : end;
@@ -738,7 +741,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     std::string name = "cublasLtMatmul";
     if (p.desc.target) name += " on " + std::to_string(p.desc.target) + " multiprocessors";
     const double ms = is_slow(x->id) ? 1000 : 0;
-    return emu::submit(stream, name, [p, ms] { compute(p), emu::let_pass(ms); }) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+    return emu::submit(stream, name, [p, ms] { compute(p), emu::let_pass(ms); }) ? CUBLAS_STATUS_EXECUTION_FAILED
+                                                                                 : CUBLAS_STATUS_SUCCESS;
 }
 
 } // extern "C"

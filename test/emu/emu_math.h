@@ -1,7 +1,7 @@
 /*
- * CUDA's arithmetic intrinsics, loads with cache hints and min/max, for emu.h. The functions (expf, __expf, ...) are the
- * host's here, with the edges that CUDA documents; with EMU_ROUND=chip they are off by as much as it allows (rough()).
- * So tests compare with tolerances.
+ * CUDA's arithmetic intrinsics, loads with cache hints and min/max, for emu.h. The functions (expf, __expf, ...) are
+ * the host's here, with the edges that CUDA documents; with EMU_ROUND=chip they are off by as much as it allows
+ * (rough()). So tests compare with tolerances.
  */
 #ifndef MEGATRAIN_EMU_MATH_H
 #define MEGATRAIN_EMU_MATH_H

@@ -88,7 +88,8 @@ static std::map<const void *, int> &dynamic_limits = *new std::map<const void *,
 Fiber *current() { return static_cast<Fiber *>(self); }
 const char *kernel_name() { return host.name.c_str(); }
 
-/* Not by _exit: there ThreadSanitizer would complain of the Unwatched that a failure leaves behind, with its own status. */
+/* Not by _exit: there ThreadSanitizer would complain of the Unwatched that a failure leaves behind, with its own
+ * status. */
 void end_failed()
 {
     syscall(SYS_exit_group, EXIT_FAILURE_FOUND);

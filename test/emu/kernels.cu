@@ -105,7 +105,10 @@ __global__ void votes_kernel(int *out, int n)
     if (threadIdx.x == 0) out[0] = count, out[1] = any, out[2] = all;
 }
 
-void run_votes(int *out, int n, int threads, cudaStream_t stream) { LAUNCH(votes_kernel, 1, threads, 0, stream, out, n); }
+void run_votes(int *out, int n, int threads, cudaStream_t stream)
+{
+    LAUNCH(votes_kernel, 1, threads, 0, stream, out, n);
+}
 
 template <class T> __global__ void mma_kernel(float *d, const T *a, const T *b)
 {
@@ -127,9 +130,11 @@ void run_mma(float *d, const uint16_t *a, const uint16_t *b, int type, cudaStrea
 {
     typedef __nv_bfloat16 bf16;
     if (type == 0)
-        LAUNCH(mma_kernel<bf16>, 1, 32, 0, stream, d, reinterpret_cast<const bf16 *>(a), reinterpret_cast<const bf16 *>(b));
+        LAUNCH(mma_kernel<bf16>, 1, 32, 0, stream, d, reinterpret_cast<const bf16 *>(a),
+               reinterpret_cast<const bf16 *>(b));
     else
-        LAUNCH(mma_kernel<__half>, 1, 32, 0, stream, d, reinterpret_cast<const __half *>(a), reinterpret_cast<const __half *>(b));
+        LAUNCH(mma_kernel<__half>, 1, 32, 0, stream, d, reinterpret_cast<const __half *>(a),
+               reinterpret_cast<const __half *>(b));
 }
 
 __device__ float function_of(Function f, float x)
@@ -145,7 +150,10 @@ __device__ float function_of(Function f, float x)
     }
 }
 
-__global__ void function_kernel(Function f, float *y, const float *x) { y[threadIdx.x] = function_of(f, x[threadIdx.x]); }
+__global__ void function_kernel(Function f, float *y, const float *x)
+{
+    y[threadIdx.x] = function_of(f, x[threadIdx.x]);
+}
 
 void run_function(Function f, float *y, const float *x, int n, cudaStream_t stream)
 {
@@ -169,7 +177,8 @@ __global__ void pipeline_kernel(float *to, const float *from, int valid)
         cp_async_wait<1>();
         __syncthreads();
         const int other = 15 - row; /* what another thread copied */
-        for (int i = 0; i < 4; i++) to[(tile * 16 + other) * 8 + part + i] = buffer[(tile % 2 * 16 + other) * 8 + part + i];
+        for (int i = 0; i < 4; i++)
+            to[(tile * 16 + other) * 8 + part + i] = buffer[(tile % 2 * 16 + other) * 8 + part + i];
         __syncthreads();
     }
 }
@@ -229,7 +238,10 @@ void run_shared(int *out, int blocks, size_t dynamic_bytes, cudaStream_t stream)
     LAUNCH(shared_kernel, blocks, 64, dynamic_bytes, stream, out, static_cast<int>(dynamic_bytes / sizeof(float)));
 }
 
-void allow_shared(int bytes) { cudaFuncSetAttribute(shared_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); }
+void allow_shared(int bytes)
+{
+    cudaFuncSetAttribute(shared_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
 
 __global__ void scale_kernel(float *y, float a, float b, int n)
 {

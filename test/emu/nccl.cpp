@@ -1,22 +1,24 @@
 /*
- * NCCL on the emulator: the calls of cuda/nccl.c and no others (cuda/nccl_api.h), between processes of one host. Each communicator is a file in shared memory: for every rank a piece of data, how far it is, and a lock that
- * the kernel drops when the process dies.
+ * NCCL on the emulator: the calls of cuda/nccl.c and no others (cuda/nccl_api.h), between processes of one host. Each
+ * communicator is a file in shared memory: for every rank a piece of data, how far it is, and a lock that the kernel
+ * drops when the process dies.
  *
  * A collective runs in pieces that fit. A rank publishes its piece when all have read its last one, and computes its
  * result when all have published; floats are added around a ring that begins at another rank with every piece, so that
  * the sums are not those of the tree. As NVLS may, it begins anywhere, in each call of each run, unless
  * NCCL_NVLS_ENABLE=0.
  *
- * Messages between two ranks go piece by piece through a place of their own. A send ends when the other rank has read all
- * of it, so that nothing is buffered: a send blocks its stream until the receive is there. Within a group messages make
- * progress together, those to one rank, and those from one, in order.
+ * Messages between two ranks go piece by piece through a place of their own. A send ends when the other rank has read
+ * all of it, so that nothing is buffered: a send blocks its stream until the receive is there. Within a group messages
+ * make progress together, those to one rank, and those from one, in order.
  *
  * Stricter than the library:
  *   - communicators are non-blocking; creating and finalizing one, and every collective and group of messages, are in
  *     progress until ncclCommGetAsyncError has been asked about it a few times, and a call before that is
  *     ncclInvalidUsage
  *   - a communicator takes device memory with its first call of each kind, and for each member with the first message
- *   - ranks that issue different calls, or messages of different lengths, get ncclInvalidUsage as asynchronous error, not
+ *   - ranks that issue different calls, or messages of different lengths, get ncclInvalidUsage as asynchronous error,
+ *   not
  *     a wrong sum
  *   - messages are sent and received inside a group only, of one communicator and stream, and are not empty
  *   - every address leads to device memory for its whole length
@@ -441,7 +443,9 @@ void say(const ncclConfig_t *config)
 {
     const char *debug = getenv("NCCL_DEBUG");
     if (!debug || strcmp(debug, "INFO")) return;
-    const auto text = [](int ctas) { return ctas == NCCL_CONFIG_UNDEF_INT ? std::string("any") : std::to_string(ctas); };
+    const auto text = [](int ctas) {
+        return ctas == NCCL_CONFIG_UNDEF_INT ? std::string("any") : std::to_string(ctas);
+    };
     const char *name = version() >= NCCL_NAMES ? config->commName : "without a name";
     fprintf(stderr, "emu: communicator %s, CTAs from %s to %s\n", name, text(config->minCTAs).c_str(),
             text(config->maxCTAs).c_str());

@@ -1,6 +1,7 @@
 /*
- * Results as a chip rounds them (EMU_ROUND=chip; README.md, "Rounding"). A model: what NVIDIA documents of the functions,
- * and of a sum of products what measurements of tensor cores have found (on an H100 ours, test/cuda/test_cuda_hopper.cu).
+ * Results as a chip rounds them (EMU_ROUND=chip; README.md, "Rounding"). A model: what NVIDIA documents of the
+ * functions, and of a sum of products what measurements of tensor cores have found (on an H100 ours,
+ * test/cuda/test_cuda_hopper.cu).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,8 @@ static float toward_zero(double x)
     return fabs(static_cast<double>(f)) > fabs(x) ? nextafterf(f, 0.0f) : f;
 }
 
-/* Bits that stay behind the leading one of the largest: on an H100 all sums that we measured; elsewhere the fewest known. */
+/* Bits that stay behind the leading one of the largest: on an H100 all sums that we measured; elsewhere the fewest
+ * known. */
 static int kept_bits() { return gpu().major == 9 ? 25 : 24; }
 
 static float cut_sum(float c, const float *a, int a_step, const float *b, int b_step, int count, int kept)
@@ -60,7 +62,8 @@ static float cut_sum(float c, const float *a, int a_step, const float *b, int b_
     if (top == NO_EXPONENT || !isfinite(plain)) return static_cast<float>(plain);
     const double scale = ldexp(1, kept - top);
     int64_t sum = static_cast<int64_t>(c * scale);
-    for (int i = 0; i < count; i++) sum += static_cast<int64_t>(static_cast<double>(a[i * a_step]) * b[i * b_step] * scale);
+    for (int i = 0; i < count; i++)
+        sum += static_cast<int64_t>(static_cast<double>(a[i * a_step]) * b[i * b_step] * scale);
     return toward_zero(ldexp(static_cast<double>(sum), top - kept));
 }
 
@@ -70,7 +73,8 @@ float chip_sum(float c, const float *a, int a_step, const float *b, int b_step, 
     return cut_sum(c, a, a_step, b, b_step, count, kept);
 }
 
-/* Not measured here: some 14 bits with the leading one, by others' reports of Hopper (DeepSeek-AI 2024, section 3.3.2). */
+/* Not measured here: some 14 bits with the leading one, by others' reports of Hopper (DeepSeek-AI 2024, section
+ * 3.3.2). */
 float chip_sum_fp8(float c, const float *a, int a_step, const float *b, int b_step, int count)
 {
     enum { KEPT = 13 };

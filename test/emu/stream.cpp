@@ -1,10 +1,10 @@
 /*
  * Streams, events and graphs. Work is queued and runs as late as CUDA allows: when something waits for it. So a
  * missing synchronisation shows as old data, every time. EMU_STREAMS=now runs work at once (to debug a kernel
- * under the call that launched it), EMU_STREAMS=queue as late, but in the order of submission to all streams, as if they
- * shared one queue of the hardware: what waits there for another process holds up everything behind it.
- * EMU_STREAMS=random lets streams come on by chance, with each submission: one runs ahead of another that it should wait
- * for, too. A captured stream's work becomes the nodes of a graph, in order of submission.
+ * under the call that launched it), EMU_STREAMS=queue as late, but in the order of submission to all streams, as if
+ * they shared one queue of the hardware: what waits there for another process holds up everything behind it.
+ * EMU_STREAMS=random lets streams come on by chance, with each submission: one runs ahead of another that it should
+ * wait for, too. A captured stream's work becomes the nodes of a graph, in order of submission.
  *
  * EMU_REPORT=FILE: at the end of the process the kernels that ran, "COUNT NAME" a line, sorted by name.
  */

@@ -15,7 +15,15 @@
 namespace emu
 {
 
-enum { GROUP_THREADS = 128, GROUP_WARPS = 4, ROWS = 64, DEPTH = 16, CODE_DEPTH = 32, COLUMNS_MOST = 256, WARP_ROWS = 16 };
+enum {
+    GROUP_THREADS = 128,
+    GROUP_WARPS = 4,
+    ROWS = 64,
+    DEPTH = 16,
+    CODE_DEPTH = 32,
+    COLUMNS_MOST = 256,
+    WARP_ROWS = 16
+};
 enum : uint32_t { UNDER_WAY = 0x7fc0dead }; /* a NaN: what d holds */
 
 /* A matrix of sums that products add to, in the registers of a warpgroup. */

@@ -1,6 +1,7 @@
 /*
  * Runs a target on files: those named, or all of test/fuzz/seeds/NAME, where the program is called fuzz_NAME. Each
- * is a case that passes unless the program ends; one that takes longer than CASE_S ends it. Stands in for libFuzzer's main in builds without it.
+ * is a case that passes unless the program ends; one that takes longer than CASE_S ends it. Stands in for libFuzzer's
+ * main in builds without it.
  */
 #include "fuzz.h"
 

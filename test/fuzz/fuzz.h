@@ -37,7 +37,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 void fuzz_check_error(Err err, Err kind, Err or_kind, bool lines);
 
 /* Bytes on the heap: from `start` on, the most at a time that are above what there was. Until `peak` is asked for, a
- * JSON text's tree may take 2 x its size and FUZZ_JSON_BYTES (json_spare_bytes), so that small inputs reach that limit. */
+ * JSON text's tree may take 2 x its size and FUZZ_JSON_BYTES (json_spare_bytes), so that small inputs reach that
+ * limit. */
 enum {
     FUZZ_JSON_BYTES = 1 << 18,
     FUZZ_WATCHER_BYTES = 1 << 10 /* libFuzzer's watching thread takes some 200 as it starts, sooner or later */

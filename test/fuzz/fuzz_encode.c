@@ -46,14 +46,16 @@ static void open_kind(int kind)
 static void open_characters(int kind)
 {
     char json[1 << 14];
-    int n = sprintf(json, "{\"normalizer\":%s,\"pre_tokenizer\":%s,\"decoder\":{\"type\":\"Fuse\"},\"added_tokens\":["
-                          "{\"id\":300,\"content\":\"<|e|>\"},{\"id\":301,\"content\":\"bb\",\"normalized\":true}],"
-                          "\"model\":{\"byte_fallback\":true,\"merges\":[\"a b\",\"\u2581 a\",\"ab a\"],\"vocab\":{",
-                    kind == FIRST ? "null"
-                                  : "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"\u2581\"},"
-                                    "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}]}",
-                    kind == FIRST ? "{\"type\":\"Metaspace\",\"replacement\":\"\u2581\",\"prepend_scheme\":\"first\"}"
-                                  : "null");
+    int n =
+        sprintf(json,
+                "{\"normalizer\":%s,\"pre_tokenizer\":%s,\"decoder\":{\"type\":\"Fuse\"},\"added_tokens\":["
+                "{\"id\":300,\"content\":\"<|e|>\"},{\"id\":301,\"content\":\"bb\",\"normalized\":true}],"
+                "\"model\":{\"byte_fallback\":true,\"merges\":[\"a b\",\"\u2581 a\",\"ab a\"],\"vocab\":{",
+                kind == FIRST ? "null"
+                              : "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"\u2581\"},"
+                                "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}]}",
+                kind == FIRST ? "{\"type\":\"Metaspace\",\"replacement\":\"\u2581\",\"prepend_scheme\":\"first\"}"
+                              : "null");
     for (int i = 0; i < 256; i++) n += sprintf(json + n, "\"<0x%02X>\":%d,", (unsigned)i, i);
     n += sprintf(json + n, "\"a\":256,\"b\":257,\"\u2581\":258,\"ab\":259,\"\u2581a\":260,\"aba\":261}}}");
     fuzz_write("kind.json", json, (size_t)n);
@@ -83,8 +85,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     TokenList ids = { 0 }, parts = { 0 };
     fuzz_memory_start();
     Err err = encoder_run(e, text, n, false, &ids, &invalid);
-    /* 28 bytes of work a byte of the longest word, and an id, in an array that is being doubled. Three bytes may come of
-     * one by NFC, which needs 12 for it, or as blanks are replaced: that is in three more such arrays */
+    /* 28 bytes of work a byte of the longest word, and an id, in an array that is being doubled. Three bytes may come
+     * of one by NFC, which needs 12 for it, or as blanks are replaced: that is in three more such arrays */
     FUZZ_MEMORY_BOUND(n, kind >= NFC ? 3 * 40 + 3 * 9 : 40, 1 << 12);
     FUZZ_CHECK(!err, "%s", err_message());
     FUZZ_CHECK(invalid == count_invalid(text, n), "%lld bytes are not UTF-8", (long long)invalid);

@@ -1,6 +1,6 @@
 /*
- * hf/config_read.c. Input: a config.json. What is accepted is sections that config_read takes; the class that says them,
- * if one does, is written, and reads back to the same model.
+ * hf/config_read.c. Input: a config.json. What is accepted is sections that config_read takes; the class that says
+ * them, if one does, is written, and reads back to the same model.
  */
 #include "fuzz.h"
 

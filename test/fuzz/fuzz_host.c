@@ -3,8 +3,8 @@
  * connection (lower 3 bits; rank = its lower 2), what (2 bits; 0: bytes as they are; 1: this rank's right greeting for
  * the store; 2: for the watch; 3: the end of the connection) and what is wrong with a greeting (3 bits: another
  * process, another version, another secret); a byte of length; the bytes. The host's answers are a greeting, proven to
- * who has the secret and to nobody else more than a call's, and whole frames; a verdict can be told and left with; memory
- * is bounded by what was sent.
+ * who has the secret and to nobody else more than a call's, and whole frames; a verdict can be told and left with;
+ * memory is bounded by what was sent.
  */
 #include "base/clock.h"
 

@@ -1,4 +1,5 @@
-/* base/json.c: reading takes no more than was counted before; a value read, written by JsonOut, read again is the same. */
+/* base/json.c: reading takes no more than was counted before; a value read, written by JsonOut, read again is the
+ * same. */
 #include "fuzz.h"
 
 #include <math.h>

@@ -1,9 +1,9 @@
 /*
- * boot/meet.c: what answers a rank that looks for rank 0. Input: pieces, each what one connection does before it ends: a
- * byte of flags, two of length, the bytes that it sends. Flags: 1: nobody listens at all; 2: it greets first, as who has
- * the secret does; 4: but for the welcome, in whose place its bytes are; 8: with another secret; 16: it refuses. Taken for
- * rank 0, or for one that refuses, is only who has the secret, and what it sent behind its welcome is still there to be
- * read; then one more connection is made to it.
+ * boot/meet.c: what answers a rank that looks for rank 0. Input: pieces, each what one connection does before it ends:
+ * a byte of flags, two of length, the bytes that it sends. Flags: 1: nobody listens at all; 2: it greets first, as who
+ * has the secret does; 4: but for the welcome, in whose place its bytes are; 8: with another secret; 16: it refuses.
+ * Taken for rank 0, or for one that refuses, is only who has the secret, and what it sent behind its welcome is still
+ * there to be read; then one more connection is made to it.
  */
 #include <sys/socket.h>
 #include <time.h>

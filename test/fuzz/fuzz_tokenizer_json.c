@@ -1,8 +1,9 @@
 /*
  * data/tokenizer_json.c, a tokenizer.json. The first '@' of the input stands for the 256 byte tokens. With what is
  * accepted a text of all bytes is encoded, or refused: steps of a split pattern and bytes that parts add are counted
- * and have a limit, so that no file makes a text slow. With tokens of bytes, where nothing rewrites it, it comes back, but for the
- * blanks beside added tokens that swallow them, and the vocabulary, where no id is left out, is written as after a training and read again to the same tokens and merges.
+ * and have a limit, so that no file makes a text slow. With tokens of bytes, where nothing rewrites it, it comes back,
+ * but for the blanks beside added tokens that swallow them, and the vocabulary, where no id is left out, is written as
+ * after a training and read again to the same tokens and merges.
  */
 #include "alphabet.h"
 
