@@ -113,6 +113,10 @@ parallel.pp=2 parallel.schedule=bfs
 parallel.pp=2 parallel.schedule=zb-v parallel.layout=Ett|tt|tt|ttL
 parallel.pp=2 parallel.schedule=interleaved parallel.layout=Ett|tt|tt|ttL
 W
+# a way out is named once, not again with more than it needs
+expect 2 "take parallel.cp_comm=allgather" "$mt" config check --config small.ini --world 2 model.seq=160 parallel.cp=2 \
+    parallel.cp_comm=ring parallel.seq_blocks=4 run.reproducible=layout parallel.attn_block=64
+check "a way out once" bash -c '! grep -q "cp_comm=allgather parallel.cp_heads=0" err.txt'
 expect 0 "seq1f1b" "$mt" plan --search --device h100 --config small.ini --world 2 run.precision=bf16 parallel.slices=2 \
     parallel.pp=2
 refused 2 "schedule 'zb-v' has 2 chunks a rank, not 1" 'take parallel.vpp=0' parallel.pp=2 parallel.schedule=zb-v \
