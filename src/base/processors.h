@@ -36,8 +36,8 @@ int processors_share(int same, int local);
  * stands for / in tests. */
 double processors_quota(const char *root);
 
-/* The least memory limit of this process's control groups and of all above them, in bytes, and what is left of it. Files
- * in memory, which the kernel may drop, count as left. 0: none has a limit. */
+/* The least memory limit of this process's control groups and of all above them, in bytes, and what is left of it.
+ * Files in memory, which the kernel may drop, count as left. 0: none has a limit. */
 double group_memory_limit(const char *root);
 double group_memory_left(const char *root);
 
