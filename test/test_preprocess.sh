@@ -494,4 +494,11 @@ for f in marked.txt marked.jsonl; do
     "$mt" preprocess --input $f --tokenizer byte --output marked --force >/dev/null 2>err.txt
     check "$f: no byte order mark: $(head -1 err.txt)" cmp -s marked.bin <(printf 'h\0e\0l\0l\0o\0')
 done
+# ---- a line without its text: which members there are, and how such lines are left out
+printf '{"id":1,"content":"a","text":"b"}\n{"id":2,"content":"c"}\n' >members.jsonl
+expect 3 "'members.jsonl': line 2: there is no member 'text'" "$mt" preprocess --input members.jsonl --tokenizer byte --output members
+check "its members: $(tail -1 err.txt)" grep -qF 'hint: the line has the members id, content: --key NAME takes another' err.txt
+printf '{"id":1,"text":null}\n' >null.jsonl
+expect 3 "'null.jsonl': line 1: the member 'text' is null" "$mt" tokenizer train --input null.jsonl --vocab-size 300 --output null.json
+check "the way out: $(tail -1 err.txt)" grep -qF "jq -c 'select(.text | type == \"string\")'" err.txt
 finish

@@ -229,4 +229,11 @@ check "SIGHUP: exit 75 (got $?)" grep -q "stopped by SIGHUP after step" hangup.e
 check "and a checkpoint" [ -n "$(ls hangup/checkpoints)" ]
 # (under nohup it is ignored)
 expect 0 "done: step 40" bash -c 'trap "" HUP; "$0" --config tiny.ini run.dir=nohup train.eval_every=0 2>nohup.err & kill -HUP $!; wait $!; rc=$?; cat nohup.err >&2; exit $rc' "$mt"
+
+# ---- a run whose folder is removed says so, once
+begin_and_stop 5 removed train.eval_every=0
+rm -r removed
+kill -CONT $pid
+wait $pid
+check "a removed folder is said, once" [ "$(grep -c "the folder 'removed' was removed or replaced" removed.err)" -eq 1 ]
 finish

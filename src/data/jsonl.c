@@ -71,8 +71,27 @@ static int key_part(const JsonlScan *s) { return s->on_path - 1; }
 
 static bool is_on_path(const JsonlScan *s) { return s->depth == s->on_path; }
 
+/* What does not fit ends the list. */
+static void note_member(JsonlScan *s, const char *bytes, int64_t size)
+{
+    if (s->depth != 1 || s->members_bytes + size >= JSONL_MEMBERS_BYTES) return;
+    memcpy(s->members + s->members_bytes, bytes, (size_t)size);
+    s->members_bytes += (int)size;
+    s->members[s->members_bytes] = 0;
+}
+
+/* Which member may be meant: a line as it is would be trained on with its brackets and names. */
+static Err hint_members(const JsonlScan *s)
+{
+    if (!s->members_bytes) return ERR_DATA;
+    return err_hint("the line has the members %s: --key NAME takes another; lines without it are left out by "
+                    "`jq -c 'select(.%s | type == \"string\")'`",
+                    s->members, s->key->text);
+}
+
 static void compare_name(JsonlScan *s, const char *bytes, int64_t size)
 {
+    note_member(s, bytes, size);
     const JsonlKey *k = s->key;
     int from = k->start[key_part(s)] + s->name_at, left = k->start[key_part(s) + 1] - from;
     if (s->name_at < 0) return;
@@ -248,7 +267,10 @@ static Err begin_value(JsonlScan *s, int64_t at, int c)
     s->matched = false;
     if (wanted && c != (last ? '"' : '{'))
         return err_set(ERR_DATA, "the member '%s' %s", s->key->text,
-                       last ? "is not a string" : "leads through something that is not an object");
+                       c == 'n' ? "is null"
+                       : last   ? "is not a string"
+                                : "leads through something that is not an object"),
+               hint_members(s);
     s->found |= wanted && last;
     if (c == '"') {
         begin_string(s, wanted ? WANTED : SKIPPED);
@@ -290,6 +312,7 @@ static Err begin_name(JsonlScan *s, int64_t at, int c)
         return scan_error(s, at,
                           s->state == NAME ? "a member was expected after ','" : "a string was expected");
     begin_string(s, is_on_path(s) ? COMPARED : SKIPPED);
+    if (is_on_path(s) && s->members_bytes) note_member(s, ", ", 2);
     s->name_at = 0;
     return ERR_OK;
 }
@@ -331,6 +354,7 @@ void jsonl_begin(JsonlScan *s, const JsonlKey *key)
     s->depth = s->on_path = 0;
     s->state = LINE;
     s->matched = s->found = false;
+    s->members_bytes = 0;
     memset(s->seen, 0, sizeof s->seen);
 }
 
@@ -359,7 +383,7 @@ Err jsonl_end(JsonlScan *s, JsonlText *out)
         return scan_error(s, 0, "a string does not end");
     TRY(jsonl_feed(s, "\n", 1, out)); /* ends a number */
     if (s->state != DONE) return take_mark(s, -1, END);
-    if (!s->found) return err_set(ERR_DATA, "there is no member '%s'", s->key->text);
+    if (!s->found) return err_set(ERR_DATA, "there is no member '%s'", s->key->text), hint_members(s);
     return ERR_OK;
 }
 

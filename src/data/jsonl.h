@@ -11,7 +11,7 @@
 
 #include "base/err.h"
 
-enum { JSONL_DEPTH_MAX = 256, JSONL_KEY_PARTS = 8, JSONL_KEY_BYTES = 256 };
+enum { JSONL_DEPTH_MAX = 256, JSONL_KEY_PARTS = 8, JSONL_KEY_BYTES = 256, JSONL_MEMBERS_BYTES = 160 };
 
 /* Decoded text. It grows as needed and is used again line after line. Start with all zero, free(text) at the end. */
 typedef struct {
@@ -41,6 +41,9 @@ typedef struct {
     uint32_t code, high; /* the digits of a \u escape so far; the half of a pair that waits for the other */
     int name_at;         /* bytes of the key's name that the member's name has matched; -1: another name */
     bool matched, seen[JSONL_KEY_PARTS], found;
+    char members
+        [JSONL_MEMBERS_BYTES]; /* names of the object's own members, as far as there is room: for messages */
+    int members_bytes;
 } JsonlScan;
 
 /*

@@ -143,7 +143,7 @@ static Err chunk_error(const Job *j, const Work *w)
 {
     err_again(&w->why, w->err);
     if (!w->chunk.at_line) return w->err;
-    if (j->cut.tell_lines) err_hint(CUT_TEXT_HINT);
+    if (j->cut.tell_lines && !*err_hint_text()) err_hint(CUT_TEXT_HINT);
     return err_prefix(w->err, "'%s': line %lld", j->o->inputs[w->chunk.input],
                       (long long)(j->done.place.lines + w->chunk.lines + 1));
 }

@@ -114,7 +114,7 @@ static Err count_text(Counter *c, const char *text, int64_t size)
 
 static Err in_line(const Job *j, int64_t input, int64_t line, Err err)
 {
-    if (j->cut.tell_lines) err_hint(CUT_TEXT_HINT);
+    if (j->cut.tell_lines && !*err_hint_text()) err_hint(CUT_TEXT_HINT);
     return err_prefix(err, "'%s': line %lld", j->in->paths[input], (long long)line);
 }
 

@@ -29,6 +29,7 @@ typedef struct {
     Metrics metrics;
     Dump dump;
     int lock_fd;
+    bool folder_gone; /* it was said */
     char *config_text;
     double peak_flops, flop_per_token, started_s;
     double begun_s; /* when the step of the next line of metrics began */

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/fault.h"
+#include "base/file.h"
 #include "base/heap.h"
 #include "base/log.h"
 #include "base/trace.h"
@@ -432,6 +433,21 @@ static Err traced_step(Loop *l, int64_t end, StepReport *report)
     return l->tracing && last ? stop_trace(l) : ERR_OK;
 }
 
+/* Somebody removed the run's folder, or made it anew, while the run writes into it: its log, metrics and lock are gone. */
+static void look_for_folder(Loop *l)
+{
+    char path[PATH_MAX];
+    if (!l->lead || l->folder_gone || l->lock_fd < 0) return;
+    if (snprintf(path, sizeof path, "%s/lock", l->cfg->run.dir) >= PATH_MAX ||
+        file_is_still(l->lock_fd, path))
+        return;
+    log_warn("the folder '%s' was removed or replaced while the run writes into it: its metrics and its log "
+             "are lost "
+             "from here on, and nothing keeps another run out; the next checkpoint makes it anew",
+             l->cfg->run.dir);
+    l->folder_gone = true;
+}
+
 /* Evaluation and checkpoint, where they are due; no step is in flight then. */
 static Err after_step(Loop *l, int64_t end)
 {
@@ -459,6 +475,7 @@ static Err one_step(Loop *l, int64_t end)
     const int64_t step = trainer_next_step(t);
     TRY(begin_times(l, step));
     signals_step(step);
+    if (due(step, l->cfg->log.every)) look_for_folder(l);
     if (l->lead) announce_step(&l->run);
     watch_phase(l->ranks.watch, PHASE_STEP, step);
     fault_point("step");
