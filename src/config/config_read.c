@@ -411,10 +411,12 @@ static void set_before(ConfigReader *r, ConfigId id, const char *value)
         set_value(r, key->section, key->name, value, (ConfigOrigin){ ORIGIN_FILE, 0 });
 }
 
-/* They wrote down 1 and 1f1b for what was left to layout, vpp and slices: given so it would have been refused. */
+/* Programs that had no train.eval_samples wrote down 1 and 1f1b for what was left to layout, vpp and slices; given so it
+ * would have been refused. */
 static void open_pipeline(Config *c)
 {
     const ConfigOrigin *vpp = &c->origin[CFG_parallel_vpp], *schedule = &c->origin[CFG_parallel_schedule];
+    if (c->origin[CFG_train_eval_samples].kind != ORIGIN_DEFAULT) return;
     if (vpp->kind == ORIGIN_FILE && c->parallel.vpp == 1) c->parallel.vpp = 0;
     if (schedule->kind == ORIGIN_FILE && !strcmp(c->parallel.schedule, "1f1b")) c->parallel.schedule = "auto";
 }
