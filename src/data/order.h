@@ -12,10 +12,10 @@
  *   round   left, right = right, left ^ (philox(key, right, r, e low, e high).v[0] mod 2^h)
  *           for r = 0 .. ORDER_ROUNDS - 1
  *
- * Blend of several data sets: weights as 4096ths, one block of 4096 draws that every later block repeats. Where a weight
- * would round to nothing the block is longer: the least power of two in which the smallest weight has a draw. Draw k
- * goes to the data set that has begun its share by then and whose share is due first (the first of equals). So after
- * any number of draws no data set is a whole draw away from its exact share.
+ * Blend of several data sets: weights as 4096ths, one block of 4096 draws that every later block repeats. Where a
+ * weight would round to nothing the block is longer: the least power of two in which the smallest weight has a draw.
+ * Draw k goes to the data set that has begun its share by then and whose share is due first (the first of equals). So
+ * after any number of draws no data set is a whole draw away from its exact share.
  * Source: cycle walking: Black & Rogaway 2002; the blend: Tijdeman 1980 (the chairman assignment
  * problem).
  */
