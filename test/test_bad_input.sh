@@ -451,8 +451,8 @@ expect 0 "every byte" small_files "$mt" inspect good
 # no frame is so large that a stack of 512 KiB ends a run by a signal; a smaller one is refused
 
 small_stack() { (ulimit -c 0 -s "$1" && exec "${@:2}"); }
-expect 0 "done: step 2" small_stack 512 "$mt" --config tiny.ini run.dir=stack train.steps=2
-expect 9 "the stack's limit is '256' KiB" small_stack 256 "$mt" --config tiny.ini run.dir=stack train.steps=2
+expect 0 "checkpoint of step 2" small_stack 512 "$mt" --config tiny.ini run.dir=stack train.stop_at=2
+expect 9 "the stack's limit is '256' KiB" small_stack 256 "$mt" --config tiny.ini run.dir=stack train.stop_at=2
 
 # a message of a failing save that is longer than its record in the metrics is cut between two characters
 umlauts=$(printf '\303\274%.0s' $(seq 120))
