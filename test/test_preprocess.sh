@@ -457,9 +457,9 @@ printf 'PAR1rest' >x
 expect 3 "'-' is no text but Parquet" pre nt - <x
 check "of stdin the line leaves the file to the reader" grep -q "'FILE' 'text' | megatrain preprocess" err.txt
 head -c 300 /dev/zero >x; echo text >>x
-expect 0 "documents" pre nt x --force
+expect 0 "1 document" pre nt x --force
 printf 'PAR one\0two\n' >x # the beginning of a word, and a byte
-expect 0 "documents" pre nt2 x
+expect 0 "1 document" pre nt2 x
 # the lines that errors say, where pyarrow is
 arrow=${PYARROW:-python3}
 if "$arrow" -c 'import pyarrow' 2>/dev/null; then

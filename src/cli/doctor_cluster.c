@@ -186,6 +186,7 @@ static bool connects(Cluster *c, const char *address, int data_port)
                             .size = b->size,
                             .address = address,
                             .secret = b->secret,
+                            .start = store_start(c->ranks.store),
                             .timeout_s = STEP_S,
                             .port = data_port ? data_port + (placed ? b->local_rank : b->rank) : 0,
                             .port_step = placed ? b->local_size : b->size,

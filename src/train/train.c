@@ -433,7 +433,8 @@ static Err traced_step(Loop *l, int64_t end, StepReport *report)
     return l->tracing && last ? stop_trace(l) : ERR_OK;
 }
 
-/* Somebody removed the run's folder, or made it anew, while the run writes into it: its log, metrics and lock are gone. */
+/* Somebody removed the run's folder, or made it anew, while the run writes into it: its log, metrics and lock are
+ * gone. */
 static void look_for_folder(Loop *l)
 {
     char path[PATH_MAX];
