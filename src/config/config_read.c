@@ -411,8 +411,8 @@ static void set_before(ConfigReader *r, ConfigId id, const char *value)
         set_value(r, key->section, key->name, value, (ConfigOrigin){ ORIGIN_FILE, 0 });
 }
 
-/* Programs that had no train.eval_samples wrote down 1 and 1f1b for what was left to layout, vpp and slices; given so it
- * would have been refused. */
+/* Programs that had no train.eval_samples wrote down 1 and 1f1b for what was left to layout, vpp and slices. Given so,
+ * it would have been refused. */
 static void open_pipeline(Config *c)
 {
     const ConfigOrigin *vpp = &c->origin[CFG_parallel_vpp], *schedule = &c->origin[CFG_parallel_schedule];
