@@ -5,7 +5,8 @@ by a Python that has torch, transformers and safetensors (make deps-hf).
 
     hf_keys.py ROOT MEGATRAIN IDS OUT [all] [CLASS...]
 
-ROOT is that of the source; all: of each class all models of hf_cases.py, and not the first alone. A line for each key that differs; the last line counts rows, values and differences.
+ROOT is that of the source; all: of each class all models of hf_cases.py, and not the first alone. A line for
+each key that differs; the last line counts rows, values and differences.
 """
 import copy
 import json
