@@ -704,7 +704,8 @@ static void add_up(Adder *a, int64_t i)
 /* NAME.tmp-NUMBER of a process that was killed goes; not one that is written, that is new, or that is no such name. */
 TEST(files_that_killed_processes_have_left)
 {
-    static const char *const names[] = { "left.tmp-99", "left.tmp-98", "left.tmp-97", "left.tmp-9x", "left.tmp-", "sleft.tmp-99" };
+    static const char *const names[] = { "left.tmp-99", "left.tmp-98", "left.tmp-97",
+                                         "left.tmp-9x", "left.tmp-",   "sleft.tmp-99" };
     const struct timespec old[2] = { { 1000, 0 }, { 1000, 0 } };
     char path[256];
     int held = -1;

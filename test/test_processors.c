@@ -35,7 +35,8 @@ static double quota_of(const char *groups, const char *const *files)
 static void check_memory(const char *groups, const char *const *files, double limit, double left)
 {
     make_groups(groups, files);
-    const double got = group_memory_limit(in_dir("root")) / (1 << 20), rest = group_memory_left(in_dir("root")) / (1 << 20);
+    const double got = group_memory_limit(in_dir("root")) / (1 << 20),
+                 rest = group_memory_left(in_dir("root")) / (1 << 20);
     CHECK_MSG(got == limit && rest == left, "%s: %g MiB, %g left", groups, got, rest);
 }
 
@@ -43,14 +44,23 @@ TEST(memory_limits_of_groups)
 {
     /* version 2: the least of the own group and all above it; files in memory can be dropped */
     check_memory("0::/a/b\n", (const char *const[]){ "a/b/memory.max", "max\n", NULL }, 0, 0);
-    check_memory("0::/a/b\n", (const char *const[]){ "a/b/memory.max", "max\n", "a/memory.max", "157286400\n", "a/memory.current",
-                                                    "104857600\n", "a/memory.stat", "anon 5\ninactive_file 10485760\nactive_file 10485760\n",
-                                                    NULL }, 150, 70);
-    check_memory("0::/a\n", (const char *const[]){ "a/memory.max", "209715200\n", "a/memory.current", "0\n", "memory.max",
-                                                  "104857600\n", "memory.current", "52428800\n", NULL }, 100, 50);
+    check_memory("0::/a/b\n",
+                 (const char *const[]){ "a/b/memory.max", "max\n", "a/memory.max", "157286400\n", "a/memory.current",
+                                        "104857600\n", "a/memory.stat",
+                                        "anon 5\ninactive_file 10485760\nactive_file 10485760\n", NULL },
+                 150, 70);
+    check_memory("0::/a\n",
+                 (const char *const[]){ "a/memory.max", "209715200\n", "a/memory.current", "0\n", "memory.max",
+                                        "104857600\n", "memory.current", "52428800\n", NULL },
+                 100, 50);
     /* version 1; its number for none */
-    const char *older[] = { "memory/job/memory.limit_in_bytes", "9223372036854771712\n", "memory/job/memory.usage_in_bytes",
-                            "1048576\n", "memory/job/memory.stat", "inactive_file 7\ntotal_inactive_file 524288\n", NULL };
+    const char *older[] = { "memory/job/memory.limit_in_bytes",
+                            "9223372036854771712\n",
+                            "memory/job/memory.usage_in_bytes",
+                            "1048576\n",
+                            "memory/job/memory.stat",
+                            "inactive_file 7\ntotal_inactive_file 524288\n",
+                            NULL };
     check_memory("4:memory:/job/step\n3:cpu:/\n", older, 0, 0);
     older[1] = "2097152\n";
     check_memory("4:memory:/job/step\n3:cpu:/\n", older, 2, 1.5);
