@@ -2,13 +2,16 @@
  * Errors, log, arenas, files and their faults, near words. What must die or be killed does so in a child: this
  * program again, with --child. The rest of src/base: test_json.c, test_mathx.c, test_config.c.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -877,6 +880,79 @@ static Err write_long_lines(void)
     return ERR_OK;
 }
 
+/* ---- a file system without locks ---- */
+
+static bool no_locks;
+
+/* The system's, but for locks. */
+int fcntl(int fd, int cmd, ...)
+{
+    va_list list;
+    va_start(list, cmd);
+    void *arg = va_arg(list, void *);
+    va_end(list);
+    if (no_locks && cmd == F_OFD_SETLK) return errno = ENOLCK, -1;
+    return (int)syscall(SYS_fcntl, fd, cmd, arg);
+}
+
+/* A number in place of the first one in the file, or of the second. */
+static void put_number(const char *path, int which, const char *number)
+{
+    char text[600], other[700];
+    snprintf(text, sizeof text, "%s", read_text(path));
+    char *at = which ? strchr(text, ' ') + 1 : text, *end = strchr(at, ' ');
+    snprintf(other, sizeof other, "%.*s%s%s", (int)(at - text), text, number, end);
+    write_text(path, other);
+}
+
+TEST(a_file_stands_for_a_lock_where_there_is_none)
+{
+    int fd, again;
+    char path[PATH_MAX], held[PATH_MAX + 8], pid[32];
+    snprintf(path, sizeof path, "%s", in_temp("nolock"));
+    snprintf(held, sizeof held, "%s.held", path);
+    no_locks = true;
+    OK(file_lock(path, &fd));
+    snprintf(pid, sizeof pid, " %d'", (int)getpid());
+    CHECK(file_exists(held));
+    FAILS(file_lock(path, &again), ERR_STORAGE, pid);
+    CHECK(strstr(err_message(), "another run holds the folder"));
+    file_unlock(fd);
+    CHECK(!file_exists(held));
+
+    /* a process of this host that was killed, whose number another one may have by now */
+    write_text(in_temp("stderr"), "");
+    pid_t child = start_child("hold without locks", path, NULL);
+    for (int i = 0; i < 1000 && strcmp(read_text(in_temp("stderr")), "held\n") != 0; i++) usleep(10000);
+    FAILS(file_lock(path, &again), ERR_STORAGE, "another run holds the folder");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    CHECK(file_exists(held));
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    put_number(held, 0, pid);
+    OK(file_lock(path, &fd));
+    char own[600];
+    snprintf(own, sizeof own, "%s", read_text(held));
+    file_unlock(fd);
+
+    /* of another host nobody knows; nor is what another has taken since removed */
+    snprintf(strrchr(own, '\0'), 2, "x");
+    write_text(held, own);
+    put_number(held, 1, "1");
+    FAILS(file_lock(path, &again), ERR_STORAGE, "another run holds the folder");
+    CHECK(file_exists(held));
+    remove(held);
+    OK(file_lock(path, &fd));
+    write_text(held, own);
+    file_unlock(fd);
+    CHECK(!strcmp(read_text(held), own));
+    remove(held);
+    no_locks = false;
+    OK(file_lock(path, &fd));
+    CHECK(!file_exists(held));
+    file_unlock(fd);
+}
+
 static int child_print(void)
 {
     Err err = fails_above();
@@ -909,8 +985,9 @@ static int child_main(const char *what, const char *arg)
         err = setup_alloc(&s, 1, &p);
     }
     if (strcmp(what, "replace") == 0) err = file_replace(arg, "new text", 8);
-    if (strcmp(what, "lock") == 0 || strcmp(what, "hold") == 0) err = file_lock(arg, &fd);
-    if (strcmp(what, "hold") == 0 && fputs("held\n", stderr) >= 0) sleep(60);
+    no_locks = strcmp(what, "hold without locks") == 0;
+    if (strcmp(what, "lock") == 0 || strncmp(what, "hold", 4) == 0) err = file_lock(arg, &fd);
+    if (strncmp(what, "hold", 4) == 0 && fputs("held\n", stderr) >= 0) sleep(60);
     if (err) err_print(err, true);
     return err_exit_code(err);
 }

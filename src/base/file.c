@@ -25,6 +25,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/held.h"
+
 static Err io_error(const char *verb, const char *path)
 {
     return err_set(ERR_IO, "cannot %s '%s': %m", verb, path);
@@ -694,47 +696,50 @@ bool file_is_still(int fd, const char *path)
 
 /* An open-file-description lock: it goes with the descriptor, also between threads of one process, and the
  * system drops it when the process dies in whatever way. */
+/* By a lock of the system; or, where a file system has none, by a file that stands for it. */
+static Err lock_file(const char *path, int fd)
+{
+    char text[320] = "";
+    if (!lock_whole(fd)) return ERR_OK;
+    if (errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)
+        return held_take(path, fd);
+    if (errno != EAGAIN && errno != EACCES) return io_error("lock", path);
+    int64_t n = read_some(fd, 0, text, sizeof text - 1);
+    while (n > 0 && text[n - 1] == '\n') text[--n] = 0;
+    err_set(ERR_STORAGE, "'%s' is held by another run (host and process: '%s')", path, text);
+    return err_hint("wait for that run to end, or choose another run.dir");
+}
+
+/* The holder's name into the file that it has locked. */
+static Err name_holder(const char *path, int fd)
+{
+    if (!file_is_still(fd, path))
+        return err_set(ERR_STORAGE, "'%s' was removed by another run that ends just now", path),
+               err_hint("start it again");
+    char host[256] = "unknown-host", text[320];
+    gethostname(host, sizeof host - 1);
+    const int n = snprintf(text, sizeof text, "%s %d\n", host, (int)getpid());
+    if (AGAIN_ON_EINTR(ftruncate(fd, 0)) != 0 || !write_all(fd, 0, text, n)) return io_error("write", path);
+    return ERR_OK;
+}
+
 Err file_lock(const char *path, int *fd_out)
 {
     TRY(file_check_link(path));
     int fd = open_file(path, O_RDWR | O_CREAT);
     if (fd < 0) return io_error("open lock file", path);
-    char text[320] = "";
-    if (lock_whole(fd) != 0) {
-        const bool no_locks = errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
-        Err err = errno == EAGAIN || errno == EACCES ? ERR_STORAGE : io_error("lock", path);
-        if (err == ERR_STORAGE) {
-            int64_t n = read_some(fd, 0, text, sizeof text - 1);
-            while (n > 0 && text[n - 1] == '\n') text[--n] = 0;
-            err_set(ERR_STORAGE, "'%s' is held by another run (host and process: '%s')", path, text);
-            err_hint("wait for that run to end, or choose another run.dir");
-        } else if (no_locks)
-            err_hint("this file system takes no locks, by which two runs are kept out of one folder: mount "
-                     "it with "
-                     "them (Lustre: -o flock; NFS: without nolock), or choose a run.dir elsewhere");
-        close(fd);
-        return err;
-    }
-    if (!file_is_still(fd, path)) {
-        close(fd);
-        return err_set(ERR_STORAGE, "'%s' was removed by another run that ends just now", path),
-               err_hint("start it again");
-    }
-    char host[256] = "unknown-host";
-    gethostname(host, sizeof host - 1);
-    int n = snprintf(text, sizeof text, "%s %d\n", host, (int)getpid());
-    if (AGAIN_ON_EINTR(ftruncate(fd, 0)) != 0 || !write_all(fd, 0, text, n)) {
-        Err err = io_error("write", path);
-        close(fd);
-        return err;
-    }
-    *fd_out = fd;
-    return ERR_OK;
+    Err err = lock_file(path, fd);
+    if (!err) err = name_holder(path, fd);
+    if (err) file_unlock(fd);
+    else *fd_out = fd;
+    return err;
 }
 
 void file_unlock(int fd)
 {
-    if (fd >= 0) close(fd);
+    if (fd < 0) return;
+    held_drop(fd);
+    close(fd);
 }
 
 /* ---- checksum ---- */

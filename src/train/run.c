@@ -698,9 +698,13 @@ void run_leave(const char *run_dir)
     DIR *d = opendir(run_dir);
     if (!d) return;
     for (struct dirent *entry; (entry = readdir(d));)
-        others += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && strcmp(entry->d_name, "lock");
+        others += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") &&
+                  strcmp(entry->d_name, "lock") && strcmp(entry->d_name, "lock.held"); /* (base/held.h) */
     closedir(d);
-    if (others || snprintf(lock, sizeof lock, "%s/lock", run_dir) >= (int)sizeof lock) return;
+    if (others || snprintf(lock, sizeof lock, "%s/lock", run_dir) >= (int)(sizeof lock - sizeof ".held"))
+        return;
+    unlink(lock);
+    strcat(lock, ".held");
     unlink(lock);
     rmdir(run_dir);
 }

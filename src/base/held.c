@@ -1,0 +1,182 @@
+/* See held.h. Its few operations on the disk are not among those that base/file.c makes fail. */
+#include "base/held.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+
+enum { TEXT_BYTES = 512, MOST = 16 };
+
+/* ---- who holds it ---- */
+
+/* Ticks from the host's start to the process'; 0: there is no such process. A number is given again, this is not. */
+static unsigned long long begun(int pid)
+{
+    char path[64], text[1024] = "";
+    unsigned long long ticks = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "re");
+    if (!f) return 0;
+    const char *end =
+        fgets(text, sizeof text, f) ? strrchr(text, ')') : NULL; /* (names of programs may hold blanks) */
+    fclose(f);
+    for (int field = 2; end && field < 22; field++) end = strchr(end + 1, ' ');
+    if (end) sscanf(end, "%llu", &ticks);
+    return ticks;
+}
+
+/* Processes that see each other by number: of one host, one start of it and one name space. */
+static void place_of(char *out, size_t size)
+{
+    char host[256] = "unknown-host", space[64] = "", boot[64] = "";
+    gethostname(host, sizeof host - 1);
+    if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) *space = 0;
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f && !fgets(boot, sizeof boot, f)) *boot = 0;
+    if (f) fclose(f);
+    boot[strcspn(boot, "\n")] = 0;
+    snprintf(out, size, "%s %s %s", host, space, boot);
+}
+
+static void own_text(char *out, size_t size)
+{
+    char place[400];
+    place_of(place, sizeof place);
+    snprintf(out, size, "%d %llu %s", (int)getpid(), begun(getpid()), place);
+}
+
+/* Was it written here, by a process that has ended? */
+static bool is_over(const char *text)
+{
+    char place[400];
+    int pid, at = 0;
+    unsigned long long then;
+    if (sscanf(text, "%d %llu %n", &pid, &then, &at) != 2 || !at || !then || pid < 1) return false;
+    place_of(place, sizeof place);
+    return !strcmp(text + at, place) && begun(pid) != then;
+}
+
+/* ---- the file ---- */
+
+static Err io_error(const char *what, const char *path)
+{
+    return err_set(ERR_IO, "cannot %s '%s': %s", what, path, strerror(errno));
+}
+
+/* Its text, "" if there is none. */
+static void read_text(const char *path, char *out)
+{
+    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? 0 : read(fd, out, TEXT_BYTES - 1);
+    out[n > 0 ? n : 0] = 0;
+    if (fd >= 0) close(fd);
+}
+
+/* The whole text is there when the file has its name, which a link never takes from another. */
+static Err make(const char *path, bool *made)
+{
+    char text[TEXT_BYTES], temp[PATH_MAX];
+    if (snprintf(temp, sizeof temp, "%s-%d", path, (int)getpid()) >= (int)sizeof temp)
+        return err_set(ERR_IO, "path is too long: '%s'", path);
+    own_text(text, sizeof text);
+    TRY(file_replace(temp, text, (int64_t)strlen(text)));
+    *made = link(temp, path) == 0;
+    const int why = errno;
+    unlink(temp);
+    errno = why;
+    return *made || errno == EEXIST ? ERR_OK : io_error("link", path);
+}
+
+/* Removes what a process has left that ended. Of two that do so at once one takes away what the other has just made: by
+ * what it then holds it sees that, and puts it back. */
+static Err clear(const char *path, const char *left)
+{
+    char aside[PATH_MAX], text[TEXT_BYTES];
+    if (snprintf(aside, sizeof aside, "%s-left-%d", path, (int)getpid()) >= (int)sizeof aside)
+        return err_set(ERR_IO, "path is too long: '%s'", path);
+    if (rename(path, aside) != 0) return errno == ENOENT ? ERR_OK : io_error("rename", path);
+    read_text(aside, text);
+    const bool other = strcmp(text, left) != 0 && link(aside, path) != 0 && errno != EEXIST;
+    if (other) return io_error("link", path);
+    unlink(aside);
+    return ERR_OK;
+}
+
+static Err held_by_another(const char *path, const char *text)
+{
+    char host[256] = "unknown-host";
+    int pid = 0;
+    sscanf(text, "%d %*u %255s", &pid, host);
+    err_set(ERR_STORAGE, "'%s' says that another run holds the folder (host and process: '%s %d')", path,
+            host, pid);
+    return err_hint(
+        "wait for that run to end, or choose another run.dir; this file system takes no locks, so if that "
+        "process is gone: rm '%s'",
+        path);
+}
+
+/* ---- what this process holds ---- */
+
+static struct {
+    int fd;
+    char *path;
+} held[MOST];
+static pthread_mutex_t held_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static Err remember(int fd, const char *path)
+{
+    Err err = err_set(ERR_IO, "more than %d locks at a time", MOST);
+    pthread_mutex_lock(&held_lock);
+    for (int i = 0; i < MOST && err; i++) {
+        if (held[i].path) continue;
+        held[i].fd = fd;
+        held[i].path = strdup(path);
+        err = held[i].path ? ERR_OK : err_set(ERR_MEMORY, "no memory for a path");
+        break;
+    }
+    pthread_mutex_unlock(&held_lock);
+    return err;
+}
+
+Err held_take(const char *path, int fd)
+{
+    char name[PATH_MAX], text[TEXT_BYTES];
+    if (snprintf(name, sizeof name, "%s.held", path) >= (int)sizeof name)
+        return err_set(ERR_IO, "path is too long: '%s'", path);
+    for (int turn = 0; turn < 2; turn++) {
+        bool made;
+        TRY(make(name, &made));
+        if (made) {
+            const Err err = remember(fd, name);
+            if (err) unlink(name);
+            return err;
+        }
+        read_text(name, text);
+        if (turn || !is_over(text)) break;
+        TRY(clear(name, text));
+    }
+    return held_by_another(name, text);
+}
+
+void held_drop(int fd)
+{
+    char own[TEXT_BYTES], text[TEXT_BYTES];
+    pthread_mutex_lock(&held_lock);
+    for (int i = 0; i < MOST; i++) {
+        if (!held[i].path || held[i].fd != fd) continue;
+        own_text(own, sizeof own);
+        read_text(held[i].path, text);
+        if (!strcmp(own, text)) unlink(held[i].path);
+        free(held[i].path);
+        held[i].path = NULL;
+    }
+    pthread_mutex_unlock(&held_lock);
+}
