@@ -126,7 +126,7 @@ for at in 0 9 17 18 26 34 38 46 -1; do
     refuse 3 "t.idx" data.train=t
 done
 refuse 3 "too few for one sample" data.valid= model.seq=1000000
-refuse 3 "leaves no document" data.valid= data.split=99,1
+refuse 3 "leaves none of its 1 documents for valid" data.valid= data.split=99,1
 "$mt" tokenizer train --input big.txt --vocab-size 400 --output bpe.json >/dev/null 2>&1
 "$mt" preprocess --input big.txt --tokenizer bpe.json --output c >/dev/null 2>&1
 rm c.crc # which would say so at once
@@ -183,7 +183,9 @@ prepare() {
 }
 prepare 3 "empty.txt" --input empty.txt
 { printf '\xef\xbb\xbf'; cat good.jsonl; } >bom.jsonl
-prepare 3 "column 1: a line must hold one JSON object: save the file without a byte" --format jsonl --input bom.jsonl
+expect 0 "1 document, 4 tokens" "$mt" preprocess --tokenizer byte --output bom --append-eod --format jsonl --input bom.jsonl
+cat good.jsonl bom.jsonl >mid.jsonl # the mark inside, which a file joined from two has
+prepare 3 "column 1: a line must hold one JSON object: save the file without a byte" --format jsonl --input mid.jsonl
 prepare 3 "nowhere.txt" --input nowhere.txt
 prepare 3 "folder" --input folder
 prepare 3 "bad.jsonl" --input bad.jsonl --format jsonl
