@@ -100,12 +100,11 @@ static Err read_earlier(Metrics *m)
 
 static void look_at(MetricsLeft *left, const char *line, int64_t size_bytes)
 {
-    static const char saved[] = "\"saved\":true", failed[] = "\"saved\":false";
+    static const char saved[] = "\"saved\":true";
     Record r;
     record_read(line, size_bytes, &r);
     if (r.kind == RECORD_STEP && r.step.step > left->last_step) left->last_step = r.step.step;
     left->saved |= memmem(line, (size_t)size_bytes, saved, sizeof saved - 1) != NULL;
-    left->failed |= memmem(line, (size_t)size_bytes, failed, sizeof failed - 1) != NULL;
 }
 
 Err metrics_left(const char *run_dir, MetricsLeft *left)

@@ -61,7 +61,6 @@ typedef struct {
 typedef struct {
     int64_t last_step; /* 0: of no step */
     bool saved;        /* a checkpoint was written */
-    bool failed;       /* a checkpoint could not be written */
 } MetricsLeft;
 Err metrics_left(const char *run_dir, MetricsLeft *left);
 

@@ -48,12 +48,29 @@ Err kept_start(const char *run_dir, const char *config_text, int64_t step, const
     else if (!log_to_file(path)) log_warn("no log file: cannot open '%s': %m", path);
     TRY(path_of(folder, run_dir, "starts"));
     TRY(file_make_dirs(folder));
+    TRY(path_of(path, folder, "saved"));
+    if (!step) TRY(file_remove_tree(path)); /* what begins anew has no checkpoint yet */
     for (int number = 1; number < STARTS_MAX; number++) {
         snprintf(name, sizeof name, "%d.ini", number);
         TRY(path_of(path, folder, name));
         if (!file_exists(path)) return write_start(path, number, config_text, step, job);
     }
     return err_set(ERR_IO, "too many starts in '%s'", folder);
+}
+
+Err kept_saved(const char *run_dir, int64_t step)
+{
+    char path[PATH_MAX], text[64];
+    TRY(path_of(path, run_dir, "starts/saved"));
+    if (file_exists(path)) return ERR_OK;
+    const int n = snprintf(text, sizeof text, "first checkpoint: step %lld\n", (long long)step);
+    return file_replace(path, text, n);
+}
+
+bool kept_was_saved(const char *run_dir)
+{
+    char path[PATH_MAX];
+    return !path_of(path, run_dir, "starts/saved") && file_exists(path);
 }
 
 /* ---- the tokenizer ---- */

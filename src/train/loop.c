@@ -50,21 +50,17 @@ static Err write_config(Loop *l)
 }
 
 /* A run that begins anew cuts the metrics of the one before. Where that one had a checkpoint, its disk may not be
- * there, or somebody removed too much: nothing is cut then. What was killed before its first checkpoint just begins
- * again. */
+ * there, or somebody removed too much: nothing is cut then. What was killed before its first checkpoint, or while
+ * it wrote that one, just begins again. */
 static Err check_earlier(const Loop *l)
 {
     const char *dir = l->cfg->run.dir;
-    const int64_t stop = l->cfg->train.stop_at, steps = l->cfg->derived.steps;
     char folder[PATH_MAX];
     MetricsLeft left;
     if (!l->lead || l->run.trainer.progress.step || strcmp(l->cfg->checkpoint.resume, "auto")) return ERR_OK;
     TRY(metrics_left(dir, &left));
-    const bool ended =
-        left.last_step >= (stop && stop < steps ? stop : steps) && !left.failed; /* its end was saved */
-    const bool emptied = snprintf(folder, sizeof folder, "%s/checkpoints", dir) < PATH_MAX &&
-                         file_is_dir(folder) && !left.failed;
-    if (!left.last_step || !(left.saved || ended || emptied)) return ERR_OK;
+    if (!left.last_step || !(left.saved || kept_was_saved(dir))) return ERR_OK;
+    snprintf(folder, sizeof folder, "%.*s/checkpoints", PATH_MAX - 16, dir);
     return err_set(ERR_CKPT, "'%s/metrics.jsonl' goes up to step %lld, but '%s/checkpoints' %s", dir,
                    (long long)left.last_step, dir, file_is_dir(folder) ? "is empty" : "is not there"),
            err_hint(

@@ -660,8 +660,8 @@ static bool is_one_of(const char *const *names, const char *name, size_t n)
 /* The name of a file that file_replace was writing, or metrics.c, of those that lie in a run folder. */
 static bool is_leftover(const char *name)
 {
-    static const char *const files[] = { "config.ini", "gemm-algorithms.txt", "loss.svg", "metrics.jsonl",
-                                         NULL };
+    static const char *const files[] = { "config.ini",    "gemm-algorithms.txt",      "loss.svg",
+                                         "metrics.jsonl", "saved" /* starts/saved */, NULL };
     static const char mark[] = ".shared-"; /* of ranks.c */
     const char *end = strstr(name, ".tmp-");
     if (!strncmp(name, mark, sizeof mark - 1)) return true;

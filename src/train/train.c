@@ -17,6 +17,7 @@
 #include "base/units.h"
 #include "base/words.h"
 #include "train/announce.h"
+#include "train/kept.h"
 #include "train/loop.h"
 #include "train/signals.h"
 
@@ -262,6 +263,7 @@ static Err collect_save(Loop *l, bool wait, bool must)
     if (!ckpt_collect(&l->ckpt, wait, &o)) return ERR_OK;
     l->stall_s += clock_s() - begin;
     if (!o.err) l->saved_step = o.step;
+    if (!o.err && l->lead && kept_saved(l->cfg->run.dir, o.step)) log_warn("%s", err_message());
     l->saved = (MetricsSave){ .step = o.step, .stall_ms = 1e3 * l->stall_s, .save_ms = 1e3 * o.seconds };
     if (o.err) text_cut(l->saved.failure, sizeof l->saved.failure, o.why.message);
     if (o.err && (must || o.err != ERR_STORAGE)) return err_again(&o.why, o.err);
