@@ -201,12 +201,12 @@ apart() { # KEYS...: two ranks, each in a folder of its own
         train.steps=2 optim.warmup=1 train.micro_batch=1 train.global_batch=2 $*"
 }
 tr a-m n-z <text.txt >other.txt
-"$mt" preprocess --input other.txt --tokenizer byte --output c --append-eod >/dev/null 2>&1
+"$mt" preprocess --input other.txt --tokenizer byte --output other --append-eod >/dev/null 2>&1
 differ="rank 1 and rank 0 differ: '"
-for f in bin idx crc; do cp c.$f host1/b.$f; done # another number of samples
+for f in bin idx crc; do cp other.$f host1/b.$f; done # another number of samples
 expect 3 "the ranks do not read the same data: ${differ}data.valid: b: " apart
 cp b.* host1
-head -c 100 c.bin | dd of=host1/a.bin conv=notrunc status=none # other tokens, which index and .crc do not tell
+head -c 100 other.bin | dd of=host1/a.bin conv=notrunc status=none # other tokens, which index and .crc do not tell
 expect 3 "the ranks do not read the same data: ${differ}data.train: a: " apart parallel.pp=2
 cp a.* host1
 for i in 0 1; do run host$i/w train.steps=1 optim.warmup=0 train.eval_every=0 model.dropout=0 run.seed=$i; done
