@@ -500,5 +500,34 @@ expect 3 "'members.jsonl': line 2: there is no member 'text'" "$mt" preprocess -
 check "its members: $(tail -1 err.txt)" grep -qF 'hint: the line has the members id, content: --key NAME takes another' err.txt
 printf '{"id":1,"text":null}\n' >null.jsonl
 expect 3 "'null.jsonl': line 1: the member 'text' is null" "$mt" tokenizer train --input null.jsonl --vocab-size 300 --output null.json
+check "the way out: $(tail -1 err.txt)" grep -qF -- "--skip-missing passes over lines where it is missing or null" err.txt
+expect 3 "the member 'text' is not a string" "$mt" preprocess --input number.jsonl --skip-missing --tokenizer byte --output number \
+    < <(echo '{"id":1,"text":5}' >number.jsonl)
 check "the way out: $(tail -1 err.txt)" grep -qF "jq -c 'select(.text | type == \"string\")'" err.txt
+
+# ---- --skip-missing: such lines are no documents, in pieces as whole, and counted, also by a job that goes on
+$py -c '
+lines = ["{\"text\":\"line %d\"}" % i for i in range(90000)]
+gaps = ["{\"id\":1}", "{\"text\":null,\"id\":2}", "{}", "{\"id\":\"%s\"}" % ("x" * 1500000), "{\"id\":{\"text\":\"no\"}}"]
+open("full.jsonl", "w").write("\n".join(lines) + "\n")
+for i, gap in enumerate(gaps * 2): lines.insert(9973 * i % 90000, gap)
+open("gaps.jsonl", "w").write("\n".join(lines) + "\n")'
+run full --append-eod --input full.jsonl
+expect 0 "10 lines were passed over: the member 'text' is missing or null" \
+    "$mt" preprocess --tokenizer byte --append-eod --input gaps.jsonl --skip-missing --output gaps
+check "the lines with text give the same bytes" same gaps full
+rm gaps.bin gaps.idx
+gaps=(--tokenizer byte --append-eod --input gaps.jsonl --output gaps --save-every 1e-9 --force)
+{ MEGATRAIN_FILE_FAULT=kill@30 "$mt" preprocess "${gaps[@]}" --skip-missing >/dev/null 2>&1; } 2>/dev/null
+check "killed on the way, it has passed over some: $(grep -o '"missing_lines":[0-9]*' gaps.part/job.json | head -1)" \
+    grep -qE '"done".*"missing_lines":[1-9].*"file_start"' gaps.part/job.json
+expect 2 "other options: 'text or jsonl, key text, skip missing, append eod'" "$mt" preprocess "${gaps[@]}"
+expect 0 "10 lines were passed over" "$mt" preprocess "${gaps[@]}" --skip-missing
+check "and goes on to the same bytes" same gaps full
+for f in full gaps; do "$mt" tokenizer train --skip-missing --input $f.jsonl --vocab-size 270 --output $f.json >/dev/null 2>$f.err; done
+check "a tokenizer of them: $(cat gaps.err)" grep -q "^10 lines were passed over: the member 'text' is" gaps.err
+check "is that of the lines with text" cmp -s full.json gaps.json
+expect 3 "the input holds no text" "$mt" preprocess --tokenizer byte --input members.jsonl --key body --skip-missing --output none
+check "as all were passed over: $(tail -1 err.txt)" grep -q "^hint: 2 lines were passed over, as the member 'body' is missing" err.txt
+expect 2 "--skip-missing belongs to --format jsonl" "$mt" preprocess --tokenizer byte --input a.txt --format text --skip-missing --output none
 finish

@@ -17,7 +17,7 @@
 
 static const char *tokenizer, *output, *format = "auto", *key;
 static Words inputs;
-static bool append_eod, split_blank_lines, decode, force;
+static bool append_eod, split_blank_lines, skip_missing, decode, force;
 static int64_t threads, vocab_size;
 static double save_every = 10;
 
@@ -47,6 +47,11 @@ static double save_every = 10;
                                           " in a (text)"                            \
     }
 
+#define SKIP_MISSING                                                                                       \
+    {                                                                                                      \
+        "skip-missing", OPTION_FLAG, &skip_missing, .help = "jsonl: pass over lines whose text is missing" \
+    }
+
 #define FORMAT                                                                            \
     {                                                                                     \
         "format", OPTION_TEXT, &format, .value = "auto|text|jsonl",                       \
@@ -61,6 +66,8 @@ static Err read_format(InputFormat *out)
     while (i < 3 && strcmp(format, names[i]) != 0) i++;
     if (i == 3) return err_set(ERR_CONFIG, "--format must be auto, text or jsonl, not '%s'", format);
     if (key && i == INPUT_TEXT) return err_set(ERR_CONFIG, "--key belongs to --format jsonl");
+    if (skip_missing && i == INPUT_TEXT)
+        return err_set(ERR_CONFIG, "--skip-missing belongs to --format jsonl");
     for (int k = 0; k < inputs.count; k++) streams += input_is_stdin(inputs.items[k]);
     if (streams > 1) return err_set(ERR_CONFIG, "--input has '-' %d times: stdin can be read once", streams);
     *out = key ? INPUT_JSONL : (InputFormat)i;
@@ -169,6 +176,7 @@ static const Option preprocess_options[] = {
       .help = "writes PREFIX.bin and PREFIX.idx" },
     FORMAT,
     KEY,
+    SKIP_MISSING,
     { "force", OPTION_FLAG, &force, .help = "replace files that are there; take what is no text" },
     { "append-eod", OPTION_FLAG, &append_eod, .help = "end each document with the end-of-document token" },
     { "split-blank-lines", OPTION_FLAG, &split_blank_lines, .help = "text: each paragraph is a document" },
@@ -195,6 +203,7 @@ static Err preprocess_files(const InputFiles *files, InputFormat form, Preproces
                             .output = output,
                             .format = form,
                             .key = key,
+                            .skip_missing = skip_missing,
                             .append_eod = append_eod,
                             .any_bytes = force,
                             .split_blank_lines = split_blank_lines,
@@ -232,6 +241,9 @@ static Err preprocess(Words rest)
     if (r.empty_documents > 0)
         log_info("%lld of these documents %s empty: in the index, without tokens",
                  (long long)r.empty_documents, r.empty_documents == 1 ? "is" : "are");
+    if (r.missing_lines > 0)
+        log_info("%lld line%s passed over: the member '%s' is missing or null", (long long)r.missing_lines,
+                 r.missing_lines == 1 ? " was" : "s were", key ? key : "text");
     return ERR_OK;
 }
 
@@ -255,6 +267,7 @@ static const Option train_options[] = {
     { "output", OPTION_TEXT, &output, .required = true, .value = "FILE.json", .help = "a tokenizer.json" },
     FORMAT,
     KEY,
+    SKIP_MISSING,
     { "force", OPTION_FLAG, &force, .help = "replace a file that is there; take what is no text" },
     THREADS,
 };
@@ -278,6 +291,7 @@ static Err tokenizer_train_command(Words rest)
                    "want the old one");
     TRY(check_folder(output, &made));
     TRY(input_files_open(inputs.items, inputs.count, &files));
+    o.skip_missing = skip_missing;
     o.inputs = files.paths;
     o.input_count = files.count;
     const Err err = tokenizer_train(&o, &vocab);

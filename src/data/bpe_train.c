@@ -65,11 +65,15 @@ typedef struct {
 
 static Err count_words(Trainer *t, const TokenizerTrainOptions *o)
 {
-    TRY(word_counts_of(&(WordInputs){ o->inputs, o->input_count, o->format, o->key, o->threads,
-                                      o->any_bytes },
+    TRY(word_counts_of(&(WordInputs){ o->inputs, o->input_count, o->format, o->key, o->threads, o->any_bytes,
+                                      o->skip_missing },
                        &t->counts));
     if (t->counts.word_count == 0)
         return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
+    if (t->counts.missing_lines)
+        log_info("%lld line%s passed over: the member '%s' is missing or null",
+                 (long long)t->counts.missing_lines, t->counts.missing_lines == 1 ? " was" : "s were",
+                 o->key ? o->key : "text");
     if (t->counts.invalid_bytes)
         log_warn("%lld bytes of invalid UTF-8 in the input were not counted",
                  (long long)t->counts.invalid_bytes);

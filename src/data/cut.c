@@ -199,7 +199,8 @@ static Err end_long(Cutter *c, Chunk *out, bool file_ended)
         out->at_line = true;
         TRY(jsonl_end(&c->scan, &c->text));
         out->at_line = false;
-        TRY(take_text(c, out, c->text.size, false));
+        out->missing = jsonl_is_missing(&c->scan);
+        if (!out->missing) TRY(take_text(c, out, c->text.size, false));
     }
     out->lines = 1;
     return finish(c, out, file_ended);
@@ -314,7 +315,7 @@ Err cutter_next(Cutter *c, Chunk *out, bool *more)
 {
     *more = c->at.input < c->o.input_count;
     if (!*more) return ERR_OK;
-    out->size = out->lines = 0;
+    out->size = out->lines = out->missing = 0;
     out->open = out->at_line = false;
     out->input = c->at.input;
     if (!c->input) TRY(open_next(c));

@@ -39,6 +39,7 @@ typedef struct {
     InputPlace next;        /* where what follows it begins */
     int64_t consumed_bytes; /* how many bytes of all files were read up to its end */
     int64_t lines;          /* how many lines end in it; in CHUNK_LINES the caller counts them */
+    int64_t missing;        /* how many of these have no text (JsonlKey.skip_missing); counted as they are */
     bool at_line;           /* a failure concerns the line behind those */
 } Chunk;
 

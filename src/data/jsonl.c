@@ -81,9 +81,13 @@ static void note_member(JsonlScan *s, const char *bytes, int64_t size)
 }
 
 /* Which member may be meant: a line as it is would be trained on with its brackets and names. */
-static Err hint_members(const JsonlScan *s)
+static Err hint_members(const JsonlScan *s, bool missing)
 {
     if (!s->members_bytes) return ERR_DATA;
+    if (missing)
+        return err_hint("the line has the members %s: --key NAME takes another; --skip-missing passes over "
+                        "lines where it is missing or null",
+                        s->members);
     return err_hint("the line has the members %s: --key NAME takes another; lines without it are left out by "
                     "`jq -c 'select(.%s | type == \"string\")'`",
                     s->members, s->key->text);
@@ -265,12 +269,13 @@ static Err begin_value(JsonlScan *s, int64_t at, int c)
 {
     bool wanted = s->matched, last = s->on_path == s->key->parts;
     s->matched = false;
+    if (c == 'n' && s->key->skip_missing) wanted = false; /* null is no text */
     if (wanted && c != (last ? '"' : '{'))
         return err_set(ERR_DATA, "the member '%s' %s", s->key->text,
                        c == 'n' ? "is null"
                        : last   ? "is not a string"
                                 : "leads through something that is not an object"),
-               hint_members(s);
+               hint_members(s, c == 'n');
     s->found |= wanted && last;
     if (c == '"') {
         begin_string(s, wanted ? WANTED : SKIPPED);
@@ -383,9 +388,12 @@ Err jsonl_end(JsonlScan *s, JsonlText *out)
         return scan_error(s, 0, "a string does not end");
     TRY(jsonl_feed(s, "\n", 1, out)); /* ends a number */
     if (s->state != DONE) return take_mark(s, -1, END);
-    if (!s->found) return err_set(ERR_DATA, "there is no member '%s'", s->key->text), hint_members(s);
+    if (!s->found && !s->key->skip_missing)
+        return err_set(ERR_DATA, "there is no member '%s'", s->key->text), hint_members(s, true);
     return ERR_OK;
 }
+
+bool jsonl_is_missing(const JsonlScan *s) { return !s->found; }
 
 bool jsonl_blank(const JsonlScan *s) { return s->state == LINE; }
 

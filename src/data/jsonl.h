@@ -25,6 +25,7 @@ typedef struct {
     char names[JSONL_KEY_BYTES];
     int start[JSONL_KEY_PARTS + 1]; /* where each name begins in `names`, and where the last one ends */
     int parts;
+    bool skip_missing; /* a line without the text, or with null in its place, is no error: jsonl_is_missing */
 } JsonlKey;
 
 /* ERR_CONFIG if the key is empty, too long or too deep, or one of its names is empty. */
@@ -49,12 +50,15 @@ typedef struct {
 /*
  * The line in pieces: begin, feed any number of times, end. Each piece's part of the wanted text is added to `out`
  * (whose size the caller sets to 0 when it begins). \u escapes become UTF-8; half of a surrogate pair becomes U+FFFD.
- * ERR_DATA naming the column: not JSON, nested deeper than JSONL_DEPTH_MAX, no such member, member twice or not a
- * string.
+ * ERR_DATA naming the column: not JSON, nested deeper than JSONL_DEPTH_MAX, no such member (but see
+ * JsonlKey.skip_missing), member twice or not a string.
  */
 void jsonl_begin(JsonlScan *s, const JsonlKey *key);
 Err jsonl_feed(JsonlScan *s, const char *bytes, int64_t size, JsonlText *out);
 Err jsonl_end(JsonlScan *s, JsonlText *out);
+
+/* After the end: has the line no text, which its key allows? */
+bool jsonl_is_missing(const JsonlScan *s);
 
 /* Was there nothing but blanks so far? */
 bool jsonl_blank(const JsonlScan *s);

@@ -42,7 +42,7 @@ typedef struct {
 
 typedef struct {
     const PreprocessOptions *o;
-    char options[JSONL_KEY_BYTES + 64];
+    char options[JSONL_KEY_BYTES + 96];
     CutOptions cut;
     Tokenizer *tokenizer;
     InputStat *stats;
@@ -124,7 +124,8 @@ static Err encode_lines(const Job *j, Work *w, Tools *t)
             TRY(jsonl_feed(&t->scan, line, stop - line, &t->text));
             TRY(jsonl_end(&t->scan, &t->text));
             c->at_line = false;
-            TRY(encode_part(j, w, t, t->text.text, t->text.size, false, true));
+            if (jsonl_is_missing(&t->scan)) c->missing++;
+            else TRY(encode_part(j, w, t, t->text.text, t->text.size, false, true));
         }
         c->lines++;
     }
@@ -165,6 +166,7 @@ static void count_chunk(Job *j, const Work *w)
     j->done.place = w->chunk.next;
     j->done.place.lines = lines;
     j->done.empty_documents += w->empty;
+    j->done.missing_lines += w->chunk.missing;
     j->done.invalid_bytes += w->invalid_bytes;
     if (!next_file) return;
     j->file_start = j->done;
@@ -313,8 +315,9 @@ static Err open_options(Job *j)
     static const char *const forms[] = { "text", "jsonl, key ", "text or jsonl, key " };
     bool lines = o->format == INPUT_JSONL;
     TRY(jsonl_key(o->key ? o->key : "text", &j->cut.key));
-    snprintf(j->options, sizeof j->options, "%s%s%s%s", forms[o->format],
-             o->format == INPUT_TEXT ? "" : j->cut.key.text,
+    j->cut.key.skip_missing = o->skip_missing;
+    snprintf(j->options, sizeof j->options, "%s%s%s%s%s", forms[o->format],
+             o->format == INPUT_TEXT ? "" : j->cut.key.text, o->skip_missing ? ", skip missing" : "",
              o->split_blank_lines ? ", split at blank lines" : "", o->append_eod ? ", append eod" : "");
     TRY(tokenizer_open(o->tokenizer, &j->tokenizer));
     if (o->append_eod && tokenizer_eod(j->tokenizer) < 0) {
@@ -426,10 +429,15 @@ static Err run(Job *j, PreprocessResult *r)
     r->tokens = j->done.written.tokens;
     r->documents = j->done.written.documents;
     r->empty_documents = j->done.empty_documents;
+    r->missing_lines = j->done.missing_lines;
     r->invalid_bytes = j->done.invalid_bytes;
     if (r->tokens > 0) return ERR_OK;
     err_set(ERR_DATA, "the input holds no text: '%s'%s", j->o->inputs[0],
             j->o->input_count > 1 ? " and the others" : "");
+    if (r->missing_lines)
+        err_hint(
+            "%lld lines were passed over, as the member '%s' is missing or null: --key NAME takes another",
+            (long long)r->missing_lines, j->cut.key.text);
     return ERR_DATA;
 }
 

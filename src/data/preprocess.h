@@ -30,8 +30,9 @@ typedef struct {
     const char *tokenizer; /* what tokenizer_open takes */
     const char *output;    /* the PREFIX of .bin and .idx; folders are made */
     InputFormat format;
-    const char *key; /* which member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
-    bool append_eod; /* every document that has tokens ends with an end-of-document id */
+    const char *key;   /* which member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
+    bool skip_missing; /* JSON lines where that is missing or null are no documents, and are counted */
+    bool append_eod;   /* every document that has tokens ends with an end-of-document id */
     bool split_blank_lines;
     bool any_bytes;                    /* as in CutOptions */
     int threads;                       /* 0: as many as OpenMP would use */
@@ -41,6 +42,7 @@ typedef struct {
 
 typedef struct {
     int64_t documents, empty_documents, tokens, input_bytes;
+    int64_t missing_lines; /* how many JSON lines were passed over by skip_missing */
     int64_t invalid_bytes; /* how many bytes were no valid UTF-8 and became byte tokens */
     int32_t vocab;
     const char *token_type; /* "u16" or "i32" */

@@ -68,6 +68,7 @@ static void put_done(JsonOut *j, const char *name, const JobIdentity *id, const 
     json_put_int(j, "tokens_crc", d->written.tokens_crc);
     json_put_int(j, "lengths_crc", d->written.lengths_crc);
     json_put_int(j, "empty_documents", d->empty_documents);
+    json_put_int(j, "missing_lines", d->missing_lines);
     json_put_int(j, "invalid_bytes", d->invalid_bytes);
     json_close(j, '}');
 }
@@ -104,6 +105,7 @@ static JobDone get_done(const Json *j)
                      (uint32_t)json_int(json_get(j, "tokens_crc"), 0),
                      (uint32_t)json_int(json_get(j, "lengths_crc"), 0) },
         .empty_documents = json_int(json_get(j, "empty_documents"), 0),
+        .missing_lines = json_int(json_get(j, "missing_lines"), 0),
         .invalid_bytes = json_int(json_get(j, "invalid_bytes"), 0)
     };
 }
@@ -119,6 +121,7 @@ static bool is_possible(const JobDone *d)
                                 d->written.documents,
                                 d->written.document_tokens,
                                 d->empty_documents,
+                                d->missing_lines,
                                 d->invalid_bytes };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i] < 0 || numbers[i] > INT64_MAX / 16) return false;

@@ -16,7 +16,7 @@
 typedef struct {
     InputPlace place;
     IndexedMark written;
-    int64_t empty_documents, invalid_bytes;
+    int64_t empty_documents, missing_lines, invalid_bytes;
 } JobDone;
 
 typedef struct {

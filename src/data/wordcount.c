@@ -59,6 +59,7 @@ static Err add_counts(WordCounts *w, const WordCounts *from)
     for (int64_t i = 0; i < from->word_count; i++)
         TRY(add_word(w, from->bytes + from->words[i].start, from->words[i].size, from->words[i].count));
     w->invalid_bytes += from->invalid_bytes;
+    w->missing_lines += from->missing_lines;
     return ERR_OK;
 }
 
@@ -130,7 +131,8 @@ static Err count_lines(const Job *j, Counter *c, int64_t first)
         Err err = jsonl_feed(&c->scan, line, stop - line, &c->line);
         if (!err) err = jsonl_end(&c->scan, &c->line);
         if (err) return in_line(j, c->chunk.input, first, err);
-        TRY(count_text(c, c->line.text, c->line.size));
+        if (jsonl_is_missing(&c->scan)) c->words.missing_lines++;
+        else TRY(count_text(c, c->line.text, c->line.size));
     }
     return ERR_OK;
 }
@@ -168,6 +170,7 @@ static Err count_chunk(Job *j, Counter *c, bool *more)
     if (*more)
         err = c->chunk.kind == CHUNK_LINES ? count_lines(j, c, first)
                                            : count_text(c, c->chunk.text, c->chunk.size);
+    if (*more) c->words.missing_lines += c->chunk.missing;
     if (!err) return ERR_OK;
     pthread_mutex_lock(&j->mutex);
     j->more = false;
@@ -210,6 +213,7 @@ static Err open_job(Job *j, InputStat *stats)
                            .tell_lines = in->format == INPUT_AUTO,
                            .any_bytes = in->any_bytes };
     TRY(jsonl_key(in->key ? in->key : "text", &j->cut.key));
+    j->cut.key.skip_missing = in->skip_missing;
     TRY(cutter_open(&j->cut, (InputPlace){ 0 }, 0, &j->cutter));
     TRY(splitter_open(split_regex(SPLIT_GPT2), &j->splitter));
     for (int i = 0; i < j->threads; i++) TRY(splitter_work_open(j->splitter, &j->counters[i].split));

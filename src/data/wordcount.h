@@ -24,15 +24,17 @@ typedef struct {
     int64_t *slots; /* hash table: word + 1, 0 empty */
     int64_t byte_count, byte_capacity, word_count, word_capacity, slot_count;
     int64_t invalid_bytes; /* how many bytes were no valid UTF-8, and so were not counted */
+    int64_t missing_lines; /* how many JSON lines were passed over by skip_missing */
 } WordCounts;
 
 typedef struct {
     const char *const *paths; /* inputs as in input.h */
     int count;
     InputFormat format;
-    const char *key; /* which member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
-    int threads;     /* 0: OpenMP's number */
-    bool any_bytes;  /* as in CutOptions */
+    const char *key;   /* which member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
+    int threads;       /* 0: OpenMP's number */
+    bool any_bytes;    /* as in CutOptions */
+    bool skip_missing; /* as in PreprocessOptions */
 } WordInputs;
 
 /* Counts, and shows how far it is. ERR_DATA: an input is missing, damaged or cut short, or a line of it is no JSON.
