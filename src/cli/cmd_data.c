@@ -250,10 +250,9 @@ static Err preprocess(Words rest)
 const Command command_preprocess = {
     .name = "preprocess",
     .summary = "text or JSON lines to token files in Megatron's format",
-    .text = "A document is a file of text or a JSON line. Bounded memory; the result does not depend on "
-            "threads.\n"
-            "Bytes that are not UTF-8 are kept as byte tokens and counted. When it was interrupted,\n"
-            "the same command goes on with PREFIX.part (not from stdin).\n",
+    .text = "A document is a file of text or a JSON line. The result does not depend on threads.\n"
+            "Bytes that are not UTF-8 are kept as byte tokens and counted. After a stop the same\n"
+            "command goes on with PREFIX.part (not from stdin).\n",
     OPTIONS(preprocess_options),
     .run = preprocess,
 };
