@@ -68,7 +68,7 @@ check "the same command goes on: $(grep -m1 error half.err)" [ "$(losses half | 
 run half "${new[@]}"
 check "and without the option" same_run half one 20
 # ---- the table of docs/checkpoints.md has every member of this manifest, which has all there are, and no other
-names() { python3 "$root/test/tools/check_names.py" "$root/docs/checkpoints.md" '**The manifest.**' "$@"; }
+names() { python3 "$root/test/tools/check_names.py" "$root/docs/checkpoints.md" '## The manifest' "$@"; }
 check "members of a manifest: $(names one/checkpoints/step-00000020/manifest.json | xargs)" \
     names one/checkpoints/step-00000020/manifest.json >names.txt
 check "a member that is missing is noticed: $(names plain/checkpoints/step-00000020/manifest.json | xargs)" \
