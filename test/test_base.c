@@ -723,6 +723,7 @@ TEST(files_that_killed_processes_have_left)
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
     CHECK(!fcntl(held, F_OFD_SETLK, &lock));
     snprintf(path, sizeof path, "%s/left", temp_dir());
+    file_sweep_beside(path);
     OK(file_replace(path, "whole", 5));
     for (int i = 0; i < 6; i++) {
         snprintf(path, sizeof path, "%s/%s", temp_dir(), names[i]);

@@ -322,7 +322,7 @@ static bool is_left_over(int dir, const char *name)
     return free;
 }
 
-static void remove_left_over(const char *path)
+void file_sweep_beside(const char *path)
 {
     static const char mark[] = ".tmp-";
     char folder[PATH_MAX];
@@ -339,20 +339,10 @@ static void remove_left_over(const char *path)
     if (d) closedir(d);
 }
 
-/* Once for each file that a process writes again and again. */
-static void tidy_beside(const char *path)
-{
-    static _Thread_local char last[PATH_MAX];
-    if (!strcmp(path, last)) return;
-    snprintf(last, sizeof last, "%s", path);
-    remove_left_over(path);
-}
-
 Err file_create_beside(const char *path, FileWriter *out)
 {
     enum { MOST = 1000 }; /* names that killed processes of our number may have left */
     char temp[PATH_MAX];
-    tidy_beside(path);
     for (int i = 0;; i++) {
         const int n = i ? snprintf(temp, sizeof temp, "%s.tmp-%d%03d", path, (int)getpid(), i)
                         : snprintf(temp, sizeof temp, "%s.tmp-%d", path, (int)getpid());

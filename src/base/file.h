@@ -25,8 +25,11 @@ typedef struct {
 
 /* A new file, which nobody else has open, in place of a file or a link that has the name. */
 Err file_create(const char *path, FileWriter *out);
-/* A new file, out->path: NAME.tmp- and a number. What killed processes have left under such names goes. */
+/* A new file, out->path: NAME.tmp- and a number. */
 Err file_create_beside(const char *path, FileWriter *out);
+/* Removes what killed processes have left under such names. For what a user names: a run folder is swept when a run
+ * starts (train/run.h). */
+void file_sweep_beside(const char *path);
 Err file_append(const char *path, FileWriter *out); /* goes on behind what is there; made if missing */
 /* Goes on behind the first size_bytes of a file that is there; what follows them is cut off. */
 Err file_reopen(const char *path, int64_t size_bytes, FileWriter *out);

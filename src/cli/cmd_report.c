@@ -22,7 +22,8 @@ static Err write_page(const History *runs, int count)
     report_write(runs, count, f);
     const bool whole = !ferror(f);
     Err err = fclose(f) || !whole ? err_set(ERR_MEMORY, "no memory for the page") : ERR_OK;
-    if (!err && output) err = err_as(file_replace(output, text, (int64_t)size), ERR_STORAGE);
+    if (!err && output)
+        file_sweep_beside(output), err = err_as(file_replace(output, text, (int64_t)size), ERR_STORAGE);
     else if (!err) fwrite(text, 1, size, stdout); /* a failure stays with the stream until it is flushed */
     free(text);
     return err;

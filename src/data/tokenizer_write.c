@@ -107,7 +107,7 @@ Err tokenizer_json_write(const char *path, const TokenText *tokens, int64_t toke
 {
     Output o = { 0 };
     Err err = put_all(&o, tokens, token_count, merges, merge_count);
-    if (!err) err = file_replace(path, o.text, o.size);
+    if (!err) file_sweep_beside(path), err = file_replace(path, o.text, o.size);
     free(o.text);
     return err;
 }

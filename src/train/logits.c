@@ -126,6 +126,7 @@ static Err write_file(Run *r, const IdFile *f, const char *out)
     FileWriter w;
     char temp[PATH_MAX];
     TRY(file_check_replaces(out, "NUMPY"));
+    file_sweep_beside(out);
     TRY(file_create_beside(out, &w));
     snprintf(temp, sizeof temp, "%s", w.path);
     Err err = write_rows(r, f, &w);
