@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "base/units.h"
 #include "plan/besides.h"
 #include "plan/layer_cost.h"
 #include "plan/predict.h"
@@ -727,7 +728,7 @@ TEST(a_picture_has_a_bar_for_each_compute)
 {
     const Case c = stages(8, 4, 8);
     CostModel m;
-    char *text = NULL, want[64];
+    char *text = NULL, want[64], whole[UNITS_BYTES];
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     OK(cost_open(&m, &c.device, 1));
@@ -739,7 +740,7 @@ TEST(a_picture_has_a_bar_for_each_compute)
     int bars = 0;
     for (const char *at = text; (at = strstr(at, " of unit ")); at++) bars++;
     CHECK_MSG(bars == 4 * 8 * 2, "%d bars", bars);
-    snprintf(want, sizeof want, "%.4g ms: units ", 1e3 * predicted(&c).step_s);
+    snprintf(want, sizeof want, "a step of %s: units ", units_step(whole, predicted(&c).step_s));
     CHECK_MSG(strstr(text, want), "no '%s'", want);
     free(text);
 }
