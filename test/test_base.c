@@ -952,6 +952,11 @@ TEST(a_file_stands_for_a_lock_where_there_is_none)
     OK(file_lock(path, &fd));
     CHECK(!file_exists(held));
     file_unlock(fd);
+    write_text(held, own); /* another host sees this folder without locks */
+    FAILS(file_lock(path, &fd), ERR_STORAGE, "another run holds the folder");
+    remove(held);
+    OK(file_lock(path, &fd));
+    file_unlock(fd);
 }
 
 static int child_print(void)

@@ -690,7 +690,7 @@ bool file_is_still(int fd, const char *path)
 static Err lock_file(const char *path, int fd)
 {
     char text[320] = "";
-    if (!lock_whole(fd)) return ERR_OK;
+    if (!lock_whole(fd)) return held_check(path);
     if (errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)
         return held_take(path, fd);
     if (errno != EAGAIN && errno != EACCES) return io_error("lock", path);

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -80,19 +82,24 @@ static void read_text(const char *path, char *out)
     if (fd >= 0) close(fd);
 }
 
-/* The whole text is there when the file has its name, which a link never takes from another. */
+/* The whole text is there when the file has its name, which a link never takes from another. (A server that is asked again,
+ * as its answer was lost, says that the name is there: then it is the second one of the file.) */
 static Err make(const char *path, bool *made)
 {
     char text[TEXT_BYTES], temp[PATH_MAX];
-    if (snprintf(temp, sizeof temp, "%s-%d", path, (int)getpid()) >= (int)sizeof temp)
+    uint64_t chance = 0;
+    struct stat st;
+    *made = false;
+    if (getrandom(&chance, sizeof chance, 0) < 0) return io_error("make a name beside", path);
+    if (snprintf(temp, sizeof temp, "%s-%llx", path, (unsigned long long)chance) >= (int)sizeof temp)
         return err_set(ERR_IO, "path is too long: '%s'", path);
     own_text(text, sizeof text);
     TRY(file_replace(temp, text, (int64_t)strlen(text)));
-    *made = link(temp, path) == 0;
-    const int why = errno;
+    const int failed = link(temp, path), why = errno;
+    *made = !failed || (!stat(temp, &st) && st.st_nlink == 2);
     unlink(temp);
     errno = why;
-    return *made || errno == EEXIST ? ERR_OK : io_error("link", path);
+    return *made || why == EEXIST ? ERR_OK : io_error("link", path);
 }
 
 /* Removes what a process has left that ended. Of two that do so at once one takes away what the other has just made: by
@@ -133,17 +140,15 @@ static pthread_mutex_t held_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static Err remember(int fd, const char *path)
 {
-    Err err = err_set(ERR_IO, "more than %d locks at a time", MOST);
+    char *copy = strdup(path);
+    int free_place = 0;
     pthread_mutex_lock(&held_lock);
-    for (int i = 0; i < MOST && err; i++) {
-        if (held[i].path) continue;
-        held[i].fd = fd;
-        held[i].path = strdup(path);
-        err = held[i].path ? ERR_OK : err_set(ERR_MEMORY, "no memory for a path");
-        break;
-    }
+    while (free_place < MOST && held[free_place].path) free_place++;
+    if (copy && free_place < MOST) held[free_place].fd = fd, held[free_place].path = copy;
     pthread_mutex_unlock(&held_lock);
-    return err;
+    if (copy && free_place < MOST) return ERR_OK;
+    free(copy);
+    return err_set(ERR_MEMORY, "no place to remember '%s'", path);
 }
 
 Err held_take(const char *path, int fd)
@@ -164,6 +169,25 @@ Err held_take(const char *path, int fd)
         TRY(clear(name, text));
     }
     return held_by_another(name, text);
+}
+
+static bool name_of(const char *path, char out[PATH_MAX])
+{
+    return snprintf(out, PATH_MAX, "%s.held", path) < PATH_MAX;
+}
+
+bool held_stands(const char *path)
+{
+    char name[PATH_MAX];
+    return name_of(path, name) && file_exists(name);
+}
+
+Err held_check(const char *path)
+{
+    char name[PATH_MAX], text[TEXT_BYTES];
+    if (!held_stands(path) || !name_of(path, name)) return ERR_OK;
+    read_text(name, text);
+    return *text && !is_over(text) ? held_by_another(name, text) : ERR_OK;
 }
 
 void held_drop(int fd)

@@ -12,6 +12,7 @@
 #include "base/arena.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/held.h"
 #include "base/heap.h"
 #include "base/identity.h"
 #include "base/processors.h"
@@ -82,6 +83,10 @@ static Err offer_folder(Cluster *c, int *lock, char text[TEXT_BYTES])
     if (!locked)
         complain(c, ERR_OK, "no locks in this folder, so two runs in it would not notice each other: %s",
                  err_message());
+    if (held_stands(c->file))
+        complain(c, ERR_OK,
+                 "no locks in this folder: lock.held stands for one, which a killed run leaves to hosts "
+                 "other than its own");
     snprintf(text, TEXT_BYTES, "rank 0 of %llx", (unsigned long long)boot_key(&c->ranks.boot));
     if (!locked && file_replace(c->file, text, (int64_t)strlen(text)))
         complain(c, ERR_STORAGE, "cannot write in the folder: %s", err_message());
@@ -122,7 +127,8 @@ static Err look_at_folder(Cluster *c, const char **folder, const char **locks)
     }
     unlink(own);
     const Err err = file_lock(c->file, &lock);
-    *locks = err == ERR_STORAGE ? "hold" : err ? "none" : "ignored";
+    const char *held = held_stands(c->file) ? "file" : "hold";
+    *locks = err == ERR_STORAGE ? held : err ? "none" : "ignored";
     if (!err) file_unlock(lock);
     if (!err)
         complain(c, ERR_OK,
