@@ -2,8 +2,8 @@
  * The processors that a process may use, and what its OpenMP threads do while they wait for one another.
  *
  * Waiting threads take a processor from whoever has work: from a neighbour's processes, and from our own thread that a
- * neighbour's keeps from running. So they spin for less than a tenth of a millisecond, about what lies between two ops,
- * and then sleep. libgomp's own 300,000 spins are longer than a time slice.
+ * neighbour's keeps from running. So they spin for 0.12 to 0.4 ms, about what lies between two ops, and then sleep.
+ * libgomp's own 300,000 spins are longer than a time slice.
  */
 #ifndef MEGATRAIN_BASE_PROCESSORS_H
 #define MEGATRAIN_BASE_PROCESSORS_H
