@@ -216,7 +216,7 @@ log.trace_steps            | 2-3          | file timeline.json
 log.trace_ranks            | 1            | refused 2 must be ranks of the run
 debug.isa                  | c            | same c kernels
 debug.dot                  | OTHER_DOT    | line bf16 by OTHER_DOT | run.precision=bf16
-debug.threads              | 1            | same 1 thread
+debug.threads              | 7            | same 7 threads
 debug.poison               | true         | same debug.poison
 debug.comm_check           | true         | refused 2 debug.comm_check
 debug.comm_delay_ms        | 5            | refused 2 debug.comm_delay_ms
