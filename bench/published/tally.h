@@ -53,6 +53,18 @@ static inline bool is_grouped(OpId id)
 }
 static inline bool is_attention(OpId id) { return id == OP_attention_fwd || id == OP_attention_bwd; }
 
+/* FLOP of attention as if it had no window: kernels that are not fused work on all causal keys, and others.h takes the
+ * window off for those that are. */
+static inline double tally_causal_flop(OpId id, const void *args, double flop)
+{
+    const attention_fwd_args *fwd = args;
+    const attention_bwd_args *bwd = args;
+    const bool forward = id == OP_attention_fwd;
+    const Spans q = forward ? fwd->q_span : bwd->q_span, k = forward ? fwd->k_span : bwd->k_span;
+    const int64_t window = forward ? fwd->window : bwd->window, seen = spans_pairs(q, k, window);
+    return seen ? flop * (double)spans_pairs(q, k, 0) / (double)seen : flop;
+}
+
 static inline TallyLine tally_call(OpId id, const void *args, double flop)
 {
     const OpInfo *info = op_info(id);
@@ -73,6 +85,7 @@ static inline TallyLine tally_call(OpId id, const void *args, double flop)
         l.fp32 = x.dtype == F32;
     }
     if (is_attention(id)) {
+        l.flop = tally_causal_flop(id, args, flop);
         const Tensor q = tally_arg(id, args, "q"), k = tally_arg(id, args, "k");
         l.side[0] = q.dim[1], l.side[1] = k.dim[1], l.side[2] = q.dim[3];
         l.side[3] = id == OP_attention_fwd ? ((const attention_fwd_args *)args)->window
