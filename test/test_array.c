@@ -1,0 +1,448 @@
+/*
+ * Every layout gives the same bits, beside everything else: models and layouts of test/axes.def, drawn so that together
+ * they hold every pair of values of two axes that is legal. A model is trained on one rank, then as each of its layouts on
+ * ranks that are threads; losses, weights and moments must have one hash. tiny.h holds each rank to its plan.
+ *
+ * test_array [kind of model]; MEGATRAIN_LAYOUTS=print lists the draws, =all draws ten times as many, =brief (for
+ * sanitizers) runs one layout in eight for two steps and looks at memory alone.
+ */
+#include "test.h"
+#include "tiny.h"
+
+enum { STEPS = 3, RANKS_MOST = 8, BUCKET_BYTES = 64 << 10, LAYOUTS_OF_MODEL = 6, CANDIDATES = 24 };
+
+/* ---- axes ---- */
+
+enum {
+#define MODEL(axis, values, ...) AXIS_##axis,
+#define LAYOUT(axis, values, ...) AXIS_##axis,
+#include "axes.def"
+    AXES
+};
+
+#define MODEL(axis, values, ...) +1
+#define LAYOUT(axis, values, ...)
+enum { MODEL_AXES = 0
+#include "axes.def"
+};
+
+static const struct {
+    const char *name, *values;
+} axes[AXES] = {
+#define MODEL(axis, values, ...) { #axis, values },
+#define LAYOUT(axis, values, ...) { #axis, values },
+#include "axes.def"
+};
+
+typedef struct {
+    uint8_t at[AXES];
+    bool moot[AXES];
+} Draw;
+
+static int count_of(int axis)
+{
+    int n = 1;
+    for (const char *c = axes[axis].values; *c; c++) n += *c == ' ';
+    return n;
+}
+
+/* Word number v of an axis' values; the text of one call lasts until the next but three. */
+static const char *word_of(int axis, int v)
+{
+    static _Thread_local char text[4][32];
+    static _Thread_local int turn;
+    const char *c = axes[axis].values;
+    for (; v; c++) v -= *c == ' ';
+    char *out = text[turn++ % 4];
+    snprintf(out, sizeof *text, "%.*s", (int)strcspn(c, " "), c);
+    return out;
+}
+
+static void text_of(const Draw *d, int first, int end, char *out, size_t size)
+{
+    size_t n = 0;
+    *out = 0;
+    for (int i = first; i < end && n < size; i++)
+        if (!d->moot[i] && (d->at[i] || !i)) n += (size_t)snprintf(out + n, size - n, "%s%s=%s", n ? " " : "", axes[i].name, word_of(i, d->at[i]));
+}
+
+/* ---- what values mean ---- */
+
+static TrainSpec model_of(int kind)
+{
+    TrainSpec s;
+    switch (kind) {
+    case 0: s = tiny_gpt2(); break;
+    case 1: s = tiny_llama(); break;
+    case 2: s = tiny_variants(); break;
+    case 3: s = tiny_llama(), s.model.attention_bias = ATTENTION_BIAS_QKV; break;
+    case 4: s = tiny_latent(tiny_llama(), 0); break;
+    case 5: s = tiny_latent(tiny_llama(), 12); break;
+    case 6: s = tiny_mixture(TINY_MIXTRAL, 2); break;
+    case 7: s = tiny_mixture(TINY_QWEN3, 2); break;
+    case 8: s = tiny_mixture(TINY_DEEPSEEK, 2); break;
+    case 9: s = tiny_gptoss(2); break;
+    case 10: s = tiny_latent(tiny_mixture(TINY_DEEPSEEK, 2), 12); break;
+    case 11: s = tiny_further(tiny_llama(), 2); break;
+    default: s = tiny_further(tiny_mixture(TINY_DEEPSEEK, 2), 1); break;
+    }
+    s.update.bucket_bytes = BUCKET_BYTES;
+    s.device.isa = isa_best();
+    return s;
+}
+
+static bool is_mixture(const Draw *d) { return model_of(d->at[AXIS_kind]).model.moe.experts > 0; }
+
+/* In 8 bits a model is as wide as blocks want it. */
+static void choose_precision(TrainSpec *s, int v)
+{
+    const Fp8Recipe recipe = v < 4 ? FP8_NONE : (Fp8Recipe)(FP8_TENSORWISE + v - 4);
+    if (v) s->compute = BF16, s->device.dot = v < 4 ? (DotKind)(v - 1) : DOT_FMA;
+    if (recipe == FP8_NONE) return;
+    const int times = recipe == FP8_BLOCKWISE ? 4 : 2;
+    s->model.hidden *= times, s->model.ffn *= times;
+    if (!s->model.latent.width.kv_rank) s->model.head_dim *= times;
+    s->model.fp8 = fp8_between(recipe, s->model.layers, 0);
+    s->update.lr.lr = 3e-3;
+}
+
+static void experts_in_8_bits(TrainSpec *s)
+{
+    s->seq_blocks = 1;
+    s->model.fp8.experts = true;
+    s->model.moe.ffn = s->model.fp8.recipe == FP8_BLOCKWISE ? 256 : 64;
+    if (s->model.moe.shared_ffn) s->model.moe.shared_ffn = 256;
+}
+
+static void choose_optimizer(TrainSpec *s, int v)
+{
+    static const OptimizerKind kinds[] = { OPTIMIZER_ADAMW, OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_MUON, OPTIMIZER_MUON,
+                                           OPTIMIZER_LION, OPTIMIZER_SGD };
+    s->update.optimizer = kinds[v];
+    if (v == 1) s->update.moments = BF16;
+    if (kinds[v] == OPTIMIZER_MUON)
+        s->update.muon = (MuonSpec){ .momentum = .95f, .nesterov = v != 4, .steps = 5, .set = (MuonSet)(v - 2),
+                                     .scale = (MuonScale)(v - 2), .split = (MuonSplit)(v - 2), .router = v != 3 };
+    if (kinds[v] == OPTIMIZER_LION) s->update.adamw.beta2 = .99f;
+}
+
+static void choose_balance(TrainSpec *s, int v)
+{
+    if (v) s->model.moe.balance.unit = v == 3 ? 1 : 2;
+    if (v == 2) s->model.moe.balance = (Balance){ .unit = 2, .sinkhorn = true };
+    s->model.moe.balance.global = v == 3;
+}
+
+static void choose_way(TinyRun *r, int v)
+{
+    r->spec.model.context = layer_pattern_all(v < 4 ? v : CONTEXT_ALLGATHER);
+    if (v == 4) r->spec.model.context = (LayerPattern){ 2, { CONTEXT_ALLGATHER, CONTEXT_RING }, { 1, 1 } };
+    if (v == CONTEXT_HIERARCHICAL) r->grid.cp_heads = 2;
+}
+
+static void choose_schedule(TinyRun *r, const char *name)
+{
+    static _Thread_local char text[8][40];
+    static _Thread_local int turn;
+    char *out = text[turn++ % 8];
+    snprintf(out, sizeof *text, "%s", name);
+    r->spec.pipeline.schedule = out;
+    (void)schedule_two_way(out, &r->grid.bidirectional);
+}
+
+static void split_backwards(TinyRun *r)
+{
+    char text[40];
+    snprintf(text, sizeof text, "%s+split", r->spec.pipeline.schedule);
+    choose_schedule(r, text);
+}
+
+static bool two_way(const Draw *d)
+{
+    bool both = false;
+    (void)schedule_two_way(word_of(AXIS_schedule, d->at[AXIS_schedule]), &both);
+    return both;
+}
+
+/* Scales, or one of two levels of them, are of a micro-batch's rows, or of more rows than a sample has: its size belongs to
+ * the definition. */
+static bool one_scale(const Draw *d)
+{
+    const int v = d->at[AXIS_precision] - 4;
+    return v >= 0 && FP8_TENSORWISE + v != FP8_MXFP8;
+}
+
+/* Have ranks whole blocks of a scale? */
+static bool blocks_fit(const TinyRun *r)
+{
+    static const int64_t lengths[FP8_RECIPES] = { 1, 1, 128, 32, 16 };
+    const ModelSpec *m = &r->spec.model;
+    const int64_t block = lengths[m->fp8.recipe], tp = r->grid.tp;
+    if (tp == 1) return true;
+    return !m->latent.width.kv_rank && m->kv_heads >= tp && m->kv_heads * m->head_dim / tp % block == 0 &&
+           m->ffn / tp % block == 0 && m->moe.shared_ffn / tp % block == 0;
+}
+
+static int stages_of(const TinyRun *r)
+{
+    const ScheduleSpec shape = { .name = r->spec.pipeline.schedule, .ranks = r->grid.pp, .microbatches = 8,
+                                 .chunks = r->spec.pipeline.chunks, .slices = r->spec.pipeline.slices };
+    Schedule s;
+    const int stages = schedule_make(&shape, &s) ? 0 : s.stages;
+    schedule_free(&s);
+    return stages;
+}
+
+/* The embedding and the head have stages of their own; or the second stage has nothing. */
+static void choose_stages(TinyRun *r, int v)
+{
+    static _Thread_local char text[8][160];
+    static _Thread_local int turn;
+    char *out = text[turn++ % 8];
+    const int stages = v ? stages_of(r) : 0, first = v == 1, end = stages - (v == 1), modules = r->spec.model.mtp.count;
+    int left = r->spec.model.layers, places = v == 1 ? end - first : stages - 1;
+    size_t n = 0;
+    if (places < 1) return;
+    for (int s = 0; s < stages; s++) {
+        const bool filled = s >= first && s < end && !(v == 2 && s == 1);
+        const int own = filled ? left / places : 0;
+        if (filled) left -= own, places--;
+        n += (size_t)snprintf(out + n, sizeof *text - n, "%s%s", s ? "|" : "", s ? "" : "E");
+        if (own) n += (size_t)snprintf(out + n, sizeof *text - n, "t*%d", own);
+        if (modules && s == end - 1) n += (size_t)snprintf(out + n, sizeof *text - n, "m*%d", modules);
+    }
+    snprintf(out + n, sizeof *text - n, "L");
+    r->spec.pipeline.layout = out;
+}
+
+static void choose_dispatcher(TinyRun *r, int v)
+{
+    r->spec.model.moe.dispatcher = v == 0 ? DISPATCH_ALLTOALL : v == 1 ? DISPATCH_ALLGATHER : DISPATCH_NODE;
+    if (v >= 2) r->grid.ep_hosts = v == 2 ? 2 : 4;
+}
+
+static int copies_of(const Grid *g) { return g->dp * g->cp; }
+
+/* ---- draws ---- */
+
+#define at(axis) d->at[AXIS_##axis]
+
+static void settle(Draw *d)
+{
+    memset(d->moot, 0, sizeof d->moot);
+#define MODEL(axis, values, ...)
+#define LAYOUT(axis, values, ...)
+#define MOOT(axis, condition) \
+    if (condition) d->at[AXIS_##axis] = 0, d->moot[AXIS_##axis] = true;
+#include "axes.def"
+}
+
+static bool never(const Draw *d, const TinyRun *r)
+{
+#define MODEL(axis, values, ...)
+#define LAYOUT(axis, values, ...)
+#define NEVER(condition) \
+    if (condition) return true;
+#include "axes.def"
+    return false;
+}
+
+static TrainSpec spec_of(const Draw *d)
+{
+    TrainSpec spec, *s = &spec;
+#define MODEL(axis, values, ...) \
+    { \
+        const int v = d->at[AXIS_##axis]; \
+        (void)v; \
+        __VA_ARGS__; \
+    }
+#define LAYOUT(axis, values, ...)
+#include "axes.def"
+    return spec;
+}
+
+static TinyRun run_of(const Draw *d, int steps)
+{
+    TinyRun run = { .spec = spec_of(d), .grid.ep = 0, .steps = steps }, *r = &run;
+#define MODEL(axis, values, ...)
+#define LAYOUT(axis, values, ...) \
+    { \
+        const int v = d->at[AXIS_##axis]; \
+        (void)v; \
+        __VA_ARGS__; \
+    }
+#include "axes.def"
+    run.grid.owners = run.spec.update.optimizer == OPTIMIZER_MUON;
+    run.grid.kv = run.grid.tp > run.spec.model.kv_heads ? run.grid.tp / run.spec.model.kv_heads : 1;
+    run.grid.zero_group = param_zero_group(run.grid, run.spec.update.zero, run.grid.zero_group);
+    return run;
+}
+
+static bool legal(Draw *d)
+{
+    settle(d);
+    TinyRun r = run_of(d, 0);
+    const Grid g = r.grid;
+    if (never(d, &r)) return false;
+    if (g.tp * g.cp * g.dp * g.pp > RANKS_MOST || r.spec.micro_batch * g.dp > r.spec.global_batch) return false;
+    return !trainer_grid(&r.spec, &r.grid) && grid_fits(grid_shape(r.grid)) && !trainer_check(&r.spec, r.grid);
+}
+
+/* ---- pairs ---- */
+
+enum { VALUES_MOST = 256 };
+static uint8_t tried[VALUES_MOST][VALUES_MOST];
+static int first_value[AXES + 1];
+
+static int gain_of(const Draw *d, int first, int end, bool take)
+{
+    int gain = 0;
+    for (int i = first; i < end; i++)
+        for (int k = 0; k < i && !d->moot[i]; k++) {
+            uint8_t *seen = &tried[first_value[i] + d->at[i]][first_value[k] + d->at[k]];
+            if (d->moot[k] || *seen) continue;
+            gain++;
+            if (take) *seen = 1;
+        }
+    return gain;
+}
+
+static int below(uint64_t *seed, int n) { return (int)(test_rand(seed) % (uint64_t)n); }
+
+static void draw_models(Draw *d, int kind, uint64_t *seed)
+{
+    *d = (Draw){ 0 };
+    for (int i = 1; i < MODEL_AXES; i++)
+        if (below(seed, 3)) d->at[i] = (uint8_t)below(seed, count_of(i));
+    d->at[AXIS_kind] = (uint8_t)kind;
+}
+
+/* Up to eight ranks, shared by the axes that cut a model. */
+static void draw_layout(Draw *d, uint64_t *seed)
+{
+    static const int cuts[] = { AXIS_tp, AXIS_cp, AXIS_dp, AXIS_pp };
+    for (int i = MODEL_AXES; i < AXES; i++) d->at[i] = below(seed, 2) ? (uint8_t)below(seed, count_of(i)) : 0;
+    for (int i = 0; i < 4; i++) d->at[cuts[i]] = 0;
+    for (int k = 1 + below(seed, 3); k; k--) {
+        const int axis = cuts[below(seed, 4)];
+        if (d->at[axis] + 1 < count_of(axis)) d->at[axis]++;
+    }
+}
+
+/* The best of a few legal draws; false: none of many was legal. */
+static bool best_layout(const Draw *model, uint64_t *seed, Draw *best)
+{
+    int most = -1, found = 0;
+    for (int i = 0; i < 4000 && found < CANDIDATES; i++) {
+        Draw d = *model;
+        draw_layout(&d, seed);
+        if (!legal(&d)) continue;
+        found++;
+        const int gain = gain_of(&d, MODEL_AXES, AXES, false);
+        if (gain > most) most = gain, *best = d;
+    }
+    return found > 0;
+}
+
+static bool best_model(int kind, uint64_t *seed, Draw *best)
+{
+    int most = -1, found = 0;
+    for (int i = 0; i < 400 && found < CANDIDATES; i++) {
+        Draw d;
+        draw_models(&d, kind, seed);
+        if (!legal(&d)) continue;
+        found++;
+        const int gain = gain_of(&d, 0, MODEL_AXES, false);
+        if (gain > most) most = gain, *best = d;
+    }
+    return found > 0;
+}
+
+/* ---- the test ---- */
+
+static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode); }
+
+static void check_layout(const Draw *d, uint64_t want)
+{
+    char model[512], layout[512];
+    TinyRun r = run_of(d, brief() ? 2 : STEPS);
+    text_of(d, 0, MODEL_AXES, model, sizeof model);
+    text_of(d, MODEL_AXES, AXES, layout, sizeof layout);
+    if (mode_is("print")) printf("    %s: %s\n", model, layout), fflush(stdout);
+    tiny_train(&r);
+    CHECK_MSG(!r.err, "%s: %s: %s", model, layout, r.message);
+    CHECK_MSG(r.err || brief() || r.hash == want, "%s: %s: other bits", model, layout);
+}
+
+static uint64_t alone(const Draw *model)
+{
+    char text[512];
+    TinyRun r = run_of(model, STEPS);
+    tiny_train(&r);
+    text_of(model, 0, MODEL_AXES, text, sizeof text);
+    CHECK_MSG(!r.err, "%s: %s", text, r.message);
+    CHECK_MSG(r.loss[STEPS - 1] < r.loss[0], "%s: the loss must fall: %.4f -> %.4f", text, r.loss[0], r.loss[STEPS - 1]);
+    return r.hash;
+}
+
+/* axis=value of each word; the other axes have their first values. */
+static void read_draw(const char *text, Draw *d)
+{
+    *d = (Draw){ 0 };
+    for (int i = 0; i < AXES; i++)
+        for (int v = 0; v < count_of(i); v++) {
+            char word[64];
+            snprintf(word, sizeof word, "%s=%s", axes[i].name, word_of(i, v));
+            const size_t n = strlen(word);
+            for (const char *c = text; (c = strstr(c, word)); c += n)
+                if ((c == text || c[-1] == ' ') && (c[n] == ' ' || !c[n] || c[n] == ':')) d->at[i] = (uint8_t)v;
+        }
+}
+
+/* What a failure printed: MEGATRAIN_DRAW="kind=gpt2 tp=2 dp=2". */
+TEST(the_draw_that_is_asked_for)
+{
+    Draw d;
+    if (!getenv("MEGATRAIN_DRAW")) SKIP("MEGATRAIN_DRAW names none");
+    read_draw(getenv("MEGATRAIN_DRAW"), &d);
+    CHECK_MSG(legal(&d), "%s", err_message());
+    Draw model = d;
+    for (int i = MODEL_AXES; i < AXES; i++) model.at[i] = 0;
+    check_layout(&d, alone(&model));
+}
+
+static void run_kind(int kind)
+{
+    uint64_t seed = 1 + (uint64_t)kind;
+    static int turn;
+    int models = mode_is("all") ? 40 : 4;
+    for (int i = 0; !first_value[AXES] && i < AXES; i++) first_value[i + 1] = first_value[i] + count_of(i);
+    ASSERT(first_value[AXES] <= VALUES_MOST);
+    for (; models; models--) {
+        Draw model, d;
+        if (!best_model(kind, &seed, &model)) continue;
+        gain_of(&model, 0, MODEL_AXES, true);
+        const uint64_t want = brief() ? 0 : alone(&model);
+        for (int i = 0; i < LAYOUTS_OF_MODEL; i++) {
+            if (!best_layout(&model, &seed, &d)) break;
+            gain_of(&d, MODEL_AXES, AXES, true);
+            if (!brief() || turn++ % 8 == 0) check_layout(&d, want);
+        }
+    }
+}
+
+TEST(gpt2) { run_kind(0); }
+TEST(llama) { run_kind(1); }
+TEST(variants) { run_kind(2); }
+TEST(biases) { run_kind(3); }
+TEST(latent) { run_kind(4); }
+TEST(latent_queries) { run_kind(5); }
+TEST(mixtral) { run_kind(6); }
+TEST(qwen3) { run_kind(7); }
+TEST(deepseek) { run_kind(8); }
+TEST(gptoss) { run_kind(9); }
+TEST(latent_experts) { run_kind(10); }
+TEST(further) { run_kind(11); }
+TEST(further_experts) { run_kind(12); }
+
+TEST_MAIN
