@@ -136,12 +136,12 @@ expect 5 "is a folder" "$mt" convert --from llama --to llama.hf --format gguf
 expect 5 "error (storage): '" "$mt" convert --from llama --to llama.hf --format gguf
 expect 5 "error (storage): cannot create" "$mt" convert --from llama --to no/where/x.gguf --format gguf
 expect 5 "no/where" "$mt" convert --from llama --to no/where/x.gguf --format gguf
-printf old >kept.gguf
+printf GGUFold >kept.gguf
 for at in 1 2 3 4; do
     MEGATRAIN_FILE_FAULT=enospc@$at "$mt" convert --from llama --to kept.gguf --format gguf >/dev/null 2>err.txt &&
         bad "fault $at goes unseen"
     check "fault $at: $(grep -m1 error err.txt)" grep -q "^megatrain: error (storage): " err.txt
 done
-check "a file that could not be replaced is as it was" [ "$(cat kept.gguf)" = old ]
+check "a file that could not be replaced is as it was" [ "$(cat kept.gguf)" = GGUFold ]
 check "nothing half-written is left" [ -z "$(ls kept.gguf.* .tmp-* 2>/dev/null)" ]
 finish

@@ -52,8 +52,8 @@ for command in "config check" plan ""; do
     expect 2 "data.order=megatron is an order of one data set" "$mt" $command --config tiny.ini data.order=megatron
 done
 # each order has its own blends: the check opens the data as the run does
-rare=(data.train="0.0001 a 1 c" run.dir=rare train.stop_at=2)
-expect 2 "less than 1/4096 of all weights" "$mt" config check --config tiny.ini "${rare[@]}"
+rare=(data.train="0.0000001 a 1 c" run.dir=rare train.stop_at=2)
+expect 2 "less than 1/1048576 of all weights" "$mt" config check --config tiny.ini "${rare[@]}"
 expect 0 "tiny.ini: ok" "$mt" config check --config tiny.ini "${rare[@]}" data.order=megatron
 expect 0 "done: step 2" "$mt" --config tiny.ini "${rare[@]}" data.order=megatron
 expect 2 "stages need data.valid, not data.split" "$mt" --config tiny.ini data.valid= data.split=90,10
