@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "record/metrics.h"
+#include "record/prometheus.h"
 
 static char dir[64], jsonl[96], svg[96];
 
@@ -194,6 +195,20 @@ static void append_text(const char *text)
     OK(file_append(jsonl, &w));
     OK(file_write(&w, text, (int64_t)strlen(text)));
     OK(file_sync_close(&w));
+}
+
+/* Prometheus takes UTF-8 alone. */
+TEST(a_label_is_cut_between_characters)
+{
+    char name[200] = "\xff\"", want[200] = "?\\\"";
+    Prometheus p;
+    for (int i = 0; i < 90; i++) strcat(name, "\xc3\xa9"); /* two bytes each, from the third on */
+    for (int i = 0; i < 62; i++) strcat(want, "\xc3\xa9");
+    name[181] = 0;
+    OK(prometheus_open(&p, "now.prom", dir, name));
+    CHECK_MSG(!strcmp(p.run, want), "%s", p.run);
+    OK(prometheus_open(&p, "now.prom", dir, "a\n\xc3"));
+    CHECK_MSG(!strcmp(p.run, "a\\n?"), "%s", p.run);
 }
 
 TEST(resume_gives_the_file_of_an_unbroken_run)

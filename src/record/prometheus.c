@@ -8,16 +8,21 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/plain.h"
+#include "base/words.h"
 
 static const double EVERY_S = 5;
 static const char mark[] = "megatrain_step";
 enum { TEXT_BYTES = 8192, GAUGE_BYTES = 600 };
 
 /* Of a label's value: a backslash, a quote and an end of line have a backslash before them. */
-static void escape(const char *text, char *out, size_t size)
+static void escape(const char *text, char out[PROMETHEUS_RUN_BYTES])
 {
+    char whole[PROMETHEUS_RUN_BYTES / 2]; /* escaped, it still fits */
     size_t n = 0;
-    for (; *text && n + 3 < size; text++) {
+    text_cut(whole, sizeof whole, text);
+    plain_make(whole, PLAIN_LINES); /* node_exporter drops a file that is not UTF-8 */
+    for (text = whole; *text; text++) {
         if (*text == '\\' || *text == '"' || *text == '\n') out[n++] = '\\';
         out[n++] = *text == '\n' ? 'n' : *text;
     }
@@ -31,7 +36,7 @@ Err prometheus_open(Prometheus *p, const char *name, const char *run_dir, const 
     const char *format = strchr(name, '/') ? "%.0s%s" : "%s/%s";
     if (snprintf(p->path, sizeof p->path, format, run_dir, name) >= PATH_MAX - 64)
         return err_set(ERR_CONFIG, "log.prometheus: path is too long: '%s'", name);
-    escape(run, p->run, sizeof p->run);
+    escape(run, p->run);
     return file_check_replaces(p->path, mark);
 }
 

@@ -11,14 +11,16 @@
 
 #include "record/record.h"
 
+enum { PROMETHEUS_RUN_BYTES = 256 };
+
 typedef struct {
-    char path[PATH_MAX]; /* "": there is none */
-    char run[128];       /* the label's value, escaped */
-    double written_s;    /* when, on clock_s */
-    int64_t skipped;     /* steps of this start */
-    int64_t saved_step;  /* of the newest checkpoint of this start; 0: none yet */
-    double valid_loss;   /* the last one, of the first set; NaN: none yet */
-    int64_t valid_step;  /* its step */
+    char path[PATH_MAX];            /* "": there is none */
+    char run[PROMETHEUS_RUN_BYTES]; /* the label's value: UTF-8, escaped */
+    double written_s;               /* when, on clock_s */
+    int64_t skipped;                /* steps of this start */
+    int64_t saved_step;             /* of the newest checkpoint of this start; 0: none yet */
+    double valid_loss;              /* the last one, of the first set; NaN: none yet */
+    int64_t valid_step;             /* its step */
     MetricsRecord last;
     bool lost; /* a write failed, which was warned of */
 } Prometheus;
