@@ -388,7 +388,8 @@ static Err look_for_mark(Ranks *r, const char *folder)
     size_t n = 0;
     TRY(store_get(r->store, "folder/mark", path, sizeof path - 1, &n, r->timeout_s));
     path[n] = 0;
-    const double look_s = r->timeout_s < LOOK_S ? r->timeout_s : LOOK_S;
+    /* (rank 0 waits for timeout_s: the rank that says why is to end before that) */
+    const double look_s = r->timeout_s / 2 < LOOK_S ? r->timeout_s / 2 : LOOK_S;
     for (const double until = clock_s() + look_s; !file_exists(path);) {
         if (clock_s() < until) {
             usleep((useconds_t)(1e6 * LOOK_EVERY_S));
