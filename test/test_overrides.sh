@@ -104,6 +104,10 @@ run two-start "${start[@]}" --override data.train train.stop_at=15
 run two-start "${start[@]}" --override data.train
 check "data.start in two pieces: $(grep -m1 error two-start.err)" same_run one-start two-start 20
 check "and other samples than those behind" [ "$(losses one-start)" != "$(losses data)" ]
+cp -r one-start staged-later
+run staged-later train.steps=22 data.train='b @22 a' --override data.train
+check "stages begin by steps, too, where older data began elsewhere: $(grep -m1 error staged-later.err)" \
+    grep -q "the first 300 samples of the new data.train are passed over" staged-later.err
 expect 2 "stages begin by the steps" "$mt" --config tiny.ini run.dir=staged data.train='a @3 b' data.start=0
 check "these are read" [ "$(losses data | sed -n 11p)" != "$(losses plain | sed -n 11p)" ]
 copy base seed

@@ -397,6 +397,9 @@ static Err place_data(Run *r, const CkptMeta *meta, bool replaced)
         TRY(refuse_start(r));
         r->data_begun = meta->samples;
         r->data_start = start;
+    } else if (replaced && dataset_stage(r->train, 0).count > 1) {
+        r->data_begun = r->data_start =
+            0; /* stages begin by the steps of the run, wherever older data began */
     }
     const int64_t at = run_data_position(r, meta->samples);
     if (r->world->rank) return ERR_OK;
