@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The README's commands, as they stand there, in its order: those of its first lines, of "Your own text", "Continue a Llama"
-# and of "Several processes" that need no launcher of others. Then the commands of docs/*.md, in the same folder. Only the
-# models are made small first, and a small random Llama stands for the hub's. The book is our own documentation.
+# The README's commands, as they stand there, in its order: those of its first lines, of "Your own text", "Continue a
+# Llama", of "Several processes" that need no launcher of others, and of "Which layout?". Then the commands of
+# docs/*.md, in the same folder. Only the models are made small first, and a small random Llama stands for the hub's. The book is
+# our own documentation.
 . "$(dirname "$0")/lib.sh"
 ln -s "$mt" megatrain
 ln -s "$root/scripts" scripts
@@ -34,16 +35,21 @@ while read -r line; do
         cp data/tok.json my-llama/tokenizer.json ;;
     esac
     line=${line//train.steps=200/train.steps=6}
+    case $line in *--search*) line=${line//llama3-70b.ini --world 64/tiny.ini --world 2} line=${line//tp=8/tp=2} ;; esac
     if OMP_NUM_THREADS=1 bash -c "$line" </dev/null >out.txt 2>err.txt; then ok
     else bad "exit $?: $line"; tail -4 err.txt; fi
     case $line in
+    *--compare*) check "plan: where two layouts stand" [ "$(grep -c '^  parallel\.[tp]p=2$' out.txt)" -eq 2 ] ;;
+    *--search*) check "plan: the best layout" grep -q '^the best, to paste' out.txt ;;
     *' plan '*) check "plan: bytes" grep -q '^ *total ' out.txt ;;
     *' eval '*) check "eval: bits per byte" grep -q '^bits_per_byte [0-9]' out.txt ;;
     *' generate --run runs/tiny '*) check "generate: a tiny GPT" grep -q '^The .' out.txt ;;
     *' generate '*) check "generate: the prompt goes on" grep -q '^Once.' out.txt ;;
     esac
-done < <(block megatrain; block "Your own text"; block "Continue a Llama"; block "Several processes")
-check "$ran commands, want 17" [ $ran -eq 17 ]
+done < <(for heading in megatrain "Your own text" "Continue a Llama" "Several processes" "Which layout?"; do
+    block "$heading"
+done)
+check "$ran commands, want 19" [ $ran -eq 19 ]
 check "the model of one's own text has left as a Qwen3" grep -q '"Qwen3ForCausalLM"' book-hf/config.json
 "$mt" convert --from our-llama --to runs/again --format megatrain >/dev/null 2>err.txt
 check "the Llama opens again: $(tail -1 err.txt)" [ -s runs/again/tokenizer/tokenizer.json ]

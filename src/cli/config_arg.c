@@ -184,7 +184,7 @@ Err config_world(int64_t given, int64_t *out)
     return ERR_OK;
 }
 
-/* The launchers of README, "Launchers"; a batch job's size alone says nothing, a step's does. */
+/* The launchers of docs/ranks.md, "Launchers"; a batch job's size alone says nothing, a step's does. */
 Err single_process(void)
 {
     static const char *const names[] = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
