@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The README's commands, as they stand there, in its order: those of its first lines, of "Your own text", "Continue a
 # Llama", of "Several processes" that need no launcher of others, and of "Which layout?". Then the commands of
-# docs/*.md, in the same folder. Only the models are made small first, and a small random Llama stands for the hub's. The book is
-# our own documentation.
+# docs/*.md, in the same folder. Only the models are made small first, and a small random Llama stands for the hub's.
+# The book is our own documentation.
 . "$(dirname "$0")/lib.sh"
 ln -s "$mt" megatrain
 ln -s "$root/scripts" scripts
