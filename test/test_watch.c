@@ -494,6 +494,43 @@ TEST(silence_comes_before_counters)
     judge_close(j);
 }
 
+/* The verdict where the last rank beats no more, just before it comes. */
+static Verdict hang_with_a_late_rank(int size, const Calls *calls)
+{
+    Verdict v = { .rank = -1 };
+    Judge *j = judge_of(size, 0);
+    bool given = false;
+    for (double now = 0.5; now < 40 && !given; now += 0.5) {
+        for (int r = 0; r < size; r++)
+            if (r < size - 1 || now < 27) tell_beat(j, now, r, 30, &calls[r]);
+        given = judge_tick(j, now, &v);
+    }
+    CHECK(given && v.what == WATCH_HUNG);
+    judge_close(j);
+    return v;
+}
+
+/* A watch thread that comes late has no part in what the others surely wait for. */
+TEST(waiting_without_a_silent_rank_comes_first)
+{
+    /* rank 0 waits for 1 on 'c1', which waits for 0 on 'c2' */
+    Calls circle[] = { { { 3, 4, 99 }, { 2, 4, 0 } }, { { 2, 5, 99 }, { 2, 4, 0 } }, { { 3, 99, 9 }, { 2, 0, 9 } } };
+    Verdict v = hang_with_a_late_rank(3, circle);
+    CHECK_MSG(v.rank == 0 && strstr(v.text, "in a circle"), "rank %d: %s", v.rank, v.text);
+    /* rank 1 is outside all calls */
+    Calls end[] = { { { 3, 4, 99 }, { 2, 4, 0 } }, { { 2, 4, 99 }, { 2, 4, 0 } }, { { 3, 99, 9 }, { 2, 0, 9 } } };
+    v = hang_with_a_late_rank(3, end);
+    CHECK_MSG(v.rank == 1 && strstr(v.text, "it has issued 2 calls on 'c1'"), "rank %d: %s", v.rank, v.text);
+    /* it is in a call with the silent one */
+    Calls shared[] = { { { 3, 99, 99 }, { 2, 0, 0 } }, { { 2, 5, 99 }, { 2, 4, 0 } }, { { 99, 5, 9 }, { 0, 4, 9 } } };
+    v = hang_with_a_late_rank(3, shared);
+    CHECK_MSG(v.rank == 2 && strstr(v.text, "gave no sign of life"), "rank %d: %s", v.rank, v.text);
+    /* a circle, one of which waits for the silent one, too */
+    Calls both[] = { { { 3, 4, 8 }, { 2, 4, 7 } }, { { 2, 5, 99 }, { 2, 4, 0 } }, { { 99, 99, 8 }, { 0, 0, 7 } } };
+    v = hang_with_a_late_rank(3, both);
+    CHECK_MSG(v.rank == 2 && strstr(v.text, "gave no sign of life"), "rank %d: %s", v.rank, v.text);
+}
+
 TEST(the_culprit_of_a_hang_is_waited_for)
 {
     /* rank 2 issued less on communicator 1 */

@@ -264,17 +264,6 @@ static bool waits_for_any(const Judge *j, int a, bool strict)
     return false;
 }
 
-/* Someone waited for who waits for nobody. */
-static bool find_end_of_waiting(const Judge *j, bool strict, Wait *out)
-{
-    for (int b = 0; b < j->size; b++) {
-        if (waits_for_any(j, b, strict)) continue;
-        for (int a = 0; a < j->size; a++)
-            if (waits_for(j, a, b, strict, out)) return true;
-    }
-    return false;
-}
-
 /* The first that rank a waits for; -1: nobody. */
 static int waited_for(const Judge *j, int a, Wait *out)
 {
@@ -297,6 +286,51 @@ static bool find_circle(const Judge *j, Wait *out)
         if (step == j->size || (step > j->size && at < out->culprit)) *out = w;
     }
     return at < j->size;
+}
+
+static bool is_silent(const Judge *j, double now, int rank)
+{
+    const Subject *s = &j->ranks[rank];
+    return s->watched && !s->left && now - s->last_beat > SILENT_BEATS * judge_beat_s(j, rank);
+}
+
+/* May a silent rank be what rank a waits for: one that is a member where a has an open call? Its own counters are of the
+ * past, so that they do not say. `beside`: not in calls on the communicator with this id; 0: on any. */
+static bool may_wait_for_silence(const Judge *j, double now, int a, uint32_t beside)
+{
+    const Subject *s = &j->ranks[a];
+    for (uint32_t i = 0; i < s->beat.comms; i++) {
+        if (!is_open(&s->comm[i]) || (beside && s->comm[i].id == beside)) continue;
+        for (int b = 0; b < j->size; b++)
+            if (b != a && is_silent(j, now, b) && comm_of(&j->ranks[b], s->comm[i].id)) return true;
+    }
+    return false;
+}
+
+/* Someone waited for who waits for nobody, and for no silent rank. strict: as of waits_on. */
+static bool find_end_of_waiting(const Judge *j, double now, bool strict, Wait *out)
+{
+    for (int b = 0; b < j->size; b++) {
+        if (is_silent(j, now, b) || may_wait_for_silence(j, now, b, 0) || waits_for_any(j, b, strict))
+            continue;
+        for (int a = 0; a < j->size; a++)
+            if (!is_silent(j, now, a) && waits_for(j, a, b, strict, out)) return true;
+    }
+    return false;
+}
+
+/* A circle that no silent rank can be the cause of. */
+static bool find_sure_circle(const Judge *j, double now, Wait *out)
+{
+    Wait w;
+    if (!find_circle(j, out)) return false;
+    int at = out->culprit;
+    do {
+        const int next = waited_for(j, at, &w);
+        if (is_silent(j, now, at) || may_wait_for_silence(j, now, at, w.waiting.id)) return false;
+        at = next;
+    } while (at != out->culprit);
+    return true;
 }
 
 static bool is_in_a_call(const Subject *s)
@@ -337,14 +371,14 @@ static void wait_text(const Wait *w, char *out, size_t size)
                  (unsigned long long)x->completed + 1);
 }
 
-/* Whoever beats no more comes first: what it said last is of the past, and others seem to wait for each other. -1: all
- * beat. */
+/* Whoever beats no more comes before what is not sure: what it said last is of the past, and others seem to wait for each
+ * other. -1: all beat. */
 static int first_to_fall_silent(const Judge *j, double now)
 {
     int best = -1;
     for (int r = 0; r < j->size; r++) {
         const Subject *s = &j->ranks[r];
-        if (!s->watched || s->left || now - s->last_beat <= SILENT_BEATS * judge_beat_s(j, r)) continue;
+        if (!is_silent(j, now, r)) continue;
         if (best < 0 || s->last_beat < j->ranks[best].last_beat) best = r;
     }
     return best;
@@ -366,15 +400,15 @@ static void accuse_of_silence(Judge *j, double now, double limit, int rank)
 
 static void accuse_of_hang(Judge *j, double now, double limit)
 {
-    const int silent = first_to_fall_silent(j, now);
+    char who[160], place[80], wait[160] = "", text[WATCH_TEXT_BYTES];
+    Wait w = { 0 };
+    const bool end = find_end_of_waiting(j, now, true, &w), circle = !end && find_sure_circle(j, now, &w);
+    const int silent = end || circle ? -1 : first_to_fall_silent(j, now);
     if (silent >= 0) {
         accuse_of_silence(j, now, limit, silent);
         return;
     }
-    char who[160], place[80], wait[160] = "", text[WATCH_TEXT_BYTES];
-    Wait w = { 0 };
-    const bool end = find_end_of_waiting(j, true, &w), circle = !end && find_circle(j, &w);
-    const bool found = end || circle || find_end_of_waiting(j, false, &w);
+    const bool found = end || circle || find_end_of_waiting(j, now, false, &w);
     int rank = found ? w.culprit : first_to_stop(j);
     if (rank < 0) return;
     const Subject *s = &j->ranks[rank];
