@@ -600,6 +600,9 @@ TEST(data_ports)
     FAILS(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", port, 0 }, (MeshKey){ "a secret of tests", "a start" }, &m),
           ERR_RENDEZVOUS, "of this rank are all taken");
     close(ours);
+    FAILS(mesh_open(0, 2, (MeshPlace){ "127.0.0.1", 49151, 1093 }, (MeshKey){ "a secret of tests", "a start" }, &m),
+          ERR_CONFIG, "49151, 50244, ... of this rank, for 1093 ranks on its host, lie beyond 65535");
+    CHECK_MSG(strstr(err_hint_text(), "of at most 48048, or 0"), "%s", err_hint_text());
 }
 
 /* (Gloo's world raises the limit to the hard one, so that is low, and others have the descriptors) */

@@ -27,6 +27,8 @@ typedef enum {
     END_LEAVING
 } EndState; /* LEAVING: the welcome is to be sent */
 
+enum { PORT_MAX = 65535 };
+
 /* This process's end of a connection under way. */
 typedef struct {
     Link link;
@@ -77,8 +79,20 @@ static Err no_listener(MeshPlace place)
     return err_hint("give another parallel.data_port, or 0 for any free port");
 }
 
+static Err check_ports(MeshPlace place)
+{
+    const int last = place.port + (MESH_PORTS - 1) * place.step,
+              most = PORT_MAX + 1 - MESH_PORTS * place.step;
+    if (!place.port || last <= PORT_MAX) return ERR_OK;
+    err_set(ERR_CONFIG, "the %d data ports %d, %d, ... of this rank, for %d ranks on its host, lie beyond %d",
+            MESH_PORTS, place.port, place.port + place.step, place.step, PORT_MAX);
+    if (most < 1) return err_hint("give parallel.data_port=0: any free port");
+    return err_hint("give a parallel.data_port of at most %d, or 0 for any free port", most);
+}
+
 Err mesh_open(int rank, int size, MeshPlace place, MeshKey key, Mesh **out)
 {
+    TRY(check_ports(place));
     Mesh *m = calloc(1, sizeof *m);
     if (!m) return err_set(ERR_MEMORY, "no memory for connections of %d ranks", size);
     *m = (Mesh){
@@ -181,7 +195,8 @@ static int dial(const char *text)
 {
     char address[MESH_ADDRESS_BYTES];
     int port;
-    if (sscanf(text, "%63s %d", address, &port) != 2 || port < 1 || port > 65535) return errno = EINVAL, -1;
+    if (sscanf(text, "%63s %d", address, &port) != 2 || port < 1 || port > PORT_MAX)
+        return errno = EINVAL, -1;
     return net_connect(address, port);
 }
 
