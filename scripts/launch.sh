@@ -33,6 +33,7 @@ MEGATRAIN_SECRET=$(od -An -N32 -v -tx1 /dev/urandom | tr -d ' \n')
 export MEGATRAIN_SECRET
 export MEGATRAIN_LAUNCHER_WORDS="${*:2}" # a mistake in them is every rank's, and rank 0 says it
 # The others leave it in this file, which has no name any more: where rank 0 made no such mistake we say it.
+unset MEGATRAIN_LAUNCHER_LEFT left_by_ranks # (a launcher around this one has its own)
 if left=$(mktemp); then
     exec {MEGATRAIN_LAUNCHER_LEFT}>>"$left" {left_by_ranks}<"$left"
     rm -f "$left"

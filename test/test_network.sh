@@ -92,6 +92,12 @@ bad_secret readable 'mode 644'
 bad_secret pipe 'is a FIFO, and should be a plain file'
 bad_secret folder 'is a folder, and should be a plain file'
 
+# ---- a launcher in a launcher, where no file can be made ----
+
+MEGATRAIN_LAUNCHER_LEFT=99 TMPDIR=$work/nowhere "$root/scripts/launch.sh" -n 1 -- bash -c 'echo "${MEGATRAIN_LAUNCHER_LEFT-none}"; exit 3' >out.txt 2>outer.txt
+code=$?
+check "launch.sh in a launcher: exit $code, $(cat out.txt outer.txt)" [ $code.$(cat out.txt).$(grep -vc '^mktemp: ' outer.txt) = 3.none.0 ]
+
 # ---- few descriptors ----
 
 (ulimit -n 10; "$root/scripts/launch.sh" -n 2 -- true 2>few.txt)
