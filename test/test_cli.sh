@@ -305,6 +305,9 @@ check "doctor --cluster without a shared folder: exit $?" test $? -eq 5
 says out "^! rank 1: does not see the file that rank 0 has made in 'runs': "
 check "doctor leaves nothing behind" test -z "$(find "$dir" -name '.doctor*')"
 refused 2 "this is one process" doctor --cluster
+refused 2 "--data-port is about the ranks of a cluster" doctor --data-port 20000
+refused 2 "--seconds is about a calibration" doctor --cluster --seconds 5
+refused 2 "give one of them" doctor --cluster --calibrate device.ini
 "$launch" --help >"$dir/out" 2>"$dir/err"
 check "launch.sh --help: exit $?" test $? -eq 0 -a ! -s "$dir/err"
 says out '^  *scripts/launch.sh -n N'

@@ -290,15 +290,29 @@ static Err look_at_cluster(void)
     return doctor_cluster(&boot, folder ? folder : ".", (int)data_port);
 }
 
+/* No option is passed over. */
+static Err check_options(void)
+{
+    if (device_path && cluster)
+        return err_set(ERR_CONFIG, "--calibrate is about this machine, --cluster about all ranks"),
+               err_hint("give one of them");
+    if (data_port && !cluster)
+        return err_set(ERR_CONFIG, "--data-port is about the ranks of a cluster"), err_hint("add --cluster");
+    if (seconds > 0 && !device_path)
+        return err_set(ERR_CONFIG, "--seconds is about a calibration"), err_hint("add --calibrate FILE");
+    if (folder && !device_path && !cluster)
+        return err_set(ERR_CONFIG, "--folder is about a calibration"),
+               err_hint("add --calibrate FILE, or --cluster");
+    return ERR_OK;
+}
+
 static Err doctor(Words rest)
 {
     (void)rest;
     problems = 0;
+    TRY(check_options());
     if (device_path) return calibrate_into(device_path);
     if (cluster) return look_at_cluster();
-    if (seconds > 0 || folder)
-        return err_set(ERR_CONFIG, "--%s is about a calibration", seconds > 0 ? "seconds" : "folder"),
-               err_hint(folder ? "add --calibrate FILE, or --cluster" : "add --calibrate FILE");
     version_print(stdout);
     check_processor();
     check_memory();

@@ -37,11 +37,12 @@ __attribute__((format(printf, 3, 4))) static void complain(Cluster *c, Err err, 
 {
     const size_t used = strlen(c->complaints);
     va_list args;
+    if (!c->worst) c->worst = err;
+    if (sizeof c->complaints - used < 2) return; /* full: what came first has been said */
     va_start(args, fmt);
     vsnprintf(c->complaints + used, sizeof c->complaints - used - 1, fmt, args);
     va_end(args);
     strcat(c->complaints, "\n");
-    if (!c->worst) c->worst = err;
 }
 
 /* "what/rank", a text. */
