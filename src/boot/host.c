@@ -69,15 +69,14 @@ static void limit_strangers(Host *h)
 /* Without descriptors the listener would stay readable and this thread spin. */
 static void pause_accepting(Host *h, double now)
 {
-    struct rlimit files = { 0 };
     const int why = errno;
     if (why == EAGAIN || why == EINTR || why == ECONNABORTED) return;
     h->accept_after = now + ACCEPT_PAUSE_S;
-    if (why != EMFILE || h->said_full) return;
+    if ((why != EMFILE && why != ENFILE) || h->said_full) return;
     h->said_full = true;
-    getrlimit(RLIMIT_NOFILE, &files);
-    log_warn("rank 0 has no file descriptor left for a rank that calls: raise ulimit -n, now %llu",
-             (unsigned long long)files.rlim_cur);
+    err_set(ERR_RENDEZVOUS, "rank 0 has no file descriptor left for a rank that calls");
+    err_hint_descriptors(why);
+    log_warn("%s: %s", err_message(), err_hint_text());
 }
 
 static void accept_one(Host *h, double now)
