@@ -157,8 +157,8 @@ Err config_read(Config *c, ConfigSource source)
     if (source.text) config_read_text(&r, source.text);
     else if (source.path) TRY(config_read_file(&r, source.path));
     r.written = false;
-    for (int i = 0; i < source.override_count; i++) config_read_override(&r, source.overrides[i]);
     if (source.earlier) config_read_before(&r);
+    for (int i = 0; i < source.override_count; i++) config_read_override(&r, source.overrides[i]);
     config_resolve(&r);
     config_check(&r);
     judge(&r, source);
