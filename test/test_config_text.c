@@ -3,6 +3,7 @@
  * is dumped reads back, explanations, what may change on resume.
  */
 #include <glob.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -229,6 +230,7 @@ TEST(texts_as_people_write_them)
         CHECK_MSG(strstr(said, wrong[i].says), "'%s': %s", wrong[i].line, said);
     }
     CHECK(strstr(complaint(NULL, "run.dir=~", 1), "command line: run.dir = '~': '~' is the home folder"));
+    CHECK(strstr(complaint("[run]\nname = #3", "", 1), "even an empty one, before which '#' is part of the value"));
     snprintf(base, sizeof base, "%s", getenv("HOME") ? getenv("HOME") : "");
     setenv("HOME", "/home/me", 1);
     snprintf(ini, sizeof ini, "[data]\ntrain = 0.7 ~/a 0.3 '~/b c' @9 @~/l.txt\ntokenizer = a~/b");
@@ -243,6 +245,24 @@ TEST(texts_as_people_write_them)
         !config_read(&c, (ConfigSource){ .path = "old", .text = "[run]\nname = foo # x\ndir = ~\n", .earlier = true }));
     CHECK(!strcmp(c.run.name, "foo # x") && !strcmp(c.run.dir, "~"));
     config_release(&c);
+}
+
+/* A program that took '~' for a name made such a folder: is it meant, or the home folder? */
+TEST(a_folder_by_the_name_of_home)
+{
+    char base[64], here[512], dir[] = "/tmp/test_config_text.XXXXXX";
+    Config c;
+    CHECK(getcwd(here, sizeof here));
+    snprintf(base, sizeof base, "%s", getenv("HOME") ? getenv("HOME") : "");
+    CHECK(mkdtemp(dir) && !chdir(dir) && !mkdir("~", 0777) && !mkdir("~/old", 0777));
+    setenv("HOME", "/home/me", 1);
+    const char *said = complaint(NULL, "run.dir=~/old", 1);
+    CHECK_MSG(strstr(said, "'/home/me/old' or './~/old', which exists? write the one that is meant"), "%s", said);
+    OK(read_as(&c, NULL, "run.dir=./~/old checkpoint.load=~/new", 1));
+    CHECK(!strcmp(c.run.dir, "./~/old") && !strcmp(c.checkpoint.load, "/home/me/new"));
+    config_release(&c);
+    setenv("HOME", base, 1);
+    CHECK(!rmdir("~/old") && !rmdir("~") && !chdir(here) && !rmdir(dir));
 }
 
 /* Values that others' are translated to are legal ones. */
@@ -625,7 +645,8 @@ TEST(any_value_reads_back)
             random_value(id, value[i], ROOM, &seed);
             text |= key->kind == CONFIG_TEXT && *value[i];
             snprintf(override[i], sizeof override[i], "%s.%s=%s", key->section, key->name, value[i]);
-            sprintf(file + strlen(file), "[%s]\n%s = %s\n", key->section, key->name, value[i]);
+            sprintf(file + strlen(file), "[%s]\n%s = %s%s\n", key->section, key->name, value[i],
+                    strchr(value[i], '#') ? " ;" : "");
         }
         Config a, b;
         Err err = config_read(&a, (ConfigSource){ .path = "t.ini",
@@ -848,6 +869,43 @@ TEST(pipelines_of_an_older_run)
         CHECK(was.parallel.vpp == (runs[i].vpp ? runs[i].vpp : 1));
         config_release(&was);
     }
+}
+
+/* No shell leaves a comment in a word; a file says with a ';' that '#' is part of the value, as each dump does. */
+TEST(hashes_in_texts_read_back)
+{
+    static const char *const words[] = { "run.name=#try #3", "data.train=0.5 d/x 0.5 d #2/y", "run.dir=runs/#1" };
+    Config c, again;
+    ConfigLine k = { 0 };
+    int seen = 0;
+    OK(config_read(&c, (ConfigSource){ .overrides = words, .override_count = 3 }));
+    CHECK(!strcmp(c.run.name, "#try #3") && !strcmp(c.data.train, "0.5 d/x 0.5 d #2/y"));
+    for (int origins = 0; origins < 2; origins++) {
+        char *text = dumped(&c, origins);
+        OK(read_as(&again, text, "", 1));
+        CHECK(same_values(&c, &again));
+        config_release(&again);
+        for (const char *at = text; !origins && config_dump_next(&at, &k);)
+            seen += k.value_bytes == 7 && !strncmp(k.value, "#try #3", 7);
+        free(text);
+    }
+    CHECK(seen == 1);
+    config_release(&c);
+}
+
+/* The text alone says which program wrote it. */
+TEST(pipelines_of_an_older_run_with_words)
+{
+    static const char *const words[] = { "train.eval_samples=100" };
+    Config was;
+    OK(config_read(&was, (ConfigSource){ .text = "[parallel]\nvpp = 2\nschedule = 1f1b\n", .path = "older",
+                                         .overrides = words, .override_count = 1, .world_size = 1, .earlier = true }));
+    CHECK(!strcmp(was.parallel.schedule, "interleaved") && was.train.eval_samples == 100);
+    config_release(&was);
+    OK(config_read(&was, (ConfigSource){ .text = "[parallel]\nvpp = 1\n[train]\neval_samples = 0\n", .path = "new",
+                                         .overrides = words, .override_count = 1, .world_size = 1, .earlier = true }));
+    CHECK(was.parallel.vpp == 1);
+    config_release(&was);
 }
 
 TEST(what_may_differ_by_name)

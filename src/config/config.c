@@ -122,6 +122,8 @@ const char *config_text_fault(const char *text)
     return json_can_hold(text) ? NULL : "must be UTF-8";
 }
 
+bool config_seems_commented(const char *text) { return *text == '#' || strstr(text, " #"); }
+
 /* ---- the nearest key ---- */
 
 const char *config_nearest_section(const char *name)
@@ -165,7 +167,8 @@ void config_dump(const Config *c, FILE *out, bool origins)
             fprintf(out, "%s[%s]\n", i ? "\n" : "", keys[i].section);
         const char *value = config_value(c, (ConfigId)i, buf);
         if (!origins) {
-            fprintf(out, "%s =%s%s\n", keys[i].name, *value ? " " : "", value);
+            fprintf(out, "%s =%s%s%s\n", keys[i].name, *value ? " " : "", value,
+                    config_seems_commented(value) ? " ;" : "");
             continue;
         }
         config_origin(c, (ConfigId)i, origin, sizeof origin);
@@ -186,6 +189,7 @@ bool config_dump_next(const char **at, ConfigLine *line)
             const char *value = equals + (equals[1] == ' ' ? 2 : 1), *name_end = equals;
             while (name_end > text && name_end[-1] == ' ') name_end--;
             line->name = text, line->name_bytes = (int)(name_end - text);
+            if (end - value > 1 && !strncmp(end - 2, " ;", 2)) end -= 2; /* behind a '#' */
             line->value = value < end ? value : end, line->value_bytes = (int)(end - line->value);
             return true;
         }

@@ -144,7 +144,8 @@ static const char *find_home(const char *text, const char *from)
     return NULL;
 }
 
-/* "~/" is the home folder, as in a shell, which leaves alone what it reads of "run.dir=~/x". */
+/* "~/" is the home folder, as in a shell, which leaves alone what it reads of "run.dir=~/x". Versions that left it alone,
+ * too, made a folder '~': where the path as it is written exists, it may be the one that is meant. */
 static const char *expand_home(ConfigReader *r, const char *text, const char **out)
 {
     const char *home = getenv("HOME"), *from = text, *whole = "";
@@ -154,15 +155,16 @@ static const char *expand_home(ConfigReader *r, const char *text, const char **o
         whole = config_keep(r, "%s%.*s%s", whole, (int)(at - from), from, home);
     }
     *out = config_keep(r, "%s%s", whole, from);
-    return NULL;
+    if (*text != '~' || !file_exists(text)) return NULL;
+    return config_keep(r, "'%s' or './%s', which exists? write the one that is meant", *out, text);
 }
 
-/* A text that a run wrote is taken as it is. */
+/* A text that a run wrote is taken as it is, and no shell leaves a comment in a word. */
 static const char *parse_text(ConfigReader *r, ConfigId id, const char *text, const char **out)
 {
     const bool words = id == CFG_data_train || id == CFG_data_valid;
     const char *why = config_text_fault(text);
-    if (!why && !r->written && strstr(text, " #")) why = "must not contain '#' after a blank";
+    if (!why && r->bare && config_seems_commented(text)) why = "must not contain '#' after a blank";
     if (!why && !r->written && !words && is_quoted(text)) why = "leave the quotes out";
     if (!why && !r->written && id != CFG_run_name) return expand_home(r, text, out);
     if (!why) *out = config_keep(r, "%s", text);
@@ -216,8 +218,11 @@ static void complain_unknown(ConfigReader *r, const char *place, const char *sec
 /* '#' begins a comment where it begins a line only; quotes are part of a value. */
 static const char *value_hint(const ConfigKey *key, const char *text, ConfigOrigin origin)
 {
-    if (origin.kind == ORIGIN_FILE && (strstr(text, " #") || strstr(text, "\t#")))
-        return "; a comment behind a value begins with ';'";
+    if (origin.kind == ORIGIN_FILE && (config_seems_commented(text) || strstr(text, "\t#")))
+        return key->kind == CONFIG_TEXT
+                   ? "; a comment behind a value begins with ';', even an empty one, before "
+                     "which '#' is part of the value"
+                   : "; a comment behind a value begins with ';'";
     return key->kind != CONFIG_TEXT && is_quoted(text) ? "; leave the quotes out" : "";
 }
 
@@ -252,6 +257,7 @@ typedef struct {
     int line;
     bool expected, handled; /* the last line should give, has given, a key */
     bool skip_section;      /* keys of an unknown section */
+    bool commented;         /* the last line has a comment, so that its value ends before it */
     char *long_value;       /* of a line that inih cannot take whole; else NULL */
 } IniText;
 
@@ -306,6 +312,13 @@ static void long_line(IniText *t, const char *line, int length, char *out, int s
     else snprintf(out, (size_t)size_bytes, "%.*s= -\n", key, line);
 }
 
+static bool has_comment(const char *line, int length)
+{
+    for (int i = 1; i < length; i++)
+        if (line[i] == ';' && strchr(blanks, line[i - 1])) return true;
+    return false;
+}
+
 /* inih asks for the next line. */
 static char *next_line(char *out, int size_bytes, void *stream)
 {
@@ -320,6 +333,7 @@ static char *next_line(char *out, int size_bytes, void *stream)
 
     if (line[0] == '[') length = section_line(t, line, length);
     else t->expected = length > 0 && !strchr("\r;#", line[0]);
+    t->commented = has_comment(line, length);
     if (length <= size_bytes - 2) snprintf(out, (size_t)size_bytes, "%.*s\n", length, line);
     else if (t->expected) long_line(t, line, length, out, size_bytes);
     else snprintf(out, (size_t)size_bytes, ";\n"); /* a long comment */
@@ -342,7 +356,9 @@ static int one_key(void *user, const char *section, const char *name, const char
     IniText *t = user;
     t->handled = true;
     if (t->long_value) value = trim_value(t->long_value);
+    t->r->bare = !t->r->written && !t->commented;
     if (!t->skip_section) set_value(t->r, section, name, value, (ConfigOrigin){ ORIGIN_FILE, t->line });
+    t->r->bare = false;
     return 1;
 }
 
@@ -412,7 +428,7 @@ static void set_before(ConfigReader *r, ConfigId id, const char *value)
 }
 
 /* Programs that had no train.eval_samples wrote down 1 and 1f1b for what was left to layout, vpp and slices. Given so,
- * it would have been refused. */
+ * it would have been refused. (No word of a command line has been read yet, which may have that key.) */
 static void open_pipeline(Config *c)
 {
     const ConfigOrigin *vpp = &c->origin[CFG_parallel_vpp], *schedule = &c->origin[CFG_parallel_schedule];

@@ -16,7 +16,8 @@ typedef struct {
 typedef struct ConfigReader ConfigReader;
 struct ConfigReader {
     Config *config;
-    bool written;             /* the text that is read was written by a run, not by a user */
+    bool written; /* the text that is read was written by a run, not by a user */
+    bool bare;    /* the value that is read stands in a user's file, and no comment with ';' behind it */
     bool bad[CFG_COUNT];      /* its value was refused: rules about it are not looked at */
     bool doubtful[CFG_COUNT]; /* a rule about it is broken */
     int mistakes;
@@ -48,6 +49,10 @@ const char *config_keep(ConfigReader *r, const char *fmt, ...) __attribute__((fo
  * back; and a checkpoint's manifest, which is JSON. */
 const char *config_text_fault(const char *text);
 
+/* Would somebody read '#' in it as the beginning of a comment? In a file it takes one with ';' behind it, if an empty
+ * one. */
+bool config_seems_commented(const char *text);
+
 const char *config_nearest_section(const char *name); /* at most 2 edits away; NULL if none */
 
 /* Is each rule that is broken `now` one that was? Neither are other mistakes more. */
@@ -58,7 +63,7 @@ void config_read_text(ConfigReader *r, const char *text);
 Err config_read_file(ConfigReader *r, const char *path); /* ERR_CONFIG: it cannot be read */
 void config_read_override(ConfigReader *r, const char *text);
 
-/* Of keys that nobody gave, what programs did that did not have them yet. */
+/* Of keys that the text has not, what programs did that did not have them yet: before a command line is read. */
 void config_read_before(ConfigReader *r);
 
 /* ---- facts of a configuration (config_resolve.c) ---- */
