@@ -1,6 +1,6 @@
 /*
  * megatrain: pretraining of GPT models.
- * The way of one batch of tokens from file to changed weight: README, "How it works".
+ * The way of one batch of tokens from file to changed weight: docs/architecture.md, "From file to changed weight".
  */
 #include "base/identity.h"
 #include "base/processors.h"
