@@ -908,6 +908,20 @@ TEST(pipelines_of_an_older_run_with_words)
     config_release(&was);
 }
 
+/* A GPU's run of a width that GPUs are no longer given can still be read, for another device. */
+TEST(widths_of_an_older_run)
+{
+    ConfigSource s = { .text = "[run]\ndevice = cuda\n[model]\nhidden = 764\nhead_dim = 64\nffn = 3060\n",
+                       .path = "older", .world_size = 1, .earlier = true };
+    Config was;
+    FAILS(config_read(&was, s), ERR_CONFIG, "rows of products begin on 16 bytes");
+    config_release(&was);
+    s.compared = true;
+    OK(config_read(&was, s));
+    CHECK(was.model.hidden == 764 && was.model.ffn == 3060);
+    config_release(&was);
+}
+
 TEST(what_may_differ_by_name)
 {
     Config was, now;

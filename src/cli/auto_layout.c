@@ -217,6 +217,7 @@ static Err words_of_checkpoint(const AutoLayout *a, const Config *base, const Ke
     Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration",
                                                 .text = k->meta.config,
                                                 .earlier = true,
+                                                .compared = true,
                                                 .world_size = CONFIG_ANY_WORLD });
     if (!err && was.parallel.planned) put_words(base, &was, false, text, size);
     config_release(&was);

@@ -254,6 +254,7 @@ static Err open_ours(Model *m, Source *out)
     const ConfigSource source = { .path = "the checkpoint's configuration",
                                   .text = meta.config,
                                   .earlier = true,
+                                  .compared = true,
                                   .world_size = CONFIG_ANY_WORLD };
     TRY_AS(ERR_CKPT, model_open(m, source, shape[0]));
     out->vocab = shape[0];

@@ -113,9 +113,10 @@ static Err config_of(Config *c, const Source *s, Words overrides, int64_t world_
 {
     ConfigSource source = config_source_here(s->path, (Words){ 0 }, CONFIG_ANY_WORLD);
     source.text = s->meta.config;
-    source.earlier = true;
+    source.earlier = source.compared = true;
     TRY(err_as(config_read(c, source), ERR_CKPT));
     config_release(c);
+    source.compared = false;
     source.overrides = overrides.items;
     source.override_count = overrides.count;
     source.world_size = world_size;

@@ -25,7 +25,8 @@ typedef struct {
     const char *secret, *start;
 } MeshKey;
 
-/* ERR_CONFIG: the address is not numeric, or not of this host; one of the ports would be above 65535. ERR_RENDEZVOUS: all of its ports are taken. */
+/* ERR_CONFIG: the address is not numeric, or not of this host; a port would be above 65535. ERR_RENDEZVOUS:
+ * all of its ports are taken. */
 Err mesh_open(int rank, int size, MeshPlace place, MeshKey key, Mesh **out);
 /* Where the others reach this rank: "10.1.2.3 40123", the rest of it zeros. */
 void mesh_address(const Mesh *m, char out[MESH_ADDRESS_BYTES]);

@@ -112,6 +112,7 @@ typedef struct {
     int gpus;           /* of this host, for run.device = auto */
     bool pairs, tiles;  /* its processor has VDPBF16PS; TDPBF16PS; for debug.dot = auto */
     bool earlier;       /* `text` may be an older program's: of keys that it had not, what it did */
+    bool compared;      /* it is read to be compared, or for its weights: its device need not take it */
     /* Asked only of what has mistakes already, so that they are all named at once: what else there is against it, given
      * the keys that are complained of (NULL: nobody is asked). Its ERR_CONFIG is one more of them. */
     Err (*judge)(const Config *c, const bool doubtful[CFG_COUNT]);

@@ -83,10 +83,11 @@ static bool fits_gpu(const Config *c, int64_t width)
     return on_cpu(c) || !config_is_latent(c) || width % 8 == 0;
 }
 
-/* The library of products takes other rows by no kernel that has been tried, or slowly. */
-static bool gpu_rows_fit(const Config *c, int64_t width)
+/* The library of products takes other rows by no kernel that has been tried, or slowly. (Older programs ran such.) */
+static bool gpu_rows_fit(const ConfigReader *r, int64_t width)
 {
-    return on_cpu(c) || width % (c->run.precision == RUN_PRECISION_FP32 ? 4 : 8) == 0;
+    const Config *c = r->config;
+    return r->compared || on_cpu(c) || width % (c->run.precision == RUN_PRECISION_FP32 ? 4 : 8) == 0;
 }
 
 /* Of a sample, on a rank. */

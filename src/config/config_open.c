@@ -145,7 +145,9 @@ static void warn_of_bits(const Config *c)
 
 Err config_read(Config *c, ConfigSource source)
 {
-    ConfigReader r = { .config = c, .again = read_again, .written = source.earlier };
+    ConfigReader r = {
+        .config = c, .again = read_again, .written = source.earlier, .compared = source.compared
+    };
     *c = config_defaults;
     setup_init(&c->memory);
     c->derived.world_size = source.world_size > 0 ? source.world_size : 1;

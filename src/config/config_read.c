@@ -144,8 +144,8 @@ static const char *find_home(const char *text, const char *from)
     return NULL;
 }
 
-/* "~/" is the home folder, as in a shell, which leaves alone what it reads of "run.dir=~/x". Versions that left it alone,
- * too, made a folder '~': where the path as it is written exists, it may be the one that is meant. */
+/* "~/" is the home folder, as in a shell, which leaves alone what it reads of "run.dir=~/x". Versions that did so, too,
+ * made a folder '~': where the path as it is written exists, it may be the one that is meant. */
 static const char *expand_home(ConfigReader *r, const char *text, const char **out)
 {
     const char *home = getenv("HOME"), *from = text, *whole = "";

@@ -16,8 +16,9 @@ typedef struct {
 typedef struct ConfigReader ConfigReader;
 struct ConfigReader {
     Config *config;
-    bool written; /* the text that is read was written by a run, not by a user */
-    bool bare;    /* the value that is read stands in a user's file, and no comment with ';' behind it */
+    bool written;  /* the text that is read was written by a run, not by a user */
+    bool compared; /* as ConfigSource's */
+    bool bare;     /* the value that is read stands in a user's file, and no comment with ';' behind it */
     bool bad[CFG_COUNT];      /* its value was refused: rules about it are not looked at */
     bool doubtful[CFG_COUNT]; /* a rule about it is broken */
     int mistakes;

@@ -432,6 +432,7 @@ static Err check_same_run(Run *r, const CkptMeta *meta)
     Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration",
                                                 .text = meta->config,
                                                 .earlier = true,
+                                                .compared = true,
                                                 .world_size = CONFIG_ANY_WORLD });
     if (err) err = err_prefix(err_as(err, ERR_CKPT), "cannot compare configurations");
     else err = compare_runs(r, &was, meta);
