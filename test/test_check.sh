@@ -84,6 +84,12 @@ expect 2 "clip by; take optim.clip=0 model.tied=false" "$mt" config check --conf
 expect 2 "heads must be a multiple of kv_heads" "$mt" config check --config small.ini "${uneven[@]}" model.kv_heads=3
 check "a doubtful value gives no judgment" bash -c '! grep -q stages err.txt'
 refused 2 "2 chunks a rank or more" 'nearest legal shape' parallel.pp=2 parallel.schedule=interleaved parallel.vpp=1
+# a shape is named only if the model can be cut into its stages
+for shape in "3 2" "4 4"; do # blocks, ranks that are named
+    "$mt" config check --config small.ini --world 3 parallel.pp=3 parallel.schedule=gems \
+        model.layers=${shape% *} 2>err.txt
+    check "${shape% *} blocks: $(grep ^hint err.txt)" grep -q "nearest legal shape: ${shape#* } ranks, 8 micro" err.txt
+done
 refused 2 "2 x cp x slices must divide seq_blocks" '' parallel.cp=2 parallel.slices=4 run.reproducible=layout \
     parallel.seq_blocks=2
 refused 6 "2 x cp must divide seq_blocks" '' parallel.cp=6 train.global_batch=12 model.seq=48 \

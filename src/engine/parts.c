@@ -34,6 +34,23 @@ static Err share_batches(ScheduleSpec *s)
            err_hint("parallel.group, the micro-batches of an update, must divide those of a step");
 }
 
+static Err make_shares(const PartsSpec *spec, const Schedule *s, SetupArena *setup, StageShare **out)
+{
+    TRY(setup_array(setup, s->stages, out));
+    return stage_shares(spec->model, layout_of(spec), s->stages, *out);
+}
+
+/* Asked of a shape that a hint would name (schedule.h). */
+static bool stages_fit(const Schedule *s, const void *spec)
+{
+    SetupArena setup;
+    StageShare *shares;
+    setup_init(&setup);
+    const Err err = make_shares(spec, s, &setup, &shares);
+    setup_release(&setup);
+    return !err;
+}
+
 /* What the schedule is to be made of. The layout says how many stages there are, where the user left that open. */
 static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
 {
@@ -44,7 +61,9 @@ static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
                            .microbatches = spec->microbatches,
                            .chunks = p->chunks,
                            .group = p->group,
-                           .slices = p->slices };
+                           .slices = p->slices,
+                           .stages_fit = stages_fit,
+                           .user = spec };
     TRY(stage_layout_count(layout_of(spec), &stages));
     if (stages % ranks) return refuse_stages(spec, stages, ranks);
     if (!out->chunks) out->chunks = stages / ranks;
@@ -83,12 +102,6 @@ static Err check_units(const PartsSpec *spec, const Schedule *s)
                err_take("moe.unit=1"), take_micro_batches(spec->micro_batch, whole);
     if (held <= PARTS_STAGES) return ERR_OK;
     return err_set(ERR_CONFIG, "a rank would hold %d stages; at most %d are allowed", held, PARTS_STAGES);
-}
-
-static Err make_shares(const PartsSpec *spec, const Schedule *s, SetupArena *setup, StageShare **out)
-{
-    TRY(setup_array(setup, s->stages, out));
-    return stage_shares(spec->model, layout_of(spec), s->stages, *out);
 }
 
 /* Whether a schedule's backwards are split already only its lists show. */

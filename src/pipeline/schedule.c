@@ -135,12 +135,28 @@ static Err read_slices(const Schedule *s)
     return err_hint("schedule seq1f1b passes slices; 1 for any other");
 }
 
+/* The figures that a shape is given, each in its range: derive() multiplies them. */
+static Err check_sizes(const Schedule *s)
+{
+    TRY(in_range("ranks of a pipeline", s->ranks, RANKS_MAX));
+    TRY(in_range("micro-batches", s->microbatches, UNITS_MAX));
+    TRY(in_range("chunks of a rank", s->chunks, STAGES_MAX / s->ranks));
+    TRY(read_slices(s));
+    TRY(in_range("batches", s->batches, UNITS_MAX / (2 * s->microbatches) + 1));
+    return s->kind->waves ? in_range("waves", s->waves, STAGES_MAX / (2 * s->ranks)) : ERR_OK;
+}
+
+static Err check_visits(const Schedule *s)
+{
+    if ((int64_t)s->units * s->chunks <= VISITS_MAX) return ERR_OK;
+    return err_set(ERR_CONFIG, "%d micro-batches through %d chunks a rank are more than %d visits",
+                   s->microbatches * s->batches, s->chunks, VISITS_MAX);
+}
+
 static Err read_shape(const ScheduleSpec *spec, Schedule *s)
 {
     const ScheduleKind *k = s->kind;
     const int chunks = k->chunks ? k->chunks : 2;
-    TRY(in_range("ranks of a pipeline", spec->ranks, RANKS_MAX));
-    TRY(in_range("micro-batches", spec->microbatches, UNITS_MAX));
     s->ranks = spec->ranks;
     s->microbatches = spec->microbatches;
     s->chunks = spec->chunks ? spec->chunks : chunks;
@@ -151,17 +167,12 @@ static Err read_shape(const ScheduleSpec *spec, Schedule *s)
     s->cap = spec->cap;
     s->costs = spec->costs;
     s->table = spec->table;
-    TRY(in_range("chunks of a rank", s->chunks, STAGES_MAX / s->ranks));
-    TRY(read_slices(s));
-    TRY(in_range("batches", s->batches, UNITS_MAX / (2 * s->microbatches) + 1));
-    if (k->waves) TRY(in_range("waves", s->waves, STAGES_MAX / (2 * s->ranks)));
+    TRY(check_sizes(s));
     if (k->waves && spec->chunks && spec->chunks != 2 * s->waves)
         return err_set(ERR_CONFIG, "schedule '%s' has two chunks a rank for each wave, not %d", s->name,
                        spec->chunks);
     derive(s);
-    if ((int64_t)s->units * s->chunks > VISITS_MAX)
-        return err_set(ERR_CONFIG, "%d micro-batches through %d chunks a rank are more than %d visits",
-                       s->microbatches * s->batches, s->chunks, VISITS_MAX);
+    TRY(check_visits(s));
     if (k->chunks && s->chunks != k->chunks)
         return err_set(ERR_CONFIG, "schedule '%s' has %d chunk%s a rank, not %d", s->name, k->chunks,
                        k->chunks == 1 ? "" : "s", s->chunks);
@@ -179,29 +190,46 @@ static bool legal_with(Schedule *s, int ranks, int microbatches, int group)
     s->ranks = ranks;
     s->microbatches = microbatches;
     s->group = group;
+    if (check_sizes(s)) return false;
     derive(s);
-    return !s->kind->rule(s);
+    return !check_visits(s) && !s->kind->rule(s);
 }
 
-/* First with two chunks instead of one, then with other micro-batches, then with another group, then with
- * other ranks too; true if one was found. */
-static bool find_legal(const Schedule *wanted, Schedule *out)
+/* Whether so many ranks have stages that the caller's model can be cut into. */
+static bool stages_fit(const ScheduleSpec *spec, Schedule *s, int ranks)
 {
-    const Schedule *w = wanted;
-    *out = *w;
-    if (w->chunks == 1 && !w->kind->chunks) { /* every such schedule takes two */
-        out->chunks = 2;
-        if (legal_with(out, w->ranks, w->microbatches, w->group)) return true;
-    }
-    const int reach = 2 * (4 * w->ranks + 2);
+    s->ranks = ranks;
+    if (check_sizes(s)) return false;
+    derive(s);
+    return !spec->stages_fit || spec->stages_fit(s, spec->user);
+}
+
+/* On the ranks of `w`: first with two chunks instead of one, then with other micro-batches, then with another group. */
+static bool find_on_ranks(const Schedule *w, Schedule *out, int reach)
+{
+    if (out->chunks != w->chunks && legal_with(out, w->ranks, w->microbatches, w->group)) return true;
     for (int i = 1; i <= reach; i++)
         if (legal_with(out, w->ranks, w->microbatches + nearby(i), w->group)) return true;
     for (int i = 1; i <= reach && w->kind->grouped; i++)
         if (legal_with(out, w->ranks, w->microbatches, w->group + nearby(i))) return true;
-    for (int i = 1; i <= 8; i++)
+    return false;
+}
+
+/* On the ranks of `w`, then with other ranks too; true if a legal shape was found. */
+static bool find_legal(const ScheduleSpec *spec, const Schedule *w, Schedule *out)
+{
+    Schedule near = *w;
+    if (w->chunks == 1 && !w->kind->chunks) near.chunks = 2; /* every such schedule takes two */
+    const int reach = 2 * (4 * w->ranks + 2);
+    *out = near;
+    if (stages_fit(spec, out, w->ranks) && find_on_ranks(w, out, reach)) return true;
+    for (int i = 1; i <= 8; i++) {
+        const int ranks = w->ranks + nearby(i);
+        *out = near;
+        if (!stages_fit(spec, out, ranks)) continue;
         for (int j = 0; j <= reach; j++)
-            if (legal_with(out, w->ranks + nearby(i), w->microbatches + nearby(j), w->ranks + nearby(i)))
-                return true;
+            if (legal_with(out, ranks, w->microbatches + nearby(j), ranks)) return true;
+    }
     return false;
 }
 
@@ -216,15 +244,17 @@ static const char *shape_text(const Schedule *s, char *out, size_t size)
     return out;
 }
 
-static Err check_rule(const Schedule *s)
+static Err check_rule(const ScheduleSpec *spec, const Schedule *s)
 {
     const char *rule = s->kind->rule(s);
     Schedule legal;
     if (!rule) return ERR_OK;
+    const bool found =
+        find_legal(spec, s, &legal); /* before the error: what it tries has errors of its own */
     char text[128];
     Err err = err_set(ERR_CONFIG, "schedule '%s' needs %s; here are %s", s->name, rule,
                       shape_text(s, text, sizeof text));
-    if (!find_legal(s, &legal)) return err;
+    if (!found) return err;
     return err_hint("nearest legal shape: %s", shape_text(&legal, text, sizeof text));
 }
 
@@ -268,7 +298,7 @@ Err schedule_shape(const ScheduleSpec *spec, Schedule *out)
     *out = (Schedule){ 0 };
     TRY(read_name(spec, out));
     TRY(read_shape(spec, out));
-    return check_rule(out);
+    return check_rule(spec, out);
 }
 
 Err schedule_make(const ScheduleSpec *spec, Schedule *out)

@@ -111,6 +111,8 @@ typedef struct {
     double pair;    /* how much less a pair (ACTION_PAIR) of its forward takes than both halves one by one */
 } StageCost;
 
+typedef struct Schedule Schedule;
+
 /* What is asked for. Zero stands for the schedule's usual value. */
 typedef struct {
     /* A name in the table (schedule_name), or an alias. "+split" behind it splits every B into I W. */
@@ -125,11 +127,14 @@ typedef struct {
     int cap;     /* a rank must not hold more units between F and W, over its stages; 0: no limit */
     /* [stages] what stages are expected to take, > 0, for the order of messages; NULL: all the same */
     const StageCost *costs;
+    /* Whether a model can be cut into the stages of a shape, for the hint's nearest legal shape; NULL: any can. */
+    bool (*stages_fit)(const Schedule *shape, const void *user);
+    const void *user; /* for stages_fit */
 } ScheduleSpec;
 
 typedef struct ScheduleKind ScheduleKind;
 
-typedef struct {
+struct Schedule {
     char name[48];
     const ScheduleKind *kind;
     int ranks, microbatches, chunks, group, waves, slices, batches, cap;
@@ -144,12 +149,12 @@ typedef struct {
     bool no_memory;         /* a list could not grow; schedule_make reports it */
     uint8_t *unit_replica;  /* [units] the replica that computes it */
     ActionList *rank;       /* [ranks] */
-} Schedule;
+};
 
 /*
  * Generates, runs all passes and checks the result. Costs O(actions log actions).
  * Owns: release with schedule_free, also after an error.
- * Errors: ERR_CONFIG for a name or a shape that is not legal, with the rule and the nearest legal shape;
+ * Errors: ERR_CONFIG for a name or a shape that is not legal, with the rule and the nearest legal shape (if any);
  *         ERR_MEMORY.
  */
 Err schedule_make(const ScheduleSpec *spec, Schedule *out);
