@@ -213,6 +213,9 @@ TEST(arena_marks_and_peak)
     OK(arena_alloc(&a, 4096 - 768, &p));
     CHECK(a.peak_bytes == 4096);
     FAILS(arena_alloc(&a, 1, &q), ERR_MEMORY, "arena 'scratch' is full: '1' bytes wanted, '0' of '4096' free");
+    CHECK(arena_was_full());
+    err_set(ERR_MEMORY, "no memory for the arenas");
+    CHECK(!arena_was_full());
     arena_release(&a, m);
     CHECK(a.used_bytes == 768 && a.peak_bytes == 4096);
     FAILS(arena_alloc(&a, INT64_MAX, &q), ERR_MEMORY, "scratch");

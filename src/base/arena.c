@@ -35,13 +35,17 @@ void arena_init(Arena *a, const char *name, void *base, int64_t size_bytes)
     *a = (Arena){ .name = name, .base = base, .size_bytes = size_bytes };
 }
 
+#define FULL "arena '" /* how no other message begins */
+
+bool arena_was_full(void) { return !strncmp(err_message(), FULL, strlen(FULL)); }
+
 Err arena_alloc(Arena *a, int64_t size_bytes, void **out)
 {
     ASSERT(size_bytes >= 0);
     int64_t free_bytes = a->size_bytes - a->used_bytes;
     int64_t padding = (ARENA_ALIGN - size_bytes % ARENA_ALIGN) % ARENA_ALIGN;
     if (size_bytes > free_bytes || padding > free_bytes - size_bytes)
-        return err_set(ERR_MEMORY, "arena '%s' is full: '%lld' bytes wanted, '%lld' of '%lld' free", a->name,
+        return err_set(ERR_MEMORY, FULL "%s' is full: '%lld' bytes wanted, '%lld' of '%lld' free", a->name,
                        (long long)size_bytes, (long long)free_bytes, (long long)a->size_bytes);
     *out = (void *)((uintptr_t)a->base + (uintptr_t)a->used_bytes); /* base may be no real address */
     if (size_bytes == 0) return ERR_OK;

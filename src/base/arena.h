@@ -46,6 +46,8 @@ void arena_init(Arena *a, const char *name, void *base, int64_t size_bytes);
 
 /* ERR_MEMORY, naming arena, wanted and free bytes, when it does not fit. Contents are not cleared. */
 Err arena_alloc(Arena *a, int64_t size_bytes, void **out);
+/* This thread's recorded failure is that of a full arena; any other ERR_MEMORY is the machine's. */
+bool arena_was_full(void);
 
 ArenaMark arena_mark(const Arena *a);
 void arena_release(Arena *a, ArenaMark mark); /* everything allocated since the mark */

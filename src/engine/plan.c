@@ -538,7 +538,8 @@ static Err plan_rank(const TrainSpec *asked, Grid grid, int rank, const DryClock
     if (spec->purpose.ahead)
         out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq) + out->pinned;
     out->host_apart = spec->device.kind == DEVICE_CUDA;
-    if (err == ERR_MEMORY) err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
+    if (err == ERR_MEMORY && arena_was_full())
+        err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
     trainer_close(t);
     world_close(world);
     return err;
