@@ -207,7 +207,7 @@ for f in bin idx crc; do cp other.$f host1/b.$f; done # another number of sample
 expect 3 "the ranks do not read the same data: ${differ}data.valid: b: " apart
 cp b.* host1
 head -c 100 other.bin | dd of=host1/a.bin conv=notrunc status=none # other tokens, which index and .crc do not tell
-expect 3 "the ranks do not read the same data: ${differ}data.train: a: " apart parallel.pp=2
+expect 3 "the ranks do not read the same data: ${differ}data.train: a.bin: sampled " apart parallel.pp=2
 cp a.* host1
 for i in 0 1; do run host$i/w train.steps=1 optim.warmup=0 train.eval_every=0 model.dropout=0 run.seed=$i; done
 mv host0/w host0/weights && mv host1/w host1/weights

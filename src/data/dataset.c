@@ -440,9 +440,10 @@ DatasetSource dataset_source(const Dataset *d, int source)
     return s;
 }
 
-Err dataset_sample_crc(const Dataset *d, int source, uint32_t *crc)
+const char *dataset_file(const Dataset *d, int source, int file)
 {
-    return shards_sample_crc(&d->sources[source].file, crc);
+    const Shards *x = &d->sources[source].file;
+    return file < x->count ? x->file[file].bin.path : NULL;
 }
 
 /* What Megatron's order depends on besides; the run's length matters only where it changes that of an epoch. */

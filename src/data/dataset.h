@@ -112,8 +112,8 @@ typedef struct {
 } DatasetSource;
 DatasetSource dataset_source(const Dataset *d, int source);
 
-/* A checksum of a sample of its tokens (shards_sample_crc). ERR_DATA. */
-Err dataset_sample_crc(const Dataset *d, int source, uint32_t *crc);
+/* The path of one of its files of tokens, PREFIX.bin; NULL: it has no more. */
+const char *dataset_file(const Dataset *d, int source, int file);
 
 /* A CRC32C over indexes, split, weights, seq and seed. Two data sets with the same one give the same samples. */
 uint32_t dataset_crc(const Dataset *d);

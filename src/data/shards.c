@@ -287,13 +287,3 @@ bool shards_content_crc(const Shards *s, uint32_t *crc)
     }
     return true;
 }
-
-enum { SAMPLED_BYTES = 16 << 20 };
-
-Err shards_sample_crc(const Shards *s, uint32_t *crc)
-{
-    *crc = 0;
-    for (int i = 0; i < s->count; i++)
-        TRY_AS(ERR_DATA, file_sample_crc(s->file[i].bin.path, SAMPLED_BYTES / s->count, crc));
-    return ERR_OK;
-}

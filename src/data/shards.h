@@ -53,8 +53,4 @@ uint32_t shards_index_crc(const Shards *s, uint32_t crc);
  * none. */
 bool shards_content_crc(const Shards *s, uint32_t *crc);
 
-/* *crc: the checksum of a sample of all PREFIX.bin (file_sample_crc), at most 16 MiB unless there are over a thousand.
- * ERR_DATA. */
-Err shards_sample_crc(const Shards *s, uint32_t *crc);
-
 #endif

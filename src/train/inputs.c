@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/file.h"
 #include "hf/folder.h"
@@ -10,15 +11,16 @@
 
 /* ---- the list of what a run reads ---- */
 
+/* Samples of a run's data take so much together, and so do those of the weights that it begins with. */
+enum { SAMPLED_BYTES = 16 << 20 };
+
 static Err put_set(const Dataset *d, const char *key, const char *set, FILE *f)
 {
     if (!d) return ERR_OK;
     for (int i = 0; i < dataset_source_count(d); i++) {
-        uint32_t sampled;
-        TRY(dataset_sample_crc(d, i, &sampled));
         fprintf(f, "%s%s%s: ", key, *set ? " " : "", set);
         data_id_put_source(f, dataset_source(d, i));
-        fprintf(f, ", sampled %08x\n", sampled);
+        fputc('\n', f);
     }
     fprintf(f, "%s%s%s: order of samples %08x\n", key, *set ? " " : "", set, dataset_crc(d));
     return ERR_OK;
@@ -31,6 +33,65 @@ static Err put_valid(const Run *r, FILE *f)
     for (int i = 0; i < r->valid.count; i++)
         TRY(put_set(r->valid.set[i].data, "data.valid", r->valid.set[i].name, f));
     return ERR_OK;
+}
+
+typedef struct {
+    const char *path, *key; /* the key that names it */
+} TokenFile;
+
+/* Of a file under two keys the first in the list stays. */
+static int by_path(const void *a, const void *b)
+{
+    const TokenFile *x = a, *y = b;
+    const int order = strcmp(x->path, y->path);
+    return order ? order : strcmp(x->key, y->key);
+}
+
+/* Adds the files of a set to those in `out`; NULL: counts them. */
+static int add_files(const Dataset *d, const char *key, TokenFile *out)
+{
+    const char *path;
+    int n = 0;
+    for (int i = 0; d && i < dataset_source_count(d); i++)
+        for (int k = 0; (path = dataset_file(d, i, k)); k++, n++)
+            if (out) out[n] = (TokenFile){ path, key };
+    return n;
+}
+
+static int list_files(const Run *r, TokenFile *out)
+{
+    int n = add_files(r->train, "data.train", out);
+    for (int i = 0; i < r->valid.count; i++)
+        n += add_files(r->valid.set[i].data, "data.valid", out ? out + n : NULL);
+    return n;
+}
+
+static int drop_repeated(TokenFile *t, int count)
+{
+    int n = 0;
+    qsort(t, (size_t)count, sizeof *t, by_path);
+    for (int i = 0; i < count; i++)
+        if (!n || strcmp(t[i].path, t[n - 1].path)) t[n++] = t[i];
+    return n;
+}
+
+/* The tokens themselves, of each file once, whatever sets and stages read it. */
+static Err put_tokens(const Run *r, FILE *f)
+{
+    Err err = ERR_OK;
+    int count = list_files(r, NULL);
+    if (!count) return ERR_OK;
+    TokenFile *t = calloc((size_t)count, sizeof *t);
+    if (!t) return err_set(ERR_MEMORY, "no memory for the names of '%d' token files", count);
+    list_files(r, t);
+    count = drop_repeated(t, count);
+    for (int i = 0; i < count && !err; i++) {
+        uint32_t crc = 0;
+        err = err_as(file_sample_crc(t[i].path, SAMPLED_BYTES / count, &crc), ERR_DATA);
+        fprintf(f, "%s: %s: sampled %08x\n", t[i].key, t[i].path, crc);
+    }
+    free(t);
+    return err;
 }
 
 static Err put_tokenizer(const Run *r, FILE *f)
@@ -50,7 +111,8 @@ static Err put_tasks(const Run *r, FILE *f)
 }
 
 /* (the tokenizer first: with another one the others differ, too) */
-static Err (*const inputs[])(const Run *r, FILE *f) = { put_tokenizer, put_train, put_valid, put_tasks };
+static Err (*const inputs[])(const Run *r, FILE *f) = { put_tokenizer, put_train, put_valid, put_tokens,
+                                                        put_tasks };
 
 /* ---- comparing ---- */
 
@@ -88,8 +150,6 @@ Err inputs_agree(const Run *r)
 }
 
 /* ---- weights ---- */
-
-enum { SAMPLED_BYTES = 16 << 20 };
 
 static Err put_file(FILE *f, const char *path, int64_t budget)
 {
