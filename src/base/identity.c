@@ -65,3 +65,13 @@ void identity_machine(char out[IDENTITY_MACHINE_BYTES])
     snprintf(out, IDENTITY_MACHINE_BYTES, "host '%s', %s", host, processor);
     plain_make(out, PLAIN_LINE);
 }
+
+bool identity_boot(char out[IDENTITY_BOOT_BYTES])
+{
+    *out = 0;
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (!f) return false;
+    if (!fgets(out, IDENTITY_BOOT_BYTES, f)) *out = 0;
+    fclose(f);
+    return *out;
+}

@@ -5,6 +5,7 @@
 #ifndef MEGATRAIN_BASE_IDENTITY_H
 #define MEGATRAIN_BASE_IDENTITY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -24,5 +25,10 @@ const char *identity_program(void);
 /* "host 'n0', Intel(R) Xeon(R) CPU": for people. */
 enum { IDENTITY_MACHINE_BYTES = 256 };
 void identity_machine(char out[IDENTITY_MACHINE_BYTES]);
+
+/* This start of this running system, 36 characters: the same for all of its processes. "", false and errno: it cannot be
+ * read. */
+enum { IDENTITY_BOOT_BYTES = 37 };
+bool identity_boot(char out[IDENTITY_BOOT_BYTES]);
 
 #endif

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/file.h"
+#include "base/identity.h"
 #include "base/log.h"
 #include "boot/secret.h"
 
@@ -30,21 +31,16 @@ typedef struct {
 /* The same for all processes of one running system, different for any other. */
 static Err host_id(char id[HOST_ID_BYTES])
 {
-    char boot[64] = "";
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    const int full = !f && (errno == EMFILE || errno == ENFILE) ? errno : 0;
+    char boot[IDENTITY_BOOT_BYTES], name[64];
+    errno = 0;
+    const int full = !identity_boot(boot) && (errno == EMFILE || errno == ENFILE) ? errno : 0;
     if (full) {
         err_set(ERR_RENDEZVOUS, "no file descriptor is left: %s", strerror(full));
         return err_hint_descriptors(full);
     }
-    if (f) {
-        if (!fgets(boot, sizeof boot, f)) boot[0] = 0;
-        fclose(f);
-    }
-    char name[64];
     if (gethostname(name, sizeof name)) return err_set(ERR_RENDEZVOUS, "this host has no name: %m");
     name[sizeof name - 1] = 0;
-    snprintf(id, HOST_ID_BYTES, "%s %.36s", name, boot);
+    snprintf(id, HOST_ID_BYTES, "%s %s", name, boot);
     return ERR_OK;
 }
 
