@@ -199,7 +199,9 @@ static bool connects(Cluster *c, const char *address, int data_port)
                             .port_step = placed ? b->local_size : b->size,
                             .store = { c->ranks.store, set_bytes, get_bytes } };
     const Err err = gloo_world_open(o, &world);
-    if (err)
+    if (err == ERR_CONFIG)
+        complain(c, err, "%s%s%s", err_message(), *err_hint_text() ? ": " : "", err_hint_text());
+    else if (err)
         complain(c, ERR_RENDEZVOUS, "%s: open the ports between nodes (parallel.data_port fixes them)",
                  err_message());
     gloo_world_close(world);
