@@ -26,8 +26,8 @@ const char *identity_program(void);
 enum { IDENTITY_MACHINE_BYTES = 256 };
 void identity_machine(char out[IDENTITY_MACHINE_BYTES]);
 
-/* This start of this running system, 36 characters: the same for all of its processes. "", false and errno: it cannot be
- * read. */
+/* This start of this running system, 36 characters: the same for all of its processes. "", false and errno: it
+ * cannot be read. */
 enum { IDENTITY_BOOT_BYTES = 37 };
 bool identity_boot(char out[IDENTITY_BOOT_BYTES]);
 
