@@ -64,6 +64,7 @@ typedef struct {
     int64_t keep_every, keep_best, bad_from;
     const double *loss; /* by step, on the set "sea"; NULL: not evaluated */
     int64_t valid_samples; /* that these losses are of */
+    int64_t valid_content; /* the checksum of their tokens; 0: it is not known */
     const char *best_set;
     bool load_weights_only, poison, collect_waits;
     void (*loading)(bool begins); /* called before the first rank begins and after the last has ended */
@@ -209,7 +210,13 @@ static inline CkptMeta evaluated(const Job *j, int64_t step)
 {
     CkptMeta meta = meta_of(step);
     if (j->loss) meta.valid[meta.valid_count++] = (CkptValid){ "land", 0.5 };
-    if (j->loss) meta.valid[meta.valid_count++] = (CkptValid){ "sea", j->loss[step], j->valid_samples, 7 };
+    if (j->loss)
+        meta.valid[meta.valid_count++] = (CkptValid){ .set = "sea",
+                                                      .loss = j->loss[step],
+                                                      .samples = j->valid_samples,
+                                                      .crc = 7,
+                                                      .content = j->valid_content,
+                                                      .has_content = j->valid_content != 0 };
     return meta;
 }
 

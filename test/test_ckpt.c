@@ -603,6 +603,22 @@ TEST(losses_of_other_samples_are_not_compared)
     LEFT(dir, "1 4 6 7"); /* the best on 8 samples, the best on 16, the newest two */
 }
 
+/* Nor one on other tokens, where both are known. */
+TEST(losses_on_other_tokens_are_not_compared)
+{
+    static const double loss[] = { [1] = 3, 4, 5, 1, 2, 2, 2 };
+    for (int known = 0; known < 2; known++) {
+        const char *dir = fresh_dir();
+        Job j = { .grid = ONE, .run_dir = dir, .step = 1, .saves = 3, .keep = 2, .keep_best = 1, .loss = loss };
+        j.valid_content = 5;
+        OK(run_ranks(&j, rank_save));
+        LEFT(dir, "1 2 3");
+        j.step = 4, j.saves = 4, j.valid_content = known ? 6 : 0;
+        OK(run_ranks(&j, rank_save));
+        LEFT(dir, known ? "1 4 6 7" : "4 6 7");
+    }
+}
+
 /* What was passed over as damaged is not the best, whatever its manifest says. */
 TEST(a_damaged_one_is_not_the_best)
 {

@@ -200,6 +200,14 @@ TEST(dataset_samples_by_definition)
     dataset_close(d);
     o.seed = 1;
     d = open_dataset(o);
+    CHECK(dataset_crc(d) == crc); /* nothing is drawn */
+    dataset_close(d);
+    o.order = ORDER_KEYED;
+    d = open_dataset(o);
+    crc = dataset_crc(d);
+    dataset_close(d);
+    o.seed = 2;
+    d = open_dataset(o);
     CHECK(dataset_crc(d) != crc);
     dataset_close(d);
 }

@@ -181,6 +181,11 @@ expect 0 "warning: 'twice.json' is not the run's tokenizer any more: its copy in
 cp first.json twice.json
 expect 0 "loss " "$mt" eval --run twice-run
 check "the same data are no warning" [ "$(grep -c warning err.txt)" -eq 0 ]
+mv twice.crc kept.crc
+expect 0 "loss " "$mt" eval --run twice-run data.seed=5
+check "nor is another seed, or a missing .crc: $(grep -m1 'warning: the valid' err.txt)" \
+    [ "$(grep -c 'warning: the valid' err.txt)" -eq 0 ]
+mv kept.crc twice.crc
 "$mt" preprocess --force --input text.txt --tokenizer twice.json --output twice --append-eod >/dev/null 2>&1
 expect 0 "warning: the validation data are not those that the checkpoint of step 2 was evaluated on" "$mt" eval --run twice-run
 expect 0 "loss " "$mt" eval --run twice-run data.valid=twice

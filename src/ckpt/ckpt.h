@@ -47,7 +47,14 @@ typedef struct {
     double loss;     /* a checkpoint has finite ones only */
     int64_t samples; /* how many it is the mean of; 0: an earlier version did not say */
     int64_t crc;     /* says which samples: dataset_crc of the set */
+    int64_t content; /* says which tokens they have: dataset_content_crc */
+    bool has_content;
 } CkptValid;
+
+/* False: both have a checksum of their tokens, and these differ. */
+bool ckpt_valid_same_content(const CkptValid *a, const CkptValid *b);
+/* Are the losses those on the same samples, as far as is known? */
+bool ckpt_valid_comparable(const CkptValid *a, const CkptValid *b);
 
 /* All of a run's state that is not a tensor. Texts belong to the caller, or to the arena of a load. */
 typedef struct {
@@ -124,8 +131,7 @@ typedef struct {
 /* A checkpoint that may be removed one day. */
 typedef struct {
     int64_t step;
-    double loss;          /* its loss on o.best_set; NaN: not known */
-    int64_t samples, crc; /* of CkptValid: only losses of the same samples are compared */
+    CkptValid valid; /* on o.best_set, without the name; a loss of NaN: not known */
 } CkptKept;
 
 typedef struct {

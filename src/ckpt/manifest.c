@@ -202,6 +202,8 @@ static Err parse_valid(const Parse *p, const Json *list, CkptMeta *meta)
         v->loss = json_number(loss, NAN);
         if (json_get(item, "samples")) TRY(get_int(p, item, "samples", natural, &v->samples));
         if (json_get(item, "data")) TRY(get_int(p, item, "data", crc_range, &v->crc));
+        v->has_content = json_get(item, "content") != NULL;
+        if (v->has_content) TRY(get_int(p, item, "content", crc_range, &v->content));
     }
     return ERR_OK;
 }

@@ -267,6 +267,7 @@ static void put_valid(JsonOut *j, const CkptMeta *m)
         json_put_number(j, "loss", m->valid[i].loss);
         json_put_int(j, "samples", m->valid[i].samples);
         json_put_int(j, "data", m->valid[i].crc);
+        if (m->valid[i].has_content) json_put_int(j, "content", m->valid[i].content);
         json_close(j, '}');
     }
     json_close(j, ']');

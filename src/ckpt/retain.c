@@ -23,11 +23,12 @@ static bool is_bad(const Ckpt *c, int64_t step) { return c->o.bad_from && step >
 
 static CkptKept kept_of(const Ckpt *c, const CkptMeta *m)
 {
-    CkptKept k = { .step = m->step, .loss = NAN };
+    CkptKept k = { .step = m->step, .valid.loss = NAN };
     for (int i = 0; c->o.keep_best && i < m->valid_count; i++) {
         const CkptValid *v = &m->valid[i];
-        if (!strcmp(v->set, c->o.best_set)) k = (CkptKept){ m->step, v->loss, v->samples, v->crc };
+        if (!strcmp(v->set, c->o.best_set)) k.valid = *v;
     }
+    k.valid.set = NULL; /* the manifest's text goes */
     return k;
 }
 
@@ -111,9 +112,19 @@ static void remember(Ckpt *c, CkptKept k)
     c->kept_count++;
 }
 
-static bool comparable(const CkptKept *a, const CkptKept *b)
+bool ckpt_valid_same_content(const CkptValid *a, const CkptValid *b)
 {
-    return a->samples == b->samples && a->crc == b->crc;
+    return !a->has_content || !b->has_content || a->content == b->content;
+}
+
+bool ckpt_valid_comparable(const CkptValid *a, const CkptValid *b)
+{
+    return a->samples == b->samples && a->crc == b->crc && ckpt_valid_same_content(a, b);
+}
+
+static bool is_better(const CkptKept *a, const CkptKept *b)
+{
+    return a->valid.loss < b->valid.loss || (a->valid.loss == b->valid.loss && a < b);
 }
 
 /* Is it one of o.keep_best, among those whose losses are of the same samples? Of equals the older is better, because it
@@ -122,10 +133,9 @@ static bool is_best(const Ckpt *c, int at)
 {
     const CkptKept *k = c->kept;
     int64_t better = 0;
-    if (at < c->bad_count || !isfinite(k[at].loss)) return false;
+    if (at < c->bad_count || !isfinite(k[at].valid.loss)) return false;
     for (int i = c->bad_count; i < c->kept_count; i++)
-        better +=
-            comparable(&k[i], &k[at]) && (k[i].loss < k[at].loss || (k[i].loss == k[at].loss && i < at));
+        better += ckpt_valid_comparable(&k[i].valid, &k[at].valid) && is_better(&k[i], &k[at]);
     return better < c->o.keep_best;
 }
 

@@ -115,8 +115,12 @@ DatasetSource dataset_source(const Dataset *d, int source);
 /* The path of one of its files of tokens, PREFIX.bin; NULL: it has no more. */
 const char *dataset_file(const Dataset *d, int source, int file);
 
-/* A CRC32C over indexes, split, weights, seq and seed. Two data sets with the same one give the same samples. */
+/* A CRC32C over indexes, split, weights, seq and, unless the order is the file's, seed. Two data sets with the same
+ * one give the same samples, if the tokens are the same. */
 uint32_t dataset_crc(const Dataset *d);
+
+/* The checksum of what PREFIX.crc says of the tokens of all sources. False: a source's are not known. */
+bool dataset_content_crc(const Dataset *d, uint32_t *crc);
 
 /* Part p has the documents bounds[p] to bounds[p + 1] - 1 among `documents`. ERR_CONFIG: the text is no split. */
 Err split_documents(const char *split, int64_t documents, int64_t bounds[PART_COUNT + 1]);

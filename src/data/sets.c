@@ -65,9 +65,12 @@ static Err open_all(const DatasetOptions *o, Sets *s)
     for (int i = 0; i < s->count; i++) {
         DatasetOptions one = *o;
         one.spec = behind[i];
-        Err err = dataset_open(&one, &s->set[i].data);
-        if (err && *s->set[i].name) return err_prefix(err, "validation set '%s'", s->set[i].name);
+        NamedSet *set = &s->set[i];
+        Err err = dataset_open(&one, &set->data);
+        if (err && *set->name) return err_prefix(err, "validation set '%s'", set->name);
         TRY(err);
+        set->order_crc = dataset_crc(set->data);
+        set->has_content_crc = dataset_content_crc(set->data, &set->content_crc);
     }
     return ERR_OK;
 }

@@ -18,6 +18,8 @@ enum { SETS_MAX = 32, SET_NAME_BYTES = 40 /* the closing 0 is counted */ };
 typedef struct {
     const char *name; /* "": it has none, and is the only one */
     Dataset *data;
+    uint32_t order_crc, content_crc; /* dataset_crc and dataset_content_crc, which read whole indexes */
+    bool has_content_crc;
 } NamedSet;
 
 typedef struct {

@@ -285,24 +285,15 @@ void run_close(Run *r)
 
 /* ---- checkpoints ---- */
 
-/* The order of its samples, and as far as it is known what is in them. */
-static uint32_t set_crc(const Dataset *d)
-{
-    uint32_t crc = dataset_crc(d);
-    for (int i = 0; i < dataset_source_count(d); i++) {
-        const DatasetSource s = dataset_source(d, i);
-        if (s.has_content_crc) crc = crc32c(crc, &s.content_crc, sizeof s.content_crc);
-    }
-    return crc;
-}
-
 static CkptValid valid_of(const Run *r, int set)
 {
     const NamedSet *v = &r->valid.set[set];
     return (CkptValid){ .set = v->name,
                         .loss = r->valid_loss[set],
                         .samples = run_valid_samples(r, v->data),
-                        .crc = set_crc(v->data) };
+                        .crc = v->order_crc,
+                        .content = v->content_crc,
+                        .has_content = v->has_content_crc };
 }
 
 CkptMeta run_meta(const Run *r, const char *config_text)
@@ -343,7 +334,7 @@ static void warn_of_valid(const Run *r, const CkptMeta *meta)
         for (int k = 0; k < meta->valid_count; k++) {
             const CkptValid *was = &meta->valid[k];
             if (strcmp(was->set, now.set) || !was->samples) continue;
-            if (was->samples == now.samples && was->crc == now.crc) continue;
+            if (ckpt_valid_comparable(was, &now)) continue;
             log_warn("validation losses%s%s are of %lld samples from here on, up to step %lld they were of "
                      "%lld%s: do not compare them",
                      *now.set ? " on " : "", now.set, (long long)now.samples, (long long)meta->step,
@@ -448,13 +439,15 @@ static void warn_of_replaced(const Run *r, const CkptMeta *meta)
         if (r->cfg->origin[said[i]].kind == ORIGIN_COMMAND_LINE) return; /* other data are meant */
     for (int i = 0; i < r->valid.count && !r->world->rank; i++) {
         const CkptValid now = valid_of(r, i);
-        for (int k = 0; k < meta->valid_count; k++)
-            if (!strcmp(meta->valid[k].set, now.set) && meta->valid[k].samples &&
-                meta->valid[k].crc != now.crc)
-                log_warn(
-                    "the validation data%s%s are not those that the checkpoint of step %lld was evaluated "
-                    "on: the files were replaced, and this loss is not comparable with the run's",
-                    *now.set ? " of " : "", now.set, (long long)meta->step);
+        for (int k = 0; k < meta->valid_count; k++) {
+            const CkptValid *was = &meta->valid[k];
+            const bool content = ckpt_valid_same_content(was, &now);
+            if (strcmp(was->set, now.set) || !was->samples || (content && was->crc == now.crc)) continue;
+            log_warn("the validation data%s%s are not those that the checkpoint of step %lld was evaluated "
+                     "on: %s, and this loss is not comparable with the run's",
+                     *now.set ? " of " : "", now.set, (long long)meta->step,
+                     content ? "they have other documents, or another order" : "the files have other tokens");
+        }
     }
 }
 
