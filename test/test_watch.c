@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "comm/gloo.h"
+#include "boot/greet.h"
 #include "boot/judge.h"
 #include "boot/watch.h"
 #include "scratch.h"
@@ -416,10 +417,21 @@ TEST(one_rank_of_a_start_speaks_whatever_another_start_does)
     CHECK(speaker_is_me(&two[1], 0));
     speaker_open(&other, dir, "a secret of tests", "another start");
     CHECK(!speaker_is_me(&two[0], 0) && !speaker_is_me(&two[1], 1));
-    /* the same start once more, later: what is there is of the last time */
-    speaker_open(&later, dir, "a secret of tests", "a start");
+    /* however the file server's clock goes: a start's file is no other start's */
+    struct timespec early[2] = { { two[1].since.tv_sec + 1000, 0 }, { two[1].since.tv_sec + 1000, 0 } };
+    CHECK(utimensat(AT_FDCWD, two[0].path, early, 0) == 0 && !speaker_is_me(&two[0], 0));
+    CHECK(utimensat(AT_FDCWD, two[0].path, NULL, 0) == 0);
+    /* the name tells nothing of the key */
+    char key[40];
+    unsigned long long first;
+    const GreetKey of = greet_key("a secret of tests", "a start");
+    memcpy(&first, of.bytes, sizeof first);
+    snprintf(key, sizeof key, "%016llx", first);
+    CHECK(!strstr(two[0].path, key) && strstr(two[0].path, ".spoken-"));
+    /* the same job once more, later: what is there is of the last time */
+    speaker_open_job(&later, dir, "a secret of tests", "a start");
     later.since.tv_sec += 60;
-    CHECK(speaker_is_me(&later, 0));
+    CHECK(speaker_is_me(&later, 0) && !speaker_is_me(&two[0], 0));
     /* of long ago */
     struct timespec old[2] = { { 1000, 0 }, { 1000, 0 } };
     CHECK(utimensat(AT_FDCWD, other.path, old, 0) == 0 && file_exists(other.path));

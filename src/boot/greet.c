@@ -29,6 +29,16 @@ GreetKey greet_key(const char *secret, const char *job)
     return key;
 }
 
+uint64_t greet_name(const GreetKey *key, const char *label)
+{
+    uint8_t hash[GREET_KEY_BYTES];
+    uint64_t name;
+    crypto_generichash(hash, sizeof hash, (const uint8_t *)label, strlen(label), key->bytes,
+                       sizeof key->bytes);
+    memcpy(&name, hash, sizeof name);
+    return name;
+}
+
 uint64_t greet_random(void)
 {
     uint64_t x;

@@ -77,6 +77,8 @@ typedef struct {
 } Greeting;
 
 GreetKey greet_key(const char *secret, const char *job);
+/* A name that only those with the key can know, and that says nothing of the key. label: what it is the name of. */
+uint64_t greet_name(const GreetKey *key, const char *label);
 Hello greet_hello(const Boot *boot);
 uint64_t greet_random(void);
 

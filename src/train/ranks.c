@@ -301,7 +301,7 @@ static Err meet(Ranks *r, const RanksOptions *o)
 {
     const bool from_file = !*r->boot.secret;
     const double began = clock_s();
-    speaker_open(&r->speaker, o->folder, r->boot.secret, r->boot.job);
+    speaker_open_job(&r->speaker, o->folder, r->boot.secret, r->boot.job);
     fault_point("rendezvous");
     if (from_file) TRY(secret_find(&r->boot, o->folder, o->timeout_s));
     Err err =
