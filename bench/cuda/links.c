@@ -99,7 +99,7 @@ static Err open_rank(Rank *r, int rank, int size)
     device_cuda_for_several();
     for (int i = 0; i < size; i++) members[i] = i;
     const GlooStore store = { shared_page, shared_set, shared_get };
-    const GlooOptions host = { rank, size, "127.0.0.1", "a secret of benchmarks", TIMEOUT_S, store };
+    const GlooOptions host = { rank, size, "127.0.0.1", "a secret of benchmarks", "benchmark", TIMEOUT_S, store };
     TRY(gloo_world_open(host, &r->gloo));
     const NcclOptions o = { .rank = rank, .size = size, .gpu = rank, .timeout_s = TIMEOUT_S, .store = store };
     TRY(nccl_world_open(&o, &r->nccl));
