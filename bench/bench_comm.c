@@ -50,7 +50,8 @@ static void rank_body(int rank, int size, void *arg)
     GlooWorld *world;
     Comm c;
     OK(device_open(&device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
-    const GlooOptions o = { rank, size, "127.0.0.1", "a secret of tests", "a start", 30, { shared_page, shared_set, shared_get } };
+    const GlooStore store = { shared_page, shared_set, shared_get };
+    const GlooOptions o = { rank, size, "127.0.0.1", "a secret of tests", "a start", 30, store };
     OK(gloo_world_open(o, &world));
     OK(comm_open_gloo(world, &c, "world", all, size));
     for (int kind = 0; kind < COMM_KIND_COUNT; kind++)

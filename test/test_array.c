@@ -1,7 +1,7 @@
 /*
  * Every layout gives the same bits, beside everything else: models and layouts of test/axes.def, drawn so that together
- * they hold as many pairs of values of two axes as they can. A model is trained on one rank, then in each of its layouts
- * (ranks are threads); losses, weights and moments must have one hash. tiny.h holds each rank to its plan.
+ * they hold as many pairs of values of two axes as they can. A model is trained on one rank, then in each of its
+ * layouts (ranks are threads); losses, weights and moments must have one hash. tiny.h holds each rank to its plan.
  *
  * test_array [kind of model]; MEGATRAIN_LAYOUTS=print lists the draws, =all draws ten times as many. A draw that failed
  * is run again by MEGATRAIN_DRAW='kind=gpt2 tp=2 dp=2'. make test-grid runs it.

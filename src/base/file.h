@@ -84,9 +84,9 @@ bool file_is_dir(const char *path);
 Err file_size(const char *path, int64_t *out);
 Err file_free_bytes(const char *path, int64_t *out); /* on the file system that holds path */
 
-/* Exclusive lock file held for the life of the process; the holder's "host pid" is written inside. Where the file system
- * has no locks PATH.held stands for one (base/held.h).
- * ERR_STORAGE naming the holder when another live process has it. The holder may remove the file. */
+/* Exclusive lock file held for the life of the process; the holder's "host pid" is written inside. Where the file
+ * system has no locks PATH.held stands for one (base/held.h). ERR_STORAGE naming the holder when another live process
+ * has it. The holder may remove the file. */
 Err file_lock(const char *path, int *fd_out);
 void file_unlock(int fd);
 /* Is the file at `path` the one that was opened as fd? It may have been removed, and made anew by another process. */

@@ -82,8 +82,8 @@ static void read_text(const char *path, char *out)
     if (fd >= 0) close(fd);
 }
 
-/* The whole text is there when the file has its name, which a link never takes from another. (A server that is asked again,
- * as its answer was lost, says that the name is there: then it is the second one of the file.) */
+/* The whole text is there when the file has its name, which a link never takes from another. (A server that is asked
+ * again, as its answer was lost, says that the name is there: then it is the second one of the file.) */
 static Err make(const char *path, bool *made)
 {
     char text[TEXT_BYTES], temp[PATH_MAX];

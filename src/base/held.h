@@ -10,8 +10,8 @@
 
 #include "base/err.h"
 
-/* Makes PATH.held. fd: of the lock file at `path`, by which it is dropped. ERR_STORAGE: another process has it, which the
- * message names; ERR_IO. */
+/* Makes PATH.held. fd: of the lock file at `path`, by which it is dropped. ERR_STORAGE: another process has it, which
+ * the message names; ERR_IO. */
 Err held_take(const char *path, int fd);
 /* For who has a lock: another host may see the same folder without locks. ERR_STORAGE: its process has PATH.held. */
 Err held_check(const char *path);

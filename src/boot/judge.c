@@ -294,8 +294,8 @@ static bool is_silent(const Judge *j, double now, int rank)
     return s->watched && !s->left && now - s->last_beat > SILENT_BEATS * judge_beat_s(j, rank);
 }
 
-/* May a silent rank be what rank a waits for: one that is a member where a has an open call? Its own counters are of the
- * past, so that they do not say. `beside`: not in calls on the communicator with this id; 0: on any. */
+/* May a silent rank be what rank a waits for: one that is a member where a has an open call? Its own counters are of
+ * the past, so that they do not say. `beside`: not in calls on the communicator with this id; 0: on any. */
 static bool may_wait_for_silence(const Judge *j, double now, int a, uint32_t beside)
 {
     const Subject *s = &j->ranks[a];
@@ -371,8 +371,8 @@ static void wait_text(const Wait *w, char *out, size_t size)
                  (unsigned long long)x->completed + 1);
 }
 
-/* Whoever beats no more comes before what is not sure: what it said last is of the past, and others seem to wait for each
- * other. -1: all beat. */
+/* Whoever beats no more comes before what is not sure: what it said last is of the past, and others seem to wait for
+ * each other. -1: all beat. */
 static int first_to_fall_silent(const Judge *j, double now)
 {
     int best = -1;
