@@ -13,8 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/file.h"
-
 enum { TEXT_BYTES = 512, MOST = 16 };
 
 /* ---- who holds it ---- */
@@ -82,6 +80,18 @@ static void read_text(const char *path, char *out)
     if (fd >= 0) close(fd);
 }
 
+static Err write_text(const char *path, const char *text)
+{
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0) return io_error("create", path);
+    const size_t size = strlen(text);
+    const bool whole = write(fd, text, size) == (ssize_t)size && fsync(fd) == 0;
+    const Err err = whole ? ERR_OK : io_error("write", path);
+    close(fd);
+    if (err) unlink(path);
+    return err;
+}
+
 /* The whole text is there when the file has its name, which a link never takes from another. (A server that is asked
  * again, as its answer was lost, says that the name is there: then it is the second one of the file.) */
 static Err make(const char *path, bool *made)
@@ -94,7 +104,7 @@ static Err make(const char *path, bool *made)
     if (snprintf(temp, sizeof temp, "%s-%llx", path, (unsigned long long)chance) >= (int)sizeof temp)
         return err_set(ERR_IO, "path is too long: '%s'", path);
     own_text(text, sizeof text);
-    TRY(file_replace(temp, text, (int64_t)strlen(text)));
+    TRY(write_text(temp, text));
     const int failed = link(temp, path), why = errno;
     *made = !failed || (!stat(temp, &st) && st.st_nlink == 2);
     unlink(temp);
@@ -179,7 +189,7 @@ static bool name_of(const char *path, char out[PATH_MAX])
 bool held_stands(const char *path)
 {
     char name[PATH_MAX];
-    return name_of(path, name) && file_exists(name);
+    return name_of(path, name) && access(name, F_OK) == 0;
 }
 
 Err held_check(const char *path)
