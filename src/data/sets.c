@@ -23,7 +23,7 @@ static Err add_name(Sets *s, const char *spec, const char *name)
     return ERR_OK;
 }
 
-static const char blanks[] = " \t";
+static const char blanks[] = " \t\n\v\f\r"; /* (what ends a word: base/words.h) */
 
 /* Names, and what stands behind each: cut apart in a copy of the text. */
 static Err parse(Sets *s, const char *spec, const char *behind[SETS_MAX])
