@@ -686,7 +686,7 @@ bool file_is_still(int fd, const char *path)
 
 /* An open-file-description lock: it goes with the descriptor, also between threads of one process, and the
  * system drops it when the process dies in whatever way. */
-/* By a lock of the system; or, where a file system has none, by a file that stands for it. */
+/* The system locks it; where a file system has no locks, another file stands for one. */
 static Err lock_file(const char *path, int fd)
 {
     char text[320] = "";

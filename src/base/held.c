@@ -162,11 +162,15 @@ static Err remember(int fd, const char *path)
     return err_set(ERR_MEMORY, "no place to remember '%s'", path);
 }
 
+static bool name_of(const char *path, char out[PATH_MAX])
+{
+    return snprintf(out, PATH_MAX, "%s.held", path) < PATH_MAX;
+}
+
 Err held_take(const char *path, int fd)
 {
     char name[PATH_MAX], text[TEXT_BYTES];
-    if (snprintf(name, sizeof name, "%s.held", path) >= (int)sizeof name)
-        return err_set(ERR_IO, "path is too long: '%s'", path);
+    if (!name_of(path, name)) return err_set(ERR_IO, "path is too long: '%s'", path);
     for (int turn = 0; turn < 2; turn++) {
         bool made;
         TRY(make(name, &made));
@@ -180,11 +184,6 @@ Err held_take(const char *path, int fd)
         TRY(clear(name, text));
     }
     return held_by_another(name, text);
-}
-
-static bool name_of(const char *path, char out[PATH_MAX])
-{
-    return snprintf(out, PATH_MAX, "%s.held", path) < PATH_MAX;
 }
 
 bool held_stands(const char *path)
