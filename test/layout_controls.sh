@@ -13,6 +13,7 @@ kinds() { field file; field differ; }
 # names in the conditions; own: the reference's isa
 avx512=1 avx2=2 c=3 own=0 gather=1 ring=2 a2a=3 both=4
 export MEGATRAIN_LAYOUTS=short
+ALL_SETS=1 # (layouts draw instruction sets)
 
 # compare CASE CONDITION: prints what was seen; false if a layout did not do as it should
 compare() {
