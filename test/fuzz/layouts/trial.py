@@ -36,7 +36,7 @@ def line_of(record):
 
 def is_finite(record):
     number = next((record[key] for key in ("loss", "valid_loss", "acc") if key in record), "nan")
-    return math.isfinite(float(number))
+    return number is not None and math.isfinite(float(number))  # (null is what a number that is not finite becomes)
 
 
 class Trial:
