@@ -68,6 +68,10 @@ THREAD_RANKS := $(BUILD)/test/thread_ranks.o
 # main; a program's own comes first.
 OP_TESTS := $(patsubst %,$(BUILD)/test/test_%.o,attention cast fp8 fp8_experts linear moe_ops ops_step) $(BUILD)/test/every_op.o
 FIRST_MAIN := -Wl,--allow-multiple-definition
+# What is linked a hundred times has no debug information, without which it takes a seventh of the room and a third of the time:
+# DEBUG=1 leaves it in, for gdb. (Sanitizers name lines by it.)
+DEBUG   ?=
+LEAN    := $(if $(DEBUG)$(findstring -fsanitize,$(EXTRA_LDFLAGS)),,-Wl$(comma)--strip-debug)
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(sort $(wildcard bench/bench_*.c)))
 HEADERS := $(sort $(wildcard src/*/*.h))
 
@@ -247,12 +251,12 @@ $(BUILD)/test/test_%.o: CFLAGS += -Itest
 $(BUILD)/test/test_ops: $(OP_TESTS)
 $(BUILD)/test/test_ops: LDFLAGS += $(FIRST_MAIN)
 $(BUILD)/test/%: $(BUILD)/test/%.o $(THREAD_RANKS) $(BUILD)/libmegatrain.a
-	@$(CC) $(CFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDFLAGS) $(LIBS)
+	@$(CC) $(CFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDFLAGS) $(LEAN) $(LIBS)
 
 $(BUILD)/test/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/support.c test/fuzz/driver.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
 	@echo "  CC $<"
-	@$(CC) $(CFLAGS) -Itest/fuzz -o $@ $< test/fuzz/support.c test/fuzz/driver.c $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
+	@$(CC) $(CFLAGS) -Itest/fuzz -o $@ $< test/fuzz/support.c test/fuzz/driver.c $(BUILD)/libmegatrain.a $(LDFLAGS) $(LEAN) $(LIBS)
 
 $(FUZZER)/%.o: %.c
 	@mkdir -p $(@D)
@@ -276,7 +280,7 @@ $(FUZZ_LINKED): $(FUZZER)/%: $(FUZZER)/test/fuzz/%.o $(FUZZER)/test/fuzz/support
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
 	@echo "  CC $<"
-	@$(CC) $(CFLAGS) -o $@ $< $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
+	@$(CC) $(CFLAGS) -o $@ $< $(BUILD)/libmegatrain.a $(LDFLAGS) $(LEAN) $(LIBS)
 
 $(BUILD)/cuda/%.o: cuda/%.c
 	@mkdir -p $(@D)
@@ -351,7 +355,7 @@ $(EMU)/test_cuda_elementwise: $(EMU_TESTS:$(EMU)/%=$(EMU)/test/cuda/%.o) $(BUILD
 $(EMU)/test_cuda_elementwise: EMU_LDFLAGS += $(FIRST_MAIN)
 $(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(THREAD_RANKS) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
-	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(EMU_LDFLAGS) $(HOST_LIBS)
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(EMU_LDFLAGS) $(if $(EMU_LANE),,$(LEAN)) $(HOST_LIBS)
 
 $(EMU_FORMS): $(EMU)/%: $(EMU)/test/cuda/%.cu.o $(EMU)/cuda/tensor_map.o $(EMU)/cuda/check.o $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
@@ -419,6 +423,7 @@ test-emu: deps cuda-headers
 emu-asan emu-tsan: emu-%: deps-dev cuda-headers
 	@$(MAKE) --no-print-directory -j$$(nproc) EMU_LANE=$* emu-programs
 	@BUILD=$(BUILD) EMU=$(BUILD)/emu-$* test/run.sh emu-$*
+	@test/emu/passed.sh emu-$* record
 
 # each bug of test/cuda_bugs.txt is put into a kernel and must be caught
 emu-bugs: deps-dev cuda-headers

@@ -11,8 +11,8 @@
 # and one more field for what is expected ('test' or 'differ', see the two scripts). The copy has a copy of the
 # folder of objects too, so that a fault costs the compilation of one file.
 #
-# FULL=1 tries every record. Without it those are tried that are the first of their kind, or of one of their kinds (the
-# script's function kinds: lines such as the source file, what is expected); of the others is only seen that they find their place.
+# FULL=1 tries every record. Without it one in so many is tried as the script's variable `every` says, others at each commit
+# (turn.sh); of the rest is only seen that they find their place.
 set -u
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${BUILD:-build}
@@ -102,7 +102,8 @@ check_word() {
 # each_record LIST FUNCTION: calls it with $record set, and $chosen where the record is to be tried; HALF=first or
 # second: every other record of either kind, so that two scripts share a list
 each_record() {
-    local line number=0 others=0 seen='|' word
+    local line number=0 tried=0 others=0 turn
+    turn=$("$root/test/turn.sh" "$every")
     record=
     while IFS= read -r line || [ -n "$line" ]; do
         case $line in
@@ -110,11 +111,10 @@ each_record() {
         '')
             [ -n "$record" ] || continue
             chosen=${FULL:+1}
-            while IFS= read -r word; do
-                case $seen in *"|$word|"*) ;; *) chosen=1 seen+="$word|" ;; esac
-            done < <(kinds)
-            if [ -n "$chosen" ]; then number=$((number + 1)); else others=$((others + 1)); fi
-            case ${HALF:-}$(((chosen ? number : others) % 2)) in first0 | second1) ;; *) "$2" ;; esac
+            [ $((number % every)) -ne "$turn" ] || chosen=1
+            number=$((number + 1))
+            if [ -n "$chosen" ]; then tried=$((tried + 1)); else others=$((others + 1)); fi
+            case ${HALF:-}$(((chosen ? tried : others) % 2)) in first0 | second1) ;; *) "$2" ;; esac
             record= ;;
         *) record+=$line$'\n' ;;
         esac
