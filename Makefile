@@ -12,7 +12,7 @@
 #   make fuzz-layouts  random models in random layouts against one rank, COUNT=200 SEED=1 (test/fuzz/README.md)
 #   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU; with sanitizers:
 #                   make emu-asan, make emu-tsan; whether bugs in kernels are caught: make emu-bugs
-#   FULL=1          with test-slow, test-ranks, test-grid, test-faults, emu-bugs: every fault, bug and layout, not just some of each kind
+#   FULL=1          with test-slow, test-ranks, test-grid, test-faults, test-emu, emu-bugs: every fault, bug and layout, not some
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
 #   make pictures   docs/architecture.svg and the table of layers in docs/architecture.md, from the source
 #   make published  the tables of docs/published.md: predictions beside steps that others have published

@@ -61,9 +61,12 @@ files)
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
 emu) # (the longest first)
     commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" "EMU_CLOSED=0|test/test_cuda_graphs.sh" test/test_cuda_resume.sh test/test_cuda_hf.sh)
-    for c in run resume; do commands+=("EMU_CLOSED=0 EMU_STREAMS=now|test/test_cuda_$c.sh"); done
-    # (that no sharing of queues by streams can lock up ranks: then one queue for all does not)
-    commands+=("EMU_CLOSED=0 EMU_STREAMS=queue|test/test_cuda_ranks.sh" "EMU_CLOSED=0 EMU_STREAMS=random|test/test_cuda_graphs.sh" "EMU_CLOSED=0 EMU_STREAMS=queue|$EMU/test_cuda_comm")
+    # a second pass in which work runs at once, all of it in one queue (that no sharing of queues by streams can lock up
+    # ranks: then one queue for all does not) or in any order: half of them at a commit
+    again=("EMU_CLOSED=0 EMU_STREAMS=now|test/test_cuda_run.sh" "EMU_CLOSED=0 EMU_STREAMS=queue|test/test_cuda_ranks.sh"
+        "EMU_CLOSED=0 EMU_STREAMS=now|test/test_cuda_resume.sh" "EMU_CLOSED=0 EMU_STREAMS=random|test/test_cuda_graphs.sh"
+        "EMU_CLOSED=0 EMU_STREAMS=queue|$EMU/test_cuda_comm")
+    if [ -n "${FULL:-}" ]; then commands+=("${again[@]}"); elif [ "$(test/turn.sh 2)" = 0 ]; then commands+=("${again[@]:0:2}"); else commands+=("${again[@]:2}"); fi
     commands+=(test/gpu_check.sh "${emu_commands[@]}")
     export EMU ;;
 emu-asan)
