@@ -185,6 +185,39 @@ check "a tokenizer larger than the model: $(head -1 err.txt)" grep -q "the token
 out narrow.run narrow.out 2>err.txt
 check "and going out: $(head -1 err.txt)" grep -q "the tokenizer has 280 tokens, the model 270" err.txt
 
+# ---- ids that end a text: kept without a tokenizer, too, for checkpoints that nobody has trained with one
+ids() { grep -o '"eos_token_id": *\(\[[^]]*\]\|[0-9]*\)' "$1" | tr -d ' '; }
+first() { "$mt" generate --run "$1" --prompt x --temperature 0 --tokens 8 "${@:2}" 2>&1; }
+ends() { first "$@" | grep -c 'document ends after 0 of 8'; }
+folder make listed 'eos_token_id=[2, 106]'
+into listed listed.run 2>err.txt
+check "a list in config.json is kept" [ "$(ids listed.run/generation_config.json)" = '"eos_token_id":[2,106]' ]
+out listed.run listed.out 2>err.txt
+check "and goes out: $(cat err.txt)" [ "$(ids listed.out/config.json)" = '"eos_token_id":[2,106]' ]
+check "in both files" cmp -s listed.run/generation_config.json listed.out/generation_config.json
+check "the model begins with another id" [ "$(ends listed.run)" = 0 ]
+next=$(first listed.run | tail -1 | cut -c2)
+cp -r listed ended
+echo "{\"eos_token_id\": [2, $(printf %d "'$next")], \"temperature\": 0.6}" >ended/generation_config.json
+into ended ended.run 2>err.txt
+check "an id of generation_config.json ends a text" [ "$(ends ended.run)" = 1 ]
+out ended.run/$step ended.out 2>err.txt
+check "the file goes out as it came: $(cat err.txt)" cmp -s ended/generation_config.json ended.out/generation_config.json
+check "config.json has its ids" [ "$(ids ended.out/config.json)" = "$(ids ended/generation_config.json)" ]
+cp -r spoken.run/tokenizer own && echo '{"eos_token_id": 5}' >own/generation_config.json
+check "a tokenizer's own ids win: $(first ended.run data.tokenizer=own)" [ "$(ends ended.run data.tokenizer=own)" = 0 ]
+"$mt" preprocess --input text.txt --output more --tokenizer byte >/dev/null 2>&1
+"$mt" config from-hf ended >ended.ini
+"$mt" --config ended.ini run.dir=on checkpoint.load=ended.run data.train=more train.steps=1 train.global_batch=1 \
+    train.micro_batch=1 run.device=cpu >err.txt 2>&1
+cp ended.run/generation_config.json on
+out on on.out 2>>err.txt
+check "no ids of a run that was trained with a tokenizer: $(tail -1 err.txt)" \
+    grep -q '"eos_token_id":null' on.out/config.json
+echo '{"eos_token_id": [2, 3' >ended/generation_config.json
+expect 4 "generation_config.json" into ended torn.run
+check "and leaves nothing" [ ! -e torn.run ]
+
 # ---- what is refused
 expect 4 "holds checkpoints" into one one.run
 expect 2 "holds files" out one.run many

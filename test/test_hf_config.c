@@ -34,7 +34,7 @@ static const struct {
 };
 enum { MODELS = sizeof models / sizeof *models };
 
-static const HfExport plain = { .dtype = "float32", .vocab = 257, .bos = -1, .eos = -1, .pad = -1 };
+static const HfExport plain = { .dtype = "float32", .vocab = 257, .ids = HF_NO_IDS };
 
 static SetupArena arena; /* of what the last case read */
 
@@ -509,7 +509,7 @@ TEST(classes_of_ours)
 
 TEST(what_is_written)
 {
-    const HfExport x = { .dtype = "bfloat16", .vocab = 300, .bos = 256, .eos = 257, .pad = -1 };
+    const HfExport x = { .dtype = "bfloat16", .vocab = 300, .ids = { .begin = 256, .ends = { 257 }, .end_count = 1, .pad = -1 } };
     Config c;
     Json *j;
     OK(read_as(&c, NULL, "model.arch=llama model.rope_scaling=llama3 model.rope_factor=8 model.rope_original=64", 1));
@@ -529,6 +529,35 @@ TEST(what_is_written)
     json_free(j);
     CHECK(hf_config_write(&c, &x, in_dir("not there")) == ERR_STORAGE);
     config_release(&c);
+}
+
+/* eos_token_id as files have it, and the ids that are read of it. */
+static const struct {
+    const char *text;
+    int count;
+    int64_t last;
+} ids[] = {
+    { "{\"eos_token_id\": 7, \"bos_token_id\": 1, \"pad_token_id\": -1}", 1, 7 },
+    { "{\"eos_token_id\": [1, 106], \"bos_token_id\": 1}", 2, 106 },
+    { "{\"eos_token_id\": null, \"bos_token_id\": 1, \"text_config\": {\"eos_token_id\": [1, 9]}}", 2, 9 },
+    { "{\"eos_token_id\": [3, null, -1, \"4\"], \"bos_token_id\": 1}", 1, 3 },
+    { "{\"eos_token_id\": \"</s>\", \"bos_token_id\": 1}", 0, 0 },
+    { "{\"bos_token_id\": 1}", 0, 0 },
+};
+
+TEST(ids_of_ends)
+{
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+        HfIds x;
+        OK(file_replace(in_dir("ids.json"), ids[i].text, (int64_t)strlen(ids[i].text)));
+        OK(hf_ids_read(in_dir("ids.json"), &x));
+        CHECK_MSG(x.begin == 1 && x.pad == -1 && x.end_count == ids[i].count, "%s: %d", ids[i].text, x.end_count);
+        CHECK(!x.end_count || x.ends[x.end_count - 1] == ids[i].last);
+        CHECK(hf_ids_end(&x, ids[i].last) == (x.end_count > 0) && !hf_ids_end(&x, -1));
+        OK(hf_ids_write(&x, in_dir(".")));
+        OK(hf_ids_read(in_dir("generation_config.json"), &x));
+        CHECK_MSG(x.begin == 1 && x.end_count == ids[i].count, "written and read: %s", ids[i].text);
+    }
 }
 
 TEST_MAIN

@@ -13,6 +13,7 @@
 #include "base/processors.h"
 #include "ckpt/values.h"
 #include "cli/command.h"
+#include "cli/end_ids.h"
 #include "cli/memory_arg.h"
 #include "hf/convert.h"
 #include "hf/folder.h"
@@ -90,10 +91,7 @@ static Err find_tokenizer(const char *folder, char spec[PATH_MAX], uint32_t *crc
     } else if (holds(folder, "vocab.json", path) && holds(folder, "merges.txt", path)) {
         snprintf(spec, PATH_MAX, "%s", folder);
     } else {
-        log_warn("'%s' has no tokenizer.json: data.tokenizer is yours to give%s", folder,
-                 holds(folder, "generation_config.json", path)
-                     ? ", and the ids of its generation_config.json are not taken along"
-                     : "");
+        log_warn("'%s' has no tokenizer.json: data.tokenizer is yours to give", folder);
         return ERR_OK;
     }
     const Err err = tokenizer_open(spec, &t);
@@ -137,9 +135,14 @@ static Err open_theirs(Model *m, const HfConfig *hf, const char *spec)
     return model_open(m, source, 0);
 }
 
-static Err keep_tokenizer(void *spec, const char *run_dir)
+/* The tokenizer, with ids that end a text beside it, or without a tokenizer these alone. */
+static Err keep(void *user, const char *run_dir)
 {
-    return err_as(kept_tokenizer(run_dir, spec), ERR_STORAGE);
+    const char *spec = user;
+    char copy[PATH_MAX];
+    if (!*spec) return end_ids_keep(from_path, run_dir);
+    TRY_AS(ERR_STORAGE, kept_tokenizer(run_dir, spec));
+    return kept_find_tokenizer(run_dir, copy) ? end_ids_keep(from_path, copy) : ERR_OK;
 }
 
 static Err import(Model *m)
@@ -151,7 +154,8 @@ static Err import(Model *m)
     HfConfig hf;
     TRY(hf_config_read(from_path, &m->setup, &hf));
     TRY(find_tokenizer(from_path, spec, &crc, &size, &found));
-    TRY(open_theirs(m, &hf, found ? spec : ""));
+    if (!found) *spec = 0;
+    TRY(open_theirs(m, &hf, spec));
     if (size > m->cfg.model.vocab)
         log_warn("the tokenizer has %lld tokens, the model %lld: a run refuses it, so data.tokenizer is "
                  "yours to give",
@@ -173,7 +177,7 @@ static Err import(Model *m)
                                .cfg = &m->cfg,
                                .whole = &m->whole,
                                .meta = &meta,
-                               .keep = found ? keep_tokenizer : NULL,
+                               .keep = keep,
                                .user = spec,
                                .threads = thread_count() }));
     return ERR_OK;
@@ -262,13 +266,16 @@ static Err open_ours(Model *m, Source *out)
     return open_tokenizer(m, out);
 }
 
+/* Does the checkpoint speak of a tokenizer? */
+static bool is_trained(const Source *from) { return strstr(from->data, ", tokenizer "); }
+
 /* Is it the one that the checkpoint speaks of? Where it speaks of none, `byte` is only what data.tokenizer is when
  * nobody gives it. */
 static bool is_trained_with(const Source *from)
 {
     char said[32];
     snprintf(said, sizeof said, ", tokenizer %08x", tokenizer_crc(from->tokenizer));
-    if (strstr(from->data, ", tokenizer ")) return strstr(from->data, said);
+    if (is_trained(from)) return strstr(from->data, said);
     return strcmp(from->tokenizer_spec, "byte") != 0;
 }
 
@@ -308,37 +315,69 @@ static Err refuse_tokenizer(const Source *from)
     return err_hint("convert it inside its run's folder, which keeps a copy of its tokenizer");
 }
 
+/* What goes into the folder beside the weights. */
+typedef struct {
+    HfCopy copies[COPIES_MOST + 1];
+    int count;
+    char end[256];
+} Beside;
+
+/* The tokenizer's files, if it has any. */
+static Err take_tokenizer(const Model *m, const Source *from, Beside *b, HfExport *about)
+{
+    if (!from->tokenizer) return ERR_OK;
+    if (!strcmp(from->tokenizer_spec, "byte")) {
+        log_warn("no tokenizer is written: %s",
+                 is_trained(from) ? "with `byte` ids 0 to 255 are bytes, and 256 ends a document"
+                                  : "the checkpoint speaks of none");
+        return ERR_OK;
+    }
+    if (!is_trained_with(from)) return refuse_tokenizer(from);
+    if (tokenizer_vocab(from->tokenizer) > from->vocab)
+        log_warn("the tokenizer has %d tokens, the model %lld", tokenizer_vocab(from->tokenizer),
+                 (long long)from->vocab);
+    b->count = find_copies(from->tokenizer_spec, b->copies);
+    about->end = end_text(from, b->end, sizeof b->end);
+    about->ids.ends[0] = tokenizer_eod(from->tokenizer);
+    about->ids.end_count = about->ids.ends[0] >= 0;
+    return warn_of_readers(m, from);
+}
+
+/* Ids that end a text, where a generation_config.json says them: it goes along, and config.json says the same. */
+static Err take_ids(const Source *from, Beside *b, HfExport *about)
+{
+    static const char name[] = "generation_config.json";
+    HfCopy *last = &b->copies[b->count];
+    HfIds said;
+    TRY(end_ids_of(from->path, from->data, from->tokenizer_spec, last->path, &said));
+    if (!*last->path) return ERR_OK;
+    if (said.end_count) about->ids = said;
+    last->name = name;
+    for (int i = 0; i < b->count; i++)
+        if (!strcmp(b->copies[i].name, name)) return ERR_OK; /* it lies beside the tokenizer */
+    b->count++;
+    return ERR_OK;
+}
+
 static Err write_hf(const Model *m, const Source *from, Stored stored)
 {
     static const char *const dtypes[] = {
         [STORED_F32] = "float32", [STORED_BF16] = "bfloat16", [STORED_F16] = "float16"
     };
     int64_t shard_bytes;
-    ON_HEAP(HfCopy, copies, COPIES_MOST);
-    char end[256];
-    int count = 0;
-    HfExport about = { .dtype = dtypes[stored], .vocab = from->vocab, .bos = -1, .eos = -1, .pad = -1 };
+    ON_HEAP(Beside, beside, 1);
+    HfExport about = { .dtype = dtypes[stored], .vocab = from->vocab, .ids = HF_NO_IDS };
     TRY(memory_arg("max-shard-size", shard_size, &shard_bytes));
-    if (from->tokenizer && !strcmp(from->tokenizer_spec, "byte"))
-        log_warn("no tokenizer is written: with `byte` ids 0 to 255 are bytes, and 256 ends a document");
-    if (from->tokenizer && strcmp(from->tokenizer_spec, "byte") != 0) {
-        if (!is_trained_with(from)) return refuse_tokenizer(from);
-        if (tokenizer_vocab(from->tokenizer) > from->vocab)
-            log_warn("the tokenizer has %d tokens, the model %lld", tokenizer_vocab(from->tokenizer),
-                     (long long)from->vocab);
-        about.eos = tokenizer_eod(from->tokenizer);
-        count = find_copies(from->tokenizer_spec, copies);
-        about.end = end_text(from, end, sizeof end);
-        TRY(warn_of_readers(m, from));
-    }
+    TRY(take_tokenizer(m, from, beside, &about));
+    TRY(take_ids(from, beside, &about));
     return hf_export(&(HfExportJob){ .from = from->path,
                                      .to = to_path,
                                      .cfg = &m->cfg,
                                      .whole = &m->whole,
                                      .about = about,
                                      .shard_bytes = shard_bytes,
-                                     .copies = copies,
-                                     .copy_count = count,
+                                     .copies = beside->copies,
+                                     .copy_count = beside->count,
                                      .threads = thread_count() });
 }
 

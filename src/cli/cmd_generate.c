@@ -18,6 +18,7 @@
 #include "base/mathx.h"
 #include "base/rng.h"
 #include "cli/config_arg.h"
+#include "cli/end_ids.h"
 #include "cli/utf8_out.h"
 #include "train/run.h"
 
@@ -56,6 +57,7 @@ typedef struct {
     float *logits;     /* [vocab] */
     Candidate *sorted; /* [choices] */
     int32_t choices;   /* ids that the tokenizer knows */
+    HfIds ends;        /* what ends a document beside the tokenizer's own token */
     Utf8Out out;
 } Generator;
 
@@ -141,17 +143,21 @@ static Err start(Generator *g)
     return err_set(ERR_CONFIG, "this tokenizer has no end of document to start from: give a --prompt");
 }
 
+static bool is_end(const Generator *g, int32_t id)
+{
+    return id == tokenizer_eod(g->run.tokenizer) || hf_ids_end(&g->ends, id);
+}
+
 static Err write_text(Generator *g)
 {
-    const int32_t eod = tokenizer_eod(g->run.tokenizer);
     int32_t id = -1, size;
     int64_t i = 0;
     utf8_out_write(&g->out, prompt, (int64_t)strlen(prompt));
     for (; i < token_count; i++) {
         TRY(next_token(g, &id));
-        if (id == eod && !ignore_eod) break;
+        if (is_end(g, id) && !ignore_eod) break;
         TRY(token_list_add(&g->text, id));
-        if (id == eod) {
+        if (is_end(g, id)) {
             utf8_out_write(&g->out, "\n", 1);
             continue;
         }
@@ -184,6 +190,7 @@ static Err find_tokenizer(const Config *cfg)
 static Err generate_with(Generator *g, const Config *cfg)
 {
     TRY(find_tokenizer(cfg));
+    TRY(end_ids_of_run(run_dir, step, cfg->data.tokenizer, &g->ends));
     TRY(run_open(&g->run, cfg, RUN_GENERATE, NULL));
     Err err = run_load_weights(&g->run, run_dir, step);
     if (!err) err = start(g);

@@ -100,9 +100,9 @@ static void put_config(JsonOut *j, HfModel *m, HfClass c, const HfExport *x)
     json_close(j, ']');
     json_put_text(j, "model_type", names->model_type);
     json_put_text(j, "torch_dtype", x->dtype);
-    put_id(j, "bos_token_id", x->bos);
-    put_id(j, "eos_token_id", x->eos);
-    put_id(j, "pad_token_id", x->pad);
+    put_id(j, "bos_token_id", x->ids.begin);
+    hf_ids_put_ends(j, &x->ids);
+    put_id(j, "pad_token_id", x->ids.pad);
     for (int i = 0; i < hf_key_count; i++)
         if (hf_keys[i].classes & 1u << c && !hf_keys[i].silent) put_key(j, m, c, &hf_keys[i]);
     json_close(j, '}');
@@ -295,7 +295,7 @@ Err hf_check_mup(const Config *cfg)
 
 Err hf_class_of(const Config *cfg, HfClass *out)
 {
-    const HfExport any = { .dtype = "float32", .vocab = 256, .bos = HF_NONE, .eos = HF_NONE, .pad = HF_NONE };
+    const HfExport any = { .dtype = "float32", .vocab = 256, .ids = HF_NO_IDS };
     Nearest n = { .count = CFG_COUNT, .refuser = HF_CLASSES };
     char buf[CONFIG_VALUE_BYTES];
     TRY(hf_check_mup(cfg));
@@ -324,21 +324,6 @@ static Err write_file(const char *folder, const char *name, const char *text, in
     return ERR_OK;
 }
 
-static Err write_generation(const HfExport *x, const char *folder)
-{
-    char text[512];
-    JsonOut j;
-    json_out_init(&j, text, sizeof text);
-    json_open(&j, NULL, '{');
-    json_put_bool(&j, "_from_model_config", true);
-    if (x->bos >= 0) json_put_int(&j, "bos_token_id", x->bos);
-    if (x->eos >= 0) json_put_int(&j, "eos_token_id", x->eos);
-    if (x->pad >= 0) json_put_int(&j, "pad_token_id", x->pad);
-    json_close(&j, '}');
-    ASSERT(json_out_ok(&j));
-    return write_file(folder, "generation_config.json", text, j.used_bytes);
-}
-
 /* For AutoTokenizer: the class that takes all from tokenizer.json, and what ends a document. */
 static Err write_tokenizer(const HfExport *x, const char *folder)
 {
@@ -364,6 +349,6 @@ Err hf_config_write(const Config *cfg, const HfExport *x, const char *folder)
     const Err err = write_file(folder, "config.json", text, size);
     free(text);
     TRY(err);
-    TRY(write_generation(x, folder));
+    TRY(hf_ids_write(&x->ids, folder));
     return write_tokenizer(x, folder);
 }

@@ -9,7 +9,7 @@
 /* What is in the class's folder, as sections. */
 static char *written_sections(const Config *c, HfClass *class)
 {
-    const HfExport x = { .dtype = "float32", .vocab = 256, .bos = -1, .eos = -1, .pad = -1 };
+    const HfExport x = { .dtype = "float32", .vocab = 256, .ids = HF_NO_IDS };
     SetupArena arena;
     HfConfig hf;
     size_t size;
