@@ -1,15 +1,17 @@
 /*
  * Every layout gives the same bits, beside everything else: models and layouts of test/axes.def, drawn so that together
  * they hold as many pairs of values of two axes as they can. A model is trained on one rank, then in each of its
- * layouts (ranks are threads); losses, weights and moments must have one hash. tiny.h holds each rank to its plan.
+ * layouts (ranks are threads); losses, weights and moments must have one hash, and largest logits another. tiny.h holds
+ * each rank to its plan.
  *
- * test_array [kind of model]; MEGATRAIN_LAYOUTS=print lists the draws, =all draws ten times as many. A draw that failed
- * is run again by MEGATRAIN_DRAW='kind=gpt2 tp=2 dp=2'. make test-grid runs it.
+ * test_array [kind of model]; MEGATRAIN_LAYOUTS=print lists draws and their seconds of processors, =whole draws more
+ * (make test-grid), =all ten times as many, =brief 20 for a sanitizer, whose bits are not compared. A draw alone:
+ * test_array 'kind=gpt2 tp=2 dp=2'; what it leaves out has its first value.
  */
 #include "test.h"
 #include "tiny.h"
 
-enum { STEPS = 3, RANKS_MOST = 8, BUCKET_BYTES = 64 << 10, LAYOUTS_OF_MODEL = 6, CANDIDATES = 24 };
+enum { STEPS = 3, RANKS_MOST = 8, BUCKET_BYTES = 64 << 10, CANDIDATES = 24 };
 
 /* ---- axes ---- */
 
@@ -88,6 +90,7 @@ static TrainSpec model_of(int kind)
     default: s = tiny_further(tiny_mixture(TINY_DEEPSEEK, 2), 1); break;
     }
     s.update.bucket_bytes = BUCKET_BYTES;
+    s.update.clip = .1f; /* (every gradient's norm counts) */
     s.device.isa = isa_best();
     return s;
 }
@@ -125,13 +128,16 @@ static void choose_optimizer(TrainSpec *s, int v)
         s->update.muon = (MuonSpec){ .momentum = .95f, .nesterov = v != 4, .steps = 5, .set = (MuonSet)(v - 2),
                                      .scale = (MuonScale)(v - 2), .split = (MuonSplit)(v - 2), .router = v != 3 };
     if (kinds[v] == OPTIMIZER_LION) s->update.adamw.beta2 = .99f;
+    if (kinds[v] == OPTIMIZER_SGD) s->update.lr.lr = .1;
 }
 
 static void choose_balance(TrainSpec *s, int v)
 {
-    if (v) s->model.moe.balance.unit = v == 3 ? 1 : 2;
-    if (v == 2) s->model.moe.balance = (Balance){ .unit = 2, .sinkhorn = true };
-    s->model.moe.balance.global = v == 3;
+    Balance *b = &s->model.moe.balance;
+    if (v == 1) b->unit = 2;
+    if (v == 2) *b = (Balance){ .unit = 2, .sinkhorn = true };
+    if (v == 3) b->global = true;
+    if (v == 4) b->aux = 0, b->z = 1e-3f;
 }
 
 static void choose_way(TinyRun *r, int v)
@@ -179,9 +185,21 @@ static bool blocks_fit(const TinyRun *r)
     static const int64_t lengths[FP8_RECIPES] = { 1, 1, 128, 32, 16 };
     const ModelSpec *m = &r->spec.model;
     const int64_t block = lengths[m->fp8.recipe], tp = r->grid.tp;
+    const int64_t parts = r->grid.etp > 1 ? r->grid.etp : 1;
+    if (m->fp8.experts && m->moe.ffn / parts % block) return false;
     if (tp == 1) return true;
     return !m->latent.width.kv_rank && m->kv_heads >= tp && m->kv_heads * m->head_dim / tp % block == 0 &&
            m->ffn / tp % block == 0 && m->moe.shared_ffn / tp % block == 0;
+}
+
+/* Does a layout cut inside a leaf of a sequence? */
+static bool leaves_are_cut(const Draw *d, const TinyRun *r)
+{
+    const int slices = r->spec.pipeline.slices > 1 ? r->spec.pipeline.slices : 1, cp = r->grid.cp;
+    const int64_t leaves = r->spec.seq_blocks / slices, rows = r->spec.micro_batch * r->spec.seq_blocks;
+    const bool whole = is_mixture(d) || r->spec.model.latent.width.kv_rank;
+    if (r->spec.seq_blocks % slices || (cp > 1 && leaves % (2 * cp))) return true;
+    return whole && r->grid.sp && rows % (r->grid.tp * cp * slices);
 }
 
 static int stages_of(const TinyRun *r)
@@ -226,6 +244,13 @@ static void choose_isa(TinyRun *r, int v)
 {
     const Isa isa = v == 1 ? ISA_AVX2 : ISA_C;
     if (v && isa_supported(isa)) r->spec.device.isa = isa;
+}
+
+/* Bytes that are released are overwritten. */
+static void choose_offload(TinyRun *r, int v)
+{
+    r->spec.model.offload = v < 3 ? v : r->spec.model.layers;
+    r->spec.poison = v > 0;
 }
 
 static int copies_of(const Grid *g) { return g->dp * g->cp; }
@@ -365,32 +390,83 @@ static bool best_model(int kind, uint64_t *seed, Draw *best)
     return found > 0;
 }
 
-/* ---- the test ---- */
+/* ---- the array ---- */
+
+enum { KINDS = 13, MODELS_MOST = 40, LAYOUTS_MOST = 6 };
+
+typedef struct {
+    Draw model, layout[LAYOUTS_MOST];
+    int count;
+} Models;
+
+static Models array[KINDS][MODELS_MOST];
 
 static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode); }
+static bool whole(void) { return mode_is("whole") || mode_is("all"); }
+static int step_count(void) { return whole() ? 3 : 2; }
+static int model_count(void) { return mode_is("all") ? MODELS_MOST : whole() ? 6 : brief() ? 1 : 4; }
 
-static void check_layout(const Draw *d, uint64_t want)
+/* Under a sanitizer 20 in all. */
+static int layout_count(int kind) { return whole() ? LAYOUTS_MOST : brief() ? 1 + (kind < 20 - KINDS) : 4; }
+
+static void fill(Models *m, int kind, uint64_t *seed)
 {
-    char model[512], layout[512];
-    TinyRun r = run_of(d, STEPS);
-    text_of(d, 0, MODEL_AXES, model, sizeof model);
-    text_of(d, MODEL_AXES, AXES, layout, sizeof layout);
-    if (mode_is("print")) printf("    %s: %s\n", model, layout), fflush(stdout);
-    tiny_train(&r);
-    CHECK_MSG(!r.err, "%s: %s: %s", model, layout, r.message);
-    CHECK_MSG(r.err || r.hash == want, "%s: %s: other bits", model, layout);
+    if (!best_model(kind, seed, &m->model)) return;
+    gain_of(&m->model, 0, MODEL_AXES, true);
+    for (; m->count < layout_count(kind); m->count++) {
+        if (!best_layout(&m->model, seed, &m->layout[m->count])) return;
+        gain_of(&m->layout[m->count], MODEL_AXES, AXES, true);
+    }
 }
 
-static uint64_t alone(const Draw *model)
+/* All kinds, whichever is to run: a draw depends on those before. */
+static void draw_all(void)
+{
+    if (first_value[AXES]) return;
+    for (int i = 0; i < AXES; i++) first_value[i + 1] = first_value[i] + count_of(i);
+    ASSERT(first_value[AXES] <= VALUES_MOST);
+    for (int kind = 0; kind < KINDS; kind++) {
+        uint64_t seed = 1 + (uint64_t)kind;
+        for (int i = 0; i < model_count(); i++) fill(&array[kind][i], kind, &seed);
+    }
+}
+
+/* ---- the test ---- */
+
+static TinyRun train(const Draw *d, bool logits)
+{
+    TinyRun r = run_of(d, step_count());
+    const clock_t begun = clock();
+    r.spec.attention_logits |= logits;
+    tiny_train(&r);
+    if (mode_is("print")) printf("    %5.2f s ", (double)(clock() - begun) / CLOCKS_PER_SEC);
+    return r;
+}
+
+static void check_layout(const Draw *d, const TinyRun *want)
+{
+    char model[512], layout[512];
+    const TinyRun r = train(d, false);
+    text_of(d, 0, MODEL_AXES, model, sizeof model);
+    text_of(d, MODEL_AXES, AXES, layout, sizeof layout);
+    if (mode_is("print")) printf("%s: %s\n", model, layout), fflush(stdout);
+    CHECK_MSG(!r.err, "%s: %s: %s", model, layout, r.message);
+    if (r.err || !want) return;
+    CHECK_MSG(r.hash == want->hash, "%s: %s: other bits", model, layout);
+    CHECK_MSG(!r.spec.attention_logits || r.logits == want->logits, "%s: %s: other logits", model, layout);
+}
+
+static TinyRun alone(const Draw *model)
 {
     char text[512];
-    TinyRun r = run_of(model, STEPS);
-    tiny_train(&r);
+    const TinyRun r = train(model, true);
     text_of(model, 0, MODEL_AXES, text, sizeof text);
+    if (mode_is("print")) printf("%s\n", text), fflush(stdout);
     CHECK_MSG(!r.err, "%s: %s", text, r.message);
-    CHECK_MSG(r.loss[STEPS - 1] < r.loss[0], "%s: the loss must fall: %.4f -> %.4f", text, r.loss[0],
-              r.loss[STEPS - 1]);
-    return r.hash;
+    for (int i = 0; i < r.steps; i++) /* (what is no number would be the same everywhere) */
+        CHECK_MSG(r.err || (r.loss[i] > 0 && r.loss[i] < 1.1 * r.loss[0]), "%s: losses %.4f, %.4f", text, r.loss[0],
+                  r.loss[i]);
+    return r;
 }
 
 /* axis=value of each word; the other axes have their first values. */
@@ -416,26 +492,39 @@ TEST(the_draw_that_is_asked_for)
     CHECK_MSG(legal(&d), "%s", err_message());
     Draw model = d;
     for (int i = MODEL_AXES; i < AXES; i++) model.at[i] = 0;
-    check_layout(&d, alone(&model));
+    const TinyRun want = alone(&model);
+    check_layout(&d, &want);
 }
 
 static void run_kind(int kind)
 {
-    uint64_t seed = 1 + (uint64_t)kind;
-    int models = mode_is("all") ? 40 : 4;
-    for (int i = 0; !first_value[AXES] && i < AXES; i++) first_value[i + 1] = first_value[i] + count_of(i);
-    ASSERT(first_value[AXES] <= VALUES_MOST);
-    for (; models; models--) {
-        Draw model, d;
-        if (!best_model(kind, &seed, &model)) continue;
-        gain_of(&model, 0, MODEL_AXES, true);
-        const uint64_t want = alone(&model);
-        for (int i = 0; i < LAYOUTS_OF_MODEL; i++) {
-            if (!best_layout(&model, &seed, &d)) break;
-            gain_of(&d, MODEL_AXES, AXES, true);
-            check_layout(&d, want);
-        }
+    draw_all();
+    for (int i = 0; i < model_count(); i++) {
+        const Models *m = &array[kind][i];
+        TinyRun want;
+        if (!m->count) continue;
+        if (!brief()) want = alone(&m->model);
+        for (int k = 0; k < m->count; k++) check_layout(&m->layout[k], brief() ? NULL : &want);
     }
+}
+
+/* As many as rules of axes.def leave: one that forbids too much is noticed. */
+TEST(pairs)
+{
+    int count = 0, all = 0, draws = 0;
+    draw_all();
+    for (int i = 0; i < AXES; i++)
+        for (int k = 0; k < i; k++) all += count_of(i) * count_of(k);
+    for (int i = 0; i < VALUES_MOST * VALUES_MOST; i++) count += tried[i / VALUES_MOST][i % VALUES_MOST];
+    for (int i = 0; i < KINDS * MODELS_MOST; i++) draws += array[i / MODELS_MOST][i % MODELS_MOST].count;
+    printf("    %d layouts: %d pairs of values of two axes, of %d\n", draws, count, all);
+    for (int i = 0; i < first_value[AXES] && !brief(); i++) {
+        int beside = 0, axis = AXES - 1;
+        while (first_value[axis] > i) axis--;
+        for (int k = 0; k < VALUES_MOST; k++) beside += tried[i][k] + tried[k][i];
+        CHECK_MSG(beside > 0, "%s=%s is never drawn", axes[axis].name, word_of(axis, i - first_value[axis]));
+    }
+    CHECK(count > (brief() ? 1000 : whole() ? 10000 : 8000));
 }
 
 TEST(gpt2) { run_kind(0); }
@@ -452,4 +541,11 @@ TEST(latent_experts) { run_kind(10); }
 TEST(further) { run_kind(11); }
 TEST(further_experts) { run_kind(12); }
 
-TEST_MAIN
+/* An argument with '=' is a draw. */
+int main(int argc, char **argv)
+{
+    static char *draw[] = { "", "the_draw", NULL };
+    if (argc < 2 || !strchr(argv[1], '=')) return test_main(argc, argv);
+    setenv("MEGATRAIN_DRAW", argv[1], 1);
+    return test_main(2, draw);
+}
