@@ -211,7 +211,7 @@ __device__ __forceinline__ Range range_of(const RowTile &t)
     return r;
 }
 
-/* Of the rows of a tile of ROWS that this warp has; empty (last < first) when the tile ends before them. */
+/* The rows of a tile of ROWS that this warp has; empty (last < first) when the tile ends before them. */
 template <class E> __device__ __forceinline__ Range warp_range(const RowTile &t)
 {
     const int begin = threadIdx.x / WARP * E::WARP_ROWS, end = min(begin + E::WARP_ROWS, t.count);
@@ -278,7 +278,7 @@ __device__ __forceinline__ float cap_slope(const AttnProblem &p, float s)
 
 /* ---- dropout ---- */
 
-/* Of one head of one sample. */
+/* Dropout of one head of one sample. */
 struct HeadDropout {
     uint64_t key;
     uint32_t threshold, sample_low, sample_high;
@@ -391,7 +391,7 @@ Err attention_problem(AttnProblem *p, const attention_fwd_args *a);
 /* ERR_SHAPE unless rows begin at multiples of 16 bytes. */
 Err attention_aligned(const char *name, Tensor t);
 
-/* As that; and ERR_SHAPE where a result of the queries is not in fp32 though keys come in several calls. */
+/* The same check; and ERR_SHAPE if keys come in several calls and a result of the queries is not in fp32. */
 Err attention_result(const char *name, Tensor t, bool several);
 
 Err attention_dq(Stream *s, const AttnProblem &p, const AttnBackward &a);  /* dq and delta */

@@ -58,7 +58,7 @@ template <class E> __device__ __forceinline__ float add_sink(float z, float *mos
     return rescale;
 }
 
-/* Where keys come in several calls: what goes from one to the next beside o. */
+/* Numbers that go from one call to the next beside o, where keys come in several calls. */
 struct RunningRows {
     WideRows o;
     RowValues max, sum;

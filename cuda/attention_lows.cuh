@@ -9,7 +9,7 @@
 
 /* ---- the table of lows ---- */
 
-/* Of a tile of queries: smallest and largest row_low. */
+/* Smallest and largest row_low of a tile of queries. */
 struct Lows {
     int least, most;
 };

@@ -41,7 +41,7 @@ struct CodesJob {
     int64_t a, b; /* where the first step's factors begin */
 };
 
-/* Where the copies of a tile begin: rows, and codes along them. */
+/* Begin of the copies of a tile: rows, and codes along them. */
 struct CodesFrom {
     int a, b, a_at, b_at;
 };

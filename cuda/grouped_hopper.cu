@@ -39,7 +39,7 @@ struct HopperJob {
     int narrow;
 };
 
-/* Where the copies of a tile begin: in A, in B; fwd, dx: the expert, dw: its first row. */
+/* Begin of the copies of a tile: in A, in B; fwd, dx: the expert, dw: its first row. */
 struct HopperFrom {
     int a, b, expert;
 };

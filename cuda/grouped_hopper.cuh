@@ -25,7 +25,7 @@ template <int STAGES> struct StageRing {
     }
 };
 
-/* By all threads, first: one arrival fills a stage, each warp that multiplies gives it back. */
+/* All threads call it first. One arrival fills a stage; each warp that multiplies gives it back. */
 template <int STAGES> __device__ __forceinline__ void ring_ready(Barrier *full, Barrier *empty)
 {
     if (threadIdx.x == 0) {

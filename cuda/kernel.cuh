@@ -276,7 +276,7 @@ struct PackPlace {
     bool used;                 /* else outside: nothing to do */
 };
 
-/* Where pack `u` of this thread lies in part blockIdx.z; `rows` is rows_in_use(g.rows). */
+/* Place of pack `u` of this thread in part blockIdx.z; `rows` is rows_in_use(g.rows). */
 template <int COUNT> __device__ __forceinline__ PackPlace pack_place(const PackGrid &g, int64_t rows, int u)
 {
     PackPlace p;

@@ -58,7 +58,7 @@ template <class T> struct PackCut {
         packs = (n - head) / COUNT;
         tail = static_cast<int>(n - head - packs * COUNT);
     }
-    /* Where single number i lies, i < head + tail. */
+    /* Place of single number i, i < head + tail. */
     __device__ __forceinline__ int64_t single(int i) const { return i < head ? i : i + packs * Pack<T>::COUNT; }
 };
 

@@ -14,7 +14,8 @@
 #include "base/trace.h"
 #include "nccl_world.h"
 
-/* Where pieces begin, and where the last one ends. Between these the device has the offsets of a piece's parts. */
+/* Copies the begins of pieces, and the end of the last one, to the host. Between these the device has the offsets of a
+ * piece's parts. */
 static Err copy_offsets(Group *g, const int64_t *offset, int64_t pieces, int64_t stride, int64_t *host)
 {
     const size_t pitch = (size_t)stride * sizeof *offset;

@@ -36,7 +36,7 @@ extern NcclLibrary nccl; /* to be called once nccl_available() has said yes */
 /* Asking so often takes some 2 ms: calls, and the reading of some numbers, take tens of microseconds. */
 enum { NCCL_SPINS = 4000 };
 
-/* Of a call inside a group: it is GroupEnd that begins. */
+/* Result of a call inside a group. "In progress" is no error there: the call begins with GroupEnd. */
 static inline ncclResult_t nccl_queued(ncclResult_t rc) { return rc == ncclInProgress ? ncclSuccess : rc; }
 
 /* Sets the variables that NCCL reads with its first call, or refuses those that are set: ERR_CONFIG. Rank 0 warns
@@ -66,7 +66,7 @@ typedef struct {
     int size;
     cudaStream_t stream;
     int64_t *cell; /* what a barrier sums */
-    /* Of a group that moves rows: where their offsets are read to, in pinned memory, and how many have room there. */
+    /* In a group that moves rows: where their offsets are read to, in pinned memory, and how many have room there. */
     cudaStream_t reading;
     cudaEvent_t read;
     int64_t *offsets, offset_count;

@@ -20,7 +20,7 @@ template <class T, class X> struct Residual {
     const int64_t *sample;
 };
 
-/* Of the arguments of any op that has these. */
+/* Residual from the arguments of any op that has these members. */
 template <class T, class X, class Args> static inline Residual<T, X> residual_of(const Args *a)
 {
     Residual<T, X> r = { rows_of<const T>(a->residual),       rows_of<const X>(a->x),

@@ -59,7 +59,7 @@ struct RopeTable {
     int group; /* of heads that lie side by side; all where heads lie evenly */
 };
 
-/* Where heads lie; steps in elements. */
+/* Places of heads; steps in elements. */
 template <class T> struct RopeHeads {
     T *data;
     int64_t row, head;
@@ -163,7 +163,7 @@ template <class E> struct QkvHeads {
     int64_t width; /* of a head */
 };
 
-/* Where head `slot` of qkv's columns lies in row n of q, k or v. */
+/* Place of head `slot` of qkv's columns in row n of q, k or v. */
 template <class E> __device__ __forceinline__ E *qkv_head(const QkvHeads<E> &t, int slot, int64_t n)
 {
     const int chunk = slot / t.slots, place = slot - chunk * t.slots;

@@ -108,7 +108,7 @@ TEST(nvfp4)
     CHECK_LAYOUTS(spec_of(tiny_llama(), FP8_NVFP4, 1), { 1, 1, 0, 1, 1, 1 }, { 2, 2, 1, 1, 1, 1, ISA_AUTO, 1 });
 }
 
-/* Of all linear layers' inputs. What is mixed has sums of 16 numbers over 4, and as many squares in all. */
+/* Looks at all linear layers' inputs. Mixed ones have sums of 16 numbers over 4, and as many squares in all. */
 static Err look_at_inputs(Trainer *t, void *user)
 {
     const ExecutorStage *s = &t->executor.stages[0];
@@ -246,7 +246,7 @@ static Err evaluate(Trainer *t, void *user)
     return ERR_OK;
 }
 
-/* Of weights that are kept an evaluation casts each once, however many batches it has; and it says what others say. */
+/* An evaluation casts each kept weight once, however many batches it has, and gives the losses that others give. */
 TEST(batches_of_an_evaluation_share_codes)
 {
     for (Fp8Recipe k = FP8_TENSORWISE; k < FP8_RECIPES; k++) {

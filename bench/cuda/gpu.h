@@ -71,7 +71,7 @@ static inline double gpu_median(double *values, int n)
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-/* Which machine this was: date, device, driver, runtime. Also printed. */
+/* Describes the machine: date, device, driver, runtime. Also prints it. */
 static inline Err gpu_describe(JsonOut *j)
 {
     DeviceInfo d;

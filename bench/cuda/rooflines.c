@@ -219,7 +219,7 @@ static void report(Bench *b, const Maker *m, OpId id, const AnyArgs *args, Timin
     fflush(stdout);
 }
 
-/* As many sets as fit, until they are four times the L2. */
+/* Makes as many sets as fit, until they are four times the L2. */
 static Err make_sets(Bench *b, Maker *m, OpId id, const Case *c, AnyArgs *sets, int *count)
 {
     ArenaMark before = arena_mark(&b->arena);

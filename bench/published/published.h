@@ -301,7 +301,7 @@ static inline double dummy_gradients(const ParamRegistry *r)
     return (double)bytes;
 }
 
-/* Of the rank that needs the most: what is planned, and of that rank the gradients above. */
+/* Bytes of the rank that needs the most: what is planned, and that rank's gradients above. */
 static inline Err memory_of(const Run *run, double *planned, double *dummies)
 {
     *planned = 0;
@@ -433,7 +433,7 @@ static inline double measured_seconds(const Published *p, int row)
            number(p, row, "tok/s");
 }
 
-/* Of what the row measured: speed, or time. */
+/* Error against the figure that the row measured: speed, or time. */
 static inline double error_of(const Published *p, int row, double seconds)
 {
     const double measured = measured_seconds(p, row);

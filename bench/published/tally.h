@@ -129,7 +129,7 @@ static inline Err tally_step(Trainer *t, Tally *out)
     return ERR_OK;
 }
 
-/* Of one rank. */
+/* Counts one rank's work. */
 static inline Err tally_rank(const TrainSpec *spec, Grid grid, int rank, Tally *out)
 {
     MemoryPlan plan;

@@ -54,7 +54,7 @@ static bool grow(Host *h)
     return true;
 }
 
-/* So many connections have not greeted; makes room by dropping the oldest of them. */
+/* Makes room for so many connections that have not greeted, by dropping the oldest of them. */
 static void limit_strangers(Host *h)
 {
     int strangers = 0, oldest = -1;

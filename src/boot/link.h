@@ -90,7 +90,7 @@ bool link_flush(Link *l);
 bool link_flush_until(Link *l, double deadline);
 bool link_wait(Link *l, Frame *out, double deadline);
 bool link_wait_bytes(Link *l, size_t bytes, double deadline);
-/* As link_wait; ends, too, soon after *stop is not 0 (may be NULL): errno ECANCELED. */
+/* Like link_wait; also ends soon after *stop is not 0 (may be NULL): errno ECANCELED. */
 bool link_wait_or_stop(Link *l, Frame *out, double deadline, const volatile sig_atomic_t *stop);
 
 /* poll() that is not disturbed by signals; 0 at the deadline. */

@@ -69,7 +69,7 @@ void manifest_crc_text(char out[64], uint32_t crc, int64_t size_bytes)
 typedef enum { LIST_PARAMS, LIST_FILES, LIST_PIECES, LIST_COUNT } List;
 static const char *const list_keys[LIST_COUNT] = { "parameters", "files", "pieces" };
 
-/* Where a manifest is being parsed: for messages, and for memory. */
+/* State of a manifest's parsing: for messages, and for memory. */
 typedef struct {
     const char *path;
     SetupArena *arena;

@@ -148,7 +148,7 @@ static Err know_device(const Config *base, const Boot *boot, Planner *p)
            err_hint(cpu ? "a file that megatrain doctor --calibrate wrote" : "a GPU's: h100, ...");
 }
 
-/* Of a rank; those of a host share its processors' memory. */
+/* Memory for a rank. The ranks of a host share its processors' memory. */
 static int64_t rank_memory(const Planner *p, const Boot *boot)
 {
     const int64_t all = p->device.memory_mib << 20,

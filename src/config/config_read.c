@@ -119,7 +119,7 @@ static bool find_choice(const ConfigKey *key, const char *text, unsigned *out)
     return false;
 }
 
-/* Of a key with choices beside true and false, all words for these are read, too. */
+/* All words for true and false are read, too, where a key has choices beside these. */
 static const char *parse_pick(const ConfigKey *key, const char *text, unsigned *out)
 {
     static _Thread_local char why[160];
@@ -340,7 +340,7 @@ static char *next_line(char *out, int size_bytes, void *stream)
     return out;
 }
 
-/* As inih does: cut at a comment, remove the blanks around. */
+/* Trims like inih: cuts at a comment and removes the blanks around. */
 static const char *trim_value(char *text)
 {
     text += strspn(text, blanks);

@@ -64,7 +64,8 @@ void config_read_text(ConfigReader *r, const char *text);
 Err config_read_file(ConfigReader *r, const char *path); /* ERR_CONFIG: it cannot be read */
 void config_read_override(ConfigReader *r, const char *text);
 
-/* Of keys that the text has not, what programs did that did not have them yet: before a command line is read. */
+/* Fills keys that the text lacks as programs did that did not have the keys yet. To be called before a command line is
+ * read. */
 void config_read_before(ConfigReader *r);
 
 /* ---- facts of a configuration (config_resolve.c) ---- */

@@ -43,7 +43,8 @@ typedef struct {
 
 /* ERR_MEMORY. */
 Err device_points_add(DevicePoints *all, const DevicePoint *p);
-/* By name, dtype, ranks, threads, shape; to be called before points are looked up. ERR_CONFIG: too many names. */
+/* Orders points by name, dtype, ranks, threads, shape; to be called before points are looked up. ERR_CONFIG: too many
+ * names. */
 Err device_points_order(DevicePoints *all);
 void device_points_free(DevicePoints *all);
 

@@ -124,7 +124,7 @@ static int64_t in_parts(OpId id, const void *args)
     }
 }
 
-/* Of a table the rows that are looked up, of flat buffers what has parts, of others all. */
+/* Bytes of a tensor that pass memory: of a table the rows looked up, of flat buffers the parts, of others all. */
 static double tensor_part(OpId id, const void *args, const OpField *f)
 {
     const Tensor t = *tensor_at(f, args);

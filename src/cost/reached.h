@@ -14,8 +14,8 @@
 /* The instruction that multiplies: of a warp, as on Ampere; of a warpgroup, on Hopper. */
 typedef enum { FORM_MMA_SYNC, FORM_WGMMA, KERNEL_FORMS } KernelForm;
 
-/* That the program has for this op of 16 bits: of attention by heads so wide, or of experts' products, whatever their
- * width. */
+/* The form that the program has of this op in 16 bits. Attention's depends on the width of heads; that of experts'
+ * products does not. */
 KernelForm kernel_form(OpId id, bool hopper, int64_t width);
 
 /* Memory work: its share of the bandwidth of a copy of device memory. */

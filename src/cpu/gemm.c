@@ -379,7 +379,7 @@ static int64_t tile_strip(const Task *t, int64_t row)
 
 /* ---- a tile of a fixed-point result ---- */
 
-/* Where the integers of a tile wait for the next leaves. */
+/* Memory in which the integers of a tile wait for the next leaves. */
 typedef struct {
     int64_t *at;
     int64_t ld;
@@ -681,7 +681,7 @@ static void task_slab(Task *t)
     }
 }
 
-/* Where the group that begins at k0 ends: with `starts`, behind the last leaf that fits a slab, or a longer first
+/* End of the group that begins at k0: with `starts`, behind the last leaf that fits a slab, or behind a longer first
  * one. */
 static int64_t group_end(Task *t, int64_t k0)
 {

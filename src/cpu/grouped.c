@@ -45,7 +45,7 @@ typedef void GemmVisit(void *user, const Gemm *g);
 
 /* ---- tasks ---- */
 
-/* Where the rows of expert e begin. */
+/* Begin of the rows of expert e. */
 static int64_t expert_start(const GroupedCall *c, int64_t e) { return c->offset[e * c->runs]; }
 
 /* Rows of expert e's output. */

@@ -301,7 +301,7 @@ typedef struct {
     vf beta1, rest1, beta2, rest2, inverse1, inverse2, eps, decay, lr;
 } AdamConstants;
 
-/* Where one tensor begins in each buffer. */
+/* Begin of one tensor in each buffer. */
 typedef struct {
     const adamw_args *op;
     const FlatPart *part;
@@ -506,7 +506,7 @@ Err CPU(one_moment)(Stream *s, const one_moment_args *a)
 
 /* ---- QK-clip ---- */
 
-/* By what a row's elements are multiplied. */
+/* Factor of a row's elements. */
 static float qk_factor(const qk_clip_args *a, int64_t row)
 {
     const int kind = qk_row_kind(&a->rows, row);

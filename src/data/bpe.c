@@ -326,8 +326,8 @@ static int64_t byte_parts(const Bpe *b, BpeWork *w, int64_t n, const char *bytes
     return n;
 }
 
-/* As the package does it, an unknown token waits until a character of the vocabulary comes: behind the bytes of
- * characters between them. */
+/* Adds the parts of characters in the package's order: an unknown token waits until a character of the vocabulary
+ * comes, behind the bytes of characters between them. */
 static int64_t character_parts(const Bpe *b, BpeWork *w, const char *piece, int64_t size)
 {
     int64_t n = 0, by_bytes;

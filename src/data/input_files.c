@@ -1,4 +1,4 @@
-/* Which files a job reads, where it is given folders (input.h). */
+/* Lists the files that a job reads, where it is given folders (input.h). */
 #include <errno.h>
 #include <fts.h>
 #include <glob.h>

@@ -80,7 +80,7 @@ static void note_member(JsonlScan *s, const char *bytes, int64_t size)
     s->members[s->members_bytes] = 0;
 }
 
-/* Which member may be meant: a line as it is would be trained on with its brackets and names. */
+/* Names the member that may be meant. A line as it is would be trained on with its brackets and names. */
 static Err hint_members(const JsonlScan *s, bool missing)
 {
     if (!s->members_bytes) return ERR_DATA;

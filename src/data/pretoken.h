@@ -60,7 +60,7 @@ typedef enum {
 } SplitAtCut;
 SplitAtCut splitter_at_cut(const Splitter *s);
 
-/* Which published expression it is; SPLIT_COUNT: another. */
+/* The published expression that it is; SPLIT_COUNT: another one. */
 SplitKind splitter_kind(const Splitter *s);
 
 /*

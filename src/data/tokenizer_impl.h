@@ -47,7 +47,7 @@ typedef struct {
 
 enum { STAGES_MAX = 24 };
 
-/* Where the text that a stage is given stands in what is encoded. */
+/* Place of a stage's text in the whole text. */
 typedef enum {
     PLACE_FIRST,    /* where the whole text begins */
     PLACE_INSIDE,   /* where a piece begins further on */

@@ -168,7 +168,7 @@ static Err check_model(const Json *model)
     return ERR_OK;
 }
 
-/* (Of bytes, all of which are tokens, none is unknown.) */
+/* (None is unknown where tokens are bytes: all bytes are tokens.) */
 static Err load_model(Tokenizer *t, bool characters, const Json *model, const Json *added)
 {
     const Json *unknown = json_get(model, "unk_token"), *merges = json_get(model, "merges");

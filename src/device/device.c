@@ -16,7 +16,8 @@
 #include "device/ops.h"
 #include "device/recorder.h"
 
-/* Where the null device pretends its memory begins: above all that a process can map, so a dereference faults. */
+/* Address at which the null device pretends its memory begins: above all that a process can map, so a dereference
+ * faults. */
 static char *const NULL_BASE = (char *)((uintptr_t)1 << 47);
 enum { NULL_ALIGN = 4096 };
 

@@ -6,7 +6,7 @@
 #include "base/layer_set.h"
 #include "engine/trainer.h"
 
-/* By block of the model (model_blocks); 0 for blocks that are no mixtures. */
+/* Loads by block of the model (model_blocks); 0 for blocks that are no mixtures. */
 typedef struct {
     /* rows of the busiest expert over the mean of all: 1 is even, experts / topk the worst */
     double load[LAYERS_MAX];

@@ -175,7 +175,7 @@ Err parts_check(const PartsSpec *spec, int ranks, int64_t *unit)
     return err;
 }
 
-/* By the products' FLOP: what a stage takes is not known before it has run. */
+/* Costs of stages by the products' FLOP: the time of a stage is not known before it has run. */
 static Err make_costs(const PartsSpec *spec, const StageShare *shares, int stages, SetupArena *setup,
                       const StageCost **out)
 {

@@ -480,7 +480,7 @@ Err trainer_check(const TrainSpec *s, Grid grid)
     return err;
 }
 
-/* Where a step's outcome is read to. */
+/* Takes the memory into which a step's outcome is read. */
 static Err open_flight(Trainer *t)
 {
     const Tensor largest = t->executor.ctx.logit_max;

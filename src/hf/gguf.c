@@ -213,7 +213,8 @@ static Stored stored(const void *user, const Param *p, const char *name, int64_t
     return wanted == STORED_Q8_0 && width % Q8_BLOCK ? STORED_F16 : wanted;
 }
 
-/* By what pairs of columns turn less, as a tensor of its own: llama.cpp has no key for Llama 3's scaling. */
+/* Writes divisors, by which pairs of columns turn less, as a tensor of its own: llama.cpp has no key for Llama 3's
+ * scaling. */
 static int64_t divisors(const Gguf *g)
 {
     return g->x->model->rope.scaling == ROPE_LLAMA3 ? g->x->model->head_dim / 2 : 0;

@@ -46,7 +46,7 @@ typedef struct {
 
 /* ---- classes ---- */
 
-/* Which blocks have a window. */
+/* The blocks that have a window. */
 typedef enum {
     HF_WINDOWS_NONE,
     HF_WINDOWS_ALL,
@@ -55,7 +55,7 @@ typedef enum {
     HF_WINDOWS_TYPES,  /* layer_types, or all but each period-th */
 } HfWindows;
 
-/* Where linear layers have biases. */
+/* The linear layers that have biases. */
 typedef enum {
     HF_BIAS_NONE,
     HF_BIAS_ALL,

@@ -277,7 +277,7 @@ static Slice half_of_head(const HfNaming *n, int k)
     return s;
 }
 
-/* Of a matrix of `rows` rows. */
+/* Slice k of a matrix of `rows` rows. */
 static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
 {
     const int64_t half = rows / 2;

@@ -24,7 +24,7 @@ static void shape_text(char out[96], int ndim, const int64_t *shape)
     snprintf(out + used, (size_t)(96 - used), "]");
 }
 
-/* Of a table of positions a model that is made for fewer has the first. */
+/* The first rows of a table of positions serve a model that is made for fewer. */
 static bool has_first_rows(const HfTensor *t, int ndim, const int64_t *shape)
 {
     static const char table[] = "wpe.weight";

@@ -77,8 +77,8 @@ Err context_attention(Ctx *c, attention_fwd_args a);
 Err context_attention_bwd(Ctx *c, attention_bwd_args a);
 
 /*
- * Where sequences pass in slices (c->slices.count > 1) a layer hands its keys and values, [B, T, K, C], over before
- * context_attention: later slices read them. pass: they do not lie in the slot's REGION_I, and are copied there.
+ * Hands over the keys and values of a layer, [B, T, K, C], before context_attention, where sequences pass in slices
+ * (c->slices.count > 1): later slices read them. pass: they do not lie in the slot's REGION_I, and are copied there.
  */
 Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass);
 
@@ -138,7 +138,7 @@ Err fp8_experts_dw(Ctx *c, Fp8Recipe recipe, grouped_dw_args a);
 
 /* x itself if it is in fp32, else a copy in scratch that is. */
 Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
-/* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */
+/* Tensor in which several calls add to x: x itself, or as much in fp32, in scratch; and x from it. */
 Err wide_sum(Ctx *c, Tensor x, Tensor *sum);
 Err round_sum(Ctx *c, Tensor x, Tensor sum);
 /* y = the tree over `count` equal parts, rounded once; without y's dtype they are overwritten. */

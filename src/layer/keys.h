@@ -10,9 +10,9 @@
 typedef struct KeyWalk KeyWalk;
 
 /*
- * Where the keys of a slice come from, block by block, and where in backward their gradients go. (A whole sequence is
- * one slice.) In scratch: what `open` takes there is released behind the slice's last block, what `begin` takes stays
- * until the caller releases it.
+ * Source of the keys of a slice, block by block, and in backward the destination of their gradients. (A whole sequence
+ * is one slice.) In scratch: what `open` takes there is released behind the slice's last block, what `begin` takes
+ * stays until the caller releases it.
  */
 typedef struct {
     bool in_parts;                  /* several blocks of a slice */
@@ -47,7 +47,7 @@ typedef struct {
     bool more; /* others that are seen come behind it */
 } KeyBlock;
 
-/* Which parts of a slice there are, and who sees them (keys_ring.c): rank i of n has the parts i and 2 n - 1 - i. */
+/* Parts of a slice, and the ranks that see them (keys_ring.c): rank i of n has the parts i and 2 n - 1 - i. */
 typedef struct {
     Comm *group;
     int parts, rank;

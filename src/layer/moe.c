@@ -33,7 +33,7 @@ static Tensor bias_rows(Tensor bias, int64_t experts)
     return tensor_reshape(bias, experts, bias.dim[0] / experts);
 }
 
-/* Of rows for this rank's experts memory has as many as may come, and work is counted by how many are expected. */
+/* Memory for this rank's experts holds as many rows as may come; work is counted by how many are expected. */
 static Tensor expect(const Moe *m, const Ctx *c, Tensor rows)
 {
     rows.expected = moe_even_rows(m, c);

@@ -100,7 +100,7 @@ typedef struct {
 DISPATCHERS(DISPATCHER_FUNCTIONS)
 #undef DISPATCHER_FUNCTIONS
 
-/* That of the specification, or, where one rank has all experts, none of these. */
+/* The dispatcher of the specification. Where one rank has all experts, there is none. */
 const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c);
 /* Waits for a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
 Err moe_rows_end(Ctx *c, const Comm *group);
@@ -109,8 +109,8 @@ Err moe_learn_offsets(const Moe *m, Ctx *c, const MoeRows *t);
 Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
 Err moe_bring_end(Ctx *c, const MovedRows *r);
 
-/* Of experts' results and of their rows' gradients. In exact runs what several ranks give to a sum is not rounded
- * before. */
+/* The dtype of experts' results and of their rows' gradients. In exact runs, parts that several ranks give to a sum are
+ * not rounded before the sum. */
 DType moe_result_dtype(const Ctx *c);
 /* The other of two rows: the same memory, or, for other ranks' rows, new in scratch. */
 Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
@@ -147,8 +147,8 @@ Tensor moe_first_cols(Tensor padded, int64_t cols);
 /* y [N, rows of the weight] in fp32: a product of what the compute dtype has of x and the weight, whose sums are not
  * rounded. bias: -1 = none. */
 Err moe_fp32_linear(Ctx *c, int weight, int bias, Tensor x, Tensor y);
-/* Where the fp32 gradient of moe_fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it.
- * Padded. */
+/* Destination of the fp32 gradient of moe_fp32_linear's y: `dy`, which the weight's gradient reads, or wide, rounded to
+ * it. Padded. */
 Err moe_fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide);
 /* dx (overwritten), and the weight's gradient queued: in the compute dtype, as those of other linears. */
 Err moe_fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx);

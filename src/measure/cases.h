@@ -30,7 +30,7 @@ typedef enum {
     FILL_COUNT
 } Fill;
 
-/* Which product of the model; O outputs, I inputs. */
+/* Products of the model; O outputs, I inputs. */
 typedef enum { NO_SHAPE, QKV, PROJ, FC1, FC2, HEAD } LinearShape;
 
 typedef struct {

@@ -72,7 +72,7 @@ typedef struct {
 
 enum { MTP_SEGMENTS = 3 };
 
-/* Which part of the model a stage is: blocks [first_layer, first_layer + layer_count), and what else. */
+/* Part of the model that a stage has: blocks [first_layer, first_layer + layer_count), and what else. */
 typedef struct {
     int first_layer, layer_count;
     bool embedding, head;
@@ -178,7 +178,7 @@ int64_t model_causal_flop_per_token(const ModelSpec *spec);
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
 /* FLOP of one stage's forward, without recomputation: of the products alone, and never 0. */
 int64_t stage_flop_per_token(const ModelSpec *spec, StageShare share);
-/* Of them, those of blocks that full recomputation goes through again. */
+/* The part of these FLOP that full recomputation does again. */
 int64_t stage_again_flop_per_token(const ModelSpec *spec, StageShare share);
 
 /* block.c */
@@ -198,8 +198,8 @@ int block_linears(const Block *b); /* weight gradients that it can queue */
  */
 typedef struct {
     ResidualSum sum;
-    Tensor
-        branch; /* [R, D] scratch: what each branch leaves until its sum is made, with room for the widest */
+    /* [R, D] scratch: a branch's output until its sum is made, with room for the widest dtype. */
+    Tensor branch;
 } ResidualStream;
 /* Begins it with x, which is made. */
 Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out);

@@ -226,7 +226,7 @@ static Err close_open(Units *u)
     return ERR_OK;
 }
 
-/* Of those that were closed, the first; NULL: there is none. */
+/* The buffer that was closed first; NULL: none is closed. */
 static UnitBuffer *first_closed(Units *u)
 {
     UnitBuffer *first = NULL;

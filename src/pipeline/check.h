@@ -34,7 +34,7 @@ Err check_rendezvous(const Schedule *s);
 /* Checks that no rank holds more than s->cap units, if there is a cap. */
 Err check_cap(const Schedule *s);
 
-/* Which version of the weights, counted in updates, F, B and I of a unit must read. */
+/* Version of the weights, counted in updates, that F, B and I of a unit must read. */
 int check_version(const Schedule *s, int stage, int unit);
 
 #endif

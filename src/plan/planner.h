@@ -13,8 +13,8 @@ typedef struct {
     CostSource source; /* of `model`: a planner must stay where it is */
 } Planner;
 
-/* By a device's name or file, for so many ranks. ERR_CONFIG: there is none, or it does not say how fast it is.
- * planner_close also after an error. */
+/* Opens a planner for a device's name or file, and so many ranks. ERR_CONFIG: there is none, or it does not say how
+ * fast it is. planner_close also after an error. */
 Err planner_open(Planner *p, const char *device, int ranks);
 void planner_close(Planner *p);
 
