@@ -1,5 +1,5 @@
 /*
- * What the attention kernels share: the problem as a kernel sees it, tiles of rows, who sees whom, dropout.
+ * Shared parts of the attention kernels: the problem as a kernel sees it, tiles of rows, who sees whom, dropout.
  *
  * Three kernels (attention_fwd.cu, attention_dq.cu, attention_dkv.cu) hold the loops over tiles and the
  * softmax. They are templates over an *engine*, which holds everything that depends on the instruction set:
@@ -340,7 +340,7 @@ __device__ __forceinline__ void copy_rows(typename E::T *to, const typename E::T
 
 /* ---- a block of queries: forward and dq ---- */
 
-/* What the block works on. In shared memory: the loop needs every register for scores and sums. */
+/* The block's queries. In shared memory: the loop needs every register for scores and sums. */
 template <class T> struct QueryBlock {
     RowTile rows;
     int most_low, tiles; /* largest row_low; tiles of keys to visit */
@@ -371,7 +371,7 @@ __device__ __forceinline__ void begin_queries(const AttnProblem &p, QueryBlock<t
 
 /* ---- launching ---- */
 
-/* What the launchers of the three kernels get. Matrices of the forward and of the backward pass. */
+/* Arguments of the launchers of the three kernels. Matrices of the forward and of the backward pass. */
 struct AttnForward {
     Tensor o, lse, max, sum, logit_max, q, k, v;
     bool resumed, unfinished;
@@ -409,7 +409,7 @@ Err attention_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
  */
 constexpr int SHARED_LEAST = 99 << 10;
 
-/* What arrays take of it: the dynamic area lies behind them, at a multiple of 1 KiB (common.cuh). */
+/* Shared memory of arrays. The dynamic area lies behind them, at a multiple of 1 KiB (common.cuh). */
 constexpr int shared_arrays(size_t bytes) { return static_cast<int>((bytes + 1023) / 1024 * 1024); }
 
 #endif

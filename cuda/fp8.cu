@@ -213,7 +213,7 @@ __device__ __forceinline__ uint32_t block_most(uint32_t most, uint32_t *part)
     return most;
 }
 
-/* What a thread has of a square of 128 x 128: runs of 16 in some of its rows; zeros beyond the end. */
+/* A thread's share of a square of 128 x 128: runs of 16 in some of its rows; zeros beyond the end. */
 constexpr int SQUARE_ROWS = FP8_THREADS / FP8_LANES, SQUARE_TIMES = FP8_BLOCK / SQUARE_ROWS;
 struct SquareRuns {
     Pack<bf16> p[SQUARE_TIMES][2];
@@ -454,7 +454,7 @@ __global__ void __launch_bounds__(FP8_THREADS)
 
 /* ---- launchers ---- */
 
-/* What no configuration asks for. */
+/* Refuses forms that no configuration asks for. */
 static Err check_bits(OpId op, bool mixed, DType codes)
 {
     if (!mixed && codes != E2M1) return ERR_OK;
@@ -529,7 +529,7 @@ template <DType FORMAT> static void launch_kind(Stream *s, const CastArgs &c, bo
     else launch_cast<FORMAT, FP8_ROW_BLOCKS>(s, c, straight, turned);
 }
 
-/* What factors belong to, by what a call says of them. */
+/* Kind of the factors, by the arguments of a call. */
 static Fp8Kind kind_of(const fp8_cast_args *a)
 {
     if (a->amax.data) return FP8_WHOLE;

@@ -68,7 +68,7 @@ FP8_FN int64_t fp8_factor_place(Fp8Kind kind, int64_t rows, int64_t columns, int
     return row_block * fp8_squares_ld((columns + FP8_BLOCK - 1) / FP8_BLOCK) + column_block;
 }
 
-/* What the factors of these codes belong to, by their number, and where a row has one, by how far rows are apart. */
+/* Kind of the factors of these codes: by their number and, where a row has one, by how far rows are apart. */
 static inline Fp8Kind fp8_kind(Tensor codes)
 {
     const Tensor f = *codes.scale;

@@ -36,7 +36,7 @@ struct CodeRows {
     int ld, rows, step; /* (64 bits would be registers that there are not) */
 };
 
-/* What a block computes. */
+/* Task of a block. */
 struct CodeTask {
     CodeRows a, b;
     int blocks; /* of the depth */

@@ -105,7 +105,7 @@ static cublasStatus_t set_tiles(Plan *p)
 #endif
 }
 
-/* What is special to fp8. One factor a matrix is how the library takes them unless it is told otherwise. */
+/* Describes fp8. The library takes one factor a matrix unless it is told otherwise. */
 static cublasStatus_t describe_fp8(Plan *p)
 {
     const int64_t fp8 = p->key.fp8;

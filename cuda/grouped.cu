@@ -22,7 +22,7 @@
  */
 #include "grouped.cuh"
 
-/* What a block computes: out = a b, over `depth` numbers. */
+/* Task of a block: out = a b, over `depth` numbers. */
 template <class T, class Out> struct Task {
     Panel<const T> a, b;
     Panel<Out> out;

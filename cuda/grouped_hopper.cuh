@@ -1,6 +1,6 @@
 /*
- * What the kernels of experts' products on Hopper share (grouped_hopper.cu, fp8_grouped_hopper.cu): how many threads do
- * what, the ring of stages, and how a warp writes its part of a tile.
+ * Shared parts of the kernels of experts' products on Hopper (grouped_hopper.cu, fp8_grouped_hopper.cu): how many
+ * threads do what, the ring of stages, and how a warp writes its part of a tile.
  */
 #ifndef MEGATRAIN_CUDA_GROUPED_HOPPER_CUH
 #define MEGATRAIN_CUDA_GROUPED_HOPPER_CUH

@@ -1,5 +1,5 @@
 /*
- * What every kernel file uses: dtypes, 16-byte loads and stores, reductions in a fixed order, the dispatch
+ * Parts that every kernel file uses: dtypes, 16-byte loads and stores, reductions in a fixed order, the dispatch
  * from a tensor's dtype to a template, and the shape of a launcher.
  *
  * A launcher is  extern "C" Err cuda_NAME(Stream *s, const NAME_args *a)  for NAME of device/ops.def. It

@@ -256,7 +256,7 @@ struct BwdArgs {
     float weight, softcap;
 };
 
-/* What a row needs to turn a logit into its gradient. */
+/* Numbers by which a row turns a logit into its gradient. */
 struct GradRow {
     float max, inverse, scale, softcap;
     int64_t words, target; /* columns that are not 0; column of the target, if it lies here */

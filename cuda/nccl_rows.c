@@ -73,7 +73,7 @@ Err nccl_read_rows(Group *g, CommRequest *r)
     return nccl_stop(g->world, ERR_INTERNAL, "rows from all to all: the offsets do not fit the tensors");
 }
 
-/* What stays on this rank. */
+/* Copies the rows that stay on this rank. */
 static ncclResult_t copy_own(Group *g, const CommRequest *r)
 {
     const int self = g->host.rank;

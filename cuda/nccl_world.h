@@ -104,7 +104,7 @@ ncclResult_t nccl_enqueue_rows(Group *g, const CommRequest *r);
 
 /* ---- failures and waiting (nccl_monitor.c) ---- */
 
-/* What stopped the world. */
+/* The error that stopped the world. */
 Err nccl_stopped(NcclWorld *w);
 /* Stops the world for this reason, unless it is stopped; returns what stopped it. Not from inside NCCL. */
 Err nccl_stop(NcclWorld *w, Err kind, const char *why);

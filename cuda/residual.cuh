@@ -35,7 +35,7 @@ template <class Args> static inline bool residual_aligned(const Args *a)
            (!a->bias.data || rows_aligned(a->bias));
 }
 
-/* What is loaded of a pack, first of all packs of a thread, so that the loads are under way together. */
+/* Loads of a pack. A thread makes those of all its packs first, so that they are under way together. */
 template <class T> struct ResidualPack {
     Pack<T> x, residual;
 };

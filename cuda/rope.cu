@@ -232,7 +232,7 @@ extern "C" Err cuda_qkv_merge(Stream *s, const qkv_merge_args *a)
     return launch_qkv<uint16_t, true>(s, &both);
 }
 
-/* What a rank has may be wider than a head, and than a block: blockIdx.z, a block's share of it. */
+/* A rank's heads may be wider than a head, and than a block: blockIdx.z, a block's share of it. */
 template <class E, bool WIDE>
 __global__ void __launch_bounds__(HEAD_THREADS) join_kernel(Rows<E> y, Rows<E> x, HeadGrid g)
 {

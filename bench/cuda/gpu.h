@@ -1,7 +1,7 @@
 /*
- * What the GPU benchmarks share: time by CUDA events, what stands at the head of their JSON, arguments.
- * They are built where the CUDA backend is, for a GPU ($(BUILD)/gpu) and for the emulator, where only their
- * way through the code means anything, not their figures.
+ * Shared parts of the GPU benchmarks: time by CUDA events, the head of their JSON, arguments. They are built where the
+ * CUDA backend is, for a GPU ($(BUILD)/gpu) and for the emulator, where only their way through the code means anything,
+ * not their figures.
  */
 #ifndef MEGATRAIN_BENCH_CUDA_GPU_H
 #define MEGATRAIN_BENCH_CUDA_GPU_H

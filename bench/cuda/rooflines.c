@@ -173,7 +173,7 @@ static Err measure_rates(Bench *b)
 
 /* ---- a case ---- */
 
-/* What it was, as a point of a device's file (scripts/device-file.py). */
+/* Writes a result as a point of a device's file (scripts/device-file.py). */
 static void put_point(JsonOut *j, OpId id, const AnyArgs *args)
 {
     const OpWork w = op_work(id, args);

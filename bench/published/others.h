@@ -32,7 +32,7 @@ typedef struct {
     double attention_fwd, attention_bwd;     /* heads 128 wide, long sequences: the best published kernel's */
 } Machine;
 
-/* What a call takes besides its bytes, within a host and between hosts: NCCL's small all-gathers. */
+/* Seconds that a call takes besides its bytes, within a host and between hosts: NCCL's small all-gathers. */
 static const double CALL_S = 15e-6, FAR_CALL_S = 30e-6;
 
 typedef struct {
@@ -75,7 +75,7 @@ static inline double shares_sum(const Shares *s)
 /* a of the one beside b of the other. */
 static inline double beside(double a, double b, double overlap) { return fmax(a, b) + overlap * fmin(a, b); }
 
-/* What b adds to a, with which it goes on at once or not. */
+/* Seconds that b adds to a. They go on at once or not. */
 static inline double exposed(double a, double b, double overlap, bool hidden)
 {
     return hidden ? beside(a, b, overlap) - a : b;

@@ -1,5 +1,5 @@
 /*
- * What a rank does in a step: ops by what their time depends on, and what it sends, counted over a dry run of a few
+ * A rank's work in a step: ops by what their time depends on, and bytes sent, counted over a dry run of a few
  * micro-batches. Counted once, it can be timed by any rates.
  */
 #ifndef MEGATRAIN_BENCH_TALLY_H

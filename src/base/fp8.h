@@ -30,8 +30,8 @@ typedef enum {
     FP8_SCALE_TWO_LEVELS /* of e2m1: an e4m3 of a block, and a scale of the tensor (fp8_factor_two_levels) */
 } Fp8Scale;
 
-/* What has one scale: blocks of rows and columns of the codes, the last ones cut short by the end. 0 rows and columns:
- * the whole tensor. */
+/* Numbers with one scale: blocks of rows and columns of the codes, the last ones cut short by the end. 0 rows and
+ * columns: the whole tensor. */
 typedef struct {
     int rows, columns; /* each 1, 16, 32 or 128 */
     Fp8Scale scale;

@@ -84,8 +84,8 @@ void svg_open(FILE *out, double width, double height);
 /* Then the ground, and a style for it, text, axes and what is `dim`, `soft` or a `name`. */
 void svg_ground(FILE *out, double width, double height);
 
-/* Memory of a picture that is drawn again and again, to be written to a file: after the opening nothing is allocated.
- * */
+/* Memory of a picture that is drawn again and again, to be written to a file: after the opening nothing is
+ * allocated. */
 typedef struct {
     FILE *out; /* the owner closes it, if it is there */
     char *text, stdio[4096];
@@ -94,7 +94,7 @@ typedef struct {
 /* For pictures of less than size_bytes. ERR_MEMORY. The sheet must stay where it is. */
 Err svg_sheet_open(SvgSheet *s, SetupArena *memory, int64_t size_bytes);
 
-/* What was drawn since the last time replaces the file. ERR_INTERNAL: it did not fit. */
+/* Replaces the file by all that was drawn since the last time. ERR_INTERNAL: it did not fit. */
 Err svg_sheet_write(SvgSheet *s, const char *path);
 
 #endif

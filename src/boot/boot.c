@@ -30,7 +30,7 @@ static const char *value_of(const Env *e, const char *name)
 
 static bool have(const Env *e, const char *name) { return value_of(e, name) != NULL; }
 
-/* What somebody else's environment holds, in an error of one line. */
+/* Makes a value of somebody else's environment fit an error of one line. */
 static const char *printable(const char *value, char out[64])
 {
     snprintf(out, 64, "%s", value);

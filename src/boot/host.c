@@ -146,7 +146,8 @@ static void check_all_here(Host *h)
             link_put(&h->conns[i]->link, FRAME_ALL_HERE, 0, NULL, 0, NULL, 0);
 }
 
-/* What was sent must arrive: closing with something unread would break the connection and perhaps lose it. */
+/* Ends a connection such that all that was sent arrives: closing with something unread would break the connection and
+ * perhaps lose it. */
 static void end(Conn *c)
 {
     c->state = CONN_ENDING;

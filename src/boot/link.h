@@ -124,7 +124,7 @@ bool net_local_addr(int fd, char *out, size_t size);
 bool net_peer_addr(int fd, char *out, size_t size); /* the address of the other end */
 
 void net_host_name(char out[LINK_HOST_BYTES]);
-/* What another process wrote is printed some day: in place, every byte that is no printable ASCII becomes '?'. */
+/* Makes text of another process fit to be printed: in place, every byte that is no printable ASCII becomes '?'. */
 void net_make_printable(char *text);
 
 #endif

@@ -1,6 +1,5 @@
 /*
- * What can be asked of a checkpoint without a model: is every byte right, what is in it, is it the same as
- * another.
+ * Answers questions about a checkpoint without a model: is every byte right, what is in it, is it the same as another.
  */
 #include <string.h>
 

@@ -13,7 +13,7 @@ static const char *const state_prefix[CKPT_STATES] = { "", "m/", "v/" };
 
 enum { MAX_SIDE_BY_SIDE = 4096 }; /* pieces of a tensor that share rows: they are compared pairwise */
 
-/* What numbers of a manifest can be; what bounds a shape or a piece depends on others, and is checked there. */
+/* Limits of a manifest's numbers. Bounds that depend on others, of a shape or a piece, are checked there. */
 typedef struct {
     int64_t low, high;
 } Range;
@@ -476,7 +476,8 @@ static Err check_crc(const char *folder, const char *path, const char *text, int
     return err_set(ERR_CKPT, "'%s' is damaged: it does not agree with '%s'", path, crc_path);
 }
 
-/* What finds step-N goes by its name: whoever may write in a run's folder leads nobody elsewhere by a link. */
+/* Refuses a step-N folder that holds another step. Folders are found by name, and whoever may write in a run's folder
+ * must lead nobody elsewhere by a link. */
 static Err check_is_own(const char *folder)
 {
     CkptEntry e;

@@ -1,7 +1,7 @@
 /*
- * What each rank writes: its pieces in file order, the shard file that they make, and their lines in the manifest.
- * Every function takes a rank: which pieces that rank has follows from the registries of all pipeline ranks (ParamSet),
- * so rank 0 describes the files of all.
+ * A rank's part of a checkpoint: its pieces in file order, the shard file that they make, and their lines in the
+ * manifest. Every function takes a rank. Its pieces follow from the registries of all pipeline ranks (ParamSet), so
+ * rank 0 describes the files of all.
  */
 #ifndef MEGATRAIN_CKPT_PIECES_H
 #define MEGATRAIN_CKPT_PIECES_H

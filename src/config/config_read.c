@@ -59,7 +59,7 @@ static const char *parse_int(const ConfigKey *key, const char *text, int64_t *ou
     return NULL;
 }
 
-/* What a key counts time in; 0: it does not. */
+/* Unit in which a key counts time, in seconds; 0: it counts none. */
 static double seconds_of(const ConfigKey *key)
 {
     if (text_ends(key->name, "_minutes")) return 60;

@@ -71,8 +71,8 @@ typedef struct {
 
 /* Bytes a second of a ring through all members: each link carries all that a rank sends. */
 double ring_rate(CommRates r, CommPlace p);
-/* Seconds of a rank's messages: those to other hosts go by its port, beside those to its own host, which go by links.
- * */
+/* Seconds of a rank's messages: those to other hosts go by its port, beside those to its own host, which go by
+ * links. */
 double spread_time(CommRates r, double far_bytes, double near_bytes);
 
 /* One collective that sends so many bytes from each member, beside nothing. */

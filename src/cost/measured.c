@@ -133,7 +133,7 @@ OpWork op_work(OpId id, const void *args)
     }
 }
 
-/* What the time of a shape is in proportion to. */
+/* Number to which the time of a shape is proportional. */
 static double volume(OpId id, const double *shape)
 {
     const bool attends = id == OP_attention_fwd || id == OP_attention_bwd;
@@ -330,7 +330,7 @@ static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpW
 
 /* ---- epilogues ---- */
 
-/* What an op does besides, as an op of its own with so many bytes; false: nothing. */
+/* Work that an op does besides, as an op of its own with so many bytes; false: none. */
 static bool beside(OpId id, const void *args, OpId *other, double *bytes)
 {
     const linear_fwd_args *fwd = args;

@@ -105,7 +105,7 @@ static int64_t backward_layout(Backward *f, const BackwardCall *call, float *bas
 
 /* ---- one tile of queries against one run of keys ---- */
 
-/* What makes scores of products. */
+/* Numbers that make scores of products. */
 typedef struct {
     bool capped;
     vf scale, inner, cap;

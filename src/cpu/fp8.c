@@ -299,7 +299,7 @@ Err CPU(fp8_cast_runs)(Stream *s, const fp8_cast_runs_args *a)
 
 /* ---- back ---- */
 
-/* What each code stands for before its factor. */
+/* Value of each code before its factor. */
 typedef struct {
     const fp8_values_args *args;
     float of[256];

@@ -139,7 +139,7 @@ typedef struct {
     atomic_bool overflow;
 } Plan;
 
-/* What a thread has of leaves that leaf_kernel made. */
+/* A thread's share of the leaves that leaf_kernel made. */
 typedef struct {
     FixedAdd add; /* of the one that waits for the next kernel; its `leaf` NULL: none does */
     float leaves[2][TILE_ELEMS] __attribute__((aligned(64))); /* the one that waits, and the next one */
@@ -167,7 +167,7 @@ typedef struct {
 
 /* ---- sums of one tile ---- */
 
-/* What a tile's sum is written to: C itself, a slot, or a local array. */
+/* Destination of a tile's sum: C itself, a slot, or a local array. */
 typedef struct {
     float *at;
     int64_t ld;

@@ -58,7 +58,7 @@ VEC_FN void leaf_soon(TileFixed *f)
     f->soon_rows--;
 }
 
-/* What is left of a leaf that waits. */
+/* Rest of a leaf that waits. */
 typedef struct {
     const float *leaf;
     const int64_t *from;

@@ -40,7 +40,7 @@ typedef struct {
     int64_t first, end;
 } Range;
 
-/* What is done with each product of a task: it is measured, or made. */
+/* Visits each product of a task, to measure it or to make it. */
 typedef void GemmVisit(void *user, const Gemm *g);
 
 /* ---- tasks ---- */
@@ -153,7 +153,7 @@ typedef struct {
     bool overflow;
 } Worker;
 
-/* What share a product needs. */
+/* Share of the workspace that a product needs. */
 static void measure(void *user, const Gemm *g)
 {
     Worker *w = user;

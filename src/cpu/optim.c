@@ -206,7 +206,7 @@ static int ceil_log2_float(int64_t bits)
     return (int)(bits >> 23) - 127 + ((bits & ((1 << 23) - 1)) != 0);
 }
 
-/* What a tensor's maximum says: overflow of its fixed point, or a gradient that is not finite. */
+/* Meaning of a tensor's maximum: overflow of its fixed point, or a gradient that is not finite. */
 typedef struct {
     int overflow, nonfinite, zero;
     int log2_max; /* max |g| <= 2^log2_max; when there is one and it is finite */
@@ -325,7 +325,7 @@ static AdamConstants adam_constants(const adamw_args *a, const FlatPart *p)
                             .lr = vf_set1(v->lr * share) };
 }
 
-/* What layers read of a tensor; absent where that is w itself. */
+/* Copy of a tensor that layers read; absent where that is w itself. */
 static Tensor part_copy(Tensor copy, const FlatPart *p)
 {
     if (!copy.data) return copy;

@@ -389,7 +389,7 @@ static void cache_put(CacheSlot *slot, uint64_t hash, TokenText piece, const int
     memcpy(slot->ids, ids, (size_t)count * sizeof *ids);
 }
 
-/* What is merged apart: a piece of bytes, or a word of a piece of characters. */
+/* Encodes a text that is merged apart: a piece of bytes, or a word of a piece of characters. */
 static Err encode_word(const Bpe *b, BpeWork *w, const char *word, int64_t size, TokenList *out)
 {
     if (size > CACHE_BYTES) return encode_merging(b, w, word, size, out);

@@ -14,7 +14,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 
-/* What the inputs of a job hold. AUTO: JSON lines, if an input begins as such (jsonl_begins), else text. */
+/* Contents of a job's inputs. AUTO: JSON lines, if an input begins as such (jsonl_begins), else text. */
 typedef enum { INPUT_TEXT, INPUT_JSONL, INPUT_AUTO } InputFormat;
 
 /*

@@ -71,7 +71,7 @@ static int key_part(const JsonlScan *s) { return s->on_path - 1; }
 
 static bool is_on_path(const JsonlScan *s) { return s->depth == s->on_path; }
 
-/* What does not fit ends the list. */
+/* Notes a member's name. One that does not fit ends the list. */
 static void note_member(JsonlScan *s, const char *bytes, int64_t size)
 {
     if (s->depth != 1 || s->members_bytes + size >= JSONL_MEMBERS_BYTES) return;

@@ -33,7 +33,7 @@ typedef struct {
     ErrKept why;
 } Work;
 
-/* What a thread needs of its own. */
+/* Memory that a thread needs of its own. */
 typedef struct {
     Encoder *encoder;
     JsonlScan scan;

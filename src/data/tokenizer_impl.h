@@ -11,7 +11,7 @@
 #include "data/pretoken.h"
 #include "data/tokenizer.h"
 
-/* What a text goes through, one stage after the other, until its pieces come to the model. */
+/* Stages that a text goes through, one after the other, until its pieces come to the model. */
 typedef enum {
     STAGE_ADDED,   /* added tokens are cut out */
     STAGE_NFC,     /* the text is composed */

@@ -376,7 +376,7 @@ void device_free_far(Device *dev, void *p, int64_t size_bytes)
     else dev->backend->free(dev, p, size_bytes);
 }
 
-/* What a recorder is told of a copy. */
+/* Digest of a copy, for a recorder. */
 static uint64_t copy_digest(const void *to, const void *from, int64_t size_bytes)
 {
     return digest_int(digest_pointer(digest_pointer(DIGEST_EMPTY, to), from), size_bytes);

@@ -59,7 +59,7 @@ typedef enum { TILES_ABSENT, TILES_DIFFER, TILES_AGREE } Tiles;
 
 __extension__ typedef __int128 WideCount; /* (a GPU does 2^63 FLOP in a few hours) */
 
-/* What ops did since device_open: exact integers, the same on every backend. */
+/* Counts of the work since device_open: exact integers, the same on every backend. */
 typedef struct {
     /* FLOP and bytes of the rows that are in use, on the average. bytes counts every tensor argument once. */
     WideCount flop, bytes;

@@ -1,6 +1,6 @@
 /*
- * What is common to all backends of an op: the field tables generated from ops.def, the shape check that
- * reads them, the exact counts of bytes and FLOP, and the null table, which does nothing more.
+ * Common parts of an op on all backends: the field tables generated from ops.def, the shape check that reads them, the
+ * exact counts of bytes and FLOP, and the null table, which does nothing more.
  */
 #include "device/ops.h"
 

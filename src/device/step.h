@@ -1,7 +1,7 @@
 /*
- * What varies from step to step, as one struct in device memory: ops read it there, so that no host value is
- * baked into a launch and a step can be a CUDA graph. The host writes the first part before a step
- * (step_values_set); ops of the step write the second part; the host reads it after the step.
+ * Values that vary from step to step, as one struct in device memory: ops read them there, so that no host value is
+ * baked into a launch and a step can be a CUDA graph. The host writes the first part before a step (step_values_set);
+ * ops of the step write the second part; the host reads it after the step.
  */
 #ifndef MEGATRAIN_DEVICE_STEP_H
 #define MEGATRAIN_DEVICE_STEP_H

@@ -11,7 +11,7 @@ typedef struct {
     /* rows of the busiest expert over the mean of all: 1 is even, experts / topk the worst */
     double load[LAYERS_MAX];
     int64_t dropped[LAYERS_MAX]; /* choices that no expert took */
-    /* What balances routers (docs/moe.md) before its coefficient: the mean over the step's tokens and over the
+    /* Losses that balance routers (docs/moe.md), before their coefficient: the mean over the step's tokens and over the
      * mixtures, NaN where it is not finite. */
     double aux_loss, z_loss;
 } ExpertLoads;

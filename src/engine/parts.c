@@ -51,7 +51,8 @@ static bool stages_fit(const Schedule *s, const void *spec)
     return !err;
 }
 
-/* What the schedule is to be made of. The layout says how many stages there are, where the user left that open. */
+/* Reads the facts of which the schedule is to be made. The layout says how many stages there are, where the user left
+ * that open. */
 static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
 {
     const PipelineSpec *p = &spec->pipeline;
@@ -242,7 +243,7 @@ static Err register_stages(Parts *p, const PartsSpec *spec, int pp_rank, int rep
                            spec->model, setup);
 }
 
-/* What has no slices is in a second replica a copy of the first's. */
+/* Marks parameters without slices in a second replica as copies of the first's. */
 static void mark_copies(ParamRegistry *r)
 {
     for (int i = 0; i < r->count; i++)

@@ -253,7 +253,7 @@ static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
     return err;
 }
 
-/* What a clock says of the first groups as the last ones of a step: their sums of gradients go on beside them. */
+/* The clock's counts of the first groups as the last ones of a step: their sums of gradients go on beside them. */
 static Err time_settled(Trainer *t, const Walk *w, double clock[CLOCK_COUNTS])
 {
     Walk last = *w;
@@ -335,7 +335,7 @@ static Err time_stage_pairs(Trainer *t, const Walk *w, ActionList *part, double 
     return ERR_OK;
 }
 
-/* What pairs that run in turn save of the step (pair.h). */
+/* Time that pairs which run in turn save of the step (pair.h). */
 static Err time_pairs(Trainer *t, const Walk *w, MemoryPlan *out)
 {
     const size_t count = (size_t)t->parts.step.rank[t->world->pp_rank].count;

@@ -14,7 +14,7 @@
 #include "model/model.h"
 
 enum { ALIGNMENT = 32, VERSION = 3, Q8_BLOCK = 32 };
-/* What llama.cpp has room for: it ends with an assertion where a file has more. */
+/* Limits of llama.cpp: it ends with an assertion where a file has more. */
 enum { BLOCKS_MAX = 512, EXPERTS_MAX = 1024 };
 
 /* Types of values, and of numbers of tensors, as the format numbers them. */

@@ -1,5 +1,5 @@
 /*
- * What each of our parameters is called in Hugging Face's files, and where each of its elements lies there.
+ * The name of each of our parameters in Hugging Face's files, and the place of each of its elements there.
  *
  * A parameter is made of parts. A part is a box of it in plain order (param/shard.h) and lies in one of their tensors,
  * where an element of the box is found by two strides:
@@ -23,7 +23,7 @@
 
 enum { HF_NAME_MAX = 160, HF_DIMS = 3 };
 
-/* What names and places depend on. */
+/* Facts that names and places depend on. */
 typedef struct {
     HfClass kind;
     const char *prefix; /* before all names but the head's: "model." */

@@ -280,7 +280,7 @@ static Err read_norm(const HfWeights *m, const HfPart *part, const HfTensor *t, 
     return ERR_OK;
 }
 
-/* What a part has of a box, where the box begins at `out`. Runs follow the smaller stride. */
+/* Reads a part's elements of a box; the box begins at `out`. Runs follow the smaller stride. */
 static Err read_part(const HfWeights *m, const HfPart *part, Box box, float *out, int64_t ld)
 {
     Box in;

@@ -207,8 +207,8 @@ static Err take_at_most(const Moe *m, Ctx *c, const Choices *a, int64_t first, i
               .experts = m->spec->experts, .most = most);
 }
 
-/* Takes units of `unit` rows: whole ones, then the rows that the last one has; none of those that fill up behind them.
- * */
+/* Takes units of `unit` rows: whole ones, then the rows that the last one has; none of those that fill up behind
+ * them. */
 static Err take_units(const Moe *m, Ctx *c, const Choices *a, int64_t unit, int64_t filling)
 {
     const MoeCut cut = cut_of(m, c);

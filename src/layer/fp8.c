@@ -25,7 +25,7 @@
 
 static const Tensor none;
 
-/* What is cast. */
+/* An operand to cast. */
 typedef struct {
     bool weight, gradient;
 } Role;

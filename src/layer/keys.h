@@ -24,7 +24,7 @@ typedef struct {
     Err (*finish)(KeyWalk *w); /* behind the last block: dk and dv of this rank's keys of the slice at work */
 } KeySource;
 
-/* What is decided before the first message, for one layer. */
+/* Decisions before the first message, for one layer. */
 typedef struct {
     bool cut;    /* positions in order are first changed for zigzag parts */
     Comm *heads; /* ranks that then exchange positions for heads; NULL: none do */
@@ -106,7 +106,7 @@ Err arrival_finish(KeyWalk *w);
 
 /* ---- gradients that wait for their owner (keys_sums.c) ---- */
 
-/* What a source does whose gradients are summed where they are made. */
+/* Functions of a source whose gradients are summed where they are made. */
 Err sums_begin(KeyWalk *w);
 Err sums_give(KeyWalk *w);
 Err sums_finish(KeyWalk *w);

@@ -94,7 +94,7 @@ static int sum_messages(const KeyWalk *w, int turn, CommMessage *m)
     return count;
 }
 
-/* What travels during a turn. */
+/* Posts the tensors that travel during a turn. */
 static Err post(KeyWalk *w, int turn)
 {
     CommMessage m[8];

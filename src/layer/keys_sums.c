@@ -286,8 +286,8 @@ static Err give_leaves(const KeyWalk *w, const Places *p)
 
 /* ---- sums over ranks ---- */
 
-/* own [samples, T, K, C] = the rows for own keys of the sum over ranks of all [samples, m T, K, C]. Both may overlap.
- * */
+/* own [samples, T, K, C] = the rows for own keys of the sum over ranks of all [samples, m T, K, C]. Both may
+ * overlap. */
 static Err scatter(const KeyWalk *w, Tensor all, Tensor own)
 {
     Ctx *c = w->c;
@@ -323,8 +323,8 @@ static Err scatter_parts(const KeyWalk *w, Tensor all, Tensor own)
     return ERR_OK;
 }
 
-/* Sums the chunks of sum, [chunks, B, ...], as a tree, where `to` has no chunks: no further call comes for these keys.
- * */
+/* Sums the chunks of sum, [chunks, B, ...], as a tree, where `to` has no chunks: no further call comes for these
+ * keys. */
 static Err sum_chunks(Ctx *c, Tensor *sum, Tensor to)
 {
     const int64_t chunks = sum->dim[0] / to.dim[0], columns = to.dim[2] * to.dim[3];

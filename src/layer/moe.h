@@ -104,7 +104,7 @@ DISPATCHERS(DISPATCHER_FUNCTIONS)
 const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c);
 /* Waits for a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
 Err moe_rows_end(Ctx *c, const Comm *group);
-/* What all-to-all shares with others. */
+/* Parts of all-to-all that other dispatchers share. */
 Err moe_learn_offsets(const Moe *m, Ctx *c, const MoeRows *t);
 Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
 Err moe_bring_end(Ctx *c, const MovedRows *r);
@@ -127,7 +127,7 @@ int64_t moe_piece_tokens(const Moe *m, const Ctx *c); /* tokens of this rank tha
 int64_t moe_sent_rows(const Moe *m, const Ctx *c);    /* permuted rows of all its tokens */
 /* The part of t that is of the piece from token `first` on. */
 MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first);
-/* What other ranks' offsets say of a piece: kept, or, of one piece of several, in scratch. Collective over tp-ep. */
+/* Learns other ranks' offsets of a piece: kept, or, of one piece of several, in scratch. Collective over tp-ep. */
 Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p);
 
 /* ---- the router (moe_router.c) ---- */

@@ -214,8 +214,8 @@ float model_hidden_std(const ModelSpec *spec);
 /* And of those whose products are added to the residual stream: smaller, by 1 / sqrt(2 layers). */
 float model_projection_std(const ModelSpec *spec);
 
-/* What products of queries and keys are multiplied by: attention_scale, or times / sqrt(head_dim); with mup both of the
- * base model, and times its head_dim / head_dim. */
+/* Factor of products of queries and keys: attention_scale, or times / sqrt(head_dim); with mup both of the base model,
+ * and times its head_dim / head_dim. */
 float model_attention_scale(const ModelSpec *spec, float times);
 
 /* Key of the random numbers of "OWNER.SITE": "layers.3.attn", "attention_dropout". */

@@ -211,7 +211,7 @@ static double mean_us(double *s, int count)
     return 1e6 * sum / used;
 }
 
-/* What was found this time, from repeats that are in order. */
+/* Keeps the figure found this time, from repeats that are in order. */
 static void keep(Measured *m, double us, const double *s, int count)
 {
     ASSERT(m->count < FOUND_MOST);
@@ -278,7 +278,7 @@ static Err time_sets(Bench *b, const Job *j, Measured *out)
     return ERR_OK;
 }
 
-/* What does not fit a rank's memory is left out, by all ranks alike. */
+/* Measures a job. All ranks alike leave out one that does not fit a rank's memory. */
 static Err measure_job(Bench *b, int i)
 {
     const Job *j = &b->times->job[i];
@@ -590,7 +590,8 @@ static Err take_comm(const CommTimes *t, Calibration *out)
     return ERR_OK;
 }
 
-/* What a small call adds behind so much work. (where members are more than processors, their work took turns) */
+/* Takes the time that a small call adds behind so much work (where members are more than processors, their work took
+ * turns). */
 static Err take_behind(const CommTimes *t, Calibration *out)
 {
     const bool all = t->members == t->ranks;

@@ -198,7 +198,7 @@ static HeadSave *head_save(StageSave *save, int depth)
     return depth ? &save->mtp[depth - 1].head : &save->head;
 }
 
-/* What the head reads. */
+/* Input of the head. */
 static Tensor hidden_of(const Ctx *c, const StageSave *save, int depth)
 {
     return save_get(c, depth ? save->mtp[depth - 1].out : save->final_out);
@@ -244,7 +244,7 @@ static Err run_head(const Stage *st, Ctx *c, StageSave *save, int depth, Tensor 
 /* Depths further than the head's own that this call has: none in evaluation. */
 static int depths_now(const Stage *st, const Ctx *c) { return c->mode.training ? stage_further(st) : 0; }
 
-/* What a head alone reads comes from the boundary. */
+/* Runs heads alone, whose inputs come from the boundary. */
 static Err run_heads(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, Tensor sums)
 {
     for (int depth = 0; depth <= depths_now(st, c); depth++) {
@@ -296,8 +296,8 @@ static Err hidden_gradient(const Stage *st, Ctx *c, StageSave *save, int depth, 
 }
 
 /*
- * What a head reads has its gradient from there and from the module one depth further, which is done first. d may be
- * the memory of dout.
+ * Gradient of a head's input, from the head and from the module one depth further, which is done first. d may be the
+ * memory of dout.
  */
 static Err backward_from_heads(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, Tensor d)
 {

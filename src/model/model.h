@@ -89,7 +89,7 @@ typedef struct {
     Mtp *mtp;
 } Stage;
 
-/* What a stage keeps of one micro-batch. x[i]: input of block i; x[layer_count], with the head: of the final norm. */
+/* Saves of one micro-batch in a stage. x[i]: input of block i; x[layer_count], with the head: of the final norm. */
 typedef struct {
     Saved *x;
     BlockSave *blocks;
@@ -161,7 +161,7 @@ Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, Setu
  */
 Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits);
 
-/* What scaling leaves of the angle by which a pair of that many turning columns turns: 1 / factor to 1. */
+/* Share that scaling leaves of the angle by which a pair of that many turning columns turns: 1 / factor to 1. */
 double model_rope_share(const RopeSpec *r, int columns, int64_t pair);
 
 /* Cosines and sines [seq, columns / 2] in `state`, when a block rotates. */

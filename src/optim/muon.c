@@ -460,7 +460,7 @@ static void add_matrix(Muon *u, Needs *n, const MuonMatrix *m)
     for (int q = 0; q < u->comm->size; q++) add_member(u, n, m, q);
 }
 
-/* What run_round() takes at most at a time. */
+/* The most that run_round() takes at a time. */
 static int64_t scratch_of(const Need *n, int64_t each)
 {
     const int64_t all = n->rows * n->columns, wide = dtype_size(F32);

@@ -29,7 +29,7 @@ typedef enum {
     MUON_UNIT_RMS_NORM    /* sqrt(r / c) */
 } MuonScale;
 
-/* What is one matrix of an attention layer's weight. */
+/* Parts of an attention layer's weight that count as one matrix. */
 typedef enum { MUON_SPLIT_QKV, MUON_SPLIT_HEAD, MUON_SPLIT_NONE } MuonSplit;
 
 typedef struct {

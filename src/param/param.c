@@ -190,8 +190,8 @@ static bool cut_by_units(const ParamRegistry *r, const Param *p)
            (whole || r->place.shards[CUT_TP] == 1) && r->place.near_shards[s->group] > 1;
 }
 
-/* Kind by which a parameter is placed: with the rest of its unit, where no rank of tp has another part of its gradient.
- * */
+/* Kind by which a parameter is placed: with the rest of its unit, where no rank of tp has another part of its
+ * gradient. */
 static Partial partial_of(const ParamRegistry *r, const Param *p)
 {
     return cut_by_units(r, p) && p->spec.partial != PARTIAL_STAGES ? PARTIAL_NONE : p->spec.partial;
@@ -280,7 +280,7 @@ Err param_layout(ParamRegistry *r, int64_t bucket_elems)
     return ERR_OK;
 }
 
-/* What of a parameter is in one of `shards` parts of its bucket; where in a buffer that has this part at `first`. */
+/* The range of a parameter in one of `shards` parts of its bucket; where in a buffer that has this part at `first`. */
 static ParamRange part_of(const ParamRegistry *r, int id, int shards, int shard, int64_t first)
 {
     const Param *p = &r->items[id];

@@ -1,5 +1,5 @@
 /*
- * What a valid schedule is. schedule_make checks all that it makes; tests break schedules and look for the reason. The
+ * Rules of a valid schedule. schedule_make checks all that it makes; tests break schedules and look for the reason. The
  * first mistake that is found is reported, with rank, position in the list, unit and stage.
  *
  * Errors: ERR_INTERNAL, a generator or a pass is wrong; ERR_MEMORY.

@@ -15,7 +15,7 @@
 #include "pipeline/simulate.h"
 #include "pipeline/table.h"
 
-/* What stamps are made with. Other costs move messages in the lists, and never endanger them. */
+/* Costs that make stamps. Other costs move messages in the lists, and never endanger them. */
 static SimulateCosts costs_of(const Schedule *s)
 {
     for (int i = 0; s->costs && i < s->stages; i++)

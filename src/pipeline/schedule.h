@@ -113,7 +113,7 @@ typedef struct {
 
 typedef struct Schedule Schedule;
 
-/* What is asked for. Zero stands for the schedule's usual value. */
+/* A request for a schedule. Zero stands for the schedule's usual value. */
 typedef struct {
     /* A name in the table (schedule_name), or an alias. "+split" behind it splits every B into I W. */
     const char *name;

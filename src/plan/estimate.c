@@ -81,7 +81,7 @@ static const double HELD_UP = 0.29;
 
 static double beside(double ops, double calls) { return fmax(calls, ops + HELD_UP * calls); }
 
-/* What a unit sends goes on beside it. */
+/* Lets a unit's messages go on beside it. */
 static void send_in_units(const Pipeline *p, PartCost *stage)
 {
     const double reduce = reduce_of(p, stage), sums = reduce * grads_share(p);

@@ -1,7 +1,7 @@
 /*
- * What the parts of a model cost on a rank, by dry runs of a model that has one block of each kind, every part of it in
+ * Costs of the parts of a model on a rank, by dry runs of a model that has one block of each kind, every part of it in
  * a stage of its own: bytes, and through a clock seconds. A stage of any layout is then a sum over its parts. That sum
- * orders layouts; what a layout costs is always a dry run of its own.
+ * orders layouts; the cost of a layout is always a dry run of its own.
  */
 #ifndef MEGATRAIN_PLAN_LAYER_COST_H
 #define MEGATRAIN_PLAN_LAYER_COST_H

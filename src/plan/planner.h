@@ -1,4 +1,4 @@
-/* What a search asks of a device: its name and memory, and how long things take there (predict.h). */
+/* Facts of a device that a search asks for: its name and memory, and how long things take there (predict.h). */
 #ifndef MEGATRAIN_PLAN_PLANNER_H
 #define MEGATRAIN_PLAN_PLANNER_H
 
@@ -23,8 +23,8 @@ void planner_close(Planner *p);
  * is its own; else auto is that of the machine that was measured. */
 void planner_warn(const DeviceFile *device, const Config *c, bool here);
 
-/* What a search asks of that device: `base` on so many ranks, in the usual limits; the vocabulary and how many answers
- * are the caller's. */
+/* The question of a search for that device: `base` on so many ranks, in the usual limits; the vocabulary and how many
+ * answers are the caller's. */
 SearchQuestion planner_question(const Planner *p, const Config *base, int64_t world);
 
 #endif

@@ -92,7 +92,7 @@ Err predict_hops(const CostModel *m, const TrainSpec *spec, Grid grid, double *h
     return ERR_OK;
 }
 
-/* What the rank waits for those with the same weights, in a whole step. */
+/* Seconds that the rank waits for those with the same weights, in a whole step. */
 static double waits_for_copies(const TimeShares *s)
 {
     double sum = 0;
@@ -395,8 +395,8 @@ static Err open_source(const CostSource *asked, const TrainSpec *spec, Grid grid
     return ERR_OK;
 }
 
-/* The specification of a step with only as many micro-batches as show what more of them do. Those take *times as long.
- * */
+/* The specification of a step with only as many micro-batches as show what more of them do. Those take *times as
+ * long. */
 static TrainSpec brief_spec(const TrainSpec *asked, Grid grid, double *times)
 {
     TrainSpec out = *asked;
