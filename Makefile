@@ -6,7 +6,7 @@
 #   make deps       what is missing, see below      make asan       the tests under ASan and UBSan
 #   make test-ranks every layout as processes       make test-faults ranks that die, freeze or hang at every place
 #   make test-launchers mpirun, torchrun, Slurm     make test-files every crash state, flipped bit and failing call
-#   make test-grid  every schedule beside every other way to cut a model, and checkpoints between them
+#   make test-grid  more models and layouts drawn for pairs of values, and checkpoints between pipelines
 #   make soak       runs killed, stopped, damaged and started in another layout, again and again (FAULTS=20 SEED=1); 3,000 steps
 #   make fuzz       libFuzzer on everything that reads bytes from outside, FUZZ_SECONDS=120 each (test/fuzz/README.md)
 #   make fuzz-layouts  random models in random layouts against one rank, COUNT=200 SEED=1 (test/fuzz/README.md)

@@ -101,6 +101,8 @@ def targets(files):
     for file in files:
         if re.match(r"test/test_\w+\.c$", file):
             found.add(f"{BUILD}/{file[:-2]}")
+        elif file == "test/axes.def":
+            found.add(f"{BUILD}/test/test_array")
         elif re.match(r"(cuda|test/cuda|bench/cuda)/", file):
             found |= {f"{BUILD}/emu/{file}.o".replace(".c.o", ".o")} if emulated else set()
     if not emulated and any("cuda/" in f for f in files):

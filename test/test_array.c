@@ -121,12 +121,15 @@ static void experts_in_8_bits(TrainSpec *s)
 static void choose_optimizer(TrainSpec *s, int v)
 {
     static const OptimizerKind kinds[] = { OPTIMIZER_ADAMW, OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_MUON,
-                                           OPTIMIZER_MUON,  OPTIMIZER_LION,  OPTIMIZER_SGD };
+                                           OPTIMIZER_MUON,  OPTIMIZER_LION,  OPTIMIZER_SGD,  OPTIMIZER_MUON };
+    const int way = v == 7 ? 3 : v - 2;
+    static const MuonSplit splits[] = { MUON_SPLIT_QKV, MUON_SPLIT_HEAD, MUON_SPLIT_NONE, MUON_SPLIT_QKV };
     s->update.optimizer = kinds[v];
     if (v == 1) s->update.moments = BF16;
     if (kinds[v] == OPTIMIZER_MUON)
-        s->update.muon = (MuonSpec){ .momentum = .95f, .nesterov = v != 4, .steps = 5, .set = (MuonSet)(v - 2),
-                                     .scale = (MuonScale)(v - 2), .split = (MuonSplit)(v - 2), .router = v != 3 };
+        s->update.muon = (MuonSpec){ .momentum = .95f, .nesterov = v != 4, .steps = way == 3 ? 10 : 5,
+                                     .set = (MuonSet)way, .scale = (MuonScale)way, .split = splits[way],
+                                     .router = v != 3 };
     if (kinds[v] == OPTIMIZER_LION) s->update.adamw.beta2 = .99f;
     if (kinds[v] == OPTIMIZER_SGD) s->update.lr.lr = .1;
 }
@@ -505,6 +508,20 @@ static void run_kind(int kind)
         if (!m->count) continue;
         if (!brief()) want = alone(&m->model);
         for (int k = 0; k < m->count; k++) check_layout(&m->layout[k], brief() ? NULL : &want);
+    }
+}
+
+/* All that update at the end of a step. */
+TEST(every_schedule_is_a_value)
+{
+    for (int i = 0; schedule_name(i); i++) {
+        const ScheduleSpec shape = { .name = schedule_name(i), .ranks = 2, .microbatches = 8 };
+        Schedule s;
+        int v = 0;
+        OK(schedule_make(&shape, &s));
+        while (v < count_of(AXIS_schedule) && strcmp(word_of(AXIS_schedule, v), shape.name)) v++;
+        CHECK_MSG(s.versions != VERSIONS_STEP || v < count_of(AXIS_schedule), "%s", shape.name);
+        schedule_free(&s);
     }
 }
 
