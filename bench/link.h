@@ -1,4 +1,4 @@
-/* Rates that predictions assume for a GPU's links; bench/cuda/links.c measures against them. */
+/* What predictions take a GPU's links for, and what bench/cuda/links.c measures against. */
 #ifndef MEGATRAIN_BENCH_LINK_H
 #define MEGATRAIN_BENCH_LINK_H
 

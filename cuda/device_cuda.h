@@ -1,4 +1,6 @@
-/* State of the CUDA backend for one GPU; Device.cuda points to it. Opened and closed by cuda/device.c. */
+/*
+ * What the CUDA backend keeps for one GPU; Device.cuda points to it. Opened and closed by cuda/device.c.
+ */
 #ifndef MEGATRAIN_CUDA_DEVICE_CUDA_H
 #define MEGATRAIN_CUDA_DEVICE_CUDA_H
 

@@ -1,6 +1,7 @@
 /*
- * Training by operands of 8 bits, or 4 (layer/fp8.c): every layout gives the same bits; gradients are near those of
- * bf16; blocks that are kept in bf16 are. tiny.h holds every step to the planned FLOP, bytes, messages and memory.
+ * Training by operands of 8 bits, or 4 (layer/fp8.c): gradients are near those of bf16; blocks that are kept in bf16
+ * are; codes that are kept are those of the weights that are there. tiny.h holds every step to the planned FLOP, bytes,
+ * messages and memory. That layouts have the bits of one rank is test_array's.
  */
 #include <math.h>
 
@@ -10,32 +11,25 @@
 
 enum { STEPS = 6 };
 
-/* Under a sanitizer (MEGATRAIN_LAYOUTS=brief) two steps of one layout in three, each time others, whose memory is
- * looked at: numbers and bits are compared without it. */
+/* Under a sanitizer (MEGATRAIN_LAYOUTS=brief) two steps, whose memory is looked at: numbers are compared without it. */
 static int steps_of(int steps) { return brief() && steps > 2 ? 2 : steps; }
 
 typedef struct {
     int dp, tp, sp, pp, micro, threads;
-    Isa isa;
-    int zero, bands;
+    int zero;
     const char *schedule;
-    int ep, etp; /* of a mixture; 0 = 1 */
-    DispatcherKind dispatcher;
+    int ep; /* of a mixture; 0 = 1 */
 } Layout;
 
 static TinyRun run_of(TrainSpec spec, Layout l, int steps)
 {
-    TinyRun r = { .spec = spec, .grid = { .tp = l.tp, .dp = l.dp, .sp = l.sp, .pp = l.pp, .ep = l.ep, .etp = l.etp },
+    TinyRun r = { .spec = spec, .grid = { .tp = l.tp, .dp = l.dp, .sp = l.sp, .pp = l.pp, .ep = l.ep },
                   .steps = steps };
-    r.spec.model.moe.dispatcher = l.dispatcher;
-    r.grid.ep_hosts = l.dispatcher == DISPATCH_NODE ? 2 : 0;
     r.spec.micro_batch = l.micro;
     r.spec.device.threads = l.threads;
-    r.spec.device.isa = l.isa != ISA_AUTO && isa_supported(l.isa) ? l.isa : isa_best();
     r.spec.update.zero = l.zero;
     r.spec.update.bucket_bytes = 64 << 10;
     r.spec.update.overlap_grad = r.spec.update.overlap_param = l.zero > 0;
-    r.spec.overlap_tp = l.bands ? l.bands : 1;
     if (l.schedule) r.spec.pipeline.schedule = l.schedule;
     return r;
 }
@@ -52,63 +46,7 @@ static TrainSpec spec_of(TrainSpec s, Fp8Recipe recipe, int keep)
     return s;
 }
 
-static void check_layouts(TrainSpec spec, const Layout *all, int count)
-{
-    static int turn;
-    uint64_t want = 0;
-    for (int i = 0; i < count; i++) {
-        if (brief() && turn++ % 3) continue;
-        TinyRun r = run_of(spec, all[i], steps_of(STEPS));
-        tiny_train(&r);
-        if (!i) want = r.hash;
-        CHECK_MSG(r.err == ERR_OK, "%s", r.message);
-        if (brief()) continue;
-        CHECK_MSG(r.loss[STEPS - 1] < r.loss[0] - 0.02, "the loss must fall: %.4f -> %.4f", r.loss[0],
-                  r.loss[STEPS - 1]);
-        CHECK_MSG(r.hash == want, "%s, layout %d: dp%d tp%d sp%d pp%d ep%d etp%d micro%d %s",
-                  fp8_recipe_name(spec.model.fp8.recipe), i, all[i].dp, all[i].tp, all[i].sp, all[i].pp, all[i].ep,
-                  all[i].etp, all[i].micro, all[i].schedule ? all[i].schedule : "");
-    }
-}
-#define CHECK_LAYOUTS(spec, ...) \
-    check_layouts(spec, (const Layout[]){ __VA_ARGS__ }, (int)(sizeof((Layout[]){ __VA_ARGS__ }) / sizeof(Layout)))
-
-/* A scale is of a micro-batch's rows, so that its size belongs to the definition. */
-TEST(tensorwise)
-{
-    CHECK_LAYOUTS(spec_of(tiny_gpt2(), FP8_TENSORWISE, 0), { 1, 1, 0, 1, 2, 1 }, { 1, 1, 0, 1, 2, 3, ISA_AVX2 },
-                  { 2, 1, 0, 1, 2, 1, ISA_AUTO, 1 }, { 4, 1, 0, 1, 2, 1, ISA_AUTO, 3 }, { 1, 2, 0, 1, 2, 1 },
-                  { 1, 2, 1, 1, 2, 2 }, { 2, 4, 1, 1, 2, 1, ISA_AUTO, 2 }, { 1, 4, 1, 1, 2, 1, ISA_AUTO, 0, 2 },
-                  { 1, 1, 0, 2, 2, 1 }, { 1, 2, 1, 2, 2, 1, ISA_AUTO, 0, 1, "zb-h1" });
-    CHECK_LAYOUTS(spec_of(tiny_llama(), FP8_TENSORWISE, 1), { 1, 1, 0, 1, 1, 1 }, { 2, 2, 1, 1, 1, 1, ISA_AUTO, 1 },
-                  { 1, 4, 0, 1, 1, 1 });
-}
-
-TEST(blockwise)
-{
-    CHECK_LAYOUTS(spec_of(tiny_gpt2(), FP8_BLOCKWISE, 0), { 1, 1, 0, 1, 2, 1 }, { 2, 1, 0, 1, 2, 2, ISA_AUTO, 1 },
-                  { 1, 2, 0, 1, 2, 1 }, { 2, 2, 1, 1, 2, 1, ISA_AUTO, 2 }, { 1, 2, 1, 2, 2, 1 },
-                  { 1, 2, 1, 1, 2, 1, ISA_AUTO, 0, 2 });
-}
-
-/* Blocks of 32 rows cross no sample of 64. */
-TEST(mxfp8)
-{
-    CHECK_LAYOUTS(spec_of(tiny_llama(), FP8_MXFP8, 0), { 1, 1, 0, 1, 8, 1 }, { 2, 1, 0, 1, 1, 2, ISA_AUTO, 1 },
-                  { 1, 2, 0, 1, 4, 1 }, { 2, 2, 1, 1, 2, 1, ISA_AUTO, 3 }, { 1, 2, 1, 2, 1, 1 });
-}
-
-/* A micro-batch's rows have one of the two levels, so that its size belongs to the definition. */
-TEST(nvfp4)
-{
-    CHECK_LAYOUTS(spec_of(tiny_gpt2(), FP8_NVFP4, 0), { 1, 1, 0, 1, 2, 1 }, { 1, 1, 0, 1, 2, 3, ISA_AVX2 },
-                  { 2, 1, 0, 1, 2, 1, ISA_AUTO, 1 }, { 4, 1, 0, 1, 2, 1, ISA_AUTO, 3 }, { 1, 2, 0, 1, 2, 1 },
-                  { 1, 2, 1, 1, 2, 2 }, { 2, 2, 1, 1, 2, 1, ISA_AUTO, 2 }, { 1, 2, 0, 1, 2, 1, ISA_AUTO, 0, 2 },
-                  { 1, 1, 0, 2, 2, 1 }, { 1, 2, 1, 2, 2, 1, ISA_AUTO, 0, 1, "zb-h1" });
-    CHECK_LAYOUTS(spec_of(tiny_llama(), FP8_NVFP4, 1), { 1, 1, 0, 1, 1, 1 }, { 2, 2, 1, 1, 1, 1, ISA_AUTO, 1 });
-}
-
-/* Looks at all linear layers' inputs. Mixed ones have sums of 16 numbers over 4, and as many squares in all. */
+/* Of all linear layers' inputs. What is mixed has sums of 16 numbers over 4, and as many squares in all. */
 static Err look_at_inputs(Trainer *t, void *user)
 {
     const ExecutorStage *s = &t->executor.stages[0];
@@ -172,22 +110,6 @@ TEST(shared_sequences)
     }
 }
 
-TEST(recomputed)
-{
-    for (Fp8Recipe k = FP8_TENSORWISE; k < FP8_RECIPES; k++) {
-        TrainSpec s = spec_of(k == FP8_BLOCKWISE ? tiny_llama() : tiny_gpt2(), k, 0);
-        TinyRun kept = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, steps_of(3));
-        tiny_train(&kept);
-        CHECK_MSG(!kept.err, "%s", kept.message);
-        for (int again = RECOMPUTE_SELECTIVE; again <= RECOMPUTE_FULL; again++) {
-            s.model.recompute = tiny_recompute(again);
-            TinyRun r = run_of(s, (Layout){ 1, 1, 0, 1, 2, 2 }, steps_of(3));
-            tiny_train(&r);
-            CHECK_MSG(!r.err && r.hash == kept.hash, "%s, recomputation %d %s", fp8_recipe_name(k), again, r.message);
-        }
-    }
-}
-
 /* ---- what is kept of weights ---- */
 
 typedef struct {
@@ -246,7 +168,7 @@ static Err evaluate(Trainer *t, void *user)
     return ERR_OK;
 }
 
-/* An evaluation casts each kept weight once, however many batches it has, and gives the losses that others give. */
+/* Of weights that are kept an evaluation casts each once, however many batches it has; and it says what others say. */
 TEST(batches_of_an_evaluation_share_codes)
 {
     for (Fp8Recipe k = FP8_TENSORWISE; k < FP8_RECIPES; k++) {
@@ -267,26 +189,6 @@ TEST(batches_of_an_evaluation_share_codes)
     }
 }
 
-/* Codes that are kept are those that would be made again, whatever is recomputed, cut or updated on the way. */
-TEST(weights_that_are_kept)
-{
-    static const Layout all[] = { { 1, 1, 0, 1, 2, 1 }, { 2, 2, 1, 1, 2, 1, ISA_AUTO, 2 },
-                                  { 2, 1, 0, 1, 2, 1, ISA_AUTO, 3 }, { 1, 1, 0, 2, 2, 1, ISA_AUTO, 0, 1, "zb-h1" } };
-    for (Fp8Recipe k = FP8_TENSORWISE; k < FP8_RECIPES; k++) {
-        uint64_t want = 0;
-        for (int i = 0; i < 5; i += brief() ? 2 : 1) {
-            TrainSpec s = spec_of(tiny_gpt2(), k, 0);
-            s.model.fp8.keeps_weights = i;
-            if (i == 2) s.model.recompute = tiny_recompute(RECOMPUTE_FULL);
-            TinyRun r = run_of(s, all[i ? i - 1 : 0], steps_of(3));
-            tiny_train(&r);
-            CHECK_MSG(!r.err, "%s", r.message);
-            if (!i) want = r.hash;
-            CHECK_MSG(r.hash == want, "%s, %d", fp8_recipe_name(k), i);
-        }
-    }
-}
-
 /* Schedules that update on the way read older weights, too: nothing that is kept is of those. */
 TEST(weights_of_some_updates_ago)
 {
@@ -297,7 +199,7 @@ TEST(weights_of_some_updates_ago)
             s.model.fp8.keeps_weights = keeps;
             s.exact = s.model.tied = false;
             s.update.clip = 0;
-            TinyRun r = run_of(s, (Layout){ 1, 1, 0, pp, 2, 1, ISA_AUTO, 0, 1, "pipedream" }, steps_of(STEPS));
+            TinyRun r = run_of(s, (Layout){ 1, 1, 0, pp, 2, 1, 0, "pipedream" }, steps_of(STEPS));
             tiny_train(&r);
             CHECK_MSG(!r.err, "%s", r.message);
             memcpy(loss[keeps], r.loss, sizeof *loss);
@@ -380,20 +282,6 @@ TEST(blocks_that_are_kept)
     state_free(&some), state_free(&none), state_free(&every);
 }
 
-/* Mixtures: attention and shared experts by 8-bit operands. */
-TEST(mixture)
-{
-    static const Fp8Recipe of_tensors[] = { FP8_TENSORWISE, FP8_NVFP4 };
-    for (int k = 0; k < 2; k++) {
-        const TrainSpec s = spec_of(tiny_mixture(TINY_DEEPSEEK, 2), of_tensors[k], 0);
-        TinyRun one = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, steps_of(STEPS));
-        TinyRun two = run_of(s, (Layout){ 1, 1, 0, 1, 2, 3 }, one.steps);
-        tiny_train(&one), tiny_train(&two);
-        CHECK_MSG(!one.err && !two.err && one.hash == two.hash, "%s", one.message);
-        CHECK(brief() || one.loss[STEPS - 1] < one.loss[0] - 0.02);
-    }
-}
-
 /* Experts, as wide as blocks want them. */
 static TrainSpec experts_of(TinyMixture kind, Fp8Recipe recipe)
 {
@@ -404,45 +292,6 @@ static TrainSpec experts_of(TinyMixture kind, Fp8Recipe recipe)
     s.model.moe.ffn = blocks ? 256 : 64;
     if (s.model.moe.shared_ffn) s.model.moe.shared_ffn = 256;
     return s;
-}
-
-/* Which rows lie beside each other in an expert depends on the layout, which of them share a scale does not. */
-TEST(experts_blockwise)
-{
-    CHECK_LAYOUTS(experts_of(TINY_MIXTRAL, FP8_BLOCKWISE), { 1, 1, 0, 1, 2, 1 }, { 1, 1, 0, 1, 2, 3, ISA_AVX2 },
-                  { 2, 1, 0, 1, 2, 1, ISA_AUTO, 1, .ep = 2 },
-                  { 4, 1, 0, 1, 2, 1, .ep = 4, .dispatcher = DISPATCH_ALLGATHER },
-                  { 4, 1, 0, 1, 2, 1, ISA_AUTO, 2, .ep = 4, .dispatcher = DISPATCH_NODE },
-                  { 2, 1, 0, 2, 2, 1, .ep = 2, .schedule = "zb-h1" });
-}
-
-TEST(experts_mxfp8)
-{
-    CHECK_LAYOUTS(experts_of(TINY_DEEPSEEK, FP8_MXFP8), { 1, 1, 0, 1, 2, 1 }, { 1, 1, 0, 1, 4, 2 },
-                  { 4, 1, 0, 1, 1, 1, ISA_AUTO, 1, .ep = 4 },
-                  { 2, 1, 0, 2, 1, 1, .ep = 2, .dispatcher = DISPATCH_ALLGATHER }, { 1, 2, 1, 1, 2, 1, .ep = 2 });
-}
-
-TEST(experts_in_parts)
-{
-    TrainSpec s = experts_of(TINY_MIXTRAL, FP8_BLOCKWISE);
-    TinyRun one = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2),
-            parts = run_of(s, (Layout){ 2, 1, 0, 1, 2, 1, .etp = 2 }, 2);
-    tiny_train(&one), tiny_train(&parts);
-    CHECK_MSG(!one.err && !parts.err && parts.hash == one.hash, "%s %s", one.message, parts.message);
-}
-
-TEST(experts_recomputed)
-{
-    TrainSpec s = experts_of(TINY_MIXTRAL, FP8_MXFP8);
-    TinyRun kept = run_of(s, (Layout){ 1, 1, 0, 1, 2, 1 }, 2);
-    tiny_train(&kept);
-    for (int again = RECOMPUTE_SELECTIVE; again <= RECOMPUTE_FULL; again++) {
-        s.model.recompute = tiny_recompute(again);
-        TinyRun r = run_of(s, (Layout){ 2, 1, 0, 1, 2, 1, .ep = 2 }, 2);
-        tiny_train(&r);
-        CHECK_MSG(!kept.err && !r.err && r.hash == kept.hash, "recomputation %d %s", again, r.message);
-    }
 }
 
 /* A step that is done again in pieces, where rows have no room, has the codes of a run with room for all. */

@@ -1,10 +1,9 @@
 /*
  * Muon: Newton-Schulz against published numbers and float64; steps of tiny models against a program in float64 that
- * knows the matrices by their names, also of Lion and SGD; and one hash of losses, weights and moments whatever the
- * layout is, while each rank does, sends and keeps what was planned for it (tiny.h).
+ * knows the matrices by their names, also of Lion and SGD; what is planned. That layouts have the bits of one rank is
+ * test_array's.
  *
- * test_muon [case]. MEGATRAIN_LAYOUTS=brief, for sanitizers, takes one layout in six, whose bits are compared without
- * it.
+ * test_muon [case]
  */
 #include "base/json.h"
 #include "test.h"
@@ -384,7 +383,7 @@ TEST(equals_torch)
 
 /* ---- models ---- */
 
-/* Kinds of TINY_MODELS, each with another split, scale, set and choice for routers. */
+/* Of TINY_MODELS each with another split, scale, set and choice for routers. */
 typedef enum { GPT2, LLAMA, VARIANTS, LATENT, LATENT_Q, MIXTRAL, DEEPSEEK, GPTOSS, FURTHER, LION, SGD, MODELS } Model;
 
 static TrainSpec spec_of(Model kind)
@@ -528,7 +527,7 @@ static void sgd_in_float64(const TrainSpec *s, Plain *p, double lr, double decay
     }
 }
 
-/* Place of a local element of a parameter in plain order; -1: nowhere. */
+/* Where a local element of a parameter lies in plain order; -1: nowhere. */
 static int64_t plain_at(const Param *p, int64_t e)
 {
     const int64_t row = param_plain_row(p, e / p->local[1]);
@@ -643,162 +642,6 @@ TEST(steps_equal_float64)
     }
 }
 
-/* ---- layouts ---- */
-
-typedef struct {
-    int tp, sp, cp, dp, zero;
-    int zero_group; /* 0: all copies */
-    int micro, threads;
-    int ep, etp; /* 0 = 1 */
-    const char *schedule;
-    int pp, chunks;
-    GridOrder order;
-    Isa isa;
-} Layout;
-
-static const Layout dense[] = {
-    { 1, 0, 1, 1, 0, 0, 4, 2 },
-    { 1, 0, 1, 1, 0, 0, 2, 1, .isa = ISA_AVX2 },
-    { 1, 0, 1, 2, 0, 0, 2, 1 },
-    { 1, 0, 1, 2, 1, 0, 4, 1 },
-    { 1, 0, 1, 4, 2, 0, 1, 1 },
-    { 1, 0, 1, 8, 3, 0, 1, 1 },
-    { 1, 0, 1, 8, 1, 2, 1, 1 },
-    { 1, 0, 1, 4, 3, 2, 2, 1 },
-    { 2, 0, 1, 1, 0, 0, 4, 1 },
-    { 2, 1, 1, 1, 0, 0, 2, 2 },
-    { 4, 1, 1, 2, 1, 0, 4, 1 },
-    { 8, 0, 1, 1, 0, 0, 8, 1 },
-    { 2, 0, 1, 2, 0, 0, 2, 1 },
-    { 2, 1, 1, 4, 3, 0, 2, 1 },
-    { 2, 1, 1, 4, 2, 2, 1, 1 },
-    { 1, 0, 2, 1, 0, 0, 4, 1 },
-    { 1, 0, 2, 2, 1, 0, 2, 1 },
-    { 2, 1, 2, 2, 3, 0, 2, 1 },
-    { 2, 0, 2, 2, 2, 2, 1, 1 },
-    { 1, 0, 1, 1, 0, 0, 2, 1, .schedule = "1f1b", .pp = 2 },
-    { 1, 0, 1, 2, 1, 0, 2, 1, .schedule = "1f1b", .pp = 2 },
-    { 2, 1, 1, 2, 3, 0, 2, 1, .schedule = "1f1b", .pp = 2 },
-    { 2, 0, 1, 2, 1, 0, 1, 1, .schedule = "1f1b", .pp = 2, .order = ORDER_PP_DP },
-    { 1, 0, 2, 1, 2, 0, 1, 1, .schedule = "interleaved", .pp = 2, .chunks = 2 },
-    { 1, 0, 1, 1, 1, 0, 1, 1, .schedule = "zb-v", .pp = 2 },
-    { 1, 0, 1, 1, 0, 0, 1, 1, .schedule = "dualpipe", .pp = 2 },
-    { 1, 0, 1, 2, 1, 0, 1, 1, .schedule = "dualpipe", .pp = 2 },
-    { 2, 1, 1, 2, 1, 0, 1, 1, .schedule = "dualpipe", .pp = 2, .order = ORDER_PP_DP },
-    { 2, 0, 1, 1, 0, 0, 1, 1, .schedule = "dualpipe", .pp = 2 },
-    { 1, 0, 1, 1, 1, 0, 1, 1, .schedule = "dualpipe", .pp = 4 },
-    { 1, 0, 1, 2, 3, 0, 1, 1, .schedule = "dualpipe", .pp = 2 },
-    { 1, 0, 1, 2, 2, 1, 1, 1, .schedule = "dualpipe", .pp = 2 },
-};
-
-static const Layout mixtures[] = {
-    { 1, 0, 1, 1, 0, 0, 4, 2 },
-    { 1, 0, 1, 2, 0, 0, 2, 1, 2 },
-    { 1, 0, 1, 2, 1, 0, 2, 1, 1 },
-    { 1, 0, 1, 4, 1, 0, 2, 1, 2 },
-    { 1, 0, 1, 4, 3, 0, 1, 1, 2 },
-    { 1, 0, 1, 8, 2, 4, 1, 1, 4 },
-    { 2, 1, 1, 1, 0, 0, 4, 1, 2 },
-    { 2, 1, 1, 2, 1, 0, 2, 1, 2, 2 },
-    { 2, 1, 1, 4, 3, 0, 2, 1, 4, 1 },
-    { 2, 1, 1, 4, 1, 2, 2, 1, 2, 2 },
-    { 4, 1, 1, 2, 0, 0, 4, 1, 1, 4 },
-    { 1, 0, 2, 2, 1, 0, 2, 1, 2, 2 },
-    { 2, 1, 2, 2, 3, 0, 2, 1, 4, 2 },
-    { 1, 0, 1, 2, 1, 0, 2, 1, 2, .schedule = "1f1b", .pp = 2 },
-    { 2, 1, 1, 2, 2, 0, 2, 1, 2, 1, .schedule = "1f1b", .pp = 2 },
-    { 1, 0, 1, 2, 1, 0, 1, 1, 2, .schedule = "dualpipe", .pp = 2 },
-    { 1, 0, 1, 2, 3, 0, 1, 1, 2, .schedule = "dualpipe", .pp = 2 },
-};
-
-static int ones(int n) { return n ? n : 1; }
-
-static TinyRun run_of(TrainSpec s, const Layout *l)
-{
-    TinyRun r = { .spec = s,
-                  .steps = STEPS,
-                  .grid = { .tp = ones(l->tp), .cp = ones(l->cp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp,
-                            .order = l->order, .zero_group = l->zero_group } };
-    r.grid.owners = r.spec.update.optimizer == OPTIMIZER_MUON;
-    r.spec.model.layers = 4;
-    if (r.spec.model.moe.experts) r.grid.ep = ones(l->ep), r.grid.etp = ones(l->etp);
-    r.spec.micro_batch = l->micro ? l->micro : 4;
-    r.spec.device.threads = ones(l->threads);
-    if (l->isa != ISA_AUTO && isa_supported(l->isa)) r.spec.device.isa = l->isa;
-    r.spec.update.zero = (ZeroCut)l->zero;
-    r.spec.update.overlap_grad = r.spec.update.overlap_param = l->zero % 2;
-    r.spec.pipeline = (PipelineSpec){ .schedule = l->schedule, .chunks = l->chunks };
-    if (l->schedule) OK(schedule_two_way(l->schedule, &r.grid.bidirectional));
-    r.grid.zero_group = param_zero_group(r.grid, r.spec.update.zero, r.grid.zero_group);
-    return r;
-}
-
-static bool left_out(void)
-{
-    static int turn;
-    return brief() && turn++ % 6;
-}
-
-static void check_layouts_of(Model kind, TrainSpec s, const Layout *list, int count, int every)
-{
-    static const Layout one = { 1, 0, 1, 1, 0, 0, 4, 1 };
-    static int turn;
-    TinyRun want = run_of(s, &one);
-    if (!brief()) tiny_train(&want);
-    CHECK_MSG(!want.err, "%s: %s", model_names[kind], want.message);
-    CHECK(brief() || want.loss[STEPS - 1] < want.loss[0]);
-    for (int i = turn++ % every; i < count; i += every) {
-        const Layout *l = &list[i];
-        if (left_out()) continue;
-        TinyRun r = run_of(s, l);
-        tiny_train(&r);
-        CHECK_MSG(!r.err && (r.hash == want.hash || brief()),
-                  "%s: tp %d sp %d cp %d dp %d ep %d etp %d zero %d/%d %s pp %d x %d, micro %d: %s", model_names[kind],
-                  l->tp, l->sp, l->cp, l->dp, l->ep, l->etp, l->zero, l->zero_group, l->schedule ? l->schedule : "",
-                  l->pp, l->chunks, l->micro, r.err ? r.message : "other bits");
-    }
-}
-
-static void check_layouts(Model kind, const Layout *list, int count, int every)
-{
-    check_layouts_of(kind, spec_of(kind), list, count, every);
-}
-
-#define LIST(l) (l), (int)(sizeof(l) / sizeof *(l))
-
-TEST(layouts_of_gpt2) { check_layouts(GPT2, LIST(dense), 1); }
-TEST(layouts_of_llama) { check_layouts(LLAMA, LIST(dense), 3); }
-TEST(layouts_of_variants) { check_layouts(VARIANTS, LIST(dense), 3); }
-TEST(layouts_of_latent_attention)
-{
-    check_layouts(LATENT, LIST(dense), 4);
-    check_layouts(LATENT_Q, LIST(dense), 4);
-}
-TEST(layouts_of_mixtures)
-{
-    check_layouts(MIXTRAL, LIST(mixtures), 1);
-    check_layouts(DEEPSEEK, LIST(mixtures), 2);
-    check_layouts(GPTOSS, LIST(mixtures), 4);
-}
-
-TEST(layouts_of_lion_and_sgd)
-{
-    check_layouts(LION, LIST(dense), 3);
-    check_layouts(SGD, LIST(mixtures), 3);
-}
-
-/* Matrices in 16 bits, which Muon updates, beside buckets in fp32, which AdamW does: biases, norms and positions. */
-TEST(layouts_beside_fp32_vectors)
-{
-    static const Model kinds[] = { GPT2, VARIANTS };
-    for (int i = 0; i < 2; i++) {
-        TrainSpec s = spec_of(kinds[i]);
-        s.compute = BF16;
-        s.fp32_vectors = true;
-        check_layouts_of(kinds[i], s, LIST(dense), 2);
-    }
-}
-
 /* ---- plans ---- */
 
 /* GPT-2's matrices, of 12 blocks. */
@@ -813,8 +656,8 @@ static TrainSpec gpt2_small(void)
     return s;
 }
 
-/* With half a million tokens the orthogonal matrices are a small part of a step. Ranks own alike, send a matrix's
- * numbers once there and once back, and take as much memory each. */
+/* Of half a million tokens the orthogonal matrices are a small part of a step; ranks own alike, send what a matrix has
+ * once there and once back, and take as much memory each. */
 TEST(plans)
 {
     static const struct {

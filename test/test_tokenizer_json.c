@@ -142,8 +142,7 @@ TEST(end_of_document)
     }
 }
 
-/* A folder as Qwen is published: three files, of which two have the same vocabulary without its pattern and added
- * tokens. */
+/* As Qwen is published: three files, of which two have the same vocabulary without its pattern and added tokens. */
 TEST(a_folder_with_both_forms)
 {
     static char vocab[8192], text[8200];

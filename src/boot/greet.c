@@ -7,7 +7,7 @@
 
 enum { CALLER, HOST };
 
-/* The word that a proof belongs to. */
+/* Which word a proof is of. */
 typedef enum { PROOF_ANSWER = 1, PROOF_HELLO, PROOF_WELCOME } Proof;
 
 typedef struct {

@@ -106,12 +106,11 @@ typedef struct {
     int64_t keep_every;   /* the checkpoints of steps that this divides; 0: none */
     int64_t keep_best;    /* so many checkpoints with the lowest losses, of those on the same samples */
     const char *best_set; /* the validation set whose losses these are */
-    /* Values that the checkpoint holds instead of the stores': those of one rank, whose store has no memory. NULL: the
-     * stores'. */
+    /* What the checkpoint holds: values alone, of one rank, whose store has no memory. NULL: what the stores hold. */
     const CkptSource *source;
 } CkptOptions;
 
-/* Outcome of a save. */
+/* What became of a save. */
 typedef struct {
     int64_t step;
     Err err;

@@ -21,7 +21,7 @@ static const Option options[] = {
 
 static bool is_override(const char *word) { return strchr(word, '=') != NULL; }
 
-/* Says what was not looked at. */
+/* What was not looked at is said. */
 static void say_checked(const Config *c, bool found, bool vocab)
 {
     const long long ranks = c->derived.world_size;

@@ -73,7 +73,7 @@ void word_counts_free(WordCounts *w)
 
 /* ---- inputs, a chunk at a time ---- */
 
-/* State of one thread that counts. */
+/* What one thread counts with. */
 typedef struct {
     SplitterWork *split;
     WordCounts words;

@@ -51,8 +51,7 @@ static bool stages_fit(const Schedule *s, const void *spec)
     return !err;
 }
 
-/* Reads the facts of which the schedule is to be made. The layout says how many stages there are, where the user left
- * that open. */
+/* What the schedule is to be made of. The layout says how many stages there are, where the user left that open. */
 static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
 {
     const PipelineSpec *p = &spec->pipeline;
@@ -176,7 +175,7 @@ Err parts_check(const PartsSpec *spec, int ranks, int64_t *unit)
     return err;
 }
 
-/* Costs of stages by the products' FLOP: the time of a stage is not known before it has run. */
+/* By the products' FLOP: what a stage takes is not known before it has run. */
 static Err make_costs(const PartsSpec *spec, const StageShare *shares, int stages, SetupArena *setup,
                       const StageCost **out)
 {
@@ -243,7 +242,7 @@ static Err register_stages(Parts *p, const PartsSpec *spec, int pp_rank, int rep
                            spec->model, setup);
 }
 
-/* Marks parameters without slices in a second replica as copies of the first's. */
+/* What has no slices is in a second replica a copy of the first's. */
 static void mark_copies(ParamRegistry *r)
 {
     for (int i = 0; i < r->count; i++)

@@ -1,4 +1,4 @@
-/* Report of a step that was done, in numbers. */
+/* What a step that was done comes to, in numbers. */
 #ifndef MEGATRAIN_ENGINE_STEP_REPORT_H
 #define MEGATRAIN_ENGINE_STEP_REPORT_H
 

@@ -1,4 +1,4 @@
-/* Facts that layers derive from the specification alike. */
+/* What layers derive from the specification alike. */
 #include "layer/spec.h"
 
 #include <math.h>

@@ -23,7 +23,7 @@ typedef struct {
     const char *text; /* what manifests have, with those of earlier starts; NULL: none */
 } Overrides;
 
-/* Parts of the training data's identity (data_id.h) that `now` lets differ. */
+/* Which parts of the training data's identity (data_id.h) `now` lets differ. */
 unsigned overrides_data(const Config *was, const Config *now);
 
 /*

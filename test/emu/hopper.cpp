@@ -40,8 +40,7 @@ struct Load {
     Site site;
 };
 
-/* The end of a copy or, without one, of some warps' products. In random orders the slow ones wait until no thread can
- * go on. */
+/* Of a copy or, without one, of some warps' products. In random orders the slow ones wait until no thread can go on. */
 struct Event {
     Load *load;
     int warpgroup;

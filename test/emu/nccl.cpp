@@ -489,8 +489,7 @@ void finish_split(ncclComm *c)
     *out = child;
 }
 
-/* The config has this version's size, or one that this version can read; members that it does not know are not looked
- * at. */
+/* Of the version's own size or one that it can read; what it does not know is not looked at. */
 bool config_is_known(const ncclConfig_t *c)
 {
     const size_t size = version() >= NCCL_NAMES ? sizeof *c : offsetof(ncclConfig_t, commName);
