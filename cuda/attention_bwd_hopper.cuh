@@ -2,9 +2,9 @@
  * What the two kernels of attention's backward pass for Hopper share (attention_dq_hopper.cu, attention_dkv_hopper.cu):
  * tiles in shared memory, products of them by wgmma, the order of the blocks' work.
  *
- * Which calls come here (attention_bwd_hopper_fits): matrices of 16 bits whose wider side has 40 to 128 columns, at
- * least 64 queries and 64 keys. All else goes to mma.sync (attention_dq.cu, attention_dkv.cu). It depends on the shape
- * alone; both kernels of a call are of the same kind.
+ * Calls that come here (attention_bwd_hopper_fits) have matrices of 16 bits whose wider side has 40 to 128 columns, and
+ * at least 64 queries and 64 keys. All else goes to mma.sync (attention_dq.cu, attention_dkv.cu). The shape alone
+ * decides; both kernels of a call are of the same kind.
  *
  * A block has two warpgroups that compute, 64 rows each, and behind them one whose first warp moves tiles: it runs
  * ahead of the others by as many tiles as there are stages, and into the next rows' work while they store the last.
@@ -34,7 +34,7 @@ template <class T_, int W_, int COLS_> struct BackEngine {
     static constexpr int THREADS = WORKERS + WARPGROUP;
     static constexpr int ATOM = 64, ATOMS = W / ATOM, SPAN = ATOM * 2; /* elements; bytes of a run */
     static constexpr Swizzle MODE = SWIZZLE_128;
-    static constexpr int GIVE = 40, TAKE = 232; /* registers of who loads, and who computes */
+    static constexpr int GIVE = 40, TAKE = 232; /* registers of a thread that loads, of one that computes */
     typedef MmaEngine<T, 64, 1, WARPS, COLS <= 64 ? COLS : 64, 1> Draws; /* of dropout: rows and columns lie alike */
 
     struct Scores {
@@ -109,7 +109,7 @@ template <class T_, int W_, int COLS_> struct BackEngine {
         for (int i = 0; i < W / 2; i++) o.x[i] = 0;
     }
 
-    /* Where chunk `chunk` of 16 bytes of a row of the block's tile is put on its way to global memory. */
+    /* Place in the block's tile of a row's chunk of 16 bytes, on its way to global memory. */
     static __device__ __forceinline__ int offset(int row, int chunk)
     {
         constexpr int CHUNKS = ATOM / 8;
@@ -160,7 +160,7 @@ template <class T_, int W_, int COLS_> struct BackEngine {
 
 /* ---- loads ---- */
 
-/* Of a [B T H width] tensor: width, heads of a group, groups, rows, samples. */
+/* Heads of a [B T H width] tensor as five dimensions: width, heads of a group, groups, rows, samples. */
 template <class T> struct HeadMap {
     const T *data;
     int64_t width, group, groups, rows, samples; /* elements of each dimension */
@@ -191,7 +191,7 @@ template <class E> static Err map_rows(TensorMap *out, const HeadMap<typename E:
     return tensor_map(out, &b);
 }
 
-/* Starts the load of a tile of ROWS rows of head h; by one thread. */
+/* Starts the load of a tile of ROWS rows of head h, by one thread. */
 template <class E, int ROWS>
 __device__ __forceinline__ void load_rows(typename E::T *to, const TensorMap &map, Barrier *b, int group, int h,
                                           int row, int sample)
@@ -215,8 +215,8 @@ template <int STAGES> struct Ring {
 
 /*
  * Heads come in sections, whose other side stays in L2; in a section the tiles with most work come first, of all
- * heads. Each block takes the next item as soon as its tiles have room, whoever comes first: what an item writes does
- * not depend on who works on it.
+ * heads. Each block takes the next item as soon as its tiles have room, whichever block comes first: an item's results
+ * do not depend on the block.
  */
 struct BlockOrder {
     int tiles, heads, items, section; /* heads of a sample; heads of a section, over samples */

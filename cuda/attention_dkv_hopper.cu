@@ -1,36 +1,37 @@
 /*
- * Attention, backward, on Hopper (sm_90a): dk and dv by wgmma and TMA. Formulas: attention_dq.cu; blocks, tiles, order,
- * which calls come here: attention_bwd_hopper.cuh.
+ * Attention, backward, on Hopper (sm_90a): dk and dv by wgmma and TMA. attention_dq.cu has the formulas;
+ * attention_bwd_hopper.cuh says which calls come here, and has what both backward kernels share.
  *
- * Mapping  a block has 128 keys of one head, a warpgroup 64; queries and dO in tiles of 64 (of 32 with a cap or dropout
- *          from width 72 on). Scores are computed transposed, keys down: as they leave the first products, p and ds are
- *          left operands of the second ones, so nothing is written to shared memory in the loop.
- * Rows     three warps bring lse and delta, of every third tile each, so that many of these loads are on their way.
+ * Mapping  an item is 128 keys of one head: a warpgroup has 64. Queries and dO come in tiles of 64 (of 32 with a cap or
+ *          dropout from width 72 on). Scores are computed transposed, keys down: p and ds leave the first products
+ *          as left operands of the second ones, so the loop writes nothing to shared memory.
+ * Warps    load_items brings tiles, load_values their lse and delta, compute_items multiplies (DkvGroup::add_tile).
+ *          Three warps run load_values, every third tile each, so that many of their loads are under way.
  * Order    the query heads of a key head one after another, as in attention_dkv.cu.
  */
 #include "attention_bwd_hopper.cuh"
 #include "attention_lows.cuh"
 
-/* What a block works on. */
+/* Item: what a block works on. */
 struct KeyItem {
     RowTile keys;
     TileWalk walk; /* tiles of queries that may see the keys */
-    int all[2];    /* tiles of queries there are in each span */
-    int tiles;     /* of the walk, of one head; -1: no item comes any more */
-    int h, b;      /* h: of the keys */
+    int all[2];    /* tiles of queries in each span, seen or not */
+    int tiles;     /* tiles of the walk, for one query head; -1: no item comes any more */
+    int h, b;      /* head of the keys, sample */
 };
 
-/* STAGES of queries and dO; SETS of keys and values. */
+/* Sizes of a kernel. STAGES: tiles of queries and dO that fit; SETS: of keys and values. */
 template <class E, int STAGES_, int SETS_> struct DkvHopper {
-    static constexpr int VALUE_WARPS = 3; /* that bring lse and delta */
-    static constexpr bool FULL = E::W * E::COLS >= 128 * 64; /* more registers */
+    static constexpr int VALUE_WARPS = 3; /* warps that bring lse and delta */
+    static constexpr bool FULL = E::W * E::COLS >= 128 * 64; /* the largest tiles need more registers */
     static constexpr int GIVE = FULL ? 24 : E::GIVE, TAKE = FULL ? 240 : E::TAKE;
     static constexpr int STAGES = STAGES_, SETS = SETS_;
     static constexpr int ROWS = E::ROWS * E::W, QUERIES = E::COLS * E::W; /* elements */
     static constexpr int BYTES = (2 * SETS * ROWS + 2 * STAGES * QUERIES) * 2;
 };
 
-/* s: scores, becomes weights. */
+/* Scores s become weights. */
 template <class E>
 __device__ __forceinline__ void query_factors(const AttnProblem &p, typename E::Scores &s, const QueryValues *values)
 {
@@ -44,7 +45,7 @@ __device__ __forceinline__ void query_factors(const AttnProblem &p, typename E::
     }
 }
 
-/* dp: do v, becomes ds. */
+/* Products dp = dO v become ds; s: weights. */
 template <class E>
 __device__ __forceinline__ void query_slopes(typename E::Scores &dp, typename E::Scores &s, const QueryValues *values)
 {
@@ -57,7 +58,7 @@ __device__ __forceinline__ void query_slopes(typename E::Scores &dp, typename E:
     }
 }
 
-/* The same two with dropout or a cap. s: scores, becomes the weights of dv; dp: do v, becomes ds. */
+/* Both steps with dropout or a cap. s: scores become the weights of dv; dp: products dO v become ds. */
 template <class E>
 __device__ __forceinline__ void query_weights(const AttnProblem &p, typename E::Scores &s, typename E::Scores &dp,
                                               const QueryValues *values, int position, int first_query, int b, int h)
@@ -91,7 +92,7 @@ __device__ __forceinline__ void query_weights(const AttnProblem &p, typename E::
     }
 }
 
-/* Writes the item that comes next, by a warp; false: there is none any more. */
+/* A warp writes the item that comes next; false: there is none any more. */
 template <class E>
 __device__ __forceinline__ bool key_item(const AttnProblem &p, const BlockOrder &order, const Lows *table, KeyItem *out)
 {
@@ -118,57 +119,106 @@ __device__ __forceinline__ bool key_item(const AttnProblem &p, const BlockOrder 
     return true;
 }
 
-/* The warp that starts the copies of tiles. */
+/* ---- shared memory ---- */
+
+/* K and V: a set of two tiles for each item that is here or on its way. */
+template <class E, class L> struct DkvKeyTiles {
+    typename E::T *tiles;
+    KeyItem *item;         /* of each set */
+    Barrier *full, *empty; /* of each set: it has been loaded, its readers are done */
+    __device__ __forceinline__ typename E::T *k(int set) const { return tiles + set * (2 * L::ROWS); }
+    __device__ __forceinline__ typename E::T *v(int set) const { return k(set) + L::ROWS; }
+};
+
+/* Q and dO: a ring of stages of two tiles, with lse and delta of their rows. */
+template <class E, class L> struct DkvQueryTiles {
+    typename E::T *tiles;
+    QueryValues (*values)[E::COLS]; /* of each stage */
+    Barrier *full, *empty;          /* of each stage */
+    __device__ __forceinline__ typename E::T *q(int stage) const { return tiles + stage * (2 * L::QUERIES); }
+    __device__ __forceinline__ typename E::T *go(int stage) const { return q(stage) + L::QUERIES; }
+};
+
 template <class E, class L>
-__device__ __forceinline__ void load_keys(const AttnProblem &p, const BlockOrder &order, const Lows *table,
-                                          const TensorMap &q_map, const TensorMap &go_map, const TensorMap &k_map,
-                                          const TensorMap &v_map, typename E::T *sets, typename E::T *queries,
-                                          KeyItem *item, Barrier *rows_full, Barrier *rows_empty, Barrier *tile_full,
-                                          Barrier *tile_empty)
+__device__ __forceinline__ void barriers_init(const DkvKeyTiles<E, L> &keys, const DkvQueryTiles<E, L> &queries)
+{
+    for (int i = 0; i < L::SETS; i++)
+        barrier_init(&keys.full[i], 1), barrier_init(&keys.empty[i], E::WARPS + L::VALUE_WARPS);
+    for (int i = 0; i < L::STAGES; i++)
+        barrier_init(&queries.full[i], 1 + L::VALUE_WARPS), barrier_init(&queries.empty[i], E::WARPS);
+    barriers_ready();
+}
+
+/* ---- the warp that starts the copies of tiles ---- */
+
+struct DkvMaps {
+    const TensorMap &q, &go, &k, &v;
+};
+
+/* K and V of the set's item, by one thread. */
+template <class E, class L>
+__device__ __forceinline__ void load_keys(const DkvMaps &maps, const DkvKeyTiles<E, L> &keys, int set)
+{
+    const KeyItem *x = &keys.item[set];
+    Barrier *full = &keys.full[set];
+    barrier_expect(full, 2 * L::ROWS * 2);
+    load_rows<E, E::ROWS>(keys.k(set), maps.k, full, 1, x->h, x->keys.row, x->b);
+    load_rows<E, E::ROWS>(keys.v(set), maps.v, full, 1, x->h, x->keys.row, x->b);
+}
+
+/* Q and dO of all tiles that the item visits, one query head after another, by one thread. */
+template <class E, class L>
+__device__ __forceinline__ void load_queries(const AttnProblem &p, const DkvMaps &maps, const KeyItem *x,
+                                             const DkvQueryTiles<E, L> &queries, Ring<L::STAGES> *ring)
+{
+    for (int g = 0; g < p.group; g++)
+        for (int i = 0; i < x->tiles; i++) {
+            const int stage = ring->stage;
+            barrier_wait(&queries.empty[stage], ring->parity ^ 1);
+            const int row = walk_tile(x->walk, p.q, i, E::COLS).row, h = x->h * p.group + g;
+            Barrier *full = &queries.full[stage];
+            barrier_expect(full, 2 * L::QUERIES * 2);
+            load_rows<E, E::COLS>(queries.q(stage), maps.q, full, p.group, h, row, x->b);
+            load_rows<E, E::COLS>(queries.go(stage), maps.go, full, 1, h, row, x->b);
+            ring->next();
+        }
+}
+
+template <class E, class L>
+__device__ __forceinline__ void load_items(const AttnProblem &p, const BlockOrder &order, const Lows *table,
+                                           const DkvMaps &maps, const DkvKeyTiles<E, L> &keys,
+                                           const DkvQueryTiles<E, L> &queries)
 {
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
     for (bool there = true; there; set.next()) {
-        KeyItem *x = &item[set.stage];
-        barrier_wait(&rows_empty[set.stage], set.parity ^ 1);
+        KeyItem *x = &keys.item[set.stage];
+        barrier_wait(&keys.empty[set.stage], set.parity ^ 1);
         there = key_item<E>(p, order, table, x);
-        if (threadIdx.x % WARP == 0 && !there) barrier_arrive(&rows_full[set.stage]);
+        if (threadIdx.x % WARP == 0 && !there) barrier_arrive(&keys.full[set.stage]);
         if (threadIdx.x % WARP == 0 && there) {
-            typename E::T *to = sets + set.stage * (2 * L::ROWS);
-            Barrier *full = &rows_full[set.stage];
-            barrier_expect(full, 2 * L::ROWS * 2);
-            load_rows<E, E::ROWS>(to, k_map, full, 1, x->h, x->keys.row, x->b);
-            load_rows<E, E::ROWS>(to + L::ROWS, v_map, full, 1, x->h, x->keys.row, x->b);
-            for (int g = 0; g < p.group; g++)
-                for (int i = 0; i < x->tiles; i++) {
-                    barrier_wait(&tile_empty[stage.stage], stage.parity ^ 1);
-                    const int row = walk_tile(x->walk, p.q, i, E::COLS).row, h = x->h * p.group + g;
-                    to = queries + stage.stage * (2 * L::QUERIES);
-                    full = &tile_full[stage.stage];
-                    barrier_expect(full, 2 * L::QUERIES * 2);
-                    load_rows<E, E::COLS>(to, q_map, full, p.group, h, row, x->b);
-                    load_rows<E, E::COLS>(to + L::QUERIES, go_map, full, 1, h, row, x->b);
-                    stage.next();
-                }
+            load_keys<E, L>(maps, keys, set.stage);
+            load_queries<E, L>(p, maps, x, queries, &stage);
         }
         __syncwarp();
     }
 }
 
-/* The warps that read lse and delta, each of every third tile. All wait for every stage and are waited for: who leaves
- * one out could take a phase for another. */
+/* ---- the warps that read lse and delta ---- */
+
+/* A warp brings every third tile's. All of them wait for every stage and are waited for: a warp that left one out could
+ * take a phase for another. turn: tiles before this warp's first one. */
 template <class E, class L>
-__device__ __forceinline__ void load_values(const AttnProblem &p, const RowValues &lse,
-                                            const RowValues &delta, int turn, const KeyItem *item,
-                                            QueryValues (*values)[E::COLS], Barrier *rows_full, Barrier *rows_empty,
-                                            Barrier *tile_full, Barrier *tile_empty)
+__device__ __forceinline__ void load_values(const AttnProblem &p, const RowValues &lse, const RowValues &delta,
+                                            int turn, const DkvKeyTiles<E, L> &keys,
+                                            const DkvQueryTiles<E, L> &queries)
 {
     const int lane = threadIdx.x % WARP;
     Ring<L::SETS> set = { 0, 0 };
     Ring<L::STAGES> stage = { 0, 0 };
     for (;;) {
-        barrier_wait(&rows_full[set.stage], set.parity);
-        const KeyItem *x = &item[set.stage];
+        barrier_wait(&keys.full[set.stage], set.parity);
+        const KeyItem *x = &keys.item[set.stage];
         if (x->tiles < 0) return;
         for (int g = 0; g < p.group; g++)
             for (int i = 0; i < x->tiles; i++) {
@@ -181,22 +231,180 @@ __device__ __forceinline__ void load_values(const AttnProblem &p, const RowValue
                     sum[r] = inside ? *lse.at(p, x->b, rows.row + r * WARP + lane, h) : -INFINITY;
                     dot[r] = inside ? *delta.at(p, x->b, rows.row + r * WARP + lane, h) : 0.0f;
                 }
-                barrier_wait(&tile_empty[stage.stage], stage.parity ^ 1);
+                barrier_wait(&queries.empty[stage.stage], stage.parity ^ 1);
                 if (turn == 0) {
                     UNROLL
                     for (int r = 0; r < E::COLS / WARP; r++) {
                         const QueryValues v = { sum[r] == -INFINITY ? INFINITY : sum[r] * LOG2_E, dot[r] };
-                        values[stage.stage][r * WARP + lane] = v;
+                        queries.values[stage.stage][r * WARP + lane] = v;
                     }
                 }
                 __syncwarp();
-                if (lane == 0) barrier_arrive(&tile_full[stage.stage]);
+                if (lane == 0) barrier_arrive(&queries.full[stage.stage]);
                 turn = turn == 0 ? L::VALUE_WARPS - 1 : turn - 1;
                 stage.next();
             }
         __syncwarp();
-        if (lane == 0) barrier_arrive(&rows_empty[set.stage]);
+        if (lane == 0) barrier_arrive(&keys.empty[set.stage]);
         set.next();
+    }
+}
+
+/* ---- a warpgroup that computes ---- */
+
+/* A warpgroup on its way through the tiles of an item. */
+template <class E, class L, bool PLAIN> struct DkvGroup {
+    typedef typename E::Sums Sums;
+    const AttnProblem &p;
+    const Lows *table;
+    const DkvQueryTiles<E, L> &queries;
+    const int group, lane;
+    const uint32_t query_begin;
+    Ring<L::STAGES> stage;
+    const KeyItem *x; /* stays in shared memory: sums need the registers */
+    uint32_t k, v;    /* the warpgroup's rows of the item's tiles */
+    int held;         /* stage that the last products read; -1: none */
+    int i, done;      /* tile of its head; tiles of all heads that were passed */
+    int total;        /* tiles of all heads in all */
+    RowTile tile;     /* the one that was found */
+
+    __device__ __forceinline__ DkvGroup(const AttnProblem &problem, const Lows *lows,
+                                        const DkvQueryTiles<E, L> &tiles, int warp)
+        : p(problem), table(lows), queries(tiles), group(warp / 4), lane(threadIdx.x % WARP),
+          query_begin(E::begin_of(tiles.tiles)), stage{ 0, 0 }
+    {
+    }
+
+    __device__ __forceinline__ void begin(const DkvKeyTiles<E, L> &keys, int set)
+    {
+        x = &keys.item[set];
+        held = -1;
+        total = p.group * x->tiles;
+        i = done = 0;
+        tile = {};
+        k = E::begin_of(keys.k(set) + group * (GROUP_ROWS * E::ATOM));
+        v = k + E::units(L::ROWS);
+    }
+
+    __device__ __forceinline__ void pass()
+    {
+        done++, stage.next();
+        if (++i == x->tiles) i = 0;
+    }
+
+    /* A stage goes back once all lanes have read its lse and delta. */
+    __device__ __forceinline__ void give_back(int at) const
+    {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&queries.empty[at]);
+    }
+
+    /* Goes to the next tile that may see the warpgroup's keys, and gives back those before. false: there is none. */
+    __device__ __forceinline__ bool find()
+    {
+        const Range keys = range_of(x->keys);
+        const Range group_keys = { keys.first + group * GROUP_ROWS,
+                                   min(keys.first + (group + 1) * GROUP_ROWS - 1, keys.last) };
+        for (; done < total; pass()) {
+            tile = walk_tile(x->walk, p.q, i, E::COLS);
+            barrier_wait(&queries.full[stage.stage], stage.parity);
+            if (may_see(p, range_of(tile), group_keys)) return true;
+            if (held >= 0) { /* else the loader waits for this stage, once all others are left out */
+                wgmma_wait<0>();
+                give_back(held);
+                held = -1;
+            }
+            give_back(stage.stage);
+        }
+        return false;
+    }
+
+    __device__ __forceinline__ void mask(typename E::Scores &s) const
+    {
+        const Range range = range_of(tile);
+        const int most_low =
+            table ? table[lows_index(x->walk, x->all, i, x->b)].most : row_low(p, 0, 0, range.last);
+        if (!all_see(range, most_low, warp_range<E>(x->keys))) mask_queries<E>(p, s, x->b, x->keys.position, tile);
+    }
+
+    /* Weights p and ds of the tile, rounded. Starts dv += p dO as soon as p is there; dw: ds. */
+    __device__ __forceinline__ void weigh(typename E::Scores &s, typename E::Scores &dp, typename E::Weights &dw,
+                                          Sums &dv, uint32_t go) const
+    {
+        const QueryValues *values = queries.values[stage.stage];
+        typename E::Weights w;
+        if (PLAIN) {
+            query_factors<E>(p, s, values);
+            E::round(w, s);
+            E::add_weighted(dv, w, go);
+            wgmma_wait<1>();
+            wgmma_end(dp.x);
+            query_slopes<E>(dp, s, values);
+        } else {
+            wgmma_wait<0>();
+            wgmma_end(dp.x);
+            query_weights<E>(p, s, dp, values, x->keys.position, tile.position, x->b,
+                             x->h * p.group + done / x->tiles);
+            E::round(w, s);
+            E::add_weighted(dv, w, go);
+        }
+        E::round(dw, dp);
+    }
+
+    /* Adds the tile that was found to both sums. */
+    __device__ __forceinline__ void add_tile(Sums &dk, Sums &dv)
+    {
+        const uint32_t q = query_begin + stage.stage * E::units(2 * L::QUERIES), go = q + E::units(L::QUERIES);
+        typename E::Scores s, dp;
+        typename E::Weights dw;
+        E::multiply(s, k, q);
+        wgmma_wait<1>();
+        if (held >= 0) give_back(held);
+        E::multiply(dp, v, go);
+        held = stage.stage;
+        wgmma_wait<1>();
+        wgmma_end(s.x);
+        if (!PLAIN && p.softcap > 0) cap_scores<E>(p, s);
+        mask(s);
+        weigh(s, dp, dw, dv, go);
+        E::add_weighted(dk, dw, q);
+        pass();
+    }
+
+    /* Waits until all products are over, in all warps of the group. */
+    __device__ __forceinline__ void end(Sums &dk, Sums &dv) const
+    {
+        wgmma_wait<0>();
+        wgmma_end(dv.x);
+        wgmma_end(dk.x);
+        if (held >= 0) give_back(held);
+        named_sync(1 + group, WARPGROUP);
+    }
+};
+
+template <class E, class L, bool PLAIN>
+__device__ __forceinline__ void compute_items(DkvGroup<E, L, PLAIN> &g, const DkvKeyTiles<E, L> &keys,
+                                              const Heads<typename E::T> &dk, const Heads<typename E::T> &dv)
+{
+    const AttnProblem &p = g.p;
+    for (Ring<L::SETS> set = { 0, 0 };; set.next()) {
+        barrier_wait(&keys.full[set.stage], set.parity);
+        const KeyItem *x = &keys.item[set.stage];
+        if (x->tiles < 0) return;
+        typename E::Sums dv_sum, dk_sum;
+        E::clear(dv_sum);
+        E::clear(dk_sum);
+        wgmma_end(dv_sum.x);
+        wgmma_end(dk_sum.x);
+        g.begin(keys, set.stage);
+        while (g.find()) g.add_tile(dk_sum, dv_sum);
+        g.end(dk_sum, dv_sum);
+        const float dv_scale = p.dropout.threshold ? p.dropout.scale : 1.0f;
+        E::store(dv_sum, dv_scale, keys.v(set.stage), dv.at(x->b, x->keys.row, x->h), dv.row, x->keys.count, p.V);
+        E::store(dk_sum, p.scale, keys.k(set.stage), dk.at(x->b, x->keys.row, x->h), dk.row, x->keys.count, p.C);
+        proxy_fence();
+        __syncwarp();
+        if (g.lane == 0) barrier_arrive(&keys.empty[set.stage]);
     }
 }
 
@@ -208,135 +416,28 @@ __global__ void __launch_bounds__(E::THREADS, 1)
 {
 #if HOPPER
     typedef typename E::T T;
-    DYNAMIC_SHARED(T, sets); /* K, V; then stages of Q, dO */
+    DYNAMIC_SHARED(T, tiles); /* sets of K, V; then stages of Q, dO */
     SHARED(KeyItem, item, [L::SETS]);
     SHARED(QueryValues, values, [L::STAGES][E::COLS]);
-    SHARED(Barrier, rows_full, [L::SETS]);
-    SHARED(Barrier, rows_empty, [L::SETS]);
-    SHARED(Barrier, tile_full, [L::STAGES]);
-    SHARED(Barrier, tile_empty, [L::STAGES]);
-    T *queries = sets + L::SETS * 2 * L::ROWS;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < L::SETS; i++)
-            barrier_init(&rows_full[i], 1), barrier_init(&rows_empty[i], E::WARPS + L::VALUE_WARPS);
-        for (int i = 0; i < L::STAGES; i++) {
-            barrier_init(&tile_full[i], 1 + L::VALUE_WARPS);
-            barrier_init(&tile_empty[i], E::WARPS);
-        }
-        barriers_ready();
-    }
+    SHARED(Barrier, keys_full, [L::SETS]);
+    SHARED(Barrier, keys_empty, [L::SETS]);
+    SHARED(Barrier, queries_full, [L::STAGES]);
+    SHARED(Barrier, queries_empty, [L::STAGES]);
+    const DkvKeyTiles<E, L> keys = { tiles, item, keys_full, keys_empty };
+    const DkvQueryTiles<E, L> queries = { tiles + L::SETS * 2 * L::ROWS, values, queries_full, queries_empty };
+    if (threadIdx.x == 0) barriers_init<E, L>(keys, queries);
     __syncthreads();
-    const int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
-    Ring<L::SETS> set = { 0, 0 };
-    Ring<L::STAGES> stage = { 0, 0 };
-    if (warp >= E::WARPS) {
-        registers_give<L::GIVE>();
-        if (warp == E::WARPS)
-            load_keys<E, L>(p, order, table, q_map, go_map, k_map, v_map, sets, queries, item, rows_full, rows_empty,
-                            tile_full, tile_empty);
-        else
-            load_values<E, L>(p, lse, delta, warp - E::WARPS - 1, item, values, rows_full, rows_empty, tile_full,
-                              tile_empty);
+    const int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
+    if (warp < E::WARPS) {
+        registers_take<L::TAKE>();
+        DkvGroup<E, L, PLAIN> group(p, table, queries, warp);
+        compute_items<E, L, PLAIN>(group, keys, dk, dv);
         return;
     }
-    registers_take<L::TAKE>();
-    const int group = warp / 4;
-    const uint32_t query_begin = E::begin_of(queries);
-    for (;;) {
-        barrier_wait(&rows_full[set.stage], set.parity);
-        const KeyItem *x = &item[set.stage]; /* stays in shared memory: sums need the registers */
-        if (x->tiles < 0) break;
-        typename E::Sums dv_sum, dk_sum;
-        E::clear(dv_sum);
-        E::clear(dk_sum);
-        wgmma_end(dv_sum.x);
-        wgmma_end(dk_sum.x);
-        int held = -1; /* stage that the last products read */
-        const int total = p.group * x->tiles;
-        int i = 0, done = 0; /* tile of its head; tiles of all heads */
-        RowTile tile = {};
-        const uint32_t k = E::begin_of(sets + set.stage * (2 * L::ROWS) + group * (GROUP_ROWS * E::ATOM));
-        const uint32_t v = k + E::units(L::ROWS);
-        auto pass = [&]() {
-            done++, stage.next();
-            if (++i == x->tiles) i = 0;
-        };
-        /* All lanes have read the stage's lse and delta. */
-        auto give_back = [&](int at) {
-            __syncwarp();
-            if (lane == 0) barrier_arrive(&tile_empty[at]);
-        };
-        /* The next tile that may see the warpgroup's keys; those before are given back. */
-        auto find = [&]() {
-            const Range keys = range_of(x->keys);
-            const Range group_keys = { keys.first + group * GROUP_ROWS,
-                                       min(keys.first + (group + 1) * GROUP_ROWS - 1, keys.last) };
-            for (; done < total; pass()) {
-                tile = walk_tile(x->walk, p.q, i, E::COLS);
-                barrier_wait(&tile_full[stage.stage], stage.parity);
-                if (may_see(p, range_of(tile), group_keys)) return true;
-                if (held >= 0) { /* else who loads waits for this stage, once all others are left out */
-                    wgmma_wait<0>();
-                    give_back(held);
-                    held = -1;
-                }
-                give_back(stage.stage);
-            }
-            return false;
-        };
-        auto mask = [&](typename E::Scores &s, const RowTile &now, int at) {
-            const Range range = range_of(now);
-            const int most_low = table ? table[lows_index(x->walk, x->all, at, x->b)].most
-                                       : row_low(p, 0, 0, range.last);
-            if (!all_see(range, most_low, warp_range<E>(x->keys)))
-                mask_queries<E>(p, s, x->b, x->keys.position, now);
-        };
-        while (find()) {
-            const uint32_t q = query_begin + stage.stage * E::units(2 * L::QUERIES), go = q + E::units(L::QUERIES);
-            typename E::Scores s, dp;
-            typename E::Weights w, dw;
-            E::multiply(s, k, q);
-            wgmma_wait<1>();
-            if (held >= 0) give_back(held);
-            E::multiply(dp, v, go);
-            held = stage.stage;
-            wgmma_wait<1>();
-            wgmma_end(s.x);
-            if (!PLAIN && p.softcap > 0) cap_scores<E>(p, s);
-            mask(s, tile, i);
-            if (PLAIN) {
-                query_factors<E>(p, s, values[stage.stage]);
-                E::round(w, s);
-                E::add_weighted(dv_sum, w, go);
-                wgmma_wait<1>();
-                wgmma_end(dp.x);
-                query_slopes<E>(dp, s, values[stage.stage]);
-            } else {
-                wgmma_wait<0>();
-                wgmma_end(dp.x);
-                query_weights<E>(p, s, dp, values[stage.stage], x->keys.position, tile.position, x->b,
-                                 x->h * p.group + done / x->tiles);
-                E::round(w, s);
-                E::add_weighted(dv_sum, w, go);
-            }
-            E::round(dw, dp);
-            E::add_weighted(dk_sum, dw, q);
-            pass();
-        }
-        wgmma_wait<0>();
-        wgmma_end(dv_sum.x);
-        wgmma_end(dk_sum.x);
-        if (held >= 0) give_back(held);
-        named_sync(1 + group, WARPGROUP); /* the products of all its warps are over */
-        T *rows = sets + set.stage * (2 * L::ROWS);
-        const float dv_scale = p.dropout.threshold ? p.dropout.scale : 1.0f;
-        E::store(dv_sum, dv_scale, rows + L::ROWS, dv.at(x->b, x->keys.row, x->h), dv.row, x->keys.count, p.V);
-        E::store(dk_sum, p.scale, rows, dk.at(x->b, x->keys.row, x->h), dk.row, x->keys.count, p.C);
-        proxy_fence();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&rows_empty[set.stage]);
-        set.next();
-    }
+    registers_give<L::GIVE>();
+    const DkvMaps maps = { q_map, go_map, k_map, v_map };
+    if (warp == E::WARPS) load_items<E, L>(p, order, table, maps, keys, queries);
+    else load_values<E, L>(p, lse, delta, warp - E::WARPS - 1, keys, queries);
 #endif
 }
 

@@ -1,16 +1,17 @@
 /*
- * Attention, forward, on Hopper (sm_90a): the results of attention_fwd.cu by wgmma and TMA. What a row of queries is
- * computed from, and how its statistics are kept: there. Engine: attention_wgmma.cuh.
+ * Attention, forward, on Hopper (sm_90a): the results of attention_fwd.cu by wgmma and TMA. That file says what a row
+ * of queries is computed from, and how its statistics are kept. The engine is in attention_wgmma.cuh.
  *
- * Mapping  as many blocks as multiprocessors. Each takes items one after another, by a counter: 64 queries a warpgroup,
- *          of one head. A warp of the last warpgroup brings what the others need: it finds the next item and has TMA
- *          load queries, keys and values, ahead of their use, into rings of tiles. A warpgroup leaves out the tiles
- *          that none of its own rows sees. What a span has beyond whole items is the first one, which sees fewest keys.
- * Overlap  a warpgroup issues the scores of a tile and, behind them, weights of the tile before times its values; while
- *          these run it turns scores into weights. Issuing goes round the warpgroups, so that the exponentials of one
- *          run beside the products of another. Where there is room for queries twice, the last product of an item runs
- *          beside the first scores of the next. With a cap or dropout a warpgroup waits for all it has issued: their
- *          registers are those of the weights.
+ * Mapping  as many blocks as multiprocessors. An item is 64 queries a warpgroup, of one head; a counter says which a
+ *          block takes next. A warp of the last warpgroup (load_items) finds the next item and has TMA load its
+ *          queries, keys and values, ahead of their use, into rings of tiles. A warpgroup (compute_items) leaves out
+ *          the tiles that none of its own rows sees. Rows of a span beyond whole items are the first item, which sees
+ *          fewest keys.
+ * Overlap  a warpgroup issues the scores of a tile and, behind them, weights of the tile before times its values
+ *          (FwdGroup::multiply). While these run it turns scores into weights (weigh). Issuing goes round the
+ *          warpgroups, so that the exponentials of one run beside the products of another. If two items' queries fit,
+ *          the last product of an item runs beside the first scores of the next. With a cap or dropout a warpgroup
+ *          waits for all it has issued: the scores need the registers of the weights.
  * Order    heads in sections whose keys and values the L2 cache holds together; in a section the rows that see most
  *          keys first. Which block takes an item changes no bit.
  * Takes    matrices of 16 bits whose wider width is 40 or more (to 256), 128 keys or more, on a GPU that executes code
@@ -27,42 +28,60 @@
 #include "attention_fwd.cuh"
 #include "attention_wgmma.cuh"
 
-/* Registers of a thread: of the warp that loads and of those that compute; with what the block starts with they come to
- * the same sum (65,536 in all). */
+/* Registers of a thread in the warpgroup that loads and in those that compute. Their sum over the block is that of its
+ * start (65,536 in all). */
 template <int GROUPS> struct Registers {
     static constexpr int LOADS = GROUPS == 3 ? 32 : 40, COMPUTES = GROUPS == 3 ? 160 : 232;
 };
 
-/* How an item is found: of the heads of all samples, `section` at a time, the last tile of each, then those before. */
+/* Order of the items: `section` of the heads of all samples at a time; in it the last tile of each head, then those
+ * before. */
 struct FwdOrder {
-    int heads, H, tiles, section; /* B H; tiles of queries a head */
+    int heads, H, tiles, section; /* B H heads in all; tiles of queries a head */
 };
 
-/* What a block works on next, as the warp that loads has found it. */
+/* Item: what a block works on next, written by the warp that loads. */
 template <int GROUPS> struct FwdItem {
     RowTile rows;
-    int sample, head, tiles; /* of keys; -1: nothing comes any more */
+    int sample, head, tiles; /* tiles of keys; -1: no item comes any more */
     TileWalk walk;
-    /* Of each warpgroup's rows: the smallest and the largest row_low; the tiles that one of them may see. */
+    /* Each warpgroup's rows: the smallest and the largest row_low; first and end of the tiles that one may see. */
     int low[GROUPS], most_low[GROUPS], first[GROUPS], end[GROUPS];
 };
 
 template <class E, int STAGES_, int QUERIES_> struct FwdShared {
     typedef typename E::T T;
-    static constexpr int STAGES = STAGES_, QUERIES = QUERIES_, ITEMS = 4, THREADS = E::THREADS + 128;
+    static constexpr int STAGES = STAGES_, QUERIES = QUERIES_, ITEMS = 4, THREADS = E::THREADS + 128, SIZE = sizeof(T);
     static constexpr int Q = E::GROUP_ROWS * E::C, K = E::COLS * E::C, V = E::COLS * E::V; /* elements of a tile */
-    static constexpr int BYTES = (QUERIES * E::GROUPS * Q + STAGES * (K + V)) * static_cast<int>(sizeof(T));
+    static constexpr int BYTES = (QUERIES * E::GROUPS * Q + STAGES * (K + V)) * SIZE;
     struct Bars {
         Barrier q_full[E::GROUPS * QUERIES], q_empty[E::GROUPS * QUERIES], k_full[STAGES], k_empty[STAGES],
             v_full[STAGES], v_empty[STAGES];
         Barrier item_full[ITEMS], item_empty[ITEMS];
         FwdItem<E::GROUPS> item[ITEMS];
     };
-    T *q, *k, *v;
-    __device__ __forceinline__ FwdShared(T *tiles) : q(tiles), k(q + QUERIES * E::GROUPS * Q), v(k + STAGES * K) {}
+    T *q, *k, *v; /* rings of tiles */
+    Bars *bars;
+    __device__ __forceinline__ FwdShared(T *tiles, Bars *barriers)
+        : q(tiles), k(q + QUERIES * E::GROUPS * Q), v(k + STAGES * K), bars(barriers)
+    {
+    }
 };
 
-/* The same barrier of each round over the tiles: which one, and the phase. */
+template <class S> __device__ __forceinline__ void barriers_init(typename S::Bars *bars, int groups)
+{
+    for (int g = 0; g < groups * S::QUERIES; g++)
+        barrier_init(&bars->q_full[g], 1), barrier_init(&bars->q_empty[g], 4);
+    for (int i = 0; i < S::STAGES; i++) {
+        barrier_init(&bars->k_full[i], 1), barrier_init(&bars->k_empty[i], 4 * groups);
+        barrier_init(&bars->v_full[i], 1), barrier_init(&bars->v_empty[i], 4 * groups);
+    }
+    for (int i = 0; i < S::ITEMS; i++)
+        barrier_init(&bars->item_full[i], 1), barrier_init(&bars->item_empty[i], 4 * groups);
+    barriers_ready();
+}
+
+/* Slot of a ring that number n takes, and the phase of its barriers in that round. */
 template <int COUNT> __device__ __forceinline__ int ring_at(int n) { return n % COUNT; }
 template <int COUNT> __device__ __forceinline__ int ring_phase(int n) { return n / COUNT & 1; }
 
@@ -73,7 +92,7 @@ __device__ __forceinline__ bool overlap(const Range &a, const Range &b)
 
 /* ---- the warp that loads ---- */
 
-/* Tile `i` of the queries. What a span has beyond whole tiles is its first one, which sees fewest keys. */
+/* Tile `i` of the queries. A span's rows beyond whole tiles are its first one, which sees fewest keys. */
 template <class E> __device__ __forceinline__ RowTile query_tile(const AttnSpans &spans, int i)
 {
     RowTile t = walk_tile(walk_all(spans, E::ROWS), spans, i, E::ROWS);
@@ -85,14 +104,10 @@ template <class E> __device__ __forceinline__ RowTile query_tile(const AttnSpans
     return t;
 }
 
-/* Item `n` of all, by a warp. */
+/* Lows of each warpgroup's rows, by a warp; returns the smallest. */
 template <class E>
-__device__ __forceinline__ void find_item(const AttnProblem &p, const FwdOrder &order, int n, FwdItem<E::GROUPS> *x)
+__device__ __forceinline__ int find_lows(const AttnProblem &p, int sample, const RowTile &rows, FwdItem<E::GROUPS> *x)
 {
-    const int begin = n / (order.section * order.tiles) * order.section, at = n - begin * order.tiles;
-    const int heads = min(order.section, order.heads - begin), back = at / heads, unit = begin + at - back * heads;
-    const int sample = unit / order.H, lane = threadIdx.x % WARP;
-    const RowTile rows = query_tile<E>(p.q, order.tiles - 1 - back);
     int low = INT_MAX;
     UNROLL_BY(1)
     for (int g = 0; g < E::GROUPS; g++) {
@@ -100,73 +115,101 @@ __device__ __forceinline__ void find_item(const AttnProblem &p, const FwdOrder &
         const RowTile part = { rows.row + skipped, rows.position + skipped, min(rows.count - skipped, E::GROUP_ROWS) };
         int least = INT_MAX, most = 0;
         if (part.count > 0) tile_lows(p, sample, part, &least, &most);
-        if (lane == 0) x->low[g] = least, x->most_low[g] = most;
+        if (threadIdx.x % WARP == 0) x->low[g] = least, x->most_low[g] = most;
         low = min(low, least);
     }
-    const TileWalk walk = walk_of(p.k, low, rows.position + rows.count - 1, E::COLS);
-    if (lane == 0) {
-        x->rows = rows, x->walk = walk;
-        x->sample = sample, x->head = unit - sample * order.H, x->tiles = walk_count(walk);
-        UNROLL_BY(1)
-        for (int g = 0; g < E::GROUPS; g++) {
-            const Range seen = { x->low[g], rows.position + min(rows.count, (g + 1) * E::GROUP_ROWS) - 1 };
-            int first = 0, end = seen.first == INT_MAX ? 0 : walk_count(walk);
-            for (; end > first; end--)
-                if (overlap(seen, range_of(walk_tile(walk, p.k, end - 1, E::COLS)))) break;
-            for (; first < end; first++)
-                if (overlap(seen, range_of(walk_tile(walk, p.k, first, E::COLS)))) break;
-            x->first[g] = first, x->end[g] = end;
-        }
+    return low;
+}
+
+/* Tiles of the walk that each warpgroup may see, by one thread. */
+template <class E>
+__device__ __forceinline__ void find_seen(const AttnProblem &p, const TileWalk &walk, const RowTile &rows,
+                                          FwdItem<E::GROUPS> *x)
+{
+    UNROLL_BY(1)
+    for (int g = 0; g < E::GROUPS; g++) {
+        const Range seen = { x->low[g], rows.position + min(rows.count, (g + 1) * E::GROUP_ROWS) - 1 };
+        int first = 0, end = seen.first == INT_MAX ? 0 : walk_count(walk);
+        for (; end > first; end--)
+            if (overlap(seen, range_of(walk_tile(walk, p.k, end - 1, E::COLS)))) break;
+        for (; first < end; first++)
+            if (overlap(seen, range_of(walk_tile(walk, p.k, first, E::COLS)))) break;
+        x->first[g] = first, x->end[g] = end;
     }
 }
 
-/* The copies of an item, by one thread. `n`: tiles of keys before it. */
-template <class E, class S>
-__device__ __forceinline__ int load_item(const AttnProblem &p, const FwdItem<E::GROUPS> *x, int step, int n,
-                                         const S &tiles, typename S::Bars *bars, const TensorMap &q_map,
-                                         const TensorMap &k_map, const TensorMap &v_map)
+/* Item `n` of all, by a warp. */
+template <class E>
+__device__ __forceinline__ void find_item(const AttnProblem &p, const FwdOrder &order, int n, FwdItem<E::GROUPS> *x)
 {
-    constexpr int BYTES = sizeof(typename E::T);
-    const int head = x->head / p.group, sample = x->sample;
+    const int begin = n / (order.section * order.tiles) * order.section, at = n - begin * order.tiles;
+    const int heads = min(order.section, order.heads - begin), back = at / heads, unit = begin + at - back * heads;
+    const int sample = unit / order.H;
+    const RowTile rows = query_tile<E>(p.q, order.tiles - 1 - back);
+    const int low = find_lows<E>(p, sample, rows, x);
+    const TileWalk walk = walk_of(p.k, low, rows.position + rows.count - 1, E::COLS);
+    if (threadIdx.x % WARP == 0) {
+        x->rows = rows, x->walk = walk;
+        x->sample = sample, x->head = unit - sample * order.H, x->tiles = walk_count(walk);
+        find_seen<E>(p, walk, rows, x);
+    }
+}
+
+struct FwdMaps {
+    const TensorMap &q, &k, &v;
+};
+
+/* Queries of an item, a tile for each warpgroup, by one thread. */
+template <class E, class S>
+__device__ __forceinline__ void load_queries(const AttnProblem &p, const FwdItem<E::GROUPS> *x, int step,
+                                             const S &in, const TensorMap &map)
+{
+    const int head = x->head / p.group, row = x->sample * p.T + x->rows.row;
     UNROLL_BY(1)
     for (int g = 0; g < E::GROUPS; g++) {
         const int at = ring_at<S::QUERIES>(step) * E::GROUPS + g;
-        barrier_wait(&bars->q_empty[at], ring_phase<S::QUERIES>(step) ^ 1);
-        barrier_expect(&bars->q_full[at], S::Q * BYTES);
+        barrier_wait(&in.bars->q_empty[at], ring_phase<S::QUERIES>(step) ^ 1);
+        barrier_expect(&in.bars->q_full[at], S::Q * S::SIZE);
         UNROLL
         for (int c = 0; c < E::C; c += E::BOX)
-            tma_load_4d(tiles.q + at * S::Q + c * E::GROUP_ROWS, q_map, &bars->q_full[at], c, x->head - head * p.group,
-                        head, sample * p.T + x->rows.row + g * E::GROUP_ROWS);
+            tma_load_4d(in.q + at * S::Q + c * E::GROUP_ROWS, map, &in.bars->q_full[at], c, x->head - head * p.group,
+                        head, row + g * E::GROUP_ROWS);
     }
-    const int end = n + x->tiles;
+}
+
+/* Keys and values of an item, by one thread. `n`: tiles of keys before it; returns those with it. */
+template <class E, class S>
+__device__ __forceinline__ int load_keys(const AttnProblem &p, const FwdItem<E::GROUPS> *x, int n, const S &in,
+                                         const FwdMaps &maps)
+{
+    const int head = x->head / p.group, sample = x->sample, end = n + x->tiles;
     for (int i = 0; n < end; i++, n++) {
         const int slot = ring_at<S::STAGES>(n), phase = ring_phase<S::STAGES>(n) ^ 1;
         const int row = walk_tile(x->walk, p.k, i, E::COLS).row;
-        barrier_wait(&bars->k_empty[slot], phase);
-        barrier_expect(&bars->k_full[slot], S::K * BYTES);
+        barrier_wait(&in.bars->k_empty[slot], phase);
+        barrier_expect(&in.bars->k_full[slot], S::K * S::SIZE);
         UNROLL
         for (int c = 0; c < E::C; c += E::BOX)
-            tma_load_4d(tiles.k + slot * S::K + c * E::COLS, k_map, &bars->k_full[slot], c, head, row, sample);
-        barrier_wait(&bars->v_empty[slot], phase);
-        barrier_expect(&bars->v_full[slot], S::V * BYTES);
+            tma_load_4d(in.k + slot * S::K + c * E::COLS, maps.k, &in.bars->k_full[slot], c, head, row, sample);
+        barrier_wait(&in.bars->v_empty[slot], phase);
+        barrier_expect(&in.bars->v_full[slot], S::V * S::SIZE);
         UNROLL
         for (int c = 0; c < E::V; c += E::BOX)
-            tma_load_4d(tiles.v + slot * S::V + c * E::COLS, v_map, &bars->v_full[slot], c, head, row, sample);
+            tma_load_4d(in.v + slot * S::V + c * E::COLS, maps.v, &in.bars->v_full[slot], c, head, row, sample);
     }
     return end;
 }
 
 template <class E, class S>
-__device__ __forceinline__ void load_items(const AttnProblem &p, const FwdOrder &order, int *next, const S &tiles,
-                                           typename S::Bars *bars, const TensorMap &q_map, const TensorMap &k_map,
-                                           const TensorMap &v_map)
+__device__ __forceinline__ void load_items(const AttnProblem &p, const FwdOrder &order, int *next, const S &in,
+                                           const FwdMaps &maps)
 {
     const int lane = threadIdx.x % WARP;
     int n = 0; /* tiles of keys so far */
     for (int step = 0;; step++) {
         const int slot = ring_at<S::ITEMS>(step);
-        FwdItem<E::GROUPS> *x = &bars->item[slot];
-        barrier_wait(&bars->item_empty[slot], ring_phase<S::ITEMS>(step) ^ 1);
+        FwdItem<E::GROUPS> *x = &in.bars->item[slot];
+        barrier_wait(&in.bars->item_empty[slot], ring_phase<S::ITEMS>(step) ^ 1);
         int at = 0;
         if (lane == 0) at = atomicAdd(next, 1);
         at = __shfl_sync(ALL_LANES, at, 0);
@@ -174,8 +217,11 @@ __device__ __forceinline__ void load_items(const AttnProblem &p, const FwdOrder 
         if (!over) find_item<E>(p, order, at, x);
         if (lane == 0) {
             if (over) x->tiles = -1;
-            barrier_arrive(&bars->item_full[slot]);
-            if (!over) n = load_item<E, S>(p, x, step, n, tiles, bars, q_map, k_map, v_map);
+            barrier_arrive(&in.bars->item_full[slot]);
+            if (!over) {
+                load_queries<E, S>(p, x, step, in, maps.q);
+                n = load_keys<E, S>(p, x, n, in, maps);
+            }
         }
         __syncwarp();
         if (over) return;
@@ -190,7 +236,7 @@ __device__ __forceinline__ void warp_arrive(Barrier *b)
     if (threadIdx.x % WARP == 0) barrier_arrive(b);
 }
 
-/* -inf to scores that the mask excludes, of columns 4 BEGIN .. 4 END - 1. LOWS: there may be keys before a row's
+/* Scores that the mask excludes become -inf, in columns 4 BEGIN .. 4 END - 1. LOWS: some keys may lie before a row's
  * low. */
 template <class E, int BEGIN, int END, bool LOWS>
 __device__ __forceinline__ void mask_scores(const AttnProblem &p, typename E::Scores &s, int b, const RowTile &q,
@@ -210,7 +256,7 @@ __device__ __forceinline__ void mask_scores(const AttnProblem &p, typename E::Sc
     }
 }
 
-/* The same where it is needed. */
+/* Masks these columns where it is needed. */
 template <class E, int BEGIN, int END>
 __device__ __forceinline__ void mask_part(const AttnProblem &p, typename E::Scores &s, const FwdItem<E::GROUPS> *item,
                                           const RowTile &k, int group)
@@ -222,7 +268,7 @@ __device__ __forceinline__ void mask_part(const AttnProblem &p, typename E::Scor
     else mask_scores<E, BEGIN, END, true>(p, s, item->sample, item->rows, k);
 }
 
-/* Scores of a tile to weights, which are not rounded yet. */
+/* Scores of a tile become weights, which are not rounded yet. factor: of earlier tiles' sums. */
 template <class E>
 __device__ __forceinline__ void weigh(const AttnProblem &p, const FwdItem<E::GROUPS> *item, int i, int group,
                                       typename E::Scores &s, float factor[E::R], FwdRows<E> &rows)
@@ -237,14 +283,44 @@ __device__ __forceinline__ void weigh(const AttnProblem &p, const FwdItem<E::GRO
         drop_keys<E>(s, head_dropout(p, item->sample, item->head), item->rows.position, keys.position);
 }
 
+/* Results of the kernel: its parameters, so that they stay in constant memory. */
+template <class T> struct FwdResults {
+    const Heads<T> &out;
+    const RowValues &lse;
+    const RunningRows &running;
+    long long *logit_max;
+};
+
 /* A warpgroup on its way through the items. Weights of a tile are owed to o until values are multiplied by them, which
  * goes on beside the scores of the next tile, of the same item or of the next. */
 template <class E, class S> struct FwdGroup {
-    const S &tiles;
-    typename S::Bars *bars;
-    int group;
+    const AttnProblem &p;
+    const S &in;
+    const int group;
     int owed;   /* number of the tile whose weights are in w; -1: none */
     int values; /* number of the first tile whose values have not been given back */
+    typename E::Sums o;
+    typename E::Scores s;
+    typename E::Weights w;
+    FwdRows<E> rows, rows_before; /* statistics of the item's rows, and of the item before */
+
+    __device__ __forceinline__ FwdGroup(const AttnProblem &problem, const S &shared)
+        : p(problem), in(shared), group(__shfl_sync(ALL_LANES, static_cast<int>(threadIdx.x / 128), 0)), owed(-1),
+          values(0)
+    {
+        clear_rows();
+    }
+
+    __device__ __forceinline__ void clear_rows()
+    {
+        UNROLL
+        for (int i = 0; i < E::R; i++) {
+            rows.max[i] = -INFINITY;
+            rows.sum[i] = 0;
+        }
+    }
+
+    /* ---- turns: who issues ---- */
 
     __device__ __forceinline__ void turn_begins() const
     {
@@ -254,147 +330,156 @@ template <class E, class S> struct FwdGroup {
     {
         named_arrive(1 + (group + 1 == E::GROUPS ? 0 : group + 1), 2 * 128);
     }
+
+    /* ---- tiles that are left out ---- */
+
     __device__ __forceinline__ void skip_values(int to)
     {
         for (; values < to; values++) {
-            barrier_wait(&bars->v_full[ring_at<S::STAGES>(values)], ring_phase<S::STAGES>(values));
-            warp_arrive(&bars->v_empty[ring_at<S::STAGES>(values)]);
+            barrier_wait(&in.bars->v_full[ring_at<S::STAGES>(values)], ring_phase<S::STAGES>(values));
+            warp_arrive(&in.bars->v_empty[ring_at<S::STAGES>(values)]);
         }
     }
-    /* Keys at once, values when none before them are owed for. */
+    /* Keys are given back at once, values when none before them are owed for. */
     __device__ __forceinline__ void skip(int from, int to)
     {
         for (int n = from; n < to; n++) {
             turn_begins();
             turn_ends();
-            barrier_wait(&bars->k_full[ring_at<S::STAGES>(n)], ring_phase<S::STAGES>(n));
-            warp_arrive(&bars->k_empty[ring_at<S::STAGES>(n)]);
+            barrier_wait(&in.bars->k_full[ring_at<S::STAGES>(n)], ring_phase<S::STAGES>(n));
+            warp_arrive(&in.bars->k_empty[ring_at<S::STAGES>(n)]);
             if (owed < 0) skip_values(n + 1);
         }
     }
     /* Is the loader stuck if this group waits for the keys of tile n while weights are owed? */
     __device__ __forceinline__ bool too_far(int n) const { return owed >= 0 && n - owed > S::STAGES; }
 
-    __device__ __forceinline__ void issue_scores(typename E::Scores &s, int n, const typename E::T *q) const
+    /* ---- values ---- */
+
+    __device__ __forceinline__ void issue_owed()
     {
-        wgmma_begin(s.x);
-        E::multiply(s, q, tiles.k + ring_at<S::STAGES>(n) * S::K);
-        wgmma_commit();
-    }
-    __device__ __forceinline__ void issue_owed(typename E::Sums &o, const typename E::Weights &w) const
-    {
-        barrier_wait(&bars->v_full[ring_at<S::STAGES>(owed)], ring_phase<S::STAGES>(owed));
+        barrier_wait(&in.bars->v_full[ring_at<S::STAGES>(owed)], ring_phase<S::STAGES>(owed));
         wgmma_begin(o.x);
-        E::add_weighted(o, w, tiles.v + ring_at<S::STAGES>(owed) * S::V);
+        E::add_weighted(o, w, in.v + ring_at<S::STAGES>(owed) * S::V);
         wgmma_commit();
     }
-    __device__ __forceinline__ void end_owed(typename E::Sums &o)
+    __device__ __forceinline__ void end_owed()
     {
         wgmma_wait<0>();
         wgmma_end(o.x);
-        warp_arrive(&bars->v_empty[ring_at<S::STAGES>(owed)]);
+        warp_arrive(&in.bars->v_empty[ring_at<S::STAGES>(owed)]);
         values = owed + 1;
+    }
+    __device__ __forceinline__ void settle_owed()
+    {
+        issue_owed();
+        end_owed();
+        owed = -1;
+    }
+
+    /* ---- a tile; `n`: its number ---- */
+
+    /* Issues its scores and, if OWED, weights of the tile before times its values. Waits for the scores. */
+    template <bool OWED> __device__ __forceinline__ void multiply(int n, const typename E::T *q)
+    {
+        const int at = ring_at<S::STAGES>(n);
+        barrier_wait(&in.bars->k_full[at], ring_phase<S::STAGES>(n));
+        turn_begins();
+        wgmma_begin(s.x);
+        E::multiply(s, q, in.k + at * S::K);
+        wgmma_commit();
+        if (OWED) issue_owed();
+        turn_ends();
+        if (OWED) wgmma_wait<E::PLAIN ? 1 : 0>(); /* (a cap and dropout need the registers of the weights before) */
+        else wgmma_wait<0>();
+        wgmma_end(s.x);
+        warp_arrive(&in.bars->k_empty[at]);
+    }
+    /* Weights are rounded, and owed from here on. */
+    __device__ __forceinline__ void owe(int n)
+    {
+        E::round(w, s);
+        owed = n;
+    }
+
+    /* ---- results ---- */
+
+    /* Results of item number `step`, whose rows have the statistics `r`. */
+    __device__ __forceinline__ void finish(int step, const FwdRows<E> &r, const FwdResults<typename E::T> &to)
+    {
+        const FwdItem<E::GROUPS> *item = &in.bars->item[ring_at<S::ITEMS>(step)];
+        if (item->tiles > 0 || !to.running.o.resumed || !to.running.unfinished) /* else all stays as it is */
+            finish_rows<E>(p, o, r, item->rows, item->sample, item->head, static_cast<typename E::T *>(nullptr),
+                           to.out, to.lse, to.running, to.logit_max);
+        __syncwarp(); /* all lanes have read what the item says */
+        warp_arrive(&in.bars->item_empty[ring_at<S::ITEMS>(step)]);
     }
 };
 
+/* Tiles of item number `step` that the warpgroup may see; `n`: tiles of keys before the item. If weights of the item
+ * before are still owed, the first tile finishes that item. */
 template <class E, class S>
-__device__ __forceinline__ void compute_items(const AttnProblem &p, const S &tiles, typename S::Bars *bars,
-                                              const Heads<typename E::T> &out, const RowValues &lse,
-                                              const RunningRows &running, long long *logit_max)
+__device__ __forceinline__ void compute_tiles(FwdGroup<E, S> &g, int step, int n, const typename E::T *q,
+                                              const FwdResults<typename E::T> &to)
 {
-    FwdGroup<E, S> g = { tiles, bars, __shfl_sync(ALL_LANES, static_cast<int>(threadIdx.x / 128), 0), -1, 0 };
-    const int group = g.group;
-    FwdRows<E> rows, rows_before;
-    typename E::Sums o;
-    typename E::Scores s;
-    typename E::Weights w;
+    const FwdItem<E::GROUPS> *item = &g.in.bars->item[ring_at<S::ITEMS>(step)];
+    const int first = item->first[g.group], end = item->end[g.group];
     float factor[E::R];
-    const auto clear_rows = [&]() {
-        UNROLL
-        for (int i = 0; i < E::R; i++) {
-            rows.max[i] = -INFINITY;
-            rows.sum[i] = 0;
+    int i = first;
+    if (first < end && g.owed < 0) {
+        g.template multiply<false>(n + i, q);
+        weigh<E>(g.p, item, i, g.group, g.s, factor, g.rows);
+        g.owe(n + i++);
+    }
+    for (; i < end; i++) {
+        g.template multiply<true>(n + i, q);
+        weigh<E>(g.p, item, i, g.group, g.s, factor, g.rows);
+        g.end_owed();
+        if (i == first) {
+            g.finish(step - 1, g.rows_before, to);
+            E::clear(g.o);
+            g.skip_values(n + i);
+        } else {
+            E::scale_rows(g.o, factor);
         }
-    };
-    const auto finish = [&](int step, const FwdRows<E> &r) {
-        const FwdItem<E::GROUPS> *item = &bars->item[ring_at<S::ITEMS>(step)];
-        if (item->tiles > 0 || !running.o.resumed || !running.unfinished) /* else all stays as it is */
-            finish_rows<E>(p, o, r, item->rows, item->sample, item->head, static_cast<typename E::T *>(nullptr), out,
-                           lse, running, logit_max);
-        __syncwarp(); /* all lanes have read what the item says */
-        warp_arrive(&bars->item_empty[ring_at<S::ITEMS>(step)]);
-    };
-    if (group == E::GROUPS - 1) g.turn_ends();
-    clear_rows();
+        g.owe(n + i);
+    }
+}
+
+template <class E, class S>
+__device__ __forceinline__ void compute_items(const AttnProblem &p, const S &in, const FwdResults<typename E::T> &to)
+{
+    FwdGroup<E, S> g(p, in);
+    if (g.group == E::GROUPS - 1) g.turn_ends();
     int n = 0; /* tiles of keys before those of the item */
     for (int step = 0;; step++) {
-        const int slot = ring_at<S::ITEMS>(step), query = ring_at<S::QUERIES>(step) * E::GROUPS + group;
-        barrier_wait(&bars->item_full[slot], ring_phase<S::ITEMS>(step));
-        const FwdItem<E::GROUPS> *item = &bars->item[slot];
-        const int count = item->tiles, first = item->first[group], end = item->end[group];
+        const int slot = ring_at<S::ITEMS>(step), query = ring_at<S::QUERIES>(step) * E::GROUPS + g.group;
+        barrier_wait(&in.bars->item_full[slot], ring_phase<S::ITEMS>(step));
+        const FwdItem<E::GROUPS> *item = &in.bars->item[slot];
+        const int count = item->tiles, first = item->first[g.group], end = item->end[g.group];
         if (g.owed >= 0 && (S::QUERIES == 1 || count < 0 || first == end || g.too_far(n + first))) {
-            g.issue_owed(o, w);
-            g.end_owed(o);
-            g.owed = -1;
+            g.settle_owed();
             g.skip_values(n);
-            finish(step - 1, rows);
+            g.finish(step - 1, g.rows, to);
         }
         if (count < 0) break;
         g.skip(n, n + first);
-        if (g.owed < 0) E::clear(o);
-        const typename E::T *q = tiles.q + query * S::Q;
-        barrier_wait(&bars->q_full[query], ring_phase<S::QUERIES>(step));
-        int i = first;
-        rows_before = rows;
-        clear_rows();
-        if (first < end && g.owed < 0) {
-            const int at = ring_at<S::STAGES>(n + i);
-            barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + i));
-            g.turn_begins();
-            g.issue_scores(s, n + i, q);
-            g.turn_ends();
-            wgmma_wait<0>();
-            wgmma_end(s.x);
-            warp_arrive(&bars->k_empty[at]);
-            weigh<E>(p, item, i, group, s, factor, rows);
-            E::round(w, s);
-            g.owed = n + i++;
-        }
-        for (; i < end; i++) {
-            const int at = ring_at<S::STAGES>(n + i);
-            barrier_wait(&bars->k_full[at], ring_phase<S::STAGES>(n + i));
-            g.turn_begins();
-            g.issue_scores(s, n + i, q);
-            g.issue_owed(o, w);
-            g.turn_ends();
-            wgmma_wait<E::PLAIN ? 1 : 0>(); /* (a cap and dropout need the registers of the weights before) */
-            wgmma_end(s.x);
-            warp_arrive(&bars->k_empty[at]);
-            weigh<E>(p, item, i, group, s, factor, rows);
-            g.end_owed(o);
-            if (i == first) {
-                finish(step - 1, rows_before);
-                E::clear(o);
-                g.skip_values(n + i);
-            } else {
-                E::scale_rows(o, factor);
-            }
-            E::round(w, s);
-            g.owed = n + i;
-        }
-        warp_arrive(&bars->q_empty[query]);
+        if (g.owed < 0) E::clear(g.o);
+        barrier_wait(&in.bars->q_full[query], ring_phase<S::QUERIES>(step));
+        g.rows_before = g.rows;
+        g.clear_rows();
+        compute_tiles<E, S>(g, step, n, in.q + query * S::Q, to);
+        warp_arrive(&in.bars->q_empty[query]);
         if (g.too_far(n + count)) { /* (the next item is told of behind this one's last values) */
-            g.issue_owed(o, w);
-            g.end_owed(o);
-            g.owed = -1;
-            finish(step, rows);
+            g.settle_owed();
+            g.finish(step, g.rows, to);
         } else if (first == end) {
-            finish(step, rows);
+            g.finish(step, g.rows, to);
         }
         g.skip(n + end, n + count);
         n += count;
     }
-    if (group == 0) g.turn_begins(); /* the last turn, which nobody takes */
+    if (g.group == 0) g.turn_begins(); /* the last turn, which nobody takes */
 }
 
 template <class E, int STAGES, int QUERIES>
@@ -405,35 +490,27 @@ __global__ void __launch_bounds__(E::THREADS + 128, 1)
 {
 #if HOPPER
     typedef FwdShared<E, STAGES, QUERIES> S;
-    DYNAMIC_SHARED(typename E::T, memory);
+    DYNAMIC_SHARED(typename E::T, tiles);
     SHARED(typename S::Bars, bars, [1]);
-    const S tiles(memory);
-    if (threadIdx.x == 0) {
-        for (int g = 0; g < E::GROUPS * QUERIES; g++)
-            barrier_init(&bars->q_full[g], 1), barrier_init(&bars->q_empty[g], 4);
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(&bars->k_full[i], 1), barrier_init(&bars->k_empty[i], E::WARPS);
-            barrier_init(&bars->v_full[i], 1), barrier_init(&bars->v_empty[i], E::WARPS);
-        }
-        for (int i = 0; i < S::ITEMS; i++)
-            barrier_init(&bars->item_full[i], 1), barrier_init(&bars->item_empty[i], E::WARPS);
-        barriers_ready();
-    }
+    const S in(tiles, bars);
+    if (threadIdx.x == 0) barriers_init<S>(bars, E::GROUPS);
     __syncthreads();
     if (threadIdx.x / 128 == E::GROUPS) {
         registers_give<Registers<E::GROUPS>::LOADS>();
-        if (threadIdx.x / WARP == E::WARPS) load_items<E, S>(p, order, next, tiles, bars, q_map, k_map, v_map);
+        const FwdMaps maps = { q_map, k_map, v_map };
+        if (threadIdx.x / WARP == E::WARPS) load_items<E, S>(p, order, next, in, maps);
     } else {
         registers_take<Registers<E::GROUPS>::COMPUTES>();
-        compute_items<E, S>(p, tiles, bars, out, lse, running, logit_max);
+        const FwdResults<typename E::T> to = { out, lse, running, logit_max };
+        compute_items<E, S>(p, in, to);
     }
 #endif
 }
 
 /* ---- launching ---- */
 
-/* Of a tensor whose heads lie in one or two dimensions: elements and steps of each, innermost first; a box has `rows`
- * of dimension `at`. */
+/* Map of a tensor whose heads lie in one or two dimensions. dim, step: elements and steps of each dimension, innermost
+ * first; a box has `rows` of dimension `at`. */
 static Err map_of(TensorMap *out, const void *data, const int64_t dim[4], const int64_t step[4], int columns, int at,
                   int rows)
 {
@@ -495,7 +572,7 @@ static Err launch_hopper(Stream *s, const AttnProblem &p, const AttnForward &a)
     return ERR_OK;
 }
 
-/* Shorter keys than a tile, and widths that fill no more than half of one. */
+/* Limits: fewer keys than a tile, and widths that fill no more than half of one, are left to mma.sync. */
 constexpr int64_t FEWEST_KEYS = 128;
 constexpr int NARROWEST = 40;
 
