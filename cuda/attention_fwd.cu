@@ -155,7 +155,7 @@ extern "C" Err cuda_attention_fwd(Stream *s, const attention_fwd_args *a)
 static Err spans_of(const char *what, Spans s, int64_t rows, AttnSpans *out)
 {
     if (s.count[0] < 0 || s.count[1] < 0 || s.count[0] + s.count[1] != rows)
-        return err_set(ERR_SHAPE, "attention: spans of %s hold '%lld' + '%lld' positions, it has '%lld' rows", what,
+        return err_set(ERR_SHAPE, "attention: spans of %s hold %lld + %lld positions, it has %lld rows", what,
                        static_cast<long long>(s.count[0]), static_cast<long long>(s.count[1]),
                        static_cast<long long>(rows));
     for (int i = 0; i < 2; i++) {
@@ -173,16 +173,16 @@ Err attention_problem(AttnProblem *p, const attention_fwd_args *a)
 {
     const int64_t H = a->q.dim[2], K = a->k.dim[2], C = a->q.dim[3], V = a->v.dim[3];
     if (K < 1 || H % K)
-        return err_set(ERR_SHAPE, "attention: '%lld' query heads on '%lld' key heads", static_cast<long long>(H),
+        return err_set(ERR_SHAPE, "attention: %lld query heads on %lld key heads", static_cast<long long>(H),
                        static_cast<long long>(K));
     if (C < 8 || C > 256 || C % 8)
-        return err_set(ERR_SHAPE, "attention: head width is '%lld', CUDA kernels are for multiples of 8 up to 256",
+        return err_set(ERR_SHAPE, "attention: head width is %lld, CUDA kernels are for multiples of 8 up to 256",
                        static_cast<long long>(C));
     if (V < 8 || V > 256 || V % 8)
-        return err_set(ERR_SHAPE, "attention: width of values is '%lld', CUDA kernels are for multiples of 8 up to 256",
+        return err_set(ERR_SHAPE, "attention: width of values is %lld, CUDA kernels are for multiples of 8 up to 256",
                        static_cast<long long>(V));
     if (!(a->scale > 0))
-        return err_set(ERR_SHAPE, "attention: scale is '%g', it must be above 0", static_cast<double>(a->scale));
+        return err_set(ERR_SHAPE, "attention: scale is %g, it must be above 0", static_cast<double>(a->scale));
     TRY(spans_of("q", a->q_span, a->q.dim[1], &p->q));
     TRY(spans_of("k", a->k_span, a->k.dim[1], &p->k));
     p->T = static_cast<int>(a->q.dim[1]);

@@ -23,7 +23,7 @@ Err attention_lows(Stream *s, const AttnProblem &p, int64_t samples, int size, c
     const TileWalk all = walk_all(p.q, size);
     const int64_t count = samples * walk_count(all), bytes = LOWS_AT + count * static_cast<int64_t>(sizeof(Lows));
     if (bytes > s->dev->workspace_bytes)
-        return err_set(ERR_CONFIG, "attention needs '%lld' bytes of workspace, there are '%lld'",
+        return err_set(ERR_CONFIG, "attention needs %lld bytes of workspace, there are %lld",
                        static_cast<long long>(bytes), static_cast<long long>(s->dev->workspace_bytes));
     Lows *table = reinterpret_cast<Lows *>(static_cast<char *>(s->dev->workspace) + LOWS_AT);
     *out = table;

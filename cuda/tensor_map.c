@@ -50,6 +50,6 @@ Err tensor_map(TensorMap *out, const TensorBox *b)
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(b->swizzle),
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (code == CUDA_SUCCESS) return ERR_OK;
-    return err_set(ERR_SHAPE, "the driver makes no tensor map (%d) of rank %d: '%lld' x '%lld', boxes %d x %d, %p",
+    return err_set(ERR_SHAPE, "the driver makes no tensor map (%d) of rank %d: %lld x %lld, boxes %d x %d, %p",
                    code, b->rank, (long long)b->dim[0], (long long)b->dim[1], b->box[0], b->box[1], b->data);
 }

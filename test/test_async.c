@@ -260,7 +260,7 @@ TEST(what_needs_all_stages_is_refused)
     masked.documents.mask = true;
     refuse(masked, "do not know how many tokens count");
     odd.pipeline.group = 3;
-    refuse(odd, "updates after every '3' micro-batches, and a step has '40'");
+    refuse(odd, "updates after every 3 micro-batches, and a step has 40");
 }
 
 TEST_MAIN

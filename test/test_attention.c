@@ -362,9 +362,9 @@ TEST(attention_refuses_what_does_not_fit)
     FAILS(play(&p, &cut, &r), ERR_SHAPE, "spans of k overlap");
     cut = cut_whole(&p);
     p.block = 0;
-    FAILS(play(&p, &cut, &r), ERR_SHAPE, "block is '0'");
+    FAILS(play(&p, &cut, &r), ERR_SHAPE, "block is 0");
     p.block = 8, p.leaf = 0;
-    FAILS(play(&p, &cut, &r), ERR_SHAPE, "leaf is '0'");
+    FAILS(play(&p, &cut, &r), ERR_SHAPE, "leaf is 0");
     p.leaf = 8, p.chunks = 4;
     FAILS(play(&p, &cut, &r), ERR_SHAPE, "chunks of 0 query heads, 2 for a key head");
 }

@@ -86,7 +86,7 @@ ini '[data]' 'train = 3 a b'
 expect 2 "bad.ini:2: data.train: cannot read the data set '3 a b'" "$mt" --config bad.ini
 expect 2 "hint: --output ~/x" "$mt" report r --output=~/x
 refuse 2 "not a positive number" data.train="-1 a 2 b"
-for o in keyed megatron; do refuse 2 "'2' is nothing beside the others" data.train="1e299 a 1e-320 b" data.order=$o; done
+for o in keyed megatron; do refuse 2 "2 is nothing beside the others" data.train="1e299 a 1e-320 b" data.order=$o; done
 refuse 2 "model.vocab is 100" model.vocab=100
 check "nothing of a run with a wrong configuration is there" [ ! -e refused/config.ini ]
 rm -rf refused
@@ -101,7 +101,7 @@ refuse 3 "t.bin" data.train=t
 tokens t; rm t.idx
 refuse 3 "no token file 't.idx'" data.train=t
 tokens t; : >t.bin
-refuse 3 "'t.bin' has '0' bytes" data.train=t
+refuse 3 "'t.bin' has 0 bytes" data.train=t
 tokens t; truncate -s -1 t.bin
 refuse 3 "token file 't.bin' has" data.train=t
 tokens t; echo >>t.bin
@@ -172,7 +172,7 @@ done
 printf 'good \xff bad' >bytes.txt
 { printf '{"model":['; yes '{},' | tr -d '\n' | head -c 12000000; printf '{}]}'; } >brackets.json
 expect 3 "brackets.json' is JSON of 12000014 bytes that would take" "$mt" tokenize --tokenizer brackets.json </dev/null
-expect 3 "byte offset '5'" "$mt" tokenize --tokenizer bpe.json <bytes.txt
+expect 3 "byte offset 5" "$mt" tokenize --tokenizer bpe.json <bytes.txt
 : >empty.txt
 echo '{"text": "one"}' >good.jsonl
 { cat good.jsonl; echo '{"text": "cut of'; } >bad.jsonl
@@ -195,7 +195,7 @@ expect 5 "text.txt" "$mt" preprocess --input text.txt --tokenizer byte --output 
 MEGATRAIN_FILE_FAULT=enospc@3 prepare 5 "No space left" --input text.txt
 MEGATRAIN_FILE_FAULT=eio@5 prepare 5 "Input/output error" --input text.txt
 gzip -c text.txt | head -c 300 >text.gz
-expect 3 "'text.gz' cannot be decompressed at byte '300'" "$mt" tokenizer train --input text.txt text.gz --vocab-size 300 --output made.json
+expect 3 "'text.gz' cannot be decompressed at byte 300" "$mt" tokenizer train --input text.txt text.gz --vocab-size 300 --output made.json
 expect 3 "no text" "$mt" tokenizer train --input empty.txt --vocab-size 300 --output made.json
 expect 5 "text.txt" "$mt" tokenizer train --input text.txt --vocab-size 300 --output text.txt/made.json
 check "no tokenizer is left of them" [ ! -e made.json ]
@@ -454,7 +454,7 @@ expect 0 "every byte" small_files "$mt" inspect good
 
 small_stack() { (ulimit -c 0 -s "$1" && exec "${@:2}"); }
 expect 0 "checkpoint of step 2" small_stack 512 "$mt" --config tiny.ini run.dir=stack train.stop_at=2
-expect 9 "the stack's limit is '256' KiB" small_stack 256 "$mt" --config tiny.ini run.dir=stack train.stop_at=2
+expect 9 "the stack's limit is 256 KiB" small_stack 256 "$mt" --config tiny.ini run.dir=stack train.stop_at=2
 
 # a message of a failing save that is longer than its record in the metrics is cut between two characters
 umlauts=$(printf '\303\274%.0s' $(seq 120))

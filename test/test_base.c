@@ -212,7 +212,7 @@ TEST(arena_marks_and_peak)
     ArenaMark m = arena_mark(&a);
     OK(arena_alloc(&a, 4096 - 768, &p));
     CHECK(a.peak_bytes == 4096);
-    FAILS(arena_alloc(&a, 1, &q), ERR_MEMORY, "arena 'scratch' is full: '1' bytes wanted, '0' of '4096' free");
+    FAILS(arena_alloc(&a, 1, &q), ERR_MEMORY, "arena 'scratch' is full: 1 bytes wanted, 0 of 4096 free");
     CHECK(arena_was_full());
     err_set(ERR_MEMORY, "no memory for the arenas");
     CHECK(!arena_was_full());
@@ -304,7 +304,7 @@ TEST(file_write_read_map)
     OK(file_read_all(path, 11, &text, &n));
     CHECK(n == 11 && strcmp(text, "Jello world") == 0);
     free(text);
-    FAILS(file_read_all(path, 10, &text, &n), ERR_IO, "more than the '10' allowed");
+    FAILS(file_read_all(path, 10, &text, &n), ERR_IO, "more than the 10 allowed");
     OK(file_size(path, &n));
     CHECK(n == 11);
     write_text(path, "");

@@ -73,11 +73,11 @@ refused 2 "cuts a micro-batch into 2" 'take train.micro_batch=2, or train.micro_
     parallel.schedule=chimera-bhalf
 refused 2 "cuts a micro-batch into 2" 'take train.micro_batch=2, or train.micro_batch=6' parallel.pp=2 parallel.schedule=chimera-bhalf \
     train.micro_batch=3 train.global_batch=12
-refused 2 "has '3' stages, no multiple of" 'must divide the stages' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
+refused 2 "has 3 stages, no multiple of" 'must divide the stages' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
 # beside other mistakes, where those are about nothing that it goes by
 uneven=(parallel.pp=2 'parallel.layout=Ettt|tttt|tL')
 refused 2 "3 mistakes in the configuration" '' "${uneven[@]}" optim.min_lr=1 log.every=x
-expect 2 "has '3' stages, no multiple of the '2' pipeline ranks; take parallel.pp=3; the pipeline's" \
+expect 2 "has 3 stages, no multiple of the 2 pipeline ranks; take parallel.pp=3; the pipeline's" \
     "$mt" config check --config small.ini "${uneven[@]}" optim.min_lr=1 log.every=x
 expect 2 "clip by; take optim.clip=0 model.tied=false" "$mt" config check --config small.ini parallel.pp=2 \
     parallel.schedule=2bw train.steps=0 optim.min_lr=1

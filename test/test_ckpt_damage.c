@@ -106,7 +106,7 @@ TEST(a_manifest_is_not_believed_beyond_its_checksum)
 {
     static const char *const cases[][3] = {
         { "\"format\":1", "\"format\":0", "format" },
-        { "\"format\":1", "\"format\":2", "format version '2'" },
+        { "\"format\":1", "\"format\":2", "format version 2" },
         { "\"step\":1", "\"step\":-1", "step" },
         { "\"step\":1,", "", "step" },
         { "\"step\":1", "\"step\":\"1\"", "step" },

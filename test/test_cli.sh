@@ -321,13 +321,13 @@ run 0 inspect data/tiny --document 0 --tokenizer byte
 check "a document is the text that it was made from" cmp -s "$dir/out" "$text"
 run 0 inspect data/tiny.idx --document 0
 check "and its ids" test "$(head -c 10 "$dir/out")...$(tail -c 10 "$dir/out")" = "76 105 110...46 10 256"
-refused 3 "there is no document '1' in 'data/tiny'" inspect data/tiny --document 1
+refused 3 "there is no document 1 in 'data/tiny'" inspect data/tiny --document 1
 run 0 preprocess --input "$text" --tokenizer bpe.json --output data/bpe --append-eod --split-blank-lines
 run 0 inspect data/bpe --document 0 --tokenizer bpe.json
 check "a document of another tokenizer" cmp -s "$dir/out" <(head -c -1 "$text")
 refused 3 "another tokenizer than 'byte'" inspect data/bpe --document 0 --tokenizer byte
 rm "$dir/data/bpe.crc"
-refused 3 "document '0', position" inspect data/bpe --document 0 --tokenizer byte
+refused 3 "document 0, position" inspect data/bpe --document 0 --tokenizer byte
 for p in bpe.json byte; do run 0 inspect $p; says out "^vocabulary [0-9]+"; done
 refused 4 "is no checkpoint, run folder, token file or tokenizer" inspect text.txt
 run 0 doctor

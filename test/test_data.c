@@ -126,7 +126,7 @@ TEST(blends)
     static Blend b;
     SetupArena mem;
     setup_init(&mem);
-    FAILS(blend_init(&b, (double[]){ 1, 0 }, 2, &mem), ERR_CONFIG, "weight '0' of data set '2'");
+    FAILS(blend_init(&b, (double[]){ 1, 0 }, 2, &mem), ERR_CONFIG, "weight 0 of data set 2");
     FAILS(blend_init(&b, (double[]){ NAN, 1 }, 2, &mem), ERR_CONFIG, "not a positive number");
     FAILS(blend_init(&b, (double[]){ 1, 1e7 }, 2, &mem), ERR_CONFIG, "less than 1/1048576");
     OK(blend_init(&b, (double[]){ 0.5, 0.3, 0.2 }, 3, &mem));
@@ -302,7 +302,7 @@ TEST(dataset_shards_refused)
     FAILS(dataset_open(&o, &d), ERR_CONFIG, "names none");
     snprintf(text, sizeof text, "%s\n0.5 %s\n", in_dir("r"), in_dir("r"));
     write_text("refused.txt", text);
-    FAILS(dataset_open(&o, &d), ERR_CONFIG, "line '2'");
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "line 2");
     snprintf(text, sizeof text, "%s.idx\n%s.bin\n", in_dir("r"), in_dir("r"));
     write_text("refused.txt", text);
     FAILS(dataset_open(&o, &d), ERR_CONFIG, "there twice");
@@ -395,9 +395,9 @@ TEST(dataset_errors)
     write_pair("e", TOKEN_U16, (int[]){ 5, 3 }, 2, 1000);
     DatasetOptions o = { .spec = in_dir("e"), .seq = 7, .vocab = 20 };
     OK(dataset_open(&o, &d));
-    FAILS(dataset_check(d, 1), ERR_DATA, "token id '24' at byte '6'");
+    FAILS(dataset_check(d, 1), ERR_DATA, "token id 24 at byte 6");
     FAILS(dataset_get(d, 0, row), ERR_DATA,
-          "token id '24' at byte '6' (document '0', position '3')");
+          "token id 24 at byte 6 (document 0, position 3)");
     dataset_close(d);
     o.seq = 8;
     FAILS(dataset_open(&o, &d), ERR_DATA, "too few for one sample of 8 + 1");
@@ -666,7 +666,7 @@ TEST(loader_reports_bad_tokens)
     OK(loader_open(&(LoaderOptions){ d, 0, 1, batch_ramp_flat(2), 1, 0 }, &l));
     OK(loader_get(l, 0, 2, rows));
     FAILS(loader_get(l, 2, 2, rows), ERR_DATA,
-          "token id '101' at byte '28' (document '0', position '14')");
+          "token id 101 at byte 28 (document 0, position 14)");
     loader_close(l);
     dataset_close(d);
 }

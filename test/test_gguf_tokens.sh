@@ -128,7 +128,7 @@ written taken bytes 't["pre_tokenizer"] = sequence(split(HEAD + r"\p{N}{1,3}" + 
 
 # ---- tokens
 refused "no token ends a document" bytes 't["added_tokens"][0]["content"] = "<|stop|>"; m["vocab"]["<|stop|>"] = m["vocab"].pop("<|endoftext|>")'
-refused "the model has '700'" bytes 'add("<more>", id=700)'
+refused "the model has 700" bytes 'add("<more>", id=700)'
 refused "two tokens have the text '[PAD500]'" bytes 'add("[PAD500]")'
 refused "single_word, lstrip, rstrip" bytes 'add("<mask>", lstrip=True)'
 refused "where they share letters" bytes 'add("<a"); add("a><b")'

@@ -217,13 +217,13 @@ TEST(order_errors)
     DatasetOptions o = { .spec = in_dir("e"), .seq = 6, .seed = 1, .order = ORDER_MEGATRON, .samples = 5 };
     OK(dataset_open(&o, &d));
     OK(dataset_get(d, 4, row));
-    FAILS(dataset_get(d, 5, row), ERR_DATA, "beyond the '5'");
+    FAILS(dataset_get(d, 5, row), ERR_DATA, "beyond the 5");
     dataset_close(d);
     o.vocab = 20;
     OK(dataset_open(&o, &d));
     Err err = ERR_OK;
     for (int64_t q = 0; q < 5 && !err; q++) err = dataset_get(d, q, row);
-    FAILS(err, ERR_DATA, "is outside the vocabulary of '20'");
+    FAILS(err, ERR_DATA, "is outside the vocabulary of 20");
     dataset_close(d);
     o.samples = (int64_t)1 << 40;
     FAILS(dataset_open(&o, &d), ERR_DATA, "in 32 bits");

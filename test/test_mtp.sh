@@ -59,7 +59,7 @@ check "plan: $with FLOP, without modules $without" [ "${with:-0}" -gt $((${witho
 
 refuse() { expect 2 "$1" "$mt" plan --config further.ini --world 2 "${@:2}"; }
 refuse "multi-token prediction has no learned positions; take model.position=rope" model.position=learned
-refuse "has '0' modules of multi-token prediction, the model '2'" parallel.pp=2 'parallel.layout=Et|tL'
+refuse "has 0 modules of multi-token prediction, the model 2" parallel.pp=2 'parallel.layout=Et|tL'
 refuse "behind 'm' come others and 'L' alone" parallel.pp=2 'parallel.layout=Ettmt|L'
 refuse "stages in two directions, and modules" parallel.pp=2 parallel.schedule=chimera 'parallel.layout=Ettmm|L'
 refuse "multi-token prediction would need one gradient" parallel.pp=2 parallel.schedule=pipedream optim.clip=0 model.tied=false

@@ -188,7 +188,7 @@ refused 2 "unknown schedule 'zbv'; did you mean 'zb-v'?" 'dualpipev' parallel.pp
 refused 3 'an even number of ranks' '4 ranks, 8 micro-batches' parallel.pp=3 parallel.schedule=chimera
 refused 2 'groups of at least as many' 'groups of 2' parallel.pp=2 parallel.vpp=2 parallel.group=1
 refused 4 'cannot be shared by' 'at most 8' parallel.pp=4 parallel.vpp=4
-refused 2 "has '7' blocks, the model '8'" "a 't' for each" parallel.pp=2 'parallel.layout=Ettt|ttttL'
+refused 2 "has 7 blocks, the model 8" "a 't' for each" parallel.pp=2 'parallel.layout=Ettt|ttttL'
 refused 2 'no multiple of' 'must divide the stages' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
 refused 2 'cuts a micro-batch into 2' 'train.micro_batch=2' parallel.pp=2 parallel.schedule=chimera-bhalf train.micro_batch=1
 latent=(model.attention=mla model.position=rope model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4

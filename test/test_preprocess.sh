@@ -167,17 +167,17 @@ damaged() { # TEXT FILE OPTIONS
 }
 for n in 3 15 200 $(($(stat -c %s a.gz) / 2)) $(($(stat -c %s a.gz) - 4)); do
     head -c "$n" a.gz >cut.gz
-    damaged "at byte '$n': the file ends too early" cut.gz
+    damaged "at byte $n: the file ends too early" cut.gz
 done
 flip() { cp "$1" "$2" && printf "\\x$3" | dd of="$2" bs=1 seek="$4" conv=notrunc 2>/dev/null; }
 flip a.gz flip.gz 00 $(($(stat -c %s a.gz) - 6)) # the checksum
 damaged "incorrect data check" flip.gz
 { cat a.gz; echo rubbish; } >behind.gz
-damaged "at byte '" behind.gz
+damaged "at byte " behind.gz
 if $zstd; then
     for n in 5 300 $(($(stat -c %s a.zst) - 2)); do
         head -c "$n" a.zst >cut.zst
-        damaged "at byte '$n': the file ends too early" cut.zst
+        damaged "at byte $n: the file ends too early" cut.zst
     done
     flip a.zst flip.zst 00 $(($(stat -c %s a.zst) - 3))
     damaged "checksum" flip.zst

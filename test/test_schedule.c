@@ -659,7 +659,7 @@ TEST(illegal_shapes)
         { { "bfs", 4, 4, .chunks = 1 << 20 }, "chunks of a rank must be 1 to", "" },
         { { "bfs", 1, 1 << 24, .chunks = 1 << 10 }, "visits", "" },
         { { "hanayo", 4, 4, .waves = -1 }, "waves must be 1 to", "" },
-        { { "1f1b", 4, 8, .slices = 2 }, "passes whole sequences on, not '2' slices", "schedule seq1f1b" },
+        { { "1f1b", 4, 8, .slices = 2 }, "passes whole sequences on, not 2 slices", "schedule seq1f1b" },
         { { "seq1f1b", 4, 8, .slices = -1 }, "slices of a sequence must be 1 to", "" },
         { { "seq1f1b", 4, 1 << 15, .slices = 1 << 10 }, "micro-batches must be 1 to", "" },
         { { "gpipe", 4, 8, .cap = 7 }, "holds 8 units on rank 0, more than the cap of 7", "" },

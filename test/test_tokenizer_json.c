@@ -319,17 +319,17 @@ TEST(json_refusals)
         { { .top = "\"more\":1," }, "the member 'more' of the file" },
         { { .top = "\"truncation\":{\"max_length\":5}," }, "truncation" },
         { { .top = "\"post_processor\":{\"type\":\"BertProcessing\"}," }, "post_processor" },
-        { { .added = "{\"id\":300,\"content\":\"ab\"}" }, "has the id '300', and '256' in the vocabulary" },
+        { { .added = "{\"id\":300,\"content\":\"ab\"}" }, "has the id 300, and 256 in the vocabulary" },
         { { .added = "{\"id\":97,\"content\":\"<m>\"}" }, "of another token" },
         { { .added = "{\"id\":300,\"content\":\"<a>\"},{\"id\":300,\"content\":\"<b>\"}" }, "two added tokens" },
         { { .added = "{\"id\":99999999999,\"content\":\"x\"}" }, "is not a number in" },
-        { { .merges = "\"a b\",\"a b\"" }, "same as merge '1'" },
+        { { .merges = "\"a b\",\"a b\"" }, "same as merge 1" },
         { { .merges = "\"a z\"" }, "merged token is not in the vocabulary" },
-        { { .merges = "\"abc\"" }, "merge '1'" },
+        { { .merges = "\"abc\"" }, "merge 1" },
         { { .merges = "\"ab\u0100\u0101 c\"" }, "not in the vocabulary" },
         { { .merges = "\"a \xE2\x82\xAC\"" }, "byte-level alphabet" },
-        { { .merges = "[\"a\"]" }, "merge '1'" },
-        { { .merges = "7" }, "merge '1'" },
+        { { .merges = "[\"a\"]" }, "merge 1" },
+        { { .merges = "7" }, "merge 1" },
     };
     Tokenizer *t;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

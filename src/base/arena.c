@@ -45,7 +45,7 @@ Err arena_alloc(Arena *a, int64_t size_bytes, void **out)
     int64_t free_bytes = a->size_bytes - a->used_bytes;
     int64_t padding = (ARENA_ALIGN - size_bytes % ARENA_ALIGN) % ARENA_ALIGN;
     if (size_bytes > free_bytes || padding > free_bytes - size_bytes)
-        return err_set(ERR_MEMORY, FULL "%s' is full: '%lld' bytes wanted, '%lld' of '%lld' free", a->name,
+        return err_set(ERR_MEMORY, FULL "%s' is full: %lld bytes wanted, %lld of %lld free", a->name,
                        (long long)size_bytes, (long long)free_bytes, (long long)a->size_bytes);
     *out = (void *)((uintptr_t)a->base + (uintptr_t)a->used_bytes); /* base may be no real address */
     if (size_bytes == 0) return ERR_OK;
@@ -102,14 +102,14 @@ Err setup_alloc(SetupArena *s, int64_t size_bytes, void **out)
 {
     ASSERT(size_bytes >= 0 && !s->frozen);
     if (size_bytes > INT64_MAX / 4)
-        return err_set(ERR_MEMORY, "cannot allocate '%lld' bytes of host memory", (long long)size_bytes);
+        return err_set(ERR_MEMORY, "cannot allocate %lld bytes of host memory", (long long)size_bytes);
     int64_t padded = (size_bytes + SETUP_ALIGN - 1) / SETUP_ALIGN * SETUP_ALIGN;
     SetupChunk *c = s->chunks;
     if (!c || padded > c->size_bytes - c->used_bytes) {
         bool own_chunk = padded > SETUP_CHUNK_BYTES / 4;
         c = chunk_new(own_chunk ? padded : SETUP_CHUNK_BYTES);
         if (!c)
-            return err_set(ERR_MEMORY, "cannot allocate '%lld' bytes of host memory", (long long)size_bytes);
+            return err_set(ERR_MEMORY, "cannot allocate %lld bytes of host memory", (long long)size_bytes);
         SetupChunk **place = own_chunk && s->chunks ? &s->chunks->next : &s->chunks;
         c->next = *place;
         *place = c;
@@ -125,7 +125,7 @@ Err setup_alloc_items(SetupArena *s, int64_t count, int64_t item_bytes, void **o
     int64_t size_bytes;
     ASSERT(count >= 0);
     if (__builtin_mul_overflow(count, item_bytes, &size_bytes))
-        return err_set(ERR_MEMORY, "cannot allocate '%lld' items of '%lld' bytes", (long long)count,
+        return err_set(ERR_MEMORY, "cannot allocate %lld items of %lld bytes", (long long)count,
                        (long long)item_bytes);
     return setup_alloc(s, size_bytes, out);
 }

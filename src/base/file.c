@@ -178,7 +178,7 @@ Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes
     Err err = ERR_OK;
     if (n < 0) err = io_error("read", path);
     else if (n < size_bytes)
-        err = err_set(ERR_IO, "'%s' is too short: '%lld' bytes, read up to '%lld' wanted", path,
+        err = err_set(ERR_IO, "'%s' is too short: %lld bytes, read up to %lld wanted", path,
                       (long long)file_bytes, (long long)offset + (long long)size_bytes);
     close(fd);
     return err;
@@ -219,13 +219,13 @@ Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size
     Err err = ERR_OK;
     TRY(file_open_regular(path, &fd, &file_bytes));
     if (file_bytes > max_bytes) {
-        err = err_set(ERR_IO, "'%s' has '%lld' bytes, more than the '%lld' allowed", path,
-                      (long long)file_bytes, (long long)max_bytes);
+        err = err_set(ERR_IO, "'%s' has %lld bytes, more than the %lld allowed", path, (long long)file_bytes,
+                      (long long)max_bytes);
         goto out;
     }
     text = malloc((size_t)file_bytes + 1);
     if (!text) {
-        err = err_set(ERR_MEMORY, "no memory for the '%lld' bytes of '%s'", (long long)file_bytes, path);
+        err = err_set(ERR_MEMORY, "no memory for the %lld bytes of '%s'", (long long)file_bytes, path);
         goto out;
     }
     int64_t n = read_some(fd, 0, text, file_bytes);
@@ -378,7 +378,7 @@ Err file_reopen(const char *path, int64_t size_bytes, FileWriter *out)
     Err err = ERR_OK;
     if (fstat(out->fd, &st) != 0) err = io_error("stat", path);
     else if (st.st_size < size_bytes)
-        err = err_set(ERR_IO, "'%s' has '%lld' bytes, fewer than '%lld'", path, (long long)st.st_size,
+        err = err_set(ERR_IO, "'%s' has %lld bytes, fewer than %lld", path, (long long)st.st_size,
                       (long long)size_bytes);
     else if (fault_hit(path) || AGAIN_ON_EINTR(ftruncate(out->fd, size_bytes)) != 0)
         err = io_error("cut", path);

@@ -106,7 +106,7 @@ Err map_intact(const FileMap *map)
     if (!map->data || !atomic_load(&guards[map->guard].lost)) return ERR_OK;
     err_set(ERR_DATA,
             "'%s' cannot be read any more: it was cut short while it was in use, or its disk fails (it had "
-            "'%lld' bytes)",
+            "%lld bytes)",
             map->path, (long long)map->size_bytes);
     return err_hint("leave files alone while they are read; put the whole file back and start again");
 }

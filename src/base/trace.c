@@ -80,7 +80,7 @@ Err trace_open(const char *path)
     if (!copy || !ring) {
         free(copy);
         free(ring);
-        return err_set(ERR_MEMORY, "no memory for a trace of '%d' events", TRACE_EVENTS);
+        return err_set(ERR_MEMORY, "no memory for a trace of %d events", TRACE_EVENTS);
     }
     memset(ring, 1, TRACE_EVENTS * sizeof *ring); /* touch the pages now, not inside a step */
     pthread_mutex_lock(&trace.lock);

@@ -93,7 +93,7 @@ Err text_flush(TextOut *t)
     t->json.used_bytes = 0; /* the comma's memory stays: the text goes on */
     if (!t->file) return ERR_OK;
     if (n >= t->json.size_bytes)
-        return err_set(ERR_INTERNAL, "an item of '%lld' bytes in a text buffer of '%lld'", (long long)n,
+        return err_set(ERR_INTERNAL, "an item of %lld bytes in a text buffer of %lld", (long long)n,
                        (long long)t->json.size_bytes);
     t->crc = crc32c(t->crc, t->json.buf, (size_t)n);
     return chunk_put(t->file, t->json.buf, n);
@@ -109,7 +109,7 @@ Err chunk_open(ChunkReader *r, const char *path, int64_t size_bytes, const uint3
     };
     TRY_AS(ERR_CKPT, file_size(path, &found));
     if (found == size_bytes) return ERR_OK;
-    return err_set(ERR_CKPT, "'%s' has '%lld' bytes, the manifest says '%lld'", path, (long long)found,
+    return err_set(ERR_CKPT, "'%s' has %lld bytes, the manifest says %lld", path, (long long)found,
                    (long long)size_bytes);
 }
 
@@ -117,7 +117,7 @@ Err chunk_judge(const char *path, int64_t size_bytes, const uint32_t *crcs, int6
 {
     const int64_t start = chunk * CHUNK_BYTES, end = min64(start + CHUNK_BYTES, size_bytes);
     if (crc == crcs[chunk]) return ERR_OK;
-    return err_set(ERR_CKPT, "'%s' is damaged: bytes '%lld' to '%lld' have checksum '%08x', not '%08x'", path,
+    return err_set(ERR_CKPT, "'%s' is damaged: bytes %lld to %lld have checksum %08x, not %08x", path,
                    (long long)start, (long long)(end - 1), crc, crcs[chunk]);
 }
 
@@ -138,7 +138,7 @@ static Err hold(ChunkReader *r, int64_t chunk)
 static Err get(ChunkReader *r, Stream *s, int64_t offset, char *out, int64_t size_bytes)
 {
     if (offset < 0 || size_bytes < 0 || offset > r->size_bytes - size_bytes)
-        return err_set(ERR_CKPT, "'%s' is too short: bytes up to '%lld' wanted, '%lld' there", r->path,
+        return err_set(ERR_CKPT, "'%s' is too short: bytes up to %lld wanted, %lld there", r->path,
                        (long long)(offset + size_bytes), (long long)r->size_bytes);
     while (size_bytes > 0) {
         int64_t in = offset % CHUNK_BYTES, n = CHUNK_BYTES - in;

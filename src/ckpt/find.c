@@ -34,7 +34,7 @@ static Err find(const char *folder, const CkptEntry *e, int count, int64_t below
         if (newer || err != ERR_CKPT) return err;
         log_warn("checkpoint '%s' is passed over: %s", path, err_message());
     }
-    return err_set(ERR_CKPT, "'%s' holds '%d' checkpoints, and none is valid", folder, count),
+    return err_set(ERR_CKPT, "'%s' holds %d checkpoints, and none is valid", folder, count),
            err_hint("see the warnings above; resume=none in a new run.dir starts afresh");
 }
 

@@ -52,7 +52,7 @@ static Err verify_file(Inspect *x, int file, ChunkReader *r, const StFile *f, vo
         pieces++;
     }
     if (pieces != f->count)
-        return err_set(ERR_CKPT, "'%s' has '%lld' tensors, the manifest lists '%lld'", r->path,
+        return err_set(ERR_CKPT, "'%s' has %lld tensors, the manifest lists %lld", r->path,
                        (long long)f->count, (long long)pieces);
     return chunk_check_all(r);
 }

@@ -452,7 +452,7 @@ static Err parse_root(const Parse *p, const Json *root)
 {
     TRY(get_int(p, root, "format", format_range, &p->m->format));
     if (p->m->format > CKPT_FORMAT)
-        return err_set(ERR_CKPT, "'%s' has format version '%lld', this program reads up to '%d'", p->path,
+        return err_set(ERR_CKPT, "'%s' has format version %lld, this program reads up to %d", p->path,
                        (long long)p->m->format, CKPT_FORMAT),
                err_hint("it was written by a newer megatrain: use that one");
     TRY(parse_meta(p, root, &p->m->meta));

@@ -54,7 +54,7 @@ static Err list_valid(Ckpt *c, const CkptEntry *e, int count, bool bad)
 static Err list_all(Ckpt *c, SetupArena *setup, const CkptEntry *e, int count)
 {
     const int64_t most = count + newest_of(c) + c->o.keep_best + 1;
-    if (most > INT_MAX) return err_set(ERR_CONFIG, "too many checkpoints to keep: '%lld'", (long long)most);
+    if (most > INT_MAX) return err_set(ERR_CONFIG, "too many checkpoints to keep: %lld", (long long)most);
     c->kept_capacity = (int)most;
     TRY(setup_array(setup, c->kept_capacity, &c->kept));
     TRY(list_valid(c, e, count, true));

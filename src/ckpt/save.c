@@ -111,8 +111,8 @@ static Err check_manifest(const Ckpt *c)
 {
     if (manifest_most(c) <= manifest_max_bytes) return ERR_OK;
     err_set(ERR_CONFIG,
-            "the manifest of a checkpoint of '%lld' pieces of tensors from '%d' ranks may take '%lld' bytes, "
-            "'%lld' are allowed",
+            "the manifest of a checkpoint of %lld pieces of tensors from %d ranks may take %lld bytes, "
+            "%lld are allowed",
             (long long)c->piece_count, c->o.world->size, (long long)manifest_most(c),
             (long long)manifest_max_bytes);
     return err_hint("fewer ranks, or parallel.zero=0: each rank then has fewer pieces to write");
@@ -202,14 +202,14 @@ static Err read_back(Ckpt *c, const Names *n, uint32_t crc, int64_t size_bytes)
         found = crc32c(found, c->chunk, (size_t)part);
     }
     if (found != crc)
-        return err_set(ERR_IO, "'%s' reads back with checksum '%08x', '%08x' was written", path, found, crc);
+        return err_set(ERR_IO, "'%s' reads back with checksum %08x, %08x was written", path, found, crc);
     for (int rank = 0; rank < c->o.world->size; rank++) {
         if (!c->file_bytes[rank]) continue;
         shard_name(name, rank);
         snprintf(path, sizeof path, "%s/%s", n->final, name);
         TRY(file_size(path, &found_bytes));
         if (found_bytes != c->file_bytes[rank])
-            return err_set(ERR_IO, "'%s' has '%lld' bytes, '%lld' were written", path, (long long)found_bytes,
+            return err_set(ERR_IO, "'%s' has %lld bytes, %lld were written", path, (long long)found_bytes,
                            (long long)c->file_bytes[rank]);
     }
     return ERR_OK;
@@ -222,7 +222,7 @@ static Err commit(Ckpt *c, const CkptMeta *meta, Names *n)
     if (c->o.world->rank) return ERR_OK;
     TRY(manifest_write(c, meta, n->temp, &crc, &size_bytes));
     if (size_bytes > manifest_max_bytes)
-        return err_set(ERR_STORAGE, "'%s/manifest.json' has '%lld' bytes, more than the '%lld' that are read",
+        return err_set(ERR_STORAGE, "'%s/manifest.json' has %lld bytes, more than the %lld that are read",
                        n->temp, (long long)size_bytes, (long long)manifest_max_bytes);
     TRY(file_sync_dir(n->temp));
     TRY(make_way(n));

@@ -165,7 +165,7 @@ Err ckpt_values_fit(const CkptValues *v, const ParamRegistry *whole)
                            v->m.folder, p->name);
     }
     if (v->m.param_count == whole->count) return ERR_OK;
-    return err_set(ERR_CKPT, "checkpoint '%s' has '%d' tensors, its configuration says '%d'", v->m.folder,
+    return err_set(ERR_CKPT, "checkpoint '%s' has %d tensors, its configuration says %d", v->m.folder,
                    v->m.param_count, whole->count);
 }
 

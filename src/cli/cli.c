@@ -125,7 +125,7 @@ static Err check_stack(void)
 {
     struct rlimit stack;
     if (getrlimit(RLIMIT_STACK, &stack) || stack.rlim_cur >= STACK_LEAST_KIB * 1024ull) return ERR_OK;
-    err_set(ERR_MEMORY, "the stack's limit is '%llu' KiB, and '%d' are needed",
+    err_set(ERR_MEMORY, "the stack's limit is %llu KiB, and %d are needed",
             (unsigned long long)stack.rlim_cur / 1024, STACK_LEAST_KIB);
     return err_hint("ulimit -s 8192, the usual one");
 }

@@ -136,13 +136,13 @@ static Err print_text(const Tokenizer *t, const int32_t *ids, int64_t count)
 static Err print_document(const char *prefix, const Indexed *x, const Tokenizer *t)
 {
     if (document >= x->documents) {
-        err_set(ERR_DATA, "there is no document '%lld' in '%s'", (long long)document, prefix);
-        return err_hint("it has '%lld', counted from 0", (long long)x->documents);
+        err_set(ERR_DATA, "there is no document %lld in '%s'", (long long)document, prefix);
+        return err_hint("it has %lld, counted from 0", (long long)x->documents);
     }
     int64_t first = indexed_start(x, document ? indexed_document_end(x, document - 1) : 0);
     int64_t count = indexed_start(x, indexed_document_end(x, document)) - first;
     int32_t *ids = malloc((size_t)(count + 1) * sizeof *ids);
-    if (!ids) return err_set(ERR_MEMORY, "no memory for '%lld' tokens", (long long)count);
+    if (!ids) return err_set(ERR_MEMORY, "no memory for %lld tokens", (long long)count);
     Err err = indexed_read(x, first, count, t ? tokenizer_vocab(t) : 0, ids);
     if (!err && t) err = print_text(t, ids, count);
     for (int64_t i = 0; !err && !t && i < count; i++) printf(i ? " %d" : "%d", ids[i]);

@@ -399,21 +399,19 @@ static Err backward_open(BackwardCall *call, const Device *dev, int *threads)
     if (x->dq.dtype != F32) return err_set(ERR_SHAPE, "attention_bwd: dq is a sum in f32 here");
     TRY(CPU(attn_open)(&call->a, dev, x->dk));
     if (x->leaf < 1 || x->positions < 1)
-        return err_set(ERR_SHAPE, "attention_bwd: leaf is '%lld', positions '%lld'", (long long)x->leaf,
+        return err_set(ERR_SHAPE, "attention_bwd: leaf is %lld, positions %lld", (long long)x->leaf,
                        (long long)x->positions);
     if (x->chunk < 1 || call->a.group % x->chunk)
         return err_set(ERR_SHAPE, "attention_bwd: chunks of %lld query heads, %lld for a key head",
                        (long long)x->chunk, (long long)call->a.group);
     for (int s = 0; s < 2; s++)
         if (call->a.q_span[s].count && call->a.q_span[s].first + call->a.q_span[s].count > x->positions)
-            return err_set(ERR_SHAPE, "attention_bwd: queries beyond position '%lld'",
-                           (long long)x->positions);
+            return err_set(ERR_SHAPE, "attention_bwd: queries beyond position %lld", (long long)x->positions);
     call->leaves = (x->positions + x->leaf - 1) / x->leaf;
     call->chunks = call->a.group / x->chunk;
     call->apart = x->dk.dim[0] != x->q.dim[0];
     if (call->apart && x->dk.dim[0] != x->q.dim[0] * call->chunks)
-        return err_set(ERR_SHAPE,
-                       "attention_bwd: dk is of '%lld' samples, not of '%lld' or '%lld' chunks of them",
+        return err_set(ERR_SHAPE, "attention_bwd: dk is of %lld samples, not of %lld or %lld chunks of them",
                        (long long)x->dk.dim[0], (long long)x->q.dim[0], (long long)call->chunks);
     for (int64_t n = 1; n <= call->leaves; n *= 2) call->levels++;
     for (int64_t n = 1; n < call->chunks; n *= 2) call->levels++;

@@ -11,8 +11,8 @@ static Err sort_spans(const char *what, Spans s, int64_t rows, AttnSpan out[2])
     out[0] = (AttnSpan){ s.first[0], s.count[0], 0 };
     out[1] = (AttnSpan){ s.first[1], s.count[1], s.count[0] };
     if (s.count[0] < 0 || s.count[1] < 0 || s.count[0] + s.count[1] != rows)
-        return err_set(ERR_SHAPE, "attention: spans of %s hold '%lld' + '%lld' positions, it has '%lld' rows",
-                       what, (long long)s.count[0], (long long)s.count[1], (long long)rows);
+        return err_set(ERR_SHAPE, "attention: spans of %s hold %lld + %lld positions, it has %lld rows", what,
+                       (long long)s.count[0], (long long)s.count[1], (long long)rows);
     if (!out[0].count || (out[1].count && out[1].first < out[0].first)) {
         AttnSpan first = out[1];
         out[1] = out[0];
@@ -41,9 +41,9 @@ Err CPU(attn_open)(Attn *a, const Device *dev, Tensor result)
         return err_set(ERR_CONFIG, "attention on the cpu computes in f32 or bf16, not %s",
                        dtype_name(computes_in(a->q.dtype) ? result.dtype : a->q.dtype));
     if (K < 1 || H % K)
-        return err_set(ERR_SHAPE, "attention: '%lld' query heads on '%lld' key heads", (long long)H,
+        return err_set(ERR_SHAPE, "attention: %lld query heads on %lld key heads", (long long)H,
                        (long long)K);
-    if (a->block < 1) return err_set(ERR_SHAPE, "attention: block is '%lld'", (long long)a->block);
+    if (a->block < 1) return err_set(ERR_SHAPE, "attention: block is %lld", (long long)a->block);
     a->C = a->q.dim[3];
     a->width = attn_lanes(a->C);
     a->V = a->v.dim[3];
@@ -277,7 +277,7 @@ Err CPU(attn_threads)(const Device *dev, int64_t items, int64_t bytes, int *out)
 {
     int64_t n = dev->workspace_bytes / bytes;
     if (n < 1)
-        return err_set(ERR_CONFIG, "attention needs '%lld' bytes of workspace, there are '%lld'",
+        return err_set(ERR_CONFIG, "attention needs %lld bytes of workspace, there are %lld",
                        (long long)bytes, (long long)dev->workspace_bytes),
                err_hint("a smaller attention block needs less");
     if (n > dev->threads) n = dev->threads;

@@ -258,7 +258,7 @@ Err CPU(xent_row)(Stream *s, const xent_row_args *a)
 {
     const int64_t V = a->logits.dim[1], J = a->block > 0 ? V / a->block : 0;
     if (J < 1 || V % a->block || J > BLOCKS_MOST)
-        return err_set(ERR_SHAPE, "xent_row: '%lld' columns in blocks of '%lld'", (long long)V,
+        return err_set(ERR_SHAPE, "xent_row: %lld columns in blocks of %lld", (long long)V,
                        (long long)a->block);
     par_rows(s, rows_both(a->loss, a->logits), V, xent_row_part, a);
     return ERR_OK;

@@ -183,8 +183,7 @@ static Err router_run(Stream *s, const RouterWork *work, int64_t N, int64_t E, P
     Stream own = *s;
     const int64_t need = 3 * E * (int64_t)sizeof(float);
     if (need > dev.workspace_bytes)
-        return err_set(ERR_CONFIG,
-                       "a router of '%lld' experts needs '%lld' bytes of workspace, there are '%lld'",
+        return err_set(ERR_CONFIG, "a router of %lld experts needs %lld bytes of workspace, there are %lld",
                        (long long)E, (long long)need, (long long)dev.workspace_bytes);
     if (dev.threads > dev.workspace_bytes / need) dev.threads = (int)(dev.workspace_bytes / need);
     w.memory = dev.workspace, w.share_bytes = need;

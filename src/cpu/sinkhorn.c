@@ -76,8 +76,7 @@ Err CPU(sinkhorn)(Stream *s, const sinkhorn_args *a)
     Stream own = *s;
     ASSERT(units * a->rows == a->rank.dim[0]);
     if (need > dev.workspace_bytes)
-        return err_set(ERR_CONFIG,
-                       "sinkhorn of '%lld' experts needs '%lld' bytes of workspace, there are '%lld'",
+        return err_set(ERR_CONFIG, "sinkhorn of %lld experts needs %lld bytes of workspace, there are %lld",
                        (long long)E, (long long)need, (long long)dev.workspace_bytes);
     if (dev.threads > dev.workspace_bytes / need) dev.threads = (int)(dev.workspace_bytes / need);
     own.dev = &dev;

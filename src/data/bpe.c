@@ -70,12 +70,12 @@ int32_t bpe_find(const Bpe *b, const char *bytes, int64_t size) { return *lookup
 Err bpe_add_token(Bpe *b, int64_t id, const char *bytes, int64_t size)
 {
     if (id < 0 || id >= b->id_count)
-        return err_set(ERR_DATA, "token id '%lld' is outside 0..%d", (long long)id, b->id_count - 1);
-    if (size <= 0 || size > INT32_MAX) return err_set(ERR_DATA, "token '%lld' is empty", (long long)id);
-    if (b->tokens[id].bytes) return err_set(ERR_DATA, "two tokens have the id '%lld'", (long long)id);
+        return err_set(ERR_DATA, "token id %lld is outside 0..%d", (long long)id, b->id_count - 1);
+    if (size <= 0 || size > INT32_MAX) return err_set(ERR_DATA, "token %lld is empty", (long long)id);
+    if (b->tokens[id].bytes) return err_set(ERR_DATA, "two tokens have the id %lld", (long long)id);
     int32_t *slot = lookup_slot(b, bytes, size);
     if (*slot >= 0)
-        return err_set(ERR_DATA, "tokens '%d' and '%lld' stand for the same bytes", *slot, (long long)id);
+        return err_set(ERR_DATA, "tokens %d and %lld stand for the same bytes", *slot, (long long)id);
     b->tokens[id] = (TokenText){ bytes, (int32_t)size };
     *slot = (int32_t)id;
     return ERR_OK;
@@ -88,7 +88,7 @@ Err bpe_finish_bytes(Bpe *b)
         b->byte_id[i] = bpe_find(b, &byte, 1);
         if (b->byte_id[i] < 0)
             return err_set(ERR_DATA,
-                           "no token stands for the byte '0x%02x': this is not a byte-level vocabulary", i);
+                           "no token stands for the byte 0x%02x: this is not a byte-level vocabulary", i);
     }
     return ERR_OK;
 }
@@ -163,7 +163,7 @@ static Err join_find(const Bpe *b, TokenText left, TokenText right, int32_t *out
     char room[256];
     int64_t size = (int64_t)left.size + right.size;
     char *joined = size <= (int64_t)sizeof room ? room : malloc((size_t)size);
-    if (!joined) return err_set(ERR_MEMORY, "no memory for a token of '%lld' bytes", (long long)size);
+    if (!joined) return err_set(ERR_MEMORY, "no memory for a token of %lld bytes", (long long)size);
     memcpy(joined, left.bytes, (size_t)left.size);
     memcpy(joined + left.size, right.bytes, (size_t)right.size);
     *out = bpe_find(b, joined, size);
@@ -176,13 +176,12 @@ Err bpe_add_merge(Bpe *b, TokenText left, TokenText right)
     int32_t l = bpe_find(b, left.bytes, left.size), r = bpe_find(b, right.bytes, right.size), joined = -1;
     long long number = b->merge_count + 1;
     if (l < 0 || r < 0)
-        return err_set(ERR_DATA, "merge '%lld': its %s part is not in the vocabulary", number,
+        return err_set(ERR_DATA, "merge %lld: its %s part is not in the vocabulary", number,
                        l < 0 ? "left" : "right");
     TRY(join_find(b, left, right, &joined));
-    if (joined < 0)
-        return err_set(ERR_DATA, "merge '%lld': the merged token is not in the vocabulary", number);
+    if (joined < 0) return err_set(ERR_DATA, "merge %lld: the merged token is not in the vocabulary", number);
     BpeMerge *m = merge_slot(b, pair_key(l, r));
-    if (m->rank >= 0) return err_set(ERR_DATA, "merge '%lld' is the same as merge '%d'", number, m->rank + 1);
+    if (m->rank >= 0) return err_set(ERR_DATA, "merge %lld is the same as merge %d", number, m->rank + 1);
     ASSERT(2 * b->merge_count <= b->merge_mask);
     *m = (BpeMerge){ .pair = pair_key(l, r), .rank = (int32_t)b->merge_count++, .merged = joined };
     return ERR_OK;
@@ -307,8 +306,7 @@ static Err work_room(BpeWork *w, int64_t size)
     w->parts = malloc((size_t)size * sizeof *w->parts);
     w->heap = malloc((size_t)size * 2 * sizeof *w->heap);
     w->capacity = w->parts && w->heap ? size : 0;
-    return w->capacity ? ERR_OK
-                       : err_set(ERR_MEMORY, "no memory for a word of '%lld' bytes", (long long)size);
+    return w->capacity ? ERR_OK : err_set(ERR_MEMORY, "no memory for a word of %lld bytes", (long long)size);
 }
 
 static int64_t add_part(BpeWork *w, int64_t n, int32_t id)
@@ -351,7 +349,7 @@ static Err encode_merging(const Bpe *b, BpeWork *w, const char *piece, int64_t s
 {
     int64_t n = 0;
     if (size > BPE_PIECE_MAX_BYTES)
-        return err_set(ERR_DATA, "a word of '%lld' bytes without a blank cannot be encoded", (long long)size);
+        return err_set(ERR_DATA, "a word of %lld bytes without a blank cannot be encoded", (long long)size);
     TRY(work_room(w, size));
     if (b->characters) n = character_parts(b, w, piece, size);
     else

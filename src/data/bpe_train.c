@@ -96,7 +96,7 @@ static Err pairs_rehash(Trainer *t)
     free(t->pair_table);
     t->pair_table = calloc((size_t)t->pair_slots, sizeof *t->pair_table);
     if (!t->pair_table)
-        return err_set(ERR_MEMORY, "no memory for a table of '%lld' slots", (long long)t->pair_slots);
+        return err_set(ERR_MEMORY, "no memory for a table of %lld slots", (long long)t->pair_slots);
     for (int64_t i = 0; i < t->pair_count; i++) *pair_slot(t, t->pairs[i].key) = i + 1;
     return ERR_OK;
 }
@@ -138,7 +138,7 @@ static Err count_pairs(Trainer *t)
 {
     const WordCounts *c = &t->counts;
     t->symbols = malloc((size_t)c->byte_count * sizeof *t->symbols);
-    if (!t->symbols) return err_set(ERR_MEMORY, "no memory for '%lld' symbols", (long long)c->byte_count);
+    if (!t->symbols) return err_set(ERR_MEMORY, "no memory for %lld symbols", (long long)c->byte_count);
     for (int64_t i = 0; i < c->byte_count; i++) t->symbols[i] = (uint8_t)c->bytes[i];
     for (int64_t w = 0; w < c->word_count; w++) {
         const int32_t *s = t->symbols + c->words[w].start;

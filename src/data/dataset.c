@@ -239,7 +239,7 @@ static Err check_draws(const Dataset *d, int source)
 {
     const Source *s = &d->sources[source];
     if (d->draws.taken[source] <= s->index.samples) return ERR_OK;
-    err_set(ERR_DATA, "'%s': the blend takes '%lld' samples, Megatron's order holds '%lld'", s->file.name,
+    err_set(ERR_DATA, "'%s': the blend takes %lld samples, Megatron's order holds %lld", s->file.name,
             (long long)d->draws.taken[source], (long long)s->index.samples);
     err_hint("change train.steps or the weight a little, or take data.order=keyed");
     return ERR_DATA;
@@ -365,7 +365,7 @@ static Err megatron_get(const Dataset *d, int64_t position, int32_t *tokens)
 {
     int64_t own = position;
     if (position >= d->run_samples)
-        return err_set(ERR_DATA, "sample '%lld' is beyond the '%lld' that Megatron's order was made for",
+        return err_set(ERR_DATA, "sample %lld is beyond the %lld that Megatron's order was made for",
                        (long long)position, (long long)d->run_samples);
     const int source = d->blended ? megatron_draw(&d->draws, position, &own) : 0;
     return megatron_read(&d->sources[source].index, own, d->vocab, tokens);

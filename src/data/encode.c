@@ -54,7 +54,7 @@ static Err put(StageBuffer *b, const char *text, int64_t size)
 {
     if (size > b->most - b->size)
         return err_set(ERR_DATA,
-                       "its normalizer, pre_tokenizer or decoder makes a text too long: above '%lld' bytes",
+                       "its normalizer, pre_tokenizer or decoder makes a text too long: above %lld bytes",
                        (long long)b->most);
     TRY(grow_to(&b->text, &b->capacity, b->size + size));
     if (size) memcpy(b->text + b->size, text, (size_t)size);
@@ -225,7 +225,7 @@ Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, Toke
     for (int64_t at = 0;; continues = true) {
         int64_t valid = utf8_valid_bytes(text + at, size - at);
         if (at + valid < size && !invalid_bytes)
-            return err_set(ERR_DATA, "invalid UTF-8 at byte offset '%lld' (byte '0x%02x')",
+            return err_set(ERR_DATA, "invalid UTF-8 at byte offset %lld (byte 0x%02x)",
                            (long long)(at + valid), (uint8_t)text[at + valid]);
         Err err = encode_valid(e, text + at, valid, continues ? PLACE_CONTINUES : PLACE_FIRST);
         if (err) return err == ERR_DATA ? err_prefix(err, "tokenizer '%s'", e->tokenizer->path) : err;

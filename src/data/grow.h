@@ -21,7 +21,7 @@ static inline Err grow_items(void **items, int64_t *capacity, int64_t needed, in
         return err_set(ERR_MEMORY, "array size overflows");
     void *grown = realloc(*items, (size_t)size_bytes);
     if (!grown)
-        return err_set(ERR_MEMORY, "cannot allocate '%lld' bytes of host memory", (long long)size_bytes);
+        return err_set(ERR_MEMORY, "cannot allocate %lld bytes of host memory", (long long)size_bytes);
     *items = grown;
     *capacity = count;
     return ERR_OK;

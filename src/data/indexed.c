@@ -68,15 +68,15 @@ static Err make_again(void)
 
 static Err damaged(const Indexed *x, int64_t offset, const char *what)
 {
-    err_set(ERR_DATA, "token index '%s' is damaged at byte '%lld': %s", x->idx.path, (long long)offset, what);
+    err_set(ERR_DATA, "token index '%s' is damaged at byte %lld: %s", x->idx.path, (long long)offset, what);
     return make_again();
 }
 
 /* As damaged(), of one sequence or document. */
 static Err damaged_item(const Indexed *x, int64_t offset, const char *item, int64_t number, const char *what)
 {
-    err_set(ERR_DATA, "token index '%s' is damaged at byte '%lld': %s '%lld' %s", x->idx.path,
-            (long long)offset, item, (long long)number, what);
+    err_set(ERR_DATA, "token index '%s' is damaged at byte %lld: %s %lld %s", x->idx.path, (long long)offset,
+            item, (long long)number, what);
     return make_again();
 }
 
@@ -133,7 +133,7 @@ static Err check_sequences(Indexed *x)
         x->tokens = at / x->token_bytes;
         return ERR_OK;
     }
-    err_set(ERR_DATA, "token file '%s' has '%lld' bytes, its index '%s' describes '%lld'", x->bin.path,
+    err_set(ERR_DATA, "token file '%s' has %lld bytes, its index '%s' describes %lld", x->bin.path,
             (long long)x->bin.size_bytes, x->idx.path, (long long)at);
     err_hint("one of the two is truncated or belongs to another pair");
     return ERR_DATA;
@@ -183,13 +183,13 @@ static Err sum_hint(void)
 
 static Err wrong_sum(const FileMap *m, uint32_t found, uint32_t crc)
 {
-    err_set(ERR_DATA, "'%s' is damaged: its checksum is '%08x', PREFIX.crc says '%08x'", m->path, found, crc);
+    err_set(ERR_DATA, "'%s' is damaged: its checksum is %08x, PREFIX.crc says %08x", m->path, found, crc);
     return sum_hint();
 }
 
 static Err wrong_size(const FileMap *m, const char *path, long long size_bytes)
 {
-    err_set(ERR_DATA, "'%s' has '%lld' bytes, '%s' says '%lld'", m->path, (long long)m->size_bytes, path,
+    err_set(ERR_DATA, "'%s' has %lld bytes, '%s' says %lld", m->path, (long long)m->size_bytes, path,
             size_bytes);
     return sum_hint();
 }
@@ -225,8 +225,8 @@ static Err check_sums(const char *prefix, Indexed *x)
 Err indexed_check_tokenizer(const Indexed *x, uint32_t tokenizer_crc, const char *name)
 {
     if (!x->made_with || x->tokenizer_crc == tokenizer_crc) return ERR_OK;
-    err_set(ERR_DATA, "'%s' was made with another tokenizer than '%s': checksums '%08x' and '%08x'",
-            x->bin.path, name, x->tokenizer_crc, tokenizer_crc);
+    err_set(ERR_DATA, "'%s' was made with another tokenizer than '%s': checksums %08x and %08x", x->bin.path,
+            name, x->tokenizer_crc, tokenizer_crc);
     return err_hint(
         "name the tokenizer it was made with, or preprocess the text again; if this one only has more ids, "
         "remove the tokenizer's line from PREFIX.crc");
@@ -286,9 +286,9 @@ static Err bad_token(const Indexed *x, int64_t at, int64_t id, int64_t vocab)
         if (indexed_document_end(x, middle) > sequence) high = middle;
         else low = middle + 1;
     }
-    err_set(ERR_DATA, "'%s': token id '%lld' at byte '%lld' (document '%lld', position '%lld') %s '%lld'",
-            x->bin.path, (long long)id, (long long)(at * x->token_bytes), (long long)low,
-            (long long)(at - first_token), "is outside the vocabulary of", (long long)vocab);
+    err_set(ERR_DATA, "'%s': token id %lld at byte %lld (document %lld, position %lld) %s %lld", x->bin.path,
+            (long long)id, (long long)(at * x->token_bytes), (long long)low, (long long)(at - first_token),
+            "is outside the vocabulary of", (long long)vocab);
     err_hint("the file was made with another tokenizer, or model.vocab is too small");
     return ERR_DATA;
 }

@@ -246,7 +246,7 @@ bool indexed_published(const char *prefix, const IndexedMark *mark)
 Err indexed_add_tokens(IndexedWriter *w, const int32_t *ids, int64_t count)
 {
     if (count > INT32_MAX - w->now.document_tokens)
-        return err_set(ERR_DATA, "a document has more than '%d' tokens, which the file format cannot express",
+        return err_set(ERR_DATA, "a document has more than %d tokens, which the file format cannot express",
                        INT32_MAX);
     uint16_t narrow[512];
     for (int64_t from = 0, n; from < count; from += n) {

@@ -66,8 +66,8 @@ int64_t input_consumed(const Input *in) { return in->offset - (in->filled - in->
 
 static Err damaged(const Input *in, const char *what)
 {
-    err_set(ERR_DATA, "'%s' cannot be decompressed at byte '%lld': %s", in->path,
-            (long long)input_consumed(in), what);
+    err_set(ERR_DATA, "'%s' cannot be decompressed at byte %lld: %s", in->path, (long long)input_consumed(in),
+            what);
     return err_hint("copy it again; %s tests it", in->kind == GZIP ? "gzip -t" : "zstd -t");
 }
 
@@ -78,7 +78,7 @@ static Err check_unchanged(const Input *in)
     InputStat now;
     TRY(stat_fd(in->fd, in->path, &now));
     if (input_stat_same(now, in->stat) && in->offset == in->stat.size_bytes) return ERR_OK;
-    err_set(ERR_DATA, "'%s' changed while it was read: '%lld' bytes, '%lld' when it was opened", in->path,
+    err_set(ERR_DATA, "'%s' changed while it was read: %lld bytes, %lld when it was opened", in->path,
             (long long)now.size_bytes, (long long)in->stat.size_bytes);
     return err_hint("leave files alone while they are read, and start again");
 }
@@ -222,7 +222,7 @@ Err input_skip(Input *in, int64_t bytes)
         int64_t want = bytes < BUFFER_BYTES ? bytes : BUFFER_BYTES;
         err = input_read(in, scratch, want, &got);
         if (!err && got < want)
-            err = err_set(ERR_DATA, "'%s' is '%lld' bytes shorter than it was", in->path,
+            err = err_set(ERR_DATA, "'%s' is %lld bytes shorter than it was", in->path,
                           (long long)(bytes - got));
     }
     free(scratch);

@@ -289,7 +289,7 @@ static void *worker_main(void *arg)
 static Err run_threads(Job *j)
 {
     Worker *workers = calloc((size_t)j->threads, sizeof *workers);
-    if (!workers) return err_set(ERR_MEMORY, "no memory for '%d' threads", j->threads);
+    if (!workers) return err_set(ERR_MEMORY, "no memory for %d threads", j->threads);
     int count = 1; /* this thread is the first */
     bool started = true;
     while (started && count < j->threads) {
@@ -303,7 +303,7 @@ static Err run_threads(Job *j)
     pthread_mutex_unlock(&j->mutex);
     for (int i = 1; i < count; i++) pthread_join(workers[i].thread, NULL);
     free(workers);
-    if (!started) return err_set(ERR_MEMORY, "cannot start thread '%d' of '%d'", count + 1, j->threads);
+    if (!started) return err_set(ERR_MEMORY, "cannot start thread %d of %d", count + 1, j->threads);
     return j->err ? err_again(&j->why, j->err) : ERR_OK;
 }
 
@@ -338,7 +338,7 @@ static Err open_identity(Job *j, PreprocessResult *r)
 {
     const PreprocessOptions *o = j->o;
     j->stats = calloc((size_t)o->input_count, sizeof *j->stats);
-    if (!j->stats) return err_set(ERR_MEMORY, "no memory for '%d' inputs", o->input_count);
+    if (!j->stats) return err_set(ERR_MEMORY, "no memory for %d inputs", o->input_count);
     for (int i = 0; i < o->input_count; i++) {
         TRY(input_stat(o->inputs[i], &j->stats[i]));
         r->input_bytes += j->stats[i].size_bytes;
@@ -358,7 +358,7 @@ static Err open_threads(Job *j)
     j->room = (int64_t)j->threads * CHUNKS_PER_THREAD;
     j->tools = calloc((size_t)j->threads, sizeof *j->tools);
     j->works = calloc((size_t)j->room, sizeof *j->works);
-    if (!j->tools || !j->works) return err_set(ERR_MEMORY, "no memory for '%d' threads", j->threads);
+    if (!j->tools || !j->works) return err_set(ERR_MEMORY, "no memory for %d threads", j->threads);
     for (int i = 0; i < j->threads; i++) TRY(encoder_open(j->tokenizer, &j->tools[i].encoder));
     return ERR_OK;
 }

@@ -43,7 +43,7 @@ static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const 
 
 static Err list_line(const char *list, int64_t number, const char *line, const char *what)
 {
-    err_set(ERR_CONFIG, "list of token files '%s', line '%lld': '%.600s' %s", list, (long long)number, line,
+    err_set(ERR_CONFIG, "list of token files '%s', line %lld: '%.600s' %s", list, (long long)number, line,
             what);
     return err_hint("a list has one prefix a line; weights stand in data.train, as `0.7 @a.txt 0.3 @b.txt`");
 }

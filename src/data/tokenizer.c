@@ -168,7 +168,7 @@ Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char
         int32_t size;
         const char *bytes = tokenizer_bytes(t, ids[i], begins, &size);
         if (!bytes && !(t->is_byte && ids[i] == BYTE_EOD))
-            err = err_set(ERR_DATA, "token '%d' at position '%lld' is not in the vocabulary of '%d'", ids[i],
+            err = err_set(ERR_DATA, "token %d at position %lld is not in the vocabulary of %d", ids[i],
                           (long long)i, t->vocab);
         if (!err) err = grow_to(&all.text, &all.capacity, all.size + size + 1);
         if (!err && size) memcpy(all.text + all.size, bytes, (size_t)size);

@@ -91,7 +91,7 @@ static Err add_merge_in(Bpe *b, const char *left, int64_t left_size, const char 
     int64_t l = spelling_bytes(b->characters, left, left_size, bytes);
     int64_t r = l < 0 ? -1 : spelling_bytes(b->characters, right, right_size, bytes + l);
     if (r < 0)
-        return err_set(ERR_DATA, "merge '%lld' is not spelled in the byte-level alphabet",
+        return err_set(ERR_DATA, "merge %lld is not spelled in the byte-level alphabet",
                        (long long)b->merge_count + 1);
     return bpe_add_merge(b, (TokenText){ bytes, (int32_t)l }, (TokenText){ bytes + l, (int32_t)r });
 }
@@ -102,9 +102,9 @@ static Err add_merge(Bpe *b, const char *left, int64_t left_size, const char *ri
     char room[1024];
     const int64_t size = left_size + right_size;
     if (left_size <= 0 || right_size <= 0)
-        return err_set(ERR_DATA, "merge '%lld' is not two tokens", (long long)b->merge_count + 1);
+        return err_set(ERR_DATA, "merge %lld is not two tokens", (long long)b->merge_count + 1);
     char *bytes = size <= (int64_t)sizeof room ? room : malloc((size_t)size);
-    if (!bytes) return err_set(ERR_MEMORY, "no memory for a merge of '%lld' bytes", (long long)size);
+    if (!bytes) return err_set(ERR_MEMORY, "no memory for a merge of %lld bytes", (long long)size);
     Err err = add_merge_in(b, left, left_size, right, right_size, bytes);
     if (bytes != room) free(bytes);
     return err;
@@ -115,7 +115,7 @@ static Err add_merge_line(Bpe *b, const char *line, int64_t size)
 {
     const char *blank = memchr(line, ' ', (size_t)size);
     if (!blank || memchr(blank + 1, ' ', (size_t)(line + size - blank - 1)))
-        return err_set(ERR_DATA, "merge '%lld' is not two tokens with a blank between",
+        return err_set(ERR_DATA, "merge %lld is not two tokens with a blank between",
                        (long long)b->merge_count + 1);
     return add_merge(b, line, blank - line, blank + 1, line + size - blank - 1);
 }
@@ -134,7 +134,7 @@ static Err load_merges(Bpe *b, const Json *merges)
         const char *left = json_text(json_at(m, 0), &left_size),
                    *right = json_text(json_at(m, 1), &right_size);
         if (json_count(m) != 2 || !left || !right)
-            return err_set(ERR_DATA, "merge '%lld' is neither \"a b\" nor [\"a\", \"b\"]", (long long)i + 1);
+            return err_set(ERR_DATA, "merge %lld is neither \"a b\" nor [\"a\", \"b\"]", (long long)i + 1);
         TRY(add_merge(b, left, left_size, right, right_size));
     }
     return ERR_OK;
@@ -221,13 +221,13 @@ static Err load_added_token(Tokenizer *t, const Json *j, AddedToken *out)
 /* The id of an added token may be new, or that of the same text in the model's vocabulary. */
 static Err check_added_id(const Tokenizer *t, const AddedToken *a, const bool *taken)
 {
-    if (taken[a->id]) return err_set(ERR_DATA, "two added tokens have the id '%d'", a->id);
+    if (taken[a->id]) return err_set(ERR_DATA, "two added tokens have the id %d", a->id);
     if (a->id >= t->bpe.id_count || !t->bpe.tokens[a->id].bytes) return ERR_OK;
     const TokenText *have = &t->bpe.tokens[a->id];
     if (have->size == t->text[a->id].size &&
         memcmp(have->bytes, t->text[a->id].bytes, (size_t)have->size) == 0)
         return ERR_OK;
-    return err_set(ERR_DATA, "added token '%.*s' has the id '%d' of another token", t->text[a->id].size,
+    return err_set(ERR_DATA, "added token '%.*s' has the id %d of another token", t->text[a->id].size,
                    t->text[a->id].bytes, a->id);
 }
 
@@ -238,7 +238,7 @@ static Err check_added_spelling(const Json *vocab, const Json *added)
     const Json *listed = content ? json_get(vocab, content) : NULL;
     int64_t id = json_int(json_get(added, "id"), -1);
     if (!listed || json_int(listed, -1) == id) return ERR_OK;
-    return err_set(ERR_DATA, "added token '%s' has the id '%lld', and '%lld' in the vocabulary", content,
+    return err_set(ERR_DATA, "added token '%s' has the id %lld, and %lld in the vocabulary", content,
                    (long long)id, (long long)json_int(listed, -1));
 }
 

@@ -32,7 +32,7 @@ static Err rehash(WordCounts *w)
     free(w->slots);
     w->slots = calloc((size_t)w->slot_count, sizeof *w->slots);
     if (!w->slots)
-        return err_set(ERR_MEMORY, "no memory for a table of '%lld' slots", (long long)w->slot_count);
+        return err_set(ERR_MEMORY, "no memory for a table of %lld slots", (long long)w->slot_count);
     for (int64_t i = 0; i < w->word_count; i++)
         *word_slot(w, w->bytes + w->words[i].start, w->words[i].size) = i + 1;
     return ERR_OK;
@@ -243,7 +243,7 @@ Err word_counts_of(const WordInputs *in, WordCounts *out)
     InputStat *stats = calloc((size_t)in->count, sizeof *stats);
     j.counters = calloc((size_t)j.threads, sizeof *j.counters);
     Err err = stats && j.counters ? open_job(&j, stats)
-                                  : err_set(ERR_MEMORY, "no memory for '%d' threads", j.threads);
+                                  : err_set(ERR_MEMORY, "no memory for %d threads", j.threads);
     if (!err) err = run_threads(&j);
     for (int i = 0; !err && i < j.threads; i++) err = add_counts(out, &j.counters[i].words);
     if (j.counters) close_job(&j);

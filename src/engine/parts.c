@@ -8,7 +8,7 @@ static Err refuse_stages(const PartsSpec *spec, int stages, int ranks)
     int fewer = ranks, more = ranks;
     while (stages % fewer) fewer--;
     while (more < stages && stages % more) more++;
-    err_set(ERR_CONFIG, "parallel.layout='%s' has '%d' stages, no multiple of the '%d' pipeline ranks",
+    err_set(ERR_CONFIG, "parallel.layout='%s' has %d stages, no multiple of the %d pipeline ranks",
             layout_of(spec), stages, ranks);
     if (stages < ranks) {
         err_hint("an empty stage is a bare '|'");
@@ -29,7 +29,7 @@ static Err share_batches(ScheduleSpec *s)
     s->microbatches = s->group ? s->group : s->ranks;
     s->batches = all / s->microbatches;
     if (s->batches && all % s->microbatches == 0) return ERR_OK;
-    return err_set(ERR_CONFIG, "schedule '%s' updates after every '%d' micro-batches, and a step has '%d'",
+    return err_set(ERR_CONFIG, "schedule '%s' updates after every %d micro-batches, and a step has %d",
                    s->name, s->microbatches, all),
            err_hint("parallel.group, the micro-batches of an update, must divide those of a step");
 }

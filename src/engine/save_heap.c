@@ -21,7 +21,7 @@ Err heap_take(SaveHeap *h, int64_t size_bytes, SaveBlock *out)
         i++;
     }
     if (size_bytes > h->size_bytes - at)
-        return err_set(ERR_MEMORY, "the saves of a micro-batch take '%lld' bytes, '%lld' of '%lld' are left",
+        return err_set(ERR_MEMORY, "the saves of a micro-batch take %lld bytes, %lld of %lld are left",
                        (long long)size_bytes, (long long)(h->size_bytes - at), (long long)h->size_bytes);
     ASSERT(h->count < h->capacity);
     memmove(h->live + i + 1, h->live + i, (size_t)(h->count - i) * sizeof *h->live);

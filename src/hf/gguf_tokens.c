@@ -187,7 +187,7 @@ static Err check_whole(const Job *j)
         if (texts[id].size && alone[id].id != id)
             return gguf_cannot(
                 "whether a piece that is a token is taken whole (ignore_merges) as this tokenizer does, and "
-                "no merges lead to token '%lld'",
+                "no merges lead to token %lld",
                 (long long)id);
     return ERR_OK;
 }
@@ -247,7 +247,7 @@ static Err score(const Job *j, const float **out)
         scores[id] = reached && alone[id].rank >= 0 ? -(float)alone[id].rank : -(float)j->merge_count;
         if (reached || !may_remain(j->tokens[id])) continue;
         if (alone[id].symbols <= 2 || (whole && j->tokens[id].kind == TOKEN_PIECE))
-            return gguf_cannot("that no merges lead to token '%lld' ('%.*s') from the two before it",
+            return gguf_cannot("that no merges lead to token %lld ('%.*s') from the two before it",
                                (long long)id, j->texts[id].size, j->texts[id].bytes);
     }
     *out = scores;
@@ -324,7 +324,7 @@ Err gguf_tokens(const Tokenizer *t, int64_t vocab, SetupArena *a, GgufTokens *ou
     if (!bytes && !characters)
         return gguf_cannot("how this tokenizer cuts texts into pieces (data.tokenizer)");
     if (tokenizer_vocab(t) > vocab) {
-        err_set(ERR_CONFIG, "the tokenizer has ids up to '%d', the model has '%lld' of them",
+        err_set(ERR_CONFIG, "the tokenizer has ids up to %d, the model has %lld of them",
                 tokenizer_vocab(t) - 1, (long long)vocab);
         return err_hint("put the tokenizer that the model was trained with where data.tokenizer says");
     }

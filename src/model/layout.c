@@ -157,8 +157,7 @@ static Err even_shares(const ModelSpec *spec, int stages, StageShare *out)
 {
     const int each = spec->layers / stages, more = spec->layers % stages, first = (stages - more) / 2;
     if (!each)
-        return err_set(ERR_CONFIG, "'%d' blocks cannot be shared by '%d' pipeline stages", spec->layers,
-                       stages),
+        return err_set(ERR_CONFIG, "%d blocks cannot be shared by %d pipeline stages", spec->layers, stages),
                err_hint("parallel.pp x parallel.vpp of at most %d, or a parallel.layout that says which "
                         "stages are empty",
                         spec->layers);
@@ -177,18 +176,18 @@ Err stage_shares(const ModelSpec *spec, const char *layout, int stages, StageSha
     if (!*layout) return even_shares(spec, stages, out);
     TRY(read_layout(&l));
     if (l.stage + 1 != stages)
-        return err_set(ERR_CONFIG, "parallel.layout='%s' has '%d' stages, the pipeline '%d'", layout,
-                       l.stage + 1, stages),
+        return err_set(ERR_CONFIG, "parallel.layout='%s' has %d stages, the pipeline %d", layout, l.stage + 1,
+                       stages),
                err_hint("a pipeline has parallel.pp x parallel.vpp stages; with nothing between two '|' one "
                         "is empty");
     if (l.layers != spec->layers)
-        return err_set(ERR_CONFIG, "parallel.layout='%s' has '%lld' blocks, the model '%d'", layout,
+        return err_set(ERR_CONFIG, "parallel.layout='%s' has %lld blocks, the model %d", layout,
                        (long long)l.layers, spec->layers),
                err_hint("a 't' for each of model.layers, over all stages");
     if (l.modules != spec->mtp.count)
         return err_set(ERR_CONFIG,
-                       "parallel.layout='%s' has '%d' modules of multi-token prediction, the model '%d'",
-                       layout, l.modules, spec->mtp.count),
+                       "parallel.layout='%s' has %d modules of multi-token prediction, the model %d", layout,
+                       l.modules, spec->mtp.count),
                err_hint("an 'm' for each of model.mtp_layers, before the 'L'");
     return ERR_OK;
 }

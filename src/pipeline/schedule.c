@@ -130,8 +130,7 @@ static Err read_slices(const Schedule *s)
     TRY(in_range("slices of a sequence", s->slices, SLICES_MAX));
     TRY(in_range("micro-batches", s->microbatches, UNITS_MAX / s->slices));
     if (s->slices == 1 || s->kind->sliced) return ERR_OK;
-    err_set(ERR_CONFIG, "schedule '%s' passes whole sequences on, not '%d' slices of them", s->name,
-            s->slices);
+    err_set(ERR_CONFIG, "schedule '%s' passes whole sequences on, not %d slices of them", s->name, s->slices);
     return err_hint("schedule seq1f1b passes slices; 1 for any other");
 }
 

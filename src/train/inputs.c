@@ -82,7 +82,7 @@ static Err put_tokens(const Run *r, FILE *f)
     int count = list_files(r, NULL);
     if (!count) return ERR_OK;
     TokenFile *t = calloc((size_t)count, sizeof *t);
-    if (!t) return err_set(ERR_MEMORY, "no memory for the names of '%d' token files", count);
+    if (!t) return err_set(ERR_MEMORY, "no memory for the names of %d token files", count);
     list_files(r, t);
     count = drop_repeated(t, count);
     for (int i = 0; i < count && !err; i++) {
