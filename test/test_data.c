@@ -70,6 +70,21 @@ TEST(permutations_look_random)
     CHECK_CLOSE(low / (N / 2.0), 0.5, 0.02, "share of the lower half");
 }
 
+/* The data set of draw k by the definition: of the shares that have begun the one that ends first. */
+static int source_of(const Blend *b, const int64_t *taken, int64_t k)
+{
+    int best = -1;
+    int64_t best_due = 0;
+    for (int d = 0; d < b->source_count; d++) {
+        const int64_t begun = taken[d] * b->block / b->units[d];
+        const int64_t due = ((taken[d] + 1) * b->block + b->units[d] - 1) / b->units[d];
+        if (begun > k || (best >= 0 && due >= best_due)) continue;
+        best = d;
+        best_due = due;
+    }
+    return best;
+}
+
 static void check_blend(const double *weights, int n)
 {
     static Blend b;
@@ -86,14 +101,37 @@ static void check_blend(const double *weights, int n)
     for (int64_t q = 0; q < 3 * b.block; q++) {
         int64_t earlier;
         int d = blend_draw(&b, q, &earlier);
-        wrong += earlier != count[d];
+        wrong += earlier != count[d] || (q < b.block && d != source_of(&b, count, q));
         count[d]++;
+        wrong += blend_taken(&b, q + 1, d) != count[d] || blend_taken(&b, q + 1, n - 1) != count[n - 1];
         for (int k = 0; k < n; k++)
             far += !(llabs(count[k] * b.block - b.units[k] * (q + 1)) < b.block);
     }
     CHECK_MSG(wrong == 0 && far == 0,
               "%d sources: %lld draws not sequential, %lld a whole draw away", n, (long long)wrong,
               (long long)far);
+    setup_release(&mem);
+}
+
+/* As many data sets as there may be, the least with one draw of the longest block: 2 bytes a draw. */
+static void check_large_blend(void)
+{
+    static Blend b;
+    double weights[BLEND_SOURCES_MAX];
+    int64_t count[BLEND_SOURCES_MAX] = { 0 }, wrong = 0, earlier;
+    SetupArena mem;
+    setup_init(&mem);
+    for (int d = 0; d < BLEND_SOURCES_MAX; d++) weights[d] = pow(10, -4.6 * d / (BLEND_SOURCES_MAX - 1));
+    OK(blend_init(&b, weights, BLEND_SOURCES_MAX, &mem));
+    CHECK(b.block == BLEND_BLOCK_MOST && b.units[BLEND_SOURCES_MAX - 1] == 1 && mem.total_bytes < 3 << 20);
+    for (int64_t q = 0; q < b.block; q++) {
+        const int d = blend_draw(&b, q, &earlier);
+        wrong += earlier != count[d] || (q % 4099 == 0 && d != source_of(&b, count, q));
+        count[d]++;
+    }
+    for (int d = 0; d < BLEND_SOURCES_MAX; d++)
+        wrong += count[d] != b.units[d] || blend_taken(&b, b.block + 1, d) != count[d] + (b.source[0] == d);
+    CHECK_MSG(!wrong, "%lld draws of a large blend are wrong", (long long)wrong);
     setup_release(&mem);
 }
 
@@ -117,6 +155,7 @@ TEST(blends)
     check_blend((double[]){ 4, 503, 852, 2733, 2, 2 }, 6);
     check_blend((double[]){ 1, 5000, 5000 }, 3); /* less than a 4096th */
     check_blend((double[]){ 1e-5, 1 }, 2);
+    check_large_blend();
     CHECK(block_of(1, 4095) == 4096 && block_of(1, 9999) == 16384 && block_of(1, 3e5) == 1 << 19);
     for (int round = 0; round < 40; round++) {
         int n = 2 + (int)(test_rand(&seed) % (round % 4 ? 12 : 200));

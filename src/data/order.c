@@ -2,6 +2,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "base/rng.h"
 
@@ -53,20 +54,64 @@ static void round_weights(Blend *b, const double *weights, double sum)
     }
 }
 
-/* Share c of data set d spans the draws [c * block / units, (c + 1) * block / units). */
-static int next_source(const Blend *b, const int32_t *taken, int k)
+/* How many draws before draw k of a block a data set has by its weight, rounded down. */
+static int64_t floor_share(const Blend *b, int64_t k, int source) { return k * b->units[source] / b->block; }
+
+/* How many it has had. */
+static int64_t had_before(const Blend *b, int64_t k) { return floor_share(b, k, b->source[k]) + b->ahead[k]; }
+
+/* Data sets by a draw's number, the smallest first, and of equals the first data set. */
+typedef struct {
+    int64_t key[BLEND_SOURCES_MAX]; /* a heap */
+    int count;
+} Queue;
+
+_Static_assert(BLEND_SOURCES_MAX <= 256, "a key of a Queue, and Blend.source, have 8 bits for a data set");
+
+static void queue_add(Queue *q, int64_t draw, int source)
 {
-    int best = -1;
-    int64_t best_due = 0;
-    for (int d = 0; d < b->source_count; d++) {
-        const int64_t n = taken[d], begun = n * b->block / b->units[d];
-        const int64_t due = ((n + 1) * b->block + b->units[d] - 1) / b->units[d];
-        if (begun <= k && (best < 0 || due < best_due)) {
-            best = d;
-            best_due = due;
-        }
+    const int64_t key = draw << 8 | source;
+    int i = q->count++;
+    for (; i > 0 && q->key[(i - 1) / 2] > key; i = (i - 1) / 2) q->key[i] = q->key[(i - 1) / 2];
+    q->key[i] = key;
+}
+
+static int queue_take(Queue *q)
+{
+    const int64_t first = q->key[0], last = q->key[--q->count];
+    int i = 0;
+    for (int child; (child = 2 * i + 1) < q->count; i = child) {
+        if (child + 1 < q->count && q->key[child + 1] < q->key[child]) child++;
+        if (q->key[child] >= last) break;
+        q->key[i] = q->key[child];
     }
-    return best;
+    q->key[i] = last;
+    return (int)(first & 255);
+}
+
+/*
+ * Share c of data set d spans the draws [c * block / units, (c + 1) * block / units). Of those that have begun the one
+ * that ends first is drawn. Weights add up to the block, so each is drawn within its span.
+ */
+static void lay_out(Blend *b)
+{
+    int32_t taken[BLEND_SOURCES_MAX] = { 0 };
+    Queue later = { .count = 0 }, begun = { .count = 0 };
+    for (int d = 0; d < b->source_count; d++) queue_add(&later, 0, d);
+    for (int32_t k = 0; k < b->block; k++) {
+        while (later.count && later.key[0] >> 8 <= k) {
+            const int d = queue_take(&later);
+            const int64_t units = b->units[d];
+            queue_add(&begun, ((taken[d] + 1) * (int64_t)b->block + units - 1) / units, d);
+        }
+        ASSERT(begun.count);
+        const int d = queue_take(&begun);
+        const int64_t ahead = taken[d]++ - floor_share(b, k, d);
+        ASSERT(ahead == 0 || ahead == 1);
+        b->source[k] = (uint8_t)d;
+        b->ahead[k] = (uint8_t)ahead;
+        queue_add(&later, taken[d] * (int64_t)b->block / b->units[d], d);
+    }
 }
 
 Err blend_check(const double *weights, int source_count)
@@ -109,7 +154,6 @@ static Err long_block(const double *weights, double sum, int source_count, int32
 
 Err blend_init(Blend *b, const double *weights, int source_count, SetupArena *mem)
 {
-    int32_t taken[BLEND_SOURCES_MAX] = { 0 };
     double sum = 0;
     TRY(blend_check(weights, source_count));
     for (int d = 0; d < source_count; d++) sum += weights[d];
@@ -120,13 +164,8 @@ Err blend_init(Blend *b, const double *weights, int source_count, SetupArena *me
         round_weights(b, weights, sum);
     }
     TRY(setup_array(mem, b->block, &b->source));
-    TRY(setup_array(mem, b->block, &b->prefix));
-    for (int k = 0; k < b->block; k++) {
-        int d = next_source(b, taken, k);
-        ASSERT(d >= 0);
-        b->source[k] = (uint8_t)d;
-        b->prefix[k] = taken[d]++;
-    }
+    TRY(setup_array(mem, b->block, &b->ahead));
+    lay_out(b);
     return ERR_OK;
 }
 
@@ -135,13 +174,13 @@ int blend_draw(const Blend *b, int64_t q, int64_t *earlier)
     ASSERT(q >= 0);
     int64_t k = q % b->block;
     int d = b->source[k];
-    *earlier = q / b->block * b->units[d] + b->prefix[k];
+    *earlier = q / b->block * b->units[d] + had_before(b, k);
     return d;
 }
 
 int64_t blend_taken(const Blend *b, int64_t count, int source)
 {
-    int64_t n = count / b->block * b->units[source];
-    for (int64_t k = 0; k < count % b->block; k++) n += b->source[k] == source;
-    return n;
+    const int64_t whole = count / b->block * b->units[source];
+    const uint8_t *last = memrchr(b->source, source, (size_t)(count % b->block));
+    return whole + (last ? had_before(b, last - b->source) + 1 : 0);
 }
