@@ -97,6 +97,15 @@ ranks 2 halves train.eval_tasks="$list" train.eval_every=10 parallel.pp=2 train.
 check "of a pipeline: $(grep -m1 error halves.err)" [ "$(accs halves)" = "$(accs asked)" ]
 ranks 2 slices train.eval_tasks="$list" train.eval_every=10 parallel.pp=2 parallel.slices=2
 check "in slices: $(grep -m1 error slices.err)" [ "$(accs slices)" = "$(accs asked)" ]
+# where sums may have any order, an evaluation of the run has that of the run: slices of sequences
+run sums run.reproducible=run parallel.slices=4 train.stop_at=4 train.eval_tasks=some.jsonl
+last_loss() { grep -o '"valid_loss":[0-9.]*' sums/metrics.jsonl | tail -1 | cut -d: -f2; }
+check "in slices, without a word on bits: $(grep -m1 error sums.err)" [ -n "$(last_loss)" ]
+for n in 1 2; do
+    "$root/scripts/launch.sh" -n $n -- "$mt" eval --run sums --json $([ $n = 1 ] || echo parallel.pp=2) >sums.json 2>sums.err
+    check "eval has its loss on $n: $(last_loss), $(cat sums.json)" grep -qF "\"loss\":$(last_loss)," sums.json
+    check "and its answers" [ "$(accs sums | grep -o '"acc":[^,]*')" = "$(grep -o '"acc":[^,]*' sums.json)" ]
+done
 run going train.eval_tasks="$list" train.eval_every=10 train.stop_at=12
 run going train.eval_tasks="$list" train.eval_every=10
 check "gone on: $(grep -m1 error going.err)" same_tensors going trained 20

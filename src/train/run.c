@@ -225,6 +225,12 @@ static Err open_inputs(Run *r, RunPurpose purpose)
     return tasks_open(&r->tasks, r->cfg->train.eval_tasks, r->tokenizer, r->spec.model.seq);
 }
 
+/* The whole model. Slices stay, as sums over a sequence are those of its slices (run.reproducible = run). */
+static PipelineSpec in_one_stage(int slices)
+{
+    return (PipelineSpec){ .schedule = slices > 1 ? "seq1f1b" : NULL, .slices = slices };
+}
+
 static Err open_all(Run *r, RunPurpose purpose)
 {
     const Config *c = r->cfg;
@@ -236,15 +242,15 @@ static Err open_all(Run *r, RunPurpose purpose)
     if (r->ranks) r->spec.device.index = r->ranks->gpu.index;
     TRY(check_gpu(r));
     r->spec.purpose.forward_only = purpose != RUN_TRAIN;
-    if (r->spec.purpose.forward_only)
-        r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
+    if (purpose == RUN_GENERATE || purpose == RUN_LOGITS)
+        r->spec.pipeline.slices = 0; /* tokens come one by one, or logits of whole sequences are asked for */
     r->spec.purpose.generate = purpose == RUN_GENERATE;
     r->spec.purpose.logits = purpose == RUN_LOGITS;
     r->spec.purpose.scores = r->tasks.count > 0;
     r->spec.purpose.ahead &= purpose == RUN_TRAIN;
     r->spec.purpose.snapshot &= purpose == RUN_TRAIN;
     if (r->world->grid.pp != c->parallel.pp || (purpose != RUN_TRAIN && r->world->grid.pp == 1))
-        r->spec.pipeline = (PipelineSpec){ 0 }; /* read whole, in one stage */
+        r->spec.pipeline = in_one_stage(r->spec.pipeline.slices);
     if (purpose == RUN_GENERATE) {
         r->spec.micro_batch = r->spec.global_batch = r->spec.model.moe.balance.unit = 1;
         r->spec.ramp.count = 0;

@@ -67,8 +67,7 @@ class Left:
         """
         ranks = self.ranks if self.ranks <= EVALUATE_RANKS else 1
         case = self.trial.case
-        other = ranks != self.ranks or "parallel.slices" in case.layout  # (eval reads whole sequences: other scales in 8 bits)
-        near = near or (other and not case.exact)
+        near = near or (ranks != self.ranks and not case.exact)
         wanted = last_losses(self.trial.folder / self.run)
         if not wanted:
             return
