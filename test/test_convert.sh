@@ -221,6 +221,11 @@ check "and leaves nothing" [ ! -e torn.run ]
 # ---- what is refused
 expect 4 "holds checkpoints" into one one.run
 expect 2 "holds files" out one.run many
+mkdir -p models--me--x/snapshots && cp -r one models--me--x/snapshots/abc
+for i in "config from-hf models--me--x" "convert --from models--me--x --to x.run --format megatrain"; do
+    expect 4 "which has its files in snapshots: give 'models--me--x/snapshots/abc'" "$mt" $i
+done
+expect 4 "'models--me--x/snapshots' holds no model" into models--me--x/snapshots x.run
 expect 2 "already" out one one.hf
 expect 2 "already" into one.run two.run
 expect 4 "no folder" into nothing two.run

@@ -414,6 +414,7 @@ static Err export(Model *m)
 static Err convert(Words rest)
 {
     ON_HEAP(Model, m, 1);
+    char path[PATH_MAX];
     (void)rest;
     const bool out = strcmp(format, "megatrain") != 0;
     if (out && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0)
@@ -422,6 +423,8 @@ static Err convert(Words rest)
     const bool theirs = hf_folder_is(from_path);
     if (theirs && !strcmp(format, "gguf"))
         return err_set(ERR_CONFIG, "'%s' is Hugging Face's: first make it --format megatrain", from_path);
+    if (!out && !theirs && !holds(from_path, "checkpoints", path) && !holds(from_path, "manifest.json", path))
+        return hf_folder_hint_cache(from_path, err_set(ERR_CKPT, "'%s' holds no model", from_path));
     if (out == theirs)
         return err_set(ERR_CONFIG, "'%s' is %s already", from_path, out ? "Hugging Face's" : "megatrain's");
     model_init(m);

@@ -529,7 +529,8 @@ Err hf_config_read(const char *folder, SetupArena *arena, HfConfig *out)
     int64_t size;
     if (snprintf(path, sizeof path, "%s/config.json", folder) >= (int)sizeof path)
         return err_set(ERR_CKPT, "'%s': the path is too long", folder);
-    TRY_AS(ERR_CKPT, file_read_all(path, CONFIG_JSON_MOST, &text, &size));
+    const Err read = file_read_all(path, CONFIG_JSON_MOST, &text, &size);
+    if (read) return hf_folder_hint_cache(folder, err_as(read, ERR_CKPT));
     const Err err = parse(path, folder, text, size, arena, out);
     free(text);
     return err;

@@ -1,6 +1,7 @@
 /* See folder.h. */
 #include "hf/folder.h"
 
+#include <glob.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,18 @@ bool hf_folder_is(const char *path)
 {
     const bool ours = holds(path, "manifest.json") || holds(path, "checkpoints");
     return !ours && (holds(path, single_name) || holds(path, index_name) || holds(path, "config.json"));
+}
+
+Err hf_folder_hint_cache(const char *path, Err err)
+{
+    char pattern[PATH_MAX + 32];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/snapshots/*", path);
+    if (glob(pattern, GLOB_ONLYDIR, NULL, &found)) return err;
+    err_hint("it is a model's folder in the hub's cache, which has its files in snapshots: give '%s'",
+             found.gl_pathv[0]);
+    globfree(&found);
+    return err;
 }
 
 /* ---- names of files ---- */

@@ -37,6 +37,10 @@ typedef struct {
 /* True if the folder holds such weights, and no checkpoint of ours. */
 bool hf_folder_is(const char *path);
 
+/* To be called behind an error, which it returns: the hint, if the path is a model's folder in the hub's cache, which
+ * holds snapshots. */
+Err hf_folder_hint_cache(const char *path, Err err);
+
 /* ERR_CKPT if a file of the folder is a link, but to another of its files, or to the blobs beside the snapshots of the
  * hub's cache: what came from elsewhere must not read other files of this machine. */
 Err hf_folder_check_link(const char *folder, const char *path);
