@@ -35,7 +35,7 @@ check "several ranks refuse it once: $(grep -c '^megatrain: error' differ.err)" 
 
 # ---- what is named changes, from that step on, in every layout
 copy base one
-run one --override optim.lr,optim.clip "${new[@]}"
+run one --override optim.lr --override=optim.clip "${new[@]}" # the option given twice names both
 check "a run goes on with another learning rate: $(grep -m1 error one.err)" [ "$(losses one | wc -l)" -eq 20 ]
 check "the steps before are the same" [ "$(losses one | head -10)" = "$(losses plain | head -10)" ]
 check "step 11, too: it begins with the same weights" [ "$(losses one | sed -n 11p)" = "$(losses plain | sed -n 11p)" ]

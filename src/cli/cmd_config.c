@@ -8,6 +8,7 @@
 #include "train/spec.h"
 
 static const char *config_path, *may_differ;
+static char joined[OPTION_JOIN_BYTES]; /* of may_differ */
 static int64_t world_size;
 
 static const Option options[] = {
@@ -15,7 +16,7 @@ static const Option options[] = {
       .help = "configuration (INI); none: the defaults" },
     { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "ranks to read it for; none: the launcher's, or the fewest that its cuts take" },
-    { "override", OPTION_TEXT, &may_differ, .value = "KEY,KEY",
+    { "override", OPTION_TEXT, &may_differ, .join = joined, .value = "KEY,KEY",
       .help = "as train takes it; the names are checked, and no value changes by it" },
 };
 

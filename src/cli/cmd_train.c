@@ -9,12 +9,13 @@
 #include "train/train.h"
 
 static const char *config_path, *run_dir, *may_differ, *ids_path, *logits_path, *tasks;
+static char joined[OPTION_JOIN_BYTES]; /* of may_differ */
 static bool as_json;
 static int64_t step = -1;
 
 static const Option train_options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
-    { "override", OPTION_TEXT, &may_differ, .value = "KEY,KEY",
+    { "override", OPTION_TEXT, &may_differ, .join = joined, .value = "KEY,KEY",
       .help = "keys that may differ from those of the checkpoint that the run goes on from" },
 };
 

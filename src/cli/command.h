@@ -22,6 +22,8 @@ typedef struct {
 
 typedef enum { OPTION_FLAG, OPTION_TEXT, OPTION_INT, OPTION_REAL, OPTION_LIST } OptionKind;
 
+enum { OPTION_JOIN_BYTES = 4096 };
+
 typedef struct {
     const char *name; /* without the dashes */
     OptionKind kind;
@@ -30,6 +32,8 @@ typedef struct {
     double low, high;  /* the bounds of a number */
     const char *value; /* how help names it: "FILE" */
     const char *help;
+    char *
+        join; /* OPTION_JOIN_BYTES, where an option that is given again adds to the first, behind a comma; or NULL */
 } Option;
 
 typedef struct {

@@ -85,6 +85,17 @@ static Err read_real(const Option *o, const char *text)
     return ERR_OK;
 }
 
+/* --override A --override B is --override A,B. */
+static Err join(const Option *o, const char *text)
+{
+    const char **out = o->out;
+    const size_t used = *out == o->join ? strlen(o->join) : 0;
+    const int n = snprintf(o->join + used, OPTION_JOIN_BYTES - used, "%s,%s", used ? "" : *out, text);
+    if (n >= OPTION_JOIN_BYTES - (int)used) return err_set(ERR_CONFIG, "--%s: the list is too long", o->name);
+    *out = o->join;
+    return ERR_OK;
+}
+
 /* One value, behind '=' or the next word. */
 static Err read_value(Reader *r, const Option *o, const char *equals)
 {
@@ -101,6 +112,7 @@ static Err read_value(Reader *r, const Option *o, const char *equals)
                err_hint("--%s %s", o->name, text);
     if (o->kind == OPTION_INT) return read_int(o, text);
     if (o->kind == OPTION_REAL) return read_real(o, text);
+    if (o->join && *(const char **)o->out) return join(o, text);
     *(const char **)o->out = text;
     return ERR_OK;
 }
@@ -130,7 +142,7 @@ static Err read_option(Reader *r, const char *word)
     while (i < r->c->option_count && strcmp(name, r->c->options[i].name) != 0) i++;
     if (i == r->c->option_count) return unknown_option(r->c, full);
     const Option *o = &r->c->options[i];
-    if (r->given[i])
+    if (r->given[i] && !o->join)
         return err_set(ERR_CONFIG, "--%s is given twice", name),
                o->kind == OPTION_LIST ? err_hint("it takes several: --%s %s", name, o->value) : ERR_CONFIG;
     r->given[i] = true;
