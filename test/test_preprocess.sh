@@ -313,9 +313,9 @@ catches() { # PID NUMBER: its handler of that signal is there
     mask=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null)
     (((0x${mask:-0} >> ($2 - 1)) & 1))
 }
-interrupt() { # PID: a SIGINT as soon as it is caught; its exit status
-    until catches "$1" 2 || ! kill -0 "$1" 2>/dev/null; do sleep 0.001; done
-    kill -INT "$1" 2>/dev/null
+interrupt() { # PID SIGNAL: as soon as it is caught; its exit status
+    until catches "$1" "$(kill -l "${2:-INT}")" || ! kill -0 "$1" 2>/dev/null; do sleep 0.001; done
+    kill "-${2:-INT}" "$1" 2>/dev/null
     wait "$1"
 }
 rm -rf got.*
@@ -326,6 +326,12 @@ interrupt $!
 check "Ctrl-C while stdin gives nothing: exit $?" [ $? -eq 130 ]
 check "it is said: $(cat err.txt)" grep -q "interrupted before 'got' was complete" err.txt
 check "nothing is left: $(ls -d got* 2>/dev/null)" [ ! -e got.idx -a ! -e got.part ]
+for s in TERM HUP; do
+    "$mt" preprocess --force --tokenizer byte --output got --input b.txt - <&9 >out.txt 2>err.txt &
+    interrupt $! $s
+    check "SIG$s: exit $?" [ $? -eq 75 ]
+    check "it is said: $(cat err.txt)" grep -q "stopped by SIG$s before 'got' was complete" err.txt
+done
 exec 9>&-
 "$mt" preprocess --force --tokenizer byte --output got "${job[@]}" >out.txt 2>err.txt &
 interrupt $!

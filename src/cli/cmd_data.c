@@ -161,12 +161,15 @@ static void on_interrupt(int sig)
     input_interrupt();
 }
 
-/* The first Ctrl-C ends the work in order, a second one at once. */
+/* The first signal ends the work in order, a second one at once. */
 static void catch_interrupt(void)
 {
-    struct sigaction a = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND };
+    struct sigaction a = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND }, hangup;
     sigemptyset(&a.sa_mask);
     sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
+    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) /* nohup: it goes on */
+        sigaction(SIGHUP, &a, NULL);
 }
 
 static const Option preprocess_options[] = {

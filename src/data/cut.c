@@ -261,8 +261,8 @@ static Err refuse_list(const Cutter *c)
     const bool quotable = strcmp(path, "-") && !strchr(path, '\'');
     err_set(ERR_DATA, "'%s' is one JSON list, not a line for each document", path);
     return err_hint(
-        "jq -c '.[]' '%s' | megatrain preprocess --input - --format jsonl --key '%s' ...; or --format text, "
-        "which takes it as it is",
+        "jq -c '.[]' '%s' | megatrain preprocess --input - --format jsonl --key '%s' --tokenizer T --output "
+        "PREFIX  # or --format text, which takes it as it is",
         quotable ? path : "FILE", strchr(c->o.key.text, '\'') ? "KEY" : c->o.key.text);
 }
 

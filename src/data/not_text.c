@@ -69,7 +69,9 @@ static Err hint_table(const Format *f, const char *path, const char *key)
     return err_hint(
         "python3 -c \"import sys,json,pyarrow.%s as q;[print(json.dumps({sys.argv[2]:t or ''})) for b in %s "
         "for t in b.column(sys.argv[2]).to_pylist()]\" '%s' '%s' | megatrain preprocess --input - --format "
-        "jsonl --key '%s' ... (pip install pyarrow); --force takes the bytes as they are",
+        "jsonl --key '%s' --tokenizer T --output PREFIX  # pip install pyarrow; --force takes the bytes as "
+        "they "
+        "are",
         f->module, f->rows, has_name ? path : "FILE", strchr(key, '\'') ? "COLUMN" : key,
         strchr(key, '\'') ? "COLUMN" : key);
 }

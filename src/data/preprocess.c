@@ -475,6 +475,14 @@ static void close_job(Job *j)
     tokenizer_close(j->tokenizer);
 }
 
+static Err say_stopped(const PreprocessOptions *o)
+{
+    const int sig = o->stop ? *o->stop : 0;
+    if (sig == 0 || sig == SIGINT)
+        return err_set(ERR_INTERRUPTED, "interrupted before '%s' was complete", o->output);
+    return err_set(ERR_STOPPED, "stopped by SIG%s before '%s' was complete", sigabbrev_np(sig), o->output);
+}
+
 Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result)
 {
     Job j = { .o = o, .lock = -1, .mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
@@ -483,8 +491,9 @@ Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result)
     Err err = run(&j, result);
     if (!err) err = finish(&j);
     close_job(&j);
-    if (err == ERR_INTERRUPTED) err_set(err, "interrupted before '%s' was complete", o->output);
-    if ((err == ERR_IO || err == ERR_INTERRUPTED) && j.saved)
+    const bool stopped = err == ERR_INTERRUPTED;
+    if (stopped) err = say_stopped(o);
+    if ((err == ERR_IO || stopped) && j.saved)
         err_hint("'%s.part' keeps what is done: the same command goes on with it", o->output);
     if (!err && result->invalid_bytes)
         log_warn("%lld bytes of the input were not UTF-8 and were kept as byte tokens",

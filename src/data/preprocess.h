@@ -34,10 +34,11 @@ typedef struct {
     bool skip_missing; /* JSON lines where that is missing or null are no documents, and are counted */
     bool append_eod;   /* every document that has tokens ends with an end-of-document id */
     bool split_blank_lines;
-    bool any_bytes;                    /* as in CutOptions */
-    int threads;                       /* 0: as many as OpenMP would use */
-    double save_every_s;               /* how often work is made safe; 0: never */
-    const volatile sig_atomic_t *stop; /* not 0: the job ends, and what is done is made safe; may be NULL */
+    bool any_bytes;      /* as in CutOptions */
+    int threads;         /* 0: as many as OpenMP would use */
+    double save_every_s; /* how often work is made safe; 0: never */
+    const volatile sig_atomic_t
+        *stop; /* a signal: the job ends, and what is done is made safe; may be NULL */
 } PreprocessOptions;
 
 typedef struct {
@@ -53,7 +54,8 @@ typedef struct {
  * says how much.
  * Errors: ERR_DATA naming file and line (input missing or damaged, not JSON, no tokens at all, tokenizer
  * without an end of document where one is wanted), ERR_CONFIG (the key; PREFIX.part is a job's with other options),
- * ERR_STORAGE if another process writes the same files, ERR_IO for the output; ERR_INTERRUPTED when asked to stop.
+ * ERR_STORAGE if another process writes the same files, ERR_IO for the output; when asked to stop ERR_INTERRUPTED
+ * by SIGINT, ERR_STOPPED by another signal.
  */
 Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result);
 
