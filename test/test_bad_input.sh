@@ -126,7 +126,7 @@ for at in 0 9 17 18 26 34 38 46 -1; do
     refuse 3 "t.idx" data.train=t
 done
 refuse 3 "too few for one sample" data.valid= model.seq=1000000
-refuse 3 "leaves none of its 1 documents for valid" data.valid= data.split=99,1
+refuse 3 "leaves none of its 1 document for valid" data.valid= data.split=99,1
 "$mt" tokenizer train --input big.txt --vocab-size 400 --output bpe.json >/dev/null 2>&1
 "$mt" preprocess --input big.txt --tokenizer bpe.json --output c >/dev/null 2>&1
 rm c.crc # which would say so at once
@@ -242,6 +242,9 @@ fresh r; flip_data "$(ckpt r 6)"
 expect 4 "$shard' is damaged" "$mt" inspect r
 expect 4 "$shard' is damaged" "$mt" inspect "$(ckpt r 6)"
 expect 4 "$shard' is damaged" train run.dir=other checkpoint.resume="$(ckpt r 6)"
+fresh r; cut_shard "$(ckpt r 6)"
+expect 0 "step-00000003" "$mt" eval --run r
+check "a damaged one is named once: $(grep -c 'is passed over' err.txt)" [ "$(grep -c 'is passed over' err.txt)" = 1 ]
 rm -r "$(ckpt r 3)" "$(ckpt r 6)"; mkdir "$(ckpt r 6)"
 expect 4 "none is valid" "$mt" --config tiny.ini run.dir=r
 expect 0 "" "$mt" inspect good

@@ -20,6 +20,7 @@ check "20 + 20 tensors are the 40's" same_tensors half whole 40
 run anew checkpoint.resume=none train.max_minutes=1e-9
 check "where the same command would not go on, the hint says which does (got $?)" \
     [ $?-"$(grep -c '^hint: with checkpoint.resume=auto' anew.err)" = 75-1 ]
+check "the time is said in its unit: $(grep stopped anew.err)" grep -q 'stopped after [0-9.]*s (train.max_minutes)' anew.err
 
 # begin_and_stop STEP DIR WORDS...: a run that stands still before that step; pid
 begin_and_stop() {

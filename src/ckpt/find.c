@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/rng.h"
 #include "ckpt/folder.h"
 #include "ckpt/manifest.h"
 
@@ -19,6 +20,19 @@ static Err check(const char *path, bool *newer)
     return err;
 }
 
+/* A command looks several times, for the configuration and then for the weights: it says each damage once. */
+static void say_passed_over(const char *path)
+{
+    enum { MOST = 16 };
+    static _Thread_local uint64_t said[MOST];
+    static _Thread_local int count;
+    const uint64_t now = rng_key(rng_key(0, path), err_message());
+    for (int i = 0; i < count; i++)
+        if (said[i] == now) return;
+    if (count < MOST) said[count++] = now;
+    log_warn("checkpoint '%s' is passed over: %s", path, err_message());
+}
+
 /* gone, unless it is NULL: one of e[count] is not there any more, nothing is said of what it was found to be. */
 static Err find(const char *folder, const CkptEntry *e, int count, int64_t below, char path[PATH_MAX],
                 bool *gone)
@@ -32,7 +46,7 @@ static Err find(const char *folder, const CkptEntry *e, int count, int64_t below
         if (gone) *gone = !file_is_dir(path);
         if (gone && *gone) return err;
         if (newer || err != ERR_CKPT) return err;
-        log_warn("checkpoint '%s' is passed over: %s", path, err_message());
+        say_passed_over(path);
     }
     return err_set(ERR_CKPT, "'%s' holds %d checkpoints, and none is valid", folder, count),
            err_hint("see the warnings above; resume=none in a new run.dir starts afresh");

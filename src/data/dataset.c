@@ -93,8 +93,9 @@ static Err choose_part(Source *s, const DatasetOptions *o)
         from = bounds[o->part];
         to = bounds[o->part + 1];
         if (from >= to) {
-            err_set(ERR_DATA, "'%s': split '%s' leaves none of its %lld documents for %s", s->file.name,
-                    o->split, (long long)s->file.sequences, names[o->part]);
+            err_set(ERR_DATA, "'%s': split '%s' leaves none of its %lld document%s for %s", s->file.name,
+                    o->split, (long long)s->file.sequences, s->file.sequences == 1 ? "" : "s",
+                    names[o->part]);
             err_hint("split by document needs more documents (`preprocess --split-blank-lines` "
                      "makes many)");
             return ERR_DATA;
@@ -106,8 +107,9 @@ static Err choose_part(Source *s, const DatasetOptions *o)
     s->tokens = shards_start(&s->file, to) - s->first_token;
     s->samples = s->tokens > 0 ? (s->tokens - 1) / o->seq : 0;
     if (s->samples > 0) return ERR_OK;
-    err_set(ERR_DATA, "'%s': %lld tokens for %s are too few for one sample of %lld + 1", s->file.name,
-            (long long)s->tokens, names[o->part], (long long)o->seq);
+    err_set(ERR_DATA, "'%s': %lld token%s for %s %s too few for one sample of %lld + 1", s->file.name,
+            (long long)s->tokens, s->tokens == 1 ? "" : "s", names[o->part], s->tokens == 1 ? "is" : "are",
+            (long long)o->seq);
     err_hint("use more text or a smaller model.seq");
     return ERR_DATA;
 }

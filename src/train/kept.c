@@ -60,9 +60,11 @@ Err kept_start(const char *run_dir, const char *config_text, int64_t step, const
 
 Err kept_saved(const char *run_dir, int64_t step)
 {
-    char path[PATH_MAX], text[64];
-    TRY(path_of(path, run_dir, "starts/saved"));
+    char folder[PATH_MAX], path[PATH_MAX], text[64];
+    TRY(path_of(folder, run_dir, "starts"));
+    TRY(path_of(path, folder, "saved"));
     if (file_exists(path)) return ERR_OK;
+    TRY(file_make_dirs(folder)); /* somebody may have removed the run's folder while it runs */
     const int n = snprintf(text, sizeof text, "first checkpoint: step %lld\n", (long long)step);
     return file_replace(path, text, n);
 }

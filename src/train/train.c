@@ -505,10 +505,10 @@ static Err stop_reason(Loop *l, int64_t *reason)
 static Err say_stopped(const Loop *l, int64_t reason)
 {
     const long long step = l->run.trainer.progress.step;
+    char time[UNITS_BYTES];
     if (reason == OUT_OF_TIME)
-        err_set(ERR_STOPPED,
-                "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint in '%s'",
-                (clock_s() - l->started_s) / 60, step, l->cfg->run.dir);
+        err_set(ERR_STOPPED, "stopped after %s (train.max_minutes) at step %lld, with a checkpoint in '%s'",
+                units_seconds(time, clock_s() - l->started_s), step, l->cfg->run.dir);
     else
         err_set(ERR_STOPPED, "stopped by SIG%s after step %lld, with a checkpoint in '%s'",
                 sigabbrev_np((int)reason), step, l->cfg->run.dir);
