@@ -98,7 +98,7 @@ check "of a pipeline: $(grep -m1 error halves.err)" [ "$(accs halves)" = "$(accs
 ranks 2 slices train.eval_tasks="$list" train.eval_every=10 parallel.pp=2 parallel.slices=2
 check "in slices: $(grep -m1 error slices.err)" [ "$(accs slices)" = "$(accs asked)" ]
 # where sums may have any order, an evaluation of the run has that of the run: slices of sequences
-run sums run.reproducible=run parallel.slices=4 train.stop_at=4 train.eval_tasks=some.jsonl
+run sums run.reproducible=run parallel.slices=4 parallel.attn_block=32 train.stop_at=4 train.eval_tasks=some.jsonl
 last_loss() { grep -o '"valid_loss":[0-9.]*' sums/metrics.jsonl | tail -1 | cut -d: -f2; }
 check "in slices, without a word on bits: $(grep -m1 error sums.err)" [ -n "$(last_loss)" ]
 for n in 1 2; do
