@@ -100,7 +100,7 @@ static void tensors_free(attention_bwd_args *x)
 
 /* ---- one row ---- */
 
-/* What one product takes: 2 FLOP for each visible (query, key) and feature. */
+/* FLOP of one product: 2 for each visible (query, key) and feature. */
 static double product_flop(const Row *r)
 {
     double seen = 0;

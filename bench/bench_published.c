@@ -148,7 +148,7 @@ static void print_left_out(const Published *p, Rates begin)
     print_errors("both", &both);
 }
 
-/* What a tenth more of each constant does to the speed that is predicted. */
+/* Prints the change of the predicted speed when each constant grows by a tenth. */
 static void print_moves(const Published *p, const Rates *r)
 {
     printf("\n| a tenth more of | now | dense %% | mixtures %% |\n| --- | ---: | ---: | ---: |\n");

@@ -119,7 +119,7 @@ static inline uint64_t l2_key(int64_t operand, int64_t panel, int64_t piece)
     return (uint64_t)((operand << 40 | panel) << 20 | piece);
 }
 
-/* Where block number `n` of all products lies. */
+/* Place of block number `n` of all products. */
 static inline GroupedPlace l2_place(const GroupedWalk *w, int64_t n, int64_t *product)
 {
     *product = n / (w->rows * w->columns);

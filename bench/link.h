@@ -1,4 +1,4 @@
-/* What predictions take a GPU's links for, and what bench/cuda/links.c measures against. */
+/* Rates that predictions assume for a GPU's links; bench/cuda/links.c measures against them. */
 #ifndef MEGATRAIN_BENCH_LINK_H
 #define MEGATRAIN_BENCH_LINK_H
 

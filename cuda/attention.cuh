@@ -1,5 +1,5 @@
 /*
- * What the attention kernels share: the problem as a kernel sees it, tiles of rows, who sees whom, dropout.
+ * Shared parts of the attention kernels: the problem as a kernel sees it, tiles of rows, who sees whom, dropout.
  *
  * Three kernels (attention_fwd.cu, attention_dq.cu, attention_dkv.cu) hold the loops over tiles and the
  * softmax. They are templates over an *engine*, which holds everything that depends on the instruction set:
@@ -211,7 +211,7 @@ __device__ __forceinline__ Range range_of(const RowTile &t)
     return r;
 }
 
-/* Of the rows of a tile of ROWS that this warp has; empty (last < first) when the tile ends before them. */
+/* The rows of a tile of ROWS that this warp has; empty (last < first) when the tile ends before them. */
 template <class E> __device__ __forceinline__ Range warp_range(const RowTile &t)
 {
     const int begin = threadIdx.x / WARP * E::WARP_ROWS, end = min(begin + E::WARP_ROWS, t.count);
@@ -278,7 +278,7 @@ __device__ __forceinline__ float cap_slope(const AttnProblem &p, float s)
 
 /* ---- dropout ---- */
 
-/* Of one head of one sample. */
+/* Dropout of one head of one sample. */
 struct HeadDropout {
     uint64_t key;
     uint32_t threshold, sample_low, sample_high;
@@ -340,7 +340,7 @@ __device__ __forceinline__ void copy_rows(typename E::T *to, const typename E::T
 
 /* ---- a block of queries: forward and dq ---- */
 
-/* What the block works on. In shared memory: the loop needs every register for scores and sums. */
+/* The block's queries. In shared memory: the loop needs every register for scores and sums. */
 template <class T> struct QueryBlock {
     RowTile rows;
     int most_low, tiles; /* largest row_low; tiles of keys to visit */
@@ -371,7 +371,7 @@ __device__ __forceinline__ void begin_queries(const AttnProblem &p, QueryBlock<t
 
 /* ---- launching ---- */
 
-/* What the launchers of the three kernels get. Matrices of the forward and of the backward pass. */
+/* Arguments of the launchers of the three kernels. Matrices of the forward and of the backward pass. */
 struct AttnForward {
     Tensor o, lse, max, sum, logit_max, q, k, v;
     bool resumed, unfinished;
@@ -391,7 +391,7 @@ Err attention_problem(AttnProblem *p, const attention_fwd_args *a);
 /* ERR_SHAPE unless rows begin at multiples of 16 bytes. */
 Err attention_aligned(const char *name, Tensor t);
 
-/* As that; and ERR_SHAPE where a result of the queries is not in fp32 though keys come in several calls. */
+/* The same check; and ERR_SHAPE if keys come in several calls and a result of the queries is not in fp32. */
 Err attention_result(const char *name, Tensor t, bool several);
 
 Err attention_dq(Stream *s, const AttnProblem &p, const AttnBackward &a);  /* dq and delta */
@@ -409,7 +409,7 @@ Err attention_dkv_hopper(Stream *s, const AttnProblem &p, const AttnBackward &a)
  */
 constexpr int SHARED_LEAST = 99 << 10;
 
-/* What arrays take of it: the dynamic area lies behind them, at a multiple of 1 KiB (common.cuh). */
+/* Shared memory of arrays. The dynamic area lies behind them, at a multiple of 1 KiB (common.cuh). */
 constexpr int shared_arrays(size_t bytes) { return static_cast<int>((bytes + 1023) / 1024 * 1024); }
 
 #endif

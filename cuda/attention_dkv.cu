@@ -25,7 +25,7 @@
 
 /* ---- kernel ---- */
 
-/* What the block works on; in shared memory, as in QueryBlock. */
+/* The block's keys; in shared memory, as in QueryBlock. */
 struct KeyBlock {
     RowTile keys;
     TileWalk walk;  /* tiles of queries that may see the keys */
@@ -76,7 +76,7 @@ __device__ __forceinline__ QueryTile query_tile(const AttnProblem &p, const KeyB
     return t;
 }
 
-/* What each thread, one a query, reads for a tile of queries. */
+/* Numbers that each thread, one a query, reads for a tile of queries. */
 template <class E>
 __device__ __forceinline__ QueryValues query_values(const AttnProblem &p, const RowTile &rows, int h,
                                                     const RowValues &lse, const RowValues &delta)

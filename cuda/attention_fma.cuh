@@ -140,7 +140,7 @@ template <int C_, int R_, int COLS_> struct FmaEngine {
 
     static __device__ __forceinline__ bool kept(const Keep &k, int i, int j) { return k.word >> (i * N + j) & 1; }
 
-    /* As MmaEngine::store; 8 threads write 128 bytes at once without help of the tile. */
+    /* Like MmaEngine::store; 8 threads write 128 bytes at once without help of the tile. */
     static __device__ __forceinline__ void store(const Sums &o, const float factor[R], float *, float *to, int64_t step,
                                                  int count, int width)
     {
@@ -157,7 +157,7 @@ template <int C_, int R_, int COLS_> struct FmaEngine {
             }
     }
 
-    /* As MmaEngine::add_wide. */
+    /* Like MmaEngine::add_wide. */
     static __device__ __forceinline__ void add_wide(const Sums &o, const float factor[R], const float keep[R],
                                                     bool resumed, float *to, int64_t step, int count, int width)
     {

@@ -1,13 +1,13 @@
 /*
- * What the forward kernels of attention share (attention_fwd.cu, attention_fwd_hopper.cu): a step of the softmax over a
- * tile of keys, and what is done with the rows once all keys have been seen.
+ * Shared parts of the forward kernels of attention (attention_fwd.cu, attention_fwd_hopper.cu): a step of the softmax
+ * over a tile of keys, and the end of the rows once all keys have been seen.
  */
 #ifndef MEGATRAIN_CUDA_ATTENTION_FWD_CUH
 #define MEGATRAIN_CUDA_ATTENTION_FWD_CUH
 
 #include "attention.cuh"
 
-/* What a thread keeps of its query rows. */
+/* State of a thread's query rows. */
 template <class E> struct FwdRows {
     float max[E::R], sum[E::R]; /* of raw scores; of this thread's share of the columns */
 };
@@ -58,7 +58,7 @@ template <class E> __device__ __forceinline__ float add_sink(float z, float *mos
     return rescale;
 }
 
-/* Where keys come in several calls: what goes from one to the next beside o. */
+/* Numbers that go from one call to the next beside o, where keys come in several calls. */
 struct RunningRows {
     WideRows o;
     RowValues max, sum;

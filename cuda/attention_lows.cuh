@@ -1,5 +1,5 @@
 /*
- * What the two kernels of dk and dv share (attention_dkv.cu, attention_dkv_hopper.cu): lse and delta of a tile's
+ * Shared parts of the two kernels of dk and dv (attention_dkv.cu, attention_dkv_hopper.cu): lse and delta of a tile's
  * queries, masks with keys down, the table that says which tiles of queries see none of a block's keys.
  */
 #ifndef MEGATRAIN_CUDA_ATTENTION_LOWS_CUH
@@ -9,7 +9,7 @@
 
 /* ---- the table of lows ---- */
 
-/* Of a tile of queries: smallest and largest row_low. */
+/* Smallest and largest row_low of a tile of queries. */
 struct Lows {
     int least, most;
 };

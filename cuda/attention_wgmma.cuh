@@ -123,7 +123,7 @@ template <class T_, int C_, int V_, int COLS_, int GROUPS_, bool PLAIN_> struct 
             }
     }
 
-    /* As MmaEngine's; the four lanes of a row exchange what they have, to write 16 bytes a time. */
+    /* Like MmaEngine's; the four lanes of a row exchange their numbers, to write 16 bytes a time. */
     static __device__ __forceinline__ void store(const Sums &o, const float factor[R], T *, T *to, int64_t step,
                                                  int count, int width)
     {
@@ -147,7 +147,7 @@ template <class T_, int C_, int V_, int COLS_, int GROUPS_, bool PLAIN_> struct 
             }
     }
 
-    /* As MmaEngine's. */
+    /* Like MmaEngine's. */
     static __device__ __forceinline__ void add_wide(const Sums &o, const float factor[R], const float keep[R],
                                                     bool resumed, float *to, int64_t step, int count, int width)
     {

@@ -30,7 +30,7 @@ struct Cut {
     int64_t equal;
 };
 
-/* As in src/cpu/capacity.c: a NaN is the least. */
+/* The order of src/cpu/capacity.c: a NaN is the least. */
 __device__ __forceinline__ uint32_t weight_key(float x)
 {
     const uint32_t bits = __float_as_uint(x + 0.0f); /* -0 is 0 */
@@ -44,7 +44,7 @@ __device__ __forceinline__ uint32_t key_of(const Drop &d, int64_t p)
     return d.weight.data ? weight_key(d.weight.at(n)[number - n * d.K]) : 0;
 }
 
-/* Of the list [first, end), which has more than `most` choices; by the whole block. */
+/* The cut of the list [first, end), which has more than `most` choices. The whole block finds it. */
 __device__ __forceinline__ Cut find_cut(const Drop &d, int64_t first, int64_t end, int64_t most)
 {
     SHARED(int, count, [DIGITS]);

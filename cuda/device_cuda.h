@@ -1,6 +1,4 @@
-/*
- * What the CUDA backend keeps for one GPU; Device.cuda points to it. Opened and closed by cuda/device.c.
- */
+/* State of the CUDA backend for one GPU; Device.cuda points to it. Opened and closed by cuda/device.c. */
 #ifndef MEGATRAIN_CUDA_DEVICE_CUDA_H
 #define MEGATRAIN_CUDA_DEVICE_CUDA_H
 

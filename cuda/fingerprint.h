@@ -14,8 +14,8 @@ typedef struct {
 } Fingerprint;
 
 /*
- * Of x [rows, columns] of F32, BF16 or F16, on the device. Waits for the stream; overwrites some of the device's
- * workspace.
+ * Fingerprint of x [rows, columns] of F32, BF16 or F16, on the device. Waits for the stream; overwrites some of the
+ * device's workspace.
  */
 Err cuda_fingerprint(Stream *s, Tensor x, Fingerprint *out);
 

@@ -33,7 +33,7 @@ constexpr uint32_t FLOAT_NAN = 0x7FC00000, FLOAT_LEAST_POWER = 0x400000; /* 2^-1
 
 /* ---- numbers ---- */
 
-/* Of 8 numbers the bits of the largest magnitude as a float. */
+/* Bits of the largest magnitude of 8 numbers, as a float. */
 __device__ __forceinline__ uint32_t pack_most(const Pack<bf16> &p)
 {
     const uint32_t *word = reinterpret_cast<const uint32_t *>(&p);
@@ -213,7 +213,7 @@ __device__ __forceinline__ uint32_t block_most(uint32_t most, uint32_t *part)
     return most;
 }
 
-/* What a thread has of a square of 128 x 128: runs of 16 in some of its rows; zeros beyond the end. */
+/* A thread's share of a square of 128 x 128: runs of 16 in some of its rows; zeros beyond the end. */
 constexpr int SQUARE_ROWS = FP8_THREADS / FP8_LANES, SQUARE_TIMES = FP8_BLOCK / SQUARE_ROWS;
 struct SquareRuns {
     Pack<bf16> p[SQUARE_TIMES][2];
@@ -294,7 +294,7 @@ __device__ __forceinline__ Pack<uint8_t> codes_of_column(const TwoColumns &x, fl
     return out;
 }
 
-/* Where a pack of a tile's row is. */
+/* Place of a pack of a tile's row. */
 __device__ __forceinline__ int pack_place(int row, int pack) { return pack ^ row / FP8_RUN; }
 
 /* From a tile of 128 rows and COLUMNS columns of x, whose largest is `most`. */
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(FP8_THREADS) fp8_runs_kernel(CastArgs c, const
 
 /* ---- numbers again ---- */
 
-/* As many of y as a thread takes together. */
+/* Numbers of y that a thread takes together. */
 constexpr int VALUES = 4;
 
 template <DType FORMAT> __device__ __forceinline__ float value_of(uint32_t code)
@@ -454,7 +454,7 @@ __global__ void __launch_bounds__(FP8_THREADS)
 
 /* ---- launchers ---- */
 
-/* What no configuration asks for. */
+/* Refuses forms that no configuration asks for. */
 static Err check_bits(OpId op, bool mixed, DType codes)
 {
     if (!mixed && codes != E2M1) return ERR_OK;
@@ -529,7 +529,7 @@ template <DType FORMAT> static void launch_kind(Stream *s, const CastArgs &c, bo
     else launch_cast<FORMAT, FP8_ROW_BLOCKS>(s, c, straight, turned);
 }
 
-/* What factors belong to, by what a call says of them. */
+/* Kind of the factors, by the arguments of a call. */
 static Fp8Kind kind_of(const fp8_cast_args *a)
 {
     if (a->amax.data) return FP8_WHOLE;

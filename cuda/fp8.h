@@ -1,5 +1,5 @@
 /*
- * Where the factors of fp8 codes (device/ops.def) lie on a GPU: as cuBLASLt wants them, so that products read what
+ * The layout of the factors of fp8 codes (device/ops.def) on a GPU: as cuBLASLt wants them, so that products read what
  * casts wrote. A tensor's factors [rows / block rows, columns / block columns] are
  *
  *   one            that
@@ -59,7 +59,7 @@ FP8_FN int64_t fp8_tile_place(int64_t columns, int64_t row, int64_t block)
     return tile * FP8_TILE + row % 32 * 16 + row % FP8_TILE_ROWS / 32 * 4 + block % FP8_TILE_BLOCKS;
 }
 
-/* Of codes [rows, columns]; with FP8_TILES in bytes, else in floats. */
+/* Place of a factor among those of codes [rows, columns]: in bytes with FP8_TILES, else in floats. */
 FP8_FN int64_t fp8_factor_place(Fp8Kind kind, int64_t rows, int64_t columns, int64_t row_block, int64_t column_block)
 {
     if (kind == FP8_WHOLE) return 0;
@@ -68,7 +68,7 @@ FP8_FN int64_t fp8_factor_place(Fp8Kind kind, int64_t rows, int64_t columns, int
     return row_block * fp8_squares_ld((columns + FP8_BLOCK - 1) / FP8_BLOCK) + column_block;
 }
 
-/* What the factors of these codes belong to, by their number, and where a row has one, by how far rows are apart. */
+/* Kind of the factors of these codes: by their number and, where a row has one, by how far rows are apart. */
 static inline Fp8Kind fp8_kind(Tensor codes)
 {
     const Tensor f = *codes.scale;

@@ -36,7 +36,7 @@ struct CodeRows {
     int ld, rows, step; /* (64 bits would be registers that there are not) */
 };
 
-/* What a block computes. */
+/* Task of a block. */
 struct CodeTask {
     CodeRows a, b;
     int blocks; /* of the depth */
@@ -53,7 +53,7 @@ __device__ __forceinline__ CodeRows code_rows(const uint8_t *codes, int64_t ld, 
 
 /* ---- stages ---- */
 
-/* Where 16-byte chunk `c` of row r lies, so that the 8 rows of a matrix fall into different banks. */
+/* Place of 16-byte chunk `c` of row r, such that the 8 rows of a matrix fall into different banks. */
 __device__ __forceinline__ int code_offset(int r, int c) { return r * CODE_DEPTH + (c ^ (r / 2 & 3)) * CODE_CHUNK; }
 
 template <int STAGE> __device__ __forceinline__ void load_codes(uint8_t *to, const CodeRows &p, int at)
@@ -79,7 +79,7 @@ struct CodeWarp {
           lane(threadIdx.x % WARP)
     {
     }
-    /* Of sum i of tile (m, n). */
+    /* Row of sum i of tile (m, n). */
     __device__ __forceinline__ int row_of(int m, int i) const { return row + m * 16 + i / 2 * 8 + lane / 4; }
     __device__ __forceinline__ int column_of(int n, int i) const { return column + n * 8 + lane % 4 * 2 + i % 2; }
 };

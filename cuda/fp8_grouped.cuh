@@ -1,4 +1,4 @@
-/* What the two forms of experts' products of 8 bits share (fp8_grouped.cu, fp8_grouped_hopper.cu): the problem. */
+/* The problem, as the two forms of experts' products of 8 bits share it (fp8_grouped.cu, fp8_grouped_hopper.cu). */
 #ifndef MEGATRAIN_CUDA_FP8_GROUPED_CUH
 #define MEGATRAIN_CUDA_FP8_GROUPED_CUH
 

@@ -34,14 +34,14 @@ enum : int {
 static_assert(CODES_DEPTH == 128, "a step is a row of the swizzle");
 static_assert(2 * CODES_WIDE * sizeof(float) <= HOPPER_SHEET, "factors of two steps fit into a sheet");
 
-/* What a tile is. Results: rows from `row` on, `rows` of them or fewer than a tile has; columns likewise. */
+/* A tile. Results: rows from `row` on, `rows` of them or fewer than a tile has; columns likewise. */
 struct CodesJob {
     int row, rows, column, columns;
     int steps; /* < 0: there is no further tile */
     int64_t a, b; /* where the first step's factors begin */
 };
 
-/* Where the copies of a tile begin: rows, and codes along them. */
+/* Begin of the copies of a tile: rows, and codes along them. */
 struct CodesFrom {
     int a, b, a_at, b_at;
 };
@@ -121,7 +121,7 @@ template <bool DW> struct CodesTiles {
 
 /* ---- copies: one warp ---- */
 
-/* What results will be added to, by a warp. */
+/* Prefetches the sums that results will be added to, by a warp. */
 __device__ __forceinline__ void prefetch_results(const CodesJob &j, const float *dw, int64_t ld)
 {
     const int columns = j.columns < CODES_WIDE ? j.columns : CODES_WIDE;

@@ -29,7 +29,7 @@ static CudaGemm *gemm_of(Stream *s) { return ((CudaDevice *)s->dev->cuda)->gemm;
 
 /* ---- opening ---- */
 
-/* What choices hold for. */
+/* Names the machine for which choices hold. */
 static void name_machine(CudaGemm *g)
 {
     char count[48];
@@ -150,7 +150,7 @@ static int64_t alignment(const void *data, int64_t ld, int64_t type)
     return (int64_t)(bits & -bits);
 }
 
-/* What the library cannot do and no configuration asks for. */
+/* Refuses what the library cannot do; no configuration asks for it. */
 static Err check_rows(OpId op, Tensor a, Tensor b)
 {
     if (!a.rows && !b.rows) return ERR_OK;

@@ -69,7 +69,7 @@ int64_t cuda_gemm_save(const CudaGemm *g, char *text);
  */
 Err cuda_gemm_load(CudaGemm *g, const char *text);
 
-/* As cuda_gemm_load, but what is held stays: only choices for other shapes are added. */
+/* Like cuda_gemm_load, but choices that are held stay: only those for other shapes are added. */
 Err cuda_gemm_add(CudaGemm *g, const char *text);
 
 /*

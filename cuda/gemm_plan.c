@@ -43,7 +43,7 @@ Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status)
 
 static bool key_equal(const GemmKey *a, const GemmKey *b) { return memcmp(a, b, sizeof *a) == 0; }
 
-/* Where the key's plan is, or the free slot where it would be. */
+/* The key's plan, or the free slot where it would be. */
 static Plan *plan_slot(CudaGemm *g, const GemmKey *key)
 {
     const int64_t *number = (const int64_t *)key;
@@ -105,7 +105,7 @@ static cublasStatus_t set_tiles(Plan *p)
 #endif
 }
 
-/* What is special to fp8. One factor a matrix is how the library takes them unless it is told otherwise. */
+/* Describes fp8. The library takes one factor a matrix unless it is told otherwise. */
 static cublasStatus_t describe_fp8(Plan *p)
 {
     const int64_t fp8 = p->key.fp8;
@@ -213,7 +213,8 @@ static Err ask_library(CudaGemm *g, Plan *p, uint32_t reductions, bool trusting,
     return ERR_OK;
 }
 
-/* Where the library says of none that is left how it adds: those that do not split the sum, which is known safe. */
+/* If no candidate is left for which the library says how it adds, takes those that do not split the sum: their order is
+ * known to be safe. */
 Err gemm_candidates(CudaGemm *g, Plan *p, Candidates *out)
 {
     char op[128];

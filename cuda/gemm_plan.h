@@ -50,7 +50,7 @@ typedef struct {
     cublasLtMatmulAlgo_t algo;
 } Plan;
 
-/* What timing chose. */
+/* The choice that timing made. */
 typedef struct {
     GemmKey key;
     cublasLtMatmulAlgo_t algo;
@@ -112,7 +112,7 @@ Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status);
 Err gemm_plan_of(CudaGemm *g, const Product *x, Plan **out);
 /* Fills in descriptor and layouts. */
 Err gemm_describe(Plan *p, const Product *x);
-/* What the library offers for p that adds in a fixed order; none: see `status`. */
+/* The library's algorithms for p that add in a fixed order; none: see `status`. */
 Err gemm_candidates(CudaGemm *g, Plan *p, Candidates *out);
 cublasStatus_t gemm_multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo);
 

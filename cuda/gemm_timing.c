@@ -1,6 +1,6 @@
 /*
- * Which of the library's algorithms is a product's fastest, and whether it gives the bits that it must; what and why:
- * gemm.h.
+ * Finds the fastest of the library's algorithms for a product, and whether it gives the bits that it must; gemm.h says
+ * what and why.
  */
 #include "device/ops.h"
 #include "fingerprint.h"
@@ -22,7 +22,7 @@ Err gemm_can_time(Stream *s, const Product *x, bool *yes)
     return ERR_OK;
 }
 
-/* Of all that the product wrote. */
+/* Fingerprint of all that the product wrote. */
 static Err result_bits(Stream *s, const Product *x, Fingerprint *out)
 {
     const GemmKey *k = &x->key;

@@ -22,7 +22,7 @@
  */
 #include "grouped.cuh"
 
-/* What a block computes: out = a b, over `depth` numbers. */
+/* Task of a block: out = a b, over `depth` numbers. */
 template <class T, class Out> struct Task {
     Panel<const T> a, b;
     Panel<Out> out;
@@ -81,8 +81,8 @@ constexpr size_t MMA_SHARED = 2 * MMA_STAGES * MMA_STAGE * 2;
 static_assert(MMA_SHARED >= MMA_TILE * MMA_TILE * 2 && MMA_SHARED <= 48 << 10, "the results fit; so do all stages");
 
 /*
- * Where 16-byte chunk `c` of row r lies in shared memory: rows without padding, chunks moved so that the 8 rows of an
- * 8 x 8 matrix fall into different banks. WIDE_ROWS: rows of MMA_TILE elements, else of MMA_DEPTH.
+ * Place of 16-byte chunk `c` of row r in shared memory: rows without padding, chunks moved so that the 8 rows of an 8 x
+ * 8 matrix fall into different banks. WIDE_ROWS: rows of MMA_TILE elements, else of MMA_DEPTH.
  */
 template <bool WIDE_ROWS> __device__ __forceinline__ int chunk_offset(int r, int c)
 {

@@ -1,6 +1,6 @@
 /*
- * What the kernels of grouped products share (grouped.cu, grouped_hopper.cu): the problem as a kernel sees it, where a
- * tile's rows lie, and what a call brings.
+ * Shared parts of the kernels of grouped products (grouped.cu, grouped_hopper.cu): the problem as a kernel sees it,
+ * places of a tile's rows, and the arguments of a call.
  */
 #ifndef MEGATRAIN_CUDA_GROUPED_CUH
 #define MEGATRAIN_CUDA_GROUPED_CUH

@@ -31,7 +31,7 @@ enum : int {
 };
 static_assert(HOPPER_DEPTH == 64, "a warpgroup's rows of a step are a box");
 
-/* What a tile is. Results: rows from `row` on, `rows` of them or fewer than a tile has; columns likewise. */
+/* A tile. Results: rows from `row` on, `rows` of them or fewer than a tile has; columns likewise. */
 struct HopperJob {
     int row, rows, column, columns;
     int steps,
@@ -39,7 +39,7 @@ struct HopperJob {
     int narrow;
 };
 
-/* Where the copies of a tile begin: in A, in B; fwd, dx: the expert, dw: its first row. */
+/* Begin of the copies of a tile: in A, in B; fwd, dx: the expert, dw: its first row. */
 struct HopperFrom {
     int a, b, expert;
 };
@@ -155,7 +155,7 @@ __device__ __forceinline__ void copy_step(T *a, Barrier *full, const TensorMap &
     }
 }
 
-/* What results will be added to, by a warp. */
+/* Prefetches the sums that results will be added to, by a warp. */
 template <class G> __device__ __forceinline__ void prefetch_results(const G &g, const HopperJob &j)
 {
     const int most = j.narrow ? HOPPER_NARROW : HOPPER_WIDE, columns = j.columns < most ? j.columns : most;

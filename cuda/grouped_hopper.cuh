@@ -1,6 +1,6 @@
 /*
- * What the kernels of experts' products on Hopper share (grouped_hopper.cu, fp8_grouped_hopper.cu): how many threads do
- * what, the ring of stages, and how a warp writes its part of a tile.
+ * Shared parts of the kernels of experts' products on Hopper (grouped_hopper.cu, fp8_grouped_hopper.cu): how many
+ * threads do what, the ring of stages, and how a warp writes its part of a tile.
  */
 #ifndef MEGATRAIN_CUDA_GROUPED_HOPPER_CUH
 #define MEGATRAIN_CUDA_GROUPED_HOPPER_CUH
@@ -25,7 +25,7 @@ template <int STAGES> struct StageRing {
     }
 };
 
-/* By all threads, first: one arrival fills a stage, each warp that multiplies gives it back. */
+/* All threads call it first. One arrival fills a stage; each warp that multiplies gives it back. */
 template <int STAGES> __device__ __forceinline__ void ring_ready(Barrier *full, Barrier *empty)
 {
     if (threadIdx.x == 0) {

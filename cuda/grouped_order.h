@@ -25,7 +25,7 @@ typedef struct {
     uint32_t row, column; /* numbers of tiles */
 } GroupedPlace;
 
-/* Of block number `block`, below rows * columns. */
+/* Place of block number `block`, which is below rows * columns. */
 GROUPED_ORDER_FUNCTION GroupedPlace grouped_place(uint32_t block, uint32_t rows, uint32_t columns)
 {
     const uint32_t band = block / (GROUPED_BAND * columns), first = band * GROUPED_BAND, left = rows - first;

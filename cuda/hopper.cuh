@@ -167,7 +167,7 @@ __device__ __forceinline__ void named_arrive(int id, int threads)
 
 /* ---- products ---- */
 
-/* What the compiler keeps of d in registers stands there from now on. */
+/* Forces the numbers of d that the compiler keeps in registers to stand there from now on. */
 template <int R> __device__ __forceinline__ void in_registers(float (&d)[R])
 {
     UNROLL

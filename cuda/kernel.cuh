@@ -1,5 +1,5 @@
 /*
- * What every kernel file uses: dtypes, 16-byte loads and stores, reductions in a fixed order, the dispatch
+ * Parts that every kernel file uses: dtypes, 16-byte loads and stores, reductions in a fixed order, the dispatch
  * from a tensor's dtype to a template, and the shape of a launcher.
  *
  * A launcher is  extern "C" Err cuda_NAME(Stream *s, const NAME_args *a)  for NAME of device/ops.def. It
@@ -276,7 +276,7 @@ struct PackPlace {
     bool used;                 /* else outside: nothing to do */
 };
 
-/* Where pack `u` of this thread lies in part blockIdx.z; `rows` is rows_in_use(g.rows). */
+/* Place of pack `u` of this thread in part blockIdx.z; `rows` is rows_in_use(g.rows). */
 template <int COUNT> __device__ __forceinline__ PackPlace pack_place(const PackGrid &g, int64_t rows, int u)
 {
     PackPlace p;

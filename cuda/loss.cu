@@ -58,7 +58,7 @@ template <class T> struct PackCut {
         packs = (n - head) / COUNT;
         tail = static_cast<int>(n - head - packs * COUNT);
     }
-    /* Where single number i lies, i < head + tail. */
+    /* Place of single number i, i < head + tail. */
     __device__ __forceinline__ int64_t single(int i) const { return i < head ? i : i + packs * Pack<T>::COUNT; }
 };
 
@@ -256,7 +256,7 @@ struct BwdArgs {
     float weight, softcap;
 };
 
-/* What a row needs to turn a logit into its gradient. */
+/* Numbers by which a row turns a logit into its gradient. */
 struct GradRow {
     float max, inverse, scale, softcap;
     int64_t words, target; /* columns that are not 0; column of the target, if it lies here */

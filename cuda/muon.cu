@@ -61,7 +61,7 @@ __device__ __forceinline__ BoxShare box_share(BoxList l)
     return s;
 }
 
-/* Where its i-th element lies: behind the first in the flat buffers, and in the other buffer. */
+/* Place of its i-th element: behind the first in the flat buffers, and in the other buffer. */
 struct BoxPlace {
     int64_t flat, other;
 };
@@ -176,7 +176,7 @@ extern "C" Err cuda_box_copy(Stream *s, const box_copy_args *a)
     return ERR_OK;
 }
 
-/* Of all threads of a block, to thread 0: by warps, then one warp after the other. */
+/* Sum of all threads of a block, in thread 0: by warps, then one warp after the other. */
 __device__ __forceinline__ double block_total(double x, double *part)
 {
     for (int d = WARP / 2; d > 0; d /= 2) x += __shfl_xor_sync(ALL_LANES, x, d);

@@ -54,7 +54,7 @@ typedef struct {
 } ncclConfig_t;
 #endif
 
-/* As the library says it: 2.21.5 is 22105. */
+/* The number as the library says it: 2.21.5 is 22105. */
 #define NCCL_NUMBER(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
 enum { NCCL_OLDEST = NCCL_NUMBER(2, 21, 0), NCCL_ORDERS = NCCL_NUMBER(2, 26, 0), NCCL_NAMES = NCCL_NUMBER(2, 27, 0) };
 #define NCCL_MAGIC 0xcafebeefu

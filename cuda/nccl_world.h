@@ -36,7 +36,7 @@ extern NcclLibrary nccl; /* to be called once nccl_available() has said yes */
 /* Asking so often takes some 2 ms: calls, and the reading of some numbers, take tens of microseconds. */
 enum { NCCL_SPINS = 4000 };
 
-/* Of a call inside a group: it is GroupEnd that begins. */
+/* Result of a call inside a group. "In progress" is no error there: the call begins with GroupEnd. */
 static inline ncclResult_t nccl_queued(ncclResult_t rc) { return rc == ncclInProgress ? ncclSuccess : rc; }
 
 /* Sets the variables that NCCL reads with its first call, or refuses those that are set: ERR_CONFIG. Rank 0 warns
@@ -66,7 +66,7 @@ typedef struct {
     int size;
     cudaStream_t stream;
     int64_t *cell; /* what a barrier sums */
-    /* Of a group that moves rows: where their offsets are read to, in pinned memory, and how many have room there. */
+    /* In a group that moves rows: where their offsets are read to, in pinned memory, and how many have room there. */
     cudaStream_t reading;
     cudaEvent_t read;
     int64_t *offsets, offset_count;
@@ -104,7 +104,7 @@ ncclResult_t nccl_enqueue_rows(Group *g, const CommRequest *r);
 
 /* ---- failures and waiting (nccl_monitor.c) ---- */
 
-/* What stopped the world. */
+/* The error that stopped the world. */
 Err nccl_stopped(NcclWorld *w);
 /* Stops the world for this reason, unless it is stopped; returns what stopped it. Not from inside NCCL. */
 Err nccl_stop(NcclWorld *w, Err kind, const char *why);

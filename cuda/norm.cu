@@ -136,7 +136,7 @@ template <class T, int LANES, int PACKS, bool WIDE, class N = T> struct RowPart 
         }
     }
     __device__ __forceinline__ Pack<T> got(int k) const { return in_place(kept[k]); }
-    /* Of a row that is read soon. */
+    /* Prefetches a row that is read soon. */
     __device__ __forceinline__ void prefetch(const T *other) const
     {
         UNROLL_BY(BATCH)
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LAN
     }
 }
 
-/* Of both ops, which share a row alike: the sums, and so the bits, do not depend on where the row comes from. */
+/* Both ops share a row alike. So the sums, and their bits, do not depend on where the row comes from. */
 template <class T, class N, bool ADD> struct NormFwd {
     cudaStream_t stream;
     Rows<N> y;
@@ -368,7 +368,7 @@ template <class T, bool WIDE> struct GradSums {
     }
 };
 
-/* Where the slices' sums go: partial[slice][dw, db, dsum][D]. */
+/* Destination of the slices' sums: partial[slice][dw, db, dsum][D]. */
 struct NormSlices {
     float *partial; /* NULL: not summed by this kernel */
     int64_t rows;   /* of a slice */

@@ -202,10 +202,10 @@ extern "C" Err cuda_grad_stats(Stream *s, const grad_stats_args *a)
 
 /* ---- the decision ---- */
 
-/* As in src/cpu/optim.c. */
+/* The same numbers as in src/cpu/optim.c. */
 constexpr int SHIFT_MIN = -60, SHIFT_MAX = 100, SHIFT_SPARE = 10;
 
-/* What a tensor's maximum says: a gradient that is not finite, one too large for the limbs' unit, or its size. */
+/* Meaning of a tensor's maximum: a gradient that is not finite, one too large for the limbs' unit, or its size. */
 struct MaxFacts {
     bool zero, overflow, nonfinite;
     int log2_max; /* smallest e with max |g| <= 2^e; if there is one and it is finite */
@@ -541,7 +541,7 @@ struct ClipArgs {
     float threshold, alpha;
 };
 
-/* By what a row's elements are multiplied. */
+/* Factor of a row's elements. */
 __device__ __forceinline__ float clip_factor(const ClipArgs &a, int64_t row)
 {
     const int kind = qk_row_kind(&a.rows, row);

@@ -68,7 +68,7 @@ template <class T> struct Take {
     const int32_t *choice;
     int topk;
     int64_t places; /* rows of x */
-    /* Where x has token n; within x, whatever came from a rank that was lost. */
+    /* Place of token n in x; within x, whatever came from a rank that was lost. */
     __device__ __forceinline__ int64_t place(int n) const
     {
         if (!row.data) return n;

@@ -85,7 +85,7 @@ __device__ __forceinline__ int expert_of(const Order &o, int64_t number)
     return o.index.at(n)[i - n * o.K];
 }
 
-/* Where the counts of this block's choices of expert e stand. */
+/* Place of the counts of this block's choices of expert e. */
 __device__ __forceinline__ int64_t count_at(const Order &o, int e) { return e * o.runs * o.parts + blockIdx.x; }
 
 __global__ void __launch_bounds__(ORDER_THREADS) permute_count_kernel(Order o)

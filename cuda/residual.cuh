@@ -20,7 +20,7 @@ template <class T, class X> struct Residual {
     const int64_t *sample;
 };
 
-/* Of the arguments of any op that has these. */
+/* Residual from the arguments of any op that has these members. */
 template <class T, class X, class Args> static inline Residual<T, X> residual_of(const Args *a)
 {
     Residual<T, X> r = { rows_of<const T>(a->residual),       rows_of<const X>(a->x),
@@ -35,7 +35,7 @@ template <class Args> static inline bool residual_aligned(const Args *a)
            (!a->bias.data || rows_aligned(a->bias));
 }
 
-/* What is loaded of a pack, first of all packs of a thread, so that the loads are under way together. */
+/* Loads of a pack. A thread makes those of all its packs first, so that they are under way together. */
 template <class T> struct ResidualPack {
     Pack<T> x, residual;
 };

@@ -59,7 +59,7 @@ struct RopeTable {
     int group; /* of heads that lie side by side; all where heads lie evenly */
 };
 
-/* Where heads lie; steps in elements. */
+/* Places of heads; steps in elements. */
 template <class T> struct RopeHeads {
     T *data;
     int64_t row, head;
@@ -163,7 +163,7 @@ template <class E> struct QkvHeads {
     int64_t width; /* of a head */
 };
 
-/* Where head `slot` of qkv's columns lies in row n of q, k or v. */
+/* Place of head `slot` of qkv's columns in row n of q, k or v. */
 template <class E> __device__ __forceinline__ E *qkv_head(const QkvHeads<E> &t, int slot, int64_t n)
 {
     const int chunk = slot / t.slots, place = slot - chunk * t.slots;
@@ -232,7 +232,7 @@ extern "C" Err cuda_qkv_merge(Stream *s, const qkv_merge_args *a)
     return launch_qkv<uint16_t, true>(s, &both);
 }
 
-/* What a rank has may be wider than a head, and than a block: blockIdx.z, a block's share of it. */
+/* A rank's heads may be wider than a head, and than a block: blockIdx.z, a block's share of it. */
 template <class E, bool WIDE>
 __global__ void __launch_bounds__(HEAD_THREADS) join_kernel(Rows<E> y, Rows<E> x, HeadGrid g)
 {

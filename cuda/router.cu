@@ -74,7 +74,7 @@ __device__ __forceinline__ float row_softmax(float *y, const float *x, int E)
     return most + logf(sum);
 }
 
-/* By all lanes; then each sees all scores. */
+/* All lanes call it; then each sees all scores. */
 __device__ __forceinline__ void row_scores(RouterScore kind, float *y, const float *x, int E)
 {
     if (kind == ROUTER_SOFTMAX_PRE) row_softmax(y, x, E);
@@ -101,7 +101,7 @@ struct Ranked {
 /* A NaN is below every number. */
 __device__ __forceinline__ bool better(float a, float b) { return a > b || (b != b && a == a); }
 
-/* Of equal scores the lower index goes first. */
+/* The lower index goes first among equal scores. */
 __device__ __forceinline__ bool before(Ranked a, Ranked b)
 {
     return better(a.score, b.score) || (!better(b.score, a.score) && a.index < b.index);
@@ -177,7 +177,7 @@ __device__ __forceinline__ void choose(const Routing &r, const RoutedRow &row, i
 
 /* ---- forward ---- */
 
-/* Of the chosen, from their scores. */
+/* Weights of the chosen experts, from their scores. */
 __device__ __forceinline__ void row_weights(const Routing &r, float *chosen, float *weight)
 {
     const bool softmax = r.router.score == ROUTER_SOFTMAX;

@@ -1,5 +1,5 @@
 /*
- * What routers are given: noise on their input, and logits that make experts take turns (device/ops.def, jitter,
+ * Inputs of routers: noise on their input, and logits that make experts take turns (device/ops.def, jitter,
  * router_even; docs/moe.md).
  *
  * Mapping   jitter: two packs of 16 bytes a thread (PackGrid of kernel.cuh), with a Philox call for four elements.

@@ -156,7 +156,7 @@ static Tensor guarded(DType dtype, int64_t B, int64_t rows, int64_t heads, int64
     return t;
 }
 
-/* Of heads that lie in groups side by side, with `pad` guards behind each group. */
+/* Heads that lie in groups side by side, with `pad` guards behind each group. */
 static Tensor guarded_groups(DType dtype, int64_t B, int64_t rows, int64_t heads, int64_t C, int64_t pad, int64_t group)
 {
     Tensor t = guarded(dtype, B, rows, heads / group, group * C, pad);

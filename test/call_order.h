@@ -59,7 +59,7 @@ static inline void call_logs_free(CallLog *logs, int ranks)
 
 /* ---- recording ---- */
 
-/* Where the rank that runs writes to; NULL: nobody does. */
+/* Log that the running rank writes to; NULL: it writes to none. */
 static CallLog *call_log_now;
 
 static inline Err log_wait(Stream *s, void *mark)
@@ -283,7 +283,7 @@ static inline Err call_order_check(GridShape shape, CallLog *logs, CallQueues qu
     return all_ended(logs, shape.world);
 }
 
-/* Of layouts that a GPU may have: what parallel.overlap_grad refuses there would lock up. */
+/* May a GPU have this layout? Those that parallel.overlap_grad refuses there would lock up. */
 static inline bool may_share_queues(const TrainSpec *spec)
 {
     return !spec->update.overlap_grad || strcmp(spec->pipeline.schedule ? spec->pipeline.schedule : "", "gems") != 0;

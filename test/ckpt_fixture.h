@@ -29,7 +29,7 @@ typedef struct {
     int change;        /* 1: a tensor fewer, 2: one more, 3: another shape */
 } ModelKind;
 
-/* Which change takes or adds a tensor: bit k of `in` is ModelKind.change == k. */
+/* Adds parameters. A tensor is there if the change takes it: bit k of `in` is ModelKind.change == k. */
 static inline Err add_params(ParamRegistry *r, ModelKind k)
 {
     const struct {
@@ -235,7 +235,7 @@ static inline Err rank_save(Rank *r)
     return ERR_OK;
 }
 
-/* As rank_save, by a thread: the state is another as soon as a save has been started. */
+/* Like rank_save, by a thread: the state is another as soon as a save has been started. */
 static inline Err rank_save_async(Rank *r)
 {
     Job *j = r->job;

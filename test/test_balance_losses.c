@@ -17,7 +17,7 @@ static Err read_loads(Trainer *t, void *user)
     return expert_load_read(t, &told->loads[t->world->rank]);
 }
 
-/* As told by all ranks alike. */
+/* Loads that all ranks tell alike. */
 static ExpertLoads told_by(TrainSpec spec, Grid grid, int steps)
 {
     static Told told;

@@ -449,7 +449,7 @@ static bool move_on(const char *dir, int64_t step)
            !rename(step_path(dir, step, ""), gone) && !file_remove_tree(gone);
 }
 
-/* As a run does that keeps one: there is always one, of an ever later step. */
+/* Behaves like a run that keeps one checkpoint: there is always one, of an ever later step. */
 static void *keep_moving(void *dir)
 {
     for (int64_t step = 1; !stop_moving; usleep(1000)) {

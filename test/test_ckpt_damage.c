@@ -20,7 +20,7 @@ static bool names(const char *file)
     return strstr(err_message(), strncmp(file, "manifest", 8) ? file : "manifest.") != NULL;
 }
 
-/* Where byte `at` of a whole shard belongs: "tensor 'KEY'" or "header", by a reading of its own. */
+/* Owner of byte `at` of a whole shard: "tensor 'KEY'" or "header", by a reading of its own. */
 static const char *place_of(const char *bytes, int64_t size, int64_t at)
 {
     static char text[128];

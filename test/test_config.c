@@ -324,7 +324,7 @@ typedef struct {
 #define EIGHT(text) text text text text text text text text
 #define LONG EIGHT(EIGHT(EIGHT("12345678"))) /* 4,096 bytes */
 
-/* Of a sample of 64 tokens each of 4 ranks has 16. */
+/* A sample of 64 tokens: each of 4 ranks has 16 rows. */
 #define LATENT_ROWS                                                                                              \
     "run.precision=fp8 run.fp8=mxfp8 run.reproducible=layout parallel.tp=4 parallel.seq_blocks=4 model.seq=64 " \
     "model.attention=mla model.position=rope model.kv_lora_rank=64 model.qk_rope_head_dim=32 "                  \

@@ -183,7 +183,7 @@ TEST(experts_of_8_bits)
     }
 }
 
-/* Of codes transposed the columns that are in use, of rows the rows. */
+/* Codes count as far as they are in use: columns of transposed ones, rows of others. */
 TEST(codes_in_use_are_what_passes_memory)
 {
     enum { E = 2, O = 64, C = 4096, SOME = 1024 };
@@ -311,7 +311,7 @@ TEST(experts_share_their_waves)
     SAME(cost_op(&m, OP_grouped_fwd, &a, 0).seconds, 2 * 2. * 128 * 128 * 1024 / (1e12 / 4 / 2)); /* 8 tiles, 2 waves */
 }
 
-/* Of all experts' rows. */
+/* Seconds of a grouped product over all experts' rows. */
 static double grouped_seconds(const CostModel *m, int64_t rows, int64_t O, int64_t I, int64_t experts)
 {
     const grouped_fwd_args a = { .y = bf16(2, rows, O, 0, 0), .x = bf16(2, rows, I, 0, 0),

@@ -65,7 +65,8 @@ static bool best_is_there(const char *run, int point)
     return true;
 }
 
-/* As a run resumes (train/run.c): the newest valid one; one that proves damaged gives way. -1: it does not start. */
+/* Resumes like a run (train/run.c): the newest valid checkpoint; one that proves damaged gives way. -1: it does not
+ * start. */
 static int64_t resume(const char *dir)
 {
     char path[PATH_MAX];

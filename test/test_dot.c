@@ -140,7 +140,7 @@ static void say_skipped(void)
     if (!dot_supported()) printf("    SKIPPED: VDPBF16PS itself, which this processor or build lacks\n");
 }
 
-/* Of random ones; a fifth of them under a sanitizer. */
+/* Number of random cases: a fifth under a sanitizer. */
 static int cases_of(int count) { return brief() ? count / 5 : count; }
 
 TEST(random_shapes)

@@ -255,7 +255,7 @@ static void check_cast(char **word, int count)
 
 TEST(casts) { CHECK(each_line("cast", check_cast) == 240); }
 
-/* Of 16 tokens: to the bit, and against Hadamard's matrix in float64. */
+/* Mixes 16 tokens: to the bit, and against Hadamard's matrix in float64. */
 static void check_mix(char **word, int count)
 {
     static const char signs[] = "+++-+------+-+--";
@@ -282,8 +282,8 @@ static void check_mix(char **word, int count)
 
 TEST(tokens_that_are_mixed) { CHECK(each_line("mix", check_mix) == 45); }
 
-/* Of two levels: a block of zeros has the factor 0 and is zeros, and one too small for a factor is; a NaN makes its own
- * block NaN, and an infinity becomes the largest number of its block. */
+/* Factors of two levels: a block of zeros has the factor 0 and is zeros, and so is a block too small for a factor. A
+ * NaN makes its own block NaN, and an infinity becomes the largest number of its block. */
 TEST(blocks_without_a_factor)
 {
     enum { B = 16, BLOCKS = 5, I = B * BLOCKS };

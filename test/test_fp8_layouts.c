@@ -46,7 +46,7 @@ static TrainSpec spec_of(TrainSpec s, Fp8Recipe recipe, int keep)
     return s;
 }
 
-/* Of all linear layers' inputs. What is mixed has sums of 16 numbers over 4, and as many squares in all. */
+/* Looks at all linear layers' inputs. Mixed ones have sums of 16 numbers over 4, and as many squares in all. */
 static Err look_at_inputs(Trainer *t, void *user)
 {
     const ExecutorStage *s = &t->executor.stages[0];
@@ -168,7 +168,7 @@ static Err evaluate(Trainer *t, void *user)
     return ERR_OK;
 }
 
-/* Of weights that are kept an evaluation casts each once, however many batches it has; and it says what others say. */
+/* An evaluation casts each kept weight once, however many batches it has, and gives the losses that others give. */
 TEST(batches_of_an_evaluation_share_codes)
 {
     for (Fp8Recipe k = FP8_TENSORWISE; k < FP8_RECIPES; k++) {

@@ -285,7 +285,7 @@ TEST(cut_fixed)
     free(a), free(b), free(whole), free(parts);
 }
 
-/* So many integers that they pass the caches, of aligned rows; tiles that are whole, and at the edges others. */
+/* Integers so many that they pass the caches, in aligned rows; tiles that are whole, and others at the edges. */
 TEST(streamed)
 {
     enum { M = 524, N = 1064, K = 70, LEAF = 32 };

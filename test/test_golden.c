@@ -514,7 +514,7 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* By how much each tensor's gradient is off, of its norm, in ascending order; how many they are. */
+/* Errors of each tensor's gradient, relative to its norm, in ascending order; returns how many they are. */
 static int tensor_errors(const Run *r, const double *got, const float *want, double *off)
 {
     const double total = norm_of(NULL, want, plain_count(r));
@@ -612,7 +612,7 @@ enum { WIDTHS = 3, BATCHES = 8 };
 
 static Errors recorded(const Json *row) { return (Errors){ number(row, "median"), number(row, "largest") }; }
 
-/* Of several batches: a ratio of each, and the middle ones. */
+/* Several batches: the ratio of each, and the middle ones. */
 typedef struct {
     double median[BATCHES], largest[BATCHES];
     int count;

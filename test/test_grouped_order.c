@@ -5,7 +5,7 @@
 #include "../bench/l2_model.h"
 #include "test.h"
 
-/* As grids number blocks: down all rows of a column. */
+/* Numbers blocks as grids do: down all rows of a column. */
 static GroupedPlace down_columns(uint32_t block, uint32_t rows, uint32_t columns)
 {
     (void)columns;

@@ -45,7 +45,7 @@ static int64_t place_of(const HfNaming *n, const Param *p, int64_t r, int64_t c,
     return at;
 }
 
-/* Where it should be: the tensor's name behind "layers.1.", and the element. */
+/* Place where it should be: the tensor's name behind "layers.1.", and the element. */
 typedef int64_t Told(int64_t r, int64_t c, const char **name);
 
 static void check(HfClass kind, bool gguf, const char *ours, int64_t rows, int64_t columns, Told *told)

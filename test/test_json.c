@@ -181,7 +181,7 @@ TEST(json_too_large_for_memory)
     free(text);
 }
 
-/* As compact as it can be written: Llama 3's vocabulary and merges, in pairs, need less than half of the limit. */
+/* JSON as compact as it can be written: Llama 3's vocabulary and merges, in pairs, need less than half of the limit. */
 TEST(json_of_a_large_vocabulary_fits_twice)
 {
     enum { TOKENS = 128000, MERGES = 280147 };

@@ -68,7 +68,7 @@ static void count_start(void)
 
 static void count_stop(void) { atomic_store(&count.on, false); }
 
-/* Where: library and offset, for addr2line. */
+/* Prints places: library and offset, for addr2line. */
 static void print_places(const char *who, const Place *p, long long n)
 {
     Dl_info info;

@@ -151,7 +151,7 @@ TEST(router)
               { 9, 32, 8, 0, score | NORMALIZE | GROUPS4 });
 }
 
-/* By hand: weights of logits (0, ln 2, ln 3, -1), the best two. */
+/* Worked by hand: weights of logits (0, ln 2, ln 3, -1), the best two. */
 TEST(router_by_hand)
 {
     static const struct {
@@ -448,7 +448,7 @@ TEST(router_bias)
     env_close(&e);
 }
 
-/* By hand: 12 rows, mean 3. */
+/* Worked by hand: 12 rows, mean 3. */
 TEST(expert_bias)
 {
     for (int skip = 0; skip < 2; skip++)
@@ -496,7 +496,7 @@ static Order make_order(Env *e, int64_t N, int64_t K, int64_t E)
     return o;
 }
 
-/* Where the rows of expert e begin. */
+/* Begin of the rows of expert e. */
 static int64_t start_of(const Order *o, int64_t e)
 {
     return ((const int64_t *)o->offset.data)[e * RUNS];
@@ -519,7 +519,7 @@ static void check_order(const Order *o, int64_t N, int64_t K, int64_t E)
     CHECK(offset[E * RUNS] == p && p == N * K);
 }
 
-/* Which groups of experts tokens go to: each once, by its first choice that has a row; and rows of tokens that lie in
+/* Groups of experts that tokens go to: each once, by its first choice that has a row; and rows of tokens that lie in
  * the order of those that go to one group. */
 TEST(choices_in_groups)
 {

@@ -383,7 +383,7 @@ TEST(equals_torch)
 
 /* ---- models ---- */
 
-/* Of TINY_MODELS each with another split, scale, set and choice for routers. */
+/* Kinds of TINY_MODELS, each with another split, scale, set and choice for routers. */
 typedef enum { GPT2, LLAMA, VARIANTS, LATENT, LATENT_Q, MIXTRAL, DEEPSEEK, GPTOSS, FURTHER, LION, SGD, MODELS } Model;
 
 static TrainSpec spec_of(Model kind)
@@ -527,7 +527,7 @@ static void sgd_in_float64(const TrainSpec *s, Plain *p, double lr, double decay
     }
 }
 
-/* Where a local element of a parameter lies in plain order; -1: nowhere. */
+/* Place of a local element of a parameter in plain order; -1: nowhere. */
 static int64_t plain_at(const Param *p, int64_t e)
 {
     const int64_t row = param_plain_row(p, e / p->local[1]);
@@ -656,8 +656,8 @@ static TrainSpec gpt2_small(void)
     return s;
 }
 
-/* Of half a million tokens the orthogonal matrices are a small part of a step; ranks own alike, send what a matrix has
- * once there and once back, and take as much memory each. */
+/* With half a million tokens the orthogonal matrices are a small part of a step. Ranks own alike, send a matrix's
+ * numbers once there and once back, and take as much memory each. */
 TEST(plans)
 {
     static const struct {

@@ -443,7 +443,7 @@ TEST(narrow_moments_in_checkpoints)
     free(was[0].moments), free(was[1].moments), free(rounded.moments), free(widened.moments), free(same.moments);
 }
 
-/* By the check that needs no ranks and by the plan of one, in the same words. */
+/* Refused by the check that needs no ranks and by the plan of one, in the same words. */
 static void refuse(const Layout *l, const char *why, const char *hint)
 {
     const TrainSpec s = model(false, 4);
@@ -527,7 +527,7 @@ static void check_saves(const TrainSpec *s, const Schedule *made, int rank)
                   rank, (long long)p.save, to_w, (long long)W, to_i, (long long)I);
 }
 
-/* By recomputation, which changes what a unit keeps and not how many are kept. */
+/* Recomputation changes the bytes that a unit keeps, not how many units are kept. */
 TEST(saves_are_the_simulators_peaks)
 {
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++)

@@ -1,4 +1,4 @@
-/* Which processors ranks of a machine are given, on machines that are made up by hwloc: tables written by hand, and for
+/* Processors that ranks of a machine are given, on machines that are made up by hwloc: tables written by hand, and for
  * every number of ranks, on whole machines and on parts of them, what must hold of any good placement. */
 #include "test.h"
 

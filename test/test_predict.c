@@ -424,7 +424,7 @@ static int pairs_of(const Case *c, int pp, int stage)
     return pairs;
 }
 
-/* Of a unit's four trips of rows one is beside other work anyway, sums of its experts' gradients: three are waited for
+/* One of a unit's four trips of rows is beside other work anyway: sums of its experts' gradients. Three are waited for
  * where the halves come one by one, and none in a pair. */
 TEST(a_pair_hides_what_its_halves_wait_for)
 {

@@ -1,5 +1,5 @@
-/* Which processors a process may use: quotas of control groups in made-up trees of both versions, and affinity. And
- * that the threads of ops live as long as their device's work. */
+/* Processors that a process may use: quotas of control groups in made-up trees of both versions, and affinity. And that
+ * the threads of ops live as long as their device's work. */
 #include "test.h"
 
 #include <dirent.h>

@@ -76,7 +76,7 @@ static double largest(const int64_t *order, int first, int heads)
     return most;
 }
 
-/* By what QK-clip multiplies a row of a parameter, in plain order. */
+/* Factor by which QK-clip multiplies a row of a parameter, in plain order. */
 static double factor_of(const ModelSpec *m, QkClip clip, const Seen *s, int param, int64_t row)
 {
     const char *name = s->param[param].name;

@@ -72,7 +72,7 @@ TEST(nobody_is_slow)
 
 /* ---- over steps ---- */
 
-/* Which of three ranks is slow in a step; -1: none. */
+/* The one of three ranks that is slow in a step; -1: none. */
 static const int slow_in[] = { 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1, -1, 1 };
 enum { STEPS = sizeof slow_in / sizeof *slow_in };
 

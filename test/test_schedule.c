@@ -359,7 +359,7 @@ static void check_shared(const Schedule *s, StageCost c)
     simulation_free(&alone, s);
 }
 
-/* By a program of its own that takes turns in small steps. */
+/* Checked by a program of its own that takes turns in small steps. */
 TEST(four_on_two)
 {
     Schedule s;

@@ -295,7 +295,7 @@ TEST(another_job_is_named)
     says(1, 10, "belongs to another job");
 }
 
-/* As the host of another job answers: with a proof that is not ours. */
+/* Answers like the host of another job: with a proof that is not ours. */
 static void answer_for_another_job(int listener)
 {
     Call call;
@@ -426,7 +426,7 @@ TEST(a_rank_that_left_is_named)
     says(2, 10, text);
 }
 
-/* As only_come, and gives up at once, but is slow to go. */
+/* Like only_come; gives up at once, but is slow to go. */
 static int give_up(int i, void *arg)
 {
     const Plan *p = arg;

@@ -83,7 +83,7 @@ TEST(long_requests_are_cut_from_the_left)
     tasks_close(&t);
 }
 
-/* Of a tokenizer that merges: as many tokens are scored as context and choice have more than the context. */
+/* A tokenizer that merges: as many tokens are scored as context and choice have more than the context. */
 TEST(tokens_of_merges)
 {
     Tokenizer *t;
@@ -206,7 +206,7 @@ TEST(what_scores_are_divided_by)
     tasks_close(&t);
 }
 
-/* By the definition, computed by hand: 3 of 10 and 2 of 4 right; one greedy, which no other metric knows. */
+/* Worked by hand from the definition: 3 of 10 and 2 of 4 right; one greedy, which no other metric knows. */
 TEST(standard_errors)
 {
     char list[2048], ten[2048] = "", four[1024] = "";
@@ -363,7 +363,7 @@ TEST(scores_of_documents_apart) { compare_scores(tiny_apart(tiny_gpt2())); }
 TEST(scores_of_a_mixture) { compare_scores(tiny_mixture(TINY_QWEN3, 2)); }
 TEST(scores_beside_further_tokens) { compare_scores(tiny_further(tiny_llama(), 2)); }
 
-/* Of several logits that are the largest each counts as most likely: a model of zeros finds every word. */
+/* Each of several largest logits counts as most likely: a model of zeros finds every word. */
 TEST(the_largest_logits_are_the_most_likely)
 {
     TrainSpec s = tiny_gpt2();

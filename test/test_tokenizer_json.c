@@ -142,7 +142,8 @@ TEST(end_of_document)
     }
 }
 
-/* As Qwen is published: three files, of which two have the same vocabulary without its pattern and added tokens. */
+/* A folder as Qwen is published: three files, of which two have the same vocabulary without its pattern and added
+ * tokens. */
 TEST(a_folder_with_both_forms)
 {
     static char vocab[8192], text[8200];

@@ -225,7 +225,7 @@ static bool same(float x, float y)
 
 static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 
-/* Of flushed numbers; doubles have room for what a float loses below 2^-126. */
+/* fma of flushed numbers; doubles have room for what a float loses below 2^-126. */
 static float fma_flushed(float a, float b, float c)
 {
     const double exact = (double)flushed(a) * (double)flushed(b) + (double)flushed(c);

@@ -35,7 +35,7 @@ typedef struct {
 static double opened_at;
 static CommObserver dp, tp;
 
-/* As in a run: the verdict is the end of the process. */
+/* Ends the process, as the verdict does in a run. */
 static void on_verdict(void *context, const Verdict *v)
 {
     static const char *const names[WATCH_WHAT_COUNT] = { "killed", "frozen", "hung", "left", "error" };

@@ -130,8 +130,8 @@ static inline TrainSpec tiny_mixture(TinyMixture kind, int layers)
     return s;
 }
 
-/* As gpt-oss: windows, sinks, biases everywhere, of router and experts too, and the clamped activation, whose limit the
- * numbers of so small a model reach. */
+/* A model like gpt-oss: windows, sinks, biases everywhere, of router and experts too, and the clamped activation, whose
+ * limit the numbers of so small a model reach. */
 static inline TrainSpec tiny_gptoss(int layers)
 {
     TrainSpec s = tiny_mixture(TINY_MIXTRAL, layers);
@@ -205,7 +205,7 @@ typedef struct {
     float *state[3];
 } TinyRank;
 
-/* Where a parameter of the whole model starts in the global plain array. */
+/* Begin of a parameter of the whole model in the global plain array. */
 static inline int64_t tiny_start(const Trainer *t, int global)
 {
     int64_t at = 0;

@@ -1,7 +1,7 @@
 /*
- * What the GPU benchmarks share: time by CUDA events, what stands at the head of their JSON, arguments.
- * They are built where the CUDA backend is, for a GPU ($(BUILD)/gpu) and for the emulator, where only their
- * way through the code means anything, not their figures.
+ * Shared parts of the GPU benchmarks: time by CUDA events, the head of their JSON, arguments. They are built where the
+ * CUDA backend is, for a GPU ($(BUILD)/gpu) and for the emulator, where only their way through the code means anything,
+ * not their figures.
  */
 #ifndef MEGATRAIN_BENCH_CUDA_GPU_H
 #define MEGATRAIN_BENCH_CUDA_GPU_H
@@ -71,7 +71,7 @@ static inline double gpu_median(double *values, int n)
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-/* Which machine this was: date, device, driver, runtime. Also printed. */
+/* Describes the machine: date, device, driver, runtime. Also prints it. */
 static inline Err gpu_describe(JsonOut *j)
 {
     DeviceInfo d;

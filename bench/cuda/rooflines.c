@@ -173,7 +173,7 @@ static Err measure_rates(Bench *b)
 
 /* ---- a case ---- */
 
-/* What it was, as a point of a device's file (scripts/device-file.py). */
+/* Writes a result as a point of a device's file (scripts/device-file.py). */
 static void put_point(JsonOut *j, OpId id, const AnyArgs *args)
 {
     const OpWork w = op_work(id, args);
@@ -219,7 +219,7 @@ static void report(Bench *b, const Maker *m, OpId id, const AnyArgs *args, Timin
     fflush(stdout);
 }
 
-/* As many sets as fit, until they are four times the L2. */
+/* Makes as many sets as fit, until they are four times the L2. */
 static Err make_sets(Bench *b, Maker *m, OpId id, const Case *c, AnyArgs *sets, int *count)
 {
     ArenaMark before = arena_mark(&b->arena);

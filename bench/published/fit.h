@@ -45,7 +45,7 @@ static inline double fit_one(const Fit *f, int k, const double *step, const doub
     return (value < f->low[k] ? f->low[k] : value > f->high[k] ? f->high[k] : value) - f->moved[k];
 }
 
-/* What to add to the logarithms of the constants. */
+/* The step to add to the logarithms of the constants. */
 static inline void fit_step(const Fit *f, double *step)
 {
     enum { ROUNDS = 40, SWEEPS = 60 };

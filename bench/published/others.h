@@ -32,7 +32,7 @@ typedef struct {
     double attention_fwd, attention_bwd;     /* heads 128 wide, long sequences: the best published kernel's */
 } Machine;
 
-/* What a call takes besides its bytes, within a host and between hosts: NCCL's small all-gathers. */
+/* Seconds that a call takes besides its bytes, within a host and between hosts: NCCL's small all-gathers. */
 static const double CALL_S = 15e-6, FAR_CALL_S = 30e-6;
 
 typedef struct {
@@ -75,7 +75,7 @@ static inline double shares_sum(const Shares *s)
 /* a of the one beside b of the other. */
 static inline double beside(double a, double b, double overlap) { return fmax(a, b) + overlap * fmin(a, b); }
 
-/* What b adds to a, with which it goes on at once or not. */
+/* Seconds that b adds to a. They go on at once or not. */
 static inline double exposed(double a, double b, double overlap, bool hidden)
 {
     return hidden ? beside(a, b, overlap) - a : b;
@@ -83,8 +83,8 @@ static inline double exposed(double a, double b, double overlap, bool hidden)
 
 /* ---- products ---- */
 
-/* Of a library's tiles, or the bytes that pass memory if they take longer. fp8: in 8 bits; adds: to sums in fp32, which
- * it reads and writes; apart: each is a launch. */
+/* Seconds of a product: by a library's tiles, or by the bytes that pass memory if they take longer. fp8: in 8 bits;
+ * adds: to sums in fp32, which it reads and writes; apart: each is a launch. */
 static inline double product_time(const Machine *m, const Rates *r, Product p, bool fp8, bool adds, bool apart)
 {
     const double peak = fp8 ? m->fp8 * r->fp8 : m->bf16 * r->bf16, bytes = fp8 ? 1 : 2;
@@ -144,7 +144,7 @@ static inline CommRates rates_of(const Machine *m, const Rates *r)
     return (CommRates){ m->link * r->link, m->network * r->link };
 }
 
-/* Of a ring of so many members, `inner` ranks of other groups lying between two of them. */
+/* Rate of a ring of so many members. `inner` ranks of other groups lie between two of them. */
 static inline double bytes_a_second(const Machine *m, const Rates *r, int members, int inner)
 {
     const int all = members * inner, hosts = (all + m->host_devices - 1) / m->host_devices;
@@ -241,7 +241,7 @@ static inline RankTime rank_time(const Machine *m, const Rates *r, const Habits 
         if (l->id == OP_grouped_dw) mixtures += calls / 2;
     }
     add_messages(m, r, h, tally, grid, units, &t);
-    /* Of the five gathers and four scatters of a layer one is always beside a product. */
+    /* One of a layer's five gathers and four scatters is always beside a product. */
     t.unit.tp = h->hides_tp ? exposed(t.unit.product, t.unit.tp, r->overlap, true) : t.unit.tp * 8 / 9;
     t.unit.cp = exposed(t.unit.attention, t.unit.cp, r->overlap, true);
     if (h->mixture && grid.ep > 1) {

@@ -21,7 +21,7 @@ static const char *published_folder = "bench/published";
 
 /* ---- a row ---- */
 
-/* What a recipe says: the words of its line behind those of the recipes that it comes from. */
+/* A recipe: the words of its line behind those of the recipes that it comes from. */
 typedef struct {
     const char *fact[FACTS_MOST];
     int count;
@@ -220,8 +220,9 @@ static inline double unit_time(const RankTime *t, double again, double overlap)
     return shares_sum(&t->unit) + again * t->forward + overlap * t->across;
 }
 
-/* What a step takes besides the slowest rank's work: the pipeline fills and empties with all others' of a
- * micro-batch, a chunk at a time. all: of a micro-batch, on all ranks together. (Tested beside the simulator.) */
+/* Seconds of a step besides the slowest rank's work: the pipeline fills and empties with all others' work on a
+ * micro-batch, a chunk at a time. all: seconds of a micro-batch, on all ranks together. (Tested beside the
+ * simulator.) */
 static inline double pipeline_bubble(double all, double slowest, double chunks)
 {
     return (all - slowest) / chunks;
@@ -301,7 +302,7 @@ static inline double dummy_gradients(const ParamRegistry *r)
     return (double)bytes;
 }
 
-/* Of the rank that needs the most: what is planned, and of that rank the gradients above. */
+/* Bytes of the rank that needs the most: what is planned, and that rank's gradients above. */
 static inline Err memory_of(const Run *run, double *planned, double *dummies)
 {
     *planned = 0;
@@ -433,7 +434,7 @@ static inline double measured_seconds(const Published *p, int row)
            number(p, row, "tok/s");
 }
 
-/* Of what the row measured: speed, or time. */
+/* Error against the figure that the row measured: speed, or time. */
 static inline double error_of(const Published *p, int row, double seconds)
 {
     const double measured = measured_seconds(p, row);

@@ -1,5 +1,5 @@
 /*
- * What a rank does in a step: ops by what their time depends on, and what it sends, counted over a dry run of a few
+ * A rank's work in a step: ops by what their time depends on, and bytes sent, counted over a dry run of a few
  * micro-batches. Counted once, it can be timed by any rates.
  */
 #ifndef MEGATRAIN_BENCH_TALLY_H
@@ -129,7 +129,7 @@ static inline Err tally_step(Trainer *t, Tally *out)
     return ERR_OK;
 }
 
-/* Of one rank. */
+/* Counts one rank's work. */
 static inline Err tally_rank(const TrainSpec *spec, Grid grid, int rank, Tally *out)
 {
     MemoryPlan plan;

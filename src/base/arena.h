@@ -22,7 +22,7 @@
 
 enum { ARENA_ALIGN = 256 }; /* bytes; every allocation starts on such a boundary and is padded to it */
 
-/* What an allocation of so many bytes takes. */
+/* Bytes that an allocation of so many takes. */
 static inline int64_t arena_padded(int64_t bytes)
 {
     return (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
@@ -38,7 +38,7 @@ typedef struct {
 
 typedef int64_t ArenaMark;
 
-/* What the kernel would give now without swapping; all of the memory where it does not say. */
+/* Bytes that the kernel would give now without swapping; all of the memory where it does not say. */
 double host_free_bytes(void);
 
 /* base: on an ARENA_ALIGN boundary (ASSERT). To only count: any such address and a size of INT64_MAX. */

@@ -47,7 +47,7 @@ static void arrive(KnownStack *on, KnownStack *from)
     __sanitizer_finish_switch_fiber(on->kept, from ? &from->bottom : NULL, from ? &from->size_bytes : NULL);
 }
 
-/* What was given up where it stood has left its marks around the variables of its functions. */
+/* Clears the marks that a coroutine, given up where it stood, has left around the variables of its functions. */
 static void forget_frames(Coroutine *c) { __asan_unpoison_memory_region(c->mapped, c->mapped_bytes); }
 #else
 static void leave(KnownStack *from, const KnownStack *to) { (void)from, (void)to; }

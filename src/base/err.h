@@ -94,7 +94,7 @@ void err_print(Err err, bool trail);
         if (try_err) return err_trail(try_err, __FILE__, __LINE__, #expr); \
     } while (0)
 
-/* As TRY, and a failure is re-labelled `code`. */
+/* Like TRY, and a failure is re-labelled `code`. */
 #define TRY_AS(code, expr)                                                               \
     do {                                                                                 \
         Err try_err = (expr);                                                            \

@@ -30,8 +30,8 @@ typedef enum {
     FP8_SCALE_TWO_LEVELS /* of e2m1: an e4m3 of a block, and a scale of the tensor (fp8_factor_two_levels) */
 } Fp8Scale;
 
-/* What has one scale: blocks of rows and columns of the codes, the last ones cut short by the end. 0 rows and columns:
- * the whole tensor. */
+/* Numbers with one scale: blocks of rows and columns of the codes, the last ones cut short by the end. 0 rows and
+ * columns: the whole tensor. */
 typedef struct {
     int rows, columns; /* each 1, 16, 32 or 128 */
     Fp8Scale scale;
@@ -106,9 +106,9 @@ static inline Fp8Factor fp8_factor_e8m0(float amax, float most)
 }
 
 /*
- * Of numbers of which the largest magnitude has the bits `amax`, NaN and infinity being beyond all others; `most` is
- * the largest that the format has. Nothing but zeros, or a number that is not finite: scale 1 (not of e8m0). A scale
- * that is too large for a float is its largest.
+ * Factor of numbers whose largest magnitude has the bits `amax`; NaN and infinity are beyond all others. `most` is the
+ * largest number that the format has. Where all are zeros, or a number is not finite, the scale is 1 (not of e8m0). A
+ * scale that is too large for a float becomes the largest float.
  */
 static inline Fp8Factor fp8_factor(Fp8Scale kind, uint32_t amax, float most)
 {

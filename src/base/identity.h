@@ -1,6 +1,6 @@
 /*
- * Which program this is, to the byte, and where it runs: for --version, a run's starts and its checkpoints, so that a
- * result can be traced to what computed it.
+ * Identifies this program, to the byte, and where it runs: for --version, a run's starts and its checkpoints, so that a
+ * result can be traced to the program that computed it.
  */
 #ifndef MEGATRAIN_BASE_IDENTITY_H
 #define MEGATRAIN_BASE_IDENTITY_H

@@ -1,5 +1,6 @@
 /*
- * What differs from layer to layer, and the texts of a configuration that say so. In a list x*n stands for n times x.
+ * Facts that differ from layer to layer, and the texts of a configuration that say so. In a list x*n stands for n times
+ * x.
  *
  * A set of layers:
  *   "2"           every second layer: 0, 2, 4, ...

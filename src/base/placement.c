@@ -42,7 +42,7 @@ static void units_free(Unit *units, int count)
     free(units);
 }
 
-/* What of each object of this type may be used, in hwloc's order. NULL: no memory. */
+/* The usable part of each object of this type, in hwloc's order. NULL: no memory. */
 static Unit *units_of(hwloc_topology_t t, hwloc_obj_type_t type, hwloc_const_bitmap_t allowed, int *count)
 {
     const int all = hwloc_get_nbobjs_by_type(t, type);

@@ -28,8 +28,8 @@ typedef enum { PLACEMENT_CORE, PLACEMENT_NODE } PlacementUnit;
 bool placement_of(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUnit unit, int ranks,
                   hwloc_bitmap_t *sets);
 
-/* What this process may use, by hwloc, which HWLOC_SYNTHETIC and others of its variables may show another machine; then
- * it is that whole machine, `elsewhere`. False: hwloc cannot say. */
+/* Processors and memory that this process may use, by hwloc. HWLOC_SYNTHETIC and others of its variables may show
+ * another machine; then it is that whole machine, `elsewhere`. False: hwloc cannot say. */
 typedef struct {
     int nodes, cores, processors; /* nodes: that have processors of these */
     bool elsewhere;

@@ -64,7 +64,7 @@ static bool read_quota(const char *folder, double *processors)
     return true;
 }
 
-/* What a group's folder says; false: nothing. */
+/* Reads what a group's folder says; false: nothing. */
 typedef bool ReadGroup(const char *folder, double *value);
 
 /* The least of a group's and those above it. `folder` is cut on the way. A container may see groups under names of

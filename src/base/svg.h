@@ -53,7 +53,7 @@ Svg svg_frame(FILE *out, double left, double top, double right, double bottom);
 /* Widens the axes so that they hold the points; of gaps their x. */
 void svg_fit(Svg *s, const SvgPoint *points, int count);
 
-/* Where a value is. One far outside is pulled in to SVG_FAR from the picture's corner: a clip hides it. */
+/* Place of a value. One far outside is pulled in to SVG_FAR from the picture's corner: a clip hides it. */
 enum { SVG_FAR = 1000000 };
 double svg_x(const Svg *s, double x);
 double svg_y(const Svg *s, double y);
@@ -84,7 +84,8 @@ void svg_open(FILE *out, double width, double height);
 /* Then the ground, and a style for it, text, axes and what is `dim`, `soft` or a `name`. */
 void svg_ground(FILE *out, double width, double height);
 
-/* Where a picture is drawn again and again, to be written to a file: after the opening nothing is allocated. */
+/* Memory of a picture that is drawn again and again, to be written to a file: after the opening nothing is
+ * allocated. */
 typedef struct {
     FILE *out; /* the owner closes it, if it is there */
     char *text, stdio[4096];
@@ -93,7 +94,7 @@ typedef struct {
 /* For pictures of less than size_bytes. ERR_MEMORY. The sheet must stay where it is. */
 Err svg_sheet_open(SvgSheet *s, SetupArena *memory, int64_t size_bytes);
 
-/* What was drawn since the last time replaces the file. ERR_INTERNAL: it did not fit. */
+/* Replaces the file by all that was drawn since the last time. ERR_INTERNAL: it did not fit. */
 Err svg_sheet_write(SvgSheet *s, const char *path);
 
 #endif

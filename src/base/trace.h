@@ -37,7 +37,7 @@ void trace_close(void);
 void trace_begin(const char *name);
 void trace_end(void);
 
-/* What is shown with a span. Names are literals. */
+/* Numbers that are shown with a span. Names are literals. */
 enum { TRACE_ARGS = 4 };
 typedef struct {
     const char *kind;         /* a word, shown as "kind"; or NULL */

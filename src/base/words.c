@@ -54,7 +54,7 @@ void text_cut(char *out, size_t size_bytes, const char *text)
     out[n] = 0;
 }
 
-/* Where the quote that a word begins with closes; NULL: it has none. */
+/* End of the quote with which a word begins; NULL: it begins with none. */
 static const char *closing_quote(const char *word)
 {
     if (*word != '\'' && *word != '"') return NULL;

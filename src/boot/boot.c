@@ -30,7 +30,7 @@ static const char *value_of(const Env *e, const char *name)
 
 static bool have(const Env *e, const char *name) { return value_of(e, name) != NULL; }
 
-/* What somebody else's environment holds, in an error of one line. */
+/* Makes a value of somebody else's environment fit an error of one line. */
 static const char *printable(const char *value, char out[64])
 {
     snprintf(out, 64, "%s", value);
@@ -55,7 +55,7 @@ static Err number(const Env *e, const char *name, int low, int high, int *out)
     return ERR_OK;
 }
 
-/* As number(), for a variable that must be there. */
+/* Like number(), for a variable that must be there. */
 static Err need(const Env *e, const char *because, const char *name, int low, int high, int *out)
 {
     if (!have(e, name)) {
@@ -225,7 +225,7 @@ static bool is_loopback(const char *addr)
     return !strcmp(addr, "localhost") || !strncmp(addr, "127.", 4) || !strcmp(addr, "::1");
 }
 
-/* As in a URL, "[::1]" is the address ::1. */
+/* Copies an address, in the form that URLs have: "[::1]" is the address ::1. */
 static void copy_address(const char *text, char *out)
 {
     const size_t n = strlen(text);

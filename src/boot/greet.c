@@ -7,7 +7,7 @@
 
 enum { CALLER, HOST };
 
-/* Which word a proof is of. */
+/* The word that a proof belongs to. */
 typedef enum { PROOF_ANSWER = 1, PROOF_HELLO, PROOF_WELCOME } Proof;
 
 typedef struct {

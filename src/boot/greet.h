@@ -23,7 +23,7 @@
 #define GREET_MAGIC 0x314E49415254474Du /* "MGTRAIN1" as bytes */
 enum { GREET_VERSION = 4, GREET_NUMBER_BYTES = 32, GREET_PROOF_BYTES = 32, GREET_KEY_BYTES = 32 };
 
-/* What the secret makes of a job: the ranks of another job with the same secret have another key. */
+/* Key that the secret makes of a job: the ranks of another job with the same secret have another key. */
 typedef struct {
     uint8_t bytes[GREET_KEY_BYTES];
 } GreetKey;

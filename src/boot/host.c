@@ -54,7 +54,7 @@ static bool grow(Host *h)
     return true;
 }
 
-/* So many connections have not greeted; makes room by dropping the oldest of them. */
+/* Makes room for so many connections that have not greeted, by dropping the oldest of them. */
 static void limit_strangers(Host *h)
 {
     int strangers = 0, oldest = -1;
@@ -146,7 +146,8 @@ static void check_all_here(Host *h)
             link_put(&h->conns[i]->link, FRAME_ALL_HERE, 0, NULL, 0, NULL, 0);
 }
 
-/* What was sent must arrive: closing with something unread would break the connection and perhaps lose it. */
+/* Ends a connection such that all that was sent arrives: closing with something unread would break the connection and
+ * perhaps lose it. */
 static void end(Conn *c)
 {
     c->state = CONN_ENDING;

@@ -1,4 +1,5 @@
-/* What the two files of rank 0's server share (inside boot/ only): its state, and the requests of host_values.c. */
+/* Shared parts of the two files of rank 0's server (inside boot/ only): its state, and the requests of
+ * host_values.c. */
 #ifndef MEGATRAIN_BOOT_HOST_IMPL_H
 #define MEGATRAIN_BOOT_HOST_IMPL_H
 

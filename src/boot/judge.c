@@ -272,8 +272,8 @@ static int waited_for(const Judge *j, int a, Wait *out)
     return -1;
 }
 
-/* Where whoever is waited for waits, too, the way from any of them leads into a circle. *out: the wait for the lowest
- * rank of it. */
+/* Finds a circle of ranks that wait for each other. If every rank that is waited for waits, too, the way from any of
+ * them leads into one. *out: the wait for the lowest rank of the circle. */
 static bool find_circle(const Judge *j, Wait *out)
 {
     Wait w;

@@ -90,7 +90,7 @@ bool link_flush(Link *l);
 bool link_flush_until(Link *l, double deadline);
 bool link_wait(Link *l, Frame *out, double deadline);
 bool link_wait_bytes(Link *l, size_t bytes, double deadline);
-/* As link_wait; ends, too, soon after *stop is not 0 (may be NULL): errno ECANCELED. */
+/* Like link_wait; also ends soon after *stop is not 0 (may be NULL): errno ECANCELED. */
 bool link_wait_or_stop(Link *l, Frame *out, double deadline, const volatile sig_atomic_t *stop);
 
 /* poll() that is not disturbed by signals; 0 at the deadline. */
@@ -124,7 +124,7 @@ bool net_local_addr(int fd, char *out, size_t size);
 bool net_peer_addr(int fd, char *out, size_t size); /* the address of the other end */
 
 void net_host_name(char out[LINK_HOST_BYTES]);
-/* What another process wrote is printed some day: in place, every byte that is no printable ASCII becomes '?'. */
+/* Makes text of another process fit to be printed: in place, every byte that is no printable ASCII becomes '?'. */
 void net_make_printable(char *text);
 
 #endif

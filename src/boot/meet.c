@@ -19,7 +19,7 @@
 #define PAUSE_FIRST_S 0.005 /* how long it rests between rounds */
 #define PAUSE_LAST_S 0.2
 
-/* What a port turned out to be. The later in this list, the more worth telling at the end. */
+/* Findings about a port. The later in this list, the more worth telling at the end. */
 typedef enum { FOUND_NOTHING, FOUND_STRANGER, FOUND_OTHER_JOB, FOUND_HOST, FOUND_REFUSAL } Found;
 
 static double earlier(double a, double b) { return a < b ? a : b; }

@@ -21,7 +21,7 @@ Err meet_host(const Boot *boot, const Hello *hello, double timeout_s, double dea
 /* Makes one more connection to where `m` leads. */
 Err meet_again(const Meeting *m, const Hello *hello, double deadline, Link *out);
 
-/* What an open Store met, and with what it greeted: for the watch connection, which leads to the same host. */
+/* The host that an open Store met, and the greeting: for the watch connection, which leads to the same host. */
 const Meeting *store_meeting(const Store *s);
 const Hello *store_hello(const Store *s);
 

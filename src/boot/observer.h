@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a message between two ranks is, for those who read a verdict. */
+/* Kinds of messages between two ranks, for those who read a verdict. */
 typedef enum {
     MESSAGE_PLAIN,
     MESSAGE_ACTIVATION,

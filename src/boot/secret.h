@@ -1,7 +1,7 @@
 /*
- * What the ranks of one run know and nobody else, by which they know each other (boot/greet.h). The launcher gives
- * it in MEGATRAIN_SECRET; where none does, rank 0 leaves it for the others in a file that only this user may read,
- * in a folder that all of them see, until they have met.
+ * The secret of a run, which its ranks know and nobody else, and by which they know each other (boot/greet.h). The
+ * launcher gives it in MEGATRAIN_SECRET. Where no launcher does, rank 0 leaves it for the others in a file that only
+ * this user may read, in a folder that all of them see, until they have met.
  */
 #ifndef MEGATRAIN_BOOT_SECRET_H
 #define MEGATRAIN_BOOT_SECRET_H

@@ -15,7 +15,7 @@ Err chunk_create(ChunkWriter *w, const char *path, char *buf, int64_t *crcs)
     return file_create(path, &w->file);
 }
 
-/* What is shorter is gathered; the rest is written from where it lies. */
+/* Shorter pieces are gathered; longer ones are written from where they lie. */
 enum { GATHERED_BYTES = 1 << 16 };
 
 static Err flush(ChunkWriter *w)

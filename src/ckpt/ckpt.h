@@ -106,11 +106,12 @@ typedef struct {
     int64_t keep_every;   /* the checkpoints of steps that this divides; 0: none */
     int64_t keep_best;    /* so many checkpoints with the lowest losses, of those on the same samples */
     const char *best_set; /* the validation set whose losses these are */
-    /* What the checkpoint holds: values alone, of one rank, whose store has no memory. NULL: what the stores hold. */
+    /* Values that the checkpoint holds instead of the stores': those of one rank, whose store has no memory. NULL: the
+     * stores'. */
     const CkptSource *source;
 } CkptOptions;
 
-/* What became of a save. */
+/* Outcome of a save. */
 typedef struct {
     int64_t step;
     Err err;

@@ -1,4 +1,4 @@
-/* Which checkpoints a run folder holds, and the newest good one; see ckpt.h. */
+/* Lists the checkpoints of a run folder, and finds the newest good one; see ckpt.h. */
 #include <stdlib.h>
 #include <string.h>
 

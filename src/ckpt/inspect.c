@@ -1,6 +1,5 @@
 /*
- * What can be asked of a checkpoint without a model: is every byte right, what is in it, is it the same as
- * another.
+ * Answers questions about a checkpoint without a model: is every byte right, what is in it, is it the same as another.
  */
 #include <string.h>
 
@@ -63,7 +62,7 @@ Err ckpt_verify(const char *path) { return for_each_file(path, verify_file, NULL
 
 enum { DIGEST_RUN = 1024 }; /* elements */
 
-/* So many elements of a piece from number `at` on, as the bits of floats. */
+/* Reads n elements of a piece from number `at` on, as the bits of floats. */
 static Err get_bits(const ManifestPiece *q, ChunkReader *r, int64_t offset, uint32_t *bits, int64_t n)
 {
     uint16_t narrow[DIGEST_RUN];

@@ -164,7 +164,7 @@ static Err read_box(Loader *x, Box piece, int64_t offset, char *base, const Shar
     return ERR_OK;
 }
 
-/* What of a stored piece goes into a window of a parameter of a store. */
+/* Loads the part of a stored piece that goes into a window of a parameter of a store. */
 static Err load_window(Loader *x, const ManifestPiece *q, const ParamStore *s, int id, UpcycleWindow w)
 {
     const StTensor *t = NULL;
@@ -186,7 +186,7 @@ static Err load_window(Loader *x, const ManifestPiece *q, const ParamStore *s, i
     return ERR_OK;
 }
 
-/* What a store keeps of a stored piece. */
+/* Loads the part of a stored piece that a store keeps. */
 static Err load_piece(Loader *x, const ManifestPiece *q, const ParamStore *s)
 {
     const Upcycle *u = x->l->upcycle;

@@ -13,7 +13,7 @@ static const char *const state_prefix[CKPT_STATES] = { "", "m/", "v/" };
 
 enum { MAX_SIDE_BY_SIDE = 4096 }; /* pieces of a tensor that share rows: they are compared pairwise */
 
-/* What numbers of a manifest can be; what bounds a shape or a piece depends on others, and is checked there. */
+/* Limits of a manifest's numbers. Bounds that depend on others, of a shape or a piece, are checked there. */
 typedef struct {
     int64_t low, high;
 } Range;
@@ -69,7 +69,7 @@ void manifest_crc_text(char out[64], uint32_t crc, int64_t size_bytes)
 typedef enum { LIST_PARAMS, LIST_FILES, LIST_PIECES, LIST_COUNT } List;
 static const char *const list_keys[LIST_COUNT] = { "parameters", "files", "pieces" };
 
-/* Where a manifest is being parsed: for messages, and for memory. */
+/* State of a manifest's parsing: for messages, and for memory. */
 typedef struct {
     const char *path;
     SetupArena *arena;
@@ -476,7 +476,8 @@ static Err check_crc(const char *folder, const char *path, const char *text, int
     return err_set(ERR_CKPT, "'%s' is damaged: it does not agree with '%s'", path, crc_path);
 }
 
-/* What finds step-N goes by its name: whoever may write in a run's folder leads nobody elsewhere by a link. */
+/* Refuses a step-N folder that holds another step. Folders are found by name, and whoever may write in a run's folder
+ * must lead nobody elsewhere by a link. */
 static Err check_is_own(const char *folder)
 {
     CkptEntry e;

@@ -219,7 +219,7 @@ static Err put_shard(const Ckpt *c, ChunkWriter *w, int64_t *piece_crcs)
     return ERR_OK;
 }
 
-/* Where a rank's checksums start in c->crcs: of its chunks, of its pieces. */
+/* Places in c->crcs where a rank's checksums start: of its chunks, of its pieces. */
 static void crc_start(const Ckpt *c, int rank, int64_t **chunks, int64_t **pieces)
 {
     *chunks = c->crcs;

@@ -1,7 +1,7 @@
 /*
- * What each rank writes: its pieces in file order, the shard file that they make, and their lines in the manifest.
- * Every function takes a rank: which pieces that rank has follows from the registries of all pipeline ranks (ParamSet),
- * so rank 0 describes the files of all.
+ * A rank's part of a checkpoint: its pieces in file order, the shard file that they make, and their lines in the
+ * manifest. Every function takes a rank. Its pieces follow from the registries of all pipeline ranks (ParamSet), so
+ * rank 0 describes the files of all.
  */
 #ifndef MEGATRAIN_CKPT_PIECES_H
 #define MEGATRAIN_CKPT_PIECES_H
@@ -40,8 +40,8 @@ void shard_name(char out[CKPT_NAME_MAX], int rank);
 Err save_open(Ckpt *c, SetupArena *setup);
 Err save_now(Ckpt *c, const CkptMeta *meta);
 
-/* Which checkpoints stay (retain.c); rank 0 calls these. retain_open lists those that there are. retain enters one that
- * was written and removes what is not to be kept, with a warning where it cannot. */
+/* Retention of checkpoints (retain.c); rank 0 calls these. retain_open lists those that there are. retain enters one
+ * that was written and removes those that need not stay, with a warning where it cannot. */
 Err retain_open(Ckpt *c, SetupArena *setup);
 void retain(Ckpt *c, const CkptMeta *written);
 /* How many more checkpoints than now there will be at most at one time. Those of keep_every, which stay for good, are

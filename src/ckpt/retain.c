@@ -1,5 +1,5 @@
 /*
- * Which checkpoints of a run stay: the newest, those of every N-th step, those with the lowest validation loss. Rank 0
+ * Checkpoints of a run that stay: the newest, those of every N-th step, those with the lowest validation loss. Rank 0
  * removes the others after a commit (save.c).
  *
  * c->kept lists those that may still have to go: valid ones, oldest first, behind those that were passed over as

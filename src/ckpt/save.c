@@ -118,7 +118,7 @@ static Err check_manifest(const Ckpt *c)
     return err_hint("fewer ranks, or parallel.zero=0: each rank then has fewer pieces to write");
 }
 
-/* What a save will take on the disk. */
+/* Bytes that a save will take on the disk. */
 static int64_t space_wanted(const Ckpt *c)
 {
     return c->total_bytes + manifest_most(c) + c->o.world->size * 4096;

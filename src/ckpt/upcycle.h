@@ -34,8 +34,8 @@ bool upcycle_is_new(const char *name);
 /* The shape that the dense tensor must have for this parameter of a mixture. */
 void upcycle_shape(const Upcycle *u, const Param *p, int64_t shape[2]);
 
-/* Where a part of the stored tensor belongs: an element of the parameter that lies in box `to`, at (r, c), is the
- * element at (r, c) + `from` of the stored tensor, times factor. */
+/* Place of a part of the stored tensor: an element of the parameter that lies in box `to`, at (r, c), is the element at
+ * (r, c) + `from` of the stored tensor, times factor. */
 typedef struct {
     Box to;
     int64_t from[2];

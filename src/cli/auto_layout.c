@@ -15,7 +15,7 @@
 
 /* ---- keys ---- */
 
-/* What a space of layouts decides besides LAYOUT_KEYS, most of it by leaving it alone. */
+/* Keys besides LAYOUT_KEYS that a space of layouts decides, most of them by leaving them alone. */
 static const ConfigId others[] = { CFG_parallel_cp_heads, CFG_parallel_group, CFG_parallel_slices,
                                    CFG_parallel_overlap_tp, CFG_parallel_layout };
 enum { OTHERS = sizeof others / sizeof *others, CHOSEN = LAYOUT_KEYS + OTHERS, WORD_BYTES = 224 };
@@ -148,7 +148,7 @@ static Err know_device(const Config *base, const Boot *boot, Planner *p)
            err_hint(cpu ? "a file that megatrain doctor --calibrate wrote" : "a GPU's: h100, ...");
 }
 
-/* Of a rank; those of a host share its processors' memory. */
+/* Memory for a rank. The ranks of a host share its processors' memory. */
 static int64_t rank_memory(const Planner *p, const Boot *boot)
 {
     const int64_t all = p->device.memory_mib << 20,
@@ -156,7 +156,7 @@ static int64_t rank_memory(const Planner *p, const Boot *boot)
     return p->model.cpu ? all / here : all;
 }
 
-/* What its worst rank takes, with libraries. */
+/* Bytes of its worst rank, with libraries. */
 static Err bytes_of(const Planner *p, const Config *c, Grid grid, int64_t *bytes)
 {
     TrainSpec spec;
@@ -256,7 +256,7 @@ static Err keep_layout(const AutoLayout *a, const Config *base, const Boot *boot
 
 /* ---- a run that begins ---- */
 
-/* What the best layout has otherwise: "parallel.tp=4 parallel.pp=1". */
+/* Keys in which the best layout differs: "parallel.tp=4 parallel.pp=1". */
 static void differing(const SearchAnswer *a, const SearchResult *r, char *out, size_t size)
 {
     char name[CONFIG_VALUE_BYTES], text[CONFIG_VALUE_BYTES];

@@ -28,7 +28,7 @@ static int matches(const Command *c, int argc, const char *const *argv)
     return argc > 1 && strcmp(argv[1], c->name + first + 1) == 0 ? 2 : 0;
 }
 
-/* What the command is called that others call so; NULL: nobody does. */
+/* Our name of a command that others call so; NULL: nobody does. */
 static const char *meant_command(const char *word)
 {
     static const char *const names[][2] = { { "resume", "train" },      { "pretrain", "train" },

@@ -22,7 +22,7 @@ static const Option options[] = {
 
 static bool is_override(const char *word) { return strchr(word, '=') != NULL; }
 
-/* What was not looked at is said. */
+/* Says what was not looked at. */
 static void say_checked(const Config *c, bool found, bool vocab)
 {
     const long long ranks = c->derived.world_size;

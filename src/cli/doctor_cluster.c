@@ -140,7 +140,7 @@ static Err look_at_folder(Cluster *c, const char **folder, const char **locks)
 
 /* ---- clock, network ---- */
 
-/* By how much this host's clock is ahead of rank 0's, from one question and answer. */
+/* Seconds by which this host's clock is ahead of rank 0's, from one question and answer. */
 static Err ask_time(Cluster *c, double *ahead)
 {
     char text[TEXT_BYTES];

@@ -132,7 +132,7 @@ static int64_t payload(const Comm *c, const CommRequest *r)
     return 2 * bytes * others / c->size;
 }
 
-/* As observers count. */
+/* The number that observers count by. */
 static uint64_t number_of(const CommRequest *r) { return r->kind == COMM_EXCHANGE ? 0 : r->sequence + 1; }
 
 void comm_tell_completed(const CommRequest *r)

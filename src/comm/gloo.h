@@ -24,7 +24,7 @@
 
 typedef struct GlooWorld GlooWorld;
 
-/* Where ranks find each other's addresses: set publishes a key, get waits for one. Called only by
+/* Store through which ranks find each other's addresses: set publishes a key, get waits for one. Called only by
  * gloo_world_open, on its thread; keys begin with "gloo/" and each is set once. */
 typedef struct {
     void *user;

@@ -85,7 +85,7 @@ const char *group_name(GroupKind kind); /* "tp", "dp-cp", ... */
 /* Is it of ranks with the same weights, along dp, perhaps with other axes of copies beside it? */
 bool group_of_copies(GroupKind kind);
 
-/* Which members of a group send each other messages, or rows of experts. In collectives all take part. */
+/* The members of a group that send each other messages, or rows of experts. In collectives all take part. */
 typedef enum {
     MESSAGES_NONE,
     MESSAGES_NEIGHBOURS /* r and r + 1, the last and the first */,

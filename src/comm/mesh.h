@@ -12,8 +12,8 @@ enum { MESH_ADDRESS_BYTES = 64 };
 
 typedef struct Mesh Mesh;
 
-/* Where a rank listens: a numeric address of this host, and the first free port of MESH_PORTS: port, port + step, ...,
- * where step is how many ranks the host has. Port 0: any. */
+/* Address at which a rank listens: a numeric address of this host, and the first free port of MESH_PORTS: port, port +
+ * step, ..., where step is the number of ranks of the host. Port 0: any. */
 enum { MESH_PORTS = 16 };
 typedef struct {
     const char *address;
@@ -28,7 +28,7 @@ typedef struct {
 /* ERR_CONFIG: the address is not numeric, or not of this host; a port would be above 65535. ERR_RENDEZVOUS:
  * all of its ports are taken. */
 Err mesh_open(int rank, int size, MeshPlace place, MeshKey key, Mesh **out);
-/* Where the others reach this rank: "10.1.2.3 40123", the rest of it zeros. */
+/* Address at which the others reach this rank: "10.1.2.3 40123", the rest of it zeros. */
 void mesh_address(const Mesh *m, char out[MESH_ADDRESS_BYTES]);
 /* Collective. fds[p]: the connection to rank p, non-blocking, which the caller owns; -1 for this rank and after an
  * error. ERR_RENDEZVOUS: not connected with a rank within timeout_s; no file descriptor is left, at once. */

@@ -20,7 +20,7 @@
 #include "base/dispatcher.h"
 #include "base/layer_set.h"
 
-/* Where a value came from. AUTO: filled in, from the recipe or from other keys. */
+/* Source of a value. AUTO: filled in, from the recipe or from other keys. */
 typedef enum { ORIGIN_DEFAULT, ORIGIN_AUTO, ORIGIN_FILE, ORIGIN_COMMAND_LINE } ConfigOriginKind;
 typedef struct {
     ConfigOriginKind kind;
@@ -193,8 +193,8 @@ void config_origin(const Config *c, ConfigId id, char *out, int size_bytes);
  * there is none. */
 ConfigId config_nearest(const char *section, const char *name);
 
-/* Which keys "section.name" may mean, which is none (section "": it was given without one): by another framework's name
- * (config_meant.c), of any section, or the nearest. How many, 0 to CONFIG_MEANT. */
+/* Keys that an unknown "section.name" may mean (section "": it was given without one): by another framework's name
+ * (config_meant.c), of any section, or the nearest. Returns how many, 0 to CONFIG_MEANT. */
 enum { CONFIG_MEANT = 4, CONFIG_SUGGEST_BYTES = 320 };
 int config_meant(const char *section, const char *name, ConfigId out[CONFIG_MEANT]);
 /* The same as a question: "did you mean 'section.key' or ...?", or a note where there is none here; "" if nothing is

@@ -59,7 +59,7 @@ static bool evaluates_what_it_saves(const Config *c)
     return save && eval && (save % eval == 0 || eval % save == 0);
 }
 
-/* Of a number in bf16 that is multiplied by more, some come to themselves again when they are rounded. */
+/* Largest beta2 for moments in bf16. Multiplied by more, some numbers round back to themselves. */
 #define BF16_BETA2_MOST (1 - 0x1p-8)
 
 /* The length of the list; -1: it is none. */
@@ -90,7 +90,7 @@ static bool gpu_rows_fit(const ConfigReader *r, int64_t width)
     return r->compared || on_cpu(c) || width % (c->run.precision == RUN_PRECISION_FP32 ? 4 : 8) == 0;
 }
 
-/* Of a sample, on a rank. */
+/* Rows of a sample that a rank has at once. */
 static int64_t rows_at_once(const Config *c) { return c->model.seq / (c->parallel.cp * c->parallel.slices); }
 
 static int64_t unit_rows(const Config *c)
@@ -100,7 +100,7 @@ static int64_t unit_rows(const Config *c)
 
 static bool is_fp8(const Config *c) { return c->run.precision == RUN_PRECISION_FP8; }
 
-/* Of the linear layers of blocks: are inputs and outputs, as ranks of tp have them, multiples of `unit`? */
+/* Are the linear layers' inputs and outputs in blocks, as ranks of tp have them, multiples of `unit`? */
 static bool widths_are_multiples(const Config *c, int64_t unit)
 {
     const int64_t tp = c->parallel.tp, heads = c->model.heads / tp, C = c->model.head_dim;

@@ -44,7 +44,7 @@ static void take_other_exchange(ConfigReader *r, bool all)
     config_take(r, "parallel.cp_comm=ring, or parallel.cp_comm=ring parallel.cp_heads=0");
 }
 
-/* So many ranks exchange heads: all, or neighbours. */
+/* Checks an exchange of heads among so many ranks: all, or neighbours. */
 static void check_exchange(ConfigReader *r, bool all, int64_t ranks)
 {
     const Config *c = r->config;

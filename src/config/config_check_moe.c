@@ -48,7 +48,7 @@ static void check_every(ConfigReader *r)
     config_take(r, "moe.every=1, or moe.experts=0 moe.every=1");
 }
 
-/* Where the experts of a mixture lie, and where its rows do. */
+/* Checks the places of a mixture's experts and of its rows. */
 static void check_expert_layout(ConfigReader *r)
 {
     const Config *c = r->config;

@@ -76,10 +76,11 @@ typedef struct {
 /* Bytes a second of a copy between a GPU and its host's memory. */
 static inline double device_host_rate(const DeviceFile *f) { return 1e9 * f->host_link_gb_s * f->link_share; }
 
-/* Of a GPU: 90 is 9.0; 0: not known. */
+/* A GPU's compute capability: 90 is 9.0; 0: not known. */
 static inline int device_capability(const DeviceFile *f) { return (int)(10 * f->capability + .5); }
 
-/* By a name (h100, H100) or by a path, which holds a '/' or ends in .ini. ERR_CONFIG: there is none, or it is wrong. */
+/* Reads a device by a name (h100, H100) or by a path, which holds a '/' or ends in .ini. ERR_CONFIG: there is none, or
+ * it is wrong. */
 Err device_file_read(const char *name, DeviceFile *out);
 void device_file_release(DeviceFile *f); /* frees its points; after an error, too */
 /* The one with the longest `match` in the name of a GPU, without points; false: none. A file that cannot be read is

@@ -1,6 +1,6 @@
 /*
- * Which key was meant by a name that is none: another framework's name for it, the bare name of a key without its
- * section, or a mistype. The names are those of nanoGPT, llm.c, Megatron-LM, torchtitan and Hugging Face.
+ * Guesses the key that was meant by an unknown name: another framework's name for it, the bare name of a key without
+ * its section, or a mistype. The names are those of nanoGPT, llm.c, Megatron-LM, torchtitan and Hugging Face.
  */
 #include <ctype.h>
 #include <stdio.h>

@@ -59,7 +59,7 @@ static const char *parse_int(const ConfigKey *key, const char *text, int64_t *ou
     return NULL;
 }
 
-/* What a key counts time in; 0: it does not. */
+/* Unit in which a key counts time, in seconds; 0: it counts none. */
 static double seconds_of(const ConfigKey *key)
 {
     if (text_ends(key->name, "_minutes")) return 60;
@@ -119,7 +119,7 @@ static bool find_choice(const ConfigKey *key, const char *text, unsigned *out)
     return false;
 }
 
-/* Of a key with choices beside true and false, all words for these are read, too. */
+/* All words for true and false are read, too, where a key has choices beside these. */
 static const char *parse_pick(const ConfigKey *key, const char *text, unsigned *out)
 {
     static _Thread_local char why[160];
@@ -340,7 +340,7 @@ static char *next_line(char *out, int size_bytes, void *stream)
     return out;
 }
 
-/* As inih does: cut at a comment, remove the blanks around. */
+/* Trims like inih: cuts at a comment and removes the blanks around. */
 static const char *trim_value(char *text)
 {
     text += strspn(text, blanks);

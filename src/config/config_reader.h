@@ -40,14 +40,14 @@ extern const Config config_defaults; /* the values of config.def */
 /* Adds a line to the report. */
 void config_complain(ConfigReader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* What is added to it now is counted, not read: no need to look for the nearest key. */
+/* Is the report full? Further mistakes are counted, not read: no need to look for the nearest key. */
 bool config_report_is_full(const ConfigReader *r);
 
 /* A text of any length in the configuration's own memory; "" and r->memory set where there is none. */
 const char *config_keep(ConfigReader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* What is wrong with a text as a value; NULL: nothing. It is what an INI file can hold too, so that a dump always reads
- * back; and a checkpoint's manifest, which is JSON. */
+/* Mistake of a text as a value; NULL: none. A value is what an INI file can hold, so that a dump always reads back, and
+ * what a checkpoint's manifest can, which is JSON. */
 const char *config_text_fault(const char *text);
 
 /* Would somebody read '#' in it as the beginning of a comment? In a file it takes one with ';' behind it, if an empty
@@ -64,7 +64,8 @@ void config_read_text(ConfigReader *r, const char *text);
 Err config_read_file(ConfigReader *r, const char *path); /* ERR_CONFIG: it cannot be read */
 void config_read_override(ConfigReader *r, const char *text);
 
-/* Of keys that the text has not, what programs did that did not have them yet: before a command line is read. */
+/* Fills keys that the text lacks as programs did that did not have the keys yet. To be called before a command line is
+ * read. */
 void config_read_before(ConfigReader *r);
 
 /* ---- facts of a configuration (config_resolve.c) ---- */

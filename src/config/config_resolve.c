@@ -1,4 +1,4 @@
-/* What was left open in a configuration is filled in from what was given. */
+/* Fills in the keys that a configuration left open, from those that were given. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /*
- * What was measured on a device, in its file (config/config_device.h): times of single ops and collectives, a line
- * each, which `megatrain doctor --calibrate` writes and src/cost/measured.c looks up.
+ * Points that were measured on a device, in its file (config/config_device.h): times of single ops and collectives, a
+ * line each, which `megatrain doctor --calibrate` writes and src/cost/measured.c looks up.
  *
  *   [op.linear_fwd]
  *   us = f32 2x1 256x512x128 690.5      dtype (f32, bf16, f16), ranks that did it at once x threads of each, shape,
@@ -43,7 +43,8 @@ typedef struct {
 
 /* ERR_MEMORY. */
 Err device_points_add(DevicePoints *all, const DevicePoint *p);
-/* By name, dtype, ranks, threads, shape; to be called before points are looked up. ERR_CONFIG: too many names. */
+/* Orders points by name, dtype, ranks, threads, shape; to be called before points are looked up. ERR_CONFIG: too many
+ * names. */
 Err device_points_order(DevicePoints *all);
 void device_points_free(DevicePoints *all);
 

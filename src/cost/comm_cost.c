@@ -47,7 +47,7 @@ static int op_dims(const char *name)
     return 0;
 }
 
-/* What was measured is of something that there is, each with as many sizes as that has. */
+/* Checks points: each is of something that exists, with as many sizes as that has. */
 static Err check_points(const DeviceFile *d)
 {
     for (int i = 0; i < d->points.count; i++) {

@@ -1,10 +1,10 @@
 /*
- * How long an op or a call of a communicator takes on a device that may be absent: a device's file
- * (config/config_device.h) and, on the processors of a host, which ranks share it. time_line.h puts such times behind
- * and beside each other; docs/prediction.md says where the figures are from.
+ * The time of an op, or of a communicator's call, on a device that may be absent. It follows from the device's file
+ * (config/config_device.h) and, on the processors of a host, from the ranks that share these. time_line.h puts such
+ * times behind and beside each other; docs/prediction.md says where the figures are from.
  *
  *   GPUs    facts of the data sheet times shares that kernels reach (op_cost.c, comm_cost.c)
- *   CPUs    what was measured (measured.h)
+ *   CPUs    measured times (measured.h)
  */
 #ifndef MEGATRAIN_COST_COST_H
 #define MEGATRAIN_COST_COST_H
@@ -19,8 +19,8 @@ typedef struct {
     int ranks, threads; /* cpu: ranks that compute there at once, threads of each */
 } CostModel;
 
-/* ERR_CONFIG: the file does not say what times need, with what is missing; or it has points of what there is not. The
- * file must outlive the model. */
+/* ERR_CONFIG: the file lacks a number that times need, which the error names; or it has points of an op or call that
+ * does not exist. The file must outlive the model. */
 Err cost_open(CostModel *m, const DeviceFile *device, int ranks);
 
 typedef enum {
@@ -35,8 +35,8 @@ typedef enum {
 const char *family_name(OpFamily f); /* "products", ... */
 OpFamily family_of(OpId id);
 
-/* One call of an op: seconds on the device with nothing beside it, gaps between its kernels included; of the host, to
- * issue it (0 where ops run at once). flop: what the device counted. */
+/* Cost of one call of an op. seconds: on the device with nothing beside it, gaps between its kernels included. host:
+ * seconds of the host to issue it, 0 where ops run at once. flop: the count of the device. */
 typedef struct {
     double seconds, host;
     int launches;
@@ -44,17 +44,18 @@ typedef struct {
 
 OpCost cost_op(const CostModel *m, OpId id, const void *args, double flop);
 
-/* Results of `rows` x `columns`, sums of `depth`; `count` such. */
+/* `count` products with results of `rows` x `columns`, which are sums of `depth` terms. */
 typedef struct {
     double rows, columns, depth, count;
 } Product;
 
-/* What so many multiprocessors do meanwhile at their full rate: FLOP of the best of a library's tiles, each of which
- * takes as much longer as `tile_depth` is of its sum. apart: each product is a launch, partly beside others. */
+/* FLOP that so many multiprocessors would do at their full rate in the time of the product, with the best of a
+ * library's tiles. A tile takes longer by the ratio of `tile_depth` to its depth. apart: each product is a launch,
+ * partly beside others. */
 double product_flop(Product p, double multiprocessors, double tile_depth, bool apart);
 
-/* Where the members of a group are: on how many hosts, and how many of them on the host that has fewest, for which all
- * others wait. */
+/* Placement of the members of a group: number of hosts, and members on the host that has fewest, for which all others
+ * wait. */
 typedef struct {
     int size, hosts, here;
 } CommPlace;
@@ -63,14 +64,15 @@ CommPlace cost_place(const CostModel *m, GridShape s, GroupKind kind, int rank);
 
 bool cost_same_host(const CostModel *m, GridShape s, int a, int b); /* are two ranks on one? */
 
-/* Bytes a second: of a device's links to others of its host, and of its port to other hosts. */
+/* Bytes a second of a device's links to others of its host, and of its port to other hosts. */
 typedef struct {
     double link, network;
 } CommRates;
 
-/* Bytes a second of a ring through all members: each link carries what a rank sends. */
+/* Bytes a second of a ring through all members: each link carries all that a rank sends. */
 double ring_rate(CommRates r, CommPlace p);
-/* Seconds of what a rank sends to other hosts, by its port, beside what stays, by links. */
+/* Seconds of a rank's messages: those to other hosts go by its port, beside those to its own host, which go by
+ * links. */
 double spread_time(CommRates r, double far_bytes, double near_bytes);
 
 /* One collective that sends so many bytes from each member, beside nothing. */
@@ -80,15 +82,15 @@ double cost_exchange(const CostModel *m, CommPlace place, const CommMessage *mes
 /* One message between two ranks. */
 double cost_message(const CostModel *m, bool same_host, int64_t bytes);
 
-/* A copy of so many bytes between a device and its host's memory, beside nothing. On processors it is one from memory
- * to memory, of all ranks at once. */
+/* A copy of so many bytes between a device and its host's memory, with nothing beside it. On processors the copy is
+ * from memory to memory, and all ranks make it at once. */
 double cost_copy(const CostModel *m, int64_t bytes);
 
-/* How much longer a call takes because its members have worked for so long since they met: one is late, and the threads
- * that carry the call wait for processors. */
+/* Seconds that a call takes longer because its members have worked for `work` seconds since they met: one is late, and
+ * the threads that carry the call wait for processors. */
 double cost_skew(const CostModel *m, int members, double work);
 
-/* How far ops come in a second in which a call is under way: less than a second's work. */
+/* Seconds of work that ops get done in a second beside a call: less than one. */
 double cost_pace_beside(const CostModel *m);
 
 #endif

@@ -16,7 +16,7 @@ static OpWork product(int64_t rows, int64_t outputs, int64_t inputs, double time
 
 static int64_t rows_of(Tensor t) { return t.expected ? t.expected : t.dim[0]; }
 
-/* Of `experts` products that share the rows of both tensors, of which one says how many are in use. */
+/* Work of `experts` products that share the rows of both tensors. One of the tensors says how many rows are in use. */
 static OpWork grouped(Tensor a, Tensor b, int64_t experts, int64_t outputs, int64_t inputs)
 {
     const int64_t rows = a.expected ? a.expected : rows_of(b), each = max64(1, rows / experts);
@@ -37,7 +37,7 @@ static OpWork grouped_codes(const fp8_grouped_add_args *a)
     return product(each, a->dw.dim[1], a->dw.dim[2], (double)rows / (double)each);
 }
 
-/* Of all causal pairs of so many queries, at the end of so many keys. */
+/* Number of causal pairs of so many queries, at the end of so many keys. */
 double causal_pairs(double queries, double keys)
 {
     return queries <= keys ? queries * (keys - (queries - 1) / 2) : keys * (keys + 1) / 2;
@@ -133,7 +133,7 @@ OpWork op_work(OpId id, const void *args)
     }
 }
 
-/* What the time of a shape is in proportion to. */
+/* Number to which the time of a shape is proportional. */
 static double volume(OpId id, const double *shape)
 {
     const bool attends = id == OP_attention_fwd || id == OP_attention_bwd;
@@ -257,7 +257,7 @@ static void bracket(const Chosen *c, int k, double x, double side[2])
     if (isinf(side[1])) side[1] = side[0];
 }
 
-/* Where a grid was measured: the corners of the cell around. */
+/* The mean of the corners of the cell around, where a grid was measured. */
 static Mean by_corners(const Chosen *c, ProductBy by, OpId id, const OpWork *w)
 {
     double side[POINT_SHAPE_MOST][2], part[POINT_SHAPE_MOST];
@@ -330,7 +330,7 @@ static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpW
 
 /* ---- epilogues ---- */
 
-/* What an op does besides, as an op of its own with so many bytes; false: nothing. */
+/* Work that an op does besides, as an op of its own with so many bytes; false: none. */
 static bool beside(OpId id, const void *args, OpId *other, double *bytes)
 {
     const linear_fwd_args *fwd = args;

@@ -17,8 +17,8 @@
 #include "comm/comm.h"
 #include "device/ops.h"
 
-/* What an op has to do: so many times what a point of this shape stands for, which is one expert's product, or causal
- * attention of one head of one sample. */
+/* Work of an op: so many times the work of a point of this shape, which is one expert's product, or causal attention of
+ * one head of one sample. */
 typedef struct {
     int dims;
     double shape[POINT_SHAPE_MOST];
@@ -28,7 +28,7 @@ typedef struct {
 
 OpWork op_work(OpId id, const void *args);
 
-/* What of a tensor is in use, by its `expected`; 1: all. */
+/* Share of a tensor that is in use, by its `expected`; 1: all. */
 double expected_share(Tensor t);
 
 /* Columns that experts' sums over codes pass: those begin with whole blocks, so that each run leaves half of one

@@ -91,7 +91,7 @@ static char letter_at(const OpField *f, int dim)
     return 0;
 }
 
-/* What is in use of a tensor, whose dims may be letters that another one of the call knows more of. */
+/* Share of a tensor that is in use. Its dims may be letters that another one of the call knows more of. */
 static double used_share(const OpInfo *info, const void *args, const OpField *f)
 {
     const Tensor *t = tensor_at(f, args);
@@ -124,7 +124,7 @@ static int64_t in_parts(OpId id, const void *args)
     }
 }
 
-/* Of a table the rows that are looked up, of flat buffers what has parts, of others all. */
+/* Bytes of a tensor that pass memory: of a table the rows looked up, of flat buffers the parts, of others all. */
 static double tensor_part(OpId id, const void *args, const OpField *f)
 {
     const Tensor t = *tensor_at(f, args);
@@ -137,7 +137,7 @@ static double tensor_part(OpId id, const void *args, const OpField *f)
                            : (double)tensor_bytes(t);
 }
 
-/* What is overwritten in this call, which other calls read and write: such gradients hold nothing yet. */
+/* Bytes that this call overwrites and other calls read and write: such gradients hold nothing yet. */
 static double fresh_bytes(OpId id, const void *args)
 {
     const linear_dw_args *dw = args;
@@ -346,7 +346,7 @@ static double memory_rate(const CostModel *m, OpId id)
     return memory ? all * reached_of_copy(id) / OF_COPY : all;
 }
 
-/* What was measured counts more than shares of a data sheet; it includes the gap. */
+/* Cost on a GPU. A measured time, which includes the gap, counts more than shares of a data sheet. */
 static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
 {
     const double arithmetic = arithmetic_seconds(m, id, args);
@@ -360,7 +360,8 @@ static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
     return (OpCost){ .seconds = seconds, .host = 1e-6 * launches * m->device->host_us, .launches = launches };
 }
 
-/* What was not measured is arithmetic at the peak rate, or bytes at that of copies, which the ranks share. */
+/* Cost on processors. Without a measured time it is arithmetic at the peak rate, or bytes at the rate of copies, which
+ * the ranks share. */
 static OpCost cpu_cost(const CostModel *m, OpId id, const void *args, double flop)
 {
     const OpFamily family = family_of(id);

@@ -1,8 +1,8 @@
 /*
- * What megatrain's kernels reach of a GPU, measured: H100 80GB SXM (1980 MHz, 700 W, CUDA 13.0), 2026-11-27, by
- * bench/cuda/rooflines.c, each op alone at 65,536 tokens and a width of 768; of adamw and grad_stats by the ops of
- * whole steps (bench/cuda/steps.c). Other GPUs are taken to reach the same shares. docs/prediction.md says what was
- * taken before, and how far steps are from it.
+ * Shares of a GPU's rates that megatrain's kernels reach, measured: H100 80GB SXM (1980 MHz, 700 W, CUDA 13.0),
+ * 2026-11-27, by bench/cuda/rooflines.c, each op alone at 65,536 tokens and a width of 768; of adamw and grad_stats by
+ * the ops of whole steps (bench/cuda/steps.c). Other GPUs are taken to reach the same shares. docs/prediction.md says
+ * what was taken before, and how far steps are from it.
  *
  * Kernels that multiply have forms, each with rates of its own.
  */
@@ -14,8 +14,8 @@
 /* The instruction that multiplies: of a warp, as on Ampere; of a warpgroup, on Hopper. */
 typedef enum { FORM_MMA_SYNC, FORM_WGMMA, KERNEL_FORMS } KernelForm;
 
-/* That the program has for this op of 16 bits: of attention by heads so wide, or of experts' products, whatever their
- * width. */
+/* The form that the program has of this op in 16 bits. Attention's depends on the width of heads; that of experts'
+ * products does not. */
 KernelForm kernel_form(OpId id, bool hopper, int64_t width);
 
 /* Memory work: its share of the bandwidth of a copy of device memory. */

@@ -183,7 +183,7 @@ static void part_block(const Attn *a, Part *p, const AttnKeys *block, float *s)
     CPU(tile_gemm)(&values);
 }
 
-/* What an earlier call left; or (`leave`) left for a later one. */
+/* Takes over the state that an earlier call left; or (`leave`) leaves it for a later one. */
 static void part_pass_on(const Attn *a, Part *p, const attention_fwd_args *args, bool leave)
 {
     const AttnTile *t = &p->tile;

@@ -1,5 +1,5 @@
 /*
- * What the forward and the backward pass of attention share: tiles of queries, runs of keys, scores.
+ * Shared parts of the forward and the backward pass of attention: tiles of queries, runs of keys, scores.
  *
  * Everything works on *transposed* score tiles, keys down and queries across:
  *

@@ -105,7 +105,7 @@ static int64_t backward_layout(Backward *f, const BackwardCall *call, float *bas
 
 /* ---- one tile of queries against one run of keys ---- */
 
-/* What makes scores of products. */
+/* Numbers that make scores of products. */
 typedef struct {
     bool capped;
     vf scale, inner, cap;
@@ -323,7 +323,7 @@ VEC_FN float row_dot_of(Row x, Row y, int64_t C)
     return vf_sum(sum);
 }
 
-/* Of two rows of one dtype. */
+/* Dot product of two rows of one dtype. */
 static float row_dot(Row x, Row y, int64_t C)
 {
     if (x.narrow) return row_dot_of((Row){ x.data, true }, (Row){ y.data, true }, C);
@@ -349,7 +349,7 @@ static void join_pairs(const BackwardCall *call, Backward *f, int64_t number)
     for (f->top++; number & 1; number >>= 1) join_top(call, f);
 }
 
-/* As leaf_gradients, the tree over all leaves. */
+/* Like leaf_gradients, for the tree over all leaves. */
 static bool chunk_gradients(const BackwardCall *call, Backward *f, int64_t b, int64_t head)
 {
     const int bottom = f->top;

@@ -27,7 +27,7 @@ static Err sort_spans(const char *what, Spans s, int64_t rows, AttnSpan out[2])
 
 static bool computes_in(DType t) { return t == F32 || t == BF16; }
 
-/* Of rows of n numbers. */
+/* Units of rows of n numbers. */
 static void row_units(const Attn *a, int64_t n, int64_t *units, int64_t *row)
 {
     *units = form_units(a->form, n);
@@ -118,7 +118,7 @@ static void lay_pair(const Attn *a, float *out, const uint16_t *first, const uin
     }
 }
 
-/* Where the lines begin that hold slot `at`, an even one. */
+/* Begin of the lines that hold slot `at`, an even one. */
 static float *line_at(const Attn *a, float *lines, int64_t at, int64_t width)
 {
     return lines ? lines + form_units(a->form, at) * width : NULL;

@@ -31,7 +31,7 @@ typedef struct {
     int64_t equal;
 } Cut;
 
-/* Where to cut the rows [first, end), which are more than `most`. */
+/* The cut of the rows [first, end), which are more than `most`. */
 static Cut find_cut(const choice_drop_args *a, int64_t first, int64_t end, int64_t most)
 {
     Cut cut = { 0, most };

@@ -150,7 +150,7 @@ typedef struct {
     vf gate, up;
 } GatePair;
 
-/* What comes of both, and the gradients of both where dy is that of what comes. limit: of clamped ones. */
+/* The gated value, or the gradients of both operands where dy is that of the value. limit: of clamped ones. */
 typedef vf GatedValue(vf gate, vf up, float limit);
 typedef GatePair GatedSlopes(vf gate, vf up, vf dy, float limit);
 

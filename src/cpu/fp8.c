@@ -115,7 +115,7 @@ typedef struct {
     bool transposed, mixed;
 } Cast;
 
-/* Of x transposed: its columns from t->row on, its rows from `first` on. */
+/* Reads a tile of x transposed: x's columns from t->row on, and its rows from `first` on. */
 static void tile_read_turned(CastTile *t, Tensor x, int64_t first)
 {
     float line[TILE];
@@ -182,7 +182,7 @@ static void tile_write(const CastTile *t, const Cast *a, int64_t r, int64_t rows
 
 static int64_t tile_rows(const Cast *a) { return a->blocks.rows > 1 ? TILE : TILE_ROWS_ONE; }
 
-/* Of the rows in use: those of x, which are columns of y if it is transposed. */
+/* Casts the rows in use: those of x, which are columns of y if it is transposed. */
 static void cast_part(const void *args, int64_t first, int64_t end)
 {
     const Cast *a = args;
@@ -299,7 +299,7 @@ Err CPU(fp8_cast_runs)(Stream *s, const fp8_cast_runs_args *a)
 
 /* ---- back ---- */
 
-/* What each code stands for before its factor. */
+/* Value of each code before its factor. */
 typedef struct {
     const fp8_values_args *args;
     float of[256];

@@ -139,7 +139,7 @@ typedef struct {
     atomic_bool overflow;
 } Plan;
 
-/* What a thread has of leaves that leaf_kernel made. */
+/* A thread's share of the leaves that leaf_kernel made. */
 typedef struct {
     FixedAdd add; /* of the one that waits for the next kernel; its `leaf` NULL: none does */
     float leaves[2][TILE_ELEMS] __attribute__((aligned(64))); /* the one that waits, and the next one */
@@ -167,7 +167,7 @@ typedef struct {
 
 /* ---- sums of one tile ---- */
 
-/* What a tile's sum is written to: C itself, a slot, or a local array. */
+/* Destination of a tile's sum: C itself, a slot, or a local array. */
 typedef struct {
     float *at;
     int64_t ld;
@@ -379,7 +379,7 @@ static int64_t tile_strip(const Task *t, int64_t row)
 
 /* ---- a tile of a fixed-point result ---- */
 
-/* Where the integers of a tile wait for the next leaves. */
+/* Memory in which the integers of a tile wait for the next leaves. */
 typedef struct {
     int64_t *at;
     int64_t ld;
@@ -681,7 +681,7 @@ static void task_slab(Task *t)
     }
 }
 
-/* Where the group that begins at k0 ends: with `starts`, behind the last leaf that fits a slab, or a longer first
+/* End of the group that begins at k0: with `starts`, behind the last leaf that fits a slab, or behind a longer first
  * one. */
 static int64_t group_end(Task *t, int64_t k0)
 {

@@ -50,7 +50,7 @@ typedef struct {
     const uint16_t *bf16; /* instead of data, of both operands or of none */
 } GemmOperand;
 
-/* What CHAIN and TREE write in bf16 instead of c, each number rounded once. */
+/* bf16 results that CHAIN and TREE write instead of c, each number rounded once. */
 typedef struct {
     uint16_t *c; /* [M x N], rows ldc apart */
     const uint16_t *bias;
@@ -77,7 +77,7 @@ typedef struct {
     GemmNarrow narrow; /* of bf16 operands; without c here: c or fixed as above */
 } Gemm;
 
-/* What kernels read, four bytes along k at a time: numbers, or pairs of bf16 numbers (gemm_form.h). */
+/* Forms that kernels read, four bytes along k at a time: numbers, or pairs of bf16 numbers (gemm_form.h). */
 typedef enum { FORM_F32, FORM_WIDE, FORM_SWAPPED, FORM_PAIRS, FORM_DEPTHS, FORM_TILES } GemmForm;
 
 /*

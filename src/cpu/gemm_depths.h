@@ -151,7 +151,7 @@ static inline vf depths_close(const Tile *t, float *c, DepthSums s)
     return squares;
 }
 
-/* As the register kernels do with a tile and those that follow it (gemm_kernel.h). */
+/* Does with a tile, and those that follow it, what the register kernels do (gemm_kernel.h). */
 static __attribute__((noinline)) void tile_depths(const Tile *t)
 {
     float memory[TILE_ELEMS] __attribute__((aligned(64)));

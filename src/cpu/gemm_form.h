@@ -34,7 +34,7 @@ static inline int64_t form_step(GemmForm form)
     return form == FORM_DEPTHS || form == FORM_TILES ? DEPTH : form_pairs(form) ? 2 : 1;
 }
 
-/* So many units are `numbers` numbers. */
+/* Units that `numbers` numbers make. */
 static inline int64_t form_units(GemmForm form, int64_t numbers)
 {
     switch (form) {

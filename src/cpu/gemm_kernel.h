@@ -69,9 +69,9 @@ typedef struct {
     TileStart start;
     int64_t more;                   /* further tiles, of the same shape: */
     int64_t a_tile, b_tile, c_tile; /* floats from one to the next */
-    const int64_t
-        *starts; /* not NULL: tile i has starts[i + 1] - starts[i] k's instead of `k`, and its a and b begin
-                              where those of the tile before end */
+    /* Not NULL: tile i has starts[i + 1] - starts[i] k's instead of `k`, and its a and b begin where those of the tile
+     * before end. */
+    const int64_t *starts;
     TileFixed *fixed;
 } Tile;
 

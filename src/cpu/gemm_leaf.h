@@ -58,7 +58,7 @@ VEC_FN void leaf_soon(TileFixed *f)
     f->soon_rows--;
 }
 
-/* What is left of a leaf that waits. */
+/* Rest of a leaf that waits. */
 typedef struct {
     const float *leaf;
     const int64_t *from;
@@ -142,7 +142,7 @@ VEC_FN void leaf_kernel(const Leaf *t, TileFamily family)
     static void name(const Leaf *t) { leaf_kernel(t, family); }
 #endif
 
-/* That of pairs, where there are tile_pairs. gemm_pairs.c. */
+/* The kernel of pairs, where there are tile_pairs (gemm_pairs.c). */
 LeafKernel CPU(leaf_pairs)(void);
 
 #endif

@@ -8,7 +8,7 @@
 #include "cpu/gemm_form.h"
 #include "cpu/gemm_pack.h"
 
-/* As pack_b, of a run, which is `at` units behind the slab's first. */
+/* Like pack_b, for a run that is `at` units behind the slab's first. */
 VEC_FN void narrow_pack_b_form(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src,
                                int64_t ld, int64_t numbers, int64_t cols)
 {
@@ -35,7 +35,7 @@ static void narrow_pack_b(GemmForm form, float *dst, int64_t panel, int64_t at, 
     else narrow_pack_b_form(FORM_SWAPPED, dst, panel, at, src, ld, numbers, cols);
 }
 
-/* As pack_b_transposed, of a run. */
+/* Like pack_b_transposed, for a run. */
 static void narrow_pack_b_transposed(GemmForm form, float *dst, int64_t panel, int64_t at,
                                      const uint16_t *src, int64_t ld, int64_t numbers, int64_t cols)
 {
@@ -56,7 +56,7 @@ static void narrow_pack_b_transposed(GemmForm form, float *dst, int64_t panel, i
 
 enum { NARROW_ROWS_MOST = 64 }; /* of a transposed A that are packed at a time */
 
-/* As pack_a, of a run. */
+/* Like pack_a, for a run. */
 static void narrow_pack_a(GemmForm form, float *dst, int64_t panel, const uint16_t *src, int64_t ld,
                           int64_t numbers, int64_t rows)
 {
@@ -73,7 +73,7 @@ static void narrow_pack_a(GemmForm form, float *dst, int64_t panel, const uint16
     }
 }
 
-/* As narrow_pack_rows, of a transposed A. */
+/* Like narrow_pack_rows, for a transposed A. */
 static inline void narrow_pack_turned(GemmForm form, float *dst, int64_t stride, const uint16_t *src,
                                       int64_t ld, int64_t numbers, int64_t rows)
 {

@@ -16,7 +16,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* What the check multiplies: A, B and C of three kinds, by products of several depths with a short one behind. */
+/* Sizes of the check: A, B and C of three kinds, by products of several depths with a short one behind. */
 enum { CHECK_ROWS = 32, CHECK_COLS = 32, CHECK_K = 84, CHECK_KINDS = 3 };
 typedef struct {
     uint16_t a[CHECK_ROWS * CHECK_K], b[CHECK_K * CHECK_COLS];

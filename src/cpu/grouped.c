@@ -40,12 +40,12 @@ typedef struct {
     int64_t first, end;
 } Range;
 
-/* What is done with each product of a task: it is measured, or made. */
+/* Visits each product of a task, to measure it or to make it. */
 typedef void GemmVisit(void *user, const Gemm *g);
 
 /* ---- tasks ---- */
 
-/* Where the rows of expert e begin. */
+/* Begin of the rows of expert e. */
 static int64_t expert_start(const GroupedCall *c, int64_t e) { return c->offset[e * c->runs]; }
 
 /* Rows of expert e's output. */
@@ -153,7 +153,7 @@ typedef struct {
     bool overflow;
 } Worker;
 
-/* What share a product needs. */
+/* Share of the workspace that a product needs. */
 static void measure(void *user, const Gemm *g)
 {
     Worker *w = user;

@@ -114,8 +114,8 @@ Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
     return CPU(add_product)(s, a, operand(a->dy, true), operand(a->x, false), token_rows(a->dy, a->x));
 }
 
-/* (As most of these are: sums of one leaf, gradients of fixed point added to by leaves of 128 tokens; others by one
- * chain over all.) */
+/* (Most of these calls are such: sums of one leaf, and gradients of fixed point added to by leaves of 128 tokens. The
+ * others have one chain over all.) */
 double CPU(product_speedup)(const Device *dev, OpId id, ProductShape shape)
 {
     enum { LEAF = 128 };

@@ -1,5 +1,5 @@
-/* What products that add to gradients of weights share (linear.c): those of linear_dw, and those of 8-bit operands; and
- * what the latter ask of their operands. */
+/* Shared parts of products that add to gradients of weights (linear.c): those of linear_dw, and those of 8-bit
+ * operands; and the latter's demands on their operands. */
 #ifndef MEGATRAIN_CPU_LINEAR_H
 #define MEGATRAIN_CPU_LINEAR_H
 

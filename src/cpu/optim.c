@@ -206,7 +206,7 @@ static int ceil_log2_float(int64_t bits)
     return (int)(bits >> 23) - 127 + ((bits & ((1 << 23) - 1)) != 0);
 }
 
-/* What a tensor's maximum says: overflow of its fixed point, or a gradient that is not finite. */
+/* Meaning of a tensor's maximum: overflow of its fixed point, or a gradient that is not finite. */
 typedef struct {
     int overflow, nonfinite, zero;
     int log2_max; /* max |g| <= 2^log2_max; when there is one and it is finite */
@@ -301,7 +301,7 @@ typedef struct {
     vf beta1, rest1, beta2, rest2, inverse1, inverse2, eps, decay, lr;
 } AdamConstants;
 
-/* Where one tensor begins in each buffer. */
+/* Begin of one tensor in each buffer. */
 typedef struct {
     const adamw_args *op;
     const FlatPart *part;
@@ -325,7 +325,7 @@ static AdamConstants adam_constants(const adamw_args *a, const FlatPart *p)
                             .lr = vf_set1(v->lr * share) };
 }
 
-/* What layers read of a tensor; absent where that is w itself. */
+/* Copy of a tensor that layers read; absent where that is w itself. */
 static Tensor part_copy(Tensor copy, const FlatPart *p)
 {
     if (!copy.data) return copy;
@@ -506,7 +506,7 @@ Err CPU(one_moment)(Stream *s, const one_moment_args *a)
 
 /* ---- QK-clip ---- */
 
-/* By what a row's elements are multiplied. */
+/* Factor of a row's elements. */
 static float qk_factor(const qk_clip_args *a, int64_t row)
 {
     const int kind = qk_row_kind(&a->rows, row);

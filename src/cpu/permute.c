@@ -95,7 +95,7 @@ Err CPU(choice_groups)(Stream *s, const choice_groups_args *a)
     return ERR_OK;
 }
 
-/* Where x has token n. */
+/* Place of token n in x. */
 static int64_t place_of(const take_rows_args *a, int64_t n)
 {
     int32_t place = -1;

@@ -175,7 +175,7 @@ static void router_fwd_part(const void *args, int64_t first, int64_t end)
     }
 }
 
-/* As many threads as shares of the workspace suffice for. */
+/* Runs on as many threads as have a share of the workspace. */
 static Err router_run(Stream *s, const RouterWork *work, int64_t N, int64_t E, PartFn *part)
 {
     RouterWork w = *work;

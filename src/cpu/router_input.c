@@ -1,6 +1,6 @@
 /*
- * What routers are given: noise on their input, and logits that make experts take turns (device/ops.def, jitter,
- * router_even; docs/moe.md). Threads own rows; what is drawn depends on global coordinates alone.
+ * Inputs of routers: noise, and logits that make experts take turns (device/ops.def, jitter, router_even; docs/moe.md).
+ * Threads own rows; draws depend on global coordinates alone.
  */
 #include "base/rng.h"
 #include "cpu/rows.h"

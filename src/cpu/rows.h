@@ -1,5 +1,5 @@
 /*
- * What the ops of src/cpu share: cutting work into threads, rows of a tensor, adding to a gradient
+ * Shared parts of the ops of src/cpu: cutting work into threads, rows of a tensor, adding to a gradient
  * accumulator, and the binary tree.
  *
  * Threads cut outputs only (rows, or columns in whole vectors), never a sum, and every part starts with the
@@ -186,7 +186,8 @@ VEC_FN int grad_acc_add(const GradAcc *a, int64_t at, vf leaf, int64_t left)
     return vm_any(bad);
 }
 
-/* What an update reads of the gradients of tensor `number`: in fp32, times what the step multiplies all of them by. */
+/* Gradients of tensor `number` as an update reads them: in fp32, times the factor by which the step multiplies all of
+ * them. */
 typedef struct {
     const int64_t *fixed; /* this or plain is NULL */
     const float *plain;

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-/* What LDTILECFG reads. */
+/* Memory that LDTILECFG reads. */
 typedef struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[8]; /* of a row of each register */

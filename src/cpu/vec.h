@@ -118,7 +118,7 @@ VEC_FN float fix_scale(int shift)
     return u.value;
 }
 
-/* What a leaf times 2^shift must stay below: 2^(62 - headroom_bits). */
+/* Bound of a leaf times 2^shift, which must stay below it: 2^(62 - headroom_bits). */
 VEC_FN float fix_limit(int headroom_bits) { return fix_scale(62 - headroom_bits); }
 
 /* 16 calls of philox() of base/rng.h, lane by lane. */

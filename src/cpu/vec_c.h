@@ -157,8 +157,7 @@ VEC_FN vec_d2 vec_add_odd(vec_d2 p, vec_d2 c)
     bits += step & (above | below) & ((bits & 1) - 1);
     return (vec_d2)bits;
 }
-/* By __builtin_convertvector: GCC 12 drops the rounding of { (float)d[0], ... } where it is made double
- * again. */
+/* Uses __builtin_convertvector: GCC 12 drops the rounding of { (float)d[0], ... } where it is made double again. */
 VEC_FN vec_f2 vec_fma2(vec_f2 x, vec_f2 y, vec_f2 z)
 {
     vec_d2 p = __builtin_convertvector(x, vec_d2) * __builtin_convertvector(y, vec_d2);

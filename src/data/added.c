@@ -40,7 +40,8 @@ static bool is_space(uint32_t c)
            c == 0x3000;
 }
 
-/* What regular expressions call \w: letters, marks, decimal digits, connectors, joiners, letter-like signs. */
+/* Characters that regular expressions call \w: letters, marks, decimal digits, connectors, joiners, letter-like
+ * signs. */
 static bool is_word(uint32_t c)
 {
     switch (utf8proc_category((utf8proc_int32_t)c)) {

@@ -324,8 +324,8 @@ static int64_t byte_parts(const Bpe *b, BpeWork *w, int64_t n, const char *bytes
     return n;
 }
 
-/* As the package does it, an unknown token waits until a character of the vocabulary comes: behind the bytes of
- * characters between them. */
+/* Adds the parts of characters in the package's order: an unknown token waits until a character of the vocabulary
+ * comes, behind the bytes of characters between them. */
 static int64_t character_parts(const Bpe *b, BpeWork *w, const char *piece, int64_t size)
 {
     int64_t n = 0, by_bytes;
@@ -387,7 +387,7 @@ static void cache_put(CacheSlot *slot, uint64_t hash, TokenText piece, const int
     memcpy(slot->ids, ids, (size_t)count * sizeof *ids);
 }
 
-/* What is merged apart: a piece of bytes, or a word of a piece of characters. */
+/* Encodes a text that is merged apart: a piece of bytes, or a word of a piece of characters. */
 static Err encode_word(const Bpe *b, BpeWork *w, const char *word, int64_t size, TokenList *out)
 {
     if (size > CACHE_BYTES) return encode_merging(b, w, word, size, out);

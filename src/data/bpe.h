@@ -90,7 +90,7 @@ enum { BPE_PIECE_MAX_BYTES = 1 << 30 };
 /* Appends the ids of one piece. ERR_DATA if it is longer than BPE_PIECE_MAX_BYTES; ERR_MEMORY. */
 Err bpe_encode(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenList *out);
 
-/* What is left of a text when merges alone are done, by characters where tokens are of those: none becomes bytes. */
+/* Rest of a text when merges alone are done, by characters where tokens are of those: none becomes bytes. */
 typedef struct {
     int64_t symbols; /* tokens, and characters that are none */
     int32_t id;      /* of the one token that is left; -1: something else is */

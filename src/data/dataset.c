@@ -22,7 +22,7 @@ typedef struct {
     MegatronIndex index;                  /* ORDER_MEGATRON */
 } Source;
 
-/* What is read from a position on. */
+/* Tokens read from a position on. */
 typedef struct {
     int64_t first;     /* position */
     int source, count; /* first of its sources, and how many */
@@ -448,7 +448,8 @@ const char *dataset_file(const Dataset *d, int source, int file)
     return file < x->count ? x->file[file].bin.path : NULL;
 }
 
-/* What Megatron's order depends on besides; the run's length matters only where it changes that of an epoch. */
+/* Checksum of what Megatron's order depends on besides; the run's length matters only where it changes that of an
+ * epoch. */
 static uint32_t order_crc(const Dataset *d, int source, uint32_t crc)
 {
     const MegatronIndex *x = &d->sources[source].index;

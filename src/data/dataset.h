@@ -74,7 +74,7 @@ Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens);
 /* ERR_DATA: the samples at positions 0 .. count - 1 have an id outside the vocabulary. Not for ORDER_MEGATRON. */
 Err dataset_check(const Dataset *d, int64_t count);
 
-/* Where the sample at a position comes from. Not for ORDER_MEGATRON, whose samples come from many places. */
+/* Source of the sample at a position. Not for ORDER_MEGATRON, whose samples come from many places. */
 typedef struct {
     int source;          /* its number in the order of the spec */
     int64_t epoch;       /* which epoch of that source */

@@ -122,7 +122,7 @@ Err stage_rewrite(const Stage *s, const char **text, int64_t *size, Place place,
 
 static Err run(Encoder *e, int i, const char *text, int64_t size, Place place);
 
-/* What begins at `from` in a text of this place. */
+/* Place of a text that begins at `from` in a text of this place. */
 static Place place_of(int64_t from, Place place) { return from == 0 ? place : PLACE_INSIDE; }
 
 static Err run_added(Encoder *e, int i, const char *text, int64_t size, Place place)

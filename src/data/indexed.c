@@ -72,7 +72,7 @@ static Err damaged(const Indexed *x, int64_t offset, const char *what)
     return make_again();
 }
 
-/* As damaged(), of one sequence or document. */
+/* Like damaged(), for one sequence or document. */
 static Err damaged_item(const Indexed *x, int64_t offset, const char *item, int64_t number, const char *what)
 {
     err_set(ERR_DATA, "token index '%s' is damaged at byte %lld: %s %lld %s", x->idx.path, (long long)offset,

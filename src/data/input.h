@@ -14,7 +14,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 
-/* What the inputs of a job hold. AUTO: JSON lines, if an input begins as such (jsonl_begins), else text. */
+/* Contents of a job's inputs. AUTO: JSON lines, if an input begins as such (jsonl_begins), else text. */
 typedef enum { INPUT_TEXT, INPUT_JSONL, INPUT_AUTO } InputFormat;
 
 /*
@@ -34,7 +34,7 @@ void input_files_close(InputFiles *f); /* all zero is fine */
 /* ERR_CONFIG: the output lies in a folder of the inputs. */
 Err input_files_check_output(const char *const *words, int count, const char *output);
 
-/* By this one sees whether a file is still the same. For stdin both are 0. */
+/* Facts by which one sees whether a file is still the same. For stdin both are 0. */
 typedef struct {
     int64_t size_bytes, mtime_ns;
 } InputStat;

@@ -1,4 +1,4 @@
-/* Which files a job reads, where it is given folders (input.h). */
+/* Lists the files that a job reads, where it is given folders (input.h). */
 #include <errno.h>
 #include <fts.h>
 #include <glob.h>
@@ -22,7 +22,7 @@ static Err add(InputFiles *f, const char *path)
     return ERR_OK;
 }
 
-/* What is found below a folder, one entry at a time. */
+/* Adds one entry that is found below a folder. */
 static Err add_entry(InputFiles *f, FTS *tree, FTSENT *entry)
 {
     if (entry->fts_level > 0 && *entry->fts_name == '.') return fts_set(tree, entry, FTS_SKIP), ERR_OK;

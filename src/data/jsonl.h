@@ -19,7 +19,7 @@ typedef struct {
     int64_t size, capacity;
 } JsonlText;
 
-/* Where the text is: "text", or "a.b" for member b of the object that is member a; "\." is a dot in a name. */
+/* Place of the text: "text", or "a.b" for member b of the object that is member a; "\." is a dot in a name. */
 typedef struct {
     char text[JSONL_KEY_BYTES]; /* the key as it was given, for messages */
     char names[JSONL_KEY_BYTES];

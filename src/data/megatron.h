@@ -63,7 +63,7 @@ Err megatron_index(MegatronIndex *x, MegatronPart part, SetupArena *mem);
 /* Reads tokens[seq + 1] of the sample at a position below x->samples. ERR_DATA as in indexed_read. */
 Err megatron_read(const MegatronIndex *x, int64_t position, int64_t vocab, int32_t *tokens);
 
-/* Which data set each of the run's `size` samples comes from. */
+/* The data set that each of the run's `size` samples comes from. */
 typedef struct {
     int source_count;
     int64_t size;

@@ -29,7 +29,7 @@
 
 enum { ORDER_ROUNDS = 8, BLEND_BLOCK = 4096, BLEND_BLOCK_MOST = 1 << 20, BLEND_SOURCES_MAX = 256 };
 
-/* Which sample (0 to n-1) stands at position i (0 to n-1) of this epoch. n >= 1. */
+/* The sample (0 to n-1) that stands at position i (0 to n-1) of this epoch. n >= 1. */
 int64_t order_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t i);
 
 typedef struct {

@@ -33,7 +33,7 @@ typedef struct {
     ErrKept why;
 } Work;
 
-/* What a thread needs of its own. */
+/* Memory that a thread needs of its own. */
 typedef struct {
     Encoder *encoder;
     JsonlScan scan;
@@ -382,7 +382,7 @@ static Err open_writer(Job *j, TokenType type)
     return indexed_create(j->o->output, type, &j->writer);
 }
 
-/* Which nobody can read again. */
+/* Does the job read stdin, which nobody can read again? */
 static bool reads_stdin(const PreprocessOptions *o)
 {
     for (int i = 0; i < o->input_count; i++)

@@ -14,8 +14,9 @@
     "\\t-\\r " \
     "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 /*
- * What Unicode 15 and 16 added to classes, for use inside a class. PCRE2 knows Unicode 14 at least, so with these the
- * ids do not depend on the library's version. (What Unicode 17 and later added is in a class if the library knows it.)
+ * Characters that Unicode 15 and 16 added to classes, for use inside a class. PCRE2 knows Unicode 14 at least, so with
+ * these the ids do not depend on the library's version. (Additions of Unicode 17 and later are in a class if the
+ * library knows them.)
  */
 #define LATER_LU "\\x{1C89}\\x{A7CB}-\\x{A7CC}\\x{A7DA}\\x{A7DC}\\x{10D50}-\\x{10D65}"
 #define LATER_LL "\\x{1C8A}\\x{A7CD}\\x{A7DB}\\x{10D70}-\\x{10D85}\\x{1DF25}-\\x{1DF2A}"

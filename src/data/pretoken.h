@@ -42,7 +42,7 @@ void splitter_close(Splitter *s);                                       /* NULL 
 Err splitter_work_open(const Splitter *s, SplitterWork **out);
 void splitter_work_close(SplitterWork *w); /* NULL is fine */
 
-/* What patterns that nobody published may take for `size` bytes of text; a new work has none. */
+/* Steps that patterns which nobody published may take for `size` bytes of text; a new work has none. */
 void splitter_work_allow(SplitterWork *w, int64_t size);
 
 /*
@@ -52,7 +52,7 @@ void splitter_work_allow(SplitterWork *w, int64_t size);
  */
 Err splitter_next(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *end, bool *is_match);
 
-/* What a pattern does at the places of split_cut. */
+/* Behaviour of a pattern at the places of split_cut. */
 typedef enum {
     SPLIT_ANYTHING, /* nothing is known */
     SPLIT_KEEPS,    /* no match lies on both sides, or depends on the other side */
@@ -60,7 +60,7 @@ typedef enum {
 } SplitAtCut;
 SplitAtCut splitter_at_cut(const Splitter *s);
 
-/* Which published expression it is; SPLIT_COUNT: another. */
+/* The published expression that it is; SPLIT_COUNT: another one. */
 SplitKind splitter_kind(const Splitter *s);
 
 /*

@@ -1,5 +1,5 @@
 /*
- * What an interrupted job needs to be gone on with: PREFIX.part/job.json, beside the tokens that are done
+ * Files from which an interrupted job goes on: PREFIX.part/job.json, beside the tokens that are done
  * (indexed.h), and PREFIX.part/lock.
  *
  * The job is the same if its options, its tokenizer and the inputs up to the place it has come to are: those by name,

@@ -90,7 +90,7 @@ static Err add_tokens(Tasks *t, const int32_t *ids, int64_t count)
     return ERR_OK;
 }
 
-/* Where nothing stands before the first token, an end of document does, and *added is 1. */
+/* Adds an end of document if nothing stands before the first token; *added is then 1. */
 static Err add_beginning(Reader *r, int64_t *added)
 {
     const int32_t eod = tokenizer_eod(r->tokenizer);

@@ -23,7 +23,7 @@ enum { TASKS_MAX = 64, TASK_NAME_BYTES = 64 /* the closing 0 is counted */ };
 
 typedef enum { TASK_CHOICES, TASK_CONTEXTS, TASK_GREEDY } TaskForm;
 
-/* By what a choice's score is divided before the largest is taken. */
+/* Divisor of a choice's score, before the largest is taken. */
 typedef enum { TASK_ACC, TASK_ACC_NORM, TASK_ACC_BYTES, TASK_METRICS } TaskMetric;
 
 /* A share of questions, and its standard error; NaN if it has none. */
@@ -87,8 +87,8 @@ Err tasks_requests(void *tasks, int64_t first, int64_t count, int32_t *begin, bo
 /* The n-th request of a sample; NULL: it has fewer. Its score and greedy are the caller's to fill in. */
 TaskRequest *tasks_request(const Tasks *t, int64_t sample, int64_t n);
 
-/* Of a task whose requests have scores; and of all tasks, each question counting alike: the forms that the metric means
- * something for, *questions of them. */
+/* Does the metric mean something for a task whose requests have scores? The other counts over all tasks, each question
+ * alike, and leaves out forms without the metric; *questions: how many count. */
 bool task_has(const Task *task, TaskMetric metric);
 TaskMean task_mean(const Tasks *t, const Task *task, TaskMetric metric);
 TaskMean tasks_pooled(const Tasks *t, TaskMetric metric, int64_t *questions);

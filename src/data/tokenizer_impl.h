@@ -11,7 +11,7 @@
 #include "data/pretoken.h"
 #include "data/tokenizer.h"
 
-/* What a text goes through, one stage after the other, until its pieces come to the model. */
+/* Stages that a text goes through, one after the other, until its pieces come to the model. */
 typedef enum {
     STAGE_ADDED,   /* added tokens are cut out */
     STAGE_NFC,     /* the text is composed */
@@ -47,7 +47,7 @@ typedef struct {
 
 enum { STAGES_MAX = 24 };
 
-/* Where the text that a stage is given stands in what is encoded. */
+/* Place of a stage's text in the whole text. */
 typedef enum {
     PLACE_FIRST,    /* where the whole text begins */
     PLACE_INSIDE,   /* where a piece begins further on */

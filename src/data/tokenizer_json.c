@@ -168,7 +168,7 @@ static Err check_model(const Json *model)
     return ERR_OK;
 }
 
-/* (Of bytes, all of which are tokens, none is unknown.) */
+/* (None is unknown where tokens are bytes: all bytes are tokens.) */
 static Err load_model(Tokenizer *t, bool characters, const Json *model, const Json *added)
 {
     const Json *unknown = json_get(model, "unk_token"), *merges = json_get(model, "merges");
@@ -185,7 +185,7 @@ static Err load_model(Tokenizer *t, bool characters, const Json *model, const Js
 
 /* ---- added tokens ---- */
 
-/* What an added token becomes where a text consists of it alone: that is sought in the normalized texts. */
+/* Text that an added token becomes where a text consists of it alone: that is sought in the normalized texts. */
 static Err normalized_text(Tokenizer *t, const char *content, int64_t size, TokenText *out)
 {
     StageBuffer buffers[2] = { { .most = token_most(size) }, { .most = token_most(size) } };

@@ -1,5 +1,5 @@
 /*
- * What stands around the model in a tokenizer.json: normalizer, pre_tokenizer, post_processor, decoder. The first two
+ * Parts around the model in a tokenizer.json: normalizer, pre_tokenizer, post_processor, decoder. The first two
  * become stages (tokenizer_impl.h), the decoder becomes the text of each token.
  *
  * One table has all that is supported, with the members that are read; whatever else a file has is refused by name.
@@ -277,7 +277,7 @@ static int32_t template_token(const Json *j, const Json *item)
     return id >= 0 && id <= INT32_MAX ? (int32_t)id : -1;
 }
 
-/* What it does is left to the caller: only what stands right before and behind the text is kept. */
+/* Keeps only the texts that stand right before and behind the text. The rest is left to the caller. */
 static Err load_template(Parts *p, const Json *j)
 {
     const Json *single = json_get(j, "single");

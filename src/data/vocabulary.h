@@ -1,4 +1,4 @@
-/* What a tokenizer consists of, for whoever writes it in another form (hf/gguf_tokens.c). */
+/* Parts of a tokenizer, for whoever writes it in another form (hf/gguf_tokens.c). */
 #ifndef MEGATRAIN_DATA_VOCABULARY_H
 #define MEGATRAIN_DATA_VOCABULARY_H
 

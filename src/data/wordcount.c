@@ -73,7 +73,7 @@ void word_counts_free(WordCounts *w)
 
 /* ---- inputs, a chunk at a time ---- */
 
-/* What one thread counts with. */
+/* State of one thread that counts. */
 typedef struct {
     SplitterWork *split;
     WordCounts words;

@@ -16,7 +16,8 @@
 #include "device/ops.h"
 #include "device/recorder.h"
 
-/* Where the null device pretends its memory begins: above all that a process can map, so a dereference faults. */
+/* Address at which the null device pretends its memory begins: above all that a process can map, so a dereference
+ * faults. */
 static char *const NULL_BASE = (char *)((uintptr_t)1 << 47);
 enum { NULL_ALIGN = 4096 };
 
@@ -375,7 +376,7 @@ void device_free_far(Device *dev, void *p, int64_t size_bytes)
     else dev->backend->free(dev, p, size_bytes);
 }
 
-/* What a recorder is told of a copy. */
+/* Digest of a copy, for a recorder. */
 static uint64_t copy_digest(const void *to, const void *from, int64_t size_bytes)
 {
     return digest_int(digest_pointer(digest_pointer(DIGEST_EMPTY, to), from), size_bytes);

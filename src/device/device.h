@@ -38,8 +38,8 @@ typedef struct Event {
     pthread_mutex_t lock;
     pthread_cond_t done_cond;
     bool done;
-    bool
-        marked; /* what was completed is the enqueueing: the work itself is done when the device passes `mark` */
+    /* Only the enqueueing was completed; the work itself is done when the device passes `mark`. */
+    bool marked;
     bool idle; /* nothing was given to any stream: there is nothing to wait for */
     const EventMarks *marks;
     void *mark; /* made with the first use on a device; NULL before */
@@ -59,16 +59,16 @@ typedef enum { TILES_ABSENT, TILES_DIFFER, TILES_AGREE } Tiles;
 
 __extension__ typedef __int128 WideCount; /* (a GPU does 2^63 FLOP in a few hours) */
 
-/* What ops did since device_open: exact integers, the same on every backend. */
+/* Counts of the work since device_open: exact integers, the same on every backend. */
 typedef struct {
-    WideCount flop,
-        bytes; /* of the rows that are in use, on the average; bytes: every tensor argument once */
+    /* FLOP and bytes of the rows that are in use, on the average. bytes counts every tensor argument once. */
+    WideCount flop, bytes;
     int64_t ops;
     int64_t host_reads; /* device_read calls */
-    int64_t host_waits; /* of the host for what it has enqueued; on cuda */
+    int64_t host_waits; /* on cuda: waits of the host for work that it has enqueued */
     int64_t allocs, alloc_bytes;
-    /* Of what was replayed (recorder.h), which is counted above, too: graphs, the launches that they were one by one,
-     * and calls between them. */
+    /* Replayed work (recorder.h), which is counted above, too: graphs, the launches that they replace, and calls
+     * between them. */
     int64_t graphs, graph_launches, graph_calls;
 } DeviceCounters;
 
@@ -86,7 +86,7 @@ typedef struct {
     void (*close)(Device *dev);
     Err (*alloc)(Device *dev, int64_t size_bytes, void **out);
     void (*free)(Device *dev, void *p, int64_t size_bytes);
-    /* Of device_alloc_far; NULL: as alloc and free. */
+    /* Behind device_alloc_far; NULL: as alloc and free. */
     Err (*alloc_far)(Device *dev, int64_t size_bytes, void **out);
     void (*free_far)(Device *dev, void *p);
     Err (*write)(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes);
@@ -101,7 +101,7 @@ typedef struct {
     Err (*write_later)(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes);
     Err (*mark)(Stream *s, Event *e);
     Err (*wait)(Stream *s, Event *e);
-    /* The points of the stream between which it stands still; what the pairs that it has passed come to. */
+    /* Mark the points of the stream between which it stands still; the sum over the pairs that it has passed. */
     Err (*stall_begins)(Stream *s);
     Err (*stall_ends)(Stream *s);
     Err (*stalled)(Stream *s, double *seconds);
@@ -133,33 +133,33 @@ struct Device {
     const DeviceBackend *backend;
     const OpTable *ops;
     bool is_null;
-    char *
-        null_end; /* on null: behind all that was allocated. What is not the same has other addresses there, too */
+    /* On null: the end of all that was allocated, so that different allocations have different addresses there, too. */
+    char *null_end;
     int threads; /* OpenMP threads of this rank's kernels; multiprocessors on cuda */
     Isa isa;
     DotKind dot;
-    bool dot_pairs;  /* DOT_VDPBF16 by the instruction itself; else its definition by others, slowly */
-    bool dot_tiles;  /* the same of DOT_AMX */
-    char *workspace; /* kernels' own scratch: packing buffers, partial sums */
+    bool dot_pairs;          /* DOT_VDPBF16 runs by the instruction itself; else by other ones, slowly */
+    bool dot_tiles;          /* the same for DOT_AMX */
+    char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
     int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on cpu and cuda */
-    int64_t pinned_bytes;    /* on cuda: of the ring through which host data travels */
-    int64_t shared_bytes;    /* on cuda: of shared memory, what a block may have that asks for it */
+    int64_t pinned_bytes;    /* on cuda: size of the ring through which host data travels */
+    int64_t shared_bytes;    /* on cuda: shared memory that a block may have if it asks for it */
     void *cuda;              /* cuda/device_cuda.h */
-    const OpTable *wide_ops; /* what device/widen.c calls, where 16-bit tensors are widened first */
+    const OpTable *wide_ops; /* the table that device/widen.c calls, where 16-bit tensors are widened first */
     Arena staging;           /* for the widened copies */
     DeviceCounters counters;
-    bool times_stalls; /* those that this thread meets, for others may wait beside it: */
-    pthread_t stalls_of;
-    double stalled_s; /* where ops run at once: of device_stalled */
-    Stream stream;    /* the compute stream */
-    Stream copies;    /* beside it; ops run in the other alone */
-    CopyQueue queue;  /* on cpu */
-    /* Asked after every wait for the device: did work of others in its streams fail, such as a communicator's,
-     * so that what was read is worthless? NULL: nobody's. */
+    bool times_stalls;   /* stalls of the stream are timed */
+    pthread_t stalls_of; /* in waits of this thread alone: others may wait beside it */
+    double stalled_s;    /* where ops run at once: seconds that device_stalled has still to report */
+    Stream stream;       /* the compute stream */
+    Stream copies;       /* copies beside it; no op runs here */
+    CopyQueue queue;     /* on cpu */
+    /* Asked after every wait for the device: did work of others in its streams fail, such as a communicator's? The data
+     * read is then worthless. NULL: there is no such work. */
     Err (*failure)(void *user);
     void *failure_user;
     int beside; /* collectives that were begun and not yet waited for, beside which ops are issued (optim/ddp.h) */
-    Recorder *recorder; /* hears what the compute stream is given; NULL: there is none */
+    Recorder *recorder; /* hears all work that the compute stream is given; NULL: there is none */
 };
 
 /*
@@ -215,7 +215,7 @@ typedef struct {
 /* 90 is 9.0. */
 static inline int device_info_capability(const DeviceInfo *gpu) { return 10 * gpu->major + gpu->minor; }
 
-/* Of GPU `index`. ERR_CONFIG when there is none. */
+/* Describes GPU `index`. ERR_CONFIG when there is none. */
 Err device_cuda_info(int index, DeviceInfo *out);
 
 /* Zero-filled memory for an arena, touched once in parallel. On the null device an address not to be
@@ -255,9 +255,9 @@ Err device_wait(Stream *s, Event *e);
 bool device_can_record(const Device *dev);
 
 /*
- * Makes a call that no graph can hold, now; work that is recorded remembers it between its graphs, with a copy of the
- * arguments, and makes it again whenever it is replayed. So what it changes on the host, such as what is still to be
- * waited for, is then changed, too, which host code around it does not do. digest: of the arguments.
+ * Makes a call that no graph can hold, now. Recorded work remembers the call between its graphs, with a copy of the
+ * arguments, and makes it again in each replay. The call's changes on the host are then made, too, such as noting what
+ * is still to be waited for. Host code around the call does not run in a replay. digest: of the arguments.
  */
 typedef Err DeviceCall(Stream *s, const void *args);
 Err device_call(Stream *s, DeviceCall *call, const void *args, int64_t bytes, uint64_t digest);
@@ -273,14 +273,14 @@ void device_autotune(Device *dev, DeviceTuning how);
 int64_t device_choices_save(const Device *dev, char *text);
 Err device_choices_load(Device *dev, const char *text, bool beside);
 
-/* Ops that are issued beside collectives (Device.beside) leave so many of a GPU's multiprocessors to those, as far as
- * they can without other bits; choices are forgotten. */
+/* Ops that are issued beside collectives (Device.beside) leave so many of a GPU's multiprocessors to the collectives,
+ * as far as they can without other bits. Choices are forgotten. */
 void device_leave_free(Device *dev, int multiprocessors);
 
 /*
- * How long the stream has stood still in stream_wait, for work of communicators or copies, since the call before, where
- * that is timed: in waits of the thread that turned timing on. By the host's clock where ops run at once; on cuda by
- * the device's, of the waits that it has passed. Of those at most DEVICE_STALLS_MOST may be unread: more are not
+ * Seconds that the stream has stood still in stream_wait since the call before, for work of communicators or copies.
+ * Only waits of the thread that turned timing on are timed. Where ops run at once the host's clock times them; on cuda
+ * the device's does, for the waits that it has passed. At most DEVICE_STALLS_MOST of these may be unread: more are not
  * counted.
  */
 enum { DEVICE_STALLS_MOST = 1 << 14 };
@@ -300,12 +300,12 @@ Err event_wait(Event *e, double timeout_s);
  * device, enqueued there: the stream then waits for the rest. */
 Err stream_wait(Stream *s, Event *e);
 
-Isa isa_best(void); /* of this processor */
+Isa isa_best(void); /* the widest that this processor has */
 const char *isa_name(Isa isa);
 bool isa_supported(Isa isa);
 const char *dot_name(DotKind kind);
 bool dot_supported(void); /* this processor and this build have VDPBF16PS */
-Tiles dot_tiles(void);    /* and TDPBF16PS, which the first call asks for and checks */
+Tiles dot_tiles(void);    /* the same for TDPBF16PS, which the first call asks for and checks */
 DotKind dot_best(void);   /* the fastest here, for debug.dot = auto */
 
 /* The backends' op tables, one per build of src/cpu/ (src/cpu/table.c), and the null table (ops.c). */

@@ -76,7 +76,7 @@ static inline uint64_t digest_blocks(uint64_t digest, Fp8Blocks b)
     return digest_int(digest_int(digest_int(digest, b.rows), b.columns), b.scale);
 }
 
-/* By the type of a scalar argument. */
+/* Digests a scalar argument by its type. */
 #define digest_scalar(digest, x) \
     _Generic((x),                     \
         Dropout: digest_dropout,      \

@@ -5,7 +5,7 @@
 
 enum { FIRST_WITH_FP8 = 89, CAPABILITIES = 2 };
 
-/* Of factors of blocks those capabilities alone; names: as they are said. */
+/* Capabilities that multiply with factors of blocks; names: as they are said. */
 static const struct {
     int only[CAPABILITIES];
     const char *what, *names;

@@ -1,5 +1,5 @@
 /*
- * Which GPUs multiply codes of 8 bits, by what has a factor in common: one table for who multiplies
+ * GPUs that multiply codes of 8 bits, by what has a factor in common. One table serves who multiplies
  * (cuda/fp8_product.c), who begins a run (train/run.c), and who plans for a GPU that is absent (plan/predict.c).
  */
 #ifndef MEGATRAIN_DEVICE_FP8_GPUS_H

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Of a sum that a rank forms whole a chain has so many products at most: the error of a chain grows with its length. */
+/* Most products in a chain, in a sum that a rank forms whole. A chain's error grows with its length. */
 enum { LEAF_MOST = 2048 };
 
 /* A power of two of leaves, of which only the last may be shorter. */

@@ -1,6 +1,6 @@
 /*
- * What is common to all backends of an op: the field tables generated from ops.def, the shape check that
- * reads them, the exact counts of bytes and FLOP, and the null table, which does nothing more.
+ * Common parts of an op on all backends: the field tables generated from ops.def, the shape check that reads them, the
+ * exact counts of bytes and FLOP, and the null table, which does nothing more.
  */
 #include "device/ops.h"
 
@@ -135,7 +135,7 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
     return check_dtype(info, f, p, t->dtype, b);
 }
 
-/* Of one head and one sample; 0 of other ops than attention. */
+/* Pairs of one head and one sample that attention sees; 0 for other ops. */
 static int64_t seen_pairs(OpId id, const void *args)
 {
     const attention_fwd_args *fwd = args;
@@ -171,7 +171,7 @@ static const Tensor *tensor_field(const OpInfo *info, int i, const void *args)
     return (const Tensor *)((const char *)args + info->fields[i].offset);
 }
 
-/* Of the rows that are in use. */
+/* Bytes of the rows that are in use. */
 static int64_t counted_bytes(const OpField *f, const Tensor *t, const Binding *b)
 {
     const int rows = f->dims[*f->dims == '?'];

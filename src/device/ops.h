@@ -59,7 +59,7 @@ const OpInfo *op_info(OpId id);
 /* residual_norm_fwd as the two ops that it is, for backends that gain nothing by making both in one pass. */
 Err residual_norm_apart(const OpTable *ops, Stream *s, const residual_norm_fwd_args *a);
 
-/* Of all arguments, and of which op it is (digest.h). */
+/* Digest of all arguments, and of which op it is (digest.h). */
 uint64_t op_digest(OpId id, const void *args);
 
 /* Shape check and counters, common to all backends; the device's recorder hears of the op. */

@@ -15,7 +15,7 @@ typedef struct {
     bool fixed; /* of linear_dw: dw is of fixed point, as with run.reproducible = layout */
 } ProductShape;
 
-/* By which instructions; product_by_here: by this processor's best. */
+/* The instructions of a product; product_by_here: this processor's best. */
 typedef struct {
     Isa isa;
     DotKind dot;
@@ -23,15 +23,15 @@ typedef struct {
 
 ProductBy product_by_here(void);
 
-/* By the names that a device's file has (config/device_points.h): what it does not say, and an instruction set that
- * this processor cannot execute the rules of, are those of here. */
+/* The instructions that a device's file names (config/device_points.h). Those of here stand in if the file names none,
+ * or names an instruction set that this processor cannot execute the rules of. */
 ProductBy product_by_names(const char *isa, const char *dot);
 
-/* Of linear_fwd, linear_dx and linear_dw: by how much faster than one thread so many are, were tasks all that counts.
+/* How much faster so many threads are than one, were tasks all that counts, in linear_fwd, linear_dx and linear_dw.
  * Other ops: 1. */
 double product_speedup(ProductBy by, OpId id, ProductShape shape, int threads);
 
-/* By the builds of src/cpu/ (linear.c). */
+/* The same for each build of src/cpu/ (linear.c). */
 double cpu_avx512_product_speedup(const Device *dev, OpId id, ProductShape shape);
 double cpu_avx2_product_speedup(const Device *dev, OpId id, ProductShape shape);
 double cpu_c_product_speedup(const Device *dev, OpId id, ProductShape shape);

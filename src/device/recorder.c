@@ -89,7 +89,7 @@ Err recording_replay(const Recording *r, Stream *s)
 
 /* ---- recording ---- */
 
-/* What a human can do who only wants the run to go on. */
+/* Says what a human can do who only wants the run to go on. */
 static Err say_how(Err err)
 {
     err_hint("run.graphs=false runs steps op by op");

@@ -2,7 +2,8 @@
 #include "base/int64.h"
 #include "device/step.h"
 
-/* Of `count` keys those before the positions 1, 2, ... `last`, counted from the first key on, all together. */
+/* Keys, of `count`, that lie before the positions 1, 2, ... `last`, all together. Positions count from the first key
+ * on. */
 static int64_t keys_before(int64_t last, int64_t count)
 {
     const int64_t inside = min64(max64(last, 0), count);

@@ -1,7 +1,7 @@
 /*
- * What varies from step to step, as one struct in device memory: ops read it there, so that no host value is
- * baked into a launch and a step can be a CUDA graph. The host writes the first part before a step
- * (step_values_set); ops of the step write the second part; the host reads it after the step.
+ * Values that vary from step to step, as one struct in device memory: ops read them there, so that no host value is
+ * baked into a launch and a step can be a CUDA graph. The host writes the first part before a step (step_values_set);
+ * ops of the step write the second part; the host reads it after the step.
  */
 #ifndef MEGATRAIN_DEVICE_STEP_H
 #define MEGATRAIN_DEVICE_STEP_H
@@ -35,7 +35,7 @@ typedef struct {
 
 enum { LOSS_FIXED_BITS = 28 };
 
-/* Of losses that balance routers: 2^15 * 2^24 * 2^23 rows fit an int64. */
+/* Fixed point of losses that balance routers: 2^15 * 2^24 * 2^23 rows fit an int64. */
 enum { ROUTER_LOSS_BITS = 24, ROUTER_LOSS_MOST = 1 << 15 };
 
 /*
@@ -188,8 +188,8 @@ __host__ __device__
 }
 
 /*
- * Which positions a sequence of rows holds: span 0, then span 1 (count 0 when there is only one).
- * Two spans are what one rank of zigzag context parallelism owns.
+ * Positions that a sequence of rows holds: span 0, then span 1 (count 0 when there is only one). Two spans are what one
+ * rank of zigzag context parallelism owns.
  */
 typedef struct {
     int64_t first[2], count[2];
@@ -198,7 +198,7 @@ typedef struct {
 static inline Spans spans_run(int64_t first, int64_t count) { return (Spans){ { first, 0 }, { count, 0 } }; }
 static inline Spans spans_whole(int64_t T) { return spans_run(0, T); }
 
-/* As many positions, `by` further on. */
+/* The same number of positions, `by` further on. */
 static inline Spans spans_behind(Spans s, int64_t by)
 {
     return (Spans){ { s.first[0] + by, s.first[1] + by }, { s.count[0], s.count[1] } };

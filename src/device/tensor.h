@@ -51,7 +51,7 @@ int64_t tensor_count(Tensor t); /* elements */
 int64_t tensor_rows(Tensor t);  /* product of all dims but the last */
 int64_t tensor_bytes(Tensor t); /* of a dense tensor of this shape */
 
-/* Where a row begins, in elements from the first one's. */
+/* Begin of a row, in elements from the first row's. */
 static inline int64_t tensor_row_at(Tensor t, int64_t row)
 {
     if (t.group <= 1) return row * t.ld;

@@ -147,7 +147,7 @@ static bool has_gelu_apart(OpId id, const void *args)
     return id == OP_fp8_product && ((const fp8_product_args *)args)->gelu.data;
 }
 
-/* What a native op adds up in fp32. With `resumed` it is fp32 already, so this is fresh. */
+/* The tensor that a native op adds up in fp32. With `resumed` it is fp32 already, so this is fresh. */
 static Tensor *sum_of(OpId id, void *args)
 {
     attention_bwd_args *a = args;

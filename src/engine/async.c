@@ -87,7 +87,7 @@ Err async_open(Trainer *t)
     return setup_array(&t->memory.setup, updates, &t->async.outcome);
 }
 
-/* What the host says of update `n` of the step. */
+/* Writes the host's values of update `n` of the step. */
 static Err begin_update(Trainer *t, int n)
 {
     const TrainSpec *s = &t->spec;

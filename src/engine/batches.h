@@ -34,7 +34,7 @@ typedef struct {
 /* Tensors of one batch, in `state`. */
 Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state);
 
-/* Where tokens wait on their way to the device. */
+/* Takes the memory in which tokens wait on their way to the device. */
 Err batches_init(BatchMaker *m, const BatchSpec *spec, bool null_device, SetupArena *setup);
 /* m->tokens, of `count` samples from `first_sample` on, into the tensors of a batch. The rest of the batch is filled up
  * with rows that do not count (b->filling). Positions are written only where the batch has others

@@ -124,8 +124,8 @@ static Transfer *free_transfer(Executor *e)
 }
 
 /*
- * What is in the buffer that an action reads (`in`) or writes: of the boundary before its stage, or behind it. A
- * message names the stage that consumes it. What only modules of multi-token prediction made is not there in
+ * Contents of the buffer that an action reads (`in`) or writes: of the boundary before its stage, or behind it. A
+ * message names the stage that consumes it. Tensors that only modules of multi-token prediction made are not there in
  * evaluation.
  */
 typedef struct {
@@ -425,7 +425,7 @@ void executor_release(Executor *e)
     pair_close(&e->pair);
 }
 
-/* What of an action goes to the device. */
+/* Enqueues the part of an action that goes to the device. */
 static Err enqueue_any(Executor *e, const Action *a, int n)
 {
     switch ((ActionKind)a->kind) {
@@ -524,7 +524,7 @@ static bool in_turn(const Executor *e, const Action *a)
            units_of(e, a + 1) == 1;
 }
 
-/* (What follows the pair follows its forward; its backward is under way.) */
+/* (The action behind the pair follows the pair's forward; the pair's backward is under way.) */
 static Err enqueue_half(void *executor, const Action *a)
 {
     Executor *e = executor;

@@ -26,7 +26,7 @@
 #include "pipeline/schedule.h"
 #include "pipeline/simulate.h"
 
-/* What one unit occupies in one stage, from its F to its B or W. */
+/* Memory that one unit occupies in one stage, from its F to its B or W. */
 typedef struct {
     Slot slot;
     StageSave save;
@@ -57,7 +57,7 @@ typedef struct {
     bool turns_back; /* in a step the backward of a unit is always the next action after its forward */
     int64_t save_bytes[REGION_COUNT]; /* save memory that a unit needs */
     int64_t peak_bytes[REGION_COUNT]; /* the most that a unit has used so far */
-    int64_t away_bytes, away_peak;    /* the same of the host's memory */
+    int64_t away_bytes, away_peak;    /* the same two for the host's memory */
     ExecutorSlot *slots;
     int slot_count;
 } ExecutorStage;
@@ -72,8 +72,8 @@ typedef struct {
     Ctx *ctx;         /* set to the stage and the slot */
 } ExecutorUnit;
 
-/* What computes a unit. It is the layers of the stage; a test of the order of actions puts something in their place
- * that only takes time. */
+/* The functions that compute a unit: normally the layers of the stage. A test of the order of actions puts functions in
+ * their place that only take time. */
 typedef struct {
     Err (*forward)(Executor *e, const ExecutorUnit *u);
     /* The dgrad; without ctx.mode.split_backward the wgrad, too. */
@@ -84,22 +84,22 @@ typedef struct {
 /* A group of messages that has been started. */
 typedef struct {
     Event done;
-    int buffers; /* how many of its buffers nobody has waited for yet; 0: this entry is free */
+    int buffers; /* number of its buffers that nobody has waited for yet; 0: this entry is free */
 } Transfer;
 
 struct Executor {
     ExecutorStage *stages;
     int stage_count;
     Ctx ctx;
-    Event moved, known; /* what ctx.moves points to */
+    Event moved, known; /* ctx.moves points to them */
     Pair pair;          /* pair_open, if pairs are to run in turn */
     Comm *pp;
     Tensor sums; /* [3] i64, ops.def loss_sum */
     ExecutorHooks hooks;
     const ExecutorCompute *compute; /* if it is NULL, executor_init sets it to the layers */
     SaveHeap heap[REGION_COUNT];    /* one for each region, so that blocks of one size leave no gaps */
-    SaveHeap away;                  /* of the host: for what has left the device */
-    Offload offload[2];             /* what ctx.offload points to; the other is that of forwards in pairs */
+    SaveHeap away;                  /* in the host's memory, for saves that have left the device */
+    Offload offload[2];             /* ctx.offload points to the first; the second serves forwards in pairs */
     Tensor *buffers;                /* [buffer_count] boundary buffers, [buffer_tensors R, D] */
     int buffer_tensors;             /* boundary tensors that fit into each */
     /* The last stage reads last_inputs boundary tensors, every other stage reads one. */
@@ -111,14 +111,15 @@ struct Executor {
     Replays replays;
     Replays *graphs;        /* these, if steps are recorded and replayed; or NULL */
     bool graphs_wait;       /* while this is set, steps run as ordinary ones and nothing is recorded */
-    const ActionList *list; /* that runs */
-    int units; /* how many units of a list run; the actions of later ones are left out; 0: all run */
-    const Action
-        *next; /* what computes behind the action at work and reads weights of its replica; NULL: nothing */
-    int64_t runs; /* how many lists have run */
+    const ActionList *list; /* the list that runs */
+    int units; /* number of units of the list that run; later units' actions are left out; 0: all run */
+    /* The next action behind the one at work that computes and reads weights of its replica; NULL: there is none. */
+    const Action *next;
+    int64_t runs; /* number of lists that have run */
     /*
-     * [actions of a step's list] When each action ran, by clock_s. Of a group of messages only the first action has a
-     * time. Both actions of a pair that ran in turn have the time from the pair's begin to its end. NULL: nobody asks.
+     * [actions of a step's list] The time of each action, by clock_s. In a group of messages only the first action has
+     * a time. Both actions of a pair that ran in turn have the time from the pair's begin to its end. NULL: nobody
+     * asks.
      */
     Span *times;
     double (*clock)(const void *user); /* instead of clock_s, in a dry run; or NULL */
@@ -132,7 +133,7 @@ Err executor_init(Executor *e, SetupArena *setup);
 Err executor_use_graphs(Executor *e, const ActionList *list, SetupArena *setup);
 /* From here on steps have another number of units. */
 void executor_forget_graphs(Executor *e);
-/* Frees what these two and pair_open took outside of setup memory. */
+/* Frees the memory that executor_init, executor_use_graphs and pair_open took outside of setup memory. */
 void executor_release(Executor *e);
 
 /* ExecutorStage.turns_back, by the list of a step. */

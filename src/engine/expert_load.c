@@ -8,7 +8,7 @@
 
 #include "base/int64.h"
 
-/* What ranks tell each other, integers: of each layer the rows of the busiest expert, those of all, choices dropped;
+/* Integers that ranks tell each other: of each layer the rows of the busiest expert, those of all, choices dropped;
  * then losses that balance, as router_balance leaves them. */
 enum { MOST, ROWS, DROPPED, BY_LAYER };
 enum { LOSSES = 3 };

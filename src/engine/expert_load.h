@@ -6,12 +6,12 @@
 #include "base/layer_set.h"
 #include "engine/trainer.h"
 
-/* By block of the model (model_blocks); 0 for blocks that are no mixtures. */
+/* Loads by block of the model (model_blocks); 0 for blocks that are no mixtures. */
 typedef struct {
     /* rows of the busiest expert over the mean of all: 1 is even, experts / topk the worst */
     double load[LAYERS_MAX];
     int64_t dropped[LAYERS_MAX]; /* choices that no expert took */
-    /* What balances routers (docs/moe.md) before its coefficient: the mean over the step's tokens and over the
+    /* Losses that balance routers (docs/moe.md), before their coefficient: the mean over the step's tokens and over the
      * mixtures, NaN where it is not finite. */
     double aux_loss, z_loss;
 } ExpertLoads;

@@ -51,7 +51,8 @@ static bool stages_fit(const Schedule *s, const void *spec)
     return !err;
 }
 
-/* What the schedule is to be made of. The layout says how many stages there are, where the user left that open. */
+/* Reads the facts of which the schedule is to be made. The layout says how many stages there are, where the user left
+ * that open. */
 static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
 {
     const PipelineSpec *p = &spec->pipeline;
@@ -175,7 +176,7 @@ Err parts_check(const PartsSpec *spec, int ranks, int64_t *unit)
     return err;
 }
 
-/* By the products' FLOP: what a stage takes is not known before it has run. */
+/* Costs of stages by the products' FLOP: the time of a stage is not known before it has run. */
 static Err make_costs(const PartsSpec *spec, const StageShare *shares, int stages, SetupArena *setup,
                       const StageCost **out)
 {
@@ -242,7 +243,7 @@ static Err register_stages(Parts *p, const PartsSpec *spec, int pp_rank, int rep
                            spec->model, setup);
 }
 
-/* What has no slices is in a second replica a copy of the first's. */
+/* Marks parameters without slices in a second replica as copies of the first's. */
 static void mark_copies(ParamRegistry *r)
 {
     for (int i = 0; i < r->count; i++)

@@ -14,7 +14,7 @@
 
 enum { PARTS_STAGES = 64 }; /* of a rank, at most */
 
-/* What the user chose of the pipeline; all zero: 1F1B with even shares. */
+/* The user's choices for the pipeline; all zero: 1F1B with even shares. */
 typedef struct {
     const char *schedule; /* name in the table of schedules */
     const char *layout;   /* shares of the stages, model.h */
@@ -42,8 +42,8 @@ typedef struct {
     Stage *stages;             /* [step.replicas][step.chunks], of this rank */
 } Parts;
 
-/* What parts_open says of the specification alone, for `ranks` pipeline ranks: ERR_CONFIG with the rule and what would
- * fit; else *unit: the samples that pass through the stages at once. Keeps no memory. */
+/* Checks the specification alone as parts_open does, for `ranks` pipeline ranks: ERR_CONFIG with the rule and what
+ * would fit; else *unit: the samples that pass through the stages at once. Keeps no memory. */
 Err parts_check(const PartsSpec *spec, int ranks, int64_t *unit);
 
 /*

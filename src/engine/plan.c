@@ -68,9 +68,9 @@ static StepTimes step_times(const UnitTimes *u)
 /* ---- parts of a list ---- */
 
 /*
- * Which units a dry run walks. A group is as many units as one action has at most, or all slices of a micro-batch. Of
- * each replica the first group is walked, in which every gradient gets its first contribution, and of replica `replica`
- * also group `other`.
+ * The units that a dry run walks. A group is as many units as one action has at most, or all slices of a micro-batch.
+ * Of each replica the first group is walked, in which every gradient gets its first contribution, and of replica
+ * `replica` also group `other`.
  */
 typedef struct {
     bool all;    /* every unit */
@@ -207,7 +207,7 @@ static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
     return fits;
 }
 
-/* As if no step had been before: what goes on beside ops then is that of the units alone. */
+/* Forgets all steps before, so that only the units themselves decide what goes on beside ops. */
 static Err forget_steps(Trainer *t)
 {
     TRY(trainer_settle(t));
@@ -253,7 +253,7 @@ static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
     return err;
 }
 
-/* What a clock says of the first groups as the last ones of a step: their sums of gradients go on beside them. */
+/* The clock's counts of the first groups as the last ones of a step: their sums of gradients go on beside them. */
 static Err time_settled(Trainer *t, const Walk *w, double clock[CLOCK_COUNTS])
 {
     Walk last = *w;
@@ -288,8 +288,8 @@ static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
 
 /* ---- pairs ---- */
 
-/* Of the whole list what two units do, and how a step ends; messages, which take no time here, are left out. Pairs are
- * taken apart, but for `pair` if `together`. */
+/* Keeps what two units do of the whole list, and how a step ends. Messages, which take no time here, are left out.
+ * Pairs are taken apart, but for `pair` if `together`. */
 static void filter_pair(const ActionList *all, const Action *pair, bool together, ActionList *out)
 {
     *out = (ActionList){ .action = out->action, .buffers = all->buffers };
@@ -316,7 +316,7 @@ static Err time_pair(Trainer *t, const Walk *w, const Action *pair, ActionList *
     return ERR_OK;
 }
 
-/* Of each stage the first pair that its forward begins; a stage's pairs have one backward stage (gen_dualpipe.c). */
+/* Times the first pair that each stage's forward begins. A stage's pairs have one backward stage (gen_dualpipe.c). */
 static Err time_stage_pairs(Trainer *t, const Walk *w, ActionList *part, double sum[CLOCK_COUNTS])
 {
     const ActionList *whole = &t->parts.step.rank[t->world->pp_rank];
@@ -335,7 +335,7 @@ static Err time_stage_pairs(Trainer *t, const Walk *w, ActionList *part, double 
     return ERR_OK;
 }
 
-/* What pairs that run in turn save of the step (pair.h). */
+/* Time that pairs which run in turn save of the step (pair.h). */
 static Err time_pairs(Trainer *t, const Walk *w, MemoryPlan *out)
 {
     const size_t count = (size_t)t->parts.step.rank[t->world->pp_rank].count;

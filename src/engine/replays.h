@@ -59,7 +59,7 @@ Err replays_run(Replays *r, Stream *s, int action, int unit, UnitWork *work, voi
 /* All of the step has been given to the device. */
 void replays_end(Replays *r);
 
-/* What a step is to the host, once it is recorded: launches one by one; or graphs. The calls between are the same. */
+/* Work of a recorded step for the host: launches one by one; or graphs. The calls between are the same. */
 typedef struct {
     int64_t launches, graphs, calls;
 } StepCounts;

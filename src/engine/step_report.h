@@ -1,4 +1,4 @@
-/* What a step that was done comes to, in numbers. */
+/* Report of a step that was done, in numbers. */
 #ifndef MEGATRAIN_ENGINE_STEP_REPORT_H
 #define MEGATRAIN_ENGINE_STEP_REPORT_H
 

@@ -106,7 +106,7 @@ void trainer_take_batch(Trainer *t, int64_t first, int64_t samples)
     t->executor.units = (int)(samples / t->world->grid.dp / trainer_batch_spec(t).B) * t->parts.step.slices;
 }
 
-/* What the host says of the next step. A step in flight is taken for one that is not skipped. */
+/* Writes the host's values of the next step. A step in flight is taken for one that is not skipped. */
 static Err write_values(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
@@ -164,7 +164,7 @@ static Err lower_shifts(Trainer *t, int by)
     return device_write(&t->device.stream, shift.data, now, tensor_bytes(shift));
 }
 
-/* What a trace of this step begins with: some arenas do not change in it. */
+/* Begins a trace of this step with the arenas: some of them do not change in it. */
 static void show_arenas(const Trainer *t)
 {
     arena_show(&t->memory.state);

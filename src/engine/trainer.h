@@ -17,7 +17,7 @@
 #include "optim/ddp.h"
 #include "optim/optim.h"
 
-/* Where tokens come from: samples [first, first + count) of the data order, each seq + 1 tokens. */
+/* Source of tokens: samples [first, first + count) of the data order, each seq + 1 tokens. */
 typedef struct {
     void *user;
     Err (*get)(void *user, int64_t first, int64_t count, int32_t *tokens);
@@ -27,20 +27,20 @@ typedef struct {
 } TokenSource;
 
 typedef struct {
-    OptimizerKind optimizer; /* of matrices */
+    OptimizerKind optimizer; /* which one updates matrices */
     AdamWSpec adamw;
     DType moments;       /* F32 or BF16 */
-    bool states_on_host; /* what the optimizer alone reads (ParamStore) */
+    bool states_on_host; /* the states that the optimizer alone reads (ParamStore) */
     QkClip qk_clip;      /* with a threshold of 0: none */
     MuonSpec muon;
     float clip;
     LrSchedule lr;
-    ZeroCut zero;         /* what is cut over dp, and over the replicas of a stage */
-    int64_t bucket_bytes; /* of gradients; 0 = one bucket */
+    ZeroCut zero;         /* states that are cut over dp, and over the replicas of a stage */
+    int64_t bucket_bytes; /* gradients of a bucket; 0 = one bucket */
     bool overlap_grad, overlap_param;
 } UpdateSpec;
 
-/* What a trainer is opened for, besides training. */
+/* Purposes for which a trainer is opened, besides training. */
 typedef struct {
     bool forward_only; /* evaluation, generation: no gradients, no optimizer */
     bool generate;     /* keeps keys and values; forward_only, one rank, micro_batch 1 */
@@ -54,17 +54,18 @@ typedef struct {
     ModelSpec model;
     PipelineSpec pipeline;
     int64_t micro_batch, global_batch;
-    BatchRamp
-        ramp; /* global_batch of each step, of which the member above is the largest; all zero: always that */
+    /* Samples of each step. global_batch is the largest of them; all zero: each step has global_batch. */
+    BatchRamp ramp;
     DocumentSpec documents;
     int seq_blocks;     /* canonical sequence blocks (a power of two dividing seq) */
     int64_t attn_block; /* keys per softmax block */
-    ContextCut cut;     /* of sequences over the ranks that share them */
+    ContextCut cut;     /* cut of sequences over the ranks that share them */
     DType compute;      /* F32, BF16, F16: activations, and weights as the layers see them */
     bool fp32_residual; /* the residual stream is fp32 in any case */
-    bool fp32_vectors;  /* so is what layers read of weights that are no matrices (param/param.h) */
-    bool fp32_row_sums; /* so are sums that mixtures make of rows, where the two above hold (layer/layer.h) */
-    bool exact;         /* reproducible = layout */
+    bool fp32_vectors;  /* layers read weights that are no matrices in fp32 (param/param.h) */
+    bool
+        fp32_row_sums; /* sums that mixtures make of rows are fp32, where the two above hold (layer/layer.h) */
+    bool exact;        /* reproducible = layout */
     UpdateSpec update;
     int overlap_tp; /* bands of rows that travel beside tensor-parallel products (layer/bands.c); 0 or 1: none do */
     bool overlap_moe; /* rows travel to experts while the other half of a pair of actions computes (pair.h) */
@@ -78,14 +79,14 @@ typedef struct {
     bool attention_logits;
 } TrainSpec;
 
-/* What one step of a rank sends, by communicator and kind of call: payload of the minimal algorithm. */
+/* Calls of one step of a rank, by communicator and kind of call. Bytes are the payload of the minimal algorithm. */
 typedef struct {
     int64_t calls, bytes;
-    int64_t most; /* of the bytes, where they depend on routing; else 0 */
+    int64_t most; /* the most bytes that routing could cause, where they depend on it; else 0 */
 } CommWork;
 
-/* Who times a dry run (cost/time_line.h). attach: from now on ops and calls are to be heard. read: what they came to so
- * far; counts[0] are the seconds that `now` says, the others are the clock's own, and add up like it. */
+/* The clock of a dry run (cost/time_line.h). attach: from now on it hears ops and calls. read: their sums so far;
+ * counts[0] are the seconds that `now` says. The other counts are the clock's own, and add up as seconds do. */
 enum { CLOCK_COUNTS = 40 + 2 * OP_COUNT };
 typedef struct {
     void *user;
@@ -94,86 +95,87 @@ typedef struct {
     void (*read)(const void *user, double counts[CLOCK_COUNTS]);
 } DryClock;
 
-/* What one stage costs its rank. */
+/* Memory that one stage costs its rank. */
 typedef struct {
     int stage, replica, layers;
-    int in_flight;              /* units at most between their F and their B or W */
+    int in_flight;              /* most units between their F and their B or W */
     int64_t save[REGION_COUNT]; /* bytes kept of a unit */
-    int64_t away;               /* of it in the host's memory (train.offload) */
+    int64_t away;               /* bytes of these in the host's memory (train.offload) */
 } StagePlan;
 
 /* Bytes of one rank; what `megatrain plan` prints. */
 typedef struct {
     int64_t state; /* weights, gradients, moments, tables, batches, boundary buffers */
-    int64_t
-        states; /* with states_on_host what the optimizer alone reads, in the host's memory; else part of state */
-    int64_t save; /* of all units in flight, over all stages; of it by region: */
-    int64_t save_region[REGION_COUNT];
+    /* States that the optimizer alone reads: with states_on_host in the host's memory, else part of state. */
+    int64_t states;
+    int64_t save;                      /* saves of all units in flight, over all stages */
+    int64_t save_region[REGION_COUNT]; /* the part of save in each region */
     StagePlan stages[PARTS_STAGES];
     int stage_count;
-    int64_t boundary; /* of state: the boundary buffers */
+    int64_t boundary; /* boundary buffers, a part of state */
     int64_t scratch, workspace;
-    /* of scratch: for forwards that may run in turn with a backward (pair.h) */
+    /* Scratch for forwards that may run in turn with a backward (pair.h), a part of scratch. */
     int64_t scratch_forward;
     int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
     int64_t ahead;          /* batches read ahead, in the host's memory */
-    int64_t pinned;         /* of ahead: those of two steps on their way to the GPU */
-    int64_t snapshot;       /* a checkpoint's copy of the state, there too */
-    bool host_apart;        /* the device's memory is another than the host's */
-    int64_t flop, op_bytes; /* of one step on this rank */
-    int64_t flop_of_op;     /* the mean, over all that was walked to plan */
-    int64_t comm_bytes;     /* sent by this rank in one step */
-    int64_t comm_beside;    /* of it in calls that ops run beside */
+    int64_t pinned;         /* batches of two steps on their way to the GPU, a part of ahead */
+    int64_t snapshot;       /* a checkpoint's copy of the state, in the host's memory */
+    bool host_apart;        /* the device has other memory than the host */
+    int64_t flop, op_bytes; /* FLOP, and bytes of ops, of one step on this rank */
+    int64_t flop_of_op;     /* FLOP of an op, the mean over all that was walked to plan */
+    int64_t comm_bytes;     /* bytes sent by this rank in one step */
+    int64_t comm_beside;    /* bytes of these in calls beside which ops run */
     CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
     int64_t unit;                    /* samples that pass through the stages at once */
-    int64_t params;                  /* global, unpadded */
+    int64_t params;                  /* the model's, unpadded */
     int64_t flat_count;              /* elements of this rank's parameters, in buckets (param/param.h) */
-    int64_t value_count, zero_count; /* of these, of value and of each moment */
-    int64_t unit_buffers;            /* bytes that units are whole in (optim/units.h) */
-    int64_t experts;                 /* of flat_count, those of experts */
-    int64_t padding;                 /* of flat_count, nobody's */
+    int64_t value_count, zero_count; /* elements that value, and each moment, has of these */
+    int64_t unit_buffers;            /* bytes of the buffers in which units are whole (optim/units.h) */
+    int64_t experts;                 /* elements of experts, a part of flat_count */
+    int64_t padding;                 /* elements of no parameter, a part of flat_count */
     int64_t grad_bytes;
-    int64_t v_count;                  /* elements that have a second moment */
-    double muon_flop, muon_mean_flop; /* of flop, Newton-Schulz's; the mean of the ranks of its stages */
-    double muon_imbalance; /* the most that a rank of a stage does of it over the mean; 0: there is none */
+    int64_t v_count; /* elements that have a second moment */
+    double muon_flop,
+        muon_mean_flop;    /* Newton-Schulz's part of flop; the mean of this over the ranks of its stages */
+    double muon_imbalance; /* Newton-Schulz's FLOP of the busiest rank of a stage over the mean; 0: none */
     int buckets;
-    /* of saves that wait in the host's memory (train.offload): buffers of the device, then those of forwards in pairs,
-     * the sum of these, and what waits */
+    /* Saves that wait in the host's memory (train.offload): bytes of the device's buffers, then of the buffers of
+     * forwards in pairs; the sum of both; and bytes that wait in the host's memory. */
     int64_t offload[2][OFFLOAD_BUFFERS];
     int64_t offload_buffers, offload_host;
-    double clock[CLOCK_COUNTS]; /* of one step, by the clock of trainer_time */
+    double clock[CLOCK_COUNTS]; /* counts of one step, by the clock of trainer_time */
 } MemoryPlan;
 
-int64_t memory_plan_host(const MemoryPlan *p);  /* what lies in the host's memory whatever the device is */
-int64_t memory_plan_total(const MemoryPlan *p); /* of the device: with memory_plan_host if that is the host */
+int64_t memory_plan_host(const MemoryPlan *p);  /* bytes in the host's memory, whatever the device is */
+int64_t memory_plan_total(const MemoryPlan *p); /* bytes in the device's memory; if that is the host's, all */
 
 /* The largest score of attention over all tokens of a step, as softmax meets it: scaled, capped, of keys that are seen,
  * without sinks. NaN: one was not finite. */
 typedef struct {
     const double *by_layer; /* [model_blocks], the trainer's, until the next report; NULL: not asked for */
-    double most;            /* of all layers, and whose it was: */
-    int layer, head;
+    double most;            /* the largest of all layers */
+    int layer, head;        /* whose it was */
 } AttentionLogits;
 
 typedef struct {
     int64_t step;
     double loss;               /* mean per counted token, nats; NaN when not finite */
     int64_t counted;           /* tokens */
-    double mtp_loss[MTP_MOST]; /* of each module of multi-token prediction, the same of its own targets */
+    double mtp_loss[MTP_MOST]; /* mean loss of each module of multi-token prediction on its own targets */
     float grad_norm, lr;       /* grad_norm: NaN in a skipped step */
-    int64_t samples;           /* of its global batch */
+    int64_t samples;           /* samples of its global batch */
     bool skipped;              /* loss or gradients not finite: nothing was changed */
-    int redone;                /* times the step was repeated with another fixed-point shift, */
-    int rescaled;              /* with a smaller loss scale, */
-    bool retried_in_pieces;    /* and its tokens passing experts in pieces (moe.overflow = redo) */
+    int redone;                /* times the step was repeated with another fixed-point shift */
+    int rescaled;              /* times it was repeated with a smaller loss scale */
+    bool retried_in_pieces; /* it was repeated with tokens passing experts in pieces (moe.overflow = redo) */
     AttentionLogits logits;
 } StepReport;
 
 /*
- * Dynamic loss scaling for fp16: backward works on 2^log2 times the loss. A step whose gradients are not
- * finite, though its loss is, is done again with half the scale, so that no sample is lost (one that they are not
- * finite in at any scale is skipped, and the scale stays); after LOSS_SCALE_WINDOW steps without that the scale
- * doubles. Megatron's start, window and factors; Megatron skips the step instead.
+ * Dynamic loss scaling for fp16: backward works on 2^log2 times the loss. A step with a finite loss and gradients that
+ * are not finite is done again with half the scale, so that no sample is lost. If they are not finite at any scale, the
+ * step is skipped and the scale stays. After LOSS_SCALE_WINDOW steps without that the scale doubles. Start, window and
+ * factors are Megatron's; Megatron skips the step instead of repeating it.
  */
 typedef struct {
     int64_t log2, good_steps;
@@ -181,24 +183,23 @@ typedef struct {
 
 enum { LOSS_SCALE_START = 32, LOSS_SCALE_WINDOW = 1000 };
 
-/* What schedules need that update while the pipeline runs (engine/async.h). */
+/* Buffers of schedules that update while the pipeline runs (engine/async.h). */
 typedef struct {
     StepValues *history, *outcome; /* [updates of a step]: device, host */
-    Tensor tokens;                 /* [3] i64, as a loss's sums: what an update counts */
+    Tensor tokens;                 /* [3] i64, as a loss's sums: the tokens that an update counts */
     int64_t *shifts;               /* [parameters of the model], host */
     int done;                      /* updates of this step */
 } Async;
 
 /*
- * A step that is enqueued and whose outcome nobody has read. What it says of itself is copied, behind it, to memory of
- * the host.
+ * A step that is enqueued and whose outcome nobody has read. Behind it, copies bring its outcome to memory of the host.
  */
 typedef struct {
     bool running;
-    int64_t batch;      /* its samples */
-    StepValues *values; /* device_host_alloc's: */
-    int64_t *sums;      /* the executor's */
-    int64_t *logits;    /* the executor's, Ctx.logit_max; of no use if that is absent */
+    int64_t batch;      /* number of its samples */
+    StepValues *values; /* this and the next three are memory of device_host_alloc */
+    int64_t *sums;      /* copy of the executor's */
+    int64_t *logits;    /* copy of the executor's Ctx.logit_max; of no use if that is absent */
     char *loads;        /* rows that experts got (engine/expert_load.h) */
     Event done;
 } StepInFlight;
@@ -213,34 +214,34 @@ typedef struct {
     SetupArena setup;
     Arena state, scratch, scratch_forward;
     Arena states; /* in the host's memory (device_alloc_far); empty without states_on_host */
-    Arena save;   /* what the executor's heap is in */
-    void *away;   /* of the host, likewise */
+    Arena save;   /* the memory of the executor's heaps */
+    void *away;   /* the same for its heap in the host's memory */
 } TrainMemory;
 
 /* The batch that the hooks are serving. */
 typedef struct {
     TokenSource source;
     int64_t first_sample, batch; /* its samples */
-    int64_t counting;            /* how many of these count: the others fill up */
+    int64_t counting;            /* number of these that count; the others fill up the batch */
     int64_t last_batch;          /* samples of the last step; 0: there was none */
 } Serving;
 
-/* What a row that counts came to: -log of the target's probability, and whether another token has a larger logit. */
+/* Result of a row that counts: -log of the target's probability, and whether another token has a larger logit. */
 typedef struct {
     float loss;
     int32_t outdone;
 } RowScore;
 
-/* Where the rows of an evaluation go; all zero: nobody asks for them. */
+/* Destination of an evaluation's rows; all zero: nobody asks for them. */
 typedef struct {
     float *logits;     /* [samples, positions, vocab] */
-    int64_t positions; /* of each sample, from the first on */
+    int64_t positions; /* how many of each sample, from the first on */
     RowScore *scores;  /* [samples, seq] */
-    RowScore *room;    /* of so many, for a batch; with purpose.scores */
+    RowScore *room;    /* as many, for one batch; with purpose.scores */
     float *staging;    /* a unit's Batch.scores and the largest logits of its rows */
 } RowsOut;
 
-enum { REPLICAS = 2 }; /* of the model, at most, of which a rank holds stages */
+enum { REPLICAS = 2 }; /* most replicas of the model of which a rank holds stages */
 
 typedef struct {
     TrainSpec spec;
@@ -259,7 +260,7 @@ typedef struct {
     BatchMaker batches;
     StepValues *step_values; /* device */
     StepInFlight flight;
-    KvCache *kv;          /* of each block, when generating */
+    KvCache *kv;          /* one for each block, when generating */
     int32_t *host_shift;  /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     int64_t *host_loads;  /* what ranks tell each other of mixtures (engine/expert_load.c) */
     double *layer_logits; /* [model_blocks] of the last report; NULL: nobody asks for them */
@@ -269,10 +270,10 @@ typedef struct {
     MemoryPlan plan;
 } Trainer;
 
-/* What trainer_plan and trainer_open refuse of a specification on any rank, before there are ranks: ERR_CONFIG. The
- * size of the vocabulary does not count. */
+/* Refuses, before there are ranks, every specification that trainer_plan or trainer_open refuse on any rank:
+ * ERR_CONFIG. The size of the vocabulary does not count. */
 Err trainer_check(const TrainSpec *spec, Grid grid);
-/* What of a grid depends on the stages of the pipeline (Grid.embd) is filled in; for a specification that fits. */
+/* Fills in the member of a grid that depends on the stages of the pipeline (Grid.embd). The specification must fit. */
 Err trainer_grid(const TrainSpec *spec, Grid *grid);
 
 /* Dry run for rank `rank` of the grid. ERR_CONFIG when schedule, layout and grid do not fit, or the work of a step
@@ -294,14 +295,14 @@ Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clo
 
 /* The schedule of a step. ERR_CONFIG as trainer_check. Owns: schedule_free, also after an error. */
 Err trainer_schedule(const TrainSpec *spec, Grid grid, Schedule *out);
-/* The same of as many samples in an evaluation. */
+/* The schedule of an evaluation of as many samples. */
 Err trainer_forwards(const TrainSpec *spec, Grid grid, Schedule *out);
 
-/* ckpt_shard_bytes of a run of that spec: [grid_size(grid)]. */
+/* ckpt_shard_bytes for a run with that specification: [grid_size(grid)]. */
 Err trainer_shard_bytes(const TrainSpec *spec, Grid grid, int64_t *bytes);
 
-/* Takes memory by `limits` (normally trainer_plan's result) and fills initial weights. ERR_MEMORY when a
- * limit is too small, naming the arena. */
+/* Takes memory by `limits` (normally trainer_plan's result) and fills initial weights. ERR_MEMORY, which names the
+ * arena, if a limit is too small. */
 Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits);
 void trainer_close(Trainer *t);
 
@@ -329,8 +330,8 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
 Err trainer_start(Trainer *t, TokenSource source, StepReport *before);
 Err trainer_finish(Trainer *t, StepReport *report);
 bool trainer_runs_ahead(const Trainer *t);
-int64_t trainer_next_step(const Trainer *t);   /* that trainer_start would start, */
-int64_t trainer_next_sample(const Trainer *t); /* and its first sample */
+int64_t trainer_next_step(const Trainer *t);   /* the step that trainer_start would start */
+int64_t trainer_next_sample(const Trainer *t); /* that step's first sample */
 
 /* Mean loss over `samples` samples from `first` of source on, each once, whatever the batches are; nothing is changed.
  * ERR_MEMORY as trainer_step.

@@ -376,8 +376,8 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
 }
 
 /*
- * What the configuration asks of a micro-batch's rows, of the parts that a schedule passes on at once: as many on each
- * rank of tp, and whole leaves of gradients where ranks sum those of their own rows.
+ * Checks the rows of the parts of a micro-batch that a schedule passes on at once: as many on each rank of tp, and
+ * whole leaves of gradients where ranks sum those of their own rows.
  */
 static Err check_rows(const TrainSpec *s, Grid g, int64_t unit)
 {
@@ -480,7 +480,7 @@ Err trainer_check(const TrainSpec *s, Grid grid)
     return err;
 }
 
-/* Where a step's outcome is read to. */
+/* Takes the memory into which a step's outcome is read. */
 static Err open_flight(Trainer *t)
 {
     const Tensor largest = t->executor.ctx.logit_max;

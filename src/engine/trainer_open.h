@@ -7,7 +7,7 @@
 
 #include "engine/trainer.h"
 
-/* As trainer_open, on `kind` whatever spec->device says; after an error the trainer is still to be closed. */
+/* Like trainer_open, on `kind` whatever spec->device says; after an error the trainer is still to be closed. */
 Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world,
                     const MemoryPlan *limits);
 

@@ -1,7 +1,7 @@
 /* The classes: names, what all of their models have, and what is meant where a key is absent. See class.h. */
 #include "hf/model.h"
 
-/* What absent keys of rotary positions mean. */
+/* Meaning of absent keys of rotary positions. */
 #define ANGLES(base)                                                                            \
     .theta = (base), .local_theta = 10000, .partial = 1, .slow = HF_NONE, .fast = HF_NONE,      \
     .beta_slow = HF_NONE, .beta_fast = HF_NONE, .attention_factor = HF_NONE, .mscale = HF_NONE, \

@@ -42,7 +42,7 @@ typedef struct {
 
 const HfClassNames *hf_class_names(HfClass c);
 
-/* What a folder's config.json says. Texts are of the arena. */
+/* Contents of a folder's config.json. Texts are of the arena. */
 typedef struct {
     HfClass kind;
     /* The text model of one that sees images, too: its keys stand in text_config, and its tensors' names have
@@ -70,13 +70,13 @@ Err hf_class_of(const Config *cfg, HfClass *out);
  * or modules of multi-token prediction read that norm. */
 Err hf_check_mup(const Config *cfg);
 
-/* What config.json and generation_config.json say besides the model. */
+/* Contents of config.json and generation_config.json besides the model. */
 typedef struct {
-    const char *dtype; /* of the weights: "float32", "bfloat16", "float16" */
+    const char *dtype; /* dtype of the weights: "float32", "bfloat16", "float16" */
     int64_t vocab;     /* rows of the token table, where cfg->model.vocab is 0 */
     HfIds ids;
-    const char *end; /* the text of the first id that ends one, if a tokenizer.json has it; NULL: no
-                        tokenizer_config.json is written */
+    /* Text of the first id that ends one, if a tokenizer.json has it; NULL: no tokenizer_config.json is written. */
+    const char *end;
 } HfExport;
 
 /* Writes config.json, generation_config.json and perhaps tokenizer_config.json into the folder, each whole or not at

@@ -302,7 +302,7 @@ static Err take_nested_rope(Reader *r, const HfKey *k, const Json *v)
     return ERR_OK;
 }
 
-/* What an object of rotary positions says replaces what the class does without one. */
+/* Takes an object of rotary positions in place of the class's default. */
 static Err take_rope(Reader *r, const HfKey *k, const Json *v)
 {
     HfModel *m = &r->model;
@@ -363,7 +363,7 @@ static Err find_class(Reader *r, const Json *root, const Json **keys)
     return err_hint("it reads %s", known);
 }
 
-/* What a folder with images says beside text_config, of the text model. */
+/* Takes the members beside text_config that a folder with images has for the text model. */
 static Err take_wrapper(Reader *r, const Json *root)
 {
     static const char *const shared[] = { "quantization_config", "tie_word_embeddings" };

@@ -232,7 +232,7 @@ static int differences(const Config *a, const Config *b, ConfigId *first)
     return count;
 }
 
-/* What a class's config.json gives back, as a configuration; config_release it. */
+/* The configuration that reading the class's config.json gives back; config_release it. */
 static Err there_and_back(const Config *cfg, HfClass c, const HfExport *x, Config *back)
 {
     SetupArena arena;

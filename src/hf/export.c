@@ -179,7 +179,7 @@ static Err write_all(Export *m, SetupArena *a)
     return ERR_OK;
 }
 
-/* What an earlier job left that was interrupted, but the lock. */
+/* Removes the files of an earlier job that was interrupted, but the lock. */
 static Err sweep(const Export *m)
 {
     char path[PATH_MAX];

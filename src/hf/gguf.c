@@ -14,7 +14,7 @@
 #include "model/model.h"
 
 enum { ALIGNMENT = 32, VERSION = 3, Q8_BLOCK = 32 };
-/* What llama.cpp has room for: it ends with an assertion where a file has more. */
+/* Limits of llama.cpp: it ends with an assertion where a file has more. */
 enum { BLOCKS_MAX = 512, EXPERTS_MAX = 1024 };
 
 /* Types of values, and of numbers of tensors, as the format numbers them. */
@@ -213,7 +213,8 @@ static Stored stored(const void *user, const Param *p, const char *name, int64_t
     return wanted == STORED_Q8_0 && width % Q8_BLOCK ? STORED_F16 : wanted;
 }
 
-/* By what pairs of columns turn less, as a tensor of its own: llama.cpp has no key for Llama 3's scaling. */
+/* Writes divisors, by which pairs of columns turn less, as a tensor of its own: llama.cpp has no key for Llama 3's
+ * scaling. */
 static int64_t divisors(const Gguf *g)
 {
     return g->x->model->rope.scaling == ROPE_LLAMA3 ? g->x->model->head_dim / 2 : 0;

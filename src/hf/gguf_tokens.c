@@ -192,7 +192,7 @@ static Err check_whole(const Job *j)
     return ERR_OK;
 }
 
-/* What llama.cpp calls a pattern, and whether it then takes whole pieces. */
+/* llama.cpp's name of a pattern, and whether it then takes whole pieces. */
 static Err of_bytes(const Job *j, SplitKind split, GgufTokens *out)
 {
     static const struct {
@@ -294,7 +294,8 @@ static Err read_tokens(Job *j, bool characters, GgufTokens *out)
     return ERR_OK;
 }
 
-/* What has no id of its own gets the end of documents': where a file says none llama.cpp takes a number of its own. */
+/* Gives special tokens without an id the id of documents' end: where a file says none llama.cpp takes a number of its
+ * own. */
 static void find_ids(const Job *j, GgufTokens *out)
 {
     static const char *const paddings[] = { "<pad>", "[PAD]", "<|pad|>" };

@@ -46,7 +46,7 @@ typedef struct {
 
 /* ---- classes ---- */
 
-/* Which blocks have a window. */
+/* The blocks that have a window. */
 typedef enum {
     HF_WINDOWS_NONE,
     HF_WINDOWS_ALL,
@@ -55,7 +55,7 @@ typedef enum {
     HF_WINDOWS_TYPES,  /* layer_types, or all but each period-th */
 } HfWindows;
 
-/* Where linear layers have biases. */
+/* The linear layers that have biases. */
 typedef enum {
     HF_BIAS_NONE,
     HF_BIAS_ALL,
@@ -129,7 +129,7 @@ bool hf_is_mixture(const HfModel *m, HfClass c, int layer);
 /* Sections [model] and [moe]; `name` is for messages. ERR_CONFIG: what the model cannot do. */
 Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, const char **out);
 
-/* What a class's config.json has to say for cfg; members that it cannot say are as near as they come. */
+/* Says cfg as a class's config.json has to; members that it cannot say are as near as they come. */
 void hf_say(const Config *cfg, HfClass c, HfModel *out);
 
 #endif

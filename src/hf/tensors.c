@@ -197,7 +197,7 @@ static const char *layers_word(const HfNaming *n)
     return n->gguf ? "blk" : n->kind == HF_GPT2 ? "h" : "layers";
 }
 
-/* What stands before the head's name: it lies beside the model, in its wrapper. */
+/* Prefix of the head's name: it lies beside the model, in its wrapper. */
 static const char *bare_prefix(const HfNaming *n)
 {
     static const char wrapper[] = "language_model.";
@@ -277,7 +277,7 @@ static Slice half_of_head(const HfNaming *n, int k)
     return s;
 }
 
-/* Of a matrix of `rows` rows. */
+/* Slice k of a matrix of `rows` rows. */
 static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
 {
     const int64_t half = rows / 2;

@@ -1,5 +1,5 @@
 /*
- * What each of our parameters is called in Hugging Face's files, and where each of its elements lies there.
+ * The name of each of our parameters in Hugging Face's files, and the place of each of its elements there.
  *
  * A parameter is made of parts. A part is a box of it in plain order (param/shard.h) and lies in one of their tensors,
  * where an element of the box is found by two strides:
@@ -23,7 +23,7 @@
 
 enum { HF_NAME_MAX = 160, HF_DIMS = 3 };
 
-/* What names and places depend on. */
+/* Facts that names and places depend on. */
 typedef struct {
     HfClass kind;
     const char *prefix; /* before all names but the head's: "model." */
@@ -33,8 +33,8 @@ typedef struct {
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t nope, rope, kv_rank; /* latent attention */
     bool tied;
-    float
-        width; /* muP: their last norm is ours divided by it, so that their logits are the same without it */
+    /* Divisor of the last norm with muP: their norm is ours divided by it, so their logits need no multiplier. */
+    float width;
 } HfNaming;
 
 typedef struct {
@@ -43,7 +43,7 @@ typedef struct {
     int64_t shape[HF_DIMS]; /* that their tensor has */
     Box box;
     int64_t first, row, column;
-    /* Of a norm: theirs = ours / width - more. Gemma's norms multiply by 1 + w. */
+    /* In a norm: theirs = ours / width - more. Gemma's norms multiply by 1 + w. */
     float width, more;
 } HfPart;
 
@@ -53,7 +53,7 @@ static inline bool hf_part_differs(const HfPart *p) { return p->more > 0 || p->w
 /* Names with that prefix; NULL: as transformers writes them. */
 HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix);
 
-/* Of a GGUF file (gguf.h); false: it has no names for the class. */
+/* The naming of a GGUF file (gguf.h); false: it has no names for the class. */
 bool hf_naming_gguf(HfClass kind, const Config *cfg, HfNaming *out);
 
 /* The prefixes that names of a class may have, those that transformers writes first; NULL behind the last. */

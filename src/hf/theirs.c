@@ -97,7 +97,7 @@ static Err list_all(TheirsList *l, SetupArena *a)
     return l->spec.twins ? put_twins(l, a) : ERR_OK;
 }
 
-/* What the class has no tensor for is 0 in it. */
+/* Checks that tensors which the class lacks are 0 in it. */
 static Err check_zeros(const TheirsList *l)
 {
     float values[1024];
@@ -194,7 +194,7 @@ static Err encode(const Theirs *t, float *values, int64_t count)
 
 static int64_t up(int64_t a, int64_t by) { return a <= 0 ? 0 : (a + by - 1) / by; }
 
-/* What a part has of elements [first, end) of their tensor, to out[0...]. */
+/* Copies a part's elements among [first, end) of their tensor to out[0...]. */
 static Err fill_part(const TheirsList *l, const Theirs *t, const HfPart *part, int64_t first, int64_t end,
                      float *out, float *scratch)
 {

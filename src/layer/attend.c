@@ -1,6 +1,6 @@
 /*
- * What all kinds of attention share: heads and what is done with them once they are made. How they are made:
- * attention.c, mla.c. Keys of other ranks and of earlier slices: keys.c.
+ * Shared parts of all kinds of attention: heads, and their way once they are made. How they are made: attention.c,
+ * mla.c. Keys of other ranks and of earlier slices: keys.c.
  */
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* What kinds of attention share once they have queries, keys and values (attend.c). */
+/* Shared parts of kinds of attention once they have queries, keys and values (attend.c). */
 #ifndef MEGATRAIN_LAYER_ATTEND_H
 #define MEGATRAIN_LAYER_ATTEND_H
 
@@ -31,7 +31,7 @@ Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor posit
 /* o [N, H, C] and lse [B, T, H] of h, whose keys are those of the rows, or with a cache of all positions so far. */
 Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Tensor o, Tensor lse);
 
-/* What backward reads of a call besides its heads, and what it needs. */
+/* Tensors that backward reads of a call besides its heads, and that it needs. */
 typedef struct {
     Tensor o, go, lse; /* go: the gradient of o, behind the gate */
     Tensor delta;      /* [B, T, H], to be filled */

@@ -138,7 +138,7 @@ static SliceKeyShape attention_keys(const void *own, const Ctx *c)
 
 static const Tensor none;
 
-/* Of each of the K chunks of qkv's columns `group` heads side by side, behind `before` others. */
+/* View of `group` heads side by side in each of the K chunks of qkv's columns, behind `before` others. */
 static Tensor head_view(const Dims *d, Tensor qkv, int64_t before, int64_t group)
 {
     const Tensor from = tensor_col_slice(qkv, before * d->C, d->C);
@@ -251,7 +251,7 @@ static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, 
     return attention_core_rotate(&a->core, c, out->k, ctx_doc_position(c), 0);
 }
 
-/* As heads_forward has left them. */
+/* Heads as heads_forward has left them. */
 static Heads saved_heads(const Attention *a, const Ctx *c, const Dims *d, const AttentionSave *save)
 {
     Heads h = saved_raw_heads(a, c, d, save);

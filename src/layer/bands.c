@@ -17,7 +17,7 @@
 
 static int bands_of(const Comm *g, int wanted) { return g->size > 1 && wanted > 1 ? wanted : 1; }
 
-/* Of the band that is `turn` ahead. */
+/* Rows of the band that is `turn` ahead. */
 static RowRun band_rows(const Comm *g, int bands, int turn, int64_t rows)
 {
     const int each = g->size / bands, first = (g->rank / each + turn) % bands * each;

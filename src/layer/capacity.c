@@ -1,5 +1,5 @@
 /*
- * Which of a mixture's choices its experts take (spec.h, Capacity; docs/moe.md), and how many rows those are at most:
+ * Choices of a mixture that its experts take (spec.h, Capacity; docs/moe.md), and how many rows those are at most:
  * what memory is taken for.
  *
  * Capacities are about experts and units, whatever the layout. Room is about ranks: where not all rows that may come
@@ -207,7 +207,8 @@ static Err take_at_most(const Moe *m, Ctx *c, const Choices *a, int64_t first, i
               .experts = m->spec->experts, .most = most);
 }
 
-/* By units of `unit` rows: whole ones, then the rows that the last one has; none of those that fill up behind them. */
+/* Takes units of `unit` rows: whole ones, then the rows that the last one has; none of those that fill up behind
+ * them. */
 static Err take_units(const Moe *m, Ctx *c, const Choices *a, int64_t unit, int64_t filling)
 {
     const MoeCut cut = cut_of(m, c);

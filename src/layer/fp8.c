@@ -25,7 +25,7 @@
 
 static const Tensor none;
 
-/* What is cast. */
+/* An operand to cast. */
 typedef struct {
     bool weight, gradient;
 } Role;
@@ -90,7 +90,7 @@ static Err over_ranks(Ctx *c, Tensor amax)
     return ERR_OK;
 }
 
-/* Of one number, or of two: as x is and as it is mixed. */
+/* Makes one number, or two: for x as it is, and for x as it is mixed. */
 static Err make_amax(Ctx *c, Tensor amax, Tensor x)
 {
     for (int mixed = 0; mixed < amax.dim[0]; mixed++)

@@ -51,7 +51,7 @@ static Err cast_runs(Ctx *c, Fp8Recipe recipe, Tensor x, Tensor offset, Tensor b
     return op(c->s, fp8_cast_runs, .y = out->codes, .begin = begin, .x = x, .offset = offset, .blocks = b);
 }
 
-/* Of two tensors with the same rows one may know how many are in use. */
+/* Two tensors with the same rows share what one knows: how many are in use. */
 static void share_expected(Tensor *a, Tensor *b)
 {
     if (!a->expected) a->expected = b->expected;

@@ -21,8 +21,8 @@ Err grad_added(Ctx *c, int id);
 /* Part i of rows that are cut into as many parts as there are ranks; some parts may have a row more. */
 Tensor equal_part(Tensor rows, int ranks, int i);
 
-/* What the ranks of a group send each other. scatter, with `parts`: a rank's part of everybody's rows, into the place
- * of the rank that sends it; gather: everybody's part of its rows. */
+/* Messages of the ranks of a group to each other. scatter, with `parts`: a rank's part of everybody's rows, into the
+ * place of the rank that sends it; gather: everybody's part of its rows. */
 typedef struct {
     Comm *group;
     int bands; /* into which the ranks are cut: a divisor of their number */
@@ -77,13 +77,13 @@ Err context_attention(Ctx *c, attention_fwd_args a);
 Err context_attention_bwd(Ctx *c, attention_bwd_args a);
 
 /*
- * Where sequences pass in slices (c->slices.count > 1) a layer hands its keys and values, [B, T, K, C], over before
- * context_attention: later slices read them. pass: they do not lie in the slot's REGION_I, and are copied there.
+ * Hands over the keys and values of a layer, [B, T, K, C], before context_attention, where sequences pass in slices
+ * (c->slices.count > 1): later slices read them. pass: they do not lie in the slot's REGION_I, and are copied there.
  */
 Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass);
 
-/* What lse and delta of context_attention's queries, [rows, heads] by their size, are of: all heads of own positions,
- * or some of them of more positions. */
+/* Rows and heads of lse and delta of context_attention's queries, [rows, heads] by their size: all heads of own
+ * positions, or some of them of more positions. */
 typedef struct {
     int64_t rows, first, heads;
 } HeadRows;
@@ -121,7 +121,7 @@ Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out);
 Err fp8_dx(Ctx *c, const Fp8Weight *w, linear_dx_args a, Wgrad *whole);
 /* dw += dy^T x */
 Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);
-/* What has a scale. */
+/* Blocks with one scale each. */
 Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight);
 /* Room for codes, whose scale then points to *factor, and for their factors. */
 Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *codes,
@@ -138,7 +138,7 @@ Err fp8_experts_dw(Ctx *c, Fp8Recipe recipe, grouped_dw_args a);
 
 /* x itself if it is in fp32, else a copy in scratch that is. */
 Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
-/* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */
+/* Tensor in which several calls add to x: x itself, or as much in fp32, in scratch; and x from it. */
 Err wide_sum(Ctx *c, Tensor x, Tensor *sum);
 Err round_sum(Ctx *c, Tensor x, Tensor sum);
 /* y = the tree over `count` equal parts, rounded once; without y's dtype they are overwritten. */

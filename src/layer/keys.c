@@ -180,7 +180,7 @@ static Err keys_next(KeyWalk *w)
     return w->seen ? w->plan->source->next(w, w->block) : ERR_OK;
 }
 
-/* What attention keeps between calls, each with some of the keys. */
+/* State that attention keeps between calls, each with some of the keys. */
 static Err several_calls(Ctx *c, attention_fwd_args *a)
 {
     TRY(wide_sum(c, a->o, &a->o));

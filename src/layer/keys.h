@@ -10,9 +10,9 @@
 typedef struct KeyWalk KeyWalk;
 
 /*
- * Where the keys of a slice come from, block by block, and where in backward their gradients go. (A whole sequence is
- * one slice.) In scratch: what `open` takes there is released behind the slice's last block, what `begin` takes stays
- * until the caller releases it.
+ * Source of the keys of a slice, block by block, and in backward the destination of their gradients. (A whole sequence
+ * is one slice.) In scratch: what `open` takes there is released behind the slice's last block, what `begin` takes
+ * stays until the caller releases it.
  */
 typedef struct {
     bool in_parts;                  /* several blocks of a slice */
@@ -24,7 +24,7 @@ typedef struct {
     Err (*finish)(KeyWalk *w); /* behind the last block: dk and dv of this rank's keys of the slice at work */
 } KeySource;
 
-/* What is decided before the first message, for one layer. */
+/* Decisions before the first message, for one layer. */
 typedef struct {
     bool cut;    /* positions in order are first changed for zigzag parts */
     Comm *heads; /* ranks that then exchange positions for heads; NULL: none do */
@@ -47,7 +47,7 @@ typedef struct {
     bool more; /* others that are seen come behind it */
 } KeyBlock;
 
-/* Which parts of a slice there are, and who sees them (keys_ring.c): rank i of n has the parts i and 2 n - 1 - i. */
+/* Parts of a slice, and the ranks that see them (keys_ring.c): rank i of n has the parts i and 2 n - 1 - i. */
 typedef struct {
     Comm *group;
     int parts, rank;
@@ -106,7 +106,7 @@ Err arrival_finish(KeyWalk *w);
 
 /* ---- gradients that wait for their owner (keys_sums.c) ---- */
 
-/* What a source does whose gradients are summed where they are made. */
+/* Functions of a source whose gradients are summed where they are made. */
 Err sums_begin(KeyWalk *w);
 Err sums_give(KeyWalk *w);
 Err sums_finish(KeyWalk *w);

@@ -29,7 +29,7 @@
 
 static int ranks_of(const KeyWalk *w) { return w->ring.parts / 2; }
 
-/* Whose parts are at work in a turn. */
+/* The rank whose parts are at work in a turn. */
 static int owner_at(const KeyWalk *w, int turn)
 {
     const int n = ranks_of(w);
@@ -94,7 +94,7 @@ static int sum_messages(const KeyWalk *w, int turn, CommMessage *m)
     return count;
 }
 
-/* What travels during a turn. */
+/* Posts the tensors that travel during a turn. */
 static Err post(KeyWalk *w, int turn)
 {
     CommMessage m[8];
@@ -122,7 +122,7 @@ Err arrival_begin(KeyWalk *w)
     return dtype == F32 ? ERR_OK : tensor_new(c->scratch, &w->share, dtype, 2, count);
 }
 
-/* Where the op writes this rank's share of dk (0) or dv (1) of part i. */
+/* Place where the op writes this rank's share of dk (0) or dv (1) of part i. */
 static Tensor share_half(const KeyWalk *w, int i, int half)
 {
     return w->share.data ? ring_half(&w->ring, w->share, i, half)

@@ -1,20 +1,20 @@
 /*
- * Gradients of keys, which a rank's queries give to keys of other ranks and of earlier slices: each goes to the rank
- * that has the key, and waits for the slice that has it. Backward runs from the last slice to the first. dk and dv of a
- * slice's own keys are whole when it has run, for all slices that see them have.
+ * Gradients of keys. A rank's queries give gradients to keys of other ranks and of earlier slices. Each gradient goes
+ * to the rank that has the key, and waits for the slice that has it. Backward runs from the last slice to the first. dk
+ * and dv of a slice's own keys are whole when it has run, because all slices that see these keys have run by then.
  *
- * A whole sequence has nothing that waits: the op, or the sum over ranks, writes dk and dv themselves.
+ * In a whole sequence nothing waits: the op, or the sum over ranks, writes dk and dv themselves.
  *
- * Ranks of cp. What a rank's queries give is of the keys of all ranks. Keys that were gathered have a reduce-scatter; a
- * part of a ring is summed over the ranks, and its owner takes it. The leaves of dk and dv, numbered zigzag, are an
+ * Ranks of cp. A rank's queries give gradients to the keys of all ranks. Gathered keys have a reduce-scatter; a part of
+ * a ring is summed over the ranks, and its owner takes the sum. The leaves of dk and dv, numbered zigzag, are an
  * aligned run on each rank (cpu/attention_bwd.c), and the sum over ranks is the rest of their tree. Where several
- * chunks of query heads read a key head the tree over leaves is the inner one: each chunk's dk and dv are summed over
- * ranks before chunks are.
+ * chunks of query heads read a key head, the tree over leaves is the inner one: each chunk's dk and dv are summed over
+ * ranks first, then the chunks.
  *
  * Slices. dk and dv of a key are a tree over leaves of query positions, numbered 0, n-1, 1, n-2, ... (ops.def,
- * attention_bwd): its first pairs are of the first and the last slice, the next ones of the second and the last but
- * one. With k slices of g leaves each, the g pairs that slices j and k-1-j share are a column, an aligned part of the
- * tree; there are k/2. Of the keys of slice s, with . for what they do not see:
+ * attention_bwd). Its first pairs are of the first and the last slice, the next ones of the second and the last but
+ * one. With k slices of g leaves each, slices j and k-1-j share g pairs. These are a column, an aligned part of the
+ * tree; there are k/2 columns. The table says which slices of a column see the keys of slice s, with . for none:
  *
  *   k = 4   column   slices        s = 0    s = 1    s = 2    s = 3
  *              0      0 and 3       both     3        3        3
@@ -24,9 +24,10 @@
  *   both       the later slice runs first. Each of its leaves waits in a place of its own, to which the earlier slice
  *              adds its leaf of the same pair
  *
- * So a slice's keys have for what waits a place for each column of one, and g for each of both. When the slice itself
- * has run, the tree over pairs and columns is what is left. Where bits are not promised there is one place, to which
- * slices add. A stage has one set of places: the slices of a micro-batch run backward one after another (schedule.h).
+ * The gradients of a slice's keys thus wait in one place for each column of one, and in g places for each column of
+ * both. When the slice itself has run, only the tree over pairs and columns is left. Where bits are not promised there
+ * is one place, to which slices add. A stage has one set of places, because the slices of a micro-batch run backward
+ * one after another (schedule.h).
  *
  * Slices and ranks. Ranks that have all positions of some heads (reshard.c) do the same with these. Of m ranks with
  * zigzag parts of a slice, rank r has the g/m pairs of a column that lie in its parts r and 2m-1-r of both slices:
@@ -34,11 +35,11 @@
  *   m = 2   pairs of a column, in four runs    0    1    2    3
  *           of rank                            0    1    1    0
  *
- * What a rank's queries give is of the keys of all ranks, so a leaf's place is as large as m; a column of one is summed
- * over ranks at once, and one of both when it is whole. The first runs of all ranks are one half of the column's tree
- * and the second ones the other, in the opposite order, which adds the same numbers. So each half is a tree over ranks,
- * of which each rank gets its own keys' part. Where keys come part by part, so do their gradients: in a place as large
- * as all ranks they lie part by part, else in order.
+ * A rank's queries give gradients to the keys of all ranks, so a leaf's place has room for m ranks' keys. A column of
+ * one is summed over ranks at once, a column of both when it is whole. The first runs of all ranks are one half of the
+ * column's tree, and the second runs the other half, in the opposite order, which adds the same numbers. So each half
+ * is a tree over ranks, and each rank gets its own keys' part of it. Where keys come part by part, their gradients lie
+ * part by part in a place with room for all ranks, else in order.
  */
 #include "base/int64.h"
 #include "layer/keys.h"
@@ -62,9 +63,9 @@ static int column_of(const Places *p, int slice) { return (int)min64(slice, p->s
 /* Do both slices of the column of slice j see the keys of slice s? */
 static bool is_pair(const Places *p, int s, int j) { return column_of(p, j) >= s; }
 
-/* How many places the keys of slice s have. What s itself gives to a column of one needs none. (Each of the m ranks
- * that share a slice has its part of the keys in every place, and g/m leaves of a column of both, in m places each.)
- */
+/* Number of places of the keys of slice s. The gradients that s itself gives to a column of one need none. (Each of the
+ * m ranks that share a slice has its part of the keys in every place. It has g/m leaves of a column of both, in m
+ * places each.) */
 static int place_count(const Places *p, int s)
 {
     if (!p->leaves) return s + 1 < p->slices;
@@ -196,8 +197,8 @@ static Err attend_sample(const KeyWalk *w, int64_t b, Rows q, SliceGrads to)
     return op_attention_bwd(w->c->s, &a);
 }
 
-/* Sample by sample: some rows of several do not follow each other. Of a whole sequence all do; its gradients, which no
- * other call adds to, are [chunks, B, ...]. */
+/* Runs sample by sample, because some rows of several samples do not follow each other. In a whole sequence all rows
+ * do; its gradients, to which no other call adds, are [chunks, B, ...]. */
 static Err attend(const KeyWalk *w, Rows q, SliceGrads to)
 {
     attention_bwd_args a = keys_bwd_args(w, to.of[0], to.of[1]);
@@ -229,11 +230,12 @@ static Err take_in(Ctx *c, Tensor sum, Tensor x, bool add)
     return ERR_OK;
 }
 
-/* What they give goes to memory like the keys at work, or is added to it. */
+/* Writes the gradients that rows q give to the keys at work to `to`, or adds them to it. */
 static Err give_rows(const KeyWalk *w, Rows q, SliceGrads to, bool add)
 {
     Ctx *c = w->c;
-    const DType dtype = c->canon.exact ? F32 : w->a->k.dtype; /* (which several sums would round) */
+    /* (The keys' dtype would round each of several sums.) */
+    const DType dtype = c->canon.exact ? F32 : w->a->k.dtype;
     const bool straight = !add && (to.of[0].dtype == dtype || is_whole(w));
     ArenaMark mark = arena_mark(c->scratch);
     SliceGrads made = to;
@@ -244,14 +246,14 @@ static Err give_rows(const KeyWalk *w, Rows q, SliceGrads to, bool add)
     return ERR_OK;
 }
 
-/* Zero, where the slice that would be the first to write sees none of the keys. */
+/* Writes zeros: the slice that would be the first to write sees none of the keys. */
 static Err give_nothing(const KeyWalk *w, SliceGrads to)
 {
     TRY(device_zero(w->c->s, to.of[0].data, tensor_bytes(to.of[0])));
     return device_zero(w->c->s, to.of[1].data, tensor_bytes(to.of[1]));
 }
 
-/* The keys at work have all of a place as large as all ranks, or, in a ring, one part of it. */
+/* The keys at work fill a place that has room for all ranks' keys, or, in a ring, one part of it. */
 static SliceGrads of_keys(const KeyWalk *w, SliceGrads g)
 {
     if (w->at.part < 0) return g;
@@ -262,8 +264,8 @@ static SliceGrads of_keys(const KeyWalk *w, SliceGrads g)
     return g;
 }
 
-/* To a column of both, leaf by leaf; pair l has the l-th leaf of the earlier slice and the l-th from the end of the
- * later one. */
+/* Gives to a column of both, leaf by leaf. Pair l has the l-th leaf of the earlier slice, and the l-th from the end of
+ * the later one. */
 static Err give_leaves(const KeyWalk *w, const Places *p)
 {
     const Ctx *c = w->c;
@@ -284,7 +286,8 @@ static Err give_leaves(const KeyWalk *w, const Places *p)
 
 /* ---- sums over ranks ---- */
 
-/* own [samples, T, K, C] = what the sum over ranks of all [samples, m T, K, C] has for own keys. Both may overlap. */
+/* own [samples, T, K, C] = the rows for own keys of the sum over ranks of all [samples, m T, K, C]. Both may
+ * overlap. */
 static Err scatter(const KeyWalk *w, Tensor all, Tensor own)
 {
     Ctx *c = w->c;
@@ -298,7 +301,7 @@ static Err scatter(const KeyWalk *w, Tensor all, Tensor own)
     return ERR_OK;
 }
 
-/* The same of `all` that lies part by part. */
+/* The same for an `all` that lies part by part. */
 static Err scatter_parts(const KeyWalk *w, Tensor all, Tensor own)
 {
     Ctx *c = w->c;
@@ -320,7 +323,8 @@ static Err scatter_parts(const KeyWalk *w, Tensor all, Tensor own)
     return ERR_OK;
 }
 
-/* Where no call is to come for these keys, `to` has no chunks: the tree over those of sum, [chunks, B, ...]. */
+/* Sums the chunks of sum, [chunks, B, ...], as a tree, where `to` has no chunks: no further call comes for these
+ * keys. */
 static Err sum_chunks(Ctx *c, Tensor *sum, Tensor to)
 {
     const int64_t chunks = sum->dim[0] / to.dim[0], columns = to.dim[2] * to.dim[3];
@@ -330,7 +334,8 @@ static Err sum_chunks(Ctx *c, Tensor *sum, Tensor to)
     return ERR_OK;
 }
 
-/* d is what each rank's queries gave to a part of a ring, 0 if it sees nothing; on its owner d = the sum over ranks. */
+/* d: in, the gradients that this rank's queries gave to a part of a ring, 0 if they see nothing of it; out, on the
+ * part's owner, the sum over ranks. */
 static Err sum_part(const KeyWalk *w, int part, Tensor d)
 {
     const Ring *r = &w->ring;
@@ -340,7 +345,8 @@ static Err sum_part(const KeyWalk *w, int part, Tensor d)
     return others ? reduce_values(w->c, r->group, d) : ERR_OK;
 }
 
-/* What all ranks' queries give to the part of a ring that is at work. Its owner puts it into rows `to` of its keys. */
+/* Sums the gradients that all ranks' queries give to the part of a ring that is at work. The part's owner puts the sum
+ * into rows `to` of its keys. */
 static Err own_part(const KeyWalk *w, Tensor sum, Tensor to, bool add)
 {
     Ctx *c = w->c;
@@ -358,7 +364,7 @@ static Err own_part(const KeyWalk *w, Tensor sum, Tensor to, bool add)
     return context_move_part(c, to, sum, which, true);
 }
 
-/* And to keys that were gathered: those of own keys. */
+/* The same for keys that were gathered: takes the gradients of own keys. */
 static Err own_rows(const KeyWalk *w, Tensor all, Tensor to, bool add)
 {
     Ctx *c = w->c;
@@ -371,7 +377,7 @@ static Err own_rows(const KeyWalk *w, Tensor all, Tensor to, bool add)
     return straight ? ERR_OK : device_copy(c->s, to.data, sum.data, tensor_bytes(to));
 }
 
-/* Sums over ranks are of all queries, or, where they are ordered, of the two halves of a column by themselves. */
+/* Number of sums over ranks: one of all queries or, where sums are ordered, one for each half of a column. */
 static int sum_count(const Places *p) { return p->leaves ? 2 : 1; }
 
 static Err give_over_ranks(const KeyWalk *w, const Places *p, SliceGrads to, bool add)
@@ -391,7 +397,7 @@ static Err give_over_ranks(const KeyWalk *w, const Places *p, SliceGrads to, boo
     return ERR_OK;
 }
 
-/* What all queries of the slice give to this rank's keys of those at work. */
+/* Gives the gradients of all queries of the slice to those of the keys at work that this rank has. */
 static Err give_sum(const KeyWalk *w, const Places *p, SliceGrads to, bool add)
 {
     ArenaMark mark = arena_mark(w->c->scratch);
@@ -448,7 +454,7 @@ static Err pairs(const KeyWalk *w, int place, int count, SliceGrads *out)
     return join(w->c, out, right);
 }
 
-/* This rank's keys have, of each half of the column, the sum over ranks of their trees over pairs. */
+/* For this rank's keys: sums over ranks the trees over pairs, for each half of the column by itself. */
 static Err pairs_of_ranks(const KeyWalk *w, int place, int leaves, SliceGrads *out)
 {
     const int ranks = rank_count(w), half = leaves / ranks / 2;
@@ -487,7 +493,7 @@ static Err tree(const KeyWalk *w, const Places *p, int first, int count, SliceGr
     return ERR_OK;
 }
 
-/* For sums in any order: what waits and what the slice itself gave. */
+/* The sum in any order: the gradients that wait, and those that the slice itself gave. */
 static Err sum_all(const KeyWalk *w, const Places *p, SliceGrads *out)
 {
     const Ctx *c = w->c;

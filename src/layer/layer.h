@@ -42,8 +42,8 @@ typedef struct {
     int weight;
     Tensor dy, x;
     bool gather_x, gather_dy; /* its rows are still sharded and must be gathered first */
-    Fp8Recipe fp8;            /* of the product */
-    Tensor amax;              /* [fp8_amax_count] i64, if fp8_has_amax(): what op fp8_amax says of dy */
+    Fp8Recipe fp8;            /* the product's */
+    Tensor amax;              /* [fp8_amax_count] i64, if fp8_has_amax(): op fp8_amax's result for dy */
     Tensor turned, factor;    /* dy transposed in 8 bits, if it has been cast already */
     Tensor offset; /* for a weight of experts: where each expert's rows begin (ops.def); else absent */
 } Wgrad;
@@ -54,7 +54,7 @@ typedef struct {
     Saved k, v;
 } SliceKeys;
 
-/* Where the saves of a block are that have left the device (offload.h). */
+/* Place of the saves of a block that have left the device (offload.h). */
 typedef struct {
     void *host;
     int64_t size_bytes;
@@ -62,25 +62,25 @@ typedef struct {
 
 typedef struct Offload Offload;
 
-/* The memory of one unit in flight: of a micro-batch, or of a half or a slice of one. */
+/* The memory of one unit in flight: a micro-batch, or a half or a slice of one. */
 typedef struct {
     Arena region[REGION_COUNT];
-    Segment *segments; /* one for each block, for the head */
+    Segment *segments; /* one for each block, and one for the head */
     int segment_count;
-    Arena host;      /* of the host: what left the device */
+    Arena host;      /* in the host's memory: saves that left the device */
     SaveAway *away;  /* [blocks of the stage]; NULL if no saves leave the device */
     SliceKeys *keys; /* [attention layers of the stage]; NULL if sequences are not cut into slices */
     Wgrad *queue;
     int queued, queue_capacity;
-    /* [parameters of the stage x fp8_amax_count] i64, by a linear layer's weight: what op fp8_amax said of its input in
-     * the forward, over all ranks that have some of it. Absent: no recipe wants it. */
+    /* [parameters of the stage x fp8_amax_count] i64, by a linear layer's weight: op fp8_amax's result for its input in
+     * the forward, over all ranks that have some of the input. Absent: no recipe wants it. */
     Tensor amax;
 } Slot;
 
 /* ---- context ---- */
 
-/* Gradients of keys and of values. What later slices of a micro-batch have added so far to those of one layer is f32
- * [places, elements of one slice] (keys_sums.c). */
+/* Gradients of keys and of values. In one layer, the sums to which later slices of a micro-batch have added so far are
+ * f32 [places, elements of one slice] (keys_sums.c). */
 typedef struct {
     Tensor of[2];
 } SliceGrads;
@@ -104,8 +104,8 @@ typedef struct {
 typedef struct {
     int64_t B, T;  /* samples; rows of a sample on this rank */
     int64_t first; /* number of its first sample in the step's batch */
-    /* How many of the last samples only fill up an evaluation's batch. They do not count, and experts get no rows of
-     * them. */
+    /* Number of samples, the last ones, that only fill up an evaluation's batch. They do not count, and experts get no
+     * rows of them. */
     int64_t filling;
     int64_t seq;   /* positions of a whole sample */
     Spans span;    /* the positions of the T rows */
@@ -139,11 +139,12 @@ typedef struct {
 
 /* How layers compute. Code that wants another mode than its caller's changes it in a copy of the Ctx. */
 typedef struct {
-    bool training;        /* there is dropout, noise, and what only the loss of a step needs */
+    bool training;        /* a step's forward: with dropout, noise, and all that only its loss needs */
     bool split_backward;  /* W runs later, so dy of linears must outlive the dgrad */
     bool retry_in_pieces; /* tokens pass the experts in pieces of MoeLimits.piece instead of all at once */
     int version;          /* age of the weights to read, in updates */
-    Pass pass; /* of the action at work; a forward that is made again in a backward is part of that */
+    Pass
+        pass; /* the pass of the action at work; a forward that is made again in a backward is part of the backward */
 } Mode;
 
 /* The block at work. */
@@ -160,7 +161,7 @@ typedef struct {
     SliceGrads *grads;        /* [blocks of the stage]: gradients that wait for earlier slices */
 } Slices;
 
-/* What the balance losses of a stage's mixtures are made of and added to. */
+/* Counts and sums of the balance losses of a stage's mixtures. */
 typedef struct {
     /*
      * [blocks of the stage, then those of MTP; balance units; experts] i64, for a balance loss over the whole batch:
@@ -175,8 +176,8 @@ typedef struct {
 
 /* Rows on their way to their experts or back. */
 typedef struct {
-    Event *done;  /* of the call under way */
-    Event *known; /* marked where it is known how many rows go from whom to whom */
+    Event *done;  /* the end of the call that is running */
+    Event *known; /* the point where it is known how many rows go from whom to whom */
     /* In a pair (engine/pair.h): called before rows, or their numbers, are waited for, so that the other half goes on
      * meanwhile. Else NULL. */
     Err (*other_half)(void *pair);
@@ -193,35 +194,35 @@ typedef struct {
 } RopeTables;
 
 /*
- * Who is shown the tensors of products of 8 bits as they are made (debug.dump). weight: the parameter's name; what: the
- * product, the operand and what of it, such as "forward.x.codes". see = NULL: nobody looks.
+ * Sees the tensors of products of 8 bits as they are made (debug.dump). weight: the parameter's name; what: the
+ * product, the operand and which of its tensors, such as "forward.x.codes". see = NULL: nobody looks.
  */
 typedef struct {
     Err (*see)(void *user, const char *weight, const char *what, Tensor t);
     void *user;
 } Onlooker;
 
-/* What the layers of a stage share while they compute one unit. */
+/* The context that the layers of a stage share while they compute one unit. */
 typedef struct {
     Stream *s;
     World *world;
     ParamStore *params;
     Slot *slot;
     int segment; /* the segment that save_new fills */
-    Arena
-        *into[REGION_COUNT]; /* where save_new allocates: the slot's regions, scratch, or what is offloaded */
-    Offload *offload;        /* NULL: all saves stay on the device */
+    /* Arenas in which save_new allocates: the slot's regions, scratch, or those that are offloaded. */
+    Arena *into[REGION_COUNT];
+    Offload *offload; /* NULL: all saves stay on the device */
     Arena *scratch;
     const Batch *batch;
     const StepValues *step; /* in device memory */
     RopeTables rope;
     Canon canon;
-    ContextCut cut; /* which positions each rank of world->cp has */
-    int bands;      /* in which rows enter and leave tensor-parallel regions (bands.c); 0 or 1: all at once */
-    DType dtype;    /* of activations, and of the weights that layers read */
-    bool
-        fp32_residual; /* the residual stream and its gradient are fp32 whatever the others are: ctx_residual */
-    bool fp32_row_sums; /* so are sums of rows beside the stream: ctx_row_sums */
+    ContextCut cut; /* positions of each rank of world->cp */
+    int bands; /* bands in which rows enter and leave tensor-parallel regions (bands.c); 0, 1: all at once */
+    DType dtype; /* dtype of activations, and of the weights that layers read */
+    /* The residual stream and its gradient are fp32, whatever the other tensors are (ctx_residual). */
+    bool fp32_residual;
+    bool fp32_row_sums; /* sums of rows beside the stream are fp32, too (ctx_row_sums) */
     Mode mode;
     BlockAt block;
     Slices slices;
@@ -242,7 +243,7 @@ static inline bool ctx_recomputes(const Ctx *c, const ModelSpec *spec)
 /* The dtype of the residual stream and its gradient. */
 static inline DType ctx_residual(const Ctx *c) { return c->fp32_residual ? F32 : c->dtype; }
 
-/* Of sums of rows beside the stream (LayerKind.sums_rows): never wider than the stream. */
+/* The dtype of sums of rows beside the stream (LayerKind.sums_rows): never wider than the stream. */
 static inline DType ctx_row_sums(const Ctx *c) { return c->fp32_row_sums ? ctx_residual(c) : c->dtype; }
 
 int64_t ctx_rows(const Ctx *c); /* R: rows that this rank holds outside of tensor-parallel regions */
@@ -296,7 +297,7 @@ Err reduce_rows(Ctx *c, Tensor partial, Tensor y);
 typedef struct {
     Tensor y, parts; /* parts: what the ranks have sent, if this rank adds it up itself (sums.c) */
     Tensor wide;     /* the sum in fp32, which end rounds to y; no data: y has it */
-    Event *done;     /* of all that is sent */
+    Event *done;     /* all has been sent */
 } PendingSum;
 Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out);
 Err reduce_rows_end(Ctx *c, PendingSum r);
@@ -312,8 +313,8 @@ Err cast_values(Ctx *c, Tensor y, Tensor x);
 Err copy_rows(Ctx *c, Tensor y, Tensor x);
 /* The tensor to compute the partial sum of y in: y itself if rows are not sharded, else [N, D] in scratch. */
 Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
-/* The same of a sum over what this rank has, as a product is. In exact runs that of several ranks is not rounded before
- * it is summed: it is fp32. */
+/* The same for a partial sum that is a product of this rank's operands. In exact runs the parts of several ranks are
+ * fp32, so that only their sum is rounded. */
 Err product_alloc(Ctx *c, Tensor y, Tensor *partial);
 
 /* ---- sequences shared by the ranks of world->cp ---- */
@@ -330,8 +331,8 @@ typedef struct {
     int64_t heads, chunks, k_cols, v_cols;
 } SliceKeyShape;
 
-/* Allocates in `state` what waits for c->slices.count slices, each of the shape of c->batch, in a layer whose ranks of
- * cp meet as c->block.context says. ERR_MEMORY. */
+/* Allocates in `state` the gradients that wait for c->slices.count slices, each of the shape of c->batch. The ranks of
+ * cp meet in the layer as c->block.context says. ERR_MEMORY. */
 Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *state);
 
 /* ---- linear ---- */
@@ -352,9 +353,9 @@ typedef struct {
     bool bias;
     float std;
     int64_t section[PARAM_MAX_SECTIONS], interleave; /* of the output dim */
-    QkRows qk;                                       /* of its outputs, those that make queries and keys, */
-    int block;                                       /* in which block of the model */
-    int64_t head_rows; /* of it, those of an attention head; 0: it has no heads */
+    QkRows qk;                                       /* outputs that make queries and keys */
+    int block;                                       /* the block of the model, if there are such outputs */
+    int64_t head_rows;                               /* outputs of an attention head; 0: it has no heads */
     Fp8Recipe fp8;
 } LinearSpec;
 
@@ -398,9 +399,10 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy); /* 
 /* ---- norm ---- */
 
 typedef struct {
-    int weight, bias;      /* bias -1: none */
-    bool rms, single_rows; /* single_rows: tp cuts what its rows are of; each is a leaf of the gradient */
-    bool shared;           /* its rows are heads, and the ranks of world->kv have the same ones */
+    int weight, bias; /* bias -1: none */
+    bool rms,
+        single_rows; /* single_rows: its rows are heads, which tp cuts; each row is a leaf of the gradient */
+    bool shared;     /* its rows are heads, and the ranks of world->kv have the same ones */
     float eps;
 } Norm;
 
@@ -450,18 +452,18 @@ typedef struct {
     Tensor rows, rstd;
 } CutNorm;
 
-/* Allocates what is kept for backward of N rows, of which this rank has so many columns. */
+/* Allocates the saves of N rows, of which this rank has `columns` columns. */
 Err cut_norm_begin(Ctx *c, int64_t N, int64_t columns, CutNormSave *save, CutNorm *out);
-/* Where x is to be put, [N, columns]; it may be y, where the result will go. */
+/* The tensor to put x in, [N, columns]. It may be y, which will get the result. */
 Tensor cut_norm_input(const Ctx *c, const CutNorm *t, Tensor y);
 /* y, dense. */
 Err cut_norm_forward(const Norm *n, Ctx *c, const CutNorm *t, Tensor y);
-/* dx = the gradient of x, from dy, of which it has the shape and not the memory. */
+/* dx = the gradient of x, from dy. dx has dy's shape, and memory of its own. */
 Err cut_norm_backward(const Norm *n, Ctx *c, const CutNormSave *save, Tensor dy, Tensor dx);
 
 /* ---- kinds of layers ---- */
 
-/* What a mixer keeps of each position in generation. v_cols 0: keys alone. */
+/* The numbers that a mixer keeps of each position in generation. v_cols 0: keys alone. */
 typedef struct {
     int64_t heads, k_cols, v_cols;
 } KvShape;
@@ -471,15 +473,16 @@ typedef struct {
  * (mlp.c, moe.c) takes each row by itself. A block is a norm and a mixer, then a norm and a feed-forward layer. A new
  * kind is a file that ends with its LayerKind, and a row in kinds.def.
  *
- * `own` is the kind's struct of parameter ids and of what it derives from the specification. `save` is its struct of
- * what backward needs of one forward. Nobody else knows their members.
+ * `own` is the kind's struct of parameter ids and of facts from the specification. `save` is its struct of what one
+ * forward keeps for backward. Nobody else knows their members.
  */
 typedef struct {
     int64_t own_bytes, save_bytes;
     int linears; /* the most weight gradients that one call of backward queues */
     /* Sums its weights' gradients over the rows that this rank holds outside of tensor-parallel regions. */
     bool sums_own_rows;
-    /* y is a sum of several rows for each, and dx of their gradients: both, and dy, may also be of ctx_row_sums. */
+    /* Each row of y is a sum of several rows, and each row of dx one of their gradients. So y, dx and dy may have the
+     * dtype ctx_row_sums, too. */
     bool sums_rows;
     /* Registers the parameters. name: "layers.3.attn". layer: the block's number in the model. */
     Err (*add)(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
@@ -507,7 +510,7 @@ bool model_sums_own_rows(const ModelSpec *spec); /* some block does */
 
 /* ---- rows of a mixture of experts (docs/moe.md) ---- */
 
-/* What decides how many rows of a micro-batch there can be: the mixture, and how the ranks share it. */
+/* Facts that decide how many rows of a micro-batch there can be: the mixture, and how the ranks share it. */
 typedef struct {
     int experts, topk;
     int64_t balance_unit; /* samples */
@@ -515,8 +518,9 @@ typedef struct {
     int64_t seq;          /* tokens of a sample on a rank of cp */
     int64_t leaf;         /* tokens in a leaf of the weights' gradients, which no piece cuts */
     int sp, cp, ep, etp;
-    int hosts; /* which the ranks of ep are spread over; 1: rows cross no network, or in the way of any other */
-    int group_topk, groups; /* of the router */
+    /* Hosts over which the ranks of ep are spread. 1: there is one, or rows cross the network as in any other call. */
+    int hosts;
+    int group_topk, groups; /* the router's */
     Capacity capacity;
 } MoeCut;
 
@@ -525,18 +529,18 @@ typedef struct {
     int64_t sent;     /* permuted rows of this rank's tokens */
     int64_t worst;    /* the most rows that this rank's experts can get */
     int64_t owned;    /* the rows that this rank's experts have memory for */
-    /* So many tokens of each rank fit wherever their rows go. 0: not even those of a leaf do. */
+    /* Tokens of each rank that fit at once, wherever their rows go. 0: not even those of a leaf do. */
     int64_t piece;
     /* Where rows go from host to host (moe_node.c), else 0: */
-    int64_t crossing;      /* rows of this rank's tokens, a row for each host, at most, */
-    int64_t even_crossing; /* and if all experts get as many */
+    int64_t crossing;      /* most rows of this rank's tokens that are sent, one for each host of a token */
+    int64_t even_crossing; /* the same if all experts get as many */
     int64_t arriving;      /* the rows of tokens that come to this rank from its rail at most */
-    int64_t passed;        /* the rows for experts of its host that it has memory to pass on, */
-    int64_t most_passed;   /* and the most that can come */
+    int64_t passed;        /* rows for experts of its host that it has memory to pass on */
+    int64_t most_passed;   /* most of these rows that can come */
 } MoeLimits;
 
 MoeLimits moe_limits(const MoeCut *cut);
-/* Hosts that a token goes to on the average, if all choices that the router may make are as likely. */
+/* Hosts that a token goes to on the average, if all choices that the router may make are equally likely. */
 double moe_even_hosts(const MoeCut *cut);
 
 /* ---- head and loss: vocabulary-parallel logits and cross entropy ---- */
@@ -546,18 +550,18 @@ typedef struct {
     int weight; /* the embedding's table if they are tied */
 } Head;
 
-/* What the rows of a head are to predict, and where the loss is added up. */
+/* Targets of the rows of a head, and the sums to which the loss is added. */
 typedef struct {
     Tensor target; /* [N] i32, as Batch.target; must stay until backward has run */
     Tensor sums;   /* [3] i64, which are added to (ops.def, loss_sum) */
-    float weight;  /* of this loss in the total that is differentiated */
+    float weight;  /* weight of this loss in the total that is differentiated */
     Tensor scores; /* as Batch.scores; absent in training */
 } HeadLoss;
 
 typedef struct {
     Saved logits, row_max, row_sum;
     bool at_once;  /* forward has already replaced the logits by their gradient */
-    Tensor target; /* those of the HeadLoss */
+    Tensor target; /* the HeadLoss's, and so is weight */
     float weight;
 } HeadSave;
 

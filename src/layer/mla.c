@@ -173,7 +173,7 @@ typedef struct {
     Tensor shared; /* [R, rope] */
 } Latents;
 
-/* What is made of the latents is kept for backward or, with recomputation, made again. */
+/* Are heads, made from the latents, kept for backward? With recomputation they are made again. */
 static bool keeps(const Call *k) { return !ctx_recomputes(k->c, k->m->spec); }
 
 /* k and v have `keys` rows: more than the batch's own where earlier ones are kept. */

@@ -33,7 +33,7 @@ static Tensor bias_rows(Tensor bias, int64_t experts)
     return tensor_reshape(bias, experts, bias.dim[0] / experts);
 }
 
-/* Of rows for this rank's experts memory has as many as may come, and work is counted by how many are expected. */
+/* Memory for this rank's experts holds as many rows as may come; work is counted by how many are expected. */
 static Tensor expect(const Moe *m, const Ctx *c, Tensor rows)
 {
     rows.expected = moe_even_rows(m, c);
@@ -227,7 +227,7 @@ static Err moe_forward(const void *own, Ctx *c, Tensor x_ND, Tensor y_ND, void *
     TRY(rows_alloc(m, c, save, &t));
     TRY(route(m, c, x_ND, &t));
     if (!c->mode.retry_in_pieces) TRY(moe_learn_piece(m, c, &t));
-    /* What the device has to do while the host waits for numbers of rows. */
+    /* (Work for the device while the host waits for numbers of rows.) */
     TRY(shared_forward(m, c, x_ND, save, &t));
     TRY(pieces_forward(m, c, x_ND, y_ND, &t));
     return shared_add(m, c, y_ND, &t);
@@ -235,7 +235,7 @@ static Err moe_forward(const void *own, Ctx *c, Tensor x_ND, Tensor y_ND, void *
 
 /* ---- backward ---- */
 
-/* What recomputation did not keep. */
+/* Makes again the rows that recomputation did not keep. */
 static Err rows_again(const Moe *m, Ctx *c, Tensor x_ND, const MoeRows *t)
 {
     if (!ctx_recomputes(c, m->model)) return ERR_OK;

@@ -100,17 +100,17 @@ typedef struct {
 DISPATCHERS(DISPATCHER_FUNCTIONS)
 #undef DISPATCHER_FUNCTIONS
 
-/* That of the specification, or, where one rank has all experts, none of these. */
+/* The dispatcher of the specification. Where one rank has all experts, there is none. */
 const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c);
 /* Waits for a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
 Err moe_rows_end(Ctx *c, const Comm *group);
-/* What all-to-all shares with others. */
+/* Parts of all-to-all that other dispatchers share. */
 Err moe_learn_offsets(const Moe *m, Ctx *c, const MoeRows *t);
 Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
 Err moe_bring_end(Ctx *c, const MovedRows *r);
 
-/* Of experts' results and of their rows' gradients. In exact runs what several ranks give to a sum is not rounded
- * before. */
+/* The dtype of experts' results and of their rows' gradients. In exact runs, parts that several ranks give to a sum are
+ * not rounded before the sum. */
 DType moe_result_dtype(const Ctx *c);
 /* The other of two rows: the same memory, or, for other ranks' rows, new in scratch. */
 Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
@@ -127,7 +127,7 @@ int64_t moe_piece_tokens(const Moe *m, const Ctx *c); /* tokens of this rank tha
 int64_t moe_sent_rows(const Moe *m, const Ctx *c);    /* permuted rows of all its tokens */
 /* The part of t that is of the piece from token `first` on. */
 MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first);
-/* What other ranks' offsets say of a piece: kept, or, of one piece of several, in scratch. Collective over tp-ep. */
+/* Learns other ranks' offsets of a piece: kept, or, of one piece of several, in scratch. Collective over tp-ep. */
 Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p);
 
 /* ---- the router (moe_router.c) ---- */
@@ -147,8 +147,8 @@ Tensor moe_first_cols(Tensor padded, int64_t cols);
 /* y [N, rows of the weight] in fp32: a product of what the compute dtype has of x and the weight, whose sums are not
  * rounded. bias: -1 = none. */
 Err moe_fp32_linear(Ctx *c, int weight, int bias, Tensor x, Tensor y);
-/* Where the fp32 gradient of moe_fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it.
- * Padded. */
+/* Destination of the fp32 gradient of moe_fp32_linear's y: `dy`, which the weight's gradient reads, or wide, rounded to
+ * it. Padded. */
 Err moe_fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide);
 /* dx (overwritten), and the weight's gradient queued: in the compute dtype, as those of other linears. */
 Err moe_fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx);

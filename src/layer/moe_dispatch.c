@@ -142,7 +142,7 @@ static Err send_gradient(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Move
     return move_rows(m, c, t, d.local, d.remote);
 }
 
-/* Where ranks have parts of an expert, parts of its results come back. */
+/* Brings back parts of an expert's results, where ranks have parts of an expert. */
 Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     const Tensor y = r->local;

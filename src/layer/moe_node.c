@@ -62,7 +62,7 @@ static Err learn_rail(const Moe *m, Ctx *c, const MoeRows *t)
 
 /* ---- the three orders ---- */
 
-/* Of rows, in groups of experts: as permute_index leaves it, with as many runs as t->offset. */
+/* Rows in groups of experts, as permute_index leaves them, with as many runs as t->offset. */
 typedef struct {
     Tensor row, choice, offset;
 } Order;

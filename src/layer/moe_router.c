@@ -64,7 +64,7 @@ static Err make_logits(const Moe *m, Ctx *c, Tensor x, Tensor logits)
     return ERR_OK;
 }
 
-/* What this rank's rows choose by where whole units are balanced, in training. */
+/* Ranks of scores by which this rank's rows choose, where whole units are balanced, in training. */
 static Err balance_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
 {
     Tensor all, ranks, share;

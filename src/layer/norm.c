@@ -82,7 +82,8 @@ Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)
     return ERR_OK;
 }
 
-/* Where this rank's gradient of the weight goes: nowhere if the first rank of the sharing ones counts the same rows. */
+/* Destination of this rank's gradient of the weight: nowhere if the first rank of the sharing ones counts the same
+ * rows. */
 static Err weight_gradient(const Norm *n, Ctx *c, Tensor *dw, bool *fresh)
 {
     *dw = grad_target(c, n->weight, fresh);

@@ -1,5 +1,5 @@
 /*
- * Which rank has which positions of a sequence, and which heads of them. Where attention wants other ones than the
+ * The positions of a sequence that each rank has, and the heads of them. Where attention wants other ones than the
  * layers around it, tensors change on the way in and results on the way out. There are two changes, of which a plan
  * (keys.h) has none, one or both.
  *

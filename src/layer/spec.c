@@ -1,4 +1,4 @@
-/* What layers derive from the specification alike. */
+/* Facts that layers derive from the specification alike. */
 #include "layer/spec.h"
 
 #include <math.h>

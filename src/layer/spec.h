@@ -102,7 +102,7 @@ typedef enum {
 /* RMSNorms of queries and keys: one for each head, or one over all heads side by side (OLMo 2). */
 typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_FULL } QkNorm;
 
-/* Where a block has norms: before its layers, of what these give, or both. */
+/* Places of a block's norms: before its layers, behind their outputs, or both. */
 typedef enum { BLOCK_NORMS_PRE, BLOCK_NORMS_BOTH, BLOCK_NORMS_POST } BlockNorms;
 
 enum { MTP_MOST = 8 };
@@ -150,7 +150,7 @@ typedef struct {
 /* ERR_CONFIG: the GPU (capability: 90 is 9.0) has no products of the recipe (device/fp8_gpus.h). */
 Err fp8_spec_on_gpu(const Fp8Spec *s, int capability, const char *gpu);
 
-/* Of all blocks but `keep` at each end. */
+/* 8 bits in all blocks but `keep` at each end. */
 static inline Fp8Spec fp8_between(Fp8Recipe recipe, int layers, int keep)
 {
     Fp8Spec out = { .recipe = recipe };
@@ -186,7 +186,7 @@ typedef struct {
     Fp8Spec fp8;
 } ModelSpec;
 
-/* Of the block with that number among those of its stage. */
+/* Recomputation of the block with that number among those of its stage. */
 static inline Recompute model_recompute(const ModelSpec *spec, int at)
 {
     return (Recompute)layer_pattern_on(&spec->recompute, at);
@@ -214,8 +214,8 @@ float model_hidden_std(const ModelSpec *spec);
 /* And of those whose products are added to the residual stream: smaller, by 1 / sqrt(2 layers). */
 float model_projection_std(const ModelSpec *spec);
 
-/* What products of queries and keys are multiplied by: attention_scale, or times / sqrt(head_dim); with mup both of the
- * base model, and times its head_dim / head_dim. */
+/* Factor of products of queries and keys: attention_scale, or times / sqrt(head_dim); with mup both of the base model,
+ * and times its head_dim / head_dim. */
 float model_attention_scale(const ModelSpec *spec, float times);
 
 /* Key of the random numbers of "OWNER.SITE": "layers.3.attn", "attention_dropout". */

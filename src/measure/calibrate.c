@@ -157,8 +157,8 @@ static void add_round(OpTimes *t, int ranks, int threads, DType dtype)
     t->round[t->round_count++] = (Round){ ranks, threads, dtype };
 }
 
-/* As runs share processors among ranks: one has them all, a model too small for that takes one thread, or each has its
- * share. */
+/* Makes rounds of threads, as runs share processors among ranks: one has them all, a model too small for that takes one
+ * thread, or each has its share. */
 static void make_rounds(OpTimes *t, int processors)
 {
     const int most = processors < LOCAL_RANKS_MOST ? processors : LOCAL_RANKS_MOST;
@@ -211,7 +211,7 @@ static double mean_us(double *s, int count)
     return 1e6 * sum / used;
 }
 
-/* What was found this time, from repeats that are in order. */
+/* Keeps the figure found this time, from repeats that are in order. */
 static void keep(Measured *m, double us, const double *s, int count)
 {
     ASSERT(m->count < FOUND_MOST);
@@ -219,7 +219,7 @@ static void keep(Measured *m, double us, const double *s, int count)
     m->tail = fmax(m->tail, s[(int64_t)(count - 1) * 99 / 100] / s[count / 2]);
 }
 
-/* Of what was found at several times without the least and the most the mean; of two theirs. */
+/* The mean of what was found at several times, without the least and the most; of two, their mean. */
 static double middle_us(const Measured *m)
 {
     double us[FOUND_MOST], sum = 0;
@@ -278,7 +278,7 @@ static Err time_sets(Bench *b, const Job *j, Measured *out)
     return ERR_OK;
 }
 
-/* What does not fit a rank's memory is left out, by all ranks alike. */
+/* Measures a job. All ranks alike leave out one that does not fit a rank's memory. */
 static Err measure_job(Bench *b, int i)
 {
     const Job *j = &b->times->job[i];
@@ -289,7 +289,7 @@ static Err measure_job(Bench *b, int i)
     return err ? err_prefix(err, "%s", op_info(j->id)->name) : ERR_OK;
 }
 
-/* Of half of the arena to the other, bytes read and written. */
+/* Copies half of the arena to the other half; counts bytes read and written. */
 static Err measure_copy(Bench *b)
 {
     enum { COPIES = 5 };
@@ -590,7 +590,8 @@ static Err take_comm(const CommTimes *t, Calibration *out)
     return ERR_OK;
 }
 
-/* What a small call adds behind so much work. (where members are more than processors, their work took turns) */
+/* Takes the time that a small call adds behind so much work (where members are more than processors, their work took
+ * turns). */
 static Err take_behind(const CommTimes *t, Calibration *out)
 {
     const bool all = t->members == t->ranks;

@@ -1,5 +1,5 @@
 /*
- * What this machine's CPUs take for ops and collectives, measured in a minute or two into a device's file
+ * Times of this machine's CPUs for ops and collectives, measured in a minute or two into a device's file
  * (config/config_device.h), by which `megatrain plan --device FILE` predicts steps of runs here (docs/planner.md).
  *
  *   ops           every op of ops.def at some sizes (measure/cases.h), products and attention on a grid of shapes; by

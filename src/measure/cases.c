@@ -410,7 +410,7 @@ BENCH(loss_sum, { "" })
 
 enum { TENSORS = 148 }; /* a model of 12 layers has some 150 parameter tensors */
 
-/* Of P elements: a third of the tensors, as of GPT-2's, are matrices, the others vectors. */
+/* Parts of P elements: a third of the tensors, as in GPT-2, are matrices, the others vectors. */
 static Err make_parts(Maker *m, int flags, Tensor *out, int64_t *chunks)
 {
     const int64_t matrices = TENSORS / 3, vectors = TENSORS - matrices, vector = m->d->D;

@@ -17,7 +17,7 @@ typedef struct {
         topk; /* of a mixture; an expert is F / topk wide, so that a token meets as much as without */
 } Dims;
 
-/* What stands in a tensor: timing on zeros flatters matrix units, and indices must be valid. */
+/* Contents of a tensor: timing on zeros flatters matrix units, and indices must be valid. */
 typedef enum {
     FILL_UNIFORM,
     FILL_POSITIVE,
@@ -30,7 +30,7 @@ typedef enum {
     FILL_COUNT
 } Fill;
 
-/* Which product of the model; O outputs, I inputs. */
+/* Products of the model; O outputs, I inputs. */
 typedef enum { NO_SHAPE, QKV, PROJ, FC1, FC2, HEAD } LinearShape;
 
 typedef struct {
@@ -59,7 +59,7 @@ typedef union {
 #undef OP
 } AnyArgs;
 
-/* What is measured of an op. An op without it does not link: see BENCH (make_case.h). */
+/* Measurements of an op. An op without them does not link: see BENCH (make_case.h). */
 typedef struct {
     Err (*make)(Maker *m, AnyArgs *a); /* of m->c */
     const Case *cases;

@@ -29,7 +29,7 @@ BENCH(fp8_amax, { "qkv", QKV }, { "fc2", FC2 })
     return ERR_OK;
 }
 
-/* Of activations: as they are (option 0, 1), transposed (3), both (4, 5). */
+/* Casts of activations: as they are (option 0, 1), transposed (3), both (4, 5). */
 BENCH(fp8_cast, { "fc2, tensor", FC2, 0 }, { "fc2, blocks", FC2, 1 }, { "fc2 transposed, blocks", FC2, 3 },
       { "fc2 both, tensor", FC2, 4 }, { "fc2 both, blocks", FC2, 5 })
 {
@@ -109,7 +109,7 @@ BENCH(fp8_grouped, { "fc1", FC1, 1 }, { "fc2", FC2, 1 })
     return ERR_OK;
 }
 
-/* As many rows for each expert. */
+/* Equally many rows for each expert. */
 BENCH(fp8_grouped_add, { "fc1", FC1, 1 }, { "fc2", FC2, 1 })
 {
     int64_t C = columns_of_runs(m, tokens_of(m) * m->d->topk), E = m->d->experts, O, I;

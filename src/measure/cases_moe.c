@@ -161,7 +161,7 @@ Err make_offset(Maker *m, Tensor *offset)
     return ERR_OK;
 }
 
-/* Of one rank: the choices as they are. */
+/* The choices of one rank, as they are. */
 BENCH(dispatch_choices, { "1 rank" })
 {
     RowOrder order;

@@ -114,7 +114,7 @@ static _Noreturn void be_rank(LocalRank *r, pid_t parent, Err (*body)(LocalRank 
     _exit(err != ERR_OK);
 }
 
-/* Of the children's ends the first that is none of 0 ends the others. */
+/* The first child that ends with another status than 0 ends the others. */
 static bool wait_for_all(pid_t *pid, int size)
 {
     bool well = true;

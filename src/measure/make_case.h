@@ -32,7 +32,7 @@
 #define TWICE(out, ...) MAKE(out, 2, UNIFORM, m->dtype, __VA_ARGS__)
 #define UNCOUNTED(out, ...) MAKE(out, 0, UNIFORM, m->dtype, __VA_ARGS__)
 
-/* What every gradient op takes besides. */
+/* Arguments that every gradient op takes besides. */
 #define SHIFT_OF_GRADIENT         \
     MAKE(shift, 0, ZERO, I32, 1); \
     MAKE(overflow, 0, ZERO, I32, 1)

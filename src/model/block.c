@@ -1,7 +1,7 @@
 /*
- * The residual block: x + layer(norm(x)); with norms of what layers give, too, x + post_norm(layer(norm(x))); with
- * these alone x + post_norm(layer(x)). Its gradient d [R, D] lives in one buffer: the branch reads it, and the backward
- * of the norm before the layer adds the branch's contribution to it; where there is none a sum does.
+ * The residual block: x + layer(norm(x)). With norms of the layers' outputs, too, it is x + post_norm(layer(norm(x)));
+ * with these alone it is x + post_norm(layer(x)). Its gradient d [R, D] lives in one buffer. The branch reads it. The
+ * backward of the norm before the layer adds the branch's contribution to it; without that norm an addition does.
  */
 #include <stdio.h>
 
@@ -63,13 +63,14 @@ Err stream_new(Ctx *c, const ModelSpec *spec, Tensor *x, Saved *saved)
     return save_new(c, region, x, saved, ctx_residual(c), ctx_rows(c), spec->hidden);
 }
 
-/* Of what a branch adds to the stream, and of the gradient that it reads of that. A norm of its own would round it. */
+/* The dtype of a branch's output, and of the gradient that the branch reads of it. A post-norm would round them to 16
+ * bits, so with one the layer's dtype stays. */
 static DType branch_dtype(const Ctx *c, const ModelSpec *spec, bool sums_rows)
 {
     return sums_rows && !model_post_norms(spec) ? ctx_row_sums(c) : c->dtype;
 }
 
-/* Of the gradient of what a branch's layer reads: the norm before the layer takes it as it is. */
+/* The dtype of the gradient of a branch's input: the norm before the layer takes it unrounded. */
 static DType input_dtype(const Ctx *c, const ModelSpec *spec, bool sums_rows)
 {
     return sums_rows && model_pre_norms(spec) ? ctx_row_sums(c) : c->dtype;
@@ -98,7 +99,7 @@ Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out
     return tensor_new(c->scratch, &out->branch, widest, x.dim[0], x.dim[1]);
 }
 
-/* y [R, D], in scratch, of what the layer reads; behind a norm of its own if the block has those. */
+/* y [R, D], in scratch: the layer's output for the input n, behind a post-norm if the block has one. */
 static Err layer_forward(const Block *b, const Branch *r, Ctx *c, Tensor n, BranchSave *save, Tensor y)
 {
     Tensor out;
@@ -108,8 +109,8 @@ static Err layer_forward(const Block *b, const Branch *r, Ctx *c, Tensor n, Bran
     return norm_forward(&r->post_norm, c, out, y, &save->post_norm);
 }
 
-/* What the layer reads: the stream behind the norm, which makes its sum; or the stream itself, in the dtype that layers
- * read: backward casts it again. */
+/* *n: the layer's input. It is the stream behind the norm, which makes the stream's sum, or the stream itself in the
+ * dtype that layers read. Backward casts the latter again. */
 static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSum *x, BranchSave *save,
                        Tensor *n)
 {
@@ -148,10 +149,11 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
 /* ---- backward ---- */
 
 /*
- * Gradient of the branch behind a residual add: d through the dropout mask. Without dropout it is d itself, unless a
- * queued weight gradient will read it after d has moved on, or d is wider than what the layer reads. (Where that is
- * wider than what weights' gradients are made of, these read a copy of the layer's own.) summed: the gradient of the
- * bias has been. Without dropout it is the sum of d as the norm behind has summed it elsewhere: not of a rounded copy.
+ * Gradient of the branch behind a residual add: d through the dropout mask. Without dropout it is d itself, with two
+ * exceptions: a queued weight gradient will read it after d has moved on, or d is wider than the gradient that the
+ * layer reads. (If the layer reads a gradient wider than its weights' products do, it makes a copy for these.) summed:
+ * the bias's gradient has been summed already. Without dropout that gradient is the sum of d, never of a rounded copy,
+ * as the norm behind the branch would sum it.
  */
 static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bool summed, Tensor *out)
 {
@@ -168,7 +170,7 @@ static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bo
     return summed ? ERR_OK : grad_add_columns(c, bias_of(r), drop.threshold ? *out : d, 0);
 }
 
-/* What the layer has read: kept, or made again of the stream. */
+/* *n: the layer's input, which was kept or is made again from the stream. */
 static Err layer_input_again(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
 {
     *n = x;
@@ -181,7 +183,8 @@ static Err layer_input_again(const Block *b, Ctx *c, const Norm *norm, Saved sav
     return model_pre_norms(b->spec) ? norm_again(norm, c, x, *n) : cast_values(c, *n, x);
 }
 
-/* A bias whose gradient can be summed with that of the stream behind it: -1 if it has dropout before it, or is none. */
+/* The bias whose gradient the norm behind the branch can sum with that of the stream. -1: there is dropout between
+ * them, or no bias. */
 static int bias_of_stream(const Block *b, const Branch *r, const Ctx *c)
 {
     return ctx_dropout(c, b->spec->dropout, r->dropout_key).threshold ? -1 : bias_of(r);
@@ -189,7 +192,7 @@ static int bias_of_stream(const Block *b, const Branch *r, const Ctx *c)
 
 int block_bias_of_output(const Block *b, const Ctx *c) { return bias_of_stream(b, &b->ffn, c); }
 
-/* dn, from the gradient dy of what the branch gives. */
+/* dn, from the gradient dy of the branch's output. */
 static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, Tensor n,
                           Tensor dy, Tensor dn)
 {
@@ -200,7 +203,7 @@ static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchS
     return r->kind->backward(r->own, c, save->own, n, dout, dn);
 }
 
-/* rows.dx += the gradient of x, of which rows.dy is that of what the layer has read. */
+/* rows.dx += the gradient of x, from rows.dy, the gradient of the layer's input. */
 static Err stream_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows,
                            int bias)
 {
@@ -209,7 +212,7 @@ static Err stream_backward(const Block *b, const Branch *r, Ctx *c, const Branch
     return add_rows(c, rows.dx, rows.dy);
 }
 
-/* d in: the gradient of the sum behind the branch, out: that of x, the sum before it. rows.dy [R, D]: scratch. */
+/* rows.dx in: the gradient of the sum behind the branch; out: that of x, the sum before it. rows.dy [R, D]: scratch. */
 static Err branch_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows,
                            InputSum sums)
 {
@@ -267,7 +270,7 @@ Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *sa
     return ERR_OK;
 }
 
-/* Under full recomputation the block's output is made at once: what it is the sum of is not kept. */
+/* Under full recomputation the block's output is made at once: the terms of its sum are not kept. */
 Err block_output(const Block *b, Ctx *c, ResidualStream *x, Tensor y)
 {
     x->sum.sum = y;
@@ -277,8 +280,8 @@ Err block_output(const Block *b, Ctx *c, ResidualStream *x, Tensor y)
     return ERR_OK;
 }
 
-/* Under full recomputation: the block's forward once more, into scratch, then its backward from there. The output, of
- * which backward reads nothing, is not made again. */
+/* Full recomputation: runs the block's forward once more, into scratch, then its backward from there. The output is not
+ * made again, since backward does not read it. */
 static Err backward_again(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
     ArenaMark mark = arena_mark(c->scratch);

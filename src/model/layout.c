@@ -1,5 +1,5 @@
 /*
- * Which part of the model each pipeline stage is: even shares, or a layout that the user wrote (model.h).
+ * The part of the model that each pipeline stage is: even shares, or a layout that the user wrote (model.h).
  *
  *   layout  := stage { "|" stage }          stage := { item }          item := unit [ "*" number ]
  *   unit    := "E" | "t" | "m" | "L" | "(" layout ")"

@@ -137,7 +137,7 @@ int stage_linears(const Stage *st)
     return linears;
 }
 
-/* Where the input of block i (at the end, of the head) goes: kept for backward, or to the boundary. */
+/* Takes the input of block i (at the end, of the head): memory that is kept for backward, or the boundary. */
 static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
 {
     if (i < st->share.layer_count || has_norm(st)) return stream_new(c, st->spec, x, &save->x[i]);
@@ -198,7 +198,7 @@ static HeadSave *head_save(StageSave *save, int depth)
     return depth ? &save->mtp[depth - 1].head : &save->head;
 }
 
-/* What the head reads. */
+/* Input of the head. */
 static Tensor hidden_of(const Ctx *c, const StageSave *save, int depth)
 {
     return save_get(c, depth ? save->mtp[depth - 1].out : save->final_out);
@@ -244,7 +244,7 @@ static Err run_head(const Stage *st, Ctx *c, StageSave *save, int depth, Tensor 
 /* Depths further than the head's own that this call has: none in evaluation. */
 static int depths_now(const Stage *st, const Ctx *c) { return c->mode.training ? stage_further(st) : 0; }
 
-/* What a head alone reads comes from the boundary. */
+/* Runs heads alone, whose inputs come from the boundary. */
 static Err run_heads(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, Tensor sums)
 {
     for (int depth = 0; depth <= depths_now(st, c); depth++) {
@@ -285,7 +285,7 @@ static Err backward_heads(const Stage *st, Ctx *c, StageSave *save, const Bounda
     return ERR_OK;
 }
 
-/* By the head: into dh, or it came over the boundary, and dh is that. */
+/* Gradient of the hidden state: the head makes it in dh, or it came over the boundary, and dh is that. */
 static Err hidden_gradient(const Stage *st, Ctx *c, StageSave *save, int depth, const Boundary *dout,
                            Tensor *dh)
 {
@@ -296,8 +296,8 @@ static Err hidden_gradient(const Stage *st, Ctx *c, StageSave *save, int depth, 
 }
 
 /*
- * What a head reads has its gradient from there and from the module one depth further, which is done first. d may be
- * the memory of dout.
+ * Gradient of a head's input, from the head and from the module one depth further, which is done first. d may be the
+ * memory of dout.
  */
 static Err backward_from_heads(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, Tensor d)
 {
@@ -431,7 +431,7 @@ static int64_t window_of(const ModelSpec *spec, int block)
     return layer_pattern_at(&spec->window, model_like(spec, block));
 }
 
-/* By the convention that all keys of the sequence count, or all of the window, seen or not. */
+/* FLOP by the convention that all keys of the sequence count, or all of the window, seen or not. */
 static int64_t score_flop_per_token(const ModelSpec *spec, int block)
 {
     const int64_t window = window_of(spec, block), keys = window ? min64(window, spec->seq) : spec->seq;

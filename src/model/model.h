@@ -72,7 +72,7 @@ typedef struct {
 
 enum { MTP_SEGMENTS = 3 };
 
-/* Which part of the model a stage is: blocks [first_layer, first_layer + layer_count), and what else. */
+/* Part of the model that a stage has: blocks [first_layer, first_layer + layer_count), and what else. */
 typedef struct {
     int first_layer, layer_count;
     bool embedding, head;
@@ -89,7 +89,7 @@ typedef struct {
     Mtp *mtp;
 } Stage;
 
-/* What a stage keeps of one micro-batch. x[i]: input of block i; x[layer_count], with the head: of the final norm. */
+/* Saves of one micro-batch in a stage. x[i]: input of block i; x[layer_count], with the head: of the final norm. */
 typedef struct {
     Saved *x;
     BlockSave *blocks;
@@ -161,7 +161,7 @@ Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, Setu
  */
 Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits);
 
-/* What scaling leaves of the angle by which a pair of that many turning columns turns: 1 / factor to 1. */
+/* Share that scaling leaves of the angle by which a pair of that many turning columns turns: 1 / factor to 1. */
 double model_rope_share(const RopeSpec *r, int columns, int64_t pair);
 
 /* Cosines and sines [seq, columns / 2] in `state`, when a block rotates. */
@@ -178,7 +178,7 @@ int64_t model_causal_flop_per_token(const ModelSpec *spec);
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
 /* FLOP of one stage's forward, without recomputation: of the products alone, and never 0. */
 int64_t stage_flop_per_token(const ModelSpec *spec, StageShare share);
-/* Of them, those of blocks that full recomputation goes through again. */
+/* The part of these FLOP that full recomputation does again. */
 int64_t stage_again_flop_per_token(const ModelSpec *spec, StageShare share);
 
 /* block.c */
@@ -198,8 +198,8 @@ int block_linears(const Block *b); /* weight gradients that it can queue */
  */
 typedef struct {
     ResidualSum sum;
-    Tensor
-        branch; /* [R, D] scratch: what each branch leaves until its sum is made, with room for the widest */
+    /* [R, D] scratch: a branch's output until its sum is made, with room for the widest dtype. */
+    Tensor branch;
 } ResidualStream;
 /* Begins it with x, which is made. */
 Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out);

@@ -45,7 +45,7 @@ static bool is_cut(const Ddp *d, int id)
     return registry(d)->buckets[registry(d)->items[id].bucket].grad_cut;
 }
 
-/* What got no gradient in this step has 0. */
+/* Sets gradients to which nothing was added in this step to 0. */
 static Err clear_fresh(Ddp *d)
 {
     for (int i = 0; i < registry(d)->count; i++)

@@ -13,7 +13,7 @@
 
 enum { SET_MOST = 10 };
 
-/* Of each step; behind the last it is repeated, or all are taken in turn. */
+/* Coefficients of each step. Behind the last one it is repeated, or all are taken in turn. */
 typedef struct {
     int count;
     bool cycled;
@@ -200,7 +200,8 @@ static bool same_part(const Muon *u, const Param *p, int a, int b)
     return x->zero_shard[p->spec.group] == y->zero_shard[p->spec.group];
 }
 
-/* Of the members that have the same elements of a matrix, the owner takes its own; else one of them sends these. */
+/* Does the member send its part of a matrix? The owner takes its own; where others have the same part, one of them
+ * sends it. */
 static bool sends(const Muon *u, const MuonMatrix *m, int member)
 {
     const Param *p = param_of(u, m);
@@ -322,7 +323,7 @@ static void put(BoxTable *t, FlatBox b)
     t->box[t->count++] = b;
 }
 
-/* Where a piece lies in the matrix as its owner has it, which is transposed if it is higher than wide. */
+/* Place of a piece in the matrix as its owner has it, which is transposed if it is higher than wide. */
 static void set_place(FlatBox *b, const MuonMatrix *m, Box piece)
 {
     const int64_t rows = m->box.shape[0], columns = m->box.shape[1];
@@ -332,7 +333,7 @@ static void set_place(FlatBox *b, const MuonMatrix *m, Box piece)
             (piece.offset[1] - m->box.offset[1]) * b->column_step;
 }
 
-/* Of this rank's piece: where it lies in the store. */
+/* Place of this rank's piece in the store. */
 static FlatBox stored(const Muon *u, const MuonMatrix *m, const ShardBox *s)
 {
     const int64_t rows = s->box.shape[0], columns = s->box.shape[1];
@@ -389,7 +390,7 @@ static void put_member(Muon *u, BoxTable *t, const MuonMatrix *m, int member, in
 
 /* ---- what a round takes ---- */
 
-/* Of a member in a round: elements, and the shape of what it owns, the shorter side first. */
+/* A member in a round: elements, and the shape of the matrix that it owns, the shorter side first. */
 typedef struct {
     int64_t send[MUON_WAYS], take[MUON_WAYS], rows, columns;
 } Need;
@@ -459,7 +460,7 @@ static void add_matrix(Muon *u, Needs *n, const MuonMatrix *m)
     for (int q = 0; q < u->comm->size; q++) add_member(u, n, m, q);
 }
 
-/* What run_round() takes at most at a time. */
+/* The most that run_round() takes at a time. */
 static int64_t scratch_of(const Need *n, int64_t each)
 {
     const int64_t all = n->rows * n->columns, wide = dtype_size(F32);
@@ -548,7 +549,7 @@ static const MuonParcel *given(const Muon *u, const MuonRound *r, const MuonMatr
     return NULL;
 }
 
-/* Of the matrix that this rank owns. */
+/* Plans the matrix that this rank owns. */
 static void plan_own(Muon *u, BoxTable *t, const MuonMatrix *m, MuonRound *r)
 {
     const int self = u->comm->rank;

@@ -56,7 +56,7 @@ typedef struct {
     int64_t scratch;                                      /* bytes that a member needs for it at most */
 } MuonRound;
 
-/* What a rank does for the matrices of one store. */
+/* A rank's work for the matrices of one store. */
 typedef struct {
     ParamStore *store;
     Comm *comm;

@@ -99,7 +99,7 @@ static Err update_others(Optim *o, ParamStore *ps)
               .eps = o->adamw.eps, .decay = o->adamw.weight_decay, .hidden_rate = o->hidden_rate);
 }
 
-/* What this rank's ZeRO shard has of a matrix or a bias that makes queries and keys. */
+/* Clips this rank's ZeRO shard of a matrix or a bias that makes queries and keys. */
 static Err clip_rows(Optim *o, ParamStore *ps, int id)
 {
     const Param *p = &ps->reg->items[id];

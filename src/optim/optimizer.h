@@ -1,5 +1,5 @@
 /*
- * Which optimizer updates which parameter, and what it keeps of it: the one that was chosen, as far as it takes them;
+ * The optimizer of each parameter, and the moments that it keeps: the one that was chosen, as far as it takes them;
  * the rest is AdamW's, with the same learning rate and decay.
  *
  *   adamw   any parameter                       m, v
@@ -21,7 +21,7 @@ typedef struct {
 
 typedef enum { MUON_SIMPLE, MUON_QUINTIC, MUON_POLAR_EXPRESS, MUON_DEEPSEEKV4, MUON_SETS } MuonSet;
 
-/* By what the orthogonal matrix [r, c] is multiplied. */
+/* Factor of the orthogonal matrix [r, c]. */
 typedef enum {
     MUON_MATCH_RMS_ADAMW, /* 0.2 sqrt(max(r, c)): as large as AdamW's updates, so that its learning rates do */
     MUON_SPECTRAL,        /* sqrt(max(r, c)) */
@@ -29,7 +29,7 @@ typedef enum {
     MUON_UNIT_RMS_NORM    /* sqrt(r / c) */
 } MuonScale;
 
-/* What is one matrix of an attention layer's weight. */
+/* Parts of an attention layer's weight that count as one matrix. */
 typedef enum { MUON_SPLIT_QKV, MUON_SPLIT_HEAD, MUON_SPLIT_NONE } MuonSplit;
 
 typedef struct {

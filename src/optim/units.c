@@ -110,7 +110,7 @@ static void note_read(Units *u, int unit, Pass pass)
     o->unit[at] = unit;
 }
 
-/* What will be read behind the unit at work; -1: that is not known, or it is nothing. */
+/* The unit that will be read behind the one at work; -1: that is not known, or there is none. */
 static int next_unit(Units *u, Pass pass)
 {
     const UnitOrder *now = order_of(u, u->now[pass]), *then = order_of(u, u->then[pass]);
@@ -226,7 +226,7 @@ static Err close_open(Units *u)
     return ERR_OK;
 }
 
-/* Of those that were closed, the first; NULL: there is none. */
+/* The buffer that was closed first; NULL: none is closed. */
 static UnitBuffer *first_closed(Units *u)
 {
     UnitBuffer *first = NULL;

@@ -80,7 +80,7 @@ void units_unlearn(Units *u);
 /* A step begins, perhaps the same once more. */
 Err units_begin(Units *u);
 
-/* Of a parameter whose bucket is cut: see ParamListener. */
+/* ParamListener's functions, for parameters whose bucket is cut. */
 Err units_read(Units *u, int id, Pass pass);
 Err units_write(Units *u, int id);
 void units_begins(Units *u, Visit now, Visit next);

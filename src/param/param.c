@@ -55,7 +55,7 @@ void param_registry_init(ParamRegistry *r, SetupArena *setup, ParamPlace place)
     *r = (ParamRegistry){ .place = place, .setup = setup };
 }
 
-/* Where the name's index + 1 stands, or 0 where it belongs. */
+/* Place of the name's index + 1, or the 0 where it belongs. */
 static int *name_entry(const ParamRegistry *r, const char *name)
 {
     uint64_t at = rng_key(0, name), mask = 2 * (uint64_t)r->capacity - 1;
@@ -157,14 +157,14 @@ Err param_number(ParamRegistry *r, const ParamRegistry *whole)
 
 /* ---- layout ---- */
 
-/* Of what is multiplied or added element by element, not by a product of matrices, few numbers are read often. */
+/* Few numbers are read often where weights are multiplied or added element by element, not by a product of matrices. */
 static bool is_fp32(const ParamRegistry *r, const Param *p)
 {
     const ParamSpec *s = &p->spec;
     return r->fp32_vectors && (s->ndim == 1 || (s->flags & PARAM_TABLE && s->partial == PARTIAL_ROWS));
 }
 
-/* Of `value`, that a number of the bucket takes. */
+/* Elements of `value` that a number of the bucket takes. */
 static int64_t value_elements(const Bucket *b) { return b->fp32 ? 2 : 1; }
 
 static void close_bucket(ParamRegistry *r)
@@ -190,7 +190,8 @@ static bool cut_by_units(const ParamRegistry *r, const Param *p)
            (whole || r->place.shards[CUT_TP] == 1) && r->place.near_shards[s->group] > 1;
 }
 
-/* By which a parameter is placed: with the rest of its unit, where no rank of tp has another part of its gradient. */
+/* Kind by which a parameter is placed: with the rest of its unit, where no rank of tp has another part of its
+ * gradient. */
 static Partial partial_of(const ParamRegistry *r, const Param *p)
 {
     return cut_by_units(r, p) && p->spec.partial != PARTIAL_STAGES ? PARTIAL_NONE : p->spec.partial;
@@ -251,7 +252,7 @@ static void place_kind(ParamRegistry *r, ParamGroup group, Partial kind, int64_t
         }
 }
 
-/* Where in `grad` the next parameter will lie. */
+/* Place in `grad` of the next parameter. */
 static int64_t grad_end(const ParamRegistry *r)
 {
     const Bucket *b = &r->buckets[r->bucket_count];
@@ -279,7 +280,7 @@ Err param_layout(ParamRegistry *r, int64_t bucket_elems)
     return ERR_OK;
 }
 
-/* What of a parameter is in one of `shards` parts of its bucket; where in a buffer that has this part at `first`. */
+/* The range of a parameter in one of `shards` parts of its bucket; where in a buffer that has this part at `first`. */
 static ParamRange part_of(const ParamRegistry *r, int id, int shards, int shard, int64_t first)
 {
     const Param *p = &r->items[id];
@@ -346,8 +347,8 @@ static int64_t without_v(const ParamRegistry *r, ParamGroup group, int shard)
     return count;
 }
 
-/* As m without what has one moment alone. (Parameters begin at multiples of PARAM_ALIGN, and so do shards.) All ranks
- * take what the one takes whose shards have the most, so that they are alike. */
+/* Opens v like m, without parameters that have one moment alone. (Parameters begin at multiples of PARAM_ALIGN, and so
+ * do shards.) All ranks take as much as the one whose shards have the most, so that they are alike. */
 static Err open_v(ParamStore *s, DType dtype, Arena *state)
 {
     const ParamRegistry *r = s->reg;
@@ -401,7 +402,7 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
     return open_v(s, kinds.moments, memory.states);
 }
 
-/* Where in its bucket, or in this rank's near shard of that, a range of this rank's ZeRO shard begins. */
+/* Begin of a range of this rank's ZeRO shard, in its bucket or in this rank's near shard of that. */
 static int64_t shard_at(const ParamRegistry *r, int id, ParamRange x, bool cut)
 {
     const Bucket *b = &r->buckets[r->items[id].bucket];
@@ -644,7 +645,7 @@ static void fill_elems(const Param *p, float *out, int64_t first, int64_t count,
     }
 }
 
-/* By pieces of host memory, which the device then takes over: what this rank holds of a parameter's master. */
+/* Fills this rank's part of a parameter's master, by pieces of host memory, which the device then takes over. */
 static Err fill_param(const ParamStore *s, int id, Stream *stream, float *host, uint64_t key, int threads)
 {
     const Param *p = &s->reg->items[id];

@@ -17,8 +17,8 @@
  *   m, v            f32 or bf16, likewise this rank's ZeRO shards; v of the parameters alone that have two moments
  * What the optimizer alone reads (m, v, a master that is not the value) may lie in memory of the host, where ops reach
  * it over a link (device_alloc_far).
- * With ZERO_GRADS `grad` has of the weights of units this rank's shards alone, with ZERO_VALUES `value`, too: a unit's
- * gradients, or values, are whole only while somebody works on it, in buffers of optim/units.h.
+ * With ZERO_GRADS, `grad` holds only this rank's shards of the units' weights; with ZERO_VALUES so does `value`. A
+ * unit's gradients, or values, are then whole only while somebody works on the unit, in buffers of optim/units.h.
  * A table of the tensors (FlatPart) lets one op run over them all. Every rank has statistics and fixed-point shifts of
  * the gradients of all parameters of the model (GradStats).
  *
@@ -31,9 +31,9 @@
  *   | head, last block ... | ... | first block, table |pad| qk-norms | norms, row biases, positions |pad|
  *   |  shard 0 |  shard 1  | s0 | s1 |  shard 0 | shard 1 |        shard 0     |      shard 1          |
  *
- * A unit is what is gathered at once with ZERO_VALUES: the matrices of a block, or of the embedding, or of the head.
- * Each has buckets of its own then, one for experts and one for what is dense. Vectors are not worth the calls: they
- * stay whole, in buckets as above, and so does what is partial over tp or sp.
+ * A unit is gathered at once with ZERO_VALUES: the matrices of a block, or of the embedding, or of the head. Each unit
+ * then has buckets of its own, one for experts and one for dense weights. Two kinds of parameters stay whole, in
+ * buckets as above: vectors, which are not worth the calls, and those whose gradients are partial over tp or sp.
  *
  * Sections: a weight made of parts (q|k|v, gate|up) lies chunk by chunk in memory, so that a cut of dim 0
  * gives each rank whole chunks with every part in them:
@@ -51,7 +51,7 @@
 
 typedef enum { CUT_NONE, CUT_TP, CUT_EP, CUT_ETP, CUT_KINDS } Cut; /* the axis that cuts a dim */
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;
-/* Which grid the copies of a parameter live on. STATE is no weight but a number that each step's counts decide on. Its
+/* The grid on which the copies of a parameter live. STATE is no weight but a number that each step's counts decide. Its
  * accumulator holds these counts, all of them on every rank. It is never cut, always in fp32 (its master), and in no
  * norm. */
 typedef enum { PARAM_DENSE, PARAM_EXPERT, PARAM_STATE, PARAM_GROUPS } ParamGroup;
@@ -65,7 +65,7 @@ typedef enum {
     PARTIAL_KINDS
 } Partial;
 
-/* What ZeRO cuts over the copies of a parameter: each kind is cut with all before it. */
+/* States that ZeRO cuts over the copies of a parameter: each kind is cut with all before it. */
 typedef enum { ZERO_NONE, ZERO_STATES, ZERO_GRADS, ZERO_VALUES } ZeroCut;
 
 /*
@@ -112,18 +112,18 @@ typedef struct {
     Cut cut[2];
     int64_t section[PARAM_MAX_SECTIONS]; /* rows of dim 0; all 0 = one section */
     int64_t interleave;                  /* chunks of dim 0; each section's rows divide by it. 0 = 1 */
-    int64_t stack; /* dim 0 has so many matrices of equal rows, each with these sections and cuts. 0 = 1 */
+    int64_t stack; /* matrices of equal rows that dim 0 has, each with these sections and cuts. 0 = 1 */
     Cut stack_cut; /* the axis that cuts between them */
-    int64_t
-        head_rows; /* rows of dim 0 that are an attention head's, in every section; 0: there are no heads */
+    /* Rows of dim 0 that belong to an attention head, in every section; 0: there are no heads. */
+    int64_t head_rows;
     Partial partial;
     ParamGroup group;
     Init init;
     float std;
-    int64_t init_repeat; /* so many rows in succession begin alike. 0 = 1 */
+    int64_t init_repeat; /* number of rows in succession that begin alike. 0 = 1 */
     int flags;
     QkRows qk; /* rows of dim 0, in memory's order, that make queries and keys; chunk 0: none */
-    int block; /* of a STATE parameter, and of one with qk: the block of the model that it belongs to */
+    int block; /* the block of the model to which a STATE parameter, or one with qk, belongs */
 } ParamSpec;
 
 typedef struct {
@@ -136,9 +136,9 @@ typedef struct {
     int unit;              /* param_begin_unit */
     int bucket;
     int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */
-    int optimizer;  /* which updates it: 0 is AdamW (optim/optimizer.h) */
-    bool as_matrix; /* and does so matrix by matrix, not number by number */
-    int moments;    /* that this one keeps: 1 or 2 */
+    int optimizer;  /* the one that updates it: 0 is AdamW (optim/optimizer.h) */
+    bool as_matrix; /* the optimizer updates it matrix by matrix, not number by number */
+    int moments;    /* moments that the optimizer keeps: 1 or 2 */
     bool copy;      /* norms and checkpoints take the parameter of this name in another registry */
 } Param;
 
@@ -146,12 +146,12 @@ typedef struct {
 typedef struct {
     int64_t first, count; /* elements, each bucket whole; a multiple of zero_shards * PARAM_ALIGN */
     int64_t zero_first;   /* where its shard begins in a buffer of this rank's shards of all buckets */
-    /* Where in `value` and in `grad` it begins: all of it, or, where these are cut, its near shard. */
+    /* Its begin in `value` and in `grad`: of all of it, or, where these are cut, of its near shard. */
     int64_t value_first, grad_first;
     bool value_cut, grad_cut;
-    bool fp32; /* its values are, whatever the store's others are (ParamRegistry.fp32_vectors) */
-    int unit;  /* of what is in it, where any is cut; else -1 */
-    int zero_shards, zero_shard; /* how many ZeRO shards it has; which is this rank's */
+    bool fp32; /* its values are fp32, whatever the store's others are (ParamRegistry.fp32_vectors) */
+    int unit;  /* the unit of its parameters, where any is cut; else -1 */
+    int zero_shards, zero_shard; /* number of its ZeRO shards; this rank's */
     int near_shards, near_shard;
     ParamGroup group;
     int params;
@@ -170,7 +170,7 @@ typedef struct {
     int64_t zero_count; /* elements of this rank's ZeRO shards */
     Bucket *buckets;
     int bucket_count;
-    /* Where each kind starts in `grad`, which is where the kind before it ends. */
+    /* The begin of each kind in `grad`, which is the end of the kind before it. */
     int64_t partial_at[PARTIAL_KINDS + 1];
     int *order; /* [count] parameters in the order of their offsets */
     ParamPlace place;
@@ -185,7 +185,7 @@ void param_registry_init(ParamRegistry *r, SetupArena *setup, ParamPlace place);
 /* Returns the id in *id. ERR_CONFIG: a dim does not divide into its shards. ERR_INTERNAL: the name is repeated. */
 Err param_add(ParamRegistry *r, ParamSpec spec, int *id);
 
-/* What is registered from here on, up to the next call, is a unit. */
+/* Begins a unit: all parameters that are registered up to the next call. */
 void param_begin_unit(ParamRegistry *r);
 
 /* Numbers the parameters as `whole`, the registry of the whole model, does. ERR_INTERNAL: it lacks one. */
@@ -209,25 +209,25 @@ typedef struct {
 ParamRange param_zero_shard(const ParamRegistry *r, int id);               /* this rank's */
 ParamRange param_zero_shard_at(const ParamRegistry *r, int id, int shard); /* that of another copy */
 
-int64_t param_padding(const ParamRegistry *r); /* of flat_count, elements that no parameter has */
+int64_t param_padding(const ParamRegistry *r); /* elements of flat_count that no parameter has */
 int64_t param_total(const ParamRegistry *r);   /* global unpadded element count of all parameters */
 int64_t param_trained(const ParamRegistry *r); /* the same without STATE */
 
-/* How a store keeps gradients. */
+/* The form in which a store keeps gradients. */
 typedef enum {
     GRADS_NONE, /* for evaluation and generation: there are no moments either */
     GRADS_F32,  /* in plain sums: repeats of a layout give the same bits */
     GRADS_I64   /* in fixed point: all layouts give the same bits */
 } GradKind;
 
-/* What a store keeps its numbers as. */
+/* The forms in which a store keeps its numbers. */
 typedef struct {
     DType value;   /* F32, BF16 or F16 */
     DType moments; /* F32 or BF16 */
     GradKind grads;
 } StoreKinds;
 
-/* Which way through the model reads a value. Two may be under way in turn, one of each kind (engine/pair.h). */
+/* The pass that reads a value. Two passes may run in turn, one of each kind (engine/pair.h). */
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASSES } Pass;
 
 /* An action on one of the stages that a rank has. */
@@ -236,7 +236,7 @@ typedef struct {
     Pass pass;
 } Visit;
 
-/* By this, whoever moves gradients and values between ranks hears what layers do with them. It may be empty. */
+/* Tells whoever moves gradients and values between ranks what layers do with them. It may be empty. */
 typedef struct {
     void *user;
     /* An action begins; `next` will follow it on this registry. */
@@ -249,8 +249,8 @@ typedef struct {
 } ParamListener;
 
 /*
- * What decides on the step: facts of the gradients of all parameters of the model, in the order of its registration.
- * Every rank has all of them, whichever parameters it holds, so that norms add up in one order and all come to one
+ * Facts that decide on the step: those of the gradients of all parameters of the model, in the order of registration.
+ * Every rank has all of them, whichever parameters it holds. So norms add up in one order, and all ranks come to one
  * decision.
  */
 typedef struct {
@@ -270,37 +270,38 @@ typedef struct {
     Tensor codes[2], factor[2];
 } ParamCodes;
 
-/* What products of 8-bit operands keep of the newest values until these change (layer.h, fp8_keep_weights). */
+/* Codes and magnitudes of the newest values that products of 8-bit operands keep until the values change (layer.h,
+ * fp8_keep_weights). */
 typedef struct {
-    /* [count] i64: what op fp8_amax says, over all ranks that have some of it; or absent */
+    /* [count] i64: op fp8_amax's result, over all ranks that have some of the weight; or absent */
     Tensor amax;
-    ParamCodes *codes;       /* [count] of those with PARAM_EIGHT_BITS; NULL: made for each product */
-    bool *amax_known, *cast; /* [count] in host memory: what of it holds */
+    ParamCodes *codes;       /* [count], for those with PARAM_EIGHT_BITS; NULL: made for each product */
+    bool *amax_known, *cast; /* [count] in host memory: is amax, are codes, those of the newest values? */
 } ParamEights;
 
 /* The buffers of one registry. */
 typedef struct {
     const ParamRegistry *reg;
     const GradStats *stats;
-    /* The ranks with the same parameters: gradients are summed over them, and with ZeRO each has a shard. With
-     * groups of ZeRO it is these in the rank's own, and `far` those that have the same near shard in others; else
-     * NULL. */
+    /* group: the ranks with the same parameters. Gradients are summed over them, and with ZeRO each has a shard. With
+     * groups of ZeRO it holds only those in the rank's own group of ZeRO; `far` then holds the ranks of other groups
+     * that have the same near shard, and is NULL otherwise. */
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
     bool trained;  /* it has gradients and moments: the same on all ranks, also where one has no parameter */
     Tensor value;  /* [value_count] of its dtype; an fp32 bucket in it is of F32 (param_bucket_value) */
     Tensor master; /* value itself if that is f32, else it has the shape of m and v */
     Tensor m, v;   /* [zero_count], and less where some have no v (param_held); of one dtype */
-    int64_t *before; /* [count] elements of v that others before it do not have */
+    int64_t *before; /* [count] elements in front of a parameter that have no place in v */
     /* [older_count] the values before the last updates, for schedules that update while they run: version i is
-     * older[i % older_count]. updates: how many there were since these are kept. */
+     * older[i % older_count]. updates: number of updates since these are kept. */
     Tensor *older;
     int older_count, updates;
     Tensor grad; /* [grad_count] I64 or F32; empty without gradients */
-    /* [buckets] Where all of a bucket is now. Absent: only a near shard is in memory, and layers must not ask.
-     * whole_grad: NULL without gradients. */
+    /* [buckets] The place where all of a bucket is now. Absent: only a near shard is in memory, and layers must not
+     * ask. whole_grad: NULL without gradients. */
     Tensor *whole_value, *whole_grad;
-    Tensor parts;   /* [tensors, 7] FlatPart: what this rank updates, without STATE */
-    int64_t chunks; /* how many all parts have together */
+    Tensor parts;   /* [tensors, 7] FlatPart: the parts that this rank updates, without STATE */
+    int64_t chunks; /* number of chunks of all parts together */
     /* [count] in host memory: nothing was added to the gradient in this step. Its memory then holds no number of this
      * step, and who adds first overwrites it, so that no pass over the gradients clears them. */
     bool *fresh;
@@ -309,7 +310,7 @@ typedef struct {
     Err failed; /* what listener.read or write returned: layers go on, the executor stops behind the action */
 } ParamStore;
 
-/* Where a store lies: what the optimizer alone reads in `states`, all else in `state`; they may be one. */
+/* Memory of a store: states that the optimizer alone reads lie in `states`, all else in `state`. They may be one. */
 typedef struct {
     Arena *state, *states;
 } StoreMemory;
@@ -329,7 +330,7 @@ Err param_store_keep_older(ParamStore *s, int count, Arena *state);
 /* The present values become one update older. To be called before the update. */
 Err param_store_age(ParamStore *s, Stream *stream);
 
-/* Values may have changed: what was kept of them is forgotten. */
+/* Values may have changed: forgets codes and magnitudes that were kept of them. */
 void param_store_forget(ParamStore *s);
 
 /* A step begins, perhaps the same once more: all gradients are fresh, and nothing is known of values. */
@@ -340,8 +341,8 @@ Err param_store_clear_fresh(ParamStore *s, Stream *stream, int id);
 /* Fills the masters by their Init, with `threads` threads of the host. They are to be published (param_set_publish). */
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
 
-/* What layers read in the masters' place, of 16 bits but for parts with FLAT_WIDE; absent where they read the masters.
- * An update writes both. */
+/* The copies that layers read in the masters' place, of 16 bits but for parts with FLAT_WIDE. Absent where layers read
+ * the masters. An update writes both. */
 static inline Tensor param_store_copy(const ParamStore *s)
 {
     return s->value.dtype == F32 ? (Tensor){ 0 } : s->value;
@@ -355,17 +356,17 @@ Tensor param_store_grad(const ParamStore *s, int id);
 Tensor param_bucket_value(const ParamStore *s, int bucket);
 Tensor param_bucket_grad(const ParamStore *s, int bucket);
 Tensor param_bucket_own(const ParamStore *s, int bucket, Tensor near);
-/* Flat views of what this rank's ZeRO shard has of one parameter. */
+/* Flat views of the part of one parameter that this rank's ZeRO shard has. */
 Tensor param_zero_shard_master(const ParamStore *s, int id);
 Tensor param_zero_shard_value(const ParamStore *s, int id);
 Tensor param_zero_shard_grad(const ParamStore *s, int id);
-/* Where in master, m or v element 0 of a parameter's local memory lies, or would lie if the ZeRO shard began before
- * it. */
+/* The place in master, m or v of element 0 of a parameter's local memory, or the place that it would have if the ZeRO
+ * shard began before it. */
 int64_t param_origin(const ParamStore *s, int id, Tensor flat);
 /* The local elements of a parameter that master, m or v has: all, or those in this rank's ZeRO shard, or near shard;
  * none of one that has no v. */
 ParamRange param_held(const ParamStore *s, int id, Tensor flat);
-/* Where in the buffers `count` local elements from `first` on begin that lie in this rank's ZeRO shard. */
+/* The place in the buffers of `count` local elements from `first` on, which lie in this rank's ZeRO shard. */
 FlatPart param_flat_part(const ParamStore *s, int id, int64_t first, int64_t count);
 Tensor param_store_shift(const ParamStore *s, int id); /* [1] i32 */
 
@@ -376,9 +377,9 @@ Tensor param_store_shift(const ParamStore *s, int id); /* [1] i32 */
 typedef struct {
     const ParamRegistry *whole;      /* has all stages: numbers, names and shapes; need not be laid out */
     const ParamRegistry *registries; /* [ranks][replicas], laid out for this rank's dp and tp coordinates */
-    int ranks, replicas;             /* how many pipeline ranks; how many registries each has */
+    int ranks, replicas;             /* number of pipeline ranks; number of registries of each */
     ParamStore *stores;              /* [replicas] this rank's */
-    int lower; /* which of its two replicas has the lower stage; 0 if there is one replica */
+    int lower; /* the one of its two replicas that has the lower stage; 0 if there is one replica */
     GradStats *stats;
 } ParamSet;
 

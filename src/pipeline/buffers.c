@@ -52,7 +52,7 @@ static int payload_of(const Action *a) { return a->kind == ACT_F ? PAYLOAD_ACTIV
 
 static double unit_cost(const Action *a) { return a->kind == ACT_B ? 2.0 * a->count : a->count; }
 
-/* Which units each consumer takes at once, and when the receiving side comes to each message. */
+/* Finds the units that each consumer takes at once, and when the receiving side comes to each message. */
 static void look_ahead(Pass *p)
 {
     const Schedule *s = p->s;

@@ -46,7 +46,7 @@ typedef struct {
 
 static const char *const kind_class = "fbiw"; /* by ActionKind */
 
-/* Which of SHADES an action has: by its chunk, from the first to the last, or by its replica. */
+/* Number in SHADES of an action: by its chunk, from the first to the last, or by its replica. */
 static int shade_of(const Schedule *s, const Action *a)
 {
     if (s->replicas > 1) return a->replica * 2;

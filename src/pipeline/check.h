@@ -1,5 +1,5 @@
 /*
- * What a valid schedule is. schedule_make checks all that it makes; tests break schedules and look for the reason. The
+ * Rules of a valid schedule. schedule_make checks all that it makes; tests break schedules and look for the reason. The
  * first mistake that is found is reported, with rank, position in the list, unit and stage.
  *
  * Errors: ERR_INTERNAL, a generator or a pass is wrong; ERR_MEMORY.
@@ -34,7 +34,7 @@ Err check_rendezvous(const Schedule *s);
 /* Checks that no rank holds more than s->cap units, if there is a cap. */
 Err check_cap(const Schedule *s);
 
-/* Which version of the weights, counted in updates, F, B and I of a unit must read. */
+/* Version of the weights, counted in updates, that F, B and I of a unit must read. */
 int check_version(const Schedule *s, int stage, int unit);
 
 #endif

@@ -15,7 +15,7 @@
 #include "pipeline/simulate.h"
 #include "pipeline/table.h"
 
-/* What stamps are made with. Other costs move messages in the lists, and never endanger them. */
+/* Costs that make stamps. Other costs move messages in the lists, and never endanger them. */
 static SimulateCosts costs_of(const Schedule *s)
 {
     for (int i = 0; s->costs && i < s->stages; i++)
@@ -31,7 +31,7 @@ static Err no_memory(const Schedule *s)
 
 static int compare(double a, double b) { return (a > b) - (a < b); }
 
-/* By stamp; then the order in which both sides of a group list their messages. */
+/* Orders by stamp; then by the order in which both sides of a group list their messages. */
 static int by_stamp(const void *left, const void *right)
 {
     const Action *a = left, *b = right;

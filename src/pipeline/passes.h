@@ -1,5 +1,5 @@
 /*
- * What turns the compute lists of a generator into programs that ranks can run, in this order. schedule_make
+ * Passes that turn the compute lists of a generator into programs that ranks can run, in this order. schedule_make
  * calls them; ERR_MEMORY is the only way in which they fail on lists that check_compute accepts.
  */
 #ifndef MEGATRAIN_PIPELINE_PASSES_H

@@ -91,7 +91,7 @@ typedef enum {
     PLACE_TWO_WAY /* replica 0: stage s on rank s; replica 1: on rank p - 1 - s */
 } Placement;
 
-/* Which weights a unit is computed with. All but VERSIONS_STEP update while the pipeline runs. */
+/* Versions of the weights that units are computed with. All but VERSIONS_STEP update while the pipeline runs. */
 typedef enum {
     VERSIONS_STEP,  /* one version for the step */
     VERSIONS_STASH, /* PipeDream: the newest at its forward, kept for its backward; update after each unit */
@@ -113,7 +113,7 @@ typedef struct {
 
 typedef struct Schedule Schedule;
 
-/* What is asked for. Zero stands for the schedule's usual value. */
+/* A request for a schedule. Zero stands for the schedule's usual value. */
 typedef struct {
     /* A name in the table (schedule_name), or an alias. "+split" behind it splits every B into I W. */
     const char *name;
@@ -175,7 +175,7 @@ Err schedule_two_way(const char *name, bool *out);
 /* Does it mark pairs (ACTION_PAIR)? ERR_CONFIG for an unknown name. */
 Err schedule_pairs(const char *name, bool *out);
 
-/* Which weights its units are computed with. ERR_CONFIG for an unknown name. */
+/* Versions of the weights that its units are computed with. ERR_CONFIG for an unknown name. */
 Err schedule_versions(const char *name, Versions *out);
 
 /* The name of the i-th schedule in the table; NULL behind the last. */
@@ -193,7 +193,7 @@ int schedule_lower_replica(const Schedule *s, int rank);
 /* How many updates a step has on each rank; 1 if weights change at its end alone. */
 int schedule_updates(const Schedule *s);
 
-/* Which slice of the sequences a unit is. */
+/* Slice of the sequences that a unit is. */
 static inline int schedule_slice_of(const Schedule *s, int unit) { return unit % s->slices; }
 
 /* How many units one stage of one replica has at most between F and the end of W (or, with until_input, of I). */

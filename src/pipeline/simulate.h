@@ -11,11 +11,11 @@ typedef struct {
     StageCost each;         /* what every stage takes, if `stage` is NULL */
     const StageCost *stage; /* [stages] what each takes, or NULL */
     double latency;         /* how long a message between two ranks takes */
-    const double
-        *hop; /* [ranks] and besides, between a rank and the next one (the last and the first), or NULL */
+    /* [ranks] further time of a message between a rank and the next one (the last and the first), or NULL. */
+    const double *hop;
     double bytes, bandwidth; /* a message takes bytes / bandwidth in addition; bandwidth 0: nothing */
-    double
-        processors; /* so many ranks compute at full speed at once, more share them evenly; 0: all of them do */
+    /* Number of ranks that compute at full speed at once; more share them evenly. 0: all ranks do. */
+    double processors;
 } SimulateCosts;
 
 typedef struct {

@@ -1,6 +1,6 @@
 /*
- * What a schedule's author writes: one generator and one row of the table. A generator appends the compute
- * actions of each rank in the order in which the rank is to run them; everything else is derived.
+ * The table of schedules. An author writes one generator and one row. A generator appends the compute actions of each
+ * rank in the order in which the rank is to run them; everything else is derived.
  */
 #ifndef MEGATRAIN_PIPELINE_TABLE_H
 #define MEGATRAIN_PIPELINE_TABLE_H

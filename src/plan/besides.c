@@ -27,7 +27,7 @@ static double evaluations(const Config *cfg, const BesidesOf *of)
     return samples / (double)cfg->derived.global_batch * of->forward_s / (double)cfg->train.eval_every;
 }
 
-/* What a rank copies of itself. Of processors memory is read and written, by all ranks at once. */
+/* Seconds in which a rank copies its state. On processors memory is read and written, by all ranks at once. */
 static double copy_seconds(const DeviceFile *d, const BesidesOf *of)
 {
     if (d->processors > 0) return 2. * of->ranks * (double)of->shard / (1e9 * d->memory_gb_s);

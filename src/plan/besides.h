@@ -1,5 +1,5 @@
 /*
- * What a run does besides its steps, as so much more of each: evaluations, checkpoints, and the host between two steps.
+ * Work of a run besides its steps, as so much more of each: evaluations, checkpoints, and the host between two steps.
  *
  *   evaluations   data.valid's sets, train.eval_samples samples of each every train.eval_every steps: forwards
  *   tasks         the questions of train.eval_tasks, whose files alone say how many there are: never known
@@ -30,7 +30,7 @@ Besides besides_of(const Config *cfg, const DeviceFile *d, const BesidesOf *of);
 /* Sets that an evaluation reads. */
 int besides_sets(const Config *cfg);
 
-/* What is known of it. */
+/* Sum of the parts that are known. */
 double besides_sum(const Besides *b);
 
 #endif

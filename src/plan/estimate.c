@@ -76,12 +76,12 @@ static bool sends_in_units(const Pipeline *p)
     return p->zero >= ZERO_GRADS && p->inner->spec.update.zero < ZERO_GRADS;
 }
 
-/* Of a call's seconds, those by which what goes on beside it takes longer, as devices have it if they say nothing. */
+/* Share of a call's seconds by which work beside it takes longer. Devices whose files say nothing have it. */
 static const double HELD_UP = 0.29;
 
 static double beside(double ops, double calls) { return fmax(calls, ops + HELD_UP * calls); }
 
-/* What a unit sends goes on beside it. */
+/* Lets a unit's messages go on beside it. */
 static void send_in_units(const Pipeline *p, PartCost *stage)
 {
     const double reduce = reduce_of(p, stage), sums = reduce * grads_share(p);
@@ -128,7 +128,7 @@ static const int *held_by(const Shape *s, int rank, int replica, int chunk)
     return s->held + 2 * ((rank * s->s.replicas + replica) * s->s.chunks + chunk);
 }
 
-/* Which backward counts for a stage: with one that is split, all of its units have room for such. */
+/* The backward that counts for a stage: if one is split, all of its units have room for such. */
 static int backward_of(const Shape *s, int rank, int replica, int chunk)
 {
     return s->split && s->split[(rank * s->s.replicas + replica) * s->s.chunks + chunk] ? BACKWARD_SPLIT

@@ -19,7 +19,7 @@ typedef struct {
 
 StateBytes state_bytes(const TrainSpec *spec, Grid grid);
 
-/* What layouts with equal inner keys share. */
+/* Facts that layouts with equal inner keys share. */
 typedef struct {
     Layout layout; /* LAYOUT_INNER keys count */
     TrainSpec spec;

@@ -1,7 +1,7 @@
 /*
- * What the parts of a model cost on a rank, by dry runs of a model that has one block of each kind, every part of it in
+ * Costs of the parts of a model on a rank, by dry runs of a model that has one block of each kind, every part of it in
  * a stage of its own: bytes, and through a clock seconds. A stage of any layout is then a sum over its parts. That sum
- * orders layouts; what a layout costs is always a dry run of its own.
+ * orders layouts; the cost of a layout is always a dry run of its own.
  */
 #ifndef MEGATRAIN_PLAN_LAYER_COST_H
 #define MEGATRAIN_PLAN_LAYER_COST_H
@@ -16,7 +16,7 @@ typedef struct {
     double tail, reduce, hop;
 } RankTimes;
 
-/* Where seconds come from: as trainer_plan, with times. It is called by several threads at once. */
+/* Source of seconds: like trainer_plan, with times. Several threads call it at once. */
 typedef struct {
     const void *user;
     Err (*dry_run)(const void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
@@ -53,10 +53,10 @@ typedef struct {
     int copies; /* ranks with the same dense weights, when `reduce` was measured */
 } LayerCosts;
 
-/* Which parts are to be measured anew; the others stay as they are in *out. */
+/* The parts to be measured anew; the others stay as they are in *out. */
 typedef enum { PARTS_ALL, PARTS_WITH_EXPERTS } PartsMeasured;
 
-/* Of a rank of spec and grid, whatever their pipeline is. Errors: those of the source. */
+/* Costs of a rank of spec and grid, whatever their pipeline is. Errors: those of the source. */
 Err layer_costs(const CostSource *source, const TrainSpec *spec, Grid grid, const BlockKinds *kinds,
                 PartsMeasured which, LayerCosts *out);
 

@@ -1,7 +1,6 @@
 /*
- * What the planner chooses: values of the keys that say how a model is cut over ranks. A space is which values of each
- * key are looked at; what the command line gives is fixed. Whether a layout is legal, the configuration's own rules
- * say.
+ * Choices of the planner: values of the keys that say how a model is cut over ranks. A space is the values of each key
+ * that are looked at; those on the command line are fixed. The configuration's own rules say whether a layout is legal.
  */
 #ifndef MEGATRAIN_PLAN_LAYOUT_H
 #define MEGATRAIN_PLAN_LAYOUT_H
@@ -43,7 +42,7 @@ typedef struct {
     char stages[LAYOUT_TEXT]; /* parallel.layout; "": even shares */
 } Layout;
 
-/* What is looked at: without a file's layout keys, but with the command line's. */
+/* The space that is looked at: without a file's layout keys, but with the command line's. */
 typedef struct {
     const Config *base;      /* legal, with the fixed values; all others of it are replaced */
     int64_t world;           /* ranks */

@@ -1,5 +1,5 @@
 /*
- * Where a pipeline is cut: the items of a model (embedding, blocks, modules, head) form a chain, and each stage is a
+ * The cuts of a pipeline: the items of a model (embedding, blocks, modules, head) form a chain, and each stage is a
  * run of them. A dynamic program keeps the cuts of the least bound; which of them is the fastest only a replay of the
  * schedule tells (pipeline/simulate.h), for the order by the bound is not that by time. docs/prediction.md says why.
  *

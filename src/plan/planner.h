@@ -1,4 +1,4 @@
-/* What a search asks of a device: its name and memory, and how long things take there (predict.h). */
+/* Facts of a device that a search asks for: its name and memory, and how long things take there (predict.h). */
 #ifndef MEGATRAIN_PLAN_PLANNER_H
 #define MEGATRAIN_PLAN_PLANNER_H
 
@@ -13,8 +13,8 @@ typedef struct {
     CostSource source; /* of `model`: a planner must stay where it is */
 } Planner;
 
-/* By a device's name or file, for so many ranks. ERR_CONFIG: there is none, or it does not say how fast it is.
- * planner_close also after an error. */
+/* Opens a planner for a device's name or file, and so many ranks. ERR_CONFIG: there is none, or it does not say how
+ * fast it is. planner_close also after an error. */
 Err planner_open(Planner *p, const char *device, int ranks);
 void planner_close(Planner *p);
 
@@ -23,8 +23,8 @@ void planner_close(Planner *p);
  * is its own; else auto is that of the machine that was measured. */
 void planner_warn(const DeviceFile *device, const Config *c, bool here);
 
-/* What a search asks of that device: `base` on so many ranks, in the usual limits; the vocabulary and how many answers
- * are the caller's. */
+/* The question of a search for that device: `base` on so many ranks, in the usual limits; the vocabulary and how many
+ * answers are the caller's. */
 SearchQuestion planner_question(const Planner *p, const Config *base, int64_t world);
 
 #endif

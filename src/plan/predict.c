@@ -92,7 +92,7 @@ Err predict_hops(const CostModel *m, const TrainSpec *spec, Grid grid, double *h
     return ERR_OK;
 }
 
-/* What the rank waits for those with the same weights, in a whole step. */
+/* Seconds that the rank waits for those with the same weights, in a whole step. */
 static double waits_for_copies(const TimeShares *s)
 {
     double sum = 0;
@@ -236,7 +236,7 @@ static double waited_seconds(const TimeShares *s)
 /* What a step does once, however many micro-batches it has. */
 static double seconds_once(const TimeShares *s) { return s->family[FAMILY_OPTIMIZER] + waits_for_copies(s); }
 
-/* Of the rank's step; units: seconds of all of its units, where fewer were run dry. */
+/* Shares of the rank's step; units: seconds of all of its units, where fewer were run dry. */
 static TimeShares shares_of(const Pipeline *p, int pp, double units)
 {
     TimeShares s;
@@ -395,7 +395,8 @@ static Err open_source(const CostSource *asked, const TrainSpec *spec, Grid grid
     return ERR_OK;
 }
 
-/* Of the micro-batches as many as show what more do, which takes *times as long. */
+/* The specification of a step with only as many micro-batches as show what more of them do. Those take *times as
+ * long. */
 static TrainSpec brief_spec(const TrainSpec *asked, Grid grid, double *times)
 {
     TrainSpec out = *asked;

@@ -30,7 +30,7 @@ typedef struct {
     int64_t params; /* of the model */
 } Prediction;
 
-/* As trainer_plan, with times. Several threads may call it at once. */
+/* Like trainer_plan, with times. Several threads may call it at once. */
 Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
                  StepTimes *times);
 
@@ -52,7 +52,7 @@ Err predict_allowed(const DeviceFile *d, const TrainSpec *spec);
 /* Errors: those of trainer_plan and predict_allowed. */
 Err predict(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out);
 
-/* By any source, without forward_s; brief: nearly so. Of costs that are no numbers step_s is NaN. */
+/* Predicts by any source, without forward_s; brief: nearly so. If costs are no numbers, step_s is NaN. */
 Err predict_by(const CostSource *source, const TrainSpec *spec, Grid grid, PredictHow how, Prediction *out);
 
 /* And draws the step, with a row for each pipeline rank (pipeline/chart.h). */

@@ -83,7 +83,7 @@ static void put_dots(const Svg *s, const Curve *c)
     }
 }
 
-/* As many validation sets as there is room for; the others' names are on their marks. */
+/* Lists as many validation sets as there is room for; the others' names are on their marks. */
 static void put_legend(const Curve *c, FILE *out)
 {
     int x = LEFT;

@@ -179,7 +179,7 @@ Err events_step(Events *e, const MetricsRecord *r)
     return write_event(e, &event);
 }
 
-/* As a code block of Markdown, which TensorBoard shows texts as: each line indented. */
+/* Makes a code block of Markdown, each line indented: TensorBoard shows texts as Markdown. */
 static Err indented(const char *text, char **out)
 {
     size_t size = 0;

@@ -15,7 +15,7 @@ static const double EVERY_S = 5;
 static const char mark[] = "megatrain_step";
 enum { TEXT_BYTES = 8192, GAUGE_BYTES = 600 };
 
-/* Of a label's value: a backslash, a quote and an end of line have a backslash before them. */
+/* Writes a label's value: a backslash, a quote and an end of line have a backslash before them. */
 static void escape(const char *text, char out[PROMETHEUS_RUN_BYTES])
 {
     char whole[PROMETHEUS_RUN_BYTES / 2]; /* escaped, it still fits */

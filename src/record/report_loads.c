@@ -14,7 +14,7 @@ typedef struct {
     double top, row; /* the load of the strongest colour; the height of a row */
 } Picture;
 
-/* Which of LEVELS a load has. */
+/* Number in LEVELS of a load. */
 static int level_of(const Picture *p, int layer, int bin)
 {
     const double over = (load_map_at(p->m, layer, bin) - 1) / (p->top - 1);

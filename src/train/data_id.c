@@ -47,14 +47,14 @@ static bool next_line(const char **at, char line[LINE])
     return true;
 }
 
-/* Where a token file's description has its last part, which may be missing; the end if it has none. */
+/* Place of the last part of a token file's description, which may be missing; the end if it has none. */
 static size_t content_at(const char *line)
 {
     const char *at = strstr(line, ", content ");
     return at ? (size_t)(at - line) : strlen(line);
 }
 
-/* Where the path ends: nothing behind it has a colon. */
+/* End of the path: nothing behind it has a colon. */
 static size_t path_end(const char *line)
 {
     const char *at = strrchr(line, ':');

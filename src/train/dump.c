@@ -27,7 +27,7 @@ static Err read_rows(Stream *s, DumpTensor *to, Tensor t)
     return ERR_OK;
 }
 
-/* Of the first micro-batch, or of the first part of its rows. */
+/* Sees the first micro-batch, or the first part of its rows. */
 static Err see(void *user, const char *weight, const char *what, Tensor t)
 {
     Dump *d = user;

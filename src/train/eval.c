@@ -94,7 +94,7 @@ static void put_task(const Tasks *t, const Task *task, JsonOut *json)
     else putchar('\n');
 }
 
-/* Of several tasks. */
+/* Results over several tasks. */
 static void put_pooled(const Tasks *t, JsonOut *json)
 {
     if (json) json_open(json, "pooled", '{');

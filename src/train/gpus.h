@@ -1,5 +1,5 @@
 /*
- * Which GPU each rank has, and what carries data between them: decided by all ranks from the same facts, which they
+ * The GPU of each rank, and what carries data between them: decided by all ranks from the same facts, which they
  * post in the store.
  *
  *   nccl     every rank has a GPU of its own: they need NCCL

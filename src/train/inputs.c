@@ -39,7 +39,7 @@ typedef struct {
     const char *path, *key; /* the key that names it */
 } TokenFile;
 
-/* Of a file under two keys the first in the list stays. */
+/* Orders by path, then by key: where a file stands under two keys, the first in the list stays. */
 static int by_path(const void *a, const void *b)
 {
     const TokenFile *x = a, *y = b;

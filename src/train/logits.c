@@ -74,7 +74,7 @@ static Err read_ids(IdFile *f)
     return err;
 }
 
-/* As samples: behind the ids a sample is filled up. */
+/* Gives the ids as samples: behind the ids a sample is filled up. */
 static Err id_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 {
     const IdFile *f = user;

@@ -23,7 +23,7 @@ typedef struct {
     const char *text; /* what manifests have, with those of earlier starts; NULL: none */
 } Overrides;
 
-/* Which parts of the training data's identity (data_id.h) `now` lets differ. */
+/* Parts of the training data's identity (data_id.h) that `now` lets differ. */
 unsigned overrides_data(const Config *was, const Config *now);
 
 /*

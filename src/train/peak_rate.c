@@ -35,7 +35,7 @@ static Err measure_rate(Run *r, double *flops)
     return ERR_OK;
 }
 
-/* By the GPU's file, where it has one that says it (config_device.h). */
+/* Takes the peak rate from the GPU's file, where it has one that says it (config_device.h). */
 Err run_peak_rate(Run *r, double *flops, const char **source)
 {
     DeviceInfo gpu;

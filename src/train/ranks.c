@@ -22,7 +22,7 @@ enum { ABORT_S = 3 }; /* launch.sh kills a rank 5 s after another failed */
 
 /* ---- hosts ---- */
 
-/* Where a rank runs: its machine and the processors that it may use there. */
+/* Place where a rank runs: its machine and the processors that it may use there. */
 typedef struct {
     char host[HOST_ID_BYTES];
     cpu_set_t cpus;
@@ -288,7 +288,8 @@ static Err open_saver(Ranks *r)
     return ERR_OK;
 }
 
-/* Where rank 0 cannot be asked: the next one speaks, the others say what they know without calling it the error. */
+/* Leaves the error to one rank if rank 0 cannot be asked: the next one speaks, the others say what they know without
+ * calling it the error. */
 static Err leave_to_one(const Ranks *r, Err err)
 {
     if (!err || err_is_elsewhere()) return err;
@@ -445,7 +446,7 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
 
 /* ---- closing ---- */
 
-/* Whose fault was it? The verdict says who prints: this rank, or another, and on_verdict ends this process. */
+/* Finds whose fault it was. The verdict says who prints: this rank, or another, and on_verdict ends this process. */
 static Err await_verdict(Ranks *r, Err outcome)
 {
     Verdict v;

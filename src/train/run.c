@@ -384,7 +384,8 @@ static Err refuse_start(const Run *r)
            err_hint("leave data.start out, or name one data set");
 }
 
-/* Where the data are read on: where the checkpoint's run was, or, if they are others now, where data.start says. */
+/* Sets the place from which the data are read on: that of the checkpoint's run or, if the data are others now,
+ * data.start. */
 static Err place_data(Run *r, const CkptMeta *meta, bool replaced)
 {
     const int64_t start = r->cfg->data.start;
@@ -723,7 +724,7 @@ TokenSource run_tokens(const Dataset *d) { return (TokenSource){ (void *)d, get_
 
 bool run_evaluates(const Run *r) { return r->valid.count || r->tasks.count; }
 
-/* Of a request: scores are those of the positions of its sample. */
+/* Scores a request: the scores are those of the positions of its sample. */
 static void score_request(TaskRequest *q, const RowScore *scores)
 {
     const RowScore *row = scores + q->begin + q->count - 1 - q->scored;

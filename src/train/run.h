@@ -68,7 +68,7 @@ CkptMeta run_meta(const Run *r, const char *config_text);
 /* How many samples an evaluation on a validation set has: all, or at most train.eval_samples. */
 int64_t run_valid_samples(const Run *r, const Dataset *set);
 
-/* Where data.train is read after so many samples of the run. */
+/* Place from which data.train is read after so many samples of the run. */
 int64_t run_data_position(const Run *r, int64_t samples);
 
 /* Is there anything to evaluate on? */

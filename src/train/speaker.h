@@ -1,7 +1,8 @@
 /*
- * Which rank says the run's error if the rank that it is about cannot: the lowest that is left. Ranks that do not hear
- * of each other any more agree by a file in the run's folder, which only one of them can make. The file's name is a
- * hash of the start's key, so that another start in the folder neither takes the word from this one nor gives it back.
+ * Chooses the rank that says the run's error if the rank that it is about cannot: the lowest that is left. Ranks that
+ * do not hear of each other any more agree by a file in the run's folder, which only one of them can make. The file's
+ * name is a hash of the start's key, so that another start in the folder neither takes the word from this one nor gives
+ * it back.
  */
 #ifndef MEGATRAIN_TRAIN_SPEAKER_H
 #define MEGATRAIN_TRAIN_SPEAKER_H

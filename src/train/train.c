@@ -76,7 +76,7 @@ static void say_fp8(const ModelSpec *m)
                          : ", and experts' products in bf16");
 }
 
-/* Of products of bf16: that they are slow here, or that the fastest kind could not be taken. */
+/* Says of products of bf16 that they are slow here, or that the fastest kind could not be taken. */
 static void say_dots(const Loop *l)
 {
     const Device *d = &l->run.trainer.device;
@@ -569,7 +569,7 @@ static Err close_metrics(Loop *l, Err err)
     return err ? err_again(&first, err) : closed;
 }
 
-/* Where to look now. */
+/* Says where to look now. */
 static void say_end(const Loop *l)
 {
     char time_text[UNITS_BYTES];

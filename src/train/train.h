@@ -23,7 +23,7 @@ typedef struct {
  */
 Err train_run(Config *cfg, const Boot *boot, const LayoutChoice *choice);
 
-/* Which checkpoint is evaluated, and on what. */
+/* The checkpoint that is evaluated, and the data. */
 typedef struct {
     /* A run's folder. NULL: checkpoint.load or .resume where one names a checkpoint, else run.dir. */
     const char *run_dir;

@@ -50,7 +50,7 @@ static Pair without_gap(Pair p, const Shape *s)
     return p;
 }
 
-/* As without_gap's, of random numbers in a matrix of chunks: all. */
+/* Like without_gap's, with random numbers in a matrix of chunks: all. */
 static Pair query_heads(Pair *all, CudaCase *c, DType T, double scale, const Shape *s, int64_t rows)
 {
     const int64_t group = s->H / s->K;

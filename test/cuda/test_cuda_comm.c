@@ -503,7 +503,7 @@ TEST(grid_worlds)
 
 enum { BAND_ROWS = 8 /* of a rank */, BAND_INPUTS = 16, BAND_OUTPUTS = 24, SCRATCH_BYTES = 64 << 10 };
 
-/* So small that all sums are exact in 16 bits, whatever their order. */
+/* Values so small that all sums are exact in 16 bits, whatever their order. */
 static int row_value(int64_t n, int64_t i, int rank) { return (int)((n * 3 + i * 5 + n * i + rank * 7) % 3) - 1; }
 static int weight_value(int64_t o, int64_t i, int rank) { return (int)((o * 11 + i * 13 + rank * 2) % 5) - 2; }
 

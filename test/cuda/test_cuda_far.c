@@ -68,7 +68,7 @@ static void far_close(void)
     for (int i = 0; i < 2; i++) arena_release(&far.arena[i], 0);
 }
 
-/* Of `units` parts along its first dimension far, and two near. */
+/* Two tensors: a far one of `units` parts along its first dimension, and a near one of two. */
 static Ends ends_alloc(DType T, int64_t units, int ndim, const int64_t *dim)
 {
     Ends e;
@@ -150,7 +150,7 @@ static void ends_check(Ends e, int64_t count, const char *what)
 
 /* ---- the same rows, far apart ---- */
 
-/* Where row r of one side begins. */
+/* Begin of row r of one side. */
 static char *row_of(Tensor t, int64_t r) { return (char *)t.data + r * t.ld * dtype_size(t.dtype); }
 
 /* With random numbers. Not `apart`: both are dense. */

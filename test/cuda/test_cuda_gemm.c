@@ -30,8 +30,8 @@ static Padded padded(CudaCase *c, DType T, int64_t rows, int64_t cols)
 /* Sums of 16-bit products are exact to fp32 but for their order, and tensor cores cut bits off on the way. */
 static double sum_tolerance(DType T) { return T == F32 ? 1e-5 : 1e-4; }
 
-/* Where rows are not aligned, kernels of the library round the product to 16 bits, and what it is with the bias once
- * more: seen on an H100, 1.03 units of the last place. */
+/* Tolerance with a bias. If rows are not aligned, kernels of the library round the product to 16 bits, and round again
+ * with the bias: on an H100, 1.03 units of the last place were seen. */
 static double biased_tolerance(DType T, bool with_bias)
 {
     return (with_bias && T != F32 ? 1.5 : 1) * case_tolerance(T);
@@ -65,7 +65,7 @@ typedef struct {
     int beyond; /* how many are off by more than a chain of fp32 sums may be: I times 2^-24 of the sum of |x w| */
 } WideError;
 
-/* Of y beside x w^T + bias in float64. */
+/* Error of y beside x w^T + bias in float64. */
 static WideError error_of(const float *y, Pair x, Pair w, Pair bias)
 {
     const Tensor tx = x.t[CASE_CPU], tw = w.t[CASE_CPU];

@@ -35,7 +35,7 @@ constexpr bool emulated = true;
 
 enum { DEATHS_MOST = 3, CASE_SECONDS = emulated ? 600 : 60 };
 
-/* Of the group that runs, shared with the process that started it. */
+/* Progress of the group that runs, shared with the process that started it. */
 static struct Progress {
     int at, wrong, told;
     bool asks; /* the case may die: that is what it finds out */
@@ -112,7 +112,7 @@ static float random_normal()
     return sum - 6;
 }
 
-/* Where the swizzle of rows of `span` bytes puts what an offset of the shared window means. */
+/* Place to which the swizzle of rows of `span` bytes moves an offset of the shared window. */
 static uint32_t swizzled(uint32_t at, int span)
 {
     return at ^ ((at >> 7 & static_cast<uint32_t>(span / 16 - 1)) << 4);

@@ -138,7 +138,7 @@ TEST(stats_of_bad_gradients)
     }
 }
 
-/* So many tensors of different lengths, one behind the other with a gap of `gap` elements; each seventh is counted on
+/* Makes `n` tensors of different lengths, one behind the other with a gap of `gap` elements. Each seventh is counted on
  * another rank. Returns the elements that they reach over. */
 static int64_t many_parts(FlatPart *part, int n, int64_t gap)
 {

@@ -33,7 +33,8 @@ static void rope_case(DType T, RopeShape p)
     case_close(c);
 }
 
-/* As the queries of a projection lie, in groups of 2, 3 and 8, with k and v of the group behind; and anyhow. */
+/* Queries as a projection has them, in groups of 2, 3 and 8, with k and v of the group behind; and queries that lie
+ * anyhow. */
 TEST(rope_in_groups)
 {
     static const RopeShape shapes[] = { { 3, 8, 16, 64, 0, 0, 0, 0, 2 },  { 5, 6, 8, 32, 0, 1, 0, 0, 3 },

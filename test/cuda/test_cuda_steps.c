@@ -22,7 +22,7 @@ typedef struct {
     uint64_t weights;
 } Run;
 
-/* As if a loss were not finite, or, once, a gradient had not fitted its shift. */
+/* Acts as if a loss were not finite, or, once, a gradient had not fitted its shift. */
 static Err spoiling_norm(void *user)
 {
     Run *r = user;

@@ -33,7 +33,7 @@ inline float device_expf(float x) { return rough(expf(x)); }
 inline float device_exp2f(float x) { return rough(exp2f(x)); }
 inline float device_logf(float x) { return rough(logf(x)); }
 inline float device_log1pf(float x) { return rough(log1pf(x)); }
-/* Of ex2.approx.ftz: no subnormal comes out. */
+/* ex2.approx.ftz: no subnormal comes out. */
 inline float exp2_approx(float x) { return x < -126.0f ? 0.0f : rough(exp2f(x)); }
 } // namespace emu
 #define expf(x) ::emu::device_expf(x)
@@ -51,7 +51,8 @@ inline float __powf(float x, float y) { return emu::rough(powf(x, y)); }
 inline float __sinf(float x) { return emu::rough(sinf(x)); }
 inline float __cosf(float x) { return emu::rough(cosf(x)); }
 inline void __sincosf(float x, float *s, float *c) { *s = __sinf(x), *c = __cosf(x); }
-/* Of the divisor's reciprocal, which is 0 from 2^126 on: 0, or NaN of an infinite dividend. */
+/* Division by way of the divisor's reciprocal, which is 0 from 2^126 on: the result is 0, or NaN for an infinite
+ * dividend. */
 inline float __fdividef(float a, float b)
 {
     return emu::rough(a * (fabsf(b) > 0x1p126f ? copysignf(0.0f, b) : 1.0f / b));

@@ -40,7 +40,8 @@ struct Load {
     Site site;
 };
 
-/* Of a copy or, without one, of some warps' products. In random orders the slow ones wait until no thread can go on. */
+/* The end of a copy or, without one, of some warps' products. In random orders the slow ones wait until no thread can
+ * go on. */
 struct Event {
     Load *load;
     int warpgroup;

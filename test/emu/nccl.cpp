@@ -489,7 +489,8 @@ void finish_split(ncclComm *c)
     *out = child;
 }
 
-/* Of the version's own size or one that it can read; what it does not know is not looked at. */
+/* The config has this version's size, or one that this version can read; members that it does not know are not looked
+ * at. */
 bool config_is_known(const ncclConfig_t *c)
 {
     const size_t size = version() >= NCCL_NAMES ? sizeof *c : offsetof(ncclConfig_t, commName);

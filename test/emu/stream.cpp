@@ -128,7 +128,7 @@ static bool first_may_run(CUstream_st *s)
     return first.poll();
 }
 
-/* Whose first item was submitted before all others'. */
+/* The stream whose first item was submitted before all others'. */
 static CUstream_st *oldest()
 {
     CUstream_st *first = nullptr;

@@ -299,7 +299,7 @@ static Matrix matrix_of(uint64_t x, bool trans, const char *name, Site at)
     return { field(0), field(16), field(32), static_cast<uint32_t>(span_of(x)), trans, name, at };
 }
 
-/* Where the 8 numbers lie that begin with row (or column) i of depth k: along the depth, or, `trans`, along i. */
+/* Place of the 8 numbers that begin with row (or column) i of depth k: along the depth, or, `trans`, along i. */
 static uint32_t chunk_of(const Matrix &m, uint32_t i, uint32_t k)
 {
     const uint32_t s = m.span, across = s / 2;

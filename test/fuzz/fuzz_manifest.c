@@ -148,7 +148,7 @@ static void check_keys(const Manifest *m, int file, size_t size)
     free(text);
 }
 
-/* Whose bytes are damaged in a file of zeros? */
+/* Asks which tensor is damaged in a file of zeros. The error still begins with what was wrong. */
 static void check_blame(const Manifest *m, int file)
 {
     static const char zeros[1 << 12];
