@@ -46,11 +46,11 @@ TEST(biases_of_attention) /* as the others, unless they are given */
     static const struct {
         const char *given;
         int bias, attention;
-    } cases[] = { { "model.arch=gpt2", 1, MODEL_ATTENTION_BIAS_ALL },
-                  { "model.arch=llama", 0, MODEL_ATTENTION_BIAS_NONE },
-                  { "model.arch=llama model.bias=true", 1, MODEL_ATTENTION_BIAS_ALL },
-                  { "model.arch=llama model.attention_bias=qkv", 0, MODEL_ATTENTION_BIAS_QKV },
-                  { "model.arch=gpt2 model.attention_bias=none", 1, MODEL_ATTENTION_BIAS_NONE } };
+    } cases[] = { { "model.arch=gpt2", 1, ATTENTION_BIAS_ALL },
+                  { "model.arch=llama", 0, ATTENTION_BIAS_NONE },
+                  { "model.arch=llama model.bias=true", 1, ATTENTION_BIAS_ALL },
+                  { "model.arch=llama model.attention_bias=qkv", 0, ATTENTION_BIAS_QKV },
+                  { "model.arch=gpt2 model.attention_bias=none", 1, ATTENTION_BIAS_NONE } };
     Config c;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         OK(read_as(&c, NULL, cases[i].given, 1));
@@ -286,7 +286,7 @@ TEST(words_for_true_and_false)
         snprintf(text, sizeof text, "model.sinks=%s model.qk_norm=%s", words[i], words[i]);
         OK(read_as(&c, NULL, text, 1));
         CHECK(c.model.sinks == i % 2);
-        CHECK(c.model.qk_norm == (i % 2 ? MODEL_QK_NORM_TRUE : MODEL_QK_NORM_FALSE));
+        CHECK(c.model.qk_norm == (i % 2 ? QK_NORM_HEADS : QK_NORM_NONE));
         config_release(&c);
     }
 }
@@ -951,7 +951,7 @@ TEST(no_rule_without_a_case)
     }
     OK(file_read_all("src/config/config.def", 1 << 20, &text, &n));
     for (const char *p = text; p; p = strchr(p, '\n'), p += p != NULL) {
-        if (*p != ' ') sscanf(p, "%*[A-Z ](%31[a-z], %63[a-z0-9_],", section, name);
+        if (*p != ' ') sscanf(p, "%*[A-Z_ ](%31[a-z], %63[a-z0-9_],", section, name);
         sscanf(p, "DOTS(%31[a-z], %*[a-z_], \"%63[a-z._]\",", section, name);
         sscanf(p, "WORD(%31[a-z], %*[a-z_], \"%63[a-z._]\",", section, name);
         if (strncmp(p, "    MUST(", 9) && strncmp(p, "    ONLY(", 9)) continue;

@@ -68,11 +68,11 @@ TEST(each_input_has_its_largest_magnitude)
 {
     for (Fp8Recipe k = FP8_TENSORWISE; k < FP8_RECIPES; k++) {
         int seen = 0;
-        if (!fp8_has_amax(k)) continue;
+        if (!fp8_facts(k)->tensor) continue;
         TinyRun r = run_of(spec_of(tiny_gpt2(), k, 0), (Layout){ 1, 1, 0, 1, 2, 1 }, 1);
         r.after = look_at_inputs, r.user = &seen;
         tiny_train(&r);
-        CHECK_MSG(!r.err && seen == 4 * r.spec.model.layers, "%s: %d inputs %s", fp8_recipe_name(k), seen, r.message);
+        CHECK_MSG(!r.err && seen == 4 * r.spec.model.layers, "%s: %d inputs %s", fp8_facts(k)->name, seen, r.message);
     }
 }
 
@@ -104,8 +104,8 @@ TEST(shared_sequences)
         for (int i = 0; i < steps; i++) {
             /* (what is rounded another way grows from step to step) */
             const double bound = i ? 5e-3 : k == FP8_NVFP4 ? 1e-3 : 2e-4;
-            CHECK_CLOSE(shared.loss[i], one.loss[i], bound, "%s, step %d", fp8_recipe_name(k), i);
-            CHECK_CLOSE(sliced.loss[i], one.loss[i], bound, "%s, step %d", fp8_recipe_name(k), i);
+            CHECK_CLOSE(shared.loss[i], one.loss[i], bound, "%s, step %d", fp8_facts(k)->name, i);
+            CHECK_CLOSE(sliced.loss[i], one.loss[i], bound, "%s, step %d", fp8_facts(k)->name, i);
         }
     }
 }
@@ -183,8 +183,8 @@ TEST(batches_of_an_evaluation_share_codes)
         }
         CHECK(!memcmp(b[0].loss, b[1].loss, sizeof b[0].loss));
         /* (with it the tensor's largest magnitude, which is known as long) */
-        const int64_t once = b[1].casts * (fp8_has_amax(k) ? 2 : 1), saved = 2 * b[1].ops[0] - b[1].ops[1];
-        CHECK_MSG(b[1].casts > 0 && saved == once, "%s: %lld of %lld ops", fp8_recipe_name(k), (long long)saved,
+        const int64_t once = b[1].casts * (fp8_facts(k)->tensor ? 2 : 1), saved = 2 * b[1].ops[0] - b[1].ops[1];
+        CHECK_MSG(b[1].casts > 0 && saved == once, "%s: %lld of %lld ops", fp8_facts(k)->name, (long long)saved,
                   (long long)once);
     }
 }
@@ -253,17 +253,17 @@ TEST(gradients_are_near_those_of_bf16)
             plain.model.fp8.recipe = FP8_NONE;
             TinyRun coarse = state_of(s, 1), fine = state_of(plain, 1);
             const double far = apart(&coarse, &fine);
-            printf("    model %d, %-10s gradients %.4f apart, losses %.2e\n", i, fp8_recipe_name(k), far,
+            printf("    model %d, %-10s gradients %.4f apart, losses %.2e\n", i, fp8_facts(k)->name, far,
                    fabs(coarse.loss[0] - fine.loss[0]));
             const int times = k == FP8_NVFP4 ? 4 : 1;
             CHECK_MSG(far > 0.005 && far < (k == FP8_NVFP4 ? 0.45 : 0.15), "model %d, %s: gradients %.4f apart", i,
-                      fp8_recipe_name(k), far);
-            CHECK_CLOSE(coarse.loss[0], fine.loss[0], 5e-4 * times, "model %d, %s", i, fp8_recipe_name(k));
+                      fp8_facts(k)->name, far);
+            CHECK_CLOSE(coarse.loss[0], fine.loss[0], 5e-4 * times, "model %d, %s", i, fp8_facts(k)->name);
             if (k == FP8_TENSORWISE) whole = far;
             else if (k == FP8_NVFP4) CHECK_CLOSE(far, times * blocks, 0.1, "model %d", i);
             else
                 CHECK_MSG(far < .9 * whole, "model %d, %s: no nearer than with a scale for a tensor", i,
-                          fp8_recipe_name(k));
+                          fp8_facts(k)->name);
             if (k == FP8_MXFP8) blocks = far;
             state_free(&coarse), state_free(&fine);
         }
@@ -305,9 +305,9 @@ TEST(experts_redone)
         s.model.moe.capacity = (Capacity){ .slack = 1, .redo = true };
         TinyRun pieces = run_of(s, (Layout){ 4, 1, 0, 1, 2, 1, .ep = 4 }, 1);
         tiny_train(&pieces);
-        CHECK_MSG(!whole.err && !pieces.err && pieces.hash == whole.hash, "%s: %s %s", fp8_recipe_name(k),
+        CHECK_MSG(!whole.err && !pieces.err && pieces.hash == whole.hash, "%s: %s %s", fp8_facts(k)->name,
                   whole.message, pieces.message);
-        CHECK_MSG(pieces.retried_in_pieces > 0, "%s: no step lacked room", fp8_recipe_name(k));
+        CHECK_MSG(pieces.retried_in_pieces > 0, "%s: no step lacked room", fp8_facts(k)->name);
     }
 }
 
@@ -319,10 +319,10 @@ TEST(experts_gradients_are_near_those_of_bf16)
         plain.model.fp8.experts = false;
         TinyRun coarse = state_of(s, 1), fine = state_of(plain, 1);
         const double far = apart(&coarse, &fine);
-        printf("    experts, %-10s gradients %.4f apart, losses %.2e\n", fp8_recipe_name(k), far,
+        printf("    experts, %-10s gradients %.4f apart, losses %.2e\n", fp8_facts(k)->name, far,
                fabs(coarse.loss[0] - fine.loss[0]));
-        CHECK_MSG(far > 0.005 && far < 0.13, "%s: gradients %.4f apart", fp8_recipe_name(k), far);
-        CHECK_CLOSE(coarse.loss[0], fine.loss[0], 2e-4, "%s", fp8_recipe_name(k));
+        CHECK_MSG(far > 0.005 && far < 0.13, "%s: gradients %.4f apart", fp8_facts(k)->name, far);
+        CHECK_CLOSE(coarse.loss[0], fine.loss[0], 2e-4, "%s", fp8_facts(k)->name);
         state_free(&coarse), state_free(&fine);
     }
 }

@@ -42,7 +42,7 @@ static double number(const Json *j, const char *key)
 
 static RouterScore score_of(const char *name)
 {
-    static const char *const names[] = { "softmax", "softmax_pre", "sigmoid", "sqrt_softplus" };
+    static const char *const names[] = { ROUTER_SCORES(CHOICE_TEXT) };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (name && !strcmp(name, names[i])) return (RouterScore)i;
     CHECK_MSG(0, "golden.json: router '%s'", name ? name : "none");

@@ -225,7 +225,7 @@ static void put_fp8(const ModelSpec *m)
 {
     const int keep = (m->layers - layer_set_count(&m->fp8.blocks)) / 2;
     printf("fp8     %s, blocks %d to %d%s; codes and factors lie in scratch while a product runs%s\n",
-           fp8_recipe_name(m->fp8.recipe), keep, m->layers - keep - 1,
+           fp8_facts(m->fp8.recipe)->name, keep, m->layers - keep - 1,
            !m->moe.experts  ? ""
            : m->fp8.experts ? ", experts too"
                             : ", experts in bf16",

@@ -25,6 +25,8 @@ Err plan_recompute(PlanTable *t)
     return ERR_OK;
 }
 
+static const char *const names[RECOMPUTE_KINDS] = { RECOMPUTE_LIST(CHOICE_TEXT) };
+
 static int layers_of(const MemoryPlan *p)
 {
     int layers = 0;
@@ -45,7 +47,7 @@ void plan_put_recompute(const PlanTable *t)
         const MemoryPlan *p = &t->recomputed[kind];
         char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES] = "";
         if (kind) units_bytes(d, (none->save - p->save) / layers);
-        printf("  %-34s %12s %12s %12s %10.1f %% %18s\n", config_recomputes[kind], units_bytes(a, p->save),
+        printf("  %-34s %12s %12s %12s %10.1f %% %18s\n", names[kind], units_bytes(a, p->save),
                units_bytes(b, p->scratch), units_bytes(c, memory_plan_total(p)),
                100 * ((double)p->flop / (double)none->flop - 1), d);
     }
@@ -56,7 +58,7 @@ void plan_json_recompute(JsonOut *j, const PlanTable *t)
     json_open(j, "recompute", '{');
     for (int kind = 0; kind < RECOMPUTE_KINDS; kind++) {
         const MemoryPlan *p = &t->recomputed[kind];
-        json_open(j, config_recomputes[kind], '{');
+        json_open(j, names[kind], '{');
         json_put_int(j, "saves", p->save);
         json_put_int(j, "scratch", p->scratch);
         json_put_int(j, "total", memory_plan_total(p));

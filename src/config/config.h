@@ -17,7 +17,9 @@
 #include "base/activation.h"
 #include "base/arena.h"
 #include "base/batch_ramp.h"
+#include "base/choices.h"
 #include "base/dispatcher.h"
+#include "base/fp8_recipe.h"
 #include "base/layer_set.h"
 
 /* Source of a value. AUTO: filled in, from the recipe or from other keys. */
@@ -26,18 +28,6 @@ typedef struct {
     ConfigOriginKind kind;
     int line; /* of the file */
 } ConfigOrigin;
-
-/* The words of parallel.cp_comm, in this order. */
-typedef enum { CP_COMM_ALLGATHER, CP_COMM_RING, CP_COMM_A2A, CP_COMM_HIERARCHICAL, CP_COMMS } ConfigCpComm;
-
-/* The words of train.recompute, in this order. */
-typedef enum {
-    TRAIN_RECOMPUTE_NONE,
-    TRAIN_RECOMPUTE_SELECTIVE,
-    TRAIN_RECOMPUTE_FULL,
-    TRAIN_RECOMPUTES
-} ConfigRecompute;
-extern const char *const config_recomputes[TRAIN_RECOMPUTES];
 
 /* Ids of keys: CFG_model_layers, ... */
 typedef enum {
@@ -57,6 +47,7 @@ typedef struct {
 #define C(name, text) name,
 #define PICK(section, key, start, choices, ...) enum { choices } key;
 #define WORD(section, name, key, start, choices, ...) enum { choices } name;
+#define ONE_OF(section, key, start, Type, ...) Type key;
 #define TEXT(section, key, ...) const char *key;
 #include "config/config.def"
 #undef C
@@ -75,9 +66,9 @@ typedef struct {
         int64_t decay_steps;             /* optim.decay_steps, or steps */
         int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
         int64_t trace_first, trace_last; /* log.trace_steps; 0: none */
-        LayerPattern cp_comm;            /* parallel.cp_comm: of each block its ConfigCpComm */
+        LayerPattern cp_comm;            /* parallel.cp_comm: of each block its ContextComm */
         int64_t cp_heads;                /* parallel.cp_heads, or what is usual */
-        LayerPattern recompute;          /* train.recompute: of each layer of a stage its ConfigRecompute */
+        LayerPattern recompute;          /* train.recompute: of each layer of a stage its Recompute */
     } derived;
 
     ConfigOrigin origin[CFG_COUNT];
@@ -141,6 +132,9 @@ Err config_can_read(const Config *c, const char *values);
 
 /* model.activation, once it is no longer auto. */
 Activation config_activation(const Config *c);
+
+/* run.fp8, as layers know it. */
+static inline Fp8Recipe config_fp8_recipe(const Config *c) { return (Fp8Recipe)(FP8_NONE + 1 + c->run.fp8); }
 
 /* hidden / optim.mup_base; 1 where there is none. */
 float config_mup_width(const Config *c);

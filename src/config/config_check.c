@@ -70,12 +70,9 @@ static int64_t layers_recomputed(const Config *c)
 }
 
 static bool has_rope(const Config *c) { return c->model.position == MODEL_POSITION_ROPE; }
-static bool scales_rope(const Config *c) { return c->model.rope_scaling != MODEL_ROPE_SCALING_NONE; }
-static bool is_yarn(const Config *c) { return c->model.rope_scaling == MODEL_ROPE_SCALING_YARN; }
-static bool scales_by_turns(const Config *c)
-{
-    return is_yarn(c) || c->model.rope_scaling == MODEL_ROPE_SCALING_LLAMA3;
-}
+static bool scales_rope(const Config *c) { return c->model.rope_scaling != ROPE_PLAIN; }
+static bool is_yarn(const Config *c) { return c->model.rope_scaling == ROPE_YARN; }
+static bool scales_by_turns(const Config *c) { return is_yarn(c) || c->model.rope_scaling == ROPE_LLAMA3; }
 
 /* What GPUs read 16 bytes at a time. */
 static bool fits_gpu(const Config *c, int64_t width)
@@ -99,6 +96,7 @@ static int64_t unit_rows(const Config *c)
 }
 
 static bool is_fp8(const Config *c) { return c->run.precision == RUN_PRECISION_FP8; }
+static const Fp8Facts *fp8_of(const Config *c) { return fp8_facts(config_fp8_recipe(c)); }
 
 /* Are the linear layers' inputs and outputs in blocks, as ranks of tp have them, multiples of `unit`? */
 static bool widths_are_multiples(const Config *c, int64_t unit)
@@ -122,6 +120,9 @@ static bool fp8_widths_fit(const Config *c, int64_t unit)
     return widths_are_multiples(c, unit) && unit_rows(c) % (parts ? unit * c->parallel.tp : unit) == 0;
 }
 
+/* The length of a block of experts' operands; where tensors have the scales none are built, and any length will do. */
+static int64_t fp8_experts_block(const Config *c) { return fp8_of(c)->tensor ? 128 : fp8_of(c)->block; }
+
 /* Have experts whole blocks, as ranks hold them? */
 static bool fp8_experts_fit(const Config *c, int64_t block)
 {
@@ -129,23 +130,9 @@ static bool fp8_experts_fit(const Config *c, int64_t block)
 }
 
 /* Bands of rows, of so many in all. */
-/* What the rows of a product are a multiple of. */
-static int64_t fp8_rows_unit(const Config *c) { return c->run.fp8 == RUN_FP8_MXFP8 ? 32 : 16; }
-
 static bool fp8_bands_fit(const Config *c, int64_t bands)
 {
-    return !is_fp8(c) || on_cpu(c) || bands < 2 || unit_rows(c) % (fp8_rows_unit(c) * bands) == 0;
-}
-
-/* Numbers that have a scale. */
-static int64_t fp8_block_length(const Config *c)
-{
-    return c->run.fp8 == RUN_FP8_MXFP8 ? 32 : c->run.fp8 == RUN_FP8_NVFP4 ? 16 : 128;
-}
-
-static bool fp8_scales_tensors(const Config *c)
-{
-    return c->run.fp8 == RUN_FP8_TENSORWISE || c->run.fp8 == RUN_FP8_NVFP4;
+    return !is_fp8(c) || on_cpu(c) || bands < 2 || unit_rows(c) % (fp8_of(c)->unit * bands) == 0;
 }
 
 /* The canonical places of blocks are those of one rank and of one sample after the other. With sp a rank makes latents
@@ -277,7 +264,7 @@ static void check_training(ConfigReader *r)
     short_trial(c, "the warm-up must be shorter than decay_steps (0: the run's steps)", text, sizeof text);
     RULE(!c->optim.warmup || c->optim.warmup < c->derived.decay_steps, text, CFG_optim_warmup,
          CFG_optim_decay_steps, CFG_train_steps, CFG_train_tokens);
-    bool wsd = c->optim.schedule == OPTIM_SCHEDULE_WSD;
+    bool wsd = c->optim.schedule == LR_WSD;
     short_trial(c, "warm-up and closing decay must fit into decay_steps (0: the run's steps)", text,
                 sizeof text);
     RULE(!wsd || c->derived.wsd_decay + c->optim.warmup <= c->derived.decay_steps, text, CFG_optim_wsd_decay,

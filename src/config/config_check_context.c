@@ -16,14 +16,11 @@ enum { RING_RANKS_MAX = 16, A2A_RANKS_MAX = 8 }; /* (messages of one exchange: c
 
 int64_t config_cp_comm(const Config *c, LayerPattern *out)
 {
-    static const char *const words[CP_COMMS] = { [CP_COMM_ALLGATHER] = "allgather",
-                                                 [CP_COMM_RING] = "ring",
-                                                 [CP_COMM_A2A] = "a2a",
-                                                 [CP_COMM_HIERARCHICAL] = "hierarchical" };
-    return layer_pattern_read_words(c->parallel.cp_comm, words, CP_COMMS, out);
+    static const char *const words[CONTEXT_COMMS] = { CONTEXT_COMM_LIST(CHOICE_TEXT) };
+    return layer_pattern_read_words(c->parallel.cp_comm, words, CONTEXT_COMMS, out);
 }
 
-static bool some_block(const Config *c, ConfigCpComm way)
+static bool some_block(const Config *c, ContextComm way)
 {
     return layer_pattern_has(&c->derived.cp_comm, way);
 }
@@ -32,7 +29,7 @@ int64_t config_cp_heads(const Config *c)
 {
     const int64_t cp = c->parallel.cp;
     if (c->parallel.cp_heads) return c->parallel.cp_heads;
-    if (!some_block(c, CP_COMM_HIERARCHICAL)) return 1;
+    if (!some_block(c, CONTEXT_HIERARCHICAL)) return 1;
     int64_t heads = cp / 2 > A2A_RANKS_MAX ? A2A_RANKS_MAX : cp / 2;
     while (heads > 1 && (cp % heads || !heads_divide(c, heads))) heads--;
     return heads > 1 ? heads : 1;
@@ -61,7 +58,7 @@ static void check_heads(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t cp = c->parallel.cp, heads = c->derived.cp_heads;
-    const bool all = some_block(c, CP_COMM_A2A), neighbours = some_block(c, CP_COMM_HIERARCHICAL);
+    const bool all = some_block(c, CONTEXT_A2A), neighbours = some_block(c, CONTEXT_HIERARCHICAL);
     RULE(neighbours || all || heads <= 1, "only cp_comm = hierarchical has neighbours that exchange heads",
          CFG_parallel_cp_heads, CFG_parallel_cp_comm);
     config_take(r, "parallel.cp_comm=hierarchical, or parallel.cp_heads=0");
@@ -84,9 +81,9 @@ static void check_ring(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t cp = c->parallel.cp, heads = c->derived.cp_heads;
-    const int64_t ranks = some_block(c, CP_COMM_RING) ? cp : cp > heads ? cp / heads : 1;
+    const int64_t ranks = some_block(c, CONTEXT_RING) ? cp : cp > heads ? cp / heads : 1;
     const int64_t slices = c->parallel.slices, part = c->model.seq / (2 * ranks * slices);
-    const bool ring = ranks > 1 && (some_block(c, CP_COMM_RING) || some_block(c, CP_COMM_HIERARCHICAL));
+    const bool ring = ranks > 1 && (some_block(c, CONTEXT_RING) || some_block(c, CONTEXT_HIERARCHICAL));
     char text[200];
     RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks", CFG_parallel_cp_comm,
          CFG_parallel_cp);

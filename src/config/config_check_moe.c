@@ -88,7 +88,7 @@ static void check_upcycle(ConfigReader *r)
              (long long)parts);
     RULE(parts && c->moe.experts % parts == 0 && c->moe.topk % parts == 0, text, CFG_checkpoint_upcycle,
          CFG_moe_experts, CFG_moe_topk);
-    RULE(c->moe.router == MOE_ROUTER_SOFTMAX || c->moe.router == MOE_ROUTER_SOFTMAX_PRE || c->moe.normalize,
+    RULE(c->moe.router == ROUTER_SOFTMAX || c->moe.router == ROUTER_SOFTMAX_PRE || c->moe.normalize,
          "weights that add up to no known number cannot give what the dense layer gave",
          CFG_checkpoint_upcycle, CFG_moe_router, CFG_moe_normalize);
     config_take(r, "moe.normalize=true, or moe.router=softmax");

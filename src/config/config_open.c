@@ -115,7 +115,7 @@ static int64_t blocks_for_cp(const Config *c)
 {
     const LayerPattern *ways = &c->derived.cp_comm;
     const int64_t blocks = 2 * c->parallel.cp, part = c->model.seq / blocks;
-    const bool ring = layer_pattern_has(ways, CP_COMM_RING) || layer_pattern_has(ways, CP_COMM_HIERARCHICAL);
+    const bool ring = layer_pattern_has(ways, CONTEXT_RING) || layer_pattern_has(ways, CONTEXT_HIERARCHICAL);
     const bool power = (blocks & (blocks - 1)) == 0, whole = !ring || part % c->parallel.attn_block == 0;
     return power && whole && c->parallel.slices == 1 && c->model.seq % blocks == 0 ? blocks : 0;
 }

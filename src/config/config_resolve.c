@@ -118,8 +118,8 @@ static void resolve_name(ConfigReader *r)
 static void resolve_moe(ConfigReader *r)
 {
     Config *c = r->config;
-    const bool softmax = c->moe.router == MOE_ROUTER_SOFTMAX;
-    const bool several = c->moe.topk > 1 && c->moe.router != MOE_ROUTER_SOFTMAX_PRE;
+    const bool softmax = c->moe.router == ROUTER_SOFTMAX;
+    const bool several = c->moe.topk > 1 && c->moe.router != ROUTER_SOFTMAX_PRE;
     if (c->moe.experts) FILL(0, moe, ffn, c->model.ffn, CFG_model_ffn);
     FILL(-1, moe, normalize, c->moe.experts && (softmax || several), CFG_moe_router);
     const bool loss = c->moe.balance == MOE_BALANCE_AUX || c->moe.balance == MOE_BALANCE_SEQ_AUX ||
@@ -130,10 +130,9 @@ static void resolve_moe(ConfigReader *r)
 static void resolve_rope(ConfigReader *r)
 {
     Config *c = r->config;
-    const bool llama3 = c->model.rope_scaling == MODEL_ROPE_SCALING_LLAMA3;
-    const bool yarn = c->model.rope_scaling == MODEL_ROPE_SCALING_YARN;
-    FILL(-1, model, rope_factor, c->model.rope_scaling == MODEL_ROPE_SCALING_NONE ? 1 : 8,
-         CFG_model_rope_scaling);
+    const bool llama3 = c->model.rope_scaling == ROPE_LLAMA3;
+    const bool yarn = c->model.rope_scaling == ROPE_YARN;
+    FILL(-1, model, rope_factor, c->model.rope_scaling == ROPE_PLAIN ? 1 : 8, CFG_model_rope_scaling);
     if (llama3 || yarn)
         FILL(0, model, rope_original, (int64_t)((double)c->model.seq / c->model.rope_factor), CFG_model_seq);
     FILL(-1, model, rope_fast, llama3 ? 4 : 32, CFG_model_rope_scaling);
@@ -149,8 +148,8 @@ static void resolve_model(ConfigReader *r)
     FILL(MODEL_NORM_AUTO, model, norm, recipes[c->model.arch].norm, CFG_model_arch);
     FILL(MODEL_ACTIVATION_AUTO, model, activation, recipes[c->model.arch].activation, CFG_model_arch);
     FILL(-1, model, bias, recipes[c->model.arch].bias, CFG_model_arch);
-    FILL(MODEL_ATTENTION_BIAS_AUTO, model, attention_bias,
-         c->model.bias ? MODEL_ATTENTION_BIAS_ALL : MODEL_ATTENTION_BIAS_NONE, CFG_model_bias);
+    FILL(ATTENTION_BIAS_AS_ALL, model, attention_bias,
+         c->model.bias ? ATTENTION_BIAS_ALL : ATTENTION_BIAS_NONE, CFG_model_bias);
     FILL(-1, model, tied, recipes[c->model.arch].tied, CFG_model_arch);
     FILL(0, model, kv_heads, c->model.heads, CFG_model_heads);
     if (config_is_latent(c))
@@ -172,13 +171,10 @@ static bool layout_divides_blocks(const Config *c)
     return c->parallel.tp_blocks % c->parallel.tp == 0 && by_cp && config_slices_fit(c);
 }
 
-const char *const config_recomputes[TRAIN_RECOMPUTES] = { [TRAIN_RECOMPUTE_NONE] = "none",
-                                                          [TRAIN_RECOMPUTE_SELECTIVE] = "selective",
-                                                          [TRAIN_RECOMPUTE_FULL] = "full" };
-
 int64_t config_recompute(const Config *c, LayerPattern *out)
 {
-    return layer_pattern_read_words(c->train.recompute, config_recomputes, TRAIN_RECOMPUTES, out);
+    static const char *const words[RECOMPUTE_KINDS] = { RECOMPUTE_LIST(CHOICE_TEXT) };
+    return layer_pattern_read_words(c->train.recompute, words, RECOMPUTE_KINDS, out);
 }
 
 static int64_t fewest_ranks(const Config *c)
@@ -276,7 +272,7 @@ static int64_t bands_beside_products(const Config *c)
     enum { BANDS_MOST = 4, ROWS_LEAST = 1024 };
     const int64_t rows = c->train.micro_batch * c->model.seq / c->parallel.cp;
     const bool fp8 = c->run.precision == RUN_PRECISION_FP8;
-    const int64_t unit = c->run.fp8 == RUN_FP8_MXFP8 ? 32 : 16;
+    const int64_t unit = fp8_facts(config_fp8_recipe(c))->unit;
     int64_t bands = BANDS_MOST;
     while (bands > 1 && (c->parallel.tp % bands || rows / bands < ROWS_LEAST ||
                          (fp8 && rows % (unit * c->parallel.slices * bands))))
@@ -294,9 +290,9 @@ static void resolve_run(ConfigReader *r)
     FILL(-1, run, fp32_residual, cpu || plain, CFG_run_precision);
     FILL(-1, run, fp32_vectors, cpu || plain, CFG_run_precision);
     FILL(-1, run, fp32_row_sums, c->run.fp32_residual == 1 && c->run.fp32_vectors == 1, CFG_run_precision);
-    const bool blocks = c->run.precision == RUN_PRECISION_FP8 &&
-                        (c->run.fp8 == RUN_FP8_BLOCKWISE || c->run.fp8 == RUN_FP8_MXFP8);
-    const int64_t block = c->run.fp8 == RUN_FP8_MXFP8 ? 32 : 128;
+    const Fp8Facts *fp8 = fp8_facts(config_fp8_recipe(c));
+    const bool blocks = c->run.precision == RUN_PRECISION_FP8 && !fp8->tensor;
+    const int64_t block = fp8->block ? fp8->block : 1;
     /* (etp may change on resume, so it is not asked) */
     const bool whole = c->moe.experts && c->model.hidden % block == 0 && c->moe.ffn % block == 0;
     FILL(-1, run, fp8_experts, cpu && blocks && whole, CFG_run_precision);

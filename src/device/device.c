@@ -24,7 +24,7 @@ enum { NULL_ALIGN = 4096 };
 /* A bit that addresses of its host have. */
 static const uintptr_t NULL_FAR = (uintptr_t)1 << 63;
 
-static const char *const isa_names[ISA_COUNT] = { "auto", "avx512", "avx2", "c" };
+static const char *const isa_names[ISA_COUNT] = { ISA_LIST(CHOICE_TEXT) };
 
 const char *isa_name(Isa isa) { return isa_names[isa]; }
 
@@ -42,7 +42,9 @@ Isa isa_best(void)
     return isa_supported(ISA_AVX512) ? ISA_AVX512 : isa_supported(ISA_AVX2) ? ISA_AVX2 : ISA_C;
 }
 
-static const char *const dot_names[DOT_KINDS] = { "fma", "vdpbf16", "amx" };
+#define DOT_NAME(name, text, number) [number] = text,
+static const char *const dot_names[DOT_KINDS] = { DOT_LIST(DOT_NAME) };
+#undef DOT_NAME
 
 const char *dot_name(DotKind kind) { return dot_names[kind]; }
 

@@ -16,6 +16,7 @@
 
 #include <pthread.h>
 
+#include "base/choices.h"
 #include "device/tensor.h"
 
 typedef struct Device Device;
@@ -46,12 +47,6 @@ typedef struct Event {
     Err err;    /* the outcome of the work; its message travels in `message` */
     char message[256];
 } Event;
-
-typedef enum { ISA_AUTO, ISA_AVX512, ISA_AVX2, ISA_C, ISA_COUNT } Isa;
-
-/* How the cpu sums products of bf16 numbers (cpu/gemm.h): by an fp32 chain of all, by VDPBF16PS's chain of pairs, or by
- * TDPBF16PS's depths of 32. */
-typedef enum { DOT_FMA, DOT_VDPBF16, DOT_AMX, DOT_KINDS } DotKind;
 
 /* Intel's AMX tiles: a processor has none (or its system lends none), has such as sum otherwise than their manual says,
  * or such as keep to it. */

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/choices.h"
 #include "base/fp8.h"
 
 typedef struct {
@@ -100,8 +101,6 @@ typedef struct {
  * multiplied by `scale`. groups > 1: experts lie in so many equal groups; a group's score is the sum of its
  * group_best best (0: K / group_topk), and only the group_topk best groups are chosen from.
  */
-typedef enum { ROUTER_SOFTMAX, ROUTER_SOFTMAX_PRE, ROUTER_SIGMOID, ROUTER_SQRT_SOFTPLUS } RouterScore;
-
 enum { ROUTER_TOPK_MAX = 1024, SINKHORN_ROUNDS = 100 };
 
 typedef struct {

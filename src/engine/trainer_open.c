@@ -125,7 +125,7 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
     if (t->parts.step.slices > 1)
         TRY(setup_array(&t->memory.setup, stage_attention_layers(stage->model), &s->slot.keys));
     TRY(stage_save_init(stage->model, &s->save, &t->memory.setup));
-    if (fp8_has_amax(t->spec.model.fp8.recipe))
+    if (fp8_facts(t->spec.model.fp8.recipe)->tensor)
         TRY(tensor_new(&t->memory.state, &s->slot.amax, I64,
                        fp8_amax_count(t->spec.model.fp8.recipe) * stage->params->reg->count));
     return batch_alloc(&batch, &s->batch, &t->memory.state);

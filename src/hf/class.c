@@ -127,7 +127,7 @@ const HfClassRow
                                     .head_dim = 64,      .eps = 1e-5,
                                     .init_std = 0.02,    .attention_bias = true,
                                     .mlp_bias = true,    .window = 128,
-                                    .period = 2,         .rope_type = HF_ROPE_YARN,
+                                    .period = 2,         .rope_type = ROPE_YARN,
                                     .factor = 32,        .original = 4096,
                                     .truncate = false,   .experts = 128,
                                     .topk = 4,           .expert_ffn = HF_NONE,

@@ -137,18 +137,18 @@ static void put_yarn(Ini *w)
 
 static void put_rope(Ini *w, HfClass c)
 {
-    static const char *const names[HF_ROPES] = { "none", "linear", "llama3", "yarn" };
+    static const char *const names[] = { ROPE_SCALINGS(CHOICE_TEXT) };
     const HfModel *m = w->m;
     if (c == HF_GPT2) return;
     put_real(w, "rope_base", m->theta);
     if (c == HF_GEMMA3) put_real(w, "rope_base_local", m->local_theta);
     if (m->partial != 1) put_int(w, "rope_dim", (int64_t)((double)m->head_dim * m->partial));
-    if (m->rope_type == HF_ROPE_DEFAULT) return;
+    if (m->rope_type == ROPE_PLAIN) return;
     put_word(w, "rope_scaling", names[m->rope_type]);
     put_real(w, "rope_factor", m->factor);
-    if (m->rope_type == HF_ROPE_LINEAR) return;
+    if (m->rope_type == ROPE_LINEAR) return;
     put_int(w, "rope_original", m->original);
-    if (m->rope_type == HF_ROPE_LLAMA3) {
+    if (m->rope_type == ROPE_LLAMA3) {
         put_real(w, "rope_slow", m->slow);
         put_real(w, "rope_fast", m->fast);
     } else {

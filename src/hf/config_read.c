@@ -308,7 +308,7 @@ static Err take_rope(Reader *r, const HfKey *k, const Json *v)
     HfModel *m = &r->model;
     if (!json_is_object(v)) return damaged(r, k, v, "an object");
     if (!r->by[offsetof(HfModel, rope_type) / 8]) {
-        m->rope_type = HF_ROPE_DEFAULT;
+        m->rope_type = ROPE_PLAIN;
         m->factor = m->original = HF_NONE;
         m->truncate = true;
     }
@@ -419,15 +419,15 @@ static Err settle_rope(Reader *r)
 {
     HfModel *m = &r->model;
     const bool known = m->original != HF_NONE;
-    if (m->rope_type == HF_ROPE_LLAMA3 && (m->slow == HF_NONE || m->fast == HF_NONE))
+    if (m->rope_type == ROPE_LLAMA3 && (m->slow == HF_NONE || m->fast == HF_NONE))
         return no(r, "'rope_scaling' is llama3, and lacks 'low_freq_factor' or 'high_freq_factor'");
-    if (m->rope_type == HF_ROPE_LLAMA3 || m->rope_type == HF_ROPE_YARN)
+    if (m->rope_type == ROPE_LLAMA3 || m->rope_type == ROPE_YARN)
         if (!known) m->original = m->positions;
-    if (m->rope_type == HF_ROPE_YARN && m->factor == HF_NONE && known)
+    if (m->rope_type == ROPE_YARN && m->factor == HF_NONE && known)
         m->factor = (double)m->positions / (double)m->original;
-    if (m->rope_type != HF_ROPE_DEFAULT && m->factor == HF_NONE)
+    if (m->rope_type != ROPE_PLAIN && m->factor == HF_NONE)
         return no(r, "'rope_scaling' lacks 'factor', what angles are divided by");
-    if (m->rope_type != HF_ROPE_YARN && m->mscale_all > 0 && hf_classes[r->class].latent)
+    if (m->rope_type != ROPE_YARN && m->mscale_all > 0 && hf_classes[r->class].latent)
         return no(r, "'mscale_all_dim' (multiplies the log of the factor, of scores): megatrain has it with "
                      "yarn alone");
     return ERR_OK;

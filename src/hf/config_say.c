@@ -15,7 +15,7 @@ static void say_sizes(const Config *cfg, HfClass c, HfModel *m)
     m->positions = cfg->model.seq;
     m->vocab = cfg->model.vocab;
     m->tied = cfg->model.tied;
-    m->attention_bias = cfg->model.attention_bias == MODEL_ATTENTION_BIAS_ALL;
+    m->attention_bias = cfg->model.attention_bias == ATTENTION_BIAS_ALL;
     m->mlp_bias = cfg->model.bias;
     m->eps = cfg->model.norm_eps;
     m->init_std = cfg->model.init_std;
@@ -74,24 +74,20 @@ static void say_yarn(const Config *cfg, HfClass c, HfModel *m)
 
 static void say_rope(const Config *cfg, HfClass c, HfModel *m)
 {
-    static const HfRopeType types[] = { [MODEL_ROPE_SCALING_NONE] = HF_ROPE_DEFAULT,
-                                        [MODEL_ROPE_SCALING_LINEAR] = HF_ROPE_LINEAR,
-                                        [MODEL_ROPE_SCALING_LLAMA3] = HF_ROPE_LLAMA3,
-                                        [MODEL_ROPE_SCALING_YARN] = HF_ROPE_YARN };
     m->theta = cfg->model.rope_base;
-    m->rope_type = types[cfg->model.rope_scaling];
+    m->rope_type = cfg->model.rope_scaling;
     m->partial = 1;
     if (cfg->model.rope_dim) m->partial = (double)cfg->model.rope_dim / (double)m->head_dim;
     if ((int64_t)(m->partial * (double)m->head_dim) < cfg->model.rope_dim)
         m->partial = nextafter(m->partial, 1);
     m->factor = m->rope_type ? cfg->model.rope_factor : HF_NONE;
-    m->original = m->rope_type > HF_ROPE_LINEAR ? cfg->model.rope_original : HF_NONE;
+    m->original = m->rope_type > ROPE_LINEAR ? cfg->model.rope_original : HF_NONE;
     m->truncate = HF_NONE;
-    if (m->rope_type == HF_ROPE_LLAMA3) {
+    if (m->rope_type == ROPE_LLAMA3) {
         m->slow = cfg->model.rope_slow;
         m->fast = cfg->model.rope_fast;
     }
-    if (m->rope_type == HF_ROPE_YARN) say_yarn(cfg, c, m);
+    if (m->rope_type == ROPE_YARN) say_yarn(cfg, c, m);
 }
 
 static void say_latent(const Config *cfg, HfModel *m)

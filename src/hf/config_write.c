@@ -81,7 +81,7 @@ static bool says_nothing(HfModel *m, const HfKey *k)
 
 static void put_rope(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
 {
-    if (m->rope_type == HF_ROPE_DEFAULT && hf_classes[c].usual.rope_type == HF_ROPE_DEFAULT) {
+    if (m->rope_type == ROPE_PLAIN && hf_classes[c].usual.rope_type == ROPE_PLAIN) {
         json_put_null(j, k->name);
         return;
     }
@@ -169,8 +169,8 @@ static int64_t columns_that_turn(const Config *c)
 /* Softmax over all, divided by the sum of the chosen, is softmax over the chosen. */
 static int router_of(const Config *c)
 {
-    const bool divided = c->moe.router == MOE_ROUTER_SOFTMAX_PRE && c->moe.normalize;
-    return divided ? MOE_ROUTER_SOFTMAX : (int)c->moe.router;
+    const bool divided = c->moe.router == ROUTER_SOFTMAX_PRE && c->moe.normalize;
+    return divided ? ROUTER_SOFTMAX : (int)c->moe.router;
 }
 
 static int64_t counted_of_group(const Config *c)
@@ -207,7 +207,7 @@ static bool same_key(const Config *a, const Config *b, ConfigId id)
     case CFG_model_ffn: return !has_dense(a) || a->model.ffn == b->model.ffn;
     case CFG_moe_router: return !experts || router_of(a) == router_of(b);
     case CFG_moe_normalize: /* (of softmax the router says it) */
-        return !experts || router_of(a) == MOE_ROUTER_SOFTMAX || a->moe.normalize == b->moe.normalize;
+        return !experts || router_of(a) == ROUTER_SOFTMAX || a->moe.normalize == b->moe.normalize;
     case CFG_moe_group_topk: return a->moe.groups == 1 || a->moe.group_topk == b->moe.group_topk;
     case CFG_moe_group_best:
         return !experts || a->moe.groups == 1 || counted_of_group(a) == counted_of_group(b);

@@ -8,12 +8,12 @@
 #ifndef MEGATRAIN_HF_MODEL_H
 #define MEGATRAIN_HF_MODEL_H
 
+#include "base/choices.h"
 #include "base/json.h"
 #include "hf/class.h"
 
 enum { HF_NONE = -1 }; /* a number that is null or absent, where that means something */
 
-typedef enum { HF_ROPE_DEFAULT, HF_ROPE_LINEAR, HF_ROPE_LLAMA3, HF_ROPE_YARN, HF_ROPES } HfRopeType;
 typedef enum { HF_GREEDY, HF_GROUP_LIMITED, HF_METHODS } HfTopkMethod;
 
 /* Members are numbers that keys.def has names and meanings for; those of a class that lacks a key have its default, and
@@ -30,7 +30,7 @@ typedef struct {
     double attention_cap, final_cap; /* 0 or HF_NONE: none */
     int64_t query_scalar;            /* scores are divided by its root; 0: of head_dim */
 
-    int64_t rope_type; /* HfRopeType */
+    int64_t rope_type; /* RopeScaling */
     double theta, local_theta, partial, factor, slow, fast, beta_slow, beta_fast;
     double attention_factor, mscale, mscale_all;
     int64_t original, truncate, interleaved;

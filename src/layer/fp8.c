@@ -32,15 +32,8 @@ typedef struct {
 
 Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight)
 {
-    switch (recipe) {
-    case FP8_BLOCKWISE: return (Fp8Blocks){ weight ? 128 : 1, 128, FP8_SCALE_POWER_OF_TWO };
-    case FP8_MXFP8: return (Fp8Blocks){ 1, 32, FP8_SCALE_E8M0 };
-    case FP8_NVFP4: return (Fp8Blocks){ weight ? 16 : 1, 16, FP8_SCALE_TWO_LEVELS };
-    case FP8_NONE:
-    case FP8_TENSORWISE:
-    case FP8_RECIPES: break;
-    }
-    return (Fp8Blocks){ 0, 0, FP8_SCALE_EXACT };
+    const Fp8Facts *f = fp8_facts(recipe);
+    return (Fp8Blocks){ weight ? f->weight_rows : f->block != 0, f->block, f->scale };
 }
 
 Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *codes,
@@ -57,8 +50,8 @@ Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t colum
 
 static DType format_of(Fp8Recipe recipe, Role r)
 {
-    if (recipe == FP8_NVFP4) return E2M1;
-    return r.gradient && recipe == FP8_TENSORWISE ? E5M2 : E4M3;
+    if (fp8_facts(recipe)->bits == 4) return E2M1;
+    return r.gradient && fp8_facts(recipe)->wide ? E5M2 : E4M3;
 }
 
 static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t columns, Fp8Operand *out)
@@ -71,7 +64,7 @@ static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t
 static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax, Fp8Operand *y,
                         Fp8Operand *turned)
 {
-    const bool mixed = recipe == FP8_NVFP4 && !r.weight;
+    const bool mixed = fp8_facts(recipe)->mixes && !r.weight;
     if (turned) TRY(alloc_operand(c, recipe, r, x.dim[1], x.dim[0], turned));
     if (y) TRY(alloc_operand(c, recipe, r, x.dim[0], x.dim[1], y));
     return op(c->s, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x,
@@ -114,7 +107,7 @@ static Err weight_amax(Ctx *c, int id, Tensor w, Tensor *amax)
 static Tensor input_amax(const Ctx *c, Fp8Recipe recipe, int weight)
 {
     const int count = fp8_amax_count(recipe);
-    return fp8_has_amax(recipe) ? tensor_row_slice(c->slot->amax, count * weight, count) : none;
+    return fp8_facts(recipe)->tensor ? tensor_row_slice(c->slot->amax, count * weight, count) : none;
 }
 
 /* ---- weights ---- */
@@ -137,7 +130,7 @@ static Err keep_codes(const ParamStore *s, int id, Fp8Recipe recipe, Arena *stat
 Err fp8_keep_weights(ParamStore *s, const Fp8Spec *spec, Arena *state)
 {
     SetupArena *setup = s->reg->setup;
-    if (fp8_has_amax(spec->recipe)) {
+    if (fp8_facts(spec->recipe)->tensor) {
         TRY(tensor_new(state, &s->eights.amax, I64, s->reg->count));
         TRY(setup_array(setup, s->reg->count, &s->eights.amax_known));
     }
@@ -166,7 +159,7 @@ static Err cast_weight(Ctx *c, Fp8Weight *out, int id, bool transposed)
     const Tensor w = param_value(c, id);
     Tensor amax = none;
     Fp8Operand o;
-    if (fp8_has_amax(out->recipe)) TRY(weight_amax(c, id, w, &amax));
+    if (fp8_facts(out->recipe)->tensor) TRY(weight_amax(c, id, w, &amax));
     if (c->params->eights.codes && c->mode.version == 0) return kept_weight(c, out, id, w, amax, transposed);
     TRY(cast_operand(c, out->recipe, a_weight, w, amax, transposed ? NULL : &o, transposed ? &o : NULL));
     out->w = o.codes;
@@ -234,7 +227,7 @@ Err fp8_begin_forward(Ctx *c, Fp8Recipe recipe, int weight, Tensor x, Fp8Weight 
     if (!recipe) return ERR_OK;
     TRY(cast_weight(c, out, weight, false));
     const bool again = c->mode.pass == PASS_BACKWARD;
-    return fp8_has_amax(recipe) && !again ? make_amax(c, out->amax, x) : ERR_OK;
+    return fp8_facts(recipe)->tensor && !again ? make_amax(c, out->amax, x) : ERR_OK;
 }
 
 Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a)
@@ -243,7 +236,7 @@ Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a)
     Fp8Operand x;
     TRY(cast_operand(c, w->recipe, (Role){ 0 }, a.x, w->amax, &x, NULL));
     TRY(op(c->s, fp8_product, .y = a.y, .x = x.codes, .w = weight_of(w), .bias = a.bias, .gelu = a.gelu,
-           .leaf = a.leaf, .fast = w->recipe == FP8_TENSORWISE));
+           .leaf = a.leaf, .fast = !fp8_facts(w->recipe)->block));
     TRY(show_forward(c, w, &x, &a));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -257,7 +250,7 @@ Err fp8_begin_backward(Ctx *c, Fp8Recipe recipe, Wgrad *wgrad, Fp8Weight *out)
     *out = (Fp8Weight){ .recipe = recipe, .id = wgrad->weight };
     wgrad->fp8 = recipe;
     if (!recipe) return ERR_OK;
-    if (fp8_has_amax(recipe)) {
+    if (fp8_facts(recipe)->tensor) {
         TRY(tensor_new(c->mode.split_backward ? c->into[REGION_W] : c->scratch, &out->amax, I64,
                        fp8_amax_count(recipe)));
         TRY(make_amax(c, out->amax, wgrad->dy));

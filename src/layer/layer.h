@@ -43,7 +43,7 @@ typedef struct {
     Tensor dy, x;
     bool gather_x, gather_dy; /* its rows are still sharded and must be gathered first */
     Fp8Recipe fp8;            /* the product's */
-    Tensor amax;              /* [fp8_amax_count] i64, if fp8_has_amax(): op fp8_amax's result for dy */
+    Tensor amax;              /* [fp8_amax_count] i64, if Fp8Facts.tensor: op fp8_amax's result for dy */
     Tensor turned, factor;    /* dy transposed in 8 bits, if it has been cast already */
     Tensor offset; /* for a weight of experts: where each expert's rows begin (ops.def); else absent */
 } Wgrad;

@@ -33,10 +33,11 @@ uint64_t model_key(const ModelSpec *spec, const char *owner, const char *site)
 
 Err fp8_spec_on_gpu(const Fp8Spec *s, int capability, const char *gpu)
 {
-    const Fp8Factors factors = s->recipe == FP8_MXFP8       ? FP8_FACTORS_OF_32
-                               : s->recipe == FP8_BLOCKWISE ? FP8_FACTORS_OF_128
-                                                            : FP8_FACTOR_OF_TENSOR;
-    if (s->recipe == FP8_NVFP4)
+#define FACTORS(name, text, bits, block, weight_rows, unit, scale, tensor, mixes, wide, gpus) \
+    [FP8_##name] = gpus,
+    static const Fp8Factors factors[FP8_RECIPES] = { FP8_RECIPE_LIST(FACTORS) };
+#undef FACTORS
+    if (factors[s->recipe] == FP8_FACTORS)
         return err_set(ERR_CONFIG, "%s", E2M1_NOT_ON_GPUS), err_hint("set run.fp8=tensorwise");
-    return s->recipe == FP8_NONE ? ERR_OK : fp8_gpu_multiplies(factors, capability, gpu);
+    return s->recipe == FP8_NONE ? ERR_OK : fp8_gpu_multiplies(factors[s->recipe], capability, gpu);
 }

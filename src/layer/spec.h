@@ -6,12 +6,12 @@
 #define MEGATRAIN_LAYER_SPEC_H
 
 #include "base/activation.h"
+#include "base/choices.h"
 #include "base/dispatcher.h"
 #include "base/err.h"
+#include "base/fp8_recipe.h"
 #include "base/layer_set.h"
 #include "device/step.h"
-
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL, RECOMPUTE_KINDS } Recompute;
 
 /* Kinds of layers, for ModelSpec. */
 typedef enum {
@@ -23,10 +23,6 @@ typedef enum {
 #define FFN(number, kind) number,
 #include "layer/kinds.def"
 } FfnKind;
-
-/* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
- * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
-typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
 
 /* How a router is made to use all experts (docs/moe.md). */
 typedef struct {
@@ -63,8 +59,6 @@ typedef struct {
     LayerSet layers; /* the blocks that are mixtures */
 } MixtureSpec;
 
-typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeScaling;
-
 /* Rotary positions; rope.c has the formulas. */
 typedef struct {
     LayerPattern layers;    /* 1: the block has them */
@@ -91,20 +85,6 @@ typedef struct {
     bool absorb; /* generation meets the latents themselves, where the device has heads that wide */
 } LatentSpec;
 
-/* Biases of attention's linear layers: as ModelSpec.bias says, none, of queries, keys and values alone, or all. */
-typedef enum {
-    ATTENTION_BIAS_AS_ALL,
-    ATTENTION_BIAS_NONE,
-    ATTENTION_BIAS_QKV,
-    ATTENTION_BIAS_ALL
-} AttentionBias;
-
-/* RMSNorms of queries and keys: one for each head, or one over all heads side by side (OLMo 2). */
-typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_FULL } QkNorm;
-
-/* Places of a block's norms: before its layers, behind their outputs, or both. */
-typedef enum { BLOCK_NORMS_PRE, BLOCK_NORMS_BOTH, BLOCK_NORMS_POST } BlockNorms;
-
 enum { MTP_MOST = 8 };
 
 /* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
@@ -121,24 +101,6 @@ typedef struct {
     float width;  /* hidden / that of the base model */
     int head_dim; /* of the base model */
 } MupSpec;
-
-/* How operands of linear layers' products are brought to 8 bits, or to 4 (docs/precision.md). */
-typedef enum { FP8_NONE, FP8_TENSORWISE, FP8_BLOCKWISE, FP8_MXFP8, FP8_NVFP4, FP8_RECIPES } Fp8Recipe;
-
-static inline const char *fp8_recipe_name(Fp8Recipe r)
-{
-    static const char *const names[FP8_RECIPES] = { "none", "tensorwise", "blockwise", "mxfp8", "nvfp4" };
-    return names[r];
-}
-
-/* Bits of a code. */
-static inline int fp8_recipe_bits(Fp8Recipe r) { return r == FP8_NVFP4 ? 4 : 8; }
-
-/* Do its scales need the largest magnitude of a whole tensor? */
-static inline bool fp8_has_amax(Fp8Recipe r) { return r == FP8_TENSORWISE || r == FP8_NVFP4; }
-
-/* How many of inputs and of gradients of outputs? The second is of tokens that are mixed. */
-static inline int fp8_amax_count(Fp8Recipe r) { return r == FP8_NVFP4 ? 2 : 1; }
 
 typedef struct {
     bool keeps_weights; /* codes of weights, from one update to the next */

@@ -47,8 +47,6 @@ Err optim_norm_local(Optim *o, Tensor sums);
  * stage at a time. */
 Err optim_update(Optim *o, ParamStore *store);
 
-typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;
-
 typedef struct {
     LrShape shape;
     double lr, min_lr;

@@ -13,24 +13,12 @@
 #ifndef MEGATRAIN_OPTIM_OPTIMIZER_H
 #define MEGATRAIN_OPTIM_OPTIMIZER_H
 
+#include "base/choices.h"
 #include "param/param.h"
 
 typedef struct {
     float beta1, beta2, eps, weight_decay;
 } AdamWSpec;
-
-typedef enum { MUON_SIMPLE, MUON_QUINTIC, MUON_POLAR_EXPRESS, MUON_DEEPSEEKV4, MUON_SETS } MuonSet;
-
-/* Factor of the orthogonal matrix [r, c]. */
-typedef enum {
-    MUON_MATCH_RMS_ADAMW, /* 0.2 sqrt(max(r, c)): as large as AdamW's updates, so that its learning rates do */
-    MUON_SPECTRAL,        /* sqrt(max(r, c)) */
-    MUON_SHAPE,           /* sqrt(max(1, r / c)) */
-    MUON_UNIT_RMS_NORM    /* sqrt(r / c) */
-} MuonScale;
-
-/* Parts of an attention layer's weight that count as one matrix. */
-typedef enum { MUON_SPLIT_QKV, MUON_SPLIT_HEAD, MUON_SPLIT_NONE } MuonSplit;
 
 typedef struct {
     float momentum;
@@ -41,8 +29,6 @@ typedef struct {
     MuonSplit split;
     bool router; /* it takes routers */
 } MuonSpec;
-
-typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_LION, OPTIMIZER_SGD, OPTIMIZERS } OptimizerKind;
 
 typedef struct {
     int moments;    /* that it keeps: m, or m and v */

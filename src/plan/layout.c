@@ -13,8 +13,9 @@ static const char *const schedules[] = { "1f1b",   "interleaved", "zb-h1",     "
                                          "v-half", "dualpipe",    "dualpipev", "seq1f1b" };
 enum { SLICED = 8 }; /* the one that passes slices, which no other does */
 
-static const char *const exchanges[] = { "allgather", "ring", "a2a", "hierarchical" };
-enum { SCHEDULES = sizeof schedules / sizeof *schedules, EXCHANGES = sizeof exchanges / sizeof *exchanges };
+static const char *const exchanges[] = { CONTEXT_COMM_LIST(CHOICE_TEXT) };
+static const char *const recomputes[] = { RECOMPUTE_LIST(CHOICE_TEXT) };
+enum { SCHEDULES = sizeof schedules / sizeof *schedules };
 
 static const ConfigId ids[LAYOUT_KEYS] = {
 #define KEY(name, section, key) [LAYOUT_##name] = CFG_##section##_##key,
@@ -52,9 +53,9 @@ static void fill(LayoutSpace *s, LayoutLimits l)
     add(s, LAYOUT_SP, -1);
     if (!experts) add(s, LAYOUT_SP, 0);
     add_divisors(s, LAYOUT_CP, world, c->model.seq / l.cp_tokens > 1 ? c->model.seq / l.cp_tokens : 1);
-    for (int i = 0; i < EXCHANGES; i++) add(s, LAYOUT_CP_COMM, i);
+    for (int i = 0; i < CONTEXT_COMMS; i++) add(s, LAYOUT_CP_COMM, i);
     for (int64_t b = 1; b <= l.batch_most && b <= batch; b *= 2) add(s, LAYOUT_MICRO_BATCH, b);
-    for (int i = TRAIN_RECOMPUTE_NONE; i <= TRAIN_RECOMPUTE_FULL; i++) add(s, LAYOUT_RECOMPUTE, i);
+    for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_FULL; i++) add(s, LAYOUT_RECOMPUTE, i);
     for (int64_t d = 1; d <= world && (d == 1 || d <= c->moe.experts); d++)
         if (world % d == 0 && (d == 1 || c->moe.experts % d == 0)) add(s, LAYOUT_EP, d);
     add_divisors(s, LAYOUT_ETP, world, experts ? l.tp_most : 1);
@@ -186,7 +187,7 @@ const char *layout_text(const LayoutSpace *s, const Layout *l, LayoutKey key, ch
     const int value = l->value[key];
     if (key == LAYOUT_SCHEDULE) return layout_schedule(s, l);
     if (key == LAYOUT_CP_COMM) return s->fixed[key] ? s->word[key] : exchanges[value];
-    if (key == LAYOUT_RECOMPUTE) return s->fixed[key] ? s->word[key] : config_recomputes[value];
+    if (key == LAYOUT_RECOMPUTE) return s->fixed[key] ? s->word[key] : recomputes[value];
     if (k->kind == CONFIG_PICK) return choice(k->choices, value, buf);
     if (k->kind == CONFIG_BOOL) return value < 0 ? "auto" : value ? "true" : "false";
     snprintf(buf, CONFIG_VALUE_BYTES, "%d", value);

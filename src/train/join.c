@@ -79,7 +79,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                            .any_order = c->run.reproducible == RUN_REPRODUCIBLE_OFF,
                            .row_pieces = c->moe.experts * c->parallel.etp,
                            .saver = c->checkpoint.async,
-                           .by_hosts = c->moe.dispatcher == MOE_DISPATCHER_NODE && !c->debug.ranks_per_host };
+                           .by_hosts = c->moe.dispatcher == DISPATCH_NODE && !c->debug.ranks_per_host };
 }
 
 /* Did the launcher give all ranks the words that this one has? What it gave may begin with those of a wrapper. */

@@ -8,18 +8,14 @@
 
 static MixtureSpec mixture_spec(const Config *cfg)
 {
-    static const RouterScore scores[] = { [MOE_ROUTER_SOFTMAX] = ROUTER_SOFTMAX,
-                                          [MOE_ROUTER_SOFTMAX_PRE] = ROUTER_SOFTMAX_PRE,
-                                          [MOE_ROUTER_SIGMOID] = ROUTER_SIGMOID,
-                                          [MOE_ROUTER_SQRT_SOFTPLUS] = ROUTER_SQRT_SOFTPLUS };
     MixtureSpec m = {
         .experts = (int)cfg->moe.experts,
         .topk = (int)cfg->moe.topk,
         .ffn = cfg->moe.ffn,
         .shared_ffn = cfg->moe.shared_ffn,
         .shared_gate = cfg->moe.shared_gate,
-        .dispatcher = (DispatcherKind)cfg->moe.dispatcher, /* (one table) */
-        .router = { .score = scores[cfg->moe.router],
+        .dispatcher = cfg->moe.dispatcher,
+        .router = { .score = cfg->moe.router,
                     .normalize = cfg->moe.normalize,
                     .scale = (float)cfg->moe.scale,
                     .groups = (int)cfg->moe.groups,
@@ -44,48 +40,26 @@ static MixtureSpec mixture_spec(const Config *cfg)
     return m;
 }
 
-static const OptimizerKind optimizers_by_name[] = {
-    [OPTIM_NAME_ADAMW] = OPTIMIZER_ADAMW,
-    [OPTIM_NAME_MUON] = OPTIMIZER_MUON,
-    [OPTIM_NAME_LION] = OPTIMIZER_LION,
-    [OPTIM_NAME_SGD] = OPTIMIZER_SGD,
-};
-
 static MuonSpec muon_spec(const Config *cfg)
 {
-    static const MuonSet sets[] = { [OPTIM_MUON_COEFFICIENTS_SIMPLE] = MUON_SIMPLE,
-                                    [OPTIM_MUON_COEFFICIENTS_QUINTIC] = MUON_QUINTIC,
-                                    [OPTIM_MUON_COEFFICIENTS_POLAR_EXPRESS] = MUON_POLAR_EXPRESS,
-                                    [OPTIM_MUON_COEFFICIENTS_DEEPSEEKV4] = MUON_DEEPSEEKV4 };
-    static const MuonScale scales[] = { [OPTIM_MUON_SCALE_MATCH_RMS_ADAMW] = MUON_MATCH_RMS_ADAMW,
-                                        [OPTIM_MUON_SCALE_SPECTRAL] = MUON_SPECTRAL,
-                                        [OPTIM_MUON_SCALE_SHAPE] = MUON_SHAPE,
-                                        [OPTIM_MUON_SCALE_UNIT_RMS_NORM] = MUON_UNIT_RMS_NORM };
-    static const MuonSplit splits[] = { [OPTIM_MUON_SPLIT_QKV] = MUON_SPLIT_QKV,
-                                        [OPTIM_MUON_SPLIT_HEAD] = MUON_SPLIT_HEAD,
-                                        [OPTIM_MUON_SPLIT_NONE] = MUON_SPLIT_NONE };
-    const MuonSet set = sets[cfg->optim.muon_coefficients];
+    const MuonSet set = cfg->optim.muon_coefficients;
     return (MuonSpec){ .momentum = (float)cfg->optim.muon_momentum,
                        .nesterov = cfg->optim.muon_nesterov,
                        .set = set,
                        .steps = cfg->optim.muon_steps    ? (int)cfg->optim.muon_steps
                                 : set == MUON_DEEPSEEKV4 ? 10
                                                          : 5,
-                       .scale = scales[cfg->optim.muon_scale],
-                       .split = splits[cfg->optim.muon_split],
+                       .scale = cfg->optim.muon_scale,
+                       .split = cfg->optim.muon_split,
                        .router = cfg->optim.muon_router == OPTIM_MUON_ROUTER_MUON };
 }
 
 static RopeSpec rope_spec(const Config *cfg)
 {
-    static const RopeScaling scalings[] = { [MODEL_ROPE_SCALING_NONE] = ROPE_PLAIN,
-                                            [MODEL_ROPE_SCALING_LINEAR] = ROPE_LINEAR,
-                                            [MODEL_ROPE_SCALING_LLAMA3] = ROPE_LLAMA3,
-                                            [MODEL_ROPE_SCALING_YARN] = ROPE_YARN };
     RopeSpec r = { .base = (float)cfg->model.rope_base,
                    .local_base = (float)cfg->model.rope_base_local,
                    .columns = (int)cfg->model.rope_dim,
-                   .scaling = scalings[cfg->model.rope_scaling],
+                   .scaling = cfg->model.rope_scaling,
                    .factor = cfg->model.rope_factor,
                    .original = (double)cfg->model.rope_original,
                    .slow = cfg->model.rope_slow,
@@ -116,13 +90,8 @@ static LatentSpec latent_spec(const Config *cfg)
 /* (a ring of single ranks is a ring) */
 static LayerPattern context_spec(const Config *cfg)
 {
-    static const ContextComm ways[CP_COMMS] = { [CP_COMM_ALLGATHER] = CONTEXT_ALLGATHER,
-                                                [CP_COMM_RING] = CONTEXT_RING,
-                                                [CP_COMM_A2A] = CONTEXT_A2A,
-                                                [CP_COMM_HIERARCHICAL] = CONTEXT_HIERARCHICAL };
     LayerPattern p = cfg->derived.cp_comm;
     for (int i = 0; i < p.runs; i++) {
-        p.value[i] = (int32_t)ways[p.value[i]];
         if (p.value[i] == CONTEXT_HIERARCHICAL && cfg->derived.cp_heads <= 1) p.value[i] = CONTEXT_RING;
     }
     return p;
@@ -137,11 +106,6 @@ static int vocab_chunks(const Config *cfg)
     return (int)chunks;
 }
 
-_Static_assert((int)TRAIN_RECOMPUTE_NONE == RECOMPUTE_NONE &&
-                   (int)TRAIN_RECOMPUTE_SELECTIVE == RECOMPUTE_SELECTIVE &&
-                   (int)TRAIN_RECOMPUTE_FULL == RECOMPUTE_FULL,
-               "one order");
-
 static MupSpec mup_spec(const Config *cfg)
 {
     return (MupSpec){ .width = config_mup_width(cfg), .head_dim = (int)cfg->optim.mup_head_dim };
@@ -149,26 +113,13 @@ static MupSpec mup_spec(const Config *cfg)
 
 static Fp8Spec fp8_spec(const Config *cfg)
 {
-    static const Fp8Recipe recipes[] = { [RUN_FP8_TENSORWISE] = FP8_TENSORWISE,
-                                         [RUN_FP8_BLOCKWISE] = FP8_BLOCKWISE,
-                                         [RUN_FP8_MXFP8] = FP8_MXFP8,
-                                         [RUN_FP8_NVFP4] = FP8_NVFP4 };
-    Fp8Spec s = fp8_between(recipes[cfg->run.fp8], (int)cfg->model.layers, (int)cfg->run.fp8_keep);
+    Fp8Spec s = fp8_between(config_fp8_recipe(cfg), (int)cfg->model.layers, (int)cfg->run.fp8_keep);
     s.experts = cfg->run.fp8_experts;
     return s;
 }
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
-    static const AttentionBias biases[] = { [MODEL_ATTENTION_BIAS_NONE] = ATTENTION_BIAS_NONE,
-                                            [MODEL_ATTENTION_BIAS_QKV] = ATTENTION_BIAS_QKV,
-                                            [MODEL_ATTENTION_BIAS_ALL] = ATTENTION_BIAS_ALL };
-    static const QkNorm qk_norms[] = { [MODEL_QK_NORM_FALSE] = QK_NORM_NONE,
-                                       [MODEL_QK_NORM_TRUE] = QK_NORM_HEADS,
-                                       [MODEL_QK_NORM_FULL] = QK_NORM_FULL };
-    static const BlockNorms block_norms[] = { [MODEL_BLOCK_NORMS_PRE] = BLOCK_NORMS_PRE,
-                                              [MODEL_BLOCK_NORMS_BOTH] = BLOCK_NORMS_BOTH,
-                                              [MODEL_BLOCK_NORMS_POST] = BLOCK_NORMS_POST };
     ModelSpec m = { .layers = (int)cfg->model.layers,
                     .heads = (int)cfg->model.heads,
                     .kv_heads = (int)cfg->model.kv_heads,
@@ -180,17 +131,17 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .learned_positions = cfg->model.position == MODEL_POSITION_LEARNED,
                     .rms = cfg->model.norm == MODEL_NORM_RMSNORM,
                     .bias = cfg->model.bias,
-                    .attention_bias = biases[cfg->model.attention_bias],
+                    .attention_bias = cfg->model.attention_bias,
                     .tied = cfg->model.tied,
                     .mtp = { (int)cfg->model.mtp_layers, (float)cfg->model.mtp_weight },
-                    .qk_norm = qk_norms[cfg->model.qk_norm],
+                    .qk_norm = cfg->model.qk_norm,
                     .sinks = cfg->model.sinks,
                     .attention_gate = cfg->model.attention_gate,
                     .attention_softcap = (float)cfg->model.attention_softcap,
                     .attention_scale = (float)cfg->model.attention_scale,
                     .embed_scale = (float)cfg->model.embed_scale,
                     .final_softcap = (float)cfg->model.final_softcap,
-                    .block_norms = block_norms[cfg->model.block_norms],
+                    .block_norms = cfg->model.block_norms,
                     .activation = config_activation(cfg),
                     .activation_limit = (float)cfg->model.activation_limit,
                     .norm_eps = (float)cfg->model.norm_eps,
@@ -219,12 +170,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 
 LrSchedule lr_spec(const Config *cfg)
 {
-    static const LrShape shapes[] = { [OPTIM_SCHEDULE_CONSTANT] = LR_CONSTANT,
-                                      [OPTIM_SCHEDULE_LINEAR] = LR_LINEAR,
-                                      [OPTIM_SCHEDULE_COSINE] = LR_COSINE,
-                                      [OPTIM_SCHEDULE_WSD] = LR_WSD,
-                                      [OPTIM_SCHEDULE_INVERSE_SQRT] = LR_INVERSE_SQRT };
-    return (LrSchedule){ .shape = shapes[cfg->optim.schedule],
+    return (LrSchedule){ .shape = cfg->optim.schedule,
                          .lr = cfg->optim.lr,
                          .min_lr = cfg->derived.min_lr,
                          .warmup = cfg->optim.warmup,
@@ -296,20 +242,13 @@ ZeroCut spec_zero_cut(int64_t zero, int reshard, int64_t pp)
     return zero == ZERO_VALUES && whole ? ZERO_GRADS : (ZeroCut)zero;
 }
 
+#define DOT_OF(name, text, number) [DEBUG_DOT_##name] = DOT_##name,
+#define TYPE_OF(name, text, type) [RUN_PRECISION_##name] = type,
+
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 {
-    static const DotKind dots[] = { [DEBUG_DOT_AUTO] = DOT_FMA,
-                                    [DEBUG_DOT_AMX] = DOT_AMX,
-                                    [DEBUG_DOT_VDPBF16] = DOT_VDPBF16,
-                                    [DEBUG_DOT_FMA] = DOT_FMA };
-    static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO,
-                                [DEBUG_ISA_AVX512] = ISA_AVX512,
-                                [DEBUG_ISA_AVX2] = ISA_AVX2,
-                                [DEBUG_ISA_C] = ISA_C };
-    static const DType dtypes[] = { [RUN_PRECISION_FP32] = F32,
-                                    [RUN_PRECISION_BF16] = BF16,
-                                    [RUN_PRECISION_FP16] = F16,
-                                    [RUN_PRECISION_FP8] = BF16 };
+    static const DotKind dots[] = { DOT_LIST(DOT_OF) };
+    static const DType dtypes[] = { PRECISIONS(TYPE_OF) };
     const ZeroCut zero = spec_zero_cut(cfg->parallel.zero, cfg->parallel.reshard, cfg->parallel.pp);
     *out = (TrainSpec){ .device.kind = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
                         .compute = dtypes[cfg->run.precision],
@@ -328,7 +267,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .cut = cfg->parallel.cp_cut == PARALLEL_CP_CUT_CONTIGUOUS ? CONTEXT_CONTIGUOUS
                                                                                   : CONTEXT_ZIGZAG,
                         .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
-                        .update.optimizer = optimizers_by_name[cfg->optim.name],
+                        .update.optimizer = cfg->optim.name,
                         .update.muon = muon_spec(cfg),
                         .update.adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2,
                                           (float)cfg->optim.eps, (float)cfg->optim.weight_decay },
@@ -345,7 +284,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .overlap_moe = cfg->parallel.overlap_moe,
                         .seed = (uint64_t)cfg->run.seed,
                         .device.threads = (int)cfg->debug.threads,
-                        .device.isa = isas[cfg->debug.isa],
+                        .device.isa = cfg->debug.isa,
                         .device.dot = dots[cfg->debug.dot],
                         .purpose.ahead = true,
                         .purpose.snapshot = cfg->checkpoint.async,
@@ -356,6 +295,8 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .extra_shift = (int)cfg->debug.extra_shift };
     return check_vocab(out, vocab);
 }
+#undef DOT_OF
+#undef TYPE_OF
 
 static Err check_pairs(const Config *cfg)
 {
@@ -401,7 +342,7 @@ static int64_t host_by_number(const void *ranks_of_a_host, int rank)
 static Err spread_experts(const Config *cfg, Grid *grid)
 {
     const int64_t said = cfg->debug.ranks_per_host, each = spec_host_ranks(cfg);
-    if (cfg->moe.dispatcher != MOE_DISPATCHER_NODE || !grid->ep) return ERR_OK;
+    if (cfg->moe.dispatcher != DISPATCH_NODE || !grid->ep) return ERR_OK;
     grid->ep_hosts = grid_ep_hosts(*grid, host_by_number, &each);
     if (grid->ep_hosts) return ERR_OK;
     grid->ep_hosts = 1;
@@ -419,7 +360,7 @@ Err grid_read(const Config *cfg, Grid *out)
     const int tp = (int)cfg->parallel.tp, kv_heads = (int)cfg->model.kv_heads;
     *out = (Grid){ .tp = tp,
                    .cp = (int)cfg->parallel.cp,
-                   .cp_heads = layer_pattern_has(&cfg->derived.cp_comm, CP_COMM_HIERARCHICAL)
+                   .cp_heads = layer_pattern_has(&cfg->derived.cp_comm, CONTEXT_HIERARCHICAL)
                                    ? (int)cfg->derived.cp_heads
                                    : 1,
                    .dp = (int)cfg->derived.dp,
@@ -429,7 +370,7 @@ Err grid_read(const Config *cfg, Grid *out)
                    .kv = tp > kv_heads ? tp / kv_heads : 1,
                    .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0,
                    .etp = (int)cfg->parallel.etp,
-                   .owners = cfg->optim.name == OPTIM_NAME_MUON };
+                   .owners = cfg->optim.name == OPTIMIZER_MUON };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     out->zero_group = param_zero_group(*out, (ZeroCut)cfg->parallel.zero, cfg->parallel.zero_group);
     TRY(spread_experts(cfg, out));

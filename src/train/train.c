@@ -69,7 +69,7 @@ static void say_fp8(const ModelSpec *m)
     log_info(
         "run.fp8=%s: operands of the products of %d of %d blocks in %d bits, of the first and last %d in "
         "bf16%s",
-        fp8_recipe_name(m->fp8.recipe), blocks, m->layers, fp8_recipe_bits(m->fp8.recipe),
+        fp8_facts(m->fp8.recipe)->name, blocks, m->layers, fp8_facts(m->fp8.recipe)->bits,
         (m->layers - blocks) / 2,
         !m->moe.experts  ? ""
         : m->fp8.experts ? ", experts' products too"

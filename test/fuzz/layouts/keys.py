@@ -5,6 +5,7 @@ stands here with the reason why not. `python3 test/fuzz/layouts --keys` says wha
 import re
 from pathlib import Path
 
+import program as files
 from draw import draw
 
 DRAWS = 3000
@@ -28,22 +29,42 @@ FIXED = {  # "key", or "key=choice", and why it is not drawn
     "debug.dump": "a weight's name; what is written is looked at by test/test_dump.sh",
     "log.jsonl": "metrics.jsonl is what is compared", "log.color": "of a terminal", "log.prometheus": "of metrics, which are compared",
 }
-DECLARATION = r"^(INT|REAL|BOOL|PICK|TEXT|DOTS|WORD) ?\((\w+), *(\w+), *(.*)"
+DECLARATION = r"^(INT|REAL|BOOL|PICK|ONE_OF|TEXT|DOTS|WORD) ?\((\w+), *(\w+), *(.*)"
+LISTS = files.ROOT / "src" / "base"
+
+
+def lists():
+    """{name of a list of choices in src/base: [(row's name, word), ...]}."""
+    found = {}
+    for path in sorted(LISTS.glob("*.h")):
+        for name, rows in re.findall(r"^#define (\w+)\(ROW\)((?:.*\\\n)*.*)", path.read_text(), re.M):
+            found[name] = re.findall(r'ROW\((\w+), "([^"]*)"', rows)
+    return found
+
+
+def choices_of(kind, rest, of_lists):
+    """[(constant, word), ...] of a key's declaration from its default on."""
+    if kind == "ONE_OF":
+        return of_lists[re.match(r"\w+, *\w+, *(\w+),", rest).group(1)]
+    if kind not in ("PICK", "WORD"):
+        return []
+    inner = [choice for name in re.findall(r"\b(\w+)\(\w+_CHOICE\)", rest) for choice in of_lists[name]]
+    return re.findall(r'C\((\w+), "([^"]*)"\)', rest) + inner
 
 
 def declared(text):
     """{key: its choices but for the default, which a draw leaves out} of config.def; none of a key without a list there."""
-    found = {}
-    for part in re.split(r"^(?=(?:INT|REAL|BOOL|PICK|TEXT|DOTS|WORD|SECTION|#) ?)", text, flags=re.M):
+    found, of_lists = {}, lists()
+    for part in re.split(r"^(?=(?:INT|REAL|BOOL|PICK|ONE_OF|TEXT|DOTS|WORD|SECTION|#) ?)", text, flags=re.M):
         match = re.match(DECLARATION, part, re.S)
         if not match:
             continue
         kind, section, name, rest = match.groups()
         if kind in ("DOTS", "WORD"):
             name, rest = re.match(r'"([^"]*)", *(.*)', rest, re.S).groups()
-        choices = re.findall(r'C\((\w+), "([^"]*)"\)', rest) if kind in ("PICK", "WORD") else []
+        choices = choices_of(kind, rest, of_lists)
         default = rest.split(",")[0]
-        found[f"{section}.{name}"] = [word for constant, word in choices if constant != default]
+        found[f"{section}.{name}"] = [word for constant, word in choices if constant != default and not default.endswith("_" + constant)]
     return found
 
 
