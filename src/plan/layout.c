@@ -255,3 +255,22 @@ int layout_compare(const Layout *a, const Layout *b)
         if (a->value[k] != b->value[k]) return a->value[k] < b->value[k] ? -1 : 1;
     return strcmp(a->stages, b->stages);
 }
+
+bool layout_is_first(const LayoutSpace *s, const Layout *l, LayoutKey key)
+{
+    return l->value[key] == s->value[key][0];
+}
+
+void layout_take_first(const LayoutSpace *s, Layout *l, int from)
+{
+    for (int k = from; k < LAYOUT_KEYS; k++) l->value[k] = s->value[k][0];
+}
+
+int layout_next_pp(const LayoutSpace *s, Layout *l, int at)
+{
+    for (; at < s->count[LAYOUT_PP]; at++) {
+        l->value[LAYOUT_PP] = s->value[LAYOUT_PP][at];
+        if (layout_microbatches(s, l)) return at;
+    }
+    return LAYOUT_VALUES;
+}

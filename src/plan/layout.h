@@ -86,6 +86,14 @@ ZeroCut layout_zero(const LayoutSpace *s, const Layout *l); /* what is cut, afte
 bool layout_cut_more(const LayoutSpace *s, Layout *l);
 int64_t layout_microbatches(const LayoutSpace *s, const Layout *l);
 
+/* Is the key's value the space's first? Gives the keys from `from` on the first. */
+bool layout_is_first(const LayoutSpace *s, const Layout *l, LayoutKey key);
+void layout_take_first(const LayoutSpace *s, Layout *l, int from);
+
+/* Gives *l the first number of pipeline ranks from number `at` on with which all is divided, and says which it is;
+ * LAYOUT_VALUES: there is none. */
+int layout_next_pp(const LayoutSpace *s, Layout *l, int at);
+
 /* A total order, for equal answers everywhere. */
 int layout_compare(const Layout *a, const Layout *b);
 
