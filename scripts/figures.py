@@ -29,7 +29,7 @@ LARGE = {"HfModel": 60,    # a key of config.json each
          "MemoryPlan": 39, # bytes, by what they are for
          "Group": 33,      # of ranks, over Gloo
          "Executor": 31}
-CIRCLES = ["cli/plan_figures cli/plan_recompute cli/plan_time", "cli/cmd_plan cli/plan_search"]
+CIRCLES = []
 
 
 def read(path):

@@ -1,6 +1,6 @@
 /*
- * What `plan` counts (cmd_plan.c), between its table (there) and its JSON (plan_figures.c). Ranks with the same tp and
- * pp rank hold the same shard and do the same work: a kind.
+ * What `plan` counts (plan_table.c), as rows (plan_figures.c) that two writers print: as text (plan_text.c) and as JSON
+ * (plan_json.c). Ranks with the same tp and pp rank hold the same shard and do the same work: a kind.
  */
 #ifndef MEGATRAIN_CLI_PLAN_H
 #define MEGATRAIN_CLI_PLAN_H
@@ -41,6 +41,7 @@ typedef struct {
     bool has_time;
     Prediction predicted; /* of a step, where there is one */
     char no_time[160];    /* else why there is none */
+    bool all;             /* print tables of every kind of ranks and every stage */
     bool ops, advised;    /* print its ops, and what would help most: */
     Advice advice[ADVICE_MOST];
     int advice_count, neighbours; /* neighbours: layouts that were looked at */
@@ -57,6 +58,11 @@ typedef struct {
     bool (*on_host)(
         const PlanTable *t); /* it lies in the host's memory even if the total is a GPU's; NULL: never */
 } PlanFigure;
+
+/* Counts what cfg, path, words and target of *t ask for, up to `recomputed`; plan_free after a failure, too. Errors:
+ * those of train_spec, grid_spec and trainer_plan; ERR_CONFIG: what the run would refuse at its start. ERR_MEMORY. */
+Err plan_count(PlanTable *t);
+void plan_free(PlanTable *t);
 
 /* What a rank takes, the total last; what it does in a step. A figure without a key ends each table. */
 extern const PlanFigure plan_memory[], plan_work[];
@@ -96,7 +102,8 @@ void plan_json_time(JsonOut *j, const PlanTable *t);
 /* Prints what a plan is asked for first: does it fit, how long does it take, how many bytes. */
 void plan_put_answer(const PlanTable *t);
 
-/* Prints to stdout. ERR_MEMORY. */
+/* Print all that is known to stdout. ERR_MEMORY. */
+void plan_print_text(const PlanTable *t);
 Err plan_print_json(const PlanTable *t);
 
 /* The vocabulary; with model.vocab given a plan needs no tokenizer. */
