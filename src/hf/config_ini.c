@@ -105,10 +105,10 @@ static void put_bias(Ini *w)
 }
 
 /* Megatrain's two kinds of dropout are in the places of GPT-2's three. */
-static void put_dropout(Ini *w, HfClass c)
+static void put_dropout(Ini *w)
 {
     const HfModel *m = w->m;
-    const bool embedding = c == HF_GPT2;
+    const bool embedding = w->row->drops_embedding;
     if (m->attention_dropout > 0) put_real(w, "attention_dropout", m->attention_dropout);
     if (embedding && m->embedding_dropout == m->branch_dropout) put_real(w, "dropout", m->branch_dropout);
     else if (m->branch_dropout > 0 || (embedding && m->embedding_dropout > 0))
@@ -141,7 +141,7 @@ static void put_rope(Ini *w, HfClass c)
     const HfModel *m = w->m;
     if (c == HF_GPT2) return;
     put_real(w, "rope_base", m->theta);
-    if (c == HF_GEMMA3) put_real(w, "rope_base_local", m->local_theta);
+    if (w->row->local_base) put_real(w, "rope_base_local", m->local_theta);
     if (m->partial != 1) put_int(w, "rope_dim", (int64_t)((double)m->head_dim * m->partial));
     if (m->rope_type == ROPE_PLAIN) return;
     put_word(w, "rope_scaling", names[m->rope_type]);
@@ -186,10 +186,10 @@ static void put_model(Ini *w, HfClass c)
     if (w->row->model) line(w, "%s", w->row->model);
     put_attention(w, c);
     put_rope(w, c);
-    if (c == HF_GEMMA2 || c == HF_GEMMA3) put_real(w, "embed_scale", sqrt((double)m->hidden));
+    if (w->row->scaled) put_real(w, "embed_scale", sqrt((double)m->hidden));
     if (m->final_cap > 0) put_real(w, "final_softcap", m->final_cap);
-    if (c == HF_GPT_OSS && m->limit != 7) put_real(w, "activation_limit", m->limit);
-    put_dropout(w, c);
+    if (m->limit > 0 && m->limit != 7) put_real(w, "activation_limit", m->limit);
+    put_dropout(w);
     if (m->mtp > 0) put_int(w, "mtp_layers", m->mtp);
 }
 
@@ -204,15 +204,15 @@ bool hf_is_mixture(const HfModel *m, HfClass c, int layer)
 static int64_t mixture_of(const HfModel *m, HfClass c, int layer) { return hf_is_mixture(m, c, layer); }
 
 /* Softmax over the chosen is softmax over all, divided by the sum of the chosen. */
-static void put_router(Ini *w, HfClass c)
+static void put_router(Ini *w)
 {
     const HfModel *m = w->m;
-    if (c == HF_DEEPSEEK_V3) put_word(w, "router", "sigmoid");
-    else if (c == HF_MIXTRAL || c == HF_GPT_OSS || (m->normalize && m->topk == 1))
-        put_word(w, "router", "softmax");
+    const HfRouter router = w->row->router;
+    if (router == HF_ROUTER_SIGMOID) put_word(w, "router", "sigmoid");
+    else if (router == HF_ROUTER_CHOSEN || (m->normalize && m->topk == 1)) put_word(w, "router", "softmax");
     else put_word(w, "router", "softmax_pre");
-    if (c == HF_QWEN3_MOE && m->topk > 1) put_flag(w, "normalize", m->normalize);
-    if (c == HF_DEEPSEEK_V3) put_flag(w, "normalize", m->normalize);
+    if (router == HF_ROUTER_SIGMOID || (router == HF_ROUTER_FLAG && m->topk > 1))
+        put_flag(w, "normalize", m->normalize);
     if (m->scale != 1) put_real(w, "scale", m->scale);
     if (m->groups > 1) {
         put_int(w, "groups", m->groups);
@@ -235,7 +235,7 @@ static void put_moe(Ini *w, HfClass c)
         put_runs(w, c, mixture_of, (int)m->layers);
         line(w, "\n");
     }
-    put_router(w, c);
+    put_router(w);
     if (w->row->moe) line(w, "%s", w->row->moe);
     if (m->jitter > 0)
         line(w, "; not taken over: router_jitter_noise of %g, which is on what experts get, too\n",

@@ -172,7 +172,7 @@ static Err take_store(Reader *r, const HfKey *k, const Json *v)
 
 /* ---- keys ---- */
 
-static const HfKey *find_key(const HfKey *keys, int count, const char *name, uint32_t classes)
+static const HfKey *find_key(const HfKey *keys, int count, const char *name, uint64_t classes)
 {
     for (int i = 0; i < count; i++)
         if (keys[i].classes & classes && strcmp(keys[i].name, name) == 0) return &keys[i];
@@ -260,7 +260,7 @@ static Err refuse_unknown(const Reader *r)
 
 static Err unknown_key(Reader *r, const char *name, const Json *v)
 {
-    const HfKey *elsewhere = find_key(hf_keys, hf_key_count, name, ~0u);
+    const HfKey *elsewhere = find_key(hf_keys, hf_key_count, name, UINT64_MAX);
     if (asks_for_nothing(v) || name[0] == '_') return ERR_OK; /* (or a note of whoever wrote the file) */
     if (elsewhere && elsewhere->kind == HF_KEY_IDLE) return ERR_OK;
     if (elsewhere) return refused(r, name, v, elsewhere->meaning, "the class has no such key");
@@ -270,7 +270,7 @@ static Err unknown_key(Reader *r, const char *name, const Json *v)
 static Err take_keys(Reader *r, const Json *object, const HfKey *keys, int count)
 {
     for (void *it = json_iter(object); it; it = json_next(object, it)) {
-        const HfKey *k = find_key(keys, count, json_iter_key(it), 1u << r->class);
+        const HfKey *k = find_key(keys, count, json_iter_key(it), UINT64_C(1) << r->class);
         if (k) TRY(take_key(r, k, json_iter_value(it)));
         else TRY(unknown_key(r, json_iter_key(it), json_iter_value(it)));
     }
@@ -312,7 +312,7 @@ static Err take_rope(Reader *r, const HfKey *k, const Json *v)
         m->factor = m->original = HF_NONE;
         m->truncate = true;
     }
-    if (r->class == HF_GEMMA3 && json_get(v, "full_attention")) return take_nested_rope(r, k, v);
+    if (hf_classes[r->class].local_base && json_get(v, "full_attention")) return take_nested_rope(r, k, v);
     TRY(take_keys(r, v, hf_rope_keys, hf_rope_key_count));
     if (!r->by[offsetof(HfModel, rope_type) / 8]) r->by[offsetof(HfModel, rope_type) / 8] = k->name;
     return ERR_OK;
@@ -369,7 +369,7 @@ static Err take_wrapper(Reader *r, const Json *root)
     static const char *const shared[] = { "quantization_config", "tie_word_embeddings" };
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) {
         const Json *v = json_get(root, shared[i]);
-        if (v) TRY(take_key(r, find_key(hf_keys, hf_key_count, shared[i], 1u << r->class), v));
+        if (v) TRY(take_key(r, find_key(hf_keys, hf_key_count, shared[i], UINT64_C(1) << r->class), v));
     }
     return ERR_OK;
 }

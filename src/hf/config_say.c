@@ -11,7 +11,7 @@ static void say_sizes(const Config *cfg, HfClass c, HfModel *m)
     m->heads = cfg->model.heads;
     m->kv_heads = cfg->model.kv_heads;
     m->head_dim = cfg->model.head_dim;
-    m->ffn = c == HF_MIXTRAL || c == HF_GPT_OSS ? cfg->moe.ffn : cfg->model.ffn;
+    m->ffn = hf_classes[c].usual.expert_ffn == HF_NONE ? cfg->moe.ffn : cfg->model.ffn;
     m->positions = cfg->model.seq;
     m->vocab = cfg->model.vocab;
     m->tied = cfg->model.tied;
@@ -99,7 +99,7 @@ static void say_latent(const Config *cfg, HfModel *m)
     m->v_dim = cfg->model.v_head_dim;
 }
 
-static void say_experts(const Config *cfg, HfClass c, HfModel *m)
+static void say_experts(const Config *cfg, HfModel *m)
 {
     LayerSet mixtures = { { 0 } };
     m->first_dense = m->layers;
@@ -107,7 +107,7 @@ static void say_experts(const Config *cfg, HfClass c, HfModel *m)
     layer_set_read(cfg->moe.every, (int)m->layers, &mixtures); /* (config_check has read it) */
     for (int i = (int)m->layers - 1; i >= 0; i--) {
         if (layer_set_has(&mixtures, i)) m->first_dense = i;
-        else if (c == HF_QWEN3_MOE) m->dense.word[i / 64] |= UINT64_C(1) << i % 64;
+        else m->dense.word[i / 64] |= UINT64_C(1) << i % 64;
     }
     m->experts = cfg->moe.experts;
     m->topk = cfg->moe.topk;
@@ -129,5 +129,5 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     say_windows(cfg, out);
     say_rope(cfg, c, out);
     if (hf_classes[c].latent) say_latent(cfg, out);
-    if (hf_classes[c].mixture) say_experts(cfg, c, out);
+    if (hf_classes[c].mixture) say_experts(cfg, out);
 }

@@ -5,16 +5,16 @@
 
 #include "hf/model.h"
 
-#define B(name) (1u << HF_##name)
-#define ALL ((1u << HF_CLASSES) - 1)
+#define B(name) (UINT64_C(1) << HF_##name)
+#define ALL ((UINT64_C(1) << HF_CLASSES) - 1)
 #define LATENT (B(DEEPSEEK_V2) | B(DEEPSEEK_V3))
-#define GEMMA (B(GEMMA2) | B(GEMMA3))
+#define GEMMAS (B(GEMMA2) | B(GEMMA3))
 #define ROTARY (ALL & ~B(GPT2))
 #define PLAIN (ROTARY & ~LATENT) /* heads of one width */
 #define MIXTURE (B(QWEN3_MOE) | B(MIXTRAL) | B(GPT_OSS) | LATENT)
 #define QWEN (B(QWEN2) | B(QWEN3))
-#define WINDOWED (B(MISTRAL) | B(MIXTRAL) | B(PHI3) | QWEN | B(QWEN3_MOE) | B(GPT_OSS) | GEMMA)
-#define BIASED (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMA | B(OLMO2))
+#define WINDOWED (B(MISTRAL) | B(MIXTRAL) | B(PHI3) | QWEN | B(QWEN3_MOE) | B(GPT_OSS) | GEMMAS)
+#define BIASED (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(OLMO2))
 
 #define KEY(kind_, classes_, name_, member_, meaning_, ...) \
     { .name = name_,                                        \

@@ -55,6 +55,14 @@ typedef enum {
     HF_WINDOWS_TYPES,  /* layer_types, or all but each period-th */
 } HfWindows;
 
+/* The weights that a router gives the chosen experts. */
+typedef enum {
+    HF_ROUTER_CHOSEN,  /* softmax over the chosen experts */
+    HF_ROUTER_ALL,     /* softmax over all, never divided by the sum of the chosen */
+    HF_ROUTER_FLAG,    /* softmax over all, divided with norm_topk_prob */
+    HF_ROUTER_SIGMOID, /* divided with norm_topk_prob */
+} HfRouter;
+
 /* The linear layers that have biases. */
 typedef enum {
     HF_BIAS_NONE,
@@ -70,7 +78,11 @@ typedef struct {
     const char *model, *moe; /* lines of the two sections that all models of the class have */
     HfWindows windows;
     HfBias bias;
+    HfRouter router;
     bool mixture, latent; /* has experts; latent attention */
+    bool scaled;          /* embeddings are multiplied by the root of their width */
+    bool local_base;      /* blocks with a window have a base of angles of their own */
+    bool drops_embedding; /* its dropout on branches and on the embedding are two keys */
     int best;             /* a group of experts counts by so many of its best */
     HfModel usual;        /* where a key is absent */
 } HfClassRow;
@@ -94,7 +106,7 @@ typedef enum {
 
 typedef struct {
     const char *name;
-    uint32_t classes; /* bits */
+    uint64_t classes; /* bits */
     HfKeyKind kind;
     bool nullable;      /* null is HF_NONE */
     bool silent;        /* is read, never written */

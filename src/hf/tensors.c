@@ -23,21 +23,21 @@ enum {
     BARE = 4 /* no prefix of the model stands before the name */
 };
 
-#define C(name) (1u << HF_##name)
-enum {
-    EVERY = (1u << HF_CLASSES) - 1,
-    GPT2 = C(GPT2),
-    REST = EVERY & ~GPT2,
-    DEEPSEEK = C(DEEPSEEK_V2) | C(DEEPSEEK_V3),
-    QWEN_NAMES = C(QWEN3_MOE) | DEEPSEEK,
-    GEMMA = C(GEMMA2) | C(GEMMA3),
-    OWN_NORMS = GEMMA | C(OLMO2)
-};
+#define C(name) (UINT64_C(1) << HF_##name)
+#define EVERY ((UINT64_C(1) << HF_CLASSES) - 1)
+#define GPT2 C(GPT2)
+#define REST (EVERY & ~GPT2)
+#define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
+#define QWEN_NAMES (C(QWEN3_MOE) | DEEPSEEK)
+#define GEMMAS (C(GEMMA2) | C(GEMMA3))
+#define OWN_NORMS (GEMMAS | C(OLMO2))
+#define OFFSET_NORMS GEMMAS    /* they multiply by 1 + w */
+#define MODULES C(DEEPSEEK_V3) /* of multi-token prediction */
 
 /* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
  * "layers.N.", in the order of the form's parts, '#' the expert. */
 typedef struct {
-    unsigned classes;
+    uint64_t classes;
     const char *ours, *theirs;
     Form form;
     int flags;
@@ -60,9 +60,9 @@ static const Row table[] = {
 
     { REST & ~OWN_NORMS, "norm1", "input_layernorm", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm2", "post_attention_layernorm", WHOLE, 0 },
-    { GEMMA, "norm1", "input_layernorm", WHOLE, 0 },
+    { GEMMAS, "norm1", "input_layernorm", WHOLE, 0 },
     { OWN_NORMS, "post_norm1", "post_attention_layernorm", WHOLE, 0 },
-    { GEMMA, "norm2", "pre_feedforward_layernorm", WHOLE, 0 },
+    { GEMMAS, "norm2", "pre_feedforward_layernorm", WHOLE, 0 },
     { OWN_NORMS, "post_norm2", "post_feedforward_layernorm", WHOLE, 0 },
 
     { C(PHI3), "attn.qkv", "self_attn.qkv_proj", WHOLE, 0 },
@@ -98,12 +98,13 @@ static const Row table[] = {
     { C(GPT_OSS), "mlp.experts.fc1", "mlp.experts.gate_up_proj", ALTERNATING, TRANSPOSED | FUSED },
     { C(GPT_OSS), "mlp.experts.fc2", "mlp.experts.down_proj", WHOLE, TRANSPOSED | FUSED },
 
-    { DEEPSEEK, "embedding_norm", "enorm", WHOLE, 0 },
-    { DEEPSEEK, "hidden_norm", "hnorm", WHOLE, 0 },
-    { DEEPSEEK, "proj", "eh_proj", WHOLE, 0 },
+    { MODULES, "embedding_norm", "enorm", WHOLE, 0 },
+    { MODULES, "hidden_norm", "hnorm", WHOLE, 0 },
+    { MODULES, "proj", "eh_proj", WHOLE, 0 },
 };
 
-enum { PAIRED = C(LLAMA) | C(MISTRAL) | C(MIXTRAL), IN_GGUF = PAIRED | C(QWEN2) | C(QWEN3) | C(QWEN3_MOE) };
+#define PAIRED (C(LLAMA) | C(MISTRAL) | C(MIXTRAL))
+#define IN_GGUF (PAIRED | C(QWEN2) | C(QWEN3) | C(QWEN3_MOE))
 
 static const Row gguf_table[] = {
     { IN_GGUF, "embedding.token", "token_embd", WHOLE, 0 },
@@ -124,7 +125,7 @@ static const Row gguf_table[] = {
 };
 
 /* (of a module of multi-token prediction, whose name the model's last norm has too) */
-static const Row mtp_final_norm = { DEEPSEEK, "final_norm", "shared_head.norm", WHOLE, 0 };
+static const Row mtp_final_norm = { MODULES, "final_norm", "shared_head.norm", WHOLE, 0 };
 
 /* ---- names ---- */
 
@@ -349,7 +350,7 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
     out.first += s.theirs * (turned ? 1 : columns);
     out.row = s.step * (turned ? 1 : columns);
     out.column = turned ? s.their_rows : 1;
-    out.more = vector && (GEMMA >> n->kind & 1); /* (its only vectors are norms') */
+    out.more = vector && (OFFSET_NORMS >> n->kind & 1); /* (their only vectors are norms') */
     out.width = strncmp(p->name, "final_norm.", strlen("final_norm.")) ? 1 : n->width;
     return out;
 }
@@ -367,7 +368,7 @@ bool hf_twin(const HfNaming *n, int64_t mtp_layers, int index, HfTwin *out)
         out->written = false;
         return true;
     }
-    if (n->kind != HF_DEEPSEEK_V3 || index / 2 >= mtp_layers) return false;
+    if (!(MODULES >> n->kind & 1) || index / 2 >= mtp_layers) return false;
     snprintf(out->name, sizeof out->name, "%slayers.%lld.%s", n->prefix, (long long)(n->layers + index / 2),
              index % 2 ? "shared_head.head.weight" : "embed_tokens.weight");
     snprintf(out->ours, sizeof out->ours, "%s", index % 2 ? head : table_name);
@@ -386,7 +387,7 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
     long long layer;
     const bool of_layer =
         !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
-    if (n->kind == HF_DEEPSEEK_V3 && !mtp_layers && of_layer && layer >= n->layers) return true;
+    if (MODULES >> n->kind & 1 && !mtp_layers && of_layer && layer >= n->layers) return true;
     if (n->kind == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".rotary_emb.cos_cached") ||
         ends_with(name, ".rotary_emb.sin_cached"))

@@ -150,7 +150,7 @@ Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, con
     TRY(hf_folder_open(path, a, &out->folder));
     out->naming = hf_naming(hf->kind, cfg, find_prefix(&out->folder, hf));
     out->naming.mxfp4 = hf->store == HF_STORE_MXFP4;
-    out->naming.halves = hf->kind == HF_DEEPSEEK_V3 && !hf->interleaved;
+    out->naming.halves = !hf->interleaved;
     TRY(use_all(out, whole));
     TRY(use_twins(out, whole));
     for (int64_t i = 0; i < out->folder.count; i++) {
