@@ -101,11 +101,11 @@ check "most keys change something" [ "$(grep -oE '[0-9]+ of them' keys.txt | gre
 # ---- training goes on from a folder as PyTorch's AdamW does in fp64: 20 steps
 tokens=$(stat -c %s big.txt)
 /usr/bin/python3 "$root/test/tools/order.py" 1234 0 $(((tokens - 1) / 32)) >order.txt
-follows() { # CASE KEY=VALUE...
-    [ -d c/$1 ] || return 0
-    "$python" -c 'import numpy as np
+"$python" -c 'import numpy as np
 t = np.frombuffer(open("big.txt", "rb").read(), dtype=np.uint8).astype(np.int32)
 np.save("samples.npy", np.stack([t[32 * int(i) : 32 * int(i) + 33] for i in list(open("order.txt"))[:160]]))'
+follows() { # CASE KEY=VALUE...
+    [ -d c/$1 ] || return 0
     make_ini follow.ini run.dir=f model.seq=32 model.vocab=300 data.seed=1234 train.steps=20 train.global_batch=8 \
         optim.lr=1e-3 optim.schedule=constant optim.weight_decay=0.1 "${@:2}"
     "$mt" --config follow.ini checkpoint.load=c/$1 run.dir=f/$1 optim.warmup=0 optim.clip=0 >/dev/null 2>err.txt
@@ -125,8 +125,23 @@ for case in gemma2-0 gemma3-0 olmo2-0; do
     within=1e-5 follows $case $("$mt" config from-hf c/$case | sed -nE '/^(seq|vocab) /d; s/^([a-z_]+) = /model.\1=/p')
 done
 
+# ---- a step of SGD of each class: the loss of another batch behind it
+cases sgd c samples.npy 8 0.1 >sgd.txt || bad "$(tail -1 cases.err)"
+while read -r case first second; do
+    "$mt" config from-hf c/$case 2>err.txt | grep -v '^seq' >sgd.ini
+    grep -qE '^router = s(igmoid|qrt)' sgd.ini && echo 'bias_rate = 1e-9' >>sgd.ini
+    "$mt" --config sgd.ini checkpoint.load=c/$case run.dir=sgd/$case run.device=cpu model.seq=32 model.dropout=0 \
+        model.attention_dropout=0 data.train=a data.seed=1234 checkpoint.every=0 train.steps=2 train.micro_batch=2 \
+        train.global_batch=8 optim.name=sgd optim.beta1=0 optim.lr=0.1 optim.schedule=constant optim.weight_decay=0 \
+        optim.clip=0 >/dev/null 2>err.txt
+    check "$case: a step of SGD: $first $second, here $(losses sgd/$case | tr '\n' ' ') $(says)" awk -v a="$first" -v b="$second" '
+        { d = $2 - (NR == 1 ? a : b); n++; if (!(d < 1e-5 && d > -1e-5)) wrong++ }
+        END { exit !(n == 2 && !wrong && (a - b > 1e-3 || b - a > 1e-3)) }' <(losses sgd/$case)
+done <sgd.txt
+check "each class took a step: $(wc -l <sgd.txt)" [ "$(wc -l <sgd.txt)" = "$(ls -d c/*-0 | wc -l)" ]
+
 # one line a case: its name, the largest difference of its logits by the largest, and what is wrong with the export
-cases compare c r e >lines.txt || bad "$(tail -1 cases.err)"
+cases compare c r e ids.txt >lines.txt || bad "$(tail -1 cases.err)"
 while read -r case figure wrong; do
     check "$case: logits differ by $figure" \
         awk -v x="$figure" 'BEGIN { exit !(x ~ /^[0-9.]+e[-+][0-9]+$/ && x + 0 < 1e-5) }'

@@ -59,6 +59,26 @@ size phi-3-mini-4k 3821079552
 size gemma-2-9b 9241705984
 size gemma-3-27b 27009346304
 size olmo-2-7b 7298617344
+size qwen1.5-moe-a2.7b 14315784192
+size olmoe-1b-7b 6919161856
+size olmo-3-7b 7298011136
+size smollm3-3b 3075098624
+size minimax-m2 228689748992
+size dots.llm1 142774373888
+size solar-open-100b 102651793408
+size hy3 295033528320
+size ernie-4.5-0.3b 360748032
+size gemma-7b 8537680896
+size exaone-4.0-32b 32003216384
+size youtu-llm-2b 1961560064
+size starcoder2-3b 3030371328
+size stablelm-2-1.6b 1644515328
+size k-exaone-236b 236571150336
+size flexolmo-7x7b 33270665216
+size ministral 7241732096
+size cwm 32581097472
+size glm-4.5-air 106852245504 model.mtp_layers=0
+size seed-oss-36b 36151104512 model.seq=4096
 
 # ---- transformers ----
 if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
@@ -71,7 +91,8 @@ check "sizes as transformers counts them: $(diff sizes.txt <(theirs sizes $(sed 
     cmp -s sizes.txt <(theirs sizes $(sed 's/^/published\//; s/ .*//' sizes.txt))
 
 # What is absent is what transformers takes.
-types="gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral deepseek_v3 gpt_oss gemma2 gemma3_text olmo2 phi3"
+types="gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral deepseek_v3 gpt_oss gemma2 gemma3_text olmo2 phi3 qwen2_moe olmoe
+    olmo3 smollm3 minimax_m2 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu starcoder2 stablelm exaone_moe flex_olmo ministral cwm"
 theirs defaults written $types
 theirs every every $types
 for type in $types; do
@@ -101,8 +122,9 @@ for folder in ours/*; do
     "$mt" config from-hf "again/$name" >theirs.ini 2>>err.txt
     check "$name, written again: $(cat err.txt) $(diff ours.ini theirs.ini)" cmp -s ours.ini theirs.ini
 done
-for name in $models; do # (Phi-3's is Mistral's, which says it too; of Gemma 3 the text model is written)
-    [[ $name = phi-3-mini-4k || $name = gemma-3-27b ]] || cp -r "published/$name" same/
+others="phi-3-mini-4k dots.llm1 solar-open-100b hy3 ernie-4.5-0.3b seed-oss-36b youtu-llm-2b cwm" # (another class says them)
+for name in $models; do # (of Gemma 3 the text model is written)
+    [[ " $others gemma-3-27b " = *" $name "* ]] || cp -r "published/$name" same/
 done
 check "published values: $(theirs same same ours)" theirs same same ours
 finish

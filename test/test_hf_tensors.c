@@ -97,6 +97,14 @@ static int64_t gguf_qkv(int64_t r, int64_t c, const char **name) /* element i an
     return row * HIDDEN + c;
 }
 
+static int64_t ernie_qkv(int64_t r, int64_t c, const char **name) /* the same pairs, in a folder */
+{
+    const int64_t at = gguf_qkv(r, c, name);
+    *name = strstr(*name, "_q") ? "self_attn.q_proj.weight" : strstr(*name, "_k") ? "self_attn.k_proj.weight"
+                                                                                  : "self_attn.v_proj.weight";
+    return at;
+}
+
 static int64_t llama_gate_up(int64_t r, int64_t c, const char **name)
 {
     *name = r < FFN ? "mlp.gate_proj.weight" : "mlp.up_proj.weight";
@@ -138,22 +146,27 @@ TEST(each_element_has_its_published_place)
     check(HF_GPT2, false, "mlp.fc1.weight", FFN, HIDDEN, gpt2_fc);
     check(HF_LLAMA, false, "attn.qkv.weight", qkv, HIDDEN, llama_qkv);
     check(HF_LLAMA, true, "attn.qkv.weight", qkv, HIDDEN, gguf_qkv);
+    check(HF_ERNIE4_5, false, "attn.qkv.weight", qkv, HIDDEN, ernie_qkv);
     check(HF_LLAMA, false, "mlp.fc1.weight", 2 * FFN, HIDDEN, llama_gate_up);
     check(HF_GPT_OSS, false, "mlp.experts.fc1.weight", EXPERTS * 2 * FFN, HIDDEN, gpt_oss_gate_up);
     check(HF_DEEPSEEK_V2, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, deepseek_q);
     check(HF_MIXTRAL, false, "mlp.experts.fc2.weight", EXPERTS * HIDDEN, FFN, mixtral_down);
+    check(HF_MINIMAX_M2, false, "mlp.experts.fc2.weight", EXPERTS * HIDDEN, FFN, mixtral_down);
+    check(HF_YOUTU, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, deepseek_q);
     check(HF_GEMMA3, false, "norm2.weight", HIDDEN, 1, gemma_norm);
 }
 
 TEST(norms_of_gemma_are_one_more)
 {
     const Param norm = param_of("layers.1.norm2.weight", HIDDEN, 1), matrix = param_of("layers.1.mlp.fc2.weight", 4, 6);
+    const Param bias = param_of("layers.1.attn.proj.bias", HIDDEN, 1);
     for (int kind = 0; kind < HF_CLASSES; kind++) {
         const HfNaming n = naming_of((HfClass)kind);
-        const float want = kind == HF_GEMMA2 || kind == HF_GEMMA3 ? 1 : 0;
+        const float want = kind == HF_GEMMA || kind == HF_GEMMA2 || kind == HF_GEMMA3 ? 1 : 0;
         if (hf_part_count(&n, &norm))
             CHECK_CLOSE((double)hf_part(&n, &norm, 0).more, (double)want, 0, "class %d", kind);
         CHECK_CLOSE((double)hf_part(&n, &matrix, 0).more, 0, 0, "class %d", kind);
+        CHECK_CLOSE((double)hf_part(&n, &bias, 0).more, 0, 0, "class %d", kind);
     }
 }
 

@@ -27,6 +27,26 @@ typedef enum {
     HF_GEMMA3, /* the text model, also of a folder with images */
     HF_OLMO2,
     HF_PHI3,
+    HF_QWEN2_MOE,
+    HF_OLMOE,
+    HF_OLMO3,
+    HF_SMOLLM3,
+    HF_GLM4_MOE,
+    HF_MINIMAX_M2,
+    HF_DOTS1,
+    HF_SOLAR_OPEN,
+    HF_HY_V3,
+    HF_ERNIE4_5,
+    HF_SEED_OSS,
+    HF_GEMMA,
+    HF_EXAONE4,
+    HF_YOUTU,
+    HF_STARCODER2,
+    HF_STABLELM,
+    HF_EXAONE_MOE,
+    HF_FLEX_OLMO,
+    HF_MINISTRAL,
+    HF_CWM,
     HF_CLASSES
 } HfClass;
 

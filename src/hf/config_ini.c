@@ -64,6 +64,16 @@ static int period_of(const HfModel *m, HfClass c, OfBlock *of)
     return (int)m->layers;
 }
 
+/* A key that is a list over the blocks, repeated; `usual` is what all of them have without it. */
+static void put_blocks(Ini *w, HfClass c, const char *key, OfBlock *of, int64_t usual)
+{
+    const int period = period_of(w->m, c, of);
+    if (period == 1 && of(w->m, c, 0) == usual) return;
+    line(w, "%s = ", key);
+    put_runs(w, c, of, period);
+    line(w, "\n");
+}
+
 /* ---- [model] ---- */
 
 int64_t hf_window(const HfModel *m, HfClass c, int layer)
@@ -73,8 +83,20 @@ int64_t hf_window(const HfModel *m, HfClass c, int layer)
     if (kind == HF_WINDOWS_NONE || m->window == HF_NONE) return 0;
     if (kind == HF_WINDOWS_FROM) has = m->typed ? layer_set_has(&m->sliding, layer) : layer >= m->full_layers;
     if (kind == HF_WINDOWS_TYPES)
-        has = m->typed ? layer_set_has(&m->sliding, layer) : (layer + 1) % m->period != 0;
+        has = m->typed ? layer_set_has(&m->sliding, layer)
+                       : (layer + !hf_classes[c].first_full) % m->period != 0;
     return has ? m->window : 0;
+}
+
+int64_t hf_turns(const HfModel *m, HfClass c, int layer)
+{
+    switch (hf_classes[c].turns) {
+    case HF_TURNS_ALL: break;
+    case HF_TURNS_LIST:
+        return m->turned ? layer_set_has(&m->turning, layer) : (layer + 1) % m->no_rope_every != 0;
+    case HF_TURNS_WINDOWED: return m->window == HF_NONE || hf_window(m, c, layer) > 0;
+    }
+    return 1;
 }
 
 static void put_sizes(Ini *w)
@@ -96,11 +118,13 @@ static void put_sizes(Ini *w)
 static void put_bias(Ini *w)
 {
     const HfModel *m = w->m;
-    const bool linears = w->row->bias == HF_BIAS_KEYS && m->mlp_bias;
-    const bool attention = w->row->bias == HF_BIAS_KEYS && m->attention_bias;
-    if (w->row->bias == HF_BIAS_ALL) return; /* (gpt2 has them) */
+    const HfBias kind = w->row->bias;
+    const bool keys = kind == HF_BIAS_KEYS || kind == HF_BIAS_APART, one = kind == HF_BIAS_ONE;
+    const bool linears = (keys || one) && m->mlp_bias, attention = one ? linears : keys && m->attention_bias;
+    if (kind == HF_BIAS_ALL) return; /* (gpt2 has them) */
     if (linears) put_flag(w, "bias", true);
-    if (w->row->bias == HF_BIAS_QKV) put_word(w, "attention_bias", "qkv");
+    if (kind == HF_BIAS_QKV || (kind == HF_BIAS_APART && attention && !m->out_bias))
+        put_word(w, "attention_bias", "qkv");
     else if (attention != linears) put_word(w, "attention_bias", attention ? "all" : "none");
 }
 
@@ -140,8 +164,14 @@ static void put_rope(Ini *w, HfClass c)
     static const char *const names[] = { ROPE_SCALINGS(CHOICE_TEXT) };
     const HfModel *m = w->m;
     if (c == HF_GPT2) return;
+    if (period_of(m, c, hf_turns) == 1 && !hf_turns(m, c, 0)) {
+        put_word(w, "position", "none");
+        return;
+    }
     put_real(w, "rope_base", m->theta);
-    if (w->row->local_base) put_real(w, "rope_base_local", m->local_theta);
+    if (w->row->local_base && (m->local_theta != m->theta || m->rope_type != ROPE_PLAIN))
+        put_real(w, "rope_base_local", m->local_theta);
+    put_blocks(w, c, "rope_layers", hf_turns, 1);
     if (m->partial != 1) put_int(w, "rope_dim", (int64_t)((double)m->head_dim * m->partial));
     if (m->rope_type == ROPE_PLAIN) return;
     put_word(w, "rope_scaling", names[m->rope_type]);
@@ -170,11 +200,7 @@ static void put_attention(Ini *w, HfClass c)
     if (m->attention_cap > 0) put_real(w, "attention_softcap", m->attention_cap);
     if (m->query_scalar && m->query_scalar != m->head_dim)
         put_real(w, "attention_scale", 1 / sqrt((double)m->query_scalar));
-    const int period = period_of(m, c, hf_window);
-    if (period == 1 && !hf_window(m, c, 0)) return;
-    line(w, "window = ");
-    put_runs(w, c, hf_window, period);
-    line(w, "\n");
+    put_blocks(w, c, "window", hf_window, 0);
 }
 
 static void put_model(Ini *w, HfClass c)
@@ -184,6 +210,7 @@ static void put_model(Ini *w, HfClass c)
     put_sizes(w);
     put_bias(w);
     if (w->row->model) line(w, "%s", w->row->model);
+    if (m->qk_norm) put_flag(w, "qk_norm", true);
     put_attention(w, c);
     put_rope(w, c);
     if (w->row->scaled) put_real(w, "embed_scale", sqrt((double)m->hidden));
@@ -229,7 +256,8 @@ static void put_moe(Ini *w, HfClass c)
     put_int(w, "experts", m->experts);
     put_int(w, "topk", m->topk);
     put_int(w, "ffn", m->expert_ffn);
-    if (m->shared > 0) put_int(w, "shared_ffn", m->shared * m->expert_ffn);
+    if (m->shared_ffn > 0) put_int(w, "shared_ffn", m->shared_ffn);
+    else if (m->shared > 0) put_int(w, "shared_ffn", m->shared * m->expert_ffn);
     if (period_of(m, c, mixture_of) > 1) {
         line(w, "every = ");
         put_runs(w, c, mixture_of, (int)m->layers);

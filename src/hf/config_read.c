@@ -1,4 +1,5 @@
 /* A config.json as an HfModel: each key by its row of the table, or refused. See class.h, model.h. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -123,6 +124,52 @@ static Err take_types(Reader *r, const HfKey *k, const Json *v, int64_t *out)
     return ERR_OK;
 }
 
+static Err take_turns(Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    if (!json_is_array(v) || json_count(v) > LAYERS_MAX)
+        return damaged(r, k, v, "a list of 0 and 1, one for each block");
+    r->model.turning = (LayerSet){ { 0 } };
+    for (int64_t i = 0; i < json_count(v); i++) {
+        const int64_t turns = json_int(json_at(v, i), -1);
+        if (turns != 0 && turns != 1) return damaged(r, k, v, "a list of 0 and 1, one for each block");
+        if (turns) add_layer(&r->model.turning, i);
+    }
+    *out = json_count(v);
+    return ERR_OK;
+}
+
+/* mlp_layer_types. */
+static Err take_mlps(Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    if (!json_is_array(v) || json_count(v) > LAYERS_MAX)
+        return damaged(r, k, v, "a list of words, one for each block");
+    r->model.dense = (LayerSet){ { 0 } };
+    r->model.first_dense = 0;
+    for (int64_t i = 0; i < json_count(v); i++) {
+        const Json *item = json_at(v, i);
+        const char *text = json_text(item, NULL);
+        const int kind = text ? hf_word("sparse dense", text) : -1;
+        if (!text) return damaged(r, k, v, "a list of words, one for each block");
+        if (kind < 0)
+            return refused(r, k->name, item, k->meaning, "megatrain has no such layer in this class");
+        if (kind) add_layer(&r->model.dense, i);
+    }
+    *out = json_count(v);
+    return ERR_OK;
+}
+
+/* A number, or in letters: L for each block with a window, and G at the end. */
+static Err take_pattern(const Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    const char *text = json_text(v, NULL);
+    if (!text) return take_int(r, k, v, out);
+    *out = (int64_t)strlen(text);
+    if (*out < 1 || (int64_t)strspn(text, "L") != *out - 1 || text[*out - 1] != 'G')
+        return refused(r, k->name, v, k->meaning,
+                       "megatrain reads a number, or letters L with one G behind them");
+    return ERR_OK;
+}
+
 static Err take_layers(const Reader *r, const HfKey *k, const Json *v, LayerSet *out)
 {
     if (!json_is_array(v)) return damaged(r, k, v, "a list of blocks");
@@ -159,7 +206,7 @@ static Err take_store(Reader *r, const HfKey *k, const Json *v)
     if (strcmp(method, "fp8") != 0)
         return refused(r, "quant_method", json_get(v, "quant_method"), k->meaning,
                        "of this class megatrain reads weights as they are, or in blocks of fp8");
-    if (format && (!json_text(format, NULL) || strcmp(json_text(format, NULL), "e4m3") != 0))
+    if (format && (!json_text(format, NULL) || hf_word("e4m3 float8_e4m3fn", json_text(format, NULL)) < 0))
         return refused(r, "fmt", format, "the numbers of fp8", "megatrain reads e4m3");
     r->out->block_rows = json_int(json_at(block, 0), 0);
     r->out->block_cols = json_int(json_at(block, 1), 0);
@@ -197,6 +244,9 @@ static Err take_value(Reader *r, const HfKey *k, const Json *v)
     case HF_KEY_FLAG: return take_flag(r, k, v, n);
     case HF_KEY_WORD: return take_word(r, k, v, n);
     case HF_KEY_TYPES: return take_types(r, k, v, n);
+    case HF_KEY_MLPS: return take_mlps(r, k, v, n);
+    case HF_KEY_PATTERN: return take_pattern(r, k, v, n);
+    case HF_KEY_TURNS: return take_turns(r, k, v, n);
     case HF_KEY_LAYERS: return take_layers(r, k, v, (LayerSet *)(void *)n);
     case HF_KEY_ROPE: return take_rope(r, k, v);
     case HF_KEY_STORE: return take_store(r, k, v);
@@ -309,7 +359,7 @@ static Err take_rope(Reader *r, const HfKey *k, const Json *v)
     if (!json_is_object(v)) return damaged(r, k, v, "an object");
     if (!r->by[offsetof(HfModel, rope_type) / 8]) {
         m->rope_type = ROPE_PLAIN;
-        m->factor = m->original = HF_NONE;
+        m->factor = m->original = m->slow = m->fast = HF_NONE;
         m->truncate = true;
     }
     if (hf_classes[r->class].local_base && json_get(v, "full_attention")) return take_nested_rope(r, k, v);
@@ -340,7 +390,7 @@ static Err check_head(const Reader *r, const Json *root)
 
 static Err find_class(Reader *r, const Json *root, const Json **keys)
 {
-    char known[256] = "";
+    char known[768] = "";
     const char *type = json_text(json_get(root, "model_type"), NULL);
     if (!json_is_object(root) || !type)
         return err_set(ERR_CKPT, "%s: no configuration of a model: 'model_type' is missing", r->name);
@@ -396,6 +446,9 @@ static Err settle_sizes(Reader *r)
         m->head_dim = m->hidden / m->heads;
     }
     if (m->ffn == HF_NONE) m->ffn = 4 * m->hidden;
+    if (m->init_std == HF_NONE) m->init_std = 2 / sqrt(5.0 * (double)m->hidden);
+    if (m->out_bias && !m->attention_bias)
+        return no(r, "'attention_out_bias' without 'attention_bias': megatrain has no such biases");
     return ERR_OK;
 }
 
@@ -410,14 +463,31 @@ static Err settle_windows(Reader *r)
     if (kind == HF_WINDOWS_SWITCH && m->window != HF_NONE && m->full_layers > 0)
         return no(r, "'use_sliding_window' with 'max_window_layers': releases of transformers differ in what "
                      "it means");
+    if (!m->typed && kind == HF_WINDOWS_TYPES && m->window != HF_NONE && m->period < 1)
+        return no(r, "neither 'layer_types' nor 'sliding_window_pattern' says which blocks have a window");
     if (m->typed && m->window == HF_NONE && layer_set_count(&m->sliding))
         return no(r, "'layer_types' has blocks with a window, and 'sliding_window' says none");
+    return ERR_OK;
+}
+
+/* Some columns of a head turn: a number of them, or a part. */
+static Err settle_partial(Reader *r)
+{
+    HfModel *m = &r->model;
+    const bool given = r->by[offsetof(HfModel, partial) / 8] != NULL;
+    if (m->rotary < 1) return ERR_OK;
+    if (!given) m->partial = (double)m->rotary / (double)m->head_dim;
+    if ((int64_t)((double)m->head_dim * m->partial) != m->rotary)
+        return no(r, "'rotary_dim' and 'partial_rotary_factor' say different columns that turn");
     return ERR_OK;
 }
 
 static Err settle_rope(Reader *r)
 {
     HfModel *m = &r->model;
+    TRY(settle_partial(r));
+    if (m->turned && m->turned < m->layers)
+        return no(r, "'no_rope_layers' is about fewer blocks than there are");
     const bool known = m->original != HF_NONE;
     if (m->rope_type == ROPE_LLAMA3 && (m->slow == HF_NONE || m->fast == HF_NONE))
         return no(r, "'rope_scaling' is llama3, and lacks 'low_freq_factor' or 'high_freq_factor'");
@@ -448,7 +518,13 @@ static Err settle_experts(Reader *r)
     HfModel *m = &r->model;
     int count = 0;
     if (!hf_classes[r->class].mixture) return ERR_OK;
+    if (m->mlps && m->mlps != m->layers)
+        return no(r, "'mlp_layer_types' is not about as many blocks as there are");
     for (int i = 0; i < m->layers; i++) count += hf_is_mixture(m, r->class, i);
+    if (count && m->experts == HF_NONE && hf_classes[r->class].usual.experts == HF_NONE)
+        return no(r, "'n_routed_experts' (experts) is missing");
+    if (!count && m->mtp > 0)
+        return no(r, "modules of multi-token prediction have experts in this class, and no block has any");
     if (!count || m->experts == HF_NONE) m->experts = 0;
     if (m->expert_ffn == HF_NONE) m->expert_ffn = m->ffn;
     if (m->shared == HF_NONE) m->shared = 0;

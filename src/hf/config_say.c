@@ -15,8 +15,12 @@ static void say_sizes(const Config *cfg, HfClass c, HfModel *m)
     m->positions = cfg->model.seq;
     m->vocab = cfg->model.vocab;
     m->tied = cfg->model.tied;
-    m->attention_bias = cfg->model.attention_bias == ATTENTION_BIAS_ALL;
+    m->out_bias = cfg->model.attention_bias == ATTENTION_BIAS_ALL;
+    m->attention_bias = m->out_bias;
+    if (hf_classes[c].bias == HF_BIAS_APART)
+        m->attention_bias = cfg->model.attention_bias != ATTENTION_BIAS_NONE;
     m->mlp_bias = cfg->model.bias;
+    m->qk_norm = cfg->model.qk_norm == QK_NORM_HEADS;
     m->eps = cfg->model.norm_eps;
     m->init_std = cfg->model.init_std;
     m->attention_dropout = cfg->model.attention_dropout;
@@ -55,6 +59,19 @@ static void say_windows(const Config *cfg, HfModel *m)
     if (m->use_window && layer_set_count(&m->sliding) == m->layers) m->period = m->layers + 1;
 }
 
+static void say_turns(const Config *cfg, HfModel *m)
+{
+    LayerPattern p;
+    layer_pattern_read(cfg->model.rope_layers, 1, &p); /* (config_check has read it) */
+    m->turned = m->layers;
+    m->turning = (LayerSet){ { 0 } };
+    m->no_rope_every = m->layers + 1;
+    for (int i = (int)m->layers - 1; i >= 0; i--)
+        if (cfg->model.position == MODEL_POSITION_ROPE && layer_pattern_at(&p, i))
+            m->turning.word[i / 64] |= UINT64_C(1) << i % 64;
+        else m->no_rope_every = i + 1;
+}
+
 static void say_yarn(const Config *cfg, HfClass c, HfModel *m)
 {
     const double log_factor = 0.1 * m_log(m->factor), magnitude = cfg->model.rope_magnitude;
@@ -80,6 +97,7 @@ static void say_rope(const Config *cfg, HfClass c, HfModel *m)
     if (cfg->model.rope_dim) m->partial = (double)cfg->model.rope_dim / (double)m->head_dim;
     if ((int64_t)(m->partial * (double)m->head_dim) < cfg->model.rope_dim)
         m->partial = nextafter(m->partial, 1);
+    m->rotary = cfg->model.rope_dim ? cfg->model.rope_dim : m->head_dim;
     m->factor = m->rope_type ? cfg->model.rope_factor : HF_NONE;
     m->original = m->rope_type > ROPE_LINEAR ? cfg->model.rope_original : HF_NONE;
     m->truncate = HF_NONE;
@@ -109,10 +127,12 @@ static void say_experts(const Config *cfg, HfModel *m)
         if (layer_set_has(&mixtures, i)) m->first_dense = i;
         else m->dense.word[i / 64] |= UINT64_C(1) << i % 64;
     }
+    m->mlps = m->layers;
     m->experts = cfg->moe.experts;
     m->topk = cfg->moe.topk;
     m->expert_ffn = cfg->moe.ffn;
     m->shared = cfg->moe.shared_ffn / cfg->moe.ffn;
+    m->shared_ffn = cfg->moe.shared_ffn;
     m->sparse_step = 1;
     m->normalize = cfg->moe.normalize;
     m->scale = cfg->moe.scale;
@@ -127,6 +147,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     say_sizes(cfg, c, out);
     say_gemma(cfg, out);
     say_windows(cfg, out);
+    say_turns(cfg, out);
     say_rope(cfg, c, out);
     if (hf_classes[c].latent) say_latent(cfg, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);

@@ -36,6 +36,21 @@ static void put_types(JsonOut *j, const HfModel *m, const HfKey *k)
     json_close(j, ']');
 }
 
+static void put_turns(JsonOut *j, const HfModel *m, const HfKey *k)
+{
+    json_open(j, k->name, '[');
+    for (int i = 0; i < m->turned; i++) json_put_int(j, NULL, layer_set_has(&m->turning, i));
+    json_close(j, ']');
+}
+
+static void put_mlps(JsonOut *j, const HfModel *m, const HfKey *k)
+{
+    json_open(j, k->name, '[');
+    for (int i = 0; i < m->mlps; i++)
+        json_put_text(j, NULL, layer_set_has(&m->dense, i) ? "dense" : "sparse");
+    json_close(j, ']');
+}
+
 static void put_layers(JsonOut *j, const HfKey *k, const LayerSet *s)
 {
     json_open(j, k->name, '[');
@@ -51,6 +66,7 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
     char word[64];
     const int64_t n = *hf_int(m, k);
     switch (k->kind) {
+    case HF_KEY_PATTERN:
     case HF_KEY_INT: put_id(j, k->name, n); break;
     case HF_KEY_REAL:
         if (*hf_real(m, k) == HF_NONE) json_put_null(j, k->name);
@@ -63,6 +79,8 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
         break;
     case HF_KEY_TYPES: put_types(j, m, k); break;
     case HF_KEY_LAYERS: put_layers(j, k, (const LayerSet *)(const void *)hf_int(m, k)); break;
+    case HF_KEY_MLPS: put_mlps(j, m, k); break;
+    case HF_KEY_TURNS: put_turns(j, m, k); break;
     case HF_KEY_ROPE: put_rope(j, m, c, k); break;
     case HF_KEY_FIXED:
         hf_word_at(k->values, 0, word, sizeof word);
@@ -166,6 +184,13 @@ static int64_t columns_that_turn(const Config *c)
     return c->model.rope_dim ? c->model.rope_dim : c->model.head_dim;
 }
 
+/* The base of the angles of blocks with a window; 0: as all others, scaled. */
+static double local_base(const Config *c)
+{
+    const bool scaled = c->model.rope_scaling != ROPE_PLAIN;
+    return c->model.rope_base_local > 0 ? c->model.rope_base_local : scaled ? 0 : c->model.rope_base;
+}
+
 /* Softmax over all, divided by the sum of the chosen, is softmax over the chosen. */
 static int router_of(const Config *c)
 {
@@ -204,6 +229,7 @@ static bool same_key(const Config *a, const Config *b, ConfigId id)
     case CFG_model_rope_dim: return columns_that_turn(a) == columns_that_turn(b);
     case CFG_model_rope_base:
         return a->model.position != MODEL_POSITION_ROPE || a->model.rope_base == b->model.rope_base;
+    case CFG_model_rope_base_local: return local_base(a) == local_base(b);
     case CFG_model_ffn: return !has_dense(a) || a->model.ffn == b->model.ffn;
     case CFG_moe_router: return !experts || router_of(a) == router_of(b);
     case CFG_moe_normalize: /* (of softmax the router says it) */
@@ -293,13 +319,23 @@ Err hf_check_mup(const Config *cfg)
                    (long long)cfg->model.mtp_layers, (long long)cfg->optim.mup_base);
 }
 
+/* Classes that cannot: attention of another kind, no experts, or a file that transformers would not open. */
+static bool may_say(const Config *cfg, HfClass c)
+{
+    const HfClassRow *row = &hf_classes[c];
+    if (row->divides && cfg->model.hidden % cfg->model.heads) return false;
+    return row->latent == (cfg->model.attention == MODEL_ATTENTION_MLA) &&
+           (row->mixture || !cfg->moe.experts);
+}
+
 Err hf_class_of(const Config *cfg, HfClass *out)
 {
     const HfExport any = { .dtype = "float32", .vocab = 256, .ids = HF_NO_IDS };
     Nearest n = { .count = CFG_COUNT, .refuser = HF_CLASSES };
     char buf[CONFIG_VALUE_BYTES];
     TRY(hf_check_mup(cfg));
-    for (int c = 0; c < HF_CLASSES && n.count; c++) TRY(compare(cfg, (HfClass)c, &any, &n));
+    for (int c = 0; c < HF_CLASSES && n.count; c++)
+        if (may_say(cfg, (HfClass)c)) TRY(compare(cfg, (HfClass)c, &any, &n));
     *out = n.class;
     if (!n.count) return ERR_OK;
     if (n.refuser < HF_CLASSES)

@@ -7,14 +7,31 @@
 
 #define B(name) (UINT64_C(1) << HF_##name)
 #define ALL ((UINT64_C(1) << HF_CLASSES) - 1)
-#define LATENT (B(DEEPSEEK_V2) | B(DEEPSEEK_V3))
+#define DEEPSEEK (B(DEEPSEEK_V2) | B(DEEPSEEK_V3))
+#define LATENT (DEEPSEEK | B(YOUTU))
 #define GEMMAS (B(GEMMA2) | B(GEMMA3))
+#define LAYERNORMS (B(GPT2) | B(STARCODER2) | B(STABLELM))
 #define ROTARY (ALL & ~B(GPT2))
-#define PLAIN (ROTARY & ~LATENT) /* heads of one width */
-#define MIXTURE (B(QWEN3_MOE) | B(MIXTRAL) | B(GPT_OSS) | LATENT)
+#define PLAIN (ROTARY & ~LATENT & ~B(OLMOE) & ~B(STABLELM)) /* heads of one width, which is a key */
+#define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE))         /* some blocks have no experts, by a step and a list */
+#define GLM (B(GLM4_MOE) | B(DOTS1) | B(SOLAR_OPEN)) /* experts as DeepSeek-V3's */
+#define ROUTED (DEEPSEEK | GLM)
+#define MIXTURE                                                                                            \
+    (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | \
+     B(HY_V3))
+#define OLMO (B(FLEX_OLMO) | B(OLMO2) | B(OLMO3) | B(OLMOE))
 #define QWEN (B(QWEN2) | B(QWEN3))
-#define WINDOWED (B(MISTRAL) | B(MIXTRAL) | B(PHI3) | QWEN | B(QWEN3_MOE) | B(GPT_OSS) | GEMMAS)
-#define BIASED (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(OLMO2))
+#define EXAONE (B(EXAONE4) | B(EXAONE_MOE))
+#define FROM (QWEN | B(DOTS1)) /* blocks from one on have a window */
+#define WINDOWED                                                                                         \
+    (B(MISTRAL) | B(MIXTRAL) | B(PHI3) | FROM | B(QWEN3_MOE) | B(GPT_OSS) | GEMMAS | B(OLMO3) | EXAONE | \
+     B(MINISTRAL) | B(CWM) | B(STARCODER2))
+#define TYPED \
+    (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM))
+#define BIASED                                                                                          \
+    (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | \
+     GLM | B(HY_V3) | B(SEED_OSS))
+#define PARTIAL (B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM)) /* some columns of a head turn */
 
 #define KEY(kind_, classes_, name_, member_, meaning_, ...) \
     { .name = name_,                                        \

@@ -20,7 +20,7 @@ typedef enum { HF_GREEDY, HF_GROUP_LIMITED, HF_METHODS } HfTopkMethod;
  * are not looked at if nothing of the class reads them. */
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, positions, vocab;
-    int64_t tied, attention_bias, mlp_bias;
+    int64_t tied, attention_bias, out_bias, mlp_bias, qk_norm;
     double eps, init_std, attention_dropout, branch_dropout, embedding_dropout;
 
     int64_t window, use_window;  /* of blocks that have one */
@@ -33,9 +33,14 @@ typedef struct {
     int64_t rope_type; /* RopeScaling */
     double theta, local_theta, partial, factor, slow, fast, beta_slow, beta_fast;
     double attention_factor, mscale, mscale_all;
-    int64_t original, truncate, interleaved;
+    int64_t original, truncate, interleaved, rotary;
+    int64_t turned;        /* blocks that no_rope_layers is about; 0: absent */
+    LayerSet turning;      /* of no_rope_layers: 1 */
+    int64_t no_rope_every; /* each block of so many has no rotary positions */
 
+    int64_t shared_ffn; /* of all shared experts together; 0: shared * expert_ffn */
     int64_t experts, topk, expert_ffn, shared, first_dense, sparse_step, normalize;
+    int64_t mlps;   /* blocks that mlp_layer_types is about; 0: absent */
     LayerSet dense; /* blocks without experts, of those that the step would give some */
     int64_t method; /* HfTopkMethod */
     int64_t groups, group_topk, mtp;
@@ -55,6 +60,13 @@ typedef enum {
     HF_WINDOWS_TYPES,  /* layer_types, or all but each period-th */
 } HfWindows;
 
+/* The blocks that have rotary positions. */
+typedef enum {
+    HF_TURNS_ALL,
+    HF_TURNS_LIST,     /* no_rope_layers, or all but each no_rope_every-th */
+    HF_TURNS_WINDOWED, /* those with a window; all, where none has one */
+} HfTurns;
+
 /* The weights that a router gives the chosen experts. */
 typedef enum {
     HF_ROUTER_CHOSEN,  /* softmax over the chosen experts */
@@ -67,8 +79,10 @@ typedef enum {
 typedef enum {
     HF_BIAS_NONE,
     HF_BIAS_ALL,
-    HF_BIAS_QKV,  /* queries, keys and values alone */
-    HF_BIAS_KEYS, /* attention_bias, mlp_bias */
+    HF_BIAS_QKV,   /* queries, keys and values alone */
+    HF_BIAS_KEYS,  /* attention_bias, mlp_bias */
+    HF_BIAS_ONE,   /* one key for all of them */
+    HF_BIAS_APART, /* as KEYS, but attention_bias is of queries, keys and values alone */
 } HfBias;
 
 typedef struct {
@@ -77,9 +91,12 @@ typedef struct {
     const char *wrapper; /* model_type of a folder with images whose text_config is the class's; NULL: none */
     const char *model, *moe; /* lines of the two sections that all models of the class have */
     HfWindows windows;
+    HfTurns turns;
     HfBias bias;
     HfRouter router;
     bool mixture, latent; /* has experts; latent attention */
+    bool divides;         /* releases open it only where the heads divide the width, whatever head_dim says */
+    bool first_full;      /* the block without a window is the first of each period, not its last */
     bool scaled;          /* embeddings are multiplied by the root of their width */
     bool local_base;      /* blocks with a window have a base of angles of their own */
     bool drops_embedding; /* its dropout on branches and on the embedding are two keys */
@@ -95,13 +112,16 @@ typedef enum {
     HF_KEY_INT,
     HF_KEY_REAL,
     HF_KEY_FLAG,
-    HF_KEY_WORD,   /* one of `values`: its number */
-    HF_KEY_TYPES,  /* layer_types */
-    HF_KEY_LAYERS, /* a list of blocks */
-    HF_KEY_ROPE,   /* an object of keys of hf_rope_keys */
-    HF_KEY_STORE,  /* quantization_config */
-    HF_KEY_FIXED,  /* only one of `values` */
-    HF_KEY_IDLE,   /* does not change what is computed */
+    HF_KEY_WORD,    /* one of `values`: its number */
+    HF_KEY_TYPES,   /* layer_types */
+    HF_KEY_LAYERS,  /* a list of blocks */
+    HF_KEY_TURNS,   /* no_rope_layers */
+    HF_KEY_MLPS,    /* mlp_layer_types */
+    HF_KEY_PATTERN, /* a number, or a text such as LLLG */
+    HF_KEY_ROPE,    /* an object of keys of hf_rope_keys */
+    HF_KEY_STORE,   /* quantization_config */
+    HF_KEY_FIXED,   /* only one of `values` */
+    HF_KEY_IDLE,    /* does not change what is computed */
 } HfKeyKind;
 
 typedef struct {
@@ -136,6 +156,8 @@ void hf_word_at(const char *words, int number, char *out, int size_bytes);
 
 /* The window of a block, 0: none. */
 int64_t hf_window(const HfModel *m, HfClass c, int layer);
+/* Has a block rotary positions? */
+int64_t hf_turns(const HfModel *m, HfClass c, int layer);
 bool hf_is_mixture(const HfModel *m, HfClass c, int layer);
 
 /* Sections [model] and [moe]; `name` is for messages. ERR_CONFIG: what the model cannot do. */

@@ -28,11 +28,16 @@ enum {
 #define GPT2 C(GPT2)
 #define REST (EVERY & ~GPT2)
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
-#define QWEN_NAMES (C(QWEN3_MOE) | DEEPSEEK)
+#define LATENTS (DEEPSEEK | C(YOUTU))
+#define GLM (C(GLM4_MOE) | C(DOTS1) | C(SOLAR_OPEN))
+#define QWEN_NAMES \
+    (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM | C(HY_V3) | C(EXAONE_MOE))
+#define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
-#define OWN_NORMS (GEMMAS | C(OLMO2))
-#define OFFSET_NORMS GEMMAS    /* they multiply by 1 + w */
-#define MODULES C(DEEPSEEK_V3) /* of multi-token prediction */
+#define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
+#define OFFSET_NORMS (GEMMAS | C(GEMMA))       /* they multiply by 1 + w */
+#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE)) /* of multi-token prediction */
+#define MORE_BLOCKS (MODULES | C(HY_V3))       /* files hold such modules, whether they are read or not */
 
 /* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
  * "layers.N.", in the order of the form's parts, '#' the expert. */
@@ -66,31 +71,45 @@ static const Row table[] = {
     { OWN_NORMS, "post_norm2", "post_feedforward_layernorm", WHOLE, 0 },
 
     { C(PHI3), "attn.qkv", "self_attn.qkv_proj", WHOLE, 0 },
+    { C(ERNIE4_5), "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_PAIRS, 0 },
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
     { REST, "attn.q_norm", "self_attn.q_norm", WHOLE, 0 },
     { REST, "attn.k_norm", "self_attn.k_norm", WHOLE, 0 },
     { REST, "attn.sinks", "self_attn.sinks", WHOLE, 0 },
     { REST, "attn.proj", "self_attn.o_proj", WHOLE, 0 },
-    { DEEPSEEK, "attn.q", "self_attn.q_proj", HEADS, 0 },
-    { DEEPSEEK, "attn.q_a", "self_attn.q_a_proj", WHOLE, 0 },
-    { DEEPSEEK, "attn.q_a_norm", "self_attn.q_a_layernorm", WHOLE, 0 },
-    { DEEPSEEK, "attn.q_b", "self_attn.q_b_proj", HEADS, 0 },
-    { DEEPSEEK, "attn.kv_a", "self_attn.kv_a_proj_with_mqa", LATENT, 0 },
-    { DEEPSEEK, "attn.kv_a_norm", "self_attn.kv_a_layernorm", WHOLE, 0 },
-    { DEEPSEEK, "attn.kv_b", "self_attn.kv_b_proj", WHOLE, 0 },
+    { LATENTS, "attn.q", "self_attn.q_proj", HEADS, 0 },
+    { LATENTS, "attn.q_a", "self_attn.q_a_proj", WHOLE, 0 },
+    { LATENTS, "attn.q_a_norm", "self_attn.q_a_layernorm", WHOLE, 0 },
+    { LATENTS, "attn.q_b", "self_attn.q_b_proj", HEADS, 0 },
+    { LATENTS, "attn.kv_a", "self_attn.kv_a_proj_with_mqa", LATENT, 0 },
+    { LATENTS, "attn.kv_a_norm", "self_attn.kv_a_layernorm", WHOLE, 0 },
+    { LATENTS, "attn.kv_b", "self_attn.kv_b_proj", WHOLE, 0 },
 
     { C(PHI3), "mlp.fc1", "mlp.gate_up_proj", WHOLE, 0 },
+    { C(STARCODER2), "mlp.fc1", "mlp.c_fc", WHOLE, 0 },
+    { C(STARCODER2), "mlp.fc2", "mlp.c_proj", WHOLE, 0 },
     { REST, "mlp.fc1", "mlp.gate_proj mlp.up_proj", GATE_UP, 0 },
     { REST, "mlp.fc2", "mlp.down_proj", WHOLE, 0 },
-    { DEEPSEEK, "mlp.shared.fc1", "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj", GATE_UP, 0 },
-    { DEEPSEEK, "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
+    { DEEPSEEK | GLM | C(EXAONE_MOE), "mlp.shared.fc1",
+      "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj", GATE_UP, 0 },
+    { DEEPSEEK | GLM | C(EXAONE_MOE), "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
 
-    { C(MIXTRAL), "mlp.router.weight", "block_sparse_moe.gate.weight", WHOLE, 0 },
-    { C(MIXTRAL), "mlp.experts.fc1", "block_sparse_moe.experts.#.w1 block_sparse_moe.experts.#.w3", GATE_UP,
-      0 },
-    { C(MIXTRAL), "mlp.experts.fc2", "block_sparse_moe.experts.#.w2", WHOLE, 0 },
+    { C(QWEN2_MOE), "mlp.shared.fc1", "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj", GATE_UP, 0 },
+    { C(QWEN2_MOE), "mlp.shared.fc2", "mlp.shared_expert.down_proj", WHOLE, 0 },
+    { C(QWEN2_MOE), "mlp.shared_gate", "mlp.shared_expert_gate", WHOLE, 0 },
+
+    { MIXTRAL_NAMES, "mlp.router.weight", "block_sparse_moe.gate.weight", WHOLE, 0 },
+    { MIXTRAL_NAMES, "mlp.experts.fc1", "block_sparse_moe.experts.#.w1 block_sparse_moe.experts.#.w3",
+      GATE_UP, 0 },
+    { MIXTRAL_NAMES, "mlp.experts.fc2", "block_sparse_moe.experts.#.w2", WHOLE, 0 },
+    { C(MINIMAX_M2), "mlp.router.bias", "block_sparse_moe.e_score_correction_bias", WHOLE, 0 },
+    { C(EXAONE_MOE), "mlp.router.bias", "mlp.e_score_correction_bias", WHOLE, 0 },
+    { C(HY_V3), "mlp.router.weight", "mlp.router.gate.weight", WHOLE, 0 },
+    { C(HY_V3), "mlp.router.bias", "mlp.expert_bias", WHOLE, 0 },
+    { C(HY_V3), "mlp.shared.fc1", "mlp.shared_mlp.gate_proj mlp.shared_mlp.up_proj", GATE_UP, 0 },
+    { C(HY_V3), "mlp.shared.fc2", "mlp.shared_mlp.down_proj", WHOLE, 0 },
     { QWEN_NAMES, "mlp.router.weight", "mlp.gate.weight", WHOLE, 0 },
-    { C(DEEPSEEK_V3), "mlp.router.bias", "mlp.gate.e_score_correction_bias", WHOLE, 0 },
+    { C(DEEPSEEK_V3) | GLM, "mlp.router.bias", "mlp.gate.e_score_correction_bias", WHOLE, 0 },
     { QWEN_NAMES, "mlp.experts.fc1", "mlp.experts.#.gate_proj mlp.experts.#.up_proj", GATE_UP, 0 },
     { QWEN_NAMES, "mlp.experts.fc2", "mlp.experts.#.down_proj", WHOLE, 0 },
     { C(GPT_OSS), "mlp.router.weight", "mlp.router.weight", WHOLE, 0 },
@@ -350,7 +369,7 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
     out.first += s.theirs * (turned ? 1 : columns);
     out.row = s.step * (turned ? 1 : columns);
     out.column = turned ? s.their_rows : 1;
-    out.more = vector && (OFFSET_NORMS >> n->kind & 1); /* (their only vectors are norms') */
+    out.more = vector && (OFFSET_NORMS >> n->kind & 1) && strstr(p->name, "norm"); /* (others are biases) */
     out.width = strncmp(p->name, "final_norm.", strlen("final_norm.")) ? 1 : n->width;
     return out;
 }
@@ -387,7 +406,8 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
     long long layer;
     const bool of_layer =
         !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
-    if (MODULES >> n->kind & 1 && !mtp_layers && of_layer && layer >= n->layers) return true;
+    if (MORE_BLOCKS >> n->kind & 1 && !mtp_layers && of_layer && layer >= n->layers) return true;
+    if (n->kind == HF_EXAONE_MOE && !strncmp(name, "mtp.", 4)) return true;
     if (n->kind == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".rotary_emb.cos_cached") ||
         ends_with(name, ".rotary_emb.sin_cached"))

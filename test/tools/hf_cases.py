@@ -3,12 +3,15 @@ Models of transformers, small and random, for test_hf.sh. Run by a Python that h
 (make deps-hf).
 
     make OUT IDS [CLASS...]   OUT/CASE: a folder of each configuration below, and want.npy, its fp64 logits of the ids
-    compare OUT RUNS EXPORTS  a line a case: the largest difference of RUNS/CASE/got.npy, by the largest logit, and what
-                              is wrong with EXPORTS/CASE: transformers does not open it, misses or finds too many tensors
+    compare OUT RUNS EXPORTS IDS   a line a case: the largest difference of RUNS/CASE/got.npy, by the largest logit, and
+                              what is wrong with EXPORTS/CASE: transformers does not open it, misses or finds too many
+                              tensors, or has other logits
     fp8 FROM OUT              FROM with linear layers in e4m3 by blocks of 128 x 128; and OUT.plain: what they stand for
     mxfp4 FROM OUT            FROM with experts in MXFP4; and OUT.plain
     mtp FROM OUT              FROM with the tensors of a module of multi-token prediction
     train FOLDER TOKENS STEPS BATCH SEQ LR   losses of AdamW's steps in fp64, a line each
+    sgd OUT TOKENS BATCH LR   a line for the first case of each class: its name, and the losses before and behind a step
+                              of plain SGD in fp64
 """
 import json
 import os
@@ -42,9 +45,12 @@ def sizes(hidden, ffn, layers, heads, kv_heads, head_dim, **more):
 
 def latent(hidden, layers, heads, **more):
     return sizes(
-        hidden, 72, layers, heads, heads, None, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
-        moe_intermediate_size=20, **more,
-    )  # fmt: skip
+        hidden, 72, layers, heads, heads, None, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, **more
+    )
+
+
+def latent_experts(hidden, layers, heads, **more):
+    return latent(hidden, layers, heads, moe_intermediate_size=20, **more)
 
 
 def gpt2(hidden, layers, heads, **more):
@@ -105,20 +111,20 @@ CASES = {
     ),  # fmt: skip
     "deepseek_v2": (
         T.DeepseekV2Config,
-        latent(48, 3, 4, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+        latent_experts(48, 3, 4, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
             first_k_dense_replace=1, routed_scaling_factor=1.0, **GREEDY),
-        latent(42, 2, 3, q_lora_rank=20, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1,
+        latent_experts(42, 2, 3, q_lora_rank=20, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1,
             first_k_dense_replace=0, routed_scaling_factor=2.5, topk_method="group_limited_greedy", n_group=4, topk_group=2),
-        latent(35, 2, 5, q_lora_rank=12, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+        latent_experts(35, 2, 5, q_lora_rank=12, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
             first_k_dense_replace=1, rope_parameters=yarn(40.0, mscale=0.707, mscale_all_dim=0.707), **TIED, **GREEDY),
     ),  # fmt: skip
     "deepseek_v3": (
         T.DeepseekV3Config,
-        latent(144, 3, 8, q_lora_rank=20, n_routed_experts=8, num_experts_per_tok=4, n_shared_experts=1,
+        latent_experts(144, 3, 8, q_lora_rank=20, n_routed_experts=8, num_experts_per_tok=4, n_shared_experts=1,
             first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=4, topk_group=2),
-        latent(40, 2, 3, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+        latent_experts(40, 2, 3, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
             first_k_dense_replace=0, n_group=1, topk_group=1, norm_topk_prob=True),
-        latent(32, 2, 5, q_lora_rank=12, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+        latent_experts(32, 2, 5, q_lora_rank=12, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
             first_k_dense_replace=1, n_group=2, topk_group=1, rope_parameters=yarn(40.0, mscale=1.0, mscale_all_dim=1.0),
             **TIED),
     ),  # fmt: skip
@@ -155,6 +161,143 @@ CASES = {
         sizes(48, 80, 3, 6, 2, None, pad_token_id=0, sliding_window=7),
         sizes(40, 56, 2, 5, 5, None, pad_token_id=0, **TIED),
         sizes(48, 40, 2, 3, 1, None, pad_token_id=0, sliding_window=None),
+    ),
+    "qwen2_moe": (
+        T.Qwen2MoeConfig,
+        sizes(48, 80, 3, 6, 2, 8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24,
+            shared_expert_intermediate_size=36),
+        sizes(40, 56, 4, 5, 1, 16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, decoder_sparse_step=2,
+            shared_expert_intermediate_size=12, norm_topk_prob=True, qkv_bias=False),
+        sizes(24, 40, 3, 3, 3, 8, num_experts=5, num_experts_per_tok=1, moe_intermediate_size=12, mlp_only_layers=[1],
+            shared_expert_intermediate_size=28, **TIED),
+    ),  # fmt: skip
+    "olmoe": (
+        T.OlmoeConfig,
+        sizes(48, 28, 3, 6, 2, None, num_experts=8, num_experts_per_tok=3),
+        sizes(40, 24, 2, 5, 5, None, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, **TIED),
+        sizes(36, 20, 2, 3, 1, None, num_experts=5, num_experts_per_tok=1, rope_parameters=rope(theta=5e5)),
+    ),
+    "olmo3": (
+        T.Olmo3Config,
+        sizes(48, 80, 5, 6, 2, None, sliding_window=7),
+        sizes(40, 56, 2, 5, 5, None, sliding_window=9, layer_types=["full_attention", "sliding_attention"], **TIED),
+        sizes(36, 40, 4, 3, 1, None, sliding_window=5, rope_scaling=yarn(4.0, 5e5)),
+    ),
+    "smollm3": (
+        T.SmolLM3Config,
+        sizes(48, 80, 5, 6, 2, None, pad_token_id=0),
+        sizes(40, 56, 3, 5, 1, None, pad_token_id=0, no_rope_layers=[0, 1, 1], tie_word_embeddings=False, attention_bias=True),
+        sizes(36, 40, 2, 3, 3, None, pad_token_id=0, no_rope_layer_interval=2, mlp_bias=True, rope_parameters=yarn(4.0, 5e6)),
+    ),
+    "glm4_moe": (
+        T.Glm4MoeConfig,
+        sizes(48, 80, 3, 6, 2, 8, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=2, attention_bias=True,
+            use_qk_norm=True, routed_scaling_factor=2.5),
+        sizes(40, 56, 2, 5, 1, 12, moe_intermediate_size=12, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+            first_k_dense_replace=0, norm_topk_prob=False, rope_parameters=rope(theta=1e6, partial_rotary_factor=0.5)),
+        sizes(24, 40, 3, 3, 3, 8, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=4, n_group=4,
+            topk_group=2, first_k_dense_replace=2, rope_parameters=rope(partial_rotary_factor=0.25), **TIED),
+    ),  # fmt: skip
+    "minimax_m2": (
+        T.MiniMaxM2Config,
+        sizes(48, 28, 3, 6, 2, 8, num_local_experts=8, num_experts_per_tok=2, rotary_dim=4),
+        sizes(40, 20, 2, 5, 1, 16, num_local_experts=6, num_experts_per_tok=3),
+        sizes(24, 24, 2, 3, 3, 12, num_local_experts=5, num_experts_per_tok=2, rotary_dim=8, **TIED),
+    ),
+    "dots1": (
+        T.Dots1Config,
+        sizes(48, 80, 3, 6, 2, 8, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=2,
+            first_k_dense_replace=1, norm_topk_prob=True, sliding_window=7, max_window_layers=2),
+        sizes(40, 56, 2, 5, 1, 12, moe_intermediate_size=12, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
+            sliding_window=None, routed_scaling_factor=2.5),
+        sizes(24, 40, 2, 3, 3, 8, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=4, n_shared_experts=1,
+            n_group=4, topk_group=2, sliding_window=5, layer_types=["full_attention", "sliding_attention"], **TIED),
+    ),  # fmt: skip
+    "solar_open": (
+        T.SolarOpenConfig,
+        sizes(48, 80, 3, 6, 2, 8, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=2, attention_bias=True),
+        sizes(40, 56, 2, 5, 1, 12, moe_intermediate_size=12, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+            norm_topk_prob=False, routed_scaling_factor=2.5),
+        sizes(24, 40, 2, 3, 3, 8, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=4, n_group=4,
+            topk_group=2, rope_parameters=yarn(4.0), **TIED),
+    ),  # fmt: skip
+    "hy_v3": (
+        T.HYV3Config,
+        sizes(48, 80, 3, 6, 2, 8, moe_intermediate_size=20, num_experts=8, num_experts_per_tok=2),
+        sizes(40, 56, 3, 5, 1, 12, moe_intermediate_size=12, num_experts=6, num_experts_per_tok=3, num_shared_experts=2,
+            router_scaling_factor=1.5, mlp_layer_types=["sparse", "dense", "sparse"]),
+        sizes(24, 40, 2, 3, 3, 8, moe_intermediate_size=20, num_experts=5, num_experts_per_tok=2, attention_bias=True,
+            rope_parameters=rope(theta=1e6), **TIED),
+    ),  # fmt: skip
+    "ernie4_5": (
+        T.Ernie4_5Config,
+        sizes(48, 80, 3, 6, 2, 8),
+        sizes(40, 56, 2, 5, 1, 12, use_bias=True, tie_word_embeddings=False),
+        sizes(36, 40, 2, 3, 3, 14, rope_parameters=rope(theta=1e4)),
+    ),
+    "seed_oss": (
+        T.SeedOssConfig,
+        sizes(48, 80, 3, 6, 2, 8, attention_dropout=0.0, residual_dropout=0.0),
+        sizes(40, 56, 2, 5, 1, 12, attention_out_bias=True, mlp_bias=True, rope_parameters=rope(theta=1e7)),
+        sizes(36, 40, 2, 3, 3, 14, attention_bias=False, rope_parameters=yarn(4.0), **TIED),
+    ),
+    "gemma": (
+        T.GemmaConfig,
+        sizes(48, 80, 3, 6, 2, 8),
+        sizes(40, 56, 2, 5, 1, 16, rms_norm_eps=1e-5),
+        sizes(24, 40, 2, 3, 3, 12, attention_bias=True, tie_word_embeddings=False),
+    ),
+    "exaone4": (
+        T.Exaone4Config,
+        sizes(48, 80, 5, 6, 2, 8, sliding_window=7),
+        sizes(40, 56, 3, 5, 1, 12, sliding_window=9, sliding_window_pattern=2, rope_parameters=LLAMA3, **TIED),
+        sizes(36, 40, 2, 3, 3, None, sliding_window=None, layer_types=["full_attention"] * 2),
+    ),
+    "youtu": (
+        T.YoutuConfig,
+        latent(48, 3, 4, q_lora_rank=20),
+        latent(42, 2, 3, q_lora_rank=None, rope_interleave=False, tie_word_embeddings=False),
+        latent(35, 2, 5, q_lora_rank=12, rope_parameters=yarn(40.0, mscale=1.0, mscale_all_dim=1.0)),
+    ),
+    "starcoder2": (
+        T.Starcoder2Config,
+        sizes(48, 80, 3, 6, 2, None),
+        sizes(40, 56, 2, 5, 1, None, sliding_window=7, use_bias=False, tie_word_embeddings=False),
+        sizes(36, 40, 2, 3, 3, None, norm_epsilon=1e-4, rope_parameters=rope(theta=1e6)),
+    ),
+    "stablelm": (
+        T.StableLmConfig,
+        sizes(96, 80, 3, 6, 2, None),
+        sizes(80, 56, 2, 5, 1, None, use_qkv_bias=True, rope_parameters=rope(theta=1e6, partial_rotary_factor=0.5)),
+        sizes(36, 40, 2, 3, 3, None, layer_norm_eps=1e-4, rope_parameters=rope(partial_rotary_factor=1.0), **TIED),
+    ),
+    "exaone_moe": (
+        T.ExaoneMoeConfig,
+        sizes(48, 80, 5, 6, 2, 8, pad_token_id=0, sliding_window=7, moe_intermediate_size=20, num_experts=8,
+            num_experts_per_tok=2),
+        sizes(40, 56, 2, 5, 1, 12, pad_token_id=0, sliding_window=9, sliding_window_pattern=2, moe_intermediate_size=12,
+            num_experts=6, num_experts_per_tok=3, num_shared_experts=2, norm_topk_prob=False, first_k_dense_replace=0),
+        sizes(24, 40, 3, 3, 3, 8, sliding_window=5, moe_intermediate_size=20, num_experts=8, num_experts_per_tok=4,
+            n_group=4, topk_group=2, mlp_layer_types=["sparse", "dense", "sparse"], **TIED),
+    ),  # fmt: skip
+    "flex_olmo": (
+        T.FlexOlmoConfig,
+        sizes(48, 28, 3, 6, 2, None, pad_token_id=0, num_experts=8, num_experts_per_tok=3),
+        sizes(40, 24, 2, 5, 5, None, pad_token_id=0, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, **TIED),
+        sizes(36, 20, 2, 3, 1, None, pad_token_id=0, num_experts=5, num_experts_per_tok=1, attention_bias=False,
+            rope_parameters=rope(theta=1e4)),
+    ),  # fmt: skip
+    "ministral": (
+        T.MinistralConfig,
+        sizes(48, 80, 3, 6, 2, 8, sliding_window=7),
+        sizes(40, 56, 4, 5, 1, 16, sliding_window=5, layer_types=["full_attention", "sliding_attention"] * 2),
+        sizes(24, 40, 2, 3, 3, 12, sliding_window=9, rope_parameters=yarn(4.0), **TIED),
+    ),
+    "cwm": (
+        T.CwmConfig,
+        sizes(48, 80, 5, 6, 2, 8, sliding_window=7),
+        sizes(40, 56, 2, 5, 1, 16, sliding_window=5, layer_types=["full_attention"] * 2, rope_parameters=rope(theta=1e4)),
+        sizes(24, 40, 3, 3, 3, 8, sliding_window=9, mlp_bias=True, rope_parameters=LLAMA3, **TIED),
     ),
 }
 
@@ -193,8 +336,9 @@ def alike(name, x, y, model):
     return torch.equal(x, y)
 
 
-def opens(export, original):
-    """What is wrong with an export, or nothing; of a class that is written as another one the tensors may differ."""
+def opens(export, original, ids):
+    """What is wrong with an export, or nothing; of a class that is written as another one the tensors may differ, and
+    the logits are the same."""
     try:
         a, said = T.AutoModelForCausalLM.from_pretrained(export, output_loading_info=True, dtype=torch.float32)
     except Exception as e:
@@ -206,7 +350,11 @@ def opens(export, original):
     one, other = a.state_dict(), b.state_dict()
     if type(a) is type(b) and (one.keys() != other.keys() or not all(alike(n, one[n], other[n], a) for n in other)):
         return f"is not {original}"
-    return ""
+    with torch.no_grad():
+        got = open_model(export, torch.float64).eval()(read_ids(ids), use_cache=False).logits.numpy()
+    want = np.load(f"{original}/want.npy")
+    gap = np.abs(got - want).max() / np.abs(want).max()
+    return "" if gap < 1e-6 else f"has logits that differ by {gap:.2e}"
 
 
 def differ(got, want):
@@ -216,11 +364,11 @@ def differ(got, want):
     return f"{np.abs(a - b).max() / np.abs(b).max():.2e}" if a.shape == b.shape else f"{a.shape}-{b.shape}"
 
 
-def compare(originals, runs, exports):
+def compare(originals, runs, exports, ids):
     for case in sorted(os.listdir(originals)):
         figure = differ(f"{runs}/{case}/got.npy", f"{originals}/{case}/want.npy")
         has = os.path.exists(f"{exports}/{case}")
-        print(case, figure, opens(f"{exports}/{case}", f"{originals}/{case}") if has else "")
+        print(case, figure, opens(f"{exports}/{case}", f"{originals}/{case}", ids) if has else "")
 
 
 def rewrite(source, out, change, config=lambda c: c):
@@ -306,6 +454,24 @@ def mtp(source, out):
     rewrite(source, out, more, lambda c: dict(c, num_nextn_predict_layers=1))
 
 
+def loss_of(model, x):
+    out = model(x[:, :-1], use_cache=False).logits
+    return torch.nn.functional.cross_entropy(out.reshape(-1, out.shape[-1]), x[:, 1:].reshape(-1))
+
+
+def sgd(originals, tokens, batch, lr):
+    rows, batch = torch.from_numpy(np.load(tokens).astype(np.int64)), int(batch)
+    for case in sorted(c for c in os.listdir(originals) if c.endswith("-0")):
+        model = open_model(f"{originals}/{case}", torch.float64).eval()  # (no dropout)
+        loss = loss_of(model, rows[:batch])
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.grad is not None:
+                    p -= float(lr) * p.grad
+            print(f"{case} {loss.item():.9f} {loss_of(model, rows[batch : 2 * batch]).item():.9f}")
+
+
 def train(folder, tokens, steps, batch, seq, lr):
     steps, batch, seq, lr = int(steps), int(batch), int(seq), float(lr)
     rows = torch.from_numpy(np.load(tokens).astype(np.int64))
@@ -316,8 +482,7 @@ def train(folder, tokens, steps, batch, seq, lr):
     adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
     for step in range(steps):
         x = rows[step * batch : (step + 1) * batch]
-        out = model(x[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(out.reshape(-1, out.shape[-1]), x[:, 1:].reshape(-1))
+        loss = loss_of(model, x)
         adamw.zero_grad()
         loss.backward()
         adamw.step()
@@ -325,4 +490,4 @@ def train(folder, tokens, steps, batch, seq, lr):
 
 
 if __name__ == "__main__":
-    dict(make=make, compare=compare, fp8=fp8, mxfp4=mxfp4, mtp=mtp, train=train)[sys.argv[1]](*sys.argv[2:])
+    dict(make=make, compare=compare, fp8=fp8, mxfp4=mxfp4, mtp=mtp, train=train, sgd=sgd)[sys.argv[1]](*sys.argv[2:])

@@ -29,14 +29,22 @@ def values(folder):
     return {k: v for k, v in d.items() if k not in APART and not k.startswith("summary_")}
 
 
+def said_by_both(a, b):
+    """What both objects say, and so their objects; numbers as floats."""
+    if not isinstance(a, dict) or not isinstance(b, dict):
+        return tuple(float(x) if isinstance(x, (int, float)) else x for x in (a, b))
+    pairs = {k: said_by_both(a[k], b[k]) for k in a.keys() & b.keys() if k != "type"}
+    return {k: x for k, (x, _) in pairs.items()}, {k: y for k, (_, y) in pairs.items()}
+
+
 def same(ours, theirs):
     """Keys of both that differ; what only one file has is an unused word of its writer."""
     for k in sorted(ours.keys() & theirs.keys()):
         a, b = ours[k], theirs[k]
         if k == "rope_parameters":  # (the kinds of scaling have defaults of their own)
-            a, b = ({x: float(y) if isinstance(y, (int, float)) else y for x, y in r.items()} for r in (a, b))
-            keys = {x for x in a.keys() & b.keys() if x != "type"}
-            a, b = {x: a[x] for x in keys}, {x: b[x] for x in keys}
+            a, b = said_by_both(a, b)
+        if k == "sliding_window_pattern":  # (or in letters)
+            a, b = (len(x) if isinstance(x, str) else x for x in (a, b))
         if k == "sliding_window" and "sliding_attention" not in (ours.get("layer_types") or ["sliding_attention"]):
             continue
         if k in ("n_inner", "head_dim") and None in (a, b):  # (of the width)

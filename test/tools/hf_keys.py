@@ -28,7 +28,7 @@ APART.add("vocab_size")
 def table(root):
     """Rows (classes, name, kind, values, of_rope), with classes as a set of lower-case names."""
     names = re.findall(r"HF_([A-Z0-9_]+),", open(root + "/src/hf/class.h").read().split("HF_CLASSES")[0])
-    keys_c = open(root + "/src/hf/keys.c").read()
+    keys_c = re.sub(r"\s*\\\n\s*", " ", open(root + "/src/hf/keys.c").read())
     known = {"ALL": set(names)}
     for name, text in re.findall(r"#define ([A-Z]+) (\([^/\n]*\))", keys_c):
         if name not in known and "HF_" not in text:
@@ -83,6 +83,14 @@ def others(kind, name, values, old, config):
     if kind == "TYPES":
         n = config.get("num_hidden_layers", 2)
         return [["sliding_attention", "full_attention"] * n, ["full_attention"] * n, ["sliding_attention"] * n]
+    if kind == "PATTERN":
+        return [2, 3]
+    if kind == "MLPS":
+        n = config.get("num_hidden_layers", 2)
+        return [(["sparse", "dense"] * n)[:n], ["dense"] * n]
+    if kind == "TURNS":
+        n = config.get("num_hidden_layers", 2)
+        return [([1, 0] * n)[:n], [1] * n, [0] * n]
     if kind == "LAYERS":
         return [[0], []]
     if kind == "IDLE":
