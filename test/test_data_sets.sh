@@ -176,7 +176,7 @@ run twice-run "${twice[@]}"
 expect 2 "'twice.json' is there already" "$mt" tokenizer train --input text.txt --vocab-size 300 --output twice.json
 check "it stays" cmp -s twice.json first.json
 expect 0 "vocabulary 300" "$mt" tokenizer train --input text.txt --vocab-size 300 --output twice.json --force
-expect 0 "warning: 'twice.json' is not the run's tokenizer any more: its copy in 'twice-run/tokenizer' is taken" \
+expect 0 "warning: 'twice.json' is not the run's tokenizer any more: the run's copy in 'twice-run/tokenizer' is taken" \
     "$mt" generate --run twice-run --prompt Line --tokens 3
 cp first.json twice.json
 expect 0 "loss " "$mt" eval --run twice-run

@@ -238,9 +238,9 @@ static Err preprocess(Words rest)
     input_files_close(&files);
     TRY(err);
     say_made(output, made);
-    printf("%s.bin %s.idx: %lld document%s, %lld tokens (%s, vocabulary %d) from %s\n", output, output,
-           (long long)r.documents, r.documents == 1 ? "" : "s", (long long)r.tokens, r.token_type, r.vocab,
-           units_bytes(a, r.input_bytes));
+    printf("%s.bin %s.idx: %lld document%s, %lld token%s (%s, vocabulary %d) from %s\n", output, output,
+           (long long)r.documents, r.documents == 1 ? "" : "s", (long long)r.tokens, r.tokens == 1 ? "" : "s",
+           r.token_type, r.vocab, units_bytes(a, r.input_bytes));
     if (r.empty_documents > 0)
         log_info("%lld of these documents %s empty: in the index, without tokens",
                  (long long)r.empty_documents, r.empty_documents == 1 ? "is" : "are");

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fault.h"
 #include "base/file.h"
@@ -142,7 +143,8 @@ static Err find_tokenizer(Config *c, const char *run_dir, const char *data)
     const bool there = file_exists(c->data.tokenizer);
     if (there && (same_tokenizer(c->data.tokenizer, data) || !same_tokenizer(copy, data))) return ERR_OK;
     if (there)
-        log_warn("'%s' is not the run's tokenizer any more: its copy in '%s' is taken", c->data.tokenizer,
+        log_warn("'%s' %s: the run's copy in '%s' is taken", c->data.tokenizer,
+                 access(c->data.tokenizer, R_OK) ? "cannot be read" : "is not the run's tokenizer any more",
                  copy);
     TRY(setup_strdup(&c->memory, copy, &kept));
     c->data.tokenizer = kept;
