@@ -14,7 +14,7 @@
 
 #include "boot/boot.h"
 
-enum { STORE_HOST_BYTES = 64, STORE_KEY_BYTES = 255, STORE_VALUE_BYTES = 1 << 20 };
+enum { STORE_HOST_BYTES = 64, STORE_VALUE_BYTES = 1 << 20 };
 
 typedef struct Store Store;
 

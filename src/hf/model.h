@@ -14,7 +14,7 @@
 
 enum { HF_NONE = -1 }; /* a number that is null or absent, where that means something */
 
-typedef enum { HF_GREEDY, HF_GROUP_LIMITED, HF_METHODS } HfTopkMethod;
+typedef enum { HF_GREEDY, HF_GROUP_LIMITED } HfTopkMethod;
 
 /* Members are numbers that keys.def has names and meanings for; those of a class that lacks a key have its default, and
  * are not looked at if nothing of the class reads them. */
