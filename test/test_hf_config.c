@@ -51,6 +51,7 @@ static const struct {
     { "flexolmo-7x7b", HF_FLEX_OLMO, HF_FLEX_OLMO },
     { "ministral", HF_MINISTRAL, HF_MINISTRAL },
     { "cwm", HF_CWM, HF_MINISTRAL },
+    { "helium-1-preview", HF_HELIUM, HF_LLAMA },
 };
 enum { MODELS = sizeof models / sizeof *models };
 
@@ -172,6 +173,7 @@ static const struct {
       "every = 0*2,1*2|rope_layers = 1*3,0|window = 4096*3,0|scale = 2.5", NULL },
     { "flex_olmo", "", "block_norms = post|qk_norm = full|topk = 5|ffn = 11008", "every" },
     { "ministral", "", "window = 4096", "rope_scaling" },
+    { "helium", "\"attention_bias\":true,\"mlp_bias\":true", "bias = true|attention_bias = qkv|rope_base = 100000", NULL },
     { "cwm", "\"num_hidden_layers\":8", "window = 0,8192*3|rope_scaling = llama3|rope_factor = 16", "bias" },
     { "stablelm", "", "rope_dim = 20|norm = layernorm", "attention_bias" },
     { "gpt2", "\"n_inner\":100,\"resid_pdrop\":0.2", "ffn = 100|; not taken over: dropout of 0.2", "dropout" },

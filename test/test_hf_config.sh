@@ -77,6 +77,7 @@ size k-exaone-236b 236571150336
 size flexolmo-7x7b 33270665216
 size ministral 7241732096
 size cwm 32581097472
+size helium-1-preview 2172643840
 size glm-4.5-air 106852245504 model.mtp_layers=0
 size seed-oss-36b 36151104512 model.seq=4096
 
@@ -92,7 +93,7 @@ check "sizes as transformers counts them: $(diff sizes.txt <(theirs sizes $(sed 
 
 # What is absent is what transformers takes.
 types="gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral deepseek_v3 gpt_oss gemma2 gemma3_text olmo2 phi3 qwen2_moe olmoe
-    olmo3 smollm3 minimax_m2 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu starcoder2 stablelm exaone_moe flex_olmo ministral cwm"
+    olmo3 smollm3 minimax_m2 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium"
 theirs defaults written $types
 theirs every every $types
 for type in $types; do
@@ -122,7 +123,7 @@ for folder in ours/*; do
     "$mt" config from-hf "again/$name" >theirs.ini 2>>err.txt
     check "$name, written again: $(cat err.txt) $(diff ours.ini theirs.ini)" cmp -s ours.ini theirs.ini
 done
-others="phi-3-mini-4k dots.llm1 solar-open-100b hy3 ernie-4.5-0.3b seed-oss-36b youtu-llm-2b cwm" # (another class says them)
+others="phi-3-mini-4k dots.llm1 solar-open-100b hy3 ernie-4.5-0.3b seed-oss-36b youtu-llm-2b cwm helium-1-preview" # (another class says them)
 for name in $models; do # (of Gemma 3 the text model is written)
     [[ " $others gemma-3-27b " = *" $name "* ]] || cp -r "published/$name" same/
 done

@@ -147,6 +147,7 @@ TEST(each_element_has_its_published_place)
     check(HF_LLAMA, false, "attn.qkv.weight", qkv, HIDDEN, llama_qkv);
     check(HF_LLAMA, true, "attn.qkv.weight", qkv, HIDDEN, gguf_qkv);
     check(HF_ERNIE4_5, false, "attn.qkv.weight", qkv, HIDDEN, ernie_qkv);
+    check(HF_HELIUM, false, "attn.qkv.weight", qkv, HIDDEN, ernie_qkv);
     check(HF_LLAMA, false, "mlp.fc1.weight", 2 * FFN, HIDDEN, llama_gate_up);
     check(HF_GPT_OSS, false, "mlp.experts.fc1.weight", EXPERTS * 2 * FFN, HIDDEN, gpt_oss_gate_up);
     check(HF_DEEPSEEK_V2, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, deepseek_q);

@@ -409,6 +409,11 @@ const HfClassRow
                                 .init_std = 0.02,
                                 .window = 8192,
                                 .period = 4 } },
+        [HF_HELIUM] = { .names = { "helium", "HeliumForCausalLM" },
+                        .bias = HF_BIAS_APART,
+                        .usual = { ROPE(100000), .vocab = 48000, .positions = 4096, .hidden = 2560,
+                                   .ffn = 7040, .layers = 24, .heads = 20, .kv_heads = 20, .head_dim = 128,
+                                   .eps = 1e-8, .init_std = 0.02 } },
     };
 
 const HfClassNames *hf_class_names(HfClass c) { return &hf_classes[c].names; }

@@ -47,6 +47,7 @@ typedef enum {
     HF_FLEX_OLMO,
     HF_MINISTRAL,
     HF_CWM,
+    HF_HELIUM,
     HF_CLASSES
 } HfClass;
 

@@ -299,6 +299,12 @@ CASES = {
         sizes(40, 56, 2, 5, 1, 16, sliding_window=5, layer_types=["full_attention"] * 2, rope_parameters=rope(theta=1e4)),
         sizes(24, 40, 3, 3, 3, 8, sliding_window=9, mlp_bias=True, rope_parameters=LLAMA3, **TIED),
     ),
+    "helium": (
+        T.HeliumConfig,
+        sizes(48, 80, 3, 6, 2, 8, attention_bias=True),
+        sizes(60, 56, 2, 5, 1, 12, rope_parameters=rope(theta=1e4), **TIED),
+        sizes(42, 40, 2, 3, 3, 14, mlp_bias=True),
+    ),
 }
 
 
