@@ -173,7 +173,8 @@ static const struct {
       "every = 0*2,1*2|rope_layers = 1*3,0|window = 4096*3,0|scale = 2.5", NULL },
     { "flex_olmo", "", "block_norms = post|qk_norm = full|topk = 5|ffn = 11008", "every" },
     { "ministral", "", "window = 4096", "rope_scaling" },
-    { "helium", "\"attention_bias\":true,\"mlp_bias\":true", "bias = true|attention_bias = qkv|rope_base = 100000", NULL },
+    { "helium", "\"attention_bias\":true,\"mlp_bias\":true", "bias = true|attention_bias = qkv|rope_base = 100000",
+      NULL },
     { "cwm", "\"num_hidden_layers\":8", "window = 0,8192*3|rope_scaling = llama3|rope_factor = 16", "bias" },
     { "stablelm", "", "rope_dim = 20|norm = layernorm", "attention_bias" },
     { "gpt2", "\"n_inner\":100,\"resid_pdrop\":0.2", "ffn = 100|; not taken over: dropout of 0.2", "dropout" },
@@ -612,7 +613,9 @@ TEST(classes_of_ours)
 
 TEST(what_is_written)
 {
-    const HfExport x = { .dtype = "bfloat16", .vocab = 300, .ids = { .begin = 256, .ends = { 257 }, .end_count = 1, .pad = -1 } };
+    const HfExport x = { .dtype = "bfloat16",
+                         .vocab = 300,
+                         .ids = { .begin = 256, .ends = { 257 }, .end_count = 1, .pad = -1 } };
     Config c;
     Json *j;
     OK(read_as(&c, NULL, "model.arch=llama model.rope_scaling=llama3 model.rope_factor=8 model.rope_original=64", 1));
