@@ -35,7 +35,7 @@ const char *batch_ramp_read(const char *text, BatchRamp *out);
 BatchRamp batch_ramp_flat(int64_t batch);
 
 int64_t batch_ramp_at(const BatchRamp *r, int64_t step); /* samples of that step */
-int64_t batch_ramp_most(const BatchRamp *r);             /* of the largest step */
+int64_t batch_ramp_most(const BatchRamp *r);             /* samples of the largest step */
 
 /* Is every step a multiple of `unit` samples? */
 bool batch_ramp_divides(const BatchRamp *r, int64_t unit);

@@ -79,7 +79,7 @@ Err err_trail(Err err, const char *file, int line, const char *expr);
 Err err_elsewhere(Err err);
 bool err_is_elsewhere(void);
 
-const char *err_message(void);   /* of this thread's recorded failure; "" if none */
+const char *err_message(void);   /* text of this thread's recorded failure; "" if none */
 const char *err_hint_text(void); /* "" if none */
 const char *err_name(Err err);
 int err_exit_code(Err err);

@@ -27,7 +27,8 @@ typedef enum {
     FP8_SCALE_EXACT,        /* MOST / amax */
     FP8_SCALE_POWER_OF_TWO, /* the power of two at or below that */
     FP8_SCALE_E8M0, /* one over the power of two at or above amax / MOST: what an 8-bit exponent can say */
-    FP8_SCALE_TWO_LEVELS /* of e2m1: an e4m3 of a block, and a scale of the tensor (fp8_factor_two_levels) */
+    /* E2m1's two: an e4m3 of a block, and a scale of the tensor (fp8_factor_two_levels). */
+    FP8_SCALE_TWO_LEVELS
 } Fp8Scale;
 
 /* Numbers with one scale: blocks of rows and columns of the codes, the last ones cut short by the end. 0 rows and

@@ -43,7 +43,7 @@ enum { PATTERN_RUNS = 64 };
 /* {0}: 0 for all layers. */
 typedef struct {
     int runs;
-    int32_t value[PATTERN_RUNS], times[PATTERN_RUNS]; /* of each run of equal numbers */
+    int32_t value[PATTERN_RUNS], times[PATTERN_RUNS]; /* number of each run of equal ones, and its length */
 } LayerPattern;
 
 /*

@@ -11,7 +11,7 @@
 typedef enum { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR } LogLevel;
 
 void log_set_level(LogLevel lowest);         /* default LOG_INFO; process-wide */
-void log_set_rank(int rank, int world_size); /* of the calling thread */
+void log_set_rank(int rank, int world_size); /* the calling thread's rank */
 int log_rank(void);
 
 void log_debug(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -16,7 +16,7 @@ typedef struct {
     const void *data; /* NULL for an empty file */
     int64_t size_bytes;
     char *path; /* owned, for messages */
-    int guard;  /* of map.c */
+    int guard;  /* map.c's own */
 } FileMap;
 
 /* Read-only map of a regular file. ERR_IO; ERR_MEMORY. The first call takes over SIGBUS: a fault anywhere else still

@@ -67,7 +67,7 @@ int64_t trace_started(void);
 typedef struct {
     const char *name;
     int pid, place;     /* place: in the order of processes, from 1; 0: any */
-    int64_t origin_ns;  /* by this process's clock: what becomes time 0; not later than trace_start */
+    int64_t origin_ns;  /* time 0 by this process's clock; not later than trace_start */
     int64_t arrow_base; /* is added to the ids of its arrows */
 } TraceProcess;
 

@@ -51,7 +51,7 @@ struct Host {
     struct pollfd *polls;
     int count, capacity;
     double accept_after, stranger_line_at;
-    bool said_full; /* that no descriptor is left */
+    bool said_full; /* it said that no descriptor is left */
     Peer *peers;
     bool all_here;
     bool failed;

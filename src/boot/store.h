@@ -42,7 +42,7 @@ Err store_add(Store *s, const char *key, int64_t delta, int64_t *sum);
 /* Something that all ranks must have alike. */
 typedef struct {
     const char *facts;      /* lines "what: value" */
-    Err err;                /* of a difference */
+    Err err;                /* the difference, as an error */
     const char *what, *way; /* how its message begins; what to do about it */
 } Agreement;
 

@@ -43,7 +43,7 @@ typedef struct {
     int rank, pid; /* who the culprit is */
     int exit_code; /* the ranks leave with this: 7, 8, or the status of a rank that left */
     char host[STORE_HOST_BYTES];
-    char text[WATCH_TEXT_BYTES]; /* what happened, with rank, host and pid */
+    char text[WATCH_TEXT_BYTES]; /* the event, with rank, host and pid */
 } Verdict;
 
 typedef enum { WATCH_FINE, WATCH_JUDGING, WATCH_JUDGED } WatchState;

@@ -21,7 +21,7 @@ typedef struct {
     char *buf; /* CHUNK_BYTES, the caller's */
     int64_t used_bytes;
     int64_t *crcs;     /* [chunk_count of the whole file], the caller's; NULL: not wanted */
-    int64_t put_bytes; /* of the file, counted with crcs alone */
+    int64_t put_bytes; /* bytes put into the file, counted with crcs alone */
     uint32_t crc;      /* with crcs: the CRC of what was put since the caller set it to 0 */
 } ChunkWriter;
 

@@ -103,8 +103,9 @@ typedef struct {
     /* Checkpoints from this step on were passed over as damaged: they do not count and are removed first. 0: none */
     int64_t bad_from;
     /* Besides the newest these stay: */
-    int64_t keep_every;   /* the checkpoints of steps that this divides; 0: none */
-    int64_t keep_best;    /* so many checkpoints with the lowest losses, of those on the same samples */
+    int64_t keep_every; /* the checkpoints of steps that this divides; 0: none */
+    /* Number of checkpoints with the lowest losses that stay, among those on the same samples. */
+    int64_t keep_best;
     const char *best_set; /* the validation set whose losses these are */
     /* Values that the checkpoint holds instead of the stores': those of one rank, whose store has no memory. NULL: the
      * stores'. */
@@ -138,10 +139,10 @@ typedef struct {
 typedef struct {
     CkptOptions o;
     CkptSaver saver;
-    char *snapshot; /* what this rank writes of its tensors, in the order of its shard; NULL without async */
+    char *snapshot; /* this rank's part of the tensors, in the order of its shard; NULL without async */
     char folder[PATH_MAX]; /* DIR/checkpoints */
     int64_t nonce;         /* stands in the names of this run's temporary folders; all ranks have the same */
-    bool swept;            /* what earlier runs left has been removed, or warned of */
+    bool swept;            /* leftovers of earlier runs have been removed, or warned of */
     int states;            /* tensors of a parameter: 3, or 1 without an optimizer */
     char *chunk, *text;
     int64_t text_bytes;

@@ -12,7 +12,7 @@ typedef struct {
 /* False if `name` is not that of a checkpoint's folder: "step-" and 8 or more digits, perhaps ".old". */
 bool entry_parse(const char *name, CkptEntry *out);
 bool entry_of_path(const char *path, CkptEntry *out); /* the same of the last part of a path */
-bool entry_is_temporary(const char *name); /* what a save was writing when it ended: step-N.tmp-... */
+bool entry_is_temporary(const char *name);            /* a save that ended was writing it: step-N.tmp-... */
 Err entry_path(char out[PATH_MAX], const char *folder, CkptEntry e);
 
 /* Lists the checkpoints in DIR/checkpoints, newest first, in memory that the caller frees. Without the folder there are

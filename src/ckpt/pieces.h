@@ -13,7 +13,7 @@ typedef struct {
     const Ckpt *c;
     GridCoords at;
     ParamPlace place;          /* where the rank stands */
-    int state, replica, param; /* which the current piece belongs to */
+    int state, replica, param; /* owner of the current piece */
     int box, box_count;
     Param shard;           /* the parameter as that rank has it */
     Box piece;             /* in the global tensor, in plain order */
@@ -28,7 +28,7 @@ DType piece_dtype(const PieceIter *it);
 
 /* Takes the memory that iterating needs. It is the first call for a Ckpt whose options are set. */
 Err pieces_open(Ckpt *c, SetupArena *setup);
-int64_t pieces_bytes(const Ckpt *c, int rank); /* what the rank writes of tensors */
+int64_t pieces_bytes(const Ckpt *c, int rank); /* bytes of tensors that the rank writes */
 
 /* Fills c->header_bytes, file_bytes and their sums. */
 Err pieces_measure(Ckpt *c);

@@ -16,7 +16,7 @@ typedef struct {
     const char *may_differ; /* train --override; NULL: nothing */
     const char **given;     /* words of the file, then those */
     int given_count;
-    char *texts; /* of the file's words */
+    char *texts; /* the file's words */
 } AutoLayout;
 
 /* *c, which config_read made or refused, has parallel.auto: reads it anew, as one rank's, for want of a layout. Errors

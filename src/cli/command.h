@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     const char *name;    /* has one word, or two: "tokenizer train" */
     const char *summary; /* a line, for the list of commands */
-    const char *rest;    /* what may follow besides options, as in help; NULL: nothing */
+    const char *rest;    /* words that may follow besides options, as in help; NULL: none */
     const char *text;    /* more help: lines that begin with a blank stay, others flow; NULL: none */
     const char *verbs;   /* words, separated by blanks, of which one may come first; NULL: none */
     const Option *options;

@@ -91,7 +91,7 @@ typedef struct {
     bool check;            /* compare this call with the peers' before running it */
     CommObserver observer; /* this and carrier are copies of Comm's */
     bool carrier;
-    CommRows rows;     /* what an all-to-all of rows moves */
+    CommRows rows;     /* the rows that an all-to-all moves */
     int message_count; /* how many messages an exchange has */
     CommMessage messages[COMM_MESSAGES_MAX];
 } CommRequest;
@@ -111,7 +111,7 @@ typedef struct {
     int64_t number, ops, bytes;
 } CommOpen;
 
-enum { COMM_OPEN_MOST = 64 }; /* so many calls at most go on beside ops */
+enum { COMM_OPEN_MOST = 64 }; /* most calls that go on beside ops */
 
 struct Comm {
     const CommTable *table;
@@ -126,8 +126,8 @@ struct Comm {
     bool reads_lengths; /* an all-to-all of rows lets the host wait for its offsets: so does nccl */
     /* What this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
-    int64_t last_bytes; /* of the latest call */
-    int64_t rows_most;  /* what bytes of all-to-all would be at most: of all rows, each to another rank */
+    int64_t last_bytes; /* bytes of the latest call */
+    int64_t rows_most;  /* most bytes of an all-to-all: of all rows, each to another rank */
     /* null: bytes of calls beside which ops were issued before they were waited for; and what tells them (null.c) */
     int64_t beside_bytes, submitted;
     CommOpen open[COMM_OPEN_MOST];

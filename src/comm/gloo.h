@@ -36,8 +36,8 @@ typedef struct {
 typedef struct {
     int rank, size;
     const char *address; /* numeric: where other ranks reach this host; one family for all ranks */
-    const char *secret;  /* what all ranks of the run know (boot/secret.h) */
-    const char *start;   /* what they have in common with no other start (store_start) */
+    const char *secret;  /* the run's secret, which all its ranks know (boot/secret.h) */
+    const char *start;   /* the start's name, which no other start has (store_start) */
     double timeout_s;    /* limits connecting, and each later wait for a peer */
     GlooStore store;
     int delay_ms;        /* every completion is held back that long (a test that nothing depends on timing) */

@@ -68,7 +68,7 @@ typedef struct {
 typedef struct {
     NcclCtas ctas;
     GroupMessages messages;
-    int64_t pieces; /* that an all-to-all of rows has: members times chunks; 0: the group moves no rows */
+    int64_t pieces; /* pieces of an all-to-all of rows: members times chunks; 0: the group moves no rows */
 } NcclUse;
 
 /*

@@ -26,7 +26,7 @@
 typedef enum { ORIGIN_DEFAULT, ORIGIN_AUTO, ORIGIN_FILE, ORIGIN_COMMAND_LINE } ConfigOriginKind;
 typedef struct {
     ConfigOriginKind kind;
-    int line; /* of the file */
+    int line; /* line of the file */
 } ConfigOrigin;
 
 /* Ids of keys: CFG_model_layers, ... */
@@ -53,15 +53,16 @@ typedef struct {
 #undef C
 
     struct {
-        int64_t world_size, dp;          /* ranks; data-parallel ranks */
-        bool any_world;                  /* the first was asked for as CONFIG_ANY_WORLD */
-        int gpus;                        /* of this host */
-        bool pairs, tiles;               /* its processor has VDPBF16PS; TDPBF16PS */
-        BatchRamp batch;                 /* train.global_batch */
-        int64_t global_batch;            /* of the largest step */
-        int64_t eval_samples;            /* of each validation set, at most; 0: all */
-        int64_t microbatches;            /* of that step, on one rank: global_batch / (micro_batch * dp) */
-        int64_t steps;                   /* of the whole run, also when train.tokens is given */
+        int64_t world_size, dp; /* ranks; data-parallel ranks */
+        bool any_world;         /* the first was asked for as CONFIG_ANY_WORLD */
+        int gpus;               /* GPUs of this host */
+        bool pairs, tiles;      /* its processor has VDPBF16PS; TDPBF16PS */
+        BatchRamp batch;        /* train.global_batch */
+        int64_t global_batch;   /* samples of the largest step */
+        int64_t eval_samples;   /* most samples of each validation set; 0: all */
+        /* Micro-batches of that step on one rank: global_batch / (micro_batch * dp). */
+        int64_t microbatches;
+        int64_t steps;                   /* steps of the whole run, also when train.tokens is given */
         double min_lr;                   /* optim.min_lr, or min_lr_ratio's share of lr */
         int64_t decay_steps;             /* optim.decay_steps, or steps */
         int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
@@ -73,8 +74,8 @@ typedef struct {
 
     ConfigOrigin origin[CFG_COUNT];
     bool may_differ[CFG_COUNT]; /* from the checkpoint that a run goes on from: config_let_differ */
-    const char *path;           /* of the file; "" if none */
-    SetupArena memory;          /* of the texts */
+    const char *path;           /* the file; "" if none */
+    SetupArena memory;          /* memory of the texts */
 } Config;
 
 typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_PICK, CONFIG_TEXT } ConfigKind;
@@ -100,7 +101,7 @@ typedef struct {
     const char *const *overrides; /* section.key=value */
     int override_count;
     int64_t world_size; /* ranks, at most CONFIG_RANKS_MAX; 0 counts as 1; CONFIG_ANY_WORLD */
-    int gpus;           /* of this host, for run.device = auto */
+    int gpus;           /* GPUs of this host, for run.device = auto */
     bool pairs, tiles;  /* its processor has VDPBF16PS; TDPBF16PS; for debug.dot = auto */
     bool earlier;       /* `text` may be an older program's: of keys that it had not, what it did */
     bool compared;      /* it is read to be compared, or for its weights: its device need not take it */

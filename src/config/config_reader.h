@@ -27,7 +27,7 @@ struct ConfigReader {
     Err memory;                       /* ERR_MEMORY once a text could not be stored */
 
     ConfigRule broken[CONFIG_BROKEN];
-    int broken_count; /* of the mistakes: those against rules; more than CONFIG_BROKEN are only counted */
+    int broken_count;           /* mistakes against rules; more than CONFIG_BROKEN are only counted */
     const ConfigReader *before; /* all that is broken, while ways out are looked for; NULL: they are not */
     /* Makes `now` of a configuration with other values, and other ranks unless 0, and says what is wrong with it. */
     void (*again)(ConfigReader *now, const Config *c, const char *values, int64_t ranks);

@@ -21,8 +21,8 @@
 enum { POINT_NAME_BYTES = 28, POINT_DTYPE_BYTES = 8, POINT_LINE_BYTES = 128, POINT_SHAPE_MOST = 3 };
 
 typedef struct {
-    char name[POINT_NAME_BYTES];   /* of an op (device/ops.def) or a collective (comm_kind_name) */
-    char dtype[POINT_DTYPE_BYTES]; /* of an op; "": of a collective */
+    char name[POINT_NAME_BYTES];   /* name of an op (device/ops.def) or a collective (comm_kind_name) */
+    char dtype[POINT_DTYPE_BYTES]; /* an op's dtype; "" for a collective */
     int ranks, threads;            /* as above; threads: 1 of a collective */
     int dims;
     double shape[POINT_SHAPE_MOST];

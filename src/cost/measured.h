@@ -23,7 +23,7 @@ typedef struct {
     int dims;
     double shape[POINT_SHAPE_MOST];
     double times;
-    bool fixed; /* of linear_dw: dw is of fixed point (run.reproducible = layout) */
+    bool fixed; /* linear_dw's dw is of fixed point (run.reproducible = layout) */
 } OpWork;
 
 OpWork op_work(OpId id, const void *args);

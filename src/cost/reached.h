@@ -26,7 +26,8 @@ double reached_by_fp8(void);
 
 /* Experts' products: over the share that experts_share of a device's file is, the forward ones' by mma.sync. */
 double reached_by_experts(OpId id, KernelForm form);
-double reached_by_fp8_experts(OpId id, KernelForm form); /* of 8 bits, over the same share of their peak */
+/* Shares of 8 bits, over the same share of their peak. */
+double reached_by_fp8_experts(OpId id, KernelForm form);
 
 /* Attention by heads so wide, for many keys: over the share that attention_share is, which is that of 128. */
 double reached_by_attention(OpId id, KernelForm form, int64_t width);

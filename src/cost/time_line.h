@@ -30,7 +30,7 @@ typedef struct {
     double idle;                /* and for the host */
     double launches;            /* kernels */
     double pieces;              /* ops between calls and waits, one after another: with graphs one each */
-    double op[OP_COUNT];        /* of `family`, op by op */
+    double op[OP_COUNT];        /* seconds of `family`, op by op */
     double calls[OP_COUNT];
 } TimeShares;
 
@@ -48,7 +48,7 @@ typedef struct {
     TimeShares shares;
     CommPlace place[WORLD_COMMS];                 /* size 0: nobody has asked yet */
     double until[WORLD_COMMS];                    /* how far each communicator has come */
-    double end[WORLD_COMMS][COMM_OPEN_MOST];      /* of its calls */
+    double end[WORLD_COMMS][COMM_OPEN_MOST];      /* end of each of its calls */
     signed char within[WORLD_COMMS][WORLD_COMMS]; /* is a group in another? 0: nobody has asked yet */
     double met[WORLD_COMMS];                      /* when its members were last at the same place */
 } TimeLine;

@@ -71,8 +71,9 @@ typedef struct {
     int64_t n;                /* slots; with pairs an even number */
     float *k, *v;             /* [n][k_row], [n][v_row]; NULL: not wanted */
     float *k_lines, *v_lines; /* [units of n][width], [units of n][v_width]; NULL: not wanted */
-    int32_t *position, *seen; /* of each slot; of an empty one the position before it, and EMPTY_SLOT */
-    bool empty;               /* some slot is */
+    /* Position of each slot; of an empty one the position before it, and EMPTY_SLOT. */
+    int32_t *position, *seen;
+    bool empty; /* some slot is */
 } AttnKeys;
 
 enum { EMPTY_SLOT = INT32_MAX };

@@ -74,7 +74,7 @@ typedef struct {
     /* I64; NULL: `leaf` says. Leaf i has the k's from starts[i] - starts[0] to starts[i + 1] - starts[0]; there are as
      * many leaves as K needs, and some may be empty. */
     const int64_t *starts;
-    GemmNarrow narrow; /* of bf16 operands; without c here: c or fixed as above */
+    GemmNarrow narrow; /* results for bf16 operands; without c here: c or fixed as above */
 } Gemm;
 
 /* Forms that kernels read, four bytes along k at a time: numbers, or pairs of bf16 numbers (gemm_form.h). */

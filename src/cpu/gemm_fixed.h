@@ -8,7 +8,7 @@
 
 #include "cpu/gemm_leaf.h"
 
-enum { LEAVES = 4 }; /* so many are converted at once */
+enum { LEAVES = 4 }; /* leaves that are converted at once */
 
 /*
  * A leaf whose square is below this needs no check: |leaf * 2^shift| is below 2^51 and below the limit. 0, which no

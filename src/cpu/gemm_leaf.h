@@ -13,7 +13,7 @@
 typedef struct {
     const float *leaf;
     int64_t rows, cols;
-    const int64_t *from; /* what they are added to; NULL: 0 */
+    const int64_t *from; /* integers that the leaves are added to; NULL: 0 */
     int64_t *to;         /* where the sum goes */
     int64_t from_row, to_row;
     float scale; /* 2^shift */

@@ -54,7 +54,7 @@ static void narrow_pack_b_transposed(GemmForm form, float *dst, int64_t panel, i
     }
 }
 
-enum { NARROW_ROWS_MOST = 64 }; /* of a transposed A that are packed at a time */
+enum { NARROW_ROWS_MOST = 64 }; /* rows of a transposed A that are packed at a time */
 
 /* Like pack_a, for a run. */
 static void narrow_pack_a(GemmForm form, float *dst, int64_t panel, const uint16_t *src, int64_t ld,

@@ -16,7 +16,7 @@
 /* Memory that LDTILECFG reads. */
 typedef struct {
     uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[8]; /* of a row of each register */
+    uint16_t bytes[8]; /* bytes of a row of each register */
     uint16_t no_bytes[8];
     uint8_t rows[8], no_rows[8];
 } TileShapes;

@@ -93,8 +93,8 @@ Err bpe_encode(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenL
 /* Rest of a text when merges alone are done, by characters where tokens are of those: none becomes bytes. */
 typedef struct {
     int64_t symbols; /* tokens, and characters that are none */
-    int32_t id;      /* of the one token that is left; -1: something else is */
-    int32_t rank;    /* of the last merge; -1: there was none */
+    int32_t id;      /* id of the one token that is left; -1: more is left */
+    int32_t rank;    /* rank of the last merge; -1: there was none */
 } BpeAlone;
 Err bpe_alone(const Bpe *b, BpeWork *w, TokenText text, BpeAlone *out);
 

@@ -52,7 +52,7 @@ typedef struct {
     ChunkKind kind;
     bool tell_lines; /* an input that begins as JSON lines is CHUNK_LINES, and that is said */
     bool any_bytes;  /* inputs that are no text (not_text.h) are taken as they are */
-    JsonlKey key;    /* which member of JSON lines */
+    JsonlKey key;    /* the member of JSON lines that holds the text */
 } CutOptions;
 
 /* The hint when a line of an input that was said to be JSON lines is no JSON. */

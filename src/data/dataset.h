@@ -43,7 +43,7 @@ typedef enum { PART_TRAIN, PART_VALID, PART_TEST, PART_COUNT } DataPart;
 typedef struct {
     const char *spec;  /* "prefix", or a blend "weight prefix weight prefix ..."; of several stages */
     const char *split; /* weights of train, valid, test; NULL or "": the whole files */
-    DataPart part;     /* which part of the split */
+    DataPart part;     /* part of the split */
     int64_t seq;       /* T: how many tokens of a sample are predicted */
     int64_t vocab;     /* ids must be below this; 0: they are not checked */
     uint64_t seed;     /* data.seed; below 2^32 with ORDER_MEGATRON */
@@ -77,7 +77,7 @@ Err dataset_check(const Dataset *d, int64_t count);
 /* Source of the sample at a position. Not for ORDER_MEGATRON, whose samples come from many places. */
 typedef struct {
     int source;          /* its number in the order of the spec */
-    int64_t epoch;       /* which epoch of that source */
+    int64_t epoch;       /* epoch of that source */
     int64_t sample;      /* its number within the source's part */
     int64_t first_token; /* its first token, counted over the whole source */
 } DatasetPlace;
@@ -85,9 +85,9 @@ DatasetPlace dataset_place(const Dataset *d, int64_t position);
 
 /* The stage that is read at a position. */
 typedef struct {
-    int number, count; /* which stage, from 0 on; how many there are */
+    int number, count; /* number of the stage, from 0 on; how many there are */
     int64_t first;     /* the position where it begins */
-    const char *spec;  /* what it alone reads */
+    const char *spec;  /* the text that it alone reads */
     int64_t samples;   /* all its files have so many in one epoch */
 } DatasetStage;
 DatasetStage dataset_stage(const Dataset *d, int64_t position);
@@ -96,7 +96,7 @@ int64_t dataset_seq(const Dataset *d);
 int64_t dataset_samples(const Dataset *d); /* samples of one epoch, all files together; with one stage */
 int64_t dataset_tokens(const Dataset *d);  /* tokens of the part, all files together */
 int dataset_source_count(const Dataset *d);
-int64_t dataset_index_bytes(const Dataset *d); /* what the order takes; about 0 unless ORDER_MEGATRON */
+int64_t dataset_index_bytes(const Dataset *d); /* bytes of the order's index; about 0 unless ORDER_MEGATRON */
 const char *dataset_source_name(const Dataset *d, int source); /* its prefix, or the word for several files */
 /* Do all its files end with this token? */
 bool dataset_source_ends_with(const Dataset *d, int source, int32_t id);

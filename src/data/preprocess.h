@@ -27,10 +27,10 @@
 typedef struct {
     const char *const *inputs;
     int input_count;
-    const char *tokenizer; /* what tokenizer_open takes */
+    const char *tokenizer; /* argument of tokenizer_open */
     const char *output;    /* the PREFIX of .bin and .idx; folders are made */
     InputFormat format;
-    const char *key;   /* which member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
+    const char *key;   /* member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
     bool skip_missing; /* JSON lines where that is missing or null are no documents, and are counted */
     bool append_eod;   /* every document that has tokens ends with an end-of-document id */
     bool split_blank_lines;

@@ -33,7 +33,7 @@ typedef enum {
 const char *split_regex(SplitKind kind);
 
 typedef struct Splitter Splitter;         /* a compiled pattern; any number of threads may use it */
-typedef struct SplitterWork SplitterWork; /* what one thread needs to use it */
+typedef struct SplitterWork SplitterWork; /* memory that one thread needs to use it */
 
 /* ERR_DATA: the expression has what is not supported, is none, or can match nothing at all. */
 Err splitter_open(const char *regex, Splitter **out);
@@ -56,7 +56,7 @@ Err splitter_next(SplitterWork *w, const char *text, int64_t size, int64_t at, i
 typedef enum {
     SPLIT_ANYTHING, /* nothing is known */
     SPLIT_KEEPS,    /* no match lies on both sides, or depends on the other side */
-    SPLIT_BEGINS    /* that, and a piece begins there */
+    SPLIT_BEGINS    /* the same, and a piece begins there */
 } SplitAtCut;
 SplitAtCut splitter_at_cut(const Splitter *s);
 

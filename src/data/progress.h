@@ -10,7 +10,7 @@
 
 typedef struct {
     int64_t total, start; /* in bytes or items; start: -1 before the first piece */
-    const char *what;     /* what is counted: "tokens" */
+    const char *what;     /* the things counted: "tokens" */
     double start_s, next_s, pause_s;
     bool live;
 } Progress;

@@ -34,10 +34,10 @@ typedef struct {
 /* One choice of a question. */
 typedef struct {
     int64_t tokens;       /* where they begin in the pool */
-    int32_t count;        /* of its tokens */
+    int32_t count;        /* number of its tokens */
     int32_t scored;       /* the last of them, 1 or more */
     int32_t chars, bytes; /* code points and bytes of the choice */
-    int64_t sample;       /* that it stands in, */
+    int64_t sample;       /* the sample that it stands in */
     int32_t begin;        /* from this position on */
     bool greedy;          /* no other token had a larger logit than any of those scored */
     double score;         /* log-likelihood, nats */

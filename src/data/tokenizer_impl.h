@@ -42,7 +42,7 @@ typedef struct {
     PrefixRule rule;
     Splitter *splitter; /* SPLIT, with the two below */
     SplitBehavior behavior;
-    bool invert; /* what lies between matches counts as the match */
+    bool invert; /* text between matches counts as the match */
 } Stage;
 
 enum { STAGES_MAX = 24 };

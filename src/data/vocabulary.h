@@ -9,7 +9,7 @@
 typedef enum {
     TOKEN_UNUSED,
     TOKEN_PIECE,   /* merges lead to it, or it is a byte or a character */
-    TOKEN_BYTE,    /* of a model of characters: a byte of one that has no token */
+    TOKEN_BYTE,    /* in a model of characters: a byte of a character without a token */
     TOKEN_ADDED,   /* it is cut out of a text before */
     TOKEN_SPECIAL, /* the same, and it stands for no text */
     TOKEN_UNKNOWN  /* such a one, for characters without tokens */

@@ -31,7 +31,7 @@ typedef struct {
     const char *const *paths; /* inputs as in input.h */
     int count;
     InputFormat format;
-    const char *key;   /* which member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
+    const char *key;   /* member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
     int threads;       /* 0: OpenMP's number */
     bool any_bytes;    /* as in CutOptions */
     bool skip_missing; /* as in PreprocessOptions */

@@ -119,7 +119,7 @@ typedef struct {
         const void *from;
         int64_t size_bytes;
     } copy[COPY_QUEUE_MOST];
-    int64_t asked, made; /* so far; copy i is at i % COPY_QUEUE_MOST */
+    int64_t asked, made; /* copies so far; copy i is at i % COPY_QUEUE_MOST */
 } CopyQueue;
 
 struct Device {
@@ -288,7 +288,7 @@ Err device_sync(Stream *s);
 void event_init(Event *e);
 void event_release(Event *e);
 void event_reset(Event *e);
-void event_complete(Event *e, Err err, const char *message); /* by the worker */
+void event_complete(Event *e, Err err, const char *message); /* the worker calls it */
 /* Waits on the host. timeout_s <= 0: no limit. ERR_HANG after the limit, else the work's own outcome. */
 Err event_wait(Event *e, double timeout_s);
 /* Later work of the stream runs after the event. Waits on the host until the work is done, or, if it is work of a

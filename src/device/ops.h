@@ -44,7 +44,7 @@ struct OpTable {
 /* One tensor argument of an op, as declared. */
 typedef struct {
     const char *name, *dims;
-    int64_t offset;     /* of the Tensor in the argument struct */
+    int64_t offset;     /* place of the Tensor in the argument struct */
     bool read, written; /* both: changed in place */
 } OpField;
 

@@ -12,7 +12,7 @@
 typedef struct {
     int64_t rows, outputs, inputs;
     bool bf16;
-    bool fixed; /* of linear_dw: dw is of fixed point, as with run.reproducible = layout */
+    bool fixed; /* linear_dw's dw is of fixed point, as with run.reproducible = layout */
 } ProductShape;
 
 /* The instructions of a product; product_by_here: this processor's best. */

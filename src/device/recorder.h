@@ -35,10 +35,10 @@ typedef struct {
     uint64_t digest;
     RecordedItem *items;
     int64_t count, capacity;
-    char *args; /* of calls, each aligned as malloc's memory is */
+    char *args; /* arguments of calls, each aligned as malloc's memory is */
     int64_t args_bytes, args_capacity;
     int64_t graphs, calls, launches; /* launches: of all graphs, were they launched one by one */
-    WideCount flop, bytes;           /* of its ops, for DeviceCounters */
+    WideCount flop, bytes;           /* counts of its ops, for DeviceCounters */
     int64_t ops;
 } Recording;
 
@@ -48,7 +48,7 @@ typedef struct Recorder {
     bool open;             /* a piece is being captured */
     int inside;            /* calls that are being made: what they ask of the device is part of them */
     const char *refused;   /* the first thing that no recording can hold; NULL: there was none */
-    DeviceCounters before; /* what was counted when it began */
+    DeviceCounters before; /* the counters when it began */
 } Recorder;
 
 /* From here on the device's stream tells the recorder, until the end. */

@@ -16,11 +16,11 @@ typedef struct {
     /* written by the host before the step */
     int64_t step;     /* 1 for the first */
     int64_t nominal;  /* tokens of a whole global batch: global_batch * seq */
-    float lr;         /* of this step */
+    float lr;         /* learning rate of this step */
     float correct1;   /* 1 - beta1^t, t = updates done including this one */
     float correct2;   /* 1 - beta2^t */
     float clip;       /* largest gradient norm; 0 = no clipping */
-    float loss_scale; /* what backward multiplies by: 1 / nominal (times the scaler's factor) */
+    float loss_scale; /* factor of backward: 1 / nominal (times the scaler's factor) */
     float unscale;    /* 1 / the scaler's factor; 1 without fp16 */
     /* written by ops during the step */
     int32_t overflow;       /* a gradient leaf did not fit its fixed point, or was not finite */
@@ -51,7 +51,7 @@ typedef struct {
     int64_t v;     /* and in that of second moments; with FLAT_MUON it has none */
     int64_t count; /* elements */
     int64_t chunk;
-    int32_t number; /* of its shift and statistics */
+    int32_t number; /* number of its shift and statistics */
     int32_t flags;  /* FLAT_... */
 } FlatPart;
 
@@ -79,7 +79,7 @@ typedef struct {
     int32_t ld;                    /* elements from row to row in the flat buffers */
     int32_t row_step, column_step; /* from row to row, and from column to column, in the other */
     int32_t number, flags;         /* as FlatPart */
-    float scale;                   /* of the update (optim/muon.h) */
+    float scale;                   /* scale of the update (optim/muon.h) */
 } FlatBox;
 
 /* Dropout as ops see it: the key of the site and the threshold of base/rng.h. threshold 0 = off. */
@@ -158,7 +158,7 @@ typedef struct {
     int64_t rows[2];
     QkKind kind[2];
     int heads; /* query heads that have one factor, that of the one with the largest score: those that read one key */
-    int chunks; /* of these heads */
+    int chunks; /* chunks of these heads */
 } QkRows;
 
 /* The kind of a row; -1: it stays. */

@@ -49,7 +49,7 @@ const char *dtype_name(DType t);
 
 int64_t tensor_count(Tensor t); /* elements */
 int64_t tensor_rows(Tensor t);  /* product of all dims but the last */
-int64_t tensor_bytes(Tensor t); /* of a dense tensor of this shape */
+int64_t tensor_bytes(Tensor t); /* bytes of a dense tensor of this shape */
 
 /* Begin of a row, in elements from the first row's. */
 static inline int64_t tensor_row_at(Tensor t, int64_t row)

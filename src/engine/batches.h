@@ -9,7 +9,7 @@
 /* Documents in the stream of tokens. */
 typedef struct {
     int32_t eod;  /* token that ends a document; for the next two */
-    bool mask;    /* what is predicted from it does not count */
+    bool mask;    /* predictions made from it do not count */
     bool restart; /* positions and attention start anew behind it */
 } DocumentSpec;
 
@@ -41,7 +41,7 @@ Err batches_init(BatchMaker *m, const BatchSpec *spec, bool null_device, SetupAr
  * (b->position_span). */
 Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t count);
 
-int64_t batch_bytes(const Batch *b); /* of its tensors */
+int64_t batch_bytes(const Batch *b); /* bytes of its tensors */
 
 /* The rows of positions past .. past + n - 1 of a batch of one sample. */
 Batch batch_part(const Batch *whole, int64_t past, int64_t n);

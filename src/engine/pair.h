@@ -29,9 +29,9 @@ typedef Err PairHalf(void *user, const Action *a);
 
 typedef struct {
     Coroutine *forward; /* NULL: pairs are not run in turn, and there is nothing else here */
-    Arena *scratch;     /* of forwards in training; others use the executor's */
+    Arena *scratch;     /* scratch of forwards in training; others use the executor's */
     Offload *offload;   /* likewise; or NULL */
-    Event moved, known; /* of their rows (RowMoves) */
+    Event moved, known; /* events of their rows (RowMoves) */
     Ctx ctx;            /* theirs */
     /* while a pair runs */
     bool running;

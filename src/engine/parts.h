@@ -12,32 +12,32 @@
 #include "optim/optimizer.h"
 #include "pipeline/schedule.h"
 
-enum { PARTS_STAGES = 64 }; /* of a rank, at most */
+enum { PARTS_STAGES = 64 }; /* most stages of a rank */
 
 /* The user's choices for the pipeline; all zero: 1F1B with even shares. */
 typedef struct {
     const char *schedule; /* name in the table of schedules */
     const char *layout;   /* shares of the stages, model.h */
     int chunks, group;    /* 0 = the schedule's usual; group: of 2bw micro-batches of an update, usually pp */
-    int slices;           /* of a sequence; 0 = 1 */
+    int slices;           /* slices of a sequence; 0 = 1 */
 } PipelineSpec;
 
 typedef struct {
     const ModelSpec *model;
     PipelineSpec pipeline;
-    int microbatches;        /* of a step on a pipeline */
+    int microbatches;        /* micro-batches of a step on a pipeline */
     int64_t micro_batch;     /* samples of each */
-    int64_t bucket_elems;    /* of gradients */
-    ZeroCut zero;            /* what is cut over the ranks that hold the same parameters */
-    OptimizerKind optimizer; /* of matrices */
+    int64_t bucket_elems;    /* gradients of a bucket */
+    ZeroCut zero;            /* states that are cut over the ranks that hold the same parameters */
+    OptimizerKind optimizer; /* the optimizer of matrices */
     const MuonSpec *muon;
     bool fp32_vectors; /* ParamRegistry.fp32_vectors */
 } PartsSpec;
 
 typedef struct {
-    Schedule step, forward;    /* of a step; of an evaluation */
+    Schedule step, forward;    /* schedules of a step and of an evaluation */
     StageShare *shares;        /* [step.stages] */
-    ParamRegistry whole;       /* of the whole model */
+    ParamRegistry whole;       /* registry of the whole model */
     ParamRegistry *registries; /* [pipeline ranks][step.replicas] */
     Stage *stages;             /* [step.replicas][step.chunks], of this rank */
 } Parts;
@@ -60,7 +60,7 @@ void parts_release(Parts *p);
 
 /* The schedule of a step alone. ERR_CONFIG as parts_open. Owns: schedule_free, also after an error. */
 Err parts_schedule(const PartsSpec *spec, int ranks, Schedule *out);
-Err parts_forwards(const PartsSpec *spec, int ranks, Schedule *out); /* that of an evaluation */
+Err parts_forwards(const PartsSpec *spec, int ranks, Schedule *out); /* the schedule of an evaluation */
 
 /* The communicators over which the gradients of a replica's parameters are summed (ParamStore.group, far). */
 Comm *parts_group(const Parts *p, World *world, int replica, ParamGroup group);

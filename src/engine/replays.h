@@ -26,8 +26,8 @@ typedef enum { REPLAYS_OFF, REPLAYS_LISTENS, REPLAYS_RECORDS, REPLAYS_REPLAYS } 
 
 /* A unit of an action. */
 typedef struct {
-    uint64_t digest;      /* of the work that it gave last */
-    Recording *recording; /* of that work, once there is one */
+    uint64_t digest;      /* digest of the work that it gave last */
+    Recording *recording; /* recording of that work, once there is one */
 } UnitReplay;
 
 /* Gives an action's work to the device. */
@@ -35,11 +35,11 @@ typedef Err UnitWork(void *user);
 
 typedef struct {
     int *first;        /* [actions of the list] the number of its first unit */
-    UnitReplay *units; /* of all actions */
+    UnitReplay *units; /* units of all actions */
     int unit_count;
     Recording **recordings; /* one for each digest */
     int recording_count, recording_capacity;
-    ReplaysMode mode;    /* of the step at work */
+    ReplaysMode mode;    /* mode of the step at work */
     bool ready, off;     /* a step is recorded; nothing will be */
     bool changed;        /* in this step the work of a unit is another than the last time */
     const char *refused; /* in this step something cannot be recorded; NULL: all can */

@@ -27,7 +27,7 @@ typedef struct {
 } TokenSource;
 
 typedef struct {
-    OptimizerKind optimizer; /* which one updates matrices */
+    OptimizerKind optimizer; /* the optimizer of matrices */
     AdamWSpec adamw;
     DType moments;       /* F32 or BF16 */
     bool states_on_host; /* the states that the optimizer alone reads (ParamStore) */
@@ -154,7 +154,7 @@ int64_t memory_plan_total(const MemoryPlan *p); /* bytes in the device's memory;
 typedef struct {
     const double *by_layer; /* [model_blocks], the trainer's, until the next report; NULL: not asked for */
     double most;            /* the largest of all layers */
-    int layer, head;        /* whose it was */
+    int layer, head;        /* layer and head of that logit */
 } AttentionLogits;
 
 typedef struct {
@@ -262,7 +262,7 @@ typedef struct {
     StepInFlight flight;
     KvCache *kv;          /* one for each block, when generating */
     int32_t *host_shift;  /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    int64_t *host_loads;  /* what ranks tell each other of mixtures (engine/expert_load.c) */
+    int64_t *host_loads;  /* loads that ranks tell each other of mixtures (engine/expert_load.c) */
     double *layer_logits; /* [model_blocks] of the last report; NULL: nobody asks for them */
     Serving serving;
     RowsOut rows;
@@ -331,7 +331,7 @@ Err trainer_start(Trainer *t, TokenSource source, StepReport *before);
 Err trainer_finish(Trainer *t, StepReport *report);
 bool trainer_runs_ahead(const Trainer *t);
 int64_t trainer_next_step(const Trainer *t);   /* the step that trainer_start would start */
-int64_t trainer_next_sample(const Trainer *t); /* that step's first sample */
+int64_t trainer_next_sample(const Trainer *t); /* first sample of that step */
 
 /* Mean loss over `samples` samples from `first` of source on, each once, whatever the batches are; nothing is changed.
  * ERR_MEMORY as trainer_step.

@@ -14,7 +14,7 @@
 
 typedef struct {
     const char *from, *run_dir;
-    const HfConfig *hf; /* of `from` */
+    const HfConfig *hf; /* configuration of `from` */
     const Config *cfg;  /* the same, resolved */
     const ParamRegistry *whole;
     const CkptMeta *meta;
@@ -43,7 +43,7 @@ typedef struct {
     const Config *cfg;
     const ParamRegistry *whole;
     HfExport about;       /* its dtype is that of the weights */
-    int64_t shard_bytes;  /* what a file may have; a tensor that is larger has its own */
+    int64_t shard_bytes;  /* most bytes of a file; a larger tensor has its own */
     const HfCopy *copies; /* such as the tokenizer's files; they replace what is written under their names */
     int copy_count, threads;
 } HfExportJob;

@@ -27,7 +27,7 @@ typedef struct {
     const ParamRegistry *whole;
     const Tokenizer *tokenizer; /* NULL: none; the file says so, and its ids have no texts */
     int64_t vocab;              /* rows of the token table */
-    Stored stored;              /* of matrices; vectors and routers are fp32 */
+    Stored stored;              /* type of matrices; vectors and routers are fp32 */
     int threads;
 } GgufJob;
 

@@ -22,13 +22,13 @@
 
 typedef struct {
     const char *model; /* "gpt2", "llama"; "none": no tokenizer, and nothing below */
-    const char *pre;   /* of "gpt2" */
+    const char *pre;   /* name of the pattern, for "gpt2" */
     const TokenText *texts;
     const int32_t *types;
-    const float *scores;     /* of "llama" */
+    const float *scores;     /* scores, for "llama" */
     const TokenText *merges; /* [merge_count] of "gpt2": two spellings with a blank between */
     int64_t merge_count;
-    bool prefix; /* of "llama": a blank is put before a text, and behind each added token */
+    bool prefix; /* for "llama": a blank is put before a text, and behind each added token */
     int32_t bos, eos, unknown, padding;
     bool add_bos, add_eos; /* as the tokenizer's file has it done; training adds neither */
 } GgufTokens;

@@ -23,10 +23,10 @@ typedef struct {
     int64_t tied, attention_bias, out_bias, mlp_bias, qk_norm;
     double eps, init_std, attention_dropout, branch_dropout, embedding_dropout;
 
-    int64_t window, use_window;  /* of blocks that have one */
+    int64_t window, use_window;  /* window of the blocks that have one */
     int64_t full_layers, period; /* blocks before the first that has one; every so many blocks one has none */
     int64_t typed;               /* blocks that layer_types is about; 0: absent */
-    LayerSet sliding;            /* of layer_types */
+    LayerSet sliding;            /* layer_types' blocks with a window */
     double attention_cap, final_cap; /* 0 or HF_NONE: none */
     int64_t query_scalar;            /* scores are divided by its root; 0: of head_dim */
 
@@ -131,7 +131,7 @@ typedef struct {
     bool nullable;      /* null is HF_NONE */
     bool silent;        /* is read, never written */
     int64_t offset;     /* in HfModel */
-    int64_t low;        /* of HF_KEY_INT */
+    int64_t low;        /* range of HF_KEY_INT */
     const char *values; /* words parted by blanks, as in JSON without quotes */
     const char *meaning;
 } HfKey;

@@ -40,7 +40,7 @@ typedef struct {
 typedef struct {
     char name[HF_NAME_MAX];
     int ndim;
-    int64_t shape[HF_DIMS]; /* that their tensor has */
+    int64_t shape[HF_DIMS]; /* shape of their tensor */
     Box box;
     int64_t first, row, column;
     /* In a norm: theirs = ours / width - more. Gemma's norms multiply by 1 + w. */

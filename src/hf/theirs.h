@@ -23,7 +23,7 @@ typedef struct {
     const Param *param;
     int first_part, run, step,
         parts;        /* of the parameter's parts `run` from the first on, and again after each step */
-    const char *name; /* of a twin; NULL: the first part's */
+    const char *name; /* name of a twin; NULL: the first part's */
     Stored stored;
     int64_t count, width, job_rows; /* elements; of a row; rows of a job */
     int64_t first_job;
@@ -45,7 +45,7 @@ typedef struct {
     TheirsSpec spec;
     CkptValues *values;
     Theirs *items;
-    int64_t count, total_bytes; /* of all data */
+    int64_t count, total_bytes; /* number of tensors; bytes of all data */
     int64_t job_count, slot_floats, done_bytes;
     Jobs *jobs;
     Progress progress;

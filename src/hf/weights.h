@@ -12,7 +12,7 @@
 typedef struct {
     HfFolder folder;
     HfNaming naming;
-    int64_t block_rows, block_cols; /* of fp8 */
+    int64_t block_rows, block_cols; /* blocks of fp8 */
     int64_t mtp_layers;
 } HfWeights;
 

@@ -8,10 +8,10 @@ typedef struct {
     const ModelSpec *spec;
     int layer;   /* the block's number in the model */
     int sink;    /* parameter with a number for each head; -1: none */
-    float scale; /* of the products of queries and keys */
+    float scale; /* factor of the products of queries and keys */
     int64_t window;
     bool rope;  /* queries and keys turn with their positions, */
-    bool local; /* by the table for blocks with a window */
+    bool local; /* angles by the table for blocks with a window */
     uint64_t dropout_key;
 } AttentionCore;
 

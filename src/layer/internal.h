@@ -47,7 +47,7 @@ typedef struct {
 /* Rows that come into a tensor-parallel region or go out of it, band by band, while products run. */
 typedef struct {
     int count;   /* bands; 1: rows pass whole */
-    Tensor rows; /* of all bands, in scratch unless rows are not sharded */
+    Tensor rows; /* rows of all bands, in scratch unless rows are not sharded */
     PendingSum sum;
 } RowBands;
 
@@ -105,7 +105,7 @@ Tensor save_in(const Slot *slot, Saved saved);
  */
 typedef struct {
     Fp8Recipe recipe;
-    int id;           /* of the parameter */
+    int id;           /* id of the parameter */
     Tensor amax;      /* [fp8_amax_count] i64 of the operand; absent: blocks have theirs */
     Tensor w, factor; /* w: with the dim to sum over last; its scale is set for each call */
 } Fp8Weight;

@@ -42,8 +42,8 @@ KeyPlan key_plan(const Ctx *c);
 typedef struct {
     Tensor kv[2]; /* [B, positions, K, C]; not to be read unless seen */
     Spans span;
-    int part;  /* which one of a ring; -1: all of the slice */
-    bool seen; /* by some of this rank's queries */
+    int part;  /* part of a ring; -1: all of the slice */
+    bool seen; /* some of this rank's queries see it */
     bool more; /* others that are seen come behind it */
 } KeyBlock;
 
@@ -65,9 +65,9 @@ struct KeyWalk {
     Spans span;            /* their positions */
     attention_bwd_args *a; /* in backward, of own queries; NULL in forward */
     SliceGrads mine;       /* in backward: what the slice at work gives to its own keys (keys_sums.c) */
-    int slice;             /* whose keys come */
-    bool seen;             /* by some query of the slice at work, on any rank */
-    int block, blocks;     /* of this slice: the one at work; how many */
+    int slice;             /* the slice whose keys come */
+    bool seen;             /* some query of the slice at work sees it, on any rank */
+    int block, blocks;     /* block of this slice at work; number of blocks */
     Tensor kv[2];
     KeyBlock at;
     ArenaMark mark;

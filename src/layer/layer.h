@@ -157,7 +157,7 @@ typedef struct {
 /* Sequences that pass in slices; count is 0 or 1 if they are whole. */
 typedef struct {
     int count, at;            /* how many there are, and which one is at work */
-    Slot *slots[SLICES_MOST]; /* of the slices up to the one at work */
+    Slot *slots[SLICES_MOST]; /* slots of the slices up to the one at work */
     SliceGrads *grads;        /* [blocks of the stage]: gradients that wait for earlier slices */
 } Slices;
 
@@ -352,7 +352,7 @@ typedef struct {
     LinearKind kind;
     bool bias;
     float std;
-    int64_t section[PARAM_MAX_SECTIONS], interleave; /* of the output dim */
+    int64_t section[PARAM_MAX_SECTIONS], interleave; /* sections and chunks of the output dim */
     QkRows qk;                                       /* outputs that make queries and keys */
     int block;                                       /* the block of the model, if there are such outputs */
     int64_t head_rows;                               /* outputs of an attention head; 0: it has no heads */

@@ -20,7 +20,7 @@
 typedef struct {
     const ModelSpec *model;
     const MixtureSpec *spec;             /* &model->moe */
-    Fp8Recipe fp8;                       /* of the experts' products */
+    Fp8Recipe fp8;                       /* the experts' products */
     int router, fc1, fc2;                /* weights */
     int router_bias, fc1_bias, fc2_bias; /* or -1 */
     int bias; /* STATE: a bias for choosing each expert; its accumulator counts rows */
@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
     Saved logits, index, weight, row, choice, offset;
     Saved owned;             /* offsets of this rank's experts; with one rank along ep they are `offset` */
-    Saved learned;           /* what else the dispatcher learned of other ranks */
+    Saved learned;           /* further facts that the dispatcher learned of other ranks */
     Saved x, hidden, active; /* rows of this rank's experts: input, before and behind the activation */
     Saved out;               /* the experts' outputs for this rank's rows */
     Saved shared_out, gate;
@@ -75,7 +75,7 @@ typedef struct {
 typedef struct {
     Tensor local;  /* [P, D] of this rank's tokens, permuted */
     Tensor remote; /* [Q, D] of its experts */
-    Tensor parts;  /* what ranks send back that have parts of an expert, in scratch */
+    Tensor parts;  /* results that ranks with parts of an expert send back, in scratch */
 } MovedRows;
 
 typedef struct {

@@ -37,7 +37,7 @@ typedef struct {
 
 /* How many rows of a balance unit an expert takes, and which: the others' choices of it are dropped. */
 typedef struct {
-    double factor;    /* of the mean over all experts; 0: all rows */
+    double factor;    /* multiple of the mean over all experts; 0: all rows */
     bool by_position; /* the first rows, else those with the largest weights */
     /* Room of a rank's experts, as a multiple of an even share; 0: for all rows that can come. */
     double slack;
@@ -48,7 +48,7 @@ typedef struct {
 /* Mixtures of experts (moe.c); experts 0: a dense model. */
 typedef struct {
     int experts, topk;
-    int parts; /* of a dense layer that they begin as; 0: they begin at random */
+    int parts; /* parts of the dense layer as which they begin; 0: they begin at random */
     int64_t ffn, shared_ffn;
     bool shared_gate;
     DispatcherKind dispatcher;
@@ -63,7 +63,7 @@ typedef struct {
 typedef struct {
     LayerPattern layers;    /* 1: the block has them */
     float base, local_base; /* local_base: of blocks with a window, unscaled; 0: the same */
-    int columns;            /* of a head, that turn; 0: all */
+    int columns;            /* columns of a head that turn; 0: all */
     RopeScaling scaling;
     double factor;     /* all but PLAIN */
     double original;   /* LLAMA3, YARN: positions first trained on, */
@@ -73,7 +73,7 @@ typedef struct {
 } RopeSpec;
 
 typedef struct {
-    int64_t q_rank, kv_rank; /* of the latents; q_rank 0: queries are made of the row itself */
+    int64_t q_rank, kv_rank; /* widths of the latents; q_rank 0: queries are made of the row itself */
     /* of a head: columns of queries and keys without positions, with them; of values */
     int64_t nope, rope, value;
 } MlaWidths;
@@ -81,7 +81,7 @@ typedef struct {
 /* Multi-head latent attention (mla.c). */
 typedef struct {
     MlaWidths width;
-    float scale; /* of scores, besides 1 / sqrt(head_dim) */
+    float scale; /* factor of scores, besides 1 / sqrt(head_dim) */
     bool absorb; /* generation meets the latents themselves, where the device has heads that wide */
 } LatentSpec;
 
@@ -90,7 +90,7 @@ enum { MTP_MOST = 8 };
 /* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
 typedef struct {
     int count;    /* 0: none */
-    float weight; /* of all their losses together, each counting the same */
+    float weight; /* weight of all their losses together, each counting the same */
 } MtpSpec;
 
 /*
@@ -99,12 +99,12 @@ typedef struct {
  */
 typedef struct {
     float width;  /* hidden / that of the base model */
-    int head_dim; /* of the base model */
+    int head_dim; /* the base model's */
 } MupSpec;
 
 typedef struct {
     bool keeps_weights; /* codes of weights, from one update to the next */
-    Fp8Recipe recipe;   /* of these blocks' linear layers: */
+    Fp8Recipe recipe;   /* recipe of these blocks' linear layers: */
     LayerSet blocks;
     bool experts; /* their products too; the recipe then has blocks */
 } Fp8Spec;
@@ -124,9 +124,9 @@ typedef struct {
     /* With latent attention kv_heads = heads and head_dim = nope + rope. */
     int layers, heads, kv_heads, head_dim;
     int64_t hidden, ffn, seq, vocab, padded_vocab;
-    LayerPattern mixer;   /* of each block: its MixerKind */
-    LayerPattern window;  /* of each block; 0: all positions */
-    LayerPattern context; /* of each block: its ContextComm */
+    LayerPattern mixer;   /* MixerKind of each block */
+    LayerPattern window;  /* window of each block; 0: all positions */
+    LayerPattern context; /* ContextComm of each block */
     RopeSpec rope;
     LatentSpec latent;
     bool learned_positions, rms, bias, tied, sinks, attention_gate;
@@ -134,13 +134,13 @@ typedef struct {
     QkNorm qk_norm;
     AttentionBias attention_bias;
     Activation activation;
-    float activation_limit; /* of the clamped one */
+    float activation_limit; /* limit of the clamped activation */
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
     float attention_scale;            /* 0: 1 / sqrt(head_dim); with mup, of the base model */
     float embed_scale, final_softcap; /* 0: none */
     uint64_t seed;
-    LayerPattern recompute; /* of each block of a stage, the last for those behind: its Recompute */
-    int offload; /* of how many blocks of a stage, the first ones, saves wait in the host's memory */
+    LayerPattern recompute; /* Recompute of each block of a stage; the last one is that of those behind */
+    int offload;            /* blocks of a stage, the first ones, whose saves wait in the host's memory */
     int tp_blocks;
     MixtureSpec moe;
     MtpSpec mtp;

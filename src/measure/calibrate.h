@@ -20,16 +20,17 @@
 typedef struct {
     double seconds;     /* to measure for, about; shapes that take long take longer */
     bool brief;         /* few and small shapes: a test of the whole way */
-    const char *folder; /* that checkpoints go to */
+    const char *folder; /* folder that checkpoints go to */
 } CalibrateOptions;
 
 typedef struct {
     DevicePoints points;
     int processors;
     int64_t memory_mib;
-    double fp32_tflops, bf16_tflops; /* of the fastest product */
-    double memory_gb_s;              /* of copies, bytes read and written; of all ranks that copy at once */
-    double link_gb_s, link_us; /* of a message between two processes: its rate, and what the smallest takes */
+    double fp32_tflops, bf16_tflops; /* rates of the fastest product */
+    /* Rate of copies, bytes read and written; of all ranks that copy at once. */
+    double memory_gb_s;
+    double link_gb_s, link_us; /* a message between two processes: its rate, and the time of the smallest */
     double disk_gb_s;          /* 0: the folder takes no file; why: */
     char no_disk[200];
     double others; /* share of the processors that other programs had meanwhile; NaN: nobody knows */

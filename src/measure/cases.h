@@ -50,7 +50,7 @@ typedef struct {
     void *pattern[FILL_COUNT][DTYPE_COUNT]; /* device memory, where there is one; see maker_open */
     int32_t *tokens;                        /* host copy of the token pattern */
     int64_t pattern_items, bytes;           /* bytes: of the arguments made last */
-    Tensor factors[2];                      /* of their codes */
+    Tensor factors[2];                      /* factors of their codes */
 } Maker;
 
 typedef union {
@@ -61,7 +61,7 @@ typedef union {
 
 /* Measurements of an op. An op without them does not link: see BENCH (make_case.h). */
 typedef struct {
-    Err (*make)(Maker *m, AnyArgs *a); /* of m->c */
+    Err (*make)(Maker *m, AnyArgs *a); /* makes the arguments of m->c */
     const Case *cases;
     int count;
 } OpCases;

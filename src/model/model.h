@@ -212,7 +212,8 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
  * branch, or a block, is told about it.
  */
 typedef struct {
-    int bias;  /* of the branch before, for which it sums the columns of its input's gradient; -1: none */
+    /* Bias of the branch before, for which it sums the columns of its input's gradient; -1: none. */
+    int bias;
     bool done; /* the branch behind has summed those for its own bias */
 } InputSum;
 

@@ -34,7 +34,7 @@
 
 typedef struct {
     bool overlap_grad, overlap_param;
-    int stages;   /* that the rank has */
+    int stages;   /* stages of the rank */
     bool in_turn; /* forwards and backwards may run in turn (engine/pair.h) */
 } DdpSpec;
 
@@ -48,7 +48,7 @@ typedef struct {
     bool *asked;               /* [buckets] a value was read since the step began, or since it is gathered */
     int *missing;              /* [buckets] parameters that still wait for additions */
     int *added, *expected; /* [params] additions so far in this step, and in a whole step; 0: not known yet */
-    Units units;           /* what is not kept whole */
+    Units units;           /* the units of ZeRO-2 and 3, which are not kept whole */
 } Ddp;
 
 /* Takes host memory from the registry's setup, and buffers of units from `state`. *d becomes the store's listener

@@ -30,7 +30,7 @@
 /* A matrix of a stage. */
 typedef struct {
     int id;  /* its parameter in the registry */
-    Box box; /* of it, in plain order */
+    Box box; /* its part of the parameter, in plain order */
     int owner, round;
 } MuonMatrix;
 
@@ -52,7 +52,7 @@ typedef struct {
         place;            /* there: what goes to others; what is its owner's already; what others sent it */
     BoxRange give, apply; /* back: to others; from others */
     MuonParcel *parcel[MUON_WAYS];                        /* [members] */
-    int64_t send_count[MUON_WAYS], take_count[MUON_WAYS]; /* of all parcels */
+    int64_t send_count[MUON_WAYS], take_count[MUON_WAYS]; /* numbers of all parcels */
     int64_t scratch;                                      /* bytes that a member needs for it at most */
 } MuonRound;
 
@@ -69,7 +69,7 @@ typedef struct {
     int rounds;
     Tensor boxes; /* [, 9] FlatBox */
     ShardBox *held, *piece;
-    int capacity; /* of these two */
+    int capacity; /* room of these two */
 } Muon;
 
 /* Everything that follows from the layout; the table of boxes lies in `state`. The store must have gradients. */

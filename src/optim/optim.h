@@ -28,7 +28,7 @@ typedef struct {
     Tensor logit_max; /* [blocks of the model, heads] i64 (layer/layer.h, Ctx); absent: nobody asks */
     OptimizerKind kind;
     AdamWSpec adamw;
-    float hidden_rate; /* what lr and eps of matrices of blocks are multiplied by (PARAM_HIDDEN) */
+    float hidden_rate; /* factor of lr and eps of matrices of blocks (PARAM_HIDDEN) */
     QkClip qk_clip;
     float bias_rate;   /* how fast experts' biases change (device/ops.def, expert_bias); 0: they stay */
     int headroom_bits; /* Canon.headroom_bits */

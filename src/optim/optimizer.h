@@ -23,15 +23,15 @@ typedef struct {
 typedef struct {
     float momentum;
     bool nesterov;
-    MuonSet set; /* of coefficients */
-    int steps;   /* of Newton-Schulz */
+    MuonSet set; /* set of coefficients */
+    int steps;   /* steps of Newton-Schulz */
     MuonScale scale;
     MuonSplit split;
     bool router; /* it takes routers */
 } MuonSpec;
 
 typedef struct {
-    int moments;    /* that it keeps: m, or m and v */
+    int moments;    /* moments that it keeps: m, or m and v */
     bool as_matrix; /* it updates matrix by matrix, not number by number */
     bool (*takes)(const ParamSpec *p, const MuonSpec *muon);
 } Optimizer;

@@ -41,7 +41,7 @@ typedef struct {
 
 typedef struct {
     Tensor memory;
-    int unit;               /* whose; -1: nobody's */
+    int unit;               /* the unit that has it; -1: none */
     bool moving;            /* its collectives were started and not waited for */
     bool ahead;             /* values: gathered before anyone has read them */
     bool open;              /* gradients: layers add to it */
@@ -54,7 +54,7 @@ typedef struct {
     ParamStore *params;
     Stream *stream;
     Unit *unit;
-    int count;        /* of units; some may have nothing that is cut */
+    int count;        /* number of units; some may have nothing that is cut */
     int *first_param; /* [buckets] where in ParamRegistry.order the parameters of each begin */
     UnitBuffer value[UNIT_VALUES], grad[UNIT_GRADS];
     int values, grads;   /* how many buffers there are; 0: nothing is cut */

@@ -130,7 +130,7 @@ typedef struct {
     ParamSpec spec;
     char name[PARAM_NAME_MAX];
     int64_t local[2];               /* rows, columns on this rank (columns 1 for vectors) */
-    int64_t matrices, first_matrix; /* which matrices of the stack this rank has */
+    int64_t matrices, first_matrix; /* matrices of the stack that this rank has */
     int64_t first[2];      /* this rank's first row and column in each padded, interleaved global matrix */
     int64_t offset, count; /* its elements in the order of all buckets, each whole */
     int unit;              /* param_begin_unit */
@@ -207,7 +207,7 @@ typedef struct {
 } ParamRange;
 
 ParamRange param_zero_shard(const ParamRegistry *r, int id);               /* this rank's */
-ParamRange param_zero_shard_at(const ParamRegistry *r, int id, int shard); /* that of another copy */
+ParamRange param_zero_shard_at(const ParamRegistry *r, int id, int shard); /* the shard of another copy */
 
 int64_t param_padding(const ParamRegistry *r); /* elements of flat_count that no parameter has */
 int64_t param_total(const ParamRegistry *r);   /* global unpadded element count of all parameters */
@@ -307,7 +307,7 @@ typedef struct {
     bool *fresh;
     ParamEights eights;
     ParamListener listener;
-    Err failed; /* what listener.read or write returned: layers go on, the executor stops behind the action */
+    Err failed; /* error of listener.read or write: layers go on, the executor stops behind the action */
 } ParamStore;
 
 /* Memory of a store: states that the optimizer alone reads lie in `states`, all else in `state`. They may be one. */

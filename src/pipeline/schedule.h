@@ -62,7 +62,7 @@ typedef struct {
     uint8_t payload;    /* SEND, RECV: what is sent */
     uint16_t stage;     /* its number in the model. SEND, RECV: the stage that consumes the message */
     uint16_t peer;      /* SEND, RECV: the other rank in the pipeline */
-    uint16_t slice;     /* which slice of its micro-batch's sequences the first unit is */
+    uint16_t slice;     /* slice of its micro-batch's sequences that the first unit is */
     uint16_t version;   /* F, B, I: the age in updates of the weights that it reads; 0: the newest */
     int32_t microbatch; /* the first unit */
     int32_t count;      /* how many units; SEND, RECV: 1; actions that end a step: 0 */
@@ -107,7 +107,7 @@ typedef struct {
 
 /* Times of a stage, in any unit of time. */
 typedef struct {
-    double f, i, w; /* what one unit takes; B takes i + w */
+    double f, i, w; /* times of one unit; B takes i + w */
     double pair;    /* how much less a pair (ACTION_PAIR) of its forward takes than both halves one by one */
 } StageCost;
 

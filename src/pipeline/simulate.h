@@ -8,7 +8,7 @@
 #include "pipeline/schedule.h"
 
 typedef struct {
-    StageCost each;         /* what every stage takes, if `stage` is NULL */
+    StageCost each;         /* times of every stage, if `stage` is NULL */
     const StageCost *stage; /* [stages] what each takes, or NULL */
     double latency;         /* how long a message between two ranks takes */
     /* [ranks] further time of a message between a rank and the next one (the last and the first), or NULL. */

@@ -23,7 +23,7 @@ StateBytes state_bytes(const TrainSpec *spec, Grid grid);
 typedef struct {
     Layout layout; /* LAYOUT_INNER keys count */
     TrainSpec spec;
-    Grid grid; /* of one of its pipelines */
+    Grid grid; /* grid of one of its pipelines */
     bool sums_by_message;
     int host_ranks;
     bool legal;

@@ -21,7 +21,7 @@ typedef struct {
     const void *user;
     Err (*dry_run)(const void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
                    RankTimes *times);
-    const CostModel *model; /* of the device; NULL: nothing is known of it but what dry_run says */
+    const CostModel *model; /* model of the device; NULL: only dry_run knows something of it */
 } CostSource;
 
 enum { BLOCK_KINDS = 12 };
@@ -29,7 +29,7 @@ enum { BLOCK_KINDS = 12 };
 /* The kinds of a model's blocks; that of its last block is the last, as the blocks of its modules are of that kind. */
 typedef struct {
     int count, first[BLOCK_KINDS]; /* a block of each */
-    uint8_t kind[LAYERS_MAX];      /* of each block */
+    uint8_t kind[LAYERS_MAX];      /* kind of each block */
 } BlockKinds;
 
 /* false: there are more than BLOCK_KINDS. */

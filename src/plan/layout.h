@@ -81,7 +81,7 @@ const char *layout_key_name(LayoutKey key, char buf[CONFIG_VALUE_BYTES]);
 
 /* Data-parallel ranks, and micro-batches of a step on each; 0 where that does not divide. */
 int64_t layout_dp(const LayoutSpace *s, const Layout *l);
-ZeroCut layout_zero(const LayoutSpace *s, const Layout *l); /* what is cut, after parallel.reshard */
+ZeroCut layout_zero(const LayoutSpace *s, const Layout *l); /* states that are cut, after parallel.reshard */
 /* The layout with the next value of parallel.zero that cuts more; false: there is none, or it cuts nothing more. */
 bool layout_cut_more(const LayoutSpace *s, Layout *l);
 int64_t layout_microbatches(const LayoutSpace *s, const Layout *l);

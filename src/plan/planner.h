@@ -9,8 +9,8 @@
 
 typedef struct {
     DeviceFile device;
-    CostModel model;   /* of `device` */
-    CostSource source; /* of `model`: a planner must stay where it is */
+    CostModel model;   /* cost model of `device` */
+    CostSource source; /* source over `model`: a planner must stay where it is */
 } Planner;
 
 /* Opens a planner for a device's name or file, and so many ranks. ERR_CONFIG: there is none, or it does not say how

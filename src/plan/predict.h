@@ -19,15 +19,17 @@
 
 typedef struct {
     double step_s, tokens_s;
-    double flop_s, mfu; /* of a device, by 6 N + 12 L C T; its share of the peak, 0: that is not known */
-    int pp_rank;        /* the one that is busy longest, of which are: */
-    TimeShares shares;  /* its step without waiting for other stages */
-    double bubble_s;    /* and that: step_s = shares.now + bubble_s */
-    double rest_s;      /* of the step behind its units */
-    double forward_s;   /* an evaluation of as many samples */
-    int64_t bytes;  /* of the device, on the rank among those looked at that takes most (memory_plan_total) */
+    /* FLOP a second of a device, by 6 N + 12 L C T; its share of the peak, 0: that is not known */
+    double flop_s, mfu;
+    int pp_rank;       /* the one that is busy longest, of which are: */
+    TimeShares shares; /* its step without waiting for other stages */
+    double bubble_s;   /* and that: step_s = shares.now + bubble_s */
+    double rest_s;     /* seconds of the step behind its units */
+    double forward_s;  /* an evaluation of as many samples */
+    /* Bytes of the device, on the rank among those looked at that takes most (memory_plan_total). */
+    int64_t bytes;
     int worst_pp;   /* and that one's pipeline rank */
-    int64_t params; /* of the model */
+    int64_t params; /* parameters of the model */
 } Prediction;
 
 /* Like trainer_plan, with times. Several threads may call it at once. */

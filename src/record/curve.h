@@ -16,7 +16,7 @@ enum { CURVE_POINTS = 1024, CURVE_DOTS = 512, CURVE_NAMES = 32, CURVE_NAME_BYTES
 
 /* Some neighbouring steps: mean and range of the values of those that had one to show. */
 typedef struct {
-    int64_t step, tokens; /* of the last of them */
+    int64_t step, tokens; /* step and tokens of the last of them */
     int64_t count;        /* with a value to show */
     double sum, low, high;
     int skipped; /* steps that were skipped */
@@ -35,7 +35,7 @@ typedef struct {
     int64_t stride;
     CurveDot *dots; /* NULL: none are kept */
     int dot_count;
-    char name[CURVE_NAMES][CURVE_NAME_BYTES]; /* of the series of dots */
+    char name[CURVE_NAMES][CURVE_NAME_BYTES]; /* name of each series of dots */
     int names;
 } Curve;
 

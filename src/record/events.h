@@ -33,7 +33,8 @@ Err events_config(Events *e, int64_t step, const char *text);
 /* Tags: record_tag(); "loss/valid" of an only validation set, else "valid/NAME". TensorBoard shows those with the same
  * word before the '/' as a group. ERR_IO, then the file is as it was before. */
 Err events_step(Events *e, const MetricsRecord *r);
-Err events_load(Events *e, const MetricsRecord *r); /* of experts, a curve a layer; "loss/aux", "loss/z" */
+/* Loads of experts, a curve a layer; "loss/aux", "loss/z". */
+Err events_load(Events *e, const MetricsRecord *r);
 Err events_mtp(Events *e,
                const MetricsRecord *r); /* losses of multi-token prediction, "loss/mtp 1" and so on */
 Err events_logits(Events *e, const MetricsRecord *r); /* "attention/max_logit", and a curve a layer */
@@ -50,7 +51,7 @@ typedef struct {
     EventKind kind;
     double wall_s; /* since 1970 */
     int64_t step;
-    int count; /* of scalars */
+    int count; /* number of scalars */
     struct {
         char tag[EVENT_TAG_BYTES];
         float value;

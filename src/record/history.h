@@ -44,12 +44,12 @@ typedef struct {
 } HistorySlow;
 
 typedef struct {
-    SetupArena memory;               /* of all below */
+    SetupArena memory;               /* memory of all below */
     const char *dir, *name;          /* the folder as it was given; its own name */
     Curve curve[HISTORY_CURVES];     /* the loss's with the validation losses */
-    HistoryValid valid[CURVE_NAMES]; /* by series of that curve */
-    LoadMap loads;                   /* of experts; empty of a dense model */
-    HistorySlow *slow;               /* by rank, [slow_count] */
+    HistoryValid valid[CURVE_NAMES]; /* validation losses by series of that curve */
+    LoadMap loads;                   /* loads of experts; empty for a dense model */
+    HistorySlow *slow;               /* slow ranks by rank, [slow_count] */
     int slow_count;
     int64_t compared; /* steps in which ranks were; 0: of one rank */
     int64_t last_step, tokens;
@@ -61,7 +61,7 @@ typedef struct {
     HistoryKey *keys;
     int key_count;
     HistoryChange change[HISTORY_CHANGES]; /* the first ones */
-    int changes;                           /* so many are there */
+    int changes;                           /* number of changes */
     char notes[HISTORY_NOTES][HISTORY_NOTE_BYTES];
     int note_count;
 } History;

@@ -11,7 +11,7 @@
 enum { LOAD_MAP_BINS = 64 };
 
 typedef struct {
-    int layers;                  /* that are mixtures, from the first; 0: no step had loads */
+    int layers;                  /* layers that are mixtures, from the first; 0: no step had loads */
     int bins;                    /* in use, each of `stride` steps; the last one may have fewer */
     int64_t stride;              /* doubles whenever there are no more */
     int64_t step[LOAD_MAP_BINS]; /* the last of each bin */

@@ -25,7 +25,7 @@
 
 typedef struct {
     const char *run_dir;    /* exists */
-    const char *title;      /* of the picture: the run folder's name; copied */
+    const char *title;      /* title of the picture: the run folder's name; copied */
     bool jsonl;             /* log.jsonl */
     bool tensorboard;       /* log.tensorboard */
     int color;              /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
@@ -34,7 +34,7 @@ typedef struct {
     int64_t epoch_tokens;   /* for the epoch; 0: not known */
     const char *prometheus; /* log.prometheus; NULL or "": none */
     const char *config;     /* the resolved configuration, for TensorBoard; NULL: not shown */
-    int64_t resume_step;    /* of the checkpoint the run starts from; 0: from the beginning */
+    int64_t resume_step;    /* step of the checkpoint that the run starts from; 0: from the beginning */
 } MetricsOptions;
 
 typedef struct {
@@ -45,15 +45,15 @@ typedef struct {
     Events events;
     Prometheus prometheus;
     int64_t lost_lines, lost_events;
-    Curve curve; /* of the loss */
+    Curve curve; /* curve of the loss */
     SvgSheet picture;
     double picture_s, status_s; /* when they were last brought up to date */
-    double mean_ms;             /* of a step, the last ones counting most */
+    double mean_ms;             /* mean time of a step, the last ones counting most */
     bool live, colored;
     bool said;                   /* text is a line of the log, not only the live one */
-    char text[LOG_STATUS_BYTES]; /* of the last step */
+    char text[LOG_STATUS_BYTES]; /* status of the last step */
     char title[256];
-    char line[RECORD_BYTES]; /* of metrics.jsonl, as it is made */
+    char line[RECORD_BYTES]; /* line of metrics.jsonl, as it is made */
     char jsonl_path[PATH_MAX], svg_path[PATH_MAX];
 } Metrics;
 

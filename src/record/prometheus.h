@@ -18,7 +18,7 @@ typedef struct {
     char run[PROMETHEUS_RUN_BYTES]; /* the label's value: UTF-8, escaped */
     double written_s;               /* when, on clock_s */
     int64_t skipped;                /* steps of this start */
-    int64_t saved_step;             /* of the newest checkpoint of this start; 0: none yet */
+    int64_t saved_step;             /* step of the newest checkpoint of this start; 0: none yet */
     double valid_loss;              /* the last one, of the first set; NaN: none yet */
     int64_t valid_step;             /* its step */
     MetricsRecord last;

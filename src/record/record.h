@@ -25,9 +25,10 @@ typedef struct {
 
 /* How the ranks of a step shared its time (rank_times.h). Of three numbers: the least, the median, the most. */
 typedef struct {
-    int slowest;                      /* the rank that computed longest beside its peers, */
-    double lag_ms, lag;               /* by so much longer than the median of them; that over the median */
-    double compute_ms[3], wait_ms[3]; /* of all ranks */
+    int slowest; /* the rank that computed longest beside its peers */
+    /* Time by which it is longer than the median of the ranks; that time over the median. */
+    double lag_ms, lag;
+    double compute_ms[3], wait_ms[3]; /* times of all ranks */
     bool measured;                    /* else there is none */
     bool notable;                     /* for some steps now it is the same rank, by far */
 } MetricsRanks;
@@ -37,7 +38,7 @@ static const double LAG_NOTABLE = 0.2; /* a rank is the slowest by far from this
 typedef struct {
     const double *by_layer; /* [MetricsRecord.layers]; NULL: nobody asked */
     double most;
-    int layer, head; /* whose it is */
+    int layer, head; /* layer and head of that logit */
 } MetricsLogits;
 
 /*
@@ -74,13 +75,15 @@ typedef struct {
     MetricsSave save;
     MetricsBubble bubble;
     MetricsRanks ranks;
-    const double *load; /* of experts by layer, 0: no mixture (engine/expert_load.h); NULL: a dense model */
-    const double *aux_loss, *z_loss; /* what balances them, before its coefficient; NULL: not by this */
-    const int64_t *dropped;          /* choices of tokens by layer; NULL: experts take all */
+    /* Loads of experts by layer, 0: no mixture (engine/expert_load.h); NULL: a dense model. */
+    const double *load;
+    /* Balance losses, before their coefficient; NULL: it is balanced in another way. */
+    const double *aux_loss, *z_loss;
+    const int64_t *dropped; /* choices of tokens by layer; NULL: experts take all */
     MetricsLogits logits;
     int layers;
-    const double *mtp_loss; /* of the modules of multi-token prediction */
-    int mtp;                /* so many */
+    const double *mtp_loss; /* losses of the modules of multi-token prediction */
+    int mtp;                /* number of these modules */
 } MetricsRecord;
 
 /* JSON escapes make a byte six; a load or a logit is a number of at most 24 characters, a count one of 19. */
@@ -89,7 +92,7 @@ enum {
     RECORD_BYTES = 960 + 64 * RECORD_FIELDS + 6 * 512 + (45 + 25) * LAYERS_MAX
 };
 
-const char *record_tag(int field); /* of TensorBoard, GROUP/NAME; NULL: it has none */
+const char *record_tag(int field); /* tag in TensorBoard, GROUP/NAME; NULL: it has none */
 double record_value(const MetricsRecord *r, int field);
 
 /* One evaluation: the loss on a validation set, "" being the name of an only one. */
@@ -131,7 +134,7 @@ typedef struct {
     struct {
         char key[RECORD_KEY_BYTES], was[RECORD_VALUE_BYTES],
             is[RECORD_VALUE_BYTES]; /* "section.key"; values cut */
-    } override;                     /* of the step `step.step` on */
+    } override;                     /* a key that changed from step `step.step` on */
     double load[LAYERS_MAX];
 } Record;
 

@@ -13,7 +13,7 @@
 
 typedef struct {
     bool nccl;      /* false: staged */
-    int index;      /* which of its host's GPUs this rank has */
+    int index;      /* number of this rank's GPU on its host */
     int sharers;    /* how many ranks have this GPU, this one included */
     char text[160]; /* "NCCL 2.28.9", "staged through the host: ranks 0 and 1 share a GPU" */
 } RankGpu;

@@ -19,7 +19,7 @@ typedef struct {
     bool lead;            /* this is the rank that writes what is written once */
     bool tracing;         /* spans are being recorded, perhaps on some ranks only */
     Timeline *timeline;   /* NULL: there is one rank */
-    MetricsBubble bubble; /* that of the step before the next line of metrics */
+    MetricsBubble bubble; /* bubble of the step before the next line of metrics */
     ExpertLoads loads;    /* those of a mixture in the last step */
     RankTimes times;      /* with several ranks, what they came to in the last step */
     MetricsRanks slowest;
@@ -38,7 +38,7 @@ typedef struct {
     int64_t failed_saves; /* in a row */
     int64_t saved_step, steps_done;
     double stall_s;    /* how long the save in flight has held training up */
-    MetricsSave saved; /* what was saved since the last step */
+    MetricsSave saved; /* the save since the last step */
 } Loop;
 
 /* Joins the ranks, takes the run's folder, builds or resumes the run and opens all that it writes. loop_close is to be

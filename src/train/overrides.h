@@ -20,7 +20,7 @@ typedef struct {
     Override item[CFG_COUNT];
     int count;
     int64_t step;     /* the first step that they apply to */
-    const char *text; /* what manifests have, with those of earlier starts; NULL: none */
+    const char *text; /* text for manifests, with the changes of earlier starts; NULL: none */
 } Overrides;
 
 /* Parts of the training data's identity (data_id.h) that `now` lets differ. */

@@ -61,7 +61,7 @@ typedef struct {
     bool staged;       /* and reach other ranks through the host, whatever there is */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* tensor-parallel ranks send messages (layer/sums.c, bands.c) */
-    int64_t row_pieces;   /* of rows that ranks send each other's experts (NcclUse) */
+    int64_t row_pieces;   /* pieces of rows that ranks send each other's experts (NcclUse) */
     bool any_order;       /* a repeat need not have the same bits: NcclOptions */
     bool saver;           /* checkpoints are written by a thread */
     bool by_hosts;        /* grid.ep_hosts is to be what the ranks' hosts are */

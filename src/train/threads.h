@@ -10,7 +10,7 @@
  * (as planned) keeps busy, because threads that wait for one another more than they compute make a small model slower.
  * No bit depends on it. ranks NULL: there is one process.
  */
-int threads_useful(const MemoryPlan *plan); /* that number */
+int threads_useful(const MemoryPlan *plan); /* that number of threads */
 int threads_of_rank(const Ranks *ranks, const MemoryPlan *plan);
 
 #endif

@@ -27,11 +27,11 @@ Err train_run(Config *cfg, const Boot *boot, const LayoutChoice *choice);
 typedef struct {
     /* A run's folder. NULL: checkpoint.load or .resume where one names a checkpoint, else run.dir. */
     const char *run_dir;
-    int64_t step; /* which of the run's checkpoints; -1: the newest */
+    int64_t step; /* step of the run's checkpoint; -1: the newest */
     /* Instead of the loss on the validation data: the logits of the sequences in `ids` go to `logits` (logits.h). NULL:
      * the loss. */
     const char *ids, *logits;
-    bool json; /* what is printed is one JSON object */
+    bool json; /* prints one JSON object */
 } EvalOptions;
 
 /* Prints loss, perplexity and bits per byte on the validation data and the accuracies of train.eval_tasks, on stdout of
