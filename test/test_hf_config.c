@@ -52,6 +52,8 @@ static const struct {
     { "ministral", HF_MINISTRAL, HF_MINISTRAL },
     { "cwm", HF_CWM, HF_MINISTRAL },
     { "helium-1-preview", HF_HELIUM, HF_LLAMA },
+    { "glm-4-9b-chat", HF_GLM, HF_GLM },
+    { "glm-4-9b-0414", HF_GLM4, HF_GLM4 },
 };
 enum { MODELS = sizeof models / sizeof *models };
 

@@ -17,6 +17,7 @@ static HfNaming naming_of(HfClass kind)
                        .heads = HEADS,
                        .kv_heads = KV,
                        .head_dim = HEAD_DIM,
+                       .turning = kind == HF_GLM4 ? HEAD_DIM / 2 : HEAD_DIM,
                        .nope = NOPE,
                        .rope = ROPE };
 }
@@ -147,6 +148,7 @@ TEST(each_element_has_its_published_place)
     check(HF_LLAMA, false, "attn.qkv.weight", qkv, HIDDEN, llama_qkv);
     check(HF_LLAMA, true, "attn.qkv.weight", qkv, HIDDEN, gguf_qkv);
     check(HF_ERNIE4_5, false, "attn.qkv.weight", qkv, HIDDEN, ernie_qkv);
+    check(HF_GLM4, false, "attn.qkv.weight", qkv, HIDDEN, llama_qkv); /* (one pair turns: it is in order) */
     check(HF_HELIUM, false, "attn.qkv.weight", qkv, HIDDEN, ernie_qkv);
     check(HF_LLAMA, false, "mlp.fc1.weight", 2 * FFN, HIDDEN, llama_gate_up);
     check(HF_GPT_OSS, false, "mlp.experts.fc1.weight", EXPERTS * 2 * FFN, HIDDEN, gpt_oss_gate_up);

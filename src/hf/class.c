@@ -414,6 +414,19 @@ const HfClassRow
                         .usual = { ROPE(100000), .vocab = 48000, .positions = 4096, .hidden = 2560,
                                    .ffn = 7040, .layers = 24, .heads = 20, .kv_heads = 20, .head_dim = 128,
                                    .eps = 1e-8, .init_std = 0.02 } },
+        [HF_GLM] = { .names = { "glm", "GlmForCausalLM" },
+                     .bias = HF_BIAS_APART,
+                     .usual = { ROPE_OF(10000, 10000, 0.5), .vocab = 151552, .positions = 131072,
+                                .hidden = 4096, .ffn = 13696, .layers = 40, .heads = 32, .kv_heads = 2,
+                                .head_dim = 128, .eps = 1.5625e-7, .init_std = 0.02,
+                                .attention_bias = true } },
+        [HF_GLM4] = { .names = { "glm4", "Glm4ForCausalLM" },
+                      .model = "block_norms = both\n",
+                      .bias = HF_BIAS_APART,
+                      .usual = { ROPE_OF(10000, 10000, 0.5), .vocab = 151552, .positions = 131072,
+                                 .hidden = 4096, .ffn = 13696, .layers = 40, .heads = 32, .kv_heads = 2,
+                                 .head_dim = 128, .eps = 1.5625e-7, .init_std = 0.02,
+                                 .attention_bias = true } },
     };
 
 const HfClassNames *hf_class_names(HfClass c) { return &hf_classes[c].names; }

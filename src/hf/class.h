@@ -48,6 +48,8 @@ typedef enum {
     HF_MINISTRAL,
     HF_CWM,
     HF_HELIUM,
+    HF_GLM,
+    HF_GLM4,
     HF_CLASSES
 } HfClass;
 

@@ -324,8 +324,8 @@ static bool may_say(const Config *cfg, HfClass c)
 {
     const HfClassRow *row = &hf_classes[c];
     if (row->divides && cfg->model.hidden % cfg->model.heads) return false;
-    return row->latent == (cfg->model.attention == MODEL_ATTENTION_MLA) &&
-           (row->mixture || !cfg->moe.experts);
+    if (row->latent != (cfg->model.attention == MODEL_ATTENTION_MLA)) return false;
+    return cfg->moe.experts ? row->mixture : row->latent || !row->mixture;
 }
 
 Err hf_class_of(const Config *cfg, HfClass *out)

@@ -13,9 +13,9 @@
 #define LAYERNORMS (B(GPT2) | B(STARCODER2) | B(STABLELM))
 #define ROTARY (ALL & ~B(GPT2))
 #define PLAIN (ROTARY & ~LATENT & ~B(OLMOE) & ~B(STABLELM)) /* heads of one width, which is a key */
-#define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE))         /* some blocks have no experts, by a step and a list */
-#define GLM (B(GLM4_MOE) | B(DOTS1) | B(SOLAR_OPEN)) /* experts as DeepSeek-V3's */
-#define ROUTED (DEEPSEEK | GLM)
+#define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE))          /* some blocks have no experts, by a step and a list */
+#define GLMS (B(GLM4_MOE) | B(DOTS1) | B(SOLAR_OPEN)) /* experts as DeepSeek-V3's */
+#define ROUTED (DEEPSEEK | GLMS)
 #define MIXTURE                                                                                            \
     (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | \
      B(HY_V3))
@@ -30,8 +30,9 @@
     (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM))
 #define BIASED                                                                                          \
     (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | \
-     GLM | B(HY_V3) | B(SEED_OSS) | B(HELIUM))
-#define PARTIAL (B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM)) /* some columns of a head turn */
+     GLMS | B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4))
+#define PARTIAL \
+    (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM)) /* some columns of a head turn */
 
 #define KEY(kind_, classes_, name_, member_, meaning_, ...) \
     { .name = name_,                                        \

@@ -29,9 +29,11 @@ enum {
 #define REST (EVERY & ~GPT2)
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
 #define LATENTS (DEEPSEEK | C(YOUTU))
-#define GLM (C(GLM4_MOE) | C(DOTS1) | C(SOLAR_OPEN))
-#define QWEN_NAMES \
-    (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM | C(HY_V3) | C(EXAONE_MOE))
+#define GLM_EXPERTS (C(GLM4_MOE) | C(DOTS1) | C(SOLAR_OPEN))
+#define DENSE_GLM (C(GLM) | C(GLM4))
+#define QWEN_NAMES                                                                               \
+    (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | \
+     C(EXAONE_MOE))
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
 #define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
@@ -63,6 +65,8 @@ static const Row table[] = {
     { REST, "final_norm", "norm", WHOLE, 0 },
     { EVERY, "head", "lm_head", WHOLE, BARE },
 
+    { C(GLM4), "post_norm1", "post_self_attn_layernorm", WHOLE, 0 },
+    { C(GLM4), "post_norm2", "post_mlp_layernorm", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm1", "input_layernorm", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm2", "post_attention_layernorm", WHOLE, 0 },
     { GEMMAS, "norm1", "input_layernorm", WHOLE, 0 },
@@ -71,8 +75,8 @@ static const Row table[] = {
     { OWN_NORMS, "post_norm2", "post_feedforward_layernorm", WHOLE, 0 },
 
     { C(PHI3), "attn.qkv", "self_attn.qkv_proj", WHOLE, 0 },
-    { C(ERNIE4_5) | C(HELIUM), "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_PAIRS,
-      0 },
+    { C(ERNIE4_5) | C(HELIUM) | DENSE_GLM, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+      QKV_PAIRS, 0 },
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
     { REST, "attn.q_norm", "self_attn.q_norm", WHOLE, 0 },
     { REST, "attn.k_norm", "self_attn.k_norm", WHOLE, 0 },
@@ -86,14 +90,14 @@ static const Row table[] = {
     { LATENTS, "attn.kv_a_norm", "self_attn.kv_a_layernorm", WHOLE, 0 },
     { LATENTS, "attn.kv_b", "self_attn.kv_b_proj", WHOLE, 0 },
 
-    { C(PHI3), "mlp.fc1", "mlp.gate_up_proj", WHOLE, 0 },
+    { C(PHI3) | DENSE_GLM, "mlp.fc1", "mlp.gate_up_proj", WHOLE, 0 },
     { C(STARCODER2), "mlp.fc1", "mlp.c_fc", WHOLE, 0 },
     { C(STARCODER2), "mlp.fc2", "mlp.c_proj", WHOLE, 0 },
     { REST, "mlp.fc1", "mlp.gate_proj mlp.up_proj", GATE_UP, 0 },
     { REST, "mlp.fc2", "mlp.down_proj", WHOLE, 0 },
-    { DEEPSEEK | GLM | C(EXAONE_MOE), "mlp.shared.fc1",
+    { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE), "mlp.shared.fc1",
       "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj", GATE_UP, 0 },
-    { DEEPSEEK | GLM | C(EXAONE_MOE), "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
+    { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE), "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
 
     { C(QWEN2_MOE), "mlp.shared.fc1", "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj", GATE_UP, 0 },
     { C(QWEN2_MOE), "mlp.shared.fc2", "mlp.shared_expert.down_proj", WHOLE, 0 },
@@ -110,7 +114,7 @@ static const Row table[] = {
     { C(HY_V3), "mlp.shared.fc1", "mlp.shared_mlp.gate_proj mlp.shared_mlp.up_proj", GATE_UP, 0 },
     { C(HY_V3), "mlp.shared.fc2", "mlp.shared_mlp.down_proj", WHOLE, 0 },
     { QWEN_NAMES, "mlp.router.weight", "mlp.gate.weight", WHOLE, 0 },
-    { C(DEEPSEEK_V3) | GLM, "mlp.router.bias", "mlp.gate.e_score_correction_bias", WHOLE, 0 },
+    { C(DEEPSEEK_V3) | GLM_EXPERTS, "mlp.router.bias", "mlp.gate.e_score_correction_bias", WHOLE, 0 },
     { QWEN_NAMES, "mlp.experts.fc1", "mlp.experts.#.gate_proj mlp.experts.#.up_proj", GATE_UP, 0 },
     { QWEN_NAMES, "mlp.experts.fc2", "mlp.experts.#.down_proj", WHOLE, 0 },
     { C(GPT_OSS), "mlp.router.weight", "mlp.router.weight", WHOLE, 0 },
@@ -166,6 +170,7 @@ HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
                        .heads = cfg->model.heads,
                        .kv_heads = cfg->model.kv_heads,
                        .head_dim = cfg->model.head_dim,
+                       .turning = cfg->model.rope_dim ? cfg->model.rope_dim : cfg->model.head_dim,
                        .nope = cfg->model.qk_nope_head_dim,
                        .rope = cfg->model.qk_rope_head_dim,
                        .kv_rank = cfg->model.kv_lora_rank,
@@ -251,12 +256,15 @@ typedef struct {
     int which;
 } Slice;
 
+/* First elements of its pairs, second ones, and rows that do not turn. */
+static int pieces_of_head(const HfNaming *n) { return n->turning < n->head_dim ? 3 : 2; }
+
 static int slices(const HfNaming *n, Form form)
 {
     switch (form) {
     case WHOLE: return 1;
     case QKV: return 3;
-    case QKV_PAIRS: return 2 * (int)(n->heads + n->kv_heads) + 1;
+    case QKV_PAIRS: return pieces_of_head(n) * (int)(n->heads + n->kv_heads) + 1;
     case GATE_UP:
     case ALTERNATING: return 2;
     case HEADS: return 3 * (int)n->heads;
@@ -283,18 +291,19 @@ static Slice third(const HfNaming *n, int k)
     return (Slice){ k ? q + (k - 1) * kv : 0, rows, 0, 1, rows, k };
 }
 
-/* The k-th half of a head of queries or keys, then values. */
-static Slice half_of_head(const HfNaming *n, int k)
+/* The k-th piece of a head of queries or keys, then values. */
+static Slice piece_of_head(const HfNaming *n, int k)
 {
-    const int heads = (int)n->heads;
-    const int which = k < 2 * heads ? 0 : k < 2 * (heads + (int)n->kv_heads) ? 1 : 2;
+    const int heads = (int)n->heads, each = pieces_of_head(n);
+    const int which = k < each * heads ? 0 : k < each * (heads + (int)n->kv_heads) ? 1 : 2;
     Slice s = third(n, which);
     if (which == 2) return s;
-    const int64_t in = k - 2 * heads * which, half = n->head_dim / 2;
-    s.ours += in * half;
-    s.rows = half;
-    s.theirs = in / 2 * n->head_dim + in % 2;
-    s.step = 2;
+    const int in = k - each * heads * which, piece = in % each;
+    const int64_t base = in / each * n->head_dim, half = n->turning / 2;
+    s.ours += base + piece * half;
+    s.rows = piece < 2 ? half : n->head_dim - n->turning;
+    s.theirs = base + (piece < 2 ? piece : n->turning);
+    s.step = piece < 2 ? 2 : 1;
     return s;
 }
 
@@ -306,7 +315,7 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     switch (form) {
     case WHOLE: break;
     case QKV: s = third(n, k); break;
-    case QKV_PAIRS: s = half_of_head(n, k); break;
+    case QKV_PAIRS: s = piece_of_head(n, k); break;
     case GATE_UP: s = (Slice){ k * half, half, 0, 1, half, k }; break;
     case ALTERNATING: s = (Slice){ k * half, half, k, 2, rows, 0 }; break;
     case HEADS: s = pairs(n, k / 3 * (n->nope + n->rope), n->nope, k % 3); break;

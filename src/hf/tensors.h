@@ -31,6 +31,7 @@ typedef struct {
     bool halves; /* DeepSeek's rotary pairs are no neighbours in theirs either: rope_interleave = false */
     bool mxfp4;  /* experts are [E, outputs, inputs], as their blocks decode */
     int64_t layers, experts, heads, kv_heads, head_dim;
+    int64_t turning;             /* columns of a head that turn */
     int64_t nope, rope, kv_rank; /* latent attention */
     bool tied;
     /* Divisor of the last norm with muP: their norm is ours divided by it, so their logits need no multiplier. */

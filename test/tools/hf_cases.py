@@ -299,6 +299,20 @@ CASES = {
         sizes(40, 56, 2, 5, 1, 16, sliding_window=5, layer_types=["full_attention"] * 2, rope_parameters=rope(theta=1e4)),
         sizes(24, 40, 3, 3, 3, 8, sliding_window=9, mlp_bias=True, rope_parameters=LLAMA3, **TIED),
     ),
+    "glm": (
+        T.GlmConfig,
+        sizes(48, 80, 3, 6, 2, 12, pad_token_id=0, rope_parameters=rope(partial_rotary_factor=0.5)),
+        sizes(40, 56, 2, 5, 1, 16, pad_token_id=0, attention_bias=False, rms_norm_eps=1e-5,
+            rope_parameters=rope(theta=1e6, partial_rotary_factor=0.25)),
+        sizes(36, 40, 2, 3, 3, 8, pad_token_id=0, rope_parameters=rope(partial_rotary_factor=1.0), **TIED),
+    ),  # fmt: skip
+    "glm4": (
+        T.Glm4Config,
+        sizes(48, 80, 3, 6, 2, 12, pad_token_id=0, rope_parameters=rope(partial_rotary_factor=0.5)),
+        sizes(40, 56, 2, 5, 1, 16, pad_token_id=0, attention_bias=False, rms_norm_eps=1e-5,
+            rope_parameters=rope(theta=1e6, partial_rotary_factor=0.25)),
+        sizes(36, 40, 2, 3, 3, 8, pad_token_id=0, rope_parameters=rope(partial_rotary_factor=1.0), **TIED),
+    ),  # fmt: skip
     "helium": (
         T.HeliumConfig,
         sizes(48, 80, 3, 6, 2, 8, attention_bias=True),
