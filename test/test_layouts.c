@@ -1,7 +1,7 @@
 /*
- * What layouts mean: room for experts' rows, capacities, loads of the batch so far, 16-bit runs that are not exact. That
- * each layout has the bits of one rank is test_array's; here is a short list of layouts for test/layout_controls.sh,
- * which breaks one rule of docs/determinism.md at a time and expects just the layouts that use the rule to differ.
+ * What layouts mean: room for experts' rows, capacities, loads of the batch so far, 16-bit runs that are not exact.
+ * test_array shows that each layout has the bits of one rank. A short list of layouts is for test/layout_controls.sh.
+ * It breaks one rule of docs/determinism.md at a time and expects just the layouts that use the rule to differ.
  *
  * test_layouts [case]
  * MEGATRAIN_LAYOUTS=short prints the hash of each layout of the short list and leaves the verdict to the reader; else
