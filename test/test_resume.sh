@@ -23,8 +23,9 @@ check "where the same command would not go on, the hint says which does (got $?)
 check "the time is said in its unit: $(grep stopped anew.err)" grep -q 'stopped after [0-9.]*s (train.max_minutes)' anew.err
 
 # begin_and_stop STEP DIR WORDS...: a run that stands still before that step; pid
+# (SIGHUP counts also where the test itself runs under nohup)
 begin_and_stop() {
-    MEGATRAIN_RANK_FAULT=0:step:$1:stop "$mt" --config tiny.ini run.dir="$2" "${@:3}" >/dev/null 2>"$2.err" &
+    MEGATRAIN_RANK_FAULT=0:step:$1:stop env --default-signal=HUP "$mt" --config tiny.ini run.dir="$2" "${@:3}" >/dev/null 2>"$2.err" &
     pid=$!
     until stands_still $pid; do
         kill -0 $pid 2>/dev/null || { bad "$2: it ended before step $1"; return; }
