@@ -421,9 +421,10 @@ test-emu: deps cuda-headers
 	@BUILD=$(BUILD) EMU=$(EMU) test/run.sh emu
 
 emu-asan emu-tsan: emu-%: deps-dev cuda-headers
+	@mkdir -p $(BUILD) && test/emu/passed.sh emu-$* sum >$(BUILD)/emu-$*.sum
 	@$(MAKE) --no-print-directory -j$$(nproc) EMU_LANE=$* emu-programs
 	@BUILD=$(BUILD) EMU=$(BUILD)/emu-$* test/run.sh emu-$*
-	@test/emu/passed.sh emu-$* record
+	@test/emu/passed.sh emu-$* record $$(cat $(BUILD)/emu-$*.sum)
 
 # each bug of test/cuda_bugs.txt is put into a kernel and must be caught
 emu-bugs: deps-dev cuda-headers

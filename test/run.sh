@@ -51,7 +51,7 @@ faults)
     commands+=(test/test_network.sh)
     commands+=(${FULL:+test/test_preprocess.sh})
     export MEGATRAIN_FAULTS=$extent ;;
-grid) commands=("MEGATRAIN_LAYOUTS=whole|$BUILD/test/test_array" "$BUILD/test/test_pipeline" test/test_pipeline.sh)
+grid) commands=("MEGATRAIN_LAYOUTS=${extent/each/whole}|$BUILD/test/test_array" "$BUILD/test/test_pipeline" test/test_pipeline.sh)
     export MEGATRAIN_PIPELINES=$extent ;;
 launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
 soak) commands=(test/soak/flat.sh test/soak/faults.sh) ;;

@@ -352,16 +352,33 @@ static void draw_models(Draw *d, int kind, uint64_t *seed)
     d->at[AXIS_kind] = (uint8_t)kind;
 }
 
+static const int cuts[] = { AXIS_tp, AXIS_cp, AXIS_dp, AXIS_pp };
+static bool taken[VALUES_MOST]; /* values of layouts that are in the array */
+
+/* Half of the draws have a value that no layout of the array has. */
+static void draw_new_value(Draw *d, uint64_t *seed)
+{
+    int axis[VALUES_MOST], value[VALUES_MOST], n = 0;
+    for (int i = MODEL_AXES; i < AXES; i++)
+        for (int v = 0; v < count_of(i); v++)
+            if (!taken[first_value[i] + v]) axis[n] = i, value[n++] = v;
+    if (n == 0 || below(seed, 2)) return;
+    const int k = below(seed, n);
+    for (int i = 0; i < 4; i++)
+        if (axis[k] == cuts[i]) d->at[AXIS_tp] = d->at[AXIS_cp] = d->at[AXIS_dp] = d->at[AXIS_pp] = 0;
+    d->at[axis[k]] = (uint8_t)value[k];
+}
+
 /* Up to eight ranks, shared by the axes that cut a model. */
 static void draw_layout(Draw *d, uint64_t *seed)
 {
-    static const int cuts[] = { AXIS_tp, AXIS_cp, AXIS_dp, AXIS_pp };
     for (int i = MODEL_AXES; i < AXES; i++) d->at[i] = below(seed, 2) ? (uint8_t)below(seed, count_of(i)) : 0;
     for (int i = 0; i < 4; i++) d->at[cuts[i]] = 0;
     for (int k = 1 + below(seed, 3); k; k--) {
         const int axis = cuts[below(seed, 4)];
         if (d->at[axis] + 1 < count_of(axis)) d->at[axis]++;
     }
+    draw_new_value(d, seed);
 }
 
 /* The best of a few legal draws; false: none of many was legal. */
@@ -415,10 +432,11 @@ static int layout_count(int kind) { return whole() ? LAYOUTS_MOST : brief() ? 1 
 static void fill(Models *m, int kind, uint64_t *seed)
 {
     if (!best_model(kind, seed, &m->model)) return;
-    gain_of(&m->model, 0, MODEL_AXES, true);
     for (; m->count < layout_count(kind); m->count++) {
         if (!best_layout(&m->model, seed, &m->layout[m->count])) return;
+        if (m->count == 0) gain_of(&m->model, 0, MODEL_AXES, true);
         gain_of(&m->layout[m->count], MODEL_AXES, AXES, true);
+        for (int i = MODEL_AXES; i < AXES; i++) taken[first_value[i] + m->layout[m->count].at[i]] = true;
     }
 }
 
@@ -429,7 +447,7 @@ static void draw_all(void)
     for (int i = 0; i < AXES; i++) first_value[i + 1] = first_value[i] + count_of(i);
     ASSERT(first_value[AXES] <= VALUES_MOST);
     for (int kind = 0; kind < KINDS; kind++) {
-        uint64_t seed = 1 + (uint64_t)kind;
+        uint64_t seed = 101 + (uint64_t)kind;
         for (int i = 0; i < model_count(); i++) fill(&array[kind][i], kind, &seed);
     }
 }
@@ -472,18 +490,22 @@ static TinyRun alone(const Draw *model)
     return r;
 }
 
-/* axis=value of each word; the other axes have their first values. */
+/* axis=value of each word, to a colon or the end; the other axes have their first values. A word that is none fails. */
 static void read_draw(const char *text, Draw *d)
 {
     *d = (Draw){ 0 };
-    for (int i = 0; i < AXES; i++)
-        for (int v = 0; v < count_of(i); v++) {
-            char word[64];
-            snprintf(word, sizeof word, "%s=%s", axes[i].name, word_of(i, v));
-            const size_t n = strlen(word);
-            for (const char *c = text; (c = strstr(c, word)); c += n)
-                if ((c == text || c[-1] == ' ') && (c[n] == ' ' || !c[n] || c[n] == ':')) d->at[i] = (uint8_t)v;
-        }
+    for (const char *c = text; *c && *c != ':'; c += strspn(c, " ")) {
+        const int n = (int)strcspn(c, " :");
+        bool found = false;
+        for (int i = 0; i < AXES; i++)
+            for (int v = 0; v < count_of(i); v++) {
+                char word[64];
+                const int length = snprintf(word, sizeof word, "%s=%s", axes[i].name, word_of(i, v));
+                if (length == n && !strncmp(c, word, (size_t)n)) d->at[i] = (uint8_t)v, found = true;
+            }
+        CHECK_MSG(found, "no axis has the value of '%.*s'", n, c);
+        c += n;
+    }
 }
 
 /* What a failure printed: MEGATRAIN_DRAW="kind=gpt2 tp=2 dp=2". */
@@ -505,6 +527,7 @@ static void run_kind(int kind)
     for (int i = 0; i < model_count(); i++) {
         const Models *m = &array[kind][i];
         TinyRun want;
+        CHECK_MSG(m->count == layout_count(kind), "model %d has %d layouts", i, m->count);
         if (!m->count) continue;
         if (!brief()) want = alone(&m->model);
         for (int k = 0; k < m->count; k++) check_layout(&m->layout[k], brief() ? NULL : &want);

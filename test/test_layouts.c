@@ -145,7 +145,7 @@ static int context_layouts(Layout *out)
     return n;
 }
 
-/* All of a list, or one in `every`, each time others. */
+/* All of a list, or one in `every`, other ones for each list of a program. */
 static void check_list(TrainSpec spec, const Layout *list, int count, int every)
 {
     static int turn;
