@@ -327,7 +327,8 @@ check "Ctrl-C while stdin gives nothing: exit $?" [ $? -eq 130 ]
 check "it is said: $(cat err.txt)" grep -q "interrupted before 'got' was complete" err.txt
 check "nothing is left: $(ls -d got* 2>/dev/null)" [ ! -e got.idx -a ! -e got.part ]
 for s in TERM HUP; do
-    "$mt" preprocess --force --tokenizer byte --output got --input b.txt - <&9 >out.txt 2>err.txt &
+    # (SIGHUP counts also where the test itself runs under nohup)
+    env --default-signal=$s "$mt" preprocess --force --tokenizer byte --output got --input b.txt - <&9 >out.txt 2>err.txt &
     interrupt $! $s
     check "SIG$s: exit $?" [ $? -eq 75 ]
     check "it is said: $(cat err.txt)" grep -q "stopped by SIG$s before 'got' was complete" err.txt
