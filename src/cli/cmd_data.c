@@ -155,13 +155,15 @@ static Err check_new(const char *prefix)
 
 static volatile sig_atomic_t stop;
 
+/* The first signal ends the work in order, a second one at once, whichever. */
 static void on_interrupt(int sig)
 {
     stop = sig;
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
     input_interrupt();
 }
 
-/* The first signal ends the work in order, a second one at once. */
 static void catch_interrupt(void)
 {
     struct sigaction a = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND }, hangup;
