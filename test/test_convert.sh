@@ -341,6 +341,15 @@ check "and what the folder does not speak of: $(head -2 err.txt)" \
     grep -q "model.window is 16 in this run and 0 in the folder" err.txt
 check "what only training has is not: $(grep -c 'in this run and' err.txt)" [ "$(grep -c 'in this run and' err.txt)" -eq 1 ]
 
+# ---- a router with sigmoid that another way balances: the class's bias for choosing goes out as 0, and comes in again
+rm -rf other
+"$mt" --config ranks.ini run.dir=other "${mixture[@]}" model.vocab=300 moe.router=sigmoid moe.balance=aux >/dev/null 2>err.txt
+out other other.hf 2>>err.txt
+check "a bias of 0 goes out: $(grep -m1 error err.txt)" \
+    [ "$(values other.hf | grep -c e_score_correction_bias)" = 2 ]
+into other.hf other.run 2>err.txt
+check "and comes in: $(head -1 err.txt)" [ -s other.run/$step/manifest.json ]
+
 # ---- memory: 128 MB of weights, and far less than that
 folder make large128 --dtype BF16 --sparse --shards 2 hidden_size=1024 intermediate_size=4096 num_hidden_layers=3 \
     num_attention_heads=8 num_key_value_heads=8 head_dim=128 vocab_size=8192
