@@ -6,7 +6,7 @@
 #include "hf/tensors.h"
 #include "test.h"
 
-enum { HEADS = 2, KV = 1, HEAD_DIM = 4, FFN = 6, HIDDEN = 10, EXPERTS = 3, NOPE = 2, ROPE = 4 };
+enum { HEADS = 2, KV = 1, HEAD_DIM = 4, FFN = 6, HIDDEN = 10, EXPERTS = 3, NOPE = 2, ROPE = 4, WIDE = 8 };
 
 static HfNaming naming_of(HfClass kind)
 {
@@ -16,8 +16,8 @@ static HfNaming naming_of(HfClass kind)
                        .experts = EXPERTS,
                        .heads = HEADS,
                        .kv_heads = KV,
-                       .head_dim = HEAD_DIM,
-                       .turning = kind == HF_GLM4 ? HEAD_DIM / 2 : HEAD_DIM,
+                       .head_dim = kind == HF_GLM4 ? WIDE : HEAD_DIM,
+                       .turning = HEAD_DIM,
                        .nope = NOPE,
                        .rope = ROPE };
 }
@@ -106,6 +106,15 @@ static int64_t ernie_qkv(int64_t r, int64_t c, const char **name) /* the same pa
     return at;
 }
 
+/* The first half of a head turns, as pairs of neighbours; the other half is as it was. */
+static int64_t glm_qkv(int64_t r, int64_t c, const char **name)
+{
+    static const int64_t place[WIDE] = { 0, 2, 1, 3, 4, 5, 6, 7 };
+    const int64_t q = HEADS * WIDE, kv = KV * WIDE, in = r < q ? r : r < q + kv ? r - q : r - q - kv;
+    *name = r < q ? "self_attn.q_proj.weight" : r < q + kv ? "self_attn.k_proj.weight" : "self_attn.v_proj.weight";
+    return (r < q + kv ? in / WIDE * WIDE + place[in % WIDE] : in) * HIDDEN + c;
+}
+
 static int64_t llama_gate_up(int64_t r, int64_t c, const char **name)
 {
     *name = r < FFN ? "mlp.gate_proj.weight" : "mlp.up_proj.weight";
@@ -148,7 +157,7 @@ TEST(each_element_has_its_published_place)
     check(HF_LLAMA, false, "attn.qkv.weight", qkv, HIDDEN, llama_qkv);
     check(HF_LLAMA, true, "attn.qkv.weight", qkv, HIDDEN, gguf_qkv);
     check(HF_ERNIE4_5, false, "attn.qkv.weight", qkv, HIDDEN, ernie_qkv);
-    check(HF_GLM4, false, "attn.qkv.weight", qkv, HIDDEN, llama_qkv); /* (one pair turns: it is in order) */
+    check(HF_GLM4, false, "attn.qkv.weight", (HEADS + 2 * KV) * WIDE, HIDDEN, glm_qkv);
     check(HF_HELIUM, false, "attn.qkv.weight", qkv, HIDDEN, ernie_qkv);
     check(HF_LLAMA, false, "mlp.fc1.weight", 2 * FFN, HIDDEN, llama_gate_up);
     check(HF_GPT_OSS, false, "mlp.experts.fc1.weight", EXPERTS * 2 * FFN, HIDDEN, gpt_oss_gate_up);
