@@ -178,6 +178,16 @@ static const struct {
     { "helium", "\"attention_bias\":true,\"mlp_bias\":true", "bias = true|attention_bias = qkv|rope_base = 100000",
       NULL },
     { "cwm", "\"num_hidden_layers\":8", "window = 0,8192*3|rope_scaling = llama3|rope_factor = 16", "bias" },
+    { "stablelm", "\"hidden_dropout\":0.1", "; not taken over: hidden_dropout of 0.1", "dropout" },
+    { "exaone_moe",
+      "\"num_hidden_layers\":2,\"mlp_layer_types\":[\"sparse\",\"dense\"],\"first_k_dense_replace\":1", "every = 1,0",
+      NULL },
+    { "exaone_moe", "\"num_hidden_layers\":2,\"mlp_layer_types\":[]", "every = 0,1", NULL },
+    { "qwen2_moe", "\"num_attention_heads\":32", "kv_heads = 16", NULL },
+    { "dots1", "\"num_attention_heads\":64,\"n_routed_experts\":8,\"num_experts_per_tok\":2", "kv_heads = 32", NULL },
+    { "exaone_moe", "\"num_attention_heads\":64", "kv_heads = 32", NULL },
+    { "olmo3", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5e5}", "rope_base = 500000",
+      "rope_base_local" },
     { "stablelm", "", "rope_dim = 20|norm = layernorm", "attention_bias" },
     { "gpt2", "\"n_inner\":100,\"resid_pdrop\":0.2", "ffn = 100|; not taken over: dropout of 0.2", "dropout" },
     /* biases */
@@ -292,6 +302,18 @@ static const struct {
     { "llama", "\"clip\":8", ERR_CONFIG, "'clip' is 8 (not a key that megatrain knows of this class)" },
     { "llama", "\"clip_qkv\":8", ERR_CONFIG, "a bound of queries, keys and values): the class has no such key" },
     { "olmoe", "\"clip_qkv\":8", ERR_CONFIG, "'clip_qkv' is 8 (a bound of queries, keys and values)" },
+    { "llama", "\"norm_type\":\"layer_norm\"", ERR_CONFIG, "'norm_type' is 'layer_norm' (not a key" },
+    { "llama", "\"mlp_type\":\"gated\"", ERR_CONFIG, "'mlp_type' is 'gated' (not a key" },
+    { "llama", "\"hidden_dropout\":0.1", ERR_CONFIG, "'hidden_dropout' is 0.1" },
+    { "llama", "\"attn_type_list\":[0]", ERR_CONFIG, "'attn_type_list' is [...] (not a key" },
+    { "stablelm", "\"partial_rotary_factor\":0", ERR_CONFIG, "fewer than 2 columns" },
+    { "glm4", "\"partial_rotary_factor\":0.015", ERR_CONFIG, "fewer than 2 columns" },
+    { "phi3", "\"partial_rotary_factor\":1e15", ERR_CONFIG, "more than a head has" },
+    { "minimax_m2", "\"rotary_dim\":1", ERR_CONFIG, "fewer than 2 columns" },
+    { "olmo3", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":1e6}", ERR_CONFIG,
+      "'rope_theta' is 1000000 (base and scaling" },
+    { "olmo3", "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":8}", ERR_CONFIG, "'rope_type' is 'yarn'" },
+    { "gemma3_text", "\"rope_parameters\":{\"rope_theta\":1e4}", ERR_CONFIG, "in the objects 'full_attention'" },
     { "olmo3", "\"rope_theta\":10000", ERR_CONFIG, "it can only be 500000" },
     { "qwen2_moe", "\"use_sliding_window\":true", ERR_CONFIG, "it can only be false" },
     { "smollm3", "\"no_rope_layers\":[1,0]", ERR_CONFIG, "about fewer blocks than there are" },
@@ -451,6 +473,39 @@ TEST(files)
     write_text("list/config.json", "{\"model_type\":\"llama\",\"vocab_size\":64}\n");
     OK(hf_config_read(in_dir("list"), &arena, &hf));
     CHECK(hf.kind == HF_LLAMA && strstr(hf.ini, "vocab = 64\n"));
+}
+
+/* The warning of a folder without the modules says who speaks of them. */
+TEST(modules_that_are_not_there)
+{
+    static const struct {
+        const char *config, *text;
+    } cases[] = {
+        { "{\"model_type\":\"glm4_moe\",\"head_dim\":128}", "that its class has where config.json says nothing" },
+        { "{\"model_type\":\"glm4_moe\",\"head_dim\":128,\"num_nextn_predict_layers\":1}",
+          "that its config.json speaks of" },
+    };
+    OK(file_make_dirs(in_dir("less")));
+    write_bytes("less/model.safetensors", "\2\0\0\0\0\0\0\0{}", 10);
+    for (int i = 0; i < 2; i++) {
+        HfConfig hf;
+        char *said;
+        int64_t size;
+        setup_release(&arena);
+        setup_init(&arena);
+        write_text("less/config.json", cases[i].config);
+        fflush(stderr);
+        const int kept = dup(2);
+        CHECK(freopen(in_dir("said.txt"), "w", stderr));
+        const Err err = hf_config_read(in_dir("less"), &arena, &hf);
+        fflush(stderr);
+        dup2(kept, 2);
+        close(kept);
+        OK(err);
+        OK(file_read_all(in_dir("said.txt"), 1 << 16, &said, &size));
+        CHECK_MSG(!strstr(hf.ini, "mtp_layers") && strstr(said, cases[i].text), "%s: %s", cases[i].config, said);
+        free(said);
+    }
 }
 
 /* ---- writing ---- */

@@ -140,6 +140,9 @@ static void put_dropout(Ini *w)
             w,
             "; not taken over: dropout of %g on branches and %g on the embedding, which dropout has in one\n",
             m->branch_dropout, embedding ? m->embedding_dropout : 0.0);
+    if (m->mlp_dropout > 0)
+        line(w, "; not taken over: hidden_dropout of %g, which is behind feed-forward layers alone\n",
+             m->mlp_dropout);
 }
 
 static void put_yarn(Ini *w)

@@ -144,7 +144,6 @@ static Err take_mlps(Reader *r, const HfKey *k, const Json *v, int64_t *out)
     if (!json_is_array(v) || json_count(v) > LAYERS_MAX)
         return damaged(r, k, v, "a list of words, one for each block");
     r->model.dense = (LayerSet){ { 0 } };
-    r->model.first_dense = 0;
     for (int64_t i = 0; i < json_count(v); i++) {
         const Json *item = json_at(v, i);
         const char *text = json_text(item, NULL);
@@ -308,12 +307,17 @@ static Err refuse_unknown(const Reader *r)
                     r->unknown > 1 ? "them" : "it");
 }
 
+/* (a key of every class, in an object within config.json) */
+static bool is_of_all(const HfKey *k) { return k->classes == (UINT64_C(1) << HF_CLASSES) - 1; }
+
+/* A key may change nothing in one class and much in another, so that only those of every class are passed over. */
 static Err unknown_key(Reader *r, const char *name, const Json *v)
 {
     const HfKey *elsewhere = find_key(hf_keys, hf_key_count, name, UINT64_MAX);
     if (asks_for_nothing(v) || name[0] == '_') return ERR_OK; /* (or a note of whoever wrote the file) */
-    if (elsewhere && elsewhere->kind == HF_KEY_IDLE) return ERR_OK;
-    if (elsewhere) return refused(r, name, v, elsewhere->meaning, "the class has no such key");
+    if (elsewhere && elsewhere->kind == HF_KEY_IDLE && is_of_all(elsewhere)) return ERR_OK;
+    if (elsewhere && elsewhere->kind != HF_KEY_IDLE)
+        return refused(r, name, v, elsewhere->meaning, "the class has no such key");
     return note_unknown(r, name, v);
 }
 
@@ -352,6 +356,24 @@ static Err take_nested_rope(Reader *r, const HfKey *k, const Json *v)
     return ERR_OK;
 }
 
+/* Transformers 5 takes of rope_parameters only the two objects in it, in a class with two bases: others may only say
+ * what the class has anyway. */
+static Err check_flat(const Reader *r, const HfKey *k, const Json *v)
+{
+    const HfClassRow *row = &hf_classes[r->class];
+    if (!row->local_base || strcmp(k->name, "rope_parameters") != 0) return ERR_OK;
+    for (void *it = json_iter(v); it; it = json_next(v, it)) {
+        const Json *value = json_iter_value(it);
+        const char *name = json_iter_key(it), *text = json_text(value, NULL);
+        const bool plain = text && hf_word("rope_type type", name) >= 0 && strcmp(text, "default") == 0;
+        const bool base = strcmp(name, "rope_theta") == 0 && json_number(value, -1) == row->usual.theta;
+        if (!plain && !base)
+            return refused(r, name, value, k->meaning,
+                           "this class has it in the objects 'full_attention' and 'sliding_attention'");
+    }
+    return ERR_OK;
+}
+
 /* Takes an object of rotary positions in place of the class's default. */
 static Err take_rope(Reader *r, const HfKey *k, const Json *v)
 {
@@ -363,6 +385,7 @@ static Err take_rope(Reader *r, const HfKey *k, const Json *v)
         m->truncate = true;
     }
     if (hf_classes[r->class].local_base && json_get(v, "full_attention")) return take_nested_rope(r, k, v);
+    TRY(check_flat(r, k, v));
     TRY(take_keys(r, v, hf_rope_keys, hf_rope_key_count));
     if (!r->by[offsetof(HfModel, rope_type) / 8]) r->by[offsetof(HfModel, rope_type) / 8] = k->name;
     return ERR_OK;
@@ -475,9 +498,14 @@ static Err settle_partial(Reader *r)
 {
     HfModel *m = &r->model;
     const bool given = r->by[offsetof(HfModel, partial) / 8] != NULL;
-    if (m->rotary < 1) return ERR_OK;
-    if (!given) m->partial = (double)m->rotary / (double)m->head_dim;
-    if ((int64_t)((double)m->head_dim * m->partial) != m->rotary)
+    if (m->rotary > 0 && !given) m->partial = (double)m->rotary / (double)m->head_dim;
+    if (m->partial == 1 || r->class == HF_GPT2) return ERR_OK;
+    if (!(m->partial < 1 && (double)m->head_dim * m->partial >= 2))
+        return no(
+            r,
+            "'partial_rotary_factor' or 'rotary_dim' makes fewer than 2 columns of a head turn, or more than "
+            "a head has");
+    if (m->rotary > 0 && (int64_t)((double)m->head_dim * m->partial) != m->rotary)
         return no(r, "'rotary_dim' and 'partial_rotary_factor' say different columns that turn");
     return ERR_OK;
 }
@@ -520,6 +548,7 @@ static Err settle_experts(Reader *r)
     if (!hf_classes[r->class].mixture) return ERR_OK;
     if (m->mlps && m->mlps != m->layers)
         return no(r, "'mlp_layer_types' is not about as many blocks as there are");
+    if (m->mlps) m->first_dense = 0; /* (the list says it of every block) */
     for (int i = 0; i < m->layers; i++) count += hf_is_mixture(m, r->class, i);
     if (count && m->experts == HF_NONE && hf_classes[r->class].usual.experts == HF_NONE)
         return no(r, "'n_routed_experts' (experts) is missing");
@@ -549,6 +578,7 @@ static void look_for_modules(Reader *r)
     SetupArena a;
     char name[HF_NAME_MAX];
     bool found = false;
+    const bool said = r->by[offsetof(HfModel, mtp) / 8] != NULL;
     if (!r->folder || r->model.mtp < 1) return;
     setup_init(&a);
     const Err err = hf_folder_open(r->folder, &a, &f);
@@ -561,10 +591,9 @@ static void look_for_modules(Reader *r)
     if (err || found) return;
     r->model.mtp = 0;
     if (!log_rank())
-        log_warn(
-            "'%s' has no weights of the modules of multi-token prediction that its config.json speaks of: "
-            "model.mtp_layers = 0",
-            r->folder);
+        log_warn("'%s' has no weights of the modules of multi-token prediction that %s: model.mtp_layers = 0",
+                 r->folder,
+                 said ? "its config.json speaks of" : "its class has where config.json says nothing");
 }
 
 static Err read_model(Reader *r, const Json *root, SetupArena *arena)

@@ -22,6 +22,7 @@ typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, positions, vocab;
     int64_t tied, attention_bias, out_bias, mlp_bias, qk_norm;
     double eps, init_std, attention_dropout, branch_dropout, embedding_dropout;
+    double mlp_dropout; /* behind feed-forward layers alone */
 
     int64_t window, use_window;  /* window of the blocks that have one */
     int64_t full_layers, period; /* blocks before the first that has one; every so many blocks one has none */
