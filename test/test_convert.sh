@@ -341,7 +341,7 @@ check "and what the folder does not speak of: $(head -2 err.txt)" \
     grep -q "model.window is 16 in this run and 0 in the folder" err.txt
 check "what only training has is not: $(grep -c 'in this run and' err.txt)" [ "$(grep -c 'in this run and' err.txt)" -eq 1 ]
 
-# ---- a router with sigmoid that another way balances: the class's bias for choosing goes out as 0, and comes in again
+# ---- a router with sigmoid that another way balances: its bias for choosing, which is 0, goes out and comes in again
 rm -rf other
 "$mt" --config ranks.ini run.dir=other "${mixture[@]}" model.vocab=300 moe.router=sigmoid moe.balance=aux >/dev/null 2>err.txt
 out other other.hf 2>>err.txt

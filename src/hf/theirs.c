@@ -86,34 +86,14 @@ static Err put_twins(TheirsList *l, SetupArena *a)
     return ERR_OK;
 }
 
-/* A class whose router has a bias for choosing has it in every file; a run with another way of balancing has none,
- * which is a bias of 0. */
-static Err put_router_bias(TheirsList *l, const Param *weight, SetupArena *a)
-{
-    static const char end[] = "mlp.router.weight";
-    const size_t size = strlen(weight->name), end_size = sizeof end - 1;
-    Param bias = *weight, *p;
-    if (size < end_size || strcmp(weight->name + size - end_size, end) != 0) return ERR_OK;
-    snprintf(bias.name, sizeof bias.name, "%.*sbias", (int)(size - strlen("weight")), weight->name);
-    bias.spec = (ParamSpec){ .ndim = 1, .shape = { weight->spec.shape[0], 1 }, .group = PARAM_STATE };
-    if (param_find(l->spec.whole, bias.name) >= 0 || !hf_part_count(&l->spec.naming, &bias)) return ERR_OK;
-    TRY(setup_array(a, 1, &p));
-    *p = bias;
-    put_tensor(l, (Theirs){ p, .run = 1, .step = 1, .parts = 1, .zeros = true });
-    return ERR_OK;
-}
-
 static Err list_all(TheirsList *l, SetupArena *a)
 {
     const ParamRegistry *whole = l->spec.whole;
-    int64_t most = 2 * l->spec.mtp_layers + whole->count;
+    int64_t most = 2 * l->spec.mtp_layers;
     for (int i = 0; i < whole->count; i++) most += hf_part_count(&l->spec.naming, &whole->items[i]);
     TRY(setup_array(a, most, &l->items));
     l->slot_floats = JOB_FLOATS;
-    for (int i = 0; i < whole->count; i++) {
-        put_tensors(l, &whole->items[i]);
-        TRY(put_router_bias(l, &whole->items[i], a));
-    }
+    for (int i = 0; i < whole->count; i++) put_tensors(l, &whole->items[i]);
     return l->spec.twins ? put_twins(l, a) : ERR_OK;
 }
 
@@ -256,8 +236,7 @@ static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *s
     const Theirs *t = &l->items[low];
     const int64_t first = (index - t->first_job) * t->job_rows * t->width;
     const int64_t end = min64(t->count, first + t->job_rows * t->width);
-    if (t->zeros) memset(slot, 0, (size_t)(end - first) * sizeof(float));
-    for (int k = 0; k < t->parts && !t->zeros; k++) {
+    for (int k = 0; k < t->parts; k++) {
         const HfPart part = part_of(l, t, k);
         TRY(fill_part(l, t, &part, first, end, (float *)slot, (float *)scratch));
     }

@@ -23,7 +23,6 @@ typedef struct {
     const Param *param;
     int first_part, run, step,
         parts;        /* of the parameter's parts `run` from the first on, and again after each step */
-    bool zeros;       /* the class has such a tensor, the run has none: its numbers are 0 */
     const char *name; /* name of a twin; NULL: the first part's */
     Stored stored;
     int64_t count, width, job_rows; /* elements; of a row; rows of a job */
