@@ -155,19 +155,23 @@ static Err check_new(const char *prefix)
 
 static volatile sig_atomic_t stop;
 
+static const int ending[] = { SIGINT, SIGTERM, SIGHUP };
+
 /* The first signal ends the work in order, a second one at once, whichever. */
 static void on_interrupt(int sig)
 {
     stop = sig;
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
+    for (size_t i = 0; i < sizeof ending / sizeof *ending; i++) {
+        struct sigaction now;
+        if (!sigaction(ending[i], NULL, &now) && now.sa_handler == on_interrupt) signal(ending[i], SIG_DFL);
+    }
     input_interrupt();
 }
 
 static void catch_interrupt(void)
 {
-    struct sigaction a = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND }, hangup;
-    sigemptyset(&a.sa_mask);
+    struct sigaction a = { .sa_handler = on_interrupt }, hangup;
+    sigfillset(&a.sa_mask);
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
     if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) /* nohup: it goes on */

@@ -106,19 +106,25 @@ static Err take_word(const Reader *r, const HfKey *k, const Json *v, int64_t *ou
 
 static void add_layer(LayerSet *s, int64_t layer) { s->word[layer / 64] |= UINT64_C(1) << layer % 64; }
 
-static Err take_types(Reader *r, const HfKey *k, const Json *v, int64_t *out)
+/* layer_types and mlp_layer_types: the blocks that have the second word. */
+static Err take_words(Reader *r, const HfKey *k, const Json *v, int64_t *out)
 {
+    const bool types = k->kind == HF_KEY_TYPES;
+    const char *words = types ? "full_attention sliding_attention" : "sparse dense";
+    LayerSet *second = types ? &r->model.sliding : &r->model.dense;
     if (!json_is_array(v) || json_count(v) > LAYERS_MAX)
         return damaged(r, k, v, "a list of words, one for each block");
-    r->model.sliding = (LayerSet){ { 0 } };
+    *second = (LayerSet){ { 0 } };
     for (int64_t i = 0; i < json_count(v); i++) {
         const Json *item = json_at(v, i);
         const char *text = json_text(item, NULL);
         if (!text) return damaged(r, k, v, "a list of words, one for each block");
-        const int kind = hf_word("full_attention sliding_attention", text);
-        if (kind < 0)
-            return refused(r, k->name, item, k->meaning, "megatrain has no such attention in this class");
-        if (kind) add_layer(&r->model.sliding, i);
+        const int word = hf_word(words, text);
+        if (word < 0)
+            return refused(r, k->name, item, k->meaning,
+                           types ? "megatrain has no such attention in this class"
+                                 : "megatrain has no such layer in this class");
+        if (word) add_layer(second, i);
     }
     *out = json_count(v);
     return ERR_OK;
@@ -133,25 +139,6 @@ static Err take_turns(Reader *r, const HfKey *k, const Json *v, int64_t *out)
         const int64_t turns = json_int(json_at(v, i), -1);
         if (turns != 0 && turns != 1) return damaged(r, k, v, "a list of 0 and 1, one for each block");
         if (turns) add_layer(&r->model.turning, i);
-    }
-    *out = json_count(v);
-    return ERR_OK;
-}
-
-/* mlp_layer_types. */
-static Err take_mlps(Reader *r, const HfKey *k, const Json *v, int64_t *out)
-{
-    if (!json_is_array(v) || json_count(v) > LAYERS_MAX)
-        return damaged(r, k, v, "a list of words, one for each block");
-    r->model.dense = (LayerSet){ { 0 } };
-    for (int64_t i = 0; i < json_count(v); i++) {
-        const Json *item = json_at(v, i);
-        const char *text = json_text(item, NULL);
-        const int kind = text ? hf_word("sparse dense", text) : -1;
-        if (!text) return damaged(r, k, v, "a list of words, one for each block");
-        if (kind < 0)
-            return refused(r, k->name, item, k->meaning, "megatrain has no such layer in this class");
-        if (kind) add_layer(&r->model.dense, i);
     }
     *out = json_count(v);
     return ERR_OK;
@@ -242,8 +229,8 @@ static Err take_value(Reader *r, const HfKey *k, const Json *v)
     case HF_KEY_REAL: return take_real(r, k, v, x);
     case HF_KEY_FLAG: return take_flag(r, k, v, n);
     case HF_KEY_WORD: return take_word(r, k, v, n);
-    case HF_KEY_TYPES: return take_types(r, k, v, n);
-    case HF_KEY_MLPS: return take_mlps(r, k, v, n);
+    case HF_KEY_TYPES:
+    case HF_KEY_MLPS: return take_words(r, k, v, n);
     case HF_KEY_PATTERN: return take_pattern(r, k, v, n);
     case HF_KEY_TURNS: return take_turns(r, k, v, n);
     case HF_KEY_LAYERS: return take_layers(r, k, v, (LayerSet *)(void *)n);

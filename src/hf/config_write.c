@@ -28,11 +28,11 @@ static void put_word(JsonOut *j, const char *key, const char *word)
     else json_put_text(j, key, word);
 }
 
-static void put_types(JsonOut *j, const HfModel *m, const HfKey *k)
+static void put_words(JsonOut *j, const HfKey *k, int64_t layers, const LayerSet *set, const char *in_set,
+                      const char *other)
 {
     json_open(j, k->name, '[');
-    for (int i = 0; i < m->typed; i++)
-        json_put_text(j, NULL, layer_set_has(&m->sliding, i) ? "sliding_attention" : "full_attention");
+    for (int i = 0; i < layers; i++) json_put_text(j, NULL, layer_set_has(set, i) ? in_set : other);
     json_close(j, ']');
 }
 
@@ -40,14 +40,6 @@ static void put_turns(JsonOut *j, const HfModel *m, const HfKey *k)
 {
     json_open(j, k->name, '[');
     for (int i = 0; i < m->turned; i++) json_put_int(j, NULL, layer_set_has(&m->turning, i));
-    json_close(j, ']');
-}
-
-static void put_mlps(JsonOut *j, const HfModel *m, const HfKey *k)
-{
-    json_open(j, k->name, '[');
-    for (int i = 0; i < m->mlps; i++)
-        json_put_text(j, NULL, layer_set_has(&m->dense, i) ? "dense" : "sparse");
     json_close(j, ']');
 }
 
@@ -77,9 +69,9 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
         hf_word_at(k->values, (int)n, word, sizeof word);
         json_put_text(j, k->name, word);
         break;
-    case HF_KEY_TYPES: put_types(j, m, k); break;
+    case HF_KEY_TYPES: put_words(j, k, m->typed, &m->sliding, "sliding_attention", "full_attention"); break;
     case HF_KEY_LAYERS: put_layers(j, k, (const LayerSet *)(const void *)hf_int(m, k)); break;
-    case HF_KEY_MLPS: put_mlps(j, m, k); break;
+    case HF_KEY_MLPS: put_words(j, k, m->mlps, &m->dense, "dense", "sparse"); break;
     case HF_KEY_TURNS: put_turns(j, m, k); break;
     case HF_KEY_ROPE: put_rope(j, m, c, k); break;
     case HF_KEY_FIXED:
