@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 bad=0
 complain() { echo "check-style: $1"; bad=1; }
 files=$(git ls-files '*.c' '*.cc' '*.h' '*.def')
-# (a limit for every line; clang-format breaks code of src/ before it)
+# (the limit of .clang-format, which lays out src/ alone: for comments, and for code that is laid out by hand)
 grep -nE '.{121,}' $(git ls-files src bench cuda test | grep -E '^(src|bench)/|\.(c|h|cpp|hpp|cu|cuh)$' | grep -v '^bench/results/') &&
     complain "lines over 120 columns"
 grep -nP '\t' $files && complain "tabs"

@@ -108,8 +108,7 @@ Err setup_alloc(SetupArena *s, int64_t size_bytes, void **out)
     if (!c || padded > c->size_bytes - c->used_bytes) {
         bool own_chunk = padded > SETUP_CHUNK_BYTES / 4;
         c = chunk_new(own_chunk ? padded : SETUP_CHUNK_BYTES);
-        if (!c)
-            return err_set(ERR_MEMORY, "cannot allocate %lld bytes of host memory", (long long)size_bytes);
+        if (!c) return err_set(ERR_MEMORY, "cannot allocate %lld bytes of host memory", (long long)size_bytes);
         SetupChunk **place = own_chunk && s->chunks ? &s->chunks->next : &s->chunks;
         c->next = *place;
         *place = c;
@@ -125,8 +124,7 @@ Err setup_alloc_items(SetupArena *s, int64_t count, int64_t item_bytes, void **o
     int64_t size_bytes;
     ASSERT(count >= 0);
     if (__builtin_mul_overflow(count, item_bytes, &size_bytes))
-        return err_set(ERR_MEMORY, "cannot allocate %lld items of %lld bytes", (long long)count,
-                       (long long)item_bytes);
+        return err_set(ERR_MEMORY, "cannot allocate %lld items of %lld bytes", (long long)count, (long long)item_bytes);
     return setup_alloc(s, size_bytes, out);
 }
 

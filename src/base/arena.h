@@ -23,10 +23,7 @@
 enum { ARENA_ALIGN = 256 }; /* bytes; every allocation starts on such a boundary and is padded to it */
 
 /* Bytes that an allocation of so many takes. */
-static inline int64_t arena_padded(int64_t bytes)
-{
-    return (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
-}
+static inline int64_t arena_padded(int64_t bytes) { return (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN; }
 
 typedef struct {
     const char *name; /* for messages: "state", "save", "scratch" */
@@ -69,8 +66,7 @@ Err setup_alloc(SetupArena *s, int64_t size_bytes, void **out); /* zeroed, 64-by
 Err setup_strdup(SetupArena *s, const char *text, char **out);
 
 /* Typed form: TRY(setup_array(s, n, &pointer)). A count whose bytes overflow is ERR_MEMORY. */
-#define setup_array(s, count, out) \
-    setup_alloc_items((s), (int64_t)(count), (int64_t)sizeof **(out), (void **)(out))
+#define setup_array(s, count, out) setup_alloc_items((s), (int64_t)(count), (int64_t)sizeof **(out), (void **)(out))
 Err setup_alloc_items(SetupArena *s, int64_t count, int64_t item_bytes, void **out);
 
 #endif

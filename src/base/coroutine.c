@@ -61,11 +61,9 @@ Err coroutine_open(int64_t stack_bytes, Coroutine **out)
 {
     const size_t page = page_bytes(), bytes = page + ((size_t)stack_bytes + page - 1) / page * page;
     Coroutine *c = calloc(1, sizeof *c);
-    char *mapped =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!c || mapped == MAP_FAILED || mprotect(mapped, page, PROT_NONE)) {
-        err_set(ERR_MEMORY, "no memory for a stack of %lld bytes: %s", (long long)stack_bytes,
-                strerror(errno));
+        err_set(ERR_MEMORY, "no memory for a stack of %lld bytes: %s", (long long)stack_bytes, strerror(errno));
         if (mapped != MAP_FAILED) munmap(mapped, bytes);
         free(c);
         return ERR_MEMORY;

@@ -189,8 +189,7 @@ void err_print(Err err, bool trail)
 {
     if (record.elsewhere) return;
     char what[64] = "";
-    const bool asked_for =
-        err == ERR_STOPPED || err == ERR_INTERRUPTED; /* no error, whatever the exit status */
+    const bool asked_for = err == ERR_STOPPED || err == ERR_INTERRUPTED; /* no error, whatever the exit status */
     if (!asked_for) snprintf(what, sizeof what, "error (%s): ", err_name(err));
     fprintf(stderr, "megatrain: %s%s\n", what, record.message);
     const char *hint = err_hint_text();
@@ -198,16 +197,15 @@ void err_print(Err err, bool trail)
     log_copy("megatrain: %s%s", what, record.message);
     if (*hint) log_copy("hint: %s", hint);
     for (int i = 0; trail && i < record.trail_count; i++)
-        fprintf(stderr, "    at %s:%d: %s\n", record.trail[i].file, record.trail[i].line,
-                record.trail[i].expr);
+        fprintf(stderr, "    at %s:%d: %s\n", record.trail[i].file, record.trail[i].line, record.trail[i].expr);
     fflush(stderr);
 }
 
 void assert_failed(const char *cond, const char *file, int line, const char *func)
 {
     char text[512];
-    int n = snprintf(text, sizeof text, "megatrain: bug on rank %d: %s:%d: %s: assertion failed: %s\n",
-                     log_rank(), file, line, func, cond);
+    int n = snprintf(text, sizeof text, "megatrain: bug on rank %d: %s:%d: %s: assertion failed: %s\n", log_rank(),
+                     file, line, func, cond);
     if (n >= (int)sizeof text) n = (int)sizeof text - 1;
     ssize_t ignored = write(STDERR_FILENO, text, (size_t)n);
     (void)ignored; /* nothing is left to be done when stderr is gone */

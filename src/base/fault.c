@@ -44,9 +44,7 @@ void fault_init(int rank)
 {
     const char *text = getenv("MEGATRAIN_RANK_FAULT");
     if (!text || read_fault(text, rank)) return;
-    fprintf(stderr,
-            "megatrain: error (configuration): MEGATRAIN_RANK_FAULT='%s' is not RANK:POINT[:N]:ACTION\n",
-            text);
+    fprintf(stderr, "megatrain: error (configuration): MEGATRAIN_RANK_FAULT='%s' is not RANK:POINT[:N]:ACTION\n", text);
     _exit(2);
 }
 

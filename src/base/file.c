@@ -27,10 +27,7 @@
 
 #include "base/held.h"
 
-static Err io_error(const char *verb, const char *path)
-{
-    return err_set(ERR_IO, "cannot %s '%s': %m", verb, path);
-}
+static Err io_error(const char *verb, const char *path) { return err_set(ERR_IO, "cannot %s '%s': %m", verb, path); }
 
 /* ---- faults ---- */
 
@@ -63,8 +60,7 @@ static void fault_read(void)
     fault.at = at ? strtoll(at + 1, &end, 10) : 0;
     fault.where = *end == ':' ? end + 1 : NULL;
     if (fault.kind == FAULT_NONE || fault.at < 1 || (*end && *end != ':')) {
-        fprintf(stderr,
-                "megatrain: error (configuration): MEGATRAIN_FILE_FAULT='%s' is not ACTION@N[:TEXT]\n", text);
+        fprintf(stderr, "megatrain: error (configuration): MEGATRAIN_FILE_FAULT='%s' is not ACTION@N[:TEXT]\n", text);
         _exit(2);
     }
 }
@@ -117,10 +113,7 @@ static bool fault_hit(const char *path)
         again_rc;                                  \
     })
 
-static int open_file(const char *path, int flags)
-{
-    return AGAIN_ON_EINTR(open(path, flags | O_CLOEXEC, 0666));
-}
+static int open_file(const char *path, int flags) { return AGAIN_ON_EINTR(open(path, flags | O_CLOEXEC, 0666)); }
 
 /* Not made again: on Linux the descriptor is gone, whatever close says. What counts was synced before. */
 static int close_file(int fd) { return close(fd) < 0 && errno != EINTR ? -1 : 0; }
@@ -178,8 +171,8 @@ Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes
     Err err = ERR_OK;
     if (n < 0) err = io_error("read", path);
     else if (n < size_bytes)
-        err = err_set(ERR_IO, "'%s' is too short: %lld bytes, read up to %lld wanted", path,
-                      (long long)file_bytes, (long long)offset + (long long)size_bytes);
+        err = err_set(ERR_IO, "'%s' is too short: %lld bytes, read up to %lld wanted", path, (long long)file_bytes,
+                      (long long)offset + (long long)size_bytes);
     close(fd);
     return err;
 }
@@ -378,10 +371,9 @@ Err file_reopen(const char *path, int64_t size_bytes, FileWriter *out)
     Err err = ERR_OK;
     if (fstat(out->fd, &st) != 0) err = io_error("stat", path);
     else if (st.st_size < size_bytes)
-        err = err_set(ERR_IO, "'%s' has %lld bytes, fewer than %lld", path, (long long)st.st_size,
-                      (long long)size_bytes);
-    else if (fault_hit(path) || AGAIN_ON_EINTR(ftruncate(out->fd, size_bytes)) != 0)
-        err = io_error("cut", path);
+        err =
+            err_set(ERR_IO, "'%s' has %lld bytes, fewer than %lld", path, (long long)st.st_size, (long long)size_bytes);
+    else if (fault_hit(path) || AGAIN_ON_EINTR(ftruncate(out->fd, size_bytes)) != 0) err = io_error("cut", path);
     out->written_bytes = size_bytes;
     if (err) writer_release(out);
     return err;
@@ -468,8 +460,7 @@ Err file_sync_close(FileWriter *w)
 
 void file_abandon(FileWriter *w)
 {
-    if (w->path[0] && !fault_hit(w->path))
-        unlink(w->path); /* best effort: an error is being reported already */
+    if (w->path[0] && !fault_hit(w->path)) unlink(w->path); /* best effort: an error is being reported already */
     writer_release(w);
 }
 
@@ -505,8 +496,7 @@ static Err folder_of(const char *path, char out[PATH_MAX])
 static Err replaceable(const char *path, char out[PATH_MAX])
 {
     struct stat st;
-    if (snprintf(out, PATH_MAX, "%s", path) >= PATH_MAX)
-        return err_set(ERR_IO, "path is too long: '%s'", path);
+    if (snprintf(out, PATH_MAX, "%s", path) >= PATH_MAX) return err_set(ERR_IO, "path is too long: '%s'", path);
     const bool there = lstat(path, &st) == 0;
     TRY(file_check_link(path));
     if (there && S_ISLNK(st.st_mode) && (!realpath(path, out) || stat(out, &st) != 0))
@@ -567,8 +557,7 @@ Err file_replace(const char *name, const void *data, int64_t size_bytes)
 
 Err file_rename(const char *from, const char *to)
 {
-    if (fault_hit(to) || rename(from, to) != 0)
-        return err_set(ERR_IO, "cannot rename '%s' to '%s': %m", from, to);
+    if (fault_hit(to) || rename(from, to) != 0) return err_set(ERR_IO, "cannot rename '%s' to '%s': %m", from, to);
     return ERR_OK;
 }
 
@@ -643,8 +632,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 
 Err file_remove_tree(const char *path)
 {
-    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
-        return io_error("remove", path);
+    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT) return io_error("remove", path);
     return ERR_OK;
 }
 
@@ -691,8 +679,7 @@ static Err lock_file(const char *path, int fd)
 {
     char text[320] = "";
     if (!lock_whole(fd)) return held_check(path);
-    if (errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)
-        return held_take(path, fd);
+    if (errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) return held_take(path, fd);
     if (errno != EAGAIN && errno != EACCES) return io_error("lock", path);
     int64_t n = read_some(fd, 0, text, sizeof text - 1);
     while (n > 0 && text[n - 1] == '\n') text[--n] = 0;
@@ -783,8 +770,7 @@ static uint64_t word_at(const uint8_t *p)
     return word;
 }
 
-__attribute__((target("sse4.2"))) static uint32_t crc32c_instruction(uint32_t crc, const void *data,
-                                                                     size_t size_bytes)
+__attribute__((target("sse4.2"))) static uint32_t crc32c_instruction(uint32_t crc, const void *data, size_t size_bytes)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     const uint8_t *p = data;

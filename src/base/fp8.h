@@ -26,7 +26,7 @@ enum { E4M3_MOST = 448, E5M2_MOST = 57344, E2M1_MOST = 6 };
 typedef enum {
     FP8_SCALE_EXACT,        /* MOST / amax */
     FP8_SCALE_POWER_OF_TWO, /* the power of two at or below that */
-    FP8_SCALE_E8M0, /* one over the power of two at or above amax / MOST: what an 8-bit exponent can say */
+    FP8_SCALE_E8M0,         /* one over the power of two at or above amax / MOST: what an 8-bit exponent can say */
     /* E2m1's two: an e4m3 of a block, and a scale of the tensor (fp8_factor_two_levels). */
     FP8_SCALE_TWO_LEVELS
 } Fp8Scale;
@@ -98,8 +98,7 @@ static inline Fp8Factor fp8_factor_e8m0(float amax, float most)
 {
     const uint32_t bits = half_float_bits(amax / most), mantissa = bits & 0x7FFFFF;
     uint32_t exponent = bits >> 23;
-    if (half_float_bits(amax) > 0x7F800000)
-        return (Fp8Factor){ half_float_of(0x7FC00000), half_float_of(0x7FC00000) };
+    if (half_float_bits(amax) > 0x7F800000) return (Fp8Factor){ half_float_of(0x7FC00000), half_float_of(0x7FC00000) };
     if (exponent == 0xFF) exponent = 0xFE;
     else if (mantissa && exponent != 0xFE && !(exponent == 0 && mantissa <= 0x400000)) exponent++;
     return (Fp8Factor){ half_float_of(exponent == 0xFE ? 0x400000 : (254 - exponent) << 23),
@@ -178,10 +177,7 @@ static inline int64_t fp8_block_count(int64_t length, int64_t block)
  * with e8m0 there is also room for a multiple of so many rows: their tiles of 128 rows have a byte a factor. */
 enum { FP8_FACTORS_UNIT = 4, FP8_E8M0_ROWS_UNIT = 32 };
 
-static inline int64_t fp8_whole_units(int64_t count, int64_t unit)
-{
-    return (count + unit - 1) / unit * unit;
-}
+static inline int64_t fp8_whole_units(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 /* Factors from one row of them to the next. */
 static inline int64_t fp8_factor_ld(Fp8Blocks b, int64_t columns)

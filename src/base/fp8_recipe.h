@@ -21,11 +21,10 @@
  *   wide          gradients of outputs have codes with a wider range (e5m2)
  *   gpus          what GPUs multiply it (device/fp8_gpus.h); FP8_FACTORS: none
  */
-#define FP8_RECIPE_LIST(ROW)                                                                             \
-    ROW(TENSORWISE, "tensorwise", 8, 0, 0, 16, FP8_SCALE_EXACT, true, false, true, FP8_FACTOR_OF_TENSOR) \
-    ROW(BLOCKWISE, "blockwise", 8, 128, 128, 16, FP8_SCALE_POWER_OF_TWO, false, false, false,            \
-        FP8_FACTORS_OF_128)                                                                              \
-    ROW(MXFP8, "mxfp8", 8, 32, 1, 32, FP8_SCALE_E8M0, false, false, false, FP8_FACTORS_OF_32)            \
+#define FP8_RECIPE_LIST(ROW)                                                                                      \
+    ROW(TENSORWISE, "tensorwise", 8, 0, 0, 16, FP8_SCALE_EXACT, true, false, true, FP8_FACTOR_OF_TENSOR)          \
+    ROW(BLOCKWISE, "blockwise", 8, 128, 128, 16, FP8_SCALE_POWER_OF_TWO, false, false, false, FP8_FACTORS_OF_128) \
+    ROW(MXFP8, "mxfp8", 8, 32, 1, 32, FP8_SCALE_E8M0, false, false, false, FP8_FACTORS_OF_32)                     \
     ROW(NVFP4, "nvfp4", 4, 16, 16, 16, FP8_SCALE_TWO_LEVELS, true, true, false, FP8_FACTORS)
 
 #define FP8_RECIPE_NAME(name, ...) FP8_##name,

@@ -14,7 +14,6 @@ static inline void heap_free(void *pointer) { free(*(void **)pointer); }
 /* `name`: `count` zeroed objects on the heap until the block ends. Without memory the function returns ERR_MEMORY. */
 #define ON_HEAP(type, name, count)                                                            \
     __attribute__((cleanup(heap_free))) type *name = calloc((size_t)(count), sizeof *(name)); \
-    if (!(name))                                                                              \
-    return err_set(ERR_MEMORY, "no memory for %zu bytes of '%s'", (size_t)(count) * sizeof *(name), #type)
+    if (!(name)) return err_set(ERR_MEMORY, "no memory for %zu bytes of '%s'", (size_t)(count) * sizeof *(name), #type)
 
 #endif

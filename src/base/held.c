@@ -26,8 +26,7 @@ static unsigned long long begun(int pid)
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     FILE *f = fopen(path, "re");
     if (!f) return 0;
-    const char *end =
-        fgets(text, sizeof text, f) ? strrchr(text, ')') : NULL; /* (names of programs may hold blanks) */
+    const char *end = fgets(text, sizeof text, f) ? strrchr(text, ')') : NULL; /* (names of programs may hold blanks) */
     fclose(f);
     for (int field = 2; end && field < 22; field++) end = strchr(end + 1, ' ');
     if (end) sscanf(end, "%llu", &ticks);
@@ -133,12 +132,10 @@ static Err held_by_another(const char *path, const char *text)
     char host[256] = "unknown-host";
     int pid = 0;
     sscanf(text, "%d %*u %255s", &pid, host);
-    err_set(ERR_STORAGE, "'%s' says that another run holds the folder (host and process: '%s %d')", path,
-            host, pid);
-    return err_hint(
-        "wait for that run to end, or choose another run.dir; this file system takes no locks, so if that "
-        "process is gone: rm '%s'",
-        path);
+    err_set(ERR_STORAGE, "'%s' says that another run holds the folder (host and process: '%s %d')", path, host, pid);
+    return err_hint("wait for that run to end, or choose another run.dir; this file system takes no locks, so if that "
+                    "process is gone: rm '%s'",
+                    path);
 }
 
 /* ---- what this process holds ---- */

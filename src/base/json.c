@@ -25,8 +25,8 @@ int64_t json_spare_bytes = 256 << 20;
 
 static bool is_word(char c)
 {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
-           c == '+' || c == '.';
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '+' ||
+           c == '.';
 }
 
 /* The place behind the closing quote of the string that begins at `at`, or the end. */
@@ -75,8 +75,8 @@ static Err check_size(const char *name, const char *text, int64_t size_bytes)
 {
     int64_t most = 2 * size_bytes + json_spare_bytes, want = tree_bytes(text, size_bytes);
     if (want <= most) return ERR_OK;
-    err_set(ERR_IO, "'%s' is JSON of %lld bytes that would take %lld MiB of memory, %lld MiB are allowed",
-            name, (long long)size_bytes, (long long)(want >> 20), (long long)(most >> 20));
+    err_set(ERR_IO, "'%s' is JSON of %lld bytes that would take %lld MiB of memory, %lld MiB are allowed", name,
+            (long long)size_bytes, (long long)(want >> 20), (long long)(most >> 20));
     return err_hint("it has far more brackets and commas than text: is it the file that you mean?");
 }
 
@@ -87,8 +87,7 @@ Err json_parse(const char *name, const char *text, int64_t size_bytes, Json **ou
     TRY(check_size(name, text, size_bytes));
     const char *zero = size_bytes ? memchr(text, 0, (size_t)size_bytes) : NULL;
     if (zero) /* Jansson passes over those that follow a word or a number */
-        return err_set(ERR_IO, "'%s' is not valid JSON: a 0 byte at offset %lld", name,
-                       (long long)(zero - text));
+        return err_set(ERR_IO, "'%s' is not valid JSON: a 0 byte at offset %lld", name, (long long)(zero - text));
     *out = json_loadb(text, (size_t)size_bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (*out) return ERR_OK;
     return err_set(ERR_IO, "'%s' is not valid JSON: line %d, column %d: %s", name, error.line, error.column,
@@ -134,15 +133,14 @@ static const char *split_member(const char *at, const char *end, JsonSpan *key, 
 static int find_key(JsonSpan quoted, const char *const *keys, int count)
 {
     for (int i = 0; i < count; i++)
-        if (quoted.size_bytes == (int64_t)strlen(keys[i]) + 2 &&
-            !memcmp(quoted.text + 1, keys[i], strlen(keys[i])))
+        if (quoted.size_bytes == (int64_t)strlen(keys[i]) + 2 && !memcmp(quoted.text + 1, keys[i], strlen(keys[i])))
             return i;
     return -1;
 }
 
 /* Puts the other members into rest[size_bytes]; 0 where the text is no object of members that come once. */
-static int64_t split_object(const char *text, int64_t size_bytes, const char *const *keys, int count,
-                            JsonSpan *values, char *rest)
+static int64_t split_object(const char *text, int64_t size_bytes, const char *const *keys, int count, JsonSpan *values,
+                            char *rest)
 {
     const char *end = text + size_bytes, *at = skip_blanks(text, end), *next;
     JsonSpan key, value;
@@ -166,8 +164,8 @@ static int64_t split_object(const char *text, int64_t size_bytes, const char *co
     return n;
 }
 
-Err json_parse_without(const char *name, const char *text, int64_t size_bytes, const char *const *keys,
-                       int count, JsonSpan *values, Json **rest)
+Err json_parse_without(const char *name, const char *text, int64_t size_bytes, const char *const *keys, int count,
+                       JsonSpan *values, Json **rest)
 {
     *rest = NULL;
     for (int i = 0; i < count; i++) values[i] = (JsonSpan){ 0 };
@@ -225,9 +223,7 @@ const Json *json_at(const Json *array, int64_t index)
 
 int64_t json_count(const Json *j)
 {
-    return is(j, JSON_ARRAY)    ? (int64_t)json_array_size(j)
-           : is(j, JSON_OBJECT) ? (int64_t)json_object_size(j)
-                                : 0;
+    return is(j, JSON_ARRAY) ? (int64_t)json_array_size(j) : is(j, JSON_OBJECT) ? (int64_t)json_object_size(j) : 0;
 }
 
 /* Jansson's iterators do not change the object but are declared without const. */
@@ -279,10 +275,7 @@ int64_t json_int(const Json *j, int64_t otherwise)
     return is(j, JSON_INTEGER) ? (int64_t)json_integer_value(j) : otherwise;
 }
 
-double json_number(const Json *j, double otherwise)
-{
-    return json_is_number(j) ? json_number_value(j) : otherwise;
-}
+double json_number(const Json *j, double otherwise) { return json_is_number(j) ? json_number_value(j) : otherwise; }
 
 /* ---- writer ---- */
 

@@ -29,8 +29,8 @@ typedef struct {
 
 /* For lists that are too long for one tree: parses an object without those of its members that are called keys[count];
  * where their values stand goes to values[count] (text NULL: absent). ERR_IO as json_parse. */
-Err json_parse_without(const char *name, const char *text, int64_t size_bytes, const char *const *keys,
-                       int count, JsonSpan *values, Json **rest);
+Err json_parse_without(const char *name, const char *text, int64_t size_bytes, const char *const *keys, int count,
+                       JsonSpan *values, Json **rest);
 /* The next item of an array, whose span becomes what is left of it; item->text NULL: there is none. The item is not
  * looked into: it is for json_parse. ERR_IO. */
 Err json_next_item(const char *name, JsonSpan *array, JsonSpan *item);
@@ -69,8 +69,7 @@ void json_open(JsonOut *j, const char *key, char bracket);          /* '{' or '[
 void json_close(JsonOut *j, char bracket);                          /* '}' or ']' */
 void json_put_text(JsonOut *j, const char *key, const char *value); /* UTF-8, or no reader will take it */
 void json_put_int(JsonOut *j, const char *key, int64_t value);
-void json_put_milli(JsonOut *j, const char *key,
-                    int64_t value); /* value / 1000, three decimals; value >= 0 */
+void json_put_milli(JsonOut *j, const char *key, int64_t value); /* value / 1000, three decimals; value >= 0 */
 /* Shortest digits that read back exactly; NaN and Inf become null. */
 enum { JSON_NUMBER_BYTES = 32 };
 void json_number_text(double value, char out[JSON_NUMBER_BYTES]);

@@ -25,10 +25,7 @@ typedef struct {
     uint64_t word[LAYERS_MAX / 64];
 } LayerSet;
 
-static inline bool layer_set_has(const LayerSet *s, int layer)
-{
-    return s->word[layer / 64] >> layer % 64 & 1;
-}
+static inline bool layer_set_has(const LayerSet *s, int layer) { return s->word[layer / 64] >> layer % 64 & 1; }
 
 /*
  * The set of a text for a model of so many layers, at most LAYERS_MAX. Returns how many layers a list is about,

@@ -62,9 +62,9 @@ static bool write_all(const char *bytes, int n)
 static void lose_file(void)
 {
     char line[256];
-    put_bytes(line, snprintf(line, sizeof line,
-                             "warning: the log file cannot be written: %s; the run goes on without\n",
-                             strerror(errno)));
+    put_bytes(line,
+              snprintf(line, sizeof line, "warning: the log file cannot be written: %s; the run goes on without\n",
+                       strerror(errno)));
     close(copy_fd);
     copy_fd = -1;
     early_used = EARLY_BYTES;

@@ -33,8 +33,8 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         const size_t size = atomic_load(&guards[i].size);
         const uintptr_t base = atomic_load(&guards[i].base);
         if (at < base || at - base >= size) continue;
-        if (mmap((void *)page, base + size - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-                 0) == MAP_FAILED)
+        if (mmap((void *)page, base + size - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+            MAP_FAILED)
             break;
         atomic_store(&guards[i].lost, true);
         return;
@@ -64,8 +64,7 @@ static Err guard(FileMap *m)
         m->guard = i;
     }
     pthread_mutex_unlock(&guards_lock);
-    return i < MAPS_MAX ? ERR_OK
-                        : err_set(ERR_IO, "cannot map '%s': %d files are mapped already", m->path, MAPS_MAX);
+    return i < MAPS_MAX ? ERR_OK : err_set(ERR_IO, "cannot map '%s': %d files are mapped already", m->path, MAPS_MAX);
 }
 
 static Err map_fd(int fd, int64_t size_bytes, const char *path, FileMap *m)
@@ -74,8 +73,7 @@ static Err map_fd(int fd, int64_t size_bytes, const char *path, FileMap *m)
     if (!m->path) return err_set(ERR_MEMORY, "no memory for the name of '%s'", path);
     if (size_bytes == 0) return ERR_OK;
     void *data = mmap(NULL, (size_t)size_bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (data == MAP_FAILED)
-        return err_set(errno == ENOMEM ? ERR_MEMORY : ERR_IO, "cannot map '%s': %m", path);
+    if (data == MAP_FAILED) return err_set(errno == ENOMEM ? ERR_MEMORY : ERR_IO, "cannot map '%s': %m", path);
     m->data = data;
     m->size_bytes = size_bytes;
     return guard(m);

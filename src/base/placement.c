@@ -98,8 +98,7 @@ static bool give_to_groups(Unit *u, int n, int level, int ranks, int least)
         for (int i = 0, size; i < n; i += size) {
             size = group_size(u + i, n - i, level);
             const int most = group_size(u + best, n - best, level);
-            const int64_t here = (int64_t)size * (u[best].ranks + 1),
-                          there = (int64_t)most * (u[i].ranks + 1);
+            const int64_t here = (int64_t)size * (u[best].ranks + 1), there = (int64_t)most * (u[i].ranks + 1);
             if (here > there || (here == there && u[i].ranks < u[best].ranks)) best = i;
         }
         if (group_size(u + best, n - best, level) / ++u[best].ranks < least) return false;
@@ -132,8 +131,7 @@ static void widen_one(hwloc_topology_t t, hwloc_const_bitmap_t allowed, hwloc_bi
             hwloc_bitmap_only(one, cpu);
             const int home = home_of(t, HWLOC_OBJ_NUMANODE, one);
             if (home >= 0 && home < nodes)
-                hwloc_bitmap_or(set, set,
-                                hwloc_get_obj_by_type(t, HWLOC_OBJ_NUMANODE, (unsigned)home)->cpuset);
+                hwloc_bitmap_or(set, set, hwloc_get_obj_by_type(t, HWLOC_OBJ_NUMANODE, (unsigned)home)->cpuset);
         }
         hwloc_bitmap_foreach_end();
     }
@@ -143,14 +141,12 @@ static void widen_one(hwloc_topology_t t, hwloc_const_bitmap_t allowed, hwloc_bi
 }
 
 /* From cores to what `unit` is. */
-static void widen(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUnit unit, int ranks,
-                  hwloc_bitmap_t *sets)
+static void widen(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUnit unit, int ranks, hwloc_bitmap_t *sets)
 {
     for (int i = 0; i < ranks && unit == PLACEMENT_NODE; i++) widen_one(t, allowed, sets[i]);
 }
 
-bool placement_of(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUnit unit, int ranks,
-                  hwloc_bitmap_t *sets)
+bool placement_of(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUnit unit, int ranks, hwloc_bitmap_t *sets)
 {
     int count = 0;
     Unit *units = units_of(t, HWLOC_OBJ_CORE, allowed, &count);
@@ -226,8 +222,7 @@ static int bind_in(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementCh
     int least = INT_MAX;
     for (int i = 0; i < ranks; i++)
         if (!(sets[i] = hwloc_bitmap_alloc())) return snprintf(text, size, "no memory"), 0;
-    if (!hwloc_topology_is_thissystem(t))
-        return snprintf(text, size, "hwloc was given another machine's topology"), 0;
+    if (!hwloc_topology_is_thissystem(t)) return snprintf(text, size, "hwloc was given another machine's topology"), 0;
     if (!placement_of(t, allowed, PLACEMENT_CORE, ranks, sets))
         return snprintf(text, size, "%d ranks on %d processors", ranks, hwloc_bitmap_weight(allowed)), 0;
     for (int i = 0; i < ranks; i++) {

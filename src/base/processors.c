@@ -102,8 +102,8 @@ static double least_of_groups(const char *root, const char *controller, ReadGrou
         const size_t bytes = (size_t)(group - ++words);
         if (bytes && !has_word(words, bytes, controller)) continue;
         group[1 + strcspn(group + 1, "\n")] = 0;
-        const int mount = snprintf(path, sizeof path, "%s/sys/fs/cgroup%s%s", root, bytes ? "/" : "",
-                                   bytes ? controller : "");
+        const int mount =
+            snprintf(path, sizeof path, "%s/sys/fs/cgroup%s%s", root, bytes ? "/" : "", bytes ? controller : "");
         snprintf(path + mount, sizeof path - (size_t)mount, "%s", group + 1);
         const double x = least_of_path(read, path, (size_t)mount);
         if (x > 0 && (least == 0 || x < least)) least = x;
@@ -134,8 +134,7 @@ static bool read_number(const char *folder, const char *name, const char *older,
 
 static bool read_memory_limit(const char *folder, double *bytes)
 {
-    return read_number(folder, "memory.max", "memory.limit_in_bytes", bytes) && *bytes > 0 &&
-           *bytes < NO_LIMIT;
+    return read_number(folder, "memory.max", "memory.limit_in_bytes", bytes) && *bytes > 0 && *bytes < NO_LIMIT;
 }
 
 /* Pages of files, which the kernel takes back where a group is full: its own and those of the groups in it. */
@@ -147,8 +146,7 @@ static double cached_bytes(const char *folder)
     FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof line, f)) {
         if (sscanf(line, "inactive_file %lf", &x) == 1 || sscanf(line, "active_file %lf", &x) == 1) own += x;
-        if (sscanf(line, "total_inactive_file %lf", &x) == 1 ||
-            sscanf(line, "total_active_file %lf", &x) == 1)
+        if (sscanf(line, "total_inactive_file %lf", &x) == 1 || sscanf(line, "total_active_file %lf", &x) == 1)
             total += x;
     }
     if (f) fclose(f);
@@ -202,8 +200,7 @@ bool processors_used(double *all, double *own)
     while (fgets(line, sizeof line, f)) {
         unsigned cpu;
         double user, nice, system, stolen;
-        if (sscanf(line, "cpu%u %lf %lf %lf %*f %*f %*f %*f %lf", &cpu, &user, &nice, &system, &stolen) ==
-                5 &&
+        if (sscanf(line, "cpu%u %lf %lf %lf %*f %*f %*f %*f %lf", &cpu, &user, &nice, &system, &stolen) == 5 &&
             cpu < CPU_SETSIZE && CPU_ISSET(cpu, &set))
             ticks += user + nice + system + stolen;
     }

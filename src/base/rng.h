@@ -77,8 +77,7 @@ static inline uint32_t dropout_threshold(float p)
 
 RNG_FN int dropout_keep(uint64_t key, uint32_t threshold, int64_t sample, int64_t position, int64_t feature)
 {
-    Philox r =
-        philox(key, (uint32_t)(feature >> 2), (uint32_t)position, (uint32_t)sample, (uint32_t)(sample >> 32));
+    Philox r = philox(key, (uint32_t)(feature >> 2), (uint32_t)position, (uint32_t)sample, (uint32_t)(sample >> 32));
     return r.v[feature & 3] >= threshold;
 }
 
@@ -87,8 +86,7 @@ RNG_FN int dropout_keep(uint64_t key, uint32_t threshold, int64_t sample, int64_
  */
 RNG_FN void uniform_4(uint64_t key, int64_t sample, int64_t position, int64_t feature, float u[4])
 {
-    Philox r =
-        philox(key, (uint32_t)(feature >> 2), (uint32_t)position, (uint32_t)sample, (uint32_t)(sample >> 32));
+    Philox r = philox(key, (uint32_t)(feature >> 2), (uint32_t)position, (uint32_t)sample, (uint32_t)(sample >> 32));
     for (int i = 0; i < 4; i++) u[i] = (float)(r.v[i] >> 8) * 0x1p-24f;
 }
 

@@ -24,10 +24,7 @@ void svg_fit(Svg *s, const SvgPoint *points, int count)
     }
 }
 
-double svg_x(const Svg *s, double x)
-{
-    return s->left + (s->right - s->left) * (x - s->first) / (s->last - s->first);
-}
+double svg_x(const Svg *s, double x) { return s->left + (s->right - s->left) * (x - s->first) / (s->last - s->first); }
 
 double svg_y(const Svg *s, double y)
 {
@@ -72,8 +69,7 @@ const char *svg_label(char buf[SVG_LABEL_BYTES], double value, double distance)
 
 void svg_x_axis(const Svg *s, int ticks, const char *name)
 {
-    const double distance = distance_of(s->last - s->first, ticks),
-                 d = s->times ? distance : fmax(1, distance);
+    const double distance = distance_of(s->last - s->first, ticks), d = s->times ? distance : fmax(1, distance);
     char label[SVG_LABEL_BYTES];
     for (double k = ceil(s->first / d); k * d <= s->last * (1 + 1e-9); k++) {
         const double x = svg_x(s, k * d);
@@ -93,8 +89,7 @@ void svg_y_axis(const Svg *s, int ticks)
     char label[SVG_LABEL_BYTES];
     for (double k = ceil(s->low / d); k * d <= s->high; k++) {
         const double y = svg_y(s, k * d);
-        fprintf(s->out,
-                "<path class=\"grid\" d=\"M%g %.1fH%g\"/><text x=\"%g\" y=\"%.1f\" class=\"e\">%s</text>\n",
+        fprintf(s->out, "<path class=\"grid\" d=\"M%g %.1fH%g\"/><text x=\"%g\" y=\"%.1f\" class=\"e\">%s</text>\n",
                 s->left, y, s->right, s->left - LABEL_GAP, y + 4, svg_label(label, k * d, d));
     }
 }
@@ -122,8 +117,8 @@ void svg_line(const Svg *s, const SvgPoint *points, int count)
 
 const char *svg_mark(int series)
 {
-    static const char *const shapes[] = { "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "m-3.5-3.5h7v7h-7z",
-                                          "m0-5l5 8.5h-10z", "m0-5l5 5l-5 5l-5-5z" };
+    static const char *const shapes[] = { "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "m-3.5-3.5h7v7h-7z", "m0-5l5 8.5h-10z",
+                                          "m0-5l5 5l-5 5l-5-5z" };
     return shapes[series % 4];
 }
 

@@ -40,11 +40,10 @@ typedef struct {
 typedef struct {
     FILE *out;
     double left, top, right, bottom; /* the plot area */
-    double first, last, low,
-        high;   /* the values that it shows: x from `first` (0) to `last`, y from `low` to `high` */
-    int digits; /* behind the point, of what lines pass through */
-    bool bare;  /* x has labels alone, no lines */
-    bool times; /* x is a time, with ticks at fractions and labels as 20000; else a count: 20k */
+    double first, last, low, high; /* the values that it shows: x from `first` (0) to `last`, y from `low` to `high` */
+    int digits;                    /* behind the point, of what lines pass through */
+    bool bare;                     /* x has labels alone, no lines */
+    bool times;                    /* x is a time, with ticks at fractions and labels as 20000; else a count: 20k */
 } Svg;
 
 /* A plot area whose axes hold nothing yet. */

@@ -136,8 +136,7 @@ void trace_end(void)
 void trace_counter(const char *name, int number, double value)
 {
     if (is_on())
-        record((TraceEvent){
-            .name = name, .phase = 'C', .track = number, .start_ns = trace_now(), .value = value });
+        record((TraceEvent){ .name = name, .phase = 'C', .track = number, .start_ns = trace_now(), .value = value });
 }
 
 void trace_arrow(const char *name, int64_t id, bool end)
@@ -289,8 +288,8 @@ void trace_halt(void)
     atomic_store(&trace.on, false);
     pthread_mutex_unlock(&trace.lock);
     if (kept() < trace.recorded)
-        log_warn("'%s' holds the newest %lld events, %lld before them found no room", trace.path,
-                 (long long)kept(), (long long)(trace.recorded - kept()));
+        log_warn("'%s' holds the newest %lld events, %lld before them found no room", trace.path, (long long)kept(),
+                 (long long)(trace.recorded - kept()));
 }
 
 Err trace_stop(void)

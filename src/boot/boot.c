@@ -47,8 +47,7 @@ static Err number(const Env *e, const char *name, int low, int high, int *out)
     errno = 0;
     long x = strtol(v, &end, 10);
     if (errno || *end || !isdigit((unsigned char)*v) || x < low || x > high) {
-        err_set(ERR_CONFIG, "environment: %s='%s' is not an integer of %d..%d", name, printable(v, text), low,
-                high);
+        err_set(ERR_CONFIG, "environment: %s='%s' is not an integer of %d..%d", name, printable(v, text), low, high);
         return err_hint("the launcher sets %s; set it right or take it out of the environment", name);
     }
     *out = (int)x;
@@ -157,8 +156,7 @@ static Err read_slurm(Env *e, Boot *b)
     TRY(number(e, "SLURM_LOCALID", 0, RANKS_MAX, &b->local_rank));
     TRY(number(e, "SLURM_NODEID", 0, RANKS_MAX, &node));
     TRY(number(e, "SLURM_RESTART_COUNT", 0, 1 << 20, &b->restart));
-    TRY(number(e, have(e, "SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES", 1, RANKS_MAX,
-               &nodes));
+    TRY(number(e, have(e, "SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES", 1, RANKS_MAX, &nodes));
     const char *tasks = value_of(e, "SLURM_STEP_TASKS_PER_NODE"), *hosts = value_of(e, "SLURM_STEP_NODELIST");
     if (tasks) b->local_size = tasks_of_node(tasks, node);
     if (nodes == 1) b->local_size = b->size;
@@ -210,13 +208,12 @@ static Err read_launcher(Env *e, Boot *b)
 static Err check_ranks(const Boot *b)
 {
     if (b->rank >= b->size) {
-        err_set(ERR_CONFIG, "environment: rank %d of %d ranks (%s): ranks count from 0", b->rank, b->size,
-                b->launcher);
+        err_set(ERR_CONFIG, "environment: rank %d of %d ranks (%s): ranks count from 0", b->rank, b->size, b->launcher);
         return err_hint("check what sets the rank and the number of ranks");
     }
     if (b->local_size > b->size)
-        return err_set(ERR_CONFIG, "environment: %d ranks on this node but %d in all (%s)", b->local_size,
-                       b->size, b->launcher);
+        return err_set(ERR_CONFIG, "environment: %d ranks on this node but %d in all (%s)", b->local_size, b->size,
+                       b->launcher);
     return ERR_OK;
 }
 
@@ -236,24 +233,22 @@ static void copy_address(const char *text, char *out)
 static Err read_address(const Env *e, Boot *b)
 {
     const char *addr = value_of(e, "MASTER_ADDR");
-    if (addr && strlen(addr) >= sizeof b->addr)
-        return err_set(ERR_CONFIG, "environment: MASTER_ADDR is too long");
+    if (addr && strlen(addr) >= sizeof b->addr) return err_set(ERR_CONFIG, "environment: MASTER_ADDR is too long");
     if (addr) copy_address(addr, b->addr);
     if (b->size == 1) b->local_size = 1;
     bool one_node = b->local_size == b->size;
     if (!*b->addr && one_node) strcpy(b->addr, "127.0.0.1");
     if (!*b->addr) {
-        err_set(ERR_CONFIG, "environment: %d ranks (%s), perhaps on several nodes, and no MASTER_ADDR",
-                b->size, b->launcher);
-        return err_hint(
-            "set MASTER_ADDR to the host of rank 0 (mpirun: -x MASTER_ADDR=HOST); 127.0.0.1 if there "
-            "is one node only");
+        err_set(ERR_CONFIG, "environment: %d ranks (%s), perhaps on several nodes, and no MASTER_ADDR", b->size,
+                b->launcher);
+        return err_hint("set MASTER_ADDR to the host of rank 0 (mpirun: -x MASTER_ADDR=HOST); 127.0.0.1 if there "
+                        "is one node only");
     }
     if (is_loopback(b->addr) && b->local_size < 0) b->local_size = b->size; /* nobody else can reach rank 0 */
     if (b->local_rank < 0 && b->local_size == b->size) b->local_rank = b->rank;
     if (b->local_size > 0 && b->local_rank >= b->local_size) {
-        err_set(ERR_CONFIG, "environment: local rank %d of %d on this node (%s): they count from 0",
-                b->local_rank, b->local_size, b->launcher);
+        err_set(ERR_CONFIG, "environment: local rank %d of %d on this node (%s): they count from 0", b->local_rank,
+                b->local_size, b->launcher);
         return err_hint("check what sets the local rank and how many ranks there are on a node");
     }
     return ERR_OK;
@@ -280,8 +275,8 @@ static Err read_secret(const Env *e, Boot *b)
     const size_t bytes = secret ? strlen(secret) : 0;
     if (!secret) return ERR_OK;
     if (bytes < BOOT_SECRET_MIN || bytes >= sizeof b->secret) {
-        err_set(ERR_CONFIG, "environment: MEGATRAIN_SECRET has %zu bytes, not %d to %zu", bytes,
-                BOOT_SECRET_MIN, sizeof b->secret - 1);
+        err_set(ERR_CONFIG, "environment: MEGATRAIN_SECRET has %zu bytes, not %d to %zu", bytes, BOOT_SECRET_MIN,
+                sizeof b->secret - 1);
         return err_hint("64 random digits are right: od -An -N32 -tx1 /dev/urandom | tr -d ' \\n'");
     }
     strcpy(b->secret, secret);

@@ -28,9 +28,9 @@ typedef struct {
     char addr[256];             /* name or number of the host of rank 0 */
     int port;                   /* the first port to try */
     bool port_given;            /* the user or the launcher gave the port; else it is our default */
-    int job_tasks; /* tasks of the Slurm job in which this process is alone, no step of srun's; 0: none */
-    int restart;   /* how often the launcher started the job anew */
-    char job[256]; /* equal on the ranks of one start of a job, different for any other */
+    int job_tasks;              /* tasks of the Slurm job in which this process is alone, no step of srun's; 0: none */
+    int restart;                /* how often the launcher started the job anew */
+    char job[256];              /* equal on the ranks of one start of a job, different for any other */
     char secret[BOOT_SECRET_BYTES];    /* MEGATRAIN_SECRET; "" if the launcher gave none (boot/secret.h) */
     const volatile sig_atomic_t *stop; /* not 0: waits for others end; NULL unless the caller sets it */
 } Boot;

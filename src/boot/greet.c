@@ -33,8 +33,7 @@ uint64_t greet_name(const GreetKey *key, const char *label)
 {
     uint8_t hash[GREET_KEY_BYTES];
     uint64_t name;
-    crypto_generichash(hash, sizeof hash, (const uint8_t *)label, strlen(label), key->bytes,
-                       sizeof key->bytes);
+    crypto_generichash(hash, sizeof hash, (const uint8_t *)label, strlen(label), key->bytes, sizeof key->bytes);
     memcpy(&name, hash, sizeof name);
     return name;
 }
@@ -74,8 +73,7 @@ static void prove(const Greeting *g, Proof what, const Welcome *welcome, uint8_t
     crypto_generichash_final(&s, proof, GREET_PROOF_BYTES);
 }
 
-static bool proven(const Greeting *g, Proof what, const Welcome *welcome,
-                   const uint8_t proof[GREET_PROOF_BYTES])
+static bool proven(const Greeting *g, Proof what, const Welcome *welcome, const uint8_t proof[GREET_PROOF_BYTES])
 {
     uint8_t right[GREET_PROOF_BYTES];
     prove(g, what, welcome, right);

@@ -34,8 +34,7 @@ static void drop(Host *h, int i)
 {
     Conn *c = h->conns[i];
     if (c->state == CONN_STORE) h->peers[c->rank].here = h->peers[c->rank].heard = false;
-    if ((c->state == CONN_STORE && h->all_here) || c->state == CONN_WATCH)
-        judge_lost(h->judge, clock_s(), c->rank);
+    if ((c->state == CONN_STORE && h->all_here) || c->state == CONN_WATCH) judge_lost(h->judge, clock_s(), c->rank);
     link_close(&c->link);
     free(c);
     h->conns[i] = h->conns[--h->count];
@@ -117,8 +116,7 @@ static void missing_text(const Host *h, double waited_s, char *text, size_t size
         missing += !h->peers[r].here;
         gave_up += !h->peers[r].here && h->peers[r].gave_up;
     }
-    bool name_all =
-        missing == gave_up; /* else those that gave up waiting for others are not the ones to look for */
+    bool name_all = missing == gave_up; /* else those that gave up waiting for others are not the ones to look for */
     if (!name_all) missing -= gave_up;
     size_t n = (size_t)snprintf(text, size, "waited %.3g s for rank%s", waited_s, missing == 1 ? "" : "s");
     for (int r = 0; r < h->boot.size && named < NAMED_MAX; r++) {
@@ -126,8 +124,8 @@ static void missing_text(const Host *h, double waited_s, char *text, size_t size
         if (p->here || (p->gave_up && !name_all)) continue;
         n += (size_t)snprintf(text + n, size - n, "%s %d", named++ ? "," : "", r);
         if (p->known && n + LINK_HOST_BYTES + 64 < size)
-            n += (size_t)snprintf(text + n, size - n, " (host %s, pid %u, came and %s)", p->hello.host,
-                                  p->hello.pid, p->gave_up ? "gave up" : "left again");
+            n += (size_t)snprintf(text + n, size - n, " (host %s, pid %u, came and %s)", p->hello.host, p->hello.pid,
+                                  p->gave_up ? "gave up" : "left again");
         if (n + 64 > size) break;
     }
     if (missing > named) n += (size_t)snprintf(text + n, size - n, " and %d more", missing - named);
@@ -142,8 +140,7 @@ static void check_all_here(Host *h)
     h->all_here = true;
     judge_met(h->judge, clock_s());
     for (int i = 0; i < h->count; i++)
-        if (h->conns[i]->state == CONN_STORE)
-            link_put(&h->conns[i]->link, FRAME_ALL_HERE, 0, NULL, 0, NULL, 0);
+        if (h->conns[i]->state == CONN_STORE) link_put(&h->conns[i]->link, FRAME_ALL_HERE, 0, NULL, 0, NULL, 0);
 }
 
 /* Ends a connection such that all that was sent arrives: closing with something unread would break the connection and
@@ -168,8 +165,8 @@ static void welcome(Host *h, Conn *c, WelcomeKind kind, const char *text)
 static void refuse_twin(Host *h, Conn *c, const Hello *hello, const Peer *p)
 {
     char text[512];
-    snprintf(text, sizeof text, "two processes are rank %u of %d: host %s, pid %u, and host %s, pid %u",
-             hello->rank, h->boot.size, p->hello.host, p->hello.pid, hello->host, hello->pid);
+    snprintf(text, sizeof text, "two processes are rank %u of %d: host %s, pid %u, and host %s, pid %u", hello->rank,
+             h->boot.size, p->hello.host, p->hello.pid, hello->host, hello->pid);
     welcome(h, c, h->all_here ? WELCOME_REFUSED : WELCOME_FAILED, text);
     if (h->all_here || h->failed) return;
     snprintf(h->failure_text, sizeof h->failure_text, "%s", text);
@@ -335,8 +332,7 @@ static void tell_watches(Host *h, FrameKind kind, const void *data, size_t bytes
 {
     for (int i = 0; i < h->count; i++) {
         Conn *c = h->conns[i];
-        if (c->state == CONN_WATCH && (c->rank == 0) == rank_0)
-            link_put(&c->link, kind, 0, data, bytes, NULL, 0);
+        if (c->state == CONN_WATCH && (c->rank == 0) == rank_0) link_put(&c->link, kind, 0, data, bytes, NULL, 0);
     }
 }
 
@@ -402,9 +398,8 @@ static int prepare_polls(Host *h, double now)
     h->polls[0] = (struct pollfd){ .fd = h->wake, .events = POLLIN };
     h->polls[1] = (struct pollfd){ .fd = now < h->accept_after ? -1 : h->listener, .events = POLLIN };
     for (int i = 0; i < h->count; i++)
-        h->polls[i + 2] =
-            (struct pollfd){ .fd = h->conns[i]->link.fd,
-                             .events = (short)(POLLIN | (h->conns[i]->link.out_size ? POLLOUT : 0)) };
+        h->polls[i + 2] = (struct pollfd){ .fd = h->conns[i]->link.fd,
+                                           .events = (short)(POLLIN | (h->conns[i]->link.out_size ? POLLOUT : 0)) };
     return h->count + 2;
 }
 
@@ -423,8 +418,7 @@ static void flush_conn(Host *h, int i)
 {
     Conn *c = h->conns[i];
     bool broken = !link_flush(&c->link);
-    if (c->state == CONN_ENDING && !c->link.out_size && !c->shut)
-        c->shut = shutdown(c->link.fd, SHUT_WR) == 0;
+    if (c->state == CONN_ENDING && !c->link.out_size && !c->shut) c->shut = shutdown(c->link.fd, SHUT_WR) == 0;
     if (broken) drop(h, i);
 }
 
@@ -534,8 +528,8 @@ bool host_close(Host *h, double timeout_s, char *why, size_t size)
     const bool guilty = h->watching && h->judged, fine = rank < 0 && !guilty;
     if (guilty) snprintf(why, size, "%s", h->verdict.text);
     else if (rank >= 0)
-        snprintf(why, size, "rank %d (host %s, pid %u) has not ended in %.3g s", rank,
-                 h->peers[rank].hello.host, h->peers[rank].hello.pid, timeout_s);
+        snprintf(why, size, "rank %d (host %s, pid %u) has not ended in %.3g s", rank, h->peers[rank].hello.host,
+                 h->peers[rank].hello.pid, timeout_s);
     free_host(h);
     return fine;
 }

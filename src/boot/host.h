@@ -8,11 +8,7 @@
 #include "boot/boot.h"
 #include "boot/greet.h"
 
-enum {
-    STORE_KEY_MAX = 255,
-    STORE_VALUE_MAX = 1 << 20,
-    STORE_FRAME_MAX = STORE_VALUE_MAX + STORE_KEY_MAX + 1
-};
+enum { STORE_KEY_MAX = 255, STORE_VALUE_MAX = 1 << 20, STORE_FRAME_MAX = STORE_VALUE_MAX + STORE_KEY_MAX + 1 };
 
 typedef struct Host Host;
 

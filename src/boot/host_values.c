@@ -51,8 +51,7 @@ bool host_add(Host *h, Conn *c, uint32_t id, const char *key, const char *value,
     int64_t sum = 0, delta;
     const KvItem *item = kv_find(&h->values, key);
     if (size != sizeof delta) return false;
-    if (item && item->size != sizeof sum)
-        return refuse(c, id, "store_add on a value that is no number"), true;
+    if (item && item->size != sizeof sum) return refuse(c, id, "store_add on a value that is no number"), true;
     if (item) memcpy(&sum, item->value, sizeof sum);
     memcpy(&delta, value, sizeof delta);
     sum = (int64_t)((uint64_t)sum + (uint64_t)delta);

@@ -42,8 +42,7 @@ struct Judge {
     double decide_at;
 };
 
-static const char *const phase_names[PHASE_COUNT] = { "starting",   "loading", "step",
-                                                      "evaluation", "saving",  "ending" };
+static const char *const phase_names[PHASE_COUNT] = { "starting", "loading", "step", "evaluation", "saving", "ending" };
 
 Judge *judge_open(int size)
 {
@@ -89,8 +88,8 @@ bool judge_beat(Judge *j, double now, int rank, const void *beat, size_t bytes)
     WatchComm comm[WATCH_COMMS];
     if (bytes < sizeof head) return false;
     memcpy(&head, beat, sizeof head);
-    if (head.comms > WATCH_COMMS || bytes != sizeof head + head.comms * sizeof *comm ||
-        head.phase >= PHASE_COUNT || !(head.freeze_s > 0) || !(head.beat_s > 0) || !(head.stall_s >= 0))
+    if (head.comms > WATCH_COMMS || bytes != sizeof head + head.comms * sizeof *comm || head.phase >= PHASE_COUNT ||
+        !(head.freeze_s > 0) || !(head.beat_s > 0) || !(head.stall_s >= 0))
         return false;
     memcpy(comm, (const char *)beat + sizeof head, head.comms * sizeof *comm);
     for (uint32_t i = 0; i < head.comms; i++) comm[i].name[WATCH_NAME_BYTES - 1] = 0;
@@ -164,8 +163,7 @@ void judge_lost(Judge *j, double now, int rank)
 /* Statuses that say "somebody else failed". */
 static bool is_second_hand(int code)
 {
-    return code == err_exit_code(ERR_PEER) || code == err_exit_code(ERR_HANG) ||
-           code == err_exit_code(ERR_RENDEZVOUS);
+    return code == err_exit_code(ERR_PEER) || code == err_exit_code(ERR_HANG) || code == err_exit_code(ERR_RENDEZVOUS);
 }
 
 void judge_left(Judge *j, double now, int rank, int exit_code, const char *message)
@@ -183,8 +181,7 @@ void judge_left(Judge *j, double now, int rank, int exit_code, const char *messa
 void judge_unwatched(Judge *j, double now, int rank)
 {
     const Subject *s = &j->ranks[rank];
-    if (!s->watched && !s->left)
-        judge_left(j, now, rank, err_exit_code(ERR_PEER), "before its watch was opened");
+    if (!s->watched && !s->left) judge_left(j, now, rank, err_exit_code(ERR_PEER), "before its watch was opened");
 }
 
 void judge_report(Judge *j, double now, int rank, int exit_code, const char *message)
@@ -208,8 +205,8 @@ static void look_for_frozen(Judge *j, double now)
         who_text(j, r, who, sizeof who);
         place_text(s, place, sizeof place);
         snprintf(text, sizeof text,
-                 "%s gave no sign of life for %.3g s, the last one %s: it is frozen or its host is gone", who,
-                 limit, place);
+                 "%s gave no sign of life for %.3g s, the last one %s: it is frozen or its host is gone", who, limit,
+                 place);
         accuse(j, now, r, WATCH_FROZEN, err_exit_code(ERR_PEER), text);
     }
 }
@@ -311,8 +308,7 @@ static bool may_wait_for_silence(const Judge *j, double now, int a, uint32_t bes
 static bool find_end_of_waiting(const Judge *j, double now, bool strict, Wait *out)
 {
     for (int b = 0; b < j->size; b++) {
-        if (is_silent(j, now, b) || may_wait_for_silence(j, now, b, 0) || waits_for_any(j, b, strict))
-            continue;
+        if (is_silent(j, now, b) || may_wait_for_silence(j, now, b, 0) || waits_for_any(j, b, strict)) continue;
         for (int a = 0; a < j->size; a++)
             if (!is_silent(j, now, a) && waits_for(j, a, b, strict, out)) return true;
     }
@@ -367,8 +363,7 @@ static void wait_text(const Wait *w, char *out, size_t size)
                  (unsigned long long)x->completed + 1, x->name);
     else
         snprintf(out, size, "it has issued %llu calls on '%s' and rank %d waits there in call %llu",
-                 (unsigned long long)w->lagging.issued, x->name, w->waiter,
-                 (unsigned long long)x->completed + 1);
+                 (unsigned long long)w->lagging.issued, x->name, w->waiter, (unsigned long long)x->completed + 1);
 }
 
 /* Whoever beats no more comes before what is not sure: what it said last is of the past, and others seem to wait for
@@ -390,11 +385,10 @@ static void accuse_of_silence(Judge *j, double now, double limit, int rank)
     const Subject *s = &j->ranks[rank];
     who_text(j, rank, who, sizeof who);
     place_text(s, place, sizeof place);
-    snprintf(
-        text, sizeof text,
-        "no rank got on for %.4g s, and %s gave no sign of life for %.3g s, the last one %s: it is stopped, "
-        "frozen, or its host is gone",
-        limit, who, now - s->last_beat, place);
+    snprintf(text, sizeof text,
+             "no rank got on for %.4g s, and %s gave no sign of life for %.3g s, the last one %s: it is stopped, "
+             "frozen, or its host is gone",
+             limit, who, now - s->last_beat, place);
     accuse(j, now, rank, WATCH_HUNG, err_exit_code(ERR_HANG), text);
 }
 
@@ -415,11 +409,10 @@ static void accuse_of_hang(Judge *j, double now, double limit)
     who_text(j, rank, who, sizeof who);
     place_text(s, place, sizeof place);
     if (found) wait_text(&w, wait, sizeof wait);
-    int n = snprintf(text, sizeof text, "no rank got on for %.4g s; the first to look at is %s, %s%s%s%s",
-                     limit, who, place, found ? ": " : "", wait,
+    int n = snprintf(text, sizeof text, "no rank got on for %.4g s; the first to look at is %s, %s%s%s%s", limit, who,
+                     place, found ? ": " : "", wait,
                      circle ? "; it waits in turn: the ranks wait for each other in a circle" : "");
-    if (s->left)
-        snprintf(text + n, sizeof text - (size_t)n, "; it has left with exit status %d", s->exit_code);
+    if (s->left) snprintf(text + n, sizeof text - (size_t)n, "; it has left with exit status %d", s->exit_code);
     accuse(j, now, rank, WATCH_HUNG, err_exit_code(ERR_HANG), text);
 }
 
@@ -448,17 +441,15 @@ static void sentence(const Judge *j, Verdict *out)
         if (!s->accused) continue;
         if (!worst || s->what < worst->what || (s->what == worst->what && s->since < worst->since)) worst = s;
     }
-    *out = (Verdict){
-        .what = worst->what, .rank = (int)(worst - j->ranks), .pid = worst->pid, .exit_code = worst->code
-    };
+    *out =
+        (Verdict){ .what = worst->what, .rank = (int)(worst - j->ranks), .pid = worst->pid, .exit_code = worst->code };
     memcpy(out->host, worst->host, sizeof out->host);
     size_t n = (size_t)snprintf(out->text, sizeof out->text, "%s", worst->text);
     int also = 0;
     for (int r = 0; r < j->size && n + 40 < sizeof out->text; r++) {
         const Subject *s = &j->ranks[r];
         if (s == worst || !s->accused || s->what != worst->what || s->what > WATCH_FROZEN) continue;
-        n += (size_t)snprintf(out->text + n, sizeof out->text - n, "%s %d",
-                              also++ ? "," : "; also lost: rank", r);
+        n += (size_t)snprintf(out->text + n, sizeof out->text - n, "%s %d", also++ ? "," : "; also lost: rank", r);
     }
 }
 

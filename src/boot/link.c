@@ -122,8 +122,7 @@ bool link_put(Link *l, FrameKind kind, uint32_t id, const void *head, size_t hea
     FrameHead h = { .bytes = (uint32_t)(head_bytes + body_bytes), .kind = kind, .id = id };
     if (l->out_size + sizeof h + h.bytes > OUT_MAX) return false; /* nor the head alone */
     if (!reserve(&l->out, &l->out_capacity, l->out_size + sizeof h + h.bytes)) return false;
-    return link_put_raw(l, &h, sizeof h) && link_put_raw(l, head, head_bytes) &&
-           link_put_raw(l, body, body_bytes);
+    return link_put_raw(l, &h, sizeof h) && link_put_raw(l, head, head_bytes) && link_put_raw(l, body, body_bytes);
 }
 
 bool link_flush(Link *l)
@@ -143,9 +142,7 @@ int link_poll(struct pollfd *fds, int count, double deadline)
 {
     for (;;) {
         double left = deadline - clock_s();
-        int ms = left <= 0    ? 0
-                 : left > 1e6 ? 1000000000
-                              : (int)(left * 1e3) + 1; /* rounded up: never early */
+        int ms = left <= 0 ? 0 : left > 1e6 ? 1000000000 : (int)(left * 1e3) + 1; /* rounded up: never early */
         int n = poll(fds, (nfds_t)count, ms);
         if (n >= 0 || errno != EINTR) return n;
     }
@@ -221,8 +218,7 @@ static int listen_on(int family, const void *address, socklen_t size, bool dual)
 {
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1, off = 0;
     if (fd < 0) return -1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on,
-               sizeof on); /* not kept out by the last run's closed connections */
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* not kept out by the last run's closed connections */
     if (dual) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     if (bind(fd, address, size) == 0 && listen(fd, BACKLOG) == 0) return fd;
     return close_for(fd, errno);
@@ -236,8 +232,7 @@ int net_listen(int port, bool loopback_only, bool *taken)
     int fd = -1;
     errno = EAFNOSUPPORT;
     if (!loopback_only) fd = listen_on(AF_INET6, &all, sizeof all, true);
-    if (fd < 0 && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL))
-        fd = listen_on(AF_INET, &v4, sizeof v4, false);
+    if (fd < 0 && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL)) fd = listen_on(AF_INET, &v4, sizeof v4, false);
     *taken = fd < 0 && errno == EADDRINUSE;
     return fd;
 }
@@ -277,8 +272,7 @@ static int connect_to(const struct addrinfo *a, double deadline)
 static struct addrinfo *numeric(const char *address, int port)
 {
     char service[16];
-    struct addrinfo want = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV },
-                    *list = NULL;
+    struct addrinfo want = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV }, *list = NULL;
     snprintf(service, sizeof service, "%d", port);
     if (getaddrinfo(address, service, &want, &list)) errno = EINVAL;
     return list;
@@ -308,8 +302,7 @@ int net_dial(const char *addr, int port, double deadline, char *why, size_t why_
 {
     char service[16];
     snprintf(service, sizeof service, "%d", port);
-    struct addrinfo want = { .ai_socktype = SOCK_STREAM, .ai_family = AF_UNSPEC, .ai_flags = AI_NUMERICSERV },
-                    *list;
+    struct addrinfo want = { .ai_socktype = SOCK_STREAM, .ai_family = AF_UNSPEC, .ai_flags = AI_NUMERICSERV }, *list;
     int rc = getaddrinfo(addr, service, &want, &list);
     if (rc) {
         snprintf(why, why_size, "cannot resolve '%s': %s", addr, gai_strerror(rc));
@@ -317,8 +310,7 @@ int net_dial(const char *addr, int port, double deadline, char *why, size_t why_
     }
     int fd = -1;
     snprintf(why, why_size, "'%s' has no address", addr);
-    for (int pass = 0; fd < 0 && pass < 2;
-         pass++) /* IPv4 first on every rank: their addresses must be of one kind */
+    for (int pass = 0; fd < 0 && pass < 2; pass++) /* IPv4 first on every rank: their addresses must be of one kind */
         for (struct addrinfo *a = list; fd < 0 && a; a = a->ai_next) {
             if ((a->ai_family == AF_INET) != (pass == 0)) continue;
             fd = connect_to(a, deadline);
@@ -331,8 +323,7 @@ int net_dial(const char *addr, int port, double deadline, char *why, size_t why_
 static bool addr_text(const struct sockaddr_storage *a, socklen_t n, char *out, size_t size)
 {
     if (getnameinfo((const void *)a, n, out, (socklen_t)size, NULL, 0, NI_NUMERICHOST)) return false;
-    if (!strncmp(out, "::ffff:", 7))
-        memmove(out, out + 7, strlen(out) - 6); /* IPv4 over a dual-stack socket */
+    if (!strncmp(out, "::ffff:", 7)) memmove(out, out + 7, strlen(out) - 6); /* IPv4 over a dual-stack socket */
     return true;
 }
 

@@ -35,8 +35,7 @@ static Found not_ours(GreetStep step, int port, char *why, size_t size)
 }
 
 /* With m->key. */
-static Found ask(const char *addr, int port, const Hello *hello, double deadline, Meeting *m, char *why,
-                 size_t size)
+static Found ask(const char *addr, int port, const Hello *hello, double deadline, Meeting *m, char *why, size_t size)
 {
     Greeting greeting;
     Link *l = &m->link;
@@ -44,8 +43,7 @@ static Found ask(const char *addr, int port, const Hello *hello, double deadline
     if (fd < 0) return FOUND_NOTHING;
     link_open(l, fd, 0);
     GreetStep step = GREET_STRANGER;
-    if (greet_call(&greeting, l, &m->key, hello, port))
-        step = greet_until(&greeting, l, &m->welcome, deadline);
+    if (greet_call(&greeting, l, &m->key, hello, port)) step = greet_until(&greeting, l, &m->welcome, deadline);
     if (step != GREET_DONE) return link_close(l), not_ours(step, port, why, size);
     snprintf(m->addr, sizeof m->addr, "%s", addr);
     m->port = port;
@@ -60,9 +58,9 @@ static Found ask(const char *addr, int port, const Hello *hello, double deadline
 static Err refused(const Boot *boot, const Hello *hello, const Meeting *m, const char *why)
 {
     err_set(ERR_RENDEZVOUS, "rank %d was refused at the rendezvous: %s", boot->rank, why);
-    Err err = err_hint(
-        "see that each rank is started once, by the same program (a RANK exported in a batch script gives "
-        "all tasks one rank)");
+    Err err =
+        err_hint("see that each rank is started once, by the same program (a RANK exported in a batch script gives "
+                 "all tasks one rank)");
     bool said_there = m->welcome.kind == WELCOME_FAILED && m->welcome.process != hello->process;
     return said_there ? err_elsewhere(err) : err;
 }
@@ -91,11 +89,9 @@ Err meet_host(const Boot *boot, const Hello *hello, double timeout_s, double dea
     out->key = greet_key(boot->secret, boot->job);
     do {
         Found best = FOUND_NOTHING;
-        for (int port = boot->port; port <= last_port(boot) && (port == boot->port || clock_s() < deadline);
-             port++) {
+        for (int port = boot->port; port <= last_port(boot) && (port == boot->port || clock_s() < deadline); port++) {
             if (told_to_stop(boot)) break;
-            Found f =
-                ask(boot->addr, port, hello, earlier(deadline, clock_s() + patience), out, why, sizeof why);
+            Found f = ask(boot->addr, port, hello, earlier(deadline, clock_s() + patience), out, why, sizeof why);
             if (f == FOUND_HOST) return ERR_OK;
             if (f == FOUND_REFUSAL) return refused(boot, hello, out, why);
             if (tried_all && clock_s() >= deadline) break; /* cut short: what was found before says more */
@@ -107,10 +103,9 @@ Err meet_host(const Boot *boot, const Hello *hello, double timeout_s, double dea
         patience = earlier(2 * patience, PATIENCE_LAST_S);
     } while (clock_s() < deadline && !told_to_stop(boot));
     if (told_to_stop(boot)) timeout_s -= deadline - clock_s();
-    err_set(ERR_RENDEZVOUS, "rank %d waited %.3g s for rank 0 of %d at '%s', ports %d to %d: %s", boot->rank,
-            timeout_s, boot->size, boot->addr, boot->port, last_port(boot), best_why);
-    return err_hint(
-        "is rank 0 started, is MASTER_ADDR its host, do all ranks have the same MASTER_PORT and size?");
+    err_set(ERR_RENDEZVOUS, "rank %d waited %.3g s for rank 0 of %d at '%s', ports %d to %d: %s", boot->rank, timeout_s,
+            boot->size, boot->addr, boot->port, last_port(boot), best_why);
+    return err_hint("is rank 0 started, is MASTER_ADDR its host, do all ranks have the same MASTER_PORT and size?");
 }
 
 /* Our own host answers, by the ranks' address or, where that does not lead back here, by the loopback one. */
@@ -131,8 +126,8 @@ static Err reach_own_host(const Boot *boot, const Hello *hello, int port, double
 
 Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **host, Meeting *out)
 {
-    bool here = boot->local_size == boot->size &&
-                (!strcmp(boot->addr, "127.0.0.1") || !strcmp(boot->addr, "localhost"));
+    bool here =
+        boot->local_size == boot->size && (!strcmp(boot->addr, "127.0.0.1") || !strcmp(boot->addr, "localhost"));
     /* once: sixteen ports that never answer must not take as long as the others wait */
     const double patient_until = clock_s() + PATIENCE_TWIN_S;
     out->key = greet_key(boot->secret, boot->job);
@@ -166,7 +161,6 @@ Err meet_again(const Meeting *m, const Hello *hello, double deadline, Link *out)
     Found f = ask(m->addr, m->port, hello, deadline, &again, why, sizeof why);
     if (f == FOUND_HOST && again.welcome.process == m->welcome.process) return *out = again.link, ERR_OK;
     if (f == FOUND_HOST) link_close(&again.link);
-    return err_set(ERR_PEER,
-                   "rank 0 (host %s, pid %u) was lost or is frozen: port %d does not answer as it did",
+    return err_set(ERR_PEER, "rank 0 (host %s, pid %u) was lost or is frozen: port %d does not answer as it did",
                    m->welcome.host, m->welcome.pid, m->port);
 }

@@ -10,9 +10,7 @@ void message_text(MessageLabel l, char *out, size_t size)
         "part of a sum", "rows of a product"
     };
     const char *name = names[l.kind < MESSAGE_KIND_COUNT ? l.kind : MESSAGE_PLAIN];
-    if (l.kind == MESSAGE_PLAIN || l.kind == MESSAGE_SUM || l.kind == MESSAGE_ROWS)
-        snprintf(out, size, "%s", name);
-    else if (l.kind == MESSAGE_KEYS || l.kind == MESSAGE_KEY_SUMS)
-        snprintf(out, size, "%s of part %u", name, l.stage);
+    if (l.kind == MESSAGE_PLAIN || l.kind == MESSAGE_SUM || l.kind == MESSAGE_ROWS) snprintf(out, size, "%s", name);
+    else if (l.kind == MESSAGE_KEYS || l.kind == MESSAGE_KEY_SUMS) snprintf(out, size, "%s of part %u", name, l.stage);
     else snprintf(out, size, "%s of micro-batch %u for stage %u", name, l.microbatch, l.stage);
 }

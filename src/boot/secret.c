@@ -27,9 +27,8 @@ static Err path_of(const Boot *b, const char *folder, char path[PATH_MAX])
 
 static Err hint_launcher(void)
 {
-    return err_hint(
-        "the ranks know each other by this file where their launcher gives them no MEGATRAIN_SECRET "
-        "(docs/security.md)");
+    return err_hint("the ranks know each other by this file where their launcher gives them no MEGATRAIN_SECRET "
+                    "(docs/security.md)");
 }
 
 static Err cannot(const char *what, const char *path)
@@ -47,8 +46,7 @@ static Err check_owner(int fd, const char *path)
                 S_ISDIR(s.st_mode)    ? "a folder"
                 : S_ISFIFO(s.st_mode) ? "a FIFO"
                                       : "a socket or a device");
-        return err_hint(
-            "somebody made it where the ranks keep their secret while they meet: see who, and remove it");
+        return err_hint("somebody made it where the ranks keep their secret while they meet: see who, and remove it");
     }
     if (s.st_uid == geteuid() && !(s.st_mode & 077)) return ERR_OK;
     err_set(ERR_STORAGE, "'%s' is not a file that user %u alone may read: it is user %u's, mode %03o", path,
@@ -125,9 +123,8 @@ static Err wait_for_file(Boot *b, const char *path, double timeout_s)
     if (whole) return ERR_OK;
     err_set(ERR_RENDEZVOUS, "rank %d waited %.3g s for rank 0 of %d, which was to leave '%s'", b->rank,
             clock_s() - began, b->size, path);
-    return err_hint(
-        "is rank 0 started, and do all ranks see this folder? Or set MEGATRAIN_SECRET on all of them "
-        "(docs/security.md)");
+    return err_hint("is rank 0 started, and do all ranks see this folder? Or set MEGATRAIN_SECRET on all of them "
+                    "(docs/security.md)");
 }
 
 Err secret_find(Boot *b, const char *folder, double timeout_s)

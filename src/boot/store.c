@@ -72,8 +72,7 @@ static Err wait_all_here(Store *s, double timeout_s, double deadline)
     if (!told) return err_as(lost(s), ERR_RENDEZVOUS);
     if (f.kind == FRAME_ALL_HERE) return link_drop_frame(l), ERR_OK;
     failed(s, &f);
-    Err err = err_hint(
-        "is every rank started, and do all have the same MASTER_ADDR, MASTER_PORT and number of ranks?");
+    Err err = err_hint("is every rank started, and do all have the same MASTER_ADDR, MASTER_PORT and number of ranks?");
     return s->boot.rank ? err_elsewhere(err) : err;
 }
 
@@ -101,19 +100,17 @@ Err store_open(const Boot *boot, double timeout_s, Store **out)
 /* ---- requests ---- */
 
 /* Sends and waits for the answer, which stays in the link: link_drop_frame() it. Under the lock. */
-static Err request(Store *s, FrameKind kind, const char *key, const void *value, size_t size,
-                   double timeout_s, Frame *answer)
+static Err request(Store *s, FrameKind kind, const char *key, const void *value, size_t size, double timeout_s,
+                   Frame *answer)
 {
     Link *l = &s->meeting.link;
     double deadline = clock_s() + timeout_s;
     size_t key_bytes = strlen(key) + 1;
     ASSERT(key_bytes > 1 && key_bytes <= STORE_KEY_MAX + 1);
     if (size > STORE_VALUE_MAX)
-        return err_set(ERR_RENDEZVOUS, "store key '%s': a value of %zu bytes, at most %d", key, size,
-                       STORE_VALUE_MAX);
+        return err_set(ERR_RENDEZVOUS, "store key '%s': a value of %zu bytes, at most %d", key, size, STORE_VALUE_MAX);
     uint32_t id = ++s->requests;
-    if (!link_put(l, kind, id, key, key_bytes, value, size))
-        return err_set(ERR_MEMORY, "no memory for the store");
+    if (!link_put(l, kind, id, key, key_bytes, value, size)) return err_set(ERR_MEMORY, "no memory for the store");
     if (!link_flush_until(l, deadline)) return lost(s);
     for (;;) {
         if (!link_wait(l, answer, deadline)) break;
@@ -125,8 +122,7 @@ static Err request(Store *s, FrameKind kind, const char *key, const void *value,
         link_drop_frame(l); /* the answer to a request that was given up */
     }
     if (errno != ETIMEDOUT) return lost(s);
-    return err_set(ERR_PEER, "rank %d waited %.3g s for '%s' in the store of rank 0", s->boot.rank, timeout_s,
-                   key);
+    return err_set(ERR_PEER, "rank %d waited %.3g s for '%s' in the store of rank 0", s->boot.rank, timeout_s, key);
 }
 
 Err store_set(Store *s, const char *key, const void *value, size_t size)
@@ -146,8 +142,8 @@ Err store_get(Store *s, const char *key, void *value, size_t capacity, size_t *s
     Err err = request(s, FRAME_GET, key, NULL, 0, timeout_s, &answer);
     if (!err) {
         if (answer.bytes > capacity)
-            err = err_set(ERR_RENDEZVOUS, "store key '%s': %u bytes, at most %zu expected", key, answer.bytes,
-                          capacity);
+            err =
+                err_set(ERR_RENDEZVOUS, "store key '%s': %u bytes, at most %zu expected", key, answer.bytes, capacity);
         else if (answer.bytes) memcpy(value, answer.data, answer.bytes);
         if (size) *size = answer.bytes;
         link_drop_frame(&s->meeting.link);
@@ -163,8 +159,7 @@ Err store_add(Store *s, const char *key, int64_t delta, int64_t *sum)
     Err err = request(s, FRAME_ADD, key, &delta, sizeof delta, ANSWER_S, &answer);
     if (!err) {
         if (answer.bytes != sizeof *sum)
-            err = err_set(ERR_RENDEZVOUS, "store counter '%s': %u bytes, not %zu", key, answer.bytes,
-                          sizeof *sum);
+            err = err_set(ERR_RENDEZVOUS, "store counter '%s': %u bytes, not %zu", key, answer.bytes, sizeof *sum);
         else if (sum) memcpy(sum, answer.data, sizeof *sum);
         link_drop_frame(&s->meeting.link);
     }
@@ -227,31 +222,27 @@ static Err find_other(Store *s, Digest own, double deadline, int32_t *other)
         size_t size = 0;
         snprintf(key, sizeof key, "agree/%d/%d", s->agreements, r);
         const double left = deadline - clock_s();
-        TRY(err_prefix(store_get(s, key, &theirs, sizeof theirs, &size, left > 0 ? left : 0),
-                       "rank %d's facts", r));
+        TRY(err_prefix(store_get(s, key, &theirs, sizeof theirs, &size, left > 0 ? left : 0), "rank %d's facts", r));
         if (size != sizeof theirs || theirs.bytes != own.bytes || theirs.hash != own.hash) *other = r;
     }
     return ERR_OK;
 }
 
 /* Rank 0 has asked `other` for its text: which line is the first that differs? */
-static Err compare_texts(Store *s, const Agreement *a, int other, double timeout_s, char *verdict,
-                         size_t verdict_size)
+static Err compare_texts(Store *s, const Agreement *a, int other, double timeout_s, char *verdict, size_t verdict_size)
 {
     char key[64], *theirs = malloc(STORE_VALUE_MAX + 1);
     const char *our_line = "", *their_line = "";
     size_t size = 0;
     if (!theirs) return err_set(ERR_MEMORY, "no memory for the store");
     snprintf(key, sizeof key, "agree/%d/text", s->agreements);
-    Err err =
-        err_prefix(store_get(s, key, theirs, STORE_VALUE_MAX, &size, timeout_s), "rank %d's facts", other);
+    Err err = err_prefix(store_get(s, key, theirs, STORE_VALUE_MAX, &size, timeout_s), "rank %d's facts", other);
     if (!err) {
         theirs[size] = 0;
         differing_line(a->facts, theirs, &our_line, &their_line);
         const size_t n = line_bytes(their_line), m = line_bytes(our_line);
         snprintf(verdict, verdict_size, "rank %d and rank 0 differ: '%.*s' there, '%.*s' here", other,
-                 (int)(n < LINE_SHOWN ? n : LINE_SHOWN), their_line, (int)(m < LINE_SHOWN ? m : LINE_SHOWN),
-                 our_line);
+                 (int)(n < LINE_SHOWN ? n : LINE_SHOWN), their_line, (int)(m < LINE_SHOWN ? m : LINE_SHOWN), our_line);
     }
     free(theirs);
     return err;

@@ -220,8 +220,7 @@ static bool put_requests(Watch *w)
     pthread_mutex_lock(&w->lock);
     bool leave = w->to_leave;
     if (w->report_code)
-        link_put(&w->link, FRAME_REPORT, (uint32_t)w->report_code, w->report_text, strlen(w->report_text),
-                 NULL, 0);
+        link_put(&w->link, FRAME_REPORT, (uint32_t)w->report_code, w->report_text, strlen(w->report_text), NULL, 0);
     w->report_code = 0;
     pthread_mutex_unlock(&w->lock);
     return leave;
@@ -249,8 +248,7 @@ static void run(Watch *w)
 {
     double last_heard = clock_s(), next_beat = last_heard + w->beat_s, now = last_heard;
     for (;;) {
-        struct pollfd p[] = { { .fd = w->link.fd,
-                                .events = (short)(POLLIN | (w->link.out_size ? POLLOUT : 0)) },
+        struct pollfd p[] = { { .fd = w->link.fd, .events = (short)(POLLIN | (w->link.out_size ? POLLOUT : 0)) },
                               { .fd = w->wake, .events = POLLIN } };
         uint64_t n;
         double before = now;

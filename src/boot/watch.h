@@ -28,15 +28,7 @@ enum { WATCH_COMMS = 64, WATCH_NAME_BYTES = 12, WATCH_TEXT_BYTES = 640 };
 
 typedef enum { WATCH_KILLED, WATCH_FROZEN, WATCH_HUNG, WATCH_LEFT, WATCH_ERROR, WATCH_WHAT_COUNT } WatchWhat;
 
-typedef enum {
-    PHASE_START,
-    PHASE_LOAD,
-    PHASE_STEP,
-    PHASE_EVAL,
-    PHASE_SAVE,
-    PHASE_END,
-    PHASE_COUNT
-} WatchPhase;
+typedef enum { PHASE_START, PHASE_LOAD, PHASE_STEP, PHASE_EVAL, PHASE_SAVE, PHASE_END, PHASE_COUNT } WatchPhase;
 
 typedef struct {
     WatchWhat what;

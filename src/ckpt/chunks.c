@@ -104,9 +104,7 @@ Err text_flush(TextOut *t)
 Err chunk_open(ChunkReader *r, const char *path, int64_t size_bytes, const uint32_t *crcs, char *buf)
 {
     int64_t found;
-    *r = (ChunkReader){
-        .path = path, .size_bytes = size_bytes, .crcs = crcs, .buf = buf, .held = -1, .bad = -1
-    };
+    *r = (ChunkReader){ .path = path, .size_bytes = size_bytes, .crcs = crcs, .buf = buf, .held = -1, .bad = -1 };
     TRY_AS(ERR_CKPT, file_size(path, &found));
     if (found == size_bytes) return ERR_OK;
     return err_set(ERR_CKPT, "'%s' has %lld bytes, the manifest says %lld", path, (long long)found,
@@ -117,8 +115,8 @@ Err chunk_judge(const char *path, int64_t size_bytes, const uint32_t *crcs, int6
 {
     const int64_t start = chunk * CHUNK_BYTES, end = min64(start + CHUNK_BYTES, size_bytes);
     if (crc == crcs[chunk]) return ERR_OK;
-    return err_set(ERR_CKPT, "'%s' is damaged: bytes %lld to %lld have checksum %08x, not %08x", path,
-                   (long long)start, (long long)(end - 1), crc, crcs[chunk]);
+    return err_set(ERR_CKPT, "'%s' is damaged: bytes %lld to %lld have checksum %08x, not %08x", path, (long long)start,
+                   (long long)(end - 1), crc, crcs[chunk]);
 }
 
 static Err hold(ChunkReader *r, int64_t chunk)

@@ -139,7 +139,7 @@ typedef struct {
 typedef struct {
     CkptOptions o;
     CkptSaver saver;
-    char *snapshot; /* this rank's part of the tensors, in the order of its shard; NULL without async */
+    char *snapshot;        /* this rank's part of the tensors, in the order of its shard; NULL without async */
     char folder[PATH_MAX]; /* DIR/checkpoints */
     int64_t nonce;         /* stands in the names of this run's temporary folders; all ranks have the same */
     bool swept;            /* leftovers of earlier runs have been removed, or warned of */

@@ -34,8 +34,7 @@ static void say_passed_over(const char *path)
 }
 
 /* gone, unless it is NULL: one of e[count] is not there any more, nothing is said of what it was found to be. */
-static Err find(const char *folder, const CkptEntry *e, int count, int64_t below, char path[PATH_MAX],
-                bool *gone)
+static Err find(const char *folder, const CkptEntry *e, int count, int64_t below, char path[PATH_MAX], bool *gone)
 {
     for (int i = 0; i < count; i++) {
         bool newer;

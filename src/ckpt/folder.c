@@ -36,15 +36,13 @@ bool entry_is_temporary(const char *name)
 
 Err folder_name(char out[PATH_MAX], const char *run_dir)
 {
-    if (snprintf(out, PATH_MAX, "%s/checkpoints", run_dir) < PATH_MAX - 128)
-        return ERR_OK; /* room for names in it */
+    if (snprintf(out, PATH_MAX, "%s/checkpoints", run_dir) < PATH_MAX - 128) return ERR_OK; /* room for names in it */
     return err_set(ERR_CONFIG, "run.dir is too long: '%s'", run_dir);
 }
 
 Err entry_path(char out[PATH_MAX], const char *folder, CkptEntry e)
 {
-    if (snprintf(out, PATH_MAX, "%s/step-%08lld%s", folder, (long long)e.step, e.old ? ".old" : "") <
-        PATH_MAX)
+    if (snprintf(out, PATH_MAX, "%s/step-%08lld%s", folder, (long long)e.step, e.old ? ".old" : "") < PATH_MAX)
         return ERR_OK;
     return err_set(ERR_CKPT, "path is too long: '%s'", folder);
 }

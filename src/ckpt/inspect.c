@@ -21,8 +21,8 @@ static Err inspect_open(Inspect *x, const char *path)
 }
 
 /* Calls `visit` for each file, opened, with its header parsed. */
-static Err for_each_file(const char *path,
-                         Err (*visit)(Inspect *, int, ChunkReader *, const StFile *, void *), void *arg)
+static Err for_each_file(const char *path, Err (*visit)(Inspect *, int, ChunkReader *, const StFile *, void *),
+                         void *arg)
 {
     Inspect x = { 0 };
     setup_init(&x.arena);
@@ -51,8 +51,8 @@ static Err verify_file(Inspect *x, int file, ChunkReader *r, const StFile *f, vo
         pieces++;
     }
     if (pieces != f->count)
-        return err_set(ERR_CKPT, "'%s' has %lld tensors, the manifest lists %lld", r->path,
-                       (long long)f->count, (long long)pieces);
+        return err_set(ERR_CKPT, "'%s' has %lld tensors, the manifest lists %lld", r->path, (long long)f->count,
+                       (long long)pieces);
     return chunk_check_all(r);
 }
 
@@ -73,8 +73,7 @@ static Err get_bits(const ManifestPiece *q, ChunkReader *r, int64_t offset, uint
 }
 
 /* The sum over elements of a mix of their global index and bits: order plays no part. */
-static Err digest_piece(const ManifestPiece *q, const ManifestParam *p, ChunkReader *r, int64_t offset,
-                        uint64_t *sum)
+static Err digest_piece(const ManifestPiece *q, const ManifestParam *p, ChunkReader *r, int64_t offset, uint64_t *sum)
 {
     uint32_t bits[DIGEST_RUN];
     uint64_t key = rng_mix(rng_key((uint64_t)q->state, p->name) + (uint64_t)p->shape[1]);
@@ -149,8 +148,8 @@ static void print_meta(const Manifest *m, FILE *out)
     put_text(m->folder, out);
     fprintf(out, "\nformat        %lld, written by ", (long long)m->format);
     put_text(a->program, out);
-    fprintf(out, "\nstep          %lld   samples %lld   tokens %lld\n", (long long)a->step,
-            (long long)a->samples, (long long)a->tokens);
+    fprintf(out, "\nstep          %lld   samples %lld   tokens %lld\n", (long long)a->step, (long long)a->samples,
+            (long long)a->tokens);
     fprintf(out, "seed          %lld   reproducible ", (long long)a->seed);
     put_text(a->reproducible, out);
     fprintf(out, "   blocks tp %lld seq %lld attn %lld\n", (long long)a->tp_blocks, (long long)a->seq_blocks,
@@ -181,11 +180,9 @@ static void print_param(const Manifest *m, int id, FILE *out)
     else snprintf(shape, sizeof shape, "[%lld, %lld]", (long long)p->shape[0], (long long)p->shape[1]);
     text_cut(name, sizeof name, p->name);
     plain_make(name, PLAIN_LINE);
-    fprintf(out, "%-40s F32 %-18s %3d piece%s shift %-4d", name, shape, pieces, pieces == 1 ? " " : "s",
-            p->shift);
+    fprintf(out, "%-40s F32 %-18s %3d piece%s shift %-4d", name, shape, pieces, pieces == 1 ? " " : "s", p->shift);
     for (int s = 0; s < CKPT_STATES; s++)
-        if (p->has[s])
-            fprintf(out, " %s%s", ckpt_state_names[s], dtype_of(m, id, s) == BF16 ? " (BF16)" : "");
+        if (p->has[s]) fprintf(out, " %s%s", ckpt_state_names[s], dtype_of(m, id, s) == BF16 ? " (BF16)" : "");
     fputc('\n', out);
 }
 

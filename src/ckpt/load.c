@@ -54,21 +54,19 @@ static Err check_param(Loader *x, int id)
     int64_t shape[2];
     const int at = source_of(x, p, shape);
     if (at < 0 && x->l->upcycle && upcycle_is_new(p->name)) return ERR_OK;
-    if (at < 0)
-        return err_set(ERR_CKPT, "checkpoint '%s' has no tensor '%s', which the model wants", path, p->name);
+    if (at < 0) return err_set(ERR_CKPT, "checkpoint '%s' has no tensor '%s', which the model wants", path, p->name);
     const ManifestParam *q = &x->m.params[at];
     if (q->ndim != p->spec.ndim || q->shape[0] != shape[0] || q->shape[1] != shape[1]) {
         shape_text(have, q->ndim, q->shape);
         shape_text(want, p->spec.ndim, shape);
-        return err_set(ERR_CKPT, "tensor '%s' has shape '%s' in checkpoint '%s' and '%s' in the model",
-                       q->name, have, path, want);
+        return err_set(ERR_CKPT, "tensor '%s' has shape '%s' in checkpoint '%s' and '%s' in the model", q->name, have,
+                       path, want);
     }
     if (!x->l->weights_only && !q->has[STATE_M])
         return err_set(ERR_CKPT, "checkpoint '%s' has no moments of '%s', only values", path, p->name),
                err_hint("load it with checkpoint.load, as weights only");
     if (!x->l->weights_only && p->moments > 1 && !q->has[STATE_V])
-        return err_set(ERR_CKPT,
-                       "checkpoint '%s' has no second moment of '%s', which another optimizer updated", path,
+        return err_set(ERR_CKPT, "checkpoint '%s' has no second moment of '%s', which another optimizer updated", path,
                        p->name),
                err_hint("load it with checkpoint.load, as weights only");
     x->ids[at] = id;
@@ -83,8 +81,8 @@ static Err check_fit(Loader *x)
     for (int i = 0; i < whole(x)->count; i++) TRY(check_param(x, i));
     for (int i = 0; i < x->m.param_count; i++)
         if (x->ids[i] < 0)
-            return err_set(ERR_CKPT, "checkpoint '%s' has a tensor '%s', which the model does not have",
-                           x->l->path, x->m.params[i].name);
+            return err_set(ERR_CKPT, "checkpoint '%s' has a tensor '%s', which the model does not have", x->l->path,
+                           x->m.params[i].name);
     return ERR_OK;
 }
 
@@ -100,8 +98,7 @@ static Err clear(const Loader *x, const ParamStore *s)
 {
     for (int state = 0; state < CKPT_STATES; state++) {
         Tensor t = flat(s, state);
-        if (t.data && !(x->l->upcycle && state == STATE_VALUE))
-            TRY(device_zero(x->l->stream, t.data, tensor_bytes(t)));
+        if (t.data && !(x->l->upcycle && state == STATE_VALUE)) TRY(device_zero(x->l->stream, t.data, tensor_bytes(t)));
     }
     return ERR_OK;
 }
@@ -149,8 +146,7 @@ static Err read_run(Loader *x, int64_t offset, char *to, int64_t count, const Co
 }
 
 /* The part of a stored piece, at `offset` in its file, that `want` has room for. */
-static Err read_box(Loader *x, Box piece, int64_t offset, char *base, const ShardBox *want,
-                    const Conversion *c)
+static Err read_box(Loader *x, Box piece, int64_t offset, char *base, const ShardBox *want, const Conversion *c)
 {
     int64_t rows = want->box.shape[0], columns = want->box.shape[1];
     int64_t row = want->box.offset[0] - piece.offset[0], column = want->box.offset[1] - piece.offset[1];
@@ -193,8 +189,7 @@ static Err load_piece(Loader *x, const ManifestPiece *q, const ParamStore *s)
     const char *name = x->m.params[q->param].name;
     const int id = param_find(s->reg, name);
     char dense[PARAM_NAME_MAX];
-    if (id >= 0)
-        return load_window(x, q, s, id, (UpcycleWindow){ shard_global(&s->reg->items[id]), { 0, 0 }, 1 });
+    if (id >= 0) return load_window(x, q, s, id, (UpcycleWindow){ shard_global(&s->reg->items[id]), { 0, 0 }, 1 });
     for (int i = 0; u && i < s->reg->count; i++) {
         const Param *p = &s->reg->items[i];
         if (!upcycle_source(p->name, dense) || strcmp(dense, name)) continue;
@@ -241,10 +236,7 @@ static Err load_shifts(Loader *x)
 
 /* ---- the meta data ---- */
 
-static Err copy_text(SetupArena *a, const char **text)
-{
-    return setup_strdup(a, *text, (char **)(uintptr_t)text);
-}
+static Err copy_text(SetupArena *a, const char **text) { return setup_strdup(a, *text, (char **)(uintptr_t)text); }
 
 /* *out = *from with its texts in `a`. */
 static Err copy_meta(SetupArena *a, const CkptMeta *from, CkptMeta *out)
@@ -303,9 +295,7 @@ static Err agree(const CkptLoad *l, Err mine, bool *damaged)
     TRY(comm_max_i64(&l->world->host, l->stream, outcome, 2, NULL));
     *damaged = outcome[0] == DAMAGED;
     if (outcome[0] == GOOD) return ERR_OK;
-    if (!mine)
-        return err_elsewhere(
-            err_set((Err)outcome[1], "another rank could not load checkpoint '%s'", l->path));
+    if (!mine) return err_elsewhere(err_set((Err)outcome[1], "another rank could not load checkpoint '%s'", l->path));
     err_set(mine, "%s", why);
     return *hint ? err_hint("%s", hint) : mine;
 }

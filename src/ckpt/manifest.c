@@ -50,8 +50,7 @@ void ckpt_key(char out[KEY_MAX], int state, const char *name, int ndim, Box piec
 {
     const char *prefix = state_prefix[state];
     long long row = piece.offset[0], column = piece.offset[1];
-    if (piece.shape[0] == global[0] && piece.shape[1] == global[1])
-        snprintf(out, KEY_MAX, "%s%s", prefix, name);
+    if (piece.shape[0] == global[0] && piece.shape[1] == global[1]) snprintf(out, KEY_MAX, "%s%s", prefix, name);
     else if (ndim == 1) snprintf(out, KEY_MAX, "%s%s#%lld", prefix, name, row);
     else snprintf(out, KEY_MAX, "%s%s#%lld,%lld", prefix, name, row, column);
 }
@@ -105,8 +104,8 @@ static Err get_text(const Parse *p, const Json *object, const char *key, const c
 }
 
 /* One or two numbers >= low; the second of a vector is `second`. */
-static Err get_pair(const Parse *p, const Json *object, const char *key, int64_t low, int64_t second,
-                    int *ndim, int64_t out[2])
+static Err get_pair(const Parse *p, const Json *object, const char *key, int64_t low, int64_t second, int *ndim,
+                    int64_t out[2])
 {
     const Json *j = json_get(object, key);
     int64_t n = json_count(j);
@@ -127,8 +126,7 @@ static Err count_items(const Parse *p, List list, int64_t most, int64_t *count)
             TRY_AS(ERR_CKPT, json_next_item(p->path, &rest, &item));
             if (!item.text) break;
         }
-    if (!rest.text || *rest.text != ']' || *count > most)
-        return bad(p, "missing or too long list", list_keys[list]);
+    if (!rest.text || *rest.text != ']' || *count > most) return bad(p, "missing or too long list", list_keys[list]);
     return ERR_OK;
 }
 
@@ -150,8 +148,7 @@ static Err each_item(const Parse *p, List list, Err (*parse)(const Parse *, cons
 static Err check_counter(const Parse *p, const CkptMeta *meta, const CkptCounter *c)
 {
     for (size_t i = 0; i < sizeof counter_ranges / sizeof *counter_ranges; i++)
-        if (!strcmp(c->name, counter_ranges[i].name))
-            TRY(check_range(p, c->name, c->value, counter_ranges[i].range));
+        if (!strcmp(c->name, counter_ranges[i].name)) TRY(check_range(p, c->name, c->value, counter_ranges[i].range));
     if (strcmp(c->name, "skipped") || c->value <= meta->step) return ERR_OK;
     return err_set(ERR_CKPT, "'%s': %lld steps were skipped of %lld", p->path, (long long)c->value,
                    (long long)meta->step);
@@ -184,10 +181,9 @@ static Err check_updates(const Parse *p, const CkptMeta *m)
     const int64_t skipped = ckpt_counter(m, "skipped", 0), least = m->step - skipped;
     const int64_t updates = ckpt_counter(m, "updates", least);
     if (updates >= least && (updates == least || updates <= m->samples)) return ERR_OK;
-    return err_set(
-        ERR_CKPT,
-        "'%s': %lld updates do not belong to step %lld: %lld steps were skipped, %lld samples were read",
-        p->path, (long long)updates, (long long)m->step, (long long)skipped, (long long)m->samples);
+    return err_set(ERR_CKPT,
+                   "'%s': %lld updates do not belong to step %lld: %lld steps were skipped, %lld samples were read",
+                   p->path, (long long)updates, (long long)m->step, (long long)skipped, (long long)m->samples);
 }
 
 static Err parse_valid(const Parse *p, const Json *list, CkptMeta *meta)
@@ -506,9 +502,7 @@ Err manifest_read(const char *folder, SetupArena *a, Manifest *m)
     TRY_AS(ERR_CKPT, file_read_all(path, manifest_max_bytes, &text, &size_bytes));
     Err err = check_crc(folder, path, text, size_bytes);
     Parse p = { .path = path, .arena = a, .m = m };
-    if (!err)
-        err = err_as(json_parse_without(path, text, size_bytes, list_keys, LIST_COUNT, p.lists, &root),
-                     ERR_CKPT);
+    if (!err) err = err_as(json_parse_without(path, text, size_bytes, list_keys, LIST_COUNT, p.lists, &root), ERR_CKPT);
     if (!err) err = parse_root(&p, root);
     if (!err) err = check_name(m);
     json_free(root);

@@ -95,10 +95,9 @@ Err manifest_tensor(const Manifest *m, const ManifestPiece *p, const StFile *f, 
     const StTensor *t = st_find(f, key);
     if (!t) return err_set(ERR_CKPT, "'%s' has no tensor '%s', which the manifest lists", path, key);
     if (strcmp(t->dtype, ckpt_dtype_name(p->dtype)))
-        return err_set(ERR_CKPT, "'%s': tensor '%s' has dtype '%s', the manifest says '%s'", path, key,
-                       t->dtype, ckpt_dtype_name(p->dtype));
-    if (t->ndim != q->ndim || t->shape[0] != p->box.shape[0] ||
-        (q->ndim == 2 && t->shape[1] != p->box.shape[1]))
+        return err_set(ERR_CKPT, "'%s': tensor '%s' has dtype '%s', the manifest says '%s'", path, key, t->dtype,
+                       ckpt_dtype_name(p->dtype));
+    if (t->ndim != q->ndim || t->shape[0] != p->box.shape[0] || (q->ndim == 2 && t->shape[1] != p->box.shape[1]))
         return err_set(ERR_CKPT, "'%s': tensor '%s' has another shape than the manifest says", path, key);
     *out = t;
     return ERR_OK;

@@ -11,9 +11,7 @@ void piece_first(PieceIter *it, const Ckpt *c, int rank)
 {
     const Grid grid = c->o.world->grid;
     const ZeroCut zero = c->o.params->registries->place.zero;
-    *it = (PieceIter){
-        .c = c, .param = -1, .at = grid_coords(grid, rank), .place = param_place(grid, rank, zero)
-    };
+    *it = (PieceIter){ .c = c, .param = -1, .at = grid_coords(grid, rank), .place = param_place(grid, rank, zero) };
 }
 
 static const ParamRegistry *registry_of(const PieceIter *it)
@@ -39,8 +37,7 @@ static int rank_boxes(const PieceIter *it)
     const Ckpt *c = it->c;
     if (it->shard.copy || !shard_owner(&it->shard, &it->place)) return 0;
     if (it->state == STATE_V && it->shard.moments < 2) return 0;
-    const ParamRange x =
-        param_zero_shard_at(registry_of(it), it->param, it->place.zero_shard[it->shard.spec.group]);
+    const ParamRange x = param_zero_shard_at(registry_of(it), it->param, it->place.zero_shard[it->shard.spec.group]);
     return shard_range(&it->shard, x.first, x.count, c->boxes, c->box_capacity);
 }
 
@@ -59,10 +56,7 @@ bool piece_next(PieceIter *it)
     return true;
 }
 
-void shard_name(char out[CKPT_NAME_MAX], int rank)
-{
-    snprintf(out, CKPT_NAME_MAX, "shard-%05d.safetensors", rank);
-}
+void shard_name(char out[CKPT_NAME_MAX], int rank) { snprintf(out, CKPT_NAME_MAX, "shard-%05d.safetensors", rank); }
 
 DType piece_dtype(const PieceIter *it)
 {
@@ -120,9 +114,7 @@ static Err put_header(const Ckpt *c, int rank, TextOut *t, int64_t *data_bytes)
         char key[KEY_MAX];
         const ParamSpec *s = &it.shard.spec;
         ckpt_key(key, it.state, it.shard.name, s->ndim, it.piece, s->shape);
-        StTensor e = {
-            .name = key, .dtype = ckpt_dtype_name(piece_dtype(&it)), .ndim = s->ndim, .offset = at
-        };
+        StTensor e = { .name = key, .dtype = ckpt_dtype_name(piece_dtype(&it)), .ndim = s->ndim, .offset = at };
         e.shape[0] = it.piece.shape[0];
         e.shape[1] = it.piece.shape[1];
         e.size_bytes = piece_bytes(&it);
@@ -157,9 +149,7 @@ Err pieces_measure(Ckpt *c)
 
 Err ckpt_shard_bytes(const ParamSet *params, const World *world, int64_t *bytes)
 {
-    Ckpt c = { .o = { .params = params, .world = (World *)world },
-               .states = CKPT_STATES,
-               .text_bytes = 8192 };
+    Ckpt c = { .o = { .params = params, .world = (World *)world }, .states = CKPT_STATES, .text_bytes = 8192 };
     SetupArena a;
     setup_init(&a);
     c.file_bytes = bytes;

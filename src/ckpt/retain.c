@@ -44,8 +44,7 @@ static Err list_valid(Ckpt *c, const CkptEntry *e, int count, bool bad)
         if (e[i].old || is_bad(c, e[i].step) != bad) continue;
         TRY(entry_path(path, c->folder, e[i]));
         setup_init(&a);
-        if (!manifest_read(path, &a, &m) && !manifest_check_files(&m))
-            c->kept[c->kept_count++] = kept_of(c, &m.meta);
+        if (!manifest_read(path, &a, &m) && !manifest_check_files(&m)) c->kept[c->kept_count++] = kept_of(c, &m.meta);
         setup_release(&a);
     }
     return ERR_OK;

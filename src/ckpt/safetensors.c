@@ -35,8 +35,8 @@ Err st_header_length(const char *path, const void *first8, int64_t file_bytes, i
     uint64_t n = 0;
     for (int i = 7; i >= 0; i--) n = n << 8 | b[i];
     if (n > ST_MAX_HEADER_BYTES)
-        return err_set(ERR_CKPT, "'%s': header of %llu bytes, more than the %d allowed", path,
-                       (unsigned long long)n, (int)ST_MAX_HEADER_BYTES);
+        return err_set(ERR_CKPT, "'%s': header of %llu bytes, more than the %d allowed", path, (unsigned long long)n,
+                       (int)ST_MAX_HEADER_BYTES);
     if ((int64_t)n > file_bytes - 8)
         return err_set(ERR_CKPT, "'%s': header of %llu bytes in a file of %lld", path, (unsigned long long)n,
                        (long long)file_bytes);
@@ -60,8 +60,7 @@ static Err parse_shape(const char *path, const Json *shape, StTensor *t, int64_t
 {
     int64_t ndim = json_count(shape);
     if (!json_is_array(shape) || ndim > ST_MAX_DIMS)
-        return err_set(ERR_CKPT, "'%s': tensor '%s' has no shape of at most %d dims", path, t->name,
-                       ST_MAX_DIMS);
+        return err_set(ERR_CKPT, "'%s': tensor '%s' has no shape of at most %d dims", path, t->name, ST_MAX_DIMS);
     t->ndim = (int)ndim;
     *size_bytes = st_dtype_bytes(t->dtype);
     for (int d = 0; d < t->ndim; d++) {
@@ -86,8 +85,8 @@ static Err parse_tensor(const char *path, const Json *j, int64_t data, int64_t d
     TRY(parse_shape(path, json_get(j, "shape"), t, &size_bytes));
     int64_t begin = json_int(json_at(offsets, 0), -1), end = json_int(json_at(offsets, 1), -1);
     if (json_count(offsets) != 2 || begin < 0 || end < begin || end > data_bytes)
-        return err_set(ERR_CKPT, "'%s': tensor '%s' lies at [%lld, %lld] of %lld bytes of data", path,
-                       t->name, (long long)begin, (long long)end, (long long)data_bytes);
+        return err_set(ERR_CKPT, "'%s': tensor '%s' lies at [%lld, %lld] of %lld bytes of data", path, t->name,
+                       (long long)begin, (long long)end, (long long)data_bytes);
     if (end - begin != size_bytes)
         return err_set(ERR_CKPT, "'%s': tensor '%s' has %lld bytes, its shape says %lld", path, t->name,
                        (long long)(end - begin), (long long)size_bytes);
@@ -121,8 +120,8 @@ static Err check_cover(const char *path, StFile *f, int64_t data, int64_t file_b
         at += t->size_bytes;
     }
     if (at != file_bytes)
-        return err_set(ERR_CKPT, "'%s': has %lld bytes, its header describes %lld", path,
-                       (long long)file_bytes, (long long)at);
+        return err_set(ERR_CKPT, "'%s': has %lld bytes, its header describes %lld", path, (long long)file_bytes,
+                       (long long)at);
     qsort(f->items, (size_t)f->count, sizeof *f->items, by_name);
     return ERR_OK;
 }
@@ -140,13 +139,11 @@ static Err parse_tensors(const char *path, const Json *root, int64_t data, int64
     return check_cover(path, out, data, file_bytes);
 }
 
-Err st_parse(const char *path, const char *header, int64_t header_bytes, int64_t file_bytes, SetupArena *a,
-             StFile *out)
+Err st_parse(const char *path, const char *header, int64_t header_bytes, int64_t file_bytes, SetupArena *a, StFile *out)
 {
     Json *root;
     *out = (StFile){ 0 };
-    if (header_bytes < 1 || header[0] != '{')
-        return err_set(ERR_CKPT, "'%s' is not a safetensors file", path);
+    if (header_bytes < 1 || header[0] != '{') return err_set(ERR_CKPT, "'%s' is not a safetensors file", path);
     TRY_AS(ERR_CKPT, json_parse(path, header, header_bytes, &root));
     Err err = parse_tensors(path, root, 8 + header_bytes, file_bytes, a, out);
     json_free(root);

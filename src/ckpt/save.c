@@ -113,16 +113,12 @@ static Err check_manifest(const Ckpt *c)
     err_set(ERR_CONFIG,
             "the manifest of a checkpoint of %lld pieces of tensors from %d ranks may take %lld bytes, "
             "%lld are allowed",
-            (long long)c->piece_count, c->o.world->size, (long long)manifest_most(c),
-            (long long)manifest_max_bytes);
+            (long long)c->piece_count, c->o.world->size, (long long)manifest_most(c), (long long)manifest_max_bytes);
     return err_hint("fewer ranks, or parallel.zero=0: each rank then has fewer pieces to write");
 }
 
 /* Bytes that a save will take on the disk. */
-static int64_t space_wanted(const Ckpt *c)
-{
-    return c->total_bytes + manifest_most(c) + c->o.world->size * 4096;
-}
+static int64_t space_wanted(const Ckpt *c) { return c->total_bytes + manifest_most(c) + c->o.world->size * 4096; }
 
 /* Told before step 1, when nothing is lost yet. (What others write meanwhile, and quotas that the file system does not
  * tell of, are not known.) */
@@ -135,8 +131,7 @@ static void warn_of_space(const Ckpt *c)
     log_warn("checkpoints take up to %s each, %s for the %lld that there may be besides those there are, and "
              "'%s' has %s free: a save "
              "that finds no room fails (checkpoint.keep, run.dir)",
-             units_bytes(a, each), units_bytes(b, each * more), (long long)more, c->folder,
-             units_bytes(d, free_bytes));
+             units_bytes(a, each), units_bytes(b, each * more), (long long)more, c->folder, units_bytes(d, free_bytes));
 }
 
 Err save_open(Ckpt *c, SetupArena *setup)
@@ -163,8 +158,8 @@ static Err prepare(Ckpt *c, const Names *n)
     TRY(sweep(c, true));
     TRY(file_free_bytes(c->folder, &free_bytes));
     if (free_bytes < space_wanted(c))
-        return err_set(ERR_STORAGE, "a checkpoint takes %s, and '%s' has %s free",
-                       units_bytes(a, space_wanted(c)), c->folder, units_bytes(b, free_bytes));
+        return err_set(ERR_STORAGE, "a checkpoint takes %s, and '%s' has %s free", units_bytes(a, space_wanted(c)),
+                       c->folder, units_bytes(b, free_bytes));
     return file_make_dirs(n->temp);
 }
 
@@ -201,8 +196,7 @@ static Err read_back(Ckpt *c, const Names *n, uint32_t crc, int64_t size_bytes)
         TRY(file_read_at(path, at, c->chunk, part));
         found = crc32c(found, c->chunk, (size_t)part);
     }
-    if (found != crc)
-        return err_set(ERR_IO, "'%s' reads back with checksum %08x, %08x was written", path, found, crc);
+    if (found != crc) return err_set(ERR_IO, "'%s' reads back with checksum %08x, %08x was written", path, found, crc);
     for (int rank = 0; rank < c->o.world->size; rank++) {
         if (!c->file_bytes[rank]) continue;
         shard_name(name, rank);
@@ -222,8 +216,8 @@ static Err commit(Ckpt *c, const CkptMeta *meta, Names *n)
     if (c->o.world->rank) return ERR_OK;
     TRY(manifest_write(c, meta, n->temp, &crc, &size_bytes));
     if (size_bytes > manifest_max_bytes)
-        return err_set(ERR_STORAGE, "'%s/manifest.json' has %lld bytes, more than the %lld that are read",
-                       n->temp, (long long)size_bytes, (long long)manifest_max_bytes);
+        return err_set(ERR_STORAGE, "'%s/manifest.json' has %lld bytes, more than the %lld that are read", n->temp,
+                       (long long)size_bytes, (long long)manifest_max_bytes);
     TRY(file_sync_dir(n->temp));
     TRY(make_way(n));
     Err err = file_rename(n->temp, n->final);

@@ -69,8 +69,7 @@ Err ckpt_values_open(const char *path, SetupArena *a, CkptValues **out)
     for (int i = 0; i < v->m.file_count; i++) v->fds[i] = -1;
     *out = v;
     TRY(setup_array(a, v->m.file_count, &v->good));
-    for (int i = 0; i < v->m.file_count; i++)
-        TRY(setup_array(a, chunk_count(v->m.files[i].size_bytes), &v->good[i]));
+    for (int i = 0; i < v->m.file_count; i++) TRY(setup_array(a, chunk_count(v->m.files[i].size_bytes), &v->good[i]));
     TRY(setup_array(a, CHUNK_BYTES, &chunk));
     TRY(sort_pieces(v, a));
     for (int i = 0; i < v->m.file_count; i++) TRY(read_file(v, i, chunk));
@@ -165,8 +164,8 @@ Err ckpt_values_fit(const CkptValues *v, const ParamRegistry *whole)
                            v->m.folder, p->name);
     }
     if (v->m.param_count == whole->count) return ERR_OK;
-    return err_set(ERR_CKPT, "checkpoint '%s' has %d tensors, its configuration says %d", v->m.folder,
-                   v->m.param_count, whole->count);
+    return err_set(ERR_CKPT, "checkpoint '%s' has %d tensors, its configuration says %d", v->m.folder, v->m.param_count,
+                   whole->count);
 }
 
 Err ckpt_tensor_shape(const char *path, const char *name, int64_t shape[2])

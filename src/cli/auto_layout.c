@@ -121,8 +121,7 @@ static Err this_gpu(DeviceFile *out)
     DeviceInfo gpu;
     TRY(device_cuda_info(0, &gpu));
     if (!device_file_match(gpu.name, out))
-        return err_set(ERR_CONFIG, "parallel.auto: no file of config/devices is of this machine's '%s'",
-                       gpu.name),
+        return err_set(ERR_CONFIG, "parallel.auto: no file of config/devices is of this machine's '%s'", gpu.name),
                err_hint("parallel.auto_device=h100, or the path of a file like config/devices/h100.ini");
     out->memory_mib = gpu.total_bytes >> 20;
     out->capability = device_info_capability(&gpu) / 10.;
@@ -151,8 +150,7 @@ static Err know_device(const Config *base, const Boot *boot, Planner *p)
 /* Memory for a rank. The ranks of a host share its processors' memory. */
 static int64_t rank_memory(const Planner *p, const Boot *boot)
 {
-    const int64_t all = p->device.memory_mib << 20,
-                  here = boot->local_size > 0 ? boot->local_size : boot->size;
+    const int64_t all = p->device.memory_mib << 20, here = boot->local_size > 0 ? boot->local_size : boot->size;
     return p->model.cpu ? all / here : all;
 }
 
@@ -178,8 +176,7 @@ static Err fits(const Planner *p, const Config *c, const Boot *boot, Grid grid)
     int64_t bytes = 0;
     TRY(bytes_of(p, c, grid, &bytes));
     if (bytes <= most) return ERR_OK;
-    return err_set(ERR_PLAN, "it takes %s on a rank, which has %s", units_bytes(want, bytes),
-                   units_bytes(have, most));
+    return err_set(ERR_PLAN, "it takes %s on a rank, which has %s", units_bytes(want, bytes), units_bytes(have, most));
 }
 
 /* ---- a run that goes on ---- */
@@ -209,8 +206,8 @@ static Err judge_kept(const AutoLayout *a, const Planner *p, const Boot *boot, c
 }
 
 /* The words of the checkpoint's layout, if it was chosen, and is one for so many ranks. */
-static Err words_of_checkpoint(const AutoLayout *a, const Config *base, const Kept *k, const Boot *boot,
-                               char *text, size_t size)
+static Err words_of_checkpoint(const AutoLayout *a, const Config *base, const Kept *k, const Boot *boot, char *text,
+                               size_t size)
 {
     Config was;
     Planner p;
@@ -283,8 +280,7 @@ static void say_choice(const Planner *p, const Config *base, const SearchAnswer 
              1e3 * best->time.step_s, units_bytes(bytes, best->time.bytes), (long long)a->legal, a->dry_runs);
     for (int i = 1; i < a->count; i++) {
         differing(a, &a->best[i], other, sizeof other);
-        log_info("parallel.auto: %.1f %% slower is %s",
-                 100 * (a->best[i].time.step_s / best->time.step_s - 1), other);
+        log_info("parallel.auto: %.1f %% slower is %s", 100 * (a->best[i].time.step_s / best->time.step_s - 1), other);
     }
 }
 
@@ -304,8 +300,8 @@ static Err nothing_fits(const SearchAnswer *a, const SearchQuestion *q)
            err_hint("more ranks, a smaller model, or fewer layout keys; megatrain plan --search says more");
 }
 
-static Err search_layout(const Config *base, const Boot *boot, const Planner *p, SearchAnswer *answer,
-                         char *text, size_t size)
+static Err search_layout(const Config *base, const Boot *boot, const Planner *p, SearchAnswer *answer, char *text,
+                         size_t size)
 {
     enum { ANSWERS = 3 };
     Config chosen = { 0 };

@@ -31,9 +31,10 @@ static int matches(const Command *c, int argc, const char *const *argv)
 /* Our name of a command that others call so; NULL: nobody does. */
 static const char *meant_command(const char *word)
 {
-    static const char *const names[][2] = { { "resume", "train" },      { "pretrain", "train" },
-                                            { "run", "train" },         { "sample", "generate" },
-                                            { "complete", "generate" }, { "evaluate", "eval" } };
+    static const char *const names[][2] = {
+        { "resume", "train" },    { "pretrain", "train" },    { "run", "train" },
+        { "sample", "generate" }, { "complete", "generate" }, { "evaluate", "eval" }
+    };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(names[i][0], word)) return names[i][1];
     return NULL;
@@ -47,8 +48,7 @@ static Err unknown_command(int argc, const char *const *argv)
     for (int i = 0; i < count; i++) {
         size_t first = strcspn(table[i]->name, " ");
         names[i] = table[i]->name;
-        if (!table[i]->name[first] || strlen(argv[0]) != first || strncmp(argv[0], names[i], first) != 0)
-            continue;
+        if (!table[i]->name[first] || strlen(argv[0]) != first || strncmp(argv[0], names[i], first) != 0) continue;
         if (argc > 1) err_set(ERR_CONFIG, "unknown command '%s %s'", argv[0], argv[1]);
         else err_set(ERR_CONFIG, "'%s' wants another word", argv[0]);
         return err_hint("did you mean 'megatrain %s'?", table[i]->name);
@@ -57,8 +57,7 @@ static Err unknown_command(int argc, const char *const *argv)
     const char *nearest = meant ? meant : word_nearest(argv[0], names, count);
     err_set(ERR_CONFIG, "unknown command '%s'", argv[0]);
     if (text_ends(argv[0], ".ini")) return err_hint("did you mean 'megatrain --config %s'?", argv[0]);
-    return nearest ? err_hint("did you mean 'megatrain %s'?", nearest)
-                   : err_hint("megatrain --help lists them");
+    return nearest ? err_hint("did you mean 'megatrain %s'?", nearest) : err_hint("megatrain --help lists them");
 }
 
 static Err run_command(const Command *c, int argc, const char *const *argv)
@@ -125,8 +124,8 @@ static Err check_stack(void)
 {
     struct rlimit stack;
     if (getrlimit(RLIMIT_STACK, &stack) || stack.rlim_cur >= STACK_LEAST_KIB * 1024ull) return ERR_OK;
-    err_set(ERR_MEMORY, "the stack's limit is %llu KiB, and %d are needed",
-            (unsigned long long)stack.rlim_cur / 1024, STACK_LEAST_KIB);
+    err_set(ERR_MEMORY, "the stack's limit is %llu KiB, and %d are needed", (unsigned long long)stack.rlim_cur / 1024,
+            STACK_LEAST_KIB);
     return err_hint("ulimit -s 8192, the usual one");
 }
 

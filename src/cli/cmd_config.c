@@ -12,8 +12,7 @@ static char joined[OPTION_JOIN_BYTES]; /* of may_differ */
 static int64_t world_size;
 
 static const Option options[] = {
-    { "config", OPTION_TEXT, &config_path, .value = "FILE",
-      .help = "configuration (INI); none: the defaults" },
+    { "config", OPTION_TEXT, &config_path, .value = "FILE", .help = "configuration (INI); none: the defaults" },
     { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "ranks to read it for; none: the launcher's, or the fewest that its cuts take" },
     { "override", OPTION_TEXT, &may_differ, .join = joined, .value = "KEY,KEY",
@@ -84,8 +83,7 @@ static Err config(Words rest)
         return nearest ? err_hint("did you mean '%s'?", nearest)
                        : err_hint("check, dump, explain KEY or from-hf FOLDER");
     }
-    if (!strcmp(verb, "explain") && rest.count > used && !is_override(rest.items[used]))
-        key = rest.items[used++];
+    if (!strcmp(verb, "explain") && rest.count > used && !is_override(rest.items[used])) key = rest.items[used++];
 
     Config c;
     int64_t ranks;

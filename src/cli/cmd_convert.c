@@ -30,8 +30,7 @@ static const Option options[] = {
       .help = "a Hugging Face folder; a run, or a checkpoint's folder" },
     { "to", OPTION_TEXT, &to_path, .required = true, .value = "PATH",
       .help = "a folder that is not there; of gguf a file" },
-    { "format", OPTION_TEXT, &format, .required = true, .value = "hf|gguf|megatrain",
-      .help = "what to write" },
+    { "format", OPTION_TEXT, &format, .required = true, .value = "hf|gguf|megatrain", .help = "what to write" },
     { "dtype", OPTION_TEXT, &dtype, .value = "f32|bf16|f16|q8_0",
       .help = "of the weights that are written; f32: exactly ours; q8_0: gguf alone" },
     { "max-shard-size", OPTION_TEXT, &shard_size, .value = "5GB", .help = "of each of hf's files" },
@@ -114,8 +113,7 @@ static Err config_text(const Config *cfg, SetupArena *a, char **out)
     FILE *f = open_memstream(&text, &size);
     if (!f) return err_set(ERR_MEMORY, "no memory for the configuration");
     config_dump(cfg, f, false);
-    const Err err =
-        fclose(f) ? err_set(ERR_MEMORY, "no memory for the configuration") : setup_strdup(a, text, out);
+    const Err err = fclose(f) ? err_set(ERR_MEMORY, "no memory for the configuration") : setup_strdup(a, text, out);
     free(text);
     return err;
 }
@@ -220,8 +218,7 @@ static Err read_dtype(bool gguf, Stored *out)
     for (int i = 0; dtype && i < (gguf ? 4 : 3); i++)
         if (!strcmp(words[i], dtype)) return *out = (Stored)i, ERR_OK;
     if (!dtype) return ERR_OK;
-    return err_set(ERR_CONFIG, "--dtype '%s' is none of f32, bf16%s", dtype,
-                   gguf ? ", f16 and q8_0" : " and f16");
+    return err_set(ERR_CONFIG, "--dtype '%s' is none of f32, bf16%s", dtype, gguf ? ", f16 and q8_0" : " and f16");
 }
 
 /* A checkpoint that is to be written in another form, with the run's copy of its tokenizer, else what its configuration
@@ -309,8 +306,7 @@ static Err warn_of_readers(const Model *m, const Source *from)
 
 static Err refuse_tokenizer(const Source *from)
 {
-    err_set(ERR_CKPT,
-            "the checkpoint was not trained with the tokenizer '%s': '%s', and that is tokenizer %08x",
+    err_set(ERR_CKPT, "the checkpoint was not trained with the tokenizer '%s': '%s', and that is tokenizer %08x",
             from->tokenizer_spec, from->data, tokenizer_crc(from->tokenizer));
     return err_hint("convert it inside its run's folder, which keeps a copy of its tokenizer");
 }
@@ -327,9 +323,9 @@ static Err take_tokenizer(const Model *m, const Source *from, Beside *b, HfExpor
 {
     if (!from->tokenizer) return ERR_OK;
     if (!strcmp(from->tokenizer_spec, "byte")) {
-        log_warn("no tokenizer is written: %s",
-                 is_trained(from) ? "with `byte` ids 0 to 255 are bytes, and 256 ends a document"
-                                  : "the checkpoint speaks of none");
+        log_warn("no tokenizer is written: %s", is_trained(from)
+                                                    ? "with `byte` ids 0 to 255 are bytes, and 256 ends a document"
+                                                    : "the checkpoint speaks of none");
         return ERR_OK;
     }
     if (!is_trained_with(from)) return refuse_tokenizer(from);

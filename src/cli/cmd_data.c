@@ -28,10 +28,9 @@ static double save_every = 10;
             .help = "byte, a tokenizer.json, or a folder with it or with GPT-2's two files" \
     }
 
-#define THREADS                                                                \
-    {                                                                          \
-        "threads", OPTION_INT, &threads, .low = 0, .high = 1024, .value = "N", \
-                                         .help = "0: one for each processor"   \
+#define THREADS                                                                                                    \
+    {                                                                                                              \
+        "threads", OPTION_INT, &threads, .low = 0, .high = 1024, .value = "N", .help = "0: one for each processor" \
     }
 
 #define INPUT                                                                                     \
@@ -52,10 +51,9 @@ static double save_every = 10;
         "skip-missing", OPTION_FLAG, &skip_missing, .help = "jsonl: pass over lines whose text is missing" \
     }
 
-#define FORMAT                                                                            \
-    {                                                                                     \
-        "format", OPTION_TEXT, &format, .value = "auto|text|jsonl",                       \
-                                        .help = "auto: jsonl if it begins with an object" \
+#define FORMAT                                                                                                        \
+    {                                                                                                                 \
+        "format", OPTION_TEXT, &format, .value = "auto|text|jsonl", .help = "auto: jsonl if it begins with an object" \
     }
 
 /* What both take: --format, which --key decides too, and stdin once. */
@@ -66,8 +64,7 @@ static Err read_format(InputFormat *out)
     while (i < 3 && strcmp(format, names[i]) != 0) i++;
     if (i == 3) return err_set(ERR_CONFIG, "--format must be auto, text or jsonl, not '%s'", format);
     if (key && i == INPUT_TEXT) return err_set(ERR_CONFIG, "--key belongs to --format jsonl");
-    if (skip_missing && i == INPUT_TEXT)
-        return err_set(ERR_CONFIG, "--skip-missing belongs to --format jsonl");
+    if (skip_missing && i == INPUT_TEXT) return err_set(ERR_CONFIG, "--skip-missing belongs to --format jsonl");
     for (int k = 0; k < inputs.count; k++) streams += input_is_stdin(inputs.items[k]);
     if (streams > 1) return err_set(ERR_CONFIG, "--input has '-' %d times: stdin can be read once", streams);
     *out = key ? INPUT_JSONL : (InputFormat)i;
@@ -110,8 +107,7 @@ static bool folder_alike(const char *folder, char out[NAME_MAX + 1])
         char path[2 * PATH_MAX];
         const char *other = entry->d_name;
         snprintf(path, sizeof path, "%s%s", parent, other);
-        found = other[0] != '.' && word_nearest(name, &other, 1) && !same_but_digits(name, other) &&
-                file_is_dir(path);
+        found = other[0] != '.' && word_nearest(name, &other, 1) && !same_but_digits(name, other) && file_is_dir(path);
         if (found) snprintf(out, NAME_MAX + 1, "%s", other);
     }
     if (d) closedir(d);
@@ -181,8 +177,7 @@ static void catch_interrupt(void)
 static const Option preprocess_options[] = {
     INPUT,
     TOKENIZER,
-    { "output", OPTION_TEXT, &output, .required = true, .value = "PREFIX",
-      .help = "writes PREFIX.bin and PREFIX.idx" },
+    { "output", OPTION_TEXT, &output, .required = true, .value = "PREFIX", .help = "writes PREFIX.bin and PREFIX.idx" },
     FORMAT,
     KEY,
     SKIP_MISSING,
@@ -200,8 +195,8 @@ static Err check_prefix(const char *prefix)
     const size_t n = strlen(prefix);
     if (n > 0 && prefix[n - 1] != '/') return ERR_OK;
     err_set(ERR_CONFIG, "--output '%s' names no files", prefix);
-    return err_hint("give the beginning of their names: '%sbooks' makes '%sbooks.bin' and '%sbooks.idx'",
-                    prefix, prefix, prefix);
+    return err_hint("give the beginning of their names: '%sbooks' makes '%sbooks.bin' and '%sbooks.idx'", prefix,
+                    prefix, prefix);
 }
 
 static Err preprocess_files(const InputFiles *files, InputFormat form, PreprocessResult *r)
@@ -248,8 +243,8 @@ static Err preprocess(Words rest)
            (long long)r.documents, r.documents == 1 ? "" : "s", (long long)r.tokens, r.tokens == 1 ? "" : "s",
            r.token_type, r.vocab, units_bytes(a, r.input_bytes));
     if (r.empty_documents > 0)
-        log_info("%lld of these documents %s empty: in the index, without tokens",
-                 (long long)r.empty_documents, r.empty_documents == 1 ? "is" : "are");
+        log_info("%lld of these documents %s empty: in the index, without tokens", (long long)r.empty_documents,
+                 r.empty_documents == 1 ? "is" : "are");
     if (r.missing_lines > 0)
         log_info("%lld line%s passed over: the member '%s' is missing or null", (long long)r.missing_lines,
                  r.missing_lines == 1 ? " was" : "s were", key ? key : "text");
@@ -294,9 +289,8 @@ static Err tokenizer_train_command(Words rest)
     struct stat st;
     if (!force && !lstat(output, &st) && S_ISREG(st.st_mode)) /* what else it is is told later */
         return err_set(ERR_CONFIG, "'%s' is there already", output),
-               err_hint(
-                   "another --output, or --force, which replaces it: token files and runs made with it then "
-                   "want the old one");
+               err_hint("another --output, or --force, which replaces it: token files and runs made with it then "
+                        "want the old one");
     TRY(check_folder(output, &made));
     TRY(input_files_open(inputs.items, inputs.count, &files));
     o.skip_missing = skip_missing;
@@ -314,9 +308,8 @@ static Err tokenizer_train_command(Words rest)
 const Command command_tokenizer_train = {
     .name = "tokenizer train",
     .summary = "train a byte-level BPE vocabulary",
-    .text =
-        "The file is a tokenizer.json, which the 'tokenizers' library loads too. It does not depend on the\n"
-        "number of threads.\n",
+    .text = "The file is a tokenizer.json, which the 'tokenizers' library loads too. It does not depend on the\n"
+            "number of threads.\n",
     OPTIONS(train_options),
     .run = tokenizer_train_command,
 };
@@ -359,8 +352,7 @@ static Err parse_ids(const char *text, int64_t size_bytes, int32_t **ids, int64_
 {
     int64_t n = 0;
     if ((int64_t)strlen(text) != size_bytes)
-        return err_set(ERR_DATA, "stdin holds a 0 byte at offset %lld, where ids should be",
-                       (long long)strlen(text));
+        return err_set(ERR_DATA, "stdin holds a 0 byte at offset %lld, where ids should be", (long long)strlen(text));
     *ids = malloc((size_t)(size_bytes / 2 + 1) * sizeof **ids); /* an id and its separator: two bytes */
     if (!*ids) return err_set(ERR_MEMORY, "no memory for the ids on stdin");
     const char *blank = " \t\r\n";
@@ -370,8 +362,8 @@ static Err parse_ids(const char *text, int64_t size_bytes, int32_t **ids, int64_
         long id = strtol(at, &end, 10);
         bool number = *at >= '0' && *at <= '9' && !errno && id <= INT32_MAX && (!*end || strchr(blank, *end));
         if (!number)
-            return err_set(ERR_DATA, "'%.*s' on stdin (offset %lld) is no token id", (int)strcspn(at, blank),
-                           at, (long long)(at - text));
+            return err_set(ERR_DATA, "'%.*s' on stdin (offset %lld) is no token id", (int)strcspn(at, blank), at,
+                           (long long)(at - text));
         (*ids)[n++] = (int32_t)id;
         at = end;
     }

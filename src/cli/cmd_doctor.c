@@ -39,8 +39,7 @@ static const Option options[] = {
       .help = "with --calibrate: to measure for, about; below 10: few and small shapes; none: 90" },
     { "folder", OPTION_TEXT, &folder, .value = "DIR",
       .help = "where checkpoints go: --calibrate times its disk, --cluster looks who shares it; none: here" },
-    { "cluster", OPTION_FLAG, &cluster,
-      .help = "instead: the ranks that a launcher has started, a line each" },
+    { "cluster", OPTION_FLAG, &cluster, .help = "instead: the ranks that a launcher has started, a line each" },
     { "data-port", OPTION_INT, &data_port, .low = 1, .high = 49151, .value = "N",
       .help = "with --cluster: as parallel.data_port" },
 };
@@ -91,8 +90,8 @@ static void check_processor(void)
     int allowed = processors_share(1, 1);
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN), threads = omp_get_max_threads();
     printf("processor    %s\n", model[0] ? model : "unknown");
-    printf("threads      %d processors online, %d allowed to this process, %d threads used\n", online,
-           allowed, threads);
+    printf("threads      %d processors online, %d allowed to this process, %d threads used\n", online, allowed,
+           threads);
     printf("kernels      %s (of avx512, avx2, c)\n", isa_name(isa_best()));
     printf("bf16 dots    %s (debug.dot)\n",
            !dot_supported()             ? "fma; vdpbf16 and amx by other instructions, slowly"
@@ -113,18 +112,15 @@ static void check_memory(void)
     const int64_t limit = (int64_t)group_memory_limit(""), left = (int64_t)group_memory_left("");
     const int64_t total = meminfo("MemTotal");
     int64_t available = meminfo("MemAvailable");
-    if (total && available)
-        printf("memory       %s, %s available\n", units_bytes(a, total), units_bytes(b, available));
+    if (total && available) printf("memory       %s, %s available\n", units_bytes(a, total), units_bytes(b, available));
     else printf("memory       unknown (/proc/meminfo cannot be read)\n");
     if (limit > 0)
-        printf("memory limit %s (control group), %s of it left\n", units_bytes(a, limit),
-               units_bytes(b, left));
+        printf("memory limit %s (control group), %s of it left\n", units_bytes(a, limit), units_bytes(b, left));
     if (left > 0 && left < available) available = left;
     kernel_value("/sys/kernel/mm/transparent_hugepage/enabled", "", huge);
     printf("huge pages   %s\n", huge[0] ? huge : "unknown");
-    advise(strstr(huge, "[never]") != NULL,
-           "huge pages are off, which may cost a few percent: echo madvise > "
-           "/sys/kernel/mm/transparent_hugepage/enabled");
+    advise(strstr(huge, "[never]") != NULL, "huge pages are off, which may cost a few percent: echo madvise > "
+                                            "/sys/kernel/mm/transparent_hugepage/enabled");
     advise(available && available < GIB,
            "less than 1 GiB of memory is available: end other programs, or take a model that "
            "'megatrain plan' says is small enough");
@@ -135,9 +131,7 @@ static void put_limit(const char *name, int resource)
     struct rlimit r;
     if (getrlimit(resource, &r) != 0) return;
     if (r.rlim_cur == RLIM_INFINITY) printf("%-12s unlimited\n", name);
-    else
-        printf("%-12s %llu (up to %llu)\n", name, (unsigned long long)r.rlim_cur,
-               (unsigned long long)r.rlim_max);
+    else printf("%-12s %llu (up to %llu)\n", name, (unsigned long long)r.rlim_cur, (unsigned long long)r.rlim_max);
 }
 
 static void check_limits(void)
@@ -171,9 +165,7 @@ static void check_devices(void)
                gpu.runtime % 100 / 10);
     if (!gpus)
         printf("no gpu       %s%s\n", why,
-               device_has_cuda()
-                   ? ""
-                   : "; to have one, install the CUDA toolkit (12.4 or newer) and run make again");
+               device_has_cuda() ? "" : "; to have one, install the CUDA toolkit (12.4 or newer) and run make again");
     const char *missing = "";
     const bool no_blas = gpus && !device_cuda_blas(&missing);
     advise(no_blas,
@@ -206,10 +198,9 @@ static Err check_disk(void)
     char a[UNITS_BYTES];
     TRY_AS(ERR_STORAGE, file_free_bytes(".", &free_bytes));
     printf("disk         %s free here\n", units_bytes(a, free_bytes));
-    advise(
-        free_bytes < GIB,
-        "less than 1 GiB is free and checkpoints may not fit: make room, or give checkpoint.keep and run.dir "
-        "other values");
+    advise(free_bytes < GIB,
+           "less than 1 GiB is free and checkpoints may not fit: make room, or give checkpoint.keep and run.dir "
+           "other values");
     advise(access(".", W_OK) != 0, "this folder is not writable: give run.dir a place that is");
     return ERR_OK;
 }
@@ -220,8 +211,7 @@ static bool on_path(const char *program)
     char full[PATH_MAX];
     for (const char *at = path ? path : ""; *at; at += strcspn(at, ":"), at += *at == ':') {
         int n = (int)strcspn(at, ":");
-        if (snprintf(full, sizeof full, "%.*s/%s", n, at, program) < PATH_MAX && access(full, X_OK) == 0)
-            return true;
+        if (snprintf(full, sizeof full, "%.*s/%s", n, at, program) < PATH_MAX && access(full, X_OK) == 0) return true;
     }
     return false;
 }
@@ -240,8 +230,8 @@ static void check_tools(void)
         { "clang-format", "clang-format", "make fmt" },
     };
     for (size_t i = 0; i < sizeof tools / sizeof *tools; i++)
-        advise(!on_path(tools[i].program), "no %s (for %s): apt-get install %s, or make deps",
-               tools[i].program, tools[i].why, tools[i].package);
+        advise(!on_path(tools[i].program), "no %s (for %s): apt-get install %s, or make deps", tools[i].program,
+               tools[i].why, tools[i].package);
 }
 
 /* Below so many seconds a calibration only shows that it works. */
@@ -261,21 +251,18 @@ static Err calibrate_into(const char *path)
                "message "
                "between processes %.3g us, %.3g GB/s\n",
                c.processors, c.fp32_tflops, c.bf16_tflops, c.memory_gb_s, c.link_us, c.link_gb_s);
-        printf("written      %s: %d figures; megatrain plan --config FILE --device %s%s predicts by them\n",
-               path, c.points.count, strchr(path, '/') ? "" : "./", path);
-        if (c.disk_gb_s > 0)
-            printf("disk         %.3g GB/s in %s\n", c.disk_gb_s, folder ? folder : "this folder");
-        advise(!(c.disk_gb_s > 0),
-               "the file has no disk_gb_s, by which plan says how long checkpoints take: %s", c.no_disk);
-        advise(
-            c.others > BUSY,
-            "other programs had %.0f %% of the processors meanwhile: repeat it when nothing else runs here",
-            100 * c.others);
-        advise(
-            c.noisy,
-            "%d of the figures vary: of their calls one in a hundred took over twice the median; repeat it "
-            "when nothing else runs here",
-            c.noisy);
+        printf("written      %s: %d figures; megatrain plan --config FILE --device %s%s predicts by them\n", path,
+               c.points.count, strchr(path, '/') ? "" : "./", path);
+        if (c.disk_gb_s > 0) printf("disk         %.3g GB/s in %s\n", c.disk_gb_s, folder ? folder : "this folder");
+        advise(!(c.disk_gb_s > 0), "the file has no disk_gb_s, by which plan says how long checkpoints take: %s",
+               c.no_disk);
+        advise(c.others > BUSY,
+               "other programs had %.0f %% of the processors meanwhile: repeat it when nothing else runs here",
+               100 * c.others);
+        advise(c.noisy,
+               "%d of the figures vary: of their calls one in a hundred took over twice the median; repeat it "
+               "when nothing else runs here",
+               c.noisy);
     }
     device_points_free(&c.points);
     return err;
@@ -301,8 +288,7 @@ static Err check_options(void)
     if (seconds > 0 && !device_path)
         return err_set(ERR_CONFIG, "--seconds is about a calibration"), err_hint("add --calibrate FILE");
     if (folder && !device_path && !cluster)
-        return err_set(ERR_CONFIG, "--folder is about a calibration"),
-               err_hint("add --calibrate FILE, or --cluster");
+        return err_set(ERR_CONFIG, "--folder is about a calibration"), err_hint("add --calibrate FILE, or --cluster");
     return ERR_OK;
 }
 

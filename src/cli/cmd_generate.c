@@ -31,10 +31,8 @@ static const Option options[] = {
     { "run", OPTION_TEXT, &run_dir, .required = true, .value = "DIR", .help = "the run's folder" },
     { "step", OPTION_INT, &step, .low = 0, .high = 9e15, .value = "N",
       .help = "the checkpoint of that step, not the newest" },
-    { "prompt", OPTION_TEXT, &prompt, .value = "TEXT",
-      .help = "what to continue; empty: the start of a document" },
-    { "tokens", OPTION_INT, &token_count, .low = 0, .high = 1e9, .value = "N",
-      .help = "tokens to add, at most" },
+    { "prompt", OPTION_TEXT, &prompt, .value = "TEXT", .help = "what to continue; empty: the start of a document" },
+    { "tokens", OPTION_INT, &token_count, .low = 0, .high = 1e9, .value = "N", .help = "tokens to add, at most" },
     { "ignore-eod", OPTION_FLAG, &ignore_eod, .help = "go on with another document where one ends" },
     { "temperature", OPTION_REAL, &temperature, .low = 0, .high = 100, .value = "T",
       .help = "0: always the most likely token" },
@@ -74,16 +72,12 @@ static int by_logit(const void *a, const void *b)
 /* Uniform in [0, 1). */
 static double draw(int64_t index)
 {
-    Philox r =
-        philox(rng_key((uint64_t)seed, "generate"), (uint32_t)index, (uint32_t)((uint64_t)index >> 32), 0, 0);
+    Philox r = philox(rng_key((uint64_t)seed, "generate"), (uint32_t)index, (uint32_t)((uint64_t)index >> 32), 0, 0);
     return (double)((uint64_t)r.v[0] << 21 | r.v[1] >> 11) * 0x1p-53;
 }
 
 /* Probability beside that of the most likely one. */
-static double weight(const Candidate *c, int64_t i)
-{
-    return m_exp(((double)c[i].logit - c[0].logit) / temperature);
-}
+static double weight(const Candidate *c, int64_t i) { return m_exp(((double)c[i].logit - c[0].logit) / temperature); }
 
 /* How many of the first n have so much of their sum; *at: what they have. */
 static int64_t reach(const Candidate *c, int64_t n, double limit, double *at)
@@ -113,8 +107,7 @@ static Err next_token(Generator *g, int32_t *id)
     g->cached = g->text.count;
     for (int32_t i = 0; i < g->choices; i++) {
         if (!isfinite(g->logits[i]))
-            return err_set(ERR_NUMERICS, "the model's output is not finite after token %lld",
-                           (long long)g->text.count);
+            return err_set(ERR_NUMERICS, "the model's output is not finite after token %lld", (long long)g->text.count);
         g->sorted[i] = (Candidate){ g->logits[i], i };
     }
     qsort(g->sorted, (size_t)g->choices, sizeof *g->sorted, by_logit);

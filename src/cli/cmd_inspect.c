@@ -213,9 +213,7 @@ static Err inspect_path(const char *path)
     if (token_prefix(path, prefix)) return inspect_tokens(prefix);
     if (config_arg_is_hf(path)) {
         print_what(path, "a model of Hugging Face's");
-        printf(
-            "megatrain config from-hf %s prints its configuration, convert --format megatrain makes a run\n",
-            path);
+        printf("megatrain config from-hf %s prints its configuration, convert --format megatrain makes a run\n", path);
         if (!holds(path, "vocab.json") && !holds(path, "tokenizer.json")) return ERR_OK;
     }
     bool folder = holds(path, "encoder.json") || holds(path, "vocab.json") || holds(path, "tokenizer.json");
@@ -237,8 +235,7 @@ static Err inspect(Words rest)
 static const Option options[] = {
     { "document", OPTION_INT, &document, .low = 0, .high = 9e15, .value = "N",
       .help = "of token files: print the ids of document N, from 0" },
-    { "tokenizer", OPTION_TEXT, &tokenizer, .value = "T",
-      .help = "print it as the text that it was made from" },
+    { "tokenizer", OPTION_TEXT, &tokenizer, .value = "T", .help = "print it as the text that it was made from" },
 };
 
 const Command command_inspect = {

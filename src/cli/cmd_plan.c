@@ -30,19 +30,16 @@ static const Option options[] = {
     { "all", OPTION_FLAG, &all_tables, .help = "tables of every kind of ranks and every stage" },
     { "advise", OPTION_FLAG, &advise, .help = "of --device: three changes that would help most" },
     { "ops", OPTION_FLAG, &with_ops, .help = "of --device: the time of each op" },
-    { "svg", OPTION_TEXT, &svg_path, .value = "FILE",
-      .help = "of --device: a picture of the predicted step" },
+    { "svg", OPTION_TEXT, &svg_path, .value = "FILE", .help = "of --device: a picture of the predicted step" },
     { "search", OPTION_FLAG, &is_search, .help = "the fastest layouts of --device; keys given here stay" },
     { "max-world", OPTION_INT, &max_world, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "searches for so many ranks, half as many, ..." },
-    { "memory", OPTION_TEXT, &memory, .value = "80GB",
-      .help = "with --search: of a device; none: --device's" },
+    { "memory", OPTION_TEXT, &memory, .value = "80GB", .help = "with --search: of a device; none: --device's" },
     { "best", OPTION_INT, &best, .low = 1, .high = SEARCH_ANSWERS, .value = "N",
       .help = "with --search: answers; none: 5" },
     { "price", OPTION_REAL, &price, .low = 0, .high = 1e6, .value = "$",
       .help = "with --search: of a device and hour" },
-    { "compare", OPTION_TEXT, &compare, .value = "TEXT",
-      .help = "with --search: where others stand: \"KEYS; KEYS\"" },
+    { "compare", OPTION_TEXT, &compare, .value = "TEXT", .help = "with --search: where others stand: \"KEYS; KEYS\"" },
 };
 
 static Err print_plan(PlanTable *t)
@@ -75,8 +72,7 @@ static Err search_words(Words words)
     int64_t ranks;
     TRY(config_world(max_world ? max_world : world_size, &ranks));
     if (ranks == CONFIG_ANY_WORLD)
-        return err_set(ERR_CONFIG, "plan --search: on how many ranks?"),
-               err_hint("give --world N or --max-world N");
+        return err_set(ERR_CONFIG, "plan --search: on how many ranks?"), err_hint("give --world N or --max-world N");
     return plan_search(&(PlanSearch){ .config_path = config_path,
                                       .device = device,
                                       .overrides = words,
@@ -98,11 +94,7 @@ static Err words_agree(void)
                             : !isnan(price) ? "price"
                             : compare       ? "compare"
                                             : NULL;
-    const char *of_layout = svg_path     ? "svg"
-                            : all_tables ? "all"
-                            : advise     ? "advise"
-                            : with_ops   ? "ops"
-                                         : NULL;
+    const char *of_layout = svg_path ? "svg" : all_tables ? "all" : advise ? "advise" : with_ops ? "ops" : NULL;
     if (is_search && of_layout)
         return err_set(ERR_CONFIG, "--%s is about one layout", of_layout), err_hint("leave out --search");
     if (!is_search && of_search)

@@ -22,8 +22,7 @@ static Err write_page(const History *runs, int count)
     report_write(runs, count, f);
     const bool whole = !ferror(f);
     Err err = fclose(f) || !whole ? err_set(ERR_MEMORY, "no memory for the page") : ERR_OK;
-    if (!err && output)
-        file_sweep_beside(output), err = err_as(file_replace(output, text, (int64_t)size), ERR_STORAGE);
+    if (!err && output) file_sweep_beside(output), err = err_as(file_replace(output, text, (int64_t)size), ERR_STORAGE);
     else if (!err) fwrite(text, 1, size, stdout); /* a failure stays with the stream until it is flushed */
     free(text);
     return err;
@@ -44,8 +43,7 @@ static Err report(Words rest)
     Err err = ERR_OK;
     if (rest.count == 0) return err_set(ERR_CONFIG, "'megatrain report' needs the DIR of a run");
     if (rest.count > REPORT_RUNS)
-        return err_set(ERR_CONFIG, "'megatrain report' compares at most %d runs, not %d", REPORT_RUNS,
-                       rest.count);
+        return err_set(ERR_CONFIG, "'megatrain report' compares at most %d runs, not %d", REPORT_RUNS, rest.count);
     if (output) TRY(file_check_replaces(output, "<html lang"));
     runs = calloc((size_t)rest.count, sizeof *runs);
     if (!runs) return err_set(ERR_MEMORY, "no memory for %d runs", rest.count);

@@ -18,8 +18,7 @@ static double latency;
 static bool as_json, as_list, compare;
 
 static const Option options[] = {
-    { "schedule", OPTION_TEXT, &schedule_text, .value = "NAME",
-      .help = "its name; +split behind it: B as I, W" },
+    { "schedule", OPTION_TEXT, &schedule_text, .value = "NAME", .help = "its name; +split behind it: B as I, W" },
     { "stages", OPTION_INT, &stages, .required = true, .low = 1, .high = 4096, .value = "P",
       .help = "ranks of the pipeline" },
     { "microbatches", OPTION_INT, &microbatches, .required = true, .low = 1, .high = 1 << 24, .value = "M",
@@ -27,8 +26,7 @@ static const Option options[] = {
     { "chunks", OPTION_INT, &chunks, .low = 1, .high = 4096, .value = "V", .help = "stages on a rank" },
     { "group", OPTION_INT, &group, .low = 1, .high = 1 << 24, .value = "G", .help = "of interleaved (P)" },
     { "waves", OPTION_INT, &waves, .low = 1, .high = 2048, .value = "W", .help = "of hanayo (1)" },
-    { "slices", OPTION_INT, &slices, .low = 1, .high = 1024, .value = "K",
-      .help = "of a sequence, in seq1f1b (1)" },
+    { "slices", OPTION_INT, &slices, .low = 1, .high = 1024, .value = "K", .help = "of a sequence, in seq1f1b (1)" },
     { "batches", OPTION_INT, &batches, .low = 1, .high = 1 << 20, .value = "N",
       .help = "that an asynchronous schedule runs" },
     { "cost", OPTION_TEXT, &cost_text, .value = "F,I,W", .help = "of a chunk and a micro-batch" },
@@ -54,8 +52,7 @@ static Err read_cost(StageCost *out)
         char *end;
         *parts[i] = strtod(at, &end);
         if (end == at || *end != (i < 2 ? ',' : 0) || !(*parts[i] > 0 && *parts[i] <= 1e12))
-            return err_set(ERR_CONFIG, "--cost wants three numbers above 0, as in 1,1,1 (F,I,W), not '%s'",
-                           cost_text);
+            return err_set(ERR_CONFIG, "--cost wants three numbers above 0, as in 1,1,1 (F,I,W), not '%s'", cost_text);
         at = end + 1;
     }
     return ERR_OK;
@@ -85,8 +82,7 @@ static Err paper_make(const ScheduleSpec *spec, const StageCost *cost, bool whol
     *p = (Paper){ 0 };
     TRY(schedule_make(spec, &p->s));
     const double parts = whole ? p->s.chunks * p->s.unit_div * p->s.slices : 1;
-    p->costs =
-        (SimulateCosts){ .each = { cost->f / parts, cost->i / parts, cost->w / parts }, .latency = latency };
+    p->costs = (SimulateCosts){ .each = { cost->f / parts, cost->i / parts, cost->w / parts }, .latency = latency };
     return simulate(&p->s, &p->costs, &p->sim);
 }
 
@@ -114,8 +110,7 @@ static int64_t messages_of(const Schedule *s)
     return n;
 }
 
-static void put_array(JsonOut *j, const char *key, const Schedule *s,
-                      int (*value)(const Schedule *, int rank))
+static void put_array(JsonOut *j, const char *key, const Schedule *s, int (*value)(const Schedule *, int rank))
 {
     json_open(j, key, '[');
     for (int r = 0; r < s->ranks; r++) json_put_int(j, NULL, value(s, r));
@@ -182,8 +177,8 @@ static void print_figures(const Paper *p)
     if (s->unit_div > 1) printf(", in halves");
     printf("\n%-34s %g\n", "time", m->makespan);
     printf("%-37s %g\n", "work of a rank", m->ideal);
-    printf("%-37s %g (%.1f %% of the work, %.1f %% of the time)\n", "bubble", m->bubble,
-           100 * m->bubble / m->ideal, 100 * m->bubble / m->makespan);
+    printf("%-37s %g (%.1f %% of the work, %.1f %% of the time)\n", "bubble", m->bubble, 100 * m->bubble / m->ideal,
+           100 * m->bubble / m->makespan);
     printf("%-37s %g\n", "bubble between first and last action", m->span_bubble);
     print_array("activations held until W, by rank", s, peak_w);
     print_array("activations held until I, by rank", s, peak_i);
@@ -277,8 +272,7 @@ static Err try_one(Table *t, const char *name, const StageCost *cost)
     ScheduleSpec spec = spec_of(name);
     Paper p;
     Err err = paper_make(&spec, cost, true, &p);
-    for (int i = 1; i < 4 && err == ERR_CONFIG && (chunks || slices);
-         i++) { /* what is fixed is the schedule's */
+    for (int i = 1; i < 4 && err == ERR_CONFIG && (chunks || slices); i++) { /* what is fixed is the schedule's */
         paper_free(&p);
         spec.slices = i % 2 ? 0 : (int)slices;
         spec.chunks = i / 2 ? 0 : (int)chunks;
@@ -319,12 +313,12 @@ static int by_time(const void *left, const void *right)
 static void print_table(Table *t)
 {
     qsort(t->rows, (size_t)t->count, sizeof *t->rows, by_time);
-    printf("%d ranks, %d micro-batches; costs %s of a rank's chunks together, latency %g of a message\n\n",
-           (int)stages, (int)microbatches, cost_text, latency);
-    printf("%-25s %7s %6s %10s %8s %8s %9s %9s %7s %9s\n", "schedule", "updates", "chunks", "time", "bubble",
-           "bubble", "held", "held", "weight", "boundary");
-    printf("%-25s %7s %6s %10s %8s %8s %9s %9s %7s %9s\n", "", "", "a rank", "a batch", "% work", "% time",
-           "until W", "until I", "copies", "buffers");
+    printf("%d ranks, %d micro-batches; costs %s of a rank's chunks together, latency %g of a message\n\n", (int)stages,
+           (int)microbatches, cost_text, latency);
+    printf("%-25s %7s %6s %10s %8s %8s %9s %9s %7s %9s\n", "schedule", "updates", "chunks", "time", "bubble", "bubble",
+           "held", "held", "weight", "boundary");
+    printf("%-25s %7s %6s %10s %8s %8s %9s %9s %7s %9s\n", "", "", "a rank", "a batch", "% work", "% time", "until W",
+           "until I", "copies", "buffers");
     for (int i = 0; i < t->count; i++) {
         const Row *r = &t->rows[i];
         printf("%-25s %7s %6d %10.2f %8.1f %8.1f %9.2f %9.2f %7d %9d\n", r->name, r->async ? "async" : "sync",
@@ -332,8 +326,7 @@ static void print_table(Table *t)
     }
     printf("\nupdates: async: weights change while a batch is under way, gradients are of older ones\n"
            "held: activations, in micro-batches of a whole rank; all figures of the rank that has most\n");
-    for (int i = 0; i < t->refused_count; i++)
-        printf("%s%s\n", i ? "" : "\nnot legal at this shape:\n", t->refused[i]);
+    for (int i = 0; i < t->refused_count; i++) printf("%s%s\n", i ? "" : "\nnot legal at this shape:\n", t->refused[i]);
 }
 
 static Err compare_all(const StageCost *cost)
@@ -355,13 +348,11 @@ static Err simulate_command(Words rest)
     (void)rest;
     TRY(read_cost(&cost));
     if (compare && (schedule_text || as_list || svg_path))
-        return err_set(ERR_CONFIG,
-                       "--compare shows all schedules: it goes without --schedule, --list and --svg");
+        return err_set(ERR_CONFIG, "--compare shows all schedules: it goes without --schedule, --list and --svg");
     if (as_json && as_list) return err_set(ERR_CONFIG, "either --json or --list");
     if (compare) return compare_all(&cost);
     if (!schedule_text)
-        return err_set(ERR_CONFIG,
-                       "'megatrain simulate' needs --schedule NAME, or --compare for all of them");
+        return err_set(ERR_CONFIG, "'megatrain simulate' needs --schedule NAME, or --compare for all of them");
     return simulate_one(&cost);
 }
 

@@ -28,8 +28,7 @@ static const Option eval_options[] = {
     { "tasks", OPTION_TEXT, &tasks, .value = "FILE,FILE",
       .help = "asks the questions of these files, not of train.eval_tasks" },
     { "json", OPTION_FLAG, &as_json, .help = "one JSON object instead of lines" },
-    { "ids", OPTION_TEXT, &ids_path, .value = "FILE",
-      .help = "sequences of token ids, one a line, for --logits" },
+    { "ids", OPTION_TEXT, &ids_path, .value = "FILE", .help = "sequences of token ids, one a line, for --logits" },
     { "logits", OPTION_TEXT, &logits_path, .value = "FILE",
       .help = "instead: writes their logits, fp32 [sequence, position, id], as .npy" },
 };

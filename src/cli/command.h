@@ -32,8 +32,7 @@ typedef struct {
     double low, high;  /* the bounds of a number */
     const char *value; /* how help names it: "FILE" */
     const char *help;
-    char *
-        join; /* OPTION_JOIN_BYTES, where an option that is given again adds to the first, behind a comma; or NULL */
+    char *join; /* OPTION_JOIN_BYTES, where an option that is given again adds to the first, behind a comma; or NULL */
 } Option;
 
 typedef struct {
@@ -54,8 +53,7 @@ typedef struct {
  * room for argc words). *help: --help was among them, and nothing else is looked at.
  * ERR_CONFIG: unknown option (with the nearest one), a value missing or out of range, one required left out.
  */
-Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count,
-                 bool *help);
+Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count, bool *help);
 /* Print what --help says of a command, and what `megatrain --help` says: at most 24 lines of 80 columns
  * (test_help.sh). */
 void command_help(const Command *c, FILE *out);
@@ -74,9 +72,9 @@ enum { COMMANDS_MAX = 32 };
 /* All commands, in the order of the help. */
 const Command *const *commands(int *count);
 
-extern const Command command_train, command_eval, command_generate, command_preprocess,
-    command_tokenizer_train, command_tokenize, command_plan, command_simulate, command_inspect,
-    command_report, command_convert, command_doctor, command_config;
+extern const Command command_train, command_eval, command_generate, command_preprocess, command_tokenizer_train,
+    command_tokenize, command_plan, command_simulate, command_inspect, command_report, command_convert, command_doctor,
+    command_config;
 
 /* Program, compiler, backends, libraries, a line each. */
 void version_print(FILE *out);

@@ -70,8 +70,7 @@ static Err refuse_folder(const char *path)
     if (lies_in(path, "manifest.json")) {
         err_set(ERR_CKPT, "'%s' is a checkpoint's folder without its run", path);
         return err_hint(
-            "move it to RUN/checkpoints/step-N, N being its step in 8 digits (megatrain inspect %s says it)",
-            path);
+            "move it to RUN/checkpoints/step-N, N being its step in 8 digits (megatrain inspect %s says it)", path);
     }
     if (!config_arg_is_hf(path)) return ERR_OK;
     err_set(ERR_CKPT, "'%s' is a model of Hugging Face's, not a run", path);
@@ -105,8 +104,7 @@ static Err find_meta(const char *run_dir, int64_t step, Source *s)
     }
     TRY(ckpt_visit_newest(run_dir, read_meta, s, &found));
     if (found) return ERR_OK;
-    return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir),
-           err_hint("train first: megatrain --config FILE");
+    return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir), err_hint("train first: megatrain --config FILE");
 }
 
 /* First as it is: what is wrong then is the checkpoint's fault. */
@@ -144,8 +142,7 @@ static Err find_tokenizer(Config *c, const char *run_dir, const char *data)
     if (there && (same_tokenizer(c->data.tokenizer, data) || !same_tokenizer(copy, data))) return ERR_OK;
     if (there)
         log_warn("'%s' %s: the run's copy in '%s' is taken", c->data.tokenizer,
-                 access(c->data.tokenizer, R_OK) ? "cannot be read" : "is not the run's tokenizer any more",
-                 copy);
+                 access(c->data.tokenizer, R_OK) ? "cannot be read" : "is not the run's tokenizer any more", copy);
     TRY(setup_strdup(&c->memory, copy, &kept));
     c->data.tokenizer = kept;
     return ERR_OK;
@@ -190,8 +187,7 @@ Err config_world(int64_t given, int64_t *out)
 /* The launchers of docs/ranks.md, "Launchers"; a batch job's size alone says nothing, a step's does. */
 Err single_process(void)
 {
-    static const char *const names[] = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-                                         "SLURM_STEP_NUM_TASKS" };
+    static const char *const names[] = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS" };
     for (int i = 0; i < 4; i++) {
         const char *text = getenv(names[i]);
         if (text && strtoll(text, NULL, 10) > 1)

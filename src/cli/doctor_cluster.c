@@ -116,8 +116,7 @@ static Err look_at_folder(Cluster *c, const char **folder, const char **locks)
     TRY(get(c, "folder", 0, text));
     if (!sees(c->file, text)) {
         complain(c, ERR_STORAGE,
-                 "does not see the file that rank 0 has made in '%s': give run.dir a folder that all share",
-                 c->folder);
+                 "does not see the file that rank 0 has made in '%s': give run.dir a folder that all share", c->folder);
         return ERR_OK;
     }
     *folder = "shared";
@@ -152,8 +151,7 @@ static Err ask_time(Cluster *c, double *ahead)
     const double after = clock_unix_s();
     *ahead = (before + after) / 2 - strtod(text, NULL);
     if (!(*ahead<CLOCK_S && * ahead> - CLOCK_S))
-        complain(c, ERR_OK,
-                 "its clock is %.1f s ahead of rank 0's: times in logs differ by it (chrony or ntpd)",
+        complain(c, ERR_OK, "its clock is %.1f s ahead of rank 0's: times in logs differ by it (chrony or ntpd)",
                  *ahead);
     return ERR_OK;
 }
@@ -199,11 +197,9 @@ static bool connects(Cluster *c, const char *address, int data_port)
                             .port_step = placed ? b->local_size : b->size,
                             .store = { c->ranks.store, set_bytes, get_bytes } };
     const Err err = gloo_world_open(o, &world);
-    if (err == ERR_CONFIG)
-        complain(c, err, "%s%s%s", err_message(), *err_hint_text() ? ": " : "", err_hint_text());
+    if (err == ERR_CONFIG) complain(c, err, "%s%s%s", err_message(), *err_hint_text() ? ": " : "", err_hint_text());
     else if (err)
-        complain(c, ERR_RENDEZVOUS, "%s: open the ports between nodes (parallel.data_port fixes them)",
-                 err_message());
+        complain(c, ERR_RENDEZVOUS, "%s: open the ports between nodes (parallel.data_port fixes them)", err_message());
     gloo_world_close(world);
     return !err;
 }
@@ -213,8 +209,7 @@ static bool connects(Cluster *c, const char *address, int data_port)
 static Err examine(Cluster *c, int data_port)
 {
     const Boot *b = &c->ranks.boot;
-    char host[64] = "?", address[64] = "?", row[TEXT_BYTES], memory[UNITS_BYTES], why[256],
-         clock[32] = "0 ms";
+    char host[64] = "?", address[64] = "?", row[TEXT_BYTES], memory[UNITS_BYTES], why[256], clock[32] = "0 ms";
     const char *folder = "shared", *locks = "hold";
     double ahead = 0;
     int lock = -1;
@@ -230,8 +225,7 @@ static Err examine(Cluster *c, int data_port)
     struct rlimit files = { 0 };
     getrlimit(RLIMIT_NOFILE, &files);
     if (files.rlim_cur < 1024)
-        complain(c, ERR_OK, "few open files are allowed, %llu: ulimit -n 4096",
-                 (unsigned long long)files.rlim_cur);
+        complain(c, ERR_OK, "few open files are allowed, %llu: ulimit -n 4096", (unsigned long long)files.rlim_cur);
     snprintf(row, sizeof row, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%llu\t%s\t%d\t%s\t%d\n", b->rank, host, address,
              connected ? "all" : "NOT all", clock, folder, locks, (unsigned long long)files.rlim_cur,
              units_bytes(memory, host_free_bytes()), processors_share(1, 1), isa_name(isa_best()),
@@ -278,8 +272,7 @@ static Err print_rows(Cluster *c)
             for (int i = 0; i < COLUMNS; i++) {
                 const int n = (int)strlen(cell[i]);
                 if (!pass && n > width[i]) width[i] = n;
-                if (pass)
-                    printf("%-*s%s", i < COLUMNS - 1 ? width[i] : 0, cell[i], i < COLUMNS - 1 ? "  " : "\n");
+                if (pass) printf("%-*s%s", i < COLUMNS - 1 ? width[i] : 0, cell[i], i < COLUMNS - 1 ? "  " : "\n");
             }
         }
     return ERR_OK;
@@ -293,8 +286,7 @@ static Err print_complaints(Cluster *c, int *count, Err *worst)
         TRY(get(c, "program", p, text));
         const bool other = strcmp(text, identity_program()) != 0;
         if (other)
-            printf("! rank %d is another program, megatrain %s: install the same file on all hosts\n", p,
-                   text),
+            printf("! rank %d is another program, megatrain %s: install the same file on all hosts\n", p, text),
                 ++*count;
         if (other && !*worst) *worst = ERR_CONFIG;
         TRY(get(c, "worst", p, text));
@@ -309,9 +301,8 @@ static Err print_complaints(Cluster *c, int *count, Err *worst)
 static Err print_all(Cluster *c, Err *verdict)
 {
     int count = 0;
-    printf("program  megatrain %s\nranks    %d by %s, met at port %d of '%s'\nfolder   %s\n",
-           identity_program(), c->ranks.boot.size, c->ranks.boot.launcher, store_port(c->ranks.store),
-           c->ranks.boot.addr, c->folder);
+    printf("program  megatrain %s\nranks    %d by %s, met at port %d of '%s'\nfolder   %s\n", identity_program(),
+           c->ranks.boot.size, c->ranks.boot.launcher, store_port(c->ranks.store), c->ranks.boot.addr, c->folder);
     TRY(print_rows(c));
     TRY(print_complaints(c, &count, verdict));
     if (count) printf("%d thing%s to look at, marked with '!'\n", count, count == 1 ? "" : "s");
@@ -322,9 +313,7 @@ static Err print_all(Cluster *c, Err *verdict)
 /* Collective. */
 static Err meet_and_look(Cluster *c, const Boot *boot, int data_port, Err *verdict)
 {
-    const RanksOptions o = {
-        .timeout_s = MEET_S, .freeze_s = MEET_S, .stall_s = 2 * MEET_S, .folder = c->folder
-    };
+    const RanksOptions o = { .timeout_s = MEET_S, .freeze_s = MEET_S, .stall_s = 2 * MEET_S, .folder = c->folder };
     snprintf(c->file, sizeof c->file, "%s/.doctor-%016llx", c->folder, (unsigned long long)boot_key(boot));
     Err err = ranks_meet(&c->ranks, boot, &o);
     if (!err) err = examine(c, data_port);
@@ -343,7 +332,6 @@ Err doctor_cluster(const Boot *boot, const char *folder, int data_port)
     c->folder = folder;
     const Err err = meet_and_look(c, boot, data_port, &verdict);
     if (err || !verdict) return err;
-    return err_set(verdict, "a run of these %d ranks would not start, or not keep its checkpoints",
-                   boot->size),
+    return err_set(verdict, "a run of these %d ranks would not start, or not keep its checkpoints", boot->size),
            err_hint("the lines above that begin with '!' say why");
 }

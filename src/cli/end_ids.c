@@ -24,13 +24,11 @@ static bool find_run(const char *checkpoint, char run[PATH_MAX])
     return file_is_dir(checkpoints) && snprintf(run, PATH_MAX, "%s/../..", checkpoint) < PATH_MAX;
 }
 
-Err end_ids_of(const char *checkpoint, const char *data, const char *tokenizer, char path[PATH_MAX],
-               HfIds *out)
+Err end_ids_of(const char *checkpoint, const char *data, const char *tokenizer, char path[PATH_MAX], HfIds *out)
 {
     char run[PATH_MAX];
     *out = (HfIds)HF_NO_IDS;
-    if (strcmp(tokenizer, "byte") != 0 && kept_tokenizer_path(tokenizer, name, path))
-        return hf_ids_read(path, out);
+    if (strcmp(tokenizer, "byte") != 0 && kept_tokenizer_path(tokenizer, name, path)) return hf_ids_read(path, out);
     const bool trained = data && strstr(data, ", tokenizer ");
     if (!trained && find_run(checkpoint, run) && lies_in(run, name, path)) return hf_ids_read(path, out);
     *path = 0;

@@ -56,8 +56,7 @@ static void put_text(FILE *out, const char *text)
 
 void option_form(const Option *o, char out[OPTION_BYTES])
 {
-    snprintf(out, OPTION_BYTES, "--%s%s%s", o->name, o->kind == OPTION_FLAG ? "" : " ",
-             o->value ? o->value : "");
+    snprintf(out, OPTION_BYTES, "--%s%s%s", o->name, o->kind == OPTION_FLAG ? "" : " ", o->value ? o->value : "");
 }
 
 void option_default(const Option *o, char out[OPTION_BYTES])

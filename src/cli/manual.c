@@ -142,8 +142,7 @@ static void put_environment(FILE *out)
           "secret in the run's folder" },
         { "MEGATRAIN_JOB",
           "a name of the job, where the launcher has none: two jobs on one port are told apart by it" },
-        { "OMP_NUM_THREADS",
-          "threads of a rank; debug.threads comes first, none: its share of the processors" },
+        { "OMP_NUM_THREADS", "threads of a rank; debug.threads comes first, none: its share of the processors" },
         { "OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY", "bind threads; run.bind then binds no rank" },
         { "OMP_WAIT_POLICY, GOMP_SPINCOUNT",
           "how long waiting threads spin; where neither is set megatrain sets the latter for itself" },
@@ -187,11 +186,10 @@ void manual_print(FILE *out)
                  "Results go to stdout, messages to stderr.\n"
                  ".SH COMMANDS\n");
     for (int i = 0; i < count; i++) put_command(out, all[i]);
-    fprintf(out,
-            ".SH CONFIGURATION\n"
-            "An INI file of these keys in their sections; a later value wins: default, file, command line\n"
-            "(\\fBsection.key=value\\fR, there also the later of two). In a file a key may stand once.\n"
-            "\\fBmegatrain config explain\\fR prints the same with present values.\n");
+    fprintf(out, ".SH CONFIGURATION\n"
+                 "An INI file of these keys in their sections; a later value wins: default, file, command line\n"
+                 "(\\fBsection.key=value\\fR, there also the later of two). In a file a key may stand once.\n"
+                 "\\fBmegatrain config explain\\fR prints the same with present values.\n");
     for (int i = 0; i < CFG_COUNT; i++) put_key(out, (ConfigId)i);
     fprintf(out, ".SH EXIT STATUS\n"
                  "One line on stderr names what failed, where and why, and a hint what to do.\n");
@@ -234,8 +232,8 @@ static void put_second_words(FILE *out)
         int first = (int)strcspn(all[i]->name, " ");
         const char *second = all[i]->name + first;
         if (*second)
-            fprintf(out, "    %.*s) second=\"%s\" command=\"%.*s ${COMP_WORDS[2]}\" at=3 ;;\n", first,
-                    all[i]->name, second + 1, first, all[i]->name);
+            fprintf(out, "    %.*s) second=\"%s\" command=\"%.*s ${COMP_WORDS[2]}\" at=3 ;;\n", first, all[i]->name,
+                    second + 1, first, all[i]->name);
     }
 }
 
@@ -304,9 +302,7 @@ static void put_key_values(FILE *out)
             fprintf(out, " ;;\n");
         } else if (key->kind == CONFIG_TEXT) fprintf(out, "    %s.%s) files=1 ;;\n", key->section, key->name);
         if (key->kind != CONFIG_PICK && key->kind != CONFIG_BOOL) continue;
-        const char *values = key->kind == CONFIG_PICK ? key->choices
-                             : key->has_auto          ? "true false auto"
-                                                      : "true false";
+        const char *values = key->kind == CONFIG_PICK ? key->choices : key->has_auto ? "true false auto" : "true false";
         fprintf(out, "    %s.%s) values=\"", key->section, key->name);
         put_choices(out, values);
         fprintf(out, "\" ;;\n");
@@ -317,8 +313,7 @@ static void put_keys(FILE *out)
 {
     fprintf(out, "  local names=\"");
     for (int i = 0; i < CFG_COUNT; i++)
-        fprintf(out, "%s%s.%s", i ? " " : "", config_key((ConfigId)i)->section,
-                config_key((ConfigId)i)->name);
+        fprintf(out, "%s%s.%s", i ? " " : "", config_key((ConfigId)i)->section, config_key((ConfigId)i)->name);
     fprintf(out, "\"\n");
 }
 

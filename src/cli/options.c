@@ -40,10 +40,8 @@ static Err unknown_option(const Command *c, const char *word)
     char meant[CONFIG_SUGGEST_BYTES];
     err_set(ERR_CONFIG, "'megatrain %s' has no option '%s'", c->name, word);
     if (nearest) return err_hint("did you mean '--%s'?", nearest);
-    if (strchr(name, '.'))
-        return err_hint("keys of the configuration are given as section.key=value, without '--'");
-    if (keys && *config_suggest("", name, "VALUE", meant))
-        return err_hint("%s (keys are given without '--')", meant);
+    if (strchr(name, '.')) return err_hint("keys of the configuration are given as section.key=value, without '--'");
+    if (keys && *config_suggest("", name, "VALUE", meant)) return err_hint("%s (keys are given without '--')", meant);
     return err_hint("megatrain %s --help", c->name);
 }
 
@@ -54,8 +52,7 @@ static Err hint_of_letter(const Option *o, const char *text)
     char letter;
     if (quantity_whole(text, &tens, &letter) != QUANTITY_WHOLE) return ERR_CONFIG;
     if (letter != 'k' && letter != 'K') return err_hint("--%s %lld", o->name, (long long)tens);
-    return err_hint("--%s %lld, or --%s %lld", o->name, (long long)tens, o->name,
-                    (long long)tens / 1000 * 1024);
+    return err_hint("--%s %lld, or --%s %lld", o->name, (long long)tens, o->name, (long long)tens / 1000 * 1024);
 }
 
 static Err read_int(const Option *o, const char *text)
@@ -107,8 +104,7 @@ static Err read_value(Reader *r, const Option *o, const char *equals)
     }
     if (!equals) r->at++;
     if (equals && (!strcmp(text, "~") || !strncmp(text, "~/", 2)) && strcmp(o->value, "TEXT") != 0)
-        return err_set(ERR_CONFIG, "--%s=%s: a shell knows '~' as the home folder only behind a blank",
-                       o->name, text),
+        return err_set(ERR_CONFIG, "--%s=%s: a shell knows '~' as the home folder only behind a blank", o->name, text),
                err_hint("--%s %s", o->name, text);
     if (o->kind == OPTION_INT) return read_int(o, text);
     if (o->kind == OPTION_REAL) return read_real(o, text);
@@ -120,16 +116,14 @@ static Err read_value(Reader *r, const Option *o, const char *equals)
 static Err read_list(Reader *r, const Option *o, const char *equals)
 {
     Words *w = o->out;
-    if (equals)
-        return err_set(ERR_CONFIG, "--%s takes several values: --%s %s, not '='", o->name, o->name, o->value);
+    if (equals) return err_set(ERR_CONFIG, "--%s takes several values: --%s %s, not '='", o->name, o->name, o->value);
     w->items = r->argv + r->at;
     w->count = 0;
     while (r->at < r->argc && !is_option(r->argv[r->at]) && strcmp(r->argv[r->at], "--") != 0) {
         w->count++;
         r->at++;
     }
-    if (w->count == 0)
-        return err_set(ERR_CONFIG, "--%s wants at least one value: --%s %s", o->name, o->name, o->value);
+    if (w->count == 0) return err_set(ERR_CONFIG, "--%s wants at least one value: --%s %s", o->name, o->name, o->value);
     return ERR_OK;
 }
 
@@ -167,8 +161,7 @@ static Err check_required(const Reader *r, const char *first)
     return ERR_OK;
 }
 
-Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count,
-                 bool *help)
+Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count, bool *help)
 {
     Reader r = { .c = c, .argv = argv, .argc = argc };
     bool only_rest = false;

@@ -50,13 +50,11 @@ typedef struct {
 /* A figure of a kind of ranks, in bytes or FLOP, by its names in the JSON, in a line, and above a narrow column. */
 typedef struct {
     const char *key, *label, *heading;
-    int64_t (*value)(const PlanTable *,
-                     const PlanKind *); /* NULL: a member of MemoryPlan, int64_t, at `field` */
-    bool (*shown)(const PlanTable *);   /* is it shown in the text? NULL: always */
+    int64_t (*value)(const PlanTable *, const PlanKind *); /* NULL: a member of MemoryPlan, int64_t, at `field` */
+    bool (*shown)(const PlanTable *);                      /* is it shown in the text? NULL: always */
     size_t field;
-    bool is_count; /* it counts FLOP */
-    bool (*on_host)(
-        const PlanTable *t); /* it lies in the host's memory even if the total is a GPU's; NULL: never */
+    bool is_count;                       /* it counts FLOP */
+    bool (*on_host)(const PlanTable *t); /* it lies in the host's memory even if the total is a GPU's; NULL: never */
 } PlanFigure;
 
 /* Counts what cfg, path, words and target of *t ask for, up to `recomputed`; plan_free after a failure, too. Errors:

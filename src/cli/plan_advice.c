@@ -82,8 +82,7 @@ static bool words_of(const Config *cfg, const Step *s, char words[2][WORD_BYTES]
 }
 
 /* The step where those words are added. Errors: it is not legal, or does not fit. */
-static Err predict_words(const PlanTable *t, const CostModel *m, char words[2][WORD_BYTES], int count,
-                         Prediction *out)
+static Err predict_words(const PlanTable *t, const CostModel *m, char words[2][WORD_BYTES], int count, Prediction *out)
 {
     Config c = { 0 };
     TrainSpec spec;

@@ -43,10 +43,9 @@ static void put_time(const PlanTable *t)
 {
     char step[UNITS_BYTES], run[UNITS_BYTES], steps[32], tokens[32];
     const Prediction *p = &t->predicted;
-    printf("a step of %s, %s tokens/s; all %s steps %s (predicted for %s, not measured)\n",
-           units_step(step, p->step_s), units_commas(tokens, llround(p->tokens_s)),
-           units_commas(steps, steps_of(t->cfg)), units_seconds(run, p->step_s * (double)steps_of(t->cfg)),
-           t->target->name);
+    printf("a step of %s, %s tokens/s; all %s steps %s (predicted for %s, not measured)\n", units_step(step, p->step_s),
+           units_commas(tokens, llround(p->tokens_s)), units_commas(steps, steps_of(t->cfg)),
+           units_seconds(run, p->step_s * (double)steps_of(t->cfg)), t->target->name);
 }
 
 /*

@@ -45,10 +45,7 @@ static void put_json(JsonOut *j, const PlanTable *t)
     const MemoryPlan *p = &t->kinds[0].plan;
     char precision[CONFIG_VALUE_BYTES];
     json_open(j, NULL, '{');
-    json_put_text(j, "device",
-                  t->target                           ? t->target->name
-                  : t->spec.device.kind == DEVICE_CPU ? "cpu"
-                                                      : "cuda");
+    json_put_text(j, "device", t->target ? t->target->name : t->spec.device.kind == DEVICE_CPU ? "cpu" : "cuda");
     json_put_text(j, "precision", config_value(t->cfg, CFG_run_precision, precision));
     json_put_int(j, "world", grid_size(t->grid));
     json_put_int(j, "tp", t->grid.tp);
@@ -82,8 +79,7 @@ static void put_json(JsonOut *j, const PlanTable *t)
 Err plan_print_json(const PlanTable *t)
 {
     enum { HEAD_BYTES = 16384, RANK_BYTES = 1024, SHARD_BYTES = 24 };
-    const int64_t room =
-        HEAD_BYTES + (int64_t)t->count * RANK_BYTES + (int64_t)grid_size(t->grid) * SHARD_BYTES;
+    const int64_t room = HEAD_BYTES + (int64_t)t->count * RANK_BYTES + (int64_t)grid_size(t->grid) * SHARD_BYTES;
     char *text = malloc((size_t)room);
     JsonOut j;
     if (!text) return err_set(ERR_MEMORY, "no memory for the plan's text");

@@ -59,8 +59,8 @@ static Err compare_others(Query *q, const char *text)
         const int length = (int)strcspn(text, ";");
         if (!length) break;
         if (q->other_count == SEARCH_PLACES || length >= LAYOUT_WORDS)
-            return err_set(ERR_CONFIG, "--compare takes up to %d layouts of up to %d characters",
-                           SEARCH_PLACES, LAYOUT_WORDS - 1);
+            return err_set(ERR_CONFIG, "--compare takes up to %d layouts of up to %d characters", SEARCH_PLACES,
+                           LAYOUT_WORDS - 1);
         TRY(compare_one(q, text, length));
         text += length;
     }
@@ -111,8 +111,7 @@ static void put_short(const LayoutSpace *s, const Layout *l, char *out, size_t s
         n += snprintf(out + n, size - (size_t)n, ", %s", layout_text(s, l, LAYOUT_DISPATCHER, text));
     n += snprintf(out + n, size - (size_t)n, ", micro-batch %d", l->value[LAYOUT_MICRO_BATCH]);
     n += snprintf(out + n, size - (size_t)n, ", recompute %s", layout_text(s, l, LAYOUT_RECOMPUTE, text));
-    if (l->value[LAYOUT_ZERO] != 1)
-        n += snprintf(out + n, size - (size_t)n, ", zero %d", l->value[LAYOUT_ZERO]);
+    if (l->value[LAYOUT_ZERO] != 1) n += snprintf(out + n, size - (size_t)n, ", zero %d", l->value[LAYOUT_ZERO]);
     if (l->value[LAYOUT_ORDER]) n += snprintf(out + n, size - (size_t)n, ", dp last");
     if (l->value[LAYOUT_OVERLAP_MOE] > 0) n += snprintf(out + n, size - (size_t)n, ", overlap_moe");
     if (l->value[LAYOUT_OVERLAP_TP] == 1) n += snprintf(out + n, size - (size_t)n, ", no overlap_tp");
@@ -130,8 +129,8 @@ static void put_row(const LayoutSpace *s, const SearchResult *r, const char *hea
 
 static void put_heading(const char *first)
 {
-    printf("%8s %10s %13s %7s %8s %7s %12s  %s\n", first, "step, s", "tokens/s/GPU", "MFU", "bubble",
-           "update", "worst rank", "layout");
+    printf("%8s %10s %13s %7s %8s %7s %12s  %s\n", first, "step, s", "tokens/s/GPU", "MFU", "bubble", "update",
+           "worst rank", "layout");
 }
 
 /* ---- why others are not better ---- */
@@ -167,10 +166,8 @@ static bool alternative_of(const LayoutSpace *s, const Layout *best, const Alter
     const bool experts = s->base->moe.experts > 0;
     *out = *best;
     out->value[a->key] = a->value;
-    if (s->fixed[a->key] || best->value[a->key] == a->value || (a->key == LAYOUT_EP && !experts))
-        return false;
-    if (a->key == LAYOUT_SCHEDULE &&
-        (best->value[LAYOUT_PP] == 1 || s->value[LAYOUT_SCHEDULE][0] != a->value))
+    if (s->fixed[a->key] || best->value[a->key] == a->value || (a->key == LAYOUT_EP && !experts)) return false;
+    if (a->key == LAYOUT_SCHEDULE && (best->value[LAYOUT_PP] == 1 || s->value[LAYOUT_SCHEDULE][0] != a->value))
         return false;
     if (a->key == LAYOUT_ZERO && layout_zero(s, out) == layout_zero(s, best)) return false;
     if (a->value == ZERO_VALUES && a->key == LAYOUT_ZERO && layout_zero(s, out) != ZERO_VALUES) return false;
@@ -206,8 +203,8 @@ static void reason(const Query *q, const SearchAnswer *a, const Layout *l, char 
     } else if (search_estimate(&q->q, &a->space, l, &r)) {
         snprintf(out, REASON_BYTES, "refused: %.380s", err_message());
     } else if (r.time.bytes > q->q.memory) {
-        snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
-                 units_bytes(over, r.time.bytes - q->q.memory), r.time.worst_pp);
+        snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d", units_bytes(over, r.time.bytes - q->q.memory),
+                 r.time.worst_pp);
     } else slower(&a->best[0], &r, out);
 }
 
@@ -231,8 +228,8 @@ static void why_not(const Query *q, const SearchAnswer *a, const Compared *o, ch
     char over[UNITS_BYTES];
     if (*o->refused) snprintf(out, REASON_BYTES, "refused: %.380s", o->refused);
     else if (o->r.time.bytes > q->q.memory)
-        snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d",
-                 units_bytes(over, o->r.time.bytes - q->q.memory), o->r.time.worst_pp);
+        snprintf(out, REASON_BYTES, "%s too much on pipeline rank %d", units_bytes(over, o->r.time.bytes - q->q.memory),
+                 o->r.time.worst_pp);
     else slower(&a->best[0], &o->r, out);
 }
 
@@ -249,8 +246,8 @@ static void put_others(const Query *q, const SearchAnswer *a)
         printf("    %.3f s, MFU %.1f%%; %d of %d layouts that were run dry are faster, and %lld of %lld by "
                "the bound of "
                "their parts\n",
-               o->r.time.step_s, 100 * o->r.time.mfu, a->place[i].faster, a->dry_runs,
-               (long long)a->place[i].possible, (long long)a->legal);
+               o->r.time.step_s, 100 * o->r.time.mfu, a->place[i].faster, a->dry_runs, (long long)a->place[i].possible,
+               (long long)a->legal);
     }
 }
 
@@ -289,10 +286,7 @@ static void put_fixed(const LayoutSpace *s)
 }
 
 /* What the run's tokens take, and what its devices cost for so long. */
-static double run_seconds(const Query *q, const SearchResult *r)
-{
-    return q->tokens / q->step_tokens * r->time.step_s;
-}
+static double run_seconds(const Query *q, const SearchResult *r) { return q->tokens / q->step_tokens * r->time.step_s; }
 
 static double run_cost(const Query *q, const SearchResult *r)
 {
@@ -313,10 +307,9 @@ static void put_cost(const Query *q, const SearchResult *r)
 static void put_answer(const Query *q, const SearchAnswer *a)
 {
     char words[LAYOUT_WORDS], head[16], memory[UNITS_BYTES];
-    printf(
-        "%lld x %s of %s: predicted, not measured. %lld layouts looked at, %lld legal in shape, %d run dry\n",
-        (long long)q->q.world, q->planner.device.name, units_bytes(memory, q->q.memory),
-        (long long)a->looked_at, (long long)a->legal, a->dry_runs);
+    printf("%lld x %s of %s: predicted, not measured. %lld layouts looked at, %lld legal in shape, %d run dry\n",
+           (long long)q->q.world, q->planner.device.name, units_bytes(memory, q->q.memory), (long long)a->looked_at,
+           (long long)a->legal, a->dry_runs);
     put_fixed(&a->space);
     putchar('\n');
     put_heading("");
@@ -420,8 +413,7 @@ static Err nothing_fits(const Query *q, const SearchAnswer *a)
     const int64_t world = world_that_fits(q);
     err_set(ERR_PLAN, "no layout on %lld ranks was found that fits %s: the least that one takes is %s (%s)",
             (long long)q->q.world, units_bytes(have, q->q.memory), units_bytes(want, a->least_bytes), layout);
-    return world ? err_hint("more memory, or %lld rank%s, on which one fits", (long long)world,
-                            world > 1 ? "s" : "")
+    return world ? err_hint("more memory, or %lld rank%s, on which one fits", (long long)world, world > 1 ? "s" : "")
                  : err_hint("more memory; no number of up to %lld ranks that was tried is enough",
                             (long long)q->q.world * 32);
 }

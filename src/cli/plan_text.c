@@ -34,8 +34,8 @@ static void put_pipeline(const PlanTable *t)
 static void put_mixture(const ModelSpec *m)
 {
     const MixtureSpec *e = &m->moe;
-    printf("        %d experts, %d a token, of ffn %lld in %d of %d layers", e->experts, e->topk,
-           (long long)e->ffn, layer_set_count(&e->layers), m->layers);
+    printf("        %d experts, %d a token, of ffn %lld in %d of %d layers", e->experts, e->topk, (long long)e->ffn,
+           layer_set_count(&e->layers), m->layers);
     if (e->capacity.factor > 0) printf(", which take %g times the mean", e->capacity.factor);
     if (e->router.groups > 1) printf("; %d of %d groups a token", e->router.group_topk, e->router.groups);
     if (e->shared_ffn)
@@ -75,14 +75,13 @@ static void put_hosts(const PlanTable *t)
     for (int i = 0; i < t->count; i++) {
         const MemoryPlan *p = &t->kinds[i].plan;
         const int64_t results = p->comm[GROUP_TP_EP][COMM_ALL_TO_ALL_ROWS].bytes / (ranks - 1);
-        network =
-            max64(network, p->comm[GROUP_EP_RAIL][COMM_ALL_TO_ALL_ROWS].bytes + results * (ranks - here));
+        network = max64(network, p->comm[GROUP_EP_RAIL][COMM_ALL_TO_ALL_ROWS].bytes + results * (ranks - here));
         inside = max64(inside, p->comm[GROUP_EP_HOST][COMM_ALL_TO_ALL_ROWS].bytes + results * (here - 1));
     }
     printf("hosts   %d for each %d ranks with experts: a token's row goes to %.2f of them (even routing), at "
            "most to %lld; of a step's rows and results %s cross the network, %s stay on a host\n",
-           cut.hosts, ranks, moe_even_hosts(&cut), (long long)(limits.crossing / cut.rows),
-           units_bytes(a, network), units_bytes(b, inside));
+           cut.hosts, ranks, moe_even_hosts(&cut), (long long)(limits.crossing / cut.rows), units_bytes(a, network),
+           units_bytes(b, inside));
 }
 
 /* A token meets all parameters but those of the experts that it is not sent to. */
@@ -90,8 +89,7 @@ static void put_params(const ModelSpec *m, int64_t params)
 {
     char a[32], b[32];
     printf("        %s parameters", units_commas(a, params));
-    if (m->moe.experts)
-        printf(", %s of them active for a token", units_commas(b, model_active_params(m, params)));
+    if (m->moe.experts) printf(", %s of them active for a token", units_commas(b, model_active_params(m, params)));
     putchar('\n');
 }
 
@@ -133,10 +131,9 @@ static void put_latent(const ModelSpec *m)
     const MlaWidths *w = &m->latent.width;
     char queries[64] = "";
     if (w->q_rank) snprintf(queries, sizeof queries, "queries of latents of %lld, ", (long long)w->q_rank);
-    printf(
-        "latent  %skeys and values of latents of %lld; a head: %lld columns, %lld with positions, values of "
-        "%lld\n",
-        queries, (long long)w->kv_rank, (long long)w->nope, (long long)w->rope, (long long)w->value);
+    printf("latent  %skeys and values of latents of %lld; a head: %lld columns, %lld with positions, values of "
+           "%lld\n",
+           queries, (long long)w->kv_rank, (long long)w->nope, (long long)w->rope, (long long)w->value);
 }
 
 static void put_model(const PlanTable *t)
@@ -145,30 +142,27 @@ static void put_model(const PlanTable *t)
     int64_t tokens = t->spec.global_batch * m->seq;
     char a[32], b[32], c[32], pp[24], cp[24];
     put_device(t);
-    printf(
-        "model   %d layers, hidden %lld, %d heads (%d for keys and values) of %d, ffn %lld, sequence %lld, "
-        "vocabulary %lld\n",
-        m->layers, (long long)m->hidden, m->heads, m->kv_heads, m->head_dim, (long long)m->ffn,
-        (long long)m->seq, (long long)m->vocab);
+    printf("model   %d layers, hidden %lld, %d heads (%d for keys and values) of %d, ffn %lld, sequence %lld, "
+           "vocabulary %lld\n",
+           m->layers, (long long)m->hidden, m->heads, m->kv_heads, m->head_dim, (long long)m->ffn, (long long)m->seq,
+           (long long)m->vocab);
     if (m->latent.width.kv_rank) put_latent(m);
     if (m->fp8.recipe) put_fp8(m);
     if (m->moe.experts) put_mixture(m);
     put_params(m, t->kinds[0].plan.params);
     snprintf(pp, sizeof pp, " x pp %d", t->grid.pp);
     snprintf(cp, sizeof cp, " x cp %d", t->grid.cp);
-    printf(
-        "layout  %d rank%s = tp %d%s x dp %d%s, micro-batch %lld, %lld micro-batches a step on each rank\n",
-        grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.cp > 1 ? cp : "",
-        t->grid.dp, t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch,
-        (long long)t->cfg->derived.microbatches);
+    printf("layout  %d rank%s = tp %d%s x dp %d%s, micro-batch %lld, %lld micro-batches a step on each rank\n",
+           grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.cp > 1 ? cp : "", t->grid.dp,
+           t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch, (long long)t->cfg->derived.microbatches);
     if (t->grid.pp > 1) put_pipeline(t);
     if (t->grid.ep > 1) put_limits(t);
     if (t->grid.ep_hosts > 1) put_hosts(t);
     if (t->spec.ramp.count > 1)
         printf("ramp    train.global_batch = %s; what follows is of a step of the largest batch\n",
                t->cfg->train.global_batch);
-    printf("step    %s samples, %s tokens; %s steps\n", units_commas(a, t->spec.global_batch),
-           units_commas(b, tokens), units_commas(c, t->cfg->derived.steps));
+    printf("step    %s samples, %s tokens; %s steps\n", units_commas(a, t->spec.global_batch), units_commas(b, tokens),
+           units_commas(c, t->cfg->derived.steps));
 }
 
 /* "tp rank 0", "cp ranks 0-3", before it the separator; nothing where the axis has one rank. */
@@ -257,8 +251,7 @@ static void put_cells(const PlanTable *t, const PlanKind *k, const PlanFigure *c
 {
     char text[UNITS_BYTES];
     for (int i = 0; i < count; i++)
-        if (!is_same(t, figures[i]))
-            printf(" %10s", k ? figure_text(t, k, figures[i], text) : figures[i]->heading);
+        if (!is_same(t, figures[i])) printf(" %10s", k ? figure_text(t, k, figures[i], text) : figures[i]->heading);
     putchar('\n');
 }
 
@@ -331,18 +324,17 @@ static void put_stages(const PlanTable *t)
         printf("\nstages  what each keeps and what it has in flight: --all\n");
         return;
     }
-    printf("\n%-18s %5s %7s %6s %9s %18s %18s %18s %18s\n", "stages", "stage", "replica", "blocks",
-           "in flight", "a unit keeps to I", "to W", "saves of the rank", "rank's total");
+    printf("\n%-18s %5s %7s %6s %9s %18s %18s %18s %18s\n", "stages", "stage", "replica", "blocks", "in flight",
+           "a unit keeps to I", "to W", "saves of the rank", "rank's total");
     for (int i = 0; i < t->count; i++) {
         const MemoryPlan *p = &t->kinds[i].plan;
         for (int s = 0; s < p->stage_count; s++) {
             const StagePlan *q = &p->stages[s];
             char name[80], a[32], b[32], c[32], d[32];
             kind_name(t, &t->kinds[i], name, sizeof name);
-            printf("  %-16s %5d %7d %6d %9d %19s %18s %18s %18s\n", s ? "" : name, q->stage, q->replica,
-                   q->layers, q->in_flight, units_commas(a, q->save[REGION_I]),
-                   units_commas(b, q->save[REGION_W]), s ? "" : units_commas(c, p->save),
-                   s ? "" : units_commas(d, memory_plan_total(p)));
+            printf("  %-16s %5d %7d %6d %9d %19s %18s %18s %18s\n", s ? "" : name, q->stage, q->replica, q->layers,
+                   q->in_flight, units_commas(a, q->save[REGION_I]), units_commas(b, q->save[REGION_W]),
+                   s ? "" : units_commas(c, p->save), s ? "" : units_commas(d, memory_plan_total(p)));
         }
     }
 }
@@ -355,8 +347,8 @@ static void put_state(const PlanTable *t)
     int64_t used = p->flat_count - p->padding;
     double each = (double)plan_param_bytes(t, k) / (double)used;
     char a[32], b[32];
-    printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding%s\n",
-           each, units_commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", units_commas(b, p->padding),
+    printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding%s\n", each,
+           units_commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", units_commas(b, p->padding),
            t->spec.exact ? "; gradients are of 64-bit fixed point" : "");
 }
 
@@ -498,8 +490,7 @@ static void put_comm(const PlanTable *t, int kind)
             printf("  %-34s %15s %18s", name, units_commas(a, p->comm[i][k].calls),
                    units_commas(b, p->comm[i][k].bytes));
             if (p->comm[i][k].most)
-                printf("   if experts get equally many rows; at most %s",
-                       units_commas(a, p->comm[i][k].most));
+                printf("   if experts get equally many rows; at most %s", units_commas(a, p->comm[i][k].most));
             putchar('\n');
         }
 }
@@ -535,8 +526,7 @@ static void put_work(const PlanTable *t)
     printf("\n%-36s %15s %15s\n", "FLOP", "a token", "a step");
     put_flop("counted op by op, all ranks", all_flop / tokens, tokens);
     put_flop("6 N + 12 L C T, what mfu uses", (double)full, tokens);
-    put_flop("causal half: keys that are seen", (double)(full - attention + model_causal_flop_per_token(m)),
-             tokens);
+    put_flop("causal half: keys that are seen", (double)(full - attention + model_causal_flop_per_token(m)), tokens);
     if (t->spec.update.optimizer == OPTIMIZER_MUON) put_muon(t, all_flop);
 }
 

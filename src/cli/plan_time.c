@@ -69,8 +69,8 @@ static void put_ops(const PlanTable *t)
     const int n = ops_by_time(sum, op);
     printf("\n%-34s %12s %15s %11s\n", "ops of a step, predicted", "calls", "ms", "us a call");
     for (int i = 0; i < n; i++)
-        printf("  %-32s %12.0f %15.2f %11.1f\n", op_info((OpId)op[i])->name, sum->calls[op[i]],
-               1e3 * sum->op[op[i]], 1e6 * sum->op[op[i]] / sum->calls[op[i]]);
+        printf("  %-32s %12.0f %15.2f %11.1f\n", op_info((OpId)op[i])->name, sum->calls[op[i]], 1e3 * sum->op[op[i]],
+               1e6 * sum->op[op[i]] / sum->calls[op[i]]);
 }
 
 /* ---- the step ---- */
@@ -94,12 +94,10 @@ Err plan_time(PlanTable *t, const char *svg)
 {
     CostModel m;
     if (!t->target)
-        snprintf(
-            t->no_time, sizeof t->no_time,
-            "--device h100 says it of a GPU; of processors, the file that megatrain doctor --calibrate FILE "
-            "writes");
-    else if (cost_open(&m, t->target, grid_size(t->grid)))
-        snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
+        snprintf(t->no_time, sizeof t->no_time,
+                 "--device h100 says it of a GPU; of processors, the file that megatrain doctor --calibrate FILE "
+                 "writes");
+    else if (cost_open(&m, t->target, grid_size(t->grid))) snprintf(t->no_time, sizeof t->no_time, "%s", err_message());
     else t->has_time = true, planner_warn(t->target, t->cfg, false);
     if (svg) TRY(file_check_replaces(svg, "<svg"));
     const char *asked = svg ? "svg" : t->advised ? "advise" : t->ops ? "ops" : NULL;
@@ -115,8 +113,7 @@ Err plan_time(PlanTable *t, const char *svg)
 static Besides besides(const PlanTable *t)
 {
     int64_t most = 0;
-    for (int rank = 0; rank < grid_size(t->grid); rank++)
-        most = t->shards[rank] > most ? t->shards[rank] : most;
+    for (int rank = 0; rank < grid_size(t->grid); rank++) most = t->shards[rank] > most ? t->shards[rank] : most;
     const BesidesOf of = { .step_s = t->predicted.step_s,
                            .forward_s = t->predicted.forward_s,
                            .ranks = grid_size(t->grid),
@@ -133,14 +130,13 @@ static const char *share_text(const PlanTable *t, double seconds, char out[UNITS
     return out;
 }
 
-static void put_beside(const PlanTable *t, const char *name, double seconds, const char *what,
-                       const char *lacks)
+static void put_beside(const PlanTable *t, const char *name, double seconds, const char *what, const char *lacks)
 {
     char time[UNITS_BYTES];
     if (isnan(seconds)) printf("  %-34s %15s %9s  (%s: %s)\n", name, "not known", "", what, lacks);
     else if (seconds > 0)
-        printf("  %-34s %15s %9.2f %%  (%s)\n", name, share_text(t, seconds, time),
-               100 * seconds / t->predicted.step_s, what);
+        printf("  %-34s %15s %9.2f %%  (%s)\n", name, share_text(t, seconds, time), 100 * seconds / t->predicted.step_s,
+               what);
 }
 
 static void put_besides(const PlanTable *t)
@@ -185,9 +181,8 @@ static void put_advice(const PlanTable *t)
     if (!t->advice_count) printf("  none of them is faster\n");
     for (int i = 0; i < t->advice_count; i++) {
         const Advice *a = &t->advice[i];
-        printf("  %s saves %.1f %%: %.1f %% of the step is %s, then %.1f %%\n", a->words,
-               100 * (1 - a->step_s / step), 100 * a->share_s / step, a->share,
-               100 * a->share_after_s / a->step_s);
+        printf("  %s saves %.1f %%: %.1f %% of the step is %s, then %.1f %%\n", a->words, 100 * (1 - a->step_s / step),
+               100 * a->share_s / step, a->share, 100 * a->share_after_s / a->step_s);
     }
 }
 
@@ -202,8 +197,8 @@ void plan_put_time(const PlanTable *t)
     }
     printf("\ntime of a step on %s, predicted, not measured (docs/planner.md)\n", t->target->name);
     printf("  %s: %s tokens/s, %s on each rank; %.4g TFLOP/s on each", units_step(time, p->step_s),
-           units_commas(all, llround(p->tokens_s)),
-           units_commas(each, llround(p->tokens_s / grid_size(t->grid))), 1e-12 * p->flop_s);
+           units_commas(all, llround(p->tokens_s)), units_commas(each, llround(p->tokens_s / grid_size(t->grid))),
+           1e-12 * p->flop_s);
     if (p->mfu > 0) printf(", MFU %.1f %%", 100 * p->mfu);
     if (t->grid.pp > 1) printf("\n  of it, on pp rank %d, which is busy longest:\n", t->predicted.pp_rank);
     else printf("\n  of it:\n");

@@ -40,8 +40,8 @@ bool comm_same_calls(const char *name, const CommCall *calls, int size, char *me
         char first[80], other[80];
         describe(&calls[0], first, sizeof first);
         describe(&calls[p], other, sizeof other);
-        snprintf(message, message_size, "%s: ranks issued different calls: member 0 %s, member %d %s", name,
-                 first, p, other);
+        snprintf(message, message_size, "%s: ranks issued different calls: member 0 %s, member %d %s", name, first, p,
+                 other);
         return false;
     }
     return true;
@@ -53,8 +53,8 @@ bool comm_same_message(const char *name, int from, int to, const CommNote ends[2
     if (!memcmp(&ends[0], &ends[1], sizeof *ends)) return true;
     for (int i = 0; i < 2; i++) message_text(ends[i].what, what[i], sizeof what[i]);
     snprintf(text, size,
-             "%s: message %llu from member %d to member %d: sent as %s of %lld bytes, received as %s of %lld",
-             name, (unsigned long long)ends[0].number, from, to, what[0], (long long)ends[0].bytes, what[1],
+             "%s: message %llu from member %d to member %d: sent as %s of %lld bytes, received as %s of %lld", name,
+             (unsigned long long)ends[0].number, from, to, what[0], (long long)ends[0].bytes, what[1],
              (long long)ends[1].bytes);
     return false;
 }
@@ -126,8 +126,7 @@ static int64_t payload(const Comm *c, const CommRequest *r)
     const int64_t bytes = count * r->elem_bytes, others = c->size - 1;
     if (r->kind == COMM_EXCHANGE) return bytes;
     if (r->kind == COMM_ALL_TO_ALL_ROWS) return bytes * r->rows.copies * others / c->size;
-    if (r->kind == COMM_ALL_GATHER || r->kind == COMM_REDUCE_SCATTER_TREE_F32 ||
-        r->kind == COMM_REDUCE_SCATTER_I64)
+    if (r->kind == COMM_ALL_GATHER || r->kind == COMM_REDUCE_SCATTER_TREE_F32 || r->kind == COMM_REDUCE_SCATTER_I64)
         return bytes * others;
     return 2 * bytes * others / c->size;
 }
@@ -163,8 +162,7 @@ static Err issue(Stream *s, const void *args)
     if (!r.carrier) observer_issued(r.observer, number_of(&r));
     const CommRows *x = &r.rows;
     int64_t sent = payload(c, &r);
-    if (r.kind == COMM_ALL_TO_ALL_ROWS)
-        c->rows_most += (x->back ? x->remote_rows : r.count * x->copies) * r.elem_bytes;
+    if (r.kind == COMM_ALL_TO_ALL_ROWS) c->rows_most += (x->back ? x->remote_rows : r.count * x->copies) * r.elem_bytes;
     c->calls[r.kind]++;
     c->bytes[r.kind] += sent;
     c->sent_bytes += sent;
@@ -244,13 +242,9 @@ Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done)
     return start(c, s, (CommRequest){ COMM_MAX_I64, buf, buf, count, 8 }, done);
 }
 
-Err comm_barrier(Comm *c, Stream *s)
-{
-    return start(c, s, (CommRequest){ COMM_BARRIER, NULL, NULL, 0, 1 }, NULL);
-}
+Err comm_barrier(Comm *c, Stream *s) { return start(c, s, (CommRequest){ COMM_BARRIER, NULL, NULL, 0, 1 }, NULL); }
 
-Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes,
-                         Event *done)
+Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes, Event *done)
 {
     return start(c, s,
                  (CommRequest){ .kind = COMM_ALL_TO_ALL_ROWS,

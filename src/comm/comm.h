@@ -159,8 +159,7 @@ Err comm_barrier(Comm *c, Stream *s);
  * Moves the pieces of rows->local [count, ...] to where they belong in the others' remote, or back. All members give
  * the same count. A row has row_bytes. The call counts bytes as if all members sent each other the same number of rows.
  */
-Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes,
-                         Event *done);
+Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes, Event *done);
 
 /*
  * Messages to and from some of the other members; `messages` is copied. All of them make progress together, whatever
@@ -210,8 +209,7 @@ typedef struct {
 } CommNote;
 
 /* Do both ends of a message from member `from` to member `to` agree? If not, `text` says how they differ. */
-bool comm_same_message(const char *name, int from, int to, const CommNote ends[2], char *text,
-                       size_t text_size);
+bool comm_same_message(const char *name, int from, int to, const CommNote ends[2], char *text, size_t text_size);
 
 /* The pieces of an all-to-all of rows in a group of `size`, where offsets can be read: for each chunk what goes to
  * `member`, and what comes from it. 0 bytes: the piece has no row. */

@@ -77,8 +77,8 @@ void tell_call(const Group *g, const CommRequest &r, Err kind, char *text, size_
         snprintf(text, size, "%s rank %d in exchange %llu (to %s: %s)", verb, g->members[g->peer],
                  (unsigned long long)r.sequence, g->message->send ? "take" : "send", what);
     } else
-        snprintf(text, size, "%s rank %d in %s of %lld (call %llu)", verb, g->members[g->peer],
-                 comm_kind_name(r.kind), (long long)r.count, (unsigned long long)r.sequence);
+        snprintf(text, size, "%s rank %d in %s of %lld (call %llu)", verb, g->members[g->peer], comm_kind_name(r.kind),
+                 (long long)r.count, (unsigned long long)r.sequence);
 }
 
 Err report(Group *g, const CommRequest &r, Err kind, const char *text, char *message, size_t size)
@@ -234,8 +234,8 @@ class Held final : public gloo::transport::tcp::Handler
 class ConnectedPair final : public gloo::transport::tcp::Pair
 {
   public:
-    ConnectedPair(gloo::transport::tcp::Context *c, gloo::transport::tcp::Device *d, int peer,
-                  Milliseconds timeout, int fd)
+    ConnectedPair(gloo::transport::tcp::Context *c, gloo::transport::tcp::Device *d, int peer, Milliseconds timeout,
+                  int fd)
         : Pair(c, d, peer, timeout)
     {
         using gloo::transport::tcp::Address;
@@ -420,8 +420,7 @@ extern "C" Err comm_open_gloo(GlooWorld *w, Comm *c, const char *name, const int
 
 extern "C" const char *gloo_version(void)
 {
-    static const std::string text = std::to_string(GLOO_VERSION_MAJOR) + "." +
-                                    std::to_string(GLOO_VERSION_MINOR) + "." +
-                                    std::to_string(GLOO_VERSION_PATCH);
+    static const std::string text = std::to_string(GLOO_VERSION_MAJOR) + "." + std::to_string(GLOO_VERSION_MINOR) +
+                                    "." + std::to_string(GLOO_VERSION_PATCH);
     return text.c_str();
 }

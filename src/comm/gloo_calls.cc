@@ -156,8 +156,7 @@ struct Reduction {
     int64_t block;
 
     Reduction(Group *group, const CommRequest &r)
-        : g(group), kind(r.kind), src((const char *)r.src), dst((char *)r.dst), count(r.count),
-          elem_bytes(r.elem_bytes)
+        : g(group), kind(r.kind), src((const char *)r.src), dst((char *)r.dst), count(r.count), elem_bytes(r.elem_bytes)
     {
         scatter = kind == COMM_REDUCE_SCATTER_TREE_F32 || kind == COMM_REDUCE_SCATTER_I64;
         direct = !scatter && count * elem_bytes * (g->size - 1) <= DIRECT_BYTES;
@@ -353,14 +352,12 @@ void perform(Group *g, const CommRequest &r)
     g->request = &r;
     g->message = nullptr;
     if (r.kind == COMM_EXCHANGE) return Exchange(g, r).run();
-    g->call_hash = mix_hash(mix_hash(mix_hash(g->name_hash, (uint64_t)r.kind), (uint64_t)r.count),
-                            (uint64_t)r.elem_bytes);
+    g->call_hash =
+        mix_hash(mix_hash(mix_hash(g->name_hash, (uint64_t)r.kind), (uint64_t)r.count), (uint64_t)r.elem_bytes);
     if (r.check) compare_calls(g, r);
     char *scratch = g->scratch.get();
     switch (r.kind) {
-    case COMM_ALL_GATHER:
-        gather(g, GATHER, (char *)r.dst, (const char *)r.src, r.count * r.elem_bytes);
-        break;
+    case COMM_ALL_GATHER: gather(g, GATHER, (char *)r.dst, (const char *)r.src, r.count * r.elem_bytes); break;
     case COMM_BARRIER: gather(g, GATHER, scratch, scratch + g->rank, 1); break;
     case COMM_ALL_TO_ALL_ROWS: all_to_all_rows(g, r); break;
     default: Reduction(g, r).run(); break;

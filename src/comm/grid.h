@@ -21,7 +21,7 @@ typedef struct {
     int embd[2];        /* pp ranks that read the embedding's table besides the first; as groups.h */
     int ep;             /* ranks that hold the experts together; 0: the model has none */
     int etp;            /* ranks that share each expert; 0 = 1 */
-    int ep_hosts; /* hosts that rows cross between by groups of their own, ep-host and ep-rail; divides ep; 0 = 1 */
+    int ep_hosts;   /* hosts that rows cross between by groups of their own, ep-host and ep-rail; divides ep; 0 = 1 */
     int zero_group; /* as groups.h */
     bool owners;    /* as groups.h */
 } Grid;

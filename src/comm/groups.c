@@ -4,14 +4,7 @@
 /* TP is an axis of two digits: places inside a kv group, then kv groups. So is CP: ranks that exchange heads, then
  * rings of these. And EP: places on a host, then hosts. And DP: places in a group of ZeRO, then groups. */
 enum { KV = 1, KV_GROUPS = 2, TP = KV | KV_GROUPS, CP_HEADS = 4, CP_RING = 8, CP = CP_HEADS | CP_RING };
-enum {
-    EP_PLACE = 16,
-    EP_HOSTS = 32,
-    EP = EP_PLACE | EP_HOSTS,
-    DP_NEAR = 64,
-    DP_FAR = 128,
-    DP = DP_NEAR | DP_FAR
-};
+enum { EP_PLACE = 16, EP_HOSTS = 32, EP = EP_PLACE | EP_HOSTS, DP_NEAR = 64, DP_FAR = 128, DP = DP_NEAR | DP_FAR };
 enum { PP = 256, AXES = 7 };
 
 /* One grid: its axes from the fastest, each a digit of the rank. */
@@ -31,8 +24,7 @@ static const struct {
     Members members;
     int used;
 } kinds[GROUP_KINDS] = {
-#define COMM(kind, field, name, axes, grid, members, used) \
-    [GROUP_##kind] = { name, axes, grid, members, used },
+#define COMM(kind, field, name, axes, grid, members, used) [GROUP_##kind] = { name, axes, grid, members, used },
 #define GROUP(kind, name, axes, grid, members, used) [GROUP_##kind] = { name, axes, grid, members, used },
 #include "comm/groups.def"
 };
@@ -67,8 +59,8 @@ bool grid_fits(GridShape s)
 {
     if (s.two_replicas && s.pp % 2) return false;
     if (s.ep_hosts && s.ep % s.ep_hosts) return false;
-    if (s.world < 1 || (s.kv && s.tp % s.kv) || (s.cp_heads && s.cp % s.cp_heads) ||
-        s.world % (s.tp * s.cp * s.pp) || s.world % (s.etp * s.ep * s.pp))
+    if (s.world < 1 || (s.kv && s.tp % s.kv) || (s.cp_heads && s.cp % s.cp_heads) || s.world % (s.tp * s.cp * s.pp) ||
+        s.world % (s.etp * s.ep * s.pp))
         return false;
     if (!zero_fits(s)) return false;
     return s.order == ORDER_DP_PP || s.pp == 1 || grid_dp(s) == grid_edp(s);
@@ -79,11 +71,9 @@ static Digits digits_of(GridShape s, bool expert)
     const int kv = s.kv ? s.kv : 1, heads = s.cp_heads ? s.cp_heads : 1, hosts = s.ep_hosts ? s.ep_hosts : 1;
     const int near = expert ? near_expert(s) : near_dense(s);
     const int far = (expert ? grid_edp(s) : grid_dp(s)) / near;
-    Digits d = { .axis = { KV, KV_GROUPS, CP_HEADS, CP_RING },
-                 .size = { kv, s.tp / kv, heads, s.cp / heads } };
+    Digits d = { .axis = { KV, KV_GROUPS, CP_HEADS, CP_RING }, .size = { kv, s.tp / kv, heads, s.cp / heads } };
     if (expert)
-        d = (Digits){ .axis = { KV, KV_GROUPS, EP_PLACE, EP_HOSTS },
-                      .size = { 1, s.etp, s.ep / hosts, hosts } };
+        d = (Digits){ .axis = { KV, KV_GROUPS, EP_PLACE, EP_HOSTS }, .size = { 1, s.etp, s.ep / hosts, hosts } };
     const bool pp_last = s.order == ORDER_DP_PP;
     d.axis[pp_last ? 6 : 4] = PP, d.size[pp_last ? 6 : 4] = s.pp;
     d.axis[pp_last ? 4 : 5] = DP_NEAR, d.size[pp_last ? 4 : 5] = near;
@@ -130,10 +120,10 @@ static int collect(const Digits *d, int axes, bool inside, int rank)
 /* The axes of a kind in this shape. */
 static int axes_of(GridShape s, GroupKind kind)
 {
-    const int has = (s.sp ? WITH_SP : 0) | (s.two_replicas ? WITH_TWO_REPLICAS : 0) |
-                    (s.experts ? WITH_EXPERTS : 0) | (s.cp_heads > 1 ? WITH_HEADS : 0) |
-                    (s.ep_hosts > 1 ? WITH_EP_HOSTS : 0) | (s.zero_group ? WITH_ZERO_GROUP : 0) |
-                    (s.two_replicas ? 0 : WITH_ONE_REPLICA) | (s.owners ? WITH_OWNERS : 0);
+    const int has = (s.sp ? WITH_SP : 0) | (s.two_replicas ? WITH_TWO_REPLICAS : 0) | (s.experts ? WITH_EXPERTS : 0) |
+                    (s.cp_heads > 1 ? WITH_HEADS : 0) | (s.ep_hosts > 1 ? WITH_EP_HOSTS : 0) |
+                    (s.zero_group ? WITH_ZERO_GROUP : 0) | (s.two_replicas ? 0 : WITH_ONE_REPLICA) |
+                    (s.owners ? WITH_OWNERS : 0);
     const bool pairs = kinds[kind].members == MIRROR && s.zero_group; /* of what groups of ZeRO have summed */
     if (kinds[kind].used & ~has) return 0;
     if (pairs) return kinds[kind].axes & ~(DP_NEAR | CP);
@@ -153,10 +143,7 @@ static int end_at(GridShape s, int i)
     return i == 1 && !s.embd[0] ? s.pp - 1 : s.embd[i - 1];
 }
 
-static bool is_end(GridShape s, int pp_rank)
-{
-    return !pp_rank || pp_rank == end_at(s, 1) || pp_rank == end_at(s, 2);
-}
+static bool is_end(GridShape s, int pp_rank) { return !pp_rank || pp_rank == end_at(s, 1) || pp_rank == end_at(s, 2); }
 
 /* Ranks along pp of one group. */
 static int size_along_pp(GridShape s, GroupKind kind)
@@ -213,8 +200,7 @@ void group_members(GridShape s, GroupKind kind, int index, int *members)
     const Digits d = digits_of(s, kinds[kind].expert);
     const int axes = axes_of(s, kind), others = product(&d, axes, false), size = group_size(s, kind);
     const int base = spread(&d, axes, false, index % others);
-    for (int i = 0; i < size; i++)
-        members[i] = base + spread(&d, axes, true, member_index(s, kind, index / others, i));
+    for (int i = 0; i < size; i++) members[i] = base + spread(&d, axes, true, member_index(s, kind, index / others, i));
 }
 
 GroupMessages group_messages(GridShape s, GroupKind kind, bool sums_by_message)

@@ -61,8 +61,7 @@ typedef struct {
     bool two_replicas; /* each stage has two, on mirrored pp ranks; pp is even */
     bool experts;      /* false: the groups of experts are not used */
     bool owners;       /* the optimizer deals whole matrices to the ranks of a stage */
-    int embd
-        [2]; /* the pp ranks in embd besides the first, ascending; 0 ends the list; none given: the last */
+    int embd[2];       /* the pp ranks in embd besides the first, ascending; 0 ends the list; none given: the last */
 } GridShape;
 
 typedef enum {
@@ -103,8 +102,7 @@ int grid_dp(GridShape s);
 int grid_edp(GridShape s);
 int group_size(GridShape s, GroupKind kind);
 int group_count(GridShape s, GroupKind kind);
-void group_members(GridShape s, GroupKind kind, int index,
-                   int *members); /* [group_size] world ranks, ascending */
+void group_members(GridShape s, GroupKind kind, int index, int *members); /* [group_size] world ranks, ascending */
 
 /* The index of the group that a rank is in; -1: it is in none (only some ranks are in embd and pos-embd). */
 int group_of(GridShape s, GroupKind kind, int rank);

@@ -20,12 +20,7 @@ enum { STRANGERS_MAX = 128, NOBODY = -1, ACCEPTED_A_TURN = 16 };
 #define AGAIN_S 0.05
 #define TICK_S 0.1
 
-typedef enum {
-    END_CONNECTING,
-    END_CALLER,
-    END_HOST,
-    END_LEAVING
-} EndState; /* LEAVING: the welcome is to be sent */
+typedef enum { END_CONNECTING, END_CALLER, END_HOST, END_LEAVING } EndState; /* LEAVING: the welcome is to be sent */
 
 enum { PORT_MAX = 65535 };
 
@@ -70,19 +65,17 @@ static Err no_listener(MeshPlace place)
         err_set(ERR_RENDEZVOUS, "cannot listen on address '%s': %s", place.address, strerror(error));
         return err_hint_descriptors(error);
     }
-    if (error == EINVAL)
-        return err_set(ERR_CONFIG, "address '%s' of this rank is not numeric", place.address);
+    if (error == EINVAL) return err_set(ERR_CONFIG, "address '%s' of this rank is not numeric", place.address);
     if (error != EADDRINUSE || !place.port)
         return err_set(ERR_CONFIG, "cannot listen on address '%s': %s", place.address, strerror(error));
-    err_set(ERR_RENDEZVOUS, "the %d data ports %d, %d, ... %d of this rank are all taken", MESH_PORTS,
-            place.port, place.port + place.step, place.port + (MESH_PORTS - 1) * place.step);
+    err_set(ERR_RENDEZVOUS, "the %d data ports %d, %d, ... %d of this rank are all taken", MESH_PORTS, place.port,
+            place.port + place.step, place.port + (MESH_PORTS - 1) * place.step);
     return err_hint("give another parallel.data_port, or 0 for any free port");
 }
 
 static Err check_ports(MeshPlace place)
 {
-    const int last = place.port + (MESH_PORTS - 1) * place.step,
-              most = PORT_MAX + 1 - MESH_PORTS * place.step;
+    const int last = place.port + (MESH_PORTS - 1) * place.step, most = PORT_MAX + 1 - MESH_PORTS * place.step;
     if (!place.port || last <= PORT_MAX) return ERR_OK;
     err_set(ERR_CONFIG, "the %d data ports %d, %d, ... of this rank, for %d ranks on its host, lie beyond %d",
             MESH_PORTS, place.port, place.port + place.step, place.step, PORT_MAX);
@@ -95,9 +88,7 @@ Err mesh_open(int rank, int size, MeshPlace place, MeshKey key, Mesh **out)
     TRY(check_ports(place));
     Mesh *m = calloc(1, sizeof *m);
     if (!m) return err_set(ERR_MEMORY, "no memory for connections of %d ranks", size);
-    *m = (Mesh){
-        .rank = rank, .size = size, .key = greet_key(key.secret, key.start), .listener = listen_at(place)
-    };
+    *m = (Mesh){ .rank = rank, .size = size, .key = greet_key(key.secret, key.start), .listener = listen_at(place) };
     if (m->listener < 0) {
         const Err err = no_listener(place);
         mesh_close(m);
@@ -195,8 +186,7 @@ static int dial(const char *text)
 {
     char address[MESH_ADDRESS_BYTES];
     int port;
-    if (sscanf(text, "%63s %d", address, &port) != 2 || port < 1 || port > PORT_MAX)
-        return errno = EINVAL, -1;
+    if (sscanf(text, "%63s %d", address, &port) != 2 || port < 1 || port > PORT_MAX) return errno = EINVAL, -1;
     return net_connect(address, port);
 }
 
@@ -287,8 +277,7 @@ static void go_on_hosting(Mesh *m, int i)
 
 static void prepare_polls(Mesh *m)
 {
-    m->polls[m->count] =
-        (struct pollfd){ .fd = clock_s() < m->accept_at ? -1 : m->listener, .events = POLLIN };
+    m->polls[m->count] = (struct pollfd){ .fd = clock_s() < m->accept_at ? -1 : m->listener, .events = POLLIN };
     for (int i = 0; i < m->count; i++) {
         const End *e = &m->ends[i];
         const bool writes = e->state == END_CONNECTING || e->link.out_size;
@@ -346,15 +335,15 @@ static int first_missing(const Mesh *m)
 
 static Err no_descriptor(const Mesh *m, int peer)
 {
-    err_set(ERR_RENDEZVOUS, "rank %d has no file descriptor left for its connection to rank %d: %s", m->rank,
-            peer, strerror(m->exhausted));
+    err_set(ERR_RENDEZVOUS, "rank %d has no file descriptor left for its connection to rank %d: %s", m->rank, peer,
+            strerror(m->exhausted));
     return err_hint_descriptors(m->exhausted);
 }
 
 static Err not_connected(const Mesh *m, int peer, double timeout_s)
 {
-    return err_set(ERR_RENDEZVOUS, "rank %d and rank %d do not connect in %.3g s%s%s", m->rank, peer,
-                   timeout_s, peer < m->rank && *m->why ? ": " : "", peer < m->rank ? m->why : "");
+    return err_set(ERR_RENDEZVOUS, "rank %d and rank %d do not connect in %.3g s%s%s", m->rank, peer, timeout_s,
+                   peer < m->rank && *m->why ? ": " : "", peer < m->rank ? m->why : "");
 }
 
 Err mesh_connect(Mesh *m, const char (*addresses)[MESH_ADDRESS_BYTES], double timeout_s, int *fds)

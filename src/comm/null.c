@@ -31,8 +31,7 @@ static Err submit(Comm *c, const CommRequest *r)
     static const EventMarks marks = { wait_call, host_wait, free_nothing };
     const int64_t number = ++c->submitted;
     CommOpen *o = &c->open[number % COMM_OPEN_MOST];
-    if (o->bytes && o->device->counters.ops > o->ops)
-        c->beside_bytes += o->bytes; /* nobody has waited for it yet */
+    if (o->bytes && o->device->counters.ops > o->ops) c->beside_bytes += o->bytes; /* nobody has waited for it yet */
     *o = (CommOpen){ c, r->stream->dev, number, r->stream->dev->counters.ops, c->last_bytes };
     r->done->marks = &marks;
     r->done->mark = o;

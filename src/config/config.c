@@ -17,14 +17,12 @@ enum { FREE, FIXED, AUTO = -1 };
 
 static const ConfigKey keys[CFG_COUNT] = {
 #define INT(s, k, start, low, high, resume, help) \
-    [CFG_##s##_##                                 \
-        k] = { #s, #k, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
+    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
 #define DOTS(s, k, key, start, low, high, resume, help) \
-    [CFG_##s##_##                                       \
-        k] = { #s, key, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
-#define REAL(s, k, start, low, high, resume, help)                                                       \
-    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_REAL, resume, (start) == AUTO, offsetof(Config, s.k), \
-                        0,  0,  low,  high },
+    [CFG_##s##_##k] = { #s, key, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
+#define REAL(s, k, start, low, high, resume, help) \
+    [CFG_##s##_##                                  \
+        k] = { #s, #k, help, NULL, CONFIG_REAL, resume, (start) == AUTO, offsetof(Config, s.k), 0, 0, low, high },
 #define BOOL(s, k, start, resume, help) \
     [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_BOOL, resume, (start) == AUTO, offsetof(Config, s.k) },
 #define C(name, text) text " "
@@ -114,8 +112,7 @@ const char *config_text_fault(const char *text)
     const size_t n = strlen(text);
     if (n && (text[0] == ' ' || text[n - 1] == ' ')) return "must not begin or end with a blank";
     for (const char *p = text; *p; p++) {
-        const bool is_c1 =
-            (unsigned char)p[0] == 0xC2 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xA0;
+        const bool is_c1 = (unsigned char)p[0] == 0xC2 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xA0;
         if ((unsigned char)*p < ' ' || *p == 0x7F || is_c1) return "must not contain control characters";
         if (*p == ';' && (p == text || p[-1] == ' ')) return "must not contain ';' after a blank (a comment)";
     }
@@ -261,14 +258,13 @@ Err config_same_run(const Config *was, const Config *now)
     for (int i = 0; i < CFG_COUNT; i++) {
         const ConfigId id = (ConfigId)i;
         if (now->may_differ[i] || !config_differs(was, now, id) || n >= (int)sizeof text) continue;
-        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s.%s was '%s' and is '%s'", n ? "; " : "",
-                      keys[i].section, keys[i].name, config_value(was, id, a), config_value(now, id, b));
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s.%s was '%s' and is '%s'", n ? "; " : "", keys[i].section,
+                      keys[i].name, config_value(was, id, a), config_value(now, id, b));
     }
     if (!n) return ERR_OK;
     err_set(ERR_CKPT, "the run cannot be resumed with another configuration: %s", text);
-    return err_hint(
-        "restore the value, let it differ (--override KEY,KEY), or start in another run.dir (weights "
-        "alone: checkpoint.load)");
+    return err_hint("restore the value, let it differ (--override KEY,KEY), or start in another run.dir (weights "
+                    "alone: checkpoint.load)");
 }
 
 /* One name of --override. */
@@ -286,8 +282,7 @@ static Err let_differ(Config *c, const char *name)
         return err_hint("did you mean '%s.%s'?", keys[nearest].section, keys[nearest].name);
     }
     if (!keys[id].fixed && id != CFG_data_train && id != CFG_data_tokenizer)
-        return err_set(ERR_CONFIG, "--override: '%s' may change on resume without it", name),
-               err_hint("leave it out");
+        return err_set(ERR_CONFIG, "--override: '%s' may change on resume without it", name), err_hint("leave it out");
     c->may_differ[id] = true;
     return ERR_OK;
 }

@@ -195,7 +195,6 @@ int config_meant(const char *section, const char *name, ConfigId out[CONFIG_MEAN
 /* The same as a question: "did you mean 'section.key' or ...?", or a note where there is none here; "" if nothing is
  * known. With another framework's `value` 'section.key=' and ours for it; where it is the same, it is said if section
  * is "". Returns out. */
-const char *config_suggest(const char *section, const char *name, const char *value,
-                           char out[CONFIG_SUGGEST_BYTES]);
+const char *config_suggest(const char *section, const char *name, const char *value, char out[CONFIG_SUGGEST_BYTES]);
 
 #endif

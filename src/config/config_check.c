@@ -75,10 +75,7 @@ static bool is_yarn(const Config *c) { return c->model.rope_scaling == ROPE_YARN
 static bool scales_by_turns(const Config *c) { return is_yarn(c) || c->model.rope_scaling == ROPE_LLAMA3; }
 
 /* What GPUs read 16 bytes at a time. */
-static bool fits_gpu(const Config *c, int64_t width)
-{
-    return on_cpu(c) || !config_is_latent(c) || width % 8 == 0;
-}
+static bool fits_gpu(const Config *c, int64_t width) { return on_cpu(c) || !config_is_latent(c) || width % 8 == 0; }
 
 /* The library of products takes other rows by no kernel that has been tried, or slowly. (Older programs ran such.) */
 static bool gpu_rows_fit(const ConfigReader *r, int64_t width)
@@ -90,10 +87,7 @@ static bool gpu_rows_fit(const ConfigReader *r, int64_t width)
 /* Rows of a sample that a rank has at once. */
 static int64_t rows_at_once(const Config *c) { return c->model.seq / (c->parallel.cp * c->parallel.slices); }
 
-static int64_t unit_rows(const Config *c)
-{
-    return c->train.micro_batch / config_unit_div(c) * rows_at_once(c);
-}
+static int64_t unit_rows(const Config *c) { return c->train.micro_batch / config_unit_div(c) * rows_at_once(c); }
 
 static bool is_fp8(const Config *c) { return c->run.precision == RUN_PRECISION_FP8; }
 static const Fp8Facts *fp8_of(const Config *c) { return fp8_facts(config_fp8_recipe(c)); }
@@ -188,14 +182,13 @@ static void check_zero_group(ConfigReader *r)
     const int64_t ranks = group * c->parallel.tp, experts = c->parallel.ep * c->parallel.etp;
     char text[200];
     if (!group || group == dp * cp || c->derived.any_world) return;
-    snprintf(text, sizeof text, "a multiple of cp that divides the ranks of dp x cp, here %lld x %lld",
-             (long long)dp, (long long)cp);
+    snprintf(text, sizeof text, "a multiple of cp that divides the ranks of dp x cp, here %lld x %lld", (long long)dp,
+             (long long)cp);
     RULE(group % cp == 0 && dp * cp % group == 0, text, CFG_parallel_zero_group, CFG_parallel_cp);
     config_take(r, "parallel.zero_group=0");
     if (!c->moe.experts) return;
-    RULE(ranks % experts == 0 || experts % ranks == 0,
-         "zero_group x tp must divide ep x etp, or the other way round", CFG_parallel_zero_group,
-         CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_tp);
+    RULE(ranks % experts == 0 || experts % ranks == 0, "zero_group x tp must divide ep x etp, or the other way round",
+         CFG_parallel_zero_group, CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_tp);
     config_take(r, "parallel.zero_group=0");
 }
 
@@ -214,13 +207,11 @@ static void check_layout(ConfigReader *r)
              (long long)world_size);
     RULE(world_size % expert == 0, text, CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_pp);
     config_take_ranks(r, both);
-    const int64_t parts =
-        kv_head_parts(c->parallel.tp_blocks, c->model.heads, c->model.kv_heads, c->model.head_dim);
-    snprintf(
-        text, sizeof text,
-        "tp must divide kv_heads x parts, here %lld x %lld: a kv head can be cut into tp_blocks / kv_heads "
-        "parts, fewer where that does not divide head_dim or its query heads",
-        (long long)c->model.kv_heads, (long long)parts);
+    const int64_t parts = kv_head_parts(c->parallel.tp_blocks, c->model.heads, c->model.kv_heads, c->model.head_dim);
+    snprintf(text, sizeof text,
+             "tp must divide kv_heads x parts, here %lld x %lld: a kv head can be cut into tp_blocks / kv_heads "
+             "parts, fewer where that does not divide head_dim or its query heads",
+             (long long)c->model.kv_heads, (long long)parts);
     RULE(c->model.kv_heads * parts % tp == 0, text, CFG_parallel_tp, CFG_model_kv_heads, CFG_model_heads,
          CFG_model_head_dim, CFG_parallel_tp_blocks);
     config_take_near(r, CFG_parallel_tp);
@@ -230,8 +221,8 @@ static void check_layout(ConfigReader *r)
          CFG_parallel_tp, CFG_train_micro_batch, CFG_model_seq);
     config_take(r, "parallel.sp=false");
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.tp_blocks % tp == 0,
-         "the layout cuts inside a canonical block: tp must divide tp_blocks", CFG_run_reproducible,
-         CFG_parallel_tp, CFG_parallel_tp_blocks);
+         "the layout cuts inside a canonical block: tp must divide tp_blocks", CFG_run_reproducible, CFG_parallel_tp,
+         CFG_parallel_tp_blocks);
     config_take(r, "parallel.tp_blocks=%lld, or run.reproducible=run", (long long)tp);
     check_zero_group(r);
 }
@@ -239,11 +230,9 @@ static void check_layout(ConfigReader *r)
 /* Who shortens a run to try it out wants it to stop early, not another schedule. */
 static void short_trial(const Config *c, const char *rule, char *out, size_t size)
 {
-    const bool asked =
-        c->origin[CFG_train_steps].kind >= ORIGIN_FILE && c->train.steps && !c->optim.decay_steps;
+    const bool asked = c->origin[CFG_train_steps].kind >= ORIGIN_FILE && c->train.steps && !c->optim.decay_steps;
     if (asked)
-        snprintf(out, size,
-                 "%s; to try the first steps of a longer run: train.stop_at=%lld instead of train.steps",
+        snprintf(out, size, "%s; to try the first steps of a longer run: train.stop_at=%lld instead of train.steps",
                  rule, (long long)c->train.steps);
     else snprintf(out, size, "%s", rule);
 }
@@ -256,17 +245,16 @@ static void check_training(ConfigReader *r)
     char text[200];
     snprintf(text, sizeof text, "global_batch must be a multiple of micro_batch x dp, where dp is %lld",
              (long long)c->derived.dp);
-    RULE(batch_ramp_divides(&c->derived.batch, c->train.micro_batch * c->derived.dp), text,
-         CFG_train_global_batch, CFG_train_micro_batch, CFG_parallel_tp, CFG_parallel_pp, CFG_parallel_cp);
+    RULE(batch_ramp_divides(&c->derived.batch, c->train.micro_batch * c->derived.dp), text, CFG_train_global_batch,
+         CFG_train_micro_batch, CFG_parallel_tp, CFG_parallel_pp, CFG_parallel_cp);
     config_take_near(r, CFG_train_micro_batch);
     RULE(samples < INT64_MAX && !__builtin_mul_overflow(samples, c->model.seq, &tokens),
          "more tokens than can be counted", CFG_train_steps, CFG_train_global_batch, CFG_model_seq);
     short_trial(c, "the warm-up must be shorter than decay_steps (0: the run's steps)", text, sizeof text);
-    RULE(!c->optim.warmup || c->optim.warmup < c->derived.decay_steps, text, CFG_optim_warmup,
-         CFG_optim_decay_steps, CFG_train_steps, CFG_train_tokens);
+    RULE(!c->optim.warmup || c->optim.warmup < c->derived.decay_steps, text, CFG_optim_warmup, CFG_optim_decay_steps,
+         CFG_train_steps, CFG_train_tokens);
     bool wsd = c->optim.schedule == LR_WSD;
-    short_trial(c, "warm-up and closing decay must fit into decay_steps (0: the run's steps)", text,
-                sizeof text);
+    short_trial(c, "warm-up and closing decay must fit into decay_steps (0: the run's steps)", text, sizeof text);
     RULE(!wsd || c->derived.wsd_decay + c->optim.warmup <= c->derived.decay_steps, text, CFG_optim_wsd_decay,
          CFG_optim_warmup, CFG_optim_decay_steps, CFG_train_steps);
 }

@@ -23,8 +23,8 @@ static void check_rope(ConfigReader *r)
     LayerPattern layers;
     const bool valid = layer_pattern_read(c->model.rope_layers, 1, &layers) >= 0;
     check_pattern(r, CFG_model_rope_layers, c->model.rope_layers, 1, "0 or 1");
-    RULE(!valid || layer_pattern_most(&layers), "no block has rotary positions: give a 1",
-         CFG_model_rope_layers, CFG_model_position);
+    RULE(!valid || layer_pattern_most(&layers), "no block has rotary positions: give a 1", CFG_model_rope_layers,
+         CFG_model_position);
     config_take(r, "model.position=none model.rope_layers=1");
 }
 
@@ -39,8 +39,7 @@ static const char *context_factors(const Config *c)
 static void check_latent_rows(ConfigReader *r)
 {
     const Config *c = r->config;
-    const int64_t cuts = c->parallel.cp * c->parallel.slices,
-                  blocks = c->train.micro_batch * c->parallel.seq_blocks;
+    const int64_t cuts = c->parallel.cp * c->parallel.slices, blocks = c->train.micro_batch * c->parallel.seq_blocks;
     const bool layout = c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT && !c->moe.experts;
     char text[200];
     snprintf(text, sizeof text,

@@ -20,10 +20,7 @@ int64_t config_cp_comm(const Config *c, LayerPattern *out)
     return layer_pattern_read_words(c->parallel.cp_comm, words, CONTEXT_COMMS, out);
 }
 
-static bool some_block(const Config *c, ContextComm way)
-{
-    return layer_pattern_has(&c->derived.cp_comm, way);
-}
+static bool some_block(const Config *c, ContextComm way) { return layer_pattern_has(&c->derived.cp_comm, way); }
 
 int64_t config_cp_heads(const Config *c)
 {
@@ -45,8 +42,8 @@ static void take_other_exchange(ConfigReader *r, bool all)
 static void check_exchange(ConfigReader *r, bool all, int64_t ranks)
 {
     const Config *c = r->config;
-    RULE(ranks <= A2A_RANKS_MAX, "heads are exchanged between 8 ranks at most", CFG_parallel_cp_comm,
-         CFG_parallel_cp, CFG_parallel_cp_heads);
+    RULE(ranks <= A2A_RANKS_MAX, "heads are exchanged between 8 ranks at most", CFG_parallel_cp_comm, CFG_parallel_cp,
+         CFG_parallel_cp_heads);
     take_other_exchange(r, all);
     RULE(heads_divide(c, ranks), "each rank gets whole key heads of a tp rank, or whole parts of one",
          CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads, CFG_parallel_tp, CFG_model_kv_heads,
@@ -62,8 +59,8 @@ static void check_heads(ConfigReader *r)
     RULE(neighbours || all || heads <= 1, "only cp_comm = hierarchical has neighbours that exchange heads",
          CFG_parallel_cp_heads, CFG_parallel_cp_comm);
     config_take(r, "parallel.cp_comm=hierarchical, or parallel.cp_heads=0");
-    RULE(neighbours || !all || heads <= 1 || heads == cp, "a2a is between all ranks of cp",
-         CFG_parallel_cp_heads, CFG_parallel_cp_comm, CFG_parallel_cp);
+    RULE(neighbours || !all || heads <= 1 || heads == cp, "a2a is between all ranks of cp", CFG_parallel_cp_heads,
+         CFG_parallel_cp_comm, CFG_parallel_cp);
     config_take(r, "parallel.cp_comm=hierarchical, or parallel.cp_heads=0");
     RULE(!neighbours || cp % heads == 0, "cp_heads must divide cp", CFG_parallel_cp_heads, CFG_parallel_cp);
     config_take_near(r, CFG_parallel_cp_heads);
@@ -85,8 +82,7 @@ static void check_ring(ConfigReader *r)
     const int64_t slices = c->parallel.slices, part = c->model.seq / (2 * ranks * slices);
     const bool ring = ranks > 1 && (some_block(c, CONTEXT_RING) || some_block(c, CONTEXT_HIERARCHICAL));
     char text[200];
-    RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks", CFG_parallel_cp_comm,
-         CFG_parallel_cp);
+    RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks", CFG_parallel_cp_comm, CFG_parallel_cp);
     take_no_ring(r);
     snprintf(text, sizeof text,
              "a ring cuts inside a block of keys: attn_block must divide seq / (2 x its ranks%s), here %lld",

@@ -55,8 +55,8 @@ static void check_expert_layout(ConfigReader *r)
     const int64_t tp = c->parallel.tp, cp = c->parallel.cp, slices = c->parallel.slices, cuts = cp * slices;
     char text[200], of_rank[24] = "";
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.tp_blocks % c->parallel.etp == 0,
-         "the layout cuts inside a canonical block: etp must divide tp_blocks", CFG_run_reproducible,
-         CFG_parallel_etp, CFG_parallel_tp_blocks);
+         "the layout cuts inside a canonical block: etp must divide tp_blocks", CFG_run_reproducible, CFG_parallel_etp,
+         CFG_parallel_tp_blocks);
     config_take(r, "parallel.tp_blocks=%lld, or run.reproducible=run", (long long)c->parallel.etp);
     snprintf(of_rank, sizeof of_rank, "%s%s", cp > 1 ? " / cp" : "", slices > 1 ? " / slices" : "");
     snprintf(text, sizeof text,
@@ -75,13 +75,12 @@ static void check_upcycle(ConfigReader *r)
     char text[160];
     if (!c->checkpoint.upcycle || !c->moe.ffn) return; /* (no width at all is a mistake of its own) */
     const int64_t parts = c->model.ffn / c->moe.ffn;
-    RULE(*c->checkpoint.load, "there is no dense model to begin as: give checkpoint.load",
-         CFG_checkpoint_upcycle, CFG_checkpoint_load);
-    RULE(!c->moe.shared_ffn, "a dense model has nothing that a shared expert could begin as",
-         CFG_checkpoint_upcycle, CFG_moe_shared_ffn);
+    RULE(*c->checkpoint.load, "there is no dense model to begin as: give checkpoint.load", CFG_checkpoint_upcycle,
+         CFG_checkpoint_load);
+    RULE(!c->moe.shared_ffn, "a dense model has nothing that a shared expert could begin as", CFG_checkpoint_upcycle,
+         CFG_moe_shared_ffn);
     config_take(r, "moe.shared_ffn=0, or moe.shared_ffn=0 moe.shared_gate=false");
-    RULE(c->model.ffn % c->moe.ffn == 0,
-         "experts begin as equal parts of a dense layer: moe.ffn must divide model.ffn",
+    RULE(c->model.ffn % c->moe.ffn == 0, "experts begin as equal parts of a dense layer: moe.ffn must divide model.ffn",
          CFG_checkpoint_upcycle, CFG_moe_ffn, CFG_model_ffn);
     snprintf(text, sizeof text,
              "a dense layer becomes model.ffn / moe.ffn = %lld experts, which must divide experts and topk",
@@ -89,8 +88,8 @@ static void check_upcycle(ConfigReader *r)
     RULE(parts && c->moe.experts % parts == 0 && c->moe.topk % parts == 0, text, CFG_checkpoint_upcycle,
          CFG_moe_experts, CFG_moe_topk);
     RULE(c->moe.router == ROUTER_SOFTMAX || c->moe.router == ROUTER_SOFTMAX_PRE || c->moe.normalize,
-         "weights that add up to no known number cannot give what the dense layer gave",
-         CFG_checkpoint_upcycle, CFG_moe_router, CFG_moe_normalize);
+         "weights that add up to no known number cannot give what the dense layer gave", CFG_checkpoint_upcycle,
+         CFG_moe_router, CFG_moe_normalize);
     config_take(r, "moe.normalize=true, or moe.router=softmax");
 }
 
@@ -108,15 +107,13 @@ void config_check_moe(ConfigReader *r)
     RULE(c->moe.topk <= c->moe.experts, text, CFG_moe_topk, CFG_moe_experts);
     check_groups(r);
     check_every(r);
-    RULE(!__builtin_mul_overflow(c->train.micro_batch * c->model.seq, c->moe.topk, &slots) &&
-             slots <= INT32_MAX,
+    RULE(!__builtin_mul_overflow(c->train.micro_batch * c->model.seq, c->moe.topk, &slots) && slots <= INT32_MAX,
          "micro_batch * seq * topk must be below 2^31", CFG_train_micro_batch, CFG_model_seq, CFG_moe_topk);
     RULE(!dispatcher_numbers((DispatcherKind)c->moe.dispatcher) ||
              slots <= INT32_MAX / (c->parallel.ep * c->parallel.etp),
          "where choices of all ranks' tokens are numbered, ep * etp * micro_batch * seq * topk must be below "
          "2^31",
-         CFG_moe_dispatcher, CFG_parallel_ep, CFG_parallel_etp, CFG_train_micro_batch, CFG_model_seq,
-         CFG_moe_topk);
+         CFG_moe_dispatcher, CFG_parallel_ep, CFG_parallel_etp, CFG_train_micro_batch, CFG_model_seq, CFG_moe_topk);
     check_upcycle(r);
     check_expert_layout(r);
 }

@@ -21,10 +21,7 @@ static bool whole_key_blocks(const Config *c)
     return c->model.seq / c->parallel.slices % c->parallel.attn_block == 0;
 }
 
-bool config_slices_fit(const Config *c)
-{
-    return c->parallel.slices == 1 || (whole_blocks(c) && whole_key_blocks(c));
-}
+bool config_slices_fit(const Config *c) { return c->parallel.slices == 1 || (whole_blocks(c) && whole_key_blocks(c)); }
 
 static void check_bits(ConfigReader *r)
 {
@@ -39,8 +36,7 @@ static void check_bits(ConfigReader *r)
     RULE(!layout || whole_blocks(c), text, CFG_run_reproducible, CFG_parallel_slices, CFG_parallel_seq_blocks,
          CFG_parallel_sp, CFG_parallel_cp);
     config_take(r, "parallel.seq_blocks=%lld, or run.reproducible=run", (long long)blocks);
-    snprintf(text, sizeof text,
-             "slices cut inside a block of keys: attn_block must divide seq / slices, here %lld",
+    snprintf(text, sizeof text, "slices cut inside a block of keys: attn_block must divide seq / slices, here %lld",
              (long long)(c->model.seq / c->parallel.slices));
     RULE(!layout || whole_key_blocks(c), text, CFG_parallel_slices, CFG_parallel_attn_block, CFG_model_seq,
          CFG_run_reproducible);
@@ -58,8 +54,7 @@ void config_check_slices(ConfigReader *r)
              cp > 1 ? "2 x cp x slices" : "their number");
     RULE(c->model.seq % (parts * slices) == 0, text, CFG_parallel_slices, CFG_model_seq, CFG_parallel_cp);
     config_take_near(r, CFG_parallel_slices);
-    snprintf(text, sizeof text, "with sp, tp must divide micro_batch * seq / slices%s",
-             cp > 1 ? " / cp" : "");
+    snprintf(text, sizeof text, "with sp, tp must divide micro_batch * seq / slices%s", cp > 1 ? " / cp" : "");
     RULE(!c->parallel.sp || c->train.micro_batch * (c->model.seq / slices / cp) % c->parallel.tp == 0, text,
          CFG_parallel_tp, CFG_parallel_slices, CFG_train_micro_batch, CFG_model_seq, CFG_parallel_cp);
     check_bits(r);

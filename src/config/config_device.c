@@ -115,11 +115,9 @@ static void name_of(const char *path, char out[DEVICE_NAME_BYTES])
 
 static Err refuse_line(const char *path, int line, const char *why)
 {
-    err_set(ERR_CONFIG, "%s:%d: not a line of a device%s%s", path, line < 0 ? 0 : line, *why ? ": " : "",
-            why);
-    return err_hint(
-        "[device], then memory_mib and other numbers above 0, such as bf16_tflops = 989, shares at most 1, "
-        "counts whole, or match; or [op.NAME], [comm.NAME] as doctor --calibrate writes them");
+    err_set(ERR_CONFIG, "%s:%d: not a line of a device%s%s", path, line < 0 ? 0 : line, *why ? ": " : "", why);
+    return err_hint("[device], then memory_mib and other numbers above 0, such as bf16_tflops = 989, shares at most 1, "
+                    "counts whole, or match; or [op.NAME], [comm.NAME] as doctor --calibrate writes them");
 }
 
 static Err read_lines(const char *path, DeviceFile *out)
@@ -200,8 +198,7 @@ static Err refuse(const Names *n, const char *name)
 {
     char all[NAMES_BYTES] = "";
     if (strncasecmp(name, "mi", 2) == 0 && name[2] >= '0' && name[2] <= '9')
-        return err_set(ERR_CONFIG, "device '%s' is AMD's: megatrain computes on NVIDIA's GPUs and on CPUs",
-                       name);
+        return err_set(ERR_CONFIG, "device '%s' is AMD's: megatrain computes on NVIDIA's GPUs and on CPUs", name);
     for (int i = 0, used = 0; i < n->count && used < NAMES_BYTES - DEVICE_NAME_BYTES - 4; i++)
         used += snprintf(all + used, sizeof all - (size_t)used, "%s%s", i ? ", " : "", n->items[i]);
     err_set(ERR_CONFIG, "device '%s' is none that is known", name);

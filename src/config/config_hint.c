@@ -43,8 +43,7 @@ static bool passes(ConfigReader *r, const char *values, int64_t ranks)
     memcpy(now.bad, r->bad, sizeof now.bad);
     r->again(&now, r->config, values, ranks);
     config_release(&c);
-    return !now.memory && config_breaks_no_more(&now, r->before) &&
-           !is_broken(&now, r->broken[r->broken_count - 1]);
+    return !now.memory && config_breaks_no_more(&now, r->before) && !is_broken(&now, r->broken[r->broken_count - 1]);
 }
 
 /* Are ways out of the last rule looked for? */
@@ -58,8 +57,8 @@ static void add_way(ConfigReader *r, const char *way)
 {
     if (r->report_used + (int64_t)strlen(way) + 16 > CONFIG_REPORT_BYTES) return;
     r->report_used--;
-    r->report_used += snprintf(r->report + r->report_used, (size_t)(CONFIG_REPORT_BYTES - r->report_used),
-                               "%s%s\n", r->ways++ ? ", or " : "; take ", way);
+    r->report_used += snprintf(r->report + r->report_used, (size_t)(CONFIG_REPORT_BYTES - r->report_used), "%s%s\n",
+                               r->ways++ ? ", or " : "; take ", way);
 }
 
 void config_take(ConfigReader *r, const char *fmt, ...)

@@ -12,10 +12,9 @@
  * alone. */
 typedef struct {
     const char *names;
-    ConfigId key,
-        or_key; /* or_key: CFG_COUNT if there is one key only; key: too, if there is none, but a note */
-    const char *values; /* "theirs=ours" by blanks, for values that are others here; NULL: they are not */
-    const char *note;   /* instead of a key */
+    ConfigId key, or_key; /* or_key: CFG_COUNT if there is one key only; key: too, if there is none, but a note */
+    const char *values;   /* "theirs=ours" by blanks, for values that are others here; NULL: they are not */
+    const char *note;     /* instead of a key */
 } Alias;
 
 static const Alias aliases[] = {
@@ -35,16 +34,13 @@ static const Alias aliases[] = {
     NOTE("parallel.dp dp dp_size data_parallel_size data_parallel_degree data_parallel_shard_degree "
          "data_parallel_replicate_degree num_gpus nproc_per_node",
          "dp follows from the number of ranks: what tp x cp x pp leave of them"),
-    NOTE("model.flavor model.name",
-         "a model is said by its sizes; config/ has published ones, as llama3-8b.ini"),
+    NOTE("model.flavor model.name", "a model is said by its sizes; config/ has published ones, as llama3-8b.ini"),
     NOTE("checkpoint.folder", "checkpoints lie in run.dir"),
-    NOTE("compile compile.enable torch_compile",
-         "nothing is compiled when a run starts: the key has no place here"),
+    NOTE("compile compile.enable torch_compile", "nothing is compiled when a run starts: the key has no place here"),
     ONE("out_dir output_dir save_dir dump_folder", run, dir),
     ONE("run_name experiment_name wandb_run_name job.description", run, name),
-    WORDS(
-        "dtype torch_dtype mixed_precision mixed_precision_param", run, precision,
-        "bfloat16=bf16 bf16=bf16 float16=fp16 half=fp16 fp16=fp16 float32=fp32 float=fp32 fp32=fp32 no=fp32"),
+    WORDS("dtype torch_dtype mixed_precision mixed_precision_param", run, precision,
+          "bfloat16=bf16 bf16=bf16 float16=fp16 half=fp16 fp16=fp16 float32=fp32 float=fp32 fp32=fp32 no=fp32"),
     WORDS("bf16", run, precision, "true=bf16 false=fp32"),
     WORDS("fp16", run, precision, "true=fp16 false=fp32"),
     ONE("fp32_residual_connection", run, fp32_residual),
@@ -84,8 +80,7 @@ static const Alias aliases[] = {
     ONE("init_method_std initializer_range", model, init_std),
     ONE("num_experts n_experts num_local_experts", moe, experts),
     ONE("num_experts_per_tok moe_router_topk top_k", moe, topk),
-    ONE("tensor_model_parallel_size tensor_parallel_size tensor_parallel tp_size tensor_parallel_degree",
-        parallel, tp),
+    ONE("tensor_model_parallel_size tensor_parallel_size tensor_parallel tp_size tensor_parallel_degree", parallel, tp),
     ONE("pipeline_model_parallel_size pipeline_parallel pp_size pipeline_parallel_degree", parallel, pp),
     ONE("context_parallel_size cp_size context_parallel_degree", parallel, cp),
     WORDS("cp_comm_type context_parallel_rotate_method", parallel, cp_comm,
@@ -155,8 +150,7 @@ static const Alias aliases[] = {
 static void plain_name(const char *name, char *out, size_t size)
 {
     size_t n = 0;
-    for (; name[n] && n < size - 1; n++)
-        out[n] = name[n] == '-' ? '_' : (char)tolower((unsigned char)name[n]);
+    for (; name[n] && n < size - 1; n++) out[n] = name[n] == '-' ? '_' : (char)tolower((unsigned char)name[n]);
     out[n] = 0;
 }
 
@@ -215,8 +209,7 @@ static void translate(const Alias *alias, const char *section, const char *value
     if (ours) snprintf(out, 64, "%.*s", (int)strcspn(ours, " "), ours);
 }
 
-const char *config_suggest(const char *section, const char *name, const char *value,
-                           char out[CONFIG_SUGGEST_BYTES])
+const char *config_suggest(const char *section, const char *name, const char *value, char out[CONFIG_SUGGEST_BYTES])
 {
     ConfigId ids[CONFIG_MEANT];
     char ours[64];
@@ -227,8 +220,8 @@ const char *config_suggest(const char *section, const char *name, const char *va
     for (int i = 0; i < count; i++) {
         const ConfigKey *key = config_key(ids[i]);
         const size_t used = strlen(out);
-        snprintf(out + used, CONFIG_SUGGEST_BYTES - used, "%s'%s.%s%s'", i ? " or " : "did you mean ",
-                 key->section, key->name, ours);
+        snprintf(out + used, CONFIG_SUGGEST_BYTES - used, "%s'%s.%s%s'", i ? " or " : "did you mean ", key->section,
+                 key->name, ours);
     }
     if (count) strncat(out, "?", CONFIG_SUGGEST_BYTES - strlen(out) - 1);
     return out;

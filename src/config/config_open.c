@@ -127,27 +127,23 @@ static void warn_of_bits(const Config *c)
     const int64_t cuts = by_tp ? c->parallel.tp : by_cp ? c->parallel.cp : c->parallel.slices;
     const int64_t blocks = by_cp ? blocks_for_cp(c) : 0;
     char instead[80] = "";
-    if (log_rank() || c->origin[CFG_run_reproducible].kind != ORIGIN_AUTO ||
-        c->run.device != RUN_DEVICE_CPU || c->run.reproducible != RUN_REPRODUCIBLE_RUN ||
-        c->run.precision != RUN_PRECISION_FP32)
+    if (log_rank() || c->origin[CFG_run_reproducible].kind != ORIGIN_AUTO || c->run.device != RUN_DEVICE_CPU ||
+        c->run.reproducible != RUN_REPRODUCIBLE_RUN || c->run.precision != RUN_PRECISION_FP32)
         return;
     if (blocks)
         snprintf(instead, sizeof instead, "; a new run keeps them alike with parallel.seq_blocks=%lld",
                  (long long)blocks);
-    log_warn(
-        "parallel.%s = %lld cuts inside a canonical block: this run is reproducible = run, its bits differ "
-        "from those of other layouts%s",
-        by_tp   ? "tp"
-        : by_cp ? "cp"
-                : "slices",
-        (long long)cuts, instead);
+    log_warn("parallel.%s = %lld cuts inside a canonical block: this run is reproducible = run, its bits differ "
+             "from those of other layouts%s",
+             by_tp   ? "tp"
+             : by_cp ? "cp"
+                     : "slices",
+             (long long)cuts, instead);
 }
 
 Err config_read(Config *c, ConfigSource source)
 {
-    ConfigReader r = {
-        .config = c, .again = read_again, .written = source.earlier, .compared = source.compared
-    };
+    ConfigReader r = { .config = c, .again = read_again, .written = source.earlier, .compared = source.compared };
     *c = config_defaults;
     setup_init(&c->memory);
     c->derived.world_size = source.world_size > 0 ? source.world_size : 1;

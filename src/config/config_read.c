@@ -39,8 +39,8 @@ static const char *ask_which(const ConfigKey *key, int64_t value, char letter)
         usual *= 1.024;
         if (*at == letter || letter == 'K') break;
     }
-    snprintf(why, sizeof why, "%lld or %.0f? write %s.%s=%.0f, or the other", (long long)value, usual,
-             key->section, key->name, usual);
+    snprintf(why, sizeof why, "%lld or %.0f? write %s.%s=%.0f, or the other", (long long)value, usual, key->section,
+             key->name, usual);
     return why;
 }
 
@@ -52,8 +52,7 @@ static const char *parse_int(const ConfigKey *key, const char *text, int64_t *ou
     const Quantity found = quantity_whole(text, &value, &letter);
     if (found == QUANTITY_NONE) return "not an integer";
     if (found == QUANTITY_WHOLE && letter && !counts_in_tens(key)) return ask_which(key, value, letter);
-    snprintf(why, sizeof why, "must lie between %lld and %lld", (long long)key->int_low,
-             (long long)key->int_high);
+    snprintf(why, sizeof why, "must lie between %lld and %lld", (long long)key->int_low, (long long)key->int_high);
     if (found == QUANTITY_BEYOND || value < key->int_low || value > key->int_high) return why;
     *out = value;
     return NULL;
@@ -74,8 +73,7 @@ static const char *parse_real(const ConfigKey *key, const char *text, double *ou
     double value = strtod(text, &end);
     if (key->has_auto && !strcmp(text, "auto")) return *out = -1, NULL;
     if (end == text || *end) {
-        if (!unit || !quantity_seconds(text, &value))
-            return unit ? "not a number, or such as 2h30m" : "not a number";
+        if (!unit || !quantity_seconds(text, &value)) return unit ? "not a number, or such as 2h30m" : "not a number";
         value /= unit;
     }
     snprintf(why, sizeof why, "must lie between %g and %g", key->real_low, key->real_high);
@@ -86,9 +84,7 @@ static const char *parse_real(const ConfigKey *key, const char *text, double *ou
 
 static bool parse_truth(const char *text, int *out)
 {
-    static const char *const words[][2] = {
-        { "false", "true" }, { "no", "yes" }, { "off", "on" }, { "0", "1" }
-    };
+    static const char *const words[][2] = { { "false", "true" }, { "no", "yes" }, { "off", "on" }, { "0", "1" } };
     for (int i = 0; i < 8; i++) {
         if (strcmp(text, words[i / 2][i % 2]) != 0) continue;
         *out = i % 2;
@@ -200,8 +196,7 @@ static bool suggest_section(const char *name, char out[CONFIG_SUGGEST_BYTES])
     if (!dot || dot - name >= (int)sizeof section) return false;
     snprintf(section, sizeof section, "%.*s", (int)(dot - name), name);
     if (!config_find(section, dot + 1, &id)) return false;
-    snprintf(out, CONFIG_SUGGEST_BYTES, "in a file it is the line '%s = ...' under a line [%s]", dot + 1,
-             section);
+    snprintf(out, CONFIG_SUGGEST_BYTES, "in a file it is the line '%s = ...' under a line [%s]", dot + 1, section);
     return true;
 }
 
@@ -211,23 +206,21 @@ static void complain_unknown(ConfigReader *r, const char *place, const char *sec
     char meant[CONFIG_SUGGEST_BYTES] = "";
     if (!config_report_is_full(r) && !suggest_section(name, meant))
         config_suggest(section, name, *section ? value : NULL, meant);
-    config_complain(r, "%s: unknown key '%s%s%s'%s%s", place, section, *section ? "." : "", name,
-                    *meant ? "; " : "", meant);
+    config_complain(r, "%s: unknown key '%s%s%s'%s%s", place, section, *section ? "." : "", name, *meant ? "; " : "",
+                    meant);
 }
 
 /* '#' begins a comment where it begins a line only; quotes are part of a value. */
 static const char *value_hint(const ConfigKey *key, const char *text, ConfigOrigin origin)
 {
     if (origin.kind == ORIGIN_FILE && (config_seems_commented(text) || strstr(text, "\t#")))
-        return key->kind == CONFIG_TEXT
-                   ? "; a comment behind a value begins with ';', even an empty one, before "
-                     "which '#' is part of the value"
-                   : "; a comment behind a value begins with ';'";
+        return key->kind == CONFIG_TEXT ? "; a comment behind a value begins with ';', even an empty one, before "
+                                          "which '#' is part of the value"
+                                        : "; a comment behind a value begins with ';'";
     return key->kind != CONFIG_TEXT && is_quoted(text) ? "; leave the quotes out" : "";
 }
 
-static void set_value(ConfigReader *r, const char *section, const char *name, const char *text,
-                      ConfigOrigin origin)
+static void set_value(ConfigReader *r, const char *section, const char *name, const char *text, ConfigOrigin origin)
 {
     ConfigId id;
     char place[512];
@@ -292,8 +285,7 @@ static int section_line(IniText *t, const char *line, int length)
     snprintf(name, sizeof name, "%.*s", (int)(end - line) - 1, line + 1);
     for (int i = 0; i < CFG_COUNT && t->skip_section; i++)
         t->skip_section = strcmp(config_key((ConfigId)i)->section, name) != 0;
-    const char *nearest =
-        t->skip_section && !config_report_is_full(t->r) ? config_nearest_section(name) : NULL;
+    const char *nearest = t->skip_section && !config_report_is_full(t->r) ? config_nearest_section(name) : NULL;
     if (t->skip_section)
         config_complain(t->r, "%s:%d: unknown section '[%s]'%s%s%s", t->r->config->path, t->line, name,
                         nearest ? "; did you mean '[" : "", nearest ? nearest : "", nearest ? "]'?" : "");
@@ -369,8 +361,7 @@ void config_read_text(ConfigReader *r, const char *text)
     if (strncmp(text, "\xEF\xBB\xBF", 3) == 0) t.next += 3; /* byte order mark */
     int before = r->mistakes, bad_line = ini_parse_stream(next_line, &t, one_key, &t);
     free(t.long_value);
-    if (bad_line && r->mistakes == before)
-        config_complain(r, "%s:%d: not understood", r->config->path, bad_line);
+    if (bad_line && r->mistakes == before) config_complain(r, "%s:%d: not understood", r->config->path, bad_line);
 }
 
 Err config_read_file(ConfigReader *r, const char *path)
@@ -378,8 +369,7 @@ Err config_read_file(ConfigReader *r, const char *path)
     char *text;
     int64_t size_bytes;
     TRY_AS(ERR_CONFIG, file_read_all(path, FILE_MAX_BYTES, &text, &size_bytes));
-    if ((int64_t)strlen(text) != size_bytes)
-        config_complain(r, "%s: not a text file: it holds a 0 byte", path);
+    if ((int64_t)strlen(text) != size_bytes) config_complain(r, "%s: not a text file: it holds a 0 byte", path);
     else config_read_text(r, text);
     free(text);
     return ERR_OK;
@@ -412,8 +402,7 @@ void config_read_override(ConfigReader *r, const char *text)
         *equals = *dot = 0;
         size_t n = strlen(equals + 1);
         while (n && strchr(blanks, equals[n])) equals[n--] = 0;
-        set_value(r, copy, dot + 1, equals + 1 + strspn(equals + 1, blanks),
-                  (ConfigOrigin){ ORIGIN_COMMAND_LINE, 0 });
+        set_value(r, copy, dot + 1, equals + 1 + strspn(equals + 1, blanks), (ConfigOrigin){ ORIGIN_COMMAND_LINE, 0 });
     }
     free(copy);
 }

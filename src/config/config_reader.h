@@ -16,9 +16,9 @@ typedef struct {
 typedef struct ConfigReader ConfigReader;
 struct ConfigReader {
     Config *config;
-    bool written;  /* the text that is read was written by a run, not by a user */
-    bool compared; /* as ConfigSource's */
-    bool bare;     /* the value that is read stands in a user's file, and no comment with ';' behind it */
+    bool written;             /* the text that is read was written by a run, not by a user */
+    bool compared;            /* as ConfigSource's */
+    bool bare;                /* the value that is read stands in a user's file, and no comment with ';' behind it */
     bool bad[CFG_COUNT];      /* its value was refused: rules about it are not looked at */
     bool doubtful[CFG_COUNT]; /* a rule about it is broken */
     int mistakes;
@@ -73,7 +73,7 @@ void config_read_before(ConfigReader *r);
 bool config_is_default(const Config *c, ConfigId id); /* is its value that of config_defaults? */
 bool config_is_latent(const Config *c);
 bool config_schedule_is(const Config *c, const char *name); /* with '+split' behind the name, too */
-int config_unit_div(const Config *c); /* into how many units the schedule divides a micro-batch's samples */
+int config_unit_div(const Config *c);         /* into how many units the schedule divides a micro-batch's samples */
 bool config_updates_in_step(const Config *c); /* (the other schedules update once a step) */
 int64_t config_qkv_width(const Config *c);    /* outputs of the projection to queries, keys and values */
 /* The dense layers' ranks, and the experts', of one data-parallel replica. */

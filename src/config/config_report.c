@@ -40,8 +40,7 @@ static void add_key(const Config *c, ConfigId id, char *out, int size_bytes)
     char buf[CONFIG_VALUE_BYTES];
     const ConfigKey *key = config_key(id);
     int n = (int)strlen(out);
-    snprintf(out + n, (size_t)(size_bytes - n), "%s.%s = '%s'", key->section, key->name,
-             config_value(c, id, buf));
+    snprintf(out + n, (size_t)(size_bytes - n), "%s.%s = '%s'", key->section, key->name, config_value(c, id, buf));
 }
 
 /* Complains unless `holds`. The report starts with the place of the first of the keys that was given. */
@@ -57,8 +56,7 @@ void config_check_rule(ConfigReader *r, bool holds, const char *text, ConfigKeys
     if (holds) return;
     r->holds = false;
     r->ways = 0;
-    if (r->broken_count < CONFIG_BROKEN)
-        r->broken[r->broken_count] = (ConfigRule){ keys.function, keys.line, ids[0] };
+    if (r->broken_count < CONFIG_BROKEN) r->broken[r->broken_count] = (ConfigRule){ keys.function, keys.line, ids[0] };
     r->broken_count++;
     for (int i = 0; i < keys.count; i++) r->doubtful[ids[i]] = true;
     while (first < keys.count && c->origin[ids[first]].kind < ORIGIN_FILE) first++;

@@ -61,10 +61,7 @@ float config_mup_width(const Config *c)
     return c->optim.mup_base ? (float)c->model.hidden / (float)c->optim.mup_base : 1;
 }
 
-int64_t config_qkv_width(const Config *c)
-{
-    return (c->model.heads + 2 * c->model.kv_heads) * c->model.head_dim;
-}
+int64_t config_qkv_width(const Config *c) { return (c->model.heads + 2 * c->model.kv_heads) * c->model.head_dim; }
 
 int64_t config_dense_ranks(const Config *c) { return c->parallel.tp * c->parallel.pp * c->parallel.cp; }
 int64_t config_expert_ranks(const Config *c) { return c->parallel.ep * c->parallel.etp * c->parallel.pp; }
@@ -148,13 +145,12 @@ static void resolve_model(ConfigReader *r)
     FILL(MODEL_NORM_AUTO, model, norm, recipes[c->model.arch].norm, CFG_model_arch);
     FILL(MODEL_ACTIVATION_AUTO, model, activation, recipes[c->model.arch].activation, CFG_model_arch);
     FILL(-1, model, bias, recipes[c->model.arch].bias, CFG_model_arch);
-    FILL(ATTENTION_BIAS_AS_ALL, model, attention_bias,
-         c->model.bias ? ATTENTION_BIAS_ALL : ATTENTION_BIAS_NONE, CFG_model_bias);
+    FILL(ATTENTION_BIAS_AS_ALL, model, attention_bias, c->model.bias ? ATTENTION_BIAS_ALL : ATTENTION_BIAS_NONE,
+         CFG_model_bias);
     FILL(-1, model, tied, recipes[c->model.arch].tied, CFG_model_arch);
     FILL(0, model, kv_heads, c->model.heads, CFG_model_heads);
     if (config_is_latent(c))
-        FILL(0, model, head_dim, c->model.qk_nope_head_dim + c->model.qk_rope_head_dim,
-             CFG_model_qk_nope_head_dim);
+        FILL(0, model, head_dim, c->model.qk_nope_head_dim + c->model.qk_rope_head_dim, CFG_model_qk_nope_head_dim);
     FILL(0, model, head_dim, c->model.hidden / c->model.heads, CFG_model_hidden);
     FILL(0, model, ffn, usual_ffn(c), CFG_model_hidden);
     resolve_rope(r);
@@ -239,8 +235,7 @@ static double least_slack(const Config *c)
     const int64_t cuts =
         c->parallel.cp * c->parallel.slices * (c->parallel.sp ? c->parallel.tp : 1) * config_unit_div(c);
     const int64_t own = c->moe.experts / c->parallel.ep, most = own < c->moe.topk ? own : c->moe.topk;
-    const double blocks =
-        (double)(c->train.micro_batch * c->parallel.seq_blocks) / (double)cuts; /* of a rank */
+    const double blocks = (double)(c->train.micro_batch * c->parallel.seq_blocks) / (double)cuts; /* of a rank */
     return (double)(most * c->parallel.ep) / (blocks * (double)c->moe.topk);
 }
 
@@ -257,8 +252,8 @@ bool config_updates_in_step(const Config *c)
 static void resolve_room(ConfigReader *r)
 {
     Config *c = r->config;
-    const bool bounded = c->moe.experts && c->run.device == RUN_DEVICE_CUDA &&
-                         c->parallel.ep * c->parallel.etp > 1 && !config_updates_in_step(c);
+    const bool bounded = c->moe.experts && c->run.device == RUN_DEVICE_CUDA && c->parallel.ep * c->parallel.etp > 1 &&
+                         !config_updates_in_step(c);
     const double least = bounded ? least_slack(c) : 0;
     FILL(-1, moe, slack, bounded ? (least > 2 ? least : 2) : 0, CFG_run_device);
     if (!bounded || c->moe.slack < least || c->origin[CFG_moe_overflow].kind != ORIGIN_DEFAULT) return;
@@ -274,8 +269,8 @@ static int64_t bands_beside_products(const Config *c)
     const bool fp8 = c->run.precision == RUN_PRECISION_FP8;
     const int64_t unit = fp8_facts(config_fp8_recipe(c))->unit;
     int64_t bands = BANDS_MOST;
-    while (bands > 1 && (c->parallel.tp % bands || rows / bands < ROWS_LEAST ||
-                         (fp8 && rows % (unit * c->parallel.slices * bands))))
+    while (bands > 1 &&
+           (c->parallel.tp % bands || rows / bands < ROWS_LEAST || (fp8 && rows % (unit * c->parallel.slices * bands))))
         bands--;
     return bands;
 }
@@ -341,8 +336,7 @@ static void resolve_length(ConfigReader *r)
     }
     bool by_tokens = c->train.tokens > 0;
     c->derived.steps = c->train.steps;
-    if (by_tokens)
-        c->derived.steps = batch_ramp_steps(&c->derived.batch, (c->train.tokens - 1) / c->model.seq + 1);
+    if (by_tokens) c->derived.steps = batch_ramp_steps(&c->derived.batch, (c->train.tokens - 1) / c->model.seq + 1);
     c->derived.decay_steps = c->optim.decay_steps ? c->optim.decay_steps : c->derived.steps;
     int64_t tenth = c->derived.decay_steps / 10;
     c->derived.min_lr = c->optim.min_lr_ratio > 0 ? c->optim.min_lr_ratio * c->optim.lr : c->optim.min_lr;
@@ -359,8 +353,7 @@ static void resolve_trace(ConfigReader *r)
     if (!*text) return;
     int64_t first = strtoll(text, &end, 10), last = first;
     if (*end == '-' && end[1] >= '0' && end[1] <= '9') last = strtoll(end + 1, &end, 10);
-    const bool valid =
-        *text >= '0' && *text <= '9' && !*end && first > 0 && last >= first && last < INT64_MAX;
+    const bool valid = *text >= '0' && *text <= '9' && !*end && first > 0 && last >= first && last < INT64_MAX;
     c->derived.trace_first = valid ? first : 0;
     c->derived.trace_last = valid ? last : -1;
 }

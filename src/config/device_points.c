@@ -48,8 +48,7 @@ Err device_points_order(DevicePoints *all)
     all->names = 0;
     for (int i = 0; i < all->count; i++) {
         if (i && !strcmp(all->items[i].name, all->items[i - 1].name)) continue;
-        if (all->names == POINT_NAMES_MOST)
-            return err_set(ERR_CONFIG, "more than %d sections of points", all->names);
+        if (all->names == POINT_NAMES_MOST) return err_set(ERR_CONFIG, "more than %d sections of points", all->names);
         all->first[all->names++] = i;
     }
     return ERR_OK;

@@ -25,9 +25,8 @@ static Err lacking(const DeviceFile *d, const Needed *needed, int count)
     for (int i = 0; i < count; i++)
         if (!(needed[i].value > 0))
             return err_set(ERR_CONFIG, "device %s: times need %s", d->name, needed[i].key),
-                   err_hint(
-                       "give it in the device's file, as config/devices/h100.ini does; of this machine's "
-                       "processors: megatrain doctor --calibrate FILE");
+                   err_hint("give it in the device's file, as config/devices/h100.ini does; of this machine's "
+                            "processors: megatrain doctor --calibrate FILE");
     return ERR_OK;
 }
 
@@ -55,8 +54,8 @@ static Err check_points(const DeviceFile *d)
         const bool op = *p->dtype != 0;
         const int dims = op ? op_dims(p->name) : comm_dims(p->name);
         if (!dims)
-            return err_set(ERR_CONFIG, "device %s: [%s.%s] is none of megatrain's %s", d->name,
-                           op ? "op" : "comm", p->name, op ? "ops" : "collectives"),
+            return err_set(ERR_CONFIG, "device %s: [%s.%s] is none of megatrain's %s", d->name, op ? "op" : "comm",
+                           p->name, op ? "ops" : "collectives"),
                    err_hint("measure it again: megatrain doctor --calibrate FILE");
         if (p->dims != dims)
             return err_set(ERR_CONFIG, "device %s: a shape of [%s.%s] has %d number%s, not %d", d->name,
@@ -92,10 +91,7 @@ Err cost_open(CostModel *m, const DeviceFile *d, int ranks)
 /* ---- places ---- */
 
 /* Ranks in a row share a host. */
-static int host_ranks(const CostModel *m, GridShape s)
-{
-    return m->cpu ? s.world : (int)m->device->host_devices;
-}
+static int host_ranks(const CostModel *m, GridShape s) { return m->cpu ? s.world : (int)m->device->host_devices; }
 
 bool cost_same_host(const CostModel *m, GridShape s, int a, int b)
 {
@@ -211,8 +207,7 @@ double cost_message(const CostModel *m, bool same_host, int64_t bytes)
 {
     const bool turns = m->cpu && m->ranks > 2 && m->ranks > (int)m->device->processors;
     double measured;
-    if (turns && measured_comm(&m->device->points, COMM_EXCHANGE, m->ranks, bytes, &measured))
-        return measured;
+    if (turns && measured_comm(&m->device->points, COMM_EXCHANGE, m->ranks, bytes, &measured)) return measured;
     const CommPlace two = { .size = 2, .hosts = same_host ? 1 : 2, .here = same_host ? 2 : 1 };
     return exchange_seconds(m, two, 1, bytes);
 }

@@ -46,16 +46,14 @@ double causal_pairs(double queries, double keys)
 static OpWork attention(Tensor q, Tensor k, Tensor v, double seen)
 {
     const double queries = (double)q.dim[1], keys = (double)k.dim[1], heads = (double)(q.dim[0] * q.dim[2]);
-    return (OpWork){ 3,
-                     { queries, keys, (double)(q.dim[3] + v.dim[3]) / 2 },
-                     heads * seen / causal_pairs(queries, keys) };
+    return (
+        OpWork){ 3, { queries, keys, (double)(q.dim[3] + v.dim[3]) / 2 }, heads * seen / causal_pairs(queries, keys) };
 }
 
 /* Tables of which a call reads some rows, or which stay in a cache. */
 static bool is_table(const char *field)
 {
-    return !strcmp(field, "table") || !strcmp(field, "dtable") || !strcmp(field, "cos") ||
-           !strcmp(field, "sin");
+    return !strcmp(field, "table") || !strcmp(field, "dtable") || !strcmp(field, "cos") || !strcmp(field, "sin");
 }
 
 double expected_share(Tensor t)
@@ -146,8 +144,7 @@ const char *op_dtype(OpId id, const void *args)
     for (int i = 0; i < info->field_count; i++) {
         const OpField *f = &info->fields[i];
         const Tensor t = *(const Tensor *)((const char *)args + f->offset);
-        if (t.data && (!strchr(f->dims, ':') || strstr(f->dims, ":wide") || strstr(f->dims, ":any")) &&
-            t.dtype != F32)
+        if (t.data && (!strchr(f->dims, ':') || strstr(f->dims, ":wide") || strstr(f->dims, ":any")) && t.dtype != F32)
             return dtype_name(t.dtype);
     }
     return dtype_name(F32);
@@ -220,11 +217,9 @@ typedef struct {
 
 /* Threads share a product by tasks of whole tiles, of which small ones have few: what one of them has to itself is no
  * property of sizes in between. Rates are compared as those of one thread. */
-static double speedup(ProductBy by, OpId id, const DevicePoint *measured_like, const double *shape,
-                      bool fixed)
+static double speedup(ProductBy by, OpId id, const DevicePoint *measured_like, const double *shape, bool fixed)
 {
-    const ProductShape product = { (int64_t)llround(shape[0]), (int64_t)llround(shape[1]),
-                                   (int64_t)llround(shape[2]),
+    const ProductShape product = { (int64_t)llround(shape[0]), (int64_t)llround(shape[1]), (int64_t)llround(shape[2]),
                                    .bf16 = !strcmp(measured_like->dtype, dtype_name(BF16)), .fixed = fixed };
     return product_speedup(by, id, product, measured_like->threads);
 }
@@ -300,8 +295,8 @@ static double by_shape(const Chosen *c, ProductBy by, OpId id, const OpWork *w)
 }
 
 /* Microseconds of what a point of the op stands for, by so many ranks and threads. false: nothing was measured. */
-static bool one_of(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,
-                   int threads, double *us)
+static bool one_of(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks, int threads,
+                   double *us)
 {
     int count = 0;
     Chosen c;
@@ -316,8 +311,8 @@ static bool one_of(const DevicePoints *all, OpId id, const char *dtype, const Op
 
 /* Threads that share an op begin together and wait for the last once a call, in which so many heads, or experts, were
  * measured. Of more of them each takes its part of what one thread takes beside as many others. */
-static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks,
-                  int threads, double *seconds)
+static bool alone(const DevicePoints *all, OpId id, const char *dtype, const OpWork *w, int ranks, int threads,
+                  double *seconds)
 {
     const double measured = w->dims == 1 ? 1 : MEASURED_AT_ONCE, more = w->times - measured;
     double us, apart_us;

@@ -17,9 +17,8 @@
 const char *family_name(OpFamily f)
 {
     static const char *const names[FAMILIES] = {
-        [FAMILY_PRODUCTS] = "products",   [FAMILY_EXPERTS] = "experts' products",
-        [FAMILY_ATTENTION] = "attention", [FAMILY_MEMORY] = "memory work",
-        [FAMILY_OPTIMIZER] = "optimizer",
+        [FAMILY_PRODUCTS] = "products",  [FAMILY_EXPERTS] = "experts' products", [FAMILY_ATTENTION] = "attention",
+        [FAMILY_MEMORY] = "memory work", [FAMILY_OPTIMIZER] = "optimizer",
     };
     return names[f];
 }
@@ -129,12 +128,9 @@ static double tensor_part(OpId id, const void *args, const OpField *f)
 {
     const Tensor t = *tensor_at(f, args);
     int64_t rows = min64(t.dim[0], in_parts(id, args));
-    if (id == OP_embedding_fwd && !strcmp(f->name, "table"))
-        rows = ((const embedding_fwd_args *)args)->index.dim[0];
-    if (id == OP_embedding_grad && !strcmp(f->name, "dtable"))
-        rows = ((const embedding_grad_args *)args)->index.dim[0];
-    return rows < t.dim[0] ? (double)tensor_bytes(t) * (double)rows / (double)t.dim[0]
-                           : (double)tensor_bytes(t);
+    if (id == OP_embedding_fwd && !strcmp(f->name, "table")) rows = ((const embedding_fwd_args *)args)->index.dim[0];
+    if (id == OP_embedding_grad && !strcmp(f->name, "dtable")) rows = ((const embedding_grad_args *)args)->index.dim[0];
+    return rows < t.dim[0] ? (double)tensor_bytes(t) * (double)rows / (double)t.dim[0] : (double)tensor_bytes(t);
 }
 
 /* Bytes that this call overwrites and other calls read and write: such gradients hold nothing yet. */
@@ -215,8 +211,7 @@ static double tiled(Product p, Tile t, double multiprocessors, double tile_depth
     const double tiles = ceil(p.rows / t.rows) * ceil(p.columns / t.columns);
     const double together = waves(p.count * tiles, multiprocessors);
     const double each = 2 * t.rows * t.columns * (p.depth + tile_depth) / t.rate;
-    const double rounds =
-        apart && p.count > 1 ? (together + p.count * ceil(tiles / multiprocessors)) / 2 : together;
+    const double rounds = apart && p.count > 1 ? (together + p.count * ceil(tiles / multiprocessors)) / 2 : together;
     return rounds * multiprocessors * each;
 }
 
@@ -248,8 +243,7 @@ double product_flop(Product p, double multiprocessors, double tile_depth, bool a
 
 static bool is_fp8(OpId id)
 {
-    return id == OP_fp8_product || id == OP_fp8_product_add || id == OP_fp8_grouped ||
-           id == OP_fp8_grouped_add;
+    return id == OP_fp8_product || id == OP_fp8_product_add || id == OP_fp8_grouped || id == OP_fp8_grouped_add;
 }
 
 static bool is_wide(OpId id, const void *args)
@@ -354,8 +348,7 @@ static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
     const double memory = (tensor_traffic(id, args) - epilogue) / rate;
     const int launches = launches_of(id, columns_of(id, args));
     const double far = far_traffic(id, args) / device_host_rate(m->device);
-    double seconds =
-        fmax(fmax(arithmetic, memory) + epilogue / rate, far) + 1e-6 * launches * m->device->gap_us;
+    double seconds = fmax(fmax(arithmetic, memory) + epilogue / rate, far) + 1e-6 * launches * m->device->gap_us;
     if (far == 0) measured_op(&m->device->points, id, args, 1, 1, &seconds);
     return (OpCost){ .seconds = seconds, .host = 1e-6 * launches * m->device->host_us, .launches = launches };
 }
@@ -368,8 +361,7 @@ static OpCost cpu_cost(const CostModel *m, OpId id, const void *args, double flo
     const bool computes = family != FAMILY_MEMORY && family != FAMILY_OPTIMIZER;
     OpCost out = { .launches = 1 };
     if (measured_op(&m->device->points, id, args, m->ranks, m->threads, &out.seconds)) return out;
-    const double share = 1e9 * m->device->memory_gb_s / m->ranks,
-                 peak = 1e12 * m->device->fp32_tflops / m->ranks;
+    const double share = 1e9 * m->device->memory_gb_s / m->ranks, peak = 1e12 * m->device->fp32_tflops / m->ranks;
     out.seconds = fmax(tensor_traffic(id, args) / share, computes ? flop / peak : 0);
     return out;
 }

@@ -43,23 +43,18 @@ static TimeLine *line_of(const Comm *c)
 
 static int group_index(const TimeLine *t, const Comm *c) { return (int)(c - t->world->comm); }
 
-static double *end_of(TimeLine *t, const CommOpen *o)
-{
-    return &t->end[group_index(t, o->comm)][o - o->comm->open];
-}
+static double *end_of(TimeLine *t, const CommOpen *o) { return &t->end[group_index(t, o->comm)][o - o->comm->open]; }
 
 /* Whether all of the rank's group a are in its group b. */
 static bool is_within(const TimeLine *t, int a, int b)
 {
     const GridShape s = grid_shape(t->world->grid);
-    const int mine = group_of(s, (GroupKind)a, t->world->rank),
-              here = group_of(s, (GroupKind)b, t->world->rank);
+    const int mine = group_of(s, (GroupKind)a, t->world->rank), here = group_of(s, (GroupKind)b, t->world->rank);
     bool within = mine >= 0 && here >= 0 && group_size(s, (GroupKind)a) <= group_size(s, (GroupKind)b);
     int *members = within ? calloc((size_t)group_size(s, (GroupKind)a), sizeof *members) : NULL;
     if (!members) return a == b;
     group_members(s, (GroupKind)a, mine, members);
-    for (int i = 0; i < group_size(s, (GroupKind)a); i++)
-        within &= group_of(s, (GroupKind)b, members[i]) == here;
+    for (int i = 0; i < group_size(s, (GroupKind)a); i++) within &= group_of(s, (GroupKind)b, members[i]) == here;
     free(members);
     return within;
 }
@@ -125,8 +120,8 @@ static Err submit(Comm *c, const CommRequest *r)
     if (r->rows.known && !t->model->cpu) t->host = fmax(t->host, t->shares.now);
     if (group != GROUP_PP) {
         const double late = cost_skew(t->model, c->size, t->shares.now - t->met[group]);
-        t->until[group] = fmax(t->until[group], t->shares.now + late) +
-                          call_seconds(t, r, place_of(t, group), c->last_bytes);
+        t->until[group] =
+            fmax(t->until[group], t->shares.now + late) + call_seconds(t, r, place_of(t, group), c->last_bytes);
     }
     t->marks_below = r->done->marks;
     *end_of(t, r->done->mark) = group == GROUP_PP ? 0 : t->until[group];

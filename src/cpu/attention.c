@@ -74,8 +74,7 @@ static int64_t forward_layout(Forward *f, const Attn *a, float *base)
 }
 
 /* s = scale * s, masked; returns the largest score of each query. */
-static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *seen, int64_t n, float scale,
-                         bool mask)
+static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *seen, int64_t n, float scale, bool mask)
 {
     const vf minus_inf = vf_set1(-INFINITY), factor = vf_set1(scale);
     vf max = minus_inf;
@@ -92,8 +91,7 @@ static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *seen, int
 static void cap_column(const Attn *a, float *s, int64_t n)
 {
     const vf inner = vf_set1(a->scale / a->softcap), cap = vf_set1(a->softcap);
-    for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES)
-        vf_store(s, vf_mul(vf_tanh(vf_mul(vf_load(s), inner)), cap));
+    for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES) vf_store(s, vf_mul(vf_tanh(vf_mul(vf_load(s), inner)), cap));
 }
 
 /* s = exp(s - max). Nothing else in this loop: exp is long, and many must be in flight at once. */
@@ -117,8 +115,7 @@ static vf sum_column(const float *s, const int32_t *position, int64_t n)
 
 static void drop_column(AttnColumn *c, float *s, const int32_t *position, int64_t n)
 {
-    for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES)
-        vf_store(s, vf_mul(vf_load(s), attn_keep(c, position[j])));
+    for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES) vf_store(s, vf_mul(vf_load(s), attn_keep(c, position[j])));
 }
 
 /* One block of keys for 16 queries: scores to weights, and the running maximum and sum. */
@@ -272,8 +269,7 @@ static void plan_tile(const Attn *a, const Plan *p, AttnTile *out, int64_t b, in
      left < ATTN_QUERIES ? left : ATTN_QUERIES);
 }
 
-static void forward_item(const Attn *a, const Plan *plan, Forward *f, const attention_fwd_args *args,
-                         int64_t item)
+static void forward_item(const Attn *a, const Plan *plan, Forward *f, const attention_fwd_args *args, int64_t item)
 {
     int64_t K = a->k.dim[2], b = item % (a->q.dim[0] * K) / K, head = item % K;
     int64_t number = item / (a->q.dim[0] * K) * PARTS, low = INT64_MAX, end = 0;

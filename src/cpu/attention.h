@@ -62,7 +62,7 @@ typedef struct {
 typedef struct {
     int64_t b, head, row, n, first; /* first: position of query 0 */
     int64_t low_min, low_max;       /* the least and the greatest of `low` of the n queries */
-    int32_t low[ATTN_QUERIES]; /* the first key that each may see; beyond n -1, above any unsigned position */
+    int32_t low[ATTN_QUERIES];      /* the first key that each may see; beyond n -1, above any unsigned position */
 } AttnTile;
 
 /* Keys of one key head in ascending position, copied together, for products along their rows and for products along
@@ -78,11 +78,11 @@ typedef struct {
 
 enum { EMPTY_SLOT = INT32_MAX };
 
-#define ATTN_OF(a)                                                                                    \
-    {                                                                                                 \
-        .q = (a)->q, .k = (a)->k, .v = (a)->v, .doc = (a)->doc, .sample = (a)->sample,                \
-        .q_spans = (a)->q_span, .k_spans = (a)->k_span, .scale = (a)->scale, .softcap = (a)->softcap, \
-        .block = (a)->block, .window = (a)->window, .head0 = (a)->head0, .dropout = (a)->dropout      \
+#define ATTN_OF(a)                                                                                             \
+    {                                                                                                          \
+        .q = (a)->q, .k = (a)->k, .v = (a)->v, .doc = (a)->doc, .sample = (a)->sample, .q_spans = (a)->q_span, \
+        .k_spans = (a)->k_span, .scale = (a)->scale, .softcap = (a)->softcap, .block = (a)->block,             \
+        .window = (a)->window, .head0 = (a)->head0, .dropout = (a)->dropout                                    \
     }
 
 /* Checks what the shape check cannot (spans against T and S, H against K) and fills the rest. ERR_SHAPE;
@@ -100,8 +100,7 @@ static inline int64_t attn_slots(const Attn *a, int64_t n) { return a->paired ? 
 
 /* Copies keys number i0 .. i1 - 1 of key head `head` of sample b, or as many of them as `slots` slots hold; returns the
  * number of the next one. */
-int64_t CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int64_t i0, int64_t i1,
-                       int64_t slots);
+int64_t CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int64_t i0, int64_t i1, int64_t slots);
 
 /* A tile of n queries from `row` on, which must lie in one span. */
 void CPU(attn_tile)(const Attn *a, AttnTile *t, int64_t b, int64_t head, int64_t row, int64_t n);
@@ -111,8 +110,7 @@ AttnKeys CPU(attn_seen)(const Attn *a, const AttnTile *t, const AttnKeys *keys);
 
 /* The tile's rows of x, [B T H C] or [B T H V]: across, [its units][ATTN_QUERIES], for products along rows; in `lines`,
  * [units of n][its width], for products along queries, if these are wanted. 0 beyond n. */
-void CPU(attn_rows)(const Attn *a, float *lines, float *across, Tensor x, const AttnTile *t,
-                    bool wants_lines);
+void CPU(attn_rows)(const Attn *a, float *lines, float *across, Tensor x, const AttnTile *t, bool wants_lines);
 
 /* Scores of 16 queries, [n][ATTN_QUERIES], as an operand whose k's are the keys. `to` may be `from`. */
 void CPU(attn_keys_paired)(const Attn *a, float *to, const float *from, int64_t n);

@@ -114,8 +114,7 @@ typedef struct {
 VEC_FN Scoring scoring_of(const Attn *a)
 {
     const bool capped = a->softcap > 0;
-    return (Scoring){ capped, vf_set1(a->scale), vf_set1(capped ? a->scale / a->softcap : 0),
-                      vf_set1(a->softcap) };
+    return (Scoring){ capped, vf_set1(a->scale), vf_set1(capped ? a->scale / a->softcap : 0), vf_set1(a->softcap) };
 }
 
 /* The score of a product, and the score's slope. */
@@ -402,8 +401,8 @@ static Err backward_open(BackwardCall *call, const Device *dev, int *threads)
         return err_set(ERR_SHAPE, "attention_bwd: leaf is %lld, positions %lld", (long long)x->leaf,
                        (long long)x->positions);
     if (x->chunk < 1 || call->a.group % x->chunk)
-        return err_set(ERR_SHAPE, "attention_bwd: chunks of %lld query heads, %lld for a key head",
-                       (long long)x->chunk, (long long)call->a.group);
+        return err_set(ERR_SHAPE, "attention_bwd: chunks of %lld query heads, %lld for a key head", (long long)x->chunk,
+                       (long long)call->a.group);
     for (int s = 0; s < 2; s++)
         if (call->a.q_span[s].count && call->a.q_span[s].first + call->a.q_span[s].count > x->positions)
             return err_set(ERR_SHAPE, "attention_bwd: queries beyond position %lld", (long long)x->positions);

@@ -41,8 +41,7 @@ Err CPU(attn_open)(Attn *a, const Device *dev, Tensor result)
         return err_set(ERR_CONFIG, "attention on the cpu computes in f32 or bf16, not %s",
                        dtype_name(computes_in(a->q.dtype) ? result.dtype : a->q.dtype));
     if (K < 1 || H % K)
-        return err_set(ERR_SHAPE, "attention: %lld query heads on %lld key heads", (long long)H,
-                       (long long)K);
+        return err_set(ERR_SHAPE, "attention: %lld query heads on %lld key heads", (long long)H, (long long)K);
     if (a->block < 1) return err_set(ERR_SHAPE, "attention: block is %lld", (long long)a->block);
     a->C = a->q.dim[3];
     a->width = attn_lanes(a->C);
@@ -168,8 +167,7 @@ static void take_lines(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, i
     if (v) lay_pair(a, v, attn_row(a->v, b, row, head), two ? attn_row(a->v, b, next, head) : NULL, a->V);
 }
 
-int64_t CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int64_t i0, int64_t i1,
-                       int64_t slots)
+int64_t CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int64_t i0, int64_t i1, int64_t slots)
 {
     int64_t i = i0;
     keys->n = 0;
@@ -265,8 +263,7 @@ void CPU(attn_keys_paired)(const Attn *a, float *to, const float *from, int64_t 
 void CPU(attn_queries_paired)(const Attn *a, float *rows, int64_t column, int64_t n)
 {
     float x[VEC];
-    if (a->form == FORM_PAIRS)
-        return CPU(pairs_of_columns)(rows + column / 2, rows + column, ATTN_QUERIES, n);
+    if (a->form == FORM_PAIRS) return CPU(pairs_of_columns)(rows + column / 2, rows + column, ATTN_QUERIES, n);
     for (int64_t j = 0; j < n; j++, rows += ATTN_QUERIES) {
         vf_store(x, rounded(vf_load(rows + column)));
         for (int i = 0; i < VEC; i++) rows[column + i] = x[i ^ 1];
@@ -277,8 +274,8 @@ Err CPU(attn_threads)(const Device *dev, int64_t items, int64_t bytes, int *out)
 {
     int64_t n = dev->workspace_bytes / bytes;
     if (n < 1)
-        return err_set(ERR_CONFIG, "attention needs %lld bytes of workspace, there are %lld",
-                       (long long)bytes, (long long)dev->workspace_bytes),
+        return err_set(ERR_CONFIG, "attention needs %lld bytes of workspace, there are %lld", (long long)bytes,
+                       (long long)dev->workspace_bytes),
                err_hint("a smaller attention block needs less");
     if (n > dev->threads) n = dev->threads;
     if (n > items) n = items;

@@ -43,8 +43,7 @@ static void residual_fwd_part(const void *args, int64_t first, int64_t end)
     const Row bias = row_of(a->bias, 0);
     int64_t D = a->x.dim[1];
     for (int64_t n = first; n < end; n++) {
-        const Row x = row_of(a->x, n), residual = row_of(a->residual, a->residual.data ? n : 0),
-                  y = row_of(a->y, n);
+        const Row x = row_of(a->x, n), residual = row_of(a->residual, a->residual.data ? n : 0), y = row_of(a->y, n);
         uint64_t keep = 0;
         for (int64_t i = 0; i < D; i += VEC, keep >>= VEC) {
             int64_t left = D - i;
@@ -154,8 +153,7 @@ typedef struct {
 typedef vf GatedValue(vf gate, vf up, float limit);
 typedef GatePair GatedSlopes(vf gate, vf up, vf dy, float limit);
 
-VEC_FN void gated_fwd(Tensor y, Tensor x, int64_t chunk, float limit, GatedValue *of, int64_t first,
-                      int64_t end)
+VEC_FN void gated_fwd(Tensor y, Tensor x, int64_t chunk, float limit, GatedValue *of, int64_t first, int64_t end)
 {
     for (int64_t n = first; n < end; n++) {
         for (int64_t f = 0; f < y.dim[1]; f += chunk) {
@@ -169,8 +167,8 @@ VEC_FN void gated_fwd(Tensor y, Tensor x, int64_t chunk, float limit, GatedValue
     }
 }
 
-VEC_FN void gated_bwd(Tensor dx, Tensor dy, Tensor x, int64_t chunk, float limit, GatedSlopes *of,
-                      int64_t first, int64_t end)
+VEC_FN void gated_bwd(Tensor dx, Tensor dy, Tensor x, int64_t chunk, float limit, GatedSlopes *of, int64_t first,
+                      int64_t end)
 {
     for (int64_t n = first; n < end; n++) {
         for (int64_t f = 0; f < dy.dim[1]; f += chunk) {
@@ -178,8 +176,7 @@ VEC_FN void gated_bwd(Tensor dx, Tensor dy, Tensor x, int64_t chunk, float limit
             float *dgate = row_f32(dx, n) + 2 * f, *dup = dgate + chunk;
             for (int64_t i = 0; i < chunk; i += VEC) {
                 const int64_t left = chunk - i;
-                const GatePair g =
-                    of(row_load(gate + i, left), row_load(up + i, left), row_load(d + i, left), limit);
+                const GatePair g = of(row_load(gate + i, left), row_load(up + i, left), row_load(d + i, left), limit);
                 row_store(dgate + i, g.gate, left);
                 row_store(dup + i, g.up, left);
             }
@@ -415,8 +412,8 @@ static Err qkv_move(Stream *s, const QkvMove *m)
 {
     const int64_t A = m->q.dim[1], K = m->k.dim[1], W = m->qkv.dim[1], like_q = m->gate.data ? 2 : 1;
     if (m->chunks < 1 || K % m->chunks || A % K || W != like_q * A + 2 * K)
-        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld x %lld and 2 x %lld in %lld chunks",
-                       (long long)W, (long long)like_q, (long long)A, (long long)K, (long long)m->chunks);
+        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld x %lld and 2 x %lld in %lld chunks", (long long)W,
+                       (long long)like_q, (long long)A, (long long)K, (long long)m->chunks);
     par_rows(s, rows_both(m->q, m->qkv), W, qkv_part, m);
     return ERR_OK;
 }
@@ -470,8 +467,7 @@ static void rope_part(const void *args, int64_t first, int64_t end)
 Err CPU(rope)(Stream *s, const rope_args *a)
 {
     const int64_t C = a->x.dim[2], R = a->cos.dim[1];
-    if (2 * R > C)
-        return err_set(ERR_SHAPE, "rope: %lld angles for %lld columns", (long long)R, (long long)C);
+    if (2 * R > C) return err_set(ERR_SHAPE, "rope: %lld angles for %lld columns", (long long)R, (long long)C);
     par_rows(s, rows_both(a->x, a->position), a->x.dim[1] * 2 * R, rope_part, a);
     return ERR_OK;
 }

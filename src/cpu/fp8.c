@@ -173,10 +173,9 @@ static void tile_write(const CastTile *t, const Cast *a, int64_t r, int64_t rows
             for (int64_t k = r; k < r + rows; k++) amax = magnitude(t->x[k] + c, count, amax);
         const Fp8Factor f = factor_of(a, amax);
         for (int64_t k = r; k < r + rows; k++)
-            write_codes((uint8_t *)a->y.data + (t->row + k) * a->y.ld + t->column + c, a->y.dtype,
-                        t->x[k] + c, f.scale, count);
-        if (!whole)
-            row_f32(*factors, (t->row + r) / a->blocks.rows)[(t->column + c) / a->blocks.columns] = f.back;
+            write_codes((uint8_t *)a->y.data + (t->row + k) * a->y.ld + t->column + c, a->y.dtype, t->x[k] + c, f.scale,
+                        count);
+        if (!whole) row_f32(*factors, (t->row + r) / a->blocks.rows)[(t->column + c) / a->blocks.columns] = f.back;
     }
 }
 
@@ -215,8 +214,7 @@ static Err check_cast(const Cast *a)
     if (!blocks ? f->ndim != 1
                 : f->ndim != 2 || f->dim[0] != fp8_block_count(rows, a->blocks.rows) ||
                       f->dim[1] != fp8_block_count(columns, a->blocks.columns))
-        return err_set(ERR_SHAPE, "fp8_cast: %s has not a factor for each block",
-                       a->transposed ? "turned" : "y");
+        return err_set(ERR_SHAPE, "fp8_cast: %s has not a factor for each block", a->transposed ? "turned" : "y");
     return ERR_OK;
 }
 
@@ -265,8 +263,7 @@ static void cast_runs_part(const void *args, int64_t first, int64_t end)
                 tile_read_turned(&t, a->x, offset[run] + at);
                 for (int64_t r = 0; r < t.rows; r++) tile_write(&t, &as, r, 1);
             }
-            for (int64_t r = 0; r < t.rows; r++)
-                clear_columns(a, t.row + r, begin[run] + length, begin[run + 1]);
+            for (int64_t r = 0; r < t.rows; r++) clear_columns(a, t.row + r, begin[run] + length, begin[run + 1]);
         }
     }
 }
@@ -279,8 +276,7 @@ static Err check_cast_runs(const fp8_cast_runs_args *a)
         return err_set(ERR_SHAPE, "fp8_cast_runs: rows in runs have no amax, which e2m1 needs");
     if (a->blocks.rows != 1 || B < 2 || columns % B || f->ndim != 2 || f->dim[0] != a->y.dim[0] ||
         f->dim[1] != columns / B)
-        return err_set(ERR_SHAPE,
-                       "fp8_cast_runs: y has not whole blocks of columns, or not a factor for each");
+        return err_set(ERR_SHAPE, "fp8_cast_runs: y has not whole blocks of columns, or not a factor for each");
     return ERR_OK;
 }
 
@@ -291,8 +287,8 @@ Err CPU(fp8_cast_runs)(Stream *s, const fp8_cast_runs_args *a)
     TRY(check_cast_runs(a));
     for (int64_t i = 0; i < X; i++) begin[i] = B * (offset[i] / B + i);
     if (begin[X - 1] > a->y.dim[1])
-        return err_set(ERR_SHAPE, "fp8_cast_runs: runs end at %lld, y has %lld columns",
-                       (long long)begin[X - 1], (long long)a->y.dim[1]);
+        return err_set(ERR_SHAPE, "fp8_cast_runs: runs end at %lld, y has %lld columns", (long long)begin[X - 1],
+                       (long long)a->y.dim[1]);
     par_units(s, a->x.dim[1], offset[X - 1], TILE_ROWS_ONE, cast_runs_part, a);
     return ERR_OK;
 }

@@ -49,9 +49,8 @@ enum {
     SLAB_K_FIXED = 512,          /* integers are twice as wide: rather fewer rounds over them */
     SLAB_BYTES = 600 << 10,      /* what packed B takes: L2 has room for another thread */
     SLAB_BYTES_WIDE = 800 << 10, /* a transposed A is packed for each column of tasks: fewer pay */
-    CHUNK_ROWS =
-        (TILE_ROWS < 32 ? 8 : 2) * TILE_ROWS, /* so many rows of a transposed A are packed at a time */
-    TASK_ROWS_MIN = 96,                       /* below this, packing B for so few rows would show */
+    CHUNK_ROWS = (TILE_ROWS < 32 ? 8 : 2) * TILE_ROWS, /* so many rows of a transposed A are packed at a time */
+    TASK_ROWS_MIN = 96,                                /* below this, packing B for so few rows would show */
     TASK_ROWS_MIN_DIRECT = 256, /* an A that is not packed costs little when columns are cut instead */
     TASKS_PER_THREAD = 2,
     AHEAD_PACKED = 8, /* rows of B to prefetch */
@@ -287,8 +286,7 @@ static void output_swapped(const Task *t, int64_t row, int64_t col, Sum sum)
     const Gemm *g = t->p->g;
     int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
     float bias[TURNED];
-    for (int64_t i = 0; has_bias(g) && i < rows; i += VEC)
-        vf_store(bias + i, bias_at(g, t->row + row + i, rows - i));
+    for (int64_t i = 0; has_bias(g) && i < rows; i += VEC) vf_store(bias + i, bias_at(g, t->row + row + i, rows - i));
     for (int64_t i = 0; has_bias(g) && i < rows; i++) {
         vf b = vf_set1(bias[i]);
         for (float *s = sum.at + i * sum.ld; s < sum.at + i * sum.ld + cols; s += VEC)
@@ -307,8 +305,7 @@ static void output_narrow(const Task *t, int64_t row, int64_t col, Sum sum)
     const Gemm *g = t->p->g;
     const GemmNarrow *n = &g->narrow;
     float turned[TILE_COLS * TURNED] __attribute__((aligned(64)));
-    Part at = { t->row + row, t->col + col, min64(t->rows - row, TILE_ROWS),
-                min64(t->cols - col, TILE_COLS) };
+    Part at = { t->row + row, t->col + col, min64(t->rows - row, TILE_ROWS), min64(t->cols - col, TILE_COLS) };
     if (t->p->swap) {
         transpose_any(turned, TURNED, sum.at, sum.ld, at.rows, at.cols);
         sum = (Sum){ turned, TURNED };
@@ -321,12 +318,10 @@ static void output_narrow(const Task *t, int64_t row, int64_t col, Sum sum)
             vf v = load_left(sum.at + i * sum.ld + j, left);
             if (has_bias(g)) v = vf_add(v, bias_at(g, at.col + j, left));
             if (n->gelu_x)
-                v = vf_mul(v,
-                           gelu_slope(load_bf16(n->gelu_x + (at.row + i) * n->gelu_x_ld + at.col + j, left)));
+                v = vf_mul(v, gelu_slope(load_bf16(n->gelu_x + (at.row + i) * n->gelu_x_ld + at.col + j, left)));
             store_bf16(out + j, v, left);
             if (n->gelu)
-                store_bf16(n->gelu + (at.row + i) * n->gelu_ld + at.col + j, gelu(load_bf16(out + j, left)),
-                           left);
+                store_bf16(n->gelu + (at.row + i) * n->gelu_ld + at.col + j, gelu(load_bf16(out + j, left)), left);
         }
     }
 }
@@ -564,8 +559,7 @@ static Run run_at(const Task *t, int64_t at)
     if (starts) {
         int64_t leaf = t->leaf;
         while (p->starts[leaf + 1] - p->starts[0] <= k) leaf++;
-        unit = p->starts[leaf] - p->starts[0], number = starts[leaf] - starts[0],
-        end = starts[leaf + 1] - starts[0];
+        unit = p->starts[leaf] - p->starts[0], number = starts[leaf] - starts[0], end = starts[leaf + 1] - starts[0];
     } else if (p->run < p->g->K) {
         unit = k - k % form_units(p->form, p->run), number = unit / form_units(p->form, p->run) * p->run;
         end = min64(number + p->run, p->g->K);
@@ -583,8 +577,7 @@ static void task_pack_b(Task *t)
     t->packed_k = t->k;
     if (p->form == FORM_F32) {
         if (p->b.transposed)
-            pack_b_transposed(t->b, p->b_panel, p->b.data + t->col * p->b.ld + t->k, p->b.ld, t->slab_k,
-                              t->cols);
+            pack_b_transposed(t->b, p->b_panel, p->b.data + t->col * p->b.ld + t->k, p->b.ld, t->slab_k, t->cols);
         else pack_b(t->b, p->b_panel, p->b.data + t->k * p->b.ld + t->col, p->b.ld, t->slab_k, t->cols);
         return;
     }
@@ -592,11 +585,11 @@ static void task_pack_b(Task *t)
         const Run r = run_at(t, at);
         const uint16_t *from = p->b.bf16;
         if (p->b.transposed)
-            narrow_pack_b_transposed(p->form, t->b, p->b_panel, at, from + t->col * p->b.ld + r.number,
-                                     p->b.ld, r.numbers, t->cols);
+            narrow_pack_b_transposed(p->form, t->b, p->b_panel, at, from + t->col * p->b.ld + r.number, p->b.ld,
+                                     r.numbers, t->cols);
         else
-            narrow_pack_b(p->form, t->b, p->b_panel, at, from + r.number * p->b.ld + t->col, p->b.ld,
-                          r.numbers, t->cols);
+            narrow_pack_b(p->form, t->b, p->b_panel, at, from + r.number * p->b.ld + t->col, p->b.ld, r.numbers,
+                          t->cols);
         at += r.units;
     }
 }
@@ -614,14 +607,14 @@ static void task_pack_a(Task *t, int64_t row)
     for (int64_t at = 0; at < t->slab_k;) {
         const Run r = run_at(t, at);
         if (p->rows_of_a && p->a.transposed)
-            narrow_pack_turned(p->form, t->a + at, p->a_panel / TILE_ROWS,
-                               p->a.bf16 + r.number * p->a.ld + first, p->a.ld, r.numbers, rows);
+            narrow_pack_turned(p->form, t->a + at, p->a_panel / TILE_ROWS, p->a.bf16 + r.number * p->a.ld + first,
+                               p->a.ld, r.numbers, rows);
         else if (p->rows_of_a)
-            narrow_pack_rows(p->form, t->a + at, p->a_panel / TILE_ROWS,
-                             p->a.bf16 + first * p->a.ld + r.number, p->a.ld, r.numbers, rows);
+            narrow_pack_rows(p->form, t->a + at, p->a_panel / TILE_ROWS, p->a.bf16 + first * p->a.ld + r.number,
+                             p->a.ld, r.numbers, rows);
         else
-            narrow_pack_a(p->form, t->a + at * TILE_ROWS, p->a_panel, p->a.bf16 + r.number * p->a.ld + first,
-                          p->a.ld, r.numbers, rows);
+            narrow_pack_a(p->form, t->a + at * TILE_ROWS, p->a_panel, p->a.bf16 + r.number * p->a.ld + first, p->a.ld,
+                          r.numbers, rows);
         at += r.units;
     }
 }
@@ -792,8 +785,7 @@ static void plan_k(Plan *p)
         p->slab = ceil_div(ceil_div(p->leaf, ceil_div(p->leaf, most)), step) * step;
     } else {
         int64_t leaves = p->leaf < p->K ? most / p->leaf : 1;
-        if (g->mode == GEMM_I64)
-            leaves = min64(leaves, ceil_div(p->K, p->leaf)); /* a slab no deeper than K */
+        if (g->mode == GEMM_I64) leaves = min64(leaves, ceil_div(p->K, p->leaf)); /* a slab no deeper than K */
         if (g->mode == GEMM_TREE) leaves = (int64_t)1 << (63 - __builtin_clzll((uint64_t)leaves));
         p->slab = p->group = p->leaf * leaves;
     }
@@ -808,8 +800,7 @@ static void plan_k(Plan *p)
 
 static void plan_tasks(Plan *p, int64_t threads)
 {
-    const int64_t panels = ceil_div(p->N, TILE_COLS),
-                  panel_bytes = p->slab * TILE_COLS * (int64_t)sizeof(float);
+    const int64_t panels = ceil_div(p->N, TILE_COLS), panel_bytes = p->slab * TILE_COLS * (int64_t)sizeof(float);
     const int64_t wanted = TASKS_PER_THREAD * threads;
     int64_t wide = p->copy_b ? max64((p->copy_a ? SLAB_BYTES_WIDE : SLAB_BYTES) / panel_bytes, 2) : 4;
     int64_t col_tasks = ceil_div(panels, wide), row_tasks = ceil_div(wanted, col_tasks);
@@ -847,8 +838,8 @@ static void plan_stream(Plan *p)
 static void plan_operands(Plan *p)
 {
     const Gemm *g = p->g;
-    p->swap = g->mode != GEMM_I64 && !g->beta && g->b.transposed && !g->a.transposed &&
-              (g->N - g->M) * g->K > g->M * g->N;
+    p->swap =
+        g->mode != GEMM_I64 && !g->beta && g->b.transposed && !g->a.transposed && (g->N - g->M) * g->K > g->M * g->N;
     p->M = p->swap ? g->N : g->M;
     p->N = p->swap ? g->M : g->N;
     p->a = p->swap ? g->b : g->a;
@@ -856,8 +847,8 @@ static void plan_operands(Plan *p)
     p->a.transposed ^= p->swap;
     p->b.transposed ^= p->swap;
     /* an A of pairs is read where it lies if they are pairs there, too */
-    const bool pairs_lie = form_packs(p->form) && !p->a.transposed && p->run == g->K &&
-                           g->K % form_step(p->form) == 0 && p->a.ld % 2 == 0;
+    const bool pairs_lie =
+        form_packs(p->form) && !p->a.transposed && p->run == g->K && g->K % form_step(p->form) == 0 && p->a.ld % 2 == 0;
     const bool rows = p->form == FORM_TILES || (p->form != FORM_F32 && !p->a.transposed);
     p->rows_of_a = rows && !pairs_lie;
     p->copy_a = p->a.transposed || p->rows_of_a;
@@ -913,15 +904,11 @@ static void plan_leaf_kernel(Plan *p)
 /* The fixed-point result of no leaf at all. */
 static void output_zero(const Gemm *g)
 {
-    for (int64_t i = 0; i < g->M && !g->beta; i++)
-        memset(g->fixed + i * g->ldc, 0, (size_t)g->N * sizeof *g->fixed);
+    for (int64_t i = 0; i < g->M && !g->beta; i++) memset(g->fixed + i * g->ldc, 0, (size_t)g->N * sizeof *g->fixed);
 }
 
 #if !defined(GEMM_TILES)
-static bool by_tiles(const Device *dev, const Gemm *g)
-{
-    return g->a.bf16 && dev->dot == DOT_AMX && dev->dot_tiles;
-}
+static bool by_tiles(const Device *dev, const Gemm *g) { return g->a.bf16 && dev->dot == DOT_AMX && dev->dot_tiles; }
 #define OWN_NAME(name) CPU(name)
 #else
 static bool by_tiles(const Device *dev, const Gemm *g) { return (void)dev, (void)g, false; }

@@ -111,18 +111,17 @@ typedef struct {
  * tile_gemm  one thread, no workspace.
  * transpose  dst[j * ldd + i] = src[i * lds + j] for i < rows, j < cols; one thread.
  */
-#define GEMM_DECLARE(isa)                                                                            \
-    bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                         \
-    int64_t cpu_##isa##_gemm_bytes(const Device *dev, const Gemm *g);                                \
-    double cpu_##isa##_gemm_speedup(const Device *dev, const Gemm *g);                               \
-    bool cpu_##isa##_gemm_by_tiles(const Device *dev, const Gemm *g);                                \
-    int64_t cpu_##isa##_gemm_bytes_by_tiles(const Device *dev, const Gemm *g);                       \
-    double cpu_##isa##_gemm_speedup_by_tiles(const Device *dev, const Gemm *g);                      \
-    bool cpu_##isa##_tiles_agree(void);                                                              \
-    GemmForm cpu_##isa##_gemm_form(const Device *dev);                                               \
-    void cpu_##isa##_tile_gemm(const TileGemm *g);                                                   \
-    void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, \
-                               int64_t cols);
+#define GEMM_DECLARE(isa)                                                       \
+    bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                    \
+    int64_t cpu_##isa##_gemm_bytes(const Device *dev, const Gemm *g);           \
+    double cpu_##isa##_gemm_speedup(const Device *dev, const Gemm *g);          \
+    bool cpu_##isa##_gemm_by_tiles(const Device *dev, const Gemm *g);           \
+    int64_t cpu_##isa##_gemm_bytes_by_tiles(const Device *dev, const Gemm *g);  \
+    double cpu_##isa##_gemm_speedup_by_tiles(const Device *dev, const Gemm *g); \
+    bool cpu_##isa##_tiles_agree(void);                                         \
+    GemmForm cpu_##isa##_gemm_form(const Device *dev);                          \
+    void cpu_##isa##_tile_gemm(const TileGemm *g);                              \
+    void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, int64_t cols);
 GEMM_DECLARE(avx512)
 GEMM_DECLARE(avx2)
 GEMM_DECLARE(c)

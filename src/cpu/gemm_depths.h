@@ -119,10 +119,7 @@ static void depths_add(const Tile *t, const float *a, const float *b, int64_t un
 }
 #endif
 
-static inline vf depth_load(const float *p, int64_t left)
-{
-    return left >= VEC ? vf_load(p) : vf_load_n(p, left);
-}
+static inline vf depth_load(const float *p, int64_t left) { return left >= VEC ? vf_load(p) : vf_load_n(p, left); }
 
 /* From the tile's C, or 0. */
 static inline void depths_open(const Tile *t, const float *c, DepthSums s)

@@ -46,10 +46,7 @@ static inline int64_t form_units(GemmForm form, int64_t numbers)
     }
 }
 
-static inline int64_t form_numbers(GemmForm form, int64_t units)
-{
-    return form_packs(form) ? 2 * units : units;
-}
+static inline int64_t form_numbers(GemmForm form, int64_t units) { return form_packs(form) ? 2 * units : units; }
 
 static inline vf load_bf16(const uint16_t *p, int64_t left)
 {
@@ -78,8 +75,8 @@ static inline vf narrow_pairs(vf low, vf high)
 }
 
 /* Columns from j on, of which `left` remain, of unit q of a run of `numbers` numbers, which are rows. */
-static inline vf narrow_line(GemmForm form, const uint16_t *src, int64_t ld, int64_t numbers, int64_t q,
-                             int64_t j, int64_t left)
+static inline vf narrow_line(GemmForm form, const uint16_t *src, int64_t ld, int64_t numbers, int64_t q, int64_t j,
+                             int64_t left)
 {
     if (form == FORM_WIDE) return load_bf16(src + q * ld + j, left);
     const int64_t first = form_packs(form) ? 2 * q : form == FORM_SWAPPED ? q ^ 1 : q;

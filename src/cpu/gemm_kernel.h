@@ -148,9 +148,7 @@ VEC_FN void tile_kernel(const Tile *t, TileFamily family, int rows, int vecs, in
                 EACH_ROW
                 {
                     /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
-                    const float *p = i >= 6             ? a6 + (i - 6) * s
-                                     : i == 3 || i == 5 ? a3 + (i - 3) * s
-                                                        : a + i * s;
+                    const float *p = i >= 6 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
                     const vf x = family == TILE_PAIRS ? vf_pair(p) : vf_set1(*p);
                     EACH_VEC acc[i][v] = tile_step(family, x, row[v], acc[i][v]);
                 }

@@ -74,8 +74,7 @@ typedef struct {
 VEC_FN void leaf_add(const Waiting *w, int v)
 {
     for (int j = v * VEC; j < (v + 1) * VEC; j += 8) {
-        const __m512d x =
-            _mm512_add_pd(_mm512_cvtps_pd(_mm256_loadu_ps(w->leaf + j)), _mm512_set1_pd(w->magic));
+        const __m512d x = _mm512_add_pd(_mm512_cvtps_pd(_mm256_loadu_ps(w->leaf + j)), _mm512_set1_pd(w->magic));
         const __m512i n = _mm512_sub_epi64(_mm512_castpd_si512(x), _mm512_set1_epi64(w->magic_bits));
         const __m512i sum = _mm512_add_epi64(n, _mm512_loadu_si512(w->from + j));
         if (w->stream) _mm512_stream_si512((void *)(w->to + j), sum);

@@ -9,8 +9,8 @@
 #include "cpu/gemm_pack.h"
 
 /* Like pack_b, for a run that is `at` units behind the slab's first. */
-VEC_FN void narrow_pack_b_form(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src,
-                               int64_t ld, int64_t numbers, int64_t cols)
+VEC_FN void narrow_pack_b_form(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src, int64_t ld,
+                               int64_t numbers, int64_t cols)
 {
     const int64_t whole = cols / TILE_COLS, rest = cols % TILE_COLS, width = panel_width(rest);
     const int64_t units = form_units(form, numbers);
@@ -25,8 +25,8 @@ VEC_FN void narrow_pack_b_form(GemmForm form, float *dst, int64_t panel, int64_t
     }
 }
 
-static void narrow_pack_b(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src,
-                          int64_t ld, int64_t numbers, int64_t cols)
+static void narrow_pack_b(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src, int64_t ld,
+                          int64_t numbers, int64_t cols)
 {
     if (form == FORM_PAIRS) narrow_pack_b_form(FORM_PAIRS, dst, panel, at, src, ld, numbers, cols);
     else if (form == FORM_WIDE) narrow_pack_b_form(FORM_WIDE, dst, panel, at, src, ld, numbers, cols);
@@ -36,8 +36,8 @@ static void narrow_pack_b(GemmForm form, float *dst, int64_t panel, int64_t at, 
 }
 
 /* Like pack_b_transposed, for a run. */
-static void narrow_pack_b_transposed(GemmForm form, float *dst, int64_t panel, int64_t at,
-                                     const uint16_t *src, int64_t ld, int64_t numbers, int64_t cols)
+static void narrow_pack_b_transposed(GemmForm form, float *dst, int64_t panel, int64_t at, const uint16_t *src,
+                                     int64_t ld, int64_t numbers, int64_t cols)
 {
     float rows[TILE_COLS * PACK_K] __attribute__((aligned(64)));
     const int64_t step = form_numbers(form, PACK_K);
@@ -57,14 +57,13 @@ static void narrow_pack_b_transposed(GemmForm form, float *dst, int64_t panel, i
 enum { NARROW_ROWS_MOST = 64 }; /* rows of a transposed A that are packed at a time */
 
 /* Like pack_a, for a run. */
-static void narrow_pack_a(GemmForm form, float *dst, int64_t panel, const uint16_t *src, int64_t ld,
-                          int64_t numbers, int64_t rows)
+static void narrow_pack_a(GemmForm form, float *dst, int64_t panel, const uint16_t *src, int64_t ld, int64_t numbers,
+                          int64_t rows)
 {
     float line[NARROW_ROWS_MOST] __attribute__((aligned(64)));
     const int64_t units = form_units(form, numbers);
     for (int64_t q = 0; q < units; q++) {
-        for (int64_t r = 0; r < rows; r += VEC)
-            vf_store(line + r, narrow_line(form, src, ld, numbers, q, r, rows - r));
+        for (int64_t r = 0; r < rows; r += VEC) vf_store(line + r, narrow_line(form, src, ld, numbers, q, r, rows - r));
         for (int64_t r = 0; r < rows; r += TILE_ROWS) {
             float *out = dst + r / TILE_ROWS * panel + q * TILE_ROWS;
             if (rows - r >= TILE_ROWS) memcpy(out, line + r, TILE_ROWS * sizeof *out);
@@ -74,8 +73,8 @@ static void narrow_pack_a(GemmForm form, float *dst, int64_t panel, const uint16
 }
 
 /* Like narrow_pack_rows, for a transposed A. */
-static inline void narrow_pack_turned(GemmForm form, float *dst, int64_t stride, const uint16_t *src,
-                                      int64_t ld, int64_t numbers, int64_t rows)
+static inline void narrow_pack_turned(GemmForm form, float *dst, int64_t stride, const uint16_t *src, int64_t ld,
+                                      int64_t numbers, int64_t rows)
 {
     float lines[VEC * NARROW_ROWS_MOST] __attribute__((aligned(64)));
     const int64_t units = form_units(form, numbers);
@@ -83,8 +82,7 @@ static inline void narrow_pack_turned(GemmForm form, float *dst, int64_t stride,
         const int64_t count = units - q < VEC ? units - q : VEC;
         for (int64_t i = 0; i < count; i++)
             for (int64_t r = 0; r < rows; r += VEC)
-                vf_store(lines + i * NARROW_ROWS_MOST + r,
-                         narrow_line(form, src, ld, numbers, q + i, r, rows - r));
+                vf_store(lines + i * NARROW_ROWS_MOST + r, narrow_line(form, src, ld, numbers, q + i, r, rows - r));
         transpose_any(dst + q, stride, lines, NARROW_ROWS_MOST, count, rows);
     }
 }

@@ -57,8 +57,8 @@ static inline void store_rows(float *p, __m256 v, int rows)
     _mm_storel_pi((__m64 *)(void *)(p + 4), _mm256_extractf128_ps(v, 1));
 }
 
-static inline __attribute__((always_inline)) void transpose_x8(float *dst, int64_t ldd, const float *src,
-                                                               int64_t lds, int rows)
+static inline __attribute__((always_inline)) void transpose_x8(float *dst, int64_t ldd, const float *src, int64_t lds,
+                                                               int rows)
 {
     __m256 r[8], t[8];
     /* After two rounds r[c] holds, in its 128-bit lane q, rows 0-3 of column 4q + c; r[4 + c] rows 4-7. */
@@ -103,8 +103,7 @@ static inline void transpose_8x16(float *dst, int64_t ldd, const float *src, int
 }
 #endif
 
-static inline void transpose_any(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows,
-                                 int64_t cols)
+static inline void transpose_any(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, int64_t cols)
 {
     for (int64_t i = 0; i < rows; i += 8) {
         int64_t j = 0;
@@ -124,10 +123,7 @@ enum {
     PACK_A_AHEAD = 16, /* rows of A to prefetch: each row copied is too short for the processor to do it */
 };
 
-static inline int64_t panel_width(int64_t cols)
-{
-    return cols < TILE_COLS ? (cols + VEC - 1) / VEC * VEC : TILE_COLS;
-}
+static inline int64_t panel_width(int64_t cols) { return cols < TILE_COLS ? (cols + VEC - 1) / VEC * VEC : TILE_COLS; }
 
 /*
  * Panels of B: k rows of `cols` columns as ceil(cols / TILE_COLS) panels, `panel` floats apart, each
@@ -147,8 +143,7 @@ static void pack_b(float *dst, int64_t panel, const float *src, int64_t ld, int6
 }
 
 /* The same from a transposed B: `src` is at (first column, first k). */
-static void pack_b_transposed(float *dst, int64_t panel, const float *src, int64_t ld, int64_t k,
-                              int64_t cols)
+static void pack_b_transposed(float *dst, int64_t panel, const float *src, int64_t ld, int64_t k, int64_t cols)
 {
     for (int64_t k0 = 0; k0 < k; k0 += PACK_K) {
         const int64_t count = k - k0 < PACK_K ? k - k0 : PACK_K;
@@ -169,8 +164,7 @@ static void pack_a(float *dst, int64_t panel, const float *src, int64_t ld, int6
     for (int64_t q = 0; q < k; q++, src += ld) {
         float *out = dst + q * TILE_ROWS;
         for (int64_t r = 0; r < rows; r += VEC) __builtin_prefetch(src + PACK_A_AHEAD * ld + r);
-        for (int64_t p = 0; p < whole; p++)
-            memcpy(out + p * panel, src + p * TILE_ROWS, TILE_ROWS * sizeof *out);
+        for (int64_t p = 0; p < whole; p++) memcpy(out + p * panel, src + p * TILE_ROWS, TILE_ROWS * sizeof *out);
         for (int64_t r = 0; r < rest; r++) out[whole * panel + r] = src[whole * TILE_ROWS + r];
     }
 }

@@ -72,9 +72,7 @@ bool CPU(tiles_agree)(void)
 {
     enum { ROOM = 4 << 20 };
     TilesCheck *c = calloc(1, sizeof *c);
-    Device dev = {
-        .threads = 1, .dot = DOT_AMX, .workspace = aligned_alloc(64, ROOM), .workspace_bytes = ROOM
-    };
+    Device dev = { .threads = 1, .dot = DOT_AMX, .workspace = aligned_alloc(64, ROOM), .workspace_bytes = ROOM };
     bool agree = c && dev.workspace;
     for (int kind = 0; agree && kind < CHECK_KINDS; kind++) agree = check_kind(c, &dev, kind);
     free(dev.workspace);

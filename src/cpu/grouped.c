@@ -15,8 +15,8 @@
 
 enum {
     TASKS_PER_THREAD = 16, /* so that the last ones to end are short beside all */
-    PIECE_LEAST = 128, /* rows, or columns, of a task: below this, packing operands for so few would show */
-    PIECE_UNIT = 48    /* whole tiles of any instruction set */
+    PIECE_LEAST = 128,     /* rows, or columns, of a task: below this, packing operands for so few would show */
+    PIECE_UNIT = 48        /* whole tiles of any instruction set */
 };
 
 typedef enum { GROUPED_FWD, GROUPED_DX, GROUPED_DW } GroupedKind;
@@ -29,7 +29,7 @@ typedef struct {
     int64_t leaf;          /* what fwd and dx sum as one chain */
     int64_t depth;         /* of fwd and dx */
     int64_t b_step;        /* fwd, dx: elements from one expert's b to the next */
-    bool turned; /* b's rows lie along what is summed: of fwd and dx as columns of the output, of dw all */
+    bool turned;           /* b's rows lie along what is summed: of fwd and dx as columns of the output, of dw all */
     grouped_dw_args dw;
     int64_t columns;                /* how many an expert's output has */
     int64_t row_pieces, col_pieces; /* an expert's output is cut into these, each a task */
@@ -75,8 +75,7 @@ static Gemm rows_product(const GroupedCall *c, int64_t e, Range rows, Range cols
                .a = operand_at(c->a, tensor_row_at(c->a, first), false),
                .b = operand_at(c->b, e * c->b_step + cols.first * (c->turned ? c->b.ld : 1), c->turned),
                .ldc = c->out.ld };
-    if (c->out.dtype == BF16)
-        g.narrow.c = (uint16_t *)c->out.data + tensor_row_at(c->out, first) + cols.first;
+    if (c->out.dtype == BF16) g.narrow.c = (uint16_t *)c->out.data + tensor_row_at(c->out, first) + cols.first;
     else g.c = row_f32(c->out, first) + cols.first;
     return g;
 }
@@ -117,14 +116,12 @@ static Gemm gradient_product(const GroupedCall *c, int64_t e, Range rows, Range 
 static Range piece_of(int64_t n, int64_t number, int64_t pieces)
 {
     const int64_t units = (n + PIECE_UNIT - 1) / PIECE_UNIT;
-    return (Range){ units * number / pieces * PIECE_UNIT,
-                    min64(units * (number + 1) / pieces * PIECE_UNIT, n) };
+    return (Range){ units * number / pieces * PIECE_UNIT, min64(units * (number + 1) / pieces * PIECE_UNIT, n) };
 }
 
 static void visit_task(const GroupedCall *c, int64_t task, GemmVisit *visit, void *user)
 {
-    const int64_t expert = task / (c->row_pieces * c->col_pieces),
-                  piece = task % (c->row_pieces * c->col_pieces);
+    const int64_t expert = task / (c->row_pieces * c->col_pieces), piece = task % (c->row_pieces * c->col_pieces);
     const Range rows = piece_of(output_rows(c, expert), piece / c->col_pieces, c->row_pieces);
     const Range cols = piece_of(c->columns, piece % c->col_pieces, c->col_pieces);
     if (rows.first >= rows.end || cols.first >= cols.end) return;
@@ -140,8 +137,7 @@ static void plan_pieces(GroupedCall *c, int64_t threads)
     for (int64_t e = 0; e < c->E; e++) rows = max64(rows, output_rows(c, e));
     const int64_t wanted = threads == 1 ? 1 : (TASKS_PER_THREAD * threads + c->E - 1) / c->E;
     int64_t *first = &c->col_pieces, *second = &c->row_pieces, size[2] = { c->columns, rows };
-    if (c->kind == GROUPED_DW)
-        first = &c->row_pieces, second = &c->col_pieces, size[0] = rows, size[1] = c->columns;
+    if (c->kind == GROUPED_DW) first = &c->row_pieces, second = &c->col_pieces, size[0] = rows, size[1] = c->columns;
     *first = min64(wanted, max64(size[0] / PIECE_LEAST, 1));
     *second = min64((wanted + *first - 1) / *first, max64(size[1] / PIECE_LEAST, 1));
 }
@@ -204,9 +200,7 @@ static Err check_dtype(const char *op, Tensor t)
 static GroupedCall grouped_call(GroupedKind kind, Tensor offset, int64_t experts)
 {
     ASSERT((offset.dim[0] - 1) % experts == 0);
-    return (GroupedCall){
-        .kind = kind, .offset = offset.data, .E = experts, .runs = (offset.dim[0] - 1) / experts
-    };
+    return (GroupedCall){ .kind = kind, .offset = offset.data, .E = experts, .runs = (offset.dim[0] - 1) / experts };
 }
 
 Err CPU(grouped_fwd)(Stream *s, const grouped_fwd_args *a)
@@ -245,8 +239,8 @@ Err CPU(fp8_grouped)(Stream *s, const fp8_grouped_args *a)
     const int64_t O = a->y.dim[1], I = a->x.dim[1], down = a->w.dim[0] / O, across = a->w.dim[1] / I;
     TRY(check_widened(a->x, a->w));
     if (down * O != a->w.dim[0] || across * I != a->w.dim[1] || (down != 1 && across != 1))
-        return err_set(ERR_SHAPE, "fp8_grouped: w is [%lld, %lld], its experts [%lld, %lld]",
-                       (long long)a->w.dim[0], (long long)a->w.dim[1], (long long)O, (long long)I);
+        return err_set(ERR_SHAPE, "fp8_grouped: w is [%lld, %lld], its experts [%lld, %lld]", (long long)a->w.dim[0],
+                       (long long)a->w.dim[1], (long long)O, (long long)I);
     GroupedCall c = grouped_call(GROUPED_FWD, a->offset, down * across);
     c.out = a->y, c.a = a->x, c.b = a->w, c.leaf = a->leaf, c.columns = O;
     c.depth = I, c.b_step = across > 1 ? I : O * a->w.ld, c.turned = true;

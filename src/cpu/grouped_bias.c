@@ -40,8 +40,7 @@ static void bias_part(const void *args, int64_t first, int64_t end)
     for (int64_t e = 0; e < b->runs.experts; e++) {
         const int64_t begin = max64(first, expert_start(&b->runs, e));
         const int64_t stop = min64(end, expert_start(&b->runs, e + 1));
-        for (int64_t p = begin; p < stop; p++)
-            add_row(row_f32(b->a->y, p), row_f32(b->a->bias, e), b->a->y.dim[1]);
+        for (int64_t p = begin; p < stop; p++) add_row(row_f32(b->a->y, p), row_f32(b->a->bias, e), b->a->y.dim[1]);
     }
 }
 
@@ -81,8 +80,7 @@ static void sum_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(grouped_bias_grad)(Stream *s, const grouped_bias_grad_args *a)
 {
-    const BiasSum b = { a, runs_of(a->offset, a->dbias.dim[0]),
-                        grad_acc(a->dbias, a->shift, a->headroom_bits) };
+    const BiasSum b = { a, runs_of(a->offset, a->dbias.dim[0]), grad_acc(a->dbias, a->shift, a->headroom_bits) };
     par_columns(s, a->dy.dim[1], expert_start(&b.runs, b.runs.experts), sum_part, &b);
     return ERR_OK;
 }

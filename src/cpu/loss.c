@@ -128,8 +128,7 @@ static void xent_loss_row(const xent_loss_args *a, int64_t n)
     ((float *)a->row_max.data)[n] = max;
     ((float *)a->row_sum.data)[n] = sum;
     int counts = ((const int32_t *)a->target.data)[n] >= 0;
-    ((float *)a->loss.data)[n] =
-        counts ? (float)(m_log((double)sum) + ((double)max - (double)target_logit)) : 0.0f;
+    ((float *)a->loss.data)[n] = counts ? (float)(m_log((double)sum) + ((double)max - (double)target_logit)) : 0.0f;
 }
 
 static void xent_loss_part(const void *args, int64_t first, int64_t end)
@@ -182,8 +181,7 @@ VEC_FN vf softmax_grad(const SoftmaxRow *r, vf x, float onehot)
 
 VEC_FN void xent_bwd_row(Row x, int64_t used, const SoftmaxRow *r)
 {
-    for (int64_t i = 0; i < used; i += VEC)
-        row_put(x, i, softmax_grad(r, row_get(x, i, used - i), 0.0f), used - i);
+    for (int64_t i = 0; i < used; i += VEC) row_put(x, i, softmax_grad(r, row_get(x, i, used - i), 0.0f), used - i);
 }
 
 static void xent_bwd_part(const void *args, int64_t first, int64_t end)
@@ -199,8 +197,7 @@ static void xent_bwd_part(const void *args, int64_t first, int64_t end)
         const int64_t words = target[n] >= 0 ? used : 0, size = dtype_size(a->logits.dtype);
         const SoftmaxRow r = { vf_set1(max[n]), vf_set1(1.0f / sum[n]), scale, a->softcap };
         const bool here = t >= 0 && t < words;
-        const float at_target =
-            here ? vf_hmax(softmax_grad(&r, vf_set1(any_load(a->logits, at + t)), 1.0f)) : 0.0f;
+        const float at_target = here ? vf_hmax(softmax_grad(&r, vf_set1(any_load(a->logits, at + t)), 1.0f)) : 0.0f;
         if (x.narrow) xent_bwd_row((Row){ x.data, true }, words, &r);
         else xent_bwd_row((Row){ x.data, false }, words, &r);
         if (here) any_store(a->logits, at + t, at_target);
@@ -258,8 +255,7 @@ Err CPU(xent_row)(Stream *s, const xent_row_args *a)
 {
     const int64_t V = a->logits.dim[1], J = a->block > 0 ? V / a->block : 0;
     if (J < 1 || V % a->block || J > BLOCKS_MOST)
-        return err_set(ERR_SHAPE, "xent_row: %lld columns in blocks of %lld", (long long)V,
-                       (long long)a->block);
+        return err_set(ERR_SHAPE, "xent_row: %lld columns in blocks of %lld", (long long)V, (long long)a->block);
     par_rows(s, rows_both(a->loss, a->logits), V, xent_row_part, a);
     return ERR_OK;
 }

@@ -10,8 +10,7 @@ static Err widths_of(Tensor k, Tensor v, Tensor kv, Tensor pe, Widths *w)
 {
     *w = (Widths){ k.dim[2] - pe.dim[1], pe.dim[1], v.dim[2] };
     if (w->own >= 0 && w->own + w->value == kv.dim[2]) return ERR_OK;
-    return err_set(ERR_SHAPE,
-                   "mla: %lld columns of kv for keys of %lld, %lld of them shared, and values of %lld",
+    return err_set(ERR_SHAPE, "mla: %lld columns of kv for keys of %lld, %lld of them shared, and values of %lld",
                    (long long)kv.dim[2], (long long)k.dim[2], (long long)w->shared, (long long)w->value);
 }
 

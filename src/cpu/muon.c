@@ -45,8 +45,8 @@ Err CPU(muon_moment)(Stream *s, const muon_moment_args *a)
     for (int64_t i = 0; i < a->parts.dim[0]; i++) {
         const FlatPart *p = &parts[i];
         if (!(p->flags & FLAT_MUON)) continue;
-        const Moment t = { grads_of(a->g, a->shift, p->number, a->step), p->grad,
-                           (float *)a->m.data + p->shard, a->beta };
+        const Moment t = { grads_of(a->g, a->shift, p->number, a->step), p->grad, (float *)a->m.data + p->shard,
+                           a->beta };
         par_columns(s, p->count, 1, muon_moment_part, &t);
     }
     return ERR_OK;
@@ -68,10 +68,7 @@ static int64_t box_at(const FlatBox *b, int64_t row, int64_t column)
     return b->at + row * b->row_step + column * b->column_step;
 }
 
-static void par_boxes(const Stream *s, BoxWork *w, PartFn *fn)
-{
-    par_rows(s, w->box->rows, w->box->columns, fn, w);
-}
+static void par_boxes(const Stream *s, BoxWork *w, PartFn *fn) { par_rows(s, w->box->rows, w->box->columns, fn, w); }
 
 static void muon_pack_part(const void *args, int64_t first, int64_t end)
 {
@@ -124,8 +121,7 @@ static void muon_apply_part(const void *args, int64_t first, int64_t end)
                 const vf old = row_load(w + k, n - k), x = vf_mul(scale, row_load(run + k, n - k));
                 row_store(w + k, vf_fnma(lr, vf_fma(decay, old, x), old), n - k);
             }
-            for (int64_t k = 0; a->copy.data && k < n; k++)
-                any_store(a->copy, b->value + r * b->ld + c + k, w[k]);
+            for (int64_t k = 0; a->copy.data && k < n; k++) any_store(a->copy, b->value + r * b->ld + c + k, w[k]);
         }
 }
 

@@ -142,9 +142,7 @@ static void norm_grad_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(norm_bwd)(Stream *s, const norm_bwd_args *a)
 {
-    NormGrad g = { .a = a,
-                   .w = grad_acc(a->dw, a->shift_w, a->headroom_bits),
-                   .rows = rows_both(a->dy, a->x) };
+    NormGrad g = { .a = a, .w = grad_acc(a->dw, a->shift_w, a->headroom_bits), .rows = rows_both(a->dy, a->x) };
     if (a->db.data) g.b = grad_acc(a->db, a->shift_b, a->headroom_bits);
     if (a->fresh) memset(a->dw.data, 0, (size_t)tensor_bytes(a->dw));
     if (a->fresh && a->db.data) memset(a->db.data, 0, (size_t)tensor_bytes(a->db));

@@ -67,8 +67,7 @@ enum { SMALL_COUNT = 1024, SMALL_SPLIT = 44 };
 
 static void stats_small(int64_t *limb, const float *v, int64_t count)
 {
-    const double round =
-        0x1.8p52 * (double)(1LL << SMALL_SPLIT); /* adding it rounds to multiples of 2^SMALL_SPLIT */
+    const double round = 0x1.8p52 * (double)(1LL << SMALL_SPLIT); /* adding it rounds to multiples of 2^SMALL_SPLIT */
     double high[VEC] = { 0 }, low[VEC] = { 0 };
     for (int64_t i = 0; i < count; i += VEC) {
 #pragma omp simd
@@ -88,8 +87,7 @@ static void stats_small(int64_t *limb, const float *v, int64_t count)
 }
 
 /* limb += the squares of what does not go by lanes. */
-static int64_t stats_fixed(StatLanes *t, int64_t *limb, const int64_t *g, float unit, int64_t first,
-                           int64_t end)
+static int64_t stats_fixed(StatLanes *t, int64_t *limb, const int64_t *g, float unit, int64_t first, int64_t end)
 {
     float v[SMALL_COUNT] __attribute__((aligned(64)));
     vf max = vf_zero();
@@ -116,8 +114,7 @@ VEC_FN vf round_positive(vf x)
     return vf_select(vf_lt(x, magic), vf_sub(vf_add(x, magic), magic), x);
 }
 
-static int64_t stats_plain(StatLanes *t, int64_t *limb, const float *g, float scale, int64_t first,
-                           int64_t end)
+static int64_t stats_plain(StatLanes *t, int64_t *limb, const float *g, float scale, int64_t first, int64_t end)
 {
     float v[SMALL_COUNT] __attribute__((aligned(64)));
     vf max = vf_zero();
@@ -165,8 +162,7 @@ static void grad_stats_part(const void *args, int64_t first, int64_t end)
     limbs_carry(limb);
     for (int i = 0; i < LIMBS; i++) __atomic_fetch_add(&a->sumsq[i], limb[i], __ATOMIC_RELAXED);
     int64_t seen = __atomic_load_n(a->max, __ATOMIC_RELAXED);
-    while (most > seen &&
-           !__atomic_compare_exchange_n(a->max, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    while (most > seen && !__atomic_compare_exchange_n(a->max, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 }
 
 Err CPU(grad_stats)(Stream *s, const grad_stats_args *a)
@@ -367,8 +363,8 @@ VEC_FN void grad_prefetch(const Grads *g, int64_t at)
 }
 
 /* Elements [first, end), of which the first has its moments at m[0] and v[0]. */
-static void adam_run(const Adam *a, const AdamConstants *c, const Grads *g, int64_t first, int64_t end,
-                     float *m, float *v)
+static void adam_run(const Adam *a, const AdamConstants *c, const Grads *g, int64_t first, int64_t end, float *m,
+                     float *v)
 {
     for (int64_t i = first; i < end; i += VEC) {
         const int64_t left = end - i, at = i - first;
@@ -449,13 +445,12 @@ typedef struct {
 
 static OneMomentConstants one_moment_constants(const one_moment_args *a, const FlatPart *p)
 {
-    return (
-        OneMomentConstants){ .beta1 = vf_set1(a->beta1),
-                             .rest1 = vf_set1(1.0f - a->beta1),
-                             .beta2 = vf_set1(a->beta2),
-                             .rest2 = vf_set1(1.0f - a->beta2),
-                             .decay = vf_set1(p->flags & FLAT_DECAYS ? a->decay : 0),
-                             .lr = vf_set1(a->step->lr * (p->flags & FLAT_HIDDEN ? a->hidden_rate : 1.0f)) };
+    return (OneMomentConstants){ .beta1 = vf_set1(a->beta1),
+                                 .rest1 = vf_set1(1.0f - a->beta1),
+                                 .beta2 = vf_set1(a->beta2),
+                                 .rest2 = vf_set1(1.0f - a->beta2),
+                                 .decay = vf_set1(p->flags & FLAT_DECAYS ? a->decay : 0),
+                                 .lr = vf_set1(a->step->lr * (p->flags & FLAT_HIDDEN ? a->hidden_rate : 1.0f)) };
 }
 
 VEC_FN vf sign_of(vf x)
@@ -481,8 +476,7 @@ static void one_moment_part(const void *args, int64_t first, int64_t end)
     for (int64_t i = first, next; i < end; i = next) {
         next = min64(i + RUN, end);
         for (int64_t j = i; j < next; j += VEC)
-            one_moment_lanes(&c, grad_load(&g, a->part->grad + j, next - j), a->w + j, a->m + j, next - j,
-                             a->op->lion);
+            one_moment_lanes(&c, grad_load(&g, a->part->grad + j, next - j), a->w + j, a->m + j, next - j, a->op->lion);
         if (a->copy.data) adam_copy(a->copy, a->w, i, next);
     }
 }

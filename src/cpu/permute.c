@@ -55,8 +55,7 @@ Err CPU(dispatch_offsets)(Stream *s, const dispatch_offsets_args *a)
 
 Err CPU(dispatch_choices)(Stream *s, const dispatch_choices_args *a)
 {
-    const int64_t ranks = a->all.dim[0], P = a->all_choice.dim[1],
-                  runs = (a->offset.dim[0] - 1) / (a->own * ranks);
+    const int64_t ranks = a->all.dim[0], P = a->all_choice.dim[1], runs = (a->offset.dim[0] - 1) / (a->own * ranks);
     const int64_t *offset = a->offset.data;
     int32_t *to = a->choice.data;
     (void)s;
@@ -155,8 +154,7 @@ static void unpermute_part(const void *args, int64_t first, int64_t end)
             const int64_t left = D - i;
             vf sum = a->add ? row_load(y + i, left) : vf_zero();
             for (int64_t k = 0; k < K; k++)
-                if (row[k] >= 0)
-                    sum = vf_fma(vf_set1(w ? w[k] : 1.0f), row_load(row_f32(a->x, row[k]) + i, left), sum);
+                if (row[k] >= 0) sum = vf_fma(vf_set1(w ? w[k] : 1.0f), row_load(row_f32(a->x, row[k]) + i, left), sum);
             row_store(y + i, sum, left);
         }
     }
@@ -193,8 +191,8 @@ static void unpermute_bwd_part(const void *args, int64_t first, int64_t end)
         for (int64_t k = 0; k < K; k++) {
             if (row[k] < 0) dweight[k] = 0;
             else
-                dweight[k] = scale_and_dot(a->dx.data ? row_f32(a->dx, row[k]) : NULL, dy,
-                                           row_f32(a->x, row[k]), w[k], D);
+                dweight[k] =
+                    scale_and_dot(a->dx.data ? row_f32(a->dx, row[k]) : NULL, dy, row_f32(a->x, row[k]), w[k], D);
         }
     }
 }
@@ -222,8 +220,7 @@ static void sum_parts_part(const void *args, int64_t first, int64_t end)
     const sum_parts_args *a = args;
     const int64_t D = a->y.dim[1];
     for (int64_t p = first; p < end; p++)
-        for (int64_t i = 0; i < D; i += VEC)
-            row_store(row_f32(a->y, p) + i, tree_of(a, p, i, 0, a->parts), D - i);
+        for (int64_t i = 0; i < D; i += VEC) row_store(row_f32(a->y, p) + i, tree_of(a, p, i, 0, a->parts), D - i);
 }
 
 Err CPU(sum_parts)(Stream *s, const sum_parts_args *a)
@@ -259,8 +256,7 @@ static void gated_bwd_part(const void *args, int64_t first, int64_t end)
     const gated_add_bwd_args *a = args;
     for (int64_t n = first; n < end; n++) {
         const float gate = sigmoid_f32(*row_f32(a->gate, n));
-        const float dot =
-            scale_and_dot(row_f32(a->dx, n), row_f32(a->dy, n), row_f32(a->x, n), gate, a->dy.dim[1]);
+        const float dot = scale_and_dot(row_f32(a->dx, n), row_f32(a->dy, n), row_f32(a->x, n), gate, a->dy.dim[1]);
         *row_f32(a->dgate, n) = dot * (gate * (1 - gate));
     }
 }

@@ -195,8 +195,7 @@ static Err router_run(Stream *s, const RouterWork *work, int64_t N, int64_t E, P
 Err CPU(router_fwd)(Stream *s, const router_fwd_args *a)
 {
     const int64_t E = a->logits.dim[1], K = a->index.dim[1];
-    ASSERT(K <= ROUTER_TOPK_MAX && K <= E && E % a->router.groups == 0 &&
-           a->router.group_topk <= a->router.groups);
+    ASSERT(K <= ROUTER_TOPK_MAX && K <= E && E % a->router.groups == 0 && a->router.group_topk <= a->router.groups);
     ASSERT((a->router.group_best || K % a->router.group_topk == 0) &&
            K <= a->router.group_topk * (E / a->router.groups));
     return router_run(s, &(RouterWork){ .args = a }, rows_both(a->logits, a->index), E, router_fwd_part);
@@ -266,8 +265,8 @@ Err CPU(router_count)(Stream *s, const router_count_args *a)
 
 /* dx += of the gradients g of the scores q = score / sum, through both. g[e] = pull * load[e]. Returns the sum of g q:
  * the loss as pull weighs it. */
-static float aux_gradient(const Router *r, const float *x, float *q, float *dx, int64_t E,
-                          const int64_t *load, float pull)
+static float aux_gradient(const Router *r, const float *x, float *q, float *dx, int64_t E, const int64_t *load,
+                          float pull)
 {
     const bool softmax = r->score == ROUTER_SOFTMAX || r->score == ROUTER_SOFTMAX_PRE;
     float sum = 0, mean = 0;
@@ -340,8 +339,7 @@ Err CPU(router_balance)(Stream *s, const router_balance_args *a)
 
 static double load_of(Tensor load, int64_t e)
 {
-    return load.dtype == I64 ? (double)((const int64_t *)load.data)[e]
-                             : (double)((const float *)load.data)[e];
+    return load.dtype == I64 ? (double)((const int64_t *)load.data)[e] : (double)((const float *)load.data)[e];
 }
 
 Err CPU(expert_count)(Stream *s, const expert_count_args *a)

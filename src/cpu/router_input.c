@@ -10,8 +10,7 @@ static void jitter_part(const void *args, int64_t first, int64_t end)
     const jitter_args *a = args;
     const int64_t D = a->x.dim[1];
     for (int64_t n = first; n < end; n++) {
-        const int64_t position = ((const int32_t *)a->position.data)[n],
-                      sample = ((const int64_t *)a->sample.data)[n];
+        const int64_t position = ((const int32_t *)a->position.data)[n], sample = ((const int64_t *)a->sample.data)[n];
         const float *x = row_f32(a->x, n);
         float *y = row_f32(a->y, n), u[4];
         for (int64_t i = 0; i < D; i++) {
@@ -32,8 +31,7 @@ static void even_part(const void *args, int64_t first, int64_t end)
     const router_even_args *a = args;
     const int64_t E = a->logits.dim[1];
     for (int64_t n = first; n < end; n++) {
-        const int64_t position = ((const int32_t *)a->position.data)[n],
-                      sample = ((const int64_t *)a->sample.data)[n];
+        const int64_t position = ((const int32_t *)a->position.data)[n], sample = ((const int64_t *)a->sample.data)[n];
         const int64_t best = (sample % E * (a->seq % E) + position) % E * a->topk % E;
         float *x = row_f32(a->logits, n);
         for (int64_t i = 0; i < E; i++) x[(best + i) % E] = -4 * (float)i / (float)E;

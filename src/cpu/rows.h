@@ -43,8 +43,7 @@ static inline void fp_reset(void)
 }
 
 /* Does all of `n` items of `width` elements each, in parts that begin at multiples of `unit` items. */
-static inline void par_units(const Stream *s, int64_t n, int64_t width, int64_t unit, PartFn *fn,
-                             const void *args)
+static inline void par_units(const Stream *s, int64_t n, int64_t width, int64_t unit, PartFn *fn, const void *args)
 {
     const int64_t units = (n + unit - 1) / unit, grains = n * width / PAR_GRAIN + 1;
     const int team = team_of(s->dev, units < grains ? units : grains);

@@ -37,10 +37,7 @@ VEC_FN vm vm_from_bits(uint32_t bits)
     return vm_cast(_mm256_cmpeq_epi32(_mm256_and_si256(all, low), low),
                    _mm256_cmpeq_epi32(_mm256_and_si256(all, high), high));
 }
-VEC_FN uint32_t vm_bits(vm m)
-{
-    return (uint32_t)_mm256_movemask_ps(m.a) | (uint32_t)_mm256_movemask_ps(m.b) << 8;
-}
+VEC_FN uint32_t vm_bits(vm m) { return (uint32_t)_mm256_movemask_ps(m.a) | (uint32_t)_mm256_movemask_ps(m.b) << 8; }
 VEC_FN vm vm_and(vm x, vm y) { return (vm){ _mm256_and_ps(x.a, y.a), _mm256_and_ps(x.b, y.b) }; }
 VEC_FN vm vm_or(vm x, vm y) { return (vm){ _mm256_or_ps(x.a, y.a), _mm256_or_ps(x.b, y.b) }; }
 VEC_FN vm vm_not(vm x)
@@ -59,8 +56,7 @@ VEC_FN void vf_store(float *p, vf v)
 VEC_FN vf vf_load_n(const float *p, int64_t n)
 {
     vm m = vm_first_n(n);
-    return (vf){ _mm256_maskload_ps(p, _mm256_castps_si256(m.a)),
-                 _mm256_maskload_ps(p + 8, _mm256_castps_si256(m.b)) };
+    return (vf){ _mm256_maskload_ps(p, _mm256_castps_si256(m.a)), _mm256_maskload_ps(p + 8, _mm256_castps_si256(m.b)) };
 }
 VEC_FN void vf_store_n(float *p, vf v, int64_t n)
 {
@@ -72,8 +68,7 @@ VEC_FN vf vf_load_bf16(const uint16_t *p)
 {
     const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
     const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 8)));
-    return (vf){ _mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
-                 _mm256_castsi256_ps(_mm256_slli_epi32(high, 16)) };
+    return (vf){ _mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16)) };
 }
 VEC_FN vf vf_load_bf16_n(const uint16_t *p, int64_t n)
 {
@@ -106,14 +101,8 @@ VEC_FN vf vf_add(vf x, vf y) { return (vf){ _mm256_add_ps(x.a, y.a), _mm256_add_
 VEC_FN vf vf_sub(vf x, vf y) { return (vf){ _mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b) }; }
 VEC_FN vf vf_mul(vf x, vf y) { return (vf){ _mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b) }; }
 VEC_FN vf vf_div(vf x, vf y) { return (vf){ _mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b) }; }
-VEC_FN vf vf_fma(vf x, vf y, vf z)
-{
-    return (vf){ _mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b) };
-}
-VEC_FN vf vf_fnma(vf x, vf y, vf z)
-{
-    return (vf){ _mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b) };
-}
+VEC_FN vf vf_fma(vf x, vf y, vf z) { return (vf){ _mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b) }; }
+VEC_FN vf vf_fnma(vf x, vf y, vf z) { return (vf){ _mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b) }; }
 VEC_FN vf vf_max(vf x, vf y) { return (vf){ _mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b) }; }
 VEC_FN vf vf_min(vf x, vf y) { return (vf){ _mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b) }; }
 VEC_FN vf vf_sqrt(vf x) { return (vf){ _mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b) }; }
@@ -127,14 +116,8 @@ VEC_FN vf vf_abs(vf x)
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return (vf){ _mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b) };
 }
-VEC_FN vm vf_lt(vf x, vf y)
-{
-    return (vm){ _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ) };
-}
-VEC_FN vm vf_ge(vf x, vf y)
-{
-    return (vm){ _mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ) };
-}
+VEC_FN vm vf_lt(vf x, vf y) { return (vm){ _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ) }; }
+VEC_FN vm vf_ge(vf x, vf y) { return (vm){ _mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ) }; }
 VEC_FN vf vf_select(vm m, vf x, vf y)
 {
     return (vf){ _mm256_blendv_ps(y.a, x.a, m.a), _mm256_blendv_ps(y.b, x.b, m.b) };
@@ -203,10 +186,7 @@ VEC_FN void vi_mul_wide(vi x, vi y, vi *low, vi *high)
 }
 
 VEC_FN __m256i vec_load(const int64_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
-VEC_FN vl vl_load(const int64_t *p)
-{
-    return (vl){ vec_load(p), vec_load(p + 4), vec_load(p + 8), vec_load(p + 12) };
-}
+VEC_FN vl vl_load(const int64_t *p) { return (vl){ vec_load(p), vec_load(p + 4), vec_load(p + 8), vec_load(p + 12) }; }
 VEC_FN void vl_store(int64_t *p, vl v)
 {
     _mm256_storeu_si256((__m256i *)p, v.a);
@@ -269,10 +249,8 @@ typedef struct {
 } vec_doubles;
 VEC_FN vl vl_from_f(vf v)
 {
-    vec_doubles x = { _mm256_cvtps_pd(_mm256_castps256_ps128(v.a)),
-                      _mm256_cvtps_pd(_mm256_extractf128_ps(v.a, 1)),
-                      _mm256_cvtps_pd(_mm256_castps256_ps128(v.b)),
-                      _mm256_cvtps_pd(_mm256_extractf128_ps(v.b, 1)) };
+    vec_doubles x = { _mm256_cvtps_pd(_mm256_castps256_ps128(v.a)), _mm256_cvtps_pd(_mm256_extractf128_ps(v.a, 1)),
+                      _mm256_cvtps_pd(_mm256_castps256_ps128(v.b)), _mm256_cvtps_pd(_mm256_extractf128_ps(v.b, 1)) };
     if (__builtin_expect(vm_any(vf_ge(vf_abs(v), vf_set1(0x1p51f))), 0)) return VL_EACH(vec_l_from_d, x);
     return VL_EACH(vec_l_from_small, x);
 }
@@ -284,8 +262,7 @@ VEC_FN __m256i vec_round(const float *p, double scale)
 }
 VEC_FN vl vl_round(const float *p, double scale)
 {
-    return (vl){ vec_round(p, scale), vec_round(p + 4, scale), vec_round(p + 8, scale),
-                 vec_round(p + 12, scale) };
+    return (vl){ vec_round(p, scale), vec_round(p + 4, scale), vec_round(p + 8, scale), vec_round(p + 12, scale) };
 }
 
 /* x replaced by a number that is exact as a double and rounds to the same float: where |x| is 2^52 or more,
@@ -311,8 +288,7 @@ VEC_FN vf vf_from_l(vl x)
 {
     vl up = VL_EACH(vec_beyond52, x); /* below 2^53 exactly where -2^52 <= x < 2^52 */
     __m256i any = _mm256_or_si256(_mm256_or_si256(up.a, up.b), _mm256_or_si256(up.c, up.d));
-    if (__builtin_expect(!_mm256_testz_si256(any, _mm256_set1_epi64x(-(1LL << 53))), 0))
-        x = VL_EACH(vec_sticky, x);
+    if (__builtin_expect(!_mm256_testz_si256(any, _mm256_set1_epi64x(-(1LL << 53))), 0)) x = VL_EACH(vec_sticky, x);
     return (vf){ _mm256_set_m128(vec_f_from_l(x.b), vec_f_from_l(x.a)),
                  _mm256_set_m128(vec_f_from_l(x.d), vec_f_from_l(x.c)) };
 }

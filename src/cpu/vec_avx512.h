@@ -25,10 +25,7 @@ VEC_FN vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 VEC_FN void vf_store(float *p, vf v) { _mm512_storeu_ps(p, v); }
 VEC_FN vf vf_load_n(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(vm_first_n(n), p); }
 VEC_FN void vf_store_n(float *p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, vm_first_n(n), v); }
-VEC_FN vf vec_from_bf16(__m256i h)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
-}
+VEC_FN vf vec_from_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 VEC_FN vf vf_load_bf16(const uint16_t *p) { return vec_from_bf16(_mm256_loadu_si256((const void *)p)); }
 VEC_FN vf vf_load_bf16_n(const uint16_t *p, int64_t n)
 {
@@ -43,10 +40,7 @@ VEC_FN __m256i vec_bf16(vf v)
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7FFF)));
 }
 VEC_FN void vf_store_bf16(uint16_t *p, vf v) { _mm256_storeu_si256((void *)p, vec_bf16(v)); }
-VEC_FN void vf_store_bf16_n(uint16_t *p, vf v, int64_t n)
-{
-    _mm256_mask_storeu_epi16(p, vm_first_n(n), vec_bf16(v));
-}
+VEC_FN void vf_store_bf16_n(uint16_t *p, vf v, int64_t n) { _mm256_mask_storeu_epi16(p, vm_first_n(n), vec_bf16(v)); }
 VEC_FN vf vf_set1(float x) { return _mm512_set1_ps(x); }
 VEC_FN vf vf_zero(void) { return _mm512_setzero_ps(); }
 VEC_FN vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
@@ -119,8 +113,7 @@ VEC_FN vl vl_mul32(vl x, vl y) { return (vl){ _mm512_mul_epu32(x.a, y.a), _mm512
 
 VEC_FN vl vl_from_f(vf v)
 {
-    return (vl){ _mm512_cvtps_epi64(_mm512_castps512_ps256(v)),
-                 _mm512_cvtps_epi64(_mm512_extractf32x8_ps(v, 1)) };
+    return (vl){ _mm512_cvtps_epi64(_mm512_castps512_ps256(v)), _mm512_cvtps_epi64(_mm512_extractf32x8_ps(v, 1)) };
 }
 
 VEC_FN __m512i vec_round(const float *p, double scale)
@@ -128,10 +121,7 @@ VEC_FN __m512i vec_round(const float *p, double scale)
     const __m512d x = _mm512_cvtps_pd(_mm256_loadu_ps(p));
     return _mm512_castpd_si512(_mm512_fmadd_pd(x, _mm512_set1_pd(scale), _mm512_set1_pd(VL_MAGIC)));
 }
-VEC_FN vl vl_round(const float *p, double scale)
-{
-    return (vl){ vec_round(p, scale), vec_round(p + 8, scale) };
-}
+VEC_FN vl vl_round(const float *p, double scale) { return (vl){ vec_round(p, scale), vec_round(p + 8, scale) }; }
 
 VEC_FN vf vf_from_l(vl x)
 {

@@ -50,10 +50,7 @@ VEC_FN vi vi_load(const int32_t *p)
 }
 VEC_FN void vi_store(int32_t *p, vi v) { memcpy(p, &v, sizeof v); }
 VEC_FN vi vi_set1(int32_t x) { return VEC_SAME(vi, (vec_u4){ 0 } + (uint32_t)x); }
-VEC_FN vi vi_iota(void)
-{
-    return (vi){ { 0, 1, 2, 3 }, { 4, 5, 6, 7 }, { 8, 9, 10, 11 }, { 12, 13, 14, 15 } };
-}
+VEC_FN vi vi_iota(void) { return (vi){ { 0, 1, 2, 3 }, { 4, 5, 6, 7 }, { 8, 9, 10, 11 }, { 12, 13, 14, 15 } }; }
 VEC_FN vi vi_add(vi x, vi y) { return VEC_OP(vi, x, +, y); }
 VEC_FN vi vi_xor(vi x, vi y) { return VEC_OP(vi, x, ^, y); }
 VEC_FN vm vi_ge_u(vi x, vi y) { return VEC_OP(vm, x, >=, y); }
@@ -75,17 +72,12 @@ VEC_FN void vi_mul_wide(vi x, vi y, vi *low, vi *high)
 VEC_FN vm vm_first_n(int64_t n) { return VEC_OP(vm, vi_set1((int32_t)n), >, vi_iota()); }
 VEC_FN vm vm_from_bits(uint32_t bits)
 {
-    const vi lane = {
-        { 1, 2, 4, 8 }, { 16, 32, 64, 128 }, { 256, 512, 1024, 2048 }, { 4096, 8192, 16384, 32768 }
-    };
+    const vi lane = { { 1, 2, 4, 8 }, { 16, 32, 64, 128 }, { 256, 512, 1024, 2048 }, { 4096, 8192, 16384, 32768 } };
     vi all = vi_set1((int32_t)bits), set = VEC_OP(vi, all, &, lane);
     return VEC_OP(vm, set, ==, lane);
 }
 VEC_FN uint32_t vec_bits(vec_i4 m) { return (uint32_t)((m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8)); }
-VEC_FN uint32_t vm_bits(vm m)
-{
-    return vec_bits(m.a) | vec_bits(m.b) << 4 | vec_bits(m.c) << 8 | vec_bits(m.d) << 12;
-}
+VEC_FN uint32_t vm_bits(vm m) { return vec_bits(m.a) | vec_bits(m.b) << 4 | vec_bits(m.c) << 8 | vec_bits(m.d) << 12; }
 VEC_FN vm vm_and(vm x, vm y) { return VEC_OP(vm, x, &, y); }
 VEC_FN vm vm_or(vm x, vm y) { return VEC_OP(vm, x, |, y); }
 VEC_FN vm vm_not(vm x) { return (vm){ ~x.a, ~x.b, ~x.c, ~x.d }; }
@@ -138,8 +130,7 @@ VEC_FN vec_f4 vec_abs(vec_f4 x) { return (vec_f4)((vec_i4)x & INT32_MAX); }
 VEC_FN vf vf_abs(vf x) { return VEC_EACH(vf, vec_abs, x); }
 VEC_FN vec_f4 vec_sqrt(vec_f4 x)
 {
-    return (vec_f4){ __builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]),
-                     __builtin_sqrtf(x[3]) };
+    return (vec_f4){ __builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]), __builtin_sqrtf(x[3]) };
 }
 VEC_FN vf vf_sqrt(vf x) { return VEC_EACH(vf, vec_sqrt, x); }
 
@@ -174,10 +165,7 @@ VEC_FN vf vf_fnma(vf x, vf y, vf z) { return vf_fma(vf_neg(x), y, z); }
 
 VEC_FN vm vf_lt(vf x, vf y) { return VEC_OP(vm, x, <, y); }
 VEC_FN vm vf_ge(vf x, vf y) { return VEC_OP(vm, x, >=, y); }
-VEC_FN vec_f4 vec_select(vec_i4 m, vec_f4 x, vec_f4 y)
-{
-    return (vec_f4)((m & (vec_i4)x) | (~m & (vec_i4)y));
-}
+VEC_FN vec_f4 vec_select(vec_i4 m, vec_f4 x, vec_f4 y) { return (vec_f4)((m & (vec_i4)x) | (~m & (vec_i4)y)); }
 VEC_FN vf vf_select(vm m, vf x, vf y) { return VEC_EACH3(vf, vec_select, m, x, y); }
 VEC_FN vec_f4 vec_max(vec_f4 x, vec_f4 y) { return vec_select(x > y, x, y); }
 VEC_FN vec_f4 vec_min(vec_f4 x, vec_f4 y) { return vec_select(x < y, x, y); }

@@ -35,9 +35,8 @@ void added_index(AddedToken *tokens, int64_t count, AddedSet sets[2])
 /* Unicode's White_Space. */
 static bool is_space(uint32_t c)
 {
-    return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-           c == 0x3000;
+    return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
+           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 /* Characters that regular expressions call \w: letters, marks, decimal digits, connectors, joiners, letter-like
@@ -98,13 +97,11 @@ static const AddedToken *token_at(const AddedSet *set, const char *text, int64_t
     if (!set->starts[first]) return NULL;
     if (at + 1 < size && !set->pairs[first << 8 | (uint8_t)text[at + 1]]) return NULL;
     for (const AddedToken *a = set->tokens; a < set->tokens + set->count; a++)
-        if (a->text.size <= size - at && memcmp(text + at, a->text.bytes, (size_t)a->text.size) == 0)
-            return a;
+        if (a->text.size <= size - at && memcmp(text + at, a->text.bytes, (size_t)a->text.size) == 0) return a;
     return NULL;
 }
 
-bool added_next(const AddedSet *set, const char *text, int64_t size, int64_t done, int64_t *search,
-                AddedMatch *out)
+bool added_next(const AddedSet *set, const char *text, int64_t size, int64_t done, int64_t *search, AddedMatch *out)
 {
     if (set->count == 0) return false;
     for (int64_t at = *search, next; at < size; at = next) {

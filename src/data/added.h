@@ -23,9 +23,8 @@ typedef struct {
 typedef struct {
     const AddedToken *tokens; /* longest first */
     int64_t count;
-    bool starts[256]; /* some token starts with this byte */
-    bool pairs
-        [1 << 16]; /* first byte << 8 | second byte of some token, or any byte behind one of a single byte */
+    bool starts[256];    /* some token starts with this byte */
+    bool pairs[1 << 16]; /* first byte << 8 | second byte of some token, or any byte behind one of a single byte */
 } AddedSet;
 
 typedef struct {
@@ -41,8 +40,7 @@ void added_index(AddedToken *tokens, int64_t count, AddedSet sets[2]);
  *
  *   done   end of the match before: no blanks in front of it are swallowed again
  */
-bool added_next(const AddedSet *set, const char *text, int64_t size, int64_t done, int64_t *search,
-                AddedMatch *out);
+bool added_next(const AddedSet *set, const char *text, int64_t size, int64_t done, int64_t *search, AddedMatch *out);
 
 /*
  * May a text be cut between two bytes, where split_cut says (pretoken.h)? True if the set might then find something

@@ -41,10 +41,9 @@ Err bpe_init(Bpe *b, SetupArena *mem, int64_t id_count, int64_t merge_limit)
 {
     int64_t lookup_slots = table_slots(id_count), merge_slots = table_slots(merge_limit);
     ASSERT(id_count >= 0 && id_count <= INT32_MAX && merge_limit >= 0 && merge_limit <= INT32_MAX);
-    *b = (Bpe){ .id_count = (int32_t)id_count,
-                .unknown = -1,
-                .lookup_mask = lookup_slots - 1,
-                .merge_mask = merge_slots - 1 };
+    *b = (Bpe){
+        .id_count = (int32_t)id_count, .unknown = -1, .lookup_mask = lookup_slots - 1, .merge_mask = merge_slots - 1
+    };
     TRY(setup_array(mem, id_count, &b->tokens));
     TRY(setup_array(mem, lookup_slots, &b->lookup));
     TRY(setup_array(mem, merge_slots, &b->merges));
@@ -74,8 +73,7 @@ Err bpe_add_token(Bpe *b, int64_t id, const char *bytes, int64_t size)
     if (size <= 0 || size > INT32_MAX) return err_set(ERR_DATA, "token %lld is empty", (long long)id);
     if (b->tokens[id].bytes) return err_set(ERR_DATA, "two tokens have the id %lld", (long long)id);
     int32_t *slot = lookup_slot(b, bytes, size);
-    if (*slot >= 0)
-        return err_set(ERR_DATA, "tokens %d and %lld stand for the same bytes", *slot, (long long)id);
+    if (*slot >= 0) return err_set(ERR_DATA, "tokens %d and %lld stand for the same bytes", *slot, (long long)id);
     b->tokens[id] = (TokenText){ bytes, (int32_t)size };
     *slot = (int32_t)id;
     return ERR_OK;
@@ -87,8 +85,7 @@ Err bpe_finish_bytes(Bpe *b)
         const char byte = (char)i;
         b->byte_id[i] = bpe_find(b, &byte, 1);
         if (b->byte_id[i] < 0)
-            return err_set(ERR_DATA,
-                           "no token stands for the byte 0x%02x: this is not a byte-level vocabulary", i);
+            return err_set(ERR_DATA, "no token stands for the byte 0x%02x: this is not a byte-level vocabulary", i);
     }
     return ERR_OK;
 }
@@ -139,15 +136,11 @@ Err bpe_finish_characters(Bpe *b, const char *unknown, bool fuse, bool fallback)
     }
     find_word_ends(b);
     if (all_bytes || b->unknown >= 0) return ERR_OK;
-    return err_set(ERR_DATA,
-                   "there is neither an unk_token nor byte_fallback with the tokens of all bytes: some "
-                   "characters would have no token");
+    return err_set(ERR_DATA, "there is neither an unk_token nor byte_fallback with the tokens of all bytes: some "
+                             "characters would have no token");
 }
 
-static uint64_t pair_key(int32_t left, int32_t right)
-{
-    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-}
+static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
 
 /* The slot of this pair, or the empty slot (rank -1) where it belongs. */
 static BpeMerge *merge_slot(const Bpe *b, uint64_t pair)
@@ -176,8 +169,7 @@ Err bpe_add_merge(Bpe *b, TokenText left, TokenText right)
     int32_t l = bpe_find(b, left.bytes, left.size), r = bpe_find(b, right.bytes, right.size), joined = -1;
     long long number = b->merge_count + 1;
     if (l < 0 || r < 0)
-        return err_set(ERR_DATA, "merge %lld: its %s part is not in the vocabulary", number,
-                       l < 0 ? "left" : "right");
+        return err_set(ERR_DATA, "merge %lld: its %s part is not in the vocabulary", number, l < 0 ? "left" : "right");
     TRY(join_find(b, left, right, &joined));
     if (joined < 0) return err_set(ERR_DATA, "merge %lld: the merged token is not in the vocabulary", number);
     BpeMerge *m = merge_slot(b, pair_key(l, r));

@@ -68,15 +68,12 @@ static Err count_words(Trainer *t, const TokenizerTrainOptions *o)
     TRY(word_counts_of(&(WordInputs){ o->inputs, o->input_count, o->format, o->key, o->threads, o->any_bytes,
                                       o->skip_missing },
                        &t->counts));
-    if (t->counts.word_count == 0)
-        return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
+    if (t->counts.word_count == 0) return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
     if (t->counts.missing_lines)
-        log_info("%lld line%s passed over: the member '%s' is missing or null",
-                 (long long)t->counts.missing_lines, t->counts.missing_lines == 1 ? " was" : "s were",
-                 o->key ? o->key : "text");
+        log_info("%lld line%s passed over: the member '%s' is missing or null", (long long)t->counts.missing_lines,
+                 t->counts.missing_lines == 1 ? " was" : "s were", o->key ? o->key : "text");
     if (t->counts.invalid_bytes)
-        log_warn("%lld bytes of invalid UTF-8 in the input were not counted",
-                 (long long)t->counts.invalid_bytes);
+        log_warn("%lld bytes of invalid UTF-8 in the input were not counted", (long long)t->counts.invalid_bytes);
     return ERR_OK;
 }
 
@@ -95,16 +92,12 @@ static Err pairs_rehash(Trainer *t)
     t->pair_slots = t->pair_slots ? 2 * t->pair_slots : 1 << 12;
     free(t->pair_table);
     t->pair_table = calloc((size_t)t->pair_slots, sizeof *t->pair_table);
-    if (!t->pair_table)
-        return err_set(ERR_MEMORY, "no memory for a table of %lld slots", (long long)t->pair_slots);
+    if (!t->pair_table) return err_set(ERR_MEMORY, "no memory for a table of %lld slots", (long long)t->pair_slots);
     for (int64_t i = 0; i < t->pair_count; i++) *pair_slot(t, t->pairs[i].key) = i + 1;
     return ERR_OK;
 }
 
-static uint64_t key_of(int32_t left, int32_t right)
-{
-    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-}
+static uint64_t key_of(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
 
 static Err pair_grow(Trainer *t, uint64_t key, int64_t word)
 {
@@ -150,10 +143,7 @@ static Err count_pairs(Trainer *t)
 /* ---- the heap of candidates ---- */
 
 /* Bytes come in the order of GPT-2's alphabet, then merged tokens as they were made. */
-static uint64_t age(int32_t id)
-{
-    return id < BYTES ? alphabet_char((uint8_t)id) : (uint64_t)id + ALPHABET_END;
-}
+static uint64_t age(int32_t id) { return id < BYTES ? alphabet_char((uint8_t)id) : (uint64_t)id + ALPHABET_END; }
 
 static Candidate candidate(const Trainer *t, int64_t pair)
 {
@@ -164,10 +154,7 @@ static Candidate candidate(const Trainer *t, int64_t pair)
 }
 
 /* True if a is merged before b. */
-static bool goes_before(Candidate a, Candidate b)
-{
-    return a.count != b.count ? a.count > b.count : a.turn < b.turn;
-}
+static bool goes_before(Candidate a, Candidate b) { return a.count != b.count ? a.count > b.count : a.turn < b.turn; }
 
 static Err heap_push(Trainer *t, Candidate c)
 {
@@ -335,8 +322,7 @@ static void trainer_release(Trainer *t)
 Err tokenizer_train(const TokenizerTrainOptions *o, int64_t *vocab_out)
 {
     if (o->vocab <= BYTES || o->vocab > VOCAB_LIMIT)
-        return err_set(ERR_CONFIG, "a vocabulary of %lld is impossible: 257 to %d", (long long)o->vocab,
-                       VOCAB_LIMIT);
+        return err_set(ERR_CONFIG, "a vocabulary of %lld is impossible: 257 to %d", (long long)o->vocab, VOCAB_LIMIT);
     TRY(file_make_parents(o->output)); /* what cannot be written shall not be computed first */
     TRY(file_check_output(o->output));
     Trainer t = { 0 };

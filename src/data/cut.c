@@ -239,10 +239,7 @@ static Err cut_lines(Cutter *c, Chunk *out)
 
 static const char byte_order_mark[] = "\xEF\xBB\xBF";
 
-static bool has_mark(const char *text, int64_t size)
-{
-    return size >= 3 && !memcmp(text, byte_order_mark, 3);
-}
+static bool has_mark(const char *text, int64_t size) { return size >= 3 && !memcmp(text, byte_order_mark, 3); }
 
 /* A list of objects, as many data sets come: its brackets and names would be trained on. */
 static bool is_json_list(const char *text, int64_t size)

@@ -93,9 +93,8 @@ static Err choose_part(Source *s, const DatasetOptions *o)
         from = bounds[o->part];
         to = bounds[o->part + 1];
         if (from >= to) {
-            err_set(ERR_DATA, "'%s': split '%s' leaves none of its %lld document%s for %s", s->file.name,
-                    o->split, (long long)s->file.sequences, s->file.sequences == 1 ? "" : "s",
-                    names[o->part]);
+            err_set(ERR_DATA, "'%s': split '%s' leaves none of its %lld document%s for %s", s->file.name, o->split,
+                    (long long)s->file.sequences, s->file.sequences == 1 ? "" : "s", names[o->part]);
             err_hint("split by document needs more documents (`preprocess --split-blank-lines` "
                      "makes many)");
             return ERR_DATA;
@@ -130,8 +129,7 @@ static Err blend_syntax(const char *spec)
     err_set(ERR_CONFIG, "cannot read the data set '%s'", spec);
     if (strchr(spec, ' ') && !shards_missing(spec))
         return err_hint("a name with blanks stands in quotes: \"%s\"", spec);
-    return err_hint(
-        "give one prefix, or `weight prefix weight prefix ...`; a name with blanks stands in quotes");
+    return err_hint("give one prefix, or `weight prefix weight prefix ...`; a name with blanks stands in quotes");
 }
 
 /* Weights, and names of files into `files`, of one stage. One word alone is a name. */

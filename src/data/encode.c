@@ -53,8 +53,7 @@ void encoder_close(Encoder *e)
 static Err put(StageBuffer *b, const char *text, int64_t size)
 {
     if (size > b->most - b->size)
-        return err_set(ERR_DATA,
-                       "its normalizer, pre_tokenizer or decoder makes a text too long: above %lld bytes",
+        return err_set(ERR_DATA, "its normalizer, pre_tokenizer or decoder makes a text too long: above %lld bytes",
                        (long long)b->most);
     TRY(grow_to(&b->text, &b->capacity, b->size + size));
     if (size) memcpy(b->text + b->size, text, (size_t)size);
@@ -96,8 +95,7 @@ static Err replace(const Stage *s, const char *text, const char *end, StageBuffe
 static bool takes_prefix(const Stage *s, const char *text, int64_t size, Place place)
 {
     if (place == PLACE_CONTINUES || (s->rule == PREFIX_FIRST && place != PLACE_FIRST)) return false;
-    return s->rule == PREFIX_ALWAYS || size < s->to.size ||
-           memcmp(text, s->to.bytes, (size_t)s->to.size) != 0;
+    return s->rule == PREFIX_ALWAYS || size < s->to.size || memcmp(text, s->to.bytes, (size_t)s->to.size) != 0;
 }
 
 Err stage_rewrite(const Stage *s, const char **text, int64_t *size, Place place, StageBuffer *b)
@@ -161,8 +159,7 @@ static Err run_last_split(Encoder *e, int i, const char *text, int64_t size)
 static Err run_split(Encoder *e, int i, const char *text, int64_t size, Place place)
 {
     const Stage *s = &e->tokenizer->stages[i];
-    if (s->behavior == BEHAVIOR_ISOLATED && i + 1 == e->tokenizer->stage_count)
-        return run_last_split(e, i, text, size);
+    if (s->behavior == BEHAVIOR_ISOLATED && i + 1 == e->tokenizer->stage_count) return run_last_split(e, i, text, size);
     int64_t from = 0; /* where the piece begins that is not given on yet */
     bool before = false, is_match;
     for (int64_t at = 0, end; at < size; at = end, before = is_match) {
@@ -217,16 +214,15 @@ static void allow(Encoder *e, int64_t size)
         if (e->split[i]) splitter_work_allow(e->split[i], size);
 }
 
-Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, TokenList *out,
-                int64_t *invalid_bytes)
+Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, TokenList *out, int64_t *invalid_bytes)
 {
     e->out = out;
     allow(e, size);
     for (int64_t at = 0;; continues = true) {
         int64_t valid = utf8_valid_bytes(text + at, size - at);
         if (at + valid < size && !invalid_bytes)
-            return err_set(ERR_DATA, "invalid UTF-8 at byte offset %lld (byte 0x%02x)",
-                           (long long)(at + valid), (uint8_t)text[at + valid]);
+            return err_set(ERR_DATA, "invalid UTF-8 at byte offset %lld (byte 0x%02x)", (long long)(at + valid),
+                           (uint8_t)text[at + valid]);
         Err err = encode_valid(e, text + at, valid, continues ? PLACE_CONTINUES : PLACE_FIRST);
         if (err) return err == ERR_DATA ? err_prefix(err, "tokenizer '%s'", e->tokenizer->path) : err;
         at += valid;
@@ -283,8 +279,8 @@ void tokenizer_find_cuts(Tokenizer *t)
             begins |= isolated && at_cut == SPLIT_BEGINS;
             /* blanks are no more there, or it splits in front of what they became */
             const bool of_marks =
-                marks && (is_text(s->from, " ") ||
-                          (is_text(s->from, BPE_BLANK) && s->behavior == BEHAVIOR_NEXT && !s->invert));
+                marks &&
+                (is_text(s->from, " ") || (is_text(s->from, BPE_BLANK) && s->behavior == BEHAVIOR_NEXT && !s->invert));
             known = known && (of_marks || (isolated && at_cut != SPLIT_ANYTHING && !marks));
         }
     }
@@ -303,8 +299,7 @@ static bool ends_added(const Tokenizer *t, char last)
 static bool may_cut(const Tokenizer *t, char before, char behind)
 {
     if (t->cut == CUT_BLANKS && behind != ' ') return false;
-    if (t->prefixes && ends_added(t, before))
-        return false; /* what follows a token begins a piece of its own */
+    if (t->prefixes && ends_added(t, before)) return false; /* what follows a token begins a piece of its own */
     if (t->bpe.characters && !t->bpe.word_ends[(uint8_t)before]) return false;
     return !added_crosses(&t->sets[0], before, behind) &&
            !added_crosses(&t->sets[1], before, behind == ' ' ? t->blank : behind);

@@ -75,8 +75,8 @@ static Err damaged(const Indexed *x, int64_t offset, const char *what)
 /* Like damaged(), for one sequence or document. */
 static Err damaged_item(const Indexed *x, int64_t offset, const char *item, int64_t number, const char *what)
 {
-    err_set(ERR_DATA, "token index '%s' is damaged at byte %lld: %s %lld %s", x->idx.path, (long long)offset,
-            item, (long long)number, what);
+    err_set(ERR_DATA, "token index '%s' is damaged at byte %lld: %s %lld %s", x->idx.path, (long long)offset, item,
+            (long long)number, what);
     return make_again();
 }
 
@@ -99,15 +99,12 @@ static Err check_header(Indexed *x)
     if (version != INDEXED_VERSION) return damaged(x, 9, "the version is not 1");
     TRY(check_type(x));
     /* bounding both by the file's size first keeps the sum below from overflowing */
-    if (sequences < 0 || sequences > bound)
-        return damaged(x, 18, "more sequences than the file has room for");
-    if (entries < 1 || entries > bound)
-        return damaged(x, 26, "the number of documents does not fit the file");
+    if (sequences < 0 || sequences > bound) return damaged(x, 18, "more sequences than the file has room for");
+    if (entries < 1 || entries > bound) return damaged(x, 26, "the number of documents does not fit the file");
     int64_t wanted = INDEXED_HEADER_BYTES + 12 * sequences + 8 * entries;
     if (sequences > 0 && size == wanted + sequences)
         return damaged(x, wanted, "it has sequence modes: multimodal data");
-    if (size != wanted)
-        return damaged(x, size < wanted ? size : wanted, "the file's size does not fit its counts");
+    if (size != wanted) return damaged(x, size < wanted ? size : wanted, "the file's size does not fit its counts");
     x->sequences = sequences;
     x->documents = entries - 1;
     return ERR_OK;
@@ -119,14 +116,11 @@ static Err check_sequences(Indexed *x)
     int64_t at = 0;
     for (int64_t s = 0; s < x->sequences; s++) {
         int64_t length = indexed_length(x, s), pointer = load_i64(x, pointer_offset(x, s));
-        if (length < 0)
-            return damaged_item(x, INDEXED_HEADER_BYTES + 4 * s, "sequence", s, "has a negative length");
+        if (length < 0) return damaged_item(x, INDEXED_HEADER_BYTES + 4 * s, "sequence", s, "has a negative length");
         if (pointer < 0 || pointer > x->bin.size_bytes)
-            return damaged_item(x, pointer_offset(x, s), "sequence", s,
-                                "starts beyond the end of PREFIX.bin");
+            return damaged_item(x, pointer_offset(x, s), "sequence", s, "starts beyond the end of PREFIX.bin");
         if (pointer != at)
-            return damaged_item(x, pointer_offset(x, s), "sequence", s,
-                                "does not start where the one before it ends");
+            return damaged_item(x, pointer_offset(x, s), "sequence", s, "does not start where the one before it ends");
         at += length * x->token_bytes;
     }
     if (at == x->bin.size_bytes) {
@@ -176,9 +170,8 @@ static Err intact(const Indexed *x)
 
 static Err sum_hint(void)
 {
-    return err_hint(
-        "copy PREFIX.bin, .idx and .crc again; if the first two were made anew by another program, remove "
-        "PREFIX.crc");
+    return err_hint("copy PREFIX.bin, .idx and .crc again; if the first two were made anew by another program, remove "
+                    "PREFIX.crc");
 }
 
 static Err wrong_sum(const FileMap *m, uint32_t found, uint32_t crc)
@@ -189,8 +182,7 @@ static Err wrong_sum(const FileMap *m, uint32_t found, uint32_t crc)
 
 static Err wrong_size(const FileMap *m, const char *path, long long size_bytes)
 {
-    err_set(ERR_DATA, "'%s' has %lld bytes, '%s' says %lld", m->path, (long long)m->size_bytes, path,
-            size_bytes);
+    err_set(ERR_DATA, "'%s' has %lld bytes, '%s' says %lld", m->path, (long long)m->size_bytes, path, size_bytes);
     return sum_hint();
 }
 
@@ -225,11 +217,10 @@ static Err check_sums(const char *prefix, Indexed *x)
 Err indexed_check_tokenizer(const Indexed *x, uint32_t tokenizer_crc, const char *name)
 {
     if (!x->made_with || x->tokenizer_crc == tokenizer_crc) return ERR_OK;
-    err_set(ERR_DATA, "'%s' was made with another tokenizer than '%s': checksums %08x and %08x", x->bin.path,
-            name, x->tokenizer_crc, tokenizer_crc);
-    return err_hint(
-        "name the tokenizer it was made with, or preprocess the text again; if this one only has more ids, "
-        "remove the tokenizer's line from PREFIX.crc");
+    err_set(ERR_DATA, "'%s' was made with another tokenizer than '%s': checksums %08x and %08x", x->bin.path, name,
+            x->tokenizer_crc, tokenizer_crc);
+    return err_hint("name the tokenizer it was made with, or preprocess the text again; if this one only has more ids, "
+                    "remove the tokenizer's line from PREFIX.crc");
 }
 
 Err indexed_verify(const Indexed *x, bool *known)

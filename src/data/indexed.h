@@ -46,14 +46,7 @@ enum { INDEXED_SUMS_MAX = 200 };
 #define INDEXED_MADE_WITH "tokenizer crc32c %08x\n"
 #define INDEXED_SUMS "bin crc32c %08x size %lld\nidx crc32c %08x size %lld\n"
 
-typedef enum {
-    TOKEN_U8 = 1,
-    TOKEN_I8 = 2,
-    TOKEN_I16 = 3,
-    TOKEN_I32 = 4,
-    TOKEN_I64 = 5,
-    TOKEN_U16 = 8
-} TokenType;
+typedef enum { TOKEN_U8 = 1, TOKEN_I8 = 2, TOKEN_I16 = 3, TOKEN_I32 = 4, TOKEN_I64 = 5, TOKEN_U16 = 8 } TokenType;
 
 typedef struct {
     FileMap bin, idx;

@@ -114,8 +114,8 @@ static Err check_part(const char *part)
     if (!dir) return ERR_OK; /* not there, or making it will say what is wrong */
     for (const struct dirent *e; !err && (e = readdir(dir));)
         if (!is_ours(e->d_name)) {
-            err = err_set(ERR_STORAGE, "'%s' is to be used and removed, but holds something else: '%s'", part,
-                          e->d_name);
+            err =
+                err_set(ERR_STORAGE, "'%s' is to be used and removed, but holds something else: '%s'", part, e->d_name);
             err_hint("move it away, or choose another --output");
         }
     closedir(dir);
@@ -246,8 +246,7 @@ bool indexed_published(const char *prefix, const IndexedMark *mark)
 Err indexed_add_tokens(IndexedWriter *w, const int32_t *ids, int64_t count)
 {
     if (count > INT32_MAX - w->now.document_tokens)
-        return err_set(ERR_DATA, "a document has more than %d tokens, which the file format cannot express",
-                       INT32_MAX);
+        return err_set(ERR_DATA, "a document has more than %d tokens, which the file format cannot express", INT32_MAX);
     uint16_t narrow[512];
     for (int64_t from = 0, n; from < count; from += n) {
         n = count - from < 512 ? count - from : 512;
@@ -364,8 +363,8 @@ static Err write_sums(IndexedWriter *w)
     int64_t bin_bytes = w->now.tokens * w->token_bytes;
     int64_t idx_bytes = INDEXED_HEADER_BYTES + 12 * w->now.sequences + 8 * (w->now.documents + 1);
     int n = w->made_with ? snprintf(text, sizeof text, INDEXED_MADE_WITH, w->tokenizer_crc) : 0;
-    n += snprintf(text + n, sizeof text - (size_t)n, INDEXED_SUMS, w->tokens.crc, (long long)bin_bytes,
-                  w->index.crc, (long long)idx_bytes);
+    n += snprintf(text + n, sizeof text - (size_t)n, INDEXED_SUMS, w->tokens.crc, (long long)bin_bytes, w->index.crc,
+                  (long long)idx_bytes);
     return file_replace(w->sums_path, text, n);
 }
 

@@ -57,17 +57,13 @@ Err input_stat(const char *path, InputStat *out)
 
 InputStat input_opened(const Input *in) { return in->stat; }
 
-bool input_stat_same(InputStat a, InputStat b)
-{
-    return a.size_bytes == b.size_bytes && a.mtime_ns == b.mtime_ns;
-}
+bool input_stat_same(InputStat a, InputStat b) { return a.size_bytes == b.size_bytes && a.mtime_ns == b.mtime_ns; }
 
 int64_t input_consumed(const Input *in) { return in->offset - (in->filled - in->at); }
 
 static Err damaged(const Input *in, const char *what)
 {
-    err_set(ERR_DATA, "'%s' cannot be decompressed at byte %lld: %s", in->path, (long long)input_consumed(in),
-            what);
+    err_set(ERR_DATA, "'%s' cannot be decompressed at byte %lld: %s", in->path, (long long)input_consumed(in), what);
     return err_hint("copy it again; %s tests it", in->kind == GZIP ? "gzip -t" : "zstd -t");
 }
 
@@ -161,8 +157,7 @@ static Err read_compressed(Input *in, char *out, int64_t room, int64_t *got)
         TRY(refill(in));
         bool ended = in->at == in->filled;
         if (ended && !in->inside) return ERR_OK;
-        TRY(in->kind == GZIP ? run_gzip(in, out + *got, room - *got, &n)
-                             : run_zstd(in, out + *got, room - *got, &n));
+        TRY(in->kind == GZIP ? run_gzip(in, out + *got, room - *got, &n) : run_zstd(in, out + *got, room - *got, &n));
         *got += n;
         if (ended && in->inside && n == 0) return damaged(in, "the file ends too early, it was cut short");
     }
@@ -222,8 +217,7 @@ Err input_skip(Input *in, int64_t bytes)
         int64_t want = bytes < BUFFER_BYTES ? bytes : BUFFER_BYTES;
         err = input_read(in, scratch, want, &got);
         if (!err && got < want)
-            err = err_set(ERR_DATA, "'%s' is %lld bytes shorter than it was", in->path,
-                          (long long)(bytes - got));
+            err = err_set(ERR_DATA, "'%s' is %lld bytes shorter than it was", in->path, (long long)(bytes - got));
     }
     free(scratch);
     return err;

@@ -227,10 +227,7 @@ static int number_step(int step, int c)
     }
 }
 
-static bool number_may_end(int step)
-{
-    return step == ZERO || step == DIGITS || step == FRACTION || step == EXPONENT;
-}
+static bool number_may_end(int step) { return step == ZERO || step == DIGITS || step == FRACTION || step == EXPONENT; }
 
 /* A byte of a number; one that does not belong to it is left for what comes after. */
 static Err take_number(JsonlScan *s, int64_t *at, int c)
@@ -301,9 +298,7 @@ static Err after_value(JsonlScan *s, int64_t at, int c)
     bool object = s->open[s->depth - 1] == '{';
     if (c == ',') s->state = object ? NAME : VALUE;
     else if (c == (object ? '}' : ']')) end_container(s);
-    else
-        return scan_error(s, at,
-                          object ? "',' or '}' was expected" : "',' or a closing bracket was expected");
+    else return scan_error(s, at, object ? "',' or '}' was expected" : "',' or a closing bracket was expected");
     return ERR_OK;
 }
 
@@ -314,8 +309,7 @@ static Err begin_name(JsonlScan *s, int64_t at, int c)
         return ERR_OK;
     }
     if (c != '"')
-        return scan_error(s, at,
-                          s->state == NAME ? "a member was expected after ','" : "a string was expected");
+        return scan_error(s, at, s->state == NAME ? "a member was expected after ','" : "a string was expected");
     begin_string(s, is_on_path(s) ? COMPARED : SKIPPED);
     if (is_on_path(s) && s->members_bytes) note_member(s, ", ", 2);
     s->name_at = 0;
@@ -328,8 +322,7 @@ static Err take_mark(JsonlScan *s, int64_t at, int c)
     switch (s->state) {
     case LINE:
         if (c == 0xEF) /* the first byte of a byte order mark in UTF-8 */
-            return scan_error(s, at,
-                              "a line must hold one JSON object: save the file without a byte order mark");
+            return scan_error(s, at, "a line must hold one JSON object: save the file without a byte order mark");
         if (c != '{') return scan_error(s, at, "a line must hold one JSON object");
         return begin_container(s, at, c, true);
     case FIRST_NAME:
@@ -384,8 +377,7 @@ Err jsonl_feed(JsonlScan *s, const char *bytes, int64_t size, JsonlText *out)
 
 Err jsonl_end(JsonlScan *s, JsonlText *out)
 {
-    if (s->state == STRING || s->state == ESCAPE || s->state == HEX)
-        return scan_error(s, 0, "a string does not end");
+    if (s->state == STRING || s->state == ESCAPE || s->state == HEX) return scan_error(s, 0, "a string does not end");
     TRY(jsonl_feed(s, "\n", 1, out)); /* ends a number */
     if (s->state != DONE) return take_mark(s, -1, END);
     if (!s->found && !s->key->skip_missing)

@@ -42,8 +42,7 @@ typedef struct {
     uint32_t code, high; /* the digits of a \u escape so far; the half of a pair that waits for the other */
     int name_at;         /* bytes of the key's name that the member's name has matched; -1: another name */
     bool matched, seen[JSONL_KEY_PARTS], found;
-    char members
-        [JSONL_MEMBERS_BYTES]; /* names of the object's own members, as far as there is room: for messages */
+    char members[JSONL_MEMBERS_BYTES]; /* names of the object's own members, as far as there is room: for messages */
     int members_bytes;
 } JsonlScan;
 

@@ -77,10 +77,7 @@ static void wait_prefetch(Loader *l)
     pthread_mutex_unlock(&l->lock);
 }
 
-int64_t loader_bytes(int64_t samples, int64_t seq)
-{
-    return 2 * samples * (seq + 1) * (int64_t)sizeof(int32_t);
-}
+int64_t loader_bytes(int64_t samples, int64_t seq) { return 2 * samples * (seq + 1) * (int64_t)sizeof(int32_t); }
 
 static Err open_parts(Loader *l)
 {
@@ -151,8 +148,7 @@ Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens
     ASSERT(first_position >= 0 && count >= 0);
     if (!covers(&l->present, first_position, count)) {
         /* next.first is ours to read: only this thread changes it */
-        bool ahead =
-            first_position >= l->next.first && first_position + count <= l->next.first + window_samples(l);
+        bool ahead = first_position >= l->next.first && first_position + count <= l->next.first + window_samples(l);
         if (ahead) wait_prefetch(l);
         if (ahead && covers(&l->next, first_position, count)) advance(l);
     }

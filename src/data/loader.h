@@ -42,8 +42,7 @@ void loader_close(Loader *l);                          /* NULL is fine */
 Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens);
 
 typedef struct {
-    int64_t copied_samples,
-        fetched_samples; /* how many came from a buffer; how many were fetched on the spot */
+    int64_t copied_samples, fetched_samples; /* how many came from a buffer; how many were fetched on the spot */
 } LoaderStats;
 LoaderStats loader_stats(const Loader *l);
 

@@ -81,8 +81,7 @@ static Err count_epochs(MegatronIndex *x, int64_t tokens)
     x->epochs = (reach + tokens) / tokens; /* (reach + 1) / tokens, rounded up */
     x->samples = x->first_samples = (x->epochs * tokens - 1) / T;
     x->entries = x->epochs * documents;
-    if (x->epochs > UINT32_MAX / documents || x->samples > UINT32_MAX || x->part.to > UINT32_MAX)
-        return too_many(x);
+    if (x->epochs > UINT32_MAX / documents || x->samples > UINT32_MAX || x->part.to > UINT32_MAX) return too_many(x);
     if (x->epochs == 1) return ERR_OK;
     const int64_t before = ((x->epochs - 1) * tokens - 1) / T;
     if (x->part.wanted - before < (int64_t)(0.80 * (double)per_epoch)) x->first_samples = before;
@@ -223,8 +222,7 @@ static void draw_all(MegatronBlend *b)
     }
 }
 
-Err megatron_blend(MegatronBlend *b, const double *weights, int source_count, int64_t samples,
-                   SetupArena *mem)
+Err megatron_blend(MegatronBlend *b, const double *weights, int source_count, int64_t samples, SetupArena *mem)
 {
     *b = (MegatronBlend){ .source_count = source_count, .size = samples };
     ASSERT(source_count >= 1 && source_count <= UINT8_MAX + 1 && samples >= 1);

@@ -77,8 +77,7 @@ typedef struct {
 enum { MEGATRON_BLOCK = 4096 };
 
 /* Blends for a run of `samples`. There are 1 to 256 weights, positive, of any scale. ERR_MEMORY. */
-Err megatron_blend(MegatronBlend *b, const double *weights, int source_count, int64_t samples,
-                   SetupArena *mem);
+Err megatron_blend(MegatronBlend *b, const double *weights, int source_count, int64_t samples, SetupArena *mem);
 
 /* The data set of draw q < size, and how many draws that data set has had before. */
 int megatron_draw(const MegatronBlend *b, int64_t q, int64_t *earlier);

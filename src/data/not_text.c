@@ -15,8 +15,8 @@ typedef struct {
 
 static const Format formats[] = {
     { "PAR1", 4, 0, "Parquet", "q.ParquetFile(sys.argv[1]).iter_batches(columns=[sys.argv[2]])", "parquet" },
-    { "ARROW1\0", 7, 0, "Arrow",
-      "(lambda r:map(r.get_batch,range(r.num_record_batches)))(q.open_file(sys.argv[1]))", "ipc" },
+    { "ARROW1\0", 7, 0, "Arrow", "(lambda r:map(r.get_batch,range(r.num_record_batches)))(q.open_file(sys.argv[1]))",
+      "ipc" },
     { "\xFF\xFF\xFF\xFF", 4, 0, "Arrow (a stream)", "q.open_stream(sys.argv[1])", "ipc" },
     { "\x7F"
       "ELF",
@@ -46,8 +46,7 @@ static const Format *find_format(const char *beginning, int64_t size)
 {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         const Format *f = &formats[i];
-        const bool compressed =
-            !strcmp(f->magic, "BZh"); /* a digit and six bytes more: no word begins like that */
+        const bool compressed = !strcmp(f->magic, "BZh"); /* a digit and six bytes more: no word begins like that */
         if (size < f->at + f->bytes || memcmp(beginning + f->at, f->magic, (size_t)f->bytes)) continue;
         if (!compressed || (size >= 10 && !memcmp(beginning + 4, "1AY&SY", 6))) return f;
     }

@@ -117,19 +117,16 @@ static void lay_out(Blend *b)
 Err blend_check(const double *weights, int source_count)
 {
     if (source_count < 1 || source_count > BLEND_SOURCES_MAX)
-        return err_set(ERR_CONFIG, "a blend of %d data sets: 1 to %d are possible", source_count,
-                       BLEND_SOURCES_MAX);
+        return err_set(ERR_CONFIG, "a blend of %d data sets: 1 to %d are possible", source_count, BLEND_SOURCES_MAX);
     double sum = 0;
     for (int d = 0; d < source_count; d++) {
         if (!(weights[d] > 0) || !(weights[d] < 1e300))
-            return err_set(ERR_CONFIG, "weight %g of data set %d is not a positive number", weights[d],
-                           d + 1);
+            return err_set(ERR_CONFIG, "weight %g of data set %d is not a positive number", weights[d], d + 1);
         sum += weights[d];
     }
     for (int d = 0; d < source_count; d++)
         if (weights[d] / sum < DBL_MIN)
-            return err_set(ERR_CONFIG, "weight %g of data set %d is nothing beside the others", weights[d],
-                           d + 1);
+            return err_set(ERR_CONFIG, "weight %g of data set %d is nothing beside the others", weights[d], d + 1);
     return ERR_OK;
 }
 
@@ -148,8 +145,8 @@ static Err long_block(const double *weights, double sum, int source_count, int32
         if (weights[d] < weights[least]) least = d;
     for (*block = BLEND_BLOCK; *block <= BLEND_BLOCK_MOST; *block *= 2)
         if (weights[least] / sum * *block >= 1) return ERR_OK;
-    return err_set(ERR_CONFIG, "weight %g of data set %d is less than 1/%d of all weights", weights[least],
-                   least + 1, BLEND_BLOCK_MOST);
+    return err_set(ERR_CONFIG, "weight %g of data set %d is less than 1/%d of all weights", weights[least], least + 1,
+                   BLEND_BLOCK_MOST);
 }
 
 Err blend_init(Blend *b, const double *weights, int source_count, SetupArena *mem)

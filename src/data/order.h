@@ -37,8 +37,7 @@ typedef struct {
     int32_t block;                    /* draws; BLEND_BLOCK, or more where a weight is smaller */
     int32_t units[BLEND_SOURCES_MAX]; /* weights; they add up to `block` */
     uint8_t *source;                  /* [block] the data set of each draw */
-    uint8_t
-        *ahead; /* [block] how many more earlier draws in the block have it than its weight says, 0 or 1 */
+    uint8_t *ahead; /* [block] how many more earlier draws in the block have it than its weight says, 0 or 1 */
 } Blend;
 
 /* ERR_CONFIG: a weight is not positive and finite, or is nothing beside their sum; there are too many, or none. */

@@ -73,8 +73,7 @@ typedef struct {
 /* ---- encoding ---- */
 
 /* Text of a document that began in this chunk or before it (`goes_on`), and ends with this text or not. */
-static Err encode_part(const Job *j, Work *w, Tools *t, const char *text, int64_t size, bool goes_on,
-                       bool ends)
+static Err encode_part(const Job *j, Work *w, Tools *t, const char *text, int64_t size, bool goes_on, bool ends)
 {
     TRY(encoder_run(t->encoder, text, size, goes_on, &w->tokens, &w->invalid_bytes));
     if (!ends) return ERR_OK;
@@ -435,9 +434,8 @@ static Err run(Job *j, PreprocessResult *r)
     err_set(ERR_DATA, "the input holds no text: '%s'%s", j->o->inputs[0],
             j->o->input_count > 1 ? " and the others" : "");
     if (r->missing_lines)
-        err_hint(
-            "%lld lines were passed over, as the member '%s' is missing or null: --key NAME takes another",
-            (long long)r->missing_lines, j->cut.key.text);
+        err_hint("%lld lines were passed over, as the member '%s' is missing or null: --key NAME takes another",
+                 (long long)r->missing_lines, j->cut.key.text);
     return ERR_DATA;
 }
 
@@ -478,8 +476,7 @@ static void close_job(Job *j)
 static Err say_stopped(const PreprocessOptions *o)
 {
     const int sig = o->stop ? *o->stop : 0;
-    if (sig == 0 || sig == SIGINT)
-        return err_set(ERR_INTERRUPTED, "interrupted before '%s' was complete", o->output);
+    if (sig == 0 || sig == SIGINT) return err_set(ERR_INTERRUPTED, "interrupted before '%s' was complete", o->output);
     return err_set(ERR_STOPPED, "stopped by SIG%s before '%s' was complete", sigabbrev_np(sig), o->output);
 }
 

@@ -20,8 +20,7 @@
  */
 #define LATER_LU "\\x{1C89}\\x{A7CB}-\\x{A7CC}\\x{A7DA}\\x{A7DC}\\x{10D50}-\\x{10D65}"
 #define LATER_LL "\\x{1C8A}\\x{A7CD}\\x{A7DB}\\x{10D70}-\\x{10D85}\\x{1DF25}-\\x{1DF2A}"
-#define LATER_LM \
-    "\\x{10D4E}\\x{10D6F}\\x{16D40}-\\x{16D42}\\x{16D6B}-\\x{16D6C}\\x{1E030}-\\x{1E06D}\\x{1E4EB}"
+#define LATER_LM "\\x{10D4E}\\x{10D6F}\\x{16D40}-\\x{16D42}\\x{16D6B}-\\x{16D6C}\\x{1E030}-\\x{1E06D}\\x{1E4EB}"
 #define LATER_LO                                                                                     \
     "\\x{105C0}-\\x{105F3}\\x{10D4A}-\\x{10D4D}\\x{10D4F}\\x{10EC2}-\\x{10EC4}\\x{1123F}-\\x{11240}" \
     "\\x{11380}-\\x{11389}\\x{1138B}\\x{1138E}\\x{11390}-\\x{113B5}\\x{113B7}\\x{113D1}\\x{113D3}"   \
@@ -81,8 +80,7 @@ static const struct {
     SplitAtCut at_cut;
     bool covers;
 } published[SPLIT_COUNT] = {
-    [SPLIT_GPT2] = { SUFFIX "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", SPLIT_BEGINS,
-                     true },
+    [SPLIT_GPT2] = { SUFFIX "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", SPLIT_BEGINS, true },
     [SPLIT_LLAMA3] = { "(?i:" SUFFIX ")|" BEFORE_WORD "\\p{L}+|\\p{N}{1,3}" REST, SPLIT_BEGINS, true },
     [SPLIT_QWEN] = { "(?i:" SUFFIX ")|" BEFORE_WORD "\\p{L}+|\\p{N}" REST, SPLIT_BEGINS, true },
     [SPLIT_O200K] = { CASES("(?i:" SUFFIX ")?") "|\\p{N}{1,3}" CASES_REST, SPLIT_BEGINS, true },
@@ -165,8 +163,7 @@ static Err rewrite_item(Rewriting *r, bool inside)
     size_t size;
     const char *members = class_at(r->at, &size);
     if (members) {
-        if (r->folding && members[1] == 'p')
-            return not_known(r->at); /* \p{Lu} would have all letters there */
+        if (r->folding && members[1] == 'p') return not_known(r->at); /* \p{Lu} would have all letters there */
         if (!inside) TRY(put_text(r, "["));
         TRY(put_text(r, members));
         if (!inside) TRY(put_text(r, "]"));
@@ -221,10 +218,9 @@ static Err rewrite_count(Rewriting *r)
     const char *end = r->at + 1 + low;
     if (*end == ',') end += 1 + strspn(end + 1, digits);
     if (low == 0 || *end != '}' || end[1] == '?' || end[1] == '+') return not_known(r->at);
-    if (strtol(r->at + 1, NULL, 10) > REPEATS ||
-        (r->at[1 + low] == ',' && strtol(r->at + 2 + low, NULL, 10) > REPEATS))
-        return err_set(ERR_DATA, "at '%.40s' it repeats something more than %d times, which is not supported",
-                       r->at, REPEATS);
+    if (strtol(r->at + 1, NULL, 10) > REPEATS || (r->at[1 + low] == ',' && strtol(r->at + 2 + low, NULL, 10) > REPEATS))
+        return err_set(ERR_DATA, "at '%.40s' it repeats something more than %d times, which is not supported", r->at,
+                       REPEATS);
     TRY(put(r, r->at, end + 1 - r->at));
     r->at = end + 1;
     return ERR_OK;
@@ -383,8 +379,7 @@ void splitter_work_close(SplitterWork *w)
 void splitter_work_allow(SplitterWork *w, int64_t size) { w->steps = STEPS_ANYWAY + STEPS_A_BYTE * size; }
 
 /* The next match from `at` on; *from = size: there is none. */
-static void find_text(const Splitter *s, const char *text, int64_t size, int64_t at, int64_t *from,
-                      int64_t *to)
+static void find_text(const Splitter *s, const char *text, int64_t size, int64_t at, int64_t *from, int64_t *to)
 {
     const char *found = memmem(text + at, (size_t)(size - at), s->text, (size_t)s->text_size);
     *from = found ? found - text : size;
@@ -432,8 +427,8 @@ static bool begins_piece(const char *text, int64_t size)
     case '.': return true;
     default: break;
     }
-    return size >= 3 && (!memcmp(text, "\xE3\x80\x81", 3) || !memcmp(text, "\xE3\x80\x82", 3) ||
-                         !memcmp(text, "\xEF\xBC\x8C", 3));
+    return size >= 3 &&
+           (!memcmp(text, "\xE3\x80\x81", 3) || !memcmp(text, "\xE3\x80\x82", 3) || !memcmp(text, "\xEF\xBC\x8C", 3));
 }
 
 /* Is the character that ends at `at` > 0 a digit of ASCII, or a letter of the basic plane that NFC leaves as it is? */

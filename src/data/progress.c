@@ -46,8 +46,8 @@ void progress_show(Progress *p, int64_t done_bytes, int64_t count)
     units_bytes(rate, (int64_t)speed);
     if (p->what) snprintf(items, sizeof items, "  %s %s", units_count(left, (double)count), p->what);
     if (p->total)
-        snprintf(text, sizeof text, "%5.1f %%  %s of %s  %s/s%s  %s left",
-                 100 * (double)done_bytes / (double)p->total, done, units_bytes(total, p->total), rate, items,
+        snprintf(text, sizeof text, "%5.1f %%  %s of %s  %s/s%s  %s left", 100 * (double)done_bytes / (double)p->total,
+                 done, units_bytes(total, p->total), rate, items,
                  units_seconds(left, (double)(p->total - done_bytes) / speed));
     else snprintf(text, sizeof text, "%s  %s/s%s", done, rate, items);
     put(p, text, now);
@@ -58,8 +58,8 @@ void progress_items(Progress *p, int64_t done)
     char text[LOG_STATUS_BYTES];
     const double now = clock_s();
     if (!is_time(p, done, now)) return;
-    snprintf(text, sizeof text, "%5.1f %%  %lld of %lld %s", 100 * (double)done / (double)p->total,
-             (long long)done, (long long)p->total, p->what);
+    snprintf(text, sizeof text, "%5.1f %%  %lld of %lld %s", 100 * (double)done / (double)p->total, (long long)done,
+             (long long)p->total, p->what);
     put(p, text, now);
 }
 

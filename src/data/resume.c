@@ -39,10 +39,9 @@ static Err add_file(const char *path, uint32_t *crc)
 
 Err tokenizer_identity(const Tokenizer *t, const char *spec, uint32_t *out)
 {
-    static const char *const names[] = { "encoder.json", "vocab.bpe", "vocab.json", "merges.txt",
-                                         "tokenizer.json" };
+    static const char *const names[] = { "encoder.json", "vocab.bpe", "vocab.json", "merges.txt", "tokenizer.json" };
     char path[PATH_MAX];
-    *out = tokenizer_crc(t); /* has ids and their bytes; merges and patterns are in the files */
+    *out = tokenizer_crc(t);                      /* has ids and their bytes; merges and patterns are in the files */
     if (strcmp(spec, "byte") == 0) return ERR_OK; /* whatever file has that name */
     if (!file_is_dir(spec)) return add_file(spec, out);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -97,17 +96,15 @@ Err job_save(const JobIdentity *id, const JobDone *done, const JobDone *file_sta
 
 static JobDone get_done(const Json *j)
 {
-    return (JobDone){
-        .place = { json_int(json_get(j, "input"), -1), json_int(json_get(j, "offset"), -1),
-                   json_int(json_get(j, "lines"), -1) },
-        .written = { json_int(json_get(j, "tokens"), -1), json_int(json_get(j, "sequences"), -1),
-                     json_int(json_get(j, "documents"), -1), json_int(json_get(j, "document_tokens"), -1),
-                     (uint32_t)json_int(json_get(j, "tokens_crc"), 0),
-                     (uint32_t)json_int(json_get(j, "lengths_crc"), 0) },
-        .empty_documents = json_int(json_get(j, "empty_documents"), 0),
-        .missing_lines = json_int(json_get(j, "missing_lines"), 0),
-        .invalid_bytes = json_int(json_get(j, "invalid_bytes"), 0)
-    };
+    return (JobDone){ .place = { json_int(json_get(j, "input"), -1), json_int(json_get(j, "offset"), -1),
+                                 json_int(json_get(j, "lines"), -1) },
+                      .written = { json_int(json_get(j, "tokens"), -1), json_int(json_get(j, "sequences"), -1),
+                                   json_int(json_get(j, "documents"), -1), json_int(json_get(j, "document_tokens"), -1),
+                                   (uint32_t)json_int(json_get(j, "tokens_crc"), 0),
+                                   (uint32_t)json_int(json_get(j, "lengths_crc"), 0) },
+                      .empty_documents = json_int(json_get(j, "empty_documents"), 0),
+                      .missing_lines = json_int(json_get(j, "missing_lines"), 0),
+                      .invalid_bytes = json_int(json_get(j, "invalid_bytes"), 0) };
 }
 
 /* Numbers that can be multiplied by the size of an item, and added. */
@@ -136,12 +133,10 @@ static Err warn_damaged(const char *path)
 
 static bool inputs_match(const JobIdentity *id, const Json *j, const JobDone *d)
 {
-    return d->place.input <= id->input_count &&
-           json_int(json_get(j, "inputs_crc"), -1) == inputs_crc(id, &d->place);
+    return d->place.input <= id->input_count && json_int(json_get(j, "inputs_crc"), -1) == inputs_crc(id, &d->place);
 }
 
-__attribute__((format(printf, 3, 4))) static Err other_job(const JobIdentity *id, Err kind, const char *fmt,
-                                                           ...)
+__attribute__((format(printf, 3, 4))) static Err other_job(const JobIdentity *id, Err kind, const char *fmt, ...)
 {
     char part[PATH_MAX], what[RECORD_BYTES];
     va_list args;
@@ -153,13 +148,12 @@ __attribute__((format(printf, 3, 4))) static Err other_job(const JobIdentity *id
     return err_hint("give the same to go on with it, or remove '%s' to start from the beginning", part);
 }
 
-static Err take_record(const JobIdentity *id, const char *path, const Json *j, JobDone *done,
-                       JobDone *file_start, bool *found)
+static Err take_record(const JobIdentity *id, const char *path, const Json *j, JobDone *done, JobDone *file_start,
+                       bool *found)
 {
     const char *options = json_text(json_get(j, "options"), NULL);
     const Json *now = json_get(j, "done"), *start = json_get(j, "file_start");
-    if (json_int(json_get(j, "format"), 0) != FORMAT)
-        return other_job(id, ERR_CONFIG, "version of its record");
+    if (json_int(json_get(j, "format"), 0) != FORMAT) return other_job(id, ERR_CONFIG, "version of its record");
     if (!options || strcmp(options, id->options) != 0)
         return other_job(id, ERR_CONFIG, "options: '%s', now '%s'", options ? options : "", id->options);
     if (json_int(json_get(j, "tokenizer"), -1) != id->tokenizer) return other_job(id, ERR_DATA, "tokenizer");
@@ -169,8 +163,7 @@ static Err take_record(const JobIdentity *id, const char *path, const Json *j, J
     if (!*found) return warn_damaged(path);
     if (inputs_match(id, now, done)) return ERR_OK;
     *done = *file_start;
-    if (!inputs_match(id, start, done))
-        return other_job(id, ERR_DATA, "inputs (their names, sizes and times count)");
+    if (!inputs_match(id, start, done)) return other_job(id, ERR_DATA, "inputs (their names, sizes and times count)");
     log_warn("the input that was in progress has changed: it is read again from its beginning");
     return ERR_OK;
 }
@@ -196,8 +189,7 @@ Err job_load(const JobIdentity *id, JobDone *done, JobDone *file_start, bool *fo
     TRY(file_size(path, &size_bytes));
     if (size_bytes > RECORD_BYTES) return warn_damaged(path);
     TRY(file_read_all(path, RECORD_BYTES, &text, &size_bytes));
-    bool intact =
-        is_intact(text, size_bytes) && json_parse(path, text, size_bytes - CRC_LINE_BYTES - 1, &j) == ERR_OK;
+    bool intact = is_intact(text, size_bytes) && json_parse(path, text, size_bytes - CRC_LINE_BYTES - 1, &j) == ERR_OK;
     free(text);
     if (!intact) return warn_damaged(path);
     Err err = take_record(id, path, j, done, file_start, found);

@@ -43,8 +43,7 @@ static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const 
 
 static Err list_line(const char *list, int64_t number, const char *line, const char *what)
 {
-    err_set(ERR_CONFIG, "list of token files '%s', line %lld: '%.600s' %s", list, (long long)number, line,
-            what);
+    err_set(ERR_CONFIG, "list of token files '%s', line %lld: '%.600s' %s", list, (long long)number, line, what);
     return err_hint("a list has one prefix a line; weights stand in data.train, as `0.7 @a.txt 0.3 @b.txt`");
 }
 
@@ -81,8 +80,7 @@ static Err check_once(const Names *n, const char *list)
     for (int i = 1; i < n->count; i++) {
         if (strcmp(sorted[i - 1], sorted[i])) continue;
         err_set(ERR_CONFIG, "list of token files '%s': '%.600s' is there twice", list, sorted[i]);
-        return err_hint(
-            "PREFIX, PREFIX.bin and PREFIX.idx are the same: leave one; a weight reads a file more often");
+        return err_hint("PREFIX, PREFIX.bin and PREFIX.idx are the same: leave one; a weight reads a file more often");
     }
     return ERR_OK;
 }
@@ -119,14 +117,10 @@ static Err find_files(Names *n, const char *word, bool folder)
     index_pattern(word, folder, pattern);
     const int rc = glob(pattern, GLOB_NOSORT | GLOB_ERR, NULL, &found);
     if (rc == GLOB_NOMATCH) {
-        err_set(ERR_DATA, folder ? "the folder '%s' holds no token files" : "no token files match '%s'",
-                word);
-        return err_hint("what is looked for is '%s'; `megatrain preprocess --output PREFIX` makes it",
-                        pattern);
+        err_set(ERR_DATA, folder ? "the folder '%s' holds no token files" : "no token files match '%s'", word);
+        return err_hint("what is looked for is '%s'; `megatrain preprocess --output PREFIX` makes it", pattern);
     }
-    if (rc)
-        return err_set(rc == GLOB_NOSPACE ? ERR_MEMORY : ERR_DATA, "cannot list token files of '%s': %m",
-                       word);
+    if (rc) return err_set(rc == GLOB_NOSPACE ? ERR_MEMORY : ERR_DATA, "cannot list token files of '%s': %m", word);
     Err err = setup_array(n->mem, found.gl_pathc, &n->prefix);
     for (size_t i = 0; !err && i < found.gl_pathc; i++) err = add_name(n, found.gl_pathv[i]);
     globfree(&found);
@@ -242,8 +236,7 @@ static Err visit(const Shards *s, int64_t first, int64_t count, int64_t vocab, i
     ASSERT(first >= 0 && count >= 0 && first <= s->tokens - count);
     for (int64_t n; count > 0; first += n, count -= n) {
         n = in_one_file(s, first, count, &f, &at);
-        TRY(out ? indexed_read(&s->file[f], at, n, vocab, out)
-                : indexed_check(&s->file[f], at, n, vocab, NULL));
+        TRY(out ? indexed_read(&s->file[f], at, n, vocab, out) : indexed_check(&s->file[f], at, n, vocab, NULL));
         if (out) out += n;
     }
     return ERR_OK;
@@ -273,8 +266,7 @@ bool shards_end_with(const Shards *s, int32_t id)
 
 uint32_t shards_index_crc(const Shards *s, uint32_t crc)
 {
-    for (int i = 0; i < s->count; i++)
-        crc = crc32c(crc, s->file[i].idx.data, (size_t)s->file[i].idx.size_bytes);
+    for (int i = 0; i < s->count; i++) crc = crc32c(crc, s->file[i].idx.data, (size_t)s->file[i].idx.size_bytes);
     return crc;
 }
 

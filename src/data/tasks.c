@@ -37,10 +37,7 @@ typedef struct {
 /* Writes "FILE:LINE: ..." */
 #define refuse(r, ...) (err_set(ERR_DATA, __VA_ARGS__), place_of(r))
 
-static Err place_of(const Reader *r)
-{
-    return err_prefix(ERR_DATA, "%s:%lld", r->task->path, (long long)r->number);
-}
+static Err place_of(const Reader *r) { return err_prefix(ERR_DATA, "%s:%lld", r->task->path, (long long)r->number); }
 
 /* ---- requests ---- */
 
@@ -96,8 +93,7 @@ static Err add_beginning(Reader *r, int64_t *added)
     const int32_t eod = tokenizer_eod(r->tokenizer);
     *added = r->context.count == 0;
     if (!*added) return ERR_OK;
-    if (eod < 0)
-        return refuse(r, "the context is empty, and the tokenizer has no end of document to begin with");
+    if (eod < 0) return refuse(r, "the context is empty, and the tokenizer has no end of document to begin with");
     return add_tokens(r->tasks, &eod, 1);
 }
 
@@ -111,8 +107,7 @@ static Err add_request(Reader *r, Text context, Text choice, int number)
     TRY(add_beginning(r, &added));
     if (scored < 1) return refuse(r, "choice %d has no token of its own behind its context", number);
     if (scored > t->seq)
-        return refuse(r, "choice %d has %lld tokens, model.seq is %lld", number, (long long)scored,
-                      (long long)t->seq);
+        return refuse(r, "choice %d has %lld tokens, model.seq is %lld", number, (long long)scored, (long long)t->seq);
     TRY(add_tokens(t, r->whole.ids, r->whole.count));
     const int64_t count = added + r->whole.count, over = count > t->seq + 1 ? count - t->seq - 1 : 0;
     begin += over;
@@ -246,8 +241,8 @@ static Err name_of(const Tasks *t, Task *task)
     const char *slash = strrchr(task->path, '/'), *name = slash ? slash + 1 : task->path;
     const int64_t size = (int64_t)strlen(name) - (text_ends(name, ".jsonl") ? 6 : 0);
     if (size < 1 || size >= TASK_NAME_BYTES || !json_can_hold(name))
-        return err_set(ERR_CONFIG, "tasks '%s': a name of 1 to %d bytes of UTF-8 is wanted before .jsonl",
-                       task->path, TASK_NAME_BYTES - 1);
+        return err_set(ERR_CONFIG, "tasks '%s': a name of 1 to %d bytes of UTF-8 is wanted before .jsonl", task->path,
+                       TASK_NAME_BYTES - 1);
     snprintf(task->name, sizeof task->name, "%.*s", (int)size, name);
     for (const Task *other = t->task; other < task; other++)
         if (!strcmp(other->name, task->name))
@@ -409,8 +404,7 @@ Err tasks_tokens(void *tasks, int64_t first, int64_t count, int32_t *tokens)
     memset(tokens, 0, (size_t)(count * (t->seq + 1)) * sizeof *tokens);
     for (int64_t i = 0; i < count; i++)
         for (int64_t n = 0; (q = tasks_request(t, first + i, n)); n++)
-            memcpy(tokens + i * (t->seq + 1) + q->begin, t->pool + q->tokens,
-                   (size_t)q->count * sizeof *tokens);
+            memcpy(tokens + i * (t->seq + 1) + q->begin, t->pool + q->tokens, (size_t)q->count * sizeof *tokens);
     return ERR_OK;
 }
 
@@ -445,9 +439,7 @@ static bool is_right(const Tasks *t, const TaskQuestion *q, TaskForm form, TaskM
     int32_t chosen = -1;
     if (form == TASK_GREEDY) return r->greedy;
     for (int32_t i = 0; i < q->count; i++) {
-        const double length = metric == TASK_ACC_NORM    ? r[i].chars
-                              : metric == TASK_ACC_BYTES ? r[i].bytes
-                                                         : 1;
+        const double length = metric == TASK_ACC_NORM ? r[i].chars : metric == TASK_ACC_BYTES ? r[i].bytes : 1;
         const double score = r[i].score / length;
         if (!(score > best)) continue;
         best = score;
@@ -457,16 +449,12 @@ static bool is_right(const Tasks *t, const TaskQuestion *q, TaskForm form, TaskM
 }
 
 /* sqrt(sum (x - mean)^2 / (n - 1) / n), which of zeros and ones is */
-static double error_of(double mean, int64_t n)
-{
-    return n > 1 ? sqrt(mean * (1 - mean) / (double)(n - 1)) : NAN;
-}
+static double error_of(double mean, int64_t n) { return n > 1 ? sqrt(mean * (1 - mean) / (double)(n - 1)) : NAN; }
 
 static int64_t count_right(const Tasks *t, const Task *task, TaskMetric metric)
 {
     int64_t right = 0;
-    for (int64_t i = 0; i < task->count; i++)
-        right += is_right(t, &t->questions[task->first + i], task->form, metric);
+    for (int64_t i = 0; i < task->count; i++) right += is_right(t, &t->questions[task->first + i], task->form, metric);
     return right;
 }
 

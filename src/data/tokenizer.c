@@ -17,9 +17,8 @@ enum { BYTE_VOCAB = 257, BYTE_EOD = 256 };
 static Err refuse_model(const char *path)
 {
     err_set(ERR_DATA, "'%s' is no tokenizer.json", path);
-    return err_hint(
-        "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER) in Python writes one "
-        "from it");
+    return err_hint("transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER) in Python writes one "
+                    "from it");
 }
 
 static bool ends_with(const char *text, const char *end)
@@ -82,8 +81,8 @@ static int32_t find_added(const Tokenizer *t, const char *name, bool special)
  */
 static int32_t find_eod(const Tokenizer *t)
 {
-    static const char *const names[] = { END_OF_TEXT, "<|end_of_text|>",
-                                         "<\uFF5Cend\u2581of\u2581sentence\uFF5C>", "</s>", "<eos>" };
+    static const char *const names[] = { END_OF_TEXT, "<|end_of_text|>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>",
+                                         "</s>", "<eos>" };
     const size_t count = sizeof names / sizeof *names;
     if (t->added_count == 0) return bpe_find(&t->bpe, END_OF_TEXT, (int64_t)strlen(END_OF_TEXT));
     for (size_t n = 0; n < 2 * count; n++) {
@@ -168,8 +167,8 @@ Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char
         int32_t size;
         const char *bytes = tokenizer_bytes(t, ids[i], begins, &size);
         if (!bytes && !(t->is_byte && ids[i] == BYTE_EOD))
-            err = err_set(ERR_DATA, "token %d at position %lld is not in the vocabulary of %d", ids[i],
-                          (long long)i, t->vocab);
+            err = err_set(ERR_DATA, "token %d at position %lld is not in the vocabulary of %d", ids[i], (long long)i,
+                          t->vocab);
         if (!err) err = grow_to(&all.text, &all.capacity, all.size + size + 1);
         if (!err && size) memcpy(all.text + all.size, bytes, (size_t)size);
         all.size += size;

@@ -54,8 +54,7 @@ void encoder_close(Encoder *e); /* NULL is fine */
  *   invalid_bytes   NULL: invalid UTF-8 is ERR_DATA naming the offset.
  *                   else: each invalid byte becomes its byte token, or the unknown token, and is added to this count.
  */
-Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, TokenList *out,
-                int64_t *invalid_bytes);
+Err encoder_run(Encoder *e, const char *text, int64_t size, bool continues, TokenList *out, int64_t *invalid_bytes);
 
 /*
  * Longest beginning of the text, in bytes, that can be encoded apart from the rest with the same

@@ -73,16 +73,14 @@ struct Tokenizer {
     bool is_byte; /* the `byte` tokenizer: only vocab and eod are set */
     Bpe bpe;
     Stage stages[STAGES_MAX];
-    int stage_count,
-        normalizers; /* those between stages[0] and the second cutting out of added tokens rewrite text */
+    int stage_count, normalizers; /* those between stages[0] and the second cutting out of added tokens rewrite text */
     AddedToken *added;
     int64_t added_count;
     AddedSet sets[2]; /* the added tokens: raw ones, normalized ones */
     TokenText *text;  /* [vocab] the bytes of every id inside of a text, added tokens included */
     TokenText *first; /* [vocab] the same where a text begins; `text` itself unless that is another */
     int32_t vocab, eod;
-    int32_t before,
-        behind; /* ids that the post-processor puts round a text; -1: none. (Encoding does not.) */
+    int32_t before, behind; /* ids that the post-processor puts round a text; -1: none. (Encoding does not.) */
 
     /* the decoder, of tokens of characters */
     Stage *spell; /* [spell_count] replacements in the text of each token */
@@ -132,7 +130,7 @@ typedef struct {
 #define END_OF_TEXT "<|endoftext|>"
 
 /* Writes a trained vocabulary; the id after the last token becomes END_OF_TEXT. ERR_IO. */
-Err tokenizer_json_write(const char *path, const TokenText *tokens, int64_t token_count,
-                         const TrainedMerge *merges, int64_t merge_count);
+Err tokenizer_json_write(const char *path, const TokenText *tokens, int64_t token_count, const TrainedMerge *merges,
+                         int64_t merge_count);
 
 #endif

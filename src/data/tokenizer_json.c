@@ -58,8 +58,7 @@ static bool is_added(const Json *added, const char *spelling, int64_t id)
 
 /* Fills t->bpe with the tokens of a JSON object {spelling: id}; among tokens of bytes, added tokens may be spelled in
  * plain text. */
-static Err load_vocab(Tokenizer *t, bool characters, const Json *vocab, const Json *added,
-                      int64_t merge_limit)
+static Err load_vocab(Tokenizer *t, bool characters, const Json *vocab, const Json *added, int64_t merge_limit)
 {
     int64_t highest = -1, room = 0;
     char *bytes;
@@ -76,8 +75,7 @@ static Err load_vocab(Tokenizer *t, bool characters, const Json *vocab, const Js
         int64_t id = json_int(json_iter_value(it), -1);
         int64_t size = spelling_bytes(characters, spelling, (int64_t)strlen(spelling), bytes);
         if (size < 0 && is_added(added, spelling, id)) continue;
-        if (size < 0)
-            return err_set(ERR_DATA, "token '%s' is not spelled in the byte-level alphabet", spelling);
+        if (size < 0) return err_set(ERR_DATA, "token '%s' is not spelled in the byte-level alphabet", spelling);
         TRY(bpe_add_token(&t->bpe, id, bytes, size));
         bytes += size;
     }
@@ -85,14 +83,12 @@ static Err load_vocab(Tokenizer *t, bool characters, const Json *vocab, const Js
 }
 
 /* `bytes`: room for as many as both spellings have. */
-static Err add_merge_in(Bpe *b, const char *left, int64_t left_size, const char *right, int64_t right_size,
-                        char *bytes)
+static Err add_merge_in(Bpe *b, const char *left, int64_t left_size, const char *right, int64_t right_size, char *bytes)
 {
     int64_t l = spelling_bytes(b->characters, left, left_size, bytes);
     int64_t r = l < 0 ? -1 : spelling_bytes(b->characters, right, right_size, bytes + l);
     if (r < 0)
-        return err_set(ERR_DATA, "merge %lld is not spelled in the byte-level alphabet",
-                       (long long)b->merge_count + 1);
+        return err_set(ERR_DATA, "merge %lld is not spelled in the byte-level alphabet", (long long)b->merge_count + 1);
     return bpe_add_merge(b, (TokenText){ bytes, (int32_t)l }, (TokenText){ bytes + l, (int32_t)r });
 }
 
@@ -115,8 +111,7 @@ static Err add_merge_line(Bpe *b, const char *line, int64_t size)
 {
     const char *blank = memchr(line, ' ', (size_t)size);
     if (!blank || memchr(blank + 1, ' ', (size_t)(line + size - blank - 1)))
-        return err_set(ERR_DATA, "merge %lld is not two tokens with a blank between",
-                       (long long)b->merge_count + 1);
+        return err_set(ERR_DATA, "merge %lld is not two tokens with a blank between", (long long)b->merge_count + 1);
     return add_merge(b, line, blank - line, blank + 1, line + size - blank - 1);
 }
 
@@ -131,8 +126,7 @@ static Err load_merges(Bpe *b, const Json *merges)
             TRY(add_merge_line(b, line, size));
             continue;
         }
-        const char *left = json_text(json_at(m, 0), &left_size),
-                   *right = json_text(json_at(m, 1), &right_size);
+        const char *left = json_text(json_at(m, 0), &left_size), *right = json_text(json_at(m, 1), &right_size);
         if (json_count(m) != 2 || !left || !right)
             return err_set(ERR_DATA, "merge %lld is neither \"a b\" nor [\"a\", \"b\"]", (long long)i + 1);
         TRY(add_merge(b, left, left_size, right, right_size));
@@ -158,8 +152,7 @@ static Err check_model(const Json *model)
                            "type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk "
                            "byte_fallback ignore_merges vocab merges"));
     if (!json_is_object(json_get(model, "vocab"))) return err_set(ERR_DATA, "the model has no vocabulary");
-    if (!json_is_array(json_get(model, "merges")))
-        return err_set(ERR_DATA, "the model has no list of merges");
+    if (!json_is_array(json_get(model, "merges"))) return err_set(ERR_DATA, "the model has no list of merges");
     if (!json_is_absent(json_get(model, "dropout")) && json_number(json_get(model, "dropout"), 1) != 0)
         return err_set(ERR_DATA, "BPE dropout is not supported");
     if (!is_empty_text(json_get(model, "continuing_subword_prefix")) ||
@@ -205,8 +198,7 @@ static Err load_added_token(Tokenizer *t, const Json *j, AddedToken *out)
     const char *content = json_text(json_get(j, "content"), &size);
     if (!content || size == 0) return err_set(ERR_DATA, "an added token has no content");
     if (size > UINT16_MAX)
-        return err_set(ERR_DATA, "an added token has %lld bytes, at most %d can be", (long long)size,
-                       UINT16_MAX);
+        return err_set(ERR_DATA, "an added token has %lld bytes, at most %d can be", (long long)size, UINT16_MAX);
     out->id = (int32_t)json_int(json_get(j, "id"), -1);
     out->normalized = json_is_true(json_get(j, "normalized"));
     out->special = json_is_true(json_get(j, "special"));
@@ -224,8 +216,7 @@ static Err check_added_id(const Tokenizer *t, const AddedToken *a, const bool *t
     if (taken[a->id]) return err_set(ERR_DATA, "two added tokens have the id %d", a->id);
     if (a->id >= t->bpe.id_count || !t->bpe.tokens[a->id].bytes) return ERR_OK;
     const TokenText *have = &t->bpe.tokens[a->id];
-    if (have->size == t->text[a->id].size &&
-        memcmp(have->bytes, t->text[a->id].bytes, (size_t)have->size) == 0)
+    if (have->size == t->text[a->id].size && memcmp(have->bytes, t->text[a->id].bytes, (size_t)have->size) == 0)
         return ERR_OK;
     return err_set(ERR_DATA, "added token '%.*s' has the id %d of another token", t->text[a->id].size,
                    t->text[a->id].bytes, a->id);
@@ -238,8 +229,8 @@ static Err check_added_spelling(const Json *vocab, const Json *added)
     const Json *listed = content ? json_get(vocab, content) : NULL;
     int64_t id = json_int(json_get(added, "id"), -1);
     if (!listed || json_int(listed, -1) == id) return ERR_OK;
-    return err_set(ERR_DATA, "added token '%s' has the id %lld, and %lld in the vocabulary", content,
-                   (long long)id, (long long)json_int(listed, -1));
+    return err_set(ERR_DATA, "added token '%s' has the id %lld, and %lld in the vocabulary", content, (long long)id,
+                   (long long)json_int(listed, -1));
 }
 
 /* Fills t->text and t->vocab from the model and the added tokens. */
@@ -272,10 +263,9 @@ static Err load_parsed(Tokenizer *t, const Json *j)
     const Json *model = json_get(j, "model"), *added = json_get(j, "added_tokens");
     bool characters;
     if (!json_is_object(model)) return err_set(ERR_DATA, "there is no `model`: not a tokenizer.json");
-    TRY(json_check_members(
-        j, "the file",
-        "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder "
-        "model"));
+    TRY(json_check_members(j, "the file",
+                           "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder "
+                           "model"));
     TRY(check_model(model));
     TRY(tokenizer_load_parts(t, j, &characters));
     TRY(load_model(t, characters, model, added));
@@ -313,8 +303,7 @@ static int64_t count_lines(const char *text, int64_t size)
     return n;
 }
 
-static Err load_pair_parsed(Tokenizer *t, const Json *vocab, const char *merges_path, const char *text,
-                            int64_t size)
+static Err load_pair_parsed(Tokenizer *t, const Json *vocab, const char *merges_path, const char *text, int64_t size)
 {
     TRY(load_vocab(t, false, vocab, NULL, count_lines(text, size)));
     TRY(bpe_finish_bytes(&t->bpe));

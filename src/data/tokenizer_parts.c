@@ -51,8 +51,7 @@ static Err read_text(Parts *p, const Json *j, const char *name, TokenText *out)
 
 static bool json_is_bool(const Json *j)
 {
-    return j && !json_is_null(j) && !json_is_string(j) && !json_is_number(j) && !json_is_object(j) &&
-           !json_is_array(j);
+    return j && !json_is_null(j) && !json_is_string(j) && !json_is_number(j) && !json_is_object(j) && !json_is_array(j);
 }
 
 static Err read_bool(const Json *j, const char *name, bool otherwise, bool *out)
@@ -159,8 +158,7 @@ static Err load_byte_level(Parts *p, const Json *j)
     TRY(read_bool(j, "add_prefix_space", false, &prefix));
     TRY(read_bool(j, "use_regex", true, &regex));
     p->byte_level = true;
-    if (prefix)
-        TRY(add_stage(p, (Stage){ .kind = STAGE_PREFIX, .rule = PREFIX_UNLESS_THERE, .to = { " ", 1 } }));
+    if (prefix) TRY(add_stage(p, (Stage){ .kind = STAGE_PREFIX, .rule = PREFIX_UNLESS_THERE, .to = { " ", 1 } }));
     if (!regex) return ERR_OK;
     TRY(splitter_open(split_regex(SPLIT_GPT2), &split.splitter));
     return add_stage(p, split);
@@ -218,8 +216,7 @@ static Err decode_byte_level(Parts *p, const Json *j)
 static Err add_spell(Parts *p, Stage s)
 {
     TRY(decoder_step(p, STEP_REPLACE));
-    if (p->t->spell_count == STAGES_MAX)
-        return err_set(ERR_DATA, "there are more than %d decoders", STAGES_MAX);
+    if (p->t->spell_count == STAGES_MAX) return err_set(ERR_DATA, "there are more than %d decoders", STAGES_MAX);
     p->spell[p->t->spell_count++] = s;
     return ERR_OK;
 }
@@ -260,10 +257,9 @@ static Err decode_strip(Parts *p, const Json *j)
 {
     const char *content = json_text(json_get(j, "content"), NULL);
     const bool fused = p->step == STEP_FUSE, blank = content && strcmp(content, " ") == 0;
-    if (!fused || !blank || json_int(json_get(j, "start"), -1) != 1 ||
-        json_int(json_get(j, "stop"), -1) != 0 || p->t->join != JOIN_PLAIN)
-        return err_set(ERR_DATA,
-                       "of these only the one is supported that takes one blank from the start, behind Fuse");
+    if (!fused || !blank || json_int(json_get(j, "start"), -1) != 1 || json_int(json_get(j, "stop"), -1) != 0 ||
+        p->t->join != JOIN_PLAIN)
+        return err_set(ERR_DATA, "of these only the one is supported that takes one blank from the start, behind Fuse");
     p->t->join = JOIN_STRIP;
     return decoder_step(p, STEP_STRIP);
 }
@@ -354,8 +350,7 @@ static Err load_part(Parts *p, const char *where, const char *list, const Json *
     TRY(json_check_members(j, "a Sequence", members));
     if (!json_is_array(parts)) return err_set(ERR_DATA, "a Sequence has no list '%s'", list);
     for (int64_t i = 0; i < json_count(parts); i++) {
-        if (json_is_absent(json_at(parts, i)))
-            return err_set(ERR_DATA, "a Sequence of '%s' has a hole", list);
+        if (json_is_absent(json_at(parts, i))) return err_set(ERR_DATA, "a Sequence of '%s' has a hole", list);
         TRY(load_part(p, where, list, json_at(parts, i)));
     }
     return ERR_OK;
@@ -364,11 +359,9 @@ static Err load_part(Parts *p, const char *where, const char *list, const Json *
 static Err check_decoder(const Parts *p)
 {
     if (p->byte_level && p->decodes)
-        return err_set(ERR_DATA,
-                       "a decoder other than ByteLevel is not supported with the pre_tokenizer ByteLevel");
+        return err_set(ERR_DATA, "a decoder other than ByteLevel is not supported with the pre_tokenizer ByteLevel");
     if (!p->byte_level && p->byte_decoder)
-        return err_set(ERR_DATA,
-                       "the decoder ByteLevel is not supported without the pre_tokenizer ByteLevel");
+        return err_set(ERR_DATA, "the decoder ByteLevel is not supported without the pre_tokenizer ByteLevel");
     if (!p->byte_level && !p->decodes) return err_set(ERR_DATA, "there is neither ByteLevel nor a decoder");
     return ERR_OK;
 }

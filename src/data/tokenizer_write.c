@@ -102,8 +102,8 @@ static Err put_all(Output *o, const TokenText *tokens, int64_t token_count, cons
     return put(o, "  }\n}");
 }
 
-Err tokenizer_json_write(const char *path, const TokenText *tokens, int64_t token_count,
-                         const TrainedMerge *merges, int64_t merge_count)
+Err tokenizer_json_write(const char *path, const TokenText *tokens, int64_t token_count, const TrainedMerge *merges,
+                         int64_t merge_count)
 {
     Output o = { 0 };
     Err err = put_all(&o, tokens, token_count, merges, merge_count);

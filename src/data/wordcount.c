@@ -31,10 +31,8 @@ static Err rehash(WordCounts *w)
     w->slot_count = w->slot_count ? 2 * w->slot_count : 1 << 12;
     free(w->slots);
     w->slots = calloc((size_t)w->slot_count, sizeof *w->slots);
-    if (!w->slots)
-        return err_set(ERR_MEMORY, "no memory for a table of %lld slots", (long long)w->slot_count);
-    for (int64_t i = 0; i < w->word_count; i++)
-        *word_slot(w, w->bytes + w->words[i].start, w->words[i].size) = i + 1;
+    if (!w->slots) return err_set(ERR_MEMORY, "no memory for a table of %lld slots", (long long)w->slot_count);
+    for (int64_t i = 0; i < w->word_count; i++) *word_slot(w, w->bytes + w->words[i].start, w->words[i].size) = i + 1;
     return ERR_OK;
 }
 
@@ -168,8 +166,7 @@ static Err count_chunk(Job *j, Counter *c, bool *more)
     *more = j->more && !err;
     pthread_mutex_unlock(&j->mutex);
     if (*more)
-        err = c->chunk.kind == CHUNK_LINES ? count_lines(j, c, first)
-                                           : count_text(c, c->chunk.text, c->chunk.size);
+        err = c->chunk.kind == CHUNK_LINES ? count_lines(j, c, first) : count_text(c, c->chunk.text, c->chunk.size);
     if (*more) c->words.missing_lines += c->chunk.missing;
     if (!err) return ERR_OK;
     pthread_mutex_lock(&j->mutex);
@@ -242,8 +239,7 @@ Err word_counts_of(const WordInputs *in, WordCounts *out)
               .mutex = PTHREAD_MUTEX_INITIALIZER };
     InputStat *stats = calloc((size_t)in->count, sizeof *stats);
     j.counters = calloc((size_t)j.threads, sizeof *j.counters);
-    Err err = stats && j.counters ? open_job(&j, stats)
-                                  : err_set(ERR_MEMORY, "no memory for %d threads", j.threads);
+    Err err = stats && j.counters ? open_job(&j, stats) : err_set(ERR_MEMORY, "no memory for %d threads", j.threads);
     if (!err) err = run_threads(&j);
     for (int i = 0; !err && i < j.threads; i++) err = add_counts(out, &j.counters[i].words);
     if (j.counters) close_job(&j);

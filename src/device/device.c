@@ -37,10 +37,7 @@ bool isa_supported(Isa isa)
     return true;
 }
 
-Isa isa_best(void)
-{
-    return isa_supported(ISA_AVX512) ? ISA_AVX512 : isa_supported(ISA_AVX2) ? ISA_AVX2 : ISA_C;
-}
+Isa isa_best(void) { return isa_supported(ISA_AVX512) ? ISA_AVX512 : isa_supported(ISA_AVX2) ? ISA_AVX2 : ISA_C; }
 
 #define DOT_NAME(name, text, number) [number] = text,
 static const char *const dot_names[DOT_KINDS] = { DOT_LIST(DOT_NAME) };
@@ -55,8 +52,7 @@ static Tiles tiles_found;
 static void find_tiles(void)
 {
     /* (attention keeps to VDPBF16PS) */
-    if (dot_supported() && cpu_avx512_has_tiles())
-        tiles_found = cpu_avx512_tiles_agree() ? TILES_AGREE : TILES_DIFFER;
+    if (dot_supported() && cpu_avx512_has_tiles()) tiles_found = cpu_avx512_tiles_agree() ? TILES_AGREE : TILES_DIFFER;
 }
 
 Tiles dot_tiles(void)
@@ -66,10 +62,7 @@ Tiles dot_tiles(void)
     return tiles_found;
 }
 
-DotKind dot_best(void)
-{
-    return dot_tiles() == TILES_AGREE ? DOT_AMX : dot_supported() ? DOT_VDPBF16 : DOT_FMA;
-}
+DotKind dot_best(void) { return dot_tiles() == TILES_AGREE ? DOT_AMX : dot_supported() ? DOT_VDPBF16 : DOT_FMA; }
 
 static Err map_memory(int64_t size_bytes, void **out)
 {
@@ -418,8 +411,7 @@ Err device_host_alloc(Device *dev, int64_t size_bytes, void **out)
     if (size_bytes <= 0) return ERR_OK;
     if (dev->backend->host_alloc) return dev->backend->host_alloc(dev, size_bytes, out);
     *out = calloc(1, (size_t)size_bytes);
-    return *out ? ERR_OK
-                : err_set(ERR_MEMORY, "no host memory for %lld bytes to be read", (long long)size_bytes);
+    return *out ? ERR_OK : err_set(ERR_MEMORY, "no host memory for %lld bytes to be read", (long long)size_bytes);
 }
 
 void device_host_free(Device *dev, void *p)
@@ -458,10 +450,7 @@ static Err mark(Stream *s, const void *args)
     return ERR_OK;
 }
 
-Err device_mark(Stream *s, Event *e)
-{
-    return device_call(s, mark, &e, sizeof e, digest_pointer(DIGEST_EMPTY, e));
-}
+Err device_mark(Stream *s, Event *e) { return device_call(s, mark, &e, sizeof e, digest_pointer(DIGEST_EMPTY, e)); }
 
 Err device_wait(Stream *s, Event *e)
 {
@@ -599,8 +588,7 @@ static bool is_over(Event *e)
 static Err wait_and_time(Stream *s, Event *e)
 {
     Device *dev = s->dev;
-    if (s == &dev->copies || !dev->times_stalls || !pthread_equal(dev->stalls_of, pthread_self()) ||
-        is_over(e))
+    if (s == &dev->copies || !dev->times_stalls || !pthread_equal(dev->stalls_of, pthread_self()) || is_over(e))
         return stand_still(s, e);
     if (dev->backend->stall_begins) {
         TRY(dev->backend->stall_begins(s));

@@ -20,10 +20,7 @@ static inline uint64_t digest_add(uint64_t digest, uint64_t x)
 
 static inline uint64_t digest_int(uint64_t digest, int64_t x) { return digest_add(digest, (uint64_t)x); }
 
-static inline uint64_t digest_pointer(uint64_t digest, const void *p)
-{
-    return digest_add(digest, (uintptr_t)p);
-}
+static inline uint64_t digest_pointer(uint64_t digest, const void *p) { return digest_add(digest, (uintptr_t)p); }
 
 static inline uint64_t digest_float(uint64_t digest, float x)
 {

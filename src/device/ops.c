@@ -66,8 +66,8 @@ static Err check_dtype(const OpInfo *info, const OpField *f, const char *suffix,
             b->compute_by = f->name;
         }
         if (got == b->compute && computes) return ERR_OK;
-        return err_set(ERR_SHAPE, "%s: %s is %s, %s is %s", info->name, f->name, dtype_name(got),
-                       b->compute_by, dtype_name(b->compute));
+        return err_set(ERR_SHAPE, "%s: %s is %s, %s is %s", info->name, f->name, dtype_name(got), b->compute_by,
+                       dtype_name(b->compute));
     }
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (!strcmp(suffix, table[i].suffix) && (got == table[i].want || got == table[i].also)) return ERR_OK;
@@ -81,8 +81,8 @@ static Err check_group(const OpInfo *info, const OpField *f, const Tensor *t)
     if (t->group <= 1) return ERR_OK;
     const int64_t rows = t->ndim > 1 ? t->dim[t->ndim - 2] : 0;
     if (!strchr(f->dims, '*') || rows % t->group || rows > INT32_MAX)
-        return err_set(ERR_SHAPE, "%s: %s has %lld rows in groups of %lld, declared as '%s'", info->name,
-                       f->name, (long long)rows, (long long)t->group, f->dims);
+        return err_set(ERR_SHAPE, "%s: %s has %lld rows in groups of %lld, declared as '%s'", info->name, f->name,
+                       (long long)rows, (long long)t->group, f->dims);
     return ERR_OK;
 }
 
@@ -91,12 +91,10 @@ static Err check_factors(const OpInfo *info, const OpField *f, const Tensor *t)
 {
     const bool codes = strstr(f->dims, ":fp8") != NULL;
     const Tensor *s = t->scale;
-    if (!codes && s)
-        return err_set(ERR_SHAPE, "%s: %s has factors, which are of codes alone", info->name, f->name);
+    if (!codes && s) return err_set(ERR_SHAPE, "%s: %s has factors, which are of codes alone", info->name, f->name);
     if (!codes) return ERR_OK;
     if (!s || !s->data || s->dtype != F32 || s->ndim > 2 || (s->ndim == 1 && s->dim[0] != 1))
-        return err_set(ERR_SHAPE, "%s: the codes of %s have no f32 factors, one or a matrix", info->name,
-                       f->name);
+        return err_set(ERR_SHAPE, "%s: the codes of %s have no f32 factors, one or a matrix", info->name, f->name);
     return ERR_OK;
 }
 
@@ -129,8 +127,7 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
         d++;
     }
     if (d != t->ndim || (*p && *p != ':'))
-        return err_set(ERR_SHAPE, "%s: %s has %d dims, declared as '%s'", info->name, f->name, t->ndim,
-                       f->dims);
+        return err_set(ERR_SHAPE, "%s: %s has %d dims, declared as '%s'", info->name, f->name, t->ndim, f->dims);
     TRY(check_group(info, f, t));
     return check_dtype(info, f, p, t->dtype, b);
 }

@@ -18,14 +18,11 @@ ProductBy product_by_names(const char *isa, const char *dot)
 
 double product_speedup(ProductBy by, OpId id, ProductShape shape, int threads)
 {
-    const Device dev = { .isa = by.isa,
-                         .threads = threads,
-                         .dot = by.dot,
-                         .dot_pairs = by.dot != DOT_FMA,
-                         .dot_tiles = by.dot == DOT_AMX };
+    const Device dev = {
+        .isa = by.isa, .threads = threads, .dot = by.dot, .dot_pairs = by.dot != DOT_FMA, .dot_tiles = by.dot == DOT_AMX
+    };
     const bool shared = id == OP_linear_fwd || id == OP_linear_dx || id == OP_linear_dw;
     if (!shared || threads < 2) return 1;
     if (by.isa == ISA_AVX512) return cpu_avx512_product_speedup(&dev, id, shape);
-    return by.isa == ISA_AVX2 ? cpu_avx2_product_speedup(&dev, id, shape)
-                              : cpu_c_product_speedup(&dev, id, shape);
+    return by.isa == ISA_AVX2 ? cpu_avx2_product_speedup(&dev, id, shape) : cpu_c_product_speedup(&dev, id, shape);
 }

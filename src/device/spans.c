@@ -15,8 +15,7 @@ int64_t spans_pairs(Spans q, Spans k, int64_t window)
 {
     int64_t sum = 0;
     for (int i = 0; i < 4; i++) {
-        const int64_t count = k.count[i % 2], begin = q.first[i / 2] - k.first[i % 2],
-                      end = begin + q.count[i / 2];
+        const int64_t count = k.count[i % 2], begin = q.first[i / 2] - k.first[i % 2], end = begin + q.count[i / 2];
         sum += keys_before(end, count) - keys_before(begin, count);
         if (window > 0) sum -= keys_before(end - window, count) - keys_before(begin - window, count);
     }

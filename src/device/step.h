@@ -31,7 +31,7 @@ typedef struct {
     int64_t loss_fixed;     /* sum of per-token losses, LOSS_FIXED_BITS fraction bits */
     int64_t counted;        /* tokens that count, whole global batch */
     float grad_norm;        /* before clipping, of the mean loss */
-    float grad_scale; /* the update multiplies gradients by this: nominal / counted * unscale * clip factor */
+    float grad_scale;       /* the update multiplies gradients by this: nominal / counted * unscale * clip factor */
 } StepValues;
 
 enum { LOSS_FIXED_BITS = 28 };
@@ -157,7 +157,7 @@ typedef struct {
     int64_t chunk; /* 0: nothing is scaled */
     int64_t rows[2];
     QkKind kind[2];
-    int heads; /* query heads that have one factor, that of the one with the largest score: those that read one key */
+    int heads;  /* query heads that have one factor, that of the one with the largest score: those that read one key */
     int chunks; /* chunks of these heads */
 } QkRows;
 

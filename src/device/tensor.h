@@ -72,9 +72,8 @@ Err tensor_alloc(Arena *a, Tensor *out, DType dtype, int ndim, const int64_t *di
 
 /* The same memory under another shape (ASSERT: same count; dense, or rows of the same length, in the same groups). */
 Tensor tensor_as(Tensor t, int ndim, const int64_t *dim);
-#define tensor_reshape(t, ...)                                                  \
-    tensor_as((t), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
-              (const int64_t[]){ __VA_ARGS__ })
+#define tensor_reshape(t, ...) \
+    tensor_as((t), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ })
 
 Tensor tensor_row_slice(Tensor t, int64_t first, int64_t count); /* rows of a 1-D or 2-D tensor */
 Tensor tensor_col_slice(Tensor t, int64_t first, int64_t count); /* columns of a 2-D tensor */

@@ -5,9 +5,7 @@
 
 #include "base/trace.h"
 
-static const char *const payload_names[] = {
-    [PAYLOAD_ACTIVATION] = "activation", [PAYLOAD_GRADIENT] = "gradient"
-};
+static const char *const payload_names[] = { [PAYLOAD_ACTIVATION] = "activation", [PAYLOAD_GRADIENT] = "gradient" };
 
 const char *action_span(ActionKind kind)
 {
@@ -39,8 +37,8 @@ void trace_action(const Action *a)
  * of the stage, 18 of the unit. */
 static int64_t arrow_id(int payload, const Action *a, int unit, int64_t run)
 {
-    return (run & 0xff) << 32 | (int64_t)payload << 31 | (int64_t)a->replica << 30 |
-           (int64_t)(a->stage & 0xfff) << 18 | (unit & 0x3ffff);
+    return (run & 0xff) << 32 | (int64_t)payload << 31 | (int64_t)a->replica << 30 | (int64_t)(a->stage & 0xfff) << 18 |
+           (unit & 0x3ffff);
 }
 
 void trace_message(const Action *a, int64_t run)

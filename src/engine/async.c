@@ -27,8 +27,7 @@ static Err refuse(const TrainSpec *s, const Conflict *c, int count)
         if (*ways) strncat(ways, " ", sizeof ways - strlen(ways) - 1);
         strncat(ways, c[i].way, sizeof ways - strlen(ways) - 1);
     }
-    err_set(ERR_CONFIG, "schedule '%s' updates while the pipeline runs, and %s", s->pipeline.schedule,
-            c[first].why);
+    err_set(ERR_CONFIG, "schedule '%s' updates while the pipeline runs, and %s", s->pipeline.schedule, c[first].why);
     return err_take("%s", ways);
 }
 
@@ -50,15 +49,12 @@ Err async_check(const TrainSpec *s, int ranks)
           "model.mtp_layers=0" },
         { moe->balance.bias_rate > 0, "experts' biases follow the load of a whole step", "moe.balance=aux" },
         { moe->balance.global, "global_aux counts the batch of a whole step", "moe.balance=aux" },
-        { moe->capacity.slack > 0 && !moe->capacity.drop,
-          "what it has updated when experts have no room stays so", "moe.slack=0 moe.overflow=stop" },
-        { s->update.qk_clip.threshold > 0, "QK-clip follows the largest logits of a whole step",
-          "optim.qk_clip=0" },
-        { s->attention_logits, "there are no largest logits of a whole step",
-          "log.max_attention_logit=false" },
+        { moe->capacity.slack > 0 && !moe->capacity.drop, "what it has updated when experts have no room stays so",
+          "moe.slack=0 moe.overflow=stop" },
+        { s->update.qk_clip.threshold > 0, "QK-clip follows the largest logits of a whole step", "optim.qk_clip=0" },
+        { s->attention_logits, "there are no largest logits of a whole step", "log.max_attention_logit=false" },
         { s->documents.mask, "its stages do not know how many tokens count", "data.mask_eod=false" },
-        { s->update.optimizer == OPTIMIZER_MUON, "Muon's matrices go to their owners once a step",
-          "optim.name=adamw" },
+        { s->update.optimizer == OPTIMIZER_MUON, "Muon's matrices go to their owners once a step", "optim.name=adamw" },
         { s->compute == F16, "a step cannot be done again with another loss scale", "run.precision=bf16" },
     };
     return refuse(s, conflicts, (int)(sizeof conflicts / sizeof *conflicts));
@@ -78,8 +74,7 @@ Err async_open(Trainer *t)
     const int updates = schedule_updates(&t->parts.step);
     void *history;
     if (!trainer_is_async(t) || t->spec.purpose.forward_only) return ERR_OK;
-    TRY(param_store_keep_older(&t->stores[0], oldest(&t->parts.step.rank[t->world->pp_rank]),
-                               &t->memory.state));
+    TRY(param_store_keep_older(&t->stores[0], oldest(&t->parts.step.rank[t->world->pp_rank]), &t->memory.state));
     TRY(tensor_new(&t->memory.state, &t->async.tokens, I64, 3));
     TRY(arena_alloc(&t->memory.state, updates * (int64_t)sizeof(StepValues), &history));
     t->async.history = history;

@@ -25,8 +25,8 @@ typedef struct {
     BatchSpec spec;
     int32_t *tokens; /* [B][seq + 1], for the caller to fill; NULL on the null device, as the next */
     int32_t *rows;   /* staging of one row tensor */
-    int32_t *doc; /* [B][seq] first position of each position's document, with documents.restart or scores */
-    bool *counts; /* [B][seq] whether what a position predicts counts, with scores */
+    int32_t *doc;    /* [B][seq] first position of each position's document, with documents.restart or scores */
+    bool *counts;    /* [B][seq] whether what a position predicts counts, with scores */
     /* The samples are requests: the caller also fills doc and counts, and the ends of documents mean nothing. */
     bool requests;
 } BatchMaker;

@@ -46,8 +46,7 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
 }
 
 /* A batch's sum fits 64 bits, that of an evaluation need not: nats and their fraction are added apart. */
-Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
-                 int64_t *counted)
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss, int64_t *counted)
 {
     const int64_t one = (int64_t)1 << LOSS_FIXED_BITS, most = t->spec.global_batch;
     int64_t sums[3] = { 0 }, nats = 0, rest = 0, bad = 0;
@@ -154,8 +153,7 @@ Err trainer_scores(Trainer *t, TokenSource source, int64_t first, int64_t sample
 
 int64_t trainer_row_samples(const Trainer *t) { return trainer_batch_spec(t).B * t->world->grid.dp; }
 
-Err trainer_row_logits(Trainer *t, TokenSource source, int64_t first, int64_t samples, int64_t positions,
-                       float *logits)
+Err trainer_row_logits(Trainer *t, TokenSource source, int64_t first, int64_t samples, int64_t positions, float *logits)
 {
     const int64_t words = (samples * positions * t->spec.model.vocab + 1) / 2;
     int64_t sums[3];

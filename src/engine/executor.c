@@ -33,8 +33,7 @@ static void enter_slices(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
     if (slices == 1) return;
     c->slices.at = slot->unit % slices;
     c->slices.grads = s->slice_grads;
-    for (int i = 0; i <= c->slices.at; i++)
-        c->slices.slots[i] = &slot_of(s, slot->unit - c->slices.at + i)->slot;
+    for (int i = 0; i <= c->slices.at; i++) c->slices.slots[i] = &slot_of(s, slot->unit - c->slices.at + i)->slot;
 }
 
 void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
@@ -55,8 +54,7 @@ static Err take_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Region
     const int number = a->number;
     const bool poison = a->poison;
     TRY(heap_take(&e->heap[r], s->save_bytes[r], &slot->block[r]));
-    arena_init(a, names[r], (void *)((uintptr_t)e->heap[r].base + (uintptr_t)slot->block[r].offset),
-               s->save_bytes[r]);
+    arena_init(a, names[r], (void *)((uintptr_t)e->heap[r].base + (uintptr_t)slot->block[r].offset), s->save_bytes[r]);
     a->number = number;
     a->poison = poison;
     return ERR_OK;
@@ -76,8 +74,7 @@ static Err take_away(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
 {
     const int64_t bytes = e->ctx.mode.training ? s->away_bytes : 0;
     TRY(heap_take(&e->away, bytes, &slot->away));
-    arena_init(&slot->slot.host, "offload", (void *)((uintptr_t)e->away.base + (uintptr_t)slot->away.offset),
-               bytes);
+    arena_init(&slot->slot.host, "offload", (void *)((uintptr_t)e->away.base + (uintptr_t)slot->away.offset), bytes);
     return ERR_OK;
 }
 
@@ -159,8 +156,7 @@ static CommMessage message_of(Executor *e, const Action *a)
                           .peer = a->peer,
                           .data = t.data,
                           .bytes = tensor_bytes(t),
-                          .what = { .kind = a->payload == PAYLOAD_GRADIENT ? MESSAGE_GRADIENT
-                                                                           : MESSAGE_ACTIVATION,
+                          .what = { .kind = a->payload == PAYLOAD_GRADIENT ? MESSAGE_GRADIENT : MESSAGE_ACTIVATION,
                                     .stage = a->stage,
                                     .microbatch = (uint32_t)a->microbatch } };
 }
@@ -274,9 +270,8 @@ static const ExecutorCompute model_compute = { model_forward, model_backward, mo
 
 static Ctx *context_of(Executor *e, const Action *a)
 {
-    return e->pair.forward && e->ctx.mode.training && a->kind == ACT_F
-               ? pair_forward_context(&e->pair, &e->ctx)
-               : &e->ctx;
+    return e->pair.forward && e->ctx.mode.training && a->kind == ACT_F ? pair_forward_context(&e->pair, &e->ctx)
+                                                                       : &e->ctx;
 }
 
 static Err compute(Executor *e, const Action *a, const ExecutorUnit *u)
@@ -500,8 +495,7 @@ static const Action *next_reader(const Executor *e, const ActionList *list, int 
 {
     for (; i < list->count; i++) {
         const Action *a = &list->action[i];
-        if (action_is_compute(a->kind) && a->kind != ACT_W && a->replica == replica && units_of(e, a) > 0)
-            return a;
+        if (action_is_compute(a->kind) && a->kind != ACT_W && a->replica == replica && units_of(e, a) > 0) return a;
     }
     return NULL;
 }
@@ -603,8 +597,7 @@ static int update_begins(const ActionList *list)
 /* (Nothing of an evaluation is recorded, nor of a step whose experts get their tokens in pieces.) */
 static void begin_step(Executor *e)
 {
-    if (e->graphs && e->ctx.mode.training)
-        replays_begin(e->graphs, e->graphs_wait || e->ctx.mode.retry_in_pieces);
+    if (e->graphs && e->ctx.mode.training) replays_begin(e->graphs, e->graphs_wait || e->ctx.mode.retry_in_pieces);
 }
 
 static void end_step(Executor *e)

@@ -51,10 +51,10 @@ typedef struct {
     int stage, replica; /* numbers in the whole pipeline */
     const Stage *model;
     ParamStore *params;
-    Tensor loads_so_far;     /* as in Ctx (layer.h); absent if no mixture counts its loads over the batch */
-    Tensor balance_losses;   /* as in Ctx; absent if no loss balances the mixtures */
-    SliceGrads *slice_grads; /* as in Ctx; NULL if sequences are not cut into slices */
-    bool turns_back; /* in a step the backward of a unit is always the next action after its forward */
+    Tensor loads_so_far;              /* as in Ctx (layer.h); absent if no mixture counts its loads over the batch */
+    Tensor balance_losses;            /* as in Ctx; absent if no loss balances the mixtures */
+    SliceGrads *slice_grads;          /* as in Ctx; NULL if sequences are not cut into slices */
+    bool turns_back;                  /* in a step the backward of a unit is always the next action after its forward */
     int64_t save_bytes[REGION_COUNT]; /* save memory that a unit needs */
     int64_t peak_bytes[REGION_COUNT]; /* the most that a unit has used so far */
     int64_t away_bytes, away_peak;    /* the same two for the host's memory */
@@ -112,7 +112,7 @@ struct Executor {
     Replays *graphs;        /* these, if steps are recorded and replayed; or NULL */
     bool graphs_wait;       /* while this is set, steps run as ordinary ones and nothing is recorded */
     const ActionList *list; /* the list that runs */
-    int units; /* number of units of the list that run; later units' actions are left out; 0: all run */
+    int units;              /* number of units of the list that run; later units' actions are left out; 0: all run */
     /* The next action behind the one at work that computes and reads weights of its replica; NULL: there is none. */
     const Action *next;
     int64_t runs; /* number of lists that have run */

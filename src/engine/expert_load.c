@@ -15,10 +15,7 @@ enum { LOSSES = 3 };
 
 static int64_t told_count(const Trainer *t) { return BY_LAYER * model_blocks(&t->spec.model) + LOSSES; }
 
-static int64_t *told(const Trainer *t, int what)
-{
-    return t->host_loads + what * model_blocks(&t->spec.model);
-}
+static int64_t *told(const Trainer *t, int what) { return t->host_loads + what * model_blocks(&t->spec.model); }
 
 static int64_t rows_at(const void *rows, DType dtype, int64_t e)
 {
@@ -112,8 +109,7 @@ static void take_losses(Trainer *t, const char *from)
 void expert_load_take(Trainer *t, int64_t batch)
 {
     /* of all tokens, since experts' rows were counted from 0 */
-    const int64_t choices =
-        batch * t->spec.model.seq * t->spec.model.moe.topk / schedule_updates(&t->parts.step);
+    const int64_t choices = batch * t->spec.model.seq * t->spec.model.moe.topk / schedule_updates(&t->parts.step);
     const char *from = t->flight.loads;
     if (!t->spec.model.moe.experts) return;
     memset(t->host_loads, 0, (size_t)told_count(t) * sizeof *t->host_loads);
@@ -163,9 +159,8 @@ Err expert_load_over_limit(const Trainer *t, bool step)
     if (step) snprintf(when, sizeof when, "step %lld", (long long)t->progress.step + 1);
     err_set(ERR_MEMORY, "%s: a rank's experts got more rows than moe.slack=%g has room for", when,
             t->spec.model.moe.capacity.slack);
-    return err_hint(
-        "raise moe.slack (0: room for all that can come), take moe.overflow=redo or drop, or even out the "
-        "load with moe.balance");
+    return err_hint("raise moe.slack (0: room for all that can come), take moe.overflow=redo or drop, or even out the "
+                    "load with moe.balance");
 }
 
 Err expert_load_within_limit(Trainer *t, bool *within)
@@ -210,20 +205,18 @@ Err expert_load_check_pieces(const TrainSpec *s, Grid grid, int64_t samples)
     const MoeCut cut = expert_load_cut(s, grid, samples);
     const MoeLimits limits = moe_limits(&cut);
     if (limits.piece > 0) return ERR_OK;
-    err_set(
-        ERR_CONFIG,
-        "moe.overflow=redo: the smallest piece, the %lld tokens of a sequence block of each rank, sends a "
-        "rank's experts up to %lld rows; moe.slack=%g has room for %lld",
-        (long long)cut.leaf, (long long)(cut.leaf * min64(cut.experts / cut.ep, cut.topk) * cut.ep * cut.etp),
-        cut.capacity.slack, (long long)limits.owned);
+    err_set(ERR_CONFIG,
+            "moe.overflow=redo: the smallest piece, the %lld tokens of a sequence block of each rank, sends a "
+            "rank's experts up to %lld rows; moe.slack=%g has room for %lld",
+            (long long)cut.leaf, (long long)(cut.leaf * min64(cut.experts / cut.ep, cut.topk) * cut.ep * cut.etp),
+            cut.capacity.slack, (long long)limits.owned);
     return err_hint("raise parallel.seq_blocks, train.micro_batch or moe.slack");
 }
 
 bool expert_load_redo(const Trainer *t)
 {
     if (!t->spec.model.moe.experts || !t->spec.model.moe.capacity.redo) return false;
-    const MoeCut cut =
-        expert_load_cut(&t->spec, t->world->grid, t->spec.micro_batch / t->parts.step.unit_div);
+    const MoeCut cut = expert_load_cut(&t->spec, t->world->grid, t->spec.micro_batch / t->parts.step.unit_div);
     const MoeLimits limits = moe_limits(&cut);
     return limits.piece < cut.rows || limits.passed < limits.most_passed;
 }
@@ -238,8 +231,7 @@ void expert_load_use_pieces(Trainer *t, bool pieces)
 
 static Err refuse_order(const char *why)
 {
-    return err_set(ERR_CONFIG,
-                   "moe.balance=global_aux counts the batch up to each micro-batch in data order, but %s",
+    return err_set(ERR_CONFIG, "moe.balance=global_aux counts the batch up to each micro-batch in data order, but %s",
                    why);
 }
 
@@ -287,6 +279,6 @@ Err expert_load_open_stage(Trainer *t, ExecutorStage *s)
     const int blocks = s->model->share.layer_count + s->model->share.mtp;
     if (has_losses(t)) TRY(tensor_new(&t->memory.state, &s->balance_losses, I64, LOSSES));
     if (!m->moe.balance.global || t->spec.purpose.forward_only) return ERR_OK;
-    return tensor_new(&t->memory.state, &s->loads_so_far, I64, blocks,
-                      t->spec.global_batch / m->moe.balance.unit, m->moe.experts);
+    return tensor_new(&t->memory.state, &s->loads_so_far, I64, blocks, t->spec.global_batch / m->moe.balance.unit,
+                      m->moe.experts);
 }

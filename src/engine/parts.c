@@ -8,8 +8,8 @@ static Err refuse_stages(const PartsSpec *spec, int stages, int ranks)
     int fewer = ranks, more = ranks;
     while (stages % fewer) fewer--;
     while (more < stages && stages % more) more++;
-    err_set(ERR_CONFIG, "parallel.layout='%s' has %d stages, no multiple of the %d pipeline ranks",
-            layout_of(spec), stages, ranks);
+    err_set(ERR_CONFIG, "parallel.layout='%s' has %d stages, no multiple of the %d pipeline ranks", layout_of(spec),
+            stages, ranks);
     if (stages < ranks) {
         err_hint("an empty stage is a bare '|'");
         return err_take("parallel.pp=%d", stages);
@@ -29,8 +29,8 @@ static Err share_batches(ScheduleSpec *s)
     s->microbatches = s->group ? s->group : s->ranks;
     s->batches = all / s->microbatches;
     if (s->batches && all % s->microbatches == 0) return ERR_OK;
-    return err_set(ERR_CONFIG, "schedule '%s' updates after every %d micro-batches, and a step has %d",
-                   s->name, s->microbatches, all),
+    return err_set(ERR_CONFIG, "schedule '%s' updates after every %d micro-batches, and a step has %d", s->name,
+                   s->microbatches, all),
            err_hint("parallel.group, the micro-batches of an update, must divide those of a step");
 }
 
@@ -88,17 +88,15 @@ static Err check_units(const PartsSpec *spec, const Schedule *s)
     const int held = s->replicas * s->chunks;
     const int64_t unit = spec->model->moe.balance.unit, whole = s->unit_div * (unit > 1 ? unit : 1);
     if (p->group && s->group != p->group && s->versions != VERSIONS_DOUBLE)
-        return err_set(ERR_CONFIG, "parallel.group=%d: schedule '%s' has no groups of micro-batches",
-                       p->group, s->name),
+        return err_set(ERR_CONFIG, "parallel.group=%d: schedule '%s' has no groups of micro-batches", p->group,
+                       s->name),
                err_take("parallel.group=0"), err_take("parallel.schedule=interleaved");
     if (spec->micro_batch % s->unit_div)
-        return err_set(ERR_CONFIG,
-                       "schedule '%s' cuts a micro-batch into %d: train.micro_batch=%lld does not divide",
+        return err_set(ERR_CONFIG, "schedule '%s' cuts a micro-batch into %d: train.micro_batch=%lld does not divide",
                        s->name, s->unit_div, (long long)spec->micro_batch),
                take_micro_batches(spec->micro_batch, whole);
     if (spec->micro_batch % whole)
-        return err_set(ERR_CONFIG,
-                       "schedule '%s' cuts a micro-batch into %d: no whole balance units of moe.unit=%lld",
+        return err_set(ERR_CONFIG, "schedule '%s' cuts a micro-batch into %d: no whole balance units of moe.unit=%lld",
                        s->name, s->unit_div, (long long)unit),
                err_take("moe.unit=1"), take_micro_batches(spec->micro_batch, whole);
     if (held <= PARTS_STAGES) return ERR_OK;
@@ -162,8 +160,8 @@ Err parts_check(const PartsSpec *spec, int ranks, int64_t *unit)
     Err err = schedule_shape(&asked, &s);
     if (!err && s.split) err = split_check(&asked);
     if (err && *layout_of(spec) && !spec->pipeline.chunks)
-        err = err_prefix(err, "parallel.layout='%s', %d stages for %d ranks", layout_of(spec),
-                         asked.chunks * ranks, ranks);
+        err = err_prefix(err, "parallel.layout='%s', %d stages for %d ranks", layout_of(spec), asked.chunks * ranks,
+                         ranks);
     if (err == ERR_CONFIG && spec->pipeline.chunks) err_take("parallel.vpp=0");
     if (err == ERR_CONFIG) err_take("parallel.schedule=auto");
     TRY(err);
@@ -220,27 +218,20 @@ static Err one_schedule(const PartsSpec *spec, int ranks, bool forwards, Schedul
     return err;
 }
 
-Err parts_schedule(const PartsSpec *spec, int ranks, Schedule *out)
-{
-    return one_schedule(spec, ranks, false, out);
-}
+Err parts_schedule(const PartsSpec *spec, int ranks, Schedule *out) { return one_schedule(spec, ranks, false, out); }
 
-Err parts_forwards(const PartsSpec *spec, int ranks, Schedule *out)
-{
-    return one_schedule(spec, ranks, true, out);
-}
+Err parts_forwards(const PartsSpec *spec, int ranks, Schedule *out) { return one_schedule(spec, ranks, true, out); }
 
 /* ---- registration ---- */
 
-static Err register_stages(Parts *p, const PartsSpec *spec, int pp_rank, int replica, Stage *stages,
-                           SetupArena *setup)
+static Err register_stages(Parts *p, const PartsSpec *spec, int pp_rank, int replica, Stage *stages, SetupArena *setup)
 {
     const int chunks = p->step.chunks;
     StageShare *shares;
     TRY(setup_array(setup, chunks, &shares));
     for (int c = 0; c < chunks; c++) shares[c] = p->shares[schedule_stage_at(&p->step, pp_rank, replica, c)];
-    return stages_register(stages, shares, chunks, &p->registries[pp_rank * p->step.replicas + replica],
-                           spec->model, setup);
+    return stages_register(stages, shares, chunks, &p->registries[pp_rank * p->step.replicas + replica], spec->model,
+                           setup);
 }
 
 /* Marks parameters without slices in a second replica as copies of the first's. */

@@ -77,7 +77,7 @@ typedef struct {
     int *number; /* [units] of a unit among those of its replica */
     int group;   /* units */
     int replica, other;
-    bool settled; /* the step is not the first: the last unit's sums of gradients begin as soon as they can */
+    bool settled;          /* the step is not the first: the last unit's sums of gradients begin as soon as they can */
     const DryClock *clock; /* NULL: nobody asks for times */
     UnitTimes *times;
 } Walk;
@@ -150,8 +150,7 @@ static Err find_forms(const Trainer *t, Walk *w, uint64_t *split, Forms *f)
     for (int i = 0; i < list->count; i++) {
         const Action *a = &list->action[i];
         if (a->kind == ACT_I)
-            split[a->replica * s->units + group_of_action(w, a)] |= (uint64_t)1
-                                                                    << schedule_chunk_of(s, a->stage);
+            split[a->replica * s->units + group_of_action(w, a)] |= (uint64_t)1 << schedule_chunk_of(s, a->stage);
     }
     for (int r = 0; r < s->replicas; r++)
         for (int g = 1; g < counts[r] / w->group; g++)
@@ -176,8 +175,7 @@ static Err work_so_far(const Trainer *t, const DryClock *clock, MemoryPlan *out)
         const Comm *comm = &t->world->comm[i];
         w.comm_bytes += comm->sent_bytes;
         w.comm_beside += comm->beside_bytes;
-        for (int k = 0; k < COMM_KIND_COUNT; k++)
-            w.comm[i][k] = (CommWork){ comm->calls[k], comm->bytes[k], 0 };
+        for (int k = 0; k < COMM_KIND_COUNT; k++) w.comm[i][k] = (CommWork){ comm->calls[k], comm->bytes[k], 0 };
         w.comm[i][COMM_ALL_TO_ALL_ROWS].most = comm->rows_most;
     }
     if (clock) clock->read(clock->user, w.clock);
@@ -195,8 +193,7 @@ static bool add_times(int64_t *sum, int64_t by, int64_t times)
 static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
 {
     bool fits = add_times(&w->flop, by->flop, times) && add_times(&w->op_bytes, by->op_bytes, times) &&
-                add_times(&w->comm_bytes, by->comm_bytes, times) &&
-                add_times(&w->comm_beside, by->comm_beside, times);
+                add_times(&w->comm_bytes, by->comm_bytes, times) && add_times(&w->comm_beside, by->comm_beside, times);
     for (int i = 0; i < WORLD_COMMS * COMM_KIND_COUNT && fits; i++) {
         CommWork *to = &w->comm[i / COMM_KIND_COUNT][i % COMM_KIND_COUNT];
         const CommWork *from = &by->comm[i / COMM_KIND_COUNT][i % COMM_KIND_COUNT];
@@ -303,8 +300,7 @@ static void filter_pair(const ActionList *all, const Action *pair, bool together
 }
 
 /* clock: what the two units take one by one, less what they take in turn. */
-static Err time_pair(Trainer *t, const Walk *w, const Action *pair, ActionList *part,
-                     double clock[CLOCK_COUNTS])
+static Err time_pair(Trainer *t, const Walk *w, const Action *pair, ActionList *part, double clock[CLOCK_COUNTS])
 {
     MemoryPlan apart, together;
     const ActionList *whole = &t->parts.step.rank[t->world->pp_rank];
@@ -375,8 +371,8 @@ static Err count_step(Trainer *t, const DryClock *clock, UnitTimes *times, Memor
     Forms f = { .count = 0 };
     w.number = calloc((size_t)s->units, sizeof *w.number);
     uint64_t *split = calloc((size_t)(s->units * s->replicas), sizeof *split);
-    Err err = w.number && split ? find_forms(t, &w, split, &f)
-                                : err_set(ERR_MEMORY, "no memory for %d units", s->units);
+    Err err =
+        w.number && split ? find_forms(t, &w, split, &f) : err_set(ERR_MEMORY, "no memory for %d units", s->units);
     if (!err) err = count_forms(t, &w, &f, out);
     if (!err) err = time_pairs(t, &w, out);
     if (!err && expert_load_redo(t)) err = dry_pieces(t, &w, &f);
@@ -497,8 +493,7 @@ static Err dry_run(Trainer *t, const DryClock *clock, UnitTimes *times, MemoryPl
 static int64_t rows_on_their_way(const Trainer *t)
 {
     int64_t unit = 0;
-    for (int i = 0; i < t->executor.stage_count; i++)
-        unit += batch_bytes(&t->executor.stages[i].slots->batch);
+    for (int i = 0; i < t->executor.stage_count; i++) unit += batch_bytes(&t->executor.stages[i].slots->batch);
     const int64_t bytes = 2 * t->executor.units * unit;
     return bytes > DEVICE_PINNED_BYTES ? bytes : DEVICE_PINNED_BYTES;
 }
@@ -535,8 +530,7 @@ static Err plan_rank(const TrainSpec *asked, Grid grid, int rank, const DryClock
     if (!err) err = dry_run(t, clock, times, out);
     if (!err && spec->purpose.snapshot) err = ckpt_snapshot_bytes(&t->params, world, &out->snapshot);
     if (spec->device.kind == DEVICE_CUDA) out->pinned = rows_on_their_way(t);
-    if (spec->purpose.ahead)
-        out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq) + out->pinned;
+    if (spec->purpose.ahead) out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq) + out->pinned;
     out->host_apart = spec->device.kind == DEVICE_CUDA;
     if (err == ERR_MEMORY && arena_was_full())
         err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
@@ -550,8 +544,7 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
     return plan_rank(spec, grid, rank, NULL, NULL, out);
 }
 
-Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clock, MemoryPlan *out,
-                 StepTimes *times)
+Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clock, MemoryPlan *out, StepTimes *times)
 {
     UnitTimes units = { 0 };
     TRY(plan_rank(spec, grid, rank, clock, &units, out));

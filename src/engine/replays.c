@@ -106,8 +106,7 @@ static void give_up(Replays *r)
     r->off = true;
     if (r->refused) log_warn("steps run without graphs, which cannot hold %s", r->refused);
     else if (r->same)
-        log_warn("steps run without graphs: one has %d different units, more than %d", digests_of(r),
-                 RECORDINGS_MOST);
+        log_warn("steps run without graphs: one has %d different units, more than %d", digests_of(r), RECORDINGS_MOST);
     else log_warn("steps run without graphs: each gives the device other work than the one before");
 }
 
@@ -124,10 +123,9 @@ StepCounts replays_counts(const Replays *r)
 static void say(const Replays *r)
 {
     const StepCounts n = replays_counts(r);
-    log_info(
-        "graphs: a step's %lld launches are %lld graphs and %lld calls between them from here on (%d of %d "
-        "recorded)",
-        (long long)n.launches, (long long)n.graphs, (long long)n.calls, digests_of(r), r->unit_count);
+    log_info("graphs: a step's %lld launches are %lld graphs and %lld calls between them from here on (%d of %d "
+             "recorded)",
+             (long long)n.launches, (long long)n.graphs, (long long)n.calls, digests_of(r), r->unit_count);
 }
 
 void replays_end(Replays *r)

@@ -110,8 +110,7 @@ void trainer_take_batch(Trainer *t, int64_t first, int64_t samples)
 static Err write_values(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
-    const int64_t update = t->progress.updates + t->flight.running + 1,
-                  nominal = t->serving.batch * s->model.seq;
+    const int64_t update = t->progress.updates + t->flight.running + 1, nominal = t->serving.batch * s->model.seq;
     StepValues v = { .step = trainer_next_step(t),
                      .nominal = nominal,
                      .lr = (float)lr_at(&s->update.lr, update),
@@ -141,8 +140,7 @@ static Err step_begin(Trainer *t)
 /* True if the step is to be done again with a smaller loss scale: fp16 gradients that are not finite. */
 static bool lower_loss_scale(Trainer *t, const StepValues *v)
 {
-    if (t->spec.compute != F16 || !v->nonfinite || v->loss_nonfinite || t->progress.loss_scale.log2 == 0)
-        return false;
+    if (t->spec.compute != F16 || !v->nonfinite || v->loss_nonfinite || t->progress.loss_scale.log2 == 0) return false;
     t->progress.loss_scale = (LossScale){ .log2 = t->progress.loss_scale.log2 - 1 };
     return true;
 }
@@ -358,8 +356,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
         TRY(tensor_new(&t->memory.scratch, &wide, F32, width));
         TRY(op(&t->device.stream, cast, .y = wide, .x = tensor_reshape(out, width)));
     }
-    if (logits)
-        TRY(device_read(&t->device.stream, logits, wide.data, t->spec.model.vocab * (int64_t)sizeof *logits));
+    if (logits) TRY(device_read(&t->device.stream, logits, wide.data, t->spec.model.vocab * (int64_t)sizeof *logits));
     arena_release(&t->memory.scratch, mark);
     executor_give(e, stage, s);
     whole.position_span = (Spans){ { 0 }, { 0 } };

@@ -63,11 +63,10 @@ typedef struct {
     DType compute;      /* F32, BF16, F16: activations, and weights as the layers see them */
     bool fp32_residual; /* the residual stream is fp32 in any case */
     bool fp32_vectors;  /* layers read weights that are no matrices in fp32 (param/param.h) */
-    bool
-        fp32_row_sums; /* sums that mixtures make of rows are fp32, where the two above hold (layer/layer.h) */
-    bool exact;        /* reproducible = layout */
+    bool fp32_row_sums; /* sums that mixtures make of rows are fp32, where the two above hold (layer/layer.h) */
+    bool exact;         /* reproducible = layout */
     UpdateSpec update;
-    int overlap_tp; /* bands of rows that travel beside tensor-parallel products (layer/bands.c); 0 or 1: none do */
+    int overlap_tp;   /* bands of rows that travel beside tensor-parallel products (layer/bands.c); 0 or 1: none do */
     bool overlap_moe; /* rows travel to experts while the other half of a pair of actions computes (pair.h) */
     uint64_t seed;
     DeviceChoice device; /* its kind, index, threads of a rank and instruction set */
@@ -134,10 +133,9 @@ typedef struct {
     int64_t experts;                 /* elements of experts, a part of flat_count */
     int64_t padding;                 /* elements of no parameter, a part of flat_count */
     int64_t grad_bytes;
-    int64_t v_count; /* elements that have a second moment */
-    double muon_flop,
-        muon_mean_flop;    /* Newton-Schulz's part of flop; the mean of this over the ranks of its stages */
-    double muon_imbalance; /* Newton-Schulz's FLOP of the busiest rank of a stage over the mean; 0: none */
+    int64_t v_count;                  /* elements that have a second moment */
+    double muon_flop, muon_mean_flop; /* Newton-Schulz's part of flop; the mean of this over the ranks of its stages */
+    double muon_imbalance;            /* Newton-Schulz's FLOP of the busiest rank of a stage over the mean; 0: none */
     int buckets;
     /* Saves that wait in the host's memory (train.offload): bytes of the device's buffers, then of the buffers of
      * forwards in pairs; the sum of both; and bytes that wait in the host's memory. */
@@ -167,7 +165,7 @@ typedef struct {
     bool skipped;              /* loss or gradients not finite: nothing was changed */
     int redone;                /* times the step was repeated with another fixed-point shift */
     int rescaled;              /* times it was repeated with a smaller loss scale */
-    bool retried_in_pieces; /* it was repeated with tokens passing experts in pieces (moe.overflow = redo) */
+    bool retried_in_pieces;    /* it was repeated with tokens passing experts in pieces (moe.overflow = redo) */
     AttentionLogits logits;
 } StepReport;
 
@@ -290,8 +288,7 @@ typedef struct {
     StageCost unit[PARTS_STAGES];
     double rest;
 } StepTimes;
-Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clock, MemoryPlan *out,
-                 StepTimes *times);
+Err trainer_time(const TrainSpec *spec, Grid grid, int rank, const DryClock *clock, MemoryPlan *out, StepTimes *times);
 
 /* The schedule of a step. ERR_CONFIG as trainer_check. Owns: schedule_free, also after an error. */
 Err trainer_schedule(const TrainSpec *spec, Grid grid, Schedule *out);
@@ -336,8 +333,7 @@ int64_t trainer_next_sample(const Trainer *t); /* first sample of that step */
 /* Mean loss over `samples` samples from `first` of source on, each once, whatever the batches are; nothing is changed.
  * ERR_MEMORY as trainer_step.
  * With reproducible = layout the same bits from every layout and batch. */
-Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
-                 int64_t *counted);
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss, int64_t *counted);
 
 /*
  * logits [samples, positions, vocab], on every rank: those of the first `positions` positions of `samples` samples from

@@ -120,8 +120,7 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
     s->slot.queue_capacity = stage_linears(stage->model);
     TRY(setup_array(&t->memory.setup, s->slot.segment_count, &s->slot.segments));
     TRY(setup_array(&t->memory.setup, s->slot.queue_capacity, &s->slot.queue));
-    if (t->spec.model.offload)
-        TRY(setup_array(&t->memory.setup, stage->model->share.layer_count, &s->slot.away));
+    if (t->spec.model.offload) TRY(setup_array(&t->memory.setup, stage->model->share.layer_count, &s->slot.away));
     if (t->parts.step.slices > 1)
         TRY(setup_array(&t->memory.setup, stage_attention_layers(stage->model), &s->slot.keys));
     TRY(stage_save_init(stage->model, &s->save, &t->memory.setup));
@@ -174,8 +173,7 @@ static Err open_buffers(Trainer *t)
     Executor *e = &t->executor;
     const int step = t->parts.step.rank[t->world->pp_rank].buffers;
     const int forward = t->parts.forward.rank[t->world->pp_rank].buffers;
-    const int64_t tokens =
-        trainer_batch_spec(t).B * t->spec.model.seq / (t->world->cp.size * t->parts.step.slices);
+    const int64_t tokens = trainer_batch_spec(t).B * t->spec.model.seq / (t->world->cp.size * t->parts.step.slices);
     const int64_t rows = tokens / t->world->sp.size;
     e->last_stage = t->parts.step.stages - 1;
     e->last_inputs = stage_inputs(&t->spec.model, t->parts.shares[e->last_stage]);
@@ -245,8 +243,7 @@ static Err open_executor(Trainer *t)
     int slots = 0;
     e->stage_count = t->parts.step.replicas * t->parts.step.chunks;
     e->pp = &t->world->pp;
-    e->hooks =
-        (ExecutorHooks){ t, hook_batch, hook_tied, hook_reduce, hook_norm, hook_update, trainer_hook_rows };
+    e->hooks = (ExecutorHooks){ t, hook_batch, hook_tied, hook_reduce, hook_norm, hook_update, trainer_hook_rows };
     e->ctx = (Ctx){ .s = &t->device.stream,
                     .world = t->world,
                     .scratch = &t->memory.scratch,
@@ -267,8 +264,7 @@ static Err open_executor(Trainer *t)
     TRY(executor_init(e, &t->memory.setup));
     const bool pairs = t->spec.overlap_moe && !t->spec.purpose.forward_only && t->world->tp_ep.size > 1;
     TRY(open_offload(t, pairs));
-    if (pairs)
-        TRY(pair_open(&e->pair, &t->memory.scratch_forward, t->spec.model.offload ? &e->offload[1] : NULL));
+    if (pairs) TRY(pair_open(&e->pair, &t->memory.scratch_forward, t->spec.model.offload ? &e->offload[1] : NULL));
     return open_heaps(t, slots);
 }
 
@@ -283,15 +279,13 @@ static Err open_stores(Trainer *t)
                             .stores = t->stores,
                             .lower = schedule_lower_replica(&t->parts.step, t->world->pp_rank),
                             .stats = &t->stats };
-    const StoreMemory memory = { &t->memory.state,
-                                 s->update.states_on_host ? &t->memory.states : &t->memory.state };
+    const StoreMemory memory = { &t->memory.state, s->update.states_on_host ? &t->memory.states : &t->memory.state };
     TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->purpose.forward_only, &t->memory.state));
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = param_set_registry(&t->params, t->world->pp_rank, r);
         TRY(param_store_init(&t->stores[r], reg, &t->stats, memory,
                              (StoreKinds){ s->compute, s->update.moments, grads }));
-        if (grads != GRADS_NONE)
-            TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
+        if (grads != GRADS_NONE) TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
         TRY(fp8_keep_weights(&t->stores[r], &s->model.fp8, &t->memory.state));
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++) {
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
@@ -322,8 +316,7 @@ static Err open_muon(Trainer *t)
 {
     if (t->spec.update.optimizer != OPTIMIZER_MUON || t->spec.purpose.forward_only) return ERR_OK;
     for (int r = 0; r < t->params.replicas; r++)
-        TRY(muon_open(&t->muon[r], &t->stores[r], t->world, &t->spec.update.muon, &t->device.stream,
-                      &t->memory.state));
+        TRY(muon_open(&t->muon[r], &t->stores[r], t->world, &t->spec.update.muon, &t->device.stream, &t->memory.state));
     t->optim.muon = t->muon;
     return ERR_OK;
 }
@@ -347,8 +340,8 @@ static Err open_optim(Trainer *t)
                         .headroom_bits = t->executor.ctx.canon.headroom_bits };
     for (int r = 0; r < t->params.replicas; r++) {
         t->optim.store[r] = &t->stores[r];
-        const DdpSpec spec = { s->update.overlap_grad, s->update.overlap_param,
-                               .stages = t->executor.stage_count, .in_turn = t->executor.pair.forward };
+        const DdpSpec spec = { s->update.overlap_grad, s->update.overlap_param, .stages = t->executor.stage_count,
+                               .in_turn = t->executor.pair.forward };
         TRY(ddp_init(&t->ddp[r], &t->stores[r], &t->device.stream, t->world, spec, &t->memory.state));
     }
     return open_muon(t);
@@ -361,17 +354,17 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
         return err_set(ERR_CONFIG, "a step has %lld micro-batches on a rank; at most %d can be listed",
                        (long long)microbatches, MAX_UNITS / g.pp),
                err_hint("raise train.micro_batch or lower train.global_batch");
-    *out = (PartsSpec){ .model = &s->model,
-                        .pipeline = s->pipeline,
-                        .microbatches = (int)microbatches,
-                        .micro_batch = s->micro_batch,
-                        .bucket_elems = s->update.bucket_bytes
-                                            ? s->update.bucket_bytes / dtype_size(s->exact ? I64 : F32)
-                                            : INT64_MAX,
-                        .zero = s->purpose.forward_only ? ZERO_NONE : s->update.zero,
-                        .optimizer = s->update.optimizer,
-                        .muon = &s->update.muon,
-                        .fp32_vectors = s->fp32_vectors && s->compute != F32 };
+    *out =
+        (PartsSpec){ .model = &s->model,
+                     .pipeline = s->pipeline,
+                     .microbatches = (int)microbatches,
+                     .micro_batch = s->micro_batch,
+                     .bucket_elems =
+                         s->update.bucket_bytes ? s->update.bucket_bytes / dtype_size(s->exact ? I64 : F32) : INT64_MAX,
+                     .zero = s->purpose.forward_only ? ZERO_NONE : s->update.zero,
+                     .optimizer = s->update.optimizer,
+                     .muon = &s->update.muon,
+                     .fp32_vectors = s->fp32_vectors && s->compute != F32 };
     return ERR_OK;
 }
 
@@ -400,8 +393,7 @@ static Err check_zero(const TrainSpec *s)
     if (s->update.zero < ZERO_VALUES || !s->pipeline.schedule) return ERR_OK;
     TRY(schedule_versions(s->pipeline.schedule, &versions));
     if (versions == VERSIONS_STEP) return ERR_OK;
-    err_set(ERR_CONFIG,
-            "parallel.zero is at most 2 here: schedule '%s' keeps older weights beside the newest, whole",
+    err_set(ERR_CONFIG, "parallel.zero is at most 2 here: schedule '%s' keeps older weights beside the newest, whole",
             s->pipeline.schedule);
     return err_take("parallel.zero=2 parallel.reshard=auto"), err_take("parallel.reshard=never");
 }
@@ -487,8 +479,7 @@ static Err open_flight(Trainer *t)
     const int64_t sums = tensor_bytes(t->executor.sums), logits = largest.data ? tensor_bytes(largest) : 0;
     void *block;
     event_init(&t->flight.done);
-    TRY(device_host_alloc(&t->device, (int64_t)sizeof(StepValues) + sums + logits + expert_load_bytes(t),
-                          &block));
+    TRY(device_host_alloc(&t->device, (int64_t)sizeof(StepValues) + sums + logits + expert_load_bytes(t), &block));
     t->flight.values = block;
     t->flight.sums = (int64_t *)(t->flight.values + 1);
     t->flight.logits = t->flight.sums + sums / (int64_t)sizeof *t->flight.sums;
@@ -515,8 +506,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     /* products are timed by gradients that do not overflow, and never while they are recorded */
     t->executor.graphs_wait = s->compute == F16;
     if (s->purpose.generate)
-        TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->memory.state,
-                          &t->memory.setup));
+        TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->memory.state, &t->memory.setup));
     TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->memory.setup));
     TRY(trainer_open_rows(t));
     TRY(open_flight(t));
@@ -525,8 +515,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     return fill(t);
 }
 
-Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world,
-                    const MemoryPlan *limits)
+Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world, const MemoryPlan *limits)
 {
     *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
     setup_init(&t->memory.setup);

@@ -8,8 +8,7 @@
 #include "engine/trainer.h"
 
 /* Like trainer_open, on `kind` whatever spec->device says; after an error the trainer is still to be closed. */
-Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world,
-                    const MemoryPlan *limits);
+Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world, const MemoryPlan *limits);
 
 /* The first part of trainer_check: where there is no pipeline there is no grid either. */
 Err trainer_check_shape(const TrainSpec *spec, Grid grid);

@@ -83,8 +83,7 @@ int64_t hf_window(const HfModel *m, HfClass c, int layer)
     if (kind == HF_WINDOWS_NONE || m->window == HF_NONE) return 0;
     if (kind == HF_WINDOWS_FROM) has = m->typed ? layer_set_has(&m->sliding, layer) : layer >= m->full_layers;
     if (kind == HF_WINDOWS_TYPES)
-        has = m->typed ? layer_set_has(&m->sliding, layer)
-                       : (layer + !hf_classes[c].first_full) % m->period != 0;
+        has = m->typed ? layer_set_has(&m->sliding, layer) : (layer + !hf_classes[c].first_full) % m->period != 0;
     return has ? m->window : 0;
 }
 
@@ -92,8 +91,7 @@ int64_t hf_turns(const HfModel *m, HfClass c, int layer)
 {
     switch (hf_classes[c].turns) {
     case HF_TURNS_ALL: break;
-    case HF_TURNS_LIST:
-        return m->turned ? layer_set_has(&m->turning, layer) : (layer + 1) % m->no_rope_every != 0;
+    case HF_TURNS_LIST: return m->turned ? layer_set_has(&m->turning, layer) : (layer + 1) % m->no_rope_every != 0;
     case HF_TURNS_WINDOWED: return m->window == HF_NONE || hf_window(m, c, layer) > 0;
     }
     return 1;
@@ -136,22 +134,17 @@ static void put_dropout(Ini *w)
     if (m->attention_dropout > 0) put_real(w, "attention_dropout", m->attention_dropout);
     if (embedding && m->embedding_dropout == m->branch_dropout) put_real(w, "dropout", m->branch_dropout);
     else if (m->branch_dropout > 0 || (embedding && m->embedding_dropout > 0))
-        line(
-            w,
-            "; not taken over: dropout of %g on branches and %g on the embedding, which dropout has in one\n",
-            m->branch_dropout, embedding ? m->embedding_dropout : 0.0);
+        line(w, "; not taken over: dropout of %g on branches and %g on the embedding, which dropout has in one\n",
+             m->branch_dropout, embedding ? m->embedding_dropout : 0.0);
     if (m->mlp_dropout > 0)
-        line(w, "; not taken over: hidden_dropout of %g, which is behind feed-forward layers alone\n",
-             m->mlp_dropout);
+        line(w, "; not taken over: hidden_dropout of %g, which is behind feed-forward layers alone\n", m->mlp_dropout);
 }
 
 static void put_yarn(Ini *w)
 {
     const HfModel *m = w->m;
-    const double log_factor = m->factor > 1 ? 0.1 * m_log(m->factor) : 0,
-                 all = m->mscale_all > 0 ? m->mscale_all : 0;
-    const double in_scores = w->row->latent ? all : 0,
-                 usual = (log_factor + 1) / (in_scores * log_factor + 1);
+    const double log_factor = m->factor > 1 ? 0.1 * m_log(m->factor) : 0, all = m->mscale_all > 0 ? m->mscale_all : 0;
+    const double in_scores = w->row->latent ? all : 0, usual = (log_factor + 1) / (in_scores * log_factor + 1);
     double magnitude = log_factor + 1;
     if (m->mscale > 0 && all > 0) magnitude = (m->mscale * log_factor + 1) / (all * log_factor + 1);
     if (m->attention_factor != HF_NONE) magnitude = m->attention_factor;
@@ -269,8 +262,7 @@ static void put_moe(Ini *w, HfClass c)
     put_router(w);
     if (w->row->moe) line(w, "%s", w->row->moe);
     if (m->jitter > 0)
-        line(w, "; not taken over: router_jitter_noise of %g, which is on what experts get, too\n",
-             m->jitter);
+        line(w, "; not taken over: router_jitter_noise of %g, which is on what experts get, too\n", m->jitter);
 }
 
 /* ---- the text ---- */
@@ -285,8 +277,8 @@ static Err check(const char *name, const char *text)
     if (err != ERR_CONFIG) return err;
     err_keep(&kept);
     const char *first = strchr(kept.message, '\n'), *mistake = strchr(first ? first : kept.message, ' ');
-    return err_set(err, "%s: megatrain has no such model:%.*s", name,
-                   mistake ? (int)strcspn(mistake, "\n") : 0, mistake);
+    return err_set(err, "%s: megatrain has no such model:%.*s", name, mistake ? (int)strcspn(mistake, "\n") : 0,
+                   mistake);
 }
 
 Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, const char **out)
@@ -295,8 +287,7 @@ Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, con
     char *text;
     put_model(&w, c);
     put_moe(&w, c);
-    if (w.full)
-        return err_set(ERR_CONFIG, "%s: windows or experts change too often from block to block", name);
+    if (w.full) return err_set(ERR_CONFIG, "%s: windows or experts change too often from block to block", name);
     TRY(check(name, w.text));
     TRY(setup_strdup(arena, w.text, &text));
     *out = text;

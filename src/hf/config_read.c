@@ -52,8 +52,7 @@ static Err damaged(const Reader *r, const HfKey *k, const Json *v, const char *w
 {
     char text[VALUE_BYTES];
     value_text(v, text);
-    return err_set(ERR_CKPT, "%s: '%s' is %s, and should be %s: %s", r->name, k->name, text, want,
-                   k->meaning);
+    return err_set(ERR_CKPT, "%s: '%s' is %s, and should be %s: %s", r->name, k->name, text, want, k->meaning);
 }
 
 static Err refused(const Reader *r, const char *key, const Json *v, const char *meaning, const char *why)
@@ -89,8 +88,7 @@ static Err take_real(const Reader *r, const HfKey *k, const Json *v, double *out
 
 static Err take_flag(const Reader *r, const HfKey *k, const Json *v, int64_t *out)
 {
-    if (!json_is_true(v) &&
-        (json_is_number(v) || json_text(v, NULL) || json_is_object(v) || json_is_array(v)))
+    if (!json_is_true(v) && (json_is_number(v) || json_text(v, NULL) || json_is_object(v) || json_is_array(v)))
         return damaged(r, k, v, "true or false");
     *out = json_is_true(v);
     return ERR_OK;
@@ -112,8 +110,7 @@ static Err take_words(Reader *r, const HfKey *k, const Json *v, int64_t *out)
     const bool types = k->kind == HF_KEY_TYPES;
     const char *words = types ? "full_attention sliding_attention" : "sparse dense";
     LayerSet *second = types ? &r->model.sliding : &r->model.dense;
-    if (!json_is_array(v) || json_count(v) > LAYERS_MAX)
-        return damaged(r, k, v, "a list of words, one for each block");
+    if (!json_is_array(v) || json_count(v) > LAYERS_MAX) return damaged(r, k, v, "a list of words, one for each block");
     *second = (LayerSet){ { 0 } };
     for (int64_t i = 0; i < json_count(v); i++) {
         const Json *item = json_at(v, i);
@@ -151,8 +148,7 @@ static Err take_pattern(const Reader *r, const HfKey *k, const Json *v, int64_t 
     if (!text) return take_int(r, k, v, out);
     *out = (int64_t)strlen(text);
     if (*out < 1 || (int64_t)strspn(text, "L") != *out - 1 || text[*out - 1] != 'G')
-        return refused(r, k->name, v, k->meaning,
-                       "megatrain reads a number, or letters L with one G behind them");
+        return refused(r, k->name, v, k->meaning, "megatrain reads a number, or letters L with one G behind them");
     return ERR_OK;
 }
 
@@ -244,8 +240,7 @@ static Err take_value(Reader *r, const HfKey *k, const Json *v)
 
 static bool is_number(const HfKey *k)
 {
-    return k->kind == HF_KEY_INT || k->kind == HF_KEY_REAL || k->kind == HF_KEY_FLAG ||
-           k->kind == HF_KEY_WORD;
+    return k->kind == HF_KEY_INT || k->kind == HF_KEY_REAL || k->kind == HF_KEY_FLAG || k->kind == HF_KEY_WORD;
 }
 
 /* Two keys of one meaning may both be there, if they say the same. */
@@ -256,8 +251,8 @@ static Err take_key(Reader *r, const HfKey *k, const Json *v)
     if (!is_number(k)) return take_value(r, k, v);
     TRY(take_value(r, k, v));
     if (r->by[member] && before != *hf_int(&r->model, k))
-        return err_set(ERR_CKPT, "%s: '%s' and '%s' differ, and mean the same: %s", r->name, r->by[member],
-                       k->name, k->meaning);
+        return err_set(ERR_CKPT, "%s: '%s' and '%s' differ, and mean the same: %s", r->name, r->by[member], k->name,
+                       k->meaning);
     r->by[member] = k->name;
     return ERR_OK;
 }
@@ -279,8 +274,7 @@ static Err note_unknown(Reader *r, const char *name, const Json *v)
         snprintf(r->unknown_names + used, sizeof r->unknown_names - used, "%s'%s'", used ? ", " : "", word);
         return ERR_OK;
     }
-    refused(r, name, v, "not a key that megatrain knows of this class",
-            "it may change what the model computes");
+    refused(r, name, v, "not a key that megatrain knows of this class", "it may change what the model computes");
     err_keep(&r->unknown_error);
     return ERR_OK;
 }
@@ -329,16 +323,14 @@ static Err take_nested_rope(Reader *r, const HfKey *k, const Json *v)
     for (void *it = json_iter(v); it; it = json_next(v, it))
         if (hf_word("full_attention sliding_attention", json_iter_key(it)) < 0)
             return unknown_key(r, json_iter_key(it), json_iter_value(it));
-    if (!json_is_object(full))
-        return damaged(r, k, v, "an object with objects 'full_attention', 'sliding_attention'");
+    if (!json_is_object(full)) return damaged(r, k, v, "an object with objects 'full_attention', 'sliding_attention'");
     TRY(take_keys(r, full, hf_rope_keys, hf_rope_key_count));
     for (void *it = json_iter(sliding); it; it = json_next(sliding, it)) {
         const Json *value = json_iter_value(it);
         const char *name = json_iter_key(it), *text = json_text(value, NULL);
         if (strcmp(name, "rope_theta") == 0) TRY(take_key(r, &local, value));
         else if (!text || strcmp(name, "rope_type") != 0 || strcmp(text, "default") != 0)
-            return refused(r, name, value, "rotary angles of blocks with a window",
-                           "megatrain scales none of these");
+            return refused(r, name, value, "rotary angles of blocks with a window", "megatrain scales none of these");
     }
     return ERR_OK;
 }
@@ -415,11 +407,9 @@ static Err find_class(Reader *r, const Json *root, const Json **keys)
             if (!json_is_object(*keys)) return err_set(ERR_CKPT, "%s: 'text_config' is missing", r->name);
             return check_head(r, root);
         }
-        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", c ? ", " : "",
-                 row->names.model_type);
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", c ? ", " : "", row->names.model_type);
     }
-    refused(r, "model_type", json_get(root, "model_type"), "the class of the model",
-            "megatrain does not read it");
+    refused(r, "model_type", json_get(root, "model_type"), "the class of the model", "megatrain does not read it");
     return err_hint("it reads %s", known);
 }
 
@@ -445,11 +435,9 @@ static Err settle_sizes(Reader *r)
     if (m->layers > LAYERS_MAX) return no(r, "more than 1024 blocks");
     if (m->kv_heads == HF_NONE) m->kv_heads = m->heads;
     if (latent && m->kv_heads != m->heads)
-        return no(
-            r, "'num_key_value_heads' is not 'num_attention_heads': latent attention has keys for each head");
+        return no(r, "'num_key_value_heads' is not 'num_attention_heads': latent attention has keys for each head");
     if (latent && m->eps != 1e-6) /* (transformers and megatrain would differ in the norms of latents) */
-        return no(
-            r, "'rms_norm_eps' is not 1e-6, which the norms of latents have in this class whatever it says");
+        return no(r, "'rms_norm_eps' is not 1e-6, which the norms of latents have in this class whatever it says");
     if (!latent && m->head_dim == HF_NONE) {
         if (m->hidden % m->heads)
             return no(r, "'num_attention_heads' does not divide the width, and 'head_dim' is missing");
@@ -468,8 +456,7 @@ static Err settle_windows(Reader *r)
     const HfWindows kind = hf_classes[r->class].windows;
     if (kind == HF_WINDOWS_FROM || kind == HF_WINDOWS_SWITCH)
         if (!m->use_window) m->window = HF_NONE;
-    if (m->typed && m->typed != m->layers)
-        return no(r, "'layer_types' is not about as many blocks as there are");
+    if (m->typed && m->typed != m->layers) return no(r, "'layer_types' is not about as many blocks as there are");
     if (kind == HF_WINDOWS_SWITCH && m->window != HF_NONE && m->full_layers > 0)
         return no(r, "'use_sliding_window' with 'max_window_layers': releases of transformers differ in what "
                      "it means");
@@ -488,10 +475,8 @@ static Err settle_partial(Reader *r)
     if (m->rotary > 0 && !given) m->partial = (double)m->rotary / (double)m->head_dim;
     if (m->partial == 1 || r->class == HF_GPT2) return ERR_OK;
     if (!(m->partial < 1 && (double)m->head_dim * m->partial >= 2))
-        return no(
-            r,
-            "'partial_rotary_factor' or 'rotary_dim' makes fewer than 2 columns of a head turn, or more than "
-            "a head has");
+        return no(r, "'partial_rotary_factor' or 'rotary_dim' makes fewer than 2 columns of a head turn, or more than "
+                     "a head has");
     if (m->rotary > 0 && (int64_t)((double)m->head_dim * m->partial) != m->rotary)
         return no(r, "'rotary_dim' and 'partial_rotary_factor' say different columns that turn");
     return ERR_OK;
@@ -501,8 +486,7 @@ static Err settle_rope(Reader *r)
 {
     HfModel *m = &r->model;
     TRY(settle_partial(r));
-    if (m->turned && m->turned < m->layers)
-        return no(r, "'no_rope_layers' is about fewer blocks than there are");
+    if (m->turned && m->turned < m->layers) return no(r, "'no_rope_layers' is about fewer blocks than there are");
     const bool known = m->original != HF_NONE;
     if (m->rope_type == ROPE_LLAMA3 && (m->slow == HF_NONE || m->fast == HF_NONE))
         return no(r, "'rope_scaling' is llama3, and lacks 'low_freq_factor' or 'high_freq_factor'");
@@ -523,8 +507,7 @@ static Err settle_groups(Reader *r)
     HfModel *m = &r->model;
     if (!hf_classes[r->class].best) return ERR_OK;
     if (r->class == HF_DEEPSEEK_V2 && m->method == HF_GREEDY) m->groups = m->group_topk = 1;
-    if (m->groups == HF_NONE || m->group_topk == HF_NONE)
-        return no(r, "'n_group' or 'topk_group' is missing");
+    if (m->groups == HF_NONE || m->group_topk == HF_NONE) return no(r, "'n_group' or 'topk_group' is missing");
     return ERR_OK;
 }
 
@@ -533,8 +516,7 @@ static Err settle_experts(Reader *r)
     HfModel *m = &r->model;
     int count = 0;
     if (!hf_classes[r->class].mixture) return ERR_OK;
-    if (m->mlps && m->mlps != m->layers)
-        return no(r, "'mlp_layer_types' is not about as many blocks as there are");
+    if (m->mlps && m->mlps != m->layers) return no(r, "'mlp_layer_types' is not about as many blocks as there are");
     if (m->mlps) m->first_dense = 0; /* (the list says it of every block) */
     for (int i = 0; i < m->layers; i++) count += hf_is_mixture(m, r->class, i);
     if (count && m->experts == HF_NONE && hf_classes[r->class].usual.experts == HF_NONE)
@@ -579,8 +561,7 @@ static void look_for_modules(Reader *r)
     r->model.mtp = 0;
     if (!log_rank())
         log_warn("'%s' has no weights of the modules of multi-token prediction that %s: model.mtp_layers = 0",
-                 r->folder,
-                 said ? "its config.json speaks of" : "its class has where config.json says nothing");
+                 r->folder, said ? "its config.json speaks of" : "its class has where config.json says nothing");
 }
 
 static Err read_model(Reader *r, const Json *root, SetupArena *arena)
@@ -598,8 +579,8 @@ static Err read_model(Reader *r, const Json *root, SetupArena *arena)
     return hf_ini(r->name, &r->model, r->class, arena, &r->out->ini);
 }
 
-static Err parse(const char *name, const char *folder, const char *text, int64_t size_bytes,
-                 SetupArena *arena, HfConfig *out)
+static Err parse(const char *name, const char *folder, const char *text, int64_t size_bytes, SetupArena *arena,
+                 HfConfig *out)
 {
     Json *root;
     Reader r = { .name = name, .folder = folder, .out = out };

@@ -17,8 +17,7 @@ static void say_sizes(const Config *cfg, HfClass c, HfModel *m)
     m->tied = cfg->model.tied;
     m->out_bias = cfg->model.attention_bias == ATTENTION_BIAS_ALL;
     m->attention_bias = m->out_bias;
-    if (hf_classes[c].bias == HF_BIAS_APART)
-        m->attention_bias = cfg->model.attention_bias != ATTENTION_BIAS_NONE;
+    if (hf_classes[c].bias == HF_BIAS_APART) m->attention_bias = cfg->model.attention_bias != ATTENTION_BIAS_NONE;
     m->mlp_bias = cfg->model.bias;
     m->qk_norm = cfg->model.qk_norm == QK_NORM_HEADS;
     m->eps = cfg->model.norm_eps;
@@ -95,8 +94,7 @@ static void say_rope(const Config *cfg, HfClass c, HfModel *m)
     m->rope_type = cfg->model.rope_scaling;
     m->partial = 1;
     if (cfg->model.rope_dim) m->partial = (double)cfg->model.rope_dim / (double)m->head_dim;
-    if ((int64_t)(m->partial * (double)m->head_dim) < cfg->model.rope_dim)
-        m->partial = nextafter(m->partial, 1);
+    if ((int64_t)(m->partial * (double)m->head_dim) < cfg->model.rope_dim) m->partial = nextafter(m->partial, 1);
     m->rotary = cfg->model.rope_dim ? cfg->model.rope_dim : m->head_dim;
     m->factor = m->rope_type ? cfg->model.rope_factor : HF_NONE;
     m->original = m->rope_type > ROPE_LINEAR ? cfg->model.rope_original : HF_NONE;

@@ -171,10 +171,7 @@ static bool has_dense(const Config *c)
     return false;
 }
 
-static int64_t columns_that_turn(const Config *c)
-{
-    return c->model.rope_dim ? c->model.rope_dim : c->model.head_dim;
-}
+static int64_t columns_that_turn(const Config *c) { return c->model.rope_dim ? c->model.rope_dim : c->model.head_dim; }
 
 /* The base of the angles of blocks with a window; 0: as all others, scaled. */
 static double local_base(const Config *c)
@@ -227,8 +224,7 @@ static bool same_key(const Config *a, const Config *b, ConfigId id)
     case CFG_moe_normalize: /* (of softmax the router says it) */
         return !experts || router_of(a) == ROUTER_SOFTMAX || a->moe.normalize == b->moe.normalize;
     case CFG_moe_group_topk: return a->moe.groups == 1 || a->moe.group_topk == b->moe.group_topk;
-    case CFG_moe_group_best:
-        return !experts || a->moe.groups == 1 || counted_of_group(a) == counted_of_group(b);
+    case CFG_moe_group_best: return !experts || a->moe.groups == 1 || counted_of_group(a) == counted_of_group(b);
     default: break;
     }
     if (is_of_training(id)) return true;
@@ -301,13 +297,10 @@ Err hf_check_mup(const Config *cfg)
 {
     const int64_t head_dim = cfg->optim.mup_head_dim;
     if (head_dim && head_dim != cfg->model.head_dim)
-        return err_set(ERR_CONFIG,
-                       "no class of transformers has scores as muP with optim.mup_head_dim = %lld",
+        return err_set(ERR_CONFIG, "no class of transformers has scores as muP with optim.mup_head_dim = %lld",
                        (long long)head_dim);
-    if (!cfg->model.mtp_layers || !cfg->optim.mup_base || cfg->optim.mup_base == cfg->model.hidden)
-        return ERR_OK;
-    return err_set(ERR_CONFIG,
-                   "no class of transformers has model.mtp_layers = %lld beside optim.mup_base = %lld",
+    if (!cfg->model.mtp_layers || !cfg->optim.mup_base || cfg->optim.mup_base == cfg->model.hidden) return ERR_OK;
+    return err_set(ERR_CONFIG, "no class of transformers has model.mtp_layers = %lld beside optim.mup_base = %lld",
                    (long long)cfg->model.mtp_layers, (long long)cfg->optim.mup_base);
 }
 
@@ -333,11 +326,10 @@ Err hf_class_of(const Config *cfg, HfClass *out)
     if (n.refuser < HF_CLASSES)
         return err_set(ERR_CONFIG, "no class of transformers has this model: of %s %s",
                        hf_classes[n.refuser].names.model_type, n.refusal.message);
-    if (n.count == CFG_COUNT)
-        return err_set(ERR_CONFIG, "no class of transformers has a model with these keys");
+    if (n.count == CFG_COUNT) return err_set(ERR_CONFIG, "no class of transformers has a model with these keys");
     const ConfigKey *key = config_key(n.key);
-    err_set(ERR_CONFIG, "no class of transformers has a model with %s.%s = %s beside the other keys",
-            key->section, key->name, config_value(cfg, n.key, buf));
+    err_set(ERR_CONFIG, "no class of transformers has a model with %s.%s = %s beside the other keys", key->section,
+            key->name, config_value(cfg, n.key, buf));
     return err_hint("the nearest, %s, would have %s", hf_classes[n.class].names.model_type, n.theirs);
 }
 

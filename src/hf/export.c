@@ -187,8 +187,7 @@ static Err sweep(const Export *m)
     Err err = ERR_OK;
     if (!d) return err_set(ERR_STORAGE, "cannot read folder '%s': %m", m->temp);
     for (struct dirent *entry; !err && (entry = readdir(d));) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") || !strcmp(entry->d_name, "lock"))
-            continue;
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") || !strcmp(entry->d_name, "lock")) continue;
         err = path_in(m, entry->d_name, path);
         if (!err) err = file_remove_tree(path);
     }

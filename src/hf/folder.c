@@ -90,10 +90,7 @@ static Err open_file(HfFolder *f, const char *name, SetupArena *a)
     return ERR_OK;
 }
 
-static int by_text(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
+static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
 /* The files that the index names, each once; map: its weight_map. */
 static Err open_indexed(HfFolder *f, const char *path, const Json *map, SetupArena *a)
@@ -106,8 +103,8 @@ static Err open_indexed(HfFolder *f, const char *path, const Json *map, SetupAre
     for (void *it = json_iter(map); it; it = json_next(map, it)) {
         const char *name = json_text(json_iter_value(it), NULL);
         if (!name || !plain_name(name))
-            return err_set(ERR_CKPT, "'%s': tensor '%s' is in '%s', which is no name of a file in the folder",
-                           path, json_iter_key(it), name ? name : "no text");
+            return err_set(ERR_CKPT, "'%s': tensor '%s' is in '%s', which is no name of a file in the folder", path,
+                           json_iter_key(it), name ? name : "no text");
         names[n++] = name;
     }
     qsort(names, (size_t)count, sizeof *names, by_text);
@@ -153,8 +150,8 @@ static Err check_index(const HfFolder *f, const char *path, const Json *map)
         const char *name = json_text(json_iter_value(it), NULL);
         const char *at = t ? strrchr(f->files[t->file].path, '/') + 1 : NULL;
         if (!t || strcmp(at, name))
-            return err_set(ERR_CKPT, "'%s' has tensor '%s' in '%s', which does not hold it", path,
-                           json_iter_key(it), name);
+            return err_set(ERR_CKPT, "'%s' has tensor '%s' in '%s', which does not hold it", path, json_iter_key(it),
+                           name);
     }
     if (json_count(map) == f->count) return ERR_OK;
     for (int64_t i = 0; i < f->count; i++)

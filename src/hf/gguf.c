@@ -19,12 +19,8 @@ enum { BLOCKS_MAX = 512, EXPERTS_MAX = 1024 };
 
 /* Types of values, and of numbers of tensors, as the format numbers them. */
 typedef enum { VALUE_U32 = 4, VALUE_I32, VALUE_F32, VALUE_BOOL, VALUE_TEXT, VALUE_ARRAY } ValueType;
-static const uint32_t number_types[] = {
-    [STORED_F32] = 0, [STORED_F16] = 1, [STORED_Q8_0] = 8, [STORED_BF16] = 30
-};
-static const uint32_t file_types[] = {
-    [STORED_F32] = 0, [STORED_F16] = 1, [STORED_Q8_0] = 7, [STORED_BF16] = 32
-};
+static const uint32_t number_types[] = { [STORED_F32] = 0, [STORED_F16] = 1, [STORED_Q8_0] = 8, [STORED_BF16] = 30 };
+static const uint32_t file_types[] = { [STORED_F32] = 0, [STORED_F16] = 1, [STORED_Q8_0] = 7, [STORED_BF16] = 32 };
 
 typedef struct {
     const GgufJob *x;
@@ -220,8 +216,7 @@ static int64_t divisors(const Gguf *g)
     return g->x->model->rope.scaling == ROPE_LLAMA3 ? g->x->model->head_dim / 2 : 0;
 }
 
-static void put_tensor(Gguf *g, const char *name, int ndim, const int64_t *shape, uint32_t type,
-                       int64_t offset)
+static void put_tensor(Gguf *g, const char *name, int ndim, const int64_t *shape, uint32_t type, int64_t offset)
 {
     put_text(g, name);
     put_u32(g, (uint32_t)ndim);
@@ -305,14 +300,11 @@ static Err check(Gguf *g)
     const ModelSpec *m = g->x->model;
     TRY(hf_class_of(g->x->cfg, &g->kind));
     if (!hf_naming_gguf(g->kind, g->x->cfg, &g->list.spec.naming)) {
-        err_set(ERR_CONFIG, "the model is a %s, of which no GGUF file is written",
-                hf_class_names(g->kind)->model_type);
-        return err_hint(
-            "write --format hf, which transformers and vLLM open; llama.cpp's converter takes that too");
+        err_set(ERR_CONFIG, "the model is a %s, of which no GGUF file is written", hf_class_names(g->kind)->model_type);
+        return err_hint("write --format hf, which transformers and vLLM open; llama.cpp's converter takes that too");
     }
     TRY(check_rope(&m->rope, m->head_dim));
-    if (layer_pattern_most(&m->window))
-        return gguf_cannot("windows of attention (model.window) of this class");
+    if (layer_pattern_most(&m->window)) return gguf_cannot("windows of attention (model.window) of this class");
     if (m->layers > BLOCKS_MAX) return gguf_cannot("a model of more than 512 blocks (model.layers)");
     if (m->moe.experts > EXPERTS_MAX) return gguf_cannot("a mixture of more than 1024 experts (moe.experts)");
     if ((g->kind == HF_QWEN3 || g->kind == HF_QWEN3_MOE) && (model_qkv_bias(m) || model_proj_bias(m)))
@@ -320,8 +312,7 @@ static Err check(Gguf *g)
     if (g->kind == HF_QWEN2 && (int64_t)m->heads * m->head_dim != m->hidden)
         return gguf_cannot("heads of another width than hidden / heads of this class (model.head_dim)");
     for (int i = 0; m->moe.experts && i < m->layers; i++)
-        if (!model_is_mixture(m, i))
-            return gguf_cannot("that some blocks of a mixture are dense (moe.every)");
+        if (!model_is_mixture(m, i)) return gguf_cannot("that some blocks of a mixture are dense (moe.every)");
     if (g->kind == HF_QWEN3_MOE && m->moe.router.score == ROUTER_SOFTMAX_PRE && !m->moe.router.normalize)
         return gguf_cannot("that the weights of chosen experts do not add up to 1 (moe.normalize)");
     return ERR_OK;

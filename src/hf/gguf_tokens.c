@@ -38,10 +38,7 @@ Err gguf_cannot(const char *fmt, ...)
     return err_hint("write --format hf, which transformers and vLLM open");
 }
 
-static bool same(TokenText x, TokenText y)
-{
-    return x.size == y.size && memcmp(x.bytes, y.bytes, (size_t)x.size) == 0;
-}
+static bool same(TokenText x, TokenText y) { return x.size == y.size && memcmp(x.bytes, y.bytes, (size_t)x.size) == 0; }
 
 static bool has(TokenText text, const char *part)
 {
@@ -60,12 +57,10 @@ static bool is_run(TokenText t) { return memcmp(t.bytes, t.bytes + 1, (size_t)t.
 static bool cut_otherwise(const AddedToken *a, const AddedToken *b)
 {
     const TokenText x = a->text, y = b->text;
-    const bool one_kind = a->normalized == b->normalized,
-               runs = is_run(x) && is_run(y) && *x.bytes == *y.bytes;
+    const bool one_kind = a->normalized == b->normalized, runs = is_run(x) && is_run(y) && *x.bytes == *y.bytes;
     const bool ours = one_kind || !a->normalized, theirs = x.size > y.size; /* (is the first one taken?) */
     if (one_kind && runs) return false;
-    if (!one_kind && a->normalized && y.size <= x.size &&
-        memmem(x.bytes, (size_t)x.size, y.bytes, (size_t)y.size))
+    if (!one_kind && a->normalized && y.size <= x.size && memmem(x.bytes, (size_t)x.size, y.bytes, (size_t)y.size))
         return true;
     for (int32_t i = 1; i < x.size && (ours != theirs || x.size == y.size); i++)
         if (x.size - i < y.size && memcmp(x.bytes + i, y.bytes, (size_t)(x.size - i)) == 0) return true;
@@ -79,16 +74,15 @@ static Err check_added(const Job *j, bool characters, bool prefix)
     for (int64_t i = 0; i < count; i++) {
         const AddedToken *a = &added[i];
         if (a->single_word || a->lstrip || a->rstrip)
-            return gguf_cannot("what stands beside the added token '%.*s' (single_word, lstrip, rstrip)",
-                               a->text.size, a->text.bytes);
+            return gguf_cannot("what stands beside the added token '%.*s' (single_word, lstrip, rstrip)", a->text.size,
+                               a->text.bytes);
         if (a->normalized && characters && (prefix || has(a->text, BPE_BLANK)))
             return gguf_cannot("that the added token '%.*s' is sought in the normalized text", a->text.size,
                                a->text.bytes);
         for (int64_t k = 0; k < count; k++)
             if (k != i && cut_otherwise(a, &added[k]))
-                return gguf_cannot(
-                    "which of the added tokens '%.*s' and '%.*s' is cut out where they share letters",
-                    a->text.size, a->text.bytes, added[k].text.size, added[k].text.bytes);
+                return gguf_cannot("which of the added tokens '%.*s' and '%.*s' is cut out where they share letters",
+                                   a->text.size, a->text.bytes, added[k].text.size, added[k].text.bytes);
     }
     return ERR_OK;
 }
@@ -157,9 +151,7 @@ static Err spell_merges(const Job *j, const TokenText **out)
     int64_t room = 0;
     char *at;
     for (int64_t i = 0; i < j->merge_count; i++)
-        room +=
-            2 * ((int64_t)j->tokens[j->merges[i].left].text.size + j->tokens[j->merges[i].right].text.size) +
-            1;
+        room += 2 * ((int64_t)j->tokens[j->merges[i].left].text.size + j->tokens[j->merges[i].right].text.size) + 1;
     TRY(setup_array(j->a, room, &at));
     TRY(setup_array(j->a, j->merge_count, &merges));
     for (int64_t i = 0; i < j->merge_count; i++) {
@@ -217,11 +209,9 @@ static Err check_fallback(const Job *j)
 {
     int bytes = 0;
     for (int64_t id = 0; id < j->vocab; id++) bytes += j->tokens[id].kind == TOKEN_BYTE;
-    if (bytes != 256)
-        return gguf_cannot("what becomes of characters whose bytes are no tokens (byte_fallback)");
+    if (bytes != 256) return gguf_cannot("what becomes of characters whose bytes are no tokens (byte_fallback)");
     for (int64_t i = 0; i < j->merge_count; i++)
-        if (j->tokens[j->merges[i].left].kind == TOKEN_BYTE ||
-            j->tokens[j->merges[i].right].kind == TOKEN_BYTE)
+        if (j->tokens[j->merges[i].left].kind == TOKEN_BYTE || j->tokens[j->merges[i].right].kind == TOKEN_BYTE)
             return gguf_cannot("merges of bytes beside those of characters");
     return ERR_OK;
 }
@@ -247,8 +237,8 @@ static Err score(const Job *j, const float **out)
         scores[id] = reached && alone[id].rank >= 0 ? -(float)alone[id].rank : -(float)j->merge_count;
         if (reached || !may_remain(j->tokens[id])) continue;
         if (alone[id].symbols <= 2 || (whole && j->tokens[id].kind == TOKEN_PIECE))
-            return gguf_cannot("that no merges lead to token %lld ('%.*s') from the two before it",
-                               (long long)id, j->texts[id].size, j->texts[id].bytes);
+            return gguf_cannot("that no merges lead to token %lld ('%.*s') from the two before it", (long long)id,
+                               j->texts[id].size, j->texts[id].bytes);
     }
     *out = scores;
     return ERR_OK;
@@ -322,11 +312,10 @@ Err gguf_tokens(const Tokenizer *t, int64_t vocab, SetupArena *a, GgufTokens *ou
     if (!t) return ERR_OK;
     Job j = { .t = t, .vocab = vocab, .a = a, .merge_count = vocabulary_merge_count(t) };
     const bool bytes = vocabulary_pattern(t, &split), characters = vocabulary_is_marked(t, &out->prefix);
-    if (!bytes && !characters)
-        return gguf_cannot("how this tokenizer cuts texts into pieces (data.tokenizer)");
+    if (!bytes && !characters) return gguf_cannot("how this tokenizer cuts texts into pieces (data.tokenizer)");
     if (tokenizer_vocab(t) > vocab) {
-        err_set(ERR_CONFIG, "the tokenizer has ids up to %d, the model has %lld of them",
-                tokenizer_vocab(t) - 1, (long long)vocab);
+        err_set(ERR_CONFIG, "the tokenizer has ids up to %d, the model has %lld of them", tokenizer_vocab(t) - 1,
+                (long long)vocab);
         return err_hint("put the tokenizer that the model was trained with where data.tokenizer says");
     }
     if (tokenizer_eod(t) < 0)

@@ -19,8 +19,7 @@ static const Json *member(const Json *root, const char *key)
 static int64_t one_id(const char *path, const Json *root, const char *key)
 {
     const Json *v = member(root, key);
-    if (v && !json_is_null(v) && !json_is_int(v))
-        log_warn("%s: '%s' is no id of a token: it is left out", path, key);
+    if (v && !json_is_null(v) && !json_is_int(v)) log_warn("%s: '%s' is no id of a token: it is left out", path, key);
     return json_int(v, NO_ID) < 0 ? NO_ID : json_int(v, NO_ID);
 }
 

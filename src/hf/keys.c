@@ -13,12 +13,11 @@
 #define LAYERNORMS (B(GPT2) | B(STARCODER2) | B(STABLELM))
 #define ROTARY (ALL & ~B(GPT2))
 #define PLAIN (ROTARY & ~LATENT & ~B(OLMOE) & ~B(STABLELM)) /* heads of one width, which is a key */
-#define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE))          /* some blocks have no experts, by a step and a list */
-#define GLMS (B(GLM4_MOE) | B(DOTS1) | B(SOLAR_OPEN)) /* experts as DeepSeek-V3's */
+#define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE))                /* some blocks have no experts, by a step and a list */
+#define GLMS (B(GLM4_MOE) | B(DOTS1) | B(SOLAR_OPEN))       /* experts as DeepSeek-V3's */
 #define ROUTED (DEEPSEEK | GLMS)
-#define MIXTURE                                                                                            \
-    (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | \
-     B(HY_V3))
+#define MIXTURE \
+    (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | B(HY_V3))
 #define OLMO (B(FLEX_OLMO) | B(OLMO2) | B(OLMO3) | B(OLMOE))
 #define QWEN (B(QWEN2) | B(QWEN3))
 #define EXAONE (B(EXAONE4) | B(EXAONE_MOE))
@@ -26,11 +25,10 @@
 #define WINDOWED                                                                                         \
     (B(MISTRAL) | B(MIXTRAL) | B(PHI3) | FROM | B(QWEN3_MOE) | B(GPT_OSS) | GEMMAS | B(OLMO3) | EXAONE | \
      B(MINISTRAL) | B(CWM) | B(STARCODER2))
-#define TYPED \
-    (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM))
-#define BIASED                                                                                          \
-    (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | \
-     GLMS | B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4))
+#define TYPED (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM))
+#define BIASED                                                                                                 \
+    (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
+     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4))
 #define PARTIAL \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM)) /* some columns of a head turn */
 
@@ -45,16 +43,10 @@
 #define SIZE(...) KEY(INT, __VA_ARGS__, .low = 1)
 #define REAL(...) KEY(REAL, __VA_ARGS__)
 #define FLAG(...) KEY(FLAG, __VA_ARGS__)
-#define WORD(classes_, name_, member_, values_, ...) \
-    KEY(WORD, classes_, name_, member_, __VA_ARGS__, .values = values_)
+#define WORD(classes_, name_, member_, values_, ...) KEY(WORD, classes_, name_, member_, __VA_ARGS__, .values = values_)
 #define OTHER(...) KEY(__VA_ARGS__)
 #define FIXED(classes_, name_, values_, meaning_, ...) \
-    { .name = name_,                                   \
-      .classes = classes_,                             \
-      .kind = HF_KEY_FIXED,                            \
-      .values = values_,                               \
-      .meaning = meaning_,                             \
-      __VA_ARGS__ },
+    { .name = name_, .classes = classes_, .kind = HF_KEY_FIXED, .values = values_, .meaning = meaning_, __VA_ARGS__ },
 #define QUIET(...) FIXED(__VA_ARGS__, .silent = true)
 #define IDLE(classes_, name_) { .name = name_, .classes = classes_, .kind = HF_KEY_IDLE, .silent = true },
 

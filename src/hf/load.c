@@ -60,8 +60,7 @@ static Err load_stores(Loader *x, SetupArena *a)
     for (int r = 0; r < params->replicas; r++)
         for (int i = 0; i < params->stores[r].reg->count; i++) {
             const int n = shard_boxes(&params->stores[r].reg->items[i], NULL, 0) + 2;
-            if (n > x->box_capacity)
-                x->box_capacity = n; /* (a ZeRO shard may begin and end inside of rows) */
+            if (n > x->box_capacity) x->box_capacity = n; /* (a ZeRO shard may begin and end inside of rows) */
         }
     TRY(setup_array(a, x->box_capacity, &x->boxes));
     TRY(setup_array(a, BUF_FLOATS, &x->buf));
@@ -87,10 +86,9 @@ static Err compare(const HfConfig *hf, const Config *cfg)
         const ConfigKey *k = config_key(id);
         const bool said = theirs.origin[id].kind == ORIGIN_FILE || theirs.origin[id].kind == ORIGIN_AUTO;
         if (strcmp(k->section, "model") != 0 && strcmp(k->section, "moe") != 0) continue;
-        if ((!said && !only_ours(cfg, id)) || id == CFG_model_seq || !config_differs(&theirs, cfg, id))
-            continue;
-        log_warn("checkpoint.load: %s.%s is %s in this run and %s in the folder's config.json", k->section,
-                 k->name, config_value(cfg, id, is), config_value(&theirs, id, was));
+        if ((!said && !only_ours(cfg, id)) || id == CFG_model_seq || !config_differs(&theirs, cfg, id)) continue;
+        log_warn("checkpoint.load: %s.%s is %s in this run and %s in the folder's config.json", k->section, k->name,
+                 config_value(cfg, id, is), config_value(&theirs, id, was));
     }
     config_release(&theirs);
     return err;
@@ -102,8 +100,8 @@ static Err load(Loader *x, const Config *cfg, SetupArena *a)
     const bool first = l->world->rank == 0;
     HfConfig hf;
     if (l->upcycle)
-        return err_set(ERR_CONFIG,
-                       "checkpoint.upcycle wants a checkpoint, '%s' is a folder of Hugging Face's", l->path),
+        return err_set(ERR_CONFIG, "checkpoint.upcycle wants a checkpoint, '%s' is a folder of Hugging Face's",
+                       l->path),
                err_hint("megatrain convert makes one of it");
     TRY(hf_config_read(l->path, a, &hf));
     TRY(hf_check_mup(cfg));

@@ -24,10 +24,10 @@ typedef struct {
     double eps, init_std, attention_dropout, branch_dropout, embedding_dropout;
     double mlp_dropout; /* behind feed-forward layers alone */
 
-    int64_t window, use_window;  /* window of the blocks that have one */
-    int64_t full_layers, period; /* blocks before the first that has one; every so many blocks one has none */
-    int64_t typed;               /* blocks that layer_types is about; 0: absent */
-    LayerSet sliding;            /* layer_types' blocks with a window */
+    int64_t window, use_window;      /* window of the blocks that have one */
+    int64_t full_layers, period;     /* blocks before the first that has one; every so many blocks one has none */
+    int64_t typed;                   /* blocks that layer_types is about; 0: absent */
+    LayerSet sliding;                /* layer_types' blocks with a window */
     double attention_cap, final_cap; /* 0 or HF_NONE: none */
     int64_t query_scalar;            /* scores are divided by its root; 0: of head_dim */
 
@@ -88,8 +88,8 @@ typedef enum {
 
 typedef struct {
     HfClassNames names;
-    const char *alias;   /* another model_type of the same class; NULL: none */
-    const char *wrapper; /* model_type of a folder with images whose text_config is the class's; NULL: none */
+    const char *alias;       /* another model_type of the same class; NULL: none */
+    const char *wrapper;     /* model_type of a folder with images whose text_config is the class's; NULL: none */
     const char *model, *moe; /* lines of the two sections that all models of the class have */
     HfWindows windows;
     HfTurns turns;
@@ -140,14 +140,8 @@ typedef struct {
 extern const HfKey hf_keys[], hf_rope_keys[];
 extern const int hf_key_count, hf_rope_key_count;
 
-static inline int64_t *hf_int(HfModel *m, const HfKey *k)
-{
-    return (int64_t *)(void *)((char *)m + k->offset);
-}
-static inline double *hf_real(HfModel *m, const HfKey *k)
-{
-    return (double *)(void *)((char *)m + k->offset);
-}
+static inline int64_t *hf_int(HfModel *m, const HfKey *k) { return (int64_t *)(void *)((char *)m + k->offset); }
+static inline double *hf_real(HfModel *m, const HfKey *k) { return (double *)(void *)((char *)m + k->offset); }
 
 /* The number of a word in "a b c"; -1 if it is not there. hf_word_at: that word. */
 int hf_word(const char *words, const char *word);

@@ -17,10 +17,9 @@ typedef enum {
 
 enum {
     TRANSPOSED = 1,
-    FUSED =
-        2, /* experts are one tensor of theirs, with an outer dim, its names without .weight; as MXFP4 they are not
+    FUSED = 2, /* experts are one tensor of theirs, with an outer dim, its names without .weight; as MXFP4 they are not
                   transposed */
-    BARE = 4 /* no prefix of the model stands before the name */
+    BARE = 4   /* no prefix of the model stands before the name */
 };
 
 #define C(name) (UINT64_C(1) << HF_##name)
@@ -31,9 +30,8 @@ enum {
 #define LATENTS (DEEPSEEK | C(YOUTU))
 #define GLM_EXPERTS (C(GLM4_MOE) | C(DOTS1) | C(SOLAR_OPEN))
 #define DENSE_GLM (C(GLM) | C(GLM4))
-#define QWEN_NAMES                                                                               \
-    (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | \
-     C(EXAONE_MOE))
+#define QWEN_NAMES \
+    (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | C(EXAONE_MOE))
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
 #define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
@@ -75,8 +73,8 @@ static const Row table[] = {
     { OWN_NORMS, "post_norm2", "post_feedforward_layernorm", WHOLE, 0 },
 
     { C(PHI3), "attn.qkv", "self_attn.qkv_proj", WHOLE, 0 },
-    { C(ERNIE4_5) | C(HELIUM) | DENSE_GLM, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
-      QKV_PAIRS, 0 },
+    { C(ERNIE4_5) | C(HELIUM) | DENSE_GLM, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_PAIRS,
+      0 },
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
     { REST, "attn.q_norm", "self_attn.q_norm", WHOLE, 0 },
     { REST, "attn.k_norm", "self_attn.k_norm", WHOLE, 0 },
@@ -104,8 +102,7 @@ static const Row table[] = {
     { C(QWEN2_MOE), "mlp.shared_gate", "mlp.shared_expert_gate", WHOLE, 0 },
 
     { MIXTRAL_NAMES, "mlp.router.weight", "block_sparse_moe.gate.weight", WHOLE, 0 },
-    { MIXTRAL_NAMES, "mlp.experts.fc1", "block_sparse_moe.experts.#.w1 block_sparse_moe.experts.#.w3",
-      GATE_UP, 0 },
+    { MIXTRAL_NAMES, "mlp.experts.fc1", "block_sparse_moe.experts.#.w1 block_sparse_moe.experts.#.w3", GATE_UP, 0 },
     { MIXTRAL_NAMES, "mlp.experts.fc2", "block_sparse_moe.experts.#.w2", WHOLE, 0 },
     { C(MINIMAX_M2), "mlp.router.bias", "block_sparse_moe.e_score_correction_bias", WHOLE, 0 },
     { C(EXAONE_MOE), "mlp.router.bias", "mlp.e_score_correction_bias", WHOLE, 0 },
@@ -209,8 +206,7 @@ static bool find(const HfNaming *n, const char *name, Place *out)
     if (sscanf(name, "layers.%lld.%n", &number, &used) == 1 && used) out->layer = number;
     else if (sscanf(name, "mtp.%lld.%n", &number, &used) == 1 && used) out->layer = n->layers + number;
     else used = 0;
-    if (!strncmp(name, "mtp.", 4) && row_is(&mtp_final_norm, n, name + used, &out->suffix))
-        out->row = &mtp_final_norm;
+    if (!strncmp(name, "mtp.", 4) && row_is(&mtp_final_norm, n, name + used, &out->suffix)) out->row = &mtp_final_norm;
     const Row *rows = n->gguf ? gguf_table : table;
     const size_t count = n->gguf ? sizeof gguf_table / sizeof *rows : sizeof table / sizeof *rows;
     for (size_t i = 0; !out->row && i < count; i++)
@@ -218,10 +214,7 @@ static bool find(const HfNaming *n, const char *name, Place *out)
     return out->row;
 }
 
-static const char *layers_word(const HfNaming *n)
-{
-    return n->gguf ? "blk" : n->kind == HF_GPT2 ? "h" : "layers";
-}
+static const char *layers_word(const HfNaming *n) { return n->gguf ? "blk" : n->kind == HF_GPT2 ? "h" : "layers"; }
 
 /* Prefix of the head's name: it lies beside the model, in its wrapper. */
 static const char *bare_prefix(const HfNaming *n)
@@ -243,8 +236,8 @@ static void make_name(const HfNaming *n, const Place *at, int which, int64_t e, 
     snprintf(expert, sizeof expert, "%lld", (long long)e);
     if (at->layer >= 0) snprintf(layer, sizeof layer, "%s.%lld.", layers_word(n), (long long)at->layer);
     if (r->flags & FUSED && !n->gguf) suffix = strcmp(suffix, ".bias") ? "" : "_bias";
-    snprintf(out, HF_NAME_MAX, "%s%s%.*s%s%.*s%s", r->flags & BARE ? bare_prefix(n) : n->prefix, layer,
-             before, stem, hash ? expert : "", hash ? length - before - 1 : 0, hash ? hash + 1 : "", suffix);
+    snprintf(out, HF_NAME_MAX, "%s%s%.*s%s%.*s%s", r->flags & BARE ? bare_prefix(n) : n->prefix, layer, before, stem,
+             hash ? expert : "", hash ? length - before - 1 : 0, hash ? hash + 1 : "", suffix);
 }
 
 /* ---- places ---- */
@@ -361,8 +354,7 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
     ASSERT(find(n, p->name, &at));
     const Row *r = at.row;
     const int each = slices(n, r->form);
-    const int64_t count = matrices(n, r), e = index / each, rows = p->spec.shape[0] / count,
-                  columns = p->spec.shape[1];
+    const int64_t count = matrices(n, r), e = index / each, rows = p->spec.shape[0] / count, columns = p->spec.shape[1];
     const Slice s = slice(n, r->form, rows, index % each);
     const bool fused = r->flags & FUSED, vector = p->spec.ndim == 1;
     const bool turned = !vector && (r->flags & TRANSPOSED) && !(fused && n->mxfp4);
@@ -388,8 +380,7 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
 
 bool hf_twin(const HfNaming *n, int64_t mtp_layers, int index, HfTwin *out)
 {
-    const char *const table_name = "embedding.token.weight", *const head =
-                                                                 n->tied ? table_name : "head.weight";
+    const char *const table_name = "embedding.token.weight", *const head = n->tied ? table_name : "head.weight";
     *out = (HfTwin){ .written = true };
     if (n->tied && !index--) {
         snprintf(out->name, sizeof out->name, "%slm_head.weight", bare_prefix(n));
@@ -414,8 +405,7 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
 {
     const size_t before = strlen(n->prefix);
     long long layer;
-    const bool of_layer =
-        !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
+    const bool of_layer = !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
     if (MORE_BLOCKS >> n->kind & 1 && !mtp_layers && of_layer && layer >= n->layers) return true;
     if (n->kind == HF_EXAONE_MOE && !strncmp(name, "mtp.", 4)) return true;
     if (n->kind == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");

@@ -20,10 +20,7 @@ void theirs_name(const TheirsList *l, const Theirs *t, char out[HF_NAME_MAX])
     snprintf(out, HF_NAME_MAX, "%s", t->name ? t->name : theirs_part(l, t).name);
 }
 
-HfPart theirs_part(const TheirsList *l, const Theirs *t)
-{
-    return hf_part(&l->spec.naming, t->param, t->first_part);
-}
+HfPart theirs_part(const TheirsList *l, const Theirs *t) { return hf_part(&l->spec.naming, t->param, t->first_part); }
 
 int64_t stored_bytes(Stored s, int64_t count)
 {
@@ -61,8 +58,7 @@ static void put_tensors(TheirsList *l, const Param *p)
         const HfPart part = hf_part(n, p, first);
         for (k++; k < step && !strcmp(hf_part(n, p, k).name, part.name);) k++;
         const int run = k - first;
-        put_tensor(l,
-                   (Theirs){ p, .first_part = first, .run = run, .step = step, .parts = count / step * run });
+        put_tensor(l, (Theirs){ p, .first_part = first, .run = run, .step = step, .parts = count / step * run });
     }
 }
 
@@ -110,8 +106,8 @@ static Err check_zeros(const TheirsList *l)
                 TRY(ckpt_values_read(l->values, p->name, (Box){ { r, c }, { 1, n } }, values, n));
                 for (int64_t k = 0; k < n; k++)
                     if (!(values[k] >= 0 && values[k] <= 0))
-                        return err_set(ERR_CKPT, "tensor '%s' is not 0, and '%s' has no place for it",
-                                       p->name, hf_class_names(l->spec.naming.kind)->model_type);
+                        return err_set(ERR_CKPT, "tensor '%s' is not 0, and '%s' has no place for it", p->name,
+                                       hf_class_names(l->spec.naming.kind)->model_type);
             }
     }
     return ERR_OK;
@@ -137,8 +133,7 @@ void theirs_close(TheirsList *l)
 
 static Err too_large(const Theirs *t, float x, const char *what)
 {
-    return err_set(ERR_CKPT, "tensor '%s' has %.9g, which is too large for %s", t->param->name, (double)x,
-                   what);
+    return err_set(ERR_CKPT, "tensor '%s' has %.9g, which is too large for %s", t->param->name, (double)x, what);
 }
 
 /* In place: floats become halves, which are too large only where the float is. */
@@ -195,8 +190,8 @@ static Err encode(const Theirs *t, float *values, int64_t count)
 static int64_t up(int64_t a, int64_t by) { return a <= 0 ? 0 : (a + by - 1) / by; }
 
 /* Copies a part's elements among [first, end) of their tensor to out[0...]. */
-static Err fill_part(const TheirsList *l, const Theirs *t, const HfPart *part, int64_t first, int64_t end,
-                     float *out, float *scratch)
+static Err fill_part(const TheirsList *l, const Theirs *t, const HfPart *part, int64_t first, int64_t end, float *out,
+                     float *scratch)
 {
     Box box = part->box;
     const int d = part->row < part->column; /* the dim of ours that goes from row to row of theirs */

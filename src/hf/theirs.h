@@ -21,9 +21,8 @@ int64_t stored_bytes(Stored s, int64_t count);
 
 typedef struct {
     const Param *param;
-    int first_part, run, step,
-        parts;        /* of the parameter's parts `run` from the first on, and again after each step */
-    const char *name; /* name of a twin; NULL: the first part's */
+    int first_part, run, step, parts; /* of the parameter's parts `run` from the first on, and again after each step */
+    const char *name;                 /* name of a twin; NULL: the first part's */
     Stored stored;
     int64_t count, width, job_rows; /* elements; of a row; rows of a job */
     int64_t first_job;

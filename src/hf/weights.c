@@ -49,8 +49,8 @@ static Err use(HfWeights *m, const char *name, int ndim, const int64_t *shape, c
 
 static Err wrong_dtype(const HfWeights *m, const HfTensor *t, const char *want)
 {
-    return err_set(ERR_CKPT, "'%s': tensor '%s' has dtype '%s', not %s", m->folder.files[t->file].path,
-                   t->t.name, t->t.dtype, want);
+    return err_set(ERR_CKPT, "'%s': tensor '%s' has dtype '%s', not %s", m->folder.files[t->file].path, t->t.name,
+                   t->t.dtype, want);
 }
 
 /* The scales of a tensor in fp8. */
@@ -73,8 +73,8 @@ static Err use_mxfp4(HfWeights *m, const HfPart *part)
     const HfTensor *t;
     const int64_t shape[4] = { part->shape[0], part->shape[1], part->shape[2] / MX_BLOCK, MX_BLOCK / 2 };
     if (part->shape[2] % MX_BLOCK)
-        return err_set(ERR_CKPT, "'%s': '%s' is %lld wide, and MXFP4 has blocks of %d", m->folder.path,
-                       part->name, (long long)part->shape[2], MX_BLOCK);
+        return err_set(ERR_CKPT, "'%s': '%s' is %lld wide, and MXFP4 has blocks of %d", m->folder.path, part->name,
+                       (long long)part->shape[2], MX_BLOCK);
     snprintf(name, sizeof name, "%s_blocks", part->name);
     TRY(use(m, name, 4, shape, &t));
     if (strcmp(t->t.dtype, "U8")) return wrong_dtype(m, t, "U8");
@@ -139,8 +139,8 @@ static const char *find_prefix(const HfFolder *f, const HfConfig *hf)
     return *prefixes;
 }
 
-Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, const ParamRegistry *whole,
-                    SetupArena *a, HfWeights *out)
+Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, const ParamRegistry *whole, SetupArena *a,
+                    HfWeights *out)
 {
     *out = (HfWeights){ .mtp_layers = cfg->model.mtp_layers };
     if (hf->store == HF_STORE_FP8_BLOCKS) {
@@ -207,8 +207,7 @@ static Err read_plain(const HfWeights *m, const HfTensor *t, Run r)
         return hf_folder_read(&m->folder, t, r.first * size, r.out, r.count * size);
     for (int64_t done = 0, n; done < r.count; done += n) {
         n = min64(r.count - done, most);
-        TRY(hf_folder_read(&m->folder, t, (r.first + done * r.step) * size, buf,
-                           ((n - 1) * r.step + 1) * size));
+        TRY(hf_folder_read(&m->folder, t, (r.first + done * r.step) * size, buf, ((n - 1) * r.step + 1) * size));
         decode(t->t.dtype, buf, n, r.step, r.out + done * r.ld, r.ld);
     }
     return ERR_OK;
@@ -252,8 +251,7 @@ static Err read_mxfp4(const HfWeights *m, const char *name, Run r)
         const int64_t at = r.first + done;
         n = min64(r.count - done, 1024);
         TRY(hf_folder_read(&m->folder, blocks, at / 2, bytes, (at + n + 1) / 2 - at / 2));
-        TRY(hf_folder_read(&m->folder, powers, at / MX_BLOCK, scales,
-                           (at + n - 1) / MX_BLOCK - at / MX_BLOCK + 1));
+        TRY(hf_folder_read(&m->folder, powers, at / MX_BLOCK, scales, (at + n - 1) / MX_BLOCK - at / MX_BLOCK + 1));
         for (int64_t i = at; i < at + n; i++) {
             const int power = scales[i / MX_BLOCK - at / MX_BLOCK] - 127, high = (int)(i & 1) * 4;
             const float by = power < -126 ? 0x1p-127f : half_float_of((uint32_t)(power + 127) << 23);
@@ -311,8 +309,7 @@ Err hf_weights_read(const HfWeights *m, const Param *p, Box box, float *out, int
     int k, end;
     hf_part_range(&m->naming, p, box.offset[0], box.offset[0] + box.shape[0], &k, &end);
     if (k == end)
-        for (int64_t r = 0; r < box.shape[0]; r++)
-            memset(out + r * ld, 0, (size_t)box.shape[1] * sizeof *out);
+        for (int64_t r = 0; r < box.shape[0]; r++) memset(out + r * ld, 0, (size_t)box.shape[1] * sizeof *out);
     for (; k < end; k++) {
         const HfPart part = hf_part(&m->naming, p, k);
         TRY(read_part(m, &part, box, out, ld));
@@ -335,8 +332,8 @@ static Err compare(const HfWeights *m, const Param *p, const HfTwin *twin)
         TRY(read_run(m, &one, s, (Run){ at, 1, n, a, 1 }));
         TRY(read_run(m, &other, t, (Run){ at, 1, n, b, 1 }));
         if (memcmp(a, b, (size_t)n * sizeof *a))
-            return err_set(ERR_CKPT, "'%s': tensors '%s' and '%s' differ, which are one in this model",
-                           m->folder.path, one.name, other.name);
+            return err_set(ERR_CKPT, "'%s': tensors '%s' and '%s' differ, which are one in this model", m->folder.path,
+                           one.name, other.name);
     }
     return ERR_OK;
 }

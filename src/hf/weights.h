@@ -21,8 +21,8 @@ typedef struct {
  * tensor: one is missing or too many, has another shape, or a dtype that is none of weights. hf_weights_close also
  * after an error.
  */
-Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, const ParamRegistry *whole,
-                    SetupArena *a, HfWeights *out);
+Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, const ParamRegistry *whole, SetupArena *a,
+                    HfWeights *out);
 void hf_weights_close(HfWeights *m);
 
 /* Tensors that the files hold twice (hf_twin) are alike. Reads them whole. ERR_CKPT. */

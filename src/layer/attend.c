@@ -69,24 +69,23 @@ static Tensor logit_max(const AttentionCore *a, const Ctx *c)
 Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Tensor o, Tensor lse)
 {
     const ModelSpec *s = a->spec;
-    return context_attention(c, (attention_fwd_args){
-                                    .o = by_sample(c, o),
-                                    .lse = lse,
-                                    .logit_max = logit_max(a, c),
-                                    .q = by_sample(c, h->q),
-                                    .k = by_sample(c, h->k),
-                                    .v = by_sample(c, h->v),
-                                    .doc = c->batch->doc,
-                                    .sample = c->batch->samples,
-                                    .q_span = c->batch->span,
-                                    .k_span = c->block.kv ? spans_whole(h->k.dim[0]) : c->batch->span,
-                                    .scale = a->scale,
-                                    .block = c->canon.attn_block,
-                                    .window = a->window,
-                                    .dropout = ctx_dropout(c, s->attention_dropout, a->dropout_key),
-                                    .head0 = first_head(c, h),
-                                    .softcap = s->attention_softcap,
-                                    .sink = param_value(c, a->sink) });
+    return context_attention(c, (attention_fwd_args){ .o = by_sample(c, o),
+                                                      .lse = lse,
+                                                      .logit_max = logit_max(a, c),
+                                                      .q = by_sample(c, h->q),
+                                                      .k = by_sample(c, h->k),
+                                                      .v = by_sample(c, h->v),
+                                                      .doc = c->batch->doc,
+                                                      .sample = c->batch->samples,
+                                                      .q_span = c->batch->span,
+                                                      .k_span = c->block.kv ? spans_whole(h->k.dim[0]) : c->batch->span,
+                                                      .scale = a->scale,
+                                                      .block = c->canon.attn_block,
+                                                      .window = a->window,
+                                                      .dropout = ctx_dropout(c, s->attention_dropout, a->dropout_key),
+                                                      .head0 = first_head(c, h),
+                                                      .softcap = s->attention_softcap,
+                                                      .sink = param_value(c, a->sink) });
 }
 
 static Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta)
@@ -100,34 +99,32 @@ static Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta)
     return grad_add_columns(c, sink, rows, of.first);
 }
 
-Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, const AttendSave *save,
-                            const Heads *d)
+Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, const AttendSave *save, const Heads *d)
 {
     const ModelSpec *s = a->spec;
-    TRY(context_attention_bwd(c, (attention_bwd_args){
-                                     .dq = by_sample(c, d->q),
-                                     .dk = by_sample(c, d->k),
-                                     .dv = by_sample(c, d->v),
-                                     .go = by_sample(c, save->go),
-                                     .q = by_sample(c, h->q),
-                                     .k = by_sample(c, h->k),
-                                     .v = by_sample(c, h->v),
-                                     .o = by_sample(c, save->o),
-                                     .lse = save->lse,
-                                     .delta = save->delta,
-                                     .doc = c->batch->doc,
-                                     .sample = c->batch->samples,
-                                     .q_span = c->batch->span,
-                                     .k_span = c->batch->span,
-                                     .scale = a->scale,
-                                     .block = c->canon.attn_block,
-                                     .window = a->window,
-                                     .dropout = ctx_dropout(c, s->attention_dropout, a->dropout_key),
-                                     .head0 = first_head(c, h),
-                                     .chunk = save->chunk,
-                                     .leaf = c->canon.query_leaf,
-                                     .positions = c->batch->seq,
-                                     .softcap = s->attention_softcap }));
+    TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(c, d->q),
+                                                       .dk = by_sample(c, d->k),
+                                                       .dv = by_sample(c, d->v),
+                                                       .go = by_sample(c, save->go),
+                                                       .q = by_sample(c, h->q),
+                                                       .k = by_sample(c, h->k),
+                                                       .v = by_sample(c, h->v),
+                                                       .o = by_sample(c, save->o),
+                                                       .lse = save->lse,
+                                                       .delta = save->delta,
+                                                       .doc = c->batch->doc,
+                                                       .sample = c->batch->samples,
+                                                       .q_span = c->batch->span,
+                                                       .k_span = c->batch->span,
+                                                       .scale = a->scale,
+                                                       .block = c->canon.attn_block,
+                                                       .window = a->window,
+                                                       .dropout = ctx_dropout(c, s->attention_dropout, a->dropout_key),
+                                                       .head0 = first_head(c, h),
+                                                       .chunk = save->chunk,
+                                                       .leaf = c->canon.query_leaf,
+                                                       .positions = c->batch->seq,
+                                                       .softcap = s->attention_softcap }));
     return sinks_backward(c, a->sink, save->lse, save->delta);
 }
 

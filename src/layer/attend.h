@@ -39,8 +39,7 @@ typedef struct {
 } AttendSave;
 
 /* d becomes the gradients of h; the gradient of the sinks is added to theirs. */
-Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, const AttendSave *save,
-                            const Heads *d);
+Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, const AttendSave *save, const Heads *d);
 
 /* Keeps the rows' keys and values where later slices find them; see slice_keep_keys. */
 Err attend_keep(Ctx *c, const Heads *h, bool pass);

@@ -89,9 +89,8 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
     TRY(linear_register(&a->qkv, reg,
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
                                       .bias = model_qkv_bias(s), .std = model_hidden_std(s),
-                                      .section = { q, kv, kv, gate }, .interleave = chunks,
-                                      .head_rows = s->head_dim, .qk = qk, .block = layer,
-                                      .fp8 = model_fp8(s, layer) }));
+                                      .section = { q, kv, kv, gate }, .interleave = chunks, .head_rows = s->head_dim,
+                                      .qk = qk, .block = layer, .fp8 = model_fp8(s, layer) }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));
     return linear_register(&a->proj, reg,
@@ -124,8 +123,7 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     d.columns = (a->spec->attention_gate ? 2 : 1) * d.H * d.C + 2 * d.kv_cols;
     d.query_chunk = c->canon.exact ? a->spec->heads / (a->spec->kv_heads * a->kv_parts) : d.H / d.K;
     d.group = d.H / d.K;
-    d.views =
-        a->kv_parts == 1 && sharing == 1 && c->world->cp.size == 1 && c->slices.count <= 1 && !norms_all(a);
+    d.views = a->kv_parts == 1 && sharing == 1 && c->world->cp.size == 1 && c->slices.count <= 1 && !norms_all(a);
     return d;
 }
 
@@ -181,8 +179,7 @@ static Err all_norms_begin(const Attention *a, Ctx *c, const Dims *d, AttentionS
 
 /* This rank's columns of qkv, copied: q, its columns of k and v in kv [2, N, ...], and a gate, if any. q and k are
  * those behind the norms of all heads, if there are such. */
-static Err split_columns(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h,
-                         Tensor kv)
+static Err split_columns(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h, Tensor kv)
 {
     const Tensor q = heads_as_columns(h.q), k = kv_half(kv, 0);
     TRY(op(c->s, qkv_split, .q = norms_all(a) ? cut_norm_input(c, &t->q, q) : q,
@@ -194,8 +191,7 @@ static Err split_columns(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, 
 }
 
 /* The same with whole heads of k and v in kv [2, N, K, C]. */
-static Err split_heads(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h,
-                       Tensor kv)
+static Err split_heads(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, const AllNorms *t, Heads h, Tensor kv)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const int64_t sharing = c->world->kv.size;
@@ -219,8 +215,7 @@ static Err raw_heads(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, Atte
     if (d->views) return ERR_OK;
     TRY(save_new(c, REGION_I, &h->q, norms_heads(a) ? &save->q_raw : &save->q, c->dtype, d->N, d->H, d->C));
     TRY(save_new(c, REGION_I, &kv, &save->kv, c->dtype, 2, d->N, d->K, d->C));
-    if (a->spec->attention_gate)
-        TRY(save_new(c, REGION_I, &h->gate, &save->gate, c->dtype, d->N, d->H, d->C));
+    if (a->spec->attention_gate) TRY(save_new(c, REGION_I, &h->gate, &save->gate, c->dtype, d->N, d->H, d->C));
     TRY(all_norms_begin(a, c, d, save, &norms));
     h->k = kv_heads(kv, 0);
     h->v = kv_heads(kv, 1);
@@ -236,8 +231,7 @@ static Heads saved_raw_heads(const Attention *a, const Ctx *c, const Dims *d, co
 }
 
 /* q, k, v from the projection: heads, their norms, rotation. */
-static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, AttentionSave *save,
-                         Heads *out)
+static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, AttentionSave *save, Heads *out)
 {
     TRY(raw_heads(a, c, d, qkv, save, out));
     if (norms_heads(a)) {
@@ -294,8 +288,7 @@ static Err grads_alloc(const Attention *a, Ctx *c, const Dims *d, HeadGrads *g)
     TRY(dy_alloc(c, &g->dqkv, d->N, d->columns));
     g->of = d->views ? heads_in(a, d, g->dqkv) : (Heads){ .gate = none };
     if (!d->views || norms_heads(a)) TRY(tensor_new(c->scratch, &g->of.q, c->dtype, d->N, d->H, d->C));
-    if (d->views)
-        return norms_heads(a) ? tensor_new(c->scratch, &g->of.k, c->dtype, d->N, d->K, d->C) : ERR_OK;
+    if (d->views) return norms_heads(a) ? tensor_new(c->scratch, &g->of.k, c->dtype, d->N, d->K, d->C) : ERR_OK;
     /* in exact runs what several ranks give to a head is not rounded before it is summed */
     const DType sum = c->canon.exact && c->world->kv.size > 1 ? F32 : c->dtype;
     TRY(tensor_new(c->scratch, &g->kv, sum, 2, d->N, d->K, d->C));
@@ -353,8 +346,7 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
     TRY(attention_core_rotate(&a->core, c, g->of.k, ctx_doc_position(c), 1));
     TRY(norms_backward(a, c, save, d, g));
     if (d->views) return ERR_OK;
-    Tensor dq = heads_as_columns(g->of.q),
-           dk = tensor_col_slice(heads_as_columns(g->of.k), first, d->kv_cols);
+    Tensor dq = heads_as_columns(g->of.q), dk = tensor_col_slice(heads_as_columns(g->of.k), first, d->kv_cols);
     TRY(all_norms_backward(a, c, save, &dq, &dk));
     return op(c->s, qkv_merge, .qkv = g->dqkv, .q = dq, .k = dk,
               .v = tensor_col_slice(heads_as_columns(g->of.v), first, d->kv_cols),
@@ -368,16 +360,15 @@ static Err attention_backward(const void *own, Ctx *c, const void *kept, Tensor 
     ArenaMark mark = arena_mark(c->scratch);
     Dims d = dims_of(a, c);
     const Heads h = saved_heads(a, c, &d, save);
-    Tensor o = save_get(c, save->o), gated = a->spec->attention_gate ? save_get(c, save->gated) : o, go,
-           delta;
+    Tensor o = save_get(c, save->o), gated = a->spec->attention_gate ? save_get(c, save->gated) : o, go, delta;
     HeadGrads g;
     TRY(grads_alloc(a, c, &d, &g));
     TRY(tensor_new(c->scratch, &go, c->dtype, d.N, d.H, d.C));
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
     TRY(linear_backward(&a->proj, c, heads_as_columns(gated), dy, heads_as_columns(go)));
     TRY(heads_gate_backward(c, go, g.of.gate, o, h.gate));
-    TRY(attention_core_backward(&a->core, c, &h,
-                                &(AttendSave){ o, go, save_get(c, save->lse), delta, d.query_chunk }, &g.of));
+    TRY(attention_core_backward(&a->core, c, &h, &(AttendSave){ o, go, save_get(c, save->lse), delta, d.query_chunk },
+                                &g.of));
     TRY(heads_backward(a, c, save, &d, &g));
     TRY(linear_backward(&a->qkv, c, x, g.dqkv, dx));
     arena_release(c->scratch, mark);
@@ -396,10 +387,7 @@ static int64_t attention_flop(const ModelSpec *s)
 
 static int64_t attention_pair_flop(const ModelSpec *s) { return 4 * (int64_t)s->heads * s->head_dim; }
 
-static KvShape attention_cache(const ModelSpec *s)
-{
-    return (KvShape){ s->kv_heads, s->head_dim, s->head_dim };
-}
+static KvShape attention_cache(const ModelSpec *s) { return (KvShape){ s->kv_heads, s->head_dim, s->head_dim }; }
 
 const LayerKind attention_kind = { .own_bytes = sizeof(Attention),
                                    .save_bytes = sizeof(AttentionSave),

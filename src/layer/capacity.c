@@ -102,8 +102,7 @@ static void limit_crossing(const MoeCut *c, MoeLimits *r)
 
 MoeLimits moe_limits(const MoeCut *c)
 {
-    const int64_t rows = c->balance_unit * c->seq, capacity = capacity_of(c, rows * c->cp),
-                  own = c->experts / c->ep;
+    const int64_t rows = c->balance_unit * c->seq, capacity = capacity_of(c, rows * c->cp), own = c->experts / c->ep;
     MoeLimits r = { .capacity = capacity,
                     .sent = min64(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
     r.worst = r.owned = r.sent;
@@ -170,10 +169,7 @@ int moe_own_experts(const Moe *m, const Ctx *c)
     return m->spec->experts / (c->world->tp_ep.size / c->world->grid.etp);
 }
 
-int64_t moe_balance_rows(const Moe *m, const Ctx *c)
-{
-    return m->spec->balance.unit * c->batch->T * c->world->cp.size;
-}
+int64_t moe_balance_rows(const Moe *m, const Ctx *c) { return m->spec->balance.unit * c->batch->T * c->world->cp.size; }
 
 /* Choices of A rows, to go through unit by unit. */
 typedef struct {
@@ -221,8 +217,7 @@ static Err take_units(const Moe *m, Ctx *c, const Choices *a, int64_t unit, int6
 /* index [N, K], without the choices that a full expert does not take. */
 static Err drop_beyond_capacity(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
 {
-    const int64_t unit = moe_balance_rows(m, c),
-                  filling = c->batch->filling * c->batch->T * c->world->cp.size;
+    const int64_t unit = moe_balance_rows(m, c), filling = c->batch->filling * c->batch->T * c->world->cp.size;
     Choices a = { 0 };
     TRY(moe_gather_balance_rows(c, index, &a.index));
     if (!m->spec->capacity.by_position) TRY(moe_gather_balance_rows(c, weight, &a.weight));
@@ -264,13 +259,13 @@ static Err drop_beyond_limit(const Moe *m, Ctx *c, Room room, Tensor index, Tens
     TRY(tensor_new(c->scratch, &offset, I64, E + 1));
     TRY(tensor_new(c->scratch, &all, I64, room.group->size, E + 1));
     TRY(tensor_new(c->scratch, &limit, I64, E));
-    TRY(op(c->s, permute_index, .row = *kept, .choice = choice, .offset = offset, .index = index,
-           .experts = E, .run = N));
+    TRY(op(c->s, permute_index, .row = *kept, .choice = choice, .offset = offset, .index = index, .experts = E,
+           .run = N));
     TRY(comm_all_gather(room.group, c->s, all, offset, NULL));
-    TRY(op(c->s, room_limits, .limit = limit, .full = full, .all = all, .own = room.experts,
-           .room = room.rows, .rank = room.group->rank));
-    return op(c->s, choice_drop, .kept = *kept, .weight = weights, .choice = choice, .offset = offset,
-              .limit = limit, .experts = E);
+    TRY(op(c->s, room_limits, .limit = limit, .full = full, .all = all, .own = room.experts, .room = room.rows,
+           .rank = room.group->rank));
+    return op(c->s, choice_drop, .kept = *kept, .weight = weights, .choice = choice, .offset = offset, .limit = limit,
+              .experts = E);
 }
 
 Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)

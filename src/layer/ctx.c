@@ -34,8 +34,7 @@ void segment_begin(Ctx *c, int index)
 void segment_end(const Ctx *c)
 {
     Segment *g = &c->slot->segments[c->segment];
-    for (int r = 0; r < REGION_COUNT; r++)
-        g->size_bytes[r] = c->into[r]->base + c->into[r]->used_bytes - g->base[r];
+    for (int r = 0; r < REGION_COUNT; r++) g->size_bytes[r] = c->into[r]->base + c->into[r]->used_bytes - g->base[r];
 }
 
 Saved saved_of(const Ctx *c, Region region, Tensor t)
@@ -49,8 +48,7 @@ Saved saved_of(const Ctx *c, Region region, Tensor t)
     return s;
 }
 
-Err save_alloc(Ctx *c, bool keep, Region region, Tensor *t, Saved *saved, DType dtype, int ndim,
-               const int64_t *dim)
+Err save_alloc(Ctx *c, bool keep, Region region, Tensor *t, Saved *saved, DType dtype, int ndim, const int64_t *dim)
 {
     if (!keep) return tensor_alloc(c->scratch, t, dtype, ndim, dim);
     TRY(tensor_alloc(c->into[region], t, dtype, ndim, dim));
@@ -132,8 +130,8 @@ Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
     Tensor acc;
     TRY(grad_open(c, table, &acc));
     TRY(op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
-           .shift = param_store_shift(c->params, table), .overflow = c->params->stats->overflow,
-           .first = first, .headroom_bits = c->canon.headroom_bits));
+           .shift = param_store_shift(c->params, table), .overflow = c->params->stats->overflow, .first = first,
+           .headroom_bits = c->canon.headroom_bits));
     return grad_added(c, table);
 }
 

@@ -36,8 +36,7 @@ Err embedding_register(Embedding *e, ParamRegistry *reg, const ModelSpec *spec, 
                      &e->position);
 }
 
-void embedding_share(Embedding *e, const ParamRegistry *reg, const ModelSpec *spec, const char *owner,
-                     int table)
+void embedding_share(Embedding *e, const ParamRegistry *reg, const ModelSpec *spec, const char *owner, int table)
 {
     *e = (Embedding){ .table = table,
                       .position = -1,

@@ -27,8 +27,7 @@ static void put_messages(const PartMoves *p, int to, int from, CommMessage m[2])
     const Tensor out = equal_part(p->rows, g->size, scatter ? to : g->rank);
     const Tensor in = equal_part(scatter ? p->parts : p->rows, g->size, from);
     const MessageLabel what = { .kind = p->kind };
-    m[0] =
-        (CommMessage){ .send = true, .peer = to, .data = out.data, .bytes = tensor_bytes(out), .what = what };
+    m[0] = (CommMessage){ .send = true, .peer = to, .data = out.data, .bytes = tensor_bytes(out), .what = what };
     m[1] = (CommMessage){ .peer = from, .data = in.data, .bytes = tensor_bytes(in), .what = what };
 }
 

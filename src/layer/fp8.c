@@ -36,8 +36,7 @@ Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight)
     return (Fp8Blocks){ weight ? f->weight_rows : f->block != 0, f->block, f->scale };
 }
 
-Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *codes,
-                    Tensor *factor)
+Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *codes, Tensor *factor)
 {
     TRY(tensor_new(at, codes, t, rows, columns));
     codes->scale = factor;
@@ -61,16 +60,15 @@ static Err alloc_operand(Ctx *c, Fp8Recipe recipe, Role r, int64_t rows, int64_t
 }
 
 /* x as it lies, or transposed, or both. NULL: it is not wanted. */
-static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax, Fp8Operand *y,
-                        Fp8Operand *turned)
+static Err cast_operand(Ctx *c, Fp8Recipe recipe, Role r, Tensor x, Tensor amax, Fp8Operand *y, Fp8Operand *turned)
 {
     const bool mixed = fp8_facts(recipe)->mixes && !r.weight;
     if (turned) TRY(alloc_operand(c, recipe, r, x.dim[1], x.dim[0], turned));
     if (y) TRY(alloc_operand(c, recipe, r, x.dim[0], x.dim[1], y));
     return op(c->s, fp8_cast, .y = y ? y->codes : none, .turned = turned ? turned->codes : none, .x = x,
               .amax = mixed ? tensor_row_slice(amax, 0, 1) : amax,
-              .turned_amax = mixed ? tensor_row_slice(amax, 1, 1) : none,
-              .blocks = fp8_blocks_of(recipe, r.weight), .mixed = mixed);
+              .turned_amax = mixed ? tensor_row_slice(amax, 1, 1) : none, .blocks = fp8_blocks_of(recipe, r.weight),
+              .mixed = mixed);
 }
 
 /* ---- largest magnitudes ---- */
@@ -87,8 +85,7 @@ static Err over_ranks(Ctx *c, Tensor amax)
 static Err make_amax(Ctx *c, Tensor amax, Tensor x)
 {
     for (int mixed = 0; mixed < amax.dim[0]; mixed++)
-        TRY(op(c->s, fp8_amax, .amax = tensor_row_slice(amax, mixed, 1), .x = x, .fresh = true,
-               .mixed = mixed));
+        TRY(op(c->s, fp8_amax, .amax = tensor_row_slice(amax, mixed, 1), .x = x, .fresh = true, .mixed = mixed));
     return over_ranks(c, amax);
 }
 
@@ -205,10 +202,8 @@ static Err show_forward(Ctx *c, const Fp8Weight *w, const Fp8Operand *x, const l
 
 static Err show_dx(Ctx *c, const Fp8Weight *w, const Fp8Operand *dy, const linear_dx_args *a)
 {
-    const Shown list[] = {
-        { "dx.dy", a->dy },     { "dx.dy.codes", dy->codes }, { "dx.dy.factor", dy->factor },
-        { "dx.w.codes", w->w }, { "dx.w.factor", w->factor }, { "dx.dx", a->dx }
-    };
+    const Shown list[] = { { "dx.dy", a->dy },     { "dx.dy.codes", dy->codes }, { "dx.dy.factor", dy->factor },
+                           { "dx.w.codes", w->w }, { "dx.w.factor", w->factor }, { "dx.dx", a->dx } };
     return show(c, w->id, list, (int)(sizeof list / sizeof *list));
 }
 
@@ -235,8 +230,8 @@ Err fp8_forward(Ctx *c, const Fp8Weight *w, linear_fwd_args a)
     const ArenaMark mark = arena_mark(c->scratch);
     Fp8Operand x;
     TRY(cast_operand(c, w->recipe, (Role){ 0 }, a.x, w->amax, &x, NULL));
-    TRY(op(c->s, fp8_product, .y = a.y, .x = x.codes, .w = weight_of(w), .bias = a.bias, .gelu = a.gelu,
-           .leaf = a.leaf, .fast = !fp8_facts(w->recipe)->block));
+    TRY(op(c->s, fp8_product, .y = a.y, .x = x.codes, .w = weight_of(w), .bias = a.bias, .gelu = a.gelu, .leaf = a.leaf,
+           .fast = !fp8_facts(w->recipe)->block));
     TRY(show_forward(c, w, &x, &a));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -287,8 +282,8 @@ Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a)
     Fp8Operand dy, x;
     TRY(turned_gradient(c, w, a.dy, &dy));
     TRY(cast_operand(c, w->fp8, (Role){ 0 }, a.x, input_amax(c, w->fp8, w->weight), NULL, &x));
-    TRY(op(c->s, fp8_product_add, .dw = a.dw, .dy = dy.codes, .x = x.codes, .shift = a.shift,
-           .overflow = a.overflow, .leaf = a.leaf, .headroom_bits = a.headroom_bits, .fresh = a.fresh));
+    TRY(op(c->s, fp8_product_add, .dw = a.dw, .dy = dy.codes, .x = x.codes, .shift = a.shift, .overflow = a.overflow,
+           .leaf = a.leaf, .headroom_bits = a.headroom_bits, .fresh = a.fresh));
     TRY(show_dw(c, w->weight, &dy, &x, &a));
     arena_release(c->scratch, mark);
     return ERR_OK;

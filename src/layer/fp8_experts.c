@@ -24,8 +24,8 @@ static Err cast_weights(Ctx *c, Fp8Recipe recipe, Tensor w, bool transposed, Fp8
     const Tensor all = tensor_reshape(w, w.dim[0] * w.dim[1], w.dim[2]);
     const Fp8Blocks b = fp8_blocks_of(recipe, true);
     if (w.dim[1] % b.columns || w.dim[2] % b.columns)
-        return err_set(ERR_SHAPE, "experts of 8 bits: [%lld, %lld] are not whole blocks of %d",
-                       (long long)w.dim[1], (long long)w.dim[2], b.columns);
+        return err_set(ERR_SHAPE, "experts of 8 bits: [%lld, %lld] are not whole blocks of %d", (long long)w.dim[1],
+                       (long long)w.dim[2], b.columns);
     TRY(operand_alloc(c, b, all.dim[transposed], all.dim[!transposed], out));
     const Tensor none = { 0 }, codes = out->codes;
     return op(c->s, fp8_cast, .y = transposed ? none : codes, .turned = transposed ? codes : none, .x = all,
@@ -58,8 +58,7 @@ static void share_expected(Tensor *a, Tensor *b)
     b->expected = a->expected;
 }
 
-static Err product(Ctx *c, Fp8Recipe recipe, Tensor y, Tensor x, Tensor w, bool transposed, Tensor offset,
-                   int64_t leaf)
+static Err product(Ctx *c, Fp8Recipe recipe, Tensor y, Tensor x, Tensor w, bool transposed, Tensor offset, int64_t leaf)
 {
     const ArenaMark mark = arena_mark(c->scratch);
     Fp8Operand weights, rows;

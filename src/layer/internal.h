@@ -124,8 +124,7 @@ Err fp8_dw(Ctx *c, const Wgrad *w, linear_dw_args a);
 /* Blocks with one scale each. */
 Fp8Blocks fp8_blocks_of(Fp8Recipe recipe, bool weight);
 /* Room for codes, whose scale then points to *factor, and for their factors. */
-Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *codes,
-                    Tensor *factor);
+Err fp8_codes_alloc(Arena *at, DType t, Fp8Blocks b, int64_t rows, int64_t columns, Tensor *codes, Tensor *factor);
 /* An operand: codes, and the factors that their scale points to. Not to be copied. */
 typedef struct {
     Tensor codes, factor;

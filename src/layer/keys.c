@@ -47,8 +47,7 @@ Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass)
  * call out.) */
 static bool slice_sees(const Ctx *c, int64_t window, int s)
 {
-    const int64_t nearest =
-        (c->slices.at - s - 1) * slice_length(c) + 1; /* from the first query to the last key */
+    const int64_t nearest = (c->slices.at - s - 1) * slice_length(c) + 1; /* from the first query to the last key */
     return s == c->slices.at || !window || nearest < window;
 }
 
@@ -67,8 +66,7 @@ static Err earlier_keys(KeyWalk *w)
 
 static Err at_once_open(KeyWalk *w)
 {
-    for (int i = 0; i < 2 && w->plan->ranks; i++)
-        TRY(context_gather(w->c, CONTEXT_ZIGZAG, w->plan->ranks, &w->kv[i]));
+    for (int i = 0; i < 2 && w->plan->ranks; i++) TRY(context_gather(w->c, CONTEXT_ZIGZAG, w->plan->ranks, &w->kv[i]));
     return ERR_OK;
 }
 
@@ -172,11 +170,9 @@ static Err keys_next(KeyWalk *w)
         w->slice++;
         TRY(open_slice(w));
     }
-    w->at = (KeyBlock){ .kv = { w->own[0], w->own[1] },
-                        .span = w->span,
-                        .part = -1,
-                        .seen = w->seen,
-                        .more = w->slice < w->c->slices.at };
+    w->at = (KeyBlock){
+        .kv = { w->own[0], w->own[1] }, .span = w->span, .part = -1, .seen = w->seen, .more = w->slice < w->c->slices.at
+    };
     return w->seen ? w->plan->source->next(w, w->block) : ERR_OK;
 }
 
@@ -227,9 +223,7 @@ static Err backward(Ctx *c, const KeyPlan *p, attention_bwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const Tensor dq = a.dq, dk = a.dk, dv = a.dv;
-    KeyWalk w = {
-        .c = c, .plan = p, .window = a.window, .own = { a.k, a.v }, .span = a.k_span, .a = &a, .slice = -1
-    };
+    KeyWalk w = { .c = c, .plan = p, .window = a.window, .own = { a.k, a.v }, .span = a.k_span, .a = &a, .slice = -1 };
     if (c->slices.count > 1 || p->source->in_parts) TRY(wide_sum(c, dq, &a.dq));
     TRY(wide_keys(c, c->slices.count <= 1 && p->ranks, &a)); /* (sums of slices are in fp32 themselves) */
     TRY(p->source->begin(&w));

@@ -19,8 +19,8 @@ typedef struct {
     Err (*open)(KeyWalk *w);        /* for slice w->slice, of which w->kv are this rank's; sets w->blocks */
     Err (*next)(KeyWalk *w, int i); /* fills w->at for the slice's block i, which then is there */
     /* in backward */
-    Err (*begin)(KeyWalk *w); /* before the first block */
-    Err (*give)(KeyWalk *w);  /* this rank's queries on w->at: adds to dq, and sends dk and dv on their way */
+    Err (*begin)(KeyWalk *w);  /* before the first block */
+    Err (*give)(KeyWalk *w);   /* this rank's queries on w->at: adds to dq, and sends dk and dv on their way */
     Err (*finish)(KeyWalk *w); /* behind the last block: dk and dv of this rank's keys of the slice at work */
 } KeySource;
 

@@ -53,8 +53,7 @@ bool ring_sees(const Ring *r, int rank, int part)
 
 Tensor ring_half(const Ring *r, Tensor parts, int row, int half)
 {
-    const Tensor part = tensor_row_slice(parts, row, 1),
-                 keys = tensor_view(part.data, parts.dtype, 4, r->half[0]);
+    const Tensor part = tensor_row_slice(parts, row, 1), keys = tensor_view(part.data, parts.dtype, 4, r->half[0]);
     const int64_t at = half * tensor_bytes(keys);
     return tensor_view((void *)((uintptr_t)part.data + (uintptr_t)at), parts.dtype, 4, r->half[half]);
 }

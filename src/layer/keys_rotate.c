@@ -36,10 +36,7 @@ static int owner_at(const KeyWalk *w, int turn)
     return (w->ring.rank + 2 * n - turn) % n;
 }
 
-static int part_of(const KeyWalk *w, int owner, int i)
-{
-    return context_part(CONTEXT_ZIGZAG, w->ring.parts, owner, i);
-}
+static int part_of(const KeyWalk *w, int owner, int i) { return context_part(CONTEXT_ZIGZAG, w->ring.parts, owner, i); }
 
 /* Does one of the ranks first .. end - 1 places behind the owner see some of its part? */
 static bool seen_by(const KeyWalk *w, int part, int first, int end)
@@ -51,10 +48,7 @@ static bool seen_by(const KeyWalk *w, int part, int first, int end)
 }
 
 /* From `place` to the next: keys that are seen farther on, sums to which a rank behind the owner has added. */
-static bool keys_go(const KeyWalk *w, int part, int place)
-{
-    return seen_by(w, part, place + 1, ranks_of(w));
-}
+static bool keys_go(const KeyWalk *w, int part, int place) { return seen_by(w, part, place + 1, ranks_of(w)); }
 static bool sums_go(const KeyWalk *w, int part, int place) { return seen_by(w, part, 1, place + 1); }
 
 /* To the next rank, or from the one before. */
@@ -105,10 +99,7 @@ static Err post(KeyWalk *w, int turn)
     return count ? comm_exchange(cp, w->c->s, m, count, &cp->pending) : ERR_OK;
 }
 
-static Err arrived(const KeyWalk *w)
-{
-    return w->moving ? stream_wait(w->c->s, &w->ring.group->pending) : ERR_OK;
-}
+static Err arrived(const KeyWalk *w) { return w->moving ? stream_wait(w->c->s, &w->ring.group->pending) : ERR_OK; }
 
 /* ---- backward ---- */
 
@@ -125,8 +116,7 @@ Err arrival_begin(KeyWalk *w)
 /* Place where the op writes this rank's share of dk (0) or dv (1) of part i. */
 static Tensor share_half(const KeyWalk *w, int i, int half)
 {
-    return w->share.data ? ring_half(&w->ring, w->share, i, half)
-                         : ring_half(&w->ring, w->pair, 2 * i + 1, half);
+    return w->share.data ? ring_half(&w->ring, w->share, i, half) : ring_half(&w->ring, w->pair, 2 * i + 1, half);
 }
 
 /* sums of part i = what came + this rank's share; of only one of them if the other is nothing. */
@@ -135,8 +125,7 @@ static Err add_share(const KeyWalk *w, int i, bool came, bool share)
     Ctx *c = w->c;
     const Tensor sum = tensor_row_slice(w->sums, i, 1), both = tensor_row_slice(w->pair, 2 * i, 2);
     const int64_t columns = w->ring.half[0][3] + w->ring.half[1][3], rows = tensor_count(sum) / columns;
-    if (share && w->share.data)
-        TRY(cast_values(c, tensor_row_slice(both, 1, 1), tensor_row_slice(w->share, i, 1)));
+    if (share && w->share.data) TRY(cast_values(c, tensor_row_slice(both, 1, 1), tensor_row_slice(w->share, i, 1)));
     if (came && share)
         return op(c->s, sum_parts, .y = tensor_reshape(sum, rows, columns),
                   .x = tensor_reshape(both, 2 * rows, columns), .parts = 2);
@@ -151,14 +140,12 @@ static Err add_to_own(const KeyWalk *w)
     const Tensor own[2] = { w->a->dk, w->a->dv };
     for (int i = 0; i < 2; i++) {
         if (!sums_go(w, part_of(w, w->ring.rank, i), ranks_of(w) - 1)) continue;
-        for (int half = 0; half < 2; half++)
-            TRY(context_move_part(c, own[half], share_half(w, i, half), i, false));
+        for (int half = 0; half < 2; half++) TRY(context_move_part(c, own[half], share_half(w, i, half), i, false));
         TRY(add_share(w, i, true, true));
-        if (w->share.data)
-            TRY(cast_values(c, tensor_row_slice(w->share, i, 1), tensor_row_slice(w->sums, i, 1)));
+        if (w->share.data) TRY(cast_values(c, tensor_row_slice(w->share, i, 1), tensor_row_slice(w->sums, i, 1)));
         for (int half = 0; half < 2; half++)
-            TRY(context_move_part(c, own[half],
-                                  ring_half(&w->ring, w->share.data ? w->share : w->sums, i, half), i, true));
+            TRY(context_move_part(c, own[half], ring_half(&w->ring, w->share.data ? w->share : w->sums, i, half), i,
+                                  true));
     }
     return ERR_OK;
 }
@@ -177,10 +164,7 @@ static Err add_turn(const KeyWalk *w, int turn)
 
 static int turn_of(int block) { return (block + 1) / 2; }
 static int half_of(int block) { return (block + 1) % 2; }
-static int part_at(const KeyWalk *w, int block)
-{
-    return part_of(w, owner_at(w, turn_of(block)), half_of(block));
-}
+static int part_at(const KeyWalk *w, int block) { return part_of(w, owner_at(w, turn_of(block)), half_of(block)); }
 
 Err arrival_open(KeyWalk *w)
 {
@@ -208,8 +192,7 @@ Err arrival_next(KeyWalk *w, int block)
     const int turn = turn_of(block);
     if (block == 0 || half_of(block) == 0) TRY(begin_turn(w, turn));
     if (turn > 0) ring_put(w, part_at(w, block), w->held[turn % 2], half_of(block));
-    for (int i = block + 1; i < w->blocks; i++)
-        w->at.more |= ring_sees(&w->ring, w->ring.rank, part_at(w, i));
+    for (int i = block + 1; i < w->blocks; i++) w->at.more |= ring_sees(&w->ring, w->ring.rank, part_at(w, i));
     return ERR_OK;
 }
 

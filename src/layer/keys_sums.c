@@ -96,8 +96,7 @@ int sums_places(const Ctx *c)
 static SliceGrads grads_at(const Ctx *c, int place, int count)
 {
     const SliceGrads *g = &c->slices.grads[c->block.layer];
-    return (
-        SliceGrads){ { tensor_row_slice(g->of[0], place, count), tensor_row_slice(g->of[1], place, count) } };
+    return (SliceGrads){ { tensor_row_slice(g->of[0], place, count), tensor_row_slice(g->of[1], place, count) } };
 }
 
 /* ---- shapes ---- */
@@ -113,8 +112,7 @@ static int64_t chunks_of(const KeyWalk *w) { return w->a->q.dim[2] / w->a->k.dim
 /* `memory` as gradients of keys [B, positions, K, C], of each chunk. */
 static Tensor shaped(const KeyWalk *w, Tensor memory, Tensor keys)
 {
-    return tensor_of(memory.data, memory.dtype, chunks_of(w) * keys.dim[0], keys.dim[1], keys.dim[2],
-                     keys.dim[3]);
+    return tensor_of(memory.data, memory.dtype, chunks_of(w) * keys.dim[0], keys.dim[1], keys.dim[2], keys.dim[3]);
 }
 
 static SliceGrads shaped_both(const KeyWalk *w, SliceGrads g, const Tensor keys[2])
@@ -185,11 +183,9 @@ attention_bwd_args keys_bwd_args(const KeyWalk *w, Tensor dk, Tensor dv)
 
 static Err attend_sample(const KeyWalk *w, int64_t b, Rows q, SliceGrads to)
 {
-    attention_bwd_args a =
-        keys_bwd_args(w, chunks_of_sample(w, to.of[0], b), chunks_of_sample(w, to.of[1], b));
+    attention_bwd_args a = keys_bwd_args(w, chunks_of_sample(w, to.of[0], b), chunks_of_sample(w, to.of[1], b));
     Tensor *const of_queries[] = { &a.q, &a.go, &a.o, &a.dq, &a.lse, &a.delta, &a.doc };
-    for (size_t i = 0; i < sizeof of_queries / sizeof *of_queries; i++)
-        *of_queries[i] = rows_of(*of_queries[i], b, q);
+    for (size_t i = 0; i < sizeof of_queries / sizeof *of_queries; i++) *of_queries[i] = rows_of(*of_queries[i], b, q);
     a.k = rows_of(a.k, b, (Rows){ 0, a.k.dim[1] });
     a.v = rows_of(a.v, b, (Rows){ 0, a.v.dim[1] });
     a.sample = tensor_row_slice(a.sample, b, 1);
@@ -269,16 +265,14 @@ static SliceGrads of_keys(const KeyWalk *w, SliceGrads g)
 static Err give_leaves(const KeyWalk *w, const Places *p)
 {
     const Ctx *c = w->c;
-    const int column = column_of(p, c->slices.at), first = place_at(p, w->slice, column),
-              ranks = rank_count(w);
+    const int column = column_of(p, c->slices.at), first = place_at(p, w->slice, column), ranks = rank_count(w);
     const int leaves = p->leaves / ranks;
     const bool later = c->slices.at != column;
     const int64_t length = c->canon.query_leaf;
     for (int l = 0; l < leaves; l++) {
         const int leaf = later ? leaves - 1 - l : l;
         const SliceGrads to = of_keys(w, grads_at(c, first + l * ranks, ranks));
-        if (w->at.seen)
-            TRY(give_rows(w, (Rows){ leaf * length, length }, shaped_both(w, to, w->at.kv), !later));
+        if (w->at.seen) TRY(give_rows(w, (Rows){ leaf * length, length }, shaped_both(w, to, w->at.kv), !later));
         else if (later) TRY(give_nothing(w, to));
     }
     return ERR_OK;
@@ -314,8 +308,7 @@ static Err scatter_parts(const KeyWalk *w, Tensor all, Tensor own)
     TRY(reduce_values(c, w->plan->ranks, flat));
     for (int i = 0; i < 2; i++) {
         const Tensor part = tensor_row_slice(flat, context_part(CONTEXT_ZIGZAG, parts, m->rank, i), 1);
-        TRY(context_move_part(c, rows,
-                              tensor_reshape(part, own.dim[0], own.dim[1] / 2, own.dim[2], own.dim[3]), i,
+        TRY(context_move_part(c, rows, tensor_reshape(part, own.dim[0], own.dim[1] / 2, own.dim[2], own.dim[3]), i,
                               true));
     }
     TRY(device_copy(c->s, own.data, rows.data, tensor_bytes(rows)));
@@ -328,8 +321,7 @@ static Err scatter_parts(const KeyWalk *w, Tensor all, Tensor own)
 static Err sum_chunks(Ctx *c, Tensor *sum, Tensor to)
 {
     const int64_t chunks = sum->dim[0] / to.dim[0], columns = to.dim[2] * to.dim[3];
-    TRY(context_sum_chunks(c,
-                           tensor_reshape(*sum, chunks, tensor_count(*sum) / (chunks * columns), columns)));
+    TRY(context_sum_chunks(c, tensor_reshape(*sum, chunks, tensor_count(*sum) / (chunks * columns), columns)));
     sum->dim[0] = to.dim[0];
     return ERR_OK;
 }
@@ -429,8 +421,7 @@ Err sums_begin(KeyWalk *w)
     w->mine = (SliceGrads){ { w->a->dk, w->a->dv } };
     if (is_whole(w)) return ERR_OK;
     w->mine.of[0].data = w->mine.of[1].data = NULL;
-    return p.leaves && is_pair(&p, w->c->slices.at, w->c->slices.at) ? ERR_OK
-                                                                     : grads_new(w, F32, w->own, &w->mine);
+    return p.leaves && is_pair(&p, w->c->slices.at, w->c->slices.at) ? ERR_OK : grads_new(w, F32, w->own, &w->mine);
 }
 
 /* left = the tree over both; one of them may be absent. */
@@ -462,8 +453,7 @@ static Err pairs_of_ranks(const KeyWalk *w, int place, int leaves, SliceGrads *o
     for (int i = 0; i < 2; i++) {
         const int first = place + i * half * ranks;
         TRY(pairs(w, first, half, &all));
-        sum[i] =
-            shaped_both(w, grads_at(w->c, first, 1), w->own); /* (the memory of all, which the sum leaves) */
+        sum[i] = shaped_both(w, grads_at(w->c, first, 1), w->own); /* (the memory of all, which the sum leaves) */
         for (int k = 0; k < 2; k++) {
             Tensor whole = w->own[k];
             whole.dim[1] *= ranks;

@@ -45,7 +45,7 @@ typedef struct {
     Fp8Recipe fp8;            /* the product's */
     Tensor amax;              /* [fp8_amax_count] i64, if Fp8Facts.tensor: op fp8_amax's result for dy */
     Tensor turned, factor;    /* dy transposed in 8 bits, if it has been cast already */
-    Tensor offset; /* for a weight of experts: where each expert's rows begin (ops.def); else absent */
+    Tensor offset;            /* for a weight of experts: where each expert's rows begin (ops.def); else absent */
 } Wgrad;
 
 /* Keys and values of an attention layer, [B, T, K, C], that later slices of the sequences read in this slot. ndim 0:
@@ -97,7 +97,7 @@ typedef struct {
     int64_t leaf_rows;   /* rows in a leaf of a gradient of a bias or a norm */
     int64_t attn_block;  /* keys in a block of softmax */
     int64_t query_leaf;  /* query positions in a leaf of dk and dv */
-    int headroom_bits; /* log2 of the largest number of leaves that one gradient element can receive in a step */
+    int headroom_bits;   /* log2 of the largest number of leaves that one gradient element can receive in a step */
 } Canon;
 
 /* One micro-batch on the device. Tensors with one entry a row have the N gathered rows. */
@@ -119,8 +119,8 @@ typedef struct {
     Tensor doc_position; /* [N] i32: position in the document; absent if documents are not kept apart */
     Tensor sample;       /* [N] i64: number of the row's sample in the data order */
     Tensor samples;      /* [B] i64: the same for each sample */
-    Tensor doc;      /* [B, T] i32: position at which the row's document begins; absent as `doc_position` */
-    Tensor apart[2]; /* room for the two where documents are kept apart in some batches only; else absent */
+    Tensor doc;          /* [B, T] i32: position at which the row's document begins; absent as `doc_position` */
+    Tensor apart[2];     /* room for the two where documents are kept apart in some batches only; else absent */
     /* [1 + tp, N] f32: evaluation leaves each row's loss here, and the target's logit on each rank of tp, 0 on those
      * that do not have it. Absent: nobody asks. */
     Tensor scores;
@@ -143,8 +143,7 @@ typedef struct {
     bool split_backward;  /* W runs later, so dy of linears must outlive the dgrad */
     bool retry_in_pieces; /* tokens pass the experts in pieces of MoeLimits.piece instead of all at once */
     int version;          /* age of the weights to read, in updates */
-    Pass
-        pass; /* the pass of the action at work; a forward that is made again in a backward is part of the backward */
+    Pass pass; /* the pass of the action at work; a forward that is made again in a backward is part of the backward */
 } Mode;
 
 /* The block at work. */
@@ -218,8 +217,8 @@ typedef struct {
     RopeTables rope;
     Canon canon;
     ContextCut cut; /* positions of each rank of world->cp */
-    int bands; /* bands in which rows enter and leave tensor-parallel regions (bands.c); 0, 1: all at once */
-    DType dtype; /* dtype of activations, and of the weights that layers read */
+    int bands;      /* bands in which rows enter and leave tensor-parallel regions (bands.c); 0, 1: all at once */
+    DType dtype;    /* dtype of activations, and of the weights that layers read */
     /* The residual stream and its gradient are fp32, whatever the other tensors are (ctx_residual). */
     bool fp32_residual;
     bool fp32_row_sums; /* sums of rows beside the stream are fp32, too (ctx_row_sums) */
@@ -248,7 +247,7 @@ static inline DType ctx_row_sums(const Ctx *c) { return c->fp32_row_sums ? ctx_r
 
 int64_t ctx_rows(const Ctx *c); /* R: rows that this rank holds outside of tensor-parallel regions */
 Tensor ctx_row_slice(const Ctx *c, Tensor per_row); /* this rank's R of the N entries */
-Tensor ctx_doc_position(const Ctx *c); /* [N] i32: the positions that learned and rotary positions go by */
+Tensor ctx_doc_position(const Ctx *c);              /* [N] i32: the positions that learned and rotary positions go by */
 Dropout ctx_dropout(const Ctx *c, float p, uint64_t key); /* off if this is not training */
 
 /* Begins segment `index`, to which later saves belong. */
@@ -257,12 +256,10 @@ void segment_end(const Ctx *c); /* notes the sizes of the segment */
 /* Allocates a tensor that is kept for backward. ERR_MEMORY. */
 #define save_new(c, region, t, saved, dtype, ...) save_if(c, true, region, t, saved, dtype, __VA_ARGS__)
 /* The same if `keep`; else the tensor is made again in backward, and lies in scratch. */
-#define save_if(c, keep, region, t, saved, dtype, ...)                      \
-    save_alloc((c), (keep), (region), (t), (saved), (dtype),                \
-               (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
-               (const int64_t[]){ __VA_ARGS__ })
-Err save_alloc(Ctx *c, bool keep, Region region, Tensor *t, Saved *saved, DType dtype, int ndim,
-               const int64_t *dim);
+#define save_if(c, keep, region, t, saved, dtype, ...)       \
+    save_alloc((c), (keep), (region), (t), (saved), (dtype), \
+               (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ })
+Err save_alloc(Ctx *c, bool keep, Region region, Tensor *t, Saved *saved, DType dtype, int ndim, const int64_t *dim);
 Tensor save_get(const Ctx *c, Saved saved);
 /* Allocates a gradient that a queued linear will read: in REGION_W if W runs later, else in scratch. */
 Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols);
@@ -390,8 +387,7 @@ typedef struct {
 ParamSpec embedding_table(const ModelSpec *spec, bool shared, int flags);
 Err embedding_register(Embedding *e, ParamRegistry *reg, const ModelSpec *spec, bool shared);
 /* An embedding without positions that looks up rows of a table that is registered already. */
-void embedding_share(Embedding *e, const ParamRegistry *reg, const ModelSpec *spec, const char *owner,
-                     int table);
+void embedding_share(Embedding *e, const ParamRegistry *reg, const ModelSpec *spec, const char *owner, int table);
 /* token [N] i32; below 0 there is none, and the row is zeros. y [R, D]. */
 Err embedding_forward(const Embedding *e, Ctx *c, Tensor token, Tensor y);
 Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy); /* dy is overwritten */
@@ -399,10 +395,9 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy); /* 
 /* ---- norm ---- */
 
 typedef struct {
-    int weight, bias; /* bias -1: none */
-    bool rms,
-        single_rows; /* single_rows: its rows are heads, which tp cuts; each row is a leaf of the gradient */
-    bool shared;     /* its rows are heads, and the ranks of world->kv have the same ones */
+    int weight, bias;      /* bias -1: none */
+    bool rms, single_rows; /* single_rows: its rows are heads, which tp cuts; each row is a leaf of the gradient */
+    bool shared;           /* its rows are heads, and the ranks of world->kv have the same ones */
     float eps;
 } Norm;
 
@@ -411,8 +406,7 @@ typedef struct {
 } NormSave;
 
 /* partial: PARTIAL_ROWS for a norm of the residual stream, PARTIAL_HEADS for one of heads, single or all together. */
-Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps,
-                  Partial partial);
+Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial);
 Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save);
 
 /* The residual stream behind a branch: sum = residual + dropout(branch + bias). bias may be absent. If branch is
@@ -427,9 +421,8 @@ Err residual_add(Ctx *c, const ResidualSum *r);
 Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, NormSave *save);
 
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y); /* computes y again, saving nothing */
-Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx); /* dx += */
-Err norm_backward_into(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy,
-                       Tensor dx); /* dx = */
+Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx);      /* dx += */
+Err norm_backward_into(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx); /* dx = */
 
 /* norm_backward, and the gradient of the bias `sum` (-1: none), which is the column sums of dx. x must be a sum
  * that the bias was added to, directly or in an earlier sum without dropout between them. */

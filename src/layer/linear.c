@@ -61,10 +61,7 @@ int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local)
 
 static const Tensor none;
 
-Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
-{
-    return linear_forward_gelu(l, c, x, y, none);
-}
+Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y) { return linear_forward_gelu(l, c, x, y, none); }
 
 static Tensor run_of(Tensor t, RowRun r) { return t.data ? tensor_row_slice(t, r.first, r.count) : t; }
 
@@ -114,10 +111,8 @@ static Err row_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
     for (int turn = 0; turn < out.count; turn++) {
         const RowRun r = rows_out_band(c, &out, turn);
         TRY(product(c, &q,
-                    (linear_fwd_args){ .y = run_of(out.rows, r),
-                                       .x = run_of(x, r),
-                                       .w = w,
-                                       .leaf = tree_leaf(c, l->in, x.dim[1]) }));
+                    (linear_fwd_args){
+                        .y = run_of(out.rows, r), .x = run_of(x, r), .w = w, .leaf = tree_leaf(c, l->in, x.dim[1]) }));
         TRY(rows_out_send(c, &out, turn));
     }
     return reduce_rows_end(c, out.sum);
@@ -128,8 +123,7 @@ static Err whole_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
     const Tensor w = param_value(c, l->weight), bias = param_value(c, l->bias);
     Fp8Weight q;
     TRY(fp8_begin_forward(c, recipe_of(l, c), l->weight, x, &q));
-    return product(c, &q,
-                   (linear_fwd_args){ .y = y, .x = x, .w = w, .bias = bias, .leaf = whole_leaf(l->in) });
+    return product(c, &q, (linear_fwd_args){ .y = y, .x = x, .w = w, .bias = bias, .leaf = whole_leaf(l->in) });
 }
 
 Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active)
@@ -202,8 +196,7 @@ static Err whole_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor d
     Fp8Weight q;
     TRY(fp8_begin_backward(c, l->fp8, &wgrad, &q));
     TRY(product_dx(c, &q,
-                   (linear_dx_args){
-                       .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out) },
+                   (linear_dx_args){ .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out) },
                    c->mode.split_backward ? NULL : &wgrad));
     TRY(grad_add_columns(c, l->bias, dy, 0));
     return wgrad_push(c, wgrad);

@@ -34,8 +34,7 @@ static Err scale_logits(const Head *h, Ctx *c, Tensor logits)
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
 {
     const float cap = h->spec->final_softcap;
-    TRY(op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight),
-           .leaf = whole_leaf(x.dim[1])));
+    TRY(op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight), .leaf = whole_leaf(x.dim[1])));
     TRY(scale_logits(h, c, logits));
     return cap > 0 ? op(c->s, softcap, .y = logits, .x = logits, .cap = cap) : ERR_OK;
 }
@@ -64,10 +63,9 @@ static Err gathered_stats(const Head *h, Ctx *c, Tensor logits, Tensor target, T
     TRY(tensor_new(c->scratch, all, F32, tp->size, width));
     own = tensor_row_slice(*all, tp->rank, 1);
     float *at = own.data;
-    TRY(op(c->s, xent_stats, .block_max = tensor_of(at, F32, N, J),
-           .block_sum = tensor_of(at + N * J, F32, N, J), .target_logit = tensor_of(at + 2 * N * J, F32, N),
-           .logits = logits, .target = target, .block = logits.dim[1] / J, .first = first_column(h, c),
-           .vocab = h->spec->vocab));
+    TRY(op(c->s, xent_stats, .block_max = tensor_of(at, F32, N, J), .block_sum = tensor_of(at + N * J, F32, N, J),
+           .target_logit = tensor_of(at + 2 * N * J, F32, N), .logits = logits, .target = target,
+           .block = logits.dim[1] / J, .first = first_column(h, c), .vocab = h->spec->vocab));
     return comm_all_gather(tp, c->s, *all, own, NULL);
 }
 
@@ -77,8 +75,7 @@ static Err ranks_apart(Ctx *c, Tensor all, int64_t skip, int64_t N, int64_t J, T
     int64_t R = all.dim[0];
     TRY(tensor_new(c->scratch, out, F32, R, N * J));
     for (int64_t r = 0; r < R; r++)
-        TRY(device_copy(c->s, (float *)out->data + r * N * J, (float *)all.data + r * all.dim[1] + skip,
-                        N * J * 4));
+        TRY(device_copy(c->s, (float *)out->data + r * N * J, (float *)all.data + r * all.dim[1] + skip, N * J * 4));
     return ERR_OK;
 }
 
@@ -87,8 +84,7 @@ static Err keep_scores(Ctx *c, Tensor scores, Tensor loss, Tensor target_logit)
     if (!scores.data) return ERR_OK;
     const int64_t R = target_logit.dim[0];
     TRY(device_copy(c->s, scores.data, loss.data, tensor_bytes(loss)));
-    return device_copy(c->s, tensor_row_slice(scores, 1, R).data, target_logit.data,
-                       tensor_bytes(target_logit));
+    return device_copy(c->s, tensor_row_slice(scores, 1, R).data, target_logit.data, tensor_bytes(target_logit));
 }
 
 /* loss [N], in scratch, of all ranks' columns; what backward needs is saved. */
@@ -116,8 +112,7 @@ static Err sharded_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
     TRY(rows_in_begin(c, x, &in));
     for (int turn = 0; turn < in.count; turn++) {
         TRY(rows_in_band(c, &in, turn, &r));
-        TRY(head_logits(h, c, tensor_row_slice(in.rows, r.first, r.count),
-                        tensor_row_slice(logits, r.first, r.count)));
+        TRY(head_logits(h, c, tensor_row_slice(in.rows, r.first, r.count), tensor_row_slice(logits, r.first, r.count)));
     }
     return ERR_OK;
 }
@@ -135,8 +130,8 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *
     TRY(tensor_new(c->scratch, &loss, F32, N));
     if (save->at_once)
         TRY(op(c->s, xent_row, .loss = loss, .logits = logits, .target = to->target, .step = c->step,
-               .weight = to->weight, .softcap = h->spec->final_softcap,
-               .block = logits.dim[1] / own_blocks(c), .vocab = h->spec->vocab));
+               .weight = to->weight, .softcap = h->spec->final_softcap, .block = logits.dim[1] / own_blocks(c),
+               .vocab = h->spec->vocab));
     else TRY(shared_loss(h, c, logits, loss, to->scores, save));
     TRY(op(c->s, loss_sum, .sums = to->sums, .loss = loss, .target = to->target));
     arena_release(c->scratch, mark);
@@ -148,10 +143,9 @@ Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor 
     const Linear product = { h->weight, -1, x.dim[1], h->spec->padded_vocab, LINEAR_COLUMN };
     Tensor dlogits = save_get(c, save->logits);
     if (!save->at_once)
-        TRY(op(c->s, xent_bwd, .logits = dlogits, .target = save->target,
-               .row_max = save_get(c, save->row_max), .row_sum = save_get(c, save->row_sum), .step = c->step,
-               .weight = save->weight, .softcap = h->spec->final_softcap, .first = first_column(h, c),
-               .vocab = h->spec->vocab));
+        TRY(op(c->s, xent_bwd, .logits = dlogits, .target = save->target, .row_max = save_get(c, save->row_max),
+               .row_sum = save_get(c, save->row_sum), .step = c->step, .weight = save->weight,
+               .softcap = h->spec->final_softcap, .first = first_column(h, c), .vocab = h->spec->vocab));
     TRY(scale_logits(h, c, dlogits));
     return linear_backward(&product, c, x, dlogits, dx);
 }

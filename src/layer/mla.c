@@ -55,8 +55,7 @@ typedef struct {
 
 /* ---- registration ---- */
 
-static Err add_norm(ParamRegistry *reg, const ModelSpec *s, const char *owner, const char *what,
-                    int64_t width, Norm *n)
+static Err add_norm(ParamRegistry *reg, const ModelSpec *s, const char *owner, const char *what, int64_t width, Norm *n)
 {
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.%s", owner, what);
@@ -130,16 +129,12 @@ static Call call_of(const Mla *m, Ctx *c, const MlaSave *save)
 
 static Tensor one_head(Tensor t) /* [N, C] -> [N, 1, C], of the same rows */
 {
-    return (
-        Tensor){ .data = t.data, .dim = { t.dim[0], 1, t.dim[1] }, .ld = t.ld, .ndim = 3, .dtype = t.dtype };
+    return (Tensor){ .data = t.data, .dim = { t.dim[0], 1, t.dim[1] }, .ld = t.ld, .ndim = 3, .dtype = t.dtype };
 }
 
 static Tensor latent_of(const Call *k, Tensor kv_a) { return tensor_col_slice(kv_a, 0, k->w.kv_rank); }
 
-static Tensor shared_of(const Call *k, Tensor kv_a)
-{
-    return tensor_col_slice(kv_a, k->w.kv_rank, k->w.rope);
-}
+static Tensor shared_of(const Call *k, Tensor kv_a) { return tensor_col_slice(kv_a, k->w.kv_rank, k->w.rope); }
 
 /* The last columns of each head. */
 static Err rotate_queries(const Call *k, Tensor q, int inverse)
@@ -317,8 +312,8 @@ static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor ls
     TRY(attention_core_forward(&k->m->core, c, &(Heads){ .q = across, .k = keys, .v = values }, mixed, lse));
     for (int64_t h = 0; h < k->H; h++)
         TRY(op(c->s, linear_fwd, .y = tensor_col_slice(heads_as_columns(o), h * w.value, w.value),
-               .x = tensor_col_slice(heads_as_columns(mixed), h * w.kv_rank, w.kv_rank),
-               .w = value_rows(k, kv_b, h), .leaf = whole_leaf(w.kv_rank)));
+               .x = tensor_col_slice(heads_as_columns(mixed), h * w.kv_rank, w.kv_rank), .w = value_rows(k, kv_b, h),
+               .leaf = whole_leaf(w.kv_rank)));
     return ERR_OK;
 }
 
@@ -347,8 +342,7 @@ static Err mla_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
     const bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: the saves stay there */
     Latents t;
     Tensor o, lse, gated;
-    TRY(save_new(c, m->spec->attention_gate ? REGION_I : REGION_W, &o, &save->o, c->dtype, k.N, k.H,
-                 k.w.value));
+    TRY(save_new(c, m->spec->attention_gate ? REGION_I : REGION_W, &o, &save->o, c->dtype, k.N, k.H, k.w.value));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, k.B, k.T, k.H));
     TRY(latents_forward(&k, x, save, &t));
     TRY(join_cached(&k, &t));
@@ -410,14 +404,14 @@ static Err keys_backward(const Call *k, Tensor x, Tensor latent, Heads d, Tensor
     TRY(tensor_new(c->scratch, &dlatent, c->dtype, k->R, w.kv_rank));
     TRY(tensor_new(c->scratch, &dshared, c->dtype, k->R, w.rope));
     TRY(product_alloc(c, dshared, &partial));
-    TRY(op(c->s, mla_merge, .kv = tensor_reshape(dkv, k->N, k->H, w.nope + w.value), .pe = partial, .k = d.k,
-           .v = d.v, .chunk = c->canon.exact ? m->head_chunk : k->H));
+    TRY(op(c->s, mla_merge, .kv = tensor_reshape(dkv, k->N, k->H, w.nope + w.value), .pe = partial, .k = d.k, .v = d.v,
+           .chunk = c->canon.exact ? m->head_chunk : k->H));
     TRY(reduce_rows(c, partial, dshared));
     TRY(rotate_shared(k, dshared, 1));
     TRY(copy_rows(c, shared_of(k, dkv_a), dshared));
     TRY(linear_backward(&m->kv_b, c, latent, dkv, dlatent));
-    TRY(norm_backward_into(&m->kv_norm, c, &k->save->kv_norm, latent_of(k, save_get(c, k->save->kv_a)),
-                           dlatent, latent_of(k, dkv_a)));
+    TRY(norm_backward_into(&m->kv_norm, c, &k->save->kv_norm, latent_of(k, save_get(c, k->save->kv_a)), dlatent,
+                           latent_of(k, dkv_a)));
     return linear_backward(&m->kv_a, c, x, dkv_a, dx);
 }
 
@@ -441,13 +435,10 @@ static Err outputs_backward(const Call *k, Tensor dy, Tensor go, Tensor *dgate)
     const Mla *m = k->m;
     Ctx *c = k->c;
     const Tensor o = save_get(c, k->save->o);
-    if (!m->spec->attention_gate)
-        return linear_backward(&m->proj, c, heads_as_columns(o), dy, heads_as_columns(go));
+    if (!m->spec->attention_gate) return linear_backward(&m->proj, c, heads_as_columns(o), dy, heads_as_columns(go));
     TRY(dy_alloc(c, dgate, k->N, k->H * k->w.value));
-    TRY(linear_backward(&m->proj, c, heads_as_columns(save_get(c, k->save->gated)), dy,
-                        heads_as_columns(go)));
-    return heads_gate_backward(c, go, tensor_reshape(*dgate, k->N, k->H, k->w.value), o,
-                               save_get(c, k->save->gate));
+    TRY(linear_backward(&m->proj, c, heads_as_columns(save_get(c, k->save->gated)), dy, heads_as_columns(go)));
+    return heads_gate_backward(c, go, tensor_reshape(*dgate, k->N, k->H, k->w.value), o, save_get(c, k->save->gate));
 }
 
 static Err mla_backward(const void *own, Ctx *c, const void *save, Tensor x, Tensor dy, Tensor dx)
@@ -492,10 +483,7 @@ static int64_t mla_flop(const ModelSpec *s)
     return 2 * (q + kv + (1 + s->attention_gate) * s->heads * w.value * D);
 }
 
-static int64_t mla_pair_flop(const ModelSpec *s)
-{
-    return 2 * s->heads * (s->head_dim + s->latent.width.value);
-}
+static int64_t mla_pair_flop(const ModelSpec *s) { return 2 * s->heads * (s->head_dim + s->latent.width.value); }
 
 static KvShape mla_cache(const ModelSpec *s)
 {

@@ -35,8 +35,7 @@ Err activation_forward(Ctx *c, const ModelSpec *s, int64_t ffn, Tensor hidden, T
     case ACT_GEGLU: return op(c->s, geglu_fwd, .y = active, .x = hidden, .chunk = chunk);
     case ACT_CLAMPED_SWIGLU: break;
     }
-    return op(c->s, clamped_swiglu_fwd, .y = active, .x = hidden, .chunk = chunk,
-              .limit = s->activation_limit);
+    return op(c->s, clamped_swiglu_fwd, .y = active, .x = hidden, .chunk = chunk, .limit = s->activation_limit);
 }
 
 Err activation_backward(Ctx *c, const ModelSpec *s, int64_t ffn, ActivationGrad g)
@@ -44,10 +43,8 @@ Err activation_backward(Ctx *c, const ModelSpec *s, int64_t ffn, ActivationGrad 
     const int64_t chunk = ffn / s->tp_blocks;
     switch (s->activation) {
     case ACT_GELU: return op(c->s, gelu_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden);
-    case ACT_SWIGLU:
-        return op(c->s, swiglu_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden, .chunk = chunk);
-    case ACT_GEGLU:
-        return op(c->s, geglu_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden, .chunk = chunk);
+    case ACT_SWIGLU: return op(c->s, swiglu_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden, .chunk = chunk);
+    case ACT_GEGLU: return op(c->s, geglu_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden, .chunk = chunk);
     case ACT_CLAMPED_SWIGLU: break;
     }
     return op(c->s, clamped_swiglu_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden, .chunk = chunk,
@@ -78,8 +75,7 @@ Err mlp_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
     const Mlp *m = own;
     MlpSave *save = kept;
     ArenaMark mark = arena_mark(c->scratch);
-    int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c),
-            H = activation_gated(m->spec->activation) ? 2 * F : F;
+    int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c), H = activation_gated(m->spec->activation) ? 2 * F : F;
     Tensor hidden, active;
     TRY(save_new(c, REGION_I, &hidden, &save->hidden, c->dtype, N, H));
     bool in_scratch = c->into[REGION_I] == c->scratch;

@@ -28,10 +28,7 @@ static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
 }
 
 /* A bias of experts as [experts, outputs]: of this rank's, or of all where each rank has it whole. */
-static Tensor bias_rows(Tensor bias, int64_t experts)
-{
-    return tensor_reshape(bias, experts, bias.dim[0] / experts);
-}
+static Tensor bias_rows(Tensor bias, int64_t experts) { return tensor_reshape(bias, experts, bias.dim[0] / experts); }
 
 /* Memory for this rank's experts holds as many rows as may come; work is counted by how many are expected. */
 static Tensor expect(const Moe *m, const Ctx *c, Tensor rows)
@@ -63,8 +60,7 @@ static Err bias_backward(Ctx *c, int bias, int64_t experts, Tensor dy, Tensor of
 static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
     const Dispatcher *d = moe_dispatcher(m, c);
-    const int64_t K = m->spec->topk, E = m->spec->experts, run = moe_run_tokens(c),
-                  X = E * ((N + run - 1) / run),
+    const int64_t K = m->spec->topk, E = m->spec->experts, run = moe_run_tokens(c), X = E * ((N + run - 1) / run),
                   pieces = (N + moe_piece_tokens(m, c) - 1) / moe_piece_tokens(m, c);
     TRY(save_new(c, REGION_I, &t->logits_NE, &save->logits, F32, N, moe_padded_cols(E)));
     t->logits_NE = moe_first_cols(t->logits_NE, E);
@@ -91,8 +87,7 @@ static void expect_rows(const Moe *m, const Ctx *c, MoeRows *t)
 static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
 {
     const int64_t P = moe_sent_rows(m, c), Q = moe_limits_of(m, c).owned;
-    const int64_t D = m->model->hidden, F = own_ffn(m, c),
-                  H = activation_gated(m->model->activation) ? 2 * F : F;
+    const int64_t D = m->model->hidden, F = own_ffn(m, c), H = activation_gated(m->model->activation) ? 2 * F : F;
     const bool keep = !ctx_recomputes(c, m->model);
     TRY(save_new(c, REGION_I, &t->hidden_QH, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out_PD, &save->out, c->dtype, P, D));
@@ -296,8 +291,7 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout_
     TRY(grouped_dx(m, c, m->fc2, t, dout_QD, dactive_QF));
     TRY(grouped_weight(m, c, m->fc2, t, dout_QD, t->active_QF));
     TRY(activation_backward(c, m->model, m->spec->ffn,
-                            (ActivationGrad){ moe_in_use(t->hidden_QH, t->owned),
-                                              moe_in_use(dactive_QF, t->owned),
+                            (ActivationGrad){ moe_in_use(t->hidden_QH, t->owned), moe_in_use(dactive_QF, t->owned),
                                               moe_in_use(dhidden_QH, t->owned) }));
     TRY(bias_backward(c, m->fc1_bias, moe_own_experts(m, c), dhidden_QH, t->owned));
     TRY(grouped_dx(m, c, m->fc1, t, dhidden_QH, r.remote));
@@ -311,16 +305,15 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout_
 }
 
 /* The gradients of the experts' outputs, where the experts are, and of the weights that they count. */
-static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy_ND, Tensor *dout_QD,
-                        Tensor dweight_NK)
+static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy_ND, Tensor *dout_QD, Tensor dweight_NK)
 {
     const Dispatcher *d = moe_dispatcher(m, c);
     MovedRows rows = { 0 };
     TRY(dy_alloc(c, &rows.remote, t->hidden_QH.dim[0], m->model->hidden));
     ArenaMark mark = arena_mark(c->scratch);
     if (!d->weighs || m->fc2_bias >= 0) TRY(moe_local_rows(m, c, t, &rows));
-    TRY(op(c->s, unpermute_bwd, .dx = rows.local, .dweight = dweight_NK, .dy = dy_ND, .x = t->out_PD,
-           .row = t->row_NK, .weight = t->weight_NK));
+    TRY(op(c->s, unpermute_bwd, .dx = rows.local, .dweight = dweight_NK, .dy = dy_ND, .x = t->out_PD, .row = t->row_NK,
+           .weight = t->weight_NK));
     TRY(bias_backward(c, m->fc2_bias, m->spec->experts, rows.local, t->offset));
     TRY(d->send_gradient(m, c, t, dy_ND, rows));
     *dout_QD = rows.remote;
@@ -379,8 +372,7 @@ static Err whole_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x_ND, T
 }
 
 /* The router's part, for which the results that were kept suffice. */
-static Err pieces_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x_ND, Tensor dy_ND,
-                                  Tensor dx_ND)
+static Err pieces_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x_ND, Tensor dy_ND, Tensor dx_ND)
 {
     Tensor dweight_NK;
     TRY(tensor_new(c->scratch, &dweight_NK, F32, t->weight_NK.dim[0], t->weight_NK.dim[1]));
@@ -388,8 +380,7 @@ static Err pieces_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor
         const MoeRows p = moe_piece_at(m, c, t, first);
         const int64_t n = p.index_NK.dim[0];
         TRY(op(c->s, unpermute_bwd, .dweight = tensor_row_slice(dweight_NK, first, n),
-               .dy = tensor_row_slice(dy_ND, first, n), .x = p.out_PD, .row = p.row_NK,
-               .weight = p.weight_NK));
+               .dy = tensor_row_slice(dy_ND, first, n), .x = p.out_PD, .row = p.row_NK, .weight = p.weight_NK));
     }
     TRY(moe_router_backward(m, c, t, x_ND, dweight_NK, dx_ND));
     return count_rows(m, c, t);
@@ -419,8 +410,8 @@ static Err pieces_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x_ND, 
         MoeRows p = moe_piece_at(m, c, t, first);
         const int64_t n = p.index_NK.dim[0];
         TRY(moe_learn_piece(m, c, &p));
-        TRY(piece_backward(m, &at_once, &p, tensor_row_slice(x_ND, first, n),
-                           tensor_row_slice(dy_ND, first, n), tensor_row_slice(dx_ND, first, n)));
+        TRY(piece_backward(m, &at_once, &p, tensor_row_slice(x_ND, first, n), tensor_row_slice(dy_ND, first, n),
+                           tensor_row_slice(dx_ND, first, n)));
         arena_release(c->scratch, mark);
     }
     return ERR_OK;

@@ -23,7 +23,7 @@ typedef struct {
     Fp8Recipe fp8;                       /* the experts' products */
     int router, fc1, fc2;                /* weights */
     int router_bias, fc1_bias, fc2_bias; /* or -1 */
-    int bias; /* STATE: a bias for choosing each expert; its accumulator counts rows */
+    int bias;                            /* STATE: a bias for choosing each expert; its accumulator counts rows */
     uint64_t jitter_key;
     Mlp shared;      /* if spec->shared_ffn */
     int shared_gate; /* weight [1, D], or -1 */

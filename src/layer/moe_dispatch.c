@@ -147,8 +147,7 @@ Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     const Tensor y = r->local;
     r->parts = y;
-    if (copies(c) > 1)
-        TRY(tensor_new(c->scratch, &r->parts, r->remote.dtype, copies(c) * y.dim[0], y.dim[1]));
+    if (copies(c) > 1) TRY(tensor_new(c->scratch, &r->parts, r->remote.dtype, copies(c) * y.dim[0], y.dim[1]));
     return move_rows_begin(m, c, t, r->parts, r->remote, true);
 }
 
@@ -188,8 +187,8 @@ static Err take_weighed(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
     }
     TRY(comm_all_gather(group, c->s, all, x, c->moves.done));
     TRY(moe_rows_end(c, &c->world->tp_ep));
-    TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->learned,
-           .weight = weights, .topk = m->spec->topk));
+    TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->learned, .weight = weights,
+           .topk = m->spec->topk));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -55,8 +55,8 @@ static Err learn_rail(const Moe *m, Ctx *c, const MoeRows *t)
 {
     const Tensor all = learned_choices(m, c, t);
     TRY(moe_learn_offsets(m, c, t));
-    TRY(op(c->s, choice_groups, .group = own_slot(c, all, rail_tokens(c)), .index = t->index_NK,
-           .row = t->row_NK, .own = 1, .count = m->spec->experts)); /* those that have a row */
+    TRY(op(c->s, choice_groups, .group = own_slot(c, all, rail_tokens(c)), .index = t->index_NK, .row = t->row_NK,
+           .own = 1, .count = m->spec->experts)); /* those that have a row */
     return gather_slots(c, all);
 }
 
@@ -81,8 +81,7 @@ static Err order_rows(Ctx *c, Tensor index, Groups g, int64_t rows, Order *o)
     TRY(tensor_new(c->scratch, &o->offset, I64, g.count * (R / run) + 1));
     ArenaMark mark = arena_mark(c->scratch);
     TRY(tensor_new(c->scratch, &group, I32, R, K));
-    TRY(op(c->s, choice_groups, .group = group, .index = index, .first = g.first, .own = g.own,
-           .count = g.count));
+    TRY(op(c->s, choice_groups, .group = group, .index = index, .first = g.first, .own = g.own, .count = g.count));
     TRY(op(c->s, permute_index, .row = o->row, .choice = o->choice, .offset = o->offset, .index = group,
            .experts = g.count, .run = run));
     arena_release(c->scratch, mark);
@@ -127,8 +126,8 @@ static Err move_stage(const Moe *m, Ctx *c, const MoeRows *t, const Stage *g)
                             .remote_rows = g->to.dim[0],
                             .even = g->from.expected,
                             .known = c->moves.known };
-    TRY(comm_all_to_all_rows(g->group, c->s, &rows, g->from.dim[0],
-                             g->from.dim[1] * dtype_size(g->from.dtype), c->moves.done));
+    TRY(comm_all_to_all_rows(g->group, c->s, &rows, g->from.dim[0], g->from.dim[1] * dtype_size(g->from.dtype),
+                             c->moves.done));
     return moe_rows_end(c, g->group);
 }
 
@@ -140,8 +139,7 @@ static Err cross_network(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, const
     Tensor sent;
     TRY(tensor_new(c->scratch, &sent, x.dtype, w->limits.crossing, x.dim[1]));
     sent.expected = w->limits.even_crossing;
-    TRY(op(c->s, permute_rows, .y = sent, .x = x, .choice = moe_in_use(o->choice, o->offset),
-           .topk = m->spec->topk));
+    TRY(op(c->s, permute_rows, .y = sent, .x = x, .choice = moe_in_use(o->choice, o->offset), .topk = m->spec->topk));
     TRY(move_stage(m, c, t,
                    &(Stage){ .group = &c->world->ep_rail,
                              .from = sent,
@@ -155,8 +153,7 @@ static Err cross_network(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, const
 }
 
 /* rows [Q, D] of this rank's experts, from the rows of tokens that came to this host, times their weights, if any. */
-static Err pass_on(const Moe *m, Ctx *c, const MoeRows *t, const Way *w, Tensor got, Tensor weight,
-                   Tensor rows)
+static Err pass_on(const Moe *m, Ctx *c, const MoeRows *t, const Way *w, Tensor got, Tensor weight, Tensor rows)
 {
     const Order *o = &w->by_expert;
     Comm *group = &c->world->ep_host;
@@ -166,8 +163,8 @@ static Err pass_on(const Moe *m, Ctx *c, const MoeRows *t, const Way *w, Tensor 
         TRY(tensor_new(c->scratch, &passed, rows.dtype, w->limits.passed, rows.dim[1]));
         passed.expected = w->limits.sent;
     }
-    TRY(op(c->s, take_rows, .y = moe_in_use(passed, o->offset), .x = got, .choice = o->choice,
-           .weight = weight, .row = w->arrived.row, .topk = m->spec->topk));
+    TRY(op(c->s, take_rows, .y = moe_in_use(passed, o->offset), .x = got, .choice = o->choice, .weight = weight,
+           .row = w->arrived.row, .topk = m->spec->topk));
     if (alone) return ERR_OK;
     return move_stage(m, c, t,
                       &(Stage){ .group = group,

@@ -44,15 +44,13 @@ Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p)
     const Dispatcher *d = moe_dispatcher(m, c);
     if (c->mode.retry_in_pieces) {
         p->owned = p->offset;
-        if (d->remote)
-            TRY(tensor_new(c->scratch, &p->owned, I64, c->world->grid.etp * (p->offset.dim[0] - 1) + 1));
+        if (d->remote) TRY(tensor_new(c->scratch, &p->owned, I64, c->world->grid.etp * (p->offset.dim[0] - 1) + 1));
         if (d->learned) TRY(tensor_new(c->scratch, &p->learned, I32, d->learned(m, c)));
     }
     TRY(d->learn(m, c, p));
     if (!d->remote) return ERR_OK;
     p->known = c->moves.known;
     TRY(device_mark(c->s, p->known));
-    const bool turn =
-        c->world->tp_ep.reads_lengths && c->moves.other_half; /* it has work for the device meanwhile */
+    const bool turn = c->world->tp_ep.reads_lengths && c->moves.other_half; /* it has work for the device meanwhile */
     return turn ? c->moves.other_half(c->moves.pair) : ERR_OK;
 }

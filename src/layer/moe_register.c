@@ -57,8 +57,7 @@ Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name,
 {
     Moe *m = own;
     const Owner o = { reg, s, name, layer };
-    const int64_t E = s->moe.experts, D = s->hidden, F = s->moe.ffn,
-                  gated = activation_gated(s->activation) ? 2 : 1;
+    const int64_t E = s->moe.experts, D = s->hidden, F = s->moe.ffn, gated = activation_gated(s->activation) ? 2 : 1;
     ASSERT(s->moe.balance.unit > 0);
     *m = (Moe){ .model = s,
                 .spec = &s->moe,

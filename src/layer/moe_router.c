@@ -100,8 +100,7 @@ static Err balance_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
         TRY(tensor_new(c->scratch, &weight, F32, N, K));
         TRY(op(c->s, router_fwd, .index = index, .weight = weight, .logits = t->logits_NE, .router = alone));
     }
-    TRY(op(c->s, router_count, .load = *load, .index = index, .first = first_row(c),
-           .rows = sp_balance_rows(m, c)));
+    TRY(op(c->s, router_count, .load = *load, .index = index, .first = first_row(c), .rows = sp_balance_rows(m, c)));
     TRY(comm_sum_i64(&c->world->sp, c->s, load->data, tensor_count(*load), NULL));
     return comm_sum_i64(&c->world->cp, c->s, load->data, tensor_count(*load), NULL);
 }
@@ -140,8 +139,8 @@ Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
     TRY(make_logits(m, c, x, t->logits_NE));
     const Tensor bias = m->spec->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
     TRY(balance_ranks(m, c, t->logits_NE, &rank));
-    TRY(op(c->s, router_fwd, .index = t->index_NK, .weight = t->weight_NK, .logits = t->logits_NE,
-           .bias = bias, .rank = rank, .router = m->spec->router));
+    TRY(op(c->s, router_fwd, .index = t->index_NK, .weight = t->weight_NK, .logits = t->logits_NE, .bias = bias,
+           .rank = rank, .router = m->spec->router));
     arena_release(c->scratch, mark);
     return follow_loads(m, c, t);
 }
@@ -167,11 +166,11 @@ static Err add_losses_so_far(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlog
     for (int64_t u = first / rows; u * rows < end; u++) {
         const int64_t number = c->batch->first / b->unit + u, from = max64(u * rows, first) - first;
         const int64_t count = min64((u + 1) * rows, end) - first - from;
-        TRY(op(c->s, router_balance, .dlogits = tensor_row_slice(dlogits, from, count),
-               .losses = c->balance.losses, .logits = tensor_row_slice(t->logits_NE, from, count),
-               .load = loads_so_far(c, number), .router = m->spec->router, .step = c->step,
-               .topk = m->spec->topk, .aux = b->aux / (float)c->world->cp.size / (float)(number + 1),
-               .aux_coeff = b->aux, .z = b->z, .rows = rows));
+        TRY(op(c->s, router_balance, .dlogits = tensor_row_slice(dlogits, from, count), .losses = c->balance.losses,
+               .logits = tensor_row_slice(t->logits_NE, from, count), .load = loads_so_far(c, number),
+               .router = m->spec->router, .step = c->step, .topk = m->spec->topk,
+               .aux = b->aux / (float)c->world->cp.size / (float)(number + 1), .aux_coeff = b->aux, .z = b->z,
+               .rows = rows));
     }
     return ERR_OK;
 }
@@ -194,8 +193,8 @@ Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
     Tensor dy, wide, noisy;
     TRY(moe_fp32_dy_alloc(c, m->spec->experts, &dy, &wide));
     const Tensor dlogits = moe_first_cols(wide, m->spec->experts);
-    TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits_NE,
-           .index = t->index_NK, .weight = t->weight_NK, .router = m->spec->router));
+    TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits_NE, .index = t->index_NK,
+           .weight = t->weight_NK, .router = m->spec->router));
     TRY(balance_backward(m, c, t, dlogits));
     if (m->spec->balance.forced) TRY(device_zero(c->s, wide.data, tensor_bytes(wide)));
     TRY(grad_add_columns(c, m->router_bias, dlogits, 0));

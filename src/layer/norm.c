@@ -12,8 +12,7 @@
 
 #include "layer/internal.h"
 
-Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps,
-                  Partial partial)
+Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial)
 {
     char text[PARAM_NAME_MAX];
     *n = (Norm){ .bias = -1, .rms = rms, .single_rows = partial == PARTIAL_HEADS, .eps = eps };
@@ -65,10 +64,10 @@ Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, Norm
     Tensor mean, rstd;
     if (!r->branch.data) return norm_forward(n, c, r->sum, y, save);
     TRY(save_stats(n, c, y.dim[0], save, &mean, &rstd));
-    return op(c->s, residual_norm_fwd, .y = y, .mean = mean, .rstd = rstd, .sum = r->sum,
-              .residual = r->residual, .x = r->branch, .bias = r->bias, .w = param_value(c, n->weight),
-              .b = param_value(c, n->bias), .position = ctx_row_slice(c, c->batch->position),
-              .sample = ctx_row_slice(c, c->batch->sample), .dropout = r->dropout, .eps = n->eps);
+    return op(c->s, residual_norm_fwd, .y = y, .mean = mean, .rstd = rstd, .sum = r->sum, .residual = r->residual,
+              .x = r->branch, .bias = r->bias, .w = param_value(c, n->weight), .b = param_value(c, n->bias),
+              .position = ctx_row_slice(c, c->batch->position), .sample = ctx_row_slice(c, c->batch->sample),
+              .dropout = r->dropout, .eps = n->eps);
 }
 
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)
@@ -108,10 +107,9 @@ static Err backward(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int
            .w = param_value(c, n->weight), .mean = n->rms ? none : save_get(c, save->mean),
            .rstd = save_get(c, save->rstd), .shift_w = param_store_shift(c->params, n->weight),
            .shift_b = bias ? param_store_shift(c->params, n->bias) : none,
-           .shift_sum = sum >= 0 ? param_store_shift(c->params, sum) : none,
-           .overflow = c->params->stats->overflow, .leaf = n->single_rows ? 1 : c->canon.leaf_rows,
-           .headroom_bits = c->canon.headroom_bits, .fresh = fresh, .fresh_sum = fresh_sum,
-           .fresh_dx = into));
+           .shift_sum = sum >= 0 ? param_store_shift(c->params, sum) : none, .overflow = c->params->stats->overflow,
+           .leaf = n->single_rows ? 1 : c->canon.leaf_rows, .headroom_bits = c->canon.headroom_bits, .fresh = fresh,
+           .fresh_sum = fresh_sum, .fresh_dx = into));
     arena_release(c->scratch, mark);
     TRY(grad_added(c, n->weight));
     if (bias) TRY(grad_added(c, n->bias));
@@ -186,10 +184,7 @@ Err cut_norm_begin(Ctx *c, int64_t N, int64_t columns, CutNormSave *save, CutNor
     return save_new(c, REGION_I, &out->rstd, &save->norm.rstd, F32, rows);
 }
 
-Tensor cut_norm_input(const Ctx *c, const CutNorm *t, Tensor y)
-{
-    return c->world->tp.size == 1 ? t->rows : y;
-}
+Tensor cut_norm_input(const Ctx *c, const CutNorm *t, Tensor y) { return c->world->tp.size == 1 ? t->rows : y; }
 
 Err cut_norm_forward(const Norm *n, Ctx *c, const CutNorm *t, Tensor y)
 {

@@ -72,8 +72,7 @@ Err context_move(Ctx *c, ContextCut cut, int ranks, Tensor x, Tensor whole, bool
             for (int i = 0; i < 2; i++) {
                 const Spans span = context_span(cut, seq, ranks, r);
                 const int64_t bytes = span.count[i] * row_bytes;
-                char *in_order =
-                    (char *)((uintptr_t)all + (uintptr_t)((b * seq + span.first[i]) * row_bytes));
+                char *in_order = (char *)((uintptr_t)all + (uintptr_t)((b * seq + span.first[i]) * row_bytes));
                 TRY(device_copy(c->s, back ? at : in_order, back ? in_order : at, bytes));
                 at = (char *)((uintptr_t)at + (uintptr_t)bytes);
             }
@@ -143,8 +142,8 @@ Err context_own_rows(Ctx *c, Tensor *rows)
 
 static Tensor slot(Tensor halves, int which)
 {
-    return tensor_view((char *)halves.data + which * (tensor_bytes(halves) / 2), halves.dtype,
-                       halves.ndim - 1, halves.dim + 1);
+    return tensor_view((char *)halves.data + which * (tensor_bytes(halves) / 2), halves.dtype, halves.ndim - 1,
+                       halves.dim + 1);
 }
 
 /* Parts of this rank, in `have` [2, ...], to their owners in the other cut; and from those that have them, `get`. */
@@ -225,8 +224,7 @@ static Err exchange_slices(Ctx *c, Comm *group, Tensor from, Tensor to, int64_t 
 static Err swap_dims(Ctx *c, Tensor x, Tensor y, int64_t first, int64_t second)
 {
     const int64_t C = tensor_count(x) / (first * second);
-    return op(c->s, join_columns, .y = tensor_reshape(y, second, first, C),
-              .x = tensor_reshape(x, first, second, C));
+    return op(c->s, join_columns, .y = tensor_reshape(y, second, first, C), .x = tensor_reshape(x, first, second, C));
 }
 
 /* Ranks that get the same of x's heads. */

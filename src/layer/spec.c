@@ -12,10 +12,7 @@
 float model_hidden_std(const ModelSpec *s) { return s->init_std / sqrtf(model_width(s)); }
 
 /* Megatron's rule. */
-float model_projection_std(const ModelSpec *s)
-{
-    return s->init_std / sqrtf(2.0f * (float)s->layers * model_width(s));
-}
+float model_projection_std(const ModelSpec *s) { return s->init_std / sqrtf(2.0f * (float)s->layers * model_width(s)); }
 
 float model_attention_scale(const ModelSpec *s, float times)
 {
@@ -33,8 +30,7 @@ uint64_t model_key(const ModelSpec *spec, const char *owner, const char *site)
 
 Err fp8_spec_on_gpu(const Fp8Spec *s, int capability, const char *gpu)
 {
-#define FACTORS(name, text, bits, block, weight_rows, unit, scale, tensor, mixes, wide, gpus) \
-    [FP8_##name] = gpus,
+#define FACTORS(name, text, bits, block, weight_rows, unit, scale, tensor, mixes, wide, gpus) [FP8_##name] = gpus,
     static const Fp8Factors factors[FP8_RECIPES] = { FP8_RECIPE_LIST(FACTORS) };
 #undef FACTORS
     if (factors[s->recipe] == FP8_FACTORS)

@@ -70,8 +70,7 @@ Err reduce_rows_end(Ctx *c, PendingSum r)
     TRY(stream_wait(c->s, r.done));
     if (r.wide.data && r.wide.data != r.y.data) return cast_values(c, r.y, r.wide);
     if (!r.parts.data) return ERR_OK;
-    return c->world->sp.size > 1 ? sum_parts_to(c, r.parts, g->size, r.y)
-                                 : all_reduce_end(c, g, r.parts, r.y);
+    return c->world->sp.size > 1 ? sum_parts_to(c, r.parts, g->size, r.y) : all_reduce_end(c, g, r.parts, r.y);
 }
 
 Err reduce_rows(Ctx *c, Tensor partial, Tensor y)

@@ -27,8 +27,8 @@ enum {
     SWEEPS = 3,
     FOUND_MOST = 2 * SWEEPS
 };
-static const int64_t ARENA_BYTES = 256 << 20, SETS_BYTES = 16 << 20, PRODUCT_BYTES = 16 << 20,
-                     PATTERN_LEAST = 1 << 14, STAGING_BYTES = 64 << 20;
+static const int64_t ARENA_BYTES = 256 << 20, SETS_BYTES = 16 << 20, PRODUCT_BYTES = 16 << 20, PATTERN_LEAST = 1 << 14,
+                     STAGING_BYTES = 64 << 20;
 
 /* ---- what is measured of ops ---- */
 
@@ -78,9 +78,7 @@ static void add_products(OpTimes *t, int count, double flop_most)
         const int64_t N = row_counts[i / count / count], O = widths[i / count % count], I = widths[i % count];
         if (2.0 * (double)N * (double)O * (double)I > flop_most) continue;
         const int64_t leaf = N < LEAF ? N : LEAF; /* of a weight's gradient */
-        const Dims d = {
-            "", .B = N / leaf, .T = leaf, .D = O, .F = 64, .V = 64, .H = 1, .K = 1, .C = I, 1, 1
-        };
+        const Dims d = { "", .B = N / leaf, .T = leaf, .D = O, .F = 64, .V = 64, .H = 1, .K = 1, .C = I, 1, 1 };
         for (int k = 0; k < 3; k++) add_job(t, ids[k], d, (Case){ "grid", PROJ });
     }
 }
@@ -92,8 +90,7 @@ static void add_grouped(OpTimes *t, int count, double flop_most)
     for (int i = 0; i < (count + 1) * count * count; i++) {
         const int64_t R = row_counts[i / count / count], O = widths[i / count % count], I = widths[i % count];
         if (2.0 * EXPERTS * (double)R * (double)O * (double)I > flop_most) continue;
-        const Dims d = { "",     .B = 1, .T = R * EXPERTS, .D = I,  .F = O, .V = 64,
-                         .H = 1, .K = 1, .C = 16,          EXPERTS, 1 };
+        const Dims d = { "", .B = 1, .T = R * EXPERTS, .D = I, .F = O, .V = 64, .H = 1, .K = 1, .C = 16, EXPERTS, 1 };
         for (int k = 0; k < 3; k++) add_job(t, ids[k], d, (Case){ "grid", FC1 });
     }
 }
@@ -151,8 +148,7 @@ static void make_jobs(OpTimes *t, bool brief)
 static void add_round(OpTimes *t, int ranks, int threads, DType dtype)
 {
     for (int i = 0; i < t->round_count; i++)
-        if (t->round[i].ranks == ranks && t->round[i].threads == threads && t->round[i].dtype == dtype)
-            return;
+        if (t->round[i].ranks == ranks && t->round[i].threads == threads && t->round[i].dtype == dtype) return;
     ASSERT(t->round_count < ROUNDS_MOST);
     t->round[t->round_count++] = (Round){ ranks, threads, dtype };
 }
@@ -235,8 +231,7 @@ static Err open_maker(Bench *b, const Dims *d)
 {
     const Round *r = &b->times->round[b->times->now];
     const int64_t items = (PATTERN_LEAST + d->T - 1) / d->T * d->T;
-    if (b->maker.tokens && !memcmp(&b->dims, d, sizeof *d))
-        return arena_release(&b->arena, b->patterns), ERR_OK;
+    if (b->maker.tokens && !memcmp(&b->dims, d, sizeof *d)) return arena_release(&b->arena, b->patterns), ERR_OK;
     maker_close(&b->maker);
     arena_release(&b->arena, 0);
     b->dims = *d;
@@ -405,8 +400,7 @@ static Err call(CommBench *c, CommKind kind)
     switch (kind) {
     case COMM_ALL_GATHER: return comm_all_gather(&c->comm, c->stream, whole, slice, NULL);
     case COMM_REDUCE_TREE_F32: return comm_reduce_tree_f32(&c->comm, c->stream, whole, NULL);
-    case COMM_REDUCE_SCATTER_TREE_F32:
-        return comm_reduce_scatter_tree_f32(&c->comm, c->stream, slice, whole, NULL);
+    case COMM_REDUCE_SCATTER_TREE_F32: return comm_reduce_scatter_tree_f32(&c->comm, c->stream, slice, whole, NULL);
     case COMM_REDUCE_SCATTER_I64:
         return comm_reduce_scatter_i64(&c->comm, c->stream, (int64_t *)c->b, (int64_t *)c->a, part, NULL);
     case COMM_SUM_I64: return comm_sum_i64(&c->comm, c->stream, (int64_t *)c->a, n, NULL);
@@ -507,8 +501,7 @@ static Err measure_comm(LocalRank *r, void *user)
                     .a = calloc(2, most),
                     .b = calloc(2, most),
                     .other = calloc(1, NEAREST_BYTES) };
-    c.product =
-        calloc(WORK_ROWS * (WORK_INPUTS + WORK_OUTPUTS) + WORK_OUTPUTS * WORK_INPUTS, sizeof *c.product);
+    c.product = calloc(WORK_ROWS * (WORK_INPUTS + WORK_OUTPUTS) + WORK_OUTPUTS * WORK_INPUTS, sizeof *c.product);
     if (!c.a || !c.b || !c.other || !c.product) return err_set(ERR_MEMORY, "no memory to measure with");
     const int first = r->rank / t->members * t->members;
     for (int i = 0; i < t->members; i++) together[i] = first + i;
@@ -609,8 +602,7 @@ static Err take_behind(const CommTimes *t, Calibration *out)
 static Err run_rounds(OpTimes *t, double sweep_s)
 {
     t->budget_s = sweep_s / (t->round_count * t->job_count);
-    for (t->now = 0; t->now < t->round_count; t->now++)
-        TRY(local_ranks_run(t->round[t->now].ranks, measure_ops, t));
+    for (t->now = 0; t->now < t->round_count; t->now++) TRY(local_ranks_run(t->round[t->now].ranks, measure_ops, t));
     return ERR_OK;
 }
 
@@ -722,13 +714,12 @@ enum { HEAD_BYTES = 2048 };
 
 static int64_t put_head(const Calibration *c, char *out)
 {
-    int64_t n = snprintf(
-        out, HEAD_BYTES,
-        "; The CPUs of this machine, measured by megatrain doctor --calibrate. See docs/planner.md.\n"
-        "[device]\nmemory_mib = %lld\nprocessors = %d\nfp32_tflops = %.4g\nbf16_tflops = %.4g\n"
-        "memory_gb_s = %.4g\nlink_gb_s = %.4g\nlink_us = %.4g\nisa = %s\ndot = %s\n",
-        (long long)c->memory_mib, c->processors, c->fp32_tflops, c->bf16_tflops, c->memory_gb_s, c->link_gb_s,
-        c->link_us, c->points.isa, c->points.dot);
+    int64_t n = snprintf(out, HEAD_BYTES,
+                         "; The CPUs of this machine, measured by megatrain doctor --calibrate. See docs/planner.md.\n"
+                         "[device]\nmemory_mib = %lld\nprocessors = %d\nfp32_tflops = %.4g\nbf16_tflops = %.4g\n"
+                         "memory_gb_s = %.4g\nlink_gb_s = %.4g\nlink_us = %.4g\nisa = %s\ndot = %s\n",
+                         (long long)c->memory_mib, c->processors, c->fp32_tflops, c->bf16_tflops, c->memory_gb_s,
+                         c->link_gb_s, c->link_us, c->points.isa, c->points.dot);
     if (c->disk_gb_s > 0) n += snprintf(out + n, HEAD_BYTES - (size_t)n, "disk_gb_s = %.4g\n", c->disk_gb_s);
     return n;
 }

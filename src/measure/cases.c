@@ -68,8 +68,8 @@ void linear_dims(const Maker *m, int64_t *N, int64_t *O, int64_t *I)
     *I = sizes[m->c->shape][1];
 }
 
-BENCH(linear_fwd, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1 and GELU", FC1, 1 },
-      { "fc2", FC2 }, { "head", HEAD })
+BENCH(linear_fwd, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1 and GELU", FC1, 1 }, { "fc2", FC2 },
+      { "head", HEAD })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
@@ -95,8 +95,8 @@ BENCH(linear_dx, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 
     return ERR_OK;
 }
 
-BENCH(linear_dw, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1, accumulated", FC1, 1 },
-      { "fc2", FC2 }, { "head", HEAD })
+BENCH(linear_dw, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1, accumulated", FC1, 1 }, { "fc2", FC2 },
+      { "head", HEAD })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
@@ -180,8 +180,7 @@ BENCH(norm_bwd, { "LayerNorm" }, { "RMSNorm", .option = 1 })
 
 static Dropout tenth(const Maker *m)
 {
-    return m->c->option ? (Dropout){ rng_key(1, "bench"), dropout_threshold(0.1f), 1 / 0.9f }
-                        : (Dropout){ 0, 0, 1 };
+    return m->c->option ? (Dropout){ rng_key(1, "bench"), dropout_threshold(0.1f), 1 / 0.9f } : (Dropout){ 0, 0, 1 };
 }
 
 BENCH(residual_fwd, { "" }, { "dropout", .option = 1 })
@@ -509,9 +508,7 @@ static Err make_boxes(Maker *m, Tensor *out, int64_t *chunks)
 {
     const int64_t D = m->d->D;
     const int32_t side = (int32_t)D;
-    const FlatBox b = {
-        .ld = side, .rows = side, .columns = side, .row_step = side, .column_step = 1, .scale = 1
-    };
+    const FlatBox b = { .ld = side, .rows = side, .columns = side, .row_step = side, .column_step = 1, .scale = 1 };
     *chunks = flat_chunks(D * D);
     TRY(tensor_new(m->arena, out, I64, 1, sizeof b / sizeof(int64_t)));
     return device_write(&m->dev->stream, out->data, &b, sizeof b);

@@ -12,9 +12,8 @@
 typedef struct {
     const char *name;
     int64_t B, T, D, F, V, P;
-    int64_t H, K, C; /* query heads, key/value heads of the grouped cases, head width */
-    int64_t experts,
-        topk; /* of a mixture; an expert is F / topk wide, so that a token meets as much as without */
+    int64_t H, K, C;       /* query heads, key/value heads of the grouped cases, head width */
+    int64_t experts, topk; /* of a mixture; an expert is F / topk wide, so that a token meets as much as without */
 } Dims;
 
 /* Contents of a tensor: timing on zeros flatters matrix units, and indices must be valid. */
@@ -69,8 +68,7 @@ typedef struct {
 extern const OpCases *const bench_ops[OP_COUNT];
 
 /* Fills the patterns, in the maker's arena. pattern_items: a multiple of T, PATTERN_ITEMS say. ERR_MEMORY. */
-Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, DType acc,
-               int64_t pattern_items);
+Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, DType acc, int64_t pattern_items);
 void maker_close(Maker *m); /* the arena is the caller's to release */
 
 /* A dense tensor in the arena with such contents; the op moves it `times` times. */

@@ -50,8 +50,7 @@ BENCH(fp8_values, { "fc2, tensor", FC2 }, { "fc2, blocks", FC2, 1 })
     return make_codes(m, &a->x, 0, E4M3, N, I, 1);
 }
 
-BENCH(fp8_product, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 },
-      { "fc1, blocks", FC1, 1 })
+BENCH(fp8_product, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 }, { "fc1, blocks", FC1, 1 })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
@@ -64,8 +63,7 @@ BENCH(fp8_product, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC
     return ERR_OK;
 }
 
-BENCH(fp8_product_add, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 },
-      { "fc1, blocks", FC1, 1 })
+BENCH(fp8_product_add, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 }, { "fc1, blocks", FC1, 1 })
 {
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
@@ -81,10 +79,7 @@ BENCH(fp8_product_add, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2"
 /* ---- of experts, in blocks ---- */
 
 /* The columns that rows in runs need at most, an expert's being one. */
-static int64_t columns_of_runs(const Maker *m, int64_t rows)
-{
-    return BLOCK * (rows / BLOCK + m->d->experts);
-}
+static int64_t columns_of_runs(const Maker *m, int64_t rows) { return BLOCK * (rows / BLOCK + m->d->experts); }
 
 BENCH(fp8_cast_runs, { "fc1", FC1, 1 })
 {

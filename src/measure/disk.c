@@ -22,8 +22,7 @@ static Err write_blocks(FileWriter *w, char *blocks, int64_t most, double until)
         whole = crc32c(whole, blocks, BLOCK_BYTES);
         const uint32_t chunk = crc32c(0, blocks, BLOCK_BYTES);
         memcpy(blocks, &whole, sizeof whole);
-        memcpy(blocks + sizeof whole, &chunk,
-               sizeof chunk); /* (so that no block is like the one before it) */
+        memcpy(blocks + sizeof whole, &chunk, sizeof chunk); /* (so that no block is like the one before it) */
         TRY(file_write(w, blocks, BLOCK_BYTES));
     }
     return file_sync(w);

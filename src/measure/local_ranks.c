@@ -151,8 +151,7 @@ Err local_ranks_run(int size, Err (*body)(LocalRank *r, void *user), void *user)
     ASSERT(size <= LOCAL_RANKS_MOST);
     TRY(local_shared(sizeof *all, (void **)&all));
     unsigned char random[16];
-    if (getentropy(random, sizeof random) != 0)
-        return err_set(ERR_INTERNAL, "the system has no random numbers");
+    if (getentropy(random, sizeof random) != 0) return err_set(ERR_INTERNAL, "the system has no random numbers");
     for (size_t i = 0; i < sizeof random; i++) snprintf(all->secret + 2 * i, 3, "%02x", random[i]);
     fflush(NULL);
     for (; begun < size && (begun == 0 || pid[begun - 1] > 0); begun++)

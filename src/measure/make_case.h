@@ -23,10 +23,9 @@
     const OpCases bench_##name = { make_any_##name, cases_##name, sizeof cases_##name / sizeof(Case) }; \
     static Err make_##name(Maker *m, name##_args *a)
 
-#define MAKE(out, times, fill, t, ...)                                            \
-    TRY(maker_tensor(m, &a->out, (times), FILL_##fill, (t),                       \
-                     (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
-                     (const int64_t[]){ __VA_ARGS__ }))
+#define MAKE(out, times, fill, t, ...)                      \
+    TRY(maker_tensor(m, &a->out, (times), FILL_##fill, (t), \
+                     (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ }))
 /* in the compute dtype: read or written, read and written, neither (so small, or so seldom, that it does not count) */
 #define ONCE(out, ...) MAKE(out, 1, UNIFORM, m->dtype, __VA_ARGS__)
 #define TWICE(out, ...) MAKE(out, 2, UNIFORM, m->dtype, __VA_ARGS__)

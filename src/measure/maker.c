@@ -51,24 +51,21 @@ static Err make_patterns(Maker *m, void *host)
     static const struct {
         Fill fill;
         DType t;
-    } wanted[] = { { FILL_UNIFORM, F32 },  { FILL_UNIFORM, BF16 },  { FILL_UNIFORM, F16 },
-                   { FILL_POSITIVE, F32 }, { FILL_POSITIONS, I32 }, { FILL_DOCUMENTS, I32 },
-                   { FILL_SAMPLES, I64 },  { FILL_EXPERTS, I32 },   { FILL_UNIFORM, E4M3 },
-                   { FILL_UNIFORM, E5M2 }, { FILL_TOKENS, I32 } }; /* the tokens, made last, stay */
+    } wanted[] = {
+        { FILL_UNIFORM, F32 },   { FILL_UNIFORM, BF16 },  { FILL_UNIFORM, F16 }, { FILL_POSITIVE, F32 },
+        { FILL_POSITIONS, I32 }, { FILL_DOCUMENTS, I32 }, { FILL_SAMPLES, I64 }, { FILL_EXPERTS, I32 },
+        { FILL_UNIFORM, E4M3 },  { FILL_UNIFORM, E5M2 },  { FILL_TOKENS, I32 }
+    }; /* the tokens, made last, stay */
     if (m->acc == I64) TRY(make_pattern(m, FILL_UNIFORM, I64, host));
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
-        TRY(make_pattern(m, wanted[i].fill, wanted[i].t, host));
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) TRY(make_pattern(m, wanted[i].fill, wanted[i].t, host));
     return device_sync(&m->dev->stream);
 }
 
-Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, DType acc,
-               int64_t pattern_items)
+Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, DType acc, int64_t pattern_items)
 {
     ASSERT(pattern_items % d->T == 0);
     void *host = malloc((size_t)pattern_items * sizeof(int64_t));
-    *m = (Maker){
-        .dev = dev, .arena = arena, .d = d, .dtype = dtype, .acc = acc, .pattern_items = pattern_items
-    };
+    *m = (Maker){ .dev = dev, .arena = arena, .d = d, .dtype = dtype, .acc = acc, .pattern_items = pattern_items };
     if (!host) return err_set(ERR_MEMORY, "no memory for what tensors are filled with");
     m->tokens = host;
     const Err err = make_patterns(m, host);

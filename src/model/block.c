@@ -33,8 +33,7 @@ static Err branch_register(Branch *r, ParamRegistry *reg, const ModelSpec *s, Br
     return model_norm_register(&r->post_norm, reg, s, names.block, post_norm);
 }
 
-Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer,
-                   SetupArena *setup)
+Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer, SetupArena *setup)
 {
     *b = (Block){ .spec = s,
                   .mixer = { .kind = model_mixer(s, layer) },
@@ -111,8 +110,7 @@ static Err layer_forward(const Block *b, const Branch *r, Ctx *c, Tensor n, Bran
 
 /* *n: the layer's input. It is the stream behind the norm, which makes the stream's sum, or the stream itself in the
  * dtype that layers read. Backward casts the latter again. */
-static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSum *x, BranchSave *save,
-                       Tensor *n)
+static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSum *x, BranchSave *save, Tensor *n)
 {
     *n = x->sum;
     if (!model_pre_norms(b->spec)) {
@@ -126,8 +124,7 @@ static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSu
 }
 
 /* The stream x, whose sum is made, goes on as sum `y` with the branch's output. */
-static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStream *x, BranchSave *save,
-                          Tensor y)
+static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStream *x, BranchSave *save, Tensor y)
 {
     const Tensor in = x->sum.sum;
     Tensor n, branch = x->branch;
@@ -162,8 +159,7 @@ static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bo
     const bool queued = dtype == c->dtype;
     *out = d;
     if (drop.threshold || (queued && c->mode.split_backward) || d.dtype != dtype) {
-        TRY(queued ? dy_alloc(c, out, d.dim[0], d.dim[1])
-                   : tensor_new(c->scratch, out, dtype, d.dim[0], d.dim[1]));
+        TRY(queued ? dy_alloc(c, out, d.dim[0], d.dim[1]) : tensor_new(c->scratch, out, dtype, d.dim[0], d.dim[1]));
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
     }
@@ -193,8 +189,8 @@ static int bias_of_stream(const Block *b, const Branch *r, const Ctx *c)
 int block_bias_of_output(const Block *b, const Ctx *c) { return bias_of_stream(b, &b->ffn, c); }
 
 /* dn, from the gradient dy of the branch's output. */
-static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, Tensor n,
-                          Tensor dy, Tensor dn)
+static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, Tensor n, Tensor dy,
+                          Tensor dn)
 {
     Tensor dout;
     if (!model_post_norms(b->spec)) return r->kind->backward(r->own, c, save->own, n, dy, dn);
@@ -204,8 +200,7 @@ static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchS
 }
 
 /* rows.dx += the gradient of x, from rows.dy, the gradient of the layer's input. */
-static Err stream_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows,
-                           int bias)
+static Err stream_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows, int bias)
 {
     if (model_pre_norms(b->spec)) return norm_backward_sum(&r->norm, c, &save->norm, rows, bias);
     ASSERT(bias < 0); /* (a bias would stand behind the norm of a layer's output: config.def refuses it) */

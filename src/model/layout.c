@@ -27,8 +27,7 @@ typedef struct {
 
 static Err bad_layout(const Layout *l, const char *why)
 {
-    return err_set(ERR_CONFIG, "parallel.layout='%s': %s, at character %d", l->text, why,
-                   (int)(l->at - l->text) + 1),
+    return err_set(ERR_CONFIG, "parallel.layout='%s': %s, at character %d", l->text, why, (int)(l->at - l->text) + 1),
            err_hint("of each stage E (embedding), t (a block), m (a module of multi-token prediction) and L "
                     "(head), stages "
                     "apart by '|', with x*n and (...)*n: Et|(tt|)*2,tL");
@@ -47,14 +46,12 @@ static Err put_unit(Layout *l)
     if (!l->embeddings && unit != 'E') return bad_unit(l, "'E' must come first");
     if (l->heads) return bad_unit(l, "'L' must come last");
     if (l->modules && unit == 't') return bad_unit(l, "behind 'm' come others and 'L' alone");
-    if (l->modules && unit == 'm' && l->stage != l->modules_stage)
-        return bad_unit(l, "each 'm' in the same stage");
+    if (l->modules && unit == 'm' && l->stage != l->modules_stage) return bad_unit(l, "each 'm' in the same stage");
     if (l->modules && unit == 'L' && l->stage > l->modules_stage + 1)
         return bad_unit(l, "'L' in the stage of the 'm' or in the next one");
     if (unit == '|') {
         if (++l->stage >= LAYOUT_STAGES) return bad_unit(l, "too many stages");
-        if (l->out && l->stage < l->capacity)
-            l->out[l->stage] = (StageShare){ .first_layer = (int)l->layers };
+        if (l->out && l->stage < l->capacity) l->out[l->stage] = (StageShare){ .first_layer = (int)l->layers };
         return ERR_OK;
     }
     if (unit == 'E' && l->embeddings++) return bad_unit(l, "a second 'E'");
@@ -176,18 +173,16 @@ Err stage_shares(const ModelSpec *spec, const char *layout, int stages, StageSha
     if (!*layout) return even_shares(spec, stages, out);
     TRY(read_layout(&l));
     if (l.stage + 1 != stages)
-        return err_set(ERR_CONFIG, "parallel.layout='%s' has %d stages, the pipeline %d", layout, l.stage + 1,
-                       stages),
+        return err_set(ERR_CONFIG, "parallel.layout='%s' has %d stages, the pipeline %d", layout, l.stage + 1, stages),
                err_hint("a pipeline has parallel.pp x parallel.vpp stages; with nothing between two '|' one "
                         "is empty");
     if (l.layers != spec->layers)
-        return err_set(ERR_CONFIG, "parallel.layout='%s' has %lld blocks, the model %d", layout,
-                       (long long)l.layers, spec->layers),
+        return err_set(ERR_CONFIG, "parallel.layout='%s' has %lld blocks, the model %d", layout, (long long)l.layers,
+                       spec->layers),
                err_hint("a 't' for each of model.layers, over all stages");
     if (l.modules != spec->mtp.count)
-        return err_set(ERR_CONFIG,
-                       "parallel.layout='%s' has %d modules of multi-token prediction, the model %d", layout,
-                       l.modules, spec->mtp.count),
+        return err_set(ERR_CONFIG, "parallel.layout='%s' has %d modules of multi-token prediction, the model %d",
+                       layout, l.modules, spec->mtp.count),
                err_hint("an 'm' for each of model.mtp_layers, before the 'L'");
     return ERR_OK;
 }

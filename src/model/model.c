@@ -12,10 +12,7 @@
 #include "layer/offload.h"
 #include "model/model.h"
 
-StageShare stage_whole(const ModelSpec *spec)
-{
-    return (StageShare){ 0, spec->layers, true, true, spec->mtp.count };
-}
+StageShare stage_whole(const ModelSpec *spec) { return (StageShare){ 0, spec->layers, true, true, spec->mtp.count }; }
 
 /* The embedding's table for others that read it; in a registry without the embedding a copy. */
 static Err find_table(const ModelSpec *spec, ParamRegistry *reg, int *id)
@@ -25,21 +22,12 @@ static Err find_table(const ModelSpec *spec, ParamRegistry *reg, int *id)
 }
 
 /* A head behind the modules, in a stage of its own, has what it reads from theirs. */
-static bool head_alone(const ModelSpec *spec, StageShare share)
-{
-    return share.head && share.mtp < spec->mtp.count;
-}
+static bool head_alone(const ModelSpec *spec, StageShare share) { return share.head && share.mtp < spec->mtp.count; }
 
 /* The norm behind the last block is where its output is first read. */
-static bool has_norm(const Stage *st)
-{
-    return st->share.mtp || (st->share.head && !head_alone(st->spec, st->share));
-}
+static bool has_norm(const Stage *st) { return st->share.mtp || (st->share.head && !head_alone(st->spec, st->share)); }
 
-int stage_inputs(const ModelSpec *spec, StageShare share)
-{
-    return head_alone(spec, share) ? 1 + spec->mtp.count : 1;
-}
+int stage_inputs(const ModelSpec *spec, StageShare share) { return head_alone(spec, share) ? 1 + spec->mtp.count : 1; }
 
 int stage_further(const Stage *st) { return st->share.head || st->share.mtp ? st->spec->mtp.count : 0; }
 
@@ -91,8 +79,7 @@ static Err register_stage(Stage *st, ParamRegistry *reg, bool shared, SetupArena
     TRY(register_blocks(st, reg, spec, setup));
     param_begin_unit(reg);
     if (has_norm(st))
-        TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps,
-                          PARTIAL_ROWS));
+        TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps, PARTIAL_ROWS));
     if (st->share.head) TRY(register_head(st, reg, spec));
     return st->share.mtp ? register_mtp(st, reg, spec, setup) : ERR_OK;
 }
@@ -117,10 +104,8 @@ Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
     TRY(setup_array(setup, st->share.layer_count + 1, &save->x));
     TRY(setup_array(setup, stage_further(st), &save->mtp));
     TRY(setup_array(setup, st->share.layer_count, &save->blocks));
-    for (int i = 0; i < st->share.layer_count; i++)
-        TRY(block_save_init(&st->blocks[i], &save->blocks[i], setup));
-    for (int i = 0; i < st->share.mtp; i++)
-        TRY(block_save_init(&st->mtp[i].block, &save->mtp[i].block, setup));
+    for (int i = 0; i < st->share.layer_count; i++) TRY(block_save_init(&st->blocks[i], &save->blocks[i], setup));
+    for (int i = 0; i < st->share.mtp; i++) TRY(block_save_init(&st->mtp[i].block, &save->mtp[i].block, setup));
     return ERR_OK;
 }
 
@@ -193,10 +178,7 @@ static Err run_final_norm(const Stage *st, Ctx *c, StageSave *save, const Residu
 
 /* ---- the losses: that of the head is of depth 0, then come the modules' ---- */
 
-static HeadSave *head_save(StageSave *save, int depth)
-{
-    return depth ? &save->mtp[depth - 1].head : &save->head;
-}
+static HeadSave *head_save(StageSave *save, int depth) { return depth ? &save->mtp[depth - 1].head : &save->head; }
 
 /* Input of the head. */
 static Tensor hidden_of(const Ctx *c, const StageSave *save, int depth)
@@ -251,16 +233,15 @@ static Err run_heads(const Stage *st, Ctx *c, StageSave *save, const Boundary *i
         const Tensor from = in->t[depth];
         Tensor h;
         segment_begin(c, further_segment(st) - 1 + depth);
-        TRY(save_new(c, REGION_W, &h, depth ? &save->mtp[depth - 1].out : &save->final_out, c->dtype,
-                     from.dim[0], from.dim[1]));
+        TRY(save_new(c, REGION_W, &h, depth ? &save->mtp[depth - 1].out : &save->final_out, c->dtype, from.dim[0],
+                     from.dim[1]));
         TRY(device_copy(c->s, h.data, from.data, tensor_bytes(h)));
         TRY(run_head(st, c, save, depth, sums));
     }
     return ERR_OK;
 }
 
-Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
-                  Tensor sums)
+Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out, Tensor sums)
 {
     Tensor final_out;
     if (head_alone(st->spec, st->share)) return run_heads(st, c, save, in, sums);
@@ -286,11 +267,9 @@ static Err backward_heads(const Stage *st, Ctx *c, StageSave *save, const Bounda
 }
 
 /* Gradient of the hidden state: the head makes it in dh, or it came over the boundary, and dh is that. */
-static Err hidden_gradient(const Stage *st, Ctx *c, StageSave *save, int depth, const Boundary *dout,
-                           Tensor *dh)
+static Err hidden_gradient(const Stage *st, Ctx *c, StageSave *save, int depth, const Boundary *dout, Tensor *dh)
 {
-    if (st->share.head)
-        return head_backward(&st->head, c, head_save(save, depth), hidden_of(c, save, depth), *dh);
+    if (st->share.head) return head_backward(&st->head, c, head_save(save, depth), hidden_of(c, save, depth), *dh);
     *dh = dout->t[depth];
     return ERR_OK;
 }
@@ -315,8 +294,8 @@ static Err backward_from_heads(const Stage *st, Ctx *c, StageSave *save, const B
     }
     dx = d;
     if (!st->share.head) TRY(tensor_new(c->scratch, &dx, d.dtype, d.dim[0], d.dim[1]));
-    TRY(norm_backward_into(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]),
-                           dh[0], dx));
+    TRY(norm_backward_into(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]), dh[0],
+                           dx));
     if (!st->share.head) TRY(device_copy(c->s, d.data, dx.data, tensor_bytes(d)));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -351,8 +330,7 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
     else if (d.data != dout->t[0].data) TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
     InputSum sums = { .bias = -1 };
     for (int i = st->share.layer_count - 1; i >= 0; i--) {
-        sums = (InputSum){ .bias = i ? block_bias_of_output(&st->blocks[i - 1], c) : -1,
-                           .done = sums.bias >= 0 };
+        sums = (InputSum){ .bias = i ? block_bias_of_output(&st->blocks[i - 1], c) : -1, .done = sums.bias >= 0 };
         TRY(backward_block(st, c, save, i, d, sums));
     }
     if (st->share.embedding) TRY(embedding_backward(&st->embedding, c, c->batch->token, d));
@@ -450,8 +428,7 @@ int64_t model_causal_flop_per_token(const ModelSpec *spec)
     const Spans all = spans_whole(spec->seq);
     double flop = 0; /* of a sequence */
     for (int i = 0; i < model_blocks(spec); i++)
-        flop +=
-            (double)spans_pairs(all, all, window_of(spec, i)) * (double)model_mixer(spec, i)->pair_flop(spec);
+        flop += (double)spans_pairs(all, all, window_of(spec, i)) * (double)model_mixer(spec, i)->pair_flop(spec);
     return (int64_t)(3 * flop / (double)spec->seq);
 }
 

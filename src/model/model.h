@@ -63,8 +63,7 @@ typedef struct {
 } Mtp;
 
 typedef struct {
-    Saved embedding, joined, x, y,
-        out; /* [R, D], [R, 2 D], and the block's input, output, and that normalised */
+    Saved embedding, joined, x, y, out; /* [R, D], [R, 2 D], and the block's input, output, and that normalised */
     NormSave embedding_norm, hidden_norm, final_norm;
     BlockSave block;
     HeadSave head;
@@ -130,8 +129,7 @@ Err stage_layout_count(const char *layout, int *stages);
 Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistry *reg, const ModelSpec *spec,
                     SetupArena *setup);
 Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup);
-int stage_further(
-    const Stage *st); /* depths of further tokens that its modules read, or its head's losses are of */
+int stage_further(const Stage *st);  /* depths of further tokens that its modules read, or its head's losses are of */
 int stage_segments(const Stage *st); /* segments a Slot of this stage needs */
 int stage_linears(const Stage *st);  /* weight gradients a micro-batch can queue */
 
@@ -141,8 +139,7 @@ int stage_linears(const Stage *st);  /* weight gradients a micro-batch can queue
  * the head, and then sums [3 (1 + modules of multi-token prediction)] accumulates the losses, those of the modules in
  * training alone. The saves go to c->slot.
  */
-Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
-                  Tensor sums);
+Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out, Tensor sums);
 /* dout: the gradient of out. din: where that of in goes, may be dout itself. Empty as out and in are. */
 Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, const Boundary *din);
 
@@ -183,11 +180,9 @@ int64_t stage_again_flop_per_token(const ModelSpec *spec, StageShare share);
 
 /* block.c */
 /* A norm of the residual stream: "OWNER.WHICH". */
-Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *spec, const char *owner,
-                        const char *which);
+Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *spec, const char *owner, const char *which);
 /* name: "layers.3"; layer: its number in the model. */
-Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer,
-                   SetupArena *setup);
+Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer, SetupArena *setup);
 Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup);
 /* Room for the residual stream before a branch, which backward reads. */
 Err stream_new(Ctx *c, const ModelSpec *spec, Tensor *x, Saved *saved);

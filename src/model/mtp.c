@@ -25,8 +25,7 @@
 Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *s, int table, SetupArena *setup)
 {
     char name[PARAM_NAME_MAX / 2];
-    const LinearSpec proj = { name,      "proj",        2 * s->hidden,
-                              s->hidden, LINEAR_COLUMN, .std = model_hidden_std(s) };
+    const LinearSpec proj = { name, "proj", 2 * s->hidden, s->hidden, LINEAR_COLUMN, .std = model_hidden_std(s) };
     snprintf(name, sizeof name, "mtp.%d", m->depth - 1);
     embedding_share(&m->embedding, reg, s, name, table);
     TRY(model_norm_register(&m->embedding_norm, reg, s, name, "embedding_norm"));

@@ -40,10 +40,7 @@ static Err on_added(void *user, int id)
     return start_bucket(d, b);
 }
 
-static bool is_cut(const Ddp *d, int id)
-{
-    return registry(d)->buckets[registry(d)->items[id].bucket].grad_cut;
-}
+static bool is_cut(const Ddp *d, int id) { return registry(d)->buckets[registry(d)->items[id].bucket].grad_cut; }
 
 /* Sets gradients to which nothing was added in this step to 0. */
 static Err clear_fresh(Ddp *d)
@@ -57,10 +54,8 @@ static Err clear_fresh(Ddp *d)
 static Err sum_partial(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
-    const int64_t heads = r->partial_at[PARTIAL_HEADS], rows = r->partial_at[PARTIAL_ROWS],
-                  end = r->grad_count;
-    if (rows > heads)
-        TRY(sum_over(d, &d->world->tp, tensor_row_slice(d->params->grad, heads, rows - heads), NULL));
+    const int64_t heads = r->partial_at[PARTIAL_HEADS], rows = r->partial_at[PARTIAL_ROWS], end = r->grad_count;
+    if (rows > heads) TRY(sum_over(d, &d->world->tp, tensor_row_slice(d->params->grad, heads, rows - heads), NULL));
     if (end == rows) return ERR_OK;
     return sum_over(d, &d->world->sp, tensor_row_slice(d->params->grad, rows, end - rows), NULL);
 }
@@ -124,8 +119,7 @@ Err ddp_reduce(Ddp *d)
     memcpy(d->expected, d->added, (size_t)registry(d)->count * sizeof *d->expected);
     const ParamRegistry *r = registry(d);
     for (int b = 0; b < r->bucket_count; b++)
-        if (!d->started[b] && !r->buckets[b].grad_cut && group(d, &r->buckets[b])->size > 1)
-            TRY(start_bucket(d, b));
+        if (!d->started[b] && !r->buckets[b].grad_cut && group(d, &r->buckets[b])->size > 1) TRY(start_bucket(d, b));
     for (int b = 0; b < r->bucket_count; b++) {
         if (!d->started[b]) continue;
         d->stream->dev->beside--;
@@ -165,8 +159,7 @@ static Err on_read(void *user, int id, Pass pass)
 {
     Ddp *d = user;
     const int b = registry(d)->items[id].bucket;
-    if (d->spec.overlap_param && !d->asked[b] && is_gathered(&registry(d)->buckets[b]))
-        TRY(wait_bucket(d, b));
+    if (d->spec.overlap_param && !d->asked[b] && is_gathered(&registry(d)->buckets[b])) TRY(wait_bucket(d, b));
     d->asked[b] = true;
     return units_read(&d->units, id, pass);
 }
@@ -175,10 +168,7 @@ static Err on_write(void *user, int id) { return units_write(&((Ddp *)user)->uni
 
 static void on_begins(void *user, Visit now, Visit next) { units_begins(&((Ddp *)user)->units, now, next); }
 
-static Err on_ended(void *user, Pass pass, bool keeps)
-{
-    return units_ended(&((Ddp *)user)->units, pass, keeps);
-}
+static Err on_ended(void *user, Pass pass, bool keeps) { return units_ended(&((Ddp *)user)->units, pass, keeps); }
 
 Err ddp_settle(Ddp *d)
 {

@@ -47,8 +47,8 @@ typedef struct {
     bool *started, *gathering; /* [buckets] */
     bool *asked;               /* [buckets] a value was read since the step began, or since it is gathered */
     int *missing;              /* [buckets] parameters that still wait for additions */
-    int *added, *expected; /* [params] additions so far in this step, and in a whole step; 0: not known yet */
-    Units units;           /* the units of ZeRO-2 and 3, which are not kept whole */
+    int *added, *expected;     /* [params] additions so far in this step, and in a whole step; 0: not known yet */
+    Units units;               /* the units of ZeRO-2 and 3, which are not kept whole */
 } Ddp;
 
 /* Takes host memory from the registry's setup, and buffers of units from `state`. *d becomes the store's listener

@@ -167,8 +167,7 @@ static ParamRange in_stack(const Param *p, const MuonMatrix *m)
 {
     const int64_t each = p->count / p->matrices;
     const int64_t at = m->box.offset[0] / (p->spec.shape[0] / p->spec.stack) - p->first_matrix;
-    return at < 0 || at >= p->matrices ? (ParamRange){ 0 }
-                                       : (ParamRange){ .first = at * each, .count = each };
+    return at < 0 || at >= p->matrices ? (ParamRange){ 0 } : (ParamRange){ .first = at * each, .count = each };
 }
 
 /* u->piece: what of the matrix lies in the member's ZeRO shard. Returns how many pieces these are. */
@@ -176,8 +175,7 @@ static int pieces(Muon *u, const MuonMatrix *m, int member)
 {
     const ParamPlace *at = &u->place[member];
     const Param p = shard_param(param_of(u, m), at);
-    const ParamRange x = param_zero_shard_at(u->store->reg, m->id, at->zero_shard[p.spec.group]),
-                     in = in_stack(&p, m);
+    const ParamRange x = param_zero_shard_at(u->store->reg, m->id, at->zero_shard[p.spec.group]), in = in_stack(&p, m);
     const int64_t first = max64(x.first, in.first), end = min64(x.first + x.count, in.first + in.count);
     return first < end ? clip(u, m, shard_range(&p, first, end - first, u->held, u->capacity)) : 0;
 }
@@ -329,8 +327,7 @@ static void set_place(FlatBox *b, const MuonMatrix *m, Box piece)
     const int64_t rows = m->box.shape[0], columns = m->box.shape[1];
     b->row_step = (int32_t)(rows > columns ? 1 : columns);
     b->column_step = (int32_t)(rows > columns ? rows : 1);
-    b->at = (piece.offset[0] - m->box.offset[0]) * b->row_step +
-            (piece.offset[1] - m->box.offset[1]) * b->column_step;
+    b->at = (piece.offset[0] - m->box.offset[0]) * b->row_step + (piece.offset[1] - m->box.offset[1]) * b->column_step;
 }
 
 /* Place of this rank's piece in the store. */
@@ -464,9 +461,8 @@ static void add_matrix(Muon *u, Needs *n, const MuonMatrix *m)
 static int64_t scratch_of(const Need *n, int64_t each)
 {
     const int64_t all = n->rows * n->columns, wide = dtype_size(F32);
-    const int64_t collect = arena_padded(wide * n->send[MUON_THERE]) +
-                            arena_padded(wide * n->take[MUON_THERE]) + arena_padded(wide * all) +
-                            arena_padded(n->rows * dtype_size(I64));
+    const int64_t collect = arena_padded(wide * n->send[MUON_THERE]) + arena_padded(wide * n->take[MUON_THERE]) +
+                            arena_padded(wide * all) + arena_padded(n->rows * dtype_size(I64));
     const int64_t products = 2 * arena_padded(each * n->rows * n->rows) + arena_padded(each * all);
     const int64_t back = arena_padded(each * n->send[MUON_BACK]) + arena_padded(each * n->take[MUON_BACK]);
     return arena_padded(each * all) + max64(collect, max64(products, back));
@@ -493,9 +489,8 @@ static Err measure(Muon *u, int64_t *boxes)
     const size_t size = (size_t)u->comm->size;
     Needs n = { calloc((size_t)u->rounds * size + 1, sizeof *n.need), calloc(size, sizeof *n.boxes),
                 calloc(size, sizeof *n.at) };
-    Err err = n.need && n.boxes && n.at
-                  ? ERR_OK
-                  : err_set(ERR_MEMORY, "no memory for %d rounds of matrices", u->rounds);
+    Err err =
+        n.need && n.boxes && n.at ? ERR_OK : err_set(ERR_MEMORY, "no memory for %d rounds of matrices", u->rounds);
     *boxes = 0;
     if (!err) find_most(u, &n, boxes);
     free(n.need);
@@ -645,10 +640,8 @@ static Err exchange(const Muon *u, Stream *s, const MuonParcel *parcel, Tensor o
             const int to = (self + d) % size, from = (self - d + size) % size;
             char *const data = (char *)out.data + parcel[to].send_at * each;
             char *const room = (char *)in.data + parcel[from].take_at * each;
-            if (parcel[to].send)
-                message[n++] = (CommMessage){ true, to, data, parcel[to].send * each, { 0 } };
-            if (parcel[from].take)
-                message[n++] = (CommMessage){ false, from, room, parcel[from].take * each, { 0 } };
+            if (parcel[to].send) message[n++] = (CommMessage){ true, to, data, parcel[to].send * each, { 0 } };
+            if (parcel[from].take) message[n++] = (CommMessage){ false, from, room, parcel[from].take * each, { 0 } };
         }
         if (n) TRY(comm_exchange(u->comm, s, message, n, NULL));
     }
@@ -675,16 +668,15 @@ static Err pack(const Update *x, BoxRange r, Tensor y)
 static Err copy(const Update *x, BoxRange r, Tensor y, Tensor from, bool back)
 {
     if (!r.count) return ERR_OK;
-    return op(x->s, box_copy, .y = y, .x = from, .boxes = box_range(x->u, r), .chunks = r.chunks,
-              .back = back);
+    return op(x->s, box_copy, .y = y, .x = from, .boxes = box_range(x->u, r), .chunks = r.chunks, .back = back);
 }
 
 static Err apply(const Update *x, BoxRange r, Tensor from)
 {
     const ParamStore *ps = x->u->store;
     if (!r.count) return ERR_OK;
-    return op(x->s, muon_apply, .w = ps->master, .copy = param_store_copy(ps), .x = from,
-              .boxes = box_range(x->u, r), .chunks = r.chunks, .step = x->step, .decay = x->decay);
+    return op(x->s, muon_apply, .w = ps->master, .copy = param_store_copy(ps), .x = from, .boxes = box_range(x->u, r),
+              .chunks = r.chunks, .step = x->step, .decay = x->decay);
 }
 
 /* matrix: of no elements where this rank owns none in this round. */

@@ -47,11 +47,10 @@ typedef struct {
 enum { MUON_THERE, MUON_BACK, MUON_WAYS };
 
 typedef struct {
-    int own; /* the matrix that this rank owns in it; -1: none */
-    BoxRange send, mine,
-        place;            /* there: what goes to others; what is its owner's already; what others sent it */
-    BoxRange give, apply; /* back: to others; from others */
-    MuonParcel *parcel[MUON_WAYS];                        /* [members] */
+    int own;                       /* the matrix that this rank owns in it; -1: none */
+    BoxRange send, mine, place;    /* there: what goes to others; what is its owner's already; what others sent it */
+    BoxRange give, apply;          /* back: to others; from others */
+    MuonParcel *parcel[MUON_WAYS]; /* [members] */
     int64_t send_count[MUON_WAYS], take_count[MUON_WAYS]; /* numbers of all parcels */
     int64_t scratch;                                      /* bytes that a member needs for it at most */
 } MuonRound;

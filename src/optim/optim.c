@@ -37,10 +37,9 @@ static Err own_stats(Optim *o)
 static Err finish(Optim *o, Tensor sums)
 {
     const GradStats *g = o->stats;
-    return op(o->stream, step_finish, .max = g->max, .sumsq = g->sumsq, .shift = g->shift,
-              .next_shift = g->next_shift, .loss_sums = sums, .overflow = g->overflow,
-              .over_limit = g->over_limit, .step = o->step, .headroom_bits = o->headroom_bits,
-              .acc = o->store[0]->grad.dtype);
+    return op(o->stream, step_finish, .max = g->max, .sumsq = g->sumsq, .shift = g->shift, .next_shift = g->next_shift,
+              .loss_sums = sums, .overflow = g->overflow, .over_limit = g->over_limit, .step = o->step,
+              .headroom_bits = o->headroom_bits, .acc = o->store[0]->grad.dtype);
 }
 
 Err optim_norm(Optim *o)
@@ -68,8 +67,8 @@ static Err update_biases(Optim *o, ParamStore *ps)
     if (!(o->bias_rate > 0)) return ERR_OK;
     for (int i = 0; i < ps->reg->count; i++) {
         if (ps->reg->items[i].spec.group != PARAM_STATE) continue;
-        TRY(op(o->stream, expert_bias, .bias = param_zero_shard_master(ps, i),
-               .load = param_zero_shard_grad(ps, i), .step = o->step, .rate = o->bias_rate));
+        TRY(op(o->stream, expert_bias, .bias = param_zero_shard_master(ps, i), .load = param_zero_shard_grad(ps, i),
+               .step = o->step, .rate = o->bias_rate));
     }
     return ERR_OK;
 }
@@ -77,8 +76,7 @@ static Err update_biases(Optim *o, ParamStore *ps)
 static Err update_matrices(Optim *o, ParamStore *ps)
 {
     for (int i = 0; i < o->stores; i++)
-        if (o->store[i] == ps)
-            TRY(muon_update(&o->muon[i], o->stream, o->step, o->adamw.weight_decay, o->scratch));
+        if (o->store[i] == ps) TRY(muon_update(&o->muon[i], o->stream, o->step, o->adamw.weight_decay, o->scratch));
     return ERR_OK;
 }
 
@@ -93,10 +91,10 @@ static Err update_by_one_moment(Optim *o, ParamStore *ps)
 static Err update_others(Optim *o, ParamStore *ps)
 {
     if (o->kind == OPTIMIZER_LION || o->kind == OPTIMIZER_SGD) return update_by_one_moment(o, ps);
-    return op(o->stream, adamw, .w = ps->master, .m = ps->m, .v = ps->v, .g = ps->grad,
-              .copy = param_store_copy(ps), .shift = o->stats->shift, .parts = ps->parts,
-              .chunks = ps->chunks, .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2,
-              .eps = o->adamw.eps, .decay = o->adamw.weight_decay, .hidden_rate = o->hidden_rate);
+    return op(o->stream, adamw, .w = ps->master, .m = ps->m, .v = ps->v, .g = ps->grad, .copy = param_store_copy(ps),
+              .shift = o->stats->shift, .parts = ps->parts, .chunks = ps->chunks, .step = o->step,
+              .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2, .eps = o->adamw.eps, .decay = o->adamw.weight_decay,
+              .hidden_rate = o->hidden_rate);
 }
 
 /* Clips this rank's ZeRO shard of a matrix or a bias that makes queries and keys. */
@@ -109,9 +107,9 @@ static Err clip_rows(Optim *o, ParamStore *ps, int id)
     ASSERT(p->matrices == 1 && p->spec.cut[1] == CUT_NONE);
     return op(o->stream, qk_clip, .w = param_zero_shard_master(ps, id),
               .copy = ps->value.dtype != F32 ? param_zero_shard_value(ps, id) : (Tensor){ 0 },
-              .logit_max = tensor_reshape(tensor_row_slice(o->logit_max, p->spec.block, 1), heads),
-              .step = o->step, .rows = p->spec.qk, .first = p->first[0] * p->local[1] + x.first,
-              .columns = p->local[1], .threshold = o->qk_clip.threshold, .alpha = o->qk_clip.alpha);
+              .logit_max = tensor_reshape(tensor_row_slice(o->logit_max, p->spec.block, 1), heads), .step = o->step,
+              .rows = p->spec.qk, .first = p->first[0] * p->local[1] + x.first, .columns = p->local[1],
+              .threshold = o->qk_clip.threshold, .alpha = o->qk_clip.alpha);
 }
 
 static Err clip_queries_and_keys(Optim *o, ParamStore *ps)

@@ -40,8 +40,7 @@ static Err drop(Units *u, UnitBuffer *x)
 {
     if (x->unit < 0) return ERR_OK;
     const Err err = wait(u, x);
-    for (int k = 0; k < u->unit[x->unit].count; k++)
-        u->params->whole_value[u->unit[x->unit].bucket[k]] = (Tensor){ 0 };
+    for (int k = 0; k < u->unit[x->unit].count; k++) u->params->whole_value[u->unit[x->unit].bucket[k]] = (Tensor){ 0 };
     x->unit = -1;
     x->ahead = false;
     return err;
@@ -77,8 +76,8 @@ static Err gather(Units *u, UnitBuffer *x, int unit)
     for (int k = 0; k < n->count && !err; k++) {
         const int b = n->bucket[k];
         u->stream->dev->beside++;
-        err = comm_all_gather(group(u, b), u->stream, u->params->whole_value[b],
-                              param_bucket_value(u->params, b), &x->done[k]);
+        err = comm_all_gather(group(u, b), u->stream, u->params->whole_value[b], param_bucket_value(u->params, b),
+                              &x->done[k]);
     }
     x->moving = !err;
     return err;
@@ -212,8 +211,7 @@ static Err finish_grads(Units *u, UnitBuffer *x)
     for (int k = 0; k < n->count; k++) {
         const int b = n->bucket[k];
         if (!x->add[k]) continue;
-        TRY(op(u->stream, add_acc, .y = param_bucket_grad(u->params, b),
-               .x = own_part(u, b, whole(u, x, k))));
+        TRY(op(u->stream, add_acc, .y = param_bucket_grad(u->params, b), .x = own_part(u, b, whole(u, x, k))));
     }
     x->unit = -1;
     return ERR_OK;

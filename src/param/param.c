@@ -16,9 +16,7 @@ ParamPlace param_place_single(void) { return param_place((Grid){ .tp = 1, .dp = 
 
 ParamPlace param_place(Grid g, int rank, ZeroCut zero)
 {
-    static const GroupKind axis[CUT_KINDS] = {
-        [CUT_TP] = GROUP_TP, [CUT_EP] = GROUP_EP, [CUT_ETP] = GROUP_EXPERT_TP
-    };
+    static const GroupKind axis[CUT_KINDS] = { [CUT_TP] = GROUP_TP, [CUT_EP] = GROUP_EP, [CUT_ETP] = GROUP_EXPERT_TP };
     static const GroupKind one[PARAM_GROUPS] = { GROUP_DP_CP, GROUP_EXPERT_DP, GROUP_DP_CP };
     static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW, GROUP_STAGE_LOW };
     static const GroupKind near[PARAM_GROUPS] = { GROUP_ZERO, GROUP_EXPERT_ZERO, GROUP_ZERO };
@@ -83,8 +81,7 @@ static const char *const cut_names[CUT_KINDS] = { [CUT_TP] = "tp", [CUT_EP] = "e
 static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
 {
     if (*name_entry(r, s->name)) return err_set(ERR_INTERNAL, "parameter '%s' twice", s->name);
-    if (strlen(s->name) >= PARAM_NAME_MAX)
-        return err_set(ERR_INTERNAL, "parameter name '%s' too long", s->name);
+    if (strlen(s->name) >= PARAM_NAME_MAX) return err_set(ERR_INTERNAL, "parameter name '%s' too long", s->name);
     int64_t sum = 0;
     for (int i = 0; i < PARAM_MAX_SECTIONS; i++) {
         sum += s->section[i];
@@ -92,12 +89,11 @@ static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
             return err_set(ERR_CONFIG, "%s: section of %lld rows does not divide into %lld chunks", s->name,
                            (long long)s->section[i], (long long)s->interleave);
     }
-    if (sum && sum * s->stack != s->shape[0])
-        return err_set(ERR_INTERNAL, "%s: sections do not add up", s->name);
+    if (sum && sum * s->stack != s->shape[0]) return err_set(ERR_INTERNAL, "%s: sections do not add up", s->name);
     const int shards = r->place.shards[s->cut[0]];
     if (sum && s->interleave % shards) /* a part would have rows of one section alone */
-        return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over %s=%d", s->name,
-                       (long long)s->interleave, cut_names[s->cut[0]], shards),
+        return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over %s=%d", s->name, (long long)s->interleave,
+                       cut_names[s->cut[0]], shards),
                err_hint("parallel.%s must divide parallel.tp_blocks", cut_names[s->cut[0]]);
     return ERR_OK;
 }
@@ -106,8 +102,8 @@ static Err check_cut(const ParamRegistry *r, const Param *p, const char *what, i
 {
     const int shards = r->place.shards[axis];
     if (count % shards == 0) return ERR_OK;
-    return err_set(ERR_CONFIG, "%s: %lld %s cannot be cut over %s=%d", p->name, (long long)count, what,
-                   cut_names[axis], shards);
+    return err_set(ERR_CONFIG, "%s: %lld %s cannot be cut over %s=%d", p->name, (long long)count, what, cut_names[axis],
+                   shards);
 }
 
 static int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
@@ -140,10 +136,7 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
 
 void param_begin_unit(ParamRegistry *r) { r->units++; }
 
-int param_find(const ParamRegistry *r, const char *name)
-{
-    return r->capacity ? *name_entry(r, name) - 1 : -1;
-}
+int param_find(const ParamRegistry *r, const char *name) { return r->capacity ? *name_entry(r, name) - 1 : -1; }
 
 Err param_number(ParamRegistry *r, const ParamRegistry *whole)
 {
@@ -522,10 +515,7 @@ Tensor param_store_value(const ParamStore *s, int id, int age)
     return view(s, id, value_slice(s->older[(s->updates - age) % s->older_count], k, 0, k->count));
 }
 
-Tensor param_store_grad(const ParamStore *s, int id)
-{
-    return view(s, id, s->whole_grad[s->reg->items[id].bucket]);
-}
+Tensor param_store_grad(const ParamStore *s, int id) { return view(s, id, s->whole_grad[s->reg->items[id].bucket]); }
 
 Tensor param_bucket_value(const ParamStore *s, int bucket)
 {

@@ -131,11 +131,11 @@ typedef struct {
     char name[PARAM_NAME_MAX];
     int64_t local[2];               /* rows, columns on this rank (columns 1 for vectors) */
     int64_t matrices, first_matrix; /* matrices of the stack that this rank has */
-    int64_t first[2];      /* this rank's first row and column in each padded, interleaved global matrix */
-    int64_t offset, count; /* its elements in the order of all buckets, each whole */
-    int unit;              /* param_begin_unit */
+    int64_t first[2];               /* this rank's first row and column in each padded, interleaved global matrix */
+    int64_t offset, count;          /* its elements in the order of all buckets, each whole */
+    int unit;                       /* param_begin_unit */
     int bucket;
-    int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */
+    int global;     /* its number in the registry of the whole model (param_number); its own id if there is no other */
     int optimizer;  /* the one that updates it: 0 is AdamW (optim/optimizer.h) */
     bool as_matrix; /* the optimizer updates it matrix by matrix, not number by number */
     int moments;    /* moments that the optimizer keeps: 1 or 2 */
@@ -149,8 +149,8 @@ typedef struct {
     /* Its begin in `value` and in `grad`: of all of it, or, where these are cut, of its near shard. */
     int64_t value_first, grad_first;
     bool value_cut, grad_cut;
-    bool fp32; /* its values are fp32, whatever the store's others are (ParamRegistry.fp32_vectors) */
-    int unit;  /* the unit of its parameters, where any is cut; else -1 */
+    bool fp32;                   /* its values are fp32, whatever the store's others are (ParamRegistry.fp32_vectors) */
+    int unit;                    /* the unit of its parameters, where any is cut; else -1 */
     int zero_shards, zero_shard; /* number of its ZeRO shards; this rank's */
     int near_shards, near_shard;
     ParamGroup group;
@@ -287,10 +287,10 @@ typedef struct {
      * groups of ZeRO it holds only those in the rank's own group of ZeRO; `far` then holds the ranks of other groups
      * that have the same near shard, and is NULL otherwise. */
     Comm *group[PARAM_GROUPS], *far[PARAM_GROUPS];
-    bool trained;  /* it has gradients and moments: the same on all ranks, also where one has no parameter */
-    Tensor value;  /* [value_count] of its dtype; an fp32 bucket in it is of F32 (param_bucket_value) */
-    Tensor master; /* value itself if that is f32, else it has the shape of m and v */
-    Tensor m, v;   /* [zero_count], and less where some have no v (param_held); of one dtype */
+    bool trained;    /* it has gradients and moments: the same on all ranks, also where one has no parameter */
+    Tensor value;    /* [value_count] of its dtype; an fp32 bucket in it is of F32 (param_bucket_value) */
+    Tensor master;   /* value itself if that is f32, else it has the shape of m and v */
+    Tensor m, v;     /* [zero_count], and less where some have no v (param_held); of one dtype */
     int64_t *before; /* [count] elements in front of a parameter that have no place in v */
     /* [older_count] the values before the last updates, for schedules that update while they run: version i is
      * older[i % older_count]. updates: number of updates since these are kept. */
@@ -343,10 +343,7 @@ Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
 
 /* The copies that layers read in the masters' place, of 16 bits but for parts with FLAT_WIDE. Absent where layers read
  * the masters. An update writes both. */
-static inline Tensor param_store_copy(const ParamStore *s)
-{
-    return s->value.dtype == F32 ? (Tensor){ 0 } : s->value;
-}
+static inline Tensor param_store_copy(const ParamStore *s) { return s->value.dtype == F32 ? (Tensor){ 0 } : s->value; }
 
 /* Views of one parameter, [local rows, local columns], or [local rows] for vectors; the value as it was `age` updates
  * ago. Their buckets must be whole. */

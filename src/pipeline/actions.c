@@ -5,8 +5,7 @@
 
 const char *action_name(ActionKind kind)
 {
-    static const char *const names[] = { "F",    "B",    "I",      "W",    "SEND",
-                                         "RECV", "TIED", "REDUCE", "NORM", "UPDATE" };
+    static const char *const names[] = { "F", "B", "I", "W", "SEND", "RECV", "TIED", "REDUCE", "NORM", "UPDATE" };
     return names[kind];
 }
 

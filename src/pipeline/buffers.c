@@ -62,8 +62,7 @@ static void look_ahead(Pass *p)
             const Action *a = &s->rank[r].action[i];
             if (action_is_compute(a->kind)) clock = fmax(clock, a->stamp) + unit_cost(a);
             if (a->kind == ACT_RECV)
-                p->gone[a->payload][schedule_place(s, a->replica, a->stage, a->microbatch)] =
-                    fmax(clock, a->stamp);
+                p->gone[a->payload][schedule_place(s, a->replica, a->stage, a->microbatch)] = fmax(clock, a->stamp);
             for (int k = 0; input_stage(s, a) >= 0 && k < a->count; k++) {
                 int64_t at = schedule_place(s, a->replica, a->stage, a->microbatch + k);
                 p->first[payload_of(a)][at] = a->microbatch;
@@ -121,8 +120,7 @@ static int land(Pass *p, const Action *a, int payload, int stage, int unit)
     if (at[here] < 0) {
         const int first = p->first[payload][here], count = p->count[payload][here];
         const int buffer = take(p, count, a->stamp);
-        for (int k = 0; k < count; k++)
-            at[schedule_place(p->s, a->replica, stage, first + k)] = (int16_t)(buffer + k);
+        for (int k = 0; k < count; k++) at[schedule_place(p->s, a->replica, stage, first + k)] = (int16_t)(buffer + k);
     }
     return at[here];
 }
@@ -212,8 +210,8 @@ Err pass_buffers(Schedule *s)
     for (int r = 0; r < s->ranks && !err; r++) {
         walk(&p, &s->rank[r]);
         if (p.too_many)
-            err = err_set(ERR_CONFIG, "schedule '%s' needs more than %d boundary buffers on rank %d", s->name,
-                          POOL_MAX, r);
+            err = err_set(ERR_CONFIG, "schedule '%s' needs more than %d boundary buffers on rank %d", s->name, POOL_MAX,
+                          r);
     }
     close_pass(&p);
     return err;

@@ -42,8 +42,7 @@ void chart_list(const Schedule *s, FILE *out)
         for (int i = 0; i < list->count; i++) {
             const Action *a = &list->action[i];
             if (action_is_compute(a->kind)) list_compute(s, a, out);
-            else if (action_is_message(a->kind))
-                list_message(s, a, i == 0 || !(a[-1].flags & ACTION_MORE), out);
+            else if (action_is_message(a->kind)) list_message(s, a, i == 0 || !(a[-1].flags & ACTION_MORE), out);
             else
                 fprintf(out, s->replicas > 1 && a->kind != ACT_NORM ? " %s.s%d" : " %s", action_name(a->kind),
                         a->stage);
@@ -78,8 +77,7 @@ static void label_of(const Schedule *s, const Action *a, char out[LABEL_BYTES])
     const int part = s->replicas > 1 ? a->replica : schedule_chunk_of(s, a->stage);
     char unit[CHART_UNIT_BYTES];
     int n = snprintf(out, LABEL_BYTES, "%s%s", action_name(a->kind), chart_unit(s, a->microbatch, unit));
-    if ((s->replicas > 1 || s->chunks > 1) && part < 26)
-        snprintf(out + n, (size_t)(LABEL_BYTES - n), "%c", 'a' + part);
+    if ((s->replicas > 1 || s->chunks > 1) && part < 26) snprintf(out + n, (size_t)(LABEL_BYTES - n), "%c", 'a' + part);
 }
 
 static int widest_label(const Schedule *s)

@@ -120,8 +120,8 @@ static void put_figures(const Picture *p)
         fputs(p->runs->figures, p->svg.out);
         return;
     }
-    fprintf(p->svg.out, "time %g, of which %g idle: %.1f %% of the time, %.1f %% on top of the work",
-            m->makespan, m->bubble, 100 * m->bubble / m->makespan, 100 * m->bubble / m->ideal);
+    fprintf(p->svg.out, "time %g, of which %g idle: %.1f %% of the time, %.1f %% on top of the work", m->makespan,
+            m->bubble, 100 * m->bubble / m->makespan, 100 * m->bubble / m->ideal);
 }
 
 static void put_style(FILE *out)
@@ -176,8 +176,8 @@ static int put_swatches(const Picture *p, int x, char class, const char *name)
 {
     const int parts = p->s->replicas > 1 ? 2 : p->s->chunks < SHADES ? p->s->chunks : SHADES;
     for (int i = 0; i < parts; i++, x += 16)
-        fprintf(p->svg.out, "<rect class=\"%c%d\" x=\"%d\" y=\"58\" width=\"14\" height=\"14\" rx=\"2\"/>",
-                class, p->s->replicas > 1 ? 2 * i : i, x);
+        fprintf(p->svg.out, "<rect class=\"%c%d\" x=\"%d\" y=\"58\" width=\"14\" height=\"14\" rx=\"2\"/>", class,
+                p->s->replicas > 1 ? 2 * i : i, x);
     fprintf(p->svg.out, "<text x=\"%d\" y=\"70\">%s</text>\n", x + 4, name);
     return x + 22 + 7 * (int)strlen(name);
 }
@@ -226,19 +226,19 @@ static void put_compute(const Picture *p, int rank, int i)
     const int shade = shade_of(p->s, a);
     char unit[CHART_UNIT_BYTES];
     if (!p->detail) {
-        fprintf(out, "<path class=\"%c%d\" d=\"M%.2f %.0fh%.2fv%.0fh-%.2fz\"/>\n", kind_class[a->kind], shade,
-                x, y, width, high, width);
+        fprintf(out, "<path class=\"%c%d\" d=\"M%.2f %.0fh%.2fv%.0fh-%.2fz\"/>\n", kind_class[a->kind], shade, x, y,
+                width, high, width);
         return;
     }
     fprintf(out,
             "<rect class=\"%c%d\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\" rx=\"2\"><title>%s of "
             "unit "
             "%s, stage %d: %g to %g</title></rect>",
-            kind_class[a->kind], shade, x, y, width, high, action_name(a->kind),
-            chart_unit(p->s, a->microbatch, unit), a->stage, t.start, t.end);
+            kind_class[a->kind], shade, x, y, width, high, action_name(a->kind), chart_unit(p->s, a->microbatch, unit),
+            a->stage, t.start, t.end);
     if (width > 5 + 6.5 * (double)strlen(unit))
-        fprintf(out, "<text class=\"n n%d\" x=\"%.1f\" y=\"%.1f\">%s</text>", shade, x + width / 2,
-                y + high / 2 + 4, unit);
+        fprintf(out, "<text class=\"n n%d\" x=\"%.1f\" y=\"%.1f\">%s</text>", shade, x + width / 2, y + high / 2 + 4,
+                unit);
     fputc('\n', out);
 }
 
@@ -251,15 +251,14 @@ static void put_row(const Picture *p, int rank)
             p->captions ? "pp" : "rank", rank);
     const double end = fmin(p->sim->makespan, p->svg.last);
     if (end > p->svg.first)
-        fprintf(p->svg.out,
-                "<rect class=\"idle\" x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" rx=\"2\"/>\n", LEFT, y,
-                svg_x(&p->svg, end) - LEFT, BAR);
+        fprintf(p->svg.out, "<rect class=\"idle\" x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" rx=\"2\"/>\n", LEFT,
+                y, svg_x(&p->svg, end) - LEFT, BAR);
     for (int i = 0; i < list->count; i++) {
         if (action_is_compute(list->action[i].kind)) {
             put_compute(p, rank, i);
             now = p->sim->span[rank][i].end;
-        } else if (list->action[i].kind == ACT_UPDATE && p->s->versions != VERSIONS_STEP &&
-                   now > p->svg.first && now <= p->svg.last) {
+        } else if (list->action[i].kind == ACT_UPDATE && p->s->versions != VERSIONS_STEP && now > p->svg.first &&
+                   now <= p->svg.last) {
             fprintf(p->svg.out, "<path class=\"step\" d=\"M%.2f %.0fv%d\"><title>update</title></path>\n",
                     svg_x(&p->svg, now), y - 2, BAR + 4);
         }

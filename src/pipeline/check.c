@@ -19,8 +19,8 @@ typedef struct {
 static Err wrong(const Walk *w, const char *what)
 {
     const Action *a = &w->s->rank[w->rank].action[w->at];
-    return err_set(ERR_INTERNAL, "rank %d, action %d: %s of unit %d at stage %d, replica %d %s", w->rank,
-                   w->at, action_name(a->kind), a->microbatch, a->stage, a->replica, what);
+    return err_set(ERR_INTERNAL, "rank %d, action %d: %s of unit %d at stage %d, replica %d %s", w->rank, w->at,
+                   action_name(a->kind), a->microbatch, a->stage, a->replica, what);
 }
 
 /* ---- versions ---- */
@@ -94,8 +94,7 @@ static Err check_place(const Walk *w, const Action *a)
         return wrong(w, "is foreign: another rank has this stage");
     if (!(a->flags & ACTION_PAIR)) return ERR_OK;
     const ActionList *list = &s->rank[w->rank];
-    const bool pair =
-        w->at + 1 < list->count && a->kind == ACT_F && (a[1].kind == ACT_B || a[1].kind == ACT_I);
+    const bool pair = w->at + 1 < list->count && a->kind == ACT_F && (a[1].kind == ACT_B || a[1].kind == ACT_I);
     return pair ? ERR_OK : wrong(w, "is paired with what is no backward");
 }
 
@@ -107,8 +106,7 @@ static Err check_slice(Walk *w, const Action *a, int unit)
     const uint8_t *done = &w->done[schedule_place(s, a->replica, a->stage, unit)];
     if (s->slices == 1) return ERR_OK;
     if (a->slice != schedule_slice_of(s, a->microbatch)) return wrong(w, "says it were another slice");
-    if (a->kind == ACT_F && slice > 0 && !(done[-1] & DONE_F))
-        return wrong(w, "comes before the slice before it");
+    if (a->kind == ACT_F && slice > 0 && !(done[-1] & DONE_F)) return wrong(w, "comes before the slice before it");
     if (a->kind == ACT_F || a->kind == ACT_W) return ERR_OK;
     if (slice < last && !(done[1] & DONE_I)) return wrong(w, "comes before the slice behind it");
     if (slice < last && w->input != unit + 1) return wrong(w, "has another micro-batch between its slices");
@@ -123,8 +121,7 @@ static Err check_unit(Walk *w, const Action *a, int unit)
     const bool weight = a->kind == ACT_B || a->kind == ACT_W;
     const uint8_t now = (uint8_t)((forward ? DONE_F : 0) | (input ? DONE_I : 0) | (weight ? DONE_W : 0));
     if (*done & now) return wrong(w, "is there twice");
-    if (w->s->unit_replica[unit] != a->replica)
-        return wrong(w, "is foreign: the other replica has this unit");
+    if (w->s->unit_replica[unit] != a->replica) return wrong(w, "is foreign: the other replica has this unit");
     if (input && !(*done & DONE_F)) return wrong(w, "comes before its F");
     if (weight && !input && !(*done & DONE_I)) return wrong(w, "comes before its I");
     TRY(check_slice(w, a, unit));
@@ -187,7 +184,7 @@ Err check_cap(const Schedule *s)
 {
     for (int r = 0; r < s->ranks && s->cap; r++)
         if (simulate_peak(s, r, false) > s->cap)
-            return err_set(ERR_CONFIG, "schedule '%s' holds %d units on rank %d, more than the cap of %d",
-                           s->name, simulate_peak(s, r, false), r, s->cap);
+            return err_set(ERR_CONFIG, "schedule '%s' holds %d units on rank %d, more than the cap of %d", s->name,
+                           simulate_peak(s, r, false), r, s->cap);
     return ERR_OK;
 }

@@ -15,15 +15,12 @@ typedef struct {
 static Err wrong(const Walk *w, const char *what)
 {
     const Action *a = &w->s->rank[w->rank].action[w->at];
-    return err_set(ERR_INTERNAL, "rank %d, action %d: %s of unit %d at stage %d, replica %d %s", w->rank,
-                   w->at, action_name(a->kind), a->microbatch, a->stage, a->replica, what);
+    return err_set(ERR_INTERNAL, "rank %d, action %d: %s of unit %d at stage %d, replica %d %s", w->rank, w->at,
+                   action_name(a->kind), a->microbatch, a->stage, a->replica, what);
 }
 
 /* Stage that makes what (payload, stage) consumes; outside the stages: nobody. */
-static int producer_of(int payload, int stage)
-{
-    return payload == PAYLOAD_ACTIVATION ? stage - 1 : stage + 1;
-}
+static int producer_of(int payload, int stage) { return payload == PAYLOAD_ACTIVATION ? stage - 1 : stage + 1; }
 
 /* A unit at one boundary, for `holds`. */
 static int64_t thing(const Schedule *s, int payload, int64_t at)
@@ -55,11 +52,10 @@ static Err check_message(Walk *w, const Action *a)
 {
     const Schedule *s = w->s;
     const int from = producer_of(a->payload, a->stage);
-    if (a->payload >= PAYLOADS || a->replica >= s->replicas || a->stage >= s->stages || from < 0 ||
-        from >= s->stages || a->microbatch < 0 || a->microbatch >= s->units)
+    if (a->payload >= PAYLOADS || a->replica >= s->replicas || a->stage >= s->stages || from < 0 || from >= s->stages ||
+        a->microbatch < 0 || a->microbatch >= s->units)
         return wrong(w, "is foreign: the schedule has no such message");
-    const int source = schedule_rank_of(s, a->replica, from),
-              target = schedule_rank_of(s, a->replica, a->stage);
+    const int source = schedule_rank_of(s, a->replica, from), target = schedule_rank_of(s, a->replica, a->stage);
     const bool send = a->kind == ACT_SEND;
     if ((send ? source : target) != w->rank || (send ? target : source) != a->peer || source == target)
         return wrong(w, "is foreign: it is between other ranks");
@@ -88,8 +84,7 @@ static Err read_input(Walk *w, const Action *a, int payload)
     const bool remote = schedule_rank_of(s, a->replica, from) != w->rank;
     for (int k = 0; k < a->count; k++) {
         const int64_t at = schedule_place(s, a->replica, a->stage, a->microbatch + k);
-        if (remote && !(w->state[payload][at] & RECEIVED))
-            return wrong(w, "reads what has no RECV before it");
+        if (remote && !(w->state[payload][at] & RECEIVED)) return wrong(w, "reads what has no RECV before it");
         TRY(empty(w, a->in + k, thing(s, payload, at)));
     }
     return ERR_OK;
@@ -150,8 +145,7 @@ static Err check_sides(const Walk *w)
                 if (schedule_rank_of(s, replica, from) == schedule_rank_of(s, replica, stage)) continue;
                 if ((state & SENT) && (state & RECEIVED)) continue;
                 return err_set(ERR_INTERNAL, "missing: %s of %s of unit %d for stage %d, replica %d",
-                               state & SENT ? "RECV" : "SEND", payload ? "gradient" : "activation", k, stage,
-                               replica);
+                               state & SENT ? "RECV" : "SEND", payload ? "gradient" : "activation", k, stage, replica);
             }
     return ERR_OK;
 }
@@ -162,8 +156,7 @@ Err check_messages(const Schedule *s)
     const size_t places = (size_t)s->replicas * (size_t)s->stages * (size_t)s->units;
     Err err = ERR_OK;
     for (int i = 0; i < PAYLOADS; i++)
-        if (!(w.state[i] = calloc(places, 1)))
-            err = err_set(ERR_MEMORY, "no memory to check schedule '%s'", s->name);
+        if (!(w.state[i] = calloc(places, 1))) err = err_set(ERR_MEMORY, "no memory to check schedule '%s'", s->name);
     for (w.rank = 0; w.rank < s->ranks && !err; w.rank++) {
         err = check_rank(&w);
         free(w.holds);
@@ -211,10 +204,9 @@ static Err meet_all(Meeting *m, int source, int target)
         const Action *a = &m->s->rank[source].action[i], *b = &m->s->rank[target].action[j];
         if (a->payload != b->payload || a->replica != b->replica || a->stage != b->stage ||
             a->microbatch != b->microbatch)
-            return err_set(
-                ERR_INTERNAL,
-                "order: rank %d sends unit %d for stage %d where rank %d expects unit %d for stage %d",
-                source, a->microbatch, a->stage, target, b->microbatch, b->stage);
+            return err_set(ERR_INTERNAL,
+                           "order: rank %d sends unit %d for stage %d where rank %d expects unit %d for stage %d",
+                           source, a->microbatch, a->stage, target, b->microbatch, b->stage);
         meet(m, source, i);
         meet(m, target, j);
     }
@@ -227,8 +219,7 @@ static Err go_on(Meeting *m, int rank)
     int i = m->end[rank];
     while (i < list->count && !action_is_message(list->action[i].kind)) i++;
     m->first[rank] = m->end[rank] = i;
-    while (i < list->count && action_is_message(list->action[i].kind) && list->action[i].flags & ACTION_MORE)
-        i++;
+    while (i < list->count && action_is_message(list->action[i].kind) && list->action[i].flags & ACTION_MORE) i++;
     m->end[rank] = i < list->count ? i + 1 : i;
     m->open[rank] = m->end[rank] - m->first[rank];
     for (int k = m->first[rank]; k < m->end[rank] && m->open[rank] > 0; k++) {
@@ -246,8 +237,8 @@ static Err run_meetings(Meeting *m)
     for (int r = 0; r < m->s->ranks; r++)
         if (m->open[r] > 0) {
             const Action *a = &m->s->rank[r].action[m->first[r]];
-            return err_set(ERR_INTERNAL, "deadlock: rank %d waits for ever at action %d, %s %s rank %d", r,
-                           m->first[r], action_name(a->kind), a->kind == ACT_SEND ? "to" : "from", a->peer);
+            return err_set(ERR_INTERNAL, "deadlock: rank %d waits for ever at action %d, %s %s rank %d", r, m->first[r],
+                           action_name(a->kind), a->kind == ACT_SEND ? "to" : "from", a->peer);
         }
     return ERR_OK;
 }

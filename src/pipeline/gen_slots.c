@@ -92,8 +92,7 @@ void generate_wave(Schedule *s)
         return;
     }
     fill_slots(s,
-               &(SlotRule){
-                   .depth = 2 * p, .shift = 4 * p, .forwards = p, .backwards = p, .doubled = 1, .block = p });
+               &(SlotRule){ .depth = 2 * p, .shift = 4 * p, .forwards = p, .backwards = p, .doubled = 1, .block = p });
 }
 
 /* One micro-batch at a time, the next one in the other direction. Source: Jain et al. 2020 (GEMS). */

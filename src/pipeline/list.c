@@ -61,8 +61,7 @@ static bool can_forward(const Lists *l, int stage)
 static bool can_backward(const Lists *l, int stage)
 {
     const int unit = l->next[OUT_I][stage], last = l->s->stages - 1;
-    return unit < l->s->units && made(l, OUT_F, stage, unit) &&
-           (stage == last || made(l, OUT_I, stage + 1, unit));
+    return unit < l->s->units && made(l, OUT_F, stage, unit) && (stage == last || made(l, OUT_I, stage + 1, unit));
 }
 
 static void take(Lists *l, int rank, ActionKind kind, int stage)

@@ -18,15 +18,14 @@
 /* Costs that make stamps. Other costs move messages in the lists, and never endanger them. */
 static SimulateCosts costs_of(const Schedule *s)
 {
-    for (int i = 0; s->costs && i < s->stages; i++)
-        ASSERT(s->costs[i].f > 0 && s->costs[i].i > 0 && s->costs[i].w > 0);
+    for (int i = 0; s->costs && i < s->stages; i++) ASSERT(s->costs[i].f > 0 && s->costs[i].i > 0 && s->costs[i].w > 0);
     return (SimulateCosts){ .each = { 1, 1, 1 }, .stage = s->costs };
 }
 
 static Err no_memory(const Schedule *s)
 {
-    return err_set(ERR_MEMORY, "no memory for the messages of schedule '%s': %d ranks, %d micro-batches",
-                   s->name, s->ranks, s->microbatches);
+    return err_set(ERR_MEMORY, "no memory for the messages of schedule '%s': %d ranks, %d micro-batches", s->name,
+                   s->ranks, s->microbatches);
 }
 
 static int compare(double a, double b) { return (a > b) - (a < b); }

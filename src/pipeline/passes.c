@@ -8,8 +8,8 @@
 
 static Err no_memory(const Schedule *s)
 {
-    return err_set(ERR_MEMORY, "no memory for the lists of schedule '%s': %d ranks, %d micro-batches",
-                   s->name, s->ranks, s->microbatches);
+    return err_set(ERR_MEMORY, "no memory for the lists of schedule '%s': %d ranks, %d micro-batches", s->name,
+                   s->ranks, s->microbatches);
 }
 
 /* ---- split ---- */

@@ -12,20 +12,14 @@
 #include "pipeline/table.h"
 
 enum { SCHEDULES_MAX = 64 };
-enum {
-    RANKS_MAX = 1 << 12,
-    SLICES_MAX = 1 << 10,
-    UNITS_MAX = 1 << 24,
-    STAGES_MAX = 1 << 15,
-    VISITS_MAX = 1 << 27
-};
+enum { RANKS_MAX = 1 << 12, SLICES_MAX = 1 << 10, UNITS_MAX = 1 << 24, STAGES_MAX = 1 << 15, VISITS_MAX = 1 << 27 };
 
 const char *schedule_name(int i) { return i < schedule_table_count ? schedule_table[i].name : NULL; }
 
 static Err no_memory(const Schedule *s)
 {
-    return err_set(ERR_MEMORY, "no memory for the lists of schedule '%s': %d ranks, %d micro-batches",
-                   s->name, s->ranks, s->microbatches);
+    return err_set(ERR_MEMORY, "no memory for the lists of schedule '%s': %d ranks, %d micro-batches", s->name,
+                   s->ranks, s->microbatches);
 }
 
 /* ---- the spec ---- */
@@ -65,8 +59,8 @@ static Err unknown_name(const char *name)
     for (int i = 0; i < schedule_table_count && used < sizeof all; i++)
         used += (size_t)snprintf(all + used, sizeof all - used, " %s", schedule_table[i].name);
     const char *nearest = nearest_name(name);
-    err_set(ERR_CONFIG, "unknown schedule '%s'%s%s%s", name, nearest ? "; did you mean '" : "",
-            nearest ? nearest : "", nearest ? "'?" : "");
+    err_set(ERR_CONFIG, "unknown schedule '%s'%s%s%s", name, nearest ? "; did you mean '" : "", nearest ? nearest : "",
+            nearest ? "'?" : "");
     return err_hint("schedules:%s; '+split' behind a name splits its backwards", all);
 }
 
@@ -168,8 +162,7 @@ static Err read_shape(const ScheduleSpec *spec, Schedule *s)
     s->table = spec->table;
     TRY(check_sizes(s));
     if (k->waves && spec->chunks && spec->chunks != 2 * s->waves)
-        return err_set(ERR_CONFIG, "schedule '%s' has two chunks a rank for each wave, not %d", s->name,
-                       spec->chunks);
+        return err_set(ERR_CONFIG, "schedule '%s' has two chunks a rank for each wave, not %d", s->name, spec->chunks);
     derive(s);
     TRY(check_visits(s));
     if (k->chunks && s->chunks != k->chunks)
@@ -236,8 +229,7 @@ static bool find_legal(const ScheduleSpec *spec, const Schedule *w, Schedule *ou
 static const char *shape_text(const Schedule *s, char *out, size_t size)
 {
     char chunks[32] = "", groups[32] = "";
-    if (!s->kind->chunks)
-        snprintf(chunks, sizeof chunks, ", %d chunk%s a rank", s->chunks, s->chunks > 1 ? "s" : "");
+    if (!s->kind->chunks) snprintf(chunks, sizeof chunks, ", %d chunk%s a rank", s->chunks, s->chunks > 1 ? "s" : "");
     if (s->kind->grouped) snprintf(groups, sizeof groups, ", groups of %d", s->group);
     snprintf(out, size, "%d ranks, %d micro-batches%s%s", s->ranks, s->microbatches, groups, chunks);
     return out;
@@ -248,11 +240,10 @@ static Err check_rule(const ScheduleSpec *spec, const Schedule *s)
     const char *rule = s->kind->rule(s);
     Schedule legal;
     if (!rule) return ERR_OK;
-    const bool found =
-        find_legal(spec, s, &legal); /* before the error: what it tries has errors of its own */
+    const bool found = find_legal(spec, s, &legal); /* before the error: what it tries has errors of its own */
     char text[128];
-    Err err = err_set(ERR_CONFIG, "schedule '%s' needs %s; here are %s", s->name, rule,
-                      shape_text(s, text, sizeof text));
+    Err err =
+        err_set(ERR_CONFIG, "schedule '%s' needs %s; here are %s", s->name, rule, shape_text(s, text, sizeof text));
     if (!found) return err;
     return err_hint("nearest legal shape: %s", shape_text(&legal, text, sizeof text));
 }
@@ -271,8 +262,7 @@ static void note_replicas(Schedule *s)
     for (int r = 0; r < s->ranks; r++)
         for (int i = 0; i < s->rank[r].count; i++) {
             const Action *a = &s->rank[r].action[i];
-            for (int k = 0; a->kind == ACT_F && k < a->count; k++)
-                s->unit_replica[a->microbatch + k] = a->replica;
+            for (int k = 0; a->kind == ACT_F && k < a->count; k++) s->unit_replica[a->microbatch + k] = a->replica;
         }
 }
 

@@ -34,7 +34,7 @@ typedef enum {
     ACT_W,
     ACT_SEND, /* one message; consecutive ones joined by ACTION_MORE are one group, started together */
     ACT_RECV,
-    ACT_TIED, /* sum of a shared table's gradients; on the ranks of the first and the last stage, and of `table` */
+    ACT_TIED,   /* sum of a shared table's gradients; on the ranks of the first and the last stage, and of `table` */
     ACT_REDUCE, /* sums a replica's gradients over its data-parallel group */
     ACT_NORM,   /* computes the norm of all gradients of the step */
     ACT_UPDATE, /* updates a replica's weights */
@@ -93,10 +93,10 @@ typedef enum {
 
 /* Versions of the weights that units are computed with. All but VERSIONS_STEP update while the pipeline runs. */
 typedef enum {
-    VERSIONS_STEP,  /* one version for the step */
-    VERSIONS_STASH, /* PipeDream: the newest at its forward, kept for its backward; update after each unit */
+    VERSIONS_STEP,     /* one version for the step */
+    VERSIONS_STASH,    /* PipeDream: the newest at its forward, kept for its backward; update after each unit */
     VERSIONS_VERTICAL, /* PipeDream with vertical sync: on all stages the one that the first stage had */
-    VERSIONS_DOUBLE /* PipeDream-2BW: batch b uses the version after batch b - 2; update after each batch */
+    VERSIONS_DOUBLE    /* PipeDream-2BW: batch b uses the version after batch b - 2; update after each batch */
 } Versions;
 
 typedef struct {

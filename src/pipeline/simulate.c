@@ -145,10 +145,9 @@ static Err stuck(const Simulator *r, int rank)
     Need n = { 0 };
     for (int h = 0; h < halves; h++)
         if (!arrived(r, &a[h], &start, &n)) break;
-    return err_set(
-        ERR_INTERNAL,
-        "cycle: rank %d waits for ever with %s of unit %d at stage %d for %s of unit %d at stage %d", rank,
-        action_name(a->kind), a->microbatch, a->stage, n.kind == OUT_F ? "F" : "I", n.unit, n.stage);
+    return err_set(ERR_INTERNAL,
+                   "cycle: rank %d waits for ever with %s of unit %d at stage %d for %s of unit %d at stage %d", rank,
+                   action_name(a->kind), a->microbatch, a->stage, n.kind == OUT_F ? "F" : "I", n.unit, n.stage);
 }
 
 /* ---- ranks that share processors ---- */
@@ -175,8 +174,7 @@ static void begin_shared(Simulator *r, int rank, double now, double *next)
 static void skip_others(Simulator *r, int rank)
 {
     const ActionList *list = &r->s->rank[rank];
-    while (r->next[rank] < list->count && !action_is_compute(list->action[r->next[rank]].kind))
-        r->next[rank]++;
+    while (r->next[rank] < list->count && !action_is_compute(list->action[r->next[rank]].kind)) r->next[rank]++;
 }
 
 static void end_shared(Simulator *r, int rank, double now)
@@ -237,8 +235,7 @@ static Err take_memory(Simulator *r)
     room &= (r->out.span = calloc((size_t)s->ranks, sizeof *r->out.span)) != NULL;
     for (int i = 0; room && i < s->ranks; i++)
         room = (r->out.span[i] = calloc((size_t)s->rank[i].count + 1, sizeof **r->out.span)) != NULL;
-    return room ? ERR_OK
-                : err_set(ERR_MEMORY, "no memory to simulate %d units on %d ranks", s->units, s->ranks);
+    return room ? ERR_OK : err_set(ERR_MEMORY, "no memory to simulate %d units on %d ranks", s->units, s->ranks);
 }
 
 static void measure(const Schedule *s, Simulation *out)

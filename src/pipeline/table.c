@@ -58,14 +58,10 @@ static const char *chimera_blocks(const Schedule *s)
 static const char *double_blocks(const Schedule *s)
 {
     if (s->ranks % 2) return even_ranks(s);
-    return s->microbatches % (2 * s->ranks) ? "a multiple of twice the number of ranks in micro-batches"
-                                            : NULL;
+    return s->microbatches % (2 * s->ranks) ? "a multiple of twice the number of ranks in micro-batches" : NULL;
 }
 
-static const char *even_blocks(const Schedule *s)
-{
-    return s->ranks % 2 ? even_ranks(s) : blocks_of_ranks(s);
-}
+static const char *even_blocks(const Schedule *s) { return s->ranks % 2 ? even_ranks(s) : blocks_of_ranks(s); }
 
 static const char *two_units_a_rank(const Schedule *s)
 {
@@ -93,8 +89,7 @@ const ScheduleKind schedule_table[] = {
     { "zb-h1-int", generate_zb_h1, rounds_of_ranks, PLACE_LOOP },
     { "zb-h2", generate_zb_h2, any_shape, PLACE_LOOP, .chunks = 1 },
     { "pipedream", generate_1f1b, any_shape, PLACE_LOOP, VERSIONS_STASH, .chunks = 1, .batches = 1 },
-    { "pipedream-vertical", generate_1f1b, any_shape, PLACE_LOOP, VERSIONS_VERTICAL, .chunks = 1,
-      .batches = 1 },
+    { "pipedream-vertical", generate_1f1b, any_shape, PLACE_LOOP, VERSIONS_VERTICAL, .chunks = 1, .batches = 1 },
     { "2bw", generate_1f1b, batch_in_time, PLACE_LOOP, VERSIONS_DOUBLE, .chunks = 1, .batches = 4,
       .aliases = "pipedream-2bw" },
     { "zb-v", generate_zb_v, any_shape, PLACE_WAVE, .chunks = 2 },

@@ -17,8 +17,7 @@ StateBytes state_bytes(const TrainSpec *s, Grid g)
 {
     const int64_t wide = dtype_size(F32), narrow = s->compute == F32 ? 0 : dtype_size(s->compute);
     const int64_t grad = s->exact ? dtype_size(I64) : wide, value = narrow ? narrow : wide;
-    const int64_t near =
-        (s->update.zero >= ZERO_GRADS ? grad : 0) + (s->update.zero >= ZERO_VALUES ? value : 0);
+    const int64_t near = (s->update.zero >= ZERO_GRADS ? grad : 0) + (s->update.zero >= ZERO_VALUES ? value : 0);
     /* in f32 the weights that layers read are the optimizer's own */
     const int moments = optimizers[s->update.optimizer].moments; /* at least */
     const bool away = s->update.states_on_host && s->device.kind == DEVICE_CUDA;
@@ -102,8 +101,7 @@ static PartCost stage_cost(const Pipeline *p, int stage)
     if (s.embedding) add_part(&sum, &c->embedding);
     for (int l = 0; l < s.layer_count; l++) {
         PartCost block = c->block[p->kinds->kind[s.first_layer + l]];
-        if (l <
-            p->inner->spec.model.offload) /* (of times this is a bound: copies may have to be waited for) */
+        if (l < p->inner->spec.model.offload) /* (of times this is a bound: copies may have to be waited for) */
             block.kept[BACKWARD_WHOLE][REGION_I] = block.kept[BACKWARD_WHOLE][REGION_W] =
                 block.kept[BACKWARD_SPLIT][REGION_I] = 0;
         add_part(&sum, &block);
@@ -169,8 +167,8 @@ int64_t pipeline_mean_bytes(const Pipeline *p)
     add_part(&all, &c->modules);
     add_part(&all, &c->head);
     for (int l = 0; l < p->inner->spec.model.layers; l++) add_part(&all, &c->block[p->kinds->kind[l]]);
-    return (int64_t)(part_state(&p->state, &all) * replicas / p->shape->ranks) + all.scratch +
-           DEVICE_WORKSPACE_BYTES + p->libraries;
+    return (int64_t)(part_state(&p->state, &all) * replicas / p->shape->ranks) + all.scratch + DEVICE_WORKSPACE_BYTES +
+           p->libraries;
 }
 
 /* ---- seconds ---- */
@@ -185,10 +183,7 @@ static double seconds_of(const PartCost *c)
     return least;
 }
 
-static double tail_of(const Pipeline *p, const PartCost *stage)
-{
-    return stage->update + reduce_of(p, stage);
-}
+static double tail_of(const Pipeline *p, const PartCost *stage) { return stage->update + reduce_of(p, stage); }
 
 double pipeline_bound(const Pipeline *p)
 {
@@ -229,8 +224,7 @@ Err pipeline_seconds(const Pipeline *p, double *seconds)
     TRY(stage_costs(p, &stages));
     const Schedule *s = &p->shape->s;
     for (int i = 0; i < s->stages; i++)
-        costs[i] =
-            stages[i].cost[backward_of(p->shape, schedule_rank_of(s, 0, i), 0, schedule_chunk_of(s, i))];
+        costs[i] = stages[i].cost[backward_of(p->shape, schedule_rank_of(s, 0, i), 0, schedule_chunk_of(s, i))];
     Err err = shape_replay(p->shape, costs, p->inner->costs.hop, seconds);
     *seconds += longest_tail(p, stages);
     free(stages);
@@ -360,9 +354,7 @@ static Err cuts_of_chain(const CutSearch *c)
     ON_HEAP(ChainItem, items, PARTITION_ITEMS);
     int in_flight[PARTITION_STAGES], cuts_found;
     ChainCut *cuts;
-    Chain chain = {
-        .items = items, .stages = s->stages, .units = p->shape->microbatches, .hop = p->inner->costs.hop
-    };
+    Chain chain = { .items = items, .stages = s->stages, .units = p->shape->microbatches, .hop = p->inner->costs.hop };
     if (s->stages > PARTITION_STAGES) return ERR_OK;
     for (int i = 0; i < s->stages; i++) in_flight[i] = held_by(p->shape, i, 0, 0)[REGION_W];
     chain.count = chain_items(p, items);
@@ -402,8 +394,7 @@ static Err cuts_of_ends(const CutSearch *c)
     Blocks b;
     for (int first = 0; first <= LESS_MOST; first++)
         for (int last = 0; last <= LESS_MOST; last++)
-            if (trimmed(m->layers, c->p->shape->s.stages, first, last, m->mtp.count > 0, &b))
-                TRY(try_cut(c, &b));
+            if (trimmed(m->layers, c->p->shape->s.stages, first, last, m->mtp.count > 0, &b)) TRY(try_cut(c, &b));
     return ERR_OK;
 }
 

@@ -90,8 +90,7 @@ int grid_rank_at(Grid g, int pp_rank, int tp_rank, int cp_rank)
     return pp_rank * first + cp_rank * g.tp + tp_rank;
 }
 
-static Err measure(const CostSource *source, const TrainSpec *spec, Grid g, int stage, PartCost *out,
-                   LayerCosts *all)
+static Err measure(const CostSource *source, const TrainSpec *spec, Grid g, int stage, PartCost *out, LayerCosts *all)
 {
     static const char *const schedules[BACKWARDS] = { "1f1b", "zb-h1" };
     TrainSpec s = *spec;
@@ -139,8 +138,7 @@ Err layer_costs(const CostSource *source, const TrainSpec *spec, Grid grid, cons
     if (all) *out = (LayerCosts){ .hop = 0 };
     if (all) TRY(measure(source, &s, g, 0, &out->embedding, out));
     for (int i = 0; i < kinds->count; i++)
-        if (all || layer_set_has(&s.model.moe.layers, i))
-            TRY(measure(source, &s, g, 1 + i, &out->block[i], out));
+        if (all || layer_set_has(&s.model.moe.layers, i)) TRY(measure(source, &s, g, 1 + i, &out->block[i], out));
     if (modules && (all || layer_set_has(&s.model.moe.layers, kinds->count - 1)))
         TRY(measure(source, &s, g, head - 1, &out->modules, out));
     if (all) TRY(measure(source, &s, g, head, &out->head, out));

@@ -19,8 +19,7 @@ typedef struct {
 /* Source of seconds: like trainer_plan, with times. Several threads call it at once. */
 typedef struct {
     const void *user;
-    Err (*dry_run)(const void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
-                   RankTimes *times);
+    Err (*dry_run)(const void *user, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan, RankTimes *times);
     const CostModel *model; /* model of the device; NULL: only dry_run knows something of it */
 } CostSource;
 

@@ -206,8 +206,8 @@ void layout_words(const LayoutSpace *s, const Layout *l, char out[LAYOUT_WORDS])
     *out = 0;
     for (LayoutKey k = 0; k < LAYOUT_KEYS; k++)
         if (!s->fixed[k] && (s->base->moe.experts || !is_of_experts(k)))
-            n += snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%s%s=%s", n ? " " : "",
-                          layout_key_name(k, name), layout_text(s, l, k, value));
+            n += snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%s%s=%s", n ? " " : "", layout_key_name(k, name),
+                          layout_text(s, l, k, value));
     for (int i = 0; i < OF_ZERO && !s->fixed[LAYOUT_ZERO]; i++)
         if (s->base->origin[of_zero[i].id].kind == ORIGIN_FILE)
             n += snprintf(out + n, (size_t)(LAYOUT_WORDS - n), "%s%s", n ? " " : "", of_zero[i].word);
@@ -245,8 +245,7 @@ bool layout_cut_more(const LayoutSpace *s, Layout *l)
 int64_t layout_microbatches(const LayoutSpace *s, const Layout *l)
 {
     const int64_t share = layout_dp(s, l) * l->value[LAYOUT_MICRO_BATCH];
-    return share && batch_ramp_divides(&s->base->derived.batch, share) ? s->base->derived.global_batch / share
-                                                                       : 0;
+    return share && batch_ramp_divides(&s->base->derived.batch, share) ? s->base->derived.global_batch / share : 0;
 }
 
 int layout_compare(const Layout *a, const Layout *b)
@@ -256,10 +255,7 @@ int layout_compare(const Layout *a, const Layout *b)
     return strcmp(a->stages, b->stages);
 }
 
-bool layout_is_first(const LayoutSpace *s, const Layout *l, LayoutKey key)
-{
-    return l->value[key] == s->value[key][0];
-}
+bool layout_is_first(const LayoutSpace *s, const Layout *l, LayoutKey key) { return l->value[key] == s->value[key][0]; }
 
 void layout_take_first(const LayoutSpace *s, Layout *l, int from)
 {

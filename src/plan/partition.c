@@ -57,8 +57,8 @@ static bool stage_fits(const Chain *c, const Prefix *p, int s, int from, int to)
 {
     const int64_t kept = p[to].kept - p[from].kept, state = p[to].state - p[from].state;
     int64_t all;
-    return !__builtin_mul_overflow(kept, (int64_t)c->in_flight[s], &all) &&
-           !__builtin_add_overflow(all, state, &all) && all <= c->limit;
+    return !__builtin_mul_overflow(kept, (int64_t)c->in_flight[s], &all) && !__builtin_add_overflow(all, state, &all) &&
+           all <= c->limit;
 }
 
 /* (a wgrad of the first unit may be done beside its way) */
@@ -104,8 +104,7 @@ static void extend(const Table *t, int s, int from, int to)
     for (int e = 0; e < before->count; e++) {
         const Partial *b = &before->best[e];
         keep(cell_at(t, s, to), t->most,
-             (Partial){ b->bound > bound ? b->bound : bound, b->squares + own * own, (int16_t)from,
-                        (int16_t)e });
+             (Partial){ b->bound > bound ? b->bound : bound, b->squares + own * own, (int16_t)from, (int16_t)e });
     }
 }
 
@@ -153,8 +152,7 @@ Err partition(const Chain *c, int most, ChainCut *cuts, int *count)
     const bool made = t.prefix && t.cells;
     free(t.prefix);
     free(t.cells);
-    return made ? ERR_OK
-                : err_set(ERR_MEMORY, "no memory to cut %d items into %d stages", c->count, c->stages);
+    return made ? ERR_OK : err_set(ERR_MEMORY, "no memory to cut %d items into %d stages", c->count, c->stages);
 }
 
 double partition_bound(const Chain *c, const int16_t *end)

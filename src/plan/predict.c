@@ -46,8 +46,7 @@ static void read_shares(const void *user, double counts[CLOCK_COUNTS])
     memcpy(counts, &((const Clock *)user)->line.shares, sizeof(TimeShares));
 }
 
-Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
-                 StepTimes *times)
+Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan, StepTimes *times)
 {
     Clock *c = calloc(1, sizeof *c);
     if (!c) return err_set(ERR_MEMORY, "no memory for a time line");
@@ -177,8 +176,7 @@ static void charge_messages(Pipeline *p)
             if (other < 0 || other >= s->stages) continue;
             const int other_rank = schedule_rank_of(s, 0, other);
             if (other_rank == rank) continue;
-            const int low = rank < other_rank ? rank : other_rank,
-                      high = rank < other_rank ? other_rank : rank;
+            const int low = rank < other_rank ? rank : other_rank, high = rank < other_rank ? other_rank : rank;
             const double end = share * p->hop[high - low == 1 ? low : high] / 2;
             p->stage[stage].f += end;
             p->stage[stage].i += end;
@@ -302,8 +300,8 @@ static Err draw(Pipeline *p, const Prediction *step, FILE *out)
     const Schedule *s = &p->schedule;
     Simulation ms;
     for (int i = 0; i < s->stages; i++)
-        p->stage[i] = (StageCost){ 1e3 * p->stage[i].f, 1e3 * p->stage[i].i, 1e3 * p->stage[i].w,
-                                   1e3 * p->stage[i].pair };
+        p->stage[i] =
+            (StageCost){ 1e3 * p->stage[i].f, 1e3 * p->stage[i].i, 1e3 * p->stage[i].w, 1e3 * p->stage[i].pair };
     for (int i = 0; i < s->ranks; i++) p->hop[i] *= 1e3;
     const Err err = simulate(s, &(SimulateCosts){ .stage = p->stage, .hop = p->hop }, &ms);
     snprintf(title, sizeof title, "a step of %lld samples on %s, predicted", (long long)p->spec->global_batch,
@@ -313,9 +311,7 @@ static Err draw(Pipeline *p, const Prediction *step, FILE *out)
              units_step(whole, step->step_s), units_step(units, 1e-3 * ms.makespan),
              err ? 0 : 100 * simulation_idle(s, &ms), units_step(rest, step->rest_s));
     if (!err)
-        chart_svg_runs(s,
-                       &(ChartRuns){
-                           .title = title, .figures = figures, .unit = "ms", .run = { &ms }, .runs = 1 },
+        chart_svg_runs(s, &(ChartRuns){ .title = title, .figures = figures, .unit = "ms", .run = { &ms }, .runs = 1 },
                        out);
     simulation_free(&ms, s);
     return err;
@@ -360,9 +356,8 @@ static Err open_pipeline(Pipeline *p, Prediction *out)
     p->stage = calloc((size_t)p->schedule.stages, sizeof *p->stage);
     p->rank = calloc((size_t)p->grid.pp, sizeof *p->rank);
     p->hop = calloc((size_t)p->grid.pp, sizeof *p->hop);
-    return p->stage && p->rank && p->hop
-               ? predict_with(p, out)
-               : err_set(ERR_MEMORY, "no memory to predict %d stages", p->schedule.stages);
+    return p->stage && p->rank && p->hop ? predict_with(p, out)
+                                         : err_set(ERR_MEMORY, "no memory to predict %d stages", p->schedule.stages);
 }
 
 /* A rank of a small model does not take all threads of its share (train/threads.h). */
@@ -384,8 +379,7 @@ Err predict_allowed(const DeviceFile *d, const TrainSpec *spec)
 }
 
 /* On how many threads a rank computes is a property of the model, of which the source then has a copy. */
-static Err open_source(const CostSource *asked, const TrainSpec *spec, Grid grid, CostModel *m,
-                       CostSource *out)
+static Err open_source(const CostSource *asked, const TrainSpec *spec, Grid grid, CostModel *m, CostSource *out)
 {
     *out = *asked;
     if (!asked->model) return ERR_OK;

@@ -33,8 +33,7 @@ typedef struct {
 } Prediction;
 
 /* Like trainer_plan, with times. Several threads may call it at once. */
-Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan,
-                 StepTimes *times);
+Err predict_rank(const CostModel *m, const TrainSpec *spec, Grid grid, int rank, MemoryPlan *plan, StepTimes *times);
 
 /* A message between pipeline ranks, in seconds: the longest, and each one's to the next (the last one's to the first),
  * which crosses the network if it does so in any pipeline. ERR_MEMORY. */

@@ -166,8 +166,7 @@ static Err replay_one(Search *s, Candidate *c, int left[REPLAYED], bool *keep)
 void search_count_possible(Search *s)
 {
     for (int k = 0; k < s->q->places; k++)
-        for (int64_t i = 0; i < s->count; i++)
-            s->out->place[k].possible += s->items[i].bound < s->q->place_s[k];
+        for (int64_t i = 0; i < s->count; i++) s->out->place[k].possible += s->items[i].bound < s->q->place_s[k];
 }
 
 /* Those of the least bounds are replayed, the others go; and what does not fit once more with more cut by ZeRO. */

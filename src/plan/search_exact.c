@@ -12,14 +12,12 @@ static Err evaluate_config(const SearchQuestion *q, const Config *c, Err legal, 
     if (!err) err = brief ? grid_read(c, &out->grid) : grid_try(c, &out->grid);
     if (!err) err = train_spec(c, q->vocab, &spec);
     if (!err) err = trainer_grid(&spec, &out->grid);
-    if (!err)
-        err = predict_by(&q->source, &spec, out->grid, brief ? PREDICT_BRIEF : PREDICT_RANKS, &out->time);
+    if (!err) err = predict_by(&q->source, &spec, out->grid, brief ? PREDICT_BRIEF : PREDICT_RANKS, &out->time);
     if (!err && q->libraries) out->time.bytes += spec_library_bytes(c, out->grid);
     return err;
 }
 
-static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, bool brief,
-                    SearchResult *out)
+static Err evaluate(const SearchQuestion *q, const LayoutSpace *space, const Layout *l, bool brief, SearchResult *out)
 {
     Config c;
     *out = (SearchResult){ .layout = *l };

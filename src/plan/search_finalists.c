@@ -27,8 +27,7 @@ int search_results_most(void) { return FINALS + SMALLEST + SEARCH_TOGETHER + (VA
 
 /* Several layouts at once, in their order. Those that a rule refuses or that do not fit are passed over; which need
  * more memory than there is goes to `large`. */
-static Err run_once(Search *s, const Layout *layouts, int count, Layout large[SEARCH_TOGETHER],
-                    int *too_large)
+static Err run_once(Search *s, const Layout *layouts, int count, Layout large[SEARCH_TOGETHER], int *too_large)
 {
     SearchResult r[SEARCH_TOGETHER];
     Err err[SEARCH_TOGETHER];
@@ -40,8 +39,7 @@ static Err run_once(Search *s, const Layout *layouts, int count, Layout large[SE
         if (err[i] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
         if (err[i]) continue;
         s->out->dry_runs++;
-        if (r[i].time.bytes < s->out->least_bytes)
-            s->out->least_bytes = r[i].time.bytes, s->out->least = r[i].layout;
+        if (r[i].time.bytes < s->out->least_bytes) s->out->least_bytes = r[i].time.bytes, s->out->least = r[i].layout;
         const bool timed = r[i].time.step_s > 0 && r[i].time.step_s < DBL_MAX;
         if (r[i].time.bytes > s->q->memory) large[(*too_large)++] = layouts[i];
         else if (timed) s->results[s->result_count++] = r[i];
@@ -84,8 +82,7 @@ static double effort_of(const Search *s, const Layout *l)
 static bool enough_finalists(const Search *s)
 {
     int usual = 0;
-    for (int i = 0; i < s->result_count; i++)
-        usual += layout_is_first(s->space, &s->results[i].layout, LAYOUT_ZERO);
+    for (int i = 0; i < s->result_count; i++) usual += layout_is_first(s->space, &s->results[i].layout, LAYOUT_ZERO);
     return usual >= FINALISTS || s->result_count >= CUT_FINALISTS;
 }
 
@@ -238,8 +235,7 @@ Err search_confirm(Search *s)
         for (int k = 0; k < n; k++) err[k] = search_evaluate(s->q, s->space, &l[k], &r[k]);
         for (int k = 0; k < n; k++) {
             if (err[k] == ERR_MEMORY) return err_set(ERR_MEMORY, "no memory for a dry run");
-            if (!err[k] && r[k].time.bytes <= s->q->memory && a->count < SEARCH_BEST)
-                a->best[a->count++] = r[k];
+            if (!err[k] && r[k].time.bytes <= s->q->memory && a->count < SEARCH_BEST) a->best[a->count++] = r[k];
         }
     }
     ORDER(a->best, a->count, by_step);

@@ -66,8 +66,8 @@ bool search_read_inner(const Search *s, Inner *in)
         Config c;
         Layout l = in->layout;
         l.value[LAYOUT_VPP] = 1;
-        in->legal = !layout_config(space, &l, &c) && !grid_read(&c, &in->grid) &&
-                    !train_spec(&c, s->q->vocab, &in->spec);
+        in->legal =
+            !layout_config(space, &l, &c) && !grid_read(&c, &in->grid) && !train_spec(&c, s->q->vocab, &in->spec);
         in->sums_by_message = spec_sums_by_message(&c);
         in->host_ranks = spec_host_ranks(&c);
         config_release(&c);
@@ -107,15 +107,12 @@ static int64_t weights_of(const Search *s, const Inner *in, const LayerCosts *wh
         g.dp = (int)layout_dp(s->space, &guess.layout);
         g.bidirectional = false;
         g.zero_group = 0;
-        TrainSpec spec = { .compute = in->spec.compute,
-                           .exact = in->spec.exact,
-                           .update = in->spec.update,
-                           .device = in->spec.device };
+        TrainSpec spec = {
+            .compute = in->spec.compute, .exact = in->spec.exact, .update = in->spec.update, .device = in->spec.device
+        };
         while (layout_cut_more(s->space, &guess.layout)) {}
         spec.update.zero = layout_zero(s->space, &guess.layout);
-        const Pipeline p = {
-            .inner = &guess, .kinds = &s->kinds, .shape = &shape, .state = state_bytes(&spec, g)
-        };
+        const Pipeline p = { .inner = &guess, .kinds = &s->kinds, .shape = &shape, .state = state_bytes(&spec, g) };
         const int64_t bytes = pipeline_mean_bytes(&p);
         if (bytes < least) least = bytes;
     }
@@ -137,8 +134,7 @@ static Err measure_one(const Search *s, Inner *in, const LayerCosts *whole)
     in->costs = *whole;
     in->measured = true;
     if (in->grid.ep * in->grid.etp <= 1) return ERR_OK;
-    const Err err =
-        layer_costs(&s->q->source, &in->spec, in->grid, &s->kinds, PARTS_WITH_EXPERTS, &in->costs);
+    const Err err = layer_costs(&s->q->source, &in->spec, in->grid, &s->kinds, PARTS_WITH_EXPERTS, &in->costs);
     in->measured = !err;
     return err == ERR_MEMORY ? err : ERR_OK;
 }

@@ -53,9 +53,7 @@ static Err find_held(Shape *p)
 
 static ScheduleSpec spec_of(const Shape *p)
 {
-    return (ScheduleSpec){
-        .name = p->name, .ranks = p->ranks, .microbatches = p->microbatches, .chunks = p->chunks
-    };
+    return (ScheduleSpec){ .name = p->name, .ranks = p->ranks, .microbatches = p->microbatches, .chunks = p->chunks };
 }
 
 static Err make(Shape *p)
@@ -81,8 +79,7 @@ Err shape_lists(Shape *p)
 
 static bool is_it(const Shape *p, const char *schedule, int ranks, int chunks, int microbatches)
 {
-    return p->ranks == ranks && p->chunks == chunks && p->microbatches == microbatches &&
-           !strcmp(p->name, schedule);
+    return p->ranks == ranks && p->chunks == chunks && p->microbatches == microbatches && !strcmp(p->name, schedule);
 }
 
 static Err grow(ShapeTable *t)

@@ -24,10 +24,7 @@ static void point_merge(CurvePoint *to, const CurvePoint *from)
     to->skipped += from->skipped;
 }
 
-static bool same_point(const Curve *c, int64_t a, int64_t b)
-{
-    return (a - 1) / c->stride == (b - 1) / c->stride;
-}
+static bool same_point(const Curve *c, int64_t a, int64_t b) { return (a - 1) / c->stride == (b - 1) / c->stride; }
 
 static void coarsen(Curve *c)
 {
@@ -52,8 +49,7 @@ void curve_add(Curve *c, int64_t step, int64_t tokens, double value, bool skippe
                        .high = shown ? value : -INFINITY,
                        .skipped = skipped };
     while (c->count == CURVE_POINTS && !same_point(c, c->points[c->count - 1].step, step)) coarsen(c);
-    if (c->count > 0 && same_point(c, c->points[c->count - 1].step, step))
-        point_merge(&c->points[c->count - 1], &one);
+    if (c->count > 0 && same_point(c, c->points[c->count - 1].step, step)) point_merge(&c->points[c->count - 1], &one);
     else c->points[c->count++] = one;
 }
 

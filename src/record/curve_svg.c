@@ -50,8 +50,7 @@ static void put_range(const Svg *s, const Curve *c)
     fprintf(s->out, "<path class=\"range\" d=\"");
     for (const CurvePoint *p = c->points; p < c->points + c->count; p++)
         if (p->count > 1)
-            fprintf(s->out, "M%.1f %.1fV%.1f", svg_x(s, (double)p->step), svg_y(s, p->low),
-                    svg_y(s, p->high));
+            fprintf(s->out, "M%.1f %.1fV%.1f", svg_x(s, (double)p->step), svg_y(s, p->low), svg_y(s, p->high));
     fprintf(s->out, "\"/>\n");
 }
 
@@ -62,8 +61,7 @@ static void put_skipped(const Svg *s, const Curve *c)
     fprintf(s->out, "<path class=\"skip\" d=\"");
     for (const CurvePoint *p = c->points; p < c->points + c->count; p++)
         if (p->skipped) fprintf(s->out, "M%.1f %dv-10", svg_x(s, (double)p->step), BOTTOM);
-    fprintf(s->out, "\"><title>%lld skipped step%s</title></path>\n", (long long)total,
-            total == 1 ? "" : "s");
+    fprintf(s->out, "\"><title>%lld skipped step%s</title></path>\n", (long long)total, total == 1 ? "" : "s");
 }
 
 /* Sets differ in colour and in shape. */
@@ -87,12 +85,11 @@ static void put_dots(const Svg *s, const Curve *c)
 static void put_legend(const Curve *c, FILE *out)
 {
     int x = LEFT;
-    fprintf(out, "<path class=\"mean\" d=\"M%d 34h20\"/><text x=\"%d\" y=\"38\">training loss</text>\n", x,
-            x + 26);
+    fprintf(out, "<path class=\"mean\" d=\"M%d 34h20\"/><text x=\"%d\" y=\"38\">training loss</text>\n", x, x + 26);
     x += 130;
     if (curve_skipped(c)) {
-        fprintf(out, "<path class=\"skip\" d=\"M%d 39v-10\"/><text x=\"%d\" y=\"38\">skipped step</text>\n",
-                x + 8, x + 18);
+        fprintf(out, "<path class=\"skip\" d=\"M%d 39v-10\"/><text x=\"%d\" y=\"38\">skipped step</text>\n", x + 8,
+                x + 18);
         x += 120;
     }
     for (int i = 0; i < c->names; i++) {
@@ -113,8 +110,8 @@ static void put_description(const Curve *c, double last_step, FILE *out)
     int last = c->count - 1;
     while (last >= 0 && !curve_smooth(c, last, &y)) last--;
     if (last >= 0) {
-        fprintf(out, "Training loss in nats per token over %.0f step%s, %.4f at ", last_step,
-                last_step == 1 ? "" : "s", y);
+        fprintf(out, "Training loss in nats per token over %.0f step%s, %.4f at ", last_step, last_step == 1 ? "" : "s",
+                y);
         if (last == c->count - 1) fprintf(out, "the end. ");
         else fprintf(out, "step %lld. ", (long long)c->points[last].step);
     }
@@ -122,8 +119,7 @@ static void put_description(const Curve *c, double last_step, FILE *out)
         int i = c->dot_count - 1;
         while (i >= 0 && c->dots[i].series != s) i--;
         if (i < 0) continue;
-        svg_text(out, *c->name[s] ? "The last validation loss on " : "The last validation loss", c->name[s],
-                 "");
+        svg_text(out, *c->name[s] ? "The last validation loss on " : "The last validation loss", c->name[s], "");
         const double loss = c->dots[i].loss;
         if (!isfinite(loss)) fprintf(out, " is not finite");
         else fprintf(out, curve_can_show(loss) ? " is %.4f" : " is %g", loss); /* huge ones in few letters */
@@ -139,10 +135,9 @@ static void put_head(const Svg *s, const Curve *c, const char *title)
     put_description(c, s->last, s->out);
     fprintf(s->out, "</desc>\n");
     svg_ground(s->out, WIDTH, HEIGHT);
-    fprintf(s->out,
-            "<style>\ntext,.name{font-size:13px}path{fill:none}.raw,.range,.mean{stroke-linejoin:round;"
-            "stroke-linecap:round}.range{opacity:.2;stroke-width:1.5}.raw{opacity:.4}"
-            ".mean{stroke-width:2.5}.skip{stroke-width:2}\n");
+    fprintf(s->out, "<style>\ntext,.name{font-size:13px}path{fill:none}.raw,.range,.mean{stroke-linejoin:round;"
+                    "stroke-linecap:round}.range{opacity:.2;stroke-width:1.5}.raw{opacity:.4}"
+                    ".mean{stroke-width:2.5}.skip{stroke-width:2}\n");
     svg_rules(s->out, ".raw,.range,.mean{stroke:" SVG_C0 "}.skip{stroke:#cf222e|#ff7b72}.v0{fill:" SVG_C1
                       "}.v1{fill:" SVG_C2 "}.v2{fill:" SVG_C3 "}.v3{fill:" SVG_C4 "}.v4{fill:" SVG_C5 "}");
     fprintf(s->out, "</style>\n<text class=\"name\" x=\"%d\" y=\"20\">", LEFT);

@@ -199,9 +199,8 @@ Err events_config(Events *e, int64_t step, const char *text)
     char *shown = NULL;
     TRY(indented(text, &shown));
     char *buf = malloc((size_t)event_text_bytes(strlen(tag), strlen(shown)));
-    Err err =
-        buf ? file_write_or_undo(&e->file, buf, event_encode_text(clock_unix_s(), step, tag, shown, buf))
-            : err_set(ERR_MEMORY, "no memory for a text of an event file");
+    Err err = buf ? file_write_or_undo(&e->file, buf, event_encode_text(clock_unix_s(), step, tag, shown, buf))
+                  : err_set(ERR_MEMORY, "no memory for a text of an event file");
     free(buf);
     free(shown);
     return err;
@@ -287,8 +286,7 @@ static bool is_ours(const char *name)
 }
 
 /* Does f for each of our files. The folder changes under it only by removal of the file at hand. */
-static Err each_file(const char *run_dir, Err (*f)(const char *path, const char *name, int64_t *arg),
-                     int64_t *arg)
+static Err each_file(const char *run_dir, Err (*f)(const char *path, const char *name, int64_t *arg), int64_t *arg)
 {
     char path[PATH_MAX];
     DIR *d = opendir(run_dir);
@@ -320,8 +318,8 @@ static Err name_file(const char *run_dir, char path[PATH_MAX])
     TRY(each_file(run_dir, newest_time, &newest));
     gethostname(host, sizeof host - 1);
     if (now <= newest) now = newest + 1;
-    int n = snprintf(path, PATH_MAX, "%s/%s%010lld.%s.%d%s", run_dir, prefix, (long long)now, host,
-                     (int)getpid(), suffix);
+    int n =
+        snprintf(path, PATH_MAX, "%s/%s%010lld.%s.%d%s", run_dir, prefix, (long long)now, host, (int)getpid(), suffix);
     return n < PATH_MAX ? ERR_OK : err_set(ERR_IO, "path is too long: '%s'", run_dir);
 }
 

@@ -35,8 +35,7 @@ Err events_config(Events *e, int64_t step, const char *text);
 Err events_step(Events *e, const MetricsRecord *r);
 /* Loads of experts, a curve a layer; "loss/aux", "loss/z". */
 Err events_load(Events *e, const MetricsRecord *r);
-Err events_mtp(Events *e,
-               const MetricsRecord *r); /* losses of multi-token prediction, "loss/mtp 1" and so on */
+Err events_mtp(Events *e, const MetricsRecord *r);    /* losses of multi-token prediction, "loss/mtp 1" and so on */
 Err events_logits(Events *e, const MetricsRecord *r); /* "attention/max_logit", and a curve a layer */
 Err events_ranks(Events *e, const MetricsRecord *r);  /* "ranks/slowest", "ranks/lag_ms" */
 Err events_valid(Events *e, int64_t step, const char *name, double loss);

@@ -47,8 +47,7 @@ static void take_step(History *h, const MetricsRecord *r, Left *left)
         h->mfu_seconds += isfinite(r->mfu) ? seconds * r->mfu : NAN;
     }
     const double values[] = { r->loss, r->grad_norm, r->lr, r->tokens_per_s, r->logits.most };
-    for (int i = 0; i < HISTORY_CURVES; i++)
-        curve_add(&h->curve[i], r->step, r->tokens, values[i], r->skipped);
+    for (int i = 0; i < HISTORY_CURVES; i++) curve_add(&h->curve[i], r->step, r->tokens, values[i], r->skipped);
 }
 
 static void take_valid(History *h, const ValidRecord *r)
@@ -145,8 +144,8 @@ static Err read_metrics(History *h, const char *path)
         note(h, "left out of metrics.jsonl: %lld damaged line%s", (long long)left.damaged,
              left.damaged == 1 ? "" : "s");
     if (left.disordered)
-        note(h, "left out of metrics.jsonl: %lld step%s that came after a later one",
-             (long long)left.disordered, left.disordered == 1 ? "" : "s");
+        note(h, "left out of metrics.jsonl: %lld step%s that came after a later one", (long long)left.disordered,
+             left.disordered == 1 ? "" : "s");
     if (!h->steps) note(h, "metrics.jsonl holds no step");
     return ERR_OK;
 }
@@ -221,8 +220,7 @@ static Err read_all(History *h)
         return err_set(ERR_CKPT, "path is too long: '%s'", h->dir);
     snprintf(config, sizeof config, "%.*s/config.ini", PATH_MAX - 16, h->dir);
     if (!file_exists(metrics) && !file_exists(config))
-        return err_set(ERR_CKPT, "'%s' is no run folder: it has neither metrics.jsonl nor config.ini",
-                       h->dir),
+        return err_set(ERR_CKPT, "'%s' is no run folder: it has neither metrics.jsonl nor config.ini", h->dir),
                err_hint("give the run.dir of a run, runs/NAME unless the configuration says otherwise");
     for (int i = 0; i < HISTORY_CURVES; i++) TRY(curve_open(&h->curve[i], &h->memory, i == HISTORY_LOSS));
     TRY(read_config(h, config));

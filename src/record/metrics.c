@@ -40,8 +40,7 @@ static bool take_line(Metrics *m, Earlier *e, const char *line, int64_t size_byt
     record_read(line, size_bytes, &r);
     e->damaged += r.kind == RECORD_DAMAGED && size_bytes > 0;
     if (r.kind == RECORD_DAMAGED || m->o.resume_step == 0 || r.step.step > m->o.resume_step) return false;
-    if (r.kind == RECORD_VALID)
-        curve_add_dot(&m->curve, r.valid.step, r.valid.tokens, r.valid.loss, r.valid.name);
+    if (r.kind == RECORD_VALID) curve_add_dot(&m->curve, r.valid.step, r.valid.tokens, r.valid.loss, r.valid.name);
     if (r.kind == RECORD_STEP && r.step.step > 0)
         curve_add(&m->curve, r.step.step, r.step.tokens, r.step.loss, r.step.skipped);
     return true;
@@ -84,8 +83,7 @@ static Err read_earlier(Metrics *m)
     Err err = filter_lines(m, &e);
     file_unmap(&e.map);
     if (e.damaged > 0)
-        log_warn("'%s': dropped %lld damaged line%s", m->jsonl_path, (long long)e.damaged,
-                 e.damaged == 1 ? "" : "s");
+        log_warn("'%s': dropped %lld damaged line%s", m->jsonl_path, (long long)e.damaged, e.damaged == 1 ? "" : "s");
     if (!e.cutting) return err;
     if (err) {
         file_abandon(&e.kept);
@@ -112,8 +110,7 @@ Err metrics_left(const char *run_dir, MetricsLeft *left)
     char path[PATH_MAX];
     FileMap map;
     *left = (MetricsLeft){ 0 };
-    if (snprintf(path, sizeof path, "%s/metrics.jsonl", run_dir) >= PATH_MAX || !file_exists(path))
-        return ERR_OK;
+    if (snprintf(path, sizeof path, "%s/metrics.jsonl", run_dir) >= PATH_MAX || !file_exists(path)) return ERR_OK;
     TRY_AS(ERR_STORAGE, file_map(path, &map));
     const char *text = map.data, *end = text + map.size_bytes;
     for (const char *next; text && text < end; text = next) {
@@ -137,8 +134,7 @@ static void write_line(Metrics *m, JsonOut *j)
 {
     ASSERT(json_out_ok(j) && j->used_bytes + 1 < j->size_bytes);
     j->buf[j->used_bytes] = '\n';
-    count_lost(file_write_or_undo(&m->jsonl, j->buf, j->used_bytes + 1), &m->lost_lines,
-               "line of its metrics");
+    count_lost(file_write_or_undo(&m->jsonl, j->buf, j->used_bytes + 1), &m->lost_lines, "line of its metrics");
 }
 
 static void line_step(Metrics *m, const MetricsRecord *r)
@@ -231,8 +227,7 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     else line_add(&l, "", r->grad_norm < 1e4 ? "grad %.3f" : "grad %.2e", r->grad_norm);
     if (r->load) line_add(&l, "", "load %.2f", worst_load(r));
     if (r->logits.by_layer)
-        line_add(&l, "", "max logit %.4g (layer %d head %d)", r->logits.most, r->logits.layer,
-                 r->logits.head);
+        line_add(&l, "", "max logit %.4g (layer %d head %d)", r->logits.most, r->logits.layer, r->logits.head);
     line_add(&l, "", "%.*f ms", r->step_ms < 100 ? 1 : 0, r->step_ms);
     if (r->ranks.notable) line_add(&l, "1;33", "rank %d %.0f%% slower", r->ranks.slowest, 100 * r->ranks.lag);
     line_add(&l, "32", "%s tok/s", units_count(a, r->tokens_per_s));
@@ -240,8 +235,7 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     line_add(&l, "2", "%s", units_bytes(a, r->memory_bytes));
     if (m->o.epoch_tokens) line_add(&l, "2", "epoch %.2f", (double)r->tokens / (double)m->o.epoch_tokens);
     if (m->o.total_steps > r->step)
-        line_add(&l, "2", "eta %s",
-                 units_seconds(a, 1e-3 * m->mean_ms * (double)(m->o.total_steps - r->step)));
+        line_add(&l, "2", "eta %s", units_seconds(a, 1e-3 * m->mean_ms * (double)(m->o.total_steps - r->step)));
 }
 
 static void show_step(Metrics *m, const MetricsRecord *r)
@@ -278,8 +272,7 @@ static Err open_files(Metrics *m)
     TRY_AS(ERR_STORAGE, read_earlier(m)); /* without log.jsonl too: what was undone must not stay */
     TRY_AS(ERR_STORAGE, events_cut(m->o.run_dir, m->o.resume_step));
     if (m->o.tensorboard) TRY_AS(ERR_STORAGE, events_open(&m->events, m->o.run_dir, m->o.resume_step + 1));
-    Err err = m->o.tensorboard && m->o.config ? events_config(&m->events, m->o.resume_step + 1, m->o.config)
-                                              : ERR_OK;
+    Err err = m->o.tensorboard && m->o.config ? events_config(&m->events, m->o.resume_step + 1, m->o.config) : ERR_OK;
     if (!err && m->o.jsonl) err = file_append(m->jsonl_path, &m->jsonl);
     if (err && m->o.tensorboard) file_abandon(&m->events.file);
     return err_as(err, ERR_STORAGE);
@@ -337,8 +330,7 @@ void metrics_valid(Metrics *m, const ValidRecord *r)
     if (m->o.jsonl) line_valid(m, r);
     prometheus_valid(&m->prometheus, r);
     if (m->o.tensorboard) event_done(m, events_valid(&m->events, r->step, r->name, r->loss));
-    log_info("step %lld: validation loss %.4f%s%s", (long long)r->step, r->loss, *r->name ? " on " : "",
-             r->name);
+    log_info("step %lld: validation loss %.4f%s%s", (long long)r->step, r->loss, *r->name ? " on " : "", r->name);
 }
 
 void metrics_task(Metrics *m, const TaskRecord *r)

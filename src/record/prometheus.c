@@ -56,8 +56,8 @@ static void gauge(Page *g, const char *name, const char *help, double value)
                             : "%.17g",
              value);
     g->used += snprintf(g->text + g->used, (size_t)(TEXT_BYTES - g->used),
-                        "# HELP megatrain_%s %s\n# TYPE megatrain_%s gauge\nmegatrain_%s{run=\"%s\"} %s\n",
-                        name, help, name, name, g->run, number);
+                        "# HELP megatrain_%s %s\n# TYPE megatrain_%s gauge\nmegatrain_%s{run=\"%s\"} %s\n", name, help,
+                        name, name, g->run, number);
 }
 
 static void write_page(Prometheus *p)

@@ -19,10 +19,7 @@ static const struct {
 #undef ROW
 };
 
-static const void *member(const MetricsRecord *r, int field)
-{
-    return (const char *)r + fields[field].offset;
-}
+static const void *member(const MetricsRecord *r, int field) { return (const char *)r + fields[field].offset; }
 
 const char *record_tag(int field) { return fields[field].tag; }
 

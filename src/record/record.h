@@ -132,9 +132,8 @@ typedef struct {
     MetricsRecord step;
     ValidRecord valid;
     struct {
-        char key[RECORD_KEY_BYTES], was[RECORD_VALUE_BYTES],
-            is[RECORD_VALUE_BYTES]; /* "section.key"; values cut */
-    } override;                     /* a key that changed from step `step.step` on */
+        char key[RECORD_KEY_BYTES], was[RECORD_VALUE_BYTES], is[RECORD_VALUE_BYTES]; /* "section.key"; values cut */
+    } override; /* a key that changed from step `step.step` on */
     double load[LAYERS_MAX];
 } Record;
 

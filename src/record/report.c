@@ -13,10 +13,9 @@
 #include "base/version.h"
 #include "record/report_pictures.h"
 
-static const char colors[] =
-    ":root{color-scheme:light dark;--ink:" SVG_INK ";--dim:" SVG_DIM ";--paper:" SVG_PAPER ";--line:" SVG_GRID
-    ";--soft:" SVG_SOFT ";--c0:" SVG_C0 ";--c1:" SVG_C1 ";--c2:" SVG_C2 ";--c3:" SVG_C3 ";--c4:" SVG_C4
-    ";--c5:" SVG_C5 "}";
+static const char colors[] = ":root{color-scheme:light dark;--ink:" SVG_INK ";--dim:" SVG_DIM ";--paper:" SVG_PAPER
+                             ";--line:" SVG_GRID ";--soft:" SVG_SOFT ";--c0:" SVG_C0 ";--c1:" SVG_C1 ";--c2:" SVG_C2
+                             ";--c3:" SVG_C3 ";--c4:" SVG_C4 ";--c5:" SVG_C5 "}";
 
 static const char style[] =
     "*{box-sizing:border-box}body{margin:0 auto;padding:1.5rem "
@@ -159,8 +158,7 @@ static void put_cell(const History *h, Row row, FILE *out)
         fprintf(out, "%lld", (long long)h->last_step);
         if (h->planned_steps >= h->last_step) fprintf(out, " of %lld", (long long)h->planned_steps);
         else if (h->planned_steps > 0)
-            fprintf(out, " <small>(train.steps of the last start: %lld)</small>",
-                    (long long)h->planned_steps);
+            fprintf(out, " <small>(train.steps of the last start: %lld)</small>", (long long)h->planned_steps);
         break;
     case ROW_TOKENS:
         fputs(units_count(text, (double)h->tokens), out);
@@ -209,8 +207,7 @@ static void put_valid_row(const Page *p, const char *set, bool best)
         else {
             put_loss(p->out, best ? v->best : v->last);
             if (!best || isfinite(v->best))
-                fprintf(p->out, " <small>(step %lld)</small>",
-                        (long long)(best ? v->best_step : v->last_step));
+                fprintf(p->out, " <small>(step %lld)</small>", (long long)(best ? v->best_step : v->last_step));
         }
         fprintf(p->out, "</td>");
     }
@@ -362,11 +359,7 @@ static void put_key_row(const Page *p, const char *key)
         const char *value = history_key(&p->runs[i], key);
         fprintf(p->out, "<td>");
         if (value && *value) svg_text(p->out, "", value, "");
-        else
-            fprintf(p->out, "<small>%s</small>",
-                    value                  ? "empty"
-                    : p->runs[i].key_count ? "not there"
-                                           : "not known");
+        else fprintf(p->out, "<small>%s</small>", value ? "empty" : p->runs[i].key_count ? "not there" : "not known");
         fprintf(p->out, "</td>");
     }
     fprintf(p->out, "</tr>\n");
@@ -397,8 +390,7 @@ static void put_differences(const Page *p)
             const char *key = p->runs[i].keys[k].key;
             if (!strcmp(key, "run.dir") || !strcmp(key, "run.name")) continue;
             if (met_before(p, i, key) || !differs(p, i, key)) continue;
-            if (rows++ == 0)
-                open_table(p, "Configurations", "Keys that differ, besides run.dir and run.name.");
+            if (rows++ == 0) open_table(p, "Configurations", "Keys that differ, besides run.dir and run.name.");
             put_key_row(p, key);
         }
     if (rows) close_table(p);
@@ -407,10 +399,7 @@ static void put_differences(const Page *p)
 
 /* ---- pictures ---- */
 
-static void put_chart(const Page *p, const ReportChart *c)
-{
-    report_chart(c, p->runs, p->count, ++*p->charts, p->out);
-}
+static void put_chart(const Page *p, const ReportChart *c) { report_chart(c, p->runs, p->count, ++*p->charts, p->out); }
 
 static void put_valid_charts(const Page *p, const char *set)
 {
@@ -429,10 +418,7 @@ static void put_charts(const Page *p)
     };
     static const ReportChart others[] = {
         { .title = "Tokens a second", .curve = HISTORY_SPEED, .from_zero = true },
-        { .title = "Norm of the gradient",
-          .curve = HISTORY_GRAD_NORM,
-          .from_zero = true,
-          .mark_skipped = true },
+        { .title = "Norm of the gradient", .curve = HISTORY_GRAD_NORM, .from_zero = true, .mark_skipped = true },
         { .title = "Learning rate", .curve = HISTORY_LR, .from_zero = true, .is_set = true },
         { .title = "Largest logit of attention", .curve = HISTORY_LOGIT },
     };
@@ -442,13 +428,12 @@ static void put_charts(const Page *p)
         put_name(report_name(p->runs, p->count, i), i, p->out);
         fprintf(p->out, "</li>");
     }
-    fprintf(
-        p->out,
-        "</ul>\n<p class=\"dim\">Lines are smoothed, but learning rates; each step, or the mean of some, "
-        "is behind them where "
-        "there are few runs. Ticks on the lower edge are skipped steps; a dashed upright line is a key that "
-        "--override changed. Losses of the first 5%% of the steps may lie above a picture.</p>\n<div "
-        "class=\"charts\">\n");
+    fprintf(p->out,
+            "</ul>\n<p class=\"dim\">Lines are smoothed, but learning rates; each step, or the mean of some, "
+            "is behind them where "
+            "there are few runs. Ticks on the lower edge are skipped steps; a dashed upright line is a key that "
+            "--override changed. Losses of the first 5%% of the steps may lie above a picture.</p>\n<div "
+            "class=\"charts\">\n");
     for (int i = 0; i < 2; i++) put_chart(p, &losses[i]);
     each_set(p, put_valid_charts);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) put_chart(p, &others[i]);

@@ -40,10 +40,7 @@ void report_look(FILE *out, int run) { fprintf(out, "c%d k%d", run % 6, report_m
 
 /* ---- what is shown ---- */
 
-static double x_of(const Picture *p, int64_t step, int64_t tokens)
-{
-    return (double)(p->c->by_tokens ? tokens : step);
-}
+static double x_of(const Picture *p, int64_t step, int64_t tokens) { return (double)(p->c->by_tokens ? tokens : step); }
 
 /* The points of a run: smoothed, or as they are (`raw`), as those are always that somebody set. */
 static void gather(Picture *p, int run, bool raw)
@@ -134,8 +131,7 @@ static void put_marks(const Picture *p, int first, int run)
     fprintf(p->svg.out, "d=\"");
     for (const SvgPoint *q = p->points + first; q < p->points + p->count; q++)
         if (isfinite(q->y))
-            fprintf(p->svg.out, "M%.2f %.2f%s", svg_x(&p->svg, q->x), svg_y(&p->svg, q->y),
-                    svg_mark(report_mark(run)));
+            fprintf(p->svg.out, "M%.2f %.2f%s", svg_x(&p->svg, q->x), svg_y(&p->svg, q->y), svg_mark(report_mark(run)));
     fprintf(p->svg.out, "\"/>\n");
 }
 
@@ -153,8 +149,7 @@ static void put_skipped(const Picture *p, int run)
     open_path(p, "skip", run);
     fprintf(p->svg.out, "d=\"");
     for (const CurvePoint *q = c->points; q < c->points + c->count; q++)
-        if (q->skipped)
-            fprintf(p->svg.out, "M%.1f %gv-9", svg_x(&p->svg, x_of(p, q->step, q->tokens)), p->svg.bottom);
+        if (q->skipped) fprintf(p->svg.out, "M%.1f %gv-9", svg_x(&p->svg, x_of(p, q->step, q->tokens)), p->svg.bottom);
     svg_text(p->svg.out, "\"><title>", report_name(p->runs, p->run_count, run), ": ");
     fprintf(p->svg.out, "%lld skipped step%s</title></path>\n", (long long)total, total == 1 ? "" : "s");
 }
@@ -165,8 +160,7 @@ static void put_changes(const Picture *p, int run)
     for (int i = 0; i < h->changes; i++) {
         const HistoryChange *c = &h->change[i];
         open_path(p, "change", run);
-        fprintf(p->svg.out, "d=\"M%.1f %gV%g", svg_x(&p->svg, x_of(p, c->step, c->tokens)), p->svg.top,
-                p->svg.bottom);
+        fprintf(p->svg.out, "d=\"M%.1f %gV%g", svg_x(&p->svg, x_of(p, c->step, c->tokens)), p->svg.top, p->svg.bottom);
         svg_text(p->svg.out, "\"><title>", report_name(p->runs, p->run_count, run), ": ");
         svg_text(p->svg.out, "", c->key, " from ");
         svg_text(p->svg.out, "", c->was, " to ");
@@ -215,9 +209,7 @@ static void put_title(const ReportChart *c, FILE *out)
 
 void report_chart(const ReportChart *c, const History *runs, int count, int number, FILE *out)
 {
-    Picture p = {
-        .c = c, .runs = runs, .run_count = count, .svg = svg_frame(out, 62, 12, WIDTH - 14, HEIGHT - 46)
-    };
+    Picture p = { .c = c, .runs = runs, .run_count = count, .svg = svg_frame(out, 62, 12, WIDTH - 14, HEIGHT - 46) };
     Svg *s = &p.svg;
     if (!find_axes(&p)) return;
     fprintf(out, "<figure><figcaption>");
@@ -225,8 +217,7 @@ void report_chart(const ReportChart *c, const History *runs, int count, int numb
     fprintf(out,
             "</figcaption>\n<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-labelledby=\"t%d d%d\" "
             "data-box=\"%g %g %g %g\" data-axes=\"%.9g %.9g %.9g\">\n<title id=\"t%d\">",
-            WIDTH, HEIGHT, number, number, s->left, s->top, s->right, s->bottom, s->last, s->low, s->high,
-            number);
+            WIDTH, HEIGHT, number, number, s->left, s->top, s->right, s->bottom, s->last, s->low, s->high, number);
     put_title(c, out);
     fprintf(out, "</title>\n<desc id=\"d%d\">", number);
     put_description(&p);

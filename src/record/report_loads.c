@@ -26,9 +26,8 @@ static void put_cell(const Picture *p, int layer, int first, int end, int level)
     const Svg *s = &p->svg;
     const double left = first ? svg_x(s, (double)p->m->step[first - 1]) : s->left;
     if (level)
-        fprintf(s->out, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" opacity=\"%.2f\"/>\n",
-                left, s->top + p->row * layer, svg_x(s, (double)p->m->step[end - 1]) - left, p->row,
-                (double)level / LEVELS);
+        fprintf(s->out, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" opacity=\"%.2f\"/>\n", left,
+                s->top + p->row * layer, svg_x(s, (double)p->m->step[end - 1]) - left, p->row, (double)level / LEVELS);
 }
 
 /* Neighbours of one colour are one cell. */
@@ -82,8 +81,8 @@ void report_loads(const History *runs, int count, int run, int number, FILE *out
     p.svg.bare = true;
     fprintf(out, "<figure class=\"map\"><figcaption>Load of experts by layer: busiest over mean");
     if (count > 1) svg_text(out, ", ", report_name(runs, count, run), "");
-    fprintf(out, "</figcaption>\n<svg viewBox=\"0 0 %d %.0f\" role=\"img\" aria-labelledby=\"t%d d%d\">\n",
-            WIDTH, p.svg.bottom + 46, number, number);
+    fprintf(out, "</figcaption>\n<svg viewBox=\"0 0 %d %.0f\" role=\"img\" aria-labelledby=\"t%d d%d\">\n", WIDTH,
+            p.svg.bottom + 46, number, number);
     fprintf(out, "<title id=\"t%d\">Load of experts by layer and step</title>\n", number);
     put_description(&p, number);
     for (int l = 0; l < m->layers; l++) put_layer(&p, l);

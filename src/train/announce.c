@@ -9,8 +9,7 @@ void announce_tasks(const Tasks *t)
 {
     log_info("%lld question%s of %d task%s an evaluation, with %lld choice%s in %lld sample%s",
              (long long)t->question_count, plural(t->question_count), t->count, plural(t->count),
-             (long long)t->request_count, plural(t->request_count), (long long)t->samples,
-             plural(t->samples));
+             (long long)t->request_count, plural(t->request_count), (long long)t->samples, plural(t->samples));
     for (int i = 0; i < t->count; i++)
         if (t->task[i].cut)
             log_warn("'%s': %lld request%s longer than model.seq, %lld: cut from the left", t->task[i].path,
@@ -41,8 +40,8 @@ static void announce_batch(const Trainer *t, int64_t step)
 {
     const int64_t before = step > 1 ? trainer_batch(t, step - 1) : 0, now = trainer_batch(t, step);
     if (before && before != now)
-        log_info("from step %lld on: global batches of %lld samples, before %lld", (long long)step,
-                 (long long)now, (long long)before);
+        log_info("from step %lld on: global batches of %lld samples, before %lld", (long long)step, (long long)now,
+                 (long long)before);
 }
 
 void announce_step(const Run *r)
@@ -51,6 +50,5 @@ void announce_step(const Run *r)
     const int64_t step = trainer_next_step(t), sample = trainer_next_sample(t);
     const DatasetStage s = dataset_stage(r->train, sample);
     announce_batch(t, step);
-    if (s.number && s.first == sample)
-        log_info("from step %lld on: data.train is '%.600s'", (long long)step, s.spec);
+    if (s.number && s.first == sample) log_info("from step %lld on: data.train is '%.600s'", (long long)step, s.spec);
 }

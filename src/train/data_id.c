@@ -9,8 +9,8 @@ void data_id_put_source(FILE *f, DatasetSource s)
 {
     fprintf(f, "%s: ", s.name);
     if (s.files > 1) fprintf(f, "%d files, ", s.files);
-    fprintf(f, "%lld bytes, %lld documents, %lld tokens, index %08x", (long long)s.bytes,
-            (long long)s.documents, (long long)s.tokens, s.index_crc);
+    fprintf(f, "%lld bytes, %lld documents, %lld tokens, index %08x", (long long)s.bytes, (long long)s.documents,
+            (long long)s.tokens, s.index_crc);
     if (s.has_content_crc) fprintf(f, ", content %08x", s.content_crc);
 }
 
@@ -71,8 +71,7 @@ static bool same_file(const char *now, const char *then)
 
 static Err differs(const char *what, const char *now, const char *then)
 {
-    err_set(ERR_CKPT, "the training data is not the checkpoint's: %s: '%.600s' now, '%.600s' then", what, now,
-            then);
+    err_set(ERR_CKPT, "the training data is not the checkpoint's: %s: '%.600s' now, '%.600s' then", what, now, then);
     return err_hint(
         "put the files, data.split, data.seed and the tokenizer back as they were (with data.order=megatron "
         "train.steps, too: its order depends on the run's epochs); to go on with these, --override "
@@ -112,8 +111,7 @@ static Err compare(const char *now, const char *then, unsigned allowed, unsigned
     *found = 0;
     if (*other.tokenizer && strcmp(one.tokenizer, other.tokenizer)) {
         *found |= DATA_TOKENIZER;
-        if (!(allowed & DATA_TOKENIZER))
-            return differs("the tokenizer's checksum", one.tokenizer, other.tokenizer);
+        if (!(allowed & DATA_TOKENIZER)) return differs("the tokenizer's checksum", one.tokenizer, other.tokenizer);
     }
     if (other_file(now, then, a, b)) {
         *found |= DATA_FILES;
@@ -143,8 +141,6 @@ Err data_id_same_tokenizer(const Tokenizer *now, const char *then)
     const char *was = strstr(first, ", tokenizer ");
     snprintf(crc, sizeof crc, "%08x", tokenizer_crc(now));
     if (!was || !strcmp(was + 12, crc)) return ERR_OK;
-    err_set(ERR_CKPT, "the tokenizer is not the checkpoint's: its checksum is '%s' now, '%.600s' then", crc,
-            was + 12);
-    return err_hint(
-        "put data.tokenizer back as it was when the checkpoint was written: its ids mean other text now");
+    err_set(ERR_CKPT, "the tokenizer is not the checkpoint's: its checksum is '%s' now, '%.600s' then", crc, was + 12);
+    return err_hint("put data.tokenizer back as it was when the checkpoint was written: its ids mean other text now");
 }

@@ -22,8 +22,8 @@ static Err read_rows(Stream *s, DumpTensor *to, Tensor t)
 {
     const int64_t row = to->columns * dtype_size(t.dtype);
     for (int64_t r = 0; r < to->rows; r++)
-        TRY(device_read(s, (char *)to->data + r * row,
-                        (const char *)t.data + tensor_row_at(t, r) * dtype_size(t.dtype), row));
+        TRY(device_read(s, (char *)to->data + r * row, (const char *)t.data + tensor_row_at(t, r) * dtype_size(t.dtype),
+                        row));
     return ERR_OK;
 }
 
@@ -118,8 +118,7 @@ Err dump_end(Dump *d, const char *folder, int rank, bool alone)
     snprintf(path, sizeof path, "%s/dump-%d.safetensors", folder, rank);
     if (d->count) err = write_file(d, path);
     else if (alone)
-        log_warn("debug.dump: no product of 8 bits is by '%s'; megatrain inspect names the weights",
-                 d->weight);
+        log_warn("debug.dump: no product of 8 bits is by '%s'; megatrain inspect names the weights", d->weight);
     if (!err && d->count) log_info("debug.dump: products by '%s' are in '%s'", d->weight, path);
     dump_close(d);
     return err;

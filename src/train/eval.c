@@ -88,8 +88,7 @@ static void put_task(const Tasks *t, const Task *task, JsonOut *json)
         json_put_int(json, "questions", task->count);
         json_put_int(json, "cut", task->cut);
     }
-    for (TaskMetric m = 0; m < TASK_METRICS && task_has(task, m); m++)
-        put_mean(m, task_mean(t, task, m), json);
+    for (TaskMetric m = 0; m < TASK_METRICS && task_has(task, m); m++) put_mean(m, task_mean(t, task, m), json);
     if (json) json_close(json, '}');
     else putchar('\n');
 }

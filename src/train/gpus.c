@@ -17,9 +17,7 @@ static Err own_fact(int local_rank, RankGpu *g, Fact *own)
     const char *missing;
     DeviceInfo gpu;
     const int count = device_cuda_count(why, sizeof why);
-    if (!count)
-        return err_set(ERR_CONFIG, "%s", why),
-               err_hint("set run.device=cpu, or see nvidia-smi and the driver");
+    if (!count) return err_set(ERR_CONFIG, "%s", why), err_hint("set run.device=cpu, or see nvidia-smi and the driver");
     g->index = local_rank % count;
     TRY(device_cuda_info(g->index, &gpu));
     snprintf(own->uuid, sizeof own->uuid, "%s", gpu.uuid);
@@ -61,9 +59,8 @@ static Err check_nccl(const Fact *all, const GpuChoice *c)
     for (int p = 0; p < c->size; p++) {
         if (!*all[p].nccl)
             return err_set(ERR_CONFIG, "rank %d has a GPU of its own, but no NCCL: %s", p, all[p].why),
-                   err_hint(
-                       "install NCCL (libnccl2, or pip's nvidia-nccl), or name its folder in NCCL_HOME; or "
-                       "parallel.staged=true, through the host and many times slower");
+                   err_hint("install NCCL (libnccl2, or pip's nvidia-nccl), or name its folder in NCCL_HOME; or "
+                            "parallel.staged=true, through the host and many times slower");
         if (strcmp(all[p].nccl, all[0].nccl))
             return err_set(ERR_CONFIG, "rank 0 has NCCL %s and rank %d has %s", all[0].nccl, p, all[p].nccl),
                    err_hint("install one version on all hosts");

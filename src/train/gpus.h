@@ -19,9 +19,8 @@ typedef struct {
 } RankGpu;
 
 typedef struct {
-    int rank, size,
-        local_rank; /* local_rank: this rank among those of its host, which take the GPUs there in turn */
-    bool staged;    /* wanted, of all ranks */
+    int rank, size, local_rank; /* local_rank: this rank among those of its host, which take the GPUs there in turn */
+    bool staged;                /* wanted, of all ranks */
     double timeout_s;
 } GpuChoice;
 

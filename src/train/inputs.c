@@ -30,8 +30,7 @@ static Err put_train(const Run *r, FILE *f) { return put_set(r->train, "data.tra
 
 static Err put_valid(const Run *r, FILE *f)
 {
-    for (int i = 0; i < r->valid.count; i++)
-        TRY(put_set(r->valid.set[i].data, "data.valid", r->valid.set[i].name, f));
+    for (int i = 0; i < r->valid.count; i++) TRY(put_set(r->valid.set[i].data, "data.valid", r->valid.set[i].name, f));
     return ERR_OK;
 }
 
@@ -61,8 +60,7 @@ static int add_files(const Dataset *d, const char *key, TokenFile *out)
 static int list_files(const Run *r, TokenFile *out)
 {
     int n = add_files(r->train, "data.train", out);
-    for (int i = 0; i < r->valid.count; i++)
-        n += add_files(r->valid.set[i].data, "data.valid", out ? out + n : NULL);
+    for (int i = 0; i < r->valid.count; i++) n += add_files(r->valid.set[i].data, "data.valid", out ? out + n : NULL);
     return n;
 }
 
@@ -96,8 +94,8 @@ static Err put_tokens(const Run *r, FILE *f)
 
 static Err put_tokenizer(const Run *r, FILE *f)
 {
-    fprintf(f, "data.tokenizer: %s: %d ids, checksum %08x\n", r->cfg->data.tokenizer,
-            tokenizer_vocab(r->tokenizer), tokenizer_crc(r->tokenizer));
+    fprintf(f, "data.tokenizer: %s: %d ids, checksum %08x\n", r->cfg->data.tokenizer, tokenizer_vocab(r->tokenizer),
+            tokenizer_crc(r->tokenizer));
     return ERR_OK;
 }
 
@@ -111,8 +109,7 @@ static Err put_tasks(const Run *r, FILE *f)
 }
 
 /* (the tokenizer first: with another one the others differ, too) */
-static Err (*const inputs[])(const Run *r, FILE *f) = { put_tokenizer, put_train, put_valid, put_tokens,
-                                                        put_tasks };
+static Err (*const inputs[])(const Run *r, FILE *f) = { put_tokenizer, put_train, put_valid, put_tokens, put_tasks };
 
 /* ---- comparing ---- */
 
@@ -157,8 +154,7 @@ static Err put_file(FILE *f, const char *path, int64_t budget)
     uint32_t crc = 0;
     TRY_AS(ERR_CKPT, file_size(path, &bytes));
     TRY_AS(ERR_CKPT, file_sample_crc(path, budget, &crc));
-    fprintf(f, "%s: %lld bytes, %s %08x\n", path, (long long)bytes, bytes <= budget ? "checksum" : "sampled",
-            crc);
+    fprintf(f, "%s: %lld bytes, %s %08x\n", path, (long long)bytes, bytes <= budget ? "checksum" : "sampled", crc);
     return ERR_OK;
 }
 
@@ -173,8 +169,7 @@ static Err put_hub_files(FILE *f, const char *folder, SetupArena *a)
 {
     HfFolder hf;
     Err err = hf_folder_open(folder, a, &hf);
-    for (int i = 0; i < hf.file_count && !err; i++)
-        err = put_file(f, hf.files[i].path, SAMPLED_BYTES / hf.file_count);
+    for (int i = 0; i < hf.file_count && !err; i++) err = put_file(f, hf.files[i].path, SAMPLED_BYTES / hf.file_count);
     hf_folder_close(&hf);
     return err;
 }

@@ -31,12 +31,10 @@ static Err facts_of(const Config *cfg, const char *config_text, char **facts)
     if (!f) return err_set(ERR_MEMORY, "no memory for what ranks compare");
     fprintf(f, "megatrain: %s\n", identity_program());
     for (const char *at = config_text; config_dump_next(&at, &k);)
-        if (k.value_bytes)
-            fprintf(f, "%s.%.*s: %.*s\n", k.section, k.name_bytes, k.name, k.value_bytes, k.value);
+        if (k.value_bytes) fprintf(f, "%s.%.*s: %.*s\n", k.section, k.name_bytes, k.name, k.value_bytes, k.value);
     for (int i = 0; i < CFG_COUNT; i++)
         if (cfg->may_differ[i])
-            fprintf(f, "--override: %s.%s\n", config_key((ConfigId)i)->section,
-                    config_key((ConfigId)i)->name);
+            fprintf(f, "--override: %s.%s\n", config_key((ConfigId)i)->section, config_key((ConfigId)i)->name);
     return fclose(f) ? err_set(ERR_MEMORY, "no memory for what ranks compare") : ERR_OK;
 }
 
@@ -52,8 +50,7 @@ static NcclCtas ctas_of(NcclCtas said, bool beside)
 static NcclCtas dp_ctas(const Config *c)
 {
     const bool beside = c->parallel.overlap_grad || c->parallel.overlap_param || c->parallel.zero > 1;
-    return ctas_of((NcclCtas){ (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas },
-                   beside);
+    return ctas_of((NcclCtas){ (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas }, beside);
 }
 
 static NcclCtas tp_ctas(const Config *c)
@@ -107,8 +104,8 @@ static bool leave_with_launcher(const Boot *boot, Err err)
     char text[4096];
     struct stat st;
     if (fd < 3 || fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_nlink) return false;
-    const int n = snprintf(text, sizeof text, "megatrain: error (%s): rank %d: %s\n%s%s%s", err_name(err),
-                           boot->rank, err_message(), *hint ? "hint: " : "", hint, *hint ? "\n" : "");
+    const int n = snprintf(text, sizeof text, "megatrain: error (%s): rank %d: %s\n%s%s%s", err_name(err), boot->rank,
+                           err_message(), *hint ? "hint: " : "", hint, *hint ? "\n" : "");
     return n < (int)sizeof text && write(fd, text, (size_t)n) == n;
 }
 
@@ -121,8 +118,7 @@ Err join_said_once(const Boot *boot, Err err)
     return err_elsewhere(err);
 }
 
-Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
-              const volatile sig_atomic_t *stop)
+Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop)
 {
     RanksOptions o = options_of(cfg, (Grid){ 0 });
     o.stop = stop;
@@ -130,8 +126,8 @@ Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
     return ranks_meet(r, boot, &o);
 }
 
-Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
-               const volatile sig_atomic_t *stop, char **text)
+Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop,
+               char **text)
 {
     Grid grid;
     char *facts = NULL;

@@ -8,16 +8,15 @@
 #include "train/ranks.h"
 
 /* Before join_ranks, of ranks that agree on their layout first: as ranks_meet. */
-Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
-              const volatile sig_atomic_t *stop);
+Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop);
 
 /*
  * Opens the ranks that `boot` is one of; *r is zero, or join_meet's. stop: as in RanksOptions. *text: the resolved
  * configuration as text, which config.ini and every checkpoint hold; the caller frees it, also after an error.
  * ERR_CONFIG as in grid_spec, before anybody waits for anybody; errors as in ranks_open.
  */
-Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
-               const volatile sig_atomic_t *stop, char **text);
+Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop,
+               char **text);
 
 /*
  * A mistake in the configuration, which every rank finds in the same words and file: rank 0's error line says it. With

@@ -31,8 +31,8 @@ static Err read_line(IdFile *f, char *line, int64_t number)
         errno = 0;
         const long long id = strtoll(word, &end, 10);
         if (*end || errno || id < 0 || id >= f->vocab)
-            return err_set(ERR_DATA, "%s:%lld: '%.40s' is no id of a vocabulary of %lld", f->path,
-                           (long long)number, word, (long long)f->vocab);
+            return err_set(ERR_DATA, "%s:%lld: '%.40s' is no id of a vocabulary of %lld", f->path, (long long)number,
+                           word, (long long)f->vocab);
         if (n == f->seq)
             return err_set(ERR_DATA, "%s:%lld: more than model.seq = %lld ids", f->path, (long long)number,
                            (long long)f->seq);
@@ -80,8 +80,7 @@ static Err id_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
     const IdFile *f = user;
     memset(tokens, 0, (size_t)(count * (f->seq + 1)) * sizeof *tokens);
     for (int64_t i = 0; i < count; i++)
-        memcpy(tokens + i * (f->seq + 1), f->ids + (first + i) * f->positions,
-               (size_t)f->positions * sizeof *tokens);
+        memcpy(tokens + i * (f->seq + 1), f->ids + (first + i) * f->positions, (size_t)f->positions * sizeof *tokens);
     return ERR_OK;
 }
 
@@ -92,8 +91,8 @@ static Err write_header(FileWriter *w, const IdFile *f)
     enum { BEFORE = 10, UNIT = 64 };
     char head[4 * UNIT];
     int n = snprintf(head + BEFORE, sizeof head - BEFORE,
-                     "{'descr': '<f4', 'fortran_order': False, 'shape': (%lld, %lld, %lld), }",
-                     (long long)f->sequences, (long long)f->positions, (long long)f->vocab);
+                     "{'descr': '<f4', 'fortran_order': False, 'shape': (%lld, %lld, %lld), }", (long long)f->sequences,
+                     (long long)f->positions, (long long)f->vocab);
     const int size = (BEFORE + n + 1 + UNIT - 1) / UNIT * UNIT;
     memset(head + BEFORE + n, ' ', (size_t)(size - BEFORE - n - 1));
     head[size - 1] = '\n';
@@ -108,13 +107,12 @@ static Err write_rows(Run *r, const IdFile *f, FileWriter *w)
 {
     const int64_t most = trainer_row_samples(&r->trainer), each = f->positions * f->vocab;
     float *logits = malloc((size_t)(most * each + 1) * sizeof *logits);
-    Err err =
-        logits ? ERR_OK : err_set(ERR_MEMORY, "no memory for the logits of %lld sequences", (long long)most);
+    Err err = logits ? ERR_OK : err_set(ERR_MEMORY, "no memory for the logits of %lld sequences", (long long)most);
     if (!err && w) err = write_header(w, f);
     for (int64_t first = 0; first < f->sequences && !err; first += most) {
         const int64_t left = f->sequences - first, count = left < most ? left : most;
-        err = trainer_row_logits(&r->trainer, (TokenSource){ (void *)f, id_tokens, NULL }, first, count,
-                                 f->positions, logits);
+        err = trainer_row_logits(&r->trainer, (TokenSource){ (void *)f, id_tokens, NULL }, first, count, f->positions,
+                                 logits);
         if (!err && w) err = file_write(w, logits, count * each * (int64_t)sizeof *logits);
     }
     free(logits);

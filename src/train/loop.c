@@ -63,9 +63,8 @@ static Err check_earlier(const Loop *l)
     snprintf(folder, sizeof folder, "%.*s/checkpoints", PATH_MAX - 16, dir);
     return err_set(ERR_CKPT, "'%s/metrics.jsonl' goes up to step %lld, but '%s/checkpoints' %s", dir,
                    (long long)left.last_step, dir, file_is_dir(folder) ? "is empty" : "is not there"),
-           err_hint(
-               "is its disk mounted? To begin anew in this folder, which cuts the metrics of these steps: "
-               "checkpoint.resume=none; else take another run.dir");
+           err_hint("is its disk mounted? To begin anew in this folder, which cuts the metrics of these steps: "
+                    "checkpoint.resume=none; else take another run.dir");
 }
 
 /* How long the texts of a checkpoint's meta data are at most. */
@@ -79,8 +78,7 @@ static int64_t meta_bytes(const Loop *l)
 /* Saves up to the end of this start; what a signal asks for comes besides. */
 static int64_t saves_to_come(const Loop *l)
 {
-    const int64_t stop = l->cfg->train.stop_at, steps = l->cfg->derived.steps,
-                  every = l->cfg->checkpoint.every;
+    const int64_t stop = l->cfg->train.stop_at, steps = l->cfg->derived.steps, every = l->cfg->checkpoint.every;
     const int64_t left = (stop && stop < steps ? stop : steps) - l->run.trainer.progress.step;
     return every ? (left - 1) / every + 1 : 1;
 }

@@ -67,8 +67,8 @@ static Err make_text(Overrides *o, const char *earlier, SetupArena *setup)
     fputs(earlier, f);
     for (int i = 0; i < o->count; i++) {
         full_name(o->item[i].key, name);
-        fprintf(f, "%sfrom step %lld on: %s was '%s' and is '%s'", *earlier || i ? "\n" : "",
-                (long long)o->step, name, o->item[i].was, o->item[i].is);
+        fprintf(f, "%sfrom step %lld on: %s was '%s' and is '%s'", *earlier || i ? "\n" : "", (long long)o->step, name,
+                o->item[i].was, o->item[i].is);
     }
     if (fclose(f)) return err_set(ERR_MEMORY, "no memory for the list of overrides");
     Err err = setup_strdup(setup, text, &kept);
@@ -82,15 +82,13 @@ static Err check_batches(const Config *was, const Config *now, const CkptMeta *m
 {
     const int64_t samples = batch_ramp_samples(&now->derived.batch, meta->step);
     if (samples == meta->samples) return ERR_OK;
-    err_set(
-        ERR_CKPT,
-        "train.global_batch = '%s' is %lld samples in the first %lld steps, the checkpoint's run had %lld",
-        now->train.global_batch, (long long)samples, (long long)meta->step, (long long)meta->samples);
+    err_set(ERR_CKPT,
+            "train.global_batch = '%s' is %lld samples in the first %lld steps, the checkpoint's run had %lld",
+            now->train.global_batch, (long long)samples, (long long)meta->step, (long long)meta->samples);
     if (was->derived.batch.count > 1 || now->derived.batch.count > 1)
-        return err_hint("up to step %lld it must say what '%s' did", (long long)meta->step,
-                        was->train.global_batch);
-    return err_hint("say what was done and what is to come: train.global_batch=%s*%lld,%s",
-                    was->train.global_batch, (long long)meta->step, now->train.global_batch);
+        return err_hint("up to step %lld it must say what '%s' did", (long long)meta->step, was->train.global_batch);
+    return err_hint("say what was done and what is to come: train.global_batch=%s*%lld,%s", was->train.global_batch,
+                    (long long)meta->step, now->train.global_batch);
 }
 
 Err overrides_find(Overrides *o, const Config *was, const Config *now, const CkptMeta *meta, unsigned data,
@@ -126,7 +124,6 @@ void overrides_say(const Overrides *o)
     char name[96];
     for (int i = 0; i < o->count; i++) {
         full_name(o->item[i].key, name);
-        log_info("from step %lld on: %s was '%s' and is '%s'", (long long)o->step, name, o->item[i].was,
-                 o->item[i].is);
+        log_info("from step %lld on: %s was '%s' and is '%s'", (long long)o->step, name, o->item[i].was, o->item[i].is);
     }
 }

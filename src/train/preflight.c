@@ -38,8 +38,8 @@ static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
     DatasetOptions o = data_spec(c, t);
     Dataset *train = NULL;
     Sets valid = { 0 };
-    Err err = *c->data.train ? dataset_open(&o, &train)
-                             : err_set(ERR_DATA, "it is empty: there is nothing to train on");
+    Err err =
+        *c->data.train ? dataset_open(&o, &train) : err_set(ERR_DATA, "it is empty: there is nothing to train on");
     dataset_close(train);
     if (err == ERR_CONFIG) return data_error(c, CFG_data_train, err);
     warn_of(err, "data.train", found);
@@ -95,13 +95,11 @@ Err preflight_hint(const Config *c, Err err)
     char vocabulary[512] = "", tokens[512] = "";
     const bool no_tokenizer = strcmp(tokenizer, "byte") != 0 && !file_exists(tokenizer);
     if (no_tokenizer && text_ends(tokenizer, ".json"))
-        snprintf(vocabulary, sizeof vocabulary,
-                 "megatrain tokenizer train --input TEXT --vocab-size %lld --output %s",
+        snprintf(vocabulary, sizeof vocabulary, "megatrain tokenizer train --input TEXT --vocab-size %lld --output %s",
                  (long long)(c->model.vocab ? c->model.vocab : 32768), tokenizer);
     if (lacks_tokens(c))
-        snprintf(tokens, sizeof tokens,
-                 "megatrain preprocess --input TEXT --tokenizer %s --output %s --append-eod", tokenizer,
-                 c->data.train);
+        snprintf(tokens, sizeof tokens, "megatrain preprocess --input TEXT --tokenizer %s --output %s --append-eod",
+                 tokenizer, c->data.train);
     if (!*vocabulary && !*tokens) return err;
     return err_hint("made from text: %s%s%s (published ones: docs/data.md)", vocabulary,
                     *vocabulary && *tokens ? "; then " : "", tokens);

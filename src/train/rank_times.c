@@ -68,8 +68,7 @@ void rank_times_compare(RankTimes *t, Grid grid, MetricsRanks *out)
         out->lag_ms = peers[2] - peers[1];
         out->lag = out->lag_ms / fmax(peers[1], MEDIAN_LEAST_MS);
         for (int r = size - 1; r >= 0; r--)
-            if ((alone || grid_coords(grid, r).pp == stage) && 1e-6 * (double)t->ns[r] == peers[2])
-                out->slowest = r;
+            if ((alone || grid_coords(grid, r).pp == stage) && 1e-6 * (double)t->ns[r] == peers[2]) out->slowest = r;
     }
 }
 
@@ -81,8 +80,7 @@ static void say_slow(const RankTimes *t, const MetricsRanks *m)
     log_warn("rank %d (host '%s'; pp %d, dp %d, cp %d, tp %d) is slow: in each of %d steps it computed at "
              "least %.0f %% "
              "longer than its peers, now %.0f %%, and they wait for it%s",
-             m->slowest, t->host[m->slowest], at.pp, at.dp, at.cp, at.tp, LAG_STEPS, 100 * LAG_NOTABLE,
-             100 * m->lag,
+             m->slowest, t->host[m->slowest], at.pp, at.dp, at.cp, at.tp, LAG_STEPS, 100 * LAG_NOTABLE, 100 * m->lag,
              stages_are_single(t->world->grid)
                  ? "; its peers are other stages of the pipeline, which may have less work: parallel.layout "
                    "says which blocks are whose"

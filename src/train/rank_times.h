@@ -19,8 +19,7 @@ typedef struct {
     int64_t *ns;                   /* [2][ranks]: computing, waiting */
     double *sorted;                /* [ranks] */
     char (*host)[RANK_HOST_BYTES]; /* [ranks] */
-    int slow, streak,
-        named; /* the rank that lags notably; in how many steps by now; the last one that was named */
+    int slow, streak, named; /* the rank that lags notably; in how many steps by now; the last one that was named */
 } RankTimes;
 
 /* Collective. ERR_MEMORY. */

@@ -62,8 +62,8 @@ static Err spread_over_hosts(Ranks *r, const Place *places)
     if (r->grid.ep_hosts) return ERR_OK;
     for (int first = 0, end; first < r->boot.size && used < (int)sizeof runs - 80; first = end) {
         for (end = first; end < r->boot.size && host_of(places, end) == host_of(places, first);) end++;
-        used += snprintf(runs + used, sizeof runs - (size_t)used, "%s%d-%d on '%.40s'", first ? ", " : "",
-                         first, end - 1, places[first].host);
+        used += snprintf(runs + used, sizeof runs - (size_t)used, "%s%d-%d on '%.40s'", first ? ", " : "", first,
+                         end - 1, places[first].host);
     }
     err_set(ERR_CONFIG,
             "moe.dispatcher=node: hosts have unequal parts of a group of ep x etp = %d x %d ranks, or a part "
@@ -80,8 +80,7 @@ static Err count_hosts(Ranks *r, const RanksOptions *o)
     Place own = { 0 }, *places = calloc((size_t)size, sizeof *places);
     if (!places) return err_set(ERR_MEMORY, "no memory for the names of %d hosts", size);
     Err err = host_id(own.host);
-    if (sched_getaffinity(0, sizeof own.cpus, &own.cpus))
-        CPU_ZERO(&own.cpus);                /* then all are taken to share */
+    if (sched_getaffinity(0, sizeof own.cpus, &own.cpus)) CPU_ZERO(&own.cpus); /* then all are taken to share */
     r->host_free_bytes = host_free_bytes(); /* no rank goes on before all have posted, and so read it */
     snprintf(key, sizeof key, "host/%d", r->boot.rank);
     if (!err) err = store_set(r->store, key, &own, sizeof own);
@@ -161,9 +160,7 @@ static void on_verdict(void *context, const Verdict *v)
         if (v->what == WATCH_KILLED || v->what == WATCH_FROZEN)
             err_hint("look at that rank's host and log; the run goes on from its newest checkpoint when "
                      "started again");
-        else
-            err_hint(
-                "parallel.stall_s is the limit; megatrain doctor and a stack trace of that rank tell more");
+        else err_hint("parallel.stall_s is the limit; megatrain doctor and a stack trace of that rank tell more");
         err_print(kind_of(v), false);
     }
     abort_within(__atomic_load_n(&r->nccl, __ATOMIC_ACQUIRE), v->text);
@@ -192,8 +189,8 @@ static Err connect_ranks(Ranks *r, const RanksOptions *o)
     fault_point("connect");
     TRY(store_local_addr(r->store, address, sizeof address));
     if (r->hosts > 1 && (!strncmp(address, "127.", 4) || !strcmp(address, "::1")))
-        return err_set(ERR_RENDEZVOUS, "the ranks are on %d hosts, and rank %d reaches rank 0 as '%s'",
-                       r->hosts, r->boot.rank, address),
+        return err_set(ERR_RENDEZVOUS, "the ranks are on %d hosts, and rank %d reaches rank 0 as '%s'", r->hosts,
+                       r->boot.rank, address),
                err_hint("MASTER_ADDR must be an address of rank 0's host that the other hosts reach");
     GlooOptions g = { .rank = r->boot.rank,
                       .size = r->boot.size,
@@ -305,8 +302,7 @@ static Err meet(Ranks *r, const RanksOptions *o)
     speaker_open_job(&r->speaker, o->folder, r->boot.secret, r->boot.job);
     fault_point("rendezvous");
     if (from_file) TRY(secret_find(&r->boot, o->folder, o->timeout_s));
-    Err err =
-        store_open(&r->boot, o->timeout_s - (from_file && r->boot.rank ? clock_s() - began : 0), &r->store);
+    Err err = store_open(&r->boot, o->timeout_s - (from_file && r->boot.rank ? clock_s() - began : 0), &r->store);
     if (from_file) secret_forget(&r->boot, o->folder);
     TRY(err);
     speaker_open(&r->speaker, o->folder, r->boot.secret, store_start(r->store));
@@ -361,8 +357,7 @@ Err ranks_tell(Ranks *r, const char *key, char *text, size_t size)
     return ERR_OK;
 }
 
-static const double LOOK_S = 20,
-                    LOOK_EVERY_S = 0.05; /* a network file system may show a file a little later */
+static const double LOOK_S = 20, LOOK_EVERY_S = 0.05; /* a network file system may show a file a little later */
 
 static Err leave_mark(Ranks *r, const char *path)
 {
@@ -393,8 +388,8 @@ static Err look_for_mark(Ranks *r, const char *folder)
             continue;
         }
         gethostname(host, sizeof host - 1);
-        err_set(ERR_STORAGE, "rank %d on host '%s' does not see what rank 0 wrote into run.dir = '%s'",
-                r->boot.rank, host, folder);
+        err_set(ERR_STORAGE, "rank %d on host '%s' does not see what rank 0 wrote into run.dir = '%s'", r->boot.rank,
+                host, folder);
         return err_hint("run.dir must be one folder that all hosts share, by the same name on each of them");
     }
     snprintf(key, sizeof key, "folder/seen/%d", r->boot.rank);

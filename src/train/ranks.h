@@ -54,11 +54,11 @@ typedef struct {
     const char *folder;
     const volatile sig_atomic_t *stop; /* not 0: nobody waits any longer for ranks that have not come */
     int data_port;                     /* parallel.data_port */
-    const char *facts; /* lines "what: value", the same on all ranks; NULL if there is one rank */
-    int delay_ms;      /* every communication is held back that long */
-    bool check_calls;  /* every collective call is compared with the peers' */
-    bool cuda;         /* tensors lie in the memory of GPUs */
-    bool staged;       /* and reach other ranks through the host, whatever there is */
+    const char *facts;                 /* lines "what: value", the same on all ranks; NULL if there is one rank */
+    int delay_ms;                      /* every communication is held back that long */
+    bool check_calls;                  /* every collective call is compared with the peers' */
+    bool cuda;                         /* tensors lie in the memory of GPUs */
+    bool staged;                       /* and reach other ranks through the host, whatever there is */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* tensor-parallel ranks send messages (layer/sums.c, bands.c) */
     int64_t row_pieces;   /* pieces of rows that ranks send each other's experts (NcclUse) */

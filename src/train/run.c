@@ -36,8 +36,7 @@ static Err open_train(Run *r)
     TRY(data_error(r->cfg, CFG_data_train, dataset_open(&o, &r->train)));
     if (o.order == ORDER_MEGATRON && r->world->rank == 0)
         log_info("data.order=megatron: order of %lld samples, %.1f MiB on each rank, made in %.1f s",
-                 (long long)o.samples, (double)dataset_index_bytes(r->train) / (1 << 20),
-                 clock_s() - began_s);
+                 (long long)o.samples, (double)dataset_index_bytes(r->train) / (1 << 20), clock_s() - began_s);
     return ERR_OK;
 }
 
@@ -48,10 +47,9 @@ static void look_for_ends(const Run *r)
     if (!(c->data.mask_eod || c->data.reset_at_eod) || r->world->rank != 0) return;
     for (int i = 0; i < dataset_source_count(r->train); i++)
         if (!dataset_source_ends_with(r->train, i, r->spec.documents.eod))
-            log_warn(
-                "'%s' does not end with an end-of-document token, which data.%s goes by: was it made without "
-                "--append-eod?",
-                dataset_source_name(r->train, i), c->data.mask_eod ? "mask_eod" : "reset_at_eod");
+            log_warn("'%s' does not end with an end-of-document token, which data.%s goes by: was it made without "
+                     "--append-eod?",
+                     dataset_source_name(r->train, i), c->data.mask_eod ? "mask_eod" : "reset_at_eod");
 }
 
 static Err open_valid(Run *r)
@@ -74,8 +72,7 @@ static Err open_data(Run *r, RunPurpose purpose)
         look_for_ends(r);
         TRY(data_id_make(r->train, r->tokenizer, &r->setup, &r->data_id));
     } else if (!has_valid && !*c->train.eval_tasks) {
-        return err_set(ERR_CONFIG,
-                       "neither data.valid nor data.split is set: there is nothing to evaluate on"),
+        return err_set(ERR_CONFIG, "neither data.valid nor data.split is set: there is nothing to evaluate on"),
                err_hint("or train.eval_tasks=FILE, or --tasks FILE");
     }
     if (!has_valid) return ERR_OK;
@@ -125,9 +122,7 @@ static Err hint_smaller(const Run *r)
     char cp[80] = "", cut[80] = "";
     if (r->cfg->model.seq % (2 * ranks * r->cfg->parallel.slices) == 0)
         snprintf(cp, sizeof cp, " parallel.cp=%d, with more ranks that share each sequence;", ranks);
-    if (slices)
-        snprintf(cut, sizeof cut, " parallel.slices=%lld, which pass the pipeline in turn;",
-                 (long long)slices);
+    if (slices) snprintf(cut, sizeof cut, " parallel.slices=%lld, which pass the pipeline in turn;", (long long)slices);
     return err_hint("a smaller train.micro_batch (now %lld); train.recompute=full;%s%s%s or a smaller model",
                     (long long)r->spec.micro_batch, host, cp, cut);
 }
@@ -137,11 +132,10 @@ static Err check_memory(const Run *r)
 {
     double have = r->ranks ? r->ranks->host_free_bytes : host_free_bytes();
     double need = (double)memory_plan_total(&r->plan);
-    char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES],
-         e[UNITS_BYTES], f[UNITS_BYTES];
+    char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES], e[UNITS_BYTES],
+         f[UNITS_BYTES];
     const double group = group_memory_left("");
-    if (group > 0 &&
-        host_free_bytes() >= 0.9 * group) /* (it says the least of both, and what is free changes) */
+    if (group > 0 && host_free_bytes() >= 0.9 * group) /* (it says the least of both, and what is free changes) */
         snprintf(where, sizeof where, "the control group's memory limit of %s",
                  units_bytes(a, (int64_t)group_memory_limit("")));
     if (r->ranks && r->ranks->local_size > 1) {
@@ -153,9 +147,9 @@ static Err check_memory(const Run *r)
         return err_set(ERR_MEMORY,
                        "this run needs %s of the host's memory (%s for batches read ahead, %s for "
                        "checkpoint.async, %s for train.offload, %s for optim.states), %s has %s to give",
-                       units_bytes(a, (int64_t)host), units_bytes(b, r->plan.ahead),
-                       units_bytes(c, r->plan.snapshot), units_bytes(e, r->plan.offload_host),
-                       units_bytes(f, r->plan.states), where, units_bytes(d, (int64_t)have)),
+                       units_bytes(a, (int64_t)host), units_bytes(b, r->plan.ahead), units_bytes(c, r->plan.snapshot),
+                       units_bytes(e, r->plan.offload_host), units_bytes(f, r->plan.states), where,
+                       units_bytes(d, (int64_t)have)),
                err_hint("%s%s%sa smaller train.global_batch (now %lld)",
                         r->plan.snapshot ? "checkpoint.async=false, with which the step waits; " : "",
                         r->plan.offload_host ? "a smaller train.offload; " : "",
@@ -167,8 +161,7 @@ static Err check_memory(const Run *r)
         have = (double)gpu.free_bytes / sharers - DEVICE_LIBRARY_BYTES;
         snprintf(where, sizeof where, "GPU %d (%s)", r->spec.device.index, gpu.name);
         if (sharers > 1)
-            snprintf(where, sizeof where, "each of %d ranks on GPU %d (%s)", sharers, r->spec.device.index,
-                     gpu.name);
+            snprintf(where, sizeof where, "each of %d ranks on GPU %d (%s)", sharers, r->spec.device.index, gpu.name);
     }
     if (need <= have) return ERR_OK;
     say_arenas(&r->plan);
@@ -358,8 +351,7 @@ static void warn_of_lr(const Run *r, const Config *was, const CkptMeta *meta)
     if (r->world->rank || before.decay_steps == now.decay_steps || fabs(new - old) <= 0.001 * old) return;
     log_warn("the run has another length: %lld steps, it had %lld; its learning rate goes from %.3g to %.3g. "
              "optim.decay_steps=%lld keeps the schedule that it had",
-             (long long)r->cfg->derived.steps, (long long)was->derived.steps, old, new,
-             (long long)before.decay_steps);
+             (long long)r->cfg->derived.steps, (long long)was->derived.steps, old, new, (long long)before.decay_steps);
 }
 
 /* Its results may differ, so that a run which two builds computed says so. */
@@ -378,8 +370,7 @@ int64_t run_data_position(const Run *r, int64_t samples)
 static Err refuse_start(const Run *r)
 {
     if (r->cfg->data.start < 0 || dataset_stage(r->train, 0).count == 1) return ERR_OK;
-    return err_set(ERR_CONFIG,
-                   "data.start = %lld with data.train = '%.600s': stages begin by the steps of the run",
+    return err_set(ERR_CONFIG, "data.start = %lld with data.train = '%.600s': stages begin by the steps of the run",
                    (long long)r->cfg->data.start, r->cfg->data.train),
            err_hint("leave data.start out, or name one data set");
 }
@@ -396,8 +387,7 @@ static Err place_data(Run *r, const CkptMeta *meta, bool replaced)
         r->data_begun = meta->samples;
         r->data_start = start;
     } else if (replaced && dataset_stage(r->train, 0).count > 1) {
-        r->data_begun = r->data_start =
-            0; /* stages begin by the steps of the run, wherever older data began */
+        r->data_begun = r->data_start = 0; /* stages begin by the steps of the run, wherever older data began */
     }
     const int64_t at = run_data_position(r, meta->samples);
     if (r->world->rank) return ERR_OK;
@@ -473,9 +463,7 @@ static Upcycle upcycle_of(const ModelSpec *m)
     const MixtureSpec *e = &m->moe;
     const bool whole = e->router.score == ROUTER_SOFTMAX || e->router.normalize;
     const float sum = whole ? 1 : (float)e->topk / (float)e->experts;
-    return (Upcycle){ .experts = e->experts,
-                      .parts = e->parts,
-                      .factor = (float)e->parts / (sum * e->router.scale) };
+    return (Upcycle){ .experts = e->experts, .parts = e->parts, .factor = (float)e->parts / (sum * e->router.scale) };
 }
 
 static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
@@ -498,11 +486,7 @@ static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
     TRY(ckpt_load(&load, &r->setup, &meta, damaged));
     if (weights_only) TRY(check_tokenizer(r, &meta));
     if (r->spec.purpose.forward_only) warn_of_replaced(r, &meta);
-    log_info("%s from %s",
-             load.upcycle   ? "upcycling the dense weights"
-             : weights_only ? "weights"
-                            : "resuming",
-             path);
+    log_info("%s from %s", load.upcycle ? "upcycling the dense weights" : weights_only ? "weights" : "resuming", path);
     if (weights_only) return ERR_OK;
     warn_of_valid(r, &meta);
     r->trainer.progress.step = meta.step;
@@ -537,8 +521,7 @@ static Err find_alike(Run *r, const char *run_dir, int64_t below, char path[PATH
     int64_t ends[2] = { mine, -mine };
     TRY(comm_max_i64(&r->world->host, &r->trainer.device.stream, ends, 2, NULL));
     if (ends[0] == -ends[1]) return ERR_OK;
-    return err_set(ERR_CKPT,
-                   "the ranks see different checkpoints in '%s': this one step %lld, others up to %lld",
+    return err_set(ERR_CKPT, "the ranks see different checkpoints in '%s': this one step %lld, others up to %lld",
                    run_dir, (long long)mine, (long long)ends[0]),
            err_hint("run.dir must be one folder that all hosts share");
 }
@@ -635,9 +618,8 @@ Err run_resume(Run *r)
     if (!strcmp(how, "none")) {
         if (ckpt_any(dir))
             return err_set(ERR_CKPT, "checkpoint.resume=none, but '%s' holds checkpoints", dir),
-                   err_hint(
-                       "take another run.dir, remove '%s/checkpoints', or resume with checkpoint.resume=auto",
-                       dir);
+                   err_hint("take another run.dir, remove '%s/checkpoints', or resume with checkpoint.resume=auto",
+                            dir);
     } else if (!strcmp(how, "auto")) {
         TRY(load_newest(r, dir, false, &found));
     } else {
@@ -702,11 +684,10 @@ void run_leave(const char *run_dir)
     DIR *d = opendir(run_dir);
     if (!d) return;
     for (struct dirent *entry; (entry = readdir(d));)
-        others += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") &&
-                  strcmp(entry->d_name, "lock") && strcmp(entry->d_name, "lock.held"); /* (base/held.h) */
+        others += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && strcmp(entry->d_name, "lock") &&
+                  strcmp(entry->d_name, "lock.held"); /* (base/held.h) */
     closedir(d);
-    if (others || snprintf(lock, sizeof lock, "%s/lock", run_dir) >= (int)(sizeof lock - sizeof ".held"))
-        return;
+    if (others || snprintf(lock, sizeof lock, "%s/lock", run_dir) >= (int)(sizeof lock - sizeof ".held")) return;
     unlink(lock);
     strcat(lock, ".held");
     unlink(lock);
@@ -746,8 +727,7 @@ Err run_score_tasks(Run *r)
         TaskRequest *q;
         TRY(trainer_scores(&r->trainer, source, first, count, &scores));
         for (int64_t i = 0; i < count; i++)
-            for (int64_t n = 0; (q = tasks_request(&r->tasks, first + i, n)); n++)
-                score_request(q, scores + i * seq);
+            for (int64_t n = 0; (q = tasks_request(&r->tasks, first + i, n)); n++) score_request(q, scores + i * seq);
     }
     return ERR_OK;
 }

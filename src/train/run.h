@@ -31,10 +31,9 @@ typedef struct {
     MemoryPlan plan;
     Trainer trainer;
     bool trainer_open;
-    char *data_id; /* the identity of the training data (data_id.h), which checkpoints keep */
-    int64_t data_begun,
-        data_start;      /* since so many samples were done it reads this data.train, from this sample on */
-    Overrides overrides; /* differences from the checkpoint that the run went on from */
+    char *data_id;                  /* the identity of the training data (data_id.h), which checkpoints keep */
+    int64_t data_begun, data_start; /* since so many samples were done it reads this data.train, from this sample on */
+    Overrides overrides;            /* differences from the checkpoint that the run went on from */
 } Run;
 
 /* RUN_LOGITS: without data, for trainer_row_logits. */

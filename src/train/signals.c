@@ -12,8 +12,7 @@
 
 volatile sig_atomic_t signals_stop;
 static volatile sig_atomic_t interrupted, step_now;
-static bool tells,
-    live; /* rank 0 says at once what a signal does: a step may be long; below a line that stays */
+static bool tells, live; /* rank 0 says at once what a signal does: a step may be long; below a line that stays */
 
 /* "megatrain: BEFORE step N AFTER"; nothing here but what a handler may call. */
 static void tell(const char *before, const char *after)
@@ -23,8 +22,7 @@ static void tell(const char *before, const char *after)
     *--d = 0;
     for (long long n = step_now; n || !*d; n /= 10) *--d = (char)('0' + n % 10);
     const char *const parts[] = { live ? "\n" : "", "megatrain: ", before, " step ", d, after, "\n" };
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        strncat(text, parts[i], sizeof text - 1 - strlen(text));
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) strncat(text, parts[i], sizeof text - 1 - strlen(text));
     if (write(STDERR_FILENO, text, strlen(text)) < 0) return; /* (nobody is there to be told) */
 }
 

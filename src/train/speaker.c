@@ -39,8 +39,7 @@ static void clear_old(const char *folder)
 static void name_file(Speaker *s, const char *folder, const GreetKey *key)
 {
     const unsigned long long name = greet_name(key, "speaker");
-    if (snprintf(s->path, sizeof s->path, "%s/" NAME "-%016llx", folder, name) >= (int)sizeof s->path)
-        s->path[0] = 0;
+    if (snprintf(s->path, sizeof s->path, "%s/" NAME "-%016llx", folder, name) >= (int)sizeof s->path) s->path[0] = 0;
 }
 
 void speaker_open(Speaker *s, const char *folder, const char *secret, const char *start)

@@ -82,8 +82,7 @@ static LatentSpec latent_spec(const Config *cfg)
                                     .nope = cfg->model.qk_nope_head_dim,
                                     .rope = cfg->model.qk_rope_head_dim,
                                     .value = cfg->model.v_head_dim },
-                         .absorb =
-                             cpu || cfg->model.kv_lora_rank + cfg->model.qk_rope_head_dim <= GPU_HEAD_MOST,
+                         .absorb = cpu || cfg->model.kv_lora_rank + cfg->model.qk_rope_head_dim <= GPU_HEAD_MOST,
                          .scale = (float)(m * m) };
 }
 
@@ -264,13 +263,12 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .documents.restart = cfg->data.reset_at_eod,
                         .seq_blocks = (int)cfg->parallel.seq_blocks,
                         .attn_block = cfg->parallel.attn_block,
-                        .cut = cfg->parallel.cp_cut == PARALLEL_CP_CUT_CONTIGUOUS ? CONTEXT_CONTIGUOUS
-                                                                                  : CONTEXT_ZIGZAG,
+                        .cut = cfg->parallel.cp_cut == PARALLEL_CP_CUT_CONTIGUOUS ? CONTEXT_CONTIGUOUS : CONTEXT_ZIGZAG,
                         .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
                         .update.optimizer = cfg->optim.name,
                         .update.muon = muon_spec(cfg),
-                        .update.adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2,
-                                          (float)cfg->optim.eps, (float)cfg->optim.weight_decay },
+                        .update.adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2, (float)cfg->optim.eps,
+                                          (float)cfg->optim.weight_decay },
                         .update.qk_clip = { (float)cfg->optim.qk_clip, (float)cfg->optim.qk_clip_alpha },
                         .update.moments = cfg->optim.moments == OPTIM_MOMENTS_BF16 ? BF16 : F32,
                         .update.states_on_host = cfg->optim.states == OPTIM_STATES_HOST,
@@ -360,9 +358,8 @@ Err grid_read(const Config *cfg, Grid *out)
     const int tp = (int)cfg->parallel.tp, kv_heads = (int)cfg->model.kv_heads;
     *out = (Grid){ .tp = tp,
                    .cp = (int)cfg->parallel.cp,
-                   .cp_heads = layer_pattern_has(&cfg->derived.cp_comm, CONTEXT_HIERARCHICAL)
-                                   ? (int)cfg->derived.cp_heads
-                                   : 1,
+                   .cp_heads =
+                       layer_pattern_has(&cfg->derived.cp_comm, CONTEXT_HIERARCHICAL) ? (int)cfg->derived.cp_heads : 1,
                    .dp = (int)cfg->derived.dp,
                    .pp = (int)cfg->parallel.pp,
                    .order = cfg->parallel.order == PARALLEL_ORDER_TP_CP_EP_PP_DP ? ORDER_PP_DP : ORDER_DP_PP,
@@ -391,8 +388,7 @@ Err grid_try(const Config *cfg, Grid *out)
 int64_t grid_library_bytes(Grid grid, bool sums_by_message, int host_ranks)
 {
     const int pairs = world_pairs(grid, sums_by_message, host_ranks);
-    return DEVICE_LIBRARY_BYTES + (int64_t)world_groups(grid) * NCCL_GROUP_BYTES +
-           (int64_t)pairs * NCCL_PAIR_BYTES;
+    return DEVICE_LIBRARY_BYTES + (int64_t)world_groups(grid) * NCCL_GROUP_BYTES + (int64_t)pairs * NCCL_PAIR_BYTES;
 }
 
 int64_t spec_library_bytes(const Config *cfg, Grid grid)

@@ -14,8 +14,7 @@ int threads_useful(const MemoryPlan *plan) { return 1 + (int)(plan->flop_of_op /
 int threads_of_rank(const Ranks *ranks, const MemoryPlan *plan)
 {
     if (getenv("OMP_NUM_THREADS")) return omp_get_max_threads();
-    const int share =
-        ranks ? processors_share(ranks->cpu_sharers, ranks->local_size) : processors_share(1, 1);
+    const int share = ranks ? processors_share(ranks->cpu_sharers, ranks->local_size) : processors_share(1, 1);
     const int useful = threads_useful(plan);
     return useful < share ? useful : share;
 }

@@ -170,8 +170,8 @@ static TraceProcess process_of(const World *w, int64_t origin_ns, char name[PROC
     char cp[20] = "";
     if (g.cp > 1) snprintf(cp, sizeof cp, "cp %d, ", w->cp_rank);
     if (gethostname(host, sizeof host - 1)) snprintf(host, sizeof host, "?");
-    snprintf(name, PROCESS_BYTES, "rank %d on %s: pp %d, tp %d, %sdp %d", w->rank, host, w->pp_rank,
-             w->tp_rank, cp, w->dp_rank);
+    snprintf(name, PROCESS_BYTES, "rank %d on %s: pp %d, tp %d, %sdp %d", w->rank, host, w->pp_rank, w->tp_rank, cp,
+             w->dp_rank);
     return (TraceProcess){ .name = name,
                            .pid = w->rank,
                            .place = 1 + plane * g.pp + w->pp_rank,
@@ -215,8 +215,7 @@ static void write_own(Timeline *t, int64_t origin_ns, Sink *sink)
     char name[PROCESS_BYTES];
     const TraceProcess p = process_of(t->trainer->world, origin_ns, name);
     int64_t next = 0, bytes;
-    while ((bytes = trace_text(&p, &next, t->piece.text, PIECE_BYTES)) > 0)
-        write_piece(sink, t->piece.text, bytes);
+    while ((bytes = trace_text(&p, &next, t->piece.text, PIECE_BYTES)) > 0) write_piece(sink, t->piece.text, bytes);
 }
 
 static Err send_text(Timeline *t)
@@ -357,8 +356,7 @@ static void say_clocks(const Timeline *t, char *text, size_t size)
 
 static Err draw(Timeline *t, const Simulation *plan, const TimelineFigures *f)
 {
-    char title[LINE_BYTES], figures[LINE_BYTES], measured[LINE_BYTES], planned[LINE_BYTES],
-        clocks[LINE_BYTES / 4];
+    char title[LINE_BYTES], figures[LINE_BYTES], measured[LINE_BYTES], planned[LINE_BYTES], clocks[LINE_BYTES / 4];
     say_clocks(t, clocks, sizeof clocks);
     snprintf(title, sizeof title, "step %lld", (long long)t->trainer->progress.step);
     snprintf(figures, sizeof figures,
@@ -366,11 +364,10 @@ static Err draw(Timeline *t, const Simulation *plan, const TimelineFigures *f)
              "end of "
              "the last, without compute; %s",
              100 * f->bubble, 100 * f->bubble_simulated, clocks);
-    snprintf(measured, sizeof measured, "measured: %.4g ms, bubble %.1f %%", t->measured.makespan,
-             100 * f->bubble);
+    snprintf(measured, sizeof measured, "measured: %.4g ms, bubble %.1f %%", t->measured.makespan, 100 * f->bubble);
     snprintf(planned, sizeof planned,
-             "simulated with each stage's mean costs, messages taking no time: %.4g ms, bubble %.1f %%",
-             plan->makespan, 100 * f->bubble_simulated);
+             "simulated with each stage's mean costs, messages taking no time: %.4g ms, bubble %.1f %%", plan->makespan,
+             100 * f->bubble_simulated);
     const ChartRuns runs = { .title = title,
                              .figures = figures,
                              .unit = "ms",

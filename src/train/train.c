@@ -40,25 +40,20 @@ static void say_ranks(const Loop *l)
     if (level && g.zero_group && g.zero_group < g.dp * g.cp)
         snprintf(zero, sizeof zero, " with ZeRO-%d in groups of %d", level, g.zero_group);
     if (g.cp > 1) snprintf(cp, sizeof cp, "cp %d x ", g.cp);
-    if (c->parallel.overlap_tp > 1)
-        snprintf(bands, sizeof bands, " in %d bands", (int)c->parallel.overlap_tp);
-    if (c->parallel.data_port)
-        snprintf(data, sizeof data, ", data ports from %d on", (int)c->parallel.data_port);
-    log_info("%d ranks on %d host%s (%s): tp %d%s%s x %sdp %d%s x pp %d; port %d%s, ready after %.2f s",
-             r->boot.size, r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "",
-             bands, cp, g.dp, zero, g.pp, store_port(r->store), data, r->ready_s);
+    if (c->parallel.overlap_tp > 1) snprintf(bands, sizeof bands, " in %d bands", (int)c->parallel.overlap_tp);
+    if (c->parallel.data_port) snprintf(data, sizeof data, ", data ports from %d on", (int)c->parallel.data_port);
+    log_info("%d ranks on %d host%s (%s): tp %d%s%s x %sdp %d%s x pp %d; port %d%s, ready after %.2f s", r->boot.size,
+             r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "", bands, cp, g.dp, zero,
+             g.pp, store_port(r->store), data, r->ready_s);
     if (g.pp > 1)
-        log_info(
-            "pipeline %s: %d stages, %d chunk%s a rank%s, %d micro-batches a step; ranks are numbered %s",
-            s->name, s->stages, s->chunks, s->chunks > 1 ? "s" : "",
-            s->replicas > 1 ? " in each direction" : "", s->microbatches, grid_order_text(g));
+        log_info("pipeline %s: %d stages, %d chunk%s a rank%s, %d micro-batches a step; ranks are numbered %s", s->name,
+                 s->stages, s->chunks, s->chunks > 1 ? "s" : "", s->replicas > 1 ? " in each direction" : "",
+                 s->microbatches, grid_order_text(g));
     log_info("%d gradient bucket%s, %lld elements of padding%s%s; a rank counts as frozen after %g s, as "
              "hung after %g s",
              reg->bucket_count, reg->bucket_count > 1 ? "s" : "", (long long)param_padding(reg),
              c->parallel.overlap_grad ? ", reduced during backward" : "",
-             c->parallel.overlap_param && reg->place.zero_shards[PARAM_DENSE] > 1
-                 ? ", gathered during forward"
-                 : "",
+             c->parallel.overlap_param && reg->place.zero_shards[PARAM_DENSE] > 1 ? ", gathered during forward" : "",
              c->parallel.freeze_s, c->parallel.stall_s);
 }
 
@@ -66,14 +61,13 @@ static void say_fp8(const ModelSpec *m)
 {
     if (!m->fp8.recipe) return;
     const int blocks = layer_set_count(&m->fp8.blocks);
-    log_info(
-        "run.fp8=%s: operands of the products of %d of %d blocks in %d bits, of the first and last %d in "
-        "bf16%s",
-        fp8_facts(m->fp8.recipe)->name, blocks, m->layers, fp8_facts(m->fp8.recipe)->bits,
-        (m->layers - blocks) / 2,
-        !m->moe.experts  ? ""
-        : m->fp8.experts ? ", experts' products too"
-                         : ", and experts' products in bf16");
+    log_info("run.fp8=%s: operands of the products of %d of %d blocks in %d bits, of the first and last %d in "
+             "bf16%s",
+             fp8_facts(m->fp8.recipe)->name, blocks, m->layers, fp8_facts(m->fp8.recipe)->bits,
+             (m->layers - blocks) / 2,
+             !m->moe.experts  ? ""
+             : m->fp8.experts ? ", experts' products too"
+                              : ", and experts' products in bf16");
 }
 
 /* Says of products of bf16 that they are slow here, or that the fastest kind could not be taken. */
@@ -84,9 +78,8 @@ static void say_dots(const Loop *l)
         log_warn("debug.dot=vdpbf16: these kernels have no VDPBF16PS, and others give its bits several times "
                  "slower");
     if (d->dot == DOT_AMX && !d->dot_tiles)
-        log_warn(
-            "debug.dot=amx: these kernels have no TDPBF16PS%s, and others give its bits several times slower",
-            dot_tiles() == TILES_DIFFER ? " that sums as its manual says" : "");
+        log_warn("debug.dot=amx: these kernels have no TDPBF16PS%s, and others give its bits several times slower",
+                 dot_tiles() == TILES_DIFFER ? " that sums as its manual says" : "");
     if (dot_tiles() == TILES_DIFFER && l->cfg->origin[CFG_debug_dot].kind == ORIGIN_AUTO)
         log_warn("debug.dot=auto takes %s: this processor's TDPBF16PS does not sum as its manual says",
                  dot_name(d->dot));
@@ -103,18 +96,15 @@ static void say_start(const Loop *l, int64_t end)
         snprintf(where, sizeof where, "%s, %s", gpu.name, dtype_name(t->spec.compute));
     else
         snprintf(where, sizeof where, "%s kernels%s%s, %d thread%s", isa_name(t->device.isa),
-                 t->spec.compute == BF16 ? ", bf16 by " : "",
-                 t->spec.compute == BF16 ? dot_name(t->device.dot) : "", t->device.threads,
-                 t->device.threads == 1 ? "" : "s");
+                 t->spec.compute == BF16 ? ", bf16 by " : "", t->spec.compute == BF16 ? dot_name(t->device.dot) : "",
+                 t->device.threads, t->device.threads == 1 ? "" : "s");
     log_info("%s: %s parameters, %s (state %s, saves %s, scratch %s), %s, %s %.0f GFLOP/s", l->cfg->run.name,
-             units_count(a, (double)p->params), units_bytes(b, memory_plan_total(p)),
-             units_bytes(c, p->state), units_bytes(d, p->save), units_bytes(e, p->scratch), where,
-             l->peak_source, l->peak_flops * 1e-9);
+             units_count(a, (double)p->params), units_bytes(b, memory_plan_total(p)), units_bytes(c, p->state),
+             units_bytes(d, p->save), units_bytes(e, p->scratch), where, l->peak_source, l->peak_flops * 1e-9);
     if (t->spec.compute == BF16 && t->device.kind == DEVICE_CPU) say_dots(l);
     say_fp8(&t->spec.model);
     say_ranks(l);
-    if (p->states && p->host_apart)
-        log_info("optim.states: %s in the host's memory", units_bytes(b, p->states));
+    if (p->states && p->host_apart) log_info("optim.states: %s in the host's memory", units_bytes(b, p->states));
     else if (p->states) log_info("optim.states=host: the device is the host, its memory holds all");
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
     const DatasetStage data = dataset_stage(l->run.train, t->progress.samples);
@@ -128,8 +118,7 @@ static void say_start(const Loop *l, int64_t end)
              (long long)l->run.spec.model.seq, (long long)t->progress.step, order, (long long)steps, epochs);
     announce_validation(&l->run);
     if (t->progress.step >= end)
-        log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)",
-                 (long long)end);
+        log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)", (long long)end);
 }
 
 /* ---- what happens after a step ---- */
@@ -143,8 +132,8 @@ static void correct_peak(Loop *l, double flops)
     if (!l->lead || !(flops > before)) return;
     if (run_peak_rate(&l->run, &again, &l->peak_source)) again = 0;
     l->peak_flops = again > flops ? again : flops;
-    log_info("%s measured again: %.3g GFLOP/s, at the start it was %.3g; mfu is a share of that",
-             l->peak_source, l->peak_flops * 1e-9, before * 1e-9);
+    log_info("%s measured again: %.3g GFLOP/s, at the start it was %.3g; mfu is a share of that", l->peak_source,
+             l->peak_flops * 1e-9, before * 1e-9);
 }
 
 static void record_step(Loop *l, const StepReport *r, double seconds)
@@ -185,9 +174,8 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
         log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
                  (long long)l->run.trainer.progress.loss_scale.log2);
     if (r->retried_in_pieces)
-        log_info(
-            "step %lld: a rank's experts got more rows than moe.slack=%g has room for, done again in pieces",
-            (long long)r->step, moe->capacity.slack);
+        log_info("step %lld: a rank's experts got more rows than moe.slack=%g has room for, done again in pieces",
+                 (long long)r->step, moe->capacity.slack);
     if (r->redone)
         log_info("step %lld: done again %d time%s with a coarser fixed point", (long long)r->step, r->redone,
                  r->redone == 1 ? "" : "s");
@@ -200,8 +188,7 @@ static Err check_numerics(Loop *l, const StepReport *r)
     log_warn("step %lld skipped: loss or gradient is not finite (%d in a row)", (long long)r->step,
              l->skipped_in_a_row);
     if (l->skipped_in_a_row < MAX_SKIPPED_IN_A_ROW) return ERR_OK;
-    return err_set(ERR_NUMERICS,
-                   "%d steps in a row had a loss or gradient that is not finite, the last was step %lld",
+    return err_set(ERR_NUMERICS, "%d steps in a row had a loss or gradient that is not finite, the last was step %lld",
                    l->skipped_in_a_row, (long long)r->step),
            err_hint("lower optim.lr or raise optim.warmup, and resume from a checkpoint before the trouble");
 }
@@ -274,8 +261,8 @@ static Err collect_save(Loop *l, bool wait, bool must)
                           (long long)most, most == 1 ? "" : "s");
     if (o.err) log_warn("%s; training goes on", o.why.message);
     else if (l->lead)
-        log_info("checkpoint of step %lld: training stood still for %.1f ms, written in %.1f ms",
-                 (long long)o.step, 1e3 * l->stall_s, 1e3 * o.seconds);
+        log_info("checkpoint of step %lld: training stood still for %.1f ms, written in %.1f ms", (long long)o.step,
+                 1e3 * l->stall_s, 1e3 * o.seconds);
     return ERR_OK;
 }
 
@@ -352,8 +339,7 @@ static bool wanted(const Loop *l, int64_t step)
 {
     const Config *c = l->cfg;
     const int64_t first = c->derived.trace_first;
-    if (l->run.world->grid.pp > 1 && trainer_batch(&l->run.trainer, step) < l->run.spec.global_batch)
-        return false;
+    if (l->run.world->grid.pp > 1 && trainer_batch(&l->run.trainer, step) < l->run.spec.global_batch) return false;
     return due(step, c->log.trace_every) || (first && step >= first && step <= c->derived.trace_last);
 }
 
@@ -441,9 +427,7 @@ static void look_for_folder(Loop *l)
 {
     char path[PATH_MAX];
     if (!l->lead || l->folder_gone || l->lock_fd < 0) return;
-    if (snprintf(path, sizeof path, "%s/lock", l->cfg->run.dir) >= PATH_MAX ||
-        file_is_still(l->lock_fd, path))
-        return;
+    if (snprintf(path, sizeof path, "%s/lock", l->cfg->run.dir) >= PATH_MAX || file_is_still(l->lock_fd, path)) return;
     log_warn("the folder '%s' was removed or replaced while the run writes into it: its metrics and its log "
              "are lost "
              "from here on, and nothing keeps another run out; the next checkpoint makes it anew",
@@ -510,8 +494,8 @@ static Err say_stopped(const Loop *l, int64_t reason)
         err_set(ERR_STOPPED, "stopped after %s (train.max_minutes) at step %lld, with a checkpoint in '%s'",
                 units_seconds(time, clock_s() - l->started_s), step, l->cfg->run.dir);
     else
-        err_set(ERR_STOPPED, "stopped by SIG%s after step %lld, with a checkpoint in '%s'",
-                sigabbrev_np((int)reason), step, l->cfg->run.dir);
+        err_set(ERR_STOPPED, "stopped by SIG%s after step %lld, with a checkpoint in '%s'", sigabbrev_np((int)reason),
+                step, l->cfg->run.dir);
     const bool same = !strcmp(l->cfg->checkpoint.resume, "auto");
     return err_hint("%s command goes on from there", same ? "the same" : "with checkpoint.resume=auto this");
 }

@@ -30,8 +30,8 @@ static Err share(Run *r, const char *text, int64_t bytes, char **out, int64_t *p
     Err err = own && *out ? ERR_OK : err_set(ERR_MEMORY, "no memory for the ranks' choices of algorithms");
     if (!err) {
         memcpy(own, text, (size_t)bytes);
-        err = comm_all_gather(host, s, tensor_of(*out, I64, host->size * *pitch / 8),
-                              tensor_of(own, I64, *pitch / 8), NULL);
+        err = comm_all_gather(host, s, tensor_of(*out, I64, host->size * *pitch / 8), tensor_of(own, I64, *pitch / 8),
+                              NULL);
     }
     free(own);
     if (err) free(*out);
