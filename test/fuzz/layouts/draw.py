@@ -615,6 +615,8 @@ class Draw:
         put("beta1", self.one(0.9, 0.9, 0.5, 0), 0.9)
         if name != "sgd":
             put("beta2", self.one(0.95, 0.95, 0.9, 0), 0.95)
+        if self.model.get("optim.beta2") == "0" and name in ("adamw", "muon"):
+            self.model["optim.beta1"] = "0"  # (momentum divided by this step's gradient alone has no bound)
         if name in ("adamw", "muon"):
             put("eps", self.one("1e-8", "1e-8", "1e-4"), "1e-8")
         put("moments", "bf16" if name == "adamw" and self.chance(0.2) else "fp32", "fp32")
