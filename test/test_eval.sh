@@ -50,6 +50,12 @@ for s in interleaved dualpipe dualpipev chimera-bhalf chimera-bhalf+split; do
     check "schedule $s: $(grep -m1 error $s.err)" [ "$(valids $s)" = "$(valids one-$s)" -a -n "$(valids $s)" ]
 done
 
+# rows of half a micro-batch share a scale there, so they do where one process evaluates
+ranks 2 halves model.layers=8 parallel.pp=2 parallel.schedule=chimera-bhalf train.global_batch=64 train.micro_batch=4 \
+    run.precision=fp8 run.fp8=tensorwise run.fp8_keep=0 run.reproducible=layout checkpoint.every=1
+"$mt" eval --run halves --json >halves.json 2>/dev/null
+check "micro-batches in halves, evaluated by one process" [ "$(grep -o '"loss":[^,}]*' halves.json | cut -d: -f2)" = "$(valids halves)" -a -s halves.json ]
+
 # ---- as a command: what counts, and that it is each sample once
 "$mt" --config tiny.ini run.dir=trained train.steps=6 checkpoint.every=0 >/dev/null 2>&1
 eval_of() { "$mt" eval --config tiny.ini run.dir=trained "$@" 2>eval.err; }

@@ -157,6 +157,7 @@ bool config_dump_next(const char **at, ConfigLine *line);
  * ERR_CONFIG, with the nearest key, when there is no such thing. */
 Err config_explain(const Config *c, const char *key, FILE *out);
 
+int config_unit_div(const Config *c);  /* into how many units the schedule divides a micro-batch's samples */
 bool config_has_dots(const Config *c); /* debug.dot counts: the run is the CPU's, in bf16 */
 
 /* Has a FIXED key another value? model.vocab 0 is no difference, nor is optim.decay_steps that comes to the same. */

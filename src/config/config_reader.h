@@ -73,9 +73,8 @@ void config_read_before(ConfigReader *r);
 bool config_is_default(const Config *c, ConfigId id); /* is its value that of config_defaults? */
 bool config_is_latent(const Config *c);
 bool config_schedule_is(const Config *c, const char *name); /* with '+split' behind the name, too */
-int config_unit_div(const Config *c);         /* into how many units the schedule divides a micro-batch's samples */
-bool config_updates_in_step(const Config *c); /* (the other schedules update once a step) */
-int64_t config_qkv_width(const Config *c);    /* outputs of the projection to queries, keys and values */
+bool config_updates_in_step(const Config *c);               /* (the other schedules update once a step) */
+int64_t config_qkv_width(const Config *c);                  /* outputs of the projection to queries, keys and values */
 /* The dense layers' ranks, and the experts', of one data-parallel replica. */
 int64_t config_dense_ranks(const Config *c);
 int64_t config_expert_ranks(const Config *c);

@@ -218,10 +218,13 @@ static Err open_inputs(Run *r, RunPurpose purpose)
     return tasks_open(&r->tasks, r->cfg->train.eval_tasks, r->tokenizer, r->spec.model.seq);
 }
 
-/* The whole model. Slices stay, as sums over a sequence are those of its slices (run.reproducible = run). */
-static PipelineSpec in_one_stage(int slices)
+/* The whole model. Slices stay, as sums over a sequence are those of its slices (run.reproducible = run); and what the
+ * schedule divides a micro-batch into, as its rows share scales in fp8. */
+static void in_one_stage(const Config *c, TrainSpec *spec)
 {
-    return (PipelineSpec){ .schedule = slices > 1 ? "seq1f1b" : NULL, .slices = slices };
+    const int slices = spec->pipeline.slices;
+    spec->pipeline = (PipelineSpec){ .schedule = slices > 1 ? "seq1f1b" : NULL, .slices = slices };
+    spec->micro_batch /= config_unit_div(c);
 }
 
 static Err open_all(Run *r, RunPurpose purpose)
@@ -243,7 +246,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     r->spec.purpose.ahead &= purpose == RUN_TRAIN;
     r->spec.purpose.snapshot &= purpose == RUN_TRAIN;
     if (r->world->grid.pp != c->parallel.pp || (purpose != RUN_TRAIN && r->world->grid.pp == 1))
-        r->spec.pipeline = in_one_stage(r->spec.pipeline.slices);
+        in_one_stage(c, &r->spec);
     if (purpose == RUN_GENERATE) {
         r->spec.micro_batch = r->spec.global_batch = r->spec.model.moe.balance.unit = 1;
         r->spec.ramp.count = 0;
