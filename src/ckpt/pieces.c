@@ -60,8 +60,8 @@ void shard_name(char out[CKPT_NAME_MAX], int rank) { snprintf(out, CKPT_NAME_MAX
 
 DType piece_dtype(const PieceIter *it)
 {
-    const Tensor *m = &it->c->o.params->stores->m;
-    return it->state != STATE_VALUE && m->data ? m->dtype : F32;
+    const ParamStore *st = it->c->o.params->stores;
+    return it->state != STATE_VALUE && st->trained ? st->m.dtype : F32; /* (a rank without parameters writes none) */
 }
 
 static int64_t piece_bytes(const PieceIter *it) { return box_count(it->piece) * dtype_size(piece_dtype(it)); }
