@@ -63,9 +63,10 @@ class Left:
     def evaluate(self, what, *line, near=False):
         """
         What the run's metrics said last: by the run's ranks the same bits; of many, whose start is most of an
-        evaluation so small, one rank stands for all.
+        evaluation so small, one rank stands for all, if it drops what they drop.
         """
-        ranks = self.ranks if self.ranks <= EVALUATE_RANKS else 1
+        dropped = self.keys.get("moe.overflow") == "drop"
+        ranks = self.ranks if self.ranks <= EVALUATE_RANKS or dropped else 1
         case = self.trial.case
         near = near or (ranks != self.ranks and not case.exact)
         wanted = last_losses(self.trial.folder / self.run)
