@@ -58,10 +58,11 @@ bool piece_next(PieceIter *it)
 
 void shard_name(char out[CKPT_NAME_MAX], int rank) { snprintf(out, CKPT_NAME_MAX, "shard-%05d.safetensors", rank); }
 
+/* (Of any rank's pieces: one without parameters, whose moments have no memory, counts the others' chunks by it.) */
 DType piece_dtype(const PieceIter *it)
 {
     const ParamStore *st = it->c->o.params->stores;
-    return it->state != STATE_VALUE && st->trained ? st->m.dtype : F32; /* (a rank without parameters writes none) */
+    return it->state != STATE_VALUE && st->trained ? st->m.dtype : F32;
 }
 
 static int64_t piece_bytes(const PieceIter *it) { return box_count(it->piece) * dtype_size(piece_dtype(it)); }

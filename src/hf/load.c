@@ -39,7 +39,7 @@ static Err load_box(const Loader *x, const Param *p, const ShardBox *b, float *b
 
 static Err load_store(Loader *x, const ParamStore *s)
 {
-    if (s->m.data) {
+    if (s->trained) {
         TRY(device_zero(x->l->stream, s->m.data, tensor_bytes(s->m)));
         TRY(device_zero(x->l->stream, s->v.data, tensor_bytes(s->v)));
     }
