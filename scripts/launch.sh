@@ -27,6 +27,15 @@ while [ $# -gt 0 ]; do
 done
 [[ $n =~ ^[1-9][0-9]*$ ]] && [ $# -gt 0 ] || usage
 
+# (before anything is opened: without descriptors this script could neither draw a secret nor wait for ranks)
+files=$(ulimit -n)
+few_files() {
+    echo "launch: ulimit -n is $files: 16 file descriptors are needed to start ranks; raise it" >&2
+    exit 10
+}
+[ "$files" = unlimited ] || [ "${files:-0}" -ge 16 ] || few_files
+{ exec {never}<> <(:); } 2>/dev/null || few_files
+
 export WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MEGATRAIN_LAUNCHER_PID=$$
 export MEGATRAIN_JOB=${MEGATRAIN_JOB:-launch.$$.$EPOCHREALTIME} # another one on the same port is no concern
 MEGATRAIN_SECRET=$(od -An -N32 -v -tx1 /dev/urandom | tr -d ' \n')
@@ -35,18 +44,11 @@ export MEGATRAIN_LAUNCHER_WORDS="${*:2}" # a mistake in them is every rank's, an
 # The others leave it in this file, which has no name any more: where rank 0 made no such mistake we say it.
 unset MEGATRAIN_LAUNCHER_LEFT left_by_ranks # (a launcher around this one has its own)
 if left=$(mktemp); then
-    exec {MEGATRAIN_LAUNCHER_LEFT}>>"$left" {left_by_ranks}<"$left"
+    { exec {MEGATRAIN_LAUNCHER_LEFT}>>"$left" {left_by_ranks}<"$left"; } 2>/dev/null || few_files
     rm -f "$left"
     export MEGATRAIN_LAUNCHER_LEFT
 fi
 export MASTER_PORT=${port:-$((20000 + $$ % 20000))}
-
-# (before any rank is there: without descriptors this script could not wait for them)
-files=$(ulimit -n)
-if [ "$files" != unlimited ] && [ "$files" -lt 16 ] || ! { exec {never}<> <(:); } 2>/dev/null; then
-    echo "launch: ulimit -n is $files: 16 file descriptors are needed to start ranks; raise it" >&2
-    exit 10
-fi
 
 pids=() ranks=() early=()
 to_all() { for p in "${pids[@]}"; do kill -"$1" -- "-$p" 2>/dev/null; done; }

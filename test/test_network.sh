@@ -100,8 +100,18 @@ check "launch.sh in a launcher: exit $code, $(cat out.txt outer.txt)" [ $code.$(
 
 # ---- few descriptors ----
 
-(ulimit -n 10; "$root/scripts/launch.sh" -n 2 -- true 2>few.txt)
-check "launch.sh without descriptors: exit $?, $(cat few.txt)" grep -q 'launch: ulimit -n is 10: 16 file descriptors' few.txt
+for files in 6 10 12; do # from where on bash cannot set its own descriptors aside to where it could say more
+    (ulimit -n $files; "$root/scripts/launch.sh" -n 2 -- true 2>few.txt)
+    code=$?
+    check "launch.sh with $files descriptors: exit $code, $(cat few.txt)" \
+        [ $code = 10 -a "$(cat few.txt)" = "launch: ulimit -n is $files: 16 file descriptors are needed to start ranks; raise it" ]
+done
+for files in 16 18 27; do # for the watches of ranks that have met, and for the files of a run whose ranks are connected
+    (ulimit -n $files; exec timeout 120 "$root/scripts/launch.sh" -n 4 -- "$mt" "${words[@]}" run.dir=few >/dev/null 2>few.txt)
+    code=$?
+    check "four ranks with $files descriptors each: exit $code, $(cat few.txt)" \
+        [ $code.$(grep -c '^megatrain: error (rendezvous)' few.txt) = 10.1 -a -n "$(grep "ulimit -n, now $files" few.txt)" ]
+done
 
 # ---- ports of a start ----
 

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
@@ -117,6 +118,15 @@ static int open_file(const char *path, int flags) { return AGAIN_ON_EINTR(open(p
 
 /* Not made again: on Linux the descriptor is gone, whatever close says. What counts was synced before. */
 static int close_file(int fd) { return close(fd) < 0 && errno != EINTR ? -1 : 0; }
+
+bool file_descriptors_left(int count)
+{
+    struct rlimit limit;
+    int left = 0;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return true;
+    for (rlim_t fd = 0; fd < limit.rlim_cur && left < count; fd++) left += fcntl((int)fd, F_GETFD) < 0;
+    return left >= count;
+}
 
 /* ---- reading ---- */
 

@@ -41,6 +41,9 @@ Err file_sync(FileWriter *w);       /* fdatasync: what is written so far survive
 Err file_sync_close(FileWriter *w); /* fdatasync + close; the writer is closed also on error */
 void file_abandon(FileWriter *w);   /* close and unlink; for error paths */
 
+/* Does this process's limit (ulimit -n) leave so many descriptors? */
+bool file_descriptors_left(int count);
+
 /* For reading; anything but a regular file is refused. The caller closes *fd. */
 Err file_open_regular(const char *path, int *fd, int64_t *size_bytes);
 /* Reads from such a descriptor; *got is less than size_bytes only at the end of the file. */

@@ -16,10 +16,11 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "boot/host_impl.h"
 
-enum { STRANGERS_MAX = 128, NAMED_MAX = 16 };
+enum { STRANGERS_MAX = 128, NAMED_MAX = 16, OWN_WATCH_FILES = 2 };
 #define GREETING_S 5.0
 #define ENDING_S 2.0
 #define ACCEPT_PAUSE_S 0.1
@@ -65,47 +66,26 @@ static void limit_strangers(Host *h)
     if (strangers >= STRANGERS_MAX + h->boot.size) drop(h, oldest);
 }
 
-/* Without descriptors the listener would stay readable and this thread spin. */
-static void pause_accepting(Host *h, double now)
-{
-    const int why = errno;
-    if (why == EAGAIN || why == EINTR || why == ECONNABORTED) return;
-    h->accept_after = now + ACCEPT_PAUSE_S;
-    if ((why != EMFILE && why != ENFILE) || h->said_full) return;
-    h->said_full = true;
-    err_set(ERR_RENDEZVOUS, "rank 0 has no file descriptor left for a rank that calls");
-    err_hint_descriptors(why);
-    log_warn("%s: %s", err_message(), err_hint_text());
-}
-
-static void accept_one(Host *h, double now)
-{
-    int fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {
-        pause_accepting(h, now);
-        return;
-    }
-    limit_strangers(h);
-    Conn *c = grow(h) ? calloc(1, sizeof *c) : NULL;
-    if (!c) {
-        close(fd);
-        return;
-    }
-    link_open(&c->link, fd, 0);
-    greet_expect(&c->greeting, &c->link, &h->key, h->port);
-    c->rank = -1;
-    c->since = now;
-    h->conns[h->count++] = c;
-}
-
 /* ---- who is here ---- */
 
 static void fail_all(Host *h)
 {
+    char text[sizeof h->failure_text + sizeof h->failure_hint];
+    const int n = snprintf(text, sizeof text, "%s%s%s", h->failure_text, *h->failure_hint ? "\n" : "", h->failure_hint);
     h->failed = true;
     for (int i = 0; i < h->count; i++)
-        if (h->conns[i]->state == CONN_STORE)
-            link_put(&h->conns[i]->link, FRAME_FAIL, 0, h->failure_text, strlen(h->failure_text), NULL, 0);
+        if (h->conns[i]->state == CONN_STORE) link_put(&h->conns[i]->link, FRAME_FAIL, 0, text, (size_t)n, NULL, 0);
+}
+
+/* `error`: EMFILE or ENFILE. */
+static void fail_without_descriptors(Host *h, int error)
+{
+    err_set(ERR_RENDEZVOUS, "no file descriptor is left for connections of %d ranks: %s", h->boot.size,
+            strerror(error));
+    err_hint_descriptors(error);
+    snprintf(h->failure_text, sizeof h->failure_text, "%s", err_message());
+    snprintf(h->failure_hint, sizeof h->failure_hint, "%s", err_hint_text());
+    fail_all(h);
 }
 
 /* "waited 30 s for ranks 1, 3 of 4" */
@@ -136,7 +116,11 @@ static void check_all_here(Host *h)
 {
     for (int r = 0; r < h->boot.size; r++)
         if (!h->peers[r].heard) return;
-    if (h->all_here) return;
+    if (h->all_here || h->failed) return;
+    if (!file_descriptors_left(h->boot.size + OWN_WATCH_FILES)) { /* a watch could not be refused in words */
+        fail_without_descriptors(h, EMFILE);
+        return;
+    }
     h->all_here = true;
     judge_met(h->judge, clock_s());
     for (int i = 0; i < h->count; i++)
@@ -376,6 +360,44 @@ static void judge(Host *h, double now)
 }
 
 /* ---- the loop ---- */
+
+/* Without descriptors the listener would stay readable and this thread spin. Who has not greeted may yet give its
+ * descriptor back; ranks keep theirs, and a start that lacks one fails. */
+static void pause_accepting(Host *h, double now)
+{
+    const int why = errno;
+    bool may_come_back = h->all_here || h->failed;
+    if (why == EAGAIN || why == EINTR || why == ECONNABORTED) return;
+    h->accept_after = now + ACCEPT_PAUSE_S;
+    if (why != EMFILE && why != ENFILE) return;
+    for (int i = 0; i < h->count; i++) may_come_back |= h->conns[i]->state != CONN_STORE;
+    if (!may_come_back) fail_without_descriptors(h, why);
+    if (!may_come_back || h->said_full) return;
+    h->said_full = true;
+    err_set(ERR_RENDEZVOUS, "rank 0 has no file descriptor left for a rank that calls");
+    err_hint_descriptors(why);
+    log_warn("%s: %s", err_message(), err_hint_text());
+}
+
+static void accept_one(Host *h, double now)
+{
+    int fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+        pause_accepting(h, now);
+        return;
+    }
+    limit_strangers(h);
+    Conn *c = grow(h) ? calloc(1, sizeof *c) : NULL;
+    if (!c) {
+        close(fd);
+        return;
+    }
+    link_open(&c->link, fd, 0);
+    greet_expect(&c->greeting, &c->link, &h->key, h->port);
+    c->rank = -1;
+    c->since = now;
+    h->conns[h->count++] = c;
+}
 
 /* False: close it. */
 static bool read_conn(Host *h, Conn *c)

@@ -55,7 +55,7 @@ struct Host {
     Peer *peers;
     bool all_here;
     bool failed;
-    char failure_text[512];
+    char failure_text[512], failure_hint[256]; /* hint "": the usual one */
     Kv values;
     Judge *judge;
     bool watching; /* some rank opened its watch; before that nobody is judged */

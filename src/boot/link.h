@@ -35,7 +35,7 @@ typedef enum {
     /* These come from rank 0: */
     FRAME_ALL_HERE,
     FRAME_REPLY, /* value; id of the request */
-    FRAME_FAIL,  /* text of an ERR_RENDEZVOUS; id of the request, 0: the ranks do not meet */
+    FRAME_FAIL,  /* text of an ERR_RENDEZVOUS, perhaps a line of hint; id of the request, 0: the ranks do not meet */
     FRAME_ALIVE,
     FRAME_JUDGING,
     FRAME_VERDICT

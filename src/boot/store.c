@@ -30,9 +30,13 @@ static Err lost(const Store *s)
                    s->meeting.welcome.host, s->meeting.welcome.pid, strerror(errno));
 }
 
-static Err failed(const Store *s, const Frame *f)
+/* The hint: the frame's, or `usual`. */
+static Err failed(const Store *s, const Frame *f, const char *usual)
 {
-    return err_set(ERR_RENDEZVOUS, "rank %d: %.*s", s->boot.rank, (int)f->bytes, f->data);
+    const char *line = memchr(f->data, '\n', f->bytes);
+    const size_t n = line ? (size_t)(line - f->data) : f->bytes;
+    err_set(ERR_RENDEZVOUS, "rank %d: %.*s", s->boot.rank, (int)n, f->data);
+    return line ? err_hint("%.*s", (int)(f->bytes - n - 1), line + 1) : err_hint("%s", usual);
 }
 
 /* ---- opening and closing ---- */
@@ -71,8 +75,8 @@ static Err wait_all_here(Store *s, double timeout_s, double deadline)
     }
     if (!told) return err_as(lost(s), ERR_RENDEZVOUS);
     if (f.kind == FRAME_ALL_HERE) return link_drop_frame(l), ERR_OK;
-    failed(s, &f);
-    Err err = err_hint("is every rank started, and do all have the same MASTER_ADDR, MASTER_PORT and number of ranks?");
+    Err err =
+        failed(s, &f, "is every rank started, and do all have the same MASTER_ADDR, MASTER_PORT and number of ranks?");
     return s->boot.rank ? err_elsewhere(err) : err;
 }
 
@@ -116,7 +120,7 @@ static Err request(Store *s, FrameKind kind, const char *key, const void *value,
         if (!link_wait(l, answer, deadline)) break;
         if (answer->kind == FRAME_REPLY && answer->id == id) return ERR_OK;
         if (answer->kind == FRAME_FAIL && answer->id == id) {
-            failed(s, answer);
+            failed(s, answer, "");
             return link_drop_frame(l), ERR_RENDEZVOUS;
         }
         link_drop_frame(l); /* the answer to a request that was given up */

@@ -18,6 +18,7 @@
 #include "boot/secret.h"
 
 enum { HOST_ID_BYTES = 128, LAST_WORDS_US = 500 * 1000, JUDGED_S = 10, LEAVE_S = 10 };
+enum { RUN_FILES = 8 };
 enum { ABORT_S = 3 }; /* launch.sh kills a rank 5 s after another failed */
 
 /* ---- hosts ---- */
@@ -310,6 +311,14 @@ static Err meet(Ranks *r, const RanksOptions *o)
     return watch_open(r->store, o->freeze_s, o->stall_s, on_verdict, r, &r->watch);
 }
 
+/* Data, logs and checkpoints open files while the run goes on: better no start than no checkpoint. */
+static Err leave_files(void)
+{
+    if (file_descriptors_left(RUN_FILES)) return ERR_OK;
+    err_set(ERR_RENDEZVOUS, "less than %d file descriptors are left for the run's files", RUN_FILES);
+    return err_hint_descriptors(EMFILE);
+}
+
 static Err open_many(Ranks *r, const RanksOptions *o)
 {
     const Agreement job = { .facts = o->facts,
@@ -324,6 +333,7 @@ static Err open_many(Ranks *r, const RanksOptions *o)
     r->world_open = true;
     for (int kind = 0; kind < WORLD_COMMS; kind++) watch_group(r, kind);
     if (o->saver) TRY(open_saver(r));
+    TRY(leave_files());
     if (!o->check_calls) return ERR_OK;
     for (int i = 0; i < WORLD_COMMS; i++) comm_check_calls(&r->world.comm[i], true);
     return ERR_OK;
