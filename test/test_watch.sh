@@ -54,13 +54,18 @@ check "but is told" grep -q "warning: strange: left out of metrics.jsonl: 1 dama
 check "in the page, too: $(page_holds page2.html; tail -3 page2.html.faults)" eval \
     'page_holds page2.html && grep -q "<li>strange: config.ini is missing" page2.html'
 check "keys of a configuration that is missing are no differences" grep -q 'No key differs' page2.html
-expect 4 "is no run folder" "$mt" report whole nowhere
 mkdir notes
 expect 4 "is no run folder" "$mt" report notes
 echo stray >stray.txt
 expect 0 "'stray.txt' is no run folder: it has neither metrics.jsonl nor config.ini: it is left out" "$mt" report whole stray.txt
 expect 0 "'notes' is no run folder: it has neither metrics.jsonl nor config.ini: it is left out" "$mt" report notes whole
 check "the run beside it is on the page" grep -q 'whole' out.txt
+for paths in 'whole nowhere' 'nowhere whole'; do
+    expect 0 "warning: 'nowhere' is no run folder: it has neither metrics.jsonl nor config.ini: it is left out" "$mt" report $paths
+    check "$paths: the run is on the page" grep -q whole out.txt
+done
+expect 4 "'nowhere' is no run folder" "$mt" report notes nowhere
+check "without a run there is no page" [ ! -s out.txt ]
 expect 3 "nowhere" "$mt" --config tiny.ini run.dir=failed data.train=nowhere
 check "a start that failed leaves no folder" [ ! -e failed ]
 expect 2 "needs the DIR" "$mt" report

@@ -28,12 +28,11 @@ static Err write_page(const History *runs, int count)
     return err;
 }
 
-/* Some of what lies in runs/ may be no run, such as a file; a path where nothing is at all is a mistake. */
-static bool may_lack(const char *dir, Err err)
+/* A path may be no run: a file in runs/, or a folder that has been removed. */
+static bool may_lack(Err err)
 {
-    if (err != ERR_CKPT || !file_exists(dir)) return false;
-    log_warn("%s: it is left out", err_message());
-    return true;
+    if (err == ERR_CKPT) log_warn("%s: it is left out", err_message());
+    return err == ERR_CKPT;
 }
 
 static Err report(Words rest)
@@ -50,7 +49,7 @@ static Err report(Words rest)
     for (int i = 0; i < rest.count && !err; i++) {
         err = history_read(rest.items[i], &runs[count]);
         if (!err) count++;
-        else if ((count || i + 1 < rest.count) && may_lack(rest.items[i], err)) err = ERR_OK;
+        else if ((count || i + 1 < rest.count) && may_lack(err)) err = ERR_OK;
     }
     for (int i = 0; i < count && !err; i++)
         for (int k = 0; k < runs[i].note_count; k++) log_warn("%s: %s", runs[i].dir, runs[i].notes[k]);
