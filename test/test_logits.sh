@@ -91,6 +91,18 @@ expect 5 "none/one.npy" "$mt" eval --config tiny.ini "${keys[@]}" --ids ids.txt 
 printf '1 2 x\n' >bad.txt
 expect 3 "bad.txt:1: 'x'" "$root/scripts/launch.sh" -n 2 -- "$mt" eval --config tiny.ini "${keys[@]}" --ids bad.txt \
     --logits one.npy parallel.tp=2
+mkdir host0 host1
+apart() { # two ranks, each with a file of its own
+    timeout 120 "$root/scripts/launch.sh" -n 2 -- bash -c "cd $work/host\$RANK && exec '$mt' eval --config \
+        $work/tiny.ini ${keys[*]} run.dir=$work/trained --ids ids.txt --logits $work/one.npy parallel.tp=2"
+}
+echo "1 2 3" | tee host0/ids.txt >host1/ids.txt
+check "the same ids in two files: $(apart 2>&1 | grep -m1 error)" [ "$(wc -c <one.npy)" -eq $((128 + 3 * 257 * 4)) ]
+cp before.npy one.npy
+for other in "1 2 4" $'1 2 3\n1 2 3' "1 2 3 4"; do
+    echo "$other" >host1/ids.txt
+    expect 3 "the ranks do not read the same data: rank 1 and rank 0 differ: '--ids: " apart
+done
 check "what was there before stays" cmp one.npy before.npy
 check "nothing half-written: $(ls ./*.tmp-* 2>/dev/null)" [ -z "$(ls ./*.tmp-* 2>/dev/null)" ]
 finish

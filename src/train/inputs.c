@@ -146,6 +146,8 @@ Err inputs_agree(const Run *r)
     return err;
 }
 
+Err inputs_agree_on_argument(const Run *r, const char *facts) { return alone(r) ? ERR_OK : agree(r, facts, ERR_DATA); }
+
 /* ---- weights ---- */
 
 static Err put_file(FILE *f, const char *path, int64_t budget)

@@ -16,11 +16,14 @@
 /* Collective. ERR_DATA on all ranks, and rank 0 names the rank and both lines: data, tokenizer or tasks differ. */
 Err inputs_agree(const Run *r);
 
+/* The same of what the command line gives a command to read. `facts`: one line, without '\n'. */
+Err inputs_agree_on_argument(const Run *r, const char *facts);
+
 /* The same of weights that are about to be loaded from a checkpoint's folder or one of Hugging Face's. ERR_CKPT; with
  * *damaged a rank cannot read them, so that an older checkpoint may be tried. */
 Err inputs_agree_on_weights(Run *r, const char *path, bool *damaged);
 
-/* The same of what `path` is on each rank, which decides who calls what next. ERR_CKPT. */
+/* What `path` is on each rank, which decides who calls what next. ERR_CKPT where ranks differ. */
 Err inputs_agree_on_source(const Run *r, const char *path, const char *kind);
 
 #endif

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "train/inputs.h"
 
 enum { IDS_MAX_BYTES = 1 << 30 };
 
@@ -72,6 +73,16 @@ static Err read_ids(IdFile *f)
     Err err = f->ids ? read_lines(f, text, size_bytes) : err_set(ERR_MEMORY, "no memory for '%s'", f->path);
     free(text);
     return err;
+}
+
+/* All ranks read the same ids, whatever their hosts call the file. */
+static Err agree_on_ids(const Run *r, const IdFile *f)
+{
+    char facts[128];
+    const uint32_t crc = crc32c(0, f->ids, (size_t)(f->sequences * f->positions) * sizeof *f->ids);
+    snprintf(facts, sizeof facts, "--ids: %lld lines of %lld ids, checksum %08x", (long long)f->sequences,
+             (long long)f->positions, crc);
+    return inputs_agree_on_argument(r, facts);
 }
 
 /* Gives the ids as samples: behind the ids a sample is filled up. */
@@ -142,6 +153,7 @@ Err logits_write(Run *r, const char *ids, const char *out)
 {
     IdFile f = { .path = ids, .seq = r->spec.model.seq, .vocab = r->spec.model.vocab };
     Err err = read_ids(&f);
+    if (!err) err = agree_on_ids(r, &f);
     if (!err) err = r->world->rank ? write_rows(r, &f, NULL) : write_file(r, &f, out);
     free(f.ids);
     return err == ERR_IO ? err_as(err, ERR_STORAGE) : err;
