@@ -459,6 +459,44 @@ small_stack() { (ulimit -c 0 -s "$1" && exec "${@:2}"); }
 expect 0 "checkpoint of step 2" small_stack 512 "$mt" --config tiny.ini run.dir=stack train.stop_at=2
 expect 9 "the stack's limit is 256 KiB" small_stack 256 "$mt" --config tiny.ini run.dir=stack train.stop_at=2
 
+# a thread that the system refuses, the first, the second, ... of a command, ends it with the limits' names
+
+if [ -z "${MEGATRAIN_SANITIZED:-}" ]; then
+    "${CC:-cc}" -shared -fPIC -o refuse.so -xc - <<'EOM'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *), void *arg)
+{
+    static atomic_int calls;
+    const char *rank = getenv("RANK");
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = (typeof(real))dlsym(RTLD_NEXT, __func__);
+    if ((!rank || *rank == '0') && ++calls == atoi(getenv("REFUSED"))) return EAGAIN;
+    return real(thread, how, run, arg);
+}
+EOM
+    # without_thread COUNT command...: it starts so many; OUT in its words is a name that is new each time
+    without_thread() {
+        local i count=$1
+        shift
+        for i in $(seq "$count"); do
+            expect 9 ": no thread: Resource temporarily unavailable" \
+                env OMP_NUM_THREADS=1 LD_PRELOAD="$PWD/refuse.so" REFUSED="$i" "${@//OUT/refused-$i}"
+            check "thread $i of $2: the limits' names" grep -q '^hint: raise ulimit -u, pids.max of the control group' err.txt
+        done
+        check "$2 with all of its threads: exit $?" env OMP_NUM_THREADS=1 LD_PRELOAD="$PWD/refuse.so" REFUSED=$((count + 1)) \
+            "${@//OUT/whole}" 2>err.txt >out.txt
+    }
+    without_thread 2 "$mt" --config tiny.ini run.dir=thread-OUT train.stop_at=2 checkpoint.async=true
+    without_thread 2 "$mt" preprocess --input big.txt --tokenizer byte --output thread-OUT --threads 3
+    without_thread 2 "$mt" convert --from good --to hf-OUT --format hf --threads 2
+    without_thread 8 timeout 120 "$root/scripts/launch.sh" -n 2 -- "$mt" --config tiny.ini run.dir=ranks-OUT \
+        train.stop_at=2 parallel.pp=2 parallel.timeout_s=60
+fi
+
 # a message of a failing save that is longer than its record in the metrics is cut between two characters
 umlauts=$(printf '\303\274%.0s' $(seq 120))
 for i in x xx; do

@@ -300,7 +300,12 @@ static Err start(Watch *w, Store *s)
     if (!link_flush_until(&w->link, deadline))
         return err_set(ERR_PEER, "rank 0 (host %s, pid %u) does not listen", w->rank_0.host, w->rank_0.pid);
     const int error = link_thread(&w->thread, run_thread, w);
-    return error ? err_no_thread("watching the ranks", error) : ERR_OK;
+    if (!error) return ERR_OK;
+    const Err err = err_no_thread("watching the ranks", error);
+    w->exit_code = err_exit_code(err);
+    snprintf(w->exit_text, sizeof w->exit_text, "%s", err_message());
+    leave(w); /* without a goodbye the others would take this rank for killed */
+    return err;
 }
 
 static void free_watch(Watch *w)

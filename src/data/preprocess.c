@@ -290,19 +290,19 @@ static Err run_threads(Job *j)
     Worker *workers = calloc((size_t)j->threads, sizeof *workers);
     if (!workers) return err_set(ERR_MEMORY, "no memory for %d threads", j->threads);
     int count = 1; /* this thread is the first */
-    bool started = true;
-    while (started && count < j->threads) {
+    int error = 0;
+    while (!error && count < j->threads) {
         workers[count] = (Worker){ .job = j, .tools = &j->tools[count] };
-        started = pthread_create(&workers[count].thread, NULL, worker_main, &workers[count]) == 0;
-        count += started;
+        error = pthread_create(&workers[count].thread, NULL, worker_main, &workers[count]);
+        count += !error;
     }
-    if (started) work(j, &j->tools[0]);
+    if (!error) work(j, &j->tools[0]);
     pthread_mutex_lock(&j->mutex);
     j->stop = true;
     pthread_mutex_unlock(&j->mutex);
     for (int i = 1; i < count; i++) pthread_join(workers[i].thread, NULL);
     free(workers);
-    if (!started) return err_set(ERR_MEMORY, "cannot start thread %d of %d", count + 1, j->threads);
+    if (error) return err_no_thread("reading text", error);
     return j->err ? err_again(&j->why, j->err) : ERR_OK;
 }
 
