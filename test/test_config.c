@@ -12,8 +12,7 @@ TEST(keys_are_frozen)
     char line[128], full[128];
     CHECK_MSG(f != NULL, "run from the repository's root");
     for (int i = 0; f && i < CFG_COUNT; i++) {
-        snprintf(full, sizeof full, "%s.%s\n", config_key((ConfigId)i)->section,
-                 config_key((ConfigId)i)->name);
+        snprintf(full, sizeof full, "%s.%s\n", config_key((ConfigId)i)->section, config_key((ConfigId)i)->name);
         bool same = fgets(line, sizeof line, f) && strcmp(line, full) == 0;
         CHECK_MSG(same, "%.*s is not where golden/keys.txt has '%.*s'", (int)strlen(full) - 1, full,
                   (int)strcspn(line, "\n"), line);
@@ -81,19 +80,15 @@ TEST(widths_of_activations)
 TEST(recipes_and_what_follows)
 {
     Config c;
-    OK(read_as(
-        &c, "[model]\narch=llama\nhidden=96\nheads=6\nkv_heads=2\nseq=48\nnorm=layernorm\n[train]\nsteps=7\n",
-        "", 1));
+    OK(read_as(&c, "[model]\narch=llama\nhidden=96\nheads=6\nkv_heads=2\nseq=48\nnorm=layernorm\n[train]\nsteps=7\n",
+               "", 1));
     CHECK(c.model.position == MODEL_POSITION_ROPE && c.model.norm == MODEL_NORM_LAYERNORM);
     CHECK(c.model.activation == MODEL_ACTIVATION_SWIGLU && !c.model.bias && !c.model.tied);
-    CHECK(c.model.ffn == 256 && c.model.head_dim == 16 &&
-          c.model.kv_heads == 2); /* floor(4*96*2/3 / 64) * 64 */
+    CHECK(c.model.ffn == 256 && c.model.head_dim == 16 && c.model.kv_heads == 2); /* floor(4*96*2/3 / 64) * 64 */
     CHECK(c.parallel.tp_blocks == 8 && c.parallel.seq_blocks == 1 && strcmp(c.run.name, "t") == 0);
     CHECK(c.derived.steps == 7 && c.derived.decay_steps == 7 && c.derived.wsd_decay == 1);
     config_release(&c);
-    static const int64_t ffn[][2] = {
-        { 768, 2048 }, { 1024, 2688 }, { 4096, 10880 }, { 24, 64 }, { 100, 256 }
-    };
+    static const int64_t ffn[][2] = { { 768, 2048 }, { 1024, 2688 }, { 4096, 10880 }, { 24, 64 }, { 100, 256 } };
     for (size_t i = 0; i < sizeof ffn / sizeof *ffn; i++) { /* Megatron's int((4h * 2/3) // 64 * 64) */
         char text[96];
         snprintf(text, sizeof text, "model.arch=llama model.heads=2 model.hidden=%d", (int)ffn[i][0]);
@@ -149,8 +144,8 @@ TEST(recipes_and_what_follows)
                    { "parallel.overlap_grad=true parallel.overlap_param=true", 1, 1 } };
     for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
         OK(read_as(&c, NULL, beside[i].words, 2));
-        CHECK_MSG(c.parallel.overlap_grad == beside[i].grad && c.parallel.overlap_param == beside[i].param,
-                  "%s", beside[i].words);
+        CHECK_MSG(c.parallel.overlap_grad == beside[i].grad && c.parallel.overlap_param == beside[i].param, "%s",
+                  beside[i].words);
         config_release(&c);
     }
     OK(read_as(&c, NULL, "run.device=cuda parallel.zero=1 parallel.pp=2 parallel.schedule=gems", 4));
@@ -175,8 +170,7 @@ TEST(recipes_and_what_follows)
         CHECK_MSG(c.parallel.overlap_tp == rows[i].bands, "%s: %lld", rows[i].words, (long long)c.parallel.overlap_tp);
         config_release(&c);
     }
-    OK(read_as(&c, NULL, "parallel.tp=3 train.micro_batch=3 train.global_batch=12",
-               6)); /* says so on stderr */
+    OK(read_as(&c, NULL, "parallel.tp=3 train.micro_batch=3 train.global_batch=12", 6)); /* says so on stderr */
     CHECK(c.run.reproducible == RUN_REPRODUCIBLE_RUN && c.parallel.tp_blocks == 8);
     config_release(&c);
 }
@@ -190,13 +184,11 @@ static void refused(const ConfigKey *key, const char *value, const char *why)
     snprintf(text, sizeof text, "; comment\n[%s]\n%s = %s\n", key->section, key->name, value);
     snprintf(want, sizeof want, "t.ini:3: %s.%s = '%s': %s", key->section, key->name, value, why);
     const char *got = complaint(text, "", 1);
-    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got,
-              want);
+    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got, want);
     snprintf(text, sizeof text, "%s.%s=%s", key->section, key->name, value);
     snprintf(want, sizeof want, "command line: %s.%s = '%s': %s", key->section, key->name, value, why);
     got = complaint("", text, 1);
-    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got,
-              want);
+    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got, want);
 }
 
 /* The bound itself may break a rule between keys, but not its own range. */
@@ -264,7 +256,10 @@ TEST(every_key_refuses_what_is_outside_its_range)
             char text[128];
             snprintf(text, sizeof text, "%s.%s=a\x01", key->section, key->name);
             CHECK(strstr(complaint("", text, 1), "must not contain control characters"));
-            snprintf(text, sizeof text, "%s.%s=a\xC2\x9B" "2J", key->section, key->name); /* C1 */
+            snprintf(text, sizeof text,
+                     "%s.%s=a\xC2\x9B"
+                     "2J",
+                     key->section, key->name); /* C1 */
             CHECK(strstr(complaint("", text, 1), "must not contain control characters"));
             snprintf(text, sizeof text, "%s.%s=;b", key->section, key->name);
             CHECK(strstr(complaint("", text, 1), "must not contain ';'"));
@@ -299,11 +294,9 @@ TEST(any_number_of_ranks)
     OK(read_as(&c, NULL, "parallel.tp=4", CONFIG_ANY_WORLD));
     CHECK(c.derived.world_size == 4 && c.derived.dp == 1 && c.derived.microbatches == 8);
     config_release(&c);
-    const char *most =
-        "parallel.tp=4096 parallel.pp=4096 train.micro_batch=1048576 train.global_batch=1073741824 "
-        "model.seq=16777216";
-    const char *unbuilt =
-        "parallel.tp=4096 parallel.pp=4096 parallel.cp=4096 parallel.ep=65536 parallel.etp=4096";
+    const char *most = "parallel.tp=4096 parallel.pp=4096 train.micro_batch=1048576 train.global_batch=1073741824 "
+                       "model.seq=16777216";
+    const char *unbuilt = "parallel.tp=4096 parallel.pp=4096 parallel.cp=4096 parallel.ep=65536 parallel.etp=4096";
     for (int64_t world = CONFIG_ANY_WORLD; world <= CONFIG_RANKS_MAX; world = world < 1 ? 1 : 2 * world) {
         CHECK(strstr(complaint(NULL, most, world), "tp x pp x cp must divide the number of ranks"));
         CHECK(strstr(complaint(NULL, unbuilt, world), "parallel.etp = '4096' with moe.experts = '0'"));
@@ -325,7 +318,7 @@ typedef struct {
 #define LONG EIGHT(EIGHT(EIGHT("12345678"))) /* 4,096 bytes */
 
 /* A sample of 64 tokens: each of 4 ranks has 16 rows. */
-#define LATENT_ROWS                                                                                              \
+#define LATENT_ROWS                                                                                             \
     "run.precision=fp8 run.fp8=mxfp8 run.reproducible=layout parallel.tp=4 parallel.seq_blocks=4 model.seq=64 " \
     "model.attention=mla model.position=rope model.kv_lora_rank=64 model.qk_rope_head_dim=32 "                  \
     "model.qk_nope_head_dim=32 model.v_head_dim=32 "
@@ -445,8 +438,8 @@ static const Rule rules[] = {
     { "run.device=cuda model.ffn=3080 parallel.tp=2", "run.device=cuda model.ffn=3080",
       "ffn / tp must be a multiple of 8", 2 },
     { "run.device=cuda moe.experts=4 moe.shared_ffn=100",
-      "run.device=cuda moe.experts=4 moe.shared_ffn=100 run.precision=fp32",
-      "shared_ffn / tp must be a multiple of 8", 1 },
+      "run.device=cuda moe.experts=4 moe.shared_ffn=100 run.precision=fp32", "shared_ffn / tp must be a multiple of 8",
+      1 },
     { "run.device=cuda moe.experts=4 moe.shared_ffn=72 parallel.tp=2",
       "run.device=cuda moe.experts=4 moe.shared_ffn=72", "shared_ffn / tp must be a multiple of 8", 2 },
     { ROPE "model.rope_scaling=llama3 model.rope_magnitude=2", ROPE "model.rope_scaling=yarn model.rope_magnitude=2",
@@ -455,6 +448,7 @@ static const Rule rules[] = {
       ROPE "model.rope_scaling=yarn model.rope_truncate=false", "only rope_scaling = yarn reads it", 1 },
     { ROPE "model.rope_scaling=yarn model.rope_base=1", ROPE "model.rope_scaling=llama3 model.rope_base=1",
       "yarn needs a base above 1", 1 },
+    { "log.prometheus=loss.svg", "log.prometheus=gauges.prom", "the run writes this file itself", 1 },
     { "model.rope_base_local=100", ROPE "model.rope_base_local=100", "only position = rope has it", 1 },
     { ROPE "model.rope_base_local=0.5", ROPE "model.rope_base_local=1", "must be 0 (as all others), or 1 and more", 1 },
     { "model.block_norms=both", "model.block_norms=both model.bias=false", "behind the norm of what a layer gives", 1 },
@@ -819,8 +813,8 @@ TEST(every_rule_has_its_case)
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const Rule *k = &rules[i];
         const char *got = complaint(NULL, k->wrong, k->world_size);
-        CHECK_MSG(strstr(got, k->says) && strncmp(got, "command line: ", 14) == 0 && count_lines(got) == 1,
-                  "%s: %s", k->wrong, got);
+        CHECK_MSG(strstr(got, k->says) && strncmp(got, "command line: ", 14) == 0 && count_lines(got) == 1, "%s: %s",
+                  k->wrong, got);
         got = complaint(NULL, k->right, k->world_size);
         CHECK_MSG(!*got, "%s: %s", k->right, got);
     }
@@ -969,18 +963,16 @@ TEST(no_rule_without_a_case)
 
 TEST(a_refused_value_breaks_no_further_rules)
 {
-    const char *got =
-        complaint("[model]\nhidden = x\nheads = 7\n[train]\nglobal_batch = -1\nmicro_batch = 5\n", "", 1);
-    CHECK_MSG(count_lines(got) == 3 && strstr(got, "t.ini:2: model.hidden = 'x'") && strstr(got, "t.ini:5:"),
-              "%s", got);
+    const char *got = complaint("[model]\nhidden = x\nheads = 7\n[train]\nglobal_batch = -1\nmicro_batch = 5\n", "", 1);
+    CHECK_MSG(count_lines(got) == 3 && strstr(got, "t.ini:2: model.hidden = 'x'") && strstr(got, "t.ini:5:"), "%s",
+              got);
 }
 
 TEST(rules_between_keys)
 {
     CHECK(strstr(complaint(NULL, "parallel.nccl.tp.max_ctas=4", 1), "only device=cuda has NCCL"));
-    CHECK(
-        strstr(complaint(NULL, "parallel.nccl.dp.min_ctas=5 parallel.nccl.dp.max_ctas=4 run.device=cuda", 1),
-               "the least must not be above the most"));
+    CHECK(strstr(complaint(NULL, "parallel.nccl.dp.min_ctas=5 parallel.nccl.dp.max_ctas=4 run.device=cuda", 1),
+                 "the least must not be above the most"));
     CHECK(strstr(complaint(NULL, "parallel.nccl.pp.min_ctas=5", 1), "unknown key"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
@@ -993,11 +985,10 @@ TEST(mixtures)
     CHECK(!*complaint(NULL, MOE "moe.every=5 moe.shared_ffn=64 moe.shared_gate=true", 1));
     CHECK(!*complaint(NULL, "model.bias=true moe.experts=8 moe.shared_ffn=64 moe.shared_gate=true", 1));
     CHECK(!*complaint(NULL, "model.bias=true moe.experts=8 checkpoint.upcycle=true checkpoint.load=x", 1));
-    CHECK(!*complaint(
-        NULL,
-        "moe.experts=256 moe.topk=8 moe.groups=8 moe.group_topk=4 moe.router=sigmoid moe.scale=2.5 "
-        "model.bias=false",
-        1));
+    CHECK(!*complaint(NULL,
+                      "moe.experts=256 moe.topk=8 moe.groups=8 moe.group_topk=4 moe.router=sigmoid moe.scale=2.5 "
+                      "model.bias=false",
+                      1));
 }
 
 TEST(latent_attention)
@@ -1008,12 +999,11 @@ TEST(latent_attention)
                   complaint(NULL, latent_wrong[i][0], 1));
     const char *const sp =
         MLA "run.device=cpu run.precision=fp32 parallel.tp=4 parallel.seq_blocks=2 train.micro_batch=1 ";
-    CHECK(strstr(complaint(NULL, sp, 4),
-                 "tp must divide micro_batch x seq_blocks, here 1 x 2; take parallel.sp=false"));
+    CHECK(
+        strstr(complaint(NULL, sp, 4), "tp must divide micro_batch x seq_blocks, here 1 x 2; take parallel.sp=false"));
     CHECK(!*complaint(NULL, MLA "run.device=cpu run.precision=fp32 parallel.tp=2 parallel.seq_blocks=2", 2));
     CHECK(!*complaint(NULL, MLA "model.bias=true model.attention_gate=true model.q_lora_rank=192", 1));
-    CHECK(!*complaint(NULL, MLA "model.q_lora_rank=192 model.hidden=770",
-                      1)); /* heads need not divide hidden */
+    CHECK(!*complaint(NULL, MLA "model.q_lora_rank=192 model.hidden=770", 1)); /* heads need not divide hidden */
     OK(read_as(&c, NULL, MLA "model.rope_scaling=yarn model.rope_factor=40 model.rope_mscale_all=1", 1));
     CHECK(c.model.head_dim == 192 && c.model.kv_heads == 12 && c.parallel.tp_blocks == 4);
     CHECK_CLOSE(c.model.rope_magnitude, 1, 1e-12, "mscale over mscale_all");

@@ -117,5 +117,18 @@ check "the loss: $(value loss)" awk -v a="$(value loss)" -v b="$(losses gauges |
 check "the validation loss: $(value valid_loss)" [ "$(value valid_loss | cut -c1-8)" = "$(sed -n 's/.*"valid_loss":\([^,}]*\).*/\1/p' gauges/metrics.jsonl | tail -1 | cut -c1-8)" ]
 check "every gauge has a type" [ "$(grep -c '^# TYPE' gauges/now.prom)" -eq "$(grep -c '^megatrain_' gauges/now.prom)" ]
 echo "a list" >notes.txt
+own="the run writes this file itself"
+for f in metrics.jsonl loss.svg loss.svg.tmp-7 .secret-1 events.out.tfevents.1 new/./log.txt "$PWD/new/starts/2.ini"; do
+    expect 2 "log.prometheus = '$f' with run.dir = 'new': $own" "$mt" config check --config tiny.ini run.dir=new log.prometheus="$f"
+done
+for f in metrics.json old/metrics.jsonl; do
+    expect 0 "" "$mt" config check --config tiny.ini run.dir=new log.prometheus="$f"
+done
+ln -s gauges linked
+run gauges log.tensorboard=true log.trace_steps=8 train.steps=9
+check "a run with a trace: $(ls gauges)" [ -s gauges/timeline.json ]
+for f in $(cd gauges && ls -A | grep -v now.prom); do
+    expect 2 "$own" "$mt" config check --config tiny.ini run.dir=linked log.prometheus="gauges/$f"
+done
 expect 2 "is no file that this command writes" "$mt" --config tiny.ini run.dir=refused train.steps=6 log.prometheus=./notes.txt
 finish

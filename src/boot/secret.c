@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/run_files.h"
 
 enum { RANDOM_BYTES = 32, DIGITS = 2 * RANDOM_BYTES };
 #define LOOK_S 0.05
@@ -21,7 +22,7 @@ enum { RANDOM_BYTES = 32, DIGITS = 2 * RANDOM_BYTES };
 /* Ranks of one start of a job look for one file, those of another for another. */
 static Err path_of(const Boot *b, const char *folder, char path[PATH_MAX])
 {
-    const int n = snprintf(path, PATH_MAX, "%s/.secret-%016llx", folder, (unsigned long long)boot_key(b));
+    const int n = snprintf(path, PATH_MAX, "%s/" RUN_SECRET "%016llx", folder, (unsigned long long)boot_key(b));
     return n < PATH_MAX ? ERR_OK : err_set(ERR_STORAGE, "the folder's name '%.200s...' is too long", folder);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "base/run_files.h"
 #include "ckpt/folder.h"
 #include "ckpt/manifest.h"
 
@@ -142,7 +143,7 @@ bool ckpt_any(const char *run_dir)
 Err ckpt_lock(const char *run_dir, int *fd_out)
 {
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/lock", run_dir) >= (int)sizeof path)
+    if (snprintf(path, sizeof path, "%s/" RUN_LOCK, run_dir) >= (int)sizeof path)
         return err_set(ERR_CONFIG, "run.dir is too long: '%s'", run_dir);
     TRY_AS(ERR_STORAGE, file_make_dirs(run_dir));
     TRY_AS(ERR_STORAGE, file_lock(path, fd_out));

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/run_files.h"
 
 bool entry_parse(const char *name, CkptEntry *out)
 {
@@ -36,7 +37,8 @@ bool entry_is_temporary(const char *name)
 
 Err folder_name(char out[PATH_MAX], const char *run_dir)
 {
-    if (snprintf(out, PATH_MAX, "%s/checkpoints", run_dir) < PATH_MAX - 128) return ERR_OK; /* room for names in it */
+    if (snprintf(out, PATH_MAX, "%s/" RUN_CHECKPOINTS, run_dir) < PATH_MAX - 128)
+        return ERR_OK; /* room for names in it */
     return err_set(ERR_CONFIG, "run.dir is too long: '%s'", run_dir);
 }
 

@@ -14,6 +14,7 @@
 #include "base/fault.h"
 #include "base/file.h"
 #include "base/plain.h"
+#include "base/run_files.h"
 #include "base/units.h"
 #include "ckpt/ckpt.h"
 #include "cli/command.h"
@@ -72,7 +73,7 @@ static Err print_last_metrics(const char *dir)
     char path[PATH_MAX];
     FileMap map;
     if (!holds(dir, "metrics.jsonl")) return ERR_OK;
-    snprintf(path, sizeof path, "%s/metrics.jsonl", dir);
+    snprintf(path, sizeof path, "%s/" RUN_METRICS, dir);
     TRY(file_map(path, &map));
     const char *text = map.data;
     int64_t end = map.size_bytes;

@@ -5,10 +5,11 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/run_files.h"
 #include "ckpt/ckpt.h"
 #include "train/kept.h"
 
-static const char name[] = "generation_config.json";
+static const char name[] = RUN_GENERATION;
 enum { GENERATION_MOST = 16 << 20 };
 
 static bool lies_in(const char *folder, const char *file, char path[PATH_MAX])

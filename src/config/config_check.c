@@ -13,6 +13,7 @@
 #include "base/heads.h"
 #include "base/int64.h"
 #include "base/rank_list.h"
+#include "base/run_files.h"
 
 /* ---- facts that rules go by ---- */
 
@@ -26,6 +27,12 @@ static bool path_fits(const char *path)
     enum { LONGEST_NAME = 256 }; /* that is put behind it */
     _Static_assert(PATH_MAX - LONGEST_NAME == 3840, "config.def says how many bytes");
     return strlen(path) <= PATH_MAX - LONGEST_NAME;
+}
+
+/* Would it replace a file that the run writes, or reads again? (Older programs took such.) */
+static bool is_of_the_run(const ConfigReader *r, const char *path)
+{
+    return *path && !r->compared && run_file_is_at(path, r->config->run.dir);
 }
 
 /* "98,2" or "969,30,1": two or three shares, at least one of them above 0. */

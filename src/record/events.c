@@ -22,8 +22,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/map.h"
+#include "base/run_files.h"
 
-static const char prefix[] = "events.out.tfevents.", suffix[] = ".megatrain";
+static const char prefix[] = RUN_EVENTS, suffix[] = ".megatrain";
 
 enum { HEAD_BYTES = 12, TAIL_BYTES = 4, MESSAGE_MAX_BYTES = EVENT_BYTES - HEAD_BYTES - TAIL_BYTES };
 enum { WIRE_VARINT, WIRE_FIXED64, WIRE_BYTES, WIRE_FIXED32 = 5 };

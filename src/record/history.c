@@ -10,6 +10,7 @@
 #include "config/config.h"
 #include "base/file.h"
 #include "base/map.h"
+#include "base/run_files.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20 };
 
@@ -216,7 +217,7 @@ static Err name_run(History *h)
 static Err read_all(History *h)
 {
     char metrics[PATH_MAX], config[PATH_MAX];
-    if (snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", h->dir) >= PATH_MAX)
+    if (snprintf(metrics, sizeof metrics, "%s/" RUN_METRICS, h->dir) >= PATH_MAX)
         return err_set(ERR_CKPT, "path is too long: '%s'", h->dir);
     snprintf(config, sizeof config, "%.*s/config.ini", PATH_MAX - 16, h->dir);
     if (!file_exists(metrics) && !file_exists(config))

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "config/config.h"
 #include "base/map.h"
+#include "base/run_files.h"
 #include "base/units.h"
 #include "base/words.h"
 
@@ -110,7 +111,7 @@ Err metrics_left(const char *run_dir, MetricsLeft *left)
     char path[PATH_MAX];
     FileMap map;
     *left = (MetricsLeft){ 0 };
-    if (snprintf(path, sizeof path, "%s/metrics.jsonl", run_dir) >= PATH_MAX || !file_exists(path)) return ERR_OK;
+    if (snprintf(path, sizeof path, "%s/" RUN_METRICS, run_dir) >= PATH_MAX || !file_exists(path)) return ERR_OK;
     TRY_AS(ERR_STORAGE, file_map(path, &map));
     const char *text = map.data, *end = text + map.size_bytes;
     for (const char *next; text && text < end; text = next) {
@@ -286,9 +287,9 @@ Err metrics_open(Metrics *m, MetricsOptions o)
     text_cut(m->title, sizeof m->title, o.title);
     m->o.title = m->title;
     int room = PATH_MAX - 64;
-    if (snprintf(m->jsonl_path, PATH_MAX, "%s/metrics.jsonl", o.run_dir) > room)
+    if (snprintf(m->jsonl_path, PATH_MAX, "%s/" RUN_METRICS, o.run_dir) > room)
         return err_set(ERR_STORAGE, "path is too long: '%s'", o.run_dir);
-    snprintf(m->svg_path, PATH_MAX, "%.*s/loss.svg", room, o.run_dir);
+    snprintf(m->svg_path, PATH_MAX, "%.*s/" RUN_CURVE, room, o.run_dir);
     TRY(prometheus_open(&m->prometheus, o.prometheus ? o.prometheus : "", o.run_dir, m->title));
     setup_init(&m->memory);
     Err err = open_files(m);

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/identity.h"
 #include "base/log.h"
+#include "base/run_files.h"
 
 enum { TOKENIZER_MAX_BYTES = 1 << 30, STARTS_MAX = 1000000 };
 
@@ -43,10 +44,10 @@ static Err write_start(const char *path, int number, const char *config_text, in
 Err kept_start(const char *run_dir, const char *config_text, int64_t step, const char *job)
 {
     char folder[PATH_MAX], name[32], path[PATH_MAX];
-    TRY(path_of(path, run_dir, "log.txt"));
+    TRY(path_of(path, run_dir, RUN_LOG));
     if (file_check_link(path)) log_warn("no log file: %s", err_message());
     else if (!log_to_file(path)) log_warn("no log file: cannot open '%s': %m", path);
-    TRY(path_of(folder, run_dir, "starts"));
+    TRY(path_of(folder, run_dir, RUN_STARTS));
     TRY(file_make_dirs(folder));
     TRY(path_of(path, folder, "saved"));
     if (!step) TRY(file_remove_tree(path)); /* what begins anew has no checkpoint yet */
@@ -61,7 +62,7 @@ Err kept_start(const char *run_dir, const char *config_text, int64_t step, const
 Err kept_saved(const char *run_dir, int64_t step)
 {
     char folder[PATH_MAX], path[PATH_MAX], text[64];
-    TRY(path_of(folder, run_dir, "starts"));
+    TRY(path_of(folder, run_dir, RUN_STARTS));
     TRY(path_of(path, folder, "saved"));
     if (file_exists(path)) return ERR_OK;
     TRY(file_make_dirs(folder)); /* somebody may have removed the run's folder while it runs */
@@ -72,7 +73,7 @@ Err kept_saved(const char *run_dir, int64_t step)
 bool kept_was_saved(const char *run_dir)
 {
     char path[PATH_MAX];
-    return !path_of(path, run_dir, "starts/saved") && file_exists(path);
+    return !path_of(path, run_dir, RUN_STARTS "/saved") && file_exists(path);
 }
 
 /* ---- the tokenizer ---- */
@@ -120,7 +121,7 @@ Err kept_tokenizer(const char *run_dir, const char *spec)
 {
     char folder[PATH_MAX], from[PATH_MAX], to[PATH_MAX];
     if (!strcmp(spec, "byte")) return ERR_OK;
-    TRY(path_of(folder, run_dir, "tokenizer"));
+    TRY(path_of(folder, run_dir, RUN_TOKENIZER));
     TRY(file_make_dirs(folder));
     for (int i = 0; kept_tokenizer_files[i]; i++) {
         TRY(path_of(to, folder, kept_tokenizer_files[i]));
@@ -132,5 +133,5 @@ Err kept_tokenizer(const char *run_dir, const char *spec)
 
 bool kept_find_tokenizer(const char *run_dir, char out[PATH_MAX])
 {
-    return !path_of(out, run_dir, "tokenizer") && file_is_dir(out);
+    return !path_of(out, run_dir, RUN_TOKENIZER) && file_is_dir(out);
 }

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/plain.h"
+#include "base/run_files.h"
 #include "base/trace.h"
 #include "train/join.h"
 #include "train/kept.h"
@@ -42,7 +43,7 @@ static Err write_config(Loop *l)
     char path[PATH_MAX], job[320];
     const char *dir = l->cfg->run.dir;
     if (!l->lead) return ERR_OK;
-    snprintf(path, sizeof path, "%s/config.ini", dir);
+    snprintf(path, sizeof path, "%s/" RUN_CONFIG, dir);
     TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
     job_text(&l->ranks.boot, job, sizeof job);
     TRY(kept_start(dir, l->config_text, l->run.trainer.progress.step, job));
@@ -124,7 +125,7 @@ static Err open_trace(Loop *l)
     trace_track("main thread");
     if (!*ranks) ranks = w->grid.pp > 1 ? "all" : "0";
     if (w->size > 1) return timeline_open(&l->run.trainer, dir, ranks, &l->timeline);
-    snprintf(path, sizeof path, "%s/timeline.json", dir);
+    snprintf(path, sizeof path, "%s/" RUN_TIMELINE, dir);
     return trace_open(path);
 }
 

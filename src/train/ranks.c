@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/identity.h"
 #include "base/log.h"
+#include "base/run_files.h"
 #include "boot/secret.h"
 
 enum { HOST_ID_BYTES = 128, LAST_WORDS_US = 500 * 1000, JUDGED_S = 10, LEAVE_S = 10 };
@@ -411,7 +412,7 @@ Err ranks_see_folder(Ranks *r, const char *folder)
     char path[PATH_MAX];
     if (r->boot.size == 1) return ERR_OK;
     if (r->boot.rank) return look_for_mark(r, folder);
-    if (snprintf(path, sizeof path, "%s/.shared-%d-%llx", folder, (int)getpid(),
+    if (snprintf(path, sizeof path, "%s/" RUN_SHARED_MARK "%d-%llx", folder, (int)getpid(),
                  (unsigned long long)(1e6 * clock_unix_s())) >= PATH_MAX)
         return err_set(ERR_CONFIG, "run.dir is too long: '%s'", folder);
     return leave_mark(r, path);

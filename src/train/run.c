@@ -15,6 +15,7 @@
 #include "base/identity.h"
 #include "base/log.h"
 #include "base/processors.h"
+#include "base/run_files.h"
 #include "base/units.h"
 #include "hf/folder.h"
 #include "hf/load.h"
@@ -639,25 +640,16 @@ Err run_resume(Run *r)
 
 /* ---- odds ---- */
 
-/* Are the first n bytes of a name one of these, of which NULL is the last? */
-static bool is_one_of(const char *const *names, const char *name, size_t n)
-{
-    while (*names && (strlen(*names) != n || strncmp(name, *names, n) != 0)) names++;
-    return *names;
-}
-
 /* The name of a file that file_replace was writing, or metrics.c, of those that lie in a run folder. */
 static bool is_leftover(const char *name)
 {
-    static const char *const files[] = { "config.ini",    "gemm-algorithms.txt",      "loss.svg",
-                                         "metrics.jsonl", "saved" /* starts/saved */, NULL };
-    static const char mark[] = ".shared-"; /* of ranks.c */
-    const char *end = strstr(name, ".tmp-");
-    if (!strncmp(name, mark, sizeof mark - 1)) return true;
-    if (!end || !end[5] || end[5 + strspn(end + 5, "0123456789")]) return false;
-    const size_t n = (size_t)(end - name), number = strspn(name, "0123456789");
+    const size_t n = run_file_unfinished(name), number = strspn(name, "0123456789");
+    if (!strncmp(name, RUN_SHARED_MARK, strlen(RUN_SHARED_MARK))) return true;
+    if (!n) return false;
     if (number && number + 4 == n && strncmp(name + number, ".ini", 4) == 0) return true; /* starts/N.ini */
-    return is_one_of(files, name, n) || is_one_of(kept_tokenizer_files, name, n);
+    for (int i = 0; kept_tokenizer_files[i]; i++)
+        if (strlen(kept_tokenizer_files[i]) == n && !strncmp(kept_tokenizer_files[i], name, n)) return true;
+    return run_file_is_own(name, n) || (n == 5 && !strncmp(name, "saved", n)); /* starts/saved */
 }
 
 static void sweep(const char *dir)
@@ -676,8 +668,8 @@ void run_sweep(const char *run_dir)
 {
     char folder[PATH_MAX];
     sweep(run_dir);
-    if (snprintf(folder, sizeof folder, "%s/starts", run_dir) < PATH_MAX) sweep(folder);
-    if (snprintf(folder, sizeof folder, "%s/tokenizer", run_dir) < PATH_MAX) sweep(folder);
+    if (snprintf(folder, sizeof folder, "%s/" RUN_STARTS, run_dir) < PATH_MAX) sweep(folder);
+    if (snprintf(folder, sizeof folder, "%s/" RUN_TOKENIZER, run_dir) < PATH_MAX) sweep(folder);
 }
 
 void run_leave(const char *run_dir)
@@ -687,10 +679,10 @@ void run_leave(const char *run_dir)
     DIR *d = opendir(run_dir);
     if (!d) return;
     for (struct dirent *entry; (entry = readdir(d));)
-        others += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && strcmp(entry->d_name, "lock") &&
-                  strcmp(entry->d_name, "lock.held"); /* (base/held.h) */
+        others += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && strcmp(entry->d_name, RUN_LOCK) &&
+                  strcmp(entry->d_name, RUN_LOCK ".held"); /* (base/held.h) */
     closedir(d);
-    if (others || snprintf(lock, sizeof lock, "%s/lock", run_dir) >= (int)(sizeof lock - sizeof ".held")) return;
+    if (others || snprintf(lock, sizeof lock, "%s/" RUN_LOCK, run_dir) >= (int)(sizeof lock - sizeof ".held")) return;
     unlink(lock);
     strcat(lock, ".held");
     unlink(lock);

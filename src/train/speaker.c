@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/run_files.h"
 #include "boot/greet.h"
 
-#define NAME ".spoken"
 enum {
     LOOK_US = 20 * 1000,
     LONG_AGO_S = 3600,
@@ -29,7 +29,7 @@ static void clear_old(const char *folder)
     const time_t now = time(NULL);
     struct stat s;
     for (struct dirent *e; d && (e = readdir(d));) {
-        if (strncmp(e->d_name, NAME, strlen(NAME)) != 0) continue;
+        if (strncmp(e->d_name, RUN_SPOKEN, strlen(RUN_SPOKEN)) != 0) continue;
         if (!fstatat(dirfd(d), e->d_name, &s, AT_SYMLINK_NOFOLLOW) && now - s.st_mtim.tv_sec > LONG_AGO_S)
             unlinkat(dirfd(d), e->d_name, 0);
     }
@@ -39,7 +39,8 @@ static void clear_old(const char *folder)
 static void name_file(Speaker *s, const char *folder, const GreetKey *key)
 {
     const unsigned long long name = greet_name(key, "speaker");
-    if (snprintf(s->path, sizeof s->path, "%s/" NAME "-%016llx", folder, name) >= (int)sizeof s->path) s->path[0] = 0;
+    if (snprintf(s->path, sizeof s->path, "%s/" RUN_SPOKEN "-%016llx", folder, name) >= (int)sizeof s->path)
+        s->path[0] = 0;
 }
 
 void speaker_open(Speaker *s, const char *folder, const char *secret, const char *start)

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/rank_list.h"
+#include "base/run_files.h"
 #include "base/svg.h"
 #include "base/trace.h"
 #include "pipeline/chart.h"
@@ -74,8 +75,8 @@ static Err open_all(Timeline *t, const char *run_dir, const char *ranks)
     const World *w = t->trainer->world;
     TRY(setup_array(&t->setup, w->size, &t->traced));
     ASSERT(rank_list_read(ranks, w->size, t->traced));
-    snprintf(t->json_path, sizeof t->json_path, "%s/timeline.json", run_dir);
-    snprintf(t->svg_path, sizeof t->svg_path, "%s/timeline.svg", run_dir);
+    snprintf(t->json_path, sizeof t->json_path, "%s/" RUN_TIMELINE, run_dir);
+    snprintf(t->svg_path, sizeof t->svg_path, "%s/" RUN_TIMELINE_PICTURE, run_dir);
     if (timeline_records(t)) TRY(trace_open(t->json_path));
     if (w->grid.pp > 1) TRY(setup_array(&t->setup, schedule_of(t)->rank[w->pp_rank].count, &t->times));
     if (w->rank) return ERR_OK;

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/heap.h"
 #include "base/log.h"
+#include "base/run_files.h"
 #include "base/trace.h"
 #include "base/units.h"
 #include "base/words.h"
@@ -427,7 +428,8 @@ static void look_for_folder(Loop *l)
 {
     char path[PATH_MAX];
     if (!l->lead || l->folder_gone || l->lock_fd < 0) return;
-    if (snprintf(path, sizeof path, "%s/lock", l->cfg->run.dir) >= PATH_MAX || file_is_still(l->lock_fd, path)) return;
+    if (snprintf(path, sizeof path, "%s/" RUN_LOCK, l->cfg->run.dir) >= PATH_MAX) return;
+    if (file_is_still(l->lock_fd, path)) return;
     log_warn("the folder '%s' was removed or replaced while the run writes into it: its metrics and its log "
              "are lost "
              "from here on, and nothing keeps another run out; the next checkpoint makes it anew",

@@ -10,11 +10,12 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/run_files.h"
 #include "train/run.h"
 
 static void choices_path(const Run *r, char path[PATH_MAX])
 {
-    snprintf(path, PATH_MAX, "%s/gemm-algorithms.txt", r->cfg->run.dir);
+    snprintf(path, PATH_MAX, "%s/" RUN_ALGORITHMS, r->cfg->run.dir);
 }
 
 /* Every rank's text of `bytes`: *out has `*pitch` bytes a rank, filled up with zeros, one at least. Collective. */
