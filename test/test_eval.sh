@@ -21,6 +21,10 @@ run base
 want=$(valids base)
 check "two losses: $(xargs <<<"$want")" [ "$(grep -c '^[0-9.]*$' <<<"$want")" -eq 2 ]
 check "the log says how many samples" grep -q '^347 samples an evaluation$' base.err
+run older train.global_batch=6 train.micro_batch=2 train.eval_batches=4 # which a run of before may have
+check "batches bound an evaluation: $(grep -m1 error older.err)" grep -q '^44 samples an evaluation$' older.err # all 20, and 24
+check "and the log names the samples" grep -q "$(printf '%s' '^warning: train.eval_batches=4 counts global batches: with another ' \
+    'train.global_batch other samples are evaluated; train.eval_samples=24 reads these with any$')" older.err
 n=0
 for batch in "1 1" "6 1" "6 2" "20 20" "64 4" "64 64" "327 3" "480 32"; do
     n=$((n + 1))

@@ -54,6 +54,25 @@ check "the hint names one: $(tail -1 err.txt)" grep -q "^hint: the first is 'nea
 check "and nothing is left" [ ! -e x ]
 expect 2 "the only one has no name" "$mt" --config tiny.ini "${keys[@]}" checkpoint.keep_best=1 checkpoint.best_set=sky
 
+# losses of other samples are not compared with those before: the best of each sort stays, and the run says so
+run unequal checkpoint.keep_best=1 train.stop_at=12
+run unequal checkpoint.keep_best=1 train.eval_samples=30
+check "an evaluation of more samples: $(grep warning unequal.err)" grep -q "$(printf '%s' \
+    '^warning: validation losses are of 30 samples from here on, up to step 12 they were of 15: do not compare them$')" unequal.err
+sort_of() { # FIRST LAST: the best step of these
+    sed -n 's/^{"step":\([0-9]*\),.*"valid_loss":\([0-9.e+-]*\)[,}].*/\2 \1/p' unequal/metrics.jsonl |
+        awk -v first="$1" -v last="$2" '$2 >= first && $2 <= last' | sort -g -s -k1,1 | head -1 | sed 's/.* //'
+}
+both=$({ sort_of 1 12; sort_of 13 24; printf '22\n24\n'; } | sort -nu | paste -sd ' ')
+check "the best of 15 samples and the best of 30: $(steps unequal), not $both" [ "$(steps unequal)" = "$both" ]
+run others checkpoint.keep_best=1 train.stop_at=4
+run others checkpoint.keep_best=1 train.stop_at=6 data.valid=a
+check "as many others: $(grep warning others.err)" \
+    grep -q "^warning: validation losses are of 15 samples .* up to step 4 they were of 15 others: do not compare them$" others.err
+run same checkpoint.keep_best=1 train.stop_at=4
+run same checkpoint.keep_best=1 train.stop_at=6
+check "the same samples: $(grep compare same.err)" eval '! grep -q compare same.err'
+
 while IFS='|' read -r text words; do
     expect 2 "$text" "$mt" --config tiny.ini run.dir=x "${keys[@]}" $words
 done <<'EOT'
