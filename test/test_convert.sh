@@ -104,6 +104,15 @@ echo secret >elsewhere.txt
 ln -sf ../elsewhere.txt leading/chat_template.jinja
 expect 4 "is a link that leads out of the folder" into leading leading.run
 check "nothing of it is kept" [ ! -e leading.run ]
+# a million names in an index: each is looked up, sorted and met once (what took a million times as long would not end),
+# and the file that is not there is the last one's
+cp -r three million
+/usr/bin/python3 - <<'P'
+with open("million/model.safetensors.index.json", "w") as f:
+    f.write('{"weight_map":{' + "".join([f'"x.{i}":"model-0000{i % 3 + 1}-of-00003.safetensors",' for i in range(1000000)]) +
+            '"last":"y.safetensors"}}')
+P
+expect 4 "'million/y.safetensors' is missing, which the index names" into million million.run
 # tables that older files hold are passed over
 /usr/bin/python3 - "$root/test/tools" <<'P'
 import os, shutil, sys
