@@ -2,6 +2,7 @@
 # scripts/cuda-toolkit.sh on toolkits as NVIDIA's installer, conda, PyPI's wheels and the HPC SDK lay them out: folders
 # with an nvcc that says what such a one says, and with what `make` then compiles by, links with and misses.
 . "$(dirname "$0")/lib.sh"
+unset MAKEFLAGS MAKEOVERRIDES CUDA # `make test CUDA=0` is not what the makes here are asked
 toolkit() { "$root/scripts/cuda-toolkit.sh" "$@"; }
 
 # tree FOLDER: all that is needed, in include/ and LIB/ of it
@@ -98,7 +99,7 @@ check "libraries" grep -qF -- "-L$work/conda/targets/x86_64-linux/lib" <<<"$ld"
 # the demo builds kernels where a GPU is seen, where some were built before, or where it is told to
 demo_makes() { # RESULT VARIABLE=VALUE...
     local got
-    got=$(env -u MAKEFLAGS -u CUDA make -s -C "$root" BUILD="$work/demo" CUDA_HOME="$work/conda" -n demo "${@:2}" 2>/dev/null |
+    got=$(make -s -C "$root" BUILD="$work/demo" CUDA_HOME="$work/conda" -n demo "${@:2}" 2>/dev/null |
         grep -o 'CUDA=[01] megatrain')
     check "the demo with ${*:2}: $got" [ "$got" = "$1 megatrain" ]
 }
@@ -108,6 +109,20 @@ demo_makes CUDA=0 SEES_GPU=/dev/nvidia0 CUDA=0
 demo_makes CUDA=1 SEES_GPU= CUDA=1
 mkdir -p demo && touch demo/.cuda-1
 demo_makes CUDA=1 SEES_GPU=
+
+# the executable as it was built: its addresses are bound before main and then read-only, the guards of stacks and of the
+# libraries' copies are in it, no stack is executable, and no folder of a user's is looked into for libraries
+if [ -z "${MEGATRAIN_SANITIZED:-}" ]; then
+    readelf -dW "$mt" >dynamic.txt && readelf -lW "$mt" >segments.txt && readelf --dyn-syms -W "$mt" >symbols.txt || bad "readelf"
+    check "addresses are bound at the start" grep -q 'FLAGS.*BIND_NOW' dynamic.txt
+    check "and read-only then" grep -q 'GNU_RELRO' segments.txt
+    check "at an address of each start's own" grep -q 'Elf file type is DYN' segments.txt
+    check "no stack is executable: $(grep GNU_STACK segments.txt)" grep -q 'GNU_STACK .* RW  *0x' segments.txt
+    check "guards of stacks" grep -q '__stack_chk_fail' symbols.txt
+    for f in memcpy snprintf vsnprintf; do check "$f is guarded" grep -q "__${f}_chk" symbols.txt; done
+    grep 'RPATH\|RUNPATH' dynamic.txt | grep -v '\[$ORIGIN/lib:$ORIGIN/\.\./lib[]:]' >path.txt
+    check "no path of libraries but with CUDA the bundle's: $(cat path.txt)" [ ! -s path.txt ]
+fi
 
 # a word that no fault's name contains is no pass
 for list in mutants cuda_bugs layout_controls; do
