@@ -18,6 +18,11 @@ check "a configuration" "$mt" config dump --config llama.ini >/dev/null
 expect 2 "takes one folder" "$mt" config from-hf
 expect 2 "takes one folder" "$mt" config from-hf a b
 expect 4 "nothing/config.json" "$mt" config from-hf nothing
+for place in ". published/llama-3.1-8b/config.json" "published/llama-3.1-8b config.json" "/ $PWD/published/llama-3.1-8b/config.json"; do
+    (cd ${place% *} && "$mt" config from-hf ${place#* }) >of_file.ini 2>err.txt
+    check "the file for its folder, $place: $(cat err.txt)" cmp -s of_file.ini llama.ini
+done
+expect 2 "'llama.ini' is a file, and neither a folder nor its config.json" "$mt" config from-hf llama.ini
 mkdir -p bad
 echo '{"model_type":"llama"' >bad/config.json
 expect 4 "bad/config.json" "$mt" config from-hf bad

@@ -1,6 +1,8 @@
 /* config: check, dump, explain, from-hf. */
+#include <limits.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/words.h"
 #include "cli/config_arg.h"
 #include "hf/class.h"
@@ -54,16 +56,34 @@ static Err answer(const Config *c, const char *verb, const char *key)
     return ERR_OK;
 }
 
+/* Cuts a path of a model's config.json to that of its folder. */
+static Err find_folder(char path[PATH_MAX], const char *given)
+{
+    static const char name[] = "config.json";
+    snprintf(path, PATH_MAX, "%s", given);
+    if (file_is_dir(given) || !file_exists(given)) return ERR_OK;
+    char *last = strrchr(path, '/');
+    if (strcmp(last ? last + 1 : path, name) != 0) {
+        err_set(ERR_CONFIG, "'megatrain config from-hf': '%s' is a file, and neither a folder nor its %s", given, name);
+        return err_hint("megatrain config from-hf FOLDER >model.ini");
+    }
+    if (last) last[last == path] = 0; /* (the root is a folder, too) */
+    else strcpy(path, ".");
+    return ERR_OK;
+}
+
 /* The sections of a model of Hugging Face's. */
 static Err from_hf(Words folders)
 {
     SetupArena arena;
     HfConfig hf;
+    char folder[PATH_MAX];
     if (folders.count != 1)
         return err_set(ERR_CONFIG, "'megatrain config from-hf' takes one folder, with a config.json"),
                err_hint("megatrain config from-hf FOLDER >model.ini");
+    TRY(find_folder(folder, folders.items[0]));
     setup_init(&arena);
-    const Err err = hf_config_read(folders.items[0], &arena, &hf);
+    const Err err = hf_config_read(folder, &arena, &hf);
     if (!err) printf("; %s\n%s", hf_class_names(hf.kind)->architecture, hf.ini);
     setup_release(&arena);
     return err;
