@@ -29,7 +29,13 @@ for f in one three sixteen half; do
 done
 cp -r one odd && chmod u+w odd/model.safetensors && printf '\0\0\300\177' |
     dd of=odd/model.safetensors bs=1 seek=$(($(stat -c %s one/model.safetensors) - 4)) conv=notrunc 2>/dev/null
-expect 0 "has 1 numbers that are NaN or infinite, the first of them in what becomes '" into odd odd.run
+odd="NaN or infinite weights in 1 of 15 tensors, first in '"
+expect 0 "warning: 'odd': $odd" into odd odd.run
+for dtype in f32 bf16; do
+    expect 0 "warning: 'odd.run/$step': $odd" out odd.run odd.$dtype --dtype $dtype
+done
+expect 0 "" out one.run fine.out
+check "no warning of a whole one: $(grep NaN err.txt)" [ "$(grep -c NaN err.txt)" -eq 0 ]
 check "one file or three" same_weights one.run three.run
 check "what came in goes out" [ "$(values one)" = "$(values one.out)" ]
 out sixteen.run sixteen.bf16 --dtype bf16 2>err.txt
@@ -334,6 +340,12 @@ loads mixture <<'T'
 T
 keys=(model.arch=llama model.layers=2 model.hidden=40 model.heads=5 model.kv_heads=1 model.head_dim=8 model.ffn=56
     model.seq=32 model.vocab=300)
+for from in odd odd.run; do
+    expect 0 "': $odd" "$mt" --config ranks.ini run.dir=$from.1 "${keys[@]}" checkpoint.load=$from
+    expect 0 "': $odd" "$root/scripts/launch.sh" -n 2 -- "$mt" --config ranks.ini run.dir=$from.2 "${keys[@]}" checkpoint.load=$from \
+        parallel.pp=2
+    check "once: $(grep -c NaN err.txt)" [ "$(grep -c "$odd" err.txt)" -eq 1 ]
+done
 cp -r three broken
 rm broken/model-00003-of-00003.safetensors
 expect 4 "is missing" "$mt" --config ranks.ini run.dir=refused "${keys[@]}" checkpoint.load=broken

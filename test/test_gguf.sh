@@ -33,6 +33,13 @@ model() {
         awk -v x="${figure:-none}" 'BEGIN { exit !(x ~ /^[0-9.]+e[-+][0-9]+$/ && x + 0 < 1e-5) }'
 }
 model llama model.kv_heads=2
+# a weight that is NaN goes out, with a warning, but for q8_0
+last=$(ls llama.hf/*.safetensors | tail -1)
+printf '\0\0\300\177' | dd of="$last" bs=1 seek=$(($(stat -c %s "$last") - 4)) conv=notrunc 2>/dev/null
+"$mt" convert --from llama.hf --to nan --format megatrain 2>err.txt || bad "$(grep -m1 error err.txt)"
+into nan nan.gguf --dtype f16
+check "a warning: $(tail -1 err.txt)" grep -q "warning: 'nan/.*': NaN or infinite weights in 1 of [0-9]* tensors, first in '" err.txt
+expect 4 "which q8_0 has no place for" "$mt" convert --from nan --to nan.q8 --format gguf --dtype q8_0
 model wide model.kv_heads=2 model.head_dim=24 model.tied=true model.rope_scaling=llama3 model.rope_factor=8 \
     model.rope_original=32 model.rope_base=10000
 model linear model.rope_scaling=linear model.rope_factor=4 model.bias=true

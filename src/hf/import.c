@@ -1,17 +1,15 @@
 /* A folder becomes a checkpoint (convert.h): parameter by parameter, some rows a job, in the order that ckpt/pieces.c
  * writes them in. */
-#include <math.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/heap.h"
 #include "base/int64.h"
-#include "base/log.h"
 #include "data/progress.h"
 #include "hf/convert.h"
 #include "hf/jobs.h"
 #include "hf/weights.h"
+#include "param/odd.h"
 
 enum { JOB_FLOATS = 1 << 20 };
 
@@ -22,31 +20,10 @@ typedef struct {
     Jobs *jobs;
     Progress progress;
     int64_t done_bytes;
-    _Atomic int64_t not_finite; /* numbers */
-    _Atomic int first_of_them;  /* 1 + the first parameter that has such; 0: none */
+    OddValues odd;
 } Import;
 
 static int64_t rows_of_job(const Param *p) { return max64(1, JOB_FLOATS / p->spec.shape[1]); }
-
-/* Notes NaN and infinities of parameter `id`. */
-static void count_wrong(Import *m, int id, const float *x, int64_t count)
-{
-    int64_t wrong = 0;
-    for (int64_t i = 0; i < count; i++) wrong += !isfinite(x[i]);
-    if (!wrong) return;
-    m->not_finite += wrong;
-    for (int first = m->first_of_them; !first || first > id + 1;)
-        if (atomic_compare_exchange_weak(&m->first_of_them, &first, id + 1)) break;
-}
-
-static void warn_of_wrong(const Import *m)
-{
-    if (!m->not_finite) return;
-    log_warn("'%s' has %lld numbers that are NaN or infinite, the first of them in what becomes '%s': the "
-             "model computes "
-             "nothing else",
-             m->x->from, (long long)m->not_finite, m->x->whole->items[m->first_of_them - 1].name);
-}
 
 /* Some rows of a parameter. */
 static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *size_bytes)
@@ -65,7 +42,7 @@ static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *s
     const Box box = { { row, 0 }, { min64(step, p->spec.shape[0] - row), p->spec.shape[1] } };
     *size_bytes = box_count(box) * (int64_t)sizeof(float);
     TRY(hf_weights_read(&m->model, p, box, (float *)slot, box.shape[1]));
-    count_wrong(m, low, (const float *)slot, box_count(box));
+    odd_look(&m->odd, low, (const float *)slot, box_count(box));
     return ERR_OK;
 }
 
@@ -82,6 +59,7 @@ static Err start(Import *m, SetupArena *a)
 {
     const ParamRegistry *whole = m->x->whole;
     int64_t most = JOB_FLOATS;
+    TRY(odd_open(&m->odd, whole, a));
     TRY(setup_array(a, whole->count + 1, &m->first_job));
     for (int i = 0; i < whole->count; i++) {
         const Param *p = &whole->items[i];
@@ -157,7 +135,7 @@ Err hf_import(const HfImport *x)
     SetupArena a;
     setup_init(&a);
     Err err = import(&m, &a);
-    if (!err) warn_of_wrong(&m);
+    if (!err) odd_warn(&m.odd, x->from);
     jobs_close(m.jobs);
     progress_close(&m.progress);
     hf_weights_close(&m.model);

@@ -221,7 +221,7 @@ static Err fill_part(const TheirsList *l, const Theirs *t, const HfPart *part, i
 
 static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *size_bytes)
 {
-    const TheirsList *l = user;
+    TheirsList *l = user;
     int64_t low = 0, high = l->count;
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
@@ -235,6 +235,7 @@ static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *s
         const HfPart part = part_of(l, t, k);
         TRY(fill_part(l, t, &part, first, end, (float *)slot, (float *)scratch));
     }
+    odd_look(&l->odd, (int)(t->param - l->spec.whole->items), (const float *)slot, end - first);
     *size_bytes = stored_bytes(t->stored, end - first);
     return encode(t, (float *)slot, end - first);
 }
@@ -243,6 +244,7 @@ static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *s
 
 Err theirs_start(TheirsList *l, SetupArena *a)
 {
+    TRY(odd_open(&l->odd, l->spec.whole, a));
     TRY(jobs_open(&(JobsSpec){ .user = l,
                                .work = work,
                                .count = l->job_count,
@@ -262,5 +264,6 @@ Err theirs_put(TheirsList *l, const Theirs *t, ChunkWriter *w)
         l->done_bytes += n;
         progress_show(&l->progress, l->done_bytes, 0);
     }
+    if (l->done_bytes == l->total_bytes) odd_warn(&l->odd, l->spec.from);
     return ERR_OK;
 }

@@ -12,6 +12,7 @@
 #include "data/progress.h"
 #include "hf/jobs.h"
 #include "hf/tensors.h"
+#include "param/odd.h"
 
 /* How numbers are stored. Q8_0: blocks of 32 of a row, an f16 scale and 32 bytes each. */
 typedef enum { STORED_F32, STORED_BF16, STORED_F16, STORED_Q8_0 } Stored;
@@ -46,6 +47,7 @@ typedef struct {
     Theirs *items;
     int64_t count, total_bytes; /* number of tensors; bytes of all data */
     int64_t job_count, slot_floats, done_bytes;
+    OddValues odd;
     Jobs *jobs;
     Progress progress;
 } TheirsList;
@@ -60,8 +62,8 @@ void theirs_name(const TheirsList *l, const Theirs *t, char out[HF_NAME_MAX]);
 HfPart theirs_part(const TheirsList *l, const Theirs *t);
 int64_t theirs_bytes(const Theirs *t);
 
-/* Starts the threads; afterwards theirs_put writes the data of each tensor of the list, in its order. ERR_CKPT: a
- * number has no place in what is stored. */
+/* Starts the threads; afterwards theirs_put writes the data of each tensor of the list, in its order. The last one
+ * warns of weights that are NaN or infinite. ERR_CKPT: a number has no place in what is stored. */
 Err theirs_start(TheirsList *l, SetupArena *a);
 Err theirs_put(TheirsList *l, const Theirs *t, ChunkWriter *w);
 

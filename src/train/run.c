@@ -19,6 +19,7 @@
 #include "base/units.h"
 #include "hf/folder.h"
 #include "hf/load.h"
+#include "param/odd.h"
 #include "train/bind.h"
 #include "train/data_id.h"
 #include "train/inputs.h"
@@ -470,6 +471,22 @@ static Upcycle upcycle_of(const ModelSpec *m)
     return (Upcycle){ .experts = e->experts, .parts = e->parts, .factor = (float)e->parts / (sum * e->router.scale) };
 }
 
+/* Weights that were loaded may be those of a run that had gone wrong. */
+static Err look_at_weights(Run *r, const char *path)
+{
+    Stream *stream = &r->trainer.device.stream;
+    const ParamSet *params = &r->trainer.params;
+    SetupArena a;
+    OddValues odd;
+    setup_init(&a);
+    Err err = odd_open(&odd, params->whole, &a);
+    for (int i = 0; !err && i < params->replicas; i++) err = odd_look_at_store(&odd, &params->stores[i], stream);
+    if (!err) err = odd_share(&odd, &r->world->host, stream);
+    if (!err && !r->world->rank) odd_warn(&odd, path);
+    setup_release(&a);
+    return err;
+}
+
 static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
 {
     CkptMeta meta;
@@ -491,7 +508,7 @@ static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
     if (weights_only) TRY(check_tokenizer(r, &meta));
     if (r->spec.purpose.forward_only) warn_of_replaced(r, &meta);
     log_info("%s from %s", load.upcycle ? "upcycling the dense weights" : weights_only ? "weights" : "resuming", path);
-    if (weights_only) return ERR_OK;
+    if (weights_only) return look_at_weights(r, path);
     warn_of_valid(r, &meta);
     r->trainer.progress.step = meta.step;
     r->trainer.progress.samples = meta.samples;
@@ -578,7 +595,7 @@ static Err load_hub_folder(Run *r, const char *from)
     TRY(inputs_agree_on_weights(r, from, &damaged));
     TRY(hf_load(&load, r->cfg));
     log_info("weights from %s", from);
-    return ERR_OK;
+    return look_at_weights(r, from);
 }
 
 Err run_load_weights(Run *r, const char *from, int64_t step)
