@@ -111,3 +111,4 @@ echo "$before"
 say "After ($steps steps)"
 mt generate --run "$run" --prompt "$prompt" --tokens 120 --temperature 0.8 --top-k 40 --seed 1
 say "Done in $(((SECONDS - started) / 60)) min $(((SECONDS - started) % 60)) s. The curve: $run/loss.svg"
+echo "   To Hugging Face: ./megatrain convert --from $run --to demo-hf --format hf (gguf: to llama.cpp)"

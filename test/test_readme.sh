@@ -24,6 +24,10 @@ seq 2000 >numbers.txt
 "$mt" preprocess --input numbers.txt --tokenizer byte --output numbers --append-eod >/dev/null 2>&1 &&
     OMP_NUM_THREADS=1 "$mt" --config config/demo.ini data.{train,valid}=numbers data.tokenizer=byte 2>/dev/null
 check "a demo that was made before" [ -e runs/demo/metrics.jsonl ]
+bash -c "$(grep '^./megatrain convert --from runs/demo ' README.md)" 2>err.txt
+check "leaves as a Qwen3: $(tail -1 err.txt)" grep -q '"Qwen3ForCausalLM"' demo-hf/config.json
+"$mt" convert --from runs/demo --to demo.gguf --format gguf 2>err.txt
+check "and to llama.cpp: $(tail -1 err.txt)" [ -s demo.gguf ]
 
 ran=0 keys=
 while read -r line; do
