@@ -116,7 +116,7 @@ static double median(const double *values, int n)
 static void peer_print(const Peer *p, int steps)
 {
     const double tokens = (double)(p->spec.global_batch * p->spec.model.seq), mid = median(p->ms, steps);
-    const double flop = (double)model_flop_per_token(&p->spec.model, p->plan.params) * tokens;
+    const double flop = (double)model_flop_per_token(&p->spec.model, p->plan.params.model) * tokens;
     double least = p->ms[0];
     for (int i = 1; i < steps; i++) least = p->ms[i] < least ? p->ms[i] : least;
     printf("{\"peer\":\"megatrain\",\"mode\":\"%s\",\"ms\":%.1f,\"min_ms\":%.1f,\"min_cpu_ms\":%.1f,\"tok_s\":%.1f,"

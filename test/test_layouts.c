@@ -585,7 +585,7 @@ TEST(slack_pieces_are_planned)
                   memory_plan_total(&redo) < memory_plan_total(&wide),
               "%lld, in pieces %lld, for all %lld bytes", (long long)memory_plan_total(&tight),
               (long long)memory_plan_total(&redo), (long long)memory_plan_total(&wide));
-    CHECK(redo.flop == tight.flop && redo.comm_bytes == tight.comm_bytes);
+    CHECK(redo.work.flop == tight.work.flop && redo.work.comm_bytes == tight.work.comm_bytes);
     s.seq_blocks = s.micro_batch = 1;
     CHECK(trainer_check(&s, grid) == ERR_CONFIG);
     CHECK(

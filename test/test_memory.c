@@ -363,9 +363,9 @@ TEST(planned_work_is_the_work_of_a_step)
             CHECK(t.parts.step.microbatches == batches[i] && !report.redone);
             flop = t.device.counters.flop - flop;
             bytes = t.device.counters.bytes - bytes;
-            CHECK_MSG(flop == plan.flop && bytes == plan.op_bytes,
+            CHECK_MSG(flop == plan.work.flop && bytes == plan.work.op_bytes,
                       "%d micro-batches: %lld FLOP and %lld bytes, planned %lld and %lld", t.parts.step.microbatches,
-                      (long long)flop, (long long)bytes, (long long)plan.flop, (long long)plan.op_bytes);
+                      (long long)flop, (long long)bytes, (long long)plan.work.flop, (long long)plan.work.op_bytes);
             trainer_close(&t);
             world_close(&world);
         }
@@ -391,8 +391,8 @@ TEST(pairs_take_the_scratch_of_a_forward_more)
                   "recompute %d: %lld of %lld, without pairs %lld, of a forward %lld", recompute,
                   (long long)pairs.scratch_forward, (long long)pairs.scratch, (long long)alone.scratch,
                   (long long)forward.scratch);
-        CHECK(pairs.state == alone.state && pairs.save == alone.save && pairs.flop == alone.flop);
-        CHECK(pairs.op_bytes == alone.op_bytes && pairs.comm_bytes == alone.comm_bytes);
+        CHECK(pairs.state == alone.state && pairs.save == alone.save && pairs.work.flop == alone.work.flop);
+        CHECK(pairs.work.op_bytes == alone.work.op_bytes && pairs.work.comm_bytes == alone.work.comm_bytes);
     }
 }
 
@@ -432,8 +432,8 @@ TEST(offloaded_layers_leave_the_device)
                           "%s, %d of recomputation %d: %lld less, a block %lld", ways[w].schedule, n, recompute,
                           (long long)(kept.save - p.save), (long long)block);
                 CHECK(p.offload_host == n * block * a->in_flight && p.offload_buffers == (n == 1 ? 1 : 2) * block);
-                CHECK(p.state == kept.state && p.scratch == kept.scratch && p.flop == kept.flop &&
-                      p.op_bytes == kept.op_bytes);
+                CHECK(p.state == kept.state && p.scratch == kept.scratch && p.work.flop == kept.work.flop &&
+                      p.work.op_bytes == kept.work.op_bytes);
                 CHECK(memory_plan_host(&p) == memory_plan_host(&kept) + p.offload_host);
             }
             s.purpose.forward_only = true;
@@ -461,16 +461,16 @@ TEST(bands_travel_beside_products)
     OK(trainer_plan(&s, grid, 0, &whole));
     s.overlap_tp = TP;
     OK(trainer_plan(&s, grid, 0, &bands));
-    CHECK_MSG(whole.comm_beside == (4 * LAYERS + 2) * call, "%lld, a call %lld", (long long)whole.comm_beside,
+    CHECK_MSG(whole.work.comm_beside == (4 * LAYERS + 2) * call, "%lld, a call %lld", (long long)whole.work.comm_beside,
               (long long)call);
-    CHECK_MSG(bands.comm_beside == (10 * LAYERS + 3) * call, "%lld, a call %lld", (long long)bands.comm_beside,
-              (long long)call);
-    CHECK(bands.comm_bytes == whole.comm_bytes && bands.save == whole.save && bands.state == whole.state);
+    CHECK_MSG(bands.work.comm_beside == (10 * LAYERS + 3) * call, "%lld, a call %lld",
+              (long long)bands.work.comm_beside, (long long)call);
+    CHECK(bands.work.comm_bytes == whole.work.comm_bytes && bands.save == whole.save && bands.state == whole.state);
     s.compute = BF16, s.exact = false;
     OK(trainer_plan(&s, grid, 0, &bands));
     s.overlap_tp = 1;
     OK(trainer_plan(&s, grid, 0, &whole));
-    CHECK(2 * bands.comm_beside == (10 * LAYERS + 3) * call && bands.comm_bytes == whole.comm_bytes);
+    CHECK(2 * bands.work.comm_beside == (10 * LAYERS + 3) * call && bands.work.comm_bytes == whole.work.comm_bytes);
     CHECK(memory_plan_total(&bands) == memory_plan_total(&whole));
 }
 
@@ -487,7 +487,7 @@ TEST(planning_is_cheap)
     s.global_batch = 100000;
     OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &many));
     CHECK(memory_plan_total(&many) == memory_plan_total(&two));
-    CHECK(many.flop == two.flop + 99998 * (three.flop - two.flop));
+    CHECK(many.work.flop == two.work.flop + 99998 * (three.work.flop - two.work.flop));
     s.global_batch = 1 << 20;
     FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG, "at most 262144 can be listed");
     s.global_batch = 1 << 17;

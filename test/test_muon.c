@@ -680,14 +680,14 @@ TEST(plans)
             CHECK_MSG(llabs(p.state - first.state) < 8192 && p.scratch == first.scratch && p.save == first.save,
                       "state %lld and %lld, scratch %lld and %lld", (long long)p.state, (long long)first.state,
                       (long long)p.scratch, (long long)first.scratch);
-            CHECK_MSG(p.muon_imbalance < 1.05, "%.3f", p.muon_imbalance);
-            CHECK(p.muon_flop <= 1.05 * p.muon_mean_flop && (double)p.flop > p.muon_flop);
-            sent += (double)p.comm[GROUP_OWNERS][COMM_EXCHANGE].bytes / 4;
-            flop += p.muon_flop;
-            all += (double)p.flop;
+            CHECK_MSG(p.muon.imbalance < 1.05, "%.3f", p.muon.imbalance);
+            CHECK(p.muon.flop <= 1.05 * p.muon.mean && (double)p.work.flop > p.muon.flop);
+            sent += (double)p.work.comm[GROUP_OWNERS][COMM_EXCHANGE].bytes / 4;
+            flop += p.muon.flop;
+            all += (double)p.work.flop;
         }
         CHECK_MSG(flop > 0 && flop < 0.03 * all, "%.3g of %.3g", flop, all);
-        CHECK_CLOSE(flop, first.muon_mean_flop * ranks, 1e-9, "FLOP of all ranks");
+        CHECK_CLOSE(flop, first.muon.mean * ranks, 1e-9, "FLOP of all ranks");
         const int copies = cases[k].zero ? 1 : g.dp, parts = ranks / copies;
         /* there what the owner lacks; back what each of the others lacks */
         const double want = matrices * (parts - 1) / parts + matrices * (copies - 1.0 / parts);

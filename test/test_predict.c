@@ -204,7 +204,7 @@ static double bytes_sent(const Case *c)
     StepTimes t;
     OK(cost_open(&m, &c->device, 1));
     OK(predict_rank(&m, &c->spec, c->grid, 0, &plan, &t));
-    return (double)plan.comm_bytes;
+    return (double)plan.work.comm_bytes;
 }
 
 TEST(beside_nothing_a_step_is_its_bytes_over_the_link)
@@ -445,7 +445,7 @@ TEST(a_pair_hides_what_its_halves_wait_for)
             count += pairs_of(&turns, pp, in_turn.stages[s].stage);
         }
         TimeShares was, is;
-        memcpy(&was, one_by_one.clock, sizeof was), memcpy(&is, in_turn.clock, sizeof is);
+        memcpy(&was, one_by_one.work.clock, sizeof was), memcpy(&is, in_turn.work.clock, sizeof is);
         CHECK(count > PAIR_UNITS);
         NEAR(was.waited[GROUP_TP_EP] - is.waited[GROUP_TP_EP], 3 * trip * count, 1e-4);
         NEAR(was.now - is.now, 3 * trip * count, 1e-4);
@@ -554,7 +554,8 @@ TEST(experts_of_8_bits_multiply_the_rows_that_are_expected)
         const Case c = experts_of_8_bits(eight);
         OK(trainer_plan(&c.spec, c.grid, 0, &plan[eight]));
     }
-    CHECK_MSG(plan[0].flop == plan[1].flop, "%lld and %lld FLOP", (long long)plan[0].flop, (long long)plan[1].flop);
+    CHECK_MSG(plan[0].work.flop == plan[1].work.flop, "%lld and %lld FLOP", (long long)plan[0].work.flop,
+              (long long)plan[1].work.flop);
 }
 
 /* What weights need once a step is no cost of a unit: a part alone takes what it takes among many units. */
@@ -760,8 +761,8 @@ TEST(bytes_are_those_of_a_plan_without_times)
         StepTimes t;
         OK(predict_rank(&m, &c.spec, c.grid, rank, &timed, &t));
         OK(trainer_plan(&c.spec, c.grid, rank, &plain));
-        CHECK(timed.clock[0] > 0 && plain.clock[0] == 0);
-        memset(timed.clock, 0, sizeof timed.clock);
+        CHECK(timed.work.clock[0] > 0 && plain.work.clock[0] == 0);
+        memset(timed.work.clock, 0, sizeof timed.work.clock);
         timed.flop_of_op =
             plain.flop_of_op; /* (a mean over what was walked, which with a clock is a step more) */
         CHECK(!memcmp(&timed, &plain, sizeof timed));

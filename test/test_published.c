@@ -64,7 +64,7 @@ TEST(models_have_the_parameters_that_are_published)
         OK(grid_spec(&c, &grid));
         OK(train_spec(&c, c.model.vocab, &spec));
         OK(trainer_plan(&spec, grid, 0, &plan));
-        CHECK(fabs(1e-9 * (double)plan.params - cases[i].billions) < .0006);
+        CHECK(fabs(1e-9 * (double)plan.params.model - cases[i].billions) < .0006);
         config_release(&c);
     }
 }

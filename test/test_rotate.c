@@ -112,8 +112,8 @@ TEST(messages_of_a_step)
         for (int rank = 0; rank < n; rank++) {
             MemoryPlan p;
             OK(trainer_plan(&s, (Grid){ .tp = 1, .cp = n, .dp = 1 }, rank, &p));
-            bytes += p.comm[GROUP_CP][COMM_EXCHANGE].bytes;
-            calls += p.comm[GROUP_CP][COMM_EXCHANGE].calls;
+            bytes += p.work.comm[GROUP_CP][COMM_EXCHANGE].bytes;
+            calls += p.work.comm[GROUP_CP][COMM_EXCHANGE].calls;
         }
         const ModelSpec *m = &s.model;
         const int64_t part = 4 * s.micro_batch * m->seq / (2 * n) * 2 * m->kv_heads * m->head_dim;

@@ -176,7 +176,7 @@ static void count_sent(const MemoryPlan *p, double *copies, double *others)
         for (int i = 0; i < COMM_KIND_COUNT; i++) {
             const bool once = group_of_copies((GroupKind)k) || k == GROUP_WORLD || k == GROUP_EMBD;
             if (k != GROUP_PP && i != COMM_SUM_I64 && i != COMM_MAX_I64)
-                *(once ? copies : others) += (double)p->comm[k][i].bytes;
+                *(once ? copies : others) += (double)p->work.comm[k][i].bytes;
         }
 }
 
@@ -204,12 +204,12 @@ static Err by_work(const void *user, const TrainSpec *s, Grid g, int rank, Memor
         if (p->stages[i].replica) replicas = 2; /* each has half of the units */
     }
     for (int i = 0; i < p->stage_count; i++) {
-        const double work = ((double)p->flop / 1e9 + slow * sent) / units * replicas;
+        const double work = ((double)p->work.flop / 1e9 + slow * sent) / units * replicas;
         const double each = work * (p->stages[i].layers + 0.5) / parts;
         t->stage[i] = (StageCost){ each / 3, each / 3, each / 3 };
     }
     t->reduce = slow * once;
-    t->tail = (double)(p->flat_count + p->zero_count) / 1e7 + t->reduce;
+    t->tail = (double)(p->params.flat + p->params.zero) / 1e7 + t->reduce;
     t->hop = 1e-4;
     /* the rank's own step: each of its units, and the end */
     TimeShares shares = { .now = t->tail };
@@ -218,7 +218,7 @@ static Err by_work(const void *user, const TrainSpec *s, Grid g, int rank, Memor
     shares.family[FAMILY_PRODUCTS] = shares.now - t->tail;
     shares.family[FAMILY_OPTIMIZER] = t->tail - t->reduce;
     shares.waited[GROUP_DP] = t->reduce;
-    memcpy(p->clock, &shares, sizeof shares);
+    memcpy(p->work.clock, &shares, sizeof shares);
     return ERR_OK;
 }
 

@@ -256,11 +256,11 @@ static inline Err tiny_step(Trainer *t, StepReport *report)
     bytes = c->bytes - bytes;
     sent = tiny_sent_bytes(t->world) - sent;
     if (report->redone || report->retried_in_pieces ||
-        (flop == t->plan.flop && bytes == t->plan.op_bytes && sent == t->plan.comm_bytes))
+        (flop == t->plan.work.flop && bytes == t->plan.work.op_bytes && sent == t->plan.work.comm_bytes))
         return ERR_OK;
     return err_set(ERR_INTERNAL, "%lld FLOP, %lld bytes, %lld bytes sent; planned were %lld, %lld and %lld",
-                   (long long)flop, (long long)bytes, (long long)sent, (long long)t->plan.flop,
-                   (long long)t->plan.op_bytes, (long long)t->plan.comm_bytes);
+                   (long long)flop, (long long)bytes, (long long)sent, (long long)t->plan.work.flop,
+                   (long long)t->plan.work.op_bytes, (long long)t->plan.work.comm_bytes);
 }
 
 /* Was an arena filled just as far as was planned; or, if a run may do steps in pieces, no further? */

@@ -396,9 +396,9 @@ static Err report_speed(Bench *b)
     JsonOut *j = &b->json;
     const ModelSpec *m = &b->spec.model;
     double tokens = (double)(b->spec.global_batch * m->seq), peak = peak_of(gpu.name);
-    double flop = (double)model_flop_per_token(m, b->plan.params), per_s = tokens / b->ms * 1e3;
+    double flop = (double)model_flop_per_token(m, b->plan.params.model), per_s = tokens / b->ms * 1e3;
     double mfu = peak > 0 ? flop * per_s / peak : NAN;
-    json_put_int(j, "params", b->plan.params);
+    json_put_int(j, "params", b->plan.params.model);
     json_put_int(j, "tokens_per_step", (int64_t)tokens);
     json_put_number(j, "ms", b->ms);
     json_put_number(j, "least_ms", b->least_ms);

@@ -139,7 +139,7 @@ static inline Err tally_rank(const TrainSpec *spec, Grid grid, int rank, Tally *
     TRY(world_open_null(&world, grid, rank));
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, &plan);
     if (!err) err = tally_step(&t, out);
-    out->params = plan.params;
+    out->params = plan.params.model;
     trainer_close(&t);
     world_close(&world);
     return err;

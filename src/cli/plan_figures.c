@@ -7,27 +7,27 @@
 /* In f32 the weights that layers read are the optimizer's own, whole; else those are cut like the moments. */
 static int64_t weights(const PlanTable *t, const PlanKind *k)
 {
-    return (t->spec.compute == F32 ? k->plan.value_count : k->plan.zero_count) * dtype_size(F32);
+    return (t->spec.compute == F32 ? k->plan.params.values : k->plan.params.zero) * dtype_size(F32);
 }
 
 static int64_t narrow_weights(const PlanTable *t, const PlanKind *k)
 {
-    return t->spec.compute == F32 ? 0 : k->plan.value_count * dtype_size(t->spec.compute);
+    return t->spec.compute == F32 ? 0 : k->plan.params.values * dtype_size(t->spec.compute);
 }
 
 static int64_t moments(const PlanTable *t, const PlanKind *k)
 {
-    return (k->plan.zero_count + k->plan.v_count) * dtype_size(t->spec.update.moments);
+    return (k->plan.params.zero + k->plan.params.second) * dtype_size(t->spec.update.moments);
 }
 
 int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k)
 {
-    return weights(t, k) + narrow_weights(t, k) + k->plan.grad_bytes + moments(t, k);
+    return weights(t, k) + narrow_weights(t, k) + k->plan.params.grad_bytes + moments(t, k);
 }
 
 static int64_t tables(const PlanTable *t, const PlanKind *k)
 {
-    return k->plan.state + k->plan.states - k->plan.boundary - k->plan.unit_buffers - plan_param_bytes(t, k);
+    return k->plan.state + k->plan.states - k->plan.boundary - k->plan.params.unit_buffers - plan_param_bytes(t, k);
 }
 
 static int64_t total(const PlanTable *t, const PlanKind *k)
@@ -39,7 +39,7 @@ static int64_t total(const PlanTable *t, const PlanKind *k)
 static int64_t flop(const PlanTable *t, const PlanKind *k)
 {
     (void)t;
-    return k->plan.flop;
+    return k->plan.work.flop;
 }
 
 static bool in_16_bits(const PlanTable *t) { return t->spec.compute != F32; }
@@ -58,10 +58,10 @@ static bool is_offloaded(const PlanTable *t) { return t->spec.model.offload > 0;
 const PlanFigure plan_memory[] = {
     { "weights", "weights (fp32)", "weights", weights, .on_host = masters_away },
     { "weights_16_bit", "their 16-bit copy", "in 16 bits", narrow_weights, in_16_bits },
-    { "gradients", "gradients", "gradients", FIELD(grad_bytes) },
+    { "gradients", "gradients", "gradients", FIELD(params.grad_bytes) },
     { "moments", "moments", "moments", moments, .on_host = states_away },
     { "tables", "tables, batches, statistics", "tables", tables },
-    { "unit_buffers", "units that are whole at once", "units", FIELD(unit_buffers), .shown = is_in_units },
+    { "unit_buffers", "units that are whole at once", "units", FIELD(params.unit_buffers), .shown = is_in_units },
     { "boundary", "buffers between stages", "buffers", FIELD(boundary), .shown = is_staged },
     { "saves", "saves between forward and backward", "saves", FIELD(save) },
     { "offload_buffers", "  others on their way to the host", "on their way", FIELD(offload_buffers),
@@ -79,9 +79,9 @@ const PlanFigure plan_memory[] = {
 };
 
 const PlanFigure plan_work[] = {
-    { "op_bytes", "bytes read and written by ops", "op bytes", FIELD(op_bytes) },
-    { "comm_bytes", "bytes sent to other ranks", "sent", FIELD(comm_bytes) },
-    { "comm_beside_ops", "  of it beside ops of a unit", "beside ops", FIELD(comm_beside) },
+    { "op_bytes", "bytes read and written by ops", "op bytes", FIELD(work.op_bytes) },
+    { "comm_bytes", "bytes sent to other ranks", "sent", FIELD(work.comm_bytes) },
+    { "comm_beside_ops", "  of it beside ops of a unit", "beside ops", FIELD(work.comm_beside) },
     { "flop", "FLOP of the ops", "FLOP", flop, .is_count = true },
     { NULL },
 };
@@ -114,7 +114,7 @@ double plan_flop(const PlanTable *t)
     double flop = 0;
     for (int i = 0; i < t->count; i++) {
         const PlanKind *k = &t->kinds[i];
-        flop += (double)k->plan.flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
+        flop += (double)k->plan.work.flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
     }
     return flop;
 }

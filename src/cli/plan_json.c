@@ -23,9 +23,9 @@ static void json_rank(JsonOut *j, const PlanTable *t, const PlanKind *k)
     json_put_int(j, "cp_ranks", k->cp_ranks);
     json_figures(j, t, k, plan_memory);
     json_figures(j, t, k, plan_work);
-    if (k->plan.muon_mean_flop > 0) {
-        json_put_number(j, "muon_flop", k->plan.muon_mean_flop);
-        json_put_number(j, "muon_imbalance", k->plan.muon_imbalance);
+    if (k->plan.muon.mean > 0) {
+        json_put_number(j, "muon_flop", k->plan.muon.mean);
+        json_put_number(j, "muon_imbalance", k->plan.muon.imbalance);
     }
     json_close(j, '}');
 }
@@ -56,9 +56,9 @@ static void put_json(JsonOut *j, const PlanTable *t)
     json_put_int(j, "microbatches", t->cfg->derived.microbatches);
     json_put_int(j, "step_tokens", t->spec.global_batch * t->spec.model.seq);
     json_put_int(j, "steps", t->cfg->derived.steps);
-    json_put_int(j, "parameters", p->params);
-    json_put_int(j, "active_parameters", model_active_params(&t->spec.model, p->params));
-    json_put_int(j, "flop_per_token", model_flop_per_token(&t->spec.model, p->params));
+    json_put_int(j, "parameters", p->params.model);
+    json_put_int(j, "active_parameters", model_active_params(&t->spec.model, p->params.model));
+    json_put_int(j, "flop_per_token", model_flop_per_token(&t->spec.model, p->params.model));
     json_put_int(j, "largest_total", plan_largest_total(t));
     if (t->target) {
         json_put_int(j, "device_bytes", t->target->memory_mib << 20);

@@ -49,7 +49,7 @@ void plan_put_recompute(const PlanTable *t)
         if (kind) units_bytes(d, (none->save - p->save) / layers);
         printf("  %-34s %12s %12s %12s %10.1f %% %18s\n", names[kind], units_bytes(a, p->save),
                units_bytes(b, p->scratch), units_bytes(c, memory_plan_total(p)),
-               100 * ((double)p->flop / (double)none->flop - 1), d);
+               100 * ((double)p->work.flop / (double)none->work.flop - 1), d);
     }
 }
 
@@ -62,7 +62,7 @@ void plan_json_recompute(JsonOut *j, const PlanTable *t)
         json_put_int(j, "saves", p->save);
         json_put_int(j, "scratch", p->scratch);
         json_put_int(j, "total", memory_plan_total(p));
-        json_put_number(j, "flop", (double)p->flop);
+        json_put_number(j, "flop", (double)p->work.flop);
         json_close(j, '}');
     }
     json_close(j, '}');

@@ -19,12 +19,12 @@ static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
     return a->state == b->state && a->states == b->states && a->save == b->save && a->scratch == b->scratch &&
            a->workspace == b->workspace && a->staging == b->staging && a->snapshot == b->snapshot &&
            a->ahead == b->ahead && a->offload_buffers == b->offload_buffers && a->offload_host == b->offload_host &&
-           a->flop == b->flop &&
-           (a->muon_mean_flop > 0 || (a->op_bytes == b->op_bytes && a->comm_bytes == b->comm_bytes));
+           a->work.flop == b->work.flop &&
+           (a->muon.mean > 0 || (a->work.op_bytes == b->work.op_bytes && a->work.comm_bytes == b->work.comm_bytes));
 }
 
 /* Ranks of a stage own other matrices of Muon's, which take as much memory and almost as much work: the mean counts. */
-static void even_out(MemoryPlan *p) { p->flop += (int64_t)p->muon_mean_flop - (int64_t)p->muon_flop; }
+static void even_out(MemoryPlan *p) { p->work.flop += (int64_t)p->muon.mean - (int64_t)p->muon.flop; }
 
 /* The plan of one rank, as a kind of its own or as one more of the last kind. */
 static Err count_rank(PlanTable *t, int rank, GridCoords at)
@@ -33,8 +33,8 @@ static Err count_rank(PlanTable *t, int rank, GridCoords at)
     PlanKind *last = t->count ? &t->kinds[t->count - 1] : NULL;
     TRY(trainer_plan(&t->spec, t->grid, rank, &k.plan));
     even_out(&k.plan);
-    if (last && last->pp_rank == at.pp && last->first_cp_rank == at.cp && last->plan.flat_count == k.plan.flat_count &&
-        same_plan(&last->plan, &k.plan))
+    if (last && last->pp_rank == at.pp && last->first_cp_rank == at.cp &&
+        last->plan.params.flat == k.plan.params.flat && same_plan(&last->plan, &k.plan))
         last->tp_ranks++;
     else if (t->count < MAX_KINDS) t->kinds[t->count++] = k;
     else return err_set(ERR_CONFIG, "more than %d kinds of ranks", MAX_KINDS);

@@ -74,9 +74,9 @@ static void put_hosts(const PlanTable *t)
     char a[UNITS_BYTES], b[UNITS_BYTES];
     for (int i = 0; i < t->count; i++) {
         const MemoryPlan *p = &t->kinds[i].plan;
-        const int64_t results = p->comm[GROUP_TP_EP][COMM_ALL_TO_ALL_ROWS].bytes / (ranks - 1);
-        network = max64(network, p->comm[GROUP_EP_RAIL][COMM_ALL_TO_ALL_ROWS].bytes + results * (ranks - here));
-        inside = max64(inside, p->comm[GROUP_EP_HOST][COMM_ALL_TO_ALL_ROWS].bytes + results * (here - 1));
+        const int64_t results = p->work.comm[GROUP_TP_EP][COMM_ALL_TO_ALL_ROWS].bytes / (ranks - 1);
+        network = max64(network, p->work.comm[GROUP_EP_RAIL][COMM_ALL_TO_ALL_ROWS].bytes + results * (ranks - here));
+        inside = max64(inside, p->work.comm[GROUP_EP_HOST][COMM_ALL_TO_ALL_ROWS].bytes + results * (here - 1));
     }
     printf("hosts   %d for each %d ranks with experts: a token's row goes to %.2f of them (even routing), at "
            "most to %lld; of a step's rows and results %s cross the network, %s stay on a host\n",
@@ -149,7 +149,7 @@ static void put_model(const PlanTable *t)
     if (m->latent.width.kv_rank) put_latent(m);
     if (m->fp8.recipe) put_fp8(m);
     if (m->moe.experts) put_mixture(m);
-    put_params(m, t->kinds[0].plan.params);
+    put_params(m, t->kinds[0].plan.params.model);
     snprintf(pp, sizeof pp, " x pp %d", t->grid.pp);
     snprintf(cp, sizeof cp, " x cp %d", t->grid.cp);
     printf("layout  %d rank%s = tp %d%s x dp %d%s, micro-batch %lld, %lld micro-batches a step on each rank\n",
@@ -344,12 +344,12 @@ static void put_state(const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;
     const PlanKind *k = &t->kinds[0];
-    int64_t used = p->flat_count - p->padding;
+    int64_t used = p->params.flat - p->params.padding;
     double each = (double)plan_param_bytes(t, k) / (double)used;
     char a[32], b[32];
     printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding%s\n", each,
-           units_commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", units_commas(b, p->padding),
-           t->spec.exact ? "; gradients are of 64-bit fixed point" : "");
+           units_commas(a, used), p->params.buckets, p->params.buckets == 1 ? "" : "s",
+           units_commas(b, p->params.padding), t->spec.exact ? "; gradients are of 64-bit fixed point" : "");
 }
 
 static void put_memory(const PlanTable *t)
@@ -442,13 +442,13 @@ static void put_groups(const PlanTable *t)
 static int64_t grouped_bytes(const MemoryPlan *p, int group)
 {
     int64_t n = 0;
-    for (int k = 0; k < COMM_KIND_COUNT; k++) n += p->comm[group][k].bytes;
+    for (int k = 0; k < COMM_KIND_COUNT; k++) n += p->work.comm[group][k].bytes;
     return n;
 }
 
 static bool same_comm(const PlanKind *a, const PlanKind *b)
 {
-    return !memcmp(a->plan.comm, b->plan.comm, sizeof a->plan.comm);
+    return !memcmp(a->plan.work.comm, b->plan.work.comm, sizeof a->plan.work.comm);
 }
 
 /* "pp rank 1, pp rank 2": the kinds that send what kind `first` does. */
@@ -479,18 +479,18 @@ static bool shown_before(const PlanTable *t, int kind)
 static void put_comm(const PlanTable *t, int kind)
 {
     const MemoryPlan *p = &t->kinds[kind].plan;
-    if (!p->comm_bytes) return;
+    if (!p->work.comm_bytes) return;
     printf("\n%-36s %15s %18s   ", "communication of one step", "calls", "bytes sent");
     put_senders(t, kind);
     for (int i = 0; i < WORLD_COMMS; i++)
         for (int k = 0; k < COMM_KIND_COUNT && grouped_bytes(p, i); k++) {
             char name[64], a[32], b[32];
-            if (!p->comm[i][k].bytes) continue;
+            if (!p->work.comm[i][k].bytes) continue;
             snprintf(name, sizeof name, "%s %s", group_name((GroupKind)i), comm_kind_name((CommKind)k));
-            printf("  %-34s %15s %18s", name, units_commas(a, p->comm[i][k].calls),
-                   units_commas(b, p->comm[i][k].bytes));
-            if (p->comm[i][k].most)
-                printf("   if experts get equally many rows; at most %s", units_commas(a, p->comm[i][k].most));
+            printf("  %-34s %15s %18s", name, units_commas(a, p->work.comm[i][k].calls),
+                   units_commas(b, p->work.comm[i][k].bytes));
+            if (p->work.comm[i][k].most)
+                printf("   if experts get equally many rows; at most %s", units_commas(a, p->work.comm[i][k].most));
             putchar('\n');
         }
 }
@@ -507,8 +507,8 @@ static void put_muon(const PlanTable *t, double all_flop)
     double flop = 0, most = 0;
     for (int i = 0; i < t->count; i++) {
         const PlanKind *k = &t->kinds[i];
-        flop += k->plan.muon_mean_flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
-        most = fmax(most, k->plan.muon_imbalance);
+        flop += k->plan.muon.mean * k->tp_ranks * k->cp_ranks * t->grid.dp;
+        most = fmax(most, k->plan.muon.imbalance);
     }
     printf("  of muon's matrices %.3g TFLOP a step, %.2f %% of all; the rank that owns the most has %.2f "
            "times the "
@@ -520,7 +520,7 @@ static void put_work(const PlanTable *t)
 {
     const ModelSpec *m = &t->spec.model;
     const double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = plan_flop(t);
-    int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params),
+    int64_t params = t->kinds[0].plan.params.model, full = model_flop_per_token(m, params),
             attention = model_attention_flop_per_token(m);
     put_figures(t, "work of one rank", plan_work);
     printf("\n%-36s %15s %15s\n", "FLOP", "a token", "a step");

@@ -166,11 +166,11 @@ static Err too_much_work(void)
     return err_hint("lower train.global_batch, train.micro_batch or model.seq");
 }
 
-static Err work_so_far(const Trainer *t, const DryClock *clock, MemoryPlan *out)
+static Err work_so_far(const Trainer *t, const DryClock *clock, StepWork *out)
 {
     const DeviceCounters *c = &t->device.counters;
     if (c->flop > INT64_MAX || c->bytes > INT64_MAX) return too_much_work();
-    MemoryPlan w = { .flop = (int64_t)c->flop, .op_bytes = (int64_t)c->bytes };
+    StepWork w = { .flop = (int64_t)c->flop, .op_bytes = (int64_t)c->bytes };
     for (int i = 0; i < WORLD_COMMS; i++) {
         const Comm *comm = &t->world->comm[i];
         w.comm_bytes += comm->sent_bytes;
@@ -189,8 +189,8 @@ static bool add_times(int64_t *sum, int64_t by, int64_t times)
     return !__builtin_mul_overflow(by, times, &by) && !__builtin_add_overflow(*sum, by, sum);
 }
 
-/* The counts of work, and none of memory: w += times * by. */
-static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
+/* w += times * by. */
+static bool add_work(StepWork *w, const StepWork *by, int64_t times)
 {
     bool fits = add_times(&w->flop, by->flop, times) && add_times(&w->op_bytes, by->op_bytes, times) &&
                 add_times(&w->comm_bytes, by->comm_bytes, times) && add_times(&w->comm_beside, by->comm_beside, times);
@@ -213,11 +213,11 @@ static Err forget_steps(Trainer *t)
 }
 
 /* Work and times of a step of the actions of `part`. */
-static Err dry_part(Trainer *t, const Walk *w, const ActionList *part, MemoryPlan *work)
+static Err dry_part(Trainer *t, const Walk *w, const ActionList *part, StepWork *work)
 {
     ActionList *list = &t->parts.step.rank[t->world->pp_rank], whole = *list;
     StepReport report;
-    MemoryPlan before;
+    StepWork before;
     TRY(forget_steps(t));
     *list = *part;
     Err err = w->settled ? trainer_step(t, (TokenSource){ 0 }, &report) : ERR_OK;
@@ -232,7 +232,7 @@ static Err dry_part(Trainer *t, const Walk *w, const ActionList *part, MemoryPla
 }
 
 /* Work of a step of the walked units. */
-static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
+static Err dry_step(Trainer *t, const Walk *w, StepWork *work)
 {
     const ActionList *whole = &t->parts.step.rank[t->world->pp_rank];
     const size_t count = (size_t)whole->count;
@@ -254,7 +254,7 @@ static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
 static Err time_settled(Trainer *t, const Walk *w, double clock[CLOCK_COUNTS])
 {
     Walk last = *w;
-    MemoryPlan work;
+    StepWork work;
     last.settled = true;
     TRY(dry_step(t, &last, &work));
     memcpy(clock, work.clock, sizeof work.clock);
@@ -262,14 +262,14 @@ static Err time_settled(Trainer *t, const Walk *w, double clock[CLOCK_COUNTS])
 }
 
 /* A step: the first groups, and for each further group what one of its form adds. */
-static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
+static Err count_forms(Trainer *t, Walk *w, const Forms *f, StepWork *out)
 {
-    MemoryPlan more;
+    StepWork more;
     double settled[CLOCK_COUNTS];
     w->other = 0;
     if (w->clock) TRY(time_settled(t, w, settled));
     TRY(dry_step(t, w, out));
-    const MemoryPlan first = *out;
+    const StepWork first = *out;
     if (w->clock) memcpy(out->clock, settled, sizeof settled);
     for (int i = 0; i < f->count; i++) {
         w->replica = f->forms[i].replica;
@@ -302,7 +302,7 @@ static void filter_pair(const ActionList *all, const Action *pair, bool together
 /* clock: what the two units take one by one, less what they take in turn. */
 static Err time_pair(Trainer *t, const Walk *w, const Action *pair, ActionList *part, double clock[CLOCK_COUNTS])
 {
-    MemoryPlan apart, together;
+    StepWork apart, together;
     const ActionList *whole = &t->parts.step.rank[t->world->pp_rank];
     filter_pair(whole, pair, false, part);
     TRY(dry_part(t, w, part, &apart));
@@ -332,7 +332,7 @@ static Err time_stage_pairs(Trainer *t, const Walk *w, ActionList *part, double 
 }
 
 /* Time that pairs which run in turn save of the step (pair.h). */
-static Err time_pairs(Trainer *t, const Walk *w, MemoryPlan *out)
+static Err time_pairs(Trainer *t, const Walk *w, StepWork *out)
 {
     const size_t count = (size_t)t->parts.step.rank[t->world->pp_rank].count;
     double sum[CLOCK_COUNTS] = { 0 };
@@ -351,7 +351,7 @@ static Err time_pairs(Trainer *t, const Walk *w, MemoryPlan *out)
 /* The same in pieces, for its peaks: a step that needs them is rare, and its work is not counted. */
 static Err dry_pieces(Trainer *t, Walk *w, const Forms *f)
 {
-    MemoryPlan work;
+    StepWork work;
     Walk untimed = *w;
     untimed.clock = NULL;
     expert_load_use_pieces(t, true);
@@ -360,7 +360,7 @@ static Err dry_pieces(Trainer *t, Walk *w, const Forms *f)
     return ERR_OK;
 }
 
-static Err count_step(Trainer *t, const DryClock *clock, UnitTimes *times, MemoryPlan *out)
+static Err count_step(Trainer *t, const DryClock *clock, UnitTimes *times, StepWork *out)
 {
     const Schedule *s = &t->parts.step;
     Walk w = { .all = true, .clock = clock, .times = times };
@@ -435,24 +435,32 @@ static int64_t elements_of(const ParamRegistry *reg, ParamGroup group)
     return count;
 }
 
-static void count_params(const Trainer *t, MemoryPlan *p)
+static void count_params(const Trainer *t, ParamCounts *p)
 {
-    p->params = param_trained(&t->parts.whole);
+    p->model = param_trained(&t->parts.whole);
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = t->stores[r].reg;
-        p->flat_count += reg->flat_count;
-        p->value_count += reg->value_count;
-        p->zero_count += reg->zero_count;
+        p->flat += reg->flat_count;
+        p->values += reg->value_count;
+        p->zero += reg->zero_count;
         p->padding += param_padding(reg);
         p->experts += elements_of(reg, PARAM_EXPERT);
         p->buckets += reg->bucket_count;
-        if (t->stores[r].v.data) p->v_count += tensor_count(t->stores[r].v);
-        if (t->optim.muon) p->muon_flop += muon_flop(&t->muon[r], t->world->owners.rank);
-        if (t->optim.muon) p->muon_mean_flop += muon_mean_flop(&t->muon[r]);
-        if (t->optim.muon) p->muon_imbalance = fmax(p->muon_imbalance, muon_imbalance(&t->muon[r]));
+        if (t->stores[r].v.data) p->second += tensor_count(t->stores[r].v);
         if (t->stores[r].grad.data) p->grad_bytes += tensor_bytes(t->stores[r].grad);
         if (t->stores[r].grad.data) p->unit_buffers += units_buffers(&t->ddp[r].units);
     }
+}
+
+static MuonWork muon_work(const Trainer *t)
+{
+    MuonWork w = { 0 };
+    for (int r = 0; r < t->params.replicas && t->optim.muon; r++) {
+        w.flop += muon_flop(&t->muon[r], t->world->owners.rank);
+        w.mean += muon_mean_flop(&t->muon[r]);
+        w.imbalance = fmax(w.imbalance, muon_imbalance(&t->muon[r]));
+    }
+    return w;
 }
 
 /* A whole sample, and one token behind others: what latent attention makes of these is not a part of the first. */
@@ -465,13 +473,14 @@ static Err dry_generation(Trainer *t)
 
 static Err dry_run(Trainer *t, const DryClock *clock, UnitTimes *times, MemoryPlan *out)
 {
+    StepWork work = { 0 };
     if (t->kv) TRY(dry_generation(t));
     if (clock) {
         clock->attach(clock->user, &t->device, t->world);
         t->executor.clock = clock->now;
         t->executor.clock_user = clock->user;
     }
-    if (!t->spec.purpose.forward_only) TRY(count_step(t, clock, times, out));
+    if (!t->spec.purpose.forward_only) TRY(count_step(t, clock, times, &work));
     TRY(dry_eval(t));
     if (expert_load_redo(t)) {
         t->executor.ctx.mode.retry_in_pieces = true;
@@ -479,11 +488,12 @@ static Err dry_run(Trainer *t, const DryClock *clock, UnitTimes *times, MemoryPl
         t->executor.ctx.mode.retry_in_pieces = false;
     }
     MemoryPlan peak = trainer_peak(t);
-    add_work(&peak, out, 1);
+    peak.work = work;
     TRY(count_saves(t, &peak));
     peak.workspace = DEVICE_WORKSPACE_BYTES;
     peak.unit = trainer_batch_spec(t).B;
-    count_params(t, &peak);
+    count_params(t, &peak.params);
+    peak.muon = muon_work(t);
     if (t->device.counters.ops) peak.flop_of_op = (int64_t)(t->device.counters.flop / t->device.counters.ops);
     *out = peak;
     return ERR_OK;

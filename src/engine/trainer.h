@@ -102,7 +102,37 @@ typedef struct {
     int64_t away;               /* bytes of these in the host's memory (train.offload) */
 } StagePlan;
 
-/* Bytes of one rank; what `megatrain plan` prints. */
+/* Work of one step of a rank. */
+typedef struct {
+    int64_t flop, op_bytes; /* FLOP, and bytes of ops */
+    int64_t comm_bytes;     /* bytes sent by the rank */
+    int64_t comm_beside;    /* bytes of these in calls beside which ops run */
+    CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
+    double clock[CLOCK_COUNTS]; /* counts by the clock of trainer_time */
+} StepWork;
+
+/* Parameters of a rank, in elements but for the last three. */
+typedef struct {
+    int64_t model;        /* the whole model's, unpadded */
+    int64_t flat;         /* this rank's, in buckets (param/param.h) */
+    int64_t values;       /* of flat, those that the layers' weights have */
+    int64_t zero;         /* of flat, those that each moment has (ZeRO) */
+    int64_t second;       /* elements that have a second moment */
+    int64_t experts;      /* elements of experts, a part of flat */
+    int64_t padding;      /* elements of no parameter, a part of flat */
+    int64_t grad_bytes;   /* bytes of gradients */
+    int64_t unit_buffers; /* bytes of the buffers in which units are whole (optim/units.h) */
+    int buckets;          /* number of buckets */
+} ParamCounts;
+
+/* FLOP of Newton-Schulz in one step. */
+typedef struct {
+    double flop;      /* a part of the rank's */
+    double mean;      /* the mean over the ranks of its stages */
+    double imbalance; /* those of a stage's busiest rank over the mean; 0: none */
+} MuonWork;
+
+/* Bytes of one rank, and its work; what `megatrain plan` prints. */
 typedef struct {
     int64_t state; /* weights, gradients, moments, tables, batches, boundary buffers */
     /* States that the optimizer alone reads: with states_on_host in the host's memory, else part of state. */
@@ -115,33 +145,20 @@ typedef struct {
     int64_t scratch, workspace;
     /* Scratch for forwards that may run in turn with a backward (pair.h), a part of scratch. */
     int64_t scratch_forward;
-    int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
-    int64_t ahead;          /* batches read ahead, in the host's memory */
-    int64_t pinned;         /* batches of two steps on their way to the GPU, a part of ahead */
-    int64_t snapshot;       /* a checkpoint's copy of the state, in the host's memory */
-    bool host_apart;        /* the device has other memory than the host */
-    int64_t flop, op_bytes; /* FLOP, and bytes of ops, of one step on this rank */
-    int64_t flop_of_op;     /* FLOP of an op, the mean over all that was walked to plan */
-    int64_t comm_bytes;     /* bytes sent by this rank in one step */
-    int64_t comm_beside;    /* bytes of these in calls beside which ops run */
-    CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
-    int64_t unit;                    /* samples that pass through the stages at once */
-    int64_t params;                  /* the model's, unpadded */
-    int64_t flat_count;              /* elements of this rank's parameters, in buckets (param/param.h) */
-    int64_t value_count, zero_count; /* elements that value, and each moment, has of these */
-    int64_t unit_buffers;            /* bytes of the buffers in which units are whole (optim/units.h) */
-    int64_t experts;                 /* elements of experts, a part of flat_count */
-    int64_t padding;                 /* elements of no parameter, a part of flat_count */
-    int64_t grad_bytes;
-    int64_t v_count;                  /* elements that have a second moment */
-    double muon_flop, muon_mean_flop; /* Newton-Schulz's part of flop; the mean of this over the ranks of its stages */
-    double muon_imbalance;            /* Newton-Schulz's FLOP of the busiest rank of a stage over the mean; 0: none */
-    int buckets;
+    int64_t staging;  /* widened copies of 16-bit tensors (cpu) */
+    int64_t ahead;    /* batches read ahead, in the host's memory */
+    int64_t pinned;   /* batches of two steps on their way to the GPU, a part of ahead */
+    int64_t snapshot; /* a checkpoint's copy of the state, in the host's memory */
+    bool host_apart;  /* the device has other memory than the host */
     /* Saves that wait in the host's memory (train.offload): bytes of the device's buffers, then of the buffers of
      * forwards in pairs; the sum of both; and bytes that wait in the host's memory. */
     int64_t offload[2][OFFLOAD_BUFFERS];
     int64_t offload_buffers, offload_host;
-    double clock[CLOCK_COUNTS]; /* counts of one step, by the clock of trainer_time */
+    int64_t unit; /* samples that pass through the stages at once */
+    StepWork work;
+    int64_t flop_of_op; /* FLOP of an op, the mean over all that was walked to plan */
+    ParamCounts params;
+    MuonWork muon;
 } MemoryPlan;
 
 int64_t memory_plan_host(const MemoryPlan *p);  /* bytes in the host's memory, whatever the device is */

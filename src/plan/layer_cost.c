@@ -104,8 +104,8 @@ static Err measure(const CostSource *source, const TrainSpec *spec, Grid g, int 
         memcpy(out->kept[b], plan.stages[0].save, sizeof out->kept[b]);
         out->update = times.tail - times.reduce;
         out->reduce = times.reduce;
-        out->experts = plan.experts;
-        out->dense = plan.flat_count - plan.padding - plan.experts;
+        out->experts = plan.params.experts;
+        out->dense = plan.params.flat - plan.params.padding - plan.params.experts;
         if (!b || plan.scratch < out->scratch) out->scratch = plan.scratch;
         if (times.hop > all->hop) all->hop = times.hop;
     }

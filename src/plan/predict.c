@@ -105,7 +105,7 @@ static Err run_on_time_line(const void *user, const TrainSpec *spec, Grid grid, 
     StepTimes t;
     TimeShares shares;
     TRY(predict_rank(user, spec, grid, rank, plan, &t));
-    memcpy(&shares, plan->clock, sizeof shares);
+    memcpy(&shares, plan->work.clock, sizeof shares);
     *times = (RankTimes){ .tail = t.rest, .reduce = fmin(t.rest, waits_for_copies(&shares)) };
     memcpy(times->stage, t.unit, sizeof times->stage);
     if (grid.pp > 1) times->hop = predict_hop(user, spec, grid);
@@ -208,7 +208,7 @@ static Err time_ranks(Pipeline *p)
             p->stage[plan->stages[s].stage] = t.stage[s];
             p->numbers &= is_cost(t.stage[s]);
         }
-        if (plan->clock[0] > p->rank[p->slowest].clock[0]) p->slowest = r;
+        if (plan->work.clock[0] > p->rank[p->slowest].work.clock[0]) p->slowest = r;
         p->rest = fmax(p->rest, t.tail);
         p->hop[r] = t.hop;
         note_bytes(p, r, plan);
@@ -238,7 +238,7 @@ static double seconds_once(const TimeShares *s) { return s->family[FAMILY_OPTIMI
 static TimeShares shares_of(const Pipeline *p, int pp, double units)
 {
     TimeShares s;
-    memcpy(&s, p->rank[pp].clock, sizeof s);
+    memcpy(&s, p->rank[pp].work.clock, sizeof s);
     const double once = seconds_once(&s), more = (units + p->rest - once) / (s.now - once);
     if (p->times == 1 || !(more > 0 && more < DBL_MAX)) return s;
     for (int i = 0; i < FAMILIES; i++) s.family[i] *= i == FAMILY_OPTIMIZER ? 1 : more;
@@ -285,7 +285,7 @@ static void conclude(const Pipeline *p, const Simulation *s, Prediction *out)
                          .rest_s = p->rest,
                          .bytes = p->bytes,
                          .worst_pp = p->worst,
-                         .params = p->rank[0].params };
+                         .params = p->rank[0].params.model };
     /* (units vary a little, by how far the host is ahead: no step is shorter than what a rank of it takes) */
     out->step_s = p->grid.pp == 1 ? out->shares.now : fmax(out->step_s, out->shares.now);
     out->step_s = p->numbers ? fmax(out->step_s, shared_seconds(p, units, &out->shares)) : NAN;

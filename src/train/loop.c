@@ -209,7 +209,7 @@ Err loop_open(Loop *l, Config *cfg, const Boot *boot, const LayoutChoice *choice
     TRY(open_trace(l));
     if (l->lead) TRY(run_peak_rate(&l->run, &l->peak_flops, &l->peak_source));
     TRY(run_tune(&l->run));
-    l->flop_per_token = (double)model_flop_per_token(&l->run.spec.model, l->run.plan.params);
+    l->flop_per_token = (double)model_flop_per_token(&l->run.spec.model, l->run.plan.params.model);
     l->saved_step = l->run.trainer.progress.step;
     dump_begin(&l->dump, &l->run.trainer.executor.ctx, cfg->debug.dump);
     return open_metrics(l);

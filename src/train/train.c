@@ -100,7 +100,7 @@ static void say_start(const Loop *l, int64_t end)
                  t->spec.compute == BF16 ? ", bf16 by " : "", t->spec.compute == BF16 ? dot_name(t->device.dot) : "",
                  t->device.threads, t->device.threads == 1 ? "" : "s");
     log_info("%s: %s parameters, %s (state %s, saves %s, scratch %s), %s, %s %.0f GFLOP/s", l->cfg->run.name,
-             units_count(a, (double)p->params), units_bytes(b, memory_plan_total(p)), units_bytes(c, p->state),
+             units_count(a, (double)p->params.model), units_bytes(b, memory_plan_total(p)), units_bytes(c, p->state),
              units_bytes(d, p->save), units_bytes(e, p->scratch), where, l->peak_source, l->peak_flops * 1e-9);
     if (t->spec.compute == BF16 && t->device.kind == DEVICE_CPU) say_dots(l);
     say_fp8(&t->spec.model);
