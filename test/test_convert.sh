@@ -203,19 +203,23 @@ check "and going out: $(head -1 err.txt)" grep -q "the tokenizer has 280 tokens,
 # ---- ids that end a text: kept without a tokenizer, too, for checkpoints that nobody has trained with one
 ids() { grep -o '"eos_token_id": *\(\[[^]]*\]\|[0-9]*\)' "$1" | tr -d ' '; }
 first() { "$mt" generate --run "$1" --prompt x --temperature 0 --tokens 8 "${@:2}" 2>&1; }
-ends() { first "$@" | grep -c 'document ends after 0 of 8'; }
+ends() { # 1: the first token ends the text, 0: it does not; or why there is none
+    local text
+    text=$(first "$@") || { echo "exit $?: $text"; return; }
+    grep -c 'document ends after 0 of 8' <<<"$text"
+}
 folder make listed 'eos_token_id=[2, 106]'
 into listed listed.run 2>err.txt
 check "a list in config.json is kept" [ "$(ids listed.run/generation_config.json)" = '"eos_token_id":[2,106]' ]
 out listed.run listed.out 2>err.txt
 check "and goes out: $(cat err.txt)" [ "$(ids listed.out/config.json)" = '"eos_token_id":[2,106]' ]
 check "in both files" cmp -s listed.run/generation_config.json listed.out/generation_config.json
-check "the model begins with another id" [ "$(ends listed.run)" = 0 ]
+check "the model begins with another id: $(ends listed.run)" [ "$(ends listed.run)" = 0 ]
 next=$(first listed.run | tail -1 | cut -c2)
 cp -r listed ended
 echo "{\"eos_token_id\": [2, $(printf %d "'$next")], \"temperature\": 0.6}" >ended/generation_config.json
 into ended ended.run 2>err.txt
-check "an id of generation_config.json ends a text" [ "$(ends ended.run)" = 1 ]
+check "an id of generation_config.json ends a text: $(ends ended.run)" [ "$(ends ended.run)" = 1 ]
 out ended.run/$step ended.out 2>err.txt
 check "the file goes out as it came: $(cat err.txt)" cmp -s ended/generation_config.json ended.out/generation_config.json
 check "config.json has its ids" [ "$(ids ended.out/config.json)" = "$(ids ended/generation_config.json)" ]

@@ -292,7 +292,7 @@ TEST(dataset_shards)
 {
     enum { SEQ = 6 };
     static const DataOrder orders[] = { ORDER_KEYED, ORDER_FILE, ORDER_MEGATRON };
-    char list[1200], spec[4][256];
+    char list[1200], spec[6][256];
     int32_t row[SEQ + 1], want[SEQ + 1];
     OK(file_make_dirs(in_dir("sh[1]")));
     write_documents("all", TOKEN_I32, 0, 50);
@@ -305,12 +305,15 @@ TEST(dataset_shards)
     snprintf(spec[0], sizeof spec[0], "%s", in_dir("sh[1]"));
     snprintf(spec[1], sizeof spec[1], "%s", in_dir("sh[[]1]/[ab]-*"));
     snprintf(spec[2], sizeof spec[2], "%s", in_dir("sh[[]1]/?-*.bin"));
+    write_text("a list.txt", list);
     snprintf(spec[3], sizeof spec[3], "@%s", in_dir("list.txt"));
-    for (int i = 0; i < 3 * 4 * 2; i++) {
+    snprintf(spec[4], sizeof spec[4], "@\"%s\"", in_dir("a list.txt"));
+    snprintf(spec[5], sizeof spec[5], "'@%s'", in_dir("a list.txt"));
+    for (int i = 0; i < 3 * 6 * 2; i++) {
         DatasetOptions o = { .spec = in_dir("all"), .seq = SEQ, .seed = 5, .samples = 900, .order = orders[i % 3] };
-        if (i >= 12) o.split = "70,30";
+        if (i >= 18) o.split = "70,30";
         Dataset *whole = open_dataset(o);
-        o.spec = spec[i / 3 % 4];
+        o.spec = spec[i / 3 % 6];
         Dataset *parts = open_dataset(o);
         CHECK(dataset_source_count(parts) == 1 && dataset_tokens(parts) == dataset_tokens(whole));
         CHECK(dataset_source(parts, 0).files == 3 && dataset_source(parts, 0).documents == 50);

@@ -54,9 +54,10 @@ void text_cut(char *out, size_t size_bytes, const char *text)
     out[n] = 0;
 }
 
-/* End of the quote with which a word begins; NULL: it begins with none. */
+/* End of the quote with which a word begins, perhaps behind an '@'; NULL: it begins with none. */
 static const char *closing_quote(const char *word)
 {
+    word += *word == '@';
     if (*word != '\'' && *word != '"') return NULL;
     for (const char *at = word; (at = strchr(at + 1, *word));)
         if (!at[1] || isspace((unsigned char)at[1])) return at;
@@ -75,5 +76,6 @@ char *word_bare(char *word)
     const char *quote = closing_quote(word);
     if (!quote || quote[1]) return word;
     word[quote - word] = 0;
+    if (*word == '@') word[1] = '@';
     return word + 1;
 }

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/ending.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -151,27 +152,23 @@ static Err check_new(const char *prefix)
 
 static volatile sig_atomic_t stop;
 
-static const int ending[] = { SIGINT, SIGTERM, SIGHUP };
-
 /* The first signal ends the work in order, a second one at once, whichever. */
 static void on_interrupt(int sig)
 {
     stop = sig;
-    for (size_t i = 0; i < sizeof ending / sizeof *ending; i++) {
+    for (int i = 0; i < ENDING_COUNT; i++) {
         struct sigaction now;
-        if (!sigaction(ending[i], NULL, &now) && now.sa_handler == on_interrupt) signal(ending[i], SIG_DFL);
+        if (!sigaction(ending_signals[i], NULL, &now) && now.sa_handler == on_interrupt)
+            signal(ending_signals[i], SIG_DFL);
     }
     input_interrupt();
 }
 
 static void catch_interrupt(void)
 {
-    struct sigaction a = { .sa_handler = on_interrupt }, hangup;
+    struct sigaction a = { .sa_handler = on_interrupt };
     sigfillset(&a.sa_mask);
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
-    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) /* nohup: it goes on */
-        sigaction(SIGHUP, &a, NULL);
+    ending_catch(&a);
 }
 
 static const Option preprocess_options[] = {

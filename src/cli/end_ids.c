@@ -7,10 +7,10 @@
 #include "base/file.h"
 #include "base/run_files.h"
 #include "ckpt/ckpt.h"
+#include "hf/folder.h"
 #include "train/kept.h"
 
 static const char name[] = RUN_GENERATION;
-enum { GENERATION_MOST = 16 << 20 };
 
 static bool lies_in(const char *folder, const char *file, char path[PATH_MAX])
 {
@@ -77,7 +77,7 @@ Err end_ids_keep(const char *folder, const char *to)
     }
     TRY(hf_ids_read(path, &ids));
     if (lies_in(to, name, copy)) return ERR_OK; /* it came with the tokenizer */
-    TRY_AS(ERR_CKPT, file_read_all(path, GENERATION_MOST, &text, &size));
+    TRY_AS(ERR_CKPT, file_read_all(path, HF_JSON_MOST, &text, &size));
     const Err err = file_replace(copy, text, size);
     free(text);
     return err_as(err, ERR_STORAGE);

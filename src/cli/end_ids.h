@@ -13,10 +13,10 @@
 
 #include "hf/ids.h"
 
-/* Of a checkpoint's folder; data: what it says of what it was trained on. path: the file, or "": there is none.
- * ERR_CKPT, ERR_MEMORY. */
+/* Ids of the checkpoint in that folder; data: what it says of what it was trained on. path: the file, or "": there is
+ * none. ERR_CKPT, ERR_MEMORY. */
 Err end_ids_of(const char *checkpoint, const char *data, const char *tokenizer, char path[PATH_MAX], HfIds *out);
-/* Of a run's checkpoint of that step, or of its newest (step < 0). */
+/* Ids of a run's checkpoint of that step, or of its newest (step < 0). */
 Err end_ids_of_run(const char *run_dir, int64_t step, const char *tokenizer, HfIds *out);
 
 /* Keeps those of a folder of Hugging Face's in `to`: its generation_config.json, or one with what config.json says.

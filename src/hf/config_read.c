@@ -11,7 +11,7 @@
 #include "hf/model.h"
 #include "hf/tensors.h"
 
-enum { CONFIG_JSON_MOST = 16 << 20, VALUE_BYTES = 64, MEMBERS = sizeof(HfModel) / 8 };
+enum { VALUE_BYTES = 64, MEMBERS = sizeof(HfModel) / 8 };
 
 typedef struct {
     const char *name;   /* of the file, for messages */
@@ -602,7 +602,7 @@ Err hf_config_read(const char *folder, SetupArena *arena, HfConfig *out)
     int64_t size;
     if (snprintf(path, sizeof path, "%s/config.json", folder) >= (int)sizeof path)
         return err_set(ERR_CKPT, "'%s': the path is too long", folder);
-    const Err read = file_read_all(path, CONFIG_JSON_MOST, &text, &size);
+    const Err read = file_read_all(path, HF_JSON_MOST, &text, &size);
     if (read) return hf_folder_hint_cache(folder, err_as(read, ERR_CKPT));
     const Err err = parse(path, folder, text, size, arena, out);
     free(text);

@@ -14,6 +14,8 @@
 
 #include "ckpt/safetensors.h"
 
+enum { HF_JSON_MOST = 16 << 20 }; /* bytes of a config.json or generation_config.json */
+
 typedef struct {
     StTensor t;
     int file;

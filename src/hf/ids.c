@@ -5,8 +5,9 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "hf/folder.h"
 
-enum { JSON_MOST = 16 << 20, NO_ID = -1 };
+enum { NO_ID = -1 };
 
 /* A config.json of a model with images may have them in that of its text model alone. */
 static const Json *member(const Json *root, const char *key)
@@ -47,7 +48,7 @@ Err hf_ids_read(const char *path, HfIds *out)
 {
     Json *root;
     *out = (HfIds)HF_NO_IDS;
-    TRY_AS(ERR_CKPT, json_read_file(path, JSON_MOST, &root));
+    TRY_AS(ERR_CKPT, json_read_file(path, HF_JSON_MOST, &root));
     out->begin = one_id(path, root, "bos_token_id");
     out->pad = one_id(path, root, "pad_token_id");
     read_ends(path, root, out);

@@ -7,6 +7,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "base/ending.h"
 #include "base/err.h"
 #include "base/log.h"
 
@@ -49,11 +50,8 @@ void signals_catch(bool lead)
     sigemptyset(&a.sa_mask);
     a.sa_flags = SA_RESTART;
     signals_stop = interrupted = 0;
-    sigaction(SIGTERM, &a, NULL);
+    ending_catch(&a);
     sigaction(SIGUSR1, &a, NULL);
-    sigaction(SIGINT, &a, NULL);
-    struct sigaction hangup; /* of the terminal: who ignores it (nohup) goes on */
-    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &a, NULL);
     signal(SIGPIPE, SIG_IGN); /* a closed pipe of the log must not end a run */
 }
 
