@@ -223,8 +223,19 @@ check "an id of generation_config.json ends a text: $(ends ended.run)" [ "$(ends
 out ended.run/$step ended.out 2>err.txt
 check "the file goes out as it came: $(cat err.txt)" cmp -s ended/generation_config.json ended.out/generation_config.json
 check "config.json has its ids" [ "$(ids ended.out/config.json)" = "$(ids ended/generation_config.json)" ]
-cp -r spoken.run/tokenizer own && echo '{"eos_token_id": 5}' >own/generation_config.json
-check "a tokenizer's own ids win: $(first ended.run data.tokenizer=own)" [ "$(ends ended.run data.tokenizer=own)" = 0 ]
+# a tokenizer's own ids win: 64 of them with which a text ends (found by trying), and one with which it does not
+cp -r spoken own && into own own.run 2>err.txt
+for from in $(seq 0 64 256); do
+    printf '{"eos_token_id": [%s]}\n' "$(seq -s, "$from" $((from + 63)))" >ending.json
+    cp ending.json own/generation_config.json
+    [ "$(ends own.run)" != 1 ] || break
+done
+echo "{\"eos_token_id\": $(((from + 64) % 256))}" >other.json
+cp other.json own.run/generation_config.json
+check "the tokenizer's ids end a text, the run's do not: $(ends own.run)" [ "$(ends own.run)" = 1 ]
+mv ending.json own.run/generation_config.json
+cp other.json own/generation_config.json
+check "and the other way round: $(ends own.run)" [ "$(ends own.run)" = 0 ]
 "$mt" preprocess --input text.txt --output more --tokenizer byte >/dev/null 2>&1
 "$mt" config from-hf ended >ended.ini
 "$mt" --config ended.ini run.dir=on checkpoint.load=ended.run data.train=more train.steps=1 train.global_batch=1 \
