@@ -68,8 +68,12 @@ older=(run.precision=bf16 run.fp32_residual=false run.fp32_vectors=false)
 run older "${older[@]}" train.stop_at=1
 manifest=older/checkpoints/step-00000001/manifest
 check "the CRC of a manifest" [ "$(crc32c_line $manifest.json)" = "$(cat $manifest.crc)" ]
+says() { "$mt" inspect older 2>&1 | grep -E '^(machine|job) ' | xargs; }
+check "machine and job: $(says)" grep -qE "^machine host .* job one process$" <<<"$(says)"
+sed -i -E 's/"(machine|job)":"[^"]*",//g' $manifest.json
 sed -i -E 's/\\u000a(fp32_residual|fp32_vectors|fp32_row_sums|fp8_experts) = [a-z]*//g' $manifest.json
 crc32c_line $manifest.json >$manifest.crc
+check "and of the host: '$(says)'" [ -z "$(says)" ]
 check "keys are gone" [ "$(grep -c 'fp32_\|fp8_experts' $manifest.json)" -eq 0 ]
 loss_of() { "$mt" eval --run older "$@" 2>/dev/null | grep -o 'loss [0-9.]*'; }
 check "what reads its weights takes them as it did: $(loss_of), not $(loss_of run.fp32_residual=true run.fp32_vectors=true)" \

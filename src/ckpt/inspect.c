@@ -148,7 +148,10 @@ static void print_meta(const Manifest *m, FILE *out)
     put_text(m->folder, out);
     fprintf(out, "\nformat        %lld, written by ", (long long)m->format);
     put_text(a->program, out);
-    fprintf(out, "\nstep          %lld   samples %lld   tokens %lld\n", (long long)a->step, (long long)a->samples,
+    fputc('\n', out);
+    print_lines("machine", a->machine, out);
+    print_lines("job", a->job, out);
+    fprintf(out, "step          %lld   samples %lld   tokens %lld\n", (long long)a->step, (long long)a->samples,
             (long long)a->tokens);
     fprintf(out, "seed          %lld   reproducible ", (long long)a->seed);
     put_text(a->reproducible, out);

@@ -244,6 +244,8 @@ static Err copy_meta(SetupArena *a, const CkptMeta *from, CkptMeta *out)
     *out = *from;
     TRY(copy_text(a, &out->reproducible));
     TRY(copy_text(a, &out->program));
+    TRY(copy_text(a, &out->machine));
+    TRY(copy_text(a, &out->job));
     TRY(copy_text(a, &out->config));
     TRY(copy_text(a, &out->data));
     TRY(copy_text(a, &out->overrides));

@@ -103,6 +103,13 @@ static Err get_text(const Parse *p, const Json *object, const char *key, const c
     return setup_strdup(p->arena, text, (char **)(uintptr_t)out);
 }
 
+/* A text that may be missing: "" then. */
+static Err get_text_if(const Parse *p, const Json *object, const char *key, const char **out)
+{
+    *out = "";
+    return json_get(object, key) ? get_text(p, object, key, out) : ERR_OK;
+}
+
 /* One or two numbers >= low; the second of a vector is `second`. */
 static Err get_pair(const Parse *p, const Json *object, const char *key, int64_t low, int64_t second, int *ndim,
                     int64_t out[2])
@@ -215,8 +222,9 @@ static Err parse_meta(const Parse *p, const Json *root, CkptMeta *meta)
     TRY(get_text(p, root, "program", &meta->program));
     TRY(get_text(p, root, "config", &meta->config));
     TRY(get_text(p, root, "data", &meta->data));
-    meta->overrides = "";
-    if (json_get(root, "overrides")) TRY(get_text(p, root, "overrides", &meta->overrides));
+    TRY(get_text_if(p, root, "machine", &meta->machine)); /* (older checkpoints do not have these) */
+    TRY(get_text_if(p, root, "job", &meta->job));
+    TRY(get_text_if(p, root, "overrides", &meta->overrides));
     if (json_get(root, "valid")) TRY(parse_valid(p, json_get(root, "valid"), meta));
     TRY(parse_counters(p, json_get(root, "counters"), meta));
     return check_updates(p, meta);

@@ -4,8 +4,8 @@
  * a tensor's state tile it exactly once. What is on the disk otherwise is checked by manifest_check_files and
  * by whoever reads the shards.
  *
- *   {"format":1,"program":...,"step":...,"samples":...,"tokens":...,"seed":...,"reproducible":...,
- *    "blocks":{"tp":..,"seq":..,"attn":..},"counters":{...},"data":...,"overrides":..,"config":...,
+ *   {"format":1,"program":...,"machine":..,"job":..,"step":...,"samples":...,"tokens":...,"seed":...,
+ *    "reproducible":...,"blocks":{"tp":..,"seq":..,"attn":..},"counters":{...},"data":...,"overrides":..,"config":...,
  *    "valid":[{"set":"wiki","loss":3.25},...],
  *    "parameters":[{"name":"embed.weight","shape":[256,64],"shift":24},...],
  *    "pieces":[{"name":..,"state":"value","dtype":"F32","global":[256,64],"offset":[0,0],"shape":[128,64],

@@ -269,6 +269,8 @@ static Err put_meta(TextOut *t, const CkptMeta *m)
     JsonOut *j = &t->json;
     json_put_int(j, "format", CKPT_FORMAT);
     json_put_text(j, "program", m->program);
+    if (m->machine && *m->machine) json_put_text(j, "machine", m->machine);
+    if (m->job && *m->job) json_put_text(j, "job", m->job);
     json_put_int(j, "step", m->step);
     json_put_int(j, "samples", m->samples);
     json_put_int(j, "tokens", m->tokens);

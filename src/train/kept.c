@@ -22,16 +22,16 @@ static Err path_of(char out[PATH_MAX], const char *folder, const char *name)
 /* ---- starts ---- */
 
 /* The configuration behind a line that says of which start it is. */
-static Err write_start(const char *path, int number, const char *config_text, int64_t step, const char *job)
+static Err write_start(const char *path, int number, const char *config_text, int64_t step, const char *machine,
+                       const char *job)
 {
-    char date[32], machine[IDENTITY_MACHINE_BYTES], *text = NULL;
+    char date[32], *text = NULL;
     size_t size = 0;
     struct tm t;
     const time_t now = time(NULL);
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &t));
     FILE *f = open_memstream(&text, &size);
     if (!f) return err_set(ERR_MEMORY, "no memory for the configuration");
-    identity_machine(machine);
     fprintf(f, "; start %d, %s, from step %lld, megatrain %s, %s, %s\n%s", number, date, (long long)step,
             identity_program(), machine, job, config_text);
     const bool whole = !ferror(f);
@@ -41,7 +41,7 @@ static Err write_start(const char *path, int number, const char *config_text, in
     return err;
 }
 
-Err kept_start(const char *run_dir, const char *config_text, int64_t step, const char *job)
+Err kept_start(const char *run_dir, const char *config_text, int64_t step, const char *machine, const char *job)
 {
     char folder[PATH_MAX], name[32], path[PATH_MAX];
     TRY(path_of(path, run_dir, RUN_LOG));
@@ -54,7 +54,7 @@ Err kept_start(const char *run_dir, const char *config_text, int64_t step, const
     for (int number = 1; number < STARTS_MAX; number++) {
         snprintf(name, sizeof name, "%d.ini", number);
         TRY(path_of(path, folder, name));
-        if (!file_exists(path)) return write_start(path, number, config_text, step, job);
+        if (!file_exists(path)) return write_start(path, number, config_text, step, machine, job);
     }
     return err_set(ERR_IO, "too many starts in '%s'", folder);
 }

@@ -15,8 +15,8 @@
 #include "base/err.h"
 
 /* Keeps the configuration of a start, and which program, machine and job it is of. To be called under the folder's
- * lock, once it is known from which step the start goes on. job: for people, a line. ERR_IO. */
-Err kept_start(const char *run_dir, const char *config_text, int64_t step, const char *job);
+ * lock, once it is known from which step the start goes on. machine, job: for people, a line. ERR_IO. */
+Err kept_start(const char *run_dir, const char *config_text, int64_t step, const char *machine, const char *job);
 /* Keeps that there is a checkpoint, of this step: a later start that finds none knows that it is gone. A start from
  * step 0 forgets it. ERR_IO. */
 Err kept_saved(const char *run_dir, int64_t step);

@@ -40,13 +40,14 @@ static void job_text(const Boot *b, char *out, size_t size)
 
 static Err write_config(Loop *l)
 {
-    char path[PATH_MAX], job[320];
+    char path[PATH_MAX];
     const char *dir = l->cfg->run.dir;
     if (!l->lead) return ERR_OK;
     snprintf(path, sizeof path, "%s/" RUN_CONFIG, dir);
     TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
-    job_text(&l->ranks.boot, job, sizeof job);
-    TRY(kept_start(dir, l->config_text, l->run.trainer.progress.step, job));
+    identity_machine(l->machine);
+    job_text(&l->ranks.boot, l->job, sizeof l->job);
+    TRY(kept_start(dir, l->config_text, l->run.trainer.progress.step, l->machine, l->job));
     return kept_tokenizer(dir, l->cfg->data.tokenizer);
 }
 
@@ -73,7 +74,7 @@ static int64_t meta_bytes(const Loop *l)
 {
     const char *overrides = l->run.overrides.text;
     return (int64_t)(strlen(l->config_text) + strlen(l->run.data_id) + (overrides ? strlen(overrides) : 0)) +
-           l->run.valid.count * (SET_NAME_BYTES + 112) + 1024;
+           l->run.valid.count * (SET_NAME_BYTES + 112) + (int64_t)(sizeof l->machine + sizeof l->job) + 1024;
 }
 
 /* Saves up to the end of this start; what a signal asks for comes besides. */

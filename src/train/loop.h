@@ -4,6 +4,7 @@
 #ifndef MEGATRAIN_TRAIN_LOOP_H
 #define MEGATRAIN_TRAIN_LOOP_H
 
+#include "base/identity.h"
 #include "engine/expert_load.h"
 #include "record/metrics.h"
 #include "train/dump.h"
@@ -31,6 +32,7 @@ typedef struct {
     int lock_fd;
     bool folder_gone; /* it was said */
     char *config_text;
+    char machine[IDENTITY_MACHINE_BYTES], job[320]; /* on rank 0, for people: where this start computes, who began it */
     double peak_flops, flop_per_token, started_s;
     double begun_s; /* when the step of the next line of metrics began */
     const char *peak_source;

@@ -272,6 +272,8 @@ static Err collect_save(Loop *l, bool wait, bool must)
 static Err save(Loop *l, bool must)
 {
     CkptMeta meta = run_meta(&l->run, l->config_text);
+    meta.machine = l->machine;
+    meta.job = l->job;
     watch_phase(l->ranks.watch, PHASE_SAVE, meta.step);
     fault_point("save");
     TRY(collect_save(l, true, false));
