@@ -590,6 +590,39 @@ assert sum(o["ms"] for o in p["ops"].values()) < p["step_ms"]
 assert all(a["step_ms"] < p["step_ms"] and abs(1 - a["step_ms"] / p["step_ms"] - a["saves"]) < 1e-9 for a in p["advice"])
 assert [a["step_ms"] for a in p["advice"]] == sorted(a["step_ms"] for a in p["advice"]) and len(p["advice"]) <= 3
 EOP
+# a step of many micro-batches is drawn to be read: no wider than a page, letters as large as elsewhere, numbers that fit
+# into their bars, the first micro-batch and the last
+picture() { # MICROBATCHES RANKS
+    "$mt" plan --config plan.ini --world "$2" --device "$root/config/devices/h100.ini" --svg "many-$1.svg" model.layers="$2" \
+        parallel.pp="$2" train.micro_batch=1 train.global_batch="$1" >/dev/null 2>err.txt || return
+    python3 - "many-$1.svg" "$1" "$2" <<'EOP'
+import re, sys, xml.etree.ElementTree as tree
+svg, units, ranks = tree.parse(sys.argv[1]).getroot(), int(sys.argv[2]), int(sys.argv[3])
+ns = "{http://www.w3.org/2000/svg}"
+_, _, width, height = map(float, svg.get("viewBox").split())
+assert 600 <= width <= 1130 and height <= 160 + 2 * (30 * ranks + 34), (width, height)
+style = "".join(e.text for e in svg.iter(ns + "style"))
+assert min(map(float, re.findall(r"font(?:-size)?: *([0-9.]+)px", style))) >= 11
+assert not any("font-size" in e.attrib or "transform" in e.attrib for e in svg.iter() if e.tag != ns + "pattern")
+bars, numbers, kept = [], [], {}
+for e in svg:
+    if e.tag == ns + "rect" and re.fullmatch("[fbiw][0-3]", e.get("class") or "") and len(e): bars.append(e)
+    elif e.tag == ns + "text" and (e.get("class") or "").startswith("n "):
+        numbers.append(e.text)
+        assert float(bars[-1].get("width")) > 6 * len(e.text), (e.text, bars[-1].get("width"))
+for b in bars:
+    x, w = float(b.get("x")), float(b.get("width"))
+    assert 64 <= x and x + w <= width, (x, w)
+    kept.setdefault(b.get("y"), []).append((x, x + w))
+for row in kept.values():
+    row.sort()
+    assert all(a[1] <= b[0] + 0.02 for a, b in zip(row, row[1:])), row
+assert {"0", str(units - 1)} <= set(numbers) and len(numbers) >= 0.5 * len(bars), (len(numbers), len(bars))
+EOP
+}
+for sizes in "8 4" "128 4" "128 8" "512 8"; do
+    check "a picture of ${sizes% *} micro-batches, ${sizes#* } ranks: $(picture $sizes 2>&1 | tail -1)" picture $sizes
+done
 # every configuration that is shipped has a step, of which nothing is left out
 for file in "$root"/config/*.ini; do
     model=$(basename "$file" .ini)
