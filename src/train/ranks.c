@@ -297,10 +297,20 @@ static Err leave_to_one(const Ranks *r, Err err)
     return err_elsewhere(err);
 }
 
+/* To meet takes some, and data, logs and checkpoints open files while the run goes on: better no start than no
+ * checkpoint. */
+static Err leave_files(void)
+{
+    if (file_descriptors_left(RUN_FILES)) return ERR_OK;
+    err_set(ERR_RENDEZVOUS, "less than %d file descriptors are left for the run", RUN_FILES);
+    return err_hint_descriptors(EMFILE);
+}
+
 static Err meet(Ranks *r, const RanksOptions *o)
 {
     const bool from_file = !*r->boot.secret;
     const double began = clock_s();
+    TRY(leave_files());
     speaker_open_job(&r->speaker, o->folder, r->boot.secret, r->boot.job);
     fault_point("rendezvous");
     if (from_file) TRY(secret_find(&r->boot, o->folder, o->timeout_s));
@@ -310,14 +320,6 @@ static Err meet(Ranks *r, const RanksOptions *o)
     speaker_open(&r->speaker, o->folder, r->boot.secret, store_start(r->store));
     fault_point("met");
     return watch_open(r->store, o->freeze_s, o->stall_s, on_verdict, r, &r->watch);
-}
-
-/* Data, logs and checkpoints open files while the run goes on: better no start than no checkpoint. */
-static Err leave_files(void)
-{
-    if (file_descriptors_left(RUN_FILES)) return ERR_OK;
-    err_set(ERR_RENDEZVOUS, "less than %d file descriptors are left for the run's files", RUN_FILES);
-    return err_hint_descriptors(EMFILE);
 }
 
 static Err open_many(Ranks *r, const RanksOptions *o)
