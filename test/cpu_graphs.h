@@ -9,16 +9,21 @@
 #include <string.h>
 
 #include "device/ops.h"
+#include "engine/trainer.h"
 
 typedef Err CpuOp(const OpTable *table, Stream *s, const void *args);
 
-/* An op, or a copy; zeros: from is NULL. */
+enum { CPU_FACTORS = 4 };
+
+/* An op, or a copy; zeros: from is NULL. Factors that its tensors point at are kept with it. */
 typedef struct CpuNode {
     struct CpuNode *next;
     CpuOp *give;
     void *to;
     const void *from;
     int64_t bytes;
+    Tensor factors[CPU_FACTORS];
+    int factor_count;
     _Alignas(16) char kept[];
 } CpuNode;
 
@@ -42,6 +47,17 @@ static inline CpuNode *cpu_node(int64_t args)
     return n;
 }
 
+static inline void cpu_keep_factors(CpuNode *n, Tensor *t)
+{
+    if (!t->scale) return;
+    ASSERT(n->factor_count < CPU_FACTORS);
+    Tensor *own = &n->factors[n->factor_count++];
+    *own = *t->scale;
+    t->scale = own;
+}
+
+#define S(type, name)
+#define T(name, dims) cpu_keep_factors(n, &kept->name);
 #define OP(name, flop, args)                                                                    \
     static Err cpu_call_##name(const OpTable *table, Stream *s, const void *a)                  \
     {                                                                                           \
@@ -51,12 +67,15 @@ static inline CpuNode *cpu_node(int64_t args)
     {                                                                                           \
         if (!cpu_capture) return cpu_ops->name(s, a);                                           \
         CpuNode *n = cpu_node(sizeof *a);                                                       \
-        n->give = cpu_call_##name;                                                                \
-        memcpy(n->kept, a, sizeof *a);                                                          \
+        name##_args *kept = memcpy(n->kept, a, sizeof *a);                                      \
+        n->give = cpu_call_##name;                                                              \
+        args;                                                                                   \
         return ERR_OK;                                                                          \
     }
 #include "device/ops.def"
 #undef OP
+#undef T
+#undef S
 
 static const OpTable cpu_taking_ops = {
 #define OP(name, flop, args) .name = cpu_take_##name,
@@ -126,6 +145,17 @@ static inline void cpu_graphs_attach(Device *dev)
     cpu_backend_above.graph_free = cpu_graph_free;
     dev->ops = &cpu_taking_ops;
     dev->backend = &cpu_backend_above;
+}
+
+/* Before a rank's first step, as TinyRun.before: its steps will be recorded. */
+static inline Err cpu_graphs_of_steps(Trainer *t, void *user)
+{
+    (void)user;
+    cpu_graphs_attach(&t->device);
+    t->memory.setup.frozen = false;
+    const Err err = executor_use_graphs(&t->executor, &t->parts.step.rank[t->world->pp_rank], &t->memory.setup);
+    setup_freeze(&t->memory.setup);
+    return err;
 }
 
 #endif

@@ -11,7 +11,10 @@
 #include "test.h"
 #include "tiny.h"
 
-enum { STEPS = 3, RANKS_MOST = 8, BUCKET_BYTES = 64 << 10, CANDIDATES = 24 };
+#include "cpu_graphs.h"
+
+/* (replays: two steps are listened to and one is recorded, or twice as many where weights are on their way) */
+enum { REPLAYED_STEPS = 5, RANKS_MOST = 8, BUCKET_BYTES = 64 << 10, CANDIDATES = 24 };
 
 /* ---- axes ---- */
 
@@ -97,6 +100,8 @@ static TrainSpec model_of(int kind)
 
 static bool is_mixture(const Draw *d) { return model_of(d->at[AXIS_kind]).model.moe.experts > 0; }
 
+static bool is_latent(const Draw *d) { return model_of(d->at[AXIS_kind]).model.latent.width.kv_rank > 0; }
+
 /* In 8 bits a model is as wide as blocks want it. */
 static void choose_precision(TrainSpec *s, int v)
 {
@@ -108,6 +113,14 @@ static void choose_precision(TrainSpec *s, int v)
     if (!s->model.latent.width.kv_rank) s->model.head_dim *= times;
     s->model.fp8 = fp8_between(recipe, s->model.layers, 0);
     s->update.lr.lr = 3e-3;
+}
+
+static void one_choice(TrainSpec *s)
+{
+    s->model.moe.experts = 64;
+    s->model.moe.topk = 1;
+    s->model.moe.ffn = 16;
+    s->model.moe.router.groups = s->model.moe.router.group_topk = 1;
 }
 
 static void experts_in_8_bits(TrainSpec *s)
@@ -254,6 +267,21 @@ static void choose_offload(TinyRun *r, int v)
 {
     r->spec.model.offload = v < 3 ? v : r->spec.model.layers;
     r->spec.poison = v > 0;
+}
+
+static Err are_replayed(Trainer *t, void *user)
+{
+    (void)user;
+    return t->executor.replays.ready ? ERR_OK : err_set(ERR_INTERNAL, "steps are not replayed");
+}
+
+/* Steps are recorded and replayed (engine/replays.h), and every completion of a communicator is late: what a replay
+ * does not wait for is read too early. */
+static void replay_steps(TinyRun *r)
+{
+    r->before = cpu_graphs_of_steps, r->after = are_replayed;
+    r->steps = REPLAYED_STEPS;
+    r->delay_ms = 1;
 }
 
 static int copies_of(const Grid *g) { return g->dp * g->cp; }
@@ -447,16 +475,16 @@ static void draw_all(void)
     for (int i = 0; i < AXES; i++) first_value[i + 1] = first_value[i] + count_of(i);
     ASSERT(first_value[AXES] <= VALUES_MOST);
     for (int kind = 0; kind < KINDS; kind++) {
-        uint64_t seed = 101 + (uint64_t)kind;
+        uint64_t seed = 701 + (uint64_t)kind;
         for (int i = 0; i < model_count(); i++) fill(&array[kind][i], kind, &seed);
     }
 }
 
 /* ---- the test ---- */
 
-static TinyRun train(const Draw *d, bool logits)
+static TinyRun train(const Draw *d, bool logits, int steps)
 {
-    TinyRun r = run_of(d, step_count());
+    TinyRun r = run_of(d, steps);
     const clock_t begun = clock();
     r.spec.attention_logits |= logits;
     tiny_train(&r);
@@ -464,30 +492,41 @@ static TinyRun train(const Draw *d, bool logits)
     return r;
 }
 
-static void check_layout(const Draw *d, const TinyRun *want)
+/* A model, and its runs on one rank of as many steps as its layouts make. */
+typedef struct {
+    Draw model;
+    TinyRun run[2];
+} Alone;
+
+static const TinyRun *alone(Alone *a, int steps)
+{
+    char text[512];
+    TinyRun *r = &a->run[steps == REPLAYED_STEPS];
+    if (r->steps) return r;
+    *r = train(&a->model, true, steps);
+    text_of(&a->model, 0, MODEL_AXES, text, sizeof text);
+    if (mode_is("print")) printf("%s\n", text), fflush(stdout);
+    CHECK_MSG(!r->err, "%s: %s", text, r->message);
+    for (int i = 0; i < r->steps; i++) /* (what is no number would be the same everywhere) */
+        CHECK_MSG(r->err || (r->loss[i] > 0 && r->loss[i] < 1.1 * r->loss[0]), "%s: losses %.4f, %.4f", text,
+                  r->loss[0], r->loss[i]);
+    return r;
+}
+
+static void check_layout(const Draw *d, Alone *a)
 {
     char model[512], layout[512];
-    const TinyRun r = train(d, false);
+    const TinyRun r = train(d, false, step_count());
     text_of(d, 0, MODEL_AXES, model, sizeof model);
     text_of(d, MODEL_AXES, AXES, layout, sizeof layout);
     if (mode_is("print")) printf("%s: %s\n", model, layout), fflush(stdout);
     CHECK_MSG(!r.err, "%s: %s: %s", model, layout, r.message);
-    if (r.err || !want) return;
+    if (r.err || brief()) return;
+    const TinyRun *want = alone(a, r.steps);
     CHECK_MSG(r.hash == want->hash, "%s: %s: other bits", model, layout);
+    CHECK_MSG(r.valid_loss == want->valid_loss, "%s: %s: evaluated: %.9g, alone %.9g", model, layout, r.valid_loss,
+              want->valid_loss);
     CHECK_MSG(!r.spec.attention_logits || r.logits == want->logits, "%s: %s: other logits", model, layout);
-}
-
-static TinyRun alone(const Draw *model)
-{
-    char text[512];
-    const TinyRun r = train(model, true);
-    text_of(model, 0, MODEL_AXES, text, sizeof text);
-    if (mode_is("print")) printf("%s\n", text), fflush(stdout);
-    CHECK_MSG(!r.err, "%s: %s", text, r.message);
-    for (int i = 0; i < r.steps; i++) /* (what is no number would be the same everywhere) */
-        CHECK_MSG(r.err || (r.loss[i] > 0 && r.loss[i] < 1.1 * r.loss[0]), "%s: losses %.4f, %.4f", text, r.loss[0],
-                  r.loss[i]);
-    return r;
 }
 
 /* axis=value of each word, to a colon or the end; the other axes have their first values. A word that is none fails. */
@@ -515,10 +554,9 @@ TEST(the_draw_that_is_asked_for)
     if (!getenv("MEGATRAIN_DRAW")) SKIP("MEGATRAIN_DRAW names none");
     read_draw(getenv("MEGATRAIN_DRAW"), &d);
     CHECK_MSG(legal(&d), "%s", err_message());
-    Draw model = d;
-    for (int i = MODEL_AXES; i < AXES; i++) model.at[i] = 0;
-    const TinyRun want = alone(&model);
-    check_layout(&d, &want);
+    Alone a = { .model = d };
+    for (int i = MODEL_AXES; i < AXES; i++) a.model.at[i] = 0;
+    check_layout(&d, &a);
 }
 
 static void run_kind(int kind)
@@ -526,12 +564,44 @@ static void run_kind(int kind)
     draw_all();
     for (int i = 0; i < model_count(); i++) {
         const Models *m = &array[kind][i];
-        TinyRun want;
+        Alone a = { .model = m->model };
         CHECK_MSG(m->count == layout_count(kind), "model %d has %d layouts", i, m->count);
-        if (!m->count) continue;
-        if (!brief()) want = alone(&m->model);
-        for (int k = 0; k < m->count; k++) check_layout(&m->layout[k], brief() ? NULL : &want);
+        for (int k = 0; k < m->count; k++) check_layout(&m->layout[k], &a);
     }
+}
+
+/* A legal model in which an axis has this value and an effect; false: there is none. */
+static bool model_with(int axis, int value, Draw *d)
+{
+    for (int i = 0; i < KINDS * count_of(AXIS_precision); i++) {
+        *d = (Draw){ 0 };
+        d->at[AXIS_kind] = (uint8_t)(i % KINDS), d->at[AXIS_precision] = (uint8_t)(i / KINDS);
+        d->at[axis] = (uint8_t)value;
+        if (legal(d) && !d->moot[axis]) return true;
+    }
+    return false;
+}
+
+/* What a value says is done: after one step the first value and the one before have other bits. */
+TEST(each_value_is_another_model)
+{
+    for (int axis = 1; axis < MODEL_AXES; axis++)
+        for (int v = 1; v < count_of(axis); v++) {
+            Draw d;
+            const bool found = model_with(axis, v, &d);
+            CHECK_MSG(found, "%s=%s has no model", axes[axis].name, word_of(axis, v));
+            if (!found || brief()) continue;
+            TinyRun r = run_of(&d, 1);
+            tiny_train(&r);
+            CHECK_MSG(!r.err, "%s", r.message);
+            for (int u = v - 1; u >= 0; u = u ? 0 : -1) {
+                d.at[axis] = (uint8_t)u;
+                if (!legal(&d)) continue;
+                TinyRun other = run_of(&d, 1);
+                tiny_train(&other);
+                CHECK_MSG(other.hash != r.hash, "%s=%s is %s", axes[axis].name, word_of(axis, v), word_of(axis, u));
+            }
+        }
 }
 
 /* All that update at the end of a step. */

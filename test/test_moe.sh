@@ -21,18 +21,10 @@ run half train.stop_at=3
 run half
 check "3 + 3 losses are the 6" same_losses half whole
 check "3 + 3 tensors are the 6's" same_tensors half whole 6
-for recompute in selective full; do
-    run $recompute train.recompute=$recompute train.micro_batch=2
-    check "recompute = $recompute: the same run" same_run $recompute whole 6
-done
 ranks() { # DIR WORDS..., on $count ranks
     "$root/scripts/launch.sh" -n "$count" -- "$mt" --config "$ini" run.dir="$1" "${small[@]}" "${@:2}" >/dev/null 2>"$1.err"
 }
 count=2
-ranks zero parallel.zero=1 train.micro_batch=1
-check "two data-parallel ranks: $(tail -1 zero.err)" same_run zero whole 6
-ranks pipe parallel.pp=2 parallel.schedule=zb-h1
-check "two stages, gradients of experts later: $(tail -1 pipe.err)" same_run pipe whole 6
 
 # Experts on several ranks: begun with one ep, gone on with another, on other ranks, and by one rank
 ranks spread parallel.ep=2 parallel.zero=1 train.micro_batch=2 train.stop_at=3
@@ -58,8 +50,6 @@ expect 2 "hosts have unequal parts of a group of ep x etp = 4 x 1 ranks" "$mt" p
     parallel.ep=4 train.micro_batch=2 moe.dispatcher=node debug.ranks_per_host=3
 ranks inside parallel.tp=2 parallel.etp=4 train.micro_batch=2
 check "and by four with quarters of all" same_run inside whole 6
-ranks stages parallel.ep=2 parallel.pp=2 train.micro_batch=2 parallel.zero=1 debug.comm_check=true
-check "two stages of two ranks with half the experts each: $(tail -1 stages.err)" same_run stages whole 6
 "$root/scripts/launch.sh" -n 2 -- "$mt" eval --config "$ini" run.dir=whole "${small[@]}" parallel.ep=2 >eval2.txt 2>&1
 "$mt" eval --config "$ini" run.dir=whole "${small[@]}" >eval1.txt 2>&1
 check "evaluated on two ranks: $(tail -1 eval2.txt)" \

@@ -29,15 +29,6 @@ typedef struct {
     pthread_mutex_t lock;
 } Outcome;
 
-static Err use_graphs(Trainer *t)
-{
-    cpu_graphs_attach(&t->device);
-    t->memory.setup.frozen = false;
-    const Err err = executor_use_graphs(&t->executor, &t->parts.step.rank[t->world->pp_rank], &t->memory.setup);
-    setup_freeze(&t->memory.setup);
-    return err;
-}
-
 static Err evaluate(Trainer *t)
 {
     double loss;
@@ -50,7 +41,7 @@ static Err first_steps(Trainer *t, void *user)
     const Outcome *o = user;
     StepReport report;
     const bool grows = t->spec.ramp.count > 0; /* (plans are of the largest batch) */
-    if (o->graphs) TRY(use_graphs(t));
+    if (o->graphs) TRY(cpu_graphs_of_steps(t, NULL));
     for (int i = 0; i < (grows ? 2 * BEFORE : BEFORE); i++) {
         TRY(grows ? trainer_step(t, tiny_source(t), &report) : tiny_step(t, &report));
         if (i == 1 || i == 4) TRY(evaluate(t));

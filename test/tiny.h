@@ -187,6 +187,7 @@ typedef struct {
     uint64_t hash;
     uint64_t logits; /* the same of the largest logits of all steps, if they are asked for */
     double loss[TINY_STEPS_MAX]; /* of multi-token prediction, too */
+    double valid_loss;           /* of the evaluation behind all steps */
     int retried_in_pieces;       /* steps that were done again in pieces */
     Err err;
     char message[256];
@@ -270,11 +271,10 @@ static inline bool tiny_filled(const Trainer *t, int64_t peak, int64_t planned)
 }
 
 /* An evaluation; then all arenas of this rank have been filled just as far as was planned. */
-static inline Err tiny_run_eval(Trainer *t)
+static inline Err tiny_run_eval(Trainer *t, double *loss)
 {
-    double loss;
     int64_t counted;
-    TRY(trainer_eval(t, tiny_source(t), 0, t->spec.global_batch, &loss, &counted));
+    TRY(trainer_eval(t, tiny_source(t), 0, t->spec.global_batch, loss, &counted));
     const MemoryPlan peak = trainer_peak(t), *plan = &t->plan;
     const bool stages = t->spec.model.moe.capacity.redo || !memcmp(peak.stages, plan->stages, sizeof peak.stages);
     if (peak.state == plan->state && tiny_filled(t, peak.scratch, plan->scratch) &&
@@ -321,7 +321,9 @@ static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
         run->logits = tiny_logits(run->logits, &run->spec.model, &report.logits);
         run->retried_in_pieces += report.retried_in_pieces;
     }
-    if (run->steps) TRY(tiny_run_eval(t));
+    double valid_loss = 0;
+    if (run->steps) TRY(tiny_run_eval(t, &valid_loss));
+    if (r->rank == 0) run->valid_loss = valid_loss;
     TRY(trainer_settle(t));
     if (run->after) TRY(run->after(t, run->user));
     for (int k = 0; k < t->params.replicas; k++) {
