@@ -1,8 +1,8 @@
 /*
  * Every layout gives the same bits, beside everything else: models and layouts of test/axes.def, drawn so that together
  * they hold as many pairs of values of two axes as they can. A model is trained on one rank, then in each of its
- * layouts (ranks are threads); losses, weights and moments must have one hash, largest logits another, and an evaluation
- * one loss. tiny.h holds each rank to its plan.
+ * layouts (ranks are threads). Losses, weights and moments must have one hash, largest logits another, and an
+ * evaluation one loss. tiny.h holds each rank to its plan.
  *
  * test_array [kind of model]; MEGATRAIN_LAYOUTS=print lists draws and their seconds of processors, =whole draws more
  * (make test-grid), =all ten times as many, =brief 20 for a sanitizer, whose bits are not compared. A draw alone:
