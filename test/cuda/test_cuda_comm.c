@@ -25,7 +25,7 @@ typedef struct {
     int delay_ms;
 } How;
 
-enum { MEMORY_BYTES = 16 << 20 /* twice the largest gather, and room */, TIMEOUT_S = 20, LIMIT_S = 100 };
+enum { MEMORY_BYTES = 16 << 20 /* twice the largest gather, and room */, TIMEOUT_S = 60, SILENT_S = 10, LIMIT_S = 300 };
 
 static const int all_ranks[SHARED_RANKS] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
 
@@ -50,7 +50,7 @@ static int gpus(void)
     static int count = -1;
     if (count >= 0) return count;
     setenv("EMU_DEVICES", "4", 0);
-    fork_ranks(count_gpus, 1, NULL, -1, 30);
+    fork_ranks(count_gpus, 1, NULL, -1, LIMIT_S);
     emulated = shared_page->digest[0];
     return count = shared_page->flag < 8 ? shared_page->flag : 8;
 }
@@ -633,7 +633,7 @@ static void one_dies_in_a_chain(int rank, int size, void *arg)
     CommMessage receive = m;
     Rank r;
     int64_t one = 1;
-    open_rank(&r, rank, size, how, silent ? 3 : TIMEOUT_S);
+    open_rank(&r, rank, size, how, silent ? SILENT_S : TIMEOUT_S);
     Stream *s = &r.device.stream;
     OK(device_write(s, r.memory, &one, sizeof one));
     OK(comm_sum_i64(&r.all, s, (int64_t *)r.memory, 1, NULL));
@@ -646,7 +646,7 @@ static void one_dies_in_a_chain(int rank, int size, void *arg)
     if (!err) err = device_read(s, &one, r.memory, sizeof one);
     CHECK_MSG(err == (silent ? ERR_HANG : ERR_PEER), "%s: %s", err_name(err), err_message());
     if (silent)
-        CHECK_MSG(strstr(err_message(), "to send: gradient of micro-batch 9 for stage 3) did not finish in 3"), "%s",
+        CHECK_MSG(strstr(err_message(), "to send: gradient of micro-batch 9 for stage 3) did not finish in 10"), "%s",
                   err_message());
     close_rank(&r);
 }
@@ -654,11 +654,11 @@ static void one_dies_in_a_chain(int rank, int size, void *arg)
 TEST(a_rank_dies_in_a_chain)
 {
     NEED_GPUS(4);
-    fork_ranks(one_dies_in_a_chain, 4, &(How){ .staged = true }, 1, 40);
+    fork_ranks(one_dies_in_a_chain, 4, &(How){ .staged = true }, 1, LIMIT_S);
     if (!emulated) SKIP("between GPUs of one host NCCL may notice or not");
-    fork_ranks(one_dies_in_a_chain, 4, &(How){ 0 }, 1, 40);
+    fork_ranks(one_dies_in_a_chain, 4, &(How){ 0 }, 1, LIMIT_S);
     setenv("EMU_NCCL", "silent", 1);
-    fork_ranks(one_dies_in_a_chain, 4, &(How){ 0 }, 1, 40);
+    fork_ranks(one_dies_in_a_chain, 4, &(How){ 0 }, 1, LIMIT_S);
     unsetenv("EMU_NCCL");
 }
 
@@ -683,8 +683,8 @@ static void different_messages(int rank, int size, void *arg)
 TEST(different_messages)
 {
     NEED_GPUS(2);
-    fork_ranks(different_messages, 2, &(How){ .check = true }, -1, 40);
-    fork_ranks(different_messages, 2, &(How){ .check = true, .staged = true }, -1, 40);
+    fork_ranks(different_messages, 2, &(How){ .check = true }, -1, LIMIT_S);
+    fork_ranks(different_messages, 2, &(How){ .check = true, .staged = true }, -1, LIMIT_S);
 }
 
 static void one_dies(int rank, int size, void *arg)
@@ -693,7 +693,7 @@ static void one_dies(int rank, int size, void *arg)
     Rank r;
     int64_t host[4] = { 1, 2, 3, 4 };
     const bool silent = getenv("EMU_NCCL") != NULL; /* only the deadline ends the wait */
-    open_rank(&r, rank, size, how, silent ? 3 : TIMEOUT_S);
+    open_rank(&r, rank, size, how, silent ? SILENT_S : TIMEOUT_S);
     Stream *s = &r.device.stream;
     OK(device_write(s, r.memory, host, sizeof host));
     OK(comm_sum_i64(&r.all, s, (int64_t *)r.memory, 4, NULL));
@@ -712,16 +712,16 @@ static void one_dies(int rank, int size, void *arg)
 TEST(a_staged_rank_dies)
 {
     NEED_GPUS(1);
-    fork_ranks(one_dies, 3, &(How){ .staged = true }, 1, 40);
+    fork_ranks(one_dies, 3, &(How){ .staged = true }, 1, LIMIT_S);
 }
 
 TEST(a_rank_dies)
 {
     NEED_GPUS(4);
     if (!emulated) SKIP("between GPUs of one host NCCL may notice or not");
-    fork_ranks(one_dies, 4, &(How){ 0 }, 1, 40);
+    fork_ranks(one_dies, 4, &(How){ 0 }, 1, LIMIT_S);
     setenv("EMU_NCCL", "silent", 1);
-    fork_ranks(one_dies, 4, &(How){ 0 }, 1, 40);
+    fork_ranks(one_dies, 4, &(How){ 0 }, 1, LIMIT_S);
     unsetenv("EMU_NCCL");
 }
 
@@ -740,8 +740,8 @@ static void different_calls(int rank, int size, void *arg)
 TEST(different_calls)
 {
     NEED_GPUS(2);
-    fork_ranks(different_calls, 2, &(How){ .check = true }, -1, 40);
-    fork_ranks(different_calls, 2, &(How){ .check = true, .staged = true }, -1, 40);
+    fork_ranks(different_calls, 2, &(How){ .check = true }, -1, LIMIT_S);
+    fork_ranks(different_calls, 2, &(How){ .check = true, .staged = true }, -1, LIMIT_S);
 }
 
 static void *abort_soon(void *world)
@@ -776,7 +776,7 @@ static void aborted(int rank, int size, void *arg)
 TEST(aborted)
 {
     NEED_GPUS(2);
-    fork_ranks(aborted, 2, &(How){ 0 }, -1, 40);
+    fork_ranks(aborted, 2, &(How){ 0 }, -1, LIMIT_S);
 }
 
 /* ---- a call that does not come back ---- */
@@ -828,7 +828,7 @@ TEST(a_call_hangs)
 {
     NEED_GPUS(2);
     if (!emulated) SKIP("NCCL may be through with a call before it is asked");
-    fork_ranks(a_call_hangs, 2, &(How){ 0 }, -1, 40);
+    fork_ranks(a_call_hangs, 2, &(How){ 0 }, -1, LIMIT_S);
 }
 
 /* ---- what calls cost ---- */
@@ -866,7 +866,7 @@ static void prompt_calls(int rank, int size, void *arg)
 TEST(prompt_calls)
 {
     NEED_GPUS(2);
-    fork_ranks(prompt_calls, 2, &(How){ 0 }, -1, 40);
+    fork_ranks(prompt_calls, 2, &(How){ 0 }, -1, LIMIT_S);
 }
 
 static int64_t free_bytes(int gpu)
@@ -902,7 +902,7 @@ static void no_memory_later(int rank, int size, void *arg)
 TEST(no_memory_later)
 {
     NEED_GPUS(4);
-    fork_ranks(no_memory_later, 4, &(How){ 0 }, -1, 40);
+    fork_ranks(no_memory_later, 4, &(How){ 0 }, -1, LIMIT_S);
 }
 
 static void not_opened(int rank, int size, void *arg)
@@ -930,12 +930,12 @@ static void not_opened(int rank, int size, void *arg)
 TEST(not_opened)
 {
     NEED_GPUS(2);
-    fork_ranks(not_opened, 2, "shared", -1, 60);
-    fork_ranks(not_opened, 2, "id", -1, 60);
-    fork_ranks(not_opened, 2, "missing", -1, 60);
+    fork_ranks(not_opened, 2, "shared", -1, LIMIT_S);
+    fork_ranks(not_opened, 2, "id", -1, LIMIT_S);
+    fork_ranks(not_opened, 2, "missing", -1, LIMIT_S);
     static char asks[][64] = { "NCCL_NVLS_ENABLE=1", "NCCL_NVLS_ENABLE=2", "NCCL_ALGO=Ring,NVLS",
                                "NCCL_ALGO=allreduce:tree;reducescatter:nvlstree" };
-    for (int i = 0; i < 4; i++) fork_ranks(not_opened, 1, asks[i], -1, 60);
+    for (int i = 0; i < 4; i++) fork_ranks(not_opened, 1, asks[i], -1, LIMIT_S);
 }
 
 /* What the user set and does not ask for NVLS stays. */
@@ -957,7 +957,7 @@ TEST(opened_without_nvls)
     static char set[][64] = { "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_ALGO=Ring",
                               "NCCL_ALGO=allreduce:^nvls;broadcast:ring" };
     NEED_GPUS(1);
-    for (int i = -1; i < 3; i++) fork_ranks(opened, 1, i < 0 ? NULL : set[i], -1, 60);
+    for (int i = -1; i < 3; i++) fork_ranks(opened, 1, i < 0 ? NULL : set[i], -1, LIMIT_S);
 }
 
 TEST_MAIN

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <thread>
@@ -22,7 +23,7 @@
 namespace emu
 {
 
-enum { QUEUE_LIMIT = 4096 /* items; a longer queue is run */, PATIENCE = 10000 /* pauses, a second or so */ };
+enum { QUEUE_LIMIT = 4096 /* items; a longer queue is run */, PATIENCE_MS = 1000 };
 
 static CUstream_st &legacy = *new CUstream_st;
 static std::set<CUstream_st *> &streams = *new std::set<CUstream_st *>;
@@ -198,11 +199,13 @@ void drain(CUstream_st *s)
 
 /*
  * With EMU_STREAMS=now other processes are waited for too, but not for ever: they may be gone, and a caller that waited
- * on could not give it up. From then on their work, and all that is behind it, runs late (pass_time).
+ * on could not give it up. From then on their work, and all that is behind it, runs late (pass_time). Patience is by
+ * the clock: where many processes share a core, one pause may last as long as hundreds.
  */
-static void run_at_once(CUstream_st *s, int pauses)
+static void run_at_once(CUstream_st *s, int patience_ms)
 {
-    while (!run_through(s) && pauses-- > 0) pause();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms);
+    while (!run_through(s) && std::chrono::steady_clock::now() < until) pause();
 }
 
 void drain_until(const std::shared_ptr<Mark> &mark)
@@ -276,7 +279,7 @@ static void push(CUstream_st *s, Item item)
     item.number = submitted++;
     s->queue.push_back(std::move(item));
     if (s == &legacy || s->queue.size() > QUEUE_LIMIT) drain(s);
-    else if (now_mode()) run_at_once(s, late ? 0 : PATIENCE);
+    else if (now_mode()) run_at_once(s, late ? 0 : PATIENCE_MS);
     else if (mode_is("random")) run_by_chance();
 }
 
