@@ -114,7 +114,8 @@ for files in 16 18 27; do # for the watches of ranks that have met, and for the 
 done
 
 for rank in 0 1; do
-    (ulimit -n 9; export RANK=$rank WORLD_SIZE=2; exec timeout 120 "$mt" "${words[@]}" run.dir=few >/dev/null 2>few.txt)
+    (ulimit -n 9; export RANK=$rank WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+        exec timeout 120 "$mt" "${words[@]}" run.dir=few >/dev/null 2>few.txt)
     code=$?
     check "rank $rank with 9 descriptors: exit $code, $(cat few.txt)" \
         [ $code = 10 -a -n "$(grep '8 file descriptors are left' few.txt)" -a -n "$(grep 'ulimit -n, now 9:' few.txt)" ]
