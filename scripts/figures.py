@@ -26,7 +26,6 @@ LONG = {"tile_kernel": 93, "cuda/attention_dkv.cu": 62, "cuda/attention_dq.cu": 
 MEMBERS = 30  # of a struct in a header
 LARGE = {"HfModel": 69,    # a key of config.json each
          "ModelSpec": 41,  # a key of the model each
-         "MemoryPlan": 39, # bytes, by what they are for
          "Group": 33,      # of ranks, over Gloo
          "Executor": 31}
 CIRCLES = []
