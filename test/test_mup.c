@@ -190,14 +190,15 @@ static Err take_weights(Trainer *t, void *user)
     return ERR_OK;
 }
 
-static void check_logits(TrainSpec spec, float width)
+static void check_logits(TrainSpec spec, float width, float scale)
 {
     const Grid one = { .tp = 1, .dp = 1 };
     TrainSpec usual = without_dropout(spec), mup = usual;
     mup.model.mup = (MupSpec){ .width = width };
+    mup.model.logits_scale = scale;
     usual.model.tied = false;
     TinyRun start = train(mup, one, 0), run = train(mup, one, 1);
-    Twin twin = { start.state[0], width, spec.model.tied };
+    Twin twin = { start.state[0], width / scale, spec.model.tied };
     TinyRun other = { .spec = usual, .grid = one, .steps = 1, .before = take_weights, .user = &twin };
     tiny_train(&other);
     CHECK_MSG(other.err == ERR_OK, "%s", other.message);
@@ -214,13 +215,16 @@ TEST(logits)
 {
     TrainSpec cap = tiny_llama();
     cap.model.final_softcap = 0.1f;
-    check_logits(tiny_llama(), 4);
-    check_logits(tiny_gpt2(), 8);
-    check_logits(cap, 2);
+    check_logits(tiny_llama(), 4, 1);
+    check_logits(tiny_gpt2(), 8, 1);
+    check_logits(cap, 2, 1);
     TrainSpec further = tiny_further(tiny_llama(), 2);
-    check_logits(further, 4);
+    check_logits(further, 4, 1);
     further.model.tied = true;
-    check_logits(further, 4);
+    check_logits(further, 4, 1);
+    check_logits(tiny_gpt2(), 1, 0.25f);
+    check_logits(cap, 1, 4);
+    check_logits(further, 8, 0.5f); /* (both factors) */
 }
 
 /* ---- scores ---- */

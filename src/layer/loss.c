@@ -27,8 +27,8 @@ Err head_register(Head *h, ParamRegistry *reg, const ModelSpec *spec, int tied_w
 /* In place: logits by what x times the weight is, and gradients likewise. */
 static Err scale_logits(const Head *h, Ctx *c, Tensor logits)
 {
-    const float width = model_width(h->spec);
-    return width < 1 || width > 1 ? op(c->s, scale, .y = logits, .x = logits, .factor = 1 / width) : ERR_OK;
+    const float factor = model_logits_scale(h->spec);
+    return factor < 1 || factor > 1 ? op(c->s, scale, .y = logits, .x = logits, .factor = factor) : ERR_OK;
 }
 
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
