@@ -20,14 +20,30 @@ static int64_t round_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / t
 
 /* ---- what there is ---- */
 
+/* The runtime calls a driver that is not there one that is too old. */
+static void driver_text(char *text, size_t size)
+{
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (!driver) snprintf(text, size, "no NVIDIA driver on this machine");
+    else
+        snprintf(text, size, "the NVIDIA driver supports CUDA up to %d.%d, this program needs %d.%d", driver / 1000,
+                 driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+}
+
 int device_cuda_count(char *why, int64_t why_size)
 {
     int count = 0;
+    char driver[128];
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code == cudaSuccess && count > 0) return count;
+    if (code == cudaErrorInsufficientDriver) driver_text(driver, sizeof driver);
     cudaGetLastError(); /* not sticky: what follows starts clean */
     snprintf(why, (size_t)why_size, "CUDA finds no GPU: %s",
-             code == cudaSuccess ? "the count is 0" : cudaGetErrorString(code));
+             code == cudaSuccess                   ? "the count is 0"
+             : code == cudaErrorInsufficientDriver ? driver
+                                                   : cudaGetErrorString(code));
     return 0;
 }
 

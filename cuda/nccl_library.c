@@ -198,6 +198,11 @@ Err nccl_set_variables(const NcclOptions *o)
     if (!o->any_order) setenv("NCCL_NVLS_ENABLE", "0", 1);
     /* kernels of several groups start in the order of issue on every rank: none waits for another's multiprocessors */
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    const char *switches = getenv("NCCL_COLLNET_ENABLE");
+    if (o->rank == 0 && !o->any_order && switches && strcmp(switches, "0") != 0)
+        log_warn("NCCL_COLLNET_ENABLE=%s: the network's switches may add in another order in each run; unset it if "
+                 "repeats need the same bits",
+                 switches);
     if (o->rank == 0 && look_up.number < NCCL_ORDERS)
         log_warn(
             "NCCL %s does not start kernels of several groups in one order on all ranks, as 2.26 does: if they ever "

@@ -120,6 +120,9 @@ if [ -s gpt2-fp32.kernels ]; then
     for k in grad_stats adamw; do
         check "$k is one launch a step, whatever the tensors: $(launches $k) in $steps" [ "$(launches $k)" -eq $steps ]
     done
+    expect 2 "no NVIDIA driver on this machine" env EMU_DRIVER=0 "$mt" --config gpt2.ini run.dir=none run.device=cuda
+    expect 2 "driver supports CUDA up to 11.8, this program needs" \
+        env EMU_DRIVER=11080 "$mt" --config gpt2.ini run.dir=none run.device=cuda
     expect 2 "CUDA finds no GPU" env EMU_DEVICES=0 "$mt" --config gpt2.ini run.dir=none run.device=cuda
     EMU_DEVICES=0 run auto gpt2.ini run.precision=fp32
     check "device=auto without a GPU says so once" [ "$(grep -c 'computing on the CPU' auto.err)" -eq 1 ]

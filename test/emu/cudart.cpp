@@ -23,6 +23,8 @@ static const struct ErrorText {
     { cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory" },
     { cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument" },
     { cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy" },
+    { cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+      "CUDA driver version is insufficient for CUDA runtime version" },
     { cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected" },
     { cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal" },
     { cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
@@ -87,8 +89,17 @@ const Gpu &emu::gpu()
     return *found;
 }
 
+/* EMU_DRIVER=12020: an older one; 0: none. */
+static int driver_version()
+{
+    const char *given = getenv("EMU_DRIVER");
+    return given ? atoi(given) : VERSION;
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
+    *count = 0;
+    if (driver_version() < VERSION) return set_error(cudaErrorInsufficientDriver);
     *count = device_count();
     return *count ? cudaSuccess : set_error(cudaErrorNoDevice);
 }
@@ -163,7 +174,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = VERSION;
+    *version = driver_version();
     return cudaSuccess;
 }
 
