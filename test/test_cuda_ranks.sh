@@ -104,7 +104,7 @@ fi
 EMU_DEVICES=2 NCCL_ALGO=NVLS expect 2 "NCCL_ALGO=NVLS asks NCCL for NVLS" "$launch" -n 2 -- "$mt" --config ranks.ini \
     run.dir=asks run.device=cuda
 EMU_DEVICES=2 NCCL_COLLNET_ENABLE=1 expect 0 "NCCL_COLLNET_ENABLE=1: the network's switches" "$launch" -n 2 -- "$mt" \
-    --config ranks.ini run.dir=none run.device=cuda train.steps=1
+    --config ranks.ini run.dir=none run.device=cuda train.stop_at=1
 NCCL_NVLS_ENABLE=1 expect 0 "! NCCL_NVLS_ENABLE asks NCCL for NVLS" "$mt" doctor
 check "doctor says what is kept out: $(grep '^nccl' out.txt)" grep -q '^nccl .*without NVLS' out.txt
 
