@@ -30,7 +30,7 @@ layouts() {
     if [ -z "$all" ]; then
         case $1 in
         gpt2) printf '%s\n' '2 2 true 0 false 4' '4 2 false 1 true 2' ;;
-        llama) echo '8 4 true 1 true 1' ;;
+        llama) echo '4 4 true 0 false 4' ;;
         esac
         return
     fi
@@ -176,20 +176,8 @@ check "float sums, dp 2: repeated" same_run float-1 float-2 20
 check "float sums, dp 2: without ZeRO, with overlap" same_run float-3 float-1 20
 check "float sums, dp 2: with overlap" same_run float-4 float-1 20
 check "float sums, dp 2: losses within 1e-5 of one rank's" near float-1 gpt2-1 20 1e-5
-run bf16-2 2 "${gpt2[@]}" run.precision=bf16 parallel.zero=1 parallel.overlap_grad=true parallel.overlap_param=true
-run bf16-3 2 "${gpt2[@]}" run.precision=bf16
-check "bf16: ZeRO-1 and overlap change no bit" same_run bf16-2 bf16-3 20
-# (at a rate where rounding is not amplified from step to step)
+# (at a rate where rounding is not amplified from step to step; bf16: test_layouts)
 slow=("${gpt2[@]}" optim.lr=1e-3 optim.min_lr=1e-4)
-run bf16-4 1 "${slow[@]}" run.precision=bf16
-run bf16-5 2 "${slow[@]}" run.precision=bf16
-check "bf16: dp 2 within 1e-2 of one rank" near bf16-5 bf16-4 20 1e-2
-for sp in false true; do
-    run tp-$sp 2 "${slow[@]}" run.precision=bf16 parallel.tp=2 parallel.sp=$sp
-    check "bf16: tp 2, sp $sp within 1e-2 of one rank: $(grep -m1 error tp-$sp.err)" near tp-$sp bf16-4 20 1e-2
-done
-run tp-again 2 "${slow[@]}" run.precision=bf16 parallel.tp=2 parallel.sp=true
-check "bf16: tp 2 repeated" same_run tp-again tp-true 20
 run fp16-1 1 "${slow[@]}" run.precision=fp16
 run fp16-2 2 "${slow[@]}" run.precision=fp16 parallel.tp=2
 check "fp16: tp 2 within 1e-2 of one rank: $(grep -m1 error fp16-2.err)" near fp16-2 fp16-1 20 1e-2
