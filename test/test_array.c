@@ -272,7 +272,8 @@ static void choose_offload(TinyRun *r, int v)
 static Err are_replayed(Trainer *t, void *user)
 {
     (void)user;
-    return t->executor.replays.ready ? ERR_OK : err_set(ERR_INTERNAL, "steps are not replayed");
+    const Replays *r = &t->executor.replays;
+    return r->mode == REPLAYS_REPLAYS ? ERR_OK : err_set(ERR_INTERNAL, "the last step was not replayed");
 }
 
 /* Steps are recorded and replayed (engine/replays.h), and every completion of a communicator is late: what a replay
@@ -599,6 +600,7 @@ TEST(each_value_is_another_model)
                 if (!legal(&d)) continue;
                 TinyRun other = run_of(&d, 1);
                 tiny_train(&other);
+                CHECK_MSG(!other.err, "%s", other.message);
                 CHECK_MSG(other.hash != r.hash, "%s=%s is %s", axes[axis].name, word_of(axis, v), word_of(axis, u));
             }
         }

@@ -15,8 +15,9 @@ enum { BEFORE = 6, STEPS = 2, DELAY_MS = 1, BUCKET_BYTES = 64 << 10 };
 
 typedef struct {
     const char *name;
-    int dp, tp, pp, ep, zero, group, overlap, micro;
+    int dp, tp, pp, ep, zero, group, overlap, micro, slices;
     const char *schedule;
+    bool pairs;
 } Case;
 
 typedef struct {
@@ -68,10 +69,11 @@ static TinyRun run_of(const Case *x, TrainSpec spec, Outcome *o)
                   .user = o };
     r.spec.micro_batch = x->micro ? x->micro : 2;
     r.spec.global_batch = 8;
-    r.spec.pipeline = (PipelineSpec){ .schedule = x->schedule };
+    r.spec.pipeline = (PipelineSpec){ .schedule = x->schedule, .slices = x->slices };
     r.spec.update.zero = x->zero;
     r.spec.update.overlap_grad = r.spec.update.overlap_param = x->overlap;
     r.spec.update.bucket_bytes = BUCKET_BYTES;
+    r.spec.overlap_moe = x->pairs;
     return r;
 }
 
@@ -104,8 +106,12 @@ TEST(evaluations_between)
         { "zero 1, beside", .dp = 2, .zero = 1, .overlap = 1 },
         { "zero 3 in groups", .dp = 4, .zero = 3, .group = 2, .overlap = 1 },
         { "zb-h1", .pp = 2, .micro = 1, .schedule = "zb-h1" },
+        { "slices in halves", .pp = 2, .slices = 2, .schedule = "seq1f1b+split" },
     };
-    static const Case mixtures[] = { { "ep 2, zero 3", .dp = 2, .ep = 2, .zero = 3, .overlap = 1 } };
+    static const Case mixtures[] = {
+        { "ep 2, zero 3", .dp = 2, .ep = 2, .zero = 3, .overlap = 1 },
+        { "ep 2 in pairs", .dp = 2, .ep = 2, .pp = 2, .micro = 1, .schedule = "dualpipev", .pairs = true },
+    };
     COMPARE(dense, tiny_gpt2());
     COMPARE(mixtures, tiny_mixture(TINY_MIXTRAL, 4));
 }
