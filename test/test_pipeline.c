@@ -206,6 +206,8 @@ TEST(experts_in_pieces)
           .recompute = RECOMPUTE_FULL },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4 },
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1 },
+        { "dualpipev", .pp = 2, .dp = 2, .zero = 3, .overlap = 1, .ep = 2, .pairs = 1 },
+        { "dualpipe", .pp = 2, .dp = 2, .zero = 3, .ep = 2, .pairs = 1 },
         { "dualpipev", .pp = 2, .dp = 4, .ep = 4, .dispatcher = DISPATCH_NODE, .hosts = 2, .pairs = 1, .micro = 1 },
         { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .dispatcher = DISPATCH_ALLGATHER, .pairs = 1,
           .recompute = RECOMPUTE_FULL },
