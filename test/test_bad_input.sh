@@ -462,7 +462,7 @@ expect 9 "the stack's limit is 256 KiB" small_stack 256 "$mt" --config tiny.ini 
 # a thread that the system refuses, the first, the second, ... of a command, ends it with the limits' names
 
 if [ -z "${MEGATRAIN_SANITIZED:-}" ]; then
-    "${CC:-cc}" -shared -fPIC -o refuse.so -xc - <<'EOM'
+    ${CC:-cc} -shared -fPIC -o refuse.so -xc - -ldl <<'EOM'
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

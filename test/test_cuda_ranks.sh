@@ -327,7 +327,7 @@ EMU_NCCL=silent lost killed-silent 2 2
 # (the launcher, which would, has patience)
 if [ -n "${EMU:-}" ]; then
     sed 's/grace [14]\b/grace 100/' "$launch" >patient.sh && chmod +x patient.sh
-    "${CC:-cc}" -shared -fPIC -o set-back.so -xc - <<'EOM'
+    ${CC:-cc} -shared -fPIC -o set-back.so -xc - <<'EOM'
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
