@@ -63,10 +63,10 @@ typedef struct {
     int64_t tp_blocks, seq_blocks, attn_block; /* canonical blocks (docs/determinism.md) */
     const char *reproducible;                  /* run.reproducible as it was resolved */
     const char *program;                       /* the program's version */
-    const char *machine,
-        *job;              /* for people: host and processor of rank 0, who started the run; NULL or "": not known */
-    const char *config;    /* the resolved configuration as INI text */
-    const char *data;      /* identity of the training data */
+    const char *machine;                       /* for people: rank 0's host and processor; NULL or "": not known */
+    const char *job;                           /* for people: who started the run; NULL or "": not known */
+    const char *config;                        /* the resolved configuration as INI text */
+    const char *data;                          /* identity of the training data */
     const char *overrides; /* keys that changed on the way (train/overrides.h), a line each; "": none */
     CkptCounter counters[CKPT_MAX_COUNTERS]; /* further integers, by name: skipped steps, updates done, ... */
     int counter_count;

@@ -72,7 +72,7 @@ static Err print_last_metrics(const char *dir)
 {
     char path[PATH_MAX];
     FileMap map;
-    if (!holds(dir, "metrics.jsonl")) return ERR_OK;
+    if (!holds(dir, RUN_METRICS)) return ERR_OK;
     snprintf(path, sizeof path, "%s/" RUN_METRICS, dir);
     TRY(file_map(path, &map));
     const char *text = map.data;
@@ -210,7 +210,7 @@ static Err inspect_path(const char *path)
     }
     if (strcmp(path, "byte") == 0) return inspect_tokenizer(path);
     if (holds(path, "manifest.json")) return ckpt_removed(path, inspect_ckpt(path, NULL));
-    if (holds(path, "checkpoints") || holds(path, "config.ini")) return inspect_run(path);
+    if (holds(path, RUN_CHECKPOINTS) || holds(path, RUN_CONFIG)) return inspect_run(path);
     if (token_prefix(path, prefix)) return inspect_tokens(prefix);
     if (config_arg_is_hf(path)) {
         print_what(path, "a model of Hugging Face's");

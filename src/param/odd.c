@@ -7,7 +7,7 @@
 #include "base/int64.h"
 #include "base/log.h"
 
-enum { PIECE_FLOATS = 1 << 14 };
+enum { PIECE_FLOATS = 1 << 18 }; /* (a GPU is asked for each) */
 
 Err odd_open(OddValues *o, const ParamRegistry *whole, SetupArena *a)
 {

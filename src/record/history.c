@@ -219,7 +219,7 @@ static Err read_all(History *h)
     char metrics[PATH_MAX], config[PATH_MAX];
     if (snprintf(metrics, sizeof metrics, "%s/" RUN_METRICS, h->dir) >= PATH_MAX)
         return err_set(ERR_CKPT, "path is too long: '%s'", h->dir);
-    snprintf(config, sizeof config, "%.*s/config.ini", PATH_MAX - 16, h->dir);
+    snprintf(config, sizeof config, "%.*s/" RUN_CONFIG, PATH_MAX - 16, h->dir);
     if (!file_exists(metrics) && !file_exists(config))
         return err_set(ERR_CKPT, "'%s' is no run folder: it has neither metrics.jsonl nor config.ini", h->dir),
                err_hint("give the run.dir of a run, runs/NAME unless the configuration says otherwise");

@@ -62,7 +62,7 @@ static Err check_earlier(const Loop *l)
     if (!l->lead || l->run.trainer.progress.step || strcmp(l->cfg->checkpoint.resume, "auto")) return ERR_OK;
     TRY(metrics_left(dir, &left));
     if (!left.last_step || !(left.saved || kept_was_saved(dir))) return ERR_OK;
-    snprintf(folder, sizeof folder, "%.*s/checkpoints", PATH_MAX - 16, dir);
+    snprintf(folder, sizeof folder, "%.*s/" RUN_CHECKPOINTS, PATH_MAX - 16, dir);
     return err_set(ERR_CKPT, "'%s/metrics.jsonl' goes up to step %lld, but '%s/checkpoints' %s", dir,
                    (long long)left.last_step, dir, file_is_dir(folder) ? "is empty" : "is not there"),
            err_hint("is its disk mounted? To begin anew in this folder, which cuts the metrics of these steps: "
