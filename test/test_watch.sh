@@ -130,5 +130,13 @@ check "a run with a trace: $(ls gauges)" [ -s gauges/timeline.json ]
 for f in $(cd gauges && ls -A | grep -v now.prom); do
     expect 2 "$own" "$mt" config check --config tiny.ini run.dir=linked log.prometheus="gauges/$f"
 done
+
+# a folder in which no run began: what a run would replace there is somebody else's
+for f in config.ini metrics.jsonl loss.svg tokenizer; do
+    mkdir "own-$f"
+    echo mine >"own-$f/$f"
+    expect 2 "has a '$f', which no run wrote" "$mt" --config tiny.ini run.dir="own-$f"
+    check "'$f' is as it was" [ "$(cat "own-$f/$f")" = mine ]
+done
 expect 2 "is no file that this command writes" "$mt" --config tiny.ini run.dir=refused train.steps=6 log.prometheus=./notes.txt
 finish

@@ -185,6 +185,14 @@ const char *err_name(Err err) { return (unsigned)err < ERR_COUNT ? kinds[err].na
 
 int err_exit_code(Err err) { return (unsigned)err < ERR_COUNT ? kinds[err].status : 1; }
 
+/* The limit that may be why memory is refused, as no message of an allocation names it; 0: there is none. */
+static unsigned long long space_kib(Err err)
+{
+    struct rlimit space;
+    if (err != ERR_MEMORY || getrlimit(RLIMIT_AS, &space) || space.rlim_cur == RLIM_INFINITY) return 0;
+    return (unsigned long long)space.rlim_cur / 1024;
+}
+
 void err_print(Err err, bool trail)
 {
     if (record.elsewhere) return;
@@ -196,6 +204,8 @@ void err_print(Err err, bool trail)
     if (*hint) fprintf(stderr, "hint: %s\n", hint);
     log_copy("megatrain: %s%s", what, record.message);
     if (*hint) log_copy("hint: %s", hint);
+    const unsigned long long space = space_kib(err);
+    if (space) fprintf(stderr, "hint: ulimit -v is %llu KiB of address space; raise it\n", space);
     for (int i = 0; trail && i < record.trail_count; i++)
         fprintf(stderr, "    at %s:%d: %s\n", record.trail[i].file, record.trail[i].line, record.trail[i].expr);
     fflush(stderr);

@@ -29,6 +29,9 @@
 /* Are the first n bytes of `name` the name of a file or folder of a run? */
 bool run_file_is_own(const char *name, size_t n);
 
+/* The first file in run_dir that a run would replace or cut, though no run has begun there; NULL: there is none. */
+const char *run_file_foreign(const char *run_dir);
+
 /* Length of NAME in "NAME.tmp-123", which file_replace writes before it is NAME; 0: the name has no such end. */
 size_t run_file_unfinished(const char *name);
 

@@ -25,7 +25,11 @@ static Err take_folder(Loop *l)
     TRY_AS(ERR_STORAGE, file_make_dirs(l->cfg->run.dir));
     TRY(ckpt_lock(l->cfg->run.dir, &l->lock_fd));
     run_sweep(l->cfg->run.dir);
-    return ERR_OK;
+    const char *foreign = run_file_foreign(l->cfg->run.dir);
+    if (!foreign) return ERR_OK;
+    err_set(ERR_CONFIG, "run.dir = '%s' has a '%s', which no run wrote and this one would replace", l->cfg->run.dir,
+            foreign);
+    return err_hint("take another run.dir, or move that file away");
 }
 
 /* Who started the run: "srun '77.0', 4 ranks, port 21042, start 0", and Slurm's number where another launcher did. */
@@ -44,10 +48,11 @@ static Err write_config(Loop *l)
     const char *dir = l->cfg->run.dir;
     if (!l->lead) return ERR_OK;
     snprintf(path, sizeof path, "%s/" RUN_CONFIG, dir);
-    TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
     identity_machine(l->machine);
     job_text(&l->ranks.boot, l->job, sizeof l->job);
+    /* (first, for starts/ says whose files the others are) */
     TRY(kept_start(dir, l->config_text, l->run.trainer.progress.step, l->machine, l->job));
+    TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
     return kept_tokenizer(dir, l->cfg->data.tokenizer);
 }
 
