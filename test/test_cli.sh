@@ -78,7 +78,7 @@ refused 2 "takes no value" tokenize --tokenizer byte --decode=1
 refused 2 "what to do with 'word'" doctor word
 refused 2 "--world must be 1 to" plan --config x --world 0
 refused 2 "at least one value" preprocess --input --tokenizer byte --output p
-refused 2 "--format must be auto, text or jsonl" preprocess --input f --tokenizer byte --output p --format csv
+refused 2 "--format must be auto, text, jsonl or bytes" preprocess --input f --tokenizer byte --output p --format csv
 for p in "" of/; do refused 2 "--output '$p' names no files" preprocess --input f --tokenizer byte --output "$p"; done
 refused 2 "--key belongs to --format jsonl" preprocess --input f --tokenizer byte --output p --key k --format text
 refused 2 "stdin can be read once" preprocess --input - f - --tokenizer byte --output p

@@ -91,8 +91,8 @@ told "JSON lines without --format" jsonl text -- l.jsonl l.gz
 told "JSON lines with --split-blank-lines" jsonl text --split-blank-lines -- l.jsonl
 told "text without --format" text - -- a.txt two.txt
 { echo '{'; cat b.txt; } >brace.txt
-printf '{"a": [1, {"b": 2' >open.txt; printf '[{"text": "x"}]\n' >array.txt; printf '{"text": "x"} and more\n' >more.txt
-told "text that begins with a brace" text - -- brace.txt array.txt more.txt
+printf '{"a": [1, {"b": 2' >open.txt; printf '{"text": "x"} and more\n' >more.txt
+told "text that begins with a brace" text - -- brace.txt more.txt
 $py "$root/test/tools/preprocess.py" want text - 1 l.jsonl
 run got --append-eod --format text --input l.jsonl
 check "JSON lines as text, if asked for" same want got
@@ -464,7 +464,13 @@ printf 'PAR1rest' >x
 expect 3 "'-' is no text but Parquet" pre nt - <x
 check "of stdin the line leaves the file to the reader" grep -q "'FILE' 'text' | megatrain preprocess" err.txt
 head -c 300 /dev/zero >x; echo text >>x
-expect 0 "1 document" pre nt x --force
+expect 3 "'x' is no text" pre nt x --force
+expect 3 "'x' is no text" pre nt x --format text
+check "the way out: $(tail -1 err.txt)" grep -q -- "--format bytes takes it as it is" err.txt
+expect 0 "1 document" pre nt x --format bytes
+check "with --format bytes they are kept: $(stat -c %s nt.bin)" cmp -s nt.bin <(sed 's/./&\x00/g; s/$/\n\x00/' x | head -c 610)
+expect 0 "" "$mt" tokenizer train --input x --vocab-size 257 --output nt.json --format bytes
+expect 2 "--key belongs to --format jsonl" pre nt x --format bytes --key text
 printf 'PAR one\0two\n' >x # the beginning of a word, and a byte
 expect 0 "1 document" pre nt2 x
 # the lines that errors say, where pyarrow is
@@ -494,11 +500,21 @@ expect 3 "'list.json' is one JSON list, not a line for each document" "$mt" prep
 check "the way out: $(tail -1 err.txt)" grep -qF "jq -c '.[]' 'list.json' | megatrain preprocess --input -" err.txt
 expect 3 "is one JSON list" "$mt" preprocess --input list.json --format jsonl --tokenizer byte --output listed
 expect 3 "is one JSON list" "$mt" tokenizer train --input list.json --vocab-size 300 --output listed.json
-expect 0 "" "$mt" preprocess --input list.json --format text --tokenizer byte --output listed --force
+check "nothing is left" [ ! -e listed.bin -a ! -e listed.json ]
+expect 0 "" pre listed list.json --format text
+cp listed.bin before.bin
+for form in auto jsonl; do
+    expect 3 "is one JSON list" pre listed list.json --force --format $form
+    check "--force replaces files alone: $(grep hint err.txt)" grep -qF "jq -c '.[]' 'list.json' | megatrain preprocess" err.txt
+    expect 3 "is one JSON list" "$mt" tokenizer train --input list.json --vocab-size 300 --output listed.json --force --format $form
+done
+check "and not before there are others" cmp -s listed.bin before.bin
+expect 0 "" pre listed list.json --force --format text
+check "text, said to be that" cmp -s listed.bin before.bin
 printf '\xef\xbb\xbfhello' >marked.txt
 printf '\xef\xbb\xbf{"text":"hello"}\n' >marked.jsonl
-for f in marked.txt marked.jsonl; do
-    "$mt" preprocess --input $f --tokenizer byte --output marked --force >/dev/null 2>err.txt
+for f in "marked.txt" "marked.txt --format text" marked.jsonl "marked.jsonl --format jsonl"; do
+    pre marked $f --force >/dev/null 2>err.txt
     check "$f: no byte order mark: $(head -1 err.txt)" cmp -s marked.bin <(printf 'h\0e\0l\0l\0o\0')
 done
 # ---- a line without its text: which members there are, and how such lines are left out

@@ -52,20 +52,23 @@ static double save_every = 10;
         "skip-missing", OPTION_FLAG, &skip_missing, .help = "jsonl: pass over lines whose text is missing" \
     }
 
-#define FORMAT                                                                                                        \
-    {                                                                                                                 \
-        "format", OPTION_TEXT, &format, .value = "auto|text|jsonl", .help = "auto: jsonl if it begins with an object" \
+#define FORMAT                                                                                                  \
+    {                                                                                                           \
+        "format", OPTION_TEXT, &format,                                                                         \
+            .value = "FORM", .help = "text, jsonl, bytes (any file) or auto: jsonl if it begins with an object" \
     }
 
 /* What both take: --format, which --key decides too, and stdin once. */
 static Err read_format(InputFormat *out)
 {
-    static const char *const names[] = { "text", "jsonl", "auto" };
+    static const char *const names[] = { "text", "jsonl", "auto", "bytes" };
+    enum { COUNT = sizeof names / sizeof *names };
     int i = 0, streams = 0;
-    while (i < 3 && strcmp(format, names[i]) != 0) i++;
-    if (i == 3) return err_set(ERR_CONFIG, "--format must be auto, text or jsonl, not '%s'", format);
-    if (key && i == INPUT_TEXT) return err_set(ERR_CONFIG, "--key belongs to --format jsonl");
-    if (skip_missing && i == INPUT_TEXT) return err_set(ERR_CONFIG, "--skip-missing belongs to --format jsonl");
+    while (i < COUNT && strcmp(format, names[i]) != 0) i++;
+    if (i == COUNT) return err_set(ERR_CONFIG, "--format must be auto, text, jsonl or bytes, not '%s'", format);
+    const bool takes_no_lines = i == INPUT_TEXT || i == INPUT_BYTES;
+    if (key && takes_no_lines) return err_set(ERR_CONFIG, "--key belongs to --format jsonl");
+    if (skip_missing && takes_no_lines) return err_set(ERR_CONFIG, "--skip-missing belongs to --format jsonl");
     for (int k = 0; k < inputs.count; k++) streams += input_is_stdin(inputs.items[k]);
     if (streams > 1) return err_set(ERR_CONFIG, "--input has '-' %d times: stdin can be read once", streams);
     *out = key ? INPUT_JSONL : (InputFormat)i;
@@ -178,7 +181,7 @@ static const Option preprocess_options[] = {
     FORMAT,
     KEY,
     SKIP_MISSING,
-    { "force", OPTION_FLAG, &force, .help = "replace files that are there; take what is no text" },
+    { "force", OPTION_FLAG, &force, .help = "replace files that are there" },
     { "append-eod", OPTION_FLAG, &append_eod, .help = "end each document with the end-of-document token" },
     { "split-blank-lines", OPTION_FLAG, &split_blank_lines, .help = "text: each paragraph is a document" },
     THREADS,
@@ -206,7 +209,6 @@ static Err preprocess_files(const InputFiles *files, InputFormat form, Preproces
                             .key = key,
                             .skip_missing = skip_missing,
                             .append_eod = append_eod,
-                            .any_bytes = force,
                             .split_blank_lines = split_blank_lines,
                             .threads = (int)threads,
                             .save_every_s = save_every,
@@ -268,7 +270,7 @@ static const Option train_options[] = {
     FORMAT,
     KEY,
     SKIP_MISSING,
-    { "force", OPTION_FLAG, &force, .help = "replace a file that is there; take what is no text" },
+    { "force", OPTION_FLAG, &force, .help = "replace a file that is there" },
     THREADS,
 };
 
@@ -278,9 +280,7 @@ static Err tokenizer_train_command(Words rest)
     int64_t vocab;
     int made;
     InputFiles files;
-    TokenizerTrainOptions o = {
-        .vocab = vocab_size, .output = output, .threads = (int)threads, .any_bytes = force, .key = key
-    };
+    TokenizerTrainOptions o = { .vocab = vocab_size, .output = output, .threads = (int)threads, .key = key };
     TRY(read_format(&o.format));
     TRY(input_files_check_output(inputs.items, inputs.count, output));
     struct stat st;

@@ -65,8 +65,7 @@ typedef struct {
 
 static Err count_words(Trainer *t, const TokenizerTrainOptions *o)
 {
-    TRY(word_counts_of(&(WordInputs){ o->inputs, o->input_count, o->format, o->key, o->threads, o->any_bytes,
-                                      o->skip_missing },
+    TRY(word_counts_of(&(WordInputs){ o->inputs, o->input_count, o->format, o->key, o->threads, o->skip_missing },
                        &t->counts));
     if (t->counts.word_count == 0) return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
     if (t->counts.missing_lines)

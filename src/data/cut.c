@@ -269,12 +269,11 @@ static Err choose_kind(Cutter *c)
     int64_t size;
     c->kind = c->o.kind;
     c->marked = false;
-    if (!c->o.tell_lines && c->o.any_bytes) return ERR_OK;
+    if (c->o.any_bytes) return ERR_OK;
     TRY(input_peek(c->input, &text, &size));
     c->marked = has_mark(text, size);
-    if (!c->o.any_bytes) TRY(not_text_check(c->o.inputs[c->at.input], c->o.key.text, text, size));
-    if ((c->o.tell_lines || c->kind == CHUNK_LINES) && !c->o.any_bytes && is_json_list(text, size))
-        return refuse_list(c);
+    TRY(not_text_check(c->o.inputs[c->at.input], c->o.key.text, text, size));
+    if ((c->o.tell_lines || c->kind == CHUNK_LINES) && is_json_list(text, size)) return refuse_list(c);
     if (!c->o.tell_lines || !jsonl_begins(text, size)) return ERR_OK;
     c->kind = CHUNK_LINES;
     if (!c->told)

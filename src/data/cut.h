@@ -51,7 +51,7 @@ typedef struct {
     const Tokenizer *tokenizer;
     ChunkKind kind;
     bool tell_lines; /* an input that begins as JSON lines is CHUNK_LINES, and that is said */
-    bool any_bytes;  /* inputs that are no text (not_text.h) are taken as they are */
+    bool any_bytes;  /* INPUT_BYTES: inputs are taken as they are, also what is no text (not_text.h) */
     JsonlKey key;    /* the member of JSON lines that holds the text */
 } CutOptions;
 

@@ -15,7 +15,7 @@
 #include "base/err.h"
 
 /* Contents of a job's inputs. AUTO: JSON lines, if an input begins as such (jsonl_begins), else text. */
-typedef enum { INPUT_TEXT, INPUT_JSONL, INPUT_AUTO } InputFormat;
+typedef enum { INPUT_TEXT, INPUT_JSONL, INPUT_AUTO, INPUT_BYTES } InputFormat;
 
 /*
  * The files of a job, from words that name files, folders or stdin. A folder stands for all files in it and in its

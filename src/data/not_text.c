@@ -68,9 +68,8 @@ static Err hint_table(const Format *f, const char *path, const char *key)
     return err_hint(
         "python3 -c \"import sys,json,pyarrow.%s as q;[print(json.dumps({sys.argv[2]:t or ''})) for b in %s "
         "for t in b.column(sys.argv[2]).to_pylist()]\" '%s' '%s' | megatrain preprocess --input - --format "
-        "jsonl --key '%s' --tokenizer T --output PREFIX  # pip install pyarrow; --force takes the bytes as "
-        "they "
-        "are",
+        "jsonl --key '%s' --tokenizer T --output PREFIX  # pip install pyarrow; --format "
+        "bytes takes them as they are",
         f->module, f->rows, has_name ? path : "FILE", strchr(key, '\'') ? "COLUMN" : key,
         strchr(key, '\'') ? "COLUMN" : key);
 }
@@ -83,6 +82,5 @@ Err not_text_check(const char *path, const char *key, const char *beginning, int
     if (f && f->rows) return hint_table(f, path, key);
     if (f && f->unpack && strcmp(path, "-") != 0 && !strchr(path, '\''))
         return err_hint("%s -dc '%s' | megatrain ... --input - ...", f->unpack, path);
-    return err_hint(
-        "give its text, in UTF-8, plain or compressed by gzip or zstd; --force takes the bytes as they are");
+    return err_hint("give its text, in UTF-8, plain or compressed by gzip or zstd; --format bytes takes it as it is");
 }

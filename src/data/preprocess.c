@@ -311,12 +311,12 @@ static Err run_threads(Job *j)
 static Err open_options(Job *j)
 {
     const PreprocessOptions *o = j->o;
-    static const char *const forms[] = { "text", "jsonl, key ", "text or jsonl, key " };
-    bool lines = o->format == INPUT_JSONL;
+    static const char *const forms[] = { "text", "jsonl, key ", "text or jsonl, key ", "bytes" };
+    const bool lines = o->format == INPUT_JSONL;
     TRY(jsonl_key(o->key ? o->key : "text", &j->cut.key));
     j->cut.key.skip_missing = o->skip_missing;
     snprintf(j->options, sizeof j->options, "%s%s%s%s%s", forms[o->format],
-             o->format == INPUT_TEXT ? "" : j->cut.key.text, o->skip_missing ? ", skip missing" : "",
+             lines || o->format == INPUT_AUTO ? j->cut.key.text : "", o->skip_missing ? ", skip missing" : "",
              o->split_blank_lines ? ", split at blank lines" : "", o->append_eod ? ", append eod" : "");
     TRY(tokenizer_open(o->tokenizer, &j->tokenizer));
     if (o->append_eod && tokenizer_eod(j->tokenizer) < 0) {
@@ -329,7 +329,7 @@ static Err open_options(Job *j)
     j->cut.tokenizer = j->tokenizer;
     j->cut.kind = lines ? CHUNK_LINES : o->split_blank_lines ? CHUNK_PARAGRAPHS : CHUNK_DOCUMENT;
     j->cut.tell_lines = o->format == INPUT_AUTO;
-    j->cut.any_bytes = o->any_bytes;
+    j->cut.any_bytes = o->format == INPUT_BYTES;
     return ERR_OK;
 }
 

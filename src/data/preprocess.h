@@ -34,7 +34,6 @@ typedef struct {
     bool skip_missing; /* JSON lines where that is missing or null are no documents, and are counted */
     bool append_eod;   /* every document that has tokens ends with an end-of-document id */
     bool split_blank_lines;
-    bool any_bytes;                    /* as in CutOptions */
     int threads;                       /* 0: as many as OpenMP would use */
     double save_every_s;               /* how often work is made safe; 0: never */
     const volatile sig_atomic_t *stop; /* a signal: the job ends, and what is done is made safe; may be NULL */

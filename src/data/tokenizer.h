@@ -77,7 +77,6 @@ typedef struct {
     int threads;        /* how many threads count words; 0: OpenMP's number. Changes nothing but the time */
     InputFormat format;
     const char *key;   /* member of JSON lines; NULL: "text" */
-    bool any_bytes;    /* as in CutOptions */
     bool skip_missing; /* as in PreprocessOptions */
 } TokenizerTrainOptions;
 

@@ -208,7 +208,7 @@ static Err open_job(Job *j, InputStat *stats)
                            .stats = stats,
                            .kind = in->format == INPUT_JSONL ? CHUNK_LINES : CHUNK_DOCUMENT,
                            .tell_lines = in->format == INPUT_AUTO,
-                           .any_bytes = in->any_bytes };
+                           .any_bytes = in->format == INPUT_BYTES };
     TRY(jsonl_key(in->key ? in->key : "text", &j->cut.key));
     j->cut.key.skip_missing = in->skip_missing;
     TRY(cutter_open(&j->cut, (InputPlace){ 0 }, 0, &j->cutter));

@@ -33,7 +33,6 @@ typedef struct {
     InputFormat format;
     const char *key;   /* member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
     int threads;       /* 0: OpenMP's number */
-    bool any_bytes;    /* as in CutOptions */
     bool skip_missing; /* as in PreprocessOptions */
 } WordInputs;
 
