@@ -1,6 +1,6 @@
 /*
- * residual + dropout(x + bias), pack by pack: what the residual add (elementwise.cu) and its fusion with the
- * norm behind it (norm.cu) share.
+ * residual + dropout(x + bias), multiplied by dropout.scale whether something is dropped or not, pack by pack: what the
+ * residual add (elementwise.cu) and its fusion with the norm behind it (norm.cu) share.
  *
  * Dropout is keyed by global coordinates and drawn 4 features a call, by the code the CPU uses (base/rng.h): what
  * is kept is the same on every device and in every layout.
@@ -71,6 +71,8 @@ __device__ __forceinline__ Pack<T> residual_add(const Residual<T, X> &r, const R
             for (int j = 0; j < 4; j++)
                 v[i + j] = draw.v[j] >= r.dropout.threshold ? v[i + j] * r.dropout.scale : 0.0f;
         }
+    } else {
+        for (int i = 0; i < COUNT; i++) v[i] *= r.dropout.scale;
     }
     for (int i = 0; i < COUNT; i++)
         sum.v[i] = from_float<T>(r.residual.data ? to_float(p.residual.v[i]) + v[i] : v[i]);

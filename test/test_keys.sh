@@ -64,6 +64,7 @@ model.norm                 | rmsnorm      | loss
 model.norm_eps             | 1e-2         | loss
 model.block_norms          | post         | loss | model.bias=false
 model.embed_scale          | 8            | loss | model.position=rope
+model.residual_scale       | 0.5          | loss
 model.logits_scale         | 0.5          | loss
 model.final_softcap        | 0.01         | loss
 model.activation           | swiglu       | loss

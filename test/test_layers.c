@@ -629,6 +629,25 @@ TEST(block_gpt2)
         .kv_heads = 4, .bias = true, .activation = ACT_GELU, .dropout = 0.2f, .attention_dropout = 0.2f });
 }
 
+/* What branches add is multiplied, with and without dropout; their last biases' gradients pass the factor, too. */
+TEST(block_residual_scale)
+{
+    for (int drop = 0; drop < 2; drop++)
+        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_SELECTIVE; recompute++)
+            check_block((ModelSpec){ .kv_heads = 4,
+                                     .bias = true,
+                                     .activation = ACT_GELU,
+                                     .residual_scale = 0.3f,
+                                     .dropout = drop ? 0.2f : 0,
+                                     .recompute = layer_pattern_all(recompute) });
+    check_block((ModelSpec){ .kv_heads = 2,
+                             .rms = true,
+                             .block_norms = BLOCK_NORMS_BOTH,
+                             .rope = { .layers = layer_pattern_all(1) },
+                             .activation = ACT_SWIGLU,
+                             .residual_scale = 1.7f });
+}
+
 TEST(block_llama)
 {
     check_block((ModelSpec){ .kv_heads = 2,

@@ -157,13 +157,19 @@ TEST(one_update)
 
 /* ---- logits ---- */
 
-/* The master weights of the model with mup, whose head's are divided by `width`: powers of two, so nothing is
- * rounded. */
+/* The master weights of a model with factors. The head's are divided by `width`, those of the last linear of each
+ * branch multiplied by `branch`: powers of two, so nothing is rounded. */
 typedef struct {
     const float *weights;
-    float width;
+    float width, branch;
     bool tied;
 } Twin;
+
+static float factor_of(const Twin *twin, const char *name)
+{
+    if (!strcmp(name, "head.weight")) return 1 / twin->width;
+    return strstr(name, ".attn.proj.") || strstr(name, ".mlp.fc2.") ? twin->branch : 1;
+}
 
 /* before the steps: a tied table is the head of the other, too */
 static Err take_weights(Trainer *t, void *user)
@@ -184,31 +190,40 @@ static Err take_weights(Trainer *t, void *user)
         for (int64_t e = 0; e < p->count; e++) {
             const int64_t row = param_plain_row(p, e / p->local[1]);
             if (row < 0) continue;
-            to[e] = from[start + row * p->spec.shape[1] + e % p->local[1]] / (head ? twin->width : 1);
+            to[e] = from[start + row * p->spec.shape[1] + e % p->local[1]] * factor_of(twin, p->name);
         }
     }
     return ERR_OK;
 }
 
-static void check_logits(TrainSpec spec, float width, float scale)
+/* The first loss of a model with factors is that of one without, whose weights have them. */
+static void check_factors(TrainSpec factors, float width, float branch)
 {
     const Grid one = { .tp = 1, .dp = 1 };
-    TrainSpec usual = without_dropout(spec), mup = usual;
-    mup.model.mup = (MupSpec){ .width = width };
-    mup.model.logits_scale = scale;
+    TrainSpec usual = factors;
+    usual.model.mup = (MupSpec){ 0 };
+    usual.model.logits_scale = usual.model.residual_scale = 0;
     usual.model.tied = false;
-    TinyRun start = train(mup, one, 0), run = train(mup, one, 1);
-    Twin twin = { start.state[0], width / scale, spec.model.tied };
+    TinyRun start = train(factors, one, 0), run = train(factors, one, 1);
+    Twin twin = { start.state[0], width, branch, factors.model.tied };
     TinyRun other = { .spec = usual, .grid = one, .steps = 1, .before = take_weights, .user = &twin };
     tiny_train(&other);
     CHECK_MSG(other.err == ERR_OK, "%s", other.message);
-    CHECK_MSG(!memcmp(run.loss, other.loss, sizeof *run.loss), "loss %.17g, with a smaller head %.17g", run.loss[0],
+    CHECK_MSG(!memcmp(run.loss, other.loss, sizeof *run.loss), "loss %.17g, with other weights %.17g", run.loss[0],
               other.loss[0]);
     TinyRun plain = train(usual, one, 1); /* (the test would see it if nothing was divided) */
     CHECK(plain.loss[0] < run.loss[0] || plain.loss[0] > run.loss[0]);
     release(&start);
     release(&run);
     release(&plain);
+}
+
+static void check_logits(TrainSpec spec, float width, float scale)
+{
+    TrainSpec factors = without_dropout(spec);
+    factors.model.mup = (MupSpec){ .width = width };
+    factors.model.logits_scale = scale;
+    check_factors(factors, width / scale, 1);
 }
 
 TEST(logits)
@@ -225,6 +240,17 @@ TEST(logits)
     check_logits(tiny_gpt2(), 1, 0.25f);
     check_logits(cap, 1, 4);
     check_logits(further, 8, 0.5f); /* (both factors) */
+}
+
+/* ---- branches ---- */
+
+TEST(branches)
+{
+    TrainSpec specs[] = { without_dropout(tiny_gpt2()), without_dropout(tiny_llama()) };
+    for (int k = 0; k < 2; k++) {
+        specs[k].model.residual_scale = 0.25f;
+        check_factors(specs[k], 1, 0.25f);
+    }
 }
 
 /* ---- scores ---- */

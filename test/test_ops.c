@@ -137,7 +137,7 @@ enum { RES_RESIDUAL = 1, RES_BIAS = 2, RES_DROP = 4, RES_OVER_X = 8, RES_OVER_RE
 
 static double drop_factor(const Dropout *d, Tensor sample, Tensor position, int64_t n, int64_t i)
 {
-    if (!d->threshold) return 1;
+    if (!d->threshold) return (double)d->scale;
     return dropout_keep(d->key, d->threshold, ((int64_t *)sample.data)[n], ((int32_t *)position.data)[n], i) *
            (double)d->scale;
 }

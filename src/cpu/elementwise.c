@@ -32,8 +32,9 @@ VEC_FN uint64_t drop_keep(const DropRows *d, int64_t n, int64_t first)
 
 VEC_FN vf drop_apply(const DropRows *d, vf x, uint64_t keep)
 {
-    if (!d->dropout.threshold) return x;
-    return vf_select(vm_from_bits((uint32_t)keep & 0xFFFF), vf_mul(x, vf_set1(d->dropout.scale)), vf_zero());
+    const vf scaled = vf_mul(x, vf_set1(d->dropout.scale));
+    if (!d->dropout.threshold) return scaled;
+    return vf_select(vm_from_bits((uint32_t)keep & 0xFFFF), scaled, vf_zero());
 }
 
 static void residual_fwd_part(const void *args, int64_t first, int64_t end)

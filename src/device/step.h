@@ -82,11 +82,13 @@ typedef struct {
     float scale;                   /* scale of the update (optim/muon.h) */
 } FlatBox;
 
-/* Dropout as ops see it: the key of the site and the threshold of base/rng.h. threshold 0 = off. */
+/* Dropout as ops see it: the key of the site and the threshold of base/rng.h. threshold 0: nothing is dropped. */
 typedef struct {
     uint64_t key;
     uint32_t threshold;
-    float scale; /* 1 / (1 - p) */
+    /* What is kept is multiplied by it: 1 / (1 - p), in residual sums times the model's residual_scale. Attention reads
+     * it only where something is dropped. */
+    float scale;
 } Dropout;
 
 /*

@@ -136,8 +136,8 @@ typedef struct {
     Activation activation;
     float activation_limit; /* limit of the clamped activation */
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
-    float attention_scale;                          /* 0: 1 / sqrt(head_dim); with mup, of the base model */
-    float embed_scale, logits_scale, final_softcap; /* 0: none */
+    float attention_scale; /* 0: 1 / sqrt(head_dim); with mup, of the base model */
+    float embed_scale, residual_scale, logits_scale, final_softcap; /* 0: none */
     uint64_t seed;
     LayerPattern recompute; /* Recompute of each block of a stage; the last one is that of those behind */
     int offload;            /* blocks of a stage, the first ones, whose saves wait in the host's memory */
@@ -170,6 +170,12 @@ static inline bool model_proj_bias(const ModelSpec *spec)
 
 /* How many times as wide as the base model it is; 1 without mup. */
 static inline float model_width(const ModelSpec *spec) { return spec->mup.width > 0 ? spec->mup.width : 1; }
+
+/* Factor of what a branch adds to the residual stream. */
+static inline float model_residual_scale(const ModelSpec *spec)
+{
+    return spec->residual_scale > 0 ? spec->residual_scale : 1;
+}
 
 /* Factor of logits: logits_scale, divided by the width of muP. */
 static inline float model_logits_scale(const ModelSpec *spec)

@@ -1,7 +1,8 @@
 /*
  * The residual block: x + layer(norm(x)). With norms of the layers' outputs, too, it is x + post_norm(layer(norm(x)));
- * with these alone it is x + post_norm(layer(x)). Its gradient d [R, D] lives in one buffer. The branch reads it. The
- * backward of the norm before the layer adds the branch's contribution to it; without that norm an addition does.
+ * with these alone it is x + post_norm(layer(x)). What is added to x is multiplied by residual_scale. Its
+ * gradient d [R, D] lives in one buffer. The branch reads it. The backward of the norm before the layer adds the branch's
+ * contribution to it; without that norm an addition does.
  */
 #include <stdio.h>
 
@@ -81,6 +82,17 @@ int block_linears(const Block *b) { return b->mixer.kind->linears + b->ffn.kind-
 
 static int bias_of(const Branch *r) { return r->kind->residual_bias ? r->kind->residual_bias(r->own) : -1; }
 
+/* Between the branch and the sum: dropout, and the model's factor. */
+static Dropout branch_dropout(const Block *b, const Branch *r, const Ctx *c)
+{
+    Dropout d = ctx_dropout(c, b->spec->dropout, r->dropout_key);
+    d.scale *= model_residual_scale(b->spec);
+    return d;
+}
+
+/* Does it change nothing? */
+static bool branch_goes_through(Dropout d) { return !d.threshold && !(d.scale < 1) && !(d.scale > 1); }
+
 /* sum = x + dropout(branch + bias of the branch's last linear) */
 static ResidualSum behind(const Block *b, const Branch *r, const Ctx *c, Tensor x, Tensor branch, Tensor sum)
 {
@@ -88,7 +100,7 @@ static ResidualSum behind(const Block *b, const Branch *r, const Ctx *c, Tensor 
                           .residual = x,
                           .branch = branch,
                           .bias = param_value(c, bias_of(r)),
-                          .dropout = ctx_dropout(c, b->spec->dropout, r->dropout_key) };
+                          .dropout = branch_dropout(b, r, c) };
 }
 
 Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out)
@@ -146,24 +158,25 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
 /* ---- backward ---- */
 
 /*
- * Gradient of the branch behind a residual add: d through the dropout mask. Without dropout it is d itself, with two
- * exceptions: a queued weight gradient will read it after d has moved on, or d is wider than the gradient that the
- * layer reads. (If the layer reads a gradient wider than its weights' products do, it makes a copy for these.) summed:
- * the bias's gradient has been summed already. Without dropout that gradient is the sum of d, never of a rounded copy,
- * as the norm behind the branch would sum it.
+ * Gradient of the branch behind a residual add: d through the dropout mask and times the model's factor. Without both
+ * it is d itself, with two exceptions: a queued weight gradient will read it after d has moved on, or d is wider than the
+ * gradient that the layer reads. (If the layer reads a gradient wider than its weights' products do, it makes a copy for
+ * these.) summed: the bias's gradient has been summed already. Where it is d itself that gradient is the sum of d, never of a rounded
+ * copy, as the norm behind the branch would sum it.
  */
 static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bool summed, Tensor *out)
 {
-    const Dropout drop = ctx_dropout(c, b->spec->dropout, r->dropout_key);
+    const Dropout drop = branch_dropout(b, r, c);
+    const bool other = !branch_goes_through(drop);
     const DType dtype = branch_dtype(c, b->spec, r->kind->sums_rows);
     const bool queued = dtype == c->dtype;
     *out = d;
-    if (drop.threshold || (queued && c->mode.split_backward) || d.dtype != dtype) {
+    if (other || (queued && c->mode.split_backward) || d.dtype != dtype) {
         TRY(queued ? dy_alloc(c, out, d.dim[0], d.dim[1]) : tensor_new(c->scratch, out, dtype, d.dim[0], d.dim[1]));
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
     }
-    return summed ? ERR_OK : grad_add_columns(c, bias_of(r), drop.threshold ? *out : d, 0);
+    return summed ? ERR_OK : grad_add_columns(c, bias_of(r), other ? *out : d, 0);
 }
 
 /* *n: the layer's input, which was kept or is made again from the stream. */
@@ -179,11 +192,11 @@ static Err layer_input_again(const Block *b, Ctx *c, const Norm *norm, Saved sav
     return model_pre_norms(b->spec) ? norm_again(norm, c, x, *n) : cast_values(c, *n, x);
 }
 
-/* The bias whose gradient the norm behind the branch can sum with that of the stream. -1: there is dropout between
- * them, or no bias. */
+/* The bias whose gradient the norm behind the branch can sum with that of the stream. -1: there is dropout or a factor
+ * between them, or no bias. */
 static int bias_of_stream(const Block *b, const Branch *r, const Ctx *c)
 {
-    return ctx_dropout(c, b->spec->dropout, r->dropout_key).threshold ? -1 : bias_of(r);
+    return branch_goes_through(branch_dropout(b, r, c)) ? bias_of(r) : -1;
 }
 
 int block_bias_of_output(const Block *b, const Ctx *c) { return bias_of_stream(b, &b->ffn, c); }

@@ -139,6 +139,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .attention_softcap = (float)cfg->model.attention_softcap,
                     .attention_scale = (float)cfg->model.attention_scale,
                     .embed_scale = (float)cfg->model.embed_scale,
+                    .residual_scale = (float)cfg->model.residual_scale,
                     .logits_scale = (float)cfg->model.logits_scale,
                     .final_softcap = (float)cfg->model.final_softcap,
                     .block_norms = cfg->model.block_norms,

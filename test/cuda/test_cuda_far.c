@@ -248,7 +248,8 @@ TEST(norms)
     ends_check(y, UNIT, "norm_fwd");
     ends_check(rstd, 1, "rstd of norm_fwd");
     BOTH_ENDS(residual_norm_fwd, .y = END(y), .rstd = END(rstd), .sum = END(sum), .residual = END(residual),
-              .x = END(x), .w = END(w), .position = END(position), .sample = END(sample), .eps = 1e-3f);
+              .x = END(x), .w = END(w), .position = END(position), .sample = END(sample), .dropout.scale = 1,
+              .eps = 1e-3f);
     ends_check(y, UNIT, "residual_norm_fwd");
     ends_check(sum, UNIT, "sum of residual_norm_fwd");
     Ends dw = ends_vector(F32, UNIT), shift = ends_numbers(I32, 2, false); /* (sums over all rows: not compared) */

@@ -475,6 +475,7 @@ class Draw:
         put("norm_eps", self.one("1e-5", "1e-5", "1e-3"), "1e-5")
         if self.model["model.position"] != "learned":
             put("embed_scale", self.one(1, 1, 1, 4), 1)
+        put("residual_scale", self.one(1, 1, 1, 0.3), 1)
         put("logits_scale", self.one(1, 1, 1, 0.5), 1)
         put("final_softcap", self.one(0, 0, 0, 3), 0)
         put("vocab", self.one(0, 0, 0, 0, 300, 2000), 0)
