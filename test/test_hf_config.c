@@ -11,7 +11,7 @@
 static const struct {
     const char *name;
     HfClass class;
-    HfClass written;  /* the plainest class that says it */
+    HfClass written; /* the plainest class that says it */
 } models[] = {
     { "gpt2", HF_GPT2, HF_GPT2 },
     { "llama-3.1-8b", HF_LLAMA, HF_LLAMA },
@@ -169,19 +169,23 @@ static const struct {
     { "exaone4", "\"sliding_window\":null,\"sliding_window_pattern\":0", "block_norms = post", "window|rope_layers" },
     { "youtu", "\"hidden_size\":2000", "init_std = 0.02|attention = mla", "[moe]" },
     { "starcoder2", "\"use_bias\":false,\"residual_dropout\":0.1,\"embedding_dropout\":0.1",
-      "dropout = 0.1|norm = layernorm",
-      "bias" },
+      "dropout = 0.1|norm = layernorm", "bias" },
     { "exaone_moe", "\"first_k_dense_replace\":2,\"num_hidden_layers\":4",
       "every = 0*2,1*2|rope_layers = 1*3,0|window = 4096*3,0|scale = 2.5", NULL },
     { "flex_olmo", "", "block_norms = post|qk_norm = full|topk = 5|ffn = 11008", "every" },
     { "ministral", "", "window = 4096", "rope_scaling" },
     { "helium", "\"attention_bias\":true,\"mlp_bias\":true", "bias = true|attention_bias = qkv|rope_base = 100000",
       NULL },
+    { "granite", "\"hidden_size\":512,\"num_attention_heads\":8,\"attention_multiplier\":0.125", "tied = false",
+      "embed_scale|residual_scale|attention_scale|logits_scale" },
+    { "granite",
+      "\"embedding_multiplier\":12,\"residual_multiplier\":0.22,\"attention_multiplier\":0.015625,\"logits_scaling\":8",
+      "embed_scale = 12|residual_scale = 0.22|attention_scale = 0.015625|logits_scale = 0.125", NULL },
+    { "granite", "", "attention_scale = 1", "embed_scale|residual_scale|logits_scale" },
     { "cwm", "\"num_hidden_layers\":8", "window = 0,8192*3|rope_scaling = llama3|rope_factor = 16", "bias" },
     { "stablelm", "\"hidden_dropout\":0.1", "; not taken over: hidden_dropout of 0.1", "dropout" },
-    { "exaone_moe",
-      "\"num_hidden_layers\":2,\"mlp_layer_types\":[\"sparse\",\"dense\"],\"first_k_dense_replace\":1", "every = 1,0",
-      NULL },
+    { "exaone_moe", "\"num_hidden_layers\":2,\"mlp_layer_types\":[\"sparse\",\"dense\"],\"first_k_dense_replace\":1",
+      "every = 1,0", NULL },
     { "exaone_moe", "\"num_hidden_layers\":2,\"mlp_layer_types\":[]", "every = 0,1", NULL },
     { "qwen2_moe", "\"num_attention_heads\":32", "kv_heads = 16", NULL },
     { "dots1", "\"num_attention_heads\":64,\"n_routed_experts\":8,\"num_experts_per_tok\":2", "kv_heads = 32", NULL },
@@ -319,6 +323,9 @@ static const struct {
     { "smollm3", "\"no_rope_layers\":[1,0]", ERR_CONFIG, "about fewer blocks than there are" },
     { "smollm3", "\"no_rope_layers\":[1,2]", ERR_CKPT, "a list of 0 and 1" },
     { "minimax_m2", "\"rotary_dim\":64,\"partial_rotary_factor\":0.25", ERR_CONFIG, "different columns that turn" },
+    { "granite", "\"attention_multiplier\":0", ERR_CONFIG, "'logits_scaling' must be above 0" },
+    { "granite", "\"logits_scaling\":0", ERR_CONFIG, "'logits_scaling' must be above 0" },
+    { "llama", "\"logits_scaling\":8", ERR_CONFIG, "the class has no such key" },
     { "dots1", "", ERR_CONFIG, "'n_routed_experts' (experts) is missing" },
     { "glm4_moe", "\"head_dim\":128,\"first_k_dense_replace\":46", ERR_CONFIG,
       "modules of multi-token prediction have experts" },
@@ -590,6 +597,9 @@ static const struct {
     { "model.arch=llama model.heads=10 model.head_dim=64", "mistral", NULL }, /* (as Llama's it is not opened) */
     { "model.arch=llama model.window=64,0 model.qk_norm=true", "qwen3", NULL },
     { "model.arch=llama model.rope_dim=48", "phi3", NULL },
+    { "model.arch=llama model.residual_scale=0.22 model.logits_scale=0.3", "granite", NULL },
+    { "model.arch=llama model.residual_scale=0.22 model.block_norms=post", NULL,
+      "no class of transformers has a model" },
     { "model.arch=llama model.block_norms=post model.qk_norm=full", "olmo2", NULL },
     { "model.arch=llama model.block_norms=post", NULL, "no class of transformers has a model with" },
     { "model.arch=llama model.qk_norm=full", NULL, "no class of transformers has a model with" },

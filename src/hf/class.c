@@ -393,6 +393,11 @@ const HfClassRow hf_classes[HF_CLASSES] = {
                   .usual = { ROPE_OF(10000, 10000, 0.5), .vocab = 151552, .positions = 131072, .hidden = 4096,
                              .ffn = 13696, .layers = 40, .heads = 32, .kv_heads = 2, .head_dim = 128, .eps = 1.5625e-7,
                              .init_std = 0.02, .attention_bias = true } },
+    [HF_GRANITE] = { .names = { "granite", "GraniteForCausalLM" },
+                     .bias = HF_BIAS_KEYS,
+                     .usual = { USUAL, .vocab = 32000, .positions = 2048, .hidden = 4096, .ffn = 11008, .layers = 32,
+                                .heads = 32, .eps = 1e-6, .embedding_factor = 1, .branch_factor = 1, .score_factor = 1,
+                                .logits_divisor = 1 } },
 };
 
 const HfClassNames *hf_class_names(HfClass c) { return &hf_classes[c].names; }

@@ -50,6 +50,7 @@ typedef enum {
     HF_HELIUM,
     HF_GLM,
     HF_GLM4,
+    HF_GRANITE,
     HF_CLASSES
 } HfClass;
 

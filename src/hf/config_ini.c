@@ -199,6 +199,18 @@ static void put_attention(Ini *w, HfClass c)
     put_blocks(w, c, "window", hf_window, 0);
 }
 
+/* A factor that is 1 is not said, and neither is that of scores where it is the usual one. */
+static void put_factors(Ini *w)
+{
+    const HfModel *m = w->m;
+    if (w->row->scaled) put_real(w, "embed_scale", sqrt((double)m->hidden));
+    if (m->embedding_factor && m->embedding_factor != 1) put_real(w, "embed_scale", m->embedding_factor);
+    if (m->branch_factor && m->branch_factor != 1) put_real(w, "residual_scale", m->branch_factor);
+    if (m->score_factor && m->score_factor != 1 / sqrt((double)m->head_dim))
+        put_real(w, "attention_scale", m->score_factor);
+    if (m->logits_divisor && m->logits_divisor != 1) put_real(w, "logits_scale", 1 / m->logits_divisor);
+}
+
 static void put_model(Ini *w, HfClass c)
 {
     const HfModel *m = w->m;
@@ -209,7 +221,7 @@ static void put_model(Ini *w, HfClass c)
     if (m->qk_norm) put_flag(w, "qk_norm", true);
     put_attention(w, c);
     put_rope(w, c);
-    if (w->row->scaled) put_real(w, "embed_scale", sqrt((double)m->hidden));
+    put_factors(w);
     if (m->final_cap > 0) put_real(w, "final_softcap", m->final_cap);
     if (m->limit > 0 && m->limit != 7) put_real(w, "activation_limit", m->limit);
     put_dropout(w);

@@ -38,6 +38,15 @@ static void say_gemma(const Config *cfg, HfModel *m)
     m->local_theta = cfg->model.rope_base_local > 0 ? cfg->model.rope_base_local : cfg->model.rope_base;
 }
 
+static void say_factors(const Config *cfg, HfModel *m)
+{
+    const double scale = cfg->model.attention_scale;
+    m->embedding_factor = cfg->model.embed_scale;
+    m->branch_factor = cfg->model.residual_scale;
+    m->score_factor = scale > 0 ? scale : 1 / sqrt((double)m->head_dim);
+    m->logits_divisor = 1 / cfg->model.logits_scale;
+}
+
 static void say_windows(const Config *cfg, HfModel *m)
 {
     LayerPattern p;
@@ -147,6 +156,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     say_windows(cfg, out);
     say_turns(cfg, out);
     say_rope(cfg, c, out);
+    if (out->logits_divisor > 0) say_factors(cfg, out);
     if (hf_classes[c].latent) say_latent(cfg, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);
 }

@@ -219,6 +219,7 @@ static bool same_key(const Config *a, const Config *b, ConfigId id)
     case CFG_model_rope_base:
         return a->model.position != MODEL_POSITION_ROPE || a->model.rope_base == b->model.rope_base;
     case CFG_model_rope_base_local: return local_base(a) == local_base(b);
+    case CFG_model_logits_scale: return (float)a->model.logits_scale == (float)b->model.logits_scale;
     case CFG_model_ffn: return !has_dense(a) || a->model.ffn == b->model.ffn;
     case CFG_moe_router: return !experts || router_of(a) == router_of(b);
     case CFG_moe_normalize: /* (of softmax the router says it) */

@@ -28,7 +28,7 @@
 #define TYPED (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM))
 #define BIASED                                                                                                 \
     (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
-     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4))
+     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | B(GRANITE))
 #define PARTIAL \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM)) /* some columns of a head turn */
 

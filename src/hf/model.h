@@ -30,6 +30,8 @@ typedef struct {
     LayerSet sliding;                /* layer_types' blocks with a window */
     double attention_cap, final_cap; /* 0 or HF_NONE: none */
     int64_t query_scalar;            /* scores are divided by its root; 0: of head_dim */
+    /* what the class multiplies or divides; 0: it does not */
+    double embedding_factor, branch_factor, score_factor, logits_divisor;
 
     int64_t rope_type; /* RopeScaling */
     double theta, local_theta, partial, factor, slow, fast, beta_slow, beta_fast;

@@ -1,7 +1,7 @@
 /*
  * The residual block: x + layer(norm(x)). With norms of the layers' outputs, too, it is x + post_norm(layer(norm(x)));
- * with these alone it is x + post_norm(layer(x)). What is added to x is multiplied by residual_scale. Its
- * gradient d [R, D] lives in one buffer. The branch reads it. The backward of the norm before the layer adds the branch's
+ * with these alone it is x + post_norm(layer(x)). What is added to x is multiplied by residual_scale. Its gradient d
+ * [R, D] lives in one buffer. The branch reads it. The backward of the norm before the layer adds the branch's
  * contribution to it; without that norm an addition does.
  */
 #include <stdio.h>
@@ -159,10 +159,10 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
 
 /*
  * Gradient of the branch behind a residual add: d through the dropout mask and times the model's factor. Without both
- * it is d itself, with two exceptions: a queued weight gradient will read it after d has moved on, or d is wider than the
- * gradient that the layer reads. (If the layer reads a gradient wider than its weights' products do, it makes a copy for
- * these.) summed: the bias's gradient has been summed already. Where it is d itself that gradient is the sum of d, never of a rounded
- * copy, as the norm behind the branch would sum it.
+ * it is d itself, with two exceptions: a queued weight gradient will read it after d has moved on, or d is wider than
+ * the gradient that the layer reads. (If the layer reads a gradient wider than its weights' products do, it makes a
+ * copy for these.) summed: the bias's gradient has been summed already. Where it is d itself that gradient is the sum
+ * of d, never of a rounded copy, as the norm behind the branch would sum it.
  */
 static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bool summed, Tensor *out)
 {

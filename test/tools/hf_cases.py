@@ -313,6 +313,14 @@ CASES = {
             rope_parameters=rope(theta=1e6, partial_rotary_factor=0.25)),
         sizes(36, 40, 2, 3, 3, 8, pad_token_id=0, rope_parameters=rope(partial_rotary_factor=1.0), **TIED),
     ),  # fmt: skip
+    "granite": (
+        T.GraniteConfig,
+        sizes(48, 80, 3, 6, 2, None, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.2,
+            logits_scaling=3.0),
+        sizes(40, 56, 2, 5, 5, None, attention_bias=True, mlp_bias=True, residual_multiplier=1.7, rope_parameters=LLAMA3,
+            **TIED),
+        sizes(36, 40, 2, 3, 1, None, attention_multiplier=12**-0.5, logits_scaling=0.3),
+    ),  # fmt: skip
     "helium": (
         T.HeliumConfig,
         sizes(48, 80, 3, 6, 2, 8, attention_bias=True),

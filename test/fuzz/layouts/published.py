@@ -17,6 +17,8 @@ CLASSES = {  # beside PLAIN; None: the key is not given
     "phi3": {"model.rope_dim": "2", "model.rope_scaling": None, "model.rope_factor": None, "model.rope_original": None},
     "gemma2": GEMMA | {"model.attention_softcap": "2", "model.final_softcap": "3"},
     "gemma3_text": GEMMA | {"model.qk_norm": "true", "model.rope_base_local": "500"},
+    "granite": {"model.embed_scale": "4", "model.residual_scale": "0.3", "model.attention_scale": "0.2",
+                "model.logits_scale": "0.25"},
     "gpt2": {"model.norm": "layernorm", "model.activation": "gelu", "model.position": "learned", "model.bias": "true",
              "model.rope_scaling": None, "model.rope_factor": None, "model.rope_original": None},
 }
