@@ -33,6 +33,7 @@ tokens() { cp a.bin "$1.bin"; cp a.idx "$1.idx"; }                # another copy
 train() { "$mt" --config tiny.ini train.stop_at=2 "$@"; }
 refuse() { expect "$1" "$2" train run.dir=refused "${@:3}"; }     # starting a run
 fresh() { rm -rf "$1"; cp -r good "$1"; }                         # a run of 6 steps, checkpoints of 3 and 6
+rates() { sed -n 's/^{"step":\([0-9]*\),.*"lr":\([^,]*\),.*/\1 \2/p' "$1/metrics.jsonl"; }
 ckpt() { echo "$1/checkpoints/step-$(printf %08d "$2")"; }
 resume() { expect "$1" "$2" "$mt" --config tiny.ini checkpoint.every=3 train.stop_at=8 "${@:3}"; }
 has_steps() { [ "$(losses "$1" | wc -l)" -eq "$2" ]; }
@@ -287,6 +288,7 @@ expect 0 "resuming from $(ckpt r 3)" "$mt" --config tiny.ini run.dir=r checkpoin
 for from in good "$(ckpt good 3)"; do
     rm -rf new
     expect 0 "weights from good/checkpoints/step-" train run.dir=new checkpoint.load="$from"
+    check "with them the learning rate begins anew: $(rates new | xargs)" [ "$(rates new)" = "$(rates good | head -2)" -a -n "$(rates new)" ]
 done
 expect 4 "text.txt' is no checkpoint" "$mt" inspect text.txt
 check "commands that only read make no folder" [ ! -e void ]

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The README's commands, as they stand there, in its order: those of its first lines, of "Your own text", "Continue a
-# Llama", of "Several processes" that need no launcher of others, and of "Which layout?". Then the commands of
-# docs/*.md, in the same folder. Only the models are made small first, and a small random Llama stands for the hub's.
+# Llama", of "Several processes" that need no launcher of others, of "Which layout?" and of "A pipeline". Then the
+# commands of docs/*.md, in the same folder. Only the models are made small first, the demo's text is short, and a
+# small random Llama stands for the hub's.
 # The book is our own documentation.
 . "$(dirname "$0")/lib.sh"
 ln -s "$mt" megatrain
@@ -10,19 +11,20 @@ cp "$root/README.md" .
 cat "$root"/README.md "$root"/docs/*.md >book.txt
 mkdir config data
 cp "$root/config/tiny.ini" config
-sed -e 's/^layers = .*/layers = 1/; s/^hidden = .*/hidden = 48/; s/^seq = .*/seq = 32/; s/^warmup = .*/warmup = 2/' \
-    -e 's/^steps = .*/steps = 6/; s/^\(eval_\)*every = .*/\1every = 3/' "$root/config/demo.ini" >config/demo.ini
+sed -e 's/^layers = .*/layers = 2/; s/^hidden = .*/hidden = 48/; s/^seq = .*/seq = 32/; s/^warmup = .*/warmup = 2/' \
+    -e 's/^steps = .*/steps = 6/; s/^\(eval_\)*every = .*/\1every = 3/' \
+    -e 's/^\(train\|valid\) = .*/\1 = numbers/; s/^tokenizer = .*/tokenizer = byte/' "$root/config/demo.ini" >config/demo.ini
 
-# The commands in the first block of code below a heading, without what is said of them.
+# The commands in the first block of code below a heading, each in a line, without what is said of them.
 block() {
     awk -v heading="# $1" '$0 == heading || $0 == "#" heading { on = 1 } on && /^```$/ { exit } code { print } on && $0 == "```sh" { code = 1 }' \
-        README.md | sed 's/  *#.*//'
+        README.md | sed -e 's/  *#.*//' -e ':more; /\\$/ { N; s/\\\n *//; b more }'
 }
 
 # as after `make demo`: a run of that name is there, of other data
 seq 2000 >numbers.txt
 "$mt" preprocess --input numbers.txt --tokenizer byte --output numbers --append-eod >/dev/null 2>&1 &&
-    OMP_NUM_THREADS=1 "$mt" --config config/demo.ini data.{train,valid}=numbers data.tokenizer=byte 2>/dev/null
+    OMP_NUM_THREADS=1 "$mt" --config config/demo.ini 2>/dev/null
 check "a demo that was made before" [ -e runs/demo/metrics.jsonl ]
 bash -c "$(grep '^./megatrain convert --from runs/demo ' README.md)" 2>err.txt
 check "leaves as a Qwen3: $(tail -1 err.txt)" grep -q '"Qwen3ForCausalLM"' demo-hf/config.json
@@ -47,13 +49,15 @@ while read -r line; do
     *--search*) check "plan: the best layout" grep -q '^the best, to paste' out.txt ;;
     *' plan '*) check "plan: bytes" grep -q '^ *total ' out.txt ;;
     *' eval '*) check "eval: bits per byte" grep -q '^bits_per_byte [0-9]' out.txt ;;
+    *=runs/pipe\ *) check "a pipeline: the step as it ran, below it as planned" grep -q 'zb-h1' runs/pipe/timeline.svg ;;
+    *' simulate '*) check "simulate: the schedule on paper" grep -q '^messages ' out.txt ;;
     *' generate --run runs/tiny '*) check "generate: a tiny GPT" grep -q '^The .' out.txt ;;
     *' generate '*) check "generate: the prompt goes on" grep -q '^Once.' out.txt ;;
     esac
-done < <(for heading in megatrain "Your own text" "Continue a Llama" "Several processes" "Which layout?"; do
+done < <(for heading in megatrain "Your own text" "Continue a Llama" "Several processes" "Which layout?" "A pipeline"; do
     block "$heading"
 done)
-check "$ran commands, want 19" [ $ran -eq 19 ]
+check "$ran commands, want 21" [ $ran -eq 21 ]
 check "the model of one's own text has left as a Qwen3" grep -q '"Qwen3ForCausalLM"' book-hf/config.json
 "$mt" convert --from our-llama --to runs/again --format megatrain >/dev/null 2>err.txt
 check "the Llama opens again: $(tail -1 err.txt)" [ -s runs/again/tokenizer/tokenizer.json ]
@@ -67,6 +71,13 @@ awk '/^layout  4 ranks/ { on = 1 } /^```$/ { on = 0 } on' README.md >shown.txt
 "$mt" plan --config config/tiny.ini --world 4 parallel.tp=2 parallel.zero=1 2>/dev/null | grep -E '^(layout|groups)' >plan.txt
 check "the README's plan: $(diff shown.txt plan.txt)" cmp -s shown.txt plan.txt
 check "a report of all" "$mt" report runs/demo runs/book runs/tiny --output page.html 2>/dev/null
+
+# ---- a table's row that stands alone, behind an empty line, is shown as text
+lone() {
+    awk 'FNR == 1 { first = code = 0 } /^```/ { code = !code } first && !/^\| -/ { print FILENAME ":" FNR - 1 }
+         { first = /^\|/ && before !~ /^\|/ && !code; before = $0 }' "$root"/README.md "$root"/docs/*.md
+}
+check "rows behind a table: $(lone | xargs)" [ -z "$(lone)" ]
 
 # ---- the pages, one after the other. A line is a command where it stands in a block of sh, or set in, and begins with one.
 # A word in capitals (FILE, N) makes it a template; what builds, times GPUs or needs a launcher of others is not run here.
