@@ -52,10 +52,10 @@ static double save_every = 10;
         "skip-missing", OPTION_FLAG, &skip_missing, .help = "jsonl: pass over lines whose text is missing" \
     }
 
-#define FORMAT                                                                                                  \
-    {                                                                                                           \
-        "format", OPTION_TEXT, &format,                                                                         \
-            .value = "FORM", .help = "text, jsonl, bytes (any file) or auto: jsonl if it begins with an object" \
+#define FORMAT                                                                         \
+    {                                                                                  \
+        "format", OPTION_TEXT, &format, .value = "auto|text|jsonl|bytes",              \
+                                        .help = "auto: jsonl or text; bytes: any file" \
     }
 
 /* What both take: --format, which --key decides too, and stdin once. */

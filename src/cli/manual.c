@@ -152,6 +152,7 @@ static void put_environment(FILE *out)
                        "...) hold as well" },
         { "NCCL_ALGO, NCCL_NVLS_ENABLE, NCCL_COMM_ID",
           "refused where they would change sums, or leave the ranks' own meeting" },
+        { "NCCL_COLLNET_ENABLE", "sums in the network's switches: a warning, as their order may differ" },
         { "HOME", "what a path that begins with ~ means" },
         { "LD_LIBRARY_PATH", "where CUDA's libraries and NCCL are looked for" },
         { "TMPDIR", "of scripts/launch.sh: a folder for a file that it removes at once" },
