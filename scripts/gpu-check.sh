@@ -3,14 +3,20 @@
 # compute-sanitizer, 50 training steps CPU against GPU, every op against its roofline, whole steps. Writes one JSON
 # and prints a summary. Runs in a checkout (builds first) and in the folder that `make bundle` makes.
 #
-#   scripts/gpu-check.sh [--quick] [--peer] [--name NAME] [--out FILE] [--only PARTS] [--tiny]
+#   scripts/gpu-check.sh [--quick] [--minutes N] [--peer] [--name NAME] [--out FILE] [--only PARTS] [--tiny]
 #
-#   --quick   about 4 minutes of device time, 6 with several GPUs: memcheck alone, as far as a minute reaches; one model
-#   --peer    alternates whole steps with bench/torch_gpu.py (a python3 whose PyTorch sees the GPU, or PYTHON=path)
-#   --name    of the machine, for the JSON's name; else the GPU's
-#   --out     the JSON; else bench/results/gpu-NAME-DATE.json
-#   --only    a comma-separated choice of: tests sanitizer cpu_gpu ranks rooflines steps peer
-#   --tiny    tiny sizes, for the emulator (PROGRAMS=build/emu MEGATRAIN=build/emu/megatrain)
+#   --quick    about 4 minutes of device time, 6 with several GPUs: memcheck alone, as far as a minute reaches; one model
+#   --minutes  everything, what teaches most first, and no longer than N minutes (9.5, say): a part begins only if there
+#              is time left, and is cut where that ends
+#   --peer     alternates whole steps with bench/torch_gpu.py (a python3 whose PyTorch sees the GPU, or PYTHON=path)
+#   --name     of the machine, for the JSON's name; else the GPU's
+#   --out      the JSON; else bench/results/gpu-NAME-DATE.json
+#   --only     a comma-separated choice of: tests cpu_gpu steps rooflines slice eager long ranks shared host counters peer
+#              sanitizer; those from slice on to counters, but for ranks, run with --minutes, or if they are named
+#   --tiny     tiny sizes, for the emulator (PROGRAMS=build/emu MEGATRAIN=build/emu/megatrain)
+#
+# The JSON is written again after each part, so that what is cut off keeps what was done. Beside it lie FILE.log, what the
+# parts printed, and FILE.clock.csv, the GPU's clocks, power, temperature and reasons to throttle every 20 ms.
 #
 # PROGRAMS: folder of test_cuda_*, links, rooflines and steps. SANITIZER: path of compute-sanitizer.
 # Exit status: 0 all correct; 1 something is not; 2 no GPU, or usage; 3 nothing is wrong, but something about
@@ -19,28 +25,39 @@ set -u
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 2
 started=$SECONDS
-quick=false peer=false tiny=false name='' out='' only=tests,sanitizer,cpu_gpu,ranks,rooflines,steps,peer
+quick=false peer=false tiny=false name='' out='' minutes='' only=''
 usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' scripts/gpu-check.sh | sed '$d' >&2; exit 2; }
 while [ $# -gt 0 ]; do
     case $1 in
     --quick | --peer | --tiny) printf -v "${1#--}" true ;;
-    --name | --out | --only) [ $# -ge 2 ] || usage; printf -v "${1#--}" %s "$2"; shift ;;
+    --name | --out | --only | --minutes) [ $# -ge 2 ] || usage; printf -v "${1#--}" %s "$2"; shift ;;
     *) usage ;;
     esac
     shift
 done
+until=999999
+if [ -n "$minutes" ]; then
+    [[ $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage
+    until=$(awk -v m="$minutes" 'BEGIN { printf "%d", 60 * m }')
+    peer=true
+fi
+parts=(tests cpu_gpu steps rooflines slice eager long ranks shared host counters peer sanitizer)
+[ -n "$only" ] || [ -n "$minutes" ] || only=tests,cpu_gpu,steps,rooflines,ranks,peer,sanitizer
+only=${only:-$(IFS=,; echo "${parts[*]}")}
 export OMP_WAIT_POLICY=passive NO_COLOR=1
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/gpu-check.XXXXXX") || exit 2
-trap 'rm -rf "$tmp"' EXIT
+sampler=''
+trap '[ -z "$sampler" ] || kill "$sampler" 2>/dev/null; rm -rf "$tmp"' EXIT
 
 # ---- results: rows of the summary, JSON, and what the exit status needs
 say() { printf '\n== %s\n' "$*"; }
 stop() { echo "gpu-check: $*" >&2; exit 2; }
-rows=() wrong=false unfinished=false
+rows=() wrong=false unfinished=false logs=''
 row() { rows+=("$(printf '%-34s %-10s %s' "$@")"); }
 judge() { # the status of something about correctness
-    case $1 in ok | skipped) ;; unfinished) unfinished=true ;; *) wrong=true ;; esac
+    case $1 in ok | skipped) ;; unfinished | unbegun) unfinished=true ;; *) wrong=true ;; esac
 }
+# (what `save` reads has one meaning: no function may have a variable of its own by that name)
 # object KEY VALUE KEY= TEXT ...: a JSON object; a key that ends with = is followed by text, others by JSON
 object() {
     local all='' key value
@@ -54,16 +71,21 @@ object() {
 }
 add() { printf -v "$1" '%s' "${!1:+${!1},}$2"; } # to a list
 
-# limited SECONDS LOG command...: sets `status` (ok, failed, unfinished, skipped) and `took`
+# limited SECONDS LOG command...: sets `status` (ok, failed, unfinished, skipped, unbegun: no time is left) and `took`
 limited() {
-    local seconds=$1 log=$2 began=$SECONDS code
+    local seconds=$1 log=$2 began=$SECONDS code left=$((until - 5 - (SECONDS - started)))
     shift 2
-    timeout -k 10 "$seconds" "$@" >"$log" 2>&1
+    : >"$log"
+    status=unbegun took=0
+    [ $left -ge 5 ] || return 0
+    [ "$seconds" -le $left ] || seconds=$left
+    timeout -k 5 "$seconds" "$@" >"$log" 2>&1
     code=$? took=$((SECONDS - began)) status=failed
     [ $code -ne 0 ] || status=ok
     [ $code -ne 77 ] || status=skipped # a benchmark that this GPU is too small for
     # 137 is also what a program that something else killed ends with
     [ $code -ne 124 ] && { [ $code -ne 137 ] || [ $took -lt "$seconds" ]; } || status=unfinished
+    [ -z "$logs" ] || { echo "==== $*: $status, $took s"; tail -c 60000 "$log"; } >>"$logs"
 }
 
 # ---- what to run
@@ -78,8 +100,9 @@ MEGATRAIN=$(realpath "${MEGATRAIN:-megatrain}")
 export MEGATRAIN
 kernel_tests=()
 for t in "$PROGRAMS"/test_cuda_*; do
-    case $t in *.o | *.d) ;; *) [ -x "$t" ] && kernel_tests+=("$t") ;; esac
+    case $t in *.o | *.d | *_comm) ;; *) [ -x "$t" ] && kernel_tests+=("$t") ;; esac
 done
+[ ! -x "$PROGRAMS/test_cuda_comm" ] || kernel_tests+=("$PROGRAMS/test_cuda_comm") # last: the longest, with the least new
 for f in "$PROGRAMS/steps" "$PROGRAMS/rooflines" "$MEGATRAIN"; do [ -x "$f" ] || stop "no $f"; done
 [ ${#kernel_tests[@]} -gt 0 ] || stop "no $PROGRAMS/test_cuda_*"
 
@@ -114,13 +137,20 @@ others=$(smi --query-compute-apps=pid | grep -cE '^[0-9]')
 [ -n "$name" ] || name=$(printf %s "$gpu" | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9-')
 [ -n "$out" ] || out=bench/results/gpu-$name-$(date -u +%Y-%m-%d).json
 mkdir -p "$(dirname "$out")" || exit 2
+logs=${out%.json}.log
+: >"$logs" || exit 2
+nvidia-smi -i 0 --format=csv,nounits -lms 20 \
+    --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active,memory.used \
+    >"${out%.json}.clock.csv" 2>/dev/null &
+sampler=$!
 
 # ---- kernel tests
 tests_json=''
 run_tests() {
     local t base line p f k limit=300 all=("${kernel_tests[@]}")
     ! $quick || limit=150 # (ranks that share one GPU take long to start)
-    $tiny || $quick || all+=(test/test_cuda_run.sh test/test_cuda_resume.sh)
+    [ -z "$minutes" ] || limit=45
+    $tiny || $quick || [ -n "$minutes" ] || all+=(test/test_cuda_run.sh test/test_cuda_resume.sh)
     say "kernel tests on the device, and the program as a whole"
     for t in "${all[@]}"; do
         base=$(basename "$t")
@@ -134,6 +164,7 @@ run_tests() {
         add tests_json "$(object test= "$base" status= "$status" passed "${p:-0}" failed "${f:-0}" skipped "${k:-0}" \
             seconds $took)"
         echo "${rows[-1]}"
+        save
     done
 }
 
@@ -160,7 +191,7 @@ sanitize() { # SANITIZER TOOL TEST SECONDS
         status=skipped
 }
 run_sanitizer() {
-    local sanitizer tool t base tools='memcheck racecheck initcheck synccheck' limit=240 until=999999
+    local sanitizer tool t base tools='memcheck racecheck initcheck synccheck' limit=240 enough=999999
     say "kernel tests under compute-sanitizer"
     sanitizer=$(find_sanitizer)
     sanitizer_why=$(sanitizer_refusal "$sanitizer")
@@ -169,7 +200,8 @@ run_sanitizer() {
         echo "${rows[-1]}"
         return
     fi
-    ! $quick || { tools=memcheck limit=45 until=$((SECONDS + 75)); }
+    ! $quick || { tools=memcheck limit=45 enough=$((SECONDS + 75)); }
+    [ -z "$minutes" ] || { tools=memcheck limit=60; }
     for tool in $tools; do
         for t in "${kernel_tests[@]}"; do
             base=$(basename "$t")
@@ -178,11 +210,12 @@ run_sanitizer() {
             [ "$base" != test_cuda_hopper ] || continue # instructions one by one, some with what must go wrong
             [ "$base" != test_cuda_far ] || continue # tens of GB, most of which nobody wrote
             status=skipped took=0
-            [ $SECONDS -ge $until ] || sanitize "$sanitizer" "$tool" "$t" $limit
+            [ $SECONDS -ge $enough ] || sanitize "$sanitizer" "$tool" "$t" $limit
             judge "$status"
             row "$tool $base" "$status" "$took s"
             add sanitizer_json "$(object tool= "$tool" test= "$base" status= "$status" seconds $took)"
             echo "${rows[-1]}"
+            save
         done
     done
 }
@@ -261,6 +294,7 @@ run_steps() {
         judge "$status"
         row "steps $m" "$status" "$(sed -n 2p "$tmp/steps.log")"
         [ ! -s "$tmp/$m.json" ] || add steps_json "$(cat "$tmp/$m.json")"
+        save
     done
 }
 
@@ -275,7 +309,7 @@ run_peer() {
         echo "${rows[-1]}"
         return
     fi
-    ! $quick || rounds=1
+    ! $quick && [ -z "$minutes" ] || rounds=1
     for m in $models; do
         for r in $(seq 1 $rounds); do
             rm -f "$tmp/ours.json" "$tmp/torch.json"
@@ -288,34 +322,130 @@ run_peer() {
             echo "${rows[-1]}"
             add peer_json "$(object model= "$m" round "$r" megatrain "$(cat "$tmp/ours.json" 2>/dev/null)" \
                 torch "$(cat "$tmp/torch.json" 2>/dev/null)")"
+            save
         done
     done
 }
 
+# ---- the program itself: slices of a large model, two ranks that share the GPU
+
+# trains NAME SECONDS RANKS KEYS...: a run, whose lines of metrics are its result
+runs_json=''
+trains() {
+    local what=$1 limit=$2 ranks=$3 how=("$MEGATRAIN") lines
+    shift 3
+    [ "$ranks" -eq 1 ] || how=(scripts/launch.sh -n "$ranks" -- "$MEGATRAIN")
+    limited "$limit" "$tmp/run.log" "${how[@]}" "$@" run.device=cuda run.dir="$tmp/$what" checkpoint.every=0 \
+        train.eval_every=0 log.every=1
+    lines=$(grep -s '^{"step"' "$tmp/$what/metrics.jsonl" | paste -sd, -)
+    judge "$status"
+    row "$what" "$status" "$(grep -E '^(step|megatrain: error)' "$tmp/run.log" | tail -1 | cut -c1-100) ($took s)"
+    echo "${rows[-1]}"
+    add runs_json "$(object run= "$what" status= "$status" seconds $took keys= "$*" metrics "[$lines]")"
+    save
+    rm -rf "${tmp:?}/$what"
+}
+
+# 8 of Llama-8B's layers
+slice=(--config config/llama3-8b.ini model.layers=8 parallel.tp=1 parallel.sp=false parallel.zero=0 train.micro_batch=1
+    train.global_batch=4 train.stop_at=9 data.train=data/tiny data.valid=data/tiny data.tokenizer=byte)
+! $tiny || slice+=(model.layers=2 model.hidden=64 model.heads=4 model.kv_heads=2 model.ffn=128 model.seq=32
+    model.vocab=512 train.stop_at=2)
+run_slice() {
+    local how
+    say "8 of Llama-8B's layers: bf16, fp8"
+    trains slice-bf16 60 1 "${slice[@]}" run.precision=bf16
+    for how in tensorwise blockwise; do trains slice-$how 60 1 "${slice[@]}" run.precision=fp8 run.fp8=$how; done
+}
+run_host() {
+    say "the optimizer's states in the host's memory"
+    trains slice-host 60 1 "${slice[@]}" run.precision=bf16 optim.states=host
+}
+run_shared() {
+    local keys
+    say "two ranks on this GPU, through the host"
+    for keys in parallel.tp=2 parallel.zero=3 "parallel.zero=1 run.graphs=true"; do
+        # shellcheck disable=SC2086
+        trains "shared-${keys//[^a-z0-9]/-}" 45 2 --config config/tiny.ini run.precision=bf16 train.stop_at=8 $keys
+    done
+}
+
+# ---- whole steps in other ways
+more_json=''
+more_steps() { # NAME SECONDS [VARIABLE=VALUE] MODEL OPTIONS...
+    local what=$1 limit=$2
+    shift 2
+    rm -f "$tmp/more.json"
+    limited "$limit" "$tmp/more.log" env "$@" --json "$tmp/more.json"
+    judge "$status"
+    row "$what" "$status" "$(sed -n 2p "$tmp/more.log") ($took s)"
+    echo "${rows[-1]}"
+    add more_json "$(object run= "$what" status= "$status" seconds $took steps "$(cat "$tmp/more.json" 2>/dev/null)")"
+    save
+}
+run_eager() {
+    local m=124m
+    ! $tiny || m=tiny
+    say "all modules loaded at the start, as several ranks have it"
+    more_steps eager 60 CUDA_MODULE_LOADING=EAGER "$PROGRAMS/steps" $m --steps 2
+}
+run_long() {
+    say "long sequences, and eight micro-batches of Muon"
+    if $tiny; then
+        more_steps "T 512" 60 "$PROGRAMS/steps" 1,64,2,1,512 --steps 1
+    else
+        more_steps "T 32768" 45 "$PROGRAMS/steps" 4,2048,16,1,32768 --steps 4
+        more_steps "T 131072" 60 "$PROGRAMS/steps" 2,2048,16,1,131072 --steps 3
+        more_steps "Muon, 8 micro-batches" 45 "$PROGRAMS/steps" 124m --muon --micro 8 --steps 4
+    fi
+}
+
+# ---- why a kernel takes its time: the profiler's counters, in the log alone
+counters_json=''
+run_counters() {
+    say "counters of six kernels"
+    if ! command -v ncu >/dev/null; then
+        row counters skipped "ncu is not on this machine"
+        echo "${rows[-1]}"
+        return
+    fi
+    limited 70 "$tmp/ncu.log" ncu --clock-control none --set detailed --launch-skip 40 --launch-count 8 \
+        -k 'regex:attention_fwd_hopper|attention_dkv|attention_dq|xent_row|norm_bwd' \
+        "$PROGRAMS/steps" 124m --steps 1 --no-graphs
+    row counters "$status" "$took s; see $(basename "$logs")"
+    echo "${rows[-1]}"
+    counters_json=$(object status= "$status" seconds $took)
+}
+
 # ---- all of it
-seconds=()
-for part in tests sanitizer cpu_gpu ranks rooflines steps peer; do
+flip() { if $1; then echo false; else echo true; fi; }
+seconds=() begun=() # by part: how long, and when (as in the clock's file)
+save() { # what there is, whole: what is killed while it writes leaves the one before
+    local why_not=null
+    [ -z "$sanitizer_why" ] || why_not=$(object why= "$sanitizer_why")
+    object date= "$date" name= "$name" version= "$version" source= "$source" quick $quick tiny $tiny \
+        minutes "${minutes:-null}" correct "$(flip $wrong)" finished "$(flip $unfinished)" \
+        seconds "$(object "${seconds[@]}")" begun "$(object "${begun[@]}")" gpu= "$gpu" driver= "$driver" \
+        clocks_and_power= "$clocks" cpu= "$cpu" other_processes "$others" \
+        tests "[$tests_json]" sanitizer_refused "$why_not" sanitizer "[$sanitizer_json]" cpu_gpu "$cpu_gpu_json" \
+        ranks "$ranks_json" links "$links_json" rooflines "$rooflines_json" rooflines_autotuned "$tuned_json" \
+        steps "[$steps_json]" more_steps "[$more_json]" runs "[$runs_json]" counters "$counters_json" \
+        peer "[$peer_json]" >"$out.tmp" && echo >>"$out.tmp" && mv "$out.tmp" "$out" || stop "cannot write $out"
+}
+date=$(date -u +%Y-%m-%dT%H:%M:%SZ) version=$("$MEGATRAIN" --version | head -1)
+source=$(cat SOURCE 2>/dev/null || git describe --always --dirty 2>/dev/null)
+driver=$(smi --query-gpu=driver_version) clocks=$(smi --query-gpu=clocks.max.sm,clocks.max.memory,power.limit)
+cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -1)
+save
+for part in "${parts[@]}"; do
     [[ ,$only, == *",$part,"* ]] || continue
     [ $part != peer ] || $peer || continue
     began=$SECONDS
+    begun+=("$part=" "$(date '+%Y/%m/%d %H:%M:%S.%3N')")
     "run_$part"
     seconds+=("$part" $((SECONDS - began)))
+    save
 done
-
-flip() { if $1; then echo false; else echo true; fi; }
-why_not=null
-[ -z "$sanitizer_why" ] || why_not=$(object why= "$sanitizer_why")
-object date= "$(date -u +%Y-%m-%dT%H:%M:%SZ)" name= "$name" version= "$("$MEGATRAIN" --version | head -1)" \
-    source= "$(cat SOURCE 2>/dev/null || git describe --always --dirty 2>/dev/null)" quick $quick tiny $tiny \
-    correct "$(flip $wrong)" finished "$(flip $unfinished)" seconds "$(object "${seconds[@]}")" gpu= "$gpu" \
-    driver= "$(smi --query-gpu=driver_version)" \
-    clocks_and_power= "$(smi --query-gpu=clocks.max.sm,clocks.max.memory,power.limit)" \
-    cpu= "$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -1)" other_processes "$others" \
-    tests "[$tests_json]" sanitizer_refused "$why_not" sanitizer "[$sanitizer_json]" cpu_gpu "$cpu_gpu_json" \
-    ranks "$ranks_json" links "$links_json" \
-    rooflines "$rooflines_json" rooflines_autotuned "$tuned_json" steps "[$steps_json]" peer "[$peer_json]" >"$out" ||
-    stop "cannot write $out"
-echo >>"$out"
 
 say "summary: $gpu, $((SECONDS - started)) s"
 printf '%s\n' "${rows[@]}"

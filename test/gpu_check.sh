@@ -69,6 +69,45 @@ program timeout 'exec /usr/bin/timeout "$1" "$2" 1 "${@:4}"'
 PATH=$PWD/fake:$PATH check_script --tiny --only tests
 check "what ran out of time did not finish: exit 3, got $?" grep -q 'did not finish' out.txt
 is unfinished "[t['status'] for t in j['tests']], j['correct'], j['finished']" "(['unfinished', 'ok'], True, False)"
+# --minutes: what no time is left for is not begun; what is killed at any moment leaves all that was done
+rm fake/timeout
+program test_cuda_bad 'sleep 60; echo "3 passed, 0 failed"'
+check_script --tiny --minutes 0.5 --only tests,steps,long
+check "no time is left: exit 3, got $?" grep -q 'did not finish' out.txt
+is "no time" "[t['status'] for t in j['tests']], [r['status'] for r in j['more_steps']], j['steps'], j['minutes']" \
+    "(['unfinished', 'unbegun'], ['unbegun'], [], 0.5)"
+rm fake/test_cuda_bad
+# shellcheck disable=SC2016
+program megatrain 'echo "megatrain 0"
+for k in "$@"; do
+    case $k in run.dir=*) mkdir -p "${k#*=}"; echo "{\"step\":1,\"loss\":2}" >"${k#*=}/metrics.jsonl" ;; esac
+done'
+some=tests,steps,rooflines,slice,eager,long,shared,host,counters,peer,sanitizer
+done_parts() { grep -os '"seconds":{[^}]*}' "$work/out.json" | head -1 | grep -o '":' | wc -l; } # one more than there are
+check_script --tiny --minutes 9 --only $some
+check "all parts: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt
+is "all parts" "sorted(j['seconds']) == sorted('$some'.split(',')) == sorted(j['begun'])" True
+is runs "[(r['run'], r['status'], r['metrics'][0]['loss']) for r in j['runs']][::6]" \
+    "[('slice-bf16', 'ok', 2), ('slice-host', 'ok', 2)]"
+is more "[(r['run'], r['steps']['tokens_s']) for r in j['more_steps']]" "[('eager', 2000.0), ('T 512', 2000.0)]"
+check "what parts printed is in the log" grep -q 'linear_fwd' out.log
+has="{'tests': j['tests'], 'steps': j['steps'], 'rooflines': j['rooflines'], 'slice': j['runs'], 'peer': j['peer']}"
+for i in $(seq 0 19); do
+    rm -f out.json
+    bash "$root/scripts/gpu-check.sh" --out "$work/out.json" --tiny --minutes 9 --only $some >out.txt 2>err.txt &
+    pid=$!
+    for _ in $(seq 6000); do
+        [ "$(done_parts)" -le $((i % 10 + 1)) ] || break
+        kill -0 $pid 2>/dev/null || break
+        sleep .01
+    done
+    sleep .0$((i * 7 % 10))
+    kill -9 $pid 2>/dev/null
+    wait $pid 2>/dev/null
+    is "killed behind part $((i % 10 + 1))" "all(dict($has).get(p, True) for p in j['seconds']), len(j['seconds']) > $((i % 10))" \
+        "(True, True)"
+done
+
 program steps 'echo "no GPU at all" >&2; exit 2'
 check_script --tiny
 check "without a GPU: exit 2" [ $? -eq 2 ]
