@@ -538,7 +538,11 @@ TEST(between_sizes_threads_share_tasks)
             cut += two > 1 && two < 1.9;
         }
         CHECK(cut > 0);
-        CHECK(product_speedup(product_by_here(), ids[k], (ProductShape){ 2048, 2048, 2048, false }, 2) > 1.7);
+        for (Isa isa = ISA_AUTO + 1; isa < ISA_COUNT; isa++) { /* (with AVX2 one thread has 19 of 32 tasks) */
+            const ProductBy by = { isa, DOT_FMA };
+            if (isa_supported(isa))
+                CHECK(product_speedup(by, ids[k], (ProductShape){ 2048, 2048, 2048, false }, 2) > 1.6);
+        }
         CHECK(product_speedup(product_by_here(), ids[k], (ProductShape){ 8, 16, 8, false }, 2) == 1);
     }
     CHECK(product_speedup(product_by_here(), OP_attention_fwd, (ProductShape){ 2048, 2048, 2048, false }, 2) == 1);
