@@ -19,7 +19,7 @@ void odd_look(OddValues *o, int id, const float *x, int64_t count)
 {
     int64_t odd = 0;
     for (int64_t i = 0; i < count; i++) odd += !isfinite(x[i]);
-    if (odd) o->has[id] = 1;
+    if (odd) __atomic_store_n(&o->has[id], 1, __ATOMIC_RELAXED);
 }
 
 static Err look_at(OddValues *o, const ParamStore *s, int at, Stream *stream, float *piece)

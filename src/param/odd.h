@@ -9,7 +9,7 @@
 
 typedef struct {
     const ParamRegistry *whole; /* the whole model's */
-    _Atomic int *has;           /* [whole->count] 1: the parameter has such numbers */
+    int *has;                   /* [whole->count] 1: the parameter has such numbers; written by several threads */
 } OddValues;
 
 /* Memory is of `a`. */
