@@ -21,7 +21,7 @@ static int64_t round_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / t
 /* ---- what there is ---- */
 
 /* The runtime calls a driver that is not there one that is too old. */
-static void driver_text(char *text, size_t size)
+static const char *driver_text(char *text, size_t size)
 {
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
@@ -30,6 +30,7 @@ static void driver_text(char *text, size_t size)
     else
         snprintf(text, size, "the NVIDIA driver supports CUDA up to %d.%d, this program needs %d.%d", driver / 1000,
                  driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return text;
 }
 
 int device_cuda_count(char *why, int64_t why_size)
@@ -38,12 +39,11 @@ int device_cuda_count(char *why, int64_t why_size)
     char driver[128];
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code == cudaSuccess && count > 0) return count;
-    if (code == cudaErrorInsufficientDriver) driver_text(driver, sizeof driver);
-    cudaGetLastError(); /* not sticky: what follows starts clean */
     snprintf(why, (size_t)why_size, "CUDA finds no GPU: %s",
              code == cudaSuccess                   ? "the count is 0"
-             : code == cudaErrorInsufficientDriver ? driver
+             : code == cudaErrorInsufficientDriver ? driver_text(driver, sizeof driver)
                                                    : cudaGetErrorString(code));
+    cudaGetLastError(); /* not sticky: what follows starts clean */
     return 0;
 }
 

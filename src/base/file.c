@@ -597,6 +597,12 @@ bool file_exists(const char *path)
     return stat(path, &st) == 0;
 }
 
+bool file_holds(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && file_exists(path);
+}
+
 bool file_is_dir(const char *path)
 {
     struct stat st;

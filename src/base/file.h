@@ -83,6 +83,7 @@ Err file_make_dirs(const char *path);    /* mkdir -p; the new names are synced *
 Err file_make_parents(const char *path); /* mkdir -p of the folder it lies in */
 Err file_remove_tree(const char *path);  /* rm -r; missing is fine. Never follows symbolic links. */
 bool file_exists(const char *path);
+bool file_holds(const char *folder, const char *name); /* is there a 'folder/name'? */
 bool file_is_dir(const char *path);
 Err file_size(const char *path, int64_t *out);
 Err file_free_bytes(const char *path, int64_t *out); /* on the file system that holds path */

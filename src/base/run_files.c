@@ -24,20 +24,14 @@ bool run_file_is_own(const char *name, size_t n)
     return false;
 }
 
-static bool is_there(const char *run_dir, const char *name)
-{
-    char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/%s", run_dir, name) < (int)sizeof path && file_exists(path);
-}
-
 /* (A lock may be of a start that was killed at once, a log is added to, and algorithms are read.) */
 const char *run_file_foreign(const char *run_dir)
 {
     static const char *const replaced[] = { RUN_CONFIG,           RUN_METRICS,    RUN_CURVE,    RUN_TIMELINE,
                                             RUN_TIMELINE_PICTURE, RUN_GENERATION, RUN_TOKENIZER };
-    if (is_there(run_dir, RUN_STARTS) || is_there(run_dir, RUN_CHECKPOINTS)) return NULL;
+    if (file_holds(run_dir, RUN_STARTS) || file_holds(run_dir, RUN_CHECKPOINTS)) return NULL;
     for (size_t i = 0; i < sizeof replaced / sizeof *replaced; i++)
-        if (is_there(run_dir, replaced[i])) return replaced[i];
+        if (file_holds(run_dir, replaced[i])) return replaced[i];
     return NULL;
 }
 

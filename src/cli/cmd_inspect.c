@@ -25,13 +25,6 @@
 static int64_t document = -1;
 static const char *tokenizer;
 
-static bool holds(const char *folder, const char *name)
-{
-    char path[PATH_MAX];
-    int n = snprintf(path, sizeof path, "%s/%s", folder, name);
-    return n < PATH_MAX && file_exists(path);
-}
-
 static void print_what(const char *path, const char *is)
 {
     plain_put(stdout, path, (int64_t)strlen(path), PLAIN_LINE);
@@ -72,7 +65,7 @@ static Err print_last_metrics(const char *dir)
 {
     char path[PATH_MAX];
     FileMap map;
-    if (!holds(dir, RUN_METRICS)) return ERR_OK;
+    if (!file_holds(dir, RUN_METRICS)) return ERR_OK;
     snprintf(path, sizeof path, "%s/" RUN_METRICS, dir);
     TRY(file_map(path, &map));
     const char *text = map.data;
@@ -209,15 +202,16 @@ static Err inspect_path(const char *path)
         return err_set(ERR_DATA, "there are no token files '%s' to print a document of", path);
     }
     if (strcmp(path, "byte") == 0) return inspect_tokenizer(path);
-    if (holds(path, "manifest.json")) return ckpt_removed(path, inspect_ckpt(path, NULL));
-    if (holds(path, RUN_CHECKPOINTS) || holds(path, RUN_CONFIG)) return inspect_run(path);
+    if (file_holds(path, "manifest.json")) return ckpt_removed(path, inspect_ckpt(path, NULL));
+    if (file_holds(path, RUN_CHECKPOINTS) || file_holds(path, RUN_CONFIG)) return inspect_run(path);
     if (token_prefix(path, prefix)) return inspect_tokens(prefix);
     if (config_arg_is_hf(path)) {
         print_what(path, "a model of Hugging Face's");
         printf("megatrain config from-hf %s prints its configuration, convert --format megatrain makes a run\n", path);
-        if (!holds(path, "vocab.json") && !holds(path, "tokenizer.json")) return ERR_OK;
+        if (!file_holds(path, "vocab.json") && !file_holds(path, "tokenizer.json")) return ERR_OK;
     }
-    bool folder = holds(path, "encoder.json") || holds(path, "vocab.json") || holds(path, "tokenizer.json");
+    bool folder =
+        file_holds(path, "encoder.json") || file_holds(path, "vocab.json") || file_holds(path, "tokenizer.json");
     bool json = n > 5 && !strcmp(path + n - 5, ".json") && file_exists(path);
     if (folder || json) return inspect_tokenizer(path);
     if (!file_exists(path)) return err_set(ERR_CKPT, "there is no '%s'", path);

@@ -86,7 +86,7 @@ typedef struct {
 typedef struct {
     uint64_t key;
     uint32_t threshold;
-    /* What is kept is multiplied by it: 1 / (1 - p), in residual sums times the model's residual_scale. Attention reads
+    /* Factor of values that are kept: 1 / (1 - p), in residual sums times the model's residual_scale. Attention reads
      * it only where something is dropped. */
     float scale;
 } Dropout;

@@ -18,16 +18,10 @@ static Err join(char out[PATH_MAX], const char *folder, const char *name)
     return err_set(ERR_CKPT, "path is too long: '%s'", folder);
 }
 
-static bool holds(const char *folder, const char *name)
-{
-    char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/%s", folder, name) < PATH_MAX && file_exists(path);
-}
-
 bool hf_folder_is(const char *path)
 {
-    const bool ours = holds(path, "manifest.json") || holds(path, "checkpoints");
-    return !ours && (holds(path, single_name) || holds(path, index_name) || holds(path, "config.json"));
+    const bool ours = file_holds(path, "manifest.json") || file_holds(path, "checkpoints");
+    return !ours && (file_holds(path, single_name) || file_holds(path, index_name) || file_holds(path, "config.json"));
 }
 
 Err hf_folder_hint_cache(const char *path, Err err)
@@ -179,10 +173,10 @@ Err hf_folder_open(const char *path, SetupArena *a, HfFolder *out)
     char index[PATH_MAX];
     *out = (HfFolder){ .path = path };
     TRY(join(index, path, index_name));
-    if (!holds(path, single_name) && file_exists(index)) return open_with_index(out, index, a);
-    if (!holds(path, single_name)) {
+    if (!file_holds(path, single_name) && file_exists(index)) return open_with_index(out, index, a);
+    if (!file_holds(path, single_name)) {
         err_set(ERR_CKPT, "'%s' has neither '%s' nor '%s'", path, single_name, index_name);
-        return holds(path, "pytorch_model.bin") || holds(path, "pytorch_model.bin.index.json")
+        return file_holds(path, "pytorch_model.bin") || file_holds(path, "pytorch_model.bin.index.json")
                    ? err_hint("pytorch_model.bin is not read: save the model with safetensors")
                    : ERR_CKPT;
     }

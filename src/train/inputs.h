@@ -23,7 +23,7 @@ Err inputs_agree_on_argument(const Run *r, const char *facts);
  * *damaged a rank cannot read them, so that an older checkpoint may be tried. */
 Err inputs_agree_on_weights(Run *r, const char *path, bool *damaged);
 
-/* What `path` is on each rank, which decides who calls what next. ERR_CKPT where ranks differ. */
+/* Kind of thing that `path` is on each rank, which decides who calls what next. ERR_CKPT where ranks differ. */
 Err inputs_agree_on_source(const Run *r, const char *path, const char *kind);
 
 #endif
