@@ -187,6 +187,14 @@ static bool two_way(const Draw *d)
     return both;
 }
 
+/* Actions that run in turn: of two stages whose experts are on several ranks. */
+static bool runs_in_pairs(const Draw *d)
+{
+    const char *schedule = word_of(AXIS_schedule, d->at[AXIS_schedule]);
+    const bool paired = !strcmp(schedule, "dualpipev") || !strcmp(schedule, "dualpipe");
+    return paired && d->at[AXIS_pp] && d->at[AXIS_ep] + d->at[AXIS_etp] > 0;
+}
+
 /* Scales, or one of two levels of them, are of a micro-batch's rows, or of more rows than a sample has: a micro-batch's
  * size belongs to the definition. */
 static bool one_scale(const Draw *d)
