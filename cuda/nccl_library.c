@@ -180,6 +180,12 @@ const char *nccl_asks_for_nvls(void)
     return algo && names_nvls(algo) ? "NCCL_ALGO" : NULL;
 }
 
+bool nccl_shares_gpus(void)
+{
+    const char *why, *asked = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    return nccl_available(&why) && look_up.number >= NCCL_SHARES && asked && atoi(asked);
+}
+
 /*
  * NVLS by NCCL_NVLS_ENABLE, not by NCCL_ALGO: all versions take it alike and are then without any of its kinds, and it
  * leaves NCCL_ALGO, whose lists have changed from version to version, to the user. A variable of the environment goes
@@ -198,6 +204,9 @@ Err nccl_set_variables(const NcclOptions *o)
     if (!o->any_order) setenv("NCCL_NVLS_ENABLE", "0", 1);
     /* kernels of several groups start in the order of issue on every rank: none waits for another's multiprocessors */
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    char host[32];
+    snprintf(host, sizeof host, "megatrain-rank-%d", o->rank);
+    if (o->own_host) setenv("NCCL_HOSTID", host, 1);
     const char *switches = getenv("NCCL_COLLNET_ENABLE");
     if (o->rank == 0 && !o->any_order && switches && strcmp(switches, "0") != 0)
         log_warn("NCCL_COLLNET_ENABLE=%s: the network's switches may add in another order in each run; unset it if "

@@ -11,8 +11,9 @@
 #   --peer     alternates whole steps with bench/torch_gpu.py (a python3 whose PyTorch sees the GPU, or PYTHON=path)
 #   --name     of the machine, for the JSON's name; else the GPU's
 #   --out      the JSON; else bench/results/gpu-NAME-DATE.json
-#   --only     a comma-separated choice of: tests cpu_gpu steps rooflines slice eager long ranks shared host counters peer
-#              sanitizer; those from slice on to counters, but for ranks, run with --minutes, or if they are named
+#   --only     a comma-separated choice of: tests cpu_gpu nccl steps rooflines slice eager long ranks one_gpu shared
+#              host counters peer sanitizer; those from slice on to counters, but for ranks, run with --minutes, or if
+#              they are named
 #   --tiny     tiny sizes, for the emulator (PROGRAMS=build/emu MEGATRAIN=build/emu/megatrain)
 #
 # The JSON is written again after each part, so that what is cut off keeps what was done. Beside it lie FILE.log, what the
@@ -41,8 +42,8 @@ if [ -n "$minutes" ]; then
     until=$(awk -v m="$minutes" 'BEGIN { printf "%d", 60 * m }')
     peer=true
 fi
-parts=(tests cpu_gpu steps rooflines slice eager long ranks shared host counters peer sanitizer)
-[ -n "$only" ] || [ -n "$minutes" ] || only=tests,cpu_gpu,steps,rooflines,ranks,peer,sanitizer
+parts=(tests cpu_gpu nccl steps rooflines slice eager long ranks one_gpu shared host counters peer sanitizer)
+[ -n "$only" ] || [ -n "$minutes" ] || only=tests,cpu_gpu,nccl,steps,rooflines,ranks,peer,sanitizer
 only=${only:-$(IFS=,; echo "${parts[*]}")}
 export OMP_WAIT_POLICY=passive NO_COLOR=1
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/gpu-check.XXXXXX") || exit 2
@@ -100,7 +101,7 @@ MEGATRAIN=$(realpath "${MEGATRAIN:-megatrain}")
 export MEGATRAIN
 kernel_tests=()
 for t in "$PROGRAMS"/test_cuda_*; do
-    case $t in *.o | *.d | *_comm) ;; *) [ -x "$t" ] && kernel_tests+=("$t") ;; esac
+    case $t in *.o | *.d | *_comm | *_nccl) ;; *) [ -x "$t" ] && kernel_tests+=("$t") ;; esac
 done
 [ ! -x "$PROGRAMS/test_cuda_comm" ] || kernel_tests+=("$PROGRAMS/test_cuda_comm") # last: the longest, with the least new
 for f in "$PROGRAMS/steps" "$PROGRAMS/rooflines" "$MEGATRAIN"; do [ -x "$f" ] || stop "no $f"; done
@@ -239,6 +240,42 @@ run_cpu_gpu() {
     done < <(grep 'largest difference' "$tmp/cpu_gpu.log")
     row "CPU against GPU" "$status" "$(tail -1 "$tmp/cpu_gpu.log")"
     cpu_gpu_json=$(object status= "$status" runs "[$cpu_gpu_json]")
+}
+
+# ---- NCCL with one GPU: a communicator of one rank; several ranks that share the GPU
+nccl_json='' one_gpu_json=''
+run_nccl() {
+    local limit=60
+    [ -x "$PROGRAMS/test_cuda_nccl" ] || { row nccl skipped "no $PROGRAMS/test_cuda_nccl"; return; }
+    [ -z "$minutes" ] || limit=30
+    say "a communicator of one rank"
+    limited $limit "$tmp/nccl.log" "$PROGRAMS/test_cuda_nccl"
+    cat "$tmp/nccl.log"
+    judge "$status"
+    row nccl "$status" "$(grep ' us a call' "$tmp/nccl.log" | head -1 | tr -s ' ')"
+    local calls='s/^\(.*[^ ]\)  *\([0-9.]*\) us a call .*, *\([0-9.]*\) with .*/{"call":"\1","host_us":\2,"us":\3}/p'
+    nccl_json=$(object status= "$status" seconds $took calls "[$(sed -n "$calls" "$tmp/nccl.log" | paste -sd, -)]" \
+        text= "$(grep -E '^NCCL|^opening|MiB' "$tmp/nccl.log" | paste -sd';' -)")
+}
+one_gpu() { # NAME SECONDS command...
+    local what=$1 limit=$2
+    shift 2
+    limited "$limit" "$tmp/one_gpu.log" "$@"
+    cat "$tmp/one_gpu.log"
+    judge "$status"
+    row "one GPU, $what" "$status" "$(tail -1 "$tmp/one_gpu.log") ($took s)"
+    add one_gpu_json "$(object what= "$what" status= "$status" seconds $took layouts \
+        "$(grep -c ' GPUs, last loss' "$tmp/one_gpu.log")")"
+    save
+}
+run_one_gpu() {
+    local few='' limit=300 lo=(env CUDA_VISIBLE_DEVICES=0 EMU_DEVICES=1 NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=4)
+    ! $tiny || [ -n "${FULL:-}" ] || few=1
+    say "ranks that share this GPU, over NCCL"
+    one_gpu calls 60 "${lo[@]}" "$PROGRAMS/test_cuda_comm" one_gpu
+    one_gpu links 45 "${lo[@]}" "$PROGRAMS/links" --ranks 2 --tiny
+    [ -z "$minutes" ] || limit=200
+    one_gpu layouts $limit env GPU_SHARED=1 GPU_FEW=$few bash test/gpu_ranks.sh
 }
 
 # ---- several GPUs: repeats, and what goes between them
@@ -428,6 +465,7 @@ save() { # what there is, whole: what is killed while it writes leaves the one b
         seconds "$(object "${seconds[@]}")" begun "$(object "${begun[@]}")" gpu= "$gpu" driver= "$driver" \
         clocks_and_power= "$clocks" cpu= "$cpu" other_processes "$others" \
         tests "[$tests_json]" sanitizer_refused "$why_not" sanitizer "[$sanitizer_json]" cpu_gpu "$cpu_gpu_json" \
+        nccl "$nccl_json" one_gpu "[$one_gpu_json]" \
         ranks "$ranks_json" links "$links_json" rooflines "$rooflines_json" rooflines_autotuned "$tuned_json" \
         steps "[$steps_json]" more_steps "[$more_json]" runs "[$runs_json]" counters "$counters_json" \
         peer "[$peer_json]" >"$out.tmp" && echo >>"$out.tmp" && mv "$out.tmp" "$out" || stop "cannot write $out"

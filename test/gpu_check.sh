@@ -129,9 +129,13 @@ is links "j['links']['gpus'], j['links']['predicted_gb_s'], [c['call'] for c in 
     "(2, 360, ['reduce-tree', 'reduce-scatter-tree', 'all-gather', 'exchange'])"
 is sent "[c['bytes'] for c in j['links']['calls']]" "[262144, 131072, 131072, 131072]"
 is rates "all(c['gb_s'] > 0 and abs(c['share'] * 360 - c['gb_s']) < 1e-6 for c in j['links']['calls'])" True
-EMU_DEVICES=1 check_script --tiny --only ranks
+EMU_DEVICES=1 EMU_CLOSED=0 check_script --tiny --only nccl,ranks,one_gpu
 check "one GPU: says so, $(grep 'skipped' out.txt | head -1)" grep -q 'ranks on GPUs: 1 GPU, two or more are needed' out.txt
 is "one GPU" "j['ranks']['status'], j['links'], j['correct']" "('skipped', None, True)"
+is "one GPU, NCCL" "j['nccl']['status'], len(j['nccl']['calls']), all(c['us'] > 0 for c in j['nccl']['calls'])" \
+    "('ok', 6, True)"
+is "one GPU, shared" "[(p['what'], p['status'], p['layouts']) for p in j['one_gpu']]" \
+    "[('calls', 'ok', 0), ('links', 'ok', 0), ('layouts', 'ok', 3)]"
 check "rooflines at full size lack memory" "$emu/rooflines" --room
 check_script --tiny --only rooflines,steps,cpu_gpu
 check "on the emulator: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt

@@ -2,7 +2,9 @@
  * What NCCL moves between the GPUs of this machine, all of them up to 8, a process each: bytes that a rank sends a
  * second in the calls that training makes, beside the rate that predictions take (link.h).
  *
- *   links [--tiny] [--json FILE]
+ *   links [--tiny] [--ranks N] [--json FILE]
+ *
+ * --ranks: so many processes, which share GPUs where there are fewer: whether NCCL works there, and not how fast.
  *
  * Bytes are those that a communicator counts, and `plan` with it: of the minimal algorithm, 2 (n-1)/n of the data for a
  * sum that all have, (n-1)/n for the others. Fails if ranks do not meet, or a call does; closes as a test does.
@@ -18,6 +20,7 @@ enum { LARGE_BYTES = 256 << 20, TINY_BYTES = 256 << 10 };
 
 typedef struct {
     int64_t bytes; /* of data a rank */
+    int gpus, ranks;
     const char *json;
 } Options;
 
@@ -92,19 +95,21 @@ static Err measure(Rank *r, CommKind kind, JsonOut *j)
     return ERR_OK;
 }
 
-static Err open_rank(Rank *r, int rank, int size)
+static Err open_rank(Rank *r, int rank, int size, int gpus)
 {
     int members[GPUS_MOST];
+    const int gpu = rank % gpus;
     void *memory;
     device_cuda_for_several();
     for (int i = 0; i < size; i++) members[i] = i;
     const GlooStore store = { shared_page, shared_set, shared_get };
     const GlooOptions host = { rank, size, "127.0.0.1", "a secret of benchmarks", "benchmark", TIMEOUT_S, store };
     TRY(gloo_world_open(host, &r->gloo));
-    const NcclOptions o = { .rank = rank, .size = size, .gpu = rank, .timeout_s = TIMEOUT_S, .store = store };
+    const NcclOptions o = { .rank = rank, .size = size, .gpu = gpu, .own_host = rank >= gpus,
+                            .timeout_s = TIMEOUT_S, .store = store };
     TRY(nccl_world_open(&o, &r->nccl));
     TRY(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", members, size, (NcclUse){ .messages = MESSAGES_ALL_PAIRS }));
-    TRY(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CUDA, .index = rank }));
+    TRY(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CUDA, .index = gpu }));
     TRY(device_alloc(&r->device, 2 * r->bytes, &memory));
     r->memory = memory;
     return ERR_OK;
@@ -128,7 +133,8 @@ static Err bench(Rank *r, const Options *o)
     json_out_init(&j, text, sizeof text);
     json_open(&j, NULL, '{');
     if (r->all.rank == 0) TRY(gpu_describe(&j));
-    json_put_int(&j, "gpus", r->all.size);
+    json_put_int(&j, "gpus", o->gpus);
+    json_put_int(&j, "ranks", r->all.size);
     json_put_text(&j, "nccl", nccl_version());
     json_put_number(&j, "predicted_gb_s", 1e-9 * LINK);
     json_open(&j, "calls", '[');
@@ -142,7 +148,7 @@ static void run_rank(int rank, int size, void *arg)
 {
     const Options *o = arg;
     Rank r = { .bytes = o->bytes / size / 1024 * size * 1024 };
-    Err err = open_rank(&r, rank, size);
+    Err err = open_rank(&r, rank, size, o->gpus);
     if (!err) err = bench(&r, o);
     CHECK_MSG(!err, "rank %d: %s", rank, err_message());
     close_rank(&r);
@@ -162,17 +168,19 @@ static Options options = { .bytes = LARGE_BYTES };
 TEST(links)
 {
     fork_ranks(count_gpus, 1, NULL, -1, TIMEOUT_S);
-    const int count = shared_page->flag;
-    if (count < 2) SKIP("two GPUs or more are needed, there are %d", count);
-    fork_ranks(run_rank, count < GPUS_MOST ? count : GPUS_MOST, &options, -1, LIMIT_S);
+    const int count = shared_page->flag, ranks = options.ranks ? options.ranks : count;
+    if (count < 1 || ranks < 2) SKIP("two GPUs or more are needed, there are %d", count);
+    options.gpus = count < GPUS_MOST ? count : GPUS_MOST;
+    fork_ranks(run_rank, ranks < GPUS_MOST ? ranks : GPUS_MOST, &options, -1, LIMIT_S);
 }
 
 int main(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--tiny")) options.bytes = TINY_BYTES;
+        else if (!strcmp(argv[i], "--ranks") && i + 1 < argc) options.ranks = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--json") && i + 1 < argc) options.json = argv[++i];
-        else return fprintf(stderr, "usage: links [--tiny] [--json FILE]\n"), 2;
+        else return fprintf(stderr, "usage: links [--tiny] [--ranks N] [--json FILE]\n"), 2;
     }
     return test_main(1, argv);
 }

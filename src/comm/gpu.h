@@ -1,7 +1,7 @@
 /*
  * Ranks with GPUs as processes: communicators whose tensors lie in device memory (docs/comm.md).
  *
- *   nccl     each rank has a GPU of its own: NCCL moves and sums the data
+ *   nccl     each rank has a GPU of its own, or so it is wanted: NCCL moves and sums the data
  *   staged   ranks share GPUs, or so it is wanted: through pinned host memory and Gloo
  *
  * Work is ordered after what the caller's stream holds, runs on a stream of the communicator's own, and the events
@@ -29,7 +29,8 @@ typedef struct NcclWorld NcclWorld;
 
 typedef struct {
     int rank, size;
-    int gpu;          /* its index; no two ranks may have the same GPU */
+    int gpu;          /* its index; no two ranks of a host may have the same GPU, unless nccl_shares_gpus() */
+    bool own_host;    /* NCCL is to see this rank as a host of its own, and so lets it share a GPU */
     double timeout_s; /* limits connecting, and each call from when its inputs are there */
     int delay_ms;     /* every completion is held back that long */
     bool any_order;   /* a repeat need not have the same float sums: NVLS is NCCL's to use */
@@ -42,6 +43,8 @@ bool nccl_available(const char **why);
 /* "2.28.9": the version of the library that was loaded, and its file; "" without one. */
 const char *nccl_version(void);
 const char *nccl_path(void);
+/* Is NCCL one that takes ranks of one host with one GPU where it is asked to, and is it? (2.30.3, experimental) */
+bool nccl_shares_gpus(void);
 /* The variable of the environment that asks NCCL for NVLS; NULL: none does. */
 const char *nccl_asks_for_nvls(void);
 

@@ -23,6 +23,8 @@ const char *nccl_version(void) { return ""; }
 
 const char *nccl_path(void) { return ""; }
 
+bool nccl_shares_gpus(void) { return false; }
+
 const char *nccl_asks_for_nvls(void) { return NULL; }
 
 Err nccl_world_open(const NcclOptions *o, NcclWorld **out)

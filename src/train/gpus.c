@@ -9,12 +9,14 @@
 typedef struct {
     char uuid[40], nccl[24]; /* nccl: version, "" without the library */
     char why[160];           /* it is without */
+    char host[64];           /* NCCL_HOSTID: a host's name, as NCCL is to see it */
+    bool shares;             /* NCCL takes ranks of one host with one GPU */
 } Fact;
 
 static Err own_fact(int local_rank, RankGpu *g, Fact *own)
 {
     char why[256];
-    const char *missing;
+    const char *missing, *host = getenv("NCCL_HOSTID");
     DeviceInfo gpu;
     const int count = device_cuda_count(why, sizeof why);
     if (!count) return err_set(ERR_CONFIG, "%s", why), err_hint("set run.device=cpu, or see nvidia-smi and the driver");
@@ -23,6 +25,8 @@ static Err own_fact(int local_rank, RankGpu *g, Fact *own)
     snprintf(own->uuid, sizeof own->uuid, "%s", gpu.uuid);
     if (nccl_available(&missing)) snprintf(own->nccl, sizeof own->nccl, "%s", nccl_version());
     else snprintf(own->why, sizeof own->why, "%.150s", missing);
+    snprintf(own->host, sizeof own->host, "%s", host ? host : "");
+    own->shares = nccl_shares_gpus();
     return ERR_OK;
 }
 
@@ -39,18 +43,22 @@ static Err exchange(Store *s, const GpuChoice *c, const Fact *own, Fact *all)
     return ERR_OK;
 }
 
-/* Counts who has this rank's GPU; of two ranks that share one says so. */
-static void find_sharers(const Fact *all, const GpuChoice *c, RankGpu *g)
+typedef struct {
+    int low, high; /* ranks */
+} Pair;
+
+static bool share_gpu(const Fact *all, Pair p) { return !strcmp(all[p.low].uuid, all[p.high].uuid); }
+
+/* Counts who has this rank's GPU, and finds the first two ranks that share one. */
+static bool find_sharers(const Fact *all, const GpuChoice *c, RankGpu *g, Pair *first)
 {
+    bool found = false;
     g->sharers = 0;
     for (int p = 0; p < c->size; p++) {
         g->sharers += !strcmp(all[p].uuid, all[c->rank].uuid);
-        for (int q = 0; q < p && g->nccl; q++) {
-            if (strcmp(all[p].uuid, all[q].uuid)) continue;
-            g->nccl = false;
-            snprintf(g->text, sizeof g->text, "staged through the host: ranks %d and %d share a GPU", q, p);
-        }
+        for (int q = 0; q < p && !found; q++) found = share_gpu(all, *first = (Pair){ q, p });
     }
+    return found;
 }
 
 /* One version of NCCL on all. */
@@ -58,7 +66,10 @@ static Err check_nccl(const Fact *all, const GpuChoice *c)
 {
     for (int p = 0; p < c->size; p++) {
         if (!*all[p].nccl)
-            return err_set(ERR_CONFIG, "rank %d has a GPU of its own, but no NCCL: %s", p, all[p].why),
+            return err_set(ERR_CONFIG, "rank %d has %s: %s", p,
+                           c->wanted == CARRIER_NCCL ? "no NCCL, which parallel.staged=false asks for"
+                                                     : "a GPU of its own, but no NCCL",
+                           all[p].why),
                    err_hint("install NCCL (libnccl2, or pip's nvidia-nccl), or name its folder in NCCL_HOME; or "
                             "parallel.staged=true, through the host and many times slower");
         if (strcmp(all[p].nccl, all[0].nccl))
@@ -68,15 +79,47 @@ static Err check_nccl(const Fact *all, const GpuChoice *c)
     return ERR_OK;
 }
 
+/* How NCCL is to take two ranks that share a GPU, which it refuses on one host unless it is asked to. */
+typedef enum { SHARE_AS_IT_IS, SHARE_BY_SWITCH, SHARE_BY_NAME, SHARE_REFUSED } Share;
+
+static Share share_how(const Fact *a, const Fact *b)
+{
+    if (strcmp(a->host, b->host)) return SHARE_AS_IT_IS; /* NCCL_HOSTID says that they are on different hosts */
+    return a->shares && b->shares ? SHARE_BY_SWITCH : *a->host ? SHARE_REFUSED : SHARE_BY_NAME;
+}
+
+static Err share_over_nccl(const Fact *all, const GpuChoice *c, RankGpu *g, Pair first)
+{
+    static const char *const texts[] = { "NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE", "hosts of their own" };
+    for (int p = 0; p < c->size; p++)
+        for (int q = 0; q < p; q++) {
+            const Share how = share_gpu(all, (Pair){ q, p }) ? share_how(&all[q], &all[p]) : SHARE_AS_IT_IS;
+            if (how == SHARE_REFUSED)
+                return err_set(ERR_CONFIG, "ranks %d and %d share a GPU and NCCL_HOSTID=%s, which NCCL %s refuses", q,
+                               p, all[p].host, all[p].nccl),
+                       err_hint("give each rank another NCCL_HOSTID, or none; from NCCL 2.30.3 on "
+                                "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it; or parallel.staged=auto, through the host");
+            if (how == SHARE_BY_NAME && p == c->rank) g->own_host = true;
+        }
+    snprintf(g->text, sizeof g->text, "NCCL %s (ranks %d and %d share a GPU: %s)", all[0].nccl, first.low, first.high,
+             texts[share_how(&all[first.low], &all[first.high])]);
+    return ERR_OK;
+}
+
 static Err decide(const Fact *all, const GpuChoice *c, RankGpu *g)
 {
-    g->nccl = !c->staged;
-    snprintf(g->text, sizeof g->text, "staged through the host: parallel.staged=true");
-    find_sharers(all, c, g);
+    Pair first = { 0 };
+    const bool shared = find_sharers(all, c, g, &first);
+    g->nccl = c->wanted == CARRIER_NCCL || (c->wanted == CARRIER_ANY && !shared);
+    g->own_host = false;
+    if (c->wanted == CARRIER_STAGED) snprintf(g->text, sizeof g->text, "staged through the host: parallel.staged=true");
+    else
+        snprintf(g->text, sizeof g->text, "staged through the host: ranks %d and %d share a GPU", first.low,
+                 first.high);
     if (!g->nccl) return ERR_OK;
     TRY(check_nccl(all, c));
     snprintf(g->text, sizeof g->text, "NCCL %s", all[0].nccl);
-    return ERR_OK;
+    return shared ? share_over_nccl(all, c, g, first) : ERR_OK;
 }
 
 Err rank_gpu_choose(Store *s, const GpuChoice *c, RankGpu *out)

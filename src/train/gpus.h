@@ -2,7 +2,7 @@
  * The GPU of each rank, and what carries data between them: decided by all ranks from the same facts, which they
  * post in the store.
  *
- *   nccl     every rank has a GPU of its own: they need NCCL
+ *   nccl     every rank has a GPU of its own, or so it is wanted: they need NCCL
  *   staged   ranks share a GPU, or so it is wanted: through the host and Gloo (a warning says so)
  */
 #ifndef MEGATRAIN_TRAIN_GPUS_H
@@ -13,20 +13,23 @@
 
 typedef struct {
     bool nccl;      /* false: staged */
+    bool own_host;  /* NcclOptions */
     int index;      /* number of this rank's GPU on its host */
     int sharers;    /* how many ranks have this GPU, this one included */
     char text[160]; /* "NCCL 2.28.9", "staged through the host: ranks 0 and 1 share a GPU" */
 } RankGpu;
 
+typedef enum { CARRIER_ANY, CARRIER_STAGED, CARRIER_NCCL } Carrier;
+
 typedef struct {
     int rank, size, local_rank; /* local_rank: this rank among those of its host, which take the GPUs there in turn */
-    bool staged;                /* wanted, of all ranks */
+    Carrier wanted;             /* of all ranks */
     double timeout_s;
 } GpuChoice;
 
 /*
- * Collective. ERR_CONFIG: there is no GPU, or ranks have GPUs of their own and one is without NCCL, or they have
- * different versions of it.
+ * Collective. ERR_CONFIG: there is no GPU, or NCCL is to carry data and a rank is without it, or they have different
+ * versions of it, or NCCL refuses ranks that share a GPU.
  */
 Err rank_gpu_choose(Store *s, const GpuChoice *c, RankGpu *out);
 

@@ -210,7 +210,7 @@ static Err connect_ranks(Ranks *r, const RanksOptions *o)
 /* GPUs know each other through the same store. */
 static Err connect_gpus(Ranks *r, const RanksOptions *o)
 {
-    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, o->staged, o->timeout_s };
+    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, o->carrier, o->timeout_s };
     TRY(rank_gpu_choose(r->store, &c, &r->gpu));
     if (r->boot.rank == 0 && r->gpu.nccl)
         log_info("between GPUs: %s%s", r->gpu.text,
@@ -220,6 +220,7 @@ static Err connect_gpus(Ranks *r, const RanksOptions *o)
     NcclOptions n = { .rank = r->boot.rank,
                       .size = r->boot.size,
                       .gpu = r->gpu.index,
+                      .own_host = r->gpu.own_host,
                       .timeout_s = o->timeout_s,
                       .delay_ms = o->delay_ms,
                       .any_order = o->any_order,

@@ -58,7 +58,7 @@ typedef struct {
     int delay_ms;                      /* every communication is held back that long */
     bool check_calls;                  /* every collective call is compared with the peers' */
     bool cuda;                         /* tensors lie in the memory of GPUs */
-    bool staged;                       /* and reach other ranks through the host, whatever there is */
+    Carrier carrier;                   /* and reach other ranks by it */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* tensor-parallel ranks send messages (layer/sums.c, bands.c) */
     int64_t row_pieces;   /* pieces of rows that ranks send each other's experts (NcclUse) */

@@ -21,7 +21,7 @@ typedef struct {
 } Rank;
 
 typedef struct {
-    bool staged, check, any_order;
+    bool staged, shared /* one GPU, over NCCL */, check, any_order;
     int delay_ms;
 } How;
 
@@ -69,7 +69,7 @@ static NcclOptions options_of(int rank, int size, int gpu, double timeout_s)
 static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
 {
     void *memory;
-    const int gpu = how.staged ? 0 : rank;
+    const int gpu = how.staged || how.shared ? 0 : rank;
     *r = (Rank){ 0 };
     device_cuda_for_several();
     OK(gloo_world_open((GlooOptions){ rank,
@@ -83,6 +83,7 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
     NcclOptions o = options_of(rank, size, gpu, timeout_s);
     o.delay_ms = how.delay_ms;
     o.any_order = how.any_order;
+    o.own_host = how.shared && rank;
     if (!how.staged) OK(nccl_world_open(&o, &r->nccl));
     int part[SHARED_RANKS], n = 0;
     for (int p = rank % 2; p < size; p += 2) part[n++] = p;
@@ -357,6 +358,14 @@ TEST(staged_rows)
     NEED_GPUS(1);
     fork_ranks(rows_there_and_back, 2, &(How){ .staged = true }, -1, LIMIT_S);
     fork_ranks(rows_there_and_back, 4, &(How){ .staged = true, .check = true }, -1, LIMIT_S);
+}
+
+/* Ranks that share a GPU: each is a host of its own to NCCL. */
+TEST(one_gpu)
+{
+    NEED_GPUS(1);
+    every_kind_on(2, (How){ .shared = true, .check = true });
+    fork_ranks(rows_there_and_back, 2, &(How){ .shared = true }, -1, LIMIT_S);
 }
 
 /* ---- many calls at a time ---- */
@@ -912,7 +921,8 @@ static void not_opened(int rank, int size, void *arg)
     NcclOptions o = options_of(rank, size, rank, 2);
     if (!strcmp(what, "shared")) {
         o.gpu = 0;
-        CHECK(nccl_world_open(&o, &world) == ERR_CONFIG && !world);
+        FAILS(nccl_world_open(&o, &world), ERR_CONFIG, "Duplicate GPU detected");
+        CHECK(!world && !nccl_shares_gpus());
     } else if (!strcmp(what, "id")) {
         setenv("NCCL_COMM_ID", "127.0.0.1:5000", 1);
         FAILS(nccl_world_open(&o, &world), ERR_CONFIG, "NCCL_COMM_ID");
@@ -958,6 +968,28 @@ TEST(opened_without_nvls)
                               "NCCL_ALGO=allreduce:^nvls;broadcast:ring" };
     NEED_GPUS(1);
     for (int i = -1; i < 3; i++) fork_ranks(opened, 1, i < 0 ? NULL : set[i], -1, LIMIT_S);
+}
+
+/* From 2.30.3 on NCCL can be asked to take ranks of one host with one GPU; an older one refuses them all the same. */
+static void asked_to_share(int rank, int size, void *version)
+{
+    NcclWorld *world;
+    setenv("EMU_NCCL_VERSION", version, 1);
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+    const bool can = nccl_shares_gpus();
+    NcclOptions o = options_of(rank, size, 0, TIMEOUT_S);
+    const Err err = nccl_world_open(&o, &world);
+    CHECK_MSG(can == (atoi(version) >= 23003) && err == (can ? ERR_OK : ERR_CONFIG), "NCCL %s: %s", nccl_version(),
+              err_message());
+    nccl_world_close(world);
+}
+
+TEST(asked_to_share)
+{
+    NEED_GPUS(1);
+    if (!emulated) SKIP("a GPU's NCCL has one version");
+    fork_ranks(asked_to_share, 2, "23002", -1, LIMIT_S);
+    fork_ranks(asked_to_share, 2, "23003", -1, LIMIT_S);
 }
 
 TEST_MAIN

@@ -21,9 +21,12 @@
  *   not
  *     a wrong sum
  *   - messages are sent and received inside a group only, of one communicator and stream, and are not empty
+ *   - where there are several ranks, none sends itself a message
  *   - every address leads to device memory for its whole length
- *   - dtypes and operations that nccl.c does not need are refused; so are two ranks with one GPU
+ *   - dtypes and operations that nccl.c does not need are refused
  *   - the default stream is refused
+ * Two ranks with one GPU are refused, as by the library: unless their NCCL_HOSTID differ, or from 2.30.3 on
+ * NCCL_MULTI_RANK_GPU_ENABLE=1.
  * A dead peer is an asynchronous ncclRemoteError, or with EMU_NCCL=silent, as between GPUs of one host, nothing: then
  * only a deadline ends the wait. NCCL_DEBUG=INFO names communicators and their limits. After ncclCommAbort what is in
  * streams ends without results; with EMU_NCCL=stuck that call does not come back.
@@ -58,6 +61,7 @@ struct Seat {
     std::atomic<uint64_t> posted, taken; /* pieces: in the data, and read by this rank from all */
     std::atomic<uint64_t> splits;
     int gpu, color[16], key[16]; /* of the k-th split */
+    char host[64]; /* NCCL_HOSTID */
     int kind, type, op;
     uint64_t count;
 };
@@ -130,7 +134,9 @@ bool attach(ncclComm *c)
     c->pairs = reinterpret_cast<Pair *>(c->data + static_cast<size_t>(c->size) * ROOM);
     struct flock l = seat_lock(c->rank, F_WRLCK);
     if (fcntl(c->file, F_OFD_SETLK, &l)) return false;
+    const char *const host = getenv("NCCL_HOSTID");
     c->shared->seats[c->rank].gpu = emu::current_device();
+    snprintf(c->shared->seats[c->rank].host, sizeof c->shared->seats[c->rank].host, "%s", host ? host : "");
     c->shared->seats[c->rank].here = 1;
     if (++c->shared->attached == c->size) unlink(c->path);
     return true;
@@ -189,11 +195,20 @@ bool all_here(const ncclComm *c)
     return true;
 }
 
+char last_error[128];
+
 bool shared_gpu(const ncclComm *c)
 {
+    const char *const allowed = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    if (allowed && atoi(allowed) && version() >= NCCL_SHARES) return false;
     for (int p = 0; p < c->size; p++)
-        for (int q = 0; q < p; q++)
-            if (c->shared->seats[p].gpu == c->shared->seats[q].gpu) return true;
+        for (int q = 0; q < p; q++) {
+            const Seat &low = c->shared->seats[q], &high = c->shared->seats[p];
+            if (low.gpu != high.gpu || strcmp(low.host, high.host)) continue;
+            snprintf(last_error, sizeof last_error,
+                     "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", p, q, low.gpu);
+            return true;
+        }
     return false;
 }
 
@@ -424,7 +439,7 @@ ncclResult_t add_message(bool send, void *data, size_t count, ncclDataType_t typ
 {
     Group &g = open_group;
     if (!group_depth || !usable(c) || (g.comm && (g.comm != c || g.stream != stream))) return ncclInvalidUsage;
-    if (!stream || type != ncclUint8 || !count || peer < 0 || peer >= c->size || peer == c->rank ||
+    if (!stream || type != ncclUint8 || !count || peer < 0 || peer >= c->size || (peer == c->rank && c->size > 1) ||
         !emu::device_holds(data, count))
         return ncclInvalidArgument;
     if (!connect(c, static_cast<size_t>(REDUCE_SCATTER + 1 + peer), PEER_BYTES)) return ncclUnhandledCudaError;
@@ -648,4 +663,4 @@ const char *ncclGetErrorString(ncclResult_t error)
     return error >= 0 && error <= ncclInProgress ? texts[error] : "unknown";
 }
 
-const char *ncclGetLastError(ncclComm_t) { return ""; }
+const char *ncclGetLastError(ncclComm_t) { return last_error; }
