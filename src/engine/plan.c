@@ -474,7 +474,7 @@ static Err dry_generation(Trainer *t)
 static Err dry_run(Trainer *t, const DryClock *clock, UnitTimes *times, MemoryPlan *out)
 {
     StepWork work = { 0 };
-    if (t->kv) TRY(dry_generation(t));
+    if (t->caches) TRY(dry_generation(t));
     if (clock) {
         clock->attach(clock->user, &t->device, t->world);
         t->executor.clock = clock->now;

@@ -341,7 +341,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
     const int64_t width = t->spec.model.padded_vocab;
     Batch whole = s->batch;
     Tensor out, wide;
-    ASSERT(t->kv && past >= 0 && n >= 1 && past + n <= whole.seq);
+    ASSERT(t->caches && past >= 0 && n >= 1 && past + n <= whole.seq);
     s->batch = batch_part(&whole, past, n);
     if (tokens) memcpy(t->batches.tokens + past, tokens, (size_t)n * sizeof *tokens);
     TRY(batch_fill(&t->batches, &t->device.stream, &s->batch, 0, 1));
@@ -350,7 +350,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
     ArenaMark mark = arena_mark(&t->memory.scratch);
     TRY(tensor_new(&t->memory.scratch, &out, t->spec.compute, 1, width));
     executor_enter(&e->ctx, stage, s);
-    TRY(stage_logits(stage->model, &e->ctx, &s->save, t->kv, out));
+    TRY(stage_logits(stage->model, &e->ctx, &s->save, t->caches, out));
     wide = tensor_reshape(out, width);
     if (t->spec.compute != F32) {
         TRY(tensor_new(&t->memory.scratch, &wide, F32, width));

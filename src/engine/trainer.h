@@ -275,7 +275,7 @@ typedef struct {
     BatchMaker batches;
     StepValues *step_values; /* device */
     StepInFlight flight;
-    KvCache *kv;          /* one for each block, when generating */
+    void **caches;        /* one for each block, when generating */
     int32_t *host_shift;  /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     int64_t *host_loads;  /* loads that ranks tell each other of mixtures (engine/expert_load.c) */
     double *layer_logits; /* [model_blocks] of the last report; NULL: nobody asks for them */

@@ -506,7 +506,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     /* products are timed by gradients that do not overflow, and never while they are recorded */
     t->executor.graphs_wait = s->compute == F16;
     if (s->purpose.generate)
-        TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->memory.state, &t->memory.setup));
+        TRY(stage_caches_init(parts_stage(&t->parts, 0, 0), &t->caches, s->compute, &t->memory.state, &t->memory.setup));
     TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->memory.setup));
     TRY(trainer_open_rows(t));
     TRY(open_flight(t));

@@ -78,7 +78,7 @@ Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Tenso
                                                       .doc = c->batch->doc,
                                                       .sample = c->batch->samples,
                                                       .q_span = c->batch->span,
-                                                      .k_span = c->block.kv ? spans_whole(h->k.dim[0]) : c->batch->span,
+                                                      .k_span = c->block.cache ? spans_whole(h->k.dim[0]) : c->batch->span,
                                                       .scale = a->scale,
                                                       .block = c->canon.attn_block,
                                                       .window = a->window,
@@ -133,6 +133,12 @@ Err attend_keep(Ctx *c, const Heads *h, bool pass)
     return slice_keep_keys(c, by_sample(c, h->k), by_sample(c, h->v), pass);
 }
 
+Err cache_new(const ModelSpec *s, KvShape shape, DType dtype, KvCache *cache, Arena *state)
+{
+    TRY(tensor_new(state, &cache->k, dtype, 1, s->seq, shape.heads, shape.k_cols));
+    return shape.v_cols ? tensor_new(state, &cache->v, dtype, 1, s->seq, shape.heads, shape.v_cols) : ERR_OK;
+}
+
 Err cache_join(Ctx *c, Tensor kept, Tensor own, int64_t heads, Tensor *all)
 {
     const int64_t past = c->batch->span.first[0] * heads, rows = own.dim[0];
@@ -152,9 +158,10 @@ static Err join_earlier(Ctx *c, Tensor kept, Tensor *t)
 
 Err cache_join_heads(Ctx *c, Heads *h)
 {
-    if (!c->block.kv) return ERR_OK;
-    TRY(join_earlier(c, c->block.kv->k, &h->k));
-    return join_earlier(c, c->block.kv->v, &h->v);
+    const KvCache *cache = c->block.cache;
+    if (!cache) return ERR_OK;
+    TRY(join_earlier(c, cache->k, &h->k));
+    return join_earlier(c, cache->v, &h->v);
 }
 
 /* ---- gates ---- */

@@ -44,6 +44,18 @@ Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, cons
 /* Keeps the rows' keys and values where later slices find them; see slice_keep_keys. */
 Err attend_keep(Ctx *c, const Heads *h, bool pass);
 
+/* The keys and values that generation keeps, from position 0 on, each [1, seq, K, C]. Latent attention keeps k alone,
+ * [1, seq, 1, kv_rank + rope]: the latent behind its norm, then the rotated part of the key that all heads share. */
+typedef struct {
+    Tensor k, v;
+} KvCache;
+
+/* The numbers that a cache has of each position. v_cols 0: keys alone. */
+typedef struct {
+    int64_t heads, k_cols, v_cols;
+} KvShape;
+
+Err cache_new(const ModelSpec *spec, KvShape shape, DType dtype, KvCache *cache, Arena *state);
 /* own [T * heads, columns] is written to `kept` [seq * heads, columns], behind the positions before the batch's; all
  * becomes both together. */
 Err cache_join(Ctx *c, Tensor kept, Tensor own, int64_t heads, Tensor *all);

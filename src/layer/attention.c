@@ -387,7 +387,11 @@ static int64_t attention_flop(const ModelSpec *s)
 
 static int64_t attention_pair_flop(const ModelSpec *s) { return 4 * (int64_t)s->heads * s->head_dim; }
 
-static KvShape attention_cache(const ModelSpec *s) { return (KvShape){ s->kv_heads, s->head_dim, s->head_dim }; }
+static Err attention_cache(const void *own, DType dtype, void *cache, Arena *state)
+{
+    const ModelSpec *s = ((const Attention *)own)->spec;
+    return cache_new(s, (KvShape){ s->kv_heads, s->head_dim, s->head_dim }, dtype, cache, state);
+}
 
 const LayerKind attention_kind = { .own_bytes = sizeof(Attention),
                                    .save_bytes = sizeof(AttentionSave),
@@ -399,4 +403,4 @@ const LayerKind attention_kind = { .own_bytes = sizeof(Attention),
                                    .flop = attention_flop,
                                    .pair_flop = attention_pair_flop,
                                    .keys = attention_keys,
-                                   .cache = attention_cache };
+                                   .carry = { .cache_bytes = sizeof(KvCache), .cache = attention_cache } };

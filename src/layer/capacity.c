@@ -135,7 +135,7 @@ static MoeCut cut_of(const Moe *m, const Ctx *c)
                      .hosts = c->world->ep_rail.size,
                      .groups = m->spec->router.groups,
                      .group_topk = m->spec->router.group_topk,
-                     .capacity = c->block.kv ? (Capacity){ 0 } : m->spec->capacity };
+                     .capacity = c->block.cache ? (Capacity){ 0 } : m->spec->capacity };
 }
 
 MoeLimits moe_limits_of(const Moe *m, const Ctx *c)
@@ -273,7 +273,7 @@ Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *
     const MoeLimits limits = moe_limits_of(m, c);
     *kept = index;
     if (limits.capacity < moe_balance_rows(m, c)) TRY(drop_beyond_capacity(m, c, index, weight, kept));
-    else if (!c->mode.training && !c->block.kv) TRY(drop_filling(m, c, index, kept));
+    else if (!c->mode.training && !c->block.cache) TRY(drop_filling(m, c, index, kept));
     if (c->mode.retry_in_pieces) return ERR_OK;
     const Room at_experts = { &c->world->tp_ep, moe_own_experts(m, c), limits.owned };
     const Room on_the_way = { &c->world->ep_rail, m->spec->experts / c->world->ep_rail.size, limits.passed };

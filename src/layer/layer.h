@@ -130,13 +130,6 @@ typedef struct {
  * CONTIGUOUS: one run. */
 typedef enum { CONTEXT_ZIGZAG, CONTEXT_CONTIGUOUS } ContextCut;
 
-/* The keys and values of one attention layer that generation keeps, from position 0 on, each [1, seq, K, C]. Latent
- * attention keeps k alone, [1, seq, 1, kv_rank + rope]: the latent behind its norm, then the rotated part of the key
- * that all heads share. */
-typedef struct {
-    Tensor k, v;
-} KvCache;
-
 /* How layers compute. Code that wants another mode than its caller's changes it in a copy of the Ctx. */
 typedef struct {
     bool training;        /* a step's forward: with dropout, noise, and all that only its loss needs */
@@ -150,7 +143,7 @@ typedef struct {
 typedef struct {
     ContextComm context; /* how the ranks of world->cp meet in it */
     int layer;           /* its number among the blocks of the stage, behind which come those of MTP */
-    const KvCache *kv;   /* its cache; NULL in training and evaluation */
+    void *cache;         /* its mixer's (Carry.cache), in generation; NULL in training and evaluation */
 } BlockAt;
 
 /* Sequences that pass in slices; count is 0 or 1 if they are whole. */
@@ -456,10 +449,17 @@ Err cut_norm_backward(const Norm *n, Ctx *c, const CutNormSave *save, Tensor dy,
 
 /* ---- kinds of layers ---- */
 
-/* The numbers that a mixer keeps of each position in generation. v_cols 0: keys alone. */
+/*
+ * What a mixer carries along the sequence, from the rows at work to later ones. Each is a struct of the kind's own, which
+ * nobody else looks into.
+ *
+ *   cache    in generation: what calls leave to later calls, of one sample. Positions from 0 on begin it anew.
+ */
 typedef struct {
-    int64_t heads, k_cols, v_cols;
-} KvShape;
+    int64_t cache_bytes;
+    /* Allocates in `state` what a cache has on the device, for the model's sequence. dtype: the Ctx's. */
+    Err (*cache)(const void *own, DType dtype, void *cache, Arena *state);
+} Carry;
 
 /*
  * A kind of layer. A mixer (attention.c, mla.c) lets the rows of a sequence see each other; a feed-forward layer
@@ -479,8 +479,8 @@ typedef struct {
     bool sums_rows;
     /* Registers the parameters. name: "layers.3.attn". layer: the block's number in the model. */
     Err (*add)(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
-    /* x and y [R, D]; y must not be x. If there is a cache c->block.kv, the keys and values of the rows go into it, and
-     * queries also see those that it had before. */
+    /* x and y [R, D]; y must not be x. With a cache, c->block.cache, a mixer's rows also see those that came before, and
+     * leave there what later ones need. */
     Err (*forward)(const void *own, Ctx *c, Tensor x, Tensor y, void *save);
     Err (*backward)(const void *own, Ctx *c, const void *save, Tensor x, Tensor dy, Tensor dx);
     /* The bias that it leaves to the residual sum, or -1; NULL: it never has one. */
@@ -490,10 +490,10 @@ typedef struct {
     /* Parameters that a token does not meet; NULL: it meets all. */
     int64_t (*idle_params)(const ModelSpec *spec);
     /* Mixers alone have these: FLOP of the scores of a query and a key, of all heads, and of the weighted value; the
-     * keys of a rank; what generation keeps. */
+     * keys of a rank; what goes along the sequence. */
     int64_t (*pair_flop)(const ModelSpec *spec);
     SliceKeyShape (*keys)(const void *own, const Ctx *c);
-    KvShape (*cache)(const ModelSpec *spec);
+    Carry carry;
 } LayerKind;
 
 /* The kinds of a block of the model. */

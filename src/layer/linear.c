@@ -66,7 +66,7 @@ Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y) { return linear_
 static Tensor run_of(Tensor t, RowRun r) { return t.data ? tensor_row_slice(t, r.first, r.count) : t; }
 
 /* Generation, with few rows at a time and no gradients, has all products in the compute dtype. */
-static Fp8Recipe recipe_of(const Linear *l, const Ctx *c) { return c->block.kv ? FP8_NONE : l->fp8; }
+static Fp8Recipe recipe_of(const Linear *l, const Ctx *c) { return c->block.cache ? FP8_NONE : l->fp8; }
 
 /* The products of a layer's rows, or of some of them; q: the weight in 8 bits, if they are of such. */
 static Err product(Ctx *c, const Fp8Weight *q, linear_fwd_args a)

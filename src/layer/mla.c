@@ -229,9 +229,9 @@ static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor 
     Ctx *c = k->c;
     const bool passes = !keeps(k) || c->into[REGION_I] == c->scratch;
     Heads h;
-    TRY(heads_alloc(k, c->block.kv ? t->kv.dim[0] : k->N, save, &h));
+    TRY(heads_alloc(k, c->block.cache ? t->kv.dim[0] : k->N, save, &h));
     TRY(make_heads(k, t, h));
-    if (!c->block.kv) TRY(attend_keep(c, &h, passes));
+    if (!c->block.cache) TRY(attend_keep(c, &h, passes));
     return attention_core_forward(&k->m->core, c, &h, o, lse);
 }
 
@@ -243,8 +243,9 @@ static Err join_cached(const Call *k, Latents *t)
     Ctx *c = k->c;
     const MlaWidths w = k->w;
     Tensor all;
-    if (!c->block.kv) return ERR_OK;
-    const Tensor kept = tensor_reshape(c->block.kv->k, c->block.kv->k.dim[1], w.kv_rank + w.rope);
+    const KvCache *cache = c->block.cache;
+    if (!cache) return ERR_OK;
+    const Tensor kept = tensor_reshape(cache->k, cache->k.dim[1], w.kv_rank + w.rope);
     TRY(cache_join(c, latent_of(k, kept), t->kv, 1, &all));
     t->kv = all;
     TRY(cache_join(c, shared_of(k, kept), t->shared, 1, &all));
@@ -258,7 +259,7 @@ static Err join_cached(const Call *k, Latents *t)
  */
 static bool absorbs(const Call *k)
 {
-    return k->c->block.kv && k->m->spec->latent.absorb && k->T == 1 && k->c->batch->span.first[0] > 0;
+    return k->c->block.cache && k->m->spec->latent.absorb && k->T == 1 && k->c->batch->span.first[0] > 0;
 }
 
 /* The rows of Wkv_b that make head h's own part of the key; and those that make its values. */
@@ -485,9 +486,10 @@ static int64_t mla_flop(const ModelSpec *s)
 
 static int64_t mla_pair_flop(const ModelSpec *s) { return 2 * s->heads * (s->head_dim + s->latent.width.value); }
 
-static KvShape mla_cache(const ModelSpec *s)
+static Err mla_cache(const void *own, DType dtype, void *cache, Arena *state)
 {
-    return (KvShape){ 1, s->latent.width.kv_rank + s->latent.width.rope, 0 };
+    const ModelSpec *s = ((const Mla *)own)->spec;
+    return cache_new(s, (KvShape){ 1, s->latent.width.kv_rank + s->latent.width.rope, 0 }, dtype, cache, state);
 }
 
 const LayerKind mla_kind = { .own_bytes = sizeof(Mla),
@@ -501,4 +503,4 @@ const LayerKind mla_kind = { .own_bytes = sizeof(Mla),
                              .flop = mla_flop,
                              .pair_flop = mla_pair_flop,
                              .keys = mla_keys,
-                             .cache = mla_cache };
+                             .carry = { .cache_bytes = sizeof(KvCache), .cache = mla_cache } };

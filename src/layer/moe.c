@@ -129,7 +129,7 @@ static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
 /* (generation has all products in the compute dtype) */
 static Err grouped_fwd(const Moe *m, Ctx *c, grouped_fwd_args a)
 {
-    return m->fp8 && !c->block.kv ? fp8_experts_fwd(c, m->fp8, a) : op_grouped_fwd(c->s, &a);
+    return m->fp8 && !c->block.cache ? fp8_experts_fwd(c, m->fp8, a) : op_grouped_fwd(c->s, &a);
 }
 
 /* The experts up to their second product. */

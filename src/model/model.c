@@ -354,20 +354,19 @@ Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *st
     return ERR_OK;
 }
 
-Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup)
+Err stage_caches_init(const Stage *st, void ***caches, DType dtype, Arena *state, SetupArena *setup)
 {
-    const int64_t seq = st->spec->seq;
-    TRY(setup_array(setup, st->share.layer_count, kv));
+    TRY(setup_array(setup, st->share.layer_count, caches));
     for (int i = 0; i < st->share.layer_count; i++) {
-        const KvShape shape = st->blocks[i].mixer.kind->cache(st->spec);
-        KvCache *cache = &(*kv)[i];
-        TRY(tensor_new(state, &cache->k, dtype, 1, seq, shape.heads, shape.k_cols));
-        if (shape.v_cols) TRY(tensor_new(state, &cache->v, dtype, 1, seq, shape.heads, shape.v_cols));
+        const Branch *mixer = &st->blocks[i].mixer;
+        const Carry *carry = &mixer->kind->carry;
+        TRY(setup_alloc(setup, carry->cache_bytes, &(*caches)[i]));
+        TRY(carry->cache(mixer->own, dtype, (*caches)[i], state));
     }
     return ERR_OK;
 }
 
-Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits)
+Err stage_logits(const Stage *st, Ctx *c, StageSave *save, void *const *caches, Tensor logits)
 {
     ArenaMark mark = arena_mark(c->scratch);
     ResidualStream x;
@@ -376,7 +375,7 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
     TRY(run_input(st, c, save, NULL, NULL, &x));
     Ctx with_cache = *c;
     for (int i = 0; i < st->share.layer_count; i++) {
-        with_cache.block.kv = &kv[i];
+        with_cache.block.cache = caches[i];
         TRY(run_block(st, &with_cache, save, i, NULL, &x));
     }
     TRY(run_final_norm(st, &with_cache, save, &x, &final_out));

@@ -149,14 +149,14 @@ int stage_attention_layers(const Stage *st); /* its blocks, and those of MTP */
  * slices.count, and a batch of the stage. */
 Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *state, SetupArena *setup);
 
-/* Room for the keys and values of one sample, or their latents, in `state`: a KvCache for each block. */
-Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup);
+/* What generation keeps of one sample, in `state`: a cache for each block, of its mixer's kind. */
+Err stage_caches_init(const Stage *st, void ***caches, DType dtype, Arena *state, SetupArena *setup);
 
 /*
  * Logits [1, padded_vocab] of the batch's last row. The batch holds one sample's positions past .. past + T - 1;
- * kv holds those before, from earlier calls, and then these too. Forward only, one rank.
+ * the caches hold those before, from earlier calls, and then these too. Forward only, one rank.
  */
-Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits);
+Err stage_logits(const Stage *st, Ctx *c, StageSave *save, void *const *caches, Tensor logits);
 
 /* Share that scaling leaves of the angle by which a pair of that many turning columns turns: 1 / factor to 1. */
 double model_rope_share(const RopeSpec *r, int columns, int64_t pair);
