@@ -87,8 +87,7 @@ static void give_away(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
 
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
 {
-    for (int i = 0; slot->slot.keys && i < stage_attention_layers(s->model); i++)
-        slot->slot.keys[i] = (SliceKeys){ .k = { 0 } };
+    if (slot->slot.kept) stage_kept_clear(s->model, slot->slot.kept);
     for (Region r = 0; r < REGION_COUNT; r++) TRY(take_region(e, s, slot, r));
     return take_away(e, s, slot);
 }

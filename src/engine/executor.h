@@ -53,7 +53,7 @@ typedef struct {
     ParamStore *params;
     Tensor loads_so_far;              /* as in Ctx (layer.h); absent if no mixture counts its loads over the batch */
     Tensor balance_losses;            /* as in Ctx; absent if no loss balances the mixtures */
-    SliceGrads *slice_grads;          /* as in Ctx; NULL if sequences are not cut into slices */
+    void **slice_grads;               /* as in Ctx; NULL if sequences are not cut into slices */
     bool turns_back;                  /* in a step the backward of a unit is always the next action after its forward */
     int64_t save_bytes[REGION_COUNT]; /* save memory that a unit needs */
     int64_t peak_bytes[REGION_COUNT]; /* the most that a unit has used so far */

@@ -121,8 +121,7 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
     TRY(setup_array(&t->memory.setup, s->slot.segment_count, &s->slot.segments));
     TRY(setup_array(&t->memory.setup, s->slot.queue_capacity, &s->slot.queue));
     if (t->spec.model.offload) TRY(setup_array(&t->memory.setup, stage->model->share.layer_count, &s->slot.away));
-    if (t->parts.step.slices > 1)
-        TRY(setup_array(&t->memory.setup, stage_attention_layers(stage->model), &s->slot.keys));
+    if (t->parts.step.slices > 1) TRY(stage_kept_init(stage->model, &s->slot.kept, &t->memory.setup));
     TRY(stage_save_init(stage->model, &s->save, &t->memory.setup));
     if (fp8_facts(t->spec.model.fp8.recipe)->tensor)
         TRY(tensor_new(&t->memory.state, &s->slot.amax, I64,
@@ -144,7 +143,7 @@ static Err open_slices(Trainer *t, ExecutorStage *s)
     Ctx *c = &t->executor.ctx;
     if (c->slices.count == 1 || t->spec.purpose.forward_only) return ERR_OK;
     c->batch = &s->slots->batch;
-    return stage_slices_init(s->model, c, &s->slice_grads, &t->memory.state, &t->memory.setup);
+    return stage_grads_init(s->model, c, &s->slice_grads, &t->memory.state, &t->memory.setup);
 }
 
 static Err open_stage(Trainer *t, int index, int *slots)
@@ -506,7 +505,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     /* products are timed by gradients that do not overflow, and never while they are recorded */
     t->executor.graphs_wait = s->compute == F16;
     if (s->purpose.generate)
-        TRY(stage_caches_init(parts_stage(&t->parts, 0, 0), &t->caches, s->compute, &t->memory.state, &t->memory.setup));
+        TRY(stage_caches_init(parts_stage(&t->parts, 0, 0), &t->caches, s->compute, &t->memory.state,
+                              &t->memory.setup));
     TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->memory.setup));
     TRY(trainer_open_rows(t));
     TRY(open_flight(t));

@@ -69,6 +69,7 @@ static Tensor logit_max(const AttentionCore *a, const Ctx *c)
 Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Tensor o, Tensor lse)
 {
     const ModelSpec *s = a->spec;
+    const Spans keys = c->block.cache ? spans_whole(h->k.dim[0]) : c->batch->span;
     return context_attention(c, (attention_fwd_args){ .o = by_sample(c, o),
                                                       .lse = lse,
                                                       .logit_max = logit_max(a, c),
@@ -78,7 +79,7 @@ Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Tenso
                                                       .doc = c->batch->doc,
                                                       .sample = c->batch->samples,
                                                       .q_span = c->batch->span,
-                                                      .k_span = c->block.cache ? spans_whole(h->k.dim[0]) : c->batch->span,
+                                                      .k_span = keys,
                                                       .scale = a->scale,
                                                       .block = c->canon.attn_block,
                                                       .window = a->window,

@@ -2,7 +2,7 @@
 #ifndef MEGATRAIN_LAYER_ATTEND_H
 #define MEGATRAIN_LAYER_ATTEND_H
 
-#include "layer/internal.h"
+#include "layer/context.h"
 
 typedef struct {
     const ModelSpec *spec;

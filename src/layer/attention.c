@@ -127,9 +127,8 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     return d;
 }
 
-static SliceKeyShape attention_keys(const void *own, const Ctx *c)
+static SliceKeyShape keys_of(const Attention *a, const Ctx *c)
 {
-    const Attention *a = own;
     const Dims d = dims_of(a, c);
     return (SliceKeyShape){ .heads = d.K, .chunks = d.H / d.K / d.query_chunk, .k_cols = d.C, .v_cols = d.C };
 }
@@ -393,6 +392,11 @@ static Err attention_cache(const void *own, DType dtype, void *cache, Arena *sta
     return cache_new(s, (KvShape){ s->kv_heads, s->head_dim, s->head_dim }, dtype, cache, state);
 }
 
+static Err attention_grads(const void *own, const Ctx *c, void *grads, Arena *state)
+{
+    return slice_grads_init(c, keys_of(own, c), grads, state);
+}
+
 const LayerKind attention_kind = { .own_bytes = sizeof(Attention),
                                    .save_bytes = sizeof(AttentionSave),
                                    .linears = 2,
@@ -402,5 +406,8 @@ const LayerKind attention_kind = { .own_bytes = sizeof(Attention),
                                    .residual_bias = attention_bias,
                                    .flop = attention_flop,
                                    .pair_flop = attention_pair_flop,
-                                   .keys = attention_keys,
-                                   .carry = { .cache_bytes = sizeof(KvCache), .cache = attention_cache } };
+                                   .carry = { .cache_bytes = sizeof(KvCache),
+                                              .kept_bytes = sizeof(SliceKeys),
+                                              .grads_bytes = sizeof(SliceGrads),
+                                              .cache = attention_cache,
+                                              .grads = attention_grads } };

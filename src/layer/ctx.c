@@ -62,6 +62,17 @@ Tensor save_in(const Slot *slot, Saved saved)
     return tensor_view(base + saved.offset, saved.dtype, saved.ndim, saved.dim);
 }
 
+Err save_for_slices(Ctx *c, Tensor t, bool pass, Saved *out)
+{
+    const Tensor from = t;
+    if (pass) {
+        TRY(tensor_alloc(&c->slot->region[REGION_I], &t, from.dtype, from.ndim, from.dim));
+        TRY(device_copy(c->s, t.data, from.data, tensor_bytes(from)));
+    }
+    *out = saved_of(c, REGION_I, t);
+    return ERR_OK;
+}
+
 Tensor save_get(const Ctx *c, Saved saved) { return save_in(c->slot, saved); }
 
 Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols)

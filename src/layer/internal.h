@@ -67,29 +67,6 @@ Err rows_out_begin(Ctx *c, Tensor y, int bands, RowBands *b);
 RowRun rows_out_band(const Ctx *c, const RowBands *b, int turn);
 Err rows_out_send(Ctx *c, RowBands *b, int turn);
 
-/*
- * The attention ops for this rank's queries of the slice at work and all keys that they may see: its own, those of the
- * other ranks of world->cp, and of earlier slices (keys.c). k, v, dk and dv are of its own positions, [B, T, K, C], and
- * k_span is q_span; dk and dv are whole; logit_max is of all heads of the layer. Where sequences are whole and a rank
- * has all of them, these are the ops.
- */
-Err context_attention(Ctx *c, attention_fwd_args a);
-Err context_attention_bwd(Ctx *c, attention_bwd_args a);
-
-/*
- * Hands over the keys and values of a layer, [B, T, K, C], before context_attention, where sequences pass in slices
- * (c->slices.count > 1): later slices read them. pass: they do not lie in the slot's REGION_I, and are copied there.
- */
-Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass);
-
-/* Rows and heads of lse and delta of context_attention's queries, [rows, heads] by their size: all heads of own
- * positions, or some of them of more positions. */
-typedef struct {
-    int64_t rows, first, heads;
-} HeadRows;
-
-HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads);
-
 /* rows [B * T, columns] of a rank's positions become [B * seq, columns] of all, in scratch; and back. As they are where
  * no ranks share sequences. Collective over cp. */
 Err context_all_rows(Ctx *c, Tensor *rows);
@@ -97,6 +74,8 @@ Err context_own_rows(Ctx *c, Tensor *rows);
 /* A tensor in a region of the segment at work, as it is kept; and one that another slot keeps. */
 Saved saved_of(const Ctx *c, Region region, Tensor t);
 Tensor save_in(const Slot *slot, Saved saved);
+/* Keeps t in the slot for later slices. pass: it does not lie in the slot's REGION_I, and is copied there. */
+Err save_for_slices(Ctx *c, Tensor t, bool pass, Saved *out);
 
 /*
  * Products of 8-bit operands (fp8.c). fp8_begin_... makes those by a weight ready: it has the weight's codes, in

@@ -23,24 +23,13 @@
 
 /* ---- slices ---- */
 
-static Err keep(Ctx *c, Tensor t, bool passes, Saved *out)
-{
-    const Tensor from = t;
-    if (passes) {
-        TRY(tensor_alloc(&c->slot->region[REGION_I], &t, from.dtype, from.ndim, from.dim));
-        TRY(device_copy(c->s, t.data, from.data, tensor_bytes(from)));
-    }
-    *out = saved_of(c, REGION_I, t);
-    return ERR_OK;
-}
-
 Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass)
 {
     if (c->slices.at + 1 >= c->slices.count) return ERR_OK; /* no later slice reads them */
-    SliceKeys *kept = &c->slot->keys[c->block.layer];
+    SliceKeys *kept = c->slot->kept[c->block.layer];
     if (kept->k.ndim) return ERR_OK; /* (they are made again for this slice's backward) */
-    TRY(keep(c, k, pass, &kept->k));
-    return keep(c, v, pass, &kept->v);
+    TRY(save_for_slices(c, k, pass, &kept->k));
+    return save_for_slices(c, v, pass, &kept->v);
 }
 
 /* May a query of the slice at work, on any rank, see a key of slice s? (Documents, which the device knows, leave no
@@ -55,7 +44,7 @@ static bool slice_sees(const Ctx *c, int64_t window, int s)
 static Err earlier_keys(KeyWalk *w)
 {
     const Slot *slot = w->c->slices.slots[w->slice];
-    const SliceKeys *kept = &slot->keys[w->c->block.layer];
+    const SliceKeys *kept = slot->kept[w->c->block.layer];
     w->kv[0] = save_in(slot, kept->k);
     w->kv[1] = save_in(slot, kept->v);
     for (int i = 0; i < 2; i++) TRY(reshard_kept(w->c, w->plan, &w->kv[i]));

@@ -5,7 +5,7 @@
 #ifndef MEGATRAIN_LAYER_KEYS_H
 #define MEGATRAIN_LAYER_KEYS_H
 
-#include "layer/internal.h"
+#include "layer/context.h"
 
 typedef struct KeyWalk KeyWalk;
 

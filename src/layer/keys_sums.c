@@ -95,7 +95,7 @@ int sums_places(const Ctx *c)
 /* `count` places of the layer at work. */
 static SliceGrads grads_at(const Ctx *c, int place, int count)
 {
-    const SliceGrads *g = &c->slices.grads[c->block.layer];
+    const SliceGrads *g = c->slices.grads[c->block.layer];
     return (SliceGrads){ { tensor_row_slice(g->of[0], place, count), tensor_row_slice(g->of[1], place, count) } };
 }
 

@@ -48,12 +48,6 @@ typedef struct {
     Tensor offset;            /* for a weight of experts: where each expert's rows begin (ops.def); else absent */
 } Wgrad;
 
-/* Keys and values of an attention layer, [B, T, K, C], that later slices of the sequences read in this slot. ndim 0:
- * they have not been computed yet. */
-typedef struct {
-    Saved k, v;
-} SliceKeys;
-
 /* Place of the saves of a block that have left the device (offload.h). */
 typedef struct {
     void *host;
@@ -67,9 +61,9 @@ typedef struct {
     Arena region[REGION_COUNT];
     Segment *segments; /* one for each block, and one for the head */
     int segment_count;
-    Arena host;      /* in the host's memory: saves that left the device */
-    SaveAway *away;  /* [blocks of the stage]; NULL if no saves leave the device */
-    SliceKeys *keys; /* [attention layers of the stage]; NULL if sequences are not cut into slices */
+    Arena host;     /* in the host's memory: saves that left the device */
+    SaveAway *away; /* [blocks of the stage]; NULL if no saves leave the device */
+    void **kept;    /* [blocks of the stage], their mixers' (Carry.kept); NULL if sequences are not cut into slices */
     Wgrad *queue;
     int queued, queue_capacity;
     /* [parameters of the stage x fp8_amax_count] i64, by a linear layer's weight: op fp8_amax's result for its input in
@@ -78,12 +72,6 @@ typedef struct {
 } Slot;
 
 /* ---- context ---- */
-
-/* Gradients of keys and of values. In one layer, the sums to which later slices of a micro-batch have added so far are
- * f32 [places, elements of one slice] (keys_sums.c). */
-typedef struct {
-    Tensor of[2];
-} SliceGrads;
 
 enum { SLICES_MOST = 64 }; /* into which a sequence may be cut */
 
@@ -150,7 +138,7 @@ typedef struct {
 typedef struct {
     int count, at;            /* how many there are, and which one is at work */
     Slot *slots[SLICES_MOST]; /* slots of the slices up to the one at work */
-    SliceGrads *grads;        /* [blocks of the stage]: gradients that wait for earlier slices */
+    void **grads;             /* [blocks of the stage]: their mixers' (Carry.grads) */
 } Slices;
 
 /* Counts and sums of the balance losses of a stage's mixtures. */
@@ -316,15 +304,6 @@ Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank);
 /* The same for the slice at work, if sequences are cut into slices, else for the sample. */
 Spans context_at_work(const Ctx *c, ContextCut cut, int ranks, int rank);
 
-/* The keys of a rank in one attention layer: heads, chunks of query heads that read one of them, widths. */
-typedef struct {
-    int64_t heads, chunks, k_cols, v_cols;
-} SliceKeyShape;
-
-/* Allocates in `state` the gradients that wait for c->slices.count slices, each of the shape of c->batch. The ranks of
- * cp meet in the layer as c->block.context says. ERR_MEMORY. */
-Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *state);
-
 /* ---- linear ---- */
 
 typedef enum { LINEAR_COLUMN, LINEAR_ROW, LINEAR_WHOLE } LinearKind;
@@ -450,15 +429,21 @@ Err cut_norm_backward(const Norm *n, Ctx *c, const CutNormSave *save, Tensor dy,
 /* ---- kinds of layers ---- */
 
 /*
- * What a mixer carries along the sequence, from the rows at work to later ones. Each is a struct of the kind's own, which
- * nobody else looks into.
+ * What a mixer carries along the sequence, from the rows at work to later ones. Each is a struct of the kind's own,
+ * which nobody else looks into.
  *
  *   cache    in generation: what calls leave to later calls, of one sample. Positions from 0 on begin it anew.
+ *   kept     in slices: what the forward of a slice leaves, in its slot, to the slices behind it. Zeros when it begins;
+ *            a forward that is made again finds what the first one left.
+ *   grads    in slices: what the backward of a slice gives to those before it. They run from the last one to the first,
+ *            and the slices of another micro-batch begin when these are done.
  */
 typedef struct {
-    int64_t cache_bytes;
+    int64_t cache_bytes, kept_bytes, grads_bytes;
     /* Allocates in `state` what a cache has on the device, for the model's sequence. dtype: the Ctx's. */
     Err (*cache)(const void *own, DType dtype, void *cache, Arena *state);
+    /* The same of gradients, for c->slices.count slices of the shape of c->batch. c->block is the block. */
+    Err (*grads)(const void *own, const Ctx *c, void *grads, Arena *state);
 } Carry;
 
 /*
@@ -479,8 +464,8 @@ typedef struct {
     bool sums_rows;
     /* Registers the parameters. name: "layers.3.attn". layer: the block's number in the model. */
     Err (*add)(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
-    /* x and y [R, D]; y must not be x. With a cache, c->block.cache, a mixer's rows also see those that came before, and
-     * leave there what later ones need. */
+    /* x and y [R, D]; y must not be x. With a cache, c->block.cache, a mixer's rows also see those that came before,
+     * and leave there what later ones need. */
     Err (*forward)(const void *own, Ctx *c, Tensor x, Tensor y, void *save);
     Err (*backward)(const void *own, Ctx *c, const void *save, Tensor x, Tensor dy, Tensor dx);
     /* The bias that it leaves to the residual sum, or -1; NULL: it never has one. */
@@ -489,10 +474,9 @@ typedef struct {
     int64_t (*flop)(const ModelSpec *spec);
     /* Parameters that a token does not meet; NULL: it meets all. */
     int64_t (*idle_params)(const ModelSpec *spec);
-    /* Mixers alone have these: FLOP of the scores of a query and a key, of all heads, and of the weighted value; the
-     * keys of a rank; what goes along the sequence. */
+    /* Mixers alone have these: FLOP of the scores of a query and a key, of all heads, and of the weighted value; what
+     * goes along the sequence. */
     int64_t (*pair_flop)(const ModelSpec *spec);
-    SliceKeyShape (*keys)(const void *own, const Ctx *c);
     Carry carry;
 } LayerKind;
 

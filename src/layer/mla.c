@@ -151,15 +151,6 @@ static Err rotate_shared(const Call *k, Tensor p, int inverse)
     return attention_core_rotate(&k->m->core, k->c, one_head(p), position, inverse);
 }
 
-static SliceKeyShape mla_keys(const void *own, const Ctx *c)
-{
-    const Mla *m = own;
-    return (SliceKeyShape){ .heads = m->spec->heads / c->world->tp.size,
-                            .chunks = 1,
-                            .k_cols = m->spec->head_dim,
-                            .v_cols = m->spec->latent.width.value };
-}
-
 /* ---- forward ---- */
 
 /* Latents of this rank's rows behind their norms, and the rotated part of the key. */
@@ -492,6 +483,15 @@ static Err mla_cache(const void *own, DType dtype, void *cache, Arena *state)
     return cache_new(s, (KvShape){ 1, s->latent.width.kv_rank + s->latent.width.rope, 0 }, dtype, cache, state);
 }
 
+static Err mla_grads(const void *own, const Ctx *c, void *grads, Arena *state)
+{
+    const ModelSpec *s = ((const Mla *)own)->spec;
+    const SliceKeyShape keys = {
+        .heads = s->heads / c->world->tp.size, .chunks = 1, .k_cols = s->head_dim, .v_cols = s->latent.width.value
+    };
+    return slice_grads_init(c, keys, grads, state);
+}
+
 const LayerKind mla_kind = { .own_bytes = sizeof(Mla),
                              .save_bytes = sizeof(MlaSave),
                              .linears = 6,
@@ -502,5 +502,8 @@ const LayerKind mla_kind = { .own_bytes = sizeof(Mla),
                              .residual_bias = mla_bias,
                              .flop = mla_flop,
                              .pair_flop = mla_pair_flop,
-                             .keys = mla_keys,
-                             .carry = { .cache_bytes = sizeof(KvCache), .cache = mla_cache } };
+                             .carry = { .cache_bytes = sizeof(KvCache),
+                                        .kept_bytes = sizeof(SliceKeys),
+                                        .grads_bytes = sizeof(SliceGrads),
+                                        .cache = mla_cache,
+                                        .grads = mla_grads } };

@@ -76,6 +76,14 @@ static DType input_dtype(const Ctx *c, const ModelSpec *spec, bool sums_rows)
     return sums_rows && model_pre_norms(spec) ? ctx_row_sums(c) : c->dtype;
 }
 
+Ctx block_ctx(const Block *b, const Ctx *stage)
+{
+    Ctx c = *stage;
+    c.block.context = b->context;
+    c.block.layer = b->index;
+    return c;
+}
+
 int block_linears(const Block *b) { return b->mixer.kind->linears + b->ffn.kind->linears; }
 
 /* ---- forward ---- */
@@ -258,20 +266,11 @@ static void saves_to_scratch(Ctx *c)
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = c->scratch;
 }
 
-/* The context of the stage, with the block at work. */
-static Ctx at_block(const Block *b, const Ctx *stage)
-{
-    Ctx c = *stage;
-    c.block.context = b->context;
-    c.block.layer = b->index;
-    return c;
-}
-
 static bool again_whole(const Block *b) { return model_recompute(b->spec, b->index) == RECOMPUTE_FULL; }
 
 Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *save)
 {
-    Ctx c = at_block(b, stage);
+    Ctx c = block_ctx(b, stage);
     if (again_whole(b)) saves_to_scratch(&c);
     TRY(block_forward(b, &c, x, save, (Tensor){ 0 }));
     segment_end(stage);
@@ -308,7 +307,7 @@ static Err backward_again(const Block *b, Ctx *c, BlockSave *save, Tensor x, Ten
 
 Err block_run_backward(const Block *b, const Ctx *stage, BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
-    Ctx c = at_block(b, stage);
+    Ctx c = block_ctx(b, stage);
     if (again_whole(b)) return backward_again(b, &c, save, x, d, sums);
     return block_backward(b, &c, save, x, d, sums);
 }

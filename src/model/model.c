@@ -7,6 +7,7 @@
  * without a head, goes to the outgoing boundary.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/int64.h"
 #include "layer/offload.h"
@@ -338,18 +339,38 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
     return ERR_OK;
 }
 
-int stage_attention_layers(const Stage *st) { return st->share.layer_count + st->share.mtp; }
+/* ---- what mixers carry along the sequence ---- */
 
-Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *state, SetupArena *setup)
+static int all_blocks(const Stage *st) { return st->share.layer_count + st->share.mtp; }
+
+static const Block *block_at(const Stage *st, int i)
 {
-    const int layers = stage_attention_layers(st);
-    TRY(setup_array(setup, layers, out));
-    for (int i = 0; i < layers; i++) {
-        const int blocks = st->share.layer_count;
-        const Block *b = i < blocks ? &st->blocks[i] : &st->mtp[i - blocks].block;
-        Ctx of_block = *c;
-        of_block.block.context = b->context;
-        TRY(slice_grads_init(&of_block, b->mixer.kind->keys(b->mixer.own, c), &(*out)[i], state));
+    const int blocks = st->share.layer_count;
+    return i < blocks ? &st->blocks[i] : &st->mtp[i - blocks].block;
+}
+
+Err stage_kept_init(const Stage *st, void ***kept, SetupArena *setup)
+{
+    TRY(setup_array(setup, all_blocks(st), kept));
+    for (int i = 0; i < all_blocks(st); i++)
+        TRY(setup_alloc(setup, block_at(st, i)->mixer.kind->carry.kept_bytes, &(*kept)[i]));
+    return ERR_OK;
+}
+
+void stage_kept_clear(const Stage *st, void *const *kept)
+{
+    for (int i = 0; i < all_blocks(st); i++) memset(kept[i], 0, (size_t)block_at(st, i)->mixer.kind->carry.kept_bytes);
+}
+
+Err stage_grads_init(const Stage *st, const Ctx *c, void ***grads, Arena *state, SetupArena *setup)
+{
+    TRY(setup_array(setup, all_blocks(st), grads));
+    for (int i = 0; i < all_blocks(st); i++) {
+        const Block *b = block_at(st, i);
+        const Carry *carry = &b->mixer.kind->carry;
+        const Ctx at = block_ctx(b, c);
+        TRY(setup_alloc(setup, carry->grads_bytes, &(*grads)[i]));
+        TRY(carry->grads(b->mixer.own, &at, (*grads)[i], state));
     }
     return ERR_OK;
 }

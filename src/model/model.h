@@ -143,11 +143,14 @@ Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, 
 /* dout: the gradient of out. din: where that of in goes, may be dout itself. Empty as out and in are. */
 Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, const Boundary *din);
 
-int stage_attention_layers(const Stage *st); /* its blocks, and those of MTP */
-
-/* For sequences in slices: room for the gradients of the keys of one micro-batch, [attention layers]. c: with
- * slices.count, and a batch of the stage. */
-Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *state, SetupArena *setup);
+/*
+ * For sequences in slices, what mixers carry along them (Carry): what a slot keeps, to be cleared when a unit takes it;
+ * and in `state` the gradients of one micro-batch. Each is an array of the stage's blocks, and those of MTP. c: with
+ * slices.count, and a batch of the stage.
+ */
+Err stage_kept_init(const Stage *st, void ***kept, SetupArena *setup);
+void stage_kept_clear(const Stage *st, void *const *kept);
+Err stage_grads_init(const Stage *st, const Ctx *c, void ***grads, Arena *state, SetupArena *setup);
 
 /* What generation keeps of one sample, in `state`: a cache for each block, of its mixer's kind. */
 Err stage_caches_init(const Stage *st, void ***caches, DType dtype, Arena *state, SetupArena *setup);
@@ -184,6 +187,8 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *spec, cons
 /* name: "layers.3"; layer: its number in the model. */
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer, SetupArena *setup);
 Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup);
+/* The context of the stage, with the block at work. */
+Ctx block_ctx(const Block *b, const Ctx *stage);
 /* Room for the residual stream before a branch, which backward reads. */
 Err stream_new(Ctx *c, const ModelSpec *spec, Tensor *x, Saved *saved);
 int block_linears(const Block *b); /* weight gradients that it can queue */
