@@ -13,11 +13,13 @@
 #include "base/processors.h"
 #include "base/words.h"
 
-enum { FREE, FIXED, AUTO = -1 };
+enum { FREE, FIXED, AUTO = CONFIG_AUTO };
 
 static const ConfigKey keys[CFG_COUNT] = {
 #define INT(s, k, start, low, high, resume, help) \
     [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
+#define AUTO_INT(s, k, start, low, high, resume, help) \
+    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_INT, resume, true, offsetof(Config, s.k), low, high, 0, 0 },
 #define DOTS(s, k, key, start, low, high, resume, help) \
     [CFG_##s##_##k] = { #s, key, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
 #define REAL(s, k, start, low, high, resume, help) \
@@ -83,7 +85,10 @@ const char *config_value(const Config *c, ConfigId id, char buf[CONFIG_VALUE_BYT
     const ConfigKey *key = config_key(id);
     const char *at = (const char *)c + key->offset;
     switch (key->kind) {
-    case CONFIG_INT: snprintf(buf, CONFIG_VALUE_BYTES, "%lld", (long long)*(const int64_t *)at); break;
+    case CONFIG_INT:
+        if (key->has_auto && c->derived.open_micro_batch) snprintf(buf, CONFIG_VALUE_BYTES, "auto");
+        else snprintf(buf, CONFIG_VALUE_BYTES, "%lld", (long long)*(const int64_t *)at);
+        break;
     case CONFIG_REAL:
         if (key->has_auto && *(const double *)at == AUTO) snprintf(buf, CONFIG_VALUE_BYTES, "auto");
         else json_number_text(*(const double *)at, buf);
@@ -201,7 +206,8 @@ void config_range(ConfigId id, char *out, int size_bytes)
     size_t n = (size_t)size_bytes;
     switch (key->kind) {
     case CONFIG_INT:
-        snprintf(out, n, "integer, %lld to %lld", (long long)key->int_low, (long long)key->int_high);
+        snprintf(out, n, "integer, %lld to %lld%s", (long long)key->int_low, (long long)key->int_high,
+                 key->has_auto ? ", or auto" : "");
         break;
     case CONFIG_REAL:
         json_number_text(key->real_low, low);

@@ -6,7 +6,8 @@
  * and line, and reports all at once. It then fills in what was left 'auto' or 0 (config_resolve.c says how), checks the
  * relations between keys, and refuses what this build cannot do. A Config that config_read returned is complete and
  * consistent: after it no PICK is AUTO where there is something to choose (log.color and debug.isa stay), no BOOL is
- * AUTO, and `derived` is set. Still open: model.vocab == 0 (the tokenizer decides) and empty texts that mean "none".
+ * AUTO, and `derived` is set. Still open: model.vocab == 0 (the tokenizer decides), derived.open_micro_batch and empty
+ * texts that mean "none".
  */
 #ifndef MEGATRAIN_CONFIG_CONFIG_H
 #define MEGATRAIN_CONFIG_CONFIG_H
@@ -59,6 +60,8 @@ typedef struct {
         bool pairs, tiles;      /* its processor has VDPBF16PS; TDPBF16PS */
         BatchRamp batch;        /* train.global_batch */
         int64_t global_batch;   /* samples of the largest step */
+        /* train.micro_batch is auto: until somebody chooses (plan/micro_batch.h) it is the least that the rules take */
+        bool open_micro_batch;
         int64_t eval_samples;   /* most samples of each validation set; 0: all */
         /* Micro-batches of that step on one rank: global_batch / (micro_batch * dp). */
         int64_t microbatches;
@@ -86,13 +89,14 @@ typedef struct {
     const char *choices; /* PICK: words, in the enum's order */
     ConfigKind kind;
     bool fixed;     /* must not change on resume */
-    bool has_auto;  /* BOOL or REAL that may be 'auto', which is -1 until config_resolve */
+    bool has_auto;  /* may be 'auto', which is CONFIG_AUTO until config_resolve */
     int64_t offset; /* in Config */
     int64_t int_low, int_high;
     double real_low, real_high;
 } ConfigKey;
 
 /* CONFIG_ANY_WORLD: for who reads about a run and is not part of it: as many ranks as its layout takes at the least. */
+enum { CONFIG_AUTO = -1 };
 enum { CONFIG_ANY_WORLD = -1, CONFIG_RANKS_MAX = 1 << 20 };
 
 /* What to read. `path` or `text` or neither; `text` is what config_dump wrote, `path` then only names it. */

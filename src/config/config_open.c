@@ -25,6 +25,41 @@ static void leave_open(Config *c)
         memcpy((char *)c + key->offset, (const char *)&config_defaults + key->offset, sizes[key->kind]);
         c->origin[i] = (ConfigOrigin){ ORIGIN_DEFAULT, 0 };
     }
+    if (c->derived.open_micro_batch) c->train.micro_batch = CONFIG_AUTO;
+}
+
+/* Completes c as it would be with that micro-batch. Does a rule refuse it for that? */
+static bool refuses_micro_batch(const Config *c, int64_t micro_batch)
+{
+    static _Thread_local Config trial;
+    ConfigReader r = { .config = &trial };
+    trial = *c;
+    setup_init(&trial.memory);
+    trial.train.micro_batch = micro_batch;
+    config_resolve(&r);
+    config_check_rules(&r);
+    config_release(&trial);
+    return r.doubtful[CFG_train_micro_batch];
+}
+
+/* The least micro-batch that no rule refuses; 1 where there is none. */
+static int64_t least_micro_batch(const Config *c)
+{
+    BatchRamp ramp;
+    batch_ramp_read(c->train.global_batch, &ramp);
+    const int64_t high = config_key(CFG_train_micro_batch)->int_high, most = batch_ramp_most(&ramp);
+    for (int64_t n = 1; n <= most && n <= high; n++)
+        if (batch_ramp_divides(&ramp, n) && !refuses_micro_batch(c, n)) return n;
+    return 1;
+}
+
+/* Fills in what was left open, from what was given. */
+static void complete(ConfigReader *r)
+{
+    Config *c = r->config;
+    c->derived.open_micro_batch = c->train.micro_batch == CONFIG_AUTO;
+    if (c->derived.open_micro_batch) c->train.micro_batch = least_micro_batch(c);
+    config_resolve(r);
 }
 
 static void read_values(ConfigReader *r, const char *values)
@@ -48,7 +83,7 @@ static void read_again(ConfigReader *r, const Config *c, const char *values, int
     read_values(r, values);
     if (r->mistakes) return;
     if (ranks) r->config->derived.world_size = ranks, r->config->derived.any_world = false;
-    config_resolve(r);
+    complete(r);
     config_check_rules(r);
 }
 
@@ -157,7 +192,7 @@ Err config_read(Config *c, ConfigSource source)
     r.written = false;
     if (source.earlier) config_read_before(&r);
     for (int i = 0; i < source.override_count; i++) config_read_override(&r, source.overrides[i]);
-    config_resolve(&r);
+    complete(&r);
     config_check(&r);
     judge(&r, source);
     if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");

@@ -49,8 +49,9 @@ static const char *parse_int(const ConfigKey *key, const char *text, int64_t *ou
     static _Thread_local char why[80];
     int64_t value = 0;
     char letter;
+    if (key->has_auto && !strcmp(text, "auto")) return *out = CONFIG_AUTO, NULL;
     const Quantity found = quantity_whole(text, &value, &letter);
-    if (found == QUANTITY_NONE) return "not an integer";
+    if (found == QUANTITY_NONE) return key->has_auto ? "not an integer, nor auto" : "not an integer";
     if (found == QUANTITY_WHOLE && letter && !counts_in_tens(key)) return ask_which(key, value, letter);
     snprintf(why, sizeof why, "must lie between %lld and %lld", (long long)key->int_low, (long long)key->int_high);
     if (found == QUANTITY_BEYOND || value < key->int_low || value > key->int_high) return why;

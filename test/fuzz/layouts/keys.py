@@ -29,7 +29,7 @@ FIXED = {  # "key", or "key=choice", and why it is not drawn
     "debug.dump": "a weight's name; what is written is looked at by test/test_dump.sh",
     "log.jsonl": "metrics.jsonl is what is compared", "log.color": "of a terminal", "log.prometheus": "of metrics, which are compared",
 }
-DECLARATION = r"^(INT|REAL|BOOL|PICK|ONE_OF|TEXT|DOTS|WORD) ?\((\w+), *(\w+), *(.*)"
+DECLARATION = r"^(INT|AUTO_INT|REAL|BOOL|PICK|ONE_OF|TEXT|DOTS|WORD) ?\((\w+), *(\w+), *(.*)"
 LISTS = files.ROOT / "src" / "base"
 
 
@@ -55,7 +55,7 @@ def choices_of(kind, rest, of_lists):
 def declared(text):
     """{key: its choices but for the default, which a draw leaves out} of config.def; none of a key without a list there."""
     found, of_lists = {}, lists()
-    for part in re.split(r"^(?=(?:INT|REAL|BOOL|PICK|ONE_OF|TEXT|DOTS|WORD|SECTION|#) ?)", text, flags=re.M):
+    for part in re.split(r"^(?=(?:INT|AUTO_INT|REAL|BOOL|PICK|ONE_OF|TEXT|DOTS|WORD|SECTION|#) ?)", text, flags=re.M):
         match = re.match(DECLARATION, part, re.S)
         if not match:
             continue
