@@ -4,10 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "ckpt/ckpt.h"
 #include "cli/config_arg.h"
+#include "cli/going_on.h"
 #include "cli/plan.h"
 #include "device/device.h"
 #include "plan/planner.h"
@@ -43,7 +44,8 @@ static int put_word(const Config *c, ConfigId id, char *out, size_t size)
 /* A layout key that the file has stays where parallel.auto, which is above it in rank or beside it, is the file's. */
 static bool stays(const Config *c, ConfigId id)
 {
-    return c->origin[CFG_parallel_planned].kind == ORIGIN_FILE && c->origin[id].kind == ORIGIN_FILE;
+    return c->origin[CFG_parallel_planned].kind == ORIGIN_FILE && c->origin[id].kind == ORIGIN_FILE &&
+           !(id == CFG_train_micro_batch && c->derived.open_micro_batch);
 }
 
 static ConfigSource source_of(const AutoLayout *a, int64_t world)
@@ -88,7 +90,7 @@ static void put_words(const Config *base, const Config *c, bool unusual, char *o
     size_t n = 0;
     *out = 0;
     for (int i = 0; i < CHOSEN && n + 1 < size; i++) {
-        if (base->origin[chosen_key(i)].kind == ORIGIN_COMMAND_LINE) continue;
+        if (layout_key_is_given(base, chosen_key(i))) continue;
         if (unusual && is_usual(c, chosen_key(i))) continue;
         if (n) out[n++] = ' ';
         n += (size_t)put_word(c, chosen_key(i), out + n, size - n);
@@ -181,17 +183,6 @@ static Err fits(const Planner *p, const Config *c, const Boot *boot, Grid grid)
 
 /* ---- a run that goes on ---- */
 
-typedef struct {
-    SetupArena setup;
-    CkptMeta meta;
-} Kept;
-
-static Err read_meta(const char *path, void *kept)
-{
-    Kept *k = kept;
-    return ckpt_meta(path, &k->setup, &k->meta);
-}
-
 /* Whether the layout is one of so many ranks that fits the device, if that is known; ERR_CONFIG or ERR_PLAN: it is not,
  * and why. */
 static Err judge_kept(const AutoLayout *a, const Planner *p, const Boot *boot, const char *text)
@@ -205,21 +196,11 @@ static Err judge_kept(const AutoLayout *a, const Planner *p, const Boot *boot, c
     return err;
 }
 
-/* The words of the checkpoint's layout, if it was chosen, and is one for so many ranks. */
-static Err words_of_checkpoint(const AutoLayout *a, const Config *base, const Kept *k, const Boot *boot, char *text,
-                               size_t size)
+/* The words of the checkpoint's layout, if it is one for so many ranks; else "". */
+static Err judge_words(const AutoLayout *a, const Config *base, int64_t step, const Boot *boot, char *text)
 {
-    Config was;
     Planner p;
-    Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration",
-                                                .text = k->meta.config,
-                                                .earlier = true,
-                                                .compared = true,
-                                                .world_size = CONFIG_ANY_WORLD });
-    if (!err && was.parallel.planned) put_words(base, &was, false, text, size);
-    config_release(&was);
-    if (err) return err_as(err, ERR_CKPT);
-    if (!*text) return ERR_OK;
+    Err err = ERR_OK;
     const Err unknown = know_device(base, boot, &p);
     const bool wrong = unknown && *base->parallel.auto_device;
     if (!wrong) err = judge_kept(a, unknown ? NULL : &p, boot, text);
@@ -229,26 +210,24 @@ static Err words_of_checkpoint(const AutoLayout *a, const Config *base, const Ke
     if (err)
         log_info("parallel.auto: the layout of the checkpoint does not do on %d rank%s: %.*s: planning anew",
                  boot->size, boot->size == 1 ? "" : "s", (int)strcspn(err_message(), "\n"), err_message());
-    else log_info("parallel.auto: the layout of the checkpoint of step %lld stays", (long long)k->meta.step);
+    else log_info("parallel.auto: the layout of the checkpoint of step %lld stays", (long long)step);
     if (err) *text = 0;
     return ERR_OK;
 }
 
-/* text "": there is none to keep. */
+/* text "": there is none to keep, or it was not chosen. */
 static Err keep_layout(const AutoLayout *a, const Config *base, const Boot *boot, char *text, size_t size)
 {
-    const char *how = base->checkpoint.resume;
-    Kept k = { 0 };
-    bool found = false;
+    ON_HEAP(Config, was, 1);
+    int64_t step;
+    bool found;
     *text = 0;
-    if (base->parallel.planned == PARALLEL_PLANNED_AGAIN || !strcmp(how, "none")) return ERR_OK;
-    setup_init(&k.setup);
-    Err err = ERR_OK;
-    if (!strcmp(how, "auto")) err = ckpt_visit_newest(base->run.dir, read_meta, &k, &found);
-    else err = read_meta(how, &k), found = true;
-    if (!err && found) err = words_of_checkpoint(a, base, &k, boot, text, size);
-    setup_release(&k.setup);
-    return err;
+    if (base->parallel.planned == PARALLEL_PLANNED_AGAIN) return ERR_OK;
+    TRY(going_on(base, was, &step, &found));
+    if (!found) return ERR_OK;
+    if (was->parallel.planned) put_words(base, was, false, text, size);
+    config_release(was);
+    return *text ? judge_words(a, base, step, boot, text) : ERR_OK;
 }
 
 /* ---- a run that begins ---- */
@@ -334,8 +313,9 @@ static Err plan_layout(const Config *base, const Boot *boot, char *text, size_t 
 
 /* ---- both ---- */
 
-static Err choose(void *user, const Config *base, const Boot *boot, char *text, size_t size)
+static Err choose(void *user, const Config *base, const Boot *boot, const Room *room, char *text, size_t size)
 {
+    (void)room;
     TRY(keep_layout(user, base, boot, text, size));
     return *text ? ERR_OK : plan_layout(base, boot, text, size);
 }
@@ -348,4 +328,4 @@ static Err take(void *user, const char *text, const Boot *boot, Config *cfg)
     return a->may_differ ? config_let_differ(cfg, a->may_differ) : ERR_OK;
 }
 
-LayoutChoice auto_layout_choice(AutoLayout *a) { return (LayoutChoice){ a, choose, take }; }
+LayoutChoice auto_layout_choice(AutoLayout *a) { return (LayoutChoice){ a, false, choose, take }; }

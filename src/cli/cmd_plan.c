@@ -8,7 +8,9 @@
 
 #include "base/heap.h"
 #include "cli/config_arg.h"
+#include "cli/memory_arg.h"
 #include "cli/plan.h"
+#include "plan/micro_batch.h"
 
 enum { SEARCH_ANSWERS = 32, USUAL_ANSWERS = 5 };
 
@@ -34,7 +36,8 @@ static const Option options[] = {
     { "search", OPTION_FLAG, &is_search, .help = "the fastest layouts of --device; keys given here stay" },
     { "max-world", OPTION_INT, &max_world, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "searches for so many ranks, half as many, ..." },
-    { "memory", OPTION_TEXT, &memory, .value = "80GB", .help = "with --search: of a device; none: --device's" },
+    { "memory", OPTION_TEXT, &memory, .value = "80GB",
+      .help = "with --search or train.micro_batch=auto: of a device; none: --device's" },
     { "best", OPTION_INT, &best, .low = 1, .high = SEARCH_ANSWERS, .value = "N",
       .help = "with --search: answers; none: 5" },
     { "price", OPTION_REAL, &price, .low = 0, .high = 1e6, .value = "$",
@@ -52,7 +55,8 @@ static Err print_plan(PlanTable *t)
     return ERR_OK;
 }
 
-static Err plan_config(const Config *cfg, Words words)
+/* chosen: "train.micro_batch=auto: ..."; NULL: the number is given. */
+static Err plan_config(const Config *cfg, Words words, const char *chosen)
 {
     ON_HEAP(PlanTable, t, 1);
     t->cfg = cfg;
@@ -62,6 +66,7 @@ static Err plan_config(const Config *cfg, Words words)
     t->advised = advise;
     t->all = all_tables;
     t->target = *target.name ? &target : NULL;
+    t->chosen = chosen;
     Err err = print_plan(t);
     plan_free(t);
     return err;
@@ -89,7 +94,6 @@ static Err search_words(Words words)
 static Err words_agree(void)
 {
     const char *of_search = max_world       ? "max-world"
-                            : memory        ? "memory"
                             : best          ? "best"
                             : !isnan(price) ? "price"
                             : compare       ? "compare"
@@ -105,28 +109,89 @@ static Err words_agree(void)
     return ERR_OK;
 }
 
+/* ---- train.micro_batch=auto ---- */
+
+/* What a rank on this machine has, as a run that begins now would find it. */
+static Err room_here(const Config *c, Room *out)
+{
+    DeviceInfo gpu;
+    char why[256];
+    *out = (Room){ .host = room_of_host(NULL) / c->derived.world_size, .has_nccl = c->derived.world_size > 1 };
+    if (c->run.device != RUN_DEVICE_CUDA) return ERR_OK;
+    if (device_cuda_count(why, sizeof why)) return room_of_gpu(NULL, 0, &gpu, &out->gpu);
+    return err_set(ERR_CONFIG, "train.micro_batch=auto: nothing says how much memory the GPU has: %s", why),
+           err_hint("--device h100, --memory 80GB, or a number for train.micro_batch");
+}
+
+/* The ranks of a host share its processors' memory. */
+static Err room_asked_for(const Config *c, Room *out)
+{
+    const bool cpu = c->run.device == RUN_DEVICE_CPU;
+    int64_t bytes = target.memory_mib << 20;
+    if (memory) TRY(memory_arg("memory", memory, &bytes));
+    if (!memory && !*target.name) return room_here(c, out);
+    if (*target.name) target.memory_mib = bytes >> 20;
+    if (memory) target.sold_gb = 0;
+    *out = (Room){ .host = INT64_MAX, .gpu = bytes, .has_nccl = true };
+    if (cpu) *out = (Room){ .host = *target.name ? bytes / c->derived.world_size : bytes };
+    return ERR_OK;
+}
+
+/* The word that says which number, and a text for people. */
+static Err choose_micro_batch(const Config *c, char word[MICRO_BATCH_WORD], char text[MICRO_BATCH_TEXT])
+{
+    int64_t vocab;
+    Room room;
+    MicroBatch m;
+    TRY(room_asked_for(c, &room));
+    TRY(plan_vocab(c, &vocab));
+    TRY(micro_batch_choose(c, vocab, &room, &m));
+    micro_batch_word(m.samples, word);
+    micro_batch_text(&m, &room, text);
+    return ERR_OK;
+}
+
+static Err refuse_memory(void)
+{
+    if (!memory) return ERR_OK;
+    return err_set(ERR_CONFIG, "--memory is about a search, or about train.micro_batch=auto"),
+           err_hint("add --search, or train.micro_batch=auto");
+}
+
+/* words has room for one more. */
+static Err plan_words(const char **words, int count)
+{
+    Config c = { 0 };
+    int64_t ranks = 0;
+    char word[MICRO_BATCH_WORD], text[MICRO_BATCH_TEXT];
+    TRY(config_world(world_size, &ranks));
+    Err err = config_arg(&c, config_path, (Words){ words, count }, ranks);
+    const bool open = !err && c.derived.open_micro_batch;
+    if (!err) err = open ? choose_micro_batch(&c, word, text) : refuse_memory();
+    if (!err && open) {
+        words[count++] = word;
+        config_release(&c);
+        err = config_arg(&c, config_path, (Words){ words, count }, ranks);
+    }
+    if (!err) err = plan_config(&c, (Words){ words, count }, open ? text : NULL);
+    config_release(&c);
+    return err;
+}
+
 /* --device speaks last. */
 static Err plan(Words rest)
 {
-    Config c = { 0 };
+    enum { MORE = 2 };
+    int count = rest.count;
     TRY(words_agree());
-    const char **words = calloc((size_t)rest.count + 1, sizeof *words);
-    if (!words) return err_set(ERR_MEMORY, "no memory for %d words", rest.count);
-    for (int i = 0; i < rest.count; i++) words[i] = rest.items[i];
-    int64_t ranks = 0;
+    const char **words = calloc((size_t)count + MORE, sizeof *words);
+    if (!words) return err_set(ERR_MEMORY, "no memory for %d words", count);
+    for (int i = 0; i < count; i++) words[i] = rest.items[i];
     bool cpu = device && strcmp(device, "cpu") == 0;
     Err err = device && !cpu ? device_file_read(device, &target) : ERR_OK;
     cpu = cpu || target.processors > 0;
-    if (device) words[rest.count++] = cpu ? "run.device=cpu" : "run.device=cuda";
-    if (!err && is_search) {
-        err = search_words((Words){ words, rest.count });
-        free(words);
-        return err;
-    }
-    if (!err) err = config_world(world_size, &ranks);
-    if (!err) err = config_arg(&c, config_path, (Words){ words, rest.count }, ranks);
-    if (!err) err = plan_config(&c, (Words){ words, rest.count });
-    config_release(&c);
+    if (device) words[count++] = cpu ? "run.device=cpu" : "run.device=cuda";
+    if (!err) err = is_search ? search_words((Words){ words, count }) : plan_words(words, count);
     free(words);
     return err;
 }

@@ -2,6 +2,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "cli/auto_layout.h"
+#include "cli/auto_micro_batch.h"
 #include "cli/config_arg.h"
 #include "boot/boot.h"
 #include "device/device.h"
@@ -65,9 +66,11 @@ static Err train(Words rest)
     if (planned) err = auto_layout_open(&layout, config_path, rest, &c); /* (whatever its layout was) */
     layout.may_differ = may_differ;
     if (!err && may_differ) err = config_let_differ(&c, may_differ);
-    const LayoutChoice choice = auto_layout_choice(&layout);
+    AutoMicroBatch micro_batch = { config_path, rest, may_differ };
+    const bool open = planned || c.derived.open_micro_batch; /* (a layout has a micro-batch) */
+    const LayoutChoice choice = planned ? auto_layout_choice(&layout) : auto_micro_batch_choice(&micro_batch);
     err = join_said_once(&boot, err); /* what all ranks have to say rank 0 says */
-    if (!err) err = train_run(&c, &boot, planned ? &choice : NULL);
+    if (!err) err = train_run(&c, &boot, open ? &choice : NULL);
     auto_layout_close(&layout);
     config_release(&c);
     return err;

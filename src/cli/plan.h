@@ -31,6 +31,7 @@ typedef struct {
     const Config *cfg;
     const char *path; /* the configuration's, and the words beside it */
     Words words;
+    const char *chosen;       /* what train.micro_batch=auto came to; NULL: it is given */
     const DeviceFile *target; /* the GPU to plan for; NULL: this machine, or a CPU */
     TrainSpec spec;
     Grid grid;

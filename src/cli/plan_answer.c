@@ -83,6 +83,7 @@ void plan_put_answer(const PlanTable *t)
     if (t->target) put_fit(t);
     if (t->has_time) put_time(t);
     else if (!t->target) put_guess(t);
+    if (t->chosen) printf("train.micro_batch=auto: %s\n", t->chosen);
     printf("a rank takes %s%s, a checkpoint %s\n\n", t->count > 1 ? "at most " : "",
            units_bytes(a, plan_largest_total(t)), units_bytes(b, plan_checkpoint(t)));
 }

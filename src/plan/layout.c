@@ -146,13 +146,19 @@ Err layout_config(const LayoutSpace *s, const Layout *l, Config *out)
     return config_for(s->base, s->world, words, out);
 }
 
+bool layout_key_is_given(const Config *base, ConfigId id)
+{
+    const bool open = id == CFG_train_micro_batch && base->derived.open_micro_batch;
+    return base->origin[id].kind == ORIGIN_COMMAND_LINE && !open;
+}
+
 void layout_space(const Config *base, int64_t world, LayoutLimits limits, LayoutSpace *out)
 {
     *out = (LayoutSpace){ .base = base, .world = world };
     fill(out, limits);
     out->fixed_stages = base->origin[CFG_parallel_layout].kind == ORIGIN_COMMAND_LINE;
     for (LayoutKey k = 0; k < LAYOUT_KEYS; k++) {
-        if (base->origin[ids[k]].kind != ORIGIN_COMMAND_LINE) continue;
+        if (!layout_key_is_given(base, ids[k])) continue;
         if (k == LAYOUT_VPP && !base->parallel.vpp) continue; /* (that is auto) */
         out->fixed[k] = true;
         out->count[k] = 0;

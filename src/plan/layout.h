@@ -65,6 +65,9 @@ typedef struct {
  */
 Err layout_base(ConfigSource source, Config *out);
 
+/* Is the key fixed by the command line? (Not by train.micro_batch=auto.) base: layout_base's. */
+bool layout_key_is_given(const Config *base, ConfigId id);
+
 void layout_space(const Config *base, int64_t world, LayoutLimits limits, LayoutSpace *out);
 
 /* The base with a layout's values. Release *out in any case. Errors: those of config_for. */

@@ -127,12 +127,27 @@ Err join_said_once(const Boot *boot, Err err)
     return err_elsewhere(err);
 }
 
-Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop)
+/* No rank waits for another's answer to a question that it was not asked. */
+static Err agree_on_config(Ranks *r, const Config *cfg)
+{
+    char *text = NULL, *facts = NULL;
+    Err err = dump_config(cfg, &text);
+    if (!err) err = facts_of(cfg, text, &facts);
+    if (!err) err = ranks_agree_on_job(r, facts);
+    free(facts);
+    free(text);
+    return err;
+}
+
+Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop,
+              bool place)
 {
     RanksOptions o = options_of(cfg, (Grid){ 0 });
     o.stop = stop;
     o.folder = folder;
-    return ranks_meet(r, boot, &o);
+    TRY(ranks_meet(r, boot, &o));
+    if (boot->size > 1) TRY(agree_on_config(r, cfg));
+    return place ? ranks_place(r, &o) : ERR_OK;
 }
 
 Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop,

@@ -7,8 +7,10 @@
 #include "config/config.h"
 #include "train/ranks.h"
 
-/* Before join_ranks, of ranks that agree on their layout first: as ranks_meet. */
-Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop);
+/* Before join_ranks, of ranks that agree on their layout first: as ranks_meet, and they have the same configuration.
+ * place: ranks_place, too. */
+Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop,
+              bool place);
 
 /*
  * Opens the ranks that `boot` is one of; *r is zero, or join_meet's. stop: as in RanksOptions. *text: the resolved

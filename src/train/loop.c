@@ -188,8 +188,10 @@ static Err check_valid(const Run *r)
 static Err choose_layout(Loop *l, Config *cfg, const Boot *boot, const LayoutChoice *choice)
 {
     char text[2048] = "";
-    TRY(join_meet(&l->ranks, cfg, boot, cfg->run.dir, &signals_stop));
-    if (l->lead) TRY(choice->choose(choice->user, cfg, boot, text, sizeof text));
+    Room room;
+    TRY(join_meet(&l->ranks, cfg, boot, cfg->run.dir, &signals_stop, choice->by_room));
+    if (choice->by_room) TRY(room_of_ranks(cfg, &l->ranks, &room));
+    if (l->lead) TRY(choice->choose(choice->user, cfg, boot, choice->by_room ? &room : NULL, text, sizeof text));
     TRY(ranks_tell(&l->ranks, "layout", text, sizeof text));
     return choice->take(choice->user, text, boot, cfg);
 }

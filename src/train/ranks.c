@@ -74,33 +74,53 @@ static Err spread_over_hosts(Ranks *r, const Place *places)
     return err_hint("start as many ranks on each host, neighbours together; or moe.dispatcher=alltoall");
 }
 
-/* Every rank counts the same hosts, from what all of them posted. */
-static Err count_hosts(Ranks *r, const RanksOptions *o)
+static Err post_place(Ranks *r)
 {
-    const int size = r->boot.size;
     char key[32];
-    Place own = { 0 }, *places = calloc((size_t)size, sizeof *places);
-    if (!places) return err_set(ERR_MEMORY, "no memory for the names of %d hosts", size);
-    Err err = host_id(own.host);
+    Place own = { 0 };
+    TRY(host_id(own.host));
     if (sched_getaffinity(0, sizeof own.cpus, &own.cpus)) CPU_ZERO(&own.cpus); /* then all are taken to share */
     r->host_free_bytes = host_free_bytes(); /* no rank goes on before all have posted, and so read it */
     snprintf(key, sizeof key, "host/%d", r->boot.rank);
-    if (!err) err = store_set(r->store, key, &own, sizeof own);
-    for (int p = 0; p < size && !err; p++) {
-        size_t n;
+    return store_set(r->store, key, &own, sizeof own);
+}
+
+/* What all ranks posted, to be freed, after an error too. */
+static Err read_places(const Ranks *r, double timeout_s, Place **out)
+{
+    char key[32];
+    size_t n;
+    Place *places = *out = calloc((size_t)r->boot.size, sizeof *places);
+    if (!places) return err_set(ERR_MEMORY, "no memory for the names of %d hosts", r->boot.size);
+    for (int p = 0; p < r->boot.size; p++) {
         snprintf(key, sizeof key, "host/%d", p);
-        err = store_get(r->store, key, &places[p], sizeof places[p], &n, o->timeout_s);
+        TRY(store_get(r->store, key, &places[p], sizeof places[p], &n, timeout_s));
     }
+    return ERR_OK;
+}
+
+/* Every rank counts the same hosts. */
+static void count_hosts(Ranks *r, const Place *places)
+{
+    const Place *own = &places[r->boot.rank];
     r->local_rank = r->local_size = r->cpu_sharers = r->hosts = 0;
-    for (int p = 0; p < size && !err; p++) {
-        bool here = !strcmp(places[p].host, own.host), known = false;
+    for (int p = 0; p < r->boot.size; p++) {
+        bool here = !strcmp(places[p].host, own->host), known = false;
         r->local_size += here;
         r->local_rank += here && p < r->boot.rank;
-        r->cpu_sharers += here && CPU_EQUAL(&places[p].cpus, &own.cpus);
+        r->cpu_sharers += here && CPU_EQUAL(&places[p].cpus, &own->cpus);
         for (int q = 0; q < p && !known; q++) known = !strcmp(places[q].host, places[p].host);
         r->hosts += !known;
     }
-    if (!err && o->by_hosts) err = spread_over_hosts(r, places);
+}
+
+/* With by_hosts after the grid is known. */
+static Err find_hosts(Ranks *r, double timeout_s, bool by_hosts)
+{
+    Place *places;
+    Err err = read_places(r, timeout_s, &places);
+    if (!err) count_hosts(r, places);
+    if (!err && by_hosts) err = spread_over_hosts(r, places);
     free(places);
     return err;
 }
@@ -210,8 +230,6 @@ static Err connect_ranks(Ranks *r, const RanksOptions *o)
 /* GPUs know each other through the same store. */
 static Err connect_gpus(Ranks *r, const RanksOptions *o)
 {
-    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, o->carrier, o->timeout_s };
-    TRY(rank_gpu_choose(r->store, &c, &r->gpu));
     if (r->boot.rank == 0 && r->gpu.nccl)
         log_info("between GPUs: %s%s", r->gpu.text,
                  o->any_order ? ", with NVLS: repeats may differ" : ", without NVLS, so that repeats agree");
@@ -323,14 +341,32 @@ static Err meet(Ranks *r, const RanksOptions *o)
     return watch_open(r->store, o->freeze_s, o->stall_s, on_verdict, r, &r->watch);
 }
 
-static Err open_many(Ranks *r, const RanksOptions *o)
+Err ranks_agree_on_job(Ranks *r, const char *facts)
 {
-    const Agreement job = { .facts = o->facts,
+    const Agreement job = { .facts = facts,
                             .err = ERR_CONFIG,
                             .what = "the ranks do not run the same job",
                             .way = "start every rank with the same program and the same configuration" };
-    TRY(store_agree(r->store, &job, o->timeout_s));
-    TRY(count_hosts(r, o));
+    return ranks_agree(r, &job);
+}
+
+Err ranks_place(Ranks *r, const RanksOptions *o)
+{
+    const bool placed = r->placed, several = r->boot.size > 1;
+    r->placed = true;
+    if (placed) return ERR_OK;
+    if (!several) r->host_free_bytes = host_free_bytes();
+    if (several) TRY(post_place(r));
+    if (several) TRY(find_hosts(r, o->timeout_s, false));
+    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, o->carrier, o->timeout_s };
+    return several && o->cuda ? rank_gpu_choose(r->store, &c, &r->gpu) : ERR_OK;
+}
+
+static Err open_many(Ranks *r, const RanksOptions *o)
+{
+    TRY(ranks_agree_on_job(r, o->facts));
+    TRY(ranks_place(r, o));
+    if (o->by_hosts) TRY(find_hosts(r, o->timeout_s, true));
     TRY(connect_ranks(r, o));
     if (o->cuda) TRY(connect_gpus(r, o));
     TRY(world_open(&r->world, r->grid, r->boot.rank, (CommOpener){ r, open_group }));
@@ -368,6 +404,22 @@ Err ranks_tell(Ranks *r, const char *key, char *text, size_t size)
     if (!r->boot.rank) return store_set(r->store, key, text, strlen(text));
     TRY(store_get(r->store, key, text, size - 1, &n, r->timeout_s));
     text[n] = 0;
+    return ERR_OK;
+}
+
+Err ranks_least(Ranks *r, const char *key, int64_t *value)
+{
+    char name[48];
+    int64_t other;
+    size_t n;
+    if (r->boot.size == 1) return ERR_OK;
+    snprintf(name, sizeof name, "%s/%d", key, r->boot.rank);
+    TRY(store_set(r->store, name, value, sizeof *value));
+    for (int p = 0; p < r->boot.size; p++) {
+        snprintf(name, sizeof name, "%s/%d", key, p);
+        TRY(store_get(r->store, name, &other, sizeof other, &n, r->timeout_s));
+        if (other < *value) *value = other;
+    }
     return ERR_OK;
 }
 
@@ -440,7 +492,7 @@ Err ranks_connect(Ranks *r, const RanksOptions *o)
         r->ready_s += clock_s() - begin;
         return ERR_OK;
     }
-    r->host_free_bytes = host_free_bytes();
+    TRY(ranks_place(r, o));
     TRY(world_open_self(&r->world));
     comm_open_self(&r->save, "save");
     r->world_open = true;

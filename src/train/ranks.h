@@ -39,7 +39,7 @@ typedef struct {
     int64_t row_pieces;
     Grid grid;
     World world;
-    bool met; /* ranks_meet was called */
+    bool met, placed; /* ranks_meet, ranks_place was called */
     bool world_open;
     Comm save; /* has all ranks, for the thread that writes checkpoints; open with `saver` */
     Speaker speaker;
@@ -74,11 +74,15 @@ typedef struct {
 Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o);
 
 /*
- * The same in two steps, for ranks that agree on their layout before they have one: of the options ranks_meet goes by
- * times, folder and `stop` alone. Between them rank 0 may tell the others a text, which then is in `text` on all.
+ * The same in steps, for ranks that agree on their layout before they have one: of the options ranks_meet goes by
+ * times, folder and `stop` alone. Between them rank 0 may tell the others a text, which then is in `text` on all, and
+ * *value becomes the least of all ranks. ranks_place: local_rank to host_free_bytes and gpu are set from there on; it
+ * goes by times, cuda and carrier.
  */
 Err ranks_meet(Ranks *r, const Boot *boot, const RanksOptions *o);
+Err ranks_place(Ranks *r, const RanksOptions *o);
 Err ranks_tell(Ranks *r, const char *key, char *text, size_t size);
+Err ranks_least(Ranks *r, const char *key, int64_t *value);
 Err ranks_connect(Ranks *r, const RanksOptions *o);
 
 /*
@@ -89,6 +93,7 @@ Err ranks_see_folder(Ranks *r, const char *folder);
 
 /* Collective: store_agree among the ranks of a run. */
 Err ranks_agree(Ranks *r, const Agreement *a);
+Err ranks_agree_on_job(Ranks *r, const char *facts); /* facts: RanksOptions' */
 
 /*
  * To be called when the run is over. After a failure of communication it first waits for the verdict, which replaces

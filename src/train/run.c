@@ -25,6 +25,7 @@
 #include "train/inputs.h"
 #include "train/kept.h"
 #include "train/preflight.h"
+#include "train/room.h"
 #include "train/spec.h"
 #include "train/threads.h"
 
@@ -132,7 +133,7 @@ static Err hint_smaller(const Run *r)
 /* Known before step 1: a run that cannot fit says so now, with what takes how much. */
 static Err check_memory(const Run *r)
 {
-    double have = r->ranks ? r->ranks->host_free_bytes : host_free_bytes();
+    double have = (double)room_of_host(r->ranks);
     double need = (double)memory_plan_total(&r->plan);
     char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES], e[UNITS_BYTES],
          f[UNITS_BYTES];
@@ -140,10 +141,8 @@ static Err check_memory(const Run *r)
     if (group > 0 && host_free_bytes() >= 0.9 * group) /* (it says the least of both, and what is free changes) */
         snprintf(where, sizeof where, "the control group's memory limit of %s",
                  units_bytes(a, (int64_t)group_memory_limit("")));
-    if (r->ranks && r->ranks->local_size > 1) {
-        have /= r->ranks->local_size;
+    if (r->ranks && r->ranks->local_size > 1)
         snprintf(where, sizeof where, "each of %d ranks on this machine", r->ranks->local_size);
-    }
     const double host = (double)memory_plan_host(&r->plan);
     if (r->plan.host_apart && host > have)
         return err_set(ERR_MEMORY,
@@ -159,8 +158,9 @@ static Err check_memory(const Run *r)
     if (r->spec.device.kind == DEVICE_CUDA) {
         DeviceInfo gpu;
         const int sharers = r->ranks ? r->ranks->gpu.sharers : 1;
-        TRY(device_cuda_info(r->spec.device.index, &gpu));
-        have = (double)gpu.free_bytes / sharers - DEVICE_LIBRARY_BYTES;
+        int64_t room;
+        TRY(room_of_gpu(r->ranks, r->spec.device.index, &gpu, &room));
+        have = (double)(room - DEVICE_LIBRARY_BYTES);
         snprintf(where, sizeof where, "GPU %d (%s)", r->spec.device.index, gpu.name);
         if (sharers > 1)
             snprintf(where, sizeof where, "each of %d ranks on GPU %d (%s)", sharers, r->spec.device.index, gpu.name);

@@ -6,12 +6,15 @@
 
 #include "config/config.h"
 #include "boot/boot.h"
+#include "train/room.h"
 
-/* How the ranks of a run with parallel.auto come by their layout. */
+/* How the ranks of a run with parallel.auto come by their layout, or with train.micro_batch=auto by that number. */
 typedef struct {
     void *user;
-    /* On rank 0: `text`, of at most `size` bytes, is what all ranks are to be told. Errors end the run. */
-    Err (*choose)(void *user, const Config *cfg, const Boot *boot, char *text, size_t size);
+    bool by_room; /* choose wants a room */
+    /* On rank 0: `text`, of at most `size` bytes, is what all ranks are to be told. room: that of each rank, or NULL.
+     * Errors end the run. */
+    Err (*choose)(void *user, const Config *cfg, const Boot *boot, const Room *room, char *text, size_t size);
     /* On every rank: *cfg, which was read for no layout yet, becomes the configuration that the text says. */
     Err (*take)(void *user, const char *text, const Boot *boot, Config *cfg);
 } LayoutChoice;
@@ -19,7 +22,8 @@ typedef struct {
 /*
  * Trains, as the process `boot` of those that were started together, to the end, to train.stop_at, or until it is
  * told to stop. ERR_STOPPED after a SIGTERM, SIGUSR1, SIGHUP, the first SIGINT or train.max_minutes, with a checkpoint
- * written; other errors as they come. choice: of a configuration with parallel.auto, else NULL.
+ * written; other errors as they come. choice: of a configuration with parallel.auto or train.micro_batch=auto, else
+ * NULL.
  */
 Err train_run(Config *cfg, const Boot *boot, const LayoutChoice *choice);
 
