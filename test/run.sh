@@ -15,7 +15,7 @@ export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} BUIL
 logs=$BUILD/test-logs
 mkdir -p "$logs"
 
-quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_keys.sh test/test_plan.sh test/test_auto.sh
+quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_keys.sh test/test_plan.sh test/test_auto.sh test/test_micro_batch.sh
     test/test_bad_input.sh test/test_moe.sh test/test_context.sh test/test_upcycle.sh test/test_preprocess.sh
     test/test_data_sets.sh test/test_resume.sh test/test_mtp.sh test/test_moments.sh test/test_muon.sh
     test/test_overrides.sh test/test_dot.sh test/test_dump.sh test/test_ramp.sh test/test_stages.sh test/test_eval.sh test/test_logits.sh test/test_tasks.sh

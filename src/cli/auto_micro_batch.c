@@ -25,24 +25,33 @@ static Err read_with(const AutoMicroBatch *a, const char *word, int64_t ranks, C
     return err;
 }
 
+/* Of the checkpoint that c would go on from; 0: there is none. */
+static Err number_kept(const Config *c, int64_t *samples, int64_t *step)
+{
+    ON_HEAP(Config, was, 1);
+    bool found;
+    *samples = 0;
+    TRY(going_on(c, was, step, &found));
+    if (!found) return ERR_OK;
+    if (!was->derived.open_micro_batch) *samples = was->train.micro_batch;
+    config_release(was);
+    return ERR_OK;
+}
+
 /* Of a run that goes on; 0: it begins, or its layout takes another number. */
 static Err keep(const Config *c, int64_t *samples)
 {
-    ON_HEAP(Config, was, 1);
-    int64_t step;
-    bool found;
+    int64_t had, step;
     *samples = 0;
-    TRY(going_on(c, was, &step, &found));
-    const int64_t had = found && !was->derived.open_micro_batch ? was->train.micro_batch : 0;
-    if (found) config_release(was);
-    const Err err = had ? micro_batch_allowed(c, had) : ERR_OK;
+    TRY(number_kept(c, &had, &step));
+    if (!had) return ERR_OK;
+    const Err err = micro_batch_allowed(c, had);
     if (err && err != ERR_CONFIG) return err;
     if (err)
-        log_info("train.micro_batch=auto: %lld, which the checkpoint of step %lld has, does not do any more: %.*s",
+        log_info("train.micro_batch=auto: %lld, which the checkpoint of step %lld has, does not do: %.*s: choosing anew",
                  (long long)had, (long long)step, (int)strcspn(err_message(), "\n"), err_message());
-    else if (had)
-        log_info("train.micro_batch=auto: %lld, as the checkpoint of step %lld has it", (long long)had,
-                 (long long)step);
+    else
+        log_info("train.micro_batch=auto: %lld, which the checkpoint of step %lld has", (long long)had, (long long)step);
     if (!err) *samples = had;
     return ERR_OK;
 }
@@ -76,6 +85,15 @@ static Err take(void *user, const char *text, const Boot *boot, Config *c)
     const AutoMicroBatch *a = user;
     TRY(read_with(a, text, boot->size, c));
     return a->may_differ ? config_let_differ(c, a->may_differ) : ERR_OK;
+}
+
+Err auto_micro_batch_of_checkpoint(const AutoMicroBatch *a, int64_t ranks, Config *c)
+{
+    int64_t had, step;
+    char word[MICRO_BATCH_WORD];
+    TRY(number_kept(c, &had, &step));
+    if (!had || micro_batch_allowed(c, had)) return ERR_OK;
+    return read_with(a, micro_batch_word(had, word), ranks, c);
 }
 
 LayoutChoice auto_micro_batch_choice(AutoMicroBatch *a) { return (LayoutChoice){ a, true, choose, take }; }

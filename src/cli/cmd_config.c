@@ -3,9 +3,11 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/heap.h"
 #include "base/words.h"
 #include "cli/config_arg.h"
 #include "hf/class.h"
+#include "plan/micro_batch.h"
 #include "train/preflight.h"
 #include "train/spec.h"
 
@@ -35,7 +37,7 @@ static void say_checked(const Config *c, bool found, bool vocab)
 
 /* What the table of keys and the relations between them do not say: all that a run's start refuses; and what is not to
  * be had here, which another machine may have. */
-static Err check(const Config *c)
+static Err check_whole(const Config *c)
 {
     Grid grid;
     int found;
@@ -45,6 +47,20 @@ static Err check(const Config *c)
     if (vocab) TRY(spec_dry_run(c, grid, vocab));
     say_checked(c, found, vocab > 0);
     return ERR_OK;
+}
+
+/* train.micro_batch=auto is right where any number is. */
+static Err check(const Config *c)
+{
+    ON_HEAP(Config, least, 1);
+    int64_t samples;
+    char word[MICRO_BATCH_WORD];
+    if (!c->derived.open_micro_batch) return check_whole(c);
+    TRY(micro_batch_least(c, &samples));
+    Err err = config_with(c, micro_batch_word(samples, word), least) ? ERR_OK : ERR_CONFIG;
+    if (!err) err = check_whole(least);
+    config_release(least);
+    return err;
 }
 
 /* check, dump, explain: with the words behind them that are no overrides. */

@@ -37,7 +37,7 @@ static const Option options[] = {
     { "max-world", OPTION_INT, &max_world, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "searches for so many ranks, half as many, ..." },
     { "memory", OPTION_TEXT, &memory, .value = "80GB",
-      .help = "with --search or train.micro_batch=auto: of a device; none: --device's" },
+      .help = "for --search, micro_batch=auto; none: --device's" },
     { "best", OPTION_INT, &best, .low = 1, .high = SEARCH_ANSWERS, .value = "N",
       .help = "with --search: answers; none: 5" },
     { "price", OPTION_REAL, &price, .low = 0, .high = 1e6, .value = "$",

@@ -34,12 +34,6 @@ static const Option eval_options[] = {
       .help = "instead: writes their logits, fp32 [sequence, position, id], as .npy" },
 };
 
-/* alone: the world size that counts for one process. */
-static Err read_source(Config *c, const Boot *boot, Words rest, int64_t alone)
-{
-    const int64_t size = boot->size > 1 ? boot->size : alone;
-    return run_dir ? config_of_run(c, run_dir, step, rest, size) : config_arg(c, config_path, rest, size);
-}
 
 static Err begin(Boot *boot)
 {
@@ -61,7 +55,7 @@ static Err train(Words rest)
     Boot boot;
     AutoLayout layout = { 0 };
     TRY(begin(&boot));
-    Err err = read_source(&c, &boot, rest, 1);
+    Err err = config_arg(&c, config_path, rest, boot.size);
     const bool planned = c.parallel.planned;
     if (planned) err = auto_layout_open(&layout, config_path, rest, &c); /* (whatever its layout was) */
     layout.may_differ = may_differ;
@@ -76,6 +70,15 @@ static Err train(Words rest)
     return err;
 }
 
+static Err read_evaluated(Config *c, const Boot *boot, Words rest)
+{
+    const int64_t size = boot->size > 1 ? boot->size : CONFIG_ANY_WORLD;
+    if (run_dir) return config_of_run(c, run_dir, step, rest, size);
+    TRY(config_arg(c, config_path, rest, size));
+    const AutoMicroBatch a = { config_path, rest, NULL };
+    return c->derived.open_micro_batch ? auto_micro_batch_of_checkpoint(&a, size, c) : ERR_OK;
+}
+
 static Err eval(Words rest)
 {
     Config c = { 0 };
@@ -87,7 +90,7 @@ static Err eval(Words rest)
         return err_set(ERR_CONFIG, "--ids FILE says what --logits FILE is computed of: both are needed"),
                err_hint("megatrain eval --help");
     TRY(begin(&boot));
-    Err err = join_said_once(&boot, read_source(&c, &boot, rest, CONFIG_ANY_WORLD));
+    Err err = join_said_once(&boot, read_evaluated(&c, &boot, rest));
     if (!err && tasks) c.train.eval_tasks = tasks;
     if (!err) err = eval_run(&c, &boot, &(EvalOptions){ run_dir, step, ids_path, logits_path, as_json });
     config_release(&c);
