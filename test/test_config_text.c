@@ -593,6 +593,10 @@ static void random_value(ConfigId id, char *out, size_t size, uint64_t *seed)
     *out = 0;
     if (kind < 5) switch (key->kind) {
         case CONFIG_INT:
+            if (key->has_auto && bits & 1) {
+                snprintf(out, size, "auto");
+                return;
+            }
             snprintf(out, size, "%lld",
                      (long long)(kind == 0   ? key->int_low
                                  : kind == 1 ? key->int_high

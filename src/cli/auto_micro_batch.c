@@ -48,10 +48,12 @@ static Err keep(const Config *c, int64_t *samples)
     const Err err = micro_batch_allowed(c, had);
     if (err && err != ERR_CONFIG) return err;
     if (err)
-        log_info("train.micro_batch=auto: %lld, which the checkpoint of step %lld has, does not do: %.*s: choosing anew",
-                 (long long)had, (long long)step, (int)strcspn(err_message(), "\n"), err_message());
+        log_info(
+            "train.micro_batch=auto: %lld, which the checkpoint of step %lld has, does not do: %.*s: choosing anew",
+            (long long)had, (long long)step, (int)strcspn(err_message(), "\n"), err_message());
     else
-        log_info("train.micro_batch=auto: %lld, which the checkpoint of step %lld has", (long long)had, (long long)step);
+        log_info("train.micro_batch=auto: %lld, which the checkpoint of step %lld has", (long long)had,
+                 (long long)step);
     if (!err) *samples = had;
     return ERR_OK;
 }

@@ -34,7 +34,6 @@ static const Option eval_options[] = {
       .help = "instead: writes their logits, fp32 [sequence, position, id], as .npy" },
 };
 
-
 static Err begin(Boot *boot)
 {
     TRY(boot_from_env(boot));

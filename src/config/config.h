@@ -62,7 +62,7 @@ typedef struct {
         int64_t global_batch;   /* samples of the largest step */
         /* train.micro_batch is auto: until somebody chooses (plan/micro_batch.h) it is the least that the rules take */
         bool open_micro_batch;
-        int64_t eval_samples;   /* most samples of each validation set; 0: all */
+        int64_t eval_samples; /* most samples of each validation set; 0: all */
         /* Micro-batches of that step on one rank: global_batch / (micro_batch * dp). */
         int64_t microbatches;
         int64_t steps;                   /* steps of the whole run, also when train.tokens is given */

@@ -124,8 +124,7 @@ Err micro_batch_choose(const Config *c, int64_t vocab, const Room *room, MicroBa
 const char *micro_batch_text(const MicroBatch *m, const Room *room, char out[MICRO_BATCH_TEXT])
 {
     char a[UNITS_BYTES], b[UNITS_BYTES], next[80] = "no larger one divides the batch";
-    if (m->next)
-        snprintf(next, sizeof next, "%lld would take %s", (long long)m->next, units_bytes(a, m->next_bytes));
+    if (m->next) snprintf(next, sizeof next, "%lld would take %s", (long long)m->next, units_bytes(a, m->next_bytes));
     snprintf(out, MICRO_BATCH_TEXT, "%lld, of which a rank takes %s of %s; %s", (long long)m->samples,
              units_bytes(a, m->bytes), units_bytes(b, room->gpu ? room->gpu : room->host), next);
     return out;

@@ -6,9 +6,9 @@
 #include "train/room.h"
 
 typedef struct {
-    int64_t samples; /* the micro-batch */
-    int64_t bytes;   /* what its plan takes of a device, on the rank that takes most */
-    bool fits;       /* false: none does, and this is the least */
+    int64_t samples;          /* the micro-batch */
+    int64_t bytes;            /* what its plan takes of a device, on the rank that takes most */
+    bool fits;                /* false: none does, and this is the least */
     int64_t next, next_bytes; /* the next larger one, which does not fit; 0: none is larger */
 } MicroBatch;
 
