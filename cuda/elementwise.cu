@@ -1,5 +1,6 @@
 /*
- * Elementwise ops: residual add with dropout, GELU, SwiGLU, gates, their backwards, zeros, sums of accumulators.
+ * Elementwise ops: residual add with dropout, GELU, squared ReLU, SwiGLU, gates, their backwards, zeros, sums of
+ * accumulators.
  *
  * Mapping   a thread takes 2 packs of 16 bytes (PackGrid of kernel.cuh), loads everything it needs of both,
  *           computes in fp32, stores. 256 threads a block, 64 KiB of loads under way on an SM per operand.
@@ -8,6 +9,7 @@
  *             residual_bwd  read dy, write dx                   4      47 us
  *             gelu_fwd      read x, write y                     4     187 us
  *             gelu_bwd      read x, dy, write dx                6     281 us
+ *             relu2_fwd, relu2_bwd: as GELU's
  *             swiglu_fwd    read gate, up, write y              6     281 us
  *             swiglu_bwd    read gate, up, dy, write both       10    468 us
  *             gate_fwd      read x, gate, write y               6      70 us
@@ -72,6 +74,23 @@ struct GeluBwd {
         const float du = GELU_C * fmaf(3.0f * GELU_A, cc, 1.0f);
         return dy * fmaf(c * s * t, du, s);
     }
+};
+
+/* max(x, 0); lets NaN through */
+__device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
+
+struct Relu2Fwd {
+    static constexpr bool TWO = false;
+    template <class T> static __device__ __forceinline__ float of(float x, float)
+    {
+        const float r = relu(x);
+        return r * r;
+    }
+};
+
+struct Relu2Bwd {
+    static constexpr bool TWO = true;
+    template <class T> static __device__ __forceinline__ float of(float dy, float x) { return dy * (2.0f * relu(x)); }
 };
 
 /* x under a gate */
@@ -150,6 +169,18 @@ extern "C" Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a)
 extern "C" Err cuda_gelu_bwd(Stream *s, const gelu_bwd_args *a)
 {
     DISPATCH(a->x.dtype, (launch_map<T, GeluBwd>(s, a->dx, a->dy, a->x)));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_relu2_fwd(Stream *s, const relu2_fwd_args *a)
+{
+    DISPATCH(a->x.dtype, (launch_map<T, Relu2Fwd>(s, a->y, a->x, a->x)));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_relu2_bwd(Stream *s, const relu2_bwd_args *a)
+{
+    DISPATCH(a->x.dtype, (launch_map<T, Relu2Bwd>(s, a->dx, a->dy, a->x)));
     return ERR_OK;
 }
 

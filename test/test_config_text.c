@@ -276,6 +276,7 @@ TEST(translated_values_are_ours)
         "multi_latent_attention=true",
         "normalization=RMSNorm",
         "swiglu=true",
+        "squared_relu=true",
         "position_embedding_type=learned_absolute",
         "untie-embeddings-and-output-weights=true",
         "cp_comm_type=a2a+p2p",

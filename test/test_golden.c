@@ -130,7 +130,7 @@ static ModelSpec model_of(const Json *m)
                     .qk_norm = json_text(json_get(m, "qk_norm"), NULL) ? QK_NORM_FULL
                                : flag(m, "qk_norm") ? QK_NORM_HEADS : QK_NORM_NONE,
                     .activation = json_get(m, "limit") ? ACT_CLAMPED_SWIGLU : flag(m, "geglu") ? ACT_GEGLU
-                                  : flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
+                                  : flag(m, "swiglu") ? ACT_SWIGLU : flag(m, "relu2") ? ACT_RELU2 : ACT_GELU,
                     .activation_limit = json_get(m, "limit") ? (float)number(m, "limit") : 0,
                     .attention_gate = json_get(m, "gate") != NULL,
                     .sinks = json_get(m, "sinks") != NULL,
@@ -742,6 +742,8 @@ TEST(gemma3_layout) { against_torch("gemma3", true, false); }
 TEST(gemma3_run) { against_torch("gemma3", false, false); }
 TEST(olmo2_layout) { against_torch("olmo2", true, false); }
 TEST(olmo2_run) { against_torch("olmo2", false, false); }
+TEST(relu2_layout) { against_torch("relu2", true, false); }
+TEST(relu2_run) { against_torch("relu2", false, false); }
 TEST(gptoss_layout) { against_torch("gptoss", true, false); }
 TEST(gptoss_run) { against_torch("gptoss", false, false); }
 TEST(gptossfull_layout) { against_torch("gptossfull", true, false); }
@@ -824,6 +826,7 @@ TEST(same_bits_gemma) { same_bits("gemma"); }
 TEST(same_bits_gemma2) { same_bits("gemma2"); }
 TEST(same_bits_gemma3) { same_bits("gemma3"); }
 TEST(same_bits_olmo2) { same_bits("olmo2"); }
+TEST(same_bits_relu2) { same_bits("relu2"); }
 TEST(same_bits_gptoss) { same_bits("gptoss"); }
 TEST(same_bits_gptossfull) { same_bits("gptossfull"); }
 TEST(same_bits_qwen3next) { same_bits("qwen3next"); }

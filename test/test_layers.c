@@ -492,10 +492,12 @@ static void check_mlp(Activation activation, bool bias, bool recompute)
 }
 
 TEST(mlp_gelu) { check_mlp(ACT_GELU, true, false); }
+TEST(mlp_relu2) { check_mlp(ACT_RELU2, true, false); }
 TEST(mlp_swiglu) { check_mlp(ACT_SWIGLU, false, false); }
 TEST(mlp_geglu) { check_mlp(ACT_GEGLU, false, false); }
 TEST(mlp_clamped) { check_mlp(ACT_CLAMPED_SWIGLU, true, false); }
 TEST(mlp_recomputed) { check_mlp(ACT_SWIGLU, true, true); }
+TEST(mlp_relu2_recomputed) { check_mlp(ACT_RELU2, false, true); }
 TEST(mlp_gelu_recomputed) { check_mlp(ACT_GELU, true, true); }
 
 /* Every token goes to all experts: where a step changes the choice there is no derivative (test_golden.c has
@@ -527,6 +529,14 @@ TEST(moe_sigmoid_shared)
         .activation = ACT_GELU, .moe.shared_ffn = 24, .bias = true, .moe.router = { .score = ROUTER_SIGMOID } });
     check_moe((ModelSpec){
         .activation = ACT_SWIGLU, .moe.shared_ffn = 24, .moe.router = { .score = ROUTER_SIGMOID, .normalize = 1 } });
+}
+TEST(moe_relu2)
+{
+    for (int recompute = 0; recompute < 2; recompute++)
+        check_moe((ModelSpec){ .activation = ACT_RELU2,
+                             .moe.shared_ffn = 24,
+                             .recompute = layer_pattern_all(recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE),
+                             .moe.router = { .score = ROUTER_SIGMOID, .normalize = 1 } });
 }
 /* (Limits so far out that few numbers lie near them: across one a step finds no derivative.) */
 TEST(moe_biases_clamped)

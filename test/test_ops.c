@@ -263,6 +263,26 @@ TEST(gelu)
     CASES(case_gelu, { 1, 1 }, { 3, 15 }, { 4, 16 }, { 5, 17 }, { 2, 31 }, { 3, 33 }, { 35, 1101 });
 }
 
+static void case_relu2(Env *e, const Shape *p)
+{
+    Tensor x = env_in(e, F32, -6, 6, p->N, p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), dx = env_out(e, F32, 8, 9, p->N, p->D);
+    far_out(e, x, p->N, p->D);
+    RUN(e, relu2_fwd, .y = y, .x = env_used(e, x));
+    RUN(e, relu2_bwd, .dx = env_used(e, dx), .dy = dy, .x = x);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        const int64_t n = k / p->D, i = k % p->D;
+        const double r = fmax(0, (double)env_f(x, n)[i]), g = (double)env_f(dy, n)[i];
+        CHECK(env_f(y, n)[i] == (float)(r * r));
+        CHECK(env_f(dx, n)[i] == (float)(g * 2 * r));
+    }
+}
+
+TEST(relu2)
+{
+    CASES(case_relu2, { 1, 1 }, { 3, 15 }, { 4, 16 }, { 5, 17 }, { 3, 33 }, { 35, 1101 });
+}
+
 /* D columns in chunks of `a`. */
 static void case_swiglu(Env *e, const Shape *p)
 {

@@ -10,6 +10,7 @@
 /* ROW(NAME, "in configurations", gated); gated: a column is made of two, a gate and what it is on */
 #define ACTIVATIONS(ROW)        \
     ROW(GELU, "gelu", false)    \
+    ROW(RELU2, "relu2", false)  \
     ROW(SWIGLU, "swiglu", true) \
     ROW(GEGLU, "geglu", true)   \
     ROW(CLAMPED_SWIGLU, "clamped_swiglu", true)

@@ -72,6 +72,7 @@ static const Alias aliases[] = {
     ONE("sliding_window window_size", model, window),
     WORDS("normalization", model, norm, "rmsnorm=rmsnorm layernorm=layernorm"),
     WORDS("swiglu", model, activation, "true=swiglu false=gelu"),
+    WORDS("squared_relu", model, activation, "true=relu2 false=gelu"),
     WORDS("position_embedding_type", model, position, "rope=rope learned_absolute=learned none=none"),
     WORDS("untie_embeddings_and_output_weights", model, tied, "true=false false=true"),
     ONE("rms_norm_eps layer_norm_eps layernorm_epsilon", model, norm_eps),

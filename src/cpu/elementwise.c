@@ -3,8 +3,8 @@
  * Threads own rows. An element's value depends on its inputs alone (and, for dropout, on its global
  * coordinates: base/rng.h), never on where it lies in the row.
  *
- * Traffic per element: residual reads 8 bytes, writes 4; gelu 4 and 4, its backward 8 and 4; swiglu reads 8
- * and writes 4, its backward 12 and 8, as a gate does; rope, split and merge read and write 4. With dropout a Philox
+ * Traffic per element: residual reads 8 bytes, writes 4; gelu and relu2 4 and 4, their backwards 8 and 4; swiglu reads
+ * 8 and writes 4, its backward 12 and 8, as a gate does; rope, split and merge read and write 4. With dropout a Philox
  * call for 64 elements adds about 2 instructions an element.
  */
 #include "cpu/gelu.h"
@@ -141,6 +141,49 @@ static void gelu_bwd_part(const void *args, int64_t first, int64_t end)
 Err CPU(gelu_bwd)(Stream *s, const gelu_bwd_args *a)
 {
     par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], gelu_bwd_part, a);
+    return ERR_OK;
+}
+
+/* max(x, 0); NaN stays. */
+VEC_FN vf relu(vf x) { return vf_max(vf_zero(), x); }
+
+static void relu2_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const relu2_fwd_args *a = args;
+    const int64_t F = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n);
+        float *y = row_f32(a->y, n);
+        for (int64_t i = 0; i < F; i += VEC) {
+            const vf r = relu(row_load(x + i, F - i));
+            row_store(y + i, vf_mul(r, r), F - i);
+        }
+    }
+}
+
+Err CPU(relu2_fwd)(Stream *s, const relu2_fwd_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], relu2_fwd_part, a);
+    return ERR_OK;
+}
+
+static void relu2_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const relu2_bwd_args *a = args;
+    const int64_t F = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n), *dy = row_f32(a->dy, n);
+        float *dx = row_f32(a->dx, n);
+        for (int64_t i = 0; i < F; i += VEC) {
+            const vf slope = vf_mul(vf_set1(2.0f), relu(row_load(x + i, F - i)));
+            row_store(dx + i, vf_mul(row_load(dy + i, F - i), slope), F - i);
+        }
+    }
+}
+
+Err CPU(relu2_bwd)(Stream *s, const relu2_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], relu2_bwd_part, a);
     return ERR_OK;
 }
 

@@ -219,6 +219,10 @@ TEST(maps)
     ends_check(y, UNIT, "gelu_fwd");
     BOTH_ENDS(gelu_bwd, .dx = END(y), .dy = END(dy), .x = END(x));
     ends_check(y, UNIT, "gelu_bwd");
+    BOTH_ENDS(relu2_fwd, .y = END(y), .x = END(x));
+    ends_check(y, UNIT, "relu2_fwd");
+    BOTH_ENDS(relu2_bwd, .dx = END(y), .dy = END(dy), .x = END(x));
+    ends_check(y, UNIT, "relu2_bwd");
     BOTH_ENDS(gate_fwd, .y = END(y), .x = END(x), .gate = END(dy));
     ends_check(y, UNIT, "gate_fwd");
     BOTH_ENDS(fill_zero, .x = END(y));

@@ -94,13 +94,17 @@ SHAREDBIAS = dict(MIXEDMOE, layers=1, window=[0], rope=[0], bias=True, moe=dict(
 MTP = dict(DEEPSEEK, mtp=1, mtp_weight=0.3, moe=dict(
     DEEPSEEK["moe"], experts=8, topk=2, groups=4, group_topk=2))
 MTP2 = dict(LLAMA, layers=1, window=[0], rope=[1], rms=False, bias=True, tied=True, mtp=2, mtp_weight=0.5)
+# The squared ReLU, in experts and in a dense layer.
+RELU2 = dict(LLAMA, qk_norm=False, ffn=40, swiglu=False, relu2=True, moe=dict(
+    experts=6, topk=2, ffn=18, shared_ffn=14, shared_gate=False, router="sigmoid", normalize=True, scale=1.5, groups=1,
+    group_topk=1, layers=[0, 1]))
 # The same over samples of several documents: rows that do not count, but which later rows see; and rows of experts, of
 # which a balance loss counts all.
 MTPMASK = dict(MTP2, vocab=17, eod=3, mask_eod=True)
 MTPRESET = dict(MTP, vocab=17, eod=3, reset_at_eod=True, moe=dict(MTP["moe"], aux=0.5))
 GRADIENTS_ONLY = ("mtp", "mtp2", "mtpmask", "mtpreset", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
                   "qwen3next", "mla", "deepseekv3", "gptossfull",
-                  "mlasinks", "mlagate", "sharedbias", "gemma2", "gemma3", "olmo2")  # no final weights
+                  "mlasinks", "mlagate", "sharedbias", "gemma2", "gemma3", "olmo2", "relu2")  # no final weights
 AUTOCAST = ("gpt2", "llama", "gptoss")  # of these also autocast_errors
 AUTOCAST_BATCHES, AUTOCAST_TRIED = 8, 32
 BATCH = 4
@@ -345,7 +349,7 @@ class Model:
                 gate, up = gate.clamp(max=self.m["limit"]), up.clamp(-self.m["limit"], self.m["limit"])
                 return gate * torch.sigmoid(1.702 * gate) * (up + 1)
             return (self.gelu(gate) if self.m.get("geglu") else gate * torch.sigmoid(gate)) * up
-        return self.gelu(h)
+        return torch.relu(h) ** 2 if self.m.get("relu2") else self.gelu(h)
 
     def gelu(self, h):
         return 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
@@ -580,7 +584,7 @@ def main():
         ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3), ("gptossfull", GPTOSSFULL),
         ("mlasinks", MLASINKS), ("mlagate", MLAGATE), ("sharedbias", SHAREDBIAS),
         ("mtpmask", MTPMASK), ("mtpreset", MTPRESET), ("gemma2", GEMMA2), ("gemma3", GEMMA3),
-        ("olmo2", OLMO2))]
+        ("olmo2", OLMO2), ("relu2", RELU2))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 

@@ -24,7 +24,7 @@ KINDS = {  # the values of each axis
     "block_norms": ("pre", "both", "post"),
     "norm": ("layernorm", "rmsnorm"), "embed_scale": YES, "final_softcap": YES, "logits_scale": YES, "residual_scale": YES, "attention_scale": YES, "vocab": YES,
     "attention_bias": ("auto", "none", "qkv", "all"), "rope_base_local": YES,
-    "activation": ("gelu", "swiglu", "geglu", "clamped_swiglu"),
+    "activation": ("gelu", "relu2", "swiglu", "geglu", "clamped_swiglu"),
     "bias": YES, "tied": YES, "dropout": YES, "attention_dropout": YES,
     "mtp": ("0", "1", "2"),
     "experts": YES,

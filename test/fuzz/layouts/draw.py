@@ -470,7 +470,7 @@ class Draw:
         self.ffn = self.width * self.one(1, 2, 3, 5, 7)
         put("ffn", self.ffn)
         put("norm", self.one("layernorm", "rmsnorm"))
-        activation = self.one("gelu", "swiglu", "geglu", "clamped_swiglu")
+        activation = self.one("gelu", "relu2", "swiglu", "geglu", "clamped_swiglu")
         put("activation", activation)
         put("norm_eps", self.one("1e-5", "1e-5", "1e-3"), "1e-5")
         if self.model["model.position"] != "learned":
