@@ -144,6 +144,12 @@ static int64_t mixtral_down(int64_t r, int64_t c, const char **name)
     return r % HIDDEN * FFN + c;
 }
 
+static int64_t squared_up(int64_t r, int64_t c, const char **name)
+{
+    *name = "mlp.up_proj.weight";
+    return r * HIDDEN + c;
+}
+
 static int64_t gemma_norm(int64_t r, int64_t c, const char **name)
 {
     *name = "pre_feedforward_layernorm.weight";
@@ -160,6 +166,7 @@ TEST(each_element_has_its_published_place)
     check(HF_GLM4, false, "attn.qkv.weight", (HEADS + 2 * KV) * WIDE, HIDDEN, glm_qkv);
     check(HF_HELIUM, false, "attn.qkv.weight", qkv, HIDDEN, ernie_qkv);
     check(HF_LLAMA, false, "mlp.fc1.weight", 2 * FFN, HIDDEN, llama_gate_up);
+    check(HF_NEMOTRON, false, "mlp.fc1.weight", FFN, HIDDEN, squared_up);
     check(HF_GPT_OSS, false, "mlp.experts.fc1.weight", EXPERTS * 2 * FFN, HIDDEN, gpt_oss_gate_up);
     check(HF_DEEPSEEK_V2, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, deepseek_q);
     check(HF_MIXTRAL, false, "mlp.experts.fc2.weight", EXPERTS * HIDDEN, FFN, mixtral_down);
@@ -168,17 +175,19 @@ TEST(each_element_has_its_published_place)
     check(HF_GEMMA3, false, "norm2.weight", HIDDEN, 1, gemma_norm);
 }
 
-TEST(norms_of_gemma_are_one_more)
+TEST(norms_that_are_one_more)
 {
     const Param norm = param_of("layers.1.norm2.weight", HIDDEN, 1), matrix = param_of("layers.1.mlp.fc2.weight", 4, 6);
-    const Param bias = param_of("layers.1.attn.proj.bias", HIDDEN, 1);
+    const Param bias = param_of("layers.1.attn.proj.bias", HIDDEN, 1), of_norm = param_of("final_norm.bias", HIDDEN, 1);
     for (int kind = 0; kind < HF_CLASSES; kind++) {
         const HfNaming n = naming_of((HfClass)kind);
-        const float want = kind == HF_GEMMA || kind == HF_GEMMA2 || kind == HF_GEMMA3 ? 1 : 0;
+        const bool gemma = kind == HF_GEMMA || kind == HF_GEMMA2 || kind == HF_GEMMA3;
+        const float want = gemma || kind == HF_NEMOTRON ? 1 : 0;
         if (hf_part_count(&n, &norm))
             CHECK_CLOSE((double)hf_part(&n, &norm, 0).more, (double)want, 0, "class %d", kind);
         CHECK_CLOSE((double)hf_part(&n, &matrix, 0).more, 0, 0, "class %d", kind);
         CHECK_CLOSE((double)hf_part(&n, &bias, 0).more, 0, 0, "class %d", kind);
+        CHECK_CLOSE((double)hf_part(&n, &of_norm, 0).more, 0, 0, "class %d", kind);
     }
 }
 

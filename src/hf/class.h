@@ -51,6 +51,9 @@ typedef enum {
     HF_GLM,
     HF_GLM4,
     HF_GRANITE,
+    HF_ARCEE,
+    HF_JAIS2,
+    HF_NEMOTRON,
     HF_CLASSES
 } HfClass;
 

@@ -10,7 +10,8 @@
 #define DEEPSEEK (B(DEEPSEEK_V2) | B(DEEPSEEK_V3))
 #define LATENT (DEEPSEEK | B(YOUTU))
 #define GEMMAS (B(GEMMA2) | B(GEMMA3))
-#define LAYERNORMS (B(GPT2) | B(STARCODER2) | B(STABLELM))
+#define SQUARES (B(ARCEE) | B(JAIS2) | B(NEMOTRON)) /* of a ReLU */
+#define LAYERNORMS (B(GPT2) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | B(NEMOTRON))
 #define ROTARY (ALL & ~B(GPT2))
 #define PLAIN (ROTARY & ~LATENT & ~B(OLMOE) & ~B(STABLELM)) /* heads of one width, which is a key */
 #define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE))                /* some blocks have no experts, by a step and a list */
@@ -28,9 +29,10 @@
 #define TYPED (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM))
 #define BIASED                                                                                                 \
     (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
-     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | B(GRANITE))
-#define PARTIAL \
-    (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM)) /* some columns of a head turn */
+     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | B(GRANITE) | SQUARES)
+#define PARTIAL                                                               \
+    (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM) | \
+     B(NEMOTRON)) /* some columns of a head turn */
 
 #define KEY(kind_, classes_, name_, member_, meaning_, ...) \
     { .name = name_,                                        \

@@ -35,9 +35,9 @@ enum {
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
 #define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
-#define OFFSET_NORMS (GEMMAS | C(GEMMA))       /* they multiply by 1 + w */
-#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE)) /* of multi-token prediction */
-#define MORE_BLOCKS (MODULES | C(HY_V3))       /* files hold such modules, whether they are read or not */
+#define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(NEMOTRON)) /* they multiply by 1 + w */
+#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE))         /* of multi-token prediction */
+#define MORE_BLOCKS (MODULES | C(HY_V3))               /* files hold such modules, whether they are read or not */
 
 /* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
  * "layers.N.", in the order of the form's parts, '#' the expert. */
@@ -91,6 +91,7 @@ static const Row table[] = {
     { C(PHI3) | DENSE_GLM, "mlp.fc1", "mlp.gate_up_proj", WHOLE, 0 },
     { C(STARCODER2), "mlp.fc1", "mlp.c_fc", WHOLE, 0 },
     { C(STARCODER2), "mlp.fc2", "mlp.c_proj", WHOLE, 0 },
+    { C(ARCEE) | C(JAIS2) | C(NEMOTRON), "mlp.fc1", "mlp.up_proj", WHOLE, 0 },
     { REST, "mlp.fc1", "mlp.gate_proj mlp.up_proj", GATE_UP, 0 },
     { REST, "mlp.fc2", "mlp.down_proj", WHOLE, 0 },
     { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE), "mlp.shared.fc1",
@@ -371,7 +372,7 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
     out.first += s.theirs * (turned ? 1 : columns);
     out.row = s.step * (turned ? 1 : columns);
     out.column = turned ? s.their_rows : 1;
-    out.more = vector && (OFFSET_NORMS >> n->kind & 1) && strstr(p->name, "norm"); /* (others are biases) */
+    out.more = (OFFSET_NORMS >> n->kind & 1) && strstr(p->name, "norm") && strcmp(at.suffix, ".bias");
     out.width = strncmp(p->name, "final_norm.", strlen("final_norm.")) ? 1 : n->width;
     return out;
 }

@@ -327,6 +327,25 @@ CASES = {
         sizes(60, 56, 2, 5, 1, 12, rope_parameters=rope(theta=1e4), **TIED),
         sizes(42, 40, 2, 3, 3, 14, mlp_bias=True),
     ),
+    "arcee": (
+        T.ArceeConfig,
+        sizes(48, 80, 3, 6, 2, 8, attention_bias=True),
+        sizes(40, 56, 2, 5, 1, 16, rope_parameters=yarn(4.0), **TIED),
+        sizes(36, 40, 2, 3, 3, 12, mlp_bias=True, rope_parameters=rope(theta=1e6)),
+    ),
+    "jais2": (
+        T.Jais2Config,
+        sizes(48, 80, 3, 6, 2, 8),
+        sizes(40, 56, 2, 5, 1, 16, attention_bias=False, mlp_bias=False, rope_parameters=LLAMA3, **TIED),
+        sizes(36, 40, 2, 3, 3, 12, attention_bias=False, layer_norm_eps=1e-3),
+    ),
+    "nemotron": (
+        T.NemotronConfig,
+        sizes(48, 80, 3, 6, 2, 8),
+        sizes(40, 56, 2, 5, 1, 16, attention_bias=True, mlp_bias=True, norm_eps=1e-3,
+            rope_parameters=rope(theta=1e6, partial_rotary_factor=0.25), **TIED),
+        sizes(36, 40, 2, 3, 3, 10, mlp_bias=True, rope_parameters=rope(partial_rotary_factor=1.0)),
+    ),  # fmt: skip
 }
 
 
@@ -358,8 +377,8 @@ def make(out, ids, *classes):
 
 
 def alike(name, x, y, model):
-    """The same numbers; Gemma's norms w were 1 + w in between, so they are the same to the rounding of that."""
-    if "norm" in name and model.config.model_type.startswith("gemma"):
+    """The same numbers; Gemma's and Nemotron's norms w were 1 + w in between, so they are the same to the rounding of that."""
+    if "norm" in name and model.config.model_type.startswith(("gemma", "nemotron")):
         return bool(((x - y).abs() <= 2.0**-23).all())
     return torch.equal(x, y)
 

@@ -19,6 +19,9 @@ CLASSES = {  # beside PLAIN; None: the key is not given
     "gemma3_text": GEMMA | {"model.qk_norm": "true", "model.rope_base_local": "500"},
     "granite": {"model.embed_scale": "4", "model.residual_scale": "0.3", "model.attention_scale": "0.2",
                 "model.logits_scale": "0.25"},
+    "arcee": {"model.activation": "relu2"},
+    "jais2": {"model.activation": "relu2", "model.norm": "layernorm"},
+    "nemotron": {"model.activation": "relu2", "model.norm": "layernorm", "model.rope_dim": "2"},
     "gpt2": {"model.norm": "layernorm", "model.activation": "gelu", "model.position": "learned", "model.bias": "true",
              "model.rope_scaling": None, "model.rope_factor": None, "model.rope_original": None},
 }
