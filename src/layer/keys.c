@@ -47,7 +47,7 @@ static Err earlier_keys(KeyWalk *w)
     const SliceKeys *kept = slot->kept[w->c->block.layer];
     w->kv[0] = save_in(slot, kept->k);
     w->kv[1] = save_in(slot, kept->v);
-    for (int i = 0; i < 2; i++) TRY(reshard_kept(w->c, w->plan, &w->kv[i]));
+    for (int i = 0; i < 2; i++) TRY(reshard_kept(w->c, &w->plan->change, &w->kv[i]));
     return ERR_OK;
 }
 
@@ -85,20 +85,20 @@ KeyPlan key_plan(const Ctx *c)
     const KeySource *all = &sources[AT_ONCE];
     const KeySource *ring = &sources[c->canon.exact || c->slices.count > 1 ? BY_POSITION : BY_ARRIVAL];
     const KeyPlan ways[] = {
-        [CONTEXT_ALLGATHER] = { cut, NULL, &w->cp, all },
-        [CONTEXT_RING] = { cut, NULL, &w->cp, ring },
-        [CONTEXT_A2A] = { false, &w->cp, NULL, all }, /* (all positions of some heads have no cut) */
-        [CONTEXT_HIERARCHICAL] = { cut, &w->cp_heads, &w->cp_ring, ring },
+        [CONTEXT_ALLGATHER] = { { cut, NULL }, &w->cp, all },
+        [CONTEXT_RING] = { { cut, NULL }, &w->cp, ring },
+        [CONTEXT_A2A] = { { false, &w->cp }, NULL, all }, /* (all positions of some heads have no cut) */
+        [CONTEXT_HIERARCHICAL] = { { cut, &w->cp_heads }, &w->cp_ring, ring },
     };
     KeyPlan p = { .source = all };
     if (w->cp.size > 1) p = ways[c->block.context];
     if (p.ranks && p.ranks->size > 1) return p;
-    return (KeyPlan){ p.cut, p.heads, NULL, all };
+    return (KeyPlan){ p.change, NULL, all };
 }
 
 Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *state)
 {
-    const Comm *by_heads = key_plan(c).heads;
+    const Comm *by_heads = key_plan(c).change.heads;
     const int64_t heads = max64(shape.heads * shape.chunks, by_heads ? by_heads->size : 1);
     const int64_t rows = c->batch->B * c->batch->T * heads;
     const int places = sums_places(c);
@@ -108,7 +108,7 @@ Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *st
 
 HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads)
 {
-    const Comm *group = key_plan(c).heads;
+    const Comm *group = key_plan(c).change.heads;
     if (!group) return (HeadRows){ rows, 0, heads };
     return (HeadRows){ rows * group->size, heads / group->size * group->rank, heads / group->size };
 }
@@ -116,17 +116,17 @@ HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads)
 /* The positions of this rank's queries, and of its keys of the slice at work; given: before any change. */
 static Spans span_of(const Ctx *c, const KeyPlan *p, Spans given)
 {
-    if (!p->cut && !p->heads) return given;
+    if (!p->change.cut && !p->change.heads) return given;
     return context_at_work(c, CONTEXT_ZIGZAG, p->ranks ? p->ranks->size : 1, p->ranks ? p->ranks->rank : 0);
 }
 
 static Tensor per_head(Tensor t, Tensor q) { return tensor_reshape(t, q.dim[0], q.dim[1], q.dim[2]); }
 
 /* The first of this rank's heads, among those that ranks exchange. */
-static int64_t first_head(const KeyPlan *p, Tensor q) { return p->heads ? q.dim[2] * p->heads->rank : 0; }
+static int64_t first_head(const ReshardPlan *p, Tensor q) { return p->heads ? q.dim[2] * p->heads->rank : 0; }
 
 /* The sinks of this rank's share of the heads. */
-static Tensor own_sinks(const KeyPlan *p, Tensor sink)
+static Tensor own_sinks(const ReshardPlan *p, Tensor sink)
 {
     if (!p->heads || !sink.data) return sink;
     const int64_t heads = sink.dim[0] / p->heads->size;
@@ -236,15 +236,15 @@ Err context_attention(Ctx *c, attention_fwd_args a)
     ArenaMark mark = arena_mark(c->scratch);
     const KeyPlan p = key_plan(c);
     Reshard r = { .in = { &a.q, &a.k, &a.v }, .doc = &a.doc, .out = { &a.o } };
-    TRY(reshard_in(c, &p, &r));
+    TRY(reshard_in(c, &p.change, &r));
     a.lse = per_head(a.lse, a.q);
     a.q_span = span_of(c, &p, a.q_span);
     a.k_span = span_of(c, &p, a.k_span);
-    a.head0 += first_head(&p, a.q);
-    a.sink = own_sinks(&p, a.sink);
+    a.head0 += first_head(&p.change, a.q);
+    a.sink = own_sinks(&p.change, a.sink);
     if (a.logit_max.data) a.logit_max = tensor_row_slice(a.logit_max, a.head0, a.q.dim[2]);
     TRY(forward(c, &p, a));
-    TRY(reshard_out(c, &p, &r));
+    TRY(reshard_out(c, &p.change, &r));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -255,16 +255,16 @@ Err context_attention_bwd(Ctx *c, attention_bwd_args a)
     const KeyPlan p = key_plan(c);
     const Tensor dk = a.dk, dv = a.dv;
     Reshard r = { .in = { &a.q, &a.k, &a.v, &a.o, &a.go }, .doc = &a.doc, .out = { &a.dq, &a.dk, &a.dv } };
-    TRY(wide_keys(c, p.heads && a.k.dim[2] < p.heads->size, &a)); /* ranks then share key heads */
-    TRY(reshard_in(c, &p, &r));
+    TRY(wide_keys(c, p.change.heads && a.k.dim[2] < p.change.heads->size, &a)); /* ranks then share key heads */
+    TRY(reshard_in(c, &p.change, &r));
     a.chunk = min64(a.chunk, a.q.dim[2] / a.k.dim[2]);
     a.lse = per_head(a.lse, a.q);
     a.delta = per_head(a.delta, a.q);
     a.q_span = span_of(c, &p, a.q_span);
     a.k_span = span_of(c, &p, a.k_span);
-    a.head0 += first_head(&p, a.q);
+    a.head0 += first_head(&p.change, a.q);
     TRY(backward(c, &p, a));
-    TRY(reshard_out(c, &p, &r));
+    TRY(reshard_out(c, &p.change, &r));
     TRY(round_keys(c, &a, dk, dv));
     arena_release(c->scratch, mark);
     return ERR_OK;

@@ -1,11 +1,12 @@
 /*
  * Attention whose keys come block by block: this rank's own, those of other ranks and of earlier slices
- * (docs/context.md has the picture). Shared by keys*.c and reshard.c alone.
+ * (docs/context.md has the picture). Shared by keys*.c alone.
  */
 #ifndef MEGATRAIN_LAYER_KEYS_H
 #define MEGATRAIN_LAYER_KEYS_H
 
 #include "layer/context.h"
+#include "layer/reshard.h"
 
 typedef struct KeyWalk KeyWalk;
 
@@ -26,8 +27,7 @@ typedef struct {
 
 /* Decisions before the first message, for one layer. */
 typedef struct {
-    bool cut;    /* positions in order are first changed for zigzag parts */
-    Comm *heads; /* ranks that then exchange positions for heads; NULL: none do */
+    ReshardPlan change;
     Comm *ranks; /* ranks that then have zigzag parts of each slice; NULL: every rank has whole slices */
     const KeySource *source;
 } KeyPlan;
@@ -114,39 +114,5 @@ Err sums_finish(KeyWalk *w);
 int sums_places(const Ctx *c);
 /* The op's arguments for own queries and the keys at work. */
 attention_bwd_args keys_bwd_args(const KeyWalk *w, Tensor dk, Tensor dv);
-
-/* ---- positions (reshard.c) ---- */
-
-/* Positions of a slice, on all ranks; of a sequence that is not cut. Those of slice s. */
-int64_t slice_length(const Ctx *c);
-Spans slice_span(const Ctx *c, int s);
-
-/* A sequence has 2 n equal parts: the rank that has part `part`; the first (0) or second (1) part of a rank. */
-int context_owner(ContextCut cut, int parts, int part);
-int context_part(ContextCut cut, int parts, int rank, int which);
-/* Rows in the order of ranks, x [ranks, samples, T, ...], to rows in the order of positions, `whole`
- * [samples, seq, K, C]; or back. */
-Err context_move(Ctx *c, ContextCut cut, int ranks, Tensor x, Tensor whole, bool back);
-/* Part `which` (0, 1) of this rank's positions, from rows [B, T, ...] to part [B, T / 2, ...]; or back. */
-Err context_move_part(Ctx *c, Tensor rows, Tensor part, int which, bool back);
-/* t [B, T, K, C] of a rank's positions becomes [B, seq, K, C] of the group's, in scratch. */
-Err context_gather(Ctx *c, ContextCut cut, Comm *group, Tensor *t);
-/* x[0] = the tree over the first dim of x [chunks, n, columns]. */
-Err context_sum_chunks(Ctx *c, Tensor x);
-
-/*
- * The arguments of a call whose positions or heads the plan changes. reshard_in replaces what `in`, `doc` and `out`
- * point at by tensors in scratch that are of the new ones; reshard_out brings results back to where they belong.
- * out[i] has the positions and heads of in[i], and columns of its own.
- */
-typedef struct {
-    Tensor *in[5], *doc, *out[3]; /* [B, T, heads, columns]; doc [B, T], or without data; unused ones NULL */
-    Tensor own[2][3];             /* `out` before each change */
-} Reshard;
-
-Err reshard_in(Ctx *c, const KeyPlan *p, Reshard *r);
-Err reshard_out(Ctx *c, const KeyPlan *p, Reshard *r);
-/* Kept keys or values of an earlier slice become what reshard_in makes of those of the slice at work. */
-Err reshard_kept(Ctx *c, const KeyPlan *p, Tensor *t);
 
 #endif

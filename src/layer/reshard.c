@@ -1,7 +1,7 @@
 /*
  * The positions of a sequence that each rank has, and the heads of them. Where attention wants other ones than the
  * layers around it, tensors change on the way in and results on the way out. There are two changes, of which a plan
- * (keys.h) has none, one or both.
+ * (ReshardPlan) has none, one or both.
  *
  * The cut. Outside of attention a rank may have the positions behind those of the rank before it. Under the causal mask
  * the last rank would have the most work, and the leaves of dk and dv, which are numbered zigzag, would not be a run on
@@ -27,8 +27,9 @@
  * Bits. A rank has all queries of its heads, and of a shared key head whole chunks of them: the sum over the ranks that
  * share is the rest of the tree over chunks.
  */
+#include "layer/reshard.h"
+
 #include "base/int64.h"
-#include "layer/keys.h"
 
 /* ---- positions ---- */
 
@@ -186,7 +187,7 @@ static Err change_cut(Ctx *c, ContextCut to, Tensor x, Tensor y)
     return ERR_OK;
 }
 
-static Err cut_in(Ctx *c, const KeyPlan *p, Tensor *t)
+static Err cut_in(Ctx *c, const ReshardPlan *p, Tensor *t)
 {
     const Tensor in_order = *t;
     (void)p;
@@ -194,7 +195,7 @@ static Err cut_in(Ctx *c, const KeyPlan *p, Tensor *t)
     return change_cut(c, CONTEXT_ZIGZAG, in_order, *t);
 }
 
-static Err cut_out(Ctx *c, const KeyPlan *p, Tensor x, Tensor own)
+static Err cut_out(Ctx *c, const ReshardPlan *p, Tensor x, Tensor own)
 {
     (void)p;
     return change_cut(c, CONTEXT_CONTIGUOUS, x, own);
@@ -235,9 +236,9 @@ static int64_t copies_of(const Comm *group, Tensor x)
 }
 
 /* How the positions of the ranks that exchange heads are cut over them. */
-static ContextCut group_cut(const Ctx *c, const KeyPlan *p) { return p->cut ? CONTEXT_ZIGZAG : c->cut; }
+static ContextCut group_cut(const Ctx *c, const ReshardPlan *p) { return p->cut ? CONTEXT_ZIGZAG : c->cut; }
 
-static Err heads_in(Ctx *c, const KeyPlan *p, Tensor *x)
+static Err heads_in(Ctx *c, const ReshardPlan *p, Tensor *x)
 {
     Comm *group = p->heads;
     const int64_t n = group->size, B = x->dim[0], T = x->dim[1], copies = copies_of(group, *x);
@@ -267,7 +268,7 @@ static Err sum_copies(Ctx *c, Tensor slices, int64_t N, int64_t copies)
 }
 
 /* own = x, summed over the ranks that have the same heads. */
-static Err heads_out(Ctx *c, const KeyPlan *p, Tensor x, Tensor own)
+static Err heads_out(Ctx *c, const ReshardPlan *p, Tensor x, Tensor own)
 {
     Comm *group = p->heads;
     const int64_t n = group->size, N = own.dim[0] * own.dim[1], copies = copies_of(group, own);
@@ -284,7 +285,7 @@ static Err heads_out(Ctx *c, const KeyPlan *p, Tensor x, Tensor own)
 }
 
 /* First positions of the documents of all the group's positions. */
-static Err heads_documents(Ctx *c, const KeyPlan *p, Tensor *doc)
+static Err heads_documents(Ctx *c, const ReshardPlan *p, Tensor *doc)
 {
     const int64_t B = doc->dim[0], T = doc->dim[1];
     *doc = tensor_reshape(*doc, B, T, 1, 1);
@@ -296,14 +297,14 @@ static Err heads_documents(Ctx *c, const KeyPlan *p, Tensor *doc)
 /* ---- one change after the other ---- */
 
 typedef struct {
-    Err (*in)(Ctx *c, const KeyPlan *p, Tensor *t);
-    Err (*documents)(Ctx *c, const KeyPlan *p, Tensor *doc);
-    Err (*out)(Ctx *c, const KeyPlan *p, Tensor x, Tensor own);
+    Err (*in)(Ctx *c, const ReshardPlan *p, Tensor *t);
+    Err (*documents)(Ctx *c, const ReshardPlan *p, Tensor *doc);
+    Err (*out)(Ctx *c, const ReshardPlan *p, Tensor x, Tensor own);
 } Change;
 
 static const Change changes[] = { { cut_in, cut_in, cut_out }, { heads_in, heads_documents, heads_out } };
 
-static bool is_made(const KeyPlan *p, int change) { return change == 0 ? p->cut : p->heads != NULL; }
+static bool is_made(const ReshardPlan *p, int change) { return change == 0 ? p->cut : p->heads != NULL; }
 
 /* Memory for result i of the positions and heads of in[i]. */
 static Err result_alloc(Ctx *c, const Reshard *r, int i)
@@ -312,7 +313,7 @@ static Err result_alloc(Ctx *c, const Reshard *r, int i)
     return tensor_new(c->scratch, r->out[i], own.dtype, like.dim[0], like.dim[1], like.dim[2], own.dim[3]);
 }
 
-Err reshard_in(Ctx *c, const KeyPlan *p, Reshard *r)
+Err reshard_in(Ctx *c, const ReshardPlan *p, Reshard *r)
 {
     for (int k = 0; k < 2; k++) {
         if (!is_made(p, k)) continue;
@@ -326,7 +327,7 @@ Err reshard_in(Ctx *c, const KeyPlan *p, Reshard *r)
     return ERR_OK;
 }
 
-Err reshard_out(Ctx *c, const KeyPlan *p, Reshard *r)
+Err reshard_out(Ctx *c, const ReshardPlan *p, Reshard *r)
 {
     for (int k = 1; k >= 0; k--)
         for (int i = 0; i < 3 && r->out[i] && is_made(p, k); i++) {
@@ -336,7 +337,7 @@ Err reshard_out(Ctx *c, const KeyPlan *p, Reshard *r)
     return ERR_OK;
 }
 
-Err reshard_kept(Ctx *c, const KeyPlan *p, Tensor *t)
+Err reshard_kept(Ctx *c, const ReshardPlan *p, Tensor *t)
 {
     for (int k = 0; k < 2; k++)
         if (is_made(p, k)) TRY(changes[k].in(c, p, t));
