@@ -815,6 +815,25 @@ static Err note_linear_fwd(Stream *s, const linear_fwd_args *a)
     return ERR_OK;
 }
 
+/* Ranks that share sequences meet in a mixer in the ways that its kind has. A way that it has not is refused, and those
+ * that it has are named. */
+TEST(ways_that_a_mixer_has)
+{
+    const LayerKind by_heads = { .name = "scan", .carry.ways = 1 << CONTEXT_A2A };
+    ModelSpec s = { .layers = 3, .context = { 2, { CONTEXT_RING, CONTEXT_A2A }, { 1, 1 } } };
+    OK(kind_check_way(&by_heads, 4, CONTEXT_A2A));
+    for (ContextComm way = CONTEXT_ALLGATHER; way < CONTEXT_COMMS; way++)
+        CHECK(way == CONTEXT_A2A || kind_check_way(&by_heads, 4, way) == ERR_CONFIG);
+    CHECK_MSG(strstr(err_message(), "layers.4.scan"), "%s", err_message());
+    CHECK_MSG(strstr(err_hint_text(), "parallel.cp_comm=a2a") && !strstr(err_hint_text(), "=ring") &&
+                  strstr(err_hint_text(), "parallel.cp=1"),
+              "%s", err_hint_text());
+    for (MixerKind mixer = MIXER_ATTENTION; mixer <= MIXER_LATENT; mixer++) {
+        s.mixer = layer_pattern_all(mixer);
+        OK(model_check_ways(&s));
+    }
+}
+
 /* In 16-bit runs all products are of 16-bit numbers, on tensor cores, and those of the routers and of a shared expert's
  * gate have fp32 results: two in each of two mixtures, behind the dense block. */
 TEST(routers_multiply_in_16_bits)

@@ -19,7 +19,7 @@ static AttentionLogits attention_logits(const Trainer *t)
     if (!t->layer_logits) return (AttentionLogits){ 0 };
     for (int i = 0; i < blocks; i++) {
         int64_t of_layer = 0;
-        for (int h = 0; h < heads; h++) of_layer = max64(of_layer, order[i * heads + h]);
+        for (int h = 0; h < model_score_heads(&t->spec.model, i); h++) of_layer = max64(of_layer, order[i * heads + h]);
         t->layer_logits[i] = (double)logit_of_order(of_layer);
         if (of_layer > order[most]) most = (int64_t)i * heads;
         while (of_layer > order[most]) most++;

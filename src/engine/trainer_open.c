@@ -397,6 +397,9 @@ static Err check_zero(const TrainSpec *s)
     return err_take("parallel.zero=2 parallel.reshard=auto"), err_take("parallel.reshard=never");
 }
 
+/* Refuses a way for ranks of cp to meet that some block has not. */
+static Err check_ways(const TrainSpec *s, Grid g) { return g.cp > 1 ? model_check_ways(&s->model) : ERR_OK; }
+
 /* Refuses units of so many samples that do not fit. */
 static Err check_unit(const TrainSpec *s, Grid g, int64_t unit)
 {
@@ -410,6 +413,7 @@ static Err open_parts(Trainer *t)
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
     TRY(check_zero(&t->spec));
+    TRY(check_ways(&t->spec, t->world->grid));
     TRY(parts_open(&t->parts, &spec, t->world, &t->memory.setup));
     TRY(expert_load_check_order(t));
     return check_unit(&t->spec, t->world->grid, trainer_batch_spec(t).B);
@@ -449,6 +453,7 @@ Err trainer_check_shape(const TrainSpec *s, Grid grid)
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
     TRY(check_zero(s));
+    TRY(check_ways(s, grid));
     TRY(parts_check(&spec, grid.pp, &unit));
     return check_unit(s, grid, unit);
 }

@@ -58,10 +58,12 @@ Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor posit
 
 static int64_t first_head(const Ctx *c, const Heads *h) { return h->q.dim[1] * c->world->tp.rank; }
 
+int attention_score_heads(const ModelSpec *s) { return s->heads; }
+
 /* The maxima of all heads of the layer. Evaluation and generation leave them alone. */
 static Tensor logit_max(const AttentionCore *a, const Ctx *c)
 {
-    const int64_t heads = a->spec->heads;
+    const int64_t heads = attention_score_heads(a->spec);
     if (!c->logit_max.data || !c->mode.training) return (Tensor){ 0 };
     return tensor_reshape(tensor_row_slice(c->logit_max, a->layer, 1), heads);
 }

@@ -44,6 +44,9 @@ Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, cons
 /* Keeps the rows' keys and values where later slices find them; see slice_keep_keys. */
 Err attend_keep(Ctx *c, const Heads *h, bool pass);
 
+/* All heads of queries: LayerKind.score_heads. */
+int attention_score_heads(const ModelSpec *spec);
+
 /* The keys and values that generation keeps, from position 0 on, each [1, seq, K, C]. Latent attention keeps k alone,
  * [1, seq, 1, kv_rank + rope]: the latent behind its norm, then the rotated part of the key that all heads share. */
 typedef struct {

@@ -397,7 +397,8 @@ static Err attention_grads(const void *own, const Ctx *c, void *grads, Arena *st
     return slice_grads_init(c, keys_of(own, c), grads, state);
 }
 
-const LayerKind attention_kind = { .own_bytes = sizeof(Attention),
+const LayerKind attention_kind = { .name = "attn",
+                                   .own_bytes = sizeof(Attention),
                                    .save_bytes = sizeof(AttentionSave),
                                    .linears = 2,
                                    .add = attention_add,
@@ -406,7 +407,9 @@ const LayerKind attention_kind = { .own_bytes = sizeof(Attention),
                                    .residual_bias = attention_bias,
                                    .flop = attention_flop,
                                    .pair_flop = attention_pair_flop,
-                                   .carry = { .cache_bytes = sizeof(KvCache),
+                                   .score_heads = attention_score_heads,
+                                   .carry = { .ways = ATTENTION_WAYS,
+                                              .cache_bytes = sizeof(KvCache),
                                               .kept_bytes = sizeof(SliceKeys),
                                               .grads_bytes = sizeof(SliceGrads),
                                               .cache = attention_cache,

@@ -24,6 +24,9 @@ typedef struct {
 
 HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads);
 
+/* Ranks meet in every way. */
+enum { ATTENTION_WAYS = (1 << CONTEXT_COMMS) - 1 };
+
 /* ---- slices (Carry) ---- */
 
 /* Keys and values of an attention layer, [B, T, K, C], that later slices of the sequences read in this slot. ndim 0:

@@ -1,4 +1,5 @@
 /* The kinds of layers as tables, and which of them a block of a model has. */
+#include "base/choices.h"
 #include "layer/layer.h"
 
 #define MIXER(number, kind) extern const LayerKind kind;
@@ -30,4 +31,25 @@ bool model_sums_own_rows(const ModelSpec *s)
     for (int i = 0; i < s->layers; i++)
         if (model_mixer(s, i)->sums_own_rows || model_ffn(s, i)->sums_own_rows) return true;
     return false;
+}
+
+int model_score_heads(const ModelSpec *s, int block) { return model_mixer(s, block)->score_heads(s); }
+
+Err kind_check_way(const LayerKind *kind, int block, ContextComm way)
+{
+    static const char *const words[CONTEXT_COMMS] = { CONTEXT_COMM_LIST(CHOICE_TEXT) };
+    if (kind->carry.ways & 1U << way) return ERR_OK;
+    err_set(ERR_CONFIG,
+            "layers.%d.%s: the ranks of parallel.cp cannot meet in such a layer as parallel.cp_comm=%s says", block,
+            kind->name, words[way]);
+    for (int other = 0; other < CONTEXT_COMMS; other++)
+        if (kind->carry.ways & 1U << other) err_take("parallel.cp_comm=%s", words[other]);
+    return err_take("parallel.cp=1");
+}
+
+Err model_check_ways(const ModelSpec *s)
+{
+    for (int i = 0; i < s->layers; i++)
+        TRY(kind_check_way(model_mixer(s, i), i, (ContextComm)layer_pattern_at(&s->context, i)));
+    return ERR_OK;
 }

@@ -439,6 +439,7 @@ Err cut_norm_backward(const Norm *n, Ctx *c, const CutNormSave *save, Tensor dy,
  *            and the slices of another micro-batch begin when these are done.
  */
 typedef struct {
+    unsigned ways; /* in which ranks of cp can meet in it: 1 << ContextComm each */
     int64_t cache_bytes, kept_bytes, grads_bytes;
     /* Allocates in `state` what a cache has on the device, for the model's sequence. dtype: the Ctx's. */
     Err (*cache)(const void *own, DType dtype, void *cache, Arena *state);
@@ -455,6 +456,7 @@ typedef struct {
  * forward keeps for backward. Nobody else knows their members.
  */
 typedef struct {
+    const char *name; /* of such a layer in its block: "attn" as in "layers.3.attn", which checkpoints know it by */
     int64_t own_bytes, save_bytes;
     int linears; /* the most weight gradients that one call of backward queues */
     /* Sums its weights' gradients over the rows that this rank holds outside of tensor-parallel regions. */
@@ -474,9 +476,10 @@ typedef struct {
     int64_t (*flop)(const ModelSpec *spec);
     /* Parameters that a token does not meet; NULL: it meets all. */
     int64_t (*idle_params)(const ModelSpec *spec);
-    /* Mixers alone have these: FLOP of the scores of a query and a key, of all heads, and of the weighted value; what
-     * goes along the sequence. */
+    /* Mixers alone have these: FLOP of the scores of a query and a key, of all heads, and of the weighted value; heads
+     * whose scores are noted; what goes along the sequence. */
     int64_t (*pair_flop)(const ModelSpec *spec);
+    int (*score_heads)(const ModelSpec *spec);
     Carry carry;
 } LayerKind;
 
@@ -484,6 +487,12 @@ typedef struct {
 const LayerKind *model_mixer(const ModelSpec *spec, int layer);
 const LayerKind *model_ffn(const ModelSpec *spec, int layer);
 bool model_sums_own_rows(const ModelSpec *spec); /* some block does */
+/* Heads of a block whose largest scores are noted (Ctx.logit_max). */
+int model_score_heads(const ModelSpec *spec, int block);
+/* ERR_CONFIG: ranks of cp cannot meet in some block as its ContextComm says. */
+Err model_check_ways(const ModelSpec *spec);
+/* The same for a block of that kind. */
+Err kind_check_way(const LayerKind *kind, int block, ContextComm way);
 
 /* ---- rows of a mixture of experts (docs/moe.md) ---- */
 

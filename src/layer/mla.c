@@ -492,7 +492,8 @@ static Err mla_grads(const void *own, const Ctx *c, void *grads, Arena *state)
     return slice_grads_init(c, keys, grads, state);
 }
 
-const LayerKind mla_kind = { .own_bytes = sizeof(Mla),
+const LayerKind mla_kind = { .name = "attn",
+                             .own_bytes = sizeof(Mla),
                              .save_bytes = sizeof(MlaSave),
                              .linears = 6,
                              .sums_own_rows = true,
@@ -502,7 +503,9 @@ const LayerKind mla_kind = { .own_bytes = sizeof(Mla),
                              .residual_bias = mla_bias,
                              .flop = mla_flop,
                              .pair_flop = mla_pair_flop,
-                             .carry = { .cache_bytes = sizeof(KvCache),
+                             .score_heads = attention_score_heads,
+                             .carry = { .ways = ATTENTION_WAYS,
+                                        .cache_bytes = sizeof(KvCache),
                                         .kept_bytes = sizeof(SliceKeys),
                                         .grads_bytes = sizeof(SliceGrads),
                                         .cache = mla_cache,

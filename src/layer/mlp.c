@@ -125,7 +125,8 @@ int64_t mlp_weights(const ModelSpec *s, int64_t ffn)
 
 static int64_t mlp_flop(const ModelSpec *s) { return 2 * mlp_weights(s, s->ffn); }
 
-const LayerKind mlp_kind = { .own_bytes = sizeof(Mlp),
+const LayerKind mlp_kind = { .name = "mlp",
+                             .own_bytes = sizeof(Mlp),
                              .save_bytes = sizeof(MlpSave),
                              .linears = 2,
                              .add = mlp_add,

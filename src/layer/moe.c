@@ -446,7 +446,8 @@ static int64_t moe_idle_params(const ModelSpec *s)
     return (s->moe.experts - s->moe.topk) * (mlp_weights(s, F) + (s->bias ? first + s->hidden : 0));
 }
 
-const LayerKind moe_kind = { .own_bytes = sizeof(Moe),
+const LayerKind moe_kind = { .name = "mlp",
+                             .own_bytes = sizeof(Moe),
                              .save_bytes = sizeof(MoeSave),
                              .linears = 6,
                              .sums_own_rows = true,

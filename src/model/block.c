@@ -15,16 +15,16 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *s, const c
     return norm_register(n, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS);
 }
 
-/* "layers.3", "norm1", "attn" */
+/* "layers.3", "norm1" */
 typedef struct {
-    const char *block, *norm, *layer;
+    const char *block, *norm;
 } BranchNames;
 
 static Err branch_register(Branch *r, ParamRegistry *reg, const ModelSpec *s, BranchNames names, int layer,
                            SetupArena *setup)
 {
     char name[PARAM_NAME_MAX], post_norm[16];
-    snprintf(name, sizeof name, "%s.%s", names.block, names.layer);
+    snprintf(name, sizeof name, "%s.%s", names.block, r->kind->name);
     r->dropout_key = model_key(s, name, "residual");
     TRY(setup_alloc(setup, r->kind->own_bytes, &r->own));
     if (model_pre_norms(s)) TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
@@ -40,8 +40,8 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char 
                   .mixer = { .kind = model_mixer(s, layer) },
                   .ffn = { .kind = model_ffn(s, layer) },
                   .context = (ContextComm)layer_pattern_at(&s->context, model_like(s, layer)) };
-    TRY(branch_register(&b->mixer, reg, s, (BranchNames){ name, "norm1", "attn" }, layer, setup));
-    return branch_register(&b->ffn, reg, s, (BranchNames){ name, "norm2", "mlp" }, layer, setup);
+    TRY(branch_register(&b->mixer, reg, s, (BranchNames){ name, "norm1" }, layer, setup));
+    return branch_register(&b->ffn, reg, s, (BranchNames){ name, "norm2" }, layer, setup);
 }
 
 Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup)

@@ -610,13 +610,30 @@ int64_t param_plain_row(const Param *p, int64_t r)
  * Normal numbers, two per half of a Philox call, by Box and Muller; element i of a tensor uses counter i / 4.
  * Keyed by the plain global index: neither cut, padding nor interleaving enters.
  */
-static float normal_at(uint64_t key, int64_t index)
+static float normal_at(const ParamSpec *s, uint64_t key, int64_t index)
 {
     Philox r = philox(key, (uint32_t)(index >> 2), (uint32_t)(index >> 34), 0, 0);
     const uint32_t *u = &r.v[index & 2];
     double radius = sqrt(-2 * m_log(((double)u[0] + 1) * 0x1p-32)), angle = 2 * M_PI * (double)u[1] * 0x1p-32;
-    return (float)(radius * (index & 1 ? m_sin(angle) : m_cos(angle)));
+    return s->std * (float)(radius * (index & 1 ? m_sin(angle) : m_cos(angle)));
 }
+
+static float zero_at(const ParamSpec *s, uint64_t key, int64_t index)
+{
+    (void)s, (void)key, (void)index;
+    return 0;
+}
+
+static float one_at(const ParamSpec *s, uint64_t key, int64_t index)
+{
+    (void)s, (void)key, (void)index;
+    return 1;
+}
+
+/* What each Init has for element `index` of the plain tensor, of which init_repeat rows are one. */
+static float (*const begin_at[])(const ParamSpec *s, uint64_t key, int64_t index) = {
+    [INIT_ZERO] = zero_at, [INIT_ONE] = one_at, [INIT_NORMAL] = normal_at
+};
 
 /* Local elements [first, first + count). */
 static void fill_elems(const Param *p, float *out, int64_t first, int64_t count, uint64_t key, int threads)
@@ -627,10 +644,8 @@ static void fill_elems(const Param *p, float *out, int64_t first, int64_t count,
     for (int64_t r = first / cols; r <= (end - 1) / cols; r++) {
         int64_t row = param_plain_row(p, r);
         for (int64_t e = max64(r * cols, first); e < min64((r + 1) * cols, end); e++) {
-            float x = s->init == INIT_ONE ? 1 : 0;
-            if (row >= 0 && s->init == INIT_NORMAL)
-                x = s->std * normal_at(key, row / s->init_repeat * s->shape[1] + p->first[1] + e - r * cols);
-            out[e - first] = row < 0 ? 0 : x;
+            const int64_t index = row / s->init_repeat * s->shape[1] + p->first[1] + e - r * cols;
+            out[e - first] = row < 0 ? 0 : begin_at[s->init](s, key, index);
         }
     }
 }

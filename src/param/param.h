@@ -50,7 +50,7 @@
 #include "device/ops.h"
 
 typedef enum { CUT_NONE, CUT_TP, CUT_EP, CUT_ETP, CUT_KINDS } Cut; /* the axis that cuts a dim */
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;            /* how it begins: begin_at (param.c) */
 /* The grid on which the copies of a parameter live. STATE is no weight but a number that each step's counts decide. Its
  * accumulator holds these counts, all of them on every rank. It is never cut, always in fp32 (its master), and in no
  * norm. */
