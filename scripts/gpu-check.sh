@@ -275,6 +275,7 @@ run_one_gpu() {
     one_gpu calls 60 "${lo[@]}" "$PROGRAMS/test_cuda_comm" one_gpu
     one_gpu links 45 "${lo[@]}" "$PROGRAMS/links" --ranks 2 --tiny
     [ -z "$minutes" ] || limit=200
+    ! $tiny || limit=1800 # (the emulator is slow)
     one_gpu layouts $limit env GPU_SHARED=1 GPU_FEW=$few bash test/gpu_ranks.sh
 }
 

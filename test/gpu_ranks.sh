@@ -53,57 +53,30 @@ layout() { # NAME RANKS TOLERANCE KEYS...: of losses beside those through the ho
     echo "$name on $ranks GPUs, last loss $(losses "$name" | sed -n '$s/.* //p')"
 }
 layouts() { # those of the list, of no more ranks than there may be
-    local few name ranks tolerance keys
-    while read -r few name ranks tolerance keys; do
-        [ "$ranks" -le "$most" ] && { [ "$few" = + ] || [ -z "${GPU_FEW:-}" ]; } || continue
+    local name ranks tolerance keys
+    while read -r name ranks tolerance keys; do
+        [ "$ranks" -le "$most" ] || continue
         # shellcheck disable=SC2086
         layout "$name" "$ranks" "$tolerance" $keys
     done
 }
 if [ -z "$shared" ]; then
     layouts <<EOM
-+ dp2 2 1 parallel.zero=1
-+ tp2 2 1 parallel.tp=2
-+ ep2 2 1 $mixture parallel.ep=2 parallel.zero=1
-+ pp2 2 1 parallel.pp=2 parallel.schedule=zb-h1
-+ dp4 4 1 parallel.zero=1
-+ tp2-dp2 4 1 parallel.tp=2
-+ ep2-pp2 4 1 $mixture parallel.ep=2 parallel.pp=2
+dp2 2 1 parallel.zero=1
+tp2 2 1 parallel.tp=2
+ep2 2 1 $mixture parallel.ep=2 parallel.zero=1
+pp2 2 1 parallel.pp=2 parallel.schedule=zb-h1
+dp4 4 1 parallel.zero=1
+tp2-dp2 4 1 parallel.tp=2
+ep2-pp2 4 1 $mixture parallel.ep=2 parallel.pp=2
 EOM
     finish
 fi
 
 layouts <<EOM
-+ zero1 2 1e-5 run.precision=fp32 parallel.zero=1
-+ tp2 2 1e-2 run.precision=bf16 parallel.tp=2
-- zero0 2 1e-5 run.precision=fp32 parallel.zero=0
-- zero2 2 1e-5 run.precision=fp32 parallel.zero=2
-- zero3 2 1e-5 run.precision=fp32 parallel.zero=3
-- tp2-bands 2 1e-2 run.precision=bf16 parallel.tp=2 parallel.overlap_tp=2
-- pp-1f1b 2 1e-2 run.precision=bf16 parallel.pp=2
-- pp-zb 2 1e-2 run.precision=bf16 parallel.pp=2 parallel.schedule=zb-h1
-- pp-dual 2 1e-2 run.precision=bf16 parallel.pp=2 parallel.schedule=dualpipev
-- ep 2 1e-2 run.precision=bf16 $mixture parallel.ep=2 parallel.zero=1
-- ep-gather 2 1e-2 run.precision=bf16 $mixture parallel.ep=2 moe.dispatcher=allgather
-- ep-node 2 1e-2 run.precision=bf16 $mixture parallel.ep=2 moe.dispatcher=node debug.ranks_per_host=1
-- cp-ring 2 1e-2 run.precision=bf16 $dense parallel.cp=2 parallel.cp_comm=ring
-- cp-gather 2 1e-2 run.precision=bf16 $dense parallel.cp=2 parallel.cp_comm=allgather
-- cp-a2a 2 1e-2 run.precision=bf16 $dense parallel.cp=2 parallel.cp_comm=a2a
-- muon 2 1e-2 run.precision=bf16 optim.name=muon parallel.zero=1
-- states 2 1e-5 run.precision=fp32 parallel.zero=1 optim.states=host
-- offload 2 1e-5 run.precision=fp32 parallel.zero=1 train.offload=2
-- graphs 2 1e-5 run.precision=fp32 parallel.zero=1 run.graphs=true
-- zero3-4 4 1e-5 run.precision=fp32 parallel.zero=3
-- tp2-dp2 4 1e-2 run.precision=bf16 parallel.tp=2
-- ep-node-4 4 1e-2 run.precision=bf16 $mixture parallel.ep=4 moe.dispatcher=node debug.ranks_per_host=2 $one
-- ep2-pp2 4 1e-2 run.precision=bf16 $mixture parallel.ep=2 parallel.pp=2
-- cp4 4 1e-2 run.precision=bf16 $dense parallel.cp=4 parallel.cp_comm=ring
+zero1 2 1e-5 run.precision=fp32 parallel.zero=1
+tp2 2 1e-2 run.precision=bf16 parallel.tp=2
 EOM
-if [ -z "${GPU_FEW:-}" ]; then
-    check "recorded steps beside NCCL: other bits" same_run graphs zero1 $steps
-    check "states in the host's memory: other bits" same_run states zero1 $steps
-    check "offloaded activations: other bits" same_run offload zero1 $steps
-fi
 
 # ranks that are of one host, whoever says so; 2.30.3 takes them, if it is asked to
 cat >of-hosts.sh <<'EOM'
@@ -112,14 +85,12 @@ EOM
 rank_env=(env of=2 bash "$PWD/of-hosts.sh")
 expect 2 "ranks 0 and 1 share a GPU and NCCL_HOSTID=h0, which NCCL" "$launch" -n 2 -- "${rank_env[@]}" "$mt" \
     --config ranks.ini run.dir=one-host run.device=cuda parallel.staged=false
-[ "$("$mt" doctor 2>/dev/null | grep -c '^gpu .*Emulated')" -eq 0 ] || export EMU_NCCL_VERSION=23003
+! "$mt" doctor 2>/dev/null | grep -q "^gpu .*Emulated" || export EMU_NCCL_VERSION=23003
 version=$("$mt" doctor 2>/dev/null | sed -n 's/^nccl *\([0-9.]*\) .*/\1/p')
 export NCCL_MULTI_RANK_GPU_ENABLE=1
 if [ "$(printf '%s\n' 2.30.3 "$version" | sort -V | head -1)" = 2.30.3 ]; then
-    layouts <<EOM
-+ switch 2 1e-2 run.precision=bf16 parallel.tp=2
-- switch-of-hosts 4 1e-2 run.precision=bf16 parallel.tp=2
-EOM
+    layout switch 2 1e-2 run.precision=bf16 parallel.tp=2
+    [ -n "${GPU_FEW:-}" ] || [ "$most" -lt 4 ] || layout two-hosts 4 1e-2 run.precision=bf16 parallel.tp=2
     check "and says by what" grep -q '(ranks 0 and 1 share a GPU: NCCL_MULTI_RANK_GPU_ENABLE)' switch.err
 else skip "several ranks of a host on a GPU: NCCL $version, 2.30.3 or later is needed"; fi
 unset NCCL_MULTI_RANK_GPU_ENABLE EMU_NCCL_VERSION
@@ -146,4 +117,34 @@ status=$?
 check "rank 1 is killed: exit 7, got $status" [ $status -eq 7 ]
 check "and named: $(grep -m1 error killed.err)" grep -q 'error (peer lost): rank 1 .* was lost' killed.err
 check "nobody is left" [ -z "$(pgrep -f "run.dir=$killed ")" ]
+[ -z "${GPU_FEW:-}" ] || finish
+
+layouts <<EOM
+zero0 2 1e-5 run.precision=fp32 parallel.zero=0
+zero2 2 1e-5 run.precision=fp32 parallel.zero=2
+zero3 2 1e-5 run.precision=fp32 parallel.zero=3
+tp2-bands 2 1e-2 run.precision=bf16 parallel.tp=2 parallel.overlap_tp=2
+pp-1f1b 2 1e-2 run.precision=bf16 parallel.pp=2
+pp-zb 2 1e-2 run.precision=bf16 parallel.pp=2 parallel.schedule=zb-h1
+pp-dual 2 1e-2 run.precision=bf16 parallel.pp=2 parallel.schedule=dualpipev
+ep 2 1e-2 run.precision=bf16 $mixture parallel.ep=2 parallel.zero=1
+ep-gather 2 1e-2 run.precision=bf16 $mixture parallel.ep=2 moe.dispatcher=allgather
+ep-node 2 1e-2 run.precision=bf16 $mixture parallel.ep=2 moe.dispatcher=node debug.ranks_per_host=1
+cp-ring 2 1e-2 run.precision=bf16 $dense parallel.cp=2 parallel.cp_comm=ring
+cp-gather 2 1e-2 run.precision=bf16 $dense parallel.cp=2 parallel.cp_comm=allgather
+cp-a2a 2 1e-2 run.precision=bf16 $dense parallel.cp=2 parallel.cp_comm=a2a
+muon 2 1e-2 run.precision=bf16 optim.name=muon parallel.zero=1
+states 2 1e-5 run.precision=fp32 parallel.zero=1 optim.states=host
+offload 2 1e-5 run.precision=fp32 parallel.zero=1 train.offload=2
+graphs 2 1e-5 run.precision=fp32 parallel.zero=1 run.graphs=true
+zero3-4 4 1e-5 run.precision=fp32 parallel.zero=3
+tp2-dp2 4 1e-2 run.precision=bf16 parallel.tp=2
+ep-node-4 4 1e-2 run.precision=bf16 $mixture parallel.ep=4 moe.dispatcher=node debug.ranks_per_host=2 $one
+ep2-pp2 4 1e-2 run.precision=bf16 $mixture parallel.ep=2 parallel.pp=2
+cp4 4 1e-2 run.precision=bf16 $dense parallel.cp=4 parallel.cp_comm=ring
+EOM
+check "steps are recorded" grep -q "graphs: " graphs.err
+check "recorded steps beside NCCL: other bits" same_run graphs zero1 $steps
+check "states in the host's memory: other bits" same_run states zero1 $steps
+check "offloaded activations: other bits" same_run offload zero1 $steps
 finish
