@@ -144,6 +144,34 @@ if [ -s gpt2-fp32.kernels ]; then
     expect 9 "optim.states=host" env EMU_MEMORY=$tight "$mt" --config gpt2.ini run.dir=tight run.device=cuda
     EMU_MEMORY=$tight run tight gpt2.ini run.device=cuda optim.states=host
     check "a GPU too small for the states trains" same_run tight gpt2-bf16 $steps
+
+    # train.micro_batch=auto takes what the GPU has room for: to the byte, and shared by its ranks
+    batch=(run.device=cuda train.global_batch=12)
+    number() { sed -n 's/^micro_batch = //p' "$1/config.ini"; }
+    total() { "$mt" plan --json --config gpt2.ini "${batch[@]}" "$@" | sed 's/.*"largest_total":\([0-9]*\).*/\1/'; }
+    room=$(((768 << 20) + $(total train.micro_batch=4)))
+    EMU_MEMORY=$room run fitted gpt2.ini "${batch[@]}" train.micro_batch=auto train.stop_at=$half
+    check "a micro-batch that fits: $(number fitted)" [ "$(number fitted)" = 4 ]
+    check "as a plan here says" [ "$(EMU_MEMORY=$room "$mt" plan --config gpt2.ini "${batch[@]}" train.micro_batch=auto | grep -c 'auto: 4, ')" = 1 ]
+    EMU_MEMORY=$((room - 1)) run less gpt2.ini "${batch[@]}" train.micro_batch=auto
+    check "a byte less: $(number less)" [ "$(number less)" = 3 ]
+    expect 9 "GPU 0" env EMU_MEMORY=$room "$mt" --config gpt2.ini run.dir=none "${batch[@]}" train.micro_batch=6
+    EMU_MEMORY=$((4 * room)) run fitted gpt2.ini "${batch[@]}" train.micro_batch=auto
+    check "with more memory it goes on with its number: $(number fitted)" [ "$(number fitted)" = 4 ]
+    run written gpt2.ini "${batch[@]}" train.micro_batch=4
+    check "the run with that number" same_run fitted written $steps
+    expect 9 "a smaller train.micro_batch (now 4)" env EMU_MEMORY=$((room - 1)) "$mt" --config gpt2.ini run.dir=fitted "${batch[@]}" \
+        train.micro_batch=auto train.steps=8
+    two() { # MEMORY DEVICES: the exit code, and the number
+        EMU_DEVICES=$2 EMU_MEMORY=$1 timeout 300 "$root/scripts/launch.sh" -n 2 -- "$mt" --config gpt2.ini run.dir="two-$2-$1" \
+            "${batch[@]}" train.micro_batch=auto train.stop_at=1 >two.out 2>two.err
+        echo $? "$(number "two-$2-$1" 2>/dev/null)"
+    }
+    check "two ranks that share a GPU have half of it each, which is too little" [ "$(two $room 1)" = "9 " ]
+    shared=$((2 * ((768 << 20) + $(total --world 2 train.micro_batch=3))))
+    check "half of a larger one" [ "$(two $shared 1)" = "0 3" ]
+    check "a byte less for each" [ "$(two $((shared - 2)) 1)" = "0 2" ]
+    check "a GPU for each" [ "$(two $((4 * room)) 2)" = "0 6" ]
 else
     skip "launches counted, missing GPU, full GPU: not on the emulator"
 fi
