@@ -3,6 +3,7 @@
 # benchmarks, tiny, on the emulator (EMU: where it was built).
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 emu=$(realpath "$root/${EMU:-${BUILD:-build}/emu}")
+export TMPDIR=$work # (what is killed cleans nothing up)
 check_script() { bash "$root/scripts/gpu-check.sh" --out "$work/out.json" "$@" >out.txt 2>err.txt; }
 json() { python3 -c "import json; j = json.load(open('$work/out.json')); x = ($1); print(x)" 2>&1; }
 is() { # WHAT EXPRESSION WANT
@@ -92,14 +93,17 @@ is runs "[(r['run'], r['status'], r['metrics'][0]['loss']) for r in j['runs']][:
 is more "[(r['run'], r['steps']['tokens_s']) for r in j['more_steps']]" "[('eager', 2000.0), ('T 512', 2000.0)]"
 check "what parts printed is in the log" grep -q 'linear_fwd' out.log
 has="{'tests': j['tests'], 'steps': j['steps'], 'rooflines': j['rooflines'], 'slice': j['runs'], 'peer': j['peer']}"
-for i in $(seq 0 19); do
+# (behind each part; behind every other one at a commit without FULL=1)
+first=$("$root/test/turn.sh" 2) by=2
+[ -z "${FULL:-}" ] || first=0 by=1
+for i in $(seq "$first" "$by" ${FULL:+1}9); do
     rm -f out.json
     bash "$root/scripts/gpu-check.sh" --out "$work/out.json" --tiny --minutes 9 --only $some >out.txt 2>err.txt &
     pid=$!
-    for _ in $(seq 6000); do
+    for _ in $(seq 1200); do
         [ "$(done_parts)" -le $((i % 10 + 1)) ] || break
         kill -0 $pid 2>/dev/null || break
-        sleep .01
+        sleep .05
     done
     sleep .0$((i * 7 % 10))
     kill -9 $pid 2>/dev/null
