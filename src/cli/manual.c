@@ -152,6 +152,9 @@ static void put_environment(FILE *out)
                        "...) hold as well" },
         { "NCCL_ALGO, NCCL_NVLS_ENABLE, NCCL_COMM_ID",
           "refused where they would change sums, or leave the ranks' own meeting" },
+        { "NCCL_HOSTID, NCCL_MULTI_RANK_GPU_ENABLE",
+          "how ranks that share a GPU use NCCL (parallel.staged = false): as hosts of these names, or as NCCL itself "
+          "allows it" },
         { "NCCL_COLLNET_ENABLE", "sums in the network's switches: a warning, as their order may differ" },
         { "HOME", "what a path that begins with ~ means" },
         { "LD_LIBRARY_PATH", "where CUDA's libraries and NCCL are looked for" },
