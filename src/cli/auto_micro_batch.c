@@ -25,7 +25,7 @@ static Err read_with(const AutoMicroBatch *a, const char *word, int64_t ranks, C
     return err;
 }
 
-/* Of the checkpoint that c would go on from; 0: there is none. */
+/* Of the checkpoint that c goes on from; 0: there is none, or it has no number. */
 static Err number_kept(const Config *c, int64_t *samples, int64_t *step)
 {
     ON_HEAP(Config, was, 1);
@@ -41,19 +41,17 @@ static Err number_kept(const Config *c, int64_t *samples, int64_t *step)
 /* Of a run that goes on; 0: it begins, or its layout takes another number. */
 static Err keep(const Config *c, int64_t *samples)
 {
-    int64_t had, step;
+    int64_t had = 0, step = 0;
     *samples = 0;
     TRY(number_kept(c, &had, &step));
     if (!had) return ERR_OK;
     const Err err = micro_batch_allowed(c, had);
     if (err && err != ERR_CONFIG) return err;
     if (err)
-        log_info(
-            "train.micro_batch=auto: %lld, which the checkpoint of step %lld has, does not do: %.*s: choosing anew",
-            (long long)had, (long long)step, (int)strcspn(err_message(), "\n"), err_message());
-    else
-        log_info("train.micro_batch=auto: %lld, which the checkpoint of step %lld has", (long long)had,
-                 (long long)step);
+        log_info("train.micro_batch=auto: the checkpoint of step %lld has %lld, which this run cannot take (%.*s): "
+                 "it takes another number",
+                 (long long)step, (long long)had, (int)strcspn(err_message(), "\n"), err_message());
+    else log_info("train.micro_batch=auto: %lld, as in the checkpoint of step %lld", (long long)had, (long long)step);
     if (!err) *samples = had;
     return ERR_OK;
 }
@@ -87,15 +85,6 @@ static Err take(void *user, const char *text, const Boot *boot, Config *c)
     const AutoMicroBatch *a = user;
     TRY(read_with(a, text, boot->size, c));
     return a->may_differ ? config_let_differ(c, a->may_differ) : ERR_OK;
-}
-
-Err auto_micro_batch_of_checkpoint(const AutoMicroBatch *a, int64_t ranks, Config *c)
-{
-    int64_t had, step;
-    char word[MICRO_BATCH_WORD];
-    TRY(number_kept(c, &had, &step));
-    if (!had || micro_batch_allowed(c, had)) return ERR_OK;
-    return read_with(a, micro_batch_word(had, word), ranks, c);
 }
 
 LayoutChoice auto_micro_batch_choice(AutoMicroBatch *a) { return (LayoutChoice){ a, true, choose, take }; }

@@ -18,7 +18,4 @@ typedef struct {
 /* How train_run gets the number. *a must stay where it is. */
 LayoutChoice auto_micro_batch_choice(AutoMicroBatch *a);
 
-/* For who reads what a run left: *c gets the number of the checkpoint that it would go on from, or keeps the least. */
-Err auto_micro_batch_of_checkpoint(const AutoMicroBatch *a, int64_t ranks, Config *c);
-
 #endif

@@ -57,7 +57,7 @@ static Err check(const Config *c)
     char word[MICRO_BATCH_WORD];
     if (!c->derived.open_micro_batch) return check_whole(c);
     TRY(micro_batch_least(c, &samples));
-    Err err = config_with(c, micro_batch_word(samples, word), least) ? ERR_OK : ERR_CONFIG;
+    Err err = config_for(c, 0, micro_batch_word(samples, word), least);
     if (!err) err = check_whole(least);
     config_release(least);
     return err;

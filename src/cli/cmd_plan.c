@@ -110,14 +110,11 @@ static Err words_agree(void)
 
 /* ---- train.micro_batch=auto ---- */
 
-/* What a rank on this machine has, as a run that begins now would find it. */
+/* What a rank has, as a run whose ranks all begin now on this machine would find it. */
 static Err room_here(const Config *c, Room *out)
 {
-    DeviceInfo gpu;
     char why[256];
-    *out = (Room){ .host = room_of_host(NULL) / c->derived.world_size, .has_nccl = c->derived.world_size > 1 };
-    if (c->run.device != RUN_DEVICE_CUDA) return ERR_OK;
-    if (device_cuda_count(why, sizeof why)) return room_of_gpu(NULL, 0, &gpu, &out->gpu);
+    if (c->run.device != RUN_DEVICE_CUDA || device_cuda_count(why, sizeof why)) return room_on_this_host(c, out);
     return err_set(ERR_CONFIG, "train.micro_batch=auto: nothing says how much memory the GPU has: %s", why),
            err_hint("--device h100, --memory 80GB, or a number for train.micro_batch");
 }
@@ -132,7 +129,8 @@ static Err room_asked_for(const Config *c, Room *out)
     if (*target.name) target.memory_mib = bytes >> 20;
     if (memory) target.sold_gb = 0;
     *out = (Room){ .host = INT64_MAX, .gpu = bytes, .has_nccl = true };
-    if (cpu) *out = (Room){ .host = *target.name ? bytes / c->derived.world_size : bytes };
+    if (cpu && *target.name) bytes /= c->derived.world_size;
+    if (cpu) *out = (Room){ .host = memory ? bytes : room_less_reserve(bytes) };
     return ERR_OK;
 }
 

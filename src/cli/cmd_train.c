@@ -69,13 +69,12 @@ static Err train(Words rest)
     return err;
 }
 
+/* (train.micro_batch=auto stays the least number: an evaluation gains nothing by a larger one) */
 static Err read_evaluated(Config *c, const Boot *boot, Words rest)
 {
     const int64_t size = boot->size > 1 ? boot->size : CONFIG_ANY_WORLD;
     if (run_dir) return config_of_run(c, run_dir, step, rest, size);
-    TRY(config_arg(c, config_path, rest, size));
-    const AutoMicroBatch a = { config_path, rest, NULL };
-    return c->derived.open_micro_batch ? auto_micro_batch_of_checkpoint(&a, size, c) : ERR_OK;
+    return config_arg(c, config_path, rest, size);
 }
 
 static Err eval(Words rest)

@@ -95,8 +95,10 @@ typedef struct {
     double real_low, real_high;
 } ConfigKey;
 
-/* CONFIG_ANY_WORLD: for who reads about a run and is not part of it: as many ranks as its layout takes at the least. */
+/* An integer's 'auto', until config_resolve. */
 enum { CONFIG_AUTO = -1 };
+
+/* CONFIG_ANY_WORLD: for who reads about a run and is not part of it: as many ranks as its layout takes at the least. */
 enum { CONFIG_ANY_WORLD = -1, CONFIG_RANKS_MAX = 1 << 20 };
 
 /* What to read. `path` or `text` or neither; `text` is what config_dump wrote, `path` then only names it. */
@@ -128,7 +130,7 @@ void config_release(Config *c);
  */
 bool config_with(const Config *c, const char *values, Config *out);
 
-/* The same for so many ranks. ERR_CONFIG, with the first mistake, where any rule is broken. ERR_MEMORY. */
+/* The same for so many ranks, 0: for c's. ERR_CONFIG, with the first mistake, where any rule is broken. ERR_MEMORY. */
 Err config_for(const Config *c, int64_t ranks, const char *values, Config *out);
 
 /* Whether such values can be read, rules between keys aside. ERR_CONFIG, with the first that is no key or no value of

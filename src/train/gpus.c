@@ -106,11 +106,16 @@ static Err share_over_nccl(const Fact *all, const GpuChoice *c, RankGpu *g, Pair
     return ERR_OK;
 }
 
+bool rank_gpu_takes_nccl(Carrier wanted, bool shared)
+{
+    return wanted == CARRIER_NCCL || (wanted == CARRIER_ANY && !shared);
+}
+
 static Err decide(const Fact *all, const GpuChoice *c, RankGpu *g)
 {
     Pair first = { 0 };
     const bool shared = find_sharers(all, c, g, &first);
-    g->nccl = c->wanted == CARRIER_NCCL || (c->wanted == CARRIER_ANY && !shared);
+    g->nccl = rank_gpu_takes_nccl(c->wanted, shared);
     g->own_host = false;
     if (c->wanted == CARRIER_STAGED) snprintf(g->text, sizeof g->text, "staged through the host: parallel.staged=true");
     else

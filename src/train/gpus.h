@@ -27,6 +27,9 @@ typedef struct {
     double timeout_s;
 } GpuChoice;
 
+/* NCCL carries data, where ranks share a GPU or not. */
+bool rank_gpu_takes_nccl(Carrier wanted, bool shared);
+
 /*
  * Collective. ERR_CONFIG: there is no GPU, or NCCL is to carry data and a rank is without it, or they have different
  * versions of it, or NCCL refuses ranks that share a GPU.

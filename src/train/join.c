@@ -59,7 +59,7 @@ static NcclCtas tp_ctas(const Config *c)
                    c->parallel.overlap_tp > 1);
 }
 
-static Carrier carrier_of(const Config *c)
+Carrier join_carrier(const Config *c)
 {
     switch (c->parallel.staged) {
     case PARALLEL_STAGED_FALSE: return CARRIER_NCCL;
@@ -78,7 +78,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                            .delay_ms = (int)c->debug.comm_delay_ms,
                            .check_calls = c->debug.comm_check,
                            .cuda = c->run.device == RUN_DEVICE_CUDA,
-                           .carrier = carrier_of(c),
+                           .carrier = join_carrier(c),
                            .tp_ctas = tp_ctas(c),
                            .dp_ctas = dp_ctas(c),
                            .sums_by_message = spec_sums_by_message(c),

@@ -7,6 +7,9 @@
 #include "config/config.h"
 #include "train/ranks.h"
 
+/* parallel.staged. */
+Carrier join_carrier(const Config *c);
+
 /* Before join_ranks, of ranks that agree on their layout first: as ranks_meet, and they have the same configuration.
  * place: ranks_place, too. */
 Err join_meet(Ranks *r, const Config *cfg, const Boot *boot, const char *folder, const volatile sig_atomic_t *stop,
