@@ -152,7 +152,7 @@ if [ -s gpt2-fp32.kernels ]; then
     room=$(((768 << 20) + $(total train.micro_batch=4)))
     EMU_MEMORY=$room run fitted gpt2.ini "${batch[@]}" train.micro_batch=auto train.stop_at=$half
     check "a micro-batch that fits: $(number fitted)" [ "$(number fitted)" = 4 ]
-    check "as a plan here says" [ "$(EMU_MEMORY=$room "$mt" plan --config gpt2.ini "${batch[@]}" train.micro_batch=auto | grep -c 'auto: 4, ')" = 1 ]
+    check "as a plan here says" [ "$(EMU_MEMORY=$room "$mt" plan --config gpt2.ini "${batch[@]}" train.micro_batch=auto | grep -c 'auto: 4 samples: ')" = 1 ]
     EMU_MEMORY=$((room - 1)) run less gpt2.ini "${batch[@]}" train.micro_batch=auto
     check "a byte less: $(number less)" [ "$(number less)" = 3 ]
     expect 9 "GPU 0" env EMU_MEMORY=$room "$mt" --config gpt2.ini run.dir=none "${batch[@]}" train.micro_batch=6
@@ -170,6 +170,12 @@ if [ -s gpt2-fp32.kernels ]; then
     check "two ranks that share a GPU have half of it each, which is too little" [ "$(two $room 1)" = "9 " ]
     shared=$((2 * ((768 << 20) + $(total --world 2 train.micro_batch=3))))
     check "half of a larger one" [ "$(two $shared 1)" = "0 3" ]
+    planned() { # MEMORY DEVICES: the number that a plan of two ranks on this host says
+        EMU_DEVICES=$2 EMU_MEMORY=$1 "$mt" plan --config gpt2.ini --world 2 "${batch[@]}" train.micro_batch=auto |
+            sed -n 's/.*auto: \([0-9]*\) samples: .*/\1/p'
+    }
+    check "as a plan of two ranks on one GPU says" [ "$(planned $shared 1) $(planned $((shared - 2)) 1)" = "3 2" ]
+    check "and on two" [ "$(planned $((4 * room)) 2)" = 6 ]
     check "a byte less for each" [ "$(two $((shared - 2)) 1)" = "0 2" ]
     check "a GPU for each" [ "$(two $((4 * room)) 2)" = "0 6" ]
 else

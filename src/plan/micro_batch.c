@@ -117,10 +117,9 @@ static Err plan_samples(const Config *c, int64_t vocab, const Room *room, int64_
 
 /* ---- the choice ---- */
 
-/* Micro-batches, or their slices, of the largest step that a pipeline has with so many samples each; 0: no pipeline. */
+/* Micro-batches, or their slices, of the largest step that a pipeline has with so many samples each. */
 static int64_t pipeline_units(const Config *c, int64_t samples)
 {
-    if (c->parallel.pp == 1) return 0;
     return c->derived.global_batch / (samples * c->derived.dp) * c->parallel.slices;
 }
 
