@@ -27,7 +27,7 @@ typedef struct {
     double timeout_s;
 } GpuChoice;
 
-/* NCCL carries data, where ranks share a GPU or not. */
+/* Does NCCL carry data? shared: some ranks share a GPU. */
 bool rank_gpu_takes_nccl(Carrier wanted, bool shared);
 
 /*
