@@ -86,6 +86,7 @@ static Err open_parts(Device *dev, CudaDevice *d)
     void *workspace, *pinned;
     TRY(cuda_check(cudaSetDevice(d->index), "choosing the GPU"));
     TRY(cuda_check(cudaGetDeviceProperties(&prop, d->index), "reading the GPU's properties"));
+    cuda_remember(d->index, &prop);
     if (prop.major < 8)
         return err_set(ERR_CONFIG, "GPU %d (%s) has compute capability %d.%d, 8.0 or newer is needed",
                        d->index, prop.name, prop.major, prop.minor),

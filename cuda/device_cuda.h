@@ -32,8 +32,15 @@ typedef struct CudaDevice {
 
 extern const OpTable cuda_ops; /* table.c */
 
-/* ERR_MEMORY or ERR_DEVICE with CUDA's own text, unless `code` is success. `what`: the op or call, "rmsnorm_fwd". */
+/*
+ * Unless `code` is success: ERR_MEMORY; ERR_GPU, with the GPU's names, for what hardware or driver did; ERR_DEVICE, which
+ * a kernel of ours may have done. `what`: the op or call, "rmsnorm_fwd".
+ */
 Err cuda_check(cudaError_t code, const char *what);
+/* The same of the last error, which says more than a library does that failed by it. err: what the op returned. */
+Err cuda_ended(Err err, const char *what);
+/* What cuda_check calls the GPU of that number. */
+void cuda_remember(int index, const struct cudaDeviceProp *p);
 
 /* For whoever completes `e`, before event_complete: the work itself is done when `stream` comes to this point. */
 Err cuda_event_mark(Event *e, cudaStream_t stream);

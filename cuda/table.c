@@ -14,7 +14,7 @@
         nvtxRangePushA(#name);                                  \
         Err err = cuda_##name(s, a);                            \
         nvtxRangePop();                                         \
-        return err ? err : cuda_check(cudaGetLastError(), #name); \
+        return cuda_ended(err, #name);                          \
     }
 #include "device/ops.def"
 #undef OP

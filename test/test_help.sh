@@ -31,7 +31,7 @@ if command -v man >/dev/null; then
     for c in "${commands[@]}"; do check "the manual has no $c" grep -q "^   megatrain $c$" man.txt; done
     while IFS=: read -r c o; do check "the manual has no $o of $c" grep -qE "^ +$o( |$)" man.txt; done <options.txt
     while read -r k; do check "the manual has no $k" grep -qE "^ +${k//./\\.}( |$)" man.txt; done <keys.txt
-    for s in 0 2 3 4 5 6 7 8 9 10 75; do check "the manual has no status $s" grep -qE "^ +$s +[a-z]" man.txt; done
+    for s in 0 2 3 4 5 6 7 8 9 10 11 75; do check "the manual has no status $s" grep -qE "^ +$s +[a-z]" man.txt; done
     # every variable that the program reads, but those of tests, of launch.sh, and the shell's PATH
     sed -n '/^ENVIRONMENT/,/^FILES/p' man.txt >environment.txt
     variables=$({ grep -rhoE 'getenv\("[A-Z_]+' "$root"/src "$root"/cuda

@@ -28,8 +28,9 @@
     X(HANG, "hang", 8)                                                                      \
     X(MEMORY, "out of memory", 9)                                                           \
     X(RENDEZVOUS, "rendezvous", 10)                                                         \
+    X(GPU, "GPU failed", 11)      /* its hardware or driver gave it up: another host may do */  \
     X(IO, "input/output", 5)  /* raised by base/file.c; callers re-label it with err_as */  \
-    X(DEVICE, "device", 1)    /* the GPU or its driver failed in the middle of a run */     \
+    X(DEVICE, "device", 1)    /* a call to the GPU failed in the middle of a run: a bug */  \
     X(SHAPE, "shape", 1)      /* an op was called with tensors that do not fit: a bug */    \
     X(STOPPED, "stopped", 75) /* stopped on request after a checkpoint */                   \
     X(INTERRUPTED, "interrupted", 130)

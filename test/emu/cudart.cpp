@@ -29,6 +29,8 @@ static const struct ErrorText {
     { cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal" },
     { cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
     { cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state" },
+    { cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered" },
+    { cudaErrorNvlinkUncorrectable, "cudaErrorNvlinkUncorrectable", "uncorrectable NVLink error detected during the execution" },
     { cudaErrorNotReady, "cudaErrorNotReady", "device not ready" },
     { cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported" },
     { cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
@@ -128,6 +130,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     *p = {};
     snprintf(p->name, sizeof p->name, "Emulated GPU");
     snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "emu GPU %d", device & 7); /* on this host */
+    p->pciBusID = 0x1b + 0x10 * device;
     memory_info(&free_bytes, &p->totalGlobalMem);
     p->major = gpu().major;
     p->minor = gpu().minor;

@@ -430,10 +430,22 @@ static void check_loading(const Launch &l)
          demangled(l.tag).c_str(), l.at.file, l.at.line);
 }
 
+/* EMU_FAIL=214:100:1, GPU 1 fails with error 214 at its launch 100, and does nothing from then on. */
+static bool has_failed()
+{
+    static int code, at, device, count;
+    static const bool wanted =
+        getenv("EMU_FAIL") && sscanf(getenv("EMU_FAIL"), "%d:%d:%d", &code, &at, &device) == 3;
+    if (!wanted || current_device() != device || ++count < at) return false;
+    set_error(static_cast<cudaError_t>(code));
+    return true;
+}
+
 void enqueue(const Launch &l, std::function<void()> body)
 {
     std::lock_guard<std::recursive_mutex> lock(runtime_mutex());
     if (self) fail("a kernel launches a kernel");
+    if (has_failed()) return;
     if (check_launch(l) != cudaSuccess) return;
     check_loading(l);
     submit(l.stream, demangled(l.tag), [l, body] { run_launch(l, body); });
