@@ -404,6 +404,11 @@ static void draw_new_value(Draw *d, uint64_t *seed)
     for (int i = 0; i < 4; i++)
         if (axis[k] == cuts[i]) d->at[AXIS_tp] = d->at[AXIS_cp] = d->at[AXIS_dp] = d->at[AXIS_pp] = 0;
     d->at[axis[k]] = (uint8_t)value[k];
+#define MODEL(axis, values, ...)
+#define LAYOUT(axis, values, ...)
+#define WANTS(name, statement) \
+    if (axis[k] == AXIS_##name) statement;
+#include "axes.def"
 }
 
 /* Up to eight ranks, shared by the axes that cut a model. */
@@ -473,7 +478,8 @@ static void fill(Models *m, int kind, uint64_t *seed)
         if (!best_layout(&m->model, seed, &m->layout[m->count])) return;
         if (m->count == 0) gain_of(&m->model, 0, MODEL_AXES, true);
         gain_of(&m->layout[m->count], MODEL_AXES, AXES, true);
-        for (int i = MODEL_AXES; i < AXES; i++) taken[first_value[i] + m->layout[m->count].at[i]] = true;
+        for (int i = MODEL_AXES; i < AXES; i++)
+            taken[first_value[i] + m->layout[m->count].at[i]] |= !m->layout[m->count].moot[i];
     }
 }
 

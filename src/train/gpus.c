@@ -9,7 +9,7 @@
 typedef struct {
     char uuid[40], nccl[24]; /* nccl: version, "" without the library */
     char why[160];           /* it is without */
-    char host[64];           /* NCCL_HOSTID: a host's name, as NCCL is to see it */
+    char host[256];          /* NCCL_HOSTID: a host's name, as NCCL is to see it */
     bool shares;             /* NCCL takes ranks of one host with one GPU */
 } Fact;
 
@@ -25,6 +25,9 @@ static Err own_fact(int local_rank, RankGpu *g, Fact *own)
     snprintf(own->uuid, sizeof own->uuid, "%s", gpu.uuid);
     if (nccl_available(&missing)) snprintf(own->nccl, sizeof own->nccl, "%s", nccl_version());
     else snprintf(own->why, sizeof own->why, "%.150s", missing);
+    if (host && strlen(host) >= sizeof own->host)
+        return err_set(ERR_CONFIG, "NCCL_HOSTID has %zu bytes, at most %zu are compared", strlen(host),
+                       sizeof own->host - 1);
     snprintf(own->host, sizeof own->host, "%s", host ? host : "");
     own->shares = nccl_shares_gpus();
     return ERR_OK;
