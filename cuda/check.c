@@ -37,14 +37,16 @@ static void name_gpu(char *out, size_t size)
 
 /* ---- what it means ---- */
 
+#define RESET "its memory has an error: reset it by nvidia-smi --gpu-reset, replace it if it fails again"
+
 /* What no program does to a GPU, and what mends it. */
 static const struct {
     cudaError_t code;
     const char *mend;
 } failures[] = {
-    { cudaErrorECCUncorrectable, "its memory has an error: reset it by nvidia-smi --gpu-reset, replace it if it fails again" },
-    { cudaErrorContained, "its memory has an error: reset it by nvidia-smi --gpu-reset, replace it if it fails again" },
-    { cudaErrorNvlinkUncorrectable, "a link between GPUs fails: see nvidia-smi nvlink --errorcounters, then reseat it" },
+    { cudaErrorECCUncorrectable, RESET },
+    { cudaErrorContained, RESET },
+    { cudaErrorNvlinkUncorrectable, "a link of GPUs fails: see nvidia-smi nvlink --errorcounters, reseat it" },
     { cudaErrorExternalDevice, "another GPU of the host failed: see nvidia-smi and the kernel's log for Xid" },
     { cudaErrorSystemNotReady, "its host is not ready: see nvidia-fabricmanager" },
     { cudaErrorUnknown, "see the kernel's log for Xid 79, off the bus: start the host again, then reseat it" },

@@ -33,8 +33,8 @@ typedef struct CudaDevice {
 extern const OpTable cuda_ops; /* table.c */
 
 /*
- * Unless `code` is success: ERR_MEMORY; ERR_GPU, with the GPU's names, for what hardware or driver did; ERR_DEVICE, which
- * a kernel of ours may have done. `what`: the op or call, "rmsnorm_fwd".
+ * Unless `code` is success: ERR_MEMORY; ERR_GPU, with the GPU's names, for what hardware or driver did; ERR_DEVICE,
+ * which a kernel of ours may have done. `what`: the op or call, "rmsnorm_fwd".
  */
 Err cuda_check(cudaError_t code, const char *what);
 /* The same of the last error, which says more than a library does that failed by it. err: what the op returned. */

@@ -28,7 +28,7 @@
     X(HANG, "hang", 8)                                                                      \
     X(MEMORY, "out of memory", 9)                                                           \
     X(RENDEZVOUS, "rendezvous", 10)                                                         \
-    X(GPU, "GPU failed", 11)      /* its hardware or driver gave it up: another host may do */  \
+    X(GPU, "GPU failed", 11)  /* its hardware or driver gave it up: another host may do */  \
     X(IO, "input/output", 5)  /* raised by base/file.c; callers re-label it with err_as */  \
     X(DEVICE, "device", 1)    /* a call to the GPU failed in the middle of a run: a bug */  \
     X(SHAPE, "shape", 1)      /* an op was called with tensors that do not fit: a bug */    \

@@ -441,7 +441,7 @@ Err cut_norm_backward(const Norm *n, Ctx *c, const CutNormSave *save, Tensor dy,
 typedef struct {
     unsigned ways; /* in which ranks of cp can meet in it: 1 << ContextComm each */
     int64_t cache_bytes, kept_bytes, grads_bytes;
-    /* Both are there in every mixer, for every model can generate and be sliced; one that carries nothing takes nothing.
+    /* Neither is NULL: every model can generate and be sliced. A mixer that carries nothing takes nothing.
      * Allocates in `state` what a cache has on the device, for the model's sequence. dtype: the Ctx's. */
     Err (*cache)(const void *own, DType dtype, void *cache, Arena *state);
     /* The same of gradients, for c->slices.count slices of the shape of c->batch. c->block is the block. */

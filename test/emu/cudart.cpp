@@ -30,7 +30,7 @@ static const struct ErrorText {
     { cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
     { cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state" },
     { cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered" },
-    { cudaErrorNvlinkUncorrectable, "cudaErrorNvlinkUncorrectable", "uncorrectable NVLink error detected during the execution" },
+    { cudaErrorNvlinkUncorrectable, "cudaErrorNvlinkUncorrectable", "uncorrectable NVLink error" },
     { cudaErrorNotReady, "cudaErrorNotReady", "device not ready" },
     { cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported" },
     { cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
