@@ -112,9 +112,9 @@ check "doctor says what is kept out: $(grep '^nccl' out.txt)" grep -q '^nccl .*w
 if [ -n "${EMU:-}" ]; then
     EMU_DEVICES=2 EMU_FAIL=214:200:1 expect 11 "GPU 1 of $(uname -n), 00000000:2B:00.0, GPU-656d7520-4750-" "$launch" -n 2 -- \
         "$mt" --config ranks.ini run.dir=failed run.device=cuda
-    check "and CUDA's word: $(grep 'GPU failed' err.txt)" grep -q 'ECC error.* (cudaErrorECCUncorrectable)' err.txt
+    check "and CUDA's word: $(grep 'device failed' err.txt)" grep -q 'ECC error.* (cudaErrorECCUncorrectable)' err.txt
     check "and what mends it: $(grep hint err.txt)" grep -q 'hint: .*nvidia-smi --gpu-reset.*--exclude' err.txt
-    check "in the log, as step.sh reads it" grep -q 'error (GPU failed).*GPU [0-9]* of [^ ,]*,' failed/log.txt
+    check "in the log, as step.sh reads it" grep -q 'error (device failed).*GPU [0-9]* of [^ ,]*,' failed/log.txt
 fi
 
 # GPUs of their own without NCCL are an error, unless data are to go through the host; an older NCCL serves, and what it

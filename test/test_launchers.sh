@@ -52,10 +52,10 @@ printf '#!/bin/sh\nexit 11\n' >fake/srun
 printf '#!/bin/sh\necho "$@" >>asked\n[ "$1" != show ] || echo " TimeLimit=1-00:00:00 ExcNodeList=n3 "\n' >fake/scontrol
 chmod +x fake/srun fake/scontrol
 mkdir gpu-failed
-echo "error (GPU failed): rank 3: GPU 3 of n7.site, 00000000:1B:00.0, GPU-1, in adamw: an error" >gpu-failed/log.txt
+echo "error (device failed): rank 3: GPU 3 of n7.site, 00000000:1B:00.0, GPU-1, in adamw: an error" >gpu-failed/log.txt
 PATH=$PWD/fake:$PATH SLURM_JOB_ID=5 MEGATRAIN=$mt RUN_DIR=gpu-failed "$root/scripts/slurm/step.sh" --config launch.ini 2>said.txt
 check "step.sh ends with the status of the ranks, 11, not $?" [ $? -eq 11 ]
-check "a GPU failed: $(tail -1 said.txt)" grep -q 'a GPU of n7 failed' said.txt
+check "a device failed: $(tail -1 said.txt)" grep -q 'a GPU of n7 failed' said.txt
 check "queued again: $(tail -1 asked)" grep -qx 'requeue 5' asked
 check "not on that host: $(tail -1 asked)" grep -qx 'update JobId=5 ExcNodeList=n3,n7' asked
 

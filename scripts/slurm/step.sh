@@ -11,7 +11,7 @@
 #
 #   75           stopped by a signal, after a checkpoint: the time is up, or the node is wanted
 #   7, 8         a rank was lost, or hung
-#   11           a GPU failed: the job keeps away from that host, if Slurm lets it (the error line names the host)
+#   11           a device failed: the job keeps away from that host, if Slurm lets it (the error line names the host)
 #   128 + signal a rank was killed: srun prefers that to the 7 of all others
 #
 # but after 3 ends without a new checkpoint in between the job fails with that status; so does any other status at once.
@@ -93,7 +93,7 @@ mkdir -p "$run_dir" && echo "$newest $count" >"$run_dir/requeues" || exit $code
 echo "step.sh: exit status $code, newest checkpoint $newest: job $job queues again" >&2
 scontrol requeue "$job" || echo "step.sh: that failed; is the job submitted with --requeue?" >&2
 host=''
-if [ $code -eq 11 ]; then host=$(sed -n 's/.*error (GPU failed).*GPU [0-9]* of \([^ ,.]*\).*/\1/p' "$run_dir/log.txt" 2>/dev/null | tail -1); fi
+if [ $code -eq 11 ]; then host=$(sed -n 's/.*error (device failed).*GPU [0-9]* of \([^ ,.]*\).*/\1/p' "$run_dir/log.txt" 2>/dev/null | tail -1); fi
 if [ -n "$host" ]; then
     without=$(field ExcNodeList) without=${without/#(null)/}
     echo "step.sh: a GPU of $host failed: the job keeps away from it" >&2

@@ -15,24 +15,24 @@
 #include <stdbool.h>
 
 /* kind, name in messages, exit status of the process (docs: README, "Exit codes") */
-#define ERR_LIST(X)                                                                         \
-    X(OK, "ok", 0)                                                                          \
-    X(INTERNAL, "internal", 1)    /* a rule of ours was broken but could be reported */     \
-    X(CONFIG, "configuration", 2) /* usage, keys, values, requested feature missing */      \
-    X(DATA, "data", 3)            /* token files, tokenizers, input text */                 \
-    X(CKPT, "checkpoint", 4)      /* no valid checkpoint, or one that does not fit */       \
-    X(PLAN, "no plan fits", 4)    /* of what was searched, for what was asked */            \
-    X(STORAGE, "storage", 5)      /* run folder locked, read-only, disk full */             \
-    X(NUMERICS, "numerics", 6)    /* NaN or overflow that redoing the step does not cure */ \
-    X(PEER, "peer lost", 7)                                                                 \
-    X(HANG, "hang", 8)                                                                      \
-    X(MEMORY, "out of memory", 9)                                                           \
-    X(RENDEZVOUS, "rendezvous", 10)                                                         \
-    X(GPU, "GPU failed", 11)  /* its hardware or driver gave it up: another host may do */  \
-    X(IO, "input/output", 5)  /* raised by base/file.c; callers re-label it with err_as */  \
-    X(DEVICE, "device", 1)    /* a call to the GPU failed in the middle of a run: a bug */  \
-    X(SHAPE, "shape", 1)      /* an op was called with tensors that do not fit: a bug */    \
-    X(STOPPED, "stopped", 75) /* stopped on request after a checkpoint */                   \
+#define ERR_LIST(X)                                                                          \
+    X(OK, "ok", 0)                                                                           \
+    X(INTERNAL, "internal", 1)    /* a rule of ours was broken but could be reported */      \
+    X(CONFIG, "configuration", 2) /* usage, keys, values, requested feature missing */       \
+    X(DATA, "data", 3)            /* token files, tokenizers, input text */                  \
+    X(CKPT, "checkpoint", 4)      /* no valid checkpoint, or one that does not fit */        \
+    X(PLAN, "no plan fits", 4)    /* of what was searched, for what was asked */             \
+    X(STORAGE, "storage", 5)      /* run folder locked, read-only, disk full */              \
+    X(NUMERICS, "numerics", 6)    /* NaN or overflow that redoing the step does not cure */  \
+    X(PEER, "peer lost", 7)                                                                  \
+    X(HANG, "hang", 8)                                                                       \
+    X(MEMORY, "out of memory", 9)                                                            \
+    X(RENDEZVOUS, "rendezvous", 10)                                                          \
+    X(GPU, "device failed", 11) /* its hardware or driver gave it up: another host may do */ \
+    X(IO, "input/output", 5)    /* raised by base/file.c; callers re-label it with err_as */ \
+    X(DEVICE, "device", 1)      /* a call to the GPU failed in the middle of a run: a bug */ \
+    X(SHAPE, "shape", 1)        /* an op was called with tensors that do not fit: a bug */   \
+    X(STOPPED, "stopped", 75)   /* stopped on request after a checkpoint */                  \
     X(INTERRUPTED, "interrupted", 130)
 
 typedef enum {

@@ -128,6 +128,7 @@ void program_help(FILE *out)
         fputc('\n', out);
     }
     fprintf(out, "\nexit status: 0 done, 2 usage or configuration, 3 data, 4 checkpoint, 5 storage,\n"
-                 "6 numerics, 7 peer lost, 8 hang, 9 out of memory, 10 rendezvous, 11 GPU failed,\n"
-                 "75 stopped on request after a checkpoint; all else: man megatrain (or megatrain help --man)\n");
+                 "6 numerics, 7 peer lost, 8 hang, 9 out of memory, 10 rendezvous, 11 device\n"
+                 "failed, 75 stopped on request after a checkpoint; all else: man megatrain (or\n"
+                 "megatrain help --man)\n");
 }

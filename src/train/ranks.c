@@ -185,6 +185,8 @@ static void on_verdict(void *context, const Verdict *v)
         else err_hint("parallel.stall_s is the limit; megatrain doctor and a stack trace of that rank tell more");
         err_print(kind_of(v), false);
     }
+    /* (it speaks on its own stderr; rank 0 has the log) */
+    if (speaks_itself(v)) log_copy("megatrain: error (%s): %s", err_name(kind_of(v)), v->text);
     abort_within(__atomic_load_n(&r->nccl, __ATOMIC_ACQUIRE), v->text);
     if (r->boot.rank == 0) usleep(LAST_WORDS_US); /* its server still serves: all hear the verdict */
     _exit(v->exit_code);
