@@ -133,8 +133,7 @@ static void put_environment(FILE *out)
     } all[] = {
         { "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE",
           "which rank this process is, as torchrun and scripts/launch.sh set it; mpirun's, mpiexec's and "
-          "srun's own "
-          "variables do as well" },
+          "srun's own variables do as well" },
         { "MASTER_ADDR, MASTER_PORT", "rank 0's host, by a name or a number that all hosts reach, and the "
                                       "first of 16 ports where the ranks meet" },
         { "MEGATRAIN_SECRET",
@@ -148,8 +147,7 @@ static void put_environment(FILE *out)
           "how long waiting threads spin; where neither is set megatrain sets the latter for itself" },
         { "CUDA_VISIBLE_DEVICES", "the GPUs that there are for a rank" },
         { "NCCL_HOME", "the folder of the NCCL to load; NCCL's own variables (NCCL_SOCKET_IFNAME, "
-                       "NCCL_IB_HCA, NCCL_DEBUG, "
-                       "...) hold as well" },
+                       "NCCL_IB_HCA, NCCL_DEBUG, ...) hold as well" },
         { "NCCL_ALGO, NCCL_NVLS_ENABLE, NCCL_COMM_ID",
           "refused where they would change sums, or leave the ranks' own meeting" },
         { "NCCL_HOSTID, NCCL_MULTI_RANK_GPU_ENABLE",
