@@ -45,7 +45,7 @@ static const struct {
     const char *mend;
 } failures[] = {
     { cudaErrorECCUncorrectable, RESET },
-    { cudaErrorContained, RESET },
+    { (cudaError_t)226, RESET }, /* cudaErrorContained, which CUDA 12.4 does not name */
     { cudaErrorNvlinkUncorrectable, "a link of GPUs fails: see nvidia-smi nvlink --errorcounters, reseat it" },
     { cudaErrorExternalDevice, "another GPU of the host failed: see nvidia-smi and the kernel's log for Xid" },
     { cudaErrorSystemNotReady, "its host is not ready: see nvidia-fabricmanager" },
