@@ -63,8 +63,7 @@ Err cuda_check(cudaError_t code, const char *what)
 {
     char gpu[192];
     if (code == cudaSuccess) return ERR_OK;
-    if (code == cudaErrorMemoryAllocation)
-        return err_set(ERR_MEMORY, "%s: %s", what, cudaGetErrorString(code));
+    if (code == cudaErrorMemoryAllocation) return err_set(ERR_MEMORY, "%s: %s", what, cudaGetErrorString(code));
     const char *mend = mend_of(code);
     if (!mend)
         return err_set(ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code)),
