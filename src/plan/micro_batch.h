@@ -41,7 +41,7 @@ Err micro_batch_allowed(const Config *c, int64_t samples);
 
 /* "160 samples: a rank needs 65.3 GiB of its 79.6 GiB of GPU memory, 768 MiB for CUDA's libraries among them; 240
  * samples need 96.5 GiB" */
-enum { MICRO_BATCH_TEXT = 320 };
+enum { MICRO_BATCH_TEXT = 384 };
 const char *micro_batch_text(const MicroBatch *m, const Room *room, char out[MICRO_BATCH_TEXT]);
 
 #endif
