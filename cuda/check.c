@@ -39,7 +39,7 @@ static void name_gpu(char *out, size_t size)
 
 #define RESET "its memory has an error: reset it by nvidia-smi --gpu-reset, replace it if it fails again"
 
-/* What no program does to a GPU, and what mends it. */
+/* Failures that no program causes, and what mends each. */
 static const struct {
     cudaError_t code;
     const char *mend;

@@ -39,7 +39,7 @@ extern const OpTable cuda_ops; /* table.c */
 Err cuda_check(cudaError_t code, const char *what);
 /* The same of the last error, which says more than a library does that failed by it. err: what the op returned. */
 Err cuda_ended(Err err, const char *what);
-/* What cuda_check calls the GPU of that number. */
+/* Names the GPU of that number for cuda_check's messages. */
 void cuda_remember(int index, const struct cudaDeviceProp *p);
 
 /* For whoever completes `e`, before event_complete: the work itself is done when `stream` comes to this point. */

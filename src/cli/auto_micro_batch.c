@@ -25,7 +25,7 @@ static Err read_with(const AutoMicroBatch *a, const char *word, int64_t ranks, C
     return err;
 }
 
-/* Of the checkpoint that c goes on from; 0: there is none, or it has no number. */
+/* The number of the checkpoint that c goes on from; 0: there is none, or it has no number. */
 static Err number_kept(const Config *c, int64_t *samples, int64_t *step)
 {
     ON_HEAP(Config, was, 1);
@@ -38,7 +38,7 @@ static Err number_kept(const Config *c, int64_t *samples, int64_t *step)
     return ERR_OK;
 }
 
-/* Of a run that goes on; 0: it begins, or its layout takes another number. */
+/* The number of a run that goes on; 0: it begins, or its layout takes another one. */
 static Err keep(const Config *c, int64_t *samples)
 {
     int64_t had = 0, step = 0;
@@ -56,7 +56,7 @@ static Err keep(const Config *c, int64_t *samples)
     return ERR_OK;
 }
 
-/* Where the vocabulary cannot be read, or nothing fits, the least will do: the run itself says what is wrong. */
+/* The least will do where the vocabulary cannot be read, or nothing fits: the run itself says what is wrong. */
 static Err begin(const Config *c, const Room *room, int64_t *samples)
 {
     int64_t vocab;

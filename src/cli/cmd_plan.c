@@ -110,7 +110,7 @@ static Err words_agree(void)
 
 /* ---- train.micro_batch=auto ---- */
 
-/* What a rank has, as a run whose ranks all begin now on this machine would find it. */
+/* Memory of a rank, as a run whose ranks all begin now on this machine would find it. */
 static Err room_here(const Config *c, Room *out)
 {
     char why[256];

@@ -1,4 +1,4 @@
-/* What a run that goes on keeps of its checkpoint: choices that were made when it began. */
+/* Choices that were made when a run began, and that it keeps as it goes on from a checkpoint. */
 #ifndef MEGATRAIN_CLI_GOING_ON_H
 #define MEGATRAIN_CLI_GOING_ON_H
 

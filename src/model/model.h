@@ -152,7 +152,7 @@ Err stage_kept_init(const Stage *st, void ***kept, SetupArena *setup);
 void stage_kept_clear(const Stage *st, void *const *kept);
 Err stage_grads_init(const Stage *st, const Ctx *c, void ***grads, Arena *state, SetupArena *setup);
 
-/* What generation keeps of one sample, in `state`: a cache for each block, of its mixer's kind. */
+/* Caches of one sample in generation, in `state`: one for each block, of its mixer's kind. */
 Err stage_caches_init(const Stage *st, void ***caches, DType dtype, Arena *state, SetupArena *setup);
 
 /*

@@ -630,7 +630,7 @@ static float one_at(const ParamSpec *s, uint64_t key, int64_t index)
     return 1;
 }
 
-/* What each Init has for element `index` of the plain tensor, of which init_repeat rows are one. */
+/* Values by Init, for element `index` of the plain tensor, of which init_repeat rows are one. */
 static float (*const begin_at[])(const ParamSpec *s, uint64_t key, int64_t index) = {
     [INIT_ZERO] = zero_at, [INIT_ONE] = one_at, [INIT_NORMAL] = normal_at
 };

@@ -161,7 +161,7 @@ Err micro_batch_choose(const Config *c, int64_t vocab, const Room *room, MicroBa
     return out->next ? look_at_next(c, vocab, room, out) : ERR_OK;
 }
 
-/* What a rank needs, and of what: that of a GPU, unless it is the host's memory that is too little. */
+/* Memory that a rank needs: a GPU's, unless it is the host's that is too little. */
 static void put_need(const MicroBatchNeed *n, const Room *room, bool whole, char *out, size_t size)
 {
     char need[UNITS_BYTES], have[UNITS_BYTES], libraries[UNITS_BYTES], among[80] = "";

@@ -85,7 +85,7 @@ static Err post_place(Ranks *r)
     return store_set(r->store, key, &own, sizeof own);
 }
 
-/* What all ranks posted, to be freed, after an error too. */
+/* Places that all ranks posted, to be freed, after an error too. */
 static Err read_places(const Ranks *r, double timeout_s, Place **out)
 {
     char key[32];
