@@ -70,7 +70,7 @@ for precision in fp32 $([ -n "$queue" ] || echo bf16); do
     while read -r n tp zero overlap; do
         d=staged-$precision-$n-$tp
         run "$d" "$n" 1 $p $(words "$tp" "$zero" "$overlap")
-        check "$d: staged, and says so" grep -q 'warning: between GPUs: staged .* share a GPU' "$d.err"
+        check "$d: staged, and says so" grep -q 'warning: between GPUs: staged .*: all [0-9]* ranks share one GPU' "$d.err"
         check "$d: losses within $tolerance of one rank's" near "$d" one-$precision $steps $tolerance
         [ "$n" -eq 2 ] && [ -z "$queue" ] || continue
         run "$d-again" "$n" 1 $p $(words "$tp" "$zero" "$overlap")
@@ -133,6 +133,22 @@ fi
 check "staged as asked: $(grep 'between GPUs' wanted.err)" \
     grep -q 'warning: between GPUs: staged through the host: parallel.staged=true' wanted.err
 check "as between ranks that share a GPU" same_run wanted staged-fp32-2-2 $steps
+
+# fewer GPUs than ranks is a GPU that is missing, unless all ranks share one or the way through the host is asked for
+if [ -n "${EMU:-}" ]; then
+    few=("$launch" -n 3 -- "$mt" --config ranks.ini run.device=cuda train.stop_at=1 train.global_batch=6)
+    EMU_DEVICES=2 expect 2 "ranks 0 and 2 share a GPU: host '$(uname -n)' has 3 ranks, which see 2 GPUs" "${few[@]}" run.dir=few
+    check "and what to do: $(grep hint err.txt)" grep -q 'hint: .*nvidia-smi.*parallel.staged=true' err.txt
+    EMU_DEVICES=2 expect 0 "staged through the host: parallel.staged=true" "${few[@]}" run.dir=few-asked parallel.staged=true
+    EMU_DEVICES=3 expect 0 "between GPUs: NCCL" "${few[@]}" run.dir=few-none
+    # (ranks that see one GPU each, as --gpus-per-task=1 shows it, take that one)
+    each=("$launch" -n 2 -- bash -c 'CUDA_VISIBLE_DEVICES=$((6 - LOCAL_RANK)) exec "$@"' each)
+    expect 0 "between GPUs: NCCL" "${each[@]}" "$mt" --config ranks.ini run.dir=one-each run.device=cuda \
+        run.precision=fp32 $(words 2 0 false)
+    check "one GPU each: the bits of ranks that see both" same_run one-each fp32-2-2-0 $steps
+    EMU_DEVICES=2 expect 2 "ranks 0 and 1 share a GPU: host '$(uname -n)' has 3 ranks, which see 1 GPU" \
+        "$launch" -n 3 -- bash -c 'CUDA_VISIBLE_DEVICES=$((LOCAL_RANK / 2)) exec "$@"' each "${few[@]:4}" run.dir=few-each
+fi
 
 # parts of matrices travel to their owners and back
 muon="optim.name=muon run.precision=bf16"

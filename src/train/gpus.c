@@ -4,23 +4,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What a rank posts. */
 typedef struct {
     char uuid[40], nccl[24]; /* nccl: version, "" without the library */
     char why[160];           /* it is without */
     char host[256];          /* NCCL_HOSTID: a host's name, as NCCL is to see it */
+    char name[64];           /* of the host itself */
+    int ranks, gpus;         /* there; GPUs as this rank sees them */
     bool shares;             /* NCCL takes ranks of one host with one GPU */
 } Fact;
 
-static Err own_fact(int local_rank, RankGpu *g, Fact *own)
+static Err own_fact(const GpuChoice *c, RankGpu *g, Fact *own)
 {
     char why[256];
     const char *missing, *host = getenv("NCCL_HOSTID");
     DeviceInfo gpu;
     const int count = device_cuda_count(why, sizeof why);
     if (!count) return err_set(ERR_CONFIG, "%s", why), err_hint("set run.device=cpu, or see nvidia-smi and the driver");
-    g->index = local_rank % count;
+    g->index = c->local_rank % count;
+    own->ranks = c->local_size;
+    own->gpus = count;
+    gethostname(own->name, sizeof own->name - 1);
     TRY(device_cuda_info(g->index, &gpu));
     snprintf(own->uuid, sizeof own->uuid, "%s", gpu.uuid);
     if (nccl_available(&missing)) snprintf(own->nccl, sizeof own->nccl, "%s", nccl_version());
@@ -114,16 +120,26 @@ bool rank_gpu_takes_nccl(Carrier wanted, bool shared)
     return wanted == CARRIER_NCCL || (wanted == CARRIER_ANY && !shared);
 }
 
+/* All on one GPU is how a layout is tried; some on one is a GPU that is missing. */
+static Err check_sharers(const Fact *all, const GpuChoice *c, const RankGpu *g, Pair first)
+{
+    const Fact *f = &all[first.high];
+    if (c->wanted != CARRIER_ANY || g->sharers == c->size) return ERR_OK;
+    err_set(ERR_CONFIG, "ranks %d and %d share a GPU: host '%s' has %d ranks, which see %d GPU%s", first.low,
+            first.high, f->name, f->ranks, f->gpus, f->gpus == 1 ? "" : "s");
+    return err_hint("see nvidia-smi there: a GPU that fell off the bus is not in its list; start no more ranks than "
+                    "GPUs; or parallel.staged=true, through the host and many times slower");
+}
+
 static Err decide(const Fact *all, const GpuChoice *c, RankGpu *g)
 {
     Pair first = { 0 };
     const bool shared = find_sharers(all, c, g, &first);
+    if (shared) TRY(check_sharers(all, c, g, first));
     g->nccl = rank_gpu_takes_nccl(c->wanted, shared);
     g->own_host = false;
     if (c->wanted == CARRIER_STAGED) snprintf(g->text, sizeof g->text, "staged through the host: parallel.staged=true");
-    else
-        snprintf(g->text, sizeof g->text, "staged through the host: ranks %d and %d share a GPU", first.low,
-                 first.high);
+    else snprintf(g->text, sizeof g->text, "staged through the host: all %d ranks share one GPU", c->size);
     if (!g->nccl) return ERR_OK;
     TRY(check_nccl(all, c));
     snprintf(g->text, sizeof g->text, "NCCL %s", all[0].nccl);
@@ -134,7 +150,7 @@ Err rank_gpu_choose(Store *s, const GpuChoice *c, RankGpu *out)
 {
     Fact own = { 0 }, *all = calloc((size_t)c->size, sizeof *all);
     if (!all) return err_set(ERR_MEMORY, "no memory for what %d ranks say about their GPUs", c->size);
-    Err err = own_fact(c->local_rank, out, &own);
+    Err err = own_fact(c, out, &own);
     if (!err) err = exchange(s, c, &own, all);
     if (!err) err = decide(all, c, out);
     free(all);

@@ -3,7 +3,9 @@
  * post in the store.
  *
  *   nccl     every rank has a GPU of its own, or so it is wanted: they need NCCL
- *   staged   ranks share a GPU, or so it is wanted: through the host and Gloo (a warning says so)
+ *   staged   all ranks share one GPU, or so it is wanted: through the host and Gloo (a warning says so)
+ *
+ * Some ranks that share a GPU and others that do not are an error, unless one of the two is wanted.
  */
 #ifndef MEGATRAIN_TRAIN_GPUS_H
 #define MEGATRAIN_TRAIN_GPUS_H
@@ -16,13 +18,14 @@ typedef struct {
     bool own_host;  /* NcclOptions */
     int index;      /* number of this rank's GPU on its host */
     int sharers;    /* how many ranks have this GPU, this one included */
-    char text[160]; /* "NCCL 2.28.9", "staged through the host: ranks 0 and 1 share a GPU" */
+    char text[160]; /* "NCCL 2.28.9", "staged through the host: all 2 ranks share one GPU" */
 } RankGpu;
 
 typedef enum { CARRIER_ANY, CARRIER_STAGED, CARRIER_NCCL } Carrier;
 
 typedef struct {
-    int rank, size, local_rank; /* local_rank: this rank among those of its host, which take the GPUs there in turn */
+    int rank, size;
+    int local_rank, local_size; /* among those of this host, which take the GPUs there in turn */
     Carrier wanted;             /* of all ranks */
     double timeout_s;
 } GpuChoice;
@@ -31,8 +34,8 @@ typedef struct {
 bool rank_gpu_takes_nccl(Carrier wanted, bool shared);
 
 /*
- * Collective. ERR_CONFIG: there is no GPU, or NCCL is to carry data and a rank is without it, or they have different
- * versions of it, or NCCL refuses ranks that share a GPU.
+ * Collective. ERR_CONFIG: there is no GPU, or too few; or NCCL is to carry data and a rank is without it, or they have
+ * different versions of it, or NCCL refuses ranks that share a GPU.
  */
 Err rank_gpu_choose(Store *s, const GpuChoice *c, RankGpu *out);
 

@@ -360,7 +360,7 @@ Err ranks_place(Ranks *r, const RanksOptions *o)
     if (!several) r->host_free_bytes = host_free_bytes();
     if (several) TRY(post_place(r));
     if (several) TRY(find_hosts(r, o->timeout_s, false));
-    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, o->carrier, o->timeout_s };
+    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, r->local_size, o->carrier, o->timeout_s };
     return several && o->cuda ? rank_gpu_choose(r->store, &c, &r->gpu) : ERR_OK;
 }
 

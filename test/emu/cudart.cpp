@@ -129,8 +129,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     if (device < 0 || device >= device_count()) return set_error(cudaErrorInvalidDevice);
     *p = {};
     snprintf(p->name, sizeof p->name, "Emulated GPU");
-    snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "emu GPU %d", device & 7); /* on this host */
-    p->pciBusID = 0x1b + 0x10 * device;
+    snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "emu GPU %d", host_gpu(device)); /* on this host */
+    p->pciBusID = 0x1b + 0x10 * host_gpu(device);
     memory_info(&free_bytes, &p->totalGlobalMem);
     p->major = gpu().major;
     p->minor = gpu().minor;

@@ -436,7 +436,7 @@ static bool has_failed()
     static int code, at, device, count;
     static const bool wanted =
         getenv("EMU_FAIL") && sscanf(getenv("EMU_FAIL"), "%d:%d:%d", &code, &at, &device) == 3;
-    if (!wanted || current_device() != device || ++count < at) return false;
+    if (!wanted || host_gpu(current_device()) != device || ++count < at) return false;
     set_error(static_cast<cudaError_t>(code));
     return true;
 }

@@ -18,12 +18,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 
 namespace emu
 {
 
-enum { PAGE = 4096, DEVICE_ALIGN = 256 };
+enum { PAGE = 4096, DEVICE_ALIGN = 256, GPUS = 8 };
 enum : unsigned char { MARGIN = 0xb6 };
 static const size_t NAN_BYTES = 2 << 20, RANGE_BYTES = size_t(256) << 30, DEFAULT_MEMORY = size_t(4) << 30;
 
@@ -34,8 +35,8 @@ static struct {
     bool stays_open;
     int nans;                    /* file of NAN_BYTES of 0xff, of which new memory is a private mapping */
     unsigned count;              /* of allocations ever made */
-    size_t used[8], peak[8];     /* bytes, by device */
-    size_t library[8];           /* held by libraries */
+    size_t used[GPUS], peak[GPUS]; /* bytes, by device */
+    size_t library[GPUS];        /* held by libraries */
 } heap;
 
 /* Ordered by address; never destroyed. */
@@ -55,12 +56,36 @@ bool loads_eagerly()
     return eagerly;
 }
 
+/* CUDA_VISIBLE_DEVICES: numbers of the host's GPUs, up to the first that is none; the process numbers them anew. */
+struct Visible {
+    int count, gpus[GPUS];
+
+    Visible() : count(0)
+    {
+        const int there = std::min<int>(static_cast<int>(number_from("EMU_DEVICES", 1)), GPUS);
+        const char *at = getenv("CUDA_VISIBLE_DEVICES");
+        for (; !at && count < there; count++) gpus[count] = count;
+        for (char *end; at && count < there; at = *end == ',' ? end + 1 : "") {
+            const long number = strtol(at, &end, 10);
+            if (end == at || number < 0 || number >= there) break;
+            gpus[count++] = static_cast<int>(number);
+        }
+    }
+};
+
+static const Visible &visible()
+{
+    static const Visible found;
+    return found;
+}
+
 int device_count()
 {
-    static const int count = static_cast<int>(number_from("EMU_DEVICES", 1));
     loads_eagerly();
-    return count < 8 ? count : 8;
+    return visible().count;
 }
+
+int host_gpu(int device) { return device < visible().count ? visible().gpus[device] : 0; }
 
 size_t device_peak_bytes()
 {

@@ -135,7 +135,7 @@ bool attach(ncclComm *c)
     struct flock l = seat_lock(c->rank, F_WRLCK);
     if (fcntl(c->file, F_OFD_SETLK, &l)) return false;
     const char *const host = getenv("NCCL_HOSTID");
-    c->shared->seats[c->rank].gpu = emu::current_device();
+    c->shared->seats[c->rank].gpu = emu::host_gpu(emu::current_device());
     snprintf(c->shared->seats[c->rank].host, sizeof c->shared->seats[c->rank].host, "%s", host ? host : "");
     c->shared->seats[c->rank].here = 1;
     if (++c->shared->attached == c->size) unlink(c->path);

@@ -251,6 +251,7 @@ void memory_info(size_t *free_bytes, size_t *total_bytes);
 bool library_take(int64_t bytes); /* what a library holds of the current device beside cudaMalloc; false: too much */
 void check_margins(const char *who); /* nothing was written beside an allocation */
 int device_count();
+int host_gpu(int device); /* its number among all of the host, whichever CUDA_VISIBLE_DEVICES shows */
 bool loads_eagerly(); /* was CUDA_MODULE_LOADING=EAGER set when the first call of CUDA came? */
 size_t device_peak_bytes(); /* most that cudaMalloc had given out at a time, all devices */
 int &current_device();      /* of the calling thread */

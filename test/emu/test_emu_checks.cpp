@@ -271,8 +271,10 @@ TEST(host_mistakes)
 
 TEST(no_device)
 {
-    const Outcome o = child("EMU_DEVICES=0", "devices", 0);
-    CHECK_MSG(o.status == 0 && o.has("count 0: no CUDA-capable device is detected"), "%s", o.text.c_str());
+    for (const char *none : { "EMU_DEVICES=0", "CUDA_VISIBLE_DEVICES=", "CUDA_VISIBLE_DEVICES=1" }) {
+        const Outcome o = child(none, "devices", 0);
+        CHECK_MSG(o.status == 0 && o.has("count 0: no CUDA-capable device is detected"), "%s", o.text.c_str());
+    }
 }
 
 /* The first launch of a kernel loads it, unless all were loaded before; a later one is allowed at any time. */
