@@ -54,6 +54,7 @@ static const struct {
     { "helium-1-preview", HF_HELIUM, HF_LLAMA },
     { "glm-4-9b-chat", HF_GLM, HF_GLM },
     { "glm-4-9b-0414", HF_GLM4, HF_GLM4 },
+    { "granite-3.1-1b-a400m", HF_GRANITEMOE, HF_GRANITEMOE },
 };
 enum { MODELS = sizeof models / sizeof *models };
 
@@ -186,6 +187,13 @@ static const struct {
     { "jais2", "", "norm = layernorm|activation = relu2|bias = true", "attention_bias|rope_dim" },
     { "nemotron", "", "norm = layernorm|activation = relu2|rope_dim = 64|norm_eps = 1e-05", "bias" },
     { "nemotron", "\"partial_rotary_factor\":1,\"norm_eps\":0.001", "norm_eps = 0.001", "rope_dim" },
+    { "vaultgemma", "", "activation = geglu|embed_scale = 48|window = 4096,0|attention_softcap = 50|final_softcap = 30",
+      "block_norms|qk_norm|attention_scale" },
+    { "hyperclovax", "", "block_norms = both", "embed_scale|residual_scale|attention_scale|logits_scale" },
+    { "hyperclovax", "\"use_post_norm\":false,\"logits_scaling\":0.125,\"attention_multiplier\":0.0078125",
+      "logits_scale = 0.125|attention_scale = 0.0078125", "block_norms" },
+    { "granitemoe", "", "attention_scale = 1|experts = 8|topk = 2|ffn = 11008|router = softmax", "shared_ffn" },
+    { "granitemoeshared", "\"shared_intermediate_size\":1024", "shared_ffn = 1024|router = softmax", "shared_gate" },
     { "cwm", "\"num_hidden_layers\":8", "window = 0,8192*3|rope_scaling = llama3|rope_factor = 16", "bias" },
     { "stablelm", "\"hidden_dropout\":0.1", "; not taken over: hidden_dropout of 0.1", "dropout" },
     { "exaone_moe", "\"num_hidden_layers\":2,\"mlp_layer_types\":[\"sparse\",\"dense\"],\"first_k_dense_replace\":1",
@@ -329,6 +337,10 @@ static const struct {
     { "minimax_m2", "\"rotary_dim\":64,\"partial_rotary_factor\":0.25", ERR_CONFIG, "different columns that turn" },
     { "granite", "\"attention_multiplier\":0", ERR_CONFIG, "'logits_scaling' must be above 0" },
     { "granite", "\"logits_scaling\":0", ERR_CONFIG, "'logits_scaling' must be above 0" },
+    { "hyperclovax", "\"logits_scaling\":0", ERR_CONFIG, "'logits_scaling' must be above 0" },
+    { "hyperclovax", "\"attention_bias\":true", ERR_CONFIG, "a bias would be added behind the norm" },
+    { "granitemoe", "\"shared_intermediate_size\":64", ERR_CONFIG, "the class has no such key" },
+    { "vaultgemma", "\"use_bidirectional_attention\":true", ERR_CONFIG, "queries see what follows them" },
     { "arcee", "\"hidden_act\":\"silu\"", ERR_CONFIG, "it can only be relu2" },
     { "jais2", "\"partial_rotary_factor\":0.5", ERR_CONFIG, "only a part of a head's columns turns" },
     { "nemotron", "\"layer_norm_eps\":1e-5", ERR_CONFIG, "the class has no such key" },
@@ -667,7 +679,13 @@ static const struct {
     { "model.arch=llama moe.experts=4 moe.router=sigmoid moe.balance=bias model.qk_norm=true model.window=64,0 "
       "model.rope_layers=1,0",
       "exaone_moe", NULL },
-    { "model.arch=llama moe.experts=4 moe.shared_ffn=64", NULL, "moe.shared_ffn = 64" },
+    { "model.arch=llama moe.experts=4 moe.shared_ffn=64", "granitemoeshared", NULL },
+    { "model.arch=llama moe.experts=4 moe.shared_ffn=64 model.qk_norm=true", NULL,
+      "no class of transformers has a model with" },
+    { "model.arch=llama moe.experts=4 model.residual_scale=0.22", "granitemoe", NULL },
+    { "model.arch=llama model.block_norms=both model.residual_scale=0.22 model.logits_scale=0.3", "hyperclovax", NULL },
+    { "model.arch=llama model.activation=geglu model.embed_scale=27.712812921102035 model.window=64,0 model.tied=true",
+      "vaultgemma", NULL },
     { "model.arch=llama moe.experts=4 moe.router=sqrt_softplus", NULL, "moe.router = sqrt_softplus" },
     { "model.arch=llama model.mtp_layers=1", NULL, "model.mtp_layers = 1" },
 };

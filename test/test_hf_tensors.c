@@ -181,7 +181,7 @@ TEST(norms_that_are_one_more)
     const Param bias = param_of("layers.1.attn.proj.bias", HIDDEN, 1), of_norm = param_of("final_norm.bias", HIDDEN, 1);
     for (int kind = 0; kind < HF_CLASSES; kind++) {
         const HfNaming n = naming_of((HfClass)kind);
-        const bool gemma = kind == HF_GEMMA || kind == HF_GEMMA2 || kind == HF_GEMMA3;
+        const bool gemma = kind == HF_GEMMA || kind == HF_GEMMA2 || kind == HF_GEMMA3 || kind == HF_VAULTGEMMA;
         const float want = gemma || kind == HF_NEMOTRON ? 1 : 0;
         if (hf_part_count(&n, &norm))
             CHECK_CLOSE((double)hf_part(&n, &norm, 0).more, (double)want, 0, "class %d", kind);

@@ -9,6 +9,9 @@
 #define ROPE_OF(base, local, part) \
     ANGLES_OF(base, local, part), .factor = HF_NONE, .original = HF_NONE, .truncate = true
 #define ROPE(base) ROPE_OF(base, 10000, 1)
+#define FACTORS .embedding_factor = 1, .branch_factor = 1
+/* Experts in all blocks, as wide as the key of feed-forward layers says; softmax over the chosen. */
+#define CHOSEN .expert_ffn = HF_NONE, .sparse_step = 1, .normalize = true, .scale = 1, .groups = 1, .group_topk = 1
 #define USUAL .head_dim = HF_NONE, .kv_heads = HF_NONE, .init_std = 0.02, ROPE(10000)
 
 const HfClassRow hf_classes[HF_CLASSES] = {
@@ -396,8 +399,7 @@ const HfClassRow hf_classes[HF_CLASSES] = {
     [HF_GRANITE] = { .names = { "granite", "GraniteForCausalLM" },
                      .bias = HF_BIAS_KEYS,
                      .usual = { USUAL, .vocab = 32000, .positions = 2048, .hidden = 4096, .ffn = 11008, .layers = 32,
-                                .heads = 32, .eps = 1e-6, .embedding_factor = 1, .branch_factor = 1, .score_factor = 1,
-                                .logits_divisor = 1 } },
+                                .heads = 32, .eps = 1e-6, FACTORS, .score_factor = 1, .logits_divisor = 1 } },
     [HF_ARCEE] = { .names = { "arcee", "ArceeForCausalLM" },
                    .model = "activation = relu2\n",
                    .bias = HF_BIAS_KEYS,
@@ -416,6 +418,34 @@ const HfClassRow hf_classes[HF_CLASSES] = {
                       .usual = { ROPE_OF(10000, 10000, 0.5), .vocab = 256000, .positions = 4096, .hidden = 6144,
                                  .ffn = 24576, .layers = 32, .heads = 48, .kv_heads = HF_NONE, .head_dim = HF_NONE,
                                  .eps = 1e-5, .init_std = 0.0134 } },
+    [HF_VAULTGEMMA] = { .names = { "vaultgemma", "VaultGemmaForCausalLM" },
+                        .model = "activation = geglu\n",
+                        .windows = HF_WINDOWS_TYPES,
+                        .bias = HF_BIAS_KEYS,
+                        .scaled = true,
+                        .divides = true,
+                        .usual = { ROPE(10000), .vocab = 256000, .positions = 8192, .hidden = 2304, .ffn = 9216,
+                                   .layers = 26, .heads = 8, .kv_heads = 4, .head_dim = 256, .eps = 1e-6,
+                                   .init_std = 0.02, .tied = true, .window = 4096, .period = 2, .attention_cap = 50,
+                                   .final_cap = 30, .query_scalar = 256 } },
+    [HF_HYPERCLOVAX] = { .names = { "hyperclovax", "HyperCLOVAXForCausalLM" },
+                         .bias = HF_BIAS_KEYS,
+                         .divides = true,
+                         .usual = { USUAL, .vocab = 32000, .positions = 2048, .hidden = 4096, .ffn = 11008,
+                                    .layers = 32, .heads = 32, .eps = 1e-6, .post_norms = true, FACTORS,
+                                    .score_factor = HF_NONE, .logits_factor = 1 } },
+    [HF_GRANITEMOE] = { .names = { "granitemoe", "GraniteMoeForCausalLM" },
+                        .bias = HF_BIAS_KEYS,
+                        .mixture = true,
+                        .usual = { USUAL, .vocab = 32000, .positions = 2048, .hidden = 4096, .ffn = 11008, .layers = 32,
+                                   .heads = 32, .eps = 1e-6, FACTORS, .score_factor = 1, .logits_divisor = 1,
+                                   .experts = 8, .topk = 2, CHOSEN } },
+    [HF_GRANITEMOESHARED] = { .names = { "granitemoeshared", "GraniteMoeSharedForCausalLM" },
+                              .bias = HF_BIAS_KEYS,
+                              .mixture = true,
+                              .usual = { USUAL, .vocab = 32000, .positions = 2048, .hidden = 4096, .ffn = 11008,
+                                         .layers = 32, .heads = 32, .eps = 1e-6, FACTORS, .score_factor = 1,
+                                         .logits_divisor = 1, .experts = 8, .topk = 2, CHOSEN } },
 };
 
 const HfClassNames *hf_class_names(HfClass c) { return &hf_classes[c].names; }

@@ -54,6 +54,10 @@ typedef enum {
     HF_ARCEE,
     HF_JAIS2,
     HF_NEMOTRON,
+    HF_VAULTGEMMA,
+    HF_HYPERCLOVAX,
+    HF_GRANITEMOE,
+    HF_GRANITEMOESHARED,
     HF_CLASSES
 } HfClass;
 

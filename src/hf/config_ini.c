@@ -206,9 +206,10 @@ static void put_factors(Ini *w)
     if (w->row->scaled) put_real(w, "embed_scale", sqrt((double)m->hidden));
     if (m->embedding_factor && m->embedding_factor != 1) put_real(w, "embed_scale", m->embedding_factor);
     if (m->branch_factor && m->branch_factor != 1) put_real(w, "residual_scale", m->branch_factor);
-    if (m->score_factor && m->score_factor != 1 / sqrt((double)m->head_dim))
+    if (m->score_factor && (float)m->score_factor != (float)(1 / sqrt((double)m->head_dim)))
         put_real(w, "attention_scale", m->score_factor);
     if (m->logits_divisor && m->logits_divisor != 1) put_real(w, "logits_scale", 1 / m->logits_divisor);
+    if (m->logits_factor && m->logits_factor != 1) put_real(w, "logits_scale", m->logits_factor);
 }
 
 static void put_model(Ini *w, HfClass c)
@@ -219,6 +220,7 @@ static void put_model(Ini *w, HfClass c)
     put_bias(w);
     if (w->row->model) line(w, "%s", w->row->model);
     if (m->qk_norm) put_flag(w, "qk_norm", true);
+    if (m->post_norms) put_word(w, "block_norms", "both");
     put_attention(w, c);
     put_rope(w, c);
     put_factors(w);

@@ -534,17 +534,21 @@ static Err settle_experts(Reader *r)
 /* (of a class that has none they are 0) */
 static Err settle_factors(Reader *r)
 {
-    const HfModel *m = &r->model, *usual = &hf_classes[r->class].usual;
-    if (!(usual->logits_divisor > 0)) return ERR_OK;
-    if (m->embedding_factor > 0 && m->branch_factor > 0 && m->score_factor > 0 && m->logits_divisor > 0) return ERR_OK;
+    HfModel *m = &r->model;
+    const HfModel *usual = &hf_classes[r->class].usual;
+    if (m->score_factor == HF_NONE) m->score_factor = 1 / sqrt((double)m->head_dim);
+    if (!(usual->branch_factor > 0)) return ERR_OK;
+    if (m->embedding_factor > 0 && m->branch_factor > 0 && m->score_factor > 0 &&
+        m->logits_divisor + m->logits_factor > 0)
+        return ERR_OK;
     return no(r, "'embedding_multiplier', 'residual_multiplier', 'attention_multiplier' and 'logits_scaling' must be "
                  "above 0");
 }
 
 static Err settle(Reader *r)
 {
-    TRY(settle_factors(r));
     TRY(settle_sizes(r));
+    TRY(settle_factors(r));
     TRY(settle_windows(r));
     TRY(settle_rope(r));
     return settle_experts(r);

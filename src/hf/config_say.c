@@ -20,6 +20,7 @@ static void say_sizes(const Config *cfg, HfClass c, HfModel *m)
     if (hf_classes[c].bias == HF_BIAS_APART) m->attention_bias = cfg->model.attention_bias != ATTENTION_BIAS_NONE;
     m->mlp_bias = cfg->model.bias;
     m->qk_norm = cfg->model.qk_norm == QK_NORM_HEADS;
+    m->post_norms = cfg->model.block_norms == BLOCK_NORMS_BOTH;
     m->eps = cfg->model.norm_eps;
     m->init_std = cfg->model.init_std;
     m->attention_dropout = cfg->model.attention_dropout;
@@ -45,6 +46,7 @@ static void say_factors(const Config *cfg, HfModel *m)
     m->branch_factor = cfg->model.residual_scale;
     m->score_factor = scale > 0 ? scale : 1 / sqrt((double)m->head_dim);
     m->logits_divisor = 1 / cfg->model.logits_scale;
+    m->logits_factor = cfg->model.logits_scale;
 }
 
 static void say_windows(const Config *cfg, HfModel *m)
@@ -156,7 +158,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     say_windows(cfg, out);
     say_turns(cfg, out);
     say_rope(cfg, c, out);
-    if (out->logits_divisor > 0) say_factors(cfg, out);
+    if (out->branch_factor > 0) say_factors(cfg, out);
     if (hf_classes[c].latent) say_latent(cfg, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);
 }

@@ -9,7 +9,9 @@
 #define ALL ((UINT64_C(1) << HF_CLASSES) - 1)
 #define DEEPSEEK (B(DEEPSEEK_V2) | B(DEEPSEEK_V3))
 #define LATENT (DEEPSEEK | B(YOUTU))
-#define GEMMAS (B(GEMMA2) | B(GEMMA3))
+#define GEMMAS (B(GEMMA2) | B(GEMMA3) | B(VAULTGEMMA))
+#define GRANITES (B(GRANITE) | B(GRANITEMOE) | B(GRANITEMOESHARED))
+#define FACTORED (GRANITES | B(HYPERCLOVAX))        /* with factors as keys */
 #define SQUARES (B(ARCEE) | B(JAIS2) | B(NEMOTRON)) /* of a ReLU */
 #define LAYERNORMS (B(GPT2) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | B(NEMOTRON))
 #define ROTARY (ALL & ~B(GPT2))
@@ -17,8 +19,9 @@
 #define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE))                /* some blocks have no experts, by a step and a list */
 #define GLMS (B(GLM4_MOE) | B(DOTS1) | B(SOLAR_OPEN))       /* experts as DeepSeek-V3's */
 #define ROUTED (DEEPSEEK | GLMS)
-#define MIXTURE \
-    (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | B(HY_V3))
+#define MIXTURE                                                                                                       \
+    (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | B(HY_V3) | \
+     B(GRANITEMOE) | B(GRANITEMOESHARED))
 #define OLMO (B(FLEX_OLMO) | B(OLMO2) | B(OLMO3) | B(OLMOE))
 #define QWEN (B(QWEN2) | B(QWEN3))
 #define EXAONE (B(EXAONE4) | B(EXAONE_MOE))
@@ -29,7 +32,7 @@
 #define TYPED (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM))
 #define BIASED                                                                                                 \
     (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
-     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | B(GRANITE) | SQUARES)
+     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES)
 #define PARTIAL                                                               \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM) | \
      B(NEMOTRON)) /* some columns of a head turn */

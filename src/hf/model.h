@@ -21,6 +21,7 @@ typedef enum { HF_GREEDY, HF_GROUP_LIMITED } HfTopkMethod;
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, positions, vocab;
     int64_t tied, attention_bias, out_bias, mlp_bias, qk_norm;
+    int64_t post_norms; /* norms behind branches, too */
     double eps, init_std, attention_dropout, branch_dropout, embedding_dropout;
     double mlp_dropout; /* behind feed-forward layers alone */
 
@@ -31,7 +32,7 @@ typedef struct {
     double attention_cap, final_cap; /* 0 or HF_NONE: none */
     int64_t query_scalar;            /* scores are divided by its root; 0: of head_dim */
     /* what the class multiplies or divides; 0: it does not */
-    double embedding_factor, branch_factor, score_factor, logits_divisor;
+    double embedding_factor, branch_factor, score_factor, logits_divisor, logits_factor;
 
     int64_t rope_type; /* RopeScaling */
     double theta, local_theta, partial, factor, slow, fast, beta_slow, beta_fast;

@@ -34,10 +34,11 @@ enum {
     (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | C(EXAONE_MOE))
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
+#define GRANITE_EXPERTS (C(GRANITEMOE) | C(GRANITEMOESHARED))
 #define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
-#define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(NEMOTRON)) /* they multiply by 1 + w */
-#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE))         /* of multi-token prediction */
-#define MORE_BLOCKS (MODULES | C(HY_V3))               /* files hold such modules, whether they are read or not */
+#define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(VAULTGEMMA) | C(NEMOTRON)) /* they multiply by 1 + w */
+#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE))                         /* of multi-token prediction */
+#define MORE_BLOCKS (MODULES | C(HY_V3)) /* files hold such modules, whether they are read or not */
 
 /* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
  * "layers.N.", in the order of the form's parts, '#' the expert. */
@@ -65,6 +66,9 @@ static const Row table[] = {
 
     { C(GLM4), "post_norm1", "post_self_attn_layernorm", WHOLE, 0 },
     { C(GLM4), "post_norm2", "post_mlp_layernorm", WHOLE, 0 },
+    { C(VAULTGEMMA), "norm2", "pre_feedforward_layernorm", WHOLE, 0 },
+    { C(HYPERCLOVAX), "post_norm1", "post_norm1", WHOLE, 0 },
+    { C(HYPERCLOVAX), "post_norm2", "post_norm2", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm1", "input_layernorm", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm2", "post_attention_layernorm", WHOLE, 0 },
     { GEMMAS, "norm1", "input_layernorm", WHOLE, 0 },
@@ -119,6 +123,12 @@ static const Row table[] = {
     { C(GPT_OSS), "mlp.router.logits.bias", "mlp.router.bias", WHOLE, 0 },
     { C(GPT_OSS), "mlp.experts.fc1", "mlp.experts.gate_up_proj", ALTERNATING, TRANSPOSED | FUSED },
     { C(GPT_OSS), "mlp.experts.fc2", "mlp.experts.down_proj", WHOLE, TRANSPOSED | FUSED },
+
+    { GRANITE_EXPERTS, "mlp.router.weight", "block_sparse_moe.router.layer.weight", WHOLE, 0 },
+    { GRANITE_EXPERTS, "mlp.experts.fc1.weight", "block_sparse_moe.input_linear.weight", WHOLE, FUSED },
+    { GRANITE_EXPERTS, "mlp.experts.fc2.weight", "block_sparse_moe.output_linear.weight", WHOLE, FUSED },
+    { C(GRANITEMOESHARED), "mlp.shared.fc1", "shared_mlp.input_linear", WHOLE, 0 },
+    { C(GRANITEMOESHARED), "mlp.shared.fc2", "shared_mlp.output_linear", WHOLE, 0 },
 
     { MODULES, "embedding_norm", "enorm", WHOLE, 0 },
     { MODULES, "hidden_norm", "hnorm", WHOLE, 0 },

@@ -321,6 +321,35 @@ CASES = {
             **TIED),
         sizes(36, 40, 2, 3, 1, None, attention_multiplier=12**-0.5, logits_scaling=0.3),
     ),  # fmt: skip
+    "vaultgemma": (
+        T.VaultGemmaConfig,
+        sizes(48, 80, 3, 6, 2, 8, sliding_window=7),
+        sizes(40, 56, 2, 5, 1, 16, sliding_window=5, attn_logit_softcapping=None, final_logit_softcapping=None,
+            query_pre_attn_scalar=24, rms_norm_eps=1e-5),
+        sizes(24, 40, 2, 3, 3, 12, layer_types=["sliding_attention"] * 2, sliding_window=9, attention_bias=True,
+            tie_word_embeddings=False),
+    ),  # fmt: skip
+    "hyperclovax": (
+        T.HyperCLOVAXConfig,
+        sizes(48, 80, 3, 6, 2, 12, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.2,
+            logits_scaling=3.0),
+        sizes(40, 56, 2, 5, 5, None, logits_scaling=0.3, rope_parameters=LLAMA3, **TIED),
+        sizes(36, 40, 2, 3, 1, None, use_post_norm=False, attention_bias=True, mlp_bias=True),
+    ),  # fmt: skip
+    "granitemoe": (
+        T.GraniteMoeConfig,
+        sizes(48, 24, 3, 6, 2, None, num_local_experts=8, num_experts_per_tok=2, embedding_multiplier=12.0,
+            residual_multiplier=0.22, attention_multiplier=0.2, logits_scaling=3.0),
+        sizes(40, 20, 2, 5, 5, None, num_local_experts=6, num_experts_per_tok=3, attention_bias=True, **TIED),
+        sizes(36, 28, 2, 3, 1, None, num_local_experts=5, num_experts_per_tok=1, residual_multiplier=1.7),
+    ),  # fmt: skip
+    "granitemoeshared": (
+        T.GraniteMoeSharedConfig,
+        sizes(48, 24, 3, 6, 2, None, num_local_experts=8, num_experts_per_tok=2, shared_intermediate_size=40,
+            residual_multiplier=0.22, attention_multiplier=0.2, logits_scaling=3.0),
+        sizes(40, 20, 2, 5, 5, None, num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=20, **TIED),
+        sizes(36, 28, 2, 3, 1, None, num_local_experts=5, num_experts_per_tok=2, attention_bias=True),
+    ),  # fmt: skip
     "helium": (
         T.HeliumConfig,
         sizes(48, 80, 3, 6, 2, 8, attention_bias=True),
@@ -378,7 +407,7 @@ def make(out, ids, *classes):
 
 def alike(name, x, y, model):
     """The same numbers; Gemma's and Nemotron's norms w were 1 + w in between, so they are the same to the rounding of that."""
-    if "norm" in name and model.config.model_type.startswith(("gemma", "nemotron")):
+    if "norm" in name and model.config.model_type.startswith(("gemma", "vaultgemma", "nemotron")):
         return bool(((x - y).abs() <= 2.0**-23).all())
     return torch.equal(x, y)
 

@@ -41,7 +41,7 @@ def table(root):
             inner, kind = part[m.end() : end_of(part, m.end())], m[1]
             if kind == "OTHER":
                 kind, inner = inner.split(",", 1)
-            head, _, rest = inner.partition(', "')
+            head, _, rest = re.sub(r",\s+\"", ', "', inner).partition(', "')
             name, _, rest = rest.partition('"')
             rows.append((classes(head, known), name, kind, (re.findall(r'"([^"]*)"', rest) + [""])[0], of_rope))
     return rows
