@@ -57,7 +57,7 @@ typedef struct {
 /* The number as the library says it: 2.21.5 is 22105. */
 #define NCCL_NUMBER(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
 enum { NCCL_OLDEST = NCCL_NUMBER(2, 21, 0), NCCL_ORDERS = NCCL_NUMBER(2, 26, 0), NCCL_NAMES = NCCL_NUMBER(2, 27, 0) };
-enum { NCCL_SHARES = NCCL_NUMBER(2, 30, 3) };
+enum { NCCL_LISTS = NCCL_NUMBER(2, 24, 0) /* NCCL_ALGO by function */, NCCL_SHARES = NCCL_NUMBER(2, 30, 3) };
 #define NCCL_MAGIC 0xcafebeefu
 
 ncclResult_t ncclGetVersion(int *version);

@@ -173,11 +173,54 @@ static bool names_nvls(const char *algo)
     return false;
 }
 
+/* What keeps NVLS from all that adds, behind a list for gathers. */
+#define SUMS_WITHOUT ";allreduce:^nvls,nvlstree;reducescatter:^nvls,nvlstree;reduce:^nvls,nvlstree"
+
+/* Gathers add nothing. From 2.24 on a list for them alone leaves the other calls theirs. */
+static bool is_of_gathers(const char *algo)
+{
+    const char *others = strchr(algo, ';'), *why;
+    return nccl_available(&why) && look_up.number >= NCCL_LISTS && !strncasecmp(algo, "allgather:", 10) &&
+           (!others || !strcmp(others, SUMS_WITHOUT));
+}
+
+bool nccl_gathers_by_nvls(void)
+{
+    const char *algo = getenv("NCCL_ALGO");
+    return algo && names_nvls(algo) && is_of_gathers(algo);
+}
+
 const char *nccl_asks_for_nvls(void)
 {
     const char *enable = getenv("NCCL_NVLS_ENABLE"), *algo = getenv("NCCL_ALGO");
     if (enable && strcmp(enable, "0") != 0) return "NCCL_NVLS_ENABLE";
-    return algo && names_nvls(algo) ? "NCCL_ALGO" : NULL;
+    return algo && names_nvls(algo) && !is_of_gathers(algo) ? "NCCL_ALGO" : NULL;
+}
+
+static void keep_nvls_out(void)
+{
+    char algo[512];
+    if (!nccl_gathers_by_nvls()) {
+        setenv("NCCL_NVLS_ENABLE", "0", 1);
+        return;
+    }
+    snprintf(algo, sizeof algo, "%.*s" SUMS_WITHOUT, (int)strcspn(getenv("NCCL_ALGO"), ";"), getenv("NCCL_ALGO"));
+    setenv("NCCL_ALGO", algo, 1);
+}
+
+/* Sums are added in an order that follows from these. */
+static void tell_of_orders(void)
+{
+    static const char *const names[] = { "NCCL_ALGO",     "NCCL_PROTO",         "NCCL_MIN_CTAS",
+                                         "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS",
+                                         "NCCL_NTHREADS", "NCCL_BUFFSIZE",      "NCCL_TOPO_FILE",
+                                         "NCCL_CROSS_NIC", "NCCL_GRAPH_FILE",   "NCCL_TUNER_PLUGIN" };
+    char text[512] = "";
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names && n < sizeof text; i++)
+        if (getenv(names[i]))
+            n += (size_t)snprintf(text + n, sizeof text - n, " %s=%.60s", names[i], getenv(names[i]));
+    if (n) log_info("in the environment:%s; repeats need the same", text);
 }
 
 bool nccl_shares_gpus(void)
@@ -187,9 +230,9 @@ bool nccl_shares_gpus(void)
 }
 
 /*
- * NVLS by NCCL_NVLS_ENABLE, not by NCCL_ALGO: all versions take it alike and are then without any of its kinds, and it
- * leaves NCCL_ALGO, whose lists have changed from version to version, to the user. A variable of the environment goes
- * before what NCCL's own file of settings says.
+ * NVLS by NCCL_NVLS_ENABLE, not by NCCL_ALGO, unless that has it for gathers: all versions take the first alike and are
+ * then without any of its kinds, and it leaves NCCL_ALGO, whose lists have changed from version to version, to the
+ * user. A variable of the environment goes before what NCCL's own file of settings says.
  */
 Err nccl_set_variables(const NcclOptions *o)
 {
@@ -201,7 +244,8 @@ Err nccl_set_variables(const NcclOptions *o)
         return err_set(ERR_CONFIG, "%s=%s asks NCCL for NVLS, sums in switches whose order differs from call to call",
                        asks, getenv(asks)),
                err_hint("unset %s; or run.reproducible=off, if repeats need not give the same bits", asks);
-    if (!o->any_order) setenv("NCCL_NVLS_ENABLE", "0", 1);
+    if (o->rank == 0 && !o->any_order) tell_of_orders();
+    if (!o->any_order) keep_nvls_out();
     /* kernels of several groups start in the order of issue on every rank: none waits for another's multiprocessors */
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     char host[32];

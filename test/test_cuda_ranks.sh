@@ -105,6 +105,10 @@ EMU_DEVICES=2 NCCL_ALGO=NVLS expect 2 "NCCL_ALGO=NVLS asks NCCL for NVLS" "$laun
     run.dir=asks run.device=cuda
 EMU_DEVICES=2 NCCL_COLLNET_ENABLE=1 expect 0 "NCCL_COLLNET_ENABLE=1: the network's switches" "$launch" -n 2 -- "$mt" \
     --config ranks.ini run.dir=none run.device=cuda train.stop_at=1
+EMU_DEVICES=2 NCCL_ALGO=allgather:nvls,ring NCCL_PROTO=simple expect 0 "NVLS for gathers alone" "$launch" -n 2 -- "$mt" \
+    --config ranks.ini run.dir=gathers run.device=cuda train.stop_at=1
+check "and what orders follow from: $(grep 'in the environment' err.txt)" \
+    grep -q 'in the environment: NCCL_ALGO=allgather:nvls,ring NCCL_PROTO=simple; repeats need' err.txt
 NCCL_NVLS_ENABLE=1 expect 0 "! NCCL_NVLS_ENABLE asks NCCL for NVLS" "$mt" doctor
 check "doctor says what is kept out: $(grep '^nccl' out.txt)" grep -q '^nccl .*without NVLS' out.txt
 

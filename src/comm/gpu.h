@@ -45,8 +45,10 @@ const char *nccl_version(void);
 const char *nccl_path(void);
 /* Is NCCL one that takes ranks of one host with one GPU where it is asked to, and is it? (2.30.3, experimental) */
 bool nccl_shares_gpus(void);
-/* The variable of the environment that asks NCCL for NVLS; NULL: none does. */
+/* The variable of the environment that asks NCCL for NVLS, for more than gathers; NULL: none does. */
 const char *nccl_asks_for_nvls(void);
+/* Does it ask for NVLS for gathers alone, which add nothing, and can NCCL tell them apart? (2.24) */
+bool nccl_gathers_by_nvls(void);
 
 /*
  * How much of a GPU's memory the connections of one group may take, by NCCL's default sizes (2.28). A connection takes

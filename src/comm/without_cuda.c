@@ -26,6 +26,7 @@ const char *nccl_path(void) { return ""; }
 bool nccl_shares_gpus(void) { return false; }
 
 const char *nccl_asks_for_nvls(void) { return NULL; }
+bool nccl_gathers_by_nvls(void) { return false; }
 
 Err nccl_world_open(const NcclOptions *o, NcclWorld **out)
 {

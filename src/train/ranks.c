@@ -234,7 +234,9 @@ static Err connect_gpus(Ranks *r, const RanksOptions *o)
 {
     if (r->boot.rank == 0 && r->gpu.nccl)
         log_info("between GPUs: %s%s", r->gpu.text,
-                 o->any_order ? ", with NVLS: repeats may differ" : ", without NVLS, so that repeats agree");
+                 o->any_order             ? ", with NVLS: repeats may differ"
+                 : nccl_gathers_by_nvls() ? ", with NVLS for gathers alone, so that repeats agree"
+                                          : ", without NVLS, so that repeats agree");
     if (r->boot.rank == 0 && !r->gpu.nccl) log_warn("between GPUs: %s", r->gpu.text);
     if (!r->gpu.nccl) return ERR_OK;
     NcclOptions n = { .rank = r->boot.rank,

@@ -293,6 +293,14 @@ TEST(nccl_4)
     every_kind_on(4, (How){ 0 });
 }
 
+TEST(nccl_gathers_by_nvls_4)
+{
+    NEED_GPUS(4);
+    setenv("NCCL_ALGO", "allgather:nvls,ring", 1);
+    every_kind_on(4, (How){ 0 });
+    unsetenv("NCCL_ALGO");
+}
+
 /* The emulated NCCL adds in another order in each run, as NVLS may: so that the repeat in nccl_4 means something. */
 TEST(nccl_any_order)
 {
@@ -944,8 +952,9 @@ TEST(not_opened)
     fork_ranks(not_opened, 2, "id", -1, LIMIT_S);
     fork_ranks(not_opened, 2, "missing", -1, LIMIT_S);
     static char asks[][64] = { "NCCL_NVLS_ENABLE=1", "NCCL_NVLS_ENABLE=2", "NCCL_ALGO=Ring,NVLS",
-                               "NCCL_ALGO=allreduce:tree;reducescatter:nvlstree" };
-    for (int i = 0; i < 4; i++) fork_ranks(not_opened, 1, asks[i], -1, LIMIT_S);
+                               "NCCL_ALGO=allreduce:tree;reducescatter:nvlstree",
+                               "NCCL_ALGO=allgather:nvls;allreduce:ring" };
+    for (int i = 0; i < 5; i++) fork_ranks(not_opened, 1, asks[i], -1, LIMIT_S);
 }
 
 /* What the user set and does not ask for NVLS stays. */
@@ -962,12 +971,36 @@ static void opened(int rank, int size, void *arg)
     nccl_world_close(world);
 }
 
+/* Gathers may have NVLS where NCCL has lists by function; all that adds is then without. */
+static void opened_for_gathers(int rank, int size, void *version)
+{
+    NcclWorld *world;
+    NcclOptions o = options_of(rank, size, rank, TIMEOUT_S);
+    setenv("EMU_NCCL_VERSION", version, 1);
+    setenv("NCCL_ALGO", "allgather:nvls,ring", 1);
+    if (atoi(version) < 22400) {
+        FAILS(nccl_world_open(&o, &world), ERR_CONFIG, "for NVLS");
+        return;
+    }
+    OK(nccl_world_open(&o, &world));
+    CHECK(!getenv("NCCL_NVLS_ENABLE") && !nccl_asks_for_nvls() && nccl_gathers_by_nvls());
+    CHECK(!strncmp(getenv("NCCL_ALGO"), "allgather:nvls,ring;", 20));
+    for (int i = 0; i < 3; i++) {
+        static const char *const adds[] = { ";allreduce:^nvls,nvlstree", ";reducescatter:^nvls,nvlstree",
+                                            ";reduce:^nvls,nvlstree" };
+        CHECK(strstr(getenv("NCCL_ALGO"), adds[i]));
+    }
+    nccl_world_close(world);
+}
+
 TEST(opened_without_nvls)
 {
     static char set[][64] = { "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_ALGO=Ring",
                               "NCCL_ALGO=allreduce:^nvls;broadcast:ring" };
     NEED_GPUS(1);
     for (int i = -1; i < 3; i++) fork_ranks(opened, 1, i < 0 ? NULL : set[i], -1, LIMIT_S);
+    if (emulated) fork_ranks(opened_for_gathers, 1, "22305", -1, LIMIT_S);
+    fork_ranks(opened_for_gathers, 1, "22809", -1, LIMIT_S);
 }
 
 /* From 2.30.3 on NCCL can be asked to take ranks of one host with one GPU; an older one refuses them all the same. */

@@ -6,7 +6,7 @@
  * A collective runs in pieces that fit. A rank publishes its piece when all have read its last one, and computes its
  * result when all have published; floats are added around a ring that begins at another rank with every piece, so that
  * the sums are not those of the tree. As NVLS may, it begins anywhere, in each call of each run, unless
- * NCCL_NVLS_ENABLE=0.
+ * NCCL_NVLS_ENABLE=0, or NCCL_ALGO excludes it for calls of this kind.
  *
  * Messages between two ranks go piece by piece through a place of their own. A send ends when the other rank has read
  * all of it, so that nothing is buffered: a send blocks its stream until the receive is there. Within a group messages
@@ -253,11 +253,13 @@ bool Call::post()
     return posted = true;
 }
 
-/* Looked at with the first sum, as the library does. */
-bool nvls()
+/* Looked at with the first sum, as the library does. From 2.24 on NCCL_ALGO may have a list for one kind of call. */
+bool nvls(const char *of)
 {
-    static const char *const enable = getenv("NCCL_NVLS_ENABLE");
-    return !enable || strcmp(enable, "0") != 0;
+    static const char *const enable = getenv("NCCL_NVLS_ENABLE"), *const algo = getenv("NCCL_ALGO");
+    const char *list = algo && version() >= NCCL_LISTS ? strstr(algo, of) : nullptr;
+    if (enable && !strcmp(enable, "0")) return false;
+    return !list || strncmp(list + strlen(of), ":^nvls,nvlstree", 15) != 0;
 }
 
 /* The same on all ranks of a communicator, whose path was drawn by lot. */
@@ -284,7 +286,9 @@ template <typename T> void add_up(const char *const *pieces, int ranks, int firs
 
 void Call::reduce(const char *const *parts, char *out, size_t n)
 {
-    const int first = static_cast<int>((nvls() ? mixed(comm->path, piece) : piece) % static_cast<uint64_t>(comm->size));
+    const bool anywhere = nvls(what == ALL_REDUCE ? "allreduce" : "reducescatter");
+    const uint64_t at = anywhere ? mixed(comm->path, piece) : piece;
+    const int first = static_cast<int>(at % static_cast<uint64_t>(comm->size));
     if (type == ncclFloat32) add_up<float>(parts, comm->size, first, op, out, n);
     else if (type == ncclInt64) add_up<int64_t>(parts, comm->size, first, op, out, n);
     else add_up<uint64_t>(parts, comm->size, first, op, out, n);
