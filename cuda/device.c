@@ -74,6 +74,8 @@ Err device_cuda_info(int index, DeviceInfo *out)
                          .free_bytes = (int64_t)free_bytes };
     snprintf(out->name, sizeof out->name, "%.*s", (int)sizeof out->name - 1, prop.name);
     for (int i = 0; i < 16; i++) snprintf(out->uuid + 2 * i, 3, "%02x", (unsigned char)prop.uuid.bytes[i]);
+    snprintf(out->pci, sizeof out->pci, "%04x:%02x:%02x.0", (unsigned)prop.pciDomainID & 0xffff,
+             (unsigned)prop.pciBusID & 0xff, (unsigned)prop.pciDeviceID & 0xff);
     TRY(cuda_check(cudaDriverGetVersion(&out->driver), "reading the driver's version"));
     return cuda_check(cudaRuntimeGetVersion(&out->runtime), "reading the runtime's version");
 }

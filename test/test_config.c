@@ -399,7 +399,7 @@ static const Rule rules[] = {
     { "run.fp32_row_sums=true run.precision=fp16 run.fp32_vectors=false",
       "run.fp32_row_sums=true run.precision=fp32 run.fp32_vectors=false", "a stream and norms of fp32", 1 },
     { "run.autotune=true run.device=cpu", "run.autotune=true run.device=cuda", "run.autotune = 'true'", 1 },
-    { "run.bind=core run.device=cuda", "run.bind=core", "bound by what starts them", 1 },
+    { "run.bind=core run.device=cuda", "run.bind=core", "bound near these", 1 },
     { "debug.dump=w", "debug.dump=w run.precision=fp8 model.layers=3", "products with precision = fp8 are written", 1 },
     { "debug.poison=true run.device=cuda", "debug.poison=true", "only the CPU's memory can be filled", 1 },
     { "model.kv_heads=5", "model.kv_heads=4",

@@ -154,6 +154,56 @@ if [ -n "${EMU:-}" ]; then
         "$launch" -n 3 -- bash -c 'CUDA_VISIBLE_DEVICES=$((LOCAL_RANK / 2)) exec "$@"' each "${few[@]:4}" run.dir=few-each
 fi
 
+# a rank is bound to the processors that are near its GPU: of two sockets, of one processor and one GPU each
+socket() { # NUMBER MASK BUS
+    local sets="cpuset='$2' complete_cpuset='$2' nodeset='$2' complete_nodeset='$2'"
+    echo "<object type='Package' os_index='$1' gp_index='1$1' $sets>
+        <object type='NUMANode' os_index='$1' gp_index='2$1' local_memory='1000000' $sets/>
+        <object type='PU' os_index='$1' gp_index='3$1' $sets/>
+        <object type='Bridge' gp_index='4$1' bridge_type='0-1' depth='0' bridge_pci='0000:[$3-$3]'>
+        <object type='PCIDev' gp_index='5$1' pci_busid='0000:$3:00.0' pci_type='0302 [10de:2330] [10de:1] a1'
+            pci_link_speed='0'/></object></object>"
+}
+{
+    echo "<?xml version='1.0' encoding='UTF-8'?><!DOCTYPE topology SYSTEM 'hwloc2.dtd'><topology version='2.0'>
+        <object type='Machine' os_index='0' gp_index='1' cpuset='0x3' complete_cpuset='0x3' allowed_cpuset='0x3'
+            nodeset='0x3' complete_nodeset='0x3' allowed_nodeset='0x3'>"
+    socket 0 0x1 1b
+    socket 1 0x2 2b
+    echo "</object></topology>"
+} >sockets.xml
+if [ -n "${EMU:-}" ] && [ -z "$queue" ] && [ "$(env -u OMP_NUM_THREADS taskset -c 0,1 nproc)" = 2 ]; then
+    placed() { # DIR KEYS...: where the two ranks' threads may run, and the lines about it
+        local pid kids=() r
+        EMU_DEVICES=2 HWLOC_XMLFILE=$PWD/sockets.xml HWLOC_THISSYSTEM=1 MEGATRAIN_RANK_FAULT=1:step:1:stop \
+            "$launch" -n 2 -- "$mt" --config ranks.ini run.dir="$1" run.device=cuda train.stop_at=1 "${@:2}" 2>"$1.err" &
+        pid=$!
+        until [ ${#kids[@]} -ge 2 ] && stands_still "${kids[1]}" || ! kill -0 $pid 2>/dev/null; do
+            sleep 0.02
+            read -ra kids <"/proc/$pid/task/$pid/children"
+        done 2>/dev/null
+        where=
+        for r in 0 1; do
+            where+=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' "/proc/${kids[r]}/task/"*/status | sort -u | tr '\n' ' ')
+        done
+        kill -CONT "${kids[1]}"
+        wait $pid
+        check "$1 ends well: $(tail -1 "$1.err")" [ $? -eq 0 ]
+    }
+    placed bound run.bind=node
+    check "each where its GPU is: $where" [ "$where" = "0 1 " ]
+    check "and says so: $(grep run.bind bound.err)" grep -q \
+        'run.bind=node: this rank is bound where its GPU is: PCI device 0000:1b:00.0 is near memory node 0, processors 0' bound.err
+    placed free run.bind=none
+    check "not bound where that is asked for: $where" [ "$where" != "0 1 " ]
+    CUDA_VISIBLE_DEVICES=1,0 placed turned run.bind=node
+    check "by the GPU, not by the rank: $where" [ "$where" = "1 0 " ]
+    expect 0 "PCI device 0000:2b:00.0 is near memory node 1, processors 1" \
+        env EMU_DEVICES=2 HWLOC_XMLFILE="$PWD/sockets.xml" "$mt" doctor
+    EMU_DEVICES=2 expect 0 "run.bind=node: no rank is bound: hwloc does not see PCI device 0000:1b:00.0" "$launch" -n 2 -- \
+        "$mt" --config ranks.ini run.dir=unseen run.device=cuda train.stop_at=1 run.bind=node
+fi
+
 # parts of matrices travel to their owners and back
 muon="optim.name=muon run.precision=bf16"
 run muon-one 1 1 $muon

@@ -197,3 +197,57 @@ TEST(this_machine)
 }
 
 int main(int argc, char **argv) { return test_main(argc, argv); }
+
+/* ---- near a device ---- */
+
+#define PCI_DEVICE(n, bus)                                                                                        \
+    "<object type='Bridge' gp_index='" n "0' bridge_type='0-1' depth='0' bridge_pci='0000:[" bus "-" bus "]'>"     \
+    "<object type='PCIDev' gp_index='" n "1' pci_busid='0000:" bus ":00.0' pci_type='0302 [10de:2330] [10de:1] a1' " \
+    "pci_link_speed='0'/></object>"
+#define SETS(mask, nodes)                                                                                         \
+    "cpuset='" mask "' complete_cpuset='" mask "' nodeset='" nodes "' complete_nodeset='" nodes "'"
+#define PU(n, mask, nodes) "<object type='PU' os_index='" n "' gp_index='2" n "' " SETS(mask, nodes) "/>"
+#define HALF(n, mask, nodes, units, devices)                                                                      \
+    "<object type='Package' os_index='" n "' gp_index='1" n "' " SETS(mask, nodes) ">"                            \
+    "<object type='NUMANode' os_index='" n "' gp_index='3" n "' local_memory='1000000' " SETS(mask, nodes) "/>"   \
+    units devices "</object>"
+
+/* Two sockets of two processors, a GPU at each and one that is at neither. */
+static const char with_devices[] =
+    "<?xml version='1.0' encoding='UTF-8'?><!DOCTYPE topology SYSTEM 'hwloc2.dtd'><topology version='2.0'>"
+    "<object type='Machine' os_index='0' gp_index='1' allowed_cpuset='0x0000000f' allowed_nodeset='0x00000003' "
+    SETS("0x0000000f", "0x00000003") ">"
+    HALF("0", "0x00000003", "0x00000001", PU("0", "0x00000001", "0x00000001") PU("1", "0x00000002", "0x00000001"),
+         PCI_DEVICE("4", "1b"))
+    HALF("1", "0x0000000c", "0x00000002", PU("2", "0x00000004", "0x00000002") PU("3", "0x00000008", "0x00000002"),
+         PCI_DEVICE("5", "9a"))
+    PCI_DEVICE("6", "c1") "</object></topology>";
+
+static void expect_near(const char *pci, const char *allowed, const char *want, const char *words)
+{
+    char got[64] = "", text[256];
+    hwloc_topology_t t;
+    hwloc_bitmap_t all = hwloc_bitmap_alloc(), set = hwloc_bitmap_alloc();
+    CHECK(!hwloc_topology_init(&t) && !hwloc_topology_set_io_types_filter(t, HWLOC_TYPE_FILTER_KEEP_IMPORTANT) &&
+          !hwloc_topology_set_xmlbuffer(t, with_devices, sizeof with_devices) && !hwloc_topology_load(t));
+    hwloc_bitmap_list_sscanf(all, allowed);
+    const bool near = placement_near(t, all, pci, set, text, sizeof text);
+    if (near) hwloc_bitmap_list_snprintf(got, sizeof got, set);
+    if (near != (*want != 0) || strcmp(got, want) || !strstr(text, words))
+        TEST_FAIL("%s of [%s]: '%s' (%s), want '%s' (%s)", pci, allowed, got, text, want, words);
+    hwloc_bitmap_free(all);
+    hwloc_bitmap_free(set);
+    hwloc_topology_destroy(t);
+}
+
+TEST(processors_near_a_device)
+{
+    expect_near("0000:1b:00.0", "0-3", "0-1", "0000:1b:00.0 is near memory node 0, processors 0-1");
+    expect_near("0000:9a:00.0", "0-3", "2-3", "memory node 1, processors 2-3");
+    expect_near("0000:9a:00.0", "1-2", "2", "memory node 1, processors 2");
+    expect_near("0000:9a:00.0", "0-1", "", "near none of the processors");
+    expect_near("0000:9a:00.0", "2-3", "", "as near to all");
+    expect_near("0000:c1:00.0", "0-3", "", "as near to all");
+    expect_near("0000:2b:00.0", "0-3", "", "does not see PCI device 0000:2b:00.0");
+    expect_near("nonsense", "0-3", "", "does not see");
+}

@@ -163,10 +163,11 @@ bool placement_of(hwloc_topology_t t, hwloc_const_bitmap_t allowed, PlacementUni
 
 /* ---- this machine ---- */
 
-/* The topology, and in `allowed` what this process may use of it. */
-static bool topology_open(hwloc_topology_t *t, hwloc_bitmap_t allowed)
+/* The topology, with devices only where they are wanted, and in `allowed` what this process may use of it. */
+static bool topology_open(hwloc_topology_t *t, hwloc_bitmap_t allowed, bool devices)
 {
     if (hwloc_topology_init(t)) return false;
+    if (devices) hwloc_topology_set_io_types_filter(*t, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if (!hwloc_topology_load(*t)) {
         hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(*t));
         hwloc_bitmap_t bound = hwloc_bitmap_alloc();
@@ -191,7 +192,7 @@ bool machine_look(Machine *m)
 {
     hwloc_topology_t t;
     hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
-    const bool known = allowed && topology_open(&t, allowed);
+    const bool known = allowed && topology_open(&t, allowed, false);
     *m = (Machine){ 0 };
     if (known) {
         m->nodes = count_in(t, HWLOC_OBJ_NUMANODE, allowed);
@@ -245,7 +246,7 @@ int placement_bind(PlacementChoice c, char *text, size_t size)
     hwloc_topology_t t;
     hwloc_bitmap_t allowed = hwloc_bitmap_alloc(), *sets = calloc((size_t)c.ranks, sizeof *sets);
     snprintf(text, size, "hwloc cannot tell this machine's processors");
-    if (allowed && sets && topology_open(&t, allowed)) {
+    if (allowed && sets && topology_open(&t, allowed, false)) {
         bound = bind_in(t, allowed, c, sets, text, size);
         hwloc_topology_destroy(t);
     }
@@ -253,4 +254,43 @@ int placement_bind(PlacementChoice c, char *text, size_t size)
     free(sets);
     hwloc_bitmap_free(allowed);
     return bound;
+}
+
+/* ---- near a device ---- */
+
+bool placement_near(hwloc_topology_t t, hwloc_const_bitmap_t allowed, const char *pci, hwloc_bitmap_t set, char *text,
+                    size_t size)
+{
+    char nodes[64], processors[192];
+    const hwloc_obj_t device = hwloc_get_pcidev_by_busidstring(t, pci);
+    const hwloc_obj_t part = device ? hwloc_get_non_io_ancestor_obj(t, device) : NULL;
+    if (!part) return snprintf(text, size, "hwloc does not see PCI device %s", pci), false;
+    hwloc_bitmap_and(set, allowed, part->cpuset);
+    if (hwloc_bitmap_iszero(set))
+        return snprintf(text, size, "PCI device %s is near none of the processors that there are for it", pci), false;
+    if (hwloc_bitmap_isequal(set, allowed))
+        return snprintf(text, size, "PCI device %s is as near to all processors", pci), false;
+    hwloc_bitmap_list_snprintf(nodes, sizeof nodes, part->nodeset);
+    hwloc_bitmap_list_snprintf(processors, sizeof processors, set);
+    snprintf(text, size, "PCI device %s is near memory node %s, processors %s", pci, nodes, processors);
+    return true;
+}
+
+int placement_near_device(const char *pci, bool bind, char *text, size_t size)
+{
+    int near = 0;
+    hwloc_topology_t t;
+    hwloc_bitmap_t allowed = hwloc_bitmap_alloc(), set = hwloc_bitmap_alloc();
+    snprintf(text, size, "hwloc cannot tell this machine's processors");
+    if (allowed && set && topology_open(&t, allowed, true)) {
+        if (placement_near(t, allowed, pci, set, text, size)) near = hwloc_bitmap_weight(set);
+        if (bind && near && !hwloc_topology_is_thissystem(t))
+            near = 0, snprintf(text, size, "hwloc was given another machine's topology");
+        if (bind && near && hwloc_set_cpubind(t, set, HWLOC_CPUBIND_PROCESS))
+            near = 0, snprintf(text, size, "the system refuses: %s", strerror(errno));
+        hwloc_topology_destroy(t);
+    }
+    hwloc_bitmap_free(allowed);
+    hwloc_bitmap_free(set);
+    return near;
 }

@@ -47,4 +47,13 @@ typedef struct {
 } PlacementChoice;
 int placement_bind(PlacementChoice c, char *text, size_t size);
 
+/*
+ * The processors of `allowed` in the smallest part of the machine that has the PCI device at `pci`, "0000:1b:00.0". In
+ * `text`: which they are, or why none are to be named: hwloc does not see the device, or all are as near, or none.
+ */
+bool placement_near(hwloc_topology_t t, hwloc_const_bitmap_t allowed, const char *pci, hwloc_bitmap_t set, char *text,
+                    size_t size);
+/* On this machine; with `bind` all threads of this process are bound to them. Returns their number; 0: see `text`. */
+int placement_near_device(const char *pci, bool bind, char *text, size_t size);
+
 #endif

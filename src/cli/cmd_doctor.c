@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/placement.h"
 #include "base/processors.h"
 #include "base/plain.h"
 #include "base/units.h"
@@ -153,16 +154,18 @@ static void check_devices(void)
     char driver[LINE_BYTES];
     kernel_value("/proc/driver/nvidia/version", "NVRM version", driver);
     DeviceInfo gpu;
-    char why[LINE_BYTES], a[UNITS_BYTES], b[UNITS_BYTES];
+    char why[LINE_BYTES], near[LINE_BYTES], a[UNITS_BYTES], b[UNITS_BYTES];
     int gpus = device_cuda_count(why, sizeof why);
     printf("devices      cpu%s\n", gpus ? ", cuda" : "");
     if (driver[0]) printf("gpu driver   %s\n", driver);
-    for (int i = 0; i < gpus && device_cuda_info(i, &gpu) == ERR_OK; i++)
+    for (int i = 0; i < gpus && device_cuda_info(i, &gpu) == ERR_OK; i++) {
+        placement_near_device(gpu.pci, false, near, sizeof near);
         printf("gpu %-8d %s, compute capability %d.%d, %d multiprocessors, %s, %s free; CUDA driver %d.%d, "
-               "runtime %d.%d\n",
+               "runtime %d.%d; %s\n",
                i, gpu.name, gpu.major, gpu.minor, gpu.multiprocessors, units_bytes(a, gpu.total_bytes),
                units_bytes(b, gpu.free_bytes), gpu.driver / 1000, gpu.driver % 100 / 10, gpu.runtime / 1000,
-               gpu.runtime % 100 / 10);
+               gpu.runtime % 100 / 10, near);
+    }
     if (!gpus)
         printf("no gpu       %s%s\n", why,
                device_has_cuda() ? "" : "; to have one, install the CUDA toolkit (12.4 or newer) and run make again");

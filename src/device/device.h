@@ -201,6 +201,7 @@ bool device_cuda_blas(const char **why);
 typedef struct {
     char name[128];
     char uuid[40];    /* the same for all processes that see this GPU, different for any other */
+    char pci[16];     /* its address, "0000:1b:00.0" */
     int major, minor; /* compute capability */
     int multiprocessors;
     int64_t total_bytes, free_bytes;

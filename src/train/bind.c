@@ -34,12 +34,19 @@ static void find_hindrance(const Ranks *r, const Machine *m, int threads, char *
                  threads == 1 ? "" : "s", m->processors, m->processors == 1 ? "" : "s");
 }
 
+static int bind_near_gpu(const Ranks *r, char *text, size_t size)
+{
+    DeviceInfo gpu;
+    if (device_cuda_info(r->gpu.index, &gpu)) return snprintf(text, size, "its GPU does not say where it is"), 0;
+    return placement_near_device(gpu.pci, true, text, size);
+}
+
 void bind_rank(const Config *cfg, const Ranks *ranks, int *threads, bool chosen)
 {
     Machine m;
     char text[256];
-    const bool asked = cfg->run.bind != RUN_BIND_AUTO;
-    if (cfg->run.device != RUN_DEVICE_CPU || cfg->run.bind == RUN_BIND_NONE || ranks->local_size < 2) return;
+    const bool asked = cfg->run.bind != RUN_BIND_AUTO, on_gpu = cfg->run.device == RUN_DEVICE_CUDA;
+    if (cfg->run.bind == RUN_BIND_NONE || (ranks->local_size < 2 && !on_gpu)) return;
     machine_look(&m); /* (what hwloc cannot say is 0, and said below) */
     if (!asked && !has_nodes(&m)) return;
     const PlacementUnit unit = cfg->run.bind == RUN_BIND_CORE ? PLACEMENT_CORE : PLACEMENT_NODE;
@@ -47,8 +54,9 @@ void bind_rank(const Config *cfg, const Ranks *ranks, int *threads, bool chosen)
     int bound = 0;
     find_hindrance(ranks, &m, *threads, text, sizeof text);
     const PlacementChoice choice = { unit, ranks->local_size, ranks->local_rank, chosen ? 0 : *threads };
-    if (!*text) bound = placement_bind(choice, text, sizeof text);
-    if (bound) log_info("run.bind=%s: this host's ranks are bound to processors %s", how, text);
+    if (!*text) bound = on_gpu ? bind_near_gpu(ranks, text, sizeof text) : placement_bind(choice, text, sizeof text);
+    if (bound && on_gpu) log_info("run.bind=node: this rank is bound where its GPU is: %s", text);
+    else if (bound) log_info("run.bind=%s: this host's ranks are bound to processors %s", how, text);
     else if (!asked) log_info("run.bind=auto: no rank is bound: %s", text);
     else if (ranks->local_rank == 0) log_warn("run.bind=%s: no rank is bound: %s", how, text);
     if (bound && chosen && *threads > bound) *threads = bound;

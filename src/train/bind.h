@@ -1,4 +1,5 @@
-/* Ranks that share a host and compute on its CPUs, bound to processors of their own, or their memory node: run.bind. */
+/* Ranks that share a host and compute on its CPUs, bound to processors of their own, or their memory node; ranks with
+ * GPUs, to the memory node near theirs: run.bind. */
 #ifndef MEGATRAIN_TRAIN_BIND_H
 #define MEGATRAIN_TRAIN_BIND_H
 
