@@ -86,6 +86,8 @@ size helium-1-preview 2172643840
 size glm-4-9b-chat 9399951360
 size glm-4-9b-0414 9400279040
 size granite-3.1-1b-a400m 1334628352
+size moonlight-16b-a3b 15960108544
+size glm-4.7-flash 29943390976 model.mtp_layers=0
 size glm-4.5-air 106852245504 model.mtp_layers=0
 size seed-oss-36b 36151104512 model.seq=4096
 
@@ -102,7 +104,8 @@ check "sizes as transformers counts them: $(diff sizes.txt <(theirs sizes $(sed 
 # What is absent is what transformers takes.
 types="gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral deepseek_v3 gpt_oss gemma2 gemma3_text olmo2 phi3 qwen2_moe olmoe
     olmo3 smollm3 minimax_m2 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm glm4
-    granite arcee jais2 nemotron vaultgemma hyperclovax granitemoe granitemoeshared"
+    granite arcee jais2 nemotron vaultgemma hyperclovax granitemoe granitemoeshared
+    glm4_moe_lite minicpm3 afmoe gpt_bigcode"
 theirs defaults written $types
 theirs every every $types
 for type in $types; do

@@ -85,6 +85,7 @@ model.q_lora_rank          | 8            | loss | LATENT
 model.kv_lora_rank         | 16           | loss | LATENT
 model.qk_nope_head_dim     | 8            | loss | LATENT
 model.qk_rope_head_dim     | 8            | loss | LATENT
+model.latent_norm_eps      | 0.1          | loss | LATENT
 model.v_head_dim           | 8            | loss | LATENT
 model.window               | 4,0          | loss | model.layers=2
 model.mtp_layers           | 1            | loss | model.position=none

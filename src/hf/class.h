@@ -58,6 +58,10 @@ typedef enum {
     HF_HYPERCLOVAX,
     HF_GRANITEMOE,
     HF_GRANITEMOESHARED,
+    HF_GLM4_MOE_LITE,
+    HF_MINICPM3,
+    HF_AFMOE,
+    HF_GPT_BIGCODE,
     HF_CLASSES
 } HfClass;
 

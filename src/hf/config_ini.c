@@ -8,6 +8,8 @@
 
 enum { INI_BYTES = 8192 };
 
+static const double LATENT_EPS = 1e-6; /* what transformers gives the norms of latents, whatever rms_norm_eps says */
+
 typedef struct {
     const HfModel *m;
     const HfClassRow *row;
@@ -159,7 +161,7 @@ static void put_rope(Ini *w, HfClass c)
 {
     static const char *const names[] = { ROPE_SCALINGS(CHOICE_TEXT) };
     const HfModel *m = w->m;
-    if (c == HF_GPT2) return;
+    if (hf_is_gpt2(c)) return;
     if (period_of(m, c, hf_turns) == 1 && !hf_turns(m, c, 0)) {
         put_word(w, "position", "none");
         return;
@@ -192,6 +194,7 @@ static void put_attention(Ini *w, HfClass c)
         put_int(w, "qk_nope_head_dim", m->nope);
         put_int(w, "qk_rope_head_dim", m->rope_dim);
         put_int(w, "v_head_dim", m->v_dim);
+        if (m->eps != LATENT_EPS) put_real(w, "latent_norm_eps", LATENT_EPS);
     }
     if (m->attention_cap > 0) put_real(w, "attention_softcap", m->attention_cap);
     if (m->query_scalar && m->query_scalar != m->head_dim)
@@ -203,10 +206,10 @@ static void put_attention(Ini *w, HfClass c)
 static void put_factors(Ini *w)
 {
     const HfModel *m = w->m;
-    if (w->row->scaled) put_real(w, "embed_scale", sqrt((double)m->hidden));
+    if (w->row->scaled || m->scaled) put_real(w, "embed_scale", sqrt((double)m->hidden));
     if (m->embedding_factor && m->embedding_factor != 1) put_real(w, "embed_scale", m->embedding_factor);
     if (m->branch_factor && m->branch_factor != 1) put_real(w, "residual_scale", m->branch_factor);
-    if (m->score_factor && (float)m->score_factor != (float)(1 / sqrt((double)m->head_dim)))
+    if (m->score_factor && !w->row->latent && (float)m->score_factor != (float)(1 / sqrt((double)m->head_dim)))
         put_real(w, "attention_scale", m->score_factor);
     if (m->logits_divisor && m->logits_divisor != 1) put_real(w, "logits_scale", 1 / m->logits_divisor);
     if (m->logits_factor && m->logits_factor != 1) put_real(w, "logits_scale", m->logits_factor);
@@ -215,7 +218,7 @@ static void put_factors(Ini *w)
 static void put_model(Ini *w, HfClass c)
 {
     const HfModel *m = w->m;
-    line(w, "[model]\narch = %s\n", c == HF_GPT2 ? "gpt2" : "llama");
+    line(w, "[model]\narch = %s\n", hf_is_gpt2(c) ? "gpt2" : "llama");
     put_sizes(w);
     put_bias(w);
     if (w->row->model) line(w, "%s", w->row->model);

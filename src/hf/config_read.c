@@ -436,14 +436,13 @@ static Err settle_sizes(Reader *r)
     if (m->kv_heads == HF_NONE) m->kv_heads = m->heads;
     if (latent && m->kv_heads != m->heads)
         return no(r, "'num_key_value_heads' is not 'num_attention_heads': latent attention has keys for each head");
-    if (latent && m->eps != 1e-6) /* (transformers and megatrain would differ in the norms of latents) */
-        return no(r, "'rms_norm_eps' is not 1e-6, which the norms of latents have in this class whatever it says");
     if (!latent && m->head_dim == HF_NONE) {
         if (m->hidden % m->heads)
             return no(r, "'num_attention_heads' does not divide the width, and 'head_dim' is missing");
         m->head_dim = m->hidden / m->heads;
     }
     if (m->ffn == HF_NONE) m->ffn = 4 * m->hidden;
+    if (latent && m->v_dim == HF_NONE) m->v_dim = m->hidden / m->heads;
     if (m->init_std == HF_NONE) m->init_std = 2 / sqrt(5.0 * (double)m->hidden);
     if (m->out_bias && !m->attention_bias)
         return no(r, "'attention_out_bias' without 'attention_bias': megatrain has no such biases");
@@ -473,7 +472,7 @@ static Err settle_partial(Reader *r)
     HfModel *m = &r->model;
     const bool given = r->by[offsetof(HfModel, partial) / 8] != NULL;
     if (m->rotary > 0 && !given) m->partial = (double)m->rotary / (double)m->head_dim;
-    if (m->partial == 1 || r->class == HF_GPT2) return ERR_OK;
+    if (m->partial == 1 || hf_is_gpt2(r->class)) return ERR_OK;
     if (!(m->partial < 1 && (double)m->head_dim * m->partial >= 2))
         return no(r, "'partial_rotary_factor' or 'rotary_dim' makes fewer than 2 columns of a head turn, or more than "
                      "a head has");
@@ -531,12 +530,24 @@ static Err settle_experts(Reader *r)
     return settle_groups(r);
 }
 
+/* MiniCPM's factors, which depend on the number of blocks and on the width. */
+static Err settle_depth(Reader *r)
+{
+    HfModel *m = &r->model;
+    if (m->base_width == HF_NONE) m->base_width = m->hidden;
+    m->logits_divisor = (double)m->hidden / (double)m->base_width;
+    m->branch_factor = m->depth_factor == HF_NONE ? 1 : m->depth_factor / sqrt((double)m->layers);
+    if (m->embedding_factor > 0 && m->branch_factor > 0) return ERR_OK;
+    return no(r, "'scale_emb' and 'scale_depth' must be above 0");
+}
+
 /* (of a class that has none they are 0) */
 static Err settle_factors(Reader *r)
 {
     HfModel *m = &r->model;
     const HfModel *usual = &hf_classes[r->class].usual;
     if (m->score_factor == HF_NONE) m->score_factor = 1 / sqrt((double)m->head_dim);
+    if (usual->depth_factor > 0) return settle_depth(r);
     if (!(usual->branch_factor > 0)) return ERR_OK;
     if (m->embedding_factor > 0 && m->branch_factor > 0 && m->score_factor > 0 &&
         m->logits_divisor + m->logits_factor > 0)

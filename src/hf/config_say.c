@@ -36,6 +36,7 @@ static void say_gemma(const Config *cfg, HfModel *m)
     m->attention_cap = cfg->model.attention_softcap > 0 ? cfg->model.attention_softcap : HF_NONE;
     m->final_cap = cfg->model.final_softcap > 0 ? cfg->model.final_softcap : HF_NONE;
     m->query_scalar = scale > 0 ? (int64_t)(1 / (scale * scale) + 0.5) : m->head_dim;
+    m->scaled = (float)cfg->model.embed_scale == (float)sqrt((double)m->hidden);
     m->local_theta = cfg->model.rope_base_local > 0 ? cfg->model.rope_base_local : cfg->model.rope_base;
 }
 
@@ -47,6 +48,8 @@ static void say_factors(const Config *cfg, HfModel *m)
     m->score_factor = scale > 0 ? scale : 1 / sqrt((double)m->head_dim);
     m->logits_divisor = 1 / cfg->model.logits_scale;
     m->logits_factor = cfg->model.logits_scale;
+    m->depth_factor = cfg->model.residual_scale * sqrt((double)m->layers);
+    m->base_width = (int64_t)((double)m->hidden * cfg->model.logits_scale + 0.5);
 }
 
 static void say_windows(const Config *cfg, HfModel *m)

@@ -180,6 +180,11 @@ static double local_base(const Config *c)
     return c->model.rope_base_local > 0 ? c->model.rope_base_local : scaled ? 0 : c->model.rope_base;
 }
 
+static double latent_eps(const Config *c)
+{
+    return c->model.latent_norm_eps > 0 ? c->model.latent_norm_eps : c->model.norm_eps;
+}
+
 /* Softmax over all, divided by the sum of the chosen, is softmax over the chosen. */
 static int router_of(const Config *c)
 {
@@ -220,6 +225,8 @@ static bool same_key(const Config *a, const Config *b, ConfigId id)
         return a->model.position != MODEL_POSITION_ROPE || a->model.rope_base == b->model.rope_base;
     case CFG_model_rope_base_local: return local_base(a) == local_base(b);
     case CFG_model_logits_scale: return (float)a->model.logits_scale == (float)b->model.logits_scale;
+    case CFG_model_residual_scale: return (float)a->model.residual_scale == (float)b->model.residual_scale;
+    case CFG_model_latent_norm_eps: return latent_eps(a) == latent_eps(b);
     case CFG_model_ffn: return !has_dense(a) || a->model.ffn == b->model.ffn;
     case CFG_moe_router: return !experts || router_of(a) == router_of(b);
     case CFG_moe_normalize: /* (of softmax the router says it) */

@@ -8,31 +8,33 @@
 #define B(name) (UINT64_C(1) << HF_##name)
 #define ALL ((UINT64_C(1) << HF_CLASSES) - 1)
 #define DEEPSEEK (B(DEEPSEEK_V2) | B(DEEPSEEK_V3))
-#define LATENT (DEEPSEEK | B(YOUTU))
+#define LATENT (DEEPSEEK | B(YOUTU) | B(GLM4_MOE_LITE) | B(MINICPM3))
 #define GEMMAS (B(GEMMA2) | B(GEMMA3) | B(VAULTGEMMA))
 #define GRANITES (B(GRANITE) | B(GRANITEMOE) | B(GRANITEMOESHARED))
 #define FACTORED (GRANITES | B(HYPERCLOVAX))        /* with factors as keys */
 #define SQUARES (B(ARCEE) | B(JAIS2) | B(NEMOTRON)) /* of a ReLU */
-#define LAYERNORMS (B(GPT2) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | B(NEMOTRON))
-#define ROTARY (ALL & ~B(GPT2))
+#define LAYERNORMS (B(GPT2) | B(GPT_BIGCODE) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | B(NEMOTRON))
+#define GPTS (B(GPT2) | B(GPT_BIGCODE))
+#define ROTARY (ALL & ~GPTS)
 #define PLAIN (ROTARY & ~LATENT & ~B(OLMOE) & ~B(STABLELM)) /* heads of one width, which is a key */
 #define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE))                /* some blocks have no experts, by a step and a list */
-#define GLMS (B(GLM4_MOE) | B(DOTS1) | B(SOLAR_OPEN))       /* experts as DeepSeek-V3's */
+#define GLMS (B(GLM4_MOE) | B(GLM4_MOE_LITE) | B(DOTS1) | B(SOLAR_OPEN)) /* experts as DeepSeek-V3's */
 #define ROUTED (DEEPSEEK | GLMS)
 #define MIXTURE                                                                                                       \
     (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | B(HY_V3) | \
-     B(GRANITEMOE) | B(GRANITEMOESHARED))
+     B(GRANITEMOE) | B(GRANITEMOESHARED) | B(AFMOE))
 #define OLMO (B(FLEX_OLMO) | B(OLMO2) | B(OLMO3) | B(OLMOE))
 #define QWEN (B(QWEN2) | B(QWEN3))
 #define EXAONE (B(EXAONE4) | B(EXAONE_MOE))
 #define FROM (QWEN | B(DOTS1)) /* blocks from one on have a window */
 #define WINDOWED                                                                                         \
     (B(MISTRAL) | B(MIXTRAL) | B(PHI3) | FROM | B(QWEN3_MOE) | B(GPT_OSS) | GEMMAS | B(OLMO3) | EXAONE | \
-     B(MINISTRAL) | B(CWM) | B(STARCODER2))
-#define TYPED (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM))
+     B(MINISTRAL) | B(CWM) | B(STARCODER2) | B(AFMOE))
+#define TYPED \
+    (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM) | B(AFMOE))
 #define BIASED                                                                                                 \
     (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
-     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES)
+     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE))
 #define PARTIAL                                                               \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM) | \
      B(NEMOTRON)) /* some columns of a head turn */

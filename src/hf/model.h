@@ -31,8 +31,11 @@ typedef struct {
     LayerSet sliding;                /* layer_types' blocks with a window */
     double attention_cap, final_cap; /* 0 or HF_NONE: none */
     int64_t query_scalar;            /* scores are divided by its root; 0: of head_dim */
+    int64_t scaled;                  /* embeddings are multiplied by the root of their width */
     /* what the class multiplies or divides; 0: it does not */
     double embedding_factor, branch_factor, score_factor, logits_divisor, logits_factor;
+    double depth_factor; /* branch_factor times the root of the number of blocks */
+    int64_t base_width;  /* the width by which logits_divisor is 1 */
 
     int64_t rope_type; /* RopeScaling */
     double theta, local_theta, partial, factor, slow, fast, beta_slow, beta_fast;
@@ -89,6 +92,9 @@ typedef enum {
     HF_BIAS_APART, /* as KEYS, but attention_bias is of queries, keys and values alone */
 } HfBias;
 
+/* Classes like GPT-2, with learned positions. */
+static inline bool hf_is_gpt2(HfClass c) { return c == HF_GPT2 || c == HF_GPT_BIGCODE; }
+
 typedef struct {
     HfClassNames names;
     const char *alias;       /* another model_type of the same class; NULL: none */
@@ -101,7 +107,7 @@ typedef struct {
     bool mixture, latent; /* has experts; latent attention */
     bool divides;         /* releases open it only where the heads divide the width, whatever head_dim says */
     bool first_full;      /* the block without a window is the first of each period, not its last */
-    bool scaled;          /* embeddings are multiplied by the root of their width */
+    bool scaled;          /* embeddings are multiplied by the root of their width, whatever keys say */
     bool local_base;      /* blocks with a window have a base of angles of their own */
     bool drops_embedding; /* its dropout on branches and on the embedding are two keys */
     int best;             /* a group of experts counts by so many of its best */

@@ -9,6 +9,7 @@ typedef enum {
     WHOLE,       /* as they are */
     QKV,         /* queries, keys, values: three tensors */
     QKV_PAIRS,   /* the same, of each head of queries and keys rotary pairs are neighbours */
+    QKV_GATE,    /* the same, and an output gate as wide as the queries */
     GATE_UP,     /* two tensors */
     ALTERNATING, /* gate and up row by row in turn: one tensor */
     HEADS,       /* of each head the columns without positions, then rotary pairs, neighbours in theirs */
@@ -24,20 +25,21 @@ enum {
 
 #define C(name) (UINT64_C(1) << HF_##name)
 #define EVERY ((UINT64_C(1) << HF_CLASSES) - 1)
-#define GPT2 C(GPT2)
+#define GPT2 (C(GPT2) | C(GPT_BIGCODE))
 #define REST (EVERY & ~GPT2)
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
-#define LATENTS (DEEPSEEK | C(YOUTU))
-#define GLM_EXPERTS (C(GLM4_MOE) | C(DOTS1) | C(SOLAR_OPEN))
+#define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3))
+#define GLM_EXPERTS (C(GLM4_MOE) | C(GLM4_MOE_LITE) | C(DOTS1) | C(SOLAR_OPEN))
 #define DENSE_GLM (C(GLM) | C(GLM4))
-#define QWEN_NAMES \
-    (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | C(EXAONE_MOE))
+#define QWEN_NAMES                                                                                               \
+    (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | C(EXAONE_MOE) | \
+     C(AFMOE))
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
 #define GRANITE_EXPERTS (C(GRANITEMOE) | C(GRANITEMOESHARED))
 #define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
 #define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(VAULTGEMMA) | C(NEMOTRON)) /* they multiply by 1 + w */
-#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE))                         /* of multi-token prediction */
+#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE) | C(GLM4_MOE_LITE))      /* of multi-token prediction */
 #define MORE_BLOCKS (MODULES | C(HY_V3)) /* files hold such modules, whether they are read or not */
 
 /* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
@@ -53,11 +55,15 @@ static const Row table[] = {
     { GPT2, "embedding.token", "wte", WHOLE, 0 },
     { GPT2, "embedding.position", "wpe", WHOLE, 0 },
     { GPT2, "norm1", "ln_1", WHOLE, 0 },
-    { GPT2, "attn.qkv", "attn.c_attn", WHOLE, TRANSPOSED },
-    { GPT2, "attn.proj", "attn.c_proj", WHOLE, TRANSPOSED },
+    { C(GPT2), "attn.qkv", "attn.c_attn", WHOLE, TRANSPOSED },
+    { C(GPT_BIGCODE), "attn.qkv", "attn.c_attn", WHOLE, 0 },
+    { C(GPT2), "attn.proj", "attn.c_proj", WHOLE, TRANSPOSED },
+    { C(GPT_BIGCODE), "attn.proj", "attn.c_proj", WHOLE, 0 },
     { GPT2, "norm2", "ln_2", WHOLE, 0 },
-    { GPT2, "mlp.fc1", "mlp.c_fc", WHOLE, TRANSPOSED },
-    { GPT2, "mlp.fc2", "mlp.c_proj", WHOLE, TRANSPOSED },
+    { C(GPT2), "mlp.fc1", "mlp.c_fc", WHOLE, TRANSPOSED },
+    { C(GPT_BIGCODE), "mlp.fc1", "mlp.c_fc", WHOLE, 0 },
+    { C(GPT2), "mlp.fc2", "mlp.c_proj", WHOLE, TRANSPOSED },
+    { C(GPT_BIGCODE), "mlp.fc2", "mlp.c_proj", WHOLE, 0 },
     { GPT2, "final_norm", "ln_f", WHOLE, 0 },
 
     { REST, "embedding.token", "embed_tokens", WHOLE, 0 },
@@ -67,6 +73,10 @@ static const Row table[] = {
     { C(GLM4), "post_norm1", "post_self_attn_layernorm", WHOLE, 0 },
     { C(GLM4), "post_norm2", "post_mlp_layernorm", WHOLE, 0 },
     { C(VAULTGEMMA), "norm2", "pre_feedforward_layernorm", WHOLE, 0 },
+    { C(AFMOE), "norm1", "input_layernorm", WHOLE, 0 },
+    { C(AFMOE), "post_norm1", "post_attention_layernorm", WHOLE, 0 },
+    { C(AFMOE), "norm2", "pre_mlp_layernorm", WHOLE, 0 },
+    { C(AFMOE), "post_norm2", "post_mlp_layernorm", WHOLE, 0 },
     { C(HYPERCLOVAX), "post_norm1", "post_norm1", WHOLE, 0 },
     { C(HYPERCLOVAX), "post_norm2", "post_norm2", WHOLE, 0 },
     { REST & ~OWN_NORMS, "norm1", "input_layernorm", WHOLE, 0 },
@@ -77,6 +87,7 @@ static const Row table[] = {
     { OWN_NORMS, "post_norm2", "post_feedforward_layernorm", WHOLE, 0 },
 
     { C(PHI3), "attn.qkv", "self_attn.qkv_proj", WHOLE, 0 },
+    { C(AFMOE), "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.gate_proj", QKV_GATE, 0 },
     { C(ERNIE4_5) | C(HELIUM) | DENSE_GLM, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_PAIRS,
       0 },
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
@@ -98,9 +109,9 @@ static const Row table[] = {
     { C(ARCEE) | C(JAIS2) | C(NEMOTRON), "mlp.fc1", "mlp.up_proj", WHOLE, 0 },
     { REST, "mlp.fc1", "mlp.gate_proj mlp.up_proj", GATE_UP, 0 },
     { REST, "mlp.fc2", "mlp.down_proj", WHOLE, 0 },
-    { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE), "mlp.shared.fc1",
+    { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE) | C(AFMOE), "mlp.shared.fc1",
       "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj", GATE_UP, 0 },
-    { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE), "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
+    { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE) | C(AFMOE), "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
 
     { C(QWEN2_MOE), "mlp.shared.fc1", "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj", GATE_UP, 0 },
     { C(QWEN2_MOE), "mlp.shared.fc2", "mlp.shared_expert.down_proj", WHOLE, 0 },
@@ -111,8 +122,8 @@ static const Row table[] = {
     { MIXTRAL_NAMES, "mlp.experts.fc2", "block_sparse_moe.experts.#.w2", WHOLE, 0 },
     { C(MINIMAX_M2), "mlp.router.bias", "block_sparse_moe.e_score_correction_bias", WHOLE, 0 },
     { C(EXAONE_MOE), "mlp.router.bias", "mlp.e_score_correction_bias", WHOLE, 0 },
-    { C(HY_V3), "mlp.router.weight", "mlp.router.gate.weight", WHOLE, 0 },
-    { C(HY_V3), "mlp.router.bias", "mlp.expert_bias", WHOLE, 0 },
+    { C(HY_V3) | C(AFMOE), "mlp.router.weight", "mlp.router.gate.weight", WHOLE, 0 },
+    { C(HY_V3) | C(AFMOE), "mlp.router.bias", "mlp.expert_bias", WHOLE, 0 },
     { C(HY_V3), "mlp.shared.fc1", "mlp.shared_mlp.gate_proj mlp.shared_mlp.up_proj", GATE_UP, 0 },
     { C(HY_V3), "mlp.shared.fc2", "mlp.shared_mlp.down_proj", WHOLE, 0 },
     { QWEN_NAMES, "mlp.router.weight", "mlp.gate.weight", WHOLE, 0 },
@@ -166,13 +177,14 @@ const char *const *hf_prefixes(HfClass kind, bool wrapped)
     static const char *const gpt2[] = { "transformer.", "", NULL };
     static const char *const plain[] = { "model.", "", NULL };
     static const char *const inner[] = { "language_model.model.", "model.language_model.", NULL };
-    return wrapped ? inner : kind == HF_GPT2 ? gpt2 : plain;
+    return wrapped ? inner : GPT2 >> kind & 1 ? gpt2 : plain;
 }
 
 HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
 {
     return (HfNaming){ .kind = kind,
                        .prefix = prefix ? prefix : *hf_prefixes(kind, false),
+                       .halves = kind == HF_MINICPM3,
                        .layers = cfg->model.layers,
                        .experts = cfg->moe.experts,
                        .heads = cfg->model.heads,
@@ -225,7 +237,7 @@ static bool find(const HfNaming *n, const char *name, Place *out)
     return out->row;
 }
 
-static const char *layers_word(const HfNaming *n) { return n->gguf ? "blk" : n->kind == HF_GPT2 ? "h" : "layers"; }
+static const char *layers_word(const HfNaming *n) { return n->gguf ? "blk" : GPT2 >> n->kind & 1 ? "h" : "layers"; }
 
 /* Prefix of the head's name: it lies beside the model, in its wrapper. */
 static const char *bare_prefix(const HfNaming *n)
@@ -268,6 +280,7 @@ static int slices(const HfNaming *n, Form form)
     switch (form) {
     case WHOLE: return 1;
     case QKV: return 3;
+    case QKV_GATE: return 4;
     case QKV_PAIRS: return pieces_of_head(n) * (int)(n->heads + n->kv_heads) + 1;
     case GATE_UP:
     case ALTERNATING: return 2;
@@ -288,10 +301,10 @@ static Slice pairs(const HfNaming *n, int64_t base, int64_t before, int k)
                     .step = n->halves ? 1 : 2 };
 }
 
-/* The k-th of queries, keys (0, 1) and values. */
+/* The k-th of queries, keys (0, 1), values and a gate. */
 static Slice third(const HfNaming *n, int k)
 {
-    const int64_t q = n->heads * n->head_dim, kv = n->kv_heads * n->head_dim, rows = k ? kv : q;
+    const int64_t q = n->heads * n->head_dim, kv = n->kv_heads * n->head_dim, rows = k % 3 ? kv : q;
     return (Slice){ k ? q + (k - 1) * kv : 0, rows, 0, 1, rows, k };
 }
 
@@ -318,7 +331,8 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     Slice s = { .rows = rows, .step = 1, .their_rows = rows };
     switch (form) {
     case WHOLE: break;
-    case QKV: s = third(n, k); break;
+    case QKV:
+    case QKV_GATE: s = third(n, k); break;
     case QKV_PAIRS: s = piece_of_head(n, k); break;
     case GATE_UP: s = (Slice){ k * half, half, 0, 1, half, k }; break;
     case ALTERNATING: s = (Slice){ k * half, half, k, 2, rows, 0 }; break;
@@ -419,7 +433,7 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
     const bool of_layer = !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
     if (MORE_BLOCKS >> n->kind & 1 && !mtp_layers && of_layer && layer >= n->layers) return true;
     if (n->kind == HF_EXAONE_MOE && !strncmp(name, "mtp.", 4)) return true;
-    if (n->kind == HF_GPT2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+    if (GPT2 >> n->kind & 1) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".rotary_emb.cos_cached") ||
         ends_with(name, ".rotary_emb.sin_cached"))
         return true;

@@ -28,7 +28,8 @@ typedef struct {
     HfClass kind;
     const char *prefix; /* before all names but the head's: "model." */
     bool gguf;          /* names and places of a GGUF file */
-    bool halves;        /* DeepSeek's rotary pairs are no neighbours in theirs either: rope_interleave = false */
+    bool halves;        /* DeepSeek's rotary pairs are no neighbours in theirs either: rope_interleave = false,
+                           MiniCPM3 */
     bool mxfp4;         /* experts are [E, outputs, inputs], as their blocks decode */
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t turning;             /* columns of a head that turn */

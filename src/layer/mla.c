@@ -59,7 +59,8 @@ static Err add_norm(ParamRegistry *reg, const ModelSpec *s, const char *owner, c
 {
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.%s", owner, what);
-    return norm_register(n, reg, name, width, true, s->norm_eps, PARTIAL_ROWS);
+    const float eps = s->latent.norm_eps > 0 ? s->latent.norm_eps : s->norm_eps;
+    return norm_register(n, reg, name, width, true, eps, PARTIAL_ROWS);
 }
 
 /* tp_blocks must divide the number of heads. */

@@ -81,8 +81,9 @@ typedef struct {
 /* Multi-head latent attention (mla.c). */
 typedef struct {
     MlaWidths width;
-    float scale; /* factor of scores, besides 1 / sqrt(head_dim) */
-    bool absorb; /* generation meets the latents themselves, where the device has heads that wide */
+    float scale;    /* factor of scores, besides 1 / sqrt(head_dim) */
+    float norm_eps; /* of the norms of latents; 0: of the model's others */
+    bool absorb;    /* generation meets the latents themselves, where the device has heads that wide */
 } LatentSpec;
 
 enum { MTP_MOST = 8 };

@@ -83,7 +83,8 @@ static LatentSpec latent_spec(const Config *cfg)
                                     .rope = cfg->model.qk_rope_head_dim,
                                     .value = cfg->model.v_head_dim },
                          .absorb = cpu || cfg->model.kv_lora_rank + cfg->model.qk_rope_head_dim <= GPU_HEAD_MOST,
-                         .scale = (float)(m * m) };
+                         .scale = (float)(m * m),
+                         .norm_eps = (float)cfg->model.latent_norm_eps };
 }
 
 /* (a ring of single ranks is a ring) */

@@ -350,6 +350,35 @@ CASES = {
         sizes(40, 20, 2, 5, 5, None, num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=20, **TIED),
         sizes(36, 28, 2, 3, 1, None, num_local_experts=5, num_experts_per_tok=2, attention_bias=True),
     ),  # fmt: skip
+    "glm4_moe_lite": (
+        T.Glm4MoeLiteConfig,
+        latent_experts(48, 3, 4, q_lora_rank=20, n_routed_experts=8, num_experts_per_tok=2, rms_norm_eps=0.01),
+        latent_experts(42, 2, 3, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=2,
+            mlp_layer_types=["sparse", "dense"], norm_topk_prob=False),
+        latent_experts(35, 2, 5, q_lora_rank=12, rope_interleave=False, n_routed_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
+            rope_parameters=yarn(40.0, mscale=1.0, mscale_all_dim=1.0), **TIED),
+    ),  # fmt: skip
+    "minicpm3": (
+        T.MiniCPM3Config,
+        latent(48, 3, 4, q_lora_rank=20, dim_model_base=16, rms_norm_eps=0.01),
+        latent(42, 2, 3, q_lora_rank=None, scale_emb=3, scale_depth=None, dim_model_base=None, tie_word_embeddings=False),
+        latent(35, 2, 5, q_lora_rank=12, scale_depth=0.7, attention_bias=True, mlp_bias=True, dim_model_base=40),
+    ),
+    "afmoe": (
+        T.AfmoeConfig,
+        sizes(48, 80, 5, 6, 2, 8, sliding_window=7, moe_intermediate_size=20, num_experts=8, num_experts_per_tok=2,
+            mup_enabled=True, route_scale=2.5),
+        sizes(40, 56, 2, 5, 1, 12, sliding_window=9, global_attn_every_n_layers=2, moe_intermediate_size=12, num_experts=6,
+            num_experts_per_tok=3, num_shared_experts=1, num_dense_layers=0),
+        sizes(24, 40, 3, 3, 3, 8, sliding_window=5, moe_intermediate_size=20, num_experts=5, num_experts_per_tok=2,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"], rope_parameters=LLAMA3, **TIED),
+    ),  # fmt: skip
+    "gpt_bigcode": (
+        T.GPTBigCodeConfig,
+        gpt2(48, 3, 6),
+        gpt2(40, 2, 5, n_inner=56, layer_norm_epsilon=1e-4),
+        gpt2(24, 2, 3, tie_word_embeddings=False),
+    ),
     "helium": (
         T.HeliumConfig,
         sizes(48, 80, 3, 6, 2, 8, attention_bias=True),

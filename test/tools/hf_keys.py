@@ -57,6 +57,7 @@ def end_of(text, at):
 
 
 def classes(text, known):
+    text = " ".join(text.split())
     text = re.sub(r"B\((\w+)\)", r"{'\1'}", text)
     text = re.sub(r"~\s*([A-Z]+)\b", r"(ALL - \1)", text)
     text = re.sub(r"~\s*(\{'\w+'\})", r"(ALL - \1)", text)
