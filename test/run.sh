@@ -79,7 +79,7 @@ esac
 
 # run_one COMMAND: prints one report, leaves its counts in a file of the lane's
 run_one() {
-    local c=$1 given= name g start=$SECONDS status line p f s report
+    local c=$1 given= name g start=$SECONDS status line p f s took report
     case $c in *'|'*) given=${c%%|*} c=${c#*|} ;; esac
     name=$(basename "$c")
     for g in ${given/EMU_CLOSED=0/}; do name+=-${g#*=}; done
@@ -90,10 +90,10 @@ run_one() {
     if [ -z "$line" ] || { [ $status -ne 0 ] && [ "${f:-0}" -eq 0 ]; }; then
         line="ended with status $status and no failure counted" f=$((${f:-0} + 1))
     fi
-    echo "${p:-0} $f ${s:-0}" >"$counts/$name"
     times >"$logs/$name.times" # (of this shell, then of what it ran)
-    report=$(printf '%-32s %s (%d s, %d s of processors)\n' "$name" "$line" $((SECONDS - start)) \
-        "$(awk -F '[ms ]+' 'NR == 2 { print int(60 * ($1 + $3) + $2 + $4) }' "$logs/$name.times")"
+    took=$(awk -F '[ms ]+' 'NR == 2 { printf "%.1f", 60 * ($1 + $3) + $2 + $4 }' "$logs/$name.times")
+    echo "${p:-0} $f ${s:-0} $took" >"$counts/$name"
+    report=$(printf '%-32s %s (%d s, %s s of processors)\n' "$name" "$line" $((SECONDS - start)) "$took"
         grep -E '^ *skipped:' "$logs/$name.log")
     [ "$f" -eq 0 ] || report+=$'\n'$(tail -40 "$logs/$name.log")
     echo "$report"
@@ -114,10 +114,12 @@ wait
 
 passed=0 failed=0 skipped=0
 for f in "$counts"/*; do
-    read -r p f s <"$f" || continue
+    read -r p f s _ <"$f" || continue
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s)) count=$((count - 1))
 done
 [ $count -eq 0 ] || { echo "$count programs left no count"; failed=$((failed + 1)); }
+awk '{ sum += $4 } END { print "processor seconds of programs:", int(sum) }' "$counts"/*
+for f in "$counts"/*; do echo "$(cut -d ' ' -f 4 "$f") ${f##*/}"; done | sort -rn | awk 'NR <= 10 { printf "%8.1f %s\n", $1, $2 }'
 [ $skipped -gt 0 ] && tail=", $skipped skipped" || tail=
 echo "$passed passed, $failed failed$tail" | tee "$logs/summary-$lane"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
