@@ -263,22 +263,36 @@ static inline void call_log_rewind(CallLog *log)
     for (int g = 0; g < WORLD_COMMS; g++) log->head[g] = -1;
 }
 
+/* Who meets: ranks of a group of more than one. */
+typedef struct {
+    GroupKind kind;
+    int size, members[64];
+} Meeting;
+
+/* Their number. */
+static inline int meetings_of(GridShape shape, Meeting *out)
+{
+    int n = 0;
+    for (int g = 0; g < WORLD_COMMS; g++)
+        for (int i = 0; i < group_count(shape, g) && group_size(shape, g) > 1; i++) {
+            out[n] = (Meeting){ .kind = g, .size = group_size(shape, g) };
+            group_members(shape, g, i, out[n++].members);
+        }
+    return n;
+}
+
 /* logs[shape.world]. ERR_INTERNAL says who would wait for ever, or whose calls differ. */
 static inline Err call_order_check(GridShape shape, CallLog *logs, CallQueues queues)
 {
-    int members[64];
+    static Meeting meetings[WORLD_COMMS * 64];
+    const int count = meetings_of(shape, meetings);
     bool moved = true;
     for (int r = 0; r < shape.world; r++) call_log_rewind(&logs[r]);
     while (moved) {
         moved = false;
         for (int r = 0; r < shape.world; r++) moved |= goes_on(&logs[r], queues);
-        for (int g = 0; g < WORLD_COMMS; g++)
-            for (int i = 0; i < group_count(shape, g); i++) {
-                const int size = group_size(shape, g);
-                if (size == 1) continue;
-                group_members(shape, g, i, members);
-                TRY(play_group(logs, g, members, size, &moved));
-            }
+        for (int i = 0; i < count; i++)
+            TRY(play_group(logs, meetings[i].kind, meetings[i].members, meetings[i].size, &moved));
     }
     return all_ended(logs, shape.world);
 }
