@@ -9,7 +9,7 @@
 #include "test.h"
 #include "tiny.h"
 
-enum { STEPS = 3, UPDATES = 20 };
+enum { STEPS = 2, UPDATES = 12 };
 
 /* Under a sanitizer (brief) one step, of every second case. */
 static int step_count(void)
@@ -180,8 +180,8 @@ static void compare(const Case *c)
     tiny_train(&r);
     CHECK_MSG(!r.err, "%s pp %d: %s", c->schedule, c->pp, r.message);
     run_loop(&l, &s, loss);
-    CHECK_MSG(!memcmp(loss, r.loss, sizeof loss), "%s pp %d dp %d: losses %.17g %.17g %.17g, want %.17g %.17g %.17g",
-              c->schedule, c->pp, c->dp, r.loss[0], r.loss[1], r.loss[2], loss[0], loss[1], loss[2]);
+    CHECK_MSG(!memcmp(loss, r.loss, sizeof loss), "%s pp %d dp %d: losses %.17g %.17g, want %.17g %.17g",
+              c->schedule, c->pp, c->dp, r.loss[0], r.loss[1], loss[0], loss[1]);
     const ParamStore *store = &l.t.stores[0];
     const Tensor flat[3] = { store->master, store->m, store->v };
     for (int i = 0; i < 3; i++) {
@@ -259,8 +259,8 @@ TEST(what_needs_all_stages_is_refused)
     refuse(tied, "one gradient of the table");
     masked.documents.mask = true;
     refuse(masked, "do not know how many tokens count");
-    odd.pipeline.group = 3;
-    refuse(odd, "updates after every 3 micro-batches, and a step has 40");
+    odd.pipeline.group = 5;
+    refuse(odd, "updates after every 5 micro-batches, and a step has 24");
 }
 
 TEST_MAIN
