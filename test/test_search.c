@@ -384,43 +384,41 @@ static void check_best(Asked *a, const char *what)
 
 /* What is told apart among the best alone, and how rows go to experts, is free in one world of each model and given in
  * the others. */
-static void check_world(const char *const *words, int count, const char *more, const char *further, const char *last,
-                        int world, double slow)
+static void check_world(const char *const *words, int count, const char *given, int world, double slow)
 {
     const char *all[32];
-    char what[120];
+    char text[160], what[200];
     Asked a;
     if (brief() && world > 4) return; /* under a sanitizer */
     for (int i = 0; i < count; i++) all[i] = words[i];
-    all[count] = more;
-    all[count + 1] = further;
-    all[count + 2] = last;
+    snprintf(text, sizeof text, "%s", given);
+    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) all[count++] = word;
     communication = slow;
-    snprintf(what, sizeof what, "%d ranks, %s %s %s, %g", world, more, further, last, slow);
-    ask(&a, all, count + 3, world, INT64_MAX);
+    snprintf(what, sizeof what, "%d ranks, %s, %g", world, given, slow);
+    ask(&a, all, count, world, INT64_MAX);
     check_best(&a, what);
     config_release(&a.base);
     communication = 1;
 }
 
-#define WORLD(words, more, further, last, world, slow) \
-    check_world(words, (int)(sizeof(words) / sizeof *(words)), more, further, last, world, slow)
+#define WORLD(words, given, world, slow) check_world(words, (int)(sizeof(words) / sizeof *(words)), given, world, slow)
 
 TEST(the_best_of_all_dense)
 {
-    WORLD(dense, "train.recompute=none", "parallel.sp=auto", "parallel.cp=1", 2, 20);
-    WORLD(dense, "train.micro_batch=1", "parallel.cp=1", "parallel.overlap_tp=0", 4, 0.1);
-    WORLD(dense, "parallel.tp=2", "train.recompute=full", "parallel.overlap_tp=0", 4, 20);
-    WORLD(dense, "parallel.cp=4", "train.recompute=selective", "parallel.overlap_tp=0", 8, 20);
-    WORLD(dense, "parallel.pp=4", "train.micro_batch=2", "parallel.overlap_tp=0", 16, 20);
+    WORLD(dense, "train.recompute=none parallel.sp=auto parallel.cp=1", 2, 20);
+    WORLD(dense, "train.micro_batch=1 parallel.cp=1 parallel.overlap_tp=0", 4, 0.1);
+    WORLD(dense, "parallel.tp=2 train.recompute=full parallel.overlap_tp=0", 4, 20);
+    WORLD(dense, "parallel.cp=4 train.recompute=selective parallel.overlap_tp=0", 8, 20);
+    WORLD(dense, "parallel.pp=4 parallel.cp=1 train.micro_batch=2 parallel.overlap_tp=0", 16, 20);
 }
 
 TEST(the_best_of_all_mixtures)
 {
-    WORLD(mixture, "train.recompute=none", "train.micro_batch=1", "parallel.cp=1", 2, 1);
-    WORLD(mixture, "parallel.tp=1", "train.recompute=none", "parallel.cp_comm=ring", 4, 20);
-    WORLD(mixture, "parallel.ep=8", "parallel.cp=1", "moe.dispatcher=alltoall", 8, 0.1);
-    WORLD(mixture, "parallel.ep=8", "parallel.pp=2", "moe.dispatcher=alltoall", 16, 1);
+    WORLD(mixture, "train.recompute=none train.micro_batch=1 parallel.cp=1", 2, 1);
+    WORLD(mixture, "parallel.tp=1 train.recompute=none parallel.cp_comm=ring", 4, 20);
+    WORLD(mixture, "parallel.ep=8 parallel.cp=1 moe.dispatcher=alltoall", 8, 0.1);
+    WORLD(mixture, "parallel.ep=8 parallel.pp=2 train.recompute=none train.micro_batch=1 moe.dispatcher=alltoall", 16,
+          1);
 }
 
 /* A clock that is out of order for some layouts: these are no answers, and the others are in order. */
