@@ -78,6 +78,7 @@ HEADERS := $(sort $(wildcard src/*/*.h))
 # The CUDA backend: C by the host's compiler, kernels by nvcc, which is asked where its headers and libraries are.
 # CUDA_ARCHS: GPUs that there is object code for, as 80 90a, by default all of ours that this nvcc knows; for one alone it
 # compiles in half the time. Others from 8.0 on run from PTX, which their driver compiles when the program first starts.
+# CUDA_OWN_ARCHS: more of them, for the files alone that have code of their own there; for trying that all compiles.
 # Another toolkit or another choice builds anew.
 CUDA_HOME ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) /usr/local/cuda))
 NVCC      := $(CUDA_HOME)/bin/nvcc
@@ -85,11 +86,15 @@ CUDA      ?= $(if $(wildcard $(NVCC)),1,0)
 TOOLKIT    = $(if $(CUDA_HOME),$(shell scripts/cuda-toolkit.sh $(1) $(CUDA_HOME) $(2)))
 CUDA_HEADERS := $(call TOOLKIT,headers)
 CUDA_ARCHS ?=
-TOOLKIT_STAMP := $(BUILD)/.toolkit$(subst $(empty) ,+,$(subst /,-,$(strip $(CUDA_HOME) $(CUDA_ARCHS))))
-NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 $(if $(filter 1,$(CUDA)),$(call TOOLKIT,flags,$(CUDA_ARCHS)))
+CUDA_OWN_ARCHS ?=
+TOOLKIT_STAMP := $(BUILD)/.toolkit$(subst $(empty) ,+,$(subst /,-,$(strip $(CUDA_HOME) $(CUDA_ARCHS) $(CUDA_OWN_ARCHS:%=own%))))
+NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0
+GENCODE   := $(if $(filter 1,$(CUDA)),$(call TOOLKIT,flags,$(CUDA_ARCHS)))
+GENCODE_OWN := $(if $(CUDA_OWN_ARCHS),$(if $(filter 1,$(CUDA)),$(call TOOLKIT,flags,$(CUDA_ARCHS) $(CUDA_OWN_ARCHS))),$(GENCODE))
 # NCCL and cuBLASLt are looked up at run time.
 CUDA_C    := $(sort $(wildcard cuda/*.c))
 CUDA_CU   := $(sort $(wildcard cuda/*.cu))
+CUDA_OWN  := $(filter %_hopper.cu cuda/fp8%,$(CUDA_CU))
 CUDA_INC  := -Icuda $(CUDA_HEADERS:%=-isystem %)
 ifeq ($(CUDA),1)
 OBJ       := $(filter-out $(BUILD)/src/comm/without_cuda.o,$(OBJ)) \
@@ -288,12 +293,13 @@ $(BUILD)/cuda/%.o: cuda/%.c
 	@echo "  CC $<"
 	@$(CC) $(CFLAGS) $(CUDA_INC) -c -o $@ $<
 
+$(CUDA_OWN:%.cu=$(BUILD)/%.o) $(BUILD)/test/cuda/test_cuda_hopper.o: GENCODE = $(GENCODE_OWN)
 # (registers and PTX stay beside the object, for scripts/check-kernels.sh)
 $(BUILD)/cuda/%.o: cuda/%.cu
 	@mkdir -p $(@D)
 	@echo "  NVCC $<"
 	@mkdir -p $(@:.o=.keep)
-	@$(NVCC) $(NVCCFLAGS) -Xptxas -v --keep --keep-dir $(@:.o=.keep) -MMD -MF $(@:.o=.d) -c -o $@ $< 2>$(@:.o=.ptxas) || \
+	@$(NVCC) $(NVCCFLAGS) $(GENCODE) -Xptxas -v --keep --keep-dir $(@:.o=.keep) -MMD -MF $(@:.o=.d) -c -o $@ $< 2>$(@:.o=.ptxas) || \
 	    { cat $(@:.o=.ptxas) >&2; exit 1; }
 	@grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2 || true
 	@mv $(@:.o=.keep)/*.ptx $(@D) && rm -rf $(@:.o=.keep)
@@ -301,7 +307,7 @@ $(BUILD)/cuda/%.o: cuda/%.cu
 $(BUILD)/test/cuda/%.o: test/cuda/%.cu
 	@mkdir -p $(@D)
 	@echo "  NVCC $<"
-	@$(NVCC) $(NVCCFLAGS) -Dmain=$(basename $(notdir $@))_main -MMD -MF $(@:.o=.d) -c -o $@ $<
+	@$(NVCC) $(NVCCFLAGS) $(GENCODE) -Dmain=$(basename $(notdir $@))_main -MMD -MF $(@:.o=.d) -c -o $@ $<
 
 $(GPU_OBJ): CFLAGS += -DMEGATRAIN_CUDA -Itest $(CUDA_INC) -Dmain=$(basename $(notdir $@))_main -Wno-missing-prototypes
 
