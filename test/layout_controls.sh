@@ -9,7 +9,7 @@
 
 . "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
 only=${1:-} FULL=${FULL:-${1:+1}}
-every=4
+every=6
 # names in the conditions; own: the reference's isa
 avx512=1 avx2=2 c=3 own=0 gather=1 ring=2 a2a=3 both=4
 export MEGATRAIN_LAYOUTS=short

@@ -7,7 +7,7 @@
 #   test/mutants.sh WORD        those whose name contains WORD
 . "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
 only=${1:-} FULL=${FULL:-${1:+1}}
-every=8
+every=12
 list=$root/test/mutants.txt
 check_word "$list"
 
