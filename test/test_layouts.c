@@ -613,9 +613,9 @@ static bool near(const TinyRun *a, const TinyRun *b, double tolerance)
     return true;
 }
 
-static TinyRun run_16_bit(TrainSpec spec, DType compute, Layout l)
+static TinyRun run_16_bit(TrainSpec spec, DType compute, Layout l, int steps)
 {
-    TinyRun r = { .spec = spec, .grid = { .tp = l.tp, .dp = l.dp, .sp = l.sp }, .steps = steps_of(STEPS) };
+    TinyRun r = { .spec = spec, .grid = { .tp = l.tp, .dp = l.dp, .sp = l.sp }, .steps = steps_of(steps) };
     r.spec.compute = compute;
     r.spec.exact = false;
     r.spec.micro_batch = l.micro;
@@ -643,14 +643,14 @@ static void run_narrow(TrainSpec spec, DType compute)
                                       { { 2, 2, 0, 4, 1 }, { 2, 2, 0, 4, 2, ISA_AUTO, 1, 1 } },
                                       { { 1, 4, 1, 8, 1 }, { 1, 4, 1, 8, 1, ISA_AUTO, .bands = 2 } },
                                       { { 1, 4, 0, 8, 1 }, { 1, 4, 0, 8, 1, ISA_AUTO, .bands = 4 } } };
-    const TinyRun one = run_16_bit(spec, compute, (Layout){ 1, 1, 0, 8, 1 });
+    const TinyRun one = run_16_bit(spec, compute, (Layout){ 1, 1, 0, 8, 1 }, STEPS);
     CHECK_MSG(brief() || one.loss[STEPS - 1] < one.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", one.loss[0],
               one.loss[STEPS - 1]);
     int equal = 0;
     double worst = 0;
     const size_t tried = brief() ? 1 : sizeof cuts / sizeof *cuts;
     for (size_t i = 0; i < tried; i++) {
-        const TinyRun r = run_16_bit(spec, compute, cuts[i]);
+        const TinyRun r = run_16_bit(spec, compute, cuts[i], STEPS);
         CHECK_MSG(near(&r, &one, 1e-2), "dp%d tp%d sp%d: %.5f, one rank %.5f", cuts[i].dp, cuts[i].tp, cuts[i].sp,
                   r.loss[STEPS - 1], one.loss[STEPS - 1]);
         equal += r.hash == one.hash;
@@ -658,7 +658,8 @@ static void run_narrow(TrainSpec spec, DType compute)
     }
     printf("    %d of %zu layouts with one rank's bits, losses at most %.1e apart\n", equal, tried, worst);
     for (size_t i = 0; i < (brief() ? 1 : sizeof same / sizeof *same); i++) {
-        const uint64_t a = run_16_bit(spec, compute, same[i][0]).hash, b = run_16_bit(spec, compute, same[i][1]).hash;
+        const uint64_t a = run_16_bit(spec, compute, same[i][0], SHORT_STEPS).hash;
+        const uint64_t b = run_16_bit(spec, compute, same[i][1], SHORT_STEPS).hash;
         CHECK_MSG(a == b, "pair %zu of layouts", i);
     }
 }
@@ -673,11 +674,11 @@ TEST(bf16_recomputed)
     for (int i = 0; i < 4; i++) {
         TrainSpec s = specs[i % 2];
         s.fp32_residual = s.fp32_vectors = i / 2;
-        const uint64_t kept = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash;
+        const uint64_t kept = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }, SHORT_STEPS).hash;
         for (int again = RECOMPUTE_SELECTIVE; again < TINY_RECOMPUTES; again += brief() ? 2 : 1) {
             s.model.recompute = tiny_recompute(again);
-            CHECK_MSG(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash == kept, "model %d, recomputation %d", i,
-                      again);
+            CHECK_MSG(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }, SHORT_STEPS).hash == kept,
+                      "model %d, recomputation %d", i, again);
         }
     }
 }
@@ -687,11 +688,11 @@ TEST(bf16_mixture)
 {
     for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {
         const TrainSpec s = tiny_mixture(kind, 2);
-        const TinyRun wide = run_16_bit(s, F32, (Layout){ 1, 1, 0, 4, 1 });
-        const TinyRun one = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 });
+        const TinyRun wide = run_16_bit(s, F32, (Layout){ 1, 1, 0, 4, 1 }, STEPS);
+        const TinyRun one = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }, STEPS);
         CHECK_MSG(near(&one, &wide, 3e-2), "mixture %d: %.5f, in fp32 %.5f", kind, one.loss[STEPS - 1],
                   wide.loss[STEPS - 1]);
-        CHECK(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 3 }).hash == one.hash);
+        CHECK(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 3 }, STEPS).hash == one.hash);
     }
 }
 
