@@ -439,7 +439,7 @@ TEST(attention_warpgroups)
     static const int64_t keys[] = { 40, 64, 80, 96, 128, 136, 192, 192, 256 },
                          values[] = { 64, 64, 96, 72, 128, 128, 128, 192, 232 };
     for (int i = 0; i < 9; i += cases_apart()) {
-        attention_case(types[1 + i % 2], (Shape){ .B = 2, .H = 2, .K = 1, .C = keys[i], .V = values[i],
+        attention_case(types[1 + i % 2], (Shape){ .B = 1 + !i, .H = 2, .K = 1, .C = keys[i], .V = values[i],
                                                   .q = run(0, i % 2 ? 333 : 256), .gap = i % 3 * 8 });
         attention_case(types[2 - i % 2], (Shape){ .B = 1,
                                                   .H = 2,
