@@ -196,14 +196,14 @@ static void say_unknown(CudaGemm *g, const GemmKey *key, const cublasLtMatmulAlg
 }
 
 /* Those that the library offers under this mask of schemes. `trusting` the mask: without asking each for its own. */
-static Err ask_library(CudaGemm *g, Plan *p, uint32_t reductions, bool trusting, Candidates *out)
+static Err ask_library(CudaGemm *g, Plan *p, int most, uint32_t reductions, bool trusting, Candidates *out)
 {
     cublasLtMatmulPreferenceOpaque_t pref;
-    cublasLtMatmulHeuristicResult_t result[CANDIDATES];
+    cublasLtMatmulHeuristicResult_t result[CANDIDATES_MOST];
     int found = 0;
     TRY(preference_set(&pref, &p->key, reductions));
     out->status = cublasLtMatmulAlgoGetHeuristic(g->lt, &p->desc, &p->a, &p->b, &p->d, &p->d, &pref,
-                                                 CANDIDATES, result, &found);
+                                                 most, result, &found);
     for (int i = 0; !out->status && i < found; i++) {
         const SumOrder order = order_of(&p->key, &result[i].algo);
         const bool unknown = order == ORDER_UNKNOWN && !trusting;
@@ -215,13 +215,13 @@ static Err ask_library(CudaGemm *g, Plan *p, uint32_t reductions, bool trusting,
 
 /* If no candidate is left for which the library says how it adds, takes those that do not split the sum: their order is
  * known to be safe. */
-Err gemm_candidates(CudaGemm *g, Plan *p, Candidates *out)
+Err gemm_candidates(CudaGemm *g, Plan *p, int most, Candidates *out)
 {
     char op[128];
     out->count = out->unknown = 0;
-    TRY(ask_library(g, p, reductions_of(&p->key), false, out));
+    TRY(ask_library(g, p, most, reductions_of(&p->key), false, out));
     if (out->count == 0 && out->unknown) {
-        TRY(ask_library(g, p, CUBLASLT_REDUCTION_SCHEME_NONE, true, out));
+        TRY(ask_library(g, p, most, CUBLASLT_REDUCTION_SCHEME_NONE, true, out));
         describe(&p->key, op, sizeof op);
         if (!g->counts.unsplit++) log_warn("%s: only algorithms that do not split its sums are taken", op);
     }
@@ -270,7 +270,7 @@ static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
         if (!has_room(&result) || order_of(&p->key, &result.algo) == ORDER_FREE)
             return gemm_error(&p->key, "the chosen algorithm", CUBLAS_STATUS_NOT_SUPPORTED);
     } else {
-        TRY(gemm_candidates(g, p, &c));
+        TRY(gemm_candidates(g, p, CANDIDATES, &c));
         if (c.count == 0 && !gemm_has_gelu(&p->key)) return no_algorithm(&p->key, c.status);
         p->missing = c.count == 0;
         p->algo = c.algo[0];

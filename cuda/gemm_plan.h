@@ -8,12 +8,14 @@
 #include <cublasLt.h>
 
 #include "device/ops.h"
+#include "fingerprint.h"
 #include "gemm.h"
 
 enum {
     PLAN_SLOTS = 512, /* a power of 2 */
     CHOICES_MOST = 384,
-    CANDIDATES = 8
+    CANDIDATES = 8, /* among which timing chooses */
+    CANDIDATES_MOST = 64
 };
 
 /* Products of fp8: B's dtype beside A's, which matrices have factors of blocks, and how sums go. */
@@ -83,7 +85,7 @@ typedef struct {
 } Product;
 
 typedef struct {
-    cublasLtMatmulAlgo_t algo[CANDIDATES]; /* best guess first */
+    cublasLtMatmulAlgo_t algo[CANDIDATES_MOST]; /* best guess first */
     int count, unknown;    /* unknown: how many were passed over because the library does not say how they add */
     cublasStatus_t status; /* why there is none */
 } Candidates;
@@ -112,9 +114,12 @@ Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status);
 Err gemm_plan_of(CudaGemm *g, const Product *x, Plan **out);
 /* Fills in descriptor and layouts. */
 Err gemm_describe(Plan *p, const Product *x);
-/* The library's algorithms for p that add in a fixed order; none: see `status`. */
-Err gemm_candidates(CudaGemm *g, Plan *p, Candidates *out);
+/* Of the first `most` of the library's algorithms for p, those that add in a fixed order; none: see `status`. */
+Err gemm_candidates(CudaGemm *g, Plan *p, int most, Candidates *out);
 cublasStatus_t gemm_multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo);
+
+/* Fingerprint of all that the product wrote. */
+Err gemm_result_bits(Stream *s, const Product *x, Fingerprint *out);
 
 /* Whether it may be run several times now: a product that reads what it writes must run once, and a stream that is
  * being captured runs nothing. */

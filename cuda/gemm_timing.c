@@ -3,7 +3,6 @@
  * what and why.
  */
 #include "device/ops.h"
-#include "fingerprint.h"
 #include "gemm_plan.h"
 
 enum {
@@ -22,8 +21,7 @@ Err gemm_can_time(Stream *s, const Product *x, bool *yes)
     return ERR_OK;
 }
 
-/* Fingerprint of all that the product wrote. */
-static Err result_bits(Stream *s, const Product *x, Fingerprint *out)
+Err gemm_result_bits(Stream *s, const Product *x, Fingerprint *out)
 {
     const GemmKey *k = &x->key;
     Tensor d = tensor_of(x->d, (DType)k->out, k->n, k->m), aux = tensor_of(x->aux, (DType)k->out, k->n, k->m);
@@ -79,7 +77,7 @@ static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Cand
     *best = -1;
     for (int i = 0; i < c->count; i++) {
         if (gemm_multiply(g, s, p, x, &c->algo[i])) continue;
-        if (same_bits) TRY(result_bits(s, x, &bits));
+        if (same_bits) TRY(gemm_result_bits(s, x, &bits));
         if (!want->known) *want = (WantedBits){ true, bits };
         if (bits.bits != want->result.bits) continue;
         if (same_bits && !tells_order(&x->key, bits)) return *best = i, ERR_OK;
@@ -107,7 +105,7 @@ static Err time_beside(CudaGemm *g, Stream *s, const Product *x, WantedBits *wan
     *found = false;
     if (g->tuning == TUNE_SAME_BITS && !tells_order(&x->key, want->result)) return ERR_OK;
     TRY(gemm_describe(&p, &few));
-    TRY(gemm_candidates(g, &p, &c));
+    TRY(gemm_candidates(g, &p, CANDIDATES, &c));
     TRY(fastest(g, s, &p, &few, &c, want, &best));
     if (best >= 0) keep_choice(g, &p.key, &c.algo[best]);
     *found = best >= 0;
@@ -119,7 +117,7 @@ Err gemm_time(CudaGemm *g, Stream *s, Plan *p, const Product *x)
     Candidates c;
     WantedBits want = { 0 };
     int best = 0;
-    TRY(gemm_candidates(g, p, &c));
+    TRY(gemm_candidates(g, p, CANDIDATES, &c));
     if (c.count != 1 || g->target) TRY(fastest(g, s, p, x, &c, &want, &best));
     if (best < 0) return gemm_error(&p->key, "no candidate runs", CUBLAS_STATUS_NOT_SUPPORTED);
     p->algo = c.algo[best];

@@ -11,9 +11,9 @@
 #   --peer     alternates whole steps with bench/torch_gpu.py (a python3 whose PyTorch sees the GPU, or PYTHON=path)
 #   --name     of the machine, for the JSON's name; else the GPU's
 #   --out      the JSON; else bench/results/gpu-NAME-DATE.json
-#   --only     a comma-separated choice of: tests cpu_gpu nccl steps rooflines slice eager long ranks one_gpu shared
-#              host counters peer sanitizer; those from slice on to counters, but for ranks, run with --minutes, or if
-#              they are named
+#   --only     a comma-separated choice of: tests cpu_gpu nccl steps rooflines candidates slice variants eager long ranks
+#              one_gpu shared host counters peer sanitizer; those from candidates on to counters, but for ranks, run with
+#              --minutes, or if they are named
 #   --tiny     tiny sizes, for the emulator (PROGRAMS=build/emu MEGATRAIN=build/emu/megatrain)
 #
 # The JSON is written again after each part, so that what is cut off keeps what was done. Beside it lie FILE.log, what the
@@ -42,7 +42,7 @@ if [ -n "$minutes" ]; then
     until=$(awk -v m="$minutes" 'BEGIN { printf "%d", 60 * m }')
     peer=true
 fi
-parts=(tests cpu_gpu nccl steps rooflines slice eager long ranks one_gpu shared host counters peer sanitizer)
+parts=(tests cpu_gpu nccl steps rooflines candidates slice variants eager long ranks one_gpu shared host counters peer sanitizer)
 [ -n "$only" ] || [ -n "$minutes" ] || only=tests,cpu_gpu,nccl,steps,rooflines,ranks,peer,sanitizer
 only=${only:-$(IFS=,; echo "${parts[*]}")}
 export OMP_WAIT_POLICY=passive NO_COLOR=1
@@ -336,6 +336,24 @@ run_steps() {
     done
 }
 
+# ---- every algorithm that the library has for each product
+candidates_json=''
+run_candidates() {
+    local m turns=5
+    ! $tiny || turns=1
+    for m in $models $mixture; do
+        say "algorithms of each product, $m"
+        rm -f "$tmp/candidates.json"
+        limited 45 "$tmp/candidates.log" "$PROGRAMS/steps" "$m" --candidates --steps $turns --json "$tmp/candidates.json"
+        cat "$tmp/candidates.log"
+        judge "$status"
+        row "candidates $m" "$status" "$(grep -c ' algorithms' "$tmp/candidates.log") products, of which $(
+            grep -c '<$' "$tmp/candidates.log") are a tenth faster with other bits ($took s)"
+        [ ! -s "$tmp/candidates.json" ] || add candidates_json "$(cat "$tmp/candidates.json")"
+        save
+    done
+}
+
 # ---- the peer, in turns
 peer_json=''
 tokens_s() { sed -n 's/.*"tokens_s": *\([0-9.e+]*\).*/\1/p' "$1" 2>/dev/null; }
@@ -421,6 +439,15 @@ more_steps() { # NAME SECONDS [VARIABLE=VALUE] MODEL OPTIONS...
     add more_json "$(object run= "$what" status= "$status" seconds $took steps "$(cat "$tmp/more.json" 2>/dev/null)")"
     save
 }
+run_variants() {
+    local large=("$PROGRAMS/steps" 1.3b --batch 4 --llama --kv 4 --vocab 128256 --steps 6) how
+    say "whole steps of other architectures, precisions and sizes"
+    ! $tiny || large=("$PROGRAMS/steps" tiny --llama --kv 1 --vocab 300 --steps 2)
+    for how in bf16 tensorwise blockwise; do more_steps "llama, $how" 45 "${large[@]}" --precision $how; done
+    more_steps "states on the host, 4 micro-batches" 45 "${large[@]}" --states host --micro 4
+    if $tiny; then more_steps "T 32" 60 "$PROGRAMS/steps" tiny --seq 32 --batch 4 --steps 1
+    else more_steps "T 4096" 45 "$PROGRAMS/steps" 124m --seq 4096 --batch 16 --steps 6; fi
+}
 run_eager() {
     local m=124m
     ! $tiny || m=tiny
@@ -468,7 +495,7 @@ save() { # what there is, whole: what is killed while it writes leaves the one b
         tests "[$tests_json]" sanitizer_refused "$why_not" sanitizer "[$sanitizer_json]" cpu_gpu "$cpu_gpu_json" \
         nccl "$nccl_json" one_gpu "[$one_gpu_json]" \
         ranks "$ranks_json" links "$links_json" rooflines "$rooflines_json" rooflines_autotuned "$tuned_json" \
-        steps "[$steps_json]" more_steps "[$more_json]" runs "[$runs_json]" counters "$counters_json" \
+        steps "[$steps_json]" candidates "[$candidates_json]" more_steps "[$more_json]" runs "[$runs_json]" counters "$counters_json" \
         peer "[$peer_json]" >"$out.tmp" && echo >>"$out.tmp" && mv "$out.tmp" "$out" || stop "cannot write $out"
 }
 date=$(date -u +%Y-%m-%dT%H:%M:%SZ) version=$("$MEGATRAIN" --version | head -1)

@@ -83,14 +83,16 @@ program megatrain 'echo "megatrain 0"
 for k in "$@"; do
     case $k in run.dir=*) mkdir -p "${k#*=}"; echo "{\"step\":1,\"loss\":2}" >"${k#*=}/metrics.jsonl" ;; esac
 done'
-some=tests,steps,rooflines,slice,eager,long,shared,host,counters,peer,sanitizer
+some=tests,steps,rooflines,candidates,slice,variants,eager,long,shared,host,counters,peer,sanitizer
 done_parts() { grep -os '"seconds":{[^}]*}' "$work/out.json" | head -1 | grep -o '":' | wc -l; } # one more than there are
 check_script --tiny --minutes 9 --only $some
 check "all parts: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt
 is "all parts" "sorted(j['seconds']) == sorted('$some'.split(',')) == sorted(j['begun'])" True
 is runs "[(r['run'], r['status'], r['metrics'][0]['loss']) for r in j['runs']][::6]" \
     "[('slice-bf16', 'ok', 2), ('slice-host', 'ok', 2)]"
-is more "[(r['run'], r['steps']['tokens_s']) for r in j['more_steps']]" "[('eager', 2000.0), ('T 512', 2000.0)]"
+is more "[(r['run'], r['steps']['tokens_s']) for r in j['more_steps']]" \
+    "[$(printf "('%s', 2000.0), " 'llama, bf16' 'llama, tensorwise' 'llama, blockwise' 'states on the host, 4 micro-batches' 'T 32' \
+        eager)('T 512', 2000.0)]"
 check "what parts printed is in the log" grep -q 'linear_fwd' out.log
 has="{'tests': j['tests'], 'steps': j['steps'], 'rooflines': j['rooflines'], 'slice': j['runs'], 'peer': j['peer']}"
 # (behind each part; behind every other one at a commit without FULL=1)
@@ -141,7 +143,7 @@ is "one GPU, NCCL" "j['nccl']['status'], len(j['nccl']['calls']), all(c['us'] > 
 is "one GPU, shared" "[(p['what'], p['status'], p['layouts']) for p in j['one_gpu']]" \
     "[('calls', 'ok', 0), ('links', 'ok', 0), ('layouts', 'ok', $([ -n "${FULL:-}" ] && echo 26 || echo 3))]"
 check "rooflines at full size lack memory" "$emu/rooflines" --room
-check_script --tiny --only rooflines,steps,cpu_gpu
+check_script --tiny --only rooflines,steps,candidates,variants,cpu_gpu
 check "on the emulator: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt
 is emulated "j['gpu'], len(j['steps']), j['cpu_gpu']['status'], len(j['cpu_gpu']['runs'])" \
     "('Emulated GPU', 2, 'ok', 10)"
@@ -153,5 +155,18 @@ is steps "all(j['steps'][0][k] > 0 for k in ('tokens_s', 'ms', 'ms_without_graph
 is profile "{'attention_bwd', 'adamw', 'xent_row'} <= {o['op'] for o in j['steps'][0]['profile']['ops']}" True
 is mixture "{'permute_rows', 'unpermute_bwd', 'grouped_fwd', 'grouped_dw'} <= {o['op'] for o in j['steps'][1]['profile']['ops']}" True
 is shares "abs(sum(o['share'] for o in j['steps'][0]['profile']['ops']) - 1) < 1e-6" True
+is idle "[0 <= p['idle_share'] < 1 and abs(p['idle_share'] * p['span_ms'] - p['gaps_ms']) < 1e-6 * p['span_ms']
+    and p['steps'] == 2 for p in [s['profile'] for s in j['steps']]]" "[True, True]"
+is variants "[(s['arch'], s['kv_heads'], s['vocab']) == ('llama', 1, 300) and (s['precision'], s['states'], s['micro_batches'])
+    for s in [r['steps'] for r in j['more_steps']][:4]]" \
+    "[('bf16', 'device', 1), ('tensorwise', 'device', 1), ('blockwise', 'device', 1), ('bf16', 'host', 4)]"
+is candidates "[(m['model'], {c['op'] for c in m['candidates']} == {'linear_fwd', 'linear_dx', 'linear_dw'}) for m in j['candidates']]" \
+    "[('tiny', True), ('tiny-moe', True)]"
+is algorithms "all(len(c['algorithms']) >= 2 and c['algorithms'][0]['same_bits'] and all(a['runs'] and a['ms'] > 0 for a in c['algorithms'])
+    for m in j['candidates'] for c in m['candidates'])" True
+is "other bits" "any(not a['same_bits'] for m in j['candidates'] for c in m['candidates'] for a in c['algorithms'])" True
+is "one projection" "{(o['op'], o['model']) for o in j['rooflines']['ops'] if o['case'] == 'causal, of one projection'} == {
+    (a, m) for a in ('attention_fwd', 'attention_bwd') for m in ('tiny, B2 T32', 'T 128')}" True
+is skewed "{o['op'] for o in j['rooflines']['ops'] if o['model'] == '4 experts, skewed'} >= {'grouped_fwd', 'grouped_dw'}" True
 is loss "j['steps'][0]['last_loss'] < j['steps'][0]['first_loss']" True
 finish

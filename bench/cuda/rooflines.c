@@ -19,14 +19,23 @@
 #include "gemm.h"
 #include "gpu.h"
 
-enum { SETS_MAX = 8, REPEATS_MAX = 50, REPEATS_MIN = 5, JSON_BYTES = 1 << 17 };
+enum { SETS_MAX = 8, REPEATS_MAX = 50, REPEATS_MIN = 5, JSON_BYTES = 1 << 19, MODELS_MOST = 10 };
 static const double SHORT_MS = 0.010, GOOD_SHARE = 0.85;
+
+/* Widths, and the ops that are run at them: all, those with one of these words in their names, or attention alone. */
+typedef struct {
+    Dims d;
+    const char *words;
+    bool attention;
+} Widths;
 
 typedef struct {
     int64_t arena_bytes, copy_bytes, ahead_bytes, gemm, pattern_items;
     int models;
-    Dims model[2];
+    Widths model[MODELS_MOST];
 } Scale;
+
+#define WIDE "linear_ fp8_ xent_ norm residual attention_ grouped_ silu swiglu"
 
 static const Scale full = {
     .arena_bytes = (int64_t)14 << 30, /* two matrices of logits, 6.6 GB each, and what is small */
@@ -34,9 +43,17 @@ static const Scale full = {
     .ahead_bytes = (int64_t)1 << 30,
     .gemm = 8192,
     .pattern_items = PATTERN_ITEMS,
-    .models = 2,
-    .model = { { "768 wide, B64 T1024", 64, 1024, 768, 3072, 50304, 124475904, 12, 4, 64, 8, 2 },
-               { "2048 wide, B8 T2048", 8, 2048, 2048, 8192, 50304, 124475904, 16, 4, 128, 64, 8 } },
+    .models = 10,
+    .model = { { { "768 wide, B64 T1024", 64, 1024, 768, 3072, 50304, 124475904, 12, 4, 64, 8, 2 } },
+               { { "2048 wide, B8 T2048", 8, 2048, 2048, 8192, 50304, 124475904, 16, 4, 128, 64, 8 } },
+               { { "4096 wide, B1 T8192", 1, 8192, 4096, 14336, 128256, 1 << 20, 32, 8, 128, 8, 2 }, WIDE },
+               { { "64 experts, skewed", 8, 2048, 2048, 8192, 50304, 1 << 20, 16, 4, 128, 64, 8, true }, "grouped" },
+               { { "128 experts", 8, 2048, 2048, 6144, 50304, 1 << 20, 16, 4, 128, 128, 8 }, "grouped" },
+               { { "128 experts, skewed", 8, 2048, 2048, 6144, 50304, 1 << 20, 16, 4, 128, 128, 8, true }, "grouped" },
+               { { "T 8192, heads of 64", 2, 8192, 1024, 64, 64, 64, 16, 4, 64, 1, 1 }, NULL, true },
+               { { "T 32768, heads of 64", 1, 32768, 1024, 64, 64, 64, 16, 4, 64, 1, 1 }, NULL, true },
+               { { "T 32768, heads of 128", 1, 32768, 2048, 64, 64, 64, 16, 4, 128, 1, 1 }, NULL, true },
+               { { "T 131072, heads of 128", 1, 131072, 1024, 64, 64, 64, 8, 2, 128, 1, 1 }, NULL, true } },
 };
 static const Scale tiny = {
     .arena_bytes = 64 << 20,
@@ -44,9 +61,14 @@ static const Scale tiny = {
     .ahead_bytes = 1 << 16,
     .gemm = 64,
     .pattern_items = 1 << 12,
-    .models = 1,
-    .model = { { "tiny, B2 T32", 2, 32, 128, 256, 256, 20000, 4, 2, 32, 4, 2 } },
+    .models = 3,
+    .model = { { { "tiny, B2 T32", 2, 32, 128, 256, 256, 20000, 4, 2, 32, 4, 2 } },
+               { { "4 experts, skewed", 2, 32, 128, 256, 256, 20000, 4, 2, 32, 4, 2, true }, "grouped" },
+               { { "T 128", 1, 128, 128, 64, 64, 64, 4, 2, 32, 1, 1 }, NULL, true } },
 };
+
+/* As training has them: q, k and v are columns of one matrix, a head's beside each other. */
+static const Case of_projection = { "causal, of one projection", .option = -1 };
 
 typedef struct {
     Device dev;
@@ -209,7 +231,7 @@ static void report(Bench *b, const Maker *m, OpId id, const AnyArgs *args, Timin
     json_put_number(j, "gb_s", gb_s);
     json_put_number(j, "tflop_s", tflop_s);
     json_put_number(j, "share", share);
-    put_point(j, id, args);
+    if (m->c != &of_projection && !m->d->skewed) put_point(j, id, args);
     json_close(j, '}');
     if (*bound == 'm' && bound[1] == 'a') snprintf(rate, sizeof rate, "%7.1f TFLOP/s", tflop_s);
     else snprintf(rate, sizeof rate, "%7.0f GB/s   ", gb_s);
@@ -219,14 +241,38 @@ static void report(Bench *b, const Maker *m, OpId id, const AnyArgs *args, Timin
     fflush(stdout);
 }
 
+/* q, k and v, or their gradients, as columns of one matrix. */
+static Err join_heads(Maker *m, Tensor *q, Tensor *k, Tensor *v)
+{
+    Tensor joined, *const parts[] = { q, k, v };
+    const int64_t C = q->dim[3], dim[] = { tensor_rows(*q), 3 * C };
+    TRY(maker_tensor(m, &joined, 0, FILL_UNIFORM, q->dtype, 2, dim));
+    for (int i = 0; i < 3; i++) {
+        parts[i]->data = (char *)joined.data + i * C * dtype_size(q->dtype);
+        parts[i]->ld = 3 * C;
+    }
+    return ERR_OK;
+}
+
+static Err make_args(Maker *m, OpId id, const Case *c, AnyArgs *a)
+{
+    TRY(maker_make(m, id, c, a));
+    if (c != &of_projection) return ERR_OK;
+    attention_fwd_args *f = &a->attention_fwd;
+    attention_bwd_args *b = &a->attention_bwd;
+    if (id == OP_attention_fwd) return join_heads(m, &f->q, &f->k, &f->v);
+    TRY(join_heads(m, &b->q, &b->k, &b->v));
+    return join_heads(m, &b->dq, &b->dk, &b->dv);
+}
+
 /* Makes as many sets as fit, until they are four times the L2. */
 static Err make_sets(Bench *b, Maker *m, OpId id, const Case *c, AnyArgs *sets, int *count)
 {
     ArenaMark before = arena_mark(&b->arena);
-    TRY(maker_make(m, id, c, &sets[0]));
+    TRY(make_args(m, id, c, &sets[0]));
     int64_t size = arena_mark(&b->arena) - before, room = b->arena.size_bytes - arena_mark(&b->arena);
     for (*count = 1; *count < SETS_MAX && *count * size < 4 * b->cache_bytes && size <= room; ++*count, room -= size)
-        TRY(maker_make(m, id, c, &sets[*count]));
+        TRY(make_args(m, id, c, &sets[*count]));
     return device_sync(&b->dev.stream);
 }
 
@@ -255,27 +301,52 @@ static Err run_case(Bench *b, Maker *m, OpId id, const Case *c)
     return ERR_OK;
 }
 
-static Err run_op(Bench *b, Maker *m, OpId id)
+static bool is_attention(OpId id) { return id == OP_attention_fwd || id == OP_attention_bwd; }
+
+/* Is one of the words in the op's name? */
+static bool has_word(const char *words, const char *name)
 {
-    const OpCases *of = bench_ops[id];
+    char word[32];
+    for (int n = 0; sscanf(words, " %31s%n", word, &n) == 1; words += n)
+        if (strstr(name, word)) return true;
+    return false;
+}
+
+/* How many cases an op has at these widths; the one behind its own is attention's of one projection. */
+static int cases_of(const Widths *w, OpId id)
+{
+    if (w->attention) return is_attention(id);
+    if (w->words && !has_word(w->words, op_info(id)->name)) return 0;
+    return bench_ops[id]->count + is_attention(id);
+}
+
+static const Case *case_of(const Widths *w, OpId id, int i)
+{
+    return w->attention || i == bench_ops[id]->count ? &of_projection : &bench_ops[id]->cases[i];
+}
+
+static Err run_op(Bench *b, Maker *m, const Widths *w, OpId id)
+{
     if (b->only && !strstr(op_info(id)->name, b->only)) return ERR_OK;
-    for (int i = 0; i < of->count; i++) {
+    for (int i = 0; i < cases_of(w, id); i++) {
+        const Case *c = case_of(w, id, i);
         const ArenaMark before = arena_mark(&b->arena);
-        Err err = run_case(b, m, id, &of->cases[i]);
+        Err err = run_case(b, m, id, c);
         if (err == ERR_CONFIG && !strncmp(op_info(id)->name, "fp8_", 4)) { /* this GPU has no such products */
-            printf("%s %s: %s\n", op_info(id)->name, of->cases[i].what, err_message());
+            printf("%s %s: %s\n", op_info(id)->name, c->what, err_message());
             arena_release(&b->arena, before);
-        } else if (err) return err_prefix(err, "%s %s", op_info(id)->name, of->cases[i].what);
+        } else if (err) return err_prefix(err, "%s %s", op_info(id)->name, c->what);
     }
     return ERR_OK;
 }
 
-static Err run_model(Bench *b, const Dims *d)
+static Err run_model(Bench *b, const Widths *w)
 {
     Maker m;
+    const Dims *d = &w->d;
     printf("\n%s, bf16 %37s the least time   rate            share\n", d->name, "median");
     TRY(maker_open(&m, &b->dev, &b->arena, d, BF16, F32, b->scale->pattern_items));
-    for (int id = 0; id < OP_COUNT; id++) TRY(run_op(b, &m, (OpId)id));
+    for (int id = 0; id < OP_COUNT; id++) TRY(run_op(b, &m, w, (OpId)id));
     maker_close(&m);
     arena_release(&b->arena, 0);
     return ERR_OK;
@@ -289,15 +360,16 @@ static Err check_room(Bench *b)
     TRY(device_alloc(&b->dev, b->scale->arena_bytes, &base));
     arena_init(&b->arena, "bench", base, b->scale->arena_bytes);
     int cases = 0;
-    for (int i = 0; i < b->scale->models; i++) {
+    for (int model = 0; model < b->scale->models; model++) {
         Maker m;
-        TRY(maker_open(&m, &b->dev, &b->arena, &b->scale->model[i], BF16, F32, b->scale->pattern_items));
+        TRY(maker_open(&m, &b->dev, &b->arena, &b->scale->model[model].d, BF16, F32, b->scale->pattern_items));
         for (int id = 0; id < OP_COUNT; id++)
-            for (int c = 0; c < bench_ops[id]->count; c++, cases++) {
+            for (int i = 0; i < cases_of(&b->scale->model[model], (OpId)id); i++, cases++) {
                 AnyArgs args;
+                const Case *c = case_of(&b->scale->model[model], (OpId)id, i);
                 const ArenaMark before = arena_mark(&b->arena);
-                const Err err = maker_make(&m, (OpId)id, &bench_ops[id]->cases[c], &args);
-                if (err) return err_prefix(err, "%s %s", op_info(id)->name, bench_ops[id]->cases[c].what);
+                const Err err = make_args(&m, (OpId)id, c, &args);
+                if (err) return err_prefix(err, "%s %s", op_info(id)->name, c->what);
                 arena_release(&b->arena, before);
             }
         maker_close(&m);

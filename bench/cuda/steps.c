@@ -2,15 +2,23 @@
  * Whole training steps on the GPU in bf16: forward, backward, norm, clip, update, on random tokens (those of
  * bench/torch_gpu.py). Each step ends when the host has its loss, as in training.
  *
- *   steps MODEL [--steps N] [--muon] [--micro N] [--no-autotune] [--no-graphs] [--json FILE]
- *       MODEL   124m, 350m, 1.3b, tiny, or LAYERS,HIDDEN,HEADS,BATCH,SEQ; with 8 experts, 2 a token: moe, tiny-moe
- *       --muon  Muon updates matrices: its ops apart, and their share of a step that accumulates ACCUMULATED tokens
- *       --micro micro-batches of a step; else 1
+ *   steps MODEL [OPTIONS]
+ *       MODEL        124m, 350m, 1.3b, tiny, or LAYERS,HIDDEN,HEADS,BATCH,SEQ; with 8 experts, 2 a token: moe, tiny-moe
+ *       --steps N    that are timed; else 20
+ *       --muon       Muon updates matrices: its ops apart, and their share of a step that accumulates ACCUMULATED
+ *                    tokens
+ *       --micro N    micro-batches of a step; else 1
+ *       --batch N, --seq N, --vocab N    in place of the model's
+ *       --llama      gated (SwiGLU), RMSNorm, rotary positions, no biases, another matrix for the head
+ *       --kv N       heads of keys and values
+ *       --precision  bf16, or the recipe of fp8: tensorwise, blockwise, mxfp8
+ *       --states     device, or host: where the optimizer's states lie
+ *       --candidates every algorithm for each product, in as many turns as --steps (candidates.h), and no steps
+ *       --no-autotune, --no-graphs, --json FILE
  *
- * Three passes over one trainer: as it trains (graphs), the same launched op by op, and one step with an event
- * before and behind every op and copy. The last gives the share of time per op and the gaps between ops; events
- * and launches make it slower than the first, so "idle" is the first pass's step less the sum of the ops' times:
- * a lower bound, as an op's time holds its events'.
+ * Three passes over one trainer: as it trains (graphs), the same launched op by op, and some steps with an event
+ * before and behind every op and copy. The last gives the share of time per op, and what part of its span lies between
+ * ops: all of one pass, as clocks differ from pass to pass. An event each makes that an upper bound.
  * mfu: (6 N + 12 L C T) FLOP a token over the vendor's dense bf16 peak for the device's name.
  * Fails if a loss is not finite, the first is not that of an untrained model, memory is taken after the first
  * step, or more of it than planned and DEVICE_LIBRARY_BYTES.
@@ -19,12 +27,13 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "candidates.h"
 #include "device_cuda.h"
 #include "gemm.h"
 #include "gpu.h"
 #include "engine/trainer.h"
 
-enum { WARM_UP = 4, STEPS_MAX = 512, CALLS_MAX = 1 << 14, GROUPS_MAX = 128, JSON_BYTES = 1 << 16 };
+enum { WARM_UP = 4, STEPS_MAX = 512, PROFILED = 10, CALLS_MAX = 1 << 15, GROUPS_MAX = 128, JSON_BYTES = 1 << 18 };
 enum { TOKEN_STRIDE = 1000003 }; /* between samples, in random_tokens */
 enum { ACCUMULATED = 1 << 19 };  /* tokens of a step, as models of this size are trained */
 
@@ -48,10 +57,11 @@ typedef struct {
     MemoryPlan plan;
     World world;
     Trainer trainer;
-    int steps, micro;
-    bool muon, autotune, enough, opened;
+    int steps, micro, profiled;
+    bool muon, llama, autotune, candidates, enough, opened;
+    const char *precision;
     int64_t used_before;
-    double first_loss, last_loss, ms, least_ms, eager_ms;
+    double first_loss, last_loss, ms, eager_ms;
     JsonOut json;
 } Bench;
 
@@ -128,12 +138,13 @@ static struct {
     const DeviceBackend *backend;
     GpuMarks marks;
     Call calls[CALLS_MAX];
-    int count;
+    int count, depth;    /* depth: calls that others make count with these */
     int64_t flop, bytes; /* counters at the last call */
 } profile;
 
 static Err call_begin(Stream *s, int kind, Tensor weight)
 {
+    if (profile.depth++) return ERR_OK;
     if (profile.count == CALLS_MAX) return err_set(ERR_INTERNAL, "more than %d calls in a step", CALLS_MAX);
     const DeviceCounters *c = &s->dev->counters;
     profile.calls[profile.count] = (Call){ kind, weight.dim[0], weight.dim[1], c->flop - profile.flop,
@@ -143,7 +154,10 @@ static Err call_begin(Stream *s, int kind, Tensor weight)
     return gpu_mark(&profile.marks, 2 * profile.count, s);
 }
 
-static Err call_end(Stream *s) { return gpu_mark(&profile.marks, 2 * profile.count++ + 1, s); }
+static Err call_end(Stream *s)
+{
+    return --profile.depth ? ERR_OK : gpu_mark(&profile.marks, 2 * profile.count++ + 1, s);
+}
 
 static Tensor weight_of(int id, const void *args)
 {
@@ -188,23 +202,6 @@ static Err timed_zero_bytes(Stream *s, void *to, int64_t size_bytes)
     TRY(call_begin(s, CALL_ZERO, (Tensor){ 0 }));
     TRY(profile.backend->zero(s, to, size_bytes));
     return call_end(s);
-}
-
-/* One step through the timed tables. */
-static Err profile_step(Bench *b)
-{
-    Device *dev = &b->trainer.device;
-    DeviceBackend timed = *dev->backend;
-    StepReport report;
-    timed.write = timed_write_bytes, timed.read = timed_read_bytes;
-    timed.copy = timed_copy_bytes, timed.zero = timed_zero_bytes;
-    profile.ops = dev->ops, profile.backend = dev->backend;
-    profile.flop = dev->counters.flop, profile.bytes = dev->counters.bytes;
-    TRY(gpu_marks_open(&profile.marks, 2 * CALLS_MAX));
-    dev->ops = &timed_ops, dev->backend = &timed;
-    Err err = trainer_step(&b->trainer, (TokenSource){ &b->model, random_tokens }, &report);
-    dev->ops = profile.ops, dev->backend = profile.backend;
-    return err ? err : device_sync(&dev->stream);
 }
 
 /* Calls of one op, products by their size. */
@@ -270,30 +267,32 @@ static const char *share_name(const Group *g, char text[64])
 static void report_shares(Bench *b, const Shares *s)
 {
     JsonOut *j = &b->json;
-    double span = s->ops_ms + s->gaps_ms, idle = b->ms - s->ops_ms;
+    const double steps = b->profiled, span = s->ops_ms + s->gaps_ms, idle = s->gaps_ms / span;
     json_open(j, "profile", '{');
-    json_put_number(j, "span_ms", span);
-    json_put_number(j, "ops_ms", s->ops_ms);
-    json_put_number(j, "gaps_ms", s->gaps_ms);
+    json_put_int(j, "steps", b->profiled);
+    json_put_number(j, "span_ms", span / steps);
+    json_put_number(j, "ops_ms", s->ops_ms / steps);
+    json_put_number(j, "gaps_ms", s->gaps_ms / steps);
     json_put_number(j, "widest_gap_ms", s->widest_ms);
-    json_put_number(j, "idle_share", idle / b->ms);
-    json_put_int(j, "calls", profile.count);
+    json_put_number(j, "idle_share", idle);
+    json_put_number(j, "calls", profile.count / steps);
     json_open(j, "ops", '[');
-    printf("%d calls, an event each: %.2f ms in ops, %.2f ms between them (widest %.3f ms); idle %.1f %% of the step\n",
-           profile.count, s->ops_ms, s->gaps_ms, s->widest_ms, 100 * idle / b->ms);
+    printf("%d steps of %.0f calls, an event each: %.2f ms a step in ops, %.2f ms between them (widest %.3f ms), "
+           "%.1f %% of it\n",
+           b->profiled, profile.count / steps, s->ops_ms / steps, s->gaps_ms / steps, s->widest_ms, 100 * idle);
     for (int i = 0; i < s->count; i++) {
         const Group *g = &s->groups[i];
         char text[64];
         const char *name = share_name(g, text);
         json_open(j, NULL, '{');
         json_put_text(j, "op", name);
-        json_put_int(j, "calls", g->count);
-        json_put_number(j, "ms", g->ms);
+        json_put_number(j, "calls", g->count / steps);
+        json_put_number(j, "ms", g->ms / steps);
         json_put_number(j, "share", g->ms / s->ops_ms);
         json_put_number(j, "tflop_s", (double)g->of.flop * 1e-9 / g->ms);
         json_put_number(j, "gb_s", (double)g->of.bytes * 1e-6 / g->ms);
         json_close(j, '}');
-        printf("  %-26s %5d x %9.3f ms  %5.1f %%\n", name, g->count, g->ms, 100 * g->ms / s->ops_ms);
+        printf("  %-26s %5.0f x %9.3f ms  %5.1f %%\n", name, g->count / steps, g->ms / steps, 100 * g->ms / s->ops_ms);
     }
     json_close(j, ']');
     json_close(j, '}');
@@ -306,7 +305,8 @@ static Err report_muon(Bench *b)
     JsonOut *j = &b->json;
     int first = -1, last = -1;
     double ops = 0, span = 0;
-    for (int i = 0; i < profile.count; i++) {
+    for (int i = 0; i < profile.count; i++) { /* of the last step */
+        if (profile.calls[i].kind == OP_xent_row) first = -1;
         if (profile.calls[i].kind == OP_muon_moment && first < 0) first = i;
         if (profile.calls[i].kind == OP_muon_apply) last = i;
     }
@@ -336,15 +336,16 @@ static Err report_muon(Bench *b)
 
 /* ---- steps ---- */
 
-static Err timed_steps(Bench *b, int warm_up, double *median, double *least)
+/* Steps as training runs them: the next one is enqueued meanwhile. */
+static Err timed_steps(Bench *b, int warm_up, int steps, double *median)
 {
     double ms[STEPS_MAX];
     Trainer *t = &b->trainer;
     StepReport report;
     double start = clock_s();
     TRY(trainer_start(t, (TokenSource){ &b->model, random_tokens }, &report));
-    for (int i = -warm_up; i < b->steps; i++) { /* as training runs them: the next one is enqueued meanwhile */
-        if (i + 1 < b->steps)
+    for (int i = -warm_up; i < steps; i++) {
+        if (i + 1 < steps)
             TRY(trainer_start(t, (TokenSource){ &b->model, random_tokens }, &report));
         else TRY(trainer_finish(t, &report));
         const double now = clock_s();
@@ -355,9 +356,29 @@ static Err timed_steps(Bench *b, int warm_up, double *median, double *least)
         if (report.step == 1) b->first_loss = report.loss;
     }
     b->last_loss = report.loss;
-    *median = gpu_median(ms, b->steps);
-    *least = ms[0];
+    *median = gpu_median(ms, steps);
     return ERR_OK;
+}
+
+/* As many steps as there are marks for, through the timed tables. */
+static Err profile_steps(Bench *b)
+{
+    Device *dev = &b->trainer.device;
+    DeviceBackend timed = *dev->backend;
+    double median;
+    const int64_t launches = replays_counts(&b->trainer.executor.replays).launches;
+    const int64_t most = CALLS_MAX / 2 / (launches + 1);
+    b->profiled = b->steps < PROFILED ? b->steps : PROFILED;
+    if (b->profiled > most) b->profiled = most > 1 ? (int)most : 1;
+    timed.write = timed_write_bytes, timed.read = timed_read_bytes;
+    timed.copy = timed_copy_bytes, timed.zero = timed_zero_bytes;
+    profile.ops = dev->ops, profile.backend = dev->backend;
+    profile.flop = dev->counters.flop, profile.bytes = dev->counters.bytes;
+    TRY(gpu_marks_open(&profile.marks, 2 * CALLS_MAX));
+    dev->ops = &timed_ops, dev->backend = &timed;
+    Err err = timed_steps(b, 0, b->profiled, &median);
+    dev->ops = profile.ops, dev->backend = profile.backend;
+    return err ? err : device_sync(&dev->stream);
 }
 
 static Err used_bytes(int64_t *out)
@@ -401,7 +422,6 @@ static Err report_speed(Bench *b)
     json_put_int(j, "params", b->plan.params.model);
     json_put_int(j, "tokens_per_step", (int64_t)tokens);
     json_put_number(j, "ms", b->ms);
-    json_put_number(j, "least_ms", b->least_ms);
     json_put_number(j, "ms_without_graphs", b->eager_ms);
     const StepCounts counts = replays_counts(&b->trainer.executor.replays);
     json_put_int(j, "launches", counts.launches);
@@ -412,8 +432,8 @@ static Err report_speed(Bench *b)
     json_put_number(j, "mfu", mfu);
     json_put_number(j, "first_loss", b->first_loss);
     json_put_number(j, "last_loss", b->last_loss);
-    printf("%s: %.1f ms a step (least %.1f; op by op %.1f), %.0f tokens/s, %.1f TFLOP/s", b->model.name, b->ms,
-           b->least_ms, b->eager_ms, per_s, flop * per_s * 1e-12);
+    printf("%s: %.1f ms a step (op by op %.1f), %.0f tokens/s, %.1f TFLOP/s", b->model.name, b->ms, b->eager_ms, per_s,
+           flop * per_s * 1e-12);
     if (peak > 0) printf(", MFU %.1f %%", 100 * mfu);
     printf(", loss %.4f -> %.4f\n", b->first_loss, b->last_loss);
     double untrained = log((double)b->model.vocab);
@@ -431,7 +451,11 @@ static Err open_bench(Bench *b)
     json_put_int(&b->json, "heads", b->model.heads);
     json_put_int(&b->json, "batch", b->model.batch);
     json_put_int(&b->json, "seq", b->model.seq);
-    json_put_text(&b->json, "precision", "bf16");
+    json_put_int(&b->json, "kv_heads", b->spec.model.kv_heads);
+    json_put_int(&b->json, "vocab", b->model.vocab);
+    json_put_text(&b->json, "arch", b->llama ? "llama" : "gpt2");
+    json_put_text(&b->json, "precision", b->precision);
+    json_put_text(&b->json, "states", b->spec.update.states_on_host ? "host" : "device");
     json_put_text(&b->json, "optimizer", b->muon ? "muon" : "adamw");
     json_put_int(&b->json, "micro_batches", b->micro);
     json_put_bool(&b->json, "graphs", b->spec.graphs);
@@ -448,18 +472,32 @@ static Err open_bench(Bench *b)
     return ERR_OK;
 }
 
+/* One step makes the plans; then its memory is given back. */
+static Err list_candidates(Bench *b)
+{
+    static Listed listed;
+    listed.turns = b->steps < TURNS_MOST ? b->steps : TURNS_MOST;
+    TRY(timed_steps(b, 0, 1, &b->ms));
+    candidates_collect(((CudaDevice *)b->trainer.device.cuda)->gemm, &listed);
+    trainer_close(&b->trainer);
+    world_close(&b->world);
+    b->opened = false;
+    return candidates_list(&listed, &b->json);
+}
+
 static Err run_all(Bench *b)
 {
     static Shares shares;
+    b->autotune &= !b->candidates;
     TRY(open_bench(b));
     if (!b->enough) return ERR_OK;
+    if (b->candidates) return list_candidates(b);
     int64_t allocs = b->trainer.device.counters.allocs;
     Replays *graphs = b->trainer.executor.graphs;
-    double least;
-    TRY(timed_steps(b, WARM_UP, &b->ms, &b->least_ms));
+    TRY(timed_steps(b, WARM_UP, b->steps, &b->ms));
     b->trainer.executor.graphs = NULL; /* op by op from here */
-    Err err = timed_steps(b, 1, &b->eager_ms, &least);
-    if (!err) err = profile_step(b);
+    Err err = timed_steps(b, 1, b->steps, &b->eager_ms);
+    if (!err) err = profile_steps(b);
     b->trainer.executor.graphs = graphs;
     TRY(err);
     TRY(sum_shares(&shares));
@@ -486,34 +524,74 @@ static void take_muon(Bench *b)
     b->spec.update.muon = (MuonSpec){ .momentum = 0.95f, .nesterov = true, .steps = 5, .router = true };
 }
 
+static void take_llama(Bench *b)
+{
+    ModelSpec *m = &b->spec.model;
+    b->llama = m->rms = true;
+    m->learned_positions = m->bias = m->tied = false;
+    m->activation = ACT_SWIGLU;
+    m->rope = (RopeSpec){ .layers = layer_pattern_all(1), .base = 10000 };
+}
+
+static bool take_precision(Bench *b, const char *name)
+{
+    b->precision = name;
+    if (!strcmp(name, "bf16")) return true;
+    for (Fp8Recipe r = FP8_NONE + 1; r < FP8_RECIPES; r++)
+        if (!strcmp(fp8_facts(r)->name, name))
+            return b->spec.model.fp8 = fp8_between(r, b->spec.model.layers, 0), true;
+    return false;
+}
+
+/* What a number stands for; 0: no number of this kind. */
+static int64_t *number_of(Bench *b, const char *name)
+{
+    if (!strcmp(name, "--batch")) return &b->model.batch;
+    if (!strcmp(name, "--seq")) return &b->model.seq;
+    return !strcmp(name, "--vocab") ? &b->model.vocab : NULL;
+}
+
+/* First what the model is made of, then what is changed in it. */
 static bool parse(int argc, char **argv, Bench *b, const char **json_path)
 {
     if (argc < 2 || !find_model(argv[1], &b->model)) return false;
+    for (int i = 2; i + 1 < argc; i++) {
+        int64_t *number = number_of(b, argv[i]);
+        if (number && (*number = atoll(argv[i + 1])) < 1) return false;
+    }
     b->spec = spec_of(&b->model);
     for (int i = 2; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(argv[i], "--no-autotune")) b->autotune = false;
+        else if (!strcmp(argv[i], "--candidates")) b->candidates = true;
         else if (!strcmp(argv[i], "--no-graphs")) b->spec.graphs = false;
         else if (!strcmp(argv[i], "--muon")) take_muon(b);
+        else if (!strcmp(argv[i], "--llama")) take_llama(b);
         else if (!value) return false;
         else if (i++, !strcmp(argv[i - 1], "--json")) *json_path = value;
         else if (!strcmp(argv[i - 1], "--steps")) b->steps = atoi(value);
         else if (!strcmp(argv[i - 1], "--micro")) b->micro = atoi(value);
-        else return false;
+        else if (!strcmp(argv[i - 1], "--kv")) b->spec.model.kv_heads = atoi(value);
+        else if (!strcmp(argv[i - 1], "--states")) b->spec.update.states_on_host = !strcmp(value, "host");
+        else if (!strcmp(argv[i - 1], "--precision") && take_precision(b, value)) continue;
+        else if (!number_of(b, argv[i - 1])) return false;
     }
-    if (b->steps < 1 || b->steps > STEPS_MAX || b->micro < 1) return false;
+    const int kv = b->spec.model.kv_heads;
+    if (b->steps < 1 || b->steps > STEPS_MAX || b->micro < 1 || kv < 1 || b->model.heads % kv) return false;
     b->spec.global_batch *= b->micro;
     return true;
 }
 
 int main(int argc, char **argv)
 {
-    static Bench b = { .steps = 20, .micro = 1, .autotune = true };
+    static Bench b = { .steps = 20, .micro = 1, .autotune = true, .precision = "bf16" };
     static char json[JSON_BYTES];
     const char *json_path = NULL;
     if (!parse(argc, argv, &b, &json_path))
         return fprintf(stderr, "usage: steps 124m|350m|1.3b|moe|tiny|tiny-moe|LAYERS,HIDDEN,HEADS,BATCH,SEQ [--steps N]"
-                               " [--muon] [--micro N] [--no-autotune] [--no-graphs] [--json FILE]\n"), 2;
+                               " [--muon] [--micro N] [--batch N] [--seq N] [--vocab N] [--llama] [--kv N]"
+                               " [--precision bf16|tensorwise|blockwise|mxfp8] [--states device|host] [--candidates]"
+                               " [--no-autotune] [--no-graphs] [--json FILE]\n"), 2;
     json_out_init(&b.json, json, sizeof json);
     json_open(&b.json, NULL, '{');
     Err err = run_all(&b);

@@ -14,6 +14,7 @@ typedef struct {
     int64_t B, T, D, F, V, P;
     int64_t H, K, C;       /* query heads, key/value heads of the grouped cases, head width */
     int64_t experts, topk; /* of a mixture; an expert is F / topk wide, so that a token meets as much as without */
+    bool skewed;           /* the first experts have most tokens: the first one 1 / sqrt(experts) of all */
 } Dims;
 
 /* Contents of a tensor: timing on zeros flatters matrix units, and indices must be valid. */
@@ -24,7 +25,7 @@ typedef enum {
     FILL_POSITIONS,
     FILL_DOCUMENTS, /* first positions of eight documents a sample */
     FILL_SAMPLES,
-    FILL_EXPERTS, /* each as often as any other */
+    FILL_EXPERTS, /* each as often as any other, unless `skewed` */
     FILL_ZERO,
     FILL_COUNT
 } Fill;

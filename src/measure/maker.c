@@ -17,7 +17,8 @@ static int32_t token_at(const Maker *m, int64_t i)
 
 static int32_t index_at(const Maker *m, Fill fill, int64_t i)
 {
-    if (fill == FILL_EXPERTS) return (int32_t)((double)m->d->experts * uniform01(i));
+    const double u = uniform01(i);
+    if (fill == FILL_EXPERTS) return (int32_t)((double)m->d->experts * (m->d->skewed ? u * u : u));
     return fill == FILL_TOKENS ? token_at(m, i) : (int32_t)(i % m->d->T);
 }
 
