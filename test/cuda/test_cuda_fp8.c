@@ -6,6 +6,25 @@
 #include "fp8.h"
 #include "gemm_plan.h"
 
+/* What docs/gpu.md assumes of library and hardware, where what is checked rests on it: a failure names it. */
+static const char *assumed;
+
+#undef TEST_FAIL
+#define TEST_FAIL(...)                                                                           \
+    do {                                                                                         \
+        if (test_failures++ >= 20) break;                                                        \
+        fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);                                          \
+        fprintf(stderr, __VA_ARGS__);                                                            \
+        fprintf(stderr, "%s%s\n", assumed ? "\n    assumed: " : "", assumed ? assumed : "");      \
+    } while (0)
+
+static const char CASTS[] = "cvt.rn.satfinite gives 0x7F for each NaN, and the largest number for infinity, as the CPU";
+static const char BITS[] = "tensor cores keep some 14 bits of 32 products and the sum, without FAST_ACCUM for 128 of k";
+static const char BIAS[] = "a bias of bf16 results is bf16; GELU in the product: bf16 results, factors of matrices";
+static const char MMA[] = "mma.sync m16n8k32 of e4m3 has its operands in registers as m16n8k16 has pairs of them; on "
+                          "9.0 wgmma m64n128k32: rows of 128 codes in the swizzle of 128 bytes, a map of bytes";
+static const char SAYS[] = "an algorithm for fp8 says how it adds, or does not split sums";
+
 static const char *const kinds[] = { "whole", "rows", "squares", "tiles" };
 
 static CudaGemm *gemm_of(CudaCase *c) { return ((CudaDevice *)c->dev[CASE_GPU].cuda)->gemm; }
@@ -137,6 +156,7 @@ static void cast_case(int64_t rows, int64_t columns, DType T, Fp8Kind kind, Form
 
 TEST(codes_are_the_cpus)
 {
+    assumed = CASTS;
     static const int64_t size[][2] = { { 16, 16 }, { 128, 128 }, { 144, 80 }, { 48, 272 }, { 272, 656 }, { 32, 4112 } };
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
         for (int k = 0; k < 24 * FORMS; k++)
@@ -150,6 +170,7 @@ TEST(codes_are_the_cpus)
 /* Columns out of wider rows, as weights of a cut layer and parts of a projection are. */
 TEST(codes_of_columns)
 {
+    assumed = CASTS;
     CudaCase *c = case_open();
     Pair wide = numbers(c, 144, 400, false);
     for (int kind = 0; kind < 4; kind++)
@@ -166,6 +187,7 @@ TEST(codes_of_columns)
 
 TEST(the_largest_magnitude)
 {
+    assumed = NULL;
     static const float last[] = { 3, -7, INFINITY, NAN, -1e-40f };
     static const int64_t size[][2] = { { 1, 8 }, { 3, 16 }, { 257, 272 }, { 2000, 64 } };
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
@@ -192,6 +214,7 @@ TEST(the_largest_magnitude)
 /* All codes, times factors that differ. */
 TEST(values_of_all_codes)
 {
+    assumed = NULL;
     for (int form = 0; form < 8; form++) {
         CudaCase *c = case_open();
         const DType T = form & 1 ? E5M2 : E4M3;
@@ -331,6 +354,21 @@ static void product_run(ProductCase *p, Which which, bool fast, bool fresh)
         TWICE(c, fp8_product, .y = AT(p->y), .x = AT(p->ca.codes), .w = AT(p->cb.codes), .leaf = p->K, .fast = fast);
 }
 
+/* Where the library looks for factors. */
+static const char *assumed_of(Fp8Kind kind, int64_t K, bool onto)
+{
+    if (onto) return "a factor multiplies, in fp32, before beta times C";
+    if (kind == FP8_WHOLE)
+        return "operands with k contiguous, sizes in multiples of 16, fp32 results have an algorithm; a factor for a "
+               "matrix multiplies, in fp32";
+    if (kind == FP8_TILES)
+        return "exponents of 32 along k: tiles of 128 rows and 4 blocks, row r, block b at r % 32 * 16 + r / 32 * 4 + "
+               "b; rows and blocks that a tile has none of are bytes of 0";
+    return K % FP8_BLOCK ? "the last block of k may be short; else factors of 128 along k, as with whole blocks"
+                         : "factors of 128 along k: row r, block b at b * rows + r; of 128 x 128: rows of blocks a "
+                           "multiple of 4 apart";
+}
+
 static const char *const of_kind[] = { "", " in blocks", "", " of mxfp8" };
 
 /* Sums that are exact: every element's every bit, so every factor where the library looks for it. */
@@ -341,10 +379,12 @@ static void exact_case(Which which, Fp8Kind kind, int64_t N, int64_t O, int64_t 
     snprintf(what, sizeof what, "product %d%s, N %d O %d I %d", which, of_kind[kind], (int)N, (int)O,
              (int)I);
     p.y = pair_output(p.c, F32, p.M, p.N);
+    assumed = assumed_of(kind, p.K, false);
     if (has_products(p.c, kind)) {
         product64(p.sum, p.sizes, p.a, p.b, p.turned_a, p.turned_b, p.M, p.N, p.K);
         product_run(&p, which, false, true);
         product_check(&p, NULL, 0, 0, what);
+        assumed = assumed_of(kind, p.K, true);
         if (which == WEIGHT_GRADIENT) { /* onto that */
             product_run(&p, which, false, false);
             for (int64_t i = 0; i < p.M * p.N; i++) p.sum[i] *= 2;
@@ -387,6 +427,7 @@ static void any_case(Which which, Fp8Kind kind, bool fast, DType out, int64_t N,
     snprintf(what, sizeof what, "product %d%s%s, %s, N %d O %d I %d", which, of_kind[kind],
              fast ? " fast" : "", dtype_name(out), (int)N, (int)O, (int)I);
     p.y = pair_output(p.c, out, p.M, p.N);
+    assumed = BITS;
     if (has_products(p.c, kind)) {
         product64(p.sum, p.sizes, values(p.c, &p.ca), values(p.c, &p.cb), false, false, p.M, p.N, p.K);
         product_run(&p, which, fast, true);
@@ -421,6 +462,7 @@ static void forward_case(Fp8Kind kind, bool with_bias, bool with_gelu, bool fuse
     snprintf(what, sizeof what, "forward%s, bias %d, gelu %d, in the product %d", of_kind[kind], with_bias,
              with_gelu, fuse);
     p.y = pair_output(p.c, BF16, p.M, p.N);
+    assumed = BIAS;
     if (with_bias) bias = pair_random(p.c, BF16, 1, p.N);
     if (with_gelu) gelu = pair_output(p.c, BF16, p.M, p.N);
     for (int64_t i = 0; i < p.N; i++) add[i] = with_bias ? (double)((float *)bias.t[CASE_CPU].data)[i] : 0;
@@ -482,6 +524,7 @@ enum { LENGTHS = sizeof some_lengths / sizeof *some_lengths };
 
 TEST(codes_of_rows_in_runs)
 {
+    assumed = CASTS;
     static const int64_t columns[] = { 16, 80, 272 };
     for (int k = 0; k < LENGTHS * 6; k++) {
         Runs r = runs_open(some_lengths[k % LENGTHS]);
@@ -535,6 +578,7 @@ static void rows_case(const int64_t *lengths, bool beside)
 
 TEST(experts_rows)
 {
+    assumed = MMA;
     for (int k = 0; k < 2 * LENGTHS; k++) rows_case(some_lengths[k / 2], k % 2);
 }
 
@@ -568,6 +612,7 @@ static void gradient_case(const int64_t *lengths)
 
 TEST(experts_gradients)
 {
+    assumed = MMA;
     for (int k = 0; k < LENGTHS; k++) gradient_case(some_lengths[k]);
 }
 
@@ -575,6 +620,7 @@ TEST(experts_gradients)
 
 TEST(choices_of_fp8)
 {
+    assumed = SAYS;
     CudaCase *c = case_open();
     char *text = malloc(CUDA_GEMM_TEXT_BYTES), *again = malloc(CUDA_GEMM_TEXT_BYTES);
     cuda_gemm_autotune(gemm_of(c), TUNE_FASTEST);
@@ -593,6 +639,7 @@ TEST(choices_of_fp8)
 
 TEST(refused)
 {
+    assumed = NULL;
     CudaCase *c = case_open();
     ProductCase p = product_open(FORWARD, FP8_WHOLE, true, 48, 144, 80);
     Pair y = pair_output(c, BF16, 48, 144), wide = pair_output(c, F32, 48, 144), bias = pair_random(c, F32, 1, 144);
