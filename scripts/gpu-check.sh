@@ -301,7 +301,7 @@ run_ranks() {
 }
 
 # ---- rooflines
-rooflines_json='' tuned_json=''
+rooflines_json='' tuned_json='' beside_json=''
 run_rooflines() {
     local size=()
     say "each op against its roofline"
@@ -317,6 +317,13 @@ run_rooflines() {
     limited 300 "$tmp/tuned.log" "$PROGRAMS/rooflines" "${size[@]}" --only linear_ --autotune --json "$tmp/tuned.json"
     grep linear_ "$tmp/tuned.log"
     [ "$status" != ok ] || tuned_json=$(cat "$tmp/tuned.json")
+    local leave=16 # (as many as a group takes whose calls run beside products: docs/comm.md)
+    ! $tiny || leave=1
+    say "and by those that leave $leave multiprocessors free"
+    limited 300 "$tmp/beside.log" "$PROGRAMS/rooflines" "${size[@]}" --only linear_ --autotune --leave $leave \
+        --json "$tmp/beside.json"
+    grep linear_ "$tmp/beside.log"
+    [ "$status" != ok ] || beside_json=$(cat "$tmp/beside.json")
 }
 
 # ---- whole steps
@@ -495,6 +502,7 @@ save() { # what there is, whole: what is killed while it writes leaves the one b
         tests "[$tests_json]" sanitizer_refused "$why_not" sanitizer "[$sanitizer_json]" cpu_gpu "$cpu_gpu_json" \
         nccl "$nccl_json" one_gpu "[$one_gpu_json]" \
         ranks "$ranks_json" links "$links_json" rooflines "$rooflines_json" rooflines_autotuned "$tuned_json" \
+        rooflines_beside "$beside_json" \
         steps "[$steps_json]" candidates "[$candidates_json]" more_steps "[$more_json]" runs "[$runs_json]" counters "$counters_json" \
         peer "[$peer_json]" >"$out.tmp" && echo >>"$out.tmp" && mv "$out.tmp" "$out" || stop "cannot write $out"
 }

@@ -150,6 +150,7 @@ is emulated "j['gpu'], len(j['steps']), j['cpu_gpu']['status'], len(j['cpu_gpu']
 is rooflines "len({o['op'] for o in j['rooflines']['ops']}) > 30" True
 is times "all(o['ms'] > 0 for o in j['rooflines']['ops'])" True
 is products "{o['op'] for o in j['rooflines_autotuned']['ops']} == {'linear_fwd', 'linear_dx', 'linear_dw'}" True
+is "products beside" "j['rooflines_beside']['left_free'], {o['op'] for o in j['rooflines_beside']['ops']} == {'linear_fwd', 'linear_dx', 'linear_dw'}" "(1, True)"
 is bound "{o['bound'] for o in j['rooflines']['ops']} >= {'matrix', 'short'}" True
 is steps "all(j['steps'][0][k] > 0 for k in ('tokens_s', 'ms', 'ms_without_graphs', 'plan_bytes'))" True
 is profile "{'attention_bwd', 'adamw', 'xent_row'} <= {o['op'] for o in j['steps'][0]['profile']['ops']}" True

@@ -3,13 +3,14 @@
  * bf16 product, measured first, turn an op's fewest bytes (cases.c) and its FLOP into the time that it cannot
  * beat, its floor. share = floor / measured.
  *
- *   rooflines [--json FILE] [--only TEXT] [--autotune] [--seconds S] [--tiny]
+ *   rooflines [--json FILE] [--only TEXT] [--autotune] [--leave N] [--seconds S] [--tiny]
  *   rooflines --room      needs no GPU: fails unless each case fits the memory that is taken for them
  *
  * Measured: CUDA events around each call, the median of many; calls rotate among argument sets that together are
  * several times the L2; a long copy goes ahead, so that the host's launches are not what is timed. FLOP are
  * counted for products and attention alone (causal attention: the half that is needed); an op that can move its
- * bytes in less than 10 us is too short to judge and only listed. --tiny: small shapes, for the emulator.
+ * bytes in less than 10 us is too short to judge and only listed. --leave: products are those that leave so many
+ * multiprocessors to a communicator (cuda/gemm.h). --tiny: small shapes, for the emulator.
  * Nothing here asserts a speed.
  */
 #include "base/clock.h"
@@ -79,6 +80,7 @@ typedef struct {
     const char *only;
     double seconds; /* of measuring per case */
     bool autotune, enough, room;
+    int leave; /* multiprocessors that products leave free */
     int64_t cache_bytes; /* L2 */
     double copy_rate, gemm_rate; /* bytes/s, FLOP/s */
     JsonOut json;
@@ -394,6 +396,9 @@ static Err open_bench(Bench *b)
     json_put_int(&b->json, "l2_bytes", cache);
     json_put_bool(&b->json, "autotune", b->autotune);
     cuda_gemm_autotune(((CudaDevice *)b->dev.cuda)->gemm, b->autotune ? TUNE_SAME_BITS : TUNE_OFF);
+    json_put_int(&b->json, "left_free", b->leave);
+    cuda_gemm_leave_free(((CudaDevice *)b->dev.cuda)->gemm, b->leave);
+    b->dev.beside = b->leave > 0;
     TRY(device_alloc(&b->dev, b->scale->arena_bytes, &base));
     TRY(device_alloc(&b->dev, b->scale->ahead_bytes, &ahead));
     arena_init(&b->arena, "bench", base, b->scale->arena_bytes);
@@ -434,6 +439,7 @@ static bool parse(int argc, char **argv, Bench *b, const char **json_path)
         else if (!value) return false;
         else if (i++, !strcmp(argv[i - 1], "--json")) *json_path = value;
         else if (!strcmp(argv[i - 1], "--only")) b->only = value;
+        else if (!strcmp(argv[i - 1], "--leave")) b->leave = atoi(value);
         else if (!strcmp(argv[i - 1], "--seconds")) b->seconds = strtod(value, NULL);
         else return false;
     }
@@ -446,7 +452,8 @@ int main(int argc, char **argv)
     static char json[JSON_BYTES];
     const char *json_path = NULL;
     if (!parse(argc, argv, &b, &json_path))
-        return fprintf(stderr, "usage: rooflines [--json FILE] [--only TEXT] [--autotune] [--seconds S] [--tiny]\n"
+        return fprintf(stderr, "usage: rooflines [--json FILE] [--only TEXT] [--autotune] [--leave N] [--seconds S]"
+                               " [--tiny]\n"
                                "       rooflines --room\n"), 2;
     json_out_init(&b.json, json, sizeof json);
     if (b.room) {
