@@ -12,14 +12,6 @@
 
 /* ---- scores ---- */
 
-/* log(1 + exp(x)), exact to the last digits on both sides. */
-static double softplus(double x)
-{
-    const double u = m_exp(x < 0 ? x : -x);
-    const double tail = u < 1e-5 ? u * (1 - u / 2) : m_log(1 + u);
-    return (x > 0 ? x : 0) + tail;
-}
-
 static void row_softmax(float *y, const float *x, int64_t n)
 {
     vf most = vf_set1(-__builtin_inff()), sum = vf_zero();

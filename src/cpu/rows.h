@@ -25,6 +25,14 @@
 /* One number's, where there is one a row: of routers and gates. */
 static inline float sigmoid_f32(float x) { return (float)(1 / (1 + m_exp(-(double)x))); }
 
+/* log(1 + exp(x)), exact to the last digits on both sides. */
+static inline double softplus(double x)
+{
+    const double u = m_exp(x < 0 ? x : -x);
+    const double tail = u < 1e-5 ? u * (1 - u / 2) : m_log(1 + u);
+    return (x > 0 ? x : 0) + tail;
+}
+
 /* Does the items [first, end). */
 typedef void PartFn(const void *args, int64_t first, int64_t end);
 
