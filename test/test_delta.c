@@ -33,8 +33,8 @@ static void rule_open(Rule *r)
 
 static void rule_close(Rule *r)
 {
-    double *all[] = { r->q, r->k, r->v, r->g, r->beta, r->before, r->go, r->dafter,
-                      r->o, r->after, r->dq, r->dk, r->dv, r->dg, r->dbeta, r->dbefore };
+    double *all[] = { r->q, r->k,     r->v,  r->g,  r->beta, r->before, r->go,    r->dafter,
+                      r->o, r->after, r->dq, r->dk, r->dv,   r->dg,     r->dbeta, r->dbefore };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
@@ -48,8 +48,8 @@ typedef struct {
 static Token token_of(const Rule *r, int64_t b, int64_t h, int64_t t)
 {
     const int64_t n = b * r->T + t, key = n * r->K + h / (r->V / r->K), value = n * r->V + h;
-    return (Token){ r->q + key * r->D, r->k + key * r->D, r->v + value * r->E, r->g[value], r->beta[value],
-                    r->doc && r->doc[n] == r->first + t };
+    return (Token){ r->q + key * r->D, r->k + key * r->D, r->v + value * r->E,
+                    r->g[value],       r->beta[value],    r->doc && r->doc[n] == r->first + t };
 }
 
 /* e = v - D^T k with D = exp(g) S */
@@ -76,7 +76,8 @@ static void token_forward(const Rule *r, const Token *x, double *S, double *o)
 }
 
 /* S: before the token. dS: behind it; becomes that before it. */
-static void token_backward(const Rule *r, const Token *x, const double *S, const double *after, double *dS, int64_t key, int64_t value)
+static void token_backward(const Rule *r, const Token *x, const double *S, const double *after, double *dS, int64_t key,
+                           int64_t value)
 {
     const double *go = r->go + value * r->E, left = exp(x->g);
     for (int64_t e = 0; e < r->E; e++) {
@@ -195,8 +196,13 @@ static void same_numbers(const char *name, Tensor x, const double *want, int64_t
 
 static void check_rule(const Tensors *t, int64_t first, double tolerance)
 {
-    Rule r = { .B = t->q.dim[0], .T = t->q.dim[1], .K = t->q.dim[2], .V = t->v.dim[2], .D = t->q.dim[3],
-               .E = t->v.dim[3], .first = first };
+    Rule r = { .B = t->q.dim[0],
+               .T = t->q.dim[1],
+               .K = t->q.dim[2],
+               .V = t->v.dim[2],
+               .D = t->q.dim[3],
+               .E = t->v.dim[3],
+               .first = first };
     int32_t *doc = calloc((size_t)(r.B * r.T), sizeof *doc);
     for (int64_t b = 0; t->doc.data && b < r.B; b++)
         memcpy(doc + b * r.T, env_row(&t->doc, b), (size_t)r.T * sizeof *doc);
@@ -233,12 +239,18 @@ static void case_delta(Env *e, const Shape *p)
     const int64_t D = p->D, E = p->a, windows = (T + DELTA_WINDOW - 1) / DELTA_WINDOW, first = 192;
     const bool views = p->flags & VIEWS, states = p->flags & STATES;
     const double unit = sqrt(3.0 / (double)D);
-    Tensors t = { .q = HEADS(e, views, false, unit, B, T, K, D), .k = HEADS(e, views, false, unit, B, T, K, D),
-                  .v = HEADS(e, views, false, 1, B, T, V, E), .g = gates(e, p->flags, B, T, V),
-                  .beta = env_in(e, F32, 0, p->flags & STRONG ? 1.6 : 1, B, T, V), .go = HEADS(e, views, false, 1, B, T, V, E),
-                  .o = HEADS(e, views, true, 1, B, T, V, E), .states = env_out(e, F32, 8, 9, B * windows * V, D, E),
-                  .dq = HEADS(e, views, true, 1, B, T, K, D), .dk = HEADS(e, views, true, 1, B, T, K, D),
-                  .dv = HEADS(e, views, true, 1, B, T, V, E), .dg = env_out(e, F32, 8, 9, B, T, V),
+    Tensors t = { .q = HEADS(e, views, false, unit, B, T, K, D),
+                  .k = HEADS(e, views, false, unit, B, T, K, D),
+                  .v = HEADS(e, views, false, 1, B, T, V, E),
+                  .g = gates(e, p->flags, B, T, V),
+                  .beta = env_in(e, F32, 0, p->flags & STRONG ? 1.6 : 1, B, T, V),
+                  .go = HEADS(e, views, false, 1, B, T, V, E),
+                  .o = HEADS(e, views, true, 1, B, T, V, E),
+                  .states = env_out(e, F32, 8, 9, B * windows * V, D, E),
+                  .dq = HEADS(e, views, true, 1, B, T, K, D),
+                  .dk = HEADS(e, views, true, 1, B, T, K, D),
+                  .dv = HEADS(e, views, true, 1, B, T, V, E),
+                  .dg = env_out(e, F32, 8, 9, B, T, V),
                   .dbeta = env_out(e, F32, 8, 9, B, T, V) };
     if (p->flags & DOCS) t.doc = documents(e, B, T, first);
     if (states) {
@@ -247,9 +259,9 @@ static void case_delta(Env *e, const Shape *p)
     }
     RUN(e, delta_fwd, .o = t.o, .states = t.states, .after = t.after, .q = t.q, .k = t.k, .v = t.v, .g = t.g,
         .beta = t.beta, .doc = t.doc, .before = t.before, .first = first);
-    RUN(e, delta_bwd, .dq = t.dq, .dk = t.dk, .dv = t.dv, .dg = t.dg, .dbeta = t.dbeta, .dbefore = t.dbefore, .go = t.go,
-        .dafter = t.dafter, .q = t.q, .k = t.k, .v = t.v, .g = t.g, .beta = t.beta, .states = t.states, .doc = t.doc,
-        .first = first);
+    RUN(e, delta_bwd, .dq = t.dq, .dk = t.dk, .dv = t.dv, .dg = t.dg, .dbeta = t.dbeta, .dbefore = t.dbefore,
+        .go = t.go, .dafter = t.dafter, .q = t.q, .k = t.k, .v = t.v, .g = t.g, .beta = t.beta, .states = t.states,
+        .doc = t.doc, .first = first);
     if (!e->check) return;
     env_check_between(e, tensor_reshape(t.dq, B * T * K, D));
     check_rule(&t, first, p->flags & STRONG ? 1e-4 : 1e-5);
@@ -271,12 +283,17 @@ static void delta_cases(const Shape *p, int count)
 
 TEST(delta_rule)
 {
-    static const Shape shapes[] = {
-        { 1, 1, 1, 1, 0 }, { 1, 4, 3, 7, LONE }, { 2, 16, 16, 64, STATES }, { 3, 17, 5, 65, STATES | TWO_SAMPLES },
-        { 1, 33, 20, 200, STATES | DOCS }, { 2, 8, 32, 150, DOCS | TWO_SAMPLES | VIEWS },
-        { 2, 20, 16, 130, STATES | DOCS | TWO_SAMPLES | VIEWS }, { 1, 64, 64, 128, KEEPS | STATES | LONE },
-        { 1, 16, 16, 190, FORGETS | STATES }, { 2, 12, 18, 129, STRONG | STATES | VIEWS }, { 1, 40, 130, 33, LONE }
-    };
+    static const Shape shapes[] = { { 1, 1, 1, 1, 0 },
+                                    { 1, 4, 3, 7, LONE },
+                                    { 2, 16, 16, 64, STATES },
+                                    { 3, 17, 5, 65, STATES | TWO_SAMPLES },
+                                    { 1, 33, 20, 200, STATES | DOCS },
+                                    { 2, 8, 32, 150, DOCS | TWO_SAMPLES | VIEWS },
+                                    { 2, 20, 16, 130, STATES | DOCS | TWO_SAMPLES | VIEWS },
+                                    { 1, 64, 64, 128, KEEPS | STATES | LONE },
+                                    { 1, 16, 16, 190, FORGETS | STATES },
+                                    { 2, 12, 18, 129, STRONG | STATES | VIEWS },
+                                    { 1, 40, 130, 33, LONE } };
     delta_cases(shapes, sizeof shapes / sizeof *shapes);
 }
 
@@ -313,8 +330,10 @@ TEST(finite_differences)
     uint64_t state = 3;
     rule_open(&r);
     const int64_t N = r.T;
-    for (int64_t i = 0; i < N * r.K * r.D; i++) r.q[i] = test_uniform(&state, -1, 1), r.k[i] = test_uniform(&state, -1, 1);
-    for (int64_t i = 0; i < N * r.V * r.E; i++) r.v[i] = test_uniform(&state, -1, 1), r.go[i] = test_uniform(&state, -1, 1);
+    for (int64_t i = 0; i < N * r.K * r.D; i++)
+        r.q[i] = test_uniform(&state, -1, 1), r.k[i] = test_uniform(&state, -1, 1);
+    for (int64_t i = 0; i < N * r.V * r.E; i++)
+        r.v[i] = test_uniform(&state, -1, 1), r.go[i] = test_uniform(&state, -1, 1);
     for (int64_t i = 0; i < N * r.V; i++) r.g[i] = test_uniform(&state, -2, 0), r.beta[i] = test_uniform(&state, 0, 1);
     for (int64_t i = 0; i < r.V * r.D * r.E; i++)
         r.before[i] = test_uniform(&state, -1, 1), r.dafter[i] = test_uniform(&state, -1, 1);
@@ -333,7 +352,8 @@ enum { CUT_ROWS = 230, CUT_K = 2, CUT_V = 4, CUT_D = 20, CUT_E = 24 };
 enum { CUT_STATE = CUT_V * CUT_D * CUT_E, CUT_WINDOWS = (CUT_ROWS + DELTA_WINDOW - 1) / DELTA_WINDOW };
 
 typedef struct {
-    float q[CUT_ROWS][CUT_K * CUT_D], k[CUT_ROWS][CUT_K * CUT_D], v[CUT_ROWS][CUT_V * CUT_E], go[CUT_ROWS][CUT_V * CUT_E];
+    float q[CUT_ROWS][CUT_K * CUT_D], k[CUT_ROWS][CUT_K * CUT_D], v[CUT_ROWS][CUT_V * CUT_E],
+        go[CUT_ROWS][CUT_V * CUT_E];
     float g[CUT_ROWS][CUT_V], beta[CUT_ROWS][CUT_V], before[CUT_STATE], dafter[CUT_STATE];
     int32_t doc[CUT_ROWS];
     bool documents;
@@ -366,9 +386,10 @@ static void run_backward(Device *dev, Sequence *s, Whole *w, int64_t first, int6
     const int64_t windows = (T + DELTA_WINDOW - 1) / DELTA_WINDOW;
     OK(tested_op(&dev->stream, delta_bwd, .dq = KEYS_OF(w->dq + first, T), .dk = KEYS_OF(w->dk + first, T),
                  .dv = VALUES_OF(w->dv + first, T), .dg = GATES_OF(w->dg + first, T),
-                 .dbeta = GATES_OF(w->dbeta + first, T), .dbefore = STATE_OF(w->dbefore), .go = VALUES_OF(s->go + first, T),
-                 .dafter = STATE_OF(dafter), .q = KEYS_OF(s->q + first, T), .k = KEYS_OF(s->k + first, T),
-                 .v = VALUES_OF(s->v + first, T), .g = GATES_OF(s->g + first, T), .beta = GATES_OF(s->beta + first, T),
+                 .dbeta = GATES_OF(w->dbeta + first, T), .dbefore = STATE_OF(w->dbefore),
+                 .go = VALUES_OF(s->go + first, T), .dafter = STATE_OF(dafter), .q = KEYS_OF(s->q + first, T),
+                 .k = KEYS_OF(s->k + first, T), .v = VALUES_OF(s->v + first, T), .g = GATES_OF(s->g + first, T),
+                 .beta = GATES_OF(s->beta + first, T),
                  .states = tensor_of(w->states + first / DELTA_WINDOW, F32, windows * CUT_V, CUT_D, CUT_E),
                  .doc = s->documents ? tensor_of(s->doc + first, I32, 1, T) : (Tensor){ 0 }, .first = first));
 }
@@ -477,8 +498,12 @@ TEST(refusals)
     Device dev;
     Sequence *s = sequence(false);
     OK(device_open(&dev, (DeviceChoice){ .threads = 1 }));
-    const delta_fwd_args good = { .o = VALUES_OF(w.o, 64), .q = KEYS_OF(s->q, 64), .k = KEYS_OF(s->k, 64),
-                                  .v = VALUES_OF(s->v, 64), .g = GATES_OF(s->g, 64), .beta = GATES_OF(s->beta, 64) };
+    const delta_fwd_args good = { .o = VALUES_OF(w.o, 64),
+                                  .q = KEYS_OF(s->q, 64),
+                                  .k = KEYS_OF(s->k, 64),
+                                  .v = VALUES_OF(s->v, 64),
+                                  .g = GATES_OF(s->g, 64),
+                                  .beta = GATES_OF(s->beta, 64) };
     delta_fwd_args a = good;
     OK(op_delta_fwd(&dev.stream, &a));
     a.first = 63;
