@@ -106,8 +106,8 @@ __device__ __forceinline__ void delta_load(float *to, GroupedRows<const T> x, co
 }
 
 template <class T>
-__device__ __forceinline__ void delta_store(GroupedRows<T> x, const float *from, const DeltaRun &r, int64_t T_rows, int H,
-                                            int head, int C)
+__device__ __forceinline__ void delta_store(GroupedRows<T> x, const float *from, const DeltaRun &r, int64_t T_rows,
+                                            int H, int head, int C)
 {
     for (int i = threadIdx.x; i < r.n * C; i += DELTA_THREADS)
         x.at((r.b * T_rows + r.row + i / C) * H + head)[i % C] = from_float<T>(from[i]);

@@ -2,9 +2,9 @@
  * What stands around the gated delta rule: the convolution with SiLU, keys and queries of unit length, gates, and the
  * norm under a gate. Formulas: device/ops.def, src/cpu/conv.c, src/cpu/delta_gates.c.
  *
- * Mapping   conv: a thread an element; backward makes the gradient in front of SiLU anew for each of the K rows that saw
- *           an element. unit, gated norm: a warp a row. gates: a thread a gate. Sums over rows: the threads of a block
- *           have 32 columns and 8 slices of the rows, and a second kernel adds the slices of all blocks in order.
+ * Mapping   conv: a thread an element; backward makes the gradient in front of SiLU anew for each of the K rows that
+ *           saw an element. unit, gated norm: a warp a row. gates: a thread a gate. Sums over rows: the threads of a
+ *           block have 32 columns and 8 slices of the rows, and a second kernel adds the slices of all blocks in order.
  * Traffic   conv reads and writes 2 elements forward, some 2 + K backward, mostly from L1. This form is plain: element
  *           by element, without packs. Speed is still to come.
  * Needs     at most 8 taps; an F32 accumulator; workspace for the slices.
@@ -48,9 +48,10 @@ static Vector vector_of(Tensor t) { return { t.data, t.ld, t.dtype }; }
 
 /* ---- sums over rows ---- */
 
-/* Adds the slices' sums [slices][columns] to out, or puts them there; element c of out at c / width * ld + c % width. */
+/* Adds the slices' sums [slices][columns] to out, or puts them there: element c at c / width * ld + c % width. */
 __global__ void __launch_bounds__(AROUND_THREADS)
-    slices_sum_kernel(float *out, int64_t width, int64_t ld, const float *part, int64_t stride, int64_t columns, int fresh)
+    slices_sum_kernel(float *out, int64_t width, int64_t ld, const float *part, int64_t stride, int64_t columns,
+                      int fresh)
 {
     const int64_t c = blockIdx.x * static_cast<int64_t>(AROUND_THREADS) + threadIdx.x;
     if (c >= columns) return;

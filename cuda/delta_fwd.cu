@@ -30,7 +30,8 @@ __device__ __forceinline__ void forward_output(const DeltaFwd<T> &f, const Delta
 
 /* The state behind the run. */
 template <class T>
-__device__ __forceinline__ void forward_state(const DeltaFwd<T> &f, const DeltaParts &p, const DeltaRun &r, float *state)
+__device__ __forceinline__ void forward_state(const DeltaFwd<T> &f, const DeltaParts &p, const DeltaRun &r,
+                                              float *state)
 {
     const int E = f.c.E, last = r.n - 1;
     for (int i = threadIdx.x; i < r.n * E; i += DELTA_THREADS)
@@ -81,7 +82,8 @@ template <class T> static Err launch_fwd(Stream *s, const delta_fwd_args *a)
     unsigned blocks;
     TRY(delta_call(s, a, a->states, floats, &f.c, &blocks));
     f.o = grouped_rows_of<T>(a->o);
-    f.states = rows_of<float>(a->states), f.after = rows_of<float>(a->after), f.before = rows_of<const float>(a->before);
+    f.states = rows_of<float>(a->states), f.after = rows_of<float>(a->after);
+    f.before = rows_of<const float>(a->before);
     LAUNCH((delta_fwd_kernel<T>), blocks, DELTA_THREADS, 0, cuda_stream(s), f);
     return ERR_OK;
 }

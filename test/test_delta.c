@@ -160,7 +160,7 @@ static Tensor heads(Env *e, bool views, bool out, double high, const int64_t dim
 }
 #define HEADS(e, views, out, high, ...) heads(e, views, out, high, (const int64_t[]){ __VA_ARGS__ })
 
-/* Documents of any length, one of which begins with the third window, and one with the first row of the second sample. */
+/* Documents of any length. One begins with the third window, and one with the first row of the second sample. */
 static Tensor documents(Env *e, int64_t B, int64_t T, int64_t first)
 {
     Tensor doc = env_in(e, I32, 0, 1, B, T);
@@ -466,7 +466,7 @@ TEST(documents_apart)
     device_close(&dev);
 }
 
-/* Without a state from outside it is 0; beta = 0 and k = 0 write nothing; nothing of it makes a NaN, but a NaN stays. */
+/* The state is 0 at first; beta = 0 and k = 0 write nothing. Nothing of it makes a NaN, but a NaN stays. */
 TEST(edges)
 {
     static Whole w;
