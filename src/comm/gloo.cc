@@ -247,6 +247,18 @@ class ConnectedPair final : public gloo::transport::tcp::Pair
         device_->registerDescriptor(fd_, EPOLLIN, this);
         changeState(CONNECTED);
     }
+
+    /* Gloo's event thread is told at once again of what it cannot look at, as another thread holds the connection. It
+     * must not wait for that one, which may wait for it, but lets it run. */
+    void handleEvents(int events) override
+    {
+        if (!m_.try_lock()) {
+            std::this_thread::yield();
+            return;
+        }
+        m_.unlock();
+        Pair::handleEvents(events);
+    }
 };
 
 /* Descriptors, closed unless Gloo has them. */
