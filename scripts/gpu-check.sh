@@ -11,8 +11,8 @@
 #   --peer     alternates whole steps with bench/torch_gpu.py (a python3 whose PyTorch sees the GPU, or PYTHON=path)
 #   --name     of the machine, for the JSON's name; else the GPU's
 #   --out      the JSON; else bench/results/gpu-NAME-DATE.json
-#   --only     a comma-separated choice of: tests cpu_gpu nccl steps rooflines candidates slice variants eager long ranks
-#              one_gpu shared host counters peer sanitizer; those from candidates on to counters, but for ranks, run with
+#   --only     a comma-separated choice of: tests cpu_gpu nccl steps rooflines candidates slice eager long ranks one_gpu
+#              shared host variants counters peer sanitizer; those from candidates on to counters, but for ranks, run with
 #              --minutes, or if they are named
 #   --tiny     tiny sizes, for the emulator (PROGRAMS=build/emu MEGATRAIN=build/emu/megatrain)
 #
@@ -42,7 +42,7 @@ if [ -n "$minutes" ]; then
     until=$(awk -v m="$minutes" 'BEGIN { printf "%d", 60 * m }')
     peer=true
 fi
-parts=(tests cpu_gpu nccl steps rooflines candidates slice variants eager long ranks one_gpu shared host counters peer sanitizer)
+parts=(tests cpu_gpu nccl steps rooflines candidates slice eager long ranks one_gpu shared host variants counters peer sanitizer)
 [ -n "$only" ] || [ -n "$minutes" ] || only=tests,cpu_gpu,nccl,steps,rooflines,ranks,peer,sanitizer
 only=${only:-$(IFS=,; echo "${parts[*]}")}
 export OMP_WAIT_POLICY=passive NO_COLOR=1
@@ -346,12 +346,12 @@ run_steps() {
 # ---- every algorithm that the library has for each product
 candidates_json=''
 run_candidates() {
-    local m turns=5
+    local m turns=3
     ! $tiny || turns=1
     for m in $models $mixture; do
         say "algorithms of each product, $m"
         rm -f "$tmp/candidates.json"
-        limited 45 "$tmp/candidates.log" "$PROGRAMS/steps" "$m" --candidates --steps $turns --json "$tmp/candidates.json"
+        limited 30 "$tmp/candidates.log" "$PROGRAMS/steps" "$m" --candidates --steps $turns --json "$tmp/candidates.json"
         cat "$tmp/candidates.log"
         judge "$status"
         row "candidates $m" "$status" "$(grep -c ' algorithms' "$tmp/candidates.log") products, of which $(
@@ -450,10 +450,10 @@ run_variants() {
     local large=("$PROGRAMS/steps" 1.3b --batch 4 --llama --kv 4 --vocab 128256 --steps 6) how
     say "whole steps of other architectures, precisions and sizes"
     ! $tiny || large=("$PROGRAMS/steps" tiny --llama --kv 1 --vocab 300 --steps 2)
-    for how in bf16 tensorwise blockwise; do more_steps "llama, $how" 45 "${large[@]}" --precision $how; done
-    more_steps "states on the host, 4 micro-batches" 45 "${large[@]}" --states host --micro 4
+    for how in bf16 tensorwise blockwise; do more_steps "llama, $how" 30 "${large[@]}" --precision $how; done
+    more_steps "states on the host, 4 micro-batches" 30 "${large[@]}" --states host --micro 4
     if $tiny; then more_steps "T 32" 60 "$PROGRAMS/steps" tiny --seq 32 --batch 4 --steps 1
-    else more_steps "T 4096" 45 "$PROGRAMS/steps" 124m --seq 4096 --batch 16 --steps 6; fi
+    else more_steps "T 4096" 30 "$PROGRAMS/steps" 124m --seq 4096 --batch 16 --steps 6; fi
 }
 run_eager() {
     local m=124m

@@ -91,8 +91,8 @@ is "all parts" "sorted(j['seconds']) == sorted('$some'.split(',')) == sorted(j['
 is runs "[(r['run'], r['status'], r['metrics'][0]['loss']) for r in j['runs']][::6]" \
     "[('slice-bf16', 'ok', 2), ('slice-host', 'ok', 2)]"
 is more "[(r['run'], r['steps']['tokens_s']) for r in j['more_steps']]" \
-    "[$(printf "('%s', 2000.0), " 'llama, bf16' 'llama, tensorwise' 'llama, blockwise' 'states on the host, 4 micro-batches' 'T 32' \
-        eager)('T 512', 2000.0)]"
+    "[$(printf "('%s', 2000.0), " eager 'T 512' 'llama, bf16' 'llama, tensorwise' 'llama, blockwise' \
+        'states on the host, 4 micro-batches')('T 32', 2000.0)]"
 check "what parts printed is in the log" grep -q 'linear_fwd' out.log
 has="{'tests': j['tests'], 'steps': j['steps'], 'rooflines': j['rooflines'], 'slice': j['runs'], 'peer': j['peer']}"
 # (behind each part; behind every other one at a commit without FULL=1)
