@@ -90,7 +90,9 @@ static TrainSpec model_of(int kind)
     case 9: s = tiny_gptoss(2); break;
     case 10: s = tiny_latent(tiny_mixture(TINY_DEEPSEEK, 2), 12); break;
     case 11: s = tiny_further(tiny_llama(), 2); break;
-    default: s = tiny_further(tiny_mixture(TINY_DEEPSEEK, 2), 1); break;
+    case 12: s = tiny_further(tiny_mixture(TINY_DEEPSEEK, 2), 1); break;
+    case 13: s = tiny_delta(tiny_llama()); break;
+    default: s = tiny_delta(tiny_mixture(TINY_QWEN3, 3)), s.model.delta.negative = true; break;
     }
     s.update.bucket_bytes = BUCKET_BYTES;
     s.update.clip = .1f; /* (every gradient's norm counts) */
@@ -126,6 +128,7 @@ static void choose_precision(TrainSpec *s, int v)
     const int times = recipe == FP8_BLOCKWISE ? 4 : 2;
     s->model.hidden *= times, s->model.ffn *= times;
     if (!s->model.latent.width.kv_rank) s->model.head_dim *= times;
+    s->model.delta.key *= times, s->model.delta.value *= times;
     s->model.fp8 = fp8_between(recipe, s->model.layers, 0);
     s->update.lr.lr = 3e-3;
 }
@@ -176,6 +179,9 @@ static void choose_way(TinyRun *r, int v)
     r->spec.model.context = layer_pattern_all(v < 4 ? v : CONTEXT_ALLGATHER);
     if (v == 4) r->spec.model.context = (LayerPattern){ 2, { CONTEXT_ALLGATHER, CONTEXT_RING }, { 1, 1 } };
     if (v == CONTEXT_HIERARCHICAL) r->grid.cp_heads = 2;
+    if (r->spec.model.delta.key_heads) /* (these blocks have one way) */
+        r->spec.model.context =
+            (LayerPattern){ 2, { CONTEXT_A2A, v < 4 ? v : CONTEXT_RING }, { 1, 1 } };
 }
 
 static void choose_schedule(TinyRun *r, const char *name)
@@ -471,7 +477,7 @@ static bool best_model(int kind, uint64_t *seed, Draw *best)
 
 /* ---- the array ---- */
 
-enum { KINDS = 13, MODELS_MOST = 40, LAYOUTS_MOST = 6 };
+enum { KINDS = 15, MODELS_MOST = 40, LAYOUTS_MOST = 6 };
 
 typedef struct {
     Draw model, layout[LAYOUTS_MOST];
@@ -683,6 +689,8 @@ TEST(gptoss) { run_kind(9); }
 TEST(latent_experts) { run_kind(10); }
 TEST(further) { run_kind(11); }
 TEST(further_experts) { run_kind(12); }
+TEST(delta) { run_kind(13); }
+TEST(delta_experts) { run_kind(14); }
 
 /* An argument with '=' is a draw. */
 int main(int argc, char **argv)

@@ -87,6 +87,13 @@ model.qk_nope_head_dim     | 8            | loss | LATENT
 model.qk_rope_head_dim     | 8            | loss | LATENT
 model.latent_norm_eps      | 0.1          | loss | LATENT
 model.v_head_dim           | 8            | loss | LATENT
+model.mixer                | delta,attention | loss | model.layers=2
+model.delta_key_heads      | 2            | loss | model.mixer=delta
+model.delta_value_heads    | 16           | loss | model.mixer=delta
+model.delta_key_dim        | 16           | loss | model.mixer=delta
+model.delta_value_dim      | 16           | loss | model.mixer=delta
+model.delta_conv           | 3            | loss | model.mixer=delta
+model.delta_negative       | true         | loss | model.mixer=delta
 model.window               | 4,0          | loss | model.layers=2
 model.mtp_layers           | 1            | loss | model.position=none
 model.mtp_weight           | 0.5          | loss | model.position=none model.mtp_layers=1

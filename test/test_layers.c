@@ -476,6 +476,24 @@ TEST(latent_attention_recomputed)
                            .recompute = layer_pattern_all(RECOMPUTE_SELECTIVE) });
 }
 
+static void check_delta(DeltaSpec delta, bool again)
+{
+    Rig r;
+    rig_open(&r);
+    r.spec = (ModelSpec){ .layers = 1,
+                          .hidden = HIDDEN,
+                          .delta = delta,
+                          .tp_blocks = 2,
+                          .norm_eps = 1e-3f,
+                          .mixer = layer_pattern_all(MIXER_DELTA),
+                          .recompute = layer_pattern_all(again ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE) };
+    check_kind(&r, model_mixer(&r.spec, 0), "delta", 0);
+}
+
+TEST(delta) { check_delta((DeltaSpec){ 2, 2, 16, 12, 4, false }, false); }
+TEST(delta_groups) { check_delta((DeltaSpec){ 2, 6, 15, 7, 3, true }, false); }
+TEST(delta_recomputed) { check_delta((DeltaSpec){ 2, 4, 8, 3, 2, false }, true); }
+
 static void check_mlp(Activation activation, bool bias, bool recompute)
 {
     Rig r;

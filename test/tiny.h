@@ -17,7 +17,7 @@
 #include "engine/trainer.h"
 #include "thread_ranks.h"
 
-enum { TINY_VOCAB = 251, TINY_SEQ = 64, TINY_STEPS_MAX = 64 };
+enum { TINY_VOCAB = 251, TINY_SEQ = 64, TINY_LONG = 256, TINY_STEPS_MAX = 64 };
 
 static inline TrainSpec tiny_base(void)
 {
@@ -99,6 +99,15 @@ static inline TrainSpec tiny_latent(TrainSpec s, int64_t q_rank)
     return s;
 }
 
+/* Every other block has Gated DeltaNet, over several of its windows. */
+static inline TrainSpec tiny_delta(TrainSpec s)
+{
+    s.model.seq = TINY_LONG;
+    s.model.mixer = (LayerPattern){ .runs = 2, .value = { MIXER_DELTA, MIXER_ATTENTION }, .times = { 1, 1 } };
+    s.model.delta = (DeltaSpec){ .key_heads = 8, .value_heads = 16, .key = 16, .value = 8, .conv = 4 };
+    return s;
+}
+
 /* With modules of multi-token prediction. */
 static inline TrainSpec tiny_further(TrainSpec s, int modules)
 {
@@ -142,26 +151,50 @@ static inline TrainSpec tiny_gptoss(int layers)
     return s;
 }
 
-static inline Err tiny_tokens(void *user, int64_t first, int64_t count, int32_t *out)
+static inline void tiny_walk(int vocab, int64_t seq, int64_t first, int64_t count, int32_t *out)
 {
-    int vocab = user ? *(int *)user : TINY_VOCAB;
     for (int64_t s = 0; s < count; s++) {
         int64_t x = (int64_t)(rng_mix((uint64_t)(first + s)) % (uint64_t)vocab);
-        for (int64_t i = 0; i <= TINY_SEQ; i++) {
+        for (int64_t i = 0; i <= seq; i++) {
             uint64_t noise = rng_mix((uint64_t)((first + s) * 1000 + i));
             x = (x * 5 + 7 + (int64_t)(noise % 3)) % vocab;
-            out[s * (TINY_SEQ + 1) + i] = (int32_t)x;
+            out[s * (seq + 1) + i] = (int32_t)x;
         }
     }
+}
+
+/* An end of document (id 0) at about every tenth place, sometimes two in a row. */
+static inline void tiny_ends(int64_t seq, int64_t first, int64_t count, int32_t *out)
+{
+    for (int64_t i = 0; i < count * (seq + 1); i++)
+        if (rng_mix((uint64_t)(first * (seq + 1) + i) ^ 0x5eed) % 10 == 0) out[i] = 0;
+}
+
+static inline Err tiny_tokens(void *user, int64_t first, int64_t count, int32_t *out)
+{
+    tiny_walk(user ? *(int *)user : TINY_VOCAB, TINY_SEQ, first, count, out);
     return ERR_OK;
 }
 
-/* The same, with an end of document (id 0) at about every tenth place, sometimes two in a row. */
 static inline Err tiny_documents(void *user, int64_t first, int64_t count, int32_t *out)
 {
     TRY(tiny_tokens(user, first, count, out));
-    for (int64_t i = 0; i < count * (TINY_SEQ + 1); i++)
-        if (rng_mix((uint64_t)(first * (TINY_SEQ + 1) + i) ^ 0x5eed) % 10 == 0) out[i] = 0;
+    tiny_ends(TINY_SEQ, first, count, out);
+    return ERR_OK;
+}
+
+/* The same of samples of TINY_LONG. */
+static inline Err tiny_long_tokens(void *user, int64_t first, int64_t count, int32_t *out)
+{
+    (void)user;
+    tiny_walk(TINY_VOCAB, TINY_LONG, first, count, out);
+    return ERR_OK;
+}
+
+static inline Err tiny_long_documents(void *user, int64_t first, int64_t count, int32_t *out)
+{
+    TRY(tiny_long_tokens(user, first, count, out));
+    tiny_ends(TINY_LONG, first, count, out);
     return ERR_OK;
 }
 
@@ -174,7 +207,10 @@ static inline TrainSpec tiny_apart(TrainSpec s)
 
 static inline TokenSource tiny_source(const Trainer *t)
 {
-    return (TokenSource){ NULL, t->spec.documents.mask || t->spec.documents.restart ? tiny_documents : tiny_tokens };
+    const bool documents = t->spec.documents.mask || t->spec.documents.restart;
+    if (t->spec.model.seq == TINY_LONG)
+        return (TokenSource){ NULL, documents ? tiny_long_documents : tiny_long_tokens };
+    return (TokenSource){ NULL, documents ? tiny_documents : tiny_tokens };
 }
 
 typedef struct {

@@ -70,6 +70,7 @@ typedef struct {
         int64_t decay_steps;             /* optim.decay_steps, or steps */
         int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
         int64_t trace_first, trace_last; /* log.trace_steps; 0: none */
+        LayerPattern mixer;              /* model.mixer: of each block its MixerWord */
         LayerPattern cp_comm;            /* parallel.cp_comm: of each block its ContextComm */
         int64_t cp_heads;                /* parallel.cp_heads, or what is usual */
         LayerPattern recompute;          /* train.recompute: of each layer of a stage its Recompute */
@@ -145,6 +146,9 @@ static inline Fp8Recipe config_fp8_recipe(const Config *c) { return (Fp8Recipe)(
 
 /* hidden / optim.mup_base; 1 where there is none. */
 float config_mup_width(const Config *c);
+
+bool config_is_latent(const Config *c); /* attention, where blocks have any, is latent attention */
+bool config_has_delta(const Config *c); /* some block has Gated DeltaNet */
 
 /* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
 void config_dump(const Config *c, FILE *out, bool origins);

@@ -100,6 +100,13 @@ static bool is_fp8(const Config *c) { return c->run.precision == RUN_PRECISION_F
 static const Fp8Facts *fp8_of(const Config *c) { return fp8_facts(config_fp8_recipe(c)); }
 
 /* Are the linear layers' inputs and outputs in blocks, as ranks of tp have them, multiples of `unit`? */
+static bool delta_widths_are_multiples(const Config *c, int64_t unit)
+{
+    const int64_t tp = c->parallel.tp, keys = c->model.delta_key_heads / tp * c->model.delta_key_dim;
+    const int64_t values = c->model.delta_value_heads / tp * c->model.delta_value_dim;
+    return !config_has_delta(c) || (2 * (keys + values) % unit == 0 && values % unit == 0);
+}
+
 static bool widths_are_multiples(const Config *c, int64_t unit)
 {
     const int64_t tp = c->parallel.tp, heads = c->model.heads / tp, C = c->model.head_dim;
@@ -108,8 +115,8 @@ static bool widths_are_multiples(const Config *c, int64_t unit)
     const int64_t kv_rank = c->model.kv_lora_rank, q_rank = c->model.q_lora_rank;
     const int64_t ffn = c->moe.experts ? c->moe.shared_ffn : 0;
     const int64_t latent[] = { kv_rank, kv_rank + rope, q_rank, heads * (nope + value) };
-    bool fit = c->model.hidden % unit == 0 && heads * C % unit == 0 && heads * value % unit == 0 &&
-               c->model.ffn / tp % unit == 0 && ffn / tp % unit == 0;
+    bool fit = delta_widths_are_multiples(c, unit) && c->model.hidden % unit == 0 && heads * C % unit == 0 &&
+               heads * value % unit == 0 && c->model.ffn / tp % unit == 0 && ffn / tp % unit == 0;
     if (!config_is_latent(c)) return fit && kv % unit == 0;
     for (int i = 0; i < 4; i++) fit = fit && latent[i] % unit == 0;
     return fit;

@@ -28,6 +28,29 @@ static void check_rope(ConfigReader *r)
     config_take(r, "model.position=none model.rope_layers=1");
 }
 
+static void check_mixer(ConfigReader *r)
+{
+    const Config *c = r->config;
+    LayerPattern blocks;
+    const int64_t length = config_mixer(c, &blocks), layers = c->model.layers, tp = c->parallel.tp;
+    char text[160];
+    RULE(length >= 0, "must be attention or delta, or a list of them with repetitions", CFG_model_mixer);
+    snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
+             (long long)layers);
+    RULE(length <= layers, text, CFG_model_mixer, CFG_model_layers);
+    RULE(!config_is_latent(c) || layer_pattern_has(&c->derived.mixer, MIXER_WORD_ATTENTION),
+         "no block has attention of any kind", CFG_model_mixer, CFG_model_attention);
+    config_take(r, "model.attention=mha");
+    if (!config_has_delta(c)) return;
+    RULE(c->model.delta_key_heads % tp == 0, "tp must divide delta_key_heads", CFG_parallel_tp,
+         CFG_model_delta_key_heads, CFG_model_mixer);
+    config_take_near(r, CFG_parallel_tp);
+    RULE(c->model.delta_key_heads % (tp * c->parallel.cp) == 0 || c->model.delta_key_heads % tp,
+         "ranks of cp exchange positions for heads: tp x cp must divide delta_key_heads", CFG_parallel_cp,
+         CFG_parallel_tp, CFG_model_delta_key_heads, CFG_model_mixer);
+    config_take(r, "parallel.cp=1");
+}
+
 /* What else beside tp cuts the rows of a sample. */
 static const char *context_factors(const Config *c)
 {
@@ -56,5 +79,6 @@ void config_check_attention(ConfigReader *r)
     const Config *c = r->config;
     check_pattern(r, CFG_model_window, c->model.window, WINDOW_MOST, "a number of positions up to 16777216");
     check_rope(r);
+    check_mixer(r);
     if (config_is_latent(c)) check_latent_rows(r);
 }

@@ -70,8 +70,7 @@ void config_read_before(ConfigReader *r);
 
 /* ---- facts of a configuration (config_resolve.c) ---- */
 
-bool config_is_default(const Config *c, ConfigId id); /* is its value that of config_defaults? */
-bool config_is_latent(const Config *c);
+bool config_is_default(const Config *c, ConfigId id);       /* is its value that of config_defaults? */
 bool config_schedule_is(const Config *c, const char *name); /* with '+split' behind the name, too */
 bool config_updates_in_step(const Config *c);               /* (the other schedules update once a step) */
 int64_t config_qkv_width(const Config *c);                  /* outputs of the projection to queries, keys and values */
@@ -93,6 +92,9 @@ bool config_slices_fit(const Config *c);
 
 /* The pattern of parallel.cp_comm; as layer_pattern_read_words. */
 int64_t config_cp_comm(const Config *c, LayerPattern *out);
+
+/* The pattern of model.mixer; as layer_pattern_read_words. */
+int64_t config_mixer(const Config *c, LayerPattern *out);
 
 /* The pattern of train.recompute; as layer_pattern_read_words. */
 int64_t config_recompute(const Config *c, LayerPattern *out);

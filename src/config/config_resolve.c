@@ -56,6 +56,14 @@ bool config_is_default(const Config *c, ConfigId id)
 
 bool config_is_latent(const Config *c) { return c->model.attention == MODEL_ATTENTION_MLA; }
 
+int64_t config_mixer(const Config *c, LayerPattern *out)
+{
+    static const char *const words[MIXER_WORDS] = { MIXER_LIST(CHOICE_TEXT) };
+    return layer_pattern_read_words(c->model.mixer, words, MIXER_WORDS, out);
+}
+
+bool config_has_delta(const Config *c) { return layer_pattern_has(&c->derived.mixer, MIXER_WORD_DELTA); }
+
 float config_mup_width(const Config *c)
 {
     return c->optim.mup_base ? (float)c->model.hidden / (float)c->optim.mup_base : 1;
@@ -71,7 +79,8 @@ static int64_t usual_tp_blocks(const Config *c)
 {
     const int64_t heads = config_is_latent(c) ? c->model.heads : c->model.heads * c->model.head_dim;
     const int64_t mtp = c->model.mtp_layers ? c->model.hidden : 0;
-    const int64_t widths[] = { heads, config_qkv_width(c), c->model.ffn, c->moe.ffn, c->moe.shared_ffn, mtp };
+    const int64_t delta = config_has_delta(c) ? c->model.delta_key_heads : 0;
+    const int64_t widths[] = { heads, config_qkv_width(c), c->model.ffn, c->moe.ffn, c->moe.shared_ffn, mtp, delta };
     int64_t blocks = 8;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) blocks = power_in(widths[i], blocks);
     return blocks;
@@ -138,6 +147,17 @@ static void resolve_rope(ConfigReader *r)
          CFG_model_rope_factor);
 }
 
+static void resolve_mixer(ConfigReader *r)
+{
+    Config *c = r->config;
+    if (config_mixer(c, &c->derived.mixer) < 0) c->derived.mixer = layer_pattern_all(MIXER_WORD_ATTENTION);
+    if (!config_has_delta(c)) return;
+    FILL(0, model, delta_key_heads, c->model.heads, CFG_model_heads);
+    FILL(0, model, delta_value_heads, c->model.delta_key_heads, CFG_model_delta_key_heads);
+    FILL(0, model, delta_key_dim, c->model.head_dim, CFG_model_head_dim);
+    FILL(0, model, delta_value_dim, c->model.delta_key_dim, CFG_model_delta_key_dim);
+}
+
 static void resolve_model(ConfigReader *r)
 {
     Config *c = r->config;
@@ -153,6 +173,7 @@ static void resolve_model(ConfigReader *r)
         FILL(0, model, head_dim, c->model.qk_nope_head_dim + c->model.qk_rope_head_dim, CFG_model_qk_nope_head_dim);
     FILL(0, model, head_dim, c->model.hidden / c->model.heads, CFG_model_hidden);
     FILL(0, model, ffn, usual_ffn(c), CFG_model_hidden);
+    resolve_mixer(r);
     resolve_rope(r);
     resolve_moe(r);
     bool auto_dim = c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/heap.h"
+#include "base/int64.h"
 #include "base/log.h"
 #include "engine/async.h"
 #include "engine/expert_load.h"
@@ -79,8 +80,8 @@ static Canon canon_of(const TrainSpec *s)
     while (s->model.seq / cuts % c.leaf_rows || c.leaf_tokens % c.leaf_rows) c.leaf_rows /= 2;
     /* (modules of multi-token prediction read the table and the head once more each) */
     const bool heads = s->model.qk_norm == QK_NORM_HEADS && s->model.heads > s->model.mtp.count;
-    const int reads = heads ? s->model.heads : 1 + s->model.mtp.count;
-    c.headroom_bits = log2_ceil((WideCount)s->global_batch * s->model.seq * reads);
+    const int64_t most = max64(heads ? s->model.heads : 1 + s->model.mtp.count, s->model.delta.value_heads);
+    c.headroom_bits = log2_ceil((WideCount)s->global_batch * s->model.seq * most);
     return c;
 }
 
@@ -397,8 +398,13 @@ static Err check_zero(const TrainSpec *s)
     return err_take("parallel.zero=2 parallel.reshard=auto"), err_take("parallel.reshard=never");
 }
 
-/* Refuses a way for ranks of cp to meet that some block has not. */
-static Err check_ways(const TrainSpec *s, Grid g) { return g.cp > 1 ? model_check_ways(&s->model) : ERR_OK; }
+/* Refuses what some mixer cannot do: a way for ranks of cp to meet; slices so short. */
+static Err check_mixers(const TrainSpec *s, Grid g)
+{
+    const int slices = s->pipeline.slices;
+    if (g.cp > 1) TRY(model_check_ways(&s->model));
+    return slices > 1 ? model_check_slices(&s->model, slices) : ERR_OK;
+}
 
 /* Refuses units of so many samples that do not fit. */
 static Err check_unit(const TrainSpec *s, Grid g, int64_t unit)
@@ -413,7 +419,7 @@ static Err open_parts(Trainer *t)
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
     TRY(check_zero(&t->spec));
-    TRY(check_ways(&t->spec, t->world->grid));
+    TRY(check_mixers(&t->spec, t->world->grid));
     TRY(parts_open(&t->parts, &spec, t->world, &t->memory.setup));
     TRY(expert_load_check_order(t));
     return check_unit(&t->spec, t->world->grid, trainer_batch_spec(t).B);
@@ -453,7 +459,7 @@ Err trainer_check_shape(const TrainSpec *s, Grid grid)
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
     TRY(check_zero(s));
-    TRY(check_ways(s, grid));
+    TRY(check_mixers(s, grid));
     TRY(parts_check(&spec, grid.pp, &unit));
     return check_unit(s, grid, unit);
 }

@@ -53,3 +53,17 @@ Err model_check_ways(const ModelSpec *s)
         TRY(kind_check_way(model_mixer(s, i), i, (ContextComm)layer_pattern_at(&s->context, i)));
     return ERR_OK;
 }
+
+Err model_check_slices(const ModelSpec *s, int64_t slices)
+{
+    for (int i = 0; i < s->layers; i++) {
+        const LayerKind *kind = model_mixer(s, i);
+        const int64_t unit = kind->carry.slice_unit;
+        if (!unit || s->seq % (slices * unit) == 0) continue;
+        err_set(ERR_CONFIG,
+                "layers.%d.%s: a slice has whole windows of %lld positions: %lld x slices must divide seq, here %lld",
+                i, kind->name, (long long)unit, (long long)unit, (long long)s->seq);
+        return err_take("parallel.slices=1");
+    }
+    return ERR_OK;
+}

@@ -439,7 +439,8 @@ Err cut_norm_backward(const Norm *n, Ctx *c, const CutNormSave *save, Tensor dy,
  *            and the slices of another micro-batch begin when these are done.
  */
 typedef struct {
-    unsigned ways; /* in which ranks of cp can meet in it: 1 << ContextComm each */
+    unsigned ways;  /* in which ranks of cp can meet in it: 1 << ContextComm each */
+    int slice_unit; /* of so many positions a slice has a whole number; 0: of 1 */
     int64_t cache_bytes, kept_bytes, grads_bytes;
     /* Neither is NULL: every model can generate and be sliced. A mixer that carries nothing takes nothing.
      * Allocates in `state` what a cache has on the device, for the model's sequence. dtype: the Ctx's. */
@@ -449,9 +450,9 @@ typedef struct {
 } Carry;
 
 /*
- * A kind of layer. A mixer (attention.c, mla.c) lets the rows of a sequence see each other; a feed-forward layer
- * (mlp.c, moe.c) takes each row by itself. A block is a norm and a mixer, then a norm and a feed-forward layer. A new
- * kind is a file that ends with its LayerKind, and a row in kinds.def.
+ * A kind of layer. A mixer (attention.c, mla.c, delta.c) lets the rows of a sequence see each other; a feed-forward
+ * layer (mlp.c, moe.c) takes each row by itself. A block is a norm and a mixer, then a norm and a feed-forward layer.
+ * A new kind is a file that ends with its LayerKind, and a row in kinds.def.
  *
  * `own` is the kind's struct of parameter ids and of facts from the specification. `save` is its struct of what one
  * forward keeps for backward. Nobody else knows their members.
@@ -475,6 +476,8 @@ typedef struct {
     int (*residual_bias)(const void *own);
     /* FLOP of one token's forward in products with weights. */
     int64_t (*flop)(const ModelSpec *spec);
+    /* FLOP of one token's forward in states of fixed size; NULL: it has none. */
+    int64_t (*state_flop)(const ModelSpec *spec);
     /* Parameters that a token does not meet; NULL: it meets all. */
     int64_t (*idle_params)(const ModelSpec *spec);
     /* Mixers alone have these: FLOP of the scores of a query and a key, of all heads, and of the weighted value; heads
@@ -492,6 +495,8 @@ bool model_sums_own_rows(const ModelSpec *spec); /* some block does */
 int model_score_heads(const ModelSpec *spec, int block);
 /* ERR_CONFIG: ranks of cp cannot meet in some block as its ContextComm says. */
 Err model_check_ways(const ModelSpec *spec);
+/* ERR_CONFIG: some block cannot have sequences in so many slices. */
+Err model_check_slices(const ModelSpec *spec, int64_t slices);
 /* The same for a block of that kind. */
 Err kind_check_way(const LayerKind *kind, int block, ContextComm way);
 

@@ -86,6 +86,14 @@ typedef struct {
     bool absorb;    /* generation meets the latents themselves, where the device has heads that wide */
 } LatentSpec;
 
+/* Gated DeltaNet (delta.c); key_heads 0: no block has it. */
+typedef struct {
+    int key_heads, value_heads; /* value_heads / key_heads of values read one of keys */
+    int64_t key, value;         /* widths of heads: of queries and keys, of values */
+    int conv;                   /* rows that the short convolution sees */
+    bool negative;              /* write strengths are up to 2 instead of 1 */
+} DeltaSpec;
+
 enum { MTP_MOST = 8 };
 
 /* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
@@ -130,6 +138,7 @@ typedef struct {
     LayerPattern context; /* ContextComm of each block */
     RopeSpec rope;
     LatentSpec latent;
+    DeltaSpec delta;
     bool learned_positions, rms, bias, tied, sinks, attention_gate;
     BlockNorms block_norms;
     QkNorm qk_norm;

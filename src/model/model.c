@@ -429,11 +429,17 @@ static int64_t window_of(const ModelSpec *spec, int block)
     return layer_pattern_at(&spec->window, model_like(spec, block));
 }
 
+static int64_t state_flop(const ModelSpec *spec, int block)
+{
+    const LayerKind *mixer = model_mixer(spec, block);
+    return mixer->state_flop ? mixer->state_flop(spec) : 0;
+}
+
 /* FLOP by the convention that all keys of the sequence count, or all of the window, seen or not. */
 static int64_t score_flop_per_token(const ModelSpec *spec, int block)
 {
     const int64_t window = window_of(spec, block), keys = window ? min64(window, spec->seq) : spec->seq;
-    return keys * model_mixer(spec, block)->pair_flop(spec);
+    return keys * model_mixer(spec, block)->pair_flop(spec) + state_flop(spec, block);
 }
 
 int64_t model_attention_flop_per_token(const ModelSpec *spec)
@@ -448,7 +454,8 @@ int64_t model_causal_flop_per_token(const ModelSpec *spec)
     const Spans all = spans_whole(spec->seq);
     double flop = 0; /* of a sequence */
     for (int i = 0; i < model_blocks(spec); i++)
-        flop += (double)spans_pairs(all, all, window_of(spec, i)) * (double)model_mixer(spec, i)->pair_flop(spec);
+        flop += (double)spans_pairs(all, all, window_of(spec, i)) * (double)model_mixer(spec, i)->pair_flop(spec) +
+                (double)spec->seq * (double)state_flop(spec, i);
     return (int64_t)(3 * flop / (double)spec->seq);
 }
 

@@ -630,9 +630,37 @@ static float one_at(const ParamSpec *s, uint64_t key, int64_t index)
     return 1;
 }
 
+/* Uniform in (0, 1). */
+static double uniform_at(uint64_t key, int64_t index)
+{
+    const Philox r = philox(key, (uint32_t)(index >> 2), (uint32_t)(index >> 34), 0, 0);
+    return ((double)r.v[index & 3] + 0.5) * 0x1p-32;
+}
+
+static float between_at(const ParamSpec *s, uint64_t key, int64_t index)
+{
+    return s->std * (float)(2 * uniform_at(key, index) - 1);
+}
+
+/* Rates of 1 to 16. */
+static float log_rate_at(const ParamSpec *s, uint64_t key, int64_t index)
+{
+    (void)s;
+    return (float)m_log(1 + 15 * uniform_at(key, index));
+}
+
+/* Times of 0.001 to 0.1, as many in each part of the logarithm: ln(e^t - 1) = t + ln(1 - e^-t). */
+static float time_at(const ParamSpec *s, uint64_t key, int64_t index)
+{
+    (void)s;
+    const double t = m_exp(m_log(0.001) + m_log(100) * uniform_at(key, index));
+    return (float)(t + m_log(1 - m_exp(-t)));
+}
+
 /* Values by Init, for element `index` of the plain tensor, of which init_repeat rows are one. */
 static float (*const begin_at[])(const ParamSpec *s, uint64_t key, int64_t index) = {
-    [INIT_ZERO] = zero_at, [INIT_ONE] = one_at, [INIT_NORMAL] = normal_at
+    [INIT_ZERO] = zero_at,       [INIT_ONE] = one_at,           [INIT_NORMAL] = normal_at,
+    [INIT_UNIFORM] = between_at, [INIT_LOG_RATE] = log_rate_at, [INIT_TIME] = time_at,
 };
 
 /* Local elements [first, first + count). */

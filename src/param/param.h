@@ -50,7 +50,11 @@
 #include "device/ops.h"
 
 typedef enum { CUT_NONE, CUT_TP, CUT_EP, CUT_ETP, CUT_KINDS } Cut; /* the axis that cuts a dim */
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;            /* how it begins: begin_at (param.c) */
+
+/* How it begins (begin_at, param.c): numbers, NORMAL and UNIFORM ones of the spec's std; or, for heads with states
+ * (layer/delta.c), logarithms of rates of decay, and the inverse softplus of times that go by with a token. */
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_UNIFORM, INIT_LOG_RATE, INIT_TIME } Init;
+
 /* The grid on which the copies of a parameter live. STATE is no weight but a number that each step's counts decide. Its
  * accumulator holds these counts, all of them on every rank. It is never cut, always in fp32 (its master), and in no
  * norm. */
@@ -98,7 +102,7 @@ enum {
     PARAM_DECAY = 1,
     PARAM_COPY = 2,   /* the parameter of this name in another registry is the one that counts (Param.copy) */
     PARAM_HIDDEN = 4, /* a matrix of a block: the wider the model, the more inputs it has */
-    PARAM_TABLE = 8,  /* a row for each token or position, not a matrix that inputs are multiplied by */
+    PARAM_TABLE = 8,  /* a row for each token, position or channel, not a matrix that inputs are multiplied by */
     PARAM_ROUTER = 16,
     PARAM_EIGHT_BITS = 32 /* its products are of 8-bit operands */
 };
@@ -119,7 +123,7 @@ typedef struct {
     Partial partial;
     ParamGroup group;
     Init init;
-    float std;
+    float std;           /* of NORMAL; UNIFORM: the largest magnitude */
     int64_t init_repeat; /* number of rows in succession that begin alike. 0 = 1 */
     int flags;
     QkRows qk; /* rows of dim 0, in memory's order, that make queries and keys; chunk 0: none */

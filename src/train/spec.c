@@ -87,6 +87,25 @@ static LatentSpec latent_spec(const Config *cfg)
                          .norm_eps = (float)cfg->model.latent_norm_eps };
 }
 
+static DeltaSpec delta_spec(const Config *cfg)
+{
+    return (DeltaSpec){ .key_heads = (int)cfg->model.delta_key_heads,
+                        .value_heads = (int)cfg->model.delta_value_heads,
+                        .key = cfg->model.delta_key_dim,
+                        .value = cfg->model.delta_value_dim,
+                        .conv = (int)cfg->model.delta_conv,
+                        .negative = cfg->model.delta_negative };
+}
+
+static LayerPattern mixer_spec(const Config *cfg)
+{
+    const int kinds[] = { [MIXER_WORD_ATTENTION] = config_is_latent(cfg) ? MIXER_LATENT : MIXER_ATTENTION,
+                          [MIXER_WORD_DELTA] = MIXER_DELTA };
+    LayerPattern p = cfg->derived.mixer;
+    for (int i = 0; i < p.runs; i++) p.value[i] = kinds[p.value[i]];
+    return p;
+}
+
 /* (a ring of single ranks is a ring) */
 static LayerPattern context_spec(const Config *cfg)
 {
@@ -159,8 +178,9 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
     m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);
-    if (cfg->model.attention == MODEL_ATTENTION_MLA) {
-        m.mixer = layer_pattern_all(MIXER_LATENT);
+    m.mixer = mixer_spec(cfg);
+    if (config_has_delta(cfg)) m.delta = delta_spec(cfg);
+    if (config_is_latent(cfg)) {
         m.latent = latent_spec(cfg);
         m.rope.columns = (int)m.latent.width.rope;
     }

@@ -1,0 +1,92 @@
+/*
+ * Gated DeltaNet in a model: what generation carries from call to call, and layouts that it refuses. Its gradients are
+ * held to difference quotients in test_layers, its bits to other layouts in test_array, its ops to float64 elsewhere.
+ */
+#include "test.h"
+#include "tiny.h"
+
+typedef struct {
+    World world;
+    Trainer t;
+} Rig;
+
+static void rig_open(Rig *r, TrainSpec s)
+{
+    MemoryPlan plan;
+    s.purpose.forward_only = s.purpose.generate = true;
+    s.micro_batch = s.global_batch = 1;
+    OK(world_open_self(&r->world));
+    OK(trainer_plan(&s, r->world.grid, 0, &plan));
+    OK(trainer_open(&r->t, &s, &r->world, &plan));
+}
+
+static void rig_close(Rig *r)
+{
+    trainer_close(&r->t);
+    world_close(&r->world);
+}
+
+/* The last call's logits of the first n tokens, in calls of at most `most` tokens each. */
+static void logits_in_calls(Rig *r, const int32_t *tokens, int64_t n, uint64_t *seed, int64_t most, float *logits)
+{
+    for (int64_t past = 0, more; past < n; past += more) {
+        more = 1 + (int64_t)(test_rand(seed) % (uint64_t)most);
+        if (more > n - past) more = n - past;
+        OK(trainer_logits(&r->t, tokens + past, past, more, logits));
+    }
+}
+
+/* Windows are 64 positions: texts end before, at and behind their borders. */
+static void check_cuts(TrainSpec s)
+{
+    static const int64_t ends[] = { 1, 2, 3, 5, 62, 63, 64, 65, 67, 127, 128, 130, 191, 192, 193, 255, 256 };
+    static const int64_t most[] = { 1, 7, 70, 200 };
+    const size_t bytes = (size_t)s.model.vocab * sizeof(float);
+    int32_t tokens[TINY_LONG + 1];
+    float whole[TINY_VOCAB], cut[TINY_VOCAB];
+    uint64_t seed = 5;
+    Rig r;
+    rig_open(&r, s);
+    OK(r.t.spec.documents.restart ? tiny_long_documents(NULL, 3, 1, tokens) : tiny_long_tokens(NULL, 3, 1, tokens));
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        OK(trainer_logits(&r.t, tokens, 0, ends[i], whole));
+        for (size_t k = 0; k < sizeof most / sizeof *most; k++) {
+            memset(cut, 0xff, sizeof cut);
+            logits_in_calls(&r, tokens, ends[i], &seed, most[k], cut);
+            CHECK_MSG(!memcmp(whole, cut, bytes), "%lld tokens, up to %lld at a time", (long long)ends[i],
+                      (long long)most[k]);
+        }
+    }
+    rig_close(&r);
+}
+
+TEST(a_text_is_cut_anywhere) { check_cuts(tiny_delta(tiny_llama())); }
+TEST(with_documents) { check_cuts(tiny_apart(tiny_delta(tiny_llama()))); }
+TEST(with_a_short_convolution)
+{
+    TrainSpec s = tiny_delta(tiny_llama());
+    s.model.delta.conv = 2;
+    s.compute = BF16;
+    s.model.mixer = layer_pattern_all(MIXER_DELTA);
+    check_cuts(s);
+}
+
+TEST(layouts_that_are_refused)
+{
+    TrainSpec s = tiny_delta(tiny_llama());
+    s.pipeline.schedule = "seq1f1b";
+    s.pipeline.slices = 8;
+    s.seq_blocks = 8;
+    FAILS(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 2 }), ERR_CONFIG,
+          "layers.0.delta: a slice has whole windows of 64 positions: 64 x slices must divide seq, here 256");
+    s.pipeline.slices = 4;
+    OK(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 2 }));
+    s = tiny_delta(tiny_llama());
+    s.model.context = layer_pattern_all(CONTEXT_RING);
+    FAILS(trainer_check(&s, (Grid){ .tp = 1, .cp = 2, .dp = 1, .pp = 1 }), ERR_CONFIG,
+          "layers.0.delta: the ranks of parallel.cp cannot meet in such a layer as parallel.cp_comm=ring says");
+    s.model.context = layer_pattern_all(CONTEXT_A2A);
+    OK(trainer_check(&s, (Grid){ .tp = 1, .cp = 2, .dp = 1, .pp = 1 }));
+}
+
+TEST_MAIN
