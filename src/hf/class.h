@@ -62,6 +62,7 @@ typedef enum {
     HF_MINICPM3,
     HF_AFMOE,
     HF_GPT_BIGCODE,
+    HF_QWEN3_NEXT,
     HF_CLASSES
 } HfClass;
 

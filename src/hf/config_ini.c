@@ -45,13 +45,16 @@ static void put_flag(Ini *w, const char *key, bool value) { put_word(w, key, val
 
 typedef int64_t OfBlock(const HfModel *m, HfClass c, int layer);
 
-/* Numbers of blocks from `first` on as "x*n,y": `count` of them. */
-static void put_runs(Ini *w, HfClass c, OfBlock *of, int count)
+/* Numbers of the first `count` blocks as "x*n,y"; or words, of which they are the numbers. */
+static void put_runs(Ini *w, HfClass c, OfBlock *of, int count, const char *words)
 {
+    char word[32];
     for (int i = 0, n; i < count; i += n) {
         const int64_t x = of(w->m, c, i);
         for (n = 1; i + n < count && of(w->m, c, i + n) == x;) n++;
-        line(w, "%s%lld", i ? "," : "", (long long)x);
+        snprintf(word, sizeof word, "%lld", (long long)x);
+        if (words) hf_word_at(words, (int)x, word, sizeof word);
+        line(w, "%s%s", i ? "," : "", word);
         if (n > 1 && count > n) line(w, "*%d", n);
     }
 }
@@ -67,12 +70,12 @@ static int period_of(const HfModel *m, HfClass c, OfBlock *of)
 }
 
 /* A key that is a list over the blocks, repeated; `usual` is what all of them have without it. */
-static void put_blocks(Ini *w, HfClass c, const char *key, OfBlock *of, int64_t usual)
+static void put_blocks(Ini *w, HfClass c, const char *key, OfBlock *of, int64_t usual, const char *words)
 {
     const int period = period_of(w->m, c, of);
     if (period == 1 && of(w->m, c, 0) == usual) return;
     line(w, "%s = ", key);
-    put_runs(w, c, of, period);
+    put_runs(w, c, of, period, words);
     line(w, "\n");
 }
 
@@ -97,6 +100,12 @@ int64_t hf_turns(const HfModel *m, HfClass c, int layer)
     case HF_TURNS_WINDOWED: return m->window == HF_NONE || hf_window(m, c, layer) > 0;
     }
     return 1;
+}
+
+int64_t hf_is_delta(const HfModel *m, HfClass c, int layer)
+{
+    if (!hf_classes[c].hybrid) return 0;
+    return m->typed ? layer_set_has(&m->sliding, layer) : (layer + 1) % m->period != 0;
 }
 
 static void put_sizes(Ini *w)
@@ -169,7 +178,7 @@ static void put_rope(Ini *w, HfClass c)
     put_real(w, "rope_base", m->theta);
     if (w->row->local_base && (m->local_theta != m->theta || m->rope_type != ROPE_PLAIN))
         put_real(w, "rope_base_local", m->local_theta);
-    put_blocks(w, c, "rope_layers", hf_turns, 1);
+    put_blocks(w, c, "rope_layers", hf_turns, 1, NULL);
     if (m->partial != 1) put_int(w, "rope_dim", (int64_t)((double)m->head_dim * m->partial));
     if (m->rope_type == ROPE_PLAIN) return;
     put_word(w, "rope_scaling", names[m->rope_type]);
@@ -199,7 +208,19 @@ static void put_attention(Ini *w, HfClass c)
     if (m->attention_cap > 0) put_real(w, "attention_softcap", m->attention_cap);
     if (m->query_scalar && m->query_scalar != m->head_dim)
         put_real(w, "attention_scale", 1 / sqrt((double)m->query_scalar));
-    put_blocks(w, c, "window", hf_window, 0);
+    put_blocks(w, c, "window", hf_window, 0, NULL);
+}
+
+static void put_delta(Ini *w, HfClass c)
+{
+    const HfModel *m = w->m;
+    if (period_of(m, c, hf_is_delta) == 1 && !hf_is_delta(m, c, 0)) return;
+    put_blocks(w, c, "mixer", hf_is_delta, 0, "attention delta");
+    put_int(w, "delta_key_heads", m->linear_key_heads);
+    put_int(w, "delta_value_heads", m->linear_value_heads);
+    put_int(w, "delta_key_dim", m->linear_key_dim);
+    put_int(w, "delta_value_dim", m->linear_value_dim);
+    if (m->linear_conv != 4) put_int(w, "delta_conv", m->linear_conv);
 }
 
 /* A factor that is 1 is not said, and neither is that of scores where it is the usual one. */
@@ -225,6 +246,7 @@ static void put_model(Ini *w, HfClass c)
     if (m->qk_norm) put_flag(w, "qk_norm", true);
     if (m->post_norms) put_word(w, "block_norms", "both");
     put_attention(w, c);
+    put_delta(w, c);
     put_rope(w, c);
     put_factors(w);
     if (m->final_cap > 0) put_real(w, "final_softcap", m->final_cap);
@@ -273,7 +295,7 @@ static void put_moe(Ini *w, HfClass c)
     else if (m->shared > 0) put_int(w, "shared_ffn", m->shared * m->expert_ffn);
     if (period_of(m, c, mixture_of) > 1) {
         line(w, "every = ");
-        put_runs(w, c, mixture_of, (int)m->layers);
+        put_runs(w, c, mixture_of, (int)m->layers, NULL);
         line(w, "\n");
     }
     put_router(w);

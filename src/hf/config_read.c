@@ -108,7 +108,10 @@ static void add_layer(LayerSet *s, int64_t layer) { s->word[layer / 64] |= UINT6
 static Err take_words(Reader *r, const HfKey *k, const Json *v, int64_t *out)
 {
     const bool types = k->kind == HF_KEY_TYPES;
-    const char *words = types ? "full_attention sliding_attention" : "sparse dense";
+    const bool hybrid = hf_classes[r->class].hybrid;
+    const char *words = !types   ? "sparse dense"
+                        : hybrid ? "full_attention linear_attention"
+                                 : "full_attention sliding_attention";
     LayerSet *second = types ? &r->model.sliding : &r->model.dense;
     if (!json_is_array(v) || json_count(v) > LAYERS_MAX) return damaged(r, k, v, "a list of words, one for each block");
     *second = (LayerSet){ { 0 } };
@@ -461,7 +464,7 @@ static Err settle_windows(Reader *r)
                      "it means");
     if (!m->typed && kind == HF_WINDOWS_TYPES && m->window != HF_NONE && m->period < 1)
         return no(r, "neither 'layer_types' nor 'sliding_window_pattern' says which blocks have a window");
-    if (m->typed && m->window == HF_NONE && layer_set_count(&m->sliding))
+    if (m->typed && m->window == HF_NONE && !hf_classes[r->class].hybrid && layer_set_count(&m->sliding))
         return no(r, "'layer_types' has blocks with a window, and 'sliding_window' says none");
     return ERR_OK;
 }

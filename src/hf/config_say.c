@@ -72,6 +72,20 @@ static void say_windows(const Config *cfg, HfModel *m)
     if (m->use_window && layer_set_count(&m->sliding) == m->layers) m->period = m->layers + 1;
 }
 
+static void say_delta(const Config *cfg, HfModel *m)
+{
+    m->sliding = (LayerSet){ { 0 } };
+    for (int i = 0; i < m->layers; i++)
+        if (layer_pattern_at(&cfg->derived.mixer, i) == MIXER_WORD_DELTA)
+            m->sliding.word[i / 64] |= UINT64_C(1) << i % 64;
+    if (!config_has_delta(cfg)) return;
+    m->linear_key_heads = cfg->model.delta_key_heads;
+    m->linear_value_heads = cfg->model.delta_value_heads;
+    m->linear_key_dim = cfg->model.delta_key_dim;
+    m->linear_value_dim = cfg->model.delta_value_dim;
+    m->linear_conv = cfg->model.delta_conv;
+}
+
 static void say_turns(const Config *cfg, HfModel *m)
 {
     LayerPattern p;
@@ -133,6 +147,7 @@ static void say_experts(const Config *cfg, HfModel *m)
 {
     LayerSet mixtures = { { 0 } };
     m->first_dense = m->layers;
+    for (int i = 0; i < m->layers && !cfg->moe.experts; i++) m->dense.word[i / 64] |= UINT64_C(1) << i % 64;
     if (!cfg->moe.experts) return;
     layer_set_read(cfg->moe.every, (int)m->layers, &mixtures); /* (config_check has read it) */
     for (int i = (int)m->layers - 1; i >= 0; i--) {
@@ -163,5 +178,6 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     say_rope(cfg, c, out);
     if (out->branch_factor > 0) say_factors(cfg, out);
     if (hf_classes[c].latent) say_latent(cfg, out);
+    if (hf_classes[c].hybrid) say_delta(cfg, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);
 }

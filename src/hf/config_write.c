@@ -69,7 +69,10 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
         hf_word_at(k->values, (int)n, word, sizeof word);
         json_put_text(j, k->name, word);
         break;
-    case HF_KEY_TYPES: put_words(j, k, m->typed, &m->sliding, "sliding_attention", "full_attention"); break;
+    case HF_KEY_TYPES:
+        put_words(j, k, m->typed, &m->sliding, hf_classes[c].hybrid ? "linear_attention" : "sliding_attention",
+                  "full_attention");
+        break;
     case HF_KEY_LAYERS: put_layers(j, k, (const LayerSet *)(const void *)hf_int(m, k)); break;
     case HF_KEY_MLPS: put_words(j, k, m->mlps, &m->dense, "dense", "sparse"); break;
     case HF_KEY_TURNS: put_turns(j, m, k); break;
@@ -150,6 +153,8 @@ static int64_t turns(const Config *c, int layer)
     return c->model.position == MODEL_POSITION_ROPE && layer_pattern_at(&p, layer);
 }
 
+static int64_t mixer_of(const Config *c, int layer) { return layer_pattern_at(&c->derived.mixer, layer); }
+
 static int64_t is_mixture(const Config *c, int layer)
 {
     LayerSet s = { { 0 } };
@@ -218,6 +223,7 @@ static bool same_key(const Config *a, const Config *b, ConfigId id)
     const bool experts = a->moe.experts && b->moe.experts;
     switch (id) {
     case CFG_model_window: return same_in_blocks(a, b, window_of);
+    case CFG_model_mixer: return same_in_blocks(a, b, mixer_of);
     case CFG_model_rope_layers: return same_in_blocks(a, b, turns);
     case CFG_moe_every: return same_in_blocks(a, b, is_mixture);
     case CFG_model_rope_dim: return columns_that_turn(a) == columns_that_turn(b);
@@ -318,7 +324,7 @@ static bool may_say(const Config *cfg, HfClass c)
     const HfClassRow *row = &hf_classes[c];
     if (row->divides && cfg->model.hidden % cfg->model.heads) return false;
     if (row->latent != (cfg->model.attention == MODEL_ATTENTION_MLA)) return false;
-    return cfg->moe.experts ? row->mixture : row->latent || !row->mixture;
+    return cfg->moe.experts ? row->mixture : row->latent || row->hybrid || !row->mixture;
 }
 
 Err hf_class_of(const Config *cfg, HfClass *out)

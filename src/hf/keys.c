@@ -16,8 +16,8 @@
 #define LAYERNORMS (B(GPT2) | B(GPT_BIGCODE) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | B(NEMOTRON))
 #define GPTS (B(GPT2) | B(GPT_BIGCODE))
 #define ROTARY (ALL & ~GPTS)
-#define PLAIN (ROTARY & ~LATENT & ~B(OLMOE) & ~B(STABLELM)) /* heads of one width, which is a key */
-#define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE))                /* some blocks have no experts, by a step and a list */
+#define PLAIN (ROTARY & ~LATENT & ~B(OLMOE) & ~B(STABLELM))  /* heads of one width, which is a key */
+#define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE) | B(QWEN3_NEXT)) /* some blocks have no experts, by a step and a list */
 #define GLMS (B(GLM4_MOE) | B(GLM4_MOE_LITE) | B(DOTS1) | B(SOLAR_OPEN)) /* experts as DeepSeek-V3's */
 #define ROUTED (DEEPSEEK | GLMS)
 #define MIXTURE                                                                                                       \
@@ -34,10 +34,10 @@
     (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM) | B(AFMOE))
 #define BIASED                                                                                                 \
     (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
-     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE))
-#define PARTIAL                                                               \
-    (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM) | \
-     B(NEMOTRON)) /* some columns of a head turn */
+     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | B(QWEN3_NEXT))
+#define PARTIAL                                                                             \
+    (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | \
+     B(QWEN3_NEXT)) /* some columns of a head turn */
 
 #define KEY(kind_, classes_, name_, member_, meaning_, ...) \
     { .name = name_,                                        \

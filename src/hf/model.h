@@ -28,7 +28,7 @@ typedef struct {
     int64_t window, use_window;      /* window of the blocks that have one */
     int64_t full_layers, period;     /* blocks before the first that has one; every so many blocks one has none */
     int64_t typed;                   /* blocks that layer_types is about; 0: absent */
-    LayerSet sliding;                /* layer_types' blocks with a window */
+    LayerSet sliding;                /* layer_types' blocks with a window; of a hybrid, with linear attention */
     double attention_cap, final_cap; /* 0 or HF_NONE: none */
     int64_t query_scalar;            /* scores are divided by its root; 0: of head_dim */
     int64_t scaled;                  /* embeddings are multiplied by the root of their width */
@@ -54,6 +54,8 @@ typedef struct {
     double scale, limit, jitter;
 
     int64_t q_rank, kv_rank, nope, rope_dim, v_dim;
+
+    int64_t linear_key_heads, linear_value_heads, linear_key_dim, linear_value_dim, linear_conv;
 } HfModel;
 
 /* ---- classes ---- */
@@ -105,6 +107,7 @@ typedef struct {
     HfBias bias;
     HfRouter router;
     bool mixture, latent; /* has experts; latent attention */
+    bool hybrid;          /* some blocks have linear attention: layer_types, or all but each period-th */
     bool divides;         /* releases open it only where the heads divide the width, whatever head_dim says */
     bool first_full;      /* the block without a window is the first of each period, not its last */
     bool scaled;          /* embeddings are multiplied by the root of their width, whatever keys say */
@@ -163,6 +166,8 @@ int64_t hf_window(const HfModel *m, HfClass c, int layer);
 /* Has a block rotary positions? */
 int64_t hf_turns(const HfModel *m, HfClass c, int layer);
 bool hf_is_mixture(const HfModel *m, HfClass c, int layer);
+/* Has a block linear attention (Gated DeltaNet)? */
+int64_t hf_is_delta(const HfModel *m, HfClass c, int layer);
 
 /* Sections [model] and [moe]; `name` is for messages. ERR_CONFIG: what the model cannot do. */
 Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, const char **out);

@@ -12,6 +12,9 @@ typedef enum {
     QKV_GATE,    /* the same, and an output gate as wide as the queries */
     GATE_UP,     /* two tensors */
     ALTERNATING, /* gate and up row by row in turn: one tensor */
+    QKV_GATED,   /* as QKV; of each head of queries, behind them, its gates */
+    KEY_HEADS,   /* of each key head its queries and keys, the values and gates of the value heads that read it */
+    KEY_PAIRS,   /* likewise two numbers of each value head */
     HEADS,       /* of each head the columns without positions, then rotary pairs, neighbours in theirs */
     LATENT       /* of the latent, then rotary pairs */
 } Form;
@@ -20,7 +23,9 @@ enum {
     TRANSPOSED = 1,
     FUSED = 2, /* experts are one tensor of theirs, with an outer dim, its names without .weight; as MXFP4 they are not
                   transposed */
-    BARE = 4   /* no prefix of the model stands before the name */
+    BARE = 4,  /* no prefix of the model stands before the name */
+    PLAIN = 8, /* a norm that multiplies by w itself, whatever others of the class do */
+    CHANNELS = 16 /* a convolution of each channel alone: their tensor has a dim of 1 more */
 };
 
 #define C(name) (UINT64_C(1) << HF_##name)
@@ -30,16 +35,17 @@ enum {
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
 #define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3))
 #define GLM_EXPERTS (C(GLM4_MOE) | C(GLM4_MOE_LITE) | C(DOTS1) | C(SOLAR_OPEN))
+#define SHARED_QWEN (C(QWEN2_MOE) | C(QWEN3_NEXT))
 #define DENSE_GLM (C(GLM) | C(GLM4))
 #define QWEN_NAMES                                                                                               \
     (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | C(EXAONE_MOE) | \
-     C(AFMOE))
+     C(AFMOE) | C(QWEN3_NEXT))
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
 #define GRANITE_EXPERTS (C(GRANITEMOE) | C(GRANITEMOESHARED))
 #define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
-#define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(VAULTGEMMA) | C(NEMOTRON)) /* they multiply by 1 + w */
-#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE) | C(GLM4_MOE_LITE))      /* of multi-token prediction */
+#define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(VAULTGEMMA) | C(NEMOTRON) | C(QWEN3_NEXT)) /* they multiply by 1 + w */
+#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE) | C(GLM4_MOE_LITE))                      /* of multi-token prediction */
 #define MORE_BLOCKS (MODULES | C(HY_V3)) /* files hold such modules, whether they are read or not */
 
 /* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
@@ -90,6 +96,7 @@ static const Row table[] = {
     { C(AFMOE), "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.gate_proj", QKV_GATE, 0 },
     { C(ERNIE4_5) | C(HELIUM) | DENSE_GLM, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_PAIRS,
       0 },
+    { C(QWEN3_NEXT), "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_GATED, 0 },
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
     { REST, "attn.q_norm", "self_attn.q_norm", WHOLE, 0 },
     { REST, "attn.k_norm", "self_attn.k_norm", WHOLE, 0 },
@@ -103,6 +110,14 @@ static const Row table[] = {
     { LATENTS, "attn.kv_a_norm", "self_attn.kv_a_layernorm", WHOLE, 0 },
     { LATENTS, "attn.kv_b", "self_attn.kv_b_proj", WHOLE, 0 },
 
+    { C(QWEN3_NEXT), "delta.qkvz", "linear_attn.in_proj_qkvz", KEY_HEADS, 0 },
+    { C(QWEN3_NEXT), "delta.ba", "linear_attn.in_proj_ba", KEY_PAIRS, 0 },
+    { C(QWEN3_NEXT), "delta.conv", "linear_attn.conv1d", WHOLE, CHANNELS },
+    { C(QWEN3_NEXT), "delta.a_log", "linear_attn.A_log", WHOLE, 0 },
+    { C(QWEN3_NEXT), "delta.dt_bias", "linear_attn.dt_bias", WHOLE, 0 },
+    { C(QWEN3_NEXT), "delta.norm", "linear_attn.norm", WHOLE, PLAIN },
+    { C(QWEN3_NEXT), "delta.proj", "linear_attn.out_proj", WHOLE, 0 },
+
     { C(PHI3) | DENSE_GLM, "mlp.fc1", "mlp.gate_up_proj", WHOLE, 0 },
     { C(STARCODER2), "mlp.fc1", "mlp.c_fc", WHOLE, 0 },
     { C(STARCODER2), "mlp.fc2", "mlp.c_proj", WHOLE, 0 },
@@ -113,9 +128,9 @@ static const Row table[] = {
       "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj", GATE_UP, 0 },
     { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE) | C(AFMOE), "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
 
-    { C(QWEN2_MOE), "mlp.shared.fc1", "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj", GATE_UP, 0 },
-    { C(QWEN2_MOE), "mlp.shared.fc2", "mlp.shared_expert.down_proj", WHOLE, 0 },
-    { C(QWEN2_MOE), "mlp.shared_gate", "mlp.shared_expert_gate", WHOLE, 0 },
+    { SHARED_QWEN, "mlp.shared.fc1", "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj", GATE_UP, 0 },
+    { SHARED_QWEN, "mlp.shared.fc2", "mlp.shared_expert.down_proj", WHOLE, 0 },
+    { SHARED_QWEN, "mlp.shared_gate", "mlp.shared_expert_gate", WHOLE, 0 },
 
     { MIXTRAL_NAMES, "mlp.router.weight", "block_sparse_moe.gate.weight", WHOLE, 0 },
     { MIXTRAL_NAMES, "mlp.experts.fc1", "block_sparse_moe.experts.#.w1 block_sparse_moe.experts.#.w3", GATE_UP, 0 },
@@ -194,6 +209,8 @@ HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
                        .nope = cfg->model.qk_nope_head_dim,
                        .rope = cfg->model.qk_rope_head_dim,
                        .kv_rank = cfg->model.kv_lora_rank,
+                       .delta = { cfg->model.delta_key_heads, cfg->model.delta_value_heads, cfg->model.delta_key_dim,
+                                  cfg->model.delta_value_dim },
                        .tied = cfg->model.tied,
                        .width = config_mup_width(cfg) };
 }
@@ -284,6 +301,9 @@ static int slices(const HfNaming *n, Form form)
     case QKV_PAIRS: return pieces_of_head(n) * (int)(n->heads + n->kv_heads) + 1;
     case GATE_UP:
     case ALTERNATING: return 2;
+    case QKV_GATED: return 2 * (int)n->heads + 2;
+    case KEY_HEADS: return 4 * (int)n->delta.key_heads;
+    case KEY_PAIRS: return 2 * (int)n->delta.key_heads;
     case HEADS: return 3 * (int)n->heads;
     case LATENT: return 3;
     }
@@ -324,6 +344,40 @@ static Slice piece_of_head(const HfNaming *n, int k)
     return s;
 }
 
+/* Queries and gates of a head in turn, then keys, then values. */
+static Slice gated(const HfNaming *n, int k)
+{
+    const int heads = 2 * (int)n->heads;
+    const int64_t before = (n->heads + 2 * n->kv_heads) * n->head_dim; /* of the gates, in ours */
+    if (k >= heads) return third(n, k - heads + 1);
+    return (Slice){ .ours = k / 2 * n->head_dim + (k % 2 ? before : 0),
+                    .rows = n->head_dim,
+                    .theirs = k * n->head_dim,
+                    .step = 1,
+                    .their_rows = heads * n->head_dim };
+}
+
+/* Section k % count of key head k / count; `width` of each section's rows of a key head. */
+static Slice section_of_head(const HfNaming *n, const int64_t *width, int count, int k)
+{
+    Slice s = { .rows = width[k % count], .step = 1 };
+    for (int i = 0; i < count; i++) s.their_rows += width[i] * n->delta.key_heads;
+    s.theirs = k / count * (s.their_rows / n->delta.key_heads);
+    s.ours = k / count * s.rows;
+    for (int i = 0; i < k % count; i++) {
+        s.theirs += width[i];
+        s.ours += width[i] * n->delta.key_heads;
+    }
+    return s;
+}
+
+static Slice key_heads(const HfNaming *n, Form form, int k)
+{
+    const int64_t group = n->delta.value_heads / n->delta.key_heads, values = group * n->delta.value;
+    const int64_t rows[] = { n->delta.key, n->delta.key, values, values }, pair[] = { group, group };
+    return form == KEY_HEADS ? section_of_head(n, rows, 4, k) : section_of_head(n, pair, 2, k);
+}
+
 /* Slice k of a matrix of `rows` rows. */
 static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
 {
@@ -336,6 +390,9 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     case QKV_PAIRS: s = piece_of_head(n, k); break;
     case GATE_UP: s = (Slice){ k * half, half, 0, 1, half, k }; break;
     case ALTERNATING: s = (Slice){ k * half, half, k, 2, rows, 0 }; break;
+    case QKV_GATED: s = gated(n, k); break;
+    case KEY_HEADS:
+    case KEY_PAIRS: s = key_heads(n, form, k); break;
     case HEADS: s = pairs(n, k / 3 * (n->nope + n->rope), n->nope, k % 3); break;
     case LATENT: s = pairs(n, 0, n->kv_rank, k); break;
     }
@@ -392,11 +449,13 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
         out.first = e * s.their_rows * columns;
     }
     out.shape[d++] = turned ? columns : s.their_rows;
+    if (r->flags & CHANNELS) out.shape[d++] = 1, out.ndim++;
     if (!vector) out.shape[d] = turned ? s.their_rows : columns;
     out.first += s.theirs * (turned ? 1 : columns);
     out.row = s.step * (turned ? 1 : columns);
     out.column = turned ? s.their_rows : 1;
-    out.more = (OFFSET_NORMS >> n->kind & 1) && strstr(p->name, "norm") && strcmp(at.suffix, ".bias");
+    out.more =
+        !(r->flags & PLAIN) && (OFFSET_NORMS >> n->kind & 1) && strstr(p->name, "norm") && strcmp(at.suffix, ".bias");
     out.width = strncmp(p->name, "final_norm.", strlen("final_norm.")) ? 1 : n->width;
     return out;
 }
@@ -432,7 +491,7 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
     long long layer;
     const bool of_layer = !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
     if (MORE_BLOCKS >> n->kind & 1 && !mtp_layers && of_layer && layer >= n->layers) return true;
-    if (n->kind == HF_EXAONE_MOE && !strncmp(name, "mtp.", 4)) return true;
+    if ((n->kind == HF_EXAONE_MOE || n->kind == HF_QWEN3_NEXT) && !strncmp(name, "mtp.", 4)) return true;
     if (GPT2 >> n->kind & 1) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".rotary_emb.cos_cached") ||
         ends_with(name, ".rotary_emb.sin_cached"))

@@ -34,6 +34,9 @@ typedef struct {
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t turning;             /* columns of a head that turn */
     int64_t nope, rope, kv_rank; /* latent attention */
+    struct {
+        int64_t key_heads, value_heads, key, value; /* Gated DeltaNet: heads, and their widths */
+    } delta;
     bool tied;
     /* Divisor of the last norm with muP: their norm is ours divided by it, so their logits need no multiplier. */
     float width;

@@ -49,6 +49,11 @@ def latent(hidden, layers, heads, **more):
     )
 
 
+def linear(key_heads, value_heads, key, value, **more):
+    return dict(linear_num_key_heads=key_heads, linear_num_value_heads=value_heads, linear_key_head_dim=key,
+        linear_value_head_dim=value, **more)  # fmt: skip
+
+
 def latent_experts(hidden, layers, heads, **more):
     return latent(hidden, layers, heads, moe_intermediate_size=20, **more)
 
@@ -183,6 +188,18 @@ CASES = {
         sizes(40, 56, 2, 5, 5, None, sliding_window=9, layer_types=["full_attention", "sliding_attention"], **TIED),
         sizes(36, 40, 4, 3, 1, None, sliding_window=5, rope_scaling=yarn(4.0, 5e5)),
     ),
+    "qwen3_next": (
+        T.Qwen3NextConfig,
+        sizes(48, 80, 4, 6, 2, 8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24,
+            shared_expert_intermediate_size=20, norm_topk_prob=True, rms_norm_eps=1e-4, **linear(3, 6, 10, 7)),
+        sizes(40, 56, 3, 5, 1, 16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, decoder_sparse_step=2,
+            shared_expert_intermediate_size=12, norm_topk_prob=False, attention_bias=True, rms_norm_eps=1e-3,
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            **linear(4, 4, 6, 9, linear_conv_kernel_dim=3)),
+        sizes(24, 40, 2, 3, 3, 16, num_experts=4, num_experts_per_tok=1, moe_intermediate_size=12, mlp_only_layers=[1],
+            shared_expert_intermediate_size=8, layer_types=["linear_attention", "full_attention"], **linear(1, 3, 8, 8),
+            **TIED),
+    ),  # fmt: skip
     "smollm3": (
         T.SmolLM3Config,
         sizes(48, 80, 5, 6, 2, None, pad_token_id=0),
@@ -436,7 +453,7 @@ def make(out, ids, *classes):
 
 def alike(name, x, y, model):
     """The same numbers; Gemma's and Nemotron's norms w were 1 + w in between, so they are the same to the rounding of that."""
-    if "norm" in name and model.config.model_type.startswith(("gemma", "vaultgemma", "nemotron")):
+    if "norm" in name and model.config.model_type.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next")):
         return bool(((x - y).abs() <= 2.0**-23).all())
     return torch.equal(x, y)
 
