@@ -2,6 +2,7 @@
  * The gated delta rule against the recurrence in float64, token by token, and against finite differences; bits of calls
  * that hand on their state; documents, gates that forget all or nothing, refusals.
  */
+#include "base/half.h"
 #include "ops_env.h"
 
 /* ---- float64, token by token ---- */
@@ -489,6 +490,59 @@ TEST(edges)
     s->v[100][0] = NAN;
     run_forward(&dev, s, &w, 0, CUT_ROWS, s->before);
     CHECK(isnan(w.o[100][0]) && isnan(w.after[0]) && !isnan(w.o[79][0]));
+    device_close(&dev);
+}
+
+/* ---- tensors of bf16 ---- */
+
+/* x rounded, in place; and the same numbers in 16 bits. */
+static uint16_t *narrowed(float *x, size_t bytes)
+{
+    uint16_t *h = calloc(bytes / sizeof *x, sizeof *h);
+    ASSERT(h);
+    for (size_t i = 0; i < bytes / sizeof *x; i++) h[i] = bf16_from_float(x[i]), x[i] = bf16_to_float(h[i]);
+    return h;
+}
+
+static void same_rounded(const char *name, const uint16_t *got, const float *wide, size_t bytes)
+{
+    for (size_t i = 0; i < bytes / sizeof *wide; i++)
+        CHECK_MSG(got[i] == bf16_from_float(wide[i]), "%s %d: %04x for %g", name, (int)i, got[i], (double)wide[i]);
+}
+
+/* What is read in 16 bits has the bits of widened copies, rounded where it is stored. */
+TEST(narrow)
+{
+    static Whole w, n;
+    Device dev;
+    Sequence *s = sequence(true);
+    OK(device_open(&dev, (DeviceChoice){ .threads = 1 }));
+    uint16_t *in[] = { narrowed(s->q[0], sizeof s->q), narrowed(s->k[0], sizeof s->k), narrowed(s->v[0], sizeof s->v),
+                       narrowed(s->go[0], sizeof s->go) };
+    uint16_t *out[] = { narrowed(n.o[0], sizeof n.o), narrowed(n.dq[0], sizeof n.dq), narrowed(n.dk[0], sizeof n.dk),
+                        narrowed(n.dv[0], sizeof n.dv) };
+    const Tensor q = tensor_of(in[0], BF16, 1, CUT_ROWS, CUT_K, CUT_D);
+    const Tensor k = tensor_of(in[1], BF16, 1, CUT_ROWS, CUT_K, CUT_D);
+    const Tensor v = tensor_of(in[2], BF16, 1, CUT_ROWS, CUT_V, CUT_E);
+    const Tensor states = tensor_of(n.states, F32, CUT_WINDOWS * CUT_V, CUT_D, CUT_E);
+    run_forward(&dev, s, &w, 0, CUT_ROWS, s->before);
+    run_backward(&dev, s, &w, 0, CUT_ROWS, s->dafter);
+    OK(op(&dev.stream, delta_fwd, .o = tensor_of(out[0], BF16, 1, CUT_ROWS, CUT_V, CUT_E), .states = states,
+          .after = STATE_OF(n.after), .q = q, .k = k, .v = v, .g = GATES_OF(s->g, CUT_ROWS),
+          .beta = GATES_OF(s->beta, CUT_ROWS), .doc = tensor_of(s->doc, I32, 1, CUT_ROWS),
+          .before = STATE_OF(s->before)));
+    OK(op(&dev.stream, delta_bwd, .dq = tensor_of(out[1], BF16, 1, CUT_ROWS, CUT_K, CUT_D),
+          .dk = tensor_of(out[2], BF16, 1, CUT_ROWS, CUT_K, CUT_D),
+          .dv = tensor_of(out[3], BF16, 1, CUT_ROWS, CUT_V, CUT_E), .dg = GATES_OF(n.dg, CUT_ROWS),
+          .dbeta = GATES_OF(n.dbeta, CUT_ROWS), .dbefore = STATE_OF(n.dbefore),
+          .go = tensor_of(in[3], BF16, 1, CUT_ROWS, CUT_V, CUT_E), .dafter = STATE_OF(s->dafter), .q = q, .k = k,
+          .v = v, .g = GATES_OF(s->g, CUT_ROWS), .beta = GATES_OF(s->beta, CUT_ROWS), .states = states,
+          .doc = tensor_of(s->doc, I32, 1, CUT_ROWS)));
+    same_rounded("o", out[0], w.o[0], sizeof w.o), same_rounded("dq", out[1], w.dq[0], sizeof w.dq);
+    same_rounded("dk", out[2], w.dk[0], sizeof w.dk), same_rounded("dv", out[3], w.dv[0], sizeof w.dv);
+    CHECK(!memcmp(w.states, n.states, sizeof w.states) && !memcmp(w.dg, n.dg, sizeof w.dg));
+    CHECK(!memcmp(w.dbeta, n.dbeta, sizeof w.dbeta) && !memcmp(w.dbefore, n.dbefore, sizeof w.dbefore));
+    for (int i = 0; i < 4; i++) free(in[i]), free(out[i]);
     device_close(&dev);
 }
 

@@ -3,6 +3,7 @@
  * the convolution against itself in slices; and the whole layer against the numbers of another program, which are
  * checked against those of Hugging Face's class.
  */
+#include "base/half.h"
 #include "base/json.h"
 #include "ops_env.h"
 
@@ -297,6 +298,80 @@ TEST(gated_norm)
 {
     CASES(case_gated, { 1, 1, 1 }, { 3, 15, 1 }, { 12, 128, 1, 4 }, { 9, 17, 4, 3, NORM_FRESH },
           { 40, 130, 16, 0, NORM_PLAIN }, { 12, 64, 5, 2, NORM_PLAIN | NORM_FRESH });
+}
+
+/* ---- tensors of bf16 ---- */
+
+enum { NARROW_N = 20, NARROW_D = 21, NARROW_TENSORS = 12 };
+
+/* Numbers of bf16 in both forms; which of them an op gets is `wide`. */
+typedef struct {
+    float x[NARROW_TENSORS][NARROW_N * NARROW_D];
+    uint16_t h[NARROW_TENSORS][NARROW_N * NARROW_D];
+    float f32[4][NARROW_N * NARROW_D]; /* what is fp32 in any case */
+    int64_t sums[2][NARROW_D * 4];
+} Narrow;
+
+static Tensor narrow_at(Narrow *t, int wide, int i, int64_t rows, int64_t columns)
+{
+    return wide ? tensor_of(t->x[i], F32, rows, columns) : tensor_of(t->h[i], BF16, rows, columns);
+}
+
+static Tensor narrow_flat(Narrow *t, int wide, int i)
+{
+    return wide ? tensor_of(t->x[i], F32, NARROW_D) : tensor_of(t->h[i], BF16, NARROW_D);
+}
+
+static void narrow_run(Narrow *t, int wide, Stream *s)
+{
+    enum { N = NARROW_N, D = NARROW_D };
+    static int32_t shift = 30, overflow;
+    const Tensor at = tensor_of(&shift, I32, 1), flag = tensor_of(&overflow, I32, 1);
+    const Tensor x = narrow_at(t, wide, 0, N, D), y = narrow_at(t, wide, 1, N, D), z = narrow_at(t, wide, 2, N, D);
+    const Tensor f = tensor_of(t->f32[0], F32, N, D), g = tensor_of(t->f32[1], F32, N, D);
+#define OUT(i) narrow_at(t, wide, i, N, D)
+#define SAMPLE(x) tensor_reshape(x, 1, N, D)
+    OK(op(s, unit_fwd, .y = OUT(4), .x = x, .factor = 0.5f, .eps = 1e-6f));
+    OK(op(s, unit_bwd, .dx = OUT(5), .dy = y, .x = x, .factor = 0.5f, .eps = 1e-6f));
+    OK(op(s, gated_norm_fwd, .y = OUT(6), .x = x, .z = z, .w = narrow_flat(t, wide, 3), .eps = 1e-6f));
+    OK(op(s, gated_norm_bwd, .dx = OUT(7), .dz = OUT(8), .dw = tensor_of(t->sums[0], I64, D), .dy = y, .x = x, .z = z,
+          .w = narrow_flat(t, wide, 3), .shift = at, .overflow = flag, .eps = 1e-6f, .leaf = 4, .headroom_bits = 10));
+    OK(op(s, delta_gates_fwd, .beta = f, .g = g, .b = x, .a = y, .a_log = narrow_flat(t, wide, 3),
+          .dt_bias = narrow_flat(t, wide, 2), .top = 1));
+    OK(op(s, delta_gates_bwd, .db = OUT(9), .da = OUT(10), .da_log = tensor_of(t->sums[0], I64, D),
+          .ddt_bias = tensor_of(t->sums[1], I64, D), .dbeta = f, .dg = g, .b = x, .a = y,
+          .a_log = narrow_flat(t, wide, 3), .dt_bias = narrow_flat(t, wide, 2), .shift_a = at, .shift_dt = at,
+          .overflow = flag, .top = 1, .leaf = 4, .headroom_bits = 10));
+    const Tensor before = tensor_reshape(narrow_at(t, wide, 2, 3, D), 1, 3, D), w = narrow_at(t, wide, 3, D, 4);
+    OK(op(s, conv_silu_fwd, .y = SAMPLE(OUT(11)), .x = SAMPLE(x), .w = w, .bias = narrow_flat(t, wide, 2),
+          .before = before, .first = 9));
+    OK(op(s, conv_silu_bwd, .dx = SAMPLE(OUT(4)), .dw = tensor_of(t->sums[1], I64, D, 4),
+          .dbefore = tensor_of(t->f32[2], F32, 1, 3, D), .dy = SAMPLE(y), .x = SAMPLE(x), .w = w,
+          .bias = narrow_flat(t, wide, 2), .before = before, .shift_w = at, .overflow = flag, .first = 9, .leaf = 4,
+          .headroom_bits = 10));
+    CHECK(!overflow);
+#undef OUT
+#undef SAMPLE
+}
+
+/* What is read in 16 bits has the bits of widened copies, rounded where it is stored. */
+TEST(narrow)
+{
+    static Narrow t[2];
+    uint64_t state = 1;
+    Device dev;
+    OK(device_open(&dev, (DeviceChoice){ .threads = 1 }));
+    for (int i = 0; i < NARROW_TENSORS * NARROW_N * NARROW_D; i++) {
+        const int k = i / (NARROW_N * NARROW_D), j = i % (NARROW_N * NARROW_D);
+        t[0].h[k][j] = bf16_from_float((float)test_uniform(&state, -1, 1));
+        t[1].x[k][j] = bf16_to_float(t[0].h[k][j]);
+    }
+    for (int wide = 0; wide < 2; wide++) narrow_run(&t[wide], wide, &dev.stream);
+    for (int k = 0; k < NARROW_TENSORS; k++)
+        for (int j = 0; j < NARROW_N * NARROW_D; j++)
+            CHECK_MSG(t[0].h[k][j] == bf16_from_float(t[1].x[k][j]), "tensor %d, %d", k, j);
+    CHECK(!memcmp(t[0].f32, t[1].f32, sizeof t[0].f32) && !memcmp(t[0].sums, t[1].sums, sizeof t[0].sums));
+    device_close(&dev);
 }
 
 /* ---- a layer ---- */

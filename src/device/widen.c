@@ -119,6 +119,16 @@ static bool is_native(OpId id, const void *args)
     case OP_xent_stats:
     case OP_xent_bwd:
     case OP_xent_row:
+    case OP_conv_silu_fwd:
+    case OP_conv_silu_bwd:
+    case OP_unit_fwd:
+    case OP_unit_bwd:
+    case OP_delta_gates_fwd:
+    case OP_delta_gates_bwd:
+    case OP_delta_fwd:
+    case OP_delta_bwd:
+    case OP_gated_norm_fwd:
+    case OP_gated_norm_bwd:
     case OP_fp8_amax:
     case OP_fp8_cast:
     case OP_fp8_cast_runs: break;
