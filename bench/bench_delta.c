@@ -159,7 +159,8 @@ int main(int argc, char **argv)
 {
     static const int64_t lengths[] = { 1024, 4096 };
     const double seconds = argc > 1 ? atof(argv[1]) : 4;
-    printf("     T  loop ms   fwd ms   bwd ms att. fwd att. bwd   loop/fwd bwd/fwd att./fwd att./bwd   GFLOP/s fwd, bwd\n");
+    printf("     T  loop ms   fwd ms   bwd ms att. fwd att. bwd   loop/fwd bwd/fwd att./fwd att./bwd"
+           "   GFLOP/s fwd, bwd\n");
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         Run r = { 0 };
         if (device_open(&r.dev, (DeviceChoice){ .threads = 0 })) return 1;
