@@ -9,7 +9,7 @@
  *             residual_bwd  read dy, write dx                   4      47 us
  *             gelu_fwd      read x, write y                     4     187 us
  *             gelu_bwd      read x, dy, write dx                6     281 us
- *             relu2_fwd, relu2_bwd: as GELU's
+ *             gelu_erf_fwd, gelu_erf_bwd, relu2_fwd, relu2_bwd: as GELU's
  *             swiglu_fwd    read gate, up, write y              6     281 us
  *             swiglu_bwd    read gate, up, dy, write both       10    468 us
  *             gate_fwd      read x, gate, write y               6      70 us
@@ -73,6 +73,46 @@ struct GeluBwd {
         sigmoid_pair<T>(u < -80.0f ? -80.0f : u, &s, &t);
         const float du = GELU_C * fmaf(3.0f * GELU_A, cc, 1.0f);
         return dy * fmaf(c * s * t, du, s);
+    }
+};
+
+/* The normal distribution's integral and density at x, |x| <= 20: see src/cpu/gelu.h. */
+template <class T> __device__ __forceinline__ float normal_integral(float x, float *density)
+{
+    const float t = __fdividef(1.0f, fmaf(0.26f, fabsf(x), 1.0f)), e = exp_of<T>(-0.5f * x * x);
+    float p = 0.030741643f;
+    p = fmaf(p, t, -0.153984279f);
+    p = fmaf(p, t, 0.253891155f);
+    p = fmaf(p, t, -0.153713613f);
+    p = fmaf(p, t, 0.162875685f);
+    p = fmaf(p, t, 0.0501962236f);
+    p = fmaf(p, t, 0.103246431f);
+    p = fmaf(p, t, 0.102985821f);
+    p = fmaf(p, t, 0.103760922f);
+    const float tail = e * (p * t);
+    *density = 0.3989422804f * e;
+    return x < 0.0f ? tail : 1.0f - tail;
+}
+
+/* lets NaN through */
+__device__ __forceinline__ float gelu_erf_clamped(float x) { return x < -20.0f ? -20.0f : x > 20.0f ? 20.0f : x; }
+
+struct GeluErfFwd {
+    static constexpr bool TWO = false;
+    template <class T> static __device__ __forceinline__ float of(float x, float)
+    {
+        float density;
+        return x * normal_integral<T>(gelu_erf_clamped(x), &density);
+    }
+};
+
+struct GeluErfBwd {
+    static constexpr bool TWO = true;
+    template <class T> static __device__ __forceinline__ float of(float dy, float x)
+    {
+        float density;
+        const float c = gelu_erf_clamped(x), integral = normal_integral<T>(c, &density);
+        return dy * fmaf(c, density, integral);
     }
 };
 
@@ -169,6 +209,18 @@ extern "C" Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a)
 extern "C" Err cuda_gelu_bwd(Stream *s, const gelu_bwd_args *a)
 {
     DISPATCH(a->x.dtype, (launch_map<T, GeluBwd>(s, a->dx, a->dy, a->x)));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_gelu_erf_fwd(Stream *s, const gelu_erf_fwd_args *a)
+{
+    DISPATCH(a->x.dtype, (launch_map<T, GeluErfFwd>(s, a->y, a->x, a->x)));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_gelu_erf_bwd(Stream *s, const gelu_erf_bwd_args *a)
+{
+    DISPATCH(a->x.dtype, (launch_map<T, GeluErfBwd>(s, a->dx, a->dy, a->x)));
     return ERR_OK;
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Two models with what other families have. One with all of Gemma: capped scores and logits, scaled embeddings and scores,
+# Models with what other families have. One with all of Gemma: capped scores and logits, scaled embeddings and scores,
 # norms on both sides of branches, GeGLU, another base of angles in blocks with a window. One with OLMo 2's norms: behind
-# branches alone, and of all heads of queries and of keys together, which ranks of tp cut. Every layout gives the same
+# branches alone, and of all heads of queries and of keys together, which ranks of tp cut. Two whose layers stand in
+# parallel: behind a norm each, with the exact GELU, or behind one. Every layout gives the same
 # checkpoint and losses. That they are the right ones: test_hf.sh, against transformers; test_golden, against PyTorch.
 . "$(dirname "$0")/lib.sh"
 make_tiny
@@ -61,6 +62,24 @@ run 2 parallel.cp=2
 run 4 parallel.tp=2 parallel.cp=2 parallel.zero=1
 run 4 parallel.tp=2 parallel.pp=2 parallel.schedule=zb-h1 train.micro_batch=1
 differs block_norms=pre block_norms=both qk_norm=false qk_norm=true
+begin_parallel() { # MODEL KEY=VALUE...
+    make_ini $1.ini $shared model.layers=4 model.heads=4 model.kv_heads=2 model.seq=64 model.bias=true "${@:2}"
+    begin $1
+    run 1 train.recompute=full
+    run 1 train.recompute=selective train.micro_batch=1
+    run 2 parallel.tp=2
+    run 2 parallel.tp=2 parallel.sp=false train.recompute=full
+    run 4 parallel.tp=4 train.recompute=selective
+    run 2 parallel.pp=2 parallel.schedule=zb-h1 train.micro_batch=1
+    run 2 parallel.cp=2
+    run 2 parallel.zero=2
+    run 4 parallel.tp=2 parallel.pp=2 parallel.schedule=dualpipev train.micro_batch=1
+    run 4 parallel.tp=2 parallel.cp=2 parallel.zero=1
+    run 1 parallel.slices=2
+}
+begin_parallel neox model.block_norms=parallel_two model.activation=gelu_erf model.norm=layernorm
+differs block_norms=pre block_norms=parallel activation=gelu
+begin_parallel beside model.block_norms=parallel model.residual_scale=0.5 moe.experts=4 moe.topk=2 moe.ffn=24 moe.every=0,1,0,1
 # parts of rows that are not alike: 42 over 4 ranks
 sed 's/^seq=64/seq=42/; s/^seq_blocks=8/seq_blocks=2/' olmo.ini >uneven.ini
 begin uneven

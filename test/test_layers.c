@@ -510,6 +510,7 @@ static void check_mlp(Activation activation, bool bias, bool recompute)
 }
 
 TEST(mlp_gelu) { check_mlp(ACT_GELU, true, false); }
+TEST(mlp_gelu_erf) { check_mlp(ACT_GELU_ERF, true, false); }
 TEST(mlp_relu2) { check_mlp(ACT_RELU2, true, false); }
 TEST(mlp_swiglu) { check_mlp(ACT_SWIGLU, false, false); }
 TEST(mlp_geglu) { check_mlp(ACT_GEGLU, false, false); }
@@ -698,6 +699,22 @@ TEST(block_norms) /* of what layers give, beside those before them or alone */
                                      .activation = ACT_SWIGLU,
                                      .dropout = 0.1f,
                                      .recompute = layer_pattern_all(recompute) });
+}
+
+TEST(block_parallel) /* layers that both read the block's input, behind one norm or two */
+{
+    for (int norms = BLOCK_NORMS_PARALLEL; norms <= BLOCK_NORMS_PARALLEL_TWO; norms++)
+        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_SELECTIVE; recompute++)
+            for (int drop = 0; drop < 2; drop++)
+                check_block((ModelSpec){ .kv_heads = 2,
+                                         .rms = drop,
+                                         .bias = true,
+                                         .block_norms = (BlockNorms)norms,
+                                         .rope = { .layers = layer_pattern_all(1) },
+                                         .activation = drop ? ACT_SWIGLU : ACT_GELU_ERF,
+                                         .residual_scale = drop ? 0.3f : 0,
+                                         .dropout = drop ? 0.1f : 0,
+                                         .recompute = layer_pattern_all(recompute) });
 }
 
 /* Two modules of multi-token prediction behind each other, and the head of the second: all that they read is probed. */

@@ -263,6 +263,28 @@ TEST(gelu)
     CASES(case_gelu, { 1, 1 }, { 3, 15 }, { 4, 16 }, { 5, 17 }, { 2, 31 }, { 3, 33 }, { 35, 1101 });
 }
 
+/* The distribution's integral by libm's erfc, which keeps the digits of its tail. */
+static void case_gelu_erf(Env *e, const Shape *p)
+{
+    Tensor x = env_in(e, F32, -6, 6, p->N, p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), dx = env_out(e, F32, 8, 9, p->N, p->D);
+    far_out(e, x, p->N, p->D);
+    RUN(e, gelu_erf_fwd, .y = y, .x = env_used(e, x));
+    RUN(e, gelu_erf_bwd, .dx = env_used(e, dx), .dy = dy, .x = x);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        const int64_t n = k / p->D, i = k % p->D;
+        const double v = (double)env_f(x, n)[i], g = (double)env_f(dy, n)[i];
+        const double integral = 0.5 * erfc(-v * 0.70710678118654752), density = exp(-0.5 * v * v) * 0.3989422804014327;
+        CLOSE(env_f(y, n)[i], v * integral, 0, "x = %g", v);
+        CLOSE(env_f(dx, n)[i], g * (integral + (density > 0 ? v * density : 0)), 1, "x = %g", v);
+    }
+}
+
+TEST(gelu_erf)
+{
+    CASES(case_gelu_erf, { 1, 1 }, { 3, 15 }, { 4, 16 }, { 5, 17 }, { 2, 31 }, { 3, 33 }, { 35, 1101 });
+}
+
 static void case_relu2(Env *e, const Shape *p)
 {
     Tensor x = env_in(e, F32, -6, 6, p->N, p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);

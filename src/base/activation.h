@@ -8,11 +8,12 @@
 #include <stdbool.h>
 
 /* ROW(NAME, "in configurations", gated); gated: a column is made of two, a gate and what it is on */
-#define ACTIVATIONS(ROW)        \
-    ROW(GELU, "gelu", false)    \
-    ROW(RELU2, "relu2", false)  \
-    ROW(SWIGLU, "swiglu", true) \
-    ROW(GEGLU, "geglu", true)   \
+#define ACTIVATIONS(ROW)             \
+    ROW(GELU, "gelu", false)         \
+    ROW(GELU_ERF, "gelu_erf", false) \
+    ROW(RELU2, "relu2", false)       \
+    ROW(SWIGLU, "swiglu", true)      \
+    ROW(GEGLU, "geglu", true)        \
     ROW(CLAMPED_SWIGLU, "clamped_swiglu", true)
 
 #define ACTIVATION_KIND(name, text, gated) ACT_##name,

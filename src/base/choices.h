@@ -95,11 +95,14 @@ typedef enum { ATTENTION_BIASES(CHOICE_NAME) } AttentionBias;
     ROW(QK_NORM_FULL, "full")
 typedef enum { QK_NORMS(CHOICE_NAME) } QkNorm;
 
-/* Places of a block's norms: before its layers, behind their outputs, or both. */
-#define BLOCK_NORM_PLACES(ROW)    \
-    ROW(BLOCK_NORMS_PRE, "pre")   \
-    ROW(BLOCK_NORMS_BOTH, "both") \
-    ROW(BLOCK_NORMS_POST, "post")
+/* Places of a block's norms: before its layers, behind their outputs, or both; before layers that both read the block's
+ * input: one norm, or one for each. */
+#define BLOCK_NORM_PLACES(ROW)            \
+    ROW(BLOCK_NORMS_PRE, "pre")           \
+    ROW(BLOCK_NORMS_BOTH, "both")         \
+    ROW(BLOCK_NORMS_POST, "post")         \
+    ROW(BLOCK_NORMS_PARALLEL, "parallel") \
+    ROW(BLOCK_NORMS_PARALLEL_TWO, "parallel_two")
 typedef enum { BLOCK_NORM_PLACES(CHOICE_NAME) } BlockNorms;
 
 /* Parts of a block that are computed again in backward. */

@@ -144,6 +144,41 @@ Err CPU(gelu_bwd)(Stream *s, const gelu_bwd_args *a)
     return ERR_OK;
 }
 
+static void gelu_erf_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const gelu_erf_fwd_args *a = args;
+    const int64_t F = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n);
+        float *y = row_f32(a->y, n);
+        for (int64_t i = 0; i < F; i += VEC) row_store(y + i, gelu_erf(row_load(x + i, F - i)), F - i);
+    }
+}
+
+Err CPU(gelu_erf_fwd)(Stream *s, const gelu_erf_fwd_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], gelu_erf_fwd_part, a);
+    return ERR_OK;
+}
+
+static void gelu_erf_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const gelu_erf_bwd_args *a = args;
+    const int64_t F = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n), *dy = row_f32(a->dy, n);
+        float *dx = row_f32(a->dx, n);
+        for (int64_t i = 0; i < F; i += VEC)
+            row_store(dx + i, vf_mul(row_load(dy + i, F - i), gelu_erf_slope(row_load(x + i, F - i))), F - i);
+    }
+}
+
+Err CPU(gelu_erf_bwd)(Stream *s, const gelu_erf_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], gelu_erf_bwd_part, a);
+    return ERR_OK;
+}
+
 /* max(x, 0); NaN stays. */
 VEC_FN vf relu(vf x) { return vf_max(vf_zero(), x); }
 

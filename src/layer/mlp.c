@@ -31,6 +31,7 @@ Err activation_forward(Ctx *c, const ModelSpec *s, int64_t ffn, Tensor hidden, T
     const int64_t chunk = ffn / s->tp_blocks;
     switch (s->activation) {
     case ACT_GELU: return op(c->s, gelu_fwd, .y = active, .x = hidden);
+    case ACT_GELU_ERF: return op(c->s, gelu_erf_fwd, .y = active, .x = hidden);
     case ACT_RELU2: return op(c->s, relu2_fwd, .y = active, .x = hidden);
     case ACT_SWIGLU: return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = chunk);
     case ACT_GEGLU: return op(c->s, geglu_fwd, .y = active, .x = hidden, .chunk = chunk);
@@ -44,6 +45,7 @@ Err activation_backward(Ctx *c, const ModelSpec *s, int64_t ffn, ActivationGrad 
     const int64_t chunk = ffn / s->tp_blocks;
     switch (s->activation) {
     case ACT_GELU: return op(c->s, gelu_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden);
+    case ACT_GELU_ERF: return op(c->s, gelu_erf_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden);
     case ACT_RELU2: return op(c->s, relu2_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden);
     case ACT_SWIGLU: return op(c->s, swiglu_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden, .chunk = chunk);
     case ACT_GEGLU: return op(c->s, geglu_bwd, .dx = g.dhidden, .dy = g.dactive, .x = g.hidden, .chunk = chunk);

@@ -165,7 +165,13 @@ static inline Recompute model_recompute(const ModelSpec *spec, int at)
 }
 
 static inline bool model_pre_norms(const ModelSpec *spec) { return spec->block_norms != BLOCK_NORMS_POST; }
-static inline bool model_post_norms(const ModelSpec *spec) { return spec->block_norms != BLOCK_NORMS_PRE; }
+static inline bool model_post_norms(const ModelSpec *spec)
+{
+    return spec->block_norms == BLOCK_NORMS_POST || spec->block_norms == BLOCK_NORMS_BOTH;
+}
+
+/* Do both layers of a block read its input? */
+static inline bool model_parallel(const ModelSpec *spec) { return spec->block_norms >= BLOCK_NORMS_PARALLEL; }
 
 /* Have queries, keys and values (or what latent attention makes them of) biases? Has the projection behind heads? */
 static inline bool model_qkv_bias(const ModelSpec *spec)

@@ -242,6 +242,21 @@ BENCH(gelu_bwd, { "" })
     return ERR_OK;
 }
 
+BENCH(gelu_erf_fwd, { "" })
+{
+    ONCE(y, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), m->d->F);
+    return ERR_OK;
+}
+
+BENCH(gelu_erf_bwd, { "" })
+{
+    ONCE(dx, tokens_of(m), m->d->F);
+    ONCE(dy, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), m->d->F);
+    return ERR_OK;
+}
+
 BENCH(relu2_fwd, { "" })
 {
     ONCE(y, tokens_of(m), m->d->F);

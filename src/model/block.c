@@ -3,6 +3,10 @@
  * with these alone it is x + post_norm(layer(x)). What is added to x is multiplied by residual_scale. Its gradient d
  * [R, D] lives in one buffer. The branch reads it. The backward of the norm before the layer adds the branch's
  * contribution to it; without that norm an addition does.
+ *
+ * Where the layers stand in parallel both read norms of x, or one norm, and what they give is added in turn. Both read
+ * the same d in backward, the feed-forward layer first. If they share the norm their gradients are added before its
+ * backward; else each norm adds its own.
  */
 #include <stdio.h>
 
@@ -15,7 +19,7 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *s, const c
     return norm_register(n, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS);
 }
 
-/* "layers.3", "norm1" */
+/* "layers.3", "norm1"; norm NULL: the branch has none of its own */
 typedef struct {
     const char *block, *norm;
 } BranchNames;
@@ -27,7 +31,7 @@ static Err branch_register(Branch *r, ParamRegistry *reg, const ModelSpec *s, Br
     snprintf(name, sizeof name, "%s.%s", names.block, r->kind->name);
     r->dropout_key = model_key(s, name, "residual");
     TRY(setup_alloc(setup, r->kind->own_bytes, &r->own));
-    if (model_pre_norms(s)) TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
+    if (names.norm && model_pre_norms(s)) TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
     TRY(r->kind->add(r->own, reg, s, name, layer));
     if (!model_post_norms(s)) return ERR_OK;
     snprintf(post_norm, sizeof post_norm, "post_%s", names.norm);
@@ -41,7 +45,8 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char 
                   .ffn = { .kind = model_ffn(s, layer) },
                   .context = (ContextComm)layer_pattern_at(&s->context, model_like(s, layer)) };
     TRY(branch_register(&b->mixer, reg, s, (BranchNames){ name, "norm1" }, layer, setup));
-    return branch_register(&b->ffn, reg, s, (BranchNames){ name, "norm2" }, layer, setup);
+    b->shares_norm = s->block_norms == BLOCK_NORMS_PARALLEL;
+    return branch_register(&b->ffn, reg, s, (BranchNames){ name, b->shares_norm ? NULL : "norm2" }, layer, setup);
 }
 
 Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup)
@@ -143,22 +148,44 @@ static Err layer_input(const Block *b, const Branch *r, Ctx *c, const ResidualSu
     return norm_forward_sum(&r->norm, c, x, *n, &save->norm);
 }
 
-/* The stream x, whose sum is made, goes on as sum `y` with the branch's output. */
-static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStream *x, BranchSave *save, Tensor y)
+/* The stream x, whose sum was made, goes on as sum `y` with the branch's output for the input n. */
+static Err branch_output(const Block *b, const Branch *r, Ctx *c, ResidualStream *x, Tensor n, BranchSave *save,
+                         Tensor y)
 {
     const Tensor in = x->sum.sum;
-    Tensor n, branch = x->branch;
+    Tensor branch = x->branch;
     branch.dtype = branch_dtype(c, b->spec, r->kind->sums_rows);
-    TRY(layer_input(b, r, c, &x->sum, save, &n));
     TRY(layer_forward(b, r, c, n, save, branch));
     x->sum = behind(b, r, c, in, branch, y);
     return ERR_OK;
+}
+
+static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStream *x, BranchSave *save, Tensor y)
+{
+    Tensor n;
+    TRY(layer_input(b, r, c, &x->sum, save, &n));
+    return branch_output(b, r, c, x, n, save, y);
+}
+
+/* The sum behind the mixer is made at once: both branches' outputs lie in the same place. */
+static Err parallel_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor mid, Tensor y)
+{
+    const ResidualSum in = { .sum = x->sum.sum };
+    Tensor n, own;
+    TRY(layer_input(b, &b->mixer, c, &x->sum, &save->mixer, &n));
+    own = n;
+    if (!b->shares_norm) TRY(layer_input(b, &b->ffn, c, &in, &save->ffn, &own));
+    TRY(branch_output(b, &b->mixer, c, x, n, &save->mixer, mid));
+    TRY(residual_add(c, &x->sum));
+    x->sum = (ResidualSum){ .sum = mid };
+    return branch_output(b, &b->ffn, c, x, own, &save->ffn, y);
 }
 
 Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
 {
     Tensor mid;
     TRY(stream_new(c, b->spec, &mid, &save->mid));
+    if (model_parallel(b->spec)) return parallel_forward(b, c, x, save, mid, y);
     TRY(branch_forward(b, &b->mixer, c, x, &save->mixer, mid));
     return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
 }
@@ -243,17 +270,52 @@ static Err branch_backward(const Block *b, const Branch *r, Ctx *c, const Branch
     return ERR_OK;
 }
 
-Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums)
+/* dn: the gradient of the branch's input n, from d, which stays. */
+static Err parallel_branch(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, Tensor n, Tensor d,
+                           bool summed, Tensor *dn)
 {
-    ArenaMark mark = arena_mark(c->scratch);
+    Tensor dbranch;
+    TRY(tensor_new(c->scratch, dn, input_dtype(c, b->spec, r->kind->sums_rows), d.dim[0], d.dim[1]));
+    TRY(branch_gradient(b, r, c, d, summed, &dbranch));
+    return layer_backward(b, r, c, save, n, dbranch, *dn);
+}
+
+static Err parallel_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums)
+{
+    const Branch *const m = &b->mixer, *const f = &b->ffn;
+    Tensor n, own, dn, down;
+    TRY(layer_input_again(b, c, &m->norm, save->mixer.n, x, &n));
+    own = n;
+    if (!b->shares_norm) TRY(layer_input_again(b, c, &f->norm, save->ffn.n, x, &own));
+    TRY(parallel_branch(b, f, c, &save->ffn, own, d, sums.done, &down));
+    TRY(parallel_branch(b, m, c, &save->mixer, n, d, false, &dn));
+    if (!b->shares_norm) {
+        TRY(norm_backward_sum(&f->norm, c, &save->ffn.norm, (NormRows){ x, down, d }, -1));
+    } else if (dn.dtype == c->dtype && down.dtype != c->dtype) { /* (the wider one takes both) */
+        TRY(add_rows(c, down, dn));
+        dn = down;
+    } else {
+        TRY(add_rows(c, dn, down));
+    }
+    return norm_backward_sum(&m->norm, c, &save->mixer.norm, (NormRows){ x, dn, d }, sums.bias);
+}
+
+static Err serial_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums)
+{
     const int between = bias_of_stream(b, &b->mixer, c);
     const DType widest = input_dtype(c, b->spec, b->ffn.kind->sums_rows);
     Tensor dn;
     TRY(tensor_new(c->scratch, &dn, widest, d.dim[0], d.dim[1]));
     TRY(branch_backward(b, &b->ffn, c, &save->ffn, (NormRows){ save_get(c, save->mid), dn, d },
                         (InputSum){ .bias = between, .done = sums.done }));
-    TRY(branch_backward(b, &b->mixer, c, &save->mixer, (NormRows){ x, dn, d },
-                        (InputSum){ .bias = sums.bias, .done = between >= 0 }));
+    return branch_backward(b, &b->mixer, c, &save->mixer, (NormRows){ x, dn, d },
+                           (InputSum){ .bias = sums.bias, .done = between >= 0 });
+}
+
+Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    TRY((model_parallel(b->spec) ? parallel_backward : serial_backward)(b, c, save, x, d, sums));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -9,6 +9,7 @@
  *   block            mid = x + drop(attn(norm1(x)) + b)     y = mid + drop(mlp(norm2(mid)) + b)
  *   norms of both    mid = x + drop(post_norm1(attn(norm1(x)))) ...
  *   post-norm        mid = x + drop(post_norm1(attn(x)))    y = mid + drop(post_norm2(mlp(mid)))
+ *   parallel         mid = x + drop(attn(norm1(x)) + b)     y = mid + drop(mlp(norm1(x)) + b), or mlp(norm2(x))
  *
  * In a mixture of experts some blocks, or all, have a router and experts in the place of the mlp.
  *
@@ -43,6 +44,7 @@ typedef struct {
 typedef struct {
     const ModelSpec *spec;
     Branch mixer, ffn;
+    bool shares_norm; /* the feed-forward layer reads the mixer's norm */
     ContextComm context;
     int index; /* among the stage's blocks, those of MTP behind the others */
 } Block;

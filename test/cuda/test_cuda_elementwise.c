@@ -46,6 +46,10 @@ static void map_case(DType T, Size z, bool count)
     pair_check(c, y.all, case_tolerance(T), "gelu_fwd %s", text(T, z));
     BOTH(c, gelu_bwd, .dx = AT(dxv), .dy = AT(dyv), .x = AT(xv));
     pair_check(c, dx.all, case_tolerance(T), "gelu_bwd %s", text(T, z));
+    BOTH(c, gelu_erf_fwd, .y = AT(yv), .x = AT(xv));
+    pair_check(c, y.all, case_tolerance(T), "gelu_erf_fwd %s", text(T, z));
+    BOTH(c, gelu_erf_bwd, .dx = AT(dxv), .dy = AT(dyv), .x = AT(xv));
+    pair_check(c, dx.all, case_tolerance(T), "gelu_erf_bwd %s", text(T, z));
     BOTH(c, relu2_fwd, .y = AT(yv), .x = AT(xv));
     pair_check(c, y.all, case_tolerance(T), "relu2_fwd %s", text(T, z));
     BOTH(c, relu2_bwd, .dx = AT(dxv), .dy = AT(dyv), .x = AT(xv));
@@ -156,11 +160,13 @@ TEST(nan_stays)
     for (int i = 0; i < 16; i++) values[i] = i == 5 ? NAN : 1.0f;
     Pair x = pair_values(c, BF16, values, 1, 16), dy = pair_random(c, BF16, 1, 1, 16),
          y = pair_zero(c, BF16, 1, 16);
-    for (int op_index = 0; op_index < 4; op_index++) {
+    for (int op_index = 0; op_index < 6; op_index++) {
         if (op_index == 0) BOTH(c, gelu_fwd, .y = AT(y), .x = AT(x));
         else if (op_index == 1) BOTH(c, gelu_bwd, .dx = AT(y), .dy = AT(dy), .x = AT(x));
         else if (op_index == 2) BOTH(c, relu2_fwd, .y = AT(y), .x = AT(x));
-        else BOTH(c, relu2_bwd, .dx = AT(y), .dy = AT(dy), .x = AT(x));
+        else if (op_index == 3) BOTH(c, relu2_bwd, .dx = AT(y), .dy = AT(dy), .x = AT(x));
+        else if (op_index == 4) BOTH(c, gelu_erf_fwd, .y = AT(y), .x = AT(x));
+        else BOTH(c, gelu_erf_bwd, .dx = AT(y), .dy = AT(dy), .x = AT(x));
         uint16_t got[16];
         OK(device_read(&c->dev[CASE_GPU].stream, got, y.t[CASE_GPU].data, sizeof got));
         for (int i = 0; i < 16; i++) CHECK(isnan(case_load(got, BF16, i)) == (i == 5));

@@ -219,6 +219,10 @@ TEST(maps)
     ends_check(y, UNIT, "gelu_fwd");
     BOTH_ENDS(gelu_bwd, .dx = END(y), .dy = END(dy), .x = END(x));
     ends_check(y, UNIT, "gelu_bwd");
+    BOTH_ENDS(gelu_erf_fwd, .y = END(y), .x = END(x));
+    ends_check(y, UNIT, "gelu_erf_fwd");
+    BOTH_ENDS(gelu_erf_bwd, .dx = END(y), .dy = END(dy), .x = END(x));
+    ends_check(y, UNIT, "gelu_erf_bwd");
     BOTH_ENDS(relu2_fwd, .y = END(y), .x = END(x));
     ends_check(y, UNIT, "relu2_fwd");
     BOTH_ENDS(relu2_bwd, .dx = END(y), .dy = END(dy), .x = END(x));
