@@ -55,10 +55,12 @@ class olmo2 "${llama[@]}" model.block_norms=post model.qk_norm=full
 class phi3 "${llama[@]}" model.rope_dim=6
 class granite "${llama[@]}" model.embed_scale=8 model.residual_scale=0.3 model.attention_scale=0.2 model.logits_scale=0.5
 class nemotron "${llama[@]}" model.norm=layernorm model.activation=relu2 model.rope_dim=6
+class gpt_neox "${llama[@]}" model.kv_heads=4 model.norm=layernorm model.activation=gelu_erf model.block_norms=parallel_two \
+    model.bias=true model.rope_dim=6
 # (their layers are those above in other combinations; test_hf.sh holds their logits to transformers')
 combined=(qwen2_moe olmoe olmo3 smollm3 glm4_moe minimax_m2 dots1 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu
     starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm arcee jais2
-    vaultgemma hyperclovax granitemoe granitemoeshared glm4_moe_lite minicpm3 afmoe gpt_bigcode)
+    vaultgemma hyperclovax granitemoe granitemoeshared glm4_moe_lite minicpm3 afmoe gpt_bigcode falcon)
 rows=$(sed -n '/^## Classes/,/^## /p' "$root/docs/huggingface.md" | grep '^| `' | grep -v '^| `model_type`')
 for c in "${combined[@]}"; do check "docs/huggingface.md has $c" grep -q "^| \`$c\`" <<<"$rows"; done
 # (a row of Gemma has two that are tried)

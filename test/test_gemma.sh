@@ -68,7 +68,6 @@ begin_parallel() { # MODEL KEY=VALUE...
     run 1 train.recompute=full
     run 1 train.recompute=selective train.micro_batch=1
     run 2 parallel.tp=2
-    run 2 parallel.tp=2 parallel.sp=false train.recompute=full
     run 4 parallel.tp=4 train.recompute=selective
     run 2 parallel.pp=2 parallel.schedule=zb-h1 train.micro_batch=1
     run 2 parallel.cp=2
@@ -78,6 +77,7 @@ begin_parallel() { # MODEL KEY=VALUE...
     run 1 parallel.slices=2
 }
 begin_parallel neox model.block_norms=parallel_two model.activation=gelu_erf model.norm=layernorm
+run 2 parallel.tp=2 parallel.sp=false train.recompute=full
 differs block_norms=pre block_norms=parallel activation=gelu
 begin_parallel beside model.block_norms=parallel model.residual_scale=0.5 moe.experts=4 moe.topk=2 moe.ffn=24 moe.every=0,1,0,1
 # parts of rows that are not alike: 42 over 4 ranks

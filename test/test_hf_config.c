@@ -208,6 +208,20 @@ static const struct {
       "embed_scale" },
     { "afmoe", "\"mup_enabled\":true", "embed_scale = 45.254833995939045|shared_ffn = 2816", NULL },
     { "gpt_bigcode", "", "arch = gpt2|kv_heads = 1|tied = true|dropout = 0.1", "bias|head_dim" },
+    { "stablelm", "\"use_parallel_residual\":true", "block_norms = parallel", NULL },
+    { "gpt_neox", "", "block_norms = parallel_two|activation = gelu_erf|rope_dim = 24|bias = true|norm = layernorm",
+      "attention_bias|kv_heads" },
+    { "gpt_neox", "\"rotary_pct\":1,\"use_parallel_residual\":false,\"hidden_act\":\"gelu_fast\"", "activation = gelu",
+      "block_norms|rope_dim" },
+    { "gpt_neox", "\"attention_bias\":false,\"hidden_dropout\":0.1", "attention_bias = none|dropout = 0.1", NULL },
+    { "falcon", "", "block_norms = parallel|activation = gelu_erf|kv_heads = 1|ffn = 18176|tied = true", "bias" },
+    { "falcon", "\"new_decoder_architecture\":true,\"num_kv_heads\":8,\"num_attention_heads\":64,\"hidden_size\":4096",
+      "block_norms = parallel_two|kv_heads = 8", NULL },
+    { "falcon",
+      "\"new_decoder_architecture\":true,\"num_kv_heads\":8,\"num_attention_heads\":64,\"hidden_size\":4096,"
+      "\"num_ln_in_parallel_attn\":1",
+      "block_norms = parallel|kv_heads = 8", NULL },
+    { "falcon", "\"multi_query\":false,\"parallel_attn\":false", "hidden = 4544", "block_norms|kv_heads" },
     { "deepseek_v3", "\"rms_norm_eps\":1e-5", "norm_eps = 1e-05|latent_norm_eps = 1e-06", NULL },
     { "deepseek_v3", "", "norm_eps = 1e-06", "latent_norm_eps" },
     { "glm4_moe_lite", "\"num_hidden_layers\":3", "latent_norm_eps = 1e-06|every = 0,1*2|scale = 1.8|balance = bias",
@@ -377,13 +391,16 @@ static const struct {
     { "seed_oss", "\"attention_bias\":false,\"attention_out_bias\":true", ERR_CONFIG, "has no such biases" },
     { "exaone4", "\"sliding_window_pattern\":\"LLGL\"", ERR_CONFIG, "letters L with one G behind them" },
     { "exaone4", "\"sliding_window_pattern\":0", ERR_CONFIG, "says which blocks have a window" },
+    { "falcon", "\"alibi\":true", ERR_CONFIG, "slopes over distances" },
+    { "falcon", "\"new_decoder_architecture\":true,\"parallel_attn\":false", ERR_CONFIG, "without 'parallel_attn'" },
+    { "falcon", "\"num_ln_in_parallel_attn\":2", ERR_CONFIG, "without 'new_decoder_architecture'" },
+    { "gpt_neox", "\"hidden_act\":\"relu\"", ERR_CONFIG, "megatrain has no such thing" },
     { "gpt_bigcode", "\"multi_query\":false", ERR_CONFIG, "it can only be true" },
     { "afmoe", "\"score_func\":\"softmax\"", ERR_CONFIG, "it can only be sigmoid" },
     { "afmoe", "\"sliding_window\":null", ERR_CKPT, "should be given" },
     { "minicpm3", "\"scale_depth\":0", ERR_CONFIG, "'scale_emb' and 'scale_depth' must be above 0" },
     { "youtu", "\"v_head_dim\":null", ERR_CKPT, "'v_head_dim' is null, and should be given" },
     { "starcoder2", "\"hidden_act\":\"gelu\"", ERR_CONFIG, "it can only be gelu_pytorch_tanh" },
-    { "stablelm", "\"use_parallel_residual\":true", ERR_CONFIG, "beside each other" },
     { "stablelm", "\"qk_layernorm\":true", ERR_CONFIG, "norms of each head" },
     { "llama", "\"hidden_act\":\"gelu\"", ERR_CONFIG,
       "'hidden_act' is 'gelu' (the activation of the feed-forward layer)" },
@@ -468,9 +485,9 @@ TEST(asks_for_nothing)
 TEST(unknown_keys_all_at_once)
 {
     HfConfig hf;
-    CHECK(parse(of_class("llama", "\"alibi\":true,\"is_llama_config\":true,\"delta\":3,\"gamma\":0.5"), &hf) ==
+    CHECK(parse(of_class("llama", "\"omega\":true,\"is_llama_config\":true,\"delta\":3,\"gamma\":0.5"), &hf) ==
           ERR_CONFIG);
-    CHECK_MSG(strstr(err_message(), "'alibi'") && strstr(err_message(), "'delta'") &&
+    CHECK_MSG(strstr(err_message(), "'omega'") && strstr(err_message(), "'delta'") &&
                   strstr(err_message(), "'gamma'") && !strstr(err_message(), "is_llama_config"),
               "%s", err_message());
     OK(parse(of_class("gemma2", "\"sliding_window_size\":4096"), &hf));
@@ -658,6 +675,13 @@ static const struct {
     { "model.arch=llama moe.experts=4 model.qk_norm=true", "qwen3_moe", NULL },
     { "model.arch=llama moe.experts=4 model.qk_norm=true moe.router=softmax_pre moe.every=3 moe.capacity=1.25",
       "qwen3_moe", NULL },
+    { "model.arch=llama model.norm=layernorm model.block_norms=parallel", "stablelm", NULL },
+    { "model.arch=gpt2 model.position=rope model.activation=gelu_erf model.block_norms=parallel_two model.tied=false",
+      "gpt_neox", NULL },
+    { "model.arch=gpt2 model.position=rope model.activation=gelu_erf model.block_norms=parallel model.bias=false "
+      "model.kv_heads=2",
+      "falcon", NULL },
+    { "model.arch=llama model.block_norms=parallel", NULL, "model.block_norms = parallel" },
     { "model.kv_heads=1", "gpt_bigcode", NULL },
     { "model.arch=llama model.attention_gate=true model.qk_norm=true model.block_norms=both model.window=64,0 "
       "model.rope_layers=1,0 moe.experts=4 moe.router=sigmoid moe.balance=bias",

@@ -29,8 +29,8 @@ expect 4 "bad/config.json" "$mt" config from-hf bad
 echo '{"model_type":"rwkv"}' >bad/config.json
 expect 2 "'model_type' is 'rwkv'" "$mt" config from-hf bad
 check "classes are named: $(grep hint err.txt)" grep -q 'it reads gpt2, llama, mistral' err.txt
-echo '{"model_type":"llama","alibi":true}' >bad/config.json
-expect 2 "'alibi' is true (not a key that megatrain knows of this class)" "$mt" config from-hf bad
+echo '{"model_type":"llama","omega":true}' >bad/config.json
+expect 2 "'omega' is true (not a key that megatrain knows of this class)" "$mt" config from-hf bad
 check "a way out" grep -qE "if (it does|they do) not, take (it|them) out of config.json" err.txt
 expect 2 "did you mean 'from-hf'?" "$mt" config from-h x
 
@@ -105,7 +105,7 @@ check "sizes as transformers counts them: $(diff sizes.txt <(theirs sizes $(sed 
 types="gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral deepseek_v3 gpt_oss gemma2 gemma3_text olmo2 phi3 qwen2_moe olmoe
     olmo3 smollm3 minimax_m2 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm glm4
     granite arcee jais2 nemotron vaultgemma hyperclovax granitemoe granitemoeshared
-    glm4_moe_lite minicpm3 afmoe gpt_bigcode qwen3_next"
+    glm4_moe_lite minicpm3 afmoe gpt_bigcode qwen3_next gpt_neox falcon"
 theirs defaults written $types
 theirs every every $types
 for type in $types; do

@@ -245,6 +245,8 @@ static void put_model(Ini *w, HfClass c)
     if (w->row->model) line(w, "%s", w->row->model);
     if (m->qk_norm) put_flag(w, "qk_norm", true);
     if (m->post_norms) put_word(w, "block_norms", "both");
+    if (m->parallel) put_word(w, "block_norms", m->norm_count == 2 ? "parallel_two" : "parallel");
+    if (w->row->gelu) put_word(w, "activation", m->gelu ? "gelu" : "gelu_erf");
     put_attention(w, c);
     put_delta(w, c);
     put_rope(w, c);

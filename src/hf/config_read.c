@@ -431,11 +431,25 @@ static Err take_wrapper(Reader *r, const Json *root)
 
 static Err no(const Reader *r, const char *what) { return err_set(ERR_CONFIG, "%s: %s", r->name, what); }
 
+/* Falcon: newer models count their heads of keys and values, and may have a norm for each layer. */
+static Err settle_falcon(Reader *r)
+{
+    HfModel *m = &r->model;
+    if (m->grouped && !m->parallel) return no(r, "'new_decoder_architecture' without 'parallel_attn'");
+    if (!m->grouped) m->kv_heads = m->one_kv ? 1 : m->heads;
+    if (m->norm_count == HF_NONE) m->norm_count = m->grouped ? 2 : 1;
+    if (m->norm_count > 2 || (m->norm_count == 2 && !m->grouped))
+        return no(r, "'num_ln_in_parallel_attn' is above 1 without 'new_decoder_architecture', or above 2");
+    return ERR_OK;
+}
+
 static Err settle_sizes(Reader *r)
 {
     HfModel *m = &r->model;
     const bool latent = hf_classes[r->class].latent;
     if (m->layers > LAYERS_MAX) return no(r, "more than 1024 blocks");
+    if (r->class == HF_FALCON) TRY(settle_falcon(r));
+    if (r->class == HF_GPT_NEOX) m->embedding_dropout = m->branch_dropout;
     if (m->kv_heads == HF_NONE) m->kv_heads = m->heads;
     if (latent && m->kv_heads != m->heads)
         return no(r, "'num_key_value_heads' is not 'num_attention_heads': latent attention has keys for each head");

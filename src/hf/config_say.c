@@ -21,6 +21,11 @@ static void say_sizes(const Config *cfg, HfClass c, HfModel *m)
     m->mlp_bias = cfg->model.bias;
     m->qk_norm = cfg->model.qk_norm == QK_NORM_HEADS;
     m->post_norms = cfg->model.block_norms == BLOCK_NORMS_BOTH;
+    m->norm_count = cfg->model.block_norms == BLOCK_NORMS_PARALLEL_TWO ? 2 : 1;
+    m->parallel = m->norm_count == 2 || cfg->model.block_norms == BLOCK_NORMS_PARALLEL;
+    m->grouped = m->norm_count == 2 || (m->kv_heads > 1 && m->kv_heads < m->heads);
+    m->one_kv = !m->grouped && m->kv_heads == 1;
+    m->gelu = cfg->model.activation != MODEL_ACTIVATION_GELU_ERF;
     m->eps = cfg->model.norm_eps;
     m->init_std = cfg->model.init_std;
     m->attention_dropout = cfg->model.attention_dropout;

@@ -21,7 +21,10 @@ typedef enum { HF_GREEDY, HF_GROUP_LIMITED } HfTopkMethod;
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, positions, vocab;
     int64_t tied, attention_bias, out_bias, mlp_bias, qk_norm;
-    int64_t post_norms; /* norms behind branches, too */
+    int64_t post_norms;           /* norms behind branches, too */
+    int64_t parallel, norm_count; /* layers of a block stand in parallel; behind so many norms of its input */
+    int64_t one_kv, grouped;      /* Falcon: one head of keys and values; kv_heads of them */
+    int64_t gelu;                 /* 0: the exact one */
     double eps, init_std, attention_dropout, branch_dropout, embedding_dropout;
     double mlp_dropout; /* behind feed-forward layers alone */
 
@@ -110,6 +113,7 @@ typedef struct {
     bool hybrid;          /* some blocks have linear attention: layer_types, or all but each period-th */
     bool divides;         /* releases open it only where the heads divide the width, whatever head_dim says */
     bool first_full;      /* the block without a window is the first of each period, not its last */
+    bool gelu;            /* the activation is a GELU, which one a key says */
     bool scaled;          /* embeddings are multiplied by the root of their width, whatever keys say */
     bool local_base;      /* blocks with a window have a base of angles of their own */
     bool drops_embedding; /* its dropout on branches and on the embedding are two keys */

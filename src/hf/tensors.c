@@ -9,7 +9,8 @@ typedef enum {
     WHOLE,       /* as they are */
     QKV,         /* queries, keys, values: three tensors */
     QKV_PAIRS,   /* the same, of each head of queries and keys rotary pairs are neighbours */
-    QKV_GATE,    /* the same, and an output gate as wide as the queries */
+    QKV_GROUPS,  /* of each head of keys the queries that read it, then that and its values: one tensor */
+    QKV_GATE,    /* QKV, and an output gate as wide as the queries */
     GATE_UP,     /* two tensors */
     ALTERNATING, /* gate and up row by row in turn: one tensor */
     QKV_GATED,   /* as QKV; of each head of queries, behind them, its gates */
@@ -23,9 +24,10 @@ enum {
     TRANSPOSED = 1,
     FUSED = 2, /* experts are one tensor of theirs, with an outer dim, its names without .weight; as MXFP4 they are not
                   transposed */
-    BARE = 4,  /* no prefix of the model stands before the name */
-    PLAIN = 8, /* a norm that multiplies by w itself, whatever others of the class do */
-    CHANNELS = 16 /* a convolution of each channel alone: their tensor has a dim of 1 more */
+    OWN_NORMS_ONLY = 32, /* where parallel layers have a norm each */
+    BARE = 4,            /* no prefix of the model stands before the name */
+    PLAIN = 8,           /* a norm that multiplies by w itself, whatever others of the class do */
+    CHANNELS = 16        /* a convolution of each channel alone: their tensor has a dim of 1 more */
 };
 
 #define C(name) (UINT64_C(1) << HF_##name)
@@ -72,6 +74,19 @@ static const Row table[] = {
     { C(GPT_BIGCODE), "mlp.fc2", "mlp.c_proj", WHOLE, 0 },
     { GPT2, "final_norm", "ln_f", WHOLE, 0 },
 
+    { C(GPT_NEOX), "embedding.token", "embed_in", WHOLE, 0 },
+    { C(GPT_NEOX), "final_norm", "final_layer_norm", WHOLE, 0 },
+    { C(GPT_NEOX), "head", "embed_out", WHOLE, BARE },
+    { C(GPT_NEOX), "attn.qkv", "attention.query_key_value", QKV_GROUPS, 0 },
+    { C(GPT_NEOX), "attn.proj", "attention.dense", WHOLE, 0 },
+    { C(FALCON), "embedding.token", "word_embeddings", WHOLE, 0 },
+    { C(FALCON), "final_norm", "ln_f", WHOLE, 0 },
+    { C(FALCON), "norm1", "ln_attn", WHOLE, OWN_NORMS_ONLY },
+    { C(FALCON), "norm2", "ln_mlp", WHOLE, OWN_NORMS_ONLY },
+    { C(FALCON), "attn.qkv", "self_attention.query_key_value", QKV_GROUPS, 0 },
+    { C(FALCON), "attn.proj", "self_attention.dense", WHOLE, 0 },
+    { C(GPT_NEOX) | C(FALCON), "mlp.fc1", "mlp.dense_h_to_4h", WHOLE, 0 },
+    { C(GPT_NEOX) | C(FALCON), "mlp.fc2", "mlp.dense_4h_to_h", WHOLE, 0 },
     { REST, "embedding.token", "embed_tokens", WHOLE, 0 },
     { REST, "final_norm", "norm", WHOLE, 0 },
     { EVERY, "head", "lm_head", WHOLE, BARE },
@@ -190,9 +205,11 @@ static const Row mtp_final_norm = { MODULES, "final_norm", "shared_head.norm", W
 const char *const *hf_prefixes(HfClass kind, bool wrapped)
 {
     static const char *const gpt2[] = { "transformer.", "", NULL };
+    static const char *const neox[] = { "gpt_neox.", "", NULL };
     static const char *const plain[] = { "model.", "", NULL };
     static const char *const inner[] = { "language_model.model.", "model.language_model.", NULL };
-    return wrapped ? inner : GPT2 >> kind & 1 ? gpt2 : plain;
+    if (kind == HF_GPT_NEOX) return neox;
+    return wrapped ? inner : (GPT2 | C(FALCON)) >> kind & 1 ? gpt2 : plain;
 }
 
 HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
@@ -200,6 +217,7 @@ HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
     return (HfNaming){ .kind = kind,
                        .prefix = prefix ? prefix : *hf_prefixes(kind, false),
                        .halves = kind == HF_MINICPM3,
+                       .own_norms = cfg->model.block_norms == BLOCK_NORMS_PARALLEL_TWO,
                        .layers = cfg->model.layers,
                        .experts = cfg->moe.experts,
                        .heads = cfg->model.heads,
@@ -232,6 +250,7 @@ typedef struct {
 static bool row_is(const Row *r, const HfNaming *n, const char *name, const char **suffix)
 {
     const size_t length = strlen(r->ours);
+    if (r->flags & OWN_NORMS_ONLY && !n->own_norms) return false;
     if (!(r->classes >> n->kind & 1) || strncmp(name, r->ours, length)) return false;
     *suffix = name + length;
     return !**suffix || !strcmp(*suffix, ".weight") || !strcmp(*suffix, ".bias");
@@ -254,7 +273,10 @@ static bool find(const HfNaming *n, const char *name, Place *out)
     return out->row;
 }
 
-static const char *layers_word(const HfNaming *n) { return n->gguf ? "blk" : GPT2 >> n->kind & 1 ? "h" : "layers"; }
+static const char *layers_word(const HfNaming *n)
+{
+    return n->gguf ? "blk" : (GPT2 | C(FALCON)) >> n->kind & 1 ? "h" : "layers";
+}
 
 /* Prefix of the head's name: it lies beside the model, in its wrapper. */
 static const char *bare_prefix(const HfNaming *n)
@@ -297,6 +319,7 @@ static int slices(const HfNaming *n, Form form)
     switch (form) {
     case WHOLE: return 1;
     case QKV: return 3;
+    case QKV_GROUPS: return 3 * (int)n->kv_heads;
     case QKV_GATE: return 4;
     case QKV_PAIRS: return pieces_of_head(n) * (int)(n->heads + n->kv_heads) + 1;
     case GATE_UP:
@@ -378,6 +401,20 @@ static Slice key_heads(const HfNaming *n, Form form, int k)
     return form == KEY_HEADS ? section_of_head(n, rows, 4, k) : section_of_head(n, pair, 2, k);
 }
 
+/* The k-th of: a group's queries, its keys, its values, the next group's queries. */
+static Slice part_of_group(const HfNaming *n, int64_t rows, int k)
+{
+    const int64_t group = n->heads / n->kv_heads, C = n->head_dim, at = k / 3, q = n->heads * C, kv = n->kv_heads * C;
+    Slice s = {
+        .ours = at * group * C, .rows = group * C, .theirs = at * (group + 2) * C, .step = 1, .their_rows = rows
+    };
+    if (k % 3 == 0) return s;
+    s.ours = q + (k % 3 - 1) * kv + at * C;
+    s.rows = C;
+    s.theirs += (group + k % 3 - 1) * C;
+    return s;
+}
+
 /* Slice k of a matrix of `rows` rows. */
 static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
 {
@@ -385,6 +422,7 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     Slice s = { .rows = rows, .step = 1, .their_rows = rows };
     switch (form) {
     case WHOLE: break;
+    case QKV_GROUPS: s = part_of_group(n, rows, k); break;
     case QKV:
     case QKV_GATE: s = third(n, k); break;
     case QKV_PAIRS: s = piece_of_head(n, k); break;

@@ -30,6 +30,7 @@ typedef struct {
     bool gguf;          /* names and places of a GGUF file */
     bool halves;        /* DeepSeek's rotary pairs are no neighbours in theirs either: rope_interleave = false,
                            MiniCPM3 */
+    bool own_norms;     /* layers in parallel, and each has a norm */
     bool mxfp4;         /* experts are [E, outputs, inputs], as their blocks decode */
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t turning;             /* columns of a head that turn */

@@ -62,6 +62,15 @@ def gpt2(hidden, layers, heads, **more):
     return dict(vocab_size=300, n_positions=64, n_embd=hidden, n_layer=layers, n_head=heads, initializer_range=0.1, **more)
 
 
+def neox(keys):
+    return {k: v for k, v in keys.items() if k != "num_key_value_heads"}
+
+
+def falcon(hidden, layers, heads, **more):
+    return dict(vocab_size=300, max_position_embeddings=64, hidden_size=hidden, num_hidden_layers=layers,
+        num_attention_heads=heads, initializer_range=0.1, bos_token_id=1, eos_token_id=2, **more)  # fmt: skip
+
+
 def rope(kind="default", theta=1e4, **more):
     return dict(rope_type=kind, rope_theta=theta, **more)
 
@@ -286,7 +295,8 @@ CASES = {
         T.StableLmConfig,
         sizes(96, 80, 3, 6, 2, None),
         sizes(80, 56, 2, 5, 1, None, use_qkv_bias=True, rope_parameters=rope(theta=1e6, partial_rotary_factor=0.5)),
-        sizes(36, 40, 2, 3, 3, None, layer_norm_eps=1e-4, rope_parameters=rope(partial_rotary_factor=1.0), **TIED),
+        sizes(36, 40, 2, 3, 3, None, layer_norm_eps=1e-4, use_parallel_residual=True,
+            rope_parameters=rope(partial_rotary_factor=1.0), **TIED),
     ),
     "exaone_moe": (
         T.ExaoneMoeConfig,
@@ -396,6 +406,21 @@ CASES = {
         gpt2(40, 2, 5, n_inner=56, layer_norm_epsilon=1e-4),
         gpt2(24, 2, 3, tie_word_embeddings=False),
     ),
+    "gpt_neox": (
+        T.GPTNeoXConfig,
+        neox(sizes(96, 80, 3, 6, None, None)),
+        neox(sizes(40, 56, 2, 5, None, None, hidden_act="gelu_new", attention_bias=False, layer_norm_eps=1e-4,
+            rope_parameters=rope(theta=1e6, partial_rotary_factor=0.5))),
+        neox(sizes(36, 40, 2, 3, None, None, use_parallel_residual=False,
+            rope_parameters=rope(partial_rotary_factor=1.0), **TIED)),
+    ),  # fmt: skip
+    "falcon": (
+        T.FalconConfig,
+        falcon(48, 3, 6),
+        falcon(48, 2, 6, new_decoder_architecture=True, num_kv_heads=2, bias=True, ffn_hidden_size=56,
+            layer_norm_epsilon=1e-4, tie_word_embeddings=False),
+        falcon(36, 2, 3, multi_query=False, parallel_attn=False, activation="gelu_new", rope_parameters=rope(theta=1e6)),
+    ),  # fmt: skip
     "helium": (
         T.HeliumConfig,
         sizes(48, 80, 3, 6, 2, 8, attention_bias=True),
