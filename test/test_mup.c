@@ -1,7 +1,7 @@
 /*
  * Maximal update parametrization (docs/mup.md) against its definition: how weights begin, what one update does with
  * them (a loop in float64), logits (a model whose head is smaller by the width has the same losses), scores. At the
- * base model's width nothing changes, and layouts agree.
+ * base model's width nothing changes. That layouts agree: test_array.
  */
 #include "test.h"
 #include "tiny.h"
@@ -285,7 +285,7 @@ TEST(scores)
     }
 }
 
-/* ---- width 1; layouts ---- */
+/* ---- width 1 ---- */
 
 TEST(base_model_is_unchanged)
 {
@@ -303,41 +303,6 @@ TEST(base_model_is_unchanged)
         release(&run);
         release(&other);
     }
-}
-
-static void check_layouts(TrainSpec spec, const Grid *grids, int count)
-{
-    TinyRun want = train(spec, grids[0], 3);
-    for (int i = 1; i < count; i++)
-        for (int zero = 0; zero <= 3; zero++) {
-            TrainSpec s = spec;
-            if (zero && grids[i].dp * (grids[i].cp ? grids[i].cp : 1) == 1) continue;
-            s.update.zero = (ZeroCut)zero;
-            s.update.bucket_bytes = 64 << 10;
-            TinyRun run = train(s, grids[i], 3);
-            CHECK_MSG(run.hash == want.hash, "tp %d, pp %d, dp %d, cp %d, zero %d", grids[i].tp, grids[i].pp,
-                      grids[i].dp, grids[i].cp, zero);
-            release(&run);
-        }
-    release(&want);
-}
-
-TEST(layouts)
-{
-    const Grid dense[] = { { .tp = 1, .dp = 1 }, { .tp = 2, .dp = 1, .sp = true },
-                           { .tp = 1, .dp = 2 }, { .tp = 1, .dp = 1, .pp = 2 },
-                           { .tp = 2, .dp = 2 }, { .tp = 1, .dp = 1, .cp = 2 } };
-    const Grid sparse[] = { { .tp = 1, .dp = 1 },
-                            { .tp = 1, .dp = 2, .ep = 2 },
-                            { .tp = 2, .dp = 1, .sp = true, .ep = 2 },
-                            { .tp = 1, .dp = 2, .ep = 1, .etp = 2 },
-                            { .tp = 1, .dp = 1, .pp = 2 } };
-    TrainSpec mixture = tiny_mixture(TINY_DEEPSEEK, 2), further = tiny_further(tiny_llama(), 1);
-    further.model.tied = true;
-    check_layouts(wide(tiny_gpt2(), 3), dense, 6);
-    check_layouts(wide(further, 3), dense, 5);
-    check_layouts(wide(mixture, 3), sparse, 5);
-    check_layouts(wide(tiny_latent(tiny_llama(), 12), 3), dense, 6);
 }
 
 TEST_MAIN
