@@ -215,7 +215,7 @@ static void gated_norm_bwd_part(const void *args, int64_t first, int64_t end)
     for (int64_t n = first; n < end; n++) gated_norm_bwd_row(args, n);
 }
 
-enum { GATED_COLUMNS = 64 };
+enum { GATED_VECTORS = 4 }; /* columns are summed 64 at a time, in registers */
 
 typedef struct {
     const gated_norm_bwd_args *a;
@@ -223,32 +223,40 @@ typedef struct {
     int64_t rows;
 } GatedGrad;
 
+/* One leaf of rows for `vectors` vectors of columns; all but a last lone one are whole. */
+VEC_FN int gated_grad_leaf(const GatedGrad *g, int64_t row, int64_t column, int vectors)
+{
+    const gated_norm_bwd_args *a = g->a;
+    const int64_t E = a->x.dim[1], end = row + a->leaf < g->rows ? row + a->leaf : g->rows;
+    vf sum[GATED_VECTORS];
+    for (int j = 0; j < vectors; j++) sum[j] = vf_zero();
+    for (int64_t n = row; n < end; n++) {
+        const Row x = row_of(a->x, n), z = row_of(a->z, n), dy = row_of(a->dy, n);
+        const vf r = vf_set1(rms_of(x, E, a->eps));
+        for (int j = 0; j < vectors; j++) {
+            const int64_t at = column + j * VEC, left = E - at;
+            vf value, slope;
+            silu_pair(row_get(z, at, left), &value, &slope);
+            const vf h = vf_mul(row_get(x, at, left), r);
+            sum[j] = vf_fma(vf_mul(row_get(dy, at, left), value), h, sum[j]);
+        }
+    }
+    int bad = 0;
+    for (int j = 0; j < vectors; j++) bad |= grad_acc_add(&g->w, column + j * VEC, sum[j], E - column - j * VEC);
+    return bad;
+}
+
 static void gated_grad_part(const void *args, int64_t first, int64_t end)
 {
     const GatedGrad *g = args;
-    const gated_norm_bwd_args *a = g->a;
-    const int64_t E = a->x.dim[1];
     int bad = 0;
-    for (int64_t column = first; column < end; column += GATED_COLUMNS) {
-        const int64_t stop = end - column < GATED_COLUMNS ? end - column : GATED_COLUMNS;
-        for (int64_t row = 0; row < g->rows; row += a->leaf) {
-            vf sum[GATED_COLUMNS / VEC] = { vf_zero(), vf_zero(), vf_zero(), vf_zero() };
-            for (int64_t n = row; n < row + a->leaf && n < g->rows; n++) {
-                const Row x = row_of(a->x, n), z = row_of(a->z, n), dy = row_of(a->dy, n);
-                const vf r = vf_set1(rms_of(x, E, a->eps));
-                for (int64_t i = 0; i < stop; i += VEC) {
-                    const int64_t at = column + i, left = E - at;
-                    vf value, slope;
-                    silu_pair(row_get(z, at, left), &value, &slope);
-                    const vf h = vf_mul(row_get(x, at, left), r);
-                    sum[i / VEC] = vf_fma(vf_mul(row_get(dy, at, left), value), h, sum[i / VEC]);
-                }
-            }
-            for (int64_t i = 0; i < stop; i += VEC)
-                bad |= grad_acc_add(&g->w, column + i, sum[i / VEC], E - column - i);
-        }
+    for (int64_t row = 0; row < g->rows; row += g->a->leaf) {
+        int64_t i = first;
+        for (; i + GATED_VECTORS * VEC <= end; i += GATED_VECTORS * VEC)
+            bad |= gated_grad_leaf(g, row, i, GATED_VECTORS);
+        for (; i < end; i += VEC) bad |= gated_grad_leaf(g, row, i, 1);
     }
-    if (bad) flag_raise(a->overflow);
+    if (bad) flag_raise(g->a->overflow);
 }
 
 Err CPU(gated_norm_bwd)(Stream *s, const gated_norm_bwd_args *a)
