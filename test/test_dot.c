@@ -146,7 +146,7 @@ static int cases_of(int count) { return brief() ? count / 5 : count; }
 TEST(random_shapes)
 {
     say_skipped();
-    for (int i = 0; i < cases_of(2000); i++) {
+    for (int i = 0; i < cases_of(1000); i++) {
         int64_t M = pick(1, 40), N = pick(1, 60), K = pick(1, 120);
         if (i % 8 == 1) M = pick(1, 6), K = pick(1, 400);
         if (i % 8 == 2) N = pick(1, 6), K = pick(1, 400);
@@ -396,7 +396,7 @@ static void experts_check(const Experts *e, const Build *b, int threads, bool wi
 TEST(grouped_ops)
 {
     say_skipped();
-    for (int i = 0; i < cases_of(150); i++) {
+    for (int i = 0; i < cases_of(70); i++) {
         Experts e = experts_make(i);
         const int64_t P = e.offset[e.E * e.runs];
         float *y = malloc((size_t)(P * e.O + 1) * 4), *dx = malloc((size_t)(P * e.I + 1) * 4);
