@@ -200,19 +200,17 @@ typedef struct {
     int64_t first, rows;
 } Scan;
 
-/* Every op reads the weights of all heads, or of those that this rank of cp has: rows of the weight from `first` on. */
-static Tensor own_channels(const Call *k, Tensor weight, int64_t *first)
+/* The rows of the convolution's weight, or of its gradient, of the heads that this rank of cp has. */
+static Tensor own_channels(const Call *k, Tensor weight)
 {
     const int64_t channels = k->keys * k->mixed;
-    *first = k->exchange.heads ? channels * k->c->world->cp.rank : 0;
-    return tensor_row_slice(weight, *first, channels);
+    return tensor_row_slice(weight, k->exchange.heads ? channels * k->c->world->cp.rank : 0, channels);
 }
 
 static Err convolve(const Call *k, const Scan *x, Tensor *y)
 {
     Ctx *c = k->c;
-    int64_t first;
-    const Tensor w = own_channels(k, param_value(c, k->m->conv), &first);
+    const Tensor w = own_channels(k, param_value(c, k->m->conv));
     TRY(tensor_new(c->scratch, y, c->dtype, k->B, x->rows, k->keys * k->mixed));
     return op(c->s, conv_silu_fwd, .y = *y, .x = x->mixed, .w = w, .before = x->ahead, .doc = x->doc,
               .first = x->first);
@@ -520,16 +518,15 @@ static Err conv_backward(const Call *k, const Scan *x, Tensor dy, Tensor dx, Ten
 {
     Ctx *c = k->c;
     const int id = k->m->conv;
-    int64_t first;
     bool fresh = false;
     Tensor acc;
-    const Tensor w = own_channels(k, param_value(c, id), &first);
+    const Tensor w = own_channels(k, param_value(c, id));
     if (k->exchange.heads) TRY(grad_open(c, id, &acc));
     else acc = grad_target(c, id, &fresh);
-    TRY(op(c->s, conv_silu_bwd, .dx = dx, .dw = own_channels(k, acc, &first), .dbefore = dahead, .dy = dy,
-           .after = after, .x = x->mixed, .w = w, .before = x->ahead, .doc = x->doc,
-           .shift_w = param_store_shift(c->params, id), .overflow = c->params->stats->overflow, .first = x->first,
-           .leaf = c->canon.leaf_rows, .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
+    TRY(op(c->s, conv_silu_bwd, .dx = dx, .dw = own_channels(k, acc), .dbefore = dahead, .dy = dy, .after = after,
+           .x = x->mixed, .w = w, .before = x->ahead, .doc = x->doc, .shift_w = param_store_shift(c->params, id),
+           .overflow = c->params->stats->overflow, .first = x->first, .leaf = c->canon.leaf_rows,
+           .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
     return grad_added(c, id);
 }
 
