@@ -302,6 +302,7 @@ $(BUILD)/cuda/%.o: cuda/%.cu
 	@$(NVCC) $(NVCCFLAGS) $(GENCODE) -Xptxas -v --keep --keep-dir $(@:.o=.keep) -MMD -MF $(@:.o=.d) -c -o $@ $< 2>$(@:.o=.ptxas) || \
 	    { cat $(@:.o=.ptxas) >&2; exit 1; }
 	@grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2 || true
+	@rm -f $(@:.o=.ptx) $(@:.o=).compute_*.ptx # (of other GPUs, before)
 	@mv $(@:.o=.keep)/*.ptx $(@D) && rm -rf $(@:.o=.keep)
 
 $(BUILD)/test/cuda/%.o: test/cuda/%.cu
