@@ -932,6 +932,7 @@ static const char *const latent_wrong[][2] = {
     { MLA "model.position=none", "latent attention has rotary positions" },
     { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },
     { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
+    { "model.arch=llama model.norm_bias=false", "only norm = layernorm has them" },
     { "model.latent_norm_eps=1e-6", "only attention = mla reads it" },
     { MLA "model.latent_norm_eps=1e-13", "must be 0 (norm_eps), or 1e-12 and more" },
     { MLA "model.qk_norm=true", "norms of its own" },

@@ -61,6 +61,7 @@ model.rope_magnitude       | 2            | loss | model.position=rope model.rop
 model.rope_mscale_all      | 1            | loss | LATENT model.rope_scaling=yarn
 model.rope_truncate        | false        | loss | model.position=rope model.rope_scaling=yarn model.rope_original=64
 model.norm                 | rmsnorm      | loss
+model.norm_bias            | false        | loss | model.norm=layernorm
 model.norm_eps             | 1e-2         | loss
 model.block_norms          | post         | loss | model.bias=false
 model.embed_scale          | 8            | loss | model.position=rope

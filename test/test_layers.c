@@ -708,6 +708,7 @@ TEST(block_parallel) /* layers that both read the block's input, behind one norm
             for (int drop = 0; drop < 2; drop++)
                 check_block((ModelSpec){ .kv_heads = 2,
                                          .rms = drop,
+                                         .bare_norms = norms == BLOCK_NORMS_PARALLEL,
                                          .bias = true,
                                          .block_norms = (BlockNorms)norms,
                                          .rope = { .layers = layer_pattern_all(1) },

@@ -569,6 +569,23 @@ const HfClassRow hf_classes[HF_CLASSES] = {
                                .layers = 32, .heads = 71, .kv_heads = HF_NONE, .head_dim = HF_NONE, .eps = 1e-5,
                                .init_std = 0.02, .tied = true, .one_kv = true, .parallel = true,
                                .norm_count = HF_NONE } },
+    [HF_COHERE] = { .names = { "cohere", "CohereForCausalLM" },
+                    .model = "norm = layernorm\nnorm_bias = false\nblock_norms = parallel\n",
+                    .bias = HF_BIAS_KEYS,
+                    .divides = true,
+                    .usual = { ROPE(500000), .vocab = 256000, .positions = 8192, .hidden = 8192, .ffn = 22528,
+                               .layers = 40, .heads = 64, .kv_heads = HF_NONE, .head_dim = HF_NONE, .eps = 1e-5,
+                               .init_std = 0.02, .tied = true, .logits_factor = 0.0625 } },
+    [HF_COHERE2] = { .names = { "cohere2", "Cohere2ForCausalLM" },
+                     .model = "norm = layernorm\nnorm_bias = false\nblock_norms = parallel\n",
+                     .windows = HF_WINDOWS_TYPES,
+                     .turns = HF_TURNS_WINDOWED,
+                     .bias = HF_BIAS_KEYS,
+                     .divides = true,
+                     .usual = { ROPE(10000), .vocab = 256000, .positions = 8192, .hidden = 8192, .ffn = 22528,
+                                .layers = 40, .heads = 64, .kv_heads = HF_NONE, .head_dim = HF_NONE, .eps = 1e-5,
+                                .init_std = 0.02, .tied = true, .logits_factor = 0.0625, .window = 4096,
+                                .period = 4 } },
 };
 
 const HfClassNames *hf_class_names(HfClass c) { return &hf_classes[c].names; }

@@ -65,6 +65,8 @@ typedef enum {
     HF_QWEN3_NEXT,
     HF_GPT_NEOX,
     HF_FALCON,
+    HF_COHERE,
+    HF_COHERE2,
     HF_CLASSES
 } HfClass;
 

@@ -565,7 +565,8 @@ static Err settle_factors(Reader *r)
     const HfModel *usual = &hf_classes[r->class].usual;
     if (m->score_factor == HF_NONE) m->score_factor = 1 / sqrt((double)m->head_dim);
     if (usual->depth_factor > 0) return settle_depth(r);
-    if (!(usual->branch_factor > 0)) return ERR_OK;
+    if (!(usual->branch_factor > 0))
+        return usual->logits_factor > 0 && !(m->logits_factor > 0) ? no(r, "'logit_scale' must be above 0") : ERR_OK;
     if (m->embedding_factor > 0 && m->branch_factor > 0 && m->score_factor > 0 &&
         m->logits_divisor + m->logits_factor > 0)
         return ERR_OK;

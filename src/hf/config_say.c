@@ -181,7 +181,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     say_windows(cfg, out);
     say_turns(cfg, out);
     say_rope(cfg, c, out);
-    if (out->branch_factor > 0) say_factors(cfg, out);
+    if (out->branch_factor > 0 || out->logits_factor > 0) say_factors(cfg, out);
     if (hf_classes[c].latent) say_latent(cfg, out);
     if (hf_classes[c].hybrid) say_delta(cfg, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);

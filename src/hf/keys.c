@@ -13,11 +13,12 @@
 #define GRANITES (B(GRANITE) | B(GRANITEMOE) | B(GRANITEMOESHARED))
 #define FACTORED (GRANITES | B(HYPERCLOVAX))        /* with factors as keys */
 #define SQUARES (B(ARCEE) | B(JAIS2) | B(NEMOTRON)) /* of a ReLU */
-#define FUSED (B(GPT_NEOX) | B(FALCON))             /* heads of one width, the quotient; GELU of either form */
-#define LAYERNORMS (B(GPT2) | B(GPT_BIGCODE) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | FUSED | B(NEMOTRON))
+#define COHERES (B(COHERE) | B(COHERE2))
+#define FUSED (B(GPT_NEOX) | B(FALCON)) /* heads of one width, the quotient; GELU of either form */
+#define LAYERNORMS (B(GPT2) | B(GPT_BIGCODE) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | FUSED | COHERES | B(NEMOTRON))
 #define GPTS (B(GPT2) | B(GPT_BIGCODE))
 #define ROTARY (ALL & ~GPTS)
-#define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(OLMOE) & ~B(STABLELM)) /* heads of one width, which is a key */
+#define PLAIN (ROTARY & ~LATENT & ~FUSED & ~COHERES & ~B(OLMOE) & ~B(STABLELM)) /* heads of one width, which is a key */
 #define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE) | B(QWEN3_NEXT)) /* some blocks have no experts, by a step and a list */
 #define GLMS (B(GLM4_MOE) | B(GLM4_MOE_LITE) | B(DOTS1) | B(SOLAR_OPEN)) /* experts as DeepSeek-V3's */
 #define ROUTED (DEEPSEEK | GLMS)
@@ -30,13 +31,14 @@
 #define FROM (QWEN | B(DOTS1)) /* blocks from one on have a window */
 #define WINDOWED                                                                                         \
     (B(MISTRAL) | B(MIXTRAL) | B(PHI3) | FROM | B(QWEN3_MOE) | B(GPT_OSS) | GEMMAS | B(OLMO3) | EXAONE | \
-     B(MINISTRAL) | B(CWM) | B(STARCODER2) | B(AFMOE))
-#define TYPED \
-    (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM) | B(AFMOE))
+     B(MINISTRAL) | B(CWM) | B(STARCODER2) | B(AFMOE) | B(COHERE2))
+#define TYPED                                                                                                        \
+    (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM) | B(AFMOE) | \
+     B(COHERE2))
 #define BIASED                                                                                                 \
     (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
      B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | B(QWEN3_NEXT) |   \
-     B(GPT_NEOX))
+     B(GPT_NEOX) | COHERES)
 #define PARTIAL                                                                                           \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | B(GPT_NEOX) | \
      B(QWEN3_NEXT)) /* some columns of a head turn */

@@ -109,8 +109,8 @@ static const Row table[] = {
 
     { C(PHI3), "attn.qkv", "self_attn.qkv_proj", WHOLE, 0 },
     { C(AFMOE), "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.gate_proj", QKV_GATE, 0 },
-    { C(ERNIE4_5) | C(HELIUM) | DENSE_GLM, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_PAIRS,
-      0 },
+    { C(ERNIE4_5) | C(HELIUM) | C(COHERE) | C(COHERE2) | DENSE_GLM, "attn.qkv",
+      "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_PAIRS, 0 },
     { C(QWEN3_NEXT), "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_GATED, 0 },
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
     { REST, "attn.q_norm", "self_attn.q_norm", WHOLE, 0 },

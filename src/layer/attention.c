@@ -65,9 +65,9 @@ static Err register_qk_norms(Attention *a, ParamRegistry *reg, const char *atten
     char name[PARAM_NAME_MAX];
     if (s->qk_norm == QK_NORM_NONE) return ERR_OK;
     snprintf(name, sizeof name, "%s.q_norm", attention);
-    TRY(norm_register(&a->q_norm, reg, name, q * s->head_dim, true, s->norm_eps, PARTIAL_HEADS));
+    TRY(norm_register(&a->q_norm, reg, name, q * s->head_dim, NORM_RMS, s->norm_eps, PARTIAL_HEADS));
     snprintf(name, sizeof name, "%s.k_norm", attention);
-    TRY(norm_register(&a->k_norm, reg, name, k * s->head_dim, true, s->norm_eps, PARTIAL_HEADS));
+    TRY(norm_register(&a->k_norm, reg, name, k * s->head_dim, NORM_RMS, s->norm_eps, PARTIAL_HEADS));
     a->k_norm.shared = norms_heads(a);
     return ERR_OK;
 }

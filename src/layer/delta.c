@@ -97,7 +97,7 @@ static Err delta_add(void *own, ParamRegistry *reg, const ModelSpec *s, const ch
     TRY(add_head_numbers(reg, s, name, "a_log", INIT_LOG_RATE, &m->a_log));
     TRY(add_head_numbers(reg, s, name, "dt_bias", INIT_TIME, &m->dt_bias));
     snprintf(norm, sizeof norm, "%s.norm", name);
-    TRY(norm_register(&m->norm, reg, norm, d->value, true, s->norm_eps, PARTIAL_HEADS));
+    TRY(norm_register(&m->norm, reg, norm, d->value, NORM_RMS, s->norm_eps, PARTIAL_HEADS));
     return linear_register(&m->proj, reg,
                            (LinearSpec){ name, "proj", values, s->hidden, LINEAR_ROW, .std = model_projection_std(s),
                                          .fp8 = fp8 });

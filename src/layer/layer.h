@@ -378,7 +378,8 @@ typedef struct {
 } NormSave;
 
 /* partial: PARTIAL_ROWS for a norm of the residual stream, PARTIAL_HEADS for one of heads, single or all together. */
-Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial);
+Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, NormKind kind, float eps,
+                  Partial partial);
 Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save);
 
 /* The residual stream behind a branch: sum = residual + dropout(branch + bias). bias may be absent. If branch is

@@ -60,7 +60,7 @@ static Err add_norm(ParamRegistry *reg, const ModelSpec *s, const char *owner, c
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.%s", owner, what);
     const float eps = s->latent.norm_eps > 0 ? s->latent.norm_eps : s->norm_eps;
-    return norm_register(n, reg, name, width, true, eps, PARTIAL_ROWS);
+    return norm_register(n, reg, name, width, NORM_RMS, eps, PARTIAL_ROWS);
 }
 
 /* tp_blocks must divide the number of heads. */

@@ -12,14 +12,15 @@
 
 #include "layer/internal.h"
 
-Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial)
+Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, NormKind kind, float eps,
+                  Partial partial)
 {
     char text[PARAM_NAME_MAX];
-    *n = (Norm){ .bias = -1, .rms = rms, .single_rows = partial == PARTIAL_HEADS, .eps = eps };
+    *n = (Norm){ .bias = -1, .rms = kind == NORM_RMS, .single_rows = partial == PARTIAL_HEADS, .eps = eps };
     ParamSpec p = { .name = text, .ndim = 1, .shape = { width }, .partial = partial, .init = INIT_ONE };
     snprintf(text, sizeof text, "%s.weight", name);
     TRY(param_add(reg, p, &n->weight));
-    if (rms) return ERR_OK;
+    if (kind != NORM_LAYER) return ERR_OK;
     p.init = INIT_ZERO;
     snprintf(text, sizeof text, "%s.bias", name);
     return param_add(reg, p, &n->bias);

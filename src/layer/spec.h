@@ -140,6 +140,7 @@ typedef struct {
     LatentSpec latent;
     DeltaSpec delta;
     bool learned_positions, rms, bias, tied, sinks, attention_gate;
+    bool bare_norms; /* LayerNorms have no biases */
     BlockNorms block_norms;
     QkNorm qk_norm;
     AttentionBias attention_bias;
@@ -162,6 +163,13 @@ typedef struct {
 static inline Recompute model_recompute(const ModelSpec *spec, int at)
 {
     return (Recompute)layer_pattern_on(&spec->recompute, at);
+}
+
+typedef enum { NORM_LAYER, NORM_RMS, NORM_BARE } NormKind; /* BARE: a LayerNorm without a bias */
+
+static inline NormKind model_norm_kind(const ModelSpec *spec)
+{
+    return spec->rms ? NORM_RMS : spec->bare_norms ? NORM_BARE : NORM_LAYER;
 }
 
 static inline bool model_pre_norms(const ModelSpec *spec) { return spec->block_norms != BLOCK_NORMS_POST; }

@@ -16,7 +16,7 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *s, const c
 {
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.%s", owner, which);
-    return norm_register(n, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS);
+    return norm_register(n, reg, name, s->hidden, model_norm_kind(s), s->norm_eps, PARTIAL_ROWS);
 }
 
 /* "layers.3", "norm1"; norm NULL: the branch has none of its own */

@@ -80,7 +80,8 @@ static Err register_stage(Stage *st, ParamRegistry *reg, bool shared, SetupArena
     TRY(register_blocks(st, reg, spec, setup));
     param_begin_unit(reg);
     if (has_norm(st))
-        TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps, PARTIAL_ROWS));
+        TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, model_norm_kind(spec), spec->norm_eps,
+                          PARTIAL_ROWS));
     if (st->share.head) TRY(register_head(st, reg, spec));
     return st->share.mtp ? register_mtp(st, reg, spec, setup) : ERR_OK;
 }

@@ -149,6 +149,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .vocab = cfg->model.vocab ? cfg->model.vocab : vocab,
                     .learned_positions = cfg->model.position == MODEL_POSITION_LEARNED,
                     .rms = cfg->model.norm == MODEL_NORM_RMSNORM,
+                    .bare_norms = !cfg->model.norm_bias,
                     .bias = cfg->model.bias,
                     .attention_bias = cfg->model.attention_bias,
                     .tied = cfg->model.tied,

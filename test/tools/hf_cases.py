@@ -421,6 +421,19 @@ CASES = {
             layer_norm_epsilon=1e-4, tie_word_embeddings=False),
         falcon(36, 2, 3, multi_query=False, parallel_attn=False, activation="gelu_new", rope_parameters=rope(theta=1e6)),
     ),  # fmt: skip
+    "cohere": (
+        T.CohereConfig,
+        sizes(48, 80, 3, 6, 2, None, logit_scale=0.5),
+        sizes(40, 56, 2, 5, 5, None, attention_bias=True, layer_norm_eps=1e-4, tie_word_embeddings=False),
+        sizes(36, 40, 2, 3, 1, None, logit_scale=1.0, rope_parameters=rope(theta=1e4)),
+    ),
+    "cohere2": (
+        T.Cohere2Config,
+        sizes(48, 80, 5, 6, 2, None, sliding_window=7, logit_scale=0.5),
+        sizes(40, 56, 2, 5, 5, None, sliding_window=9, layer_types=["full_attention", "sliding_attention"],
+            tie_word_embeddings=False),
+        sizes(36, 40, 2, 3, 1, None, sliding_window=5, attention_bias=True, layer_types=["sliding_attention"] * 2),
+    ),  # fmt: skip
     "helium": (
         T.HeliumConfig,
         sizes(48, 80, 3, 6, 2, 8, attention_bias=True),

@@ -473,6 +473,7 @@ class Draw:
         activation = self.one("gelu", "gelu_erf", "relu2", "swiglu", "geglu", "clamped_swiglu")
         put("activation", activation)
         put("norm_eps", self.one("1e-5", "1e-5", "1e-3"), "1e-5")
+        put("norm_bias", self.model["model.norm"] == "rmsnorm" or self.chance(0.8), True)
         put("latent_norm_eps", self.one("0", "0", "1e-2") if self.mla else "0", "0")
         if self.model["model.position"] != "learned":
             put("embed_scale", self.one(1, 1, 1, 4), 1)

@@ -4,7 +4,7 @@ it. Widths and heads stay as they were drawn. Which models have a class the prog
 """
 
 PLAIN = {"model.norm": "rmsnorm", "model.activation": "swiglu", "model.position": "rope", "model.bias": "false"}
-NEVER = ("model.activation_limit", "model.latent_norm_eps", "model.attention_bias", "model.attention_gate", "model.attention_scale",
+NEVER = ("model.activation_limit", "model.latent_norm_eps", "model.norm_bias", "model.attention_bias", "model.attention_gate", "model.attention_scale",
          "model.attention_softcap", "model.block_norms", "model.embed_scale", "model.final_softcap",
          "model.logits_scale", "model.qk_norm", "model.residual_scale", "model.rope_base_local", "model.rope_dim", "model.rope_layers", "model.sinks", "model.window", "moe.scale",
          "moe.groups", "moe.group_topk", "moe.group_best", "moe.shared_ffn", "moe.shared_gate", "moe.every")
