@@ -49,7 +49,7 @@ static Vector vector_of(Tensor t) { return { t.data, t.ld, t.dtype }; }
 /* ---- sums over rows ---- */
 
 /* Adds the slices' sums [slices][columns] to out, or puts them there: element c at c / width * ld + c % width. */
-__global__ void __launch_bounds__(AROUND_THREADS)
+__global__ void __launch_bounds__(AROUND_THREADS, 1)
     slices_sum_kernel(float *out, int64_t width, int64_t ld, const float *part, int64_t stride, int64_t columns,
                       int fresh)
 {
@@ -141,7 +141,7 @@ template <class T, class Args> static Err conv_of(const Args *a, Tensor more, Co
     return ERR_OK;
 }
 
-template <class T> __global__ void __launch_bounds__(AROUND_THREADS) conv_silu_fwd_kernel(Rows<T> y, Conv<T> v)
+template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) conv_silu_fwd_kernel(Rows<T> y, Conv<T> v)
 {
     const int64_t c = blockIdx.y * static_cast<int64_t>(AROUND_THREADS) + threadIdx.x;
     if (c >= v.C) return;
@@ -179,7 +179,7 @@ template <class T> struct ConvGrad {
 };
 
 /* A row of dx, or of dbefore if t < 0. */
-template <class T> __global__ void __launch_bounds__(AROUND_THREADS) conv_silu_dx_kernel(ConvGrad<T> g)
+template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) conv_silu_dx_kernel(ConvGrad<T> g)
 {
     const Conv<T> &v = g.v;
     const int64_t c = blockIdx.y * static_cast<int64_t>(AROUND_THREADS) + threadIdx.x, ahead = v.taps - 1;
@@ -201,7 +201,7 @@ template <class T> __global__ void __launch_bounds__(AROUND_THREADS) conv_silu_d
 
 /* part: [SLICE_BLOCKS][C taps, then C of the bias] */
 template <class T>
-__global__ void __launch_bounds__(AROUND_THREADS) conv_silu_dw_kernel(float *part, ConvGrad<T> g)
+__global__ void __launch_bounds__(AROUND_THREADS, 1) conv_silu_dw_kernel(float *part, ConvGrad<T> g)
 {
     SHARED(float, of_warps, [AROUND_WARPS][WARP]);
     const Conv<T> &v = g.v;
@@ -268,7 +268,7 @@ __device__ __forceinline__ int64_t row_of_warp(RowCount rows)
 }
 
 template <class T>
-__global__ void __launch_bounds__(AROUND_THREADS)
+__global__ void __launch_bounds__(AROUND_THREADS, 1)
     unit_fwd_kernel(GroupedRows<T> y, GroupedRows<const T> x, RowCount rows, int64_t D, float factor, float eps)
 {
     const int64_t n = row_of_warp(rows);
@@ -294,7 +294,7 @@ template <class T> struct UnitBwd {
     float factor, eps;
 };
 
-template <class T> __global__ void __launch_bounds__(AROUND_THREADS) unit_bwd_kernel(UnitBwd<T> a)
+template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) unit_bwd_kernel(UnitBwd<T> a)
 {
     const int64_t n = row_of_warp(a.rows);
     if (n < 0) return;
@@ -330,7 +330,7 @@ template <class T> struct Gates {
     float top;
 };
 
-template <class T> __global__ void __launch_bounds__(AROUND_THREADS) delta_gates_fwd_kernel(Gates<T> k)
+template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) delta_gates_fwd_kernel(Gates<T> k)
 {
     const int64_t i = blockIdx.x * static_cast<int64_t>(AROUND_THREADS) + threadIdx.x, n = i / k.V, h = i % k.V;
     if (n >= rows_in_use(k.rows)) return;
@@ -351,7 +351,7 @@ extern "C" Err cuda_delta_gates_fwd(Stream *s, const delta_gates_fwd_args *a)
 
 /* part: [SLICE_BLOCKS][V of a_log, V of dt_bias] */
 template <class T>
-__global__ void __launch_bounds__(AROUND_THREADS) delta_gates_bwd_kernel(float *part, Gates<T> k)
+__global__ void __launch_bounds__(AROUND_THREADS, 1) delta_gates_bwd_kernel(float *part, Gates<T> k)
 {
     SHARED(float, of_warps, [AROUND_WARPS][WARP]);
     const int64_t h = blockIdx.x * static_cast<int64_t>(WARP) + threadIdx.x % WARP, rows = rows_in_use(k.rows);
@@ -409,7 +409,7 @@ template <class T> struct GatedNorm {
     }
 };
 
-template <class T> __global__ void __launch_bounds__(AROUND_THREADS) gated_norm_fwd_kernel(GatedNorm<T> k)
+template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) gated_norm_fwd_kernel(GatedNorm<T> k)
 {
     const int64_t n = row_of_warp(k.rows);
     if (n < 0) return;
@@ -433,7 +433,7 @@ extern "C" Err cuda_gated_norm_fwd(Stream *s, const gated_norm_fwd_args *a)
 
 /* A warp has a slice of the rows and goes through their columns by 32. part: [SLICE_BLOCKS][E] */
 template <class T>
-__global__ void __launch_bounds__(AROUND_THREADS) gated_norm_dw_kernel(float *part, GatedNorm<T> k)
+__global__ void __launch_bounds__(AROUND_THREADS, 1) gated_norm_dw_kernel(float *part, GatedNorm<T> k)
 {
     SHARED(float, of_warps, [AROUND_WARPS][WARP]);
     const int64_t c = blockIdx.x * static_cast<int64_t>(WARP) + threadIdx.x % WARP, rows = rows_in_use(k.rows);
@@ -450,7 +450,7 @@ __global__ void __launch_bounds__(AROUND_THREADS) gated_norm_dw_kernel(float *pa
     if (threadIdx.x < WARP && c < k.E) part[blockIdx.y * k.E + c] = sum[0];
 }
 
-template <class T> __global__ void __launch_bounds__(AROUND_THREADS) gated_norm_dx_kernel(GatedNorm<T> k)
+template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) gated_norm_dx_kernel(GatedNorm<T> k)
 {
     const int64_t n = row_of_warp(k.rows);
     if (n < 0) return;
