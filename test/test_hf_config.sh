@@ -135,7 +135,7 @@ for folder in ours/*; do
     "$mt" config from-hf "again/$name" >theirs.ini 2>>err.txt
     check "$name, written again: $(cat err.txt) $(diff ours.ini theirs.ini)" cmp -s ours.ini theirs.ini
 done
-others="phi-3-mini-4k dots.llm1 solar-open-100b hy3 ernie-4.5-0.3b seed-oss-36b youtu-llm-2b cwm helium-1-preview" # (another class says them)
+others="phi-3-mini-4k dots.llm1 solar-open-100b hy3 ernie-4.5-0.3b seed-oss-36b youtu-llm-2b cwm helium-1-preview glm-4.7-flash" # (another class says them)
 for name in $models; do # (of Gemma 3 the text model is written)
     [[ " $others gemma-3-27b " = *" $name "* ]] || cp -r "published/$name" same/
 done
