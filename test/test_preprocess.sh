@@ -117,8 +117,9 @@ check "of another member: exit $?" eval '[ -s keyed.json ] && ! cmp -s lines.jso
 # (between two texts a line end may pair with a blank before it, which JSON lines do not know: so the ids, not the file)
 "$mt" tokenize --tokenizer lines.json <texts.txt >ids.txt 2>err.txt
 check "it encodes those texts: exit $?" [ "$(wc -w <ids.txt)" -gt 1000 ]
+printf '{"text": "a"}\nb\n' >line.jsonl
 expect 3 "'line.jsonl': line 2: column 1" "$mt" tokenizer train --input line.jsonl --format jsonl --vocab-size 300 \
-    --output none.json < <(printf '{"text": "a"}\nb\n' >line.jsonl)
+    --output none.json
 rm -f got.* keyed.json packed.json piped.json
 
 # ---- stdin
@@ -524,8 +525,8 @@ check "its members: $(tail -1 err.txt)" grep -qF 'hint: the line has the members
 printf '{"id":1,"text":null}\n' >null.jsonl
 expect 3 "'null.jsonl': line 1: the member 'text' is null" "$mt" tokenizer train --input null.jsonl --vocab-size 300 --output null.json
 check "the way out: $(tail -1 err.txt)" grep -qF -- "--skip-missing passes over lines where it is missing or null" err.txt
-expect 3 "the member 'text' is not a string" "$mt" preprocess --input number.jsonl --skip-missing --tokenizer byte --output number \
-    < <(echo '{"id":1,"text":5}' >number.jsonl)
+echo '{"id":1,"text":5}' >number.jsonl
+expect 3 "the member 'text' is not a string" "$mt" preprocess --input number.jsonl --skip-missing --tokenizer byte --output number
 check "the way out: $(tail -1 err.txt)" grep -qF "jq -c 'select(.text | type == \"string\")'" err.txt
 
 # ---- --skip-missing: such lines are no documents, in pieces as whole, and counted, also by a job that goes on
