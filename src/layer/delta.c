@@ -3,7 +3,7 @@
  * are cut over tp; a value head reads the key head h / (V / K):
  *
  *   q, k, v, z = x Wqkvz    columns lie key head by key head: its q and k, the v and z of the value heads that read it
- *   b, a       = x Wba      likewise, one of each for a value head
+ *   b, a       = x Wba      one of each for a value head; every rank of tp has all of Wba
  *   q, k, v    = silu(convolution over the last rows of each column)
  *   q, k       = both of length 1, q then / sqrt(D)
  *   beta, g    = gates of b and a: how much is written, and the logarithm of the decay
@@ -80,7 +80,7 @@ static Err delta_add(void *own, ParamRegistry *reg, const ModelSpec *s, const ch
 {
     Delta *m = own;
     const DeltaSpec *d = &s->delta;
-    const int64_t keys = d->key_heads * d->key, values = d->value_heads * d->value, heads = d->value_heads;
+    const int64_t keys = d->key_heads * d->key, values = d->value_heads * d->value;
     const Fp8Recipe fp8 = model_fp8(s, layer);
     char norm[PARAM_NAME_MAX];
     *m = (Delta){ .spec = s };
@@ -91,8 +91,8 @@ static Err delta_add(void *own, ParamRegistry *reg, const ModelSpec *s, const ch
                                       .interleave = d->key_heads, .head_rows = d->key == d->value ? d->key : 0,
                                       .fp8 = fp8 }));
     TRY(linear_register(&m->ba, reg,
-                        (LinearSpec){ name, "ba", s->hidden, 2 * heads, LINEAR_COLUMN, .std = model_hidden_std(s),
-                                      .section = { heads, heads }, .interleave = d->key_heads }));
+                        (LinearSpec){ name, "ba", s->hidden, 2 * d->value_heads, LINEAR_WHOLE,
+                                      .std = model_hidden_std(s) }));
     TRY(add_conv(m, reg, name));
     TRY(add_head_numbers(reg, s, name, "a_log", INIT_LOG_RATE, &m->a_log));
     TRY(add_head_numbers(reg, s, name, "dt_bias", INIT_TIME, &m->dt_bias));
@@ -438,15 +438,32 @@ static Err project(const Call *k, Tensor x, Tensor mixed, const Outputs *t)
     Ctx *c = k->c;
     ArenaMark mark = arena_mark(c->scratch);
     const int64_t values = k->group * k->E;
-    Tensor qkvz, ba;
+    Tensor qkvz;
     TRY(tensor_new(c->scratch, &qkvz, c->dtype, k->N, k->K * k->chunk));
     TRY(linear_forward(&k->m->qkvz, c, x, qkvz));
     TRY(copy_rows(c, rows_of_heads(mixed, k->mixed), part_of(qkvz, k->chunk, 0, k->mixed)));
     TRY(copy_rows(c, rows_of_heads(t->z, values), part_of(qkvz, k->chunk, k->mixed, values)));
-    TRY(tensor_new(c->scratch, &ba, c->dtype, k->N, 2 * k->V));
-    TRY(linear_forward(&k->m->ba, c, x, ba));
-    TRY(copy_rows(c, rows_of_heads(t->b, k->group), part_of(ba, 2 * k->group, 0, k->group)));
-    TRY(copy_rows(c, rows_of_heads(t->a, k->group), part_of(ba, 2 * k->group, k->group, k->group)));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* Columns of this rank's heads in t [rows, 2 * heads]: of b (0) or a (1). */
+static Tensor gate_columns(const Call *k, Tensor t, int which)
+{
+    return tensor_col_slice(t, which * k->m->spec->delta.value_heads + k->c->world->tp.rank * k->V, k->V);
+}
+
+/* b and a of this rank's heads. Their rows travel, two numbers a head, where those of x would travel a second time. */
+static Err project_gates(const Call *k, Tensor x, const Outputs *t)
+{
+    Ctx *c = k->c;
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor own, all;
+    TRY(tensor_new(c->scratch, &own, c->dtype, x.dim[0], k->m->ba.out));
+    TRY(linear_forward(&k->m->ba, c, x, own));
+    TRY(gather_rows(c, own, &all));
+    TRY(copy_rows(c, t->b, gate_columns(k, all, 0)));
+    TRY(copy_rows(c, t->a, gate_columns(k, all, 1)));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -501,6 +518,7 @@ static Err delta_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept
     Tensor mixed = t.mixed;
     if (k.exchange.heads) TRY(tensor_new(c->scratch, &mixed, c->dtype, k.B, k.T, k.K, k.mixed));
     TRY(project(&k, x, mixed, &t));
+    TRY(project_gates(&k, x, &t));
     TRY(mix(&k, mixed, &t));
     TRY(norm_of_heads(&k, t.o, t.z, t.gated));
     if (!in_scratch) arena_release(c->scratch, mark);
@@ -613,7 +631,18 @@ static Err mix_backward(const Call *k, Tensor go, ScanGrads *d)
     return ERR_OK;
 }
 
-/* Gradients of b and a go to their columns of dba [N, 2 V]. */
+/* dba: the gradient of Wba's result for own rows, from those of b and a [N, V] for own heads. */
+static Err gather_gates(const Call *k, Tensor db, Tensor da, Tensor dba)
+{
+    Ctx *c = k->c;
+    Tensor heads;
+    TRY(partial_alloc(c, dba, &heads));
+    if (c->world->tp.size > 1) TRY(op(c->s, fill_zero, .x = heads)); /* other ranks' */
+    TRY(copy_rows(c, gate_columns(k, heads, 0), db));
+    TRY(copy_rows(c, gate_columns(k, heads, 1), da));
+    return reduce_rows(c, heads, dba);
+}
+
 static Err gates_backward(const Call *k, const ScanGrads *d, Tensor dba)
 {
     Ctx *c = k->c;
@@ -634,8 +663,7 @@ static Err gates_backward(const Call *k, const ScanGrads *d, Tensor dba)
            .fresh = fresh));
     TRY(grad_added(c, m->a_log));
     TRY(grad_added(c, m->dt_bias));
-    TRY(copy_rows(c, part_of(dba, 2 * k->group, 0, k->group), rows_of_heads(db, k->group)));
-    TRY(copy_rows(c, part_of(dba, 2 * k->group, k->group, k->group), rows_of_heads(da, k->group)));
+    TRY(gather_gates(k, db, da, dba));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -676,7 +704,7 @@ static Err delta_backward(const void *own, Ctx *c, const void *kept, Tensor x, T
     Tensor dqkvz, dba, gated, go, through;
     ScanGrads d;
     TRY(dy_alloc(c, &dqkvz, k.N, k.K * k.chunk));
-    TRY(dy_alloc(c, &dba, k.N, 2 * k.V));
+    TRY(dy_alloc(c, &dba, x.dim[0], m->ba.out));
     TRY(gated_of(&k, &gated));
     TRY(tensor_new(c->scratch, &go, c->dtype, k.N, k.V * k.E));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
@@ -747,6 +775,7 @@ const LayerKind delta_kind = { .name = "delta",
                                .own_bytes = sizeof(Delta),
                                .save_bytes = sizeof(DeltaSave),
                                .linears = 3,
+                               .sums_own_rows = true,
                                .add = delta_add,
                                .forward = delta_forward,
                                .backward = delta_backward,
