@@ -223,7 +223,10 @@ static const struct {
       "block_norms = parallel|kv_heads = 8", NULL },
     { "falcon", "\"multi_query\":false,\"parallel_attn\":false", "hidden = 4544", "block_norms|kv_heads" },
     { "cohere", "", "norm = layernorm|norm_bias = false|block_norms = parallel|logits_scale = 0.0625|tied = true",
-      "bias" },
+      "bias|head_dim" },
+    { "cohere", "\"head_dim\":64", "head_dim = 64", NULL },
+    { "cohere", "\"head_dim\":null", "heads = 64", "head_dim" },
+    { "cohere2", "\"head_dim\":64", "heads = 64", "head_dim" }, /* (its configuration puts its own in place of it) */
     { "cohere2", "\"num_hidden_layers\":8", "window = 4096*3,0|rope_layers = 1*3,0|norm_bias = false", "head_dim" },
     { "deepseek_v3", "\"rms_norm_eps\":1e-5", "norm_eps = 1e-05|latent_norm_eps = 1e-06", NULL },
     { "deepseek_v3", "", "norm_eps = 1e-06", "latent_norm_eps" },

@@ -18,7 +18,8 @@
 #define LAYERNORMS (B(GPT2) | B(GPT_BIGCODE) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | FUSED | COHERES | B(NEMOTRON))
 #define GPTS (B(GPT2) | B(GPT_BIGCODE))
 #define ROTARY (ALL & ~GPTS)
-#define PLAIN (ROTARY & ~LATENT & ~FUSED & ~COHERES & ~B(OLMOE) & ~B(STABLELM)) /* heads of one width, which is a key */
+/* heads of one width, which is a key */
+#define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM))
 #define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE) | B(QWEN3_NEXT)) /* some blocks have no experts, by a step and a list */
 #define GLMS (B(GLM4_MOE) | B(GLM4_MOE_LITE) | B(DOTS1) | B(SOLAR_OPEN)) /* experts as DeepSeek-V3's */
 #define ROUTED (DEEPSEEK | GLMS)

@@ -425,7 +425,7 @@ CASES = {
         T.CohereConfig,
         sizes(48, 80, 3, 6, 2, None, logit_scale=0.5),
         sizes(40, 56, 2, 5, 5, None, attention_bias=True, layer_norm_eps=1e-4, tie_word_embeddings=False),
-        sizes(36, 40, 2, 3, 1, None, logit_scale=1.0, rope_parameters=rope(theta=1e4)),
+        sizes(36, 40, 2, 3, 1, 16, logit_scale=1.0, rope_parameters=rope(theta=1e4)),
     ),
     "cohere2": (
         T.Cohere2Config,
