@@ -4,10 +4,10 @@
 make_tiny
 sed -i 's/^hidden = 32/hidden = 24/; s/^heads = 4/heads = 6/; s/^dropout/kv_heads = 2\nhead_dim = 8\nffn = 40\ndropout/' tiny.ini
 declare -A size=([D]=24 [H]=6 [K]=2 [C]=8 [F]=40 [V]=257 [T]=32 [E]=3 [G]=16 [S]=56
-    [q]=10 [l]=12 [n]=5 [r]=4 [v]=8)
+    [q]=10 [l]=12 [n]=5 [r]=4 [v]=8 [Q]=3 [U]=6 [d]=4 [e]=7 [c]=5)
 
-# rows of the table: name | shapes, gelu's and gated ones' apart where they differ
-sed -n '/^## Tensors/,/^The same tensors/s/^| `\([a-z_0-9MN.]*\)` | \(.*\) |.*|$/\1|\2/p' "$root/docs/checkpoints.md" >table.txt
+# rows of the table: name | shapes, gelu's and gated ones' apart where they differ | where it is there
+sed -n '/^## Tensors/,/^The same tensors/s/^| `\([a-z_0-9MN.]*\)` | \(.*\) | \(.*\) |$/\1|\2|\3/p' "$root/docs/checkpoints.md" >table.txt
 check "rows: $(wc -l <table.txt)" [ "$(wc -l <table.txt)" -ge 20 ]
 
 numbers() { # "[(H + 2 K) C, D]": its numbers, a product where two factors stand side by side
@@ -41,6 +41,9 @@ holds() {
         check "$1: $name $shape, the table says '$(shape_of "$name" "$2")'" [ "$(shape_of "$name" "$2")" = "$shape" ]
     done < <(sed -n 's/^\([a-z_0-9.]*\)  *F32 \(\[[0-9, ]*\]\) .*/\1 \2/p' "$1.txt")
     check "$1: $n tensors, $(grep -m1 error "$1.err")" [ $n -gt 5 ]
+    for name in $(sed -n 's/|.*|always$//p' table.txt); do
+        check "$1: $name is always there" grep -qE "^${name//N/[0-9]+} " "$1.txt"
+    done
 }
 holds gpt2 gelu model.tied=false
 holds llama gated model.arch=llama model.qk_norm=true
@@ -51,6 +54,15 @@ latent=(model.arch=llama model.attention=mla model.kv_heads=0 model.head_dim=0 m
     model.qk_nope_head_dim=5 model.qk_rope_head_dim=4 model.v_head_dim=8)
 holds latent gated "${latent[@]}"
 holds latents gated "${latent[@]}" model.q_lora_rank=10 model.bias=true model.attention_gate=true
+holds beside gelu model.block_norms=parallel
+holds besides gelu model.block_norms=parallel_two
+delta=(model.delta_key_heads=3 model.delta_value_heads=6 model.delta_key_dim=4 model.delta_value_dim=7 model.delta_conv=5)
+holds delta gated model.arch=llama model.mixer=delta "${delta[@]}"
+holds hybrid gelu model.mixer=delta,attention "${delta[@]}" model.position=rope
+holds unbiased gelu model.norm=layernorm model.norm_bias=false model.mtp_layers=1 model.position=none
+check "norm_bias=false: no norm has a bias" [ "$(grep -c 'norm.*bias' unbiased.txt)" = 0 ]
+check "each row of a norm's bias names norm_bias" \
+    [ -z "$(grep -E '^[^|]*norm[12]?\.bias' table.txt | grep -v '`norm_bias`$')" ]
 holds further gelu model.mtp_layers=2 model.position=none
 holds queries gated model.arch=llama model.attention_bias=qkv
 holds biased gated model.arch=llama model.bias=true
