@@ -486,6 +486,36 @@ static const Rule rules[] = {
     { "model.mixer=delta model.delta_key_heads=6 parallel.cp=4 parallel.cp_comm=a2a model.seq=1024",
       "model.mixer=delta model.delta_key_heads=4 parallel.cp=4 parallel.cp_comm=a2a model.seq=1024",
       "ranks of cp exchange positions for heads: tp x cp must divide delta_key_heads", 4 },
+    { "model.mixer=delta model.rope_base=500",
+      "model.mixer=attention,delta model.rope_base=500", "no block has attention", 1 },
+    { "model.position=rope model.mixer=delta model.rope_layers=1,0",
+      "model.position=rope model.mixer=attention,delta model.rope_layers=1,0", "no block has attention", 1 },
+    { "model.position=rope model.mixer=delta model.rope_dim=32",
+      "model.position=rope model.mixer=attention,delta model.rope_dim=32", "no block has attention", 1 },
+    { "model.position=rope model.mixer=delta model.rope_base_local=100",
+      "model.position=rope model.mixer=attention,delta model.rope_base_local=100", "no block has attention", 1 },
+    { "model.position=rope model.mixer=delta model.rope_scaling=linear",
+      "model.position=rope model.mixer=attention,delta model.rope_scaling=linear", "no block has attention", 1 },
+    { "model.mixer=delta model.attention_dropout=0.1",
+      "model.mixer=attention,delta model.attention_dropout=0.1", "no block has attention", 1 },
+    { "model.mixer=delta model.qk_norm=true",
+      "model.mixer=attention,delta model.qk_norm=true", "no block has attention", 1 },
+    { "model.mixer=delta model.attention_scale=0.5",
+      "model.mixer=attention,delta model.attention_scale=0.5", "no block has attention", 1 },
+    { "model.mixer=delta model.attention_softcap=30",
+      "model.mixer=attention,delta model.attention_softcap=30", "no block has attention", 1 },
+    { "model.mixer=delta model.sinks=true",
+      "model.mixer=attention,delta model.sinks=true", "no block has attention", 1 },
+    { "model.mixer=delta model.attention_gate=true",
+      "model.mixer=attention,delta model.attention_gate=true", "no block has attention", 1 },
+    { "model.mixer=delta model.window=16",
+      "model.mixer=attention,delta model.window=16", "no block has attention", 1 },
+    { "optim.mup_base=384 model.mixer=delta optim.mup_head_dim=64",
+      "optim.mup_base=384 model.mixer=attention,delta optim.mup_head_dim=64", "no block has attention", 1 },
+    { "model.mixer=delta optim.qk_clip=100",
+      "model.mixer=attention,delta optim.qk_clip=100", "no block has attention", 1 },
+    { "model.mixer=delta log.max_attention_logit=true",
+      "model.mixer=attention,delta log.max_attention_logit=true", "no block has attention", 1 },
     { "model.window=8,", "model.window=8,0", "model.window = '8,': must be a number of positions", 1 },
     { "model.window=-1", "model.window=0", "must be a number of positions up to 16777216", 1 },
     { "model.window=16777217", "model.window=16777216*5,0", "positions up to 16777216, or a list of them", 1 },
@@ -1005,6 +1035,36 @@ TEST(rules_between_keys)
     CHECK(strstr(complaint(NULL, "parallel.nccl.pp.min_ctas=5", 1), "unknown key"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
+}
+
+/* Heads of attention mean nothing where no block has it. */
+TEST(rules_of_attention_are_of_its_blocks_alone)
+{
+    static const struct {
+        const char *heads, *says; /* of a model with attention */
+        int world_size;
+    } cases[] = {
+        { "model.heads=3 model.kv_heads=2 model.hidden=96", "heads must be a multiple of kv_heads", 1 },
+        { "model.heads=1 model.head_dim=32 model.delta_key_heads=2 parallel.tp=2 parallel.tp_blocks=2",
+          "tp must divide kv_heads x parts", 2 },
+        { "model.heads=1 model.head_dim=1 model.delta_key_heads=4 model.delta_value_heads=8 model.delta_key_dim=16 "
+          "model.delta_value_dim=16 parallel.tp=4 parallel.tp_blocks=4",
+          "tp must divide kv_heads x parts", 4 },
+        { "model.heads=3 model.head_dim=5 model.position=rope", "rotary positions need an even head_dim", 1 },
+        { "model.heads=3 model.head_dim=5 parallel.tp_blocks=2 model.delta_key_heads=2", "tp_blocks must divide heads",
+          1 },
+        { "model.heads=5 model.delta_key_heads=4 model.delta_key_dim=16", "hidden must be a multiple of heads", 1 },
+    };
+    char words[512];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(words, sizeof words, "model.mixer=delta %s", cases[i].heads);
+        const char *got = complaint(NULL, words, cases[i].world_size);
+        CHECK_MSG(!*got, "%s: %s", words, got);
+        snprintf(words, sizeof words, "model.mixer=delta,attention %s", cases[i].heads);
+        got = complaint(NULL, words, cases[i].world_size);
+        CHECK_MSG(strstr(got, cases[i].says), "%s: %s", words, got);
+    }
+    CHECK(strstr(complaint(NULL, "model.mixer=delta model.heads=5", 1), "hidden must be a multiple of heads"));
 }
 
 TEST(mixtures)

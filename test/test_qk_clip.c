@@ -6,6 +6,7 @@
 
 #include "test.h"
 #include "tiny.h"
+#include "engine/step_report.h"
 
 enum { STEPS = 2, BUCKET_BYTES = 64 << 10, ORDERS_MOST = 256 };
 
@@ -345,6 +346,25 @@ TEST(copies_are_scaled)
             CHECK_MSG(r.hash == hash || zero > ZERO_STATES, "fp32 vectors %d, zero %d", wide, (int)zero);
         }
     }
+}
+
+/* ---- models without scores ---- */
+
+static Err no_logits(Trainer *t, void *user)
+{
+    const StepReport r = step_report(t);
+    (void)user;
+    CHECK(!t->executor.ctx.logit_max.data && !r.logits.by_layer);
+    return ERR_OK;
+}
+
+TEST(no_scores_no_logits)
+{
+    TinyRun r = { .spec = asked(tiny_delta(tiny_llama())), .grid = { .tp = 1, .dp = 1 }, .steps = 1 };
+    r.spec.model.mixer = layer_pattern_all(MIXER_DELTA);
+    r.after = no_logits;
+    tiny_train(&r);
+    CHECK_MSG(!r.err, "%s", r.message);
 }
 
 /* ---- schedules that update while they run ---- */

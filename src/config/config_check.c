@@ -76,6 +76,12 @@ static int64_t layers_recomputed(const Config *c)
     return config_recompute(c, &kinds);
 }
 
+/* Is there a use of model.head_dim? delta_key_dim may be filled in from it. */
+static bool reads_head_dim(const Config *c)
+{
+    return config_has_attention(c) || c->origin[CFG_model_delta_key_dim].kind == ORIGIN_AUTO;
+}
+
 static bool has_rope(const Config *c) { return c->model.position == MODEL_POSITION_ROPE; }
 static bool scales_rope(const Config *c) { return c->model.rope_scaling != ROPE_PLAIN; }
 static bool is_yarn(const Config *c) { return c->model.rope_scaling == ROPE_YARN; }
@@ -115,8 +121,10 @@ static bool widths_are_multiples(const Config *c, int64_t unit)
     const int64_t kv_rank = c->model.kv_lora_rank, q_rank = c->model.q_lora_rank;
     const int64_t ffn = c->moe.experts ? c->moe.shared_ffn : 0;
     const int64_t latent[] = { kv_rank, kv_rank + rope, q_rank, heads * (nope + value) };
-    bool fit = delta_widths_are_multiples(c, unit) && c->model.hidden % unit == 0 && heads * C % unit == 0 &&
-               heads * value % unit == 0 && c->model.ffn / tp % unit == 0 && ffn / tp % unit == 0;
+    bool fit = delta_widths_are_multiples(c, unit) && c->model.hidden % unit == 0 && c->model.ffn / tp % unit == 0 &&
+               ffn / tp % unit == 0;
+    if (!config_has_attention(c)) return fit;
+    fit = fit && heads * C % unit == 0 && heads * value % unit == 0;
     if (!config_is_latent(c)) return fit && kv % unit == 0;
     for (int i = 0; i < 4; i++) fit = fit && latent[i] % unit == 0;
     return fit;
@@ -226,8 +234,8 @@ static void check_layout(ConfigReader *r)
              "tp must divide kv_heads x parts, here %lld x %lld: a kv head can be cut into tp_blocks / kv_heads "
              "parts, fewer where that does not divide head_dim or its query heads",
              (long long)c->model.kv_heads, (long long)parts);
-    RULE(c->model.kv_heads * parts % tp == 0, text, CFG_parallel_tp, CFG_model_kv_heads, CFG_model_heads,
-         CFG_model_head_dim, CFG_parallel_tp_blocks);
+    RULE(!config_has_attention(c) || c->model.kv_heads * parts % tp == 0, text, CFG_parallel_tp, CFG_model_kv_heads,
+         CFG_model_heads, CFG_model_head_dim, CFG_parallel_tp_blocks);
     config_take_near(r, CFG_parallel_tp);
     RULE(!c->parallel.sp || c->train.micro_batch * c->model.seq % (tp * c->parallel.cp) == 0,
          c->parallel.cp > 1 ? "with sp, tp x cp must divide micro_batch * seq"

@@ -38,8 +38,8 @@ static void check_mixer(ConfigReader *r)
     snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
              (long long)layers);
     RULE(length <= layers, text, CFG_model_mixer, CFG_model_layers);
-    RULE(!config_is_latent(c) || layer_pattern_has(&c->derived.mixer, MIXER_WORD_ATTENTION),
-         "no block has attention of any kind", CFG_model_mixer, CFG_model_attention);
+    RULE(!config_is_latent(c) || config_has_attention(c), "no block has attention of any kind", CFG_model_mixer,
+         CFG_model_attention);
     config_take(r, "model.attention=mha");
     if (!config_has_delta(c)) return;
     RULE(c->model.delta_key_heads % tp == 0, "tp must divide delta_key_heads", CFG_parallel_tp,

@@ -45,9 +45,9 @@ static void check_exchange(ConfigReader *r, bool all, int64_t ranks)
     RULE(ranks <= A2A_RANKS_MAX, "heads are exchanged between 8 ranks at most", CFG_parallel_cp_comm, CFG_parallel_cp,
          CFG_parallel_cp_heads);
     take_other_exchange(r, all);
-    RULE(heads_divide(c, ranks), "each rank gets whole key heads of a tp rank, or whole parts of one",
-         CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads, CFG_parallel_tp, CFG_model_kv_heads,
-         CFG_parallel_tp_blocks);
+    RULE(!config_has_attention(c) || heads_divide(c, ranks),
+         "each rank gets whole key heads of a tp rank, or whole parts of one", CFG_parallel_cp_comm, CFG_parallel_cp,
+         CFG_parallel_cp_heads, CFG_parallel_tp, CFG_model_kv_heads, CFG_parallel_tp_blocks);
     take_other_exchange(r, all);
 }
 

@@ -63,6 +63,7 @@ int64_t config_mixer(const Config *c, LayerPattern *out)
 }
 
 bool config_has_delta(const Config *c) { return layer_pattern_has(&c->derived.mixer, MIXER_WORD_DELTA); }
+bool config_has_attention(const Config *c) { return layer_pattern_has(&c->derived.mixer, MIXER_WORD_ATTENTION); }
 
 float config_mup_width(const Config *c)
 {
@@ -77,10 +78,12 @@ int64_t config_expert_ranks(const Config *c) { return c->parallel.ep * c->parall
 /* Whole blocks of all that tensor parallelism cuts; 0 is what the model lacks. */
 static int64_t usual_tp_blocks(const Config *c)
 {
-    const int64_t heads = config_is_latent(c) ? c->model.heads : c->model.heads * c->model.head_dim;
+    const bool attention = config_has_attention(c);
+    const int64_t head = config_is_latent(c) ? 1 : c->model.head_dim, heads = attention ? c->model.heads * head : 0;
+    const int64_t qkv = attention ? config_qkv_width(c) : 0;
     const int64_t mtp = c->model.mtp_layers ? c->model.hidden : 0;
     const int64_t delta = config_has_delta(c) ? c->model.delta_key_heads : 0;
-    const int64_t widths[] = { heads, config_qkv_width(c), c->model.ffn, c->moe.ffn, c->moe.shared_ffn, mtp, delta };
+    const int64_t widths[] = { heads, qkv, c->model.ffn, c->moe.ffn, c->moe.shared_ffn, mtp, delta };
     int64_t blocks = 8;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) blocks = power_in(widths[i], blocks);
     return blocks;

@@ -228,10 +228,18 @@ static Err open_offload(Trainer *t, bool pairs)
     return ERR_OK;
 }
 
+static bool has_scores(const ModelSpec *s)
+{
+    for (int i = 0; i < model_blocks(s); i++)
+        if (model_score_heads(s, i) > 0) return true;
+    return false;
+}
+
 static Err open_logits(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
     const int blocks = model_blocks(&s->model);
+    if (!has_scores(&s->model)) return ERR_OK;
     if (s->purpose.forward_only || !(s->attention_logits || s->update.qk_clip.threshold > 0)) return ERR_OK;
     TRY(tensor_new(&t->memory.state, &t->executor.ctx.logit_max, I64, blocks, s->model.heads));
     return setup_array(&t->memory.setup, blocks, &t->layer_logits);
