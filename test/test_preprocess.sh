@@ -309,8 +309,9 @@ done
 check "there were kills: $kills" [ $kills -ge $rounds ]
 
 # Ctrl-C: said, and gone on from
-catches() { # PID NUMBER: its handler of that signal is there
+catches() { # PID NUMBER: its handler of that signal is there (a shell that has not become the program yet has others)
     local mask
+    [ "$(cat "/proc/$1/comm" 2>/dev/null)" = megatrain ] || return 1
     mask=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null)
     (((0x${mask:-0} >> ($2 - 1)) & 1))
 }
