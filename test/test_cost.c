@@ -183,6 +183,24 @@ TEST(experts_of_8_bits)
     }
 }
 
+/* FLOP at .06 of the peak of fp32, of as many multiprocessors as there are key heads of samples. */
+TEST(the_delta_rule_is_arithmetic_on_few_multiprocessors)
+{
+    enum { T = 4096, D = 128 };
+    const DeviceFile d = round_device();
+    CostModel m;
+    OK(cost_open(&m, &d, 1));
+    for (int B = 1; B <= 8; B *= 2) {
+        const Tensor keys = tensor_of(somewhere, BF16, B, T, 1, D), values = tensor_of(somewhere, BF16, B, T, 2, D);
+        const delta_fwd_args fwd = { .o = values, .q = keys, .k = keys, .v = values };
+        const delta_bwd_args bwd = { .dq = keys, .dk = keys, .dv = values, .go = values, .q = keys, .k = keys,
+                                     .v = values };
+        const double flop = 8. * B * T * 2 * D * D, rate = .06 * .5e12 * (B < 4 ? B / 4. : 1);
+        SAME(cost_op(&m, OP_delta_fwd, &fwd, flop).seconds, flop / rate);
+        SAME(cost_op(&m, OP_delta_bwd, &bwd, 2 * flop).seconds, 2 * flop / rate);
+    }
+}
+
 /* Codes count as far as they are in use: columns of transposed ones, rows of others. */
 TEST(codes_in_use_are_what_passes_memory)
 {

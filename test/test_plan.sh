@@ -468,6 +468,11 @@ if [ "$(plan | grep -m1 ^device)" = "device  cpu, fp32 (this machine has no GPU;
 else check "the device: $(plan | grep -m1 ^device)" grep -q "^device  cuda, bf16 (this machine's" <(plan); fi
 check "a device that was asked for" grep -qx "device  cpu, fp32" <(plan run.device=cpu)
 check "--device" grep -qx "device  h100, bf16" <(plan --device h100 run.device=cpu)
+unmeasured="warning: times of Gated DeltaNet are estimates: its kernels have not been measured"
+delta=(--config "$root/config/qwen3-next-tiny.ini" --world 2 --device h100 model.vocab=512)
+check "what nobody measured" [ "$("$mt" plan "${delta[@]}" 2>&1 >/dev/null)" = "$unmeasured" ]
+check "nor of other layouts" [ "$("$mt" plan "${delta[@]}" --search 2>&1 >/dev/null | grep -cx "$unmeasured")" = 1 ]
+check "and of other models not" [ -z "$(plan --device h100 2>&1 >/dev/null)" ]
 check "it fits" grep -q "^fits 80 GB: yes (.* of 79.6 GiB, and up to 768 MiB for CUDA's libraries)$" <(plan --device h100)
 large=(model.layers=40 model.hidden=4096 model.heads=32 model.seq=2048 train.micro_batch=1)
 check "it does not" grep -q "^fits 40 GB: no (" <(plan --device a100-40 "${large[@]}")

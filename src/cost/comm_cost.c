@@ -40,8 +40,7 @@ static int comm_dims(const char *name)
 static int op_dims(const char *name)
 {
     for (int i = 0; i < OP_COUNT; i++) {
-        const OpFamily f = family_of((OpId)i);
-        if (!strcmp(name, op_info((OpId)i)->name)) return f == FAMILY_MEMORY || f == FAMILY_OPTIMIZER ? 1 : 3;
+        if (!strcmp(name, op_info((OpId)i)->name)) return family_of((OpId)i) < FAMILY_DELTA ? 3 : 1;
     }
     return 0;
 }

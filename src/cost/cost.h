@@ -23,7 +23,15 @@ typedef struct {
  * does not exist. The file must outlive the model. */
 Err cost_open(CostModel *m, const DeviceFile *device, int ranks);
 
-typedef enum { FAMILY_PRODUCTS, FAMILY_EXPERTS, FAMILY_ATTENTION, FAMILY_MEMORY, FAMILY_OPTIMIZER, FAMILIES } OpFamily;
+typedef enum {
+    FAMILY_PRODUCTS,
+    FAMILY_EXPERTS,
+    FAMILY_ATTENTION,
+    FAMILY_DELTA,
+    FAMILY_MEMORY,
+    FAMILY_OPTIMIZER,
+    FAMILIES
+} OpFamily;
 
 const char *family_name(OpFamily f); /* "products", ... */
 OpFamily family_of(OpId id);

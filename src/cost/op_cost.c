@@ -4,6 +4,7 @@
  *   products     tiles on multiprocessors: the last wave may be partly empty, and each tile costs begin and end
  *   experts      the same over all experts' rows at once
  *   attention    of the pairs that see each other, by the width of a head and how many keys a query sees
+ *   delta rule   FLOP on CUDA cores, of as many multiprocessors as there are key heads of samples
  *   others       bytes of their tensors
  */
 #include <math.h>
@@ -17,8 +18,8 @@
 const char *family_name(OpFamily f)
 {
     static const char *const names[FAMILIES] = {
-        [FAMILY_PRODUCTS] = "products",  [FAMILY_EXPERTS] = "experts' products", [FAMILY_ATTENTION] = "attention",
-        [FAMILY_MEMORY] = "memory work", [FAMILY_OPTIMIZER] = "optimizer",
+        [FAMILY_PRODUCTS] = "products", [FAMILY_EXPERTS] = "experts' products", [FAMILY_ATTENTION] = "attention",
+        [FAMILY_DELTA] = "delta rule",  [FAMILY_MEMORY] = "memory work",        [FAMILY_OPTIMIZER] = "optimizer",
     };
     return names[f];
 }
@@ -38,6 +39,8 @@ OpFamily family_of(OpId id)
     case OP_fp8_grouped_add: return FAMILY_EXPERTS;
     case OP_attention_fwd:
     case OP_attention_bwd: return FAMILY_ATTENTION;
+    case OP_delta_fwd:
+    case OP_delta_bwd: return FAMILY_DELTA;
     case OP_adamw:
     case OP_one_moment:
     case OP_muon_moment:
@@ -302,13 +305,24 @@ static double attention_seconds(const CostModel *m, OpId id, const void *args)
     return (forward ? 4 : 10) * pairs * w.shape[2] / (rate * keys / (keys + reached_short_keys(id, form)));
 }
 
+/* ---- gated delta rule ---- */
+
+/* A key head of a sample is a block, which goes through its windows in order (cuda/delta.cuh). */
+static double delta_seconds(const CostModel *m, OpId id, const void *args, double flop)
+{
+    const Tensor q = id == OP_delta_fwd ? ((const delta_fwd_args *)args)->q : ((const delta_bwd_args *)args)->q;
+    const double busy = fmin(1, (double)(q.dim[0] * q.dim[2]) / m->device->multiprocessors);
+    return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_delta());
+}
+
 /* ---- any op ---- */
 
-static double arithmetic_seconds(const CostModel *m, OpId id, const void *args)
+static double arithmetic_seconds(const CostModel *m, OpId id, const void *args, double flop)
 {
     const bool wide = is_wide(id, args);
     const OpFamily family = family_of(id);
     if (family == FAMILY_ATTENTION) return attention_seconds(m, id, args);
+    if (family == FAMILY_DELTA) return delta_seconds(m, id, args, flop);
     if (family != FAMILY_PRODUCTS && family != FAMILY_EXPERTS) return 0;
     const Product p = product_of(id, args);
     const double multiprocessors = m->device->multiprocessors, depth = m->device->tile_depth;
@@ -341,9 +355,9 @@ static double memory_rate(const CostModel *m, OpId id)
 }
 
 /* Cost on a GPU. A measured time, which includes the gap, counts more than shares of a data sheet. */
-static OpCost gpu_cost(const CostModel *m, OpId id, const void *args)
+static OpCost gpu_cost(const CostModel *m, OpId id, const void *args, double flop)
 {
-    const double arithmetic = arithmetic_seconds(m, id, args);
+    const double arithmetic = arithmetic_seconds(m, id, args, flop);
     const double epilogue = epilogue_bytes(id, args), rate = memory_rate(m, id);
     const double memory = (tensor_traffic(id, args) - epilogue) / rate;
     const int launches = launches_of(id, columns_of(id, args));
@@ -368,5 +382,5 @@ static OpCost cpu_cost(const CostModel *m, OpId id, const void *args, double flo
 
 OpCost cost_op(const CostModel *m, OpId id, const void *args, double flop)
 {
-    return m->cpu ? cpu_cost(m, id, args, flop) : gpu_cost(m, id, args);
+    return m->cpu ? cpu_cost(m, id, args, flop) : gpu_cost(m, id, args, flop);
 }

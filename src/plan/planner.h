@@ -20,7 +20,7 @@ void planner_close(Planner *p);
 
 /* Warns where that configuration of a CPU computes otherwise than the processors of the file did when they were
  * measured, so that predicted products are those of other instructions. here: the run is this machine's, whose `auto`
- * is its own; else auto is that of the machine that was measured. */
+ * is its own; else auto is that of the machine that was measured. Of a GPU it says whose times nobody measured. */
 void planner_warn(const DeviceFile *device, const Config *c, bool here);
 
 /* The question of a search for that device: `base` on so many ranks, in the usual limits; the vocabulary and how many
