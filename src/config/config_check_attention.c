@@ -17,15 +17,40 @@ static void check_pattern(ConfigReader *r, ConfigId id, const char *list, int64_
     RULE(length <= layers, text, id, CFG_model_layers);
 }
 
+/* Is the number above 0 in some block that has attention? */
+static bool is_of_attention(const Config *c, const LayerPattern *p)
+{
+    for (int i = 0; i < (int)c->model.layers; i++)
+        if (layer_pattern_at(&c->derived.mixer, i) == MIXER_WORD_ATTENTION && layer_pattern_at(p, i) > 0) return true;
+    return false;
+}
+
+static void check_window(ConfigReader *r)
+{
+    const Config *c = r->config;
+    LayerPattern blocks;
+    const bool valid = layer_pattern_read(c->model.window, WINDOW_MOST, &blocks) >= 0;
+    const bool given = valid && config_has_attention(c) && layer_pattern_most(&blocks) > 0;
+    check_pattern(r, CFG_model_window, c->model.window, WINDOW_MOST, "a number of positions up to 16777216");
+    RULE(!given || is_of_attention(c, &blocks), "no block with attention has a window", CFG_model_window,
+         CFG_model_mixer);
+    config_take(r, "model.window=0");
+}
+
 static void check_rope(ConfigReader *r)
 {
     const Config *c = r->config;
     LayerPattern layers;
     const bool valid = layer_pattern_read(c->model.rope_layers, 1, &layers) >= 0;
+    const bool turns = config_has_attention(c) && c->model.position == MODEL_POSITION_ROPE;
+    const bool given = valid && turns && layer_pattern_most(&layers) > 0;
     check_pattern(r, CFG_model_rope_layers, c->model.rope_layers, 1, "0 or 1");
     RULE(!valid || layer_pattern_most(&layers), "no block has rotary positions: give a 1", CFG_model_rope_layers,
          CFG_model_position);
     config_take(r, "model.position=none model.rope_layers=1");
+    RULE(!given || is_of_attention(c, &layers), "no block with attention has rotary positions: give one of them a 1",
+         CFG_model_rope_layers, CFG_model_mixer, CFG_model_position);
+    config_take(r, "model.position=none model.rope_layers=1, or model.rope_layers=1");
 }
 
 static void check_mixer(ConfigReader *r)
@@ -77,7 +102,7 @@ static void check_latent_rows(ConfigReader *r)
 void config_check_attention(ConfigReader *r)
 {
     const Config *c = r->config;
-    check_pattern(r, CFG_model_window, c->model.window, WINDOW_MOST, "a number of positions up to 16777216");
+    check_window(r);
     check_rope(r);
     check_mixer(r);
     if (config_is_latent(c)) check_latent_rows(r);
