@@ -1032,6 +1032,20 @@ TEST(a_refused_value_breaks_no_further_rules)
               got);
 }
 
+/* Keys of a kind of block are not looked at where the list of kinds is none. */
+TEST(a_list_of_kinds_that_is_none_is_one_mistake)
+{
+    static const char *const lists[] = { "foo", "delta*0", "delta,", "" };
+    static const char keys[] = "model.delta_key_heads=4 model.delta_value_dim=32 model.delta_conv=3 model.sinks=true "
+                               "model.position=rope model.rope_layers=0,1 model.window=0,16 model.heads=6";
+    char words[400];
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        snprintf(words, sizeof words, "model.mixer=%s %s", lists[i], keys);
+        const char *got = complaint(NULL, words, 1);
+        CHECK_MSG(count_lines(got) == 1 && strstr(got, "must be attention or delta"), "%s: %s", words, got);
+    }
+}
+
 TEST(rules_between_keys)
 {
     CHECK(strstr(complaint(NULL, "parallel.nccl.tp.max_ctas=4", 1), "only device=cuda has NCCL"));

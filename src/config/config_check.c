@@ -283,6 +283,7 @@ static void check_training(ConfigReader *r)
 
 void config_check_rules(ConfigReader *r)
 {
+    config_check_mixer(r);
     check_run_keys(r);
     check_model_keys(r);
     check_parallel_keys(r);

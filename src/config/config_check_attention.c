@@ -53,13 +53,21 @@ static void check_rope(ConfigReader *r)
     config_take(r, "model.position=none model.rope_layers=1, or model.rope_layers=1");
 }
 
+/* (rules about what blocks have would be about another list) */
+void config_check_mixer(ConfigReader *r)
+{
+    LayerPattern blocks;
+    const bool valid = config_mixer(r->config, &blocks) >= 0;
+    RULE(valid, "must be attention or delta, or a list of them with repetitions", CFG_model_mixer);
+    r->bad[CFG_model_mixer] |= !valid;
+}
+
 static void check_mixer(ConfigReader *r)
 {
     const Config *c = r->config;
     LayerPattern blocks;
     const int64_t length = config_mixer(c, &blocks), layers = c->model.layers, tp = c->parallel.tp;
     char text[160];
-    RULE(length >= 0, "must be attention or delta, or a list of them with repetitions", CFG_model_mixer);
     snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
              (long long)layers);
     RULE(length <= layers, text, CFG_model_mixer, CFG_model_layers);

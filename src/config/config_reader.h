@@ -102,6 +102,7 @@ int64_t config_recompute(const Config *c, LayerPattern *out);
 /* Neighbours along cp that exchange heads: parallel.cp_heads, or what is usual. Reads derived.cp_comm. */
 int64_t config_cp_heads(const Config *c);
 void config_check_attention(ConfigReader *r);
+void config_check_mixer(ConfigReader *r); /* is the list one? To be called before all rules about its blocks */
 
 /* A relation between keys: where it does not hold, the text is complained of with all of them, at the first. */
 #define KEY_IDS(...) \
