@@ -79,6 +79,7 @@ TEST(layouts_that_are_refused)
     s.seq_blocks = 8;
     FAILS(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 2 }), ERR_CONFIG,
           "layers.0.delta: a slice has whole windows of 64 positions: 64 x slices must divide seq, here 256");
+    CHECK_MSG(strstr(err_hint_text(), "parallel.slices=4"), "%s", err_hint_text());
     s.pipeline.slices = 4;
     OK(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 2 }));
     s = tiny_delta(tiny_llama());

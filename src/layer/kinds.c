@@ -54,6 +54,14 @@ Err model_check_ways(const ModelSpec *s)
     return ERR_OK;
 }
 
+/* The most slices of whole units among the divisors of `slices`, which other rules take where they take `slices`. */
+static int64_t fewer_slices(int64_t slices, int64_t unit, int64_t seq)
+{
+    for (int64_t n = slices - 1; n > 1; n--)
+        if (slices % n == 0 && seq % (n * unit) == 0) return n;
+    return 1;
+}
+
 Err model_check_slices(const ModelSpec *s, int64_t slices)
 {
     for (int i = 0; i < s->layers; i++) {
@@ -63,7 +71,7 @@ Err model_check_slices(const ModelSpec *s, int64_t slices)
         err_set(ERR_CONFIG,
                 "layers.%d.%s: a slice has whole windows of %lld positions: %lld x slices must divide seq, here %lld",
                 i, kind->name, (long long)unit, (long long)unit, (long long)s->seq);
-        return err_take("parallel.slices=1");
+        return err_take("parallel.slices=%lld", (long long)fewer_slices(slices, unit, s->seq));
     }
     return ERR_OK;
 }
