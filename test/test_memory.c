@@ -306,6 +306,21 @@ TEST(memory_grows_linearly_with_the_sequence)
         }
 }
 
+/* Layers in parallel, behind a norm each, keep what others keep but the stream between them: [R, D] fp32 a block. */
+TEST(parallel_layers_keep_no_stream_between_them)
+{
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_SELECTIVE; recompute++) {
+        MemoryPlan serial, parallel;
+        TrainSpec s = spec_of(true, (Recompute)recompute, 1024);
+        OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &serial));
+        s.model.block_norms = BLOCK_NORMS_PARALLEL_TWO;
+        OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &parallel));
+        const int64_t between = s.model.layers * s.model.seq * s.model.hidden * 4;
+        CHECK_MSG(serial.save - parallel.save == between, "recompute %d: %lld bytes kept, one by one %lld", recompute,
+                  (long long)parallel.save, (long long)serial.save);
+    }
+}
+
 /* If cp ranks share a sequence, each keeps its share. A ring takes five parts of 2 cp of the keys and values, those of
  * their gradients among them, beside what attention takes alone, and the rank's heads and their gradients are copied
  * apart from qkv; gathered, they are there whole. In the order of arrival it takes ten: two blocks of keys and values,

@@ -120,6 +120,7 @@ Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out
 {
     const DType widest = branch_dtype(c, spec, spec->moe.experts > 0);
     *out = (ResidualStream){ .sum = { .sum = x } };
+    if (model_parallel(spec)) TRY(tensor_new(c->scratch, &out->mid, ctx_residual(c), x.dim[0], x.dim[1]));
     return tensor_new(c->scratch, &out->branch, widest, x.dim[0], x.dim[1]);
 }
 
@@ -168,24 +169,25 @@ static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStrea
 }
 
 /* The sum behind the mixer is made at once: both branches' outputs lie in the same place. */
-static Err parallel_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor mid, Tensor y)
+static Err parallel_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
 {
     const ResidualSum in = { .sum = x->sum.sum };
     Tensor n, own;
     TRY(layer_input(b, &b->mixer, c, &x->sum, &save->mixer, &n));
     own = n;
     if (!b->shares_norm) TRY(layer_input(b, &b->ffn, c, &in, &save->ffn, &own));
-    TRY(branch_output(b, &b->mixer, c, x, n, &save->mixer, mid));
+    TRY(branch_output(b, &b->mixer, c, x, n, &save->mixer, x->mid));
     TRY(residual_add(c, &x->sum));
-    x->sum = (ResidualSum){ .sum = mid };
+    x->sum = (ResidualSum){ .sum = x->mid };
     return branch_output(b, &b->ffn, c, x, own, &save->ffn, y);
 }
 
 Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
 {
     Tensor mid;
+    save->segment = c->segment;
+    if (model_parallel(b->spec)) return parallel_forward(b, c, x, save, y);
     TRY(stream_new(c, b->spec, &mid, &save->mid));
-    if (model_parallel(b->spec)) return parallel_forward(b, c, x, save, mid, y);
     TRY(branch_forward(b, &b->mixer, c, x, &save->mixer, mid));
     return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
 }
@@ -355,10 +357,10 @@ static Err backward_again(const Block *b, Ctx *c, BlockSave *save, Tensor x, Ten
 {
     ArenaMark mark = arena_mark(c->scratch);
     ResidualStream stream;
-    Segment *g = &c->slot->segments[save->mid.segment], saved_segment = *g;
+    Segment *g = &c->slot->segments[save->segment], saved_segment = *g;
     saves_to_scratch(c);
     c->mode.split_backward = false; /* its W must follow at once: the inputs live in scratch */
-    segment_begin(c, save->mid.segment);
+    segment_begin(c, save->segment);
     TRY(residual_stream(c, b->spec, x, &stream));
     TRY(block_forward(b, c, &stream, save, (Tensor){ 0 }));
     TRY(block_backward(b, c, save, x, d, sums));

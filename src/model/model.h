@@ -50,7 +50,8 @@ typedef struct {
 } Block;
 
 typedef struct {
-    Saved mid; /* the stream between the branches */
+    Saved mid;   /* the stream between the branches, where they do not stand in parallel */
+    int segment; /* that all of it lies in */
     BranchSave mixer, ffn;
 } BlockSave;
 
@@ -202,6 +203,9 @@ typedef struct {
     ResidualSum sum;
     /* [R, D] scratch: a branch's output until its sum is made, with room for the widest dtype. */
     Tensor branch;
+    /* [R, D] scratch, where layers stand in parallel: the stream between them, until the sum behind the second is made.
+     * Backward does not read it. */
+    Tensor mid;
 } ResidualStream;
 /* Begins it with x, which is made. */
 Err residual_stream(Ctx *c, const ModelSpec *spec, Tensor x, ResidualStream *out);
