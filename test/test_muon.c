@@ -384,7 +384,22 @@ TEST(equals_torch)
 /* ---- models ---- */
 
 /* Kinds of TINY_MODELS, each with another split, scale, set and choice for routers. */
-typedef enum { GPT2, LLAMA, VARIANTS, LATENT, LATENT_Q, MIXTRAL, DEEPSEEK, GPTOSS, FURTHER, LION, SGD, MODELS } Model;
+typedef enum {
+    GPT2,
+    LLAMA,
+    VARIANTS,
+    LATENT,
+    LATENT_Q,
+    MIXTRAL,
+    DEEPSEEK,
+    GPTOSS,
+    FURTHER,
+    DELTA,
+    DELTA_WHOLE,
+    LION,
+    SGD,
+    MODELS
+} Model;
 
 static TrainSpec spec_of(Model kind)
 {
@@ -400,6 +415,8 @@ static TrainSpec spec_of(Model kind)
     case DEEPSEEK: s = tiny_mixture(TINY_DEEPSEEK, 2), m.set = MUON_DEEPSEEKV4, m.steps = 10, m.router = false; break;
     case GPTOSS: s = tiny_gptoss(2), m.scale = MUON_UNIT_RMS_NORM; break;
     case FURTHER: s = tiny_further(tiny_llama(), 1), m.momentum = .9f; break;
+    case DELTA: s = tiny_delta(tiny_llama()), m.split = MUON_SPLIT_HEAD; break;
+    case DELTA_WHOLE: s = tiny_delta(tiny_llama()), m.split = MUON_SPLIT_NONE; break;
     case LION: s = tiny_llama(), s.update.adamw.beta2 = .99f; break;
     case SGD: s = tiny_mixture(TINY_MIXTRAL, 2); break;
     case MODELS: break;
@@ -412,7 +429,7 @@ static TrainSpec spec_of(Model kind)
 
 static const char *const model_names[MODELS] = {
     "gpt2", "llama", "variants", "latent", "latent with q", "mixtral", "deepseek", "gpt-oss", "further tokens",
-    "lion", "sgd"
+    "delta", "delta whole", "lion", "sgd"
 };
 
 /* ---- against float64 ---- */
@@ -438,13 +455,31 @@ static double accumulated(const ParamStore *s, Tensor shift, int id, int64_t at,
     return ldexp((double)((const int64_t *)g.data)[at], -before[s->reg->items[id].global]);
 }
 
+enum { MATRICES = 65 };
+
+/* q, k, v and z, or each head of these, or all in one. */
+static void delta_rows(const DeltaSpec *d, MuonSplit split, int64_t *out)
+{
+    const int64_t heads[4] = { d->key_heads, d->key_heads, d->value_heads, d->value_heads };
+    const int64_t width[4] = { d->key, d->key, d->value, d->value };
+    if (split == MUON_SPLIT_NONE) return;
+    for (int i = 0; i < 4; i++)
+        if (split == MUON_SPLIT_QKV) *out++ = heads[i] * width[i];
+        else
+            for (int64_t h = 0; h < heads[i]; h++) *out++ = width[i];
+}
+
 /* Rows of the matrices of a weight, by its name: 0 ends the list, which is repeated. */
-static void matrix_rows(const ModelSpec *m, const MuonSpec *u, const char *name, int64_t rows, int64_t out[8])
+static void matrix_rows(const ModelSpec *m, const MuonSpec *u, const char *name, int64_t rows, int64_t out[MATRICES])
 {
     const int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
     const bool gated = activation_gated(m->activation), head = u->split == MUON_SPLIT_HEAD;
-    memset(out, 0, 8 * sizeof *out);
+    memset(out, 0, MATRICES * sizeof *out);
     out[0] = rows;
+    if (strstr(name, "delta.qkvz.")) {
+        delta_rows(&m->delta, u->split, out);
+        return;
+    }
     if (strstr(name, "attn.qkv.") && head) out[0] = m->head_dim;
     else if (strstr(name, "attn.qkv.") && u->split == MUON_SPLIT_QKV)
         out[0] = q, out[1] = out[2] = kv, out[3] = m->attention_gate ? q : 0;
@@ -459,7 +494,8 @@ static void matrix_rows(const ModelSpec *m, const MuonSpec *u, const char *name,
 static bool by_muon(const MuonSpec *u, const char *name, const Plain *p)
 {
     if (p->columns == 1 || p->rows == 1 || !strstr(name, ".weight")) return false;
-    if (strstr(name, "embedding.token") || strstr(name, "embedding.position") || strstr(name, "head.weight"))
+    if (strstr(name, "embedding.token") || strstr(name, "embedding.position") || strstr(name, "head.weight") ||
+        strstr(name, "conv.weight"))
         return false;
     return u->router || !strstr(name, "router.weight");
 }
@@ -474,7 +510,7 @@ static void muon_in_float64(const TrainSpec *s, const char *name, Plain *p, doub
 {
     const MuonSpec *u = &s->update.muon;
     const double beta = (double)u->momentum;
-    int64_t rows[8];
+    int64_t rows[MATRICES];
     matrix_rows(&s->model, u, name, p->rows, rows);
     for (int64_t row = 0, k = 0; row < p->rows; row += rows[k], k = rows[k + 1] ? k + 1 : 0) {
         const int64_t n = rows[k] * p->columns, first = row * p->columns;

@@ -89,8 +89,9 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
     TRY(linear_register(&a->qkv, reg,
                         (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
                                       .bias = model_qkv_bias(s), .std = model_hidden_std(s),
-                                      .section = { q, kv, kv, gate }, .interleave = chunks, .head_rows = s->head_dim,
-                                      .qk = qk, .block = layer, .fp8 = model_fp8(s, layer) }));
+                                      .section = { q, kv, kv, gate }, .interleave = chunks,
+                                      .head_rows = { s->head_dim, s->head_dim, s->head_dim, s->head_dim }, .qk = qk,
+                                      .block = layer, .fp8 = model_fp8(s, layer) }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));
     return linear_register(&a->proj, reg,

@@ -88,7 +88,7 @@ static Err delta_add(void *own, ParamRegistry *reg, const ModelSpec *s, const ch
     TRY(linear_register(&m->qkvz, reg,
                         (LinearSpec){ name, "qkvz", s->hidden, 2 * keys + 2 * values, LINEAR_COLUMN,
                                       .std = model_hidden_std(s), .section = { keys, keys, values, values },
-                                      .interleave = d->key_heads, .head_rows = d->key == d->value ? d->key : 0,
+                                      .interleave = d->key_heads, .head_rows = { d->key, d->key, d->value, d->value },
                                       .fp8 = fp8 }));
     TRY(linear_register(&m->ba, reg,
                         (LinearSpec){ name, "ba", s->hidden, 2 * d->value_heads, LINEAR_WHOLE,

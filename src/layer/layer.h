@@ -324,7 +324,7 @@ typedef struct {
     int64_t section[PARAM_MAX_SECTIONS], interleave; /* sections and chunks of the output dim */
     QkRows qk;                                       /* outputs that make queries and keys */
     int block;                                       /* the block of the model, if there are such outputs */
-    int64_t head_rows;                               /* outputs of an attention head; 0: it has no heads */
+    int64_t head_rows[PARAM_MAX_SECTIONS];           /* outputs of a head in each section; all 0: it has no heads */
     Fp8Recipe fp8;
 } LinearSpec;
 

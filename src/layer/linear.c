@@ -31,11 +31,11 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
                     .interleave = spec.interleave,
                     .qk = spec.qk,
                     .block = spec.block,
-                    .head_rows = spec.head_rows,
                     .init = INIT_NORMAL,
                     .std = spec.std,
                     .flags = PARAM_DECAY | PARAM_HIDDEN | (spec.fp8 ? PARAM_EIGHT_BITS : 0) };
     memcpy(w.section, spec.section, sizeof w.section);
+    memcpy(w.head_rows, spec.head_rows, sizeof w.head_rows);
     snprintf(name, sizeof name, "%s.%s.weight", spec.owner, spec.name);
     TRY(param_add(reg, w, &l->weight));
     if (!spec.bias) return ERR_OK;

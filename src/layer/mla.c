@@ -76,11 +76,11 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     const int64_t pair = w.nope + w.value; /* of a head: its own part of the key, and the value */
     const QkRows queries = { rows, { w.nope, w.rope }, { QK_QUERY, QK_SHARED }, 1, 1 };
     const QkRows keys = { pair, { w.nope, 0 }, { QK_KEY, QK_KEY }, 1, 1 };
-    LinearSpec q_b = { name, "q_b", w.q_rank, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
-    LinearSpec q = { name, "q", D, H * rows, LINEAR_COLUMN, false, std, .head_rows = rows };
+    LinearSpec q_b = { name, "q_b", w.q_rank, H * rows, LINEAR_COLUMN, false, std, .head_rows = { rows } };
+    LinearSpec q = { name, "q", D, H * rows, LINEAR_COLUMN, false, std, .head_rows = { rows } };
     LinearSpec kv_a = { name, "kv_a", D, w.kv_rank + w.rope, LINEAR_WHOLE, bias, std };
-    LinearSpec kv_b = { name, "kv_b", w.kv_rank, H * pair, LINEAR_COLUMN, false, std, .head_rows = pair };
-    LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std, .head_rows = w.value };
+    LinearSpec kv_b = { name, "kv_b", w.kv_rank, H * pair, LINEAR_COLUMN, false, std, .head_rows = { pair } };
+    LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std, .head_rows = { w.value } };
     LinearSpec proj = { name, "proj", H * w.value, D, LINEAR_ROW, bias, model_projection_std(s) };
     *m = (Mla){ .spec = s,
                 .core = attention_core(s, name, layer, model_attention_scale(s, s->latent.scale)),

@@ -108,10 +108,10 @@ static float scale_of(MuonScale scale, Box b)
     return (float)sqrt(r / c);
 }
 
-/* Rows of each matrix in a section of `rows`. */
-static int64_t rows_of_matrix(const ParamSpec *p, const MuonSpec *m, int64_t rows)
+/* Rows of each matrix in section i, which has `rows`. */
+static int64_t rows_of_matrix(const ParamSpec *p, const MuonSpec *m, int i, int64_t rows)
 {
-    return p->head_rows && m->split == MUON_SPLIT_HEAD ? p->head_rows : rows;
+    return p->head_rows[i] && m->split == MUON_SPLIT_HEAD ? p->head_rows[i] : rows;
 }
 
 /* The matrices of parameter `id` in out[0..], if that is not NULL. Returns how many there are. */
@@ -119,12 +119,12 @@ static int split(const Param *p, int id, const MuonSpec *m, MuonMatrix *out)
 {
     const ParamSpec *s = &p->spec;
     const int64_t all = s->shape[0] / s->stack;
-    const bool whole = !s->section[0] || (s->head_rows && m->split == MUON_SPLIT_NONE);
+    const bool whole = !s->section[0] || (s->head_rows[0] && m->split == MUON_SPLIT_NONE);
     int n = 0;
     for (int64_t e = 0, row = 0; e < s->stack; e++)
         for (int i = 0; i < (whole ? 1 : PARAM_MAX_SECTIONS); i++) {
             const int64_t rows = whole ? all : s->section[i], end = row + rows;
-            for (const int64_t each = rows_of_matrix(s, m, rows); row < end; row += each, n++)
+            for (const int64_t each = rows_of_matrix(s, m, i, rows); row < end; row += each, n++)
                 if (out) out[n] = (MuonMatrix){ .id = id, .box = { { row, 0 }, { each, s->shape[1] } } };
         }
     return n;

@@ -8,7 +8,8 @@
  *   W <- W - lr (decay W + scale X)
  *
  * u is a matrix of the *checkpoint* (param/shard.h), whatever ranks have of it: q, k and v, gate and up apart, each
- * expert alone; with MUON_SPLIT_HEAD each head of them, and of latent attention's q, kv_b and gate. One rank *owns* it:
+ * expert alone; with MUON_SPLIT_HEAD each head of them, and of latent attention's q, kv_b and gate. Of Gated
+ * DeltaNet q, k, v and z are apart in the same way. One rank *owns* it:
  * the ranks that share a matrix send it their pieces of u, each number from one rank, it does the products, and sends
  * everybody the pieces of X that lie in his ZeRO shard. No sum is cut, so the bits are those of one rank in every
  * layout.

@@ -118,8 +118,8 @@ typedef struct {
     int64_t interleave;                  /* chunks of dim 0; each section's rows divide by it. 0 = 1 */
     int64_t stack; /* matrices of equal rows that dim 0 has, each with these sections and cuts. 0 = 1 */
     Cut stack_cut; /* the axis that cuts between them */
-    /* Rows of dim 0 that belong to an attention head, in every section; 0: there are no heads. */
-    int64_t head_rows;
+    /* Rows of dim 0 that belong to a head, in each section; all 0: there are no heads. */
+    int64_t head_rows[PARAM_MAX_SECTIONS];
     Partial partial;
     ParamGroup group;
     Init init;
