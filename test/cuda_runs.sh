@@ -59,6 +59,9 @@ latent+="\nv_head_dim = 24\nrope_mscale_all = 1\nbias = true\nattention_gate = t
 sed "/^kv_heads/d; /^head_dim/d; /^rope_dim/d; s/^qk_norm = .*/$latent/" \
     llama.ini >latent.ini
 
+hybrid="mixer = delta,attention\ndelta_key_heads = 2\ndelta_value_heads = 4\ndelta_key_dim = 16\ndelta_value_dim = 24"
+sed "s/^qk_norm = .*/$hybrid/; s/^window = .*/window = 0,16/" llama.ini >hybrid.ini
+
 run() { # NAME CONFIG keys...
     EMU_REPORT=$PWD/$1.kernels "$mt" --config "$2" run.dir="$1" "${@:3}" >"$1.out" 2>"$1.err"
     local status=$?

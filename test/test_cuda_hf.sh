@@ -57,6 +57,9 @@ class granite "${llama[@]}" model.embed_scale=8 model.residual_scale=0.3 model.a
 class nemotron "${llama[@]}" model.norm=layernorm model.activation=relu2 model.rope_dim=6
 class gpt_neox "${llama[@]}" model.kv_heads=4 model.norm=layernorm model.activation=gelu_erf model.block_norms=parallel_two \
     model.bias=true model.rope_dim=6
+class qwen3_next "${llama[@]}" model.mixer=delta,attention model.delta_key_heads=2 model.delta_value_heads=4 \
+    model.delta_key_dim=16 model.delta_value_dim=16 model.qk_norm=true model.attention_gate=true model.rope_dim=4 \
+    "${experts[@]}" moe.router=softmax_pre moe.normalize=true moe.shared_ffn=24 moe.shared_gate=true
 # (their layers are those above in other combinations; test_hf.sh holds their logits to transformers')
 combined=(qwen2_moe olmoe olmo3 smollm3 glm4_moe minimax_m2 dots1 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu
     starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm arcee jais2

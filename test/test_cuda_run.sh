@@ -74,6 +74,7 @@ else
     fp8 llama tensorwise
 fi
 attention latent "latent attention, its gate and biases"
+attention hybrid "Gated DeltaNet"
 says() { "$mt" generate --run "latent-$1" --prompt Line --tokens 8 --temperature 0 2>/dev/null; }
 says cuda >said.txt
 check "latent attention: the GPU says what the CPU does: '$(cat said.txt)'" diff said.txt <(says cpu)
