@@ -6,6 +6,7 @@
  * Needs     workspace for at least one block: 1.3 MiB of heads of 128.
  */
 #include "delta.cuh"
+#include "device/delta_room.h"
 
 template <class T> struct DeltaBwd {
     DeltaCall<T> c;
@@ -19,12 +20,6 @@ template <class T> struct DeltaBwd {
 struct BackParts {
     float *dqk, *dkk, *both, *dq, *dk, *scaled, *product, *go, *dwrite, *derror, *dfrom, *dlast, *state, *dstate;
 };
-
-static int64_t back_floats(int D, int E, int64_t group)
-{
-    return delta_floats(D, E) + 3 * DELTA_SQUARE + 2 * DELTA_WINDOW +
-           DELTA_WINDOW * (4 * static_cast<int64_t>(D) + 3 * static_cast<int64_t>(E)) + (group + 1) * D * E;
-}
 
 __device__ __forceinline__ BackParts back_parts(float *at, int D, int E)
 {
@@ -227,7 +222,7 @@ template <class T> static Err launch_bwd(Stream *s, const delta_bwd_args *a)
     const int64_t group = a->v.dim[2] / (a->q.dim[2] ? a->q.dim[2] : 1);
     DeltaBwd<T> f;
     unsigned blocks;
-    TRY(delta_call(s, a, a->states, back_floats(static_cast<int>(a->q.dim[3]), static_cast<int>(a->v.dim[3]), group),
+    TRY(delta_call(s, a, a->states, delta_room_cuda(a->q.dim[3], a->v.dim[3], group) / 4,
                    &f.c, &blocks));
     f.dq = grouped_rows_of<T>(a->dq), f.dk = grouped_rows_of<T>(a->dk), f.dv = grouped_rows_of<T>(a->dv);
     f.go = grouped_rows_of<const T>(a->go);

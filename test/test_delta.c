@@ -3,6 +3,7 @@
  * that hand on their state; documents, gates that forget all or nothing, refusals.
  */
 #include "base/half.h"
+#include "device/delta_room.h"
 #include "ops_env.h"
 
 /* ---- float64, token by token ---- */
@@ -543,6 +544,29 @@ TEST(narrow)
     CHECK(!memcmp(w.states, n.states, sizeof w.states) && !memcmp(w.dg, n.dg, sizeof w.dg));
     CHECK(!memcmp(w.dbeta, n.dbeta, sizeof w.dbeta) && !memcmp(w.dbefore, n.dbefore, sizeof w.dbefore));
     for (int i = 0; i < 4; i++) free(in[i]), free(out[i]);
+    device_close(&dev);
+}
+
+/* What is refused before a run is what an op would refuse. */
+TEST(room_of_a_head)
+{
+    static Whole w;
+    Device dev;
+    Sequence *s = sequence(true);
+    OK(device_open(&dev, (DeviceChoice){ .threads = 1 }));
+    run_forward(&dev, s, &w, 0, CUT_ROWS, s->before);
+    const int64_t all = dev.workspace_bytes;
+    dev.workspace_bytes = delta_room_cpu(CUT_D, CUT_E, CUT_V / CUT_K);
+    run_forward(&dev, s, &w, 0, CUT_ROWS, s->before);
+    run_backward(&dev, s, &w, 0, CUT_ROWS, s->dafter);
+    dev.workspace_bytes--;
+    FAILS(op(&dev.stream, delta_bwd, .dq = KEYS_OF(w.dq, CUT_ROWS), .dk = KEYS_OF(w.dk, CUT_ROWS),
+             .dv = VALUES_OF(w.dv, CUT_ROWS), .dg = GATES_OF(w.dg, CUT_ROWS), .dbeta = GATES_OF(w.dbeta, CUT_ROWS),
+             .go = VALUES_OF(s->go, CUT_ROWS), .q = KEYS_OF(s->q, CUT_ROWS), .k = KEYS_OF(s->k, CUT_ROWS),
+             .v = VALUES_OF(s->v, CUT_ROWS), .g = GATES_OF(s->g, CUT_ROWS), .beta = GATES_OF(s->beta, CUT_ROWS),
+             .states = tensor_of(w.states, F32, CUT_WINDOWS * CUT_V, CUT_D, CUT_E)),
+          ERR_CONFIG, "the delta rule needs");
+    dev.workspace_bytes = all;
     device_close(&dev);
 }
 

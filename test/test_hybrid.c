@@ -83,6 +83,11 @@ TEST(layouts_that_are_refused)
     s.pipeline.slices = 4;
     OK(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 2 }));
     s = tiny_delta(tiny_llama());
+    s.model.delta.key = s.model.delta.value = 2048;
+    FAILS(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 1 }), ERR_CONFIG, "model.delta_key_dim = 2048");
+    s.model.delta.value = 1024;
+    OK(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 1 }));
+    s = tiny_delta(tiny_llama());
     s.model.context = layer_pattern_all(CONTEXT_RING);
     FAILS(trainer_check(&s, (Grid){ .tp = 1, .cp = 2, .dp = 1, .pp = 1 }), ERR_CONFIG,
           "layers.0.delta: the ranks of parallel.cp cannot meet in such a layer as parallel.cp_comm=ring says");

@@ -406,11 +406,12 @@ static Err check_zero(const TrainSpec *s)
     return err_take("parallel.zero=2 parallel.reshard=auto"), err_take("parallel.reshard=never");
 }
 
-/* Refuses what some mixer cannot do: a way for ranks of cp to meet; slices so short. */
+/* Refuses what some mixer cannot do: a way for ranks of cp to meet; slices so short; backward of heads so wide. */
 static Err check_mixers(const TrainSpec *s, Grid g)
 {
     const int slices = s->pipeline.slices;
     if (g.cp > 1) TRY(model_check_ways(&s->model));
+    if (!s->purpose.forward_only) TRY(model_check_room(&s->model, s->device.kind));
     return slices > 1 ? model_check_slices(&s->model, slices) : ERR_OK;
 }
 

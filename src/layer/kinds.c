@@ -1,5 +1,6 @@
 /* The kinds of layers as tables, and which of them a block of a model has. */
 #include "base/choices.h"
+#include "device/delta_room.h"
 #include "layer/layer.h"
 
 #define MIXER(number, kind) extern const LayerKind kind;
@@ -74,4 +75,19 @@ Err model_check_slices(const ModelSpec *s, int64_t slices)
         return err_take("parallel.slices=%lld", (long long)fewer_slices(slices, unit, s->seq));
     }
     return ERR_OK;
+}
+
+Err model_check_room(const ModelSpec *s, DeviceKind device)
+{
+    const DeltaSpec *d = &s->delta;
+    if (!layer_pattern_has(&s->mixer, MIXER_DELTA)) return ERR_OK;
+    const int64_t group = d->value_heads / d->key_heads;
+    const int64_t needs = (device == DEVICE_CUDA ? delta_room_cuda : delta_room_cpu)(d->key, d->value, group);
+    if (needs <= DEVICE_WORKSPACE_BYTES) return ERR_OK;
+    err_set(ERR_CONFIG,
+            "a key head of Gated DeltaNet, with model.delta_key_dim = %lld, model.delta_value_dim = %lld and %lld of "
+            "model.delta_value_heads for each key head, needs %lld bytes of workspace, there are %lld",
+            (long long)d->key, (long long)d->value, (long long)group, (long long)needs,
+            (long long)DEVICE_WORKSPACE_BYTES);
+    return err_hint("narrower heads, or fewer of model.delta_value_heads for each of model.delta_key_heads");
 }

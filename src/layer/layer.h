@@ -494,12 +494,13 @@ const LayerKind *model_ffn(const ModelSpec *spec, int layer);
 bool model_sums_own_rows(const ModelSpec *spec); /* some block does */
 /* Heads of a block whose largest scores are noted (Ctx.logit_max). */
 int model_score_heads(const ModelSpec *spec, int block);
-/* ERR_CONFIG: ranks of cp cannot meet in some block as its ContextComm says. */
+/* ERR_CONFIG: ranks of cp cannot meet in some block as its ContextComm says; in a block of that kind. */
 Err model_check_ways(const ModelSpec *spec);
+Err kind_check_way(const LayerKind *kind, int block, ContextComm way);
 /* ERR_CONFIG: some block cannot have sequences in so many slices. */
 Err model_check_slices(const ModelSpec *spec, int64_t slices);
-/* The same for a block of that kind. */
-Err kind_check_way(const LayerKind *kind, int block, ContextComm way);
+/* ERR_CONFIG: heads of Gated DeltaNet are too wide to be trained in the workspace of that device. */
+Err model_check_room(const ModelSpec *spec, DeviceKind device);
 
 /* ---- rows of a mixture of experts (docs/moe.md) ---- */
 
