@@ -155,14 +155,18 @@ if [ -n "${EMU:-}" ]; then
 fi
 
 # a rank is bound to the processors that are near its GPU: of two sockets, of one processor and one GPU each
-socket() { # NUMBER MASK BUS
-    local sets="cpuset='$2' complete_cpuset='$2' nodeset='$2' complete_nodeset='$2'"
+socket() { # NUMBER MASK BUS...
+    local sets="cpuset='$2' complete_cpuset='$2' nodeset='$2' complete_nodeset='$2'" bus id=4
     echo "<object type='Package' os_index='$1' gp_index='1$1' $sets>
         <object type='NUMANode' os_index='$1' gp_index='2$1' local_memory='1000000' $sets/>
-        <object type='PU' os_index='$1' gp_index='3$1' $sets/>
-        <object type='Bridge' gp_index='4$1' bridge_type='0-1' depth='0' bridge_pci='0000:[$3-$3]'>
-        <object type='PCIDev' gp_index='5$1' pci_busid='0000:$3:00.0' pci_type='0302 [10de:2330] [10de:1] a1'
-            pci_link_speed='0'/></object></object>"
+        <object type='PU' os_index='$1' gp_index='3$1' $sets/>"
+    for bus in "${@:3}"; do
+        echo "<object type='Bridge' gp_index='$id$1' bridge_type='0-1' depth='0' bridge_pci='0000:[$bus-$bus]'>
+            <object type='PCIDev' gp_index='$((id + 1))$1' pci_busid='0000:$bus:00.0' pci_type='0302 [10de:2330] [10de:1] a1'
+                pci_link_speed='0'/></object>"
+        id=$((id + 2))
+    done
+    echo "</object>"
 }
 {
     echo "<?xml version='1.0' encoding='UTF-8'?><!DOCTYPE topology SYSTEM 'hwloc2.dtd'><topology version='2.0'>
@@ -175,7 +179,7 @@ socket() { # NUMBER MASK BUS
 if [ -n "${EMU:-}" ] && [ -z "$queue" ] && [ "$(env -u OMP_NUM_THREADS taskset -c 0,1 nproc)" = 2 ]; then
     placed() { # DIR KEYS...: where the two ranks' threads may run, and the lines about it
         local pid kids=() r
-        EMU_DEVICES=2 HWLOC_XMLFILE=$PWD/sockets.xml HWLOC_THISSYSTEM=1 MEGATRAIN_RANK_FAULT=1:step:1:stop \
+        EMU_DEVICES=2 HWLOC_XMLFILE=$PWD/${topology:-sockets}.xml HWLOC_THISSYSTEM=1 MEGATRAIN_RANK_FAULT=1:step:1:stop \
             "$launch" -n 2 -- "$mt" --config ranks.ini run.dir="$1" run.device=cuda train.stop_at=1 "${@:2}" 2>"$1.err" &
         pid=$!
         until [ ${#kids[@]} -ge 2 ] && stands_still "${kids[1]}" || ! kill -0 $pid 2>/dev/null; do
@@ -200,8 +204,21 @@ if [ -n "${EMU:-}" ] && [ -z "$queue" ] && [ "$(env -u OMP_NUM_THREADS taskset -
     check "by the GPU, not by the rank: $where" [ "$where" = "1 0 " ]
     expect 0 "PCI device 0000:2b:00.0 is near memory node 1, processors 1" \
         env EMU_DEVICES=2 HWLOC_XMLFILE="$PWD/sockets.xml" "$mt" doctor
-    EMU_DEVICES=2 expect 0 "run.bind=node: no rank is bound: hwloc does not see PCI device 0000:1b:00.0" "$launch" -n 2 -- \
+    EMU_DEVICES=2 expect 0 "run.bind=node: this rank is not bound: hwloc does not see PCI device 0000:2b:00.0" "$launch" -n 2 -- \
         "$mt" --config ranks.ini run.dir=unseen run.device=cuda train.stop_at=1 run.bind=node
+    # both GPUs at the first socket: two ranks have no room on its one processor
+    {
+        sed '/^ *<object type=.Package/,$d' sockets.xml
+        socket 0 0x1 1b 2b
+        socket 1 0x2
+        echo "</object></topology>"
+    } >crowd.xml
+    topology=crowd placed crowd run.bind=node
+    check "two ranks on no processor that has room for one: $where" [ "$where" != "0 0 " ]
+    for rank in 0 1; do
+        check "rank $rank says so: $(grep run.bind crowd.err)" grep -q \
+            "^\[rank $rank\] warning: run.bind=node: this rank is not bound: 2 ranks of 1 thread on the 1 processor near" crowd.err
+    done
 fi
 
 # parts of matrices travel to their owners and back

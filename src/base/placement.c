@@ -294,3 +294,17 @@ int placement_near_device(const char *pci, bool bind, char *text, size_t size)
     hwloc_bitmap_free(set);
     return near;
 }
+
+void placement_near_list(const char *pci, char *list, size_t size)
+{
+    char text[256];
+    hwloc_topology_t t;
+    hwloc_bitmap_t allowed = hwloc_bitmap_alloc(), set = hwloc_bitmap_alloc();
+    *list = 0;
+    if (allowed && set && topology_open(&t, allowed, true)) {
+        if (placement_near(t, allowed, pci, set, text, sizeof text)) hwloc_bitmap_list_snprintf(list, size, set);
+        hwloc_topology_destroy(t);
+    }
+    hwloc_bitmap_free(allowed);
+    hwloc_bitmap_free(set);
+}

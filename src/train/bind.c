@@ -34,11 +34,28 @@ static void find_hindrance(const Ranks *r, const Machine *m, int threads, char *
                  threads == 1 ? "" : "s", m->processors, m->processors == 1 ? "" : "s");
 }
 
-static int bind_near_gpu(const Ranks *r, char *text, size_t size)
+/* Ranks whose GPUs are near the same processors divide these. Returns this rank's share; 0: it is not bound. threads:
+ * what it cannot do with less. */
+static int bind_near_gpu(const Ranks *r, int threads, char *text, size_t size)
 {
     DeviceInfo gpu;
     if (device_cuda_info(r->gpu.index, &gpu)) return snprintf(text, size, "its GPU does not say where it is"), 0;
-    return placement_near_device(gpu.pci, true, text, size);
+    const int ranks = r->gpu.neighbours, near = placement_near_device(gpu.pci, false, text, size);
+    if (!near) return 0;
+    if ((int64_t)threads * ranks > near)
+        return snprintf(text, size, "%d rank%s of %d thread%s on the %d processor%s near their GPUs", ranks,
+                        ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s", near, near == 1 ? "" : "s"),
+               0;
+    return placement_near_device(gpu.pci, true, text, size) ? near / ranks : 0;
+}
+
+/* Says that nothing is bound. Of GPUs each rank has its own reason. */
+static void say_unbound(const Ranks *r, bool asked, const char *how, bool of_rank, const char *why)
+{
+    const char *who = of_rank ? "this rank" : "no rank";
+    if (!asked) log_info("run.bind=auto: %s is%s bound: %s", who, of_rank ? " not" : "", why);
+    else if (of_rank || r->local_rank == 0)
+        log_warn("run.bind=%s: %s is%s bound: %s", how, who, of_rank ? " not" : "", why);
 }
 
 void bind_rank(const Config *cfg, const Ranks *ranks, int *threads, bool chosen)
@@ -54,11 +71,12 @@ void bind_rank(const Config *cfg, const Ranks *ranks, int *threads, bool chosen)
     int bound = 0;
     find_hindrance(ranks, &m, *threads, text, sizeof text);
     const PlacementChoice choice = { unit, ranks->local_size, ranks->local_rank, chosen ? 0 : *threads };
-    if (!*text) bound = on_gpu ? bind_near_gpu(ranks, text, sizeof text) : placement_bind(choice, text, sizeof text);
+    const bool hindered = *text != 0;
+    if (!hindered && on_gpu) bound = bind_near_gpu(ranks, chosen ? 1 : *threads, text, sizeof text);
+    else if (!hindered) bound = placement_bind(choice, text, sizeof text);
     if (bound && on_gpu) log_info("run.bind=node: this rank is bound where its GPU is: %s", text);
     else if (bound) log_info("run.bind=%s: this host's ranks are bound to processors %s", how, text);
-    else if (!asked) log_info("run.bind=auto: no rank is bound: %s", text);
-    else if (ranks->local_rank == 0) log_warn("run.bind=%s: no rank is bound: %s", how, text);
+    else say_unbound(ranks, asked, how, on_gpu && !hindered, text);
     if (bound && chosen && *threads > bound) *threads = bound;
 }
 

@@ -8,9 +8,10 @@
 
 /*
  * To be called before this rank's memory is touched, which then lies on the nodes of its processors. *threads: what it
- * computes with; `chosen`: nobody asked for so many, and they are no more than its processors afterwards. Nothing is
- * bound, and a line says why, where somebody outside has bound ranks or threads, and where ranks have more threads than
- * there are processors. Never a failure. No bit depends on it.
+ * computes with; `chosen`: nobody asked for so many, and they are no more than its processors afterwards. Ranks whose
+ * GPUs are near the same processors divide these. Nothing is bound, and a line says why, where somebody outside has
+ * bound ranks or threads, and where ranks have more threads than there are processors. Never a failure. No bit depends
+ * on it.
  */
 void bind_rank(const Config *cfg, const Ranks *ranks, int *threads, bool chosen);
 

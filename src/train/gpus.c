@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/placement.h"
+
 /* What a rank posts. */
 typedef struct {
     char uuid[40], nccl[24]; /* nccl: version, "" without the library */
@@ -14,6 +16,7 @@ typedef struct {
     char name[64];           /* of the host itself */
     int ranks, gpus;         /* there; GPUs as this rank sees them */
     bool shares;             /* NCCL takes ranks of one host with one GPU */
+    char near[256];          /* the processors near its GPU */
 } Fact;
 
 static Err own_fact(const GpuChoice *c, RankGpu *g, Fact *own)
@@ -36,6 +39,7 @@ static Err own_fact(const GpuChoice *c, RankGpu *g, Fact *own)
                        sizeof own->host - 1);
     snprintf(own->host, sizeof own->host, "%s", host ? host : "");
     own->shares = nccl_shares_gpus();
+    placement_near_list(gpu.pci, own->near, sizeof own->near);
     return ERR_OK;
 }
 
@@ -68,6 +72,14 @@ static bool find_sharers(const Fact *all, const GpuChoice *c, RankGpu *g, Pair *
         for (int q = 0; q < p && !found; q++) found = share_gpu(all, *first = (Pair){ q, p });
     }
     return found;
+}
+
+static int neighbours(const Fact *all, const GpuChoice *c)
+{
+    const Fact *own = &all[c->rank];
+    int count = 0;
+    for (int p = 0; p < c->size; p++) count += !strcmp(all[p].name, own->name) && !strcmp(all[p].near, own->near);
+    return count;
 }
 
 /* One version of NCCL on all. */
@@ -136,6 +148,7 @@ static Err decide(const Fact *all, const GpuChoice *c, RankGpu *g)
     Pair first = { 0 };
     const bool shared = find_sharers(all, c, g, &first);
     if (shared) TRY(check_sharers(all, c, g, first));
+    g->neighbours = neighbours(all, c);
     g->nccl = rank_gpu_takes_nccl(c->wanted, shared);
     g->own_host = false;
     if (c->wanted == CARRIER_STAGED) snprintf(g->text, sizeof g->text, "staged through the host: parallel.staged=true");

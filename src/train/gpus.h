@@ -18,6 +18,7 @@ typedef struct {
     bool own_host;  /* NcclOptions */
     int index;      /* number of this rank's GPU on its host */
     int sharers;    /* how many ranks have this GPU, this one included */
+    int neighbours; /* how many ranks of this host have a GPU near the same processors, this one included */
     char text[160]; /* "NCCL 2.28.9", "staged through the host: all 2 ranks share one GPU" */
 } RankGpu;
 

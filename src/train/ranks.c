@@ -390,7 +390,7 @@ Err ranks_meet(Ranks *r, const Boot *boot, const RanksOptions *o)
                   .local_size = 1,
                   .cpu_sharers = 1,
                   .hosts = 1,
-                  .gpu = { .sharers = 1 },
+                  .gpu = { .sharers = 1, .neighbours = 1 },
                   .timeout_s = o->timeout_s,
                   .met = true };
     r->boot.stop = o->stop;
