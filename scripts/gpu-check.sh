@@ -5,19 +5,19 @@
 #
 #   scripts/gpu-check.sh [--quick] [--minutes N] [--peer] [--name NAME] [--out FILE] [--only PARTS] [--tiny]
 #
-#   --quick    about 4 minutes of device time, 6 with several GPUs: memcheck alone, as far as a minute reaches; one model
+#   --quick    about 4 minutes of device time, 6 with several GPUs: memcheck alone, for a minute at most; one model
 #   --minutes  everything, what teaches most first, and no longer than N minutes (9.5, say): a part begins only if there
 #              is time left, and is cut where that ends
 #   --peer     alternates whole steps with bench/torch_gpu.py (a python3 whose PyTorch sees the GPU, or PYTHON=path)
 #   --name     of the machine, for the JSON's name; else the GPU's
 #   --out      the JSON; else bench/results/gpu-NAME-DATE.json
 #   --only     a comma-separated choice of: tests cpu_gpu nccl steps rooflines candidates slice eager long ranks one_gpu
-#              shared host variants counters peer sanitizer; those from candidates on to counters, but for ranks, run with
-#              --minutes, or if they are named
+#              shared host variants counters peer sanitizer; those from candidates on to counters, but for ranks, run
+#              with --minutes, or if they are named
 #   --tiny     tiny sizes, for the emulator (PROGRAMS=build/emu MEGATRAIN=build/emu/megatrain)
 #
-# The JSON is written again after each part, so that what is cut off keeps what was done. Beside it lie FILE.log, what the
-# parts printed, and FILE.clock.csv, the GPU's clocks, power, temperature and reasons to throttle every 20 ms.
+# The JSON is written again after each part, so that what is cut off keeps what was done. Beside it lie FILE.log, what
+# the parts printed, and FILE.clock.csv, the GPU's clocks, power, temperature and reasons to throttle every 20 ms.
 #
 # PROGRAMS: folder of test_cuda_*, links, rooflines and steps. SANITIZER: path of compute-sanitizer.
 # Exit status: 0 all correct; 1 something is not; 2 no GPU, or usage; 3 nothing is wrong, but something about
@@ -42,7 +42,8 @@ if [ -n "$minutes" ]; then
     until=$(awk -v m="$minutes" 'BEGIN { printf "%d", 60 * m }')
     peer=true
 fi
-parts=(tests cpu_gpu nccl steps rooflines candidates slice eager long ranks one_gpu shared host variants counters peer sanitizer)
+parts=(tests cpu_gpu nccl steps rooflines candidates slice eager long ranks one_gpu shared host variants counters peer
+    sanitizer)
 [ -n "$only" ] || [ -n "$minutes" ] || only=tests,cpu_gpu,nccl,steps,rooflines,ranks,peer,sanitizer
 only=${only:-$(IFS=,; echo "${parts[*]}")}
 export OMP_WAIT_POLICY=passive NO_COLOR=1
@@ -103,7 +104,7 @@ kernel_tests=()
 for t in "$PROGRAMS"/test_cuda_*; do
     case $t in *.o | *.d | *_comm | *_nccl) ;; *) [ -x "$t" ] && kernel_tests+=("$t") ;; esac
 done
-[ ! -x "$PROGRAMS/test_cuda_comm" ] || kernel_tests+=("$PROGRAMS/test_cuda_comm") # last: the longest, with the least new
+[ ! -x "$PROGRAMS/test_cuda_comm" ] || kernel_tests+=("$PROGRAMS/test_cuda_comm") # last: it is the longest
 for f in "$PROGRAMS/steps" "$PROGRAMS/rooflines" "$MEGATRAIN"; do [ -x "$f" ] || stop "no $f"; done
 [ ${#kernel_tests[@]} -gt 0 ] || stop "no $PROGRAMS/test_cuda_*"
 
@@ -269,7 +270,8 @@ one_gpu() { # NAME SECONDS command...
     save
 }
 run_one_gpu() {
-    local few='' limit=300 lo=(env CUDA_VISIBLE_DEVICES=0 EMU_DEVICES=1 NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=4)
+    local few='' limit=300
+    local lo=(env CUDA_VISIBLE_DEVICES=0 EMU_DEVICES=1 NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=4)
     ! $tiny || [ -n "${FULL:-}" ] || few=1
     say "ranks that share this GPU, over NCCL"
     one_gpu calls 60 "${lo[@]}" "$PROGRAMS/test_cuda_comm" one_gpu
@@ -351,7 +353,8 @@ run_candidates() {
     for m in $models $mixture; do
         say "algorithms of each product, $m"
         rm -f "$tmp/candidates.json"
-        limited 30 "$tmp/candidates.log" "$PROGRAMS/steps" "$m" --candidates --steps $turns --json "$tmp/candidates.json"
+        limited 30 "$tmp/candidates.log" "$PROGRAMS/steps" "$m" --candidates --steps $turns \
+            --json "$tmp/candidates.json"
         cat "$tmp/candidates.log"
         judge "$status"
         row "candidates $m" "$status" "$(grep -c ' algorithms' "$tmp/candidates.log") products, of which $(
@@ -503,7 +506,8 @@ save() { # what there is, whole: what is killed while it writes leaves the one b
         nccl "$nccl_json" one_gpu "[$one_gpu_json]" \
         ranks "$ranks_json" links "$links_json" rooflines "$rooflines_json" rooflines_autotuned "$tuned_json" \
         rooflines_beside "$beside_json" \
-        steps "[$steps_json]" candidates "[$candidates_json]" more_steps "[$more_json]" runs "[$runs_json]" counters "$counters_json" \
+        steps "[$steps_json]" candidates "[$candidates_json]" more_steps "[$more_json]" runs "[$runs_json]" \
+        counters "$counters_json" \
         peer "[$peer_json]" >"$out.tmp" && echo >>"$out.tmp" && mv "$out.tmp" "$out" || stop "cannot write $out"
 }
 date=$(date -u +%Y-%m-%dT%H:%M:%SZ) version=$("$MEGATRAIN" --version | head -1)
