@@ -14,7 +14,7 @@
 #include "base/trace.h"
 #include "nccl_world.h"
 
-/* Copies the begins of pieces, and the end of the last one, to the host. Between these the device has the offsets of a
+/* Copies the starts of pieces, and the end of the last one, to the host. Between these the device has the offsets of a
  * piece's parts. */
 static Err copy_offsets(Group *g, const int64_t *offset, int64_t pieces, int64_t stride, int64_t *host)
 {

@@ -17,7 +17,7 @@ enum { RATES = 8 };
 typedef struct {
     double bf16;      /* of the products' peak that large ones reach */
     double fp8;       /* of that in 8 bits */
-    double depth;     /* elements of a sum that the begin and the end of a tile cost; twice in fp8 */
+    double depth;     /* elements of a sum that the start and the end of a tile cost; twice in fp8 */
     double memory;    /* of memory bandwidth that memory work reaches */
     double attention; /* of its kernel's published rate: causal work is uneven, and power is short */
     double link;      /* of link bandwidth that messages reach */

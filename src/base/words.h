@@ -20,7 +20,7 @@ void text_cut(char *out, size_t size_bytes, const char *text);
 
 /*
  * Words are parted by blanks. A word in quotes, 'my data/t', "my data/t" or @"my data/list", may have blanks. A quote
- * opens at the begin of a word, or behind an '@' there, and closes before a blank or the end; anywhere else it is a
+ * opens at the start of a word, or behind an '@' there, and closes before a blank or the end; anywhere else it is a
  * character like others.
  */
 size_t word_length(const char *word);

@@ -1,6 +1,6 @@
 /*
- * Gated DeltaNet: each value head has a state, a matrix of fixed size, that every row decays, corrects and reads. Heads
- * are cut over tp; a value head reads the key head h / (V / K):
+ * Gated DeltaNet: each value head has a state, a matrix of fixed size. Every row decays, corrects and reads it. Heads
+ * are cut over tp. Value head h reads key head h / (V / K):
  *
  *   q, k, v, z = x Wqkvz    columns lie key head by key head: its q and k, the v and z of the value heads that read it
  *   b, a       = x Wba      one of each for a value head; every rank of tp has all of Wba
@@ -10,16 +10,19 @@
  *   o          = the gated delta rule (device/ops.def, delta_fwd)
  *   y          = (w norm(o) silu(z)) Wproj     the norm is of single heads; no linear layer here has a bias
  *
- * Kept for backward: what the convolution reads (`mixed`), z, b, a, o, the states at the begin of windows, and what
- * Wproj reads. Selective recomputation leaves out the last two. Convolution, lengths and gates are made again anyway.
+ * Forward keeps for backward: the convolution's input (`mixed`), z, b, a, o, the states at the start of windows, and
+ * the input of Wproj. Selective recomputation leaves out the last two. Backward computes convolution, lengths and
+ * gates again in any case.
  *
- * What goes along the sequence is the state, and the last rows that the convolution has read. In slices each hands over
- * both; their gradients go back. Slices are whole windows (DELTA_WINDOW), so states meet where they do in one piece.
- * Generation keeps the state at the begin of the window that is open and does the window's rows again, so that a text
- * has the same bits however calls cut it.
+ * A slice hands two things to the slice behind it: its last state, and the last rows that its convolution has read. In
+ * backward their gradients come back from there. Each slice has whole windows (DELTA_WINDOW), so it begins where a
+ * window of the uncut sequence begins, and the bits are the same.
  *
- * Ranks of cp exchange positions for heads behind the projections: each has all positions of its heads. Gates, norm
- * and z stay with the rows.
+ * Generation keeps the state at the start of the open window. Each call computes that window's rows again, so that a
+ * text has the same bits however calls cut it.
+ *
+ * Ranks of cp exchange positions for heads behind the projections. Each then has all positions of its heads. Gates,
+ * norm and z stay with the rows.
  *
  * Source: Yang, Kautz, Hatamizadeh 2024 (Gated Delta Networks).
  */
@@ -193,7 +196,7 @@ static Tensor rows_of_heads(Tensor t, int64_t columns) { return tensor_reshape(t
 /* ---- what the scan reads ---- */
 
 /* Rows of the scan: mixed [B, rows, channels]; g and beta [B, rows, values]; the rows ahead of them that the
- * convolution sees, and the state ahead of the first, absent at the begin of a sequence. */
+ * convolution sees, and the state ahead of the first, absent at the start of a sequence. */
 typedef struct {
     Tensor mixed, g, beta, doc;
     Tensor ahead, state;
@@ -315,7 +318,7 @@ static Err after_alloc(const Call *k, Tensor *after)
 /* ---- generation ---- */
 
 /*
- * The state at the begin of the open window. `rows`: those ahead of it that the convolution sees, then the window's;
+ * The state at the start of the open window. `rows`: those ahead of it that the convolution sees, then the window's;
  * their gates and documents.
  */
 typedef struct {
@@ -548,7 +551,7 @@ static Err conv_backward(const Call *k, const Scan *x, Tensor dy, Tensor dx, Ten
     return grad_added(c, id);
 }
 
-/* The states at the begin of windows, made again if they were not kept. */
+/* The states at the start of windows, made again if they were not kept. */
 static Err states_of(const Call *k, const Scan *x, Tensor *states)
 {
     Ctx *c = k->c;

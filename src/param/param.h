@@ -174,7 +174,7 @@ typedef struct {
     int64_t zero_count; /* elements of this rank's ZeRO shards */
     Bucket *buckets;
     int bucket_count;
-    /* The begin of each kind in `grad`, which is the end of the kind before it. */
+    /* The start of each kind in `grad`, which is the end of the kind before it. */
     int64_t partial_at[PARTIAL_KINDS + 1];
     int *order; /* [count] parameters in the order of their offsets */
     ParamPlace place;
