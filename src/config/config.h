@@ -147,9 +147,13 @@ static inline Fp8Recipe config_fp8_recipe(const Config *c) { return (Fp8Recipe)(
 /* hidden / optim.mup_base; 1 where there is none. */
 float config_mup_width(const Config *c);
 
-bool config_is_latent(const Config *c);     /* attention, where blocks have any, is latent attention */
-bool config_has_delta(const Config *c);     /* some block has Gated DeltaNet */
-bool config_has_attention(const Config *c); /* some block has attention, of any kind */
+bool config_is_latent(const Config *c); /* attention, where blocks have any, is latent attention */
+/* Some block has Gated DeltaNet; some has attention, of any kind. */
+static inline bool config_has_delta(const Config *c) { return layer_pattern_has(&c->derived.mixer, MIXER_WORD_DELTA); }
+static inline bool config_has_attention(const Config *c)
+{
+    return layer_pattern_has(&c->derived.mixer, MIXER_WORD_ATTENTION);
+}
 
 /* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
 void config_dump(const Config *c, FILE *out, bool origins);

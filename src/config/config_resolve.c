@@ -62,9 +62,6 @@ int64_t config_mixer(const Config *c, LayerPattern *out)
     return layer_pattern_read_words(c->model.mixer, words, MIXER_WORDS, out);
 }
 
-bool config_has_delta(const Config *c) { return layer_pattern_has(&c->derived.mixer, MIXER_WORD_DELTA); }
-bool config_has_attention(const Config *c) { return layer_pattern_has(&c->derived.mixer, MIXER_WORD_ATTENTION); }
-
 float config_mup_width(const Config *c)
 {
     return c->optim.mup_base ? (float)c->model.hidden / (float)c->optim.mup_base : 1;
