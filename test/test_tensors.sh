@@ -57,7 +57,7 @@ holds latents gated "${latent[@]}" model.q_lora_rank=10 model.bias=true model.at
 holds beside gelu model.block_norms=parallel
 holds besides gelu model.block_norms=parallel_two
 delta=(model.delta_key_heads=3 model.delta_value_heads=6 model.delta_key_dim=4 model.delta_value_dim=7 model.delta_conv=5)
-holds delta gated model.arch=llama model.mixer=delta "${delta[@]}"
+holds delta gated model.arch=llama model.mixer=delta "${delta[@]}" model.attention_dropout=0
 holds hybrid gelu model.mixer=delta,attention "${delta[@]}" model.position=rope
 holds unbiased gelu model.norm=layernorm model.norm_bias=false model.mtp_layers=1 model.position=none
 check "norm_bias=false: no norm has a bias" [ "$(grep -c 'norm.*bias' unbiased.txt)" = 0 ]
