@@ -276,7 +276,7 @@ bool placement_near(hwloc_topology_t t, hwloc_const_bitmap_t allowed, const char
     return true;
 }
 
-int placement_near_device(const char *pci, bool bind, char *text, size_t size)
+int placement_near_device(const char *pci, int64_t least, char *text, size_t size)
 {
     int near = 0;
     hwloc_topology_t t;
@@ -284,9 +284,10 @@ int placement_near_device(const char *pci, bool bind, char *text, size_t size)
     snprintf(text, size, "hwloc cannot tell this machine's processors");
     if (allowed && set && topology_open(&t, allowed, true)) {
         if (placement_near(t, allowed, pci, set, text, size)) near = hwloc_bitmap_weight(set);
-        if (bind && near && !hwloc_topology_is_thissystem(t))
+        const bool bind = near && near >= least;
+        if (bind && !hwloc_topology_is_thissystem(t))
             near = 0, snprintf(text, size, "hwloc was given another machine's topology");
-        if (bind && near && hwloc_set_cpubind(t, set, HWLOC_CPUBIND_PROCESS))
+        else if (bind && hwloc_set_cpubind(t, set, HWLOC_CPUBIND_PROCESS))
             near = 0, snprintf(text, size, "the system refuses: %s", strerror(errno));
         hwloc_topology_destroy(t);
     }

@@ -159,7 +159,7 @@ static void check_devices(void)
     printf("devices      cpu%s\n", gpus ? ", cuda" : "");
     if (driver[0]) printf("gpu driver   %s\n", driver);
     for (int i = 0; i < gpus && device_cuda_info(i, &gpu) == ERR_OK; i++) {
-        placement_near_device(gpu.pci, false, near, sizeof near);
+        placement_near_device(gpu.pci, INT64_MAX, near, sizeof near);
         printf("gpu %-8d %s, compute capability %d.%d, %d multiprocessors, %s, %s free; CUDA driver %d.%d, "
                "runtime %d.%d; %s\n",
                i, gpu.name, gpu.major, gpu.minor, gpu.multiprocessors, units_bytes(a, gpu.total_bytes),

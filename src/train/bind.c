@@ -40,13 +40,12 @@ static int bind_near_gpu(const Ranks *r, int threads, char *text, size_t size)
 {
     DeviceInfo gpu;
     if (device_cuda_info(r->gpu.index, &gpu)) return snprintf(text, size, "its GPU does not say where it is"), 0;
-    const int ranks = r->gpu.neighbours, near = placement_near_device(gpu.pci, false, text, size);
-    if (!near) return 0;
-    if ((int64_t)threads * ranks > near)
+    const int ranks = r->gpu.neighbours, near = placement_near_device(gpu.pci, (int64_t)threads * ranks, text, size);
+    if (near && (int64_t)threads * ranks > near)
         return snprintf(text, size, "%d rank%s of %d thread%s on the %d processor%s near their GPUs", ranks,
                         ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s", near, near == 1 ? "" : "s"),
                0;
-    return placement_near_device(gpu.pci, true, text, size) ? near / ranks : 0;
+    return near / ranks;
 }
 
 /* Says that nothing is bound. Of GPUs each rank has its own reason. */
