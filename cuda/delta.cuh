@@ -31,7 +31,7 @@ struct DeltaRun {
     bool begins, last;
 };
 
-/* What a block has of the workspace: the members of src/cpu/delta.h. */
+/* A block's part of the workspace: the members of src/cpu/delta.h. */
 struct DeltaParts {
     float *q, *k, *kk, *qk, *decay, *low, *read, *from, *beta, *error, *write, *x;
 };

@@ -41,7 +41,7 @@ __device__ __forceinline__ float row_dot(const float *x, const float *y, int n)
     return sum;
 }
 
-/* Of what the rows wrote: dwrite, derror and dlast. */
+/* Gradients of what the rows wrote: dwrite, derror and dlast. */
 template <class T>
 __device__ __forceinline__ void back_writes(const DeltaBwd<T> &f, const DeltaParts &p, const BackParts &k,
                                             const DeltaRun &r, const float *dstate)
@@ -67,7 +67,7 @@ __device__ __forceinline__ void back_writes(const DeltaBwd<T> &f, const DeltaPar
     __syncthreads();
 }
 
-/* Of what the rows gave to each other: the group's dqk and dkk, and decay times its gradient. */
+/* Gradients of what the rows gave to each other: the group's dqk and dkk, and decay times its gradient. */
 __device__ __forceinline__ void back_pairs(const DeltaParts &p, const BackParts &k, int n, int E)
 {
     for (int t = threadIdx.x; t < n * n; t += DELTA_THREADS) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void add_scaled(float *y, const float *x, const float
     __syncthreads();
 }
 
-/* Of the state before the run, for the keys and for its decays; of the one behind it, for the keys. */
+/* Gradients for the keys and decays through the state before the run, and for the keys through the one behind it. */
 template <class T>
 __device__ __forceinline__ void back_keys(const DeltaBwd<T> &f, const DeltaParts &p, const BackParts &k,
                                           const DeltaRun &r, const float *dstate)

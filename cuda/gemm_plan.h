@@ -114,7 +114,7 @@ Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status);
 Err gemm_plan_of(CudaGemm *g, const Product *x, Plan **out);
 /* Fills in descriptor and layouts. */
 Err gemm_describe(Plan *p, const Product *x);
-/* Of the first `most` of the library's algorithms for p, those that add in a fixed order; none: see `status`. */
+/* The first `most` of the library's algorithms for p, but for those that add in no fixed order; none: see `status`. */
 Err gemm_candidates(CudaGemm *g, Plan *p, int most, Candidates *out);
 cublasStatus_t gemm_multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo);
 

@@ -111,7 +111,7 @@ Err CPU(conv_silu_fwd)(Stream *s, const conv_silu_fwd_args *a)
 
 /* ---- backward ---- */
 
-/* Of some columns: the last rows' gradients in front of SiLU, row t at t mod CONV_TAPS, and sums of a leaf. */
+/* Gradients of some columns: the last rows' in front of SiLU, row t at t mod CONV_TAPS, and sums of a leaf. */
 typedef struct {
     Conv c;
     const conv_silu_bwd_args *a;

@@ -268,7 +268,7 @@ typedef struct {
 
 static bool hands_over(const Ctx *c) { return c->slices.at + 1 < c->slices.count; }
 
-/* What comes from the slice before. */
+/* State and rows that come from the slice before. */
 static void take_over(const Call *k, Scan *x)
 {
     Ctx *c = k->c;
