@@ -204,7 +204,7 @@ static Err take_store(Reader *r, const HfKey *k, const Json *v)
 
 /* ---- keys ---- */
 
-static const HfKey *find_key(const HfKey *keys, int count, const char *name, uint64_t classes)
+static const HfKey *find_key(const HfKey *keys, int count, const char *name, HfClassSet classes)
 {
     for (int i = 0; i < count; i++)
         if (keys[i].classes & classes && strcmp(keys[i].name, name) == 0) return &keys[i];
@@ -292,12 +292,12 @@ static Err refuse_unknown(const Reader *r)
 }
 
 /* (a key of every class, in an object within config.json) */
-static bool is_of_all(const HfKey *k) { return k->classes == (UINT64_C(1) << HF_CLASSES) - 1; }
+static bool is_of_all(const HfKey *k) { return k->classes == HF_CLASS_ALL; }
 
 /* A key may change nothing in one class and much in another, so that only those of every class are passed over. */
 static Err unknown_key(Reader *r, const char *name, const Json *v)
 {
-    const HfKey *elsewhere = find_key(hf_keys, hf_key_count, name, UINT64_MAX);
+    const HfKey *elsewhere = find_key(hf_keys, hf_key_count, name, HF_CLASS_ALL);
     if (asks_for_nothing(v) || name[0] == '_') return ERR_OK; /* (or a note of whoever wrote the file) */
     if (elsewhere && elsewhere->kind == HF_KEY_IDLE && is_of_all(elsewhere)) return ERR_OK;
     if (elsewhere && elsewhere->kind != HF_KEY_IDLE)
@@ -308,7 +308,7 @@ static Err unknown_key(Reader *r, const char *name, const Json *v)
 static Err take_keys(Reader *r, const Json *object, const HfKey *keys, int count)
 {
     for (void *it = json_iter(object); it; it = json_next(object, it)) {
-        const HfKey *k = find_key(keys, count, json_iter_key(it), UINT64_C(1) << r->class);
+        const HfKey *k = find_key(keys, count, json_iter_key(it), HF_CLASS_BIT(r->class));
         if (k) TRY(take_key(r, k, json_iter_value(it)));
         else TRY(unknown_key(r, json_iter_key(it), json_iter_value(it)));
     }
@@ -422,7 +422,7 @@ static Err take_wrapper(Reader *r, const Json *root)
     static const char *const shared[] = { "quantization_config", "tie_word_embeddings" };
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) {
         const Json *v = json_get(root, shared[i]);
-        if (v) TRY(take_key(r, find_key(hf_keys, hf_key_count, shared[i], UINT64_C(1) << r->class), v));
+        if (v) TRY(take_key(r, find_key(hf_keys, hf_key_count, shared[i], HF_CLASS_BIT(r->class)), v));
     }
     return ERR_OK;
 }

@@ -117,7 +117,7 @@ static void put_config(JsonOut *j, HfModel *m, HfClass c, const HfExport *x)
     hf_ids_put_ends(j, &x->ids);
     put_id(j, "pad_token_id", x->ids.pad);
     for (int i = 0; i < hf_key_count; i++)
-        if (hf_keys[i].classes & UINT64_C(1) << c && !hf_keys[i].silent) put_key(j, m, c, &hf_keys[i]);
+        if (hf_keys[i].classes & HF_CLASS_BIT(c) && !hf_keys[i].silent) put_key(j, m, c, &hf_keys[i]);
     json_close(j, '}');
 }
 

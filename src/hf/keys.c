@@ -5,8 +5,8 @@
 
 #include "hf/model.h"
 
-#define B(name) (UINT64_C(1) << HF_##name)
-#define ALL ((UINT64_C(1) << HF_CLASSES) - 1)
+#define B(name) HF_CLASS_BIT(HF_##name)
+#define ALL HF_CLASS_ALL
 #define DEEPSEEK (B(DEEPSEEK_V2) | B(DEEPSEEK_V3))
 #define LATENT (DEEPSEEK | B(YOUTU) | B(GLM4_MOE_LITE) | B(MINICPM3))
 #define GEMMAS (B(GEMMA2) | B(GEMMA3) | B(VAULTGEMMA))

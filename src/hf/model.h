@@ -143,7 +143,7 @@ typedef enum {
 
 typedef struct {
     const char *name;
-    uint64_t classes; /* bits */
+    HfClassSet classes;
     HfKeyKind kind;
     bool nullable;      /* null is HF_NONE */
     bool silent;        /* is read, never written */

@@ -30,8 +30,8 @@ enum {
     CHANNELS = 16        /* a convolution of each channel alone: their tensor has a dim of 1 more */
 };
 
-#define C(name) (UINT64_C(1) << HF_##name)
-#define EVERY ((UINT64_C(1) << HF_CLASSES) - 1)
+#define C(name) HF_CLASS_BIT(HF_##name)
+#define EVERY HF_CLASS_ALL
 #define GPT2 (C(GPT2) | C(GPT_BIGCODE))
 #define REST (EVERY & ~GPT2)
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
@@ -53,7 +53,7 @@ enum {
 /* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
  * "layers.N.", in the order of the form's parts, '#' the expert. */
 typedef struct {
-    uint64_t classes;
+    HfClassSet classes;
     const char *ours, *theirs;
     Form form;
     int flags;
