@@ -23,7 +23,7 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
     test/test_watch.sh test/test_gemma.sh test/test_zero.sh test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh
     test/test_stragglers.sh test/test_mup.sh test/test_combinations.sh
     test/test_cuda_ranks.sh test/test_cuda_graphs.sh test/test_faults.sh test/test_network.sh test/test_launchers.sh test/test_deps.sh
-    test/test_threads.sh test/test_calibrate.sh test/test_recipes.sh test/test_nccl.sh test/test_toolkit.sh)
+    test/test_threads.sh test/test_calibrate.sh test/test_recipes.sh test/test_ci.sh test/test_nccl.sh test/test_toolkit.sh)
 # a command may begin with variables that it is given: NAME=VALUE|PROGRAM
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
