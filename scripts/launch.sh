@@ -9,7 +9,7 @@
 # SIGTERM, SIGUSR1 and SIGINT go on to the ranks, once: each rank has a process group of its own. Ctrl-Z stops them with
 # the launcher, `fg` or `bg` continues them. When one rank fails
 # the others have 5 s to say why, then they are killed; if nobody has said anything after 4 s (the rank was killed
-# before the ranks had met) SIGTERM asks them to. The exit code is the verdict: the first documented one that a rank
+# before the ranks had met) SIGTERM asks them to, and they have 5 s more. The exit code is the verdict: the first documented one that a rank
 # gave, 128 + the signal only if none did. Ranks of a launcher that is killed take that for SIGTERM.
 set -u
 help() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; }
@@ -84,8 +84,7 @@ while [ ${#pids[@]} -gt 0 ]; do
     if [ "$ended" = "$timer" ]; then
         timer='' stage=$((stage + 1))
         if [ $stage -eq 1 ]; then
-            [ $verdict -ne 0 ] || to_all TERM
-            grace 1
+            if [ $verdict -ne 0 ]; then grace 1; else to_all TERM; grace 5; fi
         else to_all KILL; fi
         continue
     fi

@@ -9,11 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef enum { ACT_KILL, ACT_STOP, ACT_LOOP, ACT_EXIT, ACT_SLOW, ACT_COUNT } FaultAction;
+typedef enum { ACT_KILL, ACT_STOP, ACT_LOOP, ACT_EXIT, ACT_SLOW, ACT_HOLD, ACT_COUNT } FaultAction;
 
-enum { SLOW_US = 200000 };
+enum { SLOW_US = 200000, HOLD_US = 1000 };
 
-static const char *const actions[ACT_COUNT] = { "kill", "stop", "loop", "exit", "slow" };
+static const char *const actions[ACT_COUNT] = { "kill", "stop", "loop", "exit", "slow", "hold" };
 
 static struct {
     bool armed;
@@ -21,6 +21,7 @@ static struct {
     long at;
     _Atomic long met;
     FaultAction action;
+    pid_t parent;
 } fault;
 
 static bool read_fault(const char *text, int rank)
@@ -43,6 +44,7 @@ static bool read_fault(const char *text, int rank)
 void fault_init(int rank)
 {
     const char *text = getenv("MEGATRAIN_RANK_FAULT");
+    fault.parent = getppid();
     if (!text || read_fault(text, rank)) return;
     fprintf(stderr, "megatrain: error (configuration): MEGATRAIN_RANK_FAULT='%s' is not RANK:POINT[:N]:ACTION\n", text);
     _exit(2);
@@ -62,6 +64,9 @@ void fault_point(const char *name)
         for (volatile long turn = 0;; turn++) {}
     case ACT_EXIT: _exit(0);
     case ACT_SLOW: usleep(SLOW_US); break;
+    case ACT_HOLD:
+        while (getppid() == fault.parent) usleep(HOLD_US);
+        break;
     case ACT_COUNT: break;
     }
 }

@@ -7,6 +7,7 @@
  *   kill   dies as by kill -9                 loop   that thread computes for ever, the others go on
  *   stop   stops as by SIGSTOP                exit   leaves with status 0 and without a word
  *   slow   sleeps for 0.2 s, and every time that it comes there again
+ *   hold   goes on when the process that started it has ended
  *
  * Points are the names given to fault_point: rendezvous, met, connect, load, found, read, step, save, evaluate, end;
  * inspect, between listing and verifying; the actions of a step's list: forward, backward, "dgrad", "wgrad", messages,

@@ -15,7 +15,7 @@
 
 #define PATIENCE_FIRST_S 0.3 /* how long an answer to a greeting may take; it grows with every round */
 #define PATIENCE_LAST_S 4.0
-#define PATIENCE_TWIN_S 1.0 /* how long a first rank 0 may take: who passes it by would wait in vain */
+#define PATIENCE_TWIN_S 3.0 /* how long a first rank 0 may take: who passes it by would wait in vain */
 #define PAUSE_FIRST_S 0.005 /* how long it rests between rounds */
 #define PAUSE_LAST_S 0.2
 
