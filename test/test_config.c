@@ -1086,6 +1086,28 @@ TEST(rules_of_attention_are_of_its_blocks_alone)
     CHECK(strstr(complaint(NULL, "model.mixer=delta model.heads=5", 1), "hidden must be a multiple of heads"));
 }
 
+/* States exchange heads, whatever attention does; ways out are lists with both. */
+TEST(ranks_of_cp_meet_block_by_block)
+{
+    static const char keys[] = "model.mixer=delta*2,attention model.layers=6 model.heads=4 model.kv_heads=1 "
+                               "model.delta_key_heads=4 parallel.tp_blocks=1 parallel.cp=4 parallel.seq_blocks=8";
+    static const struct {
+        const char *way, *says, *takes;
+    } cases[] = {
+        { "a2a*2,ring", NULL, NULL },
+        { "ring", "theirs must be a2a", "take parallel.cp_comm=a2a*2,allgather" },
+        { "a2a", "each rank gets whole key heads of a tp rank", "take parallel.cp_comm=a2a*2,ring" },
+    };
+    char words[512];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(words, sizeof words, "%s parallel.cp_comm=%s", keys, cases[i].way);
+        const char *got = complaint(NULL, words, 4);
+        if (!cases[i].says) CHECK_MSG(!*got, "%s: %s", words, got);
+        else CHECK_MSG(count_lines(got) == 1 && strstr(got, cases[i].says) && strstr(got, cases[i].takes), "%s: %s",
+                       words, got);
+    }
+}
+
 TEST(mixtures)
 {
     CHECK(strstr(complaint(NULL, "moe.normalize=true", 1), "only a mixture has it"));

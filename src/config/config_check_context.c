@@ -32,10 +32,34 @@ int64_t config_cp_heads(const Config *c)
     return heads > 1 ? heads : 1;
 }
 
+/* Does some block with attention meet in this way? */
+static bool attention_meets(const Config *c, ContextComm way)
+{
+    for (int i = 0; i < (int)c->model.layers; i++)
+        if (layer_pattern_at(&c->derived.mixer, i) == MIXER_WORD_ATTENTION &&
+            layer_pattern_at(&c->derived.cp_comm, i) == way)
+            return true;
+    return false;
+}
+
+/* Blocks with attention in this way, all others in the one that states have. */
+static void take_way(ConfigReader *r, const char *way)
+{
+    const LayerPattern *p = &r->config->derived.mixer;
+    char list[128] = "";
+    for (int i = 0, n = 0; i < p->runs && n < (int)sizeof list; i++) {
+        const char *word = p->value[i] == MIXER_WORD_ATTENTION ? way : "a2a";
+        n += snprintf(list + n, sizeof list - (size_t)n, "%s%s", i ? "," : "", word);
+        if (p->times[i] > 1 && n < (int)sizeof list)
+            n += snprintf(list + n, sizeof list - (size_t)n, "*%d", (int)p->times[i]);
+    }
+    config_take(r, "parallel.cp_comm=%s, or parallel.cp_comm=%s parallel.cp_heads=0", list, list);
+}
+
 static void take_other_exchange(ConfigReader *r, bool all)
 {
     config_take(r, all ? "parallel.cp_comm=hierarchical" : "parallel.cp_heads=0");
-    config_take(r, "parallel.cp_comm=ring, or parallel.cp_comm=ring parallel.cp_heads=0");
+    take_way(r, "ring");
 }
 
 /* Checks an exchange of heads among so many ranks: all, or neighbours. */
@@ -45,7 +69,7 @@ static void check_exchange(ConfigReader *r, bool all, int64_t ranks)
     RULE(ranks <= A2A_RANKS_MAX, "heads are exchanged between 8 ranks at most", CFG_parallel_cp_comm, CFG_parallel_cp,
          CFG_parallel_cp_heads);
     take_other_exchange(r, all);
-    RULE(!config_has_attention(c) || heads_divide(c, ranks),
+    RULE(!attention_meets(c, all ? CONTEXT_A2A : CONTEXT_HIERARCHICAL) || heads_divide(c, ranks),
          "each rank gets whole key heads of a tp rank, or whole parts of one", CFG_parallel_cp_comm, CFG_parallel_cp,
          CFG_parallel_cp_heads, CFG_parallel_tp, CFG_model_kv_heads, CFG_parallel_tp_blocks);
     take_other_exchange(r, all);
@@ -68,11 +92,6 @@ static void check_heads(ConfigReader *r)
     if (neighbours) check_exchange(r, false, heads);
 }
 
-static void take_no_ring(ConfigReader *r)
-{
-    config_take(r, "parallel.cp_comm=allgather, or parallel.cp_comm=allgather parallel.cp_heads=0");
-}
-
 /* Ranks that pass keys part by part: all, or those that have the same heads. */
 static void check_ring(ConfigReader *r)
 {
@@ -83,13 +102,13 @@ static void check_ring(ConfigReader *r)
     const bool ring = ranks > 1 && (some_block(c, CONTEXT_RING) || some_block(c, CONTEXT_HIERARCHICAL));
     char text[200];
     RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks", CFG_parallel_cp_comm, CFG_parallel_cp);
-    take_no_ring(r);
+    take_way(r, "allgather");
     snprintf(text, sizeof text,
              "a ring cuts inside a block of keys: attn_block must divide seq / (2 x its ranks%s), here %lld",
              slices > 1 ? " x slices" : "", (long long)part);
     RULE(!ring || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || part % c->parallel.attn_block == 0, text,
          CFG_parallel_cp_comm, CFG_parallel_attn_block, CFG_parallel_cp, CFG_model_seq, CFG_parallel_slices);
-    take_no_ring(r);
+    take_way(r, "allgather");
 }
 
 static void check_ways(ConfigReader *r)
@@ -104,6 +123,23 @@ static void check_ways(ConfigReader *r)
     RULE(length <= layers, text, CFG_parallel_cp_comm, CFG_model_layers);
 }
 
+static bool states_exchange(const Config *c)
+{
+    for (int i = 0; i < (int)c->model.layers; i++)
+        if (layer_pattern_at(&c->derived.mixer, i) == MIXER_WORD_DELTA &&
+            layer_pattern_at(&c->derived.cp_comm, i) != CONTEXT_A2A)
+            return false;
+    return true;
+}
+
+static void check_states(ConfigReader *r)
+{
+    RULE(states_exchange(r->config), "blocks with mixer = delta exchange positions for heads: theirs must be a2a",
+         CFG_parallel_cp_comm, CFG_model_mixer, CFG_parallel_cp);
+    take_way(r, "allgather");
+    take_way(r, "a2a");
+}
+
 /* Sequences over several ranks. */
 void config_check_context(ConfigReader *r)
 {
@@ -115,6 +151,7 @@ void config_check_context(ConfigReader *r)
          "the layout cuts inside a canonical block: 2 x cp must divide seq_blocks", CFG_run_reproducible,
          CFG_parallel_cp, CFG_parallel_seq_blocks);
     config_take(r, "parallel.seq_blocks=%lld, or run.reproducible=run", (long long)parts);
+    check_states(r);
     check_heads(r);
     check_ring(r);
 }
