@@ -32,7 +32,7 @@ def options():
     p.add_argument("--seed", default="1", help="of the draws (1)")
     p.add_argument("--count", type=int, default=100, help="pairs of a model and a layout (100)")
     p.add_argument("--refused", type=int, default=20, help="trials of refusals, of layouts with a mistake (20)")
-    p.add_argument("--only", nargs="*", default=[], help="a mode (train, resume, load, eval, repeat), class=NAME, keys: section.key=value")
+    p.add_argument("--only", nargs="*", default=[], help="a mode (train, resume, load, eval, repeat), class=NAME, section.key=value, or section.key that is not left out")
     p.add_argument("--case", help="the name of one case, to run it again")
     p.add_argument("--shrink", action="store_true", help="make findings small")
     p.add_argument("--tries", type=int, default=300, help="runs that making one small may take (300)")
@@ -116,7 +116,8 @@ class Fuzz:
 
     def wanted(self, case):
         """Of --only: its mode, and keys that it has."""
-        named = {case.mode, f"class={case.published}", *words(case.model | case.layout)}
+        keys = case.model | case.layout
+        named = {case.mode, f"class={case.published}", *words(keys), *keys}
         return all(w in named for w in self.o.only)
 
     def next_case(self, number, mistaken):

@@ -5,11 +5,12 @@ few drawn, that brings the most pairs not yet tried.
 from itertools import combinations
 
 import published
+from states import STATES
 
 YES = ("no", "yes")
 KINDS = {  # the values of each axis
     "mode": ("train", "resume", "load", "upcycle", "eval", "repeat"),
-    "class": ("none", *published.CLASSES, *published.MIXTURES, *published.LATENT),
+    "class": ("none", *published.CLASSES, *published.MIXTURES, *published.LATENT, *published.HYBRIDS),
     "precision": ("fp32", "bf16", "fp16", "fp8"),
     "residual": ("as chosen", "fp32", "16 bits"), "fp8": ("tensorwise", "blockwise", "mxfp8", "nvfp4"), "fp8_keep": ("0", "1"), "fp8_weights": YES,
     "fp8_experts": YES,
@@ -17,6 +18,8 @@ KINDS = {  # the values of each axis
     "dot": ("auto", "fma", "vdpbf16", "amx"),
     "arch": ("gpt2", "llama"),
     "attention": ("mha", "grouped", "one key head", "mla"),
+    "mixer": ("attention", *(state.word + with_ for state in STATES for with_ in (" alone", " and attention"))),
+    "delta_group": ("1", "2", "3"), "delta_widths": ("equal", "apart"), "delta_conv": ("2", "3", "4", "8"), "delta_negative": YES,
     "position": ("learned", "rope", "rope in part", "none"),
     "rope_scaling": ("none", "linear", "llama3", "yarn"),
     "window": ("none", "all blocks", "some blocks"),
@@ -63,9 +66,31 @@ KINDS = {  # the values of each axis
     "keep": ("newest", "best"), "tasks": YES, "max_logit": YES, "trace": YES, "extra_shift": YES,
 }
 
+OF_ATTENTION = ("attention", "rope_scaling", "rope_base_local", "window", "softcap", "sinks", "gate", "qk_norm", "attention_scale",
+                "attention_bias", "attention_dropout", "qk_clip")
+
 
 def yes(case, key):
     return YES[case.get(key, "false") not in ("false", "0", "0.0")]
+
+
+def mixer_axes(c):
+    words = c.get("model.mixer", "attention").split(",")
+    state = next((word for word in words if word != "attention"), None)
+    axes = {"mixer": "attention" if not state else state + (" and attention" if "attention" in words else " alone")}
+    if state == "delta":
+        axes |= delta_axes(c)
+    return axes
+
+
+def delta_axes(c):
+    keys = c.number("model.delta_key_heads", c.get("model.heads"))
+    width = c.get("model.delta_key_dim", c.get("model.head_dim"))
+    return {
+        "delta_group": str(c.number("model.delta_value_heads", keys) // keys), "delta_conv": c.get("model.delta_conv", "4"),
+        "delta_widths": "equal" if c.get("model.delta_value_dim", width) == width else "apart",
+        "delta_negative": yes(c, "model.delta_negative"),
+    }
 
 
 def model_axes(c):
@@ -194,6 +219,9 @@ def pairs(case):
     that only a mistake can have.
     """
     at = training_axes(case) | optimizer_axes(case) | precision_axes(case) | model_axes(case) | expert_axes(case) | layout_axes(case)
+    at |= mixer_axes(case)
+    if at["mixer"].endswith(" alone"):
+        at = {axis: value for axis, value in at.items() if axis not in OF_ATTENTION}
     return set(combinations([(axis, at[axis]) for axis in KINDS if at.get(axis) in KINDS[axis]], 2))
 
 

@@ -6,6 +6,7 @@ and src/pipeline/table.c, but as a way to make numbers that fit, never as a test
 import random
 
 import published
+import states
 from case import Case
 
 RANKS_MAX = 8
@@ -40,7 +41,8 @@ OTHERWISE = {  # values that a key is given at random, to be refused or not
     "parallel.order": ("tp-cp-ep-pp-dp",),
     "parallel.schedule": SCHEDULES, "parallel.layout": ("Et|tL", "E|ttL", "Ettt|L"), "train.micro_batch": (1, 2, 3, 4),
     "train.global_batch": (1, 6, 12), "model.layers": (1, 2, 5), "model.seq": (15, 24, 48), "model.heads": (3, 5),
-    "model.kv_heads": (2, 5), "model.ffn": (7, 12), "model.mtp_layers": (1,), "model.position": ("learned", "none"),
+    "model.kv_heads": (2, 5), "model.ffn": (7, 12), "model.mixer": ("delta", "delta,attention", "attention*9,delta"),
+    "model.delta_key_heads": (1, 3, 6), "model.delta_value_heads": (1, 4, 5), "model.mtp_layers": (1,), "model.position": ("learned", "none"),
     "model.qk_norm": ("true", "full"), "model.block_norms": ("both", "post"), "moe.experts": (3, 4), "moe.topk": (1, 3, 9), "moe.groups": (2, 3),
     "moe.group_topk": (2, 3), "moe.unit": (2, 3), "moe.capacity": (0, 1), "moe.drop": ("position",),
     "moe.balance": ("none", "aux", "seq_aux", "global_aux", "bias", "sinkhorn", "forced"), "moe.aux_coeff": (0, 0.1),
@@ -217,7 +219,10 @@ class Draw:
                 self.seq += least
         sample = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}.get(self.fp8, 1) if self.exact else 1 # (which no block may cross)
         rows = self.multiple * (self.tp if self.fp8 == "nvfp4" and self.sp else 1)
-        while self.seq % sample or self.micro // div * self.seq // self.cuts % rows:
+        window = self.state.window * self.slices if self.state and self.slices > 1 else 1
+        if self.state and self.chance(0.3):  # several windows
+            self.seq += self.state.window // least * least
+        while self.seq % sample or self.seq % window or self.micro // div * self.seq // self.cuts % rows:
             self.seq += least
         self.global_batch = self.micro * self.dp * self.micro_batches
 
@@ -233,6 +238,8 @@ class Draw:
         if neighbours:
             ways += ["hierarchical", "hierarchical"]
         self.ways = [self.rng.choice(ways) for _ in range(min(self.layers, self.one(1, 1, 1, 2)))]
+        if self.state:
+            self.ways = [self.rng.choice(ways) if mixer == "attention" else "a2a" for mixer in self.mixers]
         if "hierarchical" in self.ways:
             self.cp_heads = self.rng.choice(neighbours)
 
@@ -394,6 +401,7 @@ class Draw:
     def put_attention(self):
         put = lambda key, value, default=None: self.put(self.model, "model." + key, value, default)
         put("heads", self.heads)
+        states.put_mixers(self)
         if self.mla:
             put("attention", "mla")
             if self.fp8:
@@ -412,6 +420,8 @@ class Draw:
         self.put_position(put)
         windows = ["0", "9", "1", "5,0", "3*2,0"]
         window = self.rng.choice(windows[:3] if self.layers < 3 else windows)
+        if not states.falls_on_attention(self, window):
+            window = "0"
         put("window", window if self.chance(0.4) else "0", "0")
         put("attention_softcap", self.one(0, 0, 0, 2, 0.5), 0)
         put("sinks", self.chance(0.2), False)
@@ -427,13 +437,14 @@ class Draw:
         put("v_head_dim", m)
 
     def put_position(self, put):
-        positions = ["rope"] if self.mla else ["rope", "rope", "none"] + ([] if self.mtp else ["learned"])
+        attends = "attention" in self.mixers
+        positions = ["rope"] if self.mla else ["rope", "rope"] * attends + ["none"] + ([] if self.mtp else ["learned"])
         position = self.rng.choice(positions)
         put("position", position)
         if position != "rope":
             return
         if self.layers > 1 and self.chance(0.2):
-            put("rope_layers", "1,0")
+            put("rope_layers", "1,0" if states.falls_on_attention(self, "1,0") else "0,1")
         if not self.mla and self.head_dim > 2 and self.chance(0.2):
             put("rope_dim", 2)
         scaling = self.one("none", "none", "none", "linear", "llama3", "yarn")
@@ -670,9 +681,12 @@ class Draw:
         self.draw_schedule()
         self.mla = self.chance(0.25)
         self.mtp = self.one(0, 0, 0, 1, 2) if self.schedule not in ASYNC else 0
+        self.state = states.draw_state(self)
         self.draw_precision()
         self.draw_batch()
         self.draw_stages()
+        self.mixers = states.draw_mixers(self)
+        self.mla = self.mla and "attention" in self.mixers
         self.draw_blocks()
         self.draw_heads()
         self.put_model()
@@ -682,6 +696,8 @@ class Draw:
         name = published.publish(self) if self.chance(0.3) else "none"
         self.put_data()
         self.put_training()
+        if "attention" not in self.mixers:
+            self.model = {key: value for key, value in self.model.items() if key not in states.OF_ATTENTION}
         self.put_layout()
         if self.mode == "load":
             self.model["checkpoint.load"] = "source"

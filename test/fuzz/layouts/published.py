@@ -31,12 +31,16 @@ MIXTURES = {
     "gpt_oss": {"model.activation": "clamped_swiglu", "model.bias": "true", "model.sinks": "true",
                 "model.window": "9,0", "model.activation_limit": "7", "moe.router": "softmax", "moe.normalize": None},
 }
+HYBRIDS = {"qwen3_next": {"model.qk_norm": "true", "model.attention_gate": "true", "moe.router": "softmax_pre",
+                          "moe.normalize": "true", "moe.shared_gate": "true", "model.delta_negative": None}}
 LATENT = {"deepseek_v2": {"moe.router": "softmax_pre", "moe.normalize": "false", "model.norm_eps": "1e-6"},
           "deepseek_v3": {"moe.router": "sigmoid", "model.norm_eps": "1e-6"}}
 
 
 def choices(d):
     """The classes that a draw's attention, experts and modules can be of."""
+    if d.state:
+        return [] if d.mtp or d.mla or not d.experts_on or d.balance == "bias" or "attention" not in d.mixers else list(HYBRIDS)
     if d.mla:
         if d.mtp or not d.experts_on or d.balance == "bias":
             return ["deepseek_v3"] if d.balance in ("none", "aux", "seq_aux", "bias") else []
@@ -54,11 +58,13 @@ def publish(d):
     if not names:
         return "none"
     name = d.rng.choice(names)
-    wanted = PLAIN | (CLASSES | MIXTURES | LATENT)[name]
+    wanted = PLAIN | (CLASSES | MIXTURES | LATENT | HYBRIDS)[name]
     if not d.experts_on:
         wanted = {key: value for key, value in wanted.items() if not key.startswith("moe.")}
     for key in NEVER:
         d.model.pop(key, None)
+    if "moe.shared_gate" in wanted:
+        d.put(d.model, "moe.shared_ffn", d.width)
     for key, value in wanted.items():
         if value is None:
             d.model.pop(key, None)

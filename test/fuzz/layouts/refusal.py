@@ -16,7 +16,7 @@ SECTIONS = {"cp_comm": "parallel", "cp_heads": "parallel", "seq_blocks": "parall
             "overlap_moe": "parallel", "overlap_tp": "parallel", "order": "parallel", "groups": "moe", "cp": "parallel",
             "tp": "parallel", "pp": "parallel", "position": "model", "qk_norm": "model", "kv_heads": "model", "head_dim": "model",
             "shared_ffn": "moe", "group_topk": "moe", "overflow": "moe", "slack": "moe", "precision": "run",
-            "fp8": "run", "fp8_keep": "run"}
+            "fp8": "run", "fp8_keep": "run", "mixer": "model", "delta_key_heads": "model", "delta_value_heads": "model"}
 
 
 def full(key):

@@ -1,0 +1,65 @@
+"""
+Mixers with a state in the place of attention: the windows that a slice has whole, and the keys that each draws. A
+further kind is a row of STATES, with a function that puts its keys, and its axes in axes.py.
+"""
+from dataclasses import dataclass
+from math import lcm
+from typing import Callable
+
+OF_ATTENTION = (  # keys that are refused where no block has attention
+    "model.rope_layers", "model.rope_dim", "model.rope_base", "model.rope_base_local", "model.rope_scaling", "model.rope_factor",
+    "model.rope_original", "model.rope_slow", "model.rope_fast", "model.rope_magnitude", "model.rope_mscale_all",
+    "model.rope_truncate", "model.attention_dropout", "model.qk_norm", "model.attention_scale", "model.attention_softcap",
+    "model.sinks", "model.attention_gate", "model.window", "optim.mup_head_dim", "optim.qk_clip", "optim.qk_clip_alpha",
+    "log.max_attention_logit")
+
+
+@dataclass
+class State:
+    word: str  # of model.mixer
+    window: int  # positions
+    put: Callable  # its keys into a draw's model
+
+
+def put_delta(d):
+    put = lambda key, value, default=None: d.put(d.model, "model.delta_" + key, value, default)
+    keys = lcm(d.tp_blocks, d.tp * d.cp) * d.one(1, 1, 2)
+    group = d.one(1, 1, 2, 3)
+    width, wider = (d.multiple, 2 * d.multiple) if d.fp8 else (d.one(2, 3, 4, 8, 16), d.one(2, 4, 5, 8))
+    put("key_heads", keys, d.heads)
+    put("value_heads", keys * group, keys)
+    put("key_dim", width, d.head_dim)
+    put("value_dim", d.one(width, wider), width)
+    put("conv", d.one(4, 4, 2, 3, 8), 4)
+    put("negative", d.chance(0.3), False)
+
+
+STATES = (State("delta", 64, put_delta),)
+
+
+def draw_state(d):
+    """The state of a share of the draws, None of the others."""
+    return d.rng.choice(STATES) if d.chance(0.25) else None
+
+
+def draw_mixers(d):
+    """The words of model.mixer, of each block until the list begins again."""
+    if not d.state:
+        return ["attention"]
+    if d.layers == 1 or d.chance(0.25):
+        return [d.state.word]
+    both = [d.state.word, "attention"]
+    more = [d.rng.choice(both) for _ in range(d.rng.randint(0, min(d.layers, 4) - 2))]
+    return d.rng.sample(both + more, 2 + len(more))
+
+
+def put_mixers(d):
+    d.put(d.model, "model.mixer", ",".join(d.mixers), "attention")
+    if d.state:
+        d.state.put(d)
+
+
+def falls_on_attention(d, text):
+    """Is a number of the list over blocks above 0 in some block with attention?"""
+    numbers = [number for item in text.split(",") for number, _, times in [item.partition("*")] for _ in range(int(times or 1))]
+    return any(d.mixers[i % len(d.mixers)] == "attention" and numbers[i % len(numbers)] != "0" for i in range(d.layers))
