@@ -99,7 +99,7 @@ found loss 'metrics differ' "${runs[@]}" load
 found nan 'not finite' "${runs[@]}" train
 found tokens 'evaluation differs' "${runs[@]}" eval
 found repeat 'state differs' "${runs[@]}" repeat
-found far far "${runs[@]}" repeat
+found far far --count 3 --refused 0 --only repeat # (schedules that update late promise no first loss)
 found bytes 'plan differs' "${runs[@]}" train
 found status 'exit 9' "${runs[@]}" train
 found hang hang --limit 4 "${runs[@]}" train
