@@ -92,7 +92,9 @@ static TrainSpec model_of(int kind)
     case 11: s = tiny_further(tiny_llama(), 2); break;
     case 12: s = tiny_further(tiny_mixture(TINY_DEEPSEEK, 2), 1); break;
     case 13: s = tiny_delta(tiny_llama()); break;
-    default: s = tiny_delta(tiny_mixture(TINY_QWEN3, 3)), s.model.delta.negative = true; break;
+    case 14: s = tiny_delta(tiny_mixture(TINY_QWEN3, 3)), s.model.delta.negative = true; break;
+    case 15: s = tiny_singles(tiny_gpt2(), 4); break;
+    default: s = tiny_further(tiny_singles(tiny_mixture(TINY_DEEPSEEK, 5), 5), 1); break;
     }
     s.update.bucket_bytes = BUCKET_BYTES;
     s.update.clip = .1f; /* (every gradient's norm counts) */
@@ -477,7 +479,7 @@ static bool best_model(int kind, uint64_t *seed, Draw *best)
 
 /* ---- the array ---- */
 
-enum { KINDS = 15, MODELS_MOST = 40, LAYOUTS_MOST = 6 };
+enum { KINDS = 17, MODELS_MOST = 40, LAYOUTS_MOST = 6 };
 
 typedef struct {
     Draw model, layout[LAYOUTS_MOST];
@@ -691,6 +693,8 @@ TEST(further) { run_kind(11); }
 TEST(further_experts) { run_kind(12); }
 TEST(delta) { run_kind(13); }
 TEST(delta_experts) { run_kind(14); }
+TEST(singles) { run_kind(15); }
+TEST(singles_experts) { run_kind(16); }
 
 /* An argument with '=' is a draw. */
 int main(int argc, char **argv)

@@ -462,7 +462,21 @@ static const Rule rules[] = {
       "each rank of tp norms some rows: tp must not be above seq / (cp x slices)", 64 },
     { "model.embed_scale=8", ROPE "model.embed_scale=8", "embeddings are scaled before positions are added", 1 },
     { "model.final_softcap=1e-4", "model.final_softcap=1e-3", "must be 0 (no cap), or 0.001 and more", 1 },
-    { "model.mixer=delta,mamba", "model.mixer=delta,attention", "must be attention or delta, or a list of them", 1 },
+    { "model.mixer=delta,mamba", "model.mixer=delta,attention", "must be attention, delta or none, or a list of", 1 },
+    { "model.mixer=none", "model.mixer=none,attention", "no token would see those before it", 1 },
+    { "model.mixer=attention,none model.ffn_layers=1,0", "model.mixer=attention,none model.ffn_layers=0,1",
+      "block 1 would have neither a mixer nor a feed-forward layer", 1 },
+    { "model.ffn_layers=0,2", "model.ffn_layers=0,1",
+      "model.ffn_layers = '0,2': must be 0 or 1, or a list of them", 1 },
+    { "model.ffn_layers=0*12,1", "model.ffn_layers=0*11,1", "the list is about 13 blocks, the model has 12", 1 },
+    { "model.ffn_layers=0,1 model.block_norms=parallel", "model.ffn_layers=0,1 model.block_norms=post model.bias=false",
+      "layers stand in parallel in blocks that have two", 1 },
+    { "model.mixer=none,attention model.block_norms=parallel_two", "model.mixer=none,attention",
+      "layers stand in parallel in blocks that have two", 1 },
+    { "model.mixer=delta,none model.qk_norm=true", "model.mixer=attention,none model.qk_norm=true",
+      "no block has attention", 1 },
+    { "model.mixer=none,attention model.window=16,0", "model.mixer=none,attention model.window=0,16",
+      "no block with attention has a window", 1 },
     { "model.mixer=delta*12,attention", "model.mixer=delta*11,attention",
       "the list is about 13 blocks, the model has 12", 1 },
     { "model.delta_key_heads=4", "model.delta_key_heads=4 model.mixer=delta", "only mixer = delta reads it", 1 },
@@ -678,6 +692,8 @@ static const Rule rules[] = {
     { MOE "moe.every=0*3,1*58", "moe.experts=8 model.bias=false model.layers=61 moe.every=0*3,1*58",
       "the list is about 61 blocks, the model has 12", 1 },
     { MOE "moe.every=0*12", MOE "moe.every=0*11,1", "no block is a mixture", 1 },
+    { MOE "moe.every=2 model.ffn_layers=0,1", MOE "moe.every=2 model.ffn_layers=0,1,1",
+      "no block that would be a mixture has a feed-forward layer", 1 },
     { "model.activation_limit=5", "model.activation_limit=5 model.activation=clamped_swiglu",
       "only activation = clamped_swiglu reads it", 1 },
     { MOE "moe.shared_gate=true", MOE "moe.shared_gate=true moe.shared_ffn=64", "no shared expert to gate", 1 },
@@ -1042,7 +1058,7 @@ TEST(a_list_of_kinds_that_is_none_is_one_mistake)
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         snprintf(words, sizeof words, "model.mixer=%s %s", lists[i], keys);
         const char *got = complaint(NULL, words, 1);
-        CHECK_MSG(count_lines(got) == 1 && strstr(got, "must be attention or delta"), "%s: %s", words, got);
+        CHECK_MSG(count_lines(got) == 1 && strstr(got, "must be attention, delta or none"), "%s: %s", words, got);
     }
 }
 

@@ -137,7 +137,7 @@ static ModelSpec model_of(const Json *m)
                     .attention_softcap = json_get(m, "softcap") ? (float)number(m, "softcap") : 0,
                     .attention_scale = json_get(m, "score_scale") ? (float)number(m, "score_scale") : 0,
                     .embed_scale = json_get(m, "embed_scale") ? (float)number(m, "embed_scale") : 0,
-                    .final_softcap = json_get(m, "final_softcap") ? (float)number(m, "final_softcap") : 0,
+                    .logits.softcap = json_get(m, "final_softcap") ? (float)number(m, "final_softcap") : 0,
                     .block_norms = json_get(m, "pre_norms") ? BLOCK_NORMS_POST
                                    : flag(m, "post_norms") ? BLOCK_NORMS_BOTH : BLOCK_NORMS_PRE,
                     .norm_eps = (float)number(m, "norm_eps"),

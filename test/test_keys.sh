@@ -89,6 +89,7 @@ model.qk_rope_head_dim     | 8            | loss | LATENT
 model.latent_norm_eps      | 0.1          | loss | LATENT
 model.v_head_dim           | 8            | loss | LATENT
 model.mixer                | delta,attention | loss | model.layers=2
+model.ffn_layers           | 1,0          | loss | model.layers=2
 model.delta_key_heads      | 2            | loss | model.mixer=delta
 model.delta_value_heads    | 16           | loss | model.mixer=delta
 model.delta_key_dim        | 16           | loss | model.mixer=delta

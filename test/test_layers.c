@@ -37,10 +37,11 @@ typedef struct {
     const LayerKind *kind;
     void *own, *save; /* of the kind */
     Head head;
-    Block block;
+    Block block, second;
     NormSave norm_save;
     HeadSave head_save;
-    BlockSave block_save;
+    BlockSave block_save, second_save;
+    Saved mid; /* between the two */
     Mtp further[2];
     MtpSave further_save[2];
 } Rig;
@@ -615,7 +616,7 @@ TEST(head_and_loss)
                               .padded_vocab = PADDED,
                               .hidden = HIDDEN,
                               .mup.width = factors[i][0],
-                              .logits_scale = factors[i][1] };
+                              .logits.scale = factors[i][1] };
         OK(head_register(&r.head, &r.registry, &r.spec, -1));
         check_layer(&r, (Case){ head_f, head_b, HIDDEN });
     }
@@ -656,6 +657,98 @@ TEST(block_gpt2)
 {
     check_block((ModelSpec){
         .kv_heads = 4, .bias = true, .activation = ACT_GELU, .dropout = 0.2f, .attention_dropout = 0.2f });
+}
+
+/* A mixer alone, or a feed-forward layer. */
+TEST(block_of_one_layer)
+{
+    for (int ffn = 0; ffn < 2; ffn++)
+        for (int norms = BLOCK_NORMS_PRE; norms <= BLOCK_NORMS_POST; norms++)
+            for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_SELECTIVE; recompute++) {
+                ModelSpec s = { .kv_heads = 2,
+                                .bias = norms == BLOCK_NORMS_PRE,
+                                .rms = norms != BLOCK_NORMS_PRE,
+                                .block_norms = (BlockNorms)norms,
+                                .activation = ACT_RELU2,
+                                .dropout = 0.1f,
+                                .mixer = layer_pattern_all(ffn ? MIXER_NONE : MIXER_ATTENTION),
+                                .without_ffn.word[0] = !ffn,
+                                .recompute = layer_pattern_all(recompute) };
+                check_block(s);
+            }
+}
+
+/* A block of attention and a block of a feed-forward layer, behind each other. */
+static Err two_f(Rig *r)
+{
+    ResidualStream x;
+    Tensor mid;
+    TRY(stream_new(&r->ctx, &r->spec, &mid, &r->mid));
+    TRY(residual_stream(&r->ctx, &r->spec, r->x, &x));
+    TRY(block_forward(&r->block, &r->ctx, &x, &r->block_save, mid));
+    TRY(block_forward(&r->second, &r->ctx, &x, &r->second_save, r->y));
+    return residual_add(&r->ctx, &x.sum);
+}
+
+static Err two_b(Rig *r, Tensor dy, Tensor dx)
+{
+    const int between = block_bias_of_output(&r->block, &r->ctx);
+    memcpy(dx.data, dy.data, (size_t)tensor_bytes(dy));
+    TRY(block_backward(&r->second, &r->ctx, &r->second_save, save_get(&r->ctx, r->mid), dx, (InputSum){ between }));
+    return block_backward(&r->block, &r->ctx, &r->block_save, r->x, dx, (InputSum){ -1, between >= 0 });
+}
+
+/* Either the block as a whole or as two of one layer, with the same names and so the same weights and dropout. */
+static void open_block(Rig *r, ModelSpec s, int blocks, Tensor *dx)
+{
+    const Case c = { blocks > 1 ? two_f : block_f, blocks > 1 ? two_b : block_b, HIDDEN, HIDDEN };
+    rig_open(r);
+    r->spec = s;
+    r->spec.layers = blocks;
+    if (blocks > 1) {
+        r->spec.mixer = (LayerPattern){ 2, { MIXER_ATTENTION, MIXER_NONE }, { 1, 1 } };
+        r->spec.without_ffn.word[0] = 1;
+        OK(block_register(&r->block, &r->registry, &r->spec, "layers.0", 0, &r->setup));
+        OK(block_register(&r->second, &r->registry, &r->spec, "layers.0", 1, &r->setup));
+        OK(block_save_init(&r->second, &r->second_save, &r->setup));
+    } else {
+        OK(block_register(&r->block, &r->registry, &r->spec, "layers.0", 0, &r->setup));
+    }
+    OK(block_save_init(&r->block, &r->block_save, &r->setup));
+    rig_ready(r, &c);
+    OK(tensor_new(&r->state, dx, F32, N, HIDDEN));
+    gradient(r, &c, *dx);
+}
+
+TEST(a_block_is_two_of_one_layer_to_the_bit)
+{
+    for (int i = 0; i < 8; i++) {
+        const bool post = i & 1, drop = i & 2;
+        const ModelSpec s = { .hidden = HIDDEN,       .heads = 4,
+                              .kv_heads = 2,          .head_dim = 8,
+                              .ffn = 40,              .tp_blocks = 2,
+                              .norm_eps = 1e-3f,      .bias = !post,
+                              .rms = post,            .block_norms = post ? BLOCK_NORMS_BOTH : BLOCK_NORMS_PRE,
+                              .activation = ACT_GELU, .dropout = drop ? 0.2f : 0,
+                              .recompute = layer_pattern_all(i & 4 ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE) };
+        Rig whole, two;
+        Tensor dx, dx2;
+        open_block(&whole, s, 1, &dx);
+        open_block(&two, s, 2, &dx2);
+        CHECK(!memcmp(whole.y.data, two.y.data, (size_t)tensor_bytes(whole.y)));
+        CHECK(!memcmp(dx.data, dx2.data, (size_t)tensor_bytes(dx)));
+        CHECK(whole.registry.count == two.registry.count);
+        for (int k = 0; k < whole.registry.count; k++) {
+            const Param *p = &whole.registry.items[k];
+            const int64_t bytes = p->count * (int64_t)sizeof(int64_t);
+            CHECK(!strcmp(p->name, two.registry.items[k].name));
+            CHECK_MSG(!memcmp(param_store_grad(&whole.params, k).data, param_store_grad(&two.params, k).data,
+                              (size_t)bytes),
+                      "%s", p->name);
+        }
+        rig_close(&whole);
+        rig_close(&two);
+    }
 }
 
 /* What branches add is multiplied, with and without dropout; their last biases' gradients pass the factor, too. */

@@ -202,7 +202,7 @@ static void check_factors(TrainSpec factors, float width, float branch)
     const Grid one = { .tp = 1, .dp = 1 };
     TrainSpec usual = factors;
     usual.model.mup = (MupSpec){ 0 };
-    usual.model.logits_scale = usual.model.residual_scale = 0;
+    usual.model.logits.scale = usual.model.residual_scale = 0;
     usual.model.tied = false;
     TinyRun start = train(factors, one, 0), run = train(factors, one, 1);
     Twin twin = { start.state[0], width, branch, factors.model.tied };
@@ -222,14 +222,14 @@ static void check_logits(TrainSpec spec, float width, float scale)
 {
     TrainSpec factors = without_dropout(spec);
     factors.model.mup = (MupSpec){ .width = width };
-    factors.model.logits_scale = scale;
+    factors.model.logits.scale = scale;
     check_factors(factors, width / scale, 1);
 }
 
 TEST(logits)
 {
     TrainSpec cap = tiny_llama();
-    cap.model.final_softcap = 0.1f;
+    cap.model.logits.softcap = 0.1f;
     check_logits(tiny_llama(), 4, 1);
     check_logits(tiny_gpt2(), 8, 1);
     check_logits(cap, 2, 1);

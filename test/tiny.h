@@ -108,6 +108,18 @@ static inline TrainSpec tiny_delta(TrainSpec s)
     return s;
 }
 
+/* Blocks of attention alone, of a feed-forward layer alone, and of both, in turn. */
+static inline TrainSpec tiny_singles(TrainSpec s, int layers)
+{
+    s.model.layers = layers;
+    s.model.mixer = (LayerPattern){ 3, { MIXER_ATTENTION, MIXER_NONE, MIXER_ATTENTION }, { 1, 1, 1 } };
+    for (int i = 0; i < 64; i += 3) {
+        s.model.without_ffn.word[0] |= 1ull << i;
+        s.model.moe.layers.word[0] &= ~(1ull << i);
+    }
+    return s;
+}
+
 /* With modules of multi-token prediction. */
 static inline TrainSpec tiny_further(TrainSpec s, int modules)
 {

@@ -115,7 +115,8 @@ typedef enum { RECOMPUTE_LIST(CHOICE_NAME) RECOMPUTE_KINDS } Recompute;
 /* How a block's tokens see those before them (model.mixer). */
 #define MIXER_LIST(ROW)                    \
     ROW(MIXER_WORD_ATTENTION, "attention") \
-    ROW(MIXER_WORD_DELTA, "delta")
+    ROW(MIXER_WORD_DELTA, "delta")         \
+    ROW(MIXER_WORD_NONE, "none")
 typedef enum { MIXER_LIST(CHOICE_NAME) MIXER_WORDS } MixerWord;
 
 /* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the heads; or

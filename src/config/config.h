@@ -71,6 +71,7 @@ typedef struct {
         int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
         int64_t trace_first, trace_last; /* log.trace_steps; 0: none */
         LayerPattern mixer;              /* model.mixer: of each block its MixerWord */
+        LayerPattern ffn_layers;         /* model.ffn_layers: 1: the block has a feed-forward layer */
         LayerPattern cp_comm;            /* parallel.cp_comm: of each block its ContextComm */
         int64_t cp_heads;                /* parallel.cp_heads, or what is usual */
         LayerPattern recompute;          /* train.recompute: of each layer of a stage its Recompute */

@@ -58,7 +58,7 @@ void config_check_mixer(ConfigReader *r)
 {
     LayerPattern blocks;
     const bool valid = config_mixer(r->config, &blocks) >= 0;
-    RULE(valid, "must be attention or delta, or a list of them with repetitions", CFG_model_mixer);
+    RULE(valid, "must be attention, delta or none, or a list of them with repetitions", CFG_model_mixer);
     r->bad[CFG_model_mixer] |= !valid;
 }
 
@@ -82,6 +82,39 @@ static void check_mixer(ConfigReader *r)
          "ranks of cp exchange positions for heads: tp x cp must divide delta_key_heads", CFG_parallel_cp,
          CFG_parallel_tp, CFG_model_delta_key_heads, CFG_model_mixer);
     config_take(r, "parallel.cp=1");
+}
+
+/* The first block that has neither a mixer nor a feed-forward layer; -1: each has one of them. */
+static int empty_block(const Config *c)
+{
+    for (int i = 0; i < (int)c->model.layers; i++)
+        if (layer_pattern_at(&c->derived.mixer, i) == MIXER_WORD_NONE && !layer_pattern_at(&c->derived.ffn_layers, i))
+            return i;
+    return -1;
+}
+
+/* Blocks of one layer. */
+static void check_singles(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int empty = empty_block(c);
+    const bool singles =
+        layer_pattern_has(&c->derived.mixer, MIXER_WORD_NONE) || layer_pattern_has(&c->derived.ffn_layers, 0);
+    const bool beside =
+        c->model.block_norms == BLOCK_NORMS_PARALLEL || c->model.block_norms == BLOCK_NORMS_PARALLEL_TWO;
+    LayerPattern blocks;
+    char text[120];
+    const bool valid = layer_pattern_read(c->model.ffn_layers, 1, &blocks) >= 0;
+    check_pattern(r, CFG_model_ffn_layers, c->model.ffn_layers, 1, "0 or 1");
+    RULE(c->derived.mixer.runs != 1 || !layer_pattern_has(&c->derived.mixer, MIXER_WORD_NONE),
+         "no token would see those before it: give some block a mixer", CFG_model_mixer);
+    config_take(r, "model.mixer=attention");
+    snprintf(text, sizeof text, "block %d would have neither a mixer nor a feed-forward layer", empty);
+    RULE(!valid || empty < 0, text, CFG_model_ffn_layers, CFG_model_mixer);
+    config_take(r, "model.ffn_layers=1");
+    RULE(!singles || !beside, "layers stand in parallel in blocks that have two: this model has blocks of one layer",
+         CFG_model_block_norms, CFG_model_mixer, CFG_model_ffn_layers);
+    config_take(r, "model.block_norms=pre");
 }
 
 /* What else beside tp cuts the rows of a sample. */
@@ -113,5 +146,6 @@ void config_check_attention(ConfigReader *r)
     check_window(r);
     check_rope(r);
     check_mixer(r);
+    check_singles(r);
     if (config_is_latent(c)) check_latent_rows(r);
 }

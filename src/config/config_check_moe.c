@@ -31,6 +31,14 @@ static void check_groups(ConfigReader *r)
          CFG_moe_experts);
 }
 
+/* Has some block of the set a feed-forward layer? */
+static bool meets_ffn(const Config *c, const LayerSet *set)
+{
+    for (int i = 0; i < (int)c->model.layers; i++)
+        if (layer_set_has(set, i) && layer_pattern_at(&c->derived.ffn_layers, i)) return true;
+    return false;
+}
+
 static void check_every(ConfigReader *r)
 {
     const Config *c = r->config;
@@ -46,6 +54,10 @@ static void check_every(ConfigReader *r)
     RULE(count != c->model.layers || layer_set_count(&set), "no block is a mixture: give a 1", CFG_moe_every,
          CFG_moe_experts);
     config_take(r, "moe.every=1, or moe.experts=0 moe.every=1");
+    if (count != c->model.layers || !layer_set_count(&set)) return;
+    RULE(meets_ffn(c, &set), "no block that would be a mixture has a feed-forward layer", CFG_moe_every,
+         CFG_model_ffn_layers);
+    config_take(r, "moe.every=1, or model.ffn_layers=1");
 }
 
 /* Checks the places of a mixture's experts and of its rows. */

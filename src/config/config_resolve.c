@@ -151,6 +151,8 @@ static void resolve_mixer(ConfigReader *r)
 {
     Config *c = r->config;
     if (config_mixer(c, &c->derived.mixer) < 0) c->derived.mixer = layer_pattern_all(MIXER_WORD_ATTENTION);
+    if (layer_pattern_read(c->model.ffn_layers, 1, &c->derived.ffn_layers) < 0)
+        c->derived.ffn_layers = layer_pattern_all(1);
     if (!config_has_delta(c)) return;
     FILL(0, model, delta_key_heads, c->model.heads, CFG_model_heads);
     FILL(0, model, delta_value_heads, c->model.delta_key_heads, CFG_model_delta_key_heads);

@@ -155,11 +155,13 @@ static int64_t turns(const Config *c, int layer)
 
 static int64_t mixer_of(const Config *c, int layer) { return layer_pattern_at(&c->derived.mixer, layer); }
 
+static int64_t has_ffn(const Config *c, int layer) { return layer_pattern_at(&c->derived.ffn_layers, layer); }
+
 static int64_t is_mixture(const Config *c, int layer)
 {
     LayerSet s = { { 0 } };
     if (c->moe.experts) layer_set_read(c->moe.every, (int)c->model.layers, &s);
-    return layer_set_has(&s, layer);
+    return has_ffn(c, layer) && layer_set_has(&s, layer);
 }
 
 static bool same_in_blocks(const Config *a, const Config *b, int64_t (*of)(const Config *c, int layer))
@@ -172,7 +174,7 @@ static bool same_in_blocks(const Config *a, const Config *b, int64_t (*of)(const
 static bool has_dense(const Config *c)
 {
     for (int i = 0; i < c->model.layers; i++)
-        if (!is_mixture(c, i)) return true;
+        if (has_ffn(c, i) && !is_mixture(c, i)) return true;
     return false;
 }
 
@@ -224,6 +226,7 @@ static bool same_key(const Config *a, const Config *b, ConfigId id)
     switch (id) {
     case CFG_model_window: return same_in_blocks(a, b, window_of);
     case CFG_model_mixer: return same_in_blocks(a, b, mixer_of);
+    case CFG_model_ffn_layers: return same_in_blocks(a, b, has_ffn);
     case CFG_model_rope_layers: return same_in_blocks(a, b, turns);
     case CFG_moe_every: return same_in_blocks(a, b, is_mixture);
     case CFG_model_rope_dim: return columns_that_turn(a) == columns_that_turn(b);

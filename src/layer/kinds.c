@@ -24,7 +24,7 @@ const LayerKind *model_mixer(const ModelSpec *s, int block)
 
 const LayerKind *model_ffn(const ModelSpec *s, int block)
 {
-    return ffns[model_is_mixture(s, block) ? FFN_MIXTURE : FFN_DENSE];
+    return ffns[!model_has_ffn(s, block) ? FFN_NONE : model_is_mixture(s, block) ? FFN_MIXTURE : FFN_DENSE];
 }
 
 bool model_sums_own_rows(const ModelSpec *s)

@@ -452,8 +452,8 @@ typedef struct {
 
 /*
  * A kind of layer. A mixer (attention.c, mla.c, delta.c) lets the rows of a sequence see each other; a feed-forward
- * layer (mlp.c, moe.c) takes each row by itself. A block is a norm and a mixer, then a norm and a feed-forward layer.
- * A new kind is a file that ends with its LayerKind, and a row in kinds.def.
+ * layer (mlp.c, moe.c) takes each row by itself. A block is a norm and a mixer, then a norm and a feed-forward layer;
+ * or it is one of the two. A new kind is a file that ends with its LayerKind, and a row in kinds.def.
  *
  * `own` is the kind's struct of parameter ids and of facts from the specification. `save` is its struct of what one
  * forward keeps for backward. Nobody else knows their members.
@@ -467,7 +467,8 @@ typedef struct {
     /* Each row of y is a sum of several rows, and each row of dx one of their gradients. So y, dx and dy may have the
      * dtype ctx_row_sums, too. */
     bool sums_rows;
-    /* Registers the parameters. name: "layers.3.attn". layer: the block's number in the model. */
+    /* Registers the parameters. name: "layers.3.attn". layer: the block's number in the model. NULL: the block has no
+     * such layer (none.c), and passes it. */
     Err (*add)(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
     /* x and y [R, D]; y must not be x. With a cache, c->block.cache, a mixer's rows also see those that came before,
      * and leave there what later ones need. */

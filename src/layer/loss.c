@@ -33,7 +33,7 @@ static Err scale_logits(const Head *h, Ctx *c, Tensor logits)
 
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
 {
-    const float cap = h->spec->final_softcap;
+    const float cap = h->spec->logits.softcap;
     TRY(op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight), .leaf = whole_leaf(x.dim[1])));
     TRY(scale_logits(h, c, logits));
     return cap > 0 ? op(c->s, softcap, .y = logits, .x = logits, .cap = cap) : ERR_OK;
@@ -130,7 +130,7 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *
     TRY(tensor_new(c->scratch, &loss, F32, N));
     if (save->at_once)
         TRY(op(c->s, xent_row, .loss = loss, .logits = logits, .target = to->target, .step = c->step,
-               .weight = to->weight, .softcap = h->spec->final_softcap, .block = logits.dim[1] / own_blocks(c),
+               .weight = to->weight, .softcap = h->spec->logits.softcap, .block = logits.dim[1] / own_blocks(c),
                .vocab = h->spec->vocab));
     else TRY(shared_loss(h, c, logits, loss, to->scores, save));
     TRY(op(c->s, loss_sum, .sums = to->sums, .loss = loss, .target = to->target));
@@ -145,7 +145,7 @@ Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor 
     if (!save->at_once)
         TRY(op(c->s, xent_bwd, .logits = dlogits, .target = save->target, .row_max = save_get(c, save->row_max),
                .row_sum = save_get(c, save->row_sum), .step = c->step, .weight = save->weight,
-               .softcap = h->spec->final_softcap, .first = first_column(h, c), .vocab = h->spec->vocab));
+               .softcap = h->spec->logits.softcap, .first = first_column(h, c), .vocab = h->spec->vocab));
     TRY(scale_logits(h, c, dlogits));
     return linear_backward(&product, c, x, dlogits, dx);
 }

@@ -11,8 +11,19 @@
 
 float model_hidden_std(const ModelSpec *s) { return s->init_std / sqrtf(model_width(s)); }
 
-/* Megatron's rule. */
-float model_projection_std(const ModelSpec *s) { return s->init_std / sqrtf(2.0f * (float)s->layers * model_width(s)); }
+int model_branches(const ModelSpec *s)
+{
+    int branches = 0;
+    for (int i = 0; i < s->layers; i++)
+        branches += (layer_pattern_at(&s->mixer, i) != MIXER_NONE) + model_has_ffn(s, i);
+    return branches;
+}
+
+/* Megatron's rule, for its hybrid models too, whose layers are blocks of one. */
+float model_projection_std(const ModelSpec *s)
+{
+    return s->init_std / sqrtf((float)model_branches(s) * model_width(s));
+}
 
 float model_attention_scale(const ModelSpec *s, float times)
 {

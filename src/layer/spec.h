@@ -94,6 +94,10 @@ typedef struct {
     bool negative;              /* write strengths are up to 2 instead of 1 */
 } DeltaSpec;
 
+typedef struct {
+    float scale, softcap; /* 0: none */
+} LogitsSpec;
+
 enum { MTP_MOST = 8 };
 
 /* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
@@ -134,6 +138,7 @@ typedef struct {
     int layers, heads, kv_heads, head_dim;
     int64_t hidden, ffn, seq, vocab, padded_vocab;
     LayerPattern mixer;   /* MixerKind of each block */
+    LayerSet without_ffn; /* blocks that have a mixer alone */
     LayerPattern window;  /* window of each block; 0: all positions */
     LayerPattern context; /* ContextComm of each block */
     RopeSpec rope;
@@ -147,8 +152,9 @@ typedef struct {
     Activation activation;
     float activation_limit; /* limit of the clamped activation */
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
-    float attention_scale; /* 0: 1 / sqrt(head_dim); with mup, of the base model */
-    float embed_scale, residual_scale, logits_scale, final_softcap; /* 0: none */
+    float attention_scale;             /* 0: 1 / sqrt(head_dim); with mup, of the base model */
+    float embed_scale, residual_scale; /* 0: none */
+    LogitsSpec logits;
     uint64_t seed;
     LayerPattern recompute; /* Recompute of each block of a stage; the last one is that of those behind */
     int offload;            /* blocks of a stage, the first ones, whose saves wait in the host's memory */
@@ -201,20 +207,23 @@ static inline float model_residual_scale(const ModelSpec *spec)
     return spec->residual_scale > 0 ? spec->residual_scale : 1;
 }
 
-/* Factor of logits: logits_scale, divided by the width of muP. */
+/* Factor of logits: their scale, divided by the width of muP. */
 static inline float model_logits_scale(const ModelSpec *spec)
 {
-    return (spec->logits_scale > 0 ? spec->logits_scale : 1) / model_width(spec);
+    return (spec->logits.scale > 0 ? spec->logits.scale : 1) / model_width(spec);
 }
 
 /* Deviation of the matrices of blocks, whose inputs are as many as the model is wide: init_std / sqrt(width). */
 float model_hidden_std(const ModelSpec *spec);
-/* And of those whose products are added to the residual stream: smaller, by 1 / sqrt(2 layers). */
+/* And of those whose products are added to the residual stream: smaller, by 1 / sqrt(what is added in all). */
 float model_projection_std(const ModelSpec *spec);
 
 /* Factor of products of queries and keys: attention_scale, or times / sqrt(head_dim); with mup both of the base model,
  * and times its head_dim / head_dim. */
 float model_attention_scale(const ModelSpec *spec, float times);
+
+/* How many layers add to the residual stream: two in most blocks, one in those of one layer. */
+int model_branches(const ModelSpec *spec);
 
 /* Key of the random numbers of "OWNER.SITE": "layers.3.attn", "attention_dropout". */
 uint64_t model_key(const ModelSpec *spec, const char *owner, const char *site);
@@ -230,6 +239,11 @@ static inline int model_like(const ModelSpec *spec, int block)
 static inline Fp8Recipe model_fp8(const ModelSpec *spec, int block)
 {
     return block < spec->layers && layer_set_has(&spec->fp8.blocks, block) ? spec->fp8.recipe : FP8_NONE;
+}
+
+static inline bool model_has_ffn(const ModelSpec *spec, int block)
+{
+    return !layer_set_has(&spec->without_ffn, model_like(spec, block));
 }
 
 static inline bool model_is_mixture(const ModelSpec *spec, int block)

@@ -2,7 +2,8 @@
  * The residual block: x + layer(norm(x)). With norms of the layers' outputs, too, it is x + post_norm(layer(norm(x)));
  * with these alone it is x + post_norm(layer(x)). What is added to x is multiplied by residual_scale. Its gradient d
  * [R, D] lives in one buffer. The branch reads it. The backward of the norm before the layer adds the branch's
- * contribution to it; without that norm an addition does.
+ * contribution to it; without that norm an addition does. A block has a mixer and then a feed-forward layer, or one of
+ * the two.
  *
  * Where the layers stand in parallel both read norms of x, or one norm, and what they give is added in turn. Both read
  * the same d in backward, the feed-forward layer first. If they share the norm their gradients are added before its
@@ -24,10 +25,15 @@ typedef struct {
     const char *block, *norm;
 } BranchNames;
 
+/* (a block of one layer has one branch) */
+static bool is_there(const Branch *r) { return r->kind->add != NULL; }
+static bool has_both(const Block *b) { return is_there(&b->mixer) && is_there(&b->ffn); }
+
 static Err branch_register(Branch *r, ParamRegistry *reg, const ModelSpec *s, BranchNames names, int layer,
                            SetupArena *setup)
 {
     char name[PARAM_NAME_MAX], post_norm[16];
+    if (!is_there(r)) return ERR_OK;
     snprintf(name, sizeof name, "%s.%s", names.block, r->kind->name);
     r->dropout_key = model_key(s, name, "residual");
     TRY(setup_alloc(setup, r->kind->own_bytes, &r->own));
@@ -44,6 +50,7 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char 
                   .mixer = { .kind = model_mixer(s, layer) },
                   .ffn = { .kind = model_ffn(s, layer) },
                   .context = (ContextComm)layer_pattern_at(&s->context, model_like(s, layer)) };
+    ASSERT(has_both(b) || !model_parallel(s));
     TRY(branch_register(&b->mixer, reg, s, (BranchNames){ name, "norm1" }, layer, setup));
     b->shares_norm = s->block_norms == BLOCK_NORMS_PARALLEL;
     return branch_register(&b->ffn, reg, s, (BranchNames){ name, b->shares_norm ? NULL : "norm2" }, layer, setup);
@@ -187,6 +194,8 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
     Tensor mid;
     save->segment = c->segment;
     if (model_parallel(b->spec)) return parallel_forward(b, c, x, save, y);
+    if (!is_there(&b->ffn)) return branch_forward(b, &b->mixer, c, x, &save->mixer, y);
+    if (!is_there(&b->mixer)) return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
     TRY(stream_new(c, b->spec, &mid, &save->mid));
     TRY(branch_forward(b, &b->mixer, c, x, &save->mixer, mid));
     return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
@@ -236,7 +245,10 @@ static int bias_of_stream(const Block *b, const Branch *r, const Ctx *c)
     return branch_goes_through(branch_dropout(b, r, c)) ? bias_of(r) : -1;
 }
 
-int block_bias_of_output(const Block *b, const Ctx *c) { return bias_of_stream(b, &b->ffn, c); }
+int block_bias_of_output(const Block *b, const Ctx *c)
+{
+    return bias_of_stream(b, is_there(&b->ffn) ? &b->ffn : &b->mixer, c);
+}
 
 /* dn, from the gradient dy of the branch's output. */
 static Err layer_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, Tensor n, Tensor dy,
@@ -302,11 +314,22 @@ static Err parallel_backward(const Block *b, Ctx *c, const BlockSave *save, Tens
     return norm_backward_sum(&m->norm, c, &save->mixer.norm, (NormRows){ x, dn, d }, sums.bias);
 }
 
+/* Of a block of one layer. */
+static Err single_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums)
+{
+    const bool mixer = is_there(&b->mixer);
+    const Branch *r = mixer ? &b->mixer : &b->ffn;
+    Tensor dn;
+    TRY(tensor_new(c->scratch, &dn, input_dtype(c, b->spec, r->kind->sums_rows), d.dim[0], d.dim[1]));
+    return branch_backward(b, r, c, mixer ? &save->mixer : &save->ffn, (NormRows){ x, dn, d }, sums);
+}
+
 static Err serial_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
     const int between = bias_of_stream(b, &b->mixer, c);
     const DType widest = input_dtype(c, b->spec, b->ffn.kind->sums_rows);
     Tensor dn;
+    if (!has_both(b)) return single_backward(b, c, save, x, d, sums);
     TRY(tensor_new(c->scratch, &dn, widest, d.dim[0], d.dim[1]));
     TRY(branch_backward(b, &b->ffn, c, &save->ffn, (NormRows){ save_get(c, save->mid), dn, d },
                         (InputSum){ .bias = between, .done = sums.done }));

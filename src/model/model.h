@@ -10,6 +10,7 @@
  *   norms of both    mid = x + drop(post_norm1(attn(norm1(x)))) ...
  *   post-norm        mid = x + drop(post_norm1(attn(x)))    y = mid + drop(post_norm2(mlp(mid)))
  *   parallel         mid = x + drop(attn(norm1(x)) + b)     y = mid + drop(mlp(norm1(x)) + b), or mlp(norm2(x))
+ *   one layer        y = x + drop(attn(norm1(x)) + b)       or y = x + drop(mlp(norm2(x)) + b)
  *
  * In a mixture of experts some blocks, or all, have a router and experts in the place of the mlp.
  *
@@ -50,7 +51,7 @@ typedef struct {
 } Block;
 
 typedef struct {
-    Saved mid;   /* the stream between the branches, where they do not stand in parallel */
+    Saved mid;   /* the stream between the branches, where there are two and they do not stand in parallel */
     int segment; /* that all of it lies in */
     BranchSave mixer, ffn;
 } BlockSave;

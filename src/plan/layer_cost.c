@@ -14,7 +14,7 @@ static bool alike(const ModelSpec *m, int a, int b)
            layer_pattern_at(&m->window, a) == layer_pattern_at(&m->window, b) &&
            layer_pattern_at(&m->context, a) == layer_pattern_at(&m->context, b) &&
            layer_pattern_at(&m->rope.layers, a) == layer_pattern_at(&m->rope.layers, b) &&
-           model_fp8(m, a) == model_fp8(m, b) &&
+           model_fp8(m, a) == model_fp8(m, b) && model_has_ffn(m, a) == model_has_ffn(m, b) &&
            (!m->moe.experts || layer_set_has(&m->moe.layers, a) == layer_set_has(&m->moe.layers, b));
 }
 
@@ -69,6 +69,7 @@ static ModelSpec thin_model(const ModelSpec *m, const BlockKinds *k)
     thin.window = thinned(&m->window, k);
     thin.context = thinned(&m->context, k);
     thin.rope.layers = thinned(&m->rope.layers, k);
+    thin.without_ffn = thinned_set(&m->without_ffn, k);
     thin.fp8.blocks = thinned_set(&m->fp8.blocks, k);
     if (m->moe.experts) thin.moe.layers = thinned_set(&m->moe.layers, k);
     return thin;

@@ -100,10 +100,22 @@ static DeltaSpec delta_spec(const Config *cfg)
 static LayerPattern mixer_spec(const Config *cfg)
 {
     const int kinds[] = { [MIXER_WORD_ATTENTION] = config_is_latent(cfg) ? MIXER_LATENT : MIXER_ATTENTION,
+                          [MIXER_WORD_NONE] = MIXER_NONE,
                           [MIXER_WORD_DELTA] = MIXER_DELTA };
     LayerPattern p = cfg->derived.mixer;
     for (int i = 0; i < p.runs; i++) p.value[i] = kinds[p.value[i]];
     return p;
+}
+
+/* The blocks without a feed-forward layer; of the mixtures those go that have none. */
+static void feed_forward_spec(const Config *cfg, ModelSpec *m)
+{
+    for (int i = 0; i < m->layers; i++) {
+        const uint64_t bit = UINT64_C(1) << i % 64;
+        if (layer_pattern_at(&cfg->derived.ffn_layers, i)) continue;
+        m->without_ffn.word[i / 64] |= bit;
+        m->moe.layers.word[i / 64] &= ~bit;
+    }
 }
 
 /* (a ring of single ranks is a ring) */
@@ -161,8 +173,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .attention_scale = (float)cfg->model.attention_scale,
                     .embed_scale = (float)cfg->model.embed_scale,
                     .residual_scale = (float)cfg->model.residual_scale,
-                    .logits_scale = (float)cfg->model.logits_scale,
-                    .final_softcap = (float)cfg->model.final_softcap,
+                    .logits = { (float)cfg->model.logits_scale, (float)cfg->model.final_softcap },
                     .block_norms = cfg->model.block_norms,
                     .activation = config_activation(cfg),
                     .activation_limit = (float)cfg->model.activation_limit,
@@ -187,6 +198,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     }
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
+    feed_forward_spec(cfg, &m);
     m.padded_vocab = head_padded_vocab(m.vocab, vocab_chunks(cfg));
     return m;
 }
