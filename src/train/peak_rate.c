@@ -3,7 +3,10 @@
 #include "config/config_device.h"
 #include "train/run.h"
 
-/* The best of a few square products in scratch memory; about a tenth of a second. A stage that is the embedding alone
+#define MOST_S 0.1
+enum { PRODUCTS = 32 }; /* so many in a row that are no faster end it (a GPU's clock may still rise) */
+
+/* The best of a few square products in scratch memory; a tenth of a second at most. A stage that is the embedding alone
  * has little: the three matrices are one piece, whose rounding up is no more than that of the least scratch. */
 static Err measure_rate(Run *r, double *flops)
 {
@@ -22,15 +25,17 @@ static Err measure_rate(Run *r, double *flops)
     y = tensor_row_slice(all, 2 * n, n);
     TRY(op(stream, fill_zero, .x = x));
     TRY(op(stream, fill_zero, .x = w));
-    double end = clock_s() + 0.1;
+    const double end = clock_s() + MOST_S;
+    int slower = 0;
     do {
         TRY(device_sync(stream));
         double t0 = clock_s();
         TRY(op(stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = n));
         TRY(device_sync(stream));
         double rate = 2.0 * (double)n * (double)n * (double)n / (clock_s() - t0);
+        slower = rate > 1.01 * *flops ? 0 : slower + 1;
         if (rate > *flops) *flops = rate;
-    } while (clock_s() < end);
+    } while ((slower < PRODUCTS || r->spec.device.kind != DEVICE_CPU) && clock_s() < end);
     arena_release(a, mark);
     return ERR_OK;
 }
