@@ -16,10 +16,9 @@ enum { MAX_KINDS = 4096 };
 
 static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 {
-    return a->state == b->state && a->states == b->states && a->save == b->save && a->scratch == b->scratch &&
-           a->workspace == b->workspace && a->staging == b->staging && a->snapshot == b->snapshot &&
-           a->ahead == b->ahead && a->offload_buffers == b->offload_buffers && a->offload_host == b->offload_host &&
-           a->work.flop == b->work.flop &&
+    for (int i = 0; i < MEMORY_ROWS; i++)
+        if (memory_plan_bytes(a, &memory_rows[i]) != memory_plan_bytes(b, &memory_rows[i])) return false;
+    return a->work.flop == b->work.flop &&
            (a->muon.mean > 0 || (a->work.op_bytes == b->work.op_bytes && a->work.comm_bytes == b->work.comm_bytes));
 }
 

@@ -16,6 +16,7 @@
 #include "engine/trainer.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "base/mathx.h"
@@ -28,12 +29,38 @@
 enum { MAX_REDO = 2 };
 _Static_assert(CKPT_SHIFT_MIN - MAX_REDO * SHIFT_STEP >= -126, "what a checkpoint holds can be lowered");
 
-int64_t memory_plan_host(const MemoryPlan *p) { return p->states + p->ahead + p->snapshot + p->offload_host; }
+#define ROW(text, member) text, offsetof(MemoryPlan, member)
+const MemoryRow memory_rows[MEMORY_ROWS] = {
+    { ROW("state: weights, gradients, moments, tables", state) },
+    { ROW("states of the optimizer", states), .on_host = true },
+    { ROW("saves between forward and backward", save) },
+    { ROW("buffers of saves on their way (train.offload)", offload_buffers) },
+    { ROW("saves in the host's memory (train.offload)", offload_host), .on_host = true },
+    { ROW("scratch of a layer call", scratch) },
+    { ROW("workspace of kernels", workspace) },
+    { ROW("widened copies of 16-bit tensors", staging) },
+    { ROW("batches read ahead", ahead), .on_host = true },
+    { ROW("copy of the state to be written (checkpoint.async)", snapshot), .on_host = true },
+};
+
+int64_t memory_plan_bytes(const MemoryPlan *p, const MemoryRow *row)
+{
+    return *(const int64_t *)(const void *)((const char *)p + row->field);
+}
+
+static int64_t sum_rows(const MemoryPlan *p, bool on_host)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < MEMORY_ROWS; i++)
+        if (memory_rows[i].on_host == on_host) bytes += memory_plan_bytes(p, &memory_rows[i]);
+    return bytes;
+}
+
+int64_t memory_plan_host(const MemoryPlan *p) { return sum_rows(p, true); }
 
 int64_t memory_plan_total(const MemoryPlan *p)
 {
-    return p->state + p->save + p->offload_buffers + p->scratch + p->workspace + p->staging +
-           (p->host_apart ? 0 : memory_plan_host(p));
+    return sum_rows(p, false) + (p->host_apart ? 0 : memory_plan_host(p));
 }
 
 MemoryPlan trainer_peak(const Trainer *t)

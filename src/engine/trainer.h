@@ -161,6 +161,16 @@ typedef struct {
     MuonWork muon;
 } MemoryPlan;
 
+/* A row of a plan. The rows add up to its total. */
+typedef struct {
+    const char *name; /* what the bytes hold */
+    size_t field;     /* offset in MemoryPlan of an int64_t: bytes */
+    bool on_host;     /* the bytes lie in the host's memory, whatever the device is */
+} MemoryRow;
+enum { MEMORY_ROWS = 10 };
+extern const MemoryRow memory_rows[MEMORY_ROWS];
+
+int64_t memory_plan_bytes(const MemoryPlan *p, const MemoryRow *row);
 int64_t memory_plan_host(const MemoryPlan *p);  /* bytes in the host's memory, whatever the device is */
 int64_t memory_plan_total(const MemoryPlan *p); /* bytes in the device's memory; if that is the host's, all */
 

@@ -86,22 +86,11 @@ static Err open_data(Run *r, RunPurpose purpose)
 
 static void say_arenas(const MemoryPlan *p)
 {
-    const struct {
-        const char *name;
-        int64_t bytes;
-    } rows[] = { { "state: weights, gradients, moments, tables", p->state },
-                 { "states of the optimizer", p->states },
-                 { "saves between forward and backward", p->save },
-                 { "buffers of saves on their way (train.offload)", p->offload_buffers },
-                 { "saves in the host's memory (train.offload)", p->offload_host },
-                 { "scratch of a layer call", p->scratch },
-                 { "workspace of kernels", p->workspace },
-                 { "widened copies of 16-bit tensors", p->staging },
-                 { "batches read ahead", p->ahead },
-                 { "copy of the state to be written (checkpoint.async)", p->snapshot } };
     char text[UNITS_BYTES];
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].bytes) log_info("%-50s %9s", rows[i].name, units_bytes(text, rows[i].bytes));
+    for (int i = 0; i < MEMORY_ROWS; i++) {
+        const int64_t bytes = memory_plan_bytes(p, &memory_rows[i]);
+        if (bytes) log_info("%-50s %9s", memory_rows[i].name, units_bytes(text, bytes));
+    }
 }
 
 /* Twice as many slices, if that is legal and lets pipeline ranks hold less; else 0. */
