@@ -18,7 +18,7 @@ mkdir -p "$logs"
 quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_keys.sh test/test_plan.sh test/test_auto.sh test/test_micro_batch.sh
     test/test_bad_input.sh test/test_moe.sh test/test_context.sh test/test_upcycle.sh test/test_preprocess.sh
     test/test_data_sets.sh test/test_resume.sh test/test_mtp.sh test/test_moments.sh test/test_muon.sh
-    test/test_overrides.sh test/test_dot.sh test/test_dump.sh test/test_ramp.sh test/test_stages.sh test/test_eval.sh test/test_logits.sh test/test_tasks.sh
+    test/test_overrides.sh test/test_check_layout.sh test/test_dot.sh test/test_dump.sh test/test_ramp.sh test/test_stages.sh test/test_eval.sh test/test_logits.sh test/test_tasks.sh
     test/test_tensors.sh test/test_convert.sh test/test_hf.sh test/test_gguf.sh test/test_gguf_tokens.sh test/test_keep.sh
     test/test_watch.sh test/test_gemma.sh test/test_zero.sh test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh
     test/test_stragglers.sh test/test_mup.sh test/test_combinations.sh

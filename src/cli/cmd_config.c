@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/heap.h"
 #include "base/words.h"
+#include "cli/check_layout.h"
 #include "cli/config_arg.h"
 #include "hf/class.h"
 #include "plan/micro_batch.h"
@@ -14,6 +15,7 @@
 static const char *config_path, *may_differ;
 static char joined[OPTION_JOIN_BYTES]; /* of may_differ */
 static int64_t world_size;
+static bool in_layout;
 
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .value = "FILE", .help = "configuration (INI); none: the defaults" },
@@ -21,6 +23,8 @@ static const Option options[] = {
       .help = "ranks to read it for; none: the launcher's, or the fewest that its cuts take" },
     { "override", OPTION_TEXT, &may_differ, .join = joined, .value = "KEY,KEY",
       .help = "as train takes it; the names are checked, and no value changes by it" },
+    { "layout", OPTION_FLAG, &in_layout,
+      .help = "check: trains a small model two steps in the layout and on one rank, and compares all bits" },
 };
 
 static bool is_override(const char *word) { return strchr(word, '=') != NULL; }
@@ -67,7 +71,8 @@ static Err check(const Config *c)
 static Err answer(const Config *c, const char *verb, const char *key)
 {
     if (strcmp(verb, "explain") == 0) return config_explain(c, key, stdout);
-    if (strcmp(verb, "check") == 0) return check(c);
+    if (strcmp(verb, "check") == 0)
+        return in_layout ? check_layout(c, config_path ? config_path : "the defaults") : check(c);
     config_dump(c, stdout, true);
     return ERR_OK;
 }
@@ -121,6 +126,9 @@ static Err config(Words rest)
     }
     if (!strcmp(verb, "explain") && rest.count > used && !is_override(rest.items[used])) key = rest.items[used++];
 
+    if (in_layout && strcmp(verb, "check") != 0)
+        return err_set(ERR_CONFIG, "'megatrain config %s' takes no --layout", verb),
+               err_hint("megatrain config check --layout --config FILE --world N");
     Config c;
     int64_t ranks;
     TRY(config_world(world_size, &ranks));

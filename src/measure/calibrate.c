@@ -19,6 +19,7 @@
 #include "measure/local_ranks.h"
 
 enum {
+    MOST_RANKS = 16,
     JOBS_MOST = 1024,
     SETS_MOST = 64,
     REPEATS_MOST = 400,
@@ -56,9 +57,9 @@ typedef struct {
     double budget_s; /* of a job */
     Round round[ROUNDS_MOST];
     int now; /* the round */
-    double copy_gb_s[ROUNDS_MOST][LOCAL_RANKS_MOST];
+    double copy_gb_s[ROUNDS_MOST][MOST_RANKS];
     Job job[JOBS_MOST];
-    Measured at[ROUNDS_MOST][LOCAL_RANKS_MOST][JOBS_MOST];
+    Measured at[ROUNDS_MOST][MOST_RANKS][JOBS_MOST];
 } OpTimes;
 
 static void add_job(OpTimes *t, OpId id, Dims d, Case c)
@@ -157,7 +158,7 @@ static void add_round(OpTimes *t, int ranks, int threads, DType dtype)
  * thread, or each has its share. */
 static void make_rounds(OpTimes *t, int processors)
 {
-    const int most = processors < LOCAL_RANKS_MOST ? processors : LOCAL_RANKS_MOST;
+    const int most = processors < MOST_RANKS ? processors : MOST_RANKS;
     add_round(t, 1, 1, F32);
     if (processors >= 4) add_round(t, 2, processors / 2, F32);
     for (int i = 0; i < 2; i++) {
@@ -350,8 +351,8 @@ typedef struct {
     double behind_s;    /* of calls behind so much work */
     int sizes;
     int64_t bytes[COMM_KIND_COUNT][COMM_SIZES]; /* that a member sends */
-    Measured at[LOCAL_RANKS_MOST][COMM_KIND_COUNT][COMM_SIZES];
-    Measured behind[LOCAL_RANKS_MOST][WORK_SIZES], work[LOCAL_RANKS_MOST][WORK_SIZES];
+    Measured at[MOST_RANKS][COMM_KIND_COUNT][COMM_SIZES];
+    Measured behind[MOST_RANKS][WORK_SIZES], work[MOST_RANKS][WORK_SIZES];
 } CommTimes;
 
 typedef struct {
@@ -380,7 +381,7 @@ static Err all_to_all(CommBench *c)
 {
     enum { ROW_BYTES = 64 };
     const int64_t n = c->comm.size, each = c->bytes / ROW_BYTES / n;
-    int64_t offset[LOCAL_RANKS_MOST + 1];
+    int64_t offset[MOST_RANKS + 1];
     for (int i = 0; i <= n; i++) offset[i] = i * each;
     const CommRows rows = { .local = c->a,
                             .remote = c->b,
@@ -490,7 +491,7 @@ static Err time_kinds(CommBench *c, CommTimes *t)
 
 static Err measure_comm(LocalRank *r, void *user)
 {
-    int together[LOCAL_RANKS_MOST];
+    int together[MOST_RANKS];
     char name[32];
     CommTimes *t = user;
     Device dev;

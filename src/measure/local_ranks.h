@@ -7,7 +7,7 @@
 
 #include "comm/gloo.h"
 
-enum { LOCAL_RANKS_MOST = 16 };
+enum { LOCAL_RANKS_MOST = 64 };
 
 typedef struct LocalRanks LocalRanks;
 
