@@ -500,15 +500,17 @@ static const Rule rules[] = {
     { "model.mixer=delta model.delta_key_heads=6 parallel.cp=4 parallel.cp_comm=a2a model.seq=1024",
       "model.mixer=delta model.delta_key_heads=4 parallel.cp=4 parallel.cp_comm=a2a model.seq=1024",
       "ranks of cp exchange positions for heads: tp x cp must divide delta_key_heads", 4 },
+    { "model.position=rope model.mixer=delta", "model.position=rope model.mixer=attention,delta",
+      "no block has attention, which alone", 1 },
     { "model.mixer=delta model.rope_base=500",
       "model.mixer=attention,delta model.rope_base=500", "no block has attention", 1 },
-    { "model.position=rope model.mixer=delta model.rope_layers=1,0",
+    { "model.mixer=delta model.rope_layers=1,0",
       "model.position=rope model.mixer=attention,delta model.rope_layers=1,0", "no block has attention", 1 },
-    { "model.position=rope model.mixer=delta model.rope_dim=32",
+    { "model.mixer=delta model.rope_dim=32",
       "model.position=rope model.mixer=attention,delta model.rope_dim=32", "no block has attention", 1 },
-    { "model.position=rope model.mixer=delta model.rope_base_local=100",
+    { "model.mixer=delta model.rope_base_local=100",
       "model.position=rope model.mixer=attention,delta model.rope_base_local=100", "no block has attention", 1 },
-    { "model.position=rope model.mixer=delta model.rope_scaling=linear",
+    { "model.mixer=delta model.rope_scaling=linear",
       "model.position=rope model.mixer=attention,delta model.rope_scaling=linear", "no block has attention", 1 },
     { "model.mixer=delta model.attention_dropout=0.1",
       "model.mixer=attention,delta model.attention_dropout=0.1", "no block has attention", 1 },
@@ -1085,7 +1087,7 @@ TEST(rules_of_attention_are_of_its_blocks_alone)
         { "model.heads=1 model.head_dim=1 model.delta_key_heads=4 model.delta_value_heads=8 model.delta_key_dim=16 "
           "model.delta_value_dim=16 parallel.tp=4 parallel.tp_blocks=4",
           "tp must divide kv_heads x parts", 4 },
-        { "model.heads=3 model.head_dim=5 model.position=rope", "rotary positions need an even head_dim", 1 },
+        { "model.heads=3 model.head_dim=5 model.arch=llama", "rotary positions need an even head_dim", 1 },
         { "model.heads=3 model.head_dim=5 parallel.tp_blocks=2 model.delta_key_heads=2", "tp_blocks must divide heads",
           1 },
         { "model.heads=5 model.delta_key_heads=4 model.delta_key_dim=16", "hidden must be a multiple of heads", 1 },
@@ -1100,6 +1102,10 @@ TEST(rules_of_attention_are_of_its_blocks_alone)
         CHECK_MSG(strstr(got, cases[i].says), "%s: %s", words, got);
     }
     CHECK(strstr(complaint(NULL, "model.mixer=delta model.heads=5", 1), "hidden must be a multiple of heads"));
+    const char *got = complaint(NULL, "model.mixer=delta model.position=rope", 1);
+    CHECK_MSG(count_lines(got) == 1 && strstr(got, "no block has attention, which alone has rotary positions; take "
+                                                   "model.position=none"), "%s", got);
+    CHECK(!*complaint(NULL, "model.mixer=delta model.position=none model.arch=llama", 1));
 }
 
 /* States exchange heads, whatever attention does; ways out are lists with both. */

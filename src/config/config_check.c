@@ -83,6 +83,8 @@ static bool reads_head_dim(const Config *c)
 }
 
 static bool has_rope(const Config *c) { return c->model.position == MODEL_POSITION_ROPE; }
+/* (where no block has attention another rule says so) */
+static bool may_turn(const Config *c) { return has_rope(c) || !config_has_attention(c); }
 static bool scales_rope(const Config *c) { return c->model.rope_scaling != ROPE_PLAIN; }
 static bool is_yarn(const Config *c) { return c->model.rope_scaling == ROPE_YARN; }
 static bool scales_by_turns(const Config *c) { return is_yarn(c) || c->model.rope_scaling == ROPE_LLAMA3; }

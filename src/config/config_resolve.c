@@ -147,12 +147,18 @@ static void resolve_rope(ConfigReader *r)
          CFG_model_rope_factor);
 }
 
-static void resolve_mixer(ConfigReader *r)
+/* Which layers blocks have; those of a wrong list are the usual ones. */
+static void resolve_blocks(ConfigReader *r)
 {
     Config *c = r->config;
     if (config_mixer(c, &c->derived.mixer) < 0) c->derived.mixer = layer_pattern_all(MIXER_WORD_ATTENTION);
     if (layer_pattern_read(c->model.ffn_layers, 1, &c->derived.ffn_layers) < 0)
         c->derived.ffn_layers = layer_pattern_all(1);
+}
+
+static void resolve_mixer(ConfigReader *r)
+{
+    Config *c = r->config;
     if (!config_has_delta(c)) return;
     FILL(0, model, delta_key_heads, c->model.heads, CFG_model_heads);
     FILL(0, model, delta_value_heads, c->model.delta_key_heads, CFG_model_delta_key_heads);
@@ -163,6 +169,9 @@ static void resolve_mixer(ConfigReader *r)
 static void resolve_model(ConfigReader *r)
 {
     Config *c = r->config;
+    resolve_blocks(r);
+    if (!config_has_attention(c) && recipes[c->model.arch].position == MODEL_POSITION_ROPE)
+        FILL(MODEL_POSITION_AUTO, model, position, MODEL_POSITION_NONE, CFG_model_mixer);
     FILL(MODEL_POSITION_AUTO, model, position, recipes[c->model.arch].position, CFG_model_arch);
     FILL(MODEL_NORM_AUTO, model, norm, recipes[c->model.arch].norm, CFG_model_arch);
     FILL(MODEL_ACTIVATION_AUTO, model, activation, recipes[c->model.arch].activation, CFG_model_arch);
