@@ -244,7 +244,7 @@ static bool leaves_are_cut(const Draw *d, const TinyRun *r)
 {
     const int slices = r->spec.pipeline.slices > 1 ? r->spec.pipeline.slices : 1, cp = r->grid.cp;
     const int64_t leaves = r->spec.seq_blocks / slices, rows = r->spec.micro_batch * r->spec.seq_blocks;
-    const bool whole = is_mixture(d) || r->spec.model.latent.width.kv_rank;
+    const bool whole = model_sums_own_rows(&r->spec.model);
     if (r->spec.seq_blocks % slices || (cp > 1 && leaves % (2 * cp))) return true;
     return whole && r->grid.sp && rows % (r->grid.tp * cp * slices);
 }

@@ -739,6 +739,8 @@ static const Rule rules[] = {
       "take parallel.order=tp-cp-ep-dp-pp", 4 },
     { MOE "parallel.tp=2 parallel.sp=false", MOE "parallel.tp=2", "beside experts tp needs sp", 2 },
     { MOE "parallel.tp=4 parallel.seq_blocks=2", MOE "parallel.tp=4 parallel.seq_blocks=4", "here 1 x 2", 4 },
+    { "model.mixer=delta parallel.tp=4 parallel.seq_blocks=2 run.reproducible=layout",
+      "model.mixer=delta parallel.tp=4 parallel.seq_blocks=4", "here 1 x 2; take parallel.sp=false", 4 },
     { MOE "moe.ffn=100 parallel.tp_blocks=8", MOE "moe.ffn=104 parallel.tp_blocks=8",
       "tp_blocks must divide the width of an expert", 1 },
     { "parallel.etp=2", "parallel.etp=1", "a dense model has no experts to cut", 2 },

@@ -124,19 +124,21 @@ static const char *context_factors(const Config *c)
     return cp && slices ? " x cp x slices" : cp ? " x cp" : slices ? " x slices" : "";
 }
 
-/* With sp, ranks have their own rows of the latents, and of the gradients of their weights. */
-static void check_latent_rows(ConfigReader *r)
+/* With sp, ranks have their own rows of what no rank of tp has a part of: latents, gates of Gated DeltaNet; and of the
+ * gradients of their weights. */
+static void check_own_rows(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t cuts = c->parallel.cp * c->parallel.slices, blocks = c->train.micro_batch * c->parallel.seq_blocks;
     const bool layout = c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT && !c->moe.experts;
     char text[200];
     snprintf(text, sizeof text,
-             "with sp a rank of latent attention must have whole leaves of gradients: tp%s must divide "
-             "micro_batch x seq_blocks, here %lld x %lld",
-             context_factors(c), (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
+             "with sp a rank of %s must have whole leaves of gradients: tp%s must divide micro_batch x seq_blocks, "
+             "here %lld x %lld",
+             config_has_delta(c) ? "Gated DeltaNet" : "latent attention", context_factors(c),
+             (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
     RULE(!layout || !c->parallel.sp || blocks % (c->parallel.tp * cuts) == 0, text, CFG_parallel_tp,
-         CFG_train_micro_batch, CFG_parallel_seq_blocks, CFG_model_attention);
+         CFG_train_micro_batch, CFG_parallel_seq_blocks, config_has_delta(c) ? CFG_model_mixer : CFG_model_attention);
     config_take(r, "parallel.sp=false, or run.reproducible=run");
 }
 
@@ -147,5 +149,5 @@ void config_check_attention(ConfigReader *r)
     check_rope(r);
     check_mixer(r);
     check_singles(r);
-    if (config_is_latent(c)) check_latent_rows(r);
+    if (config_is_latent(c) || config_has_delta(c)) check_own_rows(r);
 }

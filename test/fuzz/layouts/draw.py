@@ -205,7 +205,7 @@ class Draw:
         self.sp = self.tp > 1 and (self.experts_on or self.chance(0.6))
         self.cuts = self.cp * self.slices
         need = 2 * self.cp * self.slices if self.cp > 1 else self.slices * (2 if self.sp and self.slices > 1 else 1)
-        if self.exact and self.sp and (self.experts_on or self.mla):
+        if self.exact and self.sp and (self.experts_on or self.mla or self.state):
             while self.micro // div * need % (self.tp * self.cuts):
                 need *= 2
         self.seq_blocks = need * self.one(1, 1, 2)
