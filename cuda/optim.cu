@@ -356,18 +356,25 @@ __device__ __forceinline__ float adam_element(const AdamArgs<M> &a, const AdamSt
 template <class C> struct AdamCopy {
     C *data;
     __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.shard; }
-    __device__ __forceinline__ void put(int64_t at, const Quad<float> &w, int64_t left, bool wide) const
+    /* (those of fp32 are few) */
+    __device__ __forceinline__ void put(const FlatPart &p, int64_t i, const Quad<float> &w, int64_t left,
+                                        bool wide) const
     {
+        C *to = data + p.value;
+        if (p.flags & FLAT_WIDE) {
+            store_quad(reinterpret_cast<float *>(to) + i, w, left, false);
+            return;
+        }
         Quad<C> q;
         for (int k = 0; k < 4; k++) q.v[k] = from_float<C>(w.v[k]);
-        store_quad(data + at, q, left, wide);
+        store_quad(to + i, q, left, wide);
     }
     __device__ __forceinline__ void put(int64_t at, float w) const { data[at] = from_float<C>(w); }
 };
 template <> struct AdamCopy<void> {
     void *data;
     __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.value; }
-    __device__ __forceinline__ void put(int64_t, const Quad<float> &, int64_t, bool) const {}
+    __device__ __forceinline__ void put(const FlatPart &, int64_t, const Quad<float> &, int64_t, bool) const {}
     __device__ __forceinline__ void put(int64_t, float) const {}
 };
 
@@ -402,7 +409,7 @@ __global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(AdamArgs<M> a, Adam
             store_quad(pw + at, w[u], left, wide);
             store_quad(pm + at, m[u], left, wide);
             store_quad(pv + at, v[u], left, wide);
-            copy.put(p.value + at, w[u], left, wide);
+            copy.put(p, at, w[u], left, wide);
         }
     }
 }
@@ -497,7 +504,7 @@ template <class C> __global__ void __launch_bounds__(FLAT_THREADS) one_moment_ke
             for (int k = 0; k < 4; k++) w[u].v[k] = one_moment_element(a, c, w[u].v[k], &m[u].v[k], g[u].v[k]);
             store_quad(pw + at, w[u], left, wide);
             store_quad(pm + at, m[u], left, wide);
-            copy.put(p.value + at, w[u], left, wide);
+            copy.put(p, at, w[u], left, wide);
         }
     }
 }

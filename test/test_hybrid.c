@@ -3,6 +3,7 @@
  * held to difference quotients in test_layers, its bits to other layouts in test_array, its ops to float64 elsewhere.
  */
 #include "test.h"
+#include "base/half.h"
 #include "tiny.h"
 
 typedef struct {
@@ -69,6 +70,45 @@ TEST(with_a_short_convolution)
     s.compute = BF16;
     s.model.mixer = layer_pattern_all(MIXER_DELTA);
     check_cuts(s);
+}
+
+/* Of numbers that decay is made of, layers read the master itself, of all others it rounded. */
+static Err rates_are_masters(Trainer *t, void *user)
+{
+    const ParamStore *s = &t->stores[0];
+    int rates = 0;
+    (void)user;
+    for (int i = 0; i < s->reg->count; i++) {
+        const char *name = s->reg->items[i].name;
+        const Tensor master = param_zero_shard_master(s, i), value = param_zero_shard_value(s, i);
+        const bool wide = strstr(name, ".delta.a_log") || strstr(name, ".delta.dt_bias");
+        int64_t wrong = 0;
+        const float *is = master.data;
+        CHECK_MSG(value.dtype == (wide ? F32 : BF16) && value.dim[0] == master.dim[0], "%s", name);
+        for (int64_t e = 0; e < master.dim[0]; e++)
+            wrong += wide ? !(((const float *)value.data)[e] == is[e])
+                          : ((const uint16_t *)value.data)[e] != bf16_from_float(is[e]);
+        CHECK_MSG(wrong == 0, "%s: %lld", name, (long long)wrong);
+        rates += wide;
+    }
+    CHECK(rates >= 2 && rates % 2 == 0);
+    return ERR_OK;
+}
+
+TEST(rates_of_decay_are_fp32)
+{
+    static const OptimizerKind optimizers[] = { OPTIMIZER_ADAMW, OPTIMIZER_LION, OPTIMIZER_MUON };
+    for (ZeroCut zero = ZERO_NONE; zero <= ZERO_VALUES; zero++) {
+        TinyRun r = { .spec = tiny_delta(tiny_llama()), .grid = { .tp = 1, .dp = 2 }, .steps = 2 };
+        r.after = rates_are_masters;
+        r.spec.compute = BF16;
+        r.spec.exact = r.spec.fp32_vectors = r.spec.fp32_residual = false;
+        r.spec.update.zero = zero;
+        r.spec.update.optimizer = optimizers[zero % 3];
+        r.spec.update.states_on_host = zero == ZERO_STATES;
+        tiny_train(&r);
+        CHECK_MSG(!r.err, "%s", r.message);
+    }
 }
 
 TEST(layouts_that_are_refused)

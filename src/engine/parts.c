@@ -250,6 +250,7 @@ static Err register_rank(Parts *p, const PartsSpec *spec, const World *w, int pp
         Stage *stages = own ? parts_stage(p, r, 0) : NULL;
         if (!own) TRY(setup_array(setup, p->step.chunks, &stages));
         param_registry_init(reg, setup, place);
+        reg->narrow = spec->narrow;
         reg->fp32_vectors = spec->fp32_vectors;
         TRY(register_stages(p, spec, pp_rank, r, stages, setup));
         if (r) mark_copies(reg);

@@ -31,7 +31,7 @@ typedef struct {
     ZeroCut zero;            /* states that are cut over the ranks that hold the same parameters */
     OptimizerKind optimizer; /* the optimizer of matrices */
     const MuonSpec *muon;
-    bool fp32_vectors; /* ParamRegistry.fp32_vectors */
+    bool narrow, fp32_vectors; /* of ParamRegistry */
 } PartsSpec;
 
 typedef struct {

@@ -372,7 +372,8 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
                      .zero = s->purpose.forward_only ? ZERO_NONE : s->update.zero,
                      .optimizer = s->update.optimizer,
                      .muon = &s->update.muon,
-                     .fp32_vectors = s->fp32_vectors && s->compute != F32 };
+                     .narrow = s->compute != F32,
+                     .fp32_vectors = s->fp32_vectors };
     return ERR_OK;
 }
 

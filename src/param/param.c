@@ -154,7 +154,8 @@ Err param_number(ParamRegistry *r, const ParamRegistry *whole)
 static bool is_fp32(const ParamRegistry *r, const Param *p)
 {
     const ParamSpec *s = &p->spec;
-    return r->fp32_vectors && (s->ndim == 1 || (s->flags & PARAM_TABLE && s->partial == PARTIAL_ROWS));
+    const bool few = s->ndim == 1 || (s->flags & PARAM_TABLE && s->partial == PARTIAL_ROWS);
+    return r->narrow && (s->flags & PARAM_FP32 || (r->fp32_vectors && few));
 }
 
 /* Elements of `value` that a number of the bucket takes. */
@@ -379,7 +380,7 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
         const Bucket *k = &reg->buckets[b];
         if (!k->value_cut) s->whole_value[b] = value_slice(s->value, k, 0, k->count);
     }
-    ASSERT(!reg->fp32_vectors || kinds.value != F32);
+    ASSERT(reg->narrow == (kinds.value != F32));
     s->master = s->value;
     if (kinds.value != F32) TRY(tensor_new(memory.states, &s->master, F32, reg->zero_count));
     if (kinds.grads == GRADS_NONE) return ERR_OK;

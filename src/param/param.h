@@ -11,7 +11,7 @@
  *
  * Memory: flat device buffers, all with the same order, in which each parameter is padded to PARAM_ALIGN elements:
  *   value  what layers read: f32, or the 16-bit copy of the master, written by every update; vectors may be copied
- *          there as they are (ParamRegistry.fp32_vectors)
+ *          there as they are (PARAM_FP32, ParamRegistry.fp32_vectors)
  *   grad   i64 fixed point (or f32 with reproducible = run)
  *   master          f32, this rank's ZeRO shards alone; where the value is f32, the value itself
  *   m, v            f32 or bf16, likewise this rank's ZeRO shards; v of the parameters alone that have two moments
@@ -104,7 +104,8 @@ enum {
     PARAM_HIDDEN = 4, /* a matrix of a block: the wider the model, the more inputs it has */
     PARAM_TABLE = 8,  /* a row for each token, position or channel, not a matrix that inputs are multiplied by */
     PARAM_ROUTER = 16,
-    PARAM_EIGHT_BITS = 32 /* its products are of 8-bit operands */
+    PARAM_EIGHT_BITS = 32, /* its products are of 8-bit operands */
+    PARAM_FP32 = 64        /* layers read it in fp32, whatever else they read */
 };
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 4, PARAM_NAME_MAX = 64 };
 
@@ -153,7 +154,7 @@ typedef struct {
     /* Its begin in `value` and in `grad`: of all of it, or, where these are cut, of its near shard. */
     int64_t value_first, grad_first;
     bool value_cut, grad_cut;
-    bool fp32;                   /* its values are fp32, whatever the store's others are (ParamRegistry.fp32_vectors) */
+    bool fp32;                   /* its values are fp32, whatever the store's others are (PARAM_FP32, fp32_vectors) */
     int unit;                    /* the unit of its parameters, where any is cut; else -1 */
     int zero_shards, zero_shard; /* number of its ZeRO shards; this rank's */
     int near_shards, near_shard;
@@ -178,9 +179,9 @@ typedef struct {
     int64_t partial_at[PARTIAL_KINDS + 1];
     int *order; /* [count] parameters in the order of their offsets */
     ParamPlace place;
-    /* Layers read vectors, and tables of positions, in fp32, though `value` is of 16 bits. To be set before the layout:
-     * these lie in buckets of their own, and none of them is of a unit. */
-    bool fp32_vectors;
+    /* To be set before the layout. narrow: `value` is of 16 bits; parameters with PARAM_FP32 are in fp32 there, in
+     * buckets of their own, and of no unit. With fp32_vectors so are all vectors, and tables of positions. */
+    bool narrow, fp32_vectors;
     SetupArena *setup;
 } ParamRegistry;
 

@@ -385,6 +385,55 @@ TEST(adamw_of_many)
     }
 }
 
+/* Of three tensors the second one's copy is fp32, in the place of twice as many elements of 16 bits: w to the bit. */
+enum { NARROW = 70, WIDE = 37, WIDE_AT = 64, WIDE_END = WIDE_AT + 2 * WIDE };
+
+static void wide_parts(FlatPart part[3])
+{
+    part[0] = (FlatPart){ .value = 0, .count = 60 };
+    part[1] = (FlatPart){ .grad = 60, .value = WIDE_AT, .shard = 60, .v = 60, .count = WIDE, .flags = FLAT_WIDE };
+    part[2] = (FlatPart){ .grad = 60 + WIDE, .value = WIDE_END, .shard = 60 + WIDE, .v = 60 + WIDE, .count = 10 };
+}
+
+static void check_wide_copy(CudaCase *c, Pair w, Pair copy, const char *what)
+{
+    float of_w[NARROW + WIDE], wide[WIDE];
+    uint16_t got[WIDE_END + 10];
+    const DType T = copy.t[CASE_GPU].dtype;
+    gpu_read(c, of_w, w.t[CASE_GPU]);
+    gpu_read(c, got, copy.t[CASE_GPU]);
+    memcpy(wide, got + WIDE_AT, sizeof wide);
+    for (int i = 0; i < 60; i++) CHECK_MSG(right(T, got, i, of_w[i]), "%s: %d", what, i);
+    for (int i = 0; i < WIDE; i++) CHECK_MSG(right(F32, wide, i, of_w[60 + i]), "%s: wide %d", what, i);
+    for (int i = 0; i < 10; i++) CHECK_MSG(right(T, got + WIDE_END, i, of_w[60 + WIDE + i]), "%s: behind %d", what, i);
+    CHECK(!memcmp((uint16_t *)copy.t[CASE_CPU].data + WIDE_AT, got + WIDE_AT, sizeof wide));
+}
+
+TEST(copies_of_fp32_beside_narrow_ones)
+{
+    for (int k = 0; k < 6; k++) {
+        CudaCase *c = case_open();
+        FlatPart part[3];
+        int64_t chunks;
+        const int64_t n = NARROW + WIDE;
+        StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f };
+        wide_parts(part);
+        Pair w = pair_random(c, F32, 2, n), m = pair_random(c, F32, 1, n), v = pair_uniform(c, F32, 0, 1, 1, &n);
+        Pair g = pair_random(c, F32, 3, n), copy = pair_random(c, k % 2 ? F16 : BF16, 2, (int64_t)WIDE_END + 10);
+        Pair step = pair_step(c, &values), shift = pair_zero(c, I32, 1), parts = pair_parts(c, part, 3, &chunks);
+        if (k < 2)
+            BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
+                 .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .decay = 0.1f, .hidden_rate = 1,
+                 .parts = AT(parts), .chunks = chunks);
+        else
+            BOTH(c, one_moment, .w = AT(w), .m = AT(m), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
+                 .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .decay = 0.1f, .hidden_rate = 1,
+                 .lion = k < 4, .parts = AT(parts), .chunks = chunks);
+        check_wide_copy(c, w, copy, k < 2 ? "adamw" : "one_moment");
+        case_close(c);
+    }
+}
+
 /* A range cut into ranks' shares that start anywhere: the same bits as in one piece. */
 TEST(adamw_splits)
 {
