@@ -42,13 +42,16 @@ static bool attention_meets(const Config *c, ContextComm way)
     return false;
 }
 
-/* Blocks with attention in this way, all others in the one that states have. */
+/* Do ranks exchange positions for heads in such blocks, whatever other blocks do? */
+static bool has_state(int64_t mixer) { return mixer == MIXER_WORD_DELTA; }
+
+/* Blocks with a state in the one way that they have, others in this one. */
 static void take_way(ConfigReader *r, const char *way)
 {
     const LayerPattern *p = &r->config->derived.mixer;
     char list[128] = "";
     for (int i = 0, n = 0; i < p->runs && n < (int)sizeof list; i++) {
-        const char *word = p->value[i] == MIXER_WORD_ATTENTION ? way : "a2a";
+        const char *word = has_state(p->value[i]) ? "a2a" : way;
         n += snprintf(list + n, sizeof list - (size_t)n, "%s%s", i ? "," : "", word);
         if (p->times[i] > 1 && n < (int)sizeof list)
             n += snprintf(list + n, sizeof list - (size_t)n, "*%d", (int)p->times[i]);
@@ -126,7 +129,7 @@ static void check_ways(ConfigReader *r)
 static bool states_exchange(const Config *c)
 {
     for (int i = 0; i < (int)c->model.layers; i++)
-        if (layer_pattern_at(&c->derived.mixer, i) == MIXER_WORD_DELTA &&
+        if (has_state(layer_pattern_at(&c->derived.mixer, i)) &&
             layer_pattern_at(&c->derived.cp_comm, i) != CONTEXT_A2A)
             return false;
     return true;

@@ -54,9 +54,12 @@ static Err add_head_numbers(ParamRegistry *reg, const ModelSpec *s, const char *
 {
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.%s", owner, what);
-    const ParamSpec p = {
-        .name = name, .ndim = 1, .shape = { s->delta.value_heads, 1 }, .cut = { CUT_TP }, .init = init, .flags = PARAM_FP32
-    };
+    const ParamSpec p = { .name = name,
+                          .ndim = 1,
+                          .shape = { s->delta.value_heads, 1 },
+                          .cut = { CUT_TP },
+                          .init = init,
+                          .flags = PARAM_FP32 };
     return param_add(reg, p, id);
 }
 
