@@ -94,7 +94,7 @@ static TrainSpec model_of(int kind)
     case 13: s = tiny_delta(tiny_llama()); break;
     case 14: s = tiny_delta(tiny_mixture(TINY_QWEN3, 3)), s.model.delta.negative = true; break;
     case 15: s = tiny_singles(tiny_gpt2(), 4); break;
-    default: s = tiny_further(tiny_singles(tiny_mixture(TINY_DEEPSEEK, 5), 5), 1); break;
+    default: s = tiny_further(tiny_nemotron(5), 1); break;
     }
     s.update.bucket_bytes = BUCKET_BYTES;
     s.update.clip = .1f; /* (every gradient's norm counts) */
@@ -149,6 +149,7 @@ static void experts_in_8_bits(TrainSpec *s)
     s->model.fp8.experts = true;
     s->model.moe.ffn = s->model.fp8.recipe == FP8_BLOCKWISE ? 256 : 64;
     if (s->model.moe.shared_ffn) s->model.moe.shared_ffn = 256;
+    if (s->model.moe.latent) s->model.moe.latent = s->model.fp8.recipe == FP8_BLOCKWISE ? 128 : 64;
 }
 
 static void choose_optimizer(TrainSpec *s, int v)

@@ -57,6 +57,7 @@ static MixtureSpec mixture_of(const Json *e)
                       .ffn = whole(e, "ffn"),
                       .shared_ffn = whole(e, "shared_ffn"),
                       .shared_gate = flag(e, "shared_gate"),
+                      .latent = json_int(json_get(e, "latent"), 0),
                       .router = { .score = score_of(json_text(json_get(e, "router"), NULL)),
                                   .normalize = flag(e, "normalize"),
                                   .scale = (float)number(e, "scale"),
@@ -148,6 +149,12 @@ static ModelSpec model_of(const Json *m)
         s.latent = latent_of(json_get(m, "mla"), json_get(m, "rope_scaling"));
         s.mixer = layer_pattern_all(MIXER_LATENT);
         s.rope.columns = (int)s.latent.width.rope;
+    }
+    if (json_get(m, "mixers")) {
+        s.mixer = pattern_of(json_get(m, "mixers"));
+        for (int i = 0; i < s.layers; i++) s.mixer.value[i] = s.mixer.value[i] ? MIXER_ATTENTION : MIXER_NONE;
+        for (int i = 0; i < s.layers; i++)
+            s.without_ffn.word[0] |= (uint64_t)!json_int(json_at(json_get(m, "ffns"), i), 1) << i;
     }
     if (json_get(m, "mtp")) s.mtp = (MtpSpec){ (int)whole(m, "mtp"), (float)number(m, "mtp_weight") };
     int64_t padding = 16 * s.tp_blocks;
@@ -746,6 +753,8 @@ TEST(relu2_layout) { against_torch("relu2", true, false); }
 TEST(relu2_run) { against_torch("relu2", false, false); }
 TEST(gptoss_layout) { against_torch("gptoss", true, false); }
 TEST(gptoss_run) { against_torch("gptoss", false, false); }
+TEST(nemotron_layout) { against_torch("nemotron", true, false); }
+TEST(nemotron_run) { against_torch("nemotron", false, false); }
 TEST(gptossfull_layout) { against_torch("gptossfull", true, false); }
 TEST(gptossfull_run) { against_torch("gptossfull", false, false); }
 TEST(qwen3next_layout) { against_torch("qwen3next", true, false); }
@@ -828,6 +837,7 @@ TEST(same_bits_gemma3) { same_bits("gemma3"); }
 TEST(same_bits_olmo2) { same_bits("olmo2"); }
 TEST(same_bits_relu2) { same_bits("relu2"); }
 TEST(same_bits_gptoss) { same_bits("gptoss"); }
+TEST(same_bits_nemotron) { same_bits("nemotron"); }
 TEST(same_bits_gptossfull) { same_bits("gptossfull"); }
 TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
 TEST(same_bits_mla) { same_bits("mla"); }
@@ -902,6 +912,7 @@ TEST(logits_gemma) { check_logits("gemma"); }
 TEST(logits_gemma2) { check_logits("gemma2"); }
 TEST(logits_olmo2) { check_logits("olmo2"); }
 TEST(logits_gptoss) { check_logits("gptoss"); }
+TEST(logits_nemotron) { check_logits("nemotron"); }
 TEST(logits_gptossfull) { check_logits("gptossfull"); }
 TEST(logits_qwen3next) { check_logits("qwen3next"); }
 TEST(logits_mla) { check_logits("mla"); }

@@ -104,6 +104,7 @@ moe.topk                   | 1            | loss | moe.experts=4 model.bias=fals
 moe.ffn                    | 64           | loss | moe.experts=4 model.bias=false
 moe.shared_ffn             | 64           | loss | moe.experts=4 model.bias=false
 moe.shared_gate            | true         | loss | moe.experts=4 model.bias=false moe.shared_ffn=64
+moe.latent                 | 24           | loss | moe.experts=4 model.bias=false
 moe.every                  | 0,1          | loss | moe.experts=4 model.bias=false model.layers=2
 moe.router                 | sigmoid      | loss | moe.experts=4 model.bias=false
 moe.normalize              | true         | loss | moe.experts=4 model.bias=false moe.router=softmax_pre

@@ -7,6 +7,7 @@
  * Also: how weights begin, and that evaluation drops nothing.
  */
 #include "test.h"
+#include "base/json.h"
 #include "engine/trainer_open.h"
 #include "tiny.h"
 
@@ -550,6 +551,132 @@ TEST(moe_sigmoid_shared)
     check_moe((ModelSpec){
         .activation = ACT_SWIGLU, .moe.shared_ffn = 24, .moe.router = { .score = ROUTER_SIGMOID, .normalize = 1 } });
 }
+TEST(moe_latent) /* of experts with a gate and without, beside a shared expert with a gate, without, and without one */
+{
+    for (int i = 0; i < 6; i++)
+        check_moe((ModelSpec){ .activation = i % 2 ? ACT_SWIGLU : ACT_RELU2,
+                               .moe.latent = 12,
+                               .bias = i == 0,
+                               .moe.shared_ffn = i / 2 ? 24 : 0,
+                               .moe.shared_gate = i / 2 == 2,
+                               .recompute = layer_pattern_all(i % 2 ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE),
+                               .moe.router = { .score = ROUTER_SIGMOID, .normalize = 1 } });
+}
+/* ---- a LatentMoE in numbers that another program computed in float64 (transformers' class agrees) ---- */
+
+#define GOLDEN "../shared/fixtures/kinds/latent_moe.json"
+enum { G_ROWS = 5, G_HIDDEN = 6, G_MOST = 512 };
+
+/* All numbers of an array of any depth; returns how many. */
+static int64_t numbers(const Json *j, double *to)
+{
+    int64_t n = 0;
+    if (!json_count(j)) {
+        *to = json_number(j, NAN);
+        return 1;
+    }
+    for (int64_t i = 0; i < json_count(j); i++) n += numbers(json_at(j, i), to + n);
+    return n;
+}
+
+static int golden_param(Rig *r, const char *name)
+{
+    char full[PARAM_NAME_MAX];
+    snprintf(full, sizeof full, "moe.%s", name);
+    return param_find(&r->registry, full);
+}
+
+static void golden_set(Rig *r, const Json *from, const char *key, const char *name)
+{
+    double to[G_MOST];
+    const int id = golden_param(r, name);
+    const Param *p = &r->registry.items[id];
+    const bool state = p->spec.group == PARAM_STATE;
+    float *w = (state ? param_state(&r->ctx, id) : param_store_value(&r->params, id, 0)).data;
+    CHECK_MSG(numbers(json_get(from, key), to) == p->count, "%s", key);
+    for (int64_t i = 0; i < p->count; i++) w[i] = (float)to[i];
+}
+
+/* Rows of the batch are the five in turn, as each is computed by itself; those behind them have no gradient. */
+static void golden_rows(Rig *r, const Json *j)
+{
+    double x[G_MOST], dy[G_MOST];
+    CHECK(numbers(json_get(json_get(j, "input"), "x"), x) == G_ROWS * G_HIDDEN);
+    CHECK(numbers(json_get(j, "dy"), dy) == G_ROWS * G_HIDDEN);
+    for (int64_t i = 0; i < N * G_HIDDEN; i++) {
+        const int64_t at = i % (G_ROWS * G_HIDDEN);
+        ((float *)r->x.data)[i] = (float)x[at];
+        r->weight[i] = i < G_ROWS * G_HIDDEN ? dy[at] : 0;
+    }
+}
+
+static void golden_check(const double *got, const Json *from, const char *name, int64_t n)
+{
+    double want[G_MOST];
+    CHECK_MSG(numbers(json_get(from, name), want) == n, "%s", name);
+    for (int64_t i = 0; i < n; i++) CHECK_CLOSE(got[i], want[i], 3e-6, "%s %d", name, (int)i);
+}
+
+static void golden_grad(Rig *r, const Json *from, const char *key, const char *name)
+{
+    double got[G_MOST];
+    const int id = golden_param(r, name);
+    const int64_t n = r->registry.items[id].count, *fixed = param_store_grad(&r->params, id).data;
+    for (int64_t i = 0; i < n; i++) got[i] = ldexp((double)fixed[i], -SHIFT);
+    golden_check(got, from, key, n);
+}
+
+static void golden_layer(Rig *r, Recompute recompute)
+{
+    rig_open(r);
+    r->spec = (ModelSpec){ .layers = 1, .hidden = G_HIDDEN, .tp_blocks = 1, .activation = ACT_RELU2 };
+    r->spec.recompute = layer_pattern_all(recompute);
+    r->spec.moe = (MixtureSpec){ .experts = 8, .topk = 2, .ffn = 5, .shared_ffn = 7, .latent = 4,
+                                 .router = { ROUTER_SIGMOID, 1, 2.5f, 1, 1 },
+                                 .balance = { .unit = 1, .bias_rate = 0.1f } };
+    r->spec.moe.layers.word[0] = 1;
+    r->kind = model_ffn(&r->spec, 0);
+    OK(setup_alloc(&r->setup, r->kind->own_bytes, &r->own));
+    OK(setup_alloc(&r->setup, r->kind->save_bytes, &r->save));
+    OK(r->kind->add(r->own, &r->registry, &r->spec, "moe", 0));
+}
+
+TEST(moe_latent_golden)
+{
+    static const char *const names[][2] = { { "gate", "router.weight" },
+                                            { "fc1_latent_proj", "latent_in.weight" },
+                                            { "fc2_latent_proj", "latent_out.weight" },
+                                            { "experts_up", "experts.fc1.weight" },
+                                            { "experts_down", "experts.fc2.weight" },
+                                            { "shared_up", "shared.fc1.weight" },
+                                            { "shared_down", "shared.fc2.weight" } };
+    const Case c = { kind_f, kind_b, G_HIDDEN, G_HIDDEN };
+    Json *j;
+    FILE *f = fopen(GOLDEN, "r");
+    if (!f) SKIP("no " GOLDEN);
+    fclose(f);
+    OK(json_read_file(GOLDEN, 1 << 20, &j));
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_SELECTIVE; recompute++) {
+        double y[G_MOST], dx[G_MOST];
+        Tensor d;
+        Rig r;
+        golden_layer(&r, (Recompute)recompute);
+        rig_ready(&r, &c);
+        for (int i = 0; i < 7; i++) golden_set(&r, json_get(j, "input"), names[i][0], names[i][1]);
+        golden_set(&r, j, "bias", "router.bias");
+        golden_rows(&r, j);
+        OK(tensor_new(&r.state, &d, F32, N, G_HIDDEN));
+        gradient(&r, &c, d);
+        for (int i = 0; i < G_ROWS * G_HIDDEN; i++)
+            y[i] = ((float *)r.y.data)[i], dx[i] = ((float *)d.data)[i];
+        golden_check(y, j, "y", G_ROWS * G_HIDDEN);
+        golden_check(dx, json_get(j, "grad"), "x", G_ROWS * G_HIDDEN);
+        for (int i = 0; i < 3; i++) golden_grad(&r, json_get(j, "grad"), names[i][0], names[i][1]);
+        rig_close(&r);
+    }
+    json_free(j);
+}
+
 TEST(moe_relu2)
 {
     for (int recompute = 0; recompute < 2; recompute++)
@@ -870,10 +997,9 @@ TEST(multi_token_prediction_recomputed) { check_further(RECOMPUTE_FULL, 0); }
 
 /* ---- how weights begin ---- */
 
-/* Megatron's rules: projections back to the residual stream have std / sqrt(2 layers). */
-TEST(initial_weights)
+/* Megatron's rules: projections back to the residual stream have std / the root of how many there are. */
+static void check_beginning(ModelSpec m, double narrow, int projections)
 {
-    ModelSpec m = tiny_gpt2().model;
     Rig r;
     Stage st;
     int smaller = 0;
@@ -890,7 +1016,7 @@ TEST(initial_weights)
         const float *w = param_store_value(&r.params, i, 0).data;
         bool projection = strstr(p->name, "proj.weight") || strstr(p->name, "fc2.weight");
         bool constant = p->spec.ndim == 1, one = strstr(p->name, "norm") && strstr(p->name, ".weight");
-        double want = constant ? 0 : projection ? 0.01 : 0.02, sum = 0, squares = 0, n = 0;
+        double want = constant ? 0 : projection ? narrow : 0.02, sum = 0, squares = 0, n = 0;
         for (int64_t k = 0; k < p->count; k++) {
             if (param_plain_row(p, k / p->local[1]) < 0) continue;
             double d = w[k] - (one ? 1 : 0);
@@ -903,8 +1029,16 @@ TEST(initial_weights)
                   p->name, sqrt(squares / n), want);
         smaller += projection;
     }
-    CHECK(smaller == 2 * m.layers);
+    CHECK(smaller == projections);
     rig_close(&r);
+}
+
+TEST(initial_weights)
+{
+    const TrainSpec s = tiny_gpt2();
+    check_beginning(s.model, 0.02 / sqrt(2 * s.model.layers), 2 * s.model.layers);
+    check_beginning(tiny_singles(s, 3).model, 0.02 / 2, 4); /* attention; a feed-forward layer; both */
+    check_beginning(tiny_singles(s, 2).model, 0.02 / sqrt(2), 2);
 }
 
 static double tiny_eval(float dropout)

@@ -77,15 +77,28 @@ check "plan's experts" grep -qF "8 experts, 2 a token, of ffn 24 in 2 of 2 layer
 flop=$((6 * (active - 257 * 32) + 12 * 2 * 8 * 4 * 32)) # a token: 6 N + 12 L C T, N without the table of the input
 check "plan's FLOP of a token: $(grep '6 N' plan.txt)" grep -q "6 N + 12 L C T.* $(((flop + 500) / 1000))k " plan.txt
 
+# With a latent of 12 experts have matrices of 12 columns instead of 32, and a layer two more of 12 x 32.
+latent=12
+all=$((all - 2 * (3 * 8 * 24 * (32 - latent) - 2 * 32 * latent)))
+active=$((all - 2 * (8 - 2) * 3 * 24 * latent))
+"$mt" plan --config "$ini" "${small[@]}" moe.latent=$latent >plan.txt 2>&1
+check "plan's parameters with a latent: $(grep parameters plan.txt | head -1)" \
+    grep -qF "$(commas $all) parameters, $(commas $active) of them active for a token" plan.txt
+check "plan's latent" grep -qF "of ffn 24 in 2 of 2 layers, between latents of 12; shared expert" plan.txt
+flop=$((6 * (active - 257 * 32) + 12 * 2 * 8 * 4 * 32))
+check "plan's FLOP with a latent: $(grep '6 N' plan.txt)" grep -q "6 N + 12 L C T.* $(((flop + 500) / 1000))k " plan.txt
+
 # Rows to experts and back, forward and backward, of 2 blocks and 2 micro-batches of N 64, k 3, on 2 ranks with 4 experts
 # each. On the average half of N k rows go to the other rank;
-# at most all go there, and 2 N min(4, k) come back. (A head on a GPU has a width that is a multiple of 8.)
+# at most all go there, and 2 N min(4, k) come back. They have D numbers, or those of a latent. (A head on a GPU has a width that is a multiple of 8.)
 rows=$((64 * 3 / 2))
-for device in cpu cuda; do
+for device in cpu cuda cuda-latent; do
+    width=32 latent=0
+    [ $device = cuda-latent ] && width=8 latent=8
     "$mt" plan --config "$ini" --world 2 "${small[@]}" parallel.ep=2 train.micro_batch=2 moe.topk=3 model.heads=4 \
-        run.precision=fp32 run.device=$device >plan-$device.txt 2>&1
+        run.precision=fp32 run.device=${device%-*} moe.latent=$latent >plan-$device.txt 2>&1
     check "plan's rows to experts, $device: $(grep all-to-all plan-$device.txt)" \
-        grep -qE "ep all-to-all +16 +$(commas $((16 * rows * 32 * 4))) +if experts get equally many rows; at most $(commas $((48 * rows * 32 * 4)))$" plan-$device.txt
+        grep -qE "ep all-to-all +16 +$(commas $((16 * rows * width * 4))) +if experts get equally many rows; at most $(commas $((48 * rows * width * 4)))$" plan-$device.txt
 done
 
 refuse() { # TEXT WORDS...

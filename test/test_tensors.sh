@@ -3,7 +3,7 @@
 . "$(dirname "$0")/lib.sh"
 make_tiny
 sed -i 's/^hidden = 32/hidden = 24/; s/^heads = 4/heads = 6/; s/^dropout/kv_heads = 2\nhead_dim = 8\nffn = 40\ndropout/' tiny.ini
-declare -A size=([D]=24 [H]=6 [K]=2 [C]=8 [F]=40 [V]=257 [T]=32 [E]=3 [G]=16 [S]=56
+declare -A size=([D]=24 [H]=6 [K]=2 [C]=8 [F]=40 [V]=257 [T]=32 [E]=3 [G]=16 [W]=24 [S]=56
     [q]=10 [l]=12 [n]=5 [r]=4 [v]=8 [Q]=3 [U]=6 [d]=4 [e]=7 [c]=5)
 
 # rows of the table: name | shapes, gelu's and gated ones' apart where they differ | where it is there
@@ -71,5 +71,9 @@ holds biases gelu moe.experts=3 moe.ffn=16
 holds geglu gated model.arch=llama model.activation=geglu
 holds clamped gated model.arch=llama model.bias=true model.activation=clamped_swiglu moe.experts=3 moe.ffn=16
 holds gelus gelu moe.experts=3 moe.ffn=16 moe.shared_ffn=56
+holds singles gelu model.mixer=attention,none model.ffn_layers=0,1
+check "a block of attention alone has one norm" [ "$(grep -c '^layers.0.norm' singles.txt)" = "$(grep -c '^layers.0.norm1' singles.txt)" ]
+size[W]=9
+holds latent_experts gated model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.latent=9
 for name in $(cut -d'|' -f1 table.txt); do check "$name is in some checkpoint" grep -qxF "$name" seen.txt; done
 finish

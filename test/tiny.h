@@ -151,6 +151,16 @@ static inline TrainSpec tiny_mixture(TinyMixture kind, int layers)
     return s;
 }
 
+/* The same with experts between latents, as Nemotron 3's are, and in blocks of one layer. */
+static inline TrainSpec tiny_nemotron(int layers)
+{
+    TrainSpec s = tiny_singles(tiny_mixture(TINY_DEEPSEEK, layers), layers);
+    s.model.activation = ACT_RELU2;
+    s.model.moe.latent = 40;
+    s.model.moe.shared_gate = false;
+    return s;
+}
+
 /* A model like gpt-oss: windows, sinks, biases everywhere, of router and experts too, and the clamped activation, whose
  * limit the numbers of so small a model reach. */
 static inline TrainSpec tiny_gptoss(int layers)

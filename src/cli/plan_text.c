@@ -38,6 +38,7 @@ static void put_mixture(const ModelSpec *m)
            layer_set_count(&e->layers), m->layers);
     if (e->capacity.factor > 0) printf(", which take %g times the mean", e->capacity.factor);
     if (e->router.groups > 1) printf("; %d of %d groups a token", e->router.group_topk, e->router.groups);
+    if (e->latent) printf(", between latents of %lld", (long long)e->latent);
     if (e->shared_ffn)
         printf("; shared expert of ffn %lld%s", (long long)e->shared_ffn, e->shared_gate ? ", gated" : "");
     putchar('\n');

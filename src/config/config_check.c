@@ -144,7 +144,8 @@ static int64_t fp8_experts_block(const Config *c) { return fp8_of(c)->tensor ? 1
 /* Have experts whole blocks, as ranks hold them? */
 static bool fp8_experts_fit(const Config *c, int64_t block)
 {
-    return c->model.hidden % block == 0 && c->moe.ffn / c->parallel.etp % block == 0;
+    const int64_t width = c->moe.latent ? c->moe.latent : c->model.hidden;
+    return width % block == 0 && c->moe.ffn / c->parallel.etp % block == 0;
 }
 
 /* Bands of rows, of so many in all. */

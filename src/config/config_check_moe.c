@@ -92,6 +92,9 @@ static void check_upcycle(ConfigReader *r)
     RULE(!c->moe.shared_ffn, "a dense model has nothing that a shared expert could begin as", CFG_checkpoint_upcycle,
          CFG_moe_shared_ffn);
     config_take(r, "moe.shared_ffn=0, or moe.shared_ffn=0 moe.shared_gate=false");
+    RULE(!c->moe.latent, "parts of a dense layer read and write rows as wide as the model", CFG_checkpoint_upcycle,
+         CFG_moe_latent);
+    config_take(r, "moe.latent=0");
     RULE(c->model.ffn % c->moe.ffn == 0, "experts begin as equal parts of a dense layer: moe.ffn must divide model.ffn",
          CFG_checkpoint_upcycle, CFG_moe_ffn, CFG_model_ffn);
     snprintf(text, sizeof text,

@@ -13,6 +13,11 @@
  *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
  *                    experts.fc2 [E * D, F]; both cut over ep between experts, over etp along F
  *
+ * With moe.latent L the experts read and write rows of L numbers instead of D: they read latent_in x, and y is
+ * latent_out of their weighted sum. Every rank has both whole.
+ *
+ *   latent_in [L, D]   latent_out [D, L]
+ *
  * Biases, if the model has them: of the logits, [E]; of fc1, cut as its rows; of fc2, [E * D], whole on each rank.
  * The latter is added on the rank that a row's outputs return to, because ranks that share an expert have partial
  * sums.
@@ -25,8 +30,9 @@ typedef struct {
     int router_bias, fc1_bias, fc2_bias; /* or -1 */
     int bias;                            /* STATE: a bias for choosing each expert; its accumulator counts rows */
     uint64_t jitter_key;
-    Mlp shared;      /* if spec->shared_ffn */
-    int shared_gate; /* weight [1, D], or -1 */
+    Linear latent_in, latent_out; /* if spec->latent */
+    Mlp shared;                   /* if spec->shared_ffn */
+    int shared_gate;              /* weight [1, D], or -1 */
 } Moe;
 
 typedef struct {
@@ -35,9 +41,13 @@ typedef struct {
     Saved learned;           /* further facts that the dispatcher learned of other ranks */
     Saved x, hidden, active; /* rows of this rank's experts: input, before and behind the activation */
     Saved out;               /* the experts' outputs for this rank's rows */
+    Saved sum;               /* the weighted sum of these, where latent_out reads it */
     Saved shared_out, gate;
     MlpSave shared;
 } MoeSave;
+
+/* Numbers in a row that experts read and write. */
+static inline int64_t moe_width(const ModelSpec *s) { return s->moe.latent ? s->moe.latent : s->hidden; }
 
 /* LayerKind.add (moe_register.c). */
 Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
@@ -59,12 +69,12 @@ int64_t moe_balance_rows(const Moe *m, const Ctx *c);
 
 /*
  * Tensors of one call of a mixture, under the names of MoeSave and with their shapes: N rows of tokens, K choices of
- * each, E experts, D columns; P permuted rows of this rank's tokens, Q rows of its experts, F columns of an expert (H
- * before a gated activation).
+ * each, E experts, D columns, of experts' rows L (D without moe.latent); P permuted rows of this rank's tokens, Q rows
+ * of its experts, F columns of an expert (H before a gated activation).
  */
 typedef struct {
     Tensor logits_NE, index_NK, weight_NK, row_NK, choice_P, offset;
-    Tensor owned, learned, x_QD, hidden_QH, active_QF, out_PD;
+    Tensor owned, learned, x_QL, hidden_QH, active_QF, out_PL;
     Tensor shared_out_ND, gate_N1;
     Event *known; /* marked where `owned` was filled, in this call; else NULL */
 } MoeRows;

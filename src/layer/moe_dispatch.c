@@ -129,7 +129,7 @@ static Err send_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor ro
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor local;
-    TRY(tensor_new(c->scratch, &local, c->dtype, t->choice_P.dim[0], m->model->hidden));
+    TRY(tensor_new(c->scratch, &local, c->dtype, t->choice_P.dim[0], moe_width(m->model)));
     TRY(permute(m, c, t, x, local));
     TRY(move_rows(m, c, t, local, rows));
     arena_release(c->scratch, mark);
@@ -245,12 +245,12 @@ Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     r->remote = r->local;
     if (!moe_dispatcher(m, c)->remote) return ERR_OK;
-    return tensor_new(c->scratch, &r->remote, moe_result_dtype(c), t->hidden_QH.dim[0], m->model->hidden);
+    return tensor_new(c->scratch, &r->remote, moe_result_dtype(c), t->hidden_QH.dim[0], moe_width(m->model));
 }
 
 Err moe_local_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     r->local = r->remote;
     if (!moe_dispatcher(m, c)->remote) return ERR_OK;
-    return tensor_new(c->scratch, &r->local, c->dtype, t->out_PD.dim[0], m->model->hidden);
+    return tensor_new(c->scratch, &r->local, c->dtype, t->out_PL.dim[0], moe_width(m->model));
 }

@@ -34,7 +34,7 @@ MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first
     p.weight_NK = tensor_row_slice(t->weight_NK, first, n);
     p.row_NK = tensor_row_slice(t->row_NK, first, n);
     p.choice_P = tensor_row_slice(t->choice_P, first * K, n * K);
-    p.out_PD = tensor_row_slice(t->out_PD, first * K, n * K);
+    p.out_PL = tensor_row_slice(t->out_PL, first * K, n * K);
     p.offset = tensor_row_slice(t->offset, m->spec->experts * (first / run) + first / per, lists + 1);
     return p;
 }

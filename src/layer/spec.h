@@ -50,6 +50,7 @@ typedef struct {
     int experts, topk;
     int parts; /* parts of the dense layer as which they begin; 0: they begin at random */
     int64_t ffn, shared_ffn;
+    int64_t latent; /* width of the rows that experts read and write; 0: hidden */
     bool shared_gate;
     DispatcherKind dispatcher;
     Router router;

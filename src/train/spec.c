@@ -13,6 +13,7 @@ static MixtureSpec mixture_spec(const Config *cfg)
         .topk = (int)cfg->moe.topk,
         .ffn = cfg->moe.ffn,
         .shared_ffn = cfg->moe.shared_ffn,
+        .latent = cfg->moe.latent,
         .shared_gate = cfg->moe.shared_gate,
         .dispatcher = cfg->moe.dispatcher,
         .router = { .score = cfg->moe.router,

@@ -102,9 +102,13 @@ RELU2 = dict(LLAMA, qk_norm=False, ffn=40, swiglu=False, relu2=True, moe=dict(
 # which a balance loss counts all.
 MTPMASK = dict(MTP2, vocab=17, eod=3, mask_eod=True)
 MTPRESET = dict(MTP, vocab=17, eod=3, reset_at_eod=True, moe=dict(MTP["moe"], aux=0.5))
+# Blocks of one layer each, of attention, experts and a dense layer, and experts that read and write a latent (LatentMoE of
+# Nemotron 3), also in a module of multi-token prediction. `mixers`, `ffns`: which blocks have which.
+NEMOTRON = dict(RELU2, layers=5, window=[0] * 5, rope=[0] * 5, mixers=[1, 0, 1, 0, 0], ffns=[0, 1, 1, 1, 1], mtp=1,
+                mtp_weight=0.3, moe=dict(RELU2["moe"], latent=14, layers=[0, 1, 0, 0, 1]))
 GRADIENTS_ONLY = ("mtp", "mtp2", "mtpmask", "mtpreset", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
                   "qwen3next", "mla", "deepseekv3", "gptossfull",
-                  "mlasinks", "mlagate", "sharedbias", "gemma2", "gemma3", "olmo2", "relu2")  # no final weights
+                  "mlasinks", "mlagate", "sharedbias", "gemma2", "gemma3", "olmo2", "relu2", "nemotron")  # no final weights
 AUTOCAST = ("gpt2", "llama", "gptoss")  # of these also autocast_errors
 AUTOCAST_BATCHES, AUTOCAST_TRIED = 8, 32
 BATCH = 4
@@ -148,6 +152,11 @@ def is_mixture(m, layer):
     return "moe" in m and bool(m["moe"]["layers"][layer])
 
 
+def has(m, layers, i):
+    """Has block i a layer of `mixers` or `ffns`?"""
+    return layers not in m or bool(m[layers][i])
+
+
 def shapes(m):
     """Names and plain shapes in megatrain's order of registration."""
     D, V, q, kv = m["hidden"], m["vocab"], m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
@@ -177,7 +186,7 @@ def shapes(m):
             linear(p + "gate", m["heads"] * a["value"], D)
         linear(p + "proj", D, m["heads"] * a["value"])
 
-    def block(p, i):
+    def mixer(p):
         if m.get("pre_norms", True):
             norm(p + "norm1", D, m["rms"])
         if "mla" in m:
@@ -192,16 +201,22 @@ def shapes(m):
             linear(p + "attn.proj", D, q)
         if m.get("post_norms"):
             norm(p + "post_norm1", D, m["rms"])
+
+    def feed_forward(p, i):
         if m.get("pre_norms", True):
             norm(p + "norm2", D, m["rms"])
         fc1 = 2 if m["swiglu"] else 1
         if is_mixture(m, i):
             e = m["moe"]
+            width = e.get("latent", D)
             out.append((p + "mlp.router.weight", (e["experts"], D)))
             if m["bias"]:
                 out.append((p + "mlp.router.logits.bias", (e["experts"],)))
-            linear(p + "mlp.experts.fc1", e["experts"] * fc1 * e["ffn"], D)
-            linear(p + "mlp.experts.fc2", e["experts"] * D, e["ffn"])
+            linear(p + "mlp.experts.fc1", e["experts"] * fc1 * e["ffn"], width)
+            linear(p + "mlp.experts.fc2", e["experts"] * width, e["ffn"])
+            if "latent" in e:
+                linear(p + "mlp.latent_in", width, D, False)
+                linear(p + "mlp.latent_out", D, width, False)
             if e["shared_ffn"]:
                 linear(p + "mlp.shared.fc1", fc1 * e["shared_ffn"], D)
                 linear(p + "mlp.shared.fc2", D, e["shared_ffn"])
@@ -212,6 +227,12 @@ def shapes(m):
             linear(p + "mlp.fc2", D, m["ffn"])
         if m.get("post_norms"):
             norm(p + "post_norm2", D, m["rms"])
+
+    def block(p, i):
+        if has(m, "mixers", i):
+            mixer(p)
+        if has(m, "ffns", i):
+            feed_forward(p, i)
 
     out.append(("embedding.token.weight", (V, D)))
     if m["learned_positions"]:
@@ -395,9 +416,11 @@ class Model:
 
     def mixture(self, name, x):
         """Every expert on every token, and then the weights, most of them 0."""
-        e, D = self.m["moe"], x.shape[-1]
-        fc1 = self.w[name + ".experts.fc1.weight"].reshape(e["experts"], -1, D)
-        fc2 = self.w[name + ".experts.fc2.weight"].reshape(e["experts"], D, -1)
+        e = self.m["moe"]
+        width = e.get("latent", x.shape[-1])
+        seen = self.linear(name + ".latent_in", x) if "latent" in e else x
+        fc1 = self.w[name + ".experts.fc1.weight"].reshape(e["experts"], -1, width)
+        fc2 = self.w[name + ".experts.fc2.weight"].reshape(e["experts"], width, -1)
         bias1, bias2 = (self.w[f"{name}.experts.{fc}.bias"].reshape(e["experts"], -1) if self.m["bias"]
                         else torch.zeros(e["experts"], 1) for fc in ("fc1", "fc2"))
         logits = x @ self.w[name + ".router.weight"].T
@@ -406,7 +429,9 @@ class Model:
         _, weights = self.route(logits + self.w[name + ".router.logits.bias"] if self.m["bias"] else logits)
         y = 0
         for i in range(e["experts"]):
-            y = y + weights[..., i:i + 1] * (self.activation(x @ fc1[i].T + bias1[i]) @ fc2[i].T + bias2[i])
+            y = y + weights[..., i:i + 1] * (self.activation(seen @ fc1[i].T + bias1[i]) @ fc2[i].T + bias2[i])
+        if "latent" in e:
+            y = self.linear(name + ".latent_out", y)
         if e["shared_ffn"]:
             shared = self.mlp(name + ".shared", x)
             if e["shared_gate"]:
@@ -416,7 +441,10 @@ class Model:
 
     def block(self, p, layer, x):
         """Named p, and like the model's block `layer`."""
-        x = x + self.behind(p + "post_norm1", self.attention(p + "attn", layer, self.before(p + "norm1", x)))
+        if has(self.m, "mixers", layer):
+            x = x + self.behind(p + "post_norm1", self.attention(p + "attn", layer, self.before(p + "norm1", x)))
+        if not has(self.m, "ffns", layer):
+            return x
         ffn = self.mixture if is_mixture(self.m, layer) else self.mlp
         return x + self.behind(p + "post_norm2", ffn(p + "mlp", self.before(p + "norm2", x)))
 
@@ -584,7 +612,7 @@ def main():
         ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3), ("gptossfull", GPTOSSFULL),
         ("mlasinks", MLASINKS), ("mlagate", MLAGATE), ("sharedbias", SHAREDBIAS),
         ("mtpmask", MTPMASK), ("mtpreset", MTPRESET), ("gemma2", GEMMA2), ("gemma3", GEMMA3),
-        ("olmo2", OLMO2), ("relu2", RELU2))]
+        ("olmo2", OLMO2), ("relu2", RELU2), ("nemotron", NEMOTRON))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 
