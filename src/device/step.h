@@ -36,8 +36,8 @@ typedef struct {
 
 enum { LOSS_FIXED_BITS = 28 };
 
-/* Positions of a sample between two states of the gated delta rule that are handed on (delta_fwd). */
-enum { DELTA_WINDOW = 64 };
+/* Positions of a sample between two states that are handed on, of the gated delta rule (delta_fwd) and of Mamba-2. */
+enum { DELTA_WINDOW = 64, MAMBA_WINDOW = 128 };
 
 /* Fixed point of losses that balance routers: 2^15 * 2^24 * 2^23 rows fit an int64. */
 enum { ROUTER_LOSS_BITS = 24, ROUTER_LOSS_MOST = 1 << 15 };
