@@ -6,7 +6,7 @@
  * Needs     workspace for at least one block: 1.3 MiB of heads of 128.
  */
 #include "delta.cuh"
-#include "device/delta_room.h"
+#include "device/scan_room.h"
 
 template <class T> struct DeltaBwd {
     DeltaCall<T> c;

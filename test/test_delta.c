@@ -3,7 +3,7 @@
  * that hand on their state; documents, gates that forget all or nothing, refusals.
  */
 #include "base/half.h"
-#include "device/delta_room.h"
+#include "device/scan_room.h"
 #include "ops_env.h"
 
 /* ---- float64, token by token ---- */

@@ -264,10 +264,10 @@ static void case_gated(Env *e, const Shape *p)
     const DType acc = p->flags & NORM_PLAIN ? F32 : I64;
     const double high = acc == F32 ? 2 : 1e9;
     const bool fresh = p->flags & NORM_FRESH;
-    Tensor x = env_groups(e, -2, 2, N, E, p->b), z = env_groups(e, -9, 9, N, E, p->b), w = env_in(e, F32, -1, 2, E);
+    Tensor x = env_groups(e, -2, 2, N, E, p->b), z = env_groups(e, -9, 9, N, E, p->b), w = env_in(e, F32, -1, 2, 1, E);
     Tensor y = env_out_groups(e, 8, 9, N, E, p->b), dy = env_groups(e, -1, 1, N, E, p->b);
     Tensor dx = env_out_groups(e, 8, 9, N, E, p->b), dz = env_out_groups(e, 8, 9, N, E, p->b);
-    Tensor dw = env_out(e, acc, -high, high, E), shift = env_int(e, 30), overflow = env_flag(e);
+    Tensor dw = env_out(e, acc, -high, high, 1, E), shift = env_int(e, 30), overflow = env_flag(e);
     RUN(e, gated_norm_fwd, .y = y, .x = env_used(e, x), .z = z, .w = w, .eps = 1e-3f);
     RUN(e, gated_norm_bwd, .dx = dx, .dz = dz, .dw = dw, .dy = env_used(e, dy), .x = x, .z = z, .w = w, .shift = shift,
         .overflow = overflow, .eps = 1e-3f, .leaf = p->a, .headroom_bits = 10, .fresh = fresh);
@@ -278,11 +278,11 @@ static void case_gated(Env *e, const Shape *p)
         for (int64_t i = 0; i < E; i++) squares += pow((double)env_f(x, n)[i], 2) / (double)E;
         const double r = 1 / sqrt(squares + (double)1e-3f);
         for (int64_t i = 0; i < E; i++)
-            mean += (double)env_f(dy, n)[i] * (double)env_f(w, i)[0] * silu64((double)env_f(z, n)[i]) *
+            mean += (double)env_f(dy, n)[i] * (double)env_f(w, 0)[i] * silu64((double)env_f(z, n)[i]) *
                     (double)env_f(x, n)[i] * r / (double)E;
         for (int64_t i = 0; i < E; i++) {
             const double h = (double)env_f(x, n)[i] * r, u = (double)env_f(z, n)[i], d = (double)env_f(dy, n)[i];
-            const double wi = (double)env_f(w, i)[0];
+            const double wi = (double)env_f(w, 0)[i];
             CLOSE(env_f(y, n)[i], wi * h * silu64(u), 10, "y %d %d", (int)n, (int)i);
             CLOSE(env_f(dx, n)[i], r * (d * wi * silu64(u) - h * mean), 20 * r, "dx %d %d", (int)n, (int)i);
             CLOSE(env_f(dz, n)[i], d * wi * h * silu_slope64(u), 3, "dz %d %d", (int)n, (int)i);
@@ -290,7 +290,7 @@ static void case_gated(Env *e, const Shape *p)
         }
     }
     for (int64_t i = 0; e->check && i < E; i++)
-        CLOSE(env_added(e, dw, 30, i, 0), sum[i] - (fresh ? env_held(e, dw, 30, i, 0) : 0), 20 + 10 * (double)N,
+        CLOSE(env_added(e, dw, 30, 0, i), sum[i] - (fresh ? env_held(e, dw, 30, 0, i) : 0), 20 + 10 * (double)N,
               "dw %d", (int)i);
 }
 
@@ -333,9 +333,9 @@ static void narrow_run(Narrow *t, int wide, Stream *s)
 #define SAMPLE(x) tensor_reshape(x, 1, N, D)
     OK(op(s, unit_fwd, .y = OUT(4), .x = x, .factor = 0.5f, .eps = 1e-6f));
     OK(op(s, unit_bwd, .dx = OUT(5), .dy = y, .x = x, .factor = 0.5f, .eps = 1e-6f));
-    OK(op(s, gated_norm_fwd, .y = OUT(6), .x = x, .z = z, .w = narrow_flat(t, wide, 3), .eps = 1e-6f));
-    OK(op(s, gated_norm_bwd, .dx = OUT(7), .dz = OUT(8), .dw = tensor_of(t->sums[0], I64, D), .dy = y, .x = x, .z = z,
-          .w = narrow_flat(t, wide, 3), .shift = at, .overflow = flag, .eps = 1e-6f, .leaf = 4, .headroom_bits = 10));
+    OK(op(s, gated_norm_fwd, .y = OUT(6), .x = x, .z = z, .w = narrow_at(t, wide, 3, 1, D), .eps = 1e-6f));
+    OK(op(s, gated_norm_bwd, .dx = OUT(7), .dz = OUT(8), .dw = tensor_of(t->sums[0], I64, 1, D), .dy = y, .x = x, .z = z,
+          .w = narrow_at(t, wide, 3, 1, D), .shift = at, .overflow = flag, .eps = 1e-6f, .leaf = 4, .headroom_bits = 10));
     OK(op(s, delta_gates_fwd, .beta = f, .g = g, .b = x, .a = y, .a_log = narrow_flat(t, wide, 3),
           .dt_bias = narrow_flat(t, wide, 2), .top = 1));
     OK(op(s, delta_gates_bwd, .db = OUT(9), .da = OUT(10), .da_log = tensor_of(t->sums[0], I64, D),
@@ -478,7 +478,7 @@ static void golden_forward(Layer *l, Stream *s)
           .k = tensor_of(l->k, F32, 1, G_T, G_K, G_D), .v = part(l->c, G_C, 2 * G_KD, G_V, G_E), .g = SEQ(g, G_V),
           .beta = SEQ(beta, G_V)));
     OK(op(s, gated_norm_fwd, .y = tensor_of(l->n, F32, G_T * G_V, G_E), .x = tensor_of(l->o, F32, G_T * G_V, G_E),
-          .z = tensor_of(l->z, F32, G_T * G_V, G_E), .w = tensor_of(l->norm_w, F32, G_E), .eps = 1e-6f));
+          .z = tensor_of(l->z, F32, G_T * G_V, G_E), .w = tensor_of(l->norm_w, F32, 1, G_E), .eps = 1e-6f));
     times(l->y, l->n, l->out_w, G_T, G_H, G_VE);
 }
 
@@ -487,9 +487,9 @@ static void golden_backward(Layer *l, Stream *s)
     const Tensor shift = tensor_of(&l->shift, I32, 1), overflow = tensor_of(&l->overflow, I32, 1);
     times_back(l->dn, l->dy, l->out_w, G_T, G_H, G_VE);
     OK(op(s, gated_norm_bwd, .dx = tensor_of(l->go, F32, G_T * G_V, G_E), .dz = tensor_of(l->dz, F32, G_T * G_V, G_E),
-          .dw = tensor_of(l->dnorm, F32, G_E), .dy = tensor_of(l->dn, F32, G_T * G_V, G_E),
+          .dw = tensor_of(l->dnorm, F32, 1, G_E), .dy = tensor_of(l->dn, F32, G_T * G_V, G_E),
           .x = tensor_of(l->o, F32, G_T * G_V, G_E), .z = tensor_of(l->z, F32, G_T * G_V, G_E),
-          .w = tensor_of(l->norm_w, F32, G_E), .shift = shift, .overflow = overflow, .eps = 1e-6f, .leaf = 1));
+          .w = tensor_of(l->norm_w, F32, 1, G_E), .shift = shift, .overflow = overflow, .eps = 1e-6f, .leaf = 1));
     OK(op(s, delta_bwd, .dq = tensor_of(l->dq, F32, 1, G_T, G_K, G_D), .dk = tensor_of(l->dk, F32, 1, G_T, G_K, G_D),
           .dv = part(l->dc, G_C, 2 * G_KD, G_V, G_E), .dg = SEQ(dg, G_V), .dbeta = SEQ(dbeta, G_V),
           .go = tensor_of(l->go, F32, 1, G_T, G_V, G_E), .q = tensor_of(l->q, F32, 1, G_T, G_K, G_D),

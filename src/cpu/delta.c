@@ -20,170 +20,28 @@
  */
 #include "cpu/delta.h"
 
-#include <omp.h>
-#include <stdatomic.h>
-
-#include "cpu/team.h"
-
-Err CPU(delta_open)(Delta *d, Tensor states)
-{
-    d->B = d->q.dim[0], d->T = d->q.dim[1], d->K = d->q.dim[2], d->D = d->q.dim[3];
-    d->V = d->v.dim[2], d->E = d->v.dim[3];
-    d->windows = (d->T + DELTA_WINDOW - 1) / DELTA_WINDOW;
-    d->key_width = delta_lanes(d->D), d->width = delta_lanes(d->E);
-    if (d->K < 1 || d->V % d->K)
-        return err_set(ERR_SHAPE, "delta: %lld value heads for %lld key heads", (long long)d->V, (long long)d->K);
-    if (d->first % DELTA_WINDOW)
-        return err_set(ERR_SHAPE, "delta: rows from position %lld on, which begins no window", (long long)d->first);
-    if (states.data && states.dim[0] != d->B * d->windows * d->V)
-        return err_set(ERR_SHAPE, "delta: %lld states for %lld windows of %lld samples and %lld heads",
-                       (long long)states.dim[0], (long long)d->windows, (long long)d->B, (long long)d->V);
-    d->group = d->V / d->K;
-    return ERR_OK;
-}
-
-static bool begins_document(const Delta *d, int64_t b, int64_t row)
-{
-    return d->doc.data && ((const int32_t *)d->doc.data)[b * d->doc.ld + row] == d->first + row;
-}
-
-int CPU(delta_runs)(const Delta *d, int64_t b, int64_t window, DeltaRun runs[DELTA_WINDOW])
-{
-    const int64_t row = window * DELTA_WINDOW, end = row + DELTA_WINDOW < d->T ? row + DELTA_WINDOW : d->T;
-    int count = 0;
-    for (int64_t t = row; t < end; t++) {
-        const bool begins = begins_document(d, b, t);
-        if (t == row || begins) runs[count++] = (DeltaRun){ .b = b, .row = t, .begins = begins };
-        runs[count - 1].n++;
-    }
-    runs[count - 1].last = true;
-    return count;
-}
-
-void CPU(delta_load)(float *to, int64_t width, Tensor x, const DeltaRun *r, int64_t head)
-{
-    const int64_t T = x.dim[1], H = x.dim[2], C = x.dim[3];
-    for (int64_t i = 0; i < r->n; i++, to += width) {
-        const Row from = row_of(x, (r->b * T + r->row + i) * H + head);
-        for (int64_t c = 0; c < C; c += VEC) vf_store(to + c, row_get(from, c, C - c));
-    }
-}
-
-void CPU(delta_store)(Tensor x, const float *from, int64_t width, const DeltaRun *r, int64_t head)
-{
-    const int64_t T = x.dim[1], H = x.dim[2], C = x.dim[3];
-    for (int64_t i = 0; i < r->n; i++, from += width) {
-        const Row to = row_of(x, (r->b * T + r->row + i) * H + head);
-        for (int64_t c = 0; c < C; c += VEC) row_put(to, c, vf_add(vf_load(from + c), vf_zero()), C - c);
-    }
-}
-
-void CPU(delta_load_state)(const Delta *d, float *to, Tensor x, int64_t row)
-{
-    for (int64_t i = 0; i < d->D; i++, to += d->width) {
-        const float *from = row_f32(x, row + i);
-        for (int64_t c = 0; c < d->E; c += VEC) vf_store(to + c, row_load(from + c, d->E - c));
-    }
-}
-
-void CPU(delta_store_state)(const Delta *d, Tensor x, const float *from, int64_t row)
-{
-    for (int64_t i = 0; i < d->D; i++, from += d->width) {
-        float *to = row_f32(x, row + i);
-        for (int64_t c = 0; c < d->E; c += VEC) row_store(to + c, vf_load(from + c), d->E - c);
-    }
-}
-
-Err CPU(delta_threads)(const Device *dev, const Delta *d, int64_t bytes, int *out)
-{
-    int64_t n = dev->workspace_bytes / bytes;
-    if (n < 1)
-        return err_set(ERR_CONFIG, "the delta rule needs %lld bytes of workspace, there are %lld", (long long)bytes,
-                       (long long)dev->workspace_bytes);
-    if (n > dev->threads) n = dev->threads;
-    if (n > d->B * d->K) n = d->B * d->K;
-    *out = n < 1 ? 1 : (int)n;
-    return ERR_OK;
-}
-
-/* ---- keys ---- */
-
-void CPU(delta_keys)(const Delta *d, DeltaKeys *keys, const DeltaRun *r, int64_t key_head)
-{
-    const int64_t n = r->n, lanes = delta_lanes(n);
-    CPU(delta_load)(keys->q, d->key_width, d->q, r, key_head);
-    CPU(delta_load)(keys->k, d->key_width, d->k, r, key_head);
-    for (int64_t i = n; i < lanes; i++) memset(keys->k + i * d->key_width, 0, (size_t)d->key_width * sizeof(float));
-    CPU(transpose)(keys->across, DELTA_WINDOW, keys->k, d->key_width, lanes, d->D);
-    for (int64_t i = 0; i < n; i += DELTA_ROWS) {
-        TileGemm g = { .m = n - i < DELTA_ROWS ? n - i : DELTA_ROWS,
-                       .n = i + DELTA_ROWS,
-                       .k = d->D,
-                       .a = keys->k + i * d->key_width,
-                       .a_row = d->key_width,
-                       .a_k = 1,
-                       .b = keys->across,
-                       .ldb = DELTA_WINDOW,
-                       .c = keys->kk + i * DELTA_WINDOW,
-                       .ldc = DELTA_WINDOW };
-        CPU(tile_gemm)(&g);
-        g.a = keys->q + i * d->key_width;
-        g.c = keys->qk + i * DELTA_WINDOW;
-        CPU(tile_gemm)(&g);
-    }
-}
-
 /* ---- a head ---- */
 
-static void load_gates(const Delta *d, DeltaHead *h, const DeltaRun *r, int64_t head)
+/* low, in the lanes that decays have. */
+static void make_low(DeltaHead *h, const ScanKeys *keys, int64_t n)
 {
-    for (int64_t i = 0; i < r->n; i++) {
-        const int64_t row = r->b * d->T + r->row + i;
-        h->g[i] = row_f32(d->g, row)[head];
-        h->beta[i] = row_f32(d->beta, row)[head];
-    }
-}
-
-/* Lanes beyond a row's own are 0, up to whole blocks of DELTA_ROWS. */
-static void make_decays(DeltaHead *h, const DeltaKeys *keys, int64_t n)
-{
-    float sum[DELTA_WINDOW] = { 0 }, whole[DELTA_WINDOW] = { 0 };
-    for (int64_t i = 0; i < n; i++) {
-        const vf g = vf_set1(h->g[i]);
-        for (int64_t j = 0; j < i / DELTA_ROWS * DELTA_ROWS + DELTA_ROWS; j += VEC) {
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < i / SCAN_ROWS * SCAN_ROWS + SCAN_ROWS; j += VEC) {
             const int64_t at = i * DELTA_WINDOW + j, before = i - j < 0 ? 0 : i - j;
-            const vm earlier = vm_first_n(before < VEC ? before : VEC);
-            const vm seen = vm_first_n(before + 1 < VEC ? before + 1 : VEC);
-            const vf s = vf_add(vf_load(sum + j), vf_select(earlier, g, vf_zero()));
-            const vf left = vf_select(seen, vf_exp(s), vf_zero());
-            vf_store(sum + j, s);
-            vf_store(h->decay + at, left);
-            vf_store(h->read + at, vf_select(seen, vf_mul(vf_load(keys->qk + at), left), vf_zero()));
-            vf_store(h->low + at, vf_select(earlier, vf_neg(vf_mul(vf_load(keys->kk + at), left)), vf_zero()));
+            const vf low = vf_neg(vf_mul(vf_load(keys->kk + at), vf_load(h->decay + at)));
+            vf_store(h->low + at, vf_select(vm_first_n(before < VEC ? before : VEC), low, vf_zero()));
         }
-        whole[i] = (i ? whole[i - 1] : 0.0f) + h->g[i];
-    }
-    for (int64_t i = 0; i < n; i += VEC) vf_store(h->from + i, vf_exp(vf_load(whole + i)));
 }
 
 /* Forward substitution. */
-static void solve(const Delta *d, DeltaHead *h, int64_t n)
+static void solve(const Scan *d, DeltaHead *h, int64_t n)
 {
     const int64_t width = d->width;
-    for (int64_t i0 = 0; i0 < n; i0 += DELTA_ROWS) {
-        const int64_t end = i0 + DELTA_ROWS < n ? i0 + DELTA_ROWS : n;
-        TileGemm g = { .m = end - i0,
-                       .n = width,
-                       .k = i0,
-                       .a = h->low + i0 * DELTA_WINDOW,
-                       .a_row = DELTA_WINDOW,
-                       .a_k = 1,
-                       .b = h->write,
-                       .ldb = width,
-                       .c = h->error + i0 * width,
-                       .ldc = width,
-                       .beta = true };
-        if (i0) CPU(tile_gemm)(&g);
+    for (int64_t i0 = 0; i0 < n; i0 += SCAN_ROWS) {
+        const int64_t end = i0 + SCAN_ROWS < n ? i0 + SCAN_ROWS : n;
+        if (i0)
+            scan_product(h->error + i0 * width, width, h->low + i0 * DELTA_WINDOW, DELTA_WINDOW, h->write, width,
+                         end - i0, width, i0, true);
         for (int64_t c = 0; c < width; c += VEC)
             for (int64_t i = i0; i < end; i++) {
                 vf e = vf_load(h->error + i * width + c);
@@ -195,26 +53,19 @@ static void solve(const Delta *d, DeltaHead *h, int64_t n)
     }
 }
 
-void CPU(delta_head)(const Delta *d, DeltaHead *h, const DeltaKeys *keys, const DeltaRun *r, int64_t head,
+void CPU(delta_head)(const Scan *d, DeltaHead *h, const ScanKeys *keys, const ScanRun *r, int64_t head,
                      const float *state)
 {
     const int64_t n = r->n, width = d->width;
-    load_gates(d, h, r, head);
-    make_decays(h, keys, n);
-    CPU(delta_load)(h->error, width, d->v, r, head);
+    scan_load_column(d, h->g, d->g, r, head);
+    scan_load_column(d, h->beta, d->step, r, head);
+    CPU(scan_decays)(d, h->decay, h->from, h->g, n);
+    CPU(scan_read)(d, h->read, keys->qk, h->decay, n);
+    make_low(h, keys, n);
+    CPU(scan_load)(h->error, width, d->v, r, head);
     if (!r->begins) {
-        TileGemm g = { .m = n,
-                       .n = width,
-                       .k = d->D,
-                       .a = keys->k,
-                       .a_row = d->key_width,
-                       .a_k = 1,
-                       .b = state,
-                       .ldb = width,
-                       .c = h->x,
-                       .ldc = width };
-        CPU(tile_gemm)(&g);
-        for (int64_t i = 0; i < n; i++) delta_add(h->error + i * width, h->x + i * width, -h->from[i], width);
+        scan_product(h->x, width, keys->k, d->key_width, state, width, n, width, d->D, false);
+        for (int64_t i = 0; i < n; i++) scan_add(h->error + i * width, h->x + i * width, -h->from[i], width);
     }
     solve(d, h, n);
 }
@@ -223,13 +74,13 @@ void CPU(delta_head)(const Delta *d, DeltaHead *h, const DeltaKeys *keys, const 
 
 /* A thread's scratch. */
 typedef struct {
-    DeltaKeys keys;
+    ScanKeys keys;
     DeltaHead head;
     float *o, *state; /* state: of the group's heads, one after the other */
 } Forward;
 
 /* Lays the scratch out from `base` on; returns its bytes. */
-static int64_t forward_layout(Forward *f, const Delta *d, float *base)
+static int64_t forward_layout(Forward *f, const Scan *d, float *base)
 {
     const int64_t square = DELTA_WINDOW * DELTA_WINDOW, rows = DELTA_WINDOW * d->width;
     int64_t used = 0;
@@ -252,109 +103,73 @@ static int64_t forward_layout(Forward *f, const Delta *d, float *base)
     return used * (int64_t)sizeof(float);
 }
 
-static void make_output(const Delta *d, Forward *f, const DeltaRun *r, const float *state)
+static void make_output(const Scan *d, Forward *f, const ScanRun *r, const float *state)
 {
     const int64_t n = r->n, width = d->width;
     const DeltaHead *h = &f->head;
-    TileGemm g = { .m = n,
-                   .n = width,
-                   .k = d->D,
-                   .a = f->keys.q,
-                   .a_row = d->key_width,
-                   .a_k = 1,
-                   .b = state,
-                   .ldb = width,
-                   .c = f->o,
-                   .ldc = width };
     if (!r->begins) {
-        CPU(tile_gemm)(&g);
-        for (int64_t i = 0; i < n; i++) delta_scale(f->o + i * width, f->o + i * width, h->from[i], width);
+        scan_product(f->o, width, f->keys.q, d->key_width, state, width, n, width, d->D, false);
+        for (int64_t i = 0; i < n; i++) scan_scale(f->o + i * width, f->o + i * width, h->from[i], width);
     }
-    for (int64_t i = 0; i < n; i += DELTA_ROWS) {
-        TileGemm w = { .m = n - i < DELTA_ROWS ? n - i : DELTA_ROWS,
-                       .n = width,
-                       .k = n < i + DELTA_ROWS ? n : i + DELTA_ROWS,
-                       .a = h->read + i * DELTA_WINDOW,
-                       .a_row = DELTA_WINDOW,
-                       .a_k = 1,
-                       .b = h->write,
-                       .ldb = width,
-                       .c = f->o + i * width,
-                       .ldc = width,
-                       .beta = !r->begins };
-        CPU(tile_gemm)(&w);
-    }
+    CPU(scan_earlier)(d, f->o, h->read, h->write, width, n, !r->begins);
 }
 
 /* The state behind the run. */
-static void move_state(const Delta *d, Forward *f, const DeltaRun *r, float *state)
+static void move_state(const Scan *d, Forward *f, const ScanRun *r, float *state)
 {
     const int64_t n = r->n, width = d->width, last = n - 1;
     DeltaHead *h = &f->head;
-    if (!r->begins) delta_scale(state, state, h->from[last], d->D * width);
+    if (!r->begins) scan_scale(state, state, h->from[last], d->D * width);
     for (int64_t j = 0; j < n; j++)
-        delta_scale(h->x + j * width, h->write + j * width, h->decay[last * DELTA_WINDOW + j], width);
-    TileGemm g = { .m = d->D,
-                   .n = width,
-                   .k = n,
-                   .a = f->keys.k,
-                   .a_row = 1,
-                   .a_k = d->key_width,
-                   .b = h->x,
-                   .ldb = width,
-                   .c = state,
-                   .ldc = width,
-                   .beta = !r->begins };
-    CPU(tile_gemm)(&g);
+        scan_scale(h->x + j * width, h->write + j * width, h->decay[last * DELTA_WINDOW + j], width);
+    scan_outer(d, state, f->keys.k, h->x, n, !r->begins);
 }
 
-static void forward_window(const Delta *d, Forward *f, const delta_fwd_args *a, int64_t b, int64_t key_head, int64_t w)
+static void forward_window(const Scan *d, Forward *f, const delta_fwd_args *a, int64_t b, int64_t key_head, int64_t w)
 {
-    DeltaRun runs[DELTA_WINDOW];
-    const int count = CPU(delta_runs)(d, b, w, runs);
+    ScanRun runs[SCAN_MOST];
+    const int count = CPU(scan_runs)(d, b, w, runs);
     for (int i = 0; i < count; i++) {
-        const DeltaRun *r = &runs[i];
-        CPU(delta_keys)(d, &f->keys, r, key_head);
+        const ScanRun *r = &runs[i];
+        CPU(scan_keys)(d, &f->keys, r, key_head);
         for (int64_t j = 0; j < d->group; j++) {
             const int64_t head = key_head * d->group + j, bytes = d->D * d->width * (int64_t)sizeof(float);
             float *state = f->state + j * d->D * d->width;
             if (i == 0 && r->begins) memset(state, 0, (size_t)bytes);
-            if (i == 0 && a->states.data) CPU(delta_store_state)(d, a->states, state, delta_state_row(d, b, w, head));
+            if (i == 0 && a->states.data) CPU(scan_store_state)(d, a->states, state, scan_state_row(d, b, w, head));
             CPU(delta_head)(d, &f->head, &f->keys, r, head, state);
             make_output(d, f, r, state);
-            CPU(delta_store)(a->o, f->o, d->width, r, head);
+            CPU(scan_store)(a->o, f->o, d->width, r, head);
             if (r->last) move_state(d, f, r, state);
         }
     }
 }
 
-static void forward_item(const Delta *d, Forward *f, const delta_fwd_args *a, int64_t b, int64_t key_head)
+/* What threads share. */
+typedef struct {
+    const Scan *d;
+    const delta_fwd_args *a;
+} ForwardCall;
+
+static void forward_item(const void *call, float *room, int64_t item)
 {
-    const int64_t size = d->D * d->width, head = key_head * d->group;
-    for (int64_t j = 0; j < d->group; j++) {
-        if (a->before.data) CPU(delta_load_state)(d, f->state + j * size, a->before, (b * d->V + head + j) * d->D);
-        else memset(f->state + j * size, 0, (size_t)size * sizeof(float));
-    }
-    for (int64_t w = 0; w < d->windows; w++) forward_window(d, f, a, b, key_head, w);
-    for (int64_t j = 0; j < d->group && a->after.data; j++)
-        CPU(delta_store_state)(d, a->after, f->state + j * size, (b * d->V + head + j) * d->D);
+    const ForwardCall *c = call;
+    const Scan *d = c->d;
+    const int64_t size = d->D * d->width, b = item / d->K, key_head = item % d->K;
+    const int64_t first = (b * d->V + key_head * d->group) * d->D;
+    Forward f;
+    forward_layout(&f, d, room);
+    for (int64_t j = 0; j < d->group; j++) CPU(scan_load_state)(d, f.state + j * size, c->a->before, first + j * d->D);
+    for (int64_t w = 0; w < d->windows; w++) forward_window(d, &f, c->a, b, key_head, w);
+    for (int64_t j = 0; j < d->group && c->a->after.data; j++)
+        CPU(scan_store_state)(d, c->a->after, f.state + j * size, first + j * d->D);
 }
 
 Err CPU(delta_fwd)(Stream *s, const delta_fwd_args *a)
 {
-    Delta d = DELTA_OF(a);
-    TRY(CPU(delta_open)(&d, a->states));
+    Scan d = DELTA_OF(a);
+    TRY(CPU(scan_open)(&d, DELTA_NAME, a->states));
     Forward unused;
-    const int64_t bytes = forward_layout(&unused, &d, (float *)s->dev->workspace), items = d.B * d.K;
-    int threads;
-    atomic_llong next = 0;
-    TRY(CPU(delta_threads)(s->dev, &d, bytes, &threads));
-#pragma omp parallel num_threads(team_of(s->dev, threads))
-    if (omp_get_thread_num() < threads) {
-        Forward f;
-        fp_reset();
-        forward_layout(&f, &d, (float *)(s->dev->workspace + omp_get_thread_num() * bytes));
-        for (int64_t i; (i = atomic_fetch_add(&next, 1)) < items;) forward_item(&d, &f, a, i / d.K, i % d.K);
-    }
-    return ERR_OK;
+    const int64_t bytes = forward_layout(&unused, &d, (float *)s->dev->workspace);
+    return CPU(scan_items)(s, DELTA_NAME, d.B * d.K, bytes, forward_item, &(ForwardCall){ &d, a });
 }

@@ -20,14 +20,9 @@
  */
 #include "cpu/delta.h"
 
-#include <omp.h>
-#include <stdatomic.h>
-
-#include "cpu/team.h"
-
 /* A thread's scratch. */
 typedef struct {
-    DeltaKeys keys;
+    ScanKeys keys;
     DeltaHead head;
     float *go, *dwrite, *derror;
     float *across;   /* write, rows across */
@@ -40,7 +35,7 @@ typedef struct {
     float dfrom[DELTA_WINDOW], dlast[DELTA_WINDOW], dgate[DELTA_WINDOW], dbeta[DELTA_WINDOW];
 } Backward;
 
-static int64_t backward_layout(Backward *f, const Delta *d, float *base)
+static int64_t backward_layout(Backward *f, const Scan *d, float *base)
 {
     const int64_t square = DELTA_WINDOW * DELTA_WINDOW, keys = DELTA_WINDOW * d->key_width;
     const int64_t rows = DELTA_WINDOW * d->width;
@@ -63,44 +58,15 @@ static int64_t backward_layout(Backward *f, const Delta *d, float *base)
     return used * (int64_t)sizeof(float);
 }
 
-/* c = a b, dense rows of b and c; rows of a lie a_row apart. */
-static void product(float *c, int64_t ldc, const float *a, int64_t a_row, const float *b, int64_t ldb, int64_t m,
-                    int64_t n, int64_t k)
-{
-    const TileGemm g = {
-        .m = m, .n = n, .k = k, .a = a, .a_row = a_row, .a_k = 1, .b = b, .ldb = ldb, .c = c, .ldc = ldc
-    };
-    CPU(tile_gemm)(&g);
-}
-
-/* c[j] += sum over rows i from j on, ascending, of square[i][j] b[i]; rows of b and c are `width` apart. */
-static void add_from_later(float *c, const float *square, const float *b, int64_t width, int64_t n)
-{
-    for (int64_t j = 0; j < n; j += DELTA_ROWS) {
-        const TileGemm g = { .m = n - j < DELTA_ROWS ? n - j : DELTA_ROWS,
-                             .n = width,
-                             .k = n - j,
-                             .a = square + j * DELTA_WINDOW + j,
-                             .a_row = 1,
-                             .a_k = DELTA_WINDOW,
-                             .b = b + j * width,
-                             .ldb = width,
-                             .c = c + j * width,
-                             .ldc = width,
-                             .beta = true };
-        CPU(tile_gemm)(&g);
-    }
-}
-
 /* ---- what rows wrote ---- */
 
 /* Substitution from the last row on. */
-static void solve_back(const Delta *d, Backward *f, int64_t n)
+static void solve_back(const Scan *d, Backward *f, int64_t n)
 {
     const int64_t width = d->width;
     const float *low = f->head.low;
-    for (int64_t j0 = (n - 1) / DELTA_ROWS * DELTA_ROWS; j0 >= 0; j0 -= DELTA_ROWS) {
-        const int64_t end = j0 + DELTA_ROWS < n ? j0 + DELTA_ROWS : n;
+    for (int64_t j0 = (n - 1) / SCAN_ROWS * SCAN_ROWS; j0 >= 0; j0 -= SCAN_ROWS) {
+        const int64_t end = j0 + SCAN_ROWS < n ? j0 + SCAN_ROWS : n;
         const TileGemm g = { .m = end - j0,
                              .n = width,
                              .k = n - end,
@@ -125,38 +91,33 @@ static void solve_back(const Delta *d, Backward *f, int64_t n)
 }
 
 /* dwrite, derror, dbeta, and dlast, the gradients of the decays up to the last row. */
-static void writes_backward(const Delta *d, Backward *f, const DeltaRun *r, const float *dstate)
+static void writes_backward(const Scan *d, Backward *f, const ScanRun *r, const float *dstate)
 {
     const int64_t n = r->n, width = d->width;
     const float *last = f->head.decay + (n - 1) * DELTA_WINDOW;
     memset(f->dlast, 0, sizeof f->dlast);
-    if (r->last) product(f->dwrite, width, f->keys.k, d->key_width, dstate, width, n, width, d->D);
+    if (r->last) scan_product(f->dwrite, width, f->keys.k, d->key_width, dstate, width, n, width, d->D, false);
     else memset(f->dwrite, 0, (size_t)(n * width) * sizeof(float));
     for (int64_t j = 0; j < n && r->last; j++) {
         float *x = f->dwrite + j * width;
-        f->dlast[j] = delta_dot(f->head.write + j * width, x, width);
-        delta_scale(x, x, last[j], width);
+        f->dlast[j] = scan_dot(f->head.write + j * width, x, width);
+        scan_scale(x, x, last[j], width);
     }
-    add_from_later(f->dwrite, f->head.read, f->go, width, n);
+    CPU(scan_later)(d, f->dwrite, f->head.read, f->go, width, n);
     solve_back(d, f, n);
-    for (int64_t j = 0; j < n; j++) f->dbeta[j] = delta_dot(f->dwrite + j * width, f->head.error + j * width, width);
+    for (int64_t j = 0; j < n; j++) f->dbeta[j] = scan_dot(f->dwrite + j * width, f->head.error + j * width, width);
 }
 
 /* ---- what rows gave to each other ---- */
 
 /* qk' and kk' of the head are added to the group's; go_write becomes decay times its gradient. */
-static void pairs_backward(const Delta *d, Backward *f, int64_t n)
+static void pairs_backward(const Scan *d, Backward *f, int64_t n)
 {
     const int64_t width = d->width;
     const DeltaHead *h = &f->head;
     CPU(transpose)(f->across, DELTA_WINDOW, h->write, width, n, d->E);
-    for (int64_t i = 0; i < n; i += DELTA_ROWS) {
-        const int64_t m = n - i < DELTA_ROWS ? n - i : DELTA_ROWS, at = i * DELTA_WINDOW;
-        product(f->go_write + at, DELTA_WINDOW, f->go + i * width, width, f->across, DELTA_WINDOW, m, i + DELTA_ROWS,
-                d->E);
-        product(f->dlow + at, DELTA_WINDOW, f->derror + i * width, width, f->across, DELTA_WINDOW, m, i + DELTA_ROWS,
-                d->E);
-    }
+    CPU(scan_pairs)(d, f->go_write, f->go, f->across, n);
+    CPU(scan_pairs)(d, f->dlow, f->derror, f->across, n);
     for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j <= i; j += VEC) {
             const int64_t at = i * DELTA_WINDOW + j, before = i - j;
@@ -174,60 +135,42 @@ static void pairs_backward(const Delta *d, Backward *f, int64_t n)
 
 /* ---- the state ---- */
 
-/* f->product = rows of x times a state that is turned. */
-static void rows_of_state(const Delta *d, Backward *f, const float *x, const float *state, int64_t n)
-{
-    CPU(transpose)(f->turned, d->key_width, state, d->width, d->D, d->E);
-    product(f->product, d->key_width, x, d->width, f->turned, d->key_width, n, d->key_width, d->E);
-}
-
-static void keys_from_state(const Delta *d, Backward *f, const DeltaRun *r, const float *dstate)
+static void keys_from_state(const Scan *d, Backward *f, const ScanRun *r, const float *dstate)
 {
     const int64_t n = r->n, width = d->key_width;
     const DeltaHead *h = &f->head;
     memset(f->dfrom, 0, sizeof f->dfrom);
     if (!r->begins) {
-        rows_of_state(d, f, f->go, f->state, n);
+        CPU(scan_turned)(d, f->product, f->turned, f->go, f->state, n);
         for (int64_t i = 0; i < n; i++) {
             const float *x = f->product + i * width;
-            f->dfrom[i] = delta_dot(f->keys.q + i * width, x, width);
-            delta_add(f->dq + i * width, x, h->from[i], width);
+            f->dfrom[i] = scan_dot(f->keys.q + i * width, x, width);
+            scan_add(f->dq + i * width, x, h->from[i], width);
         }
-        product(f->product, width, f->derror, d->width, f->turned, width, n, width, d->E);
+        scan_product(f->product, width, f->derror, d->width, f->turned, width, n, width, d->E, false);
         for (int64_t i = 0; i < n; i++) {
             const float *x = f->product + i * width;
-            f->dfrom[i] = h->from[i] * (f->dfrom[i] - delta_dot(f->keys.k + i * width, x, width));
-            delta_add(f->dk + i * width, x, -h->from[i], width);
+            f->dfrom[i] = h->from[i] * (f->dfrom[i] - scan_dot(f->keys.k + i * width, x, width));
+            scan_add(f->dk + i * width, x, -h->from[i], width);
         }
     }
     if (!r->last) return;
-    rows_of_state(d, f, h->write, dstate, n);
+    CPU(scan_turned)(d, f->product, f->turned, h->write, dstate, n);
     for (int64_t i = 0; i < n; i++)
-        delta_add(f->dk + i * width, f->product + i * width, h->decay[(n - 1) * DELTA_WINDOW + i], width);
+        scan_add(f->dk + i * width, f->product + i * width, h->decay[(n - 1) * DELTA_WINDOW + i], width);
 }
 
 /* state += (factor[i] x[i]) y[i]^T over the rows. */
-static void add_to_state(const Delta *d, Backward *f, float *state, const float *x, float factor, const float *y,
+static void add_to_state(const Scan *d, Backward *f, float *state, const float *x, float factor, const float *y,
                          int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        delta_scale(f->scaled + i * d->key_width, x + i * d->key_width, factor * f->head.from[i], d->key_width);
-    const TileGemm g = { .m = d->D,
-                         .n = d->width,
-                         .k = n,
-                         .a = f->scaled,
-                         .a_row = 1,
-                         .a_k = d->key_width,
-                         .b = y,
-                         .ldb = d->width,
-                         .c = state,
-                         .ldc = d->width,
-                         .beta = true };
-    CPU(tile_gemm)(&g);
+        scan_scale(f->scaled + i * d->key_width, x + i * d->key_width, factor * f->head.from[i], d->key_width);
+    scan_outer(d, state, f->scaled, y, n, true);
 }
 
 /* dstate from that behind the run to that before it. */
-static void state_backward(const Delta *d, Backward *f, const DeltaRun *r, float *dstate)
+static void state_backward(const Scan *d, Backward *f, const ScanRun *r, float *dstate)
 {
     const int64_t n = r->n, size = d->D * d->width;
     if (r->begins) {
@@ -236,126 +179,98 @@ static void state_backward(const Delta *d, Backward *f, const DeltaRun *r, float
     }
     if (r->last) {
         const float left = f->head.from[n - 1];
-        f->dfrom[n - 1] += left * delta_dot(dstate, f->state, size);
-        delta_scale(dstate, dstate, left, size);
+        f->dfrom[n - 1] += left * scan_dot(dstate, f->state, size);
+        scan_scale(dstate, dstate, left, size);
     }
     add_to_state(d, f, dstate, f->keys.q, 1, f->go, n);
     add_to_state(d, f, dstate, f->keys.k, -1, f->derror, n);
 }
 
-/* dgate[m], from what the decays of rows and states got. */
-static void gates_backward(Backward *f, int64_t n)
+/* dgate, from what the decays of rows and states got. */
+static void gates_backward(const Scan *d, Backward *f, int64_t n)
 {
-    float *last = f->go_write + (n - 1) * DELTA_WINDOW, sum[DELTA_WINDOW] = { 0 }, whole = 0;
+    float *last = f->go_write + (n - 1) * DELTA_WINDOW;
     for (int64_t j = 0; j < n - 1; j++) last[j] += f->head.decay[(n - 1) * DELTA_WINDOW + j] * f->dlast[j];
-    for (int64_t m = n - 1; m >= 0; m--) {
-        vf lane = vf_zero();
-        for (int64_t j = 0; j < m; j += VEC) {
-            const vm earlier = vm_first_n(m - j < VEC ? m - j : VEC);
-            const vf s = vf_add(vf_load(sum + j), vf_load(f->go_write + m * DELTA_WINDOW + j));
-            vf_store(sum + j, s);
-            lane = vf_add(lane, vf_select(earlier, s, vf_zero()));
-        }
-        whole += f->dfrom[m];
-        f->dgate[m] = vf_sum(lane) + whole;
-    }
+    CPU(scan_gates)(d, f->dgate, f->go_write, f->dfrom, n);
 }
 
 /* ---- the whole ---- */
 
-static void head_backward(const Delta *d, Backward *f, const delta_bwd_args *a, const DeltaRun *r, int64_t head,
+static void head_backward(const Scan *d, Backward *f, const delta_bwd_args *a, const ScanRun *r, int64_t head,
                           float *dstate)
 {
     const int64_t n = r->n;
     CPU(delta_head)(d, &f->head, &f->keys, r, head, f->state);
-    CPU(delta_load)(f->go, d->width, a->go, r, head);
+    CPU(scan_load)(f->go, d->width, a->go, r, head);
     writes_backward(d, f, r, dstate);
-    CPU(delta_store)(a->dv, f->derror, d->width, r, head);
+    CPU(scan_store)(a->dv, f->derror, d->width, r, head);
     pairs_backward(d, f, n);
     keys_from_state(d, f, r, dstate);
     state_backward(d, f, r, dstate);
-    gates_backward(f, n);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t row = r->b * d->T + r->row + i;
-        row_f32(a->dg, row)[head] = f->dgate[i];
-        row_f32(a->dbeta, row)[head] = f->dbeta[i];
-    }
+    gates_backward(d, f, n);
+    scan_store_column(d, a->dg, f->dgate, r, head);
+    scan_store_column(d, a->dbeta, f->dbeta, r, head);
 }
 
 /* dq and dk from what the group's heads have added up. */
-static void keys_backward(const Delta *d, Backward *f, const delta_bwd_args *a, const DeltaRun *r, int64_t key_head)
+static void keys_backward(const Scan *d, Backward *f, const delta_bwd_args *a, const ScanRun *r, int64_t key_head)
 {
     const int64_t n = r->n, width = d->key_width;
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < i; j++) f->dkk[j * DELTA_WINDOW + i] = f->dkk[i * DELTA_WINDOW + j];
-    TileGemm g = { .m = n,
-                   .n = width,
-                   .k = n,
-                   .a = f->dqk,
-                   .a_row = DELTA_WINDOW,
-                   .a_k = 1,
-                   .b = f->keys.k,
-                   .ldb = width,
-                   .c = f->dq,
-                   .ldc = width,
-                   .beta = true };
-    CPU(tile_gemm)(&g);
-    g.a = f->dkk;
-    g.c = f->dk;
-    CPU(tile_gemm)(&g);
-    add_from_later(f->dk, f->dqk, f->keys.q, width, n);
-    CPU(delta_store)(a->dq, f->dq, width, r, key_head);
-    CPU(delta_store)(a->dk, f->dk, width, r, key_head);
+    CPU(scan_earlier)(d, f->dq, f->dqk, f->keys.k, width, n, true);
+    scan_product(f->dk, width, f->dkk, DELTA_WINDOW, f->keys.k, width, n, width, n, true);
+    CPU(scan_later)(d, f->dk, f->dqk, f->keys.q, width, n);
+    CPU(scan_store)(a->dq, f->dq, width, r, key_head);
+    CPU(scan_store)(a->dk, f->dk, width, r, key_head);
 }
 
-static void backward_run(const Delta *d, Backward *f, const delta_bwd_args *a, const DeltaRun *r, int64_t window,
+static void backward_run(const Scan *d, Backward *f, const delta_bwd_args *a, const ScanRun *r, int64_t window,
                          int64_t key_head)
 {
     const size_t square = DELTA_WINDOW * DELTA_WINDOW * sizeof(float);
     const size_t rows = (size_t)(r->n * d->key_width) * sizeof(float);
-    CPU(delta_keys)(d, &f->keys, r, key_head);
+    CPU(scan_keys)(d, &f->keys, r, key_head);
     memset(f->dqk, 0, square);
     memset(f->dkk, 0, square);
     memset(f->dq, 0, rows);
     memset(f->dk, 0, rows);
     for (int64_t j = 0; j < d->group; j++) {
         const int64_t head = key_head * d->group + j;
-        if (!r->begins) CPU(delta_load_state)(d, f->state, a->states, delta_state_row(d, r->b, window, head));
+        if (!r->begins) CPU(scan_load_state)(d, f->state, a->states, scan_state_row(d, r->b, window, head));
         head_backward(d, f, a, r, head, f->dstate + j * d->D * d->width);
     }
     keys_backward(d, f, a, r, key_head);
 }
 
-static void backward_item(const Delta *d, Backward *f, const delta_bwd_args *a, int64_t b, int64_t key_head)
+/* What threads share. */
+typedef struct {
+    const Scan *d;
+    const delta_bwd_args *a;
+} BackwardCall;
+
+static void backward_item(const void *call, float *room, int64_t item)
 {
-    DeltaRun runs[DELTA_WINDOW];
-    const int64_t size = d->D * d->width, first = (b * d->V + key_head * d->group) * d->D;
-    for (int64_t j = 0; j < d->group; j++) {
-        if (a->dafter.data) CPU(delta_load_state)(d, f->dstate + j * size, a->dafter, first + j * d->D);
-        else memset(f->dstate + j * size, 0, (size_t)size * sizeof(float));
-    }
-    memset(f->turned, 0, (size_t)(d->key_width * d->width) * sizeof(float));
+    const BackwardCall *c = call;
+    const Scan *d = c->d;
+    const int64_t b = item / d->K, key_head = item % d->K, size = d->D * d->width;
+    const int64_t first = (b * d->V + key_head * d->group) * d->D;
+    ScanRun runs[SCAN_MOST];
+    Backward f;
+    backward_layout(&f, d, room);
+    for (int64_t j = 0; j < d->group; j++) CPU(scan_load_state)(d, f.dstate + j * size, c->a->dafter, first + j * d->D);
+    memset(f.turned, 0, (size_t)(d->key_width * d->width) * sizeof(float));
     for (int64_t w = d->windows - 1; w >= 0; w--)
-        for (int i = CPU(delta_runs)(d, b, w, runs) - 1; i >= 0; i--) backward_run(d, f, a, &runs[i], w, key_head);
-    for (int64_t j = 0; j < d->group && a->dbefore.data; j++)
-        CPU(delta_store_state)(d, a->dbefore, f->dstate + j * size, first + j * d->D);
+        for (int i = CPU(scan_runs)(d, b, w, runs) - 1; i >= 0; i--) backward_run(d, &f, c->a, &runs[i], w, key_head);
+    for (int64_t j = 0; j < d->group && c->a->dbefore.data; j++)
+        CPU(scan_store_state)(d, c->a->dbefore, f.dstate + j * size, first + j * d->D);
 }
 
 Err CPU(delta_bwd)(Stream *s, const delta_bwd_args *a)
 {
-    Delta d = DELTA_OF(a);
-    TRY(CPU(delta_open)(&d, a->states));
+    Scan d = DELTA_OF(a);
+    TRY(CPU(scan_open)(&d, DELTA_NAME, a->states));
     Backward unused;
-    const int64_t bytes = backward_layout(&unused, &d, (float *)s->dev->workspace), items = d.B * d.K;
-    int threads;
-    atomic_llong next = 0;
-    TRY(CPU(delta_threads)(s->dev, &d, bytes, &threads));
-#pragma omp parallel num_threads(team_of(s->dev, threads))
-    if (omp_get_thread_num() < threads) {
-        Backward f;
-        fp_reset();
-        backward_layout(&f, &d, (float *)(s->dev->workspace + omp_get_thread_num() * bytes));
-        for (int64_t i; (i = atomic_fetch_add(&next, 1)) < items;) backward_item(&d, &f, a, i / d.K, i % d.K);
-    }
-    return ERR_OK;
+    const int64_t bytes = backward_layout(&unused, &d, (float *)s->dev->workspace);
+    return CPU(scan_items)(s, DELTA_NAME, d.B * d.K, bytes, backward_item, &(BackwardCall){ &d, a });
 }

@@ -127,6 +127,10 @@ static bool is_native(OpId id, const void *args)
     case OP_delta_gates_bwd:
     case OP_delta_fwd:
     case OP_delta_bwd:
+    case OP_mamba_gates_fwd:
+    case OP_mamba_gates_bwd:
+    case OP_mamba_fwd:
+    case OP_mamba_bwd:
     case OP_gated_norm_fwd:
     case OP_gated_norm_bwd:
     case OP_fp8_amax:

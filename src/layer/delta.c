@@ -505,11 +505,14 @@ static Err mix(const Call *k, Tensor mixed, const Outputs *t)
     return reshard_out(c, &k->exchange, &r);
 }
 
+/* The weight of the norm, or its gradient, as the one row that all heads have. */
+static Tensor norm_row(Tensor w) { return tensor_reshape(w, 1, tensor_count(w)); }
+
 static Err norm_of_heads(const Call *k, Tensor o, Tensor z, Tensor y)
 {
     const Norm *n = &k->m->norm;
     return op(k->c->s, gated_norm_fwd, .y = rows_of_heads(y, k->E), .x = rows_of_heads(o, k->E),
-              .z = rows_of_heads(z, k->E), .w = param_value(k->c, n->weight), .eps = n->eps);
+              .z = rows_of_heads(z, k->E), .w = norm_row(param_value(k->c, n->weight)), .eps = n->eps);
 }
 
 static Err delta_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
@@ -681,10 +684,10 @@ static Err norm_of_heads_backward(const Call *k, Tensor go, Tensor dqkvz)
     const Norm *n = &k->m->norm;
     bool fresh;
     const Tensor dz = below(part_of(dqkvz, k->chunk, k->mixed, k->group * k->E), k->group);
-    const Tensor dw = grad_target(c, n->weight, &fresh), rows = rows_of_heads(go, k->E);
+    const Tensor dw = norm_row(grad_target(c, n->weight, &fresh)), rows = rows_of_heads(go, k->E);
     TRY(op(c->s, gated_norm_bwd, .dx = rows, .dz = dz, .dw = dw, .dy = rows,
            .x = rows_of_heads(save_get(c, k->save->o), k->E), .z = rows_of_heads(save_get(c, k->save->z), k->E),
-           .w = param_value(c, n->weight), .shift = param_store_shift(c->params, n->weight),
+           .w = norm_row(param_value(c, n->weight)), .shift = param_store_shift(c->params, n->weight),
            .overflow = c->params->stats->overflow, .eps = n->eps, .leaf = 1, .headroom_bits = c->canon.headroom_bits,
            .fresh = fresh));
     return grad_added(c, n->weight);

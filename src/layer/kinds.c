@@ -1,6 +1,6 @@
 /* The kinds of layers as tables, and which of them a block of a model has. */
 #include "base/choices.h"
-#include "device/delta_room.h"
+#include "device/scan_room.h"
 #include "layer/layer.h"
 
 #define MIXER(number, kind) extern const LayerKind kind;

@@ -1,0 +1,34 @@
+/* Bytes of the kernels' workspace (Device.workspace) that a thread or a block needs in backward, which takes more than
+ * forward: for a key head of the gated delta rule, and for a window of Mamba-2. Heads that find no room can be refused
+ * before a run. */
+#ifndef MEGATRAIN_DEVICE_SCAN_ROOM_H
+#define MEGATRAIN_DEVICE_SCAN_ROOM_H
+
+#include "device/step.h"
+
+/* D, E: widths of keys and values; group: value heads of a key head. */
+static inline int64_t delta_room_cpu(int64_t D, int64_t E, int64_t group)
+{
+    enum { LANES = 16, SQUARES = 9, ROWS = 7 };
+    const int64_t keys = (D + LANES - 1) / LANES * LANES, values = (E + LANES - 1) / LANES * LANES;
+    const int64_t window = DELTA_WINDOW * (SQUARES * DELTA_WINDOW + ROWS * (keys + values) + 1);
+    return 4 * (window + 2 * keys * values + group * D * values);
+}
+
+static inline int64_t delta_room_cuda(int64_t D, int64_t E, int64_t group)
+{
+    enum { SQUARES = 8, ROWS = 6 };
+    const int64_t window = DELTA_WINDOW * (SQUARES * DELTA_WINDOW + ROWS * (D + E) + 4);
+    return 4 * (window + (group + 1) * D * E);
+}
+
+/* N, P: widths of state and head. */
+static inline int64_t mamba_room_cpu(int64_t N, int64_t P)
+{
+    enum { LANES = 16, SQUARES = 5, KEYS = 6, ROWS = 5 };
+    const int64_t keys = (N + LANES - 1) / LANES * LANES, values = (P + LANES - 1) / LANES * LANES;
+    const int64_t window = MAMBA_WINDOW * (SQUARES * MAMBA_WINDOW + KEYS * keys + ROWS * values);
+    return 4 * (window + keys * values + 2 * N * values);
+}
+
+#endif
