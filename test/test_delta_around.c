@@ -4,7 +4,7 @@
  * checked against those of Hugging Face's class.
  */
 #include "base/half.h"
-#include "base/json.h"
+#include "golden_layer.h"
 #include "ops_env.h"
 
 #define CLOSE(got, want, scale, ...) CHECK_CLOSE((double)(got), (want), 3e-6 * (1 + fabs((double)(scale))), __VA_ARGS__)
@@ -378,54 +378,6 @@ TEST(narrow)
 
 #define GOLDEN "../shared/fixtures/kinds/gdn.json"
 enum { G_T = 7, G_H = 6, G_K = 2, G_V = 4, G_D = 4, G_E = 3, G_TAPS = 4, G_C = 28, G_VE = G_V * G_E, G_KD = G_K * G_D };
-
-/* All numbers of an array of any depth. */
-static float *numbers(const Json *j, float *to)
-{
-    if (!json_count(j)) {
-        *to = (float)json_number(j, NAN);
-        return to + 1;
-    }
-    for (int64_t i = 0; i < json_count(j); i++) to = numbers(json_at(j, i), to);
-    return to;
-}
-
-static void golden_numbers(const Json *from, const char *name, float *to, int64_t n)
-{
-    CHECK_MSG(numbers(json_get(from, name), to) == to + n, "%s", name);
-}
-
-static void golden_check(const Json *from, const char *name, const float *got, int64_t n)
-{
-    float want[256];
-    golden_numbers(from, name, want, n);
-    for (int64_t i = 0; i < n; i++) CHECK_CLOSE((double)got[i], (double)want[i], 2e-6, "%s %d", name, (int)i);
-}
-
-/* y [rows][O] = x [rows][I] w^T; transposed: dx = dy w; sum: dw += dy^T x. */
-static void times(float *y, const float *x, const float *w, int rows, int O, int I)
-{
-    for (int n = 0; n < rows; n++)
-        for (int o = 0; o < O; o++) {
-            double s = 0;
-            for (int i = 0; i < I; i++) s += (double)x[n * I + i] * (double)w[o * I + i];
-            y[n * O + o] = (float)s;
-        }
-}
-
-static void times_back(float *dx, const float *dy, const float *w, int rows, int O, int I)
-{
-    for (int n = 0; n < rows; n++)
-        for (int i = 0; i < I; i++)
-            for (int o = 0; o < O; o++) dx[n * I + i] += dy[n * O + o] * w[o * I + i];
-}
-
-static void times_sum(float *dw, const float *dy, const float *x, int rows, int O, int I)
-{
-    for (int n = 0; n < rows; n++)
-        for (int o = 0; o < O; o++)
-            for (int i = 0; i < I; i++) dw[o * I + i] += dy[n * O + o] * x[n * I + i];
-}
 
 typedef struct {
     float x[G_T * G_H], qkv_w[G_C * G_H], z_w[G_VE * G_H], b_w[G_V * G_H], a_w[G_V * G_H], conv_w[G_C * G_TAPS];
