@@ -256,48 +256,72 @@ TEST(delta_gates)
 
 /* ---- a norm under a gate ---- */
 
-enum { NORM_PLAIN = 1, NORM_FRESH = 2 };
+enum { NORM_PLAIN = 1, NORM_FRESH = 2, GATE_FIRST = 4, THREE_GROUPS = 8 };
+
+/* A row in float64: h = v / root of v, whose norm is taken, and the gradient of h. */
+typedef struct {
+    double r, mean;
+} GatedRow;
+
+static double gated_v(const Shape *p, double x, double u) { return p->flags & GATE_FIRST ? x * silu64(u) : x; }
+
+static double gated_dh(const Shape *p, double dy, double w, double u)
+{
+    return p->flags & GATE_FIRST ? dy * w : dy * w * silu64(u);
+}
+
+static GatedRow gated_row(const Shape *p, const float *x, const float *z, const float *dy, const float *w)
+{
+    GatedRow g = { 0 };
+    double squares = 0;
+    for (int64_t i = 0; i < p->D; i++) squares += pow(gated_v(p, (double)x[i], (double)z[i]), 2) / (double)p->D;
+    g.r = 1 / sqrt(squares + (double)1e-3f);
+    for (int64_t i = 0; i < p->D; i++)
+        g.mean += gated_dh(p, (double)dy[i], (double)w[i], (double)z[i]) * gated_v(p, (double)x[i], (double)z[i]) *
+                  g.r / (double)p->D;
+    return g;
+}
 
 static void case_gated(Env *e, const Shape *p)
 {
-    const int64_t N = p->N, E = p->D;
+    const int64_t N = p->N, E = p->D, G = p->flags & THREE_GROUPS ? 3 : 1;
     const DType acc = p->flags & NORM_PLAIN ? F32 : I64;
     const double high = acc == F32 ? 2 : 1e9;
-    const bool fresh = p->flags & NORM_FRESH;
-    Tensor x = env_groups(e, -2, 2, N, E, p->b), z = env_groups(e, -9, 9, N, E, p->b), w = env_in(e, F32, -1, 2, 1, E);
+    const bool fresh = p->flags & NORM_FRESH, inside = p->flags & GATE_FIRST;
+    Tensor x = env_groups(e, -2, 2, N, E, p->b), z = env_groups(e, -9, 9, N, E, p->b), w = env_in(e, F32, -1, 2, G, E);
     Tensor y = env_out_groups(e, 8, 9, N, E, p->b), dy = env_groups(e, -1, 1, N, E, p->b);
     Tensor dx = env_out_groups(e, 8, 9, N, E, p->b), dz = env_out_groups(e, 8, 9, N, E, p->b);
-    Tensor dw = env_out(e, acc, -high, high, 1, E), shift = env_int(e, 30), overflow = env_flag(e);
-    RUN(e, gated_norm_fwd, .y = y, .x = env_used(e, x), .z = z, .w = w, .eps = 1e-3f);
+    Tensor dw = tensor_reshape(env_out(e, acc, -high, high, G * E), G, E), shift = env_int(e, 30);
+    Tensor overflow = env_flag(e);
+    RUN(e, gated_norm_fwd, .y = y, .x = env_used(e, x), .z = z, .w = w, .eps = 1e-3f, .gate_first = inside);
     RUN(e, gated_norm_bwd, .dx = dx, .dz = dz, .dw = dw, .dy = env_used(e, dy), .x = x, .z = z, .w = w, .shift = shift,
-        .overflow = overflow, .eps = 1e-3f, .leaf = p->a, .headroom_bits = 10, .fresh = fresh);
+        .overflow = overflow, .eps = 1e-3f, .gate_first = inside, .leaf = p->a, .headroom_bits = 10, .fresh = fresh);
     env_check_between(e, dz);
-    double sum[256] = { 0 };
+    double sum[3][256] = { 0 };
     for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
-        double squares = 0, mean = 0;
-        for (int64_t i = 0; i < E; i++) squares += pow((double)env_f(x, n)[i], 2) / (double)E;
-        const double r = 1 / sqrt(squares + (double)1e-3f);
-        for (int64_t i = 0; i < E; i++)
-            mean += (double)env_f(dy, n)[i] * (double)env_f(w, 0)[i] * silu64((double)env_f(z, n)[i]) *
-                    (double)env_f(x, n)[i] * r / (double)E;
+        const GatedRow row = gated_row(p, env_f(x, n), env_f(z, n), env_f(dy, n), env_f(w, n % G));
         for (int64_t i = 0; i < E; i++) {
-            const double h = (double)env_f(x, n)[i] * r, u = (double)env_f(z, n)[i], d = (double)env_f(dy, n)[i];
-            const double wi = (double)env_f(w, 0)[i];
-            CLOSE(env_f(y, n)[i], wi * h * silu64(u), 10, "y %d %d", (int)n, (int)i);
-            CLOSE(env_f(dx, n)[i], r * (d * wi * silu64(u) - h * mean), 20 * r, "dx %d %d", (int)n, (int)i);
-            CLOSE(env_f(dz, n)[i], d * wi * h * silu_slope64(u), 3, "dz %d %d", (int)n, (int)i);
-            sum[i] += d * h * silu64(u);
+            const double xi = (double)env_f(x, n)[i], u = (double)env_f(z, n)[i], d = (double)env_f(dy, n)[i];
+            const double wi = (double)env_f(w, n % G)[i], h = gated_v(p, xi, u) * row.r;
+            const double dv = row.r * (gated_dh(p, d, wi, u) - h * row.mean), scale = 20 * row.r;
+            CLOSE(env_f(y, n)[i], wi * h * (inside ? 1 : silu64(u)), 10, "y %d %d", (int)n, (int)i);
+            CLOSE(env_f(dx, n)[i], inside ? dv * silu64(u) : dv, inside ? 10 * scale : scale, "dx %d %d", (int)n, (int)i);
+            CLOSE(env_f(dz, n)[i], (inside ? dv * xi : d * wi * h) * silu_slope64(u), inside ? 2 * scale : 3,
+                  "dz %d %d", (int)n, (int)i);
+            sum[n % G][i] += d * h * (inside ? 1 : silu64(u));
         }
     }
-    for (int64_t i = 0; e->check && i < E; i++)
-        CLOSE(env_added(e, dw, 30, 0, i), sum[i] - (fresh ? env_held(e, dw, 30, 0, i) : 0), 20 + 10 * (double)N,
-              "dw %d", (int)i);
+    for (int64_t k = 0; e->check && k < G * E; k++)
+        CLOSE(env_added(e, dw, 30, k / E, k % E), sum[k / E][k % E] - (fresh ? env_held(e, dw, 30, k / E, k % E) : 0),
+              20 + 10 * (double)N, "dw %d", (int)k);
 }
 
 TEST(gated_norm)
 {
     CASES(case_gated, { 1, 1, 1 }, { 3, 15, 1 }, { 12, 128, 1, 4 }, { 9, 17, 4, 3, NORM_FRESH },
-          { 40, 130, 16, 0, NORM_PLAIN }, { 12, 64, 5, 2, NORM_PLAIN | NORM_FRESH });
+          { 40, 130, 16, 0, NORM_PLAIN }, { 12, 64, 5, 2, NORM_PLAIN | NORM_FRESH }, { 1, 16, 1, 0, GATE_FIRST },
+          { 9, 17, 1, 3, GATE_FIRST | NORM_FRESH }, { 45, 40, 4, 3, GATE_FIRST | THREE_GROUPS },
+          { 90, 70, 16, 0, THREE_GROUPS | NORM_PLAIN }, { 27, 130, 1, 3, GATE_FIRST | THREE_GROUPS | NORM_FRESH });
 }
 
 /* ---- tensors of bf16 ---- */
