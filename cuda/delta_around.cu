@@ -1,6 +1,6 @@
 /*
- * What stands around the gated delta rule: the convolution with SiLU, keys and queries of unit length, gates, and the
- * norm under a gate. Formulas: device/ops.def, src/cpu/conv.c, src/cpu/delta_gates.c.
+ * What stands around recurrences, the gated delta rule and Mamba-2: the convolution with SiLU, keys and queries of unit
+ * length, gates, and the norm with a gate. Formulas: device/ops.def, src/cpu/conv.c, src/cpu/gates.c.
  *
  * Mapping   conv: a thread an element; backward makes the gradient in front of SiLU anew for each of the K rows that
  *           saw an element. unit, gated norm: a warp a row. gates: a thread a gate. Sums over rows: the threads of a
@@ -394,18 +394,118 @@ extern "C" Err cuda_delta_gates_bwd(Stream *s, const delta_gates_bwd_args *a)
     return ERR_OK;
 }
 
-/* ---- a norm under a gate ---- */
+template <class T> struct MambaGates {
+    Rows<float> delta, g;
+    Rows<T> ddt;
+    Rows<const float> ddelta, dg;
+    Rows<const T> dt;
+    Vector a_log, dt_bias;
+    RowCount rows;
+    int64_t H;
+    float low;
+    /* The sum in front of softplus. */
+    __device__ __forceinline__ float raw(int64_t n, int64_t h) const { return to_float(dt.at(n)[h]) + dt_bias.at(0, h); }
+};
+
+template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) mamba_gates_fwd_kernel(MambaGates<T> k)
+{
+    const int64_t i = blockIdx.x * static_cast<int64_t>(AROUND_THREADS) + threadIdx.x, n = i / k.H, h = i % k.H;
+    if (n >= rows_in_use(k.rows)) return;
+    const float soft = softplus_of(k.raw(n, h)), delta = soft < k.low ? k.low : soft;
+    k.delta.at(n)[h] = delta;
+    k.g.at(n)[h] = -expf(k.a_log.at(0, h)) * delta;
+}
+
+extern "C" Err cuda_mamba_gates_fwd(Stream *s, const mamba_gates_fwd_args *a)
+{
+    const int64_t H = a->dt.dim[1];
+    const unsigned blocks = grid_blocks(ceil_div(a->dt.dim[0] * H, AROUND_THREADS));
+    DISPATCH(a->dt.dtype, MambaGates<T> k = {}; k.delta = rows_of<float>(a->delta); k.g = rows_of<float>(a->g);
+             k.dt = rows_of<const T>(a->dt); k.a_log = vector_of(a->a_log); k.dt_bias = vector_of(a->dt_bias);
+             k.rows = row_count(a->delta, a->dt); k.H = H; k.low = a->low;
+             LAUNCH((mamba_gates_fwd_kernel<T>), blocks, AROUND_THREADS, 0, cuda_stream(s), k));
+    return ERR_OK;
+}
+
+/* part: [SLICE_BLOCKS][H of a_log, H of dt_bias] */
+template <class T>
+__global__ void __launch_bounds__(AROUND_THREADS, 1) mamba_gates_bwd_kernel(float *part, MambaGates<T> k)
+{
+    SHARED(float, of_warps, [AROUND_WARPS][WARP]);
+    const int64_t h = blockIdx.x * static_cast<int64_t>(WARP) + threadIdx.x % WARP, rows = rows_in_use(k.rows);
+    float sum[2] = {};
+    for (int64_t n = blockIdx.y * static_cast<int64_t>(AROUND_WARPS) + threadIdx.x / WARP; n < rows && h < k.H;
+         n += SLICE_BLOCKS * AROUND_WARPS) {
+        const float x = k.raw(n, h), soft = softplus_of(x), rate = -expf(k.a_log.at(0, h)), dg = k.dg.at(n)[h];
+        const float ddt = soft < k.low ? 0.0f : sigmoid_of(x) * fmaf(rate, dg, k.ddelta.at(n)[h]);
+        k.ddt.at(n)[h] = from_float<T>(ddt);
+        sum[0] = fmaf(rate * (soft < k.low ? k.low : soft), dg, sum[0]);
+        sum[1] += ddt;
+    }
+    sum_of_warps<2>(sum, of_warps);
+    if (threadIdx.x >= WARP || h >= k.H) return;
+    part[blockIdx.y * 2 * k.H + h] = sum[0];
+    part[blockIdx.y * 2 * k.H + k.H + h] = sum[1];
+}
+
+template <class T> static void launch_mamba_gates_bwd(Stream *s, const mamba_gates_bwd_args *a)
+{
+    const int64_t H = a->dt.dim[1];
+    float *part = reinterpret_cast<float *>(s->dev->workspace);
+    MambaGates<T> k = {};
+    k.ddt = rows_of<T>(a->ddt), k.ddelta = rows_of<const float>(a->ddelta), k.dg = rows_of<const float>(a->dg);
+    k.dt = rows_of<const T>(a->dt), k.a_log = vector_of(a->a_log), k.dt_bias = vector_of(a->dt_bias);
+    k.rows = row_count(a->ddt, a->ddelta), k.H = H, k.low = a->low;
+    LAUNCH((mamba_gates_bwd_kernel<T>), dim3(grid_blocks(ceil_div(H, WARP)), SLICE_BLOCKS), AROUND_THREADS, 0,
+           cuda_stream(s), part, k);
+    launch_slices(s, a->da_log, part, 2 * H, H, a->fresh);
+    launch_slices(s, a->ddt_bias, part + H, 2 * H, H, a->fresh);
+}
+
+extern "C" Err cuda_mamba_gates_bwd(Stream *s, const mamba_gates_bwd_args *a)
+{
+    TRY(slices_fit(s, "mamba_gates_bwd", 2 * a->dt.dim[1], a->da_log));
+    DISPATCH(a->dt.dtype, launch_mamba_gates_bwd<T>(s, a));
+    return ERR_OK;
+}
+
+/* ---- a norm with a gate ---- */
+
+/* What an element of a row takes part in: h = v r, silu(z) and its slope, and dh, the gradient of h, before mean. */
+struct GatedTerms {
+    float x, h, silu, slope, dyw, dh;
+};
 
 template <class T> struct GatedNorm {
     GroupedRows<T> y, dx, dz;
     GroupedRows<const T> dy, x, z;
     Vector w;
     RowCount rows;
-    int64_t E;
+    int64_t E, G;
     float eps;
-    __device__ __forceinline__ float scale(const T *row) const
+    bool gate_first;
+
+    /* v, of which the norm is: x or, with the gate first, x silu(z). */
+    __device__ __forceinline__ float value(int64_t n, int64_t i) const
     {
-        return 1.0f / sqrtf(squares_of(row, E) / static_cast<float>(E) + eps);
+        const float v = to_float(x.at(n)[i]), u = to_float(z.at(n)[i]);
+        return gate_first ? v * (u * sigmoid_of(u)) : v;
+    }
+    __device__ __forceinline__ float scale(int64_t n) const
+    {
+        float sum = 0;
+        for (int64_t i = threadIdx.x % WARP; i < E; i += WARP) sum = fmaf(value(n, i), value(n, i), sum);
+        return 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(E) + eps);
+    }
+    __device__ __forceinline__ GatedTerms terms(int64_t n, int64_t i, float r) const
+    {
+        const float u = to_float(z.at(n)[i]);
+        GatedTerms t;
+        t.x = to_float(x.at(n)[i]), t.silu = u * sigmoid_of(u), t.slope = silu_slope(u);
+        t.h = (gate_first ? t.x * t.silu : t.x) * r;
+        t.dyw = to_float(dy.at(n)[i]) * w.at(n % G, i);
+        t.dh = gate_first ? t.dyw : t.dyw * t.silu;
+        return t;
     }
 };
 
@@ -413,80 +513,89 @@ template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) gated_no
 {
     const int64_t n = row_of_warp(k.rows);
     if (n < 0) return;
-    const T *x = k.x.at(n), *z = k.z.at(n);
-    const float r = k.scale(x);
+    const float r = k.scale(n);
     for (int64_t i = threadIdx.x % WARP; i < k.E; i += WARP) {
-        const float u = to_float(z[i]);
-        k.y.at(n)[i] = from_float<T>(to_float(x[i]) * r * k.w.at(0, i) * (u * sigmoid_of(u)));
+        const float u = to_float(k.z.at(n)[i]), hw = k.value(n, i) * r * k.w.at(n % k.G, i);
+        k.y.at(n)[i] = from_float<T>(k.gate_first ? hw : hw * (u * sigmoid_of(u)));
     }
+}
+
+static Err gated_check(Tensor x, Tensor w)
+{
+    if (w.dim[0] > 0 && x.dim[0] % w.dim[0] == 0) return ERR_OK;
+    return err_set(ERR_SHAPE, "gated_norm: %lld rows of x for %lld of w", static_cast<long long>(x.dim[0]),
+                   static_cast<long long>(w.dim[0]));
 }
 
 extern "C" Err cuda_gated_norm_fwd(Stream *s, const gated_norm_fwd_args *a)
 {
     const unsigned blocks = grid_blocks(ceil_div(a->x.dim[0], AROUND_WARPS));
+    TRY(gated_check(a->x, a->w));
     DISPATCH(a->x.dtype, GatedNorm<T> k = {}; k.y = grouped_rows_of<T>(a->y); k.x = grouped_rows_of<const T>(a->x);
              k.z = grouped_rows_of<const T>(a->z); k.w = vector_of(a->w); k.rows = row_count(a->y, a->x);
-             k.E = a->x.dim[1]; k.eps = a->eps;
+             k.E = a->x.dim[1]; k.G = a->w.dim[0]; k.eps = a->eps; k.gate_first = a->gate_first != 0;
              LAUNCH((gated_norm_fwd_kernel<T>), blocks, AROUND_THREADS, 0, cuda_stream(s), k));
     return ERR_OK;
 }
 
-/* A warp has a slice of the rows and goes through their columns by 32. part: [SLICE_BLOCKS][E] */
+/* A warp has 32 columns of the rows of one group, and a slice of these rows. part: [SLICE_BLOCKS][G * E] */
 template <class T>
 __global__ void __launch_bounds__(AROUND_THREADS, 1) gated_norm_dw_kernel(float *part, GatedNorm<T> k)
 {
     SHARED(float, of_warps, [AROUND_WARPS][WARP]);
-    const int64_t c = blockIdx.x * static_cast<int64_t>(WARP) + threadIdx.x % WARP, rows = rows_in_use(k.rows);
+    const int64_t chunks = (k.E + WARP - 1) / WARP, group = blockIdx.x / chunks, rows = rows_in_use(k.rows);
+    const int64_t c = blockIdx.x % chunks * WARP + threadIdx.x % WARP;
     float sum[1] = {};
-    for (int64_t n = blockIdx.y * static_cast<int64_t>(AROUND_WARPS) + threadIdx.x / WARP; n < rows;
-         n += SLICE_BLOCKS * AROUND_WARPS) {
-        const T *x = k.x.at(n);
-        const float r = k.scale(x);
+    for (int64_t n = (blockIdx.y * static_cast<int64_t>(AROUND_WARPS) + threadIdx.x / WARP) * k.G + group; n < rows;
+         n += SLICE_BLOCKS * AROUND_WARPS * k.G) {
+        const float r = k.scale(n);
         if (c >= k.E) continue;
-        const float u = to_float(k.z.at(n)[c]);
-        sum[0] = fmaf(to_float(k.dy.at(n)[c]) * (u * sigmoid_of(u)), to_float(x[c]) * r, sum[0]);
+        const GatedTerms t = k.terms(n, c, r);
+        const float dy = to_float(k.dy.at(n)[c]);
+        sum[0] = fmaf(k.gate_first ? dy : dy * t.silu, t.h, sum[0]);
     }
     sum_of_warps<1>(sum, of_warps);
-    if (threadIdx.x < WARP && c < k.E) part[blockIdx.y * k.E + c] = sum[0];
+    if (threadIdx.x < WARP && c < k.E) part[(blockIdx.y * k.G + group) * k.E + c] = sum[0];
 }
 
 template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) gated_norm_dx_kernel(GatedNorm<T> k)
 {
     const int64_t n = row_of_warp(k.rows);
     if (n < 0) return;
-    const T *x = k.x.at(n), *z = k.z.at(n), *dy = k.dy.at(n);
-    const float r = k.scale(x);
+    const float r = k.scale(n);
     float sum = 0;
     for (int64_t i = threadIdx.x % WARP; i < k.E; i += WARP) {
-        const float u = to_float(z[i]);
-        sum = fmaf(to_float(dy[i]) * k.w.at(0, i) * (u * sigmoid_of(u)), to_float(x[i]) * r, sum);
+        const GatedTerms t = k.terms(n, i, r);
+        sum = fmaf(t.dh, t.h, sum);
     }
     const float mean = warp_sum(sum) / static_cast<float>(k.E);
     for (int64_t i = threadIdx.x % WARP; i < k.E; i += WARP) {
-        const float u = to_float(z[i]), h = to_float(x[i]) * r, d = to_float(dy[i]) * k.w.at(0, i);
-        k.dx.at(n)[i] = from_float<T>(r * fmaf(-h, mean, d * (u * sigmoid_of(u))));
-        k.dz.at(n)[i] = from_float<T>(d * h * silu_slope(u));
+        const GatedTerms t = k.terms(n, i, r);
+        const float dv = r * fmaf(-t.h, mean, t.dh);
+        k.dx.at(n)[i] = from_float<T>(k.gate_first ? dv * t.silu : dv);
+        k.dz.at(n)[i] = from_float<T>((k.gate_first ? dv * t.x : t.dyw * t.h) * t.slope);
     }
 }
 
 template <class T> static void launch_gated_bwd(Stream *s, const gated_norm_bwd_args *a)
 {
-    const int64_t E = a->x.dim[1];
+    const int64_t E = a->x.dim[1], G = a->w.dim[0];
     float *part = reinterpret_cast<float *>(s->dev->workspace);
     GatedNorm<T> k = {};
     k.dx = grouped_rows_of<T>(a->dx), k.dz = grouped_rows_of<T>(a->dz), k.dy = grouped_rows_of<const T>(a->dy);
     k.x = grouped_rows_of<const T>(a->x), k.z = grouped_rows_of<const T>(a->z), k.w = vector_of(a->w);
-    k.rows = row_count(a->dx, a->dy), k.E = E, k.eps = a->eps;
-    LAUNCH((gated_norm_dw_kernel<T>), dim3(grid_blocks(ceil_div(E, WARP)), SLICE_BLOCKS), AROUND_THREADS, 0,
+    k.rows = row_count(a->dx, a->dy), k.E = E, k.G = G, k.eps = a->eps, k.gate_first = a->gate_first != 0;
+    LAUNCH((gated_norm_dw_kernel<T>), dim3(grid_blocks(ceil_div(E, WARP) * G), SLICE_BLOCKS), AROUND_THREADS, 0,
            cuda_stream(s), part, k);
-    launch_slices(s, a->dw, part, E, E, a->fresh);
+    launch_slices(s, a->dw, part, G * E, G * E, a->fresh);
     LAUNCH((gated_norm_dx_kernel<T>), grid_blocks(ceil_div(a->x.dim[0], AROUND_WARPS)), AROUND_THREADS, 0,
            cuda_stream(s), k);
 }
 
 extern "C" Err cuda_gated_norm_bwd(Stream *s, const gated_norm_bwd_args *a)
 {
-    TRY(slices_fit(s, "gated_norm_bwd", a->x.dim[1], a->dw));
+    TRY(gated_check(a->x, a->w));
+    TRY(slices_fit(s, "gated_norm_bwd", a->w.dim[0] * a->x.dim[1], a->dw));
     DISPATCH(a->x.dtype, launch_gated_bwd<T>(s, a));
     return ERR_OK;
 }

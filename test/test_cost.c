@@ -201,6 +201,22 @@ TEST(the_delta_rule_is_arithmetic_on_few_multiprocessors)
     }
 }
 
+/* The same of windows: a block has one. */
+TEST(a_scan_of_windows_has_more_blocks)
+{
+    enum { T = 4096, N = 128, P = 64, WINDOWS = T / MAMBA_WINDOW };
+    const DeviceFile d = round_device();
+    CostModel m;
+    OK(cost_open(&m, &d, 1));
+    const Tensor keys = tensor_of(somewhere, BF16, 1, T, 1, N), values = tensor_of(somewhere, BF16, 1, T, 2, P);
+    const mamba_fwd_args fwd = { .o = values, .q = keys, .k = keys, .x = values };
+    const mamba_bwd_args bwd = { .dx = values, .dk = keys, .dq = keys, .go = values, .q = keys, .k = keys,
+                                 .x = values };
+    const double flop = 6. * T * 2 * N * P, rate = .06 * .5e12 * fmin(1, WINDOWS / 4.);
+    SAME(cost_op(&m, OP_mamba_fwd, &fwd, flop).seconds, flop / rate);
+    SAME(cost_op(&m, OP_mamba_bwd, &bwd, 2 * flop).seconds, 2 * flop / rate);
+}
+
 /* Codes count as far as they are in use: columns of transposed ones, rows of others. */
 TEST(codes_in_use_are_what_passes_memory)
 {

@@ -40,7 +40,7 @@ static int comm_dims(const char *name)
 static int op_dims(const char *name)
 {
     for (int i = 0; i < OP_COUNT; i++) {
-        if (!strcmp(name, op_info((OpId)i)->name)) return family_of((OpId)i) < FAMILY_DELTA ? 3 : 1;
+        if (!strcmp(name, op_info((OpId)i)->name)) return family_of((OpId)i) < FAMILY_SCAN ? 3 : 1;
     }
     return 0;
 }

@@ -4,7 +4,7 @@
  *   products     tiles on multiprocessors: the last wave may be partly empty, and each tile costs begin and end
  *   experts      the same over all experts' rows at once
  *   attention    of the pairs that see each other, by the width of a head and how many keys a query sees
- *   delta rule   FLOP on CUDA cores, of as many multiprocessors as there are key heads of samples
+ *   recurrences  FLOP on CUDA cores, of as many multiprocessors as there are blocks
  *   others       bytes of their tensors
  */
 #include <math.h>
@@ -19,7 +19,7 @@ const char *family_name(OpFamily f)
 {
     static const char *const names[FAMILIES] = {
         [FAMILY_PRODUCTS] = "products", [FAMILY_EXPERTS] = "experts' products", [FAMILY_ATTENTION] = "attention",
-        [FAMILY_DELTA] = "delta rule",  [FAMILY_MEMORY] = "memory work",        [FAMILY_OPTIMIZER] = "optimizer",
+        [FAMILY_SCAN] = "recurrences",  [FAMILY_MEMORY] = "memory work",        [FAMILY_OPTIMIZER] = "optimizer",
     };
     return names[f];
 }
@@ -40,7 +40,9 @@ OpFamily family_of(OpId id)
     case OP_attention_fwd:
     case OP_attention_bwd: return FAMILY_ATTENTION;
     case OP_delta_fwd:
-    case OP_delta_bwd: return FAMILY_DELTA;
+    case OP_delta_bwd:
+    case OP_mamba_fwd:
+    case OP_mamba_bwd: return FAMILY_SCAN;
     case OP_adamw:
     case OP_one_moment:
     case OP_muon_moment:
@@ -305,14 +307,19 @@ static double attention_seconds(const CostModel *m, OpId id, const void *args)
     return (forward ? 4 : 10) * pairs * w.shape[2] / (rate * keys / (keys + reached_short_keys(id, form)));
 }
 
-/* ---- gated delta rule ---- */
+/* ---- recurrences ---- */
 
-/* A key head of a sample is a block, which goes through its windows in order (cuda/delta.cuh). */
-static double delta_seconds(const CostModel *m, OpId id, const void *args, double flop)
+/* A block has a key head of a sample, whose windows it goes through in order (cuda/delta.cuh), or one window of it
+ * (cuda/mamba.cu). */
+static double scan_seconds(const CostModel *m, OpId id, const void *args, double flop)
 {
-    const Tensor q = id == OP_delta_fwd ? ((const delta_fwd_args *)args)->q : ((const delta_bwd_args *)args)->q;
-    const double busy = fmin(1, (double)(q.dim[0] * q.dim[2]) / m->device->multiprocessors);
-    return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_delta());
+    const bool forward = id == OP_delta_fwd || id == OP_mamba_fwd, windows = id == OP_mamba_fwd || id == OP_mamba_bwd;
+    const Tensor q = windows   ? forward ? ((const mamba_fwd_args *)args)->q : ((const mamba_bwd_args *)args)->q
+                     : forward ? ((const delta_fwd_args *)args)->q
+                               : ((const delta_bwd_args *)args)->q;
+    const int64_t each = windows ? (q.dim[1] + MAMBA_WINDOW - 1) / MAMBA_WINDOW : 1;
+    const double busy = fmin(1, (double)(q.dim[0] * q.dim[2] * each) / m->device->multiprocessors);
+    return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_scan());
 }
 
 /* ---- any op ---- */
@@ -322,7 +329,7 @@ static double arithmetic_seconds(const CostModel *m, OpId id, const void *args, 
     const bool wide = is_wide(id, args);
     const OpFamily family = family_of(id);
     if (family == FAMILY_ATTENTION) return attention_seconds(m, id, args);
-    if (family == FAMILY_DELTA) return delta_seconds(m, id, args, flop);
+    if (family == FAMILY_SCAN) return scan_seconds(m, id, args, flop);
     if (family != FAMILY_PRODUCTS && family != FAMILY_EXPERTS) return 0;
     const Product p = product_of(id, args);
     const double multiprocessors = m->device->multiprocessors, depth = m->device->tile_depth;

@@ -119,7 +119,7 @@ double reached_by_attention(OpId id, KernelForm form, int64_t width)
 
 /* ASSUMED: not measured. Each multiply-add loads both operands from a cache, a fourth of a warp's lanes at a time, so
  * an eighth of the peak at most. One block on a multiprocessor is taken to hide half of what it waits for. */
-double reached_by_delta(void) { return .06; }
+double reached_by_scan(void) { return .06; }
 
 double reached_short_keys(OpId id, KernelForm form)
 {

@@ -8,10 +8,10 @@
 #include "cpu/scan.h"
 
 #define DELTA_NAME "the delta rule"
-#define DELTA_OF(a)                                                                                                    \
-    {                                                                                                                  \
-        .q = (a)->q, .k = (a)->k, .v = (a)->v, .g = (a)->g, .step = (a)->beta, .doc = (a)->doc, .first = (a)->first,   \
-        .window = DELTA_WINDOW                                                                                         \
+#define DELTA_OF(a)                                                                                                  \
+    {                                                                                                                \
+        .q = (a)->q, .k = (a)->k, .v = (a)->v, .g = (a)->g, .step = (a)->beta, .doc = (a)->doc, .first = (a)->first, \
+        .window = DELTA_WINDOW                                                                                       \
     }
 
 /* A value head of a run. */

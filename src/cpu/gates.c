@@ -393,9 +393,7 @@ Err CPU(gated_norm_bwd)(Stream *s, const gated_norm_bwd_args *a)
 {
     const int64_t rows = rows_both(a->dx, a->dy), leaf = a->leaf * a->w.dim[0];
     const int64_t room = s->dev->workspace_bytes / (int64_t)sizeof(float);
-    GatedGrad g = { .a = a,
-                    .w = grad_acc(a->dw, a->shift, a->headroom_bits),
-                    .scale = (float *)s->dev->workspace };
+    GatedGrad g = { .a = a, .w = grad_acc(a->dw, a->shift, a->headroom_bits), .scale = (float *)s->dev->workspace };
     TRY(gated_check(a->x, a->w));
     if (a->leaf < 1) return err_set(ERR_SHAPE, "gated_norm_bwd: leaves of %lld rows", (long long)a->leaf);
     const int64_t most = rows < room ? rows : room / leaf * leaf;

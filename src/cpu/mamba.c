@@ -183,8 +183,7 @@ static void load_head(const Scan *d, MambaHead *h, const ScanKeys *keys, Tensor 
     CPU(scan_decays)(d, h->decay, h->from, h->g, r->n);
     CPU(scan_read)(d, h->read, keys->qk, h->decay, r->n);
     CPU(scan_load)(h->x, d->width, d->v, r, head);
-    for (int64_t i = 0; i < r->n; i++)
-        scan_scale(h->write + i * d->width, h->x + i * d->width, h->step[i], d->width);
+    for (int64_t i = 0; i < r->n; i++) scan_scale(h->write + i * d->width, h->x + i * d->width, h->step[i], d->width);
     if (!r->begins) CPU(scan_load_state)(d, h->state, states, scan_state_row(d, r->b, window, head));
 }
 
@@ -243,8 +242,8 @@ Err CPU(mamba_fwd)(Stream *s, const mamba_fwd_args *a)
     Forward rows;
     TRY(CPU(scan_items)(s, MAMBA_NAME, d.B * d.V, states_layout(&states, &d, (float *)s->dev->workspace),
                         states_forward, &c));
-    return CPU(scan_items)(s, MAMBA_NAME, d.B * d.windows * d.K,
-                           forward_layout(&rows, &d, (float *)s->dev->workspace), rows_forward, &c);
+    return CPU(scan_items)(s, MAMBA_NAME, d.B * d.windows * d.K, forward_layout(&rows, &d, (float *)s->dev->workspace),
+                           rows_forward, &c);
 }
 
 /* ---- rows, backward ---- */
@@ -252,8 +251,8 @@ Err CPU(mamba_fwd)(Stream *s, const mamba_fwd_args *a)
 typedef struct {
     ScanKeys keys;
     MambaHead head;
-    float *both;             /* [i][j]: go write, then decay times its gradient */
-    float *dqk;              /* qk', of the group */
+    float *both;              /* [i][j]: go write, then decay times its gradient */
+    float *dqk;               /* qk', of the group */
     float *dq, *dk, *product; /* rows of keys */
     float *go, *dwrite, *across;
     float *turned, *dstate;
@@ -387,6 +386,6 @@ Err CPU(mamba_bwd)(Stream *s, const mamba_bwd_args *a)
     Backward rows;
     TRY(CPU(scan_items)(s, MAMBA_NAME, d.B * d.V, states_layout(&states, &d, (float *)s->dev->workspace),
                         states_backward, &c));
-    return CPU(scan_items)(s, MAMBA_NAME, d.B * d.windows * d.K,
-                           backward_layout(&rows, &d, (float *)s->dev->workspace), rows_backward, &c);
+    return CPU(scan_items)(s, MAMBA_NAME, d.B * d.windows * d.K, backward_layout(&rows, &d, (float *)s->dev->workspace),
+                           rows_backward, &c);
 }

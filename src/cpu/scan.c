@@ -152,8 +152,7 @@ void CPU(scan_pairs)(const Scan *d, float *c, const float *x, const float *acros
                      n - i < SCAN_ROWS ? n - i : SCAN_ROWS, i + SCAN_ROWS, d->E, false);
 }
 
-void CPU(scan_earlier)(const Scan *d, float *c, const float *square, const float *b, int64_t width, int64_t n,
-                       bool add)
+void CPU(scan_earlier)(const Scan *d, float *c, const float *square, const float *b, int64_t width, int64_t n, bool add)
 {
     for (int64_t i = 0; i < n; i += SCAN_ROWS) {
         const int64_t end = i + SCAN_ROWS < n ? i + SCAN_ROWS : n;

@@ -98,17 +98,9 @@ void CPU(scan_gates)(const Scan *d, float *dgate, const float *both, const float
 static inline void scan_product(float *c, int64_t ldc, const float *a, int64_t a_row, const float *b, int64_t ldb,
                                 int64_t m, int64_t n, int64_t k, bool add)
 {
-    const TileGemm g = { .m = m,
-                         .n = n,
-                         .k = k,
-                         .a = a,
-                         .a_row = a_row,
-                         .a_k = 1,
-                         .b = b,
-                         .ldb = ldb,
-                         .c = c,
-                         .ldc = ldc,
-                         .beta = add };
+    const TileGemm g = {
+        .m = m, .n = n, .k = k, .a = a, .a_row = a_row, .a_k = 1, .b = b, .ldb = ldb, .c = c, .ldc = ldc, .beta = add
+    };
     CPU(tile_gemm)(&g);
 }
 

@@ -18,7 +18,7 @@ static inline int64_t delta_room_cpu(int64_t D, int64_t E, int64_t group)
 static inline int64_t delta_room_cuda(int64_t D, int64_t E, int64_t group)
 {
     enum { SQUARES = 8, ROWS = 6 };
-    const int64_t window = DELTA_WINDOW * (SQUARES * DELTA_WINDOW + ROWS * (D + E) + 4);
+    const int64_t window = DELTA_WINDOW * (SQUARES * DELTA_WINDOW + ROWS * (D + E) + 5);
     return 4 * (window + (group + 1) * D * E);
 }
 
@@ -29,6 +29,12 @@ static inline int64_t mamba_room_cpu(int64_t N, int64_t P)
     const int64_t keys = (N + LANES - 1) / LANES * LANES, values = (P + LANES - 1) / LANES * LANES;
     const int64_t window = MAMBA_WINDOW * (SQUARES * MAMBA_WINDOW + KEYS * keys + ROWS * values);
     return 4 * (window + keys * values + 2 * N * values);
+}
+
+static inline int64_t mamba_room_cuda(int64_t N, int64_t P)
+{
+    enum { SQUARES = 5, KEYS = 5, ROWS = 4 };
+    return 4 * (MAMBA_WINDOW * (SQUARES * MAMBA_WINDOW + KEYS * N + ROWS * P + 5) + 2 * N * P);
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* The gated delta rule and what stands around it (cuda/delta_fwd.cu, delta_bwd.cu, delta_around.cu). */
 #include "pair_views.h"
 
-enum { VIEWS = 1, DOCS = 2, STATES = 4, FRESH = 8, BIAS = 16, WIDE = 32 };
+enum { VIEWS = 1, DOCS = 2, STATES = 4, FRESH = 8, BIAS = 16, WIDE = 32, GATE_FIRST = 64, THREE = 128 };
 
 typedef struct {
     DType T;
@@ -180,16 +180,19 @@ static void gated_case(RowShape p)
     const int32_t shift = 30, zero = 0;
     Matrix m[6]; /* y, x, z, dy, dx, dz */
     for (int i = 0; i < 6; i++) m[i] = matrix_groups(c, p.T, -2, 2, p.N, p.D, gap, gap ? i % 4 : 0, p.group);
-    const Pair w = pair_random(c, p.flags & WIDE ? F32 : p.T, 1, p.D), dw = pair_random(c, F32, 1, p.D);
+    const int64_t G = p.flags & THREE ? 3 : 1;
+    const int inside = p.flags & GATE_FIRST ? 1 : 0;
+    const Pair w = pair_random(c, p.flags & WIDE ? F32 : p.T, 1, G, p.D), dw = pair_random(c, F32, 1, G, p.D);
     const Pair shifts = pair_values(c, I32, &shift, 1), overflow = pair_values(c, I32, &zero, 1);
     char name[96];
     snprintf(name, sizeof name, "%s N %d E %d group %d flags %d", dtype_name(p.T), (int)p.N, (int)p.D, (int)p.group,
              p.flags);
-    BOTH(c, gated_norm_fwd, .y = AT(m[0].view), .x = AT(m[1].view), .z = AT(m[2].view), .w = AT(w), .eps = 1e-3f);
+    BOTH(c, gated_norm_fwd, .y = AT(m[0].view), .x = AT(m[1].view), .z = AT(m[2].view), .w = AT(w), .eps = 1e-3f,
+         .gate_first = inside);
     pair_check(c, m[0].all, case_tolerance(p.T), "y, %s", name);
     BOTH(c, gated_norm_bwd, .dx = AT(m[4].view), .dz = AT(m[5].view), .dw = AT(dw), .dy = AT(m[3].view),
          .x = AT(m[1].view), .z = AT(m[2].view), .w = AT(w), .shift = AT(shifts), .overflow = AT(overflow),
-         .eps = 1e-3f, .leaf = 1, .headroom_bits = 10, .fresh = p.flags & FRESH);
+         .eps = 1e-3f, .gate_first = inside, .leaf = 1, .headroom_bits = 10, .fresh = p.flags & FRESH);
     pair_check(c, m[4].all, case_tolerance(p.T), "dx, %s", name);
     pair_check(c, m[5].all, case_tolerance(p.T), "dz, %s", name);
     pair_check(c, dw, 1e-5, "dw, %s", name);
@@ -202,6 +205,8 @@ TEST(gated_norm)
     for (int i = 0; i < 3; i++) {
         gated_case((RowShape){ types[i], 36, 16, 4, FRESH });
         gated_case((RowShape){ types[i], 150, 70, 0, WIDE });
+        gated_case((RowShape){ types[i], 45, 40, 3, GATE_FIRST | THREE });
+        gated_case((RowShape){ types[i], 300, 16, 0, THREE | FRESH });
     }
     gated_case((RowShape){ F32, 1, 1, 0, 0 });
 }
