@@ -1,9 +1,9 @@
 /*
- * The gated delta rule beside its recurrence, a loop token by token in vectors of the compiler, and beside attention of
- * the same heads, in milliseconds. Calls take turns, and the shortest of each counts: a ratio means something even on a
- * machine that others use.
+ * The gated delta rule and Mamba-2 beside attention of the same width, and the rule beside its recurrence, a loop token
+ * by token in vectors of the compiler, in milliseconds. Calls take turns, and the shortest of each counts: a ratio means
+ * something even on a machine that others use.
  *
- *   bench_delta [SECONDS]     for each row; OMP_NUM_THREADS sets the threads
+ *   bench_scan [SECONDS]     for each row; OMP_NUM_THREADS sets the threads
  */
 #include <math.h>
 #include <stdio.h>
@@ -14,11 +14,14 @@
 #include "device/ops.h"
 
 enum { KEYS = 4, VALUES = 8, WIDTH = 128, STATE = WIDTH * WIDTH };
+/* Of Mamba-2: twice as many heads of half the width, whose states are as large. */
+enum { HEADS = 2 * VALUES, GROUPS = 2, HEAD = WIDTH / 2 };
 
 typedef struct {
     int64_t T;
     float *q, *k, *v, *go, *o, *g, *beta, *states, *dq, *dk, *dv, *dg, *dbeta; /* of the rule */
     float *aq, *ak, *ao, *lse, *delta;                                         /* of attention: VALUES heads */
+    float *step, *decay, *skip, *kept, *dkept, *dstep, *ddecay, *dskip;        /* of Mamba-2 */
     int64_t sample;
     Device dev;
 } Run;
@@ -79,45 +82,67 @@ static Err loop(Run *r)
     return ERR_OK;
 }
 
-#define HEADS(x, heads) tensor_of(r->x, F32, 1, r->T, heads, WIDTH)
+#define ROWS(x, heads) tensor_of(r->x, F32, 1, r->T, heads, WIDTH)
 #define GATES(x) tensor_of(r->x, F32, 1, r->T, VALUES)
 
 static Err rule_forward(Run *r)
 {
     const int64_t windows = (r->T + DELTA_WINDOW - 1) / DELTA_WINDOW;
-    return op(&r->dev.stream, delta_fwd, .o = HEADS(o, VALUES),
-              .states = tensor_of(r->states, F32, windows * VALUES, WIDTH, WIDTH), .q = HEADS(q, KEYS),
-              .k = HEADS(k, KEYS), .v = HEADS(v, VALUES), .g = GATES(g), .beta = GATES(beta));
+    return op(&r->dev.stream, delta_fwd, .o = ROWS(o, VALUES),
+              .states = tensor_of(r->states, F32, windows * VALUES, WIDTH, WIDTH), .q = ROWS(q, KEYS),
+              .k = ROWS(k, KEYS), .v = ROWS(v, VALUES), .g = GATES(g), .beta = GATES(beta));
 }
 
 static Err rule_backward(Run *r)
 {
     const int64_t windows = (r->T + DELTA_WINDOW - 1) / DELTA_WINDOW;
-    return op(&r->dev.stream, delta_bwd, .dq = HEADS(dq, KEYS), .dk = HEADS(dk, KEYS), .dv = HEADS(dv, VALUES),
-              .dg = GATES(dg), .dbeta = GATES(dbeta), .go = HEADS(go, VALUES), .q = HEADS(q, KEYS), .k = HEADS(k, KEYS),
-              .v = HEADS(v, VALUES), .g = GATES(g), .beta = GATES(beta),
+    return op(&r->dev.stream, delta_bwd, .dq = ROWS(dq, KEYS), .dk = ROWS(dk, KEYS), .dv = ROWS(dv, VALUES),
+              .dg = GATES(dg), .dbeta = GATES(dbeta), .go = ROWS(go, VALUES), .q = ROWS(q, KEYS), .k = ROWS(k, KEYS),
+              .v = ROWS(v, VALUES), .g = GATES(g), .beta = GATES(beta),
               .states = tensor_of(r->states, F32, windows * VALUES, WIDTH, WIDTH));
+}
+
+#define MAMBA_ROWS(x) tensor_of(r->x, F32, 1, r->T, HEADS, HEAD)
+#define MAMBA_KEYS(x) tensor_of(r->x, F32, 1, r->T, GROUPS, WIDTH)
+#define MAMBA_GATES(x) tensor_of(r->x, F32, 1, r->T, HEADS)
+#define MAMBA_STATES(x) tensor_of(r->x, F32, r->T / MAMBA_WINDOW * HEADS, WIDTH, HEAD)
+
+static Err mamba_forward(Run *r)
+{
+    return op(&r->dev.stream, mamba_fwd, .o = MAMBA_ROWS(o), .states = MAMBA_STATES(kept), .x = MAMBA_ROWS(v),
+              .k = MAMBA_KEYS(k), .q = MAMBA_KEYS(q), .delta = MAMBA_GATES(step), .g = MAMBA_GATES(decay),
+              .skip = tensor_of(r->skip, F32, HEADS));
+}
+
+static Err mamba_backward(Run *r)
+{
+    return op(&r->dev.stream, mamba_bwd, .dx = MAMBA_ROWS(dv), .dk = MAMBA_KEYS(dk), .dq = MAMBA_KEYS(dq),
+              .ddelta = MAMBA_GATES(dstep), .dg = MAMBA_GATES(ddecay), .dskip = MAMBA_GATES(dskip),
+              .dstates = MAMBA_STATES(dkept), .go = MAMBA_ROWS(go), .x = MAMBA_ROWS(v), .k = MAMBA_KEYS(k),
+              .q = MAMBA_KEYS(q), .delta = MAMBA_GATES(step), .g = MAMBA_GATES(decay),
+              .skip = tensor_of(r->skip, F32, HEADS), .states = MAMBA_STATES(kept));
 }
 
 static Err attention_forward(Run *r)
 {
-    return op(&r->dev.stream, attention_fwd, .o = HEADS(ao, VALUES), .lse = GATES(lse), .q = HEADS(aq, VALUES),
-              .k = HEADS(ak, KEYS), .v = HEADS(k, KEYS), .sample = tensor_of(&r->sample, I64, 1),
+    return op(&r->dev.stream, attention_fwd, .o = ROWS(ao, VALUES), .lse = GATES(lse), .q = ROWS(aq, VALUES),
+              .k = ROWS(ak, KEYS), .v = ROWS(k, KEYS), .sample = tensor_of(&r->sample, I64, 1),
               .q_span = spans_whole(r->T), .k_span = spans_whole(r->T), .scale = 0.1f, .block = 64,
               .dropout = { 0, 0, 1 });
 }
 
 static Err attention_backward(Run *r)
 {
-    return op(&r->dev.stream, attention_bwd, .dq = HEADS(dv, VALUES), .dk = HEADS(dq, KEYS), .dv = HEADS(dk, KEYS),
-              .go = HEADS(go, VALUES), .q = HEADS(aq, VALUES), .k = HEADS(ak, KEYS), .v = HEADS(k, KEYS),
-              .o = HEADS(ao, VALUES), .lse = GATES(lse), .delta = GATES(delta), .sample = tensor_of(&r->sample, I64, 1),
+    return op(&r->dev.stream, attention_bwd, .dq = ROWS(dv, VALUES), .dk = ROWS(dq, KEYS), .dv = ROWS(dk, KEYS),
+              .go = ROWS(go, VALUES), .q = ROWS(aq, VALUES), .k = ROWS(ak, KEYS), .v = ROWS(k, KEYS),
+              .o = ROWS(ao, VALUES), .lse = GATES(lse), .delta = GATES(delta), .sample = tensor_of(&r->sample, I64, 1),
               .q_span = spans_whole(r->T), .k_span = spans_whole(r->T), .scale = 0.1f, .block = 64,
               .dropout = { 0, 0, 1 }, .chunk = VALUES / KEYS, .leaf = 128, .positions = r->T);
 }
 
-static Err (*const calls[])(Run *) = { loop, rule_forward, rule_backward, attention_forward, attention_backward };
-enum { CALLS = sizeof calls / sizeof *calls };
+enum { LOOP, RULE, RULE_BACK, MAMBA, MAMBA_BACK, ATTENTION, ATTENTION_BACK, CALLS };
+static Err (*const calls[CALLS])(Run *) = { loop,           rule_forward,      rule_backward,     mamba_forward,
+                                            mamba_backward, attention_forward, attention_backward };
 
 static void run_open(Run *r, int64_t T)
 {
@@ -133,6 +158,10 @@ static void run_open(Run *r, int64_t T)
     r->ak = numbers(T * KEYS * WIDTH, -1, 1);
     r->o = numbers(T * VALUES * WIDTH, 0, 1), r->ao = numbers(T * VALUES * WIDTH, 0, 1);
     r->dv = numbers(T * VALUES * WIDTH, 0, 1);
+    r->step = numbers(T * HEADS, 0, .1f), r->decay = numbers(T * HEADS, -.1f, 0), r->skip = numbers(HEADS, 0, 1);
+    r->kept = numbers(T / MAMBA_WINDOW * HEADS * WIDTH * HEAD, 0, 1);
+    r->dkept = numbers(T / MAMBA_WINDOW * HEADS * WIDTH * HEAD, 0, 1);
+    r->dstep = numbers(T * HEADS, 0, 1), r->ddecay = numbers(T * HEADS, 0, 1), r->dskip = numbers(T * HEADS, 0, 1);
 }
 
 static bool run_row(Run *r, double seconds)
@@ -143,15 +172,18 @@ static bool run_row(Run *r, double seconds)
         for (int i = 0; i < CALLS; i++) {
             const double begin = now();
             if (calls[i](r)) {
-                fprintf(stderr, "bench_delta: %s\n", err_message());
+                fprintf(stderr, "bench_scan: %s\n", err_message());
                 return false;
             }
             best[i] = fmin(best[i], now() - begin);
         }
     const double token = (double)r->T * VALUES * STATE;
-    printf("%6lld %8.1f %8.1f %8.1f %8.1f %8.1f   %5.2f %5.2f %5.2f %5.2f   %6.1f %6.1f\n", (long long)r->T,
-           best[0] * 1e3, best[1] * 1e3, best[2] * 1e3, best[3] * 1e3, best[4] * 1e3, best[0] / best[1],
-           best[2] / best[1], best[3] / best[1], best[4] / best[2], 8e-9 * token / best[1], 16e-9 * token / best[2]);
+    printf("%6lld", (long long)r->T);
+    for (int i = 0; i < CALLS; i++) printf(" %8.1f", best[i] * 1e3);
+    printf("   %5.2f %5.2f %5.2f %5.2f %5.2f   %6.1f %6.1f %6.1f %6.1f\n", best[LOOP] / best[RULE],
+           best[ATTENTION] / best[RULE], best[ATTENTION_BACK] / best[RULE_BACK], best[ATTENTION] / best[MAMBA],
+           best[ATTENTION_BACK] / best[MAMBA_BACK], 8e-9 * token / best[RULE], 16e-9 * token / best[RULE_BACK],
+           6e-9 * token / best[MAMBA], 12e-9 * token / best[MAMBA_BACK]);
     return true;
 }
 
@@ -159,8 +191,8 @@ int main(int argc, char **argv)
 {
     static const int64_t lengths[] = { 1024, 4096 };
     const double seconds = argc > 1 ? atof(argv[1]) : 4;
-    printf("     T  loop ms   fwd ms   bwd ms att. fwd att. bwd   loop/fwd bwd/fwd att./fwd att./bwd"
-           "   GFLOP/s fwd, bwd\n");
+    printf("     T  loop ms rule fwd rule bwd mamb fwd mamb bwd att. fwd att. bwd   loop/ att./rule   att./mamba "
+           "   GFLOP/s rule, mamba\n");
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         Run r = { 0 };
         if (device_open(&r.dev, (DeviceChoice){ .threads = 0 })) return 1;
