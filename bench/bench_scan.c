@@ -1,7 +1,7 @@
 /*
- * The gated delta rule and Mamba-2 beside attention of the same width, and the rule beside its recurrence, a loop token
- * by token in vectors of the compiler, in milliseconds. Calls take turns, and the shortest of each counts: a ratio means
- * something even on a machine that others use.
+ * The gated delta rule and Mamba-2 beside attention of the same width, in milliseconds; and the rule beside its
+ * recurrence, a loop token by token in vectors of the compiler. Calls take turns, and the shortest of each counts: a
+ * ratio means something even on a machine that others use.
  *
  *   bench_scan [SECONDS]     for each row; OMP_NUM_THREADS sets the threads
  */

@@ -404,7 +404,10 @@ template <class T> struct MambaGates {
     int64_t H;
     float low;
     /* The sum in front of softplus. */
-    __device__ __forceinline__ float raw(int64_t n, int64_t h) const { return to_float(dt.at(n)[h]) + dt_bias.at(0, h); }
+    __device__ __forceinline__ float raw(int64_t n, int64_t h) const
+    {
+        return to_float(dt.at(n)[h]) + dt_bias.at(0, h);
+    }
 };
 
 template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) mamba_gates_fwd_kernel(MambaGates<T> k)

@@ -1,7 +1,7 @@
 /*
- * Shared parts of the kernels of recurrences (delta_fwd.cu, delta_bwd.cu, mamba.cu): the algorithm of src/cpu/scan.h and
- * docs/determinism.md, with the same names. A block of SCAN_THREADS works on matrices of a run, which lie in its part of
- * the workspace and stay in L2; a thread has elements of a product, each a chain in the CPU's order.
+ * Shared parts of the kernels of recurrences (delta_fwd.cu, delta_bwd.cu, mamba.cu): the algorithm of src/cpu/scan.h
+ * and docs/determinism.md, with the same names. A block of SCAN_THREADS works on matrices of a run, which lie in its
+ * part of the workspace and stay in L2; a thread has elements of a product, each a chain in the CPU's order.
  *
  * This form is plain: no tensor cores. Speed is still to come.
  */

@@ -1,4 +1,4 @@
-/* Layers against the numbers of another program (../shared/fixtures/kinds): arrays of JSON, and linear layers as loops. */
+/* Layers against the numbers of another program (../shared/fixtures/kinds): arrays of JSON, linear layers as loops. */
 #ifndef MEGATRAIN_TEST_GOLDEN_LAYER_H
 #define MEGATRAIN_TEST_GOLDEN_LAYER_H
 

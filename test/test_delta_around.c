@@ -305,7 +305,8 @@ static void case_gated(Env *e, const Shape *p)
             const double wi = (double)env_f(w, n % G)[i], h = gated_v(p, xi, u) * row.r;
             const double dv = row.r * (gated_dh(p, d, wi, u) - h * row.mean), scale = 20 * row.r;
             CLOSE(env_f(y, n)[i], wi * h * (inside ? 1 : silu64(u)), 10, "y %d %d", (int)n, (int)i);
-            CLOSE(env_f(dx, n)[i], inside ? dv * silu64(u) : dv, inside ? 10 * scale : scale, "dx %d %d", (int)n, (int)i);
+            CLOSE(env_f(dx, n)[i], inside ? dv * silu64(u) : dv, inside ? 10 * scale : scale, "dx %d %d", (int)n,
+                  (int)i);
             CLOSE(env_f(dz, n)[i], (inside ? dv * xi : d * wi * h) * silu_slope64(u), inside ? 2 * scale : 3,
                   "dz %d %d", (int)n, (int)i);
             sum[n % G][i] += d * h * (inside ? 1 : silu64(u));
@@ -358,8 +359,9 @@ static void narrow_run(Narrow *t, int wide, Stream *s)
     OK(op(s, unit_fwd, .y = OUT(4), .x = x, .factor = 0.5f, .eps = 1e-6f));
     OK(op(s, unit_bwd, .dx = OUT(5), .dy = y, .x = x, .factor = 0.5f, .eps = 1e-6f));
     OK(op(s, gated_norm_fwd, .y = OUT(6), .x = x, .z = z, .w = narrow_at(t, wide, 3, 1, D), .eps = 1e-6f));
-    OK(op(s, gated_norm_bwd, .dx = OUT(7), .dz = OUT(8), .dw = tensor_of(t->sums[0], I64, 1, D), .dy = y, .x = x, .z = z,
-          .w = narrow_at(t, wide, 3, 1, D), .shift = at, .overflow = flag, .eps = 1e-6f, .leaf = 4, .headroom_bits = 10));
+    OK(op(s, gated_norm_bwd, .dx = OUT(7), .dz = OUT(8), .dw = tensor_of(t->sums[0], I64, 1, D), .dy = y, .x = x,
+          .z = z, .w = narrow_at(t, wide, 3, 1, D), .shift = at, .overflow = flag, .eps = 1e-6f, .leaf = 4,
+          .headroom_bits = 10));
     OK(op(s, delta_gates_fwd, .beta = f, .g = g, .b = x, .a = y, .a_log = narrow_flat(t, wide, 3),
           .dt_bias = narrow_flat(t, wide, 2), .top = 1));
     OK(op(s, delta_gates_bwd, .db = OUT(9), .da = OUT(10), .da_log = tensor_of(t->sums[0], I64, D),

@@ -402,8 +402,8 @@ TEST(documents_apart)
     device_close(&dev);
 }
 
-/* Without steps a state only fades; a row whose gate forgets all leaves nothing but its own write. Nothing of it makes a NaN,
- * but a NaN stays. */
+/* Without steps a state only fades; a row whose gate forgets all leaves nothing but its own write. Nothing of it makes
+ * a NaN, but a NaN stays. */
 TEST(edges)
 {
     static Whole w;

@@ -21,8 +21,8 @@
  * Mapping  two passes each way: states, an item = a head of a sample, windows in order; then rows, an item = a window
  *          of a group of a sample, with its heads, which share products of q and k. A model with one group has as many
  *          items as windows.
- * Work     2 n D E + n n E / 2 multiplications a run and head forward, and n n D / 2 a run and group; backward 4 n D E +
- *          n n E and 1.5 n n D.
+ * Work     2 n D E + n n E / 2 multiplications a run and head forward, and n n D / 2 a run and group; backward
+ *          4 n D E + n n E and 1.5 n n D.
  * Traffic  x, o and the states of windows twice; k and q once a head and once a group.
  * Source   Dao, Gu 2024 (Transformers are SSMs), section 6.
  */

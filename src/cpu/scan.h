@@ -27,7 +27,8 @@ typedef struct {
     int64_t windows, key_width, width;
 } Scan;
 
-/* Checks what the shape check cannot and fills the rest. ERR_SHAPE, which begins with `name`. `states` may be absent. */
+/* Checks what the shape check cannot and fills the rest. ERR_SHAPE, which begins with `name`. `states` may be
+ * absent. */
 Err CPU(scan_open)(Scan *d, const char *name, Tensor states);
 
 /* Rows from `row` on, one document's, of sample b. */
