@@ -56,7 +56,6 @@ while IFS='|' read -r name first second third; do
     rm -rf moved
 done <<'EOT'
 norms | 4 parallel.pp=2 parallel.zero=3  | 2 parallel.zero=3             | 2 parallel.pp=2 parallel.vpp=1
-norms | 2 parallel.zero=3                | 2 parallel.tp=2               | 4 parallel.zero=1 train.micro_batch=2
 words | 2 parallel.tp=2                  | 1                             | 4 parallel.tp=4 parallel.sp=false
 aux   | 2 parallel.ep=2 parallel.zero=2  | 1                             | 4 parallel.tp=2 parallel.ep=4
 gated | 4 parallel.zero=3                | 2 parallel.tp=2 parallel.zero=1 | 4 parallel.pp=2 parallel.zero=2

@@ -14,17 +14,8 @@ run() { # DIR COUNT WORDS...
 
 run whole 1
 check "one rank: $(tail -1 whole.err)" [ "$(losses whole | wc -l)" -eq 6 ]
-n=0
-while read -r count words; do
-    n=$((n + 1))
-    # shellcheck disable=SC2086  # words
-    run r$n "$count" $words
-    check "$count ranks, $words: $(grep -m1 error r$n.err)" same_run r$n whole 6
-done <<'EOL'
-2 parallel.cp=2 parallel.cp_comm=ring debug.comm_check=true debug.comm_delay_ms=2
-4 parallel.cp=2 parallel.tp=2 parallel.sp=false parallel.cp_comm=hierarchical parallel.cp_heads=2 parallel.zero=1 parallel.overlap_grad=true
-4 parallel.cp=2 parallel.pp=2 parallel.slices=2 parallel.cp_comm=ring,a2a debug.comm_check=true
-EOL
+run four 4 parallel.cp=2 parallel.pp=2 parallel.slices=2 parallel.cp_comm=ring,a2a debug.comm_check=true debug.comm_delay_ms=2
+check "four ranks, a block's keys in a ring, another's by heads: $(grep -m1 error four.err)" same_run four whole 6
 
 run moved 1 train.stop_at=3
 cp -r moved back
