@@ -107,15 +107,33 @@ Err CPU(scale)(Stream *s, const scale_args *a)
 
 /* ---- activations ---- */
 
+/* y = value(x) for rows [first, end). */
+VEC_FN void value_rows(Tensor y, Tensor x, int64_t first, int64_t end, vf (*value)(vf))
+{
+    const int64_t F = x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *from = row_f32(x, n);
+        float *to = row_f32(y, n);
+        for (int64_t i = 0; i < F; i += VEC) row_store(to + i, value(row_load(from + i, F - i)), F - i);
+    }
+}
+
+/* dx = dy slope(x) for rows [first, end). */
+VEC_FN void slope_rows(Tensor dx, Tensor dy, Tensor x, int64_t first, int64_t end, vf (*slope)(vf))
+{
+    const int64_t F = x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *at = row_f32(x, n), *from = row_f32(dy, n);
+        float *to = row_f32(dx, n);
+        for (int64_t i = 0; i < F; i += VEC)
+            row_store(to + i, vf_mul(row_load(from + i, F - i), slope(row_load(at + i, F - i))), F - i);
+    }
+}
+
 static void gelu_fwd_part(const void *args, int64_t first, int64_t end)
 {
     const gelu_fwd_args *a = args;
-    int64_t F = a->x.dim[1];
-    for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->x, n);
-        float *y = row_f32(a->y, n);
-        for (int64_t i = 0; i < F; i += VEC) row_store(y + i, gelu(row_load(x + i, F - i)), F - i);
-    }
+    value_rows(a->y, a->x, first, end, gelu);
 }
 
 Err CPU(gelu_fwd)(Stream *s, const gelu_fwd_args *a)
@@ -127,15 +145,7 @@ Err CPU(gelu_fwd)(Stream *s, const gelu_fwd_args *a)
 static void gelu_bwd_part(const void *args, int64_t first, int64_t end)
 {
     const gelu_bwd_args *a = args;
-    int64_t F = a->x.dim[1];
-    for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->x, n), *dy = row_f32(a->dy, n);
-        float *dx = row_f32(a->dx, n);
-        for (int64_t i = 0; i < F; i += VEC) {
-            vf slope = gelu_slope(row_load(x + i, F - i));
-            row_store(dx + i, vf_mul(row_load(dy + i, F - i), slope), F - i);
-        }
-    }
+    slope_rows(a->dx, a->dy, a->x, first, end, gelu_slope);
 }
 
 Err CPU(gelu_bwd)(Stream *s, const gelu_bwd_args *a)
@@ -147,12 +157,7 @@ Err CPU(gelu_bwd)(Stream *s, const gelu_bwd_args *a)
 static void gelu_erf_fwd_part(const void *args, int64_t first, int64_t end)
 {
     const gelu_erf_fwd_args *a = args;
-    const int64_t F = a->x.dim[1];
-    for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->x, n);
-        float *y = row_f32(a->y, n);
-        for (int64_t i = 0; i < F; i += VEC) row_store(y + i, gelu_erf(row_load(x + i, F - i)), F - i);
-    }
+    value_rows(a->y, a->x, first, end, gelu_erf);
 }
 
 Err CPU(gelu_erf_fwd)(Stream *s, const gelu_erf_fwd_args *a)
@@ -164,13 +169,7 @@ Err CPU(gelu_erf_fwd)(Stream *s, const gelu_erf_fwd_args *a)
 static void gelu_erf_bwd_part(const void *args, int64_t first, int64_t end)
 {
     const gelu_erf_bwd_args *a = args;
-    const int64_t F = a->x.dim[1];
-    for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->x, n), *dy = row_f32(a->dy, n);
-        float *dx = row_f32(a->dx, n);
-        for (int64_t i = 0; i < F; i += VEC)
-            row_store(dx + i, vf_mul(row_load(dy + i, F - i), gelu_erf_slope(row_load(x + i, F - i))), F - i);
-    }
+    slope_rows(a->dx, a->dy, a->x, first, end, gelu_erf_slope);
 }
 
 Err CPU(gelu_erf_bwd)(Stream *s, const gelu_erf_bwd_args *a)
@@ -182,18 +181,18 @@ Err CPU(gelu_erf_bwd)(Stream *s, const gelu_erf_bwd_args *a)
 /* max(x, 0); NaN stays. */
 VEC_FN vf relu(vf x) { return vf_max(vf_zero(), x); }
 
+VEC_FN vf relu2(vf x)
+{
+    const vf r = relu(x);
+    return vf_mul(r, r);
+}
+
+VEC_FN vf relu2_slope(vf x) { return vf_mul(vf_set1(2.0f), relu(x)); }
+
 static void relu2_fwd_part(const void *args, int64_t first, int64_t end)
 {
     const relu2_fwd_args *a = args;
-    const int64_t F = a->x.dim[1];
-    for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->x, n);
-        float *y = row_f32(a->y, n);
-        for (int64_t i = 0; i < F; i += VEC) {
-            const vf r = relu(row_load(x + i, F - i));
-            row_store(y + i, vf_mul(r, r), F - i);
-        }
-    }
+    value_rows(a->y, a->x, first, end, relu2);
 }
 
 Err CPU(relu2_fwd)(Stream *s, const relu2_fwd_args *a)
@@ -205,15 +204,7 @@ Err CPU(relu2_fwd)(Stream *s, const relu2_fwd_args *a)
 static void relu2_bwd_part(const void *args, int64_t first, int64_t end)
 {
     const relu2_bwd_args *a = args;
-    const int64_t F = a->x.dim[1];
-    for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->x, n), *dy = row_f32(a->dy, n);
-        float *dx = row_f32(a->dx, n);
-        for (int64_t i = 0; i < F; i += VEC) {
-            const vf slope = vf_mul(vf_set1(2.0f), relu(row_load(x + i, F - i)));
-            row_store(dx + i, vf_mul(row_load(dy + i, F - i), slope), F - i);
-        }
-    }
+    slope_rows(a->dx, a->dy, a->x, first, end, relu2_slope);
 }
 
 Err CPU(relu2_bwd)(Stream *s, const relu2_bwd_args *a)
