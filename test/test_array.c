@@ -94,7 +94,9 @@ static TrainSpec model_of(int kind)
     case 13: s = tiny_delta(tiny_llama()); break;
     case 14: s = tiny_delta(tiny_mixture(TINY_QWEN3, 3)), s.model.delta.negative = true; break;
     case 15: s = tiny_singles(tiny_gpt2(), 4); break;
-    default: s = tiny_further(tiny_nemotron(5), 1); break;
+    case 16: s = tiny_further(tiny_nemotron(5), 1); break;
+    case 17: s = tiny_mamba(tiny_llama()); break;
+    default: s = tiny_mamba(tiny_mixture(TINY_QWEN3, 3)), s.model.mamba.conv_bias = false, s.model.mamba.least = .01f;
     }
     s.update.bucket_bytes = BUCKET_BYTES;
     s.update.clip = .1f; /* (every gradient's norm counts) */
@@ -131,6 +133,7 @@ static void choose_precision(TrainSpec *s, int v)
     s->model.hidden *= times, s->model.ffn *= times;
     if (!s->model.latent.width.kv_rank) s->model.head_dim *= times;
     s->model.delta.key *= times, s->model.delta.value *= times;
+    s->model.mamba.head *= times, s->model.mamba.state *= times;
     s->model.fp8 = fp8_between(recipe, s->model.layers, 0);
     s->update.lr.lr = 3e-3;
 }
@@ -182,7 +185,7 @@ static void choose_way(TinyRun *r, int v)
     r->spec.model.context = layer_pattern_all(v < 4 ? v : CONTEXT_ALLGATHER);
     if (v == 4) r->spec.model.context = (LayerPattern){ 2, { CONTEXT_ALLGATHER, CONTEXT_RING }, { 1, 1 } };
     if (v == CONTEXT_HIERARCHICAL) r->grid.cp_heads = 2;
-    if (r->spec.model.delta.key_heads) /* (these blocks have one way) */
+    if (r->spec.model.delta.key_heads || r->spec.model.mamba.heads) /* (these blocks have one way) */
         r->spec.model.context =
             (LayerPattern){ 2, { CONTEXT_A2A, v < 4 ? v : CONTEXT_RING }, { 1, 1 } };
 }
@@ -480,7 +483,7 @@ static bool best_model(int kind, uint64_t *seed, Draw *best)
 
 /* ---- the array ---- */
 
-enum { KINDS = 17, MODELS_MOST = 40, LAYOUTS_MOST = 6 };
+enum { KINDS = 19, MODELS_MOST = 40, LAYOUTS_MOST = 6 };
 
 typedef struct {
     Draw model, layout[LAYOUTS_MOST];
@@ -696,6 +699,8 @@ TEST(delta) { run_kind(13); }
 TEST(delta_experts) { run_kind(14); }
 TEST(singles) { run_kind(15); }
 TEST(singles_experts) { run_kind(16); }
+TEST(mamba2) { run_kind(17); }
+TEST(mamba2_experts) { run_kind(18); }
 
 /* An argument with '=' is a draw. */
 int main(int argc, char **argv)

@@ -462,7 +462,7 @@ static const Rule rules[] = {
       "each rank of tp norms some rows: tp must not be above seq / (cp x slices)", 64 },
     { "model.embed_scale=8", ROPE "model.embed_scale=8", "embeddings are scaled before positions are added", 1 },
     { "model.final_softcap=1e-4", "model.final_softcap=1e-3", "must be 0 (no cap), or 0.001 and more", 1 },
-    { "model.mixer=delta,mamba", "model.mixer=delta,attention", "must be attention, delta or none, or a list of", 1 },
+    { "model.mixer=delta,mamba", "model.mixer=delta,mamba2", "must be attention, delta, mamba2 or none, or a list", 1 },
     { "model.mixer=none", "model.mixer=none,attention", "no token would see those before it", 1 },
     { "model.mixer=attention,none model.ffn_layers=1,0", "model.mixer=attention,none model.ffn_layers=0,1",
       "block 1 would have neither a mixer nor a feed-forward layer", 1 },
@@ -502,6 +502,33 @@ static const Rule rules[] = {
       "ranks of cp exchange positions for heads: tp x cp must divide delta_key_heads", 4 },
     { "model.position=rope model.mixer=delta", "model.position=rope model.mixer=attention,delta",
       "no block has attention, which alone", 1 },
+    { "model.mamba_heads=4", "model.mamba_heads=4 model.mixer=mamba2", "only mixer = mamba2 reads it", 1 },
+    { "model.mixer=mamba2 model.mamba_heads=12 run.device=cuda",
+      "model.mixer=mamba2 model.mamba_heads=16 run.device=cuda",
+      "mamba_heads / tp must be a multiple of 8 in 16 bits", 1 },
+    { "model.mamba_head_dim=32", "model.mamba_head_dim=32 model.mixer=mamba2", "only mixer = mamba2 reads it", 1 },
+    { "model.mixer=mamba2 model.mamba_heads=16 model.mamba_head_dim=20 run.device=cuda",
+      "model.mixer=mamba2 model.mamba_heads=16 model.mamba_head_dim=24 run.device=cuda",
+      "on GPUs the widths of its heads must be multiples of 8", 1 },
+    { "model.mamba_groups=2", "model.mamba_groups=2 model.mixer=mamba2", "only mixer = mamba2 reads it", 1 },
+    { "model.mixer=mamba2 model.mamba_groups=5", "model.mixer=mamba2 model.mamba_groups=6",
+      "mamba_groups must divide mamba_heads", 1 },
+    { "model.mamba_state=32", "model.mamba_state=32 model.mixer=mamba2", "only mixer = mamba2 reads it", 1 },
+    { "model.mixer=mamba2 model.mamba_heads=16 model.mamba_state=20 run.device=cuda",
+      "model.mixer=mamba2 model.mamba_heads=16 model.mamba_state=24 run.device=cuda",
+      "on GPUs the widths of its keys must be multiples of 8", 1 },
+    { "model.mamba_conv=3", "model.mamba_conv=3 model.mixer=mamba2", "only mixer = mamba2 reads it", 1 },
+    { "model.mamba_conv_bias=false", "model.mamba_conv_bias=false model.mixer=mamba2", "only mixer = mamba2 reads it",
+      1 },
+    { "model.mamba_dt_min=0.001", "model.mamba_dt_min=0.001 model.mixer=mamba2", "only mixer = mamba2 reads it", 1 },
+    { "model.mixer=mamba2 model.mamba_groups=6 parallel.tp_blocks=4",
+      "model.mixer=mamba2 model.mamba_groups=4 parallel.tp_blocks=4",
+      "with mixer = mamba2 tp_blocks must divide mamba_groups", 1 },
+    { "model.mixer=mamba2 model.mamba_groups=3 parallel.tp=2",
+      "model.mixer=mamba2 model.mamba_groups=6 parallel.tp=2", "tp must divide mamba_groups", 2 },
+    { "model.mixer=mamba2 model.mamba_groups=6 parallel.cp=4 parallel.cp_comm=a2a model.seq=1024",
+      "model.mixer=mamba2 model.mamba_groups=4 parallel.cp=4 parallel.cp_comm=a2a model.seq=1024",
+      "ranks of cp exchange positions for heads: tp x cp must divide mamba_groups", 4 },
     { "model.mixer=delta model.rope_base=500",
       "model.mixer=attention,delta model.rope_base=500", "no block has attention", 1 },
     { "model.mixer=delta model.rope_layers=1,0",
@@ -1067,7 +1094,8 @@ TEST(a_list_of_kinds_that_is_none_is_one_mistake)
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         snprintf(words, sizeof words, "model.mixer=%s %s", lists[i], keys);
         const char *got = complaint(NULL, words, 1);
-        CHECK_MSG(count_lines(got) == 1 && strstr(got, "must be attention, delta or none"), "%s: %s", words, got);
+        CHECK_MSG(count_lines(got) == 1 && strstr(got, "must be attention, delta, mamba2 or none"), "%s: %s", words,
+                  got);
     }
 }
 

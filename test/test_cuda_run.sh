@@ -75,6 +75,7 @@ else
 fi
 attention latent "latent attention, its gate and biases"
 attention hybrid "Gated DeltaNet"
+attention mamba "Mamba-2"
 says() { "$mt" generate --run "latent-$1" --prompt Line --tokens 8 --temperature 0 2>/dev/null; }
 says cuda >said.txt
 check "latent attention: the GPU says what the CPU does: '$(cat said.txt)'" diff said.txt <(says cpu)

@@ -96,6 +96,13 @@ model.delta_key_dim        | 16           | loss | model.mixer=delta
 model.delta_value_dim      | 16           | loss | model.mixer=delta
 model.delta_conv           | 3            | loss | model.mixer=delta
 model.delta_negative       | true         | loss | model.mixer=delta
+model.mamba_heads          | 2            | loss | model.mixer=mamba2
+model.mamba_head_dim       | 16           | loss | model.mixer=mamba2
+model.mamba_groups         | 2            | loss | model.mixer=mamba2
+model.mamba_state          | 16           | loss | model.mixer=mamba2
+model.mamba_conv           | 3            | loss | model.mixer=mamba2
+model.mamba_conv_bias      | false        | loss | model.mixer=mamba2
+model.mamba_dt_min         | 0.5          | loss | model.mixer=mamba2
 model.window               | 4,0          | loss | model.layers=2
 model.mtp_layers           | 1            | loss | model.position=none
 model.mtp_weight           | 0.5          | loss | model.position=none model.mtp_layers=1

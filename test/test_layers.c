@@ -496,6 +496,24 @@ TEST(delta) { check_delta((DeltaSpec){ 2, 2, 16, 12, 4, false }, false); }
 TEST(delta_groups) { check_delta((DeltaSpec){ 2, 6, 15, 7, 3, true }, false); }
 TEST(delta_recomputed) { check_delta((DeltaSpec){ 2, 4, 8, 3, 2, false }, true); }
 
+static void check_mamba(MambaSpec mamba, bool again)
+{
+    Rig r;
+    rig_open(&r);
+    r.spec = (ModelSpec){ .layers = 1,
+                          .hidden = HIDDEN,
+                          .mamba = mamba,
+                          .tp_blocks = 2,
+                          .norm_eps = 1e-3f,
+                          .mixer = layer_pattern_all(MIXER_MAMBA2),
+                          .recompute = layer_pattern_all(again ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE) };
+    check_kind(&r, model_mixer(&r.spec, 0), "mamba", 0);
+}
+
+TEST(mamba) { check_mamba((MambaSpec){ 2, 2, 9, 30, 4, true, 0 }, false); }
+TEST(mamba_groups) { check_mamba((MambaSpec){ 6, 2, 5, 33, 3, false, 0 }, false); }
+TEST(mamba_recomputed) { check_mamba((MambaSpec){ 4, 2, 3, 40, 2, true, 1e-3f }, true); }
+
 static void check_mlp(Activation activation, bool bias, bool recompute)
 {
     Rig r;

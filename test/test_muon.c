@@ -396,6 +396,7 @@ typedef enum {
     FURTHER,
     DELTA,
     DELTA_WHOLE,
+    MAMBA,
     LION,
     SGD,
     MODELS
@@ -417,6 +418,7 @@ static TrainSpec spec_of(Model kind)
     case FURTHER: s = tiny_further(tiny_llama(), 1), m.momentum = .9f; break;
     case DELTA: s = tiny_delta(tiny_llama()), m.split = MUON_SPLIT_HEAD; break;
     case DELTA_WHOLE: s = tiny_delta(tiny_llama()), m.split = MUON_SPLIT_NONE; break;
+    case MAMBA: s = tiny_mamba(tiny_llama()), m.split = MUON_SPLIT_HEAD; break;
     case LION: s = tiny_llama(), s.update.adamw.beta2 = .99f; break;
     case SGD: s = tiny_mixture(TINY_MIXTRAL, 2); break;
     case MODELS: break;
@@ -429,7 +431,7 @@ static TrainSpec spec_of(Model kind)
 
 static const char *const model_names[MODELS] = {
     "gpt2", "llama", "variants", "latent", "latent with q", "mixtral", "deepseek", "gpt-oss", "further tokens",
-    "delta", "delta whole", "lion", "sgd"
+    "delta", "delta whole", "mamba", "lion", "sgd"
 };
 
 /* ---- against float64 ---- */
@@ -457,11 +459,9 @@ static double accumulated(const ParamStore *s, Tensor shift, int id, int64_t at,
 
 enum { MATRICES = 65 };
 
-/* q, k, v and z, or each head of these, or all in one. */
-static void delta_rows(const DeltaSpec *d, MuonSplit split, int64_t *out)
+/* Four sections, or each head of these, or all in one. */
+static void section_rows(const int64_t heads[4], const int64_t width[4], MuonSplit split, int64_t *out)
 {
-    const int64_t heads[4] = { d->key_heads, d->key_heads, d->value_heads, d->value_heads };
-    const int64_t width[4] = { d->key, d->key, d->value, d->value };
     if (split == MUON_SPLIT_NONE) return;
     for (int i = 0; i < 4; i++)
         if (split == MUON_SPLIT_QKV) *out++ = heads[i] * width[i];
@@ -476,8 +476,16 @@ static void matrix_rows(const ModelSpec *m, const MuonSpec *u, const char *name,
     const bool gated = activation_gated(m->activation), head = u->split == MUON_SPLIT_HEAD;
     memset(out, 0, MATRICES * sizeof *out);
     out[0] = rows;
+    const DeltaSpec *d = &m->delta;
+    const MambaSpec *s = &m->mamba;
     if (strstr(name, "delta.qkvz.")) {
-        delta_rows(&m->delta, u->split, out);
+        section_rows((int64_t[]){ d->key_heads, d->key_heads, d->value_heads, d->value_heads },
+                     (int64_t[]){ d->key, d->key, d->value, d->value }, u->split, out);
+        return;
+    }
+    if (strstr(name, "mamba.in.")) {
+        section_rows((int64_t[]){ s->heads, s->heads, s->groups, s->groups },
+                     (int64_t[]){ s->head, s->head, s->state, s->state }, u->split, out);
         return;
     }
     if (strstr(name, "attn.qkv.") && head) out[0] = m->head_dim;

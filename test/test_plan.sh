@@ -479,6 +479,8 @@ unmeasured="warning: times of Gated DeltaNet are estimates: its kernels have not
 delta=(--config "$root/config/qwen3-next-tiny.ini" --world 2 --device h100 model.vocab=512)
 check "what nobody measured" [ "$("$mt" plan "${delta[@]}" 2>&1 >/dev/null)" = "$unmeasured" ]
 check "nor of other layouts" [ "$("$mt" plan "${delta[@]}" --search 2>&1 >/dev/null | grep -cx "$unmeasured")" = 1 ]
+mamba=(--config plan.ini --device h100 model.mixer=mamba2 model.mamba_heads=8)
+check "nor Mamba-2" grep -qx "${unmeasured/Gated DeltaNet/Mamba-2}" <("$mt" plan "${mamba[@]}" 2>&1 >/dev/null)
 check "and of other models not" [ -z "$(plan --device h100 2>&1 >/dev/null)" ]
 check "it fits" grep -q "^fits 80 GB: yes (.* of 79.6 GiB, and up to 768 MiB for CUDA's libraries)$" <(plan --device h100)
 large=(model.layers=40 model.hidden=4096 model.heads=32 model.seq=2048 train.micro_batch=1)

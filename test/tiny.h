@@ -108,6 +108,15 @@ static inline TrainSpec tiny_delta(TrainSpec s)
     return s;
 }
 
+/* Every other block has Mamba-2. */
+static inline TrainSpec tiny_mamba(TrainSpec s)
+{
+    s.model.seq = TINY_LONG;
+    s.model.mixer = (LayerPattern){ .runs = 2, .value = { MIXER_MAMBA2, MIXER_ATTENTION }, .times = { 1, 1 } };
+    s.model.mamba = (MambaSpec){ .heads = 16, .groups = 8, .head = 8, .state = 16, .conv = 4, .conv_bias = true };
+    return s;
+}
+
 /* Blocks of attention alone, of a feed-forward layer alone, and of both, in turn. */
 static inline TrainSpec tiny_singles(TrainSpec s, int layers)
 {

@@ -135,6 +135,17 @@ static void cut_delta(const Small *k)
             return;
 }
 
+static void cut_mamba(const Small *k)
+{
+    const int64_t groups = k->c->model.mamba_groups, tp = k->c->parallel.tp;
+    if (!config_has_mamba(k->c)) return;
+    const int64_t each = at_most(4, k->c->model.mamba_heads / groups);
+    for (int64_t n = groups < tp ? groups : at_least(tp, at_most(2, groups)); n <= groups; n *= 2)
+        if (try(k, " model.mamba_heads=%lld model.mamba_groups=%lld model.mamba_head_dim=8 model.mamba_state=8",
+                (long long)(n * each), (long long)n))
+            return;
+}
+
 /* One key: n, n + step, ... below `was`. */
 static void cut_key(const Small *k, const char *key, int64_t first, int64_t step, int64_t was)
 {
@@ -185,6 +196,7 @@ Err small_run_words(const Config *c, const char *data, char words[SMALL_BYTES])
     cut_key(&k, "model.layers", LAYERS, 1, c->model.layers);
     cut_heads(&k);
     cut_delta(&k);
+    cut_mamba(&k);
     cut_key(&k, "model.ffn", 32, 16, c->model.ffn);
     cut_experts(&k);
     cut_batch(&k);

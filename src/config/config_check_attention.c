@@ -58,15 +58,31 @@ void config_check_mixer(ConfigReader *r)
 {
     LayerPattern blocks;
     const bool valid = config_mixer(r->config, &blocks) >= 0;
-    RULE(valid, "must be attention, delta or none, or a list of them with repetitions", CFG_model_mixer);
+    RULE(valid, "must be attention, delta, mamba2 or none, or a list of them with repetitions", CFG_model_mixer);
     r->bad[CFG_model_mixer] |= !valid;
+}
+
+/* Heads with states are cut by such units, of which the key says how many there are. */
+static void check_units(ConfigReader *r, ConfigId key, int64_t units)
+{
+    const Config *c = r->config;
+    const int64_t tp = c->parallel.tp;
+    char text[160];
+    snprintf(text, sizeof text, "tp must divide %s", config_key(key)->name);
+    RULE(units % tp == 0, text, CFG_parallel_tp, key, CFG_model_mixer);
+    config_take_near(r, CFG_parallel_tp);
+    snprintf(text, sizeof text, "ranks of cp exchange positions for heads: tp x cp must divide %s",
+             config_key(key)->name);
+    RULE(units % (tp * c->parallel.cp) == 0 || units % tp, text, CFG_parallel_cp, CFG_parallel_tp, key,
+         CFG_model_mixer);
+    config_take(r, "parallel.cp=1");
 }
 
 static void check_mixer(ConfigReader *r)
 {
     const Config *c = r->config;
     LayerPattern blocks;
-    const int64_t length = config_mixer(c, &blocks), layers = c->model.layers, tp = c->parallel.tp;
+    const int64_t length = config_mixer(c, &blocks), layers = c->model.layers;
     char text[160];
     snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
              (long long)layers);
@@ -74,14 +90,8 @@ static void check_mixer(ConfigReader *r)
     RULE(!config_is_latent(c) || config_has_attention(c), "no block has attention of any kind", CFG_model_mixer,
          CFG_model_attention);
     config_take(r, "model.attention=mha");
-    if (!config_has_delta(c)) return;
-    RULE(c->model.delta_key_heads % tp == 0, "tp must divide delta_key_heads", CFG_parallel_tp,
-         CFG_model_delta_key_heads, CFG_model_mixer);
-    config_take_near(r, CFG_parallel_tp);
-    RULE(c->model.delta_key_heads % (tp * c->parallel.cp) == 0 || c->model.delta_key_heads % tp,
-         "ranks of cp exchange positions for heads: tp x cp must divide delta_key_heads", CFG_parallel_cp,
-         CFG_parallel_tp, CFG_model_delta_key_heads, CFG_model_mixer);
-    config_take(r, "parallel.cp=1");
+    if (config_has_delta(c)) check_units(r, CFG_model_delta_key_heads, c->model.delta_key_heads);
+    if (config_has_mamba(c)) check_units(r, CFG_model_mamba_groups, c->model.mamba_groups);
 }
 
 /* The first block that has neither a mixer nor a feed-forward layer; -1: each has one of them. */
@@ -124,8 +134,8 @@ static const char *context_factors(const Config *c)
     return cp && slices ? " x cp x slices" : cp ? " x cp" : slices ? " x slices" : "";
 }
 
-/* With sp, ranks have their own rows of what no rank of tp has a part of: latents, gates of Gated DeltaNet; and of the
- * gradients of their weights. */
+/* With sp, ranks have their own rows of what no rank of tp has a part of: latents, gates of mixers with states; and of
+ * the gradients of their weights. */
 static void check_own_rows(ConfigReader *r)
 {
     const Config *c = r->config;
@@ -135,10 +145,12 @@ static void check_own_rows(ConfigReader *r)
     snprintf(text, sizeof text,
              "with sp a rank of %s must have whole leaves of gradients: tp%s must divide micro_batch x seq_blocks, "
              "here %lld x %lld",
-             config_has_delta(c) ? "Gated DeltaNet" : "latent attention", context_factors(c),
-             (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
+             config_has_delta(c)   ? "Gated DeltaNet"
+             : config_has_mamba(c) ? "Mamba-2"
+                                   : "latent attention",
+             context_factors(c), (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
     RULE(!layout || !c->parallel.sp || blocks % (c->parallel.tp * cuts) == 0, text, CFG_parallel_tp,
-         CFG_train_micro_batch, CFG_parallel_seq_blocks, config_has_delta(c) ? CFG_model_mixer : CFG_model_attention);
+         CFG_train_micro_batch, CFG_parallel_seq_blocks, config_has_states(c) ? CFG_model_mixer : CFG_model_attention);
     config_take(r, "parallel.sp=false, or run.reproducible=run");
 }
 
@@ -149,5 +161,5 @@ void config_check_attention(ConfigReader *r)
     check_rope(r);
     check_mixer(r);
     check_singles(r);
-    if (config_is_latent(c) || config_has_delta(c)) check_own_rows(r);
+    if (config_is_latent(c) || config_has_states(c)) check_own_rows(r);
 }

@@ -43,7 +43,7 @@ static bool attention_meets(const Config *c, ContextComm way)
 }
 
 /* Do ranks exchange positions for heads in such blocks, whatever other blocks do? */
-static bool has_state(int64_t mixer) { return mixer == MIXER_WORD_DELTA; }
+static bool has_state(int64_t mixer) { return mixer == MIXER_WORD_DELTA || mixer == MIXER_WORD_MAMBA2; }
 
 /* Blocks with a state in the one way that they have, others in this one. */
 static void take_way(ConfigReader *r, const char *way)

@@ -1,4 +1,6 @@
 /* The kinds of layers as tables, and which of them a block of a model has. */
+#include <stdio.h>
+
 #include "base/choices.h"
 #include "device/scan_room.h"
 #include "layer/layer.h"
@@ -77,17 +79,37 @@ Err model_check_slices(const ModelSpec *s, int64_t slices)
     return ERR_OK;
 }
 
+static Err refuse_room(int64_t needs, const char *heads, const char *narrower)
+{
+    if (needs <= DEVICE_WORKSPACE_BYTES) return ERR_OK;
+    err_set(ERR_CONFIG, "%s needs %lld bytes of workspace, there are %lld", heads, (long long)needs,
+            (long long)DEVICE_WORKSPACE_BYTES);
+    return err_hint("%s", narrower);
+}
+
+static Err check_delta_room(const DeltaSpec *d, DeviceKind device)
+{
+    const int64_t group = d->value_heads / d->key_heads;
+    char heads[240];
+    snprintf(heads, sizeof heads,
+             "a key head of Gated DeltaNet, with model.delta_key_dim = %lld, model.delta_value_dim = %lld and %lld of "
+             "model.delta_value_heads for each key head,",
+             (long long)d->key, (long long)d->value, (long long)group);
+    return refuse_room((device == DEVICE_CUDA ? delta_room_cuda : delta_room_cpu)(d->key, d->value, group), heads,
+                       "narrower heads, or fewer of model.delta_value_heads for each of model.delta_key_heads");
+}
+
+static Err check_mamba_room(const MambaSpec *d, DeviceKind device)
+{
+    char heads[160];
+    snprintf(heads, sizeof heads, "a head of Mamba-2, with model.mamba_head_dim = %lld and model.mamba_state = %lld,",
+             (long long)d->head, (long long)d->state);
+    return refuse_room((device == DEVICE_CUDA ? mamba_room_cuda : mamba_room_cpu)(d->state, d->head), heads,
+                       "narrower heads, or a smaller model.mamba_state");
+}
+
 Err model_check_room(const ModelSpec *s, DeviceKind device)
 {
-    const DeltaSpec *d = &s->delta;
-    if (!layer_pattern_has(&s->mixer, MIXER_DELTA)) return ERR_OK;
-    const int64_t group = d->value_heads / d->key_heads;
-    const int64_t needs = (device == DEVICE_CUDA ? delta_room_cuda : delta_room_cpu)(d->key, d->value, group);
-    if (needs <= DEVICE_WORKSPACE_BYTES) return ERR_OK;
-    err_set(ERR_CONFIG,
-            "a key head of Gated DeltaNet, with model.delta_key_dim = %lld, model.delta_value_dim = %lld and %lld of "
-            "model.delta_value_heads for each key head, needs %lld bytes of workspace, there are %lld",
-            (long long)d->key, (long long)d->value, (long long)group, (long long)needs,
-            (long long)DEVICE_WORKSPACE_BYTES);
-    return err_hint("narrower heads, or fewer of model.delta_value_heads for each of model.delta_key_heads");
+    if (layer_pattern_has(&s->mixer, MIXER_DELTA)) TRY(check_delta_room(&s->delta, device));
+    return layer_pattern_has(&s->mixer, MIXER_MAMBA2) ? check_mamba_room(&s->mamba, device) : ERR_OK;
 }

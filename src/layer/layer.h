@@ -451,9 +451,10 @@ typedef struct {
 } Carry;
 
 /*
- * A kind of layer. A mixer (attention.c, mla.c, delta.c) lets the rows of a sequence see each other; a feed-forward
- * layer (mlp.c, moe.c) takes each row by itself. A block is a norm and a mixer, then a norm and a feed-forward layer;
- * or it is one of the two. A new kind is a file that ends with its LayerKind, and a row in kinds.def.
+ * A kind of layer. A mixer (attention.c, mla.c, delta.c, mamba2.c) lets the rows of a sequence see each other; a
+ * feed-forward layer (mlp.c, moe.c) takes each row by itself. A block is a norm and a mixer, then a norm and a
+ * feed-forward layer; or it is one of the two. A new kind is a file that ends with its LayerKind, and a row in
+ * kinds.def.
  *
  * `own` is the kind's struct of parameter ids and of facts from the specification. `save` is its struct of what one
  * forward keeps for backward. Nobody else knows their members.
@@ -500,7 +501,7 @@ Err model_check_ways(const ModelSpec *spec);
 Err kind_check_way(const LayerKind *kind, int block, ContextComm way);
 /* ERR_CONFIG: some block cannot have sequences in so many slices. */
 Err model_check_slices(const ModelSpec *spec, int64_t slices);
-/* ERR_CONFIG: heads of Gated DeltaNet are too wide to be trained in the workspace of that device. */
+/* ERR_CONFIG: heads with states are too wide to be trained in the workspace of that device. */
 Err model_check_room(const ModelSpec *spec, DeviceKind device);
 
 /* ---- rows of a mixture of experts (docs/moe.md) ---- */

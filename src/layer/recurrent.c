@@ -14,7 +14,9 @@ Err recurrent_add_numbers(const Recurrent *r, ParamRegistry *reg, const char *ow
 {
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.%s", owner, what);
-    const ParamSpec p = { .name = name, .ndim = 1, .shape = { r->shape.heads, 1 }, .cut = { CUT_TP }, .init = init };
+    const ParamSpec p = {
+        .name = name, .ndim = 1, .shape = { r->shape.heads, 1 }, .cut = { CUT_TP }, .init = init, .flags = PARAM_FP32
+    };
     return param_add(reg, p, id);
 }
 
@@ -488,10 +490,13 @@ Err grad_pair(const RecurrentCall *k, int a, int b, bool in_parts, Tensor acc[2]
         if (id[i] < 0) continue;
         if (in_parts && k->exchange.heads) TRY(grad_open(k->c, id[i], &acc[i]));
         else acc[i] = grad_target(k->c, id[i], &first[i]);
+    }
+    const bool apart = b >= 0 && first[0] != first[1]; /* (a matrix may be in a buffer that was taken for it now) */
+    for (int i = 0; i < 2; i++) {
+        if (apart && first[i]) TRY(op(k->c->s, fill_zero_acc, .x = tensor_reshape(acc[i], tensor_count(acc[i]))));
         if (in_parts) acc[i] = own_units(k, acc[i]);
     }
-    ASSERT(b < 0 || first[0] == first[1]); /* each call adds to both */
-    *fresh = first[0];
+    *fresh = first[0] && !apart;
     return ERR_OK;
 }
 

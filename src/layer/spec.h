@@ -95,6 +95,15 @@ typedef struct {
     bool negative;              /* write strengths are up to 2 instead of 1 */
 } DeltaSpec;
 
+/* Mamba-2 (mamba2.c); heads 0: no block has it. */
+typedef struct {
+    int heads, groups;   /* heads / groups of heads read the keys and queries of a group */
+    int64_t head, state; /* widths: of a head; of keys and queries */
+    int conv;            /* rows that the short convolution sees */
+    bool conv_bias;
+    float least; /* of a head's steps */
+} MambaSpec;
+
 typedef struct {
     float scale, softcap; /* 0: none */
 } LogitsSpec;
@@ -145,6 +154,7 @@ typedef struct {
     RopeSpec rope;
     LatentSpec latent;
     DeltaSpec delta;
+    MambaSpec mamba;
     bool learned_positions, rms, bias, tied, sinks, attention_gate;
     bool bare_norms; /* LayerNorms have no biases */
     BlockNorms block_norms;

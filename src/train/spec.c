@@ -98,11 +98,23 @@ static DeltaSpec delta_spec(const Config *cfg)
                         .negative = cfg->model.delta_negative };
 }
 
+static MambaSpec mamba_spec(const Config *cfg)
+{
+    return (MambaSpec){ .heads = (int)cfg->model.mamba_heads,
+                        .groups = (int)cfg->model.mamba_groups,
+                        .head = cfg->model.mamba_head_dim,
+                        .state = cfg->model.mamba_state,
+                        .conv = (int)cfg->model.mamba_conv,
+                        .conv_bias = cfg->model.mamba_conv_bias,
+                        .least = (float)cfg->model.mamba_dt_min };
+}
+
 static LayerPattern mixer_spec(const Config *cfg)
 {
     const int kinds[] = { [MIXER_WORD_ATTENTION] = config_is_latent(cfg) ? MIXER_LATENT : MIXER_ATTENTION,
                           [MIXER_WORD_NONE] = MIXER_NONE,
-                          [MIXER_WORD_DELTA] = MIXER_DELTA };
+                          [MIXER_WORD_DELTA] = MIXER_DELTA,
+                          [MIXER_WORD_MAMBA2] = MIXER_MAMBA2 };
     LayerPattern p = cfg->derived.mixer;
     for (int i = 0; i < p.runs; i++) p.value[i] = kinds[p.value[i]];
     return p;
@@ -193,6 +205,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);
     m.mixer = mixer_spec(cfg);
     if (config_has_delta(cfg)) m.delta = delta_spec(cfg);
+    if (config_has_mamba(cfg)) m.mamba = mamba_spec(cfg);
     if (config_is_latent(cfg)) {
         m.latent = latent_spec(cfg);
         m.rope.columns = (int)m.latent.width.rope;
