@@ -3,8 +3,10 @@
 # the logits of a batch, in fp64 there and in fp32 here; the same bytes after out and in again; an export that transformers
 # opens without a tensor too many or too few; weights in fp8 and MXFP4; modules of multi-token prediction; each key of a
 # config.json changed alone (tools/hf_keys.py). Needs build/venv-hf (make deps-hf), or HF_PYTHON: a Python with torch and
-# transformers. Words choose classes.
+# transformers. Words choose classes. With --page what was seen of them becomes their rows of docs/models.md.
 . "$(dirname "$0")/lib.sh"
+page=
+[ "${1:-}" != --page ] || { page=yes; shift; }
 python=${HF_PYTHON:-$root/${BUILD:-build}/venv-hf/bin/python}
 cases() { "$python" "$root/test/tools/hf_cases.py" "$@" 2>>cases.err; }
 check "its cases are Python" /usr/bin/python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' \
@@ -24,6 +26,11 @@ import random
 random.seed(2)
 for _ in range(3): print(*[random.randrange(300) for _ in range(40)])' >ids.txt
 cases make c ids.txt "$@" || bad "$(tail -1 cases.err)"
+make_tiny
+"$mt" tokenizer train --input big.txt --vocab-size 290 --output tokenizer.json >/dev/null 2>err.txt || bad "$(says)"
+for folder in c/*-0; do cp tokenizer.json $folder; done
+: >seen.txt
+seen() { echo "$*" >>seen.txt; } # CASE WHAT FIGURE: for the page
 n=0
 logits() { "$mt" eval --run "$1" --ids ids.txt --logits "$1/got.npy" 2>err.txt; }
 for folder in c/*; do
@@ -38,6 +45,7 @@ for folder in c/*; do
     check "$case goes out: $(says)" [ -s e/$case/config.json ]
     into e/$case again/$case
     check "$case: the same bytes after out and in: $(says)" same_weights r/$case again/$case
+    same_weights r/$case again/$case && seen $case weights
 done
 check "$n cases" [ $n -ge 3 ]
 
@@ -64,7 +72,6 @@ if [ -d c/gpt_oss-0 ]; then
     into mx.plain mx.plain.run || bad "MXFP4: $(says)"
     check "MXFP4 is what its blocks stand for" same_weights mx.run mx.plain.run
 fi
-make_tiny
 if [ -d c/deepseek_v3-0 ]; then # (transformers saves no modules, and speaks of one)
     "$mt" config from-hf c/deepseek_v3-0 >module.ini 2>module.err
     check "a folder without modules has none: $(cat module.err)" bash -c '! grep -q mtp_layers module.ini'
@@ -96,6 +103,7 @@ fi
 # ---- each key alone changes there what it changes here
 "$python" "$root/test/tools/hf_keys.py" "$root" "$mt" ids.txt keys "$@" >keys.txt 2>>cases.err
 check "keys one by one: $(tail -3 keys.txt)" grep -q ', 0 differences$' keys.txt
+sed -n 's/^\(.*\): \([0-9]*\) keys$/\1 keys \2/p' keys.txt >>seen.txt
 check "most keys change something" [ "$(grep -oE '[0-9]+ of them' keys.txt | grep -oE '^[0-9]+')" -ge 20 ]
 
 # ---- training goes on from a folder as PyTorch's AdamW does in fp64: 20 steps
@@ -126,17 +134,33 @@ for case in gemma2-0 gemma3-0 olmo2-0; do
 done
 
 # ---- a step of SGD of each class: the loss of another batch behind it
+step_of_sgd() { # CASE RUN KEYS...: two of them, from sgd.ini, with the words of `start`
+    "${start[@]}" "$mt" --config sgd.ini checkpoint.load=c/$1 run.dir=$2 run.device=cpu model.seq=32 model.dropout=0 \
+        model.attention_dropout=0 data.train=a data.seed=1234 checkpoint.every=0 train.steps=2 train.micro_batch=2 \
+        train.global_batch=8 optim.name=sgd optim.beta1=0 optim.lr=0.1 optim.schedule=constant optim.weight_decay=0 \
+        optim.clip=0 parallel.seq_blocks=8 parallel.attn_block=8 "${@:3}" >/dev/null 2>err.txt
+}
+in_layout() { # CASE WORDS KEYS...: four ranks have the bits of one
+    local start=("$root/scripts/launch.sh" -n 4 --)
+    rm -rf layout
+    step_of_sgd $1 layout "${@:3}"
+    check "$1 on $2: $(says)" same_run layout sgd/$1 2
+    same_run layout sgd/$1 2 && seen $1 layout $2
+}
+start=()
 cases sgd c samples.npy 8 0.1 >sgd.txt || bad "$(tail -1 cases.err)"
 while read -r case first second; do
     "$mt" config from-hf c/$case 2>err.txt | grep -v '^seq' >sgd.ini
     grep -qE '^router = s(igmoid|qrt)' sgd.ini && echo 'bias_rate = 1e-9' >>sgd.ini
-    "$mt" --config sgd.ini checkpoint.load=c/$case run.dir=sgd/$case run.device=cpu model.seq=32 model.dropout=0 \
-        model.attention_dropout=0 data.train=a data.seed=1234 checkpoint.every=0 train.steps=2 train.micro_batch=2 \
-        train.global_batch=8 optim.name=sgd optim.beta1=0 optim.lr=0.1 optim.schedule=constant optim.weight_decay=0 \
-        optim.clip=0 >/dev/null 2>err.txt
+    step_of_sgd $case sgd/$case
     check "$case: a step of SGD: $first $second, here $(losses sgd/$case | tr '\n' ' ') $(says)" awk -v a="$first" -v b="$second" '
         { d = $2 - (NR == 1 ? a : b); n++; if (!(d < 1e-5 && d > -1e-5)) wrong++ }
         END { exit !(n == 2 && !wrong && (a - b > 1e-3 || b - a > 1e-3)) }' <(losses sgd/$case)
+    seen $case step "$(losses sgd/$case | awk -v a="$first" -v b="$second" '
+        { d = $2 - (NR == 1 ? a : b); d = d < 0 ? -d : d; if (!(d < most)) most = d } END { printf "%.1e", most }')"
+    in_layout $case "cp 2, ZeRO-2" parallel.cp=2 parallel.zero=2
+    if grep -q '^experts' sgd.ini; then in_layout $case "tp 2, ep 2" parallel.tp=2 parallel.ep=2
+    else in_layout $case "tp 2, pp 2" parallel.tp=2 parallel.pp=2; fi
 done <sgd.txt
 check "each class took a step: $(wc -l <sgd.txt)" [ "$(wc -l <sgd.txt)" = "$(ls -d c/*-0 | wc -l)" ]
 
@@ -146,6 +170,26 @@ while read -r case figure wrong; do
     check "$case: logits differ by $figure" \
         awk -v x="$figure" 'BEGIN { exit !(x ~ /^[0-9.]+e[-+][0-9]+$/ && x + 0 < 1e-5) }'
     check "$case opens: $wrong" [ -z "$wrong" ]
+    [ -n "$wrong" ] || seen $case logits $figure
 done <lines.txt
 check "all cases were compared: $(wc -l <lines.txt)" [ "$(wc -l <lines.txt)" -ge "$n" ]
+
+# ---- a tokenizer goes in and out, and text goes on as in fp64: the most likely token, 12 times
+prompt='Line 7 of a small text'
+cases text c e "$prompt" 12 text || bad "$(tail -1 cases.err)"
+ids=$("$mt" tokenize --tokenizer tokenizer.json < <(printf %s "$prompt"))
+for folder in c/*-0; do
+    case=$(basename $folder)
+    check "$case: ids of the tokenizer that went in and out: $(cat text/$case.ids)" [ "$ids" = "$(cat text/$case.ids)" ]
+    "$mt" generate --run r/$case --prompt "$prompt" --tokens 12 --temperature 0 --ignore-eod >text/$case.ours 2>err.txt
+    check "$case: text goes on as there: $(says)" cmp -s text/$case.ours text/$case.theirs
+    cmp -s text/$case.ours text/$case.theirs && seen $case text
+    "$mt" convert --from r/$case --to $case.gguf --format gguf >/dev/null 2>err.txt || continue
+    figure=$("$python" "$root/test/tools/gguf_file.py" logits $case.gguf ids.txt r/$case/got.npy 2>llama.err)
+    check "$case: llama.cpp's log-probabilities differ by $figure" \
+        awk -v x="${figure:-none}" 'BEGIN { exit !(x ~ /^[0-9.]+e[-+][0-9]+$/ && x + 0 < 1e-5) }'
+    seen $case gguf $figure
+done
+[ -z "$page" ] || [ $failed -gt 0 ] || /usr/bin/python3 "$root/test/tools/models_page.py" write "$root" seen.txt c ||
+    bad "docs/models.md"
 finish

@@ -91,6 +91,14 @@ size glm-4.7-flash 29943390976 model.mtp_layers=0
 size glm-4.5-air 106852245504 model.mtp_layers=0
 size seed-oss-36b 36151104512 model.seq=4096
 
+# (files that nothing was filled into: published/README.md)
+others=$(sed -n 's/^| \([a-z][a-z0-9.-]*\) | .* | \([0-9]*\) |$/\1 \2/p' "$golden/published/README.md")
+check "published files and their README" [ "$(wc -l <<<"$others")" = "$(ls "$golden/published"/*.json | wc -l)" ]
+while read -r name count; do
+    mkdir -p "published/$name"
+    cp "$golden/published/$name.json" "published/$name/config.json"
+    size $name $count
+done <<<"$others"
 # ---- transformers ----
 if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
     skip "transformers: $python has none (make deps-hf)"
@@ -105,7 +113,8 @@ check "sizes as transformers counts them: $(diff sizes.txt <(theirs sizes $(sed 
 types="gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral deepseek_v3 gpt_oss gemma2 gemma3_text olmo2 phi3 qwen2_moe olmoe
     olmo3 smollm3 minimax_m2 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm glm4
     granite arcee jais2 nemotron vaultgemma hyperclovax granitemoe granitemoeshared
-    glm4_moe_lite minicpm3 afmoe gpt_bigcode qwen3_next gpt_neox falcon cohere cohere2"
+    glm4_moe_lite minicpm3 afmoe gpt_bigcode qwen3_next gpt_neox falcon cohere cohere2
+    internlm3 iquestcoder exaone sarvam_moe sarvam_mla"
 theirs defaults written $types
 theirs every every $types
 for type in $types; do
@@ -117,6 +126,21 @@ for type in $types; do
     "$mt" config from-hf "every/$type" >every.ini 2>>err.txt
     check "$type with every key: $(cat err.txt) $(diff ours.ini every.ini)" cmp -s ours.ini every.ini
 done
+
+# Each class of theirs is read, or is in the list of those that are not.
+theirs decoders decoders
+refused=$(sed '/^#/d; s/.*://' "$root/test/models_refused.txt" | tr ' ' '\n' | sed '/^$/d' | sort)
+for folder in decoders/*; do
+    type=${folder#*/}
+    if "$mt" config from-hf $folder >ours.ini 2>err.txt; then
+        check "$type is read, and test/models_refused.txt has it" bash -c '! grep -qx "$1" <<<"$2"' - $type "$refused"
+    elif grep -q "megatrain does not read it" err.txt; then
+        check "$type is not in test/models_refused.txt" grep -qx -- $type <<<"$refused"
+    else # (a class without a default for a key)
+        check "$type: $(cat err.txt)" grep -qE "is missing" err.txt
+    fi
+done
+for type in $refused; do check "test/models_refused.txt: $type is no class of theirs" [ -d decoders/$type ]; done
 
 # What we write is read by transformers, to the same values, and what it makes of that is the same model.
 tests=$root/${BUILD:-build}/test/test_hf_config

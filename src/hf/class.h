@@ -67,6 +67,11 @@ typedef enum {
     HF_FALCON,
     HF_COHERE,
     HF_COHERE2,
+    HF_INTERNLM3,
+    HF_IQUESTCODER,
+    HF_EXAONE3, /* 3.0 and 3.5 */
+    HF_SARVAM_MOE,
+    HF_SARVAM_MLA,
     HF_CLASSES
 } HfClass;
 

@@ -8,7 +8,9 @@
 #define B(name) HF_CLASS_BIT(HF_##name)
 #define ALL HF_CLASS_ALL
 #define DEEPSEEK (B(DEEPSEEK_V2) | B(DEEPSEEK_V3))
-#define LATENT (DEEPSEEK | B(YOUTU) | B(GLM4_MOE_LITE) | B(MINICPM3))
+#define LLAMAS (B(LLAMA) | B(INTERNLM3) | B(IQUESTCODER) | B(EXAONE3)) /* of one class in transformers */
+#define SARVAMS (B(SARVAM_MOE) | B(SARVAM_MLA))
+#define LATENT (DEEPSEEK | B(YOUTU) | B(GLM4_MOE_LITE) | B(MINICPM3) | B(SARVAM_MLA))
 #define GEMMAS (B(GEMMA2) | B(GEMMA3) | B(VAULTGEMMA))
 #define GRANITES (B(GRANITE) | B(GRANITEMOE) | B(GRANITEMOESHARED))
 #define FACTORED (GRANITES | B(HYPERCLOVAX))        /* with factors as keys */
@@ -21,7 +23,7 @@
 /* heads of one width, which is a key */
 #define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM))
 #define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE) | B(QWEN3_NEXT)) /* some blocks have no experts, by a step and a list */
-#define GLMS (B(GLM4_MOE) | B(GLM4_MOE_LITE) | B(DOTS1) | B(SOLAR_OPEN)) /* experts as DeepSeek-V3's */
+#define GLMS (B(GLM4_MOE) | B(GLM4_MOE_LITE) | B(DOTS1) | B(SOLAR_OPEN) | SARVAMS) /* experts as DeepSeek-V3's */
 #define ROUTED (DEEPSEEK | GLMS)
 #define MIXTURE                                                                                                       \
     (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | B(HY_V3) | \
@@ -36,13 +38,13 @@
 #define TYPED                                                                                                        \
     (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM) | B(AFMOE) | \
      B(COHERE2))
-#define BIASED                                                                                                 \
-    (B(LLAMA) | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
-     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | B(QWEN3_NEXT) |   \
+#define BIASED                                                                                               \
+    (LLAMAS | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
+     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | B(QWEN3_NEXT) | \
      B(GPT_NEOX) | COHERES)
-#define PARTIAL                                                                                           \
-    (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | B(GPT_NEOX) | \
-     B(QWEN3_NEXT)) /* some columns of a head turn */
+#define PARTIAL                                                                                             \
+    (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(SARVAM_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | \
+     B(GPT_NEOX) | B(QWEN3_NEXT)) /* some columns of a head turn */
 
 #define KEY(kind_, classes_, name_, member_, meaning_, ...) \
     { .name = name_,                                        \

@@ -34,9 +34,10 @@ enum {
 #define EVERY HF_CLASS_ALL
 #define GPT2 (C(GPT2) | C(GPT_BIGCODE))
 #define REST (EVERY & ~GPT2)
+#define OF_GPT (GPT2 | C(FALCON) | C(EXAONE3)) /* "transformer.h.N." */
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
-#define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3))
-#define GLM_EXPERTS (C(GLM4_MOE) | C(GLM4_MOE_LITE) | C(DOTS1) | C(SOLAR_OPEN))
+#define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3) | C(SARVAM_MLA))
+#define GLM_EXPERTS (C(GLM4_MOE) | C(GLM4_MOE_LITE) | C(DOTS1) | C(SOLAR_OPEN) | C(SARVAM_MOE) | C(SARVAM_MLA))
 #define SHARED_QWEN (C(QWEN2_MOE) | C(QWEN3_NEXT))
 #define DENSE_GLM (C(GLM) | C(GLM4))
 #define QWEN_NAMES                                                                                               \
@@ -87,6 +88,20 @@ static const Row table[] = {
     { C(FALCON), "attn.proj", "self_attention.dense", WHOLE, 0 },
     { C(GPT_NEOX) | C(FALCON), "mlp.fc1", "mlp.dense_h_to_4h", WHOLE, 0 },
     { C(GPT_NEOX) | C(FALCON), "mlp.fc2", "mlp.dense_4h_to_h", WHOLE, 0 },
+    { C(EXAONE3), "embedding.token", "wte", WHOLE, 0 },
+    { C(EXAONE3), "final_norm", "ln_f", WHOLE, 0 },
+    { C(EXAONE3), "norm1", "ln_1", WHOLE, 0 },
+    { C(EXAONE3), "norm2", "ln_2", WHOLE, 0 },
+    { C(EXAONE3), "attn.qkv", "attn.attention.q_proj attn.attention.k_proj attn.attention.v_proj", QKV, 0 },
+    { C(EXAONE3), "attn.proj", "attn.attention.out_proj", WHOLE, 0 },
+    { C(EXAONE3), "mlp.fc1", "mlp.c_fc_0 mlp.c_fc_1", GATE_UP, 0 },
+    { C(EXAONE3), "mlp.fc2", "mlp.c_proj", WHOLE, 0 },
+    { C(SARVAM_MOE), "embedding.token", "word_embeddings", WHOLE, 0 },
+    { C(SARVAM_MOE), "attn.qkv", "attention.query_key_value", WHOLE, 0 },
+    { C(SARVAM_MOE), "attn.proj", "attention.dense", WHOLE, 0 },
+    { C(SARVAM_MOE), "attn.q_norm", "attention.query_layernorm", WHOLE, 0 },
+    { C(SARVAM_MOE), "attn.k_norm", "attention.key_layernorm", WHOLE, 0 },
+    { C(SARVAM_MOE), "mlp.router.bias", "mlp.gate.expert_bias", WHOLE, 0 },
     { REST, "embedding.token", "embed_tokens", WHOLE, 0 },
     { REST, "final_norm", "norm", WHOLE, 0 },
     { EVERY, "head", "lm_head", WHOLE, BARE },
@@ -209,7 +224,7 @@ const char *const *hf_prefixes(HfClass kind, bool wrapped)
     static const char *const plain[] = { "model.", "", NULL };
     static const char *const inner[] = { "language_model.model.", "model.language_model.", NULL };
     if (kind == HF_GPT_NEOX) return neox;
-    return wrapped ? inner : (GPT2 | C(FALCON)) >> kind & 1 ? gpt2 : plain;
+    return wrapped ? inner : OF_GPT >> kind & 1 ? gpt2 : plain;
 }
 
 HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
@@ -273,10 +288,7 @@ static bool find(const HfNaming *n, const char *name, Place *out)
     return out->row;
 }
 
-static const char *layers_word(const HfNaming *n)
-{
-    return n->gguf ? "blk" : (GPT2 | C(FALCON)) >> n->kind & 1 ? "h" : "layers";
-}
+static const char *layers_word(const HfNaming *n) { return n->gguf ? "blk" : OF_GPT >> n->kind & 1 ? "h" : "layers"; }
 
 /* Prefix of the head's name: it lies beside the model, in its wrapper. */
 static const char *bare_prefix(const HfNaming *n)

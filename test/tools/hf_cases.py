@@ -10,6 +10,8 @@ Models of transformers, small and random, for test_hf.sh. Run by a Python that h
     mxfp4 FROM OUT            FROM with experts in MXFP4; and OUT.plain
     mtp FROM OUT              FROM with the tensors of a module of multi-token prediction
     train FOLDER TOKENS STEPS BATCH SEQ LR   losses of AdamW's steps in fp64, a line each
+    text OUT EXPORTS PROMPT N TO   of the first case of each class the prompt and the N most likely tokens behind it, in
+                              fp64, as TO/CASE.theirs; in TO/CASE.ids the ids that the export's tokenizer makes of it
     sgd OUT TOKENS BATCH LR   a line for the first case of each class: its name, and the losses before and behind a step
                               of plain SGD in fp64
 """
@@ -459,6 +461,40 @@ CASES = {
             rope_parameters=rope(theta=1e6, partial_rotary_factor=0.25), **TIED),
         sizes(36, 40, 2, 3, 3, 10, mlp_bias=True, rope_parameters=rope(partial_rotary_factor=1.0)),
     ),  # fmt: skip
+    "internlm3": (
+        T.InternLM3Config,
+        sizes(48, 80, 3, 6, 2, 8, attention_bias=True, mlp_bias=True),
+        sizes(40, 56, 2, 5, 1, 16, rope_parameters=LLAMA3),
+        sizes(36, 40, 2, 3, 3, 12, **TIED),
+    ),
+    "iquestcoder": (
+        T.IQuestCoderConfig,
+        sizes(48, 80, 3, 6, 2, 8),
+        sizes(40, 56, 2, 5, 1, 16, attention_bias=True, rope_parameters=rope(theta=5e5)),
+        sizes(36, 40, 2, 3, 3, 12, mlp_bias=True, **TIED),
+    ),
+    "exaone3": (
+        T.ExaoneConfig,
+        sizes(48, 80, 3, 6, 2, 8),
+        sizes(40, 56, 2, 5, 1, None, rope_parameters=LLAMA3, **TIED),
+        sizes(36, 40, 2, 3, 3, None, attention_bias=True, rms_norm_eps=1e-3),
+    ),
+    "sarvam_moe": (
+        T.SarvamMoEConfig,
+        sizes(48, 80, 3, 6, 2, 8, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=2),
+        sizes(40, 56, 2, 5, 1, 12, moe_intermediate_size=12, n_routed_experts=6, num_experts_per_tok=2, attention_bias=True,
+            first_k_dense_replace=0, norm_topk_prob=False, use_qk_norm=False),
+        sizes(24, 40, 3, 3, 3, 8, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=4, n_shared_experts=2,
+            n_group=4, topk_group=2, first_k_dense_replace=2, **TIED),
+    ),  # fmt: skip
+    "sarvam_mla": (
+        T.SarvamMLAConfig,
+        latent_experts(48, 3, 4, n_routed_experts=8, num_experts_per_tok=4, n_shared_experts=1),
+        latent_experts(40, 2, 3, q_lora_rank=20, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+            first_k_dense_replace=0),
+        latent_experts(32, 2, 5, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1, n_group=4, topk_group=2,
+            rope_parameters=yarn(40.0, mscale=1.0, mscale_all_dim=1.0), **TIED),
+    ),  # fmt: skip
 }
 
 
@@ -614,6 +650,21 @@ def mtp(source, out):
     rewrite(source, out, more, lambda c: dict(c, num_nextn_predict_layers=1))
 
 
+def text(originals, exports, prompt, count, to):
+    os.makedirs(to)
+    for case in sorted(c for c in os.listdir(originals) if c.endswith("-0")):
+        tokenizer = T.AutoTokenizer.from_pretrained(f"{exports}/{case}")
+        ids = tokenizer(prompt, add_special_tokens=False).input_ids
+        model, row = open_model(f"{originals}/{case}", torch.float64).eval(), torch.tensor([ids])
+        for _ in range(int(count)):
+            with torch.no_grad():
+                token = model(row, use_cache=False).logits[0, -1, : len(tokenizer)].argmax()  # (rows that have tokens)
+            row = torch.cat([row, token.view(1, 1)], 1)
+        print(*ids, file=open(f"{to}/{case}.ids", "w"))
+        said = tokenizer.decode(row[0]).replace("<|endoftext|>", "\n").replace("\x02", "\n")  # (ends: eos_token_id is 2)
+        open(f"{to}/{case}.theirs", "w").write(said + "\n")
+
+
 def loss_of(model, x):
     out = model(x[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(out.reshape(-1, out.shape[-1]), x[:, 1:].reshape(-1))
@@ -650,4 +701,4 @@ def train(folder, tokens, steps, batch, seq, lr):
 
 
 if __name__ == "__main__":
-    dict(make=make, compare=compare, fp8=fp8, mxfp4=mxfp4, mtp=mtp, train=train, sgd=sgd)[sys.argv[1]](*sys.argv[2:])
+    dict(make=make, compare=compare, fp8=fp8, mxfp4=mxfp4, mtp=mtp, train=train, sgd=sgd, text=text)[sys.argv[1]](*sys.argv[2:])

@@ -4,6 +4,7 @@
   defaults OUT TYPE...  OUT/TYPE/config.json as transformers writes it for a class of which nothing is said
   again IN OUT          each folder of IN as transformers writes it after having read it
   same IN OUT           each folder of IN has the same values in OUT as transformers reads them; names what differs
+  decoders OUT          OUT/TYPE/config.json, with every key, of each class that transformers opens for text
   every OUT TYPE...     the same with every key that the class has
 """
 import os
@@ -83,6 +84,14 @@ def main(what, *args):
         for name in args[1:]:
             os.makedirs(os.path.join(args[0], name), exist_ok=True)
             AutoConfig.for_model(name).to_json_file(os.path.join(args[0], name, "config.json"), use_diff=False)
+    elif what == "decoders":
+        for name in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            try:
+                config = AutoConfig.for_model(name)
+            except Exception:  # (one has no configuration without values)
+                continue
+            os.makedirs(os.path.join(args[0], name))
+            config.to_json_file(os.path.join(args[0], name, "config.json"), use_diff=False)
     else:
         sys.exit(f"unknown: {what}")
 
