@@ -1,5 +1,7 @@
 /* Processors that ranks of a machine are given, on machines that are made up by hwloc: tables written by hand, and for
  * every number of ranks, on whole machines and on parts of them, what must hold of any good placement. */
+#include <sched.h>
+
 #include "test.h"
 
 #include "base/placement.h"
@@ -250,4 +252,20 @@ TEST(processors_near_a_device)
     expect_near("0000:c1:00.0", "0-3", "", "as near to all");
     expect_near("0000:2b:00.0", "0-3", "", "does not see PCI device 0000:2b:00.0");
     expect_near("nonsense", "0-3", "", "does not see");
+}
+
+/* (the environment may show hwloc another machine) */
+TEST(bound_to_a_list)
+{
+    cpu_set_t was, now;
+    Machine m;
+    int first = 0;
+    PlacementNear near = { .processors = 1 };
+    CHECK(!sched_getaffinity(0, sizeof was, &was));
+    while (!CPU_ISSET(first, &was)) first++;
+    snprintf(near.list, sizeof near.list, "%d", first);
+    const bool bound = placement_bind_near(&near), here = machine_look(&m) && !m.elsewhere;
+    CHECK(!sched_getaffinity(0, sizeof now, &now) && !sched_setaffinity(0, sizeof was, &was));
+    CHECK_MSG(bound == here, "%d: %s", bound, near.text);
+    CHECK(bound ? CPU_COUNT(&now) == 1 && CPU_ISSET(first, &now) : CPU_EQUAL(&now, &was) && *near.text);
 }

@@ -276,36 +276,44 @@ bool placement_near(hwloc_topology_t t, hwloc_const_bitmap_t allowed, const char
     return true;
 }
 
-int placement_near_device(const char *pci, int64_t least, char *text, size_t size)
+void placement_near_device(const char *pci, PlacementNear *out)
 {
-    int near = 0;
     hwloc_topology_t t;
     hwloc_bitmap_t allowed = hwloc_bitmap_alloc(), set = hwloc_bitmap_alloc();
-    snprintf(text, size, "hwloc cannot tell this machine's processors");
+    *out = (PlacementNear){ .text = "hwloc cannot tell this machine's processors" };
     if (allowed && set && topology_open(&t, allowed, true)) {
-        if (placement_near(t, allowed, pci, set, text, size)) near = hwloc_bitmap_weight(set);
-        const bool bind = near && near >= least;
-        if (bind && !hwloc_topology_is_thissystem(t))
-            near = 0, snprintf(text, size, "hwloc was given another machine's topology");
-        else if (bind && hwloc_set_cpubind(t, set, HWLOC_CPUBIND_PROCESS))
-            near = 0, snprintf(text, size, "the system refuses: %s", strerror(errno));
+        if (placement_near(t, allowed, pci, set, out->text, sizeof out->text)) {
+            out->processors = hwloc_bitmap_weight(set);
+            hwloc_bitmap_list_snprintf(out->list, sizeof out->list, set);
+        }
         hwloc_topology_destroy(t);
     }
     hwloc_bitmap_free(allowed);
     hwloc_bitmap_free(set);
-    return near;
 }
 
-void placement_near_list(const char *pci, char *list, size_t size)
+/* Why all threads of this process cannot be bound to a list of processors; NULL: they are bound. */
+static const char *bind_list(hwloc_topology_t t, hwloc_bitmap_t set, const char *list, char *why, size_t size)
 {
-    char text[256];
+    if (!hwloc_topology_is_thissystem(t)) return "hwloc was given another machine's topology";
+    if (hwloc_bitmap_list_sscanf(set, list)) return "the list of processors is too long";
+    if (!hwloc_set_cpubind(t, set, HWLOC_CPUBIND_PROCESS)) return NULL;
+    snprintf(why, size, "the system refuses: %s", strerror(errno));
+    return why;
+}
+
+bool placement_bind_near(PlacementNear *n)
+{
+    char refused[128];
+    const char *why = "hwloc cannot tell this machine's processors";
     hwloc_topology_t t;
     hwloc_bitmap_t allowed = hwloc_bitmap_alloc(), set = hwloc_bitmap_alloc();
-    *list = 0;
-    if (allowed && set && topology_open(&t, allowed, true)) {
-        if (placement_near(t, allowed, pci, set, text, sizeof text)) hwloc_bitmap_list_snprintf(list, size, set);
+    if (allowed && set && topology_open(&t, allowed, false)) {
+        why = bind_list(t, set, n->list, refused, sizeof refused);
         hwloc_topology_destroy(t);
     }
     hwloc_bitmap_free(allowed);
     hwloc_bitmap_free(set);
+    if (why) snprintf(n->text, sizeof n->text, "%s", why);
+    return !why;
 }

@@ -53,10 +53,15 @@ int placement_bind(PlacementChoice c, char *text, size_t size);
  */
 bool placement_near(hwloc_topology_t t, hwloc_const_bitmap_t allowed, const char *pci, hwloc_bitmap_t set, char *text,
                     size_t size);
-/* On this machine; if there are at least `least`, all threads of this process are bound to them. Returns their number;
- * 0: see `text`. */
-int placement_near_device(const char *pci, int64_t least, char *text, size_t size);
-/* Their list alone, "0-3,8"; "": none are to be named. */
-void placement_near_list(const char *pci, char *list, size_t size);
+/* The same on this machine. */
+enum { PLACEMENT_LIST_BYTES = 256 };
+typedef struct {
+    int processors;                  /* their number; 0: none are to be named */
+    char list[PLACEMENT_LIST_BYTES]; /* "0-3,8" */
+    char text[256];                  /* which they are, or why there are none */
+} PlacementNear;
+void placement_near_device(const char *pci, PlacementNear *out);
+/* Binds all threads of this process to the processors of n. False: n->text says why not. */
+bool placement_bind_near(PlacementNear *n);
 
 #endif

@@ -149,23 +149,27 @@ static void check_limits(void)
 
 /* ---- devices, disk, tools ---- */
 
+static void put_gpu(int index, const DeviceInfo *gpu)
+{
+    PlacementNear near;
+    char total[UNITS_BYTES], left[UNITS_BYTES];
+    placement_near_device(gpu->pci, &near);
+    printf("gpu %-8d %s, compute capability %d.%d, %d multiprocessors, %s, %s free; CUDA driver %d.%d, "
+           "runtime %d.%d; %s\n",
+           index, gpu->name, gpu->major, gpu->minor, gpu->multiprocessors, units_bytes(total, gpu->total_bytes),
+           units_bytes(left, gpu->free_bytes), gpu->driver / 1000, gpu->driver % 100 / 10, gpu->runtime / 1000,
+           gpu->runtime % 100 / 10, near.text);
+}
+
 static void check_devices(void)
 {
-    char driver[LINE_BYTES];
+    char driver[LINE_BYTES], why[LINE_BYTES];
     kernel_value("/proc/driver/nvidia/version", "NVRM version", driver);
     DeviceInfo gpu;
-    char why[LINE_BYTES], near[LINE_BYTES], a[UNITS_BYTES], b[UNITS_BYTES];
     int gpus = device_cuda_count(why, sizeof why);
     printf("devices      cpu%s\n", gpus ? ", cuda" : "");
     if (driver[0]) printf("gpu driver   %s\n", driver);
-    for (int i = 0; i < gpus && device_cuda_info(i, &gpu) == ERR_OK; i++) {
-        placement_near_device(gpu.pci, INT64_MAX, near, sizeof near);
-        printf("gpu %-8d %s, compute capability %d.%d, %d multiprocessors, %s, %s free; CUDA driver %d.%d, "
-               "runtime %d.%d; %s\n",
-               i, gpu.name, gpu.major, gpu.minor, gpu.multiprocessors, units_bytes(a, gpu.total_bytes),
-               units_bytes(b, gpu.free_bytes), gpu.driver / 1000, gpu.driver % 100 / 10, gpu.runtime / 1000,
-               gpu.runtime % 100 / 10, near);
-    }
+    for (int i = 0; i < gpus && device_cuda_info(i, &gpu) == ERR_OK; i++) put_gpu(i, &gpu);
     if (!gpus)
         printf("no gpu       %s%s\n", why,
                device_has_cuda() ? "" : "; to have one, install the CUDA toolkit (12.4 or newer) and run make again");

@@ -39,13 +39,18 @@ static void find_hindrance(const Ranks *r, const Machine *m, int threads, char *
 static int bind_near_gpu(const Ranks *r, int threads, char *text, size_t size)
 {
     DeviceInfo gpu;
+    PlacementNear near = r->gpu.near;
+    const int ranks = r->gpu.neighbours;
     if (device_cuda_info(r->gpu.index, &gpu)) return snprintf(text, size, "its GPU does not say where it is"), 0;
-    const int ranks = r->gpu.neighbours, near = placement_near_device(gpu.pci, (int64_t)threads * ranks, text, size);
-    if (near && (int64_t)threads * ranks > near)
+    if (r->boot.size == 1) placement_near_device(gpu.pci, &near);
+    if (near.processors && (int64_t)threads * ranks > near.processors)
         return snprintf(text, size, "%d rank%s of %d thread%s on the %d processor%s near their GPUs", ranks,
-                        ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s", near, near == 1 ? "" : "s"),
+                        ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s", near.processors,
+                        near.processors == 1 ? "" : "s"),
                0;
-    return near / ranks;
+    const bool bound = near.processors && placement_bind_near(&near);
+    snprintf(text, size, "%s", near.text);
+    return bound ? near.processors / ranks : 0;
 }
 
 /* Says that nothing is bound. Of GPUs each rank has its own reason. */

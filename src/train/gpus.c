@@ -16,7 +16,7 @@ typedef struct {
     char name[64];           /* of the host itself */
     int ranks, gpus;         /* there; GPUs as this rank sees them */
     bool shares;             /* NCCL takes ranks of one host with one GPU */
-    char near[256];          /* the processors near its GPU */
+    char near[PLACEMENT_LIST_BYTES]; /* the processors near its GPU */
 } Fact;
 
 static Err own_fact(const GpuChoice *c, RankGpu *g, Fact *own)
@@ -39,7 +39,8 @@ static Err own_fact(const GpuChoice *c, RankGpu *g, Fact *own)
                        sizeof own->host - 1);
     snprintf(own->host, sizeof own->host, "%s", host ? host : "");
     own->shares = nccl_shares_gpus();
-    placement_near_list(gpu.pci, own->near, sizeof own->near);
+    if (c->near) placement_near_device(gpu.pci, &g->near);
+    snprintf(own->near, sizeof own->near, "%s", g->near.list);
     return ERR_OK;
 }
 

@@ -10,6 +10,7 @@
 #ifndef MEGATRAIN_TRAIN_GPUS_H
 #define MEGATRAIN_TRAIN_GPUS_H
 
+#include "base/placement.h"
 #include "comm/gpu.h"
 #include "boot/store.h"
 
@@ -19,6 +20,7 @@ typedef struct {
     int index;      /* number of this rank's GPU on its host */
     int sharers;    /* how many ranks have this GPU, this one included */
     int neighbours; /* how many ranks of this host have a GPU near the same processors, this one included */
+    PlacementNear near; /* what is near this GPU; of one rank alone nobody has looked */
     char text[160]; /* "NCCL 2.28.9", "staged through the host: all 2 ranks share one GPU" */
 } RankGpu;
 
@@ -28,6 +30,7 @@ typedef struct {
     int rank, size;
     int local_rank, local_size; /* among those of this host, which take the GPUs there in turn */
     Carrier wanted;             /* of all ranks */
+    bool near;                  /* processors near the GPUs are looked for */
     double timeout_s;
 } GpuChoice;
 

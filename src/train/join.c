@@ -79,6 +79,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                            .check_calls = c->debug.comm_check,
                            .cuda = c->run.device == RUN_DEVICE_CUDA,
                            .carrier = join_carrier(c),
+                           .near = c->run.bind != RUN_BIND_NONE,
                            .tp_ctas = tp_ctas(c),
                            .dp_ctas = dp_ctas(c),
                            .sums_by_message = spec_sums_by_message(c),

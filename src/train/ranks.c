@@ -25,7 +25,7 @@ enum { ABORT_S = 3 }; /* launch.sh kills a rank 5 s after another failed */
 /* ---- hosts ---- */
 
 /* Place where a rank runs: its machine and the processors that it may use there. */
-typedef struct {
+typedef struct Place {
     char host[HOST_ID_BYTES];
     cpu_set_t cpus;
 } Place;
@@ -55,8 +55,9 @@ static int64_t host_of(const void *places, int rank)
 }
 
 /* Experts' rows are to cross the network host by host: by the hosts on which the ranks are. */
-static Err spread_over_hosts(Ranks *r, const Place *places)
+static Err spread_over_hosts(Ranks *r)
 {
+    const Place *places = r->places;
     char runs[256] = "";
     int used = 0;
     if (!r->grid.ep) return ERR_OK;
@@ -85,12 +86,12 @@ static Err post_place(Ranks *r)
     return store_set(r->store, key, &own, sizeof own);
 }
 
-/* Places that all ranks posted, to be freed, after an error too. */
-static Err read_places(const Ranks *r, double timeout_s, Place **out)
+/* Places that all ranks posted; forget_places frees them, after an error too. */
+static Err read_places(Ranks *r, double timeout_s)
 {
     char key[32];
     size_t n;
-    Place *places = *out = calloc((size_t)r->boot.size, sizeof *places);
+    Place *places = r->places = calloc((size_t)r->boot.size, sizeof *places);
     if (!places) return err_set(ERR_MEMORY, "no memory for the names of %d hosts", r->boot.size);
     for (int p = 0; p < r->boot.size; p++) {
         snprintf(key, sizeof key, "host/%d", p);
@@ -99,10 +100,16 @@ static Err read_places(const Ranks *r, double timeout_s, Place **out)
     return ERR_OK;
 }
 
-/* Every rank counts the same hosts. */
-static void count_hosts(Ranks *r, const Place *places)
+static void forget_places(Ranks *r)
 {
-    const Place *own = &places[r->boot.rank];
+    free(r->places);
+    r->places = NULL;
+}
+
+/* Every rank counts the same hosts. */
+static void count_hosts(Ranks *r)
+{
+    const Place *places = r->places, *own = &places[r->boot.rank];
     r->local_rank = r->local_size = r->cpu_sharers = r->hosts = 0;
     for (int p = 0; p < r->boot.size; p++) {
         bool here = !strcmp(places[p].host, own->host), known = false;
@@ -112,17 +119,6 @@ static void count_hosts(Ranks *r, const Place *places)
         for (int q = 0; q < p && !known; q++) known = !strcmp(places[q].host, places[p].host);
         r->hosts += !known;
     }
-}
-
-/* With by_hosts after the grid is known. */
-static Err find_hosts(Ranks *r, double timeout_s, bool by_hosts)
-{
-    Place *places;
-    Err err = read_places(r, timeout_s, &places);
-    if (!err) count_hosts(r, places);
-    if (!err && by_hosts) err = spread_over_hosts(r, places);
-    free(places);
-    return err;
 }
 
 /* ---- verdicts ---- */
@@ -360,17 +356,20 @@ Err ranks_place(Ranks *r, const RanksOptions *o)
     r->placed = true;
     if (placed) return ERR_OK;
     if (!several) r->host_free_bytes = host_free_bytes();
-    if (several) TRY(post_place(r));
-    if (several) TRY(find_hosts(r, o->timeout_s, false));
-    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, r->local_size, o->carrier, o->timeout_s };
-    return several && o->cuda ? rank_gpu_choose(r->store, &c, &r->gpu) : ERR_OK;
+    if (!several) return ERR_OK;
+    TRY(post_place(r));
+    TRY(read_places(r, o->timeout_s));
+    count_hosts(r);
+    const GpuChoice c = { r->boot.rank, r->boot.size, r->local_rank, r->local_size, o->carrier, o->near, o->timeout_s };
+    return o->cuda ? rank_gpu_choose(r->store, &c, &r->gpu) : ERR_OK;
 }
 
 static Err open_many(Ranks *r, const RanksOptions *o)
 {
     TRY(ranks_agree_on_job(r, o->facts));
     TRY(ranks_place(r, o));
-    if (o->by_hosts) TRY(find_hosts(r, o->timeout_s, true));
+    if (o->by_hosts) TRY(spread_over_hosts(r));
+    forget_places(r);
     TRY(connect_ranks(r, o));
     if (o->cuda) TRY(connect_gpus(r, o));
     TRY(world_open(&r->world, r->grid, r->boot.rank, (CommOpener){ r, open_group }));
@@ -541,6 +540,7 @@ Err ranks_close(Ranks *r, Err outcome)
 {
     ErrKept first = { 0 };
     if (outcome) err_keep(&first);
+    forget_places(r);
     comm_close(&r->save);
     if (r->world_open) world_close(&r->world);
     nccl_world_close(__atomic_exchange_n(&r->nccl, NULL, __ATOMIC_ACQ_REL));

@@ -28,6 +28,7 @@ typedef struct {
     int hosts;
     /* what this host had free before any of its ranks took the memory that it plans */
     double host_free_bytes;
+    struct Place *places; /* of all ranks, until the groups are open; NULL: one rank */
     Store *store;
     Watch *watch;
     GlooWorld *gloo;
@@ -59,6 +60,7 @@ typedef struct {
     bool check_calls;                  /* every collective call is compared with the peers' */
     bool cuda;                         /* tensors lie in the memory of GPUs */
     Carrier carrier;                   /* and reach other ranks by it */
+    bool near;                         /* processors near each rank's GPU are looked for */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* tensor-parallel ranks send messages (layer/sums.c, bands.c) */
     int64_t row_pieces;   /* pieces of rows that ranks send each other's experts (NcclUse) */
@@ -77,7 +79,7 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o);
  * The same in steps, for ranks that agree on their layout before they have one: of the options ranks_meet goes by
  * times, folder and `stop` alone. Between them rank 0 may tell the others a text, which then is in `text` on all, and
  * *value becomes the least of all ranks. ranks_place: local_rank to host_free_bytes and gpu are set from there on; it
- * goes by times, cuda and carrier.
+ * goes by times, cuda, carrier and near.
  */
 Err ranks_meet(Ranks *r, const Boot *boot, const RanksOptions *o);
 Err ranks_place(Ranks *r, const RanksOptions *o);
