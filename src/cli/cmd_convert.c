@@ -311,7 +311,7 @@ static Err refuse_tokenizer(const Source *from)
     return err_hint("convert it inside its run's folder, which keeps a copy of its tokenizer");
 }
 
-/* What goes into the folder beside the weights. */
+/* Files that go into the folder beside the weights. */
 typedef struct {
     HfCopy copies[COPIES_MOST + 1];
     int count;

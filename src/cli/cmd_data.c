@@ -58,7 +58,7 @@ static double save_every = 10;
                                         .help = "auto: jsonl or text; bytes: any file" \
     }
 
-/* What both take: --format, which --key decides too, and stdin once. */
+/* Options that both take: --format, which --key decides too, and stdin once. */
 static Err read_format(InputFormat *out)
 {
     static const char *const names[] = { "text", "jsonl", "auto", "bytes" };

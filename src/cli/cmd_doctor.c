@@ -57,7 +57,7 @@ __attribute__((format(printf, 2, 3))) static void advise(bool needed, const char
     putchar('\n');
 }
 
-/* What stands behind `key` in a file of the kernel, up to the end of the line; "" if there is none. */
+/* The text behind `key` in a file of the kernel, up to the end of the line; "" if there is none. */
 static void kernel_value(const char *path, const char *key, char out[LINE_BYTES])
 {
     char line[LINE_BYTES];

@@ -89,7 +89,7 @@ static Err search_words(Words words)
                                       .as_json = as_json });
 }
 
-/* What is said of one layout is not said of a search, nor the other way round. */
+/* Options about one layout are not about a search, nor the other way round. */
 static Err words_agree(void)
 {
     const char *of_search = max_world       ? "max-world"

@@ -233,7 +233,7 @@ static Err simulate_one(const StageCost *cost)
 
 /* ---- all of them ---- */
 
-/* What the table says of one schedule; the schedule itself is gone by then. */
+/* A schedule's row of the table; the schedule itself is gone by then. */
 typedef struct {
     char name[48];
     int chunks, copies, buffers;

@@ -14,7 +14,7 @@
 
 #include "base/err.h"
 
-/* What follows on the command line; points into argv. */
+/* Words that follow on the command line; they point into argv. */
 typedef struct {
     const char *const *items;
     int count;

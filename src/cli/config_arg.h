@@ -7,7 +7,7 @@
 
 #define REST_OVERRIDES "[section.key=value ...]"
 
-/* What config_read is to read: that file (NULL: none), these overrides, this many ranks, on this machine. */
+/* The source for config_read: that file (NULL: none), these overrides, this many ranks, on this machine. */
 ConfigSource config_source_here(const char *path, Words overrides, int64_t world_size);
 
 /* config_read for that file (NULL: none), these overrides and this many ranks. config_release also on error. */

@@ -125,7 +125,7 @@ static void put_status(FILE *out, int status)
     if (any) fputc('\n', out);
 }
 
-/* What an environment tells a run; the variables of tests are not told (test_help.sh has the list of those). */
+/* The environment's words to a run; the variables of tests are not told (test_help.sh has the list of those). */
 static void put_environment(FILE *out)
 {
     static const struct {
@@ -239,7 +239,7 @@ static void put_second_words(FILE *out)
     }
 }
 
-/* What may stand behind a command. */
+/* Words that may stand behind a command. */
 static void put_command_words(FILE *out)
 {
     int count;
@@ -274,7 +274,7 @@ static bool put_known_names(FILE *out, const char *what)
     return true;
 }
 
-/* What may stand behind an option: one of its choices, a file, or something that nobody can guess. */
+/* Values that may stand behind an option: one of its choices, a file, or something that nobody can guess. */
 static void put_option_values(FILE *out, const Command *c)
 {
     for (int i = 0; i < c->option_count; i++) {
@@ -293,7 +293,7 @@ static void put_option_values(FILE *out, const Command *c)
     }
 }
 
-/* What is known of a key's values. */
+/* A key's values, as far as they are known. */
 static void put_key_values(FILE *out)
 {
     for (int i = 0; i < CFG_COUNT; i++) {

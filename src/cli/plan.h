@@ -63,10 +63,10 @@ typedef struct {
 Err plan_count(PlanTable *t);
 void plan_free(PlanTable *t);
 
-/* What a rank takes, the total last; what it does in a step. A figure without a key ends each table. */
+/* Bytes of a rank, the total last; its work in a step. A figure without a key ends each table. */
 extern const PlanFigure plan_memory[], plan_work[];
 int64_t plan_value(const PlanTable *t, const PlanKind *k, const PlanFigure *f);
-/* What weights, gradients and moments take. */
+/* Bytes of weights, gradients and moments. */
 int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k);
 
 /* The rank that takes the most, and what it takes. plan_fits: does that, and what CUDA and its libraries take beside
@@ -76,14 +76,14 @@ int64_t plan_largest_total(const PlanTable *t);
 bool plan_fits(const PlanTable *t);
 /* The same of any layout, whose rank that takes the most takes `bytes`. */
 bool plan_holds(const DeviceFile *target, const Config *cfg, Grid grid, int64_t bytes);
-/* What CUDA, its libraries and NCCL's communicators take at most. */
+/* Bytes that CUDA, its libraries and NCCL's communicators take at most. */
 int64_t plan_library_bytes(const PlanTable *t);
 int plan_pairs(const PlanTable *t); /* of ranks on a host (world_pairs) */
 
 double plan_flop(const PlanTable *t);        /* of a step, all ranks together, op by op */
 int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
 
-/* What each kind of recomputation takes. Errors: those of trainer_plan. */
+/* Plans of each kind of recomputation. Errors: those of trainer_plan. */
 Err plan_recompute(PlanTable *t);
 void plan_put_recompute(const PlanTable *t);
 void plan_json_recompute(JsonOut *j, const PlanTable *t);

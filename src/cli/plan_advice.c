@@ -16,7 +16,7 @@ typedef struct {
     bool doubled;     /* twice as much of it, or half */
 } Change;
 
-/* Of some layouts only two keys together change. */
+/* Pairs of keys, which some layouts change together alone. */
 typedef struct {
     Change change[2];
     int count;

@@ -119,7 +119,7 @@ double plan_flop(const PlanTable *t)
     return flop;
 }
 
-/* What CUDA and its libraries take beside a plan. */
+/* Bytes that CUDA and its libraries take beside a plan. */
 static int64_t libraries(const Config *cfg, Grid grid)
 {
     return cfg->run.device == RUN_DEVICE_CPU ? 0 : spec_library_bytes(cfg, grid);

@@ -24,7 +24,7 @@ typedef struct {
     char refused[REASON_BYTES]; /* "": it is legal */
 } Compared;
 
-/* What was asked, and what is known of all answers. */
+/* A question, and what is known of all its answers. */
 typedef struct {
     const PlanSearch *asked;
     Config base;
@@ -88,7 +88,7 @@ static Err ask(Query *q, const PlanSearch *p)
 
 static double rank_tokens(const SearchResult *r) { return r->time.tokens_s / grid_size(r->grid); }
 
-/* Of the step the work of the rank that is busy longest; behind it is rest_s. */
+/* Seconds that the busiest rank works in the step; behind them is rest_s. */
 static double busy(const SearchResult *r) { return r->time.shares.now - r->time.rest_s; }
 
 /* "tp 8, pp 4, vpp 5, interleaved, micro-batch 1, selective": what is not usual. */
@@ -285,7 +285,7 @@ static void put_fixed(const LayoutSpace *s)
     printf("%s; layout keys of the file are free\n", count ? "" : " nothing");
 }
 
-/* What the run's tokens take, and what its devices cost for so long. */
+/* Seconds that the run's tokens take, and the cost of its devices for so long. */
 static double run_seconds(const Query *q, const SearchResult *r) { return q->tokens / q->step_tokens * r->time.step_s; }
 
 static double run_cost(const Query *q, const SearchResult *r)

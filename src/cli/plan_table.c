@@ -84,7 +84,7 @@ Err plan_vocab(const Config *cfg, int64_t *out)
     return ERR_OK;
 }
 
-/* What the run would refuse at its start. */
+/* Refusals at the start of the run. */
 static Err check_gpu(const PlanTable *t)
 {
     DeviceInfo here;

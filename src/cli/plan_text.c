@@ -94,7 +94,7 @@ static void put_params(const ModelSpec *m, int64_t params)
     putchar('\n');
 }
 
-/* What the plan is for, and where that came from: the same configuration is another plan elsewhere. */
+/* The device that is planned for, and where that came from: the same configuration is another plan elsewhere. */
 static void put_device(const PlanTable *t)
 {
     const Config *c = t->cfg;
@@ -279,7 +279,7 @@ static const PlanKind *least_kind(const PlanTable *t)
     return least;
 }
 
-/* Of many kinds the one that takes the most and the one that takes the least. */
+/* The kinds that take the most and the least, of many. */
 static void put_extremes(const PlanTable *t, const char *title, const PlanFigure *const *figures, int count)
 {
     const PlanKind *most = plan_largest(t), *least = least_kind(t);
@@ -317,7 +317,7 @@ static int stage_lines(const PlanTable *t)
     return n;
 }
 
-/* What each stage keeps, and each rank takes. */
+/* Bytes that each stage keeps, and each rank takes. */
 static void put_stages(const PlanTable *t)
 {
     if (t->count == 1 && t->kinds[0].plan.stage_count == 1) return;
@@ -340,7 +340,7 @@ static void put_stages(const PlanTable *t)
     }
 }
 
-/* What one parameter costs, and what the layout leaves empty. */
+/* Bytes of one parameter, and what the layout leaves empty. */
 static void put_state(const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;
@@ -476,7 +476,7 @@ static bool shown_before(const PlanTable *t, int kind)
     return false;
 }
 
-/* What each communicator sends, call by call; ranks that send the same share a table. */
+/* Bytes that each communicator sends, call by call; ranks that send the same share a table. */
 static void put_comm(const PlanTable *t, int kind)
 {
     const MemoryPlan *p = &t->kinds[kind].plan;
@@ -531,7 +531,7 @@ static void put_work(const PlanTable *t)
     if (t->spec.update.optimizer == OPTIMIZER_MUON) put_muon(t, all_flop);
 }
 
-/* Of many kinds without --all: that of the rank with the most bytes. */
+/* Without --all, the table of many kinds is that of the rank with the most bytes. */
 static void put_communication(const PlanTable *t)
 {
     const bool brief = !t->all && t->count > KINDS_ABREAST;

@@ -124,7 +124,7 @@ struct Comm {
     /* This communicator carries the calls of another, which counts them. So its observer hears of waits alone. */
     bool carrier;
     bool reads_lengths; /* an all-to-all of rows lets the host wait for its offsets: so does nccl */
-    /* What this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
+    /* Work that this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
     int64_t last_bytes; /* bytes of the latest call */
     int64_t rows_most;  /* most bytes of an all-to-all: of all rows, each to another rank */
@@ -187,7 +187,7 @@ const char *comm_kind_name(CommKind kind); /* "all-gather", ... */
 /* Opens *c: sets what the communicators of all tables have in common. `impl` is the table's; comm_close ends it. */
 void comm_init(Comm *c, const CommTable *table, const char *name, int rank, int size, void *impl);
 
-/* What must be the same in one call of all ranks. */
+/* Facts that must be the same in one call of all ranks. */
 typedef struct {
     uint64_t sequence;
     int64_t count, elem_bytes, kind;
@@ -201,7 +201,7 @@ CommCall comm_call(const CommRequest *r);
 /* Do all ranks' calls agree? If not, says where the first difference is. */
 bool comm_same_calls(const char *name, const CommCall *calls, int size, char *message, size_t message_size);
 
-/* What both ends of a message must have the same. */
+/* Facts that both ends of a message must have the same. */
 typedef struct {
     uint64_t number; /* counts the messages from one member to the other */
     int64_t bytes;

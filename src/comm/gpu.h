@@ -69,7 +69,7 @@ typedef struct {
     int min, max;
 } NcclCtas;
 
-/* What a group is for. */
+/* The use of a group. */
 typedef struct {
     NcclCtas ctas;
     GroupMessages messages;

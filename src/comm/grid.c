@@ -86,7 +86,7 @@ static void place(World *w, Grid g, int rank)
     w->pp_rank = at.pp;
 }
 
-/* Where there is cp, dp-cp does the work of dp. */
+/* A group of dp is not opened where there is cp: dp-cp does its work. */
 static bool is_opened(GridShape s, GroupKind kind)
 {
     return kind == GROUP_DP ? s.cp == 1 : kind != GROUP_DP_CP || s.cp > 1;

@@ -103,7 +103,7 @@ enum { CONFIG_AUTO = -1 };
 /* CONFIG_ANY_WORLD: for who reads about a run and is not part of it: as many ranks as its layout takes at the least. */
 enum { CONFIG_ANY_WORLD = -1, CONFIG_RANKS_MAX = 1 << 20 };
 
-/* What to read. `path` or `text` or neither; `text` is what config_dump wrote, `path` then only names it. */
+/* Source of a configuration. `path`, `text` or neither; `text` is what config_dump wrote, `path` then only names it. */
 typedef struct {
     const char *path, *text;
     const char *const *overrides; /* section.key=value */
@@ -198,7 +198,7 @@ const ConfigKey *config_key(ConfigId id);
 bool config_find(const char *section, const char *name, ConfigId *id);
 /* The value as in the INI form: `buf`, or the text itself for TEXT keys. */
 const char *config_value(const Config *c, ConfigId id, char buf[CONFIG_VALUE_BYTES]);
-/* What a key may be ("integer, 1 to 1024"), and what it is when nothing is said. */
+/* Values that a key may have ("integer, 1 to 1024"), and the one that it has when nothing is said. */
 void config_range(ConfigId id, char *out, int size_bytes);
 const char *config_default(ConfigId id, char buf[CONFIG_VALUE_BYTES]);
 /* "default", "auto", "command line" or "FILE:LINE". */

@@ -89,7 +89,7 @@ static bool scales_rope(const Config *c) { return c->model.rope_scaling != ROPE_
 static bool is_yarn(const Config *c) { return c->model.rope_scaling == ROPE_YARN; }
 static bool scales_by_turns(const Config *c) { return is_yarn(c) || c->model.rope_scaling == ROPE_LLAMA3; }
 
-/* What GPUs read 16 bytes at a time. */
+/* Rows that GPUs read 16 bytes at a time. */
 static bool fits_gpu(const Config *c, int64_t width) { return on_cpu(c) || !config_is_latent(c) || width % 8 == 0; }
 
 /* The library of products takes other rows by no kernel that has been tried, or slowly. (Older programs ran such.) */
@@ -312,7 +312,7 @@ void config_check_rules(ConfigReader *r)
     check_debug_keys(r);
 }
 
-/* What is broken is known before a way out of any of it is tried. */
+/* All broken rules are known before a way out of any of them is tried. */
 void config_check(ConfigReader *r)
 {
     ConfigReader before = *r;

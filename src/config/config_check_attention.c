@@ -127,7 +127,7 @@ static void check_singles(ConfigReader *r)
     config_take(r, "model.block_norms=pre");
 }
 
-/* What else beside tp cuts the rows of a sample. */
+/* Factors that cut the rows of a sample, beside tp. */
 static const char *context_factors(const Config *c)
 {
     const bool cp = c->parallel.cp > 1, slices = c->parallel.slices > 1;

@@ -1,4 +1,4 @@
-/* What keys mean, for who asks: megatrain config. */
+/* Meanings of keys, for who asks: megatrain config. */
 #include <string.h>
 
 #include "config/config_reader.h"

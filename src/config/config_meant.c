@@ -155,7 +155,7 @@ static void plain_name(const char *name, char *out, size_t size)
     out[n] = 0;
 }
 
-/* What stands behind `name` in a list of words: the end of the word, or what follows '='. NULL: it is not there. */
+/* The text behind `name` in a list of words: the end of the word, or the value behind '='. NULL: it is not there. */
 static const char *find_word(const char *list, const char *name)
 {
     const size_t n = strlen(name);

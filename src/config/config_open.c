@@ -11,7 +11,7 @@ enum { WORD_BYTES = 160 };
 
 /* ---- once more, with other values ---- */
 
-/* What was filled in is left open again. */
+/* Values that were filled in are left open again. */
 static void leave_open(Config *c)
 {
     static const size_t sizes[] = { [CONFIG_INT] = sizeof(int64_t),
@@ -134,7 +134,7 @@ static Err report(const ConfigReader *r)
                    config_report_is_full(r) ? ", the first of them" : "", length, r->report);
 }
 
-/* What else is wrong, beside the mistakes that are known. */
+/* Further mistakes, beside those that are known. */
 static void judge(ConfigReader *r, ConfigSource source)
 {
     bool doubtful[CFG_COUNT];

@@ -148,7 +148,7 @@ static void resolve_rope(ConfigReader *r)
          CFG_model_rope_factor);
 }
 
-/* Which layers blocks have; those of a wrong list are the usual ones. */
+/* Layers that blocks have; those of a wrong list are the usual ones. */
 static void resolve_blocks(ConfigReader *r)
 {
     Config *c = r->config;

@@ -145,7 +145,7 @@ static void forward_window(const Scan *d, Forward *f, const delta_fwd_args *a, i
     }
 }
 
-/* What threads share. */
+/* The call that threads share. */
 typedef struct {
     const Scan *d;
     const delta_fwd_args *a;

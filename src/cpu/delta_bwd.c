@@ -243,7 +243,7 @@ static void backward_run(const Scan *d, Backward *f, const delta_bwd_args *a, co
     keys_backward(d, f, a, r, key_head);
 }
 
-/* What threads share. */
+/* The call that threads share. */
 typedef struct {
     const Scan *d;
     const delta_bwd_args *a;

@@ -55,7 +55,7 @@ static inline int64_t scan_state_row(const Scan *d, int64_t b, int64_t window, i
     return ((b * d->windows + window) * d->V + head) * d->D;
 }
 
-/* Of a run's rows: column `head` of x [B T V]. */
+/* Column `head` of x [B T V], in a run's rows. */
 static inline void scan_load_column(const Scan *d, float *to, Tensor x, const ScanRun *r, int64_t head)
 {
     for (int64_t i = 0; i < r->n; i++) to[i] = row_f32(x, r->b * d->T + r->row + i)[head];

@@ -21,7 +21,7 @@ typedef struct {
         .begin = -1, .pad = -1 \
     }
 
-/* Of a generation_config.json, or of a config.json; values that are no ids are warned of and left out. ERR_CKPT: the
+/* Ids of a generation_config.json or a config.json; values that are no ids are warned of and left out. ERR_CKPT: the
  * file is damaged. ERR_MEMORY. */
 Err hf_ids_read(const char *path, HfIds *out);
 bool hf_ids_end(const HfIds *x, int64_t id);

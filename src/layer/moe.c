@@ -445,7 +445,7 @@ static Err pieces_backward(const Moe *m, Ctx *c, const MoeRows *t, const MoeEnds
     return ERR_OK;
 }
 
-/* What latent_out read. */
+/* The input of latent_out. */
 static Err sum_again(const Moe *m, Ctx *c, const MoeSave *save, const MoeRows *t, Tensor *sum_NL)
 {
     const int64_t N = t->index_NK.dim[0];
@@ -516,7 +516,7 @@ static Err moe_backward(const void *own, Ctx *c, const void *kept, Tensor x_ND, 
 
 /* ---- the kind ---- */
 
-/* Of one expert, but biases. */
+/* Weights of one expert, without biases. */
 static int64_t one_expert(const ModelSpec *s) { return mlp_weights(s, s->moe.ffn) / s->hidden * moe_width(s); }
 
 static int64_t moe_flop(const ModelSpec *s)

@@ -53,7 +53,7 @@ static Err register_shared(Moe *m, const Owner *o)
     return add_weight(o, "shared_gate.weight", gate, &m->shared_gate);
 }
 
-/* What is added to the residual stream begins as projections do: that is latent_out's, and through it the experts'. */
+/* Weights added to the residual stream begin as projections do: latent_out's, and through it the experts'. */
 static Err register_latent(Moe *m, const Owner *o)
 {
     const ModelSpec *s = o->spec;

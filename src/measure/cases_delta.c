@@ -3,7 +3,7 @@
 
 enum { TAPS = 4 };
 
-/* Of a layer of H heads whose keys and values are C wide. */
+/* Width of a layer of H heads whose keys and values are C wide. */
 static int64_t wide_of(const Maker *m) { return 3 * m->d->H * m->d->C; }
 
 BENCH(conv_silu_fwd, { "" })

@@ -314,7 +314,7 @@ static Err parallel_backward(const Block *b, Ctx *c, const BlockSave *save, Tens
     return norm_backward_sum(&m->norm, c, &save->mixer.norm, (NormRows){ x, dn, d }, sums.bias);
 }
 
-/* Of a block of one layer. */
+/* The backward of a block of one layer. */
 static Err single_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
     const bool mixer = is_there(&b->mixer);

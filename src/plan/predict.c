@@ -231,7 +231,7 @@ static double waited_seconds(const TimeShares *s)
     return sum;
 }
 
-/* What a step does once, however many micro-batches it has. */
+/* Seconds of what a step does once, however many micro-batches it has. */
 static double seconds_once(const TimeShares *s) { return s->family[FAMILY_OPTIMIZER] + waits_for_copies(s); }
 
 /* Shares of the rank's step; units: seconds of all of its units, where fewer were run dry. */

@@ -59,7 +59,7 @@ Err predict_by(const CostSource *source, const TrainSpec *spec, Grid grid, Predi
 /* And draws the step, with a row for each pipeline rank (pipeline/chart.h). */
 Err predict_svg(const CostModel *m, const TrainSpec *spec, Grid grid, Prediction *out, FILE *svg);
 
-/* What a step consists of, by name: "products", "waits for sp", "waits for other stages", ... */
+/* Parts of a step, by name: "products", "waits for sp", "waits for other stages", ... */
 typedef struct {
     char name[48];
     double seconds;

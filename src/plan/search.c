@@ -4,7 +4,7 @@
 
 #include "plan/searching.h"
 
-/* What of memory the next layout of a front takes at most. */
+/* The share of memory that the next layout of a front takes at most. */
 static const double FRONT_STEP = 0.97;
 enum { FRONT = 8 };
 

@@ -66,7 +66,7 @@ typedef struct {
  */
 Err search(const SearchQuestion *q, SearchAnswer *out);
 
-/* Of an answer with count 0: is there no layout at all for so many ranks, rather than none that fits? */
+/* An answer with count 0: is there no layout at all for so many ranks, rather than none that fits? */
 bool search_found_none(const SearchAnswer *a);
 
 /* One layout, by itself: ERR_CONFIG where a rule refuses it. Fits or not. */

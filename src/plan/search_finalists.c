@@ -47,7 +47,7 @@ static Err run_once(Search *s, const Layout *layouts, int count, Layout large[SE
     return ERR_OK;
 }
 
-/* Of layouts that differ in what ZeRO cuts alone, the first that fits. */
+/* The first layout that fits, of those that differ in what ZeRO cuts alone. */
 Err search_run_dry(Search *s, const Layout *layouts, int count)
 {
     Layout now[SEARCH_TOGETHER], large[SEARCH_TOGETHER];
@@ -156,7 +156,7 @@ static bool may_vary(const Search *s, const Layout *of, LayoutKey key)
     }
 }
 
-/* What is told apart among the best alone. */
+/* Keys that are told apart among the best alone. */
 static const LayoutKey varied[] = { LAYOUT_ZERO, LAYOUT_ORDER, LAYOUT_OVERLAP_MOE, LAYOUT_OVERLAP_TP };
 enum { VARIED_KEYS = sizeof varied / sizeof *varied };
 
@@ -208,7 +208,7 @@ Err search_vary_best(Search *s)
     return ERR_OK;
 }
 
-/* Of layouts that differ in what finalists are varied by alone, the best counts. */
+/* The best counts, of layouts that differ in what finalists are varied by alone. */
 static bool is_varied(const SearchAnswer *a, const Layout *more, int count, const Layout *l)
 {
     for (int i = 0; i < a->count + count; i++) {

@@ -215,7 +215,7 @@ Err events_ranks(Events *e, const MetricsRecord *r)
     return write_event(e, &event);
 }
 
-/* What balances routers. */
+/* Figures of what balances routers. */
 static Err events_balance(Events *e, const MetricsRecord *r)
 {
     EventRecord event = { .kind = EVENT_SCALARS, .step = r->step };

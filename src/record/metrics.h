@@ -57,7 +57,7 @@ typedef struct {
     char jsonl_path[PATH_MAX], svg_path[PATH_MAX];
 } Metrics;
 
-/* What metrics.jsonl of a run folder knows. */
+/* The content of a run's metrics.jsonl. */
 typedef struct {
     int64_t last_step; /* 0: of no step */
     bool saved;        /* a checkpoint was written */

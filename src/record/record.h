@@ -17,7 +17,7 @@ typedef struct {
     char failure[512]; /* why there is none; "" if there is */
 } MetricsSave;
 
-/* What share of the ranks' time was without compute in a traced step of a pipeline (timeline.h). */
+/* Shares of the ranks' time without compute, in a traced step of a pipeline (timeline.h). */
 typedef struct {
     bool measured; /* else there is none */
     double bubble, bubble_simulated;
@@ -102,7 +102,7 @@ typedef struct {
     char name[CURVE_NAME_BYTES];
 } ValidRecord;
 
-/* What a task of an evaluation came to (data/tasks.h): shares of its questions and their standard errors, by metric.
+/* The result of a task of an evaluation (data/tasks.h): shares of its questions and their standard errors, by metric.
  * Metrics from `metrics` on mean nothing for it. */
 enum { RECORD_TASK_METRICS = 3 };
 typedef struct {

@@ -111,7 +111,7 @@ static void put_loss(FILE *out, double loss)
     else fprintf(out, "not finite");
 }
 
-/* What a row shows of a run. */
+/* A value that a row shows of a run. */
 typedef enum {
     ROW_STEPS,
     ROW_TOKENS,

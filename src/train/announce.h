@@ -1,4 +1,4 @@
-/* What a run says in the log about what it reads: in an evaluation, and where its steps begin to read otherwise. */
+/* Lines of the log about what a run reads: in an evaluation, and where its steps begin to read otherwise. */
 #ifndef MEGATRAIN_TRAIN_ANNOUNCE_H
 #define MEGATRAIN_TRAIN_ANNOUNCE_H
 

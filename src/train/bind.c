@@ -21,7 +21,7 @@ static const char *variable_of_threads(void)
  * machine, too: bound beside them a rank loses more than it wins (docs/prediction.md, "Bound threads"). */
 static bool has_nodes(const Machine *m) { return m->nodes > 1 && !(processors_quota("") > 0); }
 
-/* What stands against it; "": nothing. */
+/* The reason that stands against binding; "": none. */
 static void find_hindrance(const Ranks *r, const Machine *m, int threads, char *why, size_t size)
 {
     const char *variable = variable_of_threads();

@@ -8,7 +8,7 @@
 
 #include "base/placement.h"
 
-/* What a rank posts. */
+/* Facts that a rank posts. */
 typedef struct {
     char uuid[40], nccl[24]; /* nccl: version, "" without the library */
     char why[160];           /* it is without */

@@ -20,7 +20,7 @@ static Err dump_config(const Config *cfg, char **text)
     return fclose(f) ? err_set(ERR_MEMORY, "no memory for the configuration's text") : ERR_OK;
 }
 
-/* What all ranks must have in common: the program to the byte, every key, and what may differ from a checkpoint. */
+/* Facts that all ranks must share: the program to the byte, every key, and what may differ from a checkpoint. */
 static Err facts_of(const Config *cfg, const char *config_text, char **facts)
 {
     ConfigLine k = { 0 };

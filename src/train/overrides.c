@@ -18,7 +18,7 @@ unsigned overrides_data(const Config *was, const Config *now)
     return parts;
 }
 
-/* What counts is the content of the data, not how its files are called. */
+/* The content of the data counts, not how its files are called. */
 static bool differs(const Config *was, const Config *now, ConfigId id, unsigned data)
 {
     if (id == CFG_data_train) return data & (DATA_FILES | DATA_ORDER);

@@ -16,7 +16,7 @@
 #include "device/device.h"
 #include "train/spec.h"
 
-/* What cannot be opened is warned of in the words in which a run would fail. */
+/* Files that cannot be opened are warned of in the words in which a run would fail. */
 static void warn_of(Err err, const char *key, int *found)
 {
     if (!err) return;

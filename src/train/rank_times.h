@@ -31,7 +31,7 @@ Err rank_times_open(RankTimes *t, World *world, Stream *stream, SetupArena *memo
  */
 Err rank_times_share(RankTimes *t, double compute_s, double wait_s, MetricsRanks *out);
 
-/* What rank_times_share makes of the times that every rank took, for any grid. */
+/* The figures that rank_times_share makes of every rank's times, for any grid. */
 void rank_times_compare(RankTimes *t, Grid grid, MetricsRanks *out);
 
 #endif

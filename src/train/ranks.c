@@ -147,7 +147,7 @@ static void *abort_nccl(void *arg)
     return NULL;
 }
 
-/* What runs on the GPU ends, and peers hear of it; but NCCL may hang in that, too: then without. */
+/* Work on the GPU ends, and peers hear of it; but NCCL may hang in that, too: then without. */
 static void abort_within(NcclWorld *world, const char *why)
 {
     static Aborting a; /* the thread may outlive this call */

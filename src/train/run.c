@@ -395,7 +395,7 @@ static Err place_data(Run *r, const CkptMeta *meta, bool replaced)
     return ERR_OK;
 }
 
-/* What differs of the configuration and the data, and may. */
+/* Differences of the configuration and the data that are allowed. */
 static Err compare_runs(Run *r, const Config *was, const CkptMeta *meta)
 {
     const unsigned data = data_id_differs(r->data_id, meta->data);

@@ -61,7 +61,7 @@ Err run_load_weights(Run *r, const char *from, int64_t step);
  * stands. */
 Err run_resume(Run *r);
 
-/* What a checkpoint of the present state says. The texts live as long as the run. */
+/* The meta data of a checkpoint of the present state. The texts live as long as the run. */
 CkptMeta run_meta(const Run *r, const char *config_text);
 
 /* How many samples an evaluation on a validation set has: all, or at most train.eval_samples. */

@@ -368,7 +368,7 @@ static Err check_data(const Config *cfg)
     return *o.spec ? data_error(cfg, CFG_data_train, dataset_check_text(&o)) : ERR_OK;
 }
 
-/* What a host is taken to have where nothing says it. */
+/* The number that a host is taken to have where nothing says it. */
 enum { RANKS_OF_A_HOST = 8 };
 
 int spec_host_ranks(const Config *cfg)

@@ -46,7 +46,7 @@ bool spec_sums_by_message(const Config *cfg);
 Err grid_try(const Config *cfg, Grid *out);
 Err grid_read(const Config *cfg, Grid *out);
 
-/* What CUDA, its libraries and NCCL's communicators take at most of a GPU beside a rank's plan. */
+/* Bytes that CUDA, its libraries and NCCL's communicators take at most of a GPU, beside a rank's plan. */
 int64_t spec_library_bytes(const Config *cfg, Grid grid);
 int64_t grid_library_bytes(Grid grid, bool sums_by_message, int host_ranks);
 

@@ -6,7 +6,7 @@
 
 #include "base/processors.h"
 
-/* What a thread does in 10 to 50 us, some times what it takes to begin together and to wait for the last. */
+/* FLOP of a thread in 10 to 50 us, some times what it takes to begin together and to wait for the last. */
 enum { FLOP_OF_A_THREAD = 1000000 };
 
 int threads_useful(const MemoryPlan *plan) { return 1 + (int)(plan->flop_of_op / FLOP_OF_A_THREAD); }

@@ -16,7 +16,7 @@
 
 enum { PIECE_BYTES = 64 << 10, LINE_BYTES = 320 };
 
-/* What a rank answers, and what rank 0 makes of it. */
+/* A rank's answer, and what rank 0 makes of it. */
 typedef struct {
     int64_t now, started; /* by its clock */
 } Reading;

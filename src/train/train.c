@@ -316,7 +316,7 @@ static Err share_times(Loop *l, int64_t step, double seconds)
     return rank_times_share(&l->times, fmax(seconds - stalled, 0), stalled, &l->slowest);
 }
 
-/* What a step came to, if one was finished (trainer_start, trainer_finish). */
+/* The report of a step, if one was finished (trainer_start, trainer_finish). */
 static Err take_report(Loop *l, const StepReport *r)
 {
     if (!r->step) return ERR_OK;
@@ -479,7 +479,7 @@ static Err one_step(Loop *l, int64_t end)
     return report.step ? after_step(l, end) : ERR_OK;
 }
 
-/* What asks this run to end before its time, on any rank: a signal's number, OUT_OF_TIME, or 0. */
+/* Reasons to end before the time, on any rank: a signal's number, OUT_OF_TIME, or 0. */
 enum { OUT_OF_TIME = 1 << 16 };
 
 static Err stop_reason(Loop *l, int64_t *reason)
