@@ -10,12 +10,12 @@
 
 /* Facts that a rank posts. */
 typedef struct {
-    char uuid[40], nccl[24]; /* nccl: version, "" without the library */
-    char why[160];           /* it is without */
-    char host[256];          /* NCCL_HOSTID: a host's name, as NCCL is to see it */
-    char name[64];           /* of the host itself */
-    int ranks, gpus;         /* there; GPUs as this rank sees them */
-    bool shares;             /* NCCL takes ranks of one host with one GPU */
+    char uuid[40], nccl[24];         /* nccl: version, "" without the library */
+    char why[160];                   /* it is without */
+    char host[256];                  /* NCCL_HOSTID: a host's name, as NCCL is to see it */
+    char name[64];                   /* of the host itself */
+    int ranks, gpus;                 /* there; GPUs as this rank sees them */
+    bool shares;                     /* NCCL takes ranks of one host with one GPU */
     char near[PLACEMENT_LIST_BYTES]; /* the processors near its GPU */
 } Fact;
 

@@ -15,13 +15,13 @@
 #include "boot/store.h"
 
 typedef struct {
-    bool nccl;      /* false: staged */
-    bool own_host;  /* NcclOptions */
-    int index;      /* number of this rank's GPU on its host */
-    int sharers;    /* how many ranks have this GPU, this one included */
-    int neighbours; /* how many ranks of this host have a GPU near the same processors, this one included */
+    bool nccl;          /* false: staged */
+    bool own_host;      /* NcclOptions */
+    int index;          /* number of this rank's GPU on its host */
+    int sharers;        /* how many ranks have this GPU, this one included */
+    int neighbours;     /* how many ranks of this host have a GPU near the same processors, this one included */
     PlacementNear near; /* what is near this GPU; of one rank alone nobody has looked */
-    char text[160]; /* "NCCL 2.28.9", "staged through the host: all 2 ranks share one GPU" */
+    char text[160];     /* "NCCL 2.28.9", "staged through the host: all 2 ranks share one GPU" */
 } RankGpu;
 
 typedef enum { CARRIER_ANY, CARRIER_STAGED, CARRIER_NCCL } Carrier;
