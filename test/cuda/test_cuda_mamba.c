@@ -27,7 +27,7 @@ static Pair documents(CudaCase *c, int64_t B, int64_t rows, int64_t first)
     ASSERT(B * rows <= 4096);
     for (int64_t i = 0; i < B * rows; i++) {
         const int64_t t = i % rows;
-        doc[i] = (int32_t)(first + (t < 5 ? -2 : t < 128 ? 5 : t < 140 ? 128 : 140 + (t - 140) / 31 * 31));
+        doc[i] = (int32_t)(first + (t < 5 ? -2 : t < 100 ? 5 : t < 140 ? 100 : t < 256 ? 140 : 256));
     }
     return pair_values(c, I32, doc, B, rows);
 }
@@ -44,7 +44,8 @@ static void mamba_case(MambaShape p)
     const Pair x = heads4(c, &p, 1, p.H, p.P, NULL), go = heads4(c, &p, 1, p.H, p.P, NULL);
     const Pair o = heads4(c, &p, 1, p.H, p.P, &all[0]), dx = heads4(c, &p, 1, p.H, p.P, &all[1]);
     const Pair dq = heads4(c, &p, 1, p.G, p.N, &all[2]), dk = heads4(c, &p, 1, p.G, p.N, &all[3]);
-    const Pair g = pair_uniform(c, F32, -1, 0, CASE_DIMS(p.B, p.rows, p.H));
+    /* (so slow a decay that what a document must not see would be seen) */
+    const Pair g = pair_uniform(c, F32, docs ? -0.05 : -1, 0, CASE_DIMS(p.B, p.rows, p.H));
     const Pair delta = pair_uniform(c, F32, 0, 1, CASE_DIMS(p.B, p.rows, p.H));
     const Pair skip = pair_random(c, p.flags & WIDE ? F32 : p.T, 1, p.H);
     const Pair before = pair_random(c, F32, 1, p.B, p.H, p.N, p.P), dafter = pair_random(c, F32, 1, p.B, p.H, p.N, p.P);
