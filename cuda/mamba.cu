@@ -139,7 +139,7 @@ template <class T> __global__ void __launch_bounds__(SCAN_THREADS, 1) mamba_stat
                 continue;
             }
             load_run(c, p, c.q, f.go, r, head);
-            scan_scale(p.keys, p.keys, p.from, r.n, c.N);
+            scan_scale(p.values, p.values, p.from, r.n, c.P);
             move_state(c, p, r.n, r.last);
         }
         if (f.dbefore.data) scan_store_state(f.dbefore, p.state, item * c.N, c.N, c.P);

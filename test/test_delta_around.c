@@ -325,6 +325,47 @@ TEST(gated_norm)
           { 90, 70, 16, 0, THREE_GROUPS | NORM_PLAIN }, { 27, 130, 1, 3, GATE_FIRST | THREE_GROUPS | NORM_FRESH });
 }
 
+/* Rows that find no room together go in pieces of whole leaves, with the same bits; dx and dz in the place of dy. */
+TEST(gated_norm_in_pieces)
+{
+    enum { N = 57, E = 20, G = 3, LEAF = 4 };
+    static float x[N][E], z[N][E], w[G][E], dy[2][N][E], dz[2][N][E];
+    static int64_t dw[2][G][E];
+    static int32_t shift = 30, overflow;
+    uint64_t state = 1;
+    Device dev;
+    OK(device_open(&dev, (DeviceChoice){ .threads = 2 }));
+    for (int i = 0; i < N * E; i++) {
+        x[i / E][i % E] = (float)test_uniform(&state, -1, 1), z[i / E][i % E] = (float)test_uniform(&state, -1, 1);
+        dy[0][i / E][i % E] = dy[1][i / E][i % E] = (float)test_uniform(&state, -1, 1);
+    }
+    for (int i = 0; i < G * E; i++) w[i / E][i % E] = (float)test_uniform(&state, -1, 1);
+    const int64_t all = dev.workspace_bytes, few = 2 * LEAF * G * (int64_t)sizeof(float) + 8;
+    gated_norm_bwd_args a = { .x = tensor_of(x, F32, N, E),
+                              .z = tensor_of(z, F32, N, E),
+                              .w = tensor_of(w, F32, G, E),
+                              .shift = tensor_of(&shift, I32, 1),
+                              .overflow = tensor_of(&overflow, I32, 1),
+                              .eps = 1e-3f,
+                              .gate_first = 1,
+                              .leaf = LEAF,
+                              .headroom_bits = 10 };
+    for (int i = 0; i < 2; i++) {
+        dev.workspace_bytes = i ? few : all;
+        a.dx = a.dy = tensor_of(dy[i], F32, N, E), a.dz = tensor_of(dz[i], F32, N, E);
+        a.dw = tensor_of(dw[i], I64, G, E);
+        OK(op_gated_norm_bwd(&dev.stream, &a));
+    }
+    CHECK(!memcmp(dy[0], dy[1], sizeof dy[0]) && !memcmp(dz[0], dz[1], sizeof dz[0]));
+    CHECK(!memcmp(dw[0], dw[1], sizeof dw[0]) && !overflow);
+    dev.workspace_bytes = LEAF * G * (int64_t)sizeof(float) - 1;
+    FAILS(op_gated_norm_bwd(&dev.stream, &a), ERR_CONFIG, "no workspace for 12 rows");
+    dev.workspace_bytes = all;
+    a.w.dim[0] = a.dw.dim[0] = 2;
+    FAILS(op_gated_norm_bwd(&dev.stream, &a), ERR_SHAPE, "57 rows of x for 2 of w");
+    device_close(&dev);
+}
+
 /* ---- tensors of bf16 ---- */
 
 enum { NARROW_N = 20, NARROW_D = 21, NARROW_TENSORS = 12 };

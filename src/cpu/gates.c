@@ -304,33 +304,6 @@ VEC_FN GatedTerms gated_terms(const Gated *g, Row dy, vf r, int64_t i, int64_t l
     return t;
 }
 
-/* Of v: dv = r (dh - h mean(dh h)). Then dx = dv and dz = dy w h silu'(z); gate first, dx = dv silu(z) and dz = dv x
- * silu'(z). */
-static void gated_norm_bwd_row(const gated_norm_bwd_args *a, int64_t n)
-{
-    const Gated g = gated_of(a->x, a->z, a->w, a->gate_first, n);
-    const Row dy = row_of(a->dy, n), dx = row_of(a->dx, n), dz = row_of(a->dz, n);
-    const int64_t E = a->x.dim[1];
-    const vf r = vf_set1(gated_scale(&g, E, a->eps));
-    vf sum = vf_zero();
-    for (int64_t i = 0; i < E; i += VEC) {
-        const GatedTerms t = gated_terms(&g, dy, r, i, E - i);
-        sum = vf_fma(t.dh, t.h, sum);
-    }
-    const vf mean = vf_set1(vf_sum(sum) / (float)E);
-    for (int64_t i = 0; i < E; i += VEC) {
-        const GatedTerms t = gated_terms(&g, dy, r, i, E - i);
-        const vf dv = vf_mul(r, vf_fnma(t.h, mean, t.dh));
-        row_put(dx, i, g.gate_first ? vf_mul(dv, t.silu) : dv, E - i);
-        row_put(dz, i, vf_mul(g.gate_first ? vf_mul(dv, t.x) : vf_mul(t.dyw, t.h), t.slope), E - i);
-    }
-}
-
-static void gated_norm_bwd_part(const void *args, int64_t first, int64_t end)
-{
-    for (int64_t n = first; n < end; n++) gated_norm_bwd_row(args, n);
-}
-
 enum { GATED_VECTORS = 4 }; /* columns are summed 64 at a time, in registers */
 
 /* Some rows, whole leaves of all groups: from `first` to end; scale: of each of these. */
@@ -389,6 +362,34 @@ static void gated_grad_part(const void *args, int64_t first, int64_t end)
     if (bad) flag_raise(g->a->overflow);
 }
 
+/* Of v: dv = r (dh - h mean(dh h)). Then dx = dv and dz = dy w h silu'(z); gate first, dx = dv silu(z) and dz = dv x
+ * silu'(z). */
+static void gated_norm_bwd_row(const gated_norm_bwd_args *a, int64_t n, float scale)
+{
+    const Gated g = gated_of(a->x, a->z, a->w, a->gate_first, n);
+    const Row dy = row_of(a->dy, n), dx = row_of(a->dx, n), dz = row_of(a->dz, n);
+    const int64_t E = a->x.dim[1];
+    const vf r = vf_set1(scale);
+    vf sum = vf_zero();
+    for (int64_t i = 0; i < E; i += VEC) {
+        const GatedTerms t = gated_terms(&g, dy, r, i, E - i);
+        sum = vf_fma(t.dh, t.h, sum);
+    }
+    const vf mean = vf_set1(vf_sum(sum) / (float)E);
+    for (int64_t i = 0; i < E; i += VEC) {
+        const GatedTerms t = gated_terms(&g, dy, r, i, E - i);
+        const vf dv = vf_mul(r, vf_fnma(t.h, mean, t.dh));
+        row_put(dx, i, g.gate_first ? vf_mul(dv, t.silu) : dv, E - i);
+        row_put(dz, i, vf_mul(g.gate_first ? vf_mul(dv, t.x) : vf_mul(t.dyw, t.h), t.slope), E - i);
+    }
+}
+
+static void gated_norm_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const GatedGrad *g = args;
+    for (int64_t n = first; n < end; n++) gated_norm_bwd_row(g->a, g->first + n, g->scale[n]);
+}
+
 Err CPU(gated_norm_bwd)(Stream *s, const gated_norm_bwd_args *a)
 {
     const int64_t rows = rows_both(a->dx, a->dy), leaf = a->leaf * a->w.dim[0];
@@ -403,7 +404,7 @@ Err CPU(gated_norm_bwd)(Stream *s, const gated_norm_bwd_args *a)
         g.end = rows - g.first < most ? rows : g.first + most;
         par_rows(s, g.end - g.first, a->x.dim[1], gated_scale_part, &g);
         par_columns(s, a->x.dim[1], g.end - g.first, gated_grad_part, &g);
+        par_rows(s, g.end - g.first, a->x.dim[1], gated_norm_bwd_part, &g);
     }
-    par_rows(s, rows, a->x.dim[1], gated_norm_bwd_part, a);
     return ERR_OK;
 }

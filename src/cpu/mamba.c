@@ -14,7 +14,7 @@
  *   qk'[i][j] = (go[i] write[j]) decay[i][j]
  *   dq[i]     = from[i] S go[i] + sum over j <= i of qk'[i][j] k[j]
  *   dk[j]     = left[j] dS write[j] + sum over i >= j of qk'[i][j] q[i]
- *   dS        = from[n - 1] dS + (sum over i of (from[i] q[i]) go[i]^T)
+ *   dS        = from[n - 1] dS + (sum over i of q[i] (from[i] go[i])^T)
  *
  * dg as in delta_bwd.c. The heads of a group add, in ascending order, to qk' and the parts of dq and dk before it.
  *
@@ -128,8 +128,7 @@ static void state_backward(const Scan *d, States *f, Tensor go, const ScanRun *r
     CPU(scan_load)(f->keys, d->key_width, d->q, r, head / d->group);
     CPU(scan_load)(f->values, d->width, go, r, head);
     CPU(scan_from)(from, g, n);
-    for (int64_t i = 0; i < n; i++)
-        scan_scale(f->keys + i * d->key_width, f->keys + i * d->key_width, from[i], d->key_width);
+    for (int64_t i = 0; i < n; i++) scan_scale(f->values + i * d->width, f->values + i * d->width, from[i], d->width);
     scan_outer(d, f->added, f->keys, f->values, n, false);
     move_state(d, f, r->last ? &from[n - 1] : NULL);
 }
