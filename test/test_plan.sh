@@ -638,7 +638,7 @@ done
 for file in "$root"/config/*.ini; do
     model=$(basename "$file" .ini)
     case $model in
-    deepseek-v3) world=2048 ;; llama3-70b | mixtral-8x7b | qwen3-30b-a3b | qwen3-next-80b-a3b) world=64 ;; llama3-8b-128k) world=32 ;;
+    deepseek-v3) world=2048 ;; llama3-70b | mixtral-8x7b | qwen3-30b-a3b | qwen3-next-80b-a3b | nemotron-3-nano) world=64 ;; llama3-8b-128k) world=32 ;;
     gpt-oss-20b) world=16 ;; gpt2-124m | llama-1b | llama3-8b) world=8 ;; *) world=1 ;;
     esac
     words=()
@@ -654,6 +654,8 @@ assert all(ms > 0 for ms in p["ms"].values()) and abs(sum(p["ms"].values()) / p[
 EOP
     [ $model != deepseek-v3 ] || check "$model fits $world GPUs as it is shipped" grep -q '"fits":true' plan.json
 done
+check "Nemotron 3 Nano has as many parameters as transformers counts" grep -q " 31,577,937,344 parameters, " \
+    <("$mt" plan --config "$root/config/nemotron-3-nano.ini" --world 64 --device h100 2>/dev/null)
 expect 2 "is about one layout" "$mt" plan --config plan.ini --world 4 --device "$root/config/devices/h100.ini" --search --ops
 sed '$a disk_gb_s = 0.5\nstep_us = 300' "$root/config/devices/h100.ini" >disk.ini
 "$mt" plan --config plan.ini --world 4 --device ./disk.ini --json data.valid='b: a c: a' train.eval_every=50 train.eval_samples=32 \

@@ -35,7 +35,7 @@ int64_t layer_set_read(const char *text, int layers, LayerSet *out);
 
 int layer_set_count(const LayerSet *s);
 
-enum { PATTERN_RUNS = 64 };
+enum { PATTERN_RUNS = 128 };
 
 /* {0}: 0 for all layers. */
 typedef struct {
