@@ -14,7 +14,7 @@
 #include "device/ops.h"
 
 enum { KEYS = 4, VALUES = 8, WIDTH = 128, STATE = WIDTH * WIDTH };
-/* Of Mamba-2: twice as many heads of half the width, whose states are as large. */
+/* Mamba-2 has twice as many heads of half the width, whose states together are as large. */
 enum { HEADS = 2 * VALUES, GROUPS = 2, HEAD = WIDTH / 2 };
 
 typedef struct {

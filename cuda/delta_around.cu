@@ -474,7 +474,7 @@ extern "C" Err cuda_mamba_gates_bwd(Stream *s, const mamba_gates_bwd_args *a)
 
 /* ---- a norm with a gate ---- */
 
-/* What an element of a row takes part in: h = v r, silu(z) and its slope, and dh, the gradient of h, before mean. */
+/* Terms of an element of a row: h = v r, silu(z) and its slope, and dh, the gradient of h. */
 struct GatedTerms {
     float x, h, silu, slope, dyw, dh;
 };

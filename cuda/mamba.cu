@@ -90,7 +90,7 @@ __device__ __forceinline__ void move_state(const MambaCall<T> &c, const StatePar
     __syncthreads();
 }
 
-/* What a run of a head reads: its gates, rows of keys or queries, and of values. */
+/* Rows that a run of a head reads: gates, keys or queries, and values. */
 template <class T>
 __device__ __forceinline__ void load_run(const MambaCall<T> &c, const StateParts &p, GroupedRows<const T> keys,
                                          GroupedRows<const T> values, const ScanRun &r, int head)
@@ -229,7 +229,7 @@ template <class T> __global__ void __launch_bounds__(SCAN_THREADS, 1) mamba_rows
 
 /* ---- rows, backward ---- */
 
-/* Beside RowParts: the names of Backward in src/cpu/mamba.c. */
+/* More parts, beside RowParts, with the names of Backward in src/cpu/mamba.c. */
 struct BackParts {
     float *both, *dqk, *dq, *dk, *product, *go, *dwrite, *dstate, *dfrom, *dlast;
 };
@@ -292,7 +292,7 @@ __device__ __forceinline__ void back_pairs(const RowParts &p, const BackParts &k
     __syncthreads();
 }
 
-/* Through the states before the run and behind it. part: for block_sum */
+/* Gradients that pass through the states before the run and behind it. part: for block_sum */
 template <class T>
 __device__ __forceinline__ void back_states(const MambaCall<T> &c, const RowParts &p, const BackParts &k,
                                             const ScanRun &r, float *part)

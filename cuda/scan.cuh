@@ -46,7 +46,7 @@ struct ScanRows {
     }
 };
 
-/* Takes `count` floats. */
+/* The next `count` floats of `at`. */
 __device__ __forceinline__ float *scan_take(float *&at, int64_t count)
 {
     float *p = at;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void scan_store_state(Rows<float> x, const float *fro
     __syncthreads();
 }
 
-/* Of a run's rows: column `head` of x [B T V]. */
+/* Column `head` of x [B T V], in a run's rows. */
 __device__ __forceinline__ void scan_load_column(float *to, Rows<const float> x, const ScanRun &r, int64_t T_rows,
                                                  int head)
 {
@@ -184,7 +184,7 @@ static ScanRows scan_rows_of(Tensor q, Tensor doc, int64_t first, int window)
     return { data_of<const int32_t>(doc), doc.ld, first, q.dim[0], q.dim[1], window };
 }
 
-/* What the declaration of an op does not say: of V value heads and K key heads. */
+/* Checks of V value heads and K key heads that the declaration of an op does not say. */
 static Err scan_check(const char *name, const ScanRows &rows, int64_t K, int64_t V, Tensor states)
 {
     const int64_t windows = ceil_div(rows.T, rows.window);

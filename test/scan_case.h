@@ -1,4 +1,4 @@
-/* What tests of recurrences share (test_delta.c, test_mamba.c): numbers in float64, heads that lie as columns of a
+/* Pieces of the tests of recurrences (test_delta.c, test_mamba.c): numbers in float64, heads that lie as columns of a
  * projection, documents, and comparisons. */
 #ifndef MEGATRAIN_TEST_SCAN_CASE_H
 #define MEGATRAIN_TEST_SCAN_CASE_H
@@ -57,7 +57,7 @@ static inline void same_numbers(const char *name, Tensor x, const double *want, 
         }
 }
 
-/* Right, and the same bits again, on every instruction set, with 1 to 3 threads. */
+/* Runs of each case: right, and the same bits again on every instruction set, with 1 to 3 threads. */
 static inline void scan_cases(CaseFn *fn, const Shape *p, int count)
 {
     for (int k = 0; k < count; k++) {

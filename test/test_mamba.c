@@ -439,7 +439,7 @@ static Tensor as_bf16(Tensor t, uint16_t *data)
     return t;
 }
 
-/* What is read in 16 bits has the bits of widened copies, rounded where it is stored. */
+/* Numbers read in 16 bits give the bits of widened copies, rounded where they are stored. */
 TEST(narrow)
 {
     static Whole w, n;
@@ -472,7 +472,7 @@ TEST(narrow)
 
 /* ---- refusals ---- */
 
-/* What is refused before a run is what an op would refuse. */
+/* Room that is refused before a run is what an op would refuse. */
 TEST(room_of_a_head)
 {
     static Whole w;
@@ -588,7 +588,7 @@ static Tensor columns(float *data, int64_t wide, int64_t column, int64_t count, 
 
 static Tensor as_rows(Tensor t) { return tensor_reshape(t, t.dim[1] * t.dim[2], t.dim[3]); }
 
-/* The same, [1, T, width] or [T, width]. */
+/* Columns of the projection, [T, width]. */
 static Tensor section(float *data, int64_t column, int64_t width)
 {
     Tensor t = tensor_of(data + column, F32, M_T, width);

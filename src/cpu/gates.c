@@ -96,7 +96,7 @@ Err CPU(delta_gates_fwd)(Stream *s, const delta_gates_fwd_args *a)
     return ERR_OK;
 }
 
-/* Of up to VEC heads of a row, the gradients that have rows; and what it adds to the sums of the leaf. */
+/* Gradients that have rows, of up to VEC heads of a row; and what these add to the sums of the leaf. */
 typedef void GateRowFn(const void *args, int64_t n, int64_t head, int64_t count, float *da_log, float *ddt_bias);
 
 typedef struct {
@@ -289,7 +289,7 @@ Err CPU(gated_norm_fwd)(Stream *s, const gated_norm_fwd_args *a)
     return ERR_OK;
 }
 
-/* What a vector of a row takes part in: h = v r, silu(z) and its slope, and dh, the gradient of h. */
+/* Terms of a vector of a row: h = v r, silu(z) and its slope, and dh, the gradient of h. */
 typedef struct {
     vf x, h, silu, slope, dyw, dh;
 } GatedTerms;
@@ -306,7 +306,7 @@ VEC_FN GatedTerms gated_terms(const Gated *g, Row dy, vf r, int64_t i, int64_t l
 
 enum { GATED_VECTORS = 4 }; /* columns are summed 64 at a time, in registers */
 
-/* Some rows, whole leaves of all groups: from `first` to end; scale: of each of these. */
+/* Rows from `first` to end, whole leaves of all groups; scale: 1 / root of each. */
 typedef struct {
     const gated_norm_bwd_args *a;
     GradAcc w;
@@ -362,8 +362,8 @@ static void gated_grad_part(const void *args, int64_t first, int64_t end)
     if (bad) flag_raise(g->a->overflow);
 }
 
-/* Of v: dv = r (dh - h mean(dh h)). Then dx = dv and dz = dy w h silu'(z); gate first, dx = dv silu(z) and dz = dv x
- * silu'(z). */
+/* Gradients of a row, by that of v, dv = r (dh - h mean(dh h)): dx = dv and dz = dy w h silu'(z); gate first, dx =
+ * dv silu(z) and dz = dv x silu'(z). */
 static void gated_norm_bwd_row(const gated_norm_bwd_args *a, int64_t n, float scale)
 {
     const Gated g = gated_of(a->x, a->z, a->w, a->gate_first, n);

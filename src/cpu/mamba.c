@@ -35,7 +35,7 @@
         .window = MAMBA_WINDOW                                                                                        \
     }
 
-/* Takes `count` floats. */
+/* The next `count` floats of `at`. */
 static float *take(float **at, int64_t count)
 {
     float *p = *at;
@@ -311,7 +311,7 @@ static void pairs_backward(const Scan *d, Backward *f, int64_t n)
         }
 }
 
-/* Through the states before the run and behind it. */
+/* Gradients that pass through the states before the run and behind it. */
 static void states_of_rows(const Scan *d, Backward *f, const ScanRun *r)
 {
     const int64_t n = r->n, width = d->key_width;
