@@ -472,6 +472,7 @@ lint: deps-dev hdr-check
 	@scripts/check-style.sh
 	@/usr/bin/python3 scripts/architecture.py --check
 	@scripts/figures.py --check
+	@/usr/bin/python3 test/tools/models_page.py check .
 	@scripts/toys.py --places
 
 cuda-12:

@@ -158,6 +158,11 @@ while read -r case first second; do
         END { exit !(n == 2 && !wrong && (a - b > 1e-3 || b - a > 1e-3)) }' <(losses sgd/$case)
     seen $case step "$(losses sgd/$case | awk -v a="$first" -v b="$second" '
         { d = $2 - (NR == 1 ? a : b); d = d < 0 ? -d : d; if (!(d < most)) most = d } END { printf "%.1e", most }')"
+    if grep -q '^mixer' sgd.ini; then # (whose heads tp and cp would have to divide)
+        in_layout $case ZeRO-3 parallel.zero=3
+        in_layout $case "pp 2, ZeRO-1" parallel.pp=2 parallel.zero=1
+        continue
+    fi
     in_layout $case "cp 2, ZeRO-2" parallel.cp=2 parallel.zero=2
     if grep -q '^experts' sgd.ini; then in_layout $case "tp 2, ep 2" parallel.tp=2 parallel.ep=2
     else in_layout $case "tp 2, pp 2" parallel.tp=2 parallel.pp=2; fi
@@ -190,6 +195,5 @@ for folder in c/*-0; do
         awk -v x="${figure:-none}" 'BEGIN { exit !(x ~ /^[0-9.]+e[-+][0-9]+$/ && x + 0 < 1e-5) }'
     seen $case gguf $figure
 done
-[ -z "$page" ] || [ $failed -gt 0 ] || /usr/bin/python3 "$root/test/tools/models_page.py" write "$root" seen.txt c ||
-    bad "docs/models.md"
+[ -z "$page" ] || /usr/bin/python3 "$root/test/tools/models_page.py" write "$root" seen.txt c || bad "docs/models.md"
 finish

@@ -98,7 +98,9 @@ while read -r name count; do
     mkdir -p "published/$name"
     cp "$golden/published/$name.json" "published/$name/config.json"
     size $name $count
-done <<<"$others"
+done <<<"$others"said=$(/usr/bin/python3 "$root/test/tools/models_page.py" check "$root")
+check "$said" [ -z "$said" ]
+
 # ---- transformers ----
 if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
     skip "transformers: $python has none (make deps-hf)"

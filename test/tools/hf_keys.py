@@ -176,7 +176,7 @@ def main():
                 for p in model.parameters():
                     p.add_(torch.randn_like(p) * 0.1 if p.ndim == 1 else 0)
             model.save_pretrained(base)
-            before = len(held)
+            before, well = len(held), wrong
             said = json.load(open(base + "/config.json"))
             if far(ours(megatrain, base, ids_file), theirs(base, ids)):
                 print(f"{name}-{number}: differs before a key is changed")
@@ -194,7 +194,8 @@ def main():
                     gap = np.abs(mine - want).max() if mine.shape == want.shape else np.inf
                     print(f"{name}-{number}: {'rope ' if row[4] else ''}'{row[1]}' = {value}: {gap:.3g} of "
                           f"{np.abs(want).max():.3g} apart")  # fmt: skip
-            print(f"{name}-{number}: {len(held) - before} keys")
+            if wrong == well:
+                print(f"{name}-{number}: {len(held) - before} keys")
     print(f"{len(held)} rows, {tried} values, {both} of them computed on both sides, {wrong} differences")
 
 

@@ -7,7 +7,7 @@ docs/models.md: what was tried of each class of transformers, and what the other
     models_page.py again ROOT                what other files say: published configurations, classes that are not read
     models_page.py check ROOT                page, source and test/models_refused.txt agree
 
-SEEN has a line for each thing that held: CASE WHAT FIGURE. A row has a class only if all of WHATS held.
+SEEN has a line for each thing that held: CASE WHAT FIGURE. A class has a row only if all of it held.
 """
 import collections
 import json
@@ -17,6 +17,7 @@ import sys
 
 MODELS = 3  # of a class
 LAYOUTS = 2
+NOT_YET = "not written yet"
 HEAD = "| class | published config.json | keys | weights in and out | logits | step of SGD | tokenizer, text | GGUF | layouts |"
 OTHERS = "| lacks | classes |"
 
@@ -29,6 +30,12 @@ def rows(text):
     """Cells of the table of classes, by class."""
     lines = text.split(HEAD + "\n")[1].split("\n\n")[0].split("\n")[1:]
     return {cells[0].strip("`"): cells for cells in ([c.strip() for c in line.strip("|").split("|")] for line in lines)}
+
+
+def put_classes(root, have):
+    """A class without a row of its own gets one that says so."""
+    none = lambda name: [f"`{name}`", files_of(root, name), NOT_YET] + ["-"] * (HEAD.count(" | ") - 2)
+    put(root, page(root), HEAD, ["| " + " | ".join(have.get(n) or none(n)) + " |" for n in classes(root)])
 
 
 def put(root, text, head, lines):
@@ -68,8 +75,9 @@ def seen_of(path):
 
 
 def row(root, name, s):
-    if len(s["weights"]) < MODELS or len(s["logits"]) < MODELS or len(s["layout"]) < LAYOUTS or not s["keys"] or not s["text"]:
-        sys.exit(f"{name}: not all of it was seen to hold: {dict(s)}")
+    least = dict(weights=MODELS, logits=MODELS, layout=LAYOUTS, keys=1, step=1, text=1)
+    if any(len(s[what]) < n for what, n in least.items()):
+        return None
     gguf = s["gguf"][0] if s["gguf"] else "refused"
     logits = max(s["logits"], key=float)
     return [f"`{name}`", files_of(root, name), s["keys"][0], f"{len(s['weights'])} models", logits,
@@ -78,13 +86,19 @@ def row(root, name, s):
 
 def write(root, path, folders):
     text = page(root)
-    have = rows(text)
+    have, missing = rows(text), []
     for case, s in seen_of(path).items():
         config = f"{folders}/{case}-0/config.json"
         if case not in ("mtp",) and os.path.exists(config):
             name = json.load(open(config))["model_type"]
-            have[name] = row(root, name, s)
-    put(root, text, HEAD, ["| " + " | ".join(have[n]) + " |" for n in classes(root) if n in have])
+            cells = row(root, name, s)
+            if not cells:
+                missing.append(name)
+            else:
+                have[name] = cells
+    put_classes(root, have)
+    if missing:
+        sys.exit("not all of it was seen to hold: " + ", ".join(missing))
 
 
 def refused(root):
@@ -111,7 +125,7 @@ def check(root):
     text, wrong = page(root), []
     have, read = rows(text), set(classes(root))
     for name in sorted(read - have.keys()):
-        wrong.append(f"{name} has no row: test/test_hf.sh --page CLASS")
+        wrong.append(f"{name} has no row: test/tools/models_page.py again . and test/test_hf.sh --page CLASS")
     wrong += [f"{name} is no class of src/hf/class.c" for name in have.keys() - read]
     wrong += [f"{name} is read, and in test/models_refused.txt" for name in refused(root).keys() & read]
     for name in have.keys() & read:
@@ -132,7 +146,7 @@ if __name__ == "__main__":
         have = rows(page(root))
         for name in have:
             have[name][1] = files_of(root, name)
-        put(root, page(root), HEAD, ["| " + " | ".join(have[n]) + " |" for n in classes(root) if n in have])
+        put_classes(root, have)
         put(root, page(root), OTHERS, other_lines(root))
     else:
         check(root)
