@@ -60,11 +60,13 @@ class gpt_neox "${llama[@]}" model.kv_heads=4 model.norm=layernorm model.activat
 class qwen3_next "${llama[@]}" model.mixer=delta,attention model.delta_key_heads=2 model.delta_value_heads=4 \
     model.delta_key_dim=16 model.delta_value_dim=16 model.qk_norm=true model.attention_gate=true model.rope_dim=4 \
     "${experts[@]}" moe.router=softmax_pre moe.normalize=true moe.shared_ffn=24 moe.shared_gate=true
+class bamba "${llama[@]}" model.mixer=mamba2,attention model.mamba_heads=8 model.mamba_head_dim=16 model.mamba_state=16 \
+    model.rope_dim=4
 # (their layers are those above in other combinations; test_hf.sh holds their logits to transformers')
 combined=(qwen2_moe olmoe olmo3 smollm3 glm4_moe minimax_m2 dots1 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu
     starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm arcee jais2
-    vaultgemma hyperclovax granitemoe granitemoeshared glm4_moe_lite minicpm3 afmoe gpt_bigcode falcon cohere cohere2 internlm3
-    iquestcoder exaone sarvam_moe)
+    vaultgemma hyperclovax granitemoe granitemoeshared granitemoehybrid glm4_moe_lite minicpm3 afmoe gpt_bigcode falcon
+    cohere cohere2 internlm3 iquestcoder exaone sarvam_moe)
 rows=$(sed -n '/^## Classes/,/^## /p' "$root/docs/huggingface.md" | grep '^| `' | grep -v '^| `model_type`')
 for c in "${combined[@]}"; do check "docs/huggingface.md has $c" grep -q "^| \`$c\`" <<<"$rows"; done
 # (a row of Gemma has two that are tried)

@@ -163,6 +163,18 @@ static const struct {
       "attention_gate = true", "mixer|delta_key_heads" },
     { "qwen3_next", "\"full_attention_interval\":2,\"linear_conv_kernel_dim\":3",
       "mixer = delta,attention|delta_conv = 3", NULL },
+    { "granitemoehybrid", "",
+      "mixer = mamba2|mamba_heads = 128|mamba_head_dim = 64|mamba_groups = 1|mamba_state = 256|position = none|"
+      "experts = 8",
+      "mamba_conv|mamba_dt_min|attention_scale|rope_base" },
+    { "granitemoehybrid",
+      "\"num_hidden_layers\":3,\"layer_types\":[\"mamba\",\"attention\",\"mamba\"],\"num_local_experts\":0,"
+      "\"position_embedding_type\":\"rope\",\"mamba_d_conv\":3,\"mamba_conv_bias\":false",
+      "mixer = mamba2,attention|ffn = 1024|rope_base = 10000|attention_scale = 1|mamba_conv = 3|"
+      "mamba_conv_bias = false", "[moe]" },
+    { "bamba",
+      "\"attn_layer_indices\":[1],\"num_hidden_layers\":2,\"time_step_limit\":[0.25,{\"__float__\":\"Infinity\"}]",
+      "mixer = mamba2,attention|rope_dim = 64|mamba_dt_min = 0.25|kv_heads = 8", "[moe]" },
     { "smollm3", "", "rope_layers = 1*3,0|rope_base = 2000000|kv_heads = 4", "window" },
     { "smollm3", "\"num_hidden_layers\":2,\"no_rope_layers\":[0,0]", "position = none", "rope_layers|rope_base" },
     { "smollm3", "\"num_hidden_layers\":3,\"no_rope_layers\":[1,1,1,0]", "layers = 3", "rope_layers" },

@@ -12,6 +12,9 @@
 #define FACTORS .embedding_factor = 1, .branch_factor = 1
 /* Experts in all blocks, as wide as the key of feed-forward layers says; softmax over the chosen. */
 #define CHOSEN .expert_ffn = HF_NONE, .sparse_step = 1, .normalize = true, .scale = 1, .groups = 1, .group_topk = 1
+#define MAMBA                                                                                          \
+    .mamba_heads = 128, .mamba_head = HF_NONE, .mamba_groups = 1, .mamba_state = 256, .mamba_conv = 4, \
+    .mamba_conv_bias = true, .mamba_expand = 2
 #define USUAL .head_dim = HF_NONE, .kv_heads = HF_NONE, .init_std = 0.02, ROPE(10000)
 
 const HfClassRow hf_classes[HF_CLASSES] = {
@@ -522,7 +525,7 @@ const HfClassRow hf_classes[HF_CLASSES] = {
                         .bias = HF_BIAS_KEYS,
                         .router = HF_ROUTER_FLAG,
                         .mixture = true,
-                        .hybrid = true,
+                        .hybrid = MIXER_WORD_DELTA,
                         .usual = { ROPE_OF(10000, 10000, 0.25),
                                    .vocab = 151936,
                                    .positions = 32768,
@@ -550,6 +553,22 @@ const HfClassRow hf_classes[HF_CLASSES] = {
                                    .linear_key_dim = 128,
                                    .linear_value_dim = 128,
                                    .linear_conv = 4 } },
+    [HF_GRANITEMOEHYBRID] = { .names = { "granitemoehybrid", "GraniteMoeHybridForCausalLM" },
+                              .bias = HF_BIAS_KEYS,
+                              .turns = HF_TURNS_KEY,
+                              .mixture = true,
+                              .hybrid = MIXER_WORD_MAMBA2,
+                              .usual = { USUAL, MAMBA, .vocab = 32000, .positions = 2048, .hidden = 4096, .ffn = 11008,
+                                         .layers = 32, .heads = 32, .eps = 1e-6, .window = HF_NONE, FACTORS,
+                                         .score_factor = 1, .logits_divisor = 1, .period = LAYERS_MAX + 1, .experts = 8,
+                                         .topk = 2, .shared_ffn = 1024, CHOSEN } },
+    [HF_BAMBA] = { .names = { "bamba", "BambaForCausalLM" },
+                   .bias = HF_BIAS_KEYS,
+                   .hybrid = MIXER_WORD_MAMBA2,
+                   .listed = true,
+                   .usual = { ROPE_OF(10000, 10000, 0.5), MAMBA, .vocab = 128000, .positions = 262144, .hidden = 4096,
+                              .ffn = 14336, .layers = 32, .heads = 32, .kv_heads = 8, .head_dim = HF_NONE, .eps = 1e-5,
+                              .init_std = 0.02, .window = HF_NONE } },
     [HF_GPT_NEOX] = { .names = { "gpt_neox", "GPTNeoXForCausalLM" },
                       .drops_embedding = true,
                       .model = "norm = layernorm\n",

@@ -63,6 +63,8 @@ typedef enum {
     HF_AFMOE,
     HF_GPT_BIGCODE,
     HF_QWEN3_NEXT,
+    HF_GRANITEMOEHYBRID,
+    HF_BAMBA,
     HF_GPT_NEOX,
     HF_FALCON,
     HF_COHERE,

@@ -13,6 +13,7 @@ static const double LATENT_EPS = 1e-6; /* what transformers gives the norms of l
 typedef struct {
     const HfModel *m;
     const HfClassRow *row;
+    bool attends; /* some block has attention: else keys of it would be refused */
     char text[INI_BYTES];
     int used;
     bool full;
@@ -97,14 +98,16 @@ int64_t hf_turns(const HfModel *m, HfClass c, int layer)
     switch (hf_classes[c].turns) {
     case HF_TURNS_ALL: break;
     case HF_TURNS_LIST: return m->turned ? layer_set_has(&m->turning, layer) : (layer + 1) % m->no_rope_every != 0;
+    case HF_TURNS_KEY: return m->rotates;
     case HF_TURNS_WINDOWED: return m->window == HF_NONE || hf_window(m, c, layer) > 0;
     }
     return 1;
 }
 
-int64_t hf_is_delta(const HfModel *m, HfClass c, int layer)
+int64_t hf_is_linear(const HfModel *m, HfClass c, int layer)
 {
     if (!hf_classes[c].hybrid) return 0;
+    if (hf_classes[c].listed) return !layer_set_has(&m->attending, layer);
     return m->typed ? layer_set_has(&m->sliding, layer) : (layer + 1) % m->period != 0;
 }
 
@@ -142,7 +145,7 @@ static void put_dropout(Ini *w)
 {
     const HfModel *m = w->m;
     const bool embedding = w->row->drops_embedding;
-    if (m->attention_dropout > 0) put_real(w, "attention_dropout", m->attention_dropout);
+    if (m->attention_dropout > 0 && w->attends) put_real(w, "attention_dropout", m->attention_dropout);
     if (embedding && m->embedding_dropout == m->branch_dropout) put_real(w, "dropout", m->branch_dropout);
     else if (m->branch_dropout > 0 || (embedding && m->embedding_dropout > 0))
         line(w, "; not taken over: dropout of %g on branches and %g on the embedding, which dropout has in one\n",
@@ -171,7 +174,7 @@ static void put_rope(Ini *w, HfClass c)
     static const char *const names[] = { ROPE_SCALINGS(CHOICE_TEXT) };
     const HfModel *m = w->m;
     if (hf_is_gpt2(c)) return;
-    if (period_of(m, c, hf_turns) == 1 && !hf_turns(m, c, 0)) {
+    if (!w->attends || (period_of(m, c, hf_turns) == 1 && !hf_turns(m, c, 0))) {
         put_word(w, "position", "none");
         return;
     }
@@ -211,16 +214,36 @@ static void put_attention(Ini *w, HfClass c)
     put_blocks(w, c, "window", hf_window, 0, NULL);
 }
 
-static void put_delta(Ini *w, HfClass c)
+static void put_delta(Ini *w)
 {
     const HfModel *m = w->m;
-    if (period_of(m, c, hf_is_delta) == 1 && !hf_is_delta(m, c, 0)) return;
-    put_blocks(w, c, "mixer", hf_is_delta, 0, "attention delta");
     put_int(w, "delta_key_heads", m->linear_key_heads);
     put_int(w, "delta_value_heads", m->linear_value_heads);
     put_int(w, "delta_key_dim", m->linear_key_dim);
     put_int(w, "delta_value_dim", m->linear_value_dim);
     if (m->linear_conv != 4) put_int(w, "delta_conv", m->linear_conv);
+}
+
+static void put_mamba(Ini *w)
+{
+    const HfModel *m = w->m;
+    put_int(w, "mamba_heads", m->mamba_heads);
+    put_int(w, "mamba_head_dim", m->mamba_head);
+    put_int(w, "mamba_groups", m->mamba_groups);
+    put_int(w, "mamba_state", m->mamba_state);
+    if (m->mamba_conv != 4) put_int(w, "mamba_conv", m->mamba_conv);
+    if (!m->mamba_conv_bias) put_flag(w, "mamba_conv_bias", false);
+    if (m->dt_min > 0) put_real(w, "mamba_dt_min", m->dt_min);
+}
+
+/* Blocks with linear attention, if there are any. */
+static void put_mixers(Ini *w, HfClass c)
+{
+    const MixerWord kind = w->row->hybrid;
+    if (period_of(w->m, c, hf_is_linear) == 1 && !hf_is_linear(w->m, c, 0)) return;
+    put_blocks(w, c, "mixer", hf_is_linear, 0, kind == MIXER_WORD_DELTA ? "attention delta" : "attention mamba2");
+    if (kind == MIXER_WORD_DELTA) put_delta(w);
+    else put_mamba(w);
 }
 
 /* A factor that is 1 is not said, and neither is that of scores where it is the usual one. */
@@ -230,7 +253,8 @@ static void put_factors(Ini *w)
     if (w->row->scaled || m->scaled) put_real(w, "embed_scale", sqrt((double)m->hidden));
     if (m->embedding_factor && m->embedding_factor != 1) put_real(w, "embed_scale", m->embedding_factor);
     if (m->branch_factor && m->branch_factor != 1) put_real(w, "residual_scale", m->branch_factor);
-    if (m->score_factor && !w->row->latent && (float)m->score_factor != (float)(1 / sqrt((double)m->head_dim)))
+    if (m->score_factor && w->attends && !w->row->latent &&
+        (float)m->score_factor != (float)(1 / sqrt((double)m->head_dim)))
         put_real(w, "attention_scale", m->score_factor);
     if (m->logits_divisor && m->logits_divisor != 1) put_real(w, "logits_scale", 1 / m->logits_divisor);
     if (m->logits_factor && m->logits_factor != 1) put_real(w, "logits_scale", m->logits_factor);
@@ -248,7 +272,7 @@ static void put_model(Ini *w, HfClass c)
     if (m->parallel) put_word(w, "block_norms", m->norm_count == 2 ? "parallel_two" : "parallel");
     if (w->row->gelu) put_word(w, "activation", m->gelu ? "gelu" : "gelu_erf");
     put_attention(w, c);
-    put_delta(w, c);
+    put_mixers(w, c);
     put_rope(w, c);
     put_factors(w);
     if (m->final_cap > 0) put_real(w, "final_softcap", m->final_cap);
@@ -326,6 +350,7 @@ Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, con
 {
     Ini w = { .m = m, .row = &hf_classes[c] };
     char *text;
+    w.attends = period_of(m, c, hf_is_linear) > 1 || !hf_is_linear(m, c, 0);
     put_model(&w, c);
     put_moe(&w, c);
     if (w.full) return err_set(ERR_CONFIG, "%s: windows or experts change too often from block to block", name);

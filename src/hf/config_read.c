@@ -110,7 +110,7 @@ static Err take_words(Reader *r, const HfKey *k, const Json *v, int64_t *out)
     const bool types = k->kind == HF_KEY_TYPES;
     const bool hybrid = hf_classes[r->class].hybrid;
     const char *words = !types   ? "sparse dense"
-                        : hybrid ? "full_attention linear_attention"
+                        : hybrid ? "full_attention linear_attention attention mamba"
                                  : "full_attention sliding_attention";
     LayerSet *second = types ? &r->model.sliding : &r->model.dense;
     if (!json_is_array(v) || json_count(v) > LAYERS_MAX) return damaged(r, k, v, "a list of words, one for each block");
@@ -124,7 +124,7 @@ static Err take_words(Reader *r, const HfKey *k, const Json *v, int64_t *out)
             return refused(r, k->name, item, k->meaning,
                            types ? "megatrain has no such attention in this class"
                                  : "megatrain has no such layer in this class");
-        if (word) add_layer(second, i);
+        if (word % 2) add_layer(second, i); /* (attention, mamba: of earlier releases) */
     }
     *out = json_count(v);
     return ERR_OK;
@@ -153,6 +153,24 @@ static Err take_pattern(const Reader *r, const HfKey *k, const Json *v, int64_t 
     if (*out < 1 || (int64_t)strspn(text, "L") != *out - 1 || text[*out - 1] != 'G')
         return refused(r, k->name, v, k->meaning, "megatrain reads a number, or letters L with one G behind them");
     return ERR_OK;
+}
+
+static Err take_auto(const Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    const char *text = json_text(v, NULL);
+    if (!text || strcmp(text, "auto") != 0) return take_int(r, k, v, out);
+    *out = HF_NONE;
+    return ERR_OK;
+}
+
+/* The second is infinite, for which transformers has an object: JSON has no such number. */
+static Err take_limits(const Reader *r, const HfKey *k, const Json *v, double *out)
+{
+    const char *most = json_text(json_get(json_at(v, 1), "__float__"), NULL);
+    if (!json_is_array(v) || json_count(v) != 2) return damaged(r, k, v, "a list of two numbers");
+    if (!most || strcmp(most, "Infinity") != 0)
+        return refused(r, k->name, v, k->meaning, "megatrain bounds them from below alone");
+    return take_real(r, k, json_at(v, 0), out);
 }
 
 static Err take_layers(const Reader *r, const HfKey *k, const Json *v, LayerSet *out)
@@ -231,6 +249,8 @@ static Err take_value(Reader *r, const HfKey *k, const Json *v)
     case HF_KEY_TYPES:
     case HF_KEY_MLPS: return take_words(r, k, v, n);
     case HF_KEY_PATTERN: return take_pattern(r, k, v, n);
+    case HF_KEY_AUTO: return take_auto(r, k, v, n);
+    case HF_KEY_LIMITS: return take_limits(r, k, v, x);
     case HF_KEY_TURNS: return take_turns(r, k, v, n);
     case HF_KEY_LAYERS: return take_layers(r, k, v, (LayerSet *)(void *)n);
     case HF_KEY_ROPE: return take_rope(r, k, v);
@@ -443,12 +463,25 @@ static Err settle_falcon(Reader *r)
     return ERR_OK;
 }
 
+/* Granite: without experts the shared one is the feed-forward layer. */
+static Err settle_mamba(Reader *r)
+{
+    HfModel *m = &r->model;
+    const int64_t all = m->mamba_expand * m->hidden;
+    if (hf_classes[r->class].hybrid != MIXER_WORD_MAMBA2) return ERR_OK;
+    if (r->class == HF_GRANITEMOEHYBRID && m->experts < 1) m->ffn = m->shared_ffn;
+    if (m->mamba_head == HF_NONE) m->mamba_head = all / m->mamba_heads;
+    if (m->mamba_head * m->mamba_heads == all) return ERR_OK;
+    return no(r, "'mamba_n_heads' x 'mamba_d_head' is not 'mamba_expand' x 'hidden_size'");
+}
+
 static Err settle_sizes(Reader *r)
 {
     HfModel *m = &r->model;
     const bool latent = hf_classes[r->class].latent;
     if (m->layers > LAYERS_MAX) return no(r, "more than 1024 blocks");
     if (r->class == HF_FALCON) TRY(settle_falcon(r));
+    TRY(settle_mamba(r));
     if (r->class == HF_GPT_NEOX) m->embedding_dropout = m->branch_dropout;
     if (m->kv_heads == HF_NONE) m->kv_heads = m->heads;
     if (latent && m->kv_heads != m->heads)

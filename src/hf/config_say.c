@@ -77,13 +77,20 @@ static void say_windows(const Config *cfg, HfModel *m)
     if (m->use_window && layer_set_count(&m->sliding) == m->layers) m->period = m->layers + 1;
 }
 
+static void say_mamba(const Config *cfg, HfModel *m)
+{
+    m->mamba_heads = cfg->model.mamba_heads;
+    m->mamba_head = cfg->model.mamba_head_dim;
+    m->mamba_groups = cfg->model.mamba_groups;
+    m->mamba_state = cfg->model.mamba_state;
+    m->mamba_conv = cfg->model.mamba_conv;
+    m->mamba_conv_bias = cfg->model.mamba_conv_bias;
+    m->mamba_expand = m->mamba_heads * m->mamba_head / m->hidden;
+    m->dt_min = cfg->model.mamba_dt_min;
+}
+
 static void say_delta(const Config *cfg, HfModel *m)
 {
-    m->sliding = (LayerSet){ { 0 } };
-    for (int i = 0; i < m->layers; i++)
-        if (layer_pattern_at(&cfg->derived.mixer, i) == MIXER_WORD_DELTA)
-            m->sliding.word[i / 64] |= UINT64_C(1) << i % 64;
-    if (!config_has_delta(cfg)) return;
     m->linear_key_heads = cfg->model.delta_key_heads;
     m->linear_value_heads = cfg->model.delta_value_heads;
     m->linear_key_dim = cfg->model.delta_key_dim;
@@ -91,11 +98,24 @@ static void say_delta(const Config *cfg, HfModel *m)
     m->linear_conv = cfg->model.delta_conv;
 }
 
+/* Blocks whose mixer is what the class has as linear attention. */
+static void say_mixers(const Config *cfg, MixerWord kind, HfModel *m)
+{
+    m->sliding = m->attending = (LayerSet){ { 0 } };
+    for (int i = 0; i < m->layers; i++) {
+        LayerSet *set = layer_pattern_at(&cfg->derived.mixer, i) == kind ? &m->sliding : &m->attending;
+        set->word[i / 64] |= UINT64_C(1) << i % 64;
+    }
+    if (kind == MIXER_WORD_DELTA && config_has_delta(cfg)) say_delta(cfg, m);
+    if (kind == MIXER_WORD_MAMBA2 && config_has_mamba(cfg)) say_mamba(cfg, m);
+}
+
 static void say_turns(const Config *cfg, HfModel *m)
 {
     LayerPattern p;
     layer_pattern_read(cfg->model.rope_layers, 1, &p); /* (config_check has read it) */
     m->turned = m->layers;
+    m->rotates = cfg->model.position == MODEL_POSITION_ROPE;
     m->turning = (LayerSet){ { 0 } };
     m->no_rope_every = m->layers + 1;
     for (int i = (int)m->layers - 1; i >= 0; i--)
@@ -183,6 +203,10 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     say_rope(cfg, c, out);
     if (out->branch_factor > 0 || out->logits_factor > 0) say_factors(cfg, out);
     if (hf_classes[c].latent) say_latent(cfg, out);
-    if (hf_classes[c].hybrid) say_delta(cfg, out);
+    if (hf_classes[c].hybrid) say_mixers(cfg, hf_classes[c].hybrid, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);
+    if (c == HF_GRANITEMOEHYBRID && !cfg->moe.experts) { /* (its feed-forward layers are shared experts alone) */
+        out->experts = 0;
+        out->ffn = out->shared_ffn = cfg->model.ffn;
+    }
 }

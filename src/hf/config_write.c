@@ -43,6 +43,16 @@ static void put_turns(JsonOut *j, const HfModel *m, const HfKey *k)
     json_close(j, ']');
 }
 
+static void put_limits(JsonOut *j, const HfKey *k, double least)
+{
+    json_open(j, k->name, '[');
+    json_put_real(j, NULL, least);
+    json_open(j, NULL, '{');
+    json_put_text(j, "__float__", "Infinity");
+    json_close(j, '}');
+    json_close(j, ']');
+}
+
 static void put_layers(JsonOut *j, const HfKey *k, const LayerSet *s)
 {
     json_open(j, k->name, '[');
@@ -58,6 +68,7 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
     char word[64];
     const int64_t n = *hf_int(m, k);
     switch (k->kind) {
+    case HF_KEY_AUTO:
     case HF_KEY_PATTERN:
     case HF_KEY_INT: put_id(j, k->name, n); break;
     case HF_KEY_REAL:
@@ -76,6 +87,7 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
     case HF_KEY_LAYERS: put_layers(j, k, (const LayerSet *)(const void *)hf_int(m, k)); break;
     case HF_KEY_MLPS: put_words(j, k, m->mlps, &m->dense, "dense", "sparse"); break;
     case HF_KEY_TURNS: put_turns(j, m, k); break;
+    case HF_KEY_LIMITS: put_limits(j, k, *hf_real(m, k)); break;
     case HF_KEY_ROPE: put_rope(j, m, c, k); break;
     case HF_KEY_FIXED:
         hf_word_at(k->values, 0, word, sizeof word);

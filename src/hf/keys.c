@@ -12,7 +12,8 @@
 #define SARVAMS (B(SARVAM_MOE) | B(SARVAM_MLA))
 #define LATENT (DEEPSEEK | B(YOUTU) | B(GLM4_MOE_LITE) | B(MINICPM3) | B(SARVAM_MLA))
 #define GEMMAS (B(GEMMA2) | B(GEMMA3) | B(VAULTGEMMA))
-#define GRANITES (B(GRANITE) | B(GRANITEMOE) | B(GRANITEMOESHARED))
+#define GRANITES (B(GRANITE) | B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID))
+#define MAMBAS (B(GRANITEMOEHYBRID) | B(BAMBA))
 #define FACTORED (GRANITES | B(HYPERCLOVAX))        /* with factors as keys */
 #define SQUARES (B(ARCEE) | B(JAIS2) | B(NEMOTRON)) /* of a ReLU */
 #define COHERES (B(COHERE) | B(COHERE2))
@@ -27,7 +28,7 @@
 #define ROUTED (DEEPSEEK | GLMS)
 #define MIXTURE                                                                                                       \
     (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | B(HY_V3) | \
-     B(GRANITEMOE) | B(GRANITEMOESHARED) | B(AFMOE))
+     B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID) | B(AFMOE))
 #define OLMO (B(FLEX_OLMO) | B(OLMO2) | B(OLMO3) | B(OLMOE))
 #define QWEN (B(QWEN2) | B(QWEN3))
 #define EXAONE (B(EXAONE4) | B(EXAONE_MOE))
@@ -41,10 +42,10 @@
 #define BIASED                                                                                               \
     (LLAMAS | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
      B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | B(QWEN3_NEXT) | \
-     B(GPT_NEOX) | COHERES)
+     B(GPT_NEOX) | COHERES | B(BAMBA))
 #define PARTIAL                                                                                             \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(SARVAM_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | \
-     B(GPT_NEOX) | B(QWEN3_NEXT)) /* some columns of a head turn */
+     B(GPT_NEOX) | B(QWEN3_NEXT) | B(BAMBA)) /* some columns of a head turn */
 
 #define KEY(kind_, classes_, name_, member_, meaning_, ...) \
     { .name = name_,                                        \

@@ -59,6 +59,11 @@ typedef struct {
     int64_t q_rank, kv_rank, nope, rope_dim, v_dim;
 
     int64_t linear_key_heads, linear_value_heads, linear_key_dim, linear_value_dim, linear_conv;
+    int64_t mamba_heads, mamba_head, mamba_groups, mamba_state, mamba_conv, mamba_conv_bias;
+    int64_t mamba_expand; /* width of all heads, over hidden */
+    double dt_min;
+    int64_t rotates;    /* HF_TURNS_KEY: blocks have rotary positions */
+    LayerSet attending; /* blocks with attention, in a class that lists these */
 } HfModel;
 
 /* ---- classes ---- */
@@ -77,6 +82,7 @@ typedef enum {
     HF_TURNS_ALL,
     HF_TURNS_LIST,     /* no_rope_layers, or all but each no_rope_every-th */
     HF_TURNS_WINDOWED, /* those with a window; all, where none has one */
+    HF_TURNS_KEY,      /* all, or none: position_embedding_type */
 } HfTurns;
 
 /* The weights that a router gives the chosen experts. */
@@ -110,7 +116,9 @@ typedef struct {
     HfBias bias;
     HfRouter router;
     bool mixture, latent; /* has experts; latent attention */
-    bool hybrid;          /* some blocks have linear attention: layer_types, or all but each period-th */
+    /* The mixer of blocks with linear attention: layer_types, or all but each period-th; ATTENTION: there are none */
+    MixerWord hybrid;
+    bool listed;          /* a key lists the blocks with attention instead */
     bool divides;         /* releases open it only where the heads divide the width, whatever head_dim says */
     bool first_full;      /* the block without a window is the first of each period, not its last */
     bool gelu;            /* the activation is a GELU, which one a key says */
@@ -135,6 +143,8 @@ typedef enum {
     HF_KEY_TURNS,   /* no_rope_layers */
     HF_KEY_MLPS,    /* mlp_layer_types */
     HF_KEY_PATTERN, /* a number, or a text such as LLLG */
+    HF_KEY_AUTO,    /* a number, or "auto": HF_NONE */
+    HF_KEY_LIMITS,  /* [a number, infinity] */
     HF_KEY_ROPE,    /* an object of keys of hf_rope_keys */
     HF_KEY_STORE,   /* quantization_config */
     HF_KEY_FIXED,   /* only one of `values` */
@@ -170,8 +180,8 @@ int64_t hf_window(const HfModel *m, HfClass c, int layer);
 /* Has a block rotary positions? */
 int64_t hf_turns(const HfModel *m, HfClass c, int layer);
 bool hf_is_mixture(const HfModel *m, HfClass c, int layer);
-/* Has a block linear attention (Gated DeltaNet)? */
-int64_t hf_is_delta(const HfModel *m, HfClass c, int layer);
+/* Has a block linear attention (HfClassRow.hybrid)? */
+int64_t hf_is_linear(const HfModel *m, HfClass c, int layer);
 
 /* Sections [model] and [moe]; `name` is for messages. ERR_CONFIG: what the model cannot do. */
 Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, const char **out);

@@ -16,6 +16,8 @@ typedef enum {
     QKV_GATED,   /* as QKV; of each head of queries, behind them, its gates */
     KEY_HEADS,   /* of each key head its queries and keys, the values and gates of the value heads that read it */
     KEY_PAIRS,   /* likewise two numbers of each value head */
+    BEFORE_DT,   /* rows before those of another parameter in one tensor: Mamba-2's Win and Wdt */
+    DT,          /* these */
     HEADS,       /* of each head the columns without positions, then rotary pairs, neighbours in theirs */
     LATENT       /* of the latent, then rotary pairs */
 } Form;
@@ -45,7 +47,8 @@ enum {
      C(AFMOE) | C(QWEN3_NEXT))
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
-#define GRANITE_EXPERTS (C(GRANITEMOE) | C(GRANITEMOESHARED))
+#define GRANITE_EXPERTS (C(GRANITEMOE) | C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID))
+#define MAMBAS (C(GRANITEMOEHYBRID) | C(BAMBA))
 #define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
 #define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(VAULTGEMMA) | C(NEMOTRON) | C(QWEN3_NEXT)) /* they multiply by 1 + w */
 #define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE) | C(GLM4_MOE_LITE))                      /* of multi-token prediction */
@@ -102,6 +105,8 @@ static const Row table[] = {
     { C(SARVAM_MOE), "attn.q_norm", "attention.query_layernorm", WHOLE, 0 },
     { C(SARVAM_MOE), "attn.k_norm", "attention.key_layernorm", WHOLE, 0 },
     { C(SARVAM_MOE), "mlp.router.bias", "mlp.gate.expert_bias", WHOLE, 0 },
+    { C(BAMBA), "final_norm", "final_layernorm", WHOLE, 0 },
+    { C(BAMBA), "norm2", "pre_ff_layernorm", WHOLE, 0 },
     { REST, "embedding.token", "embed_tokens", WHOLE, 0 },
     { REST, "final_norm", "norm", WHOLE, 0 },
     { EVERY, "head", "lm_head", WHOLE, BARE },
@@ -148,6 +153,20 @@ static const Row table[] = {
     { C(QWEN3_NEXT), "delta.norm", "linear_attn.norm", WHOLE, PLAIN },
     { C(QWEN3_NEXT), "delta.proj", "linear_attn.out_proj", WHOLE, 0 },
 
+    { MAMBAS, "mamba.in", "mamba.in_proj", BEFORE_DT, 0 },
+    { MAMBAS, "mamba.dt", "mamba.in_proj", DT, 0 },
+    { MAMBAS, "mamba.conv.weight", "mamba.conv1d.weight", WHOLE, CHANNELS },
+    { MAMBAS, "mamba.conv.bias", "mamba.conv1d.bias", WHOLE, 0 },
+    { MAMBAS, "mamba.a_log", "mamba.A_log", WHOLE, 0 },
+    { MAMBAS, "mamba.dt_bias", "mamba.dt_bias", WHOLE, 0 },
+    { MAMBAS, "mamba.skip", "mamba.D", WHOLE, 0 },
+    { MAMBAS, "mamba.norm", "mamba.norm", WHOLE, 0 },
+    { MAMBAS, "mamba.proj", "mamba.out_proj", WHOLE, 0 },
+
+    { C(GRANITEMOEHYBRID), "mlp.fc1", "shared_mlp.input_linear", WHOLE, 0 },
+    { C(GRANITEMOEHYBRID), "mlp.fc2", "shared_mlp.output_linear", WHOLE, 0 },
+    { C(BAMBA), "mlp.fc1", "feed_forward.gate_proj feed_forward.up_proj", GATE_UP, 0 },
+    { C(BAMBA), "mlp.fc2", "feed_forward.down_proj", WHOLE, 0 },
     { C(PHI3) | DENSE_GLM, "mlp.fc1", "mlp.gate_up_proj", WHOLE, 0 },
     { C(STARCODER2), "mlp.fc1", "mlp.c_fc", WHOLE, 0 },
     { C(STARCODER2), "mlp.fc2", "mlp.c_proj", WHOLE, 0 },
@@ -183,8 +202,8 @@ static const Row table[] = {
     { GRANITE_EXPERTS, "mlp.router.weight", "block_sparse_moe.router.layer.weight", WHOLE, 0 },
     { GRANITE_EXPERTS, "mlp.experts.fc1.weight", "block_sparse_moe.input_linear.weight", WHOLE, FUSED },
     { GRANITE_EXPERTS, "mlp.experts.fc2.weight", "block_sparse_moe.output_linear.weight", WHOLE, FUSED },
-    { C(GRANITEMOESHARED), "mlp.shared.fc1", "shared_mlp.input_linear", WHOLE, 0 },
-    { C(GRANITEMOESHARED), "mlp.shared.fc2", "shared_mlp.output_linear", WHOLE, 0 },
+    { C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID), "mlp.shared.fc1", "shared_mlp.input_linear", WHOLE, 0 },
+    { C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID), "mlp.shared.fc2", "shared_mlp.output_linear", WHOLE, 0 },
 
     { MODULES, "embedding_norm", "enorm", WHOLE, 0 },
     { MODULES, "hidden_norm", "hnorm", WHOLE, 0 },
@@ -244,6 +263,9 @@ HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
                        .kv_rank = cfg->model.kv_lora_rank,
                        .delta = { cfg->model.delta_key_heads, cfg->model.delta_value_heads, cfg->model.delta_key_dim,
                                   cfg->model.delta_value_dim },
+                       .mamba_heads = cfg->model.mamba_heads,
+                       .mamba_rows = 2 * (cfg->model.mamba_heads * cfg->model.mamba_head_dim +
+                                          cfg->model.mamba_groups * cfg->model.mamba_state),
                        .tied = cfg->model.tied,
                        .width = config_mup_width(cfg) };
 }
@@ -329,6 +351,8 @@ static int pieces_of_head(const HfNaming *n) { return n->turning < n->head_dim ?
 static int slices(const HfNaming *n, Form form)
 {
     switch (form) {
+    case BEFORE_DT:
+    case DT:
     case WHOLE: return 1;
     case QKV: return 3;
     case QKV_GROUPS: return 3 * (int)n->kv_heads;
@@ -443,6 +467,8 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     case QKV_GATED: s = gated(n, k); break;
     case KEY_HEADS:
     case KEY_PAIRS: s = key_heads(n, form, k); break;
+    case BEFORE_DT: s.their_rows += n->mamba_heads; break;
+    case DT: s.theirs = n->mamba_rows, s.their_rows += n->mamba_rows; break;
     case HEADS: s = pairs(n, k / 3 * (n->nope + n->rope), n->nope, k % 3); break;
     case LATENT: s = pairs(n, 0, n->kv_rank, k); break;
     }
@@ -459,6 +485,12 @@ int hf_part_count(const HfNaming *n, const Param *p)
 {
     Place at;
     return find(n, p->name, &at) ? (int)matrices(n, at.row) * slices(n, at.row->form) : 0;
+}
+
+bool hf_joins(const HfNaming *n, const Param *p)
+{
+    Place at;
+    return find(n, p->name, &at) && at.row->form == DT;
 }
 
 int hf_part_step(const HfNaming *n, const Param *p)

@@ -38,6 +38,7 @@ typedef struct {
     struct {
         int64_t key_heads, value_heads, key, value; /* Gated DeltaNet: heads, and their widths */
     } delta;
+    int64_t mamba_heads, mamba_rows; /* rows of Wdt, of Win */
     bool tied;
     /* Divisor of the last norm with muP: their norm is ours divided by it, so their logits need no multiplier. */
     float width;
@@ -68,6 +69,8 @@ const char *const *hf_prefixes(HfClass kind, bool wrapped);
 /* How many parts a parameter has; 0: the class has no tensor for it, it is 0 there. hf_part_step: after how many of
  * them the same tensors come again, which hold several matrices each. */
 int hf_part_count(const HfNaming *n, const Param *p);
+/* Its numbers stand in a tensor behind those of the parameter before it. */
+bool hf_joins(const HfNaming *n, const Param *p);
 int hf_part_step(const HfNaming *n, const Param *p);
 HfPart hf_part(const HfNaming *n, const Param *p, int index);
 

@@ -53,12 +53,17 @@ static void put_tensor(TheirsList *l, Theirs t)
 static void put_tensors(TheirsList *l, const Param *p)
 {
     const HfNaming *n = &l->spec.naming;
+    if (hf_joins(n, p)) {
+        l->items[l->count - 1].rest = p;
+        return;
+    }
     const int count = hf_part_count(n, p), step = hf_part_step(n, p);
     for (int k = 0, first = 0; k < step; first = k) {
         const HfPart part = hf_part(n, p, first);
         for (k++; k < step && !strcmp(hf_part(n, p, k).name, part.name);) k++;
         const int run = k - first;
-        put_tensor(l, (Theirs){ p, .first_part = first, .run = run, .step = step, .parts = count / step * run });
+        put_tensor(l,
+                   (Theirs){ .param = p, .first_part = first, .run = run, .step = step, .parts = count / step * run });
     }
 }
 
@@ -77,7 +82,7 @@ static Err put_twins(TheirsList *l, SetupArena *a)
         const int parts = hf_part_count(&s->naming, p);
         if (!twin.written) continue;
         TRY(setup_strdup(a, twin.name, &name));
-        put_tensor(l, (Theirs){ p, .run = parts, .step = parts, .parts = parts, .name = name });
+        put_tensor(l, (Theirs){ .param = p, .run = parts, .step = parts, .parts = parts, .name = name });
     }
     return ERR_OK;
 }
@@ -190,8 +195,8 @@ static Err encode(const Theirs *t, float *values, int64_t count)
 static int64_t up(int64_t a, int64_t by) { return a <= 0 ? 0 : (a + by - 1) / by; }
 
 /* Copies a part's elements among [first, end) of their tensor to out[0...]. */
-static Err fill_part(const TheirsList *l, const Theirs *t, const HfPart *part, int64_t first, int64_t end, float *out,
-                     float *scratch)
+static Err fill_part(const TheirsList *l, const Theirs *t, const Param *p, const HfPart *part, int64_t first,
+                     int64_t end, float *out, float *scratch)
 {
     Box box = part->box;
     const int d = part->row < part->column; /* the dim of ours that goes from row to row of theirs */
@@ -206,8 +211,8 @@ static Err fill_part(const TheirsList *l, const Theirs *t, const HfPart *part, i
     box.shape[d] = high - low;
     const int64_t to = part->first + low * stride - first;
     if (part->column == 1 && part->row == box.shape[1] && !hf_part_differs(part)) /* as they are */
-        return ckpt_values_read(l->values, t->param->name, box, out + to, part->row);
-    TRY(ckpt_values_read(l->values, t->param->name, box, scratch, box.shape[1]));
+        return ckpt_values_read(l->values, p->name, box, out + to, part->row);
+    TRY(ckpt_values_read(l->values, p->name, box, scratch, box.shape[1]));
     for (int64_t r = 0; r < box.shape[0]; r++) {
         const float *from = scratch + r * box.shape[1];
         float *row = out + to + r * part->row;
@@ -233,7 +238,11 @@ static Err work(void *user, int64_t index, char *slot, char *scratch, int64_t *s
     const int64_t end = min64(t->count, first + t->job_rows * t->width);
     for (int k = 0; k < t->parts; k++) {
         const HfPart part = part_of(l, t, k);
-        TRY(fill_part(l, t, &part, first, end, (float *)slot, (float *)scratch));
+        TRY(fill_part(l, t, t->param, &part, first, end, (float *)slot, (float *)scratch));
+    }
+    if (t->rest) {
+        const HfPart part = hf_part(&l->spec.naming, t->rest, 0);
+        TRY(fill_part(l, t, t->rest, &part, first, end, (float *)slot, (float *)scratch));
     }
     odd_look(&l->odd, (int)(t->param - l->spec.whole->items), (const float *)slot, end - first);
     *size_bytes = stored_bytes(t->stored, end - first);

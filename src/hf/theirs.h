@@ -21,7 +21,7 @@ typedef enum { STORED_F32, STORED_BF16, STORED_F16, STORED_Q8_0 } Stored;
 int64_t stored_bytes(Stored s, int64_t count);
 
 typedef struct {
-    const Param *param;
+    const Param *param, *rest;        /* rest: whose numbers stand behind (hf_joins); NULL: nobody's */
     int first_part, run, step, parts; /* of the parameter's parts `run` from the first on, and again after each step */
     const char *name;                 /* name of a twin; NULL: the first part's */
     Stored stored;

@@ -56,6 +56,10 @@ def linear(key_heads, value_heads, key, value, **more):
         linear_value_head_dim=value, **more)  # fmt: skip
 
 
+def mamba(heads, groups, state, **more):
+    return dict(mamba_n_heads=heads, mamba_n_groups=groups, mamba_d_state=state, **more)
+
+
 def latent_experts(hidden, layers, heads, **more):
     return latent(hidden, layers, heads, moe_intermediate_size=20, **more)
 
@@ -210,6 +214,27 @@ CASES = {
         sizes(24, 40, 2, 3, 3, 16, num_experts=4, num_experts_per_tok=1, moe_intermediate_size=12, mlp_only_layers=[1],
             shared_expert_intermediate_size=8, layer_types=["linear_attention", "full_attention"], **linear(1, 3, 8, 8),
             **TIED),
+    ),  # fmt: skip
+    "granitemoehybrid": (
+        T.GraniteMoeHybridConfig,
+        sizes(48, 28, 4, 6, 2, None, num_local_experts=8, num_experts_per_tok=2, shared_intermediate_size=20,
+            layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            attention_multiplier=0.3, embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.5,
+            **mamba(6, 2, 10)),
+        sizes(40, 24, 2, 5, 5, None, num_local_experts=0, shared_intermediate_size=56, attention_bias=True,
+            position_embedding_type="rope", rope_parameters=rope(theta=5e5),
+            layer_types=["full_attention", "linear_attention"], **mamba(8, 1, 12, mamba_d_conv=3, mamba_conv_bias=False)),
+        sizes(36, 20, 2, 3, 1, None, num_local_experts=5, num_experts_per_tok=1, shared_intermediate_size=12,
+            time_step_limit=[0.5, float("inf")], layer_types=["linear_attention", "full_attention"],
+            **mamba(4, 4, 8, mamba_expand=1), **TIED),
+    ),  # fmt: skip
+    "bamba": (
+        T.BambaConfig,
+        sizes(48, 80, 4, 6, 2, None, attn_layer_indices=[1], rms_norm_eps=1e-4, **mamba(6, 2, 10)),
+        sizes(40, 56, 2, 5, 5, None, attn_layer_indices=[0], attention_bias=True, rope_parameters=rope(theta=5e5),
+            **mamba(8, 4, 12, mamba_d_conv=3, mamba_conv_bias=False), **TIED),
+        sizes(32, 40, 3, 4, 1, None, attn_layer_indices=[0, 2], mlp_bias=True, time_step_limit=[0.5, float("inf")],
+            **mamba(4, 1, 8, mamba_expand=1)),
     ),  # fmt: skip
     "smollm3": (
         T.SmolLM3Config,
