@@ -13,8 +13,8 @@
 /* Experts in all blocks, as wide as the key of feed-forward layers says; softmax over the chosen. */
 #define CHOSEN .expert_ffn = HF_NONE, .sparse_step = 1, .normalize = true, .scale = 1, .groups = 1, .group_topk = 1
 #define MAMBA                                                                                          \
-    .mamba_heads = 128, .mamba_head = HF_NONE, .mamba_groups = 1, .mamba_state = 256, .mamba_conv = 4, \
-    .mamba_conv_bias = true, .mamba_expand = 2
+    .mamba.heads = 128, .mamba.head = HF_NONE, .mamba.groups = 1, .mamba.state = 256, .mamba.conv = 4, \
+    .mamba.conv_bias = true, .mamba.expand = 2
 #define USUAL .head_dim = HF_NONE, .kv_heads = HF_NONE, .init_std = 0.02, ROPE(10000)
 
 const HfClassRow hf_classes[HF_CLASSES] = {
@@ -548,11 +548,11 @@ const HfClassRow hf_classes[HF_CLASSES] = {
                                    .scale = 1,
                                    .groups = 1,
                                    .group_topk = 1,
-                                   .linear_key_heads = 16,
-                                   .linear_value_heads = 32,
-                                   .linear_key_dim = 128,
-                                   .linear_value_dim = 128,
-                                   .linear_conv = 4 } },
+                                   .linear.key_heads = 16,
+                                   .linear.value_heads = 32,
+                                   .linear.key_dim = 128,
+                                   .linear.value_dim = 128,
+                                   .linear.conv = 4 } },
     [HF_GRANITEMOEHYBRID] = { .names = { "granitemoehybrid", "GraniteMoeHybridForCausalLM" },
                               .bias = HF_BIAS_KEYS,
                               .turns = HF_TURNS_KEY,

@@ -217,23 +217,23 @@ static void put_attention(Ini *w, HfClass c)
 static void put_delta(Ini *w)
 {
     const HfModel *m = w->m;
-    put_int(w, "delta_key_heads", m->linear_key_heads);
-    put_int(w, "delta_value_heads", m->linear_value_heads);
-    put_int(w, "delta_key_dim", m->linear_key_dim);
-    put_int(w, "delta_value_dim", m->linear_value_dim);
-    if (m->linear_conv != 4) put_int(w, "delta_conv", m->linear_conv);
+    put_int(w, "delta_key_heads", m->linear.key_heads);
+    put_int(w, "delta_value_heads", m->linear.value_heads);
+    put_int(w, "delta_key_dim", m->linear.key_dim);
+    put_int(w, "delta_value_dim", m->linear.value_dim);
+    if (m->linear.conv != 4) put_int(w, "delta_conv", m->linear.conv);
 }
 
 static void put_mamba(Ini *w)
 {
     const HfModel *m = w->m;
-    put_int(w, "mamba_heads", m->mamba_heads);
-    put_int(w, "mamba_head_dim", m->mamba_head);
-    put_int(w, "mamba_groups", m->mamba_groups);
-    put_int(w, "mamba_state", m->mamba_state);
-    if (m->mamba_conv != 4) put_int(w, "mamba_conv", m->mamba_conv);
-    if (!m->mamba_conv_bias) put_flag(w, "mamba_conv_bias", false);
-    if (m->dt_min > 0) put_real(w, "mamba_dt_min", m->dt_min);
+    put_int(w, "mamba_heads", m->mamba.heads);
+    put_int(w, "mamba_head_dim", m->mamba.head);
+    put_int(w, "mamba_groups", m->mamba.groups);
+    put_int(w, "mamba_state", m->mamba.state);
+    if (m->mamba.conv != 4) put_int(w, "mamba_conv", m->mamba.conv);
+    if (!m->mamba.conv_bias) put_flag(w, "mamba_conv_bias", false);
+    if (m->mamba.dt_min > 0) put_real(w, "mamba_dt_min", m->mamba.dt_min);
 }
 
 /* Blocks with linear attention, if there are any. */

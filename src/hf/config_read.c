@@ -467,11 +467,11 @@ static Err settle_falcon(Reader *r)
 static Err settle_mamba(Reader *r)
 {
     HfModel *m = &r->model;
-    const int64_t all = m->mamba_expand * m->hidden;
+    const int64_t all = m->mamba.expand * m->hidden;
     if (hf_classes[r->class].hybrid != MIXER_WORD_MAMBA2) return ERR_OK;
     if (r->class == HF_GRANITEMOEHYBRID && m->experts < 1) m->ffn = m->shared_ffn;
-    if (m->mamba_head == HF_NONE) m->mamba_head = all / m->mamba_heads;
-    if (m->mamba_head * m->mamba_heads == all) return ERR_OK;
+    if (m->mamba.head == HF_NONE) m->mamba.head = all / m->mamba.heads;
+    if (m->mamba.head * m->mamba.heads == all) return ERR_OK;
     return no(r, "'mamba_n_heads' x 'mamba_d_head' is not 'mamba_expand' x 'hidden_size'");
 }
 

@@ -79,23 +79,23 @@ static void say_windows(const Config *cfg, HfModel *m)
 
 static void say_mamba(const Config *cfg, HfModel *m)
 {
-    m->mamba_heads = cfg->model.mamba_heads;
-    m->mamba_head = cfg->model.mamba_head_dim;
-    m->mamba_groups = cfg->model.mamba_groups;
-    m->mamba_state = cfg->model.mamba_state;
-    m->mamba_conv = cfg->model.mamba_conv;
-    m->mamba_conv_bias = cfg->model.mamba_conv_bias;
-    m->mamba_expand = m->mamba_heads * m->mamba_head / m->hidden;
-    m->dt_min = cfg->model.mamba_dt_min;
+    m->mamba.heads = cfg->model.mamba_heads;
+    m->mamba.head = cfg->model.mamba_head_dim;
+    m->mamba.groups = cfg->model.mamba_groups;
+    m->mamba.state = cfg->model.mamba_state;
+    m->mamba.conv = cfg->model.mamba_conv;
+    m->mamba.conv_bias = cfg->model.mamba_conv_bias;
+    m->mamba.expand = m->mamba.heads * m->mamba.head / m->hidden;
+    m->mamba.dt_min = cfg->model.mamba_dt_min;
 }
 
 static void say_delta(const Config *cfg, HfModel *m)
 {
-    m->linear_key_heads = cfg->model.delta_key_heads;
-    m->linear_value_heads = cfg->model.delta_value_heads;
-    m->linear_key_dim = cfg->model.delta_key_dim;
-    m->linear_value_dim = cfg->model.delta_value_dim;
-    m->linear_conv = cfg->model.delta_conv;
+    m->linear.key_heads = cfg->model.delta_key_heads;
+    m->linear.value_heads = cfg->model.delta_value_heads;
+    m->linear.key_dim = cfg->model.delta_key_dim;
+    m->linear.value_dim = cfg->model.delta_value_dim;
+    m->linear.conv = cfg->model.delta_conv;
 }
 
 /* Blocks whose mixer is what the class has as linear attention. */

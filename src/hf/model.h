@@ -58,10 +58,14 @@ typedef struct {
 
     int64_t q_rank, kv_rank, nope, rope_dim, v_dim;
 
-    int64_t linear_key_heads, linear_value_heads, linear_key_dim, linear_value_dim, linear_conv;
-    int64_t mamba_heads, mamba_head, mamba_groups, mamba_state, mamba_conv, mamba_conv_bias;
-    int64_t mamba_expand; /* width of all heads, over hidden */
-    double dt_min;
+    struct {
+        int64_t key_heads, value_heads, key_dim, value_dim, conv;
+    } linear; /* Gated DeltaNet */
+    struct {
+        int64_t heads, head, groups, state, conv, conv_bias;
+        int64_t expand; /* width of all heads, over hidden */
+        double dt_min;
+    } mamba;
     int64_t rotates;    /* HF_TURNS_KEY: blocks have rotary positions */
     LayerSet attending; /* blocks with attention, in a class that lists these */
 } HfModel;

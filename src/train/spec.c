@@ -109,6 +109,12 @@ static MambaSpec mamba_spec(const Config *cfg)
                         .least = (float)cfg->model.mamba_dt_min };
 }
 
+static void put_states(const Config *cfg, ModelSpec *m)
+{
+    if (config_has_delta(cfg)) m->delta = delta_spec(cfg);
+    if (config_has_mamba(cfg)) m->mamba = mamba_spec(cfg);
+}
+
 static LayerPattern mixer_spec(const Config *cfg)
 {
     const int kinds[] = { [MIXER_WORD_ATTENTION] = config_is_latent(cfg) ? MIXER_LATENT : MIXER_ATTENTION,
@@ -204,8 +210,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);
     m.mixer = mixer_spec(cfg);
-    if (config_has_delta(cfg)) m.delta = delta_spec(cfg);
-    if (config_has_mamba(cfg)) m.mamba = mamba_spec(cfg);
+    put_states(cfg, &m);
     if (config_is_latent(cfg)) {
         m.latent = latent_spec(cfg);
         m.rope.columns = (int)m.latent.width.rope;
