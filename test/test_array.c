@@ -244,7 +244,7 @@ static bool blocks_fit(const TinyRun *r)
 }
 
 /* Does a layout cut inside a leaf of a sequence? */
-static bool leaves_are_cut(const Draw *d, const TinyRun *r)
+static bool leaves_are_cut(const TinyRun *r)
 {
     const int slices = r->spec.pipeline.slices > 1 ? r->spec.pipeline.slices : 1, cp = r->grid.cp;
     const int64_t leaves = r->spec.seq_blocks / slices, rows = r->spec.micro_batch * r->spec.seq_blocks;
