@@ -97,53 +97,27 @@ static Err widen_end(Widening *w)
 }
 
 /* Ops that read and write bf16 themselves. */
+static const OpId reads_bf16[] = { OP_linear_fwd,     OP_linear_dx,     OP_linear_dw,       OP_grouped_fwd,
+                                   OP_grouped_dx,     OP_grouped_dw,    OP_bias_grad,       OP_embedding_fwd,
+                                   OP_embedding_grad, OP_norm_fwd,      OP_norm_bwd,        OP_residual_fwd,
+                                   OP_residual_bwd,   OP_attention_fwd, OP_attention_bwd,   OP_xent_stats,
+                                   OP_xent_bwd,       OP_xent_row,      OP_conv_silu_fwd,   OP_conv_silu_bwd,
+                                   OP_unit_fwd,       OP_unit_bwd,      OP_delta_gates_fwd, OP_delta_gates_bwd,
+                                   OP_delta_fwd,      OP_delta_bwd,     OP_mamba_gates_fwd, OP_mamba_gates_bwd,
+                                   OP_mamba_fwd,      OP_mamba_bwd,     OP_gated_norm_fwd,  OP_gated_norm_bwd,
+                                   OP_fp8_amax,       OP_fp8_cast,      OP_fp8_cast_runs };
+
 static bool is_native(OpId id, const void *args)
 {
     const OpInfo *info = op_info(id);
-    switch (id) {
-    case OP_linear_fwd:
-    case OP_linear_dx:
-    case OP_linear_dw:
-    case OP_grouped_fwd:
-    case OP_grouped_dx:
-    case OP_grouped_dw:
-    case OP_bias_grad:
-    case OP_embedding_fwd:
-    case OP_embedding_grad:
-    case OP_norm_fwd:
-    case OP_norm_bwd:
-    case OP_residual_fwd:
-    case OP_residual_bwd:
-    case OP_attention_fwd:
-    case OP_attention_bwd:
-    case OP_xent_stats:
-    case OP_xent_bwd:
-    case OP_xent_row:
-    case OP_conv_silu_fwd:
-    case OP_conv_silu_bwd:
-    case OP_unit_fwd:
-    case OP_unit_bwd:
-    case OP_delta_gates_fwd:
-    case OP_delta_gates_bwd:
-    case OP_delta_fwd:
-    case OP_delta_bwd:
-    case OP_mamba_gates_fwd:
-    case OP_mamba_gates_bwd:
-    case OP_mamba_fwd:
-    case OP_mamba_bwd:
-    case OP_gated_norm_fwd:
-    case OP_gated_norm_bwd:
-    case OP_fp8_amax:
-    case OP_fp8_cast:
-    case OP_fp8_cast_runs: break;
-    case OP_fp8_values: return true;
-    default: return false;
-    }
-    for (int i = 0; i < info->field_count; i++) {
+    bool found = false;
+    if (id == OP_fp8_values) return true;
+    for (size_t i = 0; i < sizeof reads_bf16 / sizeof *reads_bf16; i++) found |= reads_bf16[i] == id;
+    for (int i = 0; i < info->field_count && found; i++) {
         const Tensor *t = (const Tensor *)((const char *)args + info->fields[i].offset);
         if (t->data && t->dtype == F16) return false;
     }
-    return true;
+    return found;
 }
 
 /* GELU is of the product as it is stored. */
