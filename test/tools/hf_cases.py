@@ -430,7 +430,7 @@ CASES = {
     "gpt_bigcode": (
         T.GPTBigCodeConfig,
         gpt2(48, 3, 6),
-        gpt2(40, 2, 5, n_inner=56, layer_norm_epsilon=1e-4),
+        gpt2(40, 2, 5, n_inner=56, layer_norm_epsilon=1e-4, activation_function="gelu"),
         gpt2(24, 2, 3, tie_word_embeddings=False),
     ),
     "gpt_neox": (
