@@ -60,6 +60,9 @@ class gpt_neox "${llama[@]}" model.kv_heads=4 model.norm=layernorm model.activat
 class qwen3_next "${llama[@]}" model.mixer=delta,attention model.delta_key_heads=2 model.delta_value_heads=4 \
     model.delta_key_dim=16 model.delta_value_dim=16 model.qk_norm=true model.attention_gate=true model.rope_dim=4 \
     "${experts[@]}" moe.router=softmax_pre moe.normalize=true moe.shared_ffn=24 moe.shared_gate=true
+class nemotron_h "${llama[@]}" model.position=none model.activation=relu2 model.mixer=mamba2,none,attention,none \
+    model.ffn_layers=0,1 model.layers=4 model.mamba_heads=8 model.mamba_head_dim=16 model.mamba_state=16 "${experts[@]}" \
+    moe.router=sigmoid moe.balance=bias moe.latent=16 moe.shared_ffn=24 moe.every=0,1,0,0
 class bamba "${llama[@]}" model.mixer=mamba2,attention model.mamba_heads=8 model.mamba_head_dim=16 model.mamba_state=16 \
     model.rope_dim=4
 # (their layers are those above in other combinations; test_hf.sh holds their logits to transformers')

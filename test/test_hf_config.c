@@ -175,6 +175,19 @@ static const struct {
     { "bamba",
       "\"attn_layer_indices\":[1],\"num_hidden_layers\":2,\"time_step_limit\":[0.25,{\"__float__\":\"Infinity\"}]",
       "mixer = mamba2,attention|rope_dim = 64|mamba_dt_min = 0.25|kv_heads = 8", "[moe]" },
+    { "nemotron_h", "",
+      "layers = 4|mixer = mamba2,none,attention,none|ffn_layers = 0,1|every = 0,1,0*2|mamba_dt_min = 0.001|"
+      "position = none|activation = relu2|shared_ffn = 7688|mamba_groups = 8|balance = bias",
+      "latent|rope_base|groups = 1" },
+    { "nemotron_h",
+      "\"hybrid_override_pattern\":\"MEM*E\",\"num_hidden_layers\":5,\"moe_latent_size\":1024,\"n_group\":4,"
+      "\"topk_group\":2,\"num_experts_per_tok\":4,\"use_conv_bias\":false",
+      "layers = 5|mixer = mamba2,none,mamba2,attention,none|ffn_layers = 0,1,0|latent = 1024|"
+      "mamba_conv_bias = false|groups = 4",
+      "every|group_best" },
+    { "nemotron_h", "\"hybrid_override_pattern\":\"-*-M\","
+      "\"layers_block_type\":[\"mlp\",\"attention\",\"mlp\",\"mamba\"]",
+      "mixer = none,attention,none,mamba2|ffn_layers = 1,0", "[moe]" },
     { "smollm3", "", "rope_layers = 1*3,0|rope_base = 2000000|kv_heads = 4", "window" },
     { "smollm3", "\"num_hidden_layers\":2,\"no_rope_layers\":[0,0]", "position = none", "rope_layers|rope_base" },
     { "smollm3", "\"num_hidden_layers\":3,\"no_rope_layers\":[1,1,1,0]", "layers = 3", "rope_layers" },
@@ -406,6 +419,13 @@ static const struct {
       "modules of multi-token prediction have experts" },
     { "hy_v3", "\"num_hidden_layers\":2,\"mlp_layer_types\":[\"dense\"]", ERR_CONFIG, "as many blocks" },
     { "hy_v3", "\"mlp_layer_types\":[\"hash\"]", ERR_CONFIG, "'mlp_layer_types' is 'hash'" },
+    { "nemotron_h", "\"hybrid_override_pattern\":\"MXM\"", ERR_CONFIG, "has no such layer in this class" },
+    { "nemotron_h", "\"layers_block_type\":[\"mlp\",\"conv\"]", ERR_CONFIG, "'layers_block_type' is 'conv'" },
+    { "nemotron_h", "\"layers_block_type\":7", ERR_CKPT, "should be a list of words, or letters, one for each block" },
+    { "nemotron_h", "\"hybrid_override_pattern\":\"M*\",\"layers_block_type\":[\"mlp\",\"attention\"]",
+      ERR_CKPT, "'layers_block_type' and 'hybrid_override_pattern' differ" },
+    { "nemotron_h", "\"hybrid_override_pattern\":\"M*\",\"num_hidden_layers\":3", ERR_CONFIG, "as many blocks" },
+    { "nemotron_h", "\"hybrid_override_pattern\":\"M*\",\"mlp_bias\":true", ERR_CONFIG, "it can only be false" },
     { "seed_oss", "\"attention_bias\":false,\"attention_out_bias\":true", ERR_CONFIG, "has no such biases" },
     { "exaone4", "\"sliding_window_pattern\":\"LLGL\"", ERR_CONFIG, "letters L with one G behind them" },
     { "exaone4", "\"sliding_window_pattern\":0", ERR_CONFIG, "says which blocks have a window" },

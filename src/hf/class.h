@@ -65,6 +65,7 @@ typedef enum {
     HF_QWEN3_NEXT,
     HF_GRANITEMOEHYBRID,
     HF_BAMBA,
+    HF_NEMOTRON_H,
     HF_GPT_NEOX,
     HF_FALCON,
     HF_COHERE,

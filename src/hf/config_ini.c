@@ -107,8 +107,28 @@ int64_t hf_turns(const HfModel *m, HfClass c, int layer)
 int64_t hf_is_linear(const HfModel *m, HfClass c, int layer)
 {
     if (!hf_classes[c].hybrid) return 0;
+    if (hf_classes[c].single) return layer_set_has(&m->sliding, layer);
     if (hf_classes[c].listed) return !layer_set_has(&m->attending, layer);
     return m->typed ? layer_set_has(&m->sliding, layer) : (layer + 1) % m->period != 0;
+}
+
+int64_t hf_mixer(const HfModel *m, HfClass c, int layer)
+{
+    if (hf_is_linear(m, c, layer)) return 1;
+    return hf_classes[c].single && !layer_set_has(&m->attending, layer) ? 2 : 0;
+}
+
+static int64_t has_ffn(const HfModel *m, HfClass c, int layer)
+{
+    return !hf_classes[c].single || hf_mixer(m, c, layer) == 2;
+}
+
+/* The first block with that mixer; `layers`: none has it. */
+static int first_with(const HfModel *m, HfClass c, int64_t mixer)
+{
+    int i = 0;
+    while (i < m->layers && hf_mixer(m, c, i) != mixer) i++;
+    return i;
 }
 
 static void put_sizes(Ini *w)
@@ -240,8 +260,9 @@ static void put_mamba(Ini *w)
 static void put_mixers(Ini *w, HfClass c)
 {
     const MixerWord kind = w->row->hybrid;
-    if (period_of(w->m, c, hf_is_linear) == 1 && !hf_is_linear(w->m, c, 0)) return;
-    put_blocks(w, c, "mixer", hf_is_linear, 0, kind == MIXER_WORD_DELTA ? "attention delta" : "attention mamba2");
+    put_blocks(w, c, "mixer", hf_mixer, 0, kind == MIXER_WORD_DELTA ? "attention delta" : "attention mamba2 none");
+    put_blocks(w, c, "ffn_layers", has_ffn, 1, NULL);
+    if (first_with(w->m, c, 1) == w->m->layers) return;
     if (kind == MIXER_WORD_DELTA) put_delta(w);
     else put_mamba(w);
 }
@@ -285,6 +306,7 @@ static void put_model(Ini *w, HfClass c)
 
 bool hf_is_mixture(const HfModel *m, HfClass c, int layer)
 {
+    if (hf_classes[c].single) return has_ffn(m, c, layer) && !layer_set_has(&m->dense, layer);
     return hf_classes[c].mixture && layer >= m->first_dense && !layer_set_has(&m->dense, layer) &&
            (layer + 1) % m->sparse_step == 0;
 }
@@ -317,9 +339,10 @@ static void put_moe(Ini *w, HfClass c)
     put_int(w, "experts", m->experts);
     put_int(w, "topk", m->topk);
     put_int(w, "ffn", m->expert_ffn);
+    if (m->moe_latent > 0) put_int(w, "latent", m->moe_latent);
     if (m->shared_ffn > 0) put_int(w, "shared_ffn", m->shared_ffn);
     else if (m->shared > 0) put_int(w, "shared_ffn", m->shared * m->expert_ffn);
-    if (period_of(m, c, mixture_of) > 1) {
+    if (period_of(m, c, mixture_of) > 1 && (!w->row->single || layer_set_count(&m->dense))) {
         line(w, "every = ");
         put_runs(w, c, mixture_of, (int)m->layers, NULL);
         line(w, "\n");
@@ -350,7 +373,7 @@ Err hf_ini(const char *name, const HfModel *m, HfClass c, SetupArena *arena, con
 {
     Ini w = { .m = m, .row = &hf_classes[c] };
     char *text;
-    w.attends = period_of(m, c, hf_is_linear) > 1 || !hf_is_linear(m, c, 0);
+    w.attends = first_with(m, c, 0) < m->layers;
     put_model(&w, c);
     put_moe(&w, c);
     if (w.full) return err_set(ERR_CONFIG, "%s: windows or experts change too often from block to block", name);

@@ -130,6 +130,30 @@ static Err take_words(Reader *r, const HfKey *k, const Json *v, int64_t *out)
     return ERR_OK;
 }
 
+static Err take_blocks(Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    static const char letters[] = "M*-E", words[] = "linear_attention full_attention mlp moe mamba attention";
+    const char *text = json_text(v, NULL);
+    const int64_t count = text ? (int64_t)strlen(text) : json_count(v);
+    LayerSet sets[4] = { { { 0 } } };
+    if ((!text && !json_is_array(v)) || count < 1 || count > LAYERS_MAX)
+        return damaged(r, k, v, "a list of words, or letters, one for each block");
+    for (int64_t i = 0; i < count; i++) {
+        const Json *item = text ? v : json_at(v, i);
+        const char *letter = text ? strchr(letters, text[i]) : NULL, *word = json_text(item, NULL);
+        const int kind = text ? (letter ? (int)(letter - letters) : -1) : word ? hf_word(words, word) : -1;
+        if (kind < 0) return refused(r, k->name, item, k->meaning, "megatrain has no such layer in this class");
+        add_layer(&sets[kind % 4], i); /* (mamba, attention: of earlier releases) */
+    }
+    if (r->by[k->offset / 8] && (*out != count || memcmp(&sets[0], &r->model.sliding, sizeof *sets) != 0 ||
+                                 memcmp(&sets[1], &r->model.attending, sizeof *sets) != 0))
+        return err_set(ERR_CKPT, "%s: 'layers_block_type' and 'hybrid_override_pattern' differ", r->name);
+    r->by[k->offset / 8] = k->name;
+    r->model.sliding = sets[0], r->model.attending = sets[1], r->model.dense = sets[2];
+    *out = count;
+    return ERR_OK;
+}
+
 static Err take_turns(Reader *r, const HfKey *k, const Json *v, int64_t *out)
 {
     if (!json_is_array(v) || json_count(v) > LAYERS_MAX)
@@ -249,6 +273,7 @@ static Err take_value(Reader *r, const HfKey *k, const Json *v)
     case HF_KEY_TYPES:
     case HF_KEY_MLPS: return take_words(r, k, v, n);
     case HF_KEY_PATTERN: return take_pattern(r, k, v, n);
+    case HF_KEY_BLOCKS: return take_blocks(r, k, v, n);
     case HF_KEY_AUTO: return take_auto(r, k, v, n);
     case HF_KEY_LIMITS: return take_limits(r, k, v, x);
     case HF_KEY_TURNS: return take_turns(r, k, v, n);
@@ -471,7 +496,7 @@ static Err settle_mamba(Reader *r)
     if (hf_classes[r->class].hybrid != MIXER_WORD_MAMBA2) return ERR_OK;
     if (r->class == HF_GRANITEMOEHYBRID && m->experts < 1) m->ffn = m->shared_ffn;
     if (m->mamba.head == HF_NONE) m->mamba.head = all / m->mamba.heads;
-    if (m->mamba.head * m->mamba.heads == all) return ERR_OK;
+    if (m->mamba.head * m->mamba.heads == all || r->class == HF_NEMOTRON_H) return ERR_OK;
     return no(r, "'mamba_n_heads' x 'mamba_d_head' is not 'mamba_expand' x 'hidden_size'");
 }
 
@@ -479,6 +504,7 @@ static Err settle_sizes(Reader *r)
 {
     HfModel *m = &r->model;
     const bool latent = hf_classes[r->class].latent;
+    if (hf_classes[r->class].single && !m->layers) m->layers = m->typed;
     if (m->layers > LAYERS_MAX) return no(r, "more than 1024 blocks");
     if (r->class == HF_FALCON) TRY(settle_falcon(r));
     TRY(settle_mamba(r));

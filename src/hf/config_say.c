@@ -103,8 +103,9 @@ static void say_mixers(const Config *cfg, MixerWord kind, HfModel *m)
 {
     m->sliding = m->attending = (LayerSet){ { 0 } };
     for (int i = 0; i < m->layers; i++) {
-        LayerSet *set = layer_pattern_at(&cfg->derived.mixer, i) == kind ? &m->sliding : &m->attending;
-        set->word[i / 64] |= UINT64_C(1) << i % 64;
+        const int64_t mixer = layer_pattern_at(&cfg->derived.mixer, i);
+        LayerSet *set = mixer == (int64_t)kind ? &m->sliding : &m->attending;
+        if (mixer != MIXER_WORD_NONE) set->word[i / 64] |= UINT64_C(1) << i % 64;
     }
     if (kind == MIXER_WORD_DELTA && config_has_delta(cfg)) say_delta(cfg, m);
     if (kind == MIXER_WORD_MAMBA2 && config_has_mamba(cfg)) say_mamba(cfg, m);
@@ -172,6 +173,7 @@ static void say_experts(const Config *cfg, HfModel *m)
 {
     LayerSet mixtures = { { 0 } };
     m->first_dense = m->layers;
+    m->dense = (LayerSet){ { 0 } };
     for (int i = 0; i < m->layers && !cfg->moe.experts; i++) m->dense.word[i / 64] |= UINT64_C(1) << i % 64;
     if (!cfg->moe.experts) return;
     layer_set_read(cfg->moe.every, (int)m->layers, &mixtures); /* (config_check has read it) */
@@ -183,6 +185,7 @@ static void say_experts(const Config *cfg, HfModel *m)
     m->experts = cfg->moe.experts;
     m->topk = cfg->moe.topk;
     m->expert_ffn = cfg->moe.ffn;
+    m->moe_latent = cfg->moe.latent ? cfg->moe.latent : HF_NONE;
     m->shared = cfg->moe.shared_ffn / cfg->moe.ffn;
     m->shared_ffn = cfg->moe.shared_ffn;
     m->sparse_step = 1;
@@ -191,6 +194,13 @@ static void say_experts(const Config *cfg, HfModel *m)
     m->method = cfg->moe.groups > 1 ? HF_GROUP_LIMITED : HF_GREEDY;
     m->groups = cfg->moe.groups;
     m->group_topk = cfg->moe.group_topk;
+}
+
+/* Of a class whose blocks have one layer: dense feed-forward layers are those that are there and have no experts. */
+static void say_singles(const Config *cfg, HfModel *m)
+{
+    for (int i = 0; i < m->layers; i++)
+        if (!layer_pattern_at(&cfg->derived.ffn_layers, i)) m->dense.word[i / 64] &= ~(UINT64_C(1) << i % 64);
 }
 
 void hf_say(const Config *cfg, HfClass c, HfModel *out)
@@ -205,6 +215,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     if (hf_classes[c].latent) say_latent(cfg, out);
     if (hf_classes[c].hybrid) say_mixers(cfg, hf_classes[c].hybrid, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);
+    if (hf_classes[c].single) say_singles(cfg, out);
     if (c == HF_GRANITEMOEHYBRID && !cfg->moe.experts) { /* (its feed-forward layers are shared experts alone) */
         out->experts = 0;
         out->ffn = out->shared_ffn = cfg->model.ffn;

@@ -36,6 +36,18 @@ static void put_words(JsonOut *j, const HfKey *k, int64_t layers, const LayerSet
     json_close(j, ']');
 }
 
+static void put_layer_of_blocks(JsonOut *j, const HfModel *m, const HfKey *k)
+{
+    json_open(j, k->name, '[');
+    for (int i = 0; i < m->layers; i++)
+        json_put_text(j, NULL,
+                      layer_set_has(&m->sliding, i)     ? "linear_attention"
+                      : layer_set_has(&m->attending, i) ? "full_attention"
+                      : layer_set_has(&m->dense, i)     ? "mlp"
+                                                        : "moe");
+    json_close(j, ']');
+}
+
 static void put_turns(JsonOut *j, const HfModel *m, const HfKey *k)
 {
     json_open(j, k->name, '[');
@@ -87,6 +99,7 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
     case HF_KEY_LAYERS: put_layers(j, k, (const LayerSet *)(const void *)hf_int(m, k)); break;
     case HF_KEY_MLPS: put_words(j, k, m->mlps, &m->dense, "dense", "sparse"); break;
     case HF_KEY_TURNS: put_turns(j, m, k); break;
+    case HF_KEY_BLOCKS: put_layer_of_blocks(j, m, k); break;
     case HF_KEY_LIMITS: put_limits(j, k, *hf_real(m, k)); break;
     case HF_KEY_ROPE: put_rope(j, m, c, k); break;
     case HF_KEY_FIXED:

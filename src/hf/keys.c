@@ -21,6 +21,7 @@
 #define LAYERNORMS (B(GPT2) | B(GPT_BIGCODE) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | FUSED | COHERES | B(NEMOTRON))
 #define GPTS (B(GPT2) | B(GPT_BIGCODE))
 #define ROTARY (ALL & ~GPTS)
+#define TURNING (ROTARY & ~B(NEMOTRON_H)) /* with rotary positions */
 /* heads of one width, which is a key */
 #define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM))
 #define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE) | B(QWEN3_NEXT)) /* some blocks have no experts, by a step and a list */
@@ -28,7 +29,7 @@
 #define ROUTED (DEEPSEEK | GLMS)
 #define MIXTURE                                                                                                       \
     (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | B(HY_V3) | \
-     B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID) | B(AFMOE))
+     B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID) | B(AFMOE) | B(NEMOTRON_H))
 #define OLMO (B(FLEX_OLMO) | B(OLMO2) | B(OLMO3) | B(OLMOE))
 #define QWEN (B(QWEN2) | B(QWEN3))
 #define EXAONE (B(EXAONE4) | B(EXAONE_MOE))

@@ -48,6 +48,7 @@ typedef struct {
     LayerSet turning;      /* of no_rope_layers: 1 */
     int64_t no_rope_every; /* each block of so many has no rotary positions */
 
+    int64_t moe_latent; /* HF_NONE, 0: experts' rows are as wide as the model */
     int64_t shared_ffn; /* of all shared experts together; 0: shared * expert_ffn */
     int64_t experts, topk, expert_ffn, shared, first_dense, sparse_step, normalize;
     int64_t mlps;   /* blocks that mlp_layer_types is about; 0: absent */
@@ -122,12 +123,13 @@ typedef struct {
     bool mixture, latent; /* has experts; latent attention */
     /* The mixer of blocks with linear attention: layer_types, or all but each period-th; ATTENTION: there are none */
     MixerWord hybrid;
-    bool listed;          /* a key lists the blocks with attention instead */
-    bool divides;         /* releases open it only where the heads divide the width, whatever head_dim says */
-    bool first_full;      /* the block without a window is the first of each period, not its last */
-    bool gelu;            /* the activation is a GELU, which one a key says */
-    bool scaled;          /* embeddings are multiplied by the root of their width, whatever keys say */
-    bool local_base;      /* blocks with a window have a base of angles of their own */
+    bool single;     /* blocks have one layer each: layers_block_type says which (typed, sliding, attending, dense) */
+    bool listed;     /* a key lists the blocks with attention instead */
+    bool divides;    /* releases open it only where the heads divide the width, whatever head_dim says */
+    bool first_full; /* the block without a window is the first of each period, not its last */
+    bool gelu;       /* the activation is a GELU, which one a key says */
+    bool scaled;     /* embeddings are multiplied by the root of their width, whatever keys say */
+    bool local_base; /* blocks with a window have a base of angles of their own */
     bool drops_embedding; /* its dropout on branches and on the embedding are two keys */
     int best;             /* a group of experts counts by so many of its best */
     HfModel usual;        /* where a key is absent */
@@ -149,6 +151,7 @@ typedef enum {
     HF_KEY_PATTERN, /* a number, or a text such as LLLG */
     HF_KEY_AUTO,    /* a number, or "auto": HF_NONE */
     HF_KEY_LIMITS,  /* [a number, infinity] */
+    HF_KEY_BLOCKS,  /* layers_block_type, or its letters: the one layer of each block */
     HF_KEY_ROPE,    /* an object of keys of hf_rope_keys */
     HF_KEY_STORE,   /* quantization_config */
     HF_KEY_FIXED,   /* only one of `values` */
@@ -184,7 +187,9 @@ int64_t hf_window(const HfModel *m, HfClass c, int layer);
 /* Has a block rotary positions? */
 int64_t hf_turns(const HfModel *m, HfClass c, int layer);
 bool hf_is_mixture(const HfModel *m, HfClass c, int layer);
-/* Has a block linear attention (HfClassRow.hybrid)? */
+/* 0: a block has attention, 1: linear attention (HfClassRow.hybrid), 2: no mixer */
+int64_t hf_mixer(const HfModel *m, HfClass c, int layer);
+/* Has a block linear attention? */
 int64_t hf_is_linear(const HfModel *m, HfClass c, int layer);
 
 /* Sections [model] and [moe]; `name` is for messages. ERR_CONFIG: what the model cannot do. */

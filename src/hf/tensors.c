@@ -105,6 +105,31 @@ static const Row table[] = {
     { C(SARVAM_MOE), "attn.q_norm", "attention.query_layernorm", WHOLE, 0 },
     { C(SARVAM_MOE), "attn.k_norm", "attention.key_layernorm", WHOLE, 0 },
     { C(SARVAM_MOE), "mlp.router.bias", "mlp.gate.expert_bias", WHOLE, 0 },
+    { C(NEMOTRON_H), "embedding.token", "embeddings", WHOLE, 0 },
+    { C(NEMOTRON_H), "final_norm", "norm_f", WHOLE, 0 },
+    { C(NEMOTRON_H), "norm1", "norm", WHOLE, 0 },
+    { C(NEMOTRON_H), "norm2", "norm", WHOLE, 0 },
+    { C(NEMOTRON_H), "attn.qkv", "mixer.q_proj mixer.k_proj mixer.v_proj", QKV, 0 },
+    { C(NEMOTRON_H), "attn.proj", "mixer.o_proj", WHOLE, 0 },
+    { C(NEMOTRON_H), "mamba.in", "mixer.in_proj", BEFORE_DT, 0 },
+    { C(NEMOTRON_H), "mamba.dt", "mixer.in_proj", DT, 0 },
+    { C(NEMOTRON_H), "mamba.conv.weight", "mixer.conv1d.weight", WHOLE, CHANNELS },
+    { C(NEMOTRON_H), "mamba.conv.bias", "mixer.conv1d.bias", WHOLE, 0 },
+    { C(NEMOTRON_H), "mamba.a_log", "mixer.A_log", WHOLE, 0 },
+    { C(NEMOTRON_H), "mamba.dt_bias", "mixer.dt_bias", WHOLE, 0 },
+    { C(NEMOTRON_H), "mamba.skip", "mixer.D", WHOLE, 0 },
+    { C(NEMOTRON_H), "mamba.norm", "mixer.norm", WHOLE, 0 },
+    { C(NEMOTRON_H), "mamba.proj", "mixer.out_proj", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.fc1", "mixer.up_proj", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.fc2", "mixer.down_proj", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.router.weight", "mixer.gate.weight", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.router.bias", "mixer.gate.e_score_correction_bias", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.experts.fc1", "mixer.experts.#.up_proj", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.experts.fc2", "mixer.experts.#.down_proj", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.latent_in", "mixer.fc1_latent_proj", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.latent_out", "mixer.fc2_latent_proj", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.shared.fc1", "mixer.shared_experts.up_proj", WHOLE, 0 },
+    { C(NEMOTRON_H), "mlp.shared.fc2", "mixer.shared_experts.down_proj", WHOLE, 0 },
     { C(BAMBA), "final_norm", "final_layernorm", WHOLE, 0 },
     { C(BAMBA), "norm2", "pre_ff_layernorm", WHOLE, 0 },
     { REST, "embedding.token", "embed_tokens", WHOLE, 0 },
@@ -241,8 +266,10 @@ const char *const *hf_prefixes(HfClass kind, bool wrapped)
     static const char *const gpt2[] = { "transformer.", "", NULL };
     static const char *const neox[] = { "gpt_neox.", "", NULL };
     static const char *const plain[] = { "model.", "", NULL };
+    static const char *const backbone[] = { "backbone.", "model.", "", NULL };
     static const char *const inner[] = { "language_model.model.", "model.language_model.", NULL };
     if (kind == HF_GPT_NEOX) return neox;
+    if (kind == HF_NEMOTRON_H) return backbone;
     return wrapped ? inner : OF_GPT >> kind & 1 ? gpt2 : plain;
 }
 

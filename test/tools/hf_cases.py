@@ -60,6 +60,13 @@ def mamba(heads, groups, state, **more):
     return dict(mamba_n_heads=heads, mamba_n_groups=groups, mamba_d_state=state, **more)
 
 
+def nemotron(hidden, blocks, heads, kv_heads, head_dim, mamba_heads, mamba_dim, groups, state, **more):
+    return dict(
+        dict(sizes(hidden, 40, 0, heads, kv_heads, head_dim), layers_block_type=blocks, mamba_num_heads=mamba_heads,
+             mamba_head_dim=mamba_dim, n_groups=groups, ssm_state_size=state, n_routed_experts=4, moe_intermediate_size=20,
+             moe_shared_expert_intermediate_size=24), **more)  # fmt: skip
+
+
 def latent_experts(hidden, layers, heads, **more):
     return latent(hidden, layers, heads, moe_intermediate_size=20, **more)
 
@@ -235,6 +242,14 @@ CASES = {
             **mamba(8, 4, 12, mamba_d_conv=3, mamba_conv_bias=False), **TIED),
         sizes(32, 40, 3, 4, 1, None, attn_layer_indices=[0, 2], mlp_bias=True, time_step_limit=[0.5, float("inf")],
             **mamba(4, 1, 8, mamba_expand=1)),
+    ),  # fmt: skip
+    "nemotron_h": (
+        T.NemotronHConfig,
+        nemotron(48, ["linear_attention", "moe", "full_attention", "mlp"], 4, 2, 12, 4, 16, 2, 8),
+        nemotron(40, ["linear_attention", "moe", "linear_attention", "moe", "full_attention"], 5, 5, 8, 6, 8, 3, 12,
+                 moe_latent_size=24, n_routed_experts=8, n_group=4, topk_group=2, routed_scaling_factor=2.5, conv_kernel=3,
+                 use_conv_bias=False, layer_norm_epsilon=1e-4),
+        nemotron(32, ["mlp", "full_attention", "mlp", "linear_attention"], 4, 1, 12, 8, 8, 1, 8, time_step_min=0.5),
     ),  # fmt: skip
     "smollm3": (
         T.SmolLM3Config,
