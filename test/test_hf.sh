@@ -100,6 +100,33 @@ P
     into wrapped wrapped.run
     check "mistral3: $(says)" same_weights wrapped.run r/mistral-0
 fi
+if [ -d c/qwen3_5_moe-0 ]; then # so, too, with experts in one tensor and modules that are not read
+    /usr/bin/python3 - "$root/test/tools" <<'P' || bad "no folder of Qwen3.5"
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+import hf_folder
+t = hf_folder.read("c/qwen3_5_moe-0/model.safetensors")
+c = json.load(open("c/qwen3_5_moe-0/config.json"))
+E, F, h = c["num_experts"], c["moe_intermediate_size"], c["hidden_size"]
+out = {"model.language_model." + n[len("model."):] if n.startswith("model.") else n: v
+       for n, v in t.items() if ".experts." not in n}
+for i in range(c["num_hidden_layers"]):
+    part = lambda e, what: t[f"model.layers.{i}.mlp.experts.{e}.{what}_proj.weight"][2]
+    to = f"model.language_model.layers.{i}.mlp.experts."
+    out[to + "gate_up_proj"] = ("F32", [E, 2 * F, h], b"".join(part(e, w) for e in range(E) for w in ("gate", "up")))
+    out[to + "down_proj"] = ("F32", [E, h, F], b"".join(part(e, "down") for e in range(E)))
+out["mtp.norm.weight"] = out["model.visual.merger.norm.weight"] = ("F32", [h], bytes(4 * h))
+outer = {"model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": c}
+os.makedirs("seeing")
+json.dump(outer, open("seeing/config.json", "w"))
+hf_folder.write("seeing/model.safetensors", out)
+P
+    into seeing seeing.run
+    check "qwen3_5_moe: $(says)" same_weights seeing.run r/qwen3_5_moe-0
+    check "modules that are left out are named once" [ "$(grep -c '1 tensors of multi-token prediction' err.txt)" = 1 ]
+    logits seeing.run
+    check "and its logits: $(says)" cmp -s seeing.run/got.npy r/qwen3_5_moe-0/got.npy
+fi
 # ---- each key alone changes there what it changes here
 "$python" "$root/test/tools/hf_keys.py" "$root" "$mt" ids.txt keys "$@" >keys.txt 2>>cases.err
 check "keys one by one: $(tail -3 keys.txt)" grep -q ', 0 differences$' keys.txt
@@ -128,9 +155,11 @@ follows llama-0 model.arch=llama model.layers=3 model.hidden=48 model.heads=6 mo
 follows qwen3_moe-0 model.arch=llama model.layers=3 model.hidden=48 model.heads=6 model.kv_heads=2 model.ffn=80 \
     model.qk_norm=true model.norm_eps=1e-6 moe.experts=8 moe.topk=2 moe.ffn=24 moe.aux_coeff=0 moe.router=softmax_pre \
     moe.normalize=true
-for case in gemma2-0 gemma3-0 olmo2-0; do
+for case in gemma2-0 gemma3-0 olmo2-0 qwen3_next-0 qwen3_5-0; do
     [ -d c/$case ] || continue
-    within=1e-5 follows $case $("$mt" config from-hf c/$case | sed -nE '/^(seq|vocab) /d; s/^([a-z_]+) = /model.\1=/p')
+    "$mt" config from-hf c/$case >keys.ini
+    within=1e-5 follows $case $(awk '/^\[/ { section = substr($0, 2, length($0) - 2) }
+        !/^(seq|vocab) / && sub(/^[a-z_]+ = /, section ".&") { sub(/ = /, "="); print }' keys.ini) $(grep -q '^experts' keys.ini && echo moe.aux_coeff=0)
 done
 
 # ---- a step of SGD of each class: the loss of another batch behind it

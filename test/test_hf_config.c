@@ -188,6 +188,13 @@ static const struct {
     { "nemotron_h", "\"hybrid_override_pattern\":\"-*-M\","
       "\"layers_block_type\":[\"mlp\",\"attention\",\"mlp\",\"mamba\"]",
       "mixer = none,attention,none,mamba2|ffn_layers = 1,0", "[moe]" },
+    { "qwen3_5_text", "\"mtp_num_hidden_layers\":1,\"attn_output_gate\":true,\"rope_parameters\":{\"rope_theta\":1e7,"
+      "\"rope_type\":\"default\",\"mrope_section\":[11,11,10],\"mrope_interleaved\":true,"
+      "\"partial_rotary_factor\":0.25}",
+      "mixer = delta*3,attention|delta_value_heads = 32|rope_base = 10000000|rope_dim = 64|ffn = 12288",
+      "experts|mtp_layers" },
+    { "qwen3_5_moe_text", "\"mamba_ssm_dtype\":\"float32\",\"mlp_only_layers\":[]",
+      "experts = 256|topk = 8|shared_ffn = 512|shared_gate = true|layers = 40|router = softmax", "every" },
     { "smollm3", "", "rope_layers = 1*3,0|rope_base = 2000000|kv_heads = 4", "window" },
     { "smollm3", "\"num_hidden_layers\":2,\"no_rope_layers\":[0,0]", "position = none", "rope_layers|rope_base" },
     { "smollm3", "\"num_hidden_layers\":3,\"no_rope_layers\":[1,1,1,0]", "layers = 3", "rope_layers" },

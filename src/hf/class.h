@@ -62,6 +62,8 @@ typedef enum {
     HF_MINICPM3,
     HF_AFMOE,
     HF_GPT_BIGCODE,
+    HF_QWEN3_5, /* the text model, also of a folder with images; and the next one */
+    HF_QWEN3_5_MOE,
     HF_QWEN3_NEXT,
     HF_GRANITEMOEHYBRID,
     HF_BAMBA,

@@ -440,7 +440,7 @@ static Err check_head(const Reader *r, const Json *root)
 
 static Err find_class(Reader *r, const Json *root, const Json **keys)
 {
-    char known[768] = "";
+    char known[1024] = "";
     const char *type = json_text(json_get(root, "model_type"), NULL);
     if (!json_is_object(root) || !type)
         return err_set(ERR_CKPT, "%s: no configuration of a model: 'model_type' is missing", r->name);

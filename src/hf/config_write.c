@@ -352,6 +352,7 @@ static bool may_say(const Config *cfg, HfClass c)
     const HfClassRow *row = &hf_classes[c];
     if (row->divides && cfg->model.hidden % cfg->model.heads) return false;
     if (row->latent != (cfg->model.attention == MODEL_ATTENTION_MLA)) return false;
+    if (c == HF_QWEN3_5_MOE && cfg->moe.router == ROUTER_SOFTMAX_PRE) return false; /* (as Qwen3-Next's are read) */
     return cfg->moe.experts ? row->mixture : row->latent || row->hybrid || !row->mixture;
 }
 

@@ -24,12 +24,14 @@
 #define TURNING (ROTARY & ~B(NEMOTRON_H)) /* with rotary positions */
 /* heads of one width, which is a key */
 #define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM))
+#define LATER (B(QWEN3_5) | B(QWEN3_5_MOE))
+#define HYBRIDS (B(QWEN3_NEXT) | LATER)                      /* with linear attention */
 #define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE) | B(QWEN3_NEXT)) /* some blocks have no experts, by a step and a list */
 #define GLMS (B(GLM4_MOE) | B(GLM4_MOE_LITE) | B(DOTS1) | B(SOLAR_OPEN) | SARVAMS) /* experts as DeepSeek-V3's */
 #define ROUTED (DEEPSEEK | GLMS)
-#define MIXTURE                                                                                                       \
-    (SPARSE | ROUTED | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | B(MINIMAX_M2) | B(HY_V3) | \
-     B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID) | B(AFMOE) | B(NEMOTRON_H))
+#define MIXTURE                                                                                             \
+    (SPARSE | ROUTED | B(QWEN3_5_MOE) | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | \
+     B(MINIMAX_M2) | B(HY_V3) | B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID) | B(AFMOE) | B(NEMOTRON_H))
 #define OLMO (B(FLEX_OLMO) | B(OLMO2) | B(OLMO3) | B(OLMOE))
 #define QWEN (B(QWEN2) | B(QWEN3))
 #define EXAONE (B(EXAONE4) | B(EXAONE_MOE))
@@ -40,13 +42,13 @@
 #define TYPED                                                                                                        \
     (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM) | B(AFMOE) | \
      B(COHERE2))
-#define BIASED                                                                                               \
-    (LLAMAS | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS | \
-     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | B(QWEN3_NEXT) | \
-     B(GPT_NEOX) | COHERES | B(BAMBA))
+#define BIASED                                                                                                       \
+    (LLAMAS | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS |         \
+     B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | HYBRIDS | B(GPT_NEOX) | \
+     COHERES | B(BAMBA))
 #define PARTIAL                                                                                             \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(SARVAM_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | \
-     B(GPT_NEOX) | B(QWEN3_NEXT) | B(BAMBA)) /* some columns of a head turn */
+     B(GPT_NEOX) | HYBRIDS | B(BAMBA)) /* some columns of a head turn */
 
 #define KEY(kind_, classes_, name_, member_, meaning_, ...) \
     { .name = name_,                                        \

@@ -18,6 +18,7 @@ typedef enum {
     KEY_PAIRS,   /* likewise two numbers of each value head */
     BEFORE_DT,   /* rows before those of another parameter in one tensor: Mamba-2's Win and Wdt */
     DT,          /* these */
+    QKV_Z,       /* queries, keys and values of linear attention, then its gates: two tensors */
     HEADS,       /* of each head the columns without positions, then rotary pairs, neighbours in theirs */
     LATENT       /* of the latent, then rotary pairs */
 } Form;
@@ -29,6 +30,7 @@ enum {
     OWN_NORMS_ONLY = 32, /* where parallel layers have a norm each */
     BARE = 4,            /* no prefix of the model stands before the name */
     PLAIN = 8,           /* a norm that multiplies by w itself, whatever others of the class do */
+    STACKED = 64,        /* where the folder has all experts of a layer in one tensor */
     CHANNELS = 16        /* a convolution of each channel alone: their tensor has a dim of 1 more */
 };
 
@@ -40,18 +42,20 @@ enum {
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
 #define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3) | C(SARVAM_MLA))
 #define GLM_EXPERTS (C(GLM4_MOE) | C(GLM4_MOE_LITE) | C(DOTS1) | C(SOLAR_OPEN) | C(SARVAM_MOE) | C(SARVAM_MLA))
-#define SHARED_QWEN (C(QWEN2_MOE) | C(QWEN3_NEXT))
+#define SHARED_QWEN (C(QWEN2_MOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE))
+#define QWEN3_5S (C(QWEN3_5) | C(QWEN3_5_MOE))
+#define HYBRIDS (C(QWEN3_NEXT) | QWEN3_5S)
 #define DENSE_GLM (C(GLM) | C(GLM4))
 #define QWEN_NAMES                                                                                               \
     (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | C(EXAONE_MOE) | \
-     C(AFMOE) | C(QWEN3_NEXT))
+     C(AFMOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE))
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
 #define GRANITE_EXPERTS (C(GRANITEMOE) | C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID))
 #define MAMBAS (C(GRANITEMOEHYBRID) | C(BAMBA))
 #define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
-#define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(VAULTGEMMA) | C(NEMOTRON) | C(QWEN3_NEXT)) /* they multiply by 1 + w */
-#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE) | C(GLM4_MOE_LITE))                      /* of multi-token prediction */
+#define OFFSET_NORMS (GEMMAS | C(GEMMA) | C(VAULTGEMMA) | C(NEMOTRON) | HYBRIDS) /* they multiply by 1 + w */
+#define MODULES (C(DEEPSEEK_V3) | C(GLM4_MOE) | C(GLM4_MOE_LITE))                /* of multi-token prediction */
 #define MORE_BLOCKS (MODULES | C(HY_V3)) /* files hold such modules, whether they are read or not */
 
 /* ours: the parameter's name behind "layers.N.", with or without .weight and .bias; theirs: behind their
@@ -156,7 +160,7 @@ static const Row table[] = {
     { C(AFMOE), "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.gate_proj", QKV_GATE, 0 },
     { C(ERNIE4_5) | C(HELIUM) | C(COHERE) | C(COHERE2) | DENSE_GLM, "attn.qkv",
       "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_PAIRS, 0 },
-    { C(QWEN3_NEXT), "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_GATED, 0 },
+    { HYBRIDS, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV_GATED, 0 },
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
     { REST, "attn.q_norm", "self_attn.q_norm", WHOLE, 0 },
     { REST, "attn.k_norm", "self_attn.k_norm", WHOLE, 0 },
@@ -172,11 +176,13 @@ static const Row table[] = {
 
     { C(QWEN3_NEXT), "delta.qkvz", "linear_attn.in_proj_qkvz", KEY_HEADS, 0 },
     { C(QWEN3_NEXT), "delta.ba", "linear_attn.in_proj_ba", KEY_PAIRS, 0 },
-    { C(QWEN3_NEXT), "delta.conv", "linear_attn.conv1d", WHOLE, CHANNELS },
-    { C(QWEN3_NEXT), "delta.a_log", "linear_attn.A_log", WHOLE, 0 },
-    { C(QWEN3_NEXT), "delta.dt_bias", "linear_attn.dt_bias", WHOLE, 0 },
-    { C(QWEN3_NEXT), "delta.norm", "linear_attn.norm", WHOLE, PLAIN },
-    { C(QWEN3_NEXT), "delta.proj", "linear_attn.out_proj", WHOLE, 0 },
+    { QWEN3_5S, "delta.qkvz", "linear_attn.in_proj_qkv linear_attn.in_proj_z", QKV_Z, 0 },
+    { QWEN3_5S, "delta.ba", "linear_attn.in_proj_b linear_attn.in_proj_a", GATE_UP, 0 },
+    { HYBRIDS, "delta.conv", "linear_attn.conv1d", WHOLE, CHANNELS },
+    { HYBRIDS, "delta.a_log", "linear_attn.A_log", WHOLE, 0 },
+    { HYBRIDS, "delta.dt_bias", "linear_attn.dt_bias", WHOLE, 0 },
+    { HYBRIDS, "delta.norm", "linear_attn.norm", WHOLE, PLAIN },
+    { HYBRIDS, "delta.proj", "linear_attn.out_proj", WHOLE, 0 },
 
     { MAMBAS, "mamba.in", "mamba.in_proj", BEFORE_DT, 0 },
     { MAMBAS, "mamba.dt", "mamba.in_proj", DT, 0 },
@@ -217,6 +223,8 @@ static const Row table[] = {
     { C(HY_V3), "mlp.shared.fc2", "mlp.shared_mlp.down_proj", WHOLE, 0 },
     { QWEN_NAMES, "mlp.router.weight", "mlp.gate.weight", WHOLE, 0 },
     { C(DEEPSEEK_V3) | GLM_EXPERTS, "mlp.router.bias", "mlp.gate.e_score_correction_bias", WHOLE, 0 },
+    { C(QWEN3_5_MOE), "mlp.experts.fc1", "mlp.experts.gate_up_proj", WHOLE, FUSED | STACKED },
+    { C(QWEN3_5_MOE), "mlp.experts.fc2", "mlp.experts.down_proj", WHOLE, FUSED | STACKED },
     { QWEN_NAMES, "mlp.experts.fc1", "mlp.experts.#.gate_proj mlp.experts.#.up_proj", GATE_UP, 0 },
     { QWEN_NAMES, "mlp.experts.fc2", "mlp.experts.#.down_proj", WHOLE, 0 },
     { C(GPT_OSS), "mlp.router.weight", "mlp.router.weight", WHOLE, 0 },
@@ -315,6 +323,7 @@ static bool row_is(const Row *r, const HfNaming *n, const char *name, const char
 {
     const size_t length = strlen(r->ours);
     if (r->flags & OWN_NORMS_ONLY && !n->own_norms) return false;
+    if (r->flags & STACKED && !n->stacked) return false;
     if (!(r->classes >> n->kind & 1) || strncmp(name, r->ours, length)) return false;
     *suffix = name + length;
     return !**suffix || !strcmp(*suffix, ".weight") || !strcmp(*suffix, ".bias");
@@ -385,6 +394,7 @@ static int slices(const HfNaming *n, Form form)
     case QKV_GROUPS: return 3 * (int)n->kv_heads;
     case QKV_GATE: return 4;
     case QKV_PAIRS: return pieces_of_head(n) * (int)(n->heads + n->kv_heads) + 1;
+    case QKV_Z:
     case GATE_UP:
     case ALTERNATING: return 2;
     case QKV_GATED: return 2 * (int)n->heads + 2;
@@ -464,6 +474,13 @@ static Slice key_heads(const HfNaming *n, Form form, int k)
     return form == KEY_HEADS ? section_of_head(n, rows, 4, k) : section_of_head(n, pair, 2, k);
 }
 
+/* Queries, keys and values of linear attention, or its gates, of so many rows together. */
+static Slice values_or_gates(const HfNaming *n, int64_t rows, int k)
+{
+    const int64_t gates = n->delta.value_heads * n->delta.value, mixed = rows - gates;
+    return k ? (Slice){ mixed, gates, 0, 1, gates, 1 } : (Slice){ 0, mixed, 0, 1, mixed, 0 };
+}
+
 /* The k-th of: a group's queries, its keys, its values, the next group's queries. */
 static Slice part_of_group(const HfNaming *n, int64_t rows, int k)
 {
@@ -492,6 +509,7 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     case GATE_UP: s = (Slice){ k * half, half, 0, 1, half, k }; break;
     case ALTERNATING: s = (Slice){ k * half, half, k, 2, rows, 0 }; break;
     case QKV_GATED: s = gated(n, k); break;
+    case QKV_Z: s = values_or_gates(n, rows, k); break;
     case KEY_HEADS:
     case KEY_PAIRS: s = key_heads(n, form, k); break;
     case BEFORE_DT: s.their_rows += n->mamba_heads; break;
@@ -600,10 +618,11 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
     long long layer;
     const bool of_layer = !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
     if (MORE_BLOCKS >> n->kind & 1 && !mtp_layers && of_layer && layer >= n->layers) return true;
-    if ((n->kind == HF_EXAONE_MOE || n->kind == HF_QWEN3_NEXT) && !strncmp(name, "mtp.", 4)) return true;
+    if ((C(EXAONE_MOE) | HYBRIDS) >> n->kind & 1 && !strncmp(name, "mtp.", 4)) return true;
     if (GPT2 >> n->kind & 1) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".rotary_emb.cos_cached") ||
         ends_with(name, ".rotary_emb.sin_cached"))
         return true;
-    return wrapped && (strstr(name, "vision_tower.") || strstr(name, "multi_modal_projector."));
+    return wrapped &&
+           (strstr(name, "vision_tower.") || strstr(name, "model.visual.") || strstr(name, "multi_modal_projector."));
 }

@@ -31,6 +31,7 @@ typedef struct {
     bool halves;        /* DeepSeek's rotary pairs are no neighbours in theirs either: rope_interleave = false,
                            MiniCPM3 */
     bool own_norms;     /* layers in parallel, and each has a norm */
+    bool stacked;       /* all experts of a layer are one tensor, where a class has them in either way */
     bool mxfp4;         /* experts are [E, outputs, inputs], as their blocks decode */
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t turning;             /* columns of a head that turn */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "base/log.h"
 #include "base/int64.h"
 
 enum { RUN_BYTES = 1 << 14, MX_BLOCK = 32 };
@@ -139,6 +140,31 @@ static const char *find_prefix(const HfFolder *f, const HfConfig *hf)
     return *prefixes;
 }
 
+static bool is_stacked(const HfFolder *f)
+{
+    for (int64_t i = 0; i < f->count; i++)
+        if (strstr(f->tensors[i].t.name, ".mlp.experts.gate_up_proj")) return true;
+    return false;
+}
+
+/* Tensors that the model has no place for: some are passed over, those of modules of multi-token prediction aloud. */
+static Err check_rest(const HfWeights *m, const HfConfig *hf)
+{
+    int64_t modules = 0;
+    for (int64_t i = 0; i < m->folder.count; i++) {
+        const HfTensor *t = &m->folder.tensors[i];
+        if (t->used) continue;
+        if (!hf_ignored(&m->naming, hf->wrapped, m->mtp_layers, t->t.name))
+            return err_set(ERR_CKPT, "'%s' holds tensor '%s', which a model of its config.json does not have",
+                           m->folder.files[t->file].path, t->t.name);
+        modules += !strncmp(t->t.name, "mtp.", 4);
+    }
+    if (modules)
+        log_warn("'%s': %lld tensors of multi-token prediction (mtp.*) are left out", m->folder.files[0].path,
+                 (long long)modules);
+    return ERR_OK;
+}
+
 Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, const ParamRegistry *whole, SetupArena *a,
                     HfWeights *out)
 {
@@ -149,17 +175,12 @@ Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, con
     }
     TRY(hf_folder_open(path, a, &out->folder));
     out->naming = hf_naming(hf->kind, cfg, find_prefix(&out->folder, hf));
+    out->naming.stacked = is_stacked(&out->folder);
     out->naming.mxfp4 = hf->store == HF_STORE_MXFP4;
     out->naming.halves = !hf->interleaved;
     TRY(use_all(out, whole));
     TRY(use_twins(out, whole));
-    for (int64_t i = 0; i < out->folder.count; i++) {
-        const HfTensor *t = &out->folder.tensors[i];
-        if (t->used || hf_ignored(&out->naming, hf->wrapped, out->mtp_layers, t->t.name)) continue;
-        return err_set(ERR_CKPT, "'%s' holds tensor '%s', which a model of its config.json does not have",
-                       out->folder.files[t->file].path, t->t.name);
-    }
-    return ERR_OK;
+    return check_rest(out, hf);
 }
 
 void hf_weights_close(HfWeights *m) { hf_folder_close(&m->folder); }

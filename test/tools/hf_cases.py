@@ -251,6 +251,25 @@ CASES = {
                  use_conv_bias=False, layer_norm_epsilon=1e-4),
         nemotron(32, ["mlp", "full_attention", "mlp", "linear_attention"], 4, 1, 12, 8, 8, 1, 8, time_step_min=0.5),
     ),  # fmt: skip
+    "qwen3_5": (
+        T.Qwen3_5TextConfig,
+        sizes(48, 80, 4, 6, 2, 8, rms_norm_eps=1e-4, **linear(3, 6, 10, 7)),
+        sizes(40, 56, 3, 5, 1, 16, attention_bias=True, rope_parameters=rope(theta=1e6, partial_rotary_factor=0.5),
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            **linear(4, 4, 6, 9, linear_conv_kernel_dim=3)),
+        sizes(24, 40, 2, 3, 3, 16, layer_types=["linear_attention", "full_attention"], **linear(1, 3, 8, 8), **TIED),
+    ),  # fmt: skip
+    "qwen3_5_moe": (
+        T.Qwen3_5MoeTextConfig,
+        sizes(48, 80, 4, 6, 2, 8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24,
+            shared_expert_intermediate_size=20, rms_norm_eps=1e-4, **linear(3, 6, 10, 7)),
+        sizes(40, 56, 3, 5, 1, 16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
+            shared_expert_intermediate_size=12, attention_bias=True, rms_norm_eps=1e-3,
+            layer_types=["full_attention", "linear_attention", "linear_attention"], **linear(4, 4, 6, 9)),
+        sizes(24, 40, 2, 3, 3, 16, num_experts=4, num_experts_per_tok=1, moe_intermediate_size=12,
+            shared_expert_intermediate_size=8, layer_types=["linear_attention", "full_attention"], **linear(1, 3, 8, 8),
+            **TIED),
+    ),  # fmt: skip
     "smollm3": (
         T.SmolLM3Config,
         sizes(48, 80, 5, 6, 2, None, pad_token_id=0),
@@ -567,7 +586,7 @@ def make(out, ids, *classes):
 
 def alike(name, x, y, model):
     """The same numbers; Gemma's and Nemotron's norms w were 1 + w in between, so they are the same to the rounding of that."""
-    if "norm" in name and model.config.model_type.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next")):
+    if "norm" in name and model.config.model_type.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5")):
         return bool(((x - y).abs() <= 2.0**-23).all())
     return torch.equal(x, y)
 
@@ -727,9 +746,9 @@ def train(folder, tokens, steps, batch, seq, lr):
     steps, batch, seq, lr = int(steps), int(batch), int(seq), float(lr)
     rows = torch.from_numpy(np.load(tokens).astype(np.int64))
     model = open_model(folder, torch.float64).train()
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    rest = [p for p in model.parameters() if p.dim() < 2]
-    groups = [dict(params=decay, weight_decay=0.1), dict(params=rest, weight_decay=0.0)]
+    decays = lambda name, p: p.dim() > 1 and "conv1d" not in name  # (convolutions of single channels do not decay)
+    groups = [dict(params=[p for n, p in model.named_parameters() if decays(n, p) == some], weight_decay=0.1 * some)
+        for some in (True, False)]  # fmt: skip
     adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
     for step in range(steps):
         x = rows[step * batch : (step + 1) * batch]
