@@ -610,9 +610,9 @@ static Err settle_experts(Reader *r)
 static Err settle_depth(Reader *r)
 {
     HfModel *m = &r->model;
-    if (m->base_width == HF_NONE) m->base_width = m->hidden;
-    m->logits_divisor = (double)m->hidden / (double)m->base_width;
-    m->branch_factor = m->depth_factor == HF_NONE ? 1 : m->depth_factor / sqrt((double)m->layers);
+    if (m->minicpm.base == HF_NONE) m->minicpm.base = m->hidden;
+    m->logits_divisor = (double)m->hidden / (double)m->minicpm.base;
+    m->branch_factor = m->minicpm.depth == HF_NONE ? 1 : m->minicpm.depth / sqrt((double)m->layers);
     if (m->embedding_factor > 0 && m->branch_factor > 0) return ERR_OK;
     return no(r, "'scale_emb' and 'scale_depth' must be above 0");
 }
@@ -623,7 +623,7 @@ static Err settle_factors(Reader *r)
     HfModel *m = &r->model;
     const HfModel *usual = &hf_classes[r->class].usual;
     if (m->score_factor == HF_NONE) m->score_factor = 1 / sqrt((double)m->head_dim);
-    if (usual->depth_factor > 0) return settle_depth(r);
+    if (usual->minicpm.depth > 0) return settle_depth(r);
     if (!(usual->branch_factor > 0))
         return usual->logits_factor > 0 && !(m->logits_factor > 0) ? no(r, "'logit_scale' must be above 0") : ERR_OK;
     if (m->embedding_factor > 0 && m->branch_factor > 0 && m->score_factor > 0 &&

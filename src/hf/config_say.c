@@ -53,8 +53,8 @@ static void say_factors(const Config *cfg, HfModel *m)
     m->score_factor = scale > 0 ? scale : 1 / sqrt((double)m->head_dim);
     m->logits_divisor = 1 / cfg->model.logits_scale;
     m->logits_factor = cfg->model.logits_scale;
-    m->depth_factor = cfg->model.residual_scale * sqrt((double)m->layers);
-    m->base_width = (int64_t)((double)m->hidden * cfg->model.logits_scale + 0.5);
+    m->minicpm.depth = cfg->model.residual_scale * sqrt((double)m->layers);
+    m->minicpm.base = (int64_t)((double)m->hidden * cfg->model.logits_scale + 0.5);
 }
 
 static void say_windows(const Config *cfg, HfModel *m)

@@ -37,8 +37,10 @@ typedef struct {
     int64_t scaled;                  /* embeddings are multiplied by the root of their width */
     /* what the class multiplies or divides; 0: it does not */
     double embedding_factor, branch_factor, score_factor, logits_divisor, logits_factor;
-    double depth_factor; /* branch_factor times the root of the number of blocks */
-    int64_t base_width;  /* the width by which logits_divisor is 1 */
+    struct {
+        double depth; /* branch_factor times the root of the number of blocks */
+        int64_t base; /* the width by which logits_divisor is 1 */
+    } minicpm;
 
     int64_t rope_type; /* RopeScaling */
     double theta, local_theta, partial, factor, slow, fast, beta_slow, beta_fast;
