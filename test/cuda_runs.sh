@@ -65,6 +65,10 @@ sed "s/^qk_norm = .*/$hybrid/; s/^window = .*/window = 0,16/" llama.ini >hybrid.
 mamba="mixer = mamba2,attention\nmamba_heads = 8\nmamba_head_dim = 16\nmamba_groups = 2\nmamba_state = 24"
 sed "s/^qk_norm = .*/$mamba/; s/^window = .*/window = 0,16/" llama.ini >mamba.ini
 
+mixture nemotron experts=6 topk=2 ffn=40 latent=24 shared_ffn=32 router=sigmoid scale=2.5 balance=bias bias_rate=0.02
+letters="mixer = none,attention,mamba2,none\nffn_layers = 1,0*2\nactivation = relu2\nmamba_heads = 8\nmamba_head_dim = 16\nmamba_state = 24"
+sed -i "s/^qk_norm = .*/$letters/; s/^window = .*/window = 0,16/; s/^layers = .*/layers = 4/" nemotron.ini
+
 run() { # NAME CONFIG keys...
     EMU_REPORT=$PWD/$1.kernels "$mt" --config "$2" run.dir="$1" "${@:3}" >"$1.out" 2>"$1.err"
     local status=$?

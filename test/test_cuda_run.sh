@@ -75,6 +75,7 @@ else
 fi
 attention latent "latent attention, its gate and biases"
 attention hybrid "Gated DeltaNet"
+attention nemotron "blocks of one layer, experts between latents"
 attention mamba "Mamba-2"
 says() { "$mt" generate --run "latent-$1" --prompt Line --tokens 8 --temperature 0 2>/dev/null; }
 says cuda >said.txt
