@@ -20,6 +20,7 @@ KINDS = {  # the values of each axis
     "attention": ("mha", "grouped", "one key head", "mla"),
     "mixer": ("attention", *(state.word + with_ for state in STATES for with_ in (" alone", " and attention"))),
     "delta_group": ("1", "2", "3"), "delta_widths": ("equal", "apart"), "delta_conv": ("2", "3", "4", "8"), "delta_negative": YES,
+    "mamba_group": ("1", "2", "3"), "mamba_conv": ("2", "3", "4", "8"), "mamba_conv_bias": YES, "mamba_dt_min": YES,
     "position": ("learned", "rope", "rope in part", "none"),
     "rope_scaling": ("none", "linear", "llama3", "yarn"),
     "window": ("none", "all blocks", "some blocks"),
@@ -28,6 +29,7 @@ KINDS = {  # the values of each axis
     "norm": ("layernorm", "rmsnorm"), "embed_scale": YES, "final_softcap": YES, "logits_scale": YES, "residual_scale": YES, "attention_scale": YES, "vocab": YES,
     "attention_bias": ("auto", "none", "qkv", "all"), "rope_base_local": YES,
     "activation": ("gelu", "gelu_erf", "relu2", "swiglu", "geglu", "clamped_swiglu"),
+    "ffn": ("all blocks", "some blocks"),
     "bias": YES, "tied": YES, "dropout": YES, "attention_dropout": YES,
     "mtp": ("0", "1", "2"),
     "experts": YES,
@@ -35,7 +37,7 @@ KINDS = {  # the values of each axis
     "balance": ("none", "aux", "seq_aux", "global_aux", "bias", "bias+aux", "sinkhorn", "forced"),
     "unit": ("1", "2"), "groups": ("no", "yes", "best given"), "z": YES, "jitter": YES,
     "shared": ("no", "yes", "gated"),
-    "every": ("all blocks", "some blocks"),
+    "every": ("all blocks", "some blocks"), "latent": YES,
     "capacity": ("none", "probs", "position"),
     "dispatcher": ("alltoall", "allgather", "node"),
     "overflow": ("stop", "redo", "drop"),
@@ -78,9 +80,8 @@ def mixer_axes(c):
     words = c.get("model.mixer", "attention").split(",")
     state = next((word for word in words if word != "attention"), None)
     axes = {"mixer": "attention" if not state else state + (" and attention" if "attention" in words else " alone")}
-    if state == "delta":
-        axes |= delta_axes(c)
-    return axes
+    of_state = {"delta": delta_axes, "mamba2": mamba_axes}.get(state)
+    return axes | of_state(c) if of_state else axes
 
 
 def delta_axes(c):
@@ -90,6 +91,14 @@ def delta_axes(c):
         "delta_group": str(c.number("model.delta_value_heads", keys) // keys), "delta_conv": c.get("model.delta_conv", "4"),
         "delta_widths": "equal" if c.get("model.delta_value_dim", width) == width else "apart",
         "delta_negative": yes(c, "model.delta_negative"),
+    }
+
+
+def mamba_axes(c):
+    groups = c.number("model.mamba_groups")
+    return {
+        "mamba_group": str(c.number("model.mamba_heads", c.get("model.heads")) // groups), "mamba_conv": c.get("model.mamba_conv", "4"),
+        "mamba_conv_bias": YES[c.get("model.mamba_conv_bias", "true") == "true"], "mamba_dt_min": yes(c, "model.mamba_dt_min"),
     }
 
 
@@ -111,7 +120,7 @@ def model_axes(c):
         "softcap": yes(c, "model.attention_softcap"), "sinks": yes(c, "model.sinks"),
         "gate": yes(c, "model.attention_gate"), "qk_norm": c.get("model.qk_norm", "false"),
         "block_norms": c.get("model.block_norms", "pre"), "norm": c.get("model.norm"),
-        "activation": c.get("model.activation"), "bias": yes(c, "model.bias"), "tied": yes(c, "model.tied"),
+        "activation": c.get("model.activation"), "ffn": "some blocks" if "model.ffn_layers" in c.model else "all blocks", "bias": yes(c, "model.bias"), "tied": yes(c, "model.tied"),
         "dropout": yes(c, "model.dropout"), "attention_dropout": yes(c, "model.attention_dropout"),
         "mtp": c.get("model.mtp_layers", "0"), "experts": yes(c, "moe.experts"),
     }
@@ -125,6 +134,7 @@ def expert_axes(c):
     return {
         "router": c.get("moe.router", "softmax"), "balance": balance, "unit": c.get("moe.unit", "1"),
         "groups": "best given" if "moe.group_best" in c.model else yes(c, "moe.groups"), "z": yes(c, "moe.z_coeff"), "jitter": yes(c, "moe.jitter"), "shared": shared,
+        "latent": yes(c, "moe.latent"),
         "every": "some blocks" if "moe.every" in c.model else "all blocks",
         "capacity": c.get("moe.drop", "probs") if "moe.capacity" in c.model else "none",
         "dispatcher": c.get("moe.dispatcher", "alltoall"), "overflow": c.get("moe.overflow", "stop"),

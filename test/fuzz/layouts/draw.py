@@ -480,6 +480,7 @@ class Draw:
         self.put_attention()
         self.ffn = self.width * self.one(1, 2, 3, 5, 7)
         put("ffn", self.ffn)
+        put("ffn_layers", "1,0" if self.layers > 1 and self.chance(0.12) else "1", "1")
         put("norm", self.one("layernorm", "rmsnorm"))
         activation = self.one("gelu", "gelu_erf", "relu2", "swiglu", "geglu", "clamped_swiglu")
         put("activation", activation)
@@ -531,6 +532,7 @@ class Draw:
         put("unit", self.unit, 1)
         self.put_groups(put, experts)
         put("scale", self.one(1, 1, 2.5), 1)
+        put("latent", self.one(0, 0, 0, 16, 24) if not self.fp8 else 0, 0)
         put("z_coeff", self.one(0, 0, 0.01), 0)
         if self.balance != "forced":
             put("jitter", self.one(0, 0, 0.1), 0)
@@ -652,7 +654,7 @@ class Draw:
     def upcycle(self):
         """Whether the case can begin as a dense model: its keys, if so."""
         m = self.model
-        if not self.experts_on or "moe.shared_ffn" in m or not self.chance(0.5):
+        if not self.experts_on or "moe.shared_ffn" in m or "moe.latent" in m or "model.ffn_layers" in m or not self.chance(0.5):
             return
         parts = [g for g in divisors(self.topk) if int(m["moe.experts"]) % g == 0]
         sums = self.router in ("softmax", "softmax_pre") or (self.topk > 1 and m.get("moe.normalize") != "false")

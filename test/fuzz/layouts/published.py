@@ -4,7 +4,7 @@ it. Widths and heads stay as they were drawn. Which models have a class the prog
 """
 
 PLAIN = {"model.norm": "rmsnorm", "model.activation": "swiglu", "model.position": "rope", "model.bias": "false"}
-NEVER = ("model.activation_limit", "model.latent_norm_eps", "model.norm_bias", "model.attention_bias", "model.attention_gate", "model.attention_scale",
+NEVER = ("model.activation_limit", "model.ffn_layers", "moe.latent", "model.latent_norm_eps", "model.norm_bias", "model.attention_bias", "model.attention_gate", "model.attention_scale",
          "model.attention_softcap", "model.block_norms", "model.embed_scale", "model.final_softcap",
          "model.logits_scale", "model.qk_norm", "model.residual_scale", "model.rope_base_local", "model.rope_dim", "model.rope_layers", "model.sinks", "model.window", "moe.scale",
          "moe.groups", "moe.group_topk", "moe.group_best", "moe.shared_ffn", "moe.shared_gate", "moe.every")
@@ -40,7 +40,7 @@ LATENT = {"deepseek_v2": {"moe.router": "softmax_pre", "moe.normalize": "false",
 def choices(d):
     """The classes that a draw's attention, experts and modules can be of."""
     if d.state:
-        return [] if d.mtp or d.mla or not d.experts_on or d.balance == "bias" or "attention" not in d.mixers else list(HYBRIDS)
+        return [] if d.mtp or d.mla or not d.experts_on or d.balance == "bias" or d.state.word != "delta" or "attention" not in d.mixers else list(HYBRIDS)
     if d.mla:
         if d.mtp or not d.experts_on or d.balance == "bias":
             return ["deepseek_v3"] if d.balance in ("none", "aux", "seq_aux", "bias") else []

@@ -34,12 +34,25 @@ def put_delta(d):
     put("negative", d.chance(0.3), False)
 
 
-STATES = (State("delta", 64, put_delta),)
+def put_mamba(d):
+    put = lambda key, value, default=None: d.put(d.model, "model.mamba_" + key, value, default)
+    groups = lcm(d.tp_blocks, d.tp * d.cp) * d.one(1, 1, 2)
+    put("heads", groups * d.one(1, 1, 2, 3), d.heads)
+    put("head_dim", d.multiple if d.fp8 else d.one(2, 3, 4, 8, 16))
+    put("groups", groups, 1)
+    put("state", d.one(1, 2) * d.multiple if d.fp8 else d.one(2, 4, 5, 8, 16))
+    put("conv", d.one(4, 4, 2, 3, 8), 4)
+    put("conv_bias", d.chance(0.6), True)
+    put("dt_min", d.one(0, 0, 0.001, 0.1), 0)
+
+
+STATES = (State("delta", 64, put_delta), State("mamba2", 128, put_mamba))
 
 
 def draw_state(d):
-    """The state of a share of the draws, None of the others."""
-    return d.rng.choice(STATES) if d.chance(0.25) else None
+    """The state of a share of the draws, None of the others; slices of whole windows make no longer samples than 512."""
+    fit = [s for s in STATES if d.slices == 1 or s.window * d.slices <= 512]
+    return d.rng.choice(fit) if fit and d.chance(0.25) else None
 
 
 def draw_mixers(d):
