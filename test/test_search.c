@@ -231,6 +231,13 @@ static const char *const mixture[] = { "model.layers=4", "model.hidden=64", "mod
                                        "model.seq=64",   "model.vocab=256", "model.arch=llama", "moe.experts=8",
                                        "moe.topk=2",     "moe.ffn=64",      "moe.every=0,1*3",  "run.device=cuda",
                                        "run.precision=bf16", "train.global_batch=16" };
+/* Blocks of one layer, whose costs differ: attention, a dense layer, attention, experts between latents. */
+static const char *const letters[] = { "model.layers=8",  "model.hidden=64",      "model.heads=4",
+                                       "model.ffn=128",   "model.seq=64",         "model.vocab=256",
+                                       "model.arch=llama", "model.mixer=attention,none", "model.ffn_layers=0,1",
+                                       "moe.experts=8",   "moe.topk=2",           "moe.ffn=64",
+                                       "moe.latent=32",   "moe.every=0*3,1,0*3,1", "run.device=cuda",
+                                       "run.precision=bf16", "train.global_batch=16" };
 static const char *const eights[] = { "model.layers=4",    "model.hidden=256",  "model.heads=8",
                                       "model.kv_heads=4",  "model.ffn=512",     "model.seq=128",
                                       "model.vocab=512",   "model.arch=llama",  "run.device=cuda",
@@ -427,6 +434,13 @@ static Err now_and_then(const void *user, const TrainSpec *s, Grid g, int rank, 
     TRY(by_work(user, s, g, rank, p, t));
     if (g.tp > 1) t->stage[0].f = NAN;
     return ERR_OK;
+}
+
+TEST(the_best_of_blocks_of_one_layer)
+{
+    WORLD(letters, "parallel.tp=1 train.recompute=none train.micro_batch=1 parallel.cp=1", 4, 1);
+    WORLD(letters, "parallel.pp=4 parallel.cp=1 train.recompute=none train.micro_batch=1 moe.dispatcher=alltoall", 8,
+          20);
 }
 
 TEST(no_number_is_no_answer)
