@@ -66,7 +66,7 @@ TESTS   := $(patsubst test/%.c,$(BUILD)/test/%,$(sort $(wildcard test/test_*.c))
 THREAD_RANKS := $(BUILD)/test/thread_ranks.o
 # An op without a test does not link (test/tested_op.h): test_ops has the objects of the other tests of ops, too. Each has a
 # main; a program's own comes first.
-OP_TESTS := $(patsubst %,$(BUILD)/test/test_%.o,attention cast delta delta_around fp8 fp8_experts linear mamba moe_ops ops_step) $(BUILD)/test/every_op.o
+OP_TESTS := $(patsubst %,$(BUILD)/test/test_%.o,attention cast delta delta_around fp8 fp8_experts kda linear mamba moe_ops ops_step) $(BUILD)/test/every_op.o
 FIRST_MAIN := -Wl,--allow-multiple-definition
 # What is linked a hundred times has no debug information, without which it takes a seventh of the room and a third of the time:
 # DEBUG=1 leaves it in, for gdb. (Sanitizers name lines by it.)

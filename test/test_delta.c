@@ -3,138 +3,8 @@
  * that hand on their state; documents, gates that forget all or nothing, refusals.
  */
 #include "device/scan_room.h"
+#include "delta_rule.h"
 #include "scan_case.h"
-
-/* ---- float64, token by token ---- */
-
-typedef struct {
-    int64_t B, T, K, V, D, E, first;
-    const int32_t *doc; /* [B][T] or NULL */
-    double *q, *k, *v, *g, *beta, *before, *go, *dafter;
-    double *o, *after, *dq, *dk, *dv, *dg, *dbeta, *dbefore;
-} Rule;
-
-static void rule_open(Rule *r)
-{
-    const int64_t N = r->B * r->T, state = r->B * r->V * r->D * r->E;
-    r->q = zeros(N * r->K * r->D), r->k = zeros(N * r->K * r->D), r->v = zeros(N * r->V * r->E);
-    r->g = zeros(N * r->V), r->beta = zeros(N * r->V), r->before = zeros(state);
-    r->go = zeros(N * r->V * r->E), r->dafter = zeros(state);
-    r->o = zeros(N * r->V * r->E), r->after = zeros(state);
-    r->dq = zeros(N * r->K * r->D), r->dk = zeros(N * r->K * r->D), r->dv = zeros(N * r->V * r->E);
-    r->dg = zeros(N * r->V), r->dbeta = zeros(N * r->V), r->dbefore = zeros(state);
-}
-
-static void rule_close(Rule *r)
-{
-    double *all[] = { r->q, r->k,     r->v,  r->g,  r->beta, r->before, r->go,    r->dafter,
-                      r->o, r->after, r->dq, r->dk, r->dv,   r->dg,     r->dbeta, r->dbefore };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
-}
-
-/* A row of a head: S, what it was before, and what is read and written. */
-typedef struct {
-    const double *q, *k, *v;
-    double g, beta;
-    bool begins;
-} Token;
-
-static Token token_of(const Rule *r, int64_t b, int64_t h, int64_t t)
-{
-    const int64_t n = b * r->T + t, key = n * r->K + h / (r->V / r->K), value = n * r->V + h;
-    return (Token){ r->q + key * r->D, r->k + key * r->D, r->v + value * r->E,
-                    r->g[value],       r->beta[value],    r->doc && r->doc[n] == r->first + t };
-}
-
-/* e = v - D^T k with D = exp(g) S */
-static double token_error(const Rule *r, const Token *x, const double *S, int64_t e)
-{
-    double y = 0;
-    for (int64_t d = 0; d < r->D; d++) y += exp(x->g) * S[d * r->E + e] * x->k[d];
-    return x->v[e] - y;
-}
-
-static void token_forward(const Rule *r, const Token *x, double *S, double *o)
-{
-    const int64_t size = r->D * r->E;
-    if (x->begins) memset(S, 0, (size_t)size * sizeof *S);
-    for (int64_t e = 0; e < r->E; e++) {
-        const double error = token_error(r, x, S, e);
-        o[e] = 0;
-        for (int64_t d = 0; d < r->D; d++) {
-            double *s = &S[d * r->E + e];
-            *s = exp(x->g) * *s + x->k[d] * x->beta * error;
-            o[e] += *s * x->q[d];
-        }
-    }
-}
-
-/* S: before the token. dS: behind it; becomes that before it. */
-static void token_backward(const Rule *r, const Token *x, const double *S, const double *after, double *dS, int64_t key,
-                           int64_t value)
-{
-    const double *go = r->go + value * r->E, left = exp(x->g);
-    for (int64_t e = 0; e < r->E; e++) {
-        const double error = token_error(r, x, S, e);
-        double dd = 0;
-        for (int64_t d = 0; d < r->D; d++) {
-            double *ds = &dS[d * r->E + e];
-            *ds += x->q[d] * go[e];
-            r->dq[key * r->D + d] += after[d * r->E + e] * go[e];
-            dd += *ds * x->k[d];
-        }
-        const double de = x->beta * dd;
-        r->dbeta[value] += dd * error;
-        r->dv[value * r->E + e] = de;
-        for (int64_t d = 0; d < r->D; d++) {
-            double *ds = &dS[d * r->E + e];
-            const double D = left * S[d * r->E + e];
-            r->dk[key * r->D + d] += *ds * x->beta * error - D * de;
-            *ds -= x->k[d] * de;
-            r->dg[value] += *ds * D;
-            *ds *= left;
-        }
-    }
-    if (x->begins) memset(dS, 0, (size_t)(r->D * r->E) * sizeof *dS);
-}
-
-static void rule_forward(const Rule *r)
-{
-    const int64_t size = r->D * r->E;
-    for (int64_t i = 0; i < r->B * r->V; i++) {
-        double *S = r->after + i * size;
-        memcpy(S, r->before + i * size, (size_t)size * sizeof *S);
-        for (int64_t t = 0; t < r->T; t++) {
-            const Token x = token_of(r, i / r->V, i % r->V, t);
-            token_forward(r, &x, S, r->o + ((i / r->V * r->T + t) * r->V + i % r->V) * r->E);
-        }
-    }
-}
-
-static void rule_backward(const Rule *r)
-{
-    const int64_t size = r->D * r->E;
-    double *S = zeros(r->T * size), *after = zeros(r->T * size), *o = zeros(r->E);
-    for (int64_t i = 0; i < r->B * r->V; i++) {
-        const int64_t b = i / r->V, h = i % r->V;
-        double *dS = r->dbefore + i * size;
-        memcpy(dS, r->dafter + i * size, (size_t)size * sizeof *S);
-        for (int64_t t = 0; t < r->T; t++) {
-            const Token x = token_of(r, b, h, t);
-            const double *state = t ? after + (t - 1) * size : r->before + i * size;
-            for (int64_t j = 0; j < size; j++) after[t * size + j] = S[t * size + j] = x.begins ? 0 : state[j];
-            token_forward(r, &x, after + t * size, o);
-        }
-        for (int64_t t = r->T - 1; t >= 0; t--) {
-            const Token x = token_of(r, b, h, t);
-            const int64_t n = b * r->T + t;
-            token_backward(r, &x, S + t * size, after + t * size, dS, n * r->K + h / (r->V / r->K), n * r->V + h);
-        }
-    }
-    free(S);
-    free(after);
-    free(o);
-}
 
 /* ---- against it, in all builds ---- */
 
@@ -152,6 +22,7 @@ static void check_rule(const Tensors *t, int64_t first, double tolerance)
                .V = t->v.dim[2],
                .D = t->q.dim[3],
                .E = t->v.dim[3],
+               .A = 1,
                .first = first };
     int32_t *doc = calloc((size_t)(r.B * r.T), sizeof *doc);
     for (int64_t b = 0; t->doc.data && b < r.B; b++)
@@ -262,7 +133,7 @@ TEST(finite_differences)
 {
     int32_t doc[20];
     for (int i = 0; i < 20; i++) doc[i] = i < 3 ? 61 : i < 11 ? 67 : 75;
-    Rule r = { .B = 1, .T = 20, .K = 2, .V = 4, .D = 3, .E = 2, .first = 64, .doc = doc };
+    Rule r = { .B = 1, .T = 20, .K = 2, .V = 4, .D = 3, .E = 2, .A = 1, .first = 64, .doc = doc };
     uint64_t state = 3;
     rule_open(&r);
     const int64_t N = r.T;

@@ -41,6 +41,8 @@ OpFamily family_of(OpId id)
     case OP_attention_bwd: return FAMILY_ATTENTION;
     case OP_delta_fwd:
     case OP_delta_bwd:
+    case OP_kda_fwd:
+    case OP_kda_bwd:
     case OP_mamba_fwd:
     case OP_mamba_bwd: return FAMILY_SCAN;
     case OP_adamw:
@@ -313,11 +315,17 @@ static double attention_seconds(const CostModel *m, OpId id, const void *args)
  * (cuda/mamba.cu). */
 static double scan_seconds(const CostModel *m, OpId id, const void *args, double flop)
 {
-    const bool forward = id == OP_delta_fwd || id == OP_mamba_fwd, windows = id == OP_mamba_fwd || id == OP_mamba_bwd;
-    const Tensor q = windows   ? forward ? ((const mamba_fwd_args *)args)->q : ((const mamba_bwd_args *)args)->q
-                     : forward ? ((const delta_fwd_args *)args)->q
-                               : ((const delta_bwd_args *)args)->q;
-    const int64_t each = windows ? (q.dim[1] + MAMBA_WINDOW - 1) / MAMBA_WINDOW : 1;
+    Tensor q;
+    int64_t each = 1;
+    switch (id) {
+    case OP_delta_fwd: q = ((const delta_fwd_args *)args)->q; break;
+    case OP_delta_bwd: q = ((const delta_bwd_args *)args)->q; break;
+    case OP_kda_fwd: q = ((const kda_fwd_args *)args)->q; break;
+    case OP_kda_bwd: q = ((const kda_bwd_args *)args)->q; break;
+    default:
+        q = id == OP_mamba_fwd ? ((const mamba_fwd_args *)args)->q : ((const mamba_bwd_args *)args)->q;
+        each = (q.dim[1] + MAMBA_WINDOW - 1) / MAMBA_WINDOW;
+    }
     const double busy = fmin(1, (double)(q.dim[0] * q.dim[2] * each) / m->device->multiprocessors);
     return flop / (1e12 * m->device->fp32_tflops * busy * reached_by_scan());
 }

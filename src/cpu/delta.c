@@ -33,22 +33,21 @@ static void make_low(DeltaHead *h, const ScanKeys *keys, int64_t n)
         }
 }
 
-/* Forward substitution. */
-static void solve(const Scan *d, DeltaHead *h, int64_t n)
+void CPU(delta_solve)(const Scan *d, float *error, float *write, const float *low, const float *beta, int64_t n)
 {
     const int64_t width = d->width;
     for (int64_t i0 = 0; i0 < n; i0 += SCAN_ROWS) {
         const int64_t end = i0 + SCAN_ROWS < n ? i0 + SCAN_ROWS : n;
         if (i0)
-            scan_product(h->error + i0 * width, width, h->low + i0 * DELTA_WINDOW, DELTA_WINDOW, h->write, width,
-                         end - i0, width, i0, true);
+            scan_product(error + i0 * width, width, low + i0 * DELTA_WINDOW, DELTA_WINDOW, write, width, end - i0,
+                         width, i0, true);
         for (int64_t c = 0; c < width; c += VEC)
             for (int64_t i = i0; i < end; i++) {
-                vf e = vf_load(h->error + i * width + c);
+                vf e = vf_load(error + i * width + c);
                 for (int64_t j = i0; j < i; j++)
-                    e = vf_fma(vf_set1(h->low[i * DELTA_WINDOW + j]), vf_load(h->write + j * width + c), e);
-                vf_store(h->error + i * width + c, e);
-                vf_store(h->write + i * width + c, vf_mul(vf_set1(h->beta[i]), e));
+                    e = vf_fma(vf_set1(low[i * DELTA_WINDOW + j]), vf_load(write + j * width + c), e);
+                vf_store(error + i * width + c, e);
+                vf_store(write + i * width + c, vf_mul(vf_set1(beta[i]), e));
             }
     }
 }
@@ -67,7 +66,7 @@ void CPU(delta_head)(const Scan *d, DeltaHead *h, const ScanKeys *keys, const Sc
         scan_product(h->x, width, keys->k, d->key_width, state, width, n, width, d->D, false);
         for (int64_t i = 0; i < n; i++) scan_add(h->error + i * width, h->x + i * width, -h->from[i], width);
     }
-    solve(d, h, n);
+    CPU(delta_solve)(d, h->error, h->write, h->low, h->beta, n);
 }
 
 /* ---- forward ---- */

@@ -30,4 +30,14 @@ typedef struct {
 void CPU(delta_head)(const Scan *d, DeltaHead *h, const ScanKeys *keys, const ScanRun *r, int64_t head,
                      const float *state);
 
+/*
+ * What rows write, where each reads what earlier rows of the run wrote: rows of values, and low [i][j] for j < i.
+ *
+ * delta_solve       error[i] += the sum over j < i of low[i][j] write[j], and write[i] = beta[i] error[i]: i ascending.
+ * delta_solve_back  dwrite[j] += the sum over i > j, descending, of low[i][j] derror[i], and derror[j] = beta[j]
+ *                   dwrite[j]: j descending.
+ */
+void CPU(delta_solve)(const Scan *d, float *error, float *write, const float *low, const float *beta, int64_t n);
+void CPU(delta_solve_back)(const Scan *d, float *dwrite, float *derror, const float *low, const float *beta, int64_t n);
+
 #endif

@@ -60,11 +60,9 @@ static int64_t backward_layout(Backward *f, const Scan *d, float *base)
 
 /* ---- what rows wrote ---- */
 
-/* Substitution from the last row on. */
-static void solve_back(const Scan *d, Backward *f, int64_t n)
+void CPU(delta_solve_back)(const Scan *d, float *dwrite, float *derror, const float *low, const float *beta, int64_t n)
 {
     const int64_t width = d->width;
-    const float *low = f->head.low;
     for (int64_t j0 = (n - 1) / SCAN_ROWS * SCAN_ROWS; j0 >= 0; j0 -= SCAN_ROWS) {
         const int64_t end = j0 + SCAN_ROWS < n ? j0 + SCAN_ROWS : n;
         const TileGemm g = { .m = end - j0,
@@ -73,19 +71,19 @@ static void solve_back(const Scan *d, Backward *f, int64_t n)
                              .a = low + (n - 1) * DELTA_WINDOW + j0,
                              .a_row = 1,
                              .a_k = -DELTA_WINDOW,
-                             .b = f->derror + (n - 1) * width,
+                             .b = derror + (n - 1) * width,
                              .ldb = -width,
-                             .c = f->dwrite + j0 * width,
+                             .c = dwrite + j0 * width,
                              .ldc = width,
                              .beta = true };
         if (end < n) CPU(tile_gemm)(&g);
         for (int64_t c = 0; c < width; c += VEC)
             for (int64_t j = end - 1; j >= j0; j--) {
-                vf x = vf_load(f->dwrite + j * width + c);
+                vf x = vf_load(dwrite + j * width + c);
                 for (int64_t i = end - 1; i > j; i--)
-                    x = vf_fma(vf_set1(low[i * DELTA_WINDOW + j]), vf_load(f->derror + i * width + c), x);
-                vf_store(f->dwrite + j * width + c, x);
-                vf_store(f->derror + j * width + c, vf_mul(vf_set1(f->head.beta[j]), x));
+                    x = vf_fma(vf_set1(low[i * DELTA_WINDOW + j]), vf_load(derror + i * width + c), x);
+                vf_store(dwrite + j * width + c, x);
+                vf_store(derror + j * width + c, vf_mul(vf_set1(beta[j]), x));
             }
     }
 }
@@ -104,7 +102,7 @@ static void writes_backward(const Scan *d, Backward *f, const ScanRun *r, const 
         scan_scale(x, x, last[j], width);
     }
     CPU(scan_later)(d, f->dwrite, f->head.read, f->go, width, n);
-    solve_back(d, f, n);
+    CPU(delta_solve_back)(d, f->dwrite, f->derror, f->head.low, f->head.beta, n);
     for (int64_t j = 0; j < n; j++) f->dbeta[j] = scan_dot(f->dwrite + j * width, f->head.error + j * width, width);
 }
 

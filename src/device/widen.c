@@ -97,15 +97,15 @@ static Err widen_end(Widening *w)
 }
 
 /* Ops that read and write bf16 themselves. */
-static const OpId reads_bf16[] = { OP_linear_fwd,     OP_linear_dx,     OP_linear_dw,       OP_grouped_fwd,
-                                   OP_grouped_dx,     OP_grouped_dw,    OP_bias_grad,       OP_embedding_fwd,
-                                   OP_embedding_grad, OP_norm_fwd,      OP_norm_bwd,        OP_residual_fwd,
-                                   OP_residual_bwd,   OP_attention_fwd, OP_attention_bwd,   OP_xent_stats,
-                                   OP_xent_bwd,       OP_xent_row,      OP_conv_silu_fwd,   OP_conv_silu_bwd,
-                                   OP_unit_fwd,       OP_unit_bwd,      OP_delta_gates_fwd, OP_delta_gates_bwd,
-                                   OP_delta_fwd,      OP_delta_bwd,     OP_mamba_gates_fwd, OP_mamba_gates_bwd,
-                                   OP_mamba_fwd,      OP_mamba_bwd,     OP_gated_norm_fwd,  OP_gated_norm_bwd,
-                                   OP_fp8_amax,       OP_fp8_cast,      OP_fp8_cast_runs };
+static const OpId reads_bf16[] = {
+    OP_linear_fwd,      OP_linear_dx,       OP_linear_dw,      OP_grouped_fwd,   OP_grouped_dx,      OP_grouped_dw,
+    OP_bias_grad,       OP_embedding_fwd,   OP_embedding_grad, OP_norm_fwd,      OP_norm_bwd,        OP_residual_fwd,
+    OP_residual_bwd,    OP_attention_fwd,   OP_attention_bwd,  OP_xent_stats,    OP_xent_bwd,        OP_xent_row,
+    OP_conv_silu_fwd,   OP_conv_silu_bwd,   OP_unit_fwd,       OP_unit_bwd,      OP_delta_gates_fwd, OP_delta_gates_bwd,
+    OP_delta_fwd,       OP_delta_bwd,       OP_kda_gates_fwd,  OP_kda_gates_bwd, OP_kda_fwd,         OP_kda_bwd,
+    OP_mamba_gates_fwd, OP_mamba_gates_bwd, OP_mamba_fwd,      OP_mamba_bwd,     OP_gated_norm_fwd,  OP_gated_norm_bwd,
+    OP_fp8_amax,        OP_fp8_cast,        OP_fp8_cast_runs
+};
 
 static bool is_native(OpId id, const void *args)
 {
