@@ -7,6 +7,8 @@
 
 #include "scan.cuh"
 
+#define DELTA_NAME "the delta rule"
+
 constexpr int DELTA_SQUARE = DELTA_WINDOW * DELTA_WINDOW;
 
 /* One call. */
@@ -89,11 +91,12 @@ __device__ __forceinline__ void delta_head(const DeltaCall<T> &c, const DeltaPar
 
 /* `floats` of workspace a block; *blocks: as many as there is work and room for. */
 template <class T, class Args>
-static Err delta_call(Stream *s, const Args *a, Tensor states, int64_t floats, DeltaCall<T> *c, unsigned *blocks)
+static Err delta_call(Stream *s, const char *name, const Args *a, Tensor states, int64_t floats, DeltaCall<T> *c,
+                      unsigned *blocks)
 {
     const int64_t K = a->q.dim[2], V = a->v.dim[2];
     const ScanRows rows = scan_rows_of(a->q, a->doc, a->first, DELTA_WINDOW);
-    TRY(scan_check("the delta rule", rows, K, V, states));
+    TRY(scan_check(name, rows, K, V, states));
     *c = { grouped_rows_of<const T>(a->q),
            grouped_rows_of<const T>(a->k),
            grouped_rows_of<const T>(a->v),
@@ -108,7 +111,7 @@ static Err delta_call(Stream *s, const Args *a, Tensor states, int64_t floats, D
            static_cast<int>(ceil_div(rows.T, DELTA_WINDOW)),
            reinterpret_cast<float *>(s->dev->workspace),
            floats };
-    return scan_blocks(s, "the delta rule", rows.B * K, floats, blocks);
+    return scan_blocks(s, name, rows.B * K, floats, blocks);
 }
 
 #endif

@@ -202,8 +202,8 @@ template <class T> static Err launch_bwd(Stream *s, const delta_bwd_args *a)
 {
     const int64_t group = a->v.dim[2] / (a->q.dim[2] ? a->q.dim[2] : 1);
     DeltaBwd<T> f;
-    unsigned blocks;
-    TRY(delta_call(s, a, a->states, delta_room_cuda(a->q.dim[3], a->v.dim[3], group) / 4,
+    unsigned blocks = 0;
+    TRY(delta_call(s, DELTA_NAME, a, a->states, delta_room_cuda(a->q.dim[3], a->v.dim[3], group) / 4,
                    &f.c, &blocks));
     f.dq = grouped_rows_of<T>(a->dq), f.dk = grouped_rows_of<T>(a->dk), f.dv = grouped_rows_of<T>(a->dv);
     f.go = grouped_rows_of<const T>(a->go);

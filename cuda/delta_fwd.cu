@@ -79,8 +79,8 @@ template <class T> static Err launch_fwd(Stream *s, const delta_fwd_args *a)
     const int64_t group = a->v.dim[2] / (a->q.dim[2] ? a->q.dim[2] : 1);
     const int64_t floats = delta_floats(D, E) + DELTA_WINDOW * static_cast<int64_t>(E) + group * D * E;
     DeltaFwd<T> f;
-    unsigned blocks;
-    TRY(delta_call(s, a, a->states, floats, &f.c, &blocks));
+    unsigned blocks = 0;
+    TRY(delta_call(s, DELTA_NAME, a, a->states, floats, &f.c, &blocks));
     f.o = grouped_rows_of<T>(a->o);
     f.states = rows_of<float>(a->states), f.after = rows_of<float>(a->after);
     f.before = rows_of<const float>(a->before);

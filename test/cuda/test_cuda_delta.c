@@ -1,4 +1,5 @@
-/* The gated delta rule and what stands around it (cuda/delta_fwd.cu, delta_bwd.cu, delta_around.cu). */
+/* Delta rules and what stands around them (cuda/delta_fwd.cu, delta_bwd.cu, delta_around.cu; kda_fwd.cu, kda_bwd.cu,
+ * kda_gates.cu). */
 #include "pair_views.h"
 
 enum { VIEWS = 1, DOCS = 2, STATES = 4, FRESH = 8, BIAS = 16, WIDE = 32, GATE_FIRST = 64, THREE = 128 };
@@ -242,6 +243,104 @@ TEST(delta_gates)
     for (int i = 0; i < 3; i++) {
         gates_case((RowShape){ types[i], 300, 5, 0, WIDE });
         gates_case((RowShape){ types[i], 7, 40, 0, FRESH });
+    }
+}
+
+/* K of the shape is not read. */
+static void kda_case(DeltaShape p)
+{
+    CudaCase *c = case_open();
+    const int64_t windows = (p.rows + DELTA_WINDOW - 1) / DELTA_WINDOW, first = 128;
+    const double unit = sqrt(3.0 / (double)p.D), tol = p.T == F32 ? 2e-5 : case_tolerance(p.T);
+    const Tensor none = { 0 };
+    const bool states = p.flags & STATES, docs = p.flags & DOCS;
+    Pair all[4];
+    const Pair q = heads4(c, &p, unit, p.V, p.D, NULL), k = heads4(c, &p, unit, p.V, p.D, NULL);
+    const Pair v = heads4(c, &p, 1, p.V, p.E, NULL), go = heads4(c, &p, 1, p.V, p.E, NULL);
+    const Pair o = heads4(c, &p, 1, p.V, p.E, &all[0]), dv = heads4(c, &p, 1, p.V, p.E, &all[1]);
+    const Pair dq = heads4(c, &p, 1, p.V, p.D, &all[2]), dk = heads4(c, &p, 1, p.V, p.D, &all[3]);
+    const Pair g = pair_uniform(c, F32, p.flags & FRESH ? -40 : -1, 0, CASE_DIMS(p.B, p.rows, p.V, p.D));
+    const Pair beta = pair_uniform(c, F32, 0, 1, CASE_DIMS(p.B, p.rows, p.V));
+    const Pair before = pair_random(c, F32, 1, p.B, p.V, p.D, p.E), dafter = pair_random(c, F32, 1, p.B, p.V, p.D, p.E);
+    const Pair kept = pair_output(c, F32, p.B * windows * p.V, p.D, p.E),
+               after = pair_output(c, F32, p.B, p.V, p.D, p.E);
+    const Pair dbefore = pair_output(c, F32, p.B, p.V, p.D, p.E), dg = pair_output(c, F32, p.B, p.rows, p.V, p.D);
+    const Pair dbeta = pair_output(c, F32, p.B, p.rows, p.V), doc = documents(c, p.B, p.rows, first);
+    char name[96];
+    snprintf(name, sizeof name, "%s B %d T %d heads %d, %d of %d flags %d", dtype_name(p.T), (int)p.B, (int)p.rows,
+             (int)p.V, (int)p.D, (int)p.E, p.flags);
+    BOTH(c, kda_fwd, .o = AT(o), .states = AT(kept), .after = states ? AT(after) : none, .q = AT(q), .k = AT(k),
+         .v = AT(v), .g = AT(g), .beta = AT(beta), .doc = docs ? AT(doc) : none, .before = states ? AT(before) : none,
+         .first = first);
+    pair_check(c, all[0], tol, "o, %s", name);
+    pair_check(c, kept, 2e-5, "states, %s", name);
+    if (states) pair_check(c, after, 2e-5, "after, %s", name);
+    BOTH(c, kda_bwd, .dq = AT(dq), .dk = AT(dk), .dv = AT(dv), .dg = AT(dg), .dbeta = AT(dbeta),
+         .dbefore = states ? AT(dbefore) : none, .go = AT(go), .dafter = states ? AT(dafter) : none, .q = AT(q),
+         .k = AT(k), .v = AT(v), .g = AT(g), .beta = AT(beta), .states = AT(kept), .doc = docs ? AT(doc) : none,
+         .first = first);
+    pair_check(c, all[1], tol, "dv, %s", name), pair_check(c, all[2], tol, "dq, %s", name);
+    pair_check(c, all[3], tol, "dk, %s", name), pair_check(c, dg, 5e-5, "dg, %s", name);
+    pair_check(c, dbeta, 5e-5, "dbeta, %s", name);
+    if (states) pair_check(c, dbefore, 5e-5, "dbefore, %s", name);
+    case_close(c);
+}
+
+TEST(kda)
+{
+    static const DType types[] = { F32, BF16, F16 };
+    for (int i = 0; i < 3; i++) {
+        kda_case((DeltaShape){ types[i], 2, 70, 0, 2, 16, 8, VIEWS | STATES });
+        kda_case((DeltaShape){ types[i], 1, 133, 0, 2, 8, 16, DOCS | STATES });
+    }
+    kda_case((DeltaShape){ F32, 1, 1, 0, 3, 5, 7, 0 });
+    kda_case((DeltaShape){ F32, 1, 64, 0, 2, 20, 12, STATES | FRESH });
+    kda_case((DeltaShape){ F32, 2, 30, 0, 1, 12, 300, DOCS | VIEWS });
+}
+
+typedef struct {
+    DType T;
+    int64_t N, V, D;
+    float bound;
+    int flags;
+} ColumnGates;
+
+static void column_gates_case(ColumnGates p)
+{
+    CudaCase *c = case_open();
+    const int32_t shift = 30, zero = 0;
+    const DType wide = p.flags & WIDE ? F32 : p.T;
+    const Matrix b = matrix_uniform(c, p.T, -6, 6, p.N, p.V, 3, 1), db = matrix_uniform(c, p.T, -6, 6, p.N, p.V, 3, 1);
+    Matrix raw = matrix_groups(c, p.T, -30, 30, p.N * p.V, p.D, 5, 3, p.V);
+    Matrix draw = matrix_groups(c, p.T, -1, 1, p.N * p.V, p.D, 5, 3, p.V);
+    for (int side = 0; side < 2; side++) {
+        raw.view.t[side] = tensor_reshape(raw.view.t[side], p.N, p.V, p.D);
+        draw.view.t[side] = tensor_reshape(draw.view.t[side], p.N, p.V, p.D);
+    }
+    const Pair a_log = pair_uniform(c, wide, -4, 2, CASE_DIMS(p.V)),
+               dt = pair_uniform(c, wide, -1, 1, CASE_DIMS(p.V, p.D));
+    const Pair beta = pair_output(c, F32, p.N, p.V), g = pair_output(c, F32, p.N, p.V, p.D);
+    const Pair dbeta = pair_random(c, F32, 1, p.N, p.V), dg = pair_random(c, F32, 1, p.N, p.V, p.D);
+    const Pair da_log = pair_random(c, F32, 1, p.V), ddt = pair_random(c, F32, 1, p.V, p.D);
+    const Pair shifts = pair_values(c, I32, &shift, 1), overflow = pair_values(c, I32, &zero, 1);
+    BOTH(c, kda_gates_fwd, .beta = AT(beta), .g = AT(g), .b = AT(b.view), .raw = AT(raw.view), .a_log = AT(a_log),
+         .dt_bias = AT(dt), .bound = p.bound);
+    pair_check(c, beta, 1e-5, "beta"), pair_check(c, g, 1e-5, "g");
+    BOTH(c, kda_gates_bwd, .db = AT(db.view), .draw = AT(draw.view), .da_log = AT(da_log), .ddt_bias = AT(ddt),
+         .dbeta = AT(dbeta), .dg = AT(dg), .b = AT(b.view), .raw = AT(raw.view), .a_log = AT(a_log), .dt_bias = AT(dt),
+         .shift_a = AT(shifts), .shift_dt = AT(shifts), .overflow = AT(overflow), .bound = p.bound, .leaf = 16,
+         .headroom_bits = 10, .fresh = p.flags & FRESH);
+    pair_check(c, db.all, case_tolerance(p.T), "db"), pair_check(c, draw.all, case_tolerance(p.T), "draw");
+    pair_check(c, da_log, 5e-5, "da_log"), pair_check(c, ddt, 5e-5, "ddt_bias");
+    case_close(c);
+}
+
+TEST(kda_gates)
+{
+    static const DType types[] = { F32, BF16, F16 };
+    for (int i = 0; i < 3; i++) {
+        column_gates_case((ColumnGates){ types[i], 70, 3, 40, 0, WIDE });
+        column_gates_case((ColumnGates){ types[i], 7, 2, 16, -5, FRESH });
     }
 }
 
