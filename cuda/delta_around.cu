@@ -474,9 +474,9 @@ extern "C" Err cuda_mamba_gates_bwd(Stream *s, const mamba_gates_bwd_args *a)
 
 /* ---- a norm with a gate ---- */
 
-/* Terms of an element of a row: h = v r, silu(z) and its slope, and dh, the gradient of h. */
+/* Terms of an element of a row: h = v r, the gate and its slope, and dh, the gradient of h. */
 struct GatedTerms {
-    float x, h, silu, slope, dyw, dh;
+    float x, h, gate, slope, dyw, dh;
 };
 
 template <class T> struct GatedNorm {
@@ -486,13 +486,19 @@ template <class T> struct GatedNorm {
     RowCount rows;
     int64_t E, G;
     float eps;
-    bool gate_first;
+    bool gate_first, sigmoid;
 
-    /* v, of which the norm is: x or, with the gate first, x silu(z). */
+    /* silu(z), or sigmoid(z). */
+    __device__ __forceinline__ float gate(int64_t n, int64_t i) const
+    {
+        const float u = to_float(z.at(n)[i]);
+        return sigmoid ? sigmoid_of(u) : u * sigmoid_of(u);
+    }
+    /* v, of which the norm is: x or, with the gate first, x times it. */
     __device__ __forceinline__ float value(int64_t n, int64_t i) const
     {
-        const float v = to_float(x.at(n)[i]), u = to_float(z.at(n)[i]);
-        return gate_first ? v * (u * sigmoid_of(u)) : v;
+        const float v = to_float(x.at(n)[i]);
+        return gate_first ? v * gate(n, i) : v;
     }
     __device__ __forceinline__ float scale(int64_t n) const
     {
@@ -502,12 +508,12 @@ template <class T> struct GatedNorm {
     }
     __device__ __forceinline__ GatedTerms terms(int64_t n, int64_t i, float r) const
     {
-        const float u = to_float(z.at(n)[i]);
+        const float u = to_float(z.at(n)[i]), s = sigmoid_of(u);
         GatedTerms t;
-        t.x = to_float(x.at(n)[i]), t.silu = u * sigmoid_of(u), t.slope = silu_slope(u);
-        t.h = (gate_first ? t.x * t.silu : t.x) * r;
+        t.x = to_float(x.at(n)[i]), t.gate = gate(n, i), t.slope = sigmoid ? s * (1.0f - s) : silu_slope(u);
+        t.h = (gate_first ? t.x * t.gate : t.x) * r;
         t.dyw = to_float(dy.at(n)[i]) * w.at(n % G, i);
-        t.dh = gate_first ? t.dyw : t.dyw * t.silu;
+        t.dh = gate_first ? t.dyw : t.dyw * t.gate;
         return t;
     }
 };
@@ -518,8 +524,8 @@ template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) gated_no
     if (n < 0) return;
     const float r = k.scale(n);
     for (int64_t i = threadIdx.x % WARP; i < k.E; i += WARP) {
-        const float u = to_float(k.z.at(n)[i]), hw = k.value(n, i) * r * k.w.at(n % k.G, i);
-        k.y.at(n)[i] = from_float<T>(k.gate_first ? hw : hw * (u * sigmoid_of(u)));
+        const float hw = k.value(n, i) * r * k.w.at(n % k.G, i);
+        k.y.at(n)[i] = from_float<T>(k.gate_first ? hw : hw * k.gate(n, i));
     }
 }
 
@@ -536,7 +542,7 @@ extern "C" Err cuda_gated_norm_fwd(Stream *s, const gated_norm_fwd_args *a)
     TRY(gated_check(a->x, a->w));
     DISPATCH(a->x.dtype, GatedNorm<T> k = {}; k.y = grouped_rows_of<T>(a->y); k.x = grouped_rows_of<const T>(a->x);
              k.z = grouped_rows_of<const T>(a->z); k.w = vector_of(a->w); k.rows = row_count(a->y, a->x);
-             k.E = a->x.dim[1]; k.G = a->w.dim[0]; k.eps = a->eps; k.gate_first = a->gate_first != 0;
+             k.E = a->x.dim[1]; k.G = a->w.dim[0]; k.eps = a->eps; k.gate_first = a->gate_first != 0, k.sigmoid = a->sigmoid != 0;
              LAUNCH((gated_norm_fwd_kernel<T>), blocks, AROUND_THREADS, 0, cuda_stream(s), k));
     return ERR_OK;
 }
@@ -555,7 +561,7 @@ __global__ void __launch_bounds__(AROUND_THREADS, 1) gated_norm_dw_kernel(float 
         if (c >= k.E) continue;
         const GatedTerms t = k.terms(n, c, r);
         const float dy = to_float(k.dy.at(n)[c]);
-        sum[0] = fmaf(k.gate_first ? dy : dy * t.silu, t.h, sum[0]);
+        sum[0] = fmaf(k.gate_first ? dy : dy * t.gate, t.h, sum[0]);
     }
     sum_of_warps<1>(sum, of_warps);
     if (threadIdx.x < WARP && c < k.E) part[(blockIdx.y * k.G + group) * k.E + c] = sum[0];
@@ -575,7 +581,7 @@ template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) gated_no
     for (int64_t i = threadIdx.x % WARP; i < k.E; i += WARP) {
         const GatedTerms t = k.terms(n, i, r);
         const float dv = r * fmaf(-t.h, mean, t.dh);
-        k.dx.at(n)[i] = from_float<T>(k.gate_first ? dv * t.silu : dv);
+        k.dx.at(n)[i] = from_float<T>(k.gate_first ? dv * t.gate : dv);
         k.dz.at(n)[i] = from_float<T>((k.gate_first ? dv * t.x : t.dyw * t.h) * t.slope);
     }
 }
@@ -587,7 +593,7 @@ template <class T> static void launch_gated_bwd(Stream *s, const gated_norm_bwd_
     GatedNorm<T> k = {};
     k.dx = grouped_rows_of<T>(a->dx), k.dz = grouped_rows_of<T>(a->dz), k.dy = grouped_rows_of<const T>(a->dy);
     k.x = grouped_rows_of<const T>(a->x), k.z = grouped_rows_of<const T>(a->z), k.w = vector_of(a->w);
-    k.rows = row_count(a->dx, a->dy), k.E = E, k.G = G, k.eps = a->eps, k.gate_first = a->gate_first != 0;
+    k.rows = row_count(a->dx, a->dy), k.E = E, k.G = G, k.eps = a->eps, k.gate_first = a->gate_first != 0, k.sigmoid = a->sigmoid != 0;
     LAUNCH((gated_norm_dw_kernel<T>), dim3(grid_blocks(ceil_div(E, WARP) * G), SLICE_BLOCKS), AROUND_THREADS, 0,
            cuda_stream(s), part, k);
     launch_slices(s, a->dw, part, G * E, G * E, a->fresh);

@@ -256,18 +256,24 @@ TEST(delta_gates)
 
 /* ---- a norm under a gate ---- */
 
-enum { NORM_PLAIN = 1, NORM_FRESH = 2, GATE_FIRST = 4, THREE_GROUPS = 8 };
+enum { NORM_PLAIN = 1, NORM_FRESH = 2, GATE_FIRST = 4, THREE_GROUPS = 8, GATE_SIGMOID = 16 };
+
+static double gate64(const Shape *p, double u) { return p->flags & GATE_SIGMOID ? sigmoid64(u) : silu64(u); }
+static double gate_slope64(const Shape *p, double u)
+{
+    return p->flags & GATE_SIGMOID ? sigmoid64(u) * (1 - sigmoid64(u)) : silu_slope64(u);
+}
 
 /* A row in float64: h = v / root of v, whose norm is taken, and the gradient of h. */
 typedef struct {
     double r, mean;
 } GatedRow;
 
-static double gated_v(const Shape *p, double x, double u) { return p->flags & GATE_FIRST ? x * silu64(u) : x; }
+static double gated_v(const Shape *p, double x, double u) { return p->flags & GATE_FIRST ? x * gate64(p, u) : x; }
 
 static double gated_dh(const Shape *p, double dy, double w, double u)
 {
-    return p->flags & GATE_FIRST ? dy * w : dy * w * silu64(u);
+    return p->flags & GATE_FIRST ? dy * w : dy * w * gate64(p, u);
 }
 
 static GatedRow gated_row(const Shape *p, const float *x, const float *z, const float *dy, const float *w)
@@ -293,9 +299,10 @@ static void case_gated(Env *e, const Shape *p)
     Tensor dx = env_out_groups(e, 8, 9, N, E, p->b), dz = env_out_groups(e, 8, 9, N, E, p->b);
     Tensor dw = tensor_reshape(env_out(e, acc, -high, high, G * E), G, E), shift = env_int(e, 30);
     Tensor overflow = env_flag(e);
-    RUN(e, gated_norm_fwd, .y = y, .x = env_used(e, x), .z = z, .w = w, .eps = 1e-3f, .gate_first = inside);
+    RUN(e, gated_norm_fwd, .y = y, .x = env_used(e, x), .z = z, .w = w, .eps = 1e-3f, .gate_first = inside,
+        .sigmoid = p->flags & GATE_SIGMOID);
     RUN(e, gated_norm_bwd, .dx = dx, .dz = dz, .dw = dw, .dy = env_used(e, dy), .x = x, .z = z, .w = w, .shift = shift,
-        .overflow = overflow, .eps = 1e-3f, .gate_first = inside, .leaf = p->a, .headroom_bits = 10, .fresh = fresh);
+        .overflow = overflow, .eps = 1e-3f, .gate_first = inside, .sigmoid = p->flags & GATE_SIGMOID, .leaf = p->a, .headroom_bits = 10, .fresh = fresh);
     env_check_between(e, dz);
     double sum[3][256] = { 0 };
     for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
@@ -304,12 +311,12 @@ static void case_gated(Env *e, const Shape *p)
             const double xi = (double)env_f(x, n)[i], u = (double)env_f(z, n)[i], d = (double)env_f(dy, n)[i];
             const double wi = (double)env_f(w, n % G)[i], h = gated_v(p, xi, u) * row.r;
             const double dv = row.r * (gated_dh(p, d, wi, u) - h * row.mean), scale = 20 * row.r;
-            CLOSE(env_f(y, n)[i], wi * h * (inside ? 1 : silu64(u)), 10, "y %d %d", (int)n, (int)i);
-            CLOSE(env_f(dx, n)[i], inside ? dv * silu64(u) : dv, inside ? 10 * scale : scale, "dx %d %d", (int)n,
+            CLOSE(env_f(y, n)[i], wi * h * (inside ? 1 : gate64(p, u)), 10, "y %d %d", (int)n, (int)i);
+            CLOSE(env_f(dx, n)[i], inside ? dv * gate64(p, u) : dv, inside ? 10 * scale : scale, "dx %d %d", (int)n,
                   (int)i);
-            CLOSE(env_f(dz, n)[i], (inside ? dv * xi : d * wi * h) * silu_slope64(u), inside ? 2 * scale : 3,
+            CLOSE(env_f(dz, n)[i], (inside ? dv * xi : d * wi * h) * gate_slope64(p, u), inside ? 2 * scale : 3,
                   "dz %d %d", (int)n, (int)i);
-            sum[n % G][i] += d * h * (inside ? 1 : silu64(u));
+            sum[n % G][i] += d * h * (inside ? 1 : gate64(p, u));
         }
     }
     for (int64_t k = 0; e->check && k < G * E; k++)
@@ -322,7 +329,8 @@ TEST(gated_norm)
     CASES(case_gated, { 1, 1, 1 }, { 3, 15, 1 }, { 12, 128, 1, 4 }, { 9, 17, 4, 3, NORM_FRESH },
           { 40, 130, 16, 0, NORM_PLAIN }, { 12, 64, 5, 2, NORM_PLAIN | NORM_FRESH }, { 1, 16, 1, 0, GATE_FIRST },
           { 9, 17, 1, 3, GATE_FIRST | NORM_FRESH }, { 45, 40, 4, 3, GATE_FIRST | THREE_GROUPS },
-          { 90, 70, 16, 0, THREE_GROUPS | NORM_PLAIN }, { 27, 130, 1, 3, GATE_FIRST | THREE_GROUPS | NORM_FRESH });
+          { 90, 70, 16, 0, THREE_GROUPS | NORM_PLAIN }, { 27, 130, 1, 3, GATE_FIRST | THREE_GROUPS | NORM_FRESH }, { 12, 40, 4, 3, GATE_SIGMOID },
+          { 21, 17, 1, 0, GATE_SIGMOID | GATE_FIRST | NORM_FRESH });
 }
 
 /* Rows that find no room together go in pieces of whole leaves, with the same bits; dx and dz in the place of dy. */

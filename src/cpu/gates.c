@@ -220,33 +220,34 @@ Err CPU(mamba_gates_bwd)(Stream *s, const mamba_gates_bwd_args *a)
 
 /* ---- a norm with a gate ---- */
 
-/* silu(u) and its slope. Below -80 the slope is 0 in float. */
-VEC_FN void silu_pair(vf u, vf *value, vf *slope)
+/* Row n of a call: x, z, and its row of w. The norm is of v = x or, with the gate first, of x times it. */
+typedef struct {
+    Row x, z, w;
+    bool gate_first, sigmoid;
+} Gated;
+
+/* The gate of u: silu(u), or sigmoid(u); and its slope. Below -80 the slope is 0 in float. */
+VEC_FN vf gate_form(const Gated *g, vf u) { return g->sigmoid ? sigmoid(u) : vf_mul(u, sigmoid(u)); }
+
+VEC_FN void gate_pair(const Gated *g, vf u, vf *value, vf *slope)
 {
     vf s, t;
     const vf c = vf_max(vf_set1(-80.0f), u);
     sigmoid_pair(c, &s, &t);
-    *value = vf_mul(u, s);
-    *slope = vf_mul(s, vf_fma(c, t, vf_set1(1.0f)));
+    *value = g->sigmoid ? s : vf_mul(u, s);
+    *slope = vf_mul(s, g->sigmoid ? t : vf_fma(c, t, vf_set1(1.0f)));
 }
 
-/* Row n of a call: x, z, and its row of w. The norm is of v = x or, with the gate first, of x silu(z). */
-typedef struct {
-    Row x, z, w;
-    bool gate_first;
-} Gated;
-
-static Gated gated_of(Tensor x, Tensor z, Tensor w, int gate_first, int64_t n)
-{
-    return (Gated){ row_of(x, n), row_of(z, n), row_of(w, n % w.dim[0]), gate_first };
-}
+#define GATED_OF(a, n)                                                                                           \
+    {                                                                                                            \
+        row_of((a)->x, n), row_of((a)->z, n), row_of((a)->w, (n) % (a)->w.dim[0]), (a)->gate_first, (a)->sigmoid \
+    }
 
 VEC_FN vf gated_value(const Gated *g, int64_t i, int64_t left)
 {
     const vf x = row_get(g->x, i, left);
     if (!g->gate_first) return x;
-    const vf u = row_get(g->z, i, left);
-    return vf_mul(x, vf_mul(u, sigmoid(u)));
+    return vf_mul(x, gate_form(g, row_get(g->z, i, left)));
 }
 
 /* 1 / sqrt(mean of v^2 + eps) */
@@ -271,13 +272,12 @@ static void gated_norm_fwd_part(const void *args, int64_t first, int64_t end)
     const gated_norm_fwd_args *a = args;
     const int64_t E = a->x.dim[1];
     for (int64_t n = first; n < end; n++) {
-        const Gated g = gated_of(a->x, a->z, a->w, a->gate_first, n);
+        const Gated g = GATED_OF(a, n);
         const Row y = row_of(a->y, n);
         const vf r = vf_set1(gated_scale(&g, E, a->eps));
         for (int64_t i = 0; i < E; i += VEC) {
             const vf h = vf_mul(gated_value(&g, i, E - i), r), hw = vf_mul(h, row_get(g.w, i, E - i));
-            const vf u = row_get(g.z, i, E - i);
-            row_put(y, i, g.gate_first ? hw : vf_mul(hw, vf_mul(u, sigmoid(u))), E - i);
+            row_put(y, i, g.gate_first ? hw : vf_mul(hw, gate_form(&g, row_get(g.z, i, E - i))), E - i);
         }
     }
 }
@@ -289,18 +289,18 @@ Err CPU(gated_norm_fwd)(Stream *s, const gated_norm_fwd_args *a)
     return ERR_OK;
 }
 
-/* Terms of a vector of a row: h = v r, silu(z) and its slope, and dh, the gradient of h. */
+/* Terms of a vector of a row: h = v r, the gate and its slope, and dh, the gradient of h. */
 typedef struct {
-    vf x, h, silu, slope, dyw, dh;
+    vf x, h, gate, slope, dyw, dh;
 } GatedTerms;
 
 VEC_FN GatedTerms gated_terms(const Gated *g, Row dy, vf r, int64_t i, int64_t left)
 {
     GatedTerms t = { .x = row_get(g->x, i, left) };
-    silu_pair(row_get(g->z, i, left), &t.silu, &t.slope);
-    t.h = vf_mul(g->gate_first ? vf_mul(t.x, t.silu) : t.x, r);
+    gate_pair(g, row_get(g->z, i, left), &t.gate, &t.slope);
+    t.h = vf_mul(g->gate_first ? vf_mul(t.x, t.gate) : t.x, r);
     t.dyw = vf_mul(row_get(dy, i, left), row_get(g->w, i, left));
-    t.dh = g->gate_first ? t.dyw : vf_mul(t.dyw, t.silu);
+    t.dh = g->gate_first ? t.dyw : vf_mul(t.dyw, t.gate);
     return t;
 }
 
@@ -319,7 +319,7 @@ static void gated_scale_part(const void *args, int64_t first, int64_t end)
     const GatedGrad *g = args;
     const gated_norm_bwd_args *a = g->a;
     for (int64_t n = first; n < end; n++) {
-        const Gated row = gated_of(a->x, a->z, a->w, a->gate_first, g->first + n);
+        const Gated row = GATED_OF(a, g->first + n);
         g->scale[n] = gated_scale(&row, a->x.dim[1], a->eps);
     }
 }
@@ -332,14 +332,14 @@ VEC_FN int gated_grad_leaf(const GatedGrad *g, int64_t row, int64_t column, int 
     vf sum[GATED_VECTORS];
     for (int j = 0; j < vectors; j++) sum[j] = vf_zero();
     for (int64_t n = row; n < end; n += G) {
-        const Gated of = gated_of(a->x, a->z, a->w, a->gate_first, n);
+        const Gated of = GATED_OF(a, n);
         const Row dy = row_of(a->dy, n);
         const vf r = vf_set1(g->scale[n - g->first]);
         for (int j = 0; j < vectors; j++) {
             const int64_t at = column + j * VEC, left = E - at;
-            const vf u = row_get(of.z, at, left), silu = vf_mul(u, sigmoid(u)), d = row_get(dy, at, left);
-            const vf x = row_get(of.x, at, left), h = vf_mul(of.gate_first ? vf_mul(x, silu) : x, r);
-            sum[j] = vf_fma(of.gate_first ? d : vf_mul(d, silu), h, sum[j]);
+            const vf gate = gate_form(&of, row_get(of.z, at, left)), d = row_get(dy, at, left);
+            const vf x = row_get(of.x, at, left), h = vf_mul(of.gate_first ? vf_mul(x, gate) : x, r);
+            sum[j] = vf_fma(of.gate_first ? d : vf_mul(d, gate), h, sum[j]);
         }
     }
     int bad = 0;
@@ -362,11 +362,11 @@ static void gated_grad_part(const void *args, int64_t first, int64_t end)
     if (bad) flag_raise(g->a->overflow);
 }
 
-/* Gradients of a row, by that of v, dv = r (dh - h mean(dh h)): dx = dv and dz = dy w h silu'(z); gate first, dx =
- * dv silu(z) and dz = dv x silu'(z). */
+/* Gradients of a row, by that of v, dv = r (dh - h mean(dh h)): dx = dv and dz = dy w h gate'; gate first, dx =
+ * dv gate and dz = dv x gate'. */
 static void gated_norm_bwd_row(const gated_norm_bwd_args *a, int64_t n, float scale)
 {
-    const Gated g = gated_of(a->x, a->z, a->w, a->gate_first, n);
+    const Gated g = GATED_OF(a, n);
     const Row dy = row_of(a->dy, n), dx = row_of(a->dx, n), dz = row_of(a->dz, n);
     const int64_t E = a->x.dim[1];
     const vf r = vf_set1(scale);
@@ -379,7 +379,7 @@ static void gated_norm_bwd_row(const gated_norm_bwd_args *a, int64_t n, float sc
     for (int64_t i = 0; i < E; i += VEC) {
         const GatedTerms t = gated_terms(&g, dy, r, i, E - i);
         const vf dv = vf_mul(r, vf_fnma(t.h, mean, t.dh));
-        row_put(dx, i, g.gate_first ? vf_mul(dv, t.silu) : dv, E - i);
+        row_put(dx, i, g.gate_first ? vf_mul(dv, t.gate) : dv, E - i);
         row_put(dz, i, vf_mul(g.gate_first ? vf_mul(dv, t.x) : vf_mul(t.dyw, t.h), t.slope), E - i);
     }
 }

@@ -2,7 +2,7 @@
  * kda_gates.cu). */
 #include "pair_views.h"
 
-enum { VIEWS = 1, DOCS = 2, STATES = 4, FRESH = 8, BIAS = 16, WIDE = 32, GATE_FIRST = 64, THREE = 128 };
+enum { VIEWS = 1, DOCS = 2, STATES = 4, FRESH = 8, BIAS = 16, WIDE = 32, GATE_FIRST = 64, THREE = 128, SIGMOID = 256 };
 
 typedef struct {
     DType T;
@@ -189,11 +189,11 @@ static void gated_case(RowShape p)
     snprintf(name, sizeof name, "%s N %d E %d group %d flags %d", dtype_name(p.T), (int)p.N, (int)p.D, (int)p.group,
              p.flags);
     BOTH(c, gated_norm_fwd, .y = AT(m[0].view), .x = AT(m[1].view), .z = AT(m[2].view), .w = AT(w), .eps = 1e-3f,
-         .gate_first = inside);
+         .gate_first = inside, .sigmoid = p.flags & SIGMOID);
     pair_check(c, m[0].all, case_tolerance(p.T), "y, %s", name);
     BOTH(c, gated_norm_bwd, .dx = AT(m[4].view), .dz = AT(m[5].view), .dw = AT(dw), .dy = AT(m[3].view),
          .x = AT(m[1].view), .z = AT(m[2].view), .w = AT(w), .shift = AT(shifts), .overflow = AT(overflow),
-         .eps = 1e-3f, .gate_first = inside, .leaf = 1, .headroom_bits = 10, .fresh = p.flags & FRESH);
+         .eps = 1e-3f, .gate_first = inside, .sigmoid = p.flags & SIGMOID, .leaf = 1, .headroom_bits = 10, .fresh = p.flags & FRESH);
     pair_check(c, m[4].all, case_tolerance(p.T), "dx, %s", name);
     pair_check(c, m[5].all, case_tolerance(p.T), "dz, %s", name);
     pair_check(c, dw, 1e-5, "dw, %s", name);
@@ -208,6 +208,7 @@ TEST(gated_norm)
         gated_case((RowShape){ types[i], 150, 70, 0, WIDE });
         gated_case((RowShape){ types[i], 45, 40, 3, GATE_FIRST | THREE });
         gated_case((RowShape){ types[i], 300, 16, 0, THREE | FRESH });
+        gated_case((RowShape){ types[i], 40, 24, 0, SIGMOID });
     }
     gated_case((RowShape){ F32, 1, 1, 0, 0 });
 }
