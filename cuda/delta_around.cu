@@ -542,7 +542,8 @@ extern "C" Err cuda_gated_norm_fwd(Stream *s, const gated_norm_fwd_args *a)
     TRY(gated_check(a->x, a->w));
     DISPATCH(a->x.dtype, GatedNorm<T> k = {}; k.y = grouped_rows_of<T>(a->y); k.x = grouped_rows_of<const T>(a->x);
              k.z = grouped_rows_of<const T>(a->z); k.w = vector_of(a->w); k.rows = row_count(a->y, a->x);
-             k.E = a->x.dim[1]; k.G = a->w.dim[0]; k.eps = a->eps; k.gate_first = a->gate_first != 0, k.sigmoid = a->sigmoid != 0;
+             k.E = a->x.dim[1]; k.G = a->w.dim[0]; k.eps = a->eps; k.gate_first = a->gate_first != 0;
+             k.sigmoid = a->sigmoid != 0;
              LAUNCH((gated_norm_fwd_kernel<T>), blocks, AROUND_THREADS, 0, cuda_stream(s), k));
     return ERR_OK;
 }
@@ -593,7 +594,8 @@ template <class T> static void launch_gated_bwd(Stream *s, const gated_norm_bwd_
     GatedNorm<T> k = {};
     k.dx = grouped_rows_of<T>(a->dx), k.dz = grouped_rows_of<T>(a->dz), k.dy = grouped_rows_of<const T>(a->dy);
     k.x = grouped_rows_of<const T>(a->x), k.z = grouped_rows_of<const T>(a->z), k.w = vector_of(a->w);
-    k.rows = row_count(a->dx, a->dy), k.E = E, k.G = G, k.eps = a->eps, k.gate_first = a->gate_first != 0, k.sigmoid = a->sigmoid != 0;
+    k.rows = row_count(a->dx, a->dy), k.E = E, k.G = G, k.eps = a->eps;
+    k.gate_first = a->gate_first != 0, k.sigmoid = a->sigmoid != 0;
     LAUNCH((gated_norm_dw_kernel<T>), dim3(grid_blocks(ceil_div(E, WARP) * G), SLICE_BLOCKS), AROUND_THREADS, 0,
            cuda_stream(s), part, k);
     launch_slices(s, a->dw, part, G * E, G * E, a->fresh);

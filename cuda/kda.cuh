@@ -1,7 +1,7 @@
 /*
  * Shared parts of the kernels of Kimi Delta Attention's rule (kda_fwd.cu, kda_bwd.cu): the algorithm of src/cpu/kda.h
- * and docs/determinism.md, with the same names, a block of SCAN_THREADS threads for a head of a sample. What it takes from the
- * gated delta rule, and how plain it is: delta.cuh.
+ * and docs/determinism.md, with the same names, a block of SCAN_THREADS threads for a head of a sample. What it takes
+ * from the gated delta rule, and how plain it is: delta.cuh, scan.cuh.
  */
 #ifndef MEGATRAIN_CUDA_KDA_CUH
 #define MEGATRAIN_CUDA_KDA_CUH

@@ -5,6 +5,7 @@
  * Work      7 n D E + 3 n n (D + E) multiplications and n n D / 4 + 18 n D exponentials a run of n rows, from L2.
  * Needs     workspace for at least one block: 1.1 MiB of heads of 128.
  */
+#include "device/scan_room.h"
 #include "kda.cuh"
 
 template <class T> struct KdaBwd {
@@ -19,12 +20,6 @@ template <class T> struct KdaBwd {
 struct KdaBack {
     float *dq, *dk, *dg, *product, *dread, *dkk, *go, *dwrite, *derror, *state, *dstate;
 };
-
-__host__ __device__ __forceinline__ int64_t kda_back_floats(int D, int E)
-{
-    return kda_floats(D, E) + 4 * DELTA_WINDOW * static_cast<int64_t>(D) + 2 * DELTA_SQUARE +
-           3 * DELTA_WINDOW * static_cast<int64_t>(E) + 2 * static_cast<int64_t>(D) * E;
-}
 
 __device__ __forceinline__ KdaBack kda_back(float *at, int D, int E)
 {
@@ -229,8 +224,7 @@ template <class T> static Err launch_bwd(Stream *s, const kda_bwd_args *a)
 {
     KdaBwd<T> f;
     unsigned blocks = 0;
-    TRY(delta_call(s, KDA_NAME, a, a->states, kda_back_floats(static_cast<int>(a->q.dim[3]), static_cast<int>(a->v.dim[3])),
-                   &f.c, &blocks));
+    TRY(delta_call(s, KDA_NAME, a, a->states, kda_room_cuda(a->q.dim[3], a->v.dim[3]) / 4, &f.c, &blocks));
     f.dq = grouped_rows_of<T>(a->dq), f.dk = grouped_rows_of<T>(a->dk), f.dv = grouped_rows_of<T>(a->dv);
     f.go = grouped_rows_of<const T>(a->go);
     f.dg = rows_of<float>(a->dg), f.dbeta = rows_of<float>(a->dbeta), f.dbefore = rows_of<float>(a->dbefore);

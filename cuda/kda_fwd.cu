@@ -59,7 +59,8 @@ template <class T> static Err launch_fwd(Stream *s, const kda_fwd_args *a)
     const int D = static_cast<int>(a->q.dim[3]), E = static_cast<int>(a->v.dim[3]);
     KdaFwd<T> f;
     unsigned blocks = 0;
-    TRY(delta_call(s, KDA_NAME, a, a->states, kda_floats(D, E) + (DELTA_WINDOW + D) * static_cast<int64_t>(E), &f.c, &blocks));
+    const int64_t floats = kda_floats(D, E) + (DELTA_WINDOW + D) * static_cast<int64_t>(E);
+    TRY(delta_call(s, KDA_NAME, a, a->states, floats, &f.c, &blocks));
     f.o = grouped_rows_of<T>(a->o);
     f.states = rows_of<float>(a->states), f.after = rows_of<float>(a->after);
     f.before = rows_of<const float>(a->before);

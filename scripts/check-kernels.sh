@@ -62,9 +62,10 @@ qkv_kernel<[^,]*,false,                     - rows that are not aligned
 mla_move_kernel<[^,]*,true,                 loads16 stores16 whole
 mla_move_kernel<[^,]*,false,                - rows that are not aligned
 delta_(fwd|bwd)_kernel                      - a plain form, products from L2
+kda_(fwd|bwd)_kernel                        - a plain form, products from L2
 mamba_(states|rows)_(fwd|bwd)_kernel        - a plain form, products from L2
 (conv_silu_(fwd|dx|dw)|unit_(fwd|bwd))_kernel  - a plain form, element by element
-((delta|mamba)_gates_(fwd|bwd)|gated_norm_(fwd|dw|dx))_kernel  - a plain form, element by element
+((delta|mamba|kda)_gates_(fwd|bwd)|gated_norm_(fwd|dw|dx))_kernel  - a plain form, element by element
 slices_sum_kernel                           - a few numbers a column
 embedding_(count|place|keys)_kernel         - 24 bytes a token and pass, beside rows of D elements
 permute_(count|scan|place)_kernel           - 20 bytes a choice, beside rows of D elements

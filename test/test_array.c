@@ -96,7 +96,11 @@ static TrainSpec model_of(int kind)
     case 15: s = tiny_singles(tiny_gpt2(), 4); break;
     case 16: s = tiny_further(tiny_nemotron(5), 1); break;
     case 17: s = tiny_mamba(tiny_llama()); break;
-    default: s = tiny_mamba(tiny_mixture(TINY_QWEN3, 3)), s.model.mamba.conv_bias = false, s.model.mamba.least = .01f;
+    case 18:
+        s = tiny_mamba(tiny_mixture(TINY_QWEN3, 3)), s.model.mamba.conv_bias = false, s.model.mamba.least = .01f;
+        break;
+    case 19: s = tiny_kda(tiny_llama()); break;
+    default: s = tiny_kda(tiny_mixture(TINY_DEEPSEEK, 3)), s.model.kda.bound = -5;
     }
     s.update.bucket_bytes = BUCKET_BYTES;
     s.update.clip = .1f; /* (every gradient's norm counts) */
@@ -134,6 +138,7 @@ static void choose_precision(TrainSpec *s, int v)
     if (!s->model.latent.width.kv_rank) s->model.head_dim *= times;
     s->model.delta.key *= times, s->model.delta.value *= times;
     s->model.mamba.head *= times, s->model.mamba.state *= times;
+    s->model.kda.head *= times;
     s->model.fp8 = fp8_between(recipe, s->model.layers, 0);
     s->update.lr.lr = 3e-3;
 }
@@ -185,7 +190,7 @@ static void choose_way(TinyRun *r, int v)
     r->spec.model.context = layer_pattern_all(v < 4 ? v : CONTEXT_ALLGATHER);
     if (v == 4) r->spec.model.context = (LayerPattern){ 2, { CONTEXT_ALLGATHER, CONTEXT_RING }, { 1, 1 } };
     if (v == CONTEXT_HIERARCHICAL) r->grid.cp_heads = 2;
-    if (r->spec.model.delta.key_heads || r->spec.model.mamba.heads) /* (these blocks have one way) */
+    if (r->spec.model.delta.key_heads || r->spec.model.mamba.heads || r->spec.model.kda.heads) /* (one way alone) */
         r->spec.model.context =
             (LayerPattern){ 2, { CONTEXT_A2A, v < 4 ? v : CONTEXT_RING }, { 1, 1 } };
 }
@@ -483,7 +488,7 @@ static bool best_model(int kind, uint64_t *seed, Draw *best)
 
 /* ---- the array ---- */
 
-enum { KINDS = 19, MODELS_MOST = 40, LAYOUTS_MOST = 6 };
+enum { KINDS = 21, MODELS_MOST = 40, LAYOUTS_MOST = 6 };
 
 typedef struct {
     Draw model, layout[LAYOUTS_MOST];
@@ -701,6 +706,8 @@ TEST(singles) { run_kind(15); }
 TEST(singles_experts) { run_kind(16); }
 TEST(mamba2) { run_kind(17); }
 TEST(mamba2_experts) { run_kind(18); }
+TEST(kda) { run_kind(19); }
+TEST(kda_experts) { run_kind(20); }
 
 /* An argument with '=' is a draw. */
 int main(int argc, char **argv)

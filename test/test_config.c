@@ -462,7 +462,8 @@ static const Rule rules[] = {
       "each rank of tp norms some rows: tp must not be above seq / (cp x slices)", 64 },
     { "model.embed_scale=8", ROPE "model.embed_scale=8", "embeddings are scaled before positions are added", 1 },
     { "model.final_softcap=1e-4", "model.final_softcap=1e-3", "must be 0 (no cap), or 0.001 and more", 1 },
-    { "model.mixer=delta,mamba", "model.mixer=delta,mamba2", "must be attention, delta, mamba2 or none, or a list", 1 },
+    { "model.mixer=delta,mamba", "model.mixer=delta,mamba2", "must be attention, delta, kda, mamba2 or none, or a list",
+      1 },
     { "model.mixer=none", "model.mixer=none,attention", "no token would see those before it", 1 },
     { "model.mixer=attention,none model.ffn_layers=1,0", "model.mixer=attention,none model.ffn_layers=0,1",
       "block 1 would have neither a mixer nor a feed-forward layer", 1 },
@@ -502,6 +503,24 @@ static const Rule rules[] = {
       "ranks of cp exchange positions for heads: tp x cp must divide delta_key_heads", 4 },
     { "model.position=rope model.mixer=delta", "model.position=rope model.mixer=attention,delta",
       "no block has attention, which alone", 1 },
+    { "model.kda_heads=4", "model.kda_heads=4 model.mixer=kda", "only mixer = kda reads it", 1 },
+    { "model.mixer=kda model.kda_heads=12 model.kda_head_dim=64 run.device=cuda",
+      "model.mixer=kda model.kda_heads=16 model.kda_head_dim=64 run.device=cuda",
+      "2 kda_head_dim + kda_heads must be a multiple of 8 in 16 bits", 1 },
+    { "model.kda_head_dim=32", "model.kda_head_dim=32 model.mixer=kda", "only mixer = kda reads it", 1 },
+    { "model.mixer=kda model.kda_heads=16 model.kda_head_dim=20 run.device=cuda",
+      "model.mixer=kda model.kda_heads=16 model.kda_head_dim=24 run.device=cuda",
+      "the widths of its heads must be multiples of 8", 1 },
+    { "model.kda_conv=3", "model.kda_conv=3 model.mixer=kda", "only mixer = kda reads it", 1 },
+    { "model.kda_bound=-5", "model.kda_bound=-5 model.mixer=kda", "only mixer = kda reads it", 1 },
+    { "model.mixer=kda model.kda_heads=6 parallel.tp_blocks=4",
+      "model.mixer=kda model.kda_heads=4 parallel.tp_blocks=4",
+      "with mixer = kda tp_blocks must divide kda_heads", 1 },
+    { "model.mixer=kda model.kda_heads=3 parallel.tp=2", "model.mixer=kda model.kda_heads=6 parallel.tp=2",
+      "tp must divide kda_heads", 2 },
+    { "model.mixer=kda model.kda_heads=6 parallel.cp=4 parallel.cp_comm=a2a model.seq=1024",
+      "model.mixer=kda model.kda_heads=4 parallel.cp=4 parallel.cp_comm=a2a model.seq=1024",
+      "ranks of cp exchange positions for heads: tp x cp must divide kda_heads", 4 },
     { "model.mamba_heads=4", "model.mamba_heads=4 model.mixer=mamba2", "only mixer = mamba2 reads it", 1 },
     { "model.mixer=mamba2 model.mamba_heads=12 run.device=cuda",
       "model.mixer=mamba2 model.mamba_heads=16 run.device=cuda",
@@ -1094,7 +1113,7 @@ TEST(a_list_of_kinds_that_is_none_is_one_mistake)
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         snprintf(words, sizeof words, "model.mixer=%s %s", lists[i], keys);
         const char *got = complaint(NULL, words, 1);
-        CHECK_MSG(count_lines(got) == 1 && strstr(got, "must be attention, delta, mamba2 or none"), "%s: %s", words,
+        CHECK_MSG(count_lines(got) == 1 && strstr(got, "attention, delta, kda, mamba2 or none"), "%s: %s", words,
                   got);
     }
 }

@@ -77,6 +77,7 @@ attention latent "latent attention, its gate and biases"
 attention hybrid "Gated DeltaNet"
 attention nemotron "blocks of one layer, experts between latents"
 attention mamba "Mamba-2"
+attention kda "Kimi Delta Attention"
 says() { "$mt" generate --run "latent-$1" --prompt Line --tokens 8 --temperature 0 2>/dev/null; }
 says cuda >said.txt
 check "latent attention: the GPU says what the CPU does: '$(cat said.txt)'" diff said.txt <(says cpu)

@@ -1,7 +1,7 @@
 /*
- * Gated DeltaNet and Mamba-2 in a model: what generation carries from call to call, and layouts that they refuse. Their
- * gradients are held to difference quotients in test_layers, their bits to other layouts in test_array, their ops to
- * float64 elsewhere.
+ * Gated DeltaNet, Kimi Delta Attention and Mamba-2 in a model: what generation carries from call to call, and layouts
+ * that they refuse. Their gradients are held to difference quotients in test_layers, their bits to other layouts in
+ * test_array, their ops to float64 elsewhere.
  */
 #include "test.h"
 #include "base/half.h"
@@ -113,6 +113,17 @@ TEST(rates_of_decay_are_fp32)
     }
 }
 
+TEST(with_kda) { check_cuts(tiny_kda(tiny_llama())); }
+TEST(with_kda_and_documents)
+{
+    TrainSpec s = tiny_apart(tiny_kda(tiny_llama()));
+    s.model.kda.conv = 2;
+    s.model.kda.bound = -5;
+    s.compute = BF16;
+    s.model.mixer = layer_pattern_all(MIXER_KDA);
+    check_cuts(s);
+}
+
 TEST(with_mamba) { check_cuts(tiny_mamba(tiny_llama())); }
 TEST(with_mamba_and_documents)
 {
@@ -146,6 +157,9 @@ TEST(layouts_that_are_refused)
     s.seq_blocks = 8;
     FAILS(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 2 }), ERR_CONFIG,
           "layers.0.mamba: a slice has whole windows of 128 positions: 128 x slices must divide seq, here 256");
+    s = tiny_kda(tiny_llama());
+    s.model.kda.head = 4096;
+    FAILS(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 1 }), ERR_CONFIG, "model.kda_head_dim = 4096");
     s = tiny_mamba(tiny_llama());
     s.model.mamba.head = s.model.mamba.state = 4096;
     FAILS(trainer_check(&s, (Grid){ .tp = 1, .dp = 1, .pp = 1 }), ERR_CONFIG, "model.mamba_head_dim = 4096");

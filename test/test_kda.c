@@ -415,7 +415,8 @@ static void golden_read(Mixer *l, const Json *j)
     golden_numbers(in, "o_proj", l->out, G_H * G_C), golden_numbers(j, "dy", l->dy, G_T * G_H);
 }
 
-/* Queries, keys and values behind convolution, SiLU and, of the first two, unit length; b, raw and the output's gate. */
+/* Queries, keys and values behind convolution, SiLU and, of the first two, unit length; b, raw and the gate of the
+ * output. */
 static void golden_inputs(Mixer *l)
 {
     float mixed[G_T * G_C], low[G_T * G_D];

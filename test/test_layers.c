@@ -510,6 +510,24 @@ static void check_mamba(MambaSpec mamba, bool again)
     check_kind(&r, model_mixer(&r.spec, 0), "mamba", 0);
 }
 
+static void check_kda(KdaSpec kda, bool again)
+{
+    Rig r;
+    rig_open(&r);
+    r.spec = (ModelSpec){ .layers = 1,
+                          .hidden = HIDDEN,
+                          .kda = kda,
+                          .tp_blocks = 2,
+                          .norm_eps = 1e-3f,
+                          .mixer = layer_pattern_all(MIXER_KDA),
+                          .recompute = layer_pattern_all(again ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE) };
+    check_kind(&r, model_mixer(&r.spec, 0), "kda", 0);
+}
+
+TEST(kda) { check_kda((KdaSpec){ 2, 16, 4, 0 }, false); }
+TEST(kda_bounded) { check_kda((KdaSpec){ 4, 7, 3, -5 }, false); }
+TEST(kda_recomputed) { check_kda((KdaSpec){ 4, 9, 2, 0 }, true); }
+
 TEST(mamba) { check_mamba((MambaSpec){ 2, 2, 9, 30, 4, true, 0 }, false); }
 TEST(mamba_groups) { check_mamba((MambaSpec){ 6, 2, 5, 33, 3, false, 0 }, false); }
 TEST(mamba_recomputed) { check_mamba((MambaSpec){ 4, 2, 3, 40, 2, true, 1e-3f }, true); }

@@ -4,7 +4,7 @@
 make_tiny
 sed -i 's/^hidden = 32/hidden = 24/; s/^heads = 4/heads = 6/; s/^dropout/kv_heads = 2\nhead_dim = 8\nffn = 40\ndropout/' tiny.ini
 declare -A size=([D]=24 [H]=6 [K]=2 [C]=8 [F]=40 [V]=257 [T]=32 [E]=3 [G]=16 [W]=24 [S]=56
-    [q]=10 [l]=12 [n]=5 [r]=4 [v]=8 [Q]=3 [U]=6 [d]=4 [e]=7 [c]=5 [M]=6 [m]=5 [J]=3 [s]=7)
+    [q]=10 [l]=12 [n]=5 [r]=4 [v]=8 [Q]=3 [U]=6 [d]=4 [e]=7 [c]=5 [M]=6 [m]=5 [J]=3 [s]=7 [N]=3 [a]=4)
 
 # rows of the table: name | shapes, gelu's and gated ones' apart where they differ | where it is there
 sed -n '/^## Tensors/,/^The same tensors/s/^| `\([a-z_0-9MN.]*\)` | \(.*\) | \(.*\) |$/\1|\2|\3/p' "$root/docs/checkpoints.md" >table.txt
@@ -59,6 +59,8 @@ holds besides gelu model.block_norms=parallel_two
 delta=(model.delta_key_heads=3 model.delta_value_heads=6 model.delta_key_dim=4 model.delta_value_dim=7 model.delta_conv=5)
 holds delta gated model.arch=llama model.mixer=delta "${delta[@]}" model.attention_dropout=0
 holds hybrid gelu model.mixer=delta,attention "${delta[@]}" model.position=rope
+kda=(model.kda_heads=3 model.kda_head_dim=4 model.kda_conv=5)
+holds kda gated model.arch=llama model.mixer=kda "${kda[@]}" model.attention_dropout=0
 mamba=(model.mamba_heads=6 model.mamba_head_dim=5 model.mamba_groups=3 model.mamba_state=7 model.mamba_conv=5)
 holds mamba gated model.arch=llama model.mixer=mamba2 "${mamba[@]}" model.attention_dropout=0
 holds unbiased gelu model.norm=layernorm model.norm_bias=false model.mtp_layers=1 model.position=none

@@ -108,6 +108,15 @@ static inline TrainSpec tiny_delta(TrainSpec s)
     return s;
 }
 
+/* Every other block has Kimi Delta Attention. */
+static inline TrainSpec tiny_kda(TrainSpec s)
+{
+    s.model.seq = TINY_LONG;
+    s.model.mixer = (LayerPattern){ .runs = 2, .value = { MIXER_KDA, MIXER_ATTENTION }, .times = { 1, 1 } };
+    s.model.kda = (KdaSpec){ .heads = 8, .head = 8, .conv = 4 };
+    return s;
+}
+
 /* Every other block has Mamba-2. */
 static inline TrainSpec tiny_mamba(TrainSpec s)
 {

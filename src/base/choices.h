@@ -117,6 +117,7 @@ typedef enum { RECOMPUTE_LIST(CHOICE_NAME) RECOMPUTE_KINDS } Recompute;
     ROW(MIXER_WORD_ATTENTION, "attention") \
     ROW(MIXER_WORD_DELTA, "delta")         \
     ROW(MIXER_WORD_MAMBA2, "mamba2")       \
+    ROW(MIXER_WORD_KDA, "kda")             \
     ROW(MIXER_WORD_NONE, "none")
 typedef enum { MIXER_LIST(CHOICE_NAME) MIXER_WORDS } MixerWord;
 

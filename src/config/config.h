@@ -149,10 +149,14 @@ static inline Fp8Recipe config_fp8_recipe(const Config *c) { return (Fp8Recipe)(
 float config_mup_width(const Config *c);
 
 bool config_is_latent(const Config *c); /* attention, where blocks have any, is latent attention */
-/* Some block has Gated DeltaNet; some has Mamba-2; some has attention, of any kind. */
+/* Some block has Gated DeltaNet; Mamba-2; Kimi Delta Attention; some has attention, of any kind. */
 static inline bool config_has_delta(const Config *c) { return layer_pattern_has(&c->derived.mixer, MIXER_WORD_DELTA); }
 static inline bool config_has_mamba(const Config *c) { return layer_pattern_has(&c->derived.mixer, MIXER_WORD_MAMBA2); }
-static inline bool config_has_states(const Config *c) { return config_has_delta(c) || config_has_mamba(c); }
+static inline bool config_has_kda(const Config *c) { return layer_pattern_has(&c->derived.mixer, MIXER_WORD_KDA); }
+static inline bool config_has_states(const Config *c)
+{
+    return config_has_delta(c) || config_has_mamba(c) || config_has_kda(c);
+}
 static inline bool config_has_attention(const Config *c)
 {
     return layer_pattern_has(&c->derived.mixer, MIXER_WORD_ATTENTION);

@@ -115,6 +115,12 @@ static bool delta_widths_are_multiples(const Config *c, int64_t unit)
     return !config_has_delta(c) || (2 * (keys + values) % unit == 0 && values % unit == 0);
 }
 
+static bool kda_widths_are_multiples(const Config *c, int64_t unit)
+{
+    return !config_has_kda(c) || (c->model.kda_heads / c->parallel.tp * c->model.kda_head_dim % unit == 0 &&
+                                  c->model.kda_head_dim % unit == 0);
+}
+
 static bool mamba_widths_are_multiples(const Config *c, int64_t unit)
 {
     const int64_t tp = c->parallel.tp, heads = c->model.mamba_heads / tp * c->model.mamba_head_dim;
@@ -130,8 +136,9 @@ static bool widths_are_multiples(const Config *c, int64_t unit)
     const int64_t kv_rank = c->model.kv_lora_rank, q_rank = c->model.q_lora_rank;
     const int64_t ffn = c->moe.experts ? c->moe.shared_ffn : 0;
     const int64_t latent[] = { kv_rank, kv_rank + rope, q_rank, heads * (nope + value) };
-    bool fit = delta_widths_are_multiples(c, unit) && mamba_widths_are_multiples(c, unit) &&
-               c->model.hidden % unit == 0 && c->model.ffn / tp % unit == 0 && ffn / tp % unit == 0;
+    bool fit = delta_widths_are_multiples(c, unit) && kda_widths_are_multiples(c, unit) &&
+               mamba_widths_are_multiples(c, unit) && c->model.hidden % unit == 0 && c->model.ffn / tp % unit == 0 &&
+               ffn / tp % unit == 0;
     if (!config_has_attention(c)) return fit;
     fit = fit && heads * C % unit == 0 && heads * value % unit == 0;
     if (!config_is_latent(c)) return fit && kv % unit == 0;

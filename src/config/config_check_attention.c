@@ -58,7 +58,7 @@ void config_check_mixer(ConfigReader *r)
 {
     LayerPattern blocks;
     const bool valid = config_mixer(r->config, &blocks) >= 0;
-    RULE(valid, "must be attention, delta, mamba2 or none, or a list of them with repetitions", CFG_model_mixer);
+    RULE(valid, "must be attention, delta, kda, mamba2 or none, or a list of them with repetitions", CFG_model_mixer);
     r->bad[CFG_model_mixer] |= !valid;
 }
 
@@ -92,6 +92,7 @@ static void check_mixer(ConfigReader *r)
     config_take(r, "model.attention=mha");
     if (config_has_delta(c)) check_units(r, CFG_model_delta_key_heads, c->model.delta_key_heads);
     if (config_has_mamba(c)) check_units(r, CFG_model_mamba_groups, c->model.mamba_groups);
+    if (config_has_kda(c)) check_units(r, CFG_model_kda_heads, c->model.kda_heads);
 }
 
 /* The first block that has neither a mixer nor a feed-forward layer; -1: each has one of them. */

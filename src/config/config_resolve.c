@@ -81,7 +81,8 @@ static int64_t usual_tp_blocks(const Config *c)
     const int64_t mtp = c->model.mtp_layers ? c->model.hidden : 0;
     const int64_t delta = config_has_delta(c) ? c->model.delta_key_heads : 0;
     const int64_t mamba = config_has_mamba(c) ? c->model.mamba_groups : 0;
-    const int64_t widths[] = { heads, qkv, c->model.ffn, c->moe.ffn, c->moe.shared_ffn, mtp, delta, mamba };
+    const int64_t kda = config_has_kda(c) ? c->model.kda_heads : 0;
+    const int64_t widths[] = { heads, qkv, c->model.ffn, c->moe.ffn, c->moe.shared_ffn, mtp, delta, mamba, kda };
     int64_t blocks = 8;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) blocks = power_in(widths[i], blocks);
     return blocks;
@@ -161,6 +162,10 @@ static void resolve_mixer(ConfigReader *r)
 {
     Config *c = r->config;
     if (config_has_mamba(c)) FILL(0, model, mamba_heads, c->model.heads, CFG_model_heads);
+    if (config_has_kda(c)) {
+        FILL(0, model, kda_heads, c->model.heads, CFG_model_heads);
+        FILL(0, model, kda_head_dim, c->model.head_dim, CFG_model_head_dim);
+    }
     if (!config_has_delta(c)) return;
     FILL(0, model, delta_key_heads, c->model.heads, CFG_model_heads);
     FILL(0, model, delta_value_heads, c->model.delta_key_heads, CFG_model_delta_key_heads);

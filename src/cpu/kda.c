@@ -1,8 +1,8 @@
 /*
  * Kimi Delta Attention's rule, forward, and what backward shares with it (kda.h).
  *
- * g[i] is a row of logarithms, one for each column of keys. left[i][j], a row too, = exp(the sum of g behind row j up to
- * i), and from[i] = exp(that from the run's first row on). Of a run of n rows, with the state S before it:
+ * g[i] is a row of logarithms, one for each column of keys. left[i][j], a row too, = exp(the sum of g behind row j up
+ * to i), and from[i] = exp(that from the run's first row on). Of a run of n rows, with the state S before it:
  *
  *   error[i] = v[i] - S^T (k[i] from[i]) - sum over j < i of (k[i] left[i][j] k[j]) write[j]
  *   write[i] = beta[i] error[i]

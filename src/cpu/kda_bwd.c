@@ -2,7 +2,8 @@
  * Kimi Delta Attention's rule, backward (ops.def, kda_bwd). Names as in kda.c; d before a name is its gradient. dS is
  * that of the state behind the run, in the end that of the one before it.
  *
- *   dwrite[j] = dS^T (k[j] last[j]) + sum over i >= j of read[i][j] go[i] + sum over i > j, descending, of low[i][j] derror[i]
+ *   dwrite[j] = dS^T (k[j] last[j]) + sum over i >= j of read[i][j] go[i]
+ *               + sum over i > j, descending, of low[i][j] derror[i]
  *   derror[j] = beta[j] dwrite[j] = dv[j],  dbeta[j] = dwrite[j] error[j]
  *   dread[i][j] = go[i] write[j],  dkk[i][j] = -(derror[i] write[j])
  *   dS        = from[n - 1] dS + sum over i of (q[i] from[i]) go[i]^T - sum over i of (k[i] from[i]) derror[i]^T

@@ -1,6 +1,6 @@
 /* Bytes of the kernels' workspace (Device.workspace) that a thread or a block needs in backward, which takes more than
- * forward: for a key head of the gated delta rule, and for a window of Mamba-2. Heads that find no room can be refused
- * before a run. */
+ * forward: for a key head of the gated delta rule, a head of Kimi's, and a window of Mamba-2. Heads that find no room
+ * can be refused before a run. */
 #ifndef MEGATRAIN_DEVICE_SCAN_ROOM_H
 #define MEGATRAIN_DEVICE_SCAN_ROOM_H
 
@@ -20,6 +20,20 @@ static inline int64_t delta_room_cuda(int64_t D, int64_t E, int64_t group)
     enum { SQUARES = 8, ROWS = 6 };
     const int64_t window = DELTA_WINDOW * (SQUARES * DELTA_WINDOW + ROWS * (D + E) + 5);
     return 4 * (window + (group + 1) * D * E);
+}
+
+static inline int64_t kda_room_cpu(int64_t D, int64_t E)
+{
+    enum { LANES = 16, SQUARES = 4, KEYS = 12, ROWS = 6, BLOCK_ROWS = 2 * 16 };
+    const int64_t keys = (D + LANES - 1) / LANES * LANES, values = (E + LANES - 1) / LANES * LANES;
+    const int64_t window = DELTA_WINDOW * (SQUARES * DELTA_WINDOW + KEYS * keys + ROWS * values);
+    return 4 * (window + BLOCK_ROWS * keys + 3 * keys * values);
+}
+
+static inline int64_t kda_room_cuda(int64_t D, int64_t E)
+{
+    enum { SQUARES = 4, KEYS = 14, ROWS = 6 };
+    return 4 * (DELTA_WINDOW * (SQUARES * DELTA_WINDOW + KEYS * D + ROWS * E + 1) + 2 * D * E);
 }
 
 /* N, P: widths of state and head. */

@@ -15,20 +15,75 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "layer/recurrent.h"
+#include "layer/delta.h"
 
 static const float unit_eps = 1e-6f; /* of the lengths, as in published models */
-
-typedef struct {
-    Recurrent r;
-    Norm norm;
-} Delta;
 
 enum { BETA, DECAY }; /* gates */
 enum { B, A };        /* what they are made of */
 
-static const Delta *delta_of(const RecurrentCall *k) { return (const Delta *)k->r; }
+static const DeltaMixer *mixer_of(const RecurrentCall *k) { return (const DeltaMixer *)k->r; }
 static const DeltaSpec *spec_of(const RecurrentCall *k) { return &k->r->spec->delta; }
+
+/* ---- what delta rules share (delta.h) ---- */
+
+DeltaColumns delta_columns(const RecurrentCall *k, Tensor t)
+{
+    const int64_t D = k->r->shape.state[0];
+    return (DeltaColumns){ part_of(t, k->mixed, 0, D), part_of(t, k->mixed, D, D),
+                           part_of(t, k->mixed, 2 * D, k->gated) };
+}
+
+static float query_factor(const RecurrentCall *k) { return 1 / sqrtf((float)k->r->shape.state[0]); }
+
+Err delta_unit(const RecurrentCall *k, DeltaColumns from, DeltaColumns to)
+{
+    Ctx *c = k->c;
+    TRY(op(c->s, unit_fwd, .y = to.q, .x = from.q, .factor = query_factor(k), .eps = unit_eps));
+    return op(c->s, unit_fwd, .y = to.k, .x = from.k, .factor = 1, .eps = unit_eps);
+}
+
+Err delta_unit_backward(const RecurrentCall *k, DeltaColumns raw, DeltaColumns d)
+{
+    Ctx *c = k->c;
+    TRY(op(c->s, unit_bwd, .dx = d.q, .dy = d.q, .x = raw.q, .factor = query_factor(k), .eps = unit_eps));
+    return op(c->s, unit_bwd, .dx = d.k, .dy = d.k, .x = raw.k, .factor = 1, .eps = unit_eps);
+}
+
+/* A weight, or its gradient, that all heads share. */
+static Tensor shared(Tensor w) { return tensor_reshape(w, 1, w.dim[0]); }
+
+Err delta_norm(const RecurrentCall *k, Tensor o, Tensor z, Tensor y)
+{
+    const Norm *n = &mixer_of(k)->norm;
+    const int64_t E = k->r->shape.state[1];
+    return op(k->c->s, gated_norm_fwd, .y = rows_of_heads(y, E), .x = rows_of_heads(o, E), .z = rows_of_heads(z, E),
+              .w = shared(param_value(k->c, n->weight)), .eps = n->eps, .sigmoid = mixer_of(k)->sigmoid);
+}
+
+Err delta_norm_backward(const RecurrentCall *k, Tensor go, Tensor dz)
+{
+    Ctx *c = k->c;
+    const Norm *n = &mixer_of(k)->norm;
+    const int64_t E = k->r->shape.state[1];
+    bool fresh;
+    const Tensor dw = shared(grad_target(c, n->weight, &fresh)), rows = rows_of_heads(go, E);
+    TRY(op(c->s, gated_norm_bwd, .dx = rows, .dz = below(dz, k->group), .dw = dw, .dy = rows,
+           .x = rows_of_heads(save_get(c, k->save->o), E), .z = rows_of_heads(save_get(c, k->save->z), E),
+           .w = shared(param_value(c, n->weight)), .shift = param_store_shift(c->params, n->weight),
+           .overflow = c->params->stats->overflow, .eps = n->eps, .sigmoid = mixer_of(k)->sigmoid, .leaf = 1,
+           .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
+    return grad_added(c, n->weight);
+}
+
+Err delta_mixer_add(DeltaMixer *m, ParamRegistry *reg, const RecurrentParts *p, const char *owner, int layer)
+{
+    char text[PARAM_NAME_MAX];
+    TRY(recurrent_add(&m->r, reg, p, owner, layer));
+    snprintf(text, sizeof text, "%s.norm", owner);
+    TRY(norm_register(&m->norm, reg, text, m->r.shape.state[1], NORM_RMS, m->r.spec->norm_eps, PARTIAL_HEADS));
+    return recurrent_add_proj(&m->r, reg, owner, layer);
+}
 
 /* ---- gates ---- */
 
@@ -57,31 +112,10 @@ static Err gates_backward(const RecurrentCall *k, const Tensor *in, const Tensor
 
 /* ---- the scan ---- */
 
-/* q, k and v in columns as the convolution has them. */
-typedef struct {
-    Tensor q, k, v;
-} Mixed;
-
-static Mixed mixed_of(const RecurrentCall *k, Tensor t)
-{
-    const int64_t D = spec_of(k)->key;
-    return (Mixed){ part_of(t, k->mixed, 0, D), part_of(t, k->mixed, D, D), part_of(t, k->mixed, 2 * D, k->gated) };
-}
-
-static float query_factor(const RecurrentCall *k) { return 1 / sqrtf((float)spec_of(k)->key); }
-
-/* Queries and keys of length 1. `to` may be `from`. */
-static Err unit_lengths(const RecurrentCall *k, Mixed from, Mixed to)
-{
-    Ctx *c = k->c;
-    TRY(op(c->s, unit_fwd, .y = to.q, .x = from.q, .factor = query_factor(k), .eps = unit_eps));
-    return op(c->s, unit_fwd, .y = to.k, .x = from.k, .factor = 1, .eps = unit_eps);
-}
-
 static Err scan(const RecurrentCall *k, const Scan *x, Tensor y, Tensor o, Tensor states, Tensor after)
 {
-    const Mixed h = mixed_of(k, y);
-    TRY(unit_lengths(k, h, h));
+    const DeltaColumns h = delta_columns(k, y);
+    TRY(delta_unit(k, h, h));
     return op(k->c->s, delta_fwd, .o = o, .states = states, .after = after, .q = by_row(k, h.q, 1, x->rows),
               .k = by_row(k, h.k, 1, x->rows), .v = by_row(k, h.v, k->group, x->rows), .g = x->gate[DECAY],
               .beta = x->gate[BETA], .doc = x->doc, .before = x->state, .first = x->first);
@@ -93,52 +127,23 @@ static Err scan_backward(const RecurrentCall *k, const Scan *x, Tensor y, const 
     const int64_t n = x->rows;
     Tensor unit;
     TRY(tensor_alloc(c->scratch, &unit, y.dtype, y.ndim, y.dim));
-    const Mixed raw = mixed_of(k, y), h = mixed_of(k, unit), dh = mixed_of(k, b->dy);
-    TRY(unit_lengths(k, raw, h));
+    const DeltaColumns raw = delta_columns(k, y), h = delta_columns(k, unit), dh = delta_columns(k, b->dy);
+    TRY(delta_unit(k, raw, h));
     TRY(op(c->s, delta_bwd, .dq = by_row(k, dh.q, 1, n), .dk = by_row(k, dh.k, 1, n),
            .dv = by_row(k, dh.v, k->group, n), .dg = b->dgate[DECAY], .dbeta = b->dgate[BETA], .dbefore = b->dbefore,
            .go = b->go, .dafter = b->dafter, .q = by_row(k, h.q, 1, n), .k = by_row(k, h.k, 1, n),
            .v = by_row(k, raw.v, k->group, n), .g = x->gate[DECAY], .beta = x->gate[BETA], .states = b->states,
            .doc = x->doc, .first = x->first));
-    TRY(op(c->s, unit_bwd, .dx = dh.q, .dy = dh.q, .x = raw.q, .factor = query_factor(k), .eps = unit_eps));
-    return op(c->s, unit_bwd, .dx = dh.k, .dy = dh.k, .x = raw.k, .factor = 1, .eps = unit_eps);
-}
-
-/* ---- the norm, of single heads ---- */
-
-/* A weight, or its gradient, that all heads share. */
-static Tensor shared(Tensor w) { return tensor_reshape(w, 1, w.dim[0]); }
-
-static Err norm_heads(const RecurrentCall *k, Tensor o, Tensor z, Tensor y)
-{
-    const Norm *n = &delta_of(k)->norm;
-    const int64_t E = spec_of(k)->value;
-    return op(k->c->s, gated_norm_fwd, .y = rows_of_heads(y, E), .x = rows_of_heads(o, E), .z = rows_of_heads(z, E),
-              .w = shared(param_value(k->c, n->weight)), .eps = n->eps);
-}
-
-static Err norm_heads_backward(const RecurrentCall *k, Tensor go, Tensor dz)
-{
-    Ctx *c = k->c;
-    const Norm *n = &delta_of(k)->norm;
-    const int64_t E = spec_of(k)->value;
-    bool fresh;
-    const Tensor dw = shared(grad_target(c, n->weight, &fresh)), rows = rows_of_heads(go, E);
-    TRY(op(c->s, gated_norm_bwd, .dx = rows, .dz = below(dz, k->group), .dw = dw, .dy = rows,
-           .x = rows_of_heads(save_get(c, k->save->o), E), .z = rows_of_heads(save_get(c, k->save->z), E),
-           .w = shared(param_value(c, n->weight)), .shift = param_store_shift(c->params, n->weight),
-           .overflow = c->params->stats->overflow, .eps = n->eps, .leaf = 1, .headroom_bits = c->canon.headroom_bits,
-           .fresh = fresh));
-    return grad_added(c, n->weight);
+    return delta_unit_backward(k, raw, dh);
 }
 
 /* ---- the kind ---- */
 
-static const RecurrentOps delta_ops = { gates, gates_backward, scan, scan_backward, norm_heads, norm_heads_backward };
+static const RecurrentOps delta_ops = { gates, gates_backward, scan, scan_backward, delta_norm, delta_norm_backward };
 
 static Err delta_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
-    Delta *m = own;
+    DeltaMixer *m = own;
     const DeltaSpec *d = &s->delta;
     const int64_t keys = d->key_heads * d->key, values = d->value_heads * d->value;
     ASSERT(d->key_heads > 0 && d->value_heads % d->key_heads == 0);
@@ -147,21 +152,18 @@ static Err delta_add(void *own, ParamRegistry *reg, const ModelSpec *s, const ch
                                    .small = "ba",
                                    .section = { keys, keys, values, values },
                                    .head_rows = { d->key, d->key, d->value, d->value } };
-    char text[PARAM_NAME_MAX];
-    *m = (Delta){ .r = { .spec = s,
-                         .ops = &delta_ops,
-                         .shape = { .units = d->key_heads,
-                                    .heads = d->value_heads,
-                                    .mixed = 2 * d->key + group * d->value,
-                                    .gated = group * d->value,
-                                    .state = { d->key, d->value },
-                                    .inputs = 2,
-                                    .conv = d->conv,
-                                    .window = DELTA_WINDOW } } };
-    TRY(recurrent_add(&m->r, reg, &parts, name, layer));
-    snprintf(text, sizeof text, "%s.norm", name);
-    TRY(norm_register(&m->norm, reg, text, d->value, NORM_RMS, s->norm_eps, PARTIAL_HEADS));
-    return recurrent_add_proj(&m->r, reg, name, layer);
+    *m = (DeltaMixer){ .r = { .spec = s,
+                              .ops = &delta_ops,
+                              .shape = { .units = d->key_heads,
+                                         .heads = d->value_heads,
+                                         .mixed = 2 * d->key + group * d->value,
+                                         .gated = group * d->value,
+                                         .state = { d->key, d->value },
+                                         .inputs = 2,
+                                         .decays = 1,
+                                         .conv = d->conv,
+                                         .window = DELTA_WINDOW } } };
+    return delta_mixer_add(m, reg, &parts, name, layer);
 }
 
 /* Wqkvz, Wba, Wproj, and the convolution. */
@@ -180,7 +182,7 @@ static int64_t delta_state_flop(const ModelSpec *s)
 }
 
 const LayerKind delta_kind = { .name = "delta",
-                               .own_bytes = sizeof(Delta),
+                               .own_bytes = sizeof(DeltaMixer),
                                .save_bytes = sizeof(RecurrentSave),
                                .linears = 3,
                                .sums_own_rows = true,

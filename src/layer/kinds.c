@@ -99,6 +99,15 @@ static Err check_delta_room(const DeltaSpec *d, DeviceKind device)
                        "narrower heads, or fewer of model.delta_value_heads for each of model.delta_key_heads");
 }
 
+static Err check_kda_room(const KdaSpec *d, DeviceKind device)
+{
+    char heads[120];
+    snprintf(heads, sizeof heads, "a head of Kimi Delta Attention, with model.kda_head_dim = %lld,",
+             (long long)d->head);
+    return refuse_room((device == DEVICE_CUDA ? kda_room_cuda : kda_room_cpu)(d->head, d->head), heads,
+                       "narrower heads");
+}
+
 static Err check_mamba_room(const MambaSpec *d, DeviceKind device)
 {
     char heads[160];
@@ -111,5 +120,6 @@ static Err check_mamba_room(const MambaSpec *d, DeviceKind device)
 Err model_check_room(const ModelSpec *s, DeviceKind device)
 {
     if (layer_pattern_has(&s->mixer, MIXER_DELTA)) TRY(check_delta_room(&s->delta, device));
+    if (layer_pattern_has(&s->mixer, MIXER_KDA)) TRY(check_kda_room(&s->kda, device));
     return layer_pattern_has(&s->mixer, MIXER_MAMBA2) ? check_mamba_room(&s->mamba, device) : ERR_OK;
 }

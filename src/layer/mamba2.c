@@ -165,11 +165,12 @@ static Err mamba_add(void *own, ParamRegistry *reg, const ModelSpec *s, const ch
                                     .gated = group,
                                     .state = { d->state, d->head },
                                     .inputs = 1,
+                                    .decays = 1,
                                     .conv = d->conv,
                                     .window = MAMBA_WINDOW,
                                     .z_first = true } } };
     TRY(recurrent_add(&m->r, reg, &parts, name, layer));
-    TRY(recurrent_add_numbers(&m->r, reg, name, "skip", INIT_ONE, &m->skip));
+    TRY(recurrent_add_numbers(&m->r, reg, name, "skip", 1, INIT_ONE, &m->skip));
     TRY(add_norm(m, reg, name));
     return recurrent_add_proj(&m->r, reg, name, layer);
 }

@@ -9,14 +9,17 @@ static const Tensor none;
 
 /* ---- registration ---- */
 
-Err recurrent_add_numbers(const Recurrent *r, ParamRegistry *reg, const char *owner, const char *what, Init init,
-                          int *id)
+Err recurrent_add_numbers(const Recurrent *r, ParamRegistry *reg, const char *owner, const char *what, int64_t each,
+                          Init init, int *id)
 {
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.%s", owner, what);
-    const ParamSpec p = {
-        .name = name, .ndim = 1, .shape = { r->shape.heads, 1 }, .cut = { CUT_TP }, .init = init, .flags = PARAM_FP32
-    };
+    const ParamSpec p = { .name = name,
+                          .ndim = 1,
+                          .shape = { r->shape.heads * each, 1 },
+                          .cut = { CUT_TP },
+                          .init = init,
+                          .flags = PARAM_FP32 };
     return param_add(reg, p, id);
 }
 
@@ -44,6 +47,25 @@ static Err add_conv(Recurrent *r, ParamRegistry *reg, const RecurrentParts *p, c
     return param_add(reg, conv, &r->conv_bias);
 }
 
+/* The latents' parts of Wsmall lie first. */
+static Err add_small(Recurrent *r, ParamRegistry *reg, const RecurrentParts *p, const char *owner, int layer)
+{
+    const RecurrentShape *d = &r->shape;
+    const ModelSpec *s = r->spec;
+    LinearSpec small = { owner, p->small, s->hidden, d->inputs * d->heads, LINEAR_WHOLE, .std = model_hidden_std(s) };
+    const int64_t out[LATENTS] = { [LATENT_DECAY] = d->heads * d->decays, [LATENT_Z] = d->units * d->gated };
+    if (!d->latent) return linear_register(&r->small, reg, small);
+    small.out += LATENTS * d->latent;
+    small.section[0] = small.section[1] = d->latent;
+    small.section[2] = d->inputs * d->heads;
+    TRY(linear_register(&r->small, reg, small));
+    for (int i = 0; i < LATENTS; i++)
+        TRY(linear_register(&r->up[i], reg,
+                            (LinearSpec){ owner, p->up[i], d->latent, out[i], LINEAR_COLUMN, .std = model_hidden_std(s),
+                                          .fp8 = model_fp8(s, layer) }));
+    return ERR_OK;
+}
+
 Err recurrent_add(Recurrent *r, ParamRegistry *reg, const RecurrentParts *p, const char *owner, int layer)
 {
     const RecurrentShape *d = &r->shape;
@@ -52,7 +74,7 @@ Err recurrent_add(Recurrent *r, ParamRegistry *reg, const RecurrentParts *p, con
     LinearSpec in = { owner,
                       p->in,
                       s->hidden,
-                      d->units * (d->mixed + d->gated),
+                      d->units * (d->mixed + (d->latent ? 0 : d->gated)),
                       LINEAR_COLUMN,
                       .std = model_hidden_std(s),
                       .interleave = d->units,
@@ -61,12 +83,10 @@ Err recurrent_add(Recurrent *r, ParamRegistry *reg, const RecurrentParts *p, con
     memcpy(in.head_rows, p->head_rows, sizeof in.head_rows);
     r->conv_bias = -1;
     TRY(linear_register(&r->in, reg, in));
-    TRY(linear_register(&r->small, reg,
-                        (LinearSpec){ owner, p->small, s->hidden, d->inputs * d->heads, LINEAR_WHOLE,
-                                      .std = model_hidden_std(s) }));
+    TRY(add_small(r, reg, p, owner, layer));
     TRY(add_conv(r, reg, p, owner));
-    TRY(recurrent_add_numbers(r, reg, owner, "a_log", INIT_LOG_RATE, &r->a_log));
-    return recurrent_add_numbers(r, reg, owner, "dt_bias", INIT_TIME, &r->dt_bias);
+    TRY(recurrent_add_numbers(r, reg, owner, "a_log", 1, INIT_LOG_RATE, &r->a_log));
+    return recurrent_add_numbers(r, reg, owner, "dt_bias", d->decays, INIT_TIME, &r->dt_bias);
 }
 
 Err recurrent_add_proj(Recurrent *r, ParamRegistry *reg, const char *owner, int layer)
@@ -107,6 +127,24 @@ static RecurrentCall call_of(const Recurrent *r, Ctx *c, const RecurrentSave *sa
 static int64_t channels_of(const RecurrentCall *k) { return k->scan_units * k->mixed; }
 static int64_t head_width(const RecurrentCall *k) { return k->gated / k->group; }
 
+/* Inputs of gates; numbers of a head in an input, or in a gate. */
+static int inputs_of(const RecurrentCall *k) { return k->r->shape.inputs + (k->r->shape.latent > 0); }
+static int64_t input_width(const RecurrentCall *k, int i) { return i < k->r->shape.inputs ? 1 : k->r->shape.decays; }
+static int64_t gate_width(const RecurrentCall *k, int i) { return i < GATES - 1 ? 1 : k->r->shape.decays; }
+
+/* A gate, or its gradient, as the ops have it: of n rows; of so many rows of each sample. */
+static Tensor gate_rows(const RecurrentCall *k, Tensor t, int i, int64_t n)
+{
+    const int64_t width = gate_width(k, i);
+    return width == 1 ? tensor_reshape(t, n, k->heads) : tensor_reshape(t, n, k->heads, width);
+}
+
+static Tensor gate_samples(const RecurrentCall *k, Tensor t, int i, int64_t rows, int64_t heads)
+{
+    const int64_t width = gate_width(k, i);
+    return width == 1 ? tensor_reshape(t, k->B, rows, heads) : tensor_reshape(t, k->B, rows, heads, width);
+}
+
 int64_t windows_of(const RecurrentCall *k, int64_t rows)
 {
     return (rows + k->r->shape.window - 1) / k->r->shape.window;
@@ -117,7 +155,7 @@ Tensor part_of(Tensor t, int64_t chunk, int64_t before, int64_t columns)
     return tensor_col_slice(tensor_reshape(t, tensor_count(t) / chunk, chunk), before, columns);
 }
 
-/* Of Win's results, or their gradients: the convolution's columns; z's. */
+/* Of Win's results, or their gradients: the convolution's columns; z's, where it has no latent. */
 static Tensor mixed_in(const RecurrentCall *k, Tensor t)
 {
     return part_of(t, k->mixed + k->gated, k->r->shape.z_first ? k->gated : 0, k->mixed);
@@ -203,8 +241,8 @@ static Err scan_forward(const RecurrentCall *k, const Scan *x, Tensor o, Tensor 
 static Err gates_alloc(const RecurrentCall *k, Tensor *gate, Tensor *rows)
 {
     for (int i = 0; i < GATES; i++) {
-        TRY(tensor_new(k->c->scratch, &gate[i], F32, k->B, k->T, k->units, k->group));
-        rows[i] = tensor_reshape(gate[i], k->N, k->heads);
+        TRY(tensor_new(k->c->scratch, &gate[i], F32, k->B, k->T, k->units, k->group * gate_width(k, i)));
+        rows[i] = gate_rows(k, gate[i], i, k->N);
     }
     return ERR_OK;
 }
@@ -309,8 +347,10 @@ static Err all_rows(const RecurrentCall *k, const RecurrentCache *cache, const S
                  .state = cache->state,
                  .first = k->first - open,
                  .rows = n };
-    for (int i = 0; i < GATES; i++)
-        TRY(join_numbers(k, cache->gate[i], open, own->gate[i], F32, k->heads, &x->gate[i]));
+    for (int i = 0; i < GATES; i++) {
+        TRY(join_numbers(k, cache->gate[i], open, own->gate[i], F32, k->heads * gate_width(k, i), &x->gate[i]));
+        x->gate[i] = gate_samples(k, x->gate[i], i, n, k->heads);
+    }
     if (!own->doc.data) return ERR_OK;
     TRY(join_numbers(k, cache->doc, open, own->doc, I32, 1, &x->doc));
     x->doc = tensor_reshape(x->doc, 1, n);
@@ -327,7 +367,7 @@ static Err keep_open(const RecurrentCall *k, RecurrentCache *cache, const Scan *
     TRY(device_copy(c->s, cache->state.data, state.data, tensor_bytes(cache->state)));
     TRY(keep(c, cache->rows, rows, from, k->before + x->rows));
     for (int i = 0; i < GATES; i++)
-        TRY(keep(c, cache->gate[i], tensor_reshape(x->gate[i], x->rows, k->heads), from, x->rows));
+        TRY(keep(c, cache->gate[i], tensor_reshape(x->gate[i], x->rows, k->heads * gate_width(k, i)), from, x->rows));
     return x->doc.data ? keep(c, cache->doc, tensor_reshape(x->doc, x->rows, 1), from, x->rows) : ERR_OK;
 }
 
@@ -366,18 +406,21 @@ static Err cached_forward(const RecurrentCall *k, const Scan *own, Tensor o)
 static bool keeps(const RecurrentCall *k) { return !ctx_recomputes(k->c, k->r->spec); }
 
 typedef struct {
-    Tensor mixed, z, input[GATES], o, states, gated;
+    Tensor mixed, z, latent[LATENTS], input[GATES], o, states, gated;
 } Outputs;
 
-static Err outputs_alloc(const RecurrentCall *k, RecurrentSave *save, Outputs *t)
+/* R: rows outside of tensor-parallel regions. */
+static Err outputs_alloc(const RecurrentCall *k, RecurrentSave *save, int64_t R, Outputs *t)
 {
     Ctx *c = k->c;
     const int64_t *state = k->r->shape.state;
     *t = (Outputs){ .states = none };
     TRY(save_new(c, REGION_I, &t->mixed, &save->mixed, c->dtype, k->B, k->rows, k->scan_units, k->mixed));
     TRY(save_new(c, REGION_I, &t->z, &save->z, c->dtype, k->N, k->units * k->gated));
-    for (int i = 0; i < k->r->shape.inputs; i++)
-        TRY(save_new(c, REGION_I, &t->input[i], &save->input[i], c->dtype, k->N, k->heads));
+    for (int i = 0; i < LATENTS && k->r->shape.latent; i++)
+        TRY(save_new(c, REGION_W, &t->latent[i], &save->latent[i], c->dtype, R, k->r->shape.latent));
+    for (int i = 0; i < inputs_of(k); i++)
+        TRY(save_new(c, REGION_I, &t->input[i], &save->input[i], c->dtype, k->N, k->heads * input_width(k, i)));
     TRY(save_new(c, REGION_I, &t->o, &save->o, c->dtype, k->N, k->units * k->gated));
     if (keeps(k) && !c->block.cache)
         TRY(save_new(c, REGION_I, &t->states, &save->states, F32, k->B * windows_of(k, k->rows) * k->scan_heads,
@@ -391,6 +434,7 @@ static Err project(const RecurrentCall *k, Tensor x, Tensor mixed, const Outputs
     Ctx *c = k->c;
     ArenaMark mark = arena_mark(c->scratch);
     Tensor all;
+    if (k->r->shape.latent) return linear_forward(&k->r->in, c, x, tensor_reshape(mixed, k->N, k->units * k->mixed));
     TRY(tensor_new(c->scratch, &all, c->dtype, k->N, k->units * (k->mixed + k->gated)));
     TRY(linear_forward(&k->r->in, c, x, all));
     TRY(copy_rows(c, rows_of_heads(mixed, k->mixed), mixed_in(k, all)));
@@ -405,6 +449,33 @@ static Tensor input_columns(const RecurrentCall *k, Tensor t, int i)
     return tensor_col_slice(t, i * k->r->shape.heads + k->c->world->tp.rank * k->heads, k->heads);
 }
 
+/* Columns of the latents in Wsmall's results, or their gradients; those of heads are behind these. */
+static Tensor latent_columns(const RecurrentCall *k, Tensor t, int i)
+{
+    return tensor_col_slice(t, i * k->r->shape.latent, k->r->shape.latent);
+}
+
+static Tensor head_columns(const RecurrentCall *k, Tensor t)
+{
+    const int64_t before = LATENTS * k->r->shape.latent;
+    return tensor_col_slice(t, before, t.dim[1] - before);
+}
+
+/* The last gate's input and z, of latents. Of Wsmall's results the columns of heads are left, in `own`. */
+static Err project_latents(const RecurrentCall *k, const Outputs *t, Tensor *own)
+{
+    Ctx *c = k->c;
+    Tensor heads;
+    if (!k->r->shape.latent) return ERR_OK;
+    for (int i = 0; i < LATENTS; i++) TRY(copy_rows(c, t->latent[i], latent_columns(k, *own, i)));
+    TRY(linear_forward(&k->r->up[LATENT_DECAY], c, t->latent[LATENT_DECAY], t->input[k->r->shape.inputs]));
+    TRY(linear_forward(&k->r->up[LATENT_Z], c, t->latent[LATENT_Z], t->z));
+    TRY(tensor_new(c->scratch, &heads, c->dtype, own->dim[0], head_columns(k, *own).dim[1]));
+    TRY(copy_rows(c, heads, head_columns(k, *own)));
+    *own = heads;
+    return ERR_OK;
+}
+
 /* What gates of this rank's heads are made of. Its rows travel, few numbers a head, where those of x would travel a
  * second time. */
 static Err project_small(const RecurrentCall *k, Tensor x, const Outputs *t)
@@ -414,6 +485,7 @@ static Err project_small(const RecurrentCall *k, Tensor x, const Outputs *t)
     Tensor own, all;
     TRY(tensor_new(c->scratch, &own, c->dtype, x.dim[0], k->r->small.out));
     TRY(linear_forward(&k->r->small, c, x, own));
+    TRY(project_latents(k, t, &own));
     TRY(gather_rows(c, own, &all));
     for (int i = 0; i < k->r->shape.inputs; i++) TRY(copy_rows(c, t->input[i], input_columns(k, all, i)));
     arena_release(c->scratch, mark);
@@ -426,7 +498,7 @@ static Scan scan_of(const RecurrentCall *k, Tensor mixed, const Tensor *gate, Te
     Scan x = {
         .mixed = tensor_reshape(mixed, k->B, k->rows, channels_of(k)), .doc = doc, .first = k->first, .rows = k->rows
     };
-    for (int i = 0; i < GATES; i++) x.gate[i] = tensor_reshape(gate[i], k->B, k->rows, k->scan_heads);
+    for (int i = 0; i < GATES; i++) x.gate[i] = gate_samples(k, gate[i], i, k->rows, k->scan_heads);
     take_over(k, &x);
     return x;
 }
@@ -462,7 +534,7 @@ Err recurrent_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
     const RecurrentCall k = call_of(r, c, save);
     const bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: the saves stay there */
     Outputs t;
-    TRY(outputs_alloc(&k, save, &t));
+    TRY(outputs_alloc(&k, save, x.dim[0], &t));
     ArenaMark mark = arena_mark(c->scratch);
     Tensor mixed = t.mixed;
     if (k.exchange.heads) TRY(tensor_new(c->scratch, &mixed, c->dtype, k.B, k.T, k.units, k.mixed));
@@ -565,7 +637,7 @@ static Err scan_backward(const RecurrentCall *k, const Scan *x, Tensor go, const
     b.dbefore = ahead.state;
     TRY(convolve(k, x, &y));
     TRY(tensor_new(c->scratch, &b.dy, c->dtype, k->B, k->rows, channels));
-    for (int i = 0; i < GATES; i++) b.dgate[i] = tensor_reshape(d->gate[i], k->B, k->rows, k->scan_heads);
+    for (int i = 0; i < GATES; i++) b.dgate[i] = gate_samples(k, d->gate[i], i, k->rows, k->scan_heads);
     TRY(k->r->ops->scan_backward(k, x, y, &b));
     TRY(conv_backward(k, x, b.dy, tensor_reshape(d->mixed, k->B, k->rows, channels), behind.tail, ahead.tail));
     return give_back(k, &ahead);
@@ -595,11 +667,27 @@ static Err mix_backward(const RecurrentCall *k, Tensor go, const Tensor *input, 
 static Err gather_inputs(const RecurrentCall *k, const Tensor *din, Tensor dsmall)
 {
     Ctx *c = k->c;
-    Tensor all;
-    TRY(partial_alloc(c, dsmall, &all));
+    Tensor all, heads = dsmall;
+    if (k->r->shape.latent)
+        TRY(tensor_new(c->scratch, &heads, c->dtype, dsmall.dim[0], head_columns(k, dsmall).dim[1]));
+    TRY(partial_alloc(c, heads, &all));
     if (c->world->tp.size > 1) TRY(op(c->s, fill_zero, .x = all)); /* other ranks' */
     for (int i = 0; i < k->r->shape.inputs; i++) TRY(copy_rows(c, input_columns(k, all, i), din[i]));
-    return reduce_rows(c, all, dsmall);
+    TRY(reduce_rows(c, all, heads));
+    return k->r->shape.latent ? copy_rows(c, head_columns(k, dsmall), heads) : ERR_OK;
+}
+
+/* dsmall's columns of a latent, from the gradient of its product. */
+static Err latent_backward(const RecurrentCall *k, int i, Tensor dy, Tensor dsmall)
+{
+    Ctx *c = k->c;
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor dlatent;
+    TRY(tensor_new(c->scratch, &dlatent, c->dtype, dsmall.dim[0], k->r->shape.latent));
+    TRY(linear_backward(&k->r->up[i], c, save_get(c, k->save->latent[i]), dy, dlatent));
+    TRY(copy_rows(c, latent_columns(k, dsmall, i), dlatent));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 static Err gates_backward(const RecurrentCall *k, const Tensor *input, const ScanGrads *d, Tensor dsmall)
@@ -608,10 +696,12 @@ static Err gates_backward(const RecurrentCall *k, const Tensor *input, const Sca
     ArenaMark mark = arena_mark(c->scratch);
     Tensor din[GATES], dgate[GATES];
     for (int i = 0; i < k->r->shape.inputs; i++) TRY(tensor_new(c->scratch, &din[i], c->dtype, k->N, k->heads));
-    for (int i = 0; i < GATES; i++) dgate[i] = tensor_reshape(d->gate[i], k->N, k->heads);
+    if (k->r->shape.latent) TRY(dy_alloc(c, &din[k->r->shape.inputs], k->N, k->heads * k->r->shape.decays));
+    for (int i = 0; i < GATES; i++) dgate[i] = gate_rows(k, d->gate[i], i, k->N);
     TRY(k->r->ops->gates_backward(k, input, dgate, din));
     TRY(grad_added(c, k->r->a_log));
     TRY(grad_added(c, k->r->dt_bias));
+    if (k->r->shape.latent) TRY(latent_backward(k, LATENT_DECAY, din[k->r->shape.inputs], dsmall));
     TRY(gather_inputs(k, din, dsmall));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -626,24 +716,36 @@ static Err gated_of(const RecurrentCall *k, Tensor *gated)
     return k->r->ops->norm(k, save_get(c, k->save->o), save_get(c, k->save->z), *gated);
 }
 
+/* [units of rows, gated]: columns of the gradient of Win's results, or what the latent's product reads. */
+static Err dz_alloc(const RecurrentCall *k, Tensor din, Tensor *dz)
+{
+    if (!k->r->shape.latent) return *dz = z_in(k, din), ERR_OK;
+    TRY(dy_alloc(k->c, dz, k->N, k->units * k->gated));
+    *dz = rows_of_heads(*dz, k->gated);
+    return ERR_OK;
+}
+
 Err recurrent_backward(const void *own, Ctx *c, const void *kept, Tensor x, Tensor dy, Tensor dx)
 {
     const Recurrent *r = own;
     const RecurrentSave *save = kept;
     const RecurrentCall k = call_of(r, c, save);
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor din, dsmall, gated, go, through, input[GATES];
+    Tensor din, dsmall, gated, go, through, dz, input[GATES];
     ScanGrads d;
-    for (int i = 0; i < r->shape.inputs; i++) input[i] = save_get(c, save->input[i]);
-    TRY(dy_alloc(c, &din, k.N, k.units * (k.mixed + k.gated)));
+    for (int i = 0; i < inputs_of(&k); i++) input[i] = save_get(c, save->input[i]);
+    TRY(dy_alloc(c, &din, k.N, k.units * (k.mixed + (r->shape.latent ? 0 : k.gated))));
     TRY(dy_alloc(c, &dsmall, x.dim[0], r->small.out));
     TRY(gated_of(&k, &gated));
     TRY(tensor_new(c->scratch, &go, c->dtype, k.N, k.units * k.gated));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
     TRY(linear_backward(&r->proj, c, gated, dy, go));
-    TRY(r->ops->norm_backward(&k, go, z_in(&k, din)));
+    TRY(dz_alloc(&k, din, &dz));
+    TRY(r->ops->norm_backward(&k, go, dz));
+    if (r->shape.latent) TRY(latent_backward(&k, LATENT_Z, tensor_reshape(dz, k.N, k.units * k.gated), dsmall));
     TRY(mix_backward(&k, go, input, &d));
-    TRY(copy_rows(c, mixed_in(&k, din), rows_of_heads(d.mixed, k.mixed)));
+    TRY(copy_rows(c, r->shape.latent ? rows_of_heads(din, k.mixed) : mixed_in(&k, din),
+                  rows_of_heads(d.mixed, k.mixed)));
     TRY(gates_backward(&k, input, &d, dsmall));
     TRY(linear_backward(&r->in, c, x, din, dx));
     TRY(linear_backward(&r->small, c, x, dsmall, through));
@@ -672,7 +774,8 @@ Err recurrent_cache(const void *own, DType dtype, void *cache, Arena *state)
     RecurrentCache *out = cache;
     TRY(tensor_new(state, &out->state, F32, 1, d->heads, d->state[0], d->state[1]));
     TRY(tensor_new(state, &out->rows, dtype, d->conv - 1 + d->window, d->units * d->mixed));
-    for (int i = 0; i < GATES; i++) TRY(tensor_new(state, &out->gate[i], F32, d->window, d->heads));
+    for (int i = 0; i < GATES; i++)
+        TRY(tensor_new(state, &out->gate[i], F32, d->window, d->heads * (i < GATES - 1 ? 1 : d->decays)));
     return tensor_new(state, &out->doc, I32, d->window, 1);
 }
 

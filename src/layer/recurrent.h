@@ -29,7 +29,8 @@
 #include "layer/attend.h"
 #include "layer/reshard.h"
 
-enum { GATES = 2 };
+enum { GATES = 2, LATENTS = 2 };
+enum { LATENT_DECAY, LATENT_Z };
 
 typedef struct RecurrentOps RecurrentOps;
 
@@ -38,7 +39,9 @@ typedef struct {
     int64_t units, heads;
     int64_t mixed, gated; /* columns of a unit: of the convolution; of z, and of o */
     int64_t state[2];     /* rows and columns of a head's state */
-    int inputs;           /* numbers of a row and head that gates are made of: 1 to GATES */
+    int inputs;           /* numbers of a row and head that Wsmall gives gates: 1 to GATES */
+    int64_t decays;       /* numbers of a row and head that the last gate has, the logarithm of the decay */
+    int64_t latent;       /* 0, or: z and the last gate's input are products of latents so wide, from Wsmall, not Win */
     int conv, window;     /* rows that the convolution spans; positions of a window */
     bool z_first;         /* z lies before the convolution's columns, not behind them */
 } RecurrentShape;
@@ -49,6 +52,7 @@ typedef struct {
     const RecurrentOps *ops;
     RecurrentShape shape;
     Linear in, small, proj;
+    Linear up[LATENTS];  /* from latents */
     int conv, conv_bias; /* -1: it has none */
     int a_log, dt_bias;
 } Recurrent;
@@ -56,7 +60,7 @@ typedef struct {
 /* With selective recomputation states and gated are not kept. mixed and states are of the positions and heads that
  * the scan has. */
 typedef struct {
-    Saved mixed, z, input[GATES], o, states, gated;
+    Saved mixed, z, latent[LATENTS], input[GATES], o, states, gated;
 } RecurrentSave;
 
 /* One call, and its sizes: of the rows as other layers have them, with the heads of this rank of tp; and of the scan,
@@ -74,8 +78,8 @@ typedef struct {
     int64_t before;                       /* rows that the convolution sees besides the present one */
 } RecurrentCall;
 
-/* Rows of the scan: mixed [B, rows, channels], gates [B, rows, heads]; the rows ahead of them that the convolution
- * sees, and the state ahead of the first, absent at the start of a sequence. */
+/* Rows of the scan: mixed [B, rows, channels], gates [B, rows, heads], of several decays [B, rows, heads, decays]; the
+ * rows ahead of them that the convolution sees, and the state ahead of the first, absent at the start of a sequence. */
 typedef struct {
     Tensor mixed, gate[GATES], doc;
     Tensor ahead, state;
@@ -92,7 +96,7 @@ typedef struct {
 /* What a kind does itself. y [B, rows, channels] is the convolution's result, which a scan may overwrite. */
 struct RecurrentOps {
     /* From in [N, heads] to gate [N, heads], of the heads of this rank; and back, with the gradients of A_log and
-     * dt_bias. */
+     * dt_bias. The last ones have `decays` numbers a head: in [N, heads * decays], gate [N, heads, decays]. */
     Err (*gates)(const RecurrentCall *k, const Tensor *in, const Tensor *gate);
     Err (*gates_backward)(const RecurrentCall *k, const Tensor *in, const Tensor *dgate, const Tensor *din);
     /* o [B, rows, heads, width]. states, those at the start of windows, and after may be absent. */
@@ -109,6 +113,7 @@ struct RecurrentOps {
 /* Outputs of Win in the order in which they lie in a unit; 0 behind the last. */
 typedef struct {
     const char *in, *small; /* names of Win and Wsmall */
+    const char *up[LATENTS];
     int64_t section[PARAM_MAX_SECTIONS], head_rows[PARAM_MAX_SECTIONS];
     bool conv_bias;
 } RecurrentParts;
@@ -116,9 +121,9 @@ typedef struct {
 /* r->spec, ops and shape are set. tp_blocks must divide the number of units. All but the norm and Wproj. */
 Err recurrent_add(Recurrent *r, ParamRegistry *reg, const RecurrentParts *p, const char *owner, int layer);
 Err recurrent_add_proj(Recurrent *r, ParamRegistry *reg, const char *owner, int layer);
-/* A number of each head. */
-Err recurrent_add_numbers(const Recurrent *r, ParamRegistry *reg, const char *owner, const char *what, Init init,
-                          int *id);
+/* `each` numbers of each head. */
+Err recurrent_add_numbers(const Recurrent *r, ParamRegistry *reg, const char *owner, const char *what, int64_t each,
+                          Init init, int *id);
 
 /* ---- views ---- */
 
@@ -165,7 +170,7 @@ typedef struct {
 typedef struct {
     Tensor state;       /* [1, heads, ...] */
     Tensor rows;        /* [conv - 1 + window, channels] */
-    Tensor gate[GATES]; /* [window, heads] */
+    Tensor gate[GATES]; /* [window, heads], of several decays [window, heads * decays] */
     Tensor doc;         /* [window, 1] */
 } RecurrentCache;
 

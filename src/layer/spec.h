@@ -95,6 +95,14 @@ typedef struct {
     bool negative;              /* write strengths are up to 2 instead of 1 */
 } DeltaSpec;
 
+/* Kimi Delta Attention (kda.c); heads 0: no block has it. */
+typedef struct {
+    int heads;
+    int64_t head; /* width of a head, and of the latents */
+    int conv;     /* rows that the short convolution sees */
+    float bound;  /* below 0: the logarithm of a decay is above it; 0: none */
+} KdaSpec;
+
 /* Mamba-2 (mamba2.c); heads 0: no block has it. */
 typedef struct {
     int heads, groups;   /* heads / groups of heads read the keys and queries of a group */
@@ -154,6 +162,7 @@ typedef struct {
     RopeSpec rope;
     LatentSpec latent;
     DeltaSpec delta;
+    KdaSpec kda;
     MambaSpec mamba;
     bool learned_positions, rms, bias, tied, sinks, attention_gate;
     bool bare_norms; /* LayerNorms have no biases */

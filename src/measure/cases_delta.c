@@ -1,4 +1,4 @@
-/* The cases of the gated delta rule and of Mamba-2, and of what stands around them. See make_case.h. */
+/* The cases of delta rules and of Mamba-2, and of what stands around them. See make_case.h. */
 #include "measure/make_case.h"
 
 enum { TAPS = 4 };
@@ -107,6 +107,69 @@ BENCH(delta_bwd, { "" })
     ONCE(dk, B, T, V, C);
     ONCE(dv, B, T, V, C);
     MAKE(dg, 1, UNIFORM, F32, B, T, V);
+    MAKE(dbeta, 1, UNIFORM, F32, B, T, V);
+    ONCE(go, B, T, V, C);
+    a->q = f.q, a->k = f.k, a->v = f.v, a->g = f.g, a->beta = f.beta, a->states = f.states;
+    return ERR_OK;
+}
+
+BENCH(kda_gates_fwd, { "" })
+{
+    const int64_t N = tokens_of(m), V = m->d->H, D = m->d->C;
+    MAKE(beta, 1, UNIFORM, F32, N, V);
+    MAKE(g, 1, UNIFORM, F32, N, V, D);
+    ONCE(b, N, V);
+    ONCE(raw, N, V, D);
+    ONCE(a_log, V);
+    ONCE(dt_bias, V, D);
+    return ERR_OK;
+}
+
+BENCH(kda_gates_bwd, { "" })
+{
+    const int64_t N = tokens_of(m), V = m->d->H, D = m->d->C;
+    ONCE(db, N, V);
+    ONCE(draw, N, V, D);
+    MAKE(da_log, 2, UNIFORM, m->acc, V);
+    MAKE(ddt_bias, 2, UNIFORM, m->acc, V, D);
+    MAKE(dbeta, 1, UNIFORM, F32, N, V);
+    MAKE(dg, 1, UNIFORM, F32, N, V, D);
+    ONCE(b, N, V);
+    ONCE(raw, N, V, D);
+    ONCE(a_log, V);
+    ONCE(dt_bias, V, D);
+    MAKE(shift_a, 0, ZERO, I32, 1);
+    MAKE(shift_dt, 0, ZERO, I32, 1);
+    MAKE(overflow, 0, ZERO, I32, 1);
+    a->leaf = 16;
+    return ERR_OK;
+}
+
+BENCH(kda_fwd, { "" })
+{
+    const int64_t B = m->d->B, T = m->d->T, V = m->d->H, C = m->d->C;
+    const int64_t windows = (T + DELTA_WINDOW - 1) / DELTA_WINDOW;
+    ONCE(o, B, T, V, C);
+    MAKE(states, 1, UNIFORM, F32, B * windows * V, C, C);
+    ONCE(q, B, T, V, C);
+    ONCE(k, B, T, V, C);
+    ONCE(v, B, T, V, C);
+    MAKE(g, 1, ZERO, F32, B, T, V, C);
+    MAKE(beta, 1, ZERO, F32, B, T, V);
+    return ERR_OK;
+}
+
+/* States are those of a forward pass. */
+BENCH(kda_bwd, { "" })
+{
+    const int64_t B = m->d->B, T = m->d->T, V = m->d->H, C = m->d->C;
+    kda_fwd_args f = { 0 };
+    TRY(make_kda_fwd(m, &f));
+    TRY(op_kda_fwd(&m->dev->stream, &f));
+    ONCE(dq, B, T, V, C);
+    ONCE(dk, B, T, V, C);
+    ONCE(dv, B, T, V, C);
+    MAKE(dg, 1, UNIFORM, F32, B, T, V, C);
     MAKE(dbeta, 1, UNIFORM, F32, B, T, V);
     ONCE(go, B, T, V, C);
     a->q = f.q, a->k = f.k, a->v = f.v, a->g = f.g, a->beta = f.beta, a->states = f.states;

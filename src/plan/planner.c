@@ -27,6 +27,8 @@ void planner_warn(const DeviceFile *d, const Config *c, bool here)
     const char *isa = d->points.isa, *used = isa_name(product_by_names(isa, "").isa);
     if (d->multiprocessors > 0 && config_has_delta(c))
         log_warn("times of Gated DeltaNet are estimates: its kernels have not been measured");
+    if (d->multiprocessors > 0 && config_has_kda(c))
+        log_warn("times of Kimi Delta Attention are estimates: its kernels have not been measured");
     if (d->multiprocessors > 0 && config_has_mamba(c))
         log_warn("times of Mamba-2 are estimates: its kernels have not been measured");
     if (!(d->processors > 0)) return;

@@ -98,6 +98,14 @@ static DeltaSpec delta_spec(const Config *cfg)
                         .negative = cfg->model.delta_negative };
 }
 
+static KdaSpec kda_spec(const Config *cfg)
+{
+    return (KdaSpec){ .heads = (int)cfg->model.kda_heads,
+                      .head = cfg->model.kda_head_dim,
+                      .conv = (int)cfg->model.kda_conv,
+                      .bound = (float)cfg->model.kda_bound };
+}
+
 static MambaSpec mamba_spec(const Config *cfg)
 {
     return (MambaSpec){ .heads = (int)cfg->model.mamba_heads,
@@ -112,6 +120,7 @@ static MambaSpec mamba_spec(const Config *cfg)
 static void put_states(const Config *cfg, ModelSpec *m)
 {
     if (config_has_delta(cfg)) m->delta = delta_spec(cfg);
+    if (config_has_kda(cfg)) m->kda = kda_spec(cfg);
     if (config_has_mamba(cfg)) m->mamba = mamba_spec(cfg);
 }
 
@@ -120,7 +129,8 @@ static LayerPattern mixer_spec(const Config *cfg)
     const int kinds[] = { [MIXER_WORD_ATTENTION] = config_is_latent(cfg) ? MIXER_LATENT : MIXER_ATTENTION,
                           [MIXER_WORD_NONE] = MIXER_NONE,
                           [MIXER_WORD_DELTA] = MIXER_DELTA,
-                          [MIXER_WORD_MAMBA2] = MIXER_MAMBA2 };
+                          [MIXER_WORD_MAMBA2] = MIXER_MAMBA2,
+                          [MIXER_WORD_KDA] = MIXER_KDA };
     LayerPattern p = cfg->derived.mixer;
     for (int i = 0; i < p.runs; i++) p.value[i] = kinds[p.value[i]];
     return p;

@@ -193,7 +193,8 @@ static void gated_case(RowShape p)
     pair_check(c, m[0].all, case_tolerance(p.T), "y, %s", name);
     BOTH(c, gated_norm_bwd, .dx = AT(m[4].view), .dz = AT(m[5].view), .dw = AT(dw), .dy = AT(m[3].view),
          .x = AT(m[1].view), .z = AT(m[2].view), .w = AT(w), .shift = AT(shifts), .overflow = AT(overflow),
-         .eps = 1e-3f, .gate_first = inside, .sigmoid = p.flags & SIGMOID, .leaf = 1, .headroom_bits = 10, .fresh = p.flags & FRESH);
+         .eps = 1e-3f, .gate_first = inside, .sigmoid = p.flags & SIGMOID, .leaf = 1, .headroom_bits = 10,
+         .fresh = p.flags & FRESH);
     pair_check(c, m[4].all, case_tolerance(p.T), "dx, %s", name);
     pair_check(c, m[5].all, case_tolerance(p.T), "dz, %s", name);
     pair_check(c, dw, 1e-5, "dw, %s", name);

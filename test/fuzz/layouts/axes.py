@@ -21,6 +21,7 @@ KINDS = {  # the values of each axis
     "mixer": ("attention", *(state.word + with_ for state in STATES for with_ in (" alone", " and attention"))),
     "delta_group": ("1", "2", "3"), "delta_widths": ("equal", "apart"), "delta_conv": ("2", "3", "4", "8"), "delta_negative": YES,
     "mamba_group": ("1", "2", "3"), "mamba_conv": ("2", "3", "4", "8"), "mamba_conv_bias": YES, "mamba_dt_min": YES,
+    "kda_conv": ("2", "3", "4", "8"), "kda_bound": YES,
     "position": ("learned", "rope", "rope in part", "none"),
     "rope_scaling": ("none", "linear", "llama3", "yarn"),
     "window": ("none", "all blocks", "some blocks"),
@@ -80,7 +81,7 @@ def mixer_axes(c):
     words = c.get("model.mixer", "attention").split(",")
     state = next((word for word in words if word != "attention"), None)
     axes = {"mixer": "attention" if not state else state + (" and attention" if "attention" in words else " alone")}
-    of_state = {"delta": delta_axes, "mamba2": mamba_axes}.get(state)
+    of_state = {"delta": delta_axes, "mamba2": mamba_axes, "kda": kda_axes}.get(state)
     return axes | of_state(c) if of_state else axes
 
 
@@ -92,6 +93,10 @@ def delta_axes(c):
         "delta_widths": "equal" if c.get("model.delta_value_dim", width) == width else "apart",
         "delta_negative": yes(c, "model.delta_negative"),
     }
+
+
+def kda_axes(c):
+    return {"kda_conv": c.get("model.kda_conv", "4"), "kda_bound": yes(c, "model.kda_bound")}
 
 
 def mamba_axes(c):

@@ -46,7 +46,15 @@ def put_mamba(d):
     put("dt_min", d.one(0, 0, 0.001, 0.1), 0)
 
 
-STATES = (State("delta", 64, put_delta), State("mamba2", 128, put_mamba))
+def put_kda(d):
+    put = lambda key, value, default=None: d.put(d.model, "model.kda_" + key, value, default)
+    put("heads", lcm(d.tp_blocks, d.tp * d.cp) * d.one(1, 1, 2), d.heads)
+    put("head_dim", d.multiple if d.fp8 else d.one(2, 4, 8, 17), d.head_dim)
+    put("conv", d.one(4, 4, 2, 3, 8), 4)
+    put("bound", d.one(0, 0, -5), 0)
+
+
+STATES = (State("delta", 64, put_delta), State("mamba2", 128, put_mamba), State("kda", 64, put_kda))
 
 
 def draw_state(d):
