@@ -713,6 +713,93 @@ TEST(moe_latent_golden)
     json_free(j);
 }
 
+/* ---- Kimi Delta Attention in numbers that another program computed in float64 (transformers' class agrees) ---- */
+
+#define KDA_GOLDEN "../shared/fixtures/kinds/kda.json"
+enum { K_ROWS = 6, K_HIDDEN = 6, K_HEADS = 2, K_HEAD = 4, K_ALL = K_HEADS * K_HEAD };
+
+/* The parameter's rows are those of some arrays, one below the other. */
+static void golden_put(Rig *r, const Json *in, const char *name, const char *const keys[3])
+{
+    double to[G_MOST];
+    int64_t n = 0;
+    const int id = param_find(&r->registry, name);
+    const Param *p = &r->registry.items[id];
+    float *w = param_store_value(&r->params, id, 0).data;
+    for (int i = 0; i < 3 && keys[i]; i++) n += numbers(json_get(in, keys[i]), to + n);
+    CHECK_MSG(n == p->count, "%s", name);
+    for (int64_t i = 0; i < p->count; i++)
+        w[i] = (float)to[param_plain_row(p, i / p->local[1]) * p->local[1] + i % p->local[1]];
+}
+
+/* Rows from `first` on of the parameter's gradient, which stand as they do in it. */
+static void golden_rows_grad(Rig *r, const Json *grad, const char *key, const char *name, int64_t first, int64_t n)
+{
+    double got[G_MOST];
+    const int id = param_find(&r->registry, name);
+    const int64_t *fixed = param_store_grad(&r->params, id).data;
+    for (int64_t i = 0; i < n; i++) got[i] = ldexp((double)fixed[first + i], -SHIFT);
+    golden_check(got, grad, key, n);
+}
+
+static void golden_kda(Rig *r, const Case *c, const Json *j)
+{
+    static const struct {
+        const char *name, *keys[3];
+    } params[] = { { "kda.qkv.weight", { "q_proj", "k_proj", "v_proj" } },
+                   { "kda.fgb.weight", { "f_a_proj", "g_a_proj", "b_proj" } },
+                   { "kda.decay.weight", { "f_b_proj" } },
+                   { "kda.gate.weight", { "g_b_proj" } },
+                   { "kda.conv.weight", { "conv" } },
+                   { "kda.a_log", { "A_log" } },
+                   { "kda.dt_bias", { "dt_bias" } },
+                   { "kda.norm.weight", { "o_norm" } },
+                   { "kda.proj.weight", { "o_proj" } } };
+    double x[G_MOST], dy[G_MOST];
+    rig_open(r);
+    r->spec = (ModelSpec){ .layers = 1, .hidden = K_HIDDEN, .tp_blocks = 1, .norm_eps = 1e-5f };
+    r->spec.kda = (KdaSpec){ K_HEADS, K_HEAD, 4, 0 };
+    r->spec.mixer = layer_pattern_all(MIXER_KDA);
+    r->kind = model_mixer(&r->spec, 0);
+    OK(setup_alloc(&r->setup, r->kind->own_bytes, &r->own));
+    OK(setup_alloc(&r->setup, r->kind->save_bytes, &r->save));
+    OK(r->kind->add(r->own, &r->registry, &r->spec, "kda", 0));
+    rig_ready(r, c);
+    for (size_t i = 0; i < sizeof params / sizeof *params; i++)
+        golden_put(r, json_get(j, "input"), params[i].name, params[i].keys);
+    CHECK(numbers(json_get(json_get(j, "input"), "x"), x) == K_ROWS * K_HIDDEN);
+    CHECK(numbers(json_get(j, "dy"), dy) == K_ROWS * K_HIDDEN);
+    for (int64_t i = 0; i < N * K_HIDDEN; i++) r->weight[i] = i < K_ROWS * K_HIDDEN ? dy[i] : 0;
+    for (int64_t i = 0; i < K_ROWS * K_HIDDEN; i++) ((float *)r->x.data)[i] = (float)x[i];
+}
+
+TEST(kda_golden)
+{
+    const Case c = { kind_f, kind_b, K_HIDDEN, K_HIDDEN };
+    double y[G_MOST], dx[G_MOST];
+    Tensor d;
+    Rig r;
+    Json *j;
+    FILE *f = fopen(KDA_GOLDEN, "r");
+    if (!f) SKIP("no " KDA_GOLDEN);
+    fclose(f);
+    OK(json_read_file(KDA_GOLDEN, 1 << 20, &j));
+    golden_kda(&r, &c, j);
+    OK(tensor_new(&r.state, &d, F32, N, K_HIDDEN));
+    gradient(&r, &c, d);
+    for (int i = 0; i < K_ROWS * K_HIDDEN; i++) y[i] = ((float *)r.y.data)[i], dx[i] = ((float *)d.data)[i];
+    const Json *grad = json_get(j, "grad");
+    golden_check(y, j, "y", K_ROWS * K_HIDDEN);
+    golden_check(dx, grad, "x", K_ROWS * K_HIDDEN);
+    golden_rows_grad(&r, grad, "f_b_proj", "kda.decay.weight", 0, K_ALL * K_HEAD);
+    golden_rows_grad(&r, grad, "b_proj", "kda.fgb.weight", 2 * K_HEAD * K_HIDDEN, K_HEADS * K_HIDDEN);
+    golden_rows_grad(&r, grad, "A_log", "kda.a_log", 0, K_HEADS);
+    golden_rows_grad(&r, grad, "dt_bias", "kda.dt_bias", 0, K_ALL);
+    golden_rows_grad(&r, grad, "o_norm", "kda.norm.weight", 0, K_HEAD);
+    rig_close(&r);
+    json_free(j);
+}
+
 TEST(moe_relu2)
 {
     for (int recompute = 0; recompute < 2; recompute++)
