@@ -100,7 +100,7 @@ static TrainSpec model_of(int kind)
         s = tiny_mamba(tiny_mixture(TINY_QWEN3, 3)), s.model.mamba.conv_bias = false, s.model.mamba.least = .01f;
         break;
     case 19: s = tiny_kda(tiny_llama()); break;
-    default: s = tiny_kda(tiny_mixture(TINY_DEEPSEEK, 3)), s.model.kda.bound = -5;
+    default: s = tiny_kda(tiny_mixture(TINY_DEEPSEEK, 3)), s.model.kda.bound = -5, s.model.rope = (RopeSpec){ 0 };
     }
     s.update.bucket_bytes = BUCKET_BYTES;
     s.update.clip = .1f; /* (every gradient's norm counts) */

@@ -1035,7 +1035,7 @@ static const char *const latent_wrong[][2] = {
     { MLA "model.attention_scale=1", "latent attention has rope_mscale_all" },
     { MLA "model.rope_base_local=100", "latent attention has one table of angles" },
     { MLA "model.rope_dim=32", "it is qk_rope_head_dim; take model.rope_dim=0" },
-    { MLA "model.position=none", "latent attention has rotary positions" },
+    { MLA "model.position=learned", "latent attention has rotary positions, or none" },
     { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },
     { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
     { "model.arch=llama model.norm_bias=false", "only norm = layernorm has them" },

@@ -440,7 +440,7 @@ TEST(attention_variants)
 TEST(attention_window) { check_attention((ModelSpec){ .kv_heads = 4, .window = layer_pattern_all(5) }); }
 TEST(attention_dropout) { check_attention((ModelSpec){ .kv_heads = 1, .attention_dropout = 0.2f, .bias = true }); }
 
-static void check_mla(ModelSpec s)
+static void check_mla_with(ModelSpec s, bool rotary)
 {
     Rig r;
     rope_columns = 6;
@@ -452,14 +452,17 @@ static void check_mla(ModelSpec s)
     r.spec.head_dim = 11;
     r.spec.latent.width = (MlaWidths){ s.latent.width.q_rank, .kv_rank = 12, .nope = 5, .rope = 6, .value = 7 };
     if (!(s.latent.scale > 0)) r.spec.latent.scale = 1;
-    r.spec.rope.layers = layer_pattern_all(1);
+    r.spec.rope.layers = layer_pattern_all(rotary);
     r.spec.norm_eps = 1e-3f;
     r.spec.mixer = layer_pattern_all(MIXER_LATENT);
     check_kind(&r, model_mixer(&r.spec, 0), "attention", model_proj_bias(&r.spec));
     rope_columns = 0;
 }
 
+static void check_mla(ModelSpec s) { check_mla_with(s, true); }
+
 TEST(latent_attention) { check_mla((ModelSpec){ 0 }); }
+TEST(latent_attention_without_rotary_positions) { check_mla_with((ModelSpec){ .attention_gate = true }, false); }
 TEST(latent_attention_of_queries)
 {
     check_mla((ModelSpec){

@@ -93,6 +93,8 @@ sed -e 's/^steps = .*/steps = 4/; s/^warmup = .*/warmup = 1/; s/^\(eval_\)*every
     "$root/config/qwen3-next-tiny.ini" >config/qwen3-next-tiny.ini
 sed -e 's/^steps = .*/steps = 4/; s/^warmup = .*/warmup = 1/; s/^\(eval_\)*every = .*/\1every = 2/' \
     "$root/config/nemotron-3-tiny.ini" >config/nemotron-3-tiny.ini
+sed -e 's/^steps = .*/steps = 4/; s/^warmup = .*/warmup = 1/; s/^\(eval_\)*every = .*/\1every = 2/' \
+    "$root/config/kimi-linear-tiny.ini" >config/kimi-linear-tiny.ini
 cp "$root"/config/{qwen3-30b-a3b,gpt2-124m}.ini config
 rm -rf runs/tiny
 "$mt" --config config/tiny.ini 2>/dev/null || bad "a first run"

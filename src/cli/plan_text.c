@@ -132,9 +132,10 @@ static void put_latent(const ModelSpec *m)
     const MlaWidths *w = &m->latent.width;
     char queries[64] = "";
     if (w->q_rank) snprintf(queries, sizeof queries, "queries of latents of %lld, ", (long long)w->q_rank);
-    printf("latent  %skeys and values of latents of %lld; a head: %lld columns, %lld with positions, values of "
+    printf("latent  %skeys and values of latents of %lld; a head: %lld columns, %lld %s, values of "
            "%lld\n",
-           queries, (long long)w->kv_rank, (long long)w->nope, (long long)w->rope, (long long)w->value);
+           queries, (long long)w->kv_rank, (long long)w->nope, (long long)w->rope,
+           m->rope.columns ? "with positions" : "of keys that heads share", (long long)w->value);
 }
 
 static void put_model(const PlanTable *t)

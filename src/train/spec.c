@@ -223,7 +223,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     put_states(cfg, &m);
     if (config_is_latent(cfg)) {
         m.latent = latent_spec(cfg);
-        m.rope.columns = (int)m.latent.width.rope;
+        if (cfg->model.position == MODEL_POSITION_ROPE) m.rope.columns = (int)m.latent.width.rope;
     }
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
