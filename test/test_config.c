@@ -516,6 +516,8 @@ static const Rule rules[] = {
     { "model.mixer=kda model.kda_heads=6 parallel.tp_blocks=4",
       "model.mixer=kda model.kda_heads=4 parallel.tp_blocks=4",
       "with mixer = kda tp_blocks must divide kda_heads", 1 },
+    { "model.mixer=kda model.kda_heads=4 parallel.cp=2 model.seq=1024",
+      "model.mixer=kda model.kda_heads=4 parallel.cp=2 parallel.cp_comm=a2a model.seq=1024", "theirs must be a2a", 2 },
     { "model.mixer=kda model.kda_heads=3 parallel.tp=2", "model.mixer=kda model.kda_heads=6 parallel.tp=2",
       "tp must divide kda_heads", 2 },
     { "model.mixer=kda model.kda_heads=6 parallel.cp=4 parallel.cp_comm=a2a model.seq=1024",
@@ -1175,6 +1177,9 @@ TEST(ranks_of_cp_meet_block_by_block)
         { "a2a", "each rank gets whole key heads of a tp rank", "take parallel.cp_comm=a2a*2,ring" },
     };
     char words[512];
+    const char *all = complaint(NULL, "model.mixer=mamba2,delta,none model.heads=4 model.delta_key_heads=4 model.mamba_groups=4 "
+                                      "model.layers=6 parallel.cp=2 parallel.seq_blocks=8 model.position=none", 2);
+    CHECK_MSG(strstr(all, "take parallel.cp_comm=a2a*2,allgather"), "%s", all);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         snprintf(words, sizeof words, "%s parallel.cp_comm=%s", keys, cases[i].way);
         const char *got = complaint(NULL, words, 4);

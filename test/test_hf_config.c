@@ -169,13 +169,14 @@ static const struct {
       "mamba_conv|mamba_dt_min|attention_scale|rope_base" },
     { "granitemoehybrid",
       "\"num_hidden_layers\":3,\"layer_types\":[\"mamba\",\"attention\",\"mamba\"],\"num_local_experts\":0,"
-      "\"position_embedding_type\":\"rope\",\"mamba_d_conv\":3,\"mamba_conv_bias\":false",
+      "\"position_embedding_type\":\"rope\",\"mamba_d_conv\":3,\"mamba_conv_bias\":false,"
+      "\"normalization_function\":\"rmsnorm\",\"init_method\":\"mup\",\"time_step_limit\":[0.0, Infinity]",
       "mixer = mamba2,attention|ffn = 1024|rope_base = 10000|attention_scale = 1|mamba_conv = 3|"
       "mamba_conv_bias = false", "[moe]" },
     { "bamba",
       "\"attn_layer_indices\":[1],\"num_hidden_layers\":2,\"time_step_limit\":[0.25,{\"__float__\":\"Infinity\"}]",
       "mixer = mamba2,attention|rope_dim = 64|mamba_dt_min = 0.25|kv_heads = 8", "[moe]" },
-    { "nemotron_h", "",
+    { "nemotron_h", "\"rms_norm_eps\":1e-5,\"attention_head_dim\":128,\"time_step_limit\":[0.0, Infinity]",
       "layers = 4|mixer = mamba2,none,attention,none|ffn_layers = 0,1|every = 0,1,0*2|mamba_dt_min = 0.001|"
       "position = none|activation = relu2|shared_ffn = 7688|mamba_groups = 8|balance = bias",
       "latent|rope_base|groups = 1" },

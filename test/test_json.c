@@ -121,6 +121,23 @@ static char *many(const char *item, char open, int64_t count, int64_t *size)
 /* What a tree takes is never allowed with a byte less: for each kind of value, alone and in tables of all sizes around
  * those at which they are doubled. What is allowed in vain is at most 56 bytes a value, half of it where there is
  * text. */
+/* Numbers of Python's that JSON lacks are strings; words in strings, and others, stay as they are. */
+TEST(json_of_python)
+{
+    static const char text[] = "{\"a\": [0.0, Infinity, -Infinity,NaN], \"Infinity\": \"a NaN, \\\"Infinity\"}";
+    static const char *const words[] = { "Infinity", "-Infinity", "NaN" };
+    Json *j;
+    FAILS(json_parse("x", text, sizeof text - 1, &j), ERR_IO, "near 'Infinity'");
+    OK(json_parse_python("x", text, sizeof text - 1, &j));
+    const Json *a = json_get(j, "a");
+    CHECK(json_count(a) == 4 && json_number(json_at(a, 0), -1) == 0);
+    for (int i = 0; i < 3; i++) CHECK(!strcmp(json_text(json_at(a, i + 1), NULL), words[i]));
+    CHECK(!strcmp(json_text(json_get(j, "Infinity"), NULL), "a NaN, \"Infinity"));
+    json_free(j);
+    FAILS(json_parse_python("x", "[Infinit]", 9, &j), ERR_IO, "not valid JSON");
+    FAILS(json_parse_python("x", "[1, \"Infinity", 13, &j), ERR_IO, "not valid JSON");
+}
+
 TEST(json_memory_was_counted_before)
 {
     static const char *const items[] = {

@@ -94,6 +94,33 @@ Err json_parse(const char *name, const char *text, int64_t size_bytes, Json **ou
                    error.text);
 }
 
+static bool is_python_number(const char *word, int64_t length)
+{
+    static const char *const words[] = { "Infinity", "-Infinity", "NaN" };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (length == (int64_t)strlen(words[i]) && !memcmp(word, words[i], (size_t)length)) return true;
+    return false;
+}
+
+Err json_parse_python(const char *name, const char *text, int64_t size_bytes, Json **out)
+{
+    const char *end = text + size_bytes, *next;
+    char *copy = malloc(2 * (size_t)size_bytes + 1), *to = copy;
+    *out = NULL;
+    if (!copy) return err_set(ERR_MEMORY, "no memory for '%s'", name);
+    for (const char *at = text; at < end; at = next) {
+        next = *at == '"' ? skip_string(at, end) : is_word(*at) ? skip_word(at, end) : at + 1;
+        const bool quoted = is_python_number(at, next - at);
+        if (quoted) *to++ = '"';
+        memcpy(to, at, (size_t)(next - at));
+        to += next - at;
+        if (quoted) *to++ = '"';
+    }
+    const Err err = json_parse(name, copy, to - copy, out);
+    free(copy);
+    return err;
+}
+
 /* ---- reading in parts ---- */
 
 static const char *skip_blanks(const char *at, const char *end)

@@ -43,18 +43,22 @@ static bool attention_meets(const Config *c, ContextComm way)
 }
 
 /* Do ranks exchange positions for heads in such blocks, whatever other blocks do? */
-static bool has_state(int64_t mixer) { return mixer == MIXER_WORD_DELTA || mixer == MIXER_WORD_MAMBA2; }
+static bool has_state(int64_t mixer) { return mixer != MIXER_WORD_ATTENTION && mixer != MIXER_WORD_NONE; }
 
 /* Blocks with a state in the one way that they have, others in this one. */
 static void take_way(ConfigReader *r, const char *way)
 {
     const LayerPattern *p = &r->config->derived.mixer;
-    char list[128] = "";
-    for (int i = 0, n = 0; i < p->runs && n < (int)sizeof list; i++) {
-        const char *word = has_state(p->value[i]) ? "a2a" : way;
-        n += snprintf(list + n, sizeof list - (size_t)n, "%s%s", i ? "," : "", word);
-        if (p->times[i] > 1 && n < (int)sizeof list)
-            n += snprintf(list + n, sizeof list - (size_t)n, "*%d", (int)p->times[i]);
+    char list[8 * LAYERS_MAX] = "";
+    size_t n = 0;
+    for (int i = 0, times = 0; i < p->runs; i++) {
+        const bool state = has_state(p->value[i]), last = i + 1 == p->runs;
+        times += (int)p->times[i];
+        if (!last && has_state(p->value[i + 1]) == state) continue;
+        const bool alone = n == 0 && last;
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? "," : "", state ? "a2a" : way);
+        if (times > 1 && !alone) n += (size_t)snprintf(list + n, sizeof list - n, "*%d", times);
+        times = 0;
     }
     config_take(r, "parallel.cp_comm=%s, or parallel.cp_comm=%s parallel.cp_heads=0", list, list);
 }
@@ -137,7 +141,7 @@ static bool states_exchange(const Config *c)
 
 static void check_states(ConfigReader *r)
 {
-    RULE(states_exchange(r->config), "blocks with mixer = delta exchange positions for heads: theirs must be a2a",
+    RULE(states_exchange(r->config), "blocks with a state exchange positions for heads: theirs must be a2a",
          CFG_parallel_cp_comm, CFG_model_mixer, CFG_parallel_cp);
     take_way(r, "allgather");
     take_way(r, "a2a");

@@ -187,10 +187,11 @@ static Err take_auto(const Reader *r, const HfKey *k, const Json *v, int64_t *ou
     return ERR_OK;
 }
 
-/* The second is infinite, for which transformers has an object: JSON has no such number. */
+/* The second is infinite: a word of Python's (json_parse_python), or an object of transformers'. */
 static Err take_limits(const Reader *r, const HfKey *k, const Json *v, double *out)
 {
-    const char *most = json_text(json_get(json_at(v, 1), "__float__"), NULL);
+    const Json *last = json_at(v, 1);
+    const char *most = json_text(json_is_string(last) ? last : json_get(last, "__float__"), NULL);
     if (!json_is_array(v) || json_count(v) != 2) return damaged(r, k, v, "a list of two numbers");
     if (!most || strcmp(most, "Infinity") != 0)
         return refused(r, k->name, v, k->meaning, "megatrain bounds them from below alone");
@@ -688,7 +689,7 @@ static Err parse(const char *name, const char *folder, const char *text, int64_t
     Json *root;
     Reader r = { .name = name, .folder = folder, .out = out };
     *out = (HfConfig){ 0 };
-    TRY_AS(ERR_CKPT, json_parse(name, text, size_bytes, &root));
+    TRY_AS(ERR_CKPT, json_parse_python(name, text, size_bytes, &root));
     const Err err = read_model(&r, root, arena);
     json_free(root);
     return err;
