@@ -1177,8 +1177,9 @@ TEST(ranks_of_cp_meet_block_by_block)
         { "a2a", "each rank gets whole key heads of a tp rank", "take parallel.cp_comm=a2a*2,ring" },
     };
     char words[512];
-    const char *all = complaint(NULL, "model.mixer=mamba2,delta,none model.heads=4 model.delta_key_heads=4 model.mamba_groups=4 "
-                                      "model.layers=6 parallel.cp=2 parallel.seq_blocks=8 model.position=none", 2);
+    static const char states[] = "model.mixer=mamba2,delta,none model.heads=4 model.delta_key_heads=4 model.layers=6 "
+                                 "model.mamba_groups=4 parallel.cp=2 parallel.seq_blocks=8 model.position=none";
+    const char *all = complaint(NULL, states, 2);
     CHECK_MSG(strstr(all, "take parallel.cp_comm=a2a*2,allgather"), "%s", all);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         snprintf(words, sizeof words, "%s parallel.cp_comm=%s", keys, cases[i].way);

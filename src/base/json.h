@@ -16,7 +16,8 @@ typedef struct json_t Json; /* Jansson's value; opaque here. NULL-safe getters b
  * the value, and what would take more memory than 2 x its size and json_spare_bytes, before any of it is taken.
  * ERR_IO (callers re-label). Free with json_free. */
 Err json_parse(const char *name, const char *text, int64_t size_bytes, Json **out);
-/* The same of what Python's json writes: Infinity, -Infinity and NaN, which JSON lacks, become strings of these names. */
+/* The same of what Python's json writes: Infinity, -Infinity and NaN, which JSON lacks, become strings of these
+ * names. */
 Err json_parse_python(const char *name, const char *text, int64_t size_bytes, Json **out);
 /* A byte order mark before the value is passed over. */
 Err json_read_file(const char *path, int64_t max_bytes, Json **out);

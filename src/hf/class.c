@@ -1,6 +1,8 @@
 /* The classes: names, what all of their models have, and what is meant where a key is absent. See class.h. */
 #include "hf/model.h"
 
+_Static_assert(HF_CLASSES < 128, "a class has no bit");
+
 /* Meaning of absent keys of rotary positions. */
 #define ANGLES_OF(base, local, part)                                                              \
     .theta = (base), .local_theta = (local), .partial = (part), .slow = HF_NONE, .fast = HF_NONE, \

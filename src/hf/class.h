@@ -84,7 +84,6 @@ typedef enum {
 __extension__ typedef unsigned __int128 HfClassSet;
 #define HF_CLASS_BIT(c) ((HfClassSet)1 << (c))
 #define HF_CLASS_ALL (HF_CLASS_BIT(HF_CLASSES) - 1)
-_Static_assert(HF_CLASSES < 128, "a class has no bit");
 
 /* How a folder stores the weights of linear layers: each as it is; in fp8 (e4m3) with a scale for each block of rows
  * and columns, in NAME_scale_inv; or experts in MXFP4, as NAME_blocks and NAME_scales. */
