@@ -62,7 +62,7 @@ sed "/^kv_heads/d; /^head_dim/d; /^rope_dim/d; s/^qk_norm = .*/$latent/" \
 hybrid="mixer = delta,attention\ndelta_key_heads = 2\ndelta_value_heads = 4\ndelta_key_dim = 16\ndelta_value_dim = 24"
 sed "s/^qk_norm = .*/$hybrid/; s/^window = .*/window = 0,16/" llama.ini >hybrid.ini
 
-kda="mixer = kda,attention\nkda_heads = 4\nkda_head_dim = 16"
+kda="mixer = kda,attention\nkda_heads = 8\nkda_head_dim = 16"
 sed "s/^qk_norm = .*/$kda/; s/^window = .*/window = 0,16/" llama.ini >kda.ini
 
 mamba="mixer = mamba2,attention\nmamba_heads = 8\nmamba_head_dim = 16\nmamba_groups = 2\nmamba_state = 24"
