@@ -638,7 +638,7 @@ done
 for file in "$root"/config/*.ini; do
     model=$(basename "$file" .ini)
     case $model in
-    deepseek-v3) world=2048 ;; llama3-70b | mixtral-8x7b | qwen3-30b-a3b | qwen3-next-80b-a3b | nemotron-3-nano) world=64 ;; llama3-8b-128k) world=32 ;;
+    deepseek-v3) world=2048 ;; llama3-70b | mixtral-8x7b | qwen3-30b-a3b | qwen3-next-80b-a3b | nemotron-3-nano | kimi-linear-48b) world=64 ;; llama3-8b-128k) world=32 ;;
     gpt-oss-20b) world=16 ;; gpt2-124m | llama-1b | llama3-8b) world=8 ;; *) world=1 ;;
     esac
     words=()
