@@ -16,6 +16,10 @@ lane=$1 fails=0
 echo "output of $lane"
 case $lane in
 lint) [ "$FAILS" != lint ] || { echo "lint: a line is too long"; echo "make: *** [Makefile:1: lint] Error 1"; exit 2; } ;;
+test-launchers) # the second one of two lanes, which ends after the first
+    sleep 1
+    echo "the end of $lane"
+    [ "$FAILS" != $lane ] || { echo "make: *** [Makefile:1: $lane] Error 1"; exit 2; } ;;
 test | asan)
     build=build
     [ $lane = test ] || build=build-asan
@@ -37,6 +41,7 @@ ci nowhere
 check "all lanes pass: exit $?" [ $? -eq 0 ]
 check "totals of all lanes: $(tail -1 out.txt)" last_is '20 passed, 0 failed, 2 skipped'
 check "each lane's output once" [ "$(grep -cx 'output of test-slow' out.txt)" -eq 1 ]
+check "a lane beside another is waited for" grep -qx 'the end of test-launchers' out.txt
 for lane in test asan; do
     ci $lane
     check "$lane fails: exit $?" [ $? -eq 1 ]
@@ -46,6 +51,9 @@ for lane in test asan; do
     check "$lane fails: the lane is named" at_end "== $lane, failed"
     check "$lane fails: totals of all lanes: $(tail -1 out.txt)" last_is '20 passed, 2 failed, 2 skipped'
 done
+ci test-launchers
+check "a lane beside another fails: exit $?" [ $? -eq 1 ]
+check "a lane beside another fails: it is named" at_end "== test-launchers, failed"
 ci lint
 check "lint fails: exit $?" [ $? -eq 1 ]
 check "lint fails: what it printed again" at_end '    lint: a line is too long'
