@@ -98,7 +98,8 @@ while read -r name count; do
     mkdir -p "published/$name"
     cp "$golden/published/$name.json" "published/$name/config.json"
     size $name $count
-done <<<"$others"said=$(/usr/bin/python3 "$root/test/tools/models_page.py" check "$root")
+done <<<"$others"
+said=$(/usr/bin/python3 "$root/test/tools/models_page.py" check "$root")
 check "$said" [ -z "$said" ]
 
 # ---- transformers ----
