@@ -140,4 +140,28 @@ static inline void rule_backward(const Rule *r)
     free(o);
 }
 
+/* ---- its gradients against finite differences ---- */
+
+static inline double rule_loss(const Rule *r)
+{
+    double loss = 0;
+    rule_forward(r);
+    for (int64_t i = 0; i < r->B * r->T * r->V * r->E; i++) loss += r->o[i] * r->go[i];
+    for (int64_t i = 0; i < r->B * r->V * r->D * r->E; i++) loss += r->after[i] * r->dafter[i];
+    return loss;
+}
+
+static inline void check_slopes(const char *name, Rule *r, double *x, const double *want, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const double at = x[i], step = 1e-5;
+        x[i] = at + step;
+        const double high = rule_loss(r);
+        x[i] = at - step;
+        const double slope = (high - rule_loss(r)) / (2 * step);
+        x[i] = at;
+        CHECK_CLOSE(want[i], slope, 1e-7, "%s %d", name, (int)i);
+    }
+}
+
 #endif

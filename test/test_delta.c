@@ -106,28 +106,6 @@ TEST(delta_rule)
 
 /* ---- finite differences ---- */
 
-static double rule_loss(const Rule *r)
-{
-    double loss = 0;
-    rule_forward(r);
-    for (int64_t i = 0; i < r->B * r->T * r->V * r->E; i++) loss += r->o[i] * r->go[i];
-    for (int64_t i = 0; i < r->B * r->V * r->D * r->E; i++) loss += r->after[i] * r->dafter[i];
-    return loss;
-}
-
-static void check_slopes(const char *name, Rule *r, double *x, const double *want, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        const double at = x[i], step = 1e-5;
-        x[i] = at + step;
-        const double high = rule_loss(r);
-        x[i] = at - step;
-        const double slope = (high - rule_loss(r)) / (2 * step);
-        x[i] = at;
-        CHECK_CLOSE(want[i], slope, 1e-7, "%s %d", name, (int)i);
-    }
-}
-
 /* The recurrence's own backward, which all kernels are held to. */
 TEST(finite_differences)
 {
@@ -214,33 +192,8 @@ static Sequence *sequence(bool documents)
     return &s;
 }
 
-/* Cut at any window, rows and states have the bits of one call; and no row looks at what is behind it. */
-static void check_cuts(bool documents)
-{
-    static Whole one, cut;
-    Device dev;
-    Sequence *s = sequence(documents);
-    OK(device_open(&dev, (DeviceChoice){ .threads = 2 }));
-    run_forward(&dev, s, &one, 0, CUT_ROWS, s->before);
-    run_backward(&dev, s, &one, 0, CUT_ROWS, s->dafter);
-    for (int64_t at = DELTA_WINDOW; at < CUT_ROWS; at += DELTA_WINDOW) {
-        float state[CUT_STATE];
-        memset(&cut, 0xFF, sizeof cut);
-        run_forward(&dev, s, &cut, 0, at, s->before);
-        memcpy(state, cut.after, sizeof state);
-        run_forward(&dev, s, &cut, at, CUT_ROWS - at, state);
-        run_backward(&dev, s, &cut, at, CUT_ROWS - at, s->dafter);
-        memcpy(state, cut.dbefore, sizeof state);
-        run_backward(&dev, s, &cut, 0, at, state);
-        CHECK_MSG(!memcmp(&one, &cut, sizeof one), "cut at %d", (int)at);
-    }
-    for (int64_t T = 1; T < CUT_ROWS; T += 7) {
-        memset(&cut, 0xFF, sizeof cut);
-        run_forward(&dev, s, &cut, 0, T, s->before);
-        CHECK_MSG(!memcmp(one.o, cut.o, (size_t)T * sizeof *one.o), "the first %d rows", (int)T);
-    }
-    device_close(&dev);
-}
+#define CUT_WINDOW DELTA_WINDOW
+#include "scan_cuts.h"
 
 TEST(cuts) { check_cuts(false); }
 TEST(cuts_documents) { check_cuts(true); }

@@ -109,15 +109,6 @@ TEST(kda_rule)
 
 /* ---- finite differences ---- */
 
-static double rule_loss(const Rule *r)
-{
-    double loss = 0;
-    rule_forward(r);
-    for (int64_t i = 0; i < r->B * r->T * r->V * r->E; i++) loss += r->o[i] * r->go[i];
-    for (int64_t i = 0; i < r->B * r->V * r->D * r->E; i++) loss += r->after[i] * r->dafter[i];
-    return loss;
-}
-
 TEST(finite_differences)
 {
     Rule r = { .B = 1, .T = 9, .K = 2, .V = 2, .D = 3, .E = 2, .A = 3 };
@@ -132,15 +123,7 @@ TEST(finite_differences)
     for (int64_t i = 0; i < r.T * r.V; i++) r.beta[i] = test_uniform(&state, 0, 1);
     rule_forward(&r);
     rule_backward(&r);
-    for (int64_t i = 0; i < r.T * r.V * r.D; i++) {
-        const double at = r.g[i], step = 1e-5;
-        r.g[i] = at + step;
-        const double high = rule_loss(&r);
-        r.g[i] = at - step;
-        const double slope = (high - rule_loss(&r)) / (2 * step);
-        r.g[i] = at;
-        CHECK_CLOSE(r.dg[i], slope, 1e-7, "g %d", (int)i);
-    }
+    check_slopes("g", &r, r.g, r.dg, r.T * r.V * r.D);
     rule_close(&r);
 }
 
@@ -273,33 +256,8 @@ static Sequence *sequence(bool documents)
     return &s;
 }
 
-/* Cut at any window, rows and states have the bits of one call; and no row looks at what is behind it. */
-static void check_cuts(bool documents)
-{
-    static Whole one, cut;
-    Device dev;
-    Sequence *s = sequence(documents);
-    OK(device_open(&dev, (DeviceChoice){ .threads = 2 }));
-    run_forward(&dev, s, &one, 0, CUT_ROWS, s->before);
-    run_backward(&dev, s, &one, 0, CUT_ROWS, s->dafter);
-    for (int64_t at = DELTA_WINDOW; at < CUT_ROWS; at += DELTA_WINDOW) {
-        float state[CUT_STATE];
-        memset(&cut, 0xFF, sizeof cut);
-        run_forward(&dev, s, &cut, 0, at, s->before);
-        memcpy(state, cut.after, sizeof state);
-        run_forward(&dev, s, &cut, at, CUT_ROWS - at, state);
-        run_backward(&dev, s, &cut, at, CUT_ROWS - at, s->dafter);
-        memcpy(state, cut.dbefore, sizeof state);
-        run_backward(&dev, s, &cut, 0, at, state);
-        CHECK_MSG(!memcmp(&one, &cut, sizeof one), "cut at %d", (int)at);
-    }
-    for (int64_t T = 1; T < CUT_ROWS; T += 7) {
-        memset(&cut, 0xFF, sizeof cut);
-        run_forward(&dev, s, &cut, 0, T, s->before);
-        CHECK_MSG(!memcmp(one.o, cut.o, (size_t)T * sizeof *one.o), "the first %d rows", (int)T);
-    }
-    device_close(&dev);
-}
+#define CUT_WINDOW DELTA_WINDOW
+#include "scan_cuts.h"
 
 TEST(cuts) { check_cuts(false); }
 TEST(cuts_documents) { check_cuts(true); }

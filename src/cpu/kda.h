@@ -32,13 +32,10 @@ typedef struct {
     float beta[DELTA_WINDOW];
 } KdaHead;
 
-/* Rows of keys that a head has, squares, rows of values; and the rest, in floats. */
-enum { KDA_KEYS = 8, KDA_SQUARES = 2, KDA_VALUES = 2 };
-
 /* Takes the head's scratch from *at on. */
 void CPU(kda_room)(const Scan *d, KdaHead *h, float **at);
 
-/* What the rows give to each other, and what they write. state: that before the run, [D][width]; not read if the run
+/* Pairs of the run's rows, and what the rows write. state: that before the run, [D][width]; not read if the run
  * begins. */
 void CPU(kda_head)(const Scan *d, KdaHead *h, const ScanRun *r, int64_t head, const float *state);
 

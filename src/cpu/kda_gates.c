@@ -63,11 +63,11 @@ typedef struct {
     GradAcc a_log, dt_bias;
 } KdaGateGrads;
 
-/* Of VEC columns of a head from c on, draw of a leaf of rows; returns what they add to da_log, and to *bias. */
-VEC_FN vf leaf_columns(const kda_gates_bwd_args *a, int64_t row, int64_t end, int64_t head, int64_t c, vf *bias)
+/* draw of a leaf of rows, of VEC columns of a head from c on; returns what they add to da_log, and to *bias. */
+VEC_FN vf leaf_columns(const kda_gates_bwd_args *a, float rate, int64_t row, int64_t end, int64_t head, int64_t c,
+                       vf *bias)
 {
     const int64_t V = a->raw.dim[1], D = a->raw.dim[2];
-    const float rate = rate_of(a->a_log, head);
     const vf dt = row_get(row_of(a->dt_bias, head), c, D - c);
     vf log = vf_zero(), slope;
     *bias = vf_zero();
@@ -88,12 +88,13 @@ static void kda_gates_bwd_part(const void *args, int64_t first, int64_t end)
     const kda_gates_bwd_args *a = g->a;
     const int64_t N = rows_used(a->b), D = a->raw.dim[2];
     int bad = 0;
-    for (int64_t head = first; head < end; head++)
+    for (int64_t head = first; head < end; head++) {
+        const float rate = rate_of(a->a_log, head);
         for (int64_t row = 0; row < N; row += a->leaf) {
             const int64_t stop = row + a->leaf < N ? row + a->leaf : N;
             vf log = vf_zero(), bias;
             for (int64_t c = 0; c < D; c += VEC) {
-                log = vf_add(log, leaf_columns(a, row, stop, head, c, &bias));
+                log = vf_add(log, leaf_columns(a, rate, row, stop, head, c, &bias));
                 bad |= grad_acc_add(&g->dt_bias, tensor_row_at(a->ddt_bias, head) + c, bias, D - c);
             }
             bad |= grad_acc_add(&g->a_log, head, vf_set1(vf_sum(log)), 1);
@@ -103,6 +104,7 @@ static void kda_gates_bwd_part(const void *args, int64_t first, int64_t end)
                           (float)(s * (1 - s) * (double)row_f32(a->dbeta, n)[head]));
             }
         }
+    }
     if (bad) flag_raise(a->overflow);
 }
 
