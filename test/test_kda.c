@@ -4,6 +4,7 @@
  * differences here and in test_delta.c.
  */
 #include "delta_rule.h"
+#include "device/scan_room.h"
 #include "golden_layer.h"
 
 /* ---- against float64, in all builds ---- */
@@ -317,6 +318,27 @@ TEST(equal_gates)
             for (int c = 0; c < CUT_D; c++)
                 CHECK_CLOSE((double)w.dk[i][h * CUT_D + c], (double)delta.dk[i][h * CUT_D + c], 1e-5, "dk");
         }
+    device_close(&dev);
+}
+
+/* Workspace that a configuration is refused for is what an op would refuse. */
+TEST(room_of_a_head)
+{
+    static Whole w;
+    Device dev;
+    Sequence *s = sequence(true);
+    OK(device_open(&dev, (DeviceChoice){ .threads = 1 }));
+    const int64_t all = dev.workspace_bytes;
+    run_forward(&dev, s, &w, 0, CUT_ROWS, s->before);
+    dev.workspace_bytes = kda_room_cpu(CUT_D, CUT_E);
+    run_backward(&dev, s, &w, 0, CUT_ROWS, s->dafter);
+    dev.workspace_bytes--;
+    FAILS(op(&dev.stream, kda_bwd, .dq = KEYS_OF(w.dq, 64), .dk = KEYS_OF(w.dk, 64), .dv = VALUES_OF(w.dv, 64),
+             .dg = KEYS_OF(w.dg, 64), .dbeta = GATES_OF(w.dbeta, 64), .go = VALUES_OF(s->go, 64),
+             .q = KEYS_OF(s->q, 64), .k = KEYS_OF(s->k, 64), .v = VALUES_OF(s->v, 64), .g = KEYS_OF(s->g, 64),
+             .beta = GATES_OF(s->beta, 64), .states = tensor_of(w.states, F32, CUT_V, CUT_D, CUT_E)),
+          ERR_CONFIG, "Kimi's delta rule needs");
+    dev.workspace_bytes = all;
     device_close(&dev);
 }
 
