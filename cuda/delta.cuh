@@ -69,6 +69,37 @@ __device__ __forceinline__ void delta_decays(const DeltaCall<T> &c, const DeltaP
     __syncthreads();
 }
 
+/* error[i] += the sum over j < i of low[i][j] write[j], and write[i] = beta[i] error[i]: i ascending; a thread has a
+ * column. */
+__device__ __forceinline__ void delta_solve(float *error, float *write, const float *low, const float *beta, int n,
+                                            int E)
+{
+    for (int e = threadIdx.x; e < E; e += SCAN_THREADS)
+        for (int i = 0; i < n; i++) {
+            float x = error[i * E + e];
+            for (int j = 0; j < i; j++) x = fmaf(low[i * DELTA_WINDOW + j], write[j * E + e], x);
+            error[i * E + e] = x;
+            write[i * E + e] = beta[i] * x;
+        }
+    __syncthreads();
+}
+
+/* dwrite[j] += the sum over i >= j of read[i][j] go[i], and that over i > j, descending, of low[i][j] derror[i];
+ * derror[j] = beta[j] dwrite[j]: j descending; a thread has a column. */
+__device__ __forceinline__ void delta_solve_back(float *dwrite, float *derror, const float *read, const float *low,
+                                                 const float *beta, const float *go, int n, int E)
+{
+    for (int e = threadIdx.x; e < E; e += SCAN_THREADS)
+        for (int j = n - 1; j >= 0; j--) {
+            float x = dwrite[j * E + e];
+            for (int i = j; i < n; i++) x = fmaf(read[i * DELTA_WINDOW + j], go[i * E + e], x);
+            for (int i = n - 1; i > j; i--) x = fmaf(low[i * DELTA_WINDOW + j], derror[i * E + e], x);
+            dwrite[j * E + e] = x;
+            derror[j * E + e] = beta[j] * x;
+        }
+    __syncthreads();
+}
+
 template <class T>
 __device__ __forceinline__ void delta_head(const DeltaCall<T> &c, const DeltaParts &p, const ScanRun &r, int head,
                                            const float *state)
@@ -76,15 +107,8 @@ __device__ __forceinline__ void delta_head(const DeltaCall<T> &c, const DeltaPar
     delta_decays(c, p, r, head);
     scan_load(p.error, c.v, r, c.rows.T, c.V, head, c.E);
     if (!r.begins) scan_product(p.x, c.E, { p.k, c.D, 1 }, { state, c.E, 1 }, r.n, c.E, c.D, false);
-    for (int e = threadIdx.x; e < c.E; e += SCAN_THREADS)
-        for (int i = 0; i < r.n; i++) {
-            float x = p.error[i * c.E + e];
-            if (!r.begins) x = fmaf(-p.from[i], p.x[i * c.E + e], x);
-            for (int j = 0; j < i; j++) x = fmaf(p.low[i * DELTA_WINDOW + j], p.write[j * c.E + e], x);
-            p.error[i * c.E + e] = x;
-            p.write[i * c.E + e] = p.beta[i] * x;
-        }
-    __syncthreads();
+    if (!r.begins) scan_add(p.error, p.x, p.from, -1, r.n, c.E);
+    delta_solve(p.error, p.write, p.low, p.beta, r.n, c.E);
 }
 
 /* ---- launching ---- */

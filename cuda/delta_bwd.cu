@@ -49,15 +49,8 @@ __device__ __forceinline__ void back_writes(const DeltaBwd<T> &f, const DeltaPar
         scan_clear(k.dwrite, n * static_cast<int64_t>(E));
         scan_clear(k.dlast, n);
     }
-    for (int e = threadIdx.x; e < E; e += SCAN_THREADS)
-        for (int j = n - 1; j >= 0; j--) {
-            float x = last[j] * k.dwrite[j * E + e];
-            for (int i = j; i < n; i++) x = fmaf(p.read[i * DELTA_WINDOW + j], k.go[i * E + e], x);
-            for (int i = n - 1; i > j; i--) x = fmaf(p.low[i * DELTA_WINDOW + j], k.derror[i * E + e], x);
-            k.dwrite[j * E + e] = x;
-            k.derror[j * E + e] = p.beta[j] * x;
-        }
-    __syncthreads();
+    scan_scale(k.dwrite, k.dwrite, last, n, E);
+    delta_solve_back(k.dwrite, k.derror, p.read, p.low, p.beta, k.go, n, E);
 }
 
 /* Gradients of what the rows gave to each other: the group's dqk and dkk, and decay times its gradient. */

@@ -135,16 +135,10 @@ __device__ __forceinline__ void kda_head(const DeltaCall<T> &c, const KdaParts &
     if (!r.begins) {
         kda_times(p.k_rows, p.k, p.from, r.n, D);
         scan_product(p.x, E, { p.k_rows, D, 1 }, { state, E, 1 }, r.n, E, D, false);
+        for (int i = threadIdx.x; i < r.n * E; i += SCAN_THREADS) p.error[i] -= p.x[i];
+        __syncthreads();
     }
-    for (int e = threadIdx.x; e < E; e += SCAN_THREADS)
-        for (int i = 0; i < r.n; i++) {
-            float x = p.error[i * E + e];
-            if (!r.begins) x -= p.x[i * E + e];
-            for (int j = 0; j < i; j++) x = fmaf(p.low[i * DELTA_WINDOW + j], p.write[j * E + e], x);
-            p.error[i * E + e] = x;
-            p.write[i * E + e] = p.beta[i] * x;
-        }
-    __syncthreads();
+    delta_solve(p.error, p.write, p.low, p.beta, r.n, E);
 }
 
 /* Rows of a state, each times its column's factor. */

@@ -76,15 +76,7 @@ __device__ __forceinline__ void back_writes(const KdaBwd<T> &f, const KdaParts &
     } else {
         scan_clear(k.dwrite, n * static_cast<int64_t>(E));
     }
-    for (int e = threadIdx.x; e < E; e += SCAN_THREADS)
-        for (int j = n - 1; j >= 0; j--) {
-            float x = k.dwrite[j * E + e];
-            for (int i = j; i < n; i++) x = fmaf(p.read[i * DELTA_WINDOW + j], k.go[i * E + e], x);
-            for (int i = n - 1; i > j; i--) x = fmaf(p.low[i * DELTA_WINDOW + j], k.derror[i * E + e], x);
-            k.dwrite[j * E + e] = x;
-            k.derror[j * E + e] = p.beta[j] * x;
-        }
-    __syncthreads();
+    delta_solve_back(k.dwrite, k.derror, p.read, p.low, p.beta, k.go, n, E);
     scan_product(k.dread, DELTA_WINDOW, { k.go, E, 1 }, across, n, n, E, false);
     scan_product(k.dkk, DELTA_WINDOW, { k.derror, E, 1 }, across, n, n, E, false);
     for (int i = threadIdx.x; i < DELTA_SQUARE; i += SCAN_THREADS) k.dkk[i] = -k.dkk[i];

@@ -5,17 +5,7 @@
  *           rows; slices are added in order. This form is plain. Speed is still to come.
  * Needs     F32 accumulators.
  */
-#include "kernel.cuh"
-
-constexpr int GATE_THREADS = 256, GATE_WARPS = GATE_THREADS / WARP;
-
-/* A number of a vector that has the compute dtype or fp32. */
-__device__ __forceinline__ float vector_at(Tensor t, int64_t i)
-{
-    if (t.dtype == BF16) return to_float(static_cast<const bf16 *>(t.data)[i]);
-    if (t.dtype == F16) return to_float(static_cast<const f16 *>(t.data)[i]);
-    return static_cast<const float *>(t.data)[i];
-}
+#include "delta_around.cuh"
 
 template <class T> struct KdaGates {
     Rows<float> beta, g;
@@ -24,7 +14,7 @@ template <class T> struct KdaGates {
     Rows<const float> dbeta, dg;
     Rows<const T> b;
     GroupedRows<const T> raw;
-    Tensor a_log, dt_bias;
+    Vector a_log, dt_bias;
     float *da_log, *ddt_bias;
     int64_t ddt_ld;
     RowCount rows;
@@ -34,11 +24,9 @@ template <class T> struct KdaGates {
 
     __device__ __forceinline__ float x(int64_t n, int64_t h, int64_t d) const
     {
-        return to_float(raw.at(n * V + h)[d]) + vector_at(dt_bias, h * dt_bias.ld + d);
+        return to_float(raw.at(n * V + h)[d]) + dt_bias.at(h, d);
     }
 };
-
-__device__ __forceinline__ float sigmoid_of(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 /* g and its slope over x. */
 __device__ __forceinline__ float decay_of(float x, float rate, float bound, float *slope)
@@ -49,38 +37,26 @@ __device__ __forceinline__ float decay_of(float x, float rate, float bound, floa
         return bound * s;
     }
     *slope = -rate * sigmoid_of(x);
-    return -rate * (fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
+    return -rate * softplus_of(x);
 }
 
-template <class T> __global__ void __launch_bounds__(GATE_THREADS, 1) kda_gates_fwd_kernel(KdaGates<T> k)
+template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) kda_gates_fwd_kernel(KdaGates<T> k)
 {
-    const int64_t i = blockIdx.x * static_cast<int64_t>(GATE_THREADS) + threadIdx.x, n = i / (k.V * k.D);
+    const int64_t i = blockIdx.x * static_cast<int64_t>(AROUND_THREADS) + threadIdx.x, n = i / (k.V * k.D);
     const int64_t h = i / k.D % k.V, d = i % k.D;
     float slope;
     if (n >= rows_in_use(k.rows)) return;
     if (d == 0) k.beta.at(n)[h] = sigmoid_of(to_float(k.b.at(n)[h]));
-    k.g.at(n * k.V + h)[d] = decay_of(k.x(n, h, d), expf(vector_at(k.a_log, h)), k.bound, &slope);
-}
-
-/* What the block's 8 slices of a column have, in order; in those of the first. */
-__device__ __forceinline__ float sum_of_slices(float x, float (*part)[WARP])
-{
-    const int lane = threadIdx.x % WARP;
-    float sum = 0;
-    part[threadIdx.x / WARP][lane] = x;
-    __syncthreads();
-    for (int w = 0; w < GATE_WARPS; w++) sum += part[w][lane];
-    __syncthreads();
-    return sum;
+    k.g.at(n * k.V + h)[d] = decay_of(k.x(n, h, d), expf(k.a_log.at(0, h)), k.bound, &slope);
 }
 
 /* Column d of a head: draw of this thread's rows; *bias and *log: what they add to ddt_bias and da_log. */
 template <class T>
 __device__ __forceinline__ void gates_column(const KdaGates<T> &k, int64_t h, int64_t d, float *bias, float *log)
 {
-    const float rate = expf(vector_at(k.a_log, h));
+    const float rate = expf(k.a_log.at(0, h));
     float slope;
-    for (int64_t n = threadIdx.x / WARP; n < rows_in_use(k.rows); n += GATE_WARPS) {
+    for (int64_t n = threadIdx.x / WARP; n < rows_in_use(k.rows); n += AROUND_WARPS) {
         const float x = k.x(n, h, d), g = decay_of(x, rate, k.bound, &slope), dg = k.dg.at(n * k.V + h)[d];
         const float draw = dg * slope;
         k.draw.at(n * k.V + h)[d] = from_float<T>(draw);
@@ -89,20 +65,20 @@ __device__ __forceinline__ void gates_column(const KdaGates<T> &k, int64_t h, in
     }
 }
 
-template <class T> __global__ void __launch_bounds__(GATE_THREADS, 1) kda_gates_bwd_kernel(KdaGates<T> k)
+template <class T> __global__ void __launch_bounds__(AROUND_THREADS, 1) kda_gates_bwd_kernel(KdaGates<T> k)
 {
-    SHARED(float, part, [GATE_WARPS][WARP]);
+    SHARED(float, part, [AROUND_WARPS][WARP]);
     const int64_t h = blockIdx.x, rows = rows_in_use(k.rows);
     float log = 0;
     for (int64_t first = 0; first < k.D; first += WARP) {
         const int64_t d = first + threadIdx.x % WARP;
-        float bias = 0;
-        if (d < k.D) gates_column(k, h, d, &bias, &log);
-        bias = sum_of_slices(bias, part);
+        float bias[1] = {};
+        if (d < k.D) gates_column(k, h, d, &bias[0], &log);
+        sum_of_warps<1>(bias, part);
         float *to = k.ddt_bias + h * k.ddt_ld + d;
-        if (threadIdx.x < WARP && d < k.D) *to = (k.fresh ? 0.0f : *to) + bias;
+        if (threadIdx.x < WARP && d < k.D) *to = (k.fresh ? 0.0f : *to) + bias[0];
     }
-    for (int64_t n = threadIdx.x; n < rows; n += GATE_THREADS) {
+    for (int64_t n = threadIdx.x; n < rows; n += AROUND_THREADS) {
         const float s = sigmoid_of(to_float(k.b.at(n)[h]));
         k.db.at(n)[h] = from_float<T>(s * (1.0f - s) * k.dbeta.at(n)[h]);
     }
@@ -114,7 +90,7 @@ template <class T, class Args> static KdaGates<T> gates_of(const Args *a)
 {
     KdaGates<T> k = {};
     k.b = rows_of<const T>(a->b), k.raw = grouped_rows_of<const T>(a->raw);
-    k.a_log = a->a_log, k.dt_bias = a->dt_bias;
+    k.a_log = vector_of(a->a_log), k.dt_bias = vector_of(a->dt_bias);
     k.V = a->raw.dim[1], k.D = a->raw.dim[2], k.bound = a->bound;
     return k;
 }
@@ -123,7 +99,7 @@ template <class T> static void launch_fwd(Stream *s, const kda_gates_fwd_args *a
 {
     KdaGates<T> k = gates_of<T>(a);
     k.beta = rows_of<float>(a->beta), k.g = rows_of<float>(a->g), k.rows = row_count(a->beta, a->b);
-    LAUNCH((kda_gates_fwd_kernel<T>), grid_blocks(ceil_div(a->b.dim[0] * k.V * k.D, GATE_THREADS)), GATE_THREADS, 0,
+    LAUNCH((kda_gates_fwd_kernel<T>), grid_blocks(ceil_div(a->b.dim[0] * k.V * k.D, AROUND_THREADS)), AROUND_THREADS, 0,
            cuda_stream(s), k);
 }
 
@@ -140,7 +116,7 @@ template <class T> static void launch_bwd(Stream *s, const kda_gates_bwd_args *a
     k.dbeta = rows_of<const float>(a->dbeta), k.dg = rows_of<const float>(a->dg);
     k.da_log = data_of<float>(a->da_log), k.ddt_bias = data_of<float>(a->ddt_bias), k.ddt_ld = a->ddt_bias.ld;
     k.rows = row_count(a->db, a->dbeta), k.fresh = a->fresh;
-    LAUNCH((kda_gates_bwd_kernel<T>), grid_blocks(k.V), GATE_THREADS, 0, cuda_stream(s), k);
+    LAUNCH((kda_gates_bwd_kernel<T>), grid_blocks(k.V), AROUND_THREADS, 0, cuda_stream(s), k);
 }
 
 extern "C" Err cuda_kda_gates_bwd(Stream *s, const kda_gates_bwd_args *a)
