@@ -47,7 +47,7 @@ static inline Token token_of(const Rule *r, int64_t b, int64_t h, int64_t t)
                     r->g + value * r->A, r->beta[value],    r->doc && r->doc[n] == r->first + t };
 }
 
-/* What is left of row d of the state. */
+/* The factor that leaves row d of the state. */
 static inline double token_left(const Rule *r, const Token *x, int64_t d) { return exp(x->g[r->A > 1 ? d : 0]); }
 
 /* e = v - D^T k with D = exp(g) S */

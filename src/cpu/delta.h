@@ -31,7 +31,8 @@ void CPU(delta_head)(const Scan *d, DeltaHead *h, const ScanKeys *keys, const Sc
                      const float *state);
 
 /*
- * Writes of a run's rows, where each reads what earlier rows of the run wrote: rows of values, and low [i][j] for j < i.
+ * Writes of a run's rows, where each reads what earlier rows of the run wrote: rows of values, and low [i][j] of
+ * j < i.
  *
  * delta_solve       error[i] += the sum over j < i of low[i][j] write[j], and write[i] = beta[i] error[i]: i ascending.
  * delta_solve_back  dwrite[j] += the sum over i > j, descending, of low[i][j] derror[i], and derror[j] = beta[j]

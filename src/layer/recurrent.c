@@ -1,4 +1,4 @@
-/* What mixers whose heads have states share: all but the recurrence itself, its gates and its norm (recurrent.h). */
+/* Mixers whose heads have states share all but the recurrence itself, its gates and its norm (recurrent.h). */
 #include "layer/recurrent.h"
 
 #include <math.h>
@@ -155,7 +155,7 @@ Tensor part_of(Tensor t, int64_t chunk, int64_t before, int64_t columns)
     return tensor_col_slice(tensor_reshape(t, tensor_count(t) / chunk, chunk), before, columns);
 }
 
-/* Of Win's results, or their gradients: the convolution's columns; z's, where it has no latent. */
+/* Columns of Win's results, or of their gradients: the convolution's; z's, where it has no latent. */
 static Tensor mixed_in(const RecurrentCall *k, Tensor t)
 {
     return part_of(t, k->mixed + k->gated, k->r->shape.z_first ? k->gated : 0, k->mixed);
@@ -476,7 +476,7 @@ static Err project_latents(const RecurrentCall *k, const Outputs *t, Tensor *own
     return ERR_OK;
 }
 
-/* What gates of this rank's heads are made of. Its rows travel, few numbers a head, where those of x would travel a
+/* Inputs of the gates of this rank's heads. Their rows travel, few numbers a head, where those of x would travel a
  * second time. */
 static Err project_small(const RecurrentCall *k, Tensor x, const Outputs *t)
 {
@@ -492,7 +492,7 @@ static Err project_small(const RecurrentCall *k, Tensor x, const Outputs *t)
     return ERR_OK;
 }
 
-/* What reshard_in has left, for the ops; ahead and state are those of the slice before. */
+/* Results of reshard_in, for the ops; ahead and state are those of the slice before. */
 static Scan scan_of(const RecurrentCall *k, Tensor mixed, const Tensor *gate, Tensor doc)
 {
     Scan x = {
@@ -707,7 +707,7 @@ static Err gates_backward(const RecurrentCall *k, const Tensor *input, const Sca
     return ERR_OK;
 }
 
-/* What Wproj has read, made again where a later W finds it if it was not kept. */
+/* Wproj's input, made again where a later W finds it if it was not kept. */
 static Err gated_of(const RecurrentCall *k, Tensor *gated)
 {
     Ctx *c = k->c;

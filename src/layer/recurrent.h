@@ -1,6 +1,6 @@
 /*
- * What mixers whose heads have states share (delta.c, mamba2.c). A state is a matrix of fixed size that every row
- * changes and reads. A unit is what no rank cuts: heads that read the same columns.
+ * Parts that mixers whose heads have states share (delta.c, kda.c, mamba2.c). A state is a matrix of fixed size that
+ * every row changes and reads. A unit is what no rank cuts: heads that read the same columns.
  *
  *   m, z  = x Win           columns lie unit by unit
  *   a     = x Wsmall        one or two numbers of each head, from which its gates come; ranks of tp have all of Wsmall
@@ -93,7 +93,7 @@ typedef struct {
     Tensor dy, dgate[GATES], dbefore;
 } ScanBackward;
 
-/* What a kind does itself. y [B, rows, channels] is the convolution's result, which a scan may overwrite. */
+/* Members that a kind has of its own. y [B, rows, channels] is the convolution's result, which a scan may overwrite. */
 struct RecurrentOps {
     /* From in [N, heads] to gate [N, heads], of the heads of this rank; and back, with the gradients of A_log and
      * dt_bias. The last ones have `decays` numbers a head: in [N, heads * decays], gate [N, heads, decays]. */
