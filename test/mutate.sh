@@ -30,7 +30,7 @@ if has avx512f avx512dq avx512vl avx512bw fma; then isa=avx512; fi
 
 # copy_tree PROGRAM...: the tree and its objects in $work, test programs built. The caller's folder is then $work.
 copy_tree() {
-    cp -a "$root"/Makefile "$root"/main.c "$root"/src "$root"/test "$root"/scripts "$root"/bench "$root"/cuda "$work" || exit 1
+    (cd "$root" && cp -a Makefile main.c config src test scripts bench cuda "$work") || exit 1
     mkdir -p "$work/$build"
     if [ -d "$root/$build/src" ]; then cp -a "$root/$build/src" "$work/$build/" || exit 1; fi
     if [ -d "$root/$build/test" ]; then
