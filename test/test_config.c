@@ -574,6 +574,19 @@ static const Rule rules[] = {
       "model.mixer=attention,delta model.attention_gate=true", "no block has attention", 1 },
     { "model.mixer=delta model.window=16",
       "model.mixer=attention,delta model.window=16", "no block has attention", 1 },
+    { "model.mixer=delta model.kv_heads=4", "model.mixer=delta model.kv_heads=12", "no block has attention", 1 },
+    { "model.mixer=mamba2 model.head_dim=32", "model.mixer=delta model.head_dim=32",
+      "no block has attention, or reads it in the place", 1 },
+    { "model.mixer=mamba2 model.head_dim=32", "model.mixer=mamba2 model.head_dim=64",
+      "no block has attention, or reads it in the place", 1 },
+    { "model.mixer=delta model.attention_bias=qkv", "model.mixer=delta,attention model.attention_bias=qkv",
+      "no block has attention", 1 },
+    { "model.mixer=delta model.bias=false model.attention_bias=all", "model.mixer=delta model.attention_bias=all",
+      "no block has attention", 1 },
+    { "model.mixer=delta parallel.attn_block=8", "model.mixer=delta parallel.attn_block=64", "no block has attention",
+      1 },
+    { "model.mixer=kda model.heads=7", "model.mixer=kda model.heads=7 model.kda_head_dim=64",
+      "hidden must be a multiple of heads", 1 },
     { "optim.mup_base=384 model.mixer=delta optim.mup_head_dim=64",
       "optim.mup_base=384 model.mixer=attention,delta optim.mup_head_dim=64", "no block has attention", 1 },
     { "model.mixer=delta optim.qk_clip=100",
@@ -1137,7 +1150,6 @@ TEST(rules_of_attention_are_of_its_blocks_alone)
         const char *heads, *says; /* of a model with attention */
         int world_size;
     } cases[] = {
-        { "model.heads=3 model.kv_heads=2 model.hidden=96", "heads must be a multiple of kv_heads", 1 },
         { "model.heads=1 model.head_dim=32 model.delta_key_heads=2 parallel.tp=2 parallel.tp_blocks=2",
           "tp must divide kv_heads x parts", 2 },
         { "model.heads=1 model.head_dim=1 model.delta_key_heads=4 model.delta_value_heads=8 model.delta_key_dim=16 "

@@ -57,12 +57,13 @@ holds latents gated "${latent[@]}" model.q_lora_rank=10 model.bias=true model.at
 holds beside gelu model.block_norms=parallel
 holds besides gelu model.block_norms=parallel_two
 delta=(model.delta_key_heads=3 model.delta_value_heads=6 model.delta_key_dim=4 model.delta_value_dim=7 model.delta_conv=5)
-holds delta gated model.arch=llama model.mixer=delta "${delta[@]}" model.attention_dropout=0
+holds delta gated model.arch=llama model.mixer=delta "${delta[@]}" model.kv_heads=0 model.attention_dropout=0
 holds hybrid gelu model.mixer=delta,attention "${delta[@]}" model.position=rope
 kda=(model.kda_heads=3 model.kda_head_dim=4 model.kda_conv=5)
-holds kda gated model.arch=llama model.mixer=kda "${kda[@]}" model.attention_dropout=0
+holds kda gated model.arch=llama model.mixer=kda "${kda[@]}" model.kv_heads=0 model.attention_dropout=0
 mamba=(model.mamba_heads=6 model.mamba_head_dim=5 model.mamba_groups=3 model.mamba_state=7 model.mamba_conv=5)
-holds mamba gated model.arch=llama model.mixer=mamba2 "${mamba[@]}" model.attention_dropout=0
+holds mamba gated model.arch=llama model.mixer=mamba2 "${mamba[@]}" model.kv_heads=0 model.head_dim=0 \
+    model.attention_dropout=0
 holds unbiased gelu model.norm=layernorm model.norm_bias=false model.mtp_layers=1 model.position=none
 check "norm_bias=false: no norm has a bias" [ "$(grep -c 'norm.*bias' unbiased.txt)" = 0 ]
 check "each row of a norm's bias names norm_bias" \

@@ -201,7 +201,9 @@ Err small_run_words(const Config *c, const char *data, char words[SMALL_BYTES])
     cut_experts(&k);
     cut_batch(&k);
     for (int64_t n = 16; n < c->model.seq && n < 16384; n *= 2)
-        if (try(&k, " model.seq=%lld parallel.attn_block=%d", (long long)n, KEYS_OF_BLOCK)) break;
+        if (config_has_attention(c) ? try(&k, " model.seq=%lld parallel.attn_block=%d", (long long)n, KEYS_OF_BLOCK)
+                                    : try(&k, " model.seq=%lld", (long long)n))
+            break;
     cut_windows(&k);
     try(&k, " model.vocab=0");
     ASSERT(strlen(words) + 1 < SMALL_BYTES);

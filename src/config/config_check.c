@@ -79,7 +79,14 @@ static int64_t layers_recomputed(const Config *c)
 /* Is there a use of model.head_dim? delta_key_dim may be filled in from it. */
 static bool reads_head_dim(const Config *c)
 {
-    return config_has_attention(c) || c->origin[CFG_model_delta_key_dim].kind == ORIGIN_AUTO;
+    return config_has_attention(c) || c->origin[CFG_model_delta_key_dim].kind == ORIGIN_AUTO ||
+           c->origin[CFG_model_kda_head_dim].kind == ORIGIN_AUTO;
+}
+
+/* (a resolved configuration says what it has stood for) */
+static bool may_have_head_dim(const Config *c)
+{
+    return config_has_attention(c) || config_has_delta(c) || config_has_kda(c);
 }
 
 static bool has_rope(const Config *c) { return c->model.position == MODEL_POSITION_ROPE; }

@@ -4,7 +4,7 @@
 
 #include "config/config.h"
 
-enum { CONFIG_REPORT_BYTES = 12288, CONFIG_BROKEN = 128 };
+enum { CONFIG_REPORT_BYTES = 12288, CONFIG_BROKEN = 128, USUAL_ATTN_BLOCK = 64 };
 
 /* A rule: the line that states it, and the first of the keys it is about. */
 typedef struct {

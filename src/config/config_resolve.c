@@ -233,7 +233,7 @@ static void resolve_parallel(ConfigReader *r)
     resolve_schedule(r);
     FILL(0, parallel, tp_blocks, usual_tp_blocks(c), CFG_model_hidden);
     FILL(0, parallel, seq_blocks, usual_seq_blocks(c->model.seq), CFG_model_seq);
-    FILL(0, parallel, attn_block, 64, CFG_model_seq);
+    FILL(0, parallel, attn_block, USUAL_ATTN_BLOCK, CFG_model_seq);
     FILL(-1, parallel, sp, c->parallel.tp > 1, CFG_parallel_tp);
     config_cp_comm(c, &c->derived.cp_comm);
     config_recompute(c, &c->derived.recompute);

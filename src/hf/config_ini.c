@@ -137,8 +137,8 @@ static void put_sizes(Ini *w)
     put_int(w, "layers", m->layers);
     put_int(w, "hidden", m->hidden);
     put_int(w, "heads", m->heads);
-    if (!w->row->latent && m->kv_heads != m->heads) put_int(w, "kv_heads", m->kv_heads);
-    if (!w->row->latent && m->head_dim * m->heads != m->hidden) put_int(w, "head_dim", m->head_dim);
+    if (w->attends && !w->row->latent && m->kv_heads != m->heads) put_int(w, "kv_heads", m->kv_heads);
+    if (w->attends && !w->row->latent && m->head_dim * m->heads != m->hidden) put_int(w, "head_dim", m->head_dim);
     put_int(w, "ffn", m->ffn);
     put_int(w, "seq", m->positions);
     put_int(w, "vocab", m->vocab);
@@ -157,7 +157,7 @@ static void put_bias(Ini *w)
     if (linears) put_flag(w, "bias", true);
     if (kind == HF_BIAS_QKV || (kind == HF_BIAS_APART && attention && !m->out_bias))
         put_word(w, "attention_bias", "qkv");
-    else if (attention != linears) put_word(w, "attention_bias", attention ? "all" : "none");
+    else if (attention != linears && w->attends) put_word(w, "attention_bias", attention ? "all" : "none");
 }
 
 /* Megatrain's two kinds of dropout are in the places of GPT-2's three. */
