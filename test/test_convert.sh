@@ -129,6 +129,10 @@ t = hf_folder.read("one/model.safetensors")
 for table in ("inv_freq", "cos_cached", "sin_cached"):
     t["model.layers.0.self_attn.rotary_emb." + table] = ("F32", [4], b"\0" * 16)
 hf_folder.write("tables/model.safetensors", t)
+shutil.copytree("one", "strange")
+t = hf_folder.read("one/model.safetensors")
+t.update({f"model.extra.{i}.weight": ("F32", [1], b"\0" * 4) for i in range(40)})
+hf_folder.write("strange/model.safetensors", t)
 # a tied model as its body alone saves it, without a prefix; beside it what other programs read
 shutil.copytree("sixteen", "bare")
 t = {}
@@ -158,8 +162,12 @@ into bare bare.run 2>err.txt
 check "names without a prefix: $(head -1 err.txt)" same_weights bare.run sixteen.run
 mkdir pickled
 cp one/config.json pickled
-touch pickled/pytorch_model.bin
+touch pickled/pytorch_model-00001-of-00002.bin
 expect 4 "has neither 'model.safetensors' nor" into pickled pickled.run
+check "the line that converts: $(grep hint err.txt)" grep -q "M.from_pretrained('pickled', dtype='auto').save_pretrained" err.txt
+into strange strange.run 2>err.txt
+check "tensors without a place are named once, and counted: $(cat err.txt)" \
+    grep -q "holds tensor 'model.extra.0.weight', and 39 others, which a model of its config.json does not have" err.txt
 into headed headed.run 2>err.txt
 check "a tied head that is there: $(head -1 err.txt)" same_weights headed.run sixteen.run
 

@@ -105,7 +105,9 @@ static Err from_hf(Words folders)
     TRY(find_folder(folder, folders.items[0]));
     setup_init(&arena);
     const Err err = hf_config_read(folder, &arena, &hf);
-    if (!err) printf("; %s\n%s", hf_class_names(hf.kind)->architecture, hf.ini);
+    if (!err) printf("; %s\n", hf_class_names(hf.kind)->architecture);
+    if (!err && *hf.ignored) printf("; ignored, since they change nothing here: %s\n", hf.ignored);
+    if (!err) fputs(hf.ini, stdout);
     setup_release(&arena);
     return err;
 }

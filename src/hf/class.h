@@ -107,6 +107,7 @@ typedef struct {
     HfStore store;
     int64_t block_rows, block_cols; /* HF_STORE_FP8_BLOCKS */
     const char *ini;                /* sections [model] and [moe], all keys that the class decides */
+    const char *ignored;            /* keys of the file that change nothing here: "a, b" */
 } HfConfig;
 
 /*

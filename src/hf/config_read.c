@@ -11,7 +11,7 @@
 #include "hf/model.h"
 #include "hf/tensors.h"
 
-enum { VALUE_BYTES = 64, MEMBERS = sizeof(HfModel) / 8 };
+enum { VALUE_BYTES = 64, IGNORED_BYTES = 4096, MEMBERS = sizeof(HfModel) / 8 };
 
 typedef struct {
     const char *name;   /* of the file, for messages */
@@ -19,10 +19,11 @@ typedef struct {
     HfClass class;
     HfModel model;
     HfConfig *out;
-    int unknown;             /* keys that nobody knows, of which the first is the message's */
-    char unknown_names[256]; /* the others */
-    ErrKept unknown_error;   /* that message */
-    const char *by[MEMBERS]; /* the key that a member has its value from */
+    int unknown;                 /* keys that nobody knows, of which the first is the message's */
+    char unknown_names[256];     /* the others */
+    ErrKept unknown_error;       /* that message */
+    char ignored[IGNORED_BYTES]; /* keys that change nothing */
+    const char *by[MEMBERS];     /* the key that a member has its value from */
 } Reader;
 
 /* ---- messages ---- */
@@ -340,12 +341,27 @@ static Err refuse_unknown(const Reader *r)
 /* (a key of every class, in an object within config.json) */
 static bool is_of_all(const HfKey *k) { return k->classes == HF_CLASS_ALL; }
 
+/* (its class, and ids, are said in other places) */
+static void note_ignored(Reader *r, const char *name)
+{
+    static const char *const said[] = { "model_type", "architectures", "bos_token_id", "eos_token_id", "pad_token_id" };
+    char word[VALUE_BYTES];
+    const size_t used = strlen(r->ignored);
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++)
+        if (strcmp(name, said[i]) == 0) return;
+    word_text(name, word);
+    snprintf(r->ignored + used, sizeof r->ignored - used, "%s%s", used ? ", " : "", word);
+}
+
 /* A key may change nothing in one class and much in another, so that only those of every class are passed over. */
 static Err unknown_key(Reader *r, const char *name, const Json *v)
 {
     const HfKey *elsewhere = find_key(hf_keys, hf_key_count, name, HF_CLASS_ALL);
-    if (asks_for_nothing(v) || name[0] == '_') return ERR_OK; /* (or a note of whoever wrote the file) */
-    if (elsewhere && elsewhere->kind == HF_KEY_IDLE && is_of_all(elsewhere)) return ERR_OK;
+    const bool idle = elsewhere && elsewhere->kind == HF_KEY_IDLE && is_of_all(elsewhere);
+    if (idle || asks_for_nothing(v) || name[0] == '_') { /* (or a note of whoever wrote the file) */
+        note_ignored(r, name);
+        return ERR_OK;
+    }
     if (elsewhere && elsewhere->kind != HF_KEY_IDLE)
         return refused(r, name, v, elsewhere->meaning, "the class has no such key");
     return note_unknown(r, name, v);
@@ -355,6 +371,7 @@ static Err take_keys(Reader *r, const Json *object, const HfKey *keys, int count
 {
     for (void *it = json_iter(object); it; it = json_next(object, it)) {
         const HfKey *k = find_key(keys, count, json_iter_key(it), HF_CLASS_BIT(r->class));
+        if (k && k->kind == HF_KEY_IDLE) note_ignored(r, k->name);
         if (k) TRY(take_key(r, k, json_iter_value(it)));
         else TRY(unknown_key(r, json_iter_key(it), json_iter_value(it)));
     }
@@ -680,6 +697,9 @@ static Err read_model(Reader *r, const Json *root, SetupArena *arena)
     look_for_modules(r);
     r->out->kind = r->class;
     r->out->interleaved = r->model.interleaved;
+    char *ignored;
+    TRY(setup_strdup(arena, r->ignored, &ignored));
+    r->out->ignored = ignored;
     return hf_ini(r->name, &r->model, r->class, arena, &r->out->ini);
 }
 

@@ -168,6 +168,20 @@ static Err open_with_index(HfFolder *f, const char *path, SetupArena *a)
     return err;
 }
 
+/* (files of pickled objects would run what is in them) */
+static Err no_weights(const char *path)
+{
+    char pattern[PATH_MAX + 32];
+    glob_t found;
+    err_set(ERR_CKPT, "'%s' has neither '%s' nor '%s'", path, single_name, index_name);
+    snprintf(pattern, sizeof pattern, "%s/*.bin", path);
+    if (glob(pattern, 0, NULL, &found)) return ERR_CKPT;
+    globfree(&found);
+    return err_hint("files of PyTorch's own (*.bin) are not read: python3 -c \"from transformers import "
+                    "AutoModelForCausalLM as M; M.from_pretrained('%s', dtype='auto').save_pretrained('NEW')\"",
+                    path);
+}
+
 Err hf_folder_open(const char *path, SetupArena *a, HfFolder *out)
 {
     char index[PATH_MAX];
@@ -175,10 +189,7 @@ Err hf_folder_open(const char *path, SetupArena *a, HfFolder *out)
     TRY(join(index, path, index_name));
     if (!file_holds(path, single_name) && file_exists(index)) return open_with_index(out, index, a);
     if (!file_holds(path, single_name)) {
-        err_set(ERR_CKPT, "'%s' has neither '%s' nor '%s'", path, single_name, index_name);
-        return file_holds(path, "pytorch_model.bin") || file_holds(path, "pytorch_model.bin.index.json")
-                   ? err_hint("pytorch_model.bin is not read: save the model with safetensors")
-                   : ERR_CKPT;
+        return no_weights(path);
     }
     TRY(setup_array(a, 1, &out->files));
     TRY(open_file(out, single_name, a));

@@ -150,15 +150,20 @@ static bool is_stacked(const HfFolder *f)
 /* Tensors that the model has no place for: some are passed over, those of modules of multi-token prediction aloud. */
 static Err check_rest(const HfWeights *m, const HfConfig *hf)
 {
-    int64_t modules = 0;
+    int64_t modules = 0, others = 0;
+    const HfTensor *first = NULL;
+    char more[64] = "";
     for (int64_t i = 0; i < m->folder.count; i++) {
         const HfTensor *t = &m->folder.tensors[i];
-        if (t->used) continue;
-        if (!hf_ignored(&m->naming, hf->wrapped, m->mtp_layers, t->t.name))
-            return err_set(ERR_CKPT, "'%s' holds tensor '%s', which a model of its config.json does not have",
-                           m->folder.files[t->file].path, t->t.name);
-        modules += !strncmp(t->t.name, "mtp.", 4);
+        const bool place = t->used || hf_ignored(&m->naming, hf->wrapped, m->mtp_layers, t->t.name);
+        if (!place && !first) first = t;
+        others += !place;
+        modules += !t->used && !strncmp(t->t.name, "mtp.", 4);
     }
+    if (others > 1) snprintf(more, sizeof more, ", and %lld others", (long long)others - 1);
+    if (first)
+        return err_set(ERR_CKPT, "'%s' holds tensor '%s'%s, which a model of its config.json does not have",
+                       m->folder.files[first->file].path, first->t.name, more);
     if (modules)
         log_warn("'%s': %lld tensors of multi-token prediction (mtp.*) are left out", m->folder.files[0].path,
                  (long long)modules);
