@@ -174,8 +174,11 @@ static const struct {
       "mixer = mamba2,attention|ffn = 1024|rope_base = 10000|attention_scale = 1|mamba_conv = 3|"
       "mamba_conv_bias = false", "[moe]" },
     { "bamba",
+      "\"attn_rotary_emb\":64,"
       "\"attn_layer_indices\":[1],\"num_hidden_layers\":2,\"time_step_limit\":[0.25,{\"__float__\":\"Infinity\"}]",
       "mixer = mamba2,attention|rope_dim = 64|mamba_dt_min = 0.25|kv_heads = 8", "[moe]" },
+    { "bamba", "\"num_hidden_layers\":2,\"attention_bias\":true,\"head_dim\":32", "mixer = mamba2",
+      "kv_heads|head_dim|attention_bias" },
     { "nemotron_h", "\"rms_norm_eps\":1e-5,\"attention_head_dim\":128,\"time_step_limit\":[0.0, Infinity]",
       "layers = 4|mixer = mamba2,none,attention,none|ffn_layers = 0,1|every = 0,1,0*2|mamba_dt_min = 0.001|"
       "position = none|activation = relu2|shared_ffn = 7688|mamba_groups = 8|balance = bias",
@@ -798,6 +801,9 @@ static const struct {
       "vaultgemma", NULL },
     { "model.arch=llama moe.experts=4 moe.router=sqrt_softplus", NULL, "moe.router = sqrt_softplus" },
     { "model.arch=llama model.mtp_layers=1", NULL, "model.mtp_layers = 1" },
+    { "model.arch=llama model.mixer=delta*3,attention", NULL, "the nearest, qwen3_5_text, would have" },
+    { "model.arch=llama model.mixer=mamba2*3,attention model.norm=layernorm", NULL, "the nearest, granitemoehybrid," },
+    { "model.arch=llama model.mixer=mamba2,delta", NULL, "model.mixer = mamba2,delta beside the other keys" },
 };
 
 TEST(classes_of_ours)
@@ -811,8 +817,10 @@ TEST(classes_of_ours)
             CHECK_MSG(!err && !strcmp(hf_class_names(class)->model_type, ours[i].type), "%s: %s", ours[i].keys,
                       err ? err_message() : hf_class_names(class)->model_type);
         else
-            CHECK_MSG(err == ERR_CONFIG && one_line(err_message()) && strstr(err_message(), ours[i].text), "%s: %s",
-                      ours[i].keys, err ? err_message() : hf_class_names(class)->model_type);
+            CHECK_MSG(err == ERR_CONFIG && one_line(err_message()) &&
+                          (strstr(err_message(), ours[i].text) || strstr(err_hint_text(), ours[i].text)),
+                      "%s: %s %s", ours[i].keys, err ? err_message() : hf_class_names(class)->model_type,
+                      err_hint_text());
         config_release(&c);
     }
 }

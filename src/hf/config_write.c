@@ -346,11 +346,24 @@ Err hf_check_mup(const Config *cfg)
                    (long long)cfg->model.mtp_layers, (long long)cfg->optim.mup_base);
 }
 
+/* Has the class blocks with each of these mixers, and blocks of one layer if there are such? */
+static bool has_mixers(const Config *cfg, HfClass c)
+{
+    const HfClassRow *row = &hf_classes[c];
+    const bool single =
+        layer_pattern_has(&cfg->derived.mixer, MIXER_WORD_NONE) || layer_pattern_has(&cfg->derived.ffn_layers, 0);
+    for (int w = 0; w < MIXER_WORDS; w++)
+        if (w != MIXER_WORD_ATTENTION && w != MIXER_WORD_NONE && w != (int)row->hybrid &&
+            layer_pattern_has(&cfg->derived.mixer, w))
+            return false;
+    return row->single || !single;
+}
+
 /* Classes that cannot: attention of another kind, no experts, or a file that transformers would not open. */
 static bool may_say(const Config *cfg, HfClass c)
 {
     const HfClassRow *row = &hf_classes[c];
-    if (row->divides && cfg->model.hidden % cfg->model.heads) return false;
+    if (!has_mixers(cfg, c) || (row->divides && cfg->model.hidden % cfg->model.heads)) return false;
     if (row->latent != (cfg->model.attention == MODEL_ATTENTION_MLA)) return false;
     if (c == HF_QWEN3_5_MOE && cfg->moe.router == ROUTER_SOFTMAX_PRE) return false; /* (as Qwen3-Next's are read) */
     return cfg->moe.experts ? row->mixture : row->latent || row->hybrid || !row->mixture;
@@ -369,7 +382,9 @@ Err hf_class_of(const Config *cfg, HfClass *out)
     if (n.refuser < HF_CLASSES)
         return err_set(ERR_CONFIG, "no class of transformers has this model: of %s %s",
                        hf_classes[n.refuser].names.model_type, n.refusal.message);
-    if (n.count == CFG_COUNT) return err_set(ERR_CONFIG, "no class of transformers has a model with these keys");
+    if (n.count == CFG_COUNT)
+        return err_set(ERR_CONFIG, "no class of transformers has a model with model.mixer = %s beside the other keys",
+                       cfg->model.mixer);
     const ConfigKey *key = config_key(n.key);
     err_set(ERR_CONFIG, "no class of transformers has a model with %s.%s = %s beside the other keys", key->section,
             key->name, config_value(cfg, n.key, buf));
