@@ -8,52 +8,9 @@
  * Needs     workspace for at least one block: 1.1 MiB of states of 128 and heads of 64.
  */
 #include "device/scan_room.h"
-#include "scan.cuh"
+#include "mamba.cuh"
 
 constexpr int MAMBA_SQUARE = MAMBA_WINDOW * MAMBA_WINDOW;
-
-/* One call. */
-template <class T> struct MambaCall {
-    GroupedRows<const T> x, k, q;
-    Rows<const float> delta, g;
-    const void *skip;
-    DType skip_type;
-    ScanRows rows;
-    int G, H, N, P, group, windows;
-    float *workspace;
-    int64_t floats; /* of it that a block has */
-
-    __device__ __forceinline__ float skip_of(int head) const
-    {
-        if (skip_type == BF16) return to_float(static_cast<const bf16 *>(skip)[head]);
-        if (skip_type == F16) return to_float(static_cast<const f16 *>(skip)[head]);
-        return static_cast<const float *>(skip)[head];
-    }
-    __device__ __forceinline__ int64_t state_row(int64_t b, int64_t window, int head) const
-    {
-        return ((b * windows + window) * H + head) * N;
-    }
-    __device__ __forceinline__ int64_t window_end(int64_t window) const
-    {
-        const int64_t end = (window + 1) * MAMBA_WINDOW;
-        return end < rows.T ? end : rows.T;
-    }
-};
-
-template <class T> struct MambaFwd {
-    MambaCall<T> c;
-    GroupedRows<T> o;
-    Rows<float> states, after; /* data of after: or NULL */
-    Rows<const float> before;
-};
-
-template <class T> struct MambaBwd {
-    MambaCall<T> c;
-    GroupedRows<T> dx, dk, dq;
-    GroupedRows<const T> go;
-    Rows<float> ddelta, dg, dskip, dbefore, dstates; /* data of dbefore: or NULL */
-    Rows<const float> dafter, states;
-};
 
 /* ---- states ---- */
 
@@ -397,6 +354,8 @@ template <class T> static Err launch_fwd(Stream *s, const mamba_fwd_args *a)
     f.o = grouped_rows_of<T>(a->o);
     f.states = rows_of<float>(a->states), f.after = rows_of<float>(a->after);
     f.before = rows_of<const float>(a->before);
+    if constexpr (std::is_same<T, bf16>::value)
+        if (mamba_takes_tiles(s, a)) return mamba_tiles_fwd(s, f);
     c.floats = states_floats(c.N, c.P);
     TRY(scan_blocks(s, mamba_name, c.rows.B * c.H, c.floats, &blocks));
     LAUNCH((mamba_states_fwd_kernel<T>), blocks, SCAN_THREADS, 0, cuda_stream(s), f);

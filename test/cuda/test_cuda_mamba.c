@@ -81,6 +81,11 @@ TEST(mamba)
         mamba_case((MambaShape){ types[i], 2, 135, 1, 3, 16, 8, VIEWS | STATES });
         mamba_case((MambaShape){ types[i], 1, 263, 2, 4, 8, 16, DOCS | STATES | WIDE });
     }
+    /* (by tensor cores: windows of several documents, more heads than a block has, widths of part of a tile) */
+    mamba_case((MambaShape){ BF16, 2, 300, 1, 10, 72, 24, DOCS | STATES });
+    mamba_case((MambaShape){ BF16, 1, 256, 2, 4, 128, 64, STATES | WIDE });
+    mamba_case((MambaShape){ BF16, 1, 130, 1, 2, 256, 64, DOCS });
+    mamba_case((MambaShape){ BF16, 1, 5, 1, 1, 64, 64, 0 });
     mamba_case((MambaShape){ F32, 1, 1, 1, 3, 5, 7, 0 });
     mamba_case((MambaShape){ F32, 1, 128, 2, 4, 20, 12, STATES });
     mamba_case((MambaShape){ F32, 2, 40, 1, 1, 12, 300, DOCS | VIEWS });
