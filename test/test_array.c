@@ -190,9 +190,9 @@ static void choose_way(TinyRun *r, int v)
     r->spec.model.context = layer_pattern_all(v < 4 ? v : CONTEXT_ALLGATHER);
     if (v == 4) r->spec.model.context = (LayerPattern){ 2, { CONTEXT_ALLGATHER, CONTEXT_RING }, { 1, 1 } };
     if (v == CONTEXT_HIERARCHICAL) r->grid.cp_heads = 2;
-    if (r->spec.model.delta.key_heads || r->spec.model.mamba.heads || r->spec.model.kda.heads) /* (one way alone) */
-        r->spec.model.context =
-            (LayerPattern){ 2, { CONTEXT_A2A, v < 4 ? v : CONTEXT_RING }, { 1, 1 } };
+    if (r->spec.model.delta.key_heads || r->spec.model.mamba.heads || r->spec.model.kda.heads) /* (they have others) */
+        r->spec.model.context = v == 5 ? (LayerPattern){ 2, { CONTEXT_STATE, CONTEXT_ALLGATHER }, { 1, 1 } }
+                                       : (LayerPattern){ 2, { CONTEXT_A2A, v < 4 ? v : CONTEXT_RING }, { 1, 1 } };
 }
 
 static void choose_schedule(TinyRun *r, const char *name)

@@ -32,6 +32,7 @@ same wide 16 parallel.tp=4 parallel.pp=2
 same sinks 8 parallel.tp=2 parallel.ep=2 parallel.zero=1
 same latent 4 parallel.pp=2 parallel.ep=2
 same hybrid 4 parallel.tp=2 parallel.cp=2 parallel.cp_comm=a2a
+same hybrid 2 parallel.cp=2 parallel.cp_comm='state*3,allgather'
 digest_of() { sed -n 's/.*digest //p' out.txt; }
 same tiny 2 parallel.tp=2
 first=$(digest_of)

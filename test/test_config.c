@@ -659,7 +659,7 @@ static const Rule rules[] = {
       "parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=256 run.reproducible=layout",
       "attn_block must divide seq / (2 x its ranks), here 256", 2 },
     { "parallel.cp=2 parallel.cp_comm=rings", "parallel.cp=2 parallel.cp_comm=ring*2,a2a",
-      "must be allgather, ring, a2a or hierarchical, or a list of them", 2 },
+      "must be allgather, ring, a2a, hierarchical or state, or a list of them", 2 },
     { "parallel.cp_comm=ring*4096", "parallel.cp_comm=ring*2", "the list is about 4096 blocks, the model has", 1 },
     { "train.recompute=selectively", "train.recompute=selective",
       "must be none, selective or full, or a list of them with repetitions", 1 },
@@ -1186,6 +1186,9 @@ TEST(ranks_of_cp_meet_block_by_block)
     } cases[] = {
         { "a2a*2,ring", NULL, NULL },
         { "ring", "theirs must be a2a", "take parallel.cp_comm=a2a*2,allgather" },
+        { "state*2,ring", NULL, NULL },
+        { "allgather", "theirs must be a2a", "parallel.cp_comm=state*2,allgather" },
+        { "state", "blocks with attention have no state to hand on", "take parallel.cp_comm=a2a*2,allgather" },
         { "a2a", "each rank gets whole key heads of a tp rank", "take parallel.cp_comm=a2a*2,ring" },
     };
     char words[512];
@@ -1193,6 +1196,14 @@ TEST(ranks_of_cp_meet_block_by_block)
                                  "model.mamba_groups=4 parallel.cp=2 parallel.seq_blocks=8 model.position=none";
     const char *all = complaint(NULL, states, 2);
     CHECK_MSG(strstr(all, "take parallel.cp_comm=a2a*2,allgather"), "%s", all);
+    static const char group[] = "model.mixer=mamba2*2,attention model.layers=6 model.heads=4 model.mamba_groups=1 "
+                                "model.mamba_heads=4 parallel.tp_blocks=1 parallel.cp=2 parallel.seq_blocks=8 "
+                                "model.seq=1024 parallel.cp_comm=";
+    snprintf(words, sizeof words, "%sa2a*2,ring", group);
+    const char *no = complaint(NULL, words, 2);
+    CHECK_MSG(count_lines(no) == 1 && strstr(no, "take parallel.cp_comm=state*2,allgather"), "%s", no);
+    snprintf(words, sizeof words, "%sstate*2,ring", group);
+    CHECK_MSG(!*complaint(NULL, words, 2), "%s", words);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         snprintf(words, sizeof words, "%s parallel.cp_comm=%s", keys, cases[i].way);
         const char *got = complaint(NULL, words, 4);

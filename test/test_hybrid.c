@@ -173,4 +173,88 @@ TEST(layouts_that_are_refused)
     OK(trainer_check(&s, (Grid){ .tp = 1, .cp = 2, .dp = 1, .pp = 1 }));
 }
 
+TEST(windows_that_ranks_would_cut)
+{
+    TrainSpec s = tiny_delta(tiny_llama());
+    s.model.context = layer_pattern_all(CONTEXT_STATE);
+    FAILS(trainer_check(&s, (Grid){ .tp = 1, .cp = 2, .dp = 1, .pp = 1 }), ERR_CONFIG,
+          "layers.1.attn: the ranks of parallel.cp cannot meet in such a layer as parallel.cp_comm=state says");
+    s.model.context = (LayerPattern){ 2, { CONTEXT_STATE, CONTEXT_ALLGATHER }, { 1, 1 } };
+    OK(trainer_check(&s, (Grid){ .tp = 1, .cp = 4, .dp = 1, .pp = 1 }));
+    FAILS(trainer_check(&s, (Grid){ .tp = 1, .cp = 8, .dp = 1, .pp = 1 }), ERR_CONFIG,
+          "layers.0.delta: a rank that hands its state on has whole windows of 64 positions: 64 x cp x slices must "
+          "divide seq, here 256");
+    CHECK_MSG(strstr(err_hint_text(), "parallel.cp=4"), "%s", err_hint_text());
+    s.pipeline.schedule = "seq1f1b";
+    s.pipeline.slices = 2;
+    s.seq_blocks = 16;
+    FAILS(trainer_check(&s, (Grid){ .tp = 1, .cp = 4, .dp = 1, .pp = 2 }), ERR_CONFIG, "64 x cp x slices");
+    OK(trainer_check(&s, (Grid){ .tp = 1, .cp = 2, .dp = 1, .pp = 2 }));
+    s = tiny_mamba(tiny_llama());
+    s.model.context = (LayerPattern){ 2, { CONTEXT_STATE, CONTEXT_ALLGATHER }, { 1, 1 } };
+    FAILS(trainer_check(&s, (Grid){ .tp = 1, .cp = 4, .dp = 1, .pp = 1 }), ERR_CONFIG, "windows of 128 positions");
+}
+
+/* ---- the state is handed from rank to rank ---- */
+
+typedef struct {
+    int tp, cp, pp, slices;
+    const char *schedule;
+    Recompute recompute;
+    ContextCut cut;
+    ContextComm attention;
+    ZeroCut zero;
+} Row;
+
+static uint64_t hash_of(TrainSpec s, Row row)
+{
+    const Grid grid = { .tp = row.tp, .dp = 1, .cp = row.cp, .pp = row.pp, .sp = row.tp > 1 };
+    TinyRun r = { .spec = s, .grid = grid, .steps = 2 };
+    r.spec.model.context = (LayerPattern){ 2, { CONTEXT_STATE, row.attention }, { 1, 1 } };
+    r.spec.model.recompute = layer_pattern_all(row.recompute);
+    r.spec.cut = row.cut;
+    r.spec.pipeline.schedule = row.schedule;
+    r.spec.pipeline.slices = row.slices;
+    r.spec.update.zero = row.zero;
+    tiny_train(&r);
+    CHECK_MSG(!r.err, "%s", r.message);
+    return r.hash;
+}
+
+/* One digest: on one rank, and wherever borders between ranks and between slices are. */
+static void check_rows(TrainSpec s)
+{
+    static const Row rows[] = {
+        { 1, 2, 1, 0, NULL, RECOMPUTE_NONE, CONTEXT_CONTIGUOUS, CONTEXT_ALLGATHER },
+        { 2, 2, 1, 0, NULL, RECOMPUTE_SELECTIVE, CONTEXT_ZIGZAG, CONTEXT_RING, ZERO_VALUES },
+        { 1, 4, 1, 0, NULL, RECOMPUTE_FULL, CONTEXT_ZIGZAG, CONTEXT_A2A },
+        { 1, 4, 1, 0, NULL, RECOMPUTE_SELECTIVE, CONTEXT_CONTIGUOUS, CONTEXT_ALLGATHER },
+        { 1, 2, 2, 2, "seq1f1b", RECOMPUTE_NONE, CONTEXT_ZIGZAG, CONTEXT_ALLGATHER },
+        { 1, 2, 2, 2, "seq1f1b", RECOMPUTE_FULL, CONTEXT_CONTIGUOUS, CONTEXT_A2A },
+        { 2, 2, 1, 2, "seq1f1b", RECOMPUTE_SELECTIVE, CONTEXT_CONTIGUOUS, CONTEXT_RING, ZERO_STATES },
+    };
+    const bool wide = s.model.mamba.heads > 0; /* (windows of 128: two ranks, or slices, have them) */
+    s.seq_blocks = 16;
+    s.attn_block = 16;
+    const uint64_t want = hash_of(s, (Row){ 1, 1, 1, .attention = CONTEXT_ALLGATHER });
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (wide && (rows[i].cp > 2 || rows[i].slices)) continue;
+        if (s.model.mamba.groups == 1 && rows[i].tp > 1) continue;
+        CHECK_MSG(hash_of(s, rows[i]) == want, "row %zu", i);
+    }
+}
+
+TEST(the_state_of_gated_deltanet_is_handed_on) { check_rows(tiny_delta(tiny_llama())); }
+TEST(that_of_kda_with_documents) { check_rows(tiny_apart(tiny_kda(tiny_llama()))); }
+TEST(that_of_mamba) { check_rows(tiny_mamba(tiny_llama())); }
+
+/* As Granite 4 has it: no head could be exchanged. */
+TEST(that_of_mamba_with_one_group)
+{
+    TrainSpec s = tiny_apart(tiny_mamba(tiny_llama()));
+    s.model.mamba.groups = s.model.tp_blocks = 1;
+    s.compute = BF16;
+    check_rows(s);
+}
+
 TEST_MAIN

@@ -294,6 +294,27 @@ TEST(sums_of_gradients_hide_behind_arithmetic)
     CHECK(waited(&more) <= waited(&beside));
 }
 
+/* Ranks that hand states on scan one after the other: each waits for the others' turns, forward and backward, and with
+ * recomputation for as many. Those that exchange heads do not. */
+TEST(states_make_ranks_wait)
+{
+    Case c = { .spec = tiny_delta(tiny_llama()), .grid = { .tp = 1, .dp = 1, .cp = 4 }, .device = device() };
+    c.spec.model.mixer = layer_pattern_all(MIXER_DELTA);
+    c.spec.seq_blocks = 8;
+    c.device.fp32_tflops = 1e-4; /* (scans are most of a step) */
+    for (Recompute again = RECOMPUTE_NONE; again <= RECOMPUTE_FULL; again++) {
+        c.spec.model.recompute = layer_pattern_all(again);
+        c.spec.model.context = layer_pattern_all(CONTEXT_STATE);
+        const Prediction p = predicted(&c);
+        const double scans = p.shares.op[OP_delta_fwd] + p.shares.op[OP_delta_bwd];
+        const double made_again = again == RECOMPUTE_SELECTIVE ? p.shares.op[OP_delta_fwd] / 2 : 0;
+        NEAR(waited(&p), 3 * (scans - made_again), 1e-2);
+        c.spec.model.context = layer_pattern_all(CONTEXT_A2A);
+        const Prediction heads = predicted(&c);
+        CHECK(waited(&heads) < 1e-2 * waited(&p));
+    }
+}
+
 /* A host that issues slowly is what a step takes: so much for each kernel. */
 TEST(a_slow_host_is_what_a_step_takes)
 {

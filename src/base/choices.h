@@ -122,12 +122,13 @@ typedef enum { RECOMPUTE_LIST(CHOICE_NAME) RECOMPUTE_KINDS } Recompute;
 typedef enum { MIXER_LIST(CHOICE_NAME) MIXER_WORDS } MixerWord;
 
 /* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the heads; or
- * neighbours do, in rings (world->cp_heads, cp_ring). */
-#define CONTEXT_COMM_LIST(ROW)          \
-    ROW(CONTEXT_ALLGATHER, "allgather") \
-    ROW(CONTEXT_RING, "ring")           \
-    ROW(CONTEXT_A2A, "a2a")             \
-    ROW(CONTEXT_HIERARCHICAL, "hierarchical")
+ * neighbours do, in rings (world->cp_heads, cp_ring). STATE: a mixer hands its state from rank to rank. */
+#define CONTEXT_COMM_LIST(ROW)                \
+    ROW(CONTEXT_ALLGATHER, "allgather")       \
+    ROW(CONTEXT_RING, "ring")                 \
+    ROW(CONTEXT_A2A, "a2a")                   \
+    ROW(CONTEXT_HIERARCHICAL, "hierarchical") \
+    ROW(CONTEXT_STATE, "state")
 typedef enum { CONTEXT_COMM_LIST(CHOICE_NAME) CONTEXT_COMMS } ContextComm;
 
 /* Instructions of the CPU's kernels; auto: the best there are. */

@@ -18,6 +18,8 @@ typedef enum {
     MESSAGE_KEY_SUMS, /* their gradients, summed on the way */
     MESSAGE_SUM,      /* a part of a tensor that is summed over ranks */
     MESSAGE_ROWS,     /* a rank's rows, for a product of all of them */
+    MESSAGE_STATE,    /* of a recurrence, and the last rows that its convolution reads; or their gradients */
+    MESSAGE_TAIL,
     MESSAGE_KIND_COUNT
 } MessageKind;
 

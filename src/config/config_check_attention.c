@@ -63,7 +63,7 @@ void config_check_mixer(ConfigReader *r)
 }
 
 /* Heads with states are cut by such units, of which the key says how many there are. */
-static void check_units(ConfigReader *r, ConfigId key, int64_t units)
+static void check_units(ConfigReader *r, ConfigId key, int64_t units, MixerWord mixer)
 {
     const Config *c = r->config;
     const int64_t tp = c->parallel.tp;
@@ -73,8 +73,9 @@ static void check_units(ConfigReader *r, ConfigId key, int64_t units)
     config_take_near(r, CFG_parallel_tp);
     snprintf(text, sizeof text, "ranks of cp exchange positions for heads: tp x cp must divide %s",
              config_key(key)->name);
-    RULE(units % (tp * c->parallel.cp) == 0 || units % tp, text, CFG_parallel_cp, CFG_parallel_tp, key,
-         CFG_model_mixer);
+    RULE(!config_meets(c, mixer, CONTEXT_A2A) || units % (tp * c->parallel.cp) == 0 || units % tp, text,
+         CFG_parallel_cp, CFG_parallel_tp, key, CFG_model_mixer, CFG_parallel_cp_comm);
+    config_take_ways(r, "state", "allgather");
     config_take(r, "parallel.cp=1");
 }
 
@@ -90,9 +91,9 @@ static void check_mixer(ConfigReader *r)
     RULE(!config_is_latent(c) || config_has_attention(c), "no block has attention of any kind", CFG_model_mixer,
          CFG_model_attention);
     config_take(r, "model.attention=mha");
-    if (config_has_delta(c)) check_units(r, CFG_model_delta_key_heads, c->model.delta_key_heads);
-    if (config_has_mamba(c)) check_units(r, CFG_model_mamba_groups, c->model.mamba_groups);
-    if (config_has_kda(c)) check_units(r, CFG_model_kda_heads, c->model.kda_heads);
+    if (config_has_delta(c)) check_units(r, CFG_model_delta_key_heads, c->model.delta_key_heads, MIXER_WORD_DELTA);
+    if (config_has_mamba(c)) check_units(r, CFG_model_mamba_groups, c->model.mamba_groups, MIXER_WORD_MAMBA2);
+    if (config_has_kda(c)) check_units(r, CFG_model_kda_heads, c->model.kda_heads, MIXER_WORD_KDA);
 }
 
 /* The first block that has neither a mixer nor a feed-forward layer; -1: each has one of them. */

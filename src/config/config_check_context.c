@@ -32,21 +32,19 @@ int64_t config_cp_heads(const Config *c)
     return heads > 1 ? heads : 1;
 }
 
-/* Does some block with attention meet in this way? */
-static bool attention_meets(const Config *c, ContextComm way)
+bool config_meets(const Config *c, MixerWord mixer, ContextComm way)
 {
     for (int i = 0; i < (int)c->model.layers; i++)
-        if (layer_pattern_at(&c->derived.mixer, i) == MIXER_WORD_ATTENTION &&
-            layer_pattern_at(&c->derived.cp_comm, i) == way)
+        if (layer_pattern_at(&c->derived.mixer, i) == mixer && layer_pattern_at(&c->derived.cp_comm, i) == way)
             return true;
     return false;
 }
 
-/* Do ranks exchange positions for heads in such blocks, whatever other blocks do? */
+static bool attention_meets(const Config *c, ContextComm way) { return config_meets(c, MIXER_WORD_ATTENTION, way); }
+
 static bool has_state(int64_t mixer) { return mixer != MIXER_WORD_ATTENTION && mixer != MIXER_WORD_NONE; }
 
-/* Blocks with a state in the one way that they have, others in this one. */
-static void take_way(ConfigReader *r, const char *way)
+void config_take_ways(ConfigReader *r, const char *state_way, const char *way)
 {
     const LayerPattern *p = &r->config->derived.mixer;
     char list[8 * LAYERS_MAX] = "";
@@ -56,11 +54,18 @@ static void take_way(ConfigReader *r, const char *way)
         times += (int)p->times[i];
         if (!last && has_state(p->value[i + 1]) == state) continue;
         const bool alone = n == 0 && last;
-        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? "," : "", state ? "a2a" : way);
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? "," : "", state ? state_way : way);
         if (times > 1 && !alone) n += (size_t)snprintf(list + n, sizeof list - n, "*%d", times);
         times = 0;
     }
     config_take(r, "parallel.cp_comm=%s, or parallel.cp_comm=%s parallel.cp_heads=0", list, list);
+}
+
+/* Blocks with attention in this way. */
+static void take_way(ConfigReader *r, const char *way)
+{
+    config_take_ways(r, "a2a", way);
+    config_take_ways(r, "state", way);
 }
 
 static void take_other_exchange(ConfigReader *r, bool all)
@@ -123,28 +128,33 @@ static void check_ways(ConfigReader *r)
     LayerPattern ways;
     char text[120];
     const int64_t length = config_cp_comm(r->config, &ways), layers = r->config->model.layers;
-    RULE(length >= 0, "must be allgather, ring, a2a or hierarchical, or a list of them with repetitions",
+    RULE(length >= 0, "must be allgather, ring, a2a, hierarchical or state, or a list of them with repetitions",
          CFG_parallel_cp_comm);
     snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
              (long long)layers);
     RULE(length <= layers, text, CFG_parallel_cp_comm, CFG_model_layers);
 }
 
-static bool states_exchange(const Config *c)
+static bool states_meet(const Config *c)
 {
-    for (int i = 0; i < (int)c->model.layers; i++)
-        if (has_state(layer_pattern_at(&c->derived.mixer, i)) &&
-            layer_pattern_at(&c->derived.cp_comm, i) != CONTEXT_A2A)
+    for (int i = 0; i < (int)c->model.layers; i++) {
+        const int64_t way = layer_pattern_at(&c->derived.cp_comm, i);
+        if (has_state(layer_pattern_at(&c->derived.mixer, i)) && way != CONTEXT_A2A && way != CONTEXT_STATE)
             return false;
+    }
     return true;
 }
 
 static void check_states(ConfigReader *r)
 {
-    RULE(states_exchange(r->config), "blocks with a state exchange positions for heads: theirs must be a2a",
+    RULE(states_meet(r->config),
+         "blocks with a state exchange positions for heads, or hand it on: theirs must be a2a or state",
          CFG_parallel_cp_comm, CFG_model_mixer, CFG_parallel_cp);
     take_way(r, "allgather");
     take_way(r, "a2a");
+    RULE(!attention_meets(r->config, CONTEXT_STATE), "blocks with attention have no state to hand on",
+         CFG_parallel_cp_comm, CFG_model_mixer);
+    take_way(r, "allgather");
 }
 
 /* Sequences over several ranks. */

@@ -2,6 +2,7 @@
 #ifndef MEGATRAIN_CONFIG_CONFIG_READER_H
 #define MEGATRAIN_CONFIG_CONFIG_READER_H
 
+#include "base/choices.h"
 #include "config/config.h"
 
 enum { CONFIG_REPORT_BYTES = 12288, CONFIG_BROKEN = 128, USUAL_ATTN_BLOCK = 64 };
@@ -99,6 +100,10 @@ int64_t config_mixer(const Config *c, LayerPattern *out);
 /* The pattern of train.recompute; as layer_pattern_read_words. */
 int64_t config_recompute(const Config *c, LayerPattern *out);
 
+/* Do ranks of cp meet in this way in some block with that mixer? */
+bool config_meets(const Config *c, MixerWord mixer, ContextComm way);
+/* Takes a list for parallel.cp_comm: of blocks with states, and of all others. */
+void config_take_ways(ConfigReader *r, const char *state_way, const char *way);
 /* Neighbours along cp that exchange heads: parallel.cp_heads, or what is usual. Reads derived.cp_comm. */
 int64_t config_cp_heads(const Config *c);
 void config_check_attention(ConfigReader *r);

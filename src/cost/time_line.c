@@ -32,6 +32,7 @@ static void hear_op(OpEar *ear, OpId id, const void *args, double flop)
     sum->calls[id]++;
     sum->launches += op.launches;
     sum->now = begin + takes;
+    if (family_of(id) == FAMILY_SCAN) t->turn = takes;
 }
 
 /* ---- calls ---- */
@@ -108,6 +109,14 @@ static double call_seconds(const TimeLine *t, const CommRequest *r, CommPlace pl
     return cost_call(t->model, r->kind, place, bytes);
 }
 
+/* A rank has scanned: its state leaves; or in backward, where that goes to the rank before, last rows come. */
+static bool has_scanned(const CommRequest *r)
+{
+    const CommMessage *m = r->messages;
+    if (r->kind != COMM_EXCHANGE || r->message_count != 1) return false;
+    return m->what.kind == (m->send ? MESSAGE_STATE : MESSAGE_TAIL);
+}
+
 static Err submit(Comm *c, const CommRequest *r)
 {
     static const EventMarks marks = { device_waits, host_waits, free_mark };
@@ -119,7 +128,11 @@ static Err submit(Comm *c, const CommRequest *r)
     /* (the host waits until the rows' offsets are there, the last of what it has enqueued) */
     if (r->rows.known && !t->model->cpu) t->host = fmax(t->host, t->shares.now);
     if (group != GROUP_PP) {
-        const double late = cost_skew(t->model, c->size, t->shares.now - t->met[group]);
+        double late = cost_skew(t->model, c->size, t->shares.now - t->met[group]);
+        if (has_scanned(r)) {
+            late += t->turn * (c->size - 1);
+            t->turn = 0;
+        }
         t->until[group] =
             fmax(t->until[group], t->shares.now + late) + call_seconds(t, r, place_of(t, group), c->last_bytes);
     }

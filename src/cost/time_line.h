@@ -12,6 +12,10 @@
  * Copies between the device and its host's memory (Device.copies) come one behind the other beside both, each when what
  * was issued before it is done; on processors, which make them themselves, they hold everything up.
  *
+ * A state that ranks hand on holds all but the first up: when a rank has scanned its rows, the others do one after the
+ * other. All wait as long, at the call behind a scan. (In truth some go on, and wait at the next layer in which all
+ * meet: where several such layers follow each other the line says more than it takes.)
+ *
  * What pipeline ranks send each other takes no time here: the simulation of the schedule knows when both ends are there
  * (plan/predict.h).
  */
@@ -48,6 +52,7 @@ typedef struct {
     TimeShares shares;
     CommPlace place[WORLD_COMMS];                 /* size 0: nobody has asked yet */
     double until[WORLD_COMMS];                    /* how far each communicator has come */
+    double turn;                                  /* the last scan, if nobody has waited for it yet */
     double end[WORLD_COMMS][COMM_OPEN_MOST];      /* end of each of its calls */
     signed char within[WORLD_COMMS][WORLD_COMMS]; /* is a group in another? 0: nobody has asked yet */
     double met[WORLD_COMMS];                      /* when its members were last at the same place */

@@ -413,7 +413,8 @@ static Err check_mixers(const TrainSpec *s, Grid g)
     const int slices = s->pipeline.slices;
     if (g.cp > 1) TRY(model_check_ways(&s->model));
     if (!s->purpose.forward_only) TRY(model_check_room(&s->model, s->device.kind));
-    return slices > 1 ? model_check_slices(&s->model, slices) : ERR_OK;
+    const int64_t cp = g.cp > 1 ? g.cp : 1;
+    return slices > 1 || cp > 1 ? model_check_slices(&s->model, slices > 1 ? slices : 1, cp) : ERR_OK;
 }
 
 /* Refuses units of so many samples that do not fit. */

@@ -24,8 +24,8 @@ typedef struct {
 
 HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads);
 
-/* Ranks meet in every way. */
-enum { ATTENTION_WAYS = (1 << CONTEXT_COMMS) - 1 };
+/* Ranks meet in every way but that of states. */
+enum { ATTENTION_WAYS = ((1 << CONTEXT_COMMS) - 1) & ~(1 << CONTEXT_STATE) };
 
 /* ---- slices (Carry) ---- */
 

@@ -65,12 +65,28 @@ static int64_t fewer_slices(int64_t slices, int64_t unit, int64_t seq)
     return 1;
 }
 
-Err model_check_slices(const ModelSpec *s, int64_t slices)
+/* A rank that hands its state on has whole windows of each slice. */
+static Err check_in_order(const ModelSpec *s, int block, int64_t slices, int64_t cp)
+{
+    const LayerKind *kind = model_mixer(s, block);
+    const int64_t unit = kind->carry.slice_unit;
+    if (cp == 1 || layer_pattern_at(&s->context, block) != CONTEXT_STATE || s->seq % (slices * cp * unit) == 0)
+        return ERR_OK;
+    err_set(ERR_CONFIG,
+            "layers.%d.%s: a rank that hands its state on has whole windows of %lld positions: %lld x cp x slices "
+            "must divide seq, here %lld",
+            block, kind->name, (long long)unit, (long long)unit, (long long)s->seq);
+    return err_take("parallel.cp=%lld", (long long)fewer_slices(cp, unit * slices, s->seq));
+}
+
+Err model_check_slices(const ModelSpec *s, int64_t slices, int64_t cp)
 {
     for (int i = 0; i < s->layers; i++) {
         const LayerKind *kind = model_mixer(s, i);
         const int64_t unit = kind->carry.slice_unit;
-        if (!unit || s->seq % (slices * unit) == 0) continue;
+        if (!unit) continue;
+        TRY(check_in_order(s, i, slices, cp));
+        if (s->seq % (slices * unit) == 0) continue;
         err_set(ERR_CONFIG,
                 "layers.%d.%s: a slice has whole windows of %lld positions: %lld x slices must divide seq, here %lld",
                 i, kind->name, (long long)unit, (long long)unit, (long long)s->seq);

@@ -441,7 +441,7 @@ Err cut_norm_backward(const Norm *n, Ctx *c, const CutNormSave *save, Tensor dy,
  */
 typedef struct {
     unsigned ways;  /* in which ranks of cp can meet in it: 1 << ContextComm each */
-    int slice_unit; /* of so many positions a slice has a whole number; 0: of 1 */
+    int slice_unit; /* of so many positions a slice, or a rank that hands a state on, has a whole number; 0: of 1 */
     int64_t cache_bytes, kept_bytes, grads_bytes;
     /* Neither is NULL: every model can generate and be sliced. A mixer that carries nothing takes nothing.
      * Allocates in `state` what a cache has on the device, for the model's sequence. dtype: the Ctx's. */
@@ -499,8 +499,8 @@ int model_score_heads(const ModelSpec *spec, int block);
 /* ERR_CONFIG: ranks of cp cannot meet in some block as its ContextComm says; in a block of that kind. */
 Err model_check_ways(const ModelSpec *spec);
 Err kind_check_way(const LayerKind *kind, int block, ContextComm way);
-/* ERR_CONFIG: some block cannot have sequences in so many slices. */
-Err model_check_slices(const ModelSpec *spec, int64_t slices);
+/* ERR_CONFIG: some block cannot have sequences in so many slices, over so many ranks of cp. */
+Err model_check_slices(const ModelSpec *spec, int64_t slices, int64_t cp);
 /* ERR_CONFIG: heads with states are too wide to be trained in the workspace of that device. */
 Err model_check_room(const ModelSpec *spec, DeviceKind device);
 

@@ -99,29 +99,39 @@ Err recurrent_add_proj(Recurrent *r, ParamRegistry *reg, const char *owner, int 
 
 /* ---- sizes and views ---- */
 
+/* Ranks of which each scans some of the heads. */
+static int heads_ranks(const RecurrentCall *k) { return k->exchange.heads ? k->exchange.heads->size : 1; }
+
 static RecurrentCall call_of(const Recurrent *r, Ctx *c, const RecurrentSave *save)
 {
     const RecurrentShape *d = &r->shape;
-    const int64_t tp = c->world->tp.size, cp = c->world->cp.size;
+    const int64_t tp = c->world->tp.size;
+    Comm *cp = c->world->cp.size > 1 ? &c->world->cp : NULL;
+    const bool in_order = cp && c->block.context == CONTEXT_STATE;
     RecurrentCall k = { .r = r,
                         .c = c,
                         .save = save,
-                        .exchange.heads = cp > 1 ? &c->world->cp : NULL,
+                        .exchange = { in_order && c->cut == CONTEXT_ZIGZAG, in_order ? NULL : cp },
+                        .chain = in_order ? cp : NULL,
                         .B = c->batch->B,
                         .T = c->batch->T,
                         .units = d->units / tp,
                         .heads = d->heads / tp,
-                        .first = cp > 1 ? slice_span(c, c->slices.at).first[0] : c->batch->span.first[0],
+                        .first = cp ? slice_span(c, c->slices.at).first[0] : c->batch->span.first[0],
                         .group = d->heads / d->units,
                         .mixed = d->mixed,
                         .gated = d->gated,
                         .before = d->conv - 1 };
     k.N = k.B * k.T;
-    k.rows = k.T * cp;
-    k.scan_units = k.units / cp;
-    k.scan_heads = k.heads / cp;
+    if (in_order) k.first += k.T * cp->rank;
+    k.rows = k.T * heads_ranks(&k);
+    k.scan_units = k.units / heads_ranks(&k);
+    k.scan_heads = k.heads / heads_ranks(&k);
     return k;
 }
+
+/* Does forward keep all that backward reads? */
+static bool keeps(const RecurrentCall *k) { return !ctx_recomputes(k->c, k->r->spec); }
 
 /* Columns of the convolution in the scan. */
 static int64_t channels_of(const RecurrentCall *k) { return k->scan_units * k->mixed; }
@@ -191,8 +201,8 @@ Tensor rows_of_heads(Tensor t, int64_t columns) { return tensor_reshape(t, tenso
 
 Tensor own_units(const RecurrentCall *k, Tensor t)
 {
-    const int64_t cp = k->c->world->cp.size;
-    return t.data && cp > 1 ? tensor_row_slice(t, t.dim[0] / cp * k->c->world->cp.rank, t.dim[0] / cp) : t;
+    const Comm *cp = k->exchange.heads;
+    return t.data && cp ? tensor_row_slice(t, t.dim[0] / cp->size * cp->rank, t.dim[0] / cp->size) : t;
 }
 
 Err states_new(const RecurrentCall *k, int64_t heads, Tensor *t)
@@ -256,13 +266,17 @@ static Err gates_forward(const RecurrentCall *k, const Tensor *in, Tensor *gate)
 
 /* ---- slices ---- */
 
+/* The first or last of the ranks that have a slice. */
+static bool is_first(const RecurrentCall *k) { return !k->chain || k->chain->rank == 0; }
+static bool is_last(const RecurrentCall *k) { return !k->chain || k->chain->rank == k->chain->size - 1; }
+
 static bool hands_over(const Ctx *c) { return c->slices.at + 1 < c->slices.count; }
 
 /* State and rows that come from the slice before. */
 static void take_over(const RecurrentCall *k, Scan *x)
 {
     Ctx *c = k->c;
-    if (c->slices.at == 0) return;
+    if (c->slices.at == 0 || !is_first(k)) return;
     const Slot *slot = c->slices.slots[c->slices.at - 1];
     const RecurrentKept *kept = slot->kept[c->block.layer];
     x->state = save_in(slot, kept->state);
@@ -281,30 +295,102 @@ static Err copy_some_rows(Ctx *c, Tensor y, Tensor x, int64_t first)
     return ERR_OK;
 }
 
+static Err tail_new(const RecurrentCall *k, DType dtype, Tensor *t)
+{
+    return tensor_new(k->c->scratch, t, dtype, k->B, k->before, channels_of(k));
+}
+
+static Err state_new(const RecurrentCall *k, Tensor *t)
+{
+    TRY(states_new(k, k->B * k->scan_heads, t));
+    *t = by_sample(k, *t);
+    return ERR_OK;
+}
+
+/* The last rows of x. */
+static Err tail_of(const RecurrentCall *k, const Scan *x, Tensor *tail)
+{
+    TRY(tail_new(k, k->c->dtype, tail));
+    return copy_some_rows(k->c, *tail, x->mixed, x->rows - k->before);
+}
+
+/* For the slice behind; made again they have been kept already. */
+static Err keep_border(Ctx *c, RecurrentBorder b)
+{
+    RecurrentKept *kept = c->slot->kept[c->block.layer];
+    if (kept->state.ndim) return ERR_OK;
+    TRY(save_for_slices(c, b.state, true, &kept->state));
+    return save_for_slices(c, b.tail, true, &kept->tail);
+}
+
 static Err hand_over(const RecurrentCall *k, const Scan *x, Tensor after)
 {
     Ctx *c = k->c;
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor tail;
+    RecurrentBorder b = { .state = after };
     if (!after.data) return ERR_OK;
-    RecurrentKept *kept = c->slot->kept[c->block.layer];
-    TRY(tensor_new(c->scratch, &tail, c->dtype, k->B, k->before, channels_of(k)));
-    TRY(copy_some_rows(c, tail, x->mixed, x->rows - k->before));
-    TRY(save_for_slices(c, after, true, &kept->state));
-    TRY(save_for_slices(c, tail, true, &kept->tail));
+    TRY(tail_of(k, x, &b.tail));
+    TRY(keep_border(c, b));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
-/* The state behind the slice, if it is to be handed over; made again it has been already. */
+/* The state behind the rows at work, if it is to be handed over; for a slice that is made again it has been already. */
 static Err after_alloc(const RecurrentCall *k, Tensor *after)
 {
     Ctx *c = k->c;
     *after = none;
-    if (!hands_over(c) || ((const RecurrentKept *)c->slot->kept[c->block.layer])->state.ndim) return ERR_OK;
-    TRY(states_new(k, k->B * k->scan_heads, after));
-    *after = by_sample(k, *after);
-    return ERR_OK;
+    if (is_last(k) && !hands_over(c)) return ERR_OK;
+    if (!k->chain && ((const RecurrentKept *)c->slot->kept[c->block.layer])->state.ndim) return ERR_OK;
+    return state_new(k, after);
+}
+
+/* ---- ranks in a row ---- */
+
+/* One message to the rank that is `step` further on, round the end, and one from the rank as far behind; absent: none.
+ * What passes round the end goes from slice to slice. */
+static Err pass(const RecurrentCall *k, int step, MessageKind kind, Tensor out, Tensor in)
+{
+    const Comm *ranks = k->chain;
+    const Tensor t[2] = { in, out };
+    CommMessage m[2];
+    int count = 0;
+    for (int send = 0; send < 2; send++)
+        if (t[send].data)
+            m[count++] = (CommMessage){ .send = send,
+                                        .peer = (ranks->rank + (send ? step : -step) + ranks->size) % ranks->size,
+                                        .data = t[send].data,
+                                        .bytes = tensor_bytes(t[send]),
+                                        .what = { .kind = (uint16_t)kind } };
+    return count ? comm_exchange(k->chain, k->c->s, m, count, NULL) : ERR_OK;
+}
+
+/* In memory that each rank has, though only some ranks fill it: they all take as much. */
+static Tensor when(bool is, Tensor t) { return is ? t : none; }
+
+/* Last rows go to the rank behind, then the state of the rank before comes, in `before`. */
+static Err take_from_rank(const RecurrentCall *k, Scan *x, RecurrentBorder before)
+{
+    Ctx *c = k->c;
+    const bool round = hands_over(c);
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor tail;
+    TRY(tail_of(k, x, &tail));
+    TRY(pass(k, 1, MESSAGE_TAIL, when(!is_last(k) || round, tail), when(!is_first(k) || round, before.tail)));
+    arena_release(c->scratch, mark);
+    if (is_first(k)) return ERR_OK;
+    x->ahead = before.tail;
+    x->state = before.state;
+    return pass(k, 1, MESSAGE_STATE, none, before.state);
+}
+
+/* The first rank keeps what comes round the end. */
+static Err give_to_rank(const RecurrentCall *k, Tensor after, RecurrentBorder before)
+{
+    const bool keeps = is_first(k) && hands_over(k->c);
+    TRY(pass(k, 1, MESSAGE_STATE, after, none));
+    TRY(pass(k, 1, MESSAGE_STATE, none, when(keeps, before.state)));
+    return keeps ? keep_border(k->c, before) : ERR_OK;
 }
 
 /* ---- generation ---- */
@@ -386,7 +472,7 @@ static Err cached_forward(const RecurrentCall *k, const Scan *own, Tensor o)
     const int64_t width = head_width(k);
     Tensor rows, all, states, after;
     Scan x;
-    ASSERT(k->B == 1 && !k->exchange.heads && k->heads == k->r->shape.heads);
+    ASSERT(k->B == 1 && !k->exchange.heads && !k->chain && k->heads == k->r->shape.heads);
     if (k->first == 0) TRY(begin_cache(c, cache));
     TRY(all_rows(k, cache, own, open, &x, &rows));
     TRY(tensor_new(c->scratch, &all, c->dtype, room, k->heads * width));
@@ -403,11 +489,19 @@ static Err cached_forward(const RecurrentCall *k, const Scan *own, Tensor o)
 
 /* ---- forward ---- */
 
-static bool keeps(const RecurrentCall *k) { return !ctx_recomputes(k->c, k->r->spec); }
-
 typedef struct {
     Tensor mixed, z, latent[LATENTS], input[GATES], o, states, gated;
+    RecurrentBorder before; /* what the rank before hands on */
 } Outputs;
+
+static Err before_alloc(const RecurrentCall *k, RecurrentSave *save, RecurrentBorder *b)
+{
+    Ctx *c = k->c;
+    const int64_t *state = k->r->shape.state;
+    if (!k->chain) return ERR_OK;
+    TRY(save_new(c, REGION_I, &b->tail, &save->tail, c->dtype, k->B, k->before, channels_of(k)));
+    return save_if(c, !keeps(k), REGION_I, &b->state, &save->state, F32, k->B, k->scan_heads, state[0], state[1]);
+}
 
 /* R: rows outside of tensor-parallel regions. */
 static Err outputs_alloc(const RecurrentCall *k, RecurrentSave *save, int64_t R, Outputs *t)
@@ -425,6 +519,7 @@ static Err outputs_alloc(const RecurrentCall *k, RecurrentSave *save, int64_t R,
     if (keeps(k) && !c->block.cache)
         TRY(save_new(c, REGION_I, &t->states, &save->states, F32, k->B * windows_of(k, k->rows) * k->scan_heads,
                      state[0], state[1]));
+    TRY(before_alloc(k, save, &t->before));
     return save_if(c, keeps(k), REGION_W, &t->gated, &save->gated, c->dtype, k->N, k->units * k->gated);
 }
 
@@ -519,11 +614,12 @@ static Err mix(const RecurrentCall *k, Tensor mixed, const Outputs *t)
     Reshard r = { .in = { &mixed, &gate[0], &gate[1] }, .doc = &doc, .out = { &o } };
     TRY(reshard_in(c, &k->exchange, &r));
     if (mixed.data != t->mixed.data) TRY(device_copy(c->s, t->mixed.data, mixed.data, tensor_bytes(mixed)));
-    const Scan x = scan_of(k, mixed, gate, doc);
+    Scan x = scan_of(k, mixed, gate, doc);
     if (c->block.cache) return cached_forward(k, &x, o);
+    if (k->chain) TRY(take_from_rank(k, &x, t->before));
     TRY(after_alloc(k, &after));
     TRY(scan_forward(k, &x, by_head(k, o), t->states, after));
-    TRY(hand_over(k, &x, after));
+    TRY(k->chain ? give_to_rank(k, after, t->before) : hand_over(k, &x, after));
     return reshard_out(c, &k->exchange, &r);
 }
 
@@ -537,7 +633,7 @@ Err recurrent_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
     TRY(outputs_alloc(&k, save, x.dim[0], &t));
     ArenaMark mark = arena_mark(c->scratch);
     Tensor mixed = t.mixed;
-    if (k.exchange.heads) TRY(tensor_new(c->scratch, &mixed, c->dtype, k.B, k.T, k.units, k.mixed));
+    if (k.exchange.heads || k.exchange.cut) TRY(tensor_new(c->scratch, &mixed, c->dtype, k.B, k.T, k.units, k.mixed));
     TRY(project(&k, x, mixed, &t));
     TRY(project_small(&k, x, &t));
     TRY(mix(&k, mixed, &t));
@@ -602,22 +698,45 @@ static Err states_of(const RecurrentCall *k, const Scan *x, Tensor *states)
     return ERR_OK;
 }
 
-/* Gradients for the slice before, in scratch; absent where there is none. */
-static Err ahead_alloc(const RecurrentCall *k, RecurrentGrads *d)
+/* Gradients for the slice or rank before, in scratch; absent where there is none. */
+static Err ahead_alloc(const RecurrentCall *k, RecurrentBorder *d)
 {
     Ctx *c = k->c;
-    *d = (RecurrentGrads){ .state = none };
-    if (c->slices.at == 0) return ERR_OK;
-    TRY(states_new(k, k->B * k->scan_heads, &d->state));
-    d->state = by_sample(k, d->state);
-    return tensor_new(c->scratch, &d->tail, F32, k->B, k->before, channels_of(k));
+    *d = (RecurrentBorder){ .state = none };
+    if (c->slices.at == 0 && !k->chain) return ERR_OK;
+    TRY(state_new(k, &d->state));
+    TRY(tail_new(k, F32, &d->tail));
+    if (c->slices.at == 0 && is_first(k)) *d = (RecurrentBorder){ .state = none };
+    return ERR_OK;
 }
 
-static Err give_back(const RecurrentCall *k, const RecurrentGrads *d)
+/* From the slice or rank behind; of a rank's last rows only once it has scanned its own. */
+static Err take_behind(const RecurrentCall *k, RecurrentBorder *d)
 {
     Ctx *c = k->c;
-    if (!d->state.data) return ERR_OK;
-    const RecurrentGrads *to = c->slices.grads[c->block.layer];
+    RecurrentBorder own;
+    *d = hands_over(c) ? *(RecurrentBorder *)c->slices.grads[c->block.layer] : (RecurrentBorder){ .state = none };
+    if (!k->chain) return ERR_OK;
+    TRY(state_new(k, &own.state));
+    TRY(tail_new(k, F32, &own.tail));
+    if (is_last(k)) return ERR_OK;
+    *d = own;
+    return pass(k, -1, MESSAGE_STATE, none, d->state);
+}
+
+static Err give_back(const RecurrentCall *k, const RecurrentBorder *d)
+{
+    Ctx *c = k->c;
+    const bool round = c->slices.at > 0;
+    const RecurrentBorder *to = round ? c->slices.grads[c->block.layer] : NULL;
+    if (k->chain) {
+        TRY(pass(k, -1, MESSAGE_TAIL, d->tail, none));
+        if (round && is_first(k)) TRY(pass(k, -1, MESSAGE_STATE, d->state, none));
+        if (!round || !is_last(k)) return ERR_OK;
+        TRY(pass(k, -1, MESSAGE_TAIL, none, to->tail));
+        return pass(k, -1, MESSAGE_STATE, none, to->state);
+    }
+    if (!round) return ERR_OK;
     TRY(device_copy(c->s, to->state.data, d->state.data, tensor_bytes(d->state)));
     return device_copy(c->s, to->tail.data, d->tail.data, tensor_bytes(d->tail));
 }
@@ -626,19 +745,21 @@ static Err give_back(const RecurrentCall *k, const RecurrentGrads *d)
 static Err scan_backward(const RecurrentCall *k, const Scan *x, Tensor go, const ScanGrads *d)
 {
     Ctx *c = k->c;
-    const RecurrentGrads behind =
-        hands_over(c) ? *(RecurrentGrads *)c->slices.grads[c->block.layer] : (RecurrentGrads){ .state = none };
     const int64_t channels = channels_of(k);
-    ScanBackward b = { .go = go, .dafter = behind.state };
+    ScanBackward b = { .go = go };
     Tensor y;
-    RecurrentGrads ahead;
+    RecurrentBorder behind, ahead;
     TRY(states_of(k, x, &b.states));
     TRY(ahead_alloc(k, &ahead));
     b.dbefore = ahead.state;
     TRY(convolve(k, x, &y));
     TRY(tensor_new(c->scratch, &b.dy, c->dtype, k->B, k->rows, channels));
     for (int i = 0; i < GATES; i++) b.dgate[i] = gate_samples(k, d->gate[i], i, k->rows, k->scan_heads);
+    TRY(take_behind(k, &behind));
+    b.dafter = behind.state;
     TRY(k->r->ops->scan_backward(k, x, y, &b));
+    if (k->chain && !is_first(k)) TRY(pass(k, -1, MESSAGE_STATE, ahead.state, none));
+    if (!is_last(k)) TRY(pass(k, -1, MESSAGE_TAIL, none, behind.tail));
     TRY(conv_backward(k, x, b.dy, tensor_reshape(d->mixed, k->B, k->rows, channels), behind.tail, ahead.tail));
     return give_back(k, &ahead);
 }
@@ -656,7 +777,11 @@ static Err mix_backward(const RecurrentCall *k, Tensor go, const Tensor *input, 
     ScanGrads of = *d;
     Reshard r = { .in = { &go, &gate[0], &gate[1] }, .doc = &doc, .out = { &of.mixed, &of.gate[0], &of.gate[1] } };
     TRY(reshard_in(c, &k->exchange, &r));
-    const Scan x = scan_of(k, save_get(c, k->save->mixed), gate, doc);
+    Scan x = scan_of(k, save_get(c, k->save->mixed), gate, doc);
+    if (!is_first(k)) {
+        x.ahead = save_get(c, k->save->tail);
+        if (!keeps(k)) x.state = save_get(c, k->save->state);
+    }
     TRY(scan_backward(k, &x, by_head(k, go), &of));
     TRY(reshard_out(c, &k->exchange, &r));
     arena_release(c->scratch, mark);
@@ -782,8 +907,9 @@ Err recurrent_cache(const void *own, DType dtype, void *cache, Arena *state)
 Err recurrent_grads(const void *own, const Ctx *c, void *grads, Arena *state)
 {
     const RecurrentShape *d = &((const Recurrent *)own)->shape;
-    const int64_t ranks = c->world->tp.size * c->world->cp.size, B = c->batch->B;
-    RecurrentGrads *out = grads;
+    const int64_t by_heads = c->block.context == CONTEXT_STATE ? 1 : c->world->cp.size;
+    const int64_t ranks = c->world->tp.size * by_heads, B = c->batch->B;
+    RecurrentBorder *out = grads;
     TRY(tensor_new(state, &out->state, F32, B, d->heads / ranks, d->state[0], d->state[1]));
     return tensor_new(state, &out->tail, F32, B, d->conv - 1, d->units * d->mixed / ranks);
 }

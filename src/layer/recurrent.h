@@ -20,8 +20,9 @@
  * Generation keeps the state at the start of the open window. Each call computes that window's rows again, so that a
  * text has the same bits however calls cut it.
  *
- * Ranks of cp exchange positions for heads behind the projections. Each then has all positions of its heads. Gates,
- * norm and z stay with the rows.
+ * Ranks of cp exchange positions for heads behind the projections. Each then has all positions of its heads. Or they
+ * have positions in order, all heads of them, and hand state and last rows to the rank behind, as slices do: a rank
+ * waits for those before it. Gates, norm and z stay with the rows either way.
  */
 #ifndef MEGATRAIN_LAYER_RECURRENT_H
 #define MEGATRAIN_LAYER_RECURRENT_H
@@ -61,6 +62,7 @@ typedef struct {
  * the scan has. */
 typedef struct {
     Saved mixed, z, latent[LATENTS], input[GATES], o, states, gated;
+    Saved state, tail; /* from the rank before; with the states at the start of windows the first is one of them */
 } RecurrentSave;
 
 /* One call, and its sizes: of the rows as other layers have them, with the heads of this rank of tp; and of the scan,
@@ -70,6 +72,7 @@ typedef struct {
     Ctx *c;
     const RecurrentSave *save;
     ReshardPlan exchange;
+    Comm *chain; /* ranks that have positions in order and hand the state on; NULL: none do */
     int64_t B, T, N, units, heads;
     int64_t rows, scan_units, scan_heads; /* of the scan: rows of a sample, units, heads */
     int64_t first;                        /* position of its first row */
@@ -158,10 +161,10 @@ typedef struct {
     Saved state, tail;
 } RecurrentKept;
 
-/* Gradients of these, which the slice behind has left. */
+/* The same at a border between slices, or between ranks; or their gradients, which come from behind. */
 typedef struct {
     Tensor state, tail;
-} RecurrentGrads;
+} RecurrentBorder;
 
 /*
  * The state at the start of the open window. `rows`: those ahead of it that the convolution sees, then the window's;
@@ -174,11 +177,11 @@ typedef struct {
     Tensor doc;         /* [window, 1] */
 } RecurrentCache;
 
-#define RECURRENT_CARRY(window)                                                                               \
-    {                                                                                                         \
-        .ways = 1 << CONTEXT_A2A, .slice_unit = (window), .cache_bytes = sizeof(RecurrentCache),              \
-        .kept_bytes = sizeof(RecurrentKept), .grads_bytes = sizeof(RecurrentGrads), .cache = recurrent_cache, \
-        .grads = recurrent_grads                                                                              \
+#define RECURRENT_CARRY(window)                                                                                       \
+    {                                                                                                                 \
+        .ways = 1 << CONTEXT_A2A | 1 << CONTEXT_STATE, .slice_unit = (window), .cache_bytes = sizeof(RecurrentCache), \
+        .kept_bytes = sizeof(RecurrentKept), .grads_bytes = sizeof(RecurrentBorder), .cache = recurrent_cache,        \
+        .grads = recurrent_grads                                                                                      \
     }
 
 #endif

@@ -11,6 +11,8 @@
  *   in order    0 1    2 3    4 5    6 7     parts of a sequence, of 2 ranks equal ones
  *   zigzag      0 7    1 6    2 5    3 4
  *
+ * A recurrence whose state passes from rank to rank wants the opposite: positions in order.
+ *
  * Heads. Each rank gets all positions of an equal share of the heads, as DeepSpeed-Ulysses does, works as one rank
  * would, and gives back what it made:
  *
@@ -147,11 +149,13 @@ static Tensor slot(Tensor halves, int which)
                        halves.dim + 1);
 }
 
+static ContextCut other_cut(ContextCut cut) { return cut == CONTEXT_ZIGZAG ? CONTEXT_CONTIGUOUS : CONTEXT_ZIGZAG; }
+
 /* Parts of this rank, in `have` [2, ...], to their owners in the other cut; and from those that have them, `get`. */
 static Err exchange_parts(Ctx *c, ContextCut to, Tensor have, Tensor get)
 {
     Comm *cp = &c->world->cp;
-    const ContextCut from = to == CONTEXT_ZIGZAG ? CONTEXT_CONTIGUOUS : CONTEXT_ZIGZAG;
+    const ContextCut from = other_cut(to);
     const int parts = 2 * cp->size;
     const int64_t bytes = tensor_bytes(have) / 2;
     CommMessage m[4];
@@ -189,16 +193,16 @@ static Err change_cut(Ctx *c, ContextCut to, Tensor x, Tensor y)
 
 static Err cut_in(Ctx *c, const ReshardPlan *p, Tensor *t)
 {
-    const Tensor in_order = *t;
+    const Tensor own = *t;
     (void)p;
-    TRY(tensor_alloc(c->scratch, t, in_order.dtype, in_order.ndim, in_order.dim));
-    return change_cut(c, CONTEXT_ZIGZAG, in_order, *t);
+    TRY(tensor_alloc(c->scratch, t, own.dtype, own.ndim, own.dim));
+    return change_cut(c, other_cut(c->cut), own, *t);
 }
 
 static Err cut_out(Ctx *c, const ReshardPlan *p, Tensor x, Tensor own)
 {
     (void)p;
-    return change_cut(c, CONTEXT_CONTIGUOUS, x, own);
+    return change_cut(c, c->cut, x, own);
 }
 
 /* ---- heads ---- */
@@ -236,7 +240,7 @@ static int64_t copies_of(const Comm *group, Tensor x)
 }
 
 /* How the positions of the ranks that exchange heads are cut over them. */
-static ContextCut group_cut(const Ctx *c, const ReshardPlan *p) { return p->cut ? CONTEXT_ZIGZAG : c->cut; }
+static ContextCut group_cut(const Ctx *c, const ReshardPlan *p) { return p->cut ? other_cut(c->cut) : c->cut; }
 
 static Err heads_in(Ctx *c, const ReshardPlan *p, Tensor *x)
 {

@@ -30,7 +30,7 @@ Err context_sum_chunks(Ctx *c, Tensor x);
 
 /* Changes on the way in, and back on the way out. */
 typedef struct {
-    bool cut;    /* positions in order are first changed for zigzag parts */
+    bool cut;    /* positions are first changed for those of the other ContextCut */
     Comm *heads; /* ranks that then exchange positions for heads; NULL: none do */
 } ReshardPlan;
 

@@ -44,7 +44,7 @@ KINDS = {  # the values of each axis
     "overflow": ("stop", "redo", "drop"),
     "tp": ("1", "2", "3", "4", "6", "8"), "sp": YES,
     "cp": ("1", "2", "3", "4", "6", "8"),
-    "cp_comm": ("allgather", "ring", "a2a", "hierarchical", "several"),
+    "cp_comm": ("allgather", "ring", "a2a", "hierarchical", "several", "state"),
     "cp_cut": ("zigzag", "contiguous"),
     "ep": ("1", "2", "3", "4", "6", "8"), "etp": ("1", "2", "3", "4", "6", "8"),
     "dp": ("1", "2", "3", "4", "6", "8"), "zero": ("0", "1", "2", "3"),
@@ -169,7 +169,7 @@ def layout_axes(c):
         bands = c.number("parallel.overlap_tp")
         axes["overlap_tp"] = str(bands) if bands < 3 else "more"
     if c.number("parallel.cp") > 1:
-        axes["cp_comm"] = ways[0] if len(set(ways)) == 1 else "several"
+        axes["cp_comm"] = "state" if "state" in ways else ways[0] if len(set(ways)) == 1 else "several"
         axes["cp_cut"] = c.get("parallel.cp_cut", "zigzag")
     again = c.get("train.recompute", "none")
     return axes | {

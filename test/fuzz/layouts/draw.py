@@ -219,7 +219,8 @@ class Draw:
                 self.seq += least
         sample = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}.get(self.fp8, 1) if self.exact else 1 # (which no block may cross)
         rows = self.multiple * (self.tp if self.fp8 == "nvfp4" and self.sp else 1)
-        window = self.state.window * self.slices if self.state and self.slices > 1 else 1
+        window = self.state.window * self.slices if self.state and (self.slices > 1 or self.in_order) else 1
+        window *= self.cp if self.in_order else 1
         if self.state and self.chance(0.3):  # several windows
             self.seq += self.state.window // least * least
         while self.seq % sample or self.seq % window or self.micro // div * self.seq // self.cuts % rows:
@@ -239,7 +240,7 @@ class Draw:
             ways += ["hierarchical", "hierarchical"]
         self.ways = [self.rng.choice(ways) for _ in range(min(self.layers, self.one(1, 1, 1, 2)))]
         if self.state:
-            self.ways = [self.rng.choice(ways) if mixer == "attention" else "a2a" for mixer in self.mixers]
+            self.ways = [self.rng.choice(ways) if mixer == "attention" else "state" if self.in_order else "a2a" for mixer in self.mixers]
         if "hierarchical" in self.ways:
             self.cp_heads = self.rng.choice(neighbours)
 

@@ -21,9 +21,14 @@ class State:
     put: Callable  # its keys into a draw's model
 
 
+def units(d):
+    """The least number of units that ranks can share: of cp those that exchange heads."""
+    return lcm(d.tp_blocks, d.tp * (1 if d.in_order else d.cp))
+
+
 def put_delta(d):
     put = lambda key, value, default=None: d.put(d.model, "model.delta_" + key, value, default)
-    keys = lcm(d.tp_blocks, d.tp * d.cp) * d.one(1, 1, 2)
+    keys = units(d) * d.one(1, 1, 2)
     group = d.one(1, 1, 2, 3)
     width, wider = (d.multiple, 2 * d.multiple) if d.fp8 else (d.one(2, 3, 4, 8, 16), d.one(2, 4, 5, 8))
     put("key_heads", keys, d.heads)
@@ -36,7 +41,7 @@ def put_delta(d):
 
 def put_mamba(d):
     put = lambda key, value, default=None: d.put(d.model, "model.mamba_" + key, value, default)
-    groups = lcm(d.tp_blocks, d.tp * d.cp) * d.one(1, 1, 2)
+    groups = units(d) * d.one(1, 1, 2)
     put("heads", groups * d.one(1, 1, 2, 3), d.heads)
     put("head_dim", d.multiple if d.fp8 else d.one(2, 3, 4, 8, 16))
     put("groups", groups, 1)
@@ -48,7 +53,7 @@ def put_mamba(d):
 
 def put_kda(d):
     put = lambda key, value, default=None: d.put(d.model, "model.kda_" + key, value, default)
-    put("heads", lcm(d.tp_blocks, d.tp * d.cp) * d.one(1, 1, 2), d.heads)
+    put("heads", units(d) * d.one(1, 1, 2), d.heads)
     put("head_dim", d.multiple if d.fp8 else d.one(2, 4, 8, 17), d.head_dim)
     put("conv", d.one(4, 4, 2, 3, 8), 4)
     put("bound", d.one(0, 0, -5), 0)
@@ -58,9 +63,16 @@ STATES = (State("delta", 64, put_delta), State("mamba2", 128, put_mamba), State(
 
 
 def draw_state(d):
-    """The state of a share of the draws, None of the others; slices of whole windows make no longer samples than 512."""
+    """
+    The state of a share of the draws, None of the others, and whether ranks of cp hand it on; slices of whole windows, on
+    each of these ranks, make no longer samples than 512.
+    """
+    d.in_order = False
     fit = [s for s in STATES if d.slices == 1 or s.window * d.slices <= 512]
-    return d.rng.choice(fit) if fit and d.chance(0.25) else None
+    state = d.rng.choice(fit) if fit and d.chance(0.25) else None
+    if state and d.cp > 1 and state.window * d.slices * d.cp <= 512:
+        d.in_order = d.chance(0.5)
+    return state
 
 
 def draw_mixers(d):
