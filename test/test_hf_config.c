@@ -58,6 +58,7 @@ static const struct {
     { "moonlight-16b-a3b", HF_DEEPSEEK_V3, HF_DEEPSEEK_V3 },
     { "glm-4.7-flash", HF_GLM4_MOE_LITE, HF_DEEPSEEK_V3 },
     { "trinity-nano", HF_AFMOE, HF_AFMOE },
+    { "kimi-linear-48b", HF_KIMI_LINEAR, HF_KIMI_LINEAR },
 };
 enum { MODELS = sizeof models / sizeof *models };
 
@@ -192,6 +193,21 @@ static const struct {
     { "nemotron_h", "\"hybrid_override_pattern\":\"-*-M\","
       "\"layers_block_type\":[\"mlp\",\"attention\",\"mlp\",\"mamba\"]",
       "mixer = none,attention,none,mamba2|ffn_layers = 1,0", "[moe]" },
+    { "kimi_linear", "\"linear_conv_kernel_dim\":3,\"num_shared_experts\":2",
+      "mixer = kda*4,attention,kda*3,attention,kda*3,attention,kda*3,attention,kda*3,attention,kda*3,attention|"
+      "kda_heads = 32|kda_head_dim = 128|kda_conv = 3|position = none|"
+      "attention = mla|latent_norm_eps = 1e-06|experts = 256|every = 0,1*26|shared_ffn = 2048|balance = bias|"
+      "tied = false",
+      "rope_base|groups" },
+    { "kimi_linear",
+      "\"num_hidden_layers\":3,\"linear_attn_config\":{\"kda_layers\":[1,3],\"full_attn_layers\":[2],\"num_heads\":4,"
+      "\"head_dim\":16},\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],"
+      "\"mlp_layer_types\":[\"sparse\",\"dense\",\"sparse\"],\"rope_theta\":10000.0,\"rope_scaling\":null",
+      "mixer = kda,attention|kda_heads = 4|kda_head_dim = 16|every = 1,0,1", "kda_conv" },
+    { "kimi_linear",
+      "\"num_hidden_layers\":2,\"linear_attn_config\":{\"kda_layers\":[1,2],\"full_attn_layers\":[]},"
+      "\"attention_bias\":true",
+      "mixer = kda|position = none|every = 0,1", "attention = mla|kv_lora_rank|attention_bias" },
     { "qwen3_5_text", "\"mtp_num_hidden_layers\":1,\"attn_output_gate\":true,\"rope_parameters\":{\"rope_theta\":1e7,"
       "\"rope_type\":\"default\",\"mrope_section\":[11,11,10],\"mrope_interleaved\":true,"
       "\"partial_rotary_factor\":0.25}",
@@ -437,6 +453,25 @@ static const struct {
       ERR_CKPT, "'layers_block_type' and 'hybrid_override_pattern' differ" },
     { "nemotron_h", "\"hybrid_override_pattern\":\"M*\",\"num_hidden_layers\":3", ERR_CONFIG, "as many blocks" },
     { "nemotron_h", "\"hybrid_override_pattern\":\"M*\",\"mlp_bias\":true", ERR_CONFIG, "it can only be false" },
+    { "kimi_linear", "\"linear_attn_config\":7", ERR_CKPT, "should be an object" },
+    { "kimi_linear", "\"linear_attn_config\":{\"kda_layers\":[1]}", ERR_CKPT,
+      "has one of 'kda_layers' and 'full_attn_layers' without the other" },
+    { "kimi_linear", "\"linear_attn_config\":{\"kda_layers\":[0],\"full_attn_layers\":[1]}", ERR_CKPT,
+      "should be a list of blocks, counted from 1" },
+    { "kimi_linear", "\"num_hidden_layers\":2,\"linear_attn_config\":{\"kda_layers\":[1],\"full_attn_layers\":[1]}",
+      ERR_CONFIG, "do not name each block once" },
+    { "kimi_linear", "\"num_hidden_layers\":2,\"linear_attn_config\":{\"kda_layers\":[1,2],\"full_attn_layers\":[3]}",
+      ERR_CONFIG, "do not name each block once" },
+    { "kimi_linear",
+      "\"num_hidden_layers\":2,\"linear_attn_config\":{\"kda_layers\":[1],\"full_attn_layers\":[2]},"
+      "\"layer_types\":[\"full_attention\",\"linear_attention\"]",
+      ERR_CONFIG, "'layer_types' and 'linear_attn_config' differ" },
+    { "kimi_linear", "\"linear_num_heads\":4,\"linear_attn_config\":{\"num_heads\":8}", ERR_CKPT,
+      "differ, and mean the same" },
+    { "kimi_linear", "\"linear_attn_config\":{\"gate_lower_bound\":-5.0}", ERR_CONFIG,
+      "'gate_lower_bound' is -5 (not a key that megatrain knows of this class)" },
+    { "kimi_linear", "\"mla_use_nope\":false", ERR_CONFIG, "it can only be true" },
+    { "kimi_linear", "\"tie_word_embeddings\":true", ERR_CONFIG, "it can only be false" },
     { "seed_oss", "\"attention_bias\":false,\"attention_out_bias\":true", ERR_CONFIG, "has no such biases" },
     { "exaone4", "\"sliding_window_pattern\":\"LLGL\"", ERR_CONFIG, "letters L with one G behind them" },
     { "exaone4", "\"sliding_window_pattern\":0", ERR_CONFIG, "says which blocks have a window" },
@@ -799,6 +834,14 @@ static const struct {
     { "model.arch=llama model.block_norms=both model.residual_scale=0.22 model.logits_scale=0.3", "hyperclovax", NULL },
     { "model.arch=llama model.activation=geglu model.embed_scale=27.712812921102035 model.window=64,0 model.tied=true",
       "vaultgemma", NULL },
+    { "model.arch=llama model.mixer=kda*3,attention model.position=none model.attention=mla model.latent_norm_eps=1e-6 "
+      "model.kda_heads=4 model.kda_head_dim=32 model.tied=false moe.experts=4 moe.router=sigmoid moe.balance=bias "
+      "moe.shared_ffn=64 moe.ffn=32 moe.every=0,1*11",
+      "kimi_linear", NULL },
+    { "model.arch=llama model.mixer=kda model.kda_heads=4 model.kda_head_dim=32 model.position=none model.tied=false",
+      "kimi_linear", NULL },
+    { "model.arch=llama model.mixer=kda model.kda_heads=4 model.kda_head_dim=32 model.position=none model.kda_bound=-5",
+      NULL, "model.kda_bound = -5" },
     { "model.arch=llama moe.experts=4 moe.router=sqrt_softplus", NULL, "moe.router = sqrt_softplus" },
     { "model.arch=llama model.mtp_layers=1", NULL, "model.mtp_layers = 1" },
     { "model.arch=llama model.mixer=delta*3,attention", NULL, "the nearest, qwen3_5_text, would have" },

@@ -94,6 +94,7 @@ size moonlight-16b-a3b 15960108544
 size glm-4.7-flash 29943390976 model.mtp_layers=0
 size glm-4.5-air 106852245504 model.mtp_layers=0
 size seed-oss-36b 36151104512 model.seq=4096
+size kimi-linear-48b 49122675072 model.seq=4096
 
 # (files that nothing was filled into: published/README.md)
 others=$(sed -n 's/^| \([a-z][a-z0-9.-]*\) | .* | \([0-9]*\) |$/\1 \2/p' "$golden/published/README.md")
@@ -120,7 +121,7 @@ check "sizes as transformers counts them: $(diff sizes.txt <(theirs sizes $(sed 
 types="gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral deepseek_v3 gpt_oss gemma2 gemma3_text olmo2 phi3 qwen2_moe olmoe
     olmo3 smollm3 minimax_m2 solar_open hy_v3 ernie4_5 seed_oss gemma exaone4 youtu starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm glm4
     granite arcee jais2 nemotron vaultgemma hyperclovax granitemoe granitemoeshared
-    glm4_moe_lite minicpm3 afmoe gpt_bigcode qwen3_5_text qwen3_5_moe_text qwen3_next granitemoehybrid bamba nemotron_h gpt_neox falcon cohere cohere2
+    glm4_moe_lite minicpm3 afmoe gpt_bigcode qwen3_5_text qwen3_5_moe_text qwen3_next granitemoehybrid bamba nemotron_h kimi_linear gpt_neox falcon cohere cohere2
     internlm3 iquestcoder exaone sarvam_moe sarvam_mla"
 theirs defaults written $types
 theirs every every $types

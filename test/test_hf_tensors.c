@@ -19,7 +19,9 @@ static HfNaming naming_of(HfClass kind)
                        .head_dim = kind == HF_GLM4 ? WIDE : HEAD_DIM,
                        .turning = HEAD_DIM,
                        .nope = NOPE,
-                       .rope = ROPE };
+                       .rope = ROPE,
+                       .halves = kind == HF_KIMI_LINEAR,
+                       .kda_head = HEAD_DIM };
 }
 
 static Param param_of(const char *name, int64_t rows, int64_t columns)
@@ -136,6 +138,30 @@ static int64_t deepseek_q(int64_t r, int64_t c, const char **name) /* rotary one
     return (head * (NOPE + ROPE) + row) * HIDDEN + c;
 }
 
+/* Two latents as wide as a head, then a row of each head. */
+static int64_t kimi_small(int64_t r, int64_t c, const char **name)
+{
+    *name = r < HEAD_DIM       ? "self_attn.f_a_proj.weight"
+            : r < 2 * HEAD_DIM ? "self_attn.g_a_proj.weight"
+                               : "self_attn.b_proj.weight";
+    return (r < 2 * HEAD_DIM ? r % HEAD_DIM : r - 2 * HEAD_DIM) * HIDDEN + c;
+}
+
+static int64_t kimi_conv(int64_t r, int64_t c, const char **name) /* [channels, 1, taps] of each */
+{
+    const int64_t all = HEADS * HEAD_DIM, which = r / all;
+    *name = which == 0   ? "self_attn.q_conv1d.weight"
+            : which == 1 ? "self_attn.k_conv1d.weight"
+                         : "self_attn.v_conv1d.weight";
+    return r % all * ROPE + c;
+}
+
+static int64_t kimi_q(int64_t r, int64_t c, const char **name) /* no column turns: no pairs */
+{
+    *name = "self_attn.q_proj.weight";
+    return r * HIDDEN + c;
+}
+
 static int64_t mixtral_down(int64_t r, int64_t c, const char **name)
 {
     static const char *const names[] = { "block_sparse_moe.experts.0.w2.weight", "block_sparse_moe.experts.1.w2.weight",
@@ -171,6 +197,9 @@ TEST(each_element_has_its_published_place)
     check(HF_DEEPSEEK_V2, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, deepseek_q);
     check(HF_MIXTRAL, false, "mlp.experts.fc2.weight", EXPERTS * HIDDEN, FFN, mixtral_down);
     check(HF_MINIMAX_M2, false, "mlp.experts.fc2.weight", EXPERTS * HIDDEN, FFN, mixtral_down);
+    check(HF_KIMI_LINEAR, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, kimi_q);
+    check(HF_KIMI_LINEAR, false, "kda.fgb.weight", 2 * HEAD_DIM + HEADS, HIDDEN, kimi_small);
+    check(HF_KIMI_LINEAR, false, "kda.conv.weight", 3 * HEADS * HEAD_DIM, ROPE, kimi_conv);
     check(HF_YOUTU, false, "attn.q.weight", HEADS * (NOPE + ROPE), HIDDEN, deepseek_q);
     check(HF_GEMMA3, false, "norm2.weight", HIDDEN, 1, gemma_norm);
 }

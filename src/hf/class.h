@@ -68,6 +68,7 @@ typedef enum {
     HF_GRANITEMOEHYBRID,
     HF_BAMBA,
     HF_NEMOTRON_H,
+    HF_KIMI_LINEAR,
     HF_GPT_NEOX,
     HF_FALCON,
     HF_COHERE,

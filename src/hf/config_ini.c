@@ -109,6 +109,7 @@ int64_t hf_is_linear(const HfModel *m, HfClass c, int layer)
     if (!hf_classes[c].hybrid) return 0;
     if (hf_classes[c].single) return layer_set_has(&m->sliding, layer);
     if (hf_classes[c].listed) return !layer_set_has(&m->attending, layer);
+    if (!m->typed && hf_classes[c].first_full) return !layer || layer % m->period;
     return m->typed ? layer_set_has(&m->sliding, layer) : (layer + 1) % m->period != 0;
 }
 
@@ -155,6 +156,7 @@ static void put_bias(Ini *w)
     const bool linears = (keys || one) && m->mlp_bias, attention = one ? linears : keys && m->attention_bias;
     if (kind == HF_BIAS_ALL) return; /* (gpt2 has them) */
     if (linears) put_flag(w, "bias", true);
+    if (!w->attends) return;
     if (kind == HF_BIAS_QKV || (kind == HF_BIAS_APART && attention && !m->out_bias))
         put_word(w, "attention_bias", "qkv");
     else if (attention != linears && w->attends) put_word(w, "attention_bias", attention ? "all" : "none");
@@ -219,7 +221,7 @@ static void put_rope(Ini *w, HfClass c)
 static void put_attention(Ini *w, HfClass c)
 {
     const HfModel *m = w->m;
-    if (w->row->latent) {
+    if (w->row->latent && w->attends) {
         put_word(w, "attention", "mla");
         if (m->q_rank != HF_NONE) put_int(w, "q_lora_rank", m->q_rank);
         put_int(w, "kv_lora_rank", m->kv_rank);
@@ -256,14 +258,26 @@ static void put_mamba(Ini *w)
     if (m->mamba.dt_min > 0) put_real(w, "mamba_dt_min", m->mamba.dt_min);
 }
 
+static void put_kda(Ini *w)
+{
+    const HfModel *m = w->m;
+    put_int(w, "kda_heads", m->kda.heads);
+    put_int(w, "kda_head_dim", m->kda.head);
+    if (m->kda.conv != 4) put_int(w, "kda_conv", m->kda.conv);
+}
+
 /* Blocks with linear attention, if there are any. */
 static void put_mixers(Ini *w, HfClass c)
 {
     const MixerWord kind = w->row->hybrid;
-    put_blocks(w, c, "mixer", hf_mixer, 0, kind == MIXER_WORD_DELTA ? "attention delta" : "attention mamba2 none");
+    const char *words = kind == MIXER_WORD_DELTA ? "attention delta"
+                        : kind == MIXER_WORD_KDA ? "attention kda"
+                                                 : "attention mamba2 none";
+    put_blocks(w, c, "mixer", hf_mixer, 0, words);
     put_blocks(w, c, "ffn_layers", has_ffn, 1, NULL);
     if (first_with(w->m, c, 1) == w->m->layers) return;
     if (kind == MIXER_WORD_DELTA) put_delta(w);
+    else if (kind == MIXER_WORD_KDA) put_kda(w);
     else put_mamba(w);
 }
 

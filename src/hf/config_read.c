@@ -204,8 +204,9 @@ static Err take_layers(const Reader *r, const HfKey *k, const Json *v, LayerSet 
     if (!json_is_array(v)) return damaged(r, k, v, "a list of blocks");
     *out = (LayerSet){ { 0 } };
     for (int64_t i = 0; i < json_count(v); i++) {
-        const int64_t layer = json_int(json_at(v, i), -1);
-        if (layer < 0 || layer >= LAYERS_MAX) return damaged(r, k, v, "a list of blocks, counted from 0");
+        const int64_t layer = json_int(json_at(v, i), -1) - k->low;
+        if (layer < 0 || layer >= LAYERS_MAX)
+            return damaged(r, k, v, k->low ? "a list of blocks, counted from 1" : "a list of blocks, counted from 0");
         add_layer(out, layer);
     }
     return ERR_OK;
@@ -256,6 +257,7 @@ static const HfKey *find_key(const HfKey *keys, int count, const char *name, HfC
 }
 
 static Err take_rope(Reader *r, const HfKey *k, const Json *v);
+static Err take_kda(Reader *r, const HfKey *k, const Json *v);
 
 static Err take_value(Reader *r, const HfKey *k, const Json *v)
 {
@@ -281,6 +283,7 @@ static Err take_value(Reader *r, const HfKey *k, const Json *v)
     case HF_KEY_TURNS: return take_turns(r, k, v, n);
     case HF_KEY_LAYERS: return take_layers(r, k, v, (LayerSet *)(void *)n);
     case HF_KEY_ROPE: return take_rope(r, k, v);
+    case HF_KEY_KDA: return take_kda(r, k, v);
     case HF_KEY_STORE: return take_store(r, k, v);
     case HF_KEY_FIXED: return take_fixed(r, k, v);
     case HF_KEY_IDLE: break;
@@ -436,6 +439,18 @@ static Err take_rope(Reader *r, const HfKey *k, const Json *v)
     return ERR_OK;
 }
 
+/* Transformers takes the two lists of blocks only where both are there. */
+static Err take_kda(Reader *r, const HfKey *k, const Json *v)
+{
+    const bool linear = json_get(v, "kda_layers"), full = json_get(v, "full_attn_layers");
+    if (!json_is_object(v)) return damaged(r, k, v, "an object");
+    if (linear != full)
+        return err_set(ERR_CKPT, "%s: '%s' has one of 'kda_layers' and 'full_attn_layers' without the other", r->name,
+                       k->name);
+    r->model.kda.listed = linear;
+    return take_keys(r, v, hf_kda_keys, hf_kda_key_count);
+}
+
 /* ---- classes ---- */
 
 static bool ends(const char *text, const char *end)
@@ -518,6 +533,22 @@ static Err settle_mamba(Reader *r)
     return no(r, "'mamba_n_heads' x 'mamba_d_head' is not 'mamba_expand' x 'hidden_size'");
 }
 
+/* Kimi Linear: which blocks have linear attention is said by two lists, or by layer_types. */
+static Err settle_kda(Reader *r)
+{
+    HfModel *m = &r->model;
+    if (!m->kda.listed) return ERR_OK;
+    for (int i = 0; i < LAYERS_MAX; i++) {
+        const int said = layer_set_has(&m->kda.blocks, i) + layer_set_has(&m->attending, i);
+        if (said != (i < m->layers))
+            return no(r, "'kda_layers' and 'full_attn_layers' do not name each block once, counted from 1");
+    }
+    if (m->typed && memcmp(&m->sliding, &m->kda.blocks, sizeof m->sliding) != 0)
+        return no(r, "'layer_types' and 'linear_attn_config' differ in the blocks with linear attention");
+    if (!m->typed) m->typed = m->layers, m->sliding = m->kda.blocks;
+    return ERR_OK;
+}
+
 static Err settle_sizes(Reader *r)
 {
     HfModel *m = &r->model;
@@ -526,6 +557,7 @@ static Err settle_sizes(Reader *r)
     if (m->layers > LAYERS_MAX) return no(r, "more than 1024 blocks");
     if (r->class == HF_FALCON) TRY(settle_falcon(r));
     TRY(settle_mamba(r));
+    TRY(settle_kda(r));
     if (r->class == HF_GPT_NEOX) m->embedding_dropout = m->branch_dropout;
     if (m->kv_heads == HF_NONE) m->kv_heads = m->heads;
     if (latent && m->kv_heads != m->heads)

@@ -98,6 +98,13 @@ static void say_delta(const Config *cfg, HfModel *m)
     m->linear.conv = cfg->model.delta_conv;
 }
 
+static void say_kda(const Config *cfg, HfModel *m)
+{
+    m->kda.heads = cfg->model.kda_heads;
+    m->kda.head = cfg->model.kda_head_dim;
+    m->kda.conv = cfg->model.kda_conv;
+}
+
 /* Blocks whose mixer is what the class has as linear attention. */
 static void say_mixers(const Config *cfg, MixerWord kind, HfModel *m)
 {
@@ -109,6 +116,8 @@ static void say_mixers(const Config *cfg, MixerWord kind, HfModel *m)
     }
     if (kind == MIXER_WORD_DELTA && config_has_delta(cfg)) say_delta(cfg, m);
     if (kind == MIXER_WORD_MAMBA2 && config_has_mamba(cfg)) say_mamba(cfg, m);
+    if (kind == MIXER_WORD_KDA && config_has_kda(cfg)) say_kda(cfg, m);
+    m->kda.blocks = m->sliding;
 }
 
 static void say_turns(const Config *cfg, HfModel *m)
@@ -212,7 +221,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     say_turns(cfg, out);
     say_rope(cfg, c, out);
     if (out->branch_factor > 0 || out->logits_factor > 0) say_factors(cfg, out);
-    if (hf_classes[c].latent) say_latent(cfg, out);
+    if (hf_classes[c].latent && cfg->model.attention == MODEL_ATTENTION_MLA) say_latent(cfg, out);
     if (hf_classes[c].hybrid) say_mixers(cfg, hf_classes[c].hybrid, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);
     if (hf_classes[c].single) say_singles(cfg, out);

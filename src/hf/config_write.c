@@ -69,11 +69,12 @@ static void put_layers(JsonOut *j, const HfKey *k, const LayerSet *s)
 {
     json_open(j, k->name, '[');
     for (int i = 0; i < LAYERS_MAX; i++)
-        if (layer_set_has(s, i)) json_put_int(j, NULL, i);
+        if (layer_set_has(s, i)) json_put_int(j, NULL, i + k->low);
     json_close(j, ']');
 }
 
 static void put_rope(JsonOut *j, HfModel *m, HfClass c, const HfKey *k);
+static void put_kda(JsonOut *j, HfModel *m, HfClass c, const HfKey *k);
 
 static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
 {
@@ -102,6 +103,7 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
     case HF_KEY_BLOCKS: put_layer_of_blocks(j, m, k); break;
     case HF_KEY_LIMITS: put_limits(j, k, *hf_real(m, k)); break;
     case HF_KEY_ROPE: put_rope(j, m, c, k); break;
+    case HF_KEY_KDA: put_kda(j, m, c, k); break;
     case HF_KEY_FIXED:
         hf_word_at(k->values, 0, word, sizeof word);
         put_word(j, k->name, word);
@@ -126,6 +128,13 @@ static void put_rope(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
     json_open(j, k->name, '{');
     for (int i = 0; i < hf_rope_key_count; i++)
         if (!hf_rope_keys[i].silent && !says_nothing(m, &hf_rope_keys[i])) put_key(j, m, c, &hf_rope_keys[i]);
+    json_close(j, '}');
+}
+
+static void put_kda(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
+{
+    json_open(j, k->name, '{');
+    for (int i = 0; i < hf_kda_key_count; i++) put_key(j, m, c, &hf_kda_keys[i]);
     json_close(j, '}');
 }
 
@@ -364,7 +373,7 @@ static bool may_say(const Config *cfg, HfClass c)
 {
     const HfClassRow *row = &hf_classes[c];
     if (!has_mixers(cfg, c) || (row->divides && cfg->model.hidden % cfg->model.heads)) return false;
-    if (row->latent != (cfg->model.attention == MODEL_ATTENTION_MLA)) return false;
+    if (config_has_attention(cfg) && row->latent != (cfg->model.attention == MODEL_ATTENTION_MLA)) return false;
     if (c == HF_QWEN3_5_MOE && cfg->moe.router == ROUTER_SOFTMAX_PRE) return false; /* (as Qwen3-Next's are read) */
     return cfg->moe.experts ? row->mixture : row->latent || row->hybrid || !row->mixture;
 }

@@ -10,7 +10,7 @@
 #define DEEPSEEK (B(DEEPSEEK_V2) | B(DEEPSEEK_V3))
 #define LLAMAS (B(LLAMA) | B(INTERNLM3) | B(IQUESTCODER) | B(EXAONE3)) /* of one class in transformers */
 #define SARVAMS (B(SARVAM_MOE) | B(SARVAM_MLA))
-#define LATENT (DEEPSEEK | B(YOUTU) | B(GLM4_MOE_LITE) | B(MINICPM3) | B(SARVAM_MLA))
+#define LATENT (DEEPSEEK | B(YOUTU) | B(GLM4_MOE_LITE) | B(MINICPM3) | B(SARVAM_MLA) | B(KIMI_LINEAR))
 #define GEMMAS (B(GEMMA2) | B(GEMMA3) | B(VAULTGEMMA))
 #define GRANITES (B(GRANITE) | B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID))
 #define MAMBAS (B(GRANITEMOEHYBRID) | B(BAMBA))
@@ -21,7 +21,7 @@
 #define LAYERNORMS (B(GPT2) | B(GPT_BIGCODE) | B(STARCODER2) | B(STABLELM) | B(JAIS2) | FUSED | COHERES | B(NEMOTRON))
 #define GPTS (B(GPT2) | B(GPT_BIGCODE))
 #define ROTARY (ALL & ~GPTS)
-#define TURNING (ROTARY & ~B(NEMOTRON_H)) /* with rotary positions */
+#define TURNING (ROTARY & ~B(NEMOTRON_H) & ~B(KIMI_LINEAR)) /* with rotary positions */
 /* heads of one width, which is a key */
 #define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM))
 #define LATER (B(QWEN3_5) | B(QWEN3_5_MOE))
@@ -78,6 +78,17 @@ const HfKey hf_rope_keys[] = {
 #include "hf/keys.def"
 };
 const int hf_rope_key_count = sizeof hf_rope_keys / sizeof *hf_rope_keys;
+
+/* Kimi Linear: members of linear_attn_config. */
+const HfKey hf_kda_keys[] = {
+    SIZE(B(KIMI_LINEAR), "head_dim", kda.head, "width of a head in linear attention")
+        SIZE(B(KIMI_LINEAR), "num_heads", kda.heads, "heads of linear attention")
+            SIZE(B(KIMI_LINEAR), "short_conv_kernel_size", kda.conv,
+                 "tokens that the convolution of linear attention spans")
+                OTHER(LAYERS, B(KIMI_LINEAR), "kda_layers", kda.blocks, "blocks with linear attention", .low = 1)
+                    OTHER(LAYERS, B(KIMI_LINEAR), "full_attn_layers", attending, "blocks with full attention", .low = 1)
+};
+const int hf_kda_key_count = sizeof hf_kda_keys / sizeof *hf_kda_keys;
 
 int hf_word(const char *words, const char *word)
 {

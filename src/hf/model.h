@@ -69,6 +69,11 @@ typedef struct {
         int64_t expand; /* width of all heads, over hidden */
         double dt_min;
     } mamba;
+    struct {
+        int64_t heads, head, conv;
+        int64_t listed;  /* linear_attn_config says which blocks have which */
+        LayerSet blocks; /* those of Kimi Delta Attention there; attending: the others */
+    } kda;
     int64_t rotates;    /* HF_TURNS_KEY: blocks have rotary positions */
     LayerSet attending; /* blocks with attention, in a class that lists these */
 } HfModel;
@@ -128,7 +133,7 @@ typedef struct {
     bool single;     /* blocks have one layer each: layers_block_type says which (typed, sliding, attending, dense) */
     bool listed;     /* a key lists the blocks with attention instead */
     bool divides;    /* releases open it only where the heads divide the width, whatever head_dim says */
-    bool first_full; /* the block without a window is the first of each period, not its last */
+    bool first_full; /* the block without a window, or linear attention, is the first of each period, not its last */
     bool gelu;       /* the activation is a GELU, which one a key says */
     bool scaled;     /* embeddings are multiplied by the root of their width, whatever keys say */
     bool local_base; /* blocks with a window have a base of angles of their own */
@@ -147,7 +152,7 @@ typedef enum {
     HF_KEY_FLAG,
     HF_KEY_WORD,    /* one of `values`: its number */
     HF_KEY_TYPES,   /* layer_types */
-    HF_KEY_LAYERS,  /* a list of blocks */
+    HF_KEY_LAYERS,  /* a list of blocks, counted from `low` */
     HF_KEY_TURNS,   /* no_rope_layers */
     HF_KEY_MLPS,    /* mlp_layer_types */
     HF_KEY_PATTERN, /* a number, or a text such as LLLG */
@@ -155,6 +160,7 @@ typedef enum {
     HF_KEY_LIMITS,  /* [a number, infinity] */
     HF_KEY_BLOCKS,  /* layers_block_type, or its letters: the one layer of each block */
     HF_KEY_ROPE,    /* an object of keys of hf_rope_keys */
+    HF_KEY_KDA,     /* an object of keys of hf_kda_keys */
     HF_KEY_STORE,   /* quantization_config */
     HF_KEY_FIXED,   /* only one of `values` */
     HF_KEY_IDLE,    /* does not change what is computed */
@@ -167,13 +173,13 @@ typedef struct {
     bool nullable;      /* null is HF_NONE */
     bool silent;        /* is read, never written */
     int64_t offset;     /* in HfModel */
-    int64_t low;        /* range of HF_KEY_INT */
+    int64_t low;        /* range of HF_KEY_INT; the first block of HF_KEY_LAYERS */
     const char *values; /* words parted by blanks, as in JSON without quotes */
     const char *meaning;
 } HfKey;
 
-extern const HfKey hf_keys[], hf_rope_keys[];
-extern const int hf_key_count, hf_rope_key_count;
+extern const HfKey hf_keys[], hf_rope_keys[], hf_kda_keys[];
+extern const int hf_key_count, hf_rope_key_count, hf_kda_key_count;
 
 static inline int64_t *hf_int(HfModel *m, const HfKey *k) { return (int64_t *)(void *)((char *)m + k->offset); }
 static inline double *hf_real(HfModel *m, const HfKey *k) { return (double *)(void *)((char *)m + k->offset); }

@@ -12,6 +12,8 @@ typedef enum {
     QKV_GROUPS,  /* of each head of keys the queries that read it, then that and its values: one tensor */
     QKV_GATE,    /* QKV, and an output gate as wide as the queries */
     GATE_UP,     /* two tensors */
+    THIRDS,      /* three of as many rows */
+    LATENTS_B,   /* two latents of KDA as wide as a head, then a number of each head: three tensors */
     ALTERNATING, /* gate and up row by row in turn: one tensor */
     QKV_GATED,   /* as QKV; of each head of queries, behind them, its gates */
     KEY_HEADS,   /* of each key head its queries and keys, the values and gates of the value heads that read it */
@@ -31,7 +33,9 @@ enum {
     BARE = 4,            /* no prefix of the model stands before the name */
     PLAIN = 8,           /* a norm that multiplies by w itself, whatever others of the class do */
     STACKED = 64,        /* where the folder has all experts of a layer in one tensor */
-    CHANNELS = 16        /* a convolution of each channel alone: their tensor has a dim of 1 more */
+    CHANNELS = 16,       /* a convolution of each channel alone: their tensor has a dim of 1 more */
+    AS_MIXTURES = 128,   /* where dense layers have the name of mixtures */
+    OF_HEADS = 256       /* a vector that is [1, 1, heads, 1] in theirs */
 };
 
 #define C(name) HF_CLASS_BIT(HF_##name)
@@ -40,7 +44,7 @@ enum {
 #define REST (EVERY & ~GPT2)
 #define OF_GPT (GPT2 | C(FALCON) | C(EXAONE3)) /* "transformer.h.N." */
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
-#define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3) | C(SARVAM_MLA))
+#define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3) | C(SARVAM_MLA) | C(KIMI_LINEAR))
 #define GLM_EXPERTS (C(GLM4_MOE) | C(GLM4_MOE_LITE) | C(DOTS1) | C(SOLAR_OPEN) | C(SARVAM_MOE) | C(SARVAM_MLA))
 #define SHARED_QWEN (C(QWEN2_MOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE))
 #define QWEN3_5S (C(QWEN3_5) | C(QWEN3_5_MOE))
@@ -49,7 +53,7 @@ enum {
 #define QWEN_NAMES                                                                                               \
     (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | C(EXAONE_MOE) | \
      C(AFMOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE))
-#define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2))
+#define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2) | C(KIMI_LINEAR))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
 #define GRANITE_EXPERTS (C(GRANITEMOE) | C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID))
 #define MAMBAS (C(GRANITEMOEHYBRID) | C(BAMBA))
@@ -194,6 +198,22 @@ static const Row table[] = {
     { MAMBAS, "mamba.norm", "mamba.norm", WHOLE, 0 },
     { MAMBAS, "mamba.proj", "mamba.out_proj", WHOLE, 0 },
 
+    { C(KIMI_LINEAR), "kda.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", THIRDS, 0 },
+    { C(KIMI_LINEAR), "kda.fgb", "self_attn.f_a_proj self_attn.g_a_proj self_attn.b_proj", LATENTS_B, 0 },
+    { C(KIMI_LINEAR), "kda.decay", "self_attn.f_b_proj", WHOLE, 0 },
+    { C(KIMI_LINEAR), "kda.gate", "self_attn.g_b_proj", WHOLE, 0 },
+    { C(KIMI_LINEAR), "kda.conv", "self_attn.q_conv1d self_attn.k_conv1d self_attn.v_conv1d", THIRDS, CHANNELS },
+    { C(KIMI_LINEAR), "kda.a_log", "self_attn.A_log", WHOLE, OF_HEADS },
+    { C(KIMI_LINEAR), "kda.dt_bias", "self_attn.dt_bias", WHOLE, 0 },
+    { C(KIMI_LINEAR), "kda.norm", "self_attn.o_norm", WHOLE, 0 },
+    { C(KIMI_LINEAR), "kda.proj", "self_attn.o_proj", WHOLE, 0 },
+    { C(KIMI_LINEAR), "mlp.fc1", "block_sparse_moe.gate_proj block_sparse_moe.up_proj", GATE_UP, AS_MIXTURES },
+    { C(KIMI_LINEAR), "mlp.fc2", "block_sparse_moe.down_proj", WHOLE, AS_MIXTURES },
+    { C(KIMI_LINEAR), "mlp.shared.fc1",
+      "block_sparse_moe.shared_experts.gate_proj block_sparse_moe.shared_experts.up_proj", GATE_UP, 0 },
+    { C(KIMI_LINEAR), "mlp.shared.fc2", "block_sparse_moe.shared_experts.down_proj", WHOLE, 0 },
+    { C(KIMI_LINEAR), "mlp.router.bias", "block_sparse_moe.gate.e_score_correction_bias", WHOLE, 0 },
+
     { C(GRANITEMOEHYBRID), "mlp.fc1", "shared_mlp.input_linear", WHOLE, 0 },
     { C(GRANITEMOEHYBRID), "mlp.fc2", "shared_mlp.output_linear", WHOLE, 0 },
     { C(BAMBA), "mlp.fc1", "feed_forward.gate_proj feed_forward.up_proj", GATE_UP, 0 },
@@ -285,7 +305,7 @@ HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
 {
     return (HfNaming){ .kind = kind,
                        .prefix = prefix ? prefix : *hf_prefixes(kind, false),
-                       .halves = kind == HF_MINICPM3,
+                       .halves = kind == HF_MINICPM3 || kind == HF_KIMI_LINEAR,
                        .own_norms = cfg->model.block_norms == BLOCK_NORMS_PARALLEL_TWO,
                        .layers = cfg->model.layers,
                        .experts = cfg->moe.experts,
@@ -301,6 +321,7 @@ HfNaming hf_naming(HfClass kind, const Config *cfg, const char *prefix)
                        .mamba_heads = cfg->model.mamba_heads,
                        .mamba_rows = 2 * (cfg->model.mamba_heads * cfg->model.mamba_head_dim +
                                           cfg->model.mamba_groups * cfg->model.mamba_state),
+                       .kda_head = cfg->model.kda_head_dim,
                        .tied = cfg->model.tied,
                        .width = config_mup_width(cfg) };
 }
@@ -324,6 +345,7 @@ static bool row_is(const Row *r, const HfNaming *n, const char *name, const char
     const size_t length = strlen(r->ours);
     if (r->flags & OWN_NORMS_ONLY && !n->own_norms) return false;
     if (r->flags & STACKED && !n->stacked) return false;
+    if (r->flags & AS_MIXTURES && !n->as_mixtures) return false;
     if (!(r->classes >> n->kind & 1) || strncmp(name, r->ours, length)) return false;
     *suffix = name + length;
     return !**suffix || !strcmp(*suffix, ".weight") || !strcmp(*suffix, ".bias");
@@ -390,6 +412,8 @@ static int slices(const HfNaming *n, Form form)
     case BEFORE_DT:
     case DT:
     case WHOLE: return 1;
+    case THIRDS:
+    case LATENTS_B:
     case QKV: return 3;
     case QKV_GROUPS: return 3 * (int)n->kv_heads;
     case QKV_GATE: return 4;
@@ -481,6 +505,13 @@ static Slice values_or_gates(const HfNaming *n, int64_t rows, int k)
     return k ? (Slice){ mixed, gates, 0, 1, gates, 1 } : (Slice){ 0, mixed, 0, 1, mixed, 0 };
 }
 
+/* The k-th of two latents and a number of each head. */
+static Slice latent_or_numbers(const HfNaming *n, int64_t rows, int k)
+{
+    const int64_t count = k < 2 ? n->kda_head : rows - 2 * n->kda_head;
+    return (Slice){ k * n->kda_head, count, 0, 1, count, k };
+}
+
 /* The k-th of: a group's queries, its keys, its values, the next group's queries. */
 static Slice part_of_group(const HfNaming *n, int64_t rows, int k)
 {
@@ -507,6 +538,8 @@ static Slice slice(const HfNaming *n, Form form, int64_t rows, int k)
     case QKV_GATE: s = third(n, k); break;
     case QKV_PAIRS: s = piece_of_head(n, k); break;
     case GATE_UP: s = (Slice){ k * half, half, 0, 1, half, k }; break;
+    case THIRDS: s = (Slice){ k * (rows / 3), rows / 3, 0, 1, rows / 3, k }; break;
+    case LATENTS_B: s = latent_or_numbers(n, rows, k); break;
     case ALTERNATING: s = (Slice){ k * half, half, k, 2, rows, 0 }; break;
     case QKV_GATED: s = gated(n, k); break;
     case QKV_Z: s = values_or_gates(n, rows, k); break;
@@ -575,8 +608,10 @@ HfPart hf_part(const HfNaming *n, const Param *p, int index)
         out.shape[d++] = count;
         out.first = e * s.their_rows * columns;
     }
+    if (r->flags & OF_HEADS) out.shape[d++] = 1, out.shape[d++] = 1, out.ndim += 3;
     out.shape[d++] = turned ? columns : s.their_rows;
     if (r->flags & CHANNELS) out.shape[d++] = 1, out.ndim++;
+    if (r->flags & OF_HEADS) out.shape[d] = 1;
     if (!vector) out.shape[d] = turned ? s.their_rows : columns;
     out.first += s.theirs * (turned ? 1 : columns);
     out.row = s.step * (turned ? 1 : columns);

@@ -21,7 +21,7 @@
 #include "hf/class.h"
 #include "param/shard.h"
 
-enum { HF_NAME_MAX = 160, HF_DIMS = 3 };
+enum { HF_NAME_MAX = 160, HF_DIMS = 4 };
 
 /* Facts that names and places depend on. */
 typedef struct {
@@ -32,6 +32,7 @@ typedef struct {
                            MiniCPM3 */
     bool own_norms;     /* layers in parallel, and each has a norm */
     bool stacked;       /* all experts of a layer are one tensor, where a class has them in either way */
+    bool as_mixtures;   /* Kimi Linear's dense layers have the name of mixtures, as transformers saves them */
     bool mxfp4;         /* experts are [E, outputs, inputs], as their blocks decode */
     int64_t layers, experts, heads, kv_heads, head_dim;
     int64_t turning;             /* columns of a head that turn */
@@ -40,6 +41,7 @@ typedef struct {
         int64_t key_heads, value_heads, key, value; /* Gated DeltaNet: heads, and their widths */
     } delta;
     int64_t mamba_heads, mamba_rows; /* rows of Wdt, of Win */
+    int64_t kda_head;                /* width of a head */
     bool tied;
     /* Divisor of the last norm with muP: their norm is ours divided by it, so their logits need no multiplier. */
     float width;

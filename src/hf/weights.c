@@ -140,10 +140,10 @@ static const char *find_prefix(const HfFolder *f, const HfConfig *hf)
     return *prefixes;
 }
 
-static bool is_stacked(const HfFolder *f)
+static bool has_name(const HfFolder *f, const char *part)
 {
     for (int64_t i = 0; i < f->count; i++)
-        if (strstr(f->tensors[i].t.name, ".mlp.experts.gate_up_proj")) return true;
+        if (strstr(f->tensors[i].t.name, part)) return true;
     return false;
 }
 
@@ -180,7 +180,8 @@ Err hf_weights_open(const char *path, const HfConfig *hf, const Config *cfg, con
     }
     TRY(hf_folder_open(path, a, &out->folder));
     out->naming = hf_naming(hf->kind, cfg, find_prefix(&out->folder, hf));
-    out->naming.stacked = is_stacked(&out->folder);
+    out->naming.stacked = has_name(&out->folder, ".mlp.experts.gate_up_proj");
+    out->naming.as_mixtures = has_name(&out->folder, ".block_sparse_moe.gate_proj.");
     out->naming.mxfp4 = hf->store == HF_STORE_MXFP4;
     out->naming.halves = !hf->interleaved;
     TRY(use_all(out, whole));

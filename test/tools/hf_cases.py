@@ -56,6 +56,10 @@ def linear(key_heads, value_heads, key, value, **more):
         linear_value_head_dim=value, **more)  # fmt: skip
 
 
+def kda(heads, width, **more):
+    return dict(linear_num_heads=heads, linear_head_dim=width, **more)
+
+
 def mamba(heads, groups, state, **more):
     return dict(mamba_n_heads=heads, mamba_n_groups=groups, mamba_d_state=state, **more)
 
@@ -250,6 +254,17 @@ CASES = {
                  moe_latent_size=24, n_routed_experts=8, n_group=4, topk_group=2, routed_scaling_factor=2.5, conv_kernel=3,
                  use_conv_bias=False, layer_norm_epsilon=1e-4),
         nemotron(32, ["mlp", "full_attention", "mlp", "linear_attention"], 4, 1, 12, 8, 8, 1, 8, time_step_min=0.5),
+    ),  # fmt: skip
+    "kimi_linear": (
+        T.KimiLinearConfig,
+        latent_experts(48, 4, 4, num_local_experts=8, num_experts_per_tok=2, n_shared_experts=1, rms_norm_eps=1e-4,
+            layer_types=["linear_attention"] * 3 + ["full_attention"], pad_token_id=0, **kda(3, 10)),
+        latent_experts(42, 3, 3, q_lora_rank=20, num_local_experts=8, num_experts_per_tok=4, n_shared_experts=2,
+            attention_bias=True, n_group=4, topk_group=2, norm_topk_prob=False, mlp_layer_types=["sparse", "dense", "sparse"],
+            layer_types=["full_attention", "linear_attention", "full_attention"], pad_token_id=0,
+            **kda(5, 7, linear_conv_kernel_dim=3)),
+        latent_experts(35, 5, 5, num_local_experts=4, num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.0,
+            pad_token_id=0, **kda(2, 8)),
     ),  # fmt: skip
     "qwen3_5": (
         T.Qwen3_5TextConfig,
@@ -558,7 +573,7 @@ CASES = {
 
 
 def open_model(folder, dtype):
-    experts = any(k in json.load(open(f"{folder}/config.json")) for k in ("num_experts_per_tok", "num_local_experts"))
+    experts = "experts" in open(f"{folder}/config.json").read()
     kinds = dict(attn_implementation="eager", **({"experts_implementation": "eager"} if experts else {}))
     return T.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **kinds)
 
@@ -746,7 +761,8 @@ def train(folder, tokens, steps, batch, seq, lr):
     steps, batch, seq, lr = int(steps), int(batch), int(seq), float(lr)
     rows = torch.from_numpy(np.load(tokens).astype(np.int64))
     model = open_model(folder, torch.float64).train()
-    decays = lambda name, p: p.dim() > 1 and "conv1d" not in name  # (convolutions of single channels do not decay)
+    # (convolutions of single channels do not decay, nor do rates that have a dim too many)
+    decays = lambda name, p: p.dim() > 1 and "conv1d" not in name and "A_log" not in name
     groups = [dict(params=[p for n, p in model.named_parameters() if decays(n, p) == some], weight_decay=0.1 * some)
         for some in (True, False)]  # fmt: skip
     adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)

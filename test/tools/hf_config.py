@@ -50,6 +50,8 @@ def same(ours, theirs):
             continue
         if k in ("n_inner", "head_dim") and None in (a, b):  # (of the width)
             continue
+        if k == "head_dim" and "kv_lora_rank" in ours:  # (which latent attention does not read)
+            continue
         if a != b:
             yield f"{k}: {a}, {b}"
 
