@@ -238,6 +238,15 @@ static const char *const letters[] = { "model.layers=8",  "model.hidden=64",    
                                        "moe.experts=8",   "moe.topk=2",           "moe.ffn=64",
                                        "moe.latent=32",   "moe.every=0*3,1,0*3,1", "run.device=cuda",
                                        "run.precision=bf16", "train.global_batch=16" };
+/* The first two blocks cost several times what the others do, by their mixer alone. */
+static const char *const uneven[] = { "model.layers=8",        "model.hidden=64",        "model.heads=4",
+                                      "model.ffn=64",          "model.seq=128",          "model.vocab=256",
+                                      "model.arch=llama",      "model.mixer=delta*2,attention*6",
+                                      "model.delta_key_heads=16", "model.delta_value_heads=32",
+                                      "model.delta_key_dim=32", "model.delta_value_dim=32", "run.device=cuda",
+                                      "run.precision=bf16",    "train.global_batch=16", "train.micro_batch=1",
+                                      "train.recompute=none",  "parallel.pp=2",         "parallel.cp=1",
+                                      "parallel.tp=1",         "parallel.zero=1",       "parallel.schedule=1f1b" };
 static const char *const eights[] = { "model.layers=4",    "model.hidden=256",  "model.heads=8",
                                       "model.kv_heads=4",  "model.ffn=512",     "model.seq=128",
                                       "model.vocab=512",   "model.arch=llama",  "run.device=cuda",
@@ -441,6 +450,27 @@ TEST(the_best_of_blocks_of_one_layer)
     WORLD(letters, "parallel.tp=1 train.recompute=none train.micro_batch=1 parallel.cp=1", 4, 1);
     WORLD(letters, "parallel.pp=4 parallel.cp=1 train.recompute=none train.micro_batch=1 moe.dispatcher=alltoall", 8,
           20);
+}
+
+/* A pipeline is cut by what its mixers cost, not by their number. */
+TEST(stages_of_unequal_mixers)
+{
+    static SearchAnswer answer;
+    LayoutSpace space;
+    Asked a;
+    SearchResult even;
+    ASK(&a, uneven, 2, INT64_MAX);
+    OK(search(&a.q, &answer));
+    CHECK(answer.count > 0);
+    layout_space(&a.base, a.q.world, a.q.limits, &space);
+    Layout l = answer.best[0].layout;
+    const double found = answer.best[0].time.step_s;
+    CHECK_MSG(strstr(l.stages, "t*2|") || strstr(l.stages, "Et|"), "%s", l.stages);
+    *l.stages = 0;
+    OK(search_evaluate(&a.q, &space, &l, &even));
+    CHECK_MSG(found < .8 * even.time.step_s, "%s: %g, of as many blocks in each %g", answer.best[0].layout.stages, found,
+              even.time.step_s);
+    config_release(&a.base);
 }
 
 TEST(no_number_is_no_answer)
