@@ -654,6 +654,14 @@ assert all(ms > 0 for ms in p["ms"].values()) and abs(sum(p["ms"].values()) / p[
 EOP
     [ $model != deepseek-v3 ] || check "$model fits $world GPUs as it is shipped" grep -q '"fits":true' plan.json
 done
+best=$("$mt" plan --config "$root/config/nemotron-3-nano.ini" --world 64 --device h100 --json 2>/dev/null)
+other=$("$mt" plan --config "$root/config/nemotron-3-nano.ini" --world 64 --device h100 --json parallel.tp=1 parallel.pp=4 \
+    parallel.ep=16 train.recompute=selective 2>/dev/null)
+check "Nemotron 3 Nano: experts of one machine, and scans made once" python3 - "$best" "$other" <<'EOP'
+import json, sys
+best, other = (json.loads(text) for text in sys.argv[1:])
+assert best["fits"] and best["predicted"]["step_ms"] < 0.7 * other["predicted"]["step_ms"]
+EOP
 check "Nemotron 3 Nano has as many parameters as transformers counts" grep -q " 31,577,937,344 parameters, " \
     <("$mt" plan --config "$root/config/nemotron-3-nano.ini" --world 64 --device h100 2>/dev/null)
 expect 2 "is about one layout" "$mt" plan --config plan.ini --world 4 --device "$root/config/devices/h100.ini" --search --ops
