@@ -468,8 +468,8 @@ TEST(stages_of_unequal_mixers)
     CHECK_MSG(strstr(l.stages, "t*2|") || strstr(l.stages, "Et|"), "%s", l.stages);
     *l.stages = 0;
     OK(search_evaluate(&a.q, &space, &l, &even));
-    CHECK_MSG(found < .8 * even.time.step_s, "%s: %g, of as many blocks in each %g", answer.best[0].layout.stages, found,
-              even.time.step_s);
+    CHECK_MSG(found < .8 * even.time.step_s, "%s: %g, of as many blocks in each %g", answer.best[0].layout.stages,
+              found, even.time.step_s);
     config_release(&a.base);
 }
 
