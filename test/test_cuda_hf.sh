@@ -72,7 +72,8 @@ combined=(qwen2_moe olmoe olmo3 smollm3 glm4_moe minimax_m2 dots1 solar_open hy_
     starcoder2 stablelm exaone_moe flex_olmo ministral cwm helium glm arcee jais2
     vaultgemma hyperclovax granitemoe granitemoeshared granitemoehybrid glm4_moe_lite minicpm3 afmoe gpt_bigcode falcon
     qwen3_5_text qwen3_5_moe_text
-    cohere cohere2 internlm3 iquestcoder exaone sarvam_moe)
+    cohere cohere2 internlm3 iquestcoder exaone sarvam_moe
+    mellum flint granite_swa aria_text)
 rows=$(sed -n '/^## Classes/,/^## /p' "$root/docs/huggingface.md" | grep '^| `' | grep -v '^| `model_type`')
 for c in "${combined[@]}"; do check "docs/huggingface.md has $c" grep -q "^| \`$c\`" <<<"$rows"; done
 # (a row of Gemma has two that are tried)

@@ -173,7 +173,24 @@ static const struct {
       "\"position_embedding_type\":\"rope\",\"mamba_d_conv\":3,\"mamba_conv_bias\":false,"
       "\"normalization_function\":\"rmsnorm\",\"init_method\":\"mup\",\"time_step_limit\":[0.0, Infinity]",
       "mixer = mamba2,attention|ffn = 1024|rope_base = 10000|attention_scale = 1|mamba_conv = 3|"
-      "mamba_conv_bias = false", "[moe]" },
+      "mamba_conv_bias = false",
+      "[moe]" },
+    { "mellum", "", "qk_norm = true|rope_base = 500000|rope_base_local = 10000|experts = 64|normalize = true",
+      "window|every" },
+    { "mellum",
+      "\"num_hidden_layers\":2,\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"num_mtp_layers\":1,"
+      "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\",\"rope_theta\":5e5,\"factor\":4,"
+      "\"original_max_position_embeddings\":64},\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":2e4}}",
+      "window = 1024,0|rope_scaling = yarn|rope_factor = 4|rope_base_local = 20000", "mtp_layers" },
+    { "flint", "\"num_hidden_layers\":7",
+      "window = 0*2,513*3|rope_layers = 0*2,1*3|every = 0*2,1*5|router = sigmoid|shared_ffn = 1024|sinks = "
+      "true",
+      "balance|shared_gate" },
+    { "granite_swa", "", "window = 0,128*3|sinks = true|attention_scale = 1|tied = true", "rope_layers|[moe]" },
+    { "granitemoe_swa", "\"num_hidden_layers\":3,\"layer_rope_theta\":[0,500000.0,0],\"shared_intermediate_size\":64",
+      "window = 0,128*2|rope_layers = 0,1|rope_base = 500000|experts = 8|shared_ffn = 64", NULL },
+    { "aria_text", "\"moe_num_experts\":64,\"moe_topk\":6", "experts = 64|topk = 6|ffn = 4096|shared_ffn = 8192",
+      "every" },
     { "bamba",
       "\"attn_rotary_emb\":64,"
       "\"attn_layer_indices\":[1],\"num_hidden_layers\":2,\"time_step_limit\":[0.25,{\"__float__\":\"Infinity\"}]",
@@ -190,7 +207,8 @@ static const struct {
       "layers = 5|mixer = mamba2,none,mamba2,attention,none|ffn_layers = 0,1,0|latent = 1024|"
       "mamba_conv_bias = false|groups = 4",
       "every|group_best" },
-    { "nemotron_h", "\"hybrid_override_pattern\":\"-*-M\","
+    { "nemotron_h",
+      "\"hybrid_override_pattern\":\"-*-M\","
       "\"layers_block_type\":[\"mlp\",\"attention\",\"mlp\",\"mamba\"]",
       "mixer = none,attention,none,mamba2|ffn_layers = 1,0", "[moe]" },
     { "kimi_linear", "\"linear_conv_kernel_dim\":3,\"num_shared_experts\":2",
@@ -418,6 +436,13 @@ static const struct {
     { "llama", "\"mlp_type\":\"gated\"", ERR_CONFIG, "'mlp_type' is 'gated' (not a key" },
     { "llama", "\"hidden_dropout\":0.1", ERR_CONFIG, "'hidden_dropout' is 0.1" },
     { "llama", "\"attn_type_list\":[0]", ERR_CONFIG, "'attn_type_list' is [...] (not a key" },
+    { "granite_swa", "\"layer_rope_theta\":[1e4]", ERR_CONFIG, "is about fewer blocks than there are" },
+    { "granite_swa", "\"num_hidden_layers\":2,\"layer_rope_theta\":[1e4,5e5]", ERR_CONFIG,
+      "megatrain reads one base, and 0" },
+    { "granite_swa", "\"layer_rope_theta\":[-1]", ERR_CKPT, "a list of numbers, one for each block" },
+    { "granite_swa", "\"layer_rope_theta\":1e4", ERR_CKPT, "a list of numbers, one for each block" },
+    { "mellum", "\"rope_theta\":1e4", ERR_CONFIG, "not a key that megatrain knows of this class" },
+    { "aria_text", "\"mlp_bias\":true", ERR_CONFIG, "'mlp_bias' is true" },
     { "stablelm", "\"partial_rotary_factor\":0", ERR_CONFIG, "fewer than 2 columns" },
     { "glm4", "\"partial_rotary_factor\":0.015", ERR_CONFIG, "fewer than 2 columns" },
     { "phi3", "\"partial_rotary_factor\":1e15", ERR_CONFIG, "more than a head has" },
@@ -449,8 +474,8 @@ static const struct {
     { "nemotron_h", "\"hybrid_override_pattern\":\"MXM\"", ERR_CONFIG, "has no such layer in this class" },
     { "nemotron_h", "\"layers_block_type\":[\"mlp\",\"conv\"]", ERR_CONFIG, "'layers_block_type' is 'conv'" },
     { "nemotron_h", "\"layers_block_type\":7", ERR_CKPT, "should be a list of words, or letters, one for each block" },
-    { "nemotron_h", "\"hybrid_override_pattern\":\"M*\",\"layers_block_type\":[\"mlp\",\"attention\"]",
-      ERR_CKPT, "'layers_block_type' and 'hybrid_override_pattern' differ" },
+    { "nemotron_h", "\"hybrid_override_pattern\":\"M*\",\"layers_block_type\":[\"mlp\",\"attention\"]", ERR_CKPT,
+      "'layers_block_type' and 'hybrid_override_pattern' differ" },
     { "nemotron_h", "\"hybrid_override_pattern\":\"M*\",\"num_hidden_layers\":3", ERR_CONFIG, "as many blocks" },
     { "nemotron_h", "\"hybrid_override_pattern\":\"M*\",\"mlp_bias\":true", ERR_CONFIG, "it can only be false" },
     { "kimi_linear", "\"linear_attn_config\":7", ERR_CKPT, "should be an object" },

@@ -78,6 +78,11 @@ typedef enum {
     HF_EXAONE3, /* 3.0 and 3.5 */
     HF_SARVAM_MOE,
     HF_SARVAM_MLA,
+    HF_MELLUM,
+    HF_FLINT,
+    HF_GRANITE_SWA,
+    HF_GRANITEMOE_SWA,
+    HF_ARIA, /* the text model, also of a folder with images */
     HF_CLASSES
 } HfClass;
 

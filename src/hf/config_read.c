@@ -169,6 +169,27 @@ static Err take_turns(Reader *r, const HfKey *k, const Json *v, int64_t *out)
     return ERR_OK;
 }
 
+/* A base for each block, of which all that are not 0 are one. */
+static Err take_bases(Reader *r, const HfKey *k, const Json *v, int64_t *out)
+{
+    HfModel *m = &r->model;
+    if (!json_is_array(v) || json_count(v) > LAYERS_MAX)
+        return damaged(r, k, v, "a list of numbers, one for each block");
+    m->turning = (LayerSet){ { 0 } };
+    m->bases.one = 0;
+    for (int64_t i = 0; i < json_count(v); i++) {
+        const double base = json_number(json_at(v, i), -1);
+        if (!(base >= 0)) return damaged(r, k, v, "a list of numbers, one for each block");
+        if (!(base > 0)) continue;
+        if (m->bases.one > 0 && m->bases.one != base)
+            return refused(r, k->name, json_at(v, i), k->meaning, "megatrain reads one base, and 0");
+        m->bases.one = base;
+        add_layer(&m->turning, i);
+    }
+    *out = json_count(v);
+    return ERR_OK;
+}
+
 /* A number, or in letters: L for each block with a window, and G at the end. */
 static Err take_pattern(const Reader *r, const HfKey *k, const Json *v, int64_t *out)
 {
@@ -281,6 +302,7 @@ static Err take_value(Reader *r, const HfKey *k, const Json *v)
     case HF_KEY_AUTO: return take_auto(r, k, v, n);
     case HF_KEY_LIMITS: return take_limits(r, k, v, x);
     case HF_KEY_TURNS: return take_turns(r, k, v, n);
+    case HF_KEY_BASES: return take_bases(r, k, v, n);
     case HF_KEY_LAYERS: return take_layers(r, k, v, (LayerSet *)(void *)n);
     case HF_KEY_ROPE: return take_rope(r, k, v);
     case HF_KEY_KDA: return take_kda(r, k, v);
@@ -473,7 +495,7 @@ static Err check_head(const Reader *r, const Json *root)
 
 static Err find_class(Reader *r, const Json *root, const Json **keys)
 {
-    char known[1024] = "";
+    char known[2048] = "";
     const char *type = json_text(json_get(root, "model_type"), NULL);
     if (!json_is_object(root) || !type)
         return err_set(ERR_CKPT, "%s: no configuration of a model: 'model_type' is missing", r->name);
@@ -575,9 +597,18 @@ static Err settle_sizes(Reader *r)
     return ERR_OK;
 }
 
+/* Flint: the first two blocks, the second of each four and the last one have no window. */
+static void settle_flint(HfModel *m)
+{
+    for (int i = 2; i < m->layers - 1; i++)
+        if (i % 4 != 1) add_layer(&m->sliding, i);
+    m->typed = m->layers;
+}
+
 static Err settle_windows(Reader *r)
 {
     HfModel *m = &r->model;
+    if (r->class == HF_FLINT && !m->typed) settle_flint(m);
     const HfWindows kind = hf_classes[r->class].windows;
     if (kind == HF_WINDOWS_FROM || kind == HF_WINDOWS_SWITCH)
         if (!m->use_window) m->window = HF_NONE;
@@ -612,6 +643,10 @@ static Err settle_rope(Reader *r)
     HfModel *m = &r->model;
     TRY(settle_partial(r));
     if (m->turned && m->turned < m->layers) return no(r, "'no_rope_layers' is about fewer blocks than there are");
+    if (m->bases.count && m->bases.count < m->layers)
+        return no(r, "'layer_rope_theta' is about fewer blocks than there are");
+    if (m->bases.count) m->turned = m->layers;
+    if (m->bases.one > 0) m->theta = m->bases.one;
     const bool known = m->original != HF_NONE;
     if (m->rope_type == ROPE_LLAMA3 && (m->slow == HF_NONE || m->fast == HF_NONE))
         return no(r, "'rope_scaling' is llama3, and lacks 'low_freq_factor' or 'high_freq_factor'");

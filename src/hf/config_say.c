@@ -221,6 +221,7 @@ void hf_say(const Config *cfg, HfClass c, HfModel *out)
     say_turns(cfg, out);
     say_rope(cfg, c, out);
     if (out->branch_factor > 0 || out->logits_factor > 0) say_factors(cfg, out);
+    if (c == HF_FLINT && out->window == HF_NONE) out->window = hf_classes[c].usual.window; /* (of no block) */
     if (hf_classes[c].latent && cfg->model.attention == MODEL_ATTENTION_MLA) say_latent(cfg, out);
     if (hf_classes[c].hybrid) say_mixers(cfg, hf_classes[c].hybrid, out);
     if (hf_classes[c].mixture) say_experts(cfg, out);

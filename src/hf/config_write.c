@@ -55,6 +55,13 @@ static void put_turns(JsonOut *j, const HfModel *m, const HfKey *k)
     json_close(j, ']');
 }
 
+static void put_bases(JsonOut *j, const HfModel *m, const HfKey *k)
+{
+    json_open(j, k->name, '[');
+    for (int i = 0; i < m->layers; i++) json_put_real(j, NULL, layer_set_has(&m->turning, i) ? m->theta : 0);
+    json_close(j, ']');
+}
+
 static void put_limits(JsonOut *j, const HfKey *k, double least)
 {
     json_open(j, k->name, '[');
@@ -100,6 +107,7 @@ static void put_key(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
     case HF_KEY_LAYERS: put_layers(j, k, (const LayerSet *)(const void *)hf_int(m, k)); break;
     case HF_KEY_MLPS: put_words(j, k, m->mlps, &m->dense, "dense", "sparse"); break;
     case HF_KEY_TURNS: put_turns(j, m, k); break;
+    case HF_KEY_BASES: put_bases(j, m, k); break;
     case HF_KEY_BLOCKS: put_layer_of_blocks(j, m, k); break;
     case HF_KEY_LIMITS: put_limits(j, k, *hf_real(m, k)); break;
     case HF_KEY_ROPE: put_rope(j, m, c, k); break;
@@ -119,15 +127,39 @@ static bool says_nothing(HfModel *m, const HfKey *k)
     return k->kind == HF_KEY_REAL ? *hf_real(m, k) == HF_NONE : *hf_int(m, k) == HF_NONE;
 }
 
+static void put_rope_keys(JsonOut *j, HfModel *m, HfClass c)
+{
+    for (int i = 0; i < hf_rope_key_count; i++)
+        if (!hf_rope_keys[i].silent && !says_nothing(m, &hf_rope_keys[i])) put_key(j, m, c, &hf_rope_keys[i]);
+}
+
+/* An object for each kind of block. */
+static void put_nested_rope(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
+{
+    json_open(j, k->name, '{');
+    json_open(j, "full_attention", '{');
+    json_put_real(j, "rope_theta", m->theta);
+    put_rope_keys(j, m, c);
+    json_close(j, '}');
+    json_open(j, "sliding_attention", '{');
+    json_put_real(j, "rope_theta", m->local_theta);
+    json_put_text(j, "rope_type", "default");
+    json_close(j, '}');
+    json_close(j, '}');
+}
+
 static void put_rope(JsonOut *j, HfModel *m, HfClass c, const HfKey *k)
 {
+    if (hf_classes[c].nests) {
+        put_nested_rope(j, m, c, k);
+        return;
+    }
     if (m->rope_type == ROPE_PLAIN && hf_classes[c].usual.rope_type == ROPE_PLAIN) {
         json_put_null(j, k->name);
         return;
     }
     json_open(j, k->name, '{');
-    for (int i = 0; i < hf_rope_key_count; i++)
-        if (!hf_rope_keys[i].silent && !says_nothing(m, &hf_rope_keys[i])) put_key(j, m, c, &hf_rope_keys[i]);
+    put_rope_keys(j, m, c);
     json_close(j, '}');
 }
 

@@ -12,7 +12,8 @@
 #define SARVAMS (B(SARVAM_MOE) | B(SARVAM_MLA))
 #define LATENT (DEEPSEEK | B(YOUTU) | B(GLM4_MOE_LITE) | B(MINICPM3) | B(SARVAM_MLA) | B(KIMI_LINEAR))
 #define GEMMAS (B(GEMMA2) | B(GEMMA3) | B(VAULTGEMMA))
-#define GRANITES (B(GRANITE) | B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID))
+#define SINKING (B(GRANITE_SWA) | B(GRANITEMOE_SWA)) /* Granites with windows and sinks */
+#define GRANITES (B(GRANITE) | B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID) | SINKING)
 #define MAMBAS (B(GRANITEMOEHYBRID) | B(BAMBA))
 #define FACTORED (GRANITES | B(HYPERCLOVAX))        /* with factors as keys */
 #define SQUARES (B(ARCEE) | B(JAIS2) | B(NEMOTRON)) /* of a ReLU */
@@ -25,27 +26,29 @@
 /* heads of one width, which is a key */
 #define PLAIN (ROTARY & ~LATENT & ~FUSED & ~B(COHERE2) & ~B(OLMOE) & ~B(STABLELM))
 #define LATER (B(QWEN3_5) | B(QWEN3_5_MOE))
-#define HYBRIDS (B(QWEN3_NEXT) | LATER)                      /* with linear attention */
-#define SPARSE (B(QWEN2_MOE) | B(QWEN3_MOE) | B(QWEN3_NEXT)) /* some blocks have no experts, by a step and a list */
+#define HYBRIDS (B(QWEN3_NEXT) | LATER) /* with linear attention */
+#define SPARSE \
+    (B(QWEN2_MOE) | B(QWEN3_MOE) | B(QWEN3_NEXT) | B(FLINT)) /* some blocks have no experts, by a step and a list */
 #define GLMS (B(GLM4_MOE) | B(GLM4_MOE_LITE) | B(DOTS1) | B(SOLAR_OPEN) | SARVAMS) /* experts as DeepSeek-V3's */
 #define ROUTED (DEEPSEEK | GLMS)
-#define MIXTURE                                                                                             \
-    (SPARSE | ROUTED | B(QWEN3_5_MOE) | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) | \
-     B(MINIMAX_M2) | B(HY_V3) | B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID) | B(AFMOE) | B(NEMOTRON_H))
+#define MIXTURE                                                                                                        \
+    (SPARSE | ROUTED | B(QWEN3_5_MOE) | B(EXAONE_MOE) | B(FLEX_OLMO) | B(MIXTRAL) | B(GPT_OSS) | B(OLMOE) |            \
+     B(MINIMAX_M2) | B(HY_V3) | B(GRANITEMOE) | B(GRANITEMOESHARED) | B(GRANITEMOEHYBRID) | B(AFMOE) | B(NEMOTRON_H) | \
+     B(MELLUM) | B(GRANITEMOE_SWA))
 #define OLMO (B(FLEX_OLMO) | B(OLMO2) | B(OLMO3) | B(OLMOE))
 #define QWEN (B(QWEN2) | B(QWEN3))
 #define EXAONE (B(EXAONE4) | B(EXAONE_MOE))
 #define FROM (QWEN | B(DOTS1)) /* blocks from one on have a window */
 #define WINDOWED                                                                                         \
     (B(MISTRAL) | B(MIXTRAL) | B(PHI3) | FROM | B(QWEN3_MOE) | B(GPT_OSS) | GEMMAS | B(OLMO3) | EXAONE | \
-     B(MINISTRAL) | B(CWM) | B(STARCODER2) | B(AFMOE) | B(COHERE2))
+     B(MINISTRAL) | B(CWM) | B(STARCODER2) | B(AFMOE) | B(COHERE2) | B(MELLUM) | B(FLINT) | SINKING)
 #define TYPED                                                                                                        \
     (FROM | B(GPT_OSS) | GEMMAS | B(OLMO3) | B(SMOLLM3) | B(QWEN2_MOE) | EXAONE | B(MINISTRAL) | B(CWM) | B(AFMOE) | \
-     B(COHERE2))
+     B(COHERE2) | B(MELLUM) | B(FLINT) | SINKING)
 #define BIASED                                                                                                       \
     (LLAMAS | B(QWEN3) | B(QWEN3_MOE) | LATENT | B(GPT_OSS) | GEMMAS | B(GEMMA) | OLMO | B(SMOLLM3) | GLMS |         \
      B(HY_V3) | B(SEED_OSS) | B(HELIUM) | B(GLM) | B(GLM4) | FACTORED | SQUARES | B(AFMOE) | HYBRIDS | B(GPT_NEOX) | \
-     COHERES | B(BAMBA))
+     COHERES | B(BAMBA) | B(MELLUM) | B(FLINT) | B(ARIA))
 #define PARTIAL                                                                                             \
     (B(GLM) | B(GLM4) | B(PHI3) | B(GLM4_MOE) | B(SARVAM_MOE) | B(MINIMAX_M2) | B(STABLELM) | B(NEMOTRON) | \
      B(GPT_NEOX) | HYBRIDS | B(BAMBA)) /* some columns of a head turn */

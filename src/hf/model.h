@@ -49,6 +49,10 @@ typedef struct {
     int64_t turned;        /* blocks that no_rope_layers is about; 0: absent */
     LayerSet turning;      /* of no_rope_layers: 1 */
     int64_t no_rope_every; /* each block of so many has no rotary positions */
+    struct {
+        int64_t count; /* blocks that layer_rope_theta is about; 0: absent */
+        double one;    /* the base of those of `turning`; 0: none turns */
+    } bases;
 
     int64_t moe_latent; /* HF_NONE, 0: experts' rows are as wide as the model */
     int64_t shared_ffn; /* of all shared experts together; 0: shared * expert_ffn */
@@ -137,6 +141,7 @@ typedef struct {
     bool gelu;       /* the activation is a GELU, which one a key says */
     bool scaled;     /* embeddings are multiplied by the root of their width, whatever keys say */
     bool local_base; /* blocks with a window have a base of angles of their own */
+    bool nests;      /* and it is written in an object of each kind of block */
     bool drops_embedding; /* its dropout on branches and on the embedding are two keys */
     int best;             /* a group of experts counts by so many of its best */
     HfModel usual;        /* where a key is absent */
@@ -154,6 +159,7 @@ typedef enum {
     HF_KEY_TYPES,   /* layer_types */
     HF_KEY_LAYERS,  /* a list of blocks, counted from `low` */
     HF_KEY_TURNS,   /* no_rope_layers */
+    HF_KEY_BASES,   /* layer_rope_theta */
     HF_KEY_MLPS,    /* mlp_layer_types */
     HF_KEY_PATTERN, /* a number, or a text such as LLLG */
     HF_KEY_AUTO,    /* a number, or "auto": HF_NONE */

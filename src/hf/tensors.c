@@ -46,15 +46,18 @@ enum {
 #define DEEPSEEK (C(DEEPSEEK_V2) | C(DEEPSEEK_V3))
 #define LATENTS (DEEPSEEK | C(YOUTU) | C(GLM4_MOE_LITE) | C(MINICPM3) | C(SARVAM_MLA) | C(KIMI_LINEAR))
 #define GLM_EXPERTS (C(GLM4_MOE) | C(GLM4_MOE_LITE) | C(DOTS1) | C(SOLAR_OPEN) | C(SARVAM_MOE) | C(SARVAM_MLA))
-#define SHARED_QWEN (C(QWEN2_MOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE))
+#define SHARED_GATED (C(QWEN2_MOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE))
+#define SHARED_QWEN (SHARED_GATED | C(FLINT))
 #define QWEN3_5S (C(QWEN3_5) | C(QWEN3_5_MOE))
 #define HYBRIDS (C(QWEN3_NEXT) | QWEN3_5S)
 #define DENSE_GLM (C(GLM) | C(GLM4))
 #define QWEN_NAMES                                                                                               \
     (C(QWEN2_MOE) | C(QWEN3_MOE) | C(OLMOE) | C(FLEX_OLMO) | DEEPSEEK | GLM_EXPERTS | C(HY_V3) | C(EXAONE_MOE) | \
-     C(AFMOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE))
+     C(AFMOE) | C(QWEN3_NEXT) | C(QWEN3_5_MOE) | C(MELLUM) | C(FLINT))
+#define SHARED_DEEPSEEK (DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE) | C(AFMOE) | C(ARIA))
 #define MIXTRAL_NAMES (C(MIXTRAL) | C(MINIMAX_M2) | C(KIMI_LINEAR))
 #define GEMMAS (C(GEMMA2) | C(GEMMA3))
+#define GRANITE_SHARED (C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID) | C(GRANITEMOE_SWA))
 #define GRANITE_EXPERTS (C(GRANITEMOE) | C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID))
 #define MAMBAS (C(GRANITEMOEHYBRID) | C(BAMBA))
 #define OWN_NORMS (GEMMAS | C(OLMO2) | C(OLMO3) | C(EXAONE4) | C(FLEX_OLMO))
@@ -168,6 +171,7 @@ static const Row table[] = {
     { REST, "attn.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", QKV, 0 },
     { REST, "attn.q_norm", "self_attn.q_norm", WHOLE, 0 },
     { REST, "attn.k_norm", "self_attn.k_norm", WHOLE, 0 },
+    { C(FLINT), "attn.sinks", "self_attn.softmax_offset", WHOLE, 0 },
     { REST, "attn.sinks", "self_attn.sinks", WHOLE, 0 },
     { REST, "attn.proj", "self_attn.o_proj", WHOLE, 0 },
     { LATENTS, "attn.q", "self_attn.q_proj", HEADS, 0 },
@@ -224,13 +228,12 @@ static const Row table[] = {
     { C(ARCEE) | C(JAIS2) | C(NEMOTRON), "mlp.fc1", "mlp.up_proj", WHOLE, 0 },
     { REST, "mlp.fc1", "mlp.gate_proj mlp.up_proj", GATE_UP, 0 },
     { REST, "mlp.fc2", "mlp.down_proj", WHOLE, 0 },
-    { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE) | C(AFMOE), "mlp.shared.fc1",
-      "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj", GATE_UP, 0 },
-    { DEEPSEEK | GLM_EXPERTS | C(EXAONE_MOE) | C(AFMOE), "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
+    { SHARED_DEEPSEEK, "mlp.shared.fc1", "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj", GATE_UP, 0 },
+    { SHARED_DEEPSEEK, "mlp.shared.fc2", "mlp.shared_experts.down_proj", WHOLE, 0 },
 
     { SHARED_QWEN, "mlp.shared.fc1", "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj", GATE_UP, 0 },
     { SHARED_QWEN, "mlp.shared.fc2", "mlp.shared_expert.down_proj", WHOLE, 0 },
-    { SHARED_QWEN, "mlp.shared_gate", "mlp.shared_expert_gate", WHOLE, 0 },
+    { SHARED_GATED, "mlp.shared_gate", "mlp.shared_expert_gate", WHOLE, 0 },
 
     { MIXTRAL_NAMES, "mlp.router.weight", "block_sparse_moe.gate.weight", WHOLE, 0 },
     { MIXTRAL_NAMES, "mlp.experts.fc1", "block_sparse_moe.experts.#.w1 block_sparse_moe.experts.#.w3", GATE_UP, 0 },
@@ -247,16 +250,21 @@ static const Row table[] = {
     { C(QWEN3_5_MOE), "mlp.experts.fc2", "mlp.experts.down_proj", WHOLE, FUSED | STACKED },
     { QWEN_NAMES, "mlp.experts.fc1", "mlp.experts.#.gate_proj mlp.experts.#.up_proj", GATE_UP, 0 },
     { QWEN_NAMES, "mlp.experts.fc2", "mlp.experts.#.down_proj", WHOLE, 0 },
-    { C(GPT_OSS), "mlp.router.weight", "mlp.router.weight", WHOLE, 0 },
+    { C(GPT_OSS) | C(ARIA), "mlp.router.weight", "mlp.router.weight", WHOLE, 0 },
+    { C(ARIA), "mlp.experts.fc1.weight", "mlp.experts.fc1.weight", WHOLE, TRANSPOSED | FUSED },
+    { C(ARIA), "mlp.experts.fc2.weight", "mlp.experts.fc2.weight", WHOLE, TRANSPOSED | FUSED },
     { C(GPT_OSS), "mlp.router.logits.bias", "mlp.router.bias", WHOLE, 0 },
     { C(GPT_OSS), "mlp.experts.fc1", "mlp.experts.gate_up_proj", ALTERNATING, TRANSPOSED | FUSED },
     { C(GPT_OSS), "mlp.experts.fc2", "mlp.experts.down_proj", WHOLE, TRANSPOSED | FUSED },
 
+    { C(GRANITEMOE_SWA), "mlp.router.weight", "block_sparse_moe.router.weight", WHOLE, 0 },
+    { C(GRANITEMOE_SWA), "mlp.experts.fc1", "block_sparse_moe.experts.gate_up_proj", WHOLE, FUSED },
+    { C(GRANITEMOE_SWA), "mlp.experts.fc2", "block_sparse_moe.experts.down_proj", WHOLE, FUSED },
     { GRANITE_EXPERTS, "mlp.router.weight", "block_sparse_moe.router.layer.weight", WHOLE, 0 },
     { GRANITE_EXPERTS, "mlp.experts.fc1.weight", "block_sparse_moe.input_linear.weight", WHOLE, FUSED },
     { GRANITE_EXPERTS, "mlp.experts.fc2.weight", "block_sparse_moe.output_linear.weight", WHOLE, FUSED },
-    { C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID), "mlp.shared.fc1", "shared_mlp.input_linear", WHOLE, 0 },
-    { C(GRANITEMOESHARED) | C(GRANITEMOEHYBRID), "mlp.shared.fc2", "shared_mlp.output_linear", WHOLE, 0 },
+    { GRANITE_SHARED, "mlp.shared.fc1", "shared_mlp.input_linear", WHOLE, 0 },
+    { GRANITE_SHARED, "mlp.shared.fc2", "shared_mlp.output_linear", WHOLE, 0 },
 
     { MODULES, "embedding_norm", "enorm", WHOLE, 0 },
     { MODULES, "hidden_norm", "hnorm", WHOLE, 0 },
@@ -653,7 +661,7 @@ bool hf_ignored(const HfNaming *n, bool wrapped, int64_t mtp_layers, const char 
     long long layer;
     const bool of_layer = !strncmp(name, n->prefix, before) && sscanf(name + before, "layers.%lld.", &layer) == 1;
     if (MORE_BLOCKS >> n->kind & 1 && !mtp_layers && of_layer && layer >= n->layers) return true;
-    if ((C(EXAONE_MOE) | HYBRIDS) >> n->kind & 1 && !strncmp(name, "mtp.", 4)) return true;
+    if ((C(EXAONE_MOE) | C(MELLUM) | HYBRIDS) >> n->kind & 1 && !strncmp(name, "mtp.", 4)) return true;
     if (GPT2 >> n->kind & 1) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".rotary_emb.cos_cached") ||
         ends_with(name, ".rotary_emb.sin_cached"))

@@ -569,6 +569,49 @@ CASES = {
         latent_experts(32, 2, 5, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1, n_group=4, topk_group=2,
             rope_parameters=yarn(40.0, mscale=1.0, mscale_all_dim=1.0), **TIED),
     ),  # fmt: skip
+    "mellum": (
+        T.MellumConfig,
+        sizes(48, 80, 4, 6, 2, 8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, sliding_window=7,
+            layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]),
+        sizes(40, 56, 2, 5, 1, 16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=False,
+            sliding_window=5, layer_types=["full_attention", "sliding_attention"], mlp_layer_types=["dense", "sparse"],
+            rope_parameters=dict(full_attention=yarn(4.0, 5e5), sliding_attention=rope())),
+        sizes(24, 40, 3, 3, 3, 8, num_experts=5, num_experts_per_tok=1, moe_intermediate_size=12, attention_bias=True, **TIED),
+    ),  # fmt: skip
+    "flint": (
+        T.FlintConfig,
+        sizes(48, 80, 5, 6, 2, 8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, sliding_window=7,
+            shared_expert_intermediate_size=20),
+        sizes(40, 56, 4, 5, 1, 16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=False,
+            sliding_window=5, shared_expert_intermediate_size=12, mlp_only_layers=[], decoder_sparse_step=2,
+            layer_types=["full_attention", "sliding_attention"] * 2, attention_bias=True),
+        sizes(24, 40, 3, 3, 3, 8, num_experts=5, num_experts_per_tok=1, moe_intermediate_size=12, sliding_window=9,
+            shared_expert_intermediate_size=28, mlp_only_layers=[1], norm_topk_prob=False, rope_parameters=rope(theta=5e5), **TIED),
+    ),  # fmt: skip
+    "granite_swa": (
+        T.GraniteSWAConfig,
+        sizes(48, 80, 5, 6, 2, None, sliding_window=7, embedding_multiplier=12.0, residual_multiplier=0.22,
+            attention_multiplier=0.2, logits_scaling=3.0, layer_rope_theta=[0, 1e4, 1e4, 1e4, 0]),
+        sizes(40, 56, 2, 5, 5, None, sliding_window=5, attention_bias=True, mlp_bias=True, rope_parameters=rope(theta=5e5),
+            layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=False),
+        sizes(36, 40, 2, 3, 1, None, sliding_window=9, layer_rope_theta=[5e5, 0], residual_multiplier=1.7),
+    ),  # fmt: skip
+    "granitemoe_swa": (
+        T.GraniteMoeSWAConfig,
+        sizes(48, 28, 5, 6, 2, None, num_local_experts=8, num_experts_per_tok=2, sliding_window=7, attention_multiplier=0.2,
+            shared_intermediate_size=20, layer_rope_theta=[0, 1e4, 1e4, 1e4, 0]),
+        sizes(40, 24, 2, 5, 5, None, num_local_experts=6, num_experts_per_tok=3, sliding_window=5, attention_bias=True,
+            rope_parameters=rope(theta=5e5), layer_types=["sliding_attention", "full_attention"], logits_scaling=2.0),
+        sizes(36, 20, 2, 3, 1, None, num_local_experts=5, num_experts_per_tok=1, sliding_window=9,
+            layer_rope_theta=[5e5, 0], residual_multiplier=0.5, **TIED),
+    ),  # fmt: skip
+    "aria": (
+        T.AriaTextConfig,
+        sizes(48, 28, 3, 6, 2, 8, moe_num_experts=8, moe_topk=2, moe_num_shared_experts=2),
+        sizes(40, 24, 2, 5, 1, 8, moe_num_experts=6, moe_topk=3, moe_num_shared_experts=1, attention_bias=True,
+            rope_parameters=rope(theta=5e6)),
+        sizes(36, 20, 2, 3, 3, 12, moe_num_experts=5, moe_topk=1, moe_num_shared_experts=3, **TIED),
+    ),  # fmt: skip
 }
 
 

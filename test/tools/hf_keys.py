@@ -92,6 +92,9 @@ def others(kind, name, values, old, config):
     if kind == "TURNS":
         n = config.get("num_hidden_layers", 2)
         return [([1, 0] * n)[:n], [1] * n, [0] * n]
+    if kind == "BASES":
+        n = config.get("num_hidden_layers", 2)
+        return [[0, 1e4] * n, [5e5] * n, [0] * n]
     if kind == "LAYERS":
         return [[0], []]
     if kind == "IDLE":
