@@ -833,7 +833,7 @@ TEST(layer_patterns)
     char many[2 * PATTERN_RUNS + 8] = "";
     for (int i = 1; i < PATTERN_RUNS; i++) strcat(many, "2,");
     CHECK(layer_pattern_read(strcat(many, "2"), 2, &p) == PATTERN_RUNS);
-    CHECK(layer_pattern_read(strcat(many, ",2"), 2, &p) == -1);
+    CHECK(layer_pattern_read(strcat(many, ",2"), 2, &p) == PATTERN_LONG);
     static const char *const words[] = { "ring", "rings" };
     CHECK(layer_pattern_read_words("rings*2,ring", words, 2, &p) == 3 && layer_pattern_at(&p, 4) == 1);
     CHECK(layer_pattern_at(&p, 5) == 0 && layer_pattern_has(&p, 0) && !layer_pattern_has(&p, 2));

@@ -362,12 +362,17 @@ TEST(linear_whole) { check_linear(LINEAR_WHOLE); }
 static Err kind_f(Rig *r) { return r->kind->forward(r->own, &r->ctx, r->x, r->y, r->save); }
 static Err kind_b(Rig *r, Tensor dy, Tensor dx) { return r->kind->backward(r->own, &r->ctx, r->save, r->x, dy, dx); }
 
-static void check_kind(Rig *r, const LayerKind *kind, const char *name, int idle)
+static void add_kind(Rig *r, const LayerKind *kind, const char *name)
 {
     r->kind = kind;
     OK(setup_alloc(&r->setup, kind->own_bytes, &r->own));
     OK(setup_alloc(&r->setup, kind->save_bytes, &r->save));
     OK(kind->add(r->own, &r->registry, &r->spec, name, 0));
+}
+
+static void check_kind(Rig *r, const LayerKind *kind, const char *name, int idle)
+{
+    add_kind(r, kind, name);
     check_layer(r, (Case){ kind_f, kind_b, HIDDEN, HIDDEN, .idle = idle });
 }
 
@@ -499,17 +504,22 @@ TEST(delta) { check_delta((DeltaSpec){ 2, 2, 16, 12, 4, false }, false); }
 TEST(delta_groups) { check_delta((DeltaSpec){ 2, 6, 15, 7, 3, true }, false); }
 TEST(delta_recomputed) { check_delta((DeltaSpec){ 2, 4, 8, 3, 2, false }, true); }
 
+static void open_mamba(Rig *r, MambaSpec mamba, bool again)
+{
+    rig_open(r);
+    r->spec = (ModelSpec){ .layers = 1,
+                           .hidden = HIDDEN,
+                           .mamba = mamba,
+                           .tp_blocks = 2,
+                           .norm_eps = 1e-3f,
+                           .mixer = layer_pattern_all(MIXER_MAMBA2),
+                           .recompute = layer_pattern_all(again ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE) };
+}
+
 static void check_mamba(MambaSpec mamba, bool again)
 {
     Rig r;
-    rig_open(&r);
-    r.spec = (ModelSpec){ .layers = 1,
-                          .hidden = HIDDEN,
-                          .mamba = mamba,
-                          .tp_blocks = 2,
-                          .norm_eps = 1e-3f,
-                          .mixer = layer_pattern_all(MIXER_MAMBA2),
-                          .recompute = layer_pattern_all(again ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE) };
+    open_mamba(&r, mamba, again);
     check_kind(&r, model_mixer(&r.spec, 0), "mamba", 0);
 }
 
@@ -534,6 +544,31 @@ TEST(kda_recomputed) { check_kda((KdaSpec){ 4, 9, 2, 0 }, true); }
 TEST(mamba) { check_mamba((MambaSpec){ 2, 2, 9, 30, 4, true, 0 }, false); }
 TEST(mamba_groups) { check_mamba((MambaSpec){ 6, 2, 5, 33, 3, false, 0 }, false); }
 TEST(mamba_recomputed) { check_mamba((MambaSpec){ 4, 2, 3, 40, 2, true, 1e-3f }, true); }
+
+/* Where every step is the least one, Wdt and dt_bias have no gradient and the others have; where none is, all have. */
+TEST(mamba_least_steps)
+{
+    static const float least[] = { 8, 1e-9f };
+    for (int i = 0; i < 2; i++) {
+        Rig r;
+        Tensor dx;
+        const Case c = { kind_f, kind_b, HIDDEN, HIDDEN };
+        open_mamba(&r, (MambaSpec){ 4, 2, 9, 6, 4, true, least[i] }, false);
+        add_kind(&r, model_mixer(&r.spec, 0), "mamba");
+        rig_ready(&r, &c);
+        OK(tensor_new(&r.state, &dx, F32, N, c.in));
+        gradient(&r, &c, dx);
+        for (int k = 0; k < r.registry.count; k++) {
+            const Param *p = &r.registry.items[k];
+            const int64_t *fixed = param_store_grad(&r.params, k).data;
+            const bool of_steps = strstr(p->name, ".dt.weight") || strstr(p->name, ".dt_bias");
+            int64_t some = 0;
+            for (int64_t e = 0; e < p->count; e++) some += fixed[e] != 0;
+            CHECK_MSG((some > 0) == (i || !of_steps), "%s, least %g: %lld", p->name, (double)least[i], (long long)some);
+        }
+        rig_close(&r);
+    }
+}
 
 static void check_mlp(Activation activation, bool bias, bool recompute)
 {

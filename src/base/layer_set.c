@@ -89,7 +89,8 @@ int64_t layer_pattern_read(const char *text, int64_t most, LayerPattern *out)
     int64_t count = 0, value, times;
     *out = (LayerPattern){ 0 };
     for (;; at++) {
-        if (!read_item(&at, &value, &times) || value > most || !add_run(out, value, times)) return -1;
+        if (!read_item(&at, &value, &times) || value > most) return -1;
+        if (!add_run(out, value, times)) return PATTERN_LONG;
         count += times;
         if (!*at) return count;
         if (*at != ',') return -1;
@@ -113,7 +114,8 @@ int64_t layer_pattern_read_words(const char *text, const char *const *words, int
     for (;; at++) {
         value = read_word(&at, words, count);
         times = value < 0 ? -1 : read_times(&at);
-        if (times < 1 || !add_run(out, value, times)) return -1;
+        if (times < 1) return -1;
+        if (!add_run(out, value, times)) return PATTERN_LONG;
         length += times;
         if (!*at) return length;
         if (*at != ',') return -1;

@@ -35,7 +35,7 @@ int64_t layer_set_read(const char *text, int layers, LayerSet *out);
 
 int layer_set_count(const LayerSet *s);
 
-enum { PATTERN_RUNS = 128 };
+enum { PATTERN_RUNS = 128, PATTERN_LONG = -2 };
 
 /* {0}: 0 for all layers. */
 typedef struct {
@@ -45,8 +45,8 @@ typedef struct {
 
 /*
  * The pattern of a text whose numbers are at most `most`. Returns how many layers it is about until it begins again, 1
- * for a single number; -1 for a text of neither form, a larger number or more than PATTERN_RUNS items, and *out is
- * undefined then.
+ * for a single number; -1 for a text of neither form or a larger number, PATTERN_LONG for a list of more than
+ * PATTERN_RUNS items, and *out is undefined then.
  */
 int64_t layer_pattern_read(const char *text, int64_t most, LayerPattern *out);
 

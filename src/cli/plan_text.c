@@ -527,7 +527,8 @@ static void put_work(const PlanTable *t)
     put_figures(t, "work of one rank", plan_work);
     printf("\n%-36s %15s %15s\n", "FLOP", "a token", "a step");
     put_flop("counted op by op, all ranks", all_flop / tokens, tokens);
-    put_flop("6 N + 12 L C T, what mfu uses", (double)full, tokens);
+    put_flop(model_has_states(m) ? "6 N + 12 L C T + states, as mfu" : "6 N + 12 L C T, what mfu uses", (double)full,
+             tokens);
     put_flop("causal half: keys that are seen", (double)(full - attention + model_causal_flop_per_token(m)), tokens);
     if (t->spec.update.optimizer == OPTIMIZER_MUON) put_muon(t, all_flop);
 }

@@ -114,7 +114,8 @@ static int64_t unit_rows(const Config *c) { return c->train.micro_batch / config
 static bool is_fp8(const Config *c) { return c->run.precision == RUN_PRECISION_FP8; }
 static const Fp8Facts *fp8_of(const Config *c) { return fp8_facts(config_fp8_recipe(c)); }
 
-/* Are the linear layers' inputs and outputs in blocks, as ranks of tp have them, multiples of `unit`? */
+/* Are the linear layers' inputs and outputs in blocks, as ranks of tp have them, multiples of `unit`? Those of mixers
+ * with states; then all others. */
 static bool delta_widths_are_multiples(const Config *c, int64_t unit)
 {
     const int64_t tp = c->parallel.tp, keys = c->model.delta_key_heads / tp * c->model.delta_key_dim;
@@ -143,9 +144,7 @@ static bool widths_are_multiples(const Config *c, int64_t unit)
     const int64_t kv_rank = c->model.kv_lora_rank, q_rank = c->model.q_lora_rank;
     const int64_t ffn = c->moe.experts ? c->moe.shared_ffn : 0;
     const int64_t latent[] = { kv_rank, kv_rank + rope, q_rank, heads * (nope + value) };
-    bool fit = delta_widths_are_multiples(c, unit) && kda_widths_are_multiples(c, unit) &&
-               mamba_widths_are_multiples(c, unit) && c->model.hidden % unit == 0 && c->model.ffn / tp % unit == 0 &&
-               ffn / tp % unit == 0;
+    bool fit = c->model.hidden % unit == 0 && c->model.ffn / tp % unit == 0 && ffn / tp % unit == 0;
     if (!config_has_attention(c)) return fit;
     fit = fit && heads * C % unit == 0 && heads * value % unit == 0;
     if (!config_is_latent(c)) return fit && kv % unit == 0;
@@ -169,6 +168,17 @@ static bool fp8_experts_fit(const Config *c, int64_t block)
     return width % block == 0 && c->moe.ffn / c->parallel.etp % block == 0;
 }
 
+static const char *fp8_experts_text(const Config *c)
+{
+    static const char *const texts[2][2] = {
+        { "hidden, and what etp leaves of an expert's width, must be multiples of 128",
+          "hidden, and what etp leaves of an expert's width, must be multiples of 32" },
+        { "experts' latent, and what etp leaves of their width, must be multiples of 128",
+          "experts' latent, and what etp leaves of their width, must be multiples of 32" },
+    };
+    return texts[c->moe.latent > 0][fp8_experts_block(c) == 32];
+}
+
 /* Bands of rows, of so many in all. */
 static bool fp8_bands_fit(const Config *c, int64_t bands)
 {
@@ -180,7 +190,9 @@ static bool fp8_bands_fit(const Config *c, int64_t bands)
 static bool fp8_blocks_fit(const Config *c, int64_t block)
 {
     const bool own_rows = config_is_latent(c) && c->parallel.tp > 1 && c->parallel.sp;
-    return c->model.seq % block == 0 && (c->parallel.tp == 1 || widths_are_multiples(c, block)) &&
+    const bool states = delta_widths_are_multiples(c, block) && kda_widths_are_multiples(c, block) &&
+                        mamba_widths_are_multiples(c, block);
+    return c->model.seq % block == 0 && (c->parallel.tp == 1 || (states && widths_are_multiples(c, block))) &&
            (!own_rows || unit_rows(c) / c->parallel.tp % block == 0);
 }
 

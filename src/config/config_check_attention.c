@@ -4,6 +4,12 @@
 #include "config/config_reader.h"
 #include "base/layer_set.h"
 
+const char *config_list_text(int64_t length, const char *form)
+{
+    return length == PATTERN_LONG ? "a list has at most 128 items: give equal ones once, with their number, such as 0*3"
+                                  : form;
+}
+
 /* A list over blocks: `form` says what its numbers are. */
 static void check_pattern(ConfigReader *r, ConfigId id, const char *list, int64_t most, const char *form)
 {
@@ -11,7 +17,7 @@ static void check_pattern(ConfigReader *r, ConfigId id, const char *list, int64_
     LayerPattern pattern;
     const int64_t length = layer_pattern_read(list, most, &pattern), layers = r->config->model.layers;
     snprintf(text, sizeof text, "must be %s, or a list of them with repetitions", form);
-    RULE(length >= 0, text, id);
+    RULE(length >= 0, config_list_text(length, text), id);
     snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
              (long long)layers);
     RULE(length <= layers, text, id, CFG_model_layers);
@@ -57,8 +63,11 @@ static void check_rope(ConfigReader *r)
 void config_check_mixer(ConfigReader *r)
 {
     LayerPattern blocks;
-    const bool valid = config_mixer(r->config, &blocks) >= 0;
-    RULE(valid, "must be attention, delta, kda, mamba2 or none, or a list of them with repetitions", CFG_model_mixer);
+    const int64_t length = config_mixer(r->config, &blocks);
+    const bool valid = length >= 0;
+    RULE(valid,
+         config_list_text(length, "must be attention, delta, kda, mamba2 or none, or a list of them with repetitions"),
+         CFG_model_mixer);
     r->bad[CFG_model_mixer] |= !valid;
 }
 

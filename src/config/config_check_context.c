@@ -128,7 +128,9 @@ static void check_ways(ConfigReader *r)
     LayerPattern ways;
     char text[120];
     const int64_t length = config_cp_comm(r->config, &ways), layers = r->config->model.layers;
-    RULE(length >= 0, "must be allgather, ring, a2a, hierarchical or state, or a list of them with repetitions",
+    RULE(length >= 0,
+         config_list_text(length,
+                          "must be allgather, ring, a2a, hierarchical or state, or a list of them with repetitions"),
          CFG_parallel_cp_comm);
     snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
              (long long)layers);

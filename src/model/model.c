@@ -436,6 +436,13 @@ static int64_t state_flop(const ModelSpec *spec, int block)
     return mixer->state_flop ? mixer->state_flop(spec) : 0;
 }
 
+bool model_has_states(const ModelSpec *spec)
+{
+    for (int i = 0; i < spec->layers; i++)
+        if (state_flop(spec, i)) return true;
+    return false;
+}
+
 /* FLOP by the convention that all keys of the sequence count, or all of the window, seen or not. */
 static int64_t score_flop_per_token(const ModelSpec *spec, int block)
 {

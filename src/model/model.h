@@ -176,6 +176,8 @@ int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded);
 /* FLOP of scores and weighted values, forward and backward: 12 L C T, C the columns of all heads (where keys and values
  * differ in width, the mean of both), T the sequence's keys, or those of a block's window where these are fewer. */
 int64_t model_attention_flop_per_token(const ModelSpec *spec);
+/* Some block has a state, whose FLOP these count, too. */
+bool model_has_states(const ModelSpec *spec);
 /* The same of the keys alone that queries see, on the mean: what the ops of a step count. */
 int64_t model_causal_flop_per_token(const ModelSpec *spec);
 /* 6 N and that: N the active parameters but tables that rows are only looked up in, which cost no FLOP. */
